@@ -1,8 +1,8 @@
-//! How a request for memory fails, on any device.
+//! The error of a request for memory that failed, on any device.
 
 use crate::fault::{AllocationPurpose, DeviceFault, WHAT_NEEDS_LESS};
 
-/// Memory could not be had.
+/// Memory could not be allocated.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AllocateError {
     /// Bytes that were requested.
@@ -38,7 +38,7 @@ impl std::fmt::Display for AllocateError {
             write!(f, " for {purpose}")?;
         }
         let some = self.parts.iter().filter(|(_, bytes)| *bytes > 0);
-        let parts: Vec<String> = some.map(|(what, bytes)| format!("{bytes} for {what}")).collect();
+        let parts: Vec<String> = some.map(|(part, bytes)| format!("{bytes} for {part}")).collect();
         if !parts.is_empty() {
             write!(f, " ({})", parts.join(", "))?;
         }
@@ -71,10 +71,10 @@ mod tests {
 
     #[test]
     fn a_request_is_reported_by_parts_with_free_bytes_and_advice() {
-        let room = Some(MemoryShortage { free_bytes: 3, total_bytes: 9 });
+        let shortage = Some(MemoryShortage { free_bytes: 3, total_bytes: 9 });
         let error = AllocateError {
             purpose: Some(AllocationPurpose::Claim),
-            shortage: room,
+            shortage,
             ..AllocateError::of_bytes(12)
         };
         let parts = vec![("weights", 7), ("nothing", 0), ("scratch", 5)];
@@ -93,6 +93,6 @@ mod tests {
         }
         assert!(!error.to_string().contains('('), "{error}");
         let plain = AllocateError::of_bytes(12).to_string();
-        assert_eq!(plain, "the device has no 12 bytes left", "a processor tells no more");
+        assert_eq!(plain, "the device has no 12 bytes left", "a processor reports no more");
     }
 }

@@ -1,4 +1,4 @@
-//! What a device must be able to do: the score of operations a transformer's training step
+//! What a device must be able to do: the operations a transformer's training step
 //! is made of.
 //!
 //! Each operation is a whole fused stage of a layer, so that a device may keep what passes
@@ -7,9 +7,9 @@
 //! parameter's gradient. Forward and backward keep one order of arguments: shape, operands,
 //! parameters, results.
 //!
-//! An activation is a [`Backend::Buffer`] of rows; a row is one token. A parameter is a [`BufferView`]
-//! into a buffer that holds a layer's parameters side by side. Shapes are the caller's to get
-//! right: an operation asserts them.
+//! An activation is a [`Backend::Buffer`] of rows; a row is one token. A parameter is a
+//! [`BufferView`] into a buffer that holds a layer's parameters side by side. Shapes are the
+//! caller's to get right: an operation asserts them.
 //!
 //! A backend's results do not depend on how many threads it uses, on how a model is partitioned
 //! over backends, or on when an operation runs. [`crate::conformance`] holds every backend to that.
@@ -114,23 +114,23 @@ pub trait Backend: ByteCounts {
     type Buffer;
     /// A linear layer's matrix in the form in which products read it.
     type Matrix;
-    /// Room for what leaves the device's memory for a while.
+    /// Memory outside the device for buffers that are offloaded for a while.
     type OffloadBuffer;
 
-    /// What ended the device, if anything did. Nothing that is read from then on is a result: the caller
-    /// checks this before it passes on what was computed.
+    /// The fault that ended the device, if any. Nothing that is read from then on is a result: the
+    /// caller checks this before it passes on what was computed.
     fn fault(&self) -> Option<DeviceFault> {
         None
     }
 
-    /// Takes memory at once for all that is allocated next through this handle, and for the operations
-    /// that are run through it later: none of them finds then that there is no room left. A device that takes
-    /// memory as it comes does nothing.
+    /// Allocates memory at once for all that is allocated next through this handle, and for the
+    /// operations that are run through it later: none of them fails then for lack of memory. A
+    /// device that allocates memory as it is needed does nothing.
     ///
     /// # Errors
     /// If the device's memory does not hold it.
     fn claim(&self, claim: &MemoryClaim<'_>) -> Result<(), AllocateError> {
-        let _as_it_comes = claim;
+        let _unused = claim;
         Ok(())
     }
 
@@ -144,9 +144,9 @@ pub trait Backend: ByteCounts {
     /// values, of gates, logits and their gradients. A device may hold these in a smaller type;
     /// whatever is copied to it from the host is then rounded to that type.
     ///
-    /// Parameters, their gradients and moments, statistics, logarithms of sums, rotary angles and what
-    /// later slices add to keys and values are sums of many terms or are read by many; they come from
-    /// [`Backend::allocate`].
+    /// Parameters, their gradients and moments, statistics, logarithms of sums, rotary angles and
+    /// what later slices add to keys and values are sums of many terms or are read by many; they
+    /// come from [`Backend::allocate`].
     ///
     /// # Errors
     /// If the device's memory does not hold it.
@@ -154,11 +154,11 @@ pub trait Backend: ByteCounts {
         self.allocate(len)
     }
 
-    /// The end of an operation that the caller knows as one: commands that a device has collected are
-    /// issued to it now. Whatever the host reads is complete without this.
+    /// The end of an operation that the caller knows as one: commands that a device has collected
+    /// are issued to it now. Whatever the host reads is complete without this.
     fn flush(&self) {}
 
-    /// Half the distance between one and the next number of the type of activations.
+    /// The unit roundoff of the type of activations: half the distance from 1 to the next number.
     fn rounding(&self) -> f64 {
         f64::from(f32::EPSILON) / 2.0
     }
@@ -179,7 +179,8 @@ pub trait Backend: ByteCounts {
         Ok(buffer)
     }
 
-    /// What a buffer holds now, on the host. What lies there already is not copied until it is written.
+    /// What a buffer holds now, on the host. What lies there already is not copied until it is
+    /// written.
     fn share(&self, from: &Self::Buffer) -> HostFloats {
         self.download(BufferView::new(from, 0..self.len(from))).into()
     }
@@ -190,19 +191,21 @@ pub trait Backend: ByteCounts {
     /// Copies within the device; lengths are equal.
     fn copy(&self, from: BufferView<'_, Self::Buffer>, to: BufferViewMut<'_, Self::Buffer>);
 
-    /// Whether operations are enqueued here and done later: then only [`Self::record_timestamp`] knows when.
+    /// Whether operations are enqueued here and done later: then only [`Self::record_timestamp`]
+    /// knows when.
     fn is_asynchronous(&self) -> bool {
         false
     }
 
-    /// Notes the moment when everything enqueued before is done, by the device's own clock. False if it was
-    /// not noted: too many wait to be read, or operations are done when they return.
+    /// Records a timestamp, by the device's own clock, once everything enqueued before is done.
+    /// False if it was not recorded: too many wait to be read, or operations are done when they
+    /// return.
     fn record_timestamp(&self) -> bool {
         false
     }
 
-    /// The moments noted since the last call, in order, in microseconds. Waits for them; fewer than
-    /// were noted if the device failed.
+    /// The timestamps recorded since the last call, in order, in microseconds. Waits for them;
+    /// fewer than were recorded if the device failed.
     fn read_timestamps(&self) -> Vec<f64> {
         Vec::new()
     }
@@ -213,41 +216,43 @@ pub trait Backend: ByteCounts {
         self.download(from).into()
     }
 
-    /// Copies out of a parcel; lengths are equal. A device that can take it from another does not
-    /// wait for anything either.
-    fn import_tensor(&self, parcel: TensorHandle, to: BufferViewMut<'_, Self::Buffer>) {
-        self.upload(&parcel.into_floats(), to);
+    /// Copies the numbers of a tensor into a buffer; lengths are equal. A device that can copy them
+    /// from another does not wait for anything either.
+    fn import_tensor(&self, tensor: TensorHandle, to: BufferViewMut<'_, Self::Buffer>) {
+        self.upload(&tensor.into_floats(), to);
     }
 
-    /// Begins to bring a parcel of activations that came from another process to the device, beside
+    /// Begins to copy a tensor of activations that another process sent to the device, beside
     /// whatever that does.
-    fn begin_upload(&self, parcel: TensorHandle) -> TensorHandle {
-        parcel
+    fn begin_upload(&self, tensor: TensorHandle) -> TensorHandle {
+        tensor
     }
 
-    /// The floats of a buffer on their way to the host, beside whatever the device does next. The first
-    /// reader waits. The buffer may be read meanwhile; it is settled before it is written
-    /// ([`Backend::order_after_copies`]).
+    /// The floats of a buffer on their way to the host, beside whatever the device does next. The
+    /// first reader waits. The buffer may be read meanwhile; before it is written the caller calls
+    /// [`Backend::order_after_copies`].
     fn begin_download(&self, from: &mut Self::Buffer) -> HostFloats {
         self.download(BufferView::new(from, 0..self.len(from))).into()
     }
 
-    /// Room for what leaves the device's memory for a while, taken once. `None` if the device's
-    /// memory is the host's: then the caller that wants something to leave keeps it.
+    /// Memory of the host for offloaded buffers, allocated once. `None` if the device's memory is
+    /// the host's: then the caller that would offload a buffer keeps it.
     ///
     /// # Errors
     /// If the host has no such memory left.
     fn reserve_offload(&self, bytes: u64) -> Result<Option<Self::OffloadBuffer>, AllocateError>;
 
-    /// Copies buffers, one behind the other, to `away` from its byte `start` on, beside whatever the
-    /// device does next. Until [`Backend::order_after_copies`] nothing else may use them.
-    fn offload(&self, parts: &mut [&mut Self::Buffer], away: &mut Self::OffloadBuffer, start: u64);
-
-    /// Copies back what was sent from `start` on, into buffers of the same lengths, beside whatever
+    /// Copies buffers, one behind the other, to `host` from its byte `start` on, beside whatever
     /// the device does next. Until [`Backend::order_after_copies`] nothing else may use them.
-    fn reload(&self, away: &mut Self::OffloadBuffer, start: u64, parts: &mut [&mut Self::Buffer]);
+    fn offload(&self, parts: &mut [&mut Self::Buffer], host: &mut Self::OffloadBuffer, start: u64);
 
-    /// What is enqueued on the device from now on comes after the copies that still use this buffer.
+    /// Copies back what was offloaded from `start` on, into buffers of the same lengths, beside
+    /// whatever the device does next. Until [`Backend::order_after_copies`] nothing else may use
+    /// them.
+    fn reload(&self, host: &mut Self::OffloadBuffer, start: u64, parts: &mut [&mut Self::Buffer]);
+
+    /// Orders what is enqueued on the device from now on after the copies that still use this
+    /// buffer.
     fn order_after_copies(&self, _buffer: &mut Self::Buffer) {}
 
     /// Allocates a matrix of zeros.
@@ -256,7 +261,7 @@ pub trait Backend: ByteCounts {
     /// If the device's memory does not hold it.
     fn allocate_matrix(&self, shape: MatrixShape) -> Result<Self::Matrix, AllocateError>;
 
-    /// Brings `from`, `outputs` by `inputs` in row-major order, into the form products read.
+    /// Packs `from`, `outputs` by `inputs` in row-major order, into the form that products read.
     fn load_matrix(&self, from: BufferView<'_, Self::Buffer>, to: &mut Self::Matrix);
 
     /// `out[i] = tokens_table[token_i] + positions_table[i mod sequence_len]`.
@@ -355,7 +360,7 @@ pub trait Backend: ByteCounts {
         &self,
         shape: AttentionShape,
         angles: &Self::Buffer,
-        turn: RotaryDirection,
+        direction: RotaryDirection,
         qkv: &mut Self::Buffer,
     );
 
@@ -380,10 +385,10 @@ pub trait Backend: ByteCounts {
         qkv_then_gradient: &mut Self::Buffer,
     );
 
-    /// Attention of one slice of each sequence: its queries see the keys and values of the `earlier`
-    /// slices of the same sequences, in order, and of their own up to themselves. Slices need not be
-    /// equally long: `shape` is that of the one whose queries these are, and an earlier one's length
-    /// follows from its buffer, which has nothing else in it. A row gets what
+    /// Attention of one slice of each sequence: its queries see the keys and values of the
+    /// `earlier` slices of the same sequences, in order, and of their own up to themselves. Slices
+    /// need not be equally long: `shape` is that of the one whose queries these are, and an earlier
+    /// one's length follows from its buffer, which has nothing else in it. A row gets what
     /// [`Backend::attention_forward`] gives it over the whole sequence.
     fn attention_slice_forward(
         &self,
@@ -394,10 +399,10 @@ pub trait Backend: ByteCounts {
         log_sums: &mut Self::Buffer,
     );
 
-    /// B of a slice, which comes after that of all later ones: replaces its queries, keys and values
-    /// by their gradients and adds to those of the earlier slices' keys and values. `later` is what
-    /// later slices have added to its own; without it this is the last slice, which overwrites the
-    /// gradients of the earlier ones instead.
+    /// B of a slice, which comes after that of all later ones: replaces its queries, keys and
+    /// values by their gradients and adds to those of the earlier slices' keys and values. `later`
+    /// is what later slices have added to its own; without it this is the last slice, which
+    /// overwrites the gradients of the earlier ones instead.
     #[allow(clippy::too_many_arguments)]
     fn attention_slice_backward(
         &self,
@@ -464,8 +469,8 @@ pub trait Backend: ByteCounts {
     /// The sum of squares of a tensor.
     fn sum_squares(&self, x: BufferView<'_, Self::Buffer>) -> SquareSum;
 
-    /// The sums of squares of many tensors, each that of [`Backend::sum_squares`]; in one go where a
-    /// device gains by it.
+    /// The sums of squares of many tensors, each that of [`Backend::sum_squares`]; in one go where
+    /// a device gains by it.
     fn sum_squares_of_each(&self, tensors: &[BufferView<'_, Self::Buffer>]) -> Vec<SquareSum> {
         let sum = |x: &BufferView<'_, Self::Buffer>| {
             self.sum_squares(BufferView::new(x.buffer, x.range.clone()))
@@ -473,12 +478,12 @@ pub trait Backend: ByteCounts {
         tensors.iter().map(sum).collect()
     }
 
-    /// The sums of a state's fingerprint ([`crate::fingerprint`]) over all of `w`, `m` and `v`, which are of
-    /// equal length. A device may leave them unfinished until they are read.
+    /// The sums of a state's fingerprint ([`crate::fingerprint`]) over all of `w`, `m` and `v`,
+    /// which are of equal length. A device may leave them unfinished until they are read.
     fn state_sums(&self, w: &Self::Buffer, m: &Self::Buffer, v: &Self::Buffer) -> StateSums;
 
-    /// How an update ahead of its verdict is computed where candidates are forms; nothing where they lie
-    /// beside the state, as [`Backend::adamw_candidate`] leaves them.
+    /// How an update ahead of its verdict is computed where candidates are packed weights; `None`
+    /// where they lie beside the state, as [`Backend::adamw_candidate`] leaves them.
     fn packed_weights_optimizer(
         &self,
     ) -> Option<&dyn PackedWeightsOptimizer<Self::Buffer, Self::Matrix>> {
@@ -486,8 +491,8 @@ pub trait Backend: ByteCounts {
     }
 
     /// The weights after an AdamW step, beside the state: reads `w`, `m`, `v`, `g` over `range`
-    /// and writes `candidate` there. The matrices, which lie within `range` in order, are brought
-    /// into the form products read at once, as by [`Backend::load_matrix`].
+    /// and writes `candidate` there. The matrices, which lie within `range` in order, are packed
+    /// into the form that products read at once, as by [`Backend::load_matrix`].
     #[allow(clippy::too_many_arguments)]
     fn adamw_candidate(
         &self,
@@ -512,7 +517,7 @@ pub trait Backend: ByteCounts {
     );
 
     /// The same step as a trainer without validation takes it: weights and moments in place, in
-    /// one pass, the matrices brought into form. What optimistic steps are measured against.
+    /// one pass, and the matrices packed. What optimistic steps are measured against.
     #[allow(clippy::too_many_arguments)]
     fn adamw_in_place(
         &self,
@@ -525,9 +530,9 @@ pub trait Backend: ByteCounts {
         matrices: &mut [MatrixPart<'_, Self::Matrix>],
     );
 
-    /// `to = w + step * (m / (sqrt(v) / correction2 + epsilon))`: weights that many of Adam's steps ahead as
-    /// `step` is large. This and the operations that follow are of whole buffers of one length, and meet the
-    /// bits of [`crate::reference`].
+    /// `to = w + step * (m / (sqrt(v) / correction2 + epsilon))`: weights that many of Adam's steps
+    /// ahead as `step` is large. This and the operations that follow are of whole buffers of one
+    /// length, and meet the bits of [`crate::reference`].
     fn adam_ahead(
         &self,
         w: &Self::Buffer,
@@ -555,6 +560,6 @@ pub trait Backend: ByteCounts {
         change: &mut Self::Buffer,
     );
 
-    /// `w` and `reference` move towards each other, each by `alpha` of what lies between them.
+    /// `w` and `reference` move towards each other, each by `alpha` of their difference.
     fn pull_together(&self, alpha: f32, w: &mut Self::Buffer, reference: &mut Self::Buffer);
 }

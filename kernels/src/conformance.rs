@@ -29,7 +29,7 @@ pub use head::{head, head_is_stable_for_large_logits};
 pub use linear::{linear_backward, linear_forward, linear_nonfinite_stays, linear_weights};
 pub use norm::norms;
 pub use optimizer::{
-    adamw_loads_matrices, adamw_meets_the_bits, candidates_that_are_forms, square_sums,
+    adamw_loads_matrices, adamw_meets_the_bits, candidates_that_are_packed_weights, square_sums,
 };
 pub use probe::floats;
 pub use slices::{attention_slices, slices_are_the_whole};
@@ -55,7 +55,7 @@ macro_rules! conformance {
             gelu, swiglu, attention, attention_sees_no_future, rotation, embedding, head,
             head_is_stable_for_large_logits, square_sums, adamw_meets_the_bits,
             adamw_loads_matrices, attention_slices, slices_are_the_whole,
-            candidates_that_are_forms, state_sums, commits_sum_what_they_leave,
+            candidates_that_are_packed_weights, state_sums, commits_sum_what_they_leave,
             candidates_with_squares, versions_meet_the_bits
         }
     };

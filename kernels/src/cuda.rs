@@ -1,13 +1,13 @@
-//! NVIDIA devices.
+//! The backend for NVIDIA devices.
 //!
 //! Nothing of CUDA is needed to build this: its libraries are looked up when a device is opened,
 //! and what is missing is a typed error with the remedy in it. Kernels are CUDA C++ under
 //! `kernels/cu/`, compiled for the device's architecture at first use and kept on disk
 //! ([`compiler`]); matrix products are cublasLt's.
 //!
-//! No operation uses an atomic on floats, and none splits a sum by anything but the operands' shape:
-//! results depend neither on the number of multiprocessors nor on what else runs. They do depend on
-//! the device's model and on the version of cublasLt.
+//! No operation uses an atomic on floats, and none splits a sum by anything but the operands'
+//! shape: results depend neither on the number of multiprocessors nor on what else runs. They do
+//! depend on the device's model and on the version of cublasLt.
 
 mod activation;
 mod architecture;

@@ -1,5 +1,5 @@
-//! What ends a device for its process. The owner of a backend checks it before anything that was
-//! computed leaves: [`crate::Backend::fault`].
+//! Faults that end a device for its process. The owner of a backend checks for one before it passes
+//! on anything that was computed: [`crate::Backend::fault`].
 
 /// What memory of a device was requested for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -26,7 +26,7 @@ impl std::fmt::Display for AllocationPurpose {
     }
 }
 
-/// What a person can do about a device without room.
+/// What a user can change when a device has too little memory.
 pub(crate) const WHAT_NEEDS_LESS: &str = "a smaller train.microbatch, train.precision = \"bf16\", \
     memory.recompute, memory.offload, a lower schedule.max_mem or fewer stages on this device need \
     less";
@@ -34,7 +34,7 @@ pub(crate) const WHAT_NEEDS_LESS: &str = "a smaller train.microbatch, train.prec
 /// The driver refused a call.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DeviceFault {
-    /// Memory could not be had.
+    /// Memory of the device could not be allocated.
     #[error(
         "the device has no {asked_bytes} bytes left for {purpose}, {free_bytes} of {total_bytes} are \
          free; {WHAT_NEEDS_LESS}"
@@ -51,7 +51,7 @@ pub enum DeviceFault {
     },
     /// The device is in a state that only a new process gets out of.
     #[error(
-        "{call}: {name} ({code}): the device gave up in an earlier operation and every later call \
+        "{call}: {name} ({code}): the device failed in an earlier operation and every later call \
          fails alike; restart this process, and look at `dmesg` for lines with Xid if it comes back"
     )]
     Sticky {
@@ -110,10 +110,10 @@ pub enum DeviceFault {
         /// The version of cublasLt that was found.
         library_version: u64,
     },
-    /// Memory of the host that a device copies by itself could not be had.
+    /// Memory of the host that a device copies by itself could not be allocated.
     #[error(
         "the host has no {asked_bytes} bytes that a device can copy by itself; `ulimit -l` may \
-         limit them, and fewer passes away or memory.offload_store = \"file\" need less"
+         limit them, and fewer offloaded passes or memory.offload_store = \"file\" need less"
     )]
     OutOfHostMemory {
         /// Bytes that were requested.
@@ -154,7 +154,8 @@ impl DeviceFault {
     }
 }
 
-/// Codes of a driver that cannot be used as things are (CUDA driver API, `CUresult`), and what helps.
+/// Codes of a driver that cannot be used as things are (CUDA driver API, `CUresult`), and what
+/// helps.
 const UNREADY: [(u32, &str); 5] = [
     (46, "another process has the device to itself; `nvidia-smi -c DEFAULT` lets several share it"),
     (

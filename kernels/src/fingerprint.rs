@@ -1,24 +1,25 @@
 //! The fingerprint of a layer's state: two sums over the bits of weights and moments.
 //!
-//! Each holder of a layer adds them up where it lies, so that two holders can be compared by a few bytes. It
-//! is made of integers alone, and a sum modulo 2^64 knows no order: processors and devices, with however
-//! many threads and blocks, have the same one. It finds faults and withstands nobody who means harm; what
-//! names a state for good is a digest of its image.
+//! Each holder of a layer adds them up where it lies, so that two holders can be compared by a few
+//! bytes. It is made of integers alone, and a sum modulo 2^64 knows no order: processors and
+//! devices, with however many threads and blocks, have the same one. It finds faults and is no
+//! defence against a party that means harm; what names a state for good is a digest of its image.
 //!
-//! A state is three lists of equal length, parts 0 to 2: weights, first moments, second moments. Place `i`
-//! has the key `k_i = mix((i + 1) * GOLDEN)`, which is the number `i` of SplitMix64 (Steele et al., OOPSLA
-//! 2014) from zero on. A word is the 32 bits of a float. The word `x` at place `i` of part `p` counts
+//! A state is three lists of equal length, parts 0 to 2: weights, first moments, second moments.
+//! Place `i` has the key `k_i = mix((i + 1) * GOLDEN)`, which is the number `i` of SplitMix64
+//! (Steele et al., OOPSLA 2014) from zero on. A word is the 32 bits of a float. The word `x` at
+//! place `i` of part `p` counts
 //!
 //! ```text
 //! t = x * (rotate_left(k_i, 21 * p) | 1)      modulo 2^64
 //! z = t ^ (t >> 32)
 //! ```
 //!
-//! and the sums are those of all `z`, and of all `low(z) * high(z)`, the product of the halves. Keys are
-//! odd, so that `z` differs if `x` does: one word that changed is always found by the first sum. For more
-//! of them the products are a multilinear hash (Lemire and Kaser, arXiv 1202.4961, section 2) of keys that
-//! were drawn once and for all: whatever a fault changes is missed by chance alone, and each of the
-//! sums has a chance of its own.
+//! and the sums are those of all `z`, and of all `low(z) * high(z)`, the product of the halves.
+//! Keys are odd, so that `z` differs if `x` does: one word that changed is always found by the
+//! first sum. For more of them the products are a multilinear hash (Lemire and Kaser, arXiv
+//! 1202.4961, section 2) of keys that were drawn once and for all: whatever a fault changes is
+//! missed by chance alone, and each of the sums has a chance of its own.
 
 use std::fmt;
 use std::sync::Arc;
@@ -44,7 +45,7 @@ impl StateSums {
     pub fn wait(&self) -> [u64; 2] {
         match self {
             Self::Ready(sums) => *sums,
-            Self::Pending(held) => held.wait(),
+            Self::Pending(pending) => pending.wait(),
         }
     }
 }
@@ -125,10 +126,10 @@ mod tests {
     }
 
     /// Whatever the fault, each sum alone finds it.
-    fn check_found(found: [u64; 2], what: &str) {
+    fn check_found(found: [u64; 2], fault: &str) {
         let whole = sums(&parts());
-        assert_ne!(found[0], whole[0], "{what}: first sum");
-        assert_ne!(found[1], whole[1], "{what}: second sum");
+        assert_ne!(found[0], whole[0], "{fault}: first sum");
+        assert_ne!(found[1], whole[1], "{fault}: second sum");
     }
 
     #[test]

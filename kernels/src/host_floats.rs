@@ -1,7 +1,7 @@
 //! Floats that may still be on their way to the host.
 //!
-//! The caller that hands them on need not wait for a device; the first reader does. So a stage goes on
-//! while its gradient or its state is copied, and a thread that sends or writes them waits.
+//! The caller that passes them on need not wait for a device; the first reader does. So a stage
+//! goes on while its gradient or its state is copied, and a thread that sends or writes them waits.
 
 use std::fmt;
 use std::ops::Deref;
@@ -16,18 +16,19 @@ pub trait PendingFloats: Send + Sync {
     /// The number of floats.
     fn count(&self) -> usize;
 
-    /// Waits for the floats and returns them. NaN if the copy failed; then [`Self::fault`] returns why.
+    /// Waits for the floats and returns them. NaN if the copy failed; then [`Self::fault`] returns
+    /// why.
     fn floats(&self) -> &[f32];
 
-    /// What has ended the device, if anything has: then its floats are no result.
+    /// The fault that ended the device, if any: then its floats are no result.
     fn fault(&self) -> Option<DeviceFault>;
 }
 
 /// Floats on the host, or on their way there. Read as a slice they are waited for.
 ///
-/// Those that the processor backend shares, and those made here by [`Self::zeroed`], lie in pages of their
-/// own: a clone of them, and the buffer that a processor makes of them, are the same memory until one is
-/// written.
+/// Those that the processor backend shares, and those made here by [`Self::zeroed`], lie in pages
+/// of their own: a clone of them, and the buffer that a processor makes of them, are the same
+/// memory until one is written.
 #[derive(Clone)]
 pub struct HostFloats(FloatStorage);
 
@@ -45,7 +46,7 @@ impl HostFloats {
         Self(FloatStorage::Pending(floats))
     }
 
-    /// `len` zeros. Memory is taken page by page as they are written.
+    /// `len` zeros. Memory is allocated page by page as they are written.
     ///
     /// # Errors
     /// If the system has no memory of that size.
@@ -65,8 +66,8 @@ impl HostFloats {
         }
     }
 
-    /// The floats, to be written: those that others hold too, or that a device copies, as a copy of one's
-    /// own.
+    /// The floats, to be written: those that others hold too, or that a device copies, as a copy of
+    /// one's own.
     #[must_use]
     pub fn as_mut_slice(&mut self) -> &mut [f32] {
         if let FloatStorage::Pending(floats) = &self.0 {
@@ -111,8 +112,8 @@ impl HostFloats {
         }
     }
 
-    /// What has ended the device that copied them, if anything has: then they are no result. To be checked
-    /// once they have been read.
+    /// The fault that ended the device that copied them, if any: then they are no result. To be
+    /// checked once they have been read.
     #[must_use]
     pub fn fault(&self) -> Option<DeviceFault> {
         match &self.0 {

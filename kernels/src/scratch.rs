@@ -1,8 +1,9 @@
-//! What single operations take of a device beside their buffers, counted without one. A stage takes it
-//! when it is made, so that no operation in the middle of a run finds that there is none left.
+//! What single operations take of a device beside their buffers, counted without one. A stage
+//! allocates it when it is made, so that no operation in the middle of a run finds that there is
+//! none left.
 //!
-//! The operations request their memory by the functions below; tests on an emulated device see that what
-//! was counted for a stage is never outgrown.
+//! The operations request their memory by the functions below; tests on an emulated device see that
+//! what was counted for a stage is never outgrown.
 
 use crate::precision::Precision;
 use crate::shapes::{AttentionShape, Norm, RowsShape};
@@ -17,12 +18,13 @@ pub(crate) const SQUARES_BYTES: usize = 16;
 pub(crate) const TENSOR_BYTES: usize = 24;
 /// Bytes of the structure `SteppedTensor` of `optimizer.cu`.
 pub(crate) const STEPPED_TENSOR_BYTES: usize = 104;
-/// Places that a block of `optimizer.cu` adds up for a fingerprint, and the bytes of what it leaves.
+/// Places that a block of `optimizer.cu` adds up for a fingerprint, and the bytes of what it
+/// leaves.
 pub(crate) const SUMMED_PLACES: usize = 1024;
 pub(crate) const STATE_SUMS_BYTES: usize = 16;
-/// Moments that may wait to be read: two for each layer of each pass of a large step.
+/// Timestamps that may wait to be read: two for each layer of each pass of a large step.
 pub(crate) const TIMESTAMPS_MAX: usize = 16_384;
-/// Bytes of one such moment.
+/// Bytes of one timestamp, a `u64` of nanoseconds.
 pub(crate) const TIMESTAMP_BYTES: usize = 8;
 
 /// What scratch is for. Two of them may be in use at once.
@@ -40,11 +42,11 @@ pub(crate) enum ScratchSlot {
     RowProducts,
     /// Results that are read by the host.
     Results,
-    /// Moments by the device's clock.
+    /// Timestamps of the device's clock.
     Timestamps,
 }
 
-/// How many slots there are.
+/// The number of slots.
 pub(crate) const SLOT_COUNT: usize = 7;
 
 /// An operation that takes scratch, with the shape that determines how much.
@@ -91,7 +93,7 @@ pub enum ScratchOperation {
         /// The number of pieces that they are cut into.
         pieces: usize,
     },
-    /// Moments by the device's clock.
+    /// Timestamps of the device's clock.
     Timestamps,
 }
 
@@ -153,8 +155,8 @@ pub(crate) fn slot_bytes(
     for (slot, bytes) in
         operations.iter().flat_map(|operation| operation.scratch_requests(precision))
     {
-        let place = &mut slots[slot as usize];
-        *place = bytes.max(*place as usize) as u64;
+        let most = &mut slots[slot as usize];
+        *most = bytes.max(*most as usize) as u64;
     }
     slots
 }
@@ -198,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn each_operation_asks_for_what_its_shape_says() {
+    fn each_operation_requests_what_its_shape_says() {
         let rows = |count, width| RowsShape { count, width };
         check(ScratchOperation::Embed { rows: 100 }, &[(ScratchSlot::Lists, 1204)]);
         check(
@@ -213,8 +215,11 @@ mod tests {
         check(ScratchOperation::Norm { norm, rows: rows(33, 10) }, &[(ScratchSlot::Sums, 160)]);
         let norm = Norm::Rms { epsilon: 1e-5 };
         check(ScratchOperation::Norm { norm, rows: rows(33, 10) }, &[(ScratchSlot::Sums, 80)]);
-        let (sequences, sequence_len) = (2, 5);
-        let (heads, kv_heads, head_width) = (4, 2, 8);
+        let sequences = 2;
+        let sequence_len = 5;
+        let heads = 4;
+        let kv_heads = 2;
+        let head_width = 8;
         let shape = AttentionShape { sequences, sequence_len, heads, kv_heads, head_width };
         let attention =
             [(ScratchSlot::Product, 10 * 32 * 4), (ScratchSlot::RowProducts, 10 * 4 * 4)];

@@ -144,6 +144,6 @@ impl AttentionShape {
 pub enum RotaryDirection {
     /// Turns as in the forward pass.
     Forward,
-    /// Turns back again: the gradient's way.
+    /// Turns back again, as the gradient does.
     Backward,
 }

@@ -1,20 +1,21 @@
-//! Bytes that things take on a device, counted without one: what plans are made of. The code that allocates
-//! counts by the same functions, and the trainer asserts that both agree.
+//! Bytes of buffers, matrices and claims on a device, counted without one: plans are made of these.
+//! The code that allocates counts by the same functions, and the trainer asserts that both agree.
 
 use crate::backend::MatrixShape;
 use crate::cpu::CpuBuffer;
 use crate::precision::Precision;
 use crate::scratch::{ScratchOperation, slot_bytes};
 
-/// Buffers of an NVIDIA device start on a multiple of this, which the choice of a product's algorithm
-/// relies on.
+/// Buffers of an NVIDIA device start on a multiple of this, which the choice of a product's
+/// algorithm relies on.
 pub(crate) const CUDA_ALIGNMENT: u64 = 256;
-/// A driver hands out memory in pages of this size.
+/// A driver allocates memory in pages of this size.
 const CUDA_PAGE_BYTES: u64 = 2 << 20;
-/// What the library of products may use while it multiplies, taken when a device is opened.
+/// What the library of products may use while it multiplies, allocated when a device is opened.
 const CUDA_WORKSPACE_BYTES: u64 = 32 << 20;
 
-/// Memory for boundary tensors of one length: rooms for outgoing tensors and as many for incoming ones.
+/// Memory for boundary tensors of one length: staging buffers for outgoing tensors and as many for
+/// incoming ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StagingReservation {
     /// Activations in a tensor.
@@ -24,14 +25,15 @@ pub struct StagingReservation {
 }
 
 impl StagingReservation {
-    /// Rooms of a backend for outgoing tensors, and as many for incoming ones. A tensor that finds none free
-    /// goes by way of the host: then the neighbouring stages have left twice as many unread as any schedule
-    /// leaves whose microbatches fit into memory.
+    /// Staging buffers of a backend for outgoing tensors, and as many for incoming ones. A tensor
+    /// for which none is free is copied through the host: then the neighbouring stages have left
+    /// twice as many unread as any schedule leaves whose microbatches fit into memory.
     pub const COUNT_MAX: usize = 64;
-    /// Rooms of a form that are free before one of them is used again, where there are as many.
+    /// Staging buffers of one length that are free before one of them is reused, where there are as
+    /// many.
     pub const ROTATED: usize = 4;
 
-    /// Rooms for tensors of this length of which up to `unread` may be under way at once.
+    /// Staging buffers for tensors of this length of which up to `unread` may be under way at once.
     #[must_use]
     pub fn for_unread(len: usize, unread: usize) -> Option<Self> {
         // The one that is filled is one of those under way.
@@ -40,14 +42,14 @@ impl StagingReservation {
     }
 }
 
-/// The memory of a device that is to be taken at once.
+/// The memory of a device that is to be allocated at once.
 #[derive(Clone, Copy, Debug)]
 pub struct MemoryClaim<'a> {
     /// Bytes of all buffers and matrices that are allocated next.
     pub buffers: u64,
     /// Operations that are run later: all that take scratch.
     pub operations: &'a [ScratchOperation],
-    /// Rooms for boundary tensors.
+    /// Staging buffers for boundary tensors.
     pub staging: &'a [StagingReservation],
 }
 
@@ -80,7 +82,7 @@ pub trait ByteCounts {
         }
     }
 
-    /// Bytes of one activation that is away.
+    /// Bytes of one activation that is offloaded.
     fn row_bytes(&self) -> u64 {
         match self.sizes() {
             DeviceSizes::Processors => 4,
@@ -88,8 +90,8 @@ pub trait ByteCounts {
         }
     }
 
-    /// Whether a candidate of a matrix is the form that products read, and no copy in floats beside it
-    /// ([`crate::Backend::packed_weights_optimizer`]).
+    /// Whether a candidate of a matrix is its packed weights, which products read, and no copy in
+    /// floats beside it ([`crate::Backend::packed_weights_optimizer`]).
     fn has_packed_candidates(&self) -> bool {
         match self.sizes() {
             DeviceSizes::Processors => false,
@@ -97,7 +99,8 @@ pub trait ByteCounts {
         }
     }
 
-    /// Bytes that a claim takes in all. Processors take memory for scratch and messages when they need it.
+    /// Bytes that a claim takes in all. Processors take memory for scratch and messages when they
+    /// need it.
     fn claim_bytes(&self, claim: &MemoryClaim<'_>) -> u64 {
         match self.sizes() {
             DeviceSizes::Processors => claim.buffers,
@@ -108,11 +111,11 @@ pub trait ByteCounts {
         }
     }
 
-    /// Bytes of a claim's rooms.
-    fn staging_bytes(&self, rooms: &[StagingReservation]) -> u64 {
+    /// Bytes of a claim's staging buffers.
+    fn staging_bytes(&self, staging: &[StagingReservation]) -> u64 {
         match self.sizes() {
             DeviceSizes::Processors => 0,
-            DeviceSizes::Cuda(precision) => staging_bytes(rooms, precision),
+            DeviceSizes::Cuda(precision) => staging_bytes(staging, precision),
         }
     }
 
@@ -159,12 +162,12 @@ pub(crate) fn scratch_bytes(operations: &[ScratchOperation], precision: Precisio
     slot_bytes(operations, precision).into_iter().map(aligned).sum()
 }
 
-/// Bytes of the rooms for what goes and for what comes.
-pub(crate) fn staging_bytes(rooms: &[StagingReservation], precision: Precision) -> u64 {
-    let of_form = |rooms: &StagingReservation| {
-        rooms.count as u64 * DeviceSizes::Cuda(precision).rows_bytes(rooms.len)
+/// Bytes of the staging buffers for outgoing and for incoming tensors.
+pub(crate) fn staging_bytes(reservations: &[StagingReservation], precision: Precision) -> u64 {
+    let of_length = |reservation: &StagingReservation| {
+        reservation.count as u64 * DeviceSizes::Cuda(precision).rows_bytes(reservation.len)
     };
-    2 * rooms.iter().map(of_form).sum::<u64>()
+    2 * reservations.iter().map(of_length).sum::<u64>()
 }
 
 #[cfg(test)]
@@ -175,7 +178,8 @@ mod tests {
 
     #[test]
     fn halves_take_half_of_what_is_rows_and_nothing_less_of_what_is_sums() {
-        let (whole, half) = (DeviceSizes::Cuda(Precision::F32), DeviceSizes::Cuda(Precision::Bf16));
+        let whole = DeviceSizes::Cuda(Precision::F32);
+        let half = DeviceSizes::Cuda(Precision::Bf16);
         assert_eq!((whole.rows_bytes(1024), half.rows_bytes(1024)), (4096, 2048));
         assert_eq!((whole.buffer_bytes(1024), half.buffer_bytes(1024)), (4096, 4096));
         let shape = MatrixShape { outputs: 64, inputs: 32 };
@@ -184,14 +188,14 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_is_whole_pages_for_work_and_for_rooms() {
+    fn a_claim_is_whole_pages_for_work_and_for_staging() {
         const PAGE: u64 = 2 << 20;
         let half = DeviceSizes::Cuda(Precision::Bf16);
         // 40 and 80 bytes of lists and results, at multiples of 256.
         let operations = &[ScratchOperation::Head { rows: 10 }];
-        let rooms = &[StagingReservation { len: 1 << 17, count: 4 }];
-        let claim = |buffers| MemoryClaim { buffers, operations, staging: rooms };
-        assert_eq!(half.staging_bytes(rooms), PAGE);
+        let staging = &[StagingReservation { len: 1 << 17, count: 4 }];
+        let claim = |buffers| MemoryClaim { buffers, operations, staging };
+        assert_eq!(half.staging_bytes(staging), PAGE);
         assert_eq!(half.claim_bytes(&claim(PAGE - 512)), 2 * PAGE);
         assert_eq!(half.claim_bytes(&claim(PAGE - 511)), 3 * PAGE);
         assert_eq!(DeviceSizes::Processors.claim_bytes(&claim(5)), 5);

@@ -1,8 +1,8 @@
 //! A tensor on its way from one backend to another.
 //!
-//! Where both are devices of one process, what travels is a place on the first one's memory and the
-//! moment from which on it holds the tensor: no thread waits for a device to hand it over. A receiver that
-//! needs the numbers requests them, and waits then.
+//! Where both are devices of one process, the handle refers to a place in the first one's memory
+//! and to the fence behind which it holds the tensor: no thread waits for a device to pass it on. A
+//! receiver that needs the numbers requests them, and waits then.
 
 use std::any::Any;
 use std::fmt;
@@ -29,7 +29,7 @@ impl HostTensor {
         }
     }
 
-    /// Whether there are none.
+    /// Whether there are no elements.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
@@ -52,10 +52,11 @@ pub trait PendingTensor: Any + Send + Sync {
     /// The number of elements.
     fn count(&self) -> usize;
 
-    /// Waits for the numbers and returns them. NaN if the copy failed; then [`Self::fault`] returns why.
+    /// Waits for the numbers and returns them. NaN if the copy failed; then [`Self::fault`] returns
+    /// why.
     fn wait(&self) -> HostTensor;
 
-    /// What has ended the device that holds it, if anything has: then its numbers are no result.
+    /// The fault that ended the device that holds it, if any: then its numbers are no result.
     fn fault(&self) -> Option<DeviceFault>;
 }
 
@@ -74,11 +75,11 @@ impl TensorHandle {
     pub fn len(&self) -> usize {
         match self {
             Self::OnHost(numbers) => numbers.len(),
-            Self::OnDevice(held) => held.count(),
+            Self::OnDevice(pending) => pending.count(),
         }
     }
 
-    /// Whether there are none.
+    /// Whether there are no elements.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
@@ -95,20 +96,20 @@ impl TensorHandle {
     pub fn device_tensor(&self) -> Option<Arc<dyn PendingTensor>> {
         match self {
             Self::OnHost(_) => None,
-            Self::OnDevice(held) => Some(held.clone()),
+            Self::OnDevice(pending) => Some(pending.clone()),
         }
     }
 
-    /// The numbers. Those that a device holds are waited for.
+    /// The numbers on the host. Those that a device holds are waited for.
     #[must_use]
     pub fn into_host(self) -> HostTensor {
         match self {
             Self::OnHost(numbers) => numbers,
-            Self::OnDevice(held) => held.wait(),
+            Self::OnDevice(pending) => pending.wait(),
         }
     }
 
-    /// The numbers as floats.
+    /// The numbers on the host as floats, as by [`Self::into_host`].
     #[must_use]
     pub fn into_floats(self) -> Vec<f32> {
         self.into_host().into_floats()
@@ -149,7 +150,7 @@ impl Loss {
     pub fn wait(&self) -> f64 {
         match self {
             Self::Ready(loss) => *loss,
-            Self::Pending(held) => held.wait(),
+            Self::Pending(pending) => pending.wait(),
         }
     }
 }

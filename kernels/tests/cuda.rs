@@ -1,5 +1,5 @@
-//! The conformance suite through the driver, on this machine's device if there is one. Each test opens the
-//! first device twice: two backends on one device must give the same bits.
+//! The conformance suite through the driver, on this machine's device if there is one. Each test
+//! opens the first device twice: two backends on one device must give the same bits.
 //!
 //! The same program is run again on a driver made of processors, which does its work as late as it
 //! may, or in an order drawn by chance.

@@ -1,5 +1,5 @@
-//! Every kernel, compiled for real for every architecture of interest; a warning is a failure. Needs
-//! NVRTC and no device. `ZBELASTIC_CUDA_LIBS` names the folder with the library.
+//! Every kernel, compiled for real for every architecture of interest; a warning is a failure.
+//! Needs NVRTC and no device. `ZBELASTIC_CUDA_LIBS` names the folder with the library.
 
 #![cfg(feature = "cuda")]
 
@@ -57,7 +57,8 @@ fn a_warning_is_a_refusal() {
     let Some(compiler) = compiler() else { return };
     let unit = units().next().expect("there are units");
     let warned = format!("{}\nKERNEL planted() {{ int unused; }}\n", unit.file.source());
-    let error = compiler.compile_strictly(&unit, &warned).expect_err("a variable nobody reads");
+    let error =
+        compiler.compile_strictly(&unit, &warned).expect_err("a variable that is never read");
     let CompileError::Refused { file, log, .. } = error else { panic!("{error}") };
     assert_eq!(file, unit.file.name());
     assert!(log.contains("unused"), "{log}");

@@ -96,7 +96,7 @@ struct Fiber {
     State state;
 };
 
-// Behind what a launch asked for nobody may write.
+// No kernel may write behind the shared memory that its launch requested.
 constexpr size_t SHARED_FENCE_BYTES = 4096;
 alignas(16) static unsigned char dynamic_shared[SHARED_BYTES_MAX + SHARED_FENCE_BYTES];
 static Fiber fibers[THREADS_MAX];

@@ -10,11 +10,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use libloading::Library;
 
-/// A kernel's function: grid, threads, bytes of shared memory, whether backwards, arguments. False if it
-/// wrote behind its shared memory.
+/// A kernel's function: grid, threads, bytes of shared memory, whether backwards, arguments. False
+/// if it wrote behind its shared memory.
 pub type KernelEntry = unsafe extern "C" fn(*const u32, u32, u32, bool, *mut *mut c_void) -> bool;
 
-/// What a kernel takes: writes as many sizes as there is room for, and returns how many there are.
+/// What a kernel takes: writes as many sizes as the list holds, and returns how many there are.
 type ArgumentSizesFunction = unsafe extern "C" fn(*mut usize, usize) -> usize;
 
 /// The most threads a block may have.
@@ -73,8 +73,8 @@ fn program(source: &str) -> String {
             "extern \"C\" bool emulated_{name}(const unsigned *grid, unsigned threads, unsigned shared, \
              bool reversed, void **arguments) \
              {{ return emulator::launch({name}, grid, threads, shared, reversed, arguments); }}\n\
-             extern \"C\" size_t emulated_sizes_{name}(size_t *to, size_t room) \
-             {{ return emulator::sizes({name}, to, room); }}\n\
+             extern \"C\" size_t emulated_sizes_{name}(size_t *to, size_t capacity) \
+             {{ return emulator::sizes({name}, to, capacity); }}\n\
              extern \"C\" unsigned emulated_bound_{name}() {{ return {threads_max}; }}"
         )
         .expect("a string grows");
@@ -106,28 +106,29 @@ pub(crate) fn compiler_options() -> Vec<&'static str> {
 /// # Errors
 /// The compiler's output, or why there is no compiler.
 pub fn build(source: &str, macros: &[&str]) -> Result<Vec<u8>, String> {
-    let (text, library) = (fresh_path("cpp"), fresh_path("so"));
+    let text = fresh_path("cpp");
+    let library = fresh_path("so");
     fs::write(&text, program(source)).map_err(|error| error.to_string())?;
     let mut compiler = Command::new("c++");
     compiler.args(compiler_options());
     let output = compiler.args(macros).arg(&text).arg("-o").arg(&library).output();
-    // Only litter is at stake.
-    let _gone = fs::remove_file(&text);
+    // A file that stays there harms nothing.
+    let _removed = fs::remove_file(&text);
     let output = output.map_err(|error| format!("c++: {error}"))?;
     if !output.status.success() {
         return Err(String::from_utf8_lossy(&output.stderr).into_owned());
     }
     let code = fs::read(&library).map_err(|error| error.to_string());
-    let _gone = fs::remove_file(&library);
+    let _removed = fs::remove_file(&library);
     code
 }
 
-/// Where the header of an ELF file of 64 bits has flags, which this machine's loader does not look at. A
-/// device's code holds there which architecture it is for.
+/// Where the header of an ELF file of 64 bits has flags, which this machine's loader does not look
+/// at. A device's code holds there which architecture it is for.
 const FLAGS: std::ops::Range<usize> = 0x30..0x34;
 
 /// Code with the architecture that it is for in its flags.
-pub(crate) fn marked(mut code: Vec<u8>, architecture: u32) -> Vec<u8> {
+pub(crate) fn with_architecture(mut code: Vec<u8>, architecture: u32) -> Vec<u8> {
     code[FLAGS].copy_from_slice(&architecture.to_le_bytes());
     code
 }
@@ -163,7 +164,7 @@ impl KernelLibrary {
         fs::write(&path, code).map_err(|error| error.to_string())?;
         // SAFETY: made by `build`, whose programs have no initialisers of their own.
         let library = unsafe { Library::new(&path) };
-        let _gone = fs::remove_file(&path);
+        let _removed = fs::remove_file(&path);
         Ok(Self { library: library.map_err(|error| error.to_string())? })
     }
 
@@ -222,7 +223,8 @@ mod tests {
         let two = code.kernel("two").expect("it is there");
         assert_eq!((two.argument_bytes.as_slice(), two.threads_max), (&[8, 4][..], 64));
         let mut floats = [0.0f32; 4];
-        let (mut to, mut count) = (floats.as_mut_ptr(), 3u32);
+        let mut to = floats.as_mut_ptr();
+        let mut count = 3u32;
         let mut arguments = [(&raw mut to).cast(), (&raw mut count).cast()];
         // SAFETY: the arguments are as the kernel has them.
         let is_within =

@@ -5,7 +5,7 @@ use std::{ptr, slice};
 
 use cudarc::nvrtc::sys::{self, nvrtcProgram, nvrtcResult};
 
-use crate::code::{build, marked};
+use crate::code::{build, with_architecture};
 use crate::driver::calls;
 use crate::names::name_of;
 
@@ -29,8 +29,9 @@ fn options(count: c_int, list: *const *const c_char) -> Vec<String> {
     list.iter().map(|option| text(option).to_string_lossy().into_owned()).collect()
 }
 
-/// Options without which numbers would not be those of this machine's code, and one that is allowed.
-const MEANT: [&str; 5] =
+/// Options without which numbers would not be those of this machine's code, and one that is
+/// allowed.
+const REQUIRED: [&str; 5] =
     ["--std=c++17", "--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true"];
 const ALLOWED: [&str; 1] = ["--device-as-default-execution-space"];
 const ARCHITECTURE: &str = "--gpu-architecture=sm_";
@@ -42,14 +43,16 @@ fn architecture(options: &[String]) -> Result<u32, String> {
     let number = number.filter(|number| ARCHITECTURES.contains(number));
     let number = number.ok_or("nvrtc: error: invalid value for --gpu-architecture (-arch)")?;
     let is_known = |option: &&String| {
-        let plain = MEANT.iter().chain(&ALLOWED).any(|known| known == option);
+        let plain = REQUIRED.iter().chain(&ALLOWED).any(|known| known == option);
         plain || option.starts_with(ARCHITECTURE) || option.starts_with("-D")
     };
     if let Some(option) = options.iter().find(|option| !is_known(option)) {
         return Err(format!("nvrtc: error: unrecognized option {option} found"));
     }
-    match MEANT.iter().find(|meant| !options.iter().any(|option| option == *meant)) {
-        Some(meant) => Err(format!("emulator: without {meant} a device computes something else")),
+    match REQUIRED.iter().find(|required| !options.iter().any(|option| option == *required)) {
+        Some(required) => {
+            Err(format!("emulator: without {required} a device computes something else"))
+        }
         None => Ok(number as u32),
     }
 }
@@ -57,7 +60,7 @@ fn architecture(options: &[String]) -> Result<u32, String> {
 /// # Safety
 /// `program` is from `nvrtcCreateProgram`.
 unsafe fn get<'a>(program: nvrtcProgram) -> &'a mut EmulatedProgram {
-    // SAFETY: the caller's word.
+    // SAFETY: as the caller promises.
     unsafe { &mut *program.cast::<EmulatedProgram>() }
 }
 
@@ -82,7 +85,7 @@ calls! {
     }
 
     fn nvrtcGetSupportedArchs(to: *mut c_int) -> nvrtcResult {
-        // SAFETY: the caller has room for as many as `nvrtcGetNumSupportedArchs` counted.
+        // SAFETY: the caller has memory for as many as `nvrtcGetNumSupportedArchs` counted.
         unsafe { ptr::copy_nonoverlapping(ARCHITECTURES.as_ptr(), to, ARCHITECTURES.len()) };
         nvrtcResult::NVRTC_SUCCESS
     }
@@ -135,7 +138,7 @@ calls! {
         let macros: Vec<&str> =
             options.iter().map(String::as_str).filter(|option| option.starts_with("-D")).collect();
         match build(&program.source, &macros) {
-            Ok(code) => program.code = Some(marked(code, architecture)),
+            Ok(code) => program.code = Some(with_architecture(code, architecture)),
             Err(text) => {
                 program.log = log(text);
                 return nvrtcResult::NVRTC_ERROR_COMPILATION;
@@ -151,7 +154,8 @@ calls! {
     }
 
     fn nvrtcGetProgramLog(program: nvrtcProgram, to: *mut c_char) -> nvrtcResult {
-        // SAFETY: a live program; the caller has room for as many as `nvrtcGetProgramLogSize` returned.
+        // SAFETY: a live program; the caller has memory for as many as `nvrtcGetProgramLogSize`
+        // returned.
         unsafe {
             let log = get(program).log.as_bytes_with_nul();
             ptr::copy_nonoverlapping(log.as_ptr().cast(), to, log.len());
@@ -171,7 +175,8 @@ calls! {
     }
 
     fn nvrtcGetCUBIN(program: nvrtcProgram, to: *mut c_char) -> nvrtcResult {
-        // SAFETY: a live program; the caller has room for as many as `nvrtcGetCUBINSize` returned.
+        // SAFETY: a live program; the caller has memory for as many as `nvrtcGetCUBINSize`
+        // returned.
         unsafe {
             match &get(program).code {
                 None => return nvrtcResult::NVRTC_ERROR_INVALID_PROGRAM,
@@ -184,12 +189,12 @@ calls! {
 
 #[cfg(test)]
 mod tests {
-    use super::{MEANT, architecture};
+    use super::{REQUIRED, architecture};
 
     #[test]
     fn options_that_change_numbers_are_not_forgotten() {
         let all = |more: &str| {
-            let words = MEANT.iter().copied().chain(more.split_whitespace());
+            let words = REQUIRED.iter().copied().chain(more.split_whitespace());
             words.map(str::to_owned).collect::<Vec<_>>()
         };
         assert_eq!(architecture(&all("--gpu-architecture=sm_90 -DX=1")), Ok(90));

@@ -1,6 +1,6 @@
 //! The driver's calls, under its names and with its types.
 //!
-//! Each checks first what the manual requires of a caller: that the driver has begun, that a
+//! Each checks first what the manual requires of a caller: that the driver is initialized, that a
 //! context is current, that what is named exists and belongs to that context.
 
 /// Calls under their own names, whose types are those that cudarc calls them with.
@@ -47,7 +47,7 @@ thread_local! {
 
 /// A multiprocessor count that is no power of two, as real ones are.
 const MULTIPROCESSORS: c_int = 6;
-/// Contexts are told apart by the device they are of.
+/// Contexts are distinguished by the device they are of.
 const CONTEXTS_FROM: usize = 0x100;
 const CONTEXT_STEP: usize = 0x10;
 
@@ -56,8 +56,8 @@ fn with<T>(change: impl FnOnce(&mut EmulatedMachine) -> DriverResult<T>) -> Driv
     change(&mut MACHINE.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
-fn code(answer: DriverResult<()>) -> CUresult {
-    answer.err().unwrap_or(CUresult::CUDA_SUCCESS)
+fn code(result: DriverResult<()>) -> CUresult {
+    result.err().unwrap_or(CUresult::CUDA_SUCCESS)
 }
 
 /// A call that needs the driver alone.
@@ -131,7 +131,7 @@ fn refusal_of(code: u32) -> CUresult {
     found.unwrap_or(CUresult::CUDA_ERROR_UNKNOWN)
 }
 
-/// Writes a result to where the caller wants it.
+/// Writes a result to the caller's pointer.
 ///
 /// # Safety
 /// `to` is null or may be written.
@@ -139,7 +139,7 @@ unsafe fn put<T>(to: *mut T, value: T) -> DriverResult<()> {
     if to.is_null() {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
-    // SAFETY: the caller's word.
+    // SAFETY: as the caller promises.
     unsafe { to.write(value) };
     Ok(())
 }
@@ -184,13 +184,13 @@ calls! {
         })
     }
 
-    fn cuDeviceGetName(to: *mut c_char, room: c_int, device: CUdevice) -> CUresult {
+    fn cuDeviceGetName(to: *mut c_char, capacity: c_int, device: CUdevice) -> CUresult {
         initialized(|machine| {
             device_of(machine, device)?;
             let name = c"Emulated device".to_bytes_with_nul();
-            let count = name.len().min(usize::try_from(room).unwrap_or(0));
+            let count = name.len().min(usize::try_from(capacity).unwrap_or(0));
             for (index, byte) in name[..count].iter().enumerate() {
-                // SAFETY: the caller has room for so many.
+                // SAFETY: the caller has memory for so many.
                 unsafe { to.add(index).write(*byte as c_char) };
             }
             Ok(())
@@ -255,7 +255,8 @@ calls! {
 
     fn cuDeviceCanAccessPeer(to: *mut c_int, own: CUdevice, other: CUdevice) -> CUresult {
         initialized(|machine| {
-            let (own, other) = (device_of(machine, own)?, device_of(machine, other)?);
+            let own = device_of(machine, own)?;
+            let other = device_of(machine, other)?;
             // SAFETY: the caller's pointer.
             unsafe { put(to, c_int::from(own != other)) }
         })

@@ -1,8 +1,8 @@
-//! A machine with devices as a state that calls change: memory, streams, moments and graphs.
+//! A machine with devices as a state that calls change: memory, streams, events and graphs.
 //!
-//! Nothing happens by itself. Work that was enqueued waits in its stream until a rule ([`ExecutionOrder`]) or a caller
-//! that waits for it has it done, by the thread that calls; so a run with one thread has one course for each
-//! setting.
+//! Nothing happens by itself. Work that was enqueued waits in its stream until a rule
+//! ([`ExecutionOrder`]) or a caller that waits for it has it done, by the thread that calls; so a
+//! run with one thread has one course for each setting.
 
 pub mod memory;
 pub mod product;

@@ -3,7 +3,7 @@
 use std::ffi::{c_char, c_int, c_void};
 
 use cudarc::cublaslt::sys::cublasLtMatmulDescAttributes_t as Description;
-use cudarc::cublaslt::sys::cublasLtMatmulPreferenceAttributes_t as Wish;
+use cudarc::cublaslt::sys::cublasLtMatmulPreferenceAttributes_t as Preference;
 use cudarc::cublaslt::sys::cublasLtReductionScheme_t as Scheme;
 use cudarc::cublaslt::sys::{
     self, cublasComputeType_t, cublasLtHandle_t, cublasLtMatmulAlgo_t, cublasLtMatmulDesc_t,
@@ -70,14 +70,14 @@ impl MatmulAlgorithm {
     }
 
     fn of(algorithm: &cublasLtMatmulAlgo_t) -> Option<Self> {
-        let is_it = |way: &Self| algorithm.data[..2] == [MARK, way.code()];
+        let is_it = |known: &Self| algorithm.data[..2] == [MARK, known.code()];
         Self::ALL.into_iter().find(is_it)
     }
 
-    fn is_allowed(self, wishes: &MatmulPreference) -> bool {
-        let splits = wishes.schemes & Scheme::CUBLASLT_REDUCTION_SCHEME_MASK as u32;
+    fn is_allowed(self, preference: &MatmulPreference) -> bool {
+        let splits = preference.schemes & Scheme::CUBLASLT_REDUCTION_SCHEME_MASK as u32;
         let is_allowed = self == Self::Whole || splits != 0;
-        is_allowed && self.workspace_bytes() as u64 <= wishes.workspace_bytes
+        is_allowed && self.workspace_bytes() as u64 <= preference.workspace_bytes
     }
 
     /// The algorithm as the library describes it.
@@ -100,21 +100,21 @@ type CublasResult<T> = Result<T, cublasStatus_t>;
 const INVALID: cublasStatus_t = cublasStatus_t::CUBLAS_STATUS_INVALID_VALUE;
 const SUCCESS: cublasStatus_t = cublasStatus_t::CUBLAS_STATUS_SUCCESS;
 
-fn status(answer: CublasResult<()>) -> cublasStatus_t {
-    answer.err().unwrap_or(SUCCESS)
+fn status(result: CublasResult<()>) -> cublasStatus_t {
+    result.err().unwrap_or(SUCCESS)
 }
 
 /// # Safety
 /// `handle` is null or one of this library's for a `T`.
 unsafe fn get<'a, T, H>(handle: *mut H) -> CublasResult<&'a mut T> {
-    // SAFETY: the caller's word.
+    // SAFETY: as the caller promises.
     unsafe { handle.cast::<T>().as_mut() }.ok_or(INVALID)
 }
 
 /// # Safety
 /// `to` may be written.
 unsafe fn make<T, H>(to: *mut *mut H, value: T) -> cublasStatus_t {
-    // SAFETY: the caller's word.
+    // SAFETY: as the caller promises.
     unsafe { to.write(Box::into_raw(Box::new(value)).cast()) };
     SUCCESS
 }
@@ -125,7 +125,7 @@ unsafe fn destroy<T, H>(handle: *mut H) -> cublasStatus_t {
     if handle.is_null() {
         return INVALID;
     }
-    // SAFETY: the caller's word.
+    // SAFETY: as the caller promises.
     drop(unsafe { Box::from_raw(handle.cast::<T>()) });
     SUCCESS
 }
@@ -138,7 +138,7 @@ unsafe fn read<T: Copy>(from: *const c_void, bytes: usize) -> CublasResult<T> {
     if from.is_null() || bytes != size_of::<T>() {
         return Err(INVALID);
     }
-    // SAFETY: the caller's word.
+    // SAFETY: as the caller promises.
     Ok(unsafe { from.cast::<T>().read_unaligned() })
 }
 
@@ -146,30 +146,31 @@ unsafe fn read<T: Copy>(from: *const c_void, bytes: usize) -> CublasResult<T> {
 ///
 /// # Safety
 /// The handles are this library's.
-unsafe fn placed(
-    terms: cublasLtMatmulDesc_t,
+unsafe fn operands(
+    description: cublasLtMatmulDesc_t,
     layouts: [cublasLtMatrixLayout_t; 4],
     starts: [u64; 4],
 ) -> CublasResult<[MatrixOperand; 4]> {
-    // SAFETY: the caller's word.
-    let terms = unsafe { get::<MatmulDescription, _>(terms)? };
-    let turns = [terms.is_first_transposed, terms.is_second_transposed, false, false];
+    // SAFETY: as the caller promises.
+    let description = unsafe { get::<MatmulDescription, _>(description)? };
+    let transposed =
+        [description.is_first_transposed, description.is_second_transposed, false, false];
     let mut all = [None; 4];
     for (index, layout) in layouts.into_iter().enumerate() {
-        // SAFETY: the caller's word.
+        // SAFETY: as the caller promises.
         let matrix = *unsafe { get::<MatrixLayout, _>(layout)? };
         all[index] =
-            Some(MatrixOperand { matrix, start: starts[index], is_transposed: turns[index] });
+            Some(MatrixOperand { matrix, start: starts[index], is_transposed: transposed[index] });
     }
-    let placed = all.map(|placed| placed.expect("each was set"));
-    let [(rows, depth), (other_depth, columns), c, d] = placed.map(|placed| placed.shape());
+    let operands = all.map(|operand| operand.expect("each was set"));
+    let [(rows, depth), (other_depth, columns), c, d] = operands.map(|operand| operand.shape());
     if depth != other_depth || c != d || d != (rows, columns) {
         return Err(INVALID);
     }
-    if placed[0].matrix.element != placed[1].matrix.element {
+    if operands[0].matrix.element != operands[1].matrix.element {
         return Err(cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED);
     }
-    Ok(placed)
+    Ok(operands)
 }
 
 calls! {
@@ -206,19 +207,19 @@ calls! {
         unsafe { make(to, MatmulDescription::default()) }
     }
 
-    fn cublasLtMatmulDescDestroy(terms: cublasLtMatmulDesc_t) -> cublasStatus_t {
+    fn cublasLtMatmulDescDestroy(description: cublasLtMatmulDesc_t) -> cublasStatus_t {
         // SAFETY: the caller's handle.
-        unsafe { destroy::<MatmulDescription, _>(terms) }
+        unsafe { destroy::<MatmulDescription, _>(description) }
     }
 
     fn cublasLtMatmulDescSetAttribute(
-        terms: cublasLtMatmulDesc_t,
+        description: cublasLtMatmulDesc_t,
         attribute: cublasLtMatmulDescAttributes_t,
         from: *const c_void,
         bytes: usize,
     ) -> cublasStatus_t {
         // SAFETY: the caller's handle and bytes.
-        status(unsafe { get::<MatmulDescription, _>(terms) }.and_then(|terms| {
+        status(unsafe { get::<MatmulDescription, _>(description) }.and_then(|description| {
             // SAFETY: as above.
             let is_transposed = match unsafe { read::<u32>(from, bytes)? } {
                 OPERATION_N => false,
@@ -226,9 +227,9 @@ calls! {
                 _ => return Err(INVALID),
             };
             if attribute == Description::CUBLASLT_MATMUL_DESC_TRANSA {
-                terms.is_first_transposed = is_transposed;
+                description.is_first_transposed = is_transposed;
             } else if attribute == Description::CUBLASLT_MATMUL_DESC_TRANSB {
-                terms.is_second_transposed = is_transposed;
+                description.is_second_transposed = is_transposed;
             } else {
                 return Err(INVALID);
             }
@@ -269,69 +270,70 @@ calls! {
         unsafe { make(to, MatmulPreference { schemes, workspace_bytes: 0, alignments: [ALIGNMENT; 4] }) }
     }
 
-    fn cublasLtMatmulPreferenceDestroy(wishes: cublasLtMatmulPreference_t) -> cublasStatus_t {
+    fn cublasLtMatmulPreferenceDestroy(preference: cublasLtMatmulPreference_t) -> cublasStatus_t {
         // SAFETY: the caller's handle.
-        unsafe { destroy::<MatmulPreference, _>(wishes) }
+        unsafe { destroy::<MatmulPreference, _>(preference) }
     }
 
     fn cublasLtMatmulPreferenceSetAttribute(
-        wishes: cublasLtMatmulPreference_t,
+        preference: cublasLtMatmulPreference_t,
         attribute: cublasLtMatmulPreferenceAttributes_t,
         from: *const c_void,
         bytes: usize,
     ) -> cublasStatus_t {
         // SAFETY: the caller's handle and bytes.
-        status(unsafe { get::<MatmulPreference, _>(wishes) }.and_then(|wishes| {
-            if attribute == Wish::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES {
+        status(unsafe { get::<MatmulPreference, _>(preference) }.and_then(|preference| {
+            if attribute == Preference::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES {
                 // SAFETY: as above.
-                wishes.workspace_bytes = unsafe { read::<u64>(from, bytes)? };
+                preference.workspace_bytes = unsafe { read::<u64>(from, bytes)? };
                 return Ok(());
             }
             // SAFETY: as above.
             let number = unsafe { read::<u32>(from, bytes)? };
             let alignments = [
-                Wish::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
-                Wish::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
-                Wish::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
-                Wish::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES,
+                Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
+                Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+                Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
+                Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES,
             ];
-            if attribute == Wish::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK {
-                wishes.schemes = number;
+            if attribute == Preference::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK {
+                preference.schemes = number;
                 return Ok(());
             }
-            let place = alignments.iter().position(|known| *known == attribute).ok_or(INVALID)?;
+            let index = alignments.iter().position(|known| *known == attribute).ok_or(INVALID)?;
             if !number.is_power_of_two() {
                 return Err(INVALID);
             }
-            wishes.alignments[place] = number;
+            preference.alignments[index] = number;
             Ok(())
         }))
     }
 
     fn cublasLtMatmulAlgoGetHeuristic(
         handle: cublasLtHandle_t,
-        terms: cublasLtMatmulDesc_t,
+        description: cublasLtMatmulDesc_t,
         a: cublasLtMatrixLayout_t,
         b: cublasLtMatrixLayout_t,
         c: cublasLtMatrixLayout_t,
         d: cublasLtMatrixLayout_t,
-        wishes: cublasLtMatmulPreference_t,
-        room: c_int,
+        preference: cublasLtMatmulPreference_t,
+        capacity: c_int,
         to: *mut cublasLtMatmulHeuristicResult_t,
         count: *mut c_int,
     ) -> cublasStatus_t {
-        if handle.is_null() || room < 1 {
+        if handle.is_null() || capacity < 1 {
             return INVALID;
         }
-        // SAFETY: the caller's handles; there is room for so many results.
-        status(unsafe { placed(terms, [a, b, c, d], [0; 4]) }.and_then(|_| {
+        // SAFETY: the caller's handles; there is memory for so many results.
+        status(unsafe { operands(description, [a, b, c, d], [0; 4]) }.and_then(|_| {
             // SAFETY: as above.
-            let wishes = unsafe { get::<MatmulPreference, _>(wishes)? };
-            let wished = MatmulAlgorithm::ALL.into_iter().filter(|way| way.is_allowed(wishes));
+            let preference = unsafe { get::<MatmulPreference, _>(preference)? };
+            let is_allowed = |algorithm: &MatmulAlgorithm| algorithm.is_allowed(preference);
+            let allowed = MatmulAlgorithm::ALL.into_iter().filter(is_allowed);
             let mut written = 0;
-            for way in wished.take(room as usize) {
+            for algorithm in allowed.take(capacity as usize) {
                 // SAFETY: as above.
-                unsafe { to.add(written).write(way.result(wishes.alignments)) };
+                unsafe { to.add(written).write(algorithm.result(preference.alignments)) };
                 written += 1;
             }
             // SAFETY: as above.
@@ -342,7 +344,7 @@ calls! {
 
     fn cublasLtMatmulAlgoCheck(
         handle: cublasLtHandle_t,
-        terms: cublasLtMatmulDesc_t,
+        description: cublasLtMatmulDesc_t,
         a: cublasLtMatrixLayout_t,
         b: cublasLtMatrixLayout_t,
         c: cublasLtMatrixLayout_t,
@@ -354,20 +356,21 @@ calls! {
             return INVALID;
         }
         // SAFETY: the caller's handles and pointers.
-        status(unsafe { placed(terms, [a, b, c, d], [0; 4]) }.and_then(|_| {
+        status(unsafe { operands(description, [a, b, c, d], [0; 4]) }.and_then(|_| {
             // SAFETY: as above.
-            let algorithm = unsafe { algorithm.as_ref() }.ok_or(INVALID)?;
-            let way = MatmulAlgorithm::of(algorithm).ok_or(cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED)?;
-            let alignments = std::array::from_fn(|i| algorithm.data[2 + i] as u32);
+            let encoded = unsafe { algorithm.as_ref() }.ok_or(INVALID)?;
+            let algorithm = MatmulAlgorithm::of(encoded);
+            let algorithm = algorithm.ok_or(cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED)?;
+            let alignments = std::array::from_fn(|i| encoded.data[2 + i] as u32);
             // SAFETY: as above.
-            unsafe { to.write(way.result(alignments)) };
+            unsafe { to.write(algorithm.result(alignments)) };
             Ok(())
         }))
     }
 
     fn cublasLtMatmul(
         handle: cublasLtHandle_t,
-        terms: cublasLtMatmulDesc_t,
+        description: cublasLtMatmulDesc_t,
         alpha: *const c_void,
         a: *const c_void,
         a_layout: cublasLtMatrixLayout_t,
@@ -387,29 +390,30 @@ calls! {
             return INVALID;
         }
         let layouts = [a_layout, b_layout, c_layout, d_layout];
+        let starts = [a as u64, b as u64, c as u64, d as u64];
         // SAFETY: the caller's handles and pointers.
-        status(unsafe { placed(terms, layouts, [a as u64, b as u64, c as u64, d as u64]) }.and_then(
+        status(unsafe { operands(description, layouts, starts) }.and_then(
             |[a, b, c, d]| {
                 // SAFETY: as above.
-                let algorithm = unsafe { algorithm.as_ref() }.ok_or(INVALID)?;
-                let way = MatmulAlgorithm::of(algorithm).ok_or(INVALID)?;
+                let encoded = unsafe { algorithm.as_ref() }.ok_or(INVALID)?;
+                let algorithm = MatmulAlgorithm::of(encoded).ok_or(INVALID)?;
                 let starts = [a.start, b.start, c.start, d.start];
-                let mut aligned = starts.iter().zip(&algorithm.data[2..6]);
+                let mut aligned = starts.iter().zip(&encoded.data[2..6]);
                 if !aligned.all(|(start, alignment)| start.is_multiple_of(*alignment))
                     || !(workspace as u64).is_multiple_of(u64::from(ALIGNMENT))
                 {
                     return Err(INVALID);
                 }
-                if way.workspace_bytes() > workspace_bytes {
+                if algorithm.workspace_bytes() > workspace_bytes {
                     return Err(INVALID);
                 }
                 // SAFETY: as above; both are f32, as the product's description requires.
                 let [alpha, beta] = unsafe { [alpha, beta].map(|x| x.cast::<f32>().read()) };
                 let workspace = (workspace as u64, workspace_bytes);
-                let is_split = way == MatmulAlgorithm::Split;
+                let is_split = algorithm == MatmulAlgorithm::Split;
                 let product = EmulatedProduct { a, b, c, d, alpha, beta, is_split, workspace };
-                let told = enqueue(stream as u64, StreamWork::Product(product));
-                if told != CUresult::CUDA_SUCCESS {
+                let enqueued = enqueue(stream as u64, StreamWork::Product(product));
+                if enqueued != CUresult::CUDA_SUCCESS {
                     return Err(cublasStatus_t::CUBLAS_STATUS_EXECUTION_FAILED);
                 }
                 Ok(())

@@ -3,10 +3,12 @@
 use std::env;
 use std::str::FromStr;
 
-/// Words `name=value` with blanks between them; what is not named is as in [`EmulatorSettings::DEFAULT`].
+/// Words `name=value` with blanks between them; what is not named is as in
+/// [`EmulatorSettings::DEFAULT`].
 pub const VARIABLE: &str = "ZBELASTIC_EMULATOR";
 
-/// If this is set the driver reports on standard error that it begins: for tests that must not find another.
+/// If this is set the driver reports on standard error that it begins: for tests that must not find
+/// another.
 pub(crate) const REPORT_VARIABLE: &str = "ZBELASTIC_EMULATOR_TELLS";
 /// The beginning of that report.
 pub(crate) const BEGINS: &str = "emulated driver: ";
@@ -40,8 +42,8 @@ pub struct EmulatorSettings {
     pub order: ExecutionOrder,
     /// Blocks, warps and lanes run from the last to the first.
     pub is_backwards: bool,
-    /// The launch of a process, counted from 1, that reads where nothing is: every later call on its device
-    /// fails.
+    /// The launch of a process, counted from 1, that reads where nothing is: every later call on
+    /// its device fails.
     pub faulty_launch: Option<u64>,
     /// The code that the driver returns when it is to begin, if it does not.
     pub refusal: Option<u32>,

@@ -15,7 +15,7 @@ const LIBRARY: &str = "libzbelastic_emulator.so";
 /// A library that a machine may have or lack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EmulatedLibrary {
-    /// The driver, `libcuda`.
+    /// The library of the driver, `libcuda`.
     Driver,
     /// The compiler of kernels, `libnvrtc`.
     Compiler,
@@ -24,7 +24,7 @@ pub enum EmulatedLibrary {
 }
 
 impl EmulatedLibrary {
-    /// All three libraries.
+    /// All three libraries, in the order of the enum.
     pub const ALL: [Self; 3] = [Self::Driver, Self::Compiler, Self::Products];
 
     /// The names that a program may look for it by. All are there, so that none is found elsewhere.
@@ -84,7 +84,7 @@ impl EmulatedToolkit {
         is_possible
     }
 
-    /// Lays these libraries into `folder`, which is made if it is not there.
+    /// Links these libraries into `folder`, which is made if it is not there.
     ///
     /// # Errors
     /// If the shared library is not where cargo puts it, or the folder cannot be written.
@@ -128,12 +128,12 @@ impl EmulatedToolkit {
         let mut program = Command::new(env::current_exe().expect("a program that runs"));
         self.equip(program.args(arguments).arg("--nocapture"), settings);
         let output = program.env(REPORT_VARIABLE, "1").output().expect("this program again");
-        let words = String::from_utf8_lossy(&output.stdout);
-        let told = String::from_utf8_lossy(&output.stderr);
-        println!("{words}{told}");
-        assert!(told.contains(BEGINS), "another driver was found first");
+        let stdout = String::from_utf8_lossy(&output.stdout);
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        println!("{stdout}{stderr}");
+        assert!(stderr.contains(BEGINS), "another driver was found first");
         assert!(output.status.success(), "on {}", settings.text());
-        assert!(!words.contains("skipped"), "on {}", settings.text());
-        assert!(!words.contains("running 0 tests"), "{arguments:?} names a test");
+        assert!(!stdout.contains("skipped"), "on {}", settings.text());
+        assert!(!stdout.contains("running 0 tests"), "{arguments:?} names a test");
     }
 }

@@ -1,4 +1,5 @@
-//! What an update of weights is computed from, and how it is done where candidates are forms.
+//! What an update of weights is computed from, and how it is done where candidates are packed
+//! weights.
 
 use std::ops::Range;
 
@@ -28,13 +29,13 @@ pub struct AdamWCoefficients {
     pub decay: f32,
     /// Decay of the first moment.
     pub beta1: f32,
-    /// `1 - beta1`.
+    /// `1 - beta1`, rounded to f32.
     pub beta1_rest: f32,
     /// Decay of the second moment.
     pub beta2: f32,
-    /// `1 - beta2`.
+    /// `1 - beta2`, rounded to f32.
     pub beta2_rest: f32,
-    /// `sqrt(1 - beta2^k)`.
+    /// `sqrt(1 - beta2^k)` of step k, counted from 1.
     pub correction2: f32,
     /// Constant that is added to the denominator.
     pub epsilon: f32,
@@ -49,7 +50,7 @@ pub struct AdamWCoefficients {
 pub struct MatrixPart<'a, M> {
     /// The parameters, `outputs` by `inputs` in row-major order.
     pub range: Range<usize>,
-    /// The form in which products read them.
+    /// The packed weights that products read.
     pub matrix: &'a mut M,
 }
 
@@ -82,22 +83,24 @@ pub struct LayerCandidate<'a, B, M> {
     pub runs: &'a [AdamWRange],
     /// The state that the candidate is computed from.
     pub state: UpdateState<'a, B>,
-    /// Receives what lies in no matrix.
+    /// Receives the candidate of the parameters that lie in no matrix.
     pub rest: &'a mut B,
     /// The layer's matrices, in order.
     pub matrices: Vec<MatrixPart<'a, M>>,
-    /// The layer's tensors, one behind the other: each lies in one run, and in one matrix or in none.
+    /// The layer's tensors, one behind the other: each lies in one run, and in one matrix or in
+    /// none.
     pub tensors: Vec<Range<usize>>,
 }
 
-/// AdamW in halves on a device where a matrix's form is its weights, rounded to what products read, and
-/// takes no more room than these. There the candidate of a matrix is its form: a step before the verdict
-/// takes memory for what lies in no matrix, and for nothing else.
+/// AdamW in halves on a device where packed weights are a matrix's weights, rounded to the type
+/// that products read, and take no more memory than these. There the candidate of a matrix is its
+/// packed weights: a step before the verdict takes memory for what lies in no matrix, and for
+/// nothing else.
 ///
 /// Runs cover a layer from its beginning, in order, and so do the matrices that lie within them.
 pub trait PackedWeightsOptimizer<B, M> {
-    /// The weights after the step, from the untouched state: matrices as their forms, and what lies in
-    /// none of them into `rest`, stretch after stretch without gaps.
+    /// The weights after the step, from the unchanged state: matrices as packed weights, and what
+    /// lies in none of them into `rest`, stretch after stretch without gaps.
     fn candidate(
         &self,
         runs: &[AdamWRange],
@@ -106,16 +109,16 @@ pub trait PackedWeightsOptimizer<B, M> {
         matrices: &mut [MatrixPart<'_, M>],
     );
 
-    /// The same for many layers, and the sum of squares of the gradient of each of their tensors, from one
-    /// read of it: the bits of [`Self::candidate`] and of [`super::Backend::sum_squares`].
+    /// The same for many layers, and the sum of squares of the gradient of each of their tensors,
+    /// from one read of it: the bits of [`Self::candidate`] and of [`super::Backend::sum_squares`].
     fn candidates_and_squares(&self, layers: Vec<LayerCandidate<'_, B, M>>) -> Vec<SquareSum>;
 
-    /// Weights and moments after the same step, in place: the bits of [`super::Backend::adamw_in_place`], whose
-    /// forms are there already.
+    /// Weights and moments after the same step, in place: the bits of
+    /// [`super::Backend::adamw_in_place`], whose packed weights are there already.
     fn commit(&self, runs: &[AdamWRange], g: &B, w: &mut B, m: &mut B, v: &mut B);
 
-    /// The same, and the sums of the fingerprint of the state that it leaves, in the same pass. Runs cover
-    /// `w`, `m` and `v` to their ends.
+    /// The same, and the sums of the fingerprint of the state that it leaves, in the same pass.
+    /// Runs cover `w`, `m` and `v` to their ends.
     fn commit_and_sum(
         &self,
         runs: &[AdamWRange],

@@ -18,8 +18,8 @@ pub fn gelu<B: Backend>(devices: &[B]) {
         for device in devices {
             let shape = MatrixShape { outputs: width, inputs: width };
             let matrix = matrix(device, shape, &floats(width * width, 3));
-            let (mut before, mut behind) =
-                (poisoned_rows(device, count * width), poisoned_rows(device, count * width));
+            let mut before = poisoned_rows(device, count * width);
+            let mut behind = poisoned_rows(device, count * width);
             let epilogue = ForwardEpilogue::Gelu { before: &mut before };
             device.linear_forward(
                 count,

@@ -4,8 +4,8 @@ use super::probe::{check, download, floats, poisoned, poisoned_rows, upload, upl
 use crate::backend::{AttentionShape, Backend, RotaryDirection};
 use crate::reference;
 
-/// Sequences, length, heads, key heads, width: below and above strips, panels and key blocks, and the
-/// widths that have kernels of their own somewhere.
+/// Sequences, length, heads, key heads, width: below and above strips, panels and key blocks, and
+/// the widths that have kernels of their own somewhere.
 const SHAPES: [(usize, usize, usize, usize, usize); 11] = [
     (1, 1, 1, 1, 2),
     (2, 5, 3, 3, 4),
@@ -81,20 +81,21 @@ pub fn rotation<B: Backend>(devices: &[B]) {
     for shape in [shape((2, 5, 3, 1, 4)), shape((1, 300, 2, 2, 6))] {
         let angles = floats(shape.sequence_len * shape.head_width, 1);
         let qkv = floats(shape.rows() * shape.qkv_width(), 2);
-        let turned =
-            |turn: RotaryDirection| reference::rotate(shape, &widen(&angles), turn, &widen(&qkv));
+        let rotated = |direction: RotaryDirection| {
+            reference::rotate(shape, &widen(&angles), direction, &widen(&qkv))
+        };
         let expected = [
-            ("forward", turned(RotaryDirection::Forward)),
-            ("backward", turned(RotaryDirection::Backward)),
+            ("forward", rotated(RotaryDirection::Forward)),
+            ("backward", rotated(RotaryDirection::Backward)),
         ];
         check(&format!("rotation {shape:?}"), devices, &expected, 1e-6, |device| {
             let angles = upload(device, &angles);
-            let turned = [RotaryDirection::Forward, RotaryDirection::Backward].map(|turn| {
+            let rotated = [RotaryDirection::Forward, RotaryDirection::Backward].map(|direction| {
                 let mut qkv = upload_rows(device, &qkv);
-                device.rotate(shape, &angles, turn, &mut qkv);
+                device.rotate(shape, &angles, direction, &mut qkv);
                 download(device, &qkv)
             });
-            turned.to_vec()
+            rotated.to_vec()
         });
     }
 }

@@ -32,7 +32,8 @@ pub fn embedding<B: Backend>(devices: &[B]) {
             ("gradient without positions", dtable),
         ];
         check(&format!("embedding of {rows} by {width}"), devices, &expected, 1e-6, |device| {
-            let (table, positions) = (upload(device, &table), upload(device, &positions));
+            let table = upload(device, &table);
+            let positions = upload(device, &positions);
             let dx = upload_rows(device, &dx);
             let mut plain = poisoned_rows(device, rows * width);
             let mut placed = poisoned_rows(device, rows * width);

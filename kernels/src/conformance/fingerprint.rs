@@ -22,7 +22,8 @@ fn part(len: usize, seed: u64) -> Vec<f32> {
     part
 }
 
-/// The sums of a state as it lies are those of the reference, and reading them late changes nothing.
+/// The sums of a state as it lies are those of the reference, and reading them late changes
+/// nothing.
 pub fn state_sums<B: Backend>(devices: &[B]) {
     for device in devices {
         let mut later = Vec::new();
@@ -40,8 +41,8 @@ pub fn state_sums<B: Backend>(devices: &[B]) {
     }
 }
 
-/// Where commits add up what they leave: the state is that of a commit that does not, and the sums are
-/// those of the reference over it.
+/// Where commits add up what they leave: the state is that of a commit that does not, and the sums
+/// are those of the reference over it.
 pub fn commits_sum_what_they_leave<B: Backend>(devices: &[B]) {
     for device in devices {
         let Some(optimizer) = device.packed_weights_optimizer() else { return };

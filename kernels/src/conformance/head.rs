@@ -14,7 +14,8 @@ const ERROR_MAX: f64 = 2e-5;
 pub fn head<B: Backend>(devices: &[B]) {
     for (rows, outputs, inputs) in [(1, 2, 3), (20, 97, 32), (300, 400, 24), (15, 1000, 390)] {
         let shape = MatrixShape { outputs, inputs };
-        let (x, w) = (floats(rows * inputs, 1), floats(outputs * inputs, 2));
+        let x = floats(rows * inputs, 1);
+        let w = floats(outputs * inputs, 2);
         let targets = tokens(rows, outputs, 3);
         let scale = 0.125;
         let forward = reference::head_forward(shape, &widen(&x), &widen(&w), &targets);
@@ -47,7 +48,8 @@ fn run<B: Backend>(
     scale: f32,
 ) -> (f64, Vec<Vec<f32>>) {
     let rows = targets.len();
-    let (x, matrix) = (upload_rows(device, x), matrix(device, shape, w));
+    let x = upload_rows(device, x);
+    let matrix = matrix(device, shape, w);
     let mut logits = poisoned_rows(device, rows * shape.outputs);
     let mut log_sums = poisoned(device, rows);
     let loss = device.head_forward(&x, &matrix, targets, &mut logits, &mut log_sums);
@@ -62,7 +64,8 @@ fn run<B: Backend>(
 pub fn head_is_stable_for_large_logits<B: Backend>(devices: &[B]) {
     let shape = MatrixShape { outputs: 500, inputs: 16 };
     let x: Vec<f32> = floats(32, 1).iter().map(|x| x * 300.0).collect();
-    let (w, targets) = (floats(500 * 16, 2), [3, 499]);
+    let w = floats(500 * 16, 2);
+    let targets = [3, 499];
     let exact = reference::head_forward(shape, &widen(&x), &widen(&w), &targets).loss;
     for device in devices {
         let (loss, results) = run(device, shape, &x, &w, &targets, 1.0);

@@ -25,19 +25,23 @@ const ERROR_MAX: f64 = 2e-6;
 pub fn linear_forward<B: Backend>(devices: &[B]) {
     for (rows, outputs, inputs) in SHAPES {
         let shape = MatrixShape { outputs, inputs };
-        let (x, w) = (floats(rows * inputs, 1), floats(outputs * inputs, 2));
-        let (bias, skip) = (floats(outputs, 3), floats(rows * outputs, 4));
+        let x = floats(rows * inputs, 1);
+        let w = floats(outputs * inputs, 2);
+        let bias = floats(outputs, 3);
+        let skip = floats(rows * outputs, 4);
         let wide = |bias: Option<&[f32]>| {
             let bias = bias.map(widen);
             reference::linear_forward(shape, &widen(&x), &widen(&w), bias.as_deref())
         };
-        let (plain, biased) = (wide(None), wide(Some(&bias)));
+        let plain = wide(None);
+        let biased = wide(Some(&bias));
         let gelu = biased.iter().map(|x| reference::gelu(*x)).collect();
         let added = biased.iter().zip(&skip).map(|(y, skip)| y + f64::from(*skip)).collect();
         let expected = [("plain", plain), ("before", biased), ("gelu", gelu), ("with skip", added)];
         check(&format!("linear forward {shape:?}"), devices, &expected, ERROR_MAX, |device| {
-            let (x, bias, skip) =
-                (upload_rows(device, &x), upload(device, &bias), upload_rows(device, &skip));
+            let x = upload_rows(device, &x);
+            let bias = upload(device, &bias);
+            let skip = upload_rows(device, &skip);
             let matrix = matrix(device, shape, &w);
             let mut results = [(); 4].map(|()| poisoned_rows(device, rows * outputs));
             let [plain, before, gelu, added] = &mut results;
@@ -56,14 +60,16 @@ pub fn linear_forward<B: Backend>(devices: &[B]) {
 pub fn linear_backward<B: Backend>(devices: &[B]) {
     for (rows, outputs, inputs) in SHAPES {
         let shape = MatrixShape { outputs, inputs };
-        let (dy, w) = (floats(rows * outputs, 1), floats(outputs * inputs, 2));
+        let dy = floats(rows * outputs, 1);
+        let w = floats(outputs * inputs, 2);
         let before = floats(rows * inputs, 3);
         let plain = reference::linear_backward_input(shape, &widen(&w), &widen(&dy));
         let slope = |(dx, x): (&f64, &f32)| dx * reference::gelu_slope(f64::from(*x));
         let gelu = plain.iter().zip(&before).map(slope).collect();
         let expected = [("plain", plain), ("through gelu", gelu)];
         check(&format!("linear backward {shape:?}"), devices, &expected, ERROR_MAX, |device| {
-            let (dy, matrix) = (upload_rows(device, &dy), matrix(device, shape, &w));
+            let dy = upload_rows(device, &dy);
+            let matrix = matrix(device, shape, &w);
             let mut plain = poisoned_rows(device, rows * inputs);
             let mut gelu = upload_rows(device, &before);
             let epilogue = BackwardEpilogue::Plain { gradient: &mut plain };
@@ -79,7 +85,8 @@ pub fn linear_backward<B: Backend>(devices: &[B]) {
 pub fn linear_weights<B: Backend>(devices: &[B]) {
     for (rows, outputs, inputs) in SHAPES {
         let shape = MatrixShape { outputs, inputs };
-        let (x, dy) = (floats(2 * rows * inputs, 1), floats(2 * rows * outputs, 2));
+        let x = floats(2 * rows * inputs, 1);
+        let dy = floats(2 * rows * outputs, 2);
         let (weight, bias) = reference::linear_backward_weights(shape, &widen(&x), &widen(&dy));
         let len = outputs * inputs;
         let mut gradient = vec![7.0];
@@ -87,8 +94,8 @@ pub fn linear_weights<B: Backend>(devices: &[B]) {
         gradient.push(8.0);
         gradient.extend(bias);
         let expected = [("gradient", gradient)];
-        let what = format!("linear weights {shape:?}");
-        check(&what, devices, &expected, ERROR_MAX, |device| {
+        let case = format!("linear weights {shape:?}");
+        check(&case, devices, &expected, ERROR_MAX, |device| {
             let mut g = upload(device, &vec![f32::NAN; len + outputs + 2]);
             device.upload(&[7.0], crate::BufferViewMut::new(&mut g, 0..1));
             device.upload(&[8.0], crate::BufferViewMut::new(&mut g, len + 1..len + 2));
@@ -114,7 +121,8 @@ pub fn linear_nonfinite_stays<B: Backend>(devices: &[B]) {
     for device in devices {
         let mut x = floats(3 * 40, 1);
         x[40 + 7] = f32::NAN;
-        let (x, matrix) = (upload_rows(device, &x), matrix(device, shape, &floats(1600, 2)));
+        let x = upload_rows(device, &x);
+        let matrix = matrix(device, shape, &floats(1600, 2));
         let mut before = poisoned_rows(device, 120);
         let mut y = poisoned_rows(device, 120);
         let epilogue = ForwardEpilogue::Gelu { before: &mut before };

@@ -20,9 +20,11 @@ pub fn norms<B: Backend>(devices: &[B]) {
 
 fn one_norm<B: Backend>(devices: &[B], norm: Norm, rows: RowsShape) {
     let RowsShape { count, width } = rows;
-    let (x, dy, skip) =
-        (floats(count * width, 1), floats(count * width, 2), floats(count * width, 3));
-    let (weight, bias) = (floats(width, 4), floats(width, 5));
+    let x = floats(count * width, 1);
+    let dy = floats(count * width, 2);
+    let skip = floats(count * width, 3);
+    let weight = floats(width, 4);
+    let bias = floats(width, 5);
     let wide_bias = norm.has_bias().then(|| widen(&bias));
     let y = reference::norm_forward(norm, rows, &widen(&x), &widen(&weight), wide_bias.as_deref());
     let back = reference::norm_backward(norm, rows, &widen(&x), &widen(&weight), &widen(&dy));
@@ -34,8 +36,10 @@ fn one_norm<B: Backend>(devices: &[B], norm: Norm, rows: RowsShape) {
     }
     let expected = [("y", y), ("dx", dx), ("dx without skip", back.x), ("gradient", gradient)];
     check(&format!("{norm:?} {rows:?}"), devices, &expected, ERROR_MAX, |device| {
-        let (xs, dy) = (upload_rows(device, &x), upload_rows(device, &dy));
-        let (skip, weight) = (upload_rows(device, &skip), upload(device, &weight));
+        let xs = upload_rows(device, &x);
+        let dy = upload_rows(device, &dy);
+        let skip = upload_rows(device, &skip);
+        let weight = upload(device, &weight);
         let bias = norm.has_bias().then(|| upload(device, &bias));
         let bias = bias.as_ref().map(|bias| whole(device, bias));
         let mut y = poisoned_rows(device, count * width);
@@ -48,7 +52,8 @@ fn one_norm<B: Backend>(devices: &[B], norm: Norm, rows: RowsShape) {
             let partials = &mut partials;
             device.norm_backward_input(norm, rows, &dy, skip, view(), &statistics, dx, partials);
         };
-        let (mut dx, mut dx_plain) = (upload_rows(device, &x), upload_rows(device, &x));
+        let mut dx = upload_rows(device, &x);
+        let mut dx_plain = upload_rows(device, &x);
         back(Some(&skip), &mut dx);
         back(None, &mut dx_plain);
         let mut g = poisoned(device, parameters);

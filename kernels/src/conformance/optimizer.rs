@@ -9,8 +9,8 @@ use crate::backend::{
 };
 use crate::reference::{AdamWState, adamw};
 
-/// Near the sum in f64, the same wherever the tensor lies and whatever is summed beside it; what is not
-/// finite is counted.
+/// Near the sum in f64, the same wherever the tensor lies and whatever is summed beside it; what is
+/// not finite is counted.
 pub fn square_sums<B: Backend>(devices: &[B]) {
     let mut first = Vec::new();
     for (index, device) in devices.iter().enumerate() {
@@ -34,7 +34,8 @@ pub fn square_sums<B: Backend>(devices: &[B]) {
 fn square_sum<B: Backend>(device: &B, x: &[f32]) -> u64 {
     let expected: f64 = x.iter().map(|x| f64::from(*x) * f64::from(*x)).sum();
     // Twice, in different places, with something between.
-    let (len, second) = (x.len(), x.len() + 7);
+    let len = x.len();
+    let second = x.len() + 7;
     let padded = [&[f32::NAN][..], x, &[f32::INFINITY; 6], x].concat();
     let buffer = upload(device, &padded);
     let views = [1..len + 1, len + 1..len + 1, second..second + len];
@@ -84,7 +85,8 @@ pub(super) const NUMBERS: AdamWCoefficients = AdamWCoefficients {
 pub fn adamw_meets_the_bits<B: Backend>(devices: &[B]) {
     let numbers = NUMBERS;
     for len in [1, 15, 16, 17, 70_000] {
-        let (w, m) = (floats(len + 2, 1), floats(len + 2, 2));
+        let w = floats(len + 2, 1);
+        let m = floats(len + 2, 2);
         let v: Vec<f32> = floats(len + 2, 3).iter().map(|x| x * x).collect();
         let mut g = floats(len + 2, 4);
         (g[1], g[len]) = (1e-42, -0.0);
@@ -94,16 +96,19 @@ pub fn adamw_meets_the_bits<B: Backend>(devices: &[B]) {
         adamw(&mut expected, &g[inner.clone()], numbers);
         for device in devices {
             let [ws, gs] = [&w, &g].map(|x| upload(device, x));
-            let (mut ms, mut vs) = (upload(device, &m), upload(device, &v));
+            let mut ms = upload(device, &m);
+            let mut vs = upload(device, &v);
             let mut candidate = poisoned(device, len + 2);
-            let (range, to) = (inner.clone(), &mut candidate);
+            let range = inner.clone();
+            let to = &mut candidate;
             device.adamw_candidate(range, &ws, &ms, &vs, &gs, numbers, to, &mut []);
             assert_eq!(download(device, &ms), m, "a candidate leaves the moments alone");
             device.adamw_commit(inner.clone(), &gs, numbers, &mut ms, &mut vs);
             let candidate = download(device, &candidate);
             assert!(candidate[0].is_nan() && candidate[len + 1].is_nan());
             same_bits(&candidate[inner.clone()], &expected.w);
-            let (ms, vs) = (download(device, &ms), download(device, &vs));
+            let ms = download(device, &ms);
+            let vs = download(device, &vs);
             same_bits(&ms[inner.clone()], &expected.m);
             same_bits(&vs[inner.clone()], &expected.v);
             assert_eq!(
@@ -122,7 +127,7 @@ pub fn adamw_meets_the_bits<B: Backend>(devices: &[B]) {
     }
 }
 
-/// Matrices brought into form with the step give the products that loading them gives, and the step is
+/// Matrices packed with the step give the products that loading them gives, and the step is
 /// the same as without them.
 pub fn adamw_loads_matrices<B: Backend>(devices: &[B]) {
     let numbers = AdamWCoefficients {
@@ -143,9 +148,10 @@ pub fn adamw_loads_matrices<B: Backend>(devices: &[B]) {
     let starts = [5, 5 + lens[0] + 3];
     let len = starts[1] + lens[1] + 11;
     for device in devices {
-        let forms =
+        let packed =
             || shapes.map(|shape| device.allocate_matrix(shape).expect("memory for a test"));
-        let (mut ahead, mut plain) = (forms(), forms());
+        let mut ahead = packed();
+        let mut plain = packed();
         let [mut w, mut m, mut v, g] = [1, 2, 3, 4].map(|seed| upload(device, &floats(len, seed)));
         let mut candidate = poisoned(device, len);
         let mut parts = place(&mut ahead, &starts, &lens);
@@ -166,16 +172,16 @@ pub fn adamw_loads_matrices<B: Backend>(devices: &[B]) {
     }
 }
 
-/// Where candidates are forms: the forms, what lies in none of them, and the state after the commit are
-/// those of the step in place, and a candidate alone changes nothing of the state.
-pub fn candidates_that_are_forms<B: Backend>(devices: &[B]) {
+/// Where candidates are packed weights: these, what lies in no matrix, and the state after the
+/// commit are those of the step in place, and a candidate alone changes nothing of the state.
+pub fn candidates_that_are_packed_weights<B: Backend>(devices: &[B]) {
     let shapes =
         [MatrixShape { outputs: 50, inputs: 400 }, MatrixShape { outputs: 400, inputs: 7 }];
     let lens = shapes.map(|shape| shape.outputs * shape.inputs);
     let starts = [5, 5 + lens[0] + 3];
     let len = starts[1] + lens[1] + 2000;
-    // More runs than a device may take at once, each with numbers of its own. One holds a matrix and what
-    // lies beside it.
+    // More runs than a device may take at once, each with numbers of its own. One holds a matrix
+    // and what lies beside it.
     let mut ends = vec![5, starts[1] - 2, starts[1], starts[1] + lens[1]];
     ends.extend((starts[1] + lens[1]..len).step_by(100).skip(1).chain([len]));
     let run = |(index, end): (usize, &usize)| {
@@ -185,9 +191,10 @@ pub fn candidates_that_are_forms<B: Backend>(devices: &[B]) {
     let runs: Vec<AdamWRange> = ends.iter().enumerate().map(run).collect();
     for device in devices {
         let Some(optimizer) = device.packed_weights_optimizer() else { return };
-        let forms =
+        let packed =
             || shapes.map(|shape| device.allocate_matrix(shape).expect("memory for a test"));
-        let (mut ahead, mut plain) = (forms(), forms());
+        let mut ahead = packed();
+        let mut plain = packed();
         let buffers = || [1, 2, 3].map(|seed| upload(device, &floats(len, seed)));
         let ([mut w, mut m, mut v], g) = (buffers(), upload(device, &floats(len, 4)));
         let rest_len = len - lens.iter().sum::<usize>();
@@ -227,22 +234,22 @@ pub(super) fn numbers_of(run: usize) -> AdamWCoefficients {
 }
 
 pub(super) fn place<'a, M>(
-    forms: &'a mut [M],
+    packed: &'a mut [M],
     starts: &[usize],
     lens: &[usize],
 ) -> Vec<MatrixPart<'a, M>> {
     let ranges = starts.iter().zip(lens).map(|(start, len)| *start..start + len);
-    forms.iter_mut().zip(ranges).map(|(matrix, range)| MatrixPart { range, matrix }).collect()
+    packed.iter_mut().zip(ranges).map(|(matrix, range)| MatrixPart { range, matrix }).collect()
 }
 
 /// What a matrix does to one row on its way forward and one on its way back.
-pub(super) fn products<B: Backend>(device: &B, shape: MatrixShape, form: &B::Matrix) -> Vec<f32> {
+pub(super) fn products<B: Backend>(device: &B, shape: MatrixShape, matrix: &B::Matrix) -> Vec<f32> {
     let x = upload_rows(device, &floats(shape.inputs, 5));
     let dy = upload_rows(device, &floats(shape.outputs, 6));
     let mut y = poisoned_rows(device, shape.outputs);
-    device.linear_forward(1, &x, form, None, ForwardEpilogue::Plain, &mut y);
+    device.linear_forward(1, &x, matrix, None, ForwardEpilogue::Plain, &mut y);
     let mut gradient = poisoned_rows(device, shape.inputs);
     let to = BackwardEpilogue::Plain { gradient: &mut gradient };
-    device.linear_backward_input(1, &dy, form, to);
+    device.linear_backward_input(1, &dy, matrix, to);
     [download(device, &y), download(device, &gradient)].concat()
 }

@@ -33,7 +33,7 @@ pub(super) fn upload<B: Backend>(device: &B, floats: &[f32]) -> B::Buffer {
     buffer
 }
 
-/// The same as activations.
+/// Uploads floats as activations.
 pub(super) fn upload_rows<B: Backend>(device: &B, floats: &[f32]) -> B::Buffer {
     let mut buffer = device.allocate_rows(floats.len()).expect("memory for a test");
     device.upload(floats, BufferViewMut::new(&mut buffer, 0..floats.len()));
@@ -68,14 +68,14 @@ pub(super) fn matrix<B: Backend>(device: &B, shape: MatrixShape, floats: &[f32])
     matrix
 }
 
-/// Roundings of activations that one operation's error may amount to, relative to the largest result:
-/// of its operands, of the result, and what a sum makes of them.
+/// Roundings of activations that one operation's error may amount to, relative to the largest
+/// result: of its operands, of the result, and what a sum makes of them.
 const ROUNDINGS_MAX: f64 = 12.0;
 
 /// Checks each result of the first device against its reference, and every other device's bits
 /// against the first's. `run` yields named results.
 pub(super) fn check<B: Backend>(
-    what: &str,
+    case: &str,
     devices: &[B],
     expected: &[(&str, Vec<f64>)],
     error_max: f64,
@@ -85,13 +85,13 @@ pub(super) fn check<B: Backend>(
     let found = run(&devices[0]);
     assert_eq!(found.len(), expected.len());
     for (found, (name, expected)) in found.iter().zip(expected) {
-        assert_eq!(found.len(), expected.len(), "{what}: length of {name}");
+        assert_eq!(found.len(), expected.len(), "{case}: length of {name}");
         let largest = expected.iter().fold(1e-3, |max: f64, x| max.max(x.abs()));
         for (i, (found, expected)) in found.iter().zip(expected).enumerate() {
             let error = (f64::from(*found) - expected).abs() / largest;
             assert!(
                 error <= error_max,
-                "{what}: {name}[{i}] is {found}, expected {expected}, error {error:e}"
+                "{case}: {name}[{i}] is {found}, expected {expected}, error {error:e}"
             );
         }
     }
@@ -101,7 +101,7 @@ pub(super) fn check<B: Backend>(
                 assert_eq!(
                     found.to_bits(),
                     first.to_bits(),
-                    "{what}: device {index} differs from the first at {name}[{i}]"
+                    "{case}: device {index} differs from the first at {name}[{i}]"
                 );
             }
         }

@@ -5,8 +5,9 @@ use super::probe::{check, download, floats, poisoned, poisoned_rows, upload_rows
 use crate::backend::{AttentionShape, Backend, EarlierSlice};
 use crate::reference;
 
-/// Sequences, lengths of slices, heads, key heads, width: slices that end within strips, panels and key
-/// blocks and at their ends, keys of one to four blocks, and slices that are equally long or are not.
+/// Sequences, lengths of slices, heads, key heads, width: slices that end within strips, panels and
+/// key blocks and at their ends, keys of one to four blocks, and slices that are equally long or
+/// are not.
 const SHAPES: [(usize, &[usize], usize, usize, usize); 18] = [
     (1, &[37], 2, 1, 4),
     (1, &[1, 1], 1, 1, 2),
@@ -139,24 +140,24 @@ pub fn attention_slices<B: Backend>(devices: &[B]) {
     }
 }
 
-/// What has the same terms in sums of the same order is the same number: all of the forward pass and
-/// the gradients of queries; of a single slice, everything. Gradients of keys and values are not:
-/// whole sequences add up queries from the first on, slices from the last.
+/// What has the same terms in sums of the same order is the same number: all of the forward pass
+/// and the gradients of queries; of a single slice, everything. Gradients of keys and values are
+/// not: whole sequences add up queries from the first on, slices from the last.
 pub fn slices_are_the_whole<B: Backend>(devices: &[B]) {
     for (shape, lens) in shapes() {
         let (qkv, dy) = inputs(shape);
         for device in devices {
             let whole = run(device, shape, &qkv, &dy);
             let cut = run_slices(device, (shape, lens), &qkv, &dy);
-            let what = format!("slices {lens:?} of {shape:?}");
-            assert!(whole[0] == cut[0], "{what}: out");
-            assert!(whole[1] == cut[1], "{what}: log sums");
+            let case = format!("slices {lens:?} of {shape:?}");
+            assert!(whole[0] == cut[0], "{case}: out");
+            assert!(whole[1] == cut[1], "{case}: log sums");
             let same = if lens.len() == 1 { shape.qkv_width() } else { shape.query_width() };
             let rows = |gradient: &[f32]| -> Vec<f32> {
                 let rows = gradient.chunks_exact(shape.qkv_width());
                 rows.flat_map(|row| row[..same].to_vec()).collect()
             };
-            assert!(rows(&whole[2]) == rows(&cut[2]), "{what}: gradients");
+            assert!(rows(&whole[2]) == rows(&cut[2]), "{case}: gradients");
         }
     }
 }

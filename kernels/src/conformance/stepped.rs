@@ -24,7 +24,8 @@ struct SteppedLayer<B: Backend> {
 impl<B: Backend> SteppedLayer<B> {
     fn new(device: &B, before: usize, behind: usize, seed: u64) -> Self {
         let of_matrix = SHAPE.outputs * SHAPE.inputs;
-        let (cut, end) = (before + 20 * SHAPE.inputs, before + of_matrix);
+        let cut = before + 20 * SHAPE.inputs;
+        let end = before + of_matrix;
         let ends = [before, cut, end, end + behind];
         let starts = [0, before, cut, end];
         let tensors = starts.into_iter().zip(ends).map(|(start, end)| start..end).collect();
@@ -51,15 +52,17 @@ impl<B: Backend> SteppedLayer<B> {
     }
 }
 
-/// Where candidates are forms: they and the sums of squares are those of passes of their own, to the bit.
+/// Where candidates are packed weights: these and the sums of squares are those of passes of their
+/// own, to the bit.
 pub fn candidates_with_squares<B: Backend>(devices: &[B]) {
     for device in devices {
         let Some(optimizer) = device.packed_weights_optimizer() else { return };
         for (before, behind) in [(5, 3), (1, 40_000), (17_000, 1)] {
             let layers = || [1, 2].map(|seed| SteppedLayer::new(device, before, behind, seed));
-            let (mut together, mut apart) = (layers(), layers());
-            let asked = together.iter_mut().map(SteppedLayer::candidate).collect();
-            let sums = optimizer.candidates_and_squares(asked);
+            let mut together = layers();
+            let mut apart = layers();
+            let candidates = together.iter_mut().map(SteppedLayer::candidate).collect();
+            let sums = optimizer.candidates_and_squares(candidates);
             let alone: Vec<SquareSum> = apart.iter_mut().flat_map(|it| own(device, it)).collect();
             let bits = |sum: &SquareSum| (sum.sum.to_bits(), sum.nonfinite);
             let (found, expected): (Vec<_>, Vec<_>) =
@@ -84,7 +87,7 @@ pub fn candidates_with_squares<B: Backend>(devices: &[B]) {
 /// The candidate and the sums of one layer, each in a pass of its own.
 fn own<B: Backend>(device: &B, layer: &mut SteppedLayer<B>) -> Vec<SquareSum> {
     let optimizer: &dyn PackedWeightsOptimizer<_, _> =
-        device.packed_weights_optimizer().expect("asked before");
+        device.packed_weights_optimizer().expect("the caller has checked this");
     let LayerCandidate { runs, state, rest, mut matrices, tensors } = layer.candidate();
     let views: Vec<_> = tensors.into_iter().map(|range| BufferView::new(state.g, range)).collect();
     let sums = device.sum_squares_of_each(&views);

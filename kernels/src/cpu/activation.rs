@@ -135,7 +135,8 @@ fn swiglu_slope_rows_lanes<L: Lanes>(width: usize, gradient: &[f32], gate_up: &m
     {
         let (gate, up) = gate_up.split_at_mut(width);
         for at in (0..width).step_by(LANES) {
-            let (g, u) = (L::load_at(gate, at, 0.0), L::load_at(up, at, 0.0));
+            let g = L::load_at(gate, at, 0.0);
+            let u = L::load_at(up, at, 0.0);
             let dh = L::load_at(gradient, at, 0.0);
             dh.mul(u).mul(silu_slope(g)).store_at(gate, at);
             dh.mul(silu(g)).store_at(up, at);

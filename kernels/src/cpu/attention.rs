@@ -8,8 +8,9 @@
 //! instruction set.
 //!
 //! Sequences may be cut into slices, which need not be equally long. Queries are then those of one
-//! slice, and keys those of the slices before it as well. Keys are counted from the beginning of the sequence and so
-//! are their blocks: a query's sums have the same terms in the same order, cut or not.
+//! slice, and keys those of the slices before it as well. Keys are counted from the beginning of
+//! the sequence and so are their blocks: a query's sums have the same terms in the same order, cut
+//! or not.
 
 mod backward;
 mod forward;

@@ -1,4 +1,4 @@
-//! The operations of [`Backend`], each handed to the file that does it.
+//! The operations of [`Backend`], each called in the module that implements it.
 
 use std::convert::Infallible;
 use std::ops::Range;
@@ -27,7 +27,7 @@ pub struct CpuBackend {
     arena: CpuArena,
 }
 
-/// A matrix in the forms that products read.
+/// A matrix, packed for the forward product and for the gradient of the input.
 pub struct CpuMatrix(MatrixPair);
 
 impl CpuBackend {
@@ -121,7 +121,7 @@ fn split(
     }
 }
 
-/// Bytes a matrix in the form products read takes.
+/// Bytes that the packed weights of a matrix of this shape take.
 pub(crate) fn matrix_bytes(shape: MatrixShape) -> u64 {
     MatrixPair::packed_len(shape).map(CpuBuffer::bytes).iter().sum()
 }
@@ -178,12 +178,12 @@ impl Backend for CpuBackend {
         Ok(None)
     }
 
-    fn offload(&self, _parts: &mut [&mut CpuBuffer], away: &mut Infallible, _start: u64) {
-        match *away {}
+    fn offload(&self, _parts: &mut [&mut CpuBuffer], host: &mut Infallible, _start: u64) {
+        match *host {}
     }
 
-    fn reload(&self, away: &mut Infallible, _start: u64, _parts: &mut [&mut CpuBuffer]) {
-        match *away {}
+    fn reload(&self, host: &mut Infallible, _start: u64, _parts: &mut [&mut CpuBuffer]) {
+        match *host {}
     }
 
     fn allocate_matrix(&self, shape: MatrixShape) -> Result<CpuMatrix, AllocateError> {
@@ -299,7 +299,8 @@ impl Backend for CpuBackend {
         epilogue: ForwardEpilogue<'_, CpuBuffer>,
         y: &mut CpuBuffer,
     ) {
-        let (x, y) = (x.as_slice(), y.as_mut_slice());
+        let x = x.as_slice();
+        let y = y.as_mut_slice();
         linear::forward(self, rows, x, &matrix.0.forward, bias.as_ref().map(read), epilogue, y);
     }
 
@@ -338,10 +339,10 @@ impl Backend for CpuBackend {
         &self,
         shape: AttentionShape,
         angles: &CpuBuffer,
-        turn: RotaryDirection,
+        direction: RotaryDirection,
         qkv: &mut CpuBuffer,
     ) {
-        rotate::rotate(self, shape, angles.as_slice(), turn, qkv.as_mut_slice());
+        rotate::rotate(self, shape, angles.as_slice(), direction, qkv.as_mut_slice());
     }
 
     fn attention_forward(
@@ -362,7 +363,8 @@ impl Backend for CpuBackend {
         gradient: &CpuBuffer,
         qkv_then_gradient: &mut CpuBuffer,
     ) {
-        let (earlier, later) = (&mut [], None);
+        let earlier = &mut [];
+        let later = None;
         self.attention_slice_backward(
             shape,
             earlier,
@@ -383,7 +385,8 @@ impl Backend for CpuBackend {
         log_sums: &mut CpuBuffer,
     ) {
         let earlier: Vec<&[f32]> = earlier.iter().map(|slice| slice.as_slice()).collect();
-        let (out, log_sums) = (out.as_mut_slice(), log_sums.as_mut_slice());
+        let out = out.as_mut_slice();
+        let log_sums = log_sums.as_mut_slice();
         attention::forward(self, shape, &earlier, qkv.as_slice(), out, log_sums);
     }
 
@@ -437,7 +440,8 @@ impl Backend for CpuBackend {
         logits: &mut CpuBuffer,
         log_sums: &mut CpuBuffer,
     ) -> f64 {
-        let (logits, log_sums) = (logits.as_mut_slice(), log_sums.as_mut_slice());
+        let logits = logits.as_mut_slice();
+        let log_sums = log_sums.as_mut_slice();
         head::forward(self, x.as_slice(), &matrix.0.forward, targets, logits, log_sums)
     }
 
@@ -450,7 +454,8 @@ impl Backend for CpuBackend {
         logits_then_gradient: &mut CpuBuffer,
         gradient: &mut CpuBuffer,
     ) {
-        let (logits, gradient) = (logits_then_gradient.as_mut_slice(), gradient.as_mut_slice());
+        let logits = logits_then_gradient.as_mut_slice();
+        let gradient = gradient.as_mut_slice();
         let log_sums = log_sums.as_slice();
         head::backward_input(self, targets, scale, log_sums, &matrix.0.backward, logits, gradient);
     }
@@ -494,7 +499,8 @@ impl Backend for CpuBackend {
         v: &mut CpuBuffer,
     ) {
         let g = &g.as_slice()[range.clone()];
-        let (m, v) = (&mut m.as_mut_slice()[range.clone()], &mut v.as_mut_slice()[range]);
+        let m = &mut m.as_mut_slice()[range.clone()];
+        let v = &mut v.as_mut_slice()[range];
         optimizer::commit(self, g, numbers, m, v);
     }
 

@@ -1,8 +1,8 @@
 //! Memory of the CPU backend: 32-bit floats, aligned to cache lines, cut from large regions.
 //!
 //! A training run allocates its buffers once and keeps them. They are cut from regions for which
-//! huge pages are requested: a product touches a hundred small pages a tile, and small pages scattered
-//! over physical memory fill some sets of the second-level cache twice over.
+//! huge pages are requested: a product touches a hundred small pages a tile, and small pages
+//! scattered over physical memory fill some sets of the second-level cache twice over.
 
 use std::alloc::{self, Layout};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -19,7 +19,7 @@ const ALIGNMENT: usize = 128;
 /// costs three system calls, and a process may have only so many (65,530 on Linux).
 const MAPPED_BYTES_MIN: usize = 2 << 20;
 
-/// Memory with a single owner, given back when it is dropped.
+/// Memory with a single owner, freed when it is dropped.
 enum OwnedMemory {
     Mapped(#[expect(dead_code, reason = "keeps the mapping alive")] MmapMut),
     Allocated(*mut u8, Layout),
@@ -35,19 +35,20 @@ impl Drop for OwnedMemory {
     }
 }
 
-/// A run of zeroed memory, never handed out twice.
+/// A run of zeroed memory, no part of which is allocated twice.
 struct ZeroedRegion {
     /// Keeps the memory; the floats are reached through `start`.
     _memory: OwnedMemory,
     start: *mut f32,
 }
 
-// SAFETY: the pointers are only read; what they point to is divided among buffers that do not overlap.
+// SAFETY: the pointers are only read; what they point to is divided among buffers that do not
+// overlap.
 unsafe impl Send for ZeroedRegion {}
 // SAFETY: as above.
 unsafe impl Sync for ZeroedRegion {}
 
-/// Cuts buffers from a region, and takes another one when it is used up.
+/// Cuts buffers from a region, and allocates another one when it is used up.
 pub(super) struct CpuArena {
     /// The region in use and how much of it is taken. Held for the few instructions of a cut.
     current: Mutex<Option<(Arc<ZeroedRegion>, usize, usize)>>,
@@ -79,7 +80,7 @@ impl CpuArena {
 }
 
 impl ZeroedRegion {
-    /// `size` zeroed bytes, more than none; nothing if there is no memory of that size.
+    /// `size` zeroed bytes, more than none; `None` if there is no memory of that size.
     fn of_bytes(size: usize) -> Option<Self> {
         if size >= MAPPED_BYTES_MIN { Self::mapped(size) } else { Self::allocated(size) }
     }
@@ -132,8 +133,8 @@ impl FloatBlock {
         unsafe { std::slice::from_raw_parts_mut(self.region.start.add(self.offset), self.len) }
     }
 
-    /// The floats of a block that others may hold, to be written: if others do, of a copy that takes its
-    /// place, and theirs stay as they are.
+    /// The floats of a block that others may hold, to be written: if others do, of a copy that
+    /// takes its place, and theirs stay as they are.
     ///
     /// # Panics
     /// If the system has no memory for a copy.
@@ -143,14 +144,14 @@ impl FloatBlock {
             copy.floats_mut().copy_from_slice(block.floats());
             *block = Arc::new(copy);
         }
-        Arc::get_mut(block).expect("nobody else holds it").floats_mut()
+        Arc::get_mut(block).expect("it was made unique above").floats_mut()
     }
 }
 
 /// A zeroed run of floats that starts on a cache line.
 ///
-/// It can be shared with [`HostFloats`](crate::HostFloats) without a copy: a holder that writes it while it
-/// is shared, writes to a copy.
+/// It can be shared with [`HostFloats`](crate::HostFloats) without a copy: a holder that writes it
+/// while it is shared, writes to a copy.
 pub struct CpuBuffer(Arc<FloatBlock>);
 
 impl CpuBuffer {
@@ -208,7 +209,10 @@ mod tests {
         for (index, buffer) in buffers.iter_mut().enumerate() {
             assert_eq!(buffer.as_slice().len(), lens[index]);
             assert_eq!(buffer.as_slice().as_ptr().align_offset(ALIGNMENT / 4), 0);
-            assert!(buffer.as_slice().iter().all(|x| *x == 0.0), "nobody else wrote here");
+            assert!(
+                buffer.as_slice().iter().all(|x| *x == 0.0),
+                "no other buffer was written here"
+            );
             buffer.as_mut_slice().fill(index as f32 + 1.0);
         }
         drop(arena);
@@ -222,16 +226,16 @@ mod tests {
         let arena = CpuArena::new();
         let mut buffer = arena.allocate(40).expect("bytes");
         buffer.as_mut_slice().fill(1.0);
-        let place = buffer.as_slice().as_ptr();
+        let start = buffer.as_slice().as_ptr();
         let shared = buffer.share();
-        assert_eq!(shared.floats().as_ptr(), place, "nothing is copied to be shared");
+        assert_eq!(shared.floats().as_ptr(), start, "nothing is copied to be shared");
         buffer.as_mut_slice()[7] = 2.0;
         assert!(shared.floats().iter().all(|x| *x == 1.0));
         assert_eq!((buffer.as_slice()[6], buffer.as_slice()[7]), (1.0, 2.0));
         // A last holder writes in place.
         let mut last = CpuBuffer::sharing(shared);
         last.as_mut_slice()[0] = 3.0;
-        assert_eq!(last.as_slice().as_ptr(), place);
+        assert_eq!(last.as_slice().as_ptr(), start);
     }
 
     #[test]

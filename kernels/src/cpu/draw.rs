@@ -1,9 +1,10 @@
-//! Normally distributed numbers as a function of their position: Philox4x32-10 (Salmon et al., SC 2011) and
-//! the transform of Box and Muller, many pairs side by side.
+//! Normally distributed numbers as a function of their position: Philox4x32-10 (Salmon et al., SC
+//! 2011) and the transform of Box and Muller, many pairs side by side.
 //!
-//! The bits are those of `libm`'s `log`, `sin` and `cos`, whose steps are done here without branches and in
-//! the same order; compilers do not fuse them. The few angles that `libm` reduces in more rounds are left to
-//! it. It makes no difference which caller draws, on which thread and with which instructions.
+//! The bits are those of `libm`'s `log`, `sin` and `cos`, whose steps are done here without
+//! branches and in the same order; compilers do not fuse them. The few angles that `libm` reduces
+//! in more rounds are left to it. It makes no difference which caller draws, on which thread and
+//! with which instructions.
 
 use super::lanes::{InstructionSet, Lanes, dispatch};
 use super::threads::Threads;
@@ -11,10 +12,11 @@ use crate::backend::AllocateError;
 
 /// Numbers that one task draws.
 const TASK_NUMBERS: usize = 1 << 18;
-/// Pairs that are computed side by side: as many as keep the vector units of every instruction set busy.
+/// Pairs that are computed side by side: as many as keep the vector units of every instruction set
+/// busy.
 const PAIRS: usize = 16;
 
-/// Rounds of Philox.
+/// Rounds of Philox, as Philox4x32-10 prescribes.
 const ROUNDS: usize = 10;
 /// Two to the power of minus 32.
 const ONE_IN_2_32: f64 = 1.0 / 4_294_967_296.0;
@@ -50,8 +52,9 @@ fn logs(x: [f64; PAIRS]) -> [f64; PAIRS] {
     })
 }
 
-/// Sines and cosines of angles in `[0, 2 pi)`, as FreeBSD's `s_sin.c` and `s_cos.c` compute them, but for
-/// those so near a multiple of a right angle that they reduce them in more rounds: [`is_near_axis`].
+/// Sines and cosines of angles in `[0, 2 pi)`, as FreeBSD's `s_sin.c` and `s_cos.c` compute them,
+/// but for those so near a multiple of a right angle that they reduce them in more rounds:
+/// [`is_near_axis`].
 #[inline(always)]
 #[allow(clippy::needless_range_loop)] // Lane by lane, so that compilers see vectors.
 fn sines_and_cosines(x: [f64; PAIRS]) -> ([f64; PAIRS], [f64; PAIRS]) {
@@ -75,7 +78,8 @@ fn sines_and_cosines(x: [f64; PAIRS]) -> ([f64; PAIRS], [f64; PAIRS]) {
     const THIRD: f64 = f64::from_bits(0x400f_6a7b << 32);
     const FOURTH: f64 = f64::from_bits(0x4015_fdbd << 32);
     let at = |x: f64, first: f64| if x >= first { 1.0 } else { 0.0 };
-    let (mut sines, mut cosines) = ([0.0; PAIRS], [0.0; PAIRS]);
+    let mut sines = [0.0; PAIRS];
+    let mut cosines = [0.0; PAIRS];
     for i in 0..PAIRS {
         let angle = x[i];
         let turns: f64 =
@@ -102,7 +106,8 @@ fn sines_and_cosines(x: [f64; PAIRS]) -> ([f64; PAIRS], [f64; PAIRS]) {
     (sines, cosines)
 }
 
-/// Whether an angle is so near a multiple of a right angle that it is reduced in more than one round.
+/// Whether an angle is so near a multiple of a right angle that it is reduced in more than one
+/// round.
 #[inline(always)]
 fn is_near_axis(x: f64) -> bool {
     let high = (x.to_bits() >> 32) as u32;
@@ -116,7 +121,8 @@ fn blocks(normals: NormalDraws, first: u64) -> ([u32; PAIRS], [u32; PAIRS]) {
     let NormalDraws { mut key, subject, .. } = normals;
     let mut c0: [u32; PAIRS] = std::array::from_fn(|i| (first + i as u64) as u32);
     let mut c1: [u32; PAIRS] = std::array::from_fn(|i| ((first + i as u64) >> 32) as u32);
-    let (mut c2, mut c3) = ([subject[0]; PAIRS], [subject[1]; PAIRS]);
+    let mut c2 = [subject[0]; PAIRS];
+    let mut c3 = [subject[1]; PAIRS];
     for _ in 0..ROUNDS {
         for i in 0..PAIRS {
             let low = u64::from(c0[i]) * 0xd251_1f53;
@@ -191,7 +197,7 @@ impl HostThreads {
     /// The calling thread alone.
     #[must_use]
     pub fn one() -> Self {
-        Self::new(1).expect("no thread is asked for")
+        Self::new(1).expect("no thread is started")
     }
 
     /// The number of threads, the calling thread included.
@@ -255,7 +261,7 @@ mod tests {
     fn numbers_depend_on_neither_threads_nor_instructions_nor_length() {
         let normals = NormalDraws { key: [3, 4], subject: [7, 1], deviation: 0.02 };
         let mut expected = vec![0.0; 3 * TASK_NUMBERS + 5];
-        HostThreads::new(1).expect("no thread").draw(normals, &mut expected);
+        HostThreads::new(1).expect("no thread is started").draw(normals, &mut expected);
         for set in InstructionSet::available() {
             for count in [1, 3] {
                 let host = HostThreads { threads: Threads::new(count).expect("threads"), set };

@@ -24,7 +24,8 @@ dispatch!(fn task_sums(start: u64, w: &[f32], m: &[f32], v: &[f32]) -> [u64; 2] 
 /// Sixteen places at once, each with sums of its own: the compiler has the lanes in vectors.
 #[inline(always)]
 fn task_lanes<L: Lanes>(start: u64, w: &[f32], m: &[f32], v: &[f32]) -> [u64; 2] {
-    let (mut first, mut second) = ([0u64; LANES], [0u64; LANES]);
+    let mut first = [0u64; LANES];
+    let mut second = [0u64; LANES];
     let whole = w.len() / LANES * LANES;
     for at in (0..whole).step_by(LANES) {
         let parts = [w, m, v].map(|part| L::from_slice(&part[at..]).to_array().map(f32::to_bits));

@@ -28,7 +28,8 @@ pub(super) fn forward(
     logits: &mut [f32],
     log_sums: &mut [f32],
 ) -> f64 {
-    let (inputs, vocabulary) = (matrix.depth(), matrix.columns());
+    let inputs = matrix.depth();
+    let vocabulary = matrix.columns();
     let rows = targets.len();
     assert_eq!(x.len(), rows * inputs);
     assert_eq!(logits.len(), rows * vocabulary);
@@ -96,7 +97,8 @@ pub(super) fn backward_input(
     logits_then_gradient: &mut [f32],
     gradient: &mut [f32],
 ) {
-    let (vocabulary, inputs) = (matrix.depth(), matrix.columns());
+    let vocabulary = matrix.depth();
+    let inputs = matrix.columns();
     let rows = targets.len();
     assert_eq!(log_sums.len(), rows);
     assert_eq!(logits_then_gradient.len(), rows * vocabulary);
@@ -134,7 +136,7 @@ impl LeftRows for SoftmaxGradient<'_> {
             for row in block.rows.clone() {
                 let start = row * self.vocabulary;
                 let here = &mut self.logits_then_gradient[start..][block.columns.clone()];
-                soften(self.set, self.log_sums[row], self.scale, here);
+                to_probabilities(self.set, self.log_sums[row], self.scale, here);
                 let target = self.targets[row] as usize;
                 if block.columns.contains(&target) {
                     here[target - block.columns.start] -= self.scale;
@@ -156,11 +158,13 @@ fn backward_task(set: InstructionSet, scale: f32, matrix: &PackedMatrix, task: B
     });
 }
 
-dispatch!(fn soften(log_sum: f32, scale: f32, logits: &mut [f32]) = soften_lanes);
+dispatch!(
+    fn to_probabilities(log_sum: f32, scale: f32, logits: &mut [f32]) = to_probabilities_lanes
+);
 
 /// Logits to probabilities, times `scale`.
 #[inline(always)]
-fn soften_lanes<L: Lanes>(log_sum: f32, scale: f32, logits: &mut [f32]) {
+fn to_probabilities_lanes<L: Lanes>(log_sum: f32, scale: f32, logits: &mut [f32]) {
     for at in (0..logits.len()).step_by(LANES) {
         let probability = exp(L::load_at(logits, at, 0.0).sub(L::splat(log_sum)));
         probability.mul(L::splat(scale)).store_at(logits, at);

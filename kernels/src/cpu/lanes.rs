@@ -130,7 +130,7 @@ pub(crate) trait Lanes: Copy {
         }
     }
 
-    /// Writes lanes to `floats[at..]`, as many as there is room for.
+    /// Writes lanes to `floats[at..]`, as many as the slice holds.
     #[inline(always)]
     fn store_at(self, floats: &mut [f32], at: usize) {
         let to = &mut floats[at..];
@@ -162,7 +162,8 @@ pub(crate) trait Lanes: Copy {
         let mut half = LANES / 2;
         while half > 0 {
             for lane in 0..half {
-                let (a, b) = (lanes[lane], lanes[lane + half]);
+                let a = lanes[lane];
+                let b = lanes[lane + half];
                 lanes[lane] = if a > b { a } else { b };
             }
             half /= 2;

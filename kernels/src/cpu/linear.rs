@@ -1,4 +1,4 @@
-//! Linear layers: products with what surrounds them fused in.
+//! Linear layers: products with their epilogues fused in.
 
 use std::ops::Range;
 
@@ -30,7 +30,8 @@ pub(super) fn forward(
     epilogue: ForwardEpilogue<'_, CpuBuffer>,
     y: &mut [f32],
 ) {
-    let (inputs, outputs) = (matrix.depth(), matrix.columns());
+    let inputs = matrix.depth();
+    let outputs = matrix.columns();
     assert_eq!(x.len(), rows * inputs);
     assert_eq!(y.len(), rows * outputs);
     let share = cpu.rows_per_task(rows);
@@ -65,19 +66,20 @@ fn forward_task(
     task: ForwardTask<'_>,
 ) {
     let ForwardTask { x, y, mut finish } = task;
-    let (inputs, outputs) = (matrix.depth(), matrix.columns());
+    let inputs = matrix.depth();
+    let outputs = matrix.columns();
     let set = cpu.instruction_set();
     let finish_row = |row: usize, columns: &Range<usize>, y: &mut [f32]| {
         let bias = bias.map(|bias| &bias[columns.clone()]);
-        let there = row * outputs + columns.start..row * outputs + columns.end;
+        let range = row * outputs + columns.start..row * outputs + columns.end;
         match &mut finish {
             ForwardFinish::Plain => {
                 if let Some(bias) = bias {
                     finish_plain(set, bias, y);
                 }
             }
-            ForwardFinish::Gelu { before } => finish_gelu(set, bias, &mut before[there], y),
-            ForwardFinish::Add { skip } => finish_add(set, bias, &skip[there], y),
+            ForwardFinish::Gelu { before } => finish_gelu(set, bias, &mut before[range], y),
+            ForwardFinish::Add { skip } => finish_add(set, bias, &skip[range], y),
         }
     };
     with_scratch(|scratch| {
@@ -94,7 +96,8 @@ pub(super) fn backward_input(
     matrix: &PackedMatrix,
     epilogue: BackwardEpilogue<'_, CpuBuffer>,
 ) {
-    let (outputs, inputs) = (matrix.depth(), matrix.columns());
+    let outputs = matrix.depth();
+    let inputs = matrix.columns();
     assert_eq!(gradient.len(), rows * outputs);
     let (result, through_gelu) = match epilogue {
         BackwardEpilogue::Plain { gradient } => (gradient, false),
@@ -132,16 +135,17 @@ fn backward_task_gelu(
     matrix: &PackedMatrix,
     before_then_gradient: &mut [f32],
 ) {
-    let (outputs, inputs) = (matrix.depth(), matrix.columns());
+    let outputs = matrix.depth();
+    let inputs = matrix.columns();
     let set = cpu.instruction_set();
     with_scratch(|scratch| {
         let finish = |row: usize, columns: &Range<usize>, sums: &mut [f32]| {
-            let there = &mut before_then_gradient[row * inputs..][columns.clone()];
-            apply_gelu_slope(set, sums, there);
+            let before = &mut before_then_gradient[row * inputs..][columns.clone()];
+            apply_gelu_slope(set, sums, before);
         };
         let row_count = gradient.len() / outputs;
         let factors = RowProduct { set, row_count, left: gradient, matrix };
-        let space = SumStorage::Passing(scratch.passing.as_mut_slice());
-        multiply_rows(factors, scratch.strips.as_mut_slice(), space, finish);
+        let storage = SumStorage::Passing(scratch.passing.as_mut_slice());
+        multiply_rows(factors, scratch.strips.as_mut_slice(), storage, finish);
     });
 }

@@ -8,7 +8,7 @@ use crate::backend::{Norm, RowsShape};
 /// arithmetic's definition.
 const PARTIAL_ROWS: usize = 64;
 
-/// A normalisation's parameters.
+/// A normalisation's weight and bias, `width` floats each.
 #[derive(Clone, Copy)]
 pub(super) struct NormParameters<'a> {
     pub(super) weight: &'a [f32],
@@ -24,17 +24,17 @@ pub(super) fn forward(
     y: &mut [f32],
     statistics: &mut [f32],
 ) {
-    let kept = norm.statistics_per_row();
+    let per_row = norm.statistics_per_row();
     assert_eq!(x.len(), rows.count * rows.width);
     assert_eq!(y.len(), x.len());
-    assert_eq!(statistics.len(), rows.count * kept);
+    assert_eq!(statistics.len(), rows.count * per_row);
     assert_eq!(parameters.weight.len(), rows.width);
     assert_eq!(parameters.bias.is_some(), norm.has_bias());
     let share = cpu.rows_per_task(rows.count);
     let pieces = x
         .chunks(share * rows.width)
         .zip(y.chunks_mut(share * rows.width))
-        .zip(statistics.chunks_mut(share * kept));
+        .zip(statistics.chunks_mut(share * per_row));
     cpu.threads().for_each(pieces.collect(), |((x, y), statistics)| {
         forward_rows(cpu.instruction_set(), norm, parameters, x, y, statistics);
     });
@@ -54,22 +54,24 @@ fn forward_rows_lanes<L: Lanes>(
 ) {
     let NormParameters { weight, bias } = parameters;
     let width = weight.len();
-    let kept = statistics.chunks_exact_mut(norm.statistics_per_row());
-    for ((x, y), kept) in x.chunks_exact(width).zip(y.chunks_exact_mut(width)).zip(kept) {
+    let rows_statistics = statistics.chunks_exact_mut(norm.statistics_per_row());
+    let rows = x.chunks_exact(width).zip(y.chunks_exact_mut(width)).zip(rows_statistics);
+    for ((x, y), statistics) in rows {
         let (mean, inverse) = match norm {
             Norm::Layer { epsilon } => {
                 let mean = row_sum::<L>(x) / width as f32;
                 let inverse = 1.0 / (square_sum::<L>(x, mean) / width as f32 + epsilon).sqrt();
-                kept.copy_from_slice(&[mean, inverse]);
+                statistics.copy_from_slice(&[mean, inverse]);
                 (mean, inverse)
             }
             Norm::Rms { epsilon } => {
                 let inverse = 1.0 / (square_sum::<L>(x, 0.0) / width as f32 + epsilon).sqrt();
-                kept[0] = inverse;
+                statistics[0] = inverse;
                 (0.0, inverse)
             }
         };
-        let (mean, inverse) = (L::splat(mean), L::splat(inverse));
+        let mean = L::splat(mean);
+        let inverse = L::splat(inverse);
         for at in (0..width).step_by(LANES) {
             let unit = L::load_at(x, at, 0.0).sub(mean).mul(inverse);
             let weight = L::load_at(weight, at, 0.0);
@@ -167,12 +169,12 @@ fn backward_rows_lanes<L: Lanes>(
     let (weight_sums, bias_sums) = sums.split_at_mut(width);
     let statistics = operands.statistics.chunks_exact(norm.statistics_per_row());
     let rows = operands.gradient.chunks_exact(width).zip(statistics);
-    for (row, (gradient, kept)) in rows.enumerate() {
+    for (row, (gradient, statistics)) in rows.enumerate() {
         let x = &mut operands.x_then_gradient[row * width..][..width];
         let skip = operands.skip.map(|skip| &skip[row * width..][..width]);
         let (mean, inverse) = match norm {
-            Norm::Layer { .. } => (kept[0], kept[1]),
-            Norm::Rms { .. } => (0.0, kept[0]),
+            Norm::Layer { .. } => (statistics[0], statistics[1]),
+            Norm::Rms { .. } => (0.0, statistics[0]),
         };
         let moments = row_moments::<L>(weight, gradient, x, mean, inverse);
         let mean_gradient = if norm.has_bias() { moments.0 / width as f32 } else { 0.0 };
@@ -205,7 +207,8 @@ fn row_moments<L: Lanes>(
     mean: f32,
     inverse: f32,
 ) -> (f32, f32) {
-    let (mut sum, mut product) = (L::splat(0.0), L::splat(0.0));
+    let mut sum = L::splat(0.0);
+    let mut product = L::splat(0.0);
     for at in (0..x.len()).step_by(LANES) {
         let weighted = L::load_at(gradient, at, 0.0).mul(L::load_at(weight, at, 0.0));
         let unit = L::load_at(x, at, mean).sub(L::splat(mean)).mul(L::splat(inverse));

@@ -49,7 +49,7 @@ fn side_by_side_lanes<L: Lanes>(group: &[f32]) -> [f64; CHAINS] {
 
 dispatch!(fn sum_side_by_side(group: &[f32]) -> [f64; CHAINS] = side_by_side_lanes);
 
-/// The state a candidate is computed from, over the elements meant.
+/// The state a candidate is computed from, over the elements concerned.
 #[derive(Clone, Copy)]
 pub(super) struct CandidateState<'a> {
     pub(super) w: &'a [f32],
@@ -72,7 +72,7 @@ struct OptimizerPiece<'a> {
 }
 
 impl OptimizerPiece<'_> {
-    /// Brings the piece's weights into the forms products read, while they are in the cache.
+    /// Packs the piece's weights for products, while they are in the cache.
     fn pack(self, cpu: &CpuBackend, weights: &[f32]) {
         if let Some((writer, rows)) = self.matrix {
             // SAFETY: each piece of a matrix is in the list once.
@@ -88,23 +88,23 @@ fn pieces<'a>(
 ) -> Vec<OptimizerPiece<'a>> {
     let mut pieces = Vec::new();
     let mut start = 0;
-    let mut take = |end: usize, matrix| {
+    let mut push = |end: usize, matrix| {
         pieces.push(OptimizerPiece { range: start..end, matrix });
         start = end;
     };
     let mut done = 0;
     for (range, writer) in matrices {
-        chunks(done..range.start).for_each(|end| take(end, None));
+        chunks(done..range.start).for_each(|end| push(end, None));
         for rows in writer.pieces() {
-            take(range.start + rows.end * writer.inputs(), Some((writer, rows)));
+            push(range.start + rows.end * writer.inputs(), Some((writer, rows)));
         }
         done = range.end;
     }
-    chunks(done..len).for_each(|end| take(end, None));
+    chunks(done..len).for_each(|end| push(end, None));
     pieces
 }
 
-/// The front of `rest` that `piece` is.
+/// Splits off the front of `rest` that `piece` covers.
 fn front<'a>(rest: &mut &'a mut [f32], piece: &OptimizerPiece<'_>) -> &'a mut [f32] {
     rest.split_off_mut(..piece.range.len()).expect("pieces make up the whole")
 }
@@ -155,7 +155,7 @@ fn chunks(range: Range<usize>) -> impl Iterator<Item = usize> {
     range.step_by(UPDATE_CHUNK).map(move |start| end.min(start + UPDATE_CHUNK))
 }
 
-/// Brings a matrix into the forms products read.
+/// Packs a matrix for the products that read it.
 pub(super) fn load_matrix(cpu: &CpuBackend, floats: &[f32], matrix: &mut MatrixPair) {
     let inputs = matrix.shape().inputs;
     assert_eq!(floats.len(), matrix.shape().outputs * inputs);
@@ -196,7 +196,8 @@ fn candidate_lanes<L: Lanes>(
 ) {
     let CandidateState { w, m, v, g } = state;
     for at in (0..candidate.len()).step_by(LANES) {
-        let (old_m, old_v) = (L::load_at(m, at, 0.0), L::load_at(v, at, 0.0));
+        let old_m = L::load_at(m, at, 0.0);
+        let old_v = L::load_at(v, at, 0.0);
         let moments = moments(L::load_at(g, at, 0.0), old_m, old_v, &numbers);
         stepped(L::load_at(w, at, 0.0), moments, &numbers).store_at(candidate, at);
     }
@@ -215,7 +216,8 @@ fn in_place_lanes<L: Lanes>(
     v: &mut [f32],
 ) {
     for at in (0..g.len()).step_by(LANES) {
-        let (old_m, old_v) = (L::load_at(m, at, 0.0), L::load_at(v, at, 0.0));
+        let old_m = L::load_at(m, at, 0.0);
+        let old_v = L::load_at(v, at, 0.0);
         let moments = moments(L::load_at(g, at, 0.0), old_m, old_v, &numbers);
         stepped(L::load_at(w, at, 0.0), moments, &numbers).store_at(w, at);
         moments.0.store_at(m, at);
@@ -244,7 +246,8 @@ dispatch!(fn commit_chunk(
 #[inline(always)]
 fn commit_lanes<L: Lanes>(g: &[f32], numbers: AdamWCoefficients, m: &mut [f32], v: &mut [f32]) {
     for at in (0..g.len()).step_by(LANES) {
-        let (old_m, old_v) = (L::load_at(m, at, 0.0), L::load_at(v, at, 0.0));
+        let old_m = L::load_at(m, at, 0.0);
+        let old_v = L::load_at(v, at, 0.0);
         let (new_m, new_v) = moments(L::load_at(g, at, 0.0), old_m, old_v, &numbers);
         new_m.store_at(m, at);
         new_v.store_at(v, at);

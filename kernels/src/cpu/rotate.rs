@@ -1,4 +1,4 @@
-//! Rotary position embedding.
+//! Rotary position embedding of queries and keys, in place.
 
 use super::backend::CpuBackend;
 use crate::backend::{AttentionShape, RotaryDirection};
@@ -7,7 +7,7 @@ pub(super) fn rotate(
     cpu: &CpuBackend,
     shape: AttentionShape,
     angles: &[f32],
-    turn: RotaryDirection,
+    direction: RotaryDirection,
     qkv: &mut [f32],
 ) {
     assert!(shape.head_width.is_multiple_of(2));
@@ -19,20 +19,20 @@ pub(super) fn rotate(
         for (row, qkv) in rows.chunks_exact_mut(shape.qkv_width()).enumerate() {
             let position = (piece * share + row) % shape.sequence_len;
             let angles = &angles[position * shape.head_width..][..shape.head_width];
-            let turned = &mut qkv[..shape.query_width() + shape.key_width()];
-            for head in turned.chunks_exact_mut(shape.head_width) {
-                rotate_head(angles, turn, head);
+            let rotated = &mut qkv[..shape.query_width() + shape.key_width()];
+            for head in rotated.chunks_exact_mut(shape.head_width) {
+                rotate_head(angles, direction, head);
             }
         }
     });
 }
 
-fn rotate_head(angles: &[f32], turn: RotaryDirection, head: &mut [f32]) {
+fn rotate_head(angles: &[f32], direction: RotaryDirection, head: &mut [f32]) {
     let half = head.len() / 2;
     let (cosines, sines) = angles.split_at(half);
     let (low, high) = head.split_at_mut(half);
     for (((a, b), cosine), sine) in low.iter_mut().zip(high).zip(cosines).zip(sines) {
-        let sine = match turn {
+        let sine = match direction {
             RotaryDirection::Forward => *sine,
             RotaryDirection::Backward => -sine,
         };

@@ -2,7 +2,7 @@
 
 use std::marker::PhantomData;
 
-/// Rows of floats handed out to tasks piece by piece.
+/// Rows of floats lent to tasks piece by piece.
 pub(super) struct SharedRows<'a> {
     floats: *mut f32,
     len: usize,

@@ -10,7 +10,7 @@ use crate::backend::AllocateError;
 /// must never matter to its result; that is the caller's part of the promise that the thread
 /// count changes no bit.
 pub(crate) struct Threads {
-    /// `None` with one thread.
+    /// The other threads; `None` if the calling thread is the only one.
     helpers: Option<rayon::ThreadPool>,
     count: usize,
 }
@@ -18,7 +18,7 @@ pub(crate) struct Threads {
 impl Threads {
     /// `count` threads in all, the caller included.
     pub(crate) fn new(count: usize) -> Result<Self, AllocateError> {
-        assert!(count > 0, "somebody must do the work");
+        assert!(count > 0, "at least the calling thread");
         let helpers = if count == 1 {
             None
         } else {
@@ -60,7 +60,7 @@ impl Threads {
         });
     }
 
-    /// Runs `task` over `items`, each once; the usual way to hand each task its own mutable piece.
+    /// Runs `task` over `items`, each once; the usual way to pass each task its own mutable piece.
     pub(crate) fn for_each<T: Send>(&self, items: Vec<T>, task: impl Fn(T) + Sync) {
         let slots: Vec<std::sync::Mutex<Option<T>>> =
             items.into_iter().map(|item| std::sync::Mutex::new(Some(item))).collect();

@@ -1,5 +1,5 @@
-//! Arithmetic between versions of weights. It runs once an update, over memory that nothing else uses
-//! meanwhile: one thread of plain loops is as fast as the memory.
+//! Arithmetic between versions of weights. It runs once an update, over memory that nothing else
+//! uses meanwhile: one thread of plain loops is as fast as the memory.
 
 use crate::backend::AdamWCoefficients;
 

@@ -61,25 +61,25 @@ pub(super) fn rotate<D: Device>(
     device: &CudaBackend<D>,
     shape: AttentionShape,
     angles: &CudaBuffer<D>,
-    turn: RotaryDirection,
+    direction: RotaryDirection,
     qkv: &mut CudaBuffer<D>,
 ) -> Result<(), DeviceFault> {
     assert!(shape.head_width.is_multiple_of(2));
     assert_eq!(angles.len(), shape.sequence_len * shape.head_width);
     assert_eq!(qkv.len(), shape.rows() * shape.qkv_width());
-    let turned_heads = shape.heads + shape.kv_heads;
+    let rotated_heads = shape.heads + shape.kv_heads;
     let arguments = Arguments::new()
         .address(angles.floats(0))
         .address(qkv.rows())
         .size(shape.rows())
         .size(shape.sequence_len)
-        .size(turned_heads)
+        .size(rotated_heads)
         .size(shape.head_width)
         .size(shape.qkv_width())
-        .float(match turn {
+        .float(match direction {
             RotaryDirection::Forward => 1.0,
             RotaryDirection::Backward => -1.0,
         });
-    let pairs = shape.rows() * turned_heads * (shape.head_width / 2);
+    let pairs = shape.rows() * rotated_heads * (shape.head_width / 2);
     device.launch(&Launch::over(Kernel::Rotate, pairs, arguments))
 }

@@ -10,7 +10,7 @@ use super::source::Precision;
 use crate::backend::{AttentionShape, EarlierSlice};
 use crate::scratch::{ScratchSlot, key_values};
 
-/// SLICES_MAX of `prelude.cuh`.
+/// Slices that a sequence may have: SLICES_MAX of `prelude.cuh`.
 pub const SLICES_MAX: usize = 64;
 /// The widest head: 32 times PARTS of `attention.cu`.
 pub const HEAD_WIDTH_MAX: usize = 256;
@@ -73,7 +73,8 @@ impl AttentionPlan {
             // Two tiles of keys and values in turn.
             forward: pass(forward, rows(4 * FLASH_ROWS)),
             backward_queries: pass(queries, rows(4 * tile)),
-            // Keys and values, and in turn two tiles of queries and gradients with two floats a row.
+            // Keys and values, and in turn two tiles of queries and gradients with two floats a
+            // row.
             backward_keys: pass(keys, rows(2 * FLASH_ROWS + 4 * tile) + 4 * tile * 4),
             rows: FLASH_ROWS,
             threads: FLASH_THREADS,
@@ -139,7 +140,7 @@ impl AttentionSlices {
         self.first[self.earlier]
     }
 
-    /// Keys in all.
+    /// The number of keys of all slices.
     fn keys(&self) -> usize {
         self.first[self.earlier + 1] as usize
     }
@@ -217,12 +218,12 @@ pub(super) fn backward<D: Device>(
     let products = row_products(device, shape, out, gradient)?;
     let key_values = key_values(shape);
     let own = device.scratch(ScratchSlot::Product, key_values * 4)?;
-    let given = earlier.iter().map(|slice| {
+    let earlier_gradients = earlier.iter().map(|slice| {
         let rows = slice.qkv.len() / shape.qkv_width();
         assert_eq!(slice.key_value_gradient.len(), rows * 2 * shape.key_width());
         slice.key_value_gradient.floats(0)
     });
-    let gradients = table(given.chain([own]));
+    let gradients = table(earlier_gradients.chain([own]));
     let arguments = slices
         .arguments(shape)
         .table(&gradients)

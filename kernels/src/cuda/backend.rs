@@ -1,8 +1,8 @@
 //! A device with its memory, as the trainer knows it; its operations are in [`operations`].
 //!
-//! Operations return nothing, so what goes wrong on the device is kept: from then on nothing is
-//! launched, whatever is read is NaN, and [`CudaBackend::fault`] returns why. A NaN in a sum of squares
-//! is never taken into the weights, so a fault cannot be mistaken for a result.
+//! Operations return nothing, so the first fault of the device is recorded: from then on nothing is
+//! launched, whatever is read is NaN, and [`CudaBackend::fault`] returns why. A NaN in a sum of
+//! squares is never applied to the weights, so a fault cannot be mistaken for a result.
 
 mod operations;
 
@@ -46,7 +46,7 @@ pub struct CudaBackend<D: Device = CudaDevice> {
     /// For outgoing and for incoming boundary tensors.
     staging_pools: [StagingBufferPool<D>; 2],
     losses: PinnedBufferPool<D>,
-    /// For floats that leave for the host.
+    /// For floats that are downloaded to the host.
     downloads: PinnedBufferPool<D>,
     /// Copies beside the work so far, and the last one that the work has waited for.
     copies: Cell<u64>,
@@ -76,15 +76,15 @@ impl<D: Device> CudaBackend<D> {
     /// Another one on the same device, which shares its stream, its regions of memory and its end.
     #[must_use]
     pub fn sibling(&self) -> Self {
-        let Self { device, arena, fault, upload_ring: staging, .. } = self;
-        Self::on(device.clone(), arena.clone(), fault.clone(), staging.clone())
+        let Self { device, arena, fault, upload_ring, .. } = self;
+        Self::on(device.clone(), arena.clone(), fault.clone(), upload_ring.clone())
     }
 
     fn on(
         device: Arc<CommandRecorder<D>>,
         arena: Arc<CudaArena<D>>,
         fault: Arc<OnceLock<DeviceFault>>,
-        staging: Arc<UploadRing<D>>,
+        upload_ring: Arc<UploadRing<D>>,
     ) -> Self {
         Self {
             device,
@@ -93,7 +93,7 @@ impl<D: Device> CudaBackend<D> {
             scratch: ScratchMemory::new(),
             fault,
             timestamps: UnreadTimestamps::default(),
-            upload_ring: staging,
+            upload_ring,
             staging_pools: [StagingBufferPool::new(), StagingBufferPool::new()],
             losses: losses::pinned_buffers(),
             downloads: PinnedBufferPool::new(download::LIMITS),
@@ -161,7 +161,7 @@ impl<D: Device> CudaBackend<D> {
         self.device.launch(launch)
     }
 
-    /// Runs an operation unless one has failed before; `otherwise` is its answer then.
+    /// Runs an operation unless one has failed before; `otherwise` is its result then.
     fn run_or<T>(&self, otherwise: T, operation: impl FnOnce() -> Result<T, DeviceFault>) -> T {
         if self.fault.get().is_some() {
             return otherwise;
@@ -172,7 +172,7 @@ impl<D: Device> CudaBackend<D> {
         })
     }
 
-    /// Keeps what went wrong first.
+    /// Records the first fault.
     fn record_fault(&self, fault: DeviceFault) {
         let _first = self.fault.get_or_init(|| fault);
     }
@@ -200,34 +200,40 @@ impl<D: Device> CudaBackend<D> {
         found.map_err(|fault| self.refusal(bytes, fault))
     }
 
-    /// Takes what is claimed: a region for buffers and scratch, and one for the rooms, which may be held
-    /// by others for longer.
+    /// Allocates what is claimed: a region for buffers and scratch, and one for staging buffers,
+    /// which receivers may hold for longer.
     fn take_claim(&self, claim: &MemoryClaim<'_>) -> Result<(), DeviceFault> {
         let precision = self.precision();
-        let rooms = staging_bytes(claim.staging, precision);
-        let (asked_bytes, purpose) = (self.claim_bytes(claim), AllocationPurpose::Claim);
+        let staging = staging_bytes(claim.staging, precision);
+        let requested_bytes = self.claim_bytes(claim);
+        let purpose = AllocationPurpose::Claim;
         let whole = |fault: DeviceFault, taken_bytes| {
             if let DeviceFault::OutOfMemory { free_bytes, total_bytes, .. } = fault {
                 let free_bytes = free_bytes + taken_bytes;
-                DeviceFault::OutOfMemory { asked_bytes, purpose, free_bytes, total_bytes }
+                DeviceFault::OutOfMemory {
+                    asked_bytes: requested_bytes,
+                    purpose,
+                    free_bytes,
+                    total_bytes,
+                }
             } else {
                 fault
             }
         };
         let reserve = |bytes| RegionAllocator::new(&self.device, bytes, purpose);
-        let halves = (rooms > 0).then(|| reserve(rooms)).transpose();
+        let halves = (staging > 0).then(|| reserve(staging)).transpose();
         let halves = halves.map_err(|fault| whole(fault, 0))?.map(RegionAllocator::halves);
         let work = claim.buffers + scratch_bytes(claim.operations, precision);
-        let mut work = reserve(work).map_err(|fault| whole(fault, region_bytes(rooms)))?;
+        let mut work = reserve(work).map_err(|fault| whole(fault, region_bytes(staging)))?;
         self.scratch.reserve(&mut work, slot_bytes(claim.operations, precision));
         *self.claimed.borrow_mut() = Some(work);
-        for (rooms, half) in self.staging_pools.iter().zip(halves.into_iter().flatten()) {
-            rooms.reserve(half);
+        for (pool, half) in self.staging_pools.iter().zip(halves.into_iter().flatten()) {
+            pool.reserve(half);
         }
         Ok(())
     }
 
-    /// A lack of memory harms nothing; any other fault is kept.
+    /// A lack of memory harms nothing; any other fault is recorded.
     fn refusal(&self, bytes: u64, fault: DeviceFault) -> AllocateError {
         match fault {
             DeviceFault::OutOfMemory { asked_bytes, purpose, free_bytes, total_bytes } => {

@@ -3,8 +3,8 @@
 //! A file holds the key in full (source, options, versions), so that no two keys are taken for one,
 //! and a checksum of the code, so that a torn file is not loaded. Files are written beside and
 //! renamed; the oldest go when there are more than [`FILES_MAX`]. A cache that cannot be written
-//! costs time at each start and nothing else: that is a warning, once, and the process keeps the code
-//! for the next devices that it opens.
+//! costs time at each start and nothing else: that is a warning, once, and the process keeps the
+//! code for the next devices that it opens.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -35,7 +35,7 @@ pub struct KernelCache {
     folder: PathBuf,
 }
 
-/// Code, and what stood in the way of keeping it.
+/// Compiled code, and why it could not be kept on disk.
 #[derive(Debug)]
 pub struct CompiledCode {
     /// Machine code for the device.
@@ -71,8 +71,8 @@ impl KernelCache {
         Self { folder }
     }
 
-    /// A cache in the folder that [`FOLDER_VARIABLE`] names, or `zbelastic/kernels` in the user's folder for
-    /// caches, or in the system's for temporary files.
+    /// A cache in the folder that [`FOLDER_VARIABLE`] names, or `zbelastic/kernels` in the user's
+    /// folder for caches, or in the system's for temporary files.
     #[must_use]
     pub fn of_environment() -> Self {
         let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty());
@@ -150,7 +150,8 @@ impl KernelCache {
         Ok(())
     }
 
-    /// Leaves [`FILES_MAX`] files. What cannot be removed stays: another process may have done it.
+    /// Removes the oldest files beyond [`FILES_MAX`]. What cannot be removed stays: another process
+    /// may have done it.
     fn drop_oldest(&self) {
         let Ok(entries) = fs::read_dir(&self.folder) else { return };
         let mut files: Vec<(SystemTime, PathBuf)> = entries
@@ -210,7 +211,8 @@ mod tests {
     #[test]
     fn code_comes_back_whole_or_not_at_all() {
         let cache = KernelCache::new(folder("cache"));
-        let (first, second) = (b"first".as_slice(), b"second".as_slice());
+        let first = b"first".as_slice();
+        let second = b"second".as_slice();
         assert_eq!(cache.read(first), None);
         cache.write(first, b"code").expect("a temporary folder");
         assert_eq!(cache.read(first).as_deref(), Some(b"code".as_slice()));

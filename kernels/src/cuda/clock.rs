@@ -1,4 +1,4 @@
-//! Moments in a device's stream, and the time between them as the device counts it.
+//! Timing events in a device's stream, and the time between them as the device counts it.
 
 use std::ptr;
 
@@ -8,27 +8,27 @@ use super::devices::check;
 use super::driver::CudaDevice;
 use super::error::DeviceFault;
 
-/// A moment between two operations.
+/// An event between two operations that the device records with its time.
 pub struct TimingEvent<'a> {
     device: &'a CudaDevice,
     event: sys::CUevent,
 }
 
 impl CudaDevice {
-    /// The moment after everything enqueued so far.
+    /// Records an event after everything enqueued so far.
     ///
     /// # Errors
     /// If the driver reports a fault.
     pub fn record_event(&self) -> Result<TimingEvent<'_>, DeviceFault> {
-        let _alone = self.enter()?;
-        let mut mark = TimingEvent { device: self, event: ptr::null_mut() };
+        let _guard = self.enter()?;
+        let mut recorded = TimingEvent { device: self, event: ptr::null_mut() };
         let flags = sys::CUevent_flags_enum::CU_EVENT_DEFAULT as u32;
-        // SAFETY: the driver writes a handle, which `drop` gives back; the stream is the device's.
+        // SAFETY: the driver writes a handle, which `drop` destroys; the stream is the device's.
         unsafe {
-            check("cuEventCreate", sys::cuEventCreate(&mut mark.event, flags))?;
-            check("cuEventRecord", sys::cuEventRecord(mark.event, self.stream()))?;
+            check("cuEventCreate", sys::cuEventCreate(&mut recorded.event, flags))?;
+            check("cuEventRecord", sys::cuEventRecord(recorded.event, self.stream()))?;
         }
-        Ok(mark)
+        Ok(recorded)
     }
 }
 

@@ -1,4 +1,5 @@
-//! Sums over rows: groups of 32 rows are one chain, and so are groups of 32 sums, until one is left.
+//! Sums over rows: groups of 32 rows are one chain, and so are groups of 32 sums, until one is
+//! left.
 
 use super::backend::CudaBackend;
 use super::device::{Device, DeviceAddress};

@@ -15,13 +15,13 @@ pub struct Compiler {
     version: CudaVersion,
 }
 
-/// A program in the compiler's hands.
+/// A program that the compiler has, destroyed with its owner.
 struct NvrtcProgram(sys::nvrtcProgram);
 
 impl Drop for NvrtcProgram {
     fn drop(&mut self) {
         // SAFETY: the handle is the compiler's, and destroyed once.
-        let _gone = unsafe { sys::nvrtcDestroyProgram(&mut self.0) };
+        let _destroyed = unsafe { sys::nvrtcDestroyProgram(&mut self.0) };
     }
 }
 
@@ -62,13 +62,14 @@ const STRICT_OPTIONS: [&str; 2] =
     ["--ptxas-options=--warn-on-spills", "--ptxas-options=--warn-on-local-memory-usage"];
 
 impl Compiler {
-    /// Looks for NVRTC.
+    /// Finds NVRTC and its version.
     ///
     /// # Errors
     /// If it is not there.
     pub fn find() -> Result<Self, CompileError> {
         require(Library::Nvrtc)?;
-        let (mut major, mut minor) = (0, 0);
+        let mut major = 0;
+        let mut minor = 0;
         // SAFETY: the library is there and writes two integers.
         check("nvrtcVersion", unsafe { sys::nvrtcVersion(&mut major, &mut minor) })?;
         Ok(Self { version: CudaVersion { major: major as u32, minor: minor as u32 } })
@@ -96,22 +97,23 @@ impl Compiler {
         Err(CompileError::UnknownArchitecture { architecture, found: self.version })
     }
 
-    /// The code of one file for one architecture. Warnings are not looked at: which there are depends
-    /// on the compiler's version, and the sources were held to one by [`Self::compile_strictly`].
+    /// The code of one file for one architecture. Warnings are not looked at: which there are
+    /// depends on the compiler's version, and the sources were held to one by
+    /// [`Self::compile_strictly`].
     ///
     /// # Errors
     /// If the compiler does not know the architecture, or refuses the source.
     pub fn compile(&self, unit: &CompilationUnit) -> Result<Vec<u8>, CompileError> {
         let (program, result) = self.begin(unit, &unit.file.source(), unit.options())?;
         if result != sys::nvrtcResult::NVRTC_SUCCESS {
-            self.refuse_words(unit, &program)?;
+            self.refuse_log(unit, &program)?;
         }
         check("nvrtcCompileProgram", result)?;
         code(&program)
     }
 
-    /// The same for a given text, for tests: any message of the compiler is a refusal, and it warns of
-    /// registers that go to memory, too.
+    /// The same for a given text, for tests: any message of the compiler is a refusal, and it warns
+    /// of registers that go to memory, too.
     ///
     /// # Errors
     /// As [`Self::compile`].
@@ -123,7 +125,7 @@ impl Compiler {
         let mut options = unit.options();
         options.extend(STRICT_OPTIONS.map(str::to_owned));
         let (program, result) = self.begin(unit, text, options)?;
-        self.refuse_words(unit, &program)?;
+        self.refuse_log(unit, &program)?;
         check("nvrtcCompileProgram", result)?;
         code(&program)
     }
@@ -140,7 +142,8 @@ impl Compiler {
         let mut program = ptr::null_mut();
         // SAFETY: two C strings that the compiler copies, and no headers.
         let made = unsafe {
-            let (source, name) = (source.as_ptr(), name.as_ptr());
+            let source = source.as_ptr();
+            let name = name.as_ptr();
             sys::nvrtcCreateProgram(&mut program, source, name, 0, ptr::null(), ptr::null())
         };
         check("nvrtcCreateProgram", made)?;
@@ -157,7 +160,7 @@ impl Compiler {
     }
 
     /// The compiler's log, if there is any, as a refusal.
-    fn refuse_words(
+    fn refuse_log(
         &self,
         unit: &CompilationUnit,
         program: &NvrtcProgram,

@@ -1,9 +1,9 @@
 //! Matrix products by cublasLt.
 //!
-//! For each shape the library is queried once for the best of its algorithms; the answer is kept and
-//! may be kept with a run ([`AlgorithmPin`]), so that a shape has one algorithm for ever. None that splits a
-//! sum over blocks is allowed, and the workspace is ours: what a product gives depends on its
-//! operands and on the version of the library alone.
+//! For each shape the library is queried once for the best of its algorithms; the algorithm is
+//! cached and may be kept with a run ([`AlgorithmPin`]), so that a shape has one algorithm for
+//! ever. None that splits a sum over blocks is allowed, and the workspace is ours: what a product
+//! gives depends on its operands and on the version of the library alone.
 //!
 //! The library counts columns first. A row-major matrix is the transpose of a column-major one, so
 //! each product here is requested as its transpose, `result^T = right^T * left^T`.
@@ -95,7 +95,7 @@ struct FactorLayout {
     is_transposed: bool,
 }
 
-/// `result^T = first * second` with the factors' places in memory.
+/// `result^T = first * second` with the factors' layouts in memory.
 struct ProductLayout {
     first: FactorLayout,
     second: FactorLayout,
@@ -106,10 +106,10 @@ impl ProductLayout {
     fn of(key: &AlgorithmKey) -> Self {
         let AlgorithmKey { kind, rows, outputs, inputs, .. } = *key;
         let plain = |count, width| FactorLayout { width, count, is_transposed: false };
-        let turned = |count, width| FactorLayout { width, count, is_transposed: true };
+        let transposed = |count, width| FactorLayout { width, count, is_transposed: true };
         match kind {
             ProductKind::Forward => Self {
-                first: turned(outputs, inputs),
+                first: transposed(outputs, inputs),
                 second: plain(rows, inputs),
                 result: plain(rows, outputs),
             },
@@ -120,7 +120,7 @@ impl ProductLayout {
             },
             ProductKind::Weights { .. } => Self {
                 first: plain(rows, inputs),
-                second: turned(rows, outputs),
+                second: transposed(rows, outputs),
                 result: plain(outputs, inputs),
             },
         }
@@ -131,7 +131,7 @@ fn check(call: &'static str, status: sys::cublasStatus_t) -> Result<(), DeviceFa
     if status == sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS {
         return Ok(());
     }
-    // On a device that gave up earlier the library fails, too, and only the driver reports why.
+    // On a device that failed earlier the library fails, too, and only the driver reports why.
     memory_here()?;
     // SAFETY: the library returns a string of its own for every status.
     let name = unsafe { CStr::from_ptr(sys::cublasLtGetStatusName(status)) };
@@ -192,7 +192,8 @@ fn layout(
     let mut raw = ptr::null_mut();
     // SAFETY: the library writes a handle, which its owner destroys.
     let status = unsafe {
-        let (width_, count) = (width as u64, count as u64);
+        let width_ = width as u64;
+        let count = count as u64;
         sys::cublasLtMatrixLayoutCreate(&mut raw, of, width_, count, width as i64)
     };
     check("cublasLtMatrixLayoutCreate", status)?;
@@ -210,13 +211,13 @@ fn description(
     check("cublasLtMatmulDescCreate", status)?;
     let description = CublasHandle { raw, destroy: sys::cublasLtMatmulDescDestroy };
     use sys::cublasLtMatmulDescAttributes_t as Attribute;
-    let turns = [
+    let operations = [
         (Attribute::CUBLASLT_MATMUL_DESC_TRANSA, layout.first),
         (Attribute::CUBLASLT_MATMUL_DESC_TRANSB, layout.second),
     ];
-    for (attribute, factor) in turns {
-        let turn = if factor.is_transposed { OPERATION_T } else { OPERATION_N };
-        let value = (&raw const turn).cast::<c_void>();
+    for (attribute, factor) in operations {
+        let operation = if factor.is_transposed { OPERATION_T } else { OPERATION_N };
+        let value = (&raw const operation).cast::<c_void>();
         // SAFETY: the library reads four bytes.
         let status =
             unsafe { sys::cublasLtMatmulDescSetAttribute(description.raw, attribute, value, 4) };
@@ -288,7 +289,7 @@ impl CublasProducts {
         Ok(Self { library, version, workspace, stream, state: Mutex::default() })
     }
 
-    /// Memory that the device gives back when it closes.
+    /// The workspace, which the device frees when it closes.
     pub(super) fn workspace(&self) -> DeviceAddress {
         self.workspace
     }
@@ -298,16 +299,16 @@ impl CublasProducts {
         key: &AlgorithmKey,
         pinned: Option<[u64; 8]>,
     ) -> Result<MatmulPlan, DeviceFault> {
-        let places = ProductLayout::of(key);
+        let layouts = ProductLayout::of(key);
         let rows_type = data_type(key.precision);
         let result_type = match key.kind {
             ProductKind::Forward | ProductKind::Input => rows_type,
             ProductKind::Weights { .. } => sys::cudaDataType_t::CUDA_R_32F,
         };
-        let description = description(&places)?;
-        let first = layout(places.first, rows_type)?;
-        let second = layout(places.second, rows_type)?;
-        let result = layout(places.result, result_type)?;
+        let description = description(&layouts)?;
+        let first = layout(layouts.first, rows_type)?;
+        let second = layout(layouts.second, rows_type)?;
+        let result = layout(layouts.result, result_type)?;
         let algorithm = sys::cublasLtMatmulAlgo_t { data: pinned.unwrap_or_default() };
         let mut plan = MatmulPlan { description, first, second, result, algorithm };
         match pinned {
@@ -317,12 +318,12 @@ impl CublasProducts {
         Ok(plan)
     }
 
-    /// Whether the library takes a pinned algorithm for its product.
+    /// Whether the library accepts a pinned algorithm for its product.
     fn check_algorithm(&self, plan: &MatmulPlan) -> Result<(), DeviceFault> {
         let mut found: sys::cublasLtMatmulHeuristicResult_t =
             // SAFETY: a structure of numbers, which the library fills in.
             unsafe { std::mem::zeroed() };
-        // SAFETY: live handles, and room for one result.
+        // SAFETY: live handles, and memory for one result.
         let status = unsafe {
             sys::cublasLtMatmulAlgoCheck(
                 self.library.raw,
@@ -338,7 +339,7 @@ impl CublasProducts {
         check("cublasLtMatmulAlgoCheck", status)
     }
 
-    /// The library's first choice.
+    /// The first algorithm that the library proposes.
     fn best(
         &self,
         key: &AlgorithmKey,
@@ -364,7 +365,7 @@ impl CublasProducts {
         // SAFETY: structures of numbers, which the library fills in.
         let mut found: [sys::cublasLtMatmulHeuristicResult_t; COUNT] =
             unsafe { std::mem::zeroed() };
-        // SAFETY: live handles, and room for as many results as are requested.
+        // SAFETY: live handles, and memory for as many results as are requested.
         let status = unsafe {
             sys::cublasLtMatmulAlgoGetHeuristic(
                 self.library.raw,
@@ -406,24 +407,24 @@ impl CublasProducts {
         let is_added = product.kind == ProductKind::Weights { is_added: true };
         let beta = f32::from(u8::from(is_added || product.addend.is_some()));
         let addend = product.addend.unwrap_or(product.result);
-        let place = |address: DeviceAddress| address.0 as *mut c_void;
+        let pointer = |address: DeviceAddress| address.0 as *mut c_void;
         // SAFETY: live handles; the addresses are the caller's, of the lengths of the layouts.
         let status = unsafe {
             sys::cublasLtMatmul(
                 self.library.raw,
                 plan.description.raw,
                 (&raw const one).cast(),
-                place(product.right),
+                pointer(product.right),
                 plan.first.raw,
-                place(product.left),
+                pointer(product.left),
                 plan.second.raw,
                 (&raw const beta).cast(),
-                place(addend),
+                pointer(addend),
                 plan.result.raw,
-                place(product.result),
+                pointer(product.result),
                 plan.result.raw,
                 &plan.algorithm,
-                place(self.workspace),
+                pointer(self.workspace),
                 WORKSPACE_BYTES as usize,
                 self.stream,
             )
@@ -504,7 +505,8 @@ mod tests {
         assert_eq!(depth, other_depth);
         let mut product = vec![0.0; result.width * result.count];
         for (index, to) in product.iter_mut().enumerate() {
-            let (row, column) = (index % result.width, index / result.width);
+            let row = index % result.width;
+            let column = index / result.width;
             let term = |k| element(first, right, row, k) * element(second, left, k, column);
             *to = (0..depth).map(term).sum();
         }
@@ -516,7 +518,9 @@ mod tests {
         use crate::reference::{linear_backward_input, linear_backward_weights, linear_forward};
         let shape = crate::MatrixShape { outputs: 3, inputs: 2 };
         let floats = |len: usize| (0..len).map(|i| (i * i % 7) as f64 - 2.0).collect::<Vec<_>>();
-        let (x, dy, w) = (floats(10), floats(15), floats(6));
+        let x = floats(10);
+        let dy = floats(15);
+        let w = floats(6);
         let [forward, input, weights] = KINDS;
         assert_eq!(by_the_library(forward, &x, &w), linear_forward(shape, &x, &w, None));
         assert_eq!(by_the_library(input, &dy, &w), linear_backward_input(shape, &w, &dy));

@@ -8,12 +8,12 @@ use super::error::DeviceFault;
 use super::kernel::Launch;
 use super::source::Precision;
 
-/// A place in a device's memory, in bytes.
+/// An address in a device's memory, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct DeviceAddress(pub u64);
 
 impl DeviceAddress {
-    /// The place `bytes` bytes further on.
+    /// The address `bytes` bytes further on.
     #[must_use]
     pub const fn plus(self, bytes: u64) -> Self {
         Self(self.0 + bytes)
@@ -48,13 +48,14 @@ pub struct MatrixProduct {
     pub outputs: usize,
     /// The layer's input features.
     pub inputs: usize,
-    /// Place of the left factor.
+    /// Address of the left factor.
     pub left: DeviceAddress,
-    /// Place of the right factor.
+    /// Address of the right factor.
     pub right: DeviceAddress,
-    /// Place that receives the product.
+    /// Address that receives the product.
     pub result: DeviceAddress,
-    /// What is added to a forward product before it is rounded, as long as the result and of its type.
+    /// What is added to a forward product before it is rounded, as long as the result and of its
+    /// type.
     pub addend: Option<DeviceAddress>,
 }
 
@@ -67,9 +68,9 @@ pub enum DeviceCommand {
     Multiply(MatrixProduct),
     /// A copy within the device, as by [`Device::copy`].
     Copy {
-        /// Place of the first byte that is read.
+        /// Address of the first byte that is read.
         from: DeviceAddress,
-        /// Place of the first byte that is written.
+        /// Address of the first byte that is written.
         to: DeviceAddress,
         /// The number of bytes to copy.
         bytes: u64,
@@ -115,9 +116,9 @@ impl Stream {
 /// [`Stream::Compute`]; `read` waits for all that was enqueued in that one.
 ///
 /// Memory that two streams use needs a [`Device::record_fence`] in the one that is first and a
-/// [`Device::stream_wait`] in the other. A fence of one device may be followed by another.
+/// [`Device::stream_wait`] in the other. A fence of one device may be waited for by another.
 pub trait Device: Send + Sync + 'static {
-    /// A moment in a stream: after everything that was enqueued in it before.
+    /// A point in a stream: after everything that was enqueued in it before.
     type Fence: Clone + Send + Sync;
 
     /// The type of activations.
@@ -129,7 +130,7 @@ pub trait Device: Send + Sync + 'static {
     /// If there is none left.
     fn allocate(&self, bytes: u64) -> Result<DeviceAddress, DeviceFault>;
 
-    /// Gives back what `allocate` gave, once no stream uses it any more.
+    /// Frees what `allocate` returned, once no stream uses it any more.
     fn free(&self, address: DeviceAddress);
 
     /// Memory of the host that the device copies by itself, whatever is in it.
@@ -138,7 +139,7 @@ pub trait Device: Send + Sync + 'static {
     /// If there is none left.
     fn allocate_host(&self, bytes: u64) -> Result<DeviceAddress, DeviceFault>;
 
-    /// Gives back what `allocate_host` gave, once no stream of this device uses it any more.
+    /// Frees what `allocate_host` returned, once no stream of this device uses it any more.
     fn free_host(&self, address: DeviceAddress);
 
     /// Writes memory of `allocate_host`, at once: no stream may use it.
@@ -201,19 +202,19 @@ pub trait Device: Send + Sync + 'static {
         bytes: u64,
     ) -> Result<(), DeviceFault>;
 
-    /// The moment after everything that was enqueued in `stream`.
+    /// Records a fence after everything that was enqueued in `stream`.
     ///
     /// # Errors
     /// If the driver reports a fault.
     fn record_fence(&self, stream: Stream) -> Result<Self::Fence, DeviceFault>;
 
-    /// What is enqueued in `stream` from now on happens after that moment. The caller does not wait.
+    /// What is enqueued in `stream` from now on happens after that fence. The caller does not wait.
     ///
     /// # Errors
     /// If the driver reports a fault.
     fn stream_wait(&self, stream: Stream, fence: &Self::Fence) -> Result<(), DeviceFault>;
 
-    /// Waits on the host until that moment.
+    /// Waits on the host for that fence.
     ///
     /// # Errors
     /// If the driver reports a fault of anything before it.
@@ -231,13 +232,13 @@ pub trait Device: Send + Sync + 'static {
     /// If the library reports an error.
     fn multiply(&self, product: &MatrixProduct) -> Result<(), DeviceFault>;
 
-    /// Makes a graph of these commands, which does not run yet. `None` if the device has no graphs, or
-    /// refuses these commands in one.
+    /// Makes a graph of these commands, which does not run yet. `None` if the device has no graphs,
+    /// or refuses these commands in one.
     ///
     /// # Errors
-    /// If the device gave up.
+    /// If the device failed for good.
     fn capture(&self, commands: &[DeviceCommand]) -> Result<Option<GraphId>, DeviceFault> {
-        let _nobody_asked = commands;
+        let _unused = commands;
         Ok(None)
     }
 

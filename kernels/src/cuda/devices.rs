@@ -53,9 +53,11 @@ pub struct MemoryInfo {
     pub total_bytes: u64,
 }
 
-/// The memory of the current context's device. The driver reports a device that gave up earlier here, too.
+/// The memory of the current context's device. The driver reports a device that failed earlier
+/// here, too.
 pub(super) fn memory_here() -> Result<MemoryInfo, DeviceFault> {
-    let (mut free, mut total) = (0usize, 0usize);
+    let mut free = 0usize;
+    let mut total = 0usize;
     // SAFETY: the driver writes two sizes.
     check("cuMemGetInfo", unsafe { sys::cuMemGetInfo_v2(&mut free, &mut total) })?;
     Ok(MemoryInfo { free_bytes: free as u64, total_bytes: total as u64 })
@@ -64,7 +66,7 @@ pub(super) fn memory_here() -> Result<MemoryInfo, DeviceFault> {
 /// The CUDA version of the driver, once it is found and new enough.
 ///
 /// # Errors
-/// If there is no driver, it is too old or it refuses to begin.
+/// If there is no driver, it is too old or it cannot be initialized.
 pub fn driver_version() -> Result<CudaVersion, OpenError> {
     require(Library::Driver)?;
     let mut number = 0;
@@ -99,13 +101,13 @@ pub fn devices() -> Result<Vec<DeviceProperties>, OpenError> {
         Err(error) => return Err(error),
     }
     // SAFETY: the driver is there.
-    let begun = check("cuInit", unsafe { sys::cuInit(0) });
-    if let Err(DeviceFault::Refused { code, .. }) = &begun
+    let initialized = check("cuInit", unsafe { sys::cuInit(0) });
+    if let Err(DeviceFault::Refused { code, .. }) = &initialized
         && *code == sys::CUresult::CUDA_ERROR_NO_DEVICE as u32
     {
         return Ok(Vec::new());
     }
-    begun?;
+    initialized?;
     let mut count = 0;
     // SAFETY: the driver writes one integer.
     check("cuDeviceGetCount", unsafe { sys::cuDeviceGetCount(&mut count) })?;
@@ -147,13 +149,14 @@ fn describe(index: c_int) -> Result<DeviceProperties, DeviceFault> {
 ///
 /// # Errors
 /// If there is none, or it is too old.
-pub fn choose(devices: &[DeviceProperties], asked: usize) -> Result<&DeviceProperties, OpenError> {
+pub fn choose(devices: &[DeviceProperties], index: usize) -> Result<&DeviceProperties, OpenError> {
     if devices.is_empty() {
         return Err(OpenError::NoDevice);
     }
     let named = |device: &DeviceProperties| format!("{}: {}", device.index, device.name);
-    let absent = || OpenError::DeviceAbsent { asked, found: devices.iter().map(named).collect() };
-    let device = devices.get(asked).ok_or_else(absent)?;
+    let absent =
+        || OpenError::DeviceAbsent { asked: index, found: devices.iter().map(named).collect() };
+    let device = devices.get(index).ok_or_else(absent)?;
     if device.architecture < Architecture::OLDEST {
         return Err(OpenError::ArchitectureTooOld {
             device: device.name.clone(),

@@ -1,13 +1,15 @@
-//! Floats that leave for the host: gradients for the holders of copies, and states of layers.
+//! Floats that are downloaded to the host: gradients for the holders of copies, and states of
+//! layers.
 //!
 //! ```text
-//!   compute  ... W ─fence─┐              ┌─follow─ the next that writes them
+//!   compute  ... W ─fence─┐              ┌─wait─ the next that writes them
 //!   out                   └─▶ copy ─fence┤
-//!   a thread that sends or writes them   └─reach─ read
+//!   a thread that sends or writes them   └─wait─ read
 //! ```
 //!
-//! The stage goes on at once. A buffer holds the copy that still reads it: it may be read meanwhile, and
-//! the caller that writes it has the device wait first ([`super::offload::order_after_copies`]).
+//! The stage goes on at once. A buffer holds the copy that still reads it: it may be read
+//! meanwhile, and the caller that writes it has the device wait first
+//! ([`super::offload::order_after_copies`]).
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
@@ -21,15 +23,16 @@ use super::source::Precision;
 use super::transfer::numbers_of;
 use crate::host_floats::{HostFloats, PendingFloats};
 
-/// Buffers of a backend that are on their way: gradient, weights and both moments of 1,024 layers.
+/// Downloads of a backend that are pending at once: gradient, weights and both moments of 1,024
+/// layers.
 pub const DOWNLOADS_MAX: usize = 1 << 12;
 /// Memory of the host for all of them. What would take more is waited for at once.
 pub const DOWNLOAD_BYTES_MAX: u64 = 4 << 30;
 
-/// The limits of what is on its way.
+/// The limits of what is pending: the number of downloads and their bytes.
 pub(super) const LIMITS: (usize, u64) = (DOWNLOADS_MAX, DOWNLOAD_BYTES_MAX);
 
-/// A buffer on its way.
+/// A buffer on its way to the host.
 struct PendingDownload<D: Device> {
     precision: Precision,
     /// The fault of the backend that the buffer is of.
@@ -65,24 +68,31 @@ impl<D: Device> PendingFloats for PendingDownload<D> {
     }
 }
 
-/// Sends a buffer's floats to the host; none if there is no room for them there.
+/// Begins to copy a buffer's floats to the host; `None` if there is no pinned buffer for them.
 pub(super) fn begin_download<D: Device>(
     backend: &CudaBackend<D>,
-    sheets: &PinnedBufferPool<D>,
+    pool: &PinnedBufferPool<D>,
     from: &mut CudaBuffer<D>,
 ) -> Result<Option<HostFloats>, DeviceFault> {
-    let (device, element, len) = (backend.shared_device(), from.element(), from.len());
+    let device = backend.shared_device();
+    let element = from.element();
+    let len = from.len();
     if len == 0 {
         return Ok(Some(Vec::new().into()));
     }
     let bytes = element.bytes(device.precision()) * len as u64;
     device.stream_wait(Stream::Download, &device.record_fence(Stream::Compute)?)?;
-    let Some(copied) = sheets.enqueue_copy(backend, Stream::Download, (from.at(0), bytes))? else {
+    let Some(copied) = pool.enqueue_copy(backend, Stream::Download, (from.at(0), bytes))? else {
         return Ok(None);
     };
     from.set_reader(CopyGuard::new(copied.arrived().clone(), backend.next_copy()));
-    let (precision, fault) = (device.precision(), backend.shared_fault());
-    let (copied, floats) = (Mutex::new(Some(copied)), OnceLock::new());
-    let leaving = PendingDownload { precision, fault, copied, len, element, floats };
-    Ok(Some(HostFloats::pending(Arc::new(leaving))))
+    let download = PendingDownload {
+        precision: device.precision(),
+        fault: backend.shared_fault(),
+        copied: Mutex::new(Some(copied)),
+        len,
+        element,
+        floats: OnceLock::new(),
+    };
+    Ok(Some(HostFloats::pending(Arc::new(download))))
 }

@@ -1,8 +1,9 @@
 //! A real device: its context, its streams, the kernels' modules, memory and products.
 //!
-//! All work goes into one stream, so what is enqueued first happens first and scratch may be reused by
-//! the next operation; copies to and from the host have two more ([`super::streams`]). A pipeline's
-//! stages on one device are devices that were opened once each, with streams of their own.
+//! All work goes into one stream, so what is enqueued first happens first and scratch may be reused
+//! by the next operation; copies to and from the host have two more ([`super::streams`]). A
+//! pipeline's stages on one device are devices that were opened once each, with streams of their
+//! own.
 
 use std::collections::BTreeMap;
 use std::ffi::{CString, c_char, c_void};
@@ -26,7 +27,7 @@ use super::source::{CompilationUnit, KernelFile, Precision};
 use super::streams::{self, CudaFence, CudaStreams, DeviceContext, EventPool, PeerAccess};
 use crate::fault::AllocationPurpose;
 
-/// Shared memory that a launch may request without being allowed to.
+/// Bytes of shared memory that a launch may request without an attribute of its function.
 const SHARED_BYTES_PLAIN: u32 = 48 << 10;
 
 /// An open device of the real driver: context, streams, loaded kernels and products.
@@ -41,8 +42,8 @@ pub struct CudaDevice {
     modules: Vec<sys::CUmodule>,
     functions: BTreeMap<&'static str, sys::CUfunction>,
     products: Option<CublasProducts>,
-    /// The stream's graphs, held while anything is enqueued: what another thread enqueues must not slip into
-    /// a graph that is being made.
+    /// The stream's graphs, held while anything is enqueued: what another thread enqueues must not
+    /// be captured in a graph that is being made.
     graphs: Mutex<StreamGraphs>,
 }
 
@@ -52,7 +53,7 @@ unsafe impl Send for CudaDevice {}
 // SAFETY: as above.
 unsafe impl Sync for CudaDevice {}
 
-/// A device, and what stood in the way of keeping its kernels on disk.
+/// An open device, and why some of its kernels could not be kept on disk.
 pub struct OpenedDevice {
     /// The open device, shared by its backends.
     pub device: Arc<CudaDevice>,
@@ -62,7 +63,7 @@ pub struct OpenedDevice {
 
 impl CudaDevice {
     /// Opens device `index` for this type of activations: compiles what is not in the cache, loads
-    /// the kernels, and makes room for products.
+    /// the kernels, and allocates the workspace of products.
     ///
     /// # Errors
     /// If something is missing, too old, absent or refused; each error names the remedy.
@@ -110,7 +111,7 @@ impl CudaDevice {
             info,
         };
         let index = i32::try_from(device.info.index).expect("the driver counts in integers");
-        // SAFETY: the driver has begun; it writes one handle each, which `drop` gives back.
+        // SAFETY: the driver has begun; it writes one handle each, which `drop` releases.
         unsafe {
             check("cuDeviceGet", sys::cuDeviceGet(&mut device.handle, index))?;
             let retained = sys::cuDevicePrimaryCtxRetain(&mut device.context, device.handle);
@@ -152,14 +153,15 @@ impl CudaDevice {
         check("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(self.context) })
     }
 
-    /// Makes the context current; no other thread enqueues anything in the stream until the guard is dropped.
+    /// Makes the context current; no other thread enqueues anything in the stream until the guard
+    /// is dropped.
     pub(super) fn enter(&self) -> Result<MutexGuard<'_, StreamGraphs>, DeviceFault> {
-        let alone = self.graphs.lock().unwrap_or_else(PoisonError::into_inner);
+        let guard = self.graphs.lock().unwrap_or_else(PoisonError::into_inner);
         self.make_current()?;
-        Ok(alone)
+        Ok(guard)
     }
 
-    /// The stream that work goes into.
+    /// The stream of kernels and products.
     pub(super) fn stream(&self) -> sys::CUstream {
         self.streams.get(Stream::Compute)
     }
@@ -183,7 +185,8 @@ impl CudaDevice {
     /// # Errors
     /// If the driver reports a fault of anything before.
     pub fn wait(&self) -> Result<(), DeviceFault> {
-        // Other threads may go on enqueuing meanwhile: the courier of what is done, above all.
+        // Other threads may go on enqueuing meanwhile, above all the one that waits for finished
+        // work.
         let fence = self.record_fence(Stream::Compute)?;
         self.host_wait(&fence)
     }
@@ -206,7 +209,8 @@ impl CudaDevice {
         self.products().pin(pins)
     }
 
-    /// The seconds of the fastest way that the library knows for a product, whatever bits it gives.
+    /// The seconds of the fastest algorithm that the library knows for a product, whatever bits it
+    /// gives.
     ///
     /// # Errors
     /// If the library reports an error.
@@ -241,7 +245,7 @@ impl CudaDevice {
 
 impl Drop for CudaDevice {
     fn drop(&mut self) {
-        // Nothing can be done about a failure here, and a device that gave up fails every call.
+        // Nothing can be done about a failure here, and a device that failed fails every call.
         let _current = self.make_current();
         let stream = self.stream();
         let _done = self.streams.wait();
@@ -250,7 +254,7 @@ impl Drop for CudaDevice {
             self.free(products.workspace());
         }
         self.streams.destroy();
-        // SAFETY: each handle is given back once, and nothing uses it afterwards.
+        // SAFETY: each handle is released once, and nothing uses it afterwards.
         unsafe {
             for module in self.modules.drain(..) {
                 let _unloaded = sys::cuModuleUnload(module);
@@ -273,7 +277,7 @@ impl Device for CudaDevice {
         self.make_current()?;
         let mut address = 0;
         let size = usize::try_from(bytes).expect("a 64-bit system");
-        // SAFETY: the driver writes an address, which `free` gives back.
+        // SAFETY: the driver writes an address, which `free` frees.
         let result = unsafe { sys::cuMemAlloc_v2(&mut address, size.max(1)) };
         if result == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY {
             return Err(self.out_of_memory(bytes));
@@ -283,11 +287,11 @@ impl Device for CudaDevice {
     }
 
     fn free(&self, address: DeviceAddress) {
-        // A device that gave up has lost its memory anyway.
-        let _alone = self.enter();
+        // A device that failed has lost its memory anyway.
+        let _guard = self.enter();
         let _done = self.streams.wait();
-        // SAFETY: the address is from `allocate` and given back once; no stream of this device uses it any
-        // more.
+        // SAFETY: the address is from `allocate` and freed once; no stream of this device uses it
+        // any more.
         let _freed = unsafe { sys::cuMemFree_v2(address.0) };
     }
 
@@ -295,7 +299,7 @@ impl Device for CudaDevice {
         if bytes == 0 {
             return Ok(());
         }
-        let _alone = self.enter()?;
+        let _guard = self.enter()?;
         // SAFETY: the memory is the caller's.
         let result = unsafe { sys::cuMemsetD8Async(to.0, 0, bytes as usize, self.stream()) };
         check("cuMemsetD8Async", result)
@@ -307,8 +311,9 @@ impl Device for CudaDevice {
     }
 
     fn free_host(&self, address: DeviceAddress) {
-        // A device that gave up uses nothing any more. A stream that is captured cannot be waited for.
-        let _alone = self.enter();
+        // A device that failed uses nothing any more. A stream that is captured cannot be waited
+        // for.
+        let _guard = self.enter();
         let _done = self.streams.wait();
         streams::free_host(address);
     }
@@ -328,7 +333,7 @@ impl Device for CudaDevice {
         if to.is_empty() {
             return Ok(());
         }
-        let _alone = self.enter()?;
+        let _guard = self.enter()?;
         // SAFETY: the memory is the caller's, and is waited for below.
         let result = unsafe {
             sys::cuMemcpyDtoHAsync_v2(to.as_mut_ptr().cast(), from.0, to.len(), self.stream())
@@ -339,7 +344,7 @@ impl Device for CudaDevice {
     }
 
     fn copy(&self, from: DeviceAddress, to: DeviceAddress, bytes: u64) -> Result<(), DeviceFault> {
-        let _alone = self.enter()?;
+        let _guard = self.enter()?;
         self.enqueue(&DeviceCommand::Copy { from, to, bytes })
     }
 
@@ -353,8 +358,9 @@ impl Device for CudaDevice {
         if bytes == 0 {
             return Ok(());
         }
-        let _alone = self.enter()?;
-        let (own, other) = ((self.device_context(), to), (other.device_context(), from));
+        let _guard = self.enter()?;
+        let own = (self.device_context(), to);
+        let other = (other.device_context(), from);
         self.peers.copy(own, other, bytes as usize, self.stream())
     }
 
@@ -368,8 +374,9 @@ impl Device for CudaDevice {
         if bytes == 0 {
             return Ok(());
         }
-        let _alone = self.enter()?;
-        let (to, stream) = (to.0 as *mut c_void, self.streams.get(stream));
+        let _guard = self.enter()?;
+        let to = to.0 as *mut c_void;
+        let stream = self.streams.get(stream);
         // SAFETY: the memory is the caller's, which lets nothing else use it meanwhile.
         let result = unsafe { sys::cuMemcpyDtoHAsync_v2(to, from.0, bytes as usize, stream) };
         check("cuMemcpyDtoHAsync", result)
@@ -385,21 +392,22 @@ impl Device for CudaDevice {
         if bytes == 0 {
             return Ok(());
         }
-        let _alone = self.enter()?;
-        let (from, stream) = (from.0 as *const c_void, self.streams.get(stream));
+        let _guard = self.enter()?;
+        let from = from.0 as *const c_void;
+        let stream = self.streams.get(stream);
         // SAFETY: as above.
         let result = unsafe { sys::cuMemcpyHtoDAsync_v2(to.0, from, bytes as usize, stream) };
         check("cuMemcpyHtoDAsync", result)
     }
 
     fn record_fence(&self, stream: Stream) -> Result<CudaFence, DeviceFault> {
-        let _alone = self.enter()?;
+        let _guard = self.enter()?;
         let events = self.events.as_ref().expect("an open device has them");
         CudaFence::record(events, self.streams.get(stream))
     }
 
     fn stream_wait(&self, stream: Stream, fence: &CudaFence) -> Result<(), DeviceFault> {
-        let _alone = self.enter()?;
+        let _guard = self.enter()?;
         fence.stream_wait(self.streams.get(stream))
     }
 
@@ -408,12 +416,12 @@ impl Device for CudaDevice {
     }
 
     fn launch(&self, launch: &Launch) -> Result<(), DeviceFault> {
-        let _alone = self.enter()?;
+        let _guard = self.enter()?;
         self.enqueue_launch(launch)
     }
 
     fn multiply(&self, product: &MatrixProduct) -> Result<(), DeviceFault> {
-        let _alone = self.enter()?;
+        let _guard = self.enter()?;
         self.products().multiply(self.precision, product)
     }
 
@@ -430,14 +438,15 @@ impl Device for CudaDevice {
 
     fn destroy_graph(&self, graph: GraphId) {
         let mut graphs = self.graphs.lock().unwrap_or_else(PoisonError::into_inner);
-        // A device that gave up has lost its graphs anyway.
+        // A device that failed has lost its graphs anyway.
         let _current = self.make_current();
         graphs.destroy(graph, self.stream());
     }
 }
 
 impl CudaDevice {
-    /// Enqueues the command in the stream. The caller holds the lock, so that no other thread does meanwhile.
+    /// Enqueues the command in the stream. The caller holds the lock, so that no other thread does
+    /// meanwhile.
     fn enqueue(&self, command: &DeviceCommand) -> Result<(), DeviceFault> {
         match command {
             DeviceCommand::Launch(launch) => self.enqueue_launch(launch),

@@ -59,7 +59,8 @@ impl TokenRows {
     fn of(tokens: &[u32]) -> Self {
         let mut rows: Vec<u32> = (0..tokens.len() as u32).collect();
         rows.sort_by_key(|row| tokens[*row as usize]);
-        let (mut entries, mut starts) = (Vec::new(), Vec::new());
+        let mut entries = Vec::new();
+        let mut starts = Vec::new();
         for (at, row) in rows.iter().enumerate() {
             let token = tokens[*row as usize];
             if entries.last() != Some(&token) {

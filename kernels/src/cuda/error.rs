@@ -1,4 +1,4 @@
-//! What can be wrong with a device, and what to do about it. One enum for each operation.
+//! The errors of opening and using a device, each with its remedy. One enum for each operation.
 
 use std::path::PathBuf;
 
@@ -8,9 +8,9 @@ pub use crate::fault::DeviceFault;
 /// A version of the driver or of a library, as NVIDIA counts: major and minor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct CudaVersion {
-    /// The major number.
+    /// The major version, 13 of 13.1.
     pub major: u32,
-    /// The minor number.
+    /// The minor version, 1 of 13.1.
     pub minor: u32,
 }
 
@@ -64,7 +64,7 @@ impl Library {
 /// A library was not found.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LibraryError {
-    /// There is no driver.
+    /// No NVIDIA driver was found on this machine.
     #[error(
         "no NVIDIA driver on this machine: {} was not found; install the driver of the graphics \
          card, or compute on processors",
@@ -94,7 +94,7 @@ pub enum LibraryError {
     },
 }
 
-/// A kernel could not be had in the device's code.
+/// A kernel could not be compiled to the device's code.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CompileError {
     /// The compiler was not found.
@@ -149,7 +149,7 @@ pub enum OpenError {
     /// The driver or a library is not there.
     #[error(transparent)]
     Library(#[from] LibraryError),
-    /// The driver is too old.
+    /// The driver is older than [`super::DRIVER_OLDEST`].
     #[error(
         "the NVIDIA driver is for CUDA {found}, at least {needed} is needed; update the driver"
     )]
@@ -208,7 +208,7 @@ pub enum OpenError {
 pub struct CacheWarning {
     /// The file or folder that could not be written.
     pub path: PathBuf,
-    /// The system's error.
+    /// The system's error as text.
     pub reason: String,
 }
 
@@ -230,14 +230,15 @@ mod tests {
         check(LibraryError::DriverMissing, &["libcuda.so", "install the driver", "processors"]);
         let missing = LibraryError::Missing { library: Library::Nvrtc };
         check(missing, &["libnvrtc.so", "pip install nvidia-cuda-nvrtc", "ZBELASTIC_CUDA_LIBS"]);
-        let (found, needed) =
-            (CudaVersion { major: 11, minor: 8 }, CudaVersion { major: 12, minor: 8 });
+        let found = CudaVersion { major: 11, minor: 8 };
+        let needed = CudaVersion { major: 12, minor: 8 };
         check(OpenError::DriverTooOld { found, needed }, &["11.8", "12.8", "update"]);
         check(OpenError::NoDevice, &["nvidia-smi", "CUDA_VISIBLE_DEVICES"]);
         let found = vec!["0: NVIDIA H200".to_owned(), "1: Tesla T4".to_owned()];
         let absent = OpenError::DeviceAbsent { asked: 7, found };
         check(absent, &["no device 7, found 0: NVIDIA H200, 1: Tesla T4;", "nvidia-smi -L"]);
-        let (found, needed) = (Architecture::new(7, 5), Architecture::new(8, 0));
+        let found = Architecture::new(7, 5);
+        let needed = Architecture::new(8, 0);
         let device = "Tesla T4".to_owned();
         let error = OpenError::ArchitectureTooOld { device, found, needed };
         check(error, &["Tesla T4 is sm_75", "sm_80"]);

@@ -11,10 +11,10 @@ use super::memory::CudaBuffer;
 use crate::scratch::ScratchSlot;
 use crate::tensor_handle::Loss;
 
-/// HEAD_THREADS of `head.cu`.
+/// Threads of a block: HEAD_THREADS of `head.cu`.
 const THREADS: usize = 256;
-/// Logits that go together: less than the second-level cache of every device the kernels run on. The
-/// shape of a product depends on it, so it is part of the arithmetic's definition.
+/// Logits that go together: less than the second-level cache of every device the kernels run on.
+/// The shape of a product depends on it, so it is part of the arithmetic's definition.
 const CHUNK_BYTES: usize = 24 << 20;
 /// Rows that go together are a multiple of this, if there are as many.
 const CHUNK_ROWS: usize = 128;
@@ -26,7 +26,7 @@ fn chunks(rows: usize, row_bytes: usize) -> impl Iterator<Item = std::ops::Range
     (0..rows).step_by(chunk).map(move |first| first..rows.min(first + chunk))
 }
 
-/// Where rows begin, and lists and log sums of theirs.
+/// The addresses of rows of logits and features, and of their targets and log sums.
 struct HeadAddresses {
     logits: DeviceAddress,
     features: DeviceAddress,
@@ -46,7 +46,7 @@ impl HeadAddresses {
     }
 }
 
-/// Where the head's tensors begin, and its targets on the device.
+/// The addresses of the head's tensors, with its targets copied to the device.
 fn places<D: Device>(
     device: &CudaBackend<D>,
     matrix: &CudaMatrix<D>,
@@ -76,7 +76,8 @@ fn losses<D: Device>(
     log_sums: &mut CudaBuffer<D>,
 ) -> Result<DeviceAddress, DeviceFault> {
     let places = places(device, matrix, targets, [logits, x, log_sums])?;
-    let (outputs, inputs) = (matrix.shape.outputs, matrix.shape.inputs);
+    let outputs = matrix.shape.outputs;
+    let inputs = matrix.shape.inputs;
     let size = device.precision().bytes();
     let losses = device.scratch(ScratchSlot::Results, targets.len() * 8)?;
     for rows in chunks(targets.len(), outputs * size) {
@@ -117,7 +118,7 @@ pub(super) fn forward<D: Device>(
     Ok(sum(&bytes))
 }
 
-pub(super) fn forward_later<D: Device>(
+pub(super) fn forward_pending<D: Device>(
     device: &CudaBackend<D>,
     x: &CudaBuffer<D>,
     matrix: &CudaMatrix<D>,
@@ -140,7 +141,8 @@ pub(super) fn backward<D: Device>(
 ) -> Result<(), DeviceFault> {
     let tensors = [&*logits_then_gradient, &*gradient, log_sums];
     let places = places(device, matrix, targets, tensors)?;
-    let (outputs, inputs) = (matrix.shape.outputs, matrix.shape.inputs);
+    let outputs = matrix.shape.outputs;
+    let inputs = matrix.shape.inputs;
     let size = device.precision().bytes();
     for rows in chunks(targets.len(), outputs * size) {
         let at = places.of_row(rows.start, outputs * size, inputs * size);

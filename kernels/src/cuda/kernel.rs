@@ -55,7 +55,7 @@ pub enum Kernel {
 }
 
 impl Kernel {
-    /// All kernels.
+    /// All kernels, in the order of the enum.
     pub const ALL: [Self; 43] = [
         Self::EmbedForward,
         Self::EmbedBackward,
@@ -168,7 +168,7 @@ fn pair(words: &[u32]) -> u64 {
     u64::from(words[0]) | u64::from(words.get(1).copied().unwrap_or(0)) << 32
 }
 
-/// A kernel's arguments, as the driver wants them: in memory, with a pointer to each.
+/// A kernel's arguments, as the driver reads them: in memory, with a pointer to each.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Arguments {
     words: Vec<u64>,
@@ -176,7 +176,7 @@ pub struct Arguments {
 }
 
 impl Arguments {
-    /// No arguments yet.
+    /// An empty list of arguments.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -221,7 +221,7 @@ impl Arguments {
         self.push([u64::from(flag)])
     }
 
-    /// Appends a `float`.
+    /// Appends a number as a `float`.
     #[must_use]
     pub fn float(self, float: f32) -> Self {
         self.push([u64::from(float.to_bits())])
@@ -264,8 +264,8 @@ impl Arguments {
     /// A pointer to each argument. The device's code knows how long each is.
     #[must_use]
     pub fn pointers(&self) -> Vec<*mut c_void> {
-        let place = |start: &usize| (&raw const self.words[*start]).cast_mut().cast();
-        self.starts.iter().map(place).collect()
+        let pointer = |start: &usize| (&raw const self.words[*start]).cast_mut().cast();
+        self.starts.iter().map(pointer).collect()
     }
 }
 

@@ -1,9 +1,9 @@
 //! Whether NVIDIA's libraries are there. cudarc panics at its first call into one that is not, so
 //! each is looked up here first.
 //!
-//! [`FOLDERS_VARIABLE`] may name folders to look in, as the packages at PyPI lay them out. A library
-//! found there is loaded by its path; the loader then knows it by its name, and a later load by that
-//! name gets it.
+//! [`FOLDERS_VARIABLE`] may name folders to look in, as the packages at PyPI lay them out. A
+//! library found there is loaded by its path; the loader then knows it by its name, and a later
+//! load by that name gets it.
 
 use std::ffi::{CStr, CString, OsStr, c_char, c_int, c_void};
 use std::os::unix::ffi::OsStrExt;
@@ -66,7 +66,7 @@ unsafe extern "C" {
     fn dlerror() -> *const c_char;
 }
 
-/// Load what is needed when it is called, and offer symbols to nobody else.
+/// Load what is needed when it is called, and offer symbols to no other library.
 const RTLD_LAZY: c_int = 1;
 
 /// Loads a library for as long as the process lives.

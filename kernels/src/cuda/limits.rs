@@ -1,8 +1,8 @@
 //! What kernels cannot count or hold, reported before a run begins.
 //!
-//! The operations assert the same limits where they launch. The code that knows the model and the plan checks
-//! here first, so that a shape which is too large is an error with two numbers in it and not a broken
-//! assertion in the first pass.
+//! The operations assert the same limits where they launch. The code that knows the model and the
+//! plan checks here first, so that a shape which is too large is an error with two numbers in it
+//! and not a broken assertion in the first pass.
 
 use super::attention::{HEAD_WIDTH_MAX, SLICES_MAX};
 use super::columns::GROUP_ROWS;
@@ -29,7 +29,8 @@ pub struct PassShape {
     pub mlp_width: usize,
 }
 
-/// A limit that a model or its batch goes beyond. Each holds what is allowed and what was requested.
+/// A limit that a model or its batch goes beyond. Each holds what is allowed and what was
+/// requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LimitError {
     /// Heads are too wide.
@@ -96,13 +97,15 @@ impl PassShape {
     fn threads(&self) -> usize {
         let Self { sequence_len, width, heads, kv_heads, head_width, mlp_width, .. } = *self;
         let rows = self.rows();
-        let (queries, keys) = (heads * head_width, kv_heads * head_width);
+        let queries = heads * head_width;
+        let keys = kv_heads * head_width;
         // What is computed element by element takes four of a row's floats a thread.
         let of_rows = [width, queries + 2 * keys, 2 * mlp_width].map(|width| width.div_ceil(4));
         let widest = of_rows.into_iter().max().expect("there are three");
-        // Rotary angles take a pair a thread, gradients of keys and values and of positions one float.
-        let turned = (queries + keys).div_ceil(2);
-        (rows * widest.max(turned).max(2 * keys)).max(sequence_len * width)
+        // Rotary angles take a pair a thread, gradients of keys and values and of positions one
+        // float.
+        let rotated = (queries + keys).div_ceil(2);
+        (rows * widest.max(rotated).max(2 * keys)).max(sequence_len * width)
     }
 }
 

@@ -1,5 +1,5 @@
-//! Losses, and sums of fingerprints, that wait on a device until they are read: a forward pass of the last
-//! stage does not stop the host then, nor does a COMMIT.
+//! Losses, and sums of fingerprints, that wait on a device until they are read: a forward pass of
+//! the last stage does not stop the host then, nor does a COMMIT.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::tensor_handle::{Loss, PendingLoss};
 /// was dropped. One more is waited for at once.
 const LOSSES_MAX: usize = 1 << 13;
 
-/// The sheets for them. How many bytes a loss takes follows from the rows of a microbatch.
+/// The pinned buffers for them. How many bytes a loss takes follows from the rows of a microbatch.
 pub(super) fn pinned_buffers<D: Device>() -> PinnedBufferPool<D> {
     PinnedBufferPool::new((LOSSES_MAX, u64::MAX))
 }
@@ -50,7 +50,7 @@ pub(super) fn pending_loss<D: Device>(
 ) -> Result<Loss, DeviceFault> {
     let bytes = count * 8;
     Ok(match enqueue_copy(backend, rows, bytes)? {
-        Some(sent) => Loss::Pending(sent),
+        Some(copy) => Loss::Pending(copy),
         None => sum(&read(backend, rows, bytes)?).into(),
     })
 }
@@ -61,7 +61,7 @@ pub(super) fn pending_sums<D: Device>(
     sums: DeviceAddress,
 ) -> Result<StateSums, DeviceFault> {
     Ok(match enqueue_copy(backend, sums, STATE_SUMS_BYTES)? {
-        Some(sent) => StateSums::Pending(sent),
+        Some(copy) => StateSums::Pending(copy),
         None => pair(&read(backend, sums, STATE_SUMS_BYTES)?).into(),
     })
 }
@@ -76,13 +76,13 @@ fn read<D: Device>(
     Ok(found)
 }
 
-/// Sends numbers on their way, if there is a sheet for them. They are so little that they need not be beside
-/// the work; and what comes next may use the memory again.
+/// Enqueues a copy of numbers to the host, if there is a pinned buffer for them. They are so few
+/// that the copy need not be beside the work; and what comes next may reuse the memory.
 fn enqueue_copy<D: Device>(
     backend: &CudaBackend<D>,
     from: DeviceAddress,
     bytes: usize,
 ) -> Result<Option<Arc<PendingCopy<D>>>, DeviceFault> {
-    let sent = backend.losses().enqueue_copy(backend, Stream::Compute, (from, bytes as u64))?;
-    Ok(sent.map(Arc::new))
+    let copy = backend.losses().enqueue_copy(backend, Stream::Compute, (from, bytes as u64))?;
+    Ok(copy.map(Arc::new))
 }

@@ -1,7 +1,8 @@
 //! Buffers, cut from large regions of a device's memory, and scratch that operations share.
 //!
-//! A caller that knows what it will take claims it first: one region of that size, out of which its buffers
-//! and the scratch of its operations are cut. One that does not know shares regions with others of the kind.
+//! A caller that knows what it will allocate claims it first: one region of that size, out of which
+//! its buffers and the scratch of its operations are cut. One that does not know shares regions
+//! with others of the kind.
 
 use std::cell::RefCell;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -22,7 +23,7 @@ pub(super) use crate::sizes::CUDA_ALIGNMENT as ALIGNMENT;
 /// The type of a buffer's elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ElementType {
-    /// A 32-bit float.
+    /// A 32-bit float, whatever the precision.
     Float,
     /// An activation, in the type that the device computes with.
     Row,
@@ -37,7 +38,7 @@ impl ElementType {
     }
 }
 
-/// Memory of a device, given back when nothing holds it.
+/// Memory of a device, freed when nothing holds it.
 struct DeviceRegion<D: Device> {
     device: Arc<CommandRecorder<D>>,
     start: DeviceAddress,
@@ -83,7 +84,10 @@ impl<D: Device> CudaBuffer<D> {
 
     /// Where element `index` lies.
     pub(super) fn at(&self, index: usize) -> DeviceAddress {
-        assert!(self.guard.is_none(), "a buffer that left or came back is settled before its use");
+        assert!(
+            self.guard.is_none(),
+            "a buffer is ordered after its offload or reload before its use"
+        );
         let bytes = self.element.bytes(self.region.device.precision()) * index as u64;
         self.region.start.plus(self.offset_bytes + bytes)
     }
@@ -132,7 +136,7 @@ impl<D: Device> CudaBuffer<D> {
     }
 }
 
-/// A region of which parts are taken, one behind the other.
+/// A region of which parts are allocated, one behind the other.
 pub(super) struct RegionAllocator<D: Device> {
     region: Arc<DeviceRegion<D>>,
     taken_bytes: u64,
@@ -153,11 +157,12 @@ impl<D: Device> RegionAllocator<D> {
 
     /// Two of the same region, with half of it each.
     pub(super) fn halves(self) -> [Self; 2] {
-        let (region, half) = (self.region.clone(), self.bytes / 2);
+        let region = self.region.clone();
+        let half = self.bytes / 2;
         [Self { bytes: half, ..self }, Self { region, taken_bytes: half, bytes: self.bytes }]
     }
 
-    /// Where so many bytes lie; none if they are not there any more.
+    /// Where so many bytes lie; `None` if fewer are left.
     fn cut(&mut self, bytes: u64) -> Option<RegionOffset<D>> {
         let offset_bytes = self.taken_bytes;
         (offset_bytes + bytes <= self.bytes).then(|| {
@@ -166,14 +171,14 @@ impl<D: Device> RegionAllocator<D> {
         })
     }
 
-    /// `len` zeros; none if there is no room for them any more.
+    /// `len` zeros; `None` if too few bytes are left.
     pub(super) fn allocate(
         &mut self,
         element: ElementType,
         len: usize,
     ) -> Option<Result<CudaBuffer<D>, DeviceFault>> {
         let bytes = buffer_bytes(self.region.device.precision(), element, len);
-        self.cut(bytes).map(|place| place.zeros(element, len))
+        self.cut(bytes).map(|offset| offset.zeros(element, len))
     }
 }
 
@@ -200,7 +205,7 @@ pub(super) fn buffer_bytes(precision: Precision, element: ElementType, len: usiz
     }
 }
 
-/// Hands out buffers that no claim has room for.
+/// Allocates the buffers that no claim has counted.
 pub(super) struct CudaArena<D: Device> {
     /// Held for the few instructions of a cut.
     current: Mutex<Option<RegionAllocator<D>>>,
@@ -228,14 +233,14 @@ impl<D: Device> CudaArena<D> {
         bytes: u64,
     ) -> Result<RegionOffset<D>, DeviceFault> {
         let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(place) = current.as_mut().and_then(|current| current.cut(bytes)) {
-            return Ok(place);
+        if let Some(offset) = current.as_mut().and_then(|current| current.cut(bytes)) {
+            return Ok(offset);
         }
         let mut fresh =
             RegionAllocator::new(device, bytes.max(REGION_BYTES_MIN), AllocationPurpose::Buffers)?;
-        let place = fresh.cut(bytes).expect("it was made for as many at least");
+        let offset = fresh.cut(bytes).expect("it was made for as many at least");
         *current = Some(fresh);
-        Ok(place)
+        Ok(offset)
     }
 }
 
@@ -247,13 +252,13 @@ pub(super) struct ScratchMemory<D: Device> {
 
 /// A slot's memory and its size.
 struct SlotMemory<D: Device> {
-    place: RegionOffset<D>,
+    offset: RegionOffset<D>,
     bytes: u64,
 }
 
 impl<D: Device> SlotMemory<D> {
     fn start(&self) -> DeviceAddress {
-        self.place.region.start.plus(self.place.offset_bytes)
+        self.offset.region.start.plus(self.offset.offset_bytes)
     }
 }
 
@@ -262,34 +267,34 @@ impl<D: Device> ScratchMemory<D> {
         Self { slots: RefCell::new([const { None }; SLOT_COUNT]) }
     }
 
-    /// Makes slots of these sizes out of a reserve that was made for them.
+    /// Makes slots of these sizes out of a region that was allocated for them.
     pub(super) fn reserve(&self, from: &mut RegionAllocator<D>, slots: [u64; SLOT_COUNT]) {
         for (slot, bytes) in self.slots.borrow_mut().iter_mut().zip(slots) {
             let bytes = bytes.next_multiple_of(ALIGNMENT);
-            let place = from.cut(bytes).expect("the reserve was made for it");
-            *slot = Some(SlotMemory { place, bytes });
+            let offset = from.cut(bytes).expect("the region was made for it");
+            *slot = Some(SlotMemory { offset, bytes });
         }
     }
 
-    /// At least so many bytes, whatever is in them.
+    /// The address of at least so many bytes of a slot, whatever they hold.
     pub(super) fn take(
         &self,
         device: &Arc<CommandRecorder<D>>,
         slot: ScratchSlot,
         bytes: usize,
     ) -> Result<DeviceAddress, DeviceFault> {
-        let place = &mut self.slots.borrow_mut()[slot as usize];
+        let memory = &mut self.slots.borrow_mut()[slot as usize];
         let bytes = bytes as u64;
-        if let Some(room) = place
-            && room.bytes >= bytes
+        if let Some(current) = memory
+            && current.bytes >= bytes
         {
-            return Ok(room.start());
+            return Ok(current.start());
         }
-        // The smaller one goes first: there may be no room for both.
-        *place = None;
+        // The smaller one is freed first: the device may not hold both.
+        *memory = None;
         let bytes = bytes.next_multiple_of(1 << 20);
-        let mut reserve = RegionAllocator::new(device, bytes, AllocationPurpose::Scratch)?;
-        let own = reserve.cut(bytes).expect("it was made for as many");
-        Ok(place.insert(SlotMemory { place: own, bytes }).start())
+        let mut region = RegionAllocator::new(device, bytes, AllocationPurpose::Scratch)?;
+        let offset = region.cut(bytes).expect("it was made for as many");
+        Ok(memory.insert(SlotMemory { offset, bytes }).start())
     }
 }

@@ -106,7 +106,8 @@ pub(super) fn backward_weights<D: Device>(
     assert_eq!(to.bias.is_some(), norm.has_bias());
     let parts = [Some(&to.weight), to.bias.as_ref()];
     for (index, part) in parts.into_iter().flatten().enumerate() {
-        let (from, to) = (partials.floats(index * width), to.buffer.floats(part.start));
+        let from = partials.floats(index * width);
+        let to = to.buffer.floats(part.start);
         match accumulate {
             Accumulate::Start => device.device().copy(from, to, width as u64 * 4)?,
             Accumulate::Add => {

@@ -1,16 +1,17 @@
-//! What leaves a device's memory for a while, copied beside its work.
+//! Buffers that are offloaded to the host for a while and reloaded, copied beside the device's
+//! work.
 //!
 //! ```text
-//!   compute  ... F ─fence─┐                  ┌─follow─ B ...
+//!   compute  ... F ─fence─┐                  ┌─wait── B ...
 //!   out                   └─▶ copy ─fence─┐  │
 //!   in                                    └──┼─▶ copy ─fence─┐
 //!                                            └───────────────┘
 //! ```
 //!
-//! A buffer holds the copy that still uses it. Its address is refused until the caller that wants to use it
-//! has had the device wait for that copy ([`order_after_copies`]): neither is memory written that has not been
-//! read yet, nor read that has not been written. No copy waits on the host, and activations keep
-//! their type.
+//! A buffer holds the copy that still uses it. Its address is refused until the caller that wants
+//! to use it has had the device wait for that copy ([`order_after_copies`]): neither is memory
+//! written that has not been read yet, nor read that has not been written. No copy waits on the
+//! host, and activations keep their type.
 
 use std::collections::BTreeMap;
 
@@ -20,10 +21,10 @@ use super::error::DeviceFault;
 use super::memory::CudaBuffer;
 use super::pinned::PinnedMemory;
 
-/// Room for what is away.
+/// Pinned memory of the host for offloaded buffers.
 pub struct CudaOffloadBuffer<D: Device> {
     memory: PinnedMemory<D>,
-    /// The last copy that uses each place, by where it starts.
+    /// The fence of the last copy that uses each place, by the byte at which it starts.
     last: BTreeMap<u64, D::Fence>,
 }
 
@@ -60,70 +61,74 @@ pub(super) fn reserve<D: Device>(
     Ok(CudaOffloadBuffer { memory, last: BTreeMap::new() })
 }
 
-pub(super) fn send<D: Device>(
+pub(super) fn offload<D: Device>(
     device: &CudaBackend<D>,
     parts: &mut [&mut CudaBuffer<D>],
-    away: &mut CudaOffloadBuffer<D>,
+    host: &mut CudaOffloadBuffer<D>,
     start: u64,
 ) -> Result<(), DeviceFault> {
-    copy(device, OffloadDirection::Offload, parts, away, start)
+    copy(device, OffloadDirection::Offload, parts, host, start)
 }
 
 pub(super) fn reload<D: Device>(
     device: &CudaBackend<D>,
     parts: &mut [&mut CudaBuffer<D>],
-    away: &mut CudaOffloadBuffer<D>,
+    host: &mut CudaOffloadBuffer<D>,
     start: u64,
 ) -> Result<(), DeviceFault> {
-    copy(device, OffloadDirection::Reload, parts, away, start)
+    copy(device, OffloadDirection::Reload, parts, host, start)
 }
 
 fn copy<D: Device>(
     backend: &CudaBackend<D>,
-    way: OffloadDirection,
+    direction: OffloadDirection,
     parts: &mut [&mut CudaBuffer<D>],
-    away: &mut CudaOffloadBuffer<D>,
+    host: &mut CudaOffloadBuffer<D>,
     start: u64,
 ) -> Result<(), DeviceFault> {
     let device = backend.device();
-    let stream = match way {
+    let stream = match direction {
         OffloadDirection::Offload => Stream::Download,
         OffloadDirection::Reload => Stream::Upload,
     };
     // After all that was computed with these buffers, and whatever they hold now.
     device.stream_wait(stream, &device.record_fence(Stream::Compute)?)?;
-    let mut followed = None;
+    let mut waited = None;
     for CopyGuard { fence, number } in parts.iter().filter_map(|part| part.guard()) {
-        if followed != Some(*number) {
+        if waited != Some(*number) {
             device.stream_wait(stream, fence)?;
-            followed = Some(*number);
+            waited = Some(*number);
         }
     }
     // After the copy that used this place before.
-    if let Some(last) = away.last.get(&start) {
+    if let Some(last) = host.last.get(&start) {
         device.stream_wait(stream, last)?;
     }
     let mut at = start;
     for part in parts.iter() {
-        let (here, bytes) = part.guarded_bytes();
+        let (on_device, bytes) = part.guarded_bytes();
         if bytes > 0 {
-            let there = away.memory.at(at, bytes);
-            match way {
-                OffloadDirection::Offload => device.copy_to_host(stream, here, there, bytes)?,
-                OffloadDirection::Reload => device.copy_from_host(stream, there, here, bytes)?,
+            let on_host = host.memory.at(at, bytes);
+            match direction {
+                OffloadDirection::Offload => {
+                    device.copy_to_host(stream, on_device, on_host, bytes)?
+                }
+                OffloadDirection::Reload => {
+                    device.copy_from_host(stream, on_host, on_device, bytes)?
+                }
             }
         }
         at += bytes;
     }
     let fence = device.record_fence(stream)?;
-    away.last.insert(start, fence.clone());
+    host.last.insert(start, fence.clone());
     let guard = CopyGuard { fence, number: backend.next_copy() };
     parts.iter_mut().for_each(|part| part.set_guard(guard.clone()));
     Ok(())
 }
 
-/// Has the device wait for the copies that still use a buffer: one that it left or came back with, and
-/// one that reads it.
+/// Has the device wait for the copies that still use a buffer: one that offloads or reloads it, and
+/// one that downloads it.
 pub(super) fn order_after_copies<D: Device>(
     backend: &CudaBackend<D>,
     buffer: &mut CudaBuffer<D>,

@@ -42,7 +42,7 @@ pub(super) struct Stretch {
     v: DeviceAddress,
     pub(super) g: DeviceAddress,
     to: Option<DeviceAddress>,
-    form: Option<DeviceAddress>,
+    packed: Option<DeviceAddress>,
     /// Elements of the stretch, counted from the beginning of its layer.
     pub(super) range: Range<usize>,
     numbers: AdamWCoefficients,
@@ -52,8 +52,8 @@ impl Stretch {
     const WORDS: usize = STEPPED_TENSOR_BYTES / 4;
 
     fn words(&self, first_block: u32) -> [u32; Self::WORDS] {
-        let Self { w, m, v, g, to, form, range, numbers } = self;
-        let addresses = [*w, Some(*m), Some(*v), Some(*g), *to, *form];
+        let Self { w, m, v, g, to, packed, range, numbers } = self;
+        let addresses = [*w, Some(*m), Some(*v), Some(*g), *to, *packed];
         let long = addresses.map(|address| address.map_or(0, |address| address.0));
         let mut all = [0; Self::WORDS];
         let place = [range.len() as u64, range.start as u64];
@@ -123,10 +123,11 @@ fn launch_summed<D: Device>(
     parts.add(device)
 }
 
-/// Part of a layer: a matrix, with the address of its form if that is written too, or what lies between.
+/// Part of a layer: a matrix, with the address of its packed weights if these are written too, or
+/// what lies between.
 struct LayerExtent<'a> {
     range: Range<usize>,
-    form: Option<DeviceAddress>,
+    packed: Option<DeviceAddress>,
     numbers: &'a AdamWCoefficients,
 }
 
@@ -138,9 +139,9 @@ fn pieces<'a, D: Device>(
     let mut pieces = Vec::new();
     let mut matrices = matrices.iter().peekable();
     for AdamWRange { range, numbers } in runs {
-        let mut push = |range: Range<usize>, form| {
+        let mut push = |range: Range<usize>, packed| {
             if !range.is_empty() {
-                pieces.push(LayerExtent { range, form, numbers });
+                pieces.push(LayerExtent { range, packed, numbers });
             }
         };
         let mut done = range.start;
@@ -180,8 +181,8 @@ pub(super) fn candidate<D: Device>(
     let UpdateState { w, m, v, g } = state;
     assert!([w, m, v, g].into_iter().all(|part| end(runs) <= part.len()));
     let mut rest = 0;
-    let stretch = |LayerExtent { range, form, numbers }: LayerExtent<'_>| {
-        let to = match (to, form) {
+    let stretch = |LayerExtent { range, packed, numbers }: LayerExtent<'_>| {
+        let to = match (to, packed) {
             (CandidateTarget::Beside(buffer), _) => {
                 assert!(range.end <= buffer.len());
                 Some(buffer.floats(range.start))
@@ -190,13 +191,13 @@ pub(super) fn candidate<D: Device>(
             (CandidateTarget::Rest(buffer), None) => {
                 let start = rest;
                 rest += range.len();
-                assert!(rest <= buffer.len(), "there is room for what lies in no matrix");
+                assert!(rest <= buffer.len(), "the buffer holds what lies in no matrix");
                 Some(buffer.floats(start))
             }
         };
         let [m, v, g] = [m, v, g].map(|part| part.floats(range.start));
         let w = Some(w.floats(range.start));
-        Stretch { w, m, v, g, to, form, range, numbers: *numbers }
+        Stretch { w, m, v, g, to, packed, range, numbers: *numbers }
     };
     let stretches: Vec<Stretch> = pieces(runs, matrices).into_iter().map(stretch).collect();
     launch(device, Kernel::AdamwCandidate, &stretches)
@@ -210,8 +211,10 @@ pub(super) fn stepped<D: Device>(
     let LayerCandidate { runs, state: UpdateState { w, m, v, g }, rest, matrices, tensors } = layer;
     assert!([w, m, v, g].into_iter().all(|part| end(runs) <= part.len()));
     assert_eq!(tensors.last().map_or(0, |range| range.end), end(runs), "tensors cover the layer");
-    let (mut runs, mut matrices) = (runs.iter().peekable(), matrices.iter().peekable());
-    let (mut done, mut rest_done) = (0, 0);
+    let mut runs = runs.iter().peekable();
+    let mut matrices = matrices.iter().peekable();
+    let mut done = 0;
+    let mut rest_done = 0;
     let element = device.precision().bytes();
     let stretch = |range: &Range<usize>| {
         assert_eq!(range.start, done, "tensors lie one behind the other");
@@ -221,20 +224,21 @@ pub(super) fn stepped<D: Device>(
         let run = runs.peek().expect("runs cover every tensor");
         assert!(range.end <= run.range.end, "a tensor lies in one run");
         let part = matrices.peek().filter(|part| part.range.start <= range.start);
-        let form = part.map(|part| {
+        let packed = part.map(|part| {
             assert!(range.end <= part.range.end, "a tensor lies in one matrix");
             let before = (range.start - part.range.start) * element;
             DeviceAddress(part.matrix.weights.rows().0 + before as u64)
         });
-        let to = form.is_none().then(|| {
+        let to = packed.is_none().then(|| {
             let start = rest_done;
             rest_done += range.len();
-            assert!(rest_done <= rest.len(), "there is room for what lies in no matrix");
+            assert!(rest_done <= rest.len(), "the buffer holds what lies in no matrix");
             rest.floats(start)
         });
         let [w, m, v, g] = [w, m, v, g].map(|part| part.floats(range.start));
-        let (w, range) = (Some(w), range.clone());
-        Stretch { w, m, v, g, to, form, range, numbers: run.numbers }
+        let w = Some(w);
+        let range = range.clone();
+        Stretch { w, m, v, g, to, packed, range, numbers: run.numbers }
     };
     tensors.iter().map(stretch).collect()
 }
@@ -257,10 +261,10 @@ impl<D: Device> InPlaceState<'_, D> {
         let Self { w, m, v } = self;
         let all = [*m, *v, g].into_iter().chain(*w);
         assert!(all.into_iter().all(|part| end(runs) <= part.len()));
-        let stretch = |LayerExtent { range, form, numbers }: LayerExtent<'_>| {
+        let stretch = |LayerExtent { range, packed, numbers }: LayerExtent<'_>| {
             let [m, v, g] = [*m, *v, g].map(|part| part.floats(range.start));
             let w = w.map(|w| w.floats(range.start));
-            Stretch { w, m, v, g, to: None, form, range, numbers: *numbers }
+            Stretch { w, m, v, g, to: None, packed, range, numbers: *numbers }
         };
         pieces(runs, matrices).into_iter().map(stretch).collect()
     }

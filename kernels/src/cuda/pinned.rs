@@ -1,4 +1,5 @@
-//! Memory of the host that a device copies by itself, and what is written to a device through it.
+//! Pinned memory: memory of the host that a device copies by itself, and the ring of it through
+//! which the host writes to a device.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -6,7 +7,7 @@ use super::device::{Device, DeviceAddress, Stream};
 use super::error::DeviceFault;
 use super::recorder::CommandRecorder;
 
-/// Memory of the host that a device copies by itself, given back when it is dropped.
+/// Pinned memory of the host, freed when it is dropped.
 pub(super) struct PinnedMemory<D: Device> {
     device: Arc<CommandRecorder<D>>,
     start: DeviceAddress,
@@ -19,9 +20,9 @@ impl<D: Device> PinnedMemory<D> {
         Ok(Self { device: device.clone(), start, bytes })
     }
 
-    /// Where `range` of it begins.
+    /// The address of the `bytes` bytes from `start` on.
     pub(super) fn at(&self, start: u64, bytes: u64) -> DeviceAddress {
-        assert!(start + bytes <= self.bytes, "within what was taken");
+        assert!(start + bytes <= self.bytes, "within what was allocated");
         self.start.plus(start)
     }
 }
@@ -32,12 +33,13 @@ impl<D: Device> Drop for PinnedMemory<D> {
     }
 }
 
-/// A lap of the ring is 16 MiB. Lists of tokens and rows are the most that a step writes: four for
+/// The ring holds 16 MiB. Lists of tokens and rows are the most that a step writes: four for
 /// each token of a microbatch, so that a host may be dozens of microbatches ahead of its device.
 const SEGMENT_BYTES: u64 = 1 << 20;
 const SEGMENT_COUNT: usize = 16;
 
-/// A ring through which the host writes to a device, the same for all backends of one stream: it waits only where it is a lap ahead.
+/// A ring through which the host writes to a device, the same for all backends of one stream: the
+/// host waits only where it is a whole ring ahead.
 pub(super) struct UploadRing<D: Device> {
     /// Held for the few instructions of a copy into it.
     ring: Mutex<Option<RingMemory<D>>>,
@@ -47,7 +49,7 @@ struct RingMemory<D: Device> {
     memory: PinnedMemory<D>,
     segment: usize,
     taken_bytes: u64,
-    /// When the device has read each segment.
+    /// The fences behind which the device has read each segment.
     read: [Option<D::Fence>; SEGMENT_COUNT],
 }
 
@@ -86,7 +88,7 @@ impl<D: Device> RingMemory<D> {
         Ok(Self { memory, segment: 0, taken_bytes: 0, read: [const { None }; SEGMENT_COUNT] })
     }
 
-    /// A place for so many bytes that nothing reads any more.
+    /// The address of so many bytes that nothing reads any more.
     fn reserve(
         &mut self,
         device: &CommandRecorder<D>,

@@ -1,5 +1,5 @@
-//! Sheets of memory that a device copies results to: made when they are needed, and used again when
-//! their reader has given them back.
+//! Pinned buffers of the host that a device copies results to: allocated when they are needed, and
+//! reused once their reader has returned them.
 
 use std::cell::{Cell, RefCell};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -11,7 +11,7 @@ use super::error::DeviceFault;
 use super::pinned::PinnedMemory;
 use super::recorder::CommandRecorder;
 
-/// Memory for one result.
+/// Pinned memory of the host for one result.
 struct PinnedBuffer<D: Device> {
     memory: PinnedMemory<D>,
     bytes: u64,
@@ -23,10 +23,11 @@ impl<D: Device> PinnedBuffer<D> {
     }
 }
 
-/// The sheets of a backend for one kind of results. All of them are written in one stream, so that a sheet
-/// that comes back unread is written again behind the copy that no reader waited for.
+/// The pinned buffers of a backend for one kind of results. All of them are written in one stream,
+/// so that a buffer that is returned unread is written again behind the copy that no reader waited
+/// for.
 pub(super) struct PinnedBufferPool<D: Device> {
-    /// The most sheets, and the most bytes of all of them.
+    /// The most buffers, and the most bytes of all of them.
     limits: (usize, u64),
     made: Cell<(usize, u64)>,
     free: RefCell<Vec<PinnedBuffer<D>>>,
@@ -36,22 +37,16 @@ pub(super) struct PinnedBufferPool<D: Device> {
 
 impl<D: Device> PinnedBufferPool<D> {
     pub(super) fn new(limits: (usize, u64)) -> Self {
-        let (home, returned) = sync_channel(limits.0);
-        Self {
-            limits,
-            made: Cell::new((0, 0)),
-            free: RefCell::default(),
-            returned,
-            return_sender: home,
-        }
+        let (return_sender, returned) = sync_channel(limits.0);
+        Self { limits, made: Cell::new((0, 0)), free: RefCell::default(), returned, return_sender }
     }
 
-    /// A sheet of so many bytes; none if there is none left, or the host has no such memory.
+    /// A buffer of so many bytes; `None` if there is none left, or the host has no pinned memory.
     fn acquire(&self, device: &Arc<CommandRecorder<D>>, bytes: u64) -> Option<PinnedBuffer<D>> {
         let mut free = self.free.borrow_mut();
         free.extend(self.returned.try_iter());
-        if let Some(place) = free.iter().position(|sheet| sheet.bytes == bytes) {
-            return Some(free.swap_remove(place));
+        if let Some(index) = free.iter().position(|buffer| buffer.bytes == bytes) {
+            return Some(free.swap_remove(index));
         }
         let (count, taken) = self.made.get();
         if !is_within_limits((count, taken), self.limits, bytes) {
@@ -62,7 +57,7 @@ impl<D: Device> PinnedBufferPool<D> {
         Some(PinnedBuffer { memory, bytes })
     }
 
-    /// Enqueues a copy to a sheet in `stream`; none if there is none left.
+    /// Enqueues a copy to a buffer in `stream`; `None` if there is none left.
     pub(super) fn enqueue_copy(
         &self,
         backend: &CudaBackend<D>,
@@ -70,57 +65,61 @@ impl<D: Device> PinnedBufferPool<D> {
         (from, bytes): (DeviceAddress, u64),
     ) -> Result<Option<PendingCopy<D>>, DeviceFault> {
         let device = backend.shared_device();
-        let Some(sheet) = self.acquire(device, bytes) else { return Ok(None) };
-        device.copy_to_host(stream, from, sheet.start(), bytes)?;
+        let Some(buffer) = self.acquire(device, bytes) else { return Ok(None) };
+        device.copy_to_host(stream, from, buffer.start(), bytes)?;
         let arrived = device.record_fence(stream)?;
-        let (device, fault, home) =
-            (device.clone(), backend.shared_fault(), self.return_sender.clone());
-        Ok(Some(PendingCopy { device, fault, buffer: Some(sheet), arrived, pool: home }))
+        Ok(Some(PendingCopy {
+            device: device.clone(),
+            fault: backend.shared_fault(),
+            buffer: Some(buffer),
+            arrived,
+            pool: self.return_sender.clone(),
+        }))
     }
 }
 
-/// Bytes on their way to a sheet, which goes back when this is dropped.
+/// Bytes on their way to a pinned buffer, which is returned to its pool when this is dropped.
 pub(super) struct PendingCopy<D: Device> {
     device: Arc<CommandRecorder<D>>,
-    /// The fault of the backend, set before a result that is none is passed on.
+    /// The fault of the backend, set before a failed copy is reported as no result.
     fault: Arc<OnceLock<DeviceFault>>,
-    /// The sheet, until this is dropped.
+    /// The buffer, until this is dropped.
     buffer: Option<PinnedBuffer<D>>,
     arrived: D::Fence,
     pool: SyncSender<PinnedBuffer<D>>,
 }
 
 impl<D: Device> PendingCopy<D> {
-    /// The moment from which on the bytes have arrived.
+    /// The fence behind which the bytes have arrived.
     pub(super) const fn arrived(&self) -> &D::Fence {
         &self.arrived
     }
 
     /// Waits for the bytes and returns them; nothing if the device has failed.
     pub(super) fn bytes(&self) -> Option<Vec<u8>> {
-        let sheet = self.buffer.as_ref().expect("there until this is dropped");
+        let buffer = self.buffer.as_ref().expect("there until this is dropped");
         if let Err(fault) = self.device.host_wait(&self.arrived) {
             // Only the first one counts.
-            let _kept = self.fault.set(fault);
+            let _first = self.fault.set(fault);
             return None;
         }
-        let mut bytes = vec![0; sheet.bytes as usize];
-        self.device.read_host(sheet.start(), &mut bytes);
+        let mut bytes = vec![0; buffer.bytes as usize];
+        self.device.read_host(buffer.start(), &mut bytes);
         Some(bytes)
     }
 }
 
 impl<D: Device> Drop for PendingCopy<D> {
     fn drop(&mut self) {
-        // The next copy into the sheet is in the same stream as this one. Where the backend is gone
-        // the memory is given back, which waits for the copy.
-        if let Some(sheet) = self.buffer.take() {
-            let _gone = self.pool.try_send(sheet);
+        // The next copy into the buffer is in the same stream as this one. Where the backend was
+        // dropped the memory is freed, which waits for the copy.
+        if let Some(buffer) = self.buffer.take() {
+            let _dropped_pool = self.pool.try_send(buffer);
         }
     }
 }
 
-/// Whether one more sheet of so many bytes is within the limits.
+/// Whether one more buffer of so many bytes is within the limits.
 const fn is_within_limits(
     (count, taken): (usize, u64),
     (count_max, bytes_max): (usize, u64),
@@ -134,7 +133,7 @@ mod tests {
     use super::is_within_limits;
 
     #[test]
-    fn sheets_are_limited_by_number_and_by_bytes() {
+    fn pinned_buffers_are_limited_by_number_and_by_bytes() {
         assert!(is_within_limits((1, 60), (2, 100), 40));
         assert!(!is_within_limits((1, 60), (2, 100), 41));
         assert!(!is_within_limits((2, 60), (2, 100), 1));

@@ -1,4 +1,4 @@
-//! What a device is and has, found out before anything is compiled or kept.
+//! The properties of a device, found before anything is compiled or allocated.
 
 use super::cache::KernelCache;
 use super::compiler::Compiler;
@@ -21,8 +21,8 @@ pub struct DeviceProbe {
 }
 
 impl DeviceProbe {
-    /// All that results depend on beside the run and this program: devices with the same class give the
-    /// same bits.
+    /// All that results depend on beside the run and this program: devices with the same class give
+    /// the same bits.
     #[must_use]
     pub fn class(&self) -> String {
         let Self { info, library_version, .. } = self;
@@ -30,8 +30,9 @@ impl DeviceProbe {
     }
 }
 
-/// Compiles the kernels of a device for both types of activations, as far as they are not on disk: takes
-/// a minute at most where none is, and no time later. Yields what stood in the way of keeping them.
+/// Compiles the kernels of a device for both types of activations, as far as they are not on disk:
+/// takes a minute at most where none is, and no time later. Returns why some could not be kept on
+/// disk.
 ///
 /// # Errors
 /// If the compiler is not there or refuses a source.

@@ -1,9 +1,10 @@
-//! A device whose commands are written down first, and issued when their results must be seen.
+//! A device whose commands are recorded first, and issued when their results must be seen.
 //!
-//! Launches, products and copies wait here until a border: whatever the host reads or writes, memory that
-//! is given back, the end of an operation ([`CommandRecorder::flush`]), or as many commands as a segment may have.
-//! Then they are issued in order, one by one or as a graph ([`super::segments`]). So nothing above knows of
-//! graphs, and nothing that waits can be overtaken.
+//! Launches, products and copies wait here until a border: whatever the host reads or writes,
+//! memory that is freed, the end of an operation ([`CommandRecorder::flush`]), or as many commands
+//! as a segment may have. Then they are issued in order, one by one or as a graph
+//! ([`super::segments`]). So nothing above knows of graphs, and nothing that waits can be
+//! overtaken.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -36,7 +37,7 @@ pub struct GraphCounts {
     pub captured: u64,
     /// Graphs that were started.
     pub replayed: u64,
-    /// Graphs that there are now.
+    /// Graphs that exist now.
     pub held: usize,
     /// Segments that the device did not make a graph of. After the first one none is tried.
     pub refused: u64,
@@ -45,7 +46,7 @@ pub struct GraphCounts {
 /// A device behind the list of commands that wait for it.
 pub(super) struct CommandRecorder<D: Device> {
     device: Arc<D>,
-    /// Held while the list is written or issued: memory may be given back on another thread than the one
+    /// Held while the list is written or issued: memory may be freed on another thread than the one
     /// that computes.
     state: Mutex<RecorderState>,
 }
@@ -64,7 +65,8 @@ impl<D: Device> CommandRecorder<D> {
             GraphMode::Off => None,
             GraphMode::On(limits) => Some((SegmentCache::new(limits), limits)),
         };
-        let (commands, counts) = (Vec::new(), GraphCounts::default());
+        let commands = Vec::new();
+        let counts = GraphCounts::default();
         Self { device, state: Mutex::new(RecorderState { graphs, commands, counts, fault: None }) }
     }
 
@@ -77,7 +79,8 @@ impl<D: Device> CommandRecorder<D> {
         self.state().flush(&*self.device)
     }
 
-    /// The commands that wait are of the stream that work goes into: the other streams go beside it.
+    /// The commands that wait are of the stream that work goes into: the other streams go beside
+    /// it.
     fn flush_before(&self, stream: Stream) -> Result<(), DeviceFault> {
         match stream {
             Stream::Compute => self.flush(),
@@ -117,15 +120,16 @@ impl RecorderState {
             return Ok(());
         }
         let commands = std::mem::take(&mut self.commands);
-        let told = self.issue_segment(device, &commands);
+        let issued = self.issue_segment(device, &commands);
         // The list keeps its memory.
         self.commands = commands;
         self.commands.clear();
-        told
+        issued
     }
 
-    /// Moments are noted where an operation begins and ends, and in a timed turn for each layer, each in a
-    /// place of its own. What lies between two of an operation comes again without them.
+    /// Timestamps are recorded where an operation begins and ends, and in a timed turn for each
+    /// layer, each in a place of its own. What lies between the two of an operation comes again
+    /// without them.
     fn issue_segment<D: Device>(
         &mut self,
         device: &D,
@@ -167,8 +171,8 @@ impl RecorderState {
                     if let Some(graph) = device.capture(commands)? {
                         self.counts.captured += 1;
                         self.counts.replayed += 1;
-                        if let Some(gone) = segments.insert(words, graph) {
-                            device.destroy_graph(gone);
+                        if let Some(evicted) = segments.insert(words, graph) {
+                            device.destroy_graph(evicted);
                         }
                         return device.replay(graph);
                     }
@@ -296,7 +300,8 @@ impl<D: Device> Device for CommandRecorder<D> {
 }
 
 impl<D: Device> Drop for CommandRecorder<D> {
-    /// What still waits is about memory that nobody can read any more; graphs go with their owner.
+    /// Commands that still wait write memory that no caller can read any more; graphs are destroyed
+    /// with their owner.
     fn drop(&mut self) {
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
         state.destroy_graphs(&*self.device);

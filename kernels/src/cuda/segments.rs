@@ -1,10 +1,11 @@
 //! The commands that a device is issued between two borders, and which of them are worth a graph.
 //!
-//! Passes issue the same commands to a device again and again, with the same addresses. A *segment* is what
-//! was written down between two borders. Seen for the second time it becomes a graph of the device, and
-//! from then on it is one call. A graph is found by all words of its segment, never by less, so it does
-//! exactly what its commands would do. What changes each time, as updates of weights do with their numbers,
-//! is never seen twice: of such segments only a hash is kept, and only of the last ones.
+//! Passes issue the same commands to a device again and again, with the same addresses. A *segment*
+//! is what was recorded between two borders. Seen for the second time it becomes a graph of the
+//! device, and from then on it is one call. A graph is found by all words of its segment, never by
+//! less, so it does exactly what its commands would do. What changes each time, as updates of
+//! weights do with their numbers, is never seen twice: of such segments only a hash is kept, and
+//! only of the last ones.
 
 use std::collections::BTreeMap;
 
@@ -15,26 +16,27 @@ use crate::fingerprint::{GOLDEN, mix};
 /// How many graphs and hashes are kept, and which segments are worth a graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GraphLimits {
-    /// Graphs at once. Beyond it one that was not used for [`STALE`] times as many segments goes; while
-    /// all are in use, further segments stay what they are.
+    /// Graphs at once. Beyond it one that was not used for [`STALE`] times as many segments is
+    /// evicted; while all are in use, further segments stay what they are.
     pub graphs: usize,
-    /// Hashes of segments that were seen once. Beyond it the oldest goes.
+    /// Hashes of segments that were seen once. Beyond it the oldest is forgotten.
     pub seen: usize,
     /// Commands of a segment, at least: a graph is not started for less.
     pub commands_min: usize,
-    /// Commands of a segment, at most: with so many they are issued, border or not, so that the device does
-    /// not wait for the host to write.
+    /// Commands of a segment, at most: with so many they are issued, border or not, so that the
+    /// device does not wait for the host to write.
     pub commands_max: usize,
 }
 
 impl GraphLimits {
-    /// A stage of a dozen layers with a dozen passes alive has some two hundred segments. A graph of
-    /// sixty commands takes some ten thousand bytes of a device.
+    /// A stage of a dozen layers with a dozen passes alive has some two hundred segments. A graph
+    /// of sixty commands takes some ten thousand bytes of a device.
     pub const DEFAULT: Self = Self { graphs: 512, seen: 4096, commands_min: 8, commands_max: 64 };
 }
 
-/// If more segments come in turn than there may be graphs, those that are kept must stay: one that goes
-/// for the next would be made again in each turn, which takes longer than issuing its commands.
+/// If more segments come in turn than there may be graphs, those that are kept must stay: one that
+/// is evicted for the next would be made again in each turn, which takes longer than issuing its
+/// commands.
 pub const STALE: u64 = 4;
 
 /// What to do with a segment.
@@ -44,7 +46,7 @@ pub enum SegmentDecision {
     Issue,
     /// Make it a graph, record that by [`SegmentCache::insert`], and start the graph.
     Capture,
-    /// Start this graph.
+    /// Start this graph in place of the commands.
     Replay(GraphId),
 }
 
@@ -60,13 +62,13 @@ struct CapturedSegment {
 #[derive(Debug)]
 pub struct SegmentCache {
     limits: GraphLimits,
-    /// The moment at which each segment was seen, by its hash.
+    /// The tick at which each segment was seen, by its hash.
     seen: BTreeMap<u128, u64>,
-    /// Which segment was seen at a moment, oldest first.
+    /// Which segment was seen at a tick, oldest first.
     oldest: BTreeMap<u64, u128>,
     /// By hash. Of two segments with one hash the first is kept.
     captured: BTreeMap<u128, CapturedSegment>,
-    /// Which segment's graph was used at a moment, longest ago first.
+    /// Which segment's graph was used at a tick, longest ago first.
     used: BTreeMap<u64, u128>,
     tick: u64,
 }
@@ -75,9 +77,14 @@ impl SegmentCache {
     /// No segments so far.
     #[must_use]
     pub fn new(limits: GraphLimits) -> Self {
-        let (seen, oldest) = (BTreeMap::new(), BTreeMap::new());
-        let (kept, used) = (BTreeMap::new(), BTreeMap::new());
-        Self { limits, seen, oldest, captured: kept, used, tick: 0 }
+        Self {
+            limits,
+            seen: BTreeMap::new(),
+            oldest: BTreeMap::new(),
+            captured: BTreeMap::new(),
+            used: BTreeMap::new(),
+            tick: 0,
+        }
     }
 
     /// Decides what to do with a segment of `count` commands, which `words` encode.
@@ -87,14 +94,14 @@ impl SegmentCache {
         }
         self.tick += 1;
         let hash = hash(words);
-        if let Some(kept) = self.captured.get_mut(&hash) {
-            if kept.words != words {
+        if let Some(segment) = self.captured.get_mut(&hash) {
+            if segment.words != words {
                 return SegmentDecision::Issue;
             }
-            self.used.remove(&kept.used_at);
+            self.used.remove(&segment.used_at);
             self.used.insert(self.tick, hash);
-            kept.used_at = self.tick;
-            return SegmentDecision::Replay(kept.graph);
+            segment.used_at = self.tick;
+            return SegmentDecision::Replay(segment.graph);
         }
         if let Some(at) = self.seen.remove(&hash) {
             self.oldest.remove(&at);
@@ -124,31 +131,31 @@ impl SegmentCache {
         (since > STALE * self.limits.graphs as u64).then_some((*used_at, *hash))
     }
 
-    /// Keeps the graph that was made of a segment after [`SegmentDecision::Capture`]; returns one that has to go
-    /// for it.
+    /// Keeps the graph that was made of a segment after [`SegmentDecision::Capture`]; returns one
+    /// that is evicted for it.
     ///
     /// # Panics
-    /// If the segment has one already, or there is no room.
+    /// If the segment has one already, or there is no capacity.
     pub fn insert(&mut self, words: Vec<u64>, graph: GraphId) -> Option<GraphId> {
-        assert!(self.has_capacity(), "a capture is decided where there is room");
-        let mut gone = None;
+        assert!(self.has_capacity(), "a capture is decided where there is capacity");
+        let mut evicted = None;
         if self.captured.len() >= self.limits.graphs
             && let Some((used_at, unused)) = self.stale()
         {
             self.used.remove(&used_at);
-            gone = self.captured.remove(&unused).map(|kept| kept.graph);
+            evicted = self.captured.remove(&unused).map(|segment| segment.graph);
         }
         let hash = hash(&words);
         self.used.insert(self.tick, hash);
         let before =
             self.captured.insert(hash, CapturedSegment { graph, used_at: self.tick, words });
         assert!(before.is_none(), "a segment is captured once");
-        gone
+        evicted
     }
 
     /// All graphs that are kept.
     pub fn into_graphs(self) -> impl Iterator<Item = GraphId> {
-        self.captured.into_values().map(|kept| kept.graph)
+        self.captured.into_values().map(|segment| segment.graph)
     }
 
     /// The number of graphs that are kept.
@@ -158,8 +165,8 @@ impl SegmentCache {
     }
 }
 
-/// Two chains over the words with different beginnings. Chance collisions cost a graph or an extra one,
-/// never a result: words are compared before a replay.
+/// Two chains over the words with different beginnings. Chance collisions cost a graph or an extra
+/// one, never a result: words are compared before a replay.
 fn hash(words: &[u64]) -> u128 {
     let chain = |begin: u64| {
         let next = |state: u64, word: &u64| mix((state ^ *word).wrapping_add(GOLDEN));
@@ -254,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn a_graph_that_was_not_used_for_long_goes() {
+    fn a_graph_that_was_not_used_for_long_is_evicted() {
         let mut segments = SegmentCache::new(SMALL);
         (0..3).for_each(|number| assert_eq!(make(&mut segments, number), None));
         // Number 1 is the one that is not used.
@@ -265,7 +272,7 @@ mod tests {
         assert_eq!(make(&mut segments, 3), Some(GraphId(1)));
         assert_eq!(segments.graphs(), SMALL.graphs);
         assert_eq!(segments.decide(2, &words(0)), SegmentDecision::Replay(GraphId(0)));
-        assert_eq!(segments.decide(2, &words(1)), SegmentDecision::Issue, "it is gone");
+        assert_eq!(segments.decide(2, &words(1)), SegmentDecision::Issue, "it was evicted");
     }
 
     #[test]
@@ -299,9 +306,9 @@ mod tests {
                 SegmentDecision::Issue => {}
                 SegmentDecision::Capture => {
                     next += 1;
-                    let gone = segments.insert(words.clone(), GraphId(next));
-                    if let Some(gone) = gone {
-                        captured.remove(&gone).expect("a graph goes once");
+                    let evicted = segments.insert(words.clone(), GraphId(next));
+                    if let Some(evicted) = evicted {
+                        captured.remove(&evicted).expect("a graph is evicted once");
                     }
                     captured.insert(GraphId(next), words);
                 }

@@ -118,8 +118,9 @@ pub struct CompilationUnit {
 }
 
 impl CompilationUnit {
-    /// The compiler's options. Multiply-adds are fused where a source calls `fmaf` and nowhere else;
-    /// division and square root are rounded as IEEE 754 prescribes, and denormal numbers kept.
+    /// The compiler's options. Multiply-adds are fused where a source calls `fmaf` and nowhere
+    /// else; division and square root are rounded as IEEE 754 prescribes, and denormal numbers
+    /// kept.
     #[must_use]
     pub fn options(&self) -> Vec<String> {
         vec![

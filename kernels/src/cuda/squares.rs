@@ -1,10 +1,11 @@
 //! Sums of squares: two launches and one answer, for however many tensors.
 //!
-//! A tensor is cut into pieces of [`PIECE`] elements, a block each. Element i of a piece is added to
-//! chain i mod 1024, in order; a thread has four neighbouring chains and adds them up in pairs, lanes of
-//! a warp are added halves to halves, and warps in order. Then pieces are added the same way, piece i
-//! to thread i mod 256. So the order follows from the tensor's length and from nothing else, and the
-//! memory is read at its own speed. The candidate of a layer can be computed in the same pass.
+//! A tensor is cut into pieces of [`PIECE`] elements, a block each. Element i of a piece is added
+//! to chain i mod 1024, in order; a thread has four neighbouring chains and adds them up in pairs,
+//! lanes of a warp are added halves to halves, and warps in order. Then pieces are added the same
+//! way, piece i to thread i mod 256. So the order follows from the tensor's length and from nothing
+//! else, and the memory is read at its own speed. The candidate of a layer can be computed in the
+//! same pass.
 
 use super::backend::{CudaBackend, CudaMatrix, floats};
 use super::device::{Device, DeviceAddress};
@@ -15,7 +16,7 @@ use super::optimizer::{self, Stretch};
 use crate::backend::{BufferView, LayerCandidate, SquareSum};
 use crate::scratch::{PIECE, SQUARES_BYTES, ScratchSlot, TENSOR_BYTES};
 
-/// SQUARE_THREADS of `optimizer.cu`.
+/// Threads of a block: SQUARE_THREADS of `optimizer.cu`.
 const THREADS: usize = 256;
 
 pub(super) fn sum_squares<D: Device>(
@@ -69,10 +70,12 @@ impl SquareSumBatch {
         Ok(results.iter().map(square_sum).collect())
     }
 
-    /// The structures `DeviceTensor` of all tensors, then their structures `SteppedTensor`, and how many pieces
-    /// they have.
+    /// The structures `DeviceTensor` of all tensors, then their structures `SteppedTensor`, and how
+    /// many pieces they have.
     fn list(&self) -> (Vec<u8>, usize) {
-        let (mut list, mut firsts, mut pieces) = (Vec::new(), Vec::new(), 0);
+        let mut list = Vec::new();
+        let mut firsts = Vec::new();
+        let mut pieces = 0;
         for (start, len) in &self.extents {
             for word in [start.0, *len as u64, pieces as u64] {
                 list.extend(word.to_le_bytes());

@@ -1,13 +1,13 @@
 //! Boundary tensors on a device, on their way to another backend.
 //!
 //! ```text
-//!   sender    ... F ─ copy into a room ─fence─┐            ┌─follow─ copy into the same room
-//!   receiver                                  └─▶ copy out ─fence─┘
+//!   sender    F ─ copy into a buffer ─fence─┐            ┌─wait─ copy into the same buffer
+//!   receiver                                └─▶ copy out ─fence─┘
 //! ```
 //!
-//! No thread of the host waits. Rooms are few and used again: one that comes back brings the moments from
-//! which on it has been read. A receiver with another kind of device reads the numbers, which come
-//! by way of memory that the device copies by itself, in a stream of its own.
+//! No thread of the host waits. Staging buffers are few and reused: one that is returned carries
+//! the fences behind which it has been read. A receiver with another kind of device reads the
+//! numbers, which pass through pinned memory in a stream of their own.
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
@@ -30,16 +30,17 @@ use crate::tensor_handle::{HostTensor, PendingTensor, TensorHandle};
 struct StagingBuffer<D: Device> {
     device: Arc<CommandRecorder<D>>,
     buffer: CudaBuffer<D>,
-    /// The room's twin on the host, if its numbers were ever read on the host or written from it.
+    /// The buffer's mirror on the host, if its numbers were ever read on the host or written from
+    /// it.
     host: Option<PinnedMemory<D>>,
-    /// The moments from which on the room has been read.
+    /// The fences behind which the buffer has been read.
     read: Vec<D::Fence>,
-    /// The moment from which on its twin has been read.
+    /// The fence behind which its mirror on the host has been read.
     host_read: Option<D::Fence>,
 }
 
 impl<D: Device> StagingBuffer<D> {
-    /// Where the room's twin on the host lies.
+    /// The address of the buffer's mirror on the host, which is allocated at the first call.
     fn host_mirror(&mut self, bytes: u64) -> Result<DeviceAddress, DeviceFault> {
         let host = match &mut self.host {
             Some(host) => host,
@@ -51,17 +52,18 @@ impl<D: Device> StagingBuffer<D> {
 
 impl<D: Device> Drop for StagingBuffer<D> {
     fn drop(&mut self) {
-        // Another device may still read it, which the driver does not wait for when it takes it back.
+        // Another device may still read it, which the driver does not wait for when it takes it
+        // back.
         for read in &self.read {
-            let _given_up = self.device.host_wait(read);
+            let _failed_device = self.device.host_wait(read);
         }
     }
 }
 
-/// The rooms of a backend.
+/// The staging buffers of a backend in one direction.
 pub(super) struct StagingBufferPool<D: Device> {
     made: Cell<usize>,
-    /// The memory that a plan has counted for the rooms. Nothing else is taken then.
+    /// The memory that a plan has counted for staging buffers. Nothing else is taken then.
     claimed: RefCell<Option<RegionAllocator<D>>>,
     free: RefCell<VecDeque<StagingBuffer<D>>>,
     returned: Receiver<StagingBuffer<D>>,
@@ -70,17 +72,22 @@ pub(super) struct StagingBufferPool<D: Device> {
 
 impl<D: Device> StagingBufferPool<D> {
     pub(super) fn new() -> Self {
-        let (home, returned) = sync_channel(StagingReservation::COUNT_MAX);
-        let (made, claimed) = (Cell::new(0), RefCell::default());
-        Self { made, claimed, free: RefCell::default(), returned, return_sender: home }
+        let (return_sender, returned) = sync_channel(StagingReservation::COUNT_MAX);
+        Self {
+            made: Cell::new(0),
+            claimed: RefCell::default(),
+            free: RefCell::default(),
+            returned,
+            return_sender,
+        }
     }
 
-    /// Makes rooms out of this memory from now on, and of no other.
+    /// Makes staging buffers out of this memory from now on, and of no other.
     pub(super) fn reserve(&self, memory: RegionAllocator<D>) {
         *self.claimed.borrow_mut() = Some(memory);
     }
 
-    /// Memory for one more; none if there is none.
+    /// Memory for one more staging buffer; `None` if there is no space.
     fn buffer(
         &self,
         backend: &CudaBackend<D>,
@@ -93,8 +100,9 @@ impl<D: Device> StagingBufferPool<D> {
         }
     }
 
-    /// A room of this form; none if there is none left. Some take turns: with only one, its next sender
-    /// would wait for the reader of the tensor before. The one that has been free for longest comes first.
+    /// A staging buffer of this type and length; `None` if there is none left. Some are used in
+    /// turn: with only one, the next sender would wait for the reader of the tensor before. The one
+    /// that has been free for longest comes first.
     fn acquire(
         &self,
         backend: &CudaBackend<D>,
@@ -103,12 +111,13 @@ impl<D: Device> StagingBufferPool<D> {
     ) -> Result<Option<StagingBuffer<D>>, DeviceFault> {
         let mut free = self.free.borrow_mut();
         free.extend(self.returned.try_iter());
-        let fits =
-            |room: &StagingBuffer<D>| room.buffer.element() == element && room.buffer.len() == len;
-        let first = |free: &mut VecDeque<StagingBuffer<D>>| {
-            free.iter().position(fits).and_then(|place| free.remove(place))
+        let fits = |staging: &StagingBuffer<D>| {
+            staging.buffer.element() == element && staging.buffer.len() == len
         };
-        if free.iter().filter(|room| fits(room)).count() >= StagingReservation::ROTATED
+        let first = |free: &mut VecDeque<StagingBuffer<D>>| {
+            free.iter().position(fits).and_then(|index| free.remove(index))
+        };
+        if free.iter().filter(|staging| fits(staging)).count() >= StagingReservation::ROTATED
             || self.made.get() == StagingReservation::COUNT_MAX
         {
             return Ok(first(&mut free));
@@ -124,12 +133,12 @@ impl<D: Device> StagingBufferPool<D> {
     }
 }
 
-/// A tensor in a room.
+/// A tensor in a staging buffer, on its way to a receiver.
 struct StagedTensor<D: Device> {
     device: Arc<CommandRecorder<D>>,
     /// The fault of the backend it came from, set before numbers that are no result leave.
     fault: Arc<OnceLock<DeviceFault>>,
-    /// The room, until this is dropped. Locked while a reader takes from it.
+    /// The staging buffer, until this is dropped. Locked while a reader copies from it.
     staging: Mutex<Option<StagingBuffer<D>>>,
     filled: D::Fence,
     len: usize,
@@ -142,22 +151,22 @@ impl<D: Device> StagedTensor<D> {
         &self,
         take: impl FnOnce(&mut StagingBuffer<D>) -> Result<T, DeviceFault>,
     ) -> Result<T, DeviceFault> {
-        let mut room = self.staging.lock().unwrap_or_else(PoisonError::into_inner);
-        take(room.as_mut().expect("there until this is dropped"))
+        let mut staging = self.staging.lock().unwrap_or_else(PoisonError::into_inner);
+        take(staging.as_mut().expect("there until this is dropped"))
     }
 
     fn bytes(&self) -> u64 {
         self.element.bytes(self.device.precision()) * self.len as u64
     }
 
-    /// The bytes, by way of memory that the device copies by itself.
+    /// The bytes of the tensor, through pinned memory of the host.
     fn fetch(&self) -> Result<Vec<u8>, DeviceFault> {
         let count = self.bytes();
         let mut bytes = vec![0; count as usize];
-        self.with_buffer(|room| {
-            let at = room.host_mirror(count)?;
+        self.with_buffer(|staging| {
+            let at = staging.host_mirror(count)?;
             self.device.stream_wait(Stream::Download, &self.filled)?;
-            self.device.copy_to_host(Stream::Download, room.buffer.at(0), at, count)?;
+            self.device.copy_to_host(Stream::Download, staging.buffer.at(0), at, count)?;
             self.device.host_wait(&self.device.record_fence(Stream::Download)?)?;
             self.device.read_host(at, &mut bytes);
             Ok(bytes)
@@ -175,7 +184,7 @@ impl<D: Device> PendingTensor for StagedTensor<D> {
             Ok(bytes) => numbers_of(&bytes, self.element, self.device.precision()),
             Err(fault) => {
                 // Only the first one counts.
-                let _kept = self.fault.set(fault);
+                let _first = self.fault.set(fault);
                 HostTensor::Floats(vec![f32::NAN; self.len])
             }
         }
@@ -188,111 +197,111 @@ impl<D: Device> PendingTensor for StagedTensor<D> {
 
 impl<D: Device> Drop for StagedTensor<D> {
     fn drop(&mut self) {
-        let room = self.staging.get_mut().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(room) = room {
-            // Where its backend is gone the room goes too.
-            let _gone = self.pool.try_send(room);
+        let staging = self.staging.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(staging) = staging {
+            // Where its backend was dropped the buffer is freed.
+            let _dropped_pool = self.pool.try_send(staging);
         }
     }
 }
 
-/// A parcel of a view; none if there is no room.
+/// A handle to a copy of a view in a staging buffer; `None` if no buffer is free.
 pub(super) fn export_tensor<D: Device>(
     backend: &CudaBackend<D>,
-    rooms: &StagingBufferPool<D>,
+    pool: &StagingBufferPool<D>,
     from: &BufferView<'_, CudaBuffer<D>>,
 ) -> Result<Option<TensorHandle>, DeviceFault> {
-    let (element, len) = (from.buffer.element(), from.range.len());
+    let element = from.buffer.element();
+    let len = from.range.len();
     assert!(from.range.end <= from.buffer.len(), "a view lies within its buffer");
-    let Some(mut room) = rooms.acquire(backend, element, len)? else { return Ok(None) };
+    let Some(mut staging) = pool.acquire(backend, element, len)? else { return Ok(None) };
     let device = backend.shared_device();
-    for read in room.read.drain(..) {
+    for read in staging.read.drain(..) {
         device.stream_wait(Stream::Compute, &read)?;
     }
     let bytes = element.bytes(device.precision()) * len as u64;
-    // The pass is issued by itself: the rooms take turns, and it comes again as it is.
+    // The pass is issued by itself: staging buffers are used in turn, and a pass without the copy
+    // comes again with the same addresses.
     device.flush()?;
-    device.copy(from.buffer.at(from.range.start), room.buffer.at(0), bytes)?;
+    device.copy(from.buffer.at(from.range.start), staging.buffer.at(0), bytes)?;
     let filled = device.record_fence(Stream::Compute)?;
-    let (device, fault) = (device.clone(), backend.shared_fault());
-    let (room, home) = (Mutex::new(Some(room)), rooms.return_sender.clone());
     Ok(Some(TensorHandle::OnDevice(Arc::new(StagedTensor {
-        device,
-        fault,
-        staging: room,
+        device: device.clone(),
+        fault: backend.shared_fault(),
+        staging: Mutex::new(Some(staging)),
         filled,
         len,
         element,
-        pool: home,
+        pool: pool.return_sender.clone(),
     }))))
 }
 
-/// Takes a parcel of a device of this kind; gives back one that is of another.
+/// Copies the tensor of a handle from a device of this kind; returns the handle if it is of
+/// another.
 pub(super) fn import_tensor<D: Device>(
     backend: &CudaBackend<D>,
-    parcel: TensorHandle,
+    tensor: TensorHandle,
     to: &BufferViewMut<'_, CudaBuffer<D>>,
 ) -> Result<Option<TensorHandle>, DeviceFault> {
-    let TensorHandle::OnDevice(held) = &parcel else { return Ok(Some(parcel)) };
-    let any: &dyn Any = &**held;
-    let Some(boundary) = any.downcast_ref::<StagedTensor<D>>() else { return Ok(Some(parcel)) };
+    let TensorHandle::OnDevice(pending) = &tensor else { return Ok(Some(tensor)) };
+    let any: &dyn Any = &**pending;
+    let Some(staged) = any.downcast_ref::<StagedTensor<D>>() else { return Ok(Some(tensor)) };
     let device = backend.device();
-    let form =
+    let element_bytes =
         |element: ElementType, device: &CommandRecorder<D>| element.bytes(device.precision());
-    if form(boundary.element, &boundary.device) != form(to.buffer.element(), device) {
-        return Ok(Some(parcel));
+    if element_bytes(staged.element, &staged.device) != element_bytes(to.buffer.element(), device) {
+        return Ok(Some(tensor));
     }
-    assert_eq!(boundary.len, to.range.len());
+    assert_eq!(staged.len, to.range.len());
     assert!(to.range.end <= to.buffer.len(), "a view lies within its buffer");
     let target: DeviceAddress = to.buffer.at(to.range.start);
-    boundary.with_buffer(|room| {
-        device.stream_wait(Stream::Compute, &boundary.filled)?;
-        device.copy_from_peer(&boundary.device, room.buffer.at(0), target, boundary.bytes())?;
-        room.read.push(device.record_fence(Stream::Compute)?);
+    staged.with_buffer(|staging| {
+        device.stream_wait(Stream::Compute, &staged.filled)?;
+        device.copy_from_peer(&staged.device, staging.buffer.at(0), target, staged.bytes())?;
+        staging.read.push(device.record_fence(Stream::Compute)?);
         Ok(())
     })?;
     Ok(None)
 }
 
-/// Brings numbers into a room beside the work; gives them back if there is none.
+/// Begins to copy numbers into a staging buffer beside the work; returns them if no buffer is free.
 pub(super) fn begin_upload<D: Device>(
     backend: &CudaBackend<D>,
-    rooms: &StagingBufferPool<D>,
+    pool: &StagingBufferPool<D>,
     numbers: HostTensor,
 ) -> Result<TensorHandle, DeviceFault> {
-    let (element, len) = (ElementType::Row, numbers.len());
-    let found = if len > 0 { rooms.acquire(backend, element, len)? } else { None };
-    let Some(mut room) = found else { return Ok(TensorHandle::OnHost(numbers)) };
+    let element = ElementType::Row;
+    let len = numbers.len();
+    let found = if len > 0 { pool.acquire(backend, element, len)? } else { None };
+    let Some(mut staging) = found else { return Ok(TensorHandle::OnHost(numbers)) };
     let device = backend.shared_device();
-    let at = match room.host_mirror(element.bytes(device.precision()) * len as u64) {
+    let at = match staging.host_mirror(element.bytes(device.precision()) * len as u64) {
         // Without such memory the numbers go the plain way, when they are used.
         Err(DeviceFault::OutOfHostMemory { .. }) => {
-            rooms.free.borrow_mut().push_back(room);
+            pool.free.borrow_mut().push_back(staging);
             return Ok(TensorHandle::OnHost(numbers));
         }
         at => at?,
     };
     let bytes = bytes_of(numbers, element, device.precision());
-    // Passed long ago, unless neighbours are a whole pool of rooms ahead.
-    if let Some(read) = room.host_read.take() {
+    // Passed long ago, unless neighbours are a whole pool of staging buffers ahead.
+    if let Some(read) = staging.host_read.take() {
         device.host_wait(&read)?;
     }
     device.write_host(&bytes, at);
-    for read in room.read.drain(..) {
+    for read in staging.read.drain(..) {
         device.stream_wait(Stream::Upload, &read)?;
     }
-    device.copy_from_host(Stream::Upload, at, room.buffer.at(0), bytes.len() as u64)?;
+    device.copy_from_host(Stream::Upload, at, staging.buffer.at(0), bytes.len() as u64)?;
     let filled = device.record_fence(Stream::Upload)?;
-    room.host_read = Some(filled.clone());
-    let (device, fault) = (device.clone(), backend.shared_fault());
-    let (room, home) = (Mutex::new(Some(room)), rooms.return_sender.clone());
+    staging.host_read = Some(filled.clone());
     Ok(TensorHandle::OnDevice(Arc::new(StagedTensor {
-        device,
-        fault,
-        staging: room,
+        device: device.clone(),
+        fault: backend.shared_fault(),
+        staging: Mutex::new(Some(staging)),
         filled,
         len,
         element,
-        pool: home,
+        pool: pool.return_sender.clone(),
     })))
 }

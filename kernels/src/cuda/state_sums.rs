@@ -15,7 +15,7 @@ use crate::scratch::{STATE_SUMS_BYTES, SUMMED_PLACES, ScratchSlot};
 /// STATE_THREADS of `optimizer.cu`, of which each has four places.
 const THREADS: usize = SUMMED_PLACES / 4;
 
-/// Room for what blocks leave.
+/// Scratch for the sums that blocks leave.
 pub(super) struct PartialSums {
     start: DeviceAddress,
     count: usize,
@@ -37,7 +37,7 @@ impl PartialSums {
         DeviceAddress(self.start.0 + (done * STATE_SUMS_BYTES) as u64)
     }
 
-    /// The sum of all parts, later.
+    /// Enqueues the sum of all parts, which may be read later.
     pub(super) fn add<D: Device>(self, device: &CudaBackend<D>) -> Result<StateSums, DeviceFault> {
         let sums = device.scratch(ScratchSlot::Results, STATE_SUMS_BYTES)?;
         let arguments = Arguments::new().address(self.start).count(self.count).address(sums);
@@ -56,7 +56,7 @@ pub(super) fn of_state<D: Device>(
     let blocks = count.div_ceil(SUMMED_PLACES);
     let parts = PartialSums::new(device, blocks)?;
     let start = Arguments::new();
-    let arguments = state.iter().fold(start, |told, part| told.address(part.floats(0)));
+    let arguments = state.iter().fold(start, |arguments, part| arguments.address(part.floats(0)));
     let arguments = arguments.count(count).address(parts.from(0));
     device.launch(&Launch::blocks(Kernel::StateSums, [blocks, 1], THREADS, arguments))?;
     parts.add(device)

@@ -1,4 +1,4 @@
-//! A real device's copies beside its work: streams, moments in them, and memory of the host.
+//! A real device's copies beside its work: streams, fences in them, and memory of the host.
 
 use std::collections::BTreeSet;
 use std::ffi::{c_int, c_void};
@@ -15,7 +15,7 @@ use super::error::DeviceFault;
 /// made anew, which costs microseconds.
 const EVENTS_KEPT_MAX: usize = 4096;
 
-/// A device's streams.
+/// The streams of a device, by [`Stream`].
 pub(super) struct CudaStreams([sys::CUstream; Stream::ALL.len()]);
 
 impl CudaStreams {
@@ -23,11 +23,11 @@ impl CudaStreams {
         Self([ptr::null_mut(); Stream::ALL.len()])
     }
 
-    /// Makes them in the current context.
+    /// Creates the streams in the current context.
     pub(super) fn create(&mut self) -> Result<(), DeviceFault> {
         let flags = sys::CUstream_flags_enum::CU_STREAM_NON_BLOCKING as u32;
         for stream in &mut self.0 {
-            // SAFETY: the driver writes a handle, which `destroy` gives back.
+            // SAFETY: the driver writes a handle, which `destroy` releases.
             check("cuStreamCreate", unsafe { sys::cuStreamCreate(stream, flags) })?;
         }
         Ok(())
@@ -46,7 +46,7 @@ impl CudaStreams {
         Ok(())
     }
 
-    /// Gives them back, once.
+    /// Destroys the streams, once.
     pub(super) fn destroy(&mut self) {
         for stream in &mut self.0 {
             if !stream.is_null() {
@@ -58,7 +58,7 @@ impl CudaStreams {
     }
 }
 
-/// The events of a device. They may outlive it: a neighbour may still have to follow one.
+/// The events of a device. They may outlive it: a neighbour may still have to wait for one.
 pub(super) struct EventPool {
     handle: sys::CUdevice,
     context: sys::CUcontext,
@@ -79,7 +79,7 @@ impl EventPool {
     /// The events of a device, whose context lives as long as they do.
     pub(super) fn new(handle: sys::CUdevice) -> Result<Arc<Self>, DeviceFault> {
         let mut context = ptr::null_mut();
-        // SAFETY: the driver writes a handle, which `drop` gives back.
+        // SAFETY: the driver writes a handle, which `drop` releases.
         let retained = unsafe { sys::cuDevicePrimaryCtxRetain(&mut context, handle) };
         check("cuDevicePrimaryCtxRetain", retained)?;
         Ok(Arc::new(Self { handle, context, free: Mutex::default() }))
@@ -96,7 +96,7 @@ impl EventPool {
             return Ok(event);
         }
         use sys::CUevent_flags_enum as Flags;
-        // A thread that waits for one on the host has nothing else to do, and others want the core.
+        // A thread that waits for one on the host has nothing else to do, and others need the core.
         let flags = Flags::CU_EVENT_DISABLE_TIMING as u32 | Flags::CU_EVENT_BLOCKING_SYNC as u32;
         let mut event = ptr::null_mut();
         // SAFETY: the context is current; the driver writes a handle, which is destroyed once.
@@ -118,7 +118,7 @@ impl Drop for EventPool {
     }
 }
 
-/// A moment in a stream of a real device.
+/// A fence in a stream of a real device.
 #[derive(Clone)]
 pub struct CudaFence(Arc<RecordedEvent>);
 
@@ -132,8 +132,8 @@ unsafe impl Sync for RecordedEvent {}
 
 impl Drop for RecordedEvent {
     fn drop(&mut self) {
-        // To follow an event is to follow what was recorded when the wait was enqueued, so that it may
-        // be recorded anew although a stream still follows it.
+        // A stream waits for what was recorded in an event when the wait was enqueued, so that the
+        // event may be recorded anew although a stream still waits for it.
         let event = PooledEvent(self.event.0);
         let mut free = self.pool.free.lock().unwrap_or_else(PoisonError::into_inner);
         if free.len() < EVENTS_KEPT_MAX {
@@ -148,25 +148,25 @@ impl Drop for RecordedEvent {
 }
 
 impl CudaFence {
-    /// The moment after all that was enqueued in `stream`, whose context is current.
+    /// A fence after all that was enqueued in `stream`, whose context is current.
     pub(super) fn record(
-        home: &Arc<EventPool>,
+        pool: &Arc<EventPool>,
         stream: sys::CUstream,
     ) -> Result<Self, DeviceFault> {
-        let recorded = RecordedEvent { event: home.take()?, pool: home.clone() };
+        let recorded = RecordedEvent { event: pool.take()?, pool: pool.clone() };
         // SAFETY: an event and a stream of the same context.
         check("cuEventRecord", unsafe { sys::cuEventRecord(recorded.event.0, stream) })?;
         Ok(Self(Arc::new(recorded)))
     }
 
-    /// Has a stream of the current context, maybe another device's, wait for the moment.
+    /// Has a stream of the current context, maybe another device's, wait for the fence.
     pub(super) fn stream_wait(&self, stream: sys::CUstream) -> Result<(), DeviceFault> {
         // SAFETY: a recorded event; a stream may wait for one of another context.
         let result = unsafe { sys::cuStreamWaitEvent(stream, self.0.event.0, 0) };
         check("cuStreamWaitEvent", result)
     }
 
-    /// Waits on the host for the moment.
+    /// Waits on the host for the fence.
     pub(super) fn host_wait(&self) -> Result<(), DeviceFault> {
         self.0.pool.make_current()?;
         // SAFETY: a recorded event.
@@ -178,7 +178,7 @@ impl CudaFence {
 pub(super) fn allocate_host(bytes: u64) -> Result<DeviceAddress, DeviceFault> {
     let mut start: *mut c_void = ptr::null_mut();
     let size = usize::try_from(bytes).expect("a 64-bit system").max(1);
-    // SAFETY: the driver writes an address, which `free_host` gives back.
+    // SAFETY: the driver writes an address, which `free_host` frees.
     let result = unsafe { sys::cuMemHostAlloc(&mut start, size, sys::CU_MEMHOSTALLOC_PORTABLE) };
     if result == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY {
         return Err(DeviceFault::OutOfHostMemory { asked_bytes: bytes });
@@ -187,13 +187,13 @@ pub(super) fn allocate_host(bytes: u64) -> Result<DeviceAddress, DeviceFault> {
     Ok(DeviceAddress(start as u64))
 }
 
-/// Gives memory of `allocate_host` back, when nothing uses it.
+/// Frees memory of `allocate_host`, when nothing uses it.
 pub(super) fn free_host(address: DeviceAddress) {
-    // SAFETY: from `allocate_host`, given back once.
+    // SAFETY: from `allocate_host`, freed once.
     let _freed = unsafe { sys::cuMemFreeHost(address.0 as *mut c_void) };
 }
 
-/// A device that others' memory is copied from.
+/// The handle and the context of a device, for copies between devices.
 #[derive(Clone, Copy)]
 pub(super) struct DeviceContext {
     pub(super) handle: sys::CUdevice,
@@ -208,8 +208,8 @@ impl PeerAccess {
     /// Turns direct access on where the machine has it. Without it the driver copies by way of the
     /// host. `own` is current.
     fn open(&self, own: DeviceContext, other: DeviceContext) -> Result<(), DeviceFault> {
-        let mut asked = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if !asked.insert(other.handle) {
+        let mut requested = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if !requested.insert(other.handle) {
             return Ok(());
         }
         let mut can: c_int = 0;
@@ -219,7 +219,8 @@ impl PeerAccess {
         if can != 0 {
             // SAFETY: the other context lives as long as its device, which the caller holds.
             let result = unsafe { sys::cuCtxEnablePeerAccess(other.context, 0) };
-            // A machine may have more devices than may see each other: then the driver goes by the host.
+            // A machine may have more devices than may see each other: then the driver copies
+            // through the host.
             if let Err(fault @ DeviceFault::Sticky { .. }) = check("cuCtxEnablePeerAccess", result)
             {
                 return Err(fault);

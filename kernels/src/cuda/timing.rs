@@ -1,5 +1,6 @@
-//! What each operation takes beside its floor: the bytes it must move at the rate of a plain copy, and
-//! the arithmetic of its products at the rate of one large product, both measured in the same run.
+//! What each operation takes beside its floor: the bytes it must move at the rate of a plain copy,
+//! and the arithmetic of its products at the rate of one large product, both measured in the same
+//! run.
 
 mod harness;
 
@@ -107,8 +108,8 @@ pub struct OperationTime {
     pub fastest_us: Option<f64>,
 }
 
-/// The time of a step before its verdict, candidate and commit, over that of a step in place, which is one
-/// pass over weights and moments. `None` if one of them was not timed.
+/// The time of a step before its verdict, candidate and commit, over that of a step in place, which
+/// is one pass over weights and moments. `None` if one of them was not timed.
 #[must_use]
 pub fn optimism(rows: &[OperationTime]) -> Option<f64> {
     let us = |name: &str| rows.iter().find(|row| row.name == name).map(|row| row.us);
@@ -131,12 +132,12 @@ pub enum TimingError {
 /// # Errors
 /// If memory is short or the device fails.
 pub fn measure<D: TimedDevice>(
-    stand: &TimingHarness<D>,
+    harness: &TimingHarness<D>,
     sizes: TimedSizes,
 ) -> Result<(DeviceRates, Vec<OperationTime>), TimingError> {
     let rates =
-        DeviceRates { bytes_per_s: copy(stand, sizes)?, flop_per_s: product(stand, sizes)? };
-    let mut table = TimingTable { stand, sizes, rates, rows: Vec::new() };
+        DeviceRates { bytes_per_s: copy(harness, sizes)?, flop_per_s: product(harness, sizes)? };
+    let mut table = TimingTable { harness, sizes, rates, rows: Vec::new() };
     table.embedding()?;
     table.norm()?;
     table.rotation()?;
@@ -150,30 +151,33 @@ pub fn measure<D: TimedDevice>(
     Ok((rates, table.rows))
 }
 
-fn copy<D: TimedDevice>(stand: &TimingHarness<D>, sizes: TimedSizes) -> Result<f64, TimingError> {
+fn copy<D: TimedDevice>(harness: &TimingHarness<D>, sizes: TimedSizes) -> Result<f64, TimingError> {
     let len = sizes.copied;
-    let (from, mut to) = (stand.backend.allocate(len)?, stand.backend.allocate(len)?);
-    let seconds = stand.seconds(|device| {
+    let from = harness.backend.allocate(len)?;
+    let mut to = harness.backend.allocate(len)?;
+    let seconds = harness.seconds(|device| {
         device.copy(BufferView::new(&from, 0..len), BufferViewMut::new(&mut to, 0..len));
     })?;
     Ok(8.0 * len as f64 / seconds)
 }
 
 fn product<D: TimedDevice>(
-    stand: &TimingHarness<D>,
+    harness: &TimingHarness<D>,
     sizes: TimedSizes,
 ) -> Result<f64, TimingError> {
-    let (n, backend) = (sizes.square, &stand.backend);
+    let n = sizes.square;
+    let backend = &harness.backend;
     let matrix = backend.allocate_matrix(MatrixShape { outputs: n, inputs: n })?;
-    let (x, mut y) = (backend.allocate_rows(n * n)?, backend.allocate_rows(n * n)?);
-    let seconds = stand.seconds(|device| {
+    let x = backend.allocate_rows(n * n)?;
+    let mut y = backend.allocate_rows(n * n)?;
+    let seconds = harness.seconds(|device| {
         device.linear_forward(n, &x, &matrix, None, ForwardEpilogue::Plain, &mut y);
     })?;
     Ok(2.0 * (n * n * n) as f64 / seconds)
 }
 
 struct TimingTable<'a, D: TimedDevice> {
-    stand: &'a TimingHarness<D>,
+    harness: &'a TimingHarness<D>,
     sizes: TimedSizes,
     rates: DeviceRates,
     rows: Vec<OperationTime>,
@@ -183,15 +187,15 @@ type Buffer<D> = CudaBuffer<D>;
 
 impl<D: TimedDevice> TimingTable<'_, D> {
     fn rows_of(&self, width: usize) -> Result<Buffer<D>, AllocateError> {
-        self.stand.backend.allocate_rows(self.sizes.rows() * width)
+        self.harness.backend.allocate_rows(self.sizes.rows() * width)
     }
 
     fn floats(&self, len: usize) -> Result<Buffer<D>, AllocateError> {
-        self.stand.backend.allocate(len)
+        self.harness.backend.allocate(len)
     }
 
     fn row_bytes(&self, width: usize) -> usize {
-        self.sizes.rows() * width * self.stand.backend.precision().bytes()
+        self.sizes.rows() * width * self.harness.backend.precision().bytes()
     }
 
     fn time(
@@ -200,16 +204,17 @@ impl<D: TimedDevice> TimingTable<'_, D> {
         work: WorkFloor,
         operation: impl FnMut(&CudaBackend<D>),
     ) -> Result<(), DeviceFault> {
-        let us = 1e6 * self.stand.seconds(operation)?;
+        let us = 1e6 * self.harness.seconds(operation)?;
         let (floor_s, bound) = work.floor_s(&self.rates);
-        let (name, floor_us) = (name.into(), 1e6 * floor_s);
+        let name = name.into();
+        let floor_us = 1e6 * floor_s;
         self.rows.push(OperationTime { name, us, floor_us, bound, fastest_us: None });
         Ok(())
     }
 
-    /// Notes beside the product that was timed last what the library's fastest algorithm takes.
+    /// Records beside the product that was timed last what the library's fastest algorithm takes.
     fn compare(&mut self, product: &MatrixProduct) -> Result<(), DeviceFault> {
-        let fastest = self.stand.fastest_product_s(product)?;
+        let fastest = self.harness.fastest_product_s(product)?;
         let row = self.rows.last_mut().expect("a product was timed");
         row.fastest_us = fastest.map(|seconds| 1e6 * seconds);
         Ok(())
@@ -217,11 +222,16 @@ impl<D: TimedDevice> TimingTable<'_, D> {
 
     fn norm(&mut self) -> Result<(), TimingError> {
         let TimedSizes { width, .. } = self.sizes;
-        let (count, norm) = (self.sizes.rows(), Norm::Layer { epsilon: 1e-5 });
+        let count = self.sizes.rows();
+        let norm = Norm::Layer { epsilon: 1e-5 };
         let rows = RowsShape { count, width };
-        let (x, mut y, mut dx) = (self.rows_of(width)?, self.rows_of(width)?, self.rows_of(width)?);
-        let (weight, bias) = (self.floats(width)?, self.floats(width)?);
-        let (mut statistics, mut partials) = (self.floats(2 * count)?, self.floats(2 * width)?);
+        let x = self.rows_of(width)?;
+        let mut y = self.rows_of(width)?;
+        let mut dx = self.rows_of(width)?;
+        let weight = self.floats(width)?;
+        let bias = self.floats(width)?;
+        let mut statistics = self.floats(2 * count)?;
+        let mut partials = self.floats(2 * width)?;
         let view = |buffer| BufferView::new(buffer, 0..width);
         let forward = WorkFloor::of_bytes(2 * self.row_bytes(width));
         self.time("norm F", forward, |device| {
@@ -230,8 +240,11 @@ impl<D: TimedDevice> TimingTable<'_, D> {
         })?;
         let backward = WorkFloor::of_bytes(4 * self.row_bytes(width));
         self.time("norm B", backward, |device| {
-            let (skip, weight, partials) = (Some(&y), view(&weight), &mut partials);
-            let (x, dx) = (&x, &mut dx);
+            let skip = Some(&y);
+            let weight = view(&weight);
+            let partials = &mut partials;
+            let x = &x;
+            let dx = &mut dx;
             device.norm_backward_input(norm, rows, x, skip, weight, &statistics, dx, partials);
         })?;
         Ok(())
@@ -239,9 +252,11 @@ impl<D: TimedDevice> TimingTable<'_, D> {
 
     fn embedding(&mut self) -> Result<(), TimingError> {
         let TimedSizes { sequence_len, width, vocabulary, .. } = self.sizes;
-        let (count, len) = (self.sizes.rows(), vocabulary * width);
+        let count = self.sizes.rows();
+        let len = vocabulary * width;
         let tokens: Vec<u32> = (0..count).map(|row| (7 * row % vocabulary) as u32).collect();
-        let (mut table, mut out) = (self.floats(len)?, self.rows_of(width)?);
+        let mut table = self.floats(len)?;
+        let mut out = self.rows_of(width)?;
         let read = WorkFloor::of_bytes(4 * count * width + self.row_bytes(width));
         self.time("embed F", read, |device| {
             let table = BufferView::new(&table, 0..len);
@@ -279,7 +294,8 @@ impl<D: TimedDevice> TimingTable<'_, D> {
         let wide = 4 * self.sizes.width;
         let rows = RowsShape { count: self.sizes.rows(), width: wide };
         let bytes = self.row_bytes(wide);
-        let (before, mut h) = (self.rows_of(wide)?, self.rows_of(wide)?);
+        let before = self.rows_of(wide)?;
+        let mut h = self.rows_of(wide)?;
         self.time("gelu F", WorkFloor::of_bytes(2 * bytes), |device| {
             device.gelu_forward(rows, &before, &mut h);
         })?;
@@ -311,11 +327,14 @@ impl<D: TimedDevice> TimingTable<'_, D> {
         let len = shape.outputs * inputs;
         let all = || 0..len;
         let runs = [AdamWRange { range: all(), numbers: NUMBERS }];
-        let form_bytes = self.stand.backend.precision().bytes();
-        let (mut w, g, mut nothing) = (self.floats(len)?, self.floats(len)?, self.floats(0)?);
-        let (mut m, mut v) = (self.floats(len)?, self.floats(len)?);
-        let mut matrix = self.stand.backend.allocate_matrix(shape)?;
-        self.time("adamw candidate", WorkFloor::of_bytes((16 + form_bytes) * len), |device| {
+        let packed_bytes = self.harness.backend.precision().bytes();
+        let mut w = self.floats(len)?;
+        let g = self.floats(len)?;
+        let mut nothing = self.floats(0)?;
+        let mut m = self.floats(len)?;
+        let mut v = self.floats(len)?;
+        let mut matrix = self.harness.backend.allocate_matrix(shape)?;
+        self.time("adamw candidate", WorkFloor::of_bytes((16 + packed_bytes) * len), |device| {
             let mut parts = [MatrixPart { range: all(), matrix: &mut matrix }];
             let state = UpdateState { w: &w, m: &m, v: &v, g: &g };
             PackedWeightsOptimizer::candidate(device, &runs, state, &mut nothing, &mut parts);
@@ -323,13 +342,13 @@ impl<D: TimedDevice> TimingTable<'_, D> {
         self.time("adamw commit", WorkFloor::of_bytes(28 * len), |device| {
             PackedWeightsOptimizer::commit(device, &runs, &g, &mut w, &mut m, &mut v);
         })?;
-        self.time("adamw in place", WorkFloor::of_bytes((28 + form_bytes) * len), |device| {
+        self.time("adamw in place", WorkFloor::of_bytes((28 + packed_bytes) * len), |device| {
             let mut parts = [MatrixPart { range: all(), matrix: &mut matrix }];
             device.adamw_in_place(all(), &g, NUMBERS, &mut w, &mut m, &mut v, &mut parts);
         })?;
         self.time(
             "adamw candidate and squares",
-            WorkFloor::of_bytes((16 + form_bytes) * len),
+            WorkFloor::of_bytes((16 + packed_bytes) * len),
             |device| {
                 let part = MatrixPart { range: all(), matrix: &mut matrix };
                 let layer = LayerCandidate {
@@ -368,16 +387,20 @@ impl<D: TimedDevice> TimingTable<'_, D> {
 
     fn products(&mut self, name: &str, shape: MatrixShape) -> Result<(), TimingError> {
         let (rows, MatrixShape { outputs, inputs }) = (self.sizes.rows(), shape);
-        let (mut x, mut y) = (self.rows_of(inputs)?, self.rows_of(outputs)?);
-        let matrix = self.stand.backend.allocate_matrix(shape)?;
-        let (len, bytes) = (outputs * inputs, self.stand.backend.precision().bytes());
+        let mut x = self.rows_of(inputs)?;
+        let mut y = self.rows_of(outputs)?;
+        let matrix = self.harness.backend.allocate_matrix(shape)?;
+        let len = outputs * inputs;
+        let bytes = self.harness.backend.precision().bytes();
         let moved = self.row_bytes(inputs) + self.row_bytes(outputs);
         let flop = 2.0 * (rows * len) as f64;
         let work = WorkFloor { bytes: moved + len * bytes, flop };
         self.time(format!("{name} F"), work, |device| {
             device.linear_forward(rows, &x, &matrix, None, ForwardEpilogue::Plain, &mut y);
         })?;
-        let (rows_x, rows_y, form) = (x.rows(), y.rows(), matrix.weights.rows());
+        let rows_x = x.rows();
+        let rows_y = y.rows();
+        let weights = matrix.weights.rows();
         let product = |kind, left, right, result| MatrixProduct {
             kind,
             rows,
@@ -388,12 +411,12 @@ impl<D: TimedDevice> TimingTable<'_, D> {
             result,
             addend: None,
         };
-        self.compare(&product(ProductKind::Forward, rows_x, form, rows_y))?;
+        self.compare(&product(ProductKind::Forward, rows_x, weights, rows_y))?;
         self.time(format!("{name} B"), work, |device| {
             let to = BackwardEpilogue::Plain { gradient: &mut x };
             device.linear_backward_input(rows, &y, &matrix, to);
         })?;
-        self.compare(&product(ProductKind::Input, rows_y, form, rows_x))?;
+        self.compare(&product(ProductKind::Input, rows_y, weights, rows_x))?;
         let mut gradient = self.floats(len)?;
         let work = WorkFloor { bytes: moved + 8 * len, flop };
         self.time(format!("{name} W"), work, |device| {
@@ -409,9 +432,11 @@ impl<D: TimedDevice> TimingTable<'_, D> {
         let (rows, TimedSizes { width, vocabulary, .. }) = (self.sizes.rows(), self.sizes);
         let targets: Vec<u32> = (0..rows).map(|row| (3 * row % vocabulary) as u32).collect();
         let shape = MatrixShape { outputs: vocabulary, inputs: width };
-        let matrix = self.stand.backend.allocate_matrix(shape)?;
-        let (x, mut dx) = (self.rows_of(width)?, self.rows_of(width)?);
-        let (mut logits, mut log_sums) = (self.rows_of(vocabulary)?, self.floats(rows)?);
+        let matrix = self.harness.backend.allocate_matrix(shape)?;
+        let x = self.rows_of(width)?;
+        let mut dx = self.rows_of(width)?;
+        let mut logits = self.rows_of(vocabulary)?;
+        let mut log_sums = self.floats(rows)?;
         let flop = 2.0 * (rows * vocabulary * width) as f64;
         let moved = self.row_bytes(width) + self.row_bytes(vocabulary);
         self.time("head F", WorkFloor { bytes: moved, flop }, |device| {
@@ -429,8 +454,10 @@ impl<D: TimedDevice> TimingTable<'_, D> {
         let TimedSizes { sequences, sequence_len, width, .. } = self.sizes;
         let heads = width / head_width;
         let shape = AttentionShape { sequences, sequence_len, heads, kv_heads: heads, head_width };
-        let (mut qkv, mut out) = (self.rows_of(3 * width)?, self.rows_of(width)?);
-        let (dout, mut log_sums) = (self.rows_of(width)?, self.floats(shape.rows() * heads)?);
+        let mut qkv = self.rows_of(3 * width)?;
+        let mut out = self.rows_of(width)?;
+        let dout = self.rows_of(width)?;
+        let mut log_sums = self.floats(shape.rows() * heads)?;
         // One product over half of the square, two operations a term.
         let product = (shape.rows() * sequence_len * width) as f64;
         let forward = WorkFloor { bytes: 4 * self.row_bytes(width), flop: 2.0 * product };

@@ -37,7 +37,7 @@ fn bytes_of_floats(floats: &[f32], element: ElementType, precision: Precision) -
     }
 }
 
-/// Numbers as a buffer holds them.
+/// The bytes of numbers as a buffer holds them.
 pub(super) fn bytes_of(numbers: HostTensor, element: ElementType, precision: Precision) -> Vec<u8> {
     match (numbers, element, precision) {
         (HostTensor::Halves(halves), ElementType::Row, Precision::Bf16) => {
@@ -47,7 +47,7 @@ pub(super) fn bytes_of(numbers: HostTensor, element: ElementType, precision: Pre
     }
 }
 
-/// The other way round.
+/// The numbers in the bytes of a buffer.
 pub(super) fn numbers_of(bytes: &[u8], element: ElementType, precision: Precision) -> HostTensor {
     match (element, precision) {
         (ElementType::Row, Precision::Bf16) => {
@@ -91,7 +91,8 @@ pub(super) fn copy<D: Device>(
     let len = from.range.len();
     assert_eq!(len, to.range.len());
     assert!(from.range.end <= from.buffer.len() && to.range.end <= to.buffer.len());
-    let (source, target) = (from.buffer.at(from.range.start), to.buffer.at(to.range.start));
+    let source = from.buffer.at(from.range.start);
+    let target = to.buffer.at(to.range.start);
     let convert = |kernel| {
         let arguments = Arguments::new().address(source).address(target).count(len);
         device.launch(&Launch::over(kernel, len.div_ceil(4), arguments))

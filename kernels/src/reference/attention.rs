@@ -13,13 +13,15 @@ fn dot(a: &[f64], b: &[f64]) -> f64 {
     a.iter().zip(b).map(|(a, b)| a * b).sum()
 }
 
-/// For every sequence, head and query, hands `visit` the rows in play and the weights on keys.
+/// For every sequence, head and query, calls `visit` with the rows concerned and the weights on
+/// keys.
 fn each_query(
     shape: AttentionShape,
     qkv: &[f64],
     mut visit: impl FnMut(usize, usize, usize, &[f64], f64),
 ) {
-    let (width, scale) = (shape.qkv_width(), 1.0 / (shape.head_width as f64).sqrt());
+    let width = shape.qkv_width();
+    let scale = 1.0 / (shape.head_width as f64).sqrt();
     for first in (0..shape.rows()).step_by(shape.sequence_len) {
         for head in 0..shape.heads {
             let (q, k, _) = offsets(shape, head);
@@ -58,7 +60,8 @@ pub fn attention_forward(shape: AttentionShape, qkv: &[f64]) -> (Vec<f64>, Vec<f
 /// The gradients of queries, keys and values, in a row's layout.
 #[must_use]
 pub fn attention_backward(shape: AttentionShape, qkv: &[f64], gradient: &[f64]) -> Vec<f64> {
-    let (width, stride) = (shape.head_width, shape.qkv_width());
+    let width = shape.head_width;
+    let stride = shape.qkv_width();
     let scale = 1.0 / (width as f64).sqrt();
     let mut result = vec![0.0; qkv.len()];
     each_query(shape, qkv, |first, head, row, weights, _| {
@@ -85,21 +88,24 @@ pub fn attention_backward(shape: AttentionShape, qkv: &[f64], gradient: &[f64]) 
 pub fn rotate(
     shape: AttentionShape,
     angles: &[f64],
-    turn: RotaryDirection,
+    direction: RotaryDirection,
     qkv: &[f64],
 ) -> Vec<f64> {
-    let (width, half) = (shape.head_width, shape.head_width / 2);
+    let width = shape.head_width;
+    let half = shape.head_width / 2;
     let mut result = qkv.to_vec();
     for (row, qkv) in result.chunks_exact_mut(shape.qkv_width()).enumerate() {
         let angles = &angles[row % shape.sequence_len * width..][..width];
-        let turned = shape.query_width() + shape.key_width();
-        for head in qkv[..turned].chunks_exact_mut(width) {
+        let rotated_width = shape.query_width() + shape.key_width();
+        for head in qkv[..rotated_width].chunks_exact_mut(width) {
             for pair in 0..half {
-                let (cosine, mut sine) = (angles[pair], angles[half + pair]);
-                if turn == RotaryDirection::Backward {
+                let cosine = angles[pair];
+                let mut sine = angles[half + pair];
+                if direction == RotaryDirection::Backward {
                     sine = -sine;
                 }
-                let (a, b) = (head[pair], head[half + pair]);
+                let a = head[pair];
+                let b = head[half + pair];
                 head[pair] = a * cosine - b * sine;
                 head[half + pair] = b * cosine + a * sine;
             }

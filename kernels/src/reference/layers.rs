@@ -134,7 +134,7 @@ pub fn linear_forward(
     y
 }
 
-/// `gradient * matrix`.
+/// The gradient of the input: `gradient * matrix`.
 #[must_use]
 pub fn linear_backward_input(shape: MatrixShape, matrix: &[f64], gradient: &[f64]) -> Vec<f64> {
     let mut result = Vec::new();
@@ -189,7 +189,7 @@ fn sigmoid(x: f64) -> f64 {
     1.0 / (1.0 + libm::exp(-x))
 }
 
-/// `silu(gate) * up`.
+/// SwiGLU: `silu(gate) * up`.
 #[must_use]
 pub fn swiglu_forward(rows: RowsShape, gate_up: &[f64]) -> Vec<f64> {
     let mut h = Vec::new();

@@ -13,8 +13,8 @@ pub struct AdamWState {
     pub v: Vec<f32>,
 }
 
-/// One step in place, in f32 and in exactly the order that [`AdamWCoefficients`] documents: this one is not an
-/// approximation, a backend must meet its bits.
+/// One step in place, in f32 and in exactly the order that [`AdamWCoefficients`] documents: this
+/// one is not an approximation, a backend must meet its bits.
 pub fn adamw(state: &mut AdamWState, g: &[f32], numbers: AdamWCoefficients) {
     for (i, g) in g.iter().enumerate() {
         let g = numbers.clip * g;

@@ -11,7 +11,7 @@ use crate::conformance::floats;
 const STEP: f64 = 1e-5;
 const ERROR_MAX: f64 = 1e-7;
 
-/// Numbers between -1 and 1.
+/// Reproducible numbers between -1 and 1.
 fn numbers(len: usize, seed: u64) -> Vec<f64> {
     floats(len, seed).into_iter().map(f64::from).collect()
 }
@@ -38,7 +38,9 @@ fn check(gradient: &[f64], x: &[f64], weights: &[f64], f: impl Fn(&[f64]) -> Vec
 #[test]
 fn linear_gradients() {
     let shape = MatrixShape { outputs: 5, inputs: 7 };
-    let (x, w, b) = (numbers(3 * 7, 1), numbers(35, 2), numbers(5, 3));
+    let x = numbers(3 * 7, 1);
+    let w = numbers(35, 2);
+    let b = numbers(5, 3);
     let dy = numbers(15, 4);
     check(&linear_backward_input(shape, &w, &dy), &x, &dy, |x| {
         linear_forward(shape, x, &w, Some(&b))
@@ -52,7 +54,9 @@ fn linear_gradients() {
 fn norm_gradients() {
     for norm in [Norm::Layer { epsilon: 1e-5 }, Norm::Rms { epsilon: 1e-5 }] {
         let rows = RowsShape { count: 3, width: 6 };
-        let (x, w, b) = (numbers(18, 1), numbers(6, 2), numbers(6, 3));
+        let x = numbers(18, 1);
+        let w = numbers(6, 2);
+        let b = numbers(6, 3);
         let dy = numbers(18, 4);
         let bias = norm.has_bias().then_some(&b[..]);
         let found = norm_backward(norm, rows, &x, &w, &dy);
@@ -69,7 +73,8 @@ fn activation_gradients() {
     let slopes: Vec<f64> = x.iter().zip(&dy).map(|(x, dy)| gelu_slope(*x) * dy).collect();
     check(&slopes, &x, &dy, |x| x.iter().map(|x| gelu(*x)).collect());
     let rows = RowsShape { count: 2, width: 5 };
-    let (gate_up, dh) = (numbers(20, 3), numbers(10, 4));
+    let gate_up = numbers(20, 3);
+    let dh = numbers(10, 4);
     check(&swiglu_backward(rows, &gate_up, &dh), &gate_up, &dh, |x| swiglu_forward(rows, x));
 }
 
@@ -96,8 +101,8 @@ fn rotation_turns_back_and_its_gradient_is_the_turn_back() {
         .collect();
     let qkv = numbers(shape.rows() * shape.qkv_width(), 2);
     let dy = numbers(qkv.len(), 3);
-    let turned = rotate(shape, &angles, RotaryDirection::Forward, &qkv);
-    let back = rotate(shape, &angles, RotaryDirection::Backward, &turned);
+    let rotated = rotate(shape, &angles, RotaryDirection::Forward, &qkv);
+    let back = rotate(shape, &angles, RotaryDirection::Backward, &rotated);
     assert!(back.iter().zip(&qkv).all(|(a, b)| (a - b).abs() < 1e-12));
     let gradient = rotate(shape, &angles, RotaryDirection::Backward, &dy);
     check(&gradient, &qkv, &dy, |qkv| rotate(shape, &angles, RotaryDirection::Forward, qkv));
@@ -106,7 +111,9 @@ fn rotation_turns_back_and_its_gradient_is_the_turn_back() {
 #[test]
 fn head_gradients() {
     let shape = MatrixShape { outputs: 6, inputs: 4 };
-    let (x, w, targets) = (numbers(12, 1), numbers(24, 2), [5, 0, 3]);
+    let x = numbers(12, 1);
+    let w = numbers(24, 2);
+    let targets = [5, 0, 3];
     let found = head_backward(shape, &x, &w, &targets, 0.25);
     let loss = |x: &[f64], w: &[f64]| vec![head_forward(shape, x, w, &targets).loss];
     check(&found.x, &x, &[0.25], |x| loss(x, &w));
@@ -116,7 +123,9 @@ fn head_gradients() {
 #[test]
 fn embedding_gradients() {
     let tokens = [2, 0, 2, 1];
-    let (table, positions, dy) = (numbers(9, 1), numbers(6, 2), numbers(12, 3));
+    let table = numbers(9, 1);
+    let positions = numbers(6, 2);
+    let dy = numbers(12, 3);
     let (dtable, dpositions) = embed_backward(2, 3, 3, &tokens, &dy);
     check(&dtable, &table, &dy, |t| embed_forward(2, 3, &tokens, t, Some(&positions)));
     check(&dpositions, &positions, &dy, |p| embed_forward(2, 3, &tokens, &table, Some(p)));

@@ -2,8 +2,8 @@
 
 use crate::backend::AdamWCoefficients;
 
-/// Adam's step repeated: `w + step * (m / (sqrt(v) / correction2 + epsilon))`, in f32 and in this order:
-/// not an approximation, a backend must meet its bits. So are all that follow.
+/// Adam's step repeated: `w + step * (m / (sqrt(v) / correction2 + epsilon))`, in f32 and in this
+/// order: not an approximation, a backend must meet its bits. So are all that follow.
 #[must_use]
 pub fn adam_ahead(w: &[f32], m: &[f32], v: &[f32], numbers: AdamWCoefficients) -> Vec<f32> {
     let AdamWCoefficients { step, correction2, epsilon, .. } = numbers;
@@ -65,7 +65,8 @@ mod tests {
 
     #[test]
     fn model_and_reference_move_by_the_same() {
-        let (mut model, mut reference) = ([1.0], [0.0]);
+        let mut model = [1.0];
+        let mut reference = [0.0];
         pull_together(&mut model, &mut reference, 0.25);
         assert_eq!((model, reference), ([0.75], [0.25]));
     }

@@ -21,11 +21,13 @@ fn upload(
 /// Enough rows for three levels of sums of sums; small integers, so that every order is exact.
 #[test]
 fn columns_of_many_rows_are_summed_level_by_level() {
-    let (rows, outputs) = (33_000, 3);
+    let rows = 33_000;
+    let outputs = 3;
     let shape = MatrixShape { outputs, inputs: 1 };
     for device in devices(Precision::F32) {
         let floats: Vec<f32> = (0..rows * outputs).map(|i| (i * i % 7) as f32).collect();
-        let (gradient, x) = (upload(&device, &floats), upload(&device, &vec![0.0; rows]));
+        let gradient = upload(&device, &floats);
+        let x = upload(&device, &vec![0.0; rows]);
         let mut sums = upload(&device, &[100.0; 6]);
         let to = LinearGradient { buffer: &mut sums, weight: 0..3, bias: Some(3..6) };
         device.linear_backward_weights(rows, shape, &x, &gradient, to, Accumulate::Add);
@@ -40,7 +42,9 @@ fn columns_of_many_rows_are_summed_level_by_level() {
 /// More rows than go together: loss, gradient and all are those of a processor.
 #[test]
 fn a_head_in_chunks_is_a_head() {
-    let (rows, outputs, inputs) = (260, 40_000, 2);
+    let rows = 260;
+    let outputs = 40_000;
+    let inputs = 2;
     let cpu = CpuBackend::new(1).expect("one thread");
     let expected = head(&cpu, rows, MatrixShape { outputs, inputs });
     for device in devices(Precision::F32) {
@@ -67,14 +71,16 @@ fn head<B: Backend>(device: &B, rows: usize, shape: MatrixShape) -> Vec<f64> {
     device.load_matrix(BufferView::new(&weights, 0..shape.outputs * shape.inputs), &mut matrix);
     let targets: Vec<u32> = (0..rows as u32).map(|row| row * 151 % 40_000).collect();
     let mut logits = filled(rows * shape.outputs, 3);
-    let (mut log_sums, mut dx) = (filled(rows, 4), filled(rows * shape.inputs, 5));
+    let mut log_sums = filled(rows, 4);
+    let mut dx = filled(rows * shape.inputs, 5);
     let loss = device.head_forward(&x, &matrix, &targets, &mut logits, &mut log_sums);
     device.head_backward_input(&targets, 0.5, &log_sums, &matrix, &mut logits, &mut dx);
     let rest = [all(&log_sums), all(&dx)].concat();
     [loss].into_iter().chain(rest.into_iter().map(f64::from)).collect()
 }
 
-/// 1,024 chains a piece of 16,384, added in pairs, halves to halves and warps in order; then pieces.
+/// 1,024 chains a piece of 16,384, added in pairs, halves to halves and warps in order; then
+/// pieces.
 fn square_tree(x: &[f32]) -> f64 {
     let of_threads = |chains: [f64; 256]| {
         let warps = chains.chunks(32).map(|lanes| {
@@ -147,25 +153,25 @@ fn memory_that_is_not_there_is_refused_with_what_is_free() {
 }
 
 #[test]
-fn what_was_claimed_is_there_and_what_was_not_is_taken_beside_it() {
+fn claimed_memory_is_there_and_more_is_allocated_beside_it() {
     let Some(device) = EmulatedDevice::new(Precision::F32, LaneOrder::Forwards, 100 << 20) else {
         return;
     };
     let backend = CudaBackend::new(device.clone());
-    let taken = || device.peak_allocated_bytes() - DeviceSizes::WORKSPACE_BYTES;
+    let allocated = || device.peak_allocated_bytes() - DeviceSizes::WORKSPACE_BYTES;
     let claim =
         MemoryClaim { buffers: 512, operations: &[ScratchOperation::Timestamps], staging: &[] };
     backend.claim(&claim).expect("a page");
     let two = [64, 64].map(|len| backend.allocate(len).expect("claimed"));
     assert!(backend.record_timestamp());
-    assert_eq!(taken(), backend.claim_bytes(&claim), "they take 256 bytes each");
+    assert_eq!(allocated(), backend.claim_bytes(&claim), "they take 256 bytes each");
     let _third = backend.allocate(1).expect("there is more");
-    assert_eq!(taken(), (2 << 20) + (32 << 20), "a region for what nobody counted");
+    assert_eq!(allocated(), (2 << 20) + (32 << 20), "a region for what was not claimed");
     drop(two);
 }
 
 #[test]
-fn a_device_that_gives_up_poisons_what_is_read() {
+fn a_failed_device_poisons_what_is_read() {
     let Some(device) = EmulatedDevice::new(Precision::F32, LaneOrder::Forwards, 8 << 30) else {
         return;
     };

@@ -62,15 +62,15 @@ fn compiled(precision: Precision) -> Option<&'static KernelEntries> {
 
 impl EmulatedDevice {
     /// A device with so much memory; `None` without a C++ compiler.
-    pub fn new(precision: Precision, order: LaneOrder, room_bytes: u64) -> Option<Arc<Self>> {
-        Self::with_captures(precision, order, room_bytes, GraphSupport::Always)
+    pub fn new(precision: Precision, order: LaneOrder, memory_bytes: u64) -> Option<Arc<Self>> {
+        Self::with_captures(precision, order, memory_bytes, GraphSupport::Always)
     }
 
     /// The same, which may refuse to make graphs.
     pub fn with_captures(
         precision: Precision,
         order: LaneOrder,
-        room_bytes: u64,
+        memory_bytes: u64,
         captures: GraphSupport,
     ) -> Option<Arc<Self>> {
         Some(Arc::new(Self {
@@ -81,18 +81,18 @@ impl EmulatedDevice {
             order,
             entries: compiled(precision)?,
             memory: Mutex::default(),
-            free_bytes: Mutex::new(room_bytes),
+            free_bytes: Mutex::new(memory_bytes),
             allocated_bytes: Mutex::default(),
             has_failed: AtomicBool::new(false),
         }))
     }
 
-    /// The number of graphs that were captured and not forgotten.
+    /// The number of graphs that were captured and not destroyed.
     pub fn graph_count(&self) -> usize {
         self.graphs.lock().expect("no panic while it is held").len()
     }
 
-    /// Bytes that it has given out at most, with what a device takes to be opened.
+    /// The most bytes that were allocated at once, with what a device takes to be opened.
     pub fn peak_allocated_bytes(&self) -> u64 {
         let [_, most] = *self.allocated_bytes.lock().expect("no panic while it is held");
         most + DeviceSizes::WORKSPACE_BYTES
@@ -111,7 +111,7 @@ impl EmulatedDevice {
         self.has_failed.store(true, Ordering::Relaxed);
     }
 
-    /// Undoes `give_up`, which no real device does.
+    /// Undoes `fail`, which no real device does.
     pub fn recover(&self) {
         self.has_failed.store(false, Ordering::Relaxed);
     }
@@ -127,9 +127,9 @@ impl EmulatedDevice {
         DeviceAddress(start)
     }
 
-    fn give_back(&self, address: DeviceAddress) -> u64 {
+    fn deallocate(&self, address: DeviceAddress) -> u64 {
         let layout = self.memory.lock().expect("no panic while it is held").remove(&address.0);
-        let layout = layout.expect("memory is given back once");
+        let layout = layout.expect("memory is freed once");
         // SAFETY: from `take`.
         unsafe { dealloc(address.0 as *mut u8, layout) };
         layout.size() as u64
@@ -149,7 +149,7 @@ pub fn devices(precision: Precision) -> Vec<CudaBackend<EmulatedDevice>> {
     found.into_iter().map(CudaBackend::new).collect()
 }
 
-/// Activations in memory.
+/// The address of activations and their type.
 #[derive(Clone, Copy)]
 struct RowsAt {
     precision: Precision,
@@ -158,7 +158,7 @@ struct RowsAt {
 
 impl RowsAt {
     fn get(self, index: usize) -> f32 {
-        // SAFETY: the operations hand products to the device with their lengths.
+        // SAFETY: the operations give products to the device with their lengths.
         unsafe {
             match self.precision {
                 Precision::F32 => *(self.start.0 as *const f32).add(index),
@@ -178,8 +178,8 @@ impl RowsAt {
                 Precision::Bf16 => {
                     let bits = x.to_bits();
                     let rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
-                    let kept = if x.is_nan() { bits >> 16 | 0x40 } else { rounded };
-                    *(self.start.0 as *mut u16).add(index) = kept as u16;
+                    let half = if x.is_nan() { bits >> 16 | 0x40 } else { rounded };
+                    *(self.start.0 as *mut u16).add(index) = half as u16;
                 }
             }
         }
@@ -199,22 +199,23 @@ impl Device for EmulatedDevice {
     }
 
     fn allocate(&self, bytes: u64) -> Result<DeviceAddress, DeviceFault> {
-        let mut room = self.free_bytes.lock().expect("no panic while it is held");
-        if bytes > *room {
-            let (asked_bytes, free_bytes) = (bytes, *room);
+        let mut free_bytes = self.free_bytes.lock().expect("no panic while it is held");
+        if bytes > *free_bytes {
+            let asked_bytes = bytes;
+            let free_bytes = *free_bytes;
             let purpose = AllocationPurpose::default();
             let total_bytes = 8 << 30;
             return Err(DeviceFault::OutOfMemory { asked_bytes, purpose, free_bytes, total_bytes });
         }
-        *room -= bytes;
-        let mut given = self.allocated_bytes.lock().expect("no panic while it is held");
-        given[0] += bytes;
-        given[1] = given[0].max(given[1]);
+        *free_bytes -= bytes;
+        let mut allocated = self.allocated_bytes.lock().expect("no panic while it is held");
+        allocated[0] += bytes;
+        allocated[1] = allocated[0].max(allocated[1]);
         Ok(self.take(bytes))
     }
 
     fn free(&self, address: DeviceAddress) {
-        let bytes = self.give_back(address);
+        let bytes = self.deallocate(address);
         *self.free_bytes.lock().expect("no panic while it is held") += bytes;
         self.allocated_bytes.lock().expect("no panic while it is held")[0] -= bytes;
     }
@@ -225,7 +226,7 @@ impl Device for EmulatedDevice {
     }
 
     fn free_host(&self, address: DeviceAddress) {
-        self.give_back(address);
+        self.deallocate(address);
     }
 
     fn write_host(&self, from: &[u8], to: DeviceAddress) {
@@ -304,10 +305,11 @@ impl Device for EmulatedDevice {
         let mut pointers = launch.arguments.pointers();
         let is_reversed = self.order == LaneOrder::Backwards;
         let entry = self.entries[&launch.kernel];
-        let _alone = RUNNING.lock().unwrap_or_else(PoisonError::into_inner);
+        let _guard = RUNNING.lock().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: arguments as the kernel's source has them, which is what is being tested.
         let is_within = unsafe {
-            let (grid, pointers) = (launch.grid.as_ptr(), pointers.as_mut_ptr());
+            let grid = launch.grid.as_ptr();
+            let pointers = pointers.as_mut_ptr();
             entry(grid, launch.threads, launch.shared_bytes, is_reversed, pointers)
         };
         assert!(is_within, "{:?} writes behind its shared memory", launch.kernel);
@@ -329,20 +331,22 @@ impl Device for EmulatedDevice {
     }
 
     fn destroy_graph(&self, graph: GraphId) {
-        let gone = self.graphs.lock().expect("no panic while it is held").remove(&graph);
-        assert!(gone.is_some(), "a graph is given up once");
+        let removed = self.graphs.lock().expect("no panic while it is held").remove(&graph);
+        assert!(removed.is_some(), "a graph is destroyed once");
     }
 
     fn multiply(&self, product: &MatrixProduct) -> Result<(), DeviceFault> {
         let MatrixProduct { kind, rows, outputs, inputs, left, right, result, addend } = *product;
         let at = |start| RowsAt { precision: self.precision, start };
-        let (l, r, to) = (at(left), at(right), at(result));
+        let l = at(left);
+        let r = at(right);
+        let to = at(result);
         match kind {
             ProductKind::Forward => each(rows, outputs, |row, output| {
                 let term = |k| (l.get(row * inputs + k), r.get(output * inputs + k));
-                let place = row * outputs + output;
-                let added = addend.map_or(0.0, |addend| f64::from(at(addend).get(place)));
-                to.set(place, (dot(inputs, term) + added) as f32);
+                let index = row * outputs + output;
+                let added = addend.map_or(0.0, |addend| f64::from(at(addend).get(index)));
+                to.set(index, (dot(inputs, term) + added) as f32);
             }),
             ProductKind::Input => each(rows, inputs, |row, input| {
                 let term = |k| (l.get(row * outputs + k), r.get(k * inputs + input));
@@ -351,7 +355,8 @@ impl Device for EmulatedDevice {
             ProductKind::Weights { is_added } => each(outputs, inputs, |output, input| {
                 let to = RowsAt { precision: Precision::F32, start: result };
                 let term = |k| (l.get(k * outputs + output), r.get(k * inputs + input));
-                let (index, sum) = (output * inputs + input, dot(rows, term) as f32);
+                let index = output * inputs + input;
+                let sum = dot(rows, term) as f32;
                 to.set(index, if is_added { to.get(index) + sum } else { sum });
             }),
         }

@@ -22,24 +22,24 @@ fn write(backend: &LoggedBackend, buffer: &mut <LoggedBackend as Backend>::Buffe
     backend.copy(BufferView::new(&other, 0..len), BufferViewMut::new(buffer, 0..len));
 }
 
-/// The copy follows what was computed, what overwrites it follows the copy, and the host waits when it
-/// reads and no sooner.
+/// The copy comes after what was computed, what overwrites it after the copy, and the host waits
+/// when it reads and no sooner.
 #[test]
 fn a_download_holds_the_floats_of_its_time_and_waits_only_when_read() {
     for precision in Precision::ALL {
         let Some(([one, _], log)) = two(precision) else { return };
         let mut buffer = floats(&one, &[1.0; 300]);
-        let mut carried = Vec::new();
+        let mut pending = Vec::new();
         for round in 0..4 {
             write(&one, &mut buffer, round as f32);
             let begin = log.calls().len();
-            carried.push(one.begin_download(&mut buffer));
+            pending.push(one.begin_download(&mut buffer));
             // Reading it meanwhile does no harm.
             let _sum = one.sum_squares(BufferView::new(&buffer, 0..300));
             let is_wait = |call: &&DeviceCall| matches!(call, DeviceCall::HostWait { .. });
             assert_eq!(log.calls()[begin..].iter().filter(is_wait).count(), 0, "nothing waits");
         }
-        for (round, floats) in carried.iter().enumerate() {
+        for (round, floats) in pending.iter().enumerate() {
             assert!(floats.is_pending() && floats.len() == 300);
             assert!(floats.iter().all(|x| *x == round as f32), "round {round}");
             assert_eq!(floats.fault(), None);
@@ -63,7 +63,8 @@ fn a_download_holds_the_floats_of_its_time_and_waits_only_when_read() {
     }
 }
 
-/// A reader that has read gives memory back, and so does one that never reads: there is as much for the next.
+/// A reader that has read returns the buffer, and so does one that never reads: the next download
+/// finds it.
 #[test]
 fn memory_of_downloads_is_reused() {
     let Some(([one, _], log)) = two(Precision::Bf16) else { return };
@@ -71,13 +72,13 @@ fn memory_of_downloads_is_reused() {
     let mut first = None;
     for round in 0..8 {
         write(&one, &mut buffer, round as f32);
-        let carried = one.begin_download(&mut buffer);
+        let pending = one.begin_download(&mut buffer);
         let is_read = round % 2 == 0;
-        assert!(!is_read || carried[7] == round as f32);
-        let _kept = first.get_or_insert(carried);
+        assert!(!is_read || pending[7] == round as f32);
+        let _first = first.get_or_insert(pending);
     }
-    let kept = first.expect("there was a first");
-    assert!(kept.iter().all(|x| *x == 0.0), "what was read is nobody else's");
+    let first = first.expect("there was a first");
+    assert!(first.iter().all(|x| *x == 0.0), "what was read is not overwritten");
     let mut places = Vec::new();
     for call in log.calls() {
         if let DeviceCall::Work { what: "copy_out", writes, .. } = call {
@@ -87,7 +88,7 @@ fn memory_of_downloads_is_reused() {
     assert_eq!(places.len(), 8);
     places.sort_unstable();
     places.dedup();
-    assert_eq!(places.len(), 1, "one sheet does for all of them");
+    assert_eq!(places.len(), 1, "one buffer serves all of them");
     assert_eq!(first_race(&log.calls(), |_| false), None);
 }
 
@@ -102,13 +103,13 @@ fn a_download_without_a_buffer_is_read_at_once() {
     assert!(backend.begin_download(&mut empty).is_empty());
     let mut buffer = floats(&backend, &[2.0; 5]);
     let all: Vec<_> = (0..=DOWNLOADS_MAX).map(|_| backend.begin_download(&mut buffer)).collect();
-    let held = all.iter().filter(|floats| floats.is_pending()).count();
-    assert_eq!(held, DOWNLOADS_MAX, "as many as there may be");
+    let unread = all.iter().filter(|floats| floats.is_pending()).count();
+    assert_eq!(unread, DOWNLOADS_MAX, "as many as there may be");
     assert!(all.iter().all(|floats| floats[4] == 2.0));
-    assert!(backend.begin_download(&mut buffer).is_pending(), "it has come back");
+    assert!(backend.begin_download(&mut buffer).is_pending(), "it has been returned");
 }
 
-/// Floats of a device that gave up are none, and the reader gets the fault from them.
+/// Floats of a device that failed are no result, and the reader gets the fault from them.
 #[test]
 fn floats_of_a_failed_download_carry_a_fault() {
     let Some(device) = EmulatedDevice::new(Precision::F32, LaneOrder::Forwards, 1 << 30) else {
@@ -116,10 +117,10 @@ fn floats_of_a_failed_download_carry_a_fault() {
     };
     let backend = zbelastic_kernels::cuda::CudaBackend::new(device.clone());
     let mut buffer = floats(&backend, &[1.0; 5]);
-    let carried = backend.begin_download(&mut buffer);
+    let pending = backend.begin_download(&mut buffer);
     device.fail();
-    assert_eq!((carried.fault(), backend.fault()), (None, None), "nobody has asked the device");
-    assert!(carried.iter().all(|x| x.is_nan()));
-    assert!(matches!(carried.fault(), Some(DeviceFault::Sticky { .. })), "{:?}", carried.fault());
-    assert_eq!(backend.fault(), carried.fault(), "its backend knows before it says anything else");
+    assert_eq!((pending.fault(), backend.fault()), (None, None), "no call has failed yet");
+    assert!(pending.iter().all(|x| x.is_nan()));
+    assert!(matches!(pending.fault(), Some(DeviceFault::Sticky { .. })), "{:?}", pending.fault());
+    assert_eq!(backend.fault(), pending.fault(), "its backend knows before it says anything else");
 }

@@ -1,4 +1,4 @@
-//! Commands that are written down, issued in order, and made graphs of where they come again.
+//! Commands that are recorded, issued in order, and made graphs of where they come again.
 
 use std::sync::Arc;
 
@@ -29,7 +29,7 @@ fn graphs_change_no_bit_however_few_are_kept() {
             assert_eq!(bits(&run(&backend, slots, times)), bits(&expected), "{slots} {limits:?}");
             let counts = backend.graph_counts();
             assert!(counts.held <= LIMITS.graphs, "{counts:?}");
-            assert_eq!(counts.held, device.graph_count(), "what goes is given up");
+            assert_eq!(counts.held, device.graph_count(), "an evicted graph is destroyed");
             let may_gain = commands_max > 1;
             assert_eq!(
                 counts.captured > 0 && counts.replayed > counts.captured,
@@ -37,35 +37,37 @@ fn graphs_change_no_bit_however_few_are_kept() {
                 "{counts:?}"
             );
             drop(backend);
-            assert_eq!(device.graph_count(), 0, "graphs go with their owner");
+            assert_eq!(device.graph_count(), 0, "graphs are destroyed with their owner");
         }
     }
 }
 
-/// Every operation notes when it began and ended; only a moment within it keeps it from being a graph.
+/// Every operation records when it began and ended; only a timestamp within it keeps it from being
+/// a graph.
 #[test]
-fn moments_at_the_ends_of_an_operation_are_beside_its_graph() {
+fn timestamps_at_the_ends_of_an_operation_are_beside_its_graph() {
     let Some(device) = emulated(GraphSupport::Always) else { return };
     let backend = CudaBackend::with_graphs(device, GraphMode::On(LIMITS));
     let from = backend.allocate(4).expect("memory for a test");
     let mut to = backend.allocate(4).expect("memory for a test");
-    let mut operation = |moments_after: &[usize]| {
+    let mut operation = |timestamps_after: &[usize]| {
         assert!(backend.record_timestamp());
         for index in 0..3 {
             backend.copy(
                 BufferView::new(&from, 0..index + 1),
                 BufferViewMut::new(&mut to, 0..index + 1),
             );
-            if moments_after.contains(&index) {
+            if timestamps_after.contains(&index) {
                 assert!(backend.record_timestamp());
             }
         }
         backend.flush();
-        assert_eq!(backend.read_timestamps().len(), 1 + moments_after.len());
+        assert_eq!(backend.read_timestamps().len(), 1 + timestamps_after.len());
         let GraphCounts { captured, replayed, .. } = backend.graph_counts();
         (captured, replayed)
     };
-    let (middle, end) = (1, 2);
+    let middle = 1;
+    let end = 2;
     assert_eq!([(); 3].map(|()| operation(&[end])), [(0, 0), (1, 1), (1, 2)]);
     assert_eq!([(); 3].map(|()| operation(&[middle, end])), [(1, 2); 3]);
 }
@@ -87,28 +89,28 @@ fn waiting_commands_are_issued_before_memory_is_freed_or_read() {
     let Some(device) = emulated(GraphSupport::Always) else { return };
     let backend = CudaBackend::with_graphs(device.clone(), GraphMode::On(GraphLimits::DEFAULT));
     let mut to = backend.allocate(4).expect("memory for a test");
-    let told = || backend.graph_counts().issued;
+    let issued = || backend.graph_counts().issued;
     {
-        // A buffer so large that it has a region of its own, which goes with it.
+        // A buffer so large that it has a region of its own, which is freed with it.
         let mut from = backend.allocate(16 << 20).expect("memory for a test");
         backend.upload(&[1.0, 2.0, 3.0, 4.0], BufferViewMut::new(&mut from, 0..4));
         backend.copy(BufferView::new(&from, 0..4), BufferViewMut::new(&mut to, 0..4));
-        assert_eq!(told(), 0, "it waits");
+        assert_eq!(issued(), 0, "it waits");
     }
     // The arena holds the region until it needs another one.
     let _other = backend.allocate(16 << 20).expect("memory for a test");
-    assert_eq!(told(), 1, "told before its memory went");
+    assert_eq!(issued(), 1, "issued before its memory was freed");
     assert_eq!(backend.download(BufferView::new(&to, 0..4)), [1.0, 2.0, 3.0, 4.0]);
     let mut again = backend.allocate(4).expect("memory for a test");
     backend.copy(BufferView::new(&to, 0..4), BufferViewMut::new(&mut again, 0..4));
     assert_eq!(backend.download(BufferView::new(&again, 0..4)), [1.0, 2.0, 3.0, 4.0]);
     backend.copy(BufferView::new(&to, 0..4), BufferViewMut::new(&mut again, 0..4));
-    assert_eq!(told(), 2);
+    assert_eq!(issued(), 2);
     backend.flush();
-    assert_eq!(told(), 3, "the end of an operation");
+    assert_eq!(issued(), 3, "the end of an operation");
 }
 
-/// A fault of commands that waited, found when memory is given back, is kept for the next operation.
+/// A fault of commands that waited, found when memory is freed, is kept for the next operation.
 #[test]
 fn a_fault_that_cannot_be_returned_is_returned_by_the_next_call() {
     let Some(device) = emulated(GraphSupport::Always) else { return };

@@ -1,12 +1,13 @@
 //! Whether the calls of a device leave two streams to one piece of memory without an order.
 //!
-//! [`LoggedDevice`] writes down the calls of another device: which stream reads and writes which bytes,
+//! [`LoggedDevice`] records the calls of another device: which stream reads and writes which bytes,
 //! and which stream waits for which. [`first_race`] goes through them with a vector clock for each
 //! stream and one for the host: whatever reads must come after the last writer, and whatever writes
-//! after the last writer and after all that have read since. What happened to come in the right order
-//! on this machine does not count. A kernel counts as writing all buffers that it has a pointer to, save
-//! an update's operands. What a kernel finds through a list in memory is not seen: sums of squares reach
-//! gradients and the weights of candidates that way, in the stream that all their readers are in.
+//! after the last writer and after all that have read since. What happened to come in the right
+//! order on this machine does not count. A kernel counts as writing all buffers that it has a
+//! pointer to, save an update's operands. What a kernel finds through a list in memory is not seen:
+//! sums of squares reach gradients and the weights of candidates that way, in the stream that all
+//! their readers are in.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -33,17 +34,23 @@ pub enum DeviceCall {
     /// Memory that was just allocated, whatever used it before.
     Allocated(ByteRange),
     /// Work in a stream.
-    Work { queue: LoggedStream, reads: Vec<ByteRange>, writes: Vec<ByteRange>, what: &'static str },
+    Work {
+        stream: LoggedStream,
+        reads: Vec<ByteRange>,
+        writes: Vec<ByteRange>,
+        /// Name of the kernel or of the call.
+        what: &'static str,
+    },
     /// Reads and writes of the host itself.
     Host { reads: Vec<ByteRange>, writes: Vec<ByteRange> },
     /// A fence in a stream, by its number.
-    Fence { queue: LoggedStream, fence: usize },
+    Fence { stream: LoggedStream, fence: usize },
     /// A stream waits for a fence.
-    StreamWait { queue: LoggedStream, fence: usize },
+    StreamWait { stream: LoggedStream, fence: usize },
     /// The host waits for a fence.
     HostWait { fence: usize },
     /// The host waits for a stream.
-    Synchronize { queue: LoggedStream },
+    Synchronize { stream: LoggedStream },
 }
 
 /// The calls of several devices, in order.
@@ -62,15 +69,15 @@ impl CallLog {
     }
 
     /// A fence is known by the place of its call.
-    fn push_fence(&self, queue: LoggedStream) -> usize {
+    fn push_fence(&self, stream: LoggedStream) -> usize {
         let mut calls = self.calls.lock().expect("no panic while it is held");
         let fence = calls.len();
-        calls.push(DeviceCall::Fence { queue, fence });
+        calls.push(DeviceCall::Fence { stream, fence });
         fence
     }
 }
 
-/// A device that writes down its calls, and passes them on.
+/// A device that records its calls, and passes them on.
 pub struct LoggedDevice<D> {
     inner: Arc<D>,
     log: Arc<CallLog>,
@@ -94,22 +101,22 @@ impl<D: Device> LoggedDevice<D> {
         Arc::new(Self { inner, log: log.clone(), device, regions: Mutex::default() })
     }
 
-    fn queue(&self, stream: Stream) -> LoggedStream {
+    fn stream(&self, stream: Stream) -> LoggedStream {
         LoggedStream { device: self.device, stream }
     }
 
     fn work(
         &self,
         stream: Stream,
-        what: &'static str,
+        work: &'static str,
         reads: Vec<ByteRange>,
         writes: Vec<ByteRange>,
     ) {
-        self.log.push(DeviceCall::Work { queue: self.queue(stream), reads, writes, what });
+        self.log.push(DeviceCall::Work { stream: self.stream(stream), reads, writes, what: work });
     }
 
-    /// The buffer that an address lies in, if it is one. What lies between buffers and was never filled
-    /// with zeros is scratch, all of which counts as one.
+    /// The buffer that an address lies in, if it is one. What lies between buffers and was never
+    /// filled with zeros is scratch, all of which counts as one.
     fn buffer_at(&self, address: u64) -> Option<ByteRange> {
         let regions = self.regions.lock().expect("no panic while it is held");
         let (start, region) = regions.range(..=address).next_back()?;
@@ -126,7 +133,7 @@ impl<D: Device> LoggedDevice<D> {
     }
 
     /// The first zeros of memory that was not touched yet are a buffer's.
-    fn note_cut(&self, cut: ByteRange) {
+    fn record_cut(&self, cut: ByteRange) {
         let mut regions = self.regions.lock().expect("no panic while it is held");
         let found = regions.range_mut(..=cut.start).next_back();
         let (_, region) = found.expect("zeros go to memory");
@@ -179,7 +186,7 @@ impl<D: Device> Device for LoggedDevice<D> {
     }
 
     fn zero(&self, to: DeviceAddress, len: u64) -> Result<(), DeviceFault> {
-        self.note_cut(bytes(to, len));
+        self.record_cut(bytes(to, len));
         self.work(Stream::Compute, "zero", Vec::new(), vec![bytes(to, len)]);
         self.inner.zero(to, len)
     }
@@ -187,7 +194,7 @@ impl<D: Device> Device for LoggedDevice<D> {
     fn read(&self, from: DeviceAddress, to: &mut [u8]) -> Result<(), DeviceFault> {
         let reads = vec![bytes(from, to.len() as u64)];
         self.work(Stream::Compute, "read", reads, Vec::new());
-        self.log.push(DeviceCall::Synchronize { queue: self.queue(Stream::Compute) });
+        self.log.push(DeviceCall::Synchronize { stream: self.stream(Stream::Compute) });
         self.inner.read(from, to)
     }
 
@@ -230,11 +237,11 @@ impl<D: Device> Device for LoggedDevice<D> {
     }
 
     fn record_fence(&self, stream: Stream) -> Result<Self::Fence, DeviceFault> {
-        Ok((self.log.push_fence(self.queue(stream)), self.inner.record_fence(stream)?))
+        Ok((self.log.push_fence(self.stream(stream)), self.inner.record_fence(stream)?))
     }
 
     fn stream_wait(&self, stream: Stream, fence: &Self::Fence) -> Result<(), DeviceFault> {
-        self.log.push(DeviceCall::StreamWait { queue: self.queue(stream), fence: fence.0 });
+        self.log.push(DeviceCall::StreamWait { stream: self.stream(stream), fence: fence.0 });
         self.inner.stream_wait(stream, &fence.1)
     }
 
@@ -244,7 +251,8 @@ impl<D: Device> Device for LoggedDevice<D> {
     }
 
     fn launch(&self, launch: &Launch) -> Result<(), DeviceFault> {
-        let (mut reads, mut writes) = (Vec::new(), Vec::new());
+        let mut reads = Vec::new();
+        let mut writes = Vec::new();
         for (index, word) in launch.arguments.words().iter().enumerate() {
             let to = if is_read(launch.kernel, index) { &mut reads } else { &mut writes };
             to.extend(self.buffer_at(*word));
@@ -269,9 +277,9 @@ impl<D: Device> Device for LoggedDevice<D> {
     }
 }
 
-/// Whether a kernel only reads what this word of its arguments points to. An update does not write what
-/// it is computed from: a stretch of `optimizer.cu` begins with pointers to weights, both moments, the
-/// gradient, and where weights and forms go.
+/// Whether a kernel only reads work this word of its arguments points to. An update does not write
+/// work it is computed from: a stretch of `optimizer.cu` begins with pointers to weights, both
+/// moments, the gradient, and where weights and packed weights go.
 fn is_read(kernel: Kernel, word: usize) -> bool {
     let place = word % STRETCH_WORDS;
     (kernel == Kernel::AdamwCandidate && place < 4)
@@ -286,7 +294,7 @@ const STRETCH_WORDS: usize = 13;
 pub struct DataRace {
     /// The place of the later one in the log.
     pub at: usize,
-    what: &'static str,
+    work: &'static str,
     bytes: ByteRange,
     /// `None` is the host.
     earlier: Option<LoggedStream>,
@@ -295,9 +303,9 @@ pub struct DataRace {
 
 impl fmt::Display for DataRace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { at, what, bytes, earlier, later } = self;
+        let Self { at, work, bytes, earlier, later } = self;
         let len = bytes.end - bytes.start;
-        write!(f, "call {at}: {what} of {later:?} does not wait for {earlier:?} ({len} bytes)")
+        write!(f, "call {at}: {work} of {later:?} does not wait for {earlier:?} ({len} bytes)")
     }
 }
 
@@ -322,18 +330,18 @@ struct ShadowCell {
 #[derive(Default)]
 struct RaceChecker {
     /// The streams by their number, from 1.
-    queues: Vec<LoggedStream>,
+    streams: Vec<LoggedStream>,
     clocks: Vec<VectorClock>,
     fences: BTreeMap<usize, VectorClock>,
     memory: BTreeMap<u64, ShadowCell>,
 }
 
 impl RaceChecker {
-    fn number(&mut self, queue: LoggedStream) -> usize {
-        let found = self.queues.iter().position(|known| *known == queue);
+    fn number(&mut self, stream: LoggedStream) -> usize {
+        let found = self.streams.iter().position(|known| *known == stream);
         let number = found.unwrap_or_else(|| {
-            self.queues.push(queue);
-            self.queues.len() - 1
+            self.streams.push(stream);
+            self.streams.len() - 1
         }) + 1;
         self.clocks.resize(self.clocks.len().max(number + 1), VectorClock::new());
         number
@@ -375,7 +383,8 @@ impl RaceChecker {
         self.memory.range(bytes.clone()).map(|(start, _)| *start).collect()
     }
 
-    /// Records what `own` does; returns a stream whose use should have come before and did not, and where.
+    /// Records work `own` does; returns a stream whose use should have come before and did not, and
+    /// where.
     fn access(
         &mut self,
         own: MemoryUse,
@@ -405,47 +414,48 @@ impl RaceChecker {
     fn uses(
         &mut self,
         (at, number): (usize, usize),
-        what: &'static str,
+        work: &'static str,
         (reads, writes): (&[ByteRange], &[ByteRange]),
     ) -> Option<DataRace> {
         let own = self.tick(number);
         let reads = reads.iter().map(|bytes| (bytes, false));
         for (bytes, is_write) in reads.chain(writes.iter().map(|bytes| (bytes, true))) {
             if let Some((earlier, bytes)) = self.access(own, bytes, is_write) {
-                let name = |number: usize| number.checked_sub(1).map(|index| self.queues[index]);
-                let (earlier, later) = (name(earlier), name(number));
-                return Some(DataRace { at, what, bytes, earlier, later });
+                let name = |number: usize| number.checked_sub(1).map(|index| self.streams[index]);
+                let earlier = name(earlier);
+                let later = name(number);
+                return Some(DataRace { at, work, bytes, earlier, later });
             }
         }
         None
     }
 
-    fn take(&mut self, at: usize, call: &DeviceCall) -> Option<DataRace> {
+    fn check(&mut self, at: usize, call: &DeviceCall) -> Option<DataRace> {
         match call {
             DeviceCall::Allocated(bytes) => {
                 for start in self.cells(bytes) {
                     self.memory.remove(&start);
                 }
             }
-            DeviceCall::Work { queue, reads, writes, what } => {
-                let number = self.number(*queue);
-                return self.uses((at, number), what, (reads, writes));
+            DeviceCall::Work { stream, reads, writes, what: work } => {
+                let number = self.number(*stream);
+                return self.uses((at, number), work, (reads, writes));
             }
             DeviceCall::Host { reads, writes } => {
                 return self.uses((at, 0), "the host's own", (reads, writes));
             }
-            DeviceCall::Fence { queue, fence } => {
-                let number = self.number(*queue);
+            DeviceCall::Fence { stream, fence } => {
+                let number = self.number(*stream);
                 self.tick(number);
                 self.fences.insert(*fence, self.clocks[number].clone());
             }
-            DeviceCall::StreamWait { queue, fence } => {
-                let number = self.number(*queue);
+            DeviceCall::StreamWait { stream, fence } => {
+                let number = self.number(*stream);
                 join(&mut self.clocks[number], &self.fences[fence]);
             }
             DeviceCall::HostWait { fence } => join(&mut self.clocks[0], &self.fences[fence]),
-            DeviceCall::Synchronize { queue } => {
-                let number = self.number(*queue);
+            DeviceCall::Synchronize { stream } => {
+                let number = self.number(*stream);
                 let clock = self.clocks[number].clone();
                 join(&mut self.clocks[0], &clock);
             }
@@ -457,26 +467,27 @@ impl RaceChecker {
 /// The first race in the calls, if those that `is_left_out` names had not been made.
 pub fn first_race(calls: &[DeviceCall], is_left_out: impl Fn(usize) -> bool) -> Option<DataRace> {
     let mut checker = RaceChecker { clocks: vec![VectorClock::new()], ..RaceChecker::default() };
-    let told = calls.iter().enumerate().filter(|(at, _)| !is_left_out(*at));
-    told.filter_map(|(at, call)| checker.take(at, call)).next()
+    let made = calls.iter().enumerate().filter(|(at, _)| !is_left_out(*at));
+    made.filter_map(|(at, call)| checker.check(at, call)).next()
 }
 
-/// The kind of a wait, which is a call of [`Device::follow`] or [`Device::reach`]: the stream that waits
-/// (`None` is the host), the stream that it waits for, and whether that is another device's.
+/// The kind of a wait, which is a call of [`Device::stream_wait`] or [`Device::host_wait`]: the
+/// stream that waits (`None` is the host), the stream that it waits for, and whether that is
+/// another device's.
 pub type WaitKind = (Option<Stream>, Stream, bool);
 
 /// The waits, each with its place in the log.
 pub fn waits(calls: &[DeviceCall]) -> Vec<(usize, WaitKind)> {
     let of = |fence: usize| {
-        let DeviceCall::Fence { queue, .. } = calls[fence] else {
+        let DeviceCall::Fence { stream, .. } = calls[fence] else {
             unreachable!("a fence is known by the place of its call")
         };
-        queue
+        stream
     };
     let kind = |(at, call): (usize, &DeviceCall)| match call {
-        DeviceCall::StreamWait { queue, fence } => {
+        DeviceCall::StreamWait { stream, fence } => {
             let other = of(*fence);
-            Some((at, (Some(queue.stream), other.stream, queue.device != other.device)))
+            Some((at, (Some(stream.stream), other.stream, stream.device != other.device)))
         }
         DeviceCall::HostWait { fence } => Some((at, (None, of(*fence).stream, false))),
         DeviceCall::Allocated(_)

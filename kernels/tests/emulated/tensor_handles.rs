@@ -14,7 +14,7 @@ use crate::races::{CallLog, LoggedDevice, first_race, waits};
 
 pub type LoggedBackend = CudaBackend<LoggedDevice<EmulatedDevice>>;
 
-/// Two devices of one process and the log of their calls; none without a C++ compiler.
+/// Two devices of one process and the log of their calls; `None` without a C++ compiler.
 pub fn two(precision: Precision) -> Option<([LoggedBackend; 2], Arc<CallLog>)> {
     let log = Arc::new(CallLog::default());
     let device = |number| {
@@ -31,10 +31,10 @@ fn rows<B: Backend>(backend: &B, floats: &[f32]) -> B::Buffer {
 }
 
 /// What arrives in a buffer of `to`.
-fn imported<B: Backend>(to: &B, parcel: TensorHandle) -> Vec<f32> {
-    let mut buffer = rows(to, &vec![-1.0; parcel.len()]);
-    let len = parcel.len();
-    to.import_tensor(parcel, BufferViewMut::new(&mut buffer, 0..len));
+fn imported<B: Backend>(to: &B, tensor: TensorHandle) -> Vec<f32> {
+    let mut buffer = rows(to, &vec![-1.0; tensor.len()]);
+    let len = tensor.len();
+    to.import_tensor(tensor, BufferViewMut::new(&mut buffer, 0..len));
     to.download(BufferView::new(&buffer, 0..len))
 }
 
@@ -47,15 +47,15 @@ fn a_tensor_is_imported_as_it_was_exported_on_any_backend() {
         let cpu = CpuBackend::new(1).expect("one thread");
         let x = rows(&one, &FLOATS);
         let bits = |floats: Vec<f32>| floats.into_iter().map(f32::to_bits).collect::<Vec<_>>();
-        let parcel = one.export_tensor(BufferView::new(&x, 1..4));
-        assert!(matches!(parcel, TensorHandle::OnDevice(_)), "it stays on the device");
+        let tensor = one.export_tensor(BufferView::new(&x, 1..4));
+        assert!(matches!(tensor, TensorHandle::OnDevice(_)), "it stays on the device");
         let expected = FLOATS[1..4].iter().map(|x| x.to_bits()).collect::<Vec<_>>();
-        assert_eq!(bits(imported(&other, parcel.clone())), expected);
-        assert_eq!(bits(imported(&one, parcel.clone())), expected, "on the spot");
-        assert_eq!(bits(imported(&cpu, parcel.clone())), expected);
-        assert_eq!(bits(parcel.into_floats()), expected);
+        assert_eq!(bits(imported(&other, tensor.clone())), expected);
+        assert_eq!(bits(imported(&one, tensor.clone())), expected, "on the same backend");
+        assert_eq!(bits(imported(&cpu, tensor.clone())), expected);
+        assert_eq!(bits(tensor.into_floats()), expected);
         let arrived = one.begin_upload(TensorHandle::from(FLOATS[1..4].to_vec()));
-        assert!(arrived.is_on_device(), "it is brought beside the work");
+        assert!(arrived.is_on_device(), "it is uploaded beside the work");
         assert_eq!(bits(imported(&one, arrived.clone())), expected);
         assert_eq!(bits(arrived.into_floats()), expected);
         let of_cpu = cpu.export_tensor(BufferView::new(&rows(&cpu, &FLOATS), 1..4));
@@ -69,21 +69,22 @@ fn a_tensor_is_imported_as_it_was_exported_on_any_backend() {
 fn devices_of_two_precisions_exchange_numbers() {
     let Some(([floats, _], _)) = two(Precision::F32) else { return };
     let Some(([halves, _], _)) = two(Precision::Bf16) else { return };
-    let packed =
+    let exported =
         |from: &LoggedBackend| from.export_tensor(BufferView::new(&rows(from, &FLOATS), 0..5));
-    assert_eq!(imported(&halves, packed(&floats)), FLOATS);
-    assert_eq!(imported(&floats, packed(&halves)), FLOATS);
+    assert_eq!(imported(&halves, exported(&floats)), FLOATS);
+    assert_eq!(imported(&floats, exported(&halves)), FLOATS);
 }
 
-/// A room is used again behind its readers, and one too many goes by way of the host.
+/// A staging buffer is reused behind its readers, and one tensor too many is copied through the
+/// host.
 #[test]
-fn rooms_are_few_and_used_again() {
+fn staging_buffers_are_few_and_reused() {
     let Some(([one, other], log)) = two(Precision::Bf16) else { return };
     let mut arrived = rows(&other, &[-1.0; 4]);
     let rounds = StagingReservation::ROTATED as u8 + 2;
     for round in 0..rounds {
-        let parcel = one.export_tensor(BufferView::new(&rows(&one, &[f32::from(round); 4]), 0..4));
-        other.import_tensor(parcel, BufferViewMut::new(&mut arrived, 0..4));
+        let tensor = one.export_tensor(BufferView::new(&rows(&one, &[f32::from(round); 4]), 0..4));
+        other.import_tensor(tensor, BufferViewMut::new(&mut arrived, 0..4));
     }
     assert_eq!(other.download(BufferView::new(&arrived, 0..4)), [f32::from(rounds - 1); 4]);
     let calls = log.calls();
@@ -91,7 +92,7 @@ fn rooms_are_few_and_used_again() {
     let others = |kind: &(usize, _)| matches!(kind, (_, (_, _, true)));
     let between: Vec<usize> = waits(&calls).into_iter().filter(others).map(|(at, _)| at).collect();
     let expected = 2 * usize::from(rounds) - StagingReservation::ROTATED;
-    assert_eq!(between.len(), expected, "each reader waits, and each writer of a room used again");
+    assert_eq!(between.len(), expected, "each reader waits, and each writer of a reused buffer");
     for wait in between {
         assert!(first_race(&calls, |at| at == wait).is_some(), "call {wait} is needed");
     }
@@ -99,30 +100,30 @@ fn rooms_are_few_and_used_again() {
     let all: Vec<TensorHandle> = (0..=StagingReservation::COUNT_MAX)
         .map(|_| one.export_tensor(BufferView::new(&x, 0..5)))
         .collect();
-    let held = all.iter().filter(|parcel| matches!(parcel, TensorHandle::OnDevice(_))).count();
+    let staged = all.iter().filter(|tensor| matches!(tensor, TensorHandle::OnDevice(_))).count();
     assert_eq!(
-        held,
+        staged,
         StagingReservation::COUNT_MAX - StagingReservation::ROTATED,
-        "some rooms are of another length"
+        "some buffers are of another length"
     );
-    assert!(all.into_iter().all(|parcel| parcel.into_floats() == FLOATS));
+    assert!(all.into_iter().all(|tensor| tensor.into_floats() == FLOATS));
     assert!(
         matches!(one.export_tensor(BufferView::new(&x, 0..5)), TensorHandle::OnDevice(_)),
-        "they have come back"
+        "they have been returned"
     );
 }
 
-/// The backend that sent it may be gone.
+/// The backend that exported a tensor may be dropped before it is read.
 #[test]
-fn a_parcel_outlives_its_backend() {
+fn a_tensor_outlives_its_backend() {
     let Some(([one, other], log)) = two(Precision::F32) else { return };
-    let parcel = one.export_tensor(BufferView::new(&rows(&one, &FLOATS), 0..5));
+    let tensor = one.export_tensor(BufferView::new(&rows(&one, &FLOATS), 0..5));
     drop(one);
-    assert_eq!(imported(&other, parcel), FLOATS);
+    assert_eq!(imported(&other, tensor), FLOATS);
     assert_eq!(first_race(&log.calls(), |_| false), None);
 }
 
-/// The ring laps, and then only waits until what it overwrites has been read.
+/// The ring wraps around, and then only waits until what it overwrites has been read.
 #[test]
 fn an_upload_is_read_before_its_buffer_is_reused() {
     let Some(([one, _], log)) = two(Precision::F32) else { return };
@@ -137,20 +138,20 @@ fn an_upload_is_read_before_its_buffer_is_reused() {
     assert!(first_race(&calls, |at| waits.contains(&at)).is_some(), "the waits are needed");
 }
 
-/// Numbers of a device that gave up are none, and the reader gets the fault from them: it may read on another
-/// thread than that of the backend, which has the fault by then.
+/// Numbers of a device that failed are no result, and the reader gets the fault from them: it may
+/// read on another thread than that of the backend, which has the fault by then.
 #[test]
 fn numbers_of_a_failed_device_carry_a_fault() {
     let Some(device) = EmulatedDevice::new(Precision::Bf16, LaneOrder::Forwards, 1 << 30) else {
         return;
     };
     let backend = CudaBackend::new(device.clone());
-    let parcel = backend.export_tensor(BufferView::new(&rows(&backend, &FLOATS), 0..5));
-    let held = parcel.device_tensor().expect("it lies in a room");
-    assert_eq!(held.fault(), None);
+    let tensor = backend.export_tensor(BufferView::new(&rows(&backend, &FLOATS), 0..5));
+    let pending = tensor.device_tensor().expect("it lies in a staging buffer");
+    assert_eq!(pending.fault(), None);
     device.fail();
-    assert_eq!(backend.fault(), None, "nobody has asked the device for anything");
-    assert!(parcel.into_floats().iter().all(|x| x.is_nan()));
-    assert!(matches!(held.fault(), Some(DeviceFault::Sticky { .. })), "{:?}", held.fault());
-    assert_eq!(backend.fault(), held.fault(), "its backend knows before it says anything else");
+    assert_eq!(backend.fault(), None, "no call has failed yet");
+    assert!(tensor.into_floats().iter().all(|x| x.is_nan()));
+    assert!(matches!(pending.fault(), Some(DeviceFault::Sticky { .. })), "{:?}", pending.fault());
+    assert_eq!(backend.fault(), pending.fault(), "its backend knows before it says anything else");
 }

@@ -1,4 +1,4 @@
-//! What is timed, and what it is compared with.
+//! The times of operations, and the floors that they are compared with.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -45,8 +45,8 @@ const SIZES: TimedSizes = TimedSizes {
     square: 32,
 };
 
-fn emulated(precision: Precision, room_bytes: u64) -> Option<Arc<EmulatedDevice>> {
-    EmulatedDevice::new(precision, LaneOrder::Forwards, room_bytes)
+fn emulated(precision: Precision, memory_bytes: u64) -> Option<Arc<EmulatedDevice>> {
+    EmulatedDevice::new(precision, LaneOrder::Forwards, memory_bytes)
 }
 
 #[test]
@@ -54,7 +54,7 @@ fn every_operation_is_timed_beside_a_floor() {
     for precision in Precision::ALL {
         let Some(device) = emulated(precision, 1 << 30) else { return };
         let (rates, rows) =
-            measure(&TimingHarness::new(device, 2), SIZES).expect("room, and no fault");
+            measure(&TimingHarness::new(device, 2), SIZES).expect("enough memory, and no fault");
         assert!(rates.bytes_per_s > 0.0 && rates.flop_per_s > 0.0, "{rates:?}");
         let names: Vec<&str> = rows.iter().map(|row| row.name.as_str()).collect();
         let of_blocks =
@@ -79,8 +79,8 @@ fn every_operation_is_timed_beside_a_floor() {
         let moved = rows.iter().find(|row| row.name == "rotate").expect("it is there");
         assert_eq!(moved.bound, RooflineBound::Memory, "nothing is multiplied with a matrix");
         assert!(rows.iter().all(|row| row.us > 0.0 && row.floor_us > 0.0), "{rows:?}");
-        // Four numbers of four bytes are read of each weight, and three are written; the width does not
-        // divide the parameters.
+        // Four numbers of four bytes are read of each weight, and three are written; the width does
+        // not divide the parameters.
         let commit = rows.iter().find(|row| row.name == "adamw commit").expect("it is there");
         let expected = 1e6 * 28.0 * 896.0 / rates.bytes_per_s;
         assert!((commit.floor_us - expected).abs() <= 1e-9 * expected, "{commit:?} {expected}");

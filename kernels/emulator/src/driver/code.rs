@@ -18,8 +18,8 @@ const SHARED_BYTES_MAX: u32 = 227 << 10;
 const GRID_Y_MAX: u32 = 65_535;
 
 const ELF_MAGIC: [u8; 4] = *b"\x7fELF";
-/// Offsets in the header of an ELF file of 64 bits: where the table of sections is, how long one entry is,
-/// and how many there are (System V ABI, chapter 4).
+/// Offsets in the header of an ELF file of 64 bits: where the table of sections is, how long one
+/// entry is, and how many there are (System V ABI, chapter 4).
 const SECTIONS_AT: usize = 0x28;
 const SECTION_BYTES_AT: usize = 0x3a;
 const SECTION_COUNT_AT: usize = 0x3c;
@@ -30,7 +30,7 @@ const HEADER_BYTES: usize = 64;
 /// # Safety
 /// `image` may be read as far as its header gives.
 unsafe fn whole<'a>(image: *const u8) -> Option<&'a [u8]> {
-    // SAFETY: the caller's word.
+    // SAFETY: as the caller promises.
     let header = unsafe { slice::from_raw_parts(image, HEADER_BYTES) };
     if header[..4] != ELF_MAGIC {
         return None;
@@ -43,7 +43,7 @@ unsafe fn whole<'a>(image: *const u8) -> Option<&'a [u8]> {
     };
     let table = number(SECTION_BYTES_AT, 2) * number(SECTION_COUNT_AT, 2);
     let bytes = number(SECTIONS_AT, 8) + table;
-    // SAFETY: the caller's word.
+    // SAFETY: as the caller promises.
     Some(unsafe { slice::from_raw_parts(image, bytes) })
 }
 
@@ -54,7 +54,7 @@ unsafe fn whole<'a>(image: *const u8) -> Option<&'a [u8]> {
 unsafe fn copied(kernel: &LoadedKernel, from: *mut *mut c_void) -> Vec<Vec<u128>> {
     let copy = |(index, bytes): (usize, &usize)| {
         let mut words = vec![0u128; bytes.div_ceil(size_of::<u128>())];
-        // SAFETY: the caller's word.
+        // SAFETY: as the caller promises.
         unsafe {
             let argument = (*from.add(index)).cast::<u8>();
             std::ptr::copy_nonoverlapping(argument, words.as_mut_ptr().cast(), *bytes);
@@ -70,7 +70,8 @@ calls! {
             // SAFETY: the caller's image.
             let image = unsafe { whole(image.cast()) }.ok_or(CUresult::CUDA_ERROR_INVALID_IMAGE)?;
             // Code runs on devices of its generation that are as new as it, or newer.
-            let (own, of) = (machine.settings.capability, architecture_of(image));
+            let own = machine.settings.capability;
+            let of = architecture_of(image);
             if own / 10 != of / 10 || own < of {
                 return Err(CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU);
             }
@@ -86,8 +87,8 @@ calls! {
         in_context(|machine, _| {
             let module = module as u64;
             machine.functions.retain(|_, function| function.module != module);
-            let gone = machine.modules.remove(&module);
-            gone.map(|_| ()).ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)
+            let removed = machine.modules.remove(&module);
+            removed.map(|_| ()).ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)
         })
     }
 

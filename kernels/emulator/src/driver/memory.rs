@@ -13,8 +13,8 @@ use crate::machine::{DriverResult, EmulatedMachine};
 const CONTEXT_BYTES: u64 = 64 << 20;
 
 fn free_bytes(machine: &EmulatedMachine, device: usize) -> u64 {
-    let taken = CONTEXT_BYTES + machine.blocks.bytes_of(device);
-    (machine.settings.memory_mib << 20).saturating_sub(taken)
+    let allocated = CONTEXT_BYTES + machine.blocks.bytes_of(device);
+    (machine.settings.memory_mib << 20).saturating_sub(allocated)
 }
 
 /// The device that has these bytes.
@@ -25,7 +25,8 @@ fn owner(machine: &EmulatedMachine, start: CUdeviceptr, bytes: usize) -> DriverR
     }
 }
 
-/// Checks memory that a device may read and write: its own, or that of a peer whose access it has enabled.
+/// Checks memory that a device may read and write: its own, or that of a peer whose access it has
+/// enabled.
 fn within_reach(
     machine: &EmulatedMachine,
     device: usize,
@@ -134,23 +135,24 @@ calls! {
         })
     }
 
-    // Into memory that the driver did not give out, a copy is over when the call returns.
+    // Into memory that the driver did not allocate, a copy is over when the call returns.
     fn cuMemcpyDtoHAsync_v2(to: *mut c_void, from: CUdeviceptr, bytes: usize, stream: CUstream) -> CUresult {
         in_context(|machine, device| {
-            let (to, stream) = (to as u64, stream as u64);
+            let to = to as u64;
+            let stream = stream as u64;
             own_stream(machine, device, stream)?;
             within_reach(machine, device, from, bytes)?;
             if is_pinned(machine, to, bytes) {
                 return machine.enqueue(stream, StreamWork::Copy { from, to, bytes });
             }
             machine.wait_for_stream(stream)?;
-            // SAFETY: the caller has room for so many bytes, and the device has them.
+            // SAFETY: the caller has memory for so many bytes, and the device has them.
             unsafe { std::ptr::copy_nonoverlapping(from as *const u8, to as *mut u8, bytes) };
             Ok(())
         })
     }
 
-    // From memory that the driver did not give out, the bytes are taken when the call returns.
+    // From memory that the driver did not allocate, the bytes are copied when the call returns.
     fn cuMemcpyHtoDAsync_v2(to: CUdeviceptr, from: *const c_void, bytes: usize, stream: CUstream) -> CUresult {
         in_context(|machine, device| {
             own_stream(machine, device, stream as u64)?;

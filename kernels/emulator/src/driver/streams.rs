@@ -97,8 +97,8 @@ calls! {
 
     fn cuEventSynchronize(event: CUevent) -> CUresult {
         in_context(|machine, device| {
-            if let Some(moment) = own_event(machine, device, event)?.recorded {
-                machine.run_until(moment);
+            if let Some(position) = own_event(machine, device, event)?.recorded {
+                machine.run_until(position);
             }
             machine.check(device)
         })
@@ -143,8 +143,8 @@ calls! {
 
     fn cuGraphDestroy(graph: CUgraph) -> CUresult {
         in_context(|machine, _| {
-            let gone = machine.graphs.remove(&(graph as u64));
-            gone.map(|_| ()).ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)
+            let removed = machine.graphs.remove(&(graph as u64));
+            removed.map(|_| ()).ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)
         })
     }
 
@@ -174,8 +174,8 @@ calls! {
 
     fn cuGraphExecDestroy(graph: CUgraphExec) -> CUresult {
         in_context(|machine, _| {
-            let gone = machine.executables.remove(&(graph as u64));
-            gone.map(|_| ()).ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)
+            let removed = machine.executables.remove(&(graph as u64));
+            removed.map(|_| ()).ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)
         })
     }
 }

@@ -29,7 +29,8 @@ struct MemoryBlock {
 #[derive(Default)]
 pub struct MemoryBlocks {
     live: BTreeMap<u64, MemoryBlock>,
-    /// Given back and not yet let go: a kernel that was enqueued before may still run into them.
+    /// Freed by the caller and not yet released: a kernel that was enqueued before may still run
+    /// into them.
     freed: Vec<(u64, usize)>,
 }
 
@@ -71,37 +72,37 @@ impl MemoryBlocks {
         self.live.get(&start).map(|block| block.owner)
     }
 
-    /// Takes a block back: it holds NaNs from now on.
+    /// Frees a block: it holds NaNs from now on.
     ///
     /// # Panics
     /// If something was written beside it.
     pub fn free(&mut self, start: u64) {
         let MemoryBlock { bytes, owner } =
-            self.live.remove(&start).expect("its owner was asked for");
+            self.live.remove(&start).expect("its owner was looked up");
         assert!(is_whole(start, bytes), "beside {bytes} bytes of {owner:?} something was written");
         // SAFETY: from `take`, and no longer used by anything that waited.
         unsafe { ptr::write_bytes(start as *mut u8, UNWRITTEN, bytes) };
         self.freed.push((start, bytes));
     }
 
-    /// Whether this lies in a block that was given back a moment ago.
+    /// Whether this lies in a block that was freed and not yet released.
     pub fn was_freed(&self, address: u64) -> bool {
         let within =
             |(start, bytes): &(u64, usize)| (*start..start + *bytes as u64).contains(&address);
         self.freed.iter().any(within)
     }
 
-    /// Lets go of what was given back, once no stream has anything to do.
+    /// Releases what was freed, once no stream has anything to do.
     ///
     /// # Panics
     /// If something was written there since.
     pub fn release_freed(&mut self) {
         for (start, bytes) in self.freed.drain(..) {
-            // SAFETY: from `take`, and written all over when it was given back.
+            // SAFETY: from `take`, and written all over when it was freed.
             let left = unsafe { slice::from_raw_parts(start as *const u8, bytes) };
             let is_left = left.iter().all(|byte| *byte == UNWRITTEN);
-            assert!(is_left, "{bytes} bytes were written after they were given back");
-            // SAFETY: from `take`, let go once.
+            assert!(is_left, "{bytes} bytes were written after they were freed");
+            // SAFETY: from `take`, deallocated once.
             unsafe { dealloc((start as *mut u8).sub(FENCE_BYTES), layout(bytes)) };
         }
     }
@@ -119,7 +120,7 @@ impl MemoryBlocks {
         own.map(|(start, _)| *start).collect()
     }
 
-    /// Bytes that a device has given out.
+    /// Bytes that were allocated on a device.
     pub fn bytes_of(&self, device: usize) -> u64 {
         let own = self.live.values().filter(|block| block.owner == BlockOwner::Device(device));
         own.map(|block| block.bytes as u64).sum()

@@ -1,5 +1,5 @@
-//! Products of matrices as cublasLt defines them: `d = alpha * op(a) * op(b) + beta * c`, all of them column
-//! by column.
+//! Products of matrices as cublasLt defines them: `d = alpha * op(a) * op(b) + beta * c`, all of
+//! them column by column.
 
 use super::memory::MemoryBlocks;
 use super::work::InvalidAccess;

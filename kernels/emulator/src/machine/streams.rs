@@ -1,4 +1,4 @@
-//! Streams: queues of work, moments in them, and when what is in them is done.
+//! Streams: queues of work, positions in them, and when what is in them is done.
 
 use std::collections::VecDeque;
 use std::thread::{self, ThreadId};
@@ -9,7 +9,8 @@ use super::work::StreamWork;
 use super::{DriverResult, EmulatedMachine};
 use crate::settings::ExecutionOrder;
 
-/// Things that are enqueued in a stream and not done, at most: a caller that enqueues more waits for room.
+/// Things that are enqueued in a stream and not done, at most: a caller that enqueues more waits
+/// until some are done.
 const WAITING_MAX: usize = 1024;
 /// Things done at once when streams are drawn.
 const DRAWN_AT_ONCE: u64 = 8;
@@ -86,7 +87,7 @@ impl EmulatedMachine {
         Ok(())
     }
 
-    /// Does what the order of this machine has done by itself.
+    /// Does the work that the execution order of this machine does without a caller that waits.
     fn advance(&mut self) {
         match self.settings.order {
             ExecutionOrder::Lazy => {}
@@ -96,7 +97,7 @@ impl EmulatedMachine {
             }
             ExecutionOrder::Random { .. } => {
                 let drawn = self.draw(self.streams.len() as u64);
-                let stream = *self.streams.keys().nth(drawn as usize).expect("one was told");
+                let stream = *self.streams.keys().nth(drawn as usize).expect("one was enqueued");
                 for _ in 0..self.draw(DRAWN_AT_ONCE) {
                     self.step(stream);
                 }
@@ -128,7 +129,7 @@ impl EmulatedMachine {
     }
 
     fn perform(&mut self, device: usize, work: &StreamWork) {
-        let is_astray = match work {
+        let is_faulty = match work {
             StreamWork::Launch(_) => {
                 self.launches += 1;
                 self.settings.faulty_launch == Some(self.launches)
@@ -146,24 +147,24 @@ impl EmulatedMachine {
             | StreamWork::Product(_)
             | StreamWork::Wait { .. } => false,
         };
-        if is_astray || work.perform(&self.blocks).is_err() {
+        if is_faulty || work.perform(&self.blocks).is_err() {
             self.devices[device].fault = Some(CUresult::CUDA_ERROR_ILLEGAL_ADDRESS);
         }
     }
 
-    /// Whether the moment is past. All work of a stream that was destroyed is.
-    fn is_reached(&self, moment: StreamPosition) -> bool {
-        let queue = self.streams.get(&moment.stream);
-        queue.is_none_or(|queue| queue.done >= moment.position)
+    /// Whether a stream has reached a position. One that was destroyed has reached all of them.
+    fn is_reached(&self, target: StreamPosition) -> bool {
+        let queue = self.streams.get(&target.stream);
+        queue.is_none_or(|queue| queue.done >= target.position)
     }
 
-    /// Does what has to be done before a moment, and no more.
-    pub fn run_until(&mut self, moment: StreamPosition) {
-        while !self.is_reached(moment) {
-            if self.step(moment.stream) {
+    /// Does what has to be done to reach a position, and no more.
+    pub fn run_until(&mut self, target: StreamPosition) {
+        while !self.is_reached(target) {
+            if self.step(target.stream) {
                 continue;
             }
-            let first = self.streams[&moment.stream].waiting.front();
+            let first = self.streams[&target.stream].waiting.front();
             let Some(StreamWork::Wait { stream, position }) = first else {
                 unreachable!("a stream that does not go on waits for another")
             };
@@ -171,7 +172,7 @@ impl EmulatedMachine {
         }
     }
 
-    /// The moment after all that was enqueued in a stream.
+    /// The position after all that was enqueued in a stream.
     pub fn stream_end(&self, stream: u64) -> DriverResult<StreamPosition> {
         let queue = self.streams.get(&stream).ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?;
         Ok(StreamPosition { stream, position: queue.enqueued })
@@ -179,14 +180,14 @@ impl EmulatedMachine {
 
     /// Waits for a stream, as the host does.
     pub fn wait_for_stream(&mut self, stream: u64) -> DriverResult<()> {
-        let moment = self.stream_end(stream)?;
+        let end = self.stream_end(stream)?;
         let queue = self.streams.get_mut(&stream).expect("just seen");
         if let Some(capture) = &mut queue.capture {
             capture.is_invalidated = true;
             return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
         }
         let device = queue.device;
-        self.run_until(moment);
+        self.run_until(end);
         self.release_freed();
         self.check(device)
     }
@@ -196,9 +197,9 @@ impl EmulatedMachine {
         let found = self.events.get_mut(&event).ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?;
         found.passed_ns = None;
         self.enqueue(stream, StreamWork::Record { event })?;
-        let moment = self.stream_end(stream)?;
+        let end = self.stream_end(stream)?;
         if let Some(event) = self.events.get_mut(&event) {
-            event.recorded = Some(moment);
+            event.recorded = Some(end);
         }
         Ok(())
     }
@@ -235,7 +236,7 @@ impl EmulatedMachine {
         Ok(capture.work)
     }
 
-    /// Frees memory that was given back once no waiting work can use it.
+    /// Releases freed memory once no waiting work can use it.
     fn release_freed(&mut self) {
         if self.streams.values().all(|queue| queue.waiting.is_empty()) {
             self.blocks.release_freed();

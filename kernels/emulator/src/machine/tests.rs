@@ -47,39 +47,39 @@ impl MachineFixture {
 }
 
 #[test]
-fn lazy_streams_do_what_somebody_waits_for_and_no_more() {
-    let mut bench = fixture(ExecutionOrder::Lazy);
-    bench.fill(0, 1);
-    bench.fill(1, 2);
-    assert_eq!(bench.byte(), 0xff, "nobody waited");
-    bench.machine.wait_for_stream(bench.streams[0]).expect("it is done");
-    assert_eq!(bench.byte(), 1, "the other stream was not asked for");
-    bench.machine.wait_for_stream(bench.streams[1]).expect("it is done");
-    assert_eq!(bench.byte(), 2);
+fn lazy_streams_do_what_a_caller_waits_for_and_no_more() {
+    let mut fixture = fixture(ExecutionOrder::Lazy);
+    fixture.fill(0, 1);
+    fixture.fill(1, 2);
+    assert_eq!(fixture.byte(), 0xff, "no caller waited");
+    fixture.machine.wait_for_stream(fixture.streams[0]).expect("it is done");
+    assert_eq!(fixture.byte(), 1, "no caller waited for the other stream");
+    fixture.machine.wait_for_stream(fixture.streams[1]).expect("it is done");
+    assert_eq!(fixture.byte(), 2);
 }
 
 #[test]
-fn a_stream_that_follows_another_is_done_after_it() {
-    let mut bench = fixture(ExecutionOrder::Lazy);
-    let event = bench.event();
-    bench.fill(0, 1);
-    bench.machine.record(event, bench.streams[0]).expect("an event");
-    // What is enqueued behind the moment is not waited for.
-    bench.fill(0, 9);
-    bench.machine.stream_wait_event(bench.streams[1], event).expect("a moment");
-    let copy = bench.machine.blocks.take(8, BlockOwner::Device(0));
-    let work = StreamWork::Copy { from: bench.block, to: copy, bytes: 8 };
-    bench.machine.enqueue(bench.streams[1], work).expect("a stream");
-    bench.machine.wait_for_stream(bench.streams[1]).expect("it is done");
+fn a_stream_that_waits_for_another_is_done_after_it() {
+    let mut fixture = fixture(ExecutionOrder::Lazy);
+    let event = fixture.event();
+    fixture.fill(0, 1);
+    fixture.machine.record(event, fixture.streams[0]).expect("an event");
+    // What is enqueued behind the event is not waited for.
+    fixture.fill(0, 9);
+    fixture.machine.stream_wait_event(fixture.streams[1], event).expect("a recorded event");
+    let copy = fixture.machine.blocks.take(8, BlockOwner::Device(0));
+    let work = StreamWork::Copy { from: fixture.block, to: copy, bytes: 8 };
+    fixture.machine.enqueue(fixture.streams[1], work).expect("a stream");
+    fixture.machine.wait_for_stream(fixture.streams[1]).expect("it is done");
     // SAFETY: the block lives as long as the machine.
-    assert_eq!((unsafe { *(copy as *const u8) }, bench.byte()), (1, 1));
+    assert_eq!((unsafe { *(copy as *const u8) }, fixture.byte()), (1, 1));
 }
 
 #[test]
 fn drawn_streams_have_one_course_a_seed_and_seeds_have_several() {
     let course = |seed| {
-        let mut bench = fixture(ExecutionOrder::Random { seed });
-        (0..40).map(|i| (bench.fill(i % 2, i as u8), bench.byte()).1).collect::<Vec<u8>>()
+        let mut fixture = fixture(ExecutionOrder::Random { seed });
+        (0..40).map(|i| (fixture.fill(i % 2, i as u8), fixture.byte()).1).collect::<Vec<u8>>()
     };
     assert_eq!(course(3), course(3));
     assert!((4..8).any(|seed| course(seed) != course(3)));
@@ -87,37 +87,38 @@ fn drawn_streams_have_one_course_a_seed_and_seeds_have_several() {
 
 #[test]
 fn captures_refuse_what_no_graph_can_have() {
-    let mut bench = fixture(ExecutionOrder::Eager);
-    let stream = bench.streams[0];
-    bench.machine.begin_capture(stream).expect("nothing is captured yet");
-    bench.fill(0, 1);
-    assert_eq!(bench.byte(), 0xff, "it was captured, not done");
-    assert_eq!(bench.machine.end_capture(stream).map(|work| work.len()), Ok(1));
-    bench.machine.begin_capture(stream).expect("the first is over");
-    let waited = bench.machine.wait_for_stream(stream);
+    let mut fixture = fixture(ExecutionOrder::Eager);
+    let stream = fixture.streams[0];
+    fixture.machine.begin_capture(stream).expect("nothing is captured yet");
+    fixture.fill(0, 1);
+    assert_eq!(fixture.byte(), 0xff, "it was captured, not done");
+    assert_eq!(fixture.machine.end_capture(stream).map(|work| work.len()), Ok(1));
+    fixture.machine.begin_capture(stream).expect("the first is over");
+    let waited = fixture.machine.wait_for_stream(stream);
     assert_eq!(waited, Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED));
-    let ended = bench.machine.end_capture(stream).map(|work| work.len());
+    let ended = fixture.machine.end_capture(stream).map(|work| work.len());
     assert_eq!(ended, Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED));
-    bench.machine.begin_capture(stream).expect("the second is over");
-    let (block, machine) = (bench.block, &mut bench.machine);
-    let told = thread::scope(|scope| {
+    fixture.machine.begin_capture(stream).expect("the second is over");
+    let block = fixture.block;
+    let machine = &mut fixture.machine;
+    let enqueued = thread::scope(|scope| {
         let work = StreamWork::Fill { to: block, byte: 1, bytes: 8 };
         scope.spawn(move || machine.enqueue(stream, work)).join().expect("no panic")
     });
-    assert_eq!(told, Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED));
+    assert_eq!(enqueued, Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED));
 }
 
 #[test]
-fn work_on_memory_that_was_given_back_makes_the_device_give_up() {
-    let mut bench = fixture(ExecutionOrder::Lazy);
-    bench.fill(0, 1);
-    bench.machine.blocks.free(bench.block);
-    let waited = bench.machine.wait_for_stream(bench.streams[0]);
+fn work_on_freed_memory_makes_the_device_fail() {
+    let mut fixture = fixture(ExecutionOrder::Lazy);
+    fixture.fill(0, 1);
+    fixture.machine.blocks.free(fixture.block);
+    let waited = fixture.machine.wait_for_stream(fixture.streams[0]);
     assert_eq!(waited, Err(CUresult::CUDA_ERROR_ILLEGAL_ADDRESS));
-    assert_eq!(bench.machine.check(0), waited);
+    assert_eq!(fixture.machine.check(0), waited);
 }
 
-/// `[1 2; 3 4]` by `[5 6; 7 8]`, column by column, the first turned or not, on top of ones.
+/// `[1 2; 3 4]` by `[5 6; 7 8]`, column by column, the first transposed or not, on top of ones.
 #[test]
 fn products_are_of_columns() {
     let mut blocks = MemoryBlocks::default();

@@ -38,7 +38,7 @@ pub enum StreamWork {
     },
     Launch(EmulatedLaunch),
     Product(EmulatedProduct),
-    /// Notes when an event is passed.
+    /// Records when an event is passed.
     Record {
         event: u64,
     },
@@ -54,7 +54,7 @@ pub enum StreamWork {
 pub struct InvalidAccess;
 
 impl StreamWork {
-    /// Does the work, save for moments, which their streams note themselves.
+    /// Does the work, save for records and waits, which their streams do themselves.
     pub fn perform(&self, blocks: &MemoryBlocks) -> Result<(), InvalidAccess> {
         let is_there =
             |start, bytes| blocks.owner_of(start, bytes).map(|_| ()).ok_or(InvalidAccess);
@@ -92,7 +92,8 @@ impl EmulatedLaunch {
         let mut pointers: Vec<_> =
             self.arguments.iter().map(|words| words.as_ptr().cast_mut().cast()).collect();
         let Self { grid, threads, shared_bytes, is_backwards, .. } = self;
-        let (grid, pointers) = (grid.as_ptr(), pointers.as_mut_ptr());
+        let grid = grid.as_ptr();
+        let pointers = pointers.as_mut_ptr();
         // SAFETY: the sizes are the kernel's own; what it does with them is what is being tried.
         let is_within =
             unsafe { (self.entry)(grid, *threads, *shared_bytes, *is_backwards, pointers) };

@@ -49,8 +49,8 @@ pub(in super::super) fn backward(
     saved: SavedAttention<'_>,
     qkv_then_gradient: &mut [f32],
 ) {
-    let (qkv_len, kv_len) =
-        (shape.rows() * shape.qkv_width(), shape.rows() * 2 * shape.key_width());
+    let qkv_len = shape.rows() * shape.qkv_width();
+    let kv_len = shape.rows() * 2 * shape.key_width();
     assert_eq!(qkv_then_gradient.len(), qkv_len);
     assert!(later.is_none_or(|later| later.len() == kv_len));
     assert_eq!(saved.out.len(), shape.rows() * shape.query_width());
@@ -61,9 +61,12 @@ pub(in super::super) fn backward(
         earlier.into_iter().map(|slice| SharedEarlierSlice::new(shape, slice)).collect();
     let lengths = AttentionLengths::new(shape, earlier.iter().map(|slice| slice.len).sum());
     cpu.threads().run(shape.sequences * shape.kv_heads, |task| {
-        let (sequence, kv_head) = (task / shape.kv_heads, task % shape.kv_heads);
+        let sequence = task / shape.kv_heads;
+        let kv_head = task % shape.kv_heads;
         let row = sequence * shape.sequence_len;
-        let (set, earlier, qkv) = (cpu.instruction_set(), &earlier[..], &qkv);
+        let set = cpu.instruction_set();
+        let earlier = &earlier[..];
+        let qkv = &qkv;
         let job =
             AttentionBackwardJob { set, shape, lengths, sequence, row, saved, earlier, later, qkv };
         with_head_scratch(shape, lengths, true, |scratch| job.group(kv_head, scratch));
@@ -81,7 +84,8 @@ struct SharedEarlierSlice<'a> {
 impl<'a> SharedEarlierSlice<'a> {
     fn new(shape: AttentionShape, slice: KeyValueGradients<'a>) -> Self {
         let KeyValueGradients { qkv, gradients } = slice;
-        let (len, width) = (slice_len(shape, qkv), 2 * shape.key_width());
+        let len = slice_len(shape, qkv);
+        let width = 2 * shape.key_width();
         assert_eq!(gradients.len(), shape.sequences * len * width);
         Self { len, qkv, gradients: SharedRows::new(gradients, width) }
     }
@@ -114,7 +118,8 @@ struct KeyBlock {
 impl AttentionBackwardJob<'_> {
     /// All query heads that read one key and value head.
     fn group(&self, kv_head: usize, scratch: &mut HeadScratch) {
-        let (head_width, key_count) = (self.shape.head_width, self.lengths.keys);
+        let head_width = self.shape.head_width;
+        let key_count = self.lengths.keys;
         let group = self.shape.heads / self.shape.kv_heads;
         let at = HeadColumns::new(self.shape, kv_head * group);
         self.gather_all(at.key, &mut scratch.rows);
@@ -124,19 +129,21 @@ impl AttentionBackwardJob<'_> {
         self.gather_all(at.value, &mut scratch.rows);
         let values = StridedColumns::new(&scratch.rows, head_width, 0, 0, head_width);
         values.pack_rows_as_columns(self.set, key_count, &mut scratch.values_as_columns);
-        let (key, value) = (kv_head * head_width, self.shape.key_width() + kv_head * head_width);
-        let is_begun = self.take_up(key, &mut scratch.key_gradients)
-            && self.take_up(value, &mut scratch.value_gradients);
+        let key = kv_head * head_width;
+        let value = self.shape.key_width() + kv_head * head_width;
+        let has_later = self.load_sums(key, &mut scratch.key_gradients)
+            && self.load_sums(value, &mut scratch.value_gradients);
         for index in 0..group {
-            self.head(kv_head * group + index, is_begun || index > 0, scratch);
+            self.head(kv_head * group + index, has_later || index > 0, scratch);
         }
-        self.give_back((at.key, key), &scratch.key_gradients);
-        self.give_back((at.value, value), &scratch.value_gradients);
+        self.store_sums((at.key, key), &scratch.key_gradients);
+        self.store_sums((at.value, value), &scratch.value_gradients);
     }
 
     /// Copies one head's columns of the rows of this sequence, from all slices up to this one.
     fn gather_all(&self, column: usize, to: &mut [f32]) {
-        let (head_width, stride) = (self.shape.head_width, self.shape.qkv_width());
+        let head_width = self.shape.head_width;
+        let stride = self.shape.qkv_width();
         let (before, own) = to.split_at_mut(self.keys_before() * head_width);
         let mut rows = before.chunks_exact_mut(head_width);
         for slice in self.earlier {
@@ -149,12 +156,12 @@ impl AttentionBackwardJob<'_> {
         self.gather(column, own);
     }
 
-    /// Keys of earlier slices.
+    /// The number of keys in earlier slices.
     fn keys_before(&self) -> usize {
         self.lengths.position(0)
     }
 
-    /// Their rows: in whose gradients each lies, and where.
+    /// The rows of those keys: the gradients that each lies in, and its index there.
     fn rows_before(&self) -> impl Iterator<Item = (&SharedRows<'_>, usize)> {
         self.earlier.iter().flat_map(|slice| {
             let first = self.sequence * slice.len;
@@ -162,9 +169,9 @@ impl AttentionBackwardJob<'_> {
         })
     }
 
-    /// What later slices have added for one head's columns, in all slices up to this one. Whether
-    /// there are later ones.
-    fn take_up(&self, column: usize, to: &mut [f32]) -> bool {
+    /// Copies what later slices have added for one head's columns, in all slices up to this one,
+    /// and returns whether there are later ones.
+    fn load_sums(&self, column: usize, to: &mut [f32]) -> bool {
         let AttentionShape { sequence_len, head_width, .. } = self.shape;
         let Some(later) = self.later else { return false };
         let own =
@@ -180,13 +187,13 @@ impl AttentionBackwardJob<'_> {
         true
     }
 
-    /// Leaves one head's sums where they are collected; those of this slice, in the columns of its
+    /// Stores one head's sums where they are collected; those of this slice, in the columns of its
     /// own, are complete.
-    fn give_back(&self, (own, collected): (usize, usize), from: &[f32]) {
+    fn store_sums(&self, (own, collected): (usize, usize), from: &[f32]) {
         let head_width = self.shape.head_width;
         let (before, complete) = from.split_at(self.keys_before() * head_width);
         for (from, (to, row)) in before.chunks_exact(head_width).zip(self.rows_before()) {
-            // SAFETY: as in `take_up`.
+            // SAFETY: as in `load_sums`.
             unsafe { to.piece(row, collected, head_width) }.copy_from_slice(from);
         }
         self.scatter(own, complete);
@@ -198,7 +205,8 @@ impl AttentionBackwardJob<'_> {
         self.gather(at.query, &mut scratch.rows);
         let queries = StridedColumns::new(&scratch.rows, head_width, 0, 0, head_width);
         queries.pack_as_is(self.set, sequence_len, &mut scratch.queries);
-        let (out, gradients) = (self.out_columns(self.saved.out, at.out), self.gradients(head));
+        let out = self.out_columns(self.saved.out, at.out);
+        let gradients = self.gradients(head);
         gradients.pack_as_is(self.set, sequence_len, &mut scratch.gradients);
         for row in 0..sequence_len {
             scratch.dots[row] = dot(self.set, gradients.row(row), out.row(row));
@@ -261,7 +269,7 @@ impl AttentionBackwardJob<'_> {
         let seen = (position + QUERIES - keys.start).min(padded(keys.len));
         for row in 0..rows {
             let query = first + row;
-            let line = ScoreRow {
+            let score_row = ScoreRow {
                 query,
                 queries: sequence_len,
                 visible: (position + row + 1).saturating_sub(keys.start).min(keys.len),
@@ -273,7 +281,7 @@ impl AttentionBackwardJob<'_> {
             let at = row * SCORE_STRIDE..(row + 1) * SCORE_STRIDE;
             score_gradient(
                 self.set,
-                line,
+                score_row,
                 &mut scratch.scores[at.clone()],
                 &scratch.weight_gradients[at],
                 &mut scratch.key_weights,
@@ -382,7 +390,7 @@ struct ScoreRow {
 }
 
 dispatch!(fn score_gradient(
-    line: ScoreRow, scores: &mut [f32], weight_gradients: &[f32], key_weights: &mut [f32],
+    row: ScoreRow, scores: &mut [f32], weight_gradients: &[f32], key_weights: &mut [f32],
     key_score_gradients: &mut [f32],
 ) = score_gradient_lanes);
 
@@ -390,13 +398,13 @@ dispatch!(fn score_gradient(
 /// to their strips of keys, the gradients also over the scores.
 #[inline(always)]
 fn score_gradient_lanes<L: Lanes>(
-    line: ScoreRow,
+    row: ScoreRow,
     scores: &mut [f32],
     weight_gradients: &[f32],
     key_weights: &mut [f32],
     key_score_gradients: &mut [f32],
 ) {
-    let ScoreRow { query, queries, visible, seen, scale, log_sum, dot } = line;
+    let ScoreRow { query, queries, visible, seen, scale, log_sum, dot } = row;
     for at in (0..seen).step_by(LANES) {
         let here = visible.max(at).min(at + LANES);
         let score = L::load_at(&scores[..here], at, f32::NEG_INFINITY);

@@ -29,7 +29,8 @@ pub(in super::super) fn forward(
     let lengths =
         AttentionLengths::new(shape, earlier.iter().map(|slice| slice_len(shape, slice)).sum());
     cpu.threads().run(shape.sequences * shape.kv_heads, |task| {
-        let (sequence, kv_head) = (task / shape.kv_heads, task % shape.kv_heads);
+        let sequence = task / shape.kv_heads;
+        let kv_head = task % shape.kv_heads;
         let group = shape.heads / shape.kv_heads;
         let row = sequence * shape.sequence_len;
         let job = AttentionForwardJob {
@@ -86,7 +87,8 @@ impl AttentionForwardJob<'_> {
         let head_width = self.shape.head_width;
         let mut rows = to.chunks_exact_mut(head_width);
         for slice in self.earlier.iter().chain([&self.qkv]) {
-            let (len, stride) = (slice_len(self.shape, slice), self.shape.qkv_width());
+            let len = slice_len(self.shape, slice);
+            let stride = self.shape.qkv_width();
             let from = StridedColumns::new(slice, stride, self.sequence * len, column, head_width);
             for (row, to) in (0..len).zip(&mut rows) {
                 to.copy_from_slice(from.row(row));
@@ -113,17 +115,17 @@ impl AttentionForwardJob<'_> {
         self.score(position, rows, scratch);
         let mut inverses = [0.0; QUERIES];
         for (row, inverse) in inverses.iter_mut().enumerate().take(rows) {
-            let line = QueryRow {
+            let query_row = QueryRow {
                 row,
                 visible: position + row + 1,
                 limit: key_limit(position, self.lengths.keys),
                 scale: softmax_scale(head_width),
             };
-            let kept = soften(self.set, line, &mut scratch.scores);
-            *inverse = 1.0 / kept.sum;
+            let softmax = exponentiate(self.set, query_row, &mut scratch.scores);
+            *inverse = 1.0 / softmax.sum;
             // SAFETY: this task alone has this sequence and head.
             let log_sum = unsafe { log_sums.piece(self.row + first + row, head, 1) };
-            log_sum[0] = (f64::from(kept.max) + libm::log(f64::from(kept.sum))) as f32;
+            log_sum[0] = (f64::from(softmax.max) + libm::log(f64::from(softmax.sum))) as f32;
         }
         self.weigh_values(rows, position + rows, scratch);
         for (row, sums) in scratch.sums.chunks_exact(head_width).take(rows).enumerate() {
@@ -216,12 +218,14 @@ struct SoftmaxRow {
     sum: f32,
 }
 
-dispatch!(fn soften(line: QueryRow, scores: &mut [f32]) -> SoftmaxRow = soften_lanes);
+dispatch!(
+    fn exponentiate(query_row: QueryRow, scores: &mut [f32]) -> SoftmaxRow = exponentiate_lanes
+);
 
 /// Scores of the keys a query sees to exponentials relative to the largest, the others to zero.
 #[inline(always)]
-fn soften_lanes<L: Lanes>(line: QueryRow, scores: &mut [f32]) -> SoftmaxRow {
-    let QueryRow { row, visible, limit, scale } = line;
+fn exponentiate_lanes<L: Lanes>(query_row: QueryRow, scores: &mut [f32]) -> SoftmaxRow {
+    let QueryRow { row, visible, limit, scale } = query_row;
     let mut max = L::splat(f32::NEG_INFINITY);
     for (block, first) in (0..visible).step_by(BLOCK_DEPTH).enumerate() {
         let len = BLOCK_DEPTH.min(visible - first);

@@ -137,7 +137,7 @@ pub(super) struct HeadScratch {
     pub(super) weight_gradients: Vec<f32>,
     /// [`QUERIES`] rows of the output.
     pub(super) sums: Vec<f32>,
-    /// Panels.
+    /// Panels of keys, the first of several packed operands.
     pub(super) keys_as_columns: Vec<f32>,
     pub(super) values_as_columns: Vec<f32>,
     pub(super) keys: Vec<f32>,
@@ -158,7 +158,7 @@ pub(super) struct HeadScratch {
 }
 
 impl HeadScratch {
-    /// Makes room for the shape; `with_gradients` for the backward pass as well.
+    /// Grows all memory to what the shape needs; `with_gradients` for the backward pass as well.
     fn grow(&mut self, shape: AttentionShape, lengths: AttentionLengths, with_gradients: bool) {
         let grow = |floats: &mut Vec<f32>, len: usize| {
             if floats.len() < len {

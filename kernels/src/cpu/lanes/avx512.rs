@@ -142,7 +142,8 @@ impl Lanes for Avx512 {
             }
             let mut b = a;
             for pair in 0..8 {
-                let (x, y) = (_mm512_castpd_ps(a[2 * pair]), _mm512_castpd_ps(a[2 * pair + 1]));
+                let x = _mm512_castpd_ps(a[2 * pair]);
+                let y = _mm512_castpd_ps(a[2 * pair + 1]);
                 b[2 * pair] = _mm512_castps_pd(_mm512_unpacklo_ps(x, y));
                 b[2 * pair + 1] = _mm512_castps_pd(_mm512_unpackhi_ps(x, y));
             }
@@ -154,14 +155,20 @@ impl Lanes for Avx512 {
                 a[4 * quad + 3] = _mm512_unpackhi_pd(b[1], b[3]);
             }
             for column in 0..4 {
-                let (w, x, y, z) = (a[column], a[4 + column], a[8 + column], a[12 + column]);
+                let w = a[column];
+                let x = a[4 + column];
+                let y = a[8 + column];
+                let z = a[12 + column];
                 b[column] = _mm512_shuffle_f64x2::<0b10_00_10_00>(w, x);
                 b[4 + column] = _mm512_shuffle_f64x2::<0b11_01_11_01>(w, x);
                 b[8 + column] = _mm512_shuffle_f64x2::<0b10_00_10_00>(y, z);
                 b[12 + column] = _mm512_shuffle_f64x2::<0b11_01_11_01>(y, z);
             }
             for column in 0..4 {
-                let (w, x, y, z) = (b[column], b[4 + column], b[8 + column], b[12 + column]);
+                let w = b[column];
+                let x = b[4 + column];
+                let y = b[8 + column];
+                let z = b[12 + column];
                 a[column] = _mm512_shuffle_f64x2::<0b10_00_10_00>(w, y);
                 a[8 + column] = _mm512_shuffle_f64x2::<0b11_01_11_01>(w, y);
                 a[4 + column] = _mm512_shuffle_f64x2::<0b10_00_10_00>(x, z);

@@ -20,13 +20,13 @@ impl Lanes for Portable {
 
     #[inline(always)]
     unsafe fn load(from: *const f32) -> Self {
-        // SAFETY: the caller's promise; arrays of floats need no more alignment than a float.
+        // SAFETY: as the caller promises; arrays of floats need no more alignment than a float.
         Self(unsafe { from.cast::<[f32; LANES]>().read_unaligned() })
     }
 
     #[inline(always)]
     unsafe fn store(self, to: *mut f32) {
-        // SAFETY: the caller's promise.
+        // SAFETY: as the caller promises.
         unsafe { to.cast::<[f32; LANES]>().write_unaligned(self.0) }
     }
 

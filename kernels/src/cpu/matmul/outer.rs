@@ -14,10 +14,10 @@ use crate::cpu::threads::Threads;
 #[derive(Clone, Copy)]
 pub(crate) struct OuterProduct<'a> {
     pub(crate) rows: usize,
-    /// `rows` by `left_width`.
+    /// The left operand, `rows` by `left_width`.
     pub(crate) left: &'a [f32],
     pub(crate) left_width: usize,
-    /// `rows` by `right_width`.
+    /// The right operand, `rows` by `right_width`.
     pub(crate) right: &'a [f32],
     pub(crate) right_width: usize,
     pub(crate) accumulate: Accumulate,
@@ -129,7 +129,7 @@ impl OuterProductTask<'_> {
             }
             let strips = strips.chunks_exact(STRIP_FLOATS).enumerate();
             for (start, (index, strip)) in group.clone().step_by(STRIP).zip(strips) {
-                let ahead = self.ahead(block, group.end, index);
+                let prefetch = self.prefetch_range(block, group.end, index);
                 let width = self.operands.right_width;
                 let to = ProductStrip {
                     floats: &mut self.part.result[start * width + block.columns.start..],
@@ -140,7 +140,7 @@ impl OuterProductTask<'_> {
                 };
                 let depth = block.rows.len();
                 let panels = Panels { floats: scratch.block.as_slice(), rows: depth, start: 0 };
-                multiply_strip(self.set, depth, strip, panels, ahead, to);
+                multiply_strip(self.set, depth, strip, panels, prefetch, to);
             }
         }
     }
@@ -156,7 +156,7 @@ impl OuterProductTask<'_> {
     }
 
     /// The share of the next group's operand that is fetched while strip `index` is worked on.
-    fn ahead(&self, block: &RightBlock, group_end: usize, index: usize) -> PrefetchRange {
+    fn prefetch_range(&self, block: &RightBlock, group_end: usize, index: usize) -> PrefetchRange {
         let share = block.rows.len().div_ceil(STRIPS_PACKED);
         let row = block.rows.start + index * share;
         let stride = self.operands.left_width;
@@ -184,7 +184,7 @@ struct ColumnSource<'a> {
     first: usize,
     /// Columns, at most [`GROUP`].
     width: usize,
-    /// The number of rows.
+    /// Rows of the block, which are the factors of a chain.
     depth: usize,
 }
 

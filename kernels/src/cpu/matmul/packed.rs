@@ -153,7 +153,7 @@ pub(crate) struct RowSource<'a> {
     pub(crate) depth: usize,
 }
 
-/// Floats set aside for a strip.
+/// Floats that are allocated for a strip.
 pub(crate) const STRIP_FLOATS: usize = STRIP * BLOCK_DEPTH;
 
 dispatch!(

@@ -57,7 +57,7 @@ impl MatrixPair {
     }
 }
 
-/// A matrix being written.
+/// A matrix whose pieces are written by tasks.
 pub(crate) struct PairWriter<'a> {
     shape: MatrixShape,
     forward: SharedRows<'a>,
@@ -65,7 +65,7 @@ pub(crate) struct PairWriter<'a> {
 }
 
 impl PairWriter<'_> {
-    /// Columns of the matrix.
+    /// The number of columns of the matrix.
     pub(crate) fn inputs(&self) -> usize {
         self.shape.inputs
     }

@@ -19,8 +19,8 @@ pub(crate) struct RowBlock {
 pub(crate) enum SumStorage<'a> {
     /// In the result: all columns of all rows.
     Result(&'a mut [f32]),
-    /// In memory that serves one block of [`BLOCK_COLUMNS`] columns after the other; what is made
-    /// of the sums is `finish`'s affair.
+    /// In memory that serves one block of [`BLOCK_COLUMNS`] columns after the other; the
+    /// callback `finish` uses the sums.
     Passing(&'a mut [f32]),
 }
 
@@ -30,13 +30,13 @@ pub(crate) struct RowProduct<'a, L> {
     pub(crate) row_count: usize,
     /// The left factor, row-major.
     pub(crate) left: L,
-    /// The right factor.
+    /// The right factor, packed in panels.
     pub(crate) matrix: &'a PackedMatrix,
 }
 
-/// A left factor whose rows may be brought into form block by block.
+/// A left factor whose rows may be computed block by block.
 pub(crate) trait LeftRows {
-    /// The rows, row-major; on the first visit of a block they may be brought into form.
+    /// The rows, row-major; on the first visit of a block they may be computed.
     fn rows(&mut self, block: &RowBlock, is_first_visit: bool) -> &[f32];
 }
 
@@ -55,11 +55,11 @@ impl LeftRows for &[f32] {
 pub(crate) fn multiply_rows<L: LeftRows>(
     mut factors: RowProduct<'_, L>,
     strip: &mut [f32],
-    space: SumStorage<'_>,
+    storage: SumStorage<'_>,
     mut finish: impl FnMut(usize, &Range<usize>, &mut [f32]),
 ) {
     let matrix = factors.matrix;
-    let (product, stride, is_result) = match space {
+    let (product, stride, is_result) = match storage {
         SumStorage::Result(floats) => (floats, matrix.columns(), true),
         SumStorage::Passing(floats) => (floats, BLOCK_COLUMNS, false),
     };
@@ -92,8 +92,10 @@ fn multiply_block<L: LeftRows>(
     strip: &mut [f32],
     (product, stride): (&mut [f32], usize),
 ) {
-    let (set, matrix) = (factors.set, factors.matrix);
-    let (depth, width) = (block.columns.clone(), matrix.depth());
+    let set = factors.set;
+    let matrix = factors.matrix;
+    let depth = block.columns.clone();
+    let width = matrix.depth();
     let left = factors.left.rows(block, columns.start == 0);
     let source = RowSource {
         floats: &left[block.rows.start * width + depth.start..],
@@ -105,7 +107,7 @@ fn multiply_block<L: LeftRows>(
     let panels =
         Panels { floats: matrix.panels(depth.start, columns.start), rows: depth.len(), start: 0 };
     let next = block.rows.end * width + depth.start;
-    let ahead = PrefetchRange::new(left, next, width, depth.len(), STRIP);
+    let prefetch = PrefetchRange::new(left, next, width, depth.len(), STRIP);
     let to = ProductStrip {
         floats: product,
         stride,
@@ -113,5 +115,5 @@ fn multiply_block<L: LeftRows>(
         columns: columns.len(),
         add: depth.start > 0,
     };
-    multiply_strip(set, depth.len(), strip, panels, ahead, to);
+    multiply_strip(set, depth.len(), strip, panels, prefetch, to);
 }

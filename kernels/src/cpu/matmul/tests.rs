@@ -24,7 +24,8 @@ fn define(
     total.unwrap_or(0.0)
 }
 
-/// Rows, columns, depth: around tiles of 8, strips of 16, panels of 48, unrolled fours and blocks of 384.
+/// Rows, columns, depth: around tiles of 8, strips of 16, panels of 48, unrolled fours and blocks
+/// of 384.
 const SHAPES: [(usize, usize, usize); 10] = [
     (1, 1, 1),
     (7, 15, 5),
@@ -41,7 +42,8 @@ const SHAPES: [(usize, usize, usize); 10] = [
 #[test]
 fn rows_by_packed_matrix_is_the_definition() {
     for (rows, columns, depth) in SHAPES {
-        let (x, w) = (floats(rows * depth, 1), floats(columns * depth, 2));
+        let x = floats(rows * depth, 1);
+        let w = floats(columns * depth, 2);
         let arena = CpuArena::new();
         let pack = |outputs, inputs| {
             let shape = MatrixShape { outputs, inputs };
@@ -54,19 +56,21 @@ fn rows_by_packed_matrix_is_the_definition() {
             }
             pair
         };
-        let (as_is, transposed) = (pack(depth, columns), pack(columns, depth));
+        let as_is = pack(depth, columns);
+        let transposed = pack(columns, depth);
         let matrices = [(&as_is.backward, columns, 1), (&transposed.forward, 1, depth)];
         for (matrix, k_stride, j_stride) in matrices {
             for set in InstructionSet::available() {
                 let mut y = vec![f32::NAN; rows * columns];
                 with_scratch(|scratch| {
                     let strip = scratch.strips.as_mut_slice();
-                    let space = SumStorage::Result(&mut y);
+                    let storage = SumStorage::Result(&mut y);
                     let factors = RowProduct { set, row_count: rows, left: &x[..], matrix };
-                    multiply_rows(factors, strip, space, |_, _, _| {});
+                    multiply_rows(factors, strip, storage, |_, _, _| {});
                 });
                 for (index, y) in y.iter().enumerate() {
-                    let (i, j) = (index / columns, index % columns);
+                    let i = index / columns;
+                    let j = index % columns;
                     let right = |k: usize| w[k * k_stride + j * j_stride];
                     let expected = define(depth, None, |k| x[i * depth + k], right);
                     assert_eq!(y.to_bits(), expected.to_bits(), "{set:?} at ({i}, {j})");
@@ -79,14 +83,16 @@ fn rows_by_packed_matrix_is_the_definition() {
 #[test]
 fn outer_product_is_the_definition_and_continues_where_it_stopped() {
     for (left_width, right_width, rows) in SHAPES {
-        let (left, right) = (floats(rows * left_width, 1), floats(rows * right_width, 2));
+        let left = floats(rows * left_width, 1);
+        let right = floats(rows * right_width, 2);
         for set in InstructionSet::available() {
             for thread_count in 1..=2 {
                 let threads = Threads::new(thread_count).expect("two threads");
                 let mut result = vec![f32::NAN; left_width * right_width];
                 let mut sums = vec![f32::NAN; left_width];
                 for accumulate in [Accumulate::Start, Accumulate::Add] {
-                    let (left, right) = (&left[..], &right[..]);
+                    let left = &left[..];
+                    let right = &right[..];
                     let operands =
                         OuterProduct { rows, left, left_width, right, right_width, accumulate };
                     outer_product(set, &threads, operands, &mut result, Some(&mut sums));
@@ -95,7 +101,8 @@ fn outer_product_is_the_definition_and_continues_where_it_stopped() {
                     define(rows, Some(define(rows, None, left, right)), left, right)
                 };
                 for (index, found) in result.iter().enumerate() {
-                    let (i, j) = (index / right_width, index % right_width);
+                    let i = index / right_width;
+                    let j = index % right_width;
                     let factor = |k: usize| left[k * left_width + i];
                     let expected = twice(&factor, &|k| right[k * right_width + j]);
                     assert_eq!(found.to_bits(), expected.to_bits(), "{set:?} at ({i}, {j})");

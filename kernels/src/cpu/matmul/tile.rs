@@ -18,7 +18,7 @@ use prefetch::Prefetcher;
 
 /// Rows of the left factor that are packed together: a vector for each factor.
 pub(crate) const STRIP: usize = LANES;
-/// Rows of a tile.
+/// Rows of a tile: half a strip.
 const ROWS: usize = STRIP / 2;
 
 /// A tile: half a strip, one panel, and where the sums go.
@@ -33,8 +33,8 @@ struct Tile<'a> {
     stride: usize,
     /// Whether to add to what is there.
     add: bool,
-    /// Lines to be fetched meanwhile.
-    fetcher: &'a mut Prefetcher,
+    /// The lines to be prefetched meanwhile.
+    prefetcher: &'a mut Prefetcher,
 }
 
 /// Sums [`ROWS`] rows by as many vectors as the panel is wide.
@@ -81,7 +81,7 @@ pub(crate) fn multiply_strip(
     depth: usize,
     strip: &[f32],
     panels: Panels<'_>,
-    ahead: PrefetchRange,
+    prefetch_range: PrefetchRange,
     product: ProductStrip<'_>,
 ) {
     if product.rows == 0 || depth == 0 || product.columns == 0 {
@@ -92,11 +92,12 @@ pub(crate) fn multiply_strip(
     assert!(panels.start + depth <= panels.rows);
     assert!(panels.floats.len() >= panels.rows * padded(product.columns));
     assert!(product.floats.len() >= (product.rows - 1) * product.stride + product.columns);
-    by_panels(set, depth, strip, panels, ahead, product);
+    by_panels(set, depth, strip, panels, prefetch_range, product);
 }
 
 dispatch!(fn by_panels(
-    depth: usize, strip: &[f32], panels: Panels<'_>, ahead: PrefetchRange, product: ProductStrip<'_>,
+    depth: usize, strip: &[f32], panels: Panels<'_>, prefetch_range: PrefetchRange,
+    product: ProductStrip<'_>,
 ) = by_panels_lanes);
 
 #[inline(always)]
@@ -104,20 +105,20 @@ fn by_panels_lanes<K: TileKernel>(
     depth: usize,
     strip: &[f32],
     panels: Panels<'_>,
-    ahead: PrefetchRange,
+    prefetch_range: PrefetchRange,
     mut product: ProductStrip<'_>,
 ) {
     let panel_count = product.columns.div_ceil(PANEL);
     for (index, first) in (0..product.columns).step_by(PANEL).enumerate() {
         let width = PANEL.min(product.columns - first);
         let panel = &panels.floats[first * panels.rows + panels.start * padded(width)..];
-        let mut fetcher = ahead.share(index, panel_count);
+        let mut prefetcher = prefetch_range.share(index, panel_count);
         for row in (0..product.rows).step_by(ROWS) {
             // SAFETY: `multiply_strip` checked every bound.
             unsafe {
                 let left = strip.as_ptr().add(row);
                 let operands = TileOperands { depth, left, panel: panel.as_ptr(), width };
-                one_tile::<K>(operands, &mut fetcher, &mut product, (row, first));
+                one_tile::<K>(operands, &mut prefetcher, &mut product, (row, first));
             }
         }
     }
@@ -139,7 +140,7 @@ struct TileOperands {
 #[inline(always)]
 unsafe fn one_tile<K: TileKernel>(
     operands: TileOperands,
-    fetcher: &mut Prefetcher,
+    prefetcher: &mut Prefetcher,
     product: &mut ProductStrip<'_>,
     (row, first): (usize, usize),
 ) {
@@ -153,8 +154,8 @@ unsafe fn one_tile<K: TileKernel>(
     } else {
         (edge.as_mut_ptr(), PANEL, false)
     };
-    let tile = Tile { depth, left, panel, to, stride, add, fetcher };
-    // SAFETY: the caller's promise; an edge holds a whole tile.
+    let tile = Tile { depth, left, panel, to, stride, add, prefetcher };
+    // SAFETY: as the caller promises; an edge holds a whole tile.
     unsafe {
         match padded(width) / LANES {
             1 => K::sum::<1>(tile),

@@ -1,4 +1,4 @@
-//! The operations of [`Backend`] on a device, each handed to the file that does it.
+//! The operations of [`Backend`] on a device, each called in the module that implements it.
 
 use std::ops::Range;
 
@@ -83,26 +83,26 @@ impl<D: Device> Backend for CudaBackend<D> {
     }
 
     fn export_tensor(&self, from: BufferView<'_, CudaBuffer<D>>) -> TensorHandle {
-        let packed =
+        let staged =
             self.run_or(None, || staging::export_tensor(self, &self.staging_pools[0], &from));
-        packed.unwrap_or_else(|| self.download(from).into())
+        staged.unwrap_or_else(|| self.download(from).into())
     }
 
-    fn import_tensor(&self, parcel: TensorHandle, to: BufferViewMut<'_, CudaBuffer<D>>) {
-        if let Some(parcel) = self.run_or(None, || staging::import_tensor(self, parcel, &to)) {
-            self.upload(&parcel.into_floats(), to);
+    fn import_tensor(&self, tensor: TensorHandle, to: BufferViewMut<'_, CudaBuffer<D>>) {
+        if let Some(tensor) = self.run_or(None, || staging::import_tensor(self, tensor, &to)) {
+            self.upload(&tensor.into_floats(), to);
         }
     }
 
-    fn begin_upload(&self, parcel: TensorHandle) -> TensorHandle {
-        let TensorHandle::OnHost(numbers) = parcel else { return parcel };
+    fn begin_upload(&self, tensor: TensorHandle) -> TensorHandle {
+        let TensorHandle::OnHost(numbers) = tensor else { return tensor };
         let nothing = TensorHandle::from(Vec::new());
         self.run_or(nothing, || staging::begin_upload(self, &self.staging_pools[1], numbers))
     }
 
     fn begin_download(&self, from: &mut CudaBuffer<D>) -> HostFloats {
-        let carried = self.run_or(None, || download::begin_download(self, &self.downloads, from));
-        carried.unwrap_or_else(|| self.download(BufferView::new(from, 0..from.len())).into())
+        let pending = self.run_or(None, || download::begin_download(self, &self.downloads, from));
+        pending.unwrap_or_else(|| self.download(BufferView::new(from, 0..from.len())).into())
     }
 
     fn reserve_offload(&self, bytes: u64) -> Result<Option<CudaOffloadBuffer<D>>, AllocateError> {
@@ -112,19 +112,19 @@ impl<D: Device> Backend for CudaBackend<D> {
     fn offload(
         &self,
         parts: &mut [&mut CudaBuffer<D>],
-        away: &mut CudaOffloadBuffer<D>,
+        host: &mut CudaOffloadBuffer<D>,
         start: u64,
     ) {
-        self.run(|| offload::send(self, parts, away, start));
+        self.run(|| offload::offload(self, parts, host, start));
     }
 
     fn reload(
         &self,
-        away: &mut CudaOffloadBuffer<D>,
+        host: &mut CudaOffloadBuffer<D>,
         start: u64,
         parts: &mut [&mut CudaBuffer<D>],
     ) {
-        self.run(|| offload::reload(self, parts, away, start));
+        self.run(|| offload::reload(self, parts, host, start));
     }
 
     fn order_after_copies(&self, buffer: &mut CudaBuffer<D>) {
@@ -132,8 +132,8 @@ impl<D: Device> Backend for CudaBackend<D> {
     }
 
     fn allocate_matrix(&self, shape: MatrixShape) -> Result<CudaMatrix<D>, AllocateError> {
-        let form = self.buffer(ElementType::Row, shape.outputs * shape.inputs)?;
-        Ok(CudaMatrix { shape, weights: form })
+        let weights = self.buffer(ElementType::Row, shape.outputs * shape.inputs)?;
+        Ok(CudaMatrix { shape, weights })
     }
 
     fn load_matrix(&self, from: BufferView<'_, CudaBuffer<D>>, to: &mut CudaMatrix<D>) {
@@ -241,10 +241,10 @@ impl<D: Device> Backend for CudaBackend<D> {
         &self,
         shape: AttentionShape,
         angles: &CudaBuffer<D>,
-        turn: RotaryDirection,
+        direction: RotaryDirection,
         qkv: &mut CudaBuffer<D>,
     ) {
-        self.run(|| activation::rotate(self, shape, angles, turn, qkv));
+        self.run(|| activation::rotate(self, shape, angles, direction, qkv));
     }
 
     fn attention_forward(
@@ -332,7 +332,7 @@ impl<D: Device> Backend for CudaBackend<D> {
         log_sums: &mut CudaBuffer<D>,
     ) -> Loss {
         let lost = Loss::Ready(f64::NAN);
-        self.run_or(lost, || head::forward_later(self, x, matrix, targets, logits, log_sums))
+        self.run_or(lost, || head::forward_pending(self, x, matrix, targets, logits, log_sums))
     }
 
     fn head_backward_input(
@@ -383,7 +383,8 @@ impl<D: Device> Backend for CudaBackend<D> {
         candidate: &mut CudaBuffer<D>,
         matrices: &mut [MatrixPart<'_, CudaMatrix<D>>],
     ) {
-        let (runs, state) = (optimizer::run(range, numbers), UpdateState { w, m, v, g });
+        let runs = optimizer::run(range, numbers);
+        let state = UpdateState { w, m, v, g };
         let to = optimizer::CandidateTarget::Beside(candidate);
         self.run(|| optimizer::candidate(self, &runs, &state, &to, matrices));
     }

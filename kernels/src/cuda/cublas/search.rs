@@ -1,5 +1,5 @@
-//! The fastest that the library can do for a product, whatever bits it gives: what the algorithm that a
-//! product really gets is measured against. Nothing is kept of it.
+//! The fastest that the library can do for a product, whatever bits it gives: what the algorithm
+//! that a product really gets is measured against. Nothing is kept of it.
 
 use cudarc::cublaslt::sys;
 
@@ -12,8 +12,8 @@ use crate::cuda::error::DeviceFault;
 const TRIED_MAX: usize = 32;
 
 impl CublasProducts {
-    /// The seconds that the fastest of the library's algorithms takes, split sums among them, of `runs`
-    /// runs each.
+    /// The seconds that the fastest of the library's algorithms takes, split sums among them, of
+    /// `runs` runs each.
     pub(in crate::cuda) fn fastest_s(
         &self,
         device: &CudaDevice,
@@ -26,10 +26,10 @@ impl CublasProducts {
         for algorithm in self.all(&key, &plan)? {
             plan.algorithm = algorithm;
             let call = || {
-                let _alone = device.enter()?;
+                let _guard = device.enter()?;
                 self.call(&plan, product)
             };
-            // One that the library proposes and then refuses is none.
+            // An algorithm that the library proposes and then refuses is skipped.
             if call().is_err() {
                 continue;
             }

@@ -1,4 +1,5 @@
-//! A device as a benchmark sees it: a backend, and the time that work takes on the device's own clock.
+//! A device as a benchmark sees it: a backend, and the time that work takes on the device's own
+//! clock.
 
 use std::sync::Arc;
 
@@ -14,8 +15,8 @@ pub trait TimedDevice: Device {
     /// If the driver reports a fault of this or of anything before.
     fn seconds(&self, work: &mut dyn FnMut()) -> Result<f64, DeviceFault>;
 
-    /// The seconds of the fastest way there is to a product, of `runs` runs, whatever bits it gives. None
-    /// where there is one way only.
+    /// The seconds of the fastest algorithm there is for a product, of `runs` runs, whatever bits
+    /// it gives. None where there is one algorithm only.
     ///
     /// # Errors
     /// If the library reports an error.
@@ -51,7 +52,7 @@ pub struct TimingHarness<D: TimedDevice> {
 }
 
 impl<D: TimedDevice> TimingHarness<D> {
-    /// A stand where the fastest of `runs` runs counts.
+    /// A harness where the fastest of `runs` runs counts.
     #[must_use]
     pub fn new(device: Arc<D>, runs: u32) -> Self {
         Self { backend: CudaBackend::new(device.clone()), device, runs }
@@ -73,7 +74,8 @@ impl<D: TimedDevice> TimingHarness<D> {
         }
         self.backend.fault().map_or(Ok(best), Err)
     }
-    /// The seconds of the fastest way there is to a product. None where there is one way only.
+    /// The seconds of the fastest algorithm there is for a product. None where there is one
+    /// algorithm only.
     ///
     /// # Errors
     /// If the library reports an error.

@@ -23,7 +23,7 @@ use super::{ROWS, STRIP, Tile, TileKernel};
 impl TileKernel for Avx512 {
     #[inline(always)]
     unsafe fn sum<const VECTORS: usize>(tile: Tile<'_>) {
-        // SAFETY: the caller's promise.
+        // SAFETY: as the caller promises.
         unsafe {
             match VECTORS {
                 1 => sum_16(tile),
@@ -141,16 +141,17 @@ macro_rules! kernel {
                     );
                 }};
             }
-            let Tile { depth, mut left, mut panel, to, stride, add, fetcher } = tile;
+            let Tile { depth, mut left, mut panel, to, stride, add, prefetcher } = tile;
             let mut sums = [[_mm512_setzero_ps(); $vectors]; ROWS];
-            let (turns, fetches) = (depth / UNROLL, fetcher.left().div_ceil(ROWS));
-            // SAFETY: the caller's promise; a turn reads four of the factors that are there.
+            let turns = depth / UNROLL;
+            let fetches = prefetcher.lines_left().div_ceil(ROWS);
+            // SAFETY: as the caller promises; a turn reads four of the factors that are there.
             unsafe {
                 for row in 0..ROWS {
                     for vector in 0..$vectors {
                         fetch_product(to.wrapping_add(row * stride + vector * LANES));
                     }
-                    fetcher.fetch(fetches);
+                    prefetcher.fetch(fetches);
                     if turns >= ROWS {
                         run!(turn!($step), UNROLL, turns / ROWS, left, panel, sums);
                     }
@@ -199,7 +200,7 @@ unsafe fn store<const VECTORS: usize>(
 ) {
     for (row, sums) in sums.iter().enumerate() {
         for (vector, sum) in sums.iter().enumerate() {
-            // SAFETY: the caller's promise.
+            // SAFETY: as the caller promises.
             unsafe {
                 let to = to.add(row * stride + vector * LANES);
                 let total = if add { _mm512_add_ps(_mm512_loadu_ps(to), *sum) } else { *sum };

@@ -10,7 +10,7 @@ const QUARTER: usize = 4;
 impl TileKernel for super::super::super::lanes::Avx2 {
     #[inline(always)]
     unsafe fn sum<const VECTORS: usize>(tile: Tile<'_>) {
-        // SAFETY: the caller's promise.
+        // SAFETY: as the caller promises.
         unsafe { sum_lanes::<Self, VECTORS>(&tile) }
     }
 }
@@ -18,7 +18,7 @@ impl TileKernel for super::super::super::lanes::Avx2 {
 impl TileKernel for Portable {
     #[inline(always)]
     unsafe fn sum<const VECTORS: usize>(tile: Tile<'_>) {
-        // SAFETY: the caller's promise.
+        // SAFETY: as the caller promises.
         unsafe { sum_lanes::<Self, VECTORS>(&tile) }
     }
 }
@@ -29,7 +29,7 @@ impl TileKernel for Portable {
 unsafe fn sum_lanes<L: Lanes, const VECTORS: usize>(tile: &Tile<'_>) {
     for first in (0..ROWS).step_by(QUARTER) {
         for vector in 0..VECTORS {
-            // SAFETY: the caller's promise.
+            // SAFETY: as the caller promises.
             unsafe { sum_quarter::<L, VECTORS>(tile, first, vector) };
         }
     }
@@ -46,7 +46,7 @@ unsafe fn sum_quarter<L: Lanes, const VECTORS: usize>(
     vector: usize,
 ) {
     let mut sums = [L::splat(0.0); QUARTER];
-    // SAFETY: the caller's promise.
+    // SAFETY: as the caller promises.
     unsafe {
         let mut left = tile.left.add(first);
         let mut panel = tile.panel.add(vector * LANES);

@@ -30,39 +30,40 @@ impl PrefetchRange {
     /// The share of panel `panel` of `panel_count`.
     pub(super) fn share(&self, panel: usize, panel_count: usize) -> Prefetcher {
         let lines = self.rows * self.lines_per_row;
-        let (first, end) = (lines * panel / panel_count, lines * (panel + 1) / panel_count);
+        let first = lines * panel / panel_count;
+        let end = lines * (panel + 1) / panel_count;
         let (row, column) = match self.lines_per_row {
             0 => (0, 0),
             lines => (first / lines, first % lines),
         };
-        Prefetcher { ahead: *self, row, column, left: end - first }
+        Prefetcher { range: *self, row, column, lines_left: end - first }
     }
 }
 
-/// Lines still to be fetched.
+/// The lines of a range that are still to be fetched.
 pub(super) struct Prefetcher {
-    ahead: PrefetchRange,
+    range: PrefetchRange,
     row: usize,
     column: usize,
-    left: usize,
+    lines_left: usize,
 }
 
 impl Prefetcher {
-    pub(super) fn left(&self) -> usize {
-        self.left
+    pub(super) fn lines_left(&self) -> usize {
+        self.lines_left
     }
 
     /// Fetches up to `count` lines into the second-level cache.
     #[inline(always)]
     pub(super) fn fetch(&mut self, count: usize) {
-        for _ in 0..count.min(self.left) {
-            let offset = self.row * self.ahead.stride + self.column * LANES;
-            fetch_line::<false>(self.ahead.start.wrapping_add(offset));
+        for _ in 0..count.min(self.lines_left) {
+            let offset = self.row * self.range.stride + self.column * LANES;
+            fetch_line::<false>(self.range.start.wrapping_add(offset));
             self.column += 1;
-            if self.column == self.ahead.lines_per_row {
+            if self.column == self.range.lines_per_row {
                 (self.row, self.column) = (self.row + 1, 0);
             }
-            self.left -= 1;
+            self.lines_left -= 1;
         }
     }
 }
