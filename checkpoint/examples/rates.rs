@@ -7,8 +7,8 @@
 //! turns, so that a disk whose rate drifts is the same for both; medians are printed.
 //!
 //! Beside the rates of pieces stands the processor time of this process, in programs and in the
-//! system, per GiB: what a training on the same machine loses. It is read from `/proc/self/stat`, and
-//! missing where there is none. What the system does later in threads of its own is not in it.
+//! system, per GiB: what a training on the same machine loses. It is read from `/proc/self/stat`,
+//! and missing where there is none. What the system does later in threads of its own is not in it.
 
 use std::error::Error;
 use std::fs::{self, File};
@@ -45,7 +45,8 @@ fn appends(folder: &Path) -> Result<(), Box<dyn Error>> {
     let mut log = SledLog::open(Arc::new(RealFileSystem), &folder.join("log"))?;
     let mut file = File::create(folder.join("plain"))?;
     let record = noise(1, RECORD_BYTES);
-    let (mut plain, mut ours) = (Vec::new(), Vec::new());
+    let mut plain = Vec::new();
+    let mut ours = Vec::new();
     for number in 0..RECORDS {
         plain.push(timed(|| Ok(file.write_all(&record).and_then(|()| file.sync_data())?))?);
         ours.push(timed(|| Ok(log.append(std::slice::from_ref(&record))?))?);
@@ -54,7 +55,8 @@ fn appends(folder: &Path) -> Result<(), Box<dyn Error>> {
         }
     }
     let worst = |times: &mut Vec<Duration>| times[times.len() * 99 / 100];
-    let (plain_middle, ours_middle) = (median(&mut plain), median(&mut ours));
+    let plain_middle = median(&mut plain);
+    let ours_middle = median(&mut ours);
     println!("append of {RECORD_BYTES} bytes, {RECORDS} times, median and 99th of 100:");
     println!("  bare fdatasync  {plain_middle:>10.1?} {:>10.1?}", worst(&mut plain));
     println!("  log             {ours_middle:>10.1?} {:>10.1?}", worst(&mut ours));
@@ -65,9 +67,11 @@ fn appends(folder: &Path) -> Result<(), Box<dyn Error>> {
 fn pieces(folder: &Path) -> Result<(), Box<dyn Error>> {
     let store_folder = folder.join("store");
     let store = SledStore::open(Arc::new(RealFileSystem), &store_folder)?;
-    let (mut plain, mut ours) = (WorkTimes::default(), WorkTimes::default());
-    let (mut hashes, mut again, mut reads) =
-        (WorkTimes::default(), WorkTimes::default(), WorkTimes::default());
+    let mut plain = WorkTimes::default();
+    let mut ours = WorkTimes::default();
+    let mut hashes = WorkTimes::default();
+    let mut rewrites = WorkTimes::default();
+    let mut reads = WorkTimes::default();
     for number in 0..PIECES {
         let bytes = noise(u64::from(number) + 2, PIECE_BYTES);
         let path = folder.join(format!("plain-{number}"));
@@ -95,7 +99,7 @@ fn pieces(folder: &Path) -> Result<(), Box<dyn Error>> {
             }
             Ok(())
         })?;
-        again.measure(|| Ok(store.put(name, &bytes).map(drop)?))?;
+        rewrites.measure(|| Ok(store.put(name, &bytes).map(drop)?))?;
     }
     println!(
         "pieces of {} MiB, {PIECES} times, median, and all their processor time:",
@@ -105,13 +109,14 @@ fn pieces(folder: &Path) -> Result<(), Box<dyn Error>> {
     hashes.print("hashing alone");
     ours.print("put");
     reads.print("chunks, after put");
-    again.print("put of what is there");
-    let (plain, ours) = (plain.rate(), ours.rate());
+    rewrites.print("put of what is there");
+    let plain = plain.rate();
+    let ours = ours.rate();
     println!("  put against bare     {:>8.0} %", 100.0 * ours / plain);
     Ok(())
 }
 
-/// What one kind of work on a piece took, each time.
+/// How long one kind of work on a piece took, each time.
 #[derive(Default)]
 struct WorkTimes {
     times: Vec<Duration>,
@@ -136,19 +141,20 @@ impl WorkTimes {
         (PIECE_BYTES >> 20) as f64 / median(&mut self.times).as_secs_f64()
     }
 
-    fn print(&mut self, what: &str) {
+    fn print(&mut self, name: &str) {
         let gib = (PIECE_BYTES * self.times.len()) as f64 / f64::from(1 << 30);
         let processor = self.processor.map_or(String::new(), |processor| {
             format!(", {:.2} s of a processor per GiB", processor.as_secs_f64() / gib)
         });
-        println!("  {what:<20} {:>8.0} MiB/s{processor}", self.rate());
+        println!("  {name:<20} {:>8.0} MiB/s{processor}", self.rate());
     }
 }
 
-/// What this process took of the processors until now, in programs and in the system.
+/// The processor time of this process until now, in programs and in the system.
 fn processor_time() -> Option<Duration> {
     let stat = fs::read_to_string("/proc/self/stat").ok()?;
-    // Behind the name, which may hold anything: the state is the 3rd field, utime the 14th, stime the 15th.
+    // Behind the name, which may hold anything: the state is the 3rd field, utime the 14th, stime
+    // the 15th.
     let (_, fields) = stat.rsplit_once(')')?;
     let ticks = fields.split_ascii_whitespace().skip(14 - 3).take(2);
     let ticks: u64 = ticks.map(|field| field.parse::<u64>().ok()).sum::<Option<u64>>()?;

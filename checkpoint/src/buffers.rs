@@ -1,7 +1,7 @@
 //! Buffers for chunks, aligned as O_DIRECT requires, and used again and again.
 //!
 //! A fresh buffer is a thousand pages that the system has to find and to clear while a piece is
-//! written, which costs more than to fill them. So a few are kept.
+//! written, which costs more than to fill them. So a few are kept for the next piece.
 
 use std::io;
 use std::mem;
@@ -10,36 +10,37 @@ use std::sync::{Mutex, MutexGuard};
 use crate::files::DIRECT_BYTES;
 use crate::names::CHUNK_BYTES;
 
-/// Buffers that are kept while nobody uses them: one for the piece that is written, one for a
+/// Buffers that are kept while no thread uses them: one for the piece that is written, one for a
 /// chunk that arrives beside it. A writer that finds none makes one, so no writer waits.
 const IDLE_MAX: usize = 2;
 
 /// The buffers of a store.
 #[derive(Debug, Default)]
 pub(crate) struct Buffers {
-    /// At most [`IDLE_MAX`]. Held only to take one or to lay one back.
+    /// At most [`IDLE_MAX`]. Locked only to take one or to return one.
     idle: Mutex<Vec<Vec<u8>>>,
 }
 
-/// Room for one chunk, which begins at a multiple of [`DIRECT_BYTES`] in memory. It goes back when
-/// it is dropped.
+/// Memory for one chunk, which begins at a multiple of [`DIRECT_BYTES`]. It is returned to its
+/// [`Buffers`] when it is dropped.
 #[derive(Debug)]
 pub(crate) struct ChunkBuffer<'a> {
     buffers: &'a Buffers,
-    /// Longer than a chunk, so that an aligned place for one is within. It never grows, as it would move.
+    /// Longer than a chunk, so that an aligned place for one is within. It never grows, as it would
+    /// move.
     memory: Vec<u8>,
     start: usize,
     length: usize,
 }
 
 impl Buffers {
-    /// An empty buffer.
+    /// Takes an idle buffer, or makes one if there is none. It is empty.
     pub(crate) fn take(&self) -> ChunkBuffer<'_> {
         let idle = self.idle().pop();
-        let room = idle.unwrap_or_else(|| vec![0; CHUNK_BYTES + DIRECT_BYTES]);
-        let address = room.as_ptr().addr();
+        let memory = idle.unwrap_or_else(|| vec![0; CHUNK_BYTES + DIRECT_BYTES]);
+        let address = memory.as_ptr().addr();
         let start = address.next_multiple_of(DIRECT_BYTES) - address;
-        ChunkBuffer { buffers: self, memory: room, start, length: 0 }
+        ChunkBuffer { buffers: self, memory, start, length: 0 }
     }
 
     fn idle(&self) -> MutexGuard<'_, Vec<Vec<u8>>> {

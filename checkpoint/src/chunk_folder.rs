@@ -41,18 +41,18 @@ pub(crate) struct ChunkFolder {
     folder: PathBuf,
     temporaries: AtomicU64,
     direct: DirectWrites,
-    /// Which folders may hold names that are not durable. Held only to look and to note.
+    /// Which folders may hold names that are not durable. Locked only to read or to record that.
     entries: Mutex<Vec<FolderSyncState>>,
 }
 
-/// Changes to a folder's entries, counted.
+/// How many changes to a folder's entries there were, and up to which of them it was synced.
 #[derive(Clone, Copy, Debug)]
 struct FolderSyncState {
     changed: u64,
     synced: u64,
 }
 
-/// What is at the place of a chunk.
+/// What lies at the path of a chunk.
 #[derive(Debug)]
 pub(crate) enum ChunkContent {
     /// A file whose bytes have the hash in its name.
@@ -69,7 +69,7 @@ pub(crate) enum ChunkContent {
     Nothing,
 }
 
-/// What is at the place of a chunk, beside the bytes that it should hold.
+/// What lies at the path of a chunk, compared with the bytes that it should hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ChunkComparison {
     /// A file that holds them.
@@ -84,12 +84,12 @@ pub(crate) enum ChunkComparison {
 pub(crate) struct ChunkListing {
     /// Chunks that have a file.
     pub(crate) chunks: BTreeSet<ChunkHash>,
-    /// What is not ours, by path.
-    pub(crate) oddities: Vec<StrayEntry>,
+    /// What is not the store's, by path.
+    pub(crate) stray_entries: Vec<StrayEntry>,
 }
 
 impl ChunkFolder {
-    /// Opens the chunks in `folder`. What a crash left half written goes.
+    /// Opens the chunks in `folder`. Removes what a crash left half written.
     pub(crate) fn open(files: Arc<dyn FileSystem>, folder: &Path) -> Result<Self, FileFault> {
         let entries = vec![FolderSyncState { changed: 1, synced: 0 }; SPREAD];
         let chunks = Self {
@@ -108,7 +108,7 @@ impl ChunkFolder {
         Ok(chunks)
     }
 
-    /// Reads what is at the place of a chunk.
+    /// Reads what lies at the path of a chunk.
     pub(crate) fn read(&self, hash: ChunkHash) -> ChunkContent {
         let path = self.path(hash);
         match self.files.read(&path, CHUNK_BYTES as u64) {
@@ -136,7 +136,7 @@ impl ChunkFolder {
         }
     }
 
-    /// What is at the place of a chunk whose bytes are at hand. They are compared, not hashed.
+    /// Compares what lies at the path of a chunk with its bytes, which are not hashed.
     pub(crate) fn compare(&self, hash: ChunkHash, bytes: &[u8]) -> ChunkComparison {
         match self.files.read(&self.path(hash), bytes.len() as u64) {
             Ok(found) if found == bytes => ChunkComparison::Same,
@@ -165,7 +165,7 @@ impl ChunkFolder {
         Ok(())
     }
 
-    /// Removes a chunk's file. Says whether there was one.
+    /// Removes a chunk's file. Returns whether there was one.
     pub(crate) fn remove(&self, hash: ChunkHash) -> Result<bool, FileFault> {
         let path = self.path(hash);
         match self.files.remove(&path) {
@@ -175,7 +175,7 @@ impl ChunkFolder {
         }
     }
 
-    /// All that is there.
+    /// Lists the chunks that have a file, and the stray entries.
     pub(crate) fn list(&self) -> Result<ChunkListing, FileFault> {
         let mut listing = ChunkListing::default();
         for entry in self.entries_of(&self.folder.join(CHUNKS))? {
@@ -183,7 +183,7 @@ impl ChunkFolder {
             if spread_number(&entry.name).is_some() && entry.kind == EntryKind::Folder {
                 self.list_spread(&entry.name, &path, &mut listing)?;
             } else {
-                listing.oddities.push(StrayEntry { path, kind: StrayKind::Foreign });
+                listing.stray_entries.push(StrayEntry { path, kind: StrayKind::Foreign });
             }
         }
         for (folder, kind) in [(DAMAGED, StrayKind::PutAside), (TEMPORARY, StrayKind::Foreign)] {
@@ -197,11 +197,11 @@ impl ChunkFolder {
                 }
                 let kind = if is_ours { kind } else { StrayKind::Foreign };
                 listing
-                    .oddities
+                    .stray_entries
                     .push(StrayEntry { path: Path::new(folder).join(entry.name), kind });
             }
         }
-        listing.oddities.sort();
+        listing.stray_entries.sort();
         Ok(listing)
     }
 
@@ -219,15 +219,15 @@ impl ChunkFolder {
         for entry in self.entries_of(&self.folder.join(path))? {
             let hash = ChunkHash::parse(&entry.name).ok();
             let hash = hash.filter(|_| entry.name.starts_with(spread));
-            let odd = |kind| StrayEntry { path: path.join(&entry.name), kind };
+            let stray = |kind| StrayEntry { path: path.join(&entry.name), kind };
             match (hash, entry.kind) {
                 (Some(hash), EntryKind::File { .. }) => {
                     listing.chunks.insert(hash);
                 }
                 (Some(_), EntryKind::Folder | EntryKind::Link | EntryKind::Special) => {
-                    listing.oddities.push(odd(StrayKind::NotAFile));
+                    listing.stray_entries.push(stray(StrayKind::NotAFile));
                 }
-                (None, _) => listing.oddities.push(odd(StrayKind::Foreign)),
+                (None, _) => listing.stray_entries.push(stray(StrayKind::Foreign)),
             }
         }
         Ok(())
@@ -244,13 +244,13 @@ impl ChunkFolder {
     fn create_spread(&self) -> Result<(), FileFault> {
         let path = self.folder.join(CHUNKS);
         let entries = self.entries_of(&path)?;
-        let there: BTreeSet<u8> = entries
+        let present: BTreeSet<u8> = entries
             .iter()
             .filter(|entry| entry.kind == EntryKind::Folder)
             .filter_map(|entry| spread_number(&entry.name))
             .collect();
         for number in 0..=u8::MAX {
-            if !there.contains(&number) {
+            if !present.contains(&number) {
                 self.create_folder(&self.spread(number))?;
             }
         }

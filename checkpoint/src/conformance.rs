@@ -2,13 +2,13 @@
 //! line.
 //!
 //! ```text
-//! zbelastic_checkpoint::log_conformance!(memory, MemoryLogPlace::default);
-//! zbelastic_checkpoint::store_conformance!(memory, MemoryStorePlace::default);
+//! zbelastic_checkpoint::log_conformance!(memory, MemoryLogFixture::default);
+//! zbelastic_checkpoint::store_conformance!(memory, MemoryStoreFixture::default);
 //! ```
 //!
-//! A place is where a log or a store lies. It is opened, closed and opened again by the cases; what
-//! lies in memory alone is handed back as it is. What happens when a medium fails or the power goes
-//! is not here: it depends on the medium.
+//! A fixture opens a log or a store. The cases open it, close it and open it again; what lies in
+//! memory alone is returned as it is. What happens when a medium fails or the power goes is not
+//! here: it depends on the medium.
 
 mod log;
 mod pieces;
@@ -27,7 +27,7 @@ pub use pieces::*;
 pub use removals::*;
 pub use transfers::*;
 
-/// Where a log lies.
+/// Opens a log for the cases of the suite.
 pub trait LogFixture {
     /// Type of the log under test.
     type Log: RecordLog;
@@ -36,7 +36,7 @@ pub trait LogFixture {
     fn open(&mut self, before: Option<Self::Log>) -> Self::Log;
 }
 
-/// Where a store lies.
+/// Opens a store for the cases of the suite.
 pub trait StoreFixture {
     /// Type of the store under test.
     type Store: CheckpointStore;
@@ -79,7 +79,7 @@ fn noise(seed: u64, length: usize) -> Vec<u8> {
     bytes
 }
 
-/// Instantiates the suite of logs: a module of tests over the place that `$make` yields.
+/// Instantiates the suite of logs: a module of tests over the fixture that `$make` yields.
 #[macro_export]
 macro_rules! log_conformance {
     ($name:ident, $make:expr) => {
@@ -109,7 +109,7 @@ macro_rules! log_conformance {
     };
 }
 
-/// Instantiates the suite of stores: a module of tests over the place that `$make` yields.
+/// Instantiates the suite of stores: a module of tests over the fixture that `$make` yields.
 #[macro_export]
 macro_rules! store_conformance {
     ($name:ident, $make:expr) => {

@@ -1,13 +1,14 @@
-//! Writing a file's bytes past the page cache (O_DIRECT), where the file system takes that.
+//! Writing a file's bytes past the page cache (O_DIRECT), where the file system supports that.
 //!
-//! Nobody reads a chunk soon after it was written, so its way through the page cache is lost work:
-//! every byte is copied into a page that was looked for first, beside a training that needs the
+//! A chunk is not read soon after it was written, so copying it to the page cache is lost work:
+//! every byte is copied into a page that has to be found first, beside a training that needs the
 //! processor and the memory. With O_DIRECT the medium fetches the bytes from where they are.
 //!
-//! What goes directly is whole blocks of [`DIRECT_BYTES`]; what is left behind the last of them goes
-//! through the cache, by another handle of the same file. The two never touch the same block. Not
-//! every file system takes O_DIRECT, and one that does not returns an error when a file is opened or
-//! written. Then that file is written through the cache from there on, and all that come after it.
+//! What goes directly is whole blocks of [`DIRECT_BYTES`]; what is left behind the last of them
+//! goes through the cache, by another handle of the same file. The two never touch the same block.
+//! Not every file system supports O_DIRECT, and one that does not returns an error when a file is
+//! opened or written. Then that file is written through the cache from there on, and all that come
+//! after it.
 
 use std::io;
 use std::path::Path;
@@ -17,7 +18,7 @@ use crate::buffers::ChunkBuffer;
 use crate::error::{FileFault, FileOperation};
 use crate::files::{DIRECT_BYTES, FileSystem, OpenFile, write_all};
 
-/// Whether the file system of a store takes direct writes, as far as is known.
+/// Whether the file system of a store supports direct writes, as far as is known.
 #[derive(Debug, Default)]
 pub(crate) struct DirectWrites {
     /// Set by the first refusal, until the store is opened again.
@@ -25,8 +26,8 @@ pub(crate) struct DirectWrites {
 }
 
 impl DirectWrites {
-    /// Writes a chunk into the empty file that lies at `path` and is open as `file`. Nothing of it is
-    /// durable before `file` was synced.
+    /// Writes a chunk into the empty file that lies at `path` and is open as `file`. Nothing of it
+    /// is durable before `file` was synced.
     pub(crate) fn write(
         &self,
         files: &dyn FileSystem,
@@ -81,8 +82,8 @@ const fn direct_end(length: usize) -> usize {
     length - length % DIRECT_BYTES
 }
 
-/// Whether this is the error of a file system that does not take O_DIRECT, or not of such blocks:
-/// EINVAL or EOPNOTSUPP. If it has another cause, writing through the cache will show it.
+/// Whether this is the error of a file system that does not support O_DIRECT, or not of such
+/// blocks: EINVAL or EOPNOTSUPP. If it has another cause, writing through the cache will show it.
 fn is_refusal(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::InvalidInput | io::ErrorKind::Unsupported)
 }
@@ -102,7 +103,7 @@ mod tests {
 
     #[test]
     #[cfg(target_os = "linux")]
-    fn what_the_system_says_is_understood() {
+    fn errors_of_the_system_are_distinguished() {
         let check = |code, expected| {
             let error = io::Error::from_raw_os_error(code);
             assert_eq!(is_refusal(&error), expected, "{error}");

@@ -1,4 +1,4 @@
-//! What can go wrong, with the path and the operation.
+//! The errors of this package, with the path and the operation.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -8,18 +8,18 @@ use thiserror::Error;
 use crate::manifest::ManifestFault;
 use crate::names::{ChunkDamage, ChunkHash, PieceName, PieceRecordFault};
 
-/// What was done to a file.
+/// An operation on a file or folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FileOperation {
-    /// Looking at what is there.
+    /// Reading the kind of what lies at a path.
     Look,
-    /// Listing a folder.
+    /// Listing the entries of a folder.
     List,
-    /// Making a folder.
+    /// Making a new folder.
     CreateFolder,
-    /// Making a file.
+    /// Making a new, empty file.
     Create,
-    /// Opening a file.
+    /// Opening a file that exists.
     Open,
     /// Opening a file for writing past the page cache (O_DIRECT).
     OpenDirect,
@@ -35,9 +35,9 @@ pub enum FileOperation {
     SyncFolder,
     /// Giving a file another name.
     Rename,
-    /// Removing a file.
+    /// Removing a file by its name.
     Remove,
-    /// Locking a file.
+    /// Locking a file for this process.
     Lock,
 }
 
@@ -116,12 +116,13 @@ pub enum DatabaseFault {
         /// Path of the file that is missing or empty.
         file: PathBuf,
     },
-    /// What is there ends before what was acknowledged: it was damaged, or an older copy put back.
+    /// The database ends before what was acknowledged: it was damaged, or an older copy was
+    /// restored.
     #[error("the database ends at {found}, but {acknowledged} was acknowledged")]
     WentBack {
-        /// Up to where it was written, and synced.
+        /// The number of the last batch that was written and synced.
         acknowledged: u64,
-        /// Up to where it is there.
+        /// The number of the last batch that is there.
         found: u64,
     },
     /// Something that is not of the database lies in the folder.
@@ -130,8 +131,11 @@ pub enum DatabaseFault {
         /// Path of the file or folder that does not belong there.
         path: PathBuf,
     },
-    /// Another has it open, in this process or in another one.
-    #[error("{} is held by another; end what runs on this folder, then try again", file.display())]
+    /// It is open already, in this process or in another one.
+    #[error(
+        "{} is locked by another process or handle; end what runs on this folder, then try again",
+        file.display()
+    )]
     Held {
         /// The file with the lock.
         file: PathBuf,
@@ -139,7 +143,7 @@ pub enum DatabaseFault {
     /// A write failed before. What is on the medium is unknown until it is opened again.
     #[error("a write failed before, and nothing more is written")]
     Stopped,
-    /// A value that is none of ours.
+    /// A row that this program did not write, or that is damaged.
     #[error("the row {row} is not readable: {reason}")]
     BadRow {
         /// Its key in hexadecimal letters.
@@ -189,7 +193,7 @@ pub enum LogError {
     /// An operation on a file failed.
     #[error(transparent)]
     File(#[from] FileFault),
-    /// The database failed.
+    /// The database of the log failed.
     #[error("the log in {}: {fault}", folder.display())]
     Database {
         /// Path of the folder that failed.
@@ -242,7 +246,7 @@ pub enum CheckpointStoreError {
     /// An operation on a file failed.
     #[error(transparent)]
     File(#[from] FileFault),
-    /// The index failed.
+    /// The index of the store failed.
     #[error("the index in {}: {fault}", folder.display())]
     Index {
         /// Path of the folder that failed.
@@ -252,7 +256,7 @@ pub enum CheckpointStoreError {
         fault: DatabaseFault,
     },
     /// A sync failed before. Nothing is written until the store is opened again.
-    #[error("the store in {} failed before, and takes nothing more", folder.display())]
+    #[error("the store in {} failed before, and writes nothing more", folder.display())]
     Stopped {
         /// Path of the folder that failed.
         folder: PathBuf,
@@ -287,7 +291,7 @@ pub enum CheckpointStoreError {
         /// How many bytes are there.
         found_bytes: u64,
     },
-    /// Bytes that were handed in under another chunk's name.
+    /// Bytes that were passed in under another chunk's name.
     #[error("the bytes hash to {found}, they were announced as chunk {expected}")]
     WrongChunk {
         /// The name they came under.
@@ -301,7 +305,7 @@ pub enum CheckpointStoreError {
         /// Bytes that were passed in.
         found: usize,
     },
-    /// What a piece is read from failed while the piece was written.
+    /// The reader of a piece failed while the piece was written.
     #[error("{name} cannot be read to be written: {source}")]
     Source {
         /// Name of the piece.
@@ -329,9 +333,9 @@ impl CheckpointStoreError {
         if let Self::Index { fault, .. } = self { fault.is_damage() } else { false }
     }
 
-    /// Whether the disk or the user's share of it is full. If it was a chunk that found no room, the
-    /// store stays usable: what was written halfway is taken back. If it was the index, the store
-    /// has to be opened again when there is room.
+    /// Whether the disk or the user's share of it is full. If it was a chunk that did not fit, the
+    /// store stays usable: what was written halfway is removed. If it was the index, the store has
+    /// to be opened again when there is space.
     #[must_use]
     pub fn is_full(&self) -> bool {
         match self {

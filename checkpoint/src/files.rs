@@ -1,8 +1,8 @@
 //! The few operations on files that a store needs, each of which can fail on its own.
 //!
 //! All file operations of this package go through [`FileSystem`], but those that the database does
-//! inside. [`RealFileSystem`] is the system's; `faults` has one that fails on demand and one that is a
-//! whole disk in memory, with power cuts.
+//! inside. [`RealFileSystem`] is the system's; `faults` has one that fails on demand and one that
+//! is a whole disk in memory, with losses of power.
 //!
 //! No operation follows a link in the last part of a path, and only plain files are opened.
 
@@ -14,8 +14,8 @@ use std::path::Path;
 
 pub use real::RealFileSystem;
 
-/// What a direct write is made of: its place in the file, its length and its place in memory are
-/// multiples of it. Media and file systems in use require 512 or 4,096.
+/// The bytes of which a direct write's offset in the file, its length and its address in memory are
+/// multiples. Media and file systems in use require 512 or 4,096.
 pub const DIRECT_BYTES: usize = 4096;
 
 /// What lies at a path.
@@ -26,7 +26,7 @@ pub enum EntryKind {
         /// Length of the file in bytes.
         bytes: u64,
     },
-    /// A folder.
+    /// A folder, which may have entries.
     Folder,
     /// A link to somewhere else. It is never followed.
     Link,
@@ -43,7 +43,7 @@ pub struct FolderEntry {
     pub kind: EntryKind,
 }
 
-/// Operations on files.
+/// The operations on files that stores and logs use.
 pub trait FileSystem: Debug + Send + Sync {
     /// What lies at `path`, if anything does.
     ///
@@ -75,13 +75,13 @@ pub trait FileSystem: Debug + Send + Sync {
     /// If it is not there, no plain file, or the system refuses.
     fn open(&self, path: &Path) -> io::Result<Box<dyn OpenFile>>;
 
-    /// Opens a plain file for writing past the page cache (O_DIRECT), in blocks of [`DIRECT_BYTES`].
-    /// A later read finds what was written, in whatever way the file was opened.
+    /// Opens a plain file for writing past the page cache (O_DIRECT), in blocks of
+    /// [`DIRECT_BYTES`]. A later read finds what was written, in whatever way the file was opened.
     ///
     /// # Errors
-    /// [`io::ErrorKind::InvalidInput`] or [`io::ErrorKind::Unsupported`] if the file system does not
-    /// take it, which some report only when something is written. If it is not there, no plain file,
-    /// or the system refuses.
+    /// [`io::ErrorKind::InvalidInput`] or [`io::ErrorKind::Unsupported`] if the file system does
+    /// not support it, which some report only when something is written. If it is not there, no
+    /// plain file, or the system refuses.
     fn open_direct(&self, path: &Path) -> io::Result<Box<dyn OpenFile>>;
 
     /// The bytes of a plain file. [`io::ErrorKind::FileTooLarge`] if it has more than `bytes_max`,
@@ -97,7 +97,7 @@ pub trait FileSystem: Debug + Send + Sync {
     /// If the system refuses.
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
 
-    /// Removes a file.
+    /// Removes a file by its name.
     ///
     /// # Errors
     /// If it is not there or the system refuses.
@@ -118,15 +118,16 @@ pub trait OpenFile: Debug + Send {
     /// If none was written.
     fn write_some(&mut self, offset: u64, bytes: &[u8]) -> io::Result<usize>;
 
-    /// Waits until its bytes, and what is needed to find them, are on the medium, by whichever handle
-    /// they were written.
+    /// Waits until its bytes, and what is needed to find them, are on the medium, by whichever
+    /// handle they were written.
     ///
     /// # Errors
     /// If they may not be. To try again is no use: the system may have forgotten them.
     fn sync(&mut self) -> io::Result<()>;
 
-    /// Has the system drop what its cache holds of the file and need not write any more, so that what is read next
-    /// is what the medium has. After a sync that failed the cache may hold what was never written.
+    /// Has the system drop what its cache holds of the file and need not write any more, so that
+    /// the next read returns what the medium has. After a sync that failed the cache may hold what
+    /// was never written.
     ///
     /// # Errors
     /// If the system refuses.

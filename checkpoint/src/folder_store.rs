@@ -1,9 +1,9 @@
 //! A store of files beside an index: chunks in [`ChunkFolder`], what they make up in an [`Index`].
 //!
 //! The rule that everything rests on: **a record in the index names only chunks whose bytes and
-//! names are durable**. To write, chunks come before the record; to remove, the record goes before
-//! the chunks. `uses` makes the two exclude each other: a writer holds it shared from the first
-//! chunk it looks at to the record, a remover of files holds it exclusively.
+//! names are durable**. To write, chunks come before the record; to remove, the record is removed
+//! before the chunks. `uses` makes the two exclude each other: a writer locks it shared from the
+//! first chunk that it reads to the record, a remover of files locks it exclusively.
 
 mod writing;
 
@@ -51,7 +51,7 @@ pub struct FolderStore<I> {
 
 impl<I: Index> FolderStore<I> {
     /// Opens the store in `folder`, which is made if it is not there. Its parent must be there.
-    /// What a crash left half written goes; nothing else does.
+    /// What a crash left half written is removed, and nothing else.
     ///
     /// # Errors
     /// If it is damaged, has lost something, is another's or of another version. Nothing is made
@@ -64,7 +64,7 @@ impl<I: Index> FolderStore<I> {
         let path = folder.join(INDEX);
         let failed = |fault| CheckpointStoreError::Index { folder: path.clone(), fault };
         let chunks = ChunkFolder::open(Arc::clone(&files), folder)?;
-        // Chunks are written only beside an index. Looked at before an index is made.
+        // Chunks are written only beside an index. Checked before an index is made.
         if !I::is_there(&*files, &path).map_err(failed)? && !chunks.is_empty()? {
             return Err(failed(DatabaseFault::Lost { file: path.clone() }));
         }
@@ -102,7 +102,7 @@ impl<I: Index> FolderStore<I> {
         self.under_way.lock().expect("nothing panics under the lock")
     }
 
-    /// The right to write what uses chunks.
+    /// The lock for writing what uses chunks.
     fn writing(&self) -> Result<RwLockReadGuard<'_, ()>, CheckpointStoreError> {
         if self.has_failed.load(Ordering::Acquire) {
             return Err(CheckpointStoreError::Stopped { folder: self.folder.clone() });
@@ -110,7 +110,7 @@ impl<I: Index> FolderStore<I> {
         Ok(self.uses.read().expect("no removal panics"))
     }
 
-    /// After a sync that failed, the system may have forgotten what it was to write.
+    /// Stops the store after a sync that failed: the system may have dropped what it was to write.
     fn stop<T>(&self, result: Result<T, FileFault>) -> Result<T, CheckpointStoreError> {
         result.map_err(|fault| {
             self.has_failed.store(true, Ordering::Release);
@@ -176,7 +176,8 @@ impl<I: Index> CheckpointStore for FolderStore<I> {
         check_piece_length(name, length)?;
         let _writing = self.writing()?;
         let mut record = PieceRecord { length, chunks: Vec::new() };
-        let (mut written, mut unnamed) = (BTreeSet::new(), Vec::new());
+        let mut written = BTreeSet::new();
+        let mut unnamed = Vec::new();
         let mut chunk = self.buffers.take();
         for count in chunk_lengths(length) {
             chunk.fill(count, source).map_err(source_fault(name))?;
@@ -232,9 +233,9 @@ impl<I: Index> CheckpointStore for FolderStore<I> {
     }
 
     fn missing(&self, record: &PieceRecord) -> Result<Vec<ChunkHash>, CheckpointStoreError> {
-        let wanted: BTreeSet<ChunkHash> = record.chunks.iter().copied().collect();
+        let needed: BTreeSet<ChunkHash> = record.chunks.iter().copied().collect();
         let mut missing = Vec::new();
-        for hash in wanted {
+        for hash in needed {
             if self.chunks.length(hash)?.is_none() {
                 missing.push(hash);
             }

@@ -1,4 +1,4 @@
-//! The walk through a store. It holds no lock, so that nobody waits for it.
+//! Reads and checks a whole store. It holds no lock, so that no other thread waits for it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -26,11 +26,11 @@ pub(crate) fn verify<I: Index>(
     let failed = |fault| store.failed(fault);
     let before = index_rows::pieces(store.index()).map_err(failed)?;
     let listing = store.chunks().list()?;
-    let mut wanted = listing.chunks.clone();
-    wanted.extend(before.values().flat_map(|record| &record.chunks));
+    let mut to_read = listing.chunks.clone();
+    to_read.extend(before.values().flat_map(|record| &record.chunks));
     let mut found = BTreeMap::new();
     let mut bytes_read = 0;
-    for hash in wanted {
+    for hash in to_read {
         let health = chunk_health(store, hash);
         bytes_read += match health {
             ChunkHealth::Whole { bytes } | ChunkHealth::Damaged { bytes, .. } => bytes,
@@ -57,7 +57,13 @@ pub(crate) fn verify<I: Index>(
     let named: BTreeSet<&ChunkHash> = after.values().flat_map(|record| &record.chunks).collect();
     let unnamed = listing.chunks.iter().filter(|hash| !named.contains(hash)).copied().collect();
     let pieces = pieces.into_iter().map(|(name, health)| (*name, health)).collect();
-    Ok(Verification { manifests, pieces, unnamed, oddities: listing.oddities, bytes_read })
+    Ok(Verification {
+        manifests,
+        pieces,
+        unnamed,
+        stray_entries: listing.stray_entries,
+        bytes_read,
+    })
 }
 
 fn chunk_health<I: Index>(store: &FolderStore<I>, hash: ChunkHash) -> ChunkHealth {

@@ -5,8 +5,9 @@
 //!   M | run (8) | version (8)                            ->  1 | Manifest
 //! ```
 //!
-//! Rows `p` and `m`, without a run, are of program versions that knew one run, and are not read. Numbers in keys are big endian, so that rows are in the order of versions and layers. The byte 1
-//! is the version of the value; what follows is in postcard's form.
+//! Rows `p` and `m`, without a run, are of program versions that had one run, and are not read.
+//! Numbers in keys are big endian, so that rows are in the order of versions and layers. The byte 1
+//! is the version of the value; what follows is in postcard's format.
 
 use std::collections::BTreeMap;
 
@@ -80,7 +81,7 @@ pub(crate) fn manifest(
     index.value(&key)?.map(|value| checked_manifest(&key, &value)).transpose()
 }
 
-/// All manifests.
+/// The manifests of all versions.
 pub(crate) fn manifests(
     index: &impl Index,
 ) -> Result<BTreeMap<CheckpointId, Manifest>, DatabaseFault> {
@@ -95,7 +96,8 @@ fn name(key: &[u8]) -> Result<PieceName, DatabaseFault> {
         let (version, rest) = rest.split_first_chunk()?;
         let (layer, digest) = rest.split_first_chunk()?;
         let digest = digest.try_into().ok()?;
-        let (run, version) = (u64::from_be_bytes(*run), u64::from_be_bytes(*version));
+        let run = u64::from_be_bytes(*run);
+        let version = u64::from_be_bytes(*version);
         let version = CheckpointId { run: RunId(run), version: Step(version) };
         let layer = LayerId(u32::from_be_bytes(*layer));
         Some(PieceName { version, layer, digest: Digest(digest) })
@@ -126,7 +128,7 @@ fn decode<T: DeserializeOwned>(key: &[u8], value: &[u8]) -> Result<T, DatabaseFa
     match value.split_first() {
         Some((&ROW_VERSION, body)) => match postcard::take_from_bytes(body) {
             Ok((value, [])) => Ok(value),
-            Ok((_, _)) | Err(_) => Err(bad_row(key, "its value is not of the form")),
+            Ok((_, _)) | Err(_) => Err(bad_row(key, "its value is not of the format")),
         },
         Some(_) => Err(bad_row(key, "its value is of another version")),
         None => Err(bad_row(key, "it has no value")),

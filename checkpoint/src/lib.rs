@@ -1,12 +1,13 @@
-//! Checkpoints and logs that survive a power cut.
+//! Checkpoints and logs that survive a loss of power.
 //!
 //! Two things are kept: the records of a controller ([`RecordLog`]) and the pieces of checkpoints
-//! ([`CheckpointStore`]). Whatever a call acknowledged is on the medium when the call returns, and whatever
-//! is read back was checked against the hash it was written under. `docs/checkpoint-format.md` has
-//! the bytes, the invariants and the argument why a crash at any point breaks none of them.
+//! ([`CheckpointStore`]). Whatever a call acknowledged is on the medium when the call returns, and
+//! whatever is read back was checked against the hash it was written under.
+//! `docs/checkpoint-format.md` has the bytes, the invariants and the argument why a crash at any
+//! point breaks none of them.
 //!
 //! This package does not know what the bytes mean: a piece is a layer to others, and a name here.
-//! It reads no clock, starts no thread and talks to nobody. What may go is decided by
+//! It reads no clock, starts no thread and sends no message. What may be removed is decided by
 //! [`plan_removals`], a pure function.
 #![forbid(unsafe_code)]
 

@@ -1,8 +1,8 @@
 //! A node's folder: which process may use it, and which version of the program it belongs to.
 //!
-//! Two processes never share one: each open holds a lock of the system on the file `LOCK`, which
-//! goes with the process however it ends. A folder of a newer program is left alone. Nothing here
-//! makes a folder anew in the place of one that is damaged.
+//! Two processes never share one: each open holds a lock of the system on the file `LOCK`, which is
+//! released with the process however it ends. A folder of a newer program is left alone. Nothing
+//! here makes a folder anew in the place of one that is damaged.
 
 use std::fs::{DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{self, Read, Seek, Write};
@@ -15,9 +15,10 @@ use thiserror::Error;
 use crate::error::{FileFault, FileOperation};
 use crate::files::{EntryKind, FileSystem, RealFileSystem, write_all};
 
-/// The version of the folder's form. A program opens those up to its own.
+/// The version of the folder's format. A program opens those up to its own.
 pub const FORMAT_VERSION: u32 = 1;
-/// The first program that reads the form above. It is written into `VERSION`, and older programs print it.
+/// The first program that reads this version of the format. It is written into `VERSION`, and older
+/// programs print it.
 const PROGRAM_NEEDED: &str = env!("CARGO_PKG_VERSION");
 const LOCK: &str = "LOCK";
 const VERSION: &str = "VERSION";
@@ -47,7 +48,7 @@ pub enum FolderError {
         /// What lies at the path instead of a folder.
         found: EntryKind,
     },
-    /// Nothing may be read in it.
+    /// This user may not read in it.
     #[error("{} may not be read by this user (it belongs to user {owner})", path.display())]
     Unreadable {
         /// Path of the folder, or of a file in it.
@@ -55,7 +56,7 @@ pub enum FolderError {
         /// The number of the user it belongs to.
         owner: u32,
     },
-    /// Nothing may be written in it.
+    /// This user may not write in it.
     #[error("{} may not be written by this user (it belongs to user {owner})", path.display())]
     Unwritable {
         /// Path of the folder, or of a file in it.
@@ -63,7 +64,7 @@ pub enum FolderError {
         /// The number of the user it belongs to.
         owner: u32,
     },
-    /// The medium takes no writes.
+    /// The medium is read-only.
     #[error("{} lies on a medium that is read-only", path.display())]
     ReadOnly {
         /// Path of the folder, or of a file in it.
@@ -91,7 +92,7 @@ pub enum FolderError {
         needs: String,
     },
     /// Its version cannot be read.
-    #[error("{} does not tell a version: {reason}; the data is untouched", path.display())]
+    #[error("{} has no readable version: {reason}; the data is untouched", path.display())]
     BadVersion {
         /// The path of the file.
         path: PathBuf,
@@ -150,8 +151,8 @@ impl LockedFolder {
     /// If it cannot be used. What is in it stays as it is.
     pub fn open(path: &Path) -> Result<Self, FolderError> {
         make_folder(path)?;
-        let held = |error| refusal(path, FileOperation::List, error);
-        let entries = RealFileSystem.list(path).map_err(held)?;
+        let refused = |error| refusal(path, FileOperation::List, error);
+        let entries = RealFileSystem.list(path).map_err(refused)?;
         let is_new = !entries.iter().any(|entry| entry.name == VERSION);
         let ours = [LOCK, VERSION_NEW];
         let foreign = entries.iter().find(|entry| !ours.contains(&entry.name.as_str()));
@@ -163,7 +164,7 @@ impl LockedFolder {
             check_version(path)?;
         }
         let lock = lock(path)?;
-        if is_new && RealFileSystem.entry_kind(&path.join(VERSION)).map_err(held)?.is_none() {
+        if is_new && RealFileSystem.entry_kind(&path.join(VERSION)).map_err(refused)?.is_none() {
             write_version(path)?;
         }
         check_version(path)?;
@@ -259,7 +260,8 @@ fn lock(folder: &Path) -> Result<File, FolderError> {
 }
 
 fn write_version(folder: &Path) -> Result<(), FolderError> {
-    let (new, path) = (folder.join(VERSION_NEW), folder.join(VERSION));
+    let new = folder.join(VERSION_NEW);
+    let path = folder.join(VERSION);
     let text = format!("{TITLE} {FORMAT_VERSION} {PROGRAM_NEEDED} {}\n", env!("CARGO_PKG_VERSION"));
     let files = RealFileSystem;
     if files.entry_kind(&new).map_err(FileFault::of(FileOperation::Look, &new))?.is_some() {
@@ -289,7 +291,8 @@ fn check_version(folder: &Path) -> Result<(), FolderError> {
     let version = words.next().and_then(|word| word.parse::<u32>().ok());
     let version = version.ok_or_else(|| bad("its number is missing"))?;
     let mut word = || words.next().unwrap_or("unknown").to_owned();
-    let (needs, program) = (word(), word());
+    let needs = word();
+    let program = word();
     if version > FORMAT_VERSION {
         return Err(FolderError::Newer { path: folder.to_owned(), program, needs });
     }

@@ -22,8 +22,8 @@ pub trait RecordLog: Send {
     /// opened again: what a failed sync left on the medium cannot be known.
     fn append(&mut self, records: &[Vec<u8>]) -> Result<(), LogError>;
 
-    /// Forgets the records before the number `before`. When they go is of no importance: after a
-    /// crash some may be back.
+    /// Removes the records before the number `before`. It need not be durable: after a crash some
+    /// may be back.
     ///
     /// # Errors
     /// If `before` is beyond [`Self::next`], or the medium fails.

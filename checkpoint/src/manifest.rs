@@ -21,7 +21,7 @@ pub struct Manifest {
     pub version: CheckpointId,
     /// Its pieces, in the order of the layers, none left out.
     pub layers: Vec<PieceName>,
-    /// The effective configuration.
+    /// The effective configuration of the run, as a document.
     pub document: Vec<u8>,
     /// The hash of the data it was trained on.
     pub data: Digest,
@@ -64,13 +64,13 @@ pub enum ManifestFault {
     /// The document is too long.
     #[error("a document of {found} bytes, at most {DOCUMENT_BYTES_MAX}")]
     LongDocument {
-        /// Length in bytes.
+        /// Length of the document in bytes.
         found: usize,
     },
     /// The version of the program is too long.
     #[error("a program version of {found} bytes, at most {PROGRAM_BYTES_MAX}")]
     LongProgram {
-        /// Length in bytes.
+        /// Length of the program version in bytes.
         found: usize,
     },
 }
@@ -92,8 +92,11 @@ impl Manifest {
                 return Err(ManifestFault::WrongLayer { expected, found: name.layer });
             }
             if name.version != self.version {
-                let (layer, expected, found) = (name.layer, self.version, name.version);
-                return Err(ManifestFault::WrongVersion { layer, expected, found });
+                return Err(ManifestFault::WrongVersion {
+                    layer: name.layer,
+                    expected: self.version,
+                    found: name.version,
+                });
             }
         }
         if self.document.len() > DOCUMENT_BYTES_MAX {

@@ -1,4 +1,4 @@
-//! A log that goes with the process.
+//! A log in memory, which ends with the process.
 
 use std::collections::VecDeque;
 

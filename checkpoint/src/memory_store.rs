@@ -1,4 +1,4 @@
-//! A store that goes with the process.
+//! A store in memory, which ends with the process.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -14,7 +14,7 @@ use crate::verify::{ManifestHealth, PieceHealth, Verification};
 /// A store in memory: for tests, and the model that others are compared with.
 #[derive(Debug, Default)]
 pub struct InMemoryStore {
-    /// Held for one call each; nothing else is locked under it.
+    /// Locked for one call each; nothing else is locked under it.
     state: Mutex<InMemoryStoreState>,
 }
 
@@ -77,18 +77,18 @@ impl CheckpointStore for InMemoryStore {
             record.chunks.push(hash);
             chunks.insert(hash, bytes);
         }
-        let mut held = self.lock_state();
-        held.chunks.extend(chunks);
-        held.pieces.insert(name, record.clone());
+        let mut state = self.lock_state();
+        state.chunks.extend(chunks);
+        state.pieces.insert(name, record.clone());
         Ok(record)
     }
 
     fn get(&self, name: PieceName) -> Result<Vec<u8>, CheckpointStoreError> {
-        let held = self.lock_state();
-        let record = held.pieces.get(&name).ok_or(CheckpointStoreError::NoPiece { name })?;
-        match held.health(&name) {
+        let state = self.lock_state();
+        let record = state.pieces.get(&name).ok_or(CheckpointStoreError::NoPiece { name })?;
+        match state.health(&name) {
             PieceHealth::Whole => {
-                Ok(record.chunks.iter().flat_map(|hash| &held.chunks[hash]).copied().collect())
+                Ok(record.chunks.iter().flat_map(|hash| &state.chunks[hash]).copied().collect())
             }
             PieceHealth::Absent => Err(CheckpointStoreError::NoPiece { name }),
             PieceHealth::Damaged(damage) => Err(CheckpointStoreError::Damaged { name, damage }),
@@ -108,9 +108,9 @@ impl CheckpointStore for InMemoryStore {
     }
 
     fn missing(&self, record: &PieceRecord) -> Result<Vec<ChunkHash>, CheckpointStoreError> {
-        let held = self.lock_state();
-        let wanted: BTreeSet<ChunkHash> = record.chunks.iter().copied().collect();
-        Ok(wanted.into_iter().filter(|hash| !held.chunks.contains_key(hash)).collect())
+        let state = self.lock_state();
+        let needed: BTreeSet<ChunkHash> = record.chunks.iter().copied().collect();
+        Ok(needed.into_iter().filter(|hash| !state.chunks.contains_key(hash)).collect())
     }
 
     fn put_chunk(&self, hash: ChunkHash, bytes: &[u8]) -> Result<(), CheckpointStoreError> {
@@ -131,14 +131,14 @@ impl CheckpointStore for InMemoryStore {
         record: &PieceRecord,
     ) -> Result<(), CheckpointStoreError> {
         record.check().map_err(|fault| CheckpointStoreError::BadRecord { name, fault })?;
-        let mut held = self.lock_state();
+        let mut state = self.lock_state();
         for (index, hash) in record.chunks.iter().enumerate() {
             let chunk =
-                held.chunks.get(hash).ok_or(CheckpointStoreError::NoChunk { hash: *hash })?;
+                state.chunks.get(hash).ok_or(CheckpointStoreError::NoChunk { hash: *hash })?;
             crate::store::check_length(name, record, index, chunk.len() as u64)?;
         }
-        held.pieces.insert(name, record.clone());
-        held.under_way.retain(|hash| !record.chunks.contains(hash));
+        state.pieces.insert(name, record.clone());
+        state.under_way.retain(|hash| !record.chunks.contains(hash));
         Ok(())
     }
 
@@ -161,24 +161,24 @@ impl CheckpointStore for InMemoryStore {
     }
 
     fn inventory(&self) -> Result<StoreInventory, CheckpointStoreError> {
-        let held = self.lock_state();
+        let state = self.lock_state();
         Ok(StoreInventory {
-            manifests: held.manifests.clone(),
-            pieces: held.pieces.clone(),
-            chunks: held.chunks.keys().copied().collect(),
-            under_way: held.under_way.clone(),
+            manifests: state.manifests.clone(),
+            pieces: state.pieces.clone(),
+            chunks: state.chunks.keys().copied().collect(),
+            under_way: state.under_way.clone(),
         })
     }
 
     fn remove(&self, removals: &[Removal]) -> Result<Vec<Removal>, CheckpointStoreError> {
-        let mut held = self.lock_state();
+        let mut state = self.lock_state();
         let mut gone = Vec::new();
         for removal in crate::store::names_first(removals) {
             let is_gone = match removal.target {
-                RemovalTarget::Manifest(version) => held.manifests.remove(&version).is_some(),
-                RemovalTarget::Piece(name) => held.pieces.remove(&name).is_some(),
+                RemovalTarget::Manifest(version) => state.manifests.remove(&version).is_some(),
+                RemovalTarget::Piece(name) => state.pieces.remove(&name).is_some(),
                 RemovalTarget::Chunk(hash) => {
-                    !held.is_in_use(&hash) && held.chunks.remove(&hash).is_some()
+                    !state.is_in_use(&hash) && state.chunks.remove(&hash).is_some()
                 }
             };
             gone.extend(is_gone.then_some(removal));
@@ -187,20 +187,20 @@ impl CheckpointStore for InMemoryStore {
     }
 
     fn verify(&self) -> Result<Verification, CheckpointStoreError> {
-        let held = self.lock_state();
-        let health = |name: &PieceName| (*name, held.health(name));
+        let state = self.lock_state();
+        let health = |name: &PieceName| (*name, state.health(name));
         let of_manifest = |manifest: &Manifest| ManifestHealth {
             version: manifest.version,
             pieces: manifest.layers.iter().map(health).collect(),
         };
         let named: BTreeSet<&ChunkHash> =
-            held.pieces.values().flat_map(|record| &record.chunks).collect();
+            state.pieces.values().flat_map(|record| &record.chunks).collect();
         Ok(Verification {
-            manifests: held.manifests.values().map(of_manifest).collect(),
-            pieces: held.pieces.keys().map(health).collect(),
-            unnamed: held.chunks.keys().filter(|hash| !named.contains(hash)).copied().collect(),
-            oddities: Vec::new(),
-            bytes_read: held.chunks.values().map(|chunk| chunk.len() as u64).sum(),
+            manifests: state.manifests.values().map(of_manifest).collect(),
+            pieces: state.pieces.keys().map(health).collect(),
+            unnamed: state.chunks.keys().filter(|hash| !named.contains(hash)).copied().collect(),
+            stray_entries: Vec::new(),
+            bytes_read: state.chunks.values().map(|chunk| chunk.len() as u64).sum(),
         })
     }
 }

@@ -1,4 +1,4 @@
-//! What things are called: a chunk by its content, a piece by what it is of.
+//! The names of chunks, which follow from their content, and of pieces, which say what they are of.
 
 use std::fmt;
 
@@ -68,7 +68,8 @@ impl fmt::Debug for ChunkHash {
     }
 }
 
-/// A version of a run, which may be a checkpoint. Those of a run follow those of the runs before it.
+/// A version of a run, which may be a checkpoint. Those of a run follow those of the runs before
+/// it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct CheckpointId {
     /// The run that the version belongs to.
@@ -120,7 +121,7 @@ pub enum PieceRecordFault {
         found: u64,
     },
     /// More or fewer chunks than the length requires.
-    #[error("{found} chunks, the length asks for {expected}")]
+    #[error("{found} chunks, the length requires {expected}")]
     ChunkCount {
         /// Number of chunks that the length requires.
         expected: u64,
@@ -188,7 +189,7 @@ pub enum ChunkDamage {
         /// Bytes that the file has.
         found_bytes: u64,
     },
-    /// Its bytes are others.
+    /// Its bytes are not those that it is named after.
     #[error("chunk {index} hashes to {found}, expected {expected}")]
     Content {
         /// Which chunk of the piece.

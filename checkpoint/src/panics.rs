@@ -1,22 +1,22 @@
-//! Panics that are expected: on some damaged files sled panics, while it opens, where it should return an error. It
-//! does so on the thread that opens, or on those of its own that read segments.
+//! Panics that are expected: on some damaged files sled panics, while it opens, where it should
+//! return an error. It does so on the thread that opens, or on those of its own that read segments.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
-/// What the names of sled's own threads begin with.
+/// The beginning of the names of sled's own threads.
 const OF_SLED: &str = "sled-";
 
-/// Tables that are being opened.
+/// How many tables are being opened.
 static OPENING: AtomicUsize = AtomicUsize::new(0);
 
 thread_local! {
     static IS_OPENING: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
 }
 
-/// Whether a panic of this thread, now, is taken for a damaged table and returned as that error. A panic hook
-/// that ends the process leaves out these.
+/// Whether a panic of this thread, now, is taken for a damaged table and returned as that error. A
+/// panic hook that ends the process ignores these.
 #[must_use]
 pub fn is_expected_panic() -> bool {
     let is_of_sled = thread::current().name().is_some_and(|name| name.starts_with(OF_SLED));
@@ -38,7 +38,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_panic_is_expected_of_who_opens_and_of_sled_meanwhile_alone() {
+    fn a_panic_is_expected_of_the_opening_thread_and_of_those_of_sled_only() {
         let on = |name: &str| {
             let thread = thread::Builder::new().name(name.to_owned()).spawn(is_expected_panic);
             thread.expect("a thread").join().expect("no panic")

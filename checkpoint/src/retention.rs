@@ -1,4 +1,4 @@
-//! What may go, and why. A pure decision.
+//! What may be removed from a store, and why. A pure decision.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,12 +7,12 @@ use zbelastic_types::{LayerId, RunId};
 use crate::manifest::Manifest;
 use crate::names::{CheckpointId, ChunkHash, PieceName, PieceRecord};
 
-/// What a store holds.
+/// The manifests, pieces and chunks that a store holds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StoreInventory {
-    /// Manifests by version.
+    /// The manifests, by their version.
     pub manifests: BTreeMap<CheckpointId, Manifest>,
-    /// Pieces with what they consist of.
+    /// The pieces, with the record of each.
     pub pieces: BTreeMap<PieceName, PieceRecord>,
     /// Chunks whose files are there.
     pub chunks: BTreeSet<ChunkHash>,
@@ -20,7 +20,7 @@ pub struct StoreInventory {
     pub under_way: BTreeSet<ChunkHash>,
 }
 
-/// What others need of a store. All of it stays.
+/// The versions that others need of a store. All that they lead to stays.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RetentionRoots {
     /// Versions that the cluster refers to, as checkpoints or as something to restore from.
@@ -31,12 +31,12 @@ pub struct RetentionRoots {
     pub keep_last: usize,
 }
 
-/// One thing that may go.
+/// A manifest, piece or chunk that may be removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Removal {
-    /// The manifest, piece or chunk that may go.
+    /// The manifest, piece or chunk.
     pub target: RemovalTarget,
-    /// Why it may go.
+    /// Why it may be removed.
     pub reason: RemovalReason,
 }
 
@@ -47,14 +47,14 @@ pub enum RemovalTarget {
     Manifest(CheckpointId),
     /// The record of a piece.
     Piece(PieceName),
-    /// A chunk's file.
+    /// The file of a chunk.
     Chunk(ChunkHash),
 }
 
-/// Why something may go.
+/// Why something may be removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum RemovalReason {
-    /// Newer manifests are kept, and nobody refers to this one.
+    /// Newer manifests are kept, and the cluster does not refer to this one.
     Superseded {
         /// The oldest version kept for being among the newest.
         oldest_kept: CheckpointId,
@@ -75,13 +75,13 @@ pub enum RemovalReason {
     NoPiece,
 }
 
-/// What may go of `inventory`, names before bytes: manifests, then pieces, then chunks.
+/// What may be removed of `inventory`, names before bytes: manifests, then pieces, then chunks.
 ///
-/// Never among it: the `keep_last` newest manifests of the newest run and those of `needed` versions, a piece that
-/// one of these names, a piece of a needed or pending version, a chunk of a piece that stays, and
-/// a chunk that is under way. Pieces newer than the newest manifest and than the newest version that is
-/// needed stay as well: they belong to a checkpoint that this store does not know of yet. A store without
-/// manifests, as a worker's is, goes by what is needed alone.
+/// Never among it: the `keep_last` newest manifests of the newest run and those of `needed`
+/// versions, a piece that one of these names, a piece of a needed or pending version, a chunk of a
+/// piece that stays, and a chunk that is under way. Pieces newer than the newest manifest and than
+/// the newest version that is needed stay as well: they belong to a checkpoint that this store has
+/// no manifest of yet. In a store without manifests, as a worker's is, only what is needed decides.
 #[must_use]
 pub fn plan_removals(inventory: &StoreInventory, needed: &RetentionRoots) -> Vec<Removal> {
     let kept = kept_manifests(inventory, needed);
@@ -121,10 +121,10 @@ fn kept_manifests<'a>(
     let manifests = inventory.manifests.iter().rev();
     let of_run = manifests.filter(|(version, _)| run.is_none_or(|run| version.run >= run));
     let newest = of_run.take(needed.keep_last.max(1));
-    let wanted = |version: &CheckpointId| {
+    let is_needed = |version: &CheckpointId| {
         needed.versions.contains(version) || needed.pending.contains(version)
     };
-    let referred = inventory.manifests.iter().filter(|(version, _)| wanted(version));
+    let referred = inventory.manifests.iter().filter(|(version, _)| is_needed(version));
     newest.chain(referred).map(|(version, manifest)| (*version, manifest)).collect()
 }
 
@@ -132,7 +132,7 @@ fn superseded(
     inventory: &StoreInventory,
     kept: &BTreeMap<CheckpointId, &Manifest>,
 ) -> Vec<Removal> {
-    let gone = inventory.manifests.keys().filter(|version| !kept.contains_key(version));
+    let removed = inventory.manifests.keys().filter(|version| !kept.contains_key(version));
     let removal = |version: &CheckpointId| {
         let newer = kept.range(*version..).next().map(|(newer, _)| *newer);
         let reason = match newer.filter(|newer| newer.run == version.run) {
@@ -141,5 +141,5 @@ fn superseded(
         };
         Removal { target: RemovalTarget::Manifest(*version), reason }
     };
-    gone.map(removal).collect()
+    removed.map(removal).collect()
 }

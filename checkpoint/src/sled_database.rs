@@ -8,10 +8,10 @@
 //! nor writes down that the file has grown. So every commit syncs sled's file through a handle of
 //! our own, and its blob files if there are any.
 //!
-//! When sled meets damage as it opens, it ends its log there and reports nothing. So each batch carries
-//! a sequence number, and the number of the last batch that was acknowledged is written into a file
-//! beside it, without a sync: it can be behind what is durable, never ahead of it. A table that ends
-//! before its mark has lost something and is refused.
+//! When sled meets damage as it opens, it ends its log there and reports nothing. So each batch
+//! carries a sequence number, and the number of the last batch that was acknowledged is written
+//! into a file beside it, without a sync: it can be behind what is durable, never ahead of it. A
+//! table that ends before its mark has lost something and is refused.
 
 use std::collections::BTreeSet;
 use std::fs::{File, TryLockError};
@@ -42,14 +42,14 @@ const DATABASE: &str = "db";
 const SETTINGS: &str = "conf";
 const BLOBS: &str = "blobs";
 const SNAPSHOT_PREFIX: &str = "snap.";
-/// Settings of fewer bytes sled takes for none, and begins anew.
+/// If its settings have fewer bytes, sled takes them for none and begins anew.
 const SETTINGS_BYTES_MIN: u64 = 9;
 /// Memory for pages. The tables are small: a thousand rows a checkpoint.
 const CACHE_BYTES: u64 = 32 << 20;
-/// How often sled looks whether space can be used again, in milliseconds.
+/// How often sled checks whether space can be used again, in milliseconds.
 const TIDY_MILLISECONDS: u64 = 500;
-/// How long a folder that another handle holds is waited for. Threads of sled outlive its handle for some
-/// milliseconds, and hold its lock as long.
+/// How long a folder that another handle has locked is waited for. Threads of sled outlive its
+/// handle for some milliseconds, and keep its lock as long.
 const RELEASE_WAIT: Duration = Duration::from_secs(3);
 const RELEASE_PAUSE: Duration = Duration::from_millis(5);
 /// The key of the number of the last batch. No other key begins with this letter.
@@ -61,7 +61,8 @@ pub struct SledDatabase {
     folder: PathBuf,
     files: Arc<dyn FileSystem>,
     database: sled::Db,
-    /// Held while a batch is written, so that batches are numbered in the order they become durable.
+    /// Locked while a batch is written, so that batches are numbered in the order they become
+    /// durable.
     writer: Mutex<SledWriter>,
 }
 
@@ -174,8 +175,7 @@ impl Index for SledDatabase {
             blobs_synced: BTreeSet::new(),
             has_failed: false,
         };
-        let (folder, writer) = (folder.to_owned(), Mutex::new(writer));
-        Ok(Self { folder, files, database, writer })
+        Ok(Self { folder: folder.to_owned(), files, database, writer: Mutex::new(writer) })
     }
 
     fn commit(&self, changes: &[IndexChange]) -> Result<(), DatabaseFault> {
@@ -251,8 +251,9 @@ fn open_sled(folder: &Path) -> Result<sled::Db, DatabaseFault> {
     })
 }
 
-/// Has everything read from the medium that is read from now on. A process before this one may have ended because a sync
-/// failed: then the system's cache holds bytes that are not on the medium, and no sync writes them any more.
+/// Has everything read from the medium that is read from now on. A process before this one may have
+/// ended because a sync failed: then the system's cache holds bytes that are not on the medium, and
+/// no sync writes them any more.
 fn forget_cached(files: &dyn FileSystem, folder: &Path) -> Result<(), DatabaseFault> {
     for entry in files.list(folder).map_err(DatabaseFault::Io)? {
         if let EntryKind::File { .. } = entry.kind {
@@ -266,7 +267,7 @@ fn forget_cached(files: &dyn FileSystem, folder: &Path) -> Result<(), DatabaseFa
     Ok(())
 }
 
-/// Returns once nobody holds the lock that sled takes on its file.
+/// Waits until no process holds the lock that sled takes on its file.
 fn wait_for_release(database: &Path) -> Result<(), DatabaseFault> {
     let file = match File::open(database) {
         Ok(file) => file,

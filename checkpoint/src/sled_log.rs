@@ -25,8 +25,8 @@ pub struct SledLog {
 }
 
 impl SledLog {
-    /// Whether a log was ever made in `folder`. A caller that knows that there must be one checks this
-    /// before it opens the log, and so does not take an empty disk for a new one.
+    /// Whether a log was ever made in `folder`. A caller that knows that there must be one checks
+    /// this before it opens the log, and so does not take an empty disk for a new one.
     ///
     /// # Errors
     /// If the files fail.
@@ -80,10 +80,10 @@ impl RecordLog for SledLog {
         if before == self.first {
             return Ok(());
         }
-        let gone = (self.first..before).map(|number| IndexChange::Remove { key: key(number) });
+        let removals = (self.first..before).map(|number| IndexChange::Remove { key: key(number) });
         let value = before.to_le_bytes().to_vec();
         let first = IndexChange::Put { key: FIRST_KEY.to_vec(), value };
-        let changes: Vec<IndexChange> = gone.chain([first]).collect();
+        let changes: Vec<IndexChange> = removals.chain([first]).collect();
         self.database.change_later(&changes).map_err(|fault| self.failed(fault))?;
         self.first = before;
         Ok(())

@@ -1,4 +1,4 @@
-//! Where the pieces of checkpoints lie.
+//! The trait of stores for the pieces of checkpoints.
 
 use std::io;
 
@@ -16,9 +16,10 @@ use crate::verify::Verification;
 /// What a call acknowledged is on the medium when it returns. What a call yields was checked
 /// against the hash it was written under.
 pub trait CheckpointStore: Send + Sync {
-    /// Writes a piece of `length` bytes, read as they are written: its chunks first, then their folder
-    /// entries, then its record. Chunks that are there and whole are not written again, those that are
-    /// there and damaged are replaced. A few chunks are in memory at once, whatever the length.
+    /// Writes a piece of `length` bytes, read as they are written: its chunks first, then their
+    /// folder entries, then its record. Chunks that are there and whole are not written again,
+    /// those that are there and damaged are replaced. A few chunks are in memory at once, whatever
+    /// the length.
     ///
     /// # Errors
     /// If it is not durable, or `source` has fewer bytes. Nothing refers to what was written of it.
@@ -29,7 +30,7 @@ pub trait CheckpointStore: Send + Sync {
         source: &mut dyn io::Read,
     ) -> Result<PieceRecord, CheckpointStoreError>;
 
-    /// The same for bytes that are at hand.
+    /// The same for bytes in memory.
     ///
     /// # Errors
     /// If it is not durable. Nothing refers to what was written of it.
@@ -37,14 +38,14 @@ pub trait CheckpointStore: Send + Sync {
         self.put_from(name, bytes.len() as u64, &mut &*bytes)
     }
 
-    /// The bytes of a piece, each chunk checked. A caller that wants a piece of any length reads its
+    /// The bytes of a piece, each chunk checked. A caller that reads pieces of any length reads the
     /// [`Self::record`] and its chunks one by one.
     ///
     /// # Errors
     /// If it is not here, or which of its chunks are not whole.
     fn get(&self, name: PieceName) -> Result<Vec<u8>, CheckpointStoreError>;
 
-    /// What a piece consists of, if it is here. Its chunks are not looked at.
+    /// What a piece consists of, if it is here. Its chunks are not read.
     ///
     /// # Errors
     /// If the index fails.
@@ -75,8 +76,9 @@ pub trait CheckpointStore: Send + Sync {
     /// If the bytes are not those of the name, or it is not durable.
     fn put_chunk(&self, hash: ChunkHash, bytes: &[u8]) -> Result<(), CheckpointStoreError>;
 
-    /// Writes a chunk that came from elsewhere without its name, as [`Self::put_chunk`] does, and returns
-    /// its name. Its bytes are hashed once, where a caller that hashes them for a name has them hashed twice.
+    /// Writes a chunk that came from elsewhere without its name, as [`Self::put_chunk`] does, and
+    /// returns its name. Its bytes are hashed once, where a caller that hashes them for a name has
+    /// them hashed twice.
     ///
     /// # Errors
     /// If they are no chunk, or it is not durable.
@@ -89,11 +91,11 @@ pub trait CheckpointStore: Send + Sync {
     fn put_record(&self, name: PieceName, record: &PieceRecord)
     -> Result<(), CheckpointStoreError>;
 
-    /// Gives up a transfer that will not be finished: its chunks may go.
+    /// Abandons a transfer that will not be finished: its chunks may be removed.
     fn abandon(&self, record: &PieceRecord);
 
     /// Writes a manifest, durably. Its pieces may lie elsewhere. One of the same version is
-    /// replaced: a run that was rewound comes by the same version again.
+    /// replaced: a run that was rewound reaches the same version again.
     ///
     /// # Errors
     /// If it is no manifest or not durable.
@@ -111,14 +113,14 @@ pub trait CheckpointStore: Send + Sync {
     /// If the index fails.
     fn manifest(&self, version: CheckpointId) -> Result<Option<Manifest>, CheckpointStoreError>;
 
-    /// What is here, as [`crate::plan_removals`] looks at it.
+    /// What is here, as [`crate::plan_removals`] takes it.
     ///
     /// # Errors
     /// If the medium fails.
     fn inventory(&self) -> Result<StoreInventory, CheckpointStoreError>;
 
     /// Removes what was decided on, names before bytes. A chunk that a record names by now, or
-    /// that was written for one under way, stays. Returns what went.
+    /// that was written for one under way, stays. Returns what was removed.
     ///
     /// # Errors
     /// If the medium fails. What is still named is still there.
@@ -184,8 +186,8 @@ pub(crate) fn check_length(
     Err(CheckpointStoreError::Damaged { name, damage: vec![damage] })
 }
 
-/// The removals in an order in which no name is left without its bytes: what names a thing goes
-/// before the thing.
+/// The removals in an order in which no name is left without its bytes: what names a thing is
+/// removed before the thing.
 pub(crate) fn names_first(removals: &[Removal]) -> Vec<Removal> {
     let mut removals = removals.to_vec();
     removals.sort();

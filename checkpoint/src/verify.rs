@@ -1,4 +1,4 @@
-//! What a walk through a store found.
+//! The result of verifying a store.
 
 use std::path::PathBuf;
 
@@ -11,10 +11,11 @@ pub struct Verification {
     pub manifests: Vec<ManifestHealth>,
     /// Each piece that is here, in order.
     pub pieces: Vec<(PieceName, PieceHealth)>,
-    /// Chunks that no record names, in order. A crash or a removal under way leaves such.
+    /// Chunks that no record names, in order. They are left by a crash, or by a removal in
+    /// progress.
     pub unnamed: Vec<ChunkHash>,
     /// What lies in the folder and is not the store's. It is never touched.
-    pub oddities: Vec<StrayEntry>,
+    pub stray_entries: Vec<StrayEntry>,
     /// Bytes that were read and hashed.
     pub bytes_read: u64,
 }
@@ -27,7 +28,7 @@ impl Verification {
     }
 }
 
-/// How the pieces of a manifest are.
+/// Which pieces of a manifest are whole, damaged or absent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ManifestHealth {
     /// Version of the manifest.
@@ -44,7 +45,7 @@ impl ManifestHealth {
     }
 }
 
-/// How a piece is.
+/// Whether a piece is whole, damaged or absent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PieceHealth {
     /// Every byte is as it was written.
@@ -64,7 +65,7 @@ pub struct StrayEntry {
     pub kind: StrayKind,
 }
 
-/// What is odd about it.
+/// Why an entry is stray.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum StrayKind {
     /// A file or folder with a name that the store never gives.

@@ -1,7 +1,7 @@
 //! A store that loses its process, or its power, at every single operation on a file.
 //!
 //! A story of writes, transfers and removals runs on a simulated disk until the n-th operation,
-//! for every n there is. Then the disk is looked at as a process finds it that starts afterwards:
+//! for every n there is. Then the disk is read as a process finds it that starts afterwards:
 //! as it was seen, with all unsynced changes lost, and with some of them lost by several seeds.
 //! What was acknowledged must be there, what has a name must be whole, and the store must go on.
 
@@ -21,13 +21,13 @@ use zbelastic_checkpoint::{
     Index, Manifest, PieceHealth, PieceName, PieceRecord, RetentionRoots, SledStore, plan_removals,
 };
 
-/// Seeds of power cuts at each operation.
+/// Seeds of losses of power at each operation.
 const SEEDS: u64 = 3;
 const ROOT: &str = "/disk";
 
 type CrashTestStore = FolderStore<FileIndex>;
 
-/// What a program may rely on.
+/// The writes that were acknowledged, on which a program may rely.
 #[derive(Clone, Default)]
 struct AcknowledgedWrites {
     pieces: BTreeMap<PieceName, Vec<u8>>,
@@ -84,7 +84,7 @@ fn story(
     let needed = RetentionRoots { keep_last: 1, ..RetentionRoots::default() };
     let removals = plan_removals(&inventory, &needed);
     assert!(!removals.is_empty(), "there is something to remove");
-    // From here on nobody may rely on version 1, whether it is there or not.
+    // From here on no program may rely on version 1, whether it is there or not.
     model.pieces.retain(|name, _| name.version == at(2));
     model.manifests.remove(&at(1));
     store.remove(&removals)?;
@@ -107,7 +107,7 @@ fn check(store: &impl CheckpointStore, model: &AcknowledgedWrites, story: &str) 
         let found = store.manifest(*version).expect("readable");
         assert_eq!(found.as_ref(), Some(manifest), "{story}: manifest {version} was acknowledged");
     }
-    assert_eq!(found.oddities, [], "{story}: nothing of an unfinished write is left");
+    assert_eq!(found.stray_entries, [], "{story}: nothing of an unfinished write is left");
     store.put(name(9, 0), &noise(9, 50)).unwrap_or_else(|error| panic!("{story}: {error}"));
 }
 
@@ -153,7 +153,7 @@ fn changes_of(store: &impl CheckpointStore, faults: &FileFaultInjector) -> Vec<u
     changes.map(|(number, _)| number).chain([done.len() as u64]).collect()
 }
 
-/// Kills the story at an operation and looks at the disk after each kind of cut.
+/// Kills the story at an operation and reads the disk after each kind of power loss.
 fn crash_at(operations: u64, more: Option<FileFaultRule>) {
     let disk = SimulatedDisk::new(Path::new(ROOT));
     let faults = FileFaultInjector::default();
@@ -163,9 +163,9 @@ fn crash_at(operations: u64, more: Option<FileFaultRule>) {
     drop(story(&store, &mut model));
     drop(store);
     let some = (0..SEEDS).map(|seed| PowerLoss::LosesSome { seed: operations * SEEDS + seed });
-    for cut in [PowerLoss::ProcessOnly, PowerLoss::LosesAll].into_iter().chain(some) {
-        let story = format!("killed at operation {operations}, {cut:?}");
-        let store = open(Arc::new(disk.after_power_loss(cut)));
+    for power_loss in [PowerLoss::ProcessOnly, PowerLoss::LosesAll].into_iter().chain(some) {
+        let story = format!("killed at operation {operations}, {power_loss:?}");
+        let store = open(Arc::new(disk.after_power_loss(power_loss)));
         check(&store.unwrap_or_else(|error| panic!("{story}: {error}")), &model, &story);
     }
 }
@@ -175,7 +175,7 @@ fn nothing_acknowledged_is_lost_at_any_operation() {
     let changes = changes(&FileFaultInjector::default());
     assert!(changes.len() > 60, "the story has {} operations that change", changes.len());
     changes.iter().for_each(|operations| crash_at(*operations, None));
-    println!("killed at each of {} operations, {} cuts each", changes.len(), SEEDS + 2);
+    println!("killed at each of {} operations, {} losses of power each", changes.len(), SEEDS + 2);
 }
 
 #[test]
@@ -189,7 +189,8 @@ fn short_writes_change_nothing() {
 
 #[test]
 fn a_disk_that_refuses_direct_writes_loses_nothing_either() {
-    let (operation, kind) = (FileOperation::OpenDirect, std::io::ErrorKind::InvalidInput);
+    let operation = FileOperation::OpenDirect;
+    let kind = std::io::ErrorKind::InvalidInput;
     let refusal = FileFaultRule::FailOnce { operation, after: 0, kind };
     let faults = FileFaultInjector::default();
     faults.inject(refusal);
@@ -206,14 +207,14 @@ fn a_store_opens_after_a_crash_while_it_was_made() {
         let files: Arc<dyn FileSystem> =
             Arc::new(FaultyFileSystem::new(Arc::new(disk.clone()), faults.clone()));
         let is_done = open(files).is_ok();
-        let cuts = [
+        let power_losses = [
             PowerLoss::ProcessOnly,
             PowerLoss::LosesAll,
             PowerLoss::LosesSome { seed: operations },
         ];
-        for cut in cuts {
-            let store = open(Arc::new(disk.after_power_loss(cut))).expect("it is made now");
-            check(&store, &AcknowledgedWrites::default(), &format!("{operations}, {cut:?}"));
+        for power_loss in power_losses {
+            let store = open(Arc::new(disk.after_power_loss(power_loss))).expect("it is made now");
+            check(&store, &AcknowledgedWrites::default(), &format!("{operations}, {power_loss:?}"));
         }
         if is_done {
             assert!(operations > 256, "all folders were made");
@@ -241,7 +242,8 @@ fn a_store_on_a_real_disk_survives_a_kill_at_every_operation() {
     let changes = changes_of(&open(folder.path(), &faults), &faults);
     for operations in changes.into_iter().step_by(6) {
         let folder = tempfile::TempDir::new().expect("a folder");
-        let (folder, faults) = (folder.path(), FileFaultInjector::default());
+        let folder = folder.path();
+        let faults = FileFaultInjector::default();
         let store = open(folder, &faults);
         faults.inject(FileFaultRule::KillAfter { operations });
         let mut model = AcknowledgedWrites::default();
@@ -266,9 +268,9 @@ fn a_full_disk_is_reported_and_taken_back() {
         assert!(error.to_string().starts_with("cannot write "), "{error}");
         faults.clear();
         let found = store.verify().expect("readable");
-        assert_eq!((found.pieces.len(), found.oddities), (1, vec![]));
+        assert_eq!((found.pieces.len(), found.stray_entries), (1, vec![]));
     }
-    store.put(name(1, 1), &noise(2, CHUNK_BYTES + 1000)).expect("there is room again");
+    store.put(name(1, 1), &noise(2, CHUNK_BYTES + 1000)).expect("there is space again");
     check(&store, &AcknowledgedWrites::default(), "after a full disk");
 }
 

@@ -1,4 +1,4 @@
-//! A store whose files were damaged, removed or put there by others.
+//! A store whose files were damaged, removed or put there by other programs.
 
 mod common;
 
@@ -59,7 +59,8 @@ fn a_flipped_bit_anywhere_is_named() {
         fs::write(&path, &bytes).expect("written");
         match store.get(name(1, 0)) {
             Err(CheckpointStoreError::Damaged { damage, .. }) => {
-                let (expected, found) = (chunks[1], ChunkHash::of(&bytes));
+                let expected = chunks[1];
+                let found = ChunkHash::of(&bytes);
                 assert_eq!(damage, [ChunkDamage::Content { index: 1, expected, found }]);
             }
             other => panic!("byte {at} is another, got {other:?}"),
@@ -76,14 +77,17 @@ fn a_flipped_bit_anywhere_is_named() {
 #[test]
 fn missing_short_long_and_swapped_chunks_are_named() {
     let (root, store, chunks) = filled();
-    let (first, last) = (path(&root, chunks[0]), path(&root, chunks[1]));
-    let (whole_first, whole_last) = (noise(1, LENGTH), noise(1, LENGTH)[CHUNK_BYTES..].to_vec());
+    let first = path(&root, chunks[0]);
+    let last = path(&root, chunks[1]);
+    let whole_first = noise(1, LENGTH);
+    let whole_last = noise(1, LENGTH)[CHUNK_BYTES..].to_vec();
     let whole_first = &whole_first[..CHUNK_BYTES];
     fs::remove_file(&last).expect("removed");
     let expected = chunks[1];
     assert_eq!(damage(&store), [ChunkDamage::Missing { index: 1, expected }]);
     fs::write(&last, &whole_last[..499]).expect("written");
-    let (expected_bytes, found_bytes) = (500, 499);
+    let expected_bytes = 500;
+    let found_bytes = 499;
     let short = ChunkDamage::Length { index: 1, expected, expected_bytes, found_bytes };
     assert_eq!(damage(&store), [short]);
     fs::write(&last, whole_first).expect("written");
@@ -104,9 +108,9 @@ fn links_and_folders_in_the_place_of_a_chunk_are_refused() {
     fs::rename(&last, &elsewhere).expect("moved");
     symlink(&elsewhere, &last).expect("linked");
     assert!(matches!(damage(&store)[..], [ChunkDamage::Unreadable { index: 1, .. }]));
-    let oddities = store.verify().expect("readable").oddities;
-    assert_eq!(oddities.len(), 1);
-    assert_eq!(oddities[0].kind, StrayKind::NotAFile);
+    let stray_entries = store.verify().expect("readable").stray_entries;
+    assert_eq!(stray_entries.len(), 1);
+    assert_eq!(stray_entries[0].kind, StrayKind::NotAFile);
     fs::remove_file(&last).expect("removed");
     fs::create_dir(&last).expect("made");
     assert!(matches!(damage(&store)[..], [ChunkDamage::Unreadable { index: 1, .. }]));
@@ -121,9 +125,9 @@ fn writing_again_heals_and_keeps_what_was_damaged() {
     assert!(store.get(name(1, 0)).expect("readable") == noise(1, LENGTH));
     let found = store.verify().expect("readable");
     assert!(found.is_whole());
-    let kinds: Vec<_> = found.oddities.iter().map(|oddity| oddity.kind).collect();
+    let kinds: Vec<_> = found.stray_entries.iter().map(|entry| entry.kind).collect();
     assert_eq!(kinds, [StrayKind::PutAside]);
-    let aside = root.path().join("store").join(&found.oddities[0].path);
+    let aside = root.path().join("store").join(&found.stray_entries[0].path);
     assert_eq!(fs::read(aside).expect("readable"), b"rotten");
     // A chunk fetched from elsewhere heals as well.
     fs::write(&last, b"rotten again").expect("written");
@@ -147,14 +151,14 @@ fn what_is_not_the_stores_is_listed_and_left_alone() {
     ];
     strange.iter().for_each(|path| fs::write(folder.join(path), "x").expect("written"));
     let check = |store: &SledStore| {
-        let oddities = store.verify().expect("readable").oddities;
+        let stray_entries = store.verify().expect("readable").stray_entries;
         let mut paths: Vec<_> =
-            oddities.iter().map(|oddity| oddity.path.display().to_string()).collect();
+            stray_entries.iter().map(|entry| entry.path.display().to_string()).collect();
         paths.sort();
         let mut expected = strange.to_vec();
         expected.sort();
         assert_eq!(paths, expected);
-        assert!(oddities.iter().all(|oddity| oddity.kind == StrayKind::Foreign));
+        assert!(stray_entries.iter().all(|entry| entry.kind == StrayKind::Foreign));
     };
     check(&store);
     drop(store);
@@ -207,7 +211,7 @@ fn an_index_that_is_damaged_never_loses_a_piece_silently() {
     assert_eq!(open(&root).expect("it opens again").names().expect("readable"), names);
 }
 
-/// Puts the index back as it was; what sled wrote beside it goes.
+/// Puts the index back as it was; what sled wrote beside it is removed.
 fn restore(index: &Path, database: &[u8]) {
     fs::write(index.join("db"), database).expect("written");
     for entry in fs::read_dir(index).expect("readable") {

@@ -67,12 +67,13 @@ impl DirectTestFolder {
     }
 }
 
-/// Writes a piece of each length and a chunk of each, and looks at the bytes of their files.
+/// Writes a piece of each length and a chunk of each, and checks the bytes of their files.
 fn check_lengths(place: &DirectTestFolder) {
     let store = place.open();
     drop(place.faults.take_completed());
     for (layer, length) in (0..).zip(LENGTHS) {
-        let (piece, arrived) = (noise(1, length), noise(2, length));
+        let piece = noise(1, length);
+        let arrived = noise(2, length);
         let record = store.put(name(1, layer), &piece).expect("durable");
         assert!(place.bytes_of(record.chunks[0]) == piece, "a piece of {length} bytes");
         assert!(store.get(name(1, layer)).expect("readable") == piece, "{length} bytes are read");
@@ -182,7 +183,7 @@ fn a_real_direct_write_is_read_whole_by_every_way() {
     let path = root.path().join("file");
     let mut buffered = RealFileSystem.create(&path).expect("a new file");
     // In the page cache, so that a direct write has something to make invalid there.
-    buffered.write_some(0, &[1; 2 * DIRECT_BYTES]).expect("there is room");
+    buffered.write_some(0, &[1; 2 * DIRECT_BYTES]).expect("there is space");
     assert_eq!(fs::read(&path).expect("readable"), [1; 2 * DIRECT_BYTES]);
     let block = vec![2; 2 * DIRECT_BYTES];
     let start = block.as_ptr().addr().next_multiple_of(DIRECT_BYTES) - block.as_ptr().addr();

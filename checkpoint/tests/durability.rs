@@ -125,7 +125,8 @@ impl OpenFile for SnapshottedFile {
 #[test]
 fn a_record_is_in_the_file_when_the_file_is_synced() {
     let root = TempDir::new().expect("a folder");
-    let (folder, copies) = (root.path().join("log"), root.path().join("copies"));
+    let folder = root.path().join("log");
+    let copies = root.path().join("copies");
     fs::create_dir(&copies).expect("a new folder");
     let count = Arc::new(Mutex::new(0));
     let witness = SyncSnapshots { folder: folder.clone(), copies: copies.clone(), count };
@@ -161,7 +162,8 @@ fn a_sync_follows_each_append_and_nothing_else_is_written_after_it() {
         append(&mut log, 1);
         let done = faults.take_completed();
         let steps: Vec<_> = done.iter().map(|done| (done.operation, done.path.as_path())).collect();
-        let (blobs, database) = (folder.join("blobs"), folder.join("db"));
+        let blobs = folder.join("blobs");
+        let database = folder.join("db");
         let mark = folder.join("MARK");
         let expected = [
             (FileOperation::List, blobs.as_path()),
@@ -211,19 +213,23 @@ fn what_is_opened_after_a_sync_that_failed_is_read_from_the_medium() {
     let files = FaultyFileSystem::new(Arc::new(RealFileSystem), faults.clone());
     let log = SledLog::open(Arc::new(files), &folder).expect("it opens again");
     let done = faults.take_completed();
-    let place = |operation, name: &str| {
-        let wanted = (operation, folder.join(name));
-        done.iter().position(|done| (done.operation, done.path.clone()) == wanted)
+    let position = |operation, name: &str| {
+        let expected = (operation, folder.join(name));
+        done.iter().position(|done| (done.operation, done.path.clone()) == expected)
     };
     for name in ["db", "conf", "MARK"] {
-        let (synced, forgotten) =
-            (place(FileOperation::Sync, name), place(FileOperation::Forget, name));
+        let synced = position(FileOperation::Sync, name);
+        let forgotten = position(FileOperation::Forget, name);
         assert!(synced.is_some() && synced < forgotten, "{name}: {done:?}");
     }
-    assert!(place(FileOperation::Forget, "MARK") < place(FileOperation::Read, "MARK"), "{done:?}");
+    assert!(
+        position(FileOperation::Forget, "MARK") < position(FileOperation::Read, "MARK"),
+        "{done:?}"
+    );
     assert_eq!(log.read_all().expect("readable"), written(3));
     drop(log);
-    // A medium that still cannot write what the cache holds is found out before anything is believed.
+    // A medium that still cannot write what the cache holds is detected before anything that was
+    // read is used.
     let files = FaultyFileSystem::new(Arc::new(RealFileSystem), faults.clone());
     let kind = io::ErrorKind::Other;
     faults.inject(FileFaultRule::FailOnce { operation: FileOperation::Sync, after: 0, kind });
@@ -234,7 +240,7 @@ fn what_is_opened_after_a_sync_that_failed_is_read_from_the_medium() {
 }
 
 #[test]
-fn a_full_disk_is_told_apart() {
+fn a_full_disk_is_distinguished() {
     let root = TempDir::new().expect("a folder");
     let faults = FileFaultInjector::default();
     let files = FaultyFileSystem::new(Arc::new(RealFileSystem), faults.clone());
@@ -251,7 +257,7 @@ fn a_second_process_is_refused_by_the_database_as_well() {
     let log = open(&root.path().join("log")).expect("it opens");
     let refused = open(&root.path().join("log")).expect_err("it is held");
     let LogError::Database { fault: DatabaseFault::Held { file }, .. } = refused else {
-        panic!("who holds it is told, found {refused}")
+        panic!("the locked file is reported, found {refused}")
     };
     assert_eq!(file, root.path().join("log/db"));
     drop(log);
@@ -264,7 +270,7 @@ fn a_log_that_is_about_to_be_released_is_waited_for() {
     let folder = root.path().join("log");
     append(&mut open(&folder).expect("it opens"), 3);
     let lock = fs::File::open(folder.join("db")).expect("the database's file");
-    lock.lock().expect("nobody holds it for long");
+    lock.lock().expect("it is not locked for long");
     let holder = thread::spawn(move || {
         thread::sleep(Duration::from_millis(100));
         drop(lock);
@@ -298,7 +304,8 @@ fn a_flipped_bit_never_loses_a_record_silently() {
     // What was written is far shorter than the file may be; the rest of it is not looked at.
     let used = database.iter().rposition(|byte| *byte != 0).expect("something was written");
     assert_eq!(damaged(root.path(), |_| {}).expect("it is whole"), written(60));
-    let (mut refused, mut whole) = (0, 0);
+    let mut refused = 0;
+    let mut whole = 0;
     for at in (0..=used).step_by(used / 150) {
         let found = damaged(root.path(), |folder| {
             let mut bytes = database.clone();
@@ -421,7 +428,7 @@ fn a_log_that_is_trimmed_does_not_grow() {
     let root = TempDir::new().expect("a folder");
     let folder = root.path().join("log");
     let faults = FileFaultInjector::default();
-    // Not the disk's speed is looked at here, so the syncs are left out.
+    // The disk's speed is not tested here, so the syncs are left out.
     faults.inject(FileFaultRule::LyingSyncs);
     let files = FaultyFileSystem::new(Arc::new(RealFileSystem), faults);
     let mut log = SledLog::open(Arc::new(files), &folder).expect("it opens");

@@ -122,7 +122,8 @@ fn what_is_no_folder_is_told_apart() {
     let file = root.path().join("file");
     fs::write(&file, "x").expect("written");
     check(&file, EntryKind::File { bytes: 1 });
-    let (target, link) = (root.path().join("target"), root.path().join("link"));
+    let target = root.path().join("target");
+    let link = root.path().join("link");
     fs::create_dir(&target).expect("made");
     symlink(&target, &link).expect("linked");
     check(&link, EntryKind::Link);
@@ -154,7 +155,8 @@ fn a_crash_while_it_was_made_is_no_harm() {
 #[test]
 fn a_lock_that_is_a_link_is_refused() {
     let root = TempDir::new().expect("a folder");
-    let (path, target) = (root.path().join("data"), root.path().join("target"));
+    let path = root.path().join("data");
+    let target = root.path().join("target");
     drop(LockedFolder::open(&path).expect("it is made"));
     fs::remove_file(path.join("LOCK")).expect("removed");
     fs::write(&target, "precious").expect("written");

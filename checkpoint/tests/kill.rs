@@ -1,8 +1,8 @@
 //! Processes that are killed while they write, again and again, on the same folder.
 //!
 //! The test runs itself as another process which writes and prints what was acknowledged. It is
-//! killed as soon as it has printed enough, wherever it is by then. Then its folder is opened: nothing
-//! that was acknowledged may be missing.
+//! killed as soon as it has printed enough, wherever it is by then. Then its folder is opened:
+//! nothing that was acknowledged may be missing.
 
 mod common;
 
@@ -113,7 +113,7 @@ fn a_process_that_is_killed_loses_no_piece() {
         acknowledged.extend(killed_after("process_that_puts", &folder, 1 + life * 5 % 7));
         let store = SledStore::open(Arc::new(RealFileSystem), &folder).expect("it opens again");
         let found = store.verify().expect("readable");
-        assert!(found.is_whole() && found.oddities.is_empty(), "life {life}: {found:?}");
+        assert!(found.is_whole() && found.stray_entries.is_empty(), "life {life}: {found:?}");
         assert!(found.manifests.iter().all(|manifest| manifest.is_whole()), "life {life}");
         // A life that ends between a piece and its manifest leaves a number without one.
         let kept: BTreeSet<u64> =

@@ -1,4 +1,4 @@
-//! What may go is decided so that nothing that is needed does, whatever there is.
+//! Removals are decided so that nothing that is needed is removed, whatever there is.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -25,7 +25,8 @@ fn name(version: u64, layer: u32) -> PieceName {
 
 fn manifest(version: u64) -> Manifest {
     let layers = (0..LAYERS).map(|layer| name(version, layer)).collect();
-    let (document, program) = (Vec::new(), String::new());
+    let document = Vec::new();
+    let program = String::new();
     let data = Digest::default();
     Manifest { version: at(version), layers, document, data, program, seed: 0 }
 }
@@ -135,14 +136,15 @@ fn removals_tell_why() {
         under_way: BTreeSet::new(),
     };
     let needed = RetentionRoots { keep_last: 2, ..RetentionRoots::default() };
-    let (version, layer) = (at(1), LayerId(0));
+    let version = at(1);
+    let layer = LayerId(0);
     let expected = [
         (RemovalTarget::Manifest(version), RemovalReason::Superseded { oldest_kept: at(2) }),
         (RemovalTarget::Piece(name(1, 0)), RemovalReason::NoManifest { layer, version }),
         (RemovalTarget::Chunk(chunk(1)), RemovalReason::NoPiece),
         (RemovalTarget::Chunk(chunk(4)), RemovalReason::NoPiece),
     ];
-    let expected = expected.map(|(what, reason)| Removal { target: what, reason });
+    let expected = expected.map(|(target, reason)| Removal { target, reason });
     assert_eq!(plan_removals(&inventory, &needed), expected);
     let all = RetentionRoots { keep_last: 3, ..RetentionRoots::default() };
     assert_eq!(plan_removals(&inventory, &all), expected[3..]);
@@ -190,6 +192,6 @@ fn what_is_needed_of_runs_that_ended_stays_and_no_more_of_them() {
     let named = StoreInventory { manifests, ..StoreInventory::default() };
     let needed =
         RetentionRoots { versions: [of(2, 0)].into(), keep_last: 1, ..RetentionRoots::default() };
-    let gone = plan_removals(&named, &needed);
-    assert_eq!(gone[0].reason, RemovalReason::NoRun { run: RunId(1) });
+    let removals = plan_removals(&named, &needed);
+    assert_eq!(removals[0].reason, RemovalReason::NoRun { run: RunId(1) });
 }

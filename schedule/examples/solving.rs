@@ -18,7 +18,8 @@ fn stage(f: f64, b: f64, w: f64, limit: f64) -> StageCosts {
 
 fn one(placement: Placement, m: u32, limit: f64) {
     let stages = vec![stage(10.0, 11.0, 8.0, limit); placement.stage_count() as usize];
-    let (p, shape) = (placement.stage_count(), placement.shape());
+    let p = placement.stage_count();
+    let shape = placement.shape();
     let problem = ScheduleProblem::of_stages(placement, &stages, 0.5, m);
     let mut best = f64::INFINITY;
     let mut gap = 0.0;
@@ -35,8 +36,8 @@ fn one(placement: Placement, m: u32, limit: f64) {
     println!("{shape} p={p} m={m} limit {limit}: {best:.2} ms, gap {:.3} %", 100.0 * gap);
 }
 
-/// A number from 0 to 1 that goes with `index`.
-fn draw(index: u32) -> f64 {
+/// A number from 0 to 1 that depends on `index` alone.
+fn fraction(index: u32) -> f64 {
     f64::from(index.wrapping_mul(2_654_435_769) >> 8) / f64::from(1 << 24)
 }
 
@@ -45,20 +46,20 @@ fn many(name: &str, placement: fn(u32) -> Placement, count: u32) {
         let p = 2 + row % 7;
         let m = 4 + (row / 7) % 13;
         let is_even = row.is_multiple_of(2);
-        let room = [1.0, 1.25, 1.5, 2.0][(row / 3) as usize % 4];
+        let limit = [1.0, 1.25, 1.5, 2.0][(row / 3) as usize % 4];
         let stage = |index: u32| {
-            let slow = if is_even { 1.0 } else { 1.0 + 0.5 * draw(row * 31 + index) };
-            let draws = [1, 2, 3].map(|which| draw(row * 7 + which));
-            let [f, b, w] = draws;
+            let slow = if is_even { 1.0 } else { 1.0 + 0.5 * fraction(row * 31 + index) };
+            let fractions = [1, 2, 3].map(|which| fraction(row * 7 + which));
+            let [f, b, w] = fractions;
             stage(
                 slow * (8.0 + 4.0 * f),
                 slow * (8.0 + 4.0 * b),
                 slow * (5.0 + 5.0 * w),
-                room * f64::from(p),
+                limit * f64::from(p),
             )
         };
         let stages: Vec<_> = (0..p).map(stage).collect();
-        ScheduleProblem::of_stages(placement(p), &stages, draw(row * 3), m)
+        ScheduleProblem::of_stages(placement(p), &stages, fraction(row * 3), m)
     };
     let problems: Vec<ScheduleProblem> = (0..count).map(problem).collect();
     let began = Instant::now();

@@ -1,27 +1,27 @@
-//! What figures and drawings see of an operation.
+//! How figures and drawings show an operation.
 //!
-//! Timelines are drawn alike whether their program has steps or versions of weights: a drawing reads
-//! from an operation what it is to look at, and its text, and nothing else.
+//! Timelines are drawn alike whether their program has steps or versions of weights: a drawing
+//! reads from an operation its appearance and its text, and nothing else.
 
 use crate::asynchronous::AsyncOp;
 use crate::op::{Compute, MemoryOp, Op, Pass, Reduction, UpdateOp};
 
-/// What an operation is to look at.
+/// How an operation is drawn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OpAppearance {
     /// Arithmetic, in the pipeline of this number.
     Pass(Compute, Pass, u32),
-    /// What a pass keeps leaves.
+    /// What a pass keeps is copied out of memory.
     CopyOut(Pass),
-    /// What a pass keeps comes back.
+    /// What a pass keeps is copied back.
     CopyBack(Pass),
-    /// Something else than a pass, at a place in time.
+    /// A mark for something else than a pass, at its time.
     Mark(TimelineMark),
-    /// Part of an update that is no place to mark: REPORT and COMMIT.
+    /// Part of an update that is not marked: REPORT and COMMIT.
     Bookkeeping,
     /// Operations inside of it have no order before it runs.
     Region,
-    /// Transfers, and what only counts memory.
+    /// Transfers, and operations that only count memory.
     Nothing,
 }
 
@@ -38,21 +38,21 @@ pub enum TimelineMark {
     Stash,
     /// A temporary version is made.
     Predict,
-    /// A version is given up.
+    /// A version is freed.
     Free,
-    /// A model and the reference model pull each other.
+    /// A model and the reference model are averaged.
     Average,
 }
 
 /// An operation that has a place in a [`crate::Timeline`].
 pub trait TimelineOp: Copy {
-    /// What it is to look at.
+    /// How it is drawn.
     fn appearance(self) -> OpAppearance;
 
     /// Its text in a program with `slice_count` slices.
     fn text(self, slice_count: u32) -> String;
 
-    /// What is computed, if something is.
+    /// The arithmetic, if it is arithmetic.
     fn computed(self) -> Option<(Compute, Pass)> {
         match self.appearance() {
             OpAppearance::Pass(compute, pass, _) => Some((compute, pass)),

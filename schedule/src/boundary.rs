@@ -44,7 +44,8 @@ mod tests {
     fn check(placement: &Placement, op: &str, expected: (&str, &str)) {
         let op = op.parse().expect("the word is an operation");
         let text = |op: Option<crate::op::Op>| op.map_or(String::new(), |op| op.to_string());
-        let (before, after) = (receive_before(placement, op), transfer_after(placement, op));
+        let before = receive_before(placement, op);
+        let after = transfer_after(placement, op);
         assert_eq!((text(before), text(after)), (expected.0.to_owned(), expected.1.to_owned()));
     }
 

@@ -2,8 +2,8 @@
 //! end, and adds up gradients to the same bits as a serial run.
 //!
 //! Each rule is one function and one [`ScheduleViolation`]. A rule trusts nothing that another rule
-//! establishes, except the size and the number of lists, which are looked at first. The rules do
-//! not look at times or amounts of memory: a legal program may be slow or large.
+//! establishes, except the size and the number of lists, which are checked first. The rules do not
+//! check times or amounts of memory: a legal program may be slow or large.
 
 mod memory;
 mod passes;
@@ -25,7 +25,7 @@ use crate::walk::walk;
 /// further.
 pub const VIOLATION_COUNT_MAX: usize = 1000;
 
-/// What the rules found, up to [`VIOLATION_COUNT_MAX`].
+/// The violations that the rules found, up to [`VIOLATION_COUNT_MAX`].
 #[derive(Default)]
 pub(crate) struct ViolationList(Vec<ScheduleViolation>);
 
@@ -46,12 +46,12 @@ impl ViolationList {
 /// # Errors
 /// The violations, rule by rule and stage by stage, [`VIOLATION_COUNT_MAX`] at most.
 pub fn check(program: &Program) -> Result<(), Vec<ScheduleViolation>> {
-    let mut findings = ViolationList::default();
-    pass_count(program, &mut findings);
-    list_count(program, &mut findings);
-    passes::microbatch_count(program, &mut findings);
-    slices::slice_count(program, &mut findings);
-    if findings.0.is_empty() {
+    let mut violations = ViolationList::default();
+    pass_count(program, &mut violations);
+    list_count(program, &mut violations);
+    passes::microbatch_count(program, &mut violations);
+    slices::slice_count(program, &mut violations);
+    if violations.0.is_empty() {
         let rules = [
             passes::foreign_chunk,
             passes::microbatch_range,
@@ -84,15 +84,15 @@ pub fn check(program: &Program) -> Result<(), Vec<ScheduleViolation>> {
             slices::backward_slices,
         ];
         for rule in rules {
-            rule(program, &mut findings);
+            rule(program, &mut violations);
         }
     }
-    if findings.0.is_empty() { Ok(()) } else { Err(findings.0) }
+    if violations.0.is_empty() { Ok(()) } else { Err(violations.0) }
 }
 
 /// The rules that do not speak of a step: what an asynchronous program keeps as well, without its
 /// versions.
-pub(crate) fn plain_rules(program: &Program, findings: &mut ViolationList) {
+pub(crate) fn plain_rules(program: &Program, violations: &mut ViolationList) {
     let rules = [
         passes::foreign_chunk,
         passes::microbatch_range,
@@ -106,29 +106,30 @@ pub(crate) fn plain_rules(program: &Program, findings: &mut ViolationList) {
         slices::slice_range,
     ];
     for rule in rules {
-        rule(program, findings);
+        rule(program, violations);
     }
 }
 
-fn pass_count(program: &Program, findings: &mut ViolationList) {
+fn pass_count(program: &Program, violations: &mut ViolationList) {
     let found = program.pass_count();
     if found > PASS_COUNT_MAX {
-        findings.add(ScheduleViolation::PassCount { found });
+        violations.add(ScheduleViolation::PassCount { found });
     }
 }
 
-fn list_count(program: &Program, findings: &mut ViolationList) {
-    let (expected, found) = (program.placement.stage_count(), program.stages.len());
+fn list_count(program: &Program, violations: &mut ViolationList) {
+    let expected = program.placement.stage_count();
+    let found = program.stages.len();
     if found != expected as usize {
-        findings.add(ScheduleViolation::ListCount { expected, found });
+        violations.add(ScheduleViolation::ListCount { expected, found });
     }
 }
 
-/// One step is enough: between steps a stage waits only for reports, which every stage sends
-/// before it can wait for anything of the step after.
-fn deadlock(program: &Program, findings: &mut ViolationList) {
-    if let Err(stuck) = walk(program, 1, |_, _, _| {}) {
-        findings.add(ScheduleViolation::Deadlock(stuck));
+/// The program reaches its end. One step is enough: between steps a stage waits only for reports,
+/// which every stage sends before it can wait for anything of the step after.
+fn deadlock(program: &Program, violations: &mut ViolationList) {
+    if let Err(deadlock) = walk(program, 1, |_, _, _| {}) {
+        violations.add(ScheduleViolation::Deadlock(deadlock));
     }
 }
 
@@ -289,12 +290,12 @@ mod tests {
             step: 0,
             op: Some(op(waits_at)),
         });
-        let stuck = ScheduleViolation::Deadlock(Deadlock { places: places.to_vec() });
+        let deadlock = ScheduleViolation::Deadlock(Deadlock { places: places.to_vec() });
         let text = "the program stops: stage 0 waits at 0BW0 in step 0, \
                     stage 1 waits at 1F1 in step 0";
-        assert_eq!(stuck.to_string(), text);
+        assert_eq!(deadlock.to_string(), text);
         let gpipe = COMPUTE_ONLY.replace("1F0 1BW0 1F1 1BW1", "1F0 1F1 1BW0 1BW1");
-        find(&gpipe, "0F1 0BW0", "0BW0 0F1", stuck);
+        find(&gpipe, "0F1 0BW0", "0BW0 0F1", deadlock);
     }
 
     #[test]
@@ -304,7 +305,7 @@ mod tests {
             DeadlockedStage { step: 0, ..at(0, Some(op("0RECV_B0"))) },
             at(1, Some(op("1RECV_B0"))),
         ];
-        let stuck = ScheduleViolation::Deadlock(Deadlock { places });
-        find(FUSED, "1RECV_F0 1F0", "1RECV_F0 1F0 1RECV_B0", stuck);
+        let deadlock = ScheduleViolation::Deadlock(Deadlock { places });
+        find(FUSED, "1RECV_F0 1F0", "1RECV_F0 1F0 1RECV_B0", deadlock);
     }
 }

@@ -17,10 +17,10 @@ pub struct ChunkTimes {
     pub w_early: f64,
 }
 
-/// What is copied at once, out of a stage's memory and back into it.
+/// Which copies run at once, out of a stage's memory and back into it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CopyLanes {
-    /// One copy at a time, whichever way it goes: each is as fast as the connection allows.
+    /// One copy at a time, in either direction: each is as fast as the connection allows.
     #[default]
     Alternating,
     /// One out and one back at the same time.
@@ -32,18 +32,18 @@ pub enum CopyLanes {
 /// Durations of what one pass of a chunk does beside its gradients.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MemoryTimes {
-    /// R: what DROP gave up is made again.
+    /// R: what DROP freed is recomputed.
     pub recompute: f64,
-    /// What F left is copied out.
+    /// OFFLOAD: what the pass keeps after F is copied out.
     pub offload: f64,
-    /// It is copied back.
+    /// RELOAD: it is copied back.
     pub reload: f64,
 }
 
-/// Durations of what keeps memory small.
+/// Durations of recomputation and copies.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct MemoryCosts {
-    /// What is copied at once.
+    /// Which copies run at once.
     pub lanes: CopyLanes,
     /// One entry a chunk, in model order; none at all if R takes as long as F and a copy no time.
     pub chunks: Vec<MemoryTimes>,
@@ -59,9 +59,9 @@ pub struct Costs {
     pub slice_shares: Vec<f64>,
     /// From when a result has left its stage to when it is on another one.
     pub link: f64,
-    /// How long a result keeps the way to another stage from those after it: a message's bytes over
-    /// the bandwidth. Each pair of stages has a way in each direction, which carries one at a time.
-    /// A slice's result has its part of a microbatch's bytes, and takes its part of this.
+    /// How long a result occupies the link to another stage for those after it: a message's bytes
+    /// over the bandwidth. Each pair of stages has a link in each direction, which carries one at a
+    /// time. A slice's result has its part of a microbatch's bytes, and takes its part of this.
     pub occupancy: f64,
     /// From the arrival of the last report to the verdict being known on every stage.
     pub verdict: f64,
@@ -69,8 +69,8 @@ pub struct Costs {
     pub step: f64,
     /// R, OFFLOAD and RELOAD.
     pub memory: MemoryCosts,
-    /// What a chunk's gradient takes to its twin on another stage, beside a hop: one entry a chunk, in
-    /// model order; none at all if it keeps the way no longer than a result does.
+    /// What a chunk's gradient takes to its twin on another stage, beside a hop: one entry a chunk,
+    /// in model order; none at all if it occupies the link no longer than a result does.
     pub gradients: Vec<f64>,
 }
 
@@ -120,8 +120,8 @@ pub enum CostError {
 }
 
 impl Costs {
-    /// Every stage takes `f`, `b` and `w`, divided evenly among its chunks of a replica, and a hop between
-    /// stages takes `link`. Verdict, step and early weights take no time.
+    /// Every stage takes `f`, `b` and `w`, divided evenly among its chunks of a replica, and a hop
+    /// between stages takes `link`. Verdict, step and early weights take no time.
     #[must_use]
     pub fn even(placement: &Placement, f: f64, b: f64, w: f64, link: f64) -> Self {
         let share = |time: f64| time * placement.chunk_share();
@@ -140,8 +140,8 @@ impl Costs {
         }
     }
 
-    /// The same with a way out and back that takes `round_trip` for all that one microbatch leaves
-    /// on a stage, divided evenly among its chunks and between the two ways.
+    /// The same with an offload and a reload that take `round_trip` together for all that one
+    /// microbatch keeps on a stage, divided evenly among its chunks and between the two.
     #[must_use]
     pub fn with_round_trip(mut self, placement: &Placement, round_trip: f64) -> Self {
         let one_way = round_trip / 2.0 * placement.chunk_share();
@@ -239,7 +239,7 @@ impl Costs {
     }
 }
 
-/// How far from one shares may add up to: more than rounding does, less than anybody sees.
+/// How far from one shares may add up to: more than rounding does, less than matters.
 const SHARES_SUM_ERROR_MAX: f64 = 1e-6;
 
 fn check_durations<const N: usize>(durations: [(&'static str, f64); N]) -> Result<(), CostError> {

@@ -1,8 +1,9 @@
 //! Makes the program of a schedule, arithmetic only, in the order its paper gives.
 //!
 //! One file a family. A generator knows counts, no times: which order is best for given times is
-//! the solver's question, and what is copied while given passes run that of [`crate::offload`]. Every generator lets a chunk's weight gradients run in microbatch order,
-//! because the sum of a gradient must not depend on the schedule.
+//! the solver's question, and what is copied while given passes run that of [`crate::offload`].
+//! Every generator lets a chunk's weight gradients run in microbatch order, because the sum of a
+//! gradient must not depend on the schedule.
 
 mod bidirectional;
 mod breadth_first;
@@ -29,9 +30,9 @@ use crate::placement::Placement;
 use crate::program::Program;
 use crate::solve::{ChunkCosts, ScheduleProblem, StageCosts, solve};
 
-/// The program of `kind` over `stage_count` stages and `microbatch_count` microbatches, with as many
-/// chunks as the schedule has by default; without transfers and updates
-/// ([`crate::lower`] adds them).
+/// The program of `kind` over `stage_count` stages and `microbatch_count` microbatches, with as
+/// many chunks as the schedule has by default; without transfers and updates ([`crate::lower`] adds
+/// them).
 ///
 /// # Errors
 /// As [`generate_sized`].
@@ -47,10 +48,10 @@ pub fn generate(
 ///
 /// # Errors
 /// If there is no stage, no microbatch or too many of them, if a stage of `kind` does not hold so
-/// many chunks, if `kind` does not cut microbatches into so many slices, if it is interleaved and the
-/// microbatches do not form whole groups of one a stage, if it is DualPipeV and they are fewer than two
-/// a stage, if it has two replicas and there is one microbatch alone, or if it is Chimera and the stages
-/// are odd.
+/// many chunks, if `kind` does not cut microbatches into so many slices, if it is interleaved and
+/// the microbatches do not form whole groups of one a stage, if it is DualPipeV and they are fewer
+/// than two a stage, if it has two replicas and there is one microbatch alone, or if it is Chimera
+/// and the stages are odd.
 pub fn generate_sized(kind: ScheduleKind, size: PipelineSize) -> Result<Program, GenerateError> {
     check_size(kind, size)?;
     let PipelineSize { stage_count, chunks_per_stage, microbatch_count, slice_count } = size;

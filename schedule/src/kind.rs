@@ -1,4 +1,4 @@
-//! The schedules there are.
+//! The schedules by name, with the placement and sizes of each.
 
 use std::fmt;
 use std::str::FromStr;
@@ -33,7 +33,8 @@ pub enum ScheduleKind {
     /// Backward split over a V-shaped placement (Qi et al., arXiv 2401.10241 v1, section 6).
     #[serde(rename = "zb-v")]
     ZbV,
-    /// GPipe with several chunks a stage, dealt round, one after the other (Lamy-Poirier, MLSys 2023).
+    /// GPipe with several chunks a stage, dealt round, one after the other (Lamy-Poirier, MLSys
+    /// 2023).
     #[serde(rename = "looped-bfs")]
     LoopedBfs,
     /// Groups of one microbatch a stage through chunks dealt round (Wan et al., ICML 2025).
@@ -66,14 +67,14 @@ pub enum ScheduleKind {
     /// 1F1B over slices of a microbatch's sequences (Sun et al., NAACL 2025).
     #[serde(rename = "seq1f1b")]
     Seq1F1B,
-    /// The order of PipeOffload, and the first half of a stage's chunks leave its memory between F
-    /// and B (Wan et al., ICML 2025).
+    /// The order of PipeOffload, and the first half of a stage's chunks are offloaded between F and
+    /// B (Wan et al., ICML 2025).
     #[serde(rename = "po-half")]
     PoHalf,
-    /// The same, and all chunks may leave (ibid.).
+    /// The same, and all chunks may be offloaded (ibid.).
     #[serde(rename = "po-full")]
     PoFull,
-    /// The same, and so much leaves as a limit requires, or as makes memory smallest (ibid.).
+    /// The same, and as much is offloaded as a limit requires, or as makes memory smallest (ibid.).
     #[serde(rename = "po-selective")]
     PoSelective,
 }
@@ -141,7 +142,7 @@ impl ScheduleKind {
         Self::PoSelective,
     ];
 
-    /// The name under which a person asks for it.
+    /// The name by which a user requests it.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -241,12 +242,12 @@ impl ScheduleKind {
         }
     }
 
-    /// Which of the chunks of a stage that holds `held` leave its memory; none if it offloads nothing.
+    /// Which of the `chunk_count` chunks of a stage are offloaded; `None` if it offloads nothing.
     #[must_use]
-    pub const fn offload_chunks(self, held: u32) -> Option<OffloadChunks> {
+    pub const fn offload_chunks(self, chunk_count: u32) -> Option<OffloadChunks> {
         match self {
-            Self::PoHalf => Some(OffloadChunks::First(held.div_ceil(2))),
-            Self::PoFull => Some(OffloadChunks::First(held)),
+            Self::PoHalf => Some(OffloadChunks::First(chunk_count.div_ceil(2))),
+            Self::PoFull => Some(OffloadChunks::First(chunk_count)),
             Self::PoSelective => Some(OffloadChunks::Chosen),
             Self::GPipe
             | Self::OneFOneB

@@ -1,12 +1,12 @@
 //! Lowering: adds to a program of arithmetic what a cluster needs to run it.
 //!
-//! Transfers follow from the placement: an operand from another stage is received right before
-//! the pass that needs it, a result is passed on right after the pass that made it. Where the gate
-//! where a chunk has a twin, the gradients of both replicas are added: each leaves for the other's
-//! stage right after its last operation, and is waited for at the end of the step. Where the gate
-//! stands follows from the window. With window one it stands directly before the first operation
-//! that adds to the weights' gradient, the last moment at which the step before can still be
-//! dropped, so F and B of the new step run while the verdict travels.
+//! Transfers follow from the placement: an operand from another stage is received right before the
+//! pass that needs it, a result is sent right after the pass that made it. Where a chunk has a
+//! twin, the gradients of both replicas are added: each is sent to the other's stage right after
+//! the chunk's last operation, and is waited for at the end of the step. Where the gate stands
+//! follows from the window. With window one it stands directly before the first operation that adds
+//! to the weights' gradient, the last moment at which the step before can still be dropped, so F
+//! and B of the new step run while the verdict travels.
 
 use std::collections::BTreeMap;
 
@@ -28,14 +28,14 @@ pub struct LowerOptions {
 }
 
 /// `program` with transfers, updates and, if requested, early weights. What it had of these before
-/// is replaced, so a lowered program can be lowered again with other options. What moves memory
-/// stays where it is.
+/// is replaced, so a lowered program can be lowered again with other options. Operations on memory
+/// stay where they are.
 #[must_use]
 pub fn lower(program: &Program, options: LowerOptions) -> Program {
     let placement = &program.placement;
     let lower_stage = |ops: &Vec<Op>| {
-        let passed_on = with_transfers(placement, ops, options.early_head_weights);
-        with_updates(&with_reductions(placement, passed_on), options.window)
+        let lowered = with_transfers(placement, ops, options.early_head_weights);
+        with_updates(&with_reductions(placement, lowered), options.window)
     };
     Program {
         kind: program.kind,
@@ -70,7 +70,7 @@ fn with_transfers(placement: &Placement, ops: &[Op], early_head_weights: bool) -
     lowered
 }
 
-/// Adds what makes one gradient of each chunk and its twin.
+/// Adds the operations that make one gradient of those of each chunk and its twin.
 fn with_reductions(placement: &Placement, ops: Vec<Op>) -> Vec<Op> {
     if placement.replica_count() == 1 {
         return ops;
@@ -83,8 +83,8 @@ fn with_reductions(placement: &Placement, ops: Vec<Op>) -> Vec<Op> {
     for (position, op) in ops.into_iter().enumerate() {
         lowered.push(op);
         if let Some(chunk) = op.chunk().filter(|chunk| last[chunk] == position) {
-            let [tell, _] = exchange_of(placement, chunk);
-            lowered.extend(tell);
+            let [send, _] = exchange_of(placement, chunk);
+            lowered.extend(send);
         }
     }
     for chunk in last.into_keys() {

@@ -2,8 +2,8 @@
 //!
 //! The convention is the zero-bubble paper's (Qi et al., ICLR 2024, section 2.3): a pass is charged
 //! for what it keeps from the start of F on. B exchanges that for what W needs, at its start, and W
-//! or BW gives all of it back when it is done. DROP gives back what R takes again at its start;
-//! OFFLOAD gives back everything, where it stands, and RELOAD takes it again, where it stands. What a
+//! or BW frees all of it when it is done. DROP frees what R takes again at its start; OFFLOAD frees
+//! everything, where it stands, and RELOAD takes it again, where it stands. What a
 //! pass needs only while it runs is not counted.
 
 use zbelastic_types::SliceIndex;
@@ -18,7 +18,7 @@ use crate::program::Program;
 pub struct ChunkMemory {
     /// From F to B or BW: the activations.
     pub after_forward: f64,
-    /// From DROP to R: what the activations are made from again.
+    /// From DROP to R: what the activations are recomputed from.
     pub after_drop: f64,
     /// From B to WE or W: the operands of the weights' gradient.
     pub after_input_gradient: f64,
@@ -46,7 +46,8 @@ pub(crate) fn peak_of_list(
     chunks: &[ChunkMemory],
     kept_by_pass: &mut PassTable<PassFootprint>,
 ) -> f64 {
-    let (mut kept, mut peak) = (0.0, 0.0);
+    let mut kept = 0.0;
+    let mut peak = 0.0;
     for op in ops {
         let Some(pass) = op.pass() else { continue };
         let cell = kept_by_pass.get_mut(pass).expect("the program has the passes it names");
@@ -58,7 +59,7 @@ pub(crate) fn peak_of_list(
     peak
 }
 
-/// What a pass keeps, and whether that is away.
+/// What a pass keeps, and whether that is offloaded.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct PassFootprint {
     amount: f64,
@@ -84,9 +85,9 @@ impl PassFootprint {
     }
 }
 
-/// How many passes of a chunk take memory at once: how many slots of an exact size to set aside. What
-/// is away takes none. What DROP gives up is counted apart, because it is for the caller to decide what
-/// that is.
+/// How many passes of a chunk take memory at once: how many slots of an exact size to reserve. A
+/// pass that is offloaded takes none. What DROP frees is counted apart, because it is for the
+/// caller to decide what that is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LivePasses {
     /// From the start of F to the end of W or BW.
@@ -98,7 +99,7 @@ pub struct LivePasses {
     pub recomputed_slots: u32,
     /// As `early_slots`, but none from DROP to R.
     pub recomputed_early_slots: u32,
-    /// Passes that are away.
+    /// Passes that are offloaded.
     pub offloaded: u32,
 }
 
@@ -123,8 +124,8 @@ pub fn live_passes(program: &Program) -> Vec<LivePasses> {
     live_passes_of(program, |_| true)
 }
 
-/// The same, counting passes over some slices only: those that are equally long share slots, and with
-/// others they have none in common.
+/// The same, counting passes over some slices only: those that are equally long share slots, and
+/// with others they have none in common.
 ///
 /// # Panics
 /// As [`live_passes`].
@@ -150,7 +151,7 @@ pub fn live_passes_of(
     most
 }
 
-/// What there is of a pass.
+/// Which memory a pass takes at one point of its stage's list.
 #[derive(Clone, Copy, Default)]
 struct PassLiveness {
     is_alive: bool,

@@ -1,16 +1,18 @@
-//! Offloading: what passes keep leaves the stage between F and B, and comes back (Wan et al.,
+//! Offloading: the activations of a pass are copied to the host between F and B, and back (Wan et
+//! al.,
 //! *PipeOffload*, ICML 2025, arXiv 2503.01328, section 3).
 //!
-//! Adds OFFLOAD and RELOAD to a program of arithmetic. Promises: at the times that were given no pass
-//! runs later than without them, unless a limit cannot be met in another way; and no stage keeps more
-//! than without them.
+//! Adds OFFLOAD and RELOAD to a program of arithmetic. Promises: at the times that were given no
+//! pass runs later than without them, unless a limit cannot be met otherwise; and no stage
+//! keeps more than without them.
 //!
-//! Every F is put off as far as it can be without another pass being later: that is what makes time
-//! for copies while the pipeline fills. Then the list of each stage is gone through once. What can
-//! leave leaves as soon as the lane is free, what is needed last first, unless what is away could
-//! then not be back in time; and it comes back as late as it can. Passes with too little time to spare
-//! between F and B are passed over. The authors ask for three round trips; here every measure that
-//! makes a difference is tried, up to a limit, and the best stands: least memory, then fewest copies.
+//! Every F is delayed as far as it can be without another pass being later: that is what makes time
+//! for copies while the pipeline fills. Then the list of each stage is gone through once. A pass is
+//! offloaded as soon as the lane is free, the one that is needed last first, unless the passes that
+//! are offloaded could then not be reloaded in time; and it is reloaded as late as it can be.
+//! Passes with too little time to spare between F and B are passed over. The authors require three
+//! round trips; here every rule that makes a difference is tried, up to a limit, and the best
+//! stands: least memory, then fewest copies.
 
 mod planner;
 mod timetable;
@@ -28,7 +30,7 @@ use crate::simulate::SimulateError;
 use planner::{OffloadRule, StageOffloads};
 use timetable::Timetable;
 
-/// Which chunks of a stage may leave.
+/// Which chunks of a stage may be offloaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OffloadChunks {
     /// So many, from the first one on: what the first chunks keep lives longest.
@@ -37,28 +39,28 @@ pub enum OffloadChunks {
     Chosen,
 }
 
-/// What leaves, and what it is planned by.
+/// What is offloaded, and by which costs and limits it is planned.
 #[derive(Clone, Copy, Debug)]
 pub struct OffloadRequest<'a> {
     /// How long passes and copies take.
     pub costs: &'a Costs,
     /// What passes keep, in model order.
     pub memory: &'a [ChunkMemory],
-    /// Which chunks may leave.
+    /// Which chunks may be offloaded.
     pub chunks: OffloadChunks,
-    /// The most that each stage may keep, by the measure of `memory`, if that is limited. Then no
+    /// The most that each stage may keep, in the unit of `memory`, if that is limited. Then no
     /// more is copied than the limit requires, and passes wait for copies where it cannot be met
     /// otherwise.
     pub limits: Option<&'a [f64]>,
 }
 
-/// The shares of a copy's time that are planned with, one after the other, while a limit is not met:
-/// the smaller, the more leaves, and the longer passes wait in the end.
+/// The shares of a copy's time that are planned with, one after the other, while a limit is not
+/// met: the smaller, the more is offloaded, and the longer passes wait in the end.
 const COPY_TIME_SHARES: [f64; 5] = [1.0, 0.75, 0.5, 0.25, 0.0];
 
-/// The arithmetic of `program` with OFFLOAD and RELOAD. What it had of these before is replaced. To be
-/// lowered afterwards, also if it was lowered before. A program with slices gets none: later slices of a
-/// microbatch read what earlier ones keep.
+/// The arithmetic of `program` with OFFLOAD and RELOAD. What it had of these before is replaced. To
+/// be lowered afterwards, also if it was lowered before. A program with slices gets none: later
+/// slices of a microbatch read what earlier ones keep.
 ///
 /// # Errors
 /// If the costs are not this program's, or it does not reach its end.
@@ -75,7 +77,7 @@ pub fn offload(program: &Program, request: OffloadRequest<'_>) -> Result<Program
     let mut kept = PassTable::new(&program, PassFootprint::default());
     let mut stages = Vec::with_capacity(program.stages.len());
     for (stage, ops) in program.lists() {
-        let trips = StageOffloads::new(&program, stage, &timetable, request.costs);
+        let candidates = StageOffloads::new(&program, stage, &timetable, request.costs);
         let limit = request.limits.map(|limits| limits[stage.index()]);
         let mut candidate = |ops: Vec<Op>| {
             let peak = peak_of_list(&ops, request.memory, &mut kept);
@@ -83,12 +85,14 @@ pub fn offload(program: &Program, request: OffloadRequest<'_>) -> Result<Program
             OffloadPlan { ops, peak, copies, limit }
         };
         let mut best = candidate(ops.to_vec());
-        for haste in &COPY_TIME_SHARES[..if limit.is_some() { COPY_TIME_SHARES.len() } else { 1 }] {
-            for (first, spare) in choices(&program, stage, request.chunks, &trips) {
-                let found = trips.plan(OffloadRule {
-                    chunk_count: first,
-                    spare_min: spare,
-                    copy_time_share: *haste,
+        for copy_time_share in
+            &COPY_TIME_SHARES[..if limit.is_some() { COPY_TIME_SHARES.len() } else { 1 }]
+        {
+            for (chunk_count, spare_min) in choices(&program, stage, request.chunks, &candidates) {
+                let found = candidates.plan(OffloadRule {
+                    chunk_count,
+                    spare_min,
+                    copy_time_share: *copy_time_share,
                 });
                 let found = found.map(&mut candidate);
                 best = found.into_iter().fold(best, OffloadPlan::better);
@@ -102,23 +106,26 @@ pub fn offload(program: &Program, request: OffloadRequest<'_>) -> Result<Program
     Ok(Program { stages, ..program })
 }
 
-/// Every number of chunks that may leave, each with every time to spare that is worth trying.
+/// Every number of chunks that may be offloaded, each with every time to spare that is worth
+/// trying.
 fn choices(
     program: &Program,
     stage: StageIndex,
     chunks: OffloadChunks,
-    trips: &StageOffloads<'_>,
+    candidates: &StageOffloads<'_>,
 ) -> impl Iterator<Item = (u32, f64)> {
-    let held = program.placement.chunks_of(stage).count();
-    let held = u32::try_from(held).expect("chunks are counted in u32");
-    let firsts = match chunks {
-        OffloadChunks::First(first) => first.min(held)..=first.min(held),
-        OffloadChunks::Chosen => 1..=held,
+    let chunk_count = program.placement.chunks_of(stage).count();
+    let chunk_count = u32::try_from(chunk_count).expect("chunks are counted in u32");
+    let chunk_counts = match chunks {
+        OffloadChunks::First(count) => count.min(chunk_count)..=count.min(chunk_count),
+        OffloadChunks::Chosen => 1..=chunk_count,
     };
-    firsts.flat_map(|first| trips.spares(first).into_iter().map(move |spare| (first, spare)))
+    chunk_counts.flat_map(|chunk_count| {
+        candidates.spares(chunk_count).into_iter().map(move |spare_min| (chunk_count, spare_min))
+    })
 }
 
-/// A stage's list with copies, and what they do for it.
+/// A stage's list with copies, with its peak of memory.
 struct OffloadPlan {
     ops: Vec<Op>,
     peak: f64,
@@ -131,7 +138,7 @@ impl OffloadPlan {
         self.limit.map_or(0.0, |limit| (self.peak - limit).max(0.0))
     }
 
-    /// What memory it takes beyond what nobody minds.
+    /// The memory that plans are compared by: what is above the limit, or all where there is none.
     fn excess(&self) -> f64 {
         if self.limit.is_some() { self.above_limit() } else { self.peak }
     }

@@ -1,10 +1,10 @@
 //! The operations a program is made of, and their text.
 //!
-//! Letters follow the zero-bubble paper (Qi et al., ICLR 2024, section 2): F is the forward pass,
-//! B the half of the backward pass that yields the gradient of the input, W the half that yields
-//! the gradient of the weights, BW both in one. R runs the forward pass again. An operation on a chunk
-//! is written `<chunk><letters><microbatch>`, as in `2F0`, `3SEND_F1` or `2OFFLOAD0`; in a program with
-//! slices the slice follows after a point, as in `2F0.1`.
+//! Letters follow the zero-bubble paper (Qi et al., ICLR 2024, section 2): F is the forward pass, B
+//! the half of the backward pass that yields the gradient of the input, W the half that yields the
+//! gradient of the weights, BW both in one. R runs the forward pass again. An operation on a chunk
+//! is written `<chunk><letters><microbatch>`, as in `2F0`, `3SEND_F1` or `2OFFLOAD0`; in a program
+//! with slices the slice follows after a point, as in `2F0.1`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -47,13 +47,15 @@ impl From<PassForm> for Pass {
 }
 
 impl Pass {
-    /// The pass of chunk number `chunk` over microbatch number `microbatch`, or over its first slice.
+    /// The pass of chunk number `chunk` over microbatch number `microbatch`, or over its first
+    /// slice.
     #[must_use]
     pub const fn new(chunk: u32, microbatch: u32) -> Self {
         Self::sliced(chunk, microbatch, 0)
     }
 
-    /// The pass of chunk number `chunk` over slice number `slice` of microbatch number `microbatch`.
+    /// The pass of chunk number `chunk` over slice number `slice` of microbatch number
+    /// `microbatch`.
     #[must_use]
     pub const fn sliced(chunk: u32, microbatch: u32, slice: u32) -> Self {
         Self {
@@ -87,11 +89,11 @@ pub enum Compute {
     /// The part of W that keeps so large an operand that it runs right after its B: the output
     /// head, whose operand is one number per token and vocabulary entry.
     WE,
-    /// B and W in one, as schedules without the split run it: the input's gradient leaves only
-    /// when the weights' is done as well.
+    /// B and W in one, as schedules without the split run it: the input's gradient is sent
+    /// only when the weights' is done as well.
     BW,
-    /// The forward pass again, from what [`MemoryOp::Drop`] left: it makes what B and W need, and its
-    /// result goes nowhere.
+    /// The forward pass again, from what is kept after [`MemoryOp::Drop`]: it makes what B and W
+    /// need, and its result is not sent.
     R,
 }
 
@@ -116,7 +118,7 @@ impl Compute {
     }
 }
 
-/// Which way a boundary tensor flows.
+/// The direction in which a boundary tensor flows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Flow {
     /// Activations, from a chunk to the next one of the model.
@@ -126,7 +128,7 @@ pub enum Flow {
 }
 
 impl Flow {
-    /// The opposite direction.
+    /// The direction opposite to this one.
     #[must_use]
     pub const fn reverse(self) -> Self {
         match self {
@@ -136,10 +138,10 @@ impl Flow {
     }
 }
 
-/// How a boundary tensor changes hands.
+/// How a boundary tensor gets from one chunk to the next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Transfer {
-    /// The named chunk's result leaves for another stage.
+    /// The named chunk's result is sent to another stage.
     Send,
     /// The named chunk's operand arrives from another stage.
     Receive,
@@ -147,17 +149,17 @@ pub enum Transfer {
     Local,
 }
 
-/// Where what a pass keeps between F and B lies. Copies run on a lane of their own beside the
-/// passes, in the order of the list.
+/// What is done to the memory that a pass keeps between F and B. Copies run on a lane of their own
+/// beside the passes, in the order of the list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum MemoryOp {
-    /// From here on the stage counts on the memory: what the pass keeps has left for a second
-    /// store. The copy may begin when the pass's F is done; here it is waited for.
+    /// From here on the memory is free: what the pass keeps was copied to a second store. The copy
+    /// may begin when the pass's F is done; here it is waited for.
     Offload,
-    /// What left takes memory again. The copy begins here; the next R, B or BW of the pass waits
-    /// for it.
+    /// What was offloaded takes memory again. The copy begins here; the next R, B or BW of the pass
+    /// waits for it.
     Reload,
-    /// What R will make again is given up.
+    /// What R will recompute is freed.
     Drop,
 }
 
@@ -176,11 +178,11 @@ pub enum UpdateOp {
     Commit,
 }
 
-/// How the gradients of two replicas of a chunk become one: each holder passes its own to the other,
-/// which is summed over the microbatches of its replica, and both add the two in one order.
+/// How the gradients of two replicas of a chunk become one: each holder passes its own to the
+/// other, which is summed over the microbatches of its replica, and both add the two in one order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Reduction {
-    /// The chunk's own gradient leaves for the stage that holds its twin.
+    /// The chunk's own gradient is sent to the stage that holds its twin.
     Send,
     /// The twin's gradient arrives from another stage.
     Receive,
@@ -195,18 +197,19 @@ pub enum Reduction {
 pub enum Op {
     /// Arithmetic of a pass on its chunk.
     Compute(Compute, Pass),
-    /// A boundary tensor changes hands; the pass names the chunk at the executing stage.
+    /// A boundary tensor is sent, received or passed on; the pass names the chunk at the executing
+    /// stage.
     Transfer(Transfer, Flow, Pass),
     /// The step and its validation.
     Update(UpdateOp),
     /// The gradients of a chunk's two replicas become one.
     Reduce(Reduction, ChunkIndex),
-    /// What a pass keeps leaves, comes back or is given up.
+    /// What a pass keeps is offloaded, reloaded or dropped.
     Memory(MemoryOp, Pass),
 }
 
 impl Op {
-    /// Whether it takes a pass to the second store, or back.
+    /// Whether it copies what a pass keeps to the second store, or back.
     pub(crate) const fn is_copy(self) -> bool {
         matches!(self, Self::Memory(MemoryOp::Offload | MemoryOp::Reload, _))
     }
@@ -251,8 +254,8 @@ impl Op {
         }
     }
 
-    /// The operation as a program with `slice_count` slices writes it. Without that knowledge, as in
-    /// the message of an error, [`fmt::Display`] leaves slice 0 out.
+    /// The operation as a program with `slice_count` slices writes it. Without that knowledge, as
+    /// in the message of an error, [`fmt::Display`] leaves slice 0 out.
     #[must_use]
     pub fn text(self, slice_count: u32) -> String {
         let (letters, pass) = match self {

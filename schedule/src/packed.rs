@@ -16,8 +16,8 @@ use zbelastic_types::{ChunkIndex, StageIndex};
 use crate::op::{Compute, Flow, MemoryOp, Op, Pass, Reduction, Transfer, UpdateOp};
 use crate::placement::Placement;
 
-/// Operations for each pass at most: F, B, W, WE and R, two transfers each way, and what is dropped,
-/// offloaded and reloaded.
+/// Operations for each pass at most: F, B, W, WE and R, two transfers in each direction, and what
+/// is dropped, offloaded and reloaded.
 const OPS_PER_PASS_MAX: u64 = 12;
 /// Operations of a stage that are on no pass, for each of its chunks: updates and reductions. More
 /// than there are, which is what a bound of memory needs.
@@ -169,7 +169,8 @@ impl StageCodec {
         let foreign = self.chunks.len() as u64 + u64::from(chunk.0);
         let chunk = position.map_or(foreign, |position| position as u64);
         let Some(pass) = op.pass() else { return Symbol { kind, chunk, ..Symbol::default() } };
-        let (microbatch, slice) = (i64::from(pass.microbatch.0), i64::from(pass.slice.0));
+        let microbatch = i64::from(pass.microbatch.0);
+        let slice = i64::from(pass.slice.0);
         let before = self.last.insert((kind, chunk), (microbatch, slice)).unwrap_or((-1, 0));
         Symbol { kind, chunk, microbatches: microbatch - before.0, slices: slice - before.1 }
     }
@@ -178,7 +179,8 @@ impl StageCodec {
         let Symbol { kind, chunk, microbatches, slices } = symbol;
         let bad = UnpackError::Number { found: kind as i64 };
         let place = usize::try_from(kind).map_err(|_| bad)?;
-        let (on_passes, on_chunks) = (PASS_KINDS.len(), PASS_KINDS.len() + CHUNK_KINDS.len());
+        let on_passes = PASS_KINDS.len();
+        let on_chunks = PASS_KINDS.len() + CHUNK_KINDS.len();
         if place >= on_chunks {
             return UPDATES.get(place - on_chunks).copied().map(Op::Update).ok_or(bad);
         }
@@ -201,7 +203,8 @@ fn small(found: i64) -> Result<u32, UnpackError> {
 
 /// The bytes of the lists.
 pub(crate) fn pack(placement: &Placement, lists: &[Vec<Op>]) -> Vec<u8> {
-    let (mut known, mut symbols) = (BTreeMap::new(), Vec::new());
+    let mut known = BTreeMap::new();
+    let mut symbols = Vec::new();
     let mut numbers: Vec<u32> = Vec::with_capacity(lists.iter().map(Vec::len).sum());
     for (stage, list) in (0..).map(StageIndex).zip(lists) {
         let mut stage = StageCodec::new(placement, stage);
@@ -226,12 +229,13 @@ pub(crate) fn pack(placement: &Placement, lists: &[Vec<Op>]) -> Vec<u8> {
     bytes
 }
 
-/// Symbols as they are, and copies: an even number is twice the count of symbols that follow, an odd
-/// one twice the length of a copy and one, behind which stands how far back it begins.
+/// Symbols as they are, and copies: an even number is twice the count of symbols that follow, an
+/// odd one twice the length of a copy and one, behind which stands how far back it begins.
 fn write_runs(bytes: &mut Vec<u8>, numbers: &[u32]) {
     let key = |at: usize| numbers.get(at..at + COPY_MIN).map(<[u32]>::to_vec);
     let mut seen: BTreeMap<Vec<u32>, usize> = BTreeMap::new();
-    let (mut at, mut plain) = (0, 0);
+    let mut at = 0;
+    let mut plain = 0;
     while at < numbers.len() {
         let from = key(at).and_then(|key| seen.insert(key, at));
         let Some(from) = from else {
@@ -311,7 +315,8 @@ impl PackedReader<'_> {
     /// Operations of each stage. Each length has a byte of its own, so they are not too many.
     fn lengths(&mut self, ops_max: u64) -> Result<Vec<u64>, UnpackError> {
         let count = self.number()?;
-        let (mut lengths, mut found) = (Vec::new(), 0_u64);
+        let mut lengths = Vec::new();
+        let mut found = 0_u64;
         for _ in 0..count {
             let length = self.number()?;
             found = found.saturating_add(length);
@@ -327,8 +332,10 @@ impl PackedReader<'_> {
         let count = self.number()?;
         let mut symbols = Vec::new();
         for _ in 0..count {
-            let (kind, chunk) = (self.number()?, self.number()?);
-            let (microbatches, slices) = (self.signed()?, self.signed()?);
+            let kind = self.number()?;
+            let chunk = self.number()?;
+            let microbatches = self.signed()?;
+            let slices = self.signed()?;
             symbols.push(Symbol { kind, chunk, microbatches, slices });
         }
         Ok(symbols)
@@ -339,8 +346,10 @@ impl PackedReader<'_> {
         let mut numbers: Vec<u32> = Vec::new();
         while (numbers.len() as u64) < ops {
             let head = self.number()?;
-            let (length, is_copy) = (head >> 1, head & 1 == 1);
-            let (count, left) = (numbers.len() as u64, ops - numbers.len() as u64);
+            let length = head >> 1;
+            let is_copy = head & 1 == 1;
+            let count = numbers.len() as u64;
+            let left = ops - numbers.len() as u64;
             if length == 0 || length > left {
                 return Err(UnpackError::Ops { ops_max: left, found: length });
             }

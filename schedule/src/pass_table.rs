@@ -4,8 +4,8 @@ use crate::op::Pass;
 use crate::program::{PASS_COUNT_MAX, Program};
 
 /// A cell for every chunk, microbatch and slice. A pass the program does not have has no cell, so
-/// readers of unchecked programs cannot go astray; nor has a microbatch in the replica that it does not
-/// run through.
+/// readers of unchecked programs cannot go astray; nor has a microbatch in the replica that it does
+/// not run through.
 #[derive(Clone)]
 pub(crate) struct PassTable<T> {
     cells: Vec<T>,
@@ -44,7 +44,8 @@ impl<T: Copy> PassTable<T> {
 
     /// Every pass with its cell, chunk by chunk.
     pub fn iter(&self) -> impl Iterator<Item = (Pass, T)> + '_ {
-        let (microbatches, slices) = (self.microbatch_count, self.slice_count);
+        let microbatches = self.microbatch_count;
+        let slices = self.slice_count;
         let pass = move |position: u32| {
             let microbatch = position / slices;
             Pass::sliced(microbatch / microbatches, microbatch % microbatches, position % slices)
@@ -60,8 +61,10 @@ impl<T: Copy> PassTable<T> {
     }
 
     fn position(&self, pass: Pass) -> Option<usize> {
-        let (microbatches, slices) = (self.microbatch_count as usize, self.slice_count as usize);
-        let (microbatch, slice) = (pass.microbatch.index(), pass.slice.index());
+        let microbatches = self.microbatch_count as usize;
+        let slices = self.slice_count as usize;
+        let microbatch = pass.microbatch.index();
+        let slice = pass.slice.index();
         (microbatch < microbatches && slice < slices && self.is_pass(pass))
             .then(|| (pass.chunk.index() * microbatches + microbatch) * slices + slice)
     }

@@ -219,7 +219,8 @@ impl Placement {
     /// The chunk with the same layers in the other replica, if there is one.
     #[must_use]
     pub fn twin_of(&self, chunk: ChunkIndex) -> Option<ChunkIndex> {
-        let (half, count) = (self.chunks_per_replica(), self.chunk_count());
+        let half = self.chunks_per_replica();
+        let count = self.chunk_count();
         (self.replica_count == 2 && chunk.0 < count).then(|| ChunkIndex((chunk.0 + half) % count))
     }
 

@@ -101,7 +101,7 @@ impl Program {
         (0..).map(StageIndex).zip(self.stages.iter().map(Vec::as_slice))
     }
 
-    /// The program as it was before it was lowered: passes and what moves their memory.
+    /// The program as it was before it was lowered: passes and operations on their memory.
     #[must_use]
     pub fn arithmetic(&self) -> Self {
         let is_arithmetic = |op: &&Op| match op {
@@ -126,7 +126,7 @@ impl Program {
         program
     }
 
-    /// The passes of every stage that have this done to them, in the order of the lists.
+    /// The passes of every stage that `memory` is applied to, in the order of the lists.
     pub fn passes_with(&self, memory: MemoryOp) -> impl Iterator<Item = (StageIndex, Pass)> {
         let with = move |op: &Op| match op {
             Op::Memory(found, pass) if *found == memory => Some(*pass),
@@ -141,9 +141,9 @@ impl Program {
         })
     }
 
-    /// Chunks times microbatches times slices: each is passed forward and backward once. Where there
-    /// are two replicas only half of them are passes, but readers set memory aside for all. No number
-    /// beyond the largest that can be counted.
+    /// Chunks times microbatches times slices: each is passed forward and backward once. Where
+    /// there are two replicas only half of them are passes, but readers set memory aside for all.
+    /// No number beyond the largest that can be counted.
     #[must_use]
     pub fn pass_count(&self) -> u64 {
         let microbatches =
@@ -248,9 +248,9 @@ pub enum ProgramParseError {
 /// Largest stage, chunk or microbatch count a program text may name.
 pub const TEXT_COUNT_MAX: u32 = 65_536;
 
-/// Most passes, chunks times microbatches times slices, a program may have. Its readers keep a few tens of
-/// bytes for each, so the longest text costs them some 100 MiB; the largest pipeline planned for,
-/// 128 stages of 2 chunks and 1024 microbatches, is a sixteenth of it.
+/// Most passes, chunks times microbatches times slices, a program may have. Its readers keep a few
+/// tens of bytes for each, so the longest text costs them some 100 MiB; the largest pipeline
+/// planned for, 128 stages of 2 chunks and 1024 microbatches, is a sixteenth of it.
 pub const PASS_COUNT_MAX: u64 = 1 << 22;
 
 /// The shape that a header names.
@@ -301,8 +301,10 @@ fn parse_header(line: &str) -> Result<Program, ProgramParseError> {
         _ => return Err(header()),
     };
     let placement = Placement::of_shape(shape, count(stages)?, count(chunks)?)?;
-    let (microbatch_count, slice_count) = (count(microbatches)?, count(slices)?);
-    let (kind, stages) = (kind.parse()?, Vec::new());
+    let microbatch_count = count(microbatches)?;
+    let slice_count = count(slices)?;
+    let kind = kind.parse()?;
+    let stages = Vec::new();
     Ok(Program { kind, placement, microbatch_count, slice_count, window, stages })
 }
 
@@ -326,7 +328,8 @@ impl FromStr for Program {
             let parsed: Result<Vec<Op>, _> = ops.split_whitespace().map(str::parse).collect();
             program.stages.push(parsed.map_err(|source| ProgramParseError::Op { line, source })?);
         }
-        let (expected, found) = (program.placement.stage_count() as usize, program.stages.len());
+        let expected = program.placement.stage_count() as usize;
+        let found = program.stages.len();
         if found != expected {
             return Err(ProgramParseError::StageCount { expected, found });
         }

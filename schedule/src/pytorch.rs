@@ -1,14 +1,15 @@
-//! Schedules as files of PyTorch's `torch.distributed.pipelining`: one row of comma-separated actions
-//! a rank.
+//! Schedules as files of PyTorch's `torch.distributed.pipelining`: one row of comma-separated
+//! actions a rank.
 //!
-//! Letters differ. What is B here, the gradient of the input, is I there; what is BW here, the whole
-//! backward pass, is B there; their stages are our chunks, their ranks our stages. A file either has
-//! arithmetic only, or sends and receives as well, which its reader runs as they stand. Their receive
-//! only announces that something will come, where ours waits for it; so a file's transfers are
-//! checked when it is read and placed anew by [`crate::lower`].
+//! Letters differ. What is B here, the gradient of the input, is I there; what is BW here, the
+//! whole backward pass, is B there; their stages are our chunks, their ranks our stages. A file
+//! either has arithmetic only, or sends and receives as well, which its reader runs as they stand.
+//! Their receive only announces that something will come, where ours waits for it; so a file's
+//! transfers are checked when it is read and placed anew by [`crate::lower`].
 //!
-//! What zbelastic has beyond that, updates, gates, WE, R and what moves memory, is left out of a file:
-//! WE is a share of the W that follows it, and R and the rest change what is kept, not what is computed.
+//! What zbelastic has beyond that, updates, gates, WE, R and operations on memory, is left out of a
+//! file: WE is a share of the W that follows it, and R and the rest change what is kept, not what
+//! is computed.
 
 mod read;
 mod write;
@@ -18,7 +19,7 @@ pub use write::{WriteError, write};
 
 use crate::op::{Compute, Flow, Op, Transfer};
 
-/// Which of the two forms a file has.
+/// Which of the two formats a file has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CsvFormat {
     /// Arithmetic only, without sends and receives.
@@ -83,8 +84,8 @@ mod tests {
                 let Ok(program) = generate(kind, stages, microbatches) else { continue };
                 let lowered =
                     lower(&program, LowerOptions { window: Window::One, early_head_weights: true });
-                for form in [CsvFormat::ComputeOnly, CsvFormat::WithCommunication] {
-                    for written in [write(&program, form), write(&lowered, form)] {
+                for format in [CsvFormat::ComputeOnly, CsvFormat::WithCommunication] {
+                    for written in [write(&program, format), write(&lowered, format)] {
                         if program.placement.replica_count() > 1 {
                             assert_eq!(written, Err(WriteError::Replicas { kind }));
                             continue;
@@ -92,8 +93,8 @@ mod tests {
                         let written = written.expect("the model is there once");
                         let found =
                             read(&written).unwrap_or_else(|error| panic!("{kind}: {error}"));
-                        assert_eq!(found.stages, passes_of(&program), "{kind} {form:?}");
-                        assert_eq!(found.placement, program.placement, "{kind} {form:?}");
+                        assert_eq!(found.stages, passes_of(&program), "{kind} {format:?}");
+                        assert_eq!(found.placement, program.placement, "{kind} {format:?}");
                         let name = generate(found.kind, stages, microbatches);
                         assert_eq!(name.map(|named| named.stages), Ok(passes_of(&program)));
                     }
@@ -118,9 +119,9 @@ mod tests {
 
     #[test]
     fn letters_are_theirs() {
-        let check = |kind, form, expected: &str| {
+        let check = |kind, format, expected: &str| {
             let program = generate(kind, 2, 2).expect("the size is legal");
-            assert_eq!(write(&program, form).as_deref(), Ok(expected));
+            assert_eq!(write(&program, format).as_deref(), Ok(expected));
         };
         check(ScheduleKind::OneFOneB, CsvFormat::ComputeOnly, "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n");
         check(

@@ -1,7 +1,7 @@
-//! Recomputation: activations are given up after F and made again before B.
+//! Recomputation: activations are dropped after F and recomputed before B.
 //!
 //! It goes with every schedule, because R needs nothing from other stages: it is one operation more
-//! in the list, and the order of all others stays. What DROP gives up, all but the chunk's input or
+//! in the list, and the order of all others stays. What is dropped, all but the chunk's input or
 //! single parts of each layer, is for the trainer to decide.
 
 use std::collections::BTreeSet;
@@ -9,15 +9,15 @@ use std::collections::BTreeSet;
 use crate::op::{Compute, MemoryOp, Op, Pass};
 use crate::program::Program;
 
-/// The arithmetic of `program` with DROP behind the F, and R before the B or BW, of every pass between
-/// whose F and B its stage runs another pass: elsewhere nothing would be saved. What it had of these
-/// before is replaced. To be lowered afterwards, also if it was lowered before.
+/// The arithmetic of `program` with DROP behind the F, and R before the B or BW, of every pass
+/// between whose F and B its stage runs another pass: elsewhere nothing would be saved. What it had
+/// of these before is replaced. To be lowered afterwards, also if it was lowered before.
 ///
 /// R stands right before its B, so that lowering puts the receive between them: R runs while the
 /// gradient is awaited.
 ///
-/// Of slices each has its own DROP and R. What others read of it, the keys and values, is not given up,
-/// so R of one waits for no other.
+/// Of slices each has its own DROP and R. What others read of it, the keys and values, is not
+/// dropped, so R of one waits for no other.
 #[must_use]
 pub fn recompute(program: &Program) -> Program {
     let arithmetic = program.arithmetic();
@@ -71,11 +71,11 @@ mod tests {
         assert_eq!(check(&lowered), Ok(()));
         assert!(lowered.to_string().contains("0F0 0SEND_F0 0DROP0 0F1"), "{lowered}");
         assert!(lowered.to_string().contains("0R0 0RECV_B0 0B0"), "{lowered}");
-        assert_eq!(recompute(&lowered), found, "it is made again, whatever was there");
+        assert_eq!(recompute(&lowered), found, "earlier DROP and R are replaced");
     }
 
     #[test]
-    fn slices_are_made_again_one_by_one() {
+    fn slices_are_recomputed_one_by_one() {
         let program = generate(ScheduleKind::Seq1F1B, 2, 2).expect("the size is legal");
         let text = recompute(&program).to_string();
         let lines: Vec<&str> = text.lines().skip(1).collect();

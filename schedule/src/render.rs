@@ -24,8 +24,8 @@ fn pass_names<O: TimelineOp>(
     timeline: &Timeline<O>,
 ) -> impl Iterator<Item = (Compute, &'static str)> {
     PASS_NAMES.into_iter().filter(|(compute, _)| {
-        let is_it = |op: O| matches!(op.computed(), Some((found, _)) if found == *compute);
-        timeline.all_slices().any(|slice| is_it(slice.op))
+        let is_kind = |op: O| matches!(op.computed(), Some((found, _)) if found == *compute);
+        timeline.all_slices().any(|slice| is_kind(slice.op))
     })
 }
 
@@ -47,11 +47,11 @@ fn marks_of<O: TimelineOp>(
     MARKS.into_iter().filter(|(mark, ..)| has(timeline, OpAppearance::Mark(*mark)))
 }
 
-fn has<O: TimelineOp>(timeline: &Timeline<O>, shown: OpAppearance) -> bool {
-    timeline.all_slices().any(|slice| slice.op.appearance() == shown)
+fn has<O: TimelineOp>(timeline: &Timeline<O>, appearance: OpAppearance) -> bool {
+    timeline.all_slices().any(|slice| slice.op.appearance() == appearance)
 }
 
-/// What is drawn fainter beside what a stage runs first.
+/// The name of the passes that are drawn fainter than those of a stage's first chunk or pipeline.
 fn later_name<O: TimelineOp>(timeline: &Timeline<O>) -> Option<&'static str> {
     let placement = timeline.placement();
     match timeline.extent() {
@@ -95,7 +95,8 @@ fn headline<O: TimelineOp>(timeline: &Timeline<O>) -> String {
 
 /// The schedule and its size.
 fn title<O: TimelineOp>(timeline: &Timeline<O>) -> String {
-    let (name, stages) = (timeline.name(), timeline.placement().stage_count());
+    let name = timeline.name();
+    let stages = timeline.placement().stage_count();
     let size = match timeline.extent() {
         TimelineExtent::Steps(_) => match timeline.slice_count() {
             1 => String::new(),

@@ -2,11 +2,11 @@
 //!
 //! Promises: passes depend on passes alone, so a program has the same times before and after
 //! lowering. Results leave a stage one after another, in the order in which they were made, if they
-//! go to the same stage. The gradient of a replica takes as long to its twin as a result that nothing
-//! stands in the way of, and stands in nobody's. Copies run on a lane of their own beside the passes of
-//! their stage, in the order of the list: a stage waits at OFFLOAD until the copy is done, and a pass
-//! waits for its RELOAD, not the stage. Does not model: memory that runs out, compute slowed down by
-//! communication.
+//! go to the same stage. The gradient of a replica takes as long to its twin as a result whose link
+//! is free, and occupies no link. Copies run on a lane of their own beside the passes of their
+//! stage, in the order of the list: a stage waits at OFFLOAD until the copy is done, and a pass
+//! waits for its RELOAD, not the stage. Does not model: memory that runs out, compute slowed down
+//! by communication.
 
 use std::collections::BTreeMap;
 
@@ -37,7 +37,7 @@ pub enum SimulateError {
         found: u32,
     },
     /// Only a lowered program defines how one step follows another.
-    #[error("{step_count} steps asked of a program without updates; lower it first")]
+    #[error("{step_count} steps requested of a program without updates; lower it first")]
     NotLowered {
         /// The requested number of steps.
         step_count: u32,
@@ -95,14 +95,14 @@ pub fn simulate_with(
     })
 }
 
-/// When the results of a pass had left its stage: at its end, or later if they had to wait for those
-/// before them. Read only after they were written: the walk sees to that.
+/// When the results of a pass had left its stage: at its end, or later if they had to wait for
+/// those before them. Read only after they were written: the walk sees to that.
 #[derive(Clone, Copy, Default)]
 struct PassEnds {
     forward: f64,
     backward: f64,
     ran_early: bool,
-    /// When what left is back.
+    /// When its RELOAD ends.
     reload: f64,
 }
 
@@ -126,8 +126,8 @@ impl CopyLaneClock {
 
 type MeasuredDurations<'a> = &'a dyn Fn(StageIndex, Op) -> Option<f64>;
 
-/// When each stage has come how far, while operations are run in an order that respects what they wait
-/// for.
+/// How far each stage has come and when, while operations are run in an order that respects their
+/// dependencies.
 pub(crate) struct SimulationClock<'a> {
     costs: &'a Costs,
     measured: MeasuredDurations<'a>,
@@ -140,11 +140,11 @@ pub(crate) struct SimulationClock<'a> {
     copies: Vec<CopyLaneClock>,
     /// By step: when each pass's results had left its stage.
     ends: Vec<PassTable<PassEnds>>,
-    /// By the stages that a way leads from and to: when it is free.
+    /// By the stages that a link leads from and to: when it is free.
     link_free_at: BTreeMap<(StageIndex, StageIndex), f64>,
-    /// By step, then by stage.
+    /// By step, then by stage: when it has reported.
     reports: Vec<Vec<f64>>,
-    /// By step, then by chunk: when its own gradient left for its twin.
+    /// By step, then by chunk: when its own gradient was sent to its twin.
     gradient_sent_at: Vec<Vec<f64>>,
     slices: Vec<Vec<TimelineSlice>>,
 }
@@ -157,7 +157,7 @@ impl<'a> SimulationClock<'a> {
         step_count: u32,
     ) -> Self {
         let steps = step_count as usize;
-        let room = |ops: &Vec<Op>| Vec::with_capacity(ops.len() * steps);
+        let empty_list = |ops: &Vec<Op>| Vec::with_capacity(ops.len() * steps);
         Self {
             costs,
             measured,
@@ -170,7 +170,7 @@ impl<'a> SimulationClock<'a> {
             link_free_at: BTreeMap::new(),
             reports: vec![vec![0.0; program.stages.len()]; steps],
             gradient_sent_at: vec![vec![0.0; program.placement.chunk_count() as usize]; steps],
-            slices: program.stages.iter().map(room).collect(),
+            slices: program.stages.iter().map(empty_list).collect(),
         }
     }
 
@@ -194,7 +194,8 @@ impl<'a> SimulationClock<'a> {
     }
 
     fn run_memory(&mut self, stage: StageIndex, step: u32, (memory, pass): (MemoryOp, Pass)) {
-        let (now, op) = (self.now[stage.index()], Op::Memory(memory, pass));
+        let now = self.now[stage.index()];
+        let op = Op::Memory(memory, pass);
         let ends = self.ends(step, pass);
         let free = self.copies[stage.index()].free(self.costs.memory.lanes, memory);
         let start = match memory {
@@ -223,7 +224,7 @@ impl<'a> SimulationClock<'a> {
         self.slices[stage.index()].push(TimelineSlice { op, step, start, end });
     }
 
-    /// When what `op` depends on has arrived from elsewhere. What its own stage did is over: its
+    /// When what `op` depends on has arrived from other stages. What its own stage did is over: its
     /// list is run in order.
     fn ready_at(&self, stage: StageIndex, step: u32, op: Op) -> f64 {
         match op {
@@ -253,15 +254,15 @@ impl<'a> SimulationClock<'a> {
         }
     }
 
-    /// When the twin's gradient is where `chunk` is.
+    /// When the twin's gradient is on the stage of `chunk`.
     fn twin_arrival(&self, step: u32, chunk: ChunkIndex) -> f64 {
-        let twin = self.placement.twin_of(chunk).expect("the walk visits no other");
+        let twin = self.placement.twin_of(chunk).expect("the walk visits chunks with a twin only");
         let is_here = self.placement.stage_of(twin) == self.placement.stage_of(chunk);
         let carried = if is_here { 0.0 } else { self.costs.gradient_time(twin) };
         self.gradient_sent_at[step as usize][twin.index()] + carried + self.hop(twin, chunk)
     }
 
-    /// When the operand of `pass` is on its stage: it left the stage before, and a hop.
+    /// When the operand of `pass` is on its stage: a hop after it was sent by the stage before.
     pub(crate) fn arrival(&self, step: u32, flow: Flow, pass: Pass) -> f64 {
         let Some(chunk) = self.placement.chunk_before(pass.chunk, flow) else { return 0.0 };
         let before = self.ends(step, Pass { chunk, ..pass });

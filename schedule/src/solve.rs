@@ -2,11 +2,12 @@
 //! for each stage; one chunk a stage, two in a vee, or several dealt round.
 //!
 //! Orders come from two families, those of the papers ([`rounds`] on a line, [`waves`] and the
-//! hand-made ZB-V over a vee, those made by hand where chunks are dealt round) and [`policy`]. What they
-//! cost is the longest span of a stage, the zero-bubble paper's measure, or more if the verdict comes
-//! later than that, or the time until all have the verdict, if no step is left open ([`StepEnding`]). The
-//! search ends as soon as an order costs what every order costs at least by [`bound`]: then it is
-//! proven optimal. Otherwise the [`ScheduleSolution`] gives how far from optimal it is at most.
+//! hand-made ZB-V over a vee, those made by hand where chunks are dealt round) and [`policy`]. What
+//! they cost is the longest span of a stage, the zero-bubble paper's measure, or more if the
+//! verdict comes later than that, or the time until all have the verdict, if no step is left open
+//! ([`StepEnding`]). The search ends as soon as an order costs what every order costs at least by
+//! [`bound`]: then it is proven optimal. Otherwise the [`ScheduleSolution`] gives how far from
+//! optimal it is at most.
 
 mod bound;
 mod hill_climb;
@@ -41,8 +42,8 @@ use problem::TOLERANCE;
 pub struct ScheduleSolution {
     /// The order, without transfers and updates ([`crate::lower`] adds them).
     pub program: Program,
-    /// What a step costs, by what ends it ([`StepEnding`]): the longest span of a stage, or the time to the
-    /// verdict from the first gate or from the first start.
+    /// What a step costs, by what ends it ([`StepEnding`]): the longest span of a stage, or the
+    /// time to the verdict from the first gate or from the first start.
     pub cost: f64,
     /// What every order costs at least.
     pub lower_bound: f64,
@@ -70,13 +71,13 @@ fn reaches(cost: f64, bound: f64) -> bool {
 /// Why a problem has no solution.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum SolveError {
-    /// A placement for which no order is looked for.
+    /// A placement that the solver has no search for.
     #[error("expected the chunks of one model, found a {found}")]
     Shape {
         /// Shape of the placement.
         found: PlacementShape,
     },
-    /// A list that has not an entry for each.
+    /// A list that has not one entry for each chunk or stage.
     #[error("expected {expected} {name}, found {found}")]
     Count {
         /// Name of the list.
@@ -86,20 +87,21 @@ pub enum SolveError {
         /// As many as there are.
         found: usize,
     },
-    /// A step of nothing.
+    /// A step without microbatches.
     #[error("expected a microbatch at least, found none")]
     NoMicrobatch,
-    /// A number that is none, or not one that a cost can be.
+    /// A number that is no cost: not finite, or below 0.
     #[error("{owner}expected a finite {name} of at least 0, found {found}")]
     Number {
-        /// What it is called.
+        /// Name of the number.
         name: &'static str,
         /// The chunk or stage that the number belongs to, or the whole problem.
         owner: CostOwner,
         /// The number as found.
         found: f64,
     },
-    /// B leaves more than F did: then a B may not fit where an F did, which no order here minds.
+    /// More is kept after B than after F: then a B may not fit where an F did, which no search here
+    /// allows for.
     #[error(
         "chunk {chunk}: expected at most {after_forward} to be kept after B, as after F, found \
          {after_input_gradient}"
@@ -112,7 +114,7 @@ pub enum SolveError {
         /// Memory that is kept after B.
         after_input_gradient: f64,
     },
-    /// DROP leaves more than F did.
+    /// More is kept after DROP than after F.
     #[error(
         "chunk {chunk}: expected at most {after_forward} to be kept after DROP, as after F, found \
          {after_drop}"
@@ -125,13 +127,13 @@ pub enum SolveError {
         /// Memory that is kept after DROP.
         after_drop: f64,
     },
-    /// What stages may do did not bring any order within their limits.
+    /// No order was brought within the limits by recomputing or offloading.
     #[error(
-        "no order was found that stays within the limits, whatever is made again or leaves; what one \
-         microbatch takes is within them, so a little more may do"
+        "no order was found that stays within the limits, whatever is recomputed or offloaded; \
+         what one microbatch takes is within them, so a little more memory may be enough"
     )]
     NoOrder,
-    /// Memory that does not hold one microbatch.
+    /// A limit below what one microbatch takes.
     #[error("stage {stage}: one microbatch takes {needed}, the limit is {limit}")]
     Limit {
         /// Index of the stage in pipeline order.
@@ -161,11 +163,11 @@ pub fn lower_bound(problem: &ScheduleProblem) -> Result<f64, SolveError> {
 
 /// The best order that the searches find within the limits.
 ///
-/// The program is of the kind that names its placement: ZB auto on a line, ZB-V over a vee, GIS where
-/// chunks are dealt round.
+/// The program is of the kind that names its placement: ZB auto on a line, ZB-V over a vee, GIS
+/// where chunks are dealt round.
 ///
-/// Where stages may make passes again or let them leave ([`MemorySavings`]) they do so where it is needed, and
-/// as little as brings them within their limits.
+/// Where stages may recompute or offload passes ([`MemorySavings`]) they do so where it is needed,
+/// and as little as brings them within their limits.
 ///
 /// # Errors
 /// If a number is no cost, or a limit is below what one microbatch takes: one at a time is always
@@ -185,8 +187,8 @@ pub fn solve(problem: &ScheduleProblem) -> Result<ScheduleSolution, SolveError> 
     Ok(solve_without_savings(problem, PASSES_MAX))
 }
 
-/// The best order of a problem that was checked, and whose stages do nothing to keep less. So many passes
-/// are put on boards at most, over all tries of one kind.
+/// The best order of a problem that was checked, and whose stages do nothing to keep less. At most
+/// `passes_max` passes are placed, over all tries of one kind.
 fn solve_without_savings(problem: &ScheduleProblem, passes_max: usize) -> ScheduleSolution {
     let shape = problem.placement.shape();
     let pipeline = PipelineIndex::new(problem);
@@ -201,8 +203,8 @@ fn solve_without_savings(problem: &ScheduleProblem, passes_max: usize) -> Schedu
         try_rules(&pipeline, &mut best);
     }
     let lower_bound = best.lower_bound;
-    let (cost, board) = best.found.expect("one microbatch at a time is an order of every rule");
-    ScheduleSolution { program: program_of(problem, board), cost, lower_bound }
+    let (cost, builder) = best.found.expect("one microbatch at a time is an order of every rule");
+    ScheduleSolution { program: program_of(problem, builder), cost, lower_bound }
 }
 
 /// The best order over several placements of the same stages; the bound is the least of theirs.
@@ -235,18 +237,18 @@ pub fn solve_any(problems: &[ScheduleProblem]) -> Result<ScheduleSolution, Solve
     best.ok_or(SolveError::NoOrder)
 }
 
-/// Passes that are put on boards at most, over all tries of one kind.
+/// Passes that are placed at most, over all tries of one kind.
 const PASSES_MAX: usize = 2_000_000;
 /// Rules that are tried however large a problem is.
 const RULES_MIN: usize = 8;
 /// Microbatches, counted on every stage, up to which a problem is small: tables have thousands of
 /// such, so what is tried for one is bounded by less.
 const SMALL_SIZE_MAX: usize = 128;
-/// Rules that are tried for a small problem, for each time for which the first W may be held back, before
-/// the best of them are changed.
+/// Rules that are tried for a small problem, for each time for which the first W may be held back,
+/// before the best of them are changed.
 const SMALL_RULES_MAX: usize = 90;
-/// Other times for which orders of a small problem are made.
-const SMALL_OTHERS_MAX: usize = 6;
+/// How many sets of other times orders of a small problem are made for.
+const SMALL_OTHER_TIMES_MAX: usize = 6;
 
 fn is_small(pipeline: &PipelineIndex<'_>) -> bool {
     pipeline.stage_count() * pipeline.microbatch_count() as usize <= SMALL_SIZE_MAX
@@ -260,12 +262,12 @@ fn try_rounds<'a>(pipeline: &'a PipelineIndex<'a>, best: &mut BestOrder<'a>) {
     }
 }
 
-/// As the paper has it, and the order made by hand.
+/// Tries the orders of the paper's search, and the known schedule.
 fn try_waves<'a>(pipeline: &'a PipelineIndex<'a>, best: &mut BestOrder<'a>) {
-    for board in
+    for builder in
         waves::WaveStyle::ALL.into_iter().flat_map(|style| waves::repeated(pipeline, style))
     {
-        if best.offer(Some(board), None) {
+        if best.offer(Some(builder), None) {
             return;
         }
     }
@@ -275,7 +277,7 @@ fn try_waves<'a>(pipeline: &'a PipelineIndex<'a>, best: &mut BestOrder<'a>) {
     }
 }
 
-/// Orders made by hand over chunks dealt round.
+/// Known schedules over chunks dealt round.
 const LOOP_SCHEDULES: [ScheduleKind; 5] = [
     ScheduleKind::Gis,
     ScheduleKind::GisH,
@@ -284,7 +286,7 @@ const LOOP_SCHEDULES: [ScheduleKind; 5] = [
     ScheduleKind::LoopedBfs,
 ];
 
-/// Orders made by hand, where they exist in this size and memory holds them.
+/// Tries known schedules, where they exist in this size and memory holds them.
 fn try_known_schedules<'a>(
     pipeline: &'a PipelineIndex<'a>,
     best: &mut BestOrder<'a>,
@@ -305,17 +307,17 @@ fn try_known_schedules<'a>(
     }
 }
 
-/// Orders made for times other than those there are: what is gained and lost where a gap is filled
-/// is not known before the end, and another order may turn out to be better.
+/// Tries orders made for other times than the problem's: what is gained and lost where a gap is
+/// filled is not known before the end, and another order may turn out to be better.
 fn try_waves_of_other_times<'a>(pipeline: &'a PipelineIndex<'a>, best: &mut BestOrder<'a>) {
     let mut left = best.tries(pipeline);
-    let most = if is_small(pipeline) { SMALL_OTHERS_MAX } else { usize::MAX };
+    let most = if is_small(pipeline) { SMALL_OTHER_TIMES_MAX } else { usize::MAX };
     for factors in waves::OTHER_TIMES.into_iter().take(most) {
         let problem = factors.of(pipeline.problem);
         let other = PipelineIndex::new(&problem);
         for style in waves::WaveStyle::ALL {
-            for board in waves::repeated(&other, style) {
-                let is_optimal = best.offer(replay::replay(pipeline, &board.into_orders()), None);
+            for builder in waves::repeated(&other, style) {
+                let is_optimal = best.offer(replay::replay(pipeline, &builder.into_orders()), None);
                 left = left.saturating_sub(2);
                 if is_optimal || left == 0 {
                     return;
@@ -327,13 +329,13 @@ fn try_waves_of_other_times<'a>(pipeline: &'a PipelineIndex<'a>, best: &mut Best
 
 fn try_rules<'a>(pipeline: &'a PipelineIndex<'a>, best: &mut BestOrder<'a>) {
     let mut allowance = IdleAllowance::new(pipeline);
-    let holds = policy::hold_factors(pipeline).len();
-    let most = if is_small(pipeline) { SMALL_RULES_MAX * holds } else { usize::MAX };
+    let hold_count = policy::hold_factors(pipeline).len();
+    let most = if is_small(pipeline) { SMALL_RULES_MAX * hold_count } else { usize::MAX };
     for rules in
         policy::rules(pipeline, best.lower_bound).take(best.tries(pipeline).clamp(RULES_MIN, most))
     {
-        let board = policy::by_rules(pipeline, &rules, &allowance);
-        if best.offer(board, Some(rules)) {
+        let builder = policy::by_rules(pipeline, &rules, &allowance);
+        if best.offer(builder, Some(rules)) {
             return;
         }
         if let Some((cost, _)) = &best.rules {
@@ -346,7 +348,7 @@ fn try_rules<'a>(pipeline: &'a PipelineIndex<'a>, best: &mut BestOrder<'a>) {
 /// The best order so far, and the rules that made the best of those that rules made.
 struct BestOrder<'a> {
     lower_bound: f64,
-    /// Passes that may be put on boards.
+    /// Passes that may be placed.
     passes_max: usize,
     found: Option<(f64, OrderBuilder<'a>)>,
     rules: Option<(f64, Vec<StageRule>)>,
@@ -367,9 +369,9 @@ impl<'a> BestOrder<'a> {
     }
 
     /// Keeps an order if it is better. Yields whether there is none better than what is kept.
-    fn offer(&mut self, board: Option<OrderBuilder<'a>>, rules: Option<Vec<StageRule>>) -> bool {
-        let Some(board) = board else { return false };
-        let cost = board.cost();
+    fn offer(&mut self, builder: Option<OrderBuilder<'a>>, rules: Option<Vec<StageRule>>) -> bool {
+        let Some(builder) = builder else { return false };
+        let cost = builder.cost();
         if !cost.is_finite() {
             return false;
         }
@@ -379,7 +381,7 @@ impl<'a> BestOrder<'a> {
             self.rules = Some((cost, rules));
         }
         if self.found.as_ref().is_none_or(|(least, _)| cost < *least) {
-            self.found = Some((cost, board));
+            self.found = Some((cost, builder));
         }
         self.is_optimal()
     }
@@ -396,19 +398,19 @@ pub const fn kind_of_shape(shape: PlacementShape) -> ScheduleKind {
     }
 }
 
-fn program_of(problem: &ScheduleProblem, board: OrderBuilder<'_>) -> Program {
+fn program_of(problem: &ScheduleProblem, builder: OrderBuilder<'_>) -> Program {
     let mut counts = vec![[0_u32; 3]; problem.chunks.len()];
-    let mut op = |put: PlacedPass| {
-        let kind = match put.compute {
+    let mut op = |pass: PlacedPass| {
+        let kind = match pass.compute {
             Compute::F => 0,
             Compute::B => 1,
             Compute::W | Compute::BW | Compute::WE | Compute::R => 2,
         };
-        let count = &mut counts[put.chunk as usize][kind];
+        let count = &mut counts[pass.chunk as usize][kind];
         *count += 1;
-        compute(put.compute, put.chunk, *count - 1)
+        compute(pass.compute, pass.chunk, *count - 1)
     };
-    let orders = board.into_orders().into_iter();
+    let orders = builder.into_orders().into_iter();
     let stages = orders.map(|order| order.into_iter().map(&mut op).collect()).collect();
     let kind = kind_of_shape(problem.placement.shape());
     let ScheduleProblem { placement, microbatch_count, .. } = problem;
@@ -450,30 +452,27 @@ mod tests {
     }
 
     fn illegal_memory_savings_are_named(legal: &ScheduleProblem) {
-        let with = |remakes, trips| {
-            let relief =
-                MemorySavings { recomputes: remakes, offloads: trips, ..MemorySavings::default() };
-            ScheduleProblem { memory_savings: relief, ..legal.clone() }
+        let with = |recomputes, offloads| {
+            let memory_savings = MemorySavings { recomputes, offloads, ..MemorySavings::default() };
+            ScheduleProblem { memory_savings, ..legal.clone() }
         };
-        let (remake, trip) = (
-            RecomputeCost { time: 1.0, after_drop: 0.5 },
-            OffloadTransfer { offload: 1.0, reload: 1.0 },
-        );
+        let recompute = RecomputeCost { time: 1.0, after_drop: 0.5 };
+        let offload = OffloadTransfer { offload: 1.0, reload: 1.0 };
         let short = |name| SolveError::Count { name, expected: 2, found: 1 };
-        refused(&with(vec![remake], Vec::new()), short("remakes"));
-        refused(&with(Vec::new(), vec![trip]), short("trips"));
+        refused(&with(vec![recompute], Vec::new()), short("recomputes"));
+        refused(&with(Vec::new(), vec![offload]), short("offloads"));
         let number = |name, found| SolveError::Number {
             name,
             owner: CostOwner::Chunk(ChunkIndex(1)),
             found,
         };
-        let wrong = RecomputeCost { time: -1.0, ..remake };
-        refused(&with(vec![remake, wrong], Vec::new()), number("recompute", -1.0));
-        let wrong = OffloadTransfer { reload: f64::INFINITY, ..trip };
-        refused(&with(Vec::new(), vec![trip, wrong]), number("reload", f64::INFINITY));
-        let large = RecomputeCost { after_drop: 2.5, ..remake };
+        let wrong = RecomputeCost { time: -1.0, ..recompute };
+        refused(&with(vec![recompute, wrong], Vec::new()), number("recompute", -1.0));
+        let wrong = OffloadTransfer { reload: f64::INFINITY, ..offload };
+        refused(&with(Vec::new(), vec![offload, wrong]), number("reload", f64::INFINITY));
+        let large = RecomputeCost { after_drop: 2.5, ..recompute };
         let drop = SolveError::Drop { chunk: ChunkIndex(0), after_forward: 2.0, after_drop: 2.5 };
-        refused(&with(vec![large, remake], Vec::new()), drop);
+        refused(&with(vec![large, recompute], Vec::new()), drop);
     }
 
     #[test]
@@ -522,9 +521,11 @@ mod tests {
     #[test]
     fn chunks_without_time_or_memory_are_solved() {
         let of = |chunk: ChunkCosts, limit: f64, link: f64, microbatch_count: u32| {
-            let (chunks, limits) = (vec![chunk; 3], vec![limit; 3]);
+            let chunks = vec![chunk; 3];
+            let limits = vec![limit; 3];
             let placement = Placement::line(3);
-            let (occupancy, ending) = (0.0, StepEnding::default());
+            let occupancy = 0.0;
+            let ending = StepEnding::default();
             let problem = ScheduleProblem {
                 memory_savings: MemorySavings::default(),
                 placement,
@@ -544,7 +545,8 @@ mod tests {
         assert!(found.cost >= found.lower_bound && found.lower_bound >= 24.0, "{found:?}");
     }
 
-    /// Eight equal stages that hold 16 of 32 microbatches, and a verdict as long as a third of a step.
+    /// Eight equal stages whose memory holds 16 of 32 microbatches, and a verdict as long as a
+    /// third of a step.
     #[test]
     fn first_weight_gradients_are_held_back_for_a_verdict_that_is_long() {
         let unit = ChunkCosts { after_forward: 1.0, ..CHUNK };

@@ -47,14 +47,14 @@ pub struct Timeline<O = Op> {
     pub(crate) slices: Vec<Vec<TimelineSlice<O>>>,
 }
 
-/// What was simulated.
+/// What a timeline covers: steps, or a whole program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TimelineExtent {
     /// So many steps, one after the other.
     Steps(u32),
     /// A whole program without steps, over so many minibatches of so many pipelines in turn.
     Segment {
-        /// Number of minibatches.
+        /// Minibatches that were simulated, over all pipelines.
         minibatch_count: u32,
         /// Pipelines side by side.
         replica_count: u32,
@@ -68,13 +68,13 @@ impl<O: TimelineOp> Timeline<O> {
         self.name
     }
 
-    /// What was simulated of it.
+    /// Which steps were simulated, or the whole program.
     #[must_use]
     pub fn extent(&self) -> TimelineExtent {
         self.extent
     }
 
-    /// Where its chunks are.
+    /// Which stage holds which chunk.
     #[must_use]
     pub fn placement(&self) -> &Placement {
         &self.placement

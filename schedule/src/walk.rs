@@ -67,14 +67,14 @@ pub(crate) fn walk(
     walk.outcome()
 }
 
-/// How far a stage has come: the operation that is next.
+/// The operation of a stage that is next.
 #[derive(Clone, Copy)]
 struct StageCursor {
     step: u32,
     position: usize,
 }
 
-/// What has run of a pass.
+/// Which passes of a chunk and microbatch have run.
 #[derive(Clone, Copy, Default)]
 struct PassCompletion {
     forward: bool,
@@ -86,13 +86,13 @@ struct Walk<'a> {
     step_count: u32,
     cursors: Vec<StageCursor>,
     /// Stages that may be able to move. A stage is woken by what it may be waiting for, so a pass
-    /// costs at most one look at another stage, and the reports of a step one at each.
+    /// costs at most one check of another stage, and the reports of a step one of each.
     awake: Vec<StageIndex>,
     /// By step: what has run of each pass.
     done: Vec<PassTable<PassCompletion>>,
     /// By step: which stages have reported.
     reports: Vec<StepReports>,
-    /// By step, then by chunk: whether its own gradient has left for its twin.
+    /// By step, then by chunk: whether its own gradient was sent to its twin.
     gradients_sent: Vec<Vec<bool>>,
 }
 

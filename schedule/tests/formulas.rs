@@ -9,7 +9,7 @@ use zbelastic_schedule::{
     peak_memory, simulate,
 };
 
-/// Whole-stage times.
+/// Times of a whole stage: its F, B and W.
 #[derive(Clone, Copy)]
 struct PassTimes {
     f: f64,
@@ -63,7 +63,7 @@ fn without_a_bubble_there_is_still_a_ramp() {
     assert_eq!(timeline.bubble_sync(0), 6.0 / 54.0);
 }
 
-/// Chunks dealt round, as many as anybody likes: `idle` of stages, chunks and times, and the chunks
+/// Chunks dealt round, in any number: `idle` of stages, chunks and times, and the chunks
 /// that a stage keeps of stages, chunks and microbatches.
 fn check_chunks(
     kind: ScheduleKind,
@@ -122,7 +122,8 @@ fn smaller_groups_keep_less_and_leave_larger_bubbles() {
             microbatch_count: m,
             slice_count: 1,
         };
-        let (p, v) = (f64::from(stages), f64::from(chunks));
+        let p = f64::from(stages);
+        let v = f64::from(chunks);
         for m in [stages, 3 * stages] {
             let program = generate_sized(ScheduleKind::GisH, size(m)).expect("legal");
             for PassTimes { f, b, w } in [EQUAL, REAL] {
@@ -171,7 +172,8 @@ fn a_vee_keeps_half_a_third_or_two_thirds() {
 fn slices_leave_a_share_of_the_bubble() {
     let kind = ScheduleKind::Seq1F1B;
     for (stages, slices) in (1..=8).flat_map(|p| (1..=6).map(move |n| (p, n))) {
-        let (p, n) = (f64::from(stages), f64::from(slices));
+        let p = f64::from(stages);
+        let n = f64::from(slices);
         for microbatches in [2, stages.max(2), 4 * stages] {
             let size = PipelineSize {
                 slice_count: slices,
@@ -223,13 +225,14 @@ fn microbatches_kept(program: &zbelastic_schedule::Program) -> Vec<f64> {
     peak_memory(program, &vec![one; program.placement.chunk_count() as usize])
 }
 
-/// Li and Hoefler, SC 2021, table 2 and figure 2: p - 2 slots of the length of F, as long as BW takes
-/// one as well, however many units there are; and from p/2 + 1 to p microbatches kept.
+/// Li and Hoefler, SC 2021, table 2 and figure 2: p - 2 slots of the length of F, as long as BW
+/// takes one as well, however many units there are; and from p/2 + 1 to p microbatches kept.
 #[test]
 fn two_directions_leave_half_of_a_bubble() {
     let slot = PassTimes { f: 6.0, b: 4.0, w: 2.0 };
     for half in 1..=4 {
-        let (p, stages) = (f64::from(2 * half), 2 * half);
+        let p = f64::from(2 * half);
+        let stages = 2 * half;
         for microbatches in [stages, 2 * stages, 5 * stages] {
             let timeline = replay(ScheduleKind::Chimera, stages, microbatches, slot);
             let n = f64::from(microbatches);
@@ -251,9 +254,9 @@ fn two_directions_leave_half_of_a_bubble() {
     }
 }
 
-/// The same paper's formula for GEMS, where BW takes twice as long as F: a bubble rate of
-/// (p - 1)/(p + 1/2) as the microbatches grow, and one microbatch kept. For an even number of them it
-/// is exact.
+/// The same paper's formula for GEMS, where BW takes twice as long as F: a bubble rate of (p -
+/// 1)/(p + 1/2) as the microbatches grow, and one microbatch kept. For an even number of them it is
+/// exact.
 #[test]
 fn one_microbatch_after_the_other_idles_most_of_the_time() {
     for stages in 1..=8 {
@@ -272,8 +275,8 @@ fn one_microbatch_after_the_other_idles_most_of_the_time() {
     }
 }
 
-/// Once an asynchronous pipeline is full, its busiest stage does not wait; AvgPipe flushes, and what
-/// one of its pipelines waits is more than half filled by the other.
+/// Once an asynchronous pipeline is full, its busiest stage does not wait; AvgPipe flushes, and
+/// what one of its pipelines waits is more than half filled by the other.
 #[test]
 fn without_a_flush_nobody_waits() {
     for kind in AsyncKind::ALL {
@@ -281,7 +284,8 @@ fn without_a_flush_nobody_waits() {
             continue;
         }
         for times in [EQUAL, REAL] {
-            let (stages, microbatches) = (4, 8);
+            let stages = 4;
+            let microbatches = 8;
             let cost = |minibatch_count| {
                 let request = AsyncRequest {
                     kind,

@@ -201,8 +201,8 @@ fn programs_without_steps_have_their_text_picture_and_trace() {
     }
 }
 
-/// What a person sees of sizes that are common: every pass has its number, in as many blocks as that
-/// takes.
+/// What a person sees of sizes that are common: every pass has its number, in as many blocks as
+/// that takes.
 #[test]
 fn long_timelines_are_wrapped_until_every_number_fits() {
     let check_all_named = |name: &str, timeline: &Timeline<AsyncOp>| {

@@ -1,4 +1,4 @@
-//! What holds for copies out of memory and back, whatever leaves and however long it takes.
+//! What holds for copies out of memory and back, whatever is offloaded and however long it takes.
 
 use proptest::prelude::*;
 use zbelastic_schedule::{
@@ -89,11 +89,13 @@ proptest! {
     fn copies_delay_nothing_and_take_no_memory(
         order in order(), chunks in chunks(), times in times(), lanes in lanes(),
     ) {
-        let (costs, memory) = (costs(&order, times, lanes), memory(&order));
+        let costs = costs(&order, times, lanes);
+        let memory = memory(&order);
         let request = OffloadRequest { costs: &costs, memory: &memory, chunks, limits: None };
         let program = offload(&order, request).expect("an order runs");
         prop_assert_eq!(check(&program), Ok(()));
-        let (bare, with) = (run(&order, &costs), run(&program, &costs));
+        let bare = run(&order, &costs);
+        let with = run(&program, &costs);
         prop_assert!(with.makespan(0) <= bare.makespan(0) * (1.0 + 1e-9));
         let peaks = peak_memory(&program, &memory).into_iter().zip(peak_memory(&order, &memory));
         for (with, bare) in peaks {
@@ -102,14 +104,15 @@ proptest! {
         for (with, bare) in live_passes(&program).iter().zip(live_passes(&order)) {
             prop_assert!(with.recomputed_slots <= with.slots && with.slots <= bare.slots.max(1));
         }
-        prop_assert_eq!(offload(&program, request), Ok(program.clone()), "made again");
+        prop_assert_eq!(offload(&program, request), Ok(program.clone()), "offloading again changes nothing");
     }
 
-    /// A limit that one pass fits into can be met: in the worst case everything leaves and is waited
-    /// for.
+    /// A limit that one pass fits into can be met: in the worst case everything is offloaded and
+    /// waited for.
     #[test]
     fn a_limit_is_met(order in order(), times in times(), lanes in lanes(), share in 0.0..1.0f64) {
-        let (costs, memory) = (costs(&order, times, lanes), memory(&order));
+        let costs = costs(&order, times, lanes);
+        let memory = memory(&order);
         let peaks = peak_memory(&order, &memory);
         let limits: Vec<f64> = peaks.iter().map(|peak| peak * share).collect();
         let chunks = OffloadChunks::Chosen;
@@ -125,7 +128,8 @@ proptest! {
 
     #[test]
     fn what_fits_stays(order in order(), times in times()) {
-        let (costs, memory) = (costs(&order, times, CopyLanes::Alternating), memory(&order));
+        let costs = costs(&order, times, CopyLanes::Alternating);
+        let memory = memory(&order);
         let limits = peak_memory(&order, &memory);
         let request = OffloadRequest {
             costs: &costs,
@@ -140,7 +144,8 @@ proptest! {
     /// Memory after DROP and before R is not what it was after F.
     #[test]
     fn recomputation_never_takes_more(order in order()) {
-        let (bare, with) = (order.arithmetic(), recompute(&order));
+        let bare = order.arithmetic();
+        let with = recompute(&order);
         prop_assert_eq!(check(&with), Ok(()));
         let memory = memory(&order);
         for (with, bare) in peak_memory(&with, &memory).into_iter().zip(peak_memory(&bare, &memory)) {

@@ -10,7 +10,7 @@ use crate::error::{FileFault, FileOperation};
 use crate::files::OpenFile;
 use crate::names::ChunkHash;
 
-/// A chunk's file that has no name yet. It goes when this value is dropped.
+/// A chunk's file that has no name yet. It is removed when this value is dropped.
 #[derive(Debug)]
 pub(crate) struct UnnamedChunk<'a> {
     chunks: &'a ChunkFolder,
@@ -31,8 +31,8 @@ impl ChunkFolder {
         let number = self.temporaries.fetch_add(1, Ordering::Relaxed);
         let path = self.folder.join(TEMPORARY).join(format!("{number}{TEMPORARY_SUFFIX}"));
         let file = self.files.create(&path).map_err(FileFault::of(FileOperation::Create, &path))?;
-        let (is_synced, is_named) = (false, false);
-        let mut unnamed = UnnamedChunk { chunks: self, path, file, hash, is_synced, is_named };
+        let mut unnamed =
+            UnnamedChunk { chunks: self, path, file, hash, is_synced: false, is_named: false };
         self.direct.write(&*self.files, &unnamed.path, &mut *unnamed.file, chunk)?;
         Ok(unnamed)
     }
@@ -49,7 +49,8 @@ impl UnnamedChunk<'_> {
     /// Gives the file its chunk's name. The name is durable after [`ChunkFolder::sync_names`].
     pub(crate) fn rename_into_place(mut self) -> Result<(), FileFault> {
         assert!(self.is_synced, "a file without durable bytes gets no name");
-        let (chunks, path) = (self.chunks, self.chunks.path(self.hash));
+        let chunks = self.chunks;
+        let path = chunks.path(self.hash);
         let folder = usize::from(self.hash.0[0]);
         // Before the rename: a thread that finds the file must find the folder changed as well.
         chunks.entries.lock().expect("nothing panics under the lock")[folder].changed += 1;
@@ -75,7 +76,7 @@ impl UnnamedChunk<'_> {
 impl Drop for UnnamedChunk<'_> {
     fn drop(&mut self) {
         if !self.is_named {
-            // What cannot be removed now goes when the store is opened again.
+            // A file that cannot be removed now is removed when the store is opened again.
             drop(self.chunks.files.remove(&self.path));
         }
     }

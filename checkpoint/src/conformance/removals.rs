@@ -1,4 +1,4 @@
-//! What goes and what stays, and what a walk finds.
+//! What is removed and what stays, and what verification finds.
 
 use std::collections::BTreeSet;
 
@@ -9,8 +9,8 @@ use crate::retention::{Removal, RemovalReason, RemovalTarget, RetentionRoots, pl
 use crate::store::CheckpointStore;
 use crate::verify::PieceHealth;
 
-fn removal(what: RemovalTarget) -> Removal {
-    Removal { target: what, reason: RemovalReason::NoPiece }
+fn removal(target: RemovalTarget) -> Removal {
+    Removal { target, reason: RemovalReason::NoPiece }
 }
 
 fn chunk_of(bytes: &[u8]) -> Removal {
@@ -33,14 +33,14 @@ fn fill(store: &impl CheckpointStore, versions: std::ops::RangeInclusive<u64>) {
 }
 
 /// Case of the suite.
-pub fn what_is_removed_is_gone(place: &mut impl StoreFixture) {
-    let store = place.open(None);
+pub fn what_is_removed_is_gone(fixture: &mut impl StoreFixture) {
+    let store = fixture.open(None);
     fill(&store, 1..=2);
     let chunk = chunk_of(&noise(2, 50));
     let removals =
         [removal(RemovalTarget::Manifest(at(1))), removal(RemovalTarget::Piece(name(1, 0))), chunk];
     assert_eq!(store.remove(&removals).expect("durable"), removals);
-    let store = place.open(Some(store));
+    let store = fixture.open(Some(store));
     assert_eq!(store.manifests().expect("readable"), [manifest(2, 2)]);
     assert!(is_gone(&store, name(1, 0)) && !is_gone(&store, name(1, 1)));
     assert!(matches!(
@@ -50,8 +50,8 @@ pub fn what_is_removed_is_gone(place: &mut impl StoreFixture) {
 }
 
 /// Case of the suite.
-pub fn removing_twice_says_so(place: &mut impl StoreFixture) {
-    let store = place.open(None);
+pub fn removing_twice_says_so(fixture: &mut impl StoreFixture) {
+    let store = fixture.open(None);
     fill(&store, 1..=2);
     let removals =
         [removal(RemovalTarget::Manifest(at(1))), removal(RemovalTarget::Piece(name(1, 0)))];
@@ -61,27 +61,27 @@ pub fn removing_twice_says_so(place: &mut impl StoreFixture) {
 }
 
 /// Case of the suite.
-pub fn a_chunk_in_use_is_not_removed(place: &mut impl StoreFixture) {
-    let store = place.open(None);
+pub fn a_chunk_in_use_is_not_removed(fixture: &mut impl StoreFixture) {
+    let store = fixture.open(None);
     store.put(name(1, 0), &noise(1, 50)).expect("durable");
     assert_eq!(store.remove(&[chunk_of(&noise(1, 50))]).expect("nothing to do"), []);
     assert_eq!(store.get(name(1, 0)).expect("readable"), noise(1, 50));
 }
 
 /// Case of the suite.
-pub fn a_shared_chunk_outlives_one_of_its_pieces(place: &mut impl StoreFixture) {
-    let store = place.open(None);
+pub fn a_shared_chunk_outlives_one_of_its_pieces(fixture: &mut impl StoreFixture) {
+    let store = fixture.open(None);
     store.put(name(1, 0), &noise(1, 50)).expect("durable");
     store.put(name(2, 0), &noise(1, 50)).expect("durable");
     let piece = removal(RemovalTarget::Piece(name(1, 0)));
-    let gone = store.remove(&[chunk_of(&noise(1, 50)), piece]).expect("durable");
-    assert_eq!(gone, [piece]);
+    let removed = store.remove(&[chunk_of(&noise(1, 50)), piece]).expect("durable");
+    assert_eq!(removed, [piece]);
     assert_eq!(store.get(name(2, 0)).expect("readable"), noise(1, 50));
 }
 
 /// Case of the suite.
-pub fn a_chunk_under_way_is_not_removed(place: &mut impl StoreFixture) {
-    let store = place.open(None);
+pub fn a_chunk_under_way_is_not_removed(fixture: &mut impl StoreFixture) {
+    let store = fixture.open(None);
     let bytes = noise(1, 50);
     let record = PieceRecord::of(&bytes);
     store.put_chunk(record.chunks[0], &bytes).expect("durable");
@@ -93,8 +93,8 @@ pub fn a_chunk_under_way_is_not_removed(place: &mut impl StoreFixture) {
 }
 
 /// Case of the suite.
-pub fn a_chunk_given_up_may_go(place: &mut impl StoreFixture) {
-    let store = place.open(None);
+pub fn a_chunk_given_up_may_go(fixture: &mut impl StoreFixture) {
+    let store = fixture.open(None);
     let bytes = noise(1, 50);
     let record = PieceRecord::of(&bytes);
     store.put_chunk(record.chunks[0], &bytes).expect("durable");
@@ -109,19 +109,19 @@ pub fn a_chunk_given_up_may_go(place: &mut impl StoreFixture) {
 }
 
 /// Case of the suite.
-pub fn a_removed_piece_can_be_written_again(place: &mut impl StoreFixture) {
-    let store = place.open(None);
+pub fn a_removed_piece_can_be_written_again(fixture: &mut impl StoreFixture) {
+    let store = fixture.open(None);
     let bytes = noise(1, 50);
     store.put(name(1, 0), &bytes).expect("durable");
     let removals = [removal(RemovalTarget::Piece(name(1, 0))), chunk_of(&bytes)];
     assert_eq!(store.remove(&removals).expect("durable").len(), 2);
     store.put(name(1, 0), &bytes).expect("durable");
-    assert_eq!(place.open(Some(store)).get(name(1, 0)).expect("readable"), bytes);
+    assert_eq!(fixture.open(Some(store)).get(name(1, 0)).expect("readable"), bytes);
 }
 
 /// Case of the suite.
-pub fn an_inventory_lists_all(place: &mut impl StoreFixture) {
-    let store = place.open(None);
+pub fn an_inventory_lists_all(fixture: &mut impl StoreFixture) {
+    let store = fixture.open(None);
     fill(&store, 3..=4);
     let inventory = store.inventory().expect("readable");
     assert_eq!(inventory.manifests.into_keys().collect::<Vec<_>>(), [at(3), at(4)]);
@@ -131,8 +131,8 @@ pub fn an_inventory_lists_all(place: &mut impl StoreFixture) {
 }
 
 /// Case of the suite.
-pub fn retention_leaves_the_newest_restorable(place: &mut impl StoreFixture) {
-    let store = place.open(None);
+pub fn retention_leaves_the_newest_restorable(fixture: &mut impl StoreFixture) {
+    let store = fixture.open(None);
     fill(&store, 1..=5);
     let needed = RetentionRoots {
         versions: BTreeSet::from([at(2)]),
@@ -141,7 +141,7 @@ pub fn retention_leaves_the_newest_restorable(place: &mut impl StoreFixture) {
     };
     let decided = plan_removals(&store.inventory().expect("readable"), &needed);
     assert_eq!(store.remove(&decided).expect("durable"), decided);
-    let store = place.open(Some(store));
+    let store = fixture.open(Some(store));
     let found = store.verify().expect("readable");
     let versions: Vec<CheckpointId> = found.manifests.iter().map(|health| health.version).collect();
     assert_eq!(versions, [at(2), at(4), at(5)]);
@@ -152,18 +152,18 @@ pub fn retention_leaves_the_newest_restorable(place: &mut impl StoreFixture) {
 }
 
 /// Case of the suite.
-pub fn a_walk_finds_everything_whole(place: &mut impl StoreFixture) {
-    let store = place.open(None);
+pub fn a_walk_finds_everything_whole(fixture: &mut impl StoreFixture) {
+    let store = fixture.open(None);
     fill(&store, 1..=2);
     let found = store.verify().expect("readable");
     assert!(found.is_whole() && found.manifests.iter().all(crate::ManifestHealth::is_whole));
     assert_eq!((found.manifests.len(), found.pieces.len()), (2, 4));
-    assert_eq!((found.unnamed, found.oddities, found.bytes_read), (vec![], vec![], 200));
+    assert_eq!((found.unnamed, found.stray_entries, found.bytes_read), (vec![], vec![], 200));
 }
 
 /// Case of the suite.
-pub fn a_walk_names_what_is_absent(place: &mut impl StoreFixture) {
-    let store = place.open(None);
+pub fn a_walk_names_what_is_absent(fixture: &mut impl StoreFixture) {
+    let store = fixture.open(None);
     store.put(name(1, 1), &noise(1, 50)).expect("durable");
     store.put_manifest(&manifest(1, 2)).expect("durable");
     let found = store.verify().expect("readable");
@@ -173,8 +173,8 @@ pub fn a_walk_names_what_is_absent(place: &mut impl StoreFixture) {
 }
 
 /// Case of the suite.
-pub fn a_walk_lists_chunks_without_a_name(place: &mut impl StoreFixture) {
-    let store = place.open(None);
+pub fn a_walk_lists_chunks_without_a_name(fixture: &mut impl StoreFixture) {
+    let store = fixture.open(None);
     store.put(name(1, 0), &noise(1, 50)).expect("durable");
     store.remove(&[removal(RemovalTarget::Piece(name(1, 0)))]).expect("durable");
     let found = store.verify().expect("readable");
@@ -182,10 +182,11 @@ pub fn a_walk_lists_chunks_without_a_name(place: &mut impl StoreFixture) {
 }
 
 /// Case of the suite.
-pub fn removals_go_names_first(place: &mut impl StoreFixture) {
-    let store = place.open(None);
+pub fn removals_go_names_first(fixture: &mut impl StoreFixture) {
+    let store = fixture.open(None);
     fill(&store, 1..=2);
-    let (piece, chunk) = (removal(RemovalTarget::Piece(name(1, 0))), chunk_of(&noise(2, 50)));
-    let gone = store.remove(&[chunk, piece, chunk]).expect("durable");
-    assert_eq!(gone, [piece, chunk], "the order given does not matter");
+    let piece = removal(RemovalTarget::Piece(name(1, 0)));
+    let chunk = chunk_of(&noise(2, 50));
+    let removed = store.remove(&[chunk, piece, chunk]).expect("durable");
+    assert_eq!(removed, [piece, chunk], "the order given does not matter");
 }

@@ -6,8 +6,8 @@ use crate::names::{CHUNK_BYTES, ChunkDamage, ChunkHash, PieceRecord, PieceRecord
 use crate::store::CheckpointStore;
 
 /// Case of the suite.
-pub fn a_chunk_comes_back(place: &mut impl StoreFixture) {
-    let store = place.open(None);
+pub fn a_chunk_comes_back(fixture: &mut impl StoreFixture) {
+    let store = fixture.open(None);
     let record = store.put(name(1, 0), &noise(1, CHUNK_BYTES + 3)).expect("durable");
     let chunks: Vec<u8> =
         record.chunks.iter().flat_map(|hash| store.chunk(*hash).expect("readable")).collect();
@@ -15,8 +15,8 @@ pub fn a_chunk_comes_back(place: &mut impl StoreFixture) {
 }
 
 /// Case of the suite.
-pub fn a_chunk_that_is_not_there_is_named(place: &mut impl StoreFixture) {
-    let store = place.open(None);
+pub fn a_chunk_that_is_not_there_is_named(fixture: &mut impl StoreFixture) {
+    let store = fixture.open(None);
     let absent = ChunkHash::of(b"absent");
     match store.chunk(absent) {
         Err(CheckpointStoreError::NoChunk { hash }) => assert_eq!(hash, absent),
@@ -25,8 +25,8 @@ pub fn a_chunk_that_is_not_there_is_named(place: &mut impl StoreFixture) {
 }
 
 /// Case of the suite.
-pub fn a_transfer_makes_a_piece(place: &mut impl StoreFixture) {
-    let store = place.open(None);
+pub fn a_transfer_makes_a_piece(fixture: &mut impl StoreFixture) {
+    let store = fixture.open(None);
     let bytes = noise(1, CHUNK_BYTES + 3);
     let record = PieceRecord::of(&bytes);
     for (hash, chunk) in record.chunks.iter().zip(bytes.chunks(CHUNK_BYTES)).rev() {
@@ -34,14 +34,14 @@ pub fn a_transfer_makes_a_piece(place: &mut impl StoreFixture) {
     }
     assert_eq!(store.names().expect("readable"), []);
     store.put_record(name(1, 0), &record).expect("durable");
-    let store = place.open(Some(store));
+    let store = fixture.open(Some(store));
     assert!(store.get(name(1, 0)).expect("readable") == bytes, "it is the piece");
     assert!(store.inventory().expect("readable").under_way.is_empty());
 }
 
 /// Case of the suite.
-pub fn a_chunk_is_told_its_name(place: &mut impl StoreFixture) {
-    let store = place.open(None);
+pub fn a_chunk_is_told_its_name(fixture: &mut impl StoreFixture) {
+    let store = fixture.open(None);
     let bytes = noise(1, CHUNK_BYTES + 3);
     let put = |chunk| store.put_new_chunk(chunk).expect("durable");
     let chunks: Vec<_> = bytes.chunks(CHUNK_BYTES).map(put).collect();
@@ -59,8 +59,8 @@ pub fn a_chunk_is_told_its_name(place: &mut impl StoreFixture) {
 }
 
 /// Case of the suite.
-pub fn a_chunk_under_a_wrong_name_is_refused(place: &mut impl StoreFixture) {
-    let store = place.open(None);
+pub fn a_chunk_under_a_wrong_name_is_refused(fixture: &mut impl StoreFixture) {
+    let store = fixture.open(None);
     let announced = ChunkHash::of(b"one");
     match store.put_chunk(announced, b"two") {
         Err(CheckpointStoreError::WrongChunk { expected, found }) => {
@@ -72,8 +72,8 @@ pub fn a_chunk_under_a_wrong_name_is_refused(place: &mut impl StoreFixture) {
 }
 
 /// Case of the suite.
-pub fn a_chunk_of_a_wrong_length_is_refused(place: &mut impl StoreFixture) {
-    let store = place.open(None);
+pub fn a_chunk_of_a_wrong_length_is_refused(fixture: &mut impl StoreFixture) {
+    let store = fixture.open(None);
     for length in [0, CHUNK_BYTES + 1] {
         let bytes = noise(1, length);
         match store.put_chunk(ChunkHash::of(&bytes), &bytes) {
@@ -88,8 +88,8 @@ pub fn a_chunk_of_a_wrong_length_is_refused(place: &mut impl StoreFixture) {
 }
 
 /// Case of the suite.
-pub fn a_record_without_its_chunks_is_refused(place: &mut impl StoreFixture) {
-    let store = place.open(None);
+pub fn a_record_without_its_chunks_is_refused(fixture: &mut impl StoreFixture) {
+    let store = fixture.open(None);
     let bytes = noise(1, CHUNK_BYTES + 3);
     let record = PieceRecord::of(&bytes);
     store.put_chunk(record.chunks[0], &bytes[..CHUNK_BYTES]).expect("durable");
@@ -101,14 +101,15 @@ pub fn a_record_without_its_chunks_is_refused(place: &mut impl StoreFixture) {
 }
 
 /// Case of the suite.
-pub fn a_record_with_chunks_of_a_wrong_length_is_refused(place: &mut impl StoreFixture) {
-    let store = place.open(None);
+pub fn a_record_with_chunks_of_a_wrong_length_is_refused(fixture: &mut impl StoreFixture) {
+    let store = fixture.open(None);
     let expected = ChunkHash::of(b"four");
     store.put_chunk(expected, b"four").expect("durable");
     let record = PieceRecord { length: 5, chunks: vec![expected] };
     match store.put_record(name(1, 0), &record) {
         Err(CheckpointStoreError::Damaged { damage, .. }) => {
-            let (expected_bytes, found_bytes) = (5, 4);
+            let expected_bytes = 5;
+            let found_bytes = 4;
             let length = ChunkDamage::Length { index: 0, expected, expected_bytes, found_bytes };
             assert_eq!(damage, [length]);
         }
@@ -117,8 +118,8 @@ pub fn a_record_with_chunks_of_a_wrong_length_is_refused(place: &mut impl StoreF
 }
 
 /// Case of the suite.
-pub fn a_record_that_contradicts_itself_is_refused(place: &mut impl StoreFixture) {
-    let store = place.open(None);
+pub fn a_record_that_contradicts_itself_is_refused(fixture: &mut impl StoreFixture) {
+    let store = fixture.open(None);
     let check = |record: PieceRecord, expected: PieceRecordFault| match store
         .put_record(name(1, 0), &record)
     {
@@ -126,9 +127,11 @@ pub fn a_record_that_contradicts_itself_is_refused(place: &mut impl StoreFixture
         other => panic!("{expected}, got {other:?}"),
     };
     let chunks = vec![ChunkHash::of(b"one")];
-    let (expected, found) = (0, 1);
+    let expected = 0;
+    let found = 1;
     check(PieceRecord { length: 0, chunks }, PieceRecordFault::ChunkCount { expected, found });
-    let (expected, found) = (2, 0);
+    let expected = 2;
+    let found = 0;
     let length = CHUNK_BYTES as u64 + 1;
     check(
         PieceRecord { length, chunks: Vec::new() },
@@ -139,8 +142,8 @@ pub fn a_record_that_contradicts_itself_is_refused(place: &mut impl StoreFixture
 }
 
 /// Case of the suite.
-pub fn missing_chunks_are_listed_once(place: &mut impl StoreFixture) {
-    let store = place.open(None);
+pub fn missing_chunks_are_listed_once(fixture: &mut impl StoreFixture) {
+    let store = fixture.open(None);
     let mut bytes = vec![0; 2 * CHUNK_BYTES];
     bytes.extend(noise(1, 3));
     let record = PieceRecord::of(&bytes);
@@ -152,12 +155,12 @@ pub fn missing_chunks_are_listed_once(place: &mut impl StoreFixture) {
 }
 
 /// Case of the suite.
-pub fn a_transfer_goes_on_after_opening_again(place: &mut impl StoreFixture) {
-    let store = place.open(None);
+pub fn a_transfer_goes_on_after_opening_again(fixture: &mut impl StoreFixture) {
+    let store = fixture.open(None);
     let bytes = noise(1, CHUNK_BYTES + 3);
     let record = PieceRecord::of(&bytes);
     store.put_chunk(record.chunks[0], &bytes[..CHUNK_BYTES]).expect("durable");
-    let store = place.open(Some(store));
+    let store = fixture.open(Some(store));
     assert_eq!(store.missing(&record).expect("readable"), [record.chunks[1]]);
     store.put_chunk(record.chunks[1], &bytes[CHUNK_BYTES..]).expect("durable");
     store.put_record(name(1, 0), &record).expect("durable");

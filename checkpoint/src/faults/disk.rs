@@ -1,9 +1,9 @@
-//! A disk in memory that knows what would survive a power cut.
+//! A disk in memory that records what would survive a loss of power.
 //!
 //! Every file and every folder has two states: what programs see, and what is on the medium. A sync
-//! makes the second equal to the first, for that file or that folder alone. A power cut leaves for
-//! each sector of a file, for its length and for each name in a folder either state, drawn from a
-//! seed: writes reach the medium in any order or not at all.
+//! makes the second equal to the first, for that file or that folder alone. A loss of power leaves
+//! for each sector of a file, for its length and for each name in a folder either state, drawn from
+//! a seed: writes reach the medium in any order or not at all.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use crate::files::{DIRECT_BYTES, EntryKind, FileSystem, FolderEntry, OpenFile};
 
-/// What the medium writes whole.
+/// The bytes that the medium writes whole or not at all.
 const SECTOR_BYTES: usize = 512;
 
 /// How the disk loses its power.
@@ -24,7 +24,7 @@ pub enum PowerLoss {
     LosesAll,
     /// What was not synced is lost or not, by a seed.
     LosesSome {
-        /// Seed of the draw that decides what is lost.
+        /// Seed of the random numbers that decide what is lost.
         seed: u64,
     },
 }
@@ -66,35 +66,35 @@ impl SimulatedDisk {
         disk
     }
 
-    /// The disk as a process finds it that starts after the cut. This one stays as it is.
+    /// The disk as a process finds it that starts after the loss. This one stays as it is.
     #[must_use]
-    pub fn after_power_loss(&self, cut: PowerLoss) -> Self {
-        let mut held = self.lock_state().clone();
-        let mut draw = SeededCoins(match cut {
+    pub fn after_power_loss(&self, power_loss: PowerLoss) -> Self {
+        let mut state = self.lock_state().clone();
+        let mut coins = SeededCoins(match power_loss {
             PowerLoss::ProcessOnly | PowerLoss::LosesAll => 0,
             PowerLoss::LosesSome { seed } => seed,
         });
-        let mut is_kept = || match cut {
+        let mut is_kept = || match power_loss {
             PowerLoss::ProcessOnly => true,
             PowerLoss::LosesAll => false,
-            PowerLoss::LosesSome { .. } => draw.coin(),
+            PowerLoss::LosesSome { .. } => coins.coin(),
         };
-        for content in &mut held.contents {
+        for content in &mut state.contents {
             content.live = mixed(content, &mut is_kept);
             content.durable.clone_from(&content.live);
         }
         let paths: BTreeSet<PathBuf> =
-            held.live.keys().chain(held.durable.keys()).cloned().collect();
+            state.live.keys().chain(state.durable.keys()).cloned().collect();
         for path in paths {
-            let state = if is_kept() { held.live.get(&path) } else { held.durable.get(&path) };
-            match state.copied() {
-                Some(node) => drop(held.live.insert(path, node)),
-                None => drop(held.live.remove(&path)),
+            let entry = if is_kept() { state.live.get(&path) } else { state.durable.get(&path) };
+            match entry.copied() {
+                Some(entry) => drop(state.live.insert(path, entry)),
+                None => drop(state.live.remove(&path)),
             }
         }
-        held.drop_orphans();
-        held.drop_unnamed();
-        Self { state: Arc::new(Mutex::new(held)) }
+        state.drop_orphans();
+        state.drop_unnamed();
+        Self { state: Arc::new(Mutex::new(state)) }
     }
 
     fn lock_state(&self) -> MutexGuard<'_, DiskState> {
@@ -102,7 +102,7 @@ impl SimulatedDisk {
     }
 }
 
-/// A file's bytes after a cut.
+/// A file's bytes after a loss of power.
 fn mixed(content: &FileContent, mut is_kept: impl FnMut() -> bool) -> Vec<u8> {
     if content.live == content.durable {
         return content.live.clone();
@@ -110,9 +110,9 @@ fn mixed(content: &FileContent, mut is_kept: impl FnMut() -> bool) -> Vec<u8> {
     let length = if is_kept() { content.live.len() } else { content.durable.len() };
     let mut bytes = vec![0; length];
     for (at, sector) in (0..).step_by(SECTOR_BYTES).zip(bytes.chunks_mut(SECTOR_BYTES)) {
-        let state = if is_kept() { &content.live } else { &content.durable };
-        let there = state.get(at..state.len().min(at + sector.len())).unwrap_or_default();
-        sector[..there.len()].copy_from_slice(there);
+        let source = if is_kept() { &content.live } else { &content.durable };
+        let kept = source.get(at..source.len().min(at + sector.len())).unwrap_or_default();
+        sector[..kept.len()].copy_from_slice(kept);
     }
     bytes
 }
@@ -121,10 +121,10 @@ impl DiskState {
     /// A name whose folder is gone is gone as well.
     fn drop_orphans(&mut self) {
         let mut kept: BTreeMap<PathBuf, DiskEntry> = BTreeMap::new();
-        // A folder comes before what is in it.
-        for (path, node) in &self.live {
+        // A folder comes before its entries.
+        for (path, entry) in &self.live {
             if kept.is_empty() || path.parent().is_some_and(|folder| kept.contains_key(folder)) {
-                kept.insert(path.clone(), *node);
+                kept.insert(path.clone(), *entry);
             }
         }
         self.durable.clone_from(&kept);
@@ -134,7 +134,7 @@ impl DiskState {
     /// The bytes of a file without a name are gone.
     fn drop_unnamed(&mut self) {
         let named: BTreeSet<usize> = { self.live.values() }
-            .filter_map(|node| match node {
+            .filter_map(|entry| match entry {
                 DiskEntry::File(number) => Some(*number),
                 DiskEntry::Folder => None,
             })
@@ -162,8 +162,8 @@ impl DiskState {
         }
     }
 
-    fn kind(&self, node: DiskEntry) -> EntryKind {
-        match node {
+    fn kind(&self, entry: DiskEntry) -> EntryKind {
+        match entry {
             DiskEntry::File(number) => {
                 EntryKind::File { bytes: self.contents[number].live.len() as u64 }
             }
@@ -174,47 +174,47 @@ impl DiskState {
 
 impl FileSystem for SimulatedDisk {
     fn entry_kind(&self, path: &Path) -> io::Result<Option<EntryKind>> {
-        let held = self.lock_state();
-        Ok(held.live.get(path).map(|node| held.kind(*node)))
+        let state = self.lock_state();
+        Ok(state.live.get(path).map(|entry| state.kind(*entry)))
     }
 
     fn list(&self, folder: &Path) -> io::Result<Vec<FolderEntry>> {
-        let held = self.lock_state();
-        if held.live.get(folder) != Some(&DiskEntry::Folder) {
+        let state = self.lock_state();
+        if state.live.get(folder) != Some(&DiskEntry::Folder) {
             return Err(io::ErrorKind::NotFound.into());
         }
-        let below = held.live.range(folder.to_owned()..);
+        let below = state.live.range(folder.to_owned()..);
         let below = below.take_while(|(path, _)| path.starts_with(folder));
         let entries = below.filter(|(path, _)| path.parent() == Some(folder));
-        let entries = entries.filter_map(|(path, node)| {
+        let entries = entries.filter_map(|(path, entry)| {
             let name = path.file_name()?.to_string_lossy().into_owned();
-            Some(FolderEntry { name, kind: held.kind(*node) })
+            Some(FolderEntry { name, kind: state.kind(*entry) })
         });
         Ok(entries.collect())
     }
 
     fn create_folder(&self, path: &Path) -> io::Result<()> {
-        let mut held = self.lock_state();
-        held.check_parent(path)?;
-        match held.live.get(path) {
+        let mut state = self.lock_state();
+        state.check_parent(path)?;
+        match state.live.get(path) {
             Some(DiskEntry::Folder) => Ok(()),
             Some(DiskEntry::File(_)) => Err(io::ErrorKind::NotADirectory.into()),
             None => {
-                held.live.insert(path.to_owned(), DiskEntry::Folder);
+                state.live.insert(path.to_owned(), DiskEntry::Folder);
                 Ok(())
             }
         }
     }
 
     fn create(&self, path: &Path) -> io::Result<Box<dyn OpenFile>> {
-        let mut held = self.lock_state();
-        held.check_parent(path)?;
-        if held.live.contains_key(path) {
+        let mut state = self.lock_state();
+        state.check_parent(path)?;
+        if state.live.contains_key(path) {
             return Err(io::ErrorKind::AlreadyExists.into());
         }
-        let number = held.contents.len();
-        held.contents.push(FileContent::default());
-        held.live.insert(path.to_owned(), DiskEntry::File(number));
+        let number = state.contents.len();
+        state.contents.push(FileContent::default());
+        state.live.insert(path.to_owned(), DiskEntry::File(number));
         Ok(Box::new(SimulatedFile { disk: self.clone(), number, is_direct: false }))
     }
 
@@ -229,8 +229,8 @@ impl FileSystem for SimulatedDisk {
     }
 
     fn read(&self, path: &Path, bytes_max: u64) -> io::Result<Vec<u8>> {
-        let held = self.lock_state();
-        let bytes = &held.contents[held.file(path)?].live;
+        let state = self.lock_state();
+        let bytes = &state.contents[state.file(path)?].live;
         if bytes.len() as u64 > bytes_max {
             return Err(io::ErrorKind::FileTooLarge.into());
         }
@@ -238,33 +238,33 @@ impl FileSystem for SimulatedDisk {
     }
 
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
-        let mut held = self.lock_state();
-        held.check_parent(to)?;
-        let node = DiskEntry::File(held.file(from)?);
-        held.live.remove(from);
-        held.live.insert(to.to_owned(), node);
+        let mut state = self.lock_state();
+        state.check_parent(to)?;
+        let entry = DiskEntry::File(state.file(from)?);
+        state.live.remove(from);
+        state.live.insert(to.to_owned(), entry);
         Ok(())
     }
 
     fn remove(&self, path: &Path) -> io::Result<()> {
-        let mut held = self.lock_state();
-        held.file(path)?;
-        held.live.remove(path);
+        let mut state = self.lock_state();
+        state.file(path)?;
+        state.live.remove(path);
         Ok(())
     }
 
     fn sync_folder(&self, path: &Path) -> io::Result<()> {
-        let mut held = self.lock_state();
-        if held.live.get(path) != Some(&DiskEntry::Folder) {
+        let mut state = self.lock_state();
+        if state.live.get(path) != Some(&DiskEntry::Folder) {
             return Err(io::ErrorKind::NotFound.into());
         }
-        let is_entry = |entry: &PathBuf| entry.parent() == Some(path);
-        let live: Vec<(PathBuf, DiskEntry)> = { held.live.iter() }
-            .filter(|(entry, _)| is_entry(entry))
-            .map(|(entry, node)| (entry.clone(), *node))
+        let is_in_folder = |entry_path: &PathBuf| entry_path.parent() == Some(path);
+        let live: Vec<(PathBuf, DiskEntry)> = { state.live.iter() }
+            .filter(|(entry_path, _)| is_in_folder(entry_path))
+            .map(|(entry_path, entry)| (entry_path.clone(), *entry))
             .collect();
-        held.durable.retain(|entry, _| !is_entry(entry));
-        held.durable.extend(live);
+        state.durable.retain(|entry_path, _| !is_in_folder(entry_path));
+        state.durable.extend(live);
         Ok(())
     }
 }
@@ -277,11 +277,12 @@ struct SimulatedFile {
 }
 
 impl OpenFile for SimulatedFile {
-    /// A direct write that is not aligned is refused, as a kernel does. One that is survives a power
-    /// cut no better than another: the medium has a cache, and the length is written down by a sync.
+    /// A direct write that is not aligned is refused, as a kernel does. One that is survives a loss
+    /// of power no better than another: the medium has a cache, and the length is written down by a
+    /// sync.
     fn write_some(&mut self, offset: u64, bytes: &[u8]) -> io::Result<usize> {
-        let places = [offset as usize, bytes.len(), bytes.as_ptr().addr()];
-        if self.is_direct && !places.iter().all(|place| place.is_multiple_of(DIRECT_BYTES)) {
+        let numbers = [offset as usize, bytes.len(), bytes.as_ptr().addr()];
+        if self.is_direct && !numbers.iter().all(|number| number.is_multiple_of(DIRECT_BYTES)) {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         let live = &mut self.disk.lock_state().contents[self.number].live;
@@ -306,7 +307,7 @@ impl OpenFile for SimulatedFile {
     }
 }
 
-/// Coins from a seed.
+/// Random booleans from a seed.
 #[derive(Debug)]
 struct SeededCoins(u64);
 

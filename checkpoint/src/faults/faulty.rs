@@ -10,10 +10,10 @@ use crate::files::{DIRECT_BYTES, EntryKind, FileSystem, FolderEntry, OpenFile};
 /// Operations that are remembered at most; later ones are counted and not kept.
 const COMPLETED_MAX: usize = 1 << 16;
 
-/// What goes wrong. Several can be set at once.
+/// A fault of files. Several can be injected at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FileFaultRule {
-    /// From now on the disk takes so many more bytes and then is full.
+    /// From now on so many more bytes can be written, and then the disk is full.
     FullAfter {
         /// Bytes that can still be written.
         bytes: u64,
@@ -27,9 +27,9 @@ pub enum FileFaultRule {
         /// Kind of the error that the operation returns.
         kind: io::ErrorKind,
     },
-    /// A write takes at most so many bytes, at least one; a direct one at least one block.
+    /// A write writes at most so many bytes, at least one; a direct one at least one block.
     ShortWrites {
-        /// Most bytes that one write takes.
+        /// Most bytes that one write writes.
         bytes_max: usize,
     },
     /// After so many more operations nothing works, as if the process had been killed. A write
@@ -51,7 +51,7 @@ pub struct CompletedOperation {
     pub path: PathBuf,
 }
 
-/// What goes wrong, and what was done. All clones share it.
+/// The faults that are injected, and the operations that were done. All clones share them.
 #[derive(Clone, Debug, Default)]
 pub struct FileFaultInjector {
     state: Arc<Mutex<InjectionState>>,
@@ -65,12 +65,12 @@ struct InjectionState {
     is_killed: bool,
 }
 
-/// What becomes of an operation.
+/// Whether an operation works, as the faults decide.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum OperationOutcome {
     Works,
-    /// Only so many bytes of a write are written. The caller gets their number if `is_reported`, and an
-    /// error if the process dies there.
+    /// Only so many bytes of a write are written. The caller gets their number if `is_reported`,
+    /// and an error if the process dies there.
     Takes {
         bytes: usize,
         is_reported: bool,
@@ -87,10 +87,10 @@ struct WriteRequest {
 }
 
 impl WriteRequest {
-    /// Of an operation that writes nothing.
+    /// The request of an operation that writes nothing.
     const NOTHING: Self = Self { bytes: 0, unit: 1 };
 
-    /// As much of it as `bytes_max` allows.
+    /// As many bytes of it as `bytes_max` allows, in whole units.
     fn within(self, bytes_max: usize) -> usize {
         let bytes = self.bytes.min(bytes_max);
         bytes - bytes % self.unit
@@ -98,16 +98,16 @@ impl WriteRequest {
 }
 
 impl FileFaultInjector {
-    /// Sets a fault, beside those that are set.
+    /// Injects a fault, beside those that are injected.
     pub fn inject(&self, fault: FileFaultRule) {
         self.lock_state().faults.push(fault);
     }
 
-    /// Takes all faults back. What was killed works again.
+    /// Removes all faults. Files that were killed work again.
     pub fn clear(&self) {
-        let mut plan = self.lock_state();
-        plan.faults.clear();
-        plan.is_killed = false;
+        let mut state = self.lock_state();
+        state.faults.clear();
+        state.is_killed = false;
     }
 
     /// How many operations were begun.
@@ -130,17 +130,17 @@ impl FileFaultInjector {
         &self,
         operation: FileOperation,
         path: &Path,
-        asked: WriteRequest,
+        request: WriteRequest,
     ) -> io::Result<OperationOutcome> {
-        let mut plan = self.lock_state();
-        plan.count += 1;
-        if plan.completed.len() < COMPLETED_MAX {
-            plan.completed.push(CompletedOperation { operation, path: path.to_owned() });
+        let mut state = self.lock_state();
+        state.count += 1;
+        if state.completed.len() < COMPLETED_MAX {
+            state.completed.push(CompletedOperation { operation, path: path.to_owned() });
         }
-        if plan.is_killed {
+        if state.is_killed {
             return Err(killed());
         }
-        plan.outcome_of(operation, asked)
+        state.outcome_of(operation, request)
     }
 }
 
@@ -148,15 +148,15 @@ impl InjectionState {
     fn outcome_of(
         &mut self,
         operation: FileOperation,
-        asked: WriteRequest,
+        request: WriteRequest,
     ) -> io::Result<OperationOutcome> {
-        let mut fate = OperationOutcome::Works;
+        let mut outcome = OperationOutcome::Works;
         let mut spent = None;
         for (at, fault) in self.faults.iter_mut().enumerate() {
             match fault {
                 FileFaultRule::KillAfter { operations: 0 } => {
                     self.is_killed = true;
-                    let half = asked.within(asked.bytes / 2);
+                    let half = request.within(request.bytes / 2);
                     if operation == FileOperation::Write && half > 0 {
                         return Ok(OperationOutcome::Takes { bytes: half, is_reported: false });
                     }
@@ -173,21 +173,21 @@ impl InjectionState {
                     }
                 }
                 FileFaultRule::FullAfter { bytes: left } if operation == FileOperation::Write => {
-                    let taken = asked.within(usize::try_from(*left).unwrap_or(usize::MAX));
+                    let taken = request.within(usize::try_from(*left).unwrap_or(usize::MAX));
                     if taken == 0 {
                         return Err(io::ErrorKind::StorageFull.into());
                     }
                     *left -= taken as u64;
-                    fate = OperationOutcome::Takes { bytes: taken, is_reported: true };
+                    outcome = OperationOutcome::Takes { bytes: taken, is_reported: true };
                 }
                 FileFaultRule::ShortWrites { bytes_max } if operation == FileOperation::Write => {
-                    let bytes = asked.within((*bytes_max).max(asked.unit));
-                    fate = OperationOutcome::Takes { bytes, is_reported: true };
+                    let bytes = request.within((*bytes_max).max(request.unit));
+                    outcome = OperationOutcome::Takes { bytes, is_reported: true };
                 }
                 FileFaultRule::LyingSyncs
                     if matches!(operation, FileOperation::Sync | FileOperation::SyncFolder) =>
                 {
-                    fate = OperationOutcome::Pretends;
+                    outcome = OperationOutcome::Pretends;
                 }
                 FileFaultRule::FailOnce { .. }
                 | FileFaultRule::FullAfter { .. }
@@ -199,7 +199,7 @@ impl InjectionState {
             self.faults.remove(at);
             return Err(kind.into());
         }
-        Ok(fate)
+        Ok(outcome)
     }
 }
 
@@ -207,7 +207,8 @@ fn killed() -> io::Error {
     io::Error::other("the process was killed")
 }
 
-/// Files that fail as their [`FileFaultInjector`] prescribe, and otherwise do what those behind them do.
+/// A file system that fails as its [`FileFaultInjector`] prescribes, and otherwise does what the
+/// one behind it does.
 #[derive(Debug)]
 pub struct FaultyFileSystem {
     inner: Arc<dyn FileSystem>,
@@ -215,7 +216,7 @@ pub struct FaultyFileSystem {
 }
 
 impl FaultyFileSystem {
-    /// Files before `inner`.
+    /// Wraps `inner`, with the faults of `faults`.
     #[must_use]
     pub fn new(inner: Arc<dyn FileSystem>, faults: FileFaultInjector) -> Self {
         Self { inner, faults }
@@ -286,18 +287,18 @@ impl FileSystem for FaultyFileSystem {
 struct FaultyFile {
     inner: Box<dyn OpenFile>,
     path: PathBuf,
-    /// What a write is made of.
+    /// The bytes that a write is a multiple of.
     unit: usize,
     faults: FileFaultInjector,
 }
 
 impl OpenFile for FaultyFile {
     fn write_some(&mut self, offset: u64, bytes: &[u8]) -> io::Result<usize> {
-        let asked = WriteRequest { bytes: bytes.len(), unit: self.unit };
-        match self.faults.begin(FileOperation::Write, &self.path, asked)? {
-            OperationOutcome::Takes { bytes: taken, is_reported: is_told } => {
+        let request = WriteRequest { bytes: bytes.len(), unit: self.unit };
+        match self.faults.begin(FileOperation::Write, &self.path, request)? {
+            OperationOutcome::Takes { bytes: taken, is_reported } => {
                 let written = self.inner.write_some(offset, &bytes[..taken])?;
-                if is_told { Ok(written) } else { Err(killed()) }
+                if is_reported { Ok(written) } else { Err(killed()) }
             }
             OperationOutcome::Works | OperationOutcome::Pretends => {
                 self.inner.write_some(offset, bytes)

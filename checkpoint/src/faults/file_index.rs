@@ -19,7 +19,7 @@ const ROWS_NEW: &str = "rows.new";
 pub struct FileIndex {
     files: Arc<dyn FileSystem>,
     folder: PathBuf,
-    /// Held for one call each.
+    /// Locked for one call each.
     rows: Mutex<BTreeMap<Vec<u8>, Vec<u8>>>,
 }
 
@@ -29,7 +29,8 @@ impl FileIndex {
     }
 
     fn write(&self, rows: &BTreeMap<Vec<u8>, Vec<u8>>) -> io::Result<()> {
-        let (new, path) = (self.folder.join(ROWS_NEW), self.folder.join(ROWS));
+        let new = self.folder.join(ROWS_NEW);
+        let path = self.folder.join(ROWS);
         if self.files.entry_kind(&new)?.is_some() {
             self.files.remove(&new)?;
         }
@@ -77,8 +78,8 @@ impl Index for FileIndex {
     }
 
     fn commit(&self, changes: &[IndexChange]) -> Result<(), DatabaseFault> {
-        let mut held = self.rows();
-        let mut rows = held.clone();
+        let mut current = self.rows();
+        let mut rows = current.clone();
         for change in changes {
             match change.clone() {
                 IndexChange::Put { key, value } => drop(rows.insert(key, value)),
@@ -86,7 +87,7 @@ impl Index for FileIndex {
             }
         }
         self.write(&rows).map_err(DatabaseFault::Io)?;
-        *held = rows;
+        *current = rows;
         Ok(())
     }
 
@@ -96,7 +97,7 @@ impl Index for FileIndex {
 
     fn rows(&self, prefix: &[u8]) -> Result<Vec<IndexRow>, DatabaseFault> {
         let rows = FileIndex::rows(self);
-        let begins = rows.range(prefix.to_vec()..).take_while(|(key, _)| key.starts_with(prefix));
-        Ok(begins.map(|(key, value)| (key.clone(), value.clone())).collect())
+        let matching = rows.range(prefix.to_vec()..).take_while(|(key, _)| key.starts_with(prefix));
+        Ok(matching.map(|(key, value)| (key.clone(), value.clone())).collect())
     }
 }

@@ -1,4 +1,4 @@
-//! The system's files.
+//! The file system of the operating system.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Read};
@@ -11,7 +11,7 @@ use super::{EntryKind, FileSystem, FolderEntry, OpenFile};
 const FOLDER_MODE: u32 = 0o700;
 /// Rights of a new file: its owner's alone.
 const FILE_MODE: u32 = 0o600;
-/// A link in the last part of a path is refused, and a pipe does not make us wait.
+/// A link in the last part of a path is refused, and opening a pipe does not block.
 const OPEN_FLAGS: i32 = libc::O_NOFOLLOW | libc::O_NONBLOCK;
 
 /// Past the page cache, on systems that have a flag for it.
@@ -20,7 +20,7 @@ const DIRECT_FLAG: Option<i32> = Some(libc::O_DIRECT);
 #[cfg(not(target_os = "linux"))]
 const DIRECT_FLAG: Option<i32> = None;
 
-/// The system's files.
+/// The file system of the operating system.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RealFileSystem;
 

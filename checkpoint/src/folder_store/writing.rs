@@ -1,4 +1,4 @@
-//! The way of chunks into a store, from a buffer to a durable name.
+//! Writing chunks into a store, from a buffer to a durable name.
 
 use std::collections::BTreeSet;
 
@@ -14,7 +14,8 @@ use crate::names::ChunkHash;
 const UNDER_WAY_MAX: usize = 1 << 20;
 
 impl<I: Index> FolderStore<I> {
-    /// Gives files their names, which `ChunkFolder::sync_names` makes durable, once their bytes are.
+    /// Gives files their names, which `ChunkFolder::sync_names` makes durable, once their bytes
+    /// are.
     pub(super) fn name_files(
         &self,
         mut unnamed: Vec<(UnnamedChunk<'_>, bool)>,
@@ -72,7 +73,8 @@ impl<I: Index> FolderStore<I> {
         self.stop(self.chunks.sync_names(&BTreeSet::from([hash])))
     }
 
-    /// A full disk that shows only now cost a file without a name, which goes; all else is fatal.
+    /// Syncs a file. A disk that turns out to be full costs a file without a name, which is
+    /// removed; any other error stops the store.
     fn sync_bytes(&self, file: &mut UnnamedChunk<'_>) -> Result<(), CheckpointStoreError> {
         match file.sync() {
             Err(fault) if fault.is_full() => Err(fault.into()),

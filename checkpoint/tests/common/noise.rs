@@ -1,4 +1,4 @@
-//! Made-up bytes.
+//! Bytes that differ from seed to seed, for tests.
 
 /// Bytes that differ from seed to seed and from place to place.
 pub fn noise(seed: u64, length: usize) -> Vec<u8> {

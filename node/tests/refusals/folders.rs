@@ -88,7 +88,7 @@ const DAMAGE: [DamageCase; 10] = [
         "an empty version",
         |folder| fs::write(folder.join("VERSION"), "").unwrap(),
         6,
-        "does not tell a version: it is empty",
+        "has no readable version: it is empty",
     ),
     (
         "a newer node.json",

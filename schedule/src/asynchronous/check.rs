@@ -3,10 +3,10 @@
 //!
 //! The rules about passes and transfers are those of synchronous programs, applied to the program
 //! without its versions. Each other rule is one function and one [`AsyncViolation`]. A rule trusts
-//! nothing that another establishes, except sizes, which are looked at first.
+//! nothing that another establishes, except sizes, which are checked first.
 //!
 //! A program with `DYNAMIC` has nothing to check but that; the order that was found while it ran
-//! is a program without one, and is held to all rules but those about order.
+//! is a program without one, and is checked by all rules but those about order.
 
 mod updates;
 mod versions;
@@ -17,7 +17,7 @@ use super::program::{ASYNC_PASS_COUNT_MAX, AsyncProgram};
 use super::violation::AsyncViolation;
 use crate::check::{VIOLATION_COUNT_MAX, ViolationList, plain_rules};
 
-/// What the rules found.
+/// The violations that the rules found.
 #[derive(Default)]
 struct AsyncViolationList(Vec<AsyncViolation>);
 
@@ -34,18 +34,18 @@ impl AsyncViolationList {
 /// # Errors
 /// The violations, rule by rule and stage by stage, [`VIOLATION_COUNT_MAX`] at most.
 pub fn check_async(program: &AsyncProgram) -> Result<(), Vec<AsyncViolation>> {
-    let mut findings = AsyncViolationList::default();
-    size(program, &mut findings);
-    list_count(program, &mut findings);
-    variant(program, &mut findings);
-    if findings.0.is_empty() {
-        foreign(program, &mut findings);
+    let mut violations = AsyncViolationList::default();
+    size(program, &mut violations);
+    list_count(program, &mut violations);
+    variant(program, &mut violations);
+    if violations.0.is_empty() {
+        foreign(program, &mut violations);
         if !is_dynamic(program) {
-            plain(program, &mut findings);
+            plain(program, &mut violations);
         }
     }
     // Readers of versions index by pass, so passes must be in range.
-    if findings.0.is_empty() && !is_dynamic(program) {
+    if violations.0.is_empty() && !is_dynamic(program) {
         let rules = [
             versions::missing,
             versions::made_twice,
@@ -57,10 +57,10 @@ pub fn check_async(program: &AsyncProgram) -> Result<(), Vec<AsyncViolation>> {
             updates::average_order,
         ];
         for rule in rules {
-            rule(program, &mut findings);
+            rule(program, &mut violations);
         }
     }
-    if findings.0.is_empty() { Ok(()) } else { Err(findings.0) }
+    if violations.0.is_empty() { Ok(()) } else { Err(violations.0) }
 }
 
 /// Whether the order is still to be found.
@@ -69,32 +69,33 @@ fn is_dynamic(program: &AsyncProgram) -> bool {
     ops.any(|op| matches!(op, AsyncOp::Dynamic(..)))
 }
 
-fn size(program: &AsyncProgram, findings: &mut AsyncViolationList) {
+fn size(program: &AsyncProgram, violations: &mut AsyncViolationList) {
     let AsyncProgram { replica_count, update_every, microbatch_count, .. } = *program;
     let found = program.pass_count();
     let has_zero = [replica_count, update_every, microbatch_count].contains(&0);
     if found == 0 || found > ASYNC_PASS_COUNT_MAX || has_zero {
-        findings.add(AsyncViolation::Size { found });
+        violations.add(AsyncViolation::Size { found });
     }
 }
 
-fn list_count(program: &AsyncProgram, findings: &mut AsyncViolationList) {
-    let (expected, found) = (program.placement.stage_count(), program.stages.len());
+fn list_count(program: &AsyncProgram, violations: &mut AsyncViolationList) {
+    let expected = program.placement.stage_count();
+    let found = program.stages.len();
     if found != expected as usize {
-        findings.add(AsyncViolation::ListCount { expected, found });
+        violations.add(AsyncViolation::ListCount { expected, found });
     }
 }
 
-fn variant(program: &AsyncProgram, findings: &mut AsyncViolationList) {
+fn variant(program: &AsyncProgram, violations: &mut AsyncViolationList) {
     let AsyncProgram { kind, variant, .. } = *program;
     if !variant.is_of(kind) {
-        findings.add(AsyncViolation::Variant { kind, variant });
+        violations.add(AsyncViolation::Variant { kind, variant });
     }
 }
 
 /// A program has F and BW, no split backward pass; averages only where there is a reference model;
 /// and a dynamic region alone on each stage, of the kind that has one, or nowhere.
-fn foreign(program: &AsyncProgram, findings: &mut AsyncViolationList) {
+fn foreign(program: &AsyncProgram, violations: &mut AsyncViolationList) {
     use crate::op::Compute;
     let is_dynamic = is_dynamic(program);
     for (stage, ops) in program.lists() {
@@ -119,16 +120,16 @@ fn foreign(program: &AsyncProgram, findings: &mut AsyncViolationList) {
                 }
             };
             if !is_legal {
-                findings.add(AsyncViolation::Foreign { stage, op });
+                violations.add(AsyncViolation::Foreign { stage, op });
             }
         }
     }
 }
 
-fn plain(program: &AsyncProgram, findings: &mut AsyncViolationList) {
+fn plain(program: &AsyncProgram, violations: &mut AsyncViolationList) {
     let mut plain = ViolationList::default();
     plain_rules(&program.plain(), &mut plain);
-    plain.into_violations().into_iter().for_each(|v| findings.add(AsyncViolation::Plain(v)));
+    plain.into_violations().into_iter().for_each(|v| violations.add(AsyncViolation::Plain(v)));
 }
 
 #[cfg(test)]
@@ -211,14 +212,16 @@ mod tests {
 
     #[test]
     fn a_way_of_running_is_of_its_schedule() {
-        let (kind, variant) = (AsyncKind::PipeMare, AsyncVariant::VerticalSync);
+        let kind = AsyncKind::PipeMare;
+        let variant = AsyncVariant::VerticalSync;
         find(
             PIPEMARE,
             "update 1",
             "update 1 vertical-sync",
             AsyncViolation::Variant { kind, variant },
         );
-        let (kind, variant) = (AsyncKind::PipeDream, AsyncVariant::WarmUp(2));
+        let kind = AsyncKind::PipeDream;
+        let variant = AsyncVariant::WarmUp(2);
         find(
             PIPEDREAM,
             "update 1",

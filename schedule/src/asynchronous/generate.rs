@@ -2,8 +2,8 @@
 //!
 //! In three passes over a stage's list. The *order* of F and BW is 1F1B without a flush, or what a
 //! kind has instead. *Versions* are laid on it by counting updates as they come. Then it is known
-//! which operation reads each version last, and what must be *kept*: a version that is read after the
-//! update which would destroy it is stashed before and freed after. Transfers follow from the
+//! which operation reads each version last, and what must be *kept*: a version that is read after
+//! the update which would destroy it is stashed before and freed after. Transfers follow from the
 //! placement, as in synchronous programs.
 
 mod order;
@@ -21,10 +21,10 @@ use super::versions::{VersionRead, backward_reads, forward_reads};
 use crate::op::{Compute, Op, Pass};
 use crate::program::TEXT_COUNT_MAX;
 
-/// What a program is made for.
+/// The schedule and the size that a program is made for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AsyncRequest {
-    /// Schedule to generate.
+    /// The schedule whose program is generated.
     pub kind: AsyncKind,
     /// Number of stages of a pipeline.
     pub stage_count: u32,
@@ -34,7 +34,7 @@ pub struct AsyncRequest {
     pub microbatch_count: u32,
     /// Pipelines side by side (AvgPipe; others have one whatever stands here).
     pub replica_count: u32,
-    /// What a region whose order is found while it runs keeps to (AMPNet).
+    /// The options of a region whose order is found while it runs (AMPNet).
     pub dynamic: DynamicOptions,
     /// How the schedule is run.
     pub variant: AsyncVariant,
@@ -44,15 +44,15 @@ pub struct AsyncRequest {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AsyncGenerateError {
     /// A count is zero, or more than a program text may name.
-    #[error("{kind} needs 1 to {max} {what}, found {found}")]
+    #[error("{kind} needs 1 to {max} {name}, found {found}")]
     Count {
-        /// The requested schedule.
+        /// The schedule that was requested.
         kind: AsyncKind,
-        /// What is counted, as the error text names it.
-        what: &'static str,
+        /// Name of what is counted, as the error text has it.
+        name: &'static str,
         /// The most there may be.
         max: u64,
-        /// The requested count.
+        /// The count that was requested.
         found: u32,
     },
     /// More passes than any reader of a program accepts.
@@ -71,19 +71,19 @@ pub enum AsyncGenerateError {
          minibatch, found {microbatch_count}"
     )]
     FewMicrobatches {
-        /// The requested schedule.
+        /// The schedule that was requested.
         kind: AsyncKind,
         /// The requested number of stages.
         stage_count: u32,
         /// The requested number of microbatches per minibatch.
         microbatch_count: u32,
     },
-    /// The schedule is not run in that way.
+    /// The schedule does not have that variant.
     #[error("{kind} has no{variant}")]
     Variant {
-        /// The requested schedule.
+        /// The schedule that was requested.
         kind: AsyncKind,
-        /// The requested variant.
+        /// The variant that was requested.
         variant: AsyncVariant,
     },
     /// Minibatches are dealt round over the pipelines, and each takes as many.
@@ -139,7 +139,7 @@ fn check_counts(request: AsyncRequest) -> Result<(), AsyncGenerateError> {
         ("gradients an update", text, dynamic.update_every),
     ];
     match counts.into_iter().find(|(_, max, found)| *found == 0 || u64::from(*found) > *max) {
-        Some((what, max, found)) => Err(AsyncGenerateError::Count { kind, what, max, found }),
+        Some((name, max, found)) => Err(AsyncGenerateError::Count { kind, name, max, found }),
         None => Ok(()),
     }
 }
@@ -204,51 +204,51 @@ fn check_size(program: &AsyncProgram) -> Result<(), AsyncGenerateError> {
 /// A chunk's weights in one pipeline.
 type ReplicaChunk = (ChunkIndex, u32);
 
-/// What has happened to a line so far.
+/// The versions of a chunk's weights in one pipeline so far, and the gradients since the newest.
 #[derive(Default)]
 struct VersionProgress {
     newest: u32,
     accumulated: u32,
-    /// What F and B read of the minibatch's first microbatch.
+    /// The versions that F and B read of the minibatch's first microbatch.
     first: [Option<WeightVersion>; 2],
 }
 
 /// Gives every pass its version, and puts updates where gradients are complete.
 fn with_versions(program: &AsyncProgram, order: &[Op]) -> Vec<AsyncOp> {
-    let mut lines: BTreeMap<ReplicaChunk, VersionProgress> = BTreeMap::new();
+    let mut progress_of: BTreeMap<ReplicaChunk, VersionProgress> = BTreeMap::new();
     let mut read_forward: BTreeMap<Pass, WeightVersion> = BTreeMap::new();
     let mut ops = Vec::with_capacity(2 * order.len());
     for op in order {
         let Op::Compute(compute, pass) = *op else { unreachable!("an order is of passes") };
         let replica = program.replica_of(pass.microbatch);
-        let line = lines.entry((pass.chunk, replica)).or_default();
-        let (reads, side) = match compute {
+        let progress = progress_of.entry((pass.chunk, replica)).or_default();
+        let (read, side) = match compute {
             Compute::F => (forward_reads(program, pass.chunk, pass.microbatch), 0),
             Compute::B | Compute::W | Compute::WE | Compute::BW | Compute::R => {
                 (backward_reads(program, pass.chunk, pass.microbatch), 1)
             }
         };
         let number = |base, shift| WeightVersion { replica, base, shift };
-        let version = match reads {
-            VersionRead::Newest(shift) => number(line.newest, shift),
+        let version = match read {
+            VersionRead::Newest(shift) => number(progress.newest, shift),
             VersionRead::Number(base) => number(base, VersionShift::None),
-            VersionRead::AsFirst => line.first[side].expect("the first microbatch comes first"),
+            VersionRead::AsFirst => progress.first[side].expect("the first microbatch comes first"),
             VersionRead::AsForward => read_forward.remove(&pass).expect("F comes before B"),
         };
         if pass.microbatch.0.is_multiple_of(program.microbatch_count) {
-            line.first[side] = Some(version);
+            progress.first[side] = Some(version);
         }
         ops.push(AsyncOp::Compute(compute, pass, version));
         if compute == Compute::F {
             read_forward.insert(pass, version);
             continue;
         }
-        line.accumulated += 1;
-        if line.accumulated == program.update_every {
-            (line.accumulated, line.newest) = (0, line.newest + 1);
-            ops.push(AsyncOp::Step(pass.chunk, number(line.newest, VersionShift::None)));
+        progress.accumulated += 1;
+        if progress.accumulated == program.update_every {
+            (progress.accumulated, progress.newest) = (0, progress.newest + 1);
+            ops.push(AsyncOp::Step(pass.chunk, number(progress.newest, VersionShift::None)));
             if program.kind == AsyncKind::AvgPipe {
-                ops.push(AsyncOp::Average(pass.chunk, number(line.newest, VersionShift::None)));
+                ops.push(AsyncOp::Average(pass.chunk, number(progress.newest, VersionShift::None)));
             }
         }
     }
@@ -381,7 +381,8 @@ mod tests {
 
     #[test]
     fn other_ways_of_running_are_legal_at_every_size_and_read_back() {
-        let (warm_up, vertical) = (AsyncVariant::WarmUp(3), AsyncVariant::VerticalSync);
+        let warm_up = AsyncVariant::WarmUp(3);
+        let vertical = AsyncVariant::VerticalSync;
         for (kind, variant) in [(AsyncKind::PipeMare, warm_up), (AsyncKind::PipeDream, vertical)] {
             for (p, t, m) in
                 (1..=5).flat_map(|p| (1..=6).flat_map(move |t| (1..=4).map(move |m| (p, t, m))))
@@ -392,7 +393,8 @@ mod tests {
                 assert_eq!(program.to_string().parse::<AsyncProgram>(), Ok(program));
             }
         }
-        let (kind, variant) = (AsyncKind::XPipe, vertical);
+        let kind = AsyncKind::XPipe;
+        let variant = vertical;
         let request = AsyncRequest { variant, ..request(kind, 2, 2, 2) };
         assert_eq!(generate_async(request), Err(AsyncGenerateError::Variant { kind, variant }));
     }
@@ -405,7 +407,7 @@ mod tests {
         let kind = AsyncKind::AvgPipe;
         let uneven = AsyncGenerateError::UnevenPipelines { minibatch_count: 3, replica_count: 2 };
         check(request(kind, 2, 3, 1), uneven);
-        let none = AsyncGenerateError::Count { kind, what: "stages", max: 65_536, found: 0 };
+        let none = AsyncGenerateError::Count { kind, name: "stages", max: 65_536, found: 0 };
         check(request(kind, 0, 2, 1), none);
         let few = AsyncGenerateError::FewMicrobatches {
             kind: AsyncKind::PipeDream2Bw,

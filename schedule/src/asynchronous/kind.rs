@@ -51,7 +51,7 @@ impl AsyncKind {
         Self::AmpNet,
     ];
 
-    /// The name under which a person asks for it.
+    /// The name by which a user requests it.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {

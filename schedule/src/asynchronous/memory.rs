@@ -1,9 +1,9 @@
 //! What an asynchronous program keeps in memory while it runs: what passes keep, as in synchronous
 //! programs, and versions of weights.
 //!
-//! A version is charged from the operation that makes it, STASH or PREDICT, to its FREE. The newest of
-//! every pipeline is always there, and so is the reference model where there is one. What else an
-//! optimizer or a method remembers is not a version, and is not counted.
+//! A version is charged from the operation that makes it, STASH or PREDICT, to its FREE. The newest
+//! of every pipeline is always resident, and so is the reference model where there is one. Other
+//! state of an optimizer or a method is not a version, and is not counted.
 
 use std::collections::BTreeMap;
 
@@ -19,17 +19,18 @@ use crate::op::Pass;
 /// time.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct AsyncPeakMemory {
-    /// What passes keep, in the unit of the chunks' memory.
+    /// The memory that passes keep, in the unit of the chunks' memory.
     pub activations: f64,
-    /// Versions, in weights of the whole stage: of a chunk that is half of a stage each counts a half.
+    /// Versions, in weights of the whole stage: of a chunk that is half of a stage each counts a
+    /// half.
     pub versions: f64,
     /// Activations and versions, in the unit of the chunks' memory.
     pub both: f64,
 }
 
-/// The peaks of every stage, for chunks that keep of a microbatch what `chunks` gives, and stages of
-/// which one version of the weights takes what `weights` gives. What a region will find is not known:
-/// its passes are as many as may be under way.
+/// The peaks of every stage, for chunks that keep of a microbatch what `chunks` gives, and stages
+/// of which one version of the weights takes what `weights` gives. The order of a region is not
+/// known: its passes are as many as may be in flight.
 ///
 /// # Panics
 /// If `chunks` does not name every chunk, or `weights` every stage.
@@ -41,9 +42,9 @@ pub fn peak_memory_async(
 ) -> Vec<AsyncPeakMemory> {
     assert_eq!(chunks.len(), program.placement.chunk_count() as usize, "one entry a chunk");
     assert_eq!(weights.len(), program.stages.len(), "one entry a stage");
-    let always = resident_versions(program);
+    let resident = resident_versions(program);
     let stages = program.stages.iter().zip(weights);
-    stages.map(|(ops, weights)| peak_of_list(program, ops, (chunks, *weights, always))).collect()
+    stages.map(|(ops, weights)| peak_of_list(program, ops, (chunks, *weights, resident))).collect()
 }
 
 /// The newest version of each pipeline, and the reference model.
@@ -55,11 +56,12 @@ fn resident_versions(program: &AsyncProgram) -> f64 {
 fn peak_of_list(
     program: &AsyncProgram,
     ops: &[AsyncOp],
-    (chunks, weights, always): (&[ChunkMemory], f64, f64),
+    (chunks, weights, resident): (&[ChunkMemory], f64, f64),
 ) -> AsyncPeakMemory {
     let share = program.placement.chunk_share();
     let mut passes: BTreeMap<Pass, PassFootprint> = BTreeMap::new();
-    let (mut activations, mut kept) = (0.0, 0i32);
+    let mut activations = 0.0;
+    let mut kept = 0i32;
     let mut peak = AsyncPeakMemory::default();
     for op in ops {
         match *op {
@@ -77,7 +79,7 @@ fn peak_of_list(
             AsyncOp::Transfer(..) | AsyncOp::Step(..) | AsyncOp::Average(..) => {}
         }
         // Chunks of a stage are alike, so that versions of them can be counted together.
-        let versions = always + f64::from(kept) * share;
+        let versions = resident + f64::from(kept) * share;
         peak = AsyncPeakMemory {
             activations: peak.activations.max(activations),
             versions: peak.versions.max(versions),
@@ -100,7 +102,8 @@ mod tests {
     use crate::asynchronous::variant::AsyncVariant;
     use crate::memory::ChunkMemory;
 
-    /// Four stages, four steps of eight microbatches; a microbatch keeps 100 on a stage, a version 7.
+    /// Four stages, four steps of eight microbatches; a microbatch keeps 100 on a stage, a version
+    /// 7.
     fn check(kind: AsyncKind, activations: [f64; 4], versions: [f64; 4]) {
         let request = AsyncRequest {
             kind,

@@ -74,7 +74,7 @@ pub enum DynamicRule {
 pub struct DynamicOptions {
     /// Which pass comes first; backward passes come before forward ones.
     pub rule: DynamicRule,
-    /// Microbatches that may be under way.
+    /// Microbatches that may be in flight.
     pub cap: u32,
     /// Gradients an update is made of.
     pub update_every: u32,

@@ -280,7 +280,8 @@ impl FromStr for AsyncProgram {
             let parsed = parsed.map_err(|source| AsyncProgramParseError::Op { line, source })?;
             program.stages.push(parsed);
         }
-        let (expected, found) = (program.placement.stage_count() as usize, program.stages.len());
+        let expected = program.placement.stage_count() as usize;
+        let found = program.stages.len();
         if found == expected {
             Ok(program)
         } else {

@@ -1,9 +1,9 @@
 //! A region whose order is found while it runs (AMPNet: Gaunt et al., arXiv 1705.09786).
 //!
-//! A stage takes what is ready, backward passes before forward ones, and remembers what it took, so
-//! that the order can be looked at, checked and run again. The first stage lets in as many
-//! microbatches as may be under way. What is found depends on what arrives when: an executor learns
-//! that from its neighbours' messages, the simulator from its clock.
+//! A stage runs what is ready, backward passes before forward ones, and records what it ran, so
+//! that the order can be shown, checked and run again. The first stage admits as many microbatches
+//! as may be in flight. The order depends on what arrives when: an executor learns that from its
+//! neighbours' messages, the simulator from its clock.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -12,7 +12,7 @@ use zbelastic_types::{ChunkIndex, MicrobatchIndex};
 use super::op::{AsyncOp, DynamicOptions, DynamicRule, WeightVersion};
 use crate::op::{Compute, Flow, Pass, Transfer};
 
-/// What a stage is in the middle of, and what it has found so far.
+/// The microbatches that a stage has in flight, and the order it has found so far.
 #[derive(Clone, Debug)]
 pub struct DynamicRegion {
     dynamic: DynamicOptions,
@@ -20,13 +20,13 @@ pub struct DynamicRegion {
     is_first: bool,
     is_last: bool,
     microbatches: u32,
-    /// Microbatches that went forward and have not come back.
+    /// Microbatches whose F has run and whose BW has not.
     in_flight: BTreeSet<MicrobatchIndex>,
     begun: u32,
     done: u32,
     version: u32,
     accumulated: u32,
-    /// What was chosen and has not run yet.
+    /// The operations that were chosen and have not run yet.
     chosen: VecDeque<AsyncOp>,
     /// The operations that have run, in their order.
     executed: Vec<AsyncOp>,
@@ -60,8 +60,8 @@ impl DynamicRegion {
         }
     }
 
-    /// Chooses among what has arrived, unless something is left of the last choice; nothing, if nothing
-    /// is ready.
+    /// Chooses among the operands that have arrived, unless operations are left of the last choice;
+    /// nothing, if nothing is ready.
     pub fn choose(&mut self, arrived: &ArrivedOperands) {
         if !self.chosen.is_empty() {
             return;
@@ -79,13 +79,13 @@ impl DynamicRegion {
         self.chosen.front().copied()
     }
 
-    /// The operation that was next has run.
+    /// Records that the next operation has run.
     ///
     /// # Panics
-    /// If none was.
+    /// If no operation was next.
     pub fn finish_op(&mut self) {
         let op = self.chosen.pop_front();
-        self.executed.push(op.expect("what runs was chosen"));
+        self.executed.push(op.expect("an operation that has run was chosen before"));
     }
 
     /// The order found so far.
@@ -100,11 +100,12 @@ impl DynamicRegion {
         self.done == self.microbatches && self.chosen.is_empty()
     }
 
-    /// What the rule takes of what has arrived and of what needs no operand from elsewhere.
+    /// The microbatch that the rule chooses, of those whose operand has arrived or that need none
+    /// from another stage, with its direction.
     pub(super) fn choice(&self, arrived: &ArrivedOperands) -> Option<(Flow, MicrobatchIndex)> {
         let of = |flow| {
-            let here = arrived.iter().filter(move |(found, _)| *found == flow);
-            here.map(|(_, microbatch)| *microbatch).collect::<Vec<_>>()
+            let of_flow = arrived.iter().filter(move |(found, _)| *found == flow);
+            of_flow.map(|(_, microbatch)| *microbatch).collect::<Vec<_>>()
         };
         let backward = if self.is_last {
             self.in_flight.iter().copied().collect()
@@ -116,11 +117,11 @@ impl DynamicRegion {
         chosen(Flow::Backward, backward).or_else(|| chosen(Flow::Forward, forward))
     }
 
-    /// The next microbatch of the run, if one more may be under way.
+    /// The next microbatch of the run, if one more may be in flight.
     fn admitted(&self) -> Vec<MicrobatchIndex> {
-        let has_room = self.in_flight.len() < self.dynamic.cap as usize;
-        let is_there = self.begun < self.microbatches;
-        if has_room && is_there { vec![MicrobatchIndex(self.begun)] } else { Vec::new() }
+        let is_below_cap = self.in_flight.len() < self.dynamic.cap as usize;
+        let is_left = self.begun < self.microbatches;
+        if is_below_cap && is_left { vec![MicrobatchIndex(self.begun)] } else { Vec::new() }
     }
 
     fn preferred(&self, ready: &[MicrobatchIndex]) -> Option<MicrobatchIndex> {

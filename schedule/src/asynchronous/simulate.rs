@@ -1,10 +1,11 @@
 //! Gives an asynchronous program times, with the clock of synchronous ones.
 //!
-//! There is no flush, so all of a program is simulated at once, as if it were one long step. What an
-//! operation waits for, how long a result is on its way and what a stage is busy with are the same
-//! events there and here. An update takes the time of STEP and waits for nobody; what is done to
-//! versions, a stash, a prediction, an average, takes no time. The order of a region that has none is
-//! found with the same clock first ([`dynamic_order`]), by the rule by which a stage finds it.
+//! There is no flush, so all of a program is simulated at once, as if it were one long step. What
+//! an operation waits for, how long a result takes to arrive and which passes a stage runs are the
+//! same events there and here. An update takes the time of STEP and waits for nothing; operations
+//! on versions, a stash, a prediction, an average, take no time. The order of a region that has
+//! none is found with the same clock first ([`dynamic_order`]), by the rule by which a stage finds
+//! it.
 
 mod dynamic_order;
 mod steady_state;
@@ -24,11 +25,12 @@ use crate::timeline::{Timeline, TimelineExtent, TimelineSlice};
 pub struct AsyncSimulation {
     /// The program; in place of a region the order that was found in it.
     pub program: AsyncProgram,
-    /// When its operations ran, and the region itself, if it has one, before what was found in it.
+    /// When its operations ran, and the region itself, if it has one, before the operations found
+    /// in it.
     pub timeline: Timeline<AsyncOp>,
 }
 
-/// Runs all of `program`. Verdicts, early shares of W and what keeps memory small do not occur in it.
+/// Runs all of `program`. Verdicts, early shares of W, recomputation and copies do not occur in it.
 ///
 /// # Errors
 /// If the costs are not this program's, or if it does not reach its end.
@@ -43,7 +45,7 @@ pub fn simulate_async(
     let found = dynamic_order::with_dynamic_order(program, costs);
     let timeline = simulate(&events(&found), costs, 1)?;
     let slices = program.stages.iter().zip(&found.stages).zip(timeline.slices);
-    let slices = slices.map(|((asked, ops), times)| with_region(asked, named(ops, times)));
+    let slices = slices.map(|((requested, ops), times)| with_region(requested, named(ops, times)));
     let timeline = Timeline {
         name: program.kind.name(),
         extent: TimelineExtent::Segment {
@@ -59,14 +61,15 @@ pub fn simulate_async(
 }
 
 impl AsyncSimulation {
-    /// The pipeline while it is full; `None` if it never is for as long as a round of its pipelines.
+    /// The pipeline while it is full; `None` if it never is for as long as a round of its
+    /// pipelines.
     #[must_use]
     pub fn steady(&self) -> Option<SteadyPipeline> {
         SteadyPipeline::of(&self.program, &self.timeline)
     }
 }
 
-/// The program that waits for the same and takes the same. Its kind means nothing.
+/// The synchronous program with the same dependencies and durations. Its kind means nothing.
 fn events(program: &AsyncProgram) -> Program {
     let stages = program.stages.iter().map(|ops| ops.iter().map(|op| event(*op)).collect());
     Program { stages: stages.collect(), ..program.plain() }
@@ -93,12 +96,12 @@ fn named(ops: &[AsyncOp], times: Vec<TimelineSlice>) -> Vec<TimelineSlice<AsyncO
     ops.iter().zip(times).map(named).collect()
 }
 
-/// The slices with the region that they were found in before them, if they were.
+/// The slices, behind the region in which their order was found, if there is one.
 fn with_region(
-    asked: &[AsyncOp],
+    requested: &[AsyncOp],
     mut slices: Vec<TimelineSlice<AsyncOp>>,
 ) -> Vec<TimelineSlice<AsyncOp>> {
-    if let [op @ AsyncOp::Dynamic(..)] = *asked
+    if let [op @ AsyncOp::Dynamic(..)] = *requested
         && let (Some(first), Some(last)) = (slices.first(), slices.last())
     {
         let region = TimelineSlice { op, step: first.step, start: first.start, end: last.end };

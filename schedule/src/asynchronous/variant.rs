@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::kind::AsyncKind;
 
-/// A way in which single methods may be run.
+/// A variant in which some of the methods may be run.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
@@ -14,10 +14,11 @@ pub enum AsyncVariant {
     /// As the method is.
     #[default]
     Usual,
-    /// So many minibatches first, each with a flush: PipeMare's T3 (Yang et al., MLSys 2021, section
+    /// So many minibatches first, each with a flush: PipeMare's T3 (Yang et al., MLSys 2021,
+    /// section
     /// 3.3).
     WarmUp(u32),
-    /// A microbatch reads one version on its whole way: the newest of the first stage when it began
+    /// A microbatch reads one version on all stages: the newest of the first stage when it began
     /// (PipeDream: Narayanan et al., SOSP 2019, section 3.3).
     VerticalSync,
 }

@@ -1,8 +1,8 @@
 //! What each kind declares about versions: which weights a pass reads, and when there are new ones.
 //!
-//! The generator writes programs by these rules and `check` holds programs to them, so this is the
-//! one place that defines what a kind means. Notation: stage s of p, microbatch k, M microbatches a
-//! minibatch t.
+//! The generator writes programs by these rules and `check` checks programs against them, so this
+//! is the one place that defines what a kind means. Notation: stage s of p, microbatch k, M
+//! microbatches a minibatch t.
 
 use zbelastic_types::{ChunkIndex, MicrobatchIndex};
 
@@ -20,11 +20,11 @@ pub(super) enum VersionRead {
     AsFirst,
     /// Those that its F read.
     AsForward,
-    /// This version.
+    /// The version with this number.
     Number(u32),
 }
 
-/// What F reads.
+/// The weights that F reads.
 pub(super) fn forward_reads(
     program: &AsyncProgram,
     chunk: ChunkIndex,
@@ -34,7 +34,7 @@ pub(super) fn forward_reads(
     let stage = chunk.0 % program.placement.stage_count();
     let stages = program.placement.stage_count();
     match program.kind {
-        // What was the first stage's newest when it let the microbatch in.
+        // The version that was the first stage's newest when it admitted the microbatch.
         AsyncKind::PipeDream if program.variant == AsyncVariant::VerticalSync => {
             VersionRead::Number(microbatch.0.saturating_sub(stages - 1))
         }
@@ -46,7 +46,7 @@ pub(super) fn forward_reads(
             VersionRead::Number(minibatch.saturating_sub(1))
         }
         AsyncKind::WPipe => VersionRead::Number(minibatch),
-        // Updates until the microbatch has been all the way and back (Chen et al., section 3.2).
+        // Updates until the microbatch has had its last backward pass (Chen et al., section 3.2).
         AsyncKind::SpecTrain => VersionRead::Newest(ahead(stage / 2 + stages - stage - 1)),
         AsyncKind::XPipe if is_first(program, microbatch) => {
             // The same for a whole minibatch, in updates: round((p + M - s/2 - 2) / M).
@@ -58,7 +58,7 @@ pub(super) fn forward_reads(
     }
 }
 
-/// What B reads.
+/// The weights that B reads.
 pub(super) fn backward_reads(
     program: &AsyncProgram,
     chunk: ChunkIndex,
@@ -71,7 +71,7 @@ pub(super) fn backward_reads(
         }
         AsyncKind::AmpNet => VersionRead::Newest(VersionShift::None),
         AsyncKind::PipeMare if program.is_warm_up(microbatch) => VersionRead::AsForward,
-        // Its F read what was newest so many microbatches ago.
+        // Its F read the version that was newest so many microbatches ago.
         AsyncKind::PipeMare => VersionRead::Newest(match program.ahead_of(chunk) {
             0 => VersionShift::None,
             microbatches => VersionShift::Back(microbatches),

@@ -25,19 +25,19 @@ pub enum AsyncViolation {
         /// Number of lists of the program.
         found: usize,
     },
-    /// The header names a way of running that its schedule does not have. Nothing else was checked.
+    /// The header names a variant that its schedule does not have. Nothing else was checked.
     #[error("{kind} has no{variant}")]
     Variant {
         /// Schedule of the program.
         kind: AsyncKind,
-        /// The way that it names.
+        /// The variant that it names.
         variant: AsyncVariant,
     },
     /// A rule that synchronous programs keep as well: about passes, transfers, or reaching the end.
     #[error(transparent)]
     Plain(ScheduleViolation),
     /// An operation that this kind of program does not have.
-    #[error("stage {stage}: {op} has no place in such a program")]
+    #[error("stage {stage}: {op} does not belong in such a program")]
     Foreign {
         /// Index of the stage in pipeline order.
         stage: StageIndex,
@@ -51,7 +51,7 @@ pub enum AsyncViolation {
         stage: StageIndex,
         /// The operation that breaks the rule.
         op: AsyncOp,
-        /// The newest version of that line.
+        /// The newest version of the chunk's weights in that pipeline.
         newest: WeightVersion,
     },
     /// A stash or a prediction that is there already.
@@ -92,13 +92,13 @@ pub enum AsyncViolation {
         /// The operation that stands there; `None` if there is none.
         found: Option<AsyncOp>,
     },
-    /// The reference model meets the minibatches of a chunk in another order than theirs, so its bits
-    /// would depend on the schedule.
+    /// The reference model averages the minibatches of a chunk in another order than theirs, so its
+    /// bits would depend on the schedule.
     #[error("stage {stage}: expected the average of version {expected} before {op}")]
     AverageOrder {
         /// Index of the stage in pipeline order.
         stage: StageIndex,
-        /// The average found.
+        /// The average that was found.
         op: AsyncOp,
         /// The version whose turn it is.
         expected: WeightVersion,

@@ -1,5 +1,5 @@
-//! Rules about memory: what leaves comes back, what is dropped is made again, and nothing is computed
-//! with what is not there.
+//! Rules about memory: what is offloaded is reloaded, what is dropped is recomputed, and nothing is
+//! computed with what is not resident.
 
 use super::passes::count;
 use super::{ScheduleViolation, ViolationList, ops_of};
@@ -8,49 +8,48 @@ use crate::pass_table::PassTable;
 use crate::program::Program;
 
 /// OFFLOAD comes after the F of its pass, or its DROP, and so once and before R, B and BW.
-pub(super) fn offload_place(program: &Program, findings: &mut ViolationList) {
+pub(super) fn offload_place(program: &Program, violations: &mut ViolationList) {
     each_after(program, |stage, op, after| {
         let is_legal =
             matches!(after, Some(Op::Compute(Compute::F, _) | Op::Memory(MemoryOp::Drop, _)));
         if matches!(op, Op::Memory(MemoryOp::Offload, _)) && !is_legal {
-            findings.add(ScheduleViolation::OffloadPlace { stage, op, after });
+            violations.add(ScheduleViolation::OffloadPlace { stage, op, after });
         }
     });
 }
 
 /// RELOAD comes after the OFFLOAD of its pass, before anything else is done with that.
-pub(super) fn reload_place(program: &Program, findings: &mut ViolationList) {
+pub(super) fn reload_place(program: &Program, violations: &mut ViolationList) {
     each_after(program, |stage, op, after| {
         let is_legal = matches!(after, Some(Op::Memory(MemoryOp::Offload, _)));
         if matches!(op, Op::Memory(MemoryOp::Reload, _)) && !is_legal {
-            findings.add(ScheduleViolation::ReloadPlace { stage, op, after });
+            violations.add(ScheduleViolation::ReloadPlace { stage, op, after });
         }
     });
 }
 
 /// DROP comes after the F of its pass, before anything else is done with that.
-pub(super) fn drop_place(program: &Program, findings: &mut ViolationList) {
+pub(super) fn drop_place(program: &Program, violations: &mut ViolationList) {
     each_after(program, |stage, op, after| {
         let is_legal = matches!(after, Some(Op::Compute(Compute::F, _)));
         if matches!(op, Op::Memory(MemoryOp::Drop, _)) && !is_legal {
-            findings.add(ScheduleViolation::DropPlace { stage, op, after });
+            violations.add(ScheduleViolation::DropPlace { stage, op, after });
         }
     });
 }
 
-/// R comes after the DROP of its pass, or the RELOAD that brought back what that left, and so before B
-/// and BW.
-pub(super) fn recompute_place(program: &Program, findings: &mut ViolationList) {
+/// R comes after the DROP of its pass, or the RELOAD after it, and so before B and BW.
+pub(super) fn recompute_place(program: &Program, violations: &mut ViolationList) {
     each_after(program, |stage, op, after| {
         let is_legal = matches!(after, Some(Op::Memory(MemoryOp::Drop | MemoryOp::Reload, _)));
         if matches!(op, Op::Compute(Compute::R, _)) && !is_legal {
-            findings.add(ScheduleViolation::RecomputePlace { stage, op, after });
+            violations.add(ScheduleViolation::RecomputePlace { stage, op, after });
         }
     });
 }
 
 /// A pass has as many R as DROP: one of each, or none.
-pub(super) fn recompute_count(program: &Program, findings: &mut ViolationList) {
+pub(super) fn recompute_count(program: &Program, violations: &mut ViolationList) {
     let mut drops = PassTable::new(program, 0_u32);
     for (_, op) in ops_of(program) {
         if let Op::Memory(MemoryOp::Drop, pass) = op
@@ -61,29 +60,29 @@ pub(super) fn recompute_count(program: &Program, findings: &mut ViolationList) {
     }
     for ((pass, counts), (_, drops)) in count(program).iter().zip(drops.iter()) {
         if counts.r != drops {
-            findings.add(ScheduleViolation::RecomputeCount { pass, drops, found: counts.r });
+            violations.add(ScheduleViolation::RecomputeCount { pass, drops, found: counts.r });
         }
     }
 }
 
-/// Nothing is computed with what is away.
-pub(super) fn computes_offloaded(program: &Program, findings: &mut ViolationList) {
+/// Nothing is computed with what is offloaded.
+pub(super) fn computes_offloaded(program: &Program, violations: &mut ViolationList) {
     each_after(program, |stage, op, after| {
-        let is_away = matches!(after, Some(Op::Memory(MemoryOp::Offload, _)));
-        if matches!(op, Op::Compute(..)) && is_away {
-            findings.add(ScheduleViolation::ComputesOffloaded { stage, op });
+        let is_offloaded = matches!(after, Some(Op::Memory(MemoryOp::Offload, _)));
+        if matches!(op, Op::Compute(..)) && is_offloaded {
+            violations.add(ScheduleViolation::ComputesOffloaded { stage, op });
         }
     });
 }
 
-/// Nothing is away when the step ends.
-pub(super) fn never_reloaded(program: &Program, findings: &mut ViolationList) {
-    let mut is_away = PassTable::new(program, false);
+/// Nothing is offloaded when the step ends.
+pub(super) fn never_reloaded(program: &Program, violations: &mut ViolationList) {
+    let mut offloaded = PassTable::new(program, false);
     each_after(program, |_, op, _| {
-        let Some(away) = op.pass().and_then(|pass| is_away.get_mut(pass)) else { return };
+        let Some(is_offloaded) = op.pass().and_then(|pass| offloaded.get_mut(pass)) else { return };
         match op {
-            Op::Memory(MemoryOp::Offload, _) => *away = true,
-            Op::Memory(MemoryOp::Reload, _) => *away = false,
+            Op::Memory(MemoryOp::Offload, _) => *is_offloaded = true,
+            Op::Memory(MemoryOp::Reload, _) => *is_offloaded = false,
             Op::Memory(MemoryOp::Drop, _)
             | Op::Compute(..)
             | Op::Transfer(..)
@@ -91,25 +90,26 @@ pub(super) fn never_reloaded(program: &Program, findings: &mut ViolationList) {
             | Op::Reduce(..) => {}
         }
     });
-    for (pass, _) in is_away.iter().filter(|(_, away)| *away) {
-        findings.add(ScheduleViolation::NeverReloaded { pass });
+    for (pass, _) in offloaded.iter().filter(|(_, is_offloaded)| *is_offloaded) {
+        violations.add(ScheduleViolation::NeverReloaded { pass });
     }
 }
 
-/// What a slice keeps does not leave: later slices of its microbatch read it, forward, again and
-/// backward. DROP leaves them what they read.
-pub(super) fn sliced_memory(program: &Program, findings: &mut ViolationList) {
+/// What a slice keeps is not offloaded: later slices of its microbatch read it in F, R and B. DROP
+/// keeps what they read.
+pub(super) fn sliced_memory(program: &Program, violations: &mut ViolationList) {
     if program.slice_count <= 1 {
         return;
     }
     for (stage, op) in ops_of(program) {
         if matches!(op, Op::Memory(MemoryOp::Offload | MemoryOp::Reload, _)) {
-            findings.add(ScheduleViolation::SlicedMemory { stage, op });
+            violations.add(ScheduleViolation::SlicedMemory { stage, op });
         }
     }
 }
 
-/// Every pass and every operation on memory, with what the same stage did before with the same pass.
+/// Every pass and every operation on memory, with what the same stage did before with the same
+/// pass.
 fn each_after(
     program: &Program,
     mut visit: impl FnMut(zbelastic_types::StageIndex, Op, Option<Op>),
@@ -136,7 +136,7 @@ mod tests {
 
     const STAGE: StageIndex = StageIndex(0);
 
-    /// Microbatch 0 is away, microbatch 1 dropped, microbatch 2 both.
+    /// Microbatch 0 is offloaded, microbatch 1 dropped, microbatch 2 both.
     const MOVED: &str = "program gpipe line stages 1 chunks 1 microbatches 3 window 0
         stage 0: 0F0 0OFFLOAD0 0F1 0DROP1 0F2 0DROP2 0OFFLOAD2 \
             0RELOAD0 0BW0 0R1 0BW1 0RELOAD2 0R2 0BW2 REPORT GATE_THIS STEP COMMIT";
@@ -215,9 +215,10 @@ mod tests {
 
     #[test]
     fn nothing_is_computed_with_what_is_offloaded() {
-        let away = |text: &str| ScheduleViolation::ComputesOffloaded { stage: STAGE, op: op(text) };
-        find(MOVED, "0RELOAD0 0BW0", "0BW0 0RELOAD0", away("0BW0"));
-        find(MOVED, "0RELOAD2 0R2", "0R2 0RELOAD2", away("0R2"));
+        let computes =
+            |text: &str| ScheduleViolation::ComputesOffloaded { stage: STAGE, op: op(text) };
+        find(MOVED, "0RELOAD0 0BW0", "0BW0 0RELOAD0", computes("0BW0"));
+        find(MOVED, "0RELOAD2 0R2", "0R2 0RELOAD2", computes("0R2"));
     }
 
     /// The first slice is dropped before the second one, which reads it, has run.
@@ -225,7 +226,7 @@ mod tests {
         stage 0: 0F0.0 0DROP0.0 0F0.1 0BW0.1 0R0.0 0BW0.0 REPORT GATE_THIS STEP COMMIT";
 
     #[test]
-    fn slices_are_dropped_and_made_again_each_for_itself() {
+    fn slices_are_dropped_and_recomputed_each_for_itself() {
         legal(SLICED);
         legal(&SLICED.replace("0BW0.1 0R0.0", "0R0.0 0BW0.1"));
         let late =
@@ -238,9 +239,9 @@ mod tests {
 
     #[test]
     fn what_later_slices_read_is_not_offloaded() {
-        let leaves = |text: &str| ScheduleViolation::SlicedMemory { stage: STAGE, op: op(text) };
-        find(SLICED, "0F0.1 ", "0OFFLOAD0.0 0F0.1 0RELOAD0.0 ", leaves("0OFFLOAD0"));
-        find(SLICED, "0F0.1 ", "0OFFLOAD0.0 0F0.1 0RELOAD0.0 ", leaves("0RELOAD0"));
+        let offloads = |text: &str| ScheduleViolation::SlicedMemory { stage: STAGE, op: op(text) };
+        find(SLICED, "0F0.1 ", "0OFFLOAD0.0 0F0.1 0RELOAD0.0 ", offloads("0OFFLOAD0"));
+        find(SLICED, "0F0.1 ", "0OFFLOAD0.0 0F0.1 0RELOAD0.0 ", offloads("0RELOAD0"));
     }
 
     #[test]

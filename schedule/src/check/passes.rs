@@ -10,67 +10,68 @@ use crate::pass_table::PassTable;
 use crate::program::Program;
 
 /// An operation stands on the stage that holds its chunk.
-pub(super) fn foreign_chunk(program: &Program, findings: &mut ViolationList) {
+pub(super) fn foreign_chunk(program: &Program, violations: &mut ViolationList) {
     for (stage, op) in ops_of(program) {
         let Some(chunk) = op.chunk() else { continue };
         let expected = program.placement.stage_of(chunk);
         if expected != Some(stage) {
-            findings.add(ScheduleViolation::ForeignChunk { stage, op, expected });
+            violations.add(ScheduleViolation::ForeignChunk { stage, op, expected });
         }
     }
 }
 
 /// A step has a microbatch: none at all is no step.
-pub(super) fn microbatch_count(program: &Program, findings: &mut ViolationList) {
+pub(super) fn microbatch_count(program: &Program, violations: &mut ViolationList) {
     if program.microbatch_count == 0 {
-        findings.add(ScheduleViolation::MicrobatchCount);
+        violations.add(ScheduleViolation::MicrobatchCount);
     }
 }
 
 /// An operation is on one of the step's microbatches.
-pub(super) fn microbatch_range(program: &Program, findings: &mut ViolationList) {
+pub(super) fn microbatch_range(program: &Program, violations: &mut ViolationList) {
     let microbatch_count = program.microbatch_count;
     for (stage, op) in ops_of(program) {
         if op.pass().is_some_and(|pass| pass.microbatch.0 >= microbatch_count) {
-            findings.add(ScheduleViolation::MicrobatchRange { stage, op, microbatch_count });
+            violations.add(ScheduleViolation::MicrobatchRange { stage, op, microbatch_count });
         }
     }
 }
 
 /// A microbatch runs through one replica.
-pub(super) fn other_replica(program: &Program, findings: &mut ViolationList) {
+pub(super) fn other_replica(program: &Program, violations: &mut ViolationList) {
     let placement = &program.placement;
     for (stage, op) in ops_of(program) {
         let Some(pass) = op.pass() else { continue };
         let expected = placement.replica_of_microbatch(pass.microbatch);
         let found = placement.replica_of(pass.chunk);
         if found != expected && pass.chunk.0 < placement.chunk_count() {
-            findings.add(ScheduleViolation::OtherReplica { stage, op, expected, found });
+            violations.add(ScheduleViolation::OtherReplica { stage, op, expected, found });
         }
     }
 }
 
 /// Every pass has exactly one F.
-pub(super) fn forward_count(program: &Program, findings: &mut ViolationList) {
+pub(super) fn forward_count(program: &Program, violations: &mut ViolationList) {
     for (pass, found) in count(program).iter() {
         if found.f != 1 {
-            findings.add(ScheduleViolation::ForwardCount { pass, found: found.f });
+            violations.add(ScheduleViolation::ForwardCount { pass, found: found.f });
         }
     }
 }
 
 /// Every pass has exactly one BW, or exactly one B and one W.
-pub(super) fn backward_count(program: &Program, findings: &mut ViolationList) {
+pub(super) fn backward_count(program: &Program, violations: &mut ViolationList) {
     for (pass, ComputeCounts { b, w, bw, .. }) in count(program).iter() {
         match (b, w, bw) {
             (0, 0, 1) | (1, 1, 0) => {}
-            (b, w, bw) => findings.add(ScheduleViolation::BackwardCount { pass, b, w, bw }),
+            (b, w, bw) => violations.add(ScheduleViolation::BackwardCount { pass, b, w, bw }),
         }
     }
 }
 
-/// WE occurs at most once for a pass, and only where W can be split: on the last chunk of a replica.
-pub(super) fn early_weights(program: &Program, findings: &mut ViolationList) {
+/// WE occurs at most once for a pass, and only where W can be split: on the last chunk of a
+/// replica.
+pub(super) fn early_weights(program: &Program, violations: &mut ViolationList) {
     let placement = &program.placement;
     let half = placement.chunks_per_replica();
     for (pass, found) in count(program).iter() {
@@ -78,7 +79,7 @@ pub(super) fn early_weights(program: &Program, findings: &mut ViolationList) {
         let last_chunk = ChunkIndex((placement.replica_of(pass.chunk) + 1) * half - 1);
         let is_legal = found.we == 0 || (found.we == 1 && is_split && pass.chunk == last_chunk);
         if !is_legal {
-            findings.add(ScheduleViolation::EarlyWeights {
+            violations.add(ScheduleViolation::EarlyWeights {
                 pass,
                 last_chunk,
                 found: found.we,
@@ -89,7 +90,7 @@ pub(super) fn early_weights(program: &Program, findings: &mut ViolationList) {
 }
 
 /// On a stage, a pass's operations come in the order F, R, B or BW, WE, W.
-pub(super) fn pass_order(program: &Program, findings: &mut ViolationList) {
+pub(super) fn pass_order(program: &Program, violations: &mut ViolationList) {
     let rank = |compute| match compute {
         Compute::F => 0,
         Compute::R => 1,
@@ -104,7 +105,7 @@ pub(super) fn pass_order(program: &Program, findings: &mut ViolationList) {
         match *latest {
             Some(later) if rank(later) > rank(compute) => {
                 let after = Op::Compute(later, pass);
-                findings.add(ScheduleViolation::PassOrder { stage, op, after });
+                violations.add(ScheduleViolation::PassOrder { stage, op, after });
             }
             Some(_) | None => *latest = Some(compute),
         }
@@ -116,7 +117,7 @@ pub(super) fn pass_order(program: &Program, findings: &mut ViolationList) {
 ///
 /// A chunk sums two parts: the share that WE may run early, and the rest. Each has an order of its
 /// own. W and BW add to the rest, and also to the early share of a pass that has no WE.
-pub(super) fn accumulation_order(program: &Program, findings: &mut ViolationList) {
+pub(super) fn accumulation_order(program: &Program, violations: &mut ViolationList) {
     let counts = count(program);
     let mut latest = vec![LatestPasses::default(); program.placement.chunk_count() as usize];
     for (stage, op) in ops_of(program) {
@@ -133,7 +134,7 @@ pub(super) fn accumulation_order(program: &Program, findings: &mut ViolationList
             }
         };
         if let Some(after) = after {
-            findings.add(ScheduleViolation::AccumulationOrder { stage, op, after });
+            violations.add(ScheduleViolation::AccumulationOrder { stage, op, after });
         }
     }
 }
@@ -215,7 +216,8 @@ mod tests {
 
     #[test]
     fn microbatches_stay_in_their_replica() {
-        let (expected, found) = (1, 0);
+        let expected = 1;
+        let found = 0;
         let other =
             ScheduleViolation::OtherReplica { stage: STAGE, op: op("0F1"), expected, found };
         find(CROSS, "0F0 0SEND_F0", "0F0 0SEND_F0 0F1", other);
@@ -276,7 +278,8 @@ mod tests {
     #[test]
     fn gradients_are_summed_in_microbatch_order() {
         let order = |stage, late: &str| {
-            let (op, after) = (op(late), Pass::new(stage, 1));
+            let op = op(late);
+            let after = Pass::new(stage, 1);
             ScheduleViolation::AccumulationOrder { stage: StageIndex(stage), op, after }
         };
         find(SPLIT, "1W0 1W1", "1W1 1W0", order(1, "1W0"));

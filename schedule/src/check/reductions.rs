@@ -11,7 +11,7 @@ use crate::program::Program;
 
 /// The gradient of a chunk with a twin is passed to it and added to its own, each exactly once; no
 /// other gradient is.
-pub(super) fn reduction_count(program: &Program, findings: &mut ViolationList) {
+pub(super) fn reduction_count(program: &Program, violations: &mut ViolationList) {
     if program.window.is_none() {
         return;
     }
@@ -33,14 +33,14 @@ pub(super) fn reduction_count(program: &Program, findings: &mut ViolationList) {
     for ((chunk, reduction), (expected, found)) in counts {
         if found != expected {
             let op = Op::Reduce(reduction, chunk);
-            findings.add(ScheduleViolation::ReductionCount { op, expected, found });
+            violations.add(ScheduleViolation::ReductionCount { op, expected, found });
         }
     }
 }
 
-/// A gradient is complete before it leaves, and both are there before they are added. The twin's
+/// A gradient is complete before it is sent, and both are there before they are added. The twin's
 /// may arrive early.
-pub(super) fn reduction_order(program: &Program, findings: &mut ViolationList) {
+pub(super) fn reduction_order(program: &Program, violations: &mut ViolationList) {
     let mut latest: BTreeMap<ChunkIndex, (ReductionProgress, Op)> = BTreeMap::new();
     for (stage, op) in ops_of(program) {
         let rank = match op {
@@ -50,10 +50,10 @@ pub(super) fn reduction_order(program: &Program, findings: &mut ViolationList) {
             Op::Compute(..) if op.accumulates() => ReductionProgress::Accumulated,
             Op::Compute(..) | Op::Transfer(..) | Op::Update(_) | Op::Memory(..) => continue,
         };
-        let chunk = op.chunk().expect("what is not on a chunk was left out");
+        let chunk = op.chunk().expect("operations without a chunk were left out");
         match latest.get(&chunk) {
             Some((later, after)) if !rank.may_follow(*later) => {
-                findings.add(ScheduleViolation::ReductionOrder { stage, op, after: *after });
+                violations.add(ScheduleViolation::ReductionOrder { stage, op, after: *after });
             }
             Some((later, _)) if *later >= rank => {}
             Some(_) | None => {

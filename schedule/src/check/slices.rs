@@ -1,5 +1,5 @@
 //! Rules about slices of a microbatch: attention reads what earlier slices left, so they go forward
-//! first; what later slices add to their gradients comes back, so they go backward last.
+//! first; later slices add to their gradients, so they go backward last.
 
 use zbelastic_types::SliceIndex;
 
@@ -9,24 +9,24 @@ use crate::pass_table::PassTable;
 use crate::program::Program;
 
 /// A microbatch that is not cut has one slice: none at all is no program.
-pub(super) fn slice_count(program: &Program, findings: &mut ViolationList) {
+pub(super) fn slice_count(program: &Program, violations: &mut ViolationList) {
     if program.slice_count == 0 {
-        findings.add(ScheduleViolation::SliceCount);
+        violations.add(ScheduleViolation::SliceCount);
     }
 }
 
 /// An operation is on one of its microbatch's slices.
-pub(super) fn slice_range(program: &Program, findings: &mut ViolationList) {
+pub(super) fn slice_range(program: &Program, violations: &mut ViolationList) {
     let slice_count = program.slice_count;
     for (stage, op) in ops_of(program) {
         if op.pass().is_some_and(|pass| pass.slice.0 >= slice_count) {
-            findings.add(ScheduleViolation::SliceRange { stage, op, slice_count });
+            violations.add(ScheduleViolation::SliceRange { stage, op, slice_count });
         }
     }
 }
 
 /// F of a slice runs after F of the slice before it, whose keys and values it attends to.
-pub(super) fn forward_slices(program: &Program, findings: &mut ViolationList) {
+pub(super) fn forward_slices(program: &Program, violations: &mut ViolationList) {
     let mut has_run = PassTable::new(program, false);
     for (stage, op) in ops_of(program) {
         let Op::Compute(Compute::F, pass) = op else { continue };
@@ -35,7 +35,7 @@ pub(super) fn forward_slices(program: &Program, findings: &mut ViolationList) {
             && has_run.get(before) == Some(false)
         {
             let expected = Op::Compute(Compute::F, before);
-            findings.add(ScheduleViolation::ForwardSlices { stage, op, expected });
+            violations.add(ScheduleViolation::ForwardSlices { stage, op, expected });
         }
         if let Some(has_run) = has_run.get_mut(pass) {
             *has_run = true;
@@ -45,7 +45,7 @@ pub(super) fn forward_slices(program: &Program, findings: &mut ViolationList) {
 
 /// B or BW of a slice runs after that of the slice behind it, which adds to the gradients of its
 /// keys and values.
-pub(super) fn backward_slices(program: &Program, findings: &mut ViolationList) {
+pub(super) fn backward_slices(program: &Program, violations: &mut ViolationList) {
     let mut has_run = PassTable::new(program, false);
     for (stage, op) in ops_of(program) {
         let Op::Compute(Compute::B | Compute::BW, pass) = op else { continue };
@@ -53,7 +53,7 @@ pub(super) fn backward_slices(program: &Program, findings: &mut ViolationList) {
         if let Some(behind) = behind
             && has_run.get(behind) == Some(false)
         {
-            findings.add(ScheduleViolation::BackwardSlices { stage, op, behind: behind.slice });
+            violations.add(ScheduleViolation::BackwardSlices { stage, op, behind: behind.slice });
         }
         if let Some(has_run) = has_run.get_mut(pass) {
             *has_run = true;
@@ -110,7 +110,8 @@ mod tests {
     #[test]
     fn slices_go_backward_in_reverse() {
         let order = |early: &str| {
-            let (op, behind) = (op(early), SliceIndex(1));
+            let op = op(early);
+            let behind = SliceIndex(1);
             ScheduleViolation::BackwardSlices { stage: STAGE, op, behind }
         };
         find(SLICED, "0B0.1 0F1.0 0B0.0", "0B0.0 0F1.0 0B0.1", order("0B0.0"));

@@ -7,7 +7,7 @@ use crate::pass_table::PassTable;
 use crate::program::Program;
 
 /// A program that is not lowered has neither transfers nor updates nor early weights.
-pub(super) fn not_lowered(program: &Program, findings: &mut ViolationList) {
+pub(super) fn not_lowered(program: &Program, violations: &mut ViolationList) {
     if program.window.is_some() {
         return;
     }
@@ -16,14 +16,14 @@ pub(super) fn not_lowered(program: &Program, findings: &mut ViolationList) {
             Op::Compute(Compute::F | Compute::B | Compute::W | Compute::BW | Compute::R, _)
             | Op::Memory(..) => {}
             Op::Compute(Compute::WE, _) | Op::Transfer(..) | Op::Update(_) | Op::Reduce(..) => {
-                findings.add(ScheduleViolation::NotLowered { stage, op });
+                violations.add(ScheduleViolation::NotLowered { stage, op });
             }
         }
     }
 }
 
 /// A result that another chunk needs is passed on right after it was made.
-pub(super) fn result_kept(program: &Program, findings: &mut ViolationList) {
+pub(super) fn result_kept(program: &Program, violations: &mut ViolationList) {
     if program.window.is_none() {
         return;
     }
@@ -32,14 +32,14 @@ pub(super) fn result_kept(program: &Program, findings: &mut ViolationList) {
             let Some(expected) = transfer_after(&program.placement, op) else { continue };
             let found = ops.get(position + 1).copied();
             if found != Some(expected) {
-                findings.add(ScheduleViolation::ResultKept { stage, op, expected, found });
+                violations.add(ScheduleViolation::ResultKept { stage, op, expected, found });
             }
         }
     }
 }
 
 /// An operand from another stage is received exactly once before the pass that needs it.
-pub(super) fn operand_count(program: &Program, findings: &mut ViolationList) {
+pub(super) fn operand_count(program: &Program, violations: &mut ViolationList) {
     if program.window.is_none() {
         return;
     }
@@ -51,34 +51,34 @@ pub(super) fn operand_count(program: &Program, findings: &mut ViolationList) {
         let Some(expected) = receive_before(&program.placement, op) else { continue };
         let found = received.get_mut(expected).map_or(0, |count| *count);
         if found != 1 {
-            findings.add(ScheduleViolation::OperandCount { stage, op, expected, found });
+            violations.add(ScheduleViolation::OperandCount { stage, op, expected, found });
         }
     }
 }
 
 /// A transfer stands where a pass needs it: a receive somewhere before, a send or local right
 /// after.
-pub(super) fn stray_transfer(program: &Program, findings: &mut ViolationList) {
-    let mut asked = ReceiveTable::new(program, false);
+pub(super) fn stray_transfer(program: &Program, violations: &mut ViolationList) {
+    let mut required = ReceiveTable::new(program, false);
     for (stage, ops) in program.lists() {
         for (position, &op) in ops.iter().enumerate().rev() {
             if let Some(receive) = receive_before(&program.placement, op)
-                && let Some(asked) = asked.get_mut(receive)
+                && let Some(is_required) = required.get_mut(receive)
             {
-                *asked = true;
+                *is_required = true;
             }
-            let is_asked = match op {
+            let is_legal = match op {
                 Op::Compute(..) | Op::Update(_) | Op::Reduce(..) | Op::Memory(..) => true,
                 Op::Transfer(Transfer::Receive, ..) => {
-                    asked.get_mut(op).is_some_and(|asked| *asked)
+                    required.get_mut(op).is_some_and(|is_required| *is_required)
                 }
                 Op::Transfer(Transfer::Send | Transfer::Local, ..) => {
                     let before = position.checked_sub(1).map(|before| ops[before]);
                     before.and_then(|before| transfer_after(&program.placement, before)) == Some(op)
                 }
             };
-            if !is_asked {
-                findings.add(ScheduleViolation::StrayTransfer { stage, op });
+            if !is_legal {
+                violations.add(ScheduleViolation::StrayTransfer { stage, op });
             }
         }
     }

@@ -6,36 +6,37 @@ use crate::op::{Op, UpdateOp};
 use crate::program::{Program, Window};
 
 /// The updates of a step are those of its window, each once, in their order.
-pub(super) fn update_sequence(program: &Program, findings: &mut ViolationList) {
+pub(super) fn update_sequence(program: &Program, violations: &mut ViolationList) {
     let Some(window) = program.window else { return };
     let expected = [opening(window), closing(window)].concat();
     for (stage, ops) in program.lists() {
         let found: Vec<UpdateOp> = ops.iter().filter_map(|op| update_of(*op)).collect();
         if found != expected {
             let expected = expected.clone();
-            findings.add(ScheduleViolation::UpdateSequence { stage, expected, found });
+            violations.add(ScheduleViolation::UpdateSequence { stage, expected, found });
         }
     }
 }
 
 /// The report and what follows it are the last operations of the step: nothing is added to a
 /// gradient that was reported, and nothing runs on weights that were stepped.
-pub(super) fn update_tail(program: &Program, findings: &mut ViolationList) {
+pub(super) fn update_tail(program: &Program, violations: &mut ViolationList) {
     let Some(window) = program.window else { return };
     let expected = closing(window);
     for (stage, ops) in program.lists() {
         let found = &ops[ops.len().saturating_sub(expected.len())..];
         let is_tail = found.iter().copied().map(update_of).eq(expected.iter().copied().map(Some));
         if !is_tail {
-            let (expected, found) = (expected.to_vec(), found.to_vec());
-            findings.add(ScheduleViolation::UpdateTail { stage, expected, found });
+            let expected = expected.to_vec();
+            let found = found.to_vec();
+            violations.add(ScheduleViolation::UpdateTail { stage, expected, found });
         }
     }
 }
 
 /// With window one the step before is gated, and at once committed, before the first operation
 /// that destroys what dropping it would need (rule R1 of `docs/validation.md`).
-pub(super) fn gate_place(program: &Program, findings: &mut ViolationList) {
+pub(super) fn gate_place(program: &Program, violations: &mut ViolationList) {
     if program.window != Some(Window::One) {
         return;
     }
@@ -47,7 +48,7 @@ pub(super) fn gate_place(program: &Program, findings: &mut ViolationList) {
         let found: Vec<Op> = before[gate..].iter().take(GATE.len()).copied().collect();
         if found != GATE {
             let accumulation = first.map(|first| ops[first]);
-            findings.add(ScheduleViolation::GatePlace { stage, accumulation, found });
+            violations.add(ScheduleViolation::GatePlace { stage, accumulation, found });
         }
     }
 }

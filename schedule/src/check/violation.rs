@@ -27,8 +27,8 @@ pub enum ScheduleViolation {
         /// Number of lists of the program.
         found: usize,
     },
-    /// An operation on a chunk that lives elsewhere or does not exist.
-    #[error("stage {stage}: {op} is on a chunk of {}", home_text(*expected))]
+    /// An operation on a chunk that another stage holds, or that does not exist.
+    #[error("stage {stage}: {op} is on a chunk of {}", stage_text(*expected))]
     ForeignChunk {
         /// Index of the stage in pipeline order.
         stage: StageIndex,
@@ -136,7 +136,7 @@ pub enum ScheduleViolation {
         /// The operation that breaks the rule.
         op: Op,
     },
-    /// A result that another chunk needs is not passed on at once.
+    /// A result that another chunk needs is not sent at once.
     #[error("stage {stage}: expected {expected} right after {op}, found {}", op_text(*found))]
     ResultKept {
         /// Index of the stage in pipeline order.
@@ -161,7 +161,7 @@ pub enum ScheduleViolation {
         found: u32,
     },
     /// A transfer that no pass needs at that place.
-    #[error("stage {stage}: nothing asks for {op} there")]
+    #[error("stage {stage}: no pass needs {op} there")]
     StrayTransfer {
         /// Index of the stage in pipeline order.
         stage: StageIndex,
@@ -179,7 +179,7 @@ pub enum ScheduleViolation {
         stage: StageIndex,
         /// The updates of the window.
         expected: Vec<UpdateOp>,
-        /// The updates found.
+        /// The updates that the stage has.
         found: Vec<UpdateOp>,
     },
     /// The step does not end with its updates.
@@ -210,7 +210,8 @@ pub enum ScheduleViolation {
         /// What stands before it, from the gate on, at most two operations.
         found: Vec<Op>,
     },
-    /// What makes one gradient of a chunk and its twin is not there, or too often.
+    /// An operation that makes one gradient of those of a chunk and its twin is missing, or occurs
+    /// too often.
     #[error("expected {op} {expected} times, found it {found} times")]
     ReductionCount {
         /// The operation, on its chunk.
@@ -220,7 +221,8 @@ pub enum ScheduleViolation {
         /// How often it was found.
         found: u32,
     },
-    /// A gradient is passed or added to its twin's before it is complete, or passed after it was added.
+    /// A gradient is passed or added to its twin's before it is complete, or passed after it was
+    /// added.
     #[error("stage {stage}: expected {op} before {after}, found it after")]
     ReductionOrder {
         /// Index of the stage in pipeline order.
@@ -231,7 +233,10 @@ pub enum ScheduleViolation {
         after: Op,
     },
     /// OFFLOAD does not follow the pass's F or its DROP.
-    #[error("stage {stage}: expected {op} after F or DROP of its pass, found it after {}", latest_text(*after))]
+    #[error(
+        "stage {stage}: expected {op} after F or DROP of its pass, found it after {}",
+        latest_text(*after)
+    )]
     OffloadPlace {
         /// Index of the stage in pipeline order.
         stage: StageIndex,
@@ -241,7 +246,10 @@ pub enum ScheduleViolation {
         after: Option<Op>,
     },
     /// RELOAD does not follow the pass's OFFLOAD.
-    #[error("stage {stage}: expected {op} after OFFLOAD of its pass, found it after {}", latest_text(*after))]
+    #[error(
+        "stage {stage}: expected {op} after OFFLOAD of its pass, found it after {}",
+        latest_text(*after)
+    )]
     ReloadPlace {
         /// Index of the stage in pipeline order.
         stage: StageIndex,
@@ -251,7 +259,10 @@ pub enum ScheduleViolation {
         after: Option<Op>,
     },
     /// DROP does not follow the pass's F.
-    #[error("stage {stage}: expected {op} after F of its pass, found it after {}", latest_text(*after))]
+    #[error(
+        "stage {stage}: expected {op} after F of its pass, found it after {}",
+        latest_text(*after)
+    )]
     DropPlace {
         /// Index of the stage in pipeline order.
         stage: StageIndex,
@@ -261,7 +272,10 @@ pub enum ScheduleViolation {
         after: Option<Op>,
     },
     /// R does not follow the pass's DROP or RELOAD.
-    #[error("stage {stage}: expected {op} after DROP or RELOAD of its pass, found it after {}", latest_text(*after))]
+    #[error(
+        "stage {stage}: expected {op} after DROP or RELOAD of its pass, found it after {}",
+        latest_text(*after)
+    )]
     RecomputePlace {
         /// Index of the stage in pipeline order.
         stage: StageIndex,
@@ -280,15 +294,15 @@ pub enum ScheduleViolation {
         /// How often R was found.
         found: u32,
     },
-    /// Arithmetic on a pass whose memory is away.
-    #[error("stage {stage}: {op} needs what OFFLOAD took away and no RELOAD brought back")]
+    /// Arithmetic on a pass whose memory is offloaded.
+    #[error("stage {stage}: {op} needs what was offloaded and not reloaded")]
     ComputesOffloaded {
         /// Index of the stage in pipeline order.
         stage: StageIndex,
         /// The operation that breaks the rule.
         op: Op,
     },
-    /// What a slice keeps is moved away or back, and later slices read it.
+    /// What a slice keeps is offloaded or reloaded, and later slices read it.
     #[error("stage {stage}: expected what a slice keeps to stay here until its B, found {op}")]
     SlicedMemory {
         /// Index of the stage in pipeline order.
@@ -296,13 +310,13 @@ pub enum ScheduleViolation {
         /// The operation that breaks the rule.
         op: Op,
     },
-    /// The step ends and what a pass keeps is still away.
+    /// The step ends and what a pass keeps is still offloaded.
     #[error("{}: expected RELOAD after OFFLOAD, found the end", pass_text(*pass))]
     NeverReloaded {
         /// The pass: its chunk, microbatch and slice.
         pass: Pass,
     },
-    /// The stages come to a point where each waits for another, or for nothing that comes.
+    /// The stages come to a point where each waits for another, or for something that never comes.
     #[error(transparent)]
     Deadlock(Deadlock),
     /// A program with no slice at all. Nothing else was checked.
@@ -346,7 +360,7 @@ fn pass_text(pass: Pass) -> String {
     format!("chunk {}, microbatch {}", pass.chunk, pass.microbatch_text(1))
 }
 
-fn home_text(stage: Option<StageIndex>) -> String {
+fn stage_text(stage: Option<StageIndex>) -> String {
     stage.map_or_else(|| "no stage".to_owned(), |stage| format!("stage {stage}"))
 }
 
@@ -387,7 +401,8 @@ mod tests {
             ScheduleViolation::ForeignChunk { stage, op: op("9F0"), expected: None },
             "stage 1: 9F0 is on a chunk of no stage",
         );
-        let (last_chunk, pass) = (ChunkIndex(3), Pass::new(3, 5));
+        let last_chunk = ChunkIndex(3);
+        let pass = Pass::new(3, 5);
         check(
             ScheduleViolation::EarlyWeights { pass, last_chunk, found: 1, is_split: false },
             "chunk 3, microbatch 5: expected at most one WE, on a split pass of chunk 3, \
@@ -397,7 +412,8 @@ mod tests {
             ScheduleViolation::AccumulationOrder { stage, op: op("1W1"), after: Pass::new(1, 2) },
             "stage 1: 1W1 adds to a gradient that microbatch 2 was added to before",
         );
-        let (b, send) = (op("1B1"), op("1SEND_B1"));
+        let b = op("1B1");
+        let send = op("1SEND_B1");
         check(
             ScheduleViolation::ResultKept { stage, op: b, expected: send, found: None },
             "stage 1: expected 1SEND_B1 right after 1B1, found the end",

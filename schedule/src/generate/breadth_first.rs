@@ -5,7 +5,8 @@
 //! Every microbatch passes through a chunk before the first goes through the stage's next one, and
 //! backward takes the chunks in reverse. So the weights of a chunk are in use in two stretches, one
 //! forward and one backward, for the price of keeping the activations of all microbatches. PyTorch
-//! runs microbatches backward in reverse as well; here they run in turn, as all sums of gradients do.
+//! runs microbatches backward in reverse as well; here they run in turn, as all sums of gradients
+//! do.
 
 use super::{PipelineSize, compute};
 use crate::op::{Compute, Op};

@@ -1,17 +1,17 @@
 //! Passes on a grid of slots, and how they are pulled to the front of it.
 //!
 //! The schedules of Qi et al., *Pipeline parallelism with controllable memory* (NeurIPS 2024, arXiv
-//! 2405.15362), begin as a pattern that repeats every six slots. What stands in the first and last
-//! repetitions waits for nothing but its slot; pulled to the front, as far as operands and memory
-//! let it, it takes less time. The grid knows what each stage keeps at the end of every slot, so
-//! that a move which would keep more than before is seen without going through all slots again.
+//! 2405.15362), begin as a pattern that repeats every six slots. Passes in the first and last
+//! repetitions wait for nothing but their slot; pulled to the front, as far as operands and memory
+//! allow, they take less time. The grid records what each stage keeps at the end of every slot, so
+//! that a move which would keep more than before is found without going through all slots again.
 
 use super::vee::Leg;
 use super::{PipelineSize, compute};
 use crate::op::{Compute, Op};
 
-/// The passes of one microbatch on a stage. The loss is on the first stage, at the end of the leg up:
-/// F goes down and up again, B comes down the leg up and then up the leg down.
+/// The passes of one microbatch on a stage. The loss is on the first stage, at the end of the leg
+/// up: F goes down and up again, B comes down the leg up and then up the leg down.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PassStream {
     F(Leg),
@@ -50,20 +50,20 @@ impl PassStream {
     }
 }
 
-/// The slots of a stage's passes, by [`PassStream::number`] and microbatch; empty where a stream is not
-/// placed.
+/// The slots of a stage's passes, by [`PassStream::number`] and microbatch; empty where a stream is
+/// not placed.
 pub(super) type StreamSlots = [Vec<usize>; PassStream::COUNT];
 
-/// What a stage keeps.
+/// How many passes a stage keeps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct KeptPasses {
     /// Passes of chunks, from F to W.
     passes: usize,
-    /// Those of them whose B has run; counted only where W has no place of its own.
+    /// Those of them whose B has run; counted only where W has no slot of its own.
     ready: usize,
 }
 
-/// Where W runs.
+/// Whether W has slots of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum WeightPassMode {
     /// Where it was placed.
@@ -119,13 +119,14 @@ impl GridLane {
     }
 
     /// Moves a pass into the first of the slots from `first` on, and before its own, that begins
-    /// `width` free ones and does not make the stage keep more than `limit`. It stays if there is none.
-    pub(super) fn pull(&mut self, place: GridPass, first: usize, width: usize, limit: usize) {
-        let from = place.slot;
+    /// `width` free ones and does not make the stage keep more than `limit`. It stays if there is
+    /// none.
+    pub(super) fn pull(&mut self, pass: GridPass, first: usize, width: usize, limit: usize) {
+        let from = pass.slot;
         for slot in first..from {
             let is_free = self.cells[slot..slot + width].iter().all(Option::is_none);
             if is_free && self.try_move(from, slot, limit) {
-                self.slots[place.stream.number()][place.microbatch] = slot;
+                self.slots[pass.stream.number()][pass.microbatch] = slot;
                 return;
             }
         }
@@ -152,7 +153,7 @@ impl GridLane {
         true
     }
 
-    /// The slots of W that run in the gaps: of what is ready, the leg up first.
+    /// The slots of W that run in the gaps: of those that are ready, the leg up first.
     pub(super) fn gap_weights(&self) -> Vec<(usize, PassStream)> {
         let mut ready = [0_usize; 2];
         let mut filled = Vec::new();
@@ -181,13 +182,13 @@ impl GridLane {
         backwards.map(|(slot, _)| slot).nth(count)
     }
 
-    /// What stands where, in order.
+    /// Every slot that has a pass, in order, with the stream of the pass.
     pub(super) fn streams(&self) -> impl Iterator<Item = (usize, PassStream)> + '_ {
         self.cells.iter().enumerate().filter_map(|(slot, cell)| Some((slot, (*cell)?)))
     }
 }
 
-/// A pass and where it stands.
+/// A pass with its slot and its stage.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct GridPass {
     pub(super) slot: usize,
@@ -196,10 +197,10 @@ pub(super) struct GridPass {
     pub(super) microbatch: usize,
 }
 
-/// When the stage before lets go of a gradient.
+/// After which pass a gradient is sent to the stage before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum BackwardMode {
-    /// After B.
+    /// After B, and W runs later.
     Split,
     /// After W, which runs with B as one operation.
     Fused,
@@ -228,27 +229,27 @@ impl Grid {
 
     /// Every pass as it stands now, slot by slot and stage by stage.
     pub(super) fn passes(&self) -> Vec<GridPass> {
-        let mut places = Vec::new();
+        let mut passes = Vec::new();
         for (stage, lane) in self.lanes.iter().enumerate() {
             for stream in PassStream::ALL {
                 let slots = lane.slots[stream.number()].iter().enumerate();
-                let place = |(microbatch, slot): (usize, &usize)| GridPass {
+                let pass = |(microbatch, slot): (usize, &usize)| GridPass {
                     slot: *slot,
                     stage,
                     stream,
                     microbatch,
                 };
-                places.extend(slots.map(place));
+                passes.extend(slots.map(pass));
             }
         }
-        places.sort_unstable_by_key(|place| (place.slot, place.stage));
-        places
+        passes.sort_unstable_by_key(|pass| (pass.slot, pass.stage));
+        passes
     }
 
     /// The stage and the stream that a pass has its operand from; none for the model's input.
     pub(super) fn source(&self, stage: usize, stream: PassStream) -> Option<(usize, PassStream)> {
         let last = self.lanes.len() - 1;
-        let done = |leg| match self.backward {
+        let sent_by = |leg| match self.backward {
             BackwardMode::Split => PassStream::B(leg),
             BackwardMode::Fused => PassStream::W(leg),
         };
@@ -257,16 +258,16 @@ impl Grid {
             PassStream::F(Leg::Up) if stage == last => Some((stage, PassStream::F(Leg::Down))),
             PassStream::F(Leg::Up) => Some((stage + 1, stream)),
             PassStream::B(Leg::Up) if stage == 0 => Some((stage, PassStream::F(Leg::Up))),
-            PassStream::B(Leg::Up) => Some((stage - 1, done(Leg::Up))),
-            PassStream::B(Leg::Down) if stage == last => Some((stage, done(Leg::Up))),
-            PassStream::B(Leg::Down) => Some((stage + 1, done(Leg::Down))),
+            PassStream::B(Leg::Up) => Some((stage - 1, sent_by(Leg::Up))),
+            PassStream::B(Leg::Down) if stage == last => Some((stage, sent_by(Leg::Up))),
+            PassStream::B(Leg::Down) => Some((stage + 1, sent_by(Leg::Down))),
             PassStream::W(leg) => Some((stage, PassStream::B(leg))),
         }
     }
 
     /// The first slot after a pass's operand and after the microbatch before it.
-    pub(super) fn first_slot(&self, place: GridPass) -> usize {
-        let GridPass { stage, stream, microbatch, .. } = place;
+    pub(super) fn first_slot(&self, pass: GridPass) -> usize {
+        let GridPass { stage, stream, microbatch, .. } = pass;
         let slots = |stage: usize, stream: PassStream| &self.lanes[stage].slots[stream.number()];
         let operand = self.source(stage, stream).map(|(at, of)| slots(at, of)[microbatch] + 1);
         let before = microbatch.checked_sub(1).map(|before| slots(stage, stream)[before] + 1);
@@ -274,7 +275,8 @@ impl Grid {
     }
 }
 
-/// The operations of a stage that runs `streams` in this order, each of the kind that `pass_of` returns.
+/// The operations of a stage that runs `streams` in this order, each of the kind that `pass_of`
+/// returns.
 pub(super) fn ops(
     size: PipelineSize,
     stage: u32,

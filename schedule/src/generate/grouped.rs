@@ -2,19 +2,19 @@
 //! 2503.01328, sections 3 and 4).
 //!
 //! Chunks are dealt round, B and W are separate, and a group of microbatches passes through one
-//! chunk of a stage before it turns to the stage's next one. A block of slots fixes where the passes
-//! of one group stand, one pass a slot; the blocks of all groups are the same, one period apart.
-//! Period and distances are such that blocks never meet in a slot. The larger the group, the
+//! chunk of a stage before it turns to the stage's next one. A block of slots fixes where the
+//! passes of one group stand, one pass a slot; the blocks of all groups are the same, one period
+//! apart. Period and distances are such that blocks never share a slot. The larger the group, the
 //! smaller the bubble:
 //!
 //! - GIS: a group of one microbatch a stage keeps what 1F1B keeps.
 //! - GIS-H: half as many keep about `(v + 1) / 2v` of that, for `v` chunks a stage.
 //! - PO: groups of one microbatch, repeated evenly, so that a chunk's activations live as long for
-//!   one microbatch as for any other; it keeps about what GIS-H keeps. PipeOffload moves activations
-//!   out of the device meanwhile. That is not done here: this is the order.
+//!   one microbatch as for any other; it keeps about what GIS-H keeps. PipeOffload offloads
+//!   activations meanwhile. That is not done here: this is the order.
 //!
 //! The blocks are those for stages on which neither F nor B takes more than half of a microbatch's
-//! time. For longer ones the authors spread blocks further; a generator knows no times.
+//! time. For longer ones the authors spread blocks further; a generator has no times.
 
 use super::{PipelineSize, compute};
 use crate::op::{Compute, Op};
@@ -36,12 +36,12 @@ pub(super) fn stage_ops(size: PipelineSize, stage: u32, group: u32) -> Vec<Op> {
     for microbatch in 0..microbatch_count {
         let first = block.first_slot(microbatch);
         for turn in 0..turns {
-            let there = chunk_of(turn, stage, stage_count);
-            let back = chunk_of(turns - 1 - turn, stage, stage_count);
+            let forward_chunk = chunk_of(turn, stage, stage_count);
+            let backward_chunk = chunk_of(turns - 1 - turn, stage, stage_count);
             let at = first + block.slot(turn);
-            passes.push((at + forward, compute(Compute::F, there, microbatch)));
-            passes.push((at + backward, compute(Compute::B, back, microbatch)));
-            passes.push((at + backward + 1, compute(Compute::W, back, microbatch)));
+            passes.push((at + forward, compute(Compute::F, forward_chunk, microbatch)));
+            passes.push((at + backward, compute(Compute::B, backward_chunk, microbatch)));
+            passes.push((at + backward + 1, compute(Compute::W, backward_chunk, microbatch)));
         }
     }
     passes.sort_unstable_by_key(|(slot, _)| *slot);
@@ -53,7 +53,7 @@ fn chunk_of(turn: u32, stage: u32, stage_count: u32) -> u32 {
     turn * stage_count + stage
 }
 
-/// Where the passes of a group stand.
+/// The slots of the passes of a group.
 struct SlotBlock {
     group: u32,
     turns: u32,

@@ -8,7 +8,8 @@ use super::{PipelineSize, compute};
 use crate::op::{Compute, Op};
 
 pub(super) fn stage_ops(size: PipelineSize, stage: u32) -> Vec<Op> {
-    let (stages, turns) = (size.stage_count, size.chunks_per_stage);
+    let stages = size.stage_count;
+    let turns = size.chunks_per_stage;
     let chunk = |turn: u32| turn * stages + stage;
     let forward = |n: u32| {
         let (turn, microbatch) = nth_pass(n, size);

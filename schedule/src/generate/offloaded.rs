@@ -1,8 +1,8 @@
 //! PipeOffload with its copies, for callers that know no times (Wan et al., ICML 2025, arXiv
 //! 2503.01328, section 3).
 //!
-//! F, B and W are taken to be equally long, and the way out and back to take as long as the three
-//! together: the longest for which all that is kept can leave and come back while passes run. A
+//! F, B and W are taken to be equally long, and an offload with its reload to take as long as the
+//! three together: the longest for which all that is kept can be offloaded while passes run. A
 //! caller that knows times passes them to [`crate::offload`].
 
 use crate::cost::Costs;
@@ -10,7 +10,7 @@ use crate::memory::ChunkMemory;
 use crate::offload::{OffloadChunks, OffloadRequest, offload};
 use crate::program::Program;
 
-/// How long passes of a stage take, each, and the way out and back beside all three.
+/// How long each pass of a stage takes, and an offload with its reload.
 const PASS: f64 = 1.0;
 const ROUND_TRIP: f64 = 3.0 * PASS;
 

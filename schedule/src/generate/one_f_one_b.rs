@@ -12,7 +12,7 @@ pub(super) fn stage_ops(size: PipelineSize, stage: u32) -> Vec<Op> {
     run(stage, 0..size.microbatch_count, size.stage_count - 1 - stage)
 }
 
-/// `microbatches` through `chunk`, `ahead` of them forward before the first comes back.
+/// `microbatches` through `chunk`, `ahead` of them forward before the first one's BW.
 pub(crate) fn run(chunk: u32, microbatches: Range<u32>, ahead: u32) -> Vec<Op> {
     let forwards = microbatches.clone().map(|k| compute(Compute::F, chunk, k));
     alternate(forwards, microbatches.map(|k| compute(Compute::BW, chunk, k)), ahead)

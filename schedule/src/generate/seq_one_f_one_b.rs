@@ -2,10 +2,10 @@
 //! 2406.03488, section 3).
 //!
 //! The passes that alternate are those of slices, each a share of a microbatch's. Slices go forward
-//! in turn and backward in reverse, so the first to come back is the last of its microbatch: a stage
-//! runs as many slices ahead as a microbatch has beside that one, and one more for every stage behind
-//! it, as in 1F1B. Ramps are as much shorter as a slice is than a microbatch, and a stage keeps the
-//! activations of as many slices as are under way.
+//! in turn and backward in reverse, so the first to come back is the last of its microbatch: a
+//! stage runs as many slices ahead as a microbatch has beside that one, and one more for every
+//! stage behind it, as in 1F1B. Ramps are as much shorter as a slice is than a microbatch, and a
+//! stage keeps the activations of as many slices as are in flight.
 
 use super::PipelineSize;
 use super::one_f_one_b::alternate;

@@ -7,7 +7,7 @@ use crate::program::{PASS_COUNT_MAX, TEXT_COUNT_MAX};
 /// How large a pipeline is: what a generator needs to know beside the stage it writes for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PipelineSize {
-    /// Number of stages.
+    /// Number of stages of the pipeline.
     pub stage_count: u32,
     /// Chunks that each stage holds.
     pub chunks_per_stage: u32,
@@ -33,7 +33,7 @@ pub enum GenerateError {
     /// No stage, or more than a program text may name.
     #[error("{kind} needs 1 to {max} stages, found {found}")]
     StageCount {
-        /// The requested schedule.
+        /// The schedule that was requested.
         kind: ScheduleKind,
         /// The most stages it can have.
         max: u32,
@@ -43,7 +43,7 @@ pub enum GenerateError {
     /// A number of chunks that the schedule does not have.
     #[error("a stage of {kind} holds {expected} chunks, found {found}")]
     ChunkCount {
-        /// The requested schedule.
+        /// The schedule that was requested.
         kind: ScheduleKind,
         /// The chunks its stages may hold.
         expected: ChunkCounts,
@@ -79,7 +79,7 @@ pub enum GenerateError {
     /// The schedule has no steady part for so few microbatches.
     #[error("{kind} with {stage_count} stages needs {least} microbatches or more, found {found}")]
     FewMicrobatches {
-        /// The requested schedule.
+        /// The schedule that was requested.
         kind: ScheduleKind,
         /// The requested number of stages.
         stage_count: u32,
@@ -91,7 +91,7 @@ pub enum GenerateError {
     /// On an odd number of stages the two directions would meet in one slot.
     #[error("{kind} needs an even number of stages, found {found}")]
     OddStages {
-        /// The requested schedule.
+        /// The schedule that was requested.
         kind: ScheduleKind,
         /// The requested number of stages.
         found: u32,
@@ -99,7 +99,7 @@ pub enum GenerateError {
     /// A number of slices that the schedule does not have.
     #[error("{kind} {}, found {found}", slices_text(*kind))]
     SliceCount {
-        /// The requested schedule.
+        /// The schedule that was requested.
         kind: ScheduleKind,
         /// The requested number of slices per microbatch.
         found: u32,
@@ -146,7 +146,8 @@ pub fn check_size(kind: ScheduleKind, size: PipelineSize) -> Result<(), Generate
     if kind == ScheduleKind::Chimera && !stage_count.is_multiple_of(2) {
         return Err(GenerateError::OddStages { kind, found: stage_count });
     }
-    let (least, found) = (microbatches_least(kind, stage_count), microbatch_count);
+    let least = microbatches_least(kind, stage_count);
+    let found = microbatch_count;
     if found < least {
         return Err(GenerateError::FewMicrobatches { kind, stage_count, least, found });
     }
@@ -284,7 +285,8 @@ mod tests {
             check_sized(kind, size, expected);
         };
         let refused = |kind, found| Err(GenerateError::SliceCount { kind, found });
-        let (plain, sliced) = (ScheduleKind::OneFOneB, ScheduleKind::Seq1F1B);
+        let plain = ScheduleKind::OneFOneB;
+        let sliced = ScheduleKind::Seq1F1B;
         check_slices(plain, 1, Ok(()));
         check_slices(plain, 2, refused(plain, 2));
         check_slices(sliced, 1, Ok(()));

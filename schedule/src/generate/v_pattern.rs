@@ -1,15 +1,15 @@
 //! V-Half and V-Min (Qi et al., NeurIPS 2024, arXiv 2405.15362, sections 3 and 4).
 //!
-//! Two chunks a stage on a V-shaped placement, B split from W, each pass of a chunk one slot long. A
-//! microbatch's F and B stand at fixed distances from each other, the same for all microbatches, one
-//! period of six slots apart; W fills what is left. How long a chunk's activations live divided by
-//! the period is how many of them are kept, so the distance from stage to stage sets the memory: one
-//! slot each way for a third of what 1F1B keeps (V-Min), two slots one way and one the other for half
-//! of it (V-Half).
+//! Two chunks a stage on a V-shaped placement, B split from W, each pass of a chunk one slot long.
+//! A microbatch's F and B stand at fixed distances from each other, the same for all microbatches,
+//! one period of six slots apart; W fills what is left. How long a chunk's activations live divided
+//! by the period is how many of them are kept, so the distance from stage to stage sets the memory:
+//! one slot in each direction for a third of what 1F1B keeps (V-Min), two in one and one in the
+//! other for half of it (V-Half).
 //!
-//! In the first and last periods, passes are then pulled to the front as far as operands and the peak
-//! allow: first with every W where it stands, then with W wherever there is room. The order knows no
-//! times. Where F, B and W take unequal times, V-Min pays for its memory in every period.
+//! In the first and last periods, passes are then pulled to the front as far as operands and the
+//! peak allow: first with every W where it stands, then with W wherever a slot is free. The order
+//! knows no times. Where F, B and W take unequal times, V-Min pays for its memory in every period.
 
 use super::PipelineSize;
 use super::grid::{
@@ -28,7 +28,8 @@ pub(super) type FirstSlots = fn(stages: usize, stage: usize) -> [usize; 4];
 pub(super) fn half(stages: usize, stage: usize) -> [usize; 4] {
     // Without it, passes of two microbatches would meet in a slot.
     let pause = if stages.is_multiple_of(2) { 3 } else { 0 };
-    let (down, up) = (2 * stage, 3 * stages - 2 - stage);
+    let down = 2 * stage;
+    let up = 3 * stages - 2 - stage;
     [down, up, 3 * stages - 1 + pause + down, 3 * stages + pause + up]
 }
 
@@ -36,7 +37,8 @@ pub(super) fn half(stages: usize, stage: usize) -> [usize; 4] {
 pub(super) fn min(stages: usize, stage: usize) -> [usize; 4] {
     // As in `half`.
     let pause = if stages.is_multiple_of(3) { 2 } else { 0 };
-    let (down, up) = (stage, 2 * stages - 1 - stage);
+    let down = stage;
+    let up = 2 * stages - 1 - stage;
     [down, up, 2 * stages + pause + down, 2 * stages + pause + up]
 }
 
@@ -62,7 +64,8 @@ fn stage_ops(size: PipelineSize, stage: u32, lane: &GridLane) -> Vec<Op> {
 
 /// Every stage's slots before anything is pulled, without W.
 fn pattern(size: PipelineSize, first_slots: FirstSlots) -> Vec<StreamSlots> {
-    let (stages, microbatches) = (size.stage_count as usize, size.microbatch_count as usize);
+    let stages = size.stage_count as usize;
+    let microbatches = size.microbatch_count as usize;
     let of_stage = |stage| {
         let mut slots = StreamSlots::default();
         for (stream, first) in PassStream::ALL.into_iter().zip(first_slots(stages, stage)) {
@@ -73,18 +76,18 @@ fn pattern(size: PipelineSize, first_slots: FirstSlots) -> Vec<StreamSlots> {
     (0..stages).map(of_stage).collect()
 }
 
-/// Where a step is, by what has passed the first stage.
+/// The phase of a step, by the passes that the first stage has run.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum PipelinePhase {
-    /// No gradient has come back.
+    /// No gradient has reached the first stage.
     WarmUp,
     Steady,
     /// No microbatch is left to begin.
     CoolDown,
 }
 
-/// With W placed, pulls what stands in warm-up and cool-down to the front; with W in the gaps, only
-/// what stands in cool-down. Then every stage runs its passes as soon as it can.
+/// With W placed, pulls the passes of warm-up and cool-down to the front; with W in the gaps, only
+/// those of cool-down. Then every stage runs its passes as soon as it can.
 fn reordered(
     slots: Vec<StreamSlots>,
     weights: WeightPassMode,
@@ -97,9 +100,9 @@ fn reordered(
     let mut grid = Grid::new(slots, weights, BackwardMode::Split);
     let limit = grid.peak();
     let mut phase = PipelinePhase::WarmUp;
-    for place in grid.passes() {
-        let is_home = place.stage == 0 && place.stream == PassStream::B(Leg::Down);
-        if phase == PipelinePhase::WarmUp && is_home {
+    for pass in grid.passes() {
+        let is_return = pass.stage == 0 && pass.stream == PassStream::B(Leg::Down);
+        if phase == PipelinePhase::WarmUp && is_return {
             phase = PipelinePhase::Steady;
         }
         let is_pulled = match phase {
@@ -108,11 +111,11 @@ fn reordered(
             PipelinePhase::CoolDown => true,
         };
         if is_pulled {
-            let first = first_slot(&grid, place);
-            grid.lanes[place.stage].pull(place, first, 1, limit);
+            let first = first_slot(&grid, pass);
+            grid.lanes[pass.stage].pull(pass, first, 1, limit);
         }
-        let is_begin = place.stream == PassStream::F(Leg::Down);
-        if phase == PipelinePhase::Steady && is_begin && place.microbatch == last_microbatch {
+        let is_begin = pass.stream == PassStream::F(Leg::Down);
+        if phase == PipelinePhase::Steady && is_begin && pass.microbatch == last_microbatch {
             phase = PipelinePhase::CoolDown;
         }
     }
@@ -134,16 +137,16 @@ fn with_weights(slots: StreamSlots) -> StreamSlots {
     slots
 }
 
-/// The stream that holds the W of both chunks as long as they are not told apart.
+/// The stream that holds the W of both chunks as long as they are not distinguished.
 const ANY_WEIGHTS: PassStream = PassStream::W(Leg::Up);
 
-fn first_slot(grid: &Grid, place: GridPass) -> usize {
-    if place.stream != ANY_WEIGHTS {
-        return grid.first_slot(place);
+fn first_slot(grid: &Grid, pass: GridPass) -> usize {
+    if pass.stream != ANY_WEIGHTS {
+        return grid.first_slot(pass);
     }
-    let lane = &grid.lanes[place.stage];
-    let backward = lane.backward_slot(place.microbatch).expect("W stands behind its B");
-    let before = place.microbatch.checked_sub(1);
+    let lane = &grid.lanes[pass.stage];
+    let backward = lane.backward_slot(pass.microbatch).expect("W stands behind its B");
+    let before = pass.microbatch.checked_sub(1);
     let before = before.map_or(0, |before| lane.slots[ANY_WEIGHTS.number()][before] + 1);
     before.max(backward + 1)
 }

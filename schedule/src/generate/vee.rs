@@ -1,10 +1,10 @@
-//! What the schedules over a V-shaped placement share: its two legs, and a hand that writes passes
-//! in microbatch order.
+//! What the schedules over a V-shaped placement share: its two legs, and a writer of passes in
+//! microbatch order.
 
 use super::{PipelineSize, compute};
 use crate::op::{Compute, Op};
 
-/// A stage's two chunks: the one met on the way down, and the one met on the way up.
+/// A stage's two chunks: the one of the leg down, and the one of the leg up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Leg {
     Down,
@@ -78,7 +78,7 @@ impl PassWriter {
     }
 }
 
-/// The count before, one more after.
+/// Adds one to `count`, and returns what it was before.
 fn count_up(count: &mut u32) -> u32 {
     *count += 1;
     *count - 1

@@ -1,4 +1,4 @@
-//! ZB-V as written by hand (Qi et al., arXiv 2401.10241 v1, section 6).
+//! ZB-V as the paper's known schedule (Qi et al., arXiv 2401.10241 v1, section 6).
 //!
 //! Two chunks a stage, down the stages and up again, so that the loss is where the input is and
 //! the first stage need not wait for a message to cross the whole pipeline. Every stage holds the
@@ -17,53 +17,53 @@ pub(super) fn microbatches_run_through(size: PipelineSize) -> u32 {
 
 pub(super) fn stage_ops(size: PipelineSize, stage: u32) -> Vec<Op> {
     let from_here = size.stage_count - stage;
-    let mut hand = PassWriter::new(size, stage);
-    warm_up(&mut hand, stage, from_here);
-    steady(&mut hand, microbatches_run_through(size));
-    cool_down(&mut hand, stage, from_here);
-    hand.into_ops()
+    let mut writer = PassWriter::new(size, stage);
+    warm_up(&mut writer, stage, from_here);
+    steady(&mut writer, microbatches_run_through(size));
+    cool_down(&mut writer, stage, from_here);
+    writer.into_ops()
 }
 
-fn warm_up(hand: &mut PassWriter, stage: u32, from_here: u32) {
+fn warm_up(writer: &mut PassWriter, stage: u32, from_here: u32) {
     for _ in 0..2 * from_here - 1 {
-        hand.f(Leg::Down);
+        writer.f(Leg::Down);
     }
     for _ in 0..stage {
-        hand.f(Leg::Up);
-        hand.f(Leg::Down);
+        writer.f(Leg::Up);
+        writer.f(Leg::Down);
     }
     for _ in 0..from_here {
-        hand.f(Leg::Up);
-        hand.b(Leg::Up);
-        hand.w(Leg::Up);
+        writer.f(Leg::Up);
+        writer.b(Leg::Up);
+        writer.w(Leg::Up);
     }
 }
 
-fn steady(hand: &mut PassWriter, all: u32) {
-    while hand.forwards(Leg::Up) < all {
-        if hand.forwards(Leg::Down) < all {
-            hand.f(Leg::Down);
+fn steady(writer: &mut PassWriter, all: u32) {
+    while writer.forwards(Leg::Up) < all {
+        if writer.forwards(Leg::Down) < all {
+            writer.f(Leg::Down);
         }
-        hand.b(Leg::Down);
-        hand.w(Leg::Down);
-        hand.f(Leg::Up);
-        hand.b(Leg::Up);
-        hand.w(Leg::Up);
+        writer.b(Leg::Down);
+        writer.w(Leg::Down);
+        writer.f(Leg::Up);
+        writer.b(Leg::Up);
+        writer.w(Leg::Up);
     }
 }
 
-fn cool_down(hand: &mut PassWriter, stage: u32, from_here: u32) {
+fn cool_down(writer: &mut PassWriter, stage: u32, from_here: u32) {
     for _ in 0..stage {
-        hand.b(Leg::Down);
-        hand.b(Leg::Up);
+        writer.b(Leg::Down);
+        writer.b(Leg::Up);
     }
     for _ in 0..from_here {
-        hand.b(Leg::Down);
-        hand.w(Leg::Down);
+        writer.b(Leg::Down);
+        writer.w(Leg::Down);
     }
     for leg in [Leg::Up, Leg::Down] {
-        while hand.owes_w(leg) {
-            hand.w(leg);
+        while writer.owes_w(leg) {
+            writer.w(leg);
         }
     }
 }

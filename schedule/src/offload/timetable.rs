@@ -1,4 +1,4 @@
-//! When passes run: B and W as early as they can, F as late as no other pass minds.
+//! When passes run: B and W as early as they can, F as late as leaves all other passes in place.
 
 use zbelastic_types::StageIndex;
 
@@ -46,11 +46,9 @@ impl Timetable {
                 | Op::Reduce(..)
                 | Op::Memory(..) => continue,
             };
-            let (start, end) = (
-                &mut self.starts[stage.index()][position],
-                &mut self.ends[stage.index()][position],
-            );
-            // What nobody waits for stays where it is.
+            let start = &mut self.starts[stage.index()][position];
+            let end = &mut self.ends[stage.index()][position];
+            // An F whose result no pass waits for stays where it is.
             if latest.is_finite() {
                 (*start, *end) = (*start + (latest - *end).max(0.0), end.max(latest));
             }
@@ -63,7 +61,7 @@ impl Timetable {
     }
 }
 
-/// When the result of an F must leave for the next chunk.
+/// When the result of an F must be sent to the next chunk.
 fn reader_start(program: &Program, costs: &Costs, pass: Pass, starts: &PassTable<f64>) -> f64 {
     let placement = &program.placement;
     let Some(chunk) = placement.chunk_after(pass.chunk, Flow::Forward) else {
@@ -82,6 +80,6 @@ fn execution_order(program: &Program) -> Vec<(StageIndex, usize)> {
         order.push((stage, next[stage.index()]));
         next[stage.index()] += 1;
     })
-    .expect("what was simulated reaches its end");
+    .expect("a program that was simulated reaches its end");
     order
 }

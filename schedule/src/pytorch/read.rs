@@ -1,4 +1,4 @@
-//! A file as a program.
+//! Reads a file as a program.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -72,7 +72,8 @@ pub enum ReadError {
         /// What should come second.
         second: String,
     },
-    /// Two ranks take messages in another order than they are sent in: each would wait for the other.
+    /// Two ranks receive messages in another order than they are sent in: each would wait for the
+    /// other.
     #[error("row {receiver} takes `{found}` next from row {sender}, which sends for `{expected}`")]
     Crossed {
         /// Row of the sending rank, counted from 1.
@@ -89,12 +90,12 @@ pub enum ReadError {
 /// The arithmetic of a file. Sends and receives, if there are any, are checked and left to
 /// [`crate::lower`]. The rest of what makes a program legal is left to [`crate::check`].
 ///
-/// A file does not name its schedule. It gets the name of the one that it is equal to, or else
-/// of one that holds any order over the same placement: zb-auto on a line, zb-v over a vee, gis where
+/// A file does not name its schedule. It gets the name of the one that it is equal to, or else of
+/// one that holds any order over the same placement: zb-auto on a line, zb-v over a vee, gis where
 /// chunks go round.
 ///
 /// # Errors
-/// If a cell is no action, stages are on ranks in no known way, or transfers do not fit.
+/// If a cell is no action, stages are on ranks in no known placement, or transfers do not fit.
 pub fn read(text: &str) -> Result<Program, ReadError> {
     let lines = text.lines().filter(|line| !line.trim().is_empty());
     let rows: Vec<Vec<Op>> =
@@ -116,8 +117,10 @@ pub fn read(text: &str) -> Result<Program, ReadError> {
 }
 
 fn kind_of(placement: &Placement, microbatch_count: u32, stages: &[Vec<Op>]) -> ScheduleKind {
-    let (stage_count, chunks_per_stage) = (placement.stage_count(), placement.chunks_per_stage());
-    // Schedules of a size that a few letters name may be long: none is made for a file that is short.
+    let stage_count = placement.stage_count();
+    let chunks_per_stage = placement.chunks_per_stage();
+    // A few letters can name a size whose schedules are long: none is generated for a file that is
+    // short.
     let is_forward = |op: &&Op| matches!(op, Op::Compute(Compute::F, _));
     let forward_count = stages.iter().flatten().filter(is_forward).count() as u64;
     let pass_count = u64::from(placement.chunk_count()) * u64::from(microbatch_count);
@@ -169,7 +172,8 @@ fn read_action(word: &str) -> ParsedAction {
     let is_digit = |c: char| c.is_ascii_digit();
     let rest = word.trim_start_matches(is_digit);
     let letters = rest.trim_end_matches(is_digit);
-    let (chunk, microbatch) = (&word[..word.len() - rest.len()], &rest[letters.len()..]);
+    let chunk = &word[..word.len() - rest.len()];
+    let microbatch = &rest[letters.len()..];
     if !chunk.is_empty() && PASSED_OVER.contains(&letters) {
         return ParsedAction::PassedOver;
     }
@@ -197,25 +201,26 @@ fn passes(rows: &[Vec<Op>]) -> impl Iterator<Item = (u32, Pass)> {
 
 fn placement_of(rows: &[Vec<Op>]) -> Result<Placement, ReadError> {
     let stage_count = u32::try_from(rows.len()).unwrap_or(u32::MAX);
-    let held: BTreeSet<(ChunkIndex, u32)> =
+    let placed: BTreeSet<(ChunkIndex, u32)> =
         passes(rows).map(|(row, pass)| (pass.chunk, row)).collect();
-    let (last, _) = held.last().ok_or(ReadError::Empty)?;
+    let (last, _) = placed.last().ok_or(ReadError::Empty)?;
     let shapes = [PlacementShape::Line, PlacementShape::Vee, PlacementShape::Loop];
     let stands = |placement: &Placement, (chunk, row): &(ChunkIndex, u32)| {
         placement.stage_of(*chunk) == Some(StageIndex(*row))
     };
-    let fits = |placement: &Placement| held.iter().all(|place| stands(placement, place));
+    let fits = |placement: &Placement| placed.iter().all(|place| stands(placement, place));
     let of_shape = |shape| Placement::of_shape(shape, stage_count, last.0 + 1).ok();
     if let Some(found) = shapes.into_iter().filter_map(of_shape).find(fits) {
         return Ok(found);
     }
     let wrong = |place: &&(ChunkIndex, u32)| place.0.0 % stage_count != place.1;
-    let (stage, row) = held.iter().find(wrong).or(held.last()).expect("a place was found above");
+    let (stage, row) =
+        placed.iter().find(wrong).or(placed.last()).expect("a place was found above");
     Err(ReadError::Placement { stage: *stage, row: *row as usize + 1, rows: rows.len() })
 }
 
-/// Everything that changes ranks is sent once and received once, after it is made and before it is
-/// needed, and two ranks exchange in one order.
+/// Checks that everything that changes ranks is sent once and received once, after it is made and
+/// before it is needed, and that two ranks exchange in one order.
 fn check_transfers(placement: &Placement, rows: &[Vec<Op>]) -> Result<(), ReadError> {
     for (row, ops) in (1..).zip(rows) {
         let mut places: BTreeMap<Op, Vec<usize>> = BTreeMap::new();
@@ -233,19 +238,19 @@ fn check_transfers(placement: &Placement, rows: &[Vec<Op>]) -> Result<(), ReadEr
             let order = || ReadError::Order { row, first: text(first.0), second: text(second.0) };
             if first.1 < second.1 { Ok(()) } else { Err(order()) }
         };
-        let mut wanted = 0;
+        let mut required_count = 0;
         for (at, op) in ops.iter().enumerate().filter(|(_, op)| !is_transfer(op)) {
             if let Some(receive) = receive_before(placement, *op) {
                 after((receive, once(receive)?), (*op, at))?;
-                wanted += 1;
+                required_count += 1;
             }
             if let Some(send @ Op::Transfer(Transfer::Send, ..)) = transfer_after(placement, *op) {
                 after((*op, at), (send, once(send)?))?;
-                wanted += 1;
+                required_count += 1;
             }
         }
         let transfers = ops.iter().filter(|op| is_transfer(op));
-        if transfers.clone().count() != wanted {
+        if transfers.clone().count() != required_count {
             return Err(surplus(placement, row, ops));
         }
     }
@@ -254,36 +259,38 @@ fn check_transfers(placement: &Placement, rows: &[Vec<Op>]) -> Result<(), ReadEr
 
 /// The error for the first transfer that no pass needs.
 fn surplus(placement: &Placement, row: usize, ops: &[Op]) -> ReadError {
-    let asked: BTreeSet<Op> = ops
+    let required: BTreeSet<Op> = ops
         .iter()
         .filter(|op| !is_transfer(op))
         .flat_map(|op| [receive_before(placement, *op), transfer_after(placement, *op)])
         .flatten()
         .collect();
-    let is_surplus = |op: &&Op| is_transfer(op) && !asked.contains(op);
-    let found = ops.iter().find(is_surplus).expect("there are more transfers than are asked for");
+    let is_surplus = |op: &&Op| is_transfer(op) && !required.contains(op);
+    let found = ops.iter().find(is_surplus).expect("there are more transfers than passes need");
     let same = ops.iter().filter(|op| *op == found).count();
     ReadError::Transfer { row, action: text(*found), found: same }
 }
 
 fn check_exchanges(placement: &Placement, rows: &[Vec<Op>]) -> Result<(), ReadError> {
-    let mut under_way: BTreeMap<(usize, usize), Vec<Op>> = BTreeMap::new();
+    let mut sent: BTreeMap<(usize, usize), Vec<Op>> = BTreeMap::new();
     for (sender, ops) in rows.iter().enumerate() {
         for op in ops {
             let Op::Transfer(Transfer::Send, flow, pass) = *op else { continue };
             let next = placement.chunk_after(pass.chunk, flow).expect("a checked send");
             let receiver = placement.stage_of(next).expect("a chunk has a stage").index();
             let receive = Op::Transfer(Transfer::Receive, flow, Pass { chunk: next, ..pass });
-            under_way.entry((sender, receiver)).or_default().push(receive);
+            sent.entry((sender, receiver)).or_default().push(receive);
         }
     }
-    for ((sender, receiver), expected) in under_way {
-        let from_there: BTreeSet<&Op> = expected.iter().collect();
-        let found = rows[receiver].iter().filter(|op| from_there.contains(op));
+    for ((sender, receiver), expected) in sent {
+        let of_pair: BTreeSet<&Op> = expected.iter().collect();
+        let found = rows[receiver].iter().filter(|op| of_pair.contains(op));
         for (expected, found) in expected.iter().zip(found) {
             if expected != found {
-                let (sender, receiver) = (sender + 1, receiver + 1);
-                let (expected, found) = (text(*expected), text(*found));
+                let sender = sender + 1;
+                let receiver = receiver + 1;
+                let expected = text(*expected);
+                let found = text(*found);
                 return Err(ReadError::Crossed { sender, receiver, expected, found });
             }
         }

@@ -1,4 +1,4 @@
-//! A program as a file.
+//! Writes a program as a file.
 
 use zbelastic_types::StageIndex;
 
@@ -13,15 +13,16 @@ use crate::simulate::simulate;
 /// Why a program has no file.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WriteError {
-    /// The model is there twice; a file's stages make up one.
+    /// The program has two replicas of the model; a file's stages make up one.
     #[error("{kind} has two replicas of the model, and a file of PyTorch's names stages of one")]
     Replicas {
         /// Schedule of the program.
         kind: ScheduleKind,
     },
-    /// An action there is on a whole microbatch.
+    /// The program has slices; an action in a file is on a whole microbatch.
     #[error(
-        "files of PyTorch know no slices of a microbatch, expected a program of 1 slice, found {found}"
+        "files of PyTorch have no slices of a microbatch, expected a program of 1 slice, \
+         found {found}"
     )]
     Slices {
         /// Slices of a microbatch.
@@ -29,17 +30,17 @@ pub enum WriteError {
     },
 }
 
-/// The file of a program that [`crate::check`] accepts. With communication, a send stands right behind
-/// what makes its content, and the receive where the other rank stands by then if all passes take
-/// equally long: so two ranks send and receive in one order, and a receive is not posted so early that
-/// others wait behind it.
+/// The file of a program that [`crate::check`] accepts. With communication, a send stands right
+/// behind what makes its content, and the receive where the other rank stands by then if all passes
+/// take equally long: so two ranks send and receive in one order, and a receive is not posted so
+/// early that others wait behind it.
 ///
 /// # Errors
 /// If there are two replicas of the model, or if microbatches are cut into slices.
 ///
 /// # Panics
 /// If the program does not reach its end.
-pub fn write(program: &Program, form: CsvFormat) -> Result<String, WriteError> {
+pub fn write(program: &Program, format: CsvFormat) -> Result<String, WriteError> {
     if program.slice_count > 1 {
         return Err(WriteError::Slices { found: program.slice_count });
     }
@@ -51,7 +52,7 @@ pub fn write(program: &Program, form: CsvFormat) -> Result<String, WriteError> {
     for (stage, op) in in_order_of_time(program) {
         rows[stage.index()].extend(action(op));
         let (CsvFormat::WithCommunication, Some(send @ Op::Transfer(Transfer::Send, flow, pass))) =
-            (form, transfer_after(placement, op))
+            (format, transfer_after(placement, op))
         else {
             continue;
         };

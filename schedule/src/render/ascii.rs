@@ -8,35 +8,37 @@ use crate::op::{Compute, Pass};
 use crate::timeline::{Timeline, TimelineSlice};
 
 /// Blocks that a text is wrapped into, at most. A timeline that would need more is squeezed into as
-/// many, and its passes lose their numbers where there is no room.
+/// many, and its passes lose their numbers where they do not fit.
 const BLOCK_COUNT_MAX: usize = 64;
 
 /// `timeline` in rows of at most `columns` characters beside the stage's name.
 ///
-/// Every pass takes a share of the row that is proportional to its time, at least one character.
-/// If there is room, the shortest pass gets a whole number of characters, so that equal times look
-/// equal. A microbatch's number, with its slice behind a point, is written where it fits whole, and
-/// left out otherwise.
+/// Every pass takes a share of the row that is proportional to its time, at least one character. If
+/// the row is wide enough, the shortest pass gets a whole number of characters, so that equal times
+/// look equal. A microbatch's number, with its slice behind a point, is written where it fits
+/// whole, and left out otherwise.
 #[must_use]
 pub fn draw<O: TimelineOp>(timeline: &Timeline<O>, columns: usize) -> String {
     let scale = Scale::squeezed(timeline, columns);
-    let (from, to) = (0, scale.width);
+    let from = 0;
+    let to = scale.width;
     write(timeline, &[ColumnBlock { scale: &scale, from, to, end: to, is_last: true }])
 }
 
-/// The same in blocks of rows, where a block goes on where the one before ended, with room for every
-/// number. A pass is drawn whole where it begins; what of it belongs to the next block is filled with
-/// `>` there.
+/// The same in blocks of rows, where a block goes on where the one before ended, wide enough for
+/// every number. A pass is drawn whole where it begins; what of it belongs to the next block is
+/// filled with `>` there.
 #[must_use]
 pub fn draw_wrapped<O: TimelineOp>(timeline: &Timeline<O>, columns: usize) -> String {
-    let scale = Scale::roomy(timeline, columns);
+    let scale = Scale::unsqueezed(timeline, columns);
     let columns_of = |slice: &TimelineSlice<O>| {
         let width = scale.column(slice.end) - scale.column(slice.start);
         slice.op.computed().map_or(0, |_| width)
     };
     let longest = timeline.all_slices().map(columns_of).max().unwrap_or(0);
     let step = columns - longest.min(columns / 2);
-    let (mut blocks, mut from) = (Vec::new(), 0);
+    let mut blocks = Vec::new();
+    let mut from = 0;
     while from < scale.width {
         let is_last = scale.width - from <= columns;
         let to = if is_last { scale.width } else { from + step };
@@ -70,7 +72,7 @@ fn write<O: TimelineOp>(timeline: &Timeline<O>, blocks: &[ColumnBlock<'_>]) -> S
     text
 }
 
-/// Characters per unit of time.
+/// How a time becomes a column, in characters per unit of time.
 struct Scale {
     columns_per_unit: f64,
     /// The column after the last.
@@ -90,10 +92,11 @@ impl Scale {
         Self::of(total, if whole >= 1.0 { whole / shortest } else { columns / total })
     }
 
-    /// Room for the letters and the number of every pass, or for [`BLOCK_COUNT_MAX`] blocks of so many
-    /// columns.
-    fn roomy<O: TimelineOp>(timeline: &Timeline<O>, columns: usize) -> Self {
-        let (squeezed, total) = (Self::squeezed(timeline, columns), end(timeline));
+    /// Columns for the letters and the number of every pass, or for [`BLOCK_COUNT_MAX`] blocks of
+    /// so many columns.
+    fn unsqueezed<O: TimelineOp>(timeline: &Timeline<O>, columns: usize) -> Self {
+        let squeezed = Self::squeezed(timeline, columns);
+        let total = end(timeline);
         let needed = |slice: &TimelineSlice<O>| {
             let (compute, pass) = slice.op.computed()?;
             let len =
@@ -155,8 +158,10 @@ impl ColumnBlock<'_> {
         for slice in
             timeline.slices(stage).iter().filter(|s| s.op.appearance() == OpAppearance::Region)
         {
-            let (from, to) = (self.scale.column(slice.start), self.scale.column(slice.end));
-            let (from, to) = (from.max(self.from), to.min(self.to));
+            let from = self.scale.column(slice.start);
+            let to = self.scale.column(slice.end);
+            let from = from.max(self.from);
+            let to = to.min(self.to);
             if from < to {
                 row[from - self.from..to - self.from].fill('~');
             }
@@ -187,7 +192,8 @@ impl ColumnBlock<'_> {
     ) -> String {
         for slice in timeline.slices(stage) {
             let Some((letters, pass, replica)) = labelled(slice) else { continue };
-            let (from, to) = (self.scale.column(slice.start), self.scale.column(slice.end));
+            let from = self.scale.column(slice.start);
+            let to = self.scale.column(slice.end);
             if from >= self.to || to.max(from + 1) <= self.from {
                 continue;
             }
@@ -209,14 +215,15 @@ impl ColumnBlock<'_> {
         row.into_iter().collect::<String>().trim_end().to_owned()
     }
 
-    /// Where the gate lets the stage pass, where it steps, and what it does to versions; empty if it
-    /// does nothing of that. What is done at one time stands side by side.
+    /// Where the gate lets the stage pass, where it steps, and what it does to versions; empty if
+    /// it does nothing of that. What is done at one time stands side by side.
     fn marks_row<O: TimelineOp>(&self, timeline: &Timeline<O>, stage: StageIndex) -> String {
         let mut row: Vec<char> = Vec::new();
         for slice in timeline.slices(stage) {
             let OpAppearance::Mark(mark) = slice.op.appearance() else { continue };
             let letter = MARKS.iter().find(|(found, ..)| *found == mark).expect("all are listed").1;
-            let (from, to) = (self.scale.column(slice.start), self.scale.column(slice.end));
+            let from = self.scale.column(slice.start);
+            let to = self.scale.column(slice.end);
             // What ends the last step stands after the last pass.
             let end = if self.is_last { usize::MAX } else { self.to };
             let (from, to) = (from.max(self.from), to.max(from + 1).min(end));
@@ -231,12 +238,12 @@ impl ColumnBlock<'_> {
     }
 }
 
-/// Letters and number; without room for both, the letters; without room for these, the first. A
+/// Letters and number; if both do not fit, the letters; if these do not, the first. A
 /// number is never cut, because what is left of it would be another number.
-fn label(letters: String, number: &str, room: usize, is_later: bool) -> String {
+fn label(letters: String, number: &str, width: usize, is_later: bool) -> String {
     let letters = if is_later { letters.to_lowercase() } else { letters };
     let whole = format!("{letters}{number}");
-    if whole.len() <= room { whole } else { letters }
+    if whole.len() <= width { whole } else { letters }
 }
 
 fn legend<O: TimelineOp>(timeline: &Timeline<O>, is_wrapped: bool) -> String {

@@ -55,7 +55,8 @@ pub fn write_trace(tracks: &[ChromeTraceTrack]) -> String {
 }
 
 /// One track a stage, with passes and updates, and one below it with its copies, if it has any;
-/// transfers take no time of their own and are left out. One unit of the timeline becomes `unit_us` microseconds.
+/// transfers take no time of their own and are left out. One unit of the timeline becomes `unit_us`
+/// microseconds.
 #[must_use]
 pub fn timeline_tracks<O: TimelineOp>(
     timeline: &Timeline<O>,
@@ -76,7 +77,8 @@ pub fn timeline_tracks<O: TimelineOp>(
             1 => op,
             _ => format!("{op} step {}", slice.step + 1),
         };
-        let (start_us, duration_us) = (slice.start * unit_us, slice.duration() * unit_us);
+        let start_us = slice.start * unit_us;
+        let duration_us = slice.duration() * unit_us;
         Some(TraceSlice { name, category, start_us, duration_us })
     };
     let track = |stage: StageIndex, is_copies: bool| ChromeTraceTrack {
@@ -96,7 +98,8 @@ pub fn timeline_tracks<O: TimelineOp>(
     timeline.stages().flat_map(of_stage).collect()
 }
 
-/// What viewers colour and filter an operation by; `None` for transfers and DROP, which take no time.
+/// What viewers colour and filter an operation by; `None` for transfers and DROP, which take no
+/// time.
 #[must_use]
 pub fn category<O: TimelineOp>(op: O) -> Option<&'static str> {
     match op.appearance() {

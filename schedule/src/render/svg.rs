@@ -39,9 +39,9 @@ rect{stroke:#fff;stroke-width:.5}.row{fill:#f1f1f1}.f{fill:#79aee8}.b{fill:#6fcb
 .region{fill:none;stroke:#c0202a;stroke-width:1;stroke-dasharray:4 3}";
 
 /// `timeline` as the text of an SVG file: a row of boxes a stage, the number of the microbatch in
-/// each box where there is room, a lighter shade for a stage's later chunk, a red line where the
-/// gate lets the stage pass, a dark box for the step, below the row a thin box a copy or what is done
-/// to a version, and a broken line around what has no order before it runs.
+/// each box where it fits, a lighter shade for a stage's later chunk, a red line where the
+/// gate lets the stage pass, a dark box for the step, below the row a thin box a copy or what is
+/// done to a version, and a broken line around what has no order before it runs.
 #[must_use]
 pub fn draw<O: TimelineOp>(timeline: &Timeline<O>) -> String {
     let picture = SvgPicture::new(timeline);
@@ -109,9 +109,12 @@ impl<'a, O: TimelineOp> SvgPicture<'a, O> {
         if has(self.timeline, OpAppearance::Region) {
             entries.push(of_class(("region", "order found as it runs")));
         }
-        let (mut svg, mut x) = (String::new(), MARGIN);
+        let mut svg = String::new();
+        let mut x = MARGIN;
         for (class, name) in entries {
-            let (top, baseline, text_x) = (TITLE_HEIGHT + 4.0, TITLE_HEIGHT + 14.0, x + 17.0);
+            let top = TITLE_HEIGHT + 4.0;
+            let baseline = TITLE_HEIGHT + 14.0;
+            let text_x = x + 17.0;
             svg.push_str(&format!(
                 "<rect class=\"{class}\" x=\"{x}\" y=\"{top}\" width=\"12\" height=\"12\"/>\
                  <text x=\"{text_x}\" y=\"{baseline}\">{}</text>\n",
@@ -124,7 +127,9 @@ impl<'a, O: TimelineOp> SvgPicture<'a, O> {
 
     fn row(&self, stage: StageIndex) -> String {
         let y = self.row_top(stage.0);
-        let (left, width, baseline) = (MARGIN + LABEL_WIDTH, self.plot_width, y + 15.0);
+        let left = MARGIN + LABEL_WIDTH;
+        let width = self.plot_width;
+        let baseline = y + 15.0;
         let mut svg = format!(
             "<text x=\"{MARGIN}\" y=\"{baseline}\">stage {stage}</text>\
              <rect class=\"row\" x=\"{left}\" y=\"{y}\" width=\"{width}\" \
@@ -164,7 +169,8 @@ impl<'a, O: TimelineOp> SvgPicture<'a, O> {
             | OpAppearance::Region
             | OpAppearance::Nothing => return None,
         };
-        let (x, y) = (self.x(slice.start), self.row_top(stage.0));
+        let x = self.x(slice.start);
+        let y = self.row_top(stage.0);
         let width = (self.x(slice.end) - x).max(width_min);
         let mut svg = format!(
             "<g>{}<rect class=\"{class}\" x=\"{x:.2}\" y=\"{y}\" width=\"{width:.2}\" \
@@ -173,7 +179,8 @@ impl<'a, O: TimelineOp> SvgPicture<'a, O> {
         );
         let has_room = number.len() as f64 * DIGIT_WIDTH + 2.0 <= width;
         if has_room && !number.is_empty() {
-            let (middle, baseline) = (x + width / 2.0, y + 15.0);
+            let middle = x + width / 2.0;
+            let baseline = y + 15.0;
             svg.push_str(&format!(
                 "<text class=\"number\" x=\"{middle:.2}\" y=\"{baseline}\">{number}</text>"
             ));
@@ -185,7 +192,8 @@ impl<'a, O: TimelineOp> SvgPicture<'a, O> {
     /// What is done to versions, side by side where it is done at one time.
     fn versions(&self, stage: StageIndex) -> String {
         let y = self.row_top(stage.0) + ROW_HEIGHT;
-        let (mut svg, mut free) = (String::new(), f64::NEG_INFINITY);
+        let mut svg = String::new();
+        let mut free = f64::NEG_INFINITY;
         for slice in self.timeline.slices(stage) {
             let class = match slice.op.appearance() {
                 OpAppearance::Mark(
@@ -217,8 +225,10 @@ impl<'a, O: TimelineOp> SvgPicture<'a, O> {
 
     /// The time in which a stage finds its order.
     fn region(&self, stage: StageIndex, slice: &TimelineSlice<O>) -> Option<String> {
-        let (x, y) = (self.x(slice.start), self.row_top(stage.0) - 1.0);
-        let (width, height) = (self.x(slice.end) - x, ROW_HEIGHT + 2.0);
+        let x = self.x(slice.start);
+        let y = self.row_top(stage.0) - 1.0;
+        let width = self.x(slice.end) - x;
+        let height = ROW_HEIGHT + 2.0;
         (slice.op.appearance() == OpAppearance::Region).then(|| {
             format!(
                 "<g>{}<rect class=\"region\" x=\"{x:.2}\" y=\"{y}\" width=\"{width:.2}\" \
@@ -230,7 +240,8 @@ impl<'a, O: TimelineOp> SvgPicture<'a, O> {
 
     fn tooltip(&self, slice: &TimelineSlice<O>) -> String {
         let op = slice.op.text(self.timeline.slice_count());
-        let (start, end) = (short(slice.start), short(slice.end));
+        let start = short(slice.start);
+        let end = short(slice.end);
         let step = match self.timeline.extent() {
             TimelineExtent::Steps(_) => format!(" step {}", slice.step),
             TimelineExtent::Segment { .. } => String::new(),
@@ -249,7 +260,8 @@ impl<'a, O: TimelineOp> SvgPicture<'a, O> {
             | OpAppearance::Region
             | OpAppearance::Nothing => return None,
         };
-        let (x, y) = (self.x(slice.start), self.row_top(stage.0) + ROW_HEIGHT);
+        let x = self.x(slice.start);
+        let y = self.row_top(stage.0) + ROW_HEIGHT;
         let width = self.x(slice.end) - x;
         let later = self.later_class(stage, (pass, 0));
         Some(format!(
@@ -265,7 +277,8 @@ impl<'a, O: TimelineOp> SvgPicture<'a, O> {
 
     fn gate(&self, stage: StageIndex, slice: &TimelineSlice<O>) -> Option<String> {
         let is_gate = slice.op.appearance() == OpAppearance::Mark(TimelineMark::Gate);
-        let (x, top) = (self.x(slice.end), self.row_top(stage.0) - ROW_GAP / 2.0);
+        let x = self.x(slice.end);
+        let top = self.row_top(stage.0) - ROW_GAP / 2.0;
         let bottom = top + ROW_HEIGHT + ROW_GAP;
         is_gate.then(|| {
             format!(
@@ -278,13 +291,16 @@ impl<'a, O: TimelineOp> SvgPicture<'a, O> {
 
     fn axis(&self) -> String {
         let y = self.row_top(self.timeline.placement().stage_count());
-        let (left, right) = (self.x(0.0), self.x(0.0) + self.plot_width);
+        let left = self.x(0.0);
+        let right = self.x(0.0) + self.plot_width;
         let mut svg =
             format!("<line class=\"axis\" x1=\"{left}\" y1=\"{y}\" x2=\"{right}\" y2=\"{y}\"/>\n");
         let every = tick_interval(self.time_end / (self.plot_width / TICK_WIDTH_MIN));
         let ticks = if every > 0.0 { (self.time_end / every) as u32 } else { 0 };
         for time in (0..=ticks).map(|tick| f64::from(tick) * every) {
-            let (x, bottom, baseline) = (self.x(time), y + 4.0, y + 15.0);
+            let x = self.x(time);
+            let bottom = y + 4.0;
+            let baseline = y + 15.0;
             svg.push_str(&format!(
                 "<line class=\"axis\" x1=\"{x:.2}\" y1=\"{y}\" x2=\"{x:.2}\" y2=\"{bottom}\"/>\
                  <text class=\"tick\" x=\"{x:.2}\" y=\"{baseline}\">{}</text>\n",

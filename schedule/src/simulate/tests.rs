@@ -113,9 +113,9 @@ fn a_way_carries_one_result_at_a_time() {
     costs.occupancy = 3.0;
     let timeline = simulate(&program, &costs, 1).expect("the program is legal");
     let start = |stage, op| slice(&timeline, stage, 0, op).start;
-    // The first leaves from 1 to 4, the second, made at 2, from 4 to 7.
+    // The first is sent from 1 to 4, the second, made at 2, from 4 to 7.
     assert_eq!((start(1, "1F0"), start(1, "1F1")), (4.5, 7.5));
-    // Gradients go the other way, and last longer than their way is kept.
+    // Gradients go in the other direction, and take longer than they occupy the link.
     assert_eq!((start(1, "1BW0"), start(0, "0BW0")), (8.5, 18.0));
     assert_eq!((start(1, "1BW1"), start(0, "0BW1")), (14.5, 24.0));
 }
@@ -171,7 +171,7 @@ fn copies_run_beside_passes_and_are_waited_for() {
     // The copy begins when F0 is done, and the stage waits for it where it stands.
     assert_eq!(times("0OFFLOAD0"), (1.0, 4.0));
     assert_eq!(times("0F2"), (4.0, 5.0));
-    // The stage goes on while it comes back, and only its pass waits.
+    // The stage goes on during the reload, and only its pass waits.
     assert_eq!(times("0RELOAD0"), (5.0, 7.0));
     assert_eq!(times("0BW2"), (5.0, 6.0));
     assert_eq!(times("0R1"), (6.0, 6.5));
@@ -189,7 +189,7 @@ fn a_stage_without_a_lane_copies_in_turn_with_its_passes() {
     };
     assert_eq!(times("0OFFLOAD0"), (2.0, 5.0), "it comes after F1");
     assert_eq!(times("0RELOAD0"), (6.0, 8.0));
-    assert_eq!(times("0BW2"), (8.0, 9.0), "it needs nothing of what comes back, and waits");
+    assert_eq!(times("0BW2"), (8.0, 9.0), "it needs nothing that is reloaded, and waits");
     assert_eq!(times("0BW0").1, 11.5);
 }
 
@@ -246,9 +246,9 @@ fn a_twin_the_program_does_not_have_is_where_it_stops() {
             let mut broken = program(kind);
             let op = word.parse().expect("the word is an operation");
             broken.stages[1].insert(0, op);
-            let stuck = simulate(&broken, &unit_costs(&broken), 1);
+            let found = simulate(&broken, &unit_costs(&broken), 1);
             let is_there = kind == ScheduleKind::Chimera && word == "2LOCAL_G";
-            assert_eq!(stuck.is_ok(), is_there, "{kind} {word}");
+            assert_eq!(found.is_ok(), is_there, "{kind} {word}");
         }
     }
 }
@@ -259,9 +259,9 @@ fn a_pass_the_program_does_not_have_is_where_it_stops() {
         let mut broken = program(ScheduleKind::ZbH1);
         let op = word.parse().expect("the word is an operation");
         broken.stages[1].push(op);
-        let stuck = simulate(&broken, &unit_costs(&broken), 1);
-        let Err(SimulateError::Deadlock(stuck)) = stuck else { panic!("{word}: {stuck:?}") };
-        assert_eq!(stuck.places[0].op, None);
-        assert_eq!(stuck.places[1].op, Some(op));
+        let found = simulate(&broken, &unit_costs(&broken), 1);
+        let Err(SimulateError::Deadlock(found)) = found else { panic!("{word}: {found:?}") };
+        assert_eq!(found.places[0].op, None);
+        assert_eq!(found.places[1].op, Some(op));
     }
 }

@@ -4,11 +4,11 @@
 //! Three things take time on every stage, whatever the order. Its own work, with what it must wait
 //! before its first B (the *head*: a microbatch has to go through the rest of the model and back,
 //! and memory allows only so many forward passes meanwhile) and after its last F (the *tail*,
-//! likewise). The way through a busier stage behind it and back. And memory times time: what each
+//! likewise). The round trip through a busier stage behind it. And memory times time: what each
 //! microbatch keeps for as long as it must.
 //!
-//! Where a step is left open, each stage waits for the verdict on the step before at its first weight
-//! gradient: from there on a stage has work of its own, and behind that comes the verdict.
+//! Where a step is left open, each stage waits for the verdict on the step before at its first
+//! weight gradient: from there on a stage has work of its own, and behind that comes the verdict.
 //!
 //! A stage that holds two chunks meets a microbatch first in the *lower* and then in the *upper*
 //! one: its first pass is an F of the lower chunk, its first B one of the upper chunk, its last F
@@ -41,7 +41,7 @@ pub(super) fn lower_bound(pipeline: &PipelineIndex<'_>) -> f64 {
     stages.iter().map(known).fold(spans, f64::max)
 }
 
-/// By stage: how long it stands still after its last F in any order.
+/// By stage: how long it is idle after its last F in any order.
 pub(super) fn tails(pipeline: &PipelineIndex<'_>) -> Vec<f64> {
     StageBound::all(pipeline).iter().map(StageBound::tail).collect()
 }
@@ -54,9 +54,9 @@ struct StageBound<'a> {
     limit: f64,
 }
 
-/// So many of a size fit into a room, `most` at most; of nothing, all.
-fn fit_count(room: f64, size: f64, most: u32) -> u32 {
-    let count = if size > 0.0 { room / size } else { f64::INFINITY };
+/// How many of a size fit into `space`, `most` at most; of size 0, all.
+fn fit_count(space: f64, size: f64, most: u32) -> u32 {
+    let count = if size > 0.0 { space / size } else { f64::INFINITY };
     if count >= f64::from(most) { most } else { count.max(0.0) as u32 }
 }
 
@@ -87,33 +87,33 @@ impl<'a> StageBound<'a> {
         self.pipeline.forward_delay(self.lower, self.upper)
     }
 
-    /// What it waits before its first B.
+    /// How long it waits before its first B.
     fn head(&self) -> f64 {
         let (lower, upper) = self.costs();
         let m = self.microbatch_count();
-        let trip = self.pipeline.first_turnaround(self.index);
+        let turnaround = self.pipeline.first_turnaround(self.index);
         let of_lower = |rest: f64| f64::from(fit_count(rest, lower.after_forward, m)) * lower.f;
         match self.chunk_count() {
-            1 => return (trip - of_lower(self.limit)).max(0.0),
+            1 => return (turnaround - of_lower(self.limit)).max(0.0),
             2 => {}
-            _ => return self.head_of_many(trip, of_lower(self.limit)),
+            _ => return self.head_of_many(turnaround, of_lower(self.limit)),
         }
-        let way_up = self.delay_between_chunks();
-        let before_upper = (way_up - of_lower(self.limit)).max(0.0);
+        let delay = self.delay_between_chunks();
+        let before_upper = (delay - of_lower(self.limit)).max(0.0);
         let most = fit_count(self.limit, lower.after_forward + upper.after_forward, m);
         let forwards = |count: u32| {
-            let of_upper = (f64::from(count) * upper.f).min(trip - way_up);
+            let of_upper = (f64::from(count) * upper.f).min(turnaround - delay);
             of_lower(self.limit - f64::from(count) * upper.after_forward) + of_upper
         };
         let busy = (0..=most).map(forwards).fold(0.0, f64::max);
-        (trip - busy).max(before_upper)
+        (turnaround - busy).max(before_upper)
     }
 
     /// The same with more than two chunks, of which the lower one has F of `of_lower` to run: what
     /// memory holds is as long as the densest F.
-    fn head_of_many(&self, trip: f64, of_lower: f64) -> f64 {
+    fn head_of_many(&self, turnaround: f64, of_lower: f64) -> f64 {
         let chunks = self.pipeline.chunks_of(self.index);
-        let way_to_second = self.pipeline.forward_delay(self.lower, chunks[1]);
+        let delay_to_second = self.pipeline.forward_delay(self.lower, chunks[1]);
         let dense = |chunk: &usize| {
             let ChunkCosts { f, after_forward, .. } = *self.pipeline.costs(*chunk);
             if f > 0.0 { f / after_forward } else { 0.0 }
@@ -121,7 +121,7 @@ impl<'a> StageBound<'a> {
         let densest = chunks.iter().map(dense).fold(0.0, f64::max);
         let held = if densest > 0.0 { densest * self.limit } else { 0.0 };
         let all = f64::from(self.microbatch_count()) * self.pipeline.sum(self.index, |c| c.f);
-        (trip - held.min(all)).max(way_to_second - of_lower).max(0.0)
+        (turnaround - held.min(all)).max(delay_to_second - of_lower).max(0.0)
     }
 
     /// What it waits after its last F: after that it has only so much to do until that microbatch
@@ -151,7 +151,7 @@ impl<'a> StageBound<'a> {
         (chain - left).max(0.0)
     }
 
-    /// What F of one microbatch keeps.
+    /// The memory that F of one microbatch keeps.
     fn forwards_kept(&self) -> f64 {
         self.pipeline.sum(self.index, |costs| costs.after_forward)
     }
@@ -226,7 +226,7 @@ impl<'a> StageBound<'a> {
         f64::from(self.microbatch_count()) * kept / self.pipeline.limit(self.index)
     }
 
-    /// All of a stage that comes after it in the model, and the way there and back. Of a stage with
+    /// All of a stage that comes after it in the model, and the round trip to it. Of a stage with
     /// chunks before and chunks after it, those after it count.
     fn through_others(&self, stages: &[Self], heads: &[f64]) -> f64 {
         let m = f64::from(self.microbatch_count());
@@ -243,8 +243,8 @@ impl<'a> StageBound<'a> {
             let pair = |chunk| self.pipeline.costs(chunk).f + self.pipeline.costs(chunk).b;
             let pairs: f64 = behind().map(pair).sum();
             let head = if first == other.lower { *head } else { 0.0 };
-            let way = self.pipeline.round_trip_delay(self.lower, first);
-            bound = bound.max(way + m * pairs + head + self.costs().0.w);
+            let round_trip = self.pipeline.round_trip_delay(self.lower, first);
+            bound = bound.max(round_trip + m * pairs + head + self.costs().0.w);
         }
         bound
     }

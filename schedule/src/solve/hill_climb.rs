@@ -1,5 +1,6 @@
-//! Better rules from good ones: one stage, or all behind or before it, goes by another rule, and what
-//! is no worse stays. Draws come from a fixed seed, so that one problem has one solution.
+//! Better rules from good ones: one stage, or all behind or before it, goes by another rule, and
+//! rules that are no worse stay. Random numbers come from a fixed seed, so that one problem has one
+//! solution.
 
 use super::pipeline::PipelineIndex;
 use super::policy::{IdleAllowance, NEVER_FILLS, PassPreference, StageRule, by_rules};
@@ -7,7 +8,7 @@ use super::{BestOrder, is_small};
 
 /// Most rules that are tried.
 const TRIES_MAX: usize = 2_000;
-/// Passes that are put on boards at most for a small problem: some milliseconds.
+/// Passes that are placed at most for a small problem: some milliseconds.
 const SMALL_PASSES_MAX: usize = 50_000;
 /// Tries for a small problem, at least and at most.
 const SMALL_TRIES: (usize, usize) = (100, 2_000);
@@ -26,27 +27,27 @@ pub(super) fn hill_climb<'a>(
         best.tries(pipeline).min(TRIES_MAX)
     };
     let Some((mut cost, mut rules)) = best.rules.clone() else { return };
-    let mut draws = RuleRandom(0x9e37_79b9_7f4a_7c15);
+    let mut random = RuleRandom(0x9e37_79b9_7f4a_7c15);
     let mut since = 0;
     for _ in 0..tries {
         if best.is_optimal() {
             return;
         }
         allowance.lower_to(cost);
-        let changed = draws.change(pipeline, &rules);
+        let changed = random.change(pipeline, &rules);
         if changed == rules {
             since += 1;
             continue;
         }
-        let board = by_rules(pipeline, &changed, allowance);
-        let found = board.as_ref().map_or(f64::INFINITY, |board| board.cost());
+        let builder = by_rules(pipeline, &changed, allowance);
+        let found = builder.as_ref().map_or(f64::INFINITY, |builder| builder.cost());
         if found <= cost {
             since = if found < cost { 0 } else { since + 1 };
             (cost, rules) = (found, changed.clone());
         } else {
             since += 1;
         }
-        best.offer(board, Some(changed));
+        best.offer(builder, Some(changed));
         if since > PLATEAU_MAX {
             (cost, rules) = best.rules.clone().expect("it was there before");
             since = 0;
@@ -84,34 +85,34 @@ impl RuleRandom {
         let has_several = pipeline.chunk_count() > pipeline.stage_count();
         let plain = if has_several { 10 } else { 8 };
         let is_gated = pipeline.problem.ending.is_gated();
-        let what = self.below(plain + usize::from(is_gated));
-        let draw = self.next();
+        let field = self.below(plain + usize::from(is_gated));
+        let number = self.next();
         for rule in &mut changed[range] {
-            if what == plain {
-                rule.hold_factor = HOLD_FACTORS[draw as usize % HOLD_FACTORS.len()];
+            if field == plain {
+                rule.hold_factor = HOLD_FACTORS[number as usize % HOLD_FACTORS.len()];
             } else {
-                change_rule(rule, what, draw, pipeline.microbatch_count());
+                change_rule(rule, field, number, pipeline.microbatch_count());
             }
         }
         changed
     }
 }
 
-fn change_rule(rule: &mut StageRule, what: usize, draw: u64, microbatch_count: u32) {
+fn change_rule(rule: &mut StageRule, field: usize, number: u64, microbatch_count: u32) {
     const SHARES: [f64; 7] = [0.0, 0.25, 0.5, 0.75, 1.0, 1.5, NEVER_FILLS];
     let stepped = |count: u32| {
-        let by = 1 + (draw >> 8) as u32 % 2;
-        let count = if draw & 1 == 0 { count + by } else { count.saturating_sub(by) };
+        let by = 1 + (number >> 8) as u32 % 2;
+        let count = if number & 1 == 0 { count + by } else { count.saturating_sub(by) };
         count.clamp(1, microbatch_count)
     };
-    match what {
+    match field {
         0 => rule.first_max = stepped(rule.first_max),
         1 | 2 => rule.ahead_max = stepped(rule.ahead_max),
-        3 => rule.preference = PassPreference::ALL[draw as usize % PassPreference::ALL.len()],
+        3 => rule.preference = PassPreference::ALL[number as usize % PassPreference::ALL.len()],
         4 => rule.saves_w = !rule.saves_w,
         5 => rule.awaits_arrivals = !rule.awaits_arrivals,
         6 => rule.yields_to_backward = !rule.yields_to_backward,
-        7 => rule.fill_share = SHARES[draw as usize % SHARES.len()],
+        7 => rule.fill_share = SHARES[number as usize % SHARES.len()],
         8 => rule.upper_f_first = !rule.upper_f_first,
         _ => rule.upper_b_first = !rule.upper_b_first,
     }

@@ -1,4 +1,4 @@
-//! An order in the making: passes are put on stages one after another, each as early as it can.
+//! An order in the making: passes are placed on stages one after another, each as early as it can.
 
 use super::pipeline::PipelineIndex;
 use super::problem::{ChunkCosts, TOLERANCE};
@@ -12,10 +12,10 @@ pub(super) struct PlacedPass {
     pub(super) chunk: u32,
 }
 
-/// A pass that no order has yet.
+/// The time of a pass that is not placed yet.
 const NEVER: f64 = f64::INFINITY;
 
-/// A stage, as far as it goes.
+/// The order of a stage so far, with its times and its memory.
 #[derive(Clone, Debug)]
 pub(super) struct StageProgress {
     /// When its last pass ends.
@@ -26,7 +26,7 @@ pub(super) struct StageProgress {
     pub(super) gate_at: f64,
     /// Memory that its passes keep by now.
     pub(super) kept: f64,
-    /// For how long it stood still since it began.
+    /// For how long it was idle since it began.
     pub(super) idle: f64,
     pub(super) order: Vec<PlacedPass>,
 }
@@ -42,36 +42,37 @@ pub(super) struct PassCounts {
 /// All stages with their orders so far.
 pub(super) struct OrderBuilder<'a> {
     pub(super) pipeline: &'a PipelineIndex<'a>,
-    pub(super) lanes: Vec<StageProgress>,
+    pub(super) stages: Vec<StageProgress>,
     /// Passes so far, by chunk.
     pub(super) passes: Vec<PassCounts>,
-    /// By chunk and microbatch: when the result of its F and of its B is where it is read, and on the
-    /// last chunk when its F ends.
+    /// By chunk and microbatch: when the result of its F and of its B is where it is read, and on
+    /// the last chunk when its F ends.
     arrivals_f: Vec<f64>,
     arrivals_b: Vec<f64>,
     /// By chunk and microbatch: when its B ends.
     ends_b: Vec<f64>,
-    /// By stage: when the ways from it are free, to the stage before it, to the one after it, and
+    /// By stage: when the links from it are free, to the stage before it, to the one after it, and
     /// to the other end of the pipeline.
     links_free_at: Vec<[f64; 3]>,
 }
 
 impl<'a> OrderBuilder<'a> {
     pub(super) fn new(pipeline: &'a PipelineIndex<'a>) -> Self {
-        let (stage_count, chunk_count) = (pipeline.stage_count(), pipeline.chunk_count());
+        let stage_count = pipeline.stage_count();
+        let chunk_count = pipeline.chunk_count();
         let cells = chunk_count * pipeline.microbatch_count() as usize;
-        let room = pipeline.pass_count() / stage_count;
-        let lane = || StageProgress {
+        let capacity = pipeline.pass_count() / stage_count;
+        let progress = || StageProgress {
             clock: 0.0,
             started_at: 0.0,
             gate_at: NEVER,
             kept: 0.0,
             idle: 0.0,
-            order: Vec::with_capacity(room),
+            order: Vec::with_capacity(capacity),
         };
         Self {
             pipeline,
-            lanes: (0..stage_count).map(|_| lane()).collect(),
+            stages: (0..stage_count).map(|_| progress()).collect(),
             passes: vec![PassCounts::default(); chunk_count],
             arrivals_f: vec![NEVER; cells],
             arrivals_b: vec![NEVER; cells],
@@ -92,7 +93,7 @@ impl<'a> OrderBuilder<'a> {
         chunk * self.microbatch_count() as usize + microbatch as usize
     }
 
-    /// When the input of a chunk's next F is there; infinite as long as nobody makes it.
+    /// When the input of a chunk's next F has arrived; infinite as long as no pass makes it.
     pub(super) fn arrival_f(&self, chunk: usize) -> f64 {
         let next = self.passes[chunk].f;
         match chunk.checked_sub(1) {
@@ -101,7 +102,7 @@ impl<'a> OrderBuilder<'a> {
         }
     }
 
-    /// When the input of a chunk's next B is there; infinite as long as nobody makes it.
+    /// When the input of a chunk's next B has arrived; infinite as long as no pass makes it.
     pub(super) fn arrival_b(&self, chunk: usize) -> f64 {
         let next = self.passes[chunk].b;
         if chunk + 1 == self.passes.len() {
@@ -114,7 +115,7 @@ impl<'a> OrderBuilder<'a> {
     /// Whether there is memory for another F, and `more` besides.
     pub(super) fn has_memory(&self, chunk: usize, more: f64) -> bool {
         let stage = self.pipeline.stage_of(chunk);
-        let needed = self.lanes[stage].kept + self.costs(chunk).after_forward + more;
+        let needed = self.stages[stage].kept + self.costs(chunk).after_forward + more;
         needed <= self.pipeline.limit(stage) * (1.0 + TOLERANCE)
     }
 
@@ -138,7 +139,7 @@ impl<'a> OrderBuilder<'a> {
         longest.map(|(_, chunk)| chunk)
     }
 
-    /// Puts a pass on its chunk's stage; its input is made by a pass that is on the board.
+    /// Places a pass on its chunk's stage; its input is made by a pass that was placed before.
     pub(super) fn place(&mut self, chunk: usize, compute: Compute) {
         let ChunkCosts { f, b, w, after_forward, after_input_gradient } = *self.costs(chunk);
         let (arrival, time, kept) = match compute {
@@ -150,8 +151,8 @@ impl<'a> OrderBuilder<'a> {
             }
         };
         let stage = self.pipeline.stage_of(chunk);
-        let is_first = self.lanes[stage].order.is_empty();
-        let start = self.lanes[stage].clock.max(arrival);
+        let is_first = self.stages[stage].order.is_empty();
+        let start = self.stages[stage].clock.max(arrival);
         let end = start + time;
         let PassCounts { f, b, .. } = self.passes[chunk];
         match compute {
@@ -172,26 +173,27 @@ impl<'a> OrderBuilder<'a> {
             }
             Compute::W | Compute::BW | Compute::WE | Compute::R => {
                 self.passes[chunk].w += 1;
-                let gated = &mut self.lanes[stage].gate_at;
-                *gated = gated.min(start);
+                let gate_at = &mut self.stages[stage].gate_at;
+                *gate_at = gate_at.min(start);
             }
         }
-        let lane = &mut self.lanes[stage];
+        let progress = &mut self.stages[stage];
         if is_first {
-            lane.started_at = start;
+            progress.started_at = start;
         } else {
-            lane.idle += start - lane.clock;
+            progress.idle += start - progress.clock;
         }
-        lane.clock = end;
-        lane.kept += kept;
-        lane.order.push(PlacedPass { compute, chunk: chunk as u32 });
+        progress.clock = end;
+        progress.kept += kept;
+        progress.order.push(PlacedPass { compute, chunk: chunk as u32 });
     }
 
     /// When what is made on a chunk at `end` is on a neighbour of the chunk.
     fn arrival(&mut self, from: usize, to: usize, end: f64) -> f64 {
         let hop = self.pipeline.hop(from.max(to));
         let occupancy = self.pipeline.problem.occupancy;
-        let (from, to) = (self.pipeline.stage_of(from), self.pipeline.stage_of(to));
+        let from = self.pipeline.stage_of(from);
+        let to = self.pipeline.stage_of(to);
         if occupancy == 0.0 || from == to {
             return end + hop;
         }
@@ -202,32 +204,33 @@ impl<'a> OrderBuilder<'a> {
         } else {
             2
         };
-        let way = &mut self.links_free_at[from][direction];
-        let leaves = way.max(end);
-        *way = leaves + occupancy;
-        leaves + hop
+        let free_at = &mut self.links_free_at[from][direction];
+        let departure = free_at.max(end);
+        *free_at = departure + occupancy;
+        departure + hop
     }
 
-    /// The stage that stood still for longest.
+    /// How long the stage was idle that was idle for longest.
     pub(super) fn idle_max(&self) -> f64 {
-        self.lanes.iter().map(|lane| lane.idle).fold(0.0, f64::max)
+        self.stages.iter().map(|progress| progress.idle).fold(0.0, f64::max)
     }
 
     /// What the step costs, by what ends it.
     pub(super) fn cost(&self) -> f64 {
         let longest = |of: fn(&StageProgress) -> f64| {
-            let ends = self.lanes.iter().enumerate();
-            ends.map(|(stage, lane)| of(lane) + self.pipeline.work_after(stage)).fold(0.0, f64::max)
+            let ends = self.stages.iter().enumerate();
+            ends.map(|(stage, progress)| of(progress) + self.pipeline.work_after(stage))
+                .fold(0.0, f64::max)
         };
         self.pipeline.problem.ending.cost(
-            || longest(|lane| lane.clock - lane.started_at),
-            || longest(|lane| lane.clock),
-            || self.lanes.iter().map(|lane| lane.gate_at).fold(NEVER, f64::min),
+            || longest(|progress| progress.clock - progress.started_at),
+            || longest(|progress| progress.clock),
+            || self.stages.iter().map(|progress| progress.gate_at).fold(NEVER, f64::min),
         )
     }
 
     /// The list of each stage.
     pub(super) fn into_orders(self) -> Vec<Vec<PlacedPass>> {
-        self.lanes.into_iter().map(|lane| lane.order).collect()
+        self.stages.into_iter().map(|progress| progress.order).collect()
     }
 }

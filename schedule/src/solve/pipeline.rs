@@ -1,4 +1,4 @@
-//! A problem with what a search looks up again and again.
+//! A problem with the values that a search reads again and again.
 
 use super::problem::{ChunkCosts, ScheduleProblem, StepEnding};
 use crate::placement::PlacementShape;
@@ -11,7 +11,8 @@ pub(super) struct PipelineIndex<'a> {
     stage_of: Vec<usize>,
     /// By stage, in model order.
     chunks_of: Vec<Vec<usize>>,
-    /// By chunk: how long what the chunk before made is on its way, and what this one gives back.
+    /// By chunk: how long a result of the chunk before takes to reach it, and its gradient to go
+    /// back.
     hops: Vec<f64>,
     /// By chunk, if nothing waits: from the start of its F to the start of its B.
     turnarounds: Vec<f64>,
@@ -22,7 +23,7 @@ pub(super) struct PipelineIndex<'a> {
 }
 
 impl<'a> PipelineIndex<'a> {
-    /// Of a problem that was checked.
+    /// The index of a problem that was checked.
     pub(super) fn new(problem: &'a ScheduleProblem) -> Self {
         let stage_count = problem.limits.len();
         let chunk_count = problem.chunks.len();
@@ -40,22 +41,15 @@ impl<'a> PipelineIndex<'a> {
             if is_local { 0.0 } else { problem.link + problem.occupancy }
         };
         let hops: Vec<f64> = (0..chunk_count).map(hop).collect();
-        let (mut there, mut back) = (vec![0.0; chunk_count], vec![0.0; chunk_count]);
+        let mut forward_delays = vec![0.0; chunk_count];
+        let mut backward_delays = vec![0.0; chunk_count];
         for chunk in 1..chunk_count {
             let ChunkCosts { f, b, .. } = problem.chunks[chunk - 1];
-            there[chunk] = there[chunk - 1] + f + hops[chunk];
-            back[chunk] = back[chunk - 1] + b + hops[chunk];
+            forward_delays[chunk] = forward_delays[chunk - 1] + f + hops[chunk];
+            backward_delays[chunk] = backward_delays[chunk - 1] + b + hops[chunk];
         }
-        let trips = turnarounds(problem, &hops);
-        Self {
-            problem,
-            stage_of,
-            chunks_of,
-            hops,
-            turnarounds: trips,
-            forward_delays: there,
-            backward_delays: back,
-        }
+        let turnarounds = turnarounds(problem, &hops);
+        Self { problem, stage_of, chunks_of, hops, turnarounds, forward_delays, backward_delays }
     }
 
     pub(super) fn stage_count(&self) -> usize {
@@ -70,7 +64,7 @@ impl<'a> PipelineIndex<'a> {
         self.problem.microbatch_count
     }
 
-    /// Passes of a step.
+    /// How many F, B and W a step has.
     pub(super) fn pass_count(&self) -> usize {
         3 * self.chunk_count() * self.microbatch_count() as usize
     }
@@ -97,12 +91,12 @@ impl<'a> PipelineIndex<'a> {
         self.problem.limits[stage]
     }
 
-    /// What a stage does behind its last W.
+    /// How long a stage works behind its last W.
     pub(super) fn work_after(&self, stage: usize) -> f64 {
         self.problem.ending.after.get(stage).copied().unwrap_or(0.0)
     }
 
-    /// The way between a chunk and the one before it, if nothing else is on it.
+    /// How long a result takes between a chunk and the one before it, if the link is free.
     pub(super) fn hop(&self, chunk: usize) -> f64 {
         self.hops[chunk]
     }
@@ -112,7 +106,7 @@ impl<'a> PipelineIndex<'a> {
         f64::from(self.microbatch_count()) * self.sum(stage, |costs| costs.f + costs.b + costs.w)
     }
 
-    /// What the step costs at least if this stage never stands still.
+    /// What the step costs at least if this stage is never idle.
     pub(super) fn cost_min(&self, stage: usize) -> f64 {
         self.work(stage) + self.cost_beside_span(stage)
     }
@@ -143,8 +137,8 @@ impl<'a> PipelineIndex<'a> {
         self.forward_delay(from, to) + self.backward_delays[to] - self.backward_delays[from]
     }
 
-    /// The chunk that a stage meets first of a microbatch, and the one that it meets last, which may
-    /// be the same.
+    /// The chunk that a stage meets first of a microbatch, and the one that it meets last, which
+    /// may be the same.
     pub(super) fn ends_of(&self, stage: usize) -> (usize, usize) {
         let chunks = self.chunks_of(stage);
         (chunks[0], chunks[chunks.len() - 1])
@@ -158,11 +152,11 @@ impl<'a> PipelineIndex<'a> {
 }
 
 fn turnarounds(problem: &ScheduleProblem, hops: &[f64]) -> Vec<f64> {
-    let mut trips = vec![0.0; hops.len()];
+    let mut turnarounds = vec![0.0; hops.len()];
     let mut behind = 0.0;
     for (chunk, costs) in problem.chunks.iter().enumerate().rev() {
-        trips[chunk] = costs.f + behind;
-        behind = trips[chunk] + costs.b + 2.0 * hops[chunk];
+        turnarounds[chunk] = costs.f + behind;
+        behind = turnarounds[chunk] + costs.b + 2.0 * hops[chunk];
     }
-    trips
+    turnarounds
 }

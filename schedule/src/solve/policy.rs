@@ -1,5 +1,5 @@
-//! Orders made in the order of time: whenever a stage is free, a rule decides what it does next with
-//! what has arrived.
+//! Orders made in the order of time: whenever a stage is free, a rule decides which pass it runs
+//! next of those whose input has arrived.
 
 use std::iter;
 
@@ -11,25 +11,25 @@ use super::wakeup_queue::WakeupQueue;
 use super::warm_up_bound;
 use crate::op::Compute;
 
-/// What a stage goes by.
+/// The rule by which a stage chooses its next pass.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct StageRule {
     /// How many microbatches it begins before its first B, at most.
     pub(super) first_max: u32,
-    /// How many it has begun and not given back, at most, from then on.
+    /// How many it has begun and not run B of, at most, from then on.
     pub(super) ahead_max: u32,
-    /// What comes first where both an F and a B can run.
+    /// Which comes first where both an F and a B can run.
     pub(super) preference: PassPreference,
     /// Whether it rather waits for a B than begins an F that would hold that up.
     pub(super) yields_to_backward: bool,
     /// Whether it rather waits for a B than runs a W to have memory for an F.
     pub(super) saves_w: bool,
-    /// Whether it puts off what it does until it is known when something arrives.
+    /// Whether it runs no W to fill a gap until it is known when something arrives.
     pub(super) awaits_arrivals: bool,
-    /// The share of a weight gradient that a gap must have for one to be put there.
+    /// The share of a weight gradient that a gap must have for one to be placed there.
     pub(super) fill_share: f64,
-    /// Before this time it runs its first W only if memory requires it: behind its gate the verdict on
-    /// the step before is needed. As a multiple of the verdict's own time.
+    /// Before this time it runs its first W only if memory requires it: behind its gate the verdict
+    /// on the step before is needed. As a multiple of the verdict's own time.
     pub(super) hold_factor: f64,
     /// Whether of two F that can run the upper chunk's comes first; with one chunk it is no matter.
     pub(super) upper_f_first: bool,
@@ -37,7 +37,7 @@ pub(super) struct StageRule {
     pub(super) upper_b_first: bool,
 }
 
-/// What comes first of an F and a B.
+/// Which comes first of an F and a B.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PassPreference {
     B,
@@ -57,26 +57,26 @@ enum AheadLimit {
     Freely,
     /// As many forwards as fit before the first B comes, and so many more.
     UntilFirst(u32),
-    /// As many as are under way when nobody waits, and so many more.
+    /// As many as are in flight when no stage waits, and so many more.
     AsNeeded(u32),
 }
 
 /// The share of a weight gradient that no gap has.
 pub(super) const NEVER_FILLS: f64 = f64::MAX;
 
-/// The rules that are tried first: all stages go by the same. `bound` is what every order costs. Those
-/// that hold nothing back come first.
+/// The rules that are tried first: all stages go by the same. `bound` is what every order costs.
+/// Those that hold nothing back come first.
 pub(super) fn rules<'a>(
     pipeline: &'a PipelineIndex<'a>,
     bound: f64,
 ) -> impl Iterator<Item = Vec<StageRule>> + 'a {
-    hold_factors(pipeline).iter().flat_map(move |holds| rules_that_hold(pipeline, bound, *holds))
+    hold_factors(pipeline).iter().flat_map(move |factor| rules_that_hold(pipeline, bound, *factor))
 }
 
 fn rules_that_hold<'a>(
     pipeline: &'a PipelineIndex<'a>,
     bound: f64,
-    holds: f64,
+    hold_factor: f64,
 ) -> impl Iterator<Item = Vec<StageRule>> + 'a {
     // Whether the upper chunk's F, and B, come first.
     const UPPER_FIRST: [(bool, bool); 4] =
@@ -87,18 +87,18 @@ fn rules_that_hold<'a>(
     let upper_first = UPPER_FIRST.into_iter().take(if has_several { UPPER_FIRST.len() } else { 1 });
     upper_first.flat_map(move |(upper_f_first, upper_b_first)| {
         ahead(pipeline, bound).flat_map(move |(first, ahead)| {
-            choices().map(move |(turns, yields, share)| {
+            choices().map(move |(preferences, yields, share)| {
                 let rule = |stage: usize| {
-                    let turn = if is_busiest(stage) { turns.0 } else { turns.1 };
+                    let preference = if is_busiest(stage) { preferences.0 } else { preferences.1 };
                     StageRule {
                         first_max: first[stage],
                         ahead_max: ahead[stage],
-                        preference: turn,
-                        yields_to_backward: yields && turn != PassPreference::F,
+                        preference,
+                        yields_to_backward: yields && preference != PassPreference::F,
                         saves_w: false,
                         awaits_arrivals: false,
                         fill_share: share,
-                        hold_factor: holds,
+                        hold_factor,
                         upper_f_first,
                         upper_b_first,
                     }
@@ -109,8 +109,8 @@ fn rules_that_hold<'a>(
     })
 }
 
-/// By stage, how many microbatches it begins before its first B and from then on, at most. Orders of
-/// a small problem are made from the first three.
+/// By stage, how many microbatches it begins before its first B and from then on, at most. Orders
+/// of a small problem are made from the first three.
 fn ahead<'a>(
     pipeline: &'a PipelineIndex<'a>,
     bound: f64,
@@ -125,71 +125,71 @@ fn ahead<'a>(
         (AheadLimit::AsNeeded(0), AheadLimit::AsNeeded(0)),
     ];
     let freely = || ahead_caps(pipeline, AheadLimit::Freely);
-    let stepwise = warm_up_bound::forwards_first(pipeline, bound).into_iter();
-    let stepwise = stepwise.map(move |first| (first, ahead_caps(pipeline, AheadLimit::Freely)));
+    let warm_up = warm_up_bound::forwards_first(pipeline, bound).into_iter();
+    let warm_up = warm_up.map(move |first| (first, ahead_caps(pipeline, AheadLimit::Freely)));
     let others = AHEAD
         .into_iter()
         .map(|(first, ahead)| (ahead_caps(pipeline, first), ahead_caps(pipeline, ahead)));
-    iter::once((freely(), freely())).chain(stepwise).chain(others)
+    iter::once((freely(), freely())).chain(warm_up).chain(others)
 }
 
-/// Times for which stages hold their first W back, if that can be of use; without end until nothing
-/// else is left.
+/// Multiples of the verdict's time for which stages hold their first W back, if that can be of use;
+/// infinite until nothing else is left to run.
 pub(super) fn hold_factors(pipeline: &PipelineIndex<'_>) -> &'static [f64] {
     if pipeline.problem.ending.is_gated() { &[0.0, 1.0, f64::INFINITY] } else { &[0.0] }
 }
 
-/// Turns, of the busiest stages and of the others, whether F yield, and the share of a W that a gap
-/// must have.
+/// Preferences of the busiest stages and of the others, whether F yield, and the share of a W that
+/// a gap must have.
 fn choices() -> impl Iterator<Item = ((PassPreference, PassPreference), bool, f64)> {
     const SHARES: [f64; 3] = [1.0, 0.5, 0.0];
-    const TURNS: [(PassPreference, PassPreference); 5] = [
+    const PREFERENCES: [(PassPreference, PassPreference); 5] = [
         (PassPreference::B, PassPreference::B),
         (PassPreference::Either, PassPreference::Either),
         (PassPreference::F, PassPreference::B),
         (PassPreference::F, PassPreference::Either),
         (PassPreference::F, PassPreference::F),
     ];
-    TURNS.into_iter().flat_map(|turns| {
+    PREFERENCES.into_iter().flat_map(|preferences| {
         [false, true]
             .into_iter()
-            .flat_map(move |yields| SHARES.map(move |share| (turns, yields, share)))
+            .flat_map(move |yields| SHARES.map(move |share| (preferences, yields, share)))
     })
 }
 
-/// How long stages may stand still in an order that costs no more than another one.
+/// How long stages may be idle in an order that costs no more than another one.
 pub(super) struct IdleAllowance<'a> {
     pipeline: &'a PipelineIndex<'a>,
-    /// By stage: how long it will stand still after its last F in any order.
+    /// By stage: how long it is idle after its last F in any order.
     tails: Vec<f64>,
-    /// By stage.
+    /// By stage: how long it may be idle.
     idle_max: Vec<f64>,
 }
 
 impl<'a> IdleAllowance<'a> {
-    /// Nothing is too long.
+    /// No stage is idle for too long.
     pub(super) fn new(pipeline: &'a PipelineIndex<'a>) -> Self {
         let idle_max = vec![f64::INFINITY; pipeline.stage_count()];
         Self { pipeline, tails: tails(pipeline), idle_max }
     }
 
-    /// Orders that cost more than this are given up.
+    /// Orders that cost more than this are abandoned.
     pub(super) fn lower_to(&mut self, cost: f64) {
         for (stage, idle_max) in self.idle_max.iter_mut().enumerate() {
             *idle_max = cost * (1.0 + TOLERANCE) - self.pipeline.cost_min(stage);
         }
     }
 
-    fn is_exceeded(&self, board: &OrderBuilder<'_>, stage: usize) -> bool {
+    fn is_exceeded(&self, builder: &OrderBuilder<'_>, stage: usize) -> bool {
         let (_, upper) = self.pipeline.ends_of(stage);
-        let has_f = board.passes[upper].f < board.microbatch_count();
+        let has_f = builder.passes[upper].f < builder.microbatch_count();
         let later = if has_f { self.tails[stage] } else { 0.0 };
-        board.lanes[stage].idle + later > self.idle_max[stage]
+        builder.stages[stage].idle + later > self.idle_max[stage]
     }
 }
 
 /// The order that rules make, one a stage; `None` if they leave one without memory for its next F,
-/// or if a stage stands still for longer than is allowed.
+/// or if a stage is idle for longer than is allowed.
 pub(super) fn by_rules<'a>(
     pipeline: &'a PipelineIndex<'a>,
     rules: &[StageRule],
@@ -203,7 +203,7 @@ pub(super) fn by_rules<'a>(
         // Nothing arrives any more unless a stage stops waiting for it.
         let pending = (0..rules.len()).filter_map(|stage| {
             let chunk = run.builder.longest_pending(stage)?;
-            Some((run.builder.lanes[stage].clock, stage, chunk))
+            Some((run.builder.stages[stage].clock, stage, chunk))
         });
         let latest = pending.max_by(|one, other| one.0.total_cmp(&other.0));
         let Some((at, stage, chunk)) = latest else { break };
@@ -217,17 +217,17 @@ struct RuleRun<'a, 'r> {
     builder: OrderBuilder<'a>,
     rules: &'r [StageRule],
     allowance: &'r IdleAllowance<'r>,
-    /// Stages that may have something to do, by when.
+    /// The stages that may have a pass to run, with the times at which they choose.
     wakeups: WakeupQueue,
 }
 
-/// What a stage does next.
+/// What a stage does next: runs a pass, or waits.
 enum StageDecision {
-    /// This, of this chunk.
+    /// It runs this pass of this chunk.
     Run(usize, Compute),
-    /// It looks again when something has arrived.
+    /// It chooses again at this time, when something has arrived.
     Wait(f64),
-    /// It looks again when it is called because something will arrive.
+    /// It chooses again when it is woken because something will arrive.
     Nothing,
 }
 
@@ -237,19 +237,19 @@ impl<'a, 'r> RuleRun<'a, 'r> {
         rules: &'r [StageRule],
         allowance: &'r IdleAllowance<'r>,
     ) -> Self {
-        let (board, due) = (OrderBuilder::new(pipeline), WakeupQueue::new(pipeline.stage_count()));
-        let mut run = Self { builder: board, rules, allowance, wakeups: due };
+        let builder = OrderBuilder::new(pipeline);
+        let wakeups = WakeupQueue::new(pipeline.stage_count());
+        let mut run = Self { builder, rules, allowance, wakeups };
         run.wake(0, 0.0);
         run
     }
 
-    /// A stage may have something to do, once it is free.
+    /// Has a stage choose again at `at`, or once it is free.
     fn wake(&mut self, stage: usize, at: f64) {
-        self.wakeups.schedule(stage, at.max(self.builder.lanes[stage].clock));
+        self.wakeups.schedule(stage, at.max(self.builder.stages[stage].clock));
     }
 
-    /// Puts the next pass of a stage, if there is one that can be known; `None` if that was not
-    /// allowed.
+    /// Places the next pass of a stage, if it is known which; `None` if that was not allowed.
     fn advance(&mut self, stage: usize, at: f64) -> Option<()> {
         match self.choose(stage, at) {
             StageDecision::Run(chunk, compute) => self.place(stage, chunk, compute, at)?,
@@ -278,12 +278,13 @@ impl<'a, 'r> RuleRun<'a, 'r> {
 
     fn choose(&self, stage: usize, now: f64) -> StageDecision {
         let rule = &self.rules[stage];
-        let lane = &self.builder.lanes[stage];
-        let (forward, backward) = (self.forward(stage, now), self.backward(stage, now));
+        let progress = &self.builder.stages[stage];
+        let forward = self.forward(stage, now);
+        let backward = self.backward(stage, now);
         let is_turn_of_f = match rule.preference {
             PassPreference::B => false,
             PassPreference::Either => {
-                lane.order.last().is_some_and(|put| put.compute == Compute::B)
+                progress.order.last().is_some_and(|placed| placed.compute == Compute::B)
             }
             PassPreference::F => true,
         };
@@ -309,7 +310,7 @@ impl<'a, 'r> RuleRun<'a, 'r> {
             let waits_for_b = rule.saves_w && backward.is_outstanding && comes_soon;
             let frees = forward.is_blocked && costs.after_input_gradient > 0.0 && !waits_for_b;
             // A gap is as long as it turns out to be: it began when the stage was done.
-            let gap = next - lane.clock;
+            let gap = next - progress.clock;
             let is_filled =
                 if next == f64::INFINITY { !rule.awaits_arrivals } else { gap >= enough };
             let opens_at = self.opens_at(stage);
@@ -327,7 +328,7 @@ impl<'a, 'r> RuleRun<'a, 'r> {
         }
     }
 
-    /// What the weight gradients keep that a stage holds back.
+    /// The memory that the weight gradients keep that a stage holds back.
     fn held_memory(&self, stage: usize, now: f64) -> f64 {
         if now >= self.opens_at(stage) {
             return 0.0;
@@ -341,34 +342,34 @@ impl<'a, 'r> RuleRun<'a, 'r> {
 
     /// Until when a stage holds its next W back: only the first one waits.
     fn opens_at(&self, stage: usize) -> f64 {
-        let is_open = self.builder.lanes[stage].gate_at < f64::INFINITY;
-        let holds = self.rules[stage].hold_factor;
-        let until = holds * self.builder.pipeline.problem.ending.verdict;
-        if is_open || holds == 0.0 { 0.0 } else { until }
+        let is_open = self.builder.stages[stage].gate_at < f64::INFINITY;
+        let hold_factor = self.rules[stage].hold_factor;
+        let until = hold_factor * self.builder.pipeline.problem.ending.verdict;
+        if is_open || hold_factor == 0.0 { 0.0 } else { until }
     }
 
     /// The F that a stage could run next.
     fn forward(&self, stage: usize, now: f64) -> ForwardOutlook {
-        let board = &self.builder;
+        let builder = &self.builder;
         let rule = &self.rules[stage];
-        let m = board.microbatch_count();
+        let m = builder.microbatch_count();
         let mut found =
             ForwardOutlook { ready_chunk: None, at: f64::INFINITY, is_blocked: false, time: 0.0 };
-        // A microbatch that is begun needs room for its F of the upper chunk, or all would wait. What is
-        // held back can still make room.
-        let mut kept_free = -self.held_memory(stage, now);
-        let consider = |(is_lowest, chunk): (bool, usize), kept_free: f64| {
-            let passes = &board.passes[chunk];
+        // A microbatch that is begun needs memory for its F of the upper chunk, or all would wait.
+        // The weight gradients that are held back can still free some.
+        let mut reserved = -self.held_memory(stage, now);
+        let consider = |(is_lowest, chunk): (bool, usize), reserved: f64| {
+            let passes = &builder.passes[chunk];
             let cap = if passes.b == 0 { rule.first_max } else { rule.ahead_max };
             let is_free = passes.f < m && (!is_lowest || passes.f - passes.b < cap);
-            let at = if is_free { board.arrival_f(chunk) } else { f64::INFINITY };
-            (at, at < f64::INFINITY && board.has_memory(chunk, kept_free.max(0.0)))
+            let at = if is_free { builder.arrival_f(chunk) } else { f64::INFINITY };
+            (at, at < f64::INFINITY && builder.has_memory(chunk, reserved.max(0.0)))
         };
-        for (place, chunk) in board.pipeline.chunks_of(stage).iter().enumerate().rev() {
-            let (at, has_room) = consider((place == 0, *chunk), kept_free);
-            let ChunkCosts { f, after_forward, .. } = *board.costs(*chunk);
-            kept_free += after_forward;
-            if !has_room {
+        for (position, chunk) in builder.pipeline.chunks_of(stage).iter().enumerate().rev() {
+            let (at, has_memory) = consider((position == 0, *chunk), reserved);
+            let ChunkCosts { f, after_forward, .. } = *builder.costs(*chunk);
+            reserved += after_forward;
+            if !has_memory {
                 found.is_blocked |= at <= now;
             } else if at <= now {
                 if found.ready_chunk.is_none() || !rule.upper_f_first {
@@ -387,16 +388,16 @@ impl<'a, 'r> RuleRun<'a, 'r> {
 
     /// The B that a stage could run next.
     fn backward(&self, stage: usize, now: f64) -> BackwardOutlook {
-        let board = &self.builder;
+        let builder = &self.builder;
         let mut found =
             BackwardOutlook { ready_chunk: None, at: f64::INFINITY, is_outstanding: false };
-        for chunk in board.pipeline.chunks_of(stage) {
-            let passes = &board.passes[*chunk];
+        for chunk in builder.pipeline.chunks_of(stage) {
+            let passes = &builder.passes[*chunk];
             if passes.b == passes.f {
                 continue;
             }
             found.is_outstanding = true;
-            let at = board.arrival_b(*chunk);
+            let at = builder.arrival_b(*chunk);
             found.at = found.at.min(at);
             if at <= now && (found.ready_chunk.is_none() || self.rules[stage].upper_b_first) {
                 found.ready_chunk = Some(*chunk);
@@ -406,40 +407,42 @@ impl<'a, 'r> RuleRun<'a, 'r> {
     }
 }
 
-/// What a stage knows of its next F.
+/// When a stage can run its next F, as far as it is known.
 struct ForwardOutlook {
     /// The chunk of the one that can run now.
     ready_chunk: Option<usize>,
     /// When another can run; infinite as long as that is not known.
     at: f64,
-    /// Whether one would be here but for memory, and none is.
+    /// Whether an F could run but for memory, and no other can.
     is_blocked: bool,
-    /// How long the one that is meant takes.
+    /// How long the F takes that can run now, or first.
     time: f64,
 }
 
-/// What a stage knows of its next B.
+/// When a stage can run its next B, as far as it is known.
 struct BackwardOutlook {
     /// The chunk of the one that can run now.
     ready_chunk: Option<usize>,
-    /// When the first is here; infinite as long as that is not known.
+    /// When the first can run; infinite as long as that is not known.
     at: f64,
-    /// Whether one is to come.
+    /// Whether a microbatch has had its F and not its B.
     is_outstanding: bool,
 }
 
-/// By stage: how many microbatches of its lowest chunk are under way at most.
+/// By stage: how many microbatches of its lowest chunk are in flight at most.
 fn ahead_caps(pipeline: &PipelineIndex<'_>, ahead: AheadLimit) -> Vec<u32> {
     let m = pipeline.microbatch_count();
     let step = |stage| pipeline.sum(stage, |costs| costs.f + costs.b + costs.w);
-    let rhythm = (0..pipeline.stage_count()).map(step).fold(0.0, f64::max);
+    let step_time = (0..pipeline.stage_count()).map(step).fold(0.0, f64::max);
     let cap = |stage: usize| {
         let (lowest, _) = pipeline.ends_of(stage);
         let costs = pipeline.costs(lowest);
         let (count, more) = match ahead {
             AheadLimit::Freely => (f64::INFINITY, 0),
             AheadLimit::UntilFirst(more) => (pipeline.first_turnaround(stage) / costs.f, more),
-            AheadLimit::AsNeeded(more) => ((pipeline.turnaround(lowest) + costs.b) / rhythm, more),
+            AheadLimit::AsNeeded(more) => {
+                ((pipeline.turnaround(lowest) + costs.b) / step_time, more)
+            }
         };
         let count = (count * (1.0 - TOLERANCE)).ceil();
         let count = if count >= f64::from(m) { m } else { count as u32 };

@@ -1,5 +1,5 @@
-//! What is to be solved: a pipeline with one chunk a stage, two in a vee, or several dealt round,
-//! each chunk with times of its own.
+//! The problem that is solved: a pipeline with one chunk a stage, two in a vee, or several dealt
+//! round, each chunk with times of its own.
 
 use std::fmt;
 
@@ -12,8 +12,8 @@ use crate::placement::Placement;
 use crate::program::{Program, Window};
 use crate::timeline::Timeline;
 
-/// What one chunk takes, for one microbatch. Times are in one unit of the caller's choice, memory
-/// in another.
+/// The times and memory of one chunk, for one microbatch. Times are in one unit of the caller's
+/// choice, memory in another.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ChunkCosts {
     /// Duration of the forward pass.
@@ -28,10 +28,10 @@ pub struct ChunkCosts {
     pub after_input_gradient: f64,
 }
 
-/// What a whole stage takes, all its chunks together.
+/// The times and memory of a whole stage, all its chunks together.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StageCosts {
-    /// Of its chunks, in sum.
+    /// The sums over its chunks.
     pub chunks: ChunkCosts,
     /// Memory there is for activations and operands; infinite if it is no matter.
     pub limit: f64,
@@ -42,30 +42,30 @@ pub struct StageCosts {
 pub struct ScheduleProblem {
     /// Which stage holds which chunk.
     pub placement: Placement,
-    /// By chunk, in model order.
+    /// By chunk, in model order: times and memory.
     pub chunks: Vec<ChunkCosts>,
     /// By stage: memory there is for what its chunks keep; infinite if it is no matter.
     pub limits: Vec<f64>,
     /// From the end of a pass to the arrival of its result on another stage.
     pub link: f64,
-    /// How long a result keeps its way from those after it ([`Costs::occupancy`]).
+    /// How long a result occupies its link for those after it ([`Costs::occupancy`]).
     pub occupancy: f64,
     /// Microbatches in a step.
     pub microbatch_count: u32,
     /// What ends a step.
     pub ending: StepEnding,
-    /// What stages may do to keep less.
+    /// How stages may recompute and offload to keep less.
     pub memory_savings: MemorySavings,
 }
 
 /// What ends a step, and how the next one follows.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StepEnding {
-    /// With one step open, the next begins on a stage when that is done with this one, and waits for
-    /// the verdict on this one before its own first weight gradient: what counts is the longest span
-    /// of a stage, or, if that is longer, the time from the first weight gradient of any stage to the
-    /// verdict. Steps can follow each other that closely, and more so where stages that wait for the
-    /// verdict are not those that others wait for. With none, all wait for all and for the
+    /// With one step open, the next begins on a stage when that is done with this one, and waits
+    /// for the verdict on this one before its own first weight gradient: what counts is the longest
+    /// span of a stage, or, if that is longer, the time from the first weight gradient of any stage
+    /// to the verdict. Steps can follow each other that closely, and more so where stages that wait
+    /// for the verdict are not those that others wait for. With none, all wait for all and for the
     /// verdict: what counts is the time from the first start to there.
     pub window: Window,
     /// From the last stage's end to the verdict being known on every stage.
@@ -76,7 +76,8 @@ pub struct StepEnding {
 }
 
 impl StepEnding {
-    /// What a step costs, of its longest span, its last end and the first gate that the next one meets.
+    /// What a step costs, of its longest span, its last end and the first gate that the next one
+    /// meets.
     pub(super) fn cost(
         &self,
         span: impl FnOnce() -> f64,
@@ -106,7 +107,7 @@ impl Default for StepEnding {
     }
 }
 
-/// Whose number it is.
+/// What a number of a problem belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CostOwner {
     /// The number belongs to a chunk.
@@ -146,16 +147,15 @@ impl ScheduleProblem {
             (0..placement.chunk_count()).map(|chunk| placement.stage_of(ChunkIndex(chunk)));
         let chunks = holders.map(|stage| shared(stage.expect("the chunk exists"))).collect();
         let limits = stages.iter().map(|stage| stage.limit).collect();
-        let (occupancy, ending, relief) = (0.0, StepEnding::default(), MemorySavings::default());
         Self {
             placement,
             chunks,
             limits,
             link,
-            occupancy,
+            occupancy: 0.0,
             microbatch_count,
-            ending,
-            memory_savings: relief,
+            ending: StepEnding::default(),
+            memory_savings: MemorySavings::default(),
         }
     }
 
@@ -168,20 +168,27 @@ impl ScheduleProblem {
         };
         let chunks = self.chunks.iter().map(times).collect();
         let Self { link, occupancy, .. } = *self;
-        let (slice_shares, memory) = (Vec::new(), self.memory_costs());
-        let (verdict, step, gradients) = (0.0, 0.0, Vec::new());
-        Costs { chunks, slice_shares, link, occupancy, verdict, step, memory, gradients }
+        Costs {
+            chunks,
+            slice_shares: Vec::new(),
+            link,
+            occupancy,
+            verdict: 0.0,
+            step: 0.0,
+            memory: self.memory_costs(),
+            gradients: Vec::new(),
+        }
     }
 
     fn memory_costs(&self) -> MemoryCosts {
-        let MemorySavings { recomputes: remakes, offloads: trips, lanes } = &self.memory_savings;
+        let MemorySavings { recomputes, offloads, lanes } = &self.memory_savings;
         if !self.memory_savings.is_any() {
             return MemoryCosts::default();
         }
         let times = |(chunk, costs): (usize, &ChunkCosts)| {
-            let recompute = remakes.get(chunk).map_or(costs.f, |remake| remake.time);
+            let recompute = recomputes.get(chunk).map_or(costs.f, |recompute| recompute.time);
             let none = OffloadTransfer { offload: 0.0, reload: 0.0 };
-            let OffloadTransfer { offload, reload } = trips.get(chunk).copied().unwrap_or(none);
+            let OffloadTransfer { offload, reload } = offloads.get(chunk).copied().unwrap_or(none);
             MemoryTimes { recompute, offload, reload }
         };
         let chunks = self.chunks.iter().enumerate().map(times).collect();
@@ -214,10 +221,12 @@ impl ScheduleProblem {
     /// What its passes keep, in model order; a WE gives nothing back.
     #[must_use]
     pub fn memory(&self) -> Vec<ChunkMemory> {
-        let remakes = &self.memory_savings.recomputes;
+        let recomputes = &self.memory_savings.recomputes;
         let kept = |(index, chunk): (usize, &ChunkCosts)| ChunkMemory {
             after_forward: chunk.after_forward,
-            after_drop: remakes.get(index).map_or(chunk.after_forward, |remake| remake.after_drop),
+            after_drop: recomputes
+                .get(index)
+                .map_or(chunk.after_forward, |recompute| recompute.after_drop),
             after_input_gradient: chunk.after_input_gradient,
             after_early_weights: chunk.after_input_gradient,
         };
@@ -230,7 +239,7 @@ impl ScheduleProblem {
     /// If it is an order of another problem.
     #[must_use]
     pub fn fits_memory(&self, program: &Program) -> bool {
-        self.stages_that_fit(program).all(|holds| holds)
+        self.stages_that_fit(program).all(|fits| fits)
     }
 
     /// By stage, whether its memory holds what it keeps under `program`.
@@ -240,7 +249,8 @@ impl ScheduleProblem {
         peaks.into_iter().zip(&self.limits).map(fits)
     }
 
-    /// What no order of a step is below: the busiest stage computes, and does what is behind it.
+    /// A bound that no order of a step is below: the work of the busiest stage, with what follows
+    /// its last W.
     pub(super) fn work_bound(&self) -> f64 {
         let mut work = vec![0.0; self.limits.len()];
         let mut weights = vec![0.0; self.limits.len()];
@@ -265,7 +275,7 @@ impl ScheduleProblem {
         }
     }
 
-    /// Whether it is one that can be solved.
+    /// Whether the problem can be solved.
     ///
     /// # Errors
     /// As [`crate::solve`].
@@ -297,27 +307,27 @@ impl ScheduleProblem {
         Ok(())
     }
 
-    /// By stage: what one microbatch takes at least, each chunk's pass whole while it runs, and those of
-    /// the chunks before it as small as stages can make them.
+    /// By stage: what one microbatch takes at least, each chunk's pass whole while it runs, and
+    /// those of the chunks before it as small as stages can make them.
     fn memory_needed(&self) -> Vec<f64> {
         let mut needed = vec![0.0; self.limits.len()];
-        let mut at_rest = needed.clone();
+        let mut waiting = needed.clone();
         for (chunk, costs) in (0..).map(ChunkIndex).zip(&self.chunks) {
             let stage = self.placement.stage_of(chunk).expect("it was counted").index();
-            needed[stage] = f64::max(needed[stage], at_rest[stage] + costs.after_forward);
+            needed[stage] = f64::max(needed[stage], waiting[stage] + costs.after_forward);
             // A microbatch runs through one replica.
             if self.placement.replica_count() == 1 {
-                at_rest[stage] += self.memory_savings.waiting_memory_min(chunk.index(), costs);
+                waiting[stage] += self.memory_savings.waiting_memory_min(chunk.index(), costs);
             }
         }
         needed
     }
 
     fn check_memory_savings(&self) -> Result<(), SolveError> {
-        let MemorySavings { recomputes: remakes, offloads: trips, .. } = &self.memory_savings;
+        let MemorySavings { recomputes, offloads, .. } = &self.memory_savings;
         let chunks = || (0..).map(ChunkIndex);
-        for ((chunk, remake), costs) in chunks().zip(remakes).zip(&self.chunks) {
-            let RecomputeCost { time, after_drop } = *remake;
+        for ((chunk, recompute), costs) in chunks().zip(recomputes).zip(&self.chunks) {
+            let RecomputeCost { time, after_drop } = *recompute;
             check_number("recompute", CostOwner::Chunk(chunk), time)?;
             check_number("after_drop", CostOwner::Chunk(chunk), after_drop)?;
             let after_forward = costs.after_forward;
@@ -325,7 +335,7 @@ impl ScheduleProblem {
                 return Err(SolveError::Drop { chunk, after_forward, after_drop });
             }
         }
-        for (chunk, OffloadTransfer { offload, reload }) in chunks().zip(trips) {
+        for (chunk, OffloadTransfer { offload, reload }) in chunks().zip(offloads) {
             check_number("offload", CostOwner::Chunk(chunk), *offload)?;
             check_number("reload", CostOwner::Chunk(chunk), *reload)?;
         }
@@ -337,19 +347,20 @@ impl ScheduleProblem {
             return Err(SolveError::NoMicrobatch);
         }
         let check = |name, expected: u32, found: usize| {
-            let is_it = expected as usize == found;
-            if is_it { Ok(()) } else { Err(SolveError::Count { name, expected, found }) }
+            let is_equal = expected as usize == found;
+            if is_equal { Ok(()) } else { Err(SolveError::Count { name, expected, found }) }
         };
         check("chunks", self.placement.chunk_count(), self.chunks.len())?;
         check("limits", self.placement.stage_count(), self.limits.len())?;
-        let (stages, chunks) = (self.placement.stage_count(), self.placement.chunk_count());
+        let stages = self.placement.stage_count();
+        let chunks = self.placement.chunk_count();
         let or_none = |name, expected, found| match found {
             0 => Ok(()),
             found => check(name, expected, found),
         };
         or_none("after", stages, self.ending.after.len())?;
-        or_none("remakes", chunks, self.memory_savings.recomputes.len())?;
-        or_none("trips", chunks, self.memory_savings.offloads.len())
+        or_none("recomputes", chunks, self.memory_savings.recomputes.len())?;
+        or_none("offloads", chunks, self.memory_savings.offloads.len())
     }
 }
 

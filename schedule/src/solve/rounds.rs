@@ -2,9 +2,8 @@
 //! ICLR 2024, section 3.1), with times of each stage's own. One
 //! chunk a stage, so the index of one is that of the other.
 //!
-//! A weight gradient that is longer than the gap it would fill is put there if the gap would make
-//! the stage that stands still for longest stand still for longer, and otherwise as the style has
-//! it.
+//! A weight gradient that is longer than the gap it would fill is placed there if the gap would
+//! make the stage that is idle for longest idle for longer, and otherwise as the style has it.
 
 use super::order_builder::OrderBuilder;
 use super::pipeline::PipelineIndex;
@@ -45,7 +44,7 @@ pub(super) fn in_rounds<'a>(
         rounds.backwards();
     }
     for stage in 0..pipeline.stage_count() {
-        rounds.flush(stage);
+        rounds.place_pending_w(stage);
     }
     Some(rounds.builder)
 }
@@ -57,7 +56,7 @@ struct Rounds<'a> {
 
 impl Rounds<'_> {
     fn stage_count(&self) -> usize {
-        self.builder.lanes.len()
+        self.builder.stages.len()
     }
 
     fn link(&self) -> f64 {
@@ -83,7 +82,7 @@ impl Rounds<'_> {
     fn ahead(&self) -> Vec<u32> {
         let last = self.stage_count() - 1;
         let mut counts = vec![0_u32; self.stage_count()];
-        let mut returned = self.builder.lanes[last].clock + self.builder.costs(last).b;
+        let mut returned = self.builder.stages[last].clock + self.builder.costs(last).b;
         for stage in (0..last).rev() {
             let (count, until) = self.ahead_of(stage, returned + self.link());
             counts[stage] = count;
@@ -104,7 +103,7 @@ impl Rounds<'_> {
     /// How many forwards a stage runs until its first B arrives, and when it is done with them.
     fn ahead_of(&self, stage: usize, arrives: f64) -> (u32, f64) {
         let costs = self.builder.costs(stage);
-        let mut now = self.builder.lanes[stage].clock;
+        let mut now = self.builder.stages[stage].clock;
         let mut count = 0;
         let slack = TOLERANCE * arrives;
         while count + 1 < self.builder.microbatch_count() {
@@ -126,8 +125,8 @@ impl Rounds<'_> {
 
     /// The forward passes of a round.
     fn forwards(&mut self) -> Option<()> {
-        let wanted = self.forward_stages();
-        for stage in (0..self.stage_count()).filter(|stage| wanted[*stage]) {
+        let runs_forward = self.forward_stages();
+        for stage in (0..self.stage_count()).filter(|stage| runs_forward[*stage]) {
             while !self.builder.has_memory(stage, 0.0) {
                 if self.builder.pending(stage) == 0 {
                     return None;
@@ -144,38 +143,38 @@ impl Rounds<'_> {
 
     /// Which stages run an F this round; none runs ahead of one behind it that does not.
     fn forward_stages(&self) -> Vec<bool> {
-        let mut wanted: Vec<bool> =
+        let mut runs_forward: Vec<bool> =
             (0..self.stage_count()).map(|stage| self.runs_forward(stage)).collect();
-        for stage in (1..wanted.len()).rev() {
-            wanted[stage - 1] &= wanted[stage];
+        for stage in (1..runs_forward.len()).rev() {
+            runs_forward[stage - 1] &= runs_forward[stage];
         }
-        wanted
+        runs_forward
     }
 
     fn runs_forward(&self, stage: usize) -> bool {
-        let lane = &self.builder.lanes[stage];
+        let progress = &self.builder.stages[stage];
         let begun = self.builder.passes[stage].f;
         if begun == self.builder.microbatch_count() {
             return false;
         }
-        let Some(next) = self.builder.lanes.get(stage + 1) else { return true };
+        let Some(next) = self.builder.stages.get(stage + 1) else { return true };
         if !self.style.prefers_b || begun < self.builder.passes[stage + 1].f + 2 {
             return true;
         }
         let behind = self.builder.costs(stage + 1);
         let returns = next.clock + behind.f + behind.b + self.link();
-        if lane.clock >= returns {
+        if progress.clock >= returns {
             return false;
         }
         let costs = self.builder.costs(stage);
-        let missing = lane.kept + costs.after_forward
+        let missing = progress.kept + costs.after_forward
             - self.builder.pipeline.limit(stage) * (1.0 + TOLERANCE);
         let freed = (missing / costs.after_input_gradient).ceil().max(0.0);
         let freed = if missing > 0.0 { freed } else { 0.0 };
-        if lane.clock + costs.f + freed * costs.w <= returns * (1.0 + TOLERANCE) {
+        if progress.clock + costs.f + freed * costs.w <= returns * (1.0 + TOLERANCE) {
             return true;
         }
-        returns - lane.clock > self.builder.idle_max() - lane.idle
+        returns - progress.clock > self.builder.idle_max() - progress.idle
     }
 
     /// A round's input gradients.
@@ -185,7 +184,7 @@ impl Rounds<'_> {
                 self.fill_until(stage, self.builder.arrival_b(stage));
             }
             if stage == 0 && self.builder.passes[0].f == self.builder.microbatch_count() {
-                self.flush(0);
+                self.place_pending_w(0);
             }
             self.builder.place(stage, Compute::B);
         }
@@ -196,21 +195,21 @@ impl Rounds<'_> {
         let w = self.builder.costs(stage).w;
         let slack = TOLERANCE * arrives;
         while self.builder.pending(stage) > 0
-            && self.builder.lanes[stage].clock + w <= arrives + slack
+            && self.builder.stages[stage].clock + w <= arrives + slack
         {
             self.builder.place(stage, Compute::W);
         }
-        let gap = arrives - self.builder.lanes[stage].clock;
+        let gap = arrives - self.builder.stages[stage].clock;
         if gap <= slack || self.builder.pending(stage) == 0 {
             return;
         }
-        let is_free = gap <= self.builder.idle_max() - self.builder.lanes[stage].idle;
+        let is_free = gap <= self.builder.idle_max() - self.builder.stages[stage].idle;
         if !is_free || self.style.fills_gaps {
             self.builder.place(stage, Compute::W);
         }
     }
 
-    fn flush(&mut self, stage: usize) {
+    fn place_pending_w(&mut self, stage: usize) {
         for _ in 0..self.builder.pending(stage) {
             self.builder.place(stage, Compute::W);
         }

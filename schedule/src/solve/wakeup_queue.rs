@@ -1,10 +1,10 @@
-//! Who is due next.
+//! Which stage chooses its next pass next.
 
-/// By stage, when it is due; the earliest is at hand. A tree in which each place holds the lesser of
-/// the two below it, stages at the bottom.
+/// By stage, when it is woken; the earliest is at the top. A tree in which each place holds the
+/// lesser of the two below it, stages at the bottom.
 ///
-/// Times are of at least 0, and kept as their bits: those have the same order, and whole numbers are
-/// compared faster. Half of what a search takes is this.
+/// Times are of at least 0, and kept as their bits: those have the same order, and whole numbers
+/// are compared faster. Half of what a search takes is this.
 pub(super) struct WakeupQueue {
     /// From place 1, which is the top; below place `n` are `2n` and `2n + 1`.
     times: Vec<u64>,
@@ -15,13 +15,13 @@ pub(super) struct WakeupQueue {
 const NEVER: u64 = f64::INFINITY.to_bits();
 
 impl WakeupQueue {
-    /// No stage is due.
+    /// No stage is scheduled.
     pub(super) fn new(stage_count: usize) -> Self {
         let first = stage_count.next_power_of_two();
         Self { times: vec![NEVER; 2 * first], first }
     }
 
-    /// A stage is due, at the latest.
+    /// Wakes a stage at `at`, or earlier if it was scheduled for an earlier time.
     pub(super) fn schedule(&mut self, stage: usize, at: f64) {
         let at = at.to_bits();
         let mut place = self.first + stage;
@@ -31,7 +31,7 @@ impl WakeupQueue {
         }
     }
 
-    /// The stage that is due first, the lowest of several, and when; it is not due any more.
+    /// Takes out the stage that is woken first, the lowest of several, with the time.
     pub(super) fn pop(&mut self) -> Option<(f64, usize)> {
         let at = self.times[1];
         if at == NEVER {
@@ -60,16 +60,16 @@ mod tests {
     #[test]
     fn the_earliest_comes_first_and_of_equals_the_lowest() {
         for stage_count in [1, 2, 5, 8] {
-            let mut due = WakeupQueue::new(stage_count);
-            assert_eq!(due.pop(), None);
-            (0..stage_count).for_each(|stage| due.schedule(stage, 7.0));
-            due.schedule(stage_count - 1, 3.0);
-            due.schedule(stage_count - 1, 9.0);
-            assert_eq!(due.pop(), Some((3.0, stage_count - 1)));
+            let mut queue = WakeupQueue::new(stage_count);
+            assert_eq!(queue.pop(), None);
+            (0..stage_count).for_each(|stage| queue.schedule(stage, 7.0));
+            queue.schedule(stage_count - 1, 3.0);
+            queue.schedule(stage_count - 1, 9.0);
+            assert_eq!(queue.pop(), Some((3.0, stage_count - 1)));
             for stage in 0..stage_count - 1 {
-                assert_eq!(due.pop(), Some((7.0, stage)));
+                assert_eq!(queue.pop(), Some((7.0, stage)));
             }
-            assert_eq!(due.pop(), None);
+            assert_eq!(queue.pop(), None);
         }
     }
 }

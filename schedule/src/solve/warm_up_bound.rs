@@ -1,9 +1,9 @@
 //! A lower bound from forwards that are whole.
 //!
 //! Before its first B a stage can run nothing but F, so many as memory holds. Where those do not
-//! come out even with the first B's arrival, it stands still, or it runs one F more and its B is
+//! come out even with the first B's arrival, it is idle, or it runs one F more and its B is
 //! late, and with it those of all stages before it. An order that costs no more than so much leaves
-//! each stage only so much time to stand still, and so the first B of each a time at which it can
+//! each stage only so much time to be idle, and so the first B of each a time at which it can
 //! begin at the earliest. If there is none for a stage, no order costs as little.
 //!
 //! For one chunk a stage.
@@ -21,12 +21,13 @@ const SLACK: f64 = TOLERANCE / 10.0;
 
 /// No order costs less, given that none costs less than `known`.
 pub(super) fn lower_bound(pipeline: &PipelineIndex<'_>, known: f64) -> f64 {
-    let Some(steps) = WarmUpBound::new(pipeline) else { return known };
-    let is_possible = |cost: f64| steps.forwards_first(cost).is_some();
+    let Some(warm_up) = WarmUpBound::new(pipeline) else { return known };
+    let is_possible = |cost: f64| warm_up.forwards_first(cost).is_some();
     if is_possible(known) {
         return known;
     }
-    let (mut below, mut above) = (known, 2.0 * known);
+    let mut below = known;
+    let mut above = 2.0 * known;
     if !is_possible(above) {
         return above;
     }
@@ -41,18 +42,19 @@ pub(super) fn lower_bound(pipeline: &PipelineIndex<'_>, known: f64) -> f64 {
     below
 }
 
-/// By stage: how many F it runs before its first B, in ways that are worth a try: as in an order that
-/// costs no more than `bound` and whose first B begin early, and as many as come out about even.
+/// By stage: how many F it runs before its first B, in ways that are worth a try: as in an order
+/// that costs no more than `bound` and whose first B begin early, and as many as come out about
+/// even.
 pub(super) fn forwards_first(pipeline: &PipelineIndex<'_>, bound: f64) -> Vec<Vec<u32>> {
-    let Some(steps) = WarmUpBound::new(pipeline) else { return Vec::new() };
-    let at_bound = steps.forwards_first(bound * (1.0 + TOLERANCE));
-    let (about_even, _) = steps.count_forwards(0.0, |stage| 0.5 * pipeline.costs(stage).f);
+    let Some(warm_up) = WarmUpBound::new(pipeline) else { return Vec::new() };
+    let at_bound = warm_up.forwards_first(bound * (1.0 + TOLERANCE));
+    let (about_even, _) = warm_up.count_forwards(0.0, |stage| 0.5 * pipeline.costs(stage).f);
     at_bound.into_iter().chain([about_even]).collect()
 }
 
 struct WarmUpBound<'a> {
     pipeline: &'a PipelineIndex<'a>,
-    /// By stage: how long it stands still elsewhere than before its first B, in any order.
+    /// By stage: how long it is idle elsewhere than before its first B, in any order.
     idle_elsewhere: Vec<f64>,
     /// By stage: how many F memory holds.
     forwards_max: Vec<f64>,
@@ -65,9 +67,9 @@ impl<'a> WarmUpBound<'a> {
             return None;
         }
         let m = f64::from(pipeline.microbatch_count());
-        let mut elsewhere = tails(pipeline);
-        let mut fit = Vec::with_capacity(elsewhere.len());
-        for (stage, tail) in elsewhere.iter_mut().enumerate() {
+        let mut idle_elsewhere = tails(pipeline);
+        let mut forwards_max = Vec::with_capacity(idle_elsewhere.len());
+        for (stage, tail) in idle_elsewhere.iter_mut().enumerate() {
             let kept = pipeline.costs(stage).after_forward;
             let limit = pipeline.limit(stage) * (1.0 + TOLERANCE);
             let all_fit = m * kept <= limit;
@@ -75,13 +77,13 @@ impl<'a> WarmUpBound<'a> {
                 // All F may run before the first B, and then one wait is both head and tail.
                 *tail = 0.0;
             }
-            fit.push(if all_fit { m } else { (limit / kept).floor() });
+            forwards_max.push(if all_fit { m } else { (limit / kept).floor() });
         }
-        Some(Self { pipeline, idle_elsewhere: elsewhere, forwards_max: fit })
+        Some(Self { pipeline, idle_elsewhere, forwards_max })
     }
 
-    /// By stage: how many F it runs before its first B, if all begin that as soon as an order allows
-    /// that costs no more than `cost`; `None` if there is no such order.
+    /// By stage: how many F it runs before its first B, if all begin that as soon as an order
+    /// allows that costs no more than `cost`; `None` if there is no such order.
     fn forwards_first(&self, cost: f64) -> Option<Vec<u32>> {
         let slack = cost * SLACK;
         let idle_max =
@@ -90,8 +92,8 @@ impl<'a> WarmUpBound<'a> {
         is_possible.then_some(counts)
     }
 
-    /// By stage: how many F it runs before its first B, if it runs one more wherever it would stand
-    /// still for longer than `idle_max`; and whether memory holds as many.
+    /// By stage: how many F it runs before its first B, if it runs one more wherever it would be
+    /// idle for longer than `idle_max`; and whether memory holds as many.
     fn count_forwards(&self, slack: f64, idle_max: impl Fn(usize) -> f64) -> (Vec<u32>, bool) {
         let mut counts = vec![0; self.forwards_max.len()];
         let mut all_fit = true;

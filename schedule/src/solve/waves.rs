@@ -3,10 +3,10 @@
 //!
 //! The loss is on the first stage. A microbatch's gradient goes through the upper chunks, from the
 //! first stage to the last, and then through the lower ones back: two *waves*. A weight gradient
-//! that is longer than the gap it would fill is put there if the gap is more than the stage may
-//! stand still for; so much it may anyway as the stage that stands still for longest does. Once an
-//! order is made, it is made again with what stages stood still for less than the worst of them as
-//! their allowance, as long as that helps.
+//! that is longer than the gap it would fill is placed there if the gap is longer than the stage
+//! may be idle; it may be idle for as long as the stage that is idle for longest anyway. Once an
+//! order is made, it is made again with the time for which stages were idle for less than the worst
+//! of them as their allowance, as long as that helps.
 
 use super::order_builder::OrderBuilder;
 use super::pipeline::PipelineIndex;
@@ -32,7 +32,7 @@ impl WaveStyle {
     ];
 }
 
-/// By how much times are other than those there are.
+/// The factors by which times are multiplied.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct TimeFactors {
     f: f64,
@@ -101,10 +101,10 @@ impl TimeFactors {
     }
 }
 
-/// Times that an order is made again with what was learned from the one before.
+/// How often an order is made again, with the idle times of the one before.
 const REPEATS_MAX: usize = 16;
 
-/// The orders of a style, one after another as long as the worst stage stands still for less.
+/// The orders of a style, one after another as long as the worst stage is idle for less.
 pub(super) fn repeated<'a>(
     pipeline: &'a PipelineIndex<'a>,
     style: WaveStyle,
@@ -115,17 +115,17 @@ pub(super) fn repeated<'a>(
         if has_ended {
             return None;
         }
-        let board = in_waves(pipeline, style, before.as_deref())?;
+        let builder = in_waves(pipeline, style, before.as_deref())?;
         let worst = |idle: &[f64]| idle.iter().copied().fold(0.0, f64::max);
-        let idle: Vec<f64> = board.lanes.iter().map(|lane| lane.idle).collect();
+        let idle: Vec<f64> = builder.stages.iter().map(|progress| progress.idle).collect();
         has_ended = before.as_ref().is_some_and(|before| worst(&idle) >= worst(before));
         before = Some(idle);
-        Some(board)
+        Some(builder)
     };
     std::iter::from_fn(next).take(REPEATS_MAX)
 }
 
-/// The order of a style, in which `idle` is how long each stage stood still in the order before,
+/// The order of a style, in which `idle` is how long each stage was idle in the order before,
 /// if there was one; `None` if it leaves a stage without memory or input for its next pass.
 fn in_waves<'a>(
     pipeline: &'a PipelineIndex<'a>,
@@ -133,11 +133,11 @@ fn in_waves<'a>(
     idle: Option<&[f64]>,
 ) -> Option<OrderBuilder<'a>> {
     let worst = idle.unwrap_or_default().iter().copied().fold(0.0, f64::max);
-    let allowed = match idle {
+    let idle_max = match idle {
         Some(idle) => idle.iter().map(|idle| worst - idle).collect(),
         None => vec![0.0; pipeline.stage_count()],
     };
-    let mut waves = Waves { builder: OrderBuilder::new(pipeline), style, idle_max: allowed };
+    let mut waves = Waves { builder: OrderBuilder::new(pipeline), style, idle_max };
     waves.begin()?;
     waves.even_out()?;
     for _ in 0..2 * pipeline.microbatch_count() {
@@ -145,7 +145,7 @@ fn in_waves<'a>(
         waves.forwards()?;
     }
     for stage in 0..pipeline.stage_count() {
-        while waves.put_w(stage).is_some() {}
+        while waves.place_w(stage).is_some() {}
     }
     Some(waves.builder)
 }
@@ -153,13 +153,13 @@ fn in_waves<'a>(
 struct Waves<'a> {
     builder: OrderBuilder<'a>,
     style: WaveStyle,
-    /// By stage: how long it may stand still, whatever the others do.
+    /// By stage: how long it may be idle, whatever the others do.
     idle_max: Vec<f64>,
 }
 
 impl Waves<'_> {
     fn stage_count(&self) -> usize {
-        self.builder.lanes.len()
+        self.builder.stages.len()
     }
 
     fn lower(&self, stage: usize) -> usize {
@@ -182,20 +182,20 @@ impl Waves<'_> {
         self.builder.microbatch_count()
     }
 
-    fn put_f(&mut self, chunk: usize) -> Option<()> {
+    fn place_f(&mut self, chunk: usize) -> Option<()> {
         let can_run = self.begun(chunk) < self.m()
             && self.builder.arrival_f(chunk) < f64::INFINITY
             && self.builder.has_memory(chunk, 0.0);
         can_run.then(|| self.builder.place(chunk, Compute::F))
     }
 
-    fn put_b(&mut self, chunk: usize) -> Option<()> {
+    fn place_b(&mut self, chunk: usize) -> Option<()> {
         let can_run = self.returned(chunk) < self.begun(chunk)
             && self.builder.arrival_b(chunk) < f64::INFINITY;
         can_run.then(|| self.builder.place(chunk, Compute::B))
     }
 
-    fn put_w(&mut self, stage: usize) -> Option<()> {
+    fn place_w(&mut self, stage: usize) -> Option<()> {
         let chunk = self.builder.longest_pending(stage)?;
         self.builder.place(chunk, Compute::W);
         Some(())
@@ -204,30 +204,31 @@ impl Waves<'_> {
     /// The first microbatch goes down and up; while a stage waits for it, more go down to there.
     fn begin(&mut self) -> Option<()> {
         let last = self.stage_count() - 1;
-        (0..=last).try_for_each(|stage| self.put_f(self.lower(stage)))?;
+        (0..=last).try_for_each(|stage| self.place_f(self.lower(stage)))?;
         for stage in (0..=last).rev() {
             while stage < last && self.may_send_another(stage) {
-                (0..=stage).try_for_each(|before| self.put_f(self.lower(before)))?;
+                (0..=stage).try_for_each(|before| self.place_f(self.lower(before)))?;
             }
-            self.put_f(self.upper(stage))?;
+            self.place_f(self.upper(stage))?;
         }
         Some(())
     }
 
     fn may_send_another(&self, stage: usize) -> bool {
-        let (chunk, lane) = (self.lower(stage), &self.builder.lanes[stage]);
+        let chunk = self.lower(stage);
+        let progress = &self.builder.stages[stage];
         let costs = self.builder.costs(chunk);
         let arrives = self.builder.arrival_f(self.upper(stage));
         // The stages before it have to run two more for each stage on the way.
         let later = (1 + 2 * stage) as f64 * costs.after_forward;
-        let have_room = |before: usize| {
+        let have_memory = |before: usize| {
             let upper = self.builder.costs(self.upper(before));
             self.builder.has_memory(self.lower(before), upper.after_forward)
         };
         self.begun(chunk) < self.m()
-            && lane.clock + costs.f <= arrives * (1.0 + TOLERANCE)
+            && progress.clock + costs.f <= arrives * (1.0 + TOLERANCE)
             && self.builder.has_memory(chunk, later)
-            && (0..=stage).all(have_room)
+            && (0..=stage).all(have_memory)
     }
 
     /// No stage has begun less than the one before it.
@@ -236,16 +237,16 @@ impl Waves<'_> {
         for stage in 1..self.stage_count() {
             let mut without = 0;
             while self.lags(stage) {
-                let mut has_put = false;
+                let mut has_placed = false;
                 for behind in (stage..self.stage_count()).rev() {
                     let chunk = if is_upper { self.upper(behind) } else { self.lower(behind) };
                     if self.begun(chunk) < self.m() {
-                        self.put_f(chunk)?;
-                        has_put = true;
+                        self.place_f(chunk)?;
+                        has_placed = true;
                     }
                 }
                 is_upper = !is_upper;
-                without = if has_put { 0 } else { without + 1 };
+                without = if has_placed { 0 } else { without + 1 };
                 if without > 1 {
                     return None;
                 }
@@ -256,8 +257,9 @@ impl Waves<'_> {
 
     fn lags(&self, stage: usize) -> bool {
         let of = |stage: usize| (self.begun(self.lower(stage)), self.begun(self.upper(stage)));
-        let (before, here) = (of(stage - 1), of(stage));
-        here.0 + here.1 < before.0 + before.1 || (here.1 <= before.1 && before.1 < self.m())
+        let before = of(stage - 1);
+        let own = of(stage);
+        own.0 + own.1 < before.0 + before.1 || (own.1 <= before.1 && before.1 < self.m())
     }
 
     /// A round's input gradients.
@@ -267,19 +269,21 @@ impl Waves<'_> {
         for stage in (0..self.stage_count()).rev().filter(|stage| is_second[*stage]) {
             let chunk = self.lower(stage);
             self.fill_until(stage, self.builder.arrival_b(chunk), true);
-            self.put_b(chunk)?;
+            self.place_b(chunk)?;
         }
         for stage in (0..self.stage_count()).filter(|stage| !is_second[*stage]) {
             let chunk = self.upper(stage);
             self.fill_until(stage, self.builder.arrival_b(chunk), self.style.fills_before_b);
-            self.put_b(chunk)?;
+            self.place_b(chunk)?;
         }
         Some(())
     }
 
-    /// Whether a stage's next B is one of the lower chunk: if its input is made, or no other is left.
+    /// Whether a stage's next B is one of the lower chunk: if its input is made, or no other is
+    /// left.
     fn is_in_second_wave(&self, stage: usize) -> bool {
-        let (lower, upper) = (self.lower(stage), self.upper(stage));
+        let lower = self.lower(stage);
+        let upper = self.upper(stage);
         self.returned(lower) < self.returned(upper)
             && (self.builder.arrival_b(lower) < f64::INFINITY || self.returned(upper) == self.m())
     }
@@ -287,21 +291,22 @@ impl Waves<'_> {
     /// The forward passes of a round.
     fn forwards(&mut self) -> Option<()> {
         for stage in 0..self.stage_count() {
-            let (lower, upper) = (self.lower(stage), self.upper(stage));
+            let lower = self.lower(stage);
+            let upper = self.upper(stage);
             if self.begun(upper) == self.m() {
                 continue;
             }
-            let has_come = self.begun(upper) < self.begun(lower)
+            let has_arrived = self.begun(upper) < self.begun(lower)
                 && self.builder.arrival_f(upper) < f64::INFINITY;
-            if !has_come && self.begun(lower) == self.m() {
+            if !has_arrived && self.begun(lower) == self.m() {
                 continue;
             }
-            let chunk = if has_come { upper } else { lower };
+            let chunk = if has_arrived { upper } else { lower };
             while !self.builder.has_memory(chunk, 0.0) {
-                self.put_w(stage)?;
+                self.place_w(stage)?;
             }
             self.fill_until(stage, self.builder.arrival_f(chunk), self.style.fills_before_f);
-            self.put_f(chunk)?;
+            self.place_f(chunk)?;
         }
         Some(())
     }
@@ -313,7 +318,7 @@ impl Waves<'_> {
         }
         let slack = TOLERANCE * arrives;
         while let Some(chunk) = self.builder.longest_pending(stage) {
-            let gap = arrives - self.builder.lanes[stage].clock;
+            let gap = arrives - self.builder.stages[stage].clock;
             let is_whole = self.builder.costs(chunk).w <= gap + slack;
             if is_whole || (fills && gap > slack && self.is_too_long(stage, gap)) {
                 self.builder.place(chunk, Compute::W);
@@ -326,6 +331,6 @@ impl Waves<'_> {
 
     fn is_too_long(&self, stage: usize, gap: f64) -> bool {
         let may_wait = self.builder.idle_max().max(self.idle_max[stage]);
-        gap > may_wait - self.builder.lanes[stage].idle
+        gap > may_wait - self.builder.stages[stage].idle
     }
 }

@@ -1,6 +1,7 @@
-//! Replays of the hand-made schedules, and solved ones, against figures of another implementation: rows that
-//! travel with the package, and the whole tables of the folder that `ZBELASTIC_ORACLES` names. Without
-//! the folder its tests are counted as ignored; with `ZBELASTIC_ORACLES_REQUIRED=1` they fail.
+//! Replays of the hand-made schedules, and solved ones, against figures of another implementation:
+//! rows that travel with the package, and the whole tables of the folder that `ZBELASTIC_ORACLES`
+//! names. Without the folder its tests are counted as ignored; with `ZBELASTIC_ORACLES_REQUIRED=1`
+//! they fail.
 
 mod offloaded;
 mod solved;

@@ -18,7 +18,7 @@ fn kind_of(row: &OracleRow<'_>) -> ScheduleKind {
     }
 }
 
-/// The costs of a row: a chunk's way out and back takes `k` times its passes.
+/// The costs of a row: a chunk's offload and reload take `k` times its passes.
 fn costs(row: &OracleRow<'_>, program: &Program) -> Costs {
     let stage = f64::from(program.placement.chunks_per_stage()) * PASS;
     let costs = Costs::even(&program.placement, stage, stage, stage, 0.0);
@@ -53,7 +53,8 @@ fn check_row(row: &OracleRow<'_>, tally: &mut OffloadTally) {
         ["p", "v", "m"].map(|name| row.count(name));
     let size = PipelineSize { stage_count, chunks_per_stage, microbatch_count, slice_count: 1 };
     let order = generate_sized(kind_of(row), size).expect("the size is legal");
-    let (costs, memory) = (costs(row, &order), resident(&order));
+    let costs = costs(row, &order);
+    let memory = resident(&order);
     let chunks = OffloadChunks::First(row.count("offload_chunks"));
     let request = OffloadRequest { costs: &costs, memory: &memory, chunks, limits: None };
     let program = offload(&order, request).expect("an order that runs");

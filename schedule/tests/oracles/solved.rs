@@ -31,15 +31,18 @@ fn problem(
     ScheduleProblem::of_stages(placement, &stages, row.number("t_comm"), row.count("m"))
 }
 
-/// Solves, and holds the answer against a replay of it.
+/// Solves, and compares the answer with a replay of it.
 fn solved(problem: &ScheduleProblem) -> ScheduleSolution {
     let solution = solve(problem).unwrap_or_else(|error| panic!("{problem:?}: {error}"));
     check(&solution.program).unwrap_or_else(|violations| panic!("{problem:?}: {violations:?}"));
     let timeline = simulate(&solution.program, &problem.costs(), 1).expect("an order that runs");
     let replayed = timeline.cost(0);
-    let told = solution.cost;
-    assert!((replayed - told).abs() <= 1e-9 * told, "{replayed}, told as {told}: {problem:?}");
-    assert!(told >= solution.lower_bound * (1.0 - 1e-9), "{solution:?}");
+    let reported = solution.cost;
+    assert!(
+        (replayed - reported).abs() <= 1e-9 * reported,
+        "{replayed}, reported as {reported}: {problem:?}"
+    );
+    assert!(reported >= solution.lower_bound * (1.0 - 1e-9), "{solution:?}");
     assert!(problem.fits_memory(&solution.program), "{problem:?}");
     solution
 }
@@ -68,7 +71,7 @@ impl SolveTally {
         self.note_between(solution, theirs, theirs);
     }
 
-    /// Of theirs it is only known that it is not below `least` and not above `most`.
+    /// Counts a solution whose published cost is only known to be between `least` and `most`.
     fn note_between(&mut self, solution: &ScheduleSolution, least: f64, most: f64) {
         self.rows += 1;
         self.below += usize::from(solution.cost < least * (1.0 - 1e-9));
@@ -79,7 +82,8 @@ impl SolveTally {
 }
 
 pub fn even_stages_are_solved_as_well_as_the_published_search_does_or_better(text: &str) {
-    let (mut at_one, mut at_others) = (SolveTally::default(), SolveTally::default());
+    let mut at_one = SolveTally::default();
+    let mut at_others = SolveTally::default();
     for row in OracleTable::parse(text).rows() {
         let Some(times) = limit_of(row.text("schedule")) else { continue };
         let limit = row.number("limit");
@@ -116,7 +120,8 @@ pub fn uneven_stages_are_solved_better_than_by_the_published_search(text: &str) 
 }
 
 pub fn vees_are_solved_as_well_as_by_the_published_search_or_better(text: &str) {
-    let (mut at_one, mut at_others) = (SolveTally::default(), SolveTally::default());
+    let mut at_one = SolveTally::default();
+    let mut at_others = SolveTally::default();
     for row in OracleTable::parse(text).rows().filter(|row| is_vee(row.text("schedule"))) {
         let limit = row.number("limit");
         let solution = solved(&problem(&row, Placement::vee, |_| limit));

@@ -1,4 +1,4 @@
-//! What is solved, beside the best of all orders.
+//! Solutions of the solver, compared with the best of all orders.
 
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
@@ -26,17 +26,20 @@ fn orders(chunks: &[u32], microbatches: u32) -> Vec<Vec<Op>> {
             all.push(list.clone());
             return;
         }
-        for place in 0..chunks.len() {
-            let [f, b, w] = done[place];
-            let f_max = place.checked_sub(1).map_or(m, |before| done[before][0]);
-            let b_max = done.get(place + 1).map_or(f, |after| after[1]);
+        for position in 0..chunks.len() {
+            let [f, b, w] = done[position];
+            let f_max = position.checked_sub(1).map_or(m, |before| done[before][0]);
+            let b_max = done.get(position + 1).map_or(f, |after| after[1]);
             let next = [(f < f_max, Compute::F), (b < b_max, Compute::B), (w < b, Compute::W)];
             for (kind, (is_legal, compute)) in next.into_iter().enumerate() {
                 if is_legal {
-                    list.push(Op::Compute(compute, Pass::new(chunks[place], done[place][kind])));
-                    done[place][kind] += 1;
+                    list.push(Op::Compute(
+                        compute,
+                        Pass::new(chunks[position], done[position][kind]),
+                    ));
+                    done[position][kind] += 1;
                     extend(chunks, m, done, list, all);
-                    done[place][kind] -= 1;
+                    done[position][kind] -= 1;
                     list.pop();
                 }
             }
@@ -47,8 +50,8 @@ fn orders(chunks: &[u32], microbatches: u32) -> Vec<Vec<Op>> {
     all
 }
 
-/// Every order with every choice of passes that are given up behind F and made again before B.
-fn remade(orders: Vec<Vec<Op>>) -> Vec<Vec<Op>> {
+/// Every order with every choice of passes that are dropped behind F and recomputed before B.
+fn recomputed(orders: Vec<Vec<Op>>) -> Vec<Vec<Op>> {
     let with_drops = |(list, which): (&Vec<Op>, u32)| -> Vec<Op> {
         let is_dropped = |pass: Pass| which >> pass.microbatch.0 & 1 == 1;
         let with = |op: &Op| match *op {
@@ -83,7 +86,7 @@ fn exact(problem: &ScheduleProblem) -> f64 {
     };
     let choices: Vec<_> = (0..problem.limits.len() as u32)
         .map(|stage| orders(&chunks_of(stage), problem.microbatch_count))
-        .map(|orders| if problem.memory_savings.is_any() { remade(orders) } else { orders })
+        .map(|orders| if problem.memory_savings.is_any() { recomputed(orders) } else { orders })
         .collect();
     let mut least = f64::INFINITY;
     for number in 0..choices.iter().map(Vec::len).product() {
@@ -106,9 +109,9 @@ fn waits_long(ending: &StepEnding) -> bool {
 const LOOSE: f64 = 1.5;
 const CLOSE: f64 = 1.25;
 
-/// On problems so small that all orders can be tried, the solver finds the best one, almost always: of
-/// 40,000 problems drawn at random it missed it in 54, by up to 13 % where a verdict takes longer than
-/// passes do, and by up to 4 % elsewhere. These here are always the same.
+/// On problems so small that all orders can be tried, the solver finds the best one, almost always:
+/// of 40,000 problems drawn at random it missed it in 54, by up to 13 % where a verdict takes
+/// longer than passes do, and by up to 4 % elsewhere. These here are always the same.
 #[test]
 fn tiny_problems_are_solved_exactly() {
     const PROBLEMS: u32 = 400;
@@ -117,7 +120,8 @@ fn tiny_problems_are_solved_exactly() {
     let mut missed = [0, 0];
     for _ in 0..PROBLEMS {
         let problem = problems.new_tree(&mut runner).expect("nothing is rejected").current();
-        let (found, least) = (solve(&problem).expect("legal"), exact(&problem));
+        let found = solve(&problem).expect("legal");
+        let least = exact(&problem);
         assert!(found.lower_bound <= least * (1.0 + 1e-9), "{found:?}, {least}");
         assert!(found.cost >= least * (1.0 - 1e-9), "{found:?}, {least}");
         let is_long = waits_long(&problem.ending);
@@ -131,25 +135,26 @@ fn tiny_problems_are_solved_exactly() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(60))]
 
-    /// The same where stages may make passes again. Which ones is decided list by list, so the best is
-    /// missed now and then: in 35 of 4,000 problems, by up to 17 % where a verdict takes long, and by up to
-    /// 7 % elsewhere.
+    /// The same where stages may recompute passes. Which ones is decided list by list, so the best
+    /// is missed now and then: in 35 of 4,000 problems, by up to 17 % where a verdict takes long,
+    /// and by up to 7 % elsewhere.
     #[test]
-    fn tiny_problems_with_passes_made_again_are_solved_closely(
+    fn tiny_problems_with_recomputation_are_solved_closely(
         problem in prop_oneof![line(2, 3), line(3, 2)],
         times in prop::collection::vec((0.0..10.0, 0.0..=1.0), 3),
         share in 0.3..1.0_f64,
     ) {
-        let remake = |(costs, (time, share)): (&ChunkCosts, &(f64, f64))| RecomputeCost {
+        let recompute = |(costs, (time, share)): (&ChunkCosts, &(f64, f64))| RecomputeCost {
             time: *time,
             after_drop: share * costs.after_forward,
         };
-        let recomputes = problem.chunks.iter().zip(&times).map(remake).collect();
+        let recomputes = problem.chunks.iter().zip(&times).map(recompute).collect();
         let limit = |(limit, costs): (&f64, &ChunkCosts)| f64::max(limit * share, costs.after_forward);
         let limits = problem.limits.iter().zip(&problem.chunks).map(limit).collect();
         let memory_savings = MemorySavings { recomputes, ..MemorySavings::default() };
         let problem = ScheduleProblem { limits, memory_savings, ..problem };
-        let (found, least) = (solve(&problem).expect("legal"), exact(&problem));
+        let found = solve(&problem).expect("legal");
+        let least = exact(&problem);
         prop_assert!(found.lower_bound <= least * (1.0 + 1e-9), "{found:?}, {least}");
         prop_assert!(found.cost >= least * (1.0 - 1e-9), "{found:?}, {least}");
         let most = if waits_long(&problem.ending) { LOOSE } else { CLOSE };

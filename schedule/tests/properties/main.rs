@@ -61,7 +61,8 @@ fn costs() -> impl Strategy<Value = Costs> {
     let occupancy = prop_oneof![Just(0.0), 0.0..3.0];
     (chunks, 0.0..3.0, occupancy, 0.0..30.0, 0.0..5.0).prop_map(
         |(chunks, link, occupancy, verdict, step)| {
-            let (slice_shares, gradients) = (Vec::new(), Vec::new());
+            let slice_shares = Vec::new();
+            let gradients = Vec::new();
             let memory = MemoryCosts::default();
             Costs { chunks, slice_shares, link, occupancy, verdict, step, memory, gradients }
         },
@@ -232,8 +233,10 @@ proptest! {
             after_early_weights: 0.0,
         };
         let chunks = vec![chunk; program.placement.chunk_count() as usize];
-        let (p, m) = (program.placement.stage_count(), program.microbatch_count);
-        let (stages, microbatches) = (f64::from(p), f64::from(m));
+        let p = program.placement.stage_count();
+        let m = program.microbatch_count;
+        let stages = f64::from(p);
+        let microbatches = f64::from(m);
         let promise = match program.kind {
             ScheduleKind::GPipe | ScheduleKind::LoopedBfs => microbatches,
             ScheduleKind::OneFOneB
@@ -246,7 +249,7 @@ proptest! {
             ScheduleKind::Po => {
                 ((per_stage - 1.0) * f64::from(p.div_ceil(2) + 1) + stages) / per_stage
             }
-            // The published share of what is left, and some chunks on their way out and back.
+            // The published share of what is left, and some chunks that are being copied.
             ScheduleKind::PoHalf => ((per_stage + 2.0) * stages / 8.0 + 4.0) / per_stage,
             ScheduleKind::PoFull | ScheduleKind::PoSelective => 5.0 / per_stage,
             ScheduleKind::VHalf => f64::from(p / 2 + 1),

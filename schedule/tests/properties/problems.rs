@@ -1,4 +1,4 @@
-//! Problems to solve, drawn.
+//! Problems to solve, drawn at random.
 
 use proptest::prelude::*;
 use zbelastic_schedule::{
@@ -6,7 +6,7 @@ use zbelastic_schedule::{
 };
 use zbelastic_types::StageIndex;
 
-/// A chunk, and how much of one B leaves to W.
+/// The costs of a chunk, where B keeps a share of what F keeps.
 pub fn chunk_costs() -> impl Strategy<Value = ChunkCosts> {
     (0.0..10.0, 0.0..10.0, 0.0..10.0, 0.1..10.0, 0.0..=1.0).prop_map(
         |(f, b, w, after_forward, share): (f64, f64, f64, f64, f64)| {
@@ -22,20 +22,20 @@ pub fn problem(
     microbatches_max: u32,
 ) -> impl Strategy<Value = ScheduleProblem> {
     let chunks = prop::collection::vec(chunk_costs(), placement.chunk_count() as usize);
-    let rooms = prop::collection::vec(1.0..8.0, placement.stage_count() as usize);
+    let limits = prop::collection::vec(1.0..8.0, placement.stage_count() as usize);
     let occupancy = prop_oneof![Just(0.0), 0.0..6.0];
     let links = (0.0..3.0, occupancy);
     let ending = ending(placement.stage_count() as usize);
-    (chunks, rooms, links, 1..=microbatches_max, ending).prop_map(
-        move |(chunks, rooms, (link, occupancy), microbatch_count, ending)| {
-            let rooms: Vec<f64> = rooms;
-            let limit = |(stage, room): (u32, f64)| {
+    (chunks, limits, links, 1..=microbatches_max, ending).prop_map(
+        move |(chunks, limits, (link, occupancy), microbatch_count, ending)| {
+            let limits: Vec<f64> = limits;
+            let limit = |(stage, limit): (u32, f64)| {
                 let kept = placement.chunks_of(StageIndex(stage));
-                room * kept.map(|chunk| chunks[chunk.index()].after_forward).sum::<f64>()
+                limit * kept.map(|chunk| chunks[chunk.index()].after_forward).sum::<f64>()
             };
-            let limits = (0..).zip(rooms).map(limit).collect();
+            let limits = (0..).zip(limits).map(limit).collect();
             let placement = placement.clone();
-            let relief = MemorySavings::default();
+            let memory_savings = MemorySavings::default();
             ScheduleProblem {
                 placement,
                 chunks,
@@ -44,7 +44,7 @@ pub fn problem(
                 occupancy,
                 microbatch_count,
                 ending,
-                memory_savings: relief,
+                memory_savings,
             }
         },
     )

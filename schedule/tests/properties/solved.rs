@@ -1,4 +1,4 @@
-//! What is solved, beside bounds, replays and runs.
+//! Solutions of the solver, compared with bounds, replays and runs.
 
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
@@ -18,9 +18,9 @@ fn check_bound(problem: &ScheduleProblem, program: &Program) -> Result<(), TestC
         prop_assert!(bound <= cost * (1.0 + 1e-9), "{bound} above {cost}");
     }
     let limits = vec![f64::INFINITY; problem.limits.len()];
-    let roomy = ScheduleProblem { limits, ..problem.clone() };
-    let cost = cost_of(&roomy, program).expect("it fits");
-    let bound = lower_bound(&roomy).expect("legal");
+    let unlimited = ScheduleProblem { limits, ..problem.clone() };
+    let cost = cost_of(&unlimited, program).expect("it fits");
+    let bound = lower_bound(&unlimited).expect("legal");
     prop_assert!(bound <= cost * (1.0 + 1e-9), "{bound} above {cost}");
     Ok(())
 }
@@ -90,7 +90,8 @@ proptest! {
         let found = solve(&problem).expect("legal");
         prop_assert_eq!(check(&found.program), Ok(()));
         let cost = cost_of(&problem, &found.program).expect("memory holds it");
-        prop_assert!((found.cost - cost).abs() <= 1e-9 * cost, "{cost}, told as {}", found.cost);
+        let reported = found.cost;
+        prop_assert!((reported - cost).abs() <= 1e-9 * cost, "{cost}, reported as {reported}");
         prop_assert!(found.lower_bound <= cost * (1.0 + 1e-9), "{found:?}");
     }
 }
@@ -107,7 +108,8 @@ proptest! {
         let ending = StepEnding { after: Vec::new(), ..problem.ending };
         let problem = ScheduleProblem { ending, ..problem };
         let found = solve(&problem).expect("legal");
-        let (window, verdict) = (problem.ending.window, problem.ending.verdict);
+        let window = problem.ending.window;
+        let verdict = problem.ending.verdict;
         let options = LowerOptions { window, early_head_weights: false };
         let lowered = lower(&found.program, options);
         let costs = Costs { verdict, ..problem.costs() };
@@ -123,58 +125,61 @@ proptest! {
     }
 }
 
-/// What the stages of a problem may do: make passes again, let them leave, or both.
+/// How the stages of a problem may save memory: recompute passes, offload them, or both.
 fn memory_savings(problem: &ScheduleProblem) -> impl Strategy<Value = MemorySavings> + use<> {
     let chunks = problem.chunks.clone();
     let times = prop::collection::vec((0.0..10.0, 0.0..=1.0, 0.0..10.0, 0.0..10.0), chunks.len());
     let lanes = prop::sample::select(vec![CopyLanes::Alternating, CopyLanes::Duplex]);
     (times, 1..=3_u8, lanes).prop_map(move |(times, which, lanes)| {
-        let remake = |(costs, (time, share, ..)): (&ChunkCosts, &(f64, f64, f64, f64))| {
+        let recompute = |(costs, (time, share, ..)): (&ChunkCosts, &(f64, f64, f64, f64))| {
             RecomputeCost { time: *time, after_drop: share * costs.after_forward }
         };
-        let trip = |(_, _, offload, reload): &(f64, f64, f64, f64)| OffloadTransfer {
+        let offload = |(_, _, offload, reload): &(f64, f64, f64, f64)| OffloadTransfer {
             offload: *offload,
             reload: *reload,
         };
-        let remakes = chunks.iter().zip(&times).map(remake).collect();
-        let trips = times.iter().map(trip).collect();
+        let recomputes = chunks.iter().zip(&times).map(recompute).collect();
+        let offloads = times.iter().map(offload).collect();
         match which {
-            1 => MemorySavings { recomputes: remakes, lanes, ..MemorySavings::default() },
-            2 => MemorySavings { offloads: trips, lanes, ..MemorySavings::default() },
-            _ => MemorySavings { recomputes: remakes, offloads: trips, lanes },
+            1 => MemorySavings { recomputes, lanes, ..MemorySavings::default() },
+            2 => MemorySavings { offloads, lanes, ..MemorySavings::default() },
+            _ => MemorySavings { recomputes, offloads, lanes },
         }
     })
 }
 
-/// A problem with so many times the memory, which may be too little without a relief.
+/// A problem with a share of its limits, which may be too little without saving memory.
 fn fitted() -> impl Strategy<Value = ScheduleProblem> {
     let problems = prop_oneof![line(4, 8), vee(3, 7), looped(3, 6)];
     (problems, 0.2..1.0).prop_flat_map(|(problem, share)| {
         let limits = problem.limits.iter().map(|limit| limit * share).collect();
         let problem = ScheduleProblem { limits, ..problem };
         memory_savings(&problem)
-            .prop_map(move |relief| ScheduleProblem { memory_savings: relief, ..problem.clone() })
+            .prop_map(move |memory_savings| ScheduleProblem { memory_savings, ..problem.clone() })
     })
 }
 
 proptest! {
-    // Always the same ones: of some 12,000 drawn at random there was one for which no order was found.
+    // Always the same ones: of some 12,000 drawn at random there was one for which no order was
+    // found.
     #![proptest_config(ProptestConfig { rng_seed: RngSeed::Fixed(7), ..ProptestConfig::with_cases(300) })]
 
     #[test]
     fn what_saves_memory_fits_and_costs_no_more_than_without(problem in fitted()) {
-        let plain = solve(&ScheduleProblem { memory_savings: MemorySavings::default(), ..problem.clone() });
+        let memory_savings = MemorySavings::default();
+        let plain = solve(&ScheduleProblem { memory_savings, ..problem.clone() });
         let found = match solve(&problem) {
             Ok(found) => found,
             Err(SolveError::Limit { .. }) => {
-                prop_assert!(plain.is_err(), "it fits without a relief");
+                prop_assert!(plain.is_err(), "it fits without saving memory");
                 return Ok(());
             }
             Err(error) => return Err(TestCaseError::fail(error.to_string())),
         };
         prop_assert_eq!(check(&found.program), Ok(()));
         let cost = cost_of(&problem, &found.program).expect("memory holds it");
-        prop_assert!((found.cost - cost).abs() <= 1e-9 * cost, "{cost}, told as {}", found.cost);
+        let reported = found.cost;
+        prop_assert!((reported - cost).abs() <= 1e-9 * cost, "{cost}, reported as {reported}");
         prop_assert!(found.lower_bound <= cost * (1.0 + 1e-9), "{found:?}");
         if let Ok(plain) = plain {
             let least = plain.cost * (1.0 + 1e-9);

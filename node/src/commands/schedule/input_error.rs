@@ -279,8 +279,8 @@ fn size_hint(detail: FailureDetail, error: &GenerateError) -> FailureDetail {
 
 fn async_size_hint(detail: FailureDetail, error: &AsyncGenerateError) -> FailureDetail {
     match error {
-        AsyncGenerateError::Count { what, max, .. } => {
-            let flag = match *what {
+        AsyncGenerateError::Count { name, max, .. } => {
+            let flag = match *name {
                 "stages" => "--stages",
                 "minibatches" => "--steps",
                 "microbatches" => "--microbatches",

@@ -13,8 +13,8 @@ use crate::asynchronous::violation::AsyncViolation;
 use crate::op::Compute;
 
 /// Each pipeline's microbatches go backward through a chunk in their order. An order that was
-/// found while it ran is excepted: to take what comes is its method.
-pub(super) fn microbatch_order(program: &AsyncProgram, findings: &mut AsyncViolationList) {
+/// found while it ran is excepted: to run what has arrived is its method.
+pub(super) fn microbatch_order(program: &AsyncProgram, violations: &mut AsyncViolationList) {
     if program.kind == AsyncKind::AmpNet {
         return;
     }
@@ -27,7 +27,7 @@ pub(super) fn microbatch_order(program: &AsyncProgram, findings: &mut AsyncViola
             let expected = nth_microbatch(program, replica, *done);
             *done += 1;
             if u64::from(pass.microbatch.0) != expected {
-                findings.add(AsyncViolation::MicrobatchOrder { stage, op, expected });
+                violations.add(AsyncViolation::MicrobatchOrder { stage, op, expected });
             }
         }
     }
@@ -41,46 +41,47 @@ fn nth_microbatch(program: &AsyncProgram, replica: u32, n: u64) -> u64 {
     (round * replicas + u64::from(replica)) * microbatches + n % microbatches
 }
 
-/// Directly after the gradient that completes it there is the update, but for what keeps the old
-/// version and passes results on, and nowhere else; an average directly after its update. A
+/// Directly after the gradient that completes it there is the update, but for operations that keep
+/// the old version or send results, and nowhere else; an average directly after its update. A
 /// gradient left over at the end of an order that was found makes an update as well.
-pub(super) fn update_place(program: &AsyncProgram, findings: &mut AsyncViolationList) {
+pub(super) fn update_place(program: &AsyncProgram, violations: &mut AsyncViolationList) {
     for (stage, ops) in program.lists() {
-        let mut lines: BTreeMap<(ChunkIndex, u32), UpdateProgress> = BTreeMap::new();
-        // What must come before anything else happens on the stage.
-        let mut due: Option<AsyncOp> = None;
+        let mut progress_of: BTreeMap<(ChunkIndex, u32), UpdateProgress> = BTreeMap::new();
+        // The operation that must come before any other on the stage.
+        let mut expected_op: Option<AsyncOp> = None;
         for &op in ops {
             let is_update = matches!(op, AsyncOp::Step(..) | AsyncOp::Average(..));
-            let is_aside = matches!(op, AsyncOp::Transfer(..) | AsyncOp::Stash(..))
+            let may_come_between = matches!(op, AsyncOp::Transfer(..) | AsyncOp::Stash(..))
                 || matches!(op, AsyncOp::Free(..));
-            let is_left_over = is_left_over(program, &mut lines, op);
-            if (is_update && due != Some(op) && !is_left_over)
-                || (due.is_some() && !is_update && !is_aside)
+            let is_left_over = is_left_over(program, &mut progress_of, op);
+            if (is_update && expected_op != Some(op) && !is_left_over)
+                || (expected_op.is_some() && !is_update && !may_come_between)
             {
-                let (expected, found) = (due.take(), Some(op));
-                findings.add(AsyncViolation::UpdatePlace { stage, expected, found });
+                let expected = expected_op.take();
+                let found = Some(op);
+                violations.add(AsyncViolation::UpdatePlace { stage, expected, found });
             }
             match op {
                 AsyncOp::Compute(Compute::BW, pass, _) => {
                     let replica = program.replica_of(pass.microbatch);
-                    let line = lines.entry((pass.chunk, replica)).or_default();
-                    line.accumulated += 1;
-                    if line.accumulated == program.update_every {
-                        let base = line.newest + 1;
+                    let progress = progress_of.entry((pass.chunk, replica)).or_default();
+                    progress.accumulated += 1;
+                    if progress.accumulated == program.update_every {
+                        let base = progress.newest + 1;
                         let version = WeightVersion { replica, base, shift: VersionShift::None };
-                        due = Some(AsyncOp::Step(pass.chunk, version));
+                        expected_op = Some(AsyncOp::Step(pass.chunk, version));
                     }
                 }
                 AsyncOp::Step(chunk, version) => {
                     let newest = version.base;
-                    lines.insert(
+                    progress_of.insert(
                         (chunk, version.replica),
                         UpdateProgress { newest, accumulated: 0 },
                     );
                     let averages = program.kind == AsyncKind::AvgPipe;
-                    due = averages.then_some(AsyncOp::Average(chunk, version));
+                    expected_op = averages.then_some(AsyncOp::Average(chunk, version));
                 }
-                AsyncOp::Average(..) => due = None,
+                AsyncOp::Average(..) => expected_op = None,
                 AsyncOp::Compute(..)
                 | AsyncOp::Transfer(..)
                 | AsyncOp::Predict(..)
@@ -89,15 +90,19 @@ pub(super) fn update_place(program: &AsyncProgram, findings: &mut AsyncViolation
                 | AsyncOp::Dynamic(..) => {}
             }
         }
-        let due = due.or_else(|| left_over(program, &lines));
-        if due.is_some() {
-            findings.add(AsyncViolation::UpdatePlace { stage, expected: due, found: None });
+        let expected_op = expected_op.or_else(|| left_over(program, &progress_of));
+        if expected_op.is_some() {
+            violations.add(AsyncViolation::UpdatePlace {
+                stage,
+                expected: expected_op,
+                found: None,
+            });
         }
     }
 }
 
 /// The averages of a chunk come in the order of minibatches, which are dealt round.
-pub(super) fn average_order(program: &AsyncProgram, findings: &mut AsyncViolationList) {
+pub(super) fn average_order(program: &AsyncProgram, violations: &mut AsyncViolationList) {
     for (stage, ops) in program.lists() {
         let mut averaged: BTreeMap<ChunkIndex, u32> = BTreeMap::new();
         for &op in ops {
@@ -108,13 +113,13 @@ pub(super) fn average_order(program: &AsyncProgram, findings: &mut AsyncViolatio
             let expected = WeightVersion { replica, base, shift: VersionShift::None };
             *minibatch += 1;
             if version != expected {
-                findings.add(AsyncViolation::AverageOrder { stage, op, expected });
+                violations.add(AsyncViolation::AverageOrder { stage, op, expected });
             }
         }
     }
 }
 
-/// What has happened to a chunk's weights in one pipeline.
+/// The newest version of a chunk's weights in one pipeline, and the gradients accumulated since.
 #[derive(Clone, Copy, Default)]
 struct UpdateProgress {
     newest: u32,
@@ -124,23 +129,24 @@ struct UpdateProgress {
 /// The update that an order which was found still owes when its list ends.
 fn left_over(
     program: &AsyncProgram,
-    lines: &BTreeMap<(ChunkIndex, u32), UpdateProgress>,
+    progress_of: &BTreeMap<(ChunkIndex, u32), UpdateProgress>,
 ) -> Option<AsyncOp> {
-    let (&(chunk, replica), line) = lines.iter().find(|(_, line)| line.accumulated > 0)?;
-    let version = WeightVersion { replica, base: line.newest + 1, shift: VersionShift::None };
+    let (&(chunk, replica), progress) =
+        progress_of.iter().find(|(_, progress)| progress.accumulated > 0)?;
+    let version = WeightVersion { replica, base: progress.newest + 1, shift: VersionShift::None };
     (program.kind == AsyncKind::AmpNet).then_some(AsyncOp::Step(chunk, version))
 }
 
 /// Whether `op` is an update of gradients that are fewer than usual because no more come.
 fn is_left_over(
     program: &AsyncProgram,
-    lines: &mut BTreeMap<(ChunkIndex, u32), UpdateProgress>,
+    progress_of: &mut BTreeMap<(ChunkIndex, u32), UpdateProgress>,
     op: AsyncOp,
 ) -> bool {
     let AsyncOp::Step(chunk, version) = op else { return false };
-    let line = lines.entry((chunk, version.replica)).or_default();
-    let seen = u64::from(line.newest) * u64::from(program.update_every);
+    let progress = progress_of.entry((chunk, version.replica)).or_default();
+    let seen = u64::from(progress.newest) * u64::from(program.update_every);
     program.kind == AsyncKind::AmpNet
-        && line.accumulated > 0
-        && seen + u64::from(line.accumulated) == program.microbatches_total()
+        && progress.accumulated > 0
+        && seen + u64::from(progress.accumulated) == program.microbatches_total()
 }

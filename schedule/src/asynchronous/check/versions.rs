@@ -1,4 +1,5 @@
-//! Rules about versions: they are there, they are the right ones, and they do not pile up.
+//! Rules about versions: those that are read are live, they are the right ones, and no more are
+//! kept than the kind needs.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -28,7 +29,7 @@ impl LiveVersions {
         version == self.newest(chunk, version.replica) || self.kept.contains(&(chunk, version))
     }
 
-    /// Whether what `op` names is there, or may be made now.
+    /// Whether the version that `op` names is live, or may be made now.
     fn allows(&self, op: AsyncOp) -> bool {
         let is_newest =
             |chunk, version: WeightVersion| version == self.newest(chunk, version.replica);
@@ -69,48 +70,48 @@ impl LiveVersions {
     }
 }
 
-/// Calls `visit` with every operation and the versions that are there before it.
+/// Calls `visit` with every operation and the versions that are live before it.
 fn walk_live_versions(
     program: &AsyncProgram,
     mut visit: impl FnMut(StageIndex, AsyncOp, &LiveVersions),
 ) {
     for (stage, ops) in program.lists() {
-        let mut shelf = LiveVersions::default();
+        let mut live = LiveVersions::default();
         for &op in ops {
-            visit(stage, op, &shelf);
-            shelf.apply(op);
+            visit(stage, op, &live);
+            live.apply(op);
         }
     }
 }
 
-/// A version that is named is there: made by an update or kept beside, and not freed. An update
+/// A version that is named is live: made by an update or kept beside, and not freed. An update
 /// makes the next one; a stash and a prediction are made of the newest.
-pub(super) fn missing(program: &AsyncProgram, findings: &mut AsyncViolationList) {
-    walk_live_versions(program, |stage, op, shelf| {
-        if !shelf.allows(op) {
+pub(super) fn missing(program: &AsyncProgram, violations: &mut AsyncViolationList) {
+    walk_live_versions(program, |stage, op, live| {
+        if !live.allows(op) {
             let replica = version_of(op).map_or(0, |version| version.replica);
-            let newest = shelf.newest(op.chunk(), replica);
-            findings.add(AsyncViolation::Missing { stage, op, newest });
+            let newest = live.newest(op.chunk(), replica);
+            violations.add(AsyncViolation::Missing { stage, op, newest });
         }
     });
 }
 
-/// What is kept already is not made again.
-pub(super) fn made_twice(program: &AsyncProgram, findings: &mut AsyncViolationList) {
-    walk_live_versions(program, |stage, op, shelf| {
+/// A version that is kept already is not made again.
+pub(super) fn made_twice(program: &AsyncProgram, violations: &mut AsyncViolationList) {
+    walk_live_versions(program, |stage, op, live| {
         if let AsyncOp::Predict(chunk, _, version) | AsyncOp::Stash(chunk, version) = op
-            && shelf.kept.contains(&(chunk, version))
+            && live.kept.contains(&(chunk, version))
         {
-            findings.add(AsyncViolation::Twice { stage, op });
+            violations.add(AsyncViolation::Twice { stage, op });
         }
     });
 }
 
 /// F and BW read the version that the kind declares for them.
-pub(super) fn semantics(program: &AsyncProgram, findings: &mut AsyncViolationList) {
+pub(super) fn semantics(program: &AsyncProgram, violations: &mut AsyncViolationList) {
     let mut forward: BTreeMap<Pass, WeightVersion> = BTreeMap::new();
     let mut first: BTreeMap<(ChunkIndex, u32, Compute), WeightVersion> = BTreeMap::new();
-    walk_live_versions(program, |stage, op, shelf| {
+    walk_live_versions(program, |stage, op, live| {
         let AsyncOp::Compute(compute, pass, version) = op else { return };
         let Pass { chunk, microbatch, .. } = pass;
         let reads = match compute {
@@ -123,7 +124,7 @@ pub(super) fn semantics(program: &AsyncProgram, findings: &mut AsyncViolationLis
         let at_first = (chunk, program.minibatch_of(microbatch), compute);
         let expected = match reads {
             VersionRead::Newest(shift) => {
-                Some(WeightVersion { shift, ..shelf.newest(chunk, replica) })
+                Some(WeightVersion { shift, ..live.newest(chunk, replica) })
             }
             VersionRead::Number(base) => {
                 Some(WeightVersion { replica, base, shift: VersionShift::None })
@@ -136,32 +137,33 @@ pub(super) fn semantics(program: &AsyncProgram, findings: &mut AsyncViolationLis
             forward.insert(pass, version);
         }
         if let Some(expected) = expected.filter(|expected| *expected != version) {
-            findings.add(AsyncViolation::Semantics { stage, op, expected });
+            violations.add(AsyncViolation::Semantics { stage, op, expected });
         }
     });
 }
 
 /// No more versions are kept beside the newest than the kind needs.
-pub(super) fn kept(program: &AsyncProgram, findings: &mut AsyncViolationList) {
-    walk_live_versions(program, |stage, op, shelf| {
+pub(super) fn kept(program: &AsyncProgram, violations: &mut AsyncViolationList) {
+    walk_live_versions(program, |stage, op, live| {
         let (AsyncOp::Predict(chunk, _, version) | AsyncOp::Stash(chunk, version)) = op else {
             return;
         };
-        let others = shelf.kept.iter().filter(|other| other.0 == chunk && other.1 != version);
-        let (found, limit) = (others.count() + 1, kept_max(program, chunk));
+        let others = live.kept.iter().filter(|other| other.0 == chunk && other.1 != version);
+        let found = others.count() + 1;
+        let limit = kept_max(program, chunk);
         if found > limit {
-            findings.add(AsyncViolation::Kept { stage, chunk, op, found, limit });
+            violations.add(AsyncViolation::Kept { stage, chunk, op, found, limit });
         }
     });
 }
 
-/// At the end nothing is kept.
-pub(super) fn never_freed(program: &AsyncProgram, findings: &mut AsyncViolationList) {
+/// At the end no version is kept.
+pub(super) fn never_freed(program: &AsyncProgram, violations: &mut AsyncViolationList) {
     for (stage, ops) in program.lists() {
-        let mut shelf = LiveVersions::default();
-        ops.iter().for_each(|op| shelf.apply(*op));
-        for (chunk, version) in shelf.kept {
-            findings.add(AsyncViolation::NeverFreed { stage, chunk, version });
+        let mut live = LiveVersions::default();
+        ops.iter().for_each(|op| live.apply(*op));
+        for (chunk, version) in live.kept {
+            violations.add(AsyncViolation::NeverFreed { stage, chunk, version });
         }
     }
 }

@@ -9,7 +9,7 @@ use crate::asynchronous::program::AsyncProgram;
 use crate::generate::one_f_one_b_run;
 use crate::op::{Compute, Flow, Op, Pass};
 
-/// Forward passes that AvgPipe runs further ahead than 1F1B, so that a stage has something to do
+/// Forward passes that AvgPipe runs further ahead than 1F1B, so that a stage has passes to run
 /// while results travel (Chen et al., PPoPP 2023: advance forward propagation).
 const ADVANCE: u32 = 1;
 
@@ -42,8 +42,10 @@ fn one_by_one(program: &AsyncProgram, stage: u32, total: u32) -> Vec<Op> {
 /// WPipe: 1F1B without a flush, in which minibatch after minibatch goes forward through the rear
 /// chunk and the next one through the front chunk, and backward through the rear and the front.
 fn folded(program: &AsyncProgram, stage: u32) -> Vec<Op> {
-    let (front, rear) = (stage, stage + program.placement.stage_count());
-    let (minibatches, microbatches) = (program.minibatch_count, program.microbatch_count);
+    let front = stage;
+    let rear = stage + program.placement.stage_count();
+    let minibatches = program.minibatch_count;
+    let microbatches = program.microbatch_count;
     let of = |minibatch: u32, compute, chunk| {
         let passes = minibatch * microbatches..(minibatch + 1) * microbatches;
         passes.map(move |k| Op::Compute(compute, Pass::new(chunk, k)))
@@ -71,25 +73,25 @@ fn folded(program: &AsyncProgram, stage: u32) -> Vec<Op> {
 /// reference model meets them in that order.
 fn interleaved_replicas(program: &AsyncProgram) -> Vec<Vec<Op>> {
     let stages = program.placement.stage_count();
-    let mut board = ReplicaInterleaver::new(program);
+    let mut interleaver = ReplicaInterleaver::new(program);
     for _ in 0..2 * program.pass_count() {
         let next = (0..stages)
             .flat_map(|stage| (0..program.replica_count).map(move |replica| (stage, replica)))
             .filter_map(|(stage, replica)| {
-                let (op, start) = board.next(stage, replica)?;
+                let (op, start) = interleaver.next(stage, replica)?;
                 Some((start, op.pass()?.microbatch, stage, replica))
             })
             .min();
         let (start, _, stage, replica) = next.expect("pipelines do not wait for each other");
-        board.run(stage, replica, start);
+        interleaver.run(stage, replica, start);
     }
-    board.orders
+    interleaver.orders
 }
 
-/// Who has come how far, and when.
+/// How far each stage has come with each pipeline, and when.
 struct ReplicaInterleaver<'a> {
     program: &'a AsyncProgram,
-    /// Of every stage and pipeline: what it runs, and how much of it has run.
+    /// By stage and pipeline: the passes that it runs, and how many of them have run.
     lists: BTreeMap<(u32, u32), (Vec<Op>, usize)>,
     free_at: Vec<u64>,
     /// When a pass yielded its result.
@@ -102,7 +104,8 @@ struct ReplicaInterleaver<'a> {
 impl<'a> ReplicaInterleaver<'a> {
     fn new(program: &'a AsyncProgram) -> Self {
         let stages = program.placement.stage_count();
-        let (microbatches, replicas) = (program.microbatch_count, program.replica_count);
+        let microbatches = program.microbatch_count;
+        let replicas = program.replica_count;
         let list = |stage: u32, replica: u32| -> Vec<Op> {
             let ahead = program.ahead_of(ChunkIndex(stage)) + ADVANCE;
             let minibatches = (replica..program.minibatch_count).step_by(replicas as usize);

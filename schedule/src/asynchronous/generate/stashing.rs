@@ -1,4 +1,5 @@
-//! Keeps what will be read again: temporary versions, stashes, and when each may go.
+//! Keeps the versions that will be read again: makes temporary versions and stashes, and frees each
+//! after its last use.
 
 use std::collections::BTreeMap;
 
@@ -22,7 +23,8 @@ pub(super) fn with_stashes(program: &AsyncProgram, ops: &[AsyncOp]) -> Vec<Async
                 let key = (pass.chunk, version);
                 all.extend(receive_before(&program.placement, plain).and_then(of_plain));
                 if version.shift != VersionShift::None && kept.insert(key, ()).is_none() {
-                    let rule = prediction(program.kind).expect("only who predicts has shifts");
+                    let rule =
+                        prediction(program.kind).expect("only kinds that predict have shifts");
                     all.push(AsyncOp::Predict(pass.chunk, rule, version));
                 }
                 all.push(op);
@@ -52,7 +54,7 @@ pub(super) fn with_stashes(program: &AsyncProgram, ops: &[AsyncOp]) -> Vec<Async
     all
 }
 
-/// Where each version of a chunk is read last.
+/// The position at which each version of a chunk is read last.
 fn last_reads(ops: &[AsyncOp]) -> BTreeMap<(ChunkIndex, WeightVersion), usize> {
     let mut last = BTreeMap::new();
     for (position, op) in ops.iter().enumerate() {
@@ -63,7 +65,7 @@ fn last_reads(ops: &[AsyncOp]) -> BTreeMap<(ChunkIndex, WeightVersion), usize> {
     last
 }
 
-/// A transfer as an operation here.
+/// A transfer as an asynchronous operation.
 fn of_plain(op: crate::op::Op) -> Option<AsyncOp> {
     match op {
         crate::op::Op::Transfer(transfer, flow, pass) => {

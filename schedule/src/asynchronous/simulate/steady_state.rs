@@ -1,8 +1,9 @@
-//! A pipeline that is full: what is left of a run when its beginning and its end are not looked at.
+//! A pipeline that is full: a run without its beginning and its end.
 //!
-//! It is full from when every stage has run its first backward pass, behind a warm-up if there is one,
-//! until some stage begins its last forward pass. In between time is measured from one microbatch's way
-//! back to another's, over as many as make up whole steps, of all pipelines alike.
+//! It is full from when every stage has run its first backward pass, behind a warm-up if there is
+//! one, until some stage begins its last forward pass. In between time is measured from the end of
+//! one microbatch's backward pass to another's, over as many as make up whole steps, of all
+//! pipelines alike.
 
 use zbelastic_types::{ChunkIndex, StageIndex};
 
@@ -11,7 +12,7 @@ use crate::asynchronous::program::AsyncProgram;
 use crate::op::{Compute, Op};
 use crate::timeline::{Timeline, TimelineSlice};
 
-/// The rhythm of a full pipeline.
+/// The period of a full pipeline, and the work in it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SteadyPipeline {
     /// Steps that are over when the measurement begins.
@@ -38,7 +39,8 @@ impl SteadyPipeline {
         let end = stages().map(last_departure).fold(f64::INFINITY, f64::min);
         let ends = ends_of_steps(program, timeline);
         let within = |time: &f64| begin <= *time && *time <= end;
-        let (first, last) = (ends.iter().position(within)?, ends.iter().rposition(within)?);
+        let first = ends.iter().position(within)?;
+        let last = ends.iter().rposition(within)?;
         let round = program.replica_count as usize;
         let last = first + (last - first) / round * round;
         let step_count = u32::try_from(last - first).expect("steps are counted in u32");
@@ -53,7 +55,7 @@ impl SteadyPipeline {
     }
 }
 
-/// When so many microbatches have come all the way back as make up 1, 2, 3 .. steps.
+/// When the microbatches of 1, 2, 3 .. steps have had their last backward pass.
 fn ends_of_steps(program: &AsyncProgram, timeline: &Timeline<AsyncOp>) -> Vec<f64> {
     let first = ChunkIndex(0);
     let stage = program.placement.stage_of(first).unwrap_or(StageIndex(0));

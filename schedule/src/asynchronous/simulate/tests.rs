@@ -109,7 +109,7 @@ fn a_region_is_an_order_that_is_legal_and_the_region_around_it() {
         });
         let found = &simulation.program;
         assert_eq!(check_async(found), Ok(()), "{found}");
-        assert_eq!(found.live_passes()[0], 4, "as many as may be under way");
+        assert_eq!(found.live_passes()[0], 4, "as many as may be in flight");
         for stage in simulation.timeline.stages() {
             let [region, rest @ ..] = simulation.timeline.slices(stage) else { panic!("slices") };
             assert_eq!([region.op], *program.stages[stage.index()]);
@@ -127,8 +127,8 @@ fn a_region_is_an_order_that_is_legal_and_the_region_around_it() {
     }
 }
 
-/// A stage takes what is ready as soon as it is free, backward before forward, the oldest first. Of the
-/// first stage, which lets microbatches in, this is said elsewhere.
+/// A stage takes what is ready as soon as it is free, backward before forward, the oldest first. Of
+/// the first stage, which lets microbatches in, this is said elsewhere.
 #[test]
 fn what_is_ready_is_taken_by_the_rule() {
     let link = 0.75;
@@ -195,7 +195,8 @@ fn a_warm_up_costs_its_flushes_and_is_not_part_of_the_rhythm() {
         let request = AsyncRequest { variant, ..request(AsyncKind::PipeMare) };
         run(&generate_async(request).expect("the size is legal"), |_| {})
     };
-    let (work, ramps) = (f64::from(3 * STEPS * MICROBATCHES), 3.0 * f64::from(STAGES - 1));
+    let work = f64::from(3 * STEPS * MICROBATCHES);
+    let ramps = 3.0 * f64::from(STAGES - 1);
     assert_eq!(of_warm_up(0).timeline.makespan(0), work + ramps);
     let simulation = of_warm_up(3);
     assert_eq!(simulation.timeline.cost(0), work + 4.0 * ramps);

@@ -10,80 +10,86 @@ use crate::pass_table::PassTable;
 use crate::program::Program;
 use crate::solve::problem::TOLERANCE;
 
-/// Passes that are simulated at most while stages try each other's means, whatever is gained.
+/// Passes that are simulated at most while stages try each other's methods, whatever is gained.
 const EXCHANGED_PASSES_MAX: usize = 100_000;
 
 /// What a stage does to keep less.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum SavingMethod {
+    /// Keeps everything, and is within its limit only by the order.
     None,
-    /// Gives up what waits longest.
+    /// Drops what waits longest, and recomputes it.
     Recompute,
-    /// Lets passes leave, and waits for copies where it must.
+    /// Offloads passes, and waits for copies where it must.
     Offload,
-    /// Lets leave what no pass waits for, and gives up what is too much then.
+    /// Offloads the passes whose copies nothing waits for, and drops what is still above the limit.
     OffloadThenRecompute,
 }
 
 impl SavingMethod {
     const ALL: [Self; 4] = [Self::None, Self::Recompute, Self::Offload, Self::OffloadThenRecompute];
 
-    fn is_allowed(self, relief: &MemorySavings) -> bool {
-        let (drops, leaves) = (!relief.recomputes.is_empty(), !relief.offloads.is_empty());
+    fn is_allowed(self, savings: &MemorySavings) -> bool {
+        let may_recompute = !savings.recomputes.is_empty();
+        let may_offload = !savings.offloads.is_empty();
         match self {
             Self::None => true,
-            Self::Recompute => drops,
-            Self::Offload => leaves,
-            Self::OffloadThenRecompute => drops && leaves,
+            Self::Recompute => may_recompute,
+            Self::Offload => may_offload,
+            Self::OffloadThenRecompute => may_recompute && may_offload,
         }
     }
 }
 
-/// The lists of one means; `None` for a stage that is above its limit with it.
+/// The lists that one method leads to; `None` for a stage that is above its limit with it.
 type StageLists = Vec<Option<Vec<Op>>>;
 
-/// What comes of an order by each means, on all stages where it is needed, and where stages take what
-/// suits them. What needs nothing is there alone.
+/// The programs that an order becomes by each method, on all stages where one is needed, and with
+/// each stage by the method that suits it. An order that is within all limits is returned alone.
 pub(super) fn within_limits(problem: &ScheduleProblem, order: &Program) -> Vec<Program> {
     let with = |lists: Vec<Vec<Op>>| Program { stages: lists, ..order.clone() };
-    let means =
-        SavingMethod::ALL.into_iter().filter(|means| means.is_allowed(&problem.memory_savings));
-    let mut by_means: Vec<StageLists> = Vec::new();
-    for means in means {
-        by_means.push(lists(problem, order, means));
-        let is_enough = by_means[0].iter().all(Option::is_some);
+    let methods =
+        SavingMethod::ALL.into_iter().filter(|method| method.is_allowed(&problem.memory_savings));
+    let mut by_method: Vec<StageLists> = Vec::new();
+    for method in methods {
+        by_method.push(lists(problem, order, method));
+        let is_enough = by_method[0].iter().all(Option::is_some);
         if is_enough {
             break;
         }
     }
-    let untouched = by_means[0].clone();
-    // Who fits as it is does nothing, whatever others do.
+    let untouched = by_method[0].clone();
+    // A stage that is within its limit stays as it is, whatever others do.
     let filled = |lists: &StageLists| -> Option<Vec<Vec<Op>>> {
-        untouched.iter().zip(lists).map(|(as_is, list)| as_is.clone().or(list.clone())).collect()
+        untouched
+            .iter()
+            .zip(lists)
+            .map(|(as_it_is, list)| as_it_is.clone().or(list.clone()))
+            .collect()
     };
-    let mut found: Vec<Program> = by_means.iter().filter_map(filled).map(with).collect();
-    if by_means.len() > 2 {
-        found.extend(exchanged(problem, order, (&untouched, &by_means[1..])));
+    let mut found: Vec<Program> = by_method.iter().filter_map(filled).map(with).collect();
+    if by_method.len() > 2 {
+        found.extend(exchanged(problem, order, (&untouched, &by_method[1..])));
     }
     found
 }
 
-/// Stage by stage the means that makes the whole cost least, the others left as they are.
+/// Stage by stage the method with which the whole costs least, the others left as they are.
 fn exchanged(
     problem: &ScheduleProblem,
     order: &Program,
-    (untouched, by_means): (&StageLists, &[StageLists]),
+    (untouched, by_method): (&StageLists, &[StageLists]),
 ) -> Option<Program> {
     let mut chosen: Vec<Vec<Op>> = Vec::with_capacity(untouched.len());
-    for (stage, as_is) in untouched.iter().enumerate() {
-        let any = || by_means.iter().find_map(|lists| lists[stage].clone());
-        chosen.push(as_is.clone().or_else(any)?);
+    for (stage, as_it_is) in untouched.iter().enumerate() {
+        let any = || by_method.iter().find_map(|lists| lists[stage].clone());
+        chosen.push(as_it_is.clone().or_else(any)?);
     }
     let mut best = Program { stages: chosen, ..order.clone() };
     let mut least = cost(problem, &best);
     let mut left = EXCHANGED_PASSES_MAX;
     for stage in (0..untouched.len()).filter(|stage| untouched[*stage].is_none()) {
-        for list in by_means.iter().filter_map(|lists| lists[stage].as_ref()) {
+        for list in by_method.iter().filter_map(|lists| lists[stage].as_ref()) {
             let size: usize = best.stages.iter().map(Vec::len).sum();
             let Some(rest) = left.checked_sub(size) else { return Some(best) };
             left = rest;
@@ -99,9 +105,9 @@ fn exchanged(
     Some(best)
 }
 
-fn lists(problem: &ScheduleProblem, order: &Program, means: SavingMethod) -> StageLists {
+fn lists(problem: &ScheduleProblem, order: &Program, method: SavingMethod) -> StageLists {
     let dropped = |program: &Program| dropping(problem, program);
-    match means {
+    match method {
         SavingMethod::None => fitting(problem, order),
         SavingMethod::Recompute => dropped(order),
         SavingMethod::Offload => {
@@ -112,21 +118,22 @@ fn lists(problem: &ScheduleProblem, order: &Program, means: SavingMethod) -> Sta
 }
 
 fn offloading(problem: &ScheduleProblem, order: &Program, limits: Option<&[f64]>) -> Program {
-    let (costs, memory) = (problem.costs(), problem.memory());
+    let costs = problem.costs();
+    let memory = problem.memory();
     let chunks = OffloadChunks::Chosen;
     let request = OffloadRequest { costs: &costs, memory: &memory, chunks, limits };
     offload(order, request).expect("an order runs to its end")
 }
 
-/// The lists of the stages that hold what they keep.
+/// The lists of the stages whose memory holds what they keep.
 fn fitting(problem: &ScheduleProblem, program: &Program) -> StageLists {
     let fits = problem.stages_that_fit(program);
     program.stages.iter().zip(fits).map(|(ops, fits)| fits.then(|| ops.clone())).collect()
 }
 
-/// The lists of stages that give up as few passes as bring them within their limits.
+/// The lists of stages that drop as few passes as bring them within their limits.
 fn dropping(problem: &ScheduleProblem, program: &Program) -> StageLists {
-    let mut drops = DropPlanner {
+    let mut planner = DropPlanner {
         memory: problem.memory(),
         passes: PassTable::new(program, WaitingPass::default()),
         waiting: Vec::new(),
@@ -136,25 +143,25 @@ fn dropping(problem: &ScheduleProblem, program: &Program) -> StageLists {
     let slices = f64::from(program.slice_count);
     let of_stage = |(stage, ops): (StageIndex, &[Op])| {
         // What slices keep is counted as if each kept all of its microbatch.
-        drops.limit = problem.limits[stage.index()] * (1.0 + TOLERANCE) * slices;
-        drops.of_list(ops)
+        planner.limit = problem.limits[stage.index()] * (1.0 + TOLERANCE) * slices;
+        planner.of_list(ops)
     };
     program.lists().map(of_stage).collect()
 }
 
-/// A pass while a list is gone through.
+/// What is known of a pass while a list is gone through.
 #[derive(Clone, Copy, Default)]
 struct WaitingPass {
     kept: PassFootprint,
-    /// Where its B stands.
+    /// The position of its B.
     due: usize,
     /// Whether the list already fixes what becomes of it.
     is_settled: bool,
     is_dropped: bool,
 }
 
-/// Goes through lists, and gives up what would be above the limit: of what waits that which waits
-/// longest, which takes the fewest passes if all keep the same.
+/// Goes through lists, and drops what would be above the limit: of the passes that wait the one
+/// that waits longest, which takes the fewest passes if all keep the same.
 struct DropPlanner {
     memory: Vec<ChunkMemory>,
     passes: PassTable<WaitingPass>,
@@ -167,7 +174,7 @@ struct DropPlanner {
 impl DropPlanner {
     fn of_list(&mut self, ops: &[Op]) -> Option<Vec<Op>> {
         self.read(ops);
-        let is_done = ops.iter().all(|op| self.take(*op));
+        let is_done = ops.iter().all(|op| self.apply_with_drop(*op));
         is_done.then(|| self.with_drops(ops))
     }
 
@@ -188,8 +195,8 @@ impl DropPlanner {
         }
     }
 
-    /// Yields whether the limit holds at this operation.
-    fn take(&mut self, op: Op) -> bool {
+    /// Applies an operation. Yields whether the stage is within its limit there.
+    fn apply_with_drop(&mut self, op: Op) -> bool {
         let Some(pass) = op.pass() else { return true };
         let is_backward = matches!(op, Op::Compute(Compute::B | Compute::BW, _));
         if is_backward {
@@ -197,9 +204,9 @@ impl DropPlanner {
         }
         let cell = self.passes.get(pass).expect("a list has passes of its program");
         let is_within = if is_backward && cell.is_dropped {
-            self.run(Op::Compute(Compute::R, pass)) && self.run(op)
+            self.apply_within_limit(Op::Compute(Compute::R, pass)) && self.apply_within_limit(op)
         } else {
-            self.run(op)
+            self.apply_within_limit(op)
         };
         if matches!(op, Op::Compute(Compute::F, _)) && !cell.is_settled {
             self.waiting.push(pass);
@@ -207,8 +214,8 @@ impl DropPlanner {
         is_within
     }
 
-    fn run(&mut self, op: Op) -> bool {
-        self.change(op);
+    fn apply_within_limit(&mut self, op: Op) -> bool {
+        self.apply(op);
         while self.kept > self.limit {
             let due = |pass: &Pass| self.passes.get(*pass).map_or(0, |waiting| waiting.due);
             let saves = |pass: &Pass| {
@@ -218,13 +225,13 @@ impl DropPlanner {
             let candidates = self.waiting.iter().copied().filter(saves);
             let Some(victim) = candidates.max_by_key(due) else { return false };
             self.waiting.retain(|pass| *pass != victim);
-            self.change(Op::Memory(MemoryOp::Drop, victim));
+            self.apply(Op::Memory(MemoryOp::Drop, victim));
             self.passes.get_mut(victim).expect("it waits").is_dropped = true;
         }
         true
     }
 
-    fn change(&mut self, op: Op) {
+    fn apply(&mut self, op: Op) {
         let Some(pass) = op.pass() else { return };
         let chunk = self.memory[pass.chunk.index()];
         let waiting = self.passes.get_mut(pass).expect("a list has passes of its program");
