@@ -1,5 +1,5 @@
-//! What a node removes from its store of checkpoints: all that the cluster does not refer to, on every node
-//! alike, whether it keeps manifests or not.
+//! What a node removes from its store of checkpoints: all that the cluster does not refer to, on
+//! every node alike, whether it keeps manifests or not.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,15 +13,15 @@ use crate::piece::{FreedSpace, StoreReferences};
 /// Manifests kept whatever the cluster refers to.
 const KEEP_LAST: usize = 1;
 
-/// Removes what nobody refers to, and returns how much that was.
+/// Removes what the cluster does not refer to, and returns how much that was.
 ///
 /// # Errors
 /// If the medium fails.
 pub fn collect_garbage(
     store: &impl CheckpointStore,
-    referred: &StoreReferences,
+    references: &StoreReferences,
 ) -> Result<FreedSpace, CheckpointStoreError> {
-    let versions = referred.versions.iter().copied().collect();
+    let versions = references.versions.iter().copied().collect();
     let needed = RetentionRoots { versions, pending: BTreeSet::new(), keep_last: KEEP_LAST };
     let inventory = store.inventory()?;
     if mutant::is(Mutant::M30CollectsByManifest) && inventory.manifests.is_empty() {

@@ -1,5 +1,5 @@
-//! Texts and weights by the hash of their bytes, and the nodes a node requests them from: all holders
-//! together, and each alone if the bytes that came from all of them have another hash.
+//! Texts and weights by the hash of their bytes, and the nodes a node requests them from: all
+//! holders together, and each alone if the bytes that came from all of them have another hash.
 
 use std::collections::VecDeque;
 
@@ -12,7 +12,7 @@ use zbelastic_types::{Digest, NodeId};
 pub struct DataName {
     /// BLAKE3 of the bytes.
     pub hash: Digest,
-    /// How many there are.
+    /// Number of these bytes.
     pub length: u64,
 }
 
@@ -24,8 +24,8 @@ impl DataName {
     }
 }
 
-/// The name under which damaged bytes are fetched again, of all that are wanted: a file that was cut short has
-/// its hash by its name, and not its length.
+/// The name under which damaged bytes are fetched again, of all that are needed: a file that was
+/// cut short has its hash by its name, and not its length.
 #[must_use]
 pub fn expected_name(found: DataName, wanted: &[DataName]) -> DataName {
     wanted.iter().find(|name| name.hash == found.hash).copied().unwrap_or(found)
@@ -42,7 +42,7 @@ pub enum DataFetchOutcome {
     Missing,
 }
 
-/// What is to be done next for bytes that are wanted.
+/// The next step of a fetch of bytes that are needed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DataFetchAction {
     /// Send the request to these nodes, to all at once.
@@ -52,15 +52,16 @@ pub enum DataFetchAction {
         /// Nodes whose copies are damaged.
         damaged: Vec<NodeId>,
     },
-    /// Nobody has the bytes as they should be.
+    /// No node has the bytes undamaged.
     Failed {
-        /// Whose copies are damaged.
+        /// Nodes whose copies are damaged.
         damaged: Vec<NodeId>,
     },
 }
 
-/// A fetch of bytes by their hash. Chunks come from all holders at once, and only the whole has a hash: one
-/// copy that rotted spoils what comes from all. Each holder gets a request alone then, until one is sound.
+/// A fetch of bytes by their hash. Chunks come from all holders at once, and only the whole has a
+/// hash: one corrupt copy spoils what comes from all. Each holder gets a request alone then, until
+/// one is sound.
 #[derive(Clone, Debug)]
 pub struct DataFetch {
     together: Option<Vec<NodeId>>,
@@ -74,7 +75,8 @@ impl DataFetch {
     #[must_use]
     pub fn new(holders: Vec<NodeId>) -> (Self, DataFetchAction) {
         let first = DataFetchAction::Request(holders.clone());
-        let (alone, damaged) = (VecDeque::new(), Vec::new());
+        let alone = VecDeque::new();
+        let damaged = Vec::new();
         (Self { together: Some(holders), alone, requested: None, damaged }, first)
     }
 
@@ -129,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn one_damaged_copy_is_found_by_asking_each_alone() {
+    fn one_damaged_copy_is_found_by_requests_to_each_alone() {
         let nodes = |nodes: &[u64]| nodes.iter().copied().map(NodeId).collect::<Vec<_>>();
         let done = |damaged: &[u64]| DataFetchAction::Done { damaged: nodes(damaged) };
         let failed = |damaged: &[u64]| DataFetchAction::Failed { damaged: nodes(damaged) };
@@ -145,9 +147,10 @@ mod tests {
 
     #[test]
     fn what_was_cut_short_is_fetched_at_its_length() {
-        let (text, weights) = (DataName::of(b"all of the text"), DataName::of(b"weights"));
+        let text = DataName::of(b"all of the text");
+        let weights = DataName::of(b"weights");
         let cut = DataName { length: 3, ..text };
         assert_eq!(expected_name(cut, &[weights, text]), text);
-        assert_eq!(expected_name(cut, &[weights]), cut, "nobody knows better");
+        assert_eq!(expected_name(cut, &[weights]), cut, "no name has this hash");
     }
 }

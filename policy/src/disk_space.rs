@@ -1,22 +1,23 @@
-//! Room on the disk that a node's store lies on: which pieces of checkpoints find some, and when the disk counts
-//! as low, which is reported before it is full.
+//! Space on the disk that a node's store lies on: which pieces of checkpoints fit, and when the
+//! disk counts as low, which is reported before it is full.
 //!
-//! A controller's log, its events and files that are replaced as a whole grow on the same disk. So pieces leave a
-//! part of it free: a full store costs a checkpoint, a full log a voter.
+//! A controller's log, its events and files that are replaced as a whole grow on the same disk. So
+//! pieces leave a part of it free: a full store costs a checkpoint, a full log a voter.
 
 use serde::{Deserialize, Serialize};
 use zbelastic_types::Bytes;
 
 /// The part of a disk that pieces leave free: one of so many. As much as ext4 keeps for its owner.
 const RESERVE_PARTS: u64 = 20;
-/// The most that they leave free: many times what a log of the largest cluster holds between two snapshots.
+/// The most that they leave free: many times what a log of the largest cluster holds between two
+/// snapshots.
 const RESERVE_MAX: Bytes = Bytes(512 << 20);
-/// Ticks from one look to the next. What may be written meanwhile is checked piece by piece.
-const LOOK_TICKS: u32 = 500;
-/// A disk that was low is so until a checkpoint and one of so many parts of it find room.
+/// Ticks from one measurement to the next. What may be written meanwhile is checked piece by piece.
+const MEASURE_TICKS: u32 = 500;
+/// A disk that was low is so until a checkpoint and one of so many parts of it fit.
 const AMPLE_PARTS: u64 = 4;
 
-/// How much room a disk has.
+/// Free and total space of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DiskSpace {
     /// Bytes that this process may still write.
@@ -25,7 +26,7 @@ pub struct DiskSpace {
     pub total: Bytes,
 }
 
-/// A piece finds no room.
+/// A piece does not fit on the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[error("the disk is low: {wanted} are wanted, {free} are free, of which {reserve} stay free")]
 pub struct DiskSpaceShortage {
@@ -42,12 +43,13 @@ impl DiskSpace {
         RESERVE_MAX.min(Bytes(self.total.0 / RESERVE_PARTS))
     }
 
-    /// Whether so many bytes of a piece find room.
+    /// Whether so many bytes of a piece fit.
     ///
     /// # Errors
     /// If they do not.
     pub fn check(self, wanted: Bytes) -> Result<(), DiskSpaceShortage> {
-        let (free, reserve) = (self.free, self.reserve());
+        let free = self.free;
+        let reserve = self.reserve();
         if free.0.saturating_sub(wanted.0) >= reserve.0 && free >= wanted {
             return Ok(());
         }
@@ -55,16 +57,16 @@ impl DiskSpace {
     }
 }
 
-/// What a look at the disk found.
+/// A change of state that a measurement of the disk found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DiskSpaceChange {
     /// Less is free than a checkpoint takes, which was not so before.
     Low(DiskSpaceShortage),
-    /// It was low, and has room again.
+    /// It was low, and has space again.
     Ample,
 }
 
-/// A node's looks at its own disk.
+/// A node's measurements of its own disk.
 #[derive(Debug, Default)]
 pub struct DiskSpaceWatch {
     ticks: u32,
@@ -73,24 +75,25 @@ pub struct DiskSpaceWatch {
 }
 
 impl DiskSpaceWatch {
-    /// A tick. Yields whether the disk is to be looked at now: never twice at once, for a disk may hang.
+    /// A tick. Returns whether the disk is to be measured now: never twice at once, for a disk may
+    /// hang.
     pub fn handle_tick(&mut self) -> bool {
         self.ticks += 1;
-        if self.ticks < LOOK_TICKS || self.is_measuring {
+        if self.ticks < MEASURE_TICKS || self.is_measuring {
             return false;
         }
         (self.ticks, self.is_measuring) = (0, true);
         true
     }
 
-    /// What it lacked when it became low, if it is.
+    /// The shortage with which it became low, if it is.
     #[must_use]
     pub const fn low(&self) -> Option<DiskSpaceShortage> {
         self.low
     }
 
-    /// What was found; `None` if the disk could not be read. `checkpoint` are the bytes of all layers, the
-    /// most of one checkpoint that a node is requested to keep.
+    /// Applies a measurement; `None` if the disk could not be read. `checkpoint` are the bytes of
+    /// all layers, the most of one checkpoint that a node is requested to keep.
     pub fn note(&mut self, found: Option<DiskSpace>, checkpoint: Bytes) -> Option<DiskSpaceChange> {
         self.is_measuring = false;
         let found = found?;
@@ -132,7 +135,9 @@ mod tests {
         let mut watch = DiskSpaceWatch::default();
         let mut note = |free| watch.note(Some(disk_space(free, 1000)), Bytes(100 * MIB));
         assert_eq!(note(150), None);
-        let (wanted, free, reserve) = (Bytes(100 * MIB), Bytes(149 * MIB), Bytes(50 * MIB));
+        let wanted = Bytes(100 * MIB);
+        let free = Bytes(149 * MIB);
+        let reserve = Bytes(50 * MIB);
         assert_eq!(
             note(149),
             Some(DiskSpaceChange::Low(DiskSpaceShortage { wanted, free, reserve }))
@@ -146,11 +151,11 @@ mod tests {
     #[test]
     fn a_disk_that_hangs_is_not_measured_again() {
         let mut watch = DiskSpaceWatch::default();
-        let looks = |watch: &mut DiskSpaceWatch| {
-            (0..3 * LOOK_TICKS).filter(|_| watch.handle_tick()).count()
+        let measurements = |watch: &mut DiskSpaceWatch| {
+            (0..3 * MEASURE_TICKS).filter(|_| watch.handle_tick()).count()
         };
-        assert_eq!(looks(&mut watch), 1);
+        assert_eq!(measurements(&mut watch), 1);
         assert_eq!(watch.note(None, Bytes(1)), None);
-        assert_eq!(looks(&mut watch), 1, "it did not say, and is asked again");
+        assert_eq!(measurements(&mut watch), 1, "the measurement failed, and is repeated");
     }
 }

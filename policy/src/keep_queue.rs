@@ -1,5 +1,6 @@
-//! Pieces of checkpoints that other nodes request this node to keep: fetched and written one after the
-//! other, so that no more than one layer is in memory for it, while the requesters receive progress reports.
+//! Pieces of checkpoints that other nodes request this node to keep: fetched and written one after
+//! the other, so that no more than one layer is in memory for it, while the requesters receive
+//! progress reports.
 
 use std::collections::VecDeque;
 
@@ -7,22 +8,23 @@ use zbelastic_types::NodeId;
 
 use crate::piece::PieceRef;
 
-/// Pieces that wait at once: the layers of two checkpoints of the largest model. Another one is refused.
+/// Pieces that wait at once: the layers of two checkpoints of the largest model. Another one is
+/// refused.
 const WAITING_MAX: usize = 2048;
 /// Ticks between two progress reports to the requesters.
 const REPORT_TICKS: u32 = 100;
 
-/// Pieces to be kept, and for whom.
+/// Pieces to be kept, and the node that requested each.
 #[derive(Debug, Default)]
 pub struct KeepQueue {
     waiting: VecDeque<(PieceRef, NodeId)>,
     under_way: Option<(PieceRef, NodeId)>,
-    /// What this node had moved when it was reported last.
+    /// Bytes that this node had moved at the last report.
     reported: u64,
     ticks: u32,
 }
 
-/// There is no room for another piece.
+/// The queue has no space for another piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KeepQueueFull;
 
@@ -32,14 +34,14 @@ impl KeepQueue {
     /// # Errors
     /// If too much waits.
     pub fn push(&mut self, piece: PieceRef, node: NodeId) -> Result<(), KeepQueueFull> {
-        let entry = (piece, node);
-        if self.under_way == Some(entry) || self.waiting.contains(&entry) {
+        let request = (piece, node);
+        if self.under_way == Some(request) || self.waiting.contains(&request) {
             return Ok(());
         }
         if self.waiting.len() >= WAITING_MAX {
             return Err(KeepQueueFull);
         }
-        self.waiting.push_back(entry);
+        self.waiting.push_back(request);
         Ok(())
     }
 
@@ -63,9 +65,9 @@ impl KeepQueue {
         self.under_way.take_if(|under_way| *under_way == (piece, node));
     }
 
-    /// A tick, and the bytes of pieces that this node has moved by now: of nothing else, or a piece that
-    /// never comes would be waited for as long as anything does. Returns each piece whose progress is to be
-    /// reported, with the node that requested it.
+    /// A tick, and the bytes of pieces that this node has moved by now: of nothing else, or a piece
+    /// that never comes would be waited for as long as anything does. Returns each piece whose
+    /// progress is to be reported, with the node that requested it.
     pub fn handle_tick(&mut self, done: u64) -> Vec<(PieceRef, NodeId)> {
         self.ticks += 1;
         if self.ticks < REPORT_TICKS || done == self.reported {
@@ -107,8 +109,8 @@ mod tests {
     #[test]
     fn the_requester_gets_reports_while_work_proceeds_and_none_otherwise() {
         let mut queue = KeepQueue::default();
-        queue.push(piece(1), NodeId(7)).expect("room");
-        queue.push(piece(2), NodeId(8)).expect("room");
+        queue.push(piece(1), NodeId(7)).expect("space");
+        queue.push(piece(2), NodeId(8)).expect("space");
         queue.poll();
         assert!((1..REPORT_TICKS).all(|_| queue.handle_tick(5).is_empty()));
         assert_eq!(queue.handle_tick(5), [(piece(1), NodeId(7)), (piece(2), NodeId(8))]);
@@ -120,7 +122,7 @@ mod tests {
     fn a_full_queue_refuses() {
         let mut queue = KeepQueue::default();
         for layer in 0..WAITING_MAX as u32 {
-            queue.push(PieceRef { layer: LayerId(layer), ..piece(0) }, NodeId(7)).expect("room");
+            queue.push(PieceRef { layer: LayerId(layer), ..piece(0) }, NodeId(7)).expect("space");
         }
         assert_eq!(queue.push(piece(0), NodeId(8)), Err(KeepQueueFull));
     }

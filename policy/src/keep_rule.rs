@@ -1,5 +1,6 @@
-//! Which pieces of checkpoints a node keeps for others. A certificate alone fills no disk: a piece must
-//! be one of the job's layers, as long as that layer is, and of a version that can be under way.
+//! Which pieces of checkpoints a node keeps for others. A certificate alone fills no disk: a piece
+//! must be one of the job's layers, as long as that layer is, and of a version that can be under
+//! way.
 
 use zbelastic_consensus::job::CHECKPOINT_EVERY_MAX;
 use zbelastic_consensus::mutant::{self, Mutant};
@@ -7,9 +8,9 @@ use zbelastic_types::{LayerId, RunId, Step};
 
 use crate::piece::PieceRef;
 
-/// Most steps by which the version of a requested piece may be ahead of the newest version that the node
-/// knows to be sealed. News of seals reaches a node late by some messages, never by as many steps: this is
-/// the number of steps that a run trains at most without a checkpoint.
+/// Most steps by which the version of a requested piece may be ahead of the newest version that the
+/// node knows to be sealed. A node receives the message of a seal late by some messages, never by
+/// as many steps: this is the number of steps that a run trains at most without a checkpoint.
 pub const STEPS_AHEAD_MAX: u64 = CHECKPOINT_EVERY_MAX;
 
 /// Why a piece is not kept for another node.
@@ -52,8 +53,8 @@ pub enum KeepRefusal {
     },
 }
 
-/// Checks a piece that another node requests this node to keep. `job` is the loaded run, with the bytes of
-/// each of its layers as it travels; `sealed` is the newest version this node knows of.
+/// Checks a piece that another node requests this node to keep. `job` is the loaded run, with the
+/// bytes of each of its layers as it travels; `sealed` is the newest version this node knows of.
 ///
 /// # Errors
 /// If it is not to be kept.
@@ -69,7 +70,8 @@ pub fn check_keep(
     if mutant::is(Mutant::M37KeepsAnything) {
         return Ok(());
     }
-    let (count, found) = (layer_bytes.len(), piece.layer);
+    let count = layer_bytes.len();
+    let found = piece.layer;
     let expected = *layer_bytes.get(found.index()).ok_or(KeepRefusal::Layer { count, found })?;
     if piece.length != expected {
         return Err(KeepRefusal::Length { expected, found: piece.length });
@@ -90,21 +92,27 @@ mod tests {
     #[test]
     fn only_a_layer_of_the_job_at_a_version_that_can_be_under_way_is_kept() {
         let piece = |version: u64, layer: u32, length: u64| {
-            let (version, layer, digest) = (Step(version), LayerId(layer), Digest::default());
+            let version = Step(version);
+            let layer = LayerId(layer);
+            let digest = Digest::default();
             PieceRef { run: RunId(1), version, layer, digest, length }
         };
-        let (known, sealed) = (Some((RunId(1), &[100, 200][..])), Step(10));
+        let known = Some((RunId(1), &[100, 200][..]));
+        let sealed = Step(10);
         let check = |piece| check_keep(piece, known, sealed);
         assert_eq!(check(piece(11, 1, 200)), Ok(()));
         assert_eq!(check(piece(10 + STEPS_AHEAD_MAX, 0, 100)), Ok(()));
-        let (most, found) = (Step(10 + STEPS_AHEAD_MAX), Step(1 << 40));
+        let most = Step(10 + STEPS_AHEAD_MAX);
+        let found = Step(1 << 40);
         assert_eq!(check(piece(1 << 40, 0, 100)), Err(KeepRefusal::Version { most, found }));
-        let (expected, found) = (100, 64 << 30);
+        let expected = 100;
+        let found = 64 << 30;
         assert_eq!(check(piece(11, 0, 64 << 30)), Err(KeepRefusal::Length { expected, found }));
         let found = LayerId(2);
         assert_eq!(check(piece(11, 2, 100)), Err(KeepRefusal::Layer { count: 2, found }));
         assert_eq!(check_keep(piece(1, 0, 100), None, sealed), Err(KeepRefusal::NoJob));
-        let (expected, found) = (RunId(1), RunId(2));
+        let expected = RunId(1);
+        let found = RunId(2);
         let other = PieceRef { run: found, ..piece(1, 0, 100) };
         assert_eq!(check(other), Err(KeepRefusal::Run { expected, found }));
     }

@@ -1,12 +1,12 @@
-//! What a node decides beside the protocol: which pieces of checkpoints it keeps and for which nodes, which
-//! nodes it requests to keep its own, what it removes, what it reads again, what it believes of its peers,
-//! when it renews its certificate, and which nodes a plan is tried on.
+//! What a node decides beside the protocol: which pieces of checkpoints it keeps and for which
+//! nodes, which nodes it requests to keep its own, what it removes, what it reads again, what it
+//! trusts of its peers, when it renews its certificate, and which nodes a plan is tried on.
 //!
-//! Policy apart from mechanism: `node` owns the sockets, disks, clocks and threads, and calls these functions
-//! for decisions. So does a simulated cluster (`chaos-tests`), with stores that fail, disks that are full,
-//! members that lie and clocks that were moved. A store is whatever implements
-//! [`zbelastic_checkpoint::CheckpointStore`]; of the packages that do
-//! input and output only names, roles and reasons are used.
+//! Policy apart from mechanism: `node` owns the sockets, disks, clocks and threads, and calls these
+//! functions for decisions. So does a simulated cluster (`chaos-tests`), with stores that fail,
+//! disks that are full, members that lie and clocks that were moved. A store is whatever implements
+//! [`zbelastic_checkpoint::CheckpointStore`]; of the packages that do input and output only names,
+//! roles and reasons are used.
 
 pub mod collect;
 pub mod data;

@@ -1,5 +1,5 @@
-//! Which nodes a plan is tried on, and what the stage of each may take. A node with little memory is left out
-//! where others suffice, wherever it stands, and limits nobody else's stage.
+//! Which nodes a plan is tried on, and what the stage of each may take. A node with little memory
+//! is left out where others suffice, wherever it stands, and limits no other node's stage.
 
 use std::cmp::Reverse;
 
@@ -7,17 +7,17 @@ use zbelastic_consensus::member::Resources;
 use zbelastic_consensus::mutant::{self, Mutant};
 use zbelastic_types::{Bytes, NodeId};
 
-/// A node with what it brings.
+/// A node id with the memory, speed and device class of the node.
 pub type NodeResources = (NodeId, Resources);
 
 /// The limit of a stage that has none: more than any node has, and as much can be added to it.
 const UNLIMITED: Bytes = Bytes(1 << 60);
 
-/// What the stage of each node may take: what its node brings, and the configuration allows. None if nobody
-/// has a limit.
+/// What the stage of each node may take: its node's memory, and what the configuration allows.
+/// Empty if no node has a limit.
 #[must_use]
 pub fn memory_limits(most: Option<Bytes>, nodes: &[NodeResources]) -> Vec<Bytes> {
-    let own = |(_, brought): &NodeResources| Some(brought.memory).filter(|memory| memory.0 > 0);
+    let own = |(_, resources): &NodeResources| Some(resources.memory).filter(|memory| memory.0 > 0);
     let limits: Vec<Option<Bytes>> =
         nodes.iter().map(|node| own(node).into_iter().chain(most).min()).collect();
     if limits.iter().all(Option::is_none) {
@@ -26,8 +26,8 @@ pub fn memory_limits(most: Option<Bytes>, nodes: &[NodeResources]) -> Vec<Bytes>
     limits.into_iter().map(|limit| limit.unwrap_or(UNLIMITED)).collect()
 }
 
-/// Places among the nodes of those to try for so many stages: the first ones, as they hold what they hold,
-/// and then those with the most memory.
+/// Indices of the nodes to try for so many stages: the first ones, as they hold their layers
+/// already, and then those with the most memory.
 #[must_use]
 pub fn node_choices(nodes: &[NodeResources], stage_count: usize) -> Vec<Vec<usize>> {
     let memory = |at: &usize| match nodes[*at].1.memory {
@@ -46,22 +46,23 @@ pub fn node_choices(nodes: &[NodeResources], stage_count: usize) -> Vec<Vec<usiz
     choices
 }
 
-/// The first plan that can be had on some of the nodes, with their places: of what is tried, each with its
-/// number of stages, in order; for each number on the nodes that stand first, or on those with the most memory.
+/// The first plan that is possible on some of the nodes, with their indices: of the candidates,
+/// each with its number of stages, in order; for each number on the nodes that stand first, or on
+/// those with the most memory.
 ///
 /// # Errors
-/// Why the last that was tried cannot be had.
+/// The error of the last candidate.
 pub fn first_plan<R: Copy, P>(
     nodes: &[NodeResources],
     tried: impl IntoIterator<Item = (R, u32)>,
     mut plan: impl FnMut(R, &[usize]) -> Result<P, String>,
 ) -> Result<(P, Vec<usize>), String> {
-    let mut reason = "nobody is there".to_owned();
-    for (what, stage_count) in tried {
-        for seats in node_choices(nodes, stage_count as usize) {
-            match plan(what, &seats) {
-                Ok(plan) => return Ok((plan, seats)),
-                Err(why) => reason = why,
+    let mut reason = "no node is available".to_owned();
+    for (candidate, stage_count) in tried {
+        for indices in node_choices(nodes, stage_count as usize) {
+            match plan(candidate, &indices) {
+                Ok(plan) => return Ok((plan, indices)),
+                Err(error) => reason = error,
             }
         }
     }
@@ -75,12 +76,12 @@ mod tests {
     use super::*;
 
     fn nodes(memory: &[u64]) -> Vec<NodeResources> {
-        let brought = |memory| Resources {
+        let resources = |memory| Resources {
             memory: Bytes(memory),
             speed_permille: 1000,
             class: DeviceClass::Processors,
         };
-        (1..).map(NodeId).zip(memory.iter().map(|memory| brought(*memory))).collect()
+        (1..).map(NodeId).zip(memory.iter().map(|memory| resources(*memory))).collect()
     }
 
     #[test]
@@ -92,18 +93,18 @@ mod tests {
 
     #[test]
     fn a_small_node_is_left_out_wherever_it_stands() {
-        let needs = |nodes: &[NodeResources], seats: &[usize]| {
-            let has_room = |at: &usize| nodes[*at].1.memory >= Bytes(10);
-            if seats.iter().all(has_room) { Ok(()) } else { Err("no room".to_owned()) }
+        let needs = |nodes: &[NodeResources], indices: &[usize]| {
+            let has_memory = |at: &usize| nodes[*at].1.memory >= Bytes(10);
+            if indices.iter().all(has_memory) { Ok(()) } else { Err("no memory".to_owned()) }
         };
         for (memory, expected) in [([1, 10, 10], vec![1, 2]), ([10, 10, 1], vec![0, 1])] {
             let nodes = nodes(&memory);
             let tried = (1..=3).rev().map(|count| ((), count));
-            let found = first_plan(&nodes, tried, |(), seats| needs(&nodes, seats));
+            let found = first_plan(&nodes, tried, |(), indices| needs(&nodes, indices));
             assert_eq!(found.expect("two suffice").1, expected);
         }
         let none = nodes(&[1]);
-        let found = first_plan(&none, [((), 1)], |(), seats| needs(&none, seats));
-        assert_eq!(found.expect_err("no room"), "no room");
+        let found = first_plan(&none, [((), 1)], |(), indices| needs(&none, indices));
+        assert_eq!(found.expect_err("no memory"), "no memory");
     }
 }

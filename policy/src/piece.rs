@@ -44,21 +44,22 @@ pub struct SaveFailed {
     pub layer: LayerId,
     /// Copies of it that were written.
     pub copies: u32,
-    /// Copies that were wanted.
+    /// Number of copies desired.
     pub wanted: u32,
 }
 
-/// What the cluster refers to, or may soon.
+/// The checkpoints and data that the cluster refers to, or may soon.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StoreReferences {
-    /// Checkpoints, and versions that are to become some. The newest names the run under way, or the next
-    /// one: older versions that are not here may go.
+    /// Checkpoints, and versions that are to become some. The newest names the run under way, or
+    /// the next one: older versions that are not here may go.
     pub versions: Vec<CheckpointId>,
-    /// Texts and weights of the runs that there are; none if that is not known, and then all of it stays.
+    /// Texts and weights of the runs that there are; none if that is not known, and then all of it
+    /// stays.
     pub data: Option<Vec<Digest>>,
 }
 
-/// What a node removed from its store.
+/// The chunks and bytes that a node removed from its store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FreedSpace {
     /// Number of chunk files removed.

@@ -1,5 +1,6 @@
-//! Pieces of checkpoints that were written here, until as many nodes keep them as are wanted. A node that
-//! cannot keep one, or reports no progress of it, is replaced by the next; so is the store here.
+//! Pieces of checkpoints that were written here, until as many nodes keep them as are desired. A
+//! node that cannot keep one, or reports no progress of it, is replaced by the next; so is the
+//! store here.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -8,9 +9,9 @@ use zbelastic_types::{Generation, NodeId};
 
 use crate::piece::PieceRef;
 
-/// Ticks without any progress of a piece, here or where it is to be kept, until the nodes that write it are
-/// given up: half of what a plan stands still before it is (rule R10), so that another node gets the request
-/// first.
+/// Ticks without any progress of a piece, here or where it is to be kept, until the nodes that
+/// write it are given up: half of what a plan stands still before it is (rule R10), so that another
+/// node gets the request first.
 const STILL_TICKS_MAX: u32 = 1000;
 
 /// Pieces that were written here and are to be kept elsewhere too before they count as durable.
@@ -35,28 +36,28 @@ struct PieceCopyState {
     ticks: u32,
 }
 
-/// What is to be done for a piece.
+/// The next step for a piece.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PieceCopyAction {
     /// Nothing: a store is still writing it, or it is not one of this node's any more.
     Wait,
     /// Send these nodes the request to keep it.
     Request(Vec<NodeId>),
-    /// As many have it as are wanted; or fewer, at least one, and nobody else can have it: a checkpoint on
-    /// one disk is worth more than none.
+    /// As many nodes keep it as are desired; or fewer, at least one, and no other can keep it: a
+    /// checkpoint on one disk is worth more than none.
     Durable {
         /// The plan under which it was sealed.
         generation: Generation,
         /// Copies that were written, here and elsewhere.
         copies: usize,
-        /// Copies that are wanted.
+        /// Number of copies desired.
         wanted: usize,
     },
-    /// Nobody can have it.
+    /// No node can keep it.
     Failed {
         /// The plan under which it was sealed.
         generation: Generation,
-        /// Copies that are wanted.
+        /// Number of copies desired.
         wanted: usize,
     },
 }
@@ -66,12 +67,15 @@ impl PieceCopyState {
         self.kept.len() + usize::from(self.is_local == Some(true))
     }
 
-    /// Other nodes fetch it from here, so no request is sent before it was written, or could not be.
+    /// Other nodes fetch it from here, so no request is sent before it was written, or could not
+    /// be.
     fn next(&mut self) -> PieceCopyAction {
         if self.is_local.is_none() {
             return PieceCopyAction::Wait;
         }
-        let (copies, wanted, generation) = (self.copies(), self.wanted, self.generation);
+        let copies = self.copies();
+        let wanted = self.wanted;
+        let generation = self.generation;
         let missing = wanted.saturating_sub(copies);
         let open = missing.saturating_sub(self.requested.len());
         let now: Vec<_> = self.others.drain(..open.min(self.others.len())).collect();
@@ -89,8 +93,8 @@ impl PieceCopyState {
 }
 
 impl PieceCopies {
-    /// A piece that was sealed under this plan is being written here; `others` may keep it too, the best
-    /// first. As many are to as are wanted, or all if there are fewer.
+    /// A piece that was sealed under this plan is being written here; `others` may keep it too, the
+    /// best first. As many are to as are desired, or all if there are fewer.
     pub fn begin(
         &mut self,
         (piece, generation): (PieceRef, Generation),
@@ -98,40 +102,42 @@ impl PieceCopies {
         others: Vec<NodeId>,
     ) {
         let wanted = 1 + wanted.min(others.len());
-        let (asked, kept) = (BTreeSet::new(), BTreeSet::new());
+        let requested = BTreeSet::new();
+        let kept = BTreeSet::new();
         let others = others.into();
-        let copying = PieceCopyState {
+        let state = PieceCopyState {
             generation,
             is_local: None,
             wanted,
-            requested: asked,
+            requested,
             kept,
             others,
             ticks: 0,
         };
-        self.under_way.insert(piece, copying);
+        self.under_way.insert(piece, state);
     }
 
     /// The store here has it, or cannot take it.
     pub fn note_local(&mut self, piece: PieceRef, is_durable: bool) -> PieceCopyAction {
-        self.note(piece, |copying| copying.is_local = Some(is_durable))
+        self.note(piece, |state| state.is_local = Some(is_durable))
     }
 
     /// Another node keeps it, or cannot.
     pub fn note_kept(&mut self, piece: PieceRef, node: NodeId, is_kept: bool) -> PieceCopyAction {
-        self.note(piece, |copying| {
-            if copying.requested.remove(&node) && is_kept {
-                copying.kept.insert(node);
+        self.note(piece, |state| {
+            if state.requested.remove(&node) && is_kept {
+                state.kept.insert(node);
             } else if mutant::is(Mutant::M31FirstRefusalFails) {
-                copying.others.clear();
+                state.others.clear();
             }
         })
     }
 
-    /// A node is gone, or its connection: it is not waited for. What it kept it still has on its disk.
+    /// A node is gone, or its connection: it is not waited for. What it kept it still has on its
+    /// disk.
     pub fn note_down(&mut self, node: NodeId) -> Vec<(PieceRef, PieceCopyAction)> {
-        let asked = self.under_way.iter().filter(|(_, copying)| copying.requested.contains(&node));
-        let pieces: Vec<PieceRef> = asked.map(|(piece, _)| *piece).collect();
+        let requested = self.under_way.iter().filter(|(_, state)| state.requested.contains(&node));
+        let pieces: Vec<PieceRef> = requested.map(|(piece, _)| *piece).collect();
         pieces.into_iter().map(|piece| (piece, self.note_kept(piece, node, false))).collect()
     }
 
@@ -141,11 +147,15 @@ impl PieceCopies {
         !self.under_way.is_empty()
     }
 
-    fn note(&mut self, piece: PieceRef, what: impl FnOnce(&mut PieceCopyState)) -> PieceCopyAction {
-        let Some(copying) = self.under_way.get_mut(&piece) else { return PieceCopyAction::Wait };
-        what(copying);
-        copying.ticks = 0;
-        let next = copying.next();
+    fn note(
+        &mut self,
+        piece: PieceRef,
+        change: impl FnOnce(&mut PieceCopyState),
+    ) -> PieceCopyAction {
+        let Some(state) = self.under_way.get_mut(&piece) else { return PieceCopyAction::Wait };
+        change(state);
+        state.ticks = 0;
+        let next = state.next();
         if matches!(next, PieceCopyAction::Durable { .. } | PieceCopyAction::Failed { .. }) {
             self.under_way.remove(&piece);
         }
@@ -154,29 +164,29 @@ impl PieceCopies {
 
     /// A node that was sent the request reports progress of a piece.
     pub fn note_progress(&mut self, piece: PieceRef, node: NodeId) {
-        let copying = self.under_way.get_mut(&piece);
-        if let Some(copying) = copying.filter(|copying| copying.requested.contains(&node)) {
-            copying.ticks = 0;
+        let state = self.under_way.get_mut(&piece);
+        if let Some(state) = state.filter(|state| state.requested.contains(&node)) {
+            state.ticks = 0;
         }
     }
 
-    /// The store here gets on: with a piece, or with those that are written before it.
+    /// The store here makes progress: with a piece, or with those that are written before it.
     pub fn note_written(&mut self) {
-        let here = self.under_way.values_mut().filter(|copying| copying.is_local.is_none());
-        here.for_each(|copying| copying.ticks = 0);
+        let here = self.under_way.values_mut().filter(|state| state.is_local.is_none());
+        here.for_each(|state| state.ticks = 0);
     }
 
-    /// A tick. For a piece without progress, all nodes that have not answered the request are given up, and the store
-    /// here, if it is still writing.
+    /// A tick. For a piece without progress, all nodes that have not answered the request are given
+    /// up, and the store here, if it is still writing.
     pub fn handle_tick(&mut self) -> Vec<(PieceRef, PieceCopyAction)> {
-        self.under_way.values_mut().for_each(|copying| copying.ticks += 1);
-        let late = self.under_way.iter().filter(|(_, copying)| copying.ticks > STILL_TICKS_MAX);
-        let late: Vec<PieceRef> = late.map(|(piece, _)| *piece).collect();
-        let give_up = |copying: &mut PieceCopyState| {
-            copying.is_local.get_or_insert(false);
-            copying.requested.clear();
+        self.under_way.values_mut().for_each(|state| state.ticks += 1);
+        let stalled = self.under_way.iter().filter(|(_, state)| state.ticks > STILL_TICKS_MAX);
+        let stalled: Vec<PieceRef> = stalled.map(|(piece, _)| *piece).collect();
+        let give_up = |state: &mut PieceCopyState| {
+            state.is_local.get_or_insert(false);
+            state.requested.clear();
         };
-        late.into_iter().map(|piece| (piece, self.note(piece, give_up))).collect()
+        stalled.into_iter().map(|piece| (piece, self.note(piece, give_up))).collect()
     }
 }
 
@@ -201,7 +211,8 @@ mod tests {
         PieceCopyAction::Durable { generation: GENERATION, copies, wanted }
     }
 
-    /// A piece of which `wanted` copies are to be kept elsewhere, with nodes 1 to `others` as candidates.
+    /// A piece of which `wanted` copies are to be kept elsewhere, with nodes 1 to `others` as
+    /// candidates.
     fn begun(wanted: usize, others: u64) -> PieceCopies {
         let mut copies = PieceCopies::default();
         copies.begin((piece(0), GENERATION), wanted, (1..=others).map(NodeId).collect());
@@ -215,7 +226,7 @@ mod tests {
         assert_eq!(
             copies.note_kept(piece(0), NodeId(2), true),
             PieceCopyAction::Wait,
-            "nobody asked it"
+            "it was not sent the request"
         );
         assert_eq!(copies.note_kept(piece(0), NodeId(1), true), durable(2, 2));
         assert_eq!(copies.note_kept(piece(0), NodeId(1), true), PieceCopyAction::Wait, "once");
@@ -262,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn a_piece_that_nobody_can_keep_fails() {
+    fn a_piece_that_no_node_can_keep_fails() {
         let mut copies = begun(1, 1);
         assert_eq!(copies.note_local(piece(0), false), request(&[1]));
         assert_eq!(
@@ -277,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn a_piece_may_take_as_long_as_somebody_gets_on_with_it() {
+    fn a_piece_may_take_as_long_as_a_node_makes_progress() {
         let mut copies = begun(1, 1);
         for _ in 0..3 {
             assert!((0..STILL_TICKS_MAX).all(|_| copies.handle_tick().is_empty()));
@@ -296,13 +307,13 @@ mod tests {
     #[test]
     fn a_node_that_gets_no_further_with_a_piece_is_given_up() {
         let mut copies = begun(1, 2);
-        let late = |copies: &mut PieceCopies| {
+        let stalled = |copies: &mut PieceCopies| {
             assert!((0..STILL_TICKS_MAX).all(|_| copies.handle_tick().is_empty()));
             copies.handle_tick()
         };
         assert_eq!(copies.note_local(piece(0), true), request(&[1]));
-        assert_eq!(late(&mut copies), [(piece(0), request(&[2]))]);
-        assert_eq!(late(&mut copies), [(piece(0), durable(1, 2))]);
+        assert_eq!(stalled(&mut copies), [(piece(0), request(&[2]))]);
+        assert_eq!(stalled(&mut copies), [(piece(0), durable(1, 2))]);
         assert_eq!(copies.handle_tick(), []);
     }
 }

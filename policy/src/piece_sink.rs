@@ -1,6 +1,6 @@
-//! A piece of a checkpoint that comes from another node, written as it arrives: what is in memory of it
-//! are the chunks that are not whole yet, whatever the layer. It counts as kept once the digest of all
-//! that was written is the one in the request to keep it.
+//! A piece of a checkpoint that comes from another node, written as it arrives: what is in memory
+//! of it are the chunks that are not whole yet, whatever the layer. It counts as kept once the
+//! digest of all that was written is the one in the request to keep it.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -17,7 +17,7 @@ use zbelastic_types::Digest;
 use crate::piece::PieceRef;
 use crate::work_counter::WorkCounter;
 
-/// Why what came is not kept.
+/// Why the bytes that came are not kept.
 #[derive(Debug, thiserror::Error)]
 pub enum PieceError {
     /// The store does not take it.
@@ -39,7 +39,7 @@ pub enum PieceError {
     Incomplete {
         /// Length of the piece in the request, in bytes.
         expected: u64,
-        /// Bytes that came.
+        /// Number of bytes that came.
         found: u64,
     },
 }
@@ -52,7 +52,8 @@ pub struct PieceSink<S: CheckpointStore> {
     whole: BTreeMap<u64, ChunkHash>,
     /// Chunks of which some bytes are missing, with how many came.
     partial: BTreeMap<u64, (Vec<u8>, usize)>,
-    /// The memory of the last chunk that was whole: fresh pages would have to be cleared for the next.
+    /// The memory of the last chunk that was whole: fresh pages would have to be cleared for the
+    /// next.
     spare: Vec<u8>,
     /// Hashes the state as chunks become whole, as long as they do in order.
     digester: ImageDigester,
@@ -66,7 +67,9 @@ impl<S: CheckpointStore> PieceSink<S> {
     #[must_use]
     pub fn new(store: Arc<S>, piece: PieceRef, written: WorkCounter) -> Self {
         let digester = ImageDigester::new(piece.length);
-        let (whole, partial, spare) = (BTreeMap::new(), BTreeMap::new(), Vec::new());
+        let whole = BTreeMap::new();
+        let partial = BTreeMap::new();
+        let spare = Vec::new();
         Self { store, piece, whole, partial, spare, digester, hashed: 0, written }
     }
 
@@ -106,7 +109,8 @@ impl<S: CheckpointStore> PieceSink<S> {
     /// # Errors
     /// If it is not what was announced, or the store does not take it.
     pub fn finish(mut self) -> Result<(), PieceError> {
-        let (expected, record) = (self.piece.length, self.record());
+        let expected = self.piece.length;
+        let record = self.record();
         let found = (0..).take(record.chunks.len()).map(|index| self.chunk_len(index) as u64).sum();
         if found != expected {
             return Err(PieceError::Incomplete { expected, found });
@@ -115,7 +119,8 @@ impl<S: CheckpointStore> PieceSink<S> {
             self.digester.push(&self.store.chunk(*hash)?)?;
         }
         let digester = std::mem::replace(&mut self.digester, ImageDigester::new(0));
-        let (expected, found) = (self.piece.digest, digester.finish()?);
+        let expected = self.piece.digest;
+        let found = digester.finish()?;
         if expected != found && !mutant::is(Mutant::M38DigestUnchecked) {
             return Err(PieceError::Digest { expected, found });
         }
@@ -131,9 +136,11 @@ impl<S: CheckpointStore> Drop for PieceSink<S> {
 
 impl<S: CheckpointStore + 'static> ChunkSink for PieceSink<S> {
     fn write(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()> {
-        let (mut at, mut bytes) = (offset, bytes);
+        let mut at = offset;
+        let mut bytes = bytes;
         while !bytes.is_empty() {
-            let (index, start) = (at / CHUNK_BYTES as u64, (at % CHUNK_BYTES as u64) as usize);
+            let index = at / CHUNK_BYTES as u64;
+            let start = (at % CHUNK_BYTES as u64) as usize;
             let len = self.chunk_len(index);
             if start >= len {
                 return Err(io::ErrorKind::InvalidInput.into());
@@ -164,10 +171,13 @@ mod tests {
     fn layer() -> (PieceRef, Vec<u8>) {
         let len = 2 * CHUNK_BYTES / 12 + 100;
         let floats = |start: usize| (start..start + len).map(|i| i as f32 * 0.5).collect();
-        let (w, m, v) = (floats(1), floats(2), floats(3));
+        let w = floats(1);
+        let m = floats(2);
+        let v = floats(3);
         let image = LayerImage { layer: LayerId(3), version: Step(9), w, m, v };
         let bytes = image.encode();
-        let (digest, length) = (layer_digest(&image), bytes.len() as u64);
+        let digest = layer_digest(&image);
+        let length = bytes.len() as u64;
         (PieceRef { run: RunId(1), version: Step(9), layer: LayerId(3), digest, length }, bytes)
     }
 
@@ -186,9 +196,10 @@ mod tests {
 
     #[test]
     fn a_piece_that_came_in_any_order_is_there_as_it_was() {
-        let (store, (piece, bytes)) = (Arc::new(InMemoryStore::new()), layer());
+        let store = Arc::new(InMemoryStore::new());
+        let (piece, bytes) = layer();
         let mut sink = sink(&store, piece);
-        write(&mut sink, &bytes).expect("room");
+        write(&mut sink, &bytes).expect("space");
         assert!(sink.partial.is_empty());
         assert_eq!(sink.written.total(), piece.length);
         sink.finish().expect("the layer");
@@ -197,14 +208,15 @@ mod tests {
 
     #[test]
     fn what_is_not_the_layer_that_was_announced_is_not_kept() {
-        let (store, (piece, mut bytes)) = (Arc::new(InMemoryStore::new()), layer());
+        let store = Arc::new(InMemoryStore::new());
+        let (piece, mut bytes) = layer();
         bytes[CHUNK_BYTES + 7] ^= 1;
         let mut other = sink(&store, piece);
-        write(&mut other, &bytes).expect("room");
+        write(&mut other, &bytes).expect("space");
         let error = other.finish().expect_err("one bit differs");
         assert!(matches!(error, PieceError::Digest { expected, .. } if expected == piece.digest));
         let mut short = sink(&store, piece);
-        write(&mut short, &bytes[..CHUNK_BYTES]).expect("room");
+        write(&mut short, &bytes[..CHUNK_BYTES]).expect("space");
         assert!(matches!(short.finish(), Err(PieceError::Incomplete { .. })));
         let mut long = sink(&store, piece);
         assert!(long.write(piece.length, &[0]).is_err(), "behind its end");

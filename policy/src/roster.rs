@@ -1,5 +1,6 @@
-//! Members of the cluster as far as this node knows them: the nodes from which it requests pieces and
-//! texts, those it requests to keep pieces, and those whose connections it no longer accepts.
+//! Members of the cluster as this node has them from the log: the nodes from which it requests
+//! pieces and texts, those it requests to keep pieces, and those whose connections it no longer
+//! accepts.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,10 +9,10 @@ use zbelastic_consensus::member::Role;
 use zbelastic_consensus::mutant::{self, Mutant};
 use zbelastic_types::{LayerId, NodeId};
 
-/// What other members mean for connections.
+/// A change of members, as far as connections depend on it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RosterChange {
-    /// Nobody connects to them any more.
+    /// This node does not connect to them any more.
     pub gone: Vec<NodeId>,
     /// Their connections are closed, and no other one of theirs is accepted.
     pub banned: Vec<NodeId>,
@@ -21,30 +22,32 @@ pub struct RosterChange {
 #[derive(Clone, Debug)]
 pub struct Roster {
     own: NodeId,
-    /// Controllers known before anything was agreed, or remembered.
+    /// Controllers from the configuration, or remembered.
     initial_controllers: BTreeSet<NodeId>,
     roles: BTreeMap<NodeId, Role>,
     up: BTreeSet<NodeId>,
-    /// The index of the contacts that were followed; none before the first.
+    /// The index of the contacts that were applied last; none before the first.
     index: Option<u64>,
     banned: BTreeSet<NodeId>,
 }
 
 impl Roster {
-    /// Knows these controllers, and nobody else.
+    /// A roster that contains these controllers alone.
     #[must_use]
-    pub fn new(me: NodeId, first: BTreeSet<NodeId>) -> Self {
-        let (roles, up, banned) = (BTreeMap::new(), BTreeSet::new(), BTreeSet::new());
-        Self { own: me, initial_controllers: first, roles, up, index: None, banned }
+    pub fn new(own: NodeId, initial_controllers: BTreeSet<NodeId>) -> Self {
+        let roles = BTreeMap::new();
+        let up = BTreeSet::new();
+        let banned = BTreeSet::new();
+        Self { own, initial_controllers, roles, up, index: None, banned }
     }
 
-    /// Whether these are the contacts that were followed last.
+    /// Whether these are the contacts that were applied last.
     #[must_use]
     pub fn has_applied(&self, index: u64) -> bool {
         self.index == Some(index)
     }
 
-    /// Follows what was agreed on members, if it is something else than before.
+    /// Applies the replicated contacts, if they are others than before.
     pub fn apply_contacts(&mut self, contacts: &Contacts) -> Option<RosterChange> {
         if self.index.replace(contacts.index) == Some(contacts.index) {
             return None;
@@ -65,7 +68,7 @@ impl Roster {
         Some(RosterChange { gone, banned: new })
     }
 
-    /// Where controllers are was remembered for these.
+    /// Replaces the initial controllers by the remembered ones.
     pub fn remember(&mut self, controllers: impl IntoIterator<Item = NodeId>) {
         self.initial_controllers = controllers.into_iter().collect();
     }
@@ -89,8 +92,8 @@ impl Roster {
     /// The role in which a node is known; that of a worker if it is not.
     #[must_use]
     pub fn role(&self, node: NodeId) -> Role {
-        let first = self.initial_controllers.contains(&node).then_some(Role::Controller);
-        self.roles.get(&node).copied().or(first).unwrap_or(Role::Worker)
+        let initial = self.initial_controllers.contains(&node).then_some(Role::Controller);
+        self.roles.get(&node).copied().or(initial).unwrap_or(Role::Worker)
     }
 
     /// Workers that are connected.
@@ -105,12 +108,13 @@ impl Roster {
         self.initial_controllers.iter().any(|node| self.is_up(*node))
     }
 
-    /// Nodes that may have a text or a piece: connected nodes first, and among these controllers first.
+    /// Nodes that may have a text or a piece: connected nodes first, and among these controllers
+    /// first.
     #[must_use]
     pub fn holders(&self, contacts: &Contacts) -> Vec<NodeId> {
         let known = contacts.members.iter().map(|(node, (role, _))| (*node, *role));
-        let first = self.initial_controllers.iter().map(|node| (*node, Role::Controller));
-        let all: BTreeMap<NodeId, Role> = first.chain(known).collect();
+        let initial = self.initial_controllers.iter().map(|node| (*node, Role::Controller));
+        let all: BTreeMap<NodeId, Role> = initial.chain(known).collect();
         let mut holders: Vec<_> = all.into_iter().filter(|(node, _)| *node != self.own).collect();
         holders.sort_by_key(|(node, role)| (!self.is_up(*node), *role == Role::Worker, *node));
         holders.into_iter().map(|(node, _)| node).collect()
@@ -126,8 +130,8 @@ impl Roster {
             let mut nodes: Vec<_> =
                 nodes.filter(|node| *node != self.own && self.is_up(*node)).collect();
             if !nodes.is_empty() {
-                let first = layer.index() % nodes.len();
-                nodes.rotate_left(first);
+                let offset = layer.index() % nodes.len();
+                nodes.rotate_left(offset);
             }
             nodes
         };
@@ -146,8 +150,10 @@ mod tests {
     fn contacts(index: u64, members: &[(u64, Role)], banned: &[u64]) -> Contacts {
         let member =
             |(node, role): &(u64, Role)| (NodeId(*node), (*role, Contact::of_node(NodeId(*node))));
-        let (members, banned) = (members.iter().map(member), banned.iter().copied().map(NodeId));
-        let (members, banned) = (members.collect(), banned.collect());
+        let members = members.iter().map(member);
+        let banned = banned.iter().copied().map(NodeId);
+        let members = members.collect();
+        let banned = banned.collect();
         Contacts { index, members, banned, rotation: None }
     }
 

@@ -1,5 +1,6 @@
-//! Scrubbing: what lies on a node's disk is read again now and then, so that what rotted is known and mended while
-//! others have it sound. Pieces of checkpoints chunk by chunk, texts and weights as a whole.
+//! Scrubbing: what lies on a node's disk is read again now and then, so that corrupt items are
+//! found and fetched again while other nodes have them undamaged. Pieces of checkpoints chunk by
+//! chunk, texts and weights as a whole.
 
 use std::collections::VecDeque;
 
@@ -21,7 +22,7 @@ pub trait DataFileAccess {
     /// Opens one and returns it with its length in bytes; `None` if that cannot be done.
     fn open(&self, hash: Digest) -> Option<(Self::File, u64)>;
 
-    /// Reads from an offset on as much as fits. Yields whether it could.
+    /// Reads from an offset on as much as fits. Returns whether it could.
     fn read_at(file: &Self::File, offset: u64, into: &mut [u8]) -> bool;
 }
 
@@ -30,7 +31,7 @@ pub trait DataFileAccess {
 pub enum CorruptItem {
     /// A piece of a checkpoint.
     Piece {
-        /// The damaged piece.
+        /// Name and length of the damaged piece.
         piece: PieceRef,
         /// Error that reading its chunk returned, as text.
         reason: String,
@@ -45,7 +46,7 @@ enum ScrubItem {
     Data(Digest),
 }
 
-/// What is being read.
+/// The item that is being read, and the position in it.
 enum ScrubRead<F> {
     Piece { name: PieceName, record: PieceRecord, next: usize },
     Data { name: DataName, file: F, at: u64, hasher: Box<blake3::Hasher> },
@@ -56,12 +57,13 @@ pub struct Scrubber<D: DataFileAccess> {
     data: D,
     items: VecDeque<ScrubItem>,
     reading: Option<ScrubRead<D::File>>,
-    /// How many units of the first pass come last: a machine that is there for an hour begins elsewhere each time.
+    /// How many items of the first pass come last: a machine that is there for an hour begins
+    /// elsewhere each time.
     turned: u64,
 }
 
 impl<D: DataFileAccess> Scrubber<D> {
-    /// One whose first pass begins behind so many units, or as many less as there are.
+    /// One whose first pass begins behind so many items, or as many less as there are.
     #[must_use]
     pub const fn new(data: D, turned: u64) -> Self {
         Self { data, items: VecDeque::new(), reading: None, turned }
@@ -73,16 +75,16 @@ impl<D: DataFileAccess> Scrubber<D> {
         self.items.is_empty() && self.reading.is_none()
     }
 
-    /// Reads the next chunk. Yields what is damaged.
+    /// Reads the next chunk. Returns what is damaged.
     pub fn step(&mut self, store: &impl CheckpointStore) -> Option<CorruptItem> {
         if self.reading.is_none() {
             self.reading = self.next(store);
         }
-        let rotten = match self.reading.take()? {
+        let corrupt = match self.reading.take()? {
             ScrubRead::Piece { name, record, next } => self.read_piece(store, (name, record), next),
             ScrubRead::Data { name, file, at, hasher } => self.read_data((name, file), at, hasher),
         };
-        rotten.filter(|_| !mutant::is(Mutant::M33ScrubIsSilent))
+        corrupt.filter(|_| !mutant::is(Mutant::M33ScrubIsSilent))
     }
 
     fn next(&mut self, store: &impl CheckpointStore) -> Option<ScrubRead<D::File>> {
@@ -118,7 +120,7 @@ impl<D: DataFileAccess> Scrubber<D> {
                 self.reading = Some(ScrubRead::Piece { name, record, next: next + 1 });
                 None
             }
-            // What was removed meanwhile is missed by nobody.
+            // What was removed meanwhile is not damaged.
             Err(_) if matches!(store.record(name), Ok(None)) => None,
             Err(error) => {
                 let piece = PieceRef::of(name, record.length);

@@ -1,13 +1,13 @@
-//! What a node does that cannot open its store of checkpoints. Pieces lie on other nodes as well: a damaged
-//! index keeps nobody from starting, least of all a voter whose log is sound.
+//! What a node does that cannot open its store of checkpoints. Pieces lie on other nodes as well: a
+//! damaged index keeps no node from starting, least of all a voter whose log is sound.
 
 use zbelastic_consensus::mutant::{self, Mutant};
 
-/// Stores that were put aside and are kept. Behind that a node with a disk that damages one after the other does not
-/// start, and none of what it had is gone.
+/// Stores that were put aside and are kept. Behind that a node with a disk that damages one after
+/// the other does not start, and none of what it had is gone.
 pub const ASIDE_MAX: u32 = 3;
 
-/// What is wrong with a store that was to be opened.
+/// The fault of a store that was to be opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StoreOpeningFault {
     /// What is there cannot be read, and will not be by trying again.
@@ -18,7 +18,7 @@ pub enum StoreOpeningFault {
     Place,
 }
 
-/// What a node does about it.
+/// The decision of a node whose store cannot be opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StoreOpeningAction {
     /// What is there is put aside under this number, and another store is begun.
@@ -32,8 +32,9 @@ pub enum StoreOpeningAction {
     Refuse,
 }
 
-/// Decides. A store in the data folder (`is_own`) must be there; one that a job named may lie on a disk that
-/// is gone, and the node is of use without. `is_taken` returns whether a store put aside has this number.
+/// Decides. A store in the data folder (`is_own`) must be there; one that a job named may lie on a
+/// disk that is gone, and the node is of use without. `is_taken` returns whether a store put aside
+/// has this number.
 pub fn after_fault(
     fault: StoreOpeningFault,
     is_own: bool,

@@ -1,6 +1,6 @@
-//! What a node believes of its peers: which of their messages count, and which ends of connections mean
-//! that this process is to end. One certificate ends no other node, and its messages count only within
-//! its role.
+//! What a node trusts of its peers: which of their messages count, and which ends of connections
+//! mean that this process is to end. One certificate ends no other node, and its messages count
+//! only within its role.
 
 use std::collections::BTreeSet;
 
@@ -25,8 +25,8 @@ pub fn is_refused_removal(role: PeerRole, problem: &DialProblem) -> bool {
         && is_removal(role, DownReason::ClosedByPeer(CloseCode::Banned))
 }
 
-/// Whether a connection was refused because this program is too old for the cluster. Only a controller
-/// knows what the log is written in, and it is not written in an older format again.
+/// Whether a connection was refused because this program is too old for the cluster. Only a
+/// controller knows what the log is written in, and it is not written in an older format again.
 #[must_use]
 pub fn is_outdated(role: PeerRole, problem: &DialProblem) -> bool {
     let is_newer =
@@ -34,36 +34,37 @@ pub fn is_outdated(role: PeerRole, problem: &DialProblem) -> bool {
     role == PeerRole::Controller && is_newer
 }
 
-/// Workers that must report a second process with the same identity: one certificate ends no other node, be
-/// it the only one that is connected.
-const ACCUSERS_MIN: usize = 2;
+/// Workers that must report a second process with the same identity: one certificate ends no other
+/// node, be it the only one that is connected.
+const REPORTS_MIN: usize = 2;
 
-/// Workers that reported another process with this node's identity. A controller is believed; workers are
-/// if more than half of those that are connected report it, and no fewer than two.
+/// Workers that reported another process with this node's identity. A controller is trusted;
+/// workers are if more than half of those that are connected report it, and no fewer than two.
 #[derive(Debug, Default)]
 pub struct DuplicateIdentityReports {
     workers: BTreeSet<NodeId>,
 }
 
 impl DuplicateIdentityReports {
-    /// Counts the report of a peer while so many workers are connected. Returns whether it is believed.
+    /// Counts the report of a peer while so many workers are connected. Returns whether it is
+    /// trusted.
     pub fn record(&mut self, node: NodeId, role: PeerRole, workers: usize) -> bool {
         if role == PeerRole::Controller || mutant::is(Mutant::M36AnyCloseEnds) {
             return true;
         }
         self.workers.insert(node);
-        self.workers.len() >= ACCUSERS_MIN && 2 * self.workers.len() > workers
+        self.workers.len() >= REPORTS_MIN && 2 * self.workers.len() > workers
     }
 }
 
 /// What a message of a member requests or reports, as far as not every member may.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MemberClaim {
-    /// What nobody refers to is to be removed.
+    /// What the cluster does not refer to is to be removed.
     Collect,
-    /// Somebody reads layers of a checkpoint.
+    /// A client reads layers of a checkpoint.
     Exporting,
-    /// How a stage spent a step.
+    /// The time report of a stage for a step.
     StageReport {
         /// Generation of the plan that the report names.
         generation: Generation,
@@ -76,10 +77,10 @@ pub enum MemberClaim {
     KeepData(DataName),
 }
 
-/// What a node knows that claims are held against.
+/// What a node checks claims against.
 #[derive(Clone, Copy, Debug)]
 pub struct ClaimContext<'a> {
-    /// What this node is for.
+    /// Role of this node.
     pub own: PeerRole,
     /// The plan in force.
     pub plan: Option<&'a PlanRecord>,
@@ -93,12 +94,12 @@ pub struct ClaimContext<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ClaimRefusal {
     /// Only controllers may send such a message.
-    #[error("a {found} says what only a controller may")]
+    #[error("a {found} sent a message that only a controller may send")]
     Role {
-        /// The sender's role.
+        /// Role of the sender, in its certificate.
         found: PeerRole,
     },
-    /// The sender does not stand at that stage of the plan in force.
+    /// The sender does not hold that stage of the plan in force.
     #[error("stage {stage} of plan {generation} is not the sender's")]
     Stage {
         /// Generation of the plan that the report names.
@@ -121,27 +122,31 @@ pub enum ClaimRefusal {
 pub fn check_claim(
     (node, role): (NodeId, PeerRole),
     claim: MemberClaim,
-    known: ClaimContext<'_>,
+    context: ClaimContext<'_>,
 ) -> Result<(), ClaimRefusal> {
     let is_controller = role == PeerRole::Controller;
     match claim {
         MemberClaim::Collect | MemberClaim::Exporting if is_controller => Ok(()),
         MemberClaim::Collect | MemberClaim::Exporting => Err(ClaimRefusal::Role { found: role }),
         MemberClaim::StageReport { generation, stage } => {
-            let stands_at = known.plan.is_some_and(|plan| {
+            let has_stage = context.plan.is_some_and(|plan| {
                 let holder = plan.stages.get(stage.index());
                 plan.generation == generation && holder.is_some_and(|at| at.node == node)
             });
-            if stands_at { Ok(()) } else { Err(ClaimRefusal::Stage { generation, stage }) }
+            if has_stage { Ok(()) } else { Err(ClaimRefusal::Stage { generation, stage }) }
         }
         MemberClaim::HeldOut => {
-            let has_head = known.plan.is_some_and(|plan| plan.has_head(node));
+            let has_head = context.plan.is_some_and(|plan| plan.has_head(node));
             let is_believed = mutant::is(Mutant::M39LossOfAnybody);
-            if has_head || known.had_head || is_believed { Ok(()) } else { Err(ClaimRefusal::Head) }
+            if has_head || context.had_head || is_believed {
+                Ok(())
+            } else {
+                Err(ClaimRefusal::Head)
+            }
         }
-        // A controller hands on what was uploaded to it; a worker's job is known to it.
-        MemberClaim::KeepData(_) if is_controller && known.own == PeerRole::Controller => Ok(()),
-        MemberClaim::KeepData(name) if known.job_data.contains(&name) => Ok(()),
+        // A controller passes on what was uploaded to it; a worker accepts the data of its job.
+        MemberClaim::KeepData(_) if is_controller && context.own == PeerRole::Controller => Ok(()),
+        MemberClaim::KeepData(name) if context.job_data.contains(&name) => Ok(()),
         MemberClaim::KeepData(_) => Err(ClaimRefusal::NotOfJob),
     }
 }
@@ -155,15 +160,15 @@ mod tests {
 
     #[test]
     fn one_worker_alone_cannot_say_that_an_identity_is_taken() {
-        let mut accusers = DuplicateIdentityReports::default();
-        assert!(!accusers.record(NodeId(4), PeerRole::Worker, 4));
-        assert!(!accusers.record(NodeId(4), PeerRole::Worker, 4), "however often");
-        assert!(!accusers.record(NodeId(5), PeerRole::Worker, 4));
-        assert!(accusers.record(NodeId(6), PeerRole::Worker, 4), "most of them");
+        let mut reports = DuplicateIdentityReports::default();
+        assert!(!reports.record(NodeId(4), PeerRole::Worker, 4));
+        assert!(!reports.record(NodeId(4), PeerRole::Worker, 4), "however often");
+        assert!(!reports.record(NodeId(5), PeerRole::Worker, 4));
+        assert!(reports.record(NodeId(6), PeerRole::Worker, 4), "most of them");
         assert!(DuplicateIdentityReports::default().record(NodeId(1), PeerRole::Controller, 4));
         assert!(
             !DuplicateIdentityReports::default().record(NodeId(4), PeerRole::Worker, 1),
-            "nobody else is there"
+            "no other worker is connected"
         );
     }
 
@@ -195,8 +200,8 @@ mod tests {
     #[test]
     fn a_claim_counts_by_role_plan_and_job() {
         let name = DataName { hash: Digest([7; 32]), length: 7 };
-        let (worker, controller) =
-            ((NodeId(4), PeerRole::Worker), (NodeId(1), PeerRole::Controller));
+        let worker = (NodeId(4), PeerRole::Worker);
+        let controller = (NodeId(1), PeerRole::Controller);
         let none =
             ClaimContext { own: PeerRole::Worker, plan: None, had_head: false, job_data: &[] };
         let of_job = ClaimContext { job_data: &[name], ..none };
@@ -210,7 +215,8 @@ mod tests {
             check_claim(worker, MemberClaim::HeldOut, ClaimContext { had_head: true, ..none }),
             Ok(())
         );
-        let (generation, stage) = (Generation(1), StageIndex(0));
+        let generation = Generation(1);
+        let stage = StageIndex(0);
         let report = MemberClaim::StageReport { generation, stage };
         let refused = Err(ClaimRefusal::Stage { generation, stage });
         assert_eq!(check_claim(worker, report, none), refused);

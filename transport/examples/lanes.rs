@@ -41,8 +41,8 @@ fn main() -> LaneResult<()> {
     let raw = measure(|| raw_tcp(&bytes))?;
     show("raw TCP stream", raw, raw);
     let folder = std::env::temp_dir().join(format!("zbelastic-lanes-{}", std::process::id()));
-    let road = measure(|| same_host(&bytes, &folder.join("road")))?;
-    show("bulk, same-host road", road, raw);
+    let local = measure(|| same_host(&bytes, &folder.join("path")))?;
+    show("bulk, same-host path", local, raw);
     for floats in [1, 1024, LARGE_FLOATS] {
         let once = echo(floats, &folder.join("echo"))?;
         println!("frame of {floats} floats there and back: {:.1} us", once.as_secs_f64() * 1e6);
@@ -74,7 +74,8 @@ fn measure(mut transfer: impl FnMut() -> LaneResult<TransferCost>) -> LaneResult
 }
 
 fn timed<T>(transfer: impl FnOnce() -> LaneResult<T>) -> LaneResult<(T, TransferCost)> {
-    let (began, before) = (Instant::now(), processor_time()?);
+    let began = Instant::now();
+    let before = processor_time()?;
     let received = transfer()?;
     let best = began.elapsed();
     Ok((received, TransferCost { best, processor: processor_time()? - before }))
@@ -115,7 +116,8 @@ fn raw_tcp(bytes: &Arc<Vec<u8>>) -> LaneResult<TransferCost> {
 }
 
 fn same_host(bytes: &Arc<Vec<u8>>, folder: &Path) -> LaneResult<TransferCost> {
-    let (holder, fetcher) = (Runtime::new()?, Runtime::new()?);
+    let holder = Runtime::new()?;
+    let fetcher = Runtime::new()?;
     let body: Arc<dyn BulkBody> = Arc::<Vec<u8>>::clone(bytes);
     let mut listener = holder.block_on(LocalListener::bind(folder, &std::env::temp_dir()))?;
     let admission = listener.admit(NodeId(2))?;
@@ -129,7 +131,8 @@ fn same_host(bytes: &Arc<Vec<u8>>, folder: &Path) -> LaneResult<TransferCost> {
         }
     });
     bulk_over(bytes, &fetcher, move |_| {
-        let (offer, host) = (Arc::clone(&offer), host.clone());
+        let offer = Arc::clone(&offer);
+        let host = host.clone();
         async move {
             let stream = dial(&offer, &host, LocalLane::Bulk).await.map_err(io::Error::other)?;
             Ok(stream.into_split())
@@ -137,7 +140,7 @@ fn same_host(bytes: &Arc<Vec<u8>>, folder: &Path) -> LaneResult<TransferCost> {
     })
 }
 
-/// One transfer over the streams that `open` gives, whatever road they take.
+/// One transfer over the streams that `open` gives, whatever path they take.
 fn bulk_over<O, F, R, W>(
     bytes: &Arc<Vec<u8>>,
     fetcher: &Runtime,
@@ -159,7 +162,8 @@ where
 
 /// The mean time of a frame there and back.
 fn echo(floats: usize, folder: &Path) -> LaneResult<Duration> {
-    let (echoer, caller) = (Runtime::new()?, Runtime::new()?);
+    let echoer = Runtime::new()?;
+    let caller = Runtime::new()?;
     let mut listener = echoer.block_on(LocalListener::bind(folder, &std::env::temp_dir()))?;
     let admission = listener.admit(NodeId(2))?;
     let host = listener.host().clone();

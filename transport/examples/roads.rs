@@ -5,11 +5,11 @@
 //! ```
 //!
 //! Both ends are in this process, each on a runtime of its own. The plain stream is a Unix socket
-//! as the road of one host has, written in pieces of 1 MiB and read into one buffer of 1 MiB again
-//! and again; frames and bodies are dropped as they arrive. All take turns, and of each the best round
-//! counts: what else runs on the machine only takes away. Processor time is that of all threads, of
-//! the mean round. A checksum of a body is computed twice, by its holder and by its fetcher: what one
-//! of the two costs alone is the line `checksum, once`.
+//! as the path of one host has, written in pieces of 1 MiB and read into one buffer of 1 MiB again
+//! and again; frames and bodies are dropped as they arrive. All take turns, and of each the best
+//! round counts: other work on the machine only lowers it. Processor time is that of all
+//! threads, of the mean round. A checksum of a body is computed twice, by its holder and by its
+//! fetcher: what one of the two costs alone is the line `checksum, once`.
 
 use std::error::Error;
 use std::net::SocketAddr;
@@ -54,10 +54,10 @@ fn main() -> PathResult<()> {
     let folder = tempfile::tempdir()?;
     let body = content();
     for same_host in [true, false] {
-        let place = |name: &str| same_host.then(|| folder.path().join(name));
+        let folder_of = |name: &str| same_host.then(|| folder.path().join(name));
         let authority = ClusterAuthority::create(ClusterId(1), UnixSeconds::now())?;
-        let mut one = node(&authority, 1, place("one").as_deref())?;
-        let mut two = node(&authority, 2, place("two").as_deref())?;
+        let mut one = node(&authority, 1, folder_of("one").as_deref())?;
+        let mut two = node(&authority, 2, folder_of("two").as_deref())?;
         let address = two.transport.local_addr();
         one.transport.add_peer(NodeId(2), PeerRole::Worker, vec![address]);
         println!("{}", up(&mut one)?);
@@ -69,25 +69,25 @@ fn main() -> PathResult<()> {
     Ok(())
 }
 
-/// Bytes that no part of the way could guess.
+/// Bytes that no part of the path could predict.
 fn content() -> Arc<Vec<u8>> {
     let mut bytes = vec![0; TURN_BYTES];
     blake3::Hasher::new().finalize_xof().fill(&mut bytes);
     Arc::new(bytes)
 }
 
-/// What turns of one contender took.
+/// The cost of the rounds of one contender.
 #[derive(Clone, Copy)]
 struct ContenderCost {
-    /// Time of the fastest turn.
+    /// Time of the fastest round.
     best: Duration,
-    /// Of all processors, for all turns together.
+    /// Processor time of all threads, for all rounds together.
     processor: Duration,
 }
 
 type BenchmarkRound<'a> = &'a dyn Fn() -> PathResult<()>;
 
-/// Lets the contenders take turns, and prints what they took.
+/// Runs the contenders in turn, and prints their costs.
 fn compare(one: &PathNode, two: &PathNode, body: &Arc<Vec<u8>>) -> PathResult<()> {
     let four = |four: &[u8]| f32::from_ne_bytes(four.try_into().expect("chunks of four"));
     let floats: Arc<Vec<f32>> = Arc::new(body.chunks_exact(4).map(four).collect());
@@ -115,7 +115,8 @@ fn take_turns<const COUNT: usize>(
     let mut costs = [ContenderCost { best: Duration::MAX, processor: Duration::ZERO }; COUNT];
     for _ in 0..ROUNDS {
         for (cost, turn) in costs.iter_mut().zip(&turns) {
-            let (began, before) = (Instant::now(), processor_time()?);
+            let began = Instant::now();
+            let before = processor_time()?;
             turn()?;
             cost.best = cost.best.min(began.elapsed());
             cost.processor += processor_time()? - before;
@@ -157,12 +158,12 @@ fn plain(one: &PathNode, two: &PathNode, body: &Arc<Vec<u8>>, is_kept: bool) -> 
         Ok::<(), std::io::Error>(())
     });
     let receiving = one.runtime.spawn(async move {
-        let mut room = vec![0; if is_kept { TURN_BYTES } else { PLAIN_BYTES }];
+        let mut buffer = vec![0; if is_kept { TURN_BYTES } else { PLAIN_BYTES }];
         for piece in 0..TURN_BYTES / PLAIN_BYTES {
             let start = if is_kept { piece * PLAIN_BYTES } else { 0 };
-            near.read_exact(&mut room[start..start + PLAIN_BYTES]).await?;
+            near.read_exact(&mut buffer[start..start + PLAIN_BYTES]).await?;
         }
-        Ok::<_, std::io::Error>(room)
+        Ok::<_, std::io::Error>(buffer)
     });
     one.runtime.block_on(receiving)??;
     Ok(two.runtime.block_on(sending)??)
@@ -192,10 +193,10 @@ fn node(authority: &ClusterAuthority, id: u64, folder: Option<&Path>) -> PathRes
 
 fn up(node: &mut PathNode) -> PathResult<String> {
     let event = node.runtime.block_on(node.events.next());
-    let Some(TransportEvent::Up { path: road, .. }) = event else {
+    let Some(TransportEvent::Up { path, .. }) = event else {
         return Err(format!("expected a peer, got {event:?}").into());
     };
-    Ok(format!("{road:?}"))
+    Ok(format!("{path:?}"))
 }
 
 /// A piece of floats that lie together.
@@ -217,11 +218,12 @@ fn frames(one: &PathNode, two: &PathNode, floats: &Arc<Vec<f32>>) -> PathResult<
     one.transport.set_frame_rules(rules);
     let (sender, received) = mpsc::channel();
     one.transport.set_frame_sink(Box::new(move |frame| {
-        // The main thread counts; when it has gone, nobody does.
+        // The main thread counts; when it has ended, the count is not needed.
         let _ = sender.send(frame.parts.len());
     }));
     let outlet = two.transport.frame_sender();
-    let (mut starts, mut arrived) = ((0..TURN_BYTES / 4).step_by(FRAME_FLOATS).peekable(), 0);
+    let mut starts = (0..TURN_BYTES / 4).step_by(FRAME_FLOATS).peekable();
+    let mut arrived = 0;
     while arrived < FRAMES {
         while let Some(&start) = starts.peek() {
             let body = Arc::new(FloatSlice { floats: Arc::clone(floats), start });
@@ -260,7 +262,8 @@ fn kept_bodies(one: &PathNode, two: &PathNode, body: &Arc<Vec<u8>>) -> PathResul
 fn serve(holder: &PathNode, body: &Arc<Vec<u8>>) -> BulkFetch {
     let body: Arc<dyn BulkBody> = Arc::<Vec<u8>>::clone(body);
     holder.transport.set_bulk_source(Box::new(move |_, _| Some(Arc::clone(&body))));
-    let (holders, key) = (vec![NodeId(2)], b"body".to_vec());
+    let holders = vec![NodeId(2)];
+    let key = b"body".to_vec();
     BulkFetch { holders, key, length: TURN_BYTES as u64, progress: None }
 }
 

@@ -1,8 +1,8 @@
 //! The endpoint: the one UDP socket of a process, and the handle the node holds.
 //!
 //! ```text
-//!   door (handshakes of others) --+                     +-- one task a connection: run_link
-//!                                 +--> keeper of peers --+      and one for each of its lanes
+//!   accept (others' handshakes) --+                     +-- one task a connection: run_link
+//!                                 +--> PeerSupervisor ---+      and one for each of its lanes
 //!   dialler (our handshakes)   --+                     +-- events to the node, in order
 //! ```
 

@@ -1,8 +1,8 @@
 //! What the transport reports to the node, through one bounded queue.
 //!
-//! News of peers, requests and joins are never dropped in silence: news waits for room, a request
-//! or a join without room is answered as busy. Control messages may be dropped, and are counted:
-//! the protocols above resend.
+//! Events of peers, requests and joins are never dropped in silence: an event of a peer waits for
+//! space, a request or a join without space is answered as busy. Control messages may be dropped,
+//! and are counted: the protocols above resend.
 
 use std::net::SocketAddr;
 
@@ -25,9 +25,9 @@ pub enum TransportEvent {
         peer: PeerIdentity,
         /// The boot number that the process sent in its hello.
         boot: u64,
-        /// The protocol versions that it speaks, as it sent them in its hello.
+        /// The protocol versions that it supports, as it sent them in its hello.
         versions: VersionRange,
-        /// The road that the lanes to it use.
+        /// The path that the lanes to it use.
         path: TransportPath,
     },
     /// A peer that was up is not there any more. What was on its way may be lost. When another
@@ -54,50 +54,52 @@ pub enum TransportEvent {
         /// Where the answer goes. To drop it is to leave the request unanswered.
         reply: RequestReply,
     },
-    /// A joiner with a token requests to become a member, or a member whose certificate ended another one.
+    /// A joiner with a token requests to become a member, or a member whose certificate ended
+    /// another one.
     Join {
-        /// What it showed, and where it comes from.
+        /// The attempt: token, key, name and address of the joiner.
         attempt: JoinAttempt,
         /// Where the answer goes.
         reply: JoinReply,
     },
-    /// A wanted peer cannot be reached. Reported again only when the problem changes or it was up meanwhile.
+    /// A desired peer cannot be reached. Reported again only when the problem changes or it was up
+    /// meanwhile.
     DialFailed {
-        /// Node id of the wanted peer.
+        /// Node id of the desired peer.
         node: NodeId,
         /// The address tried last.
         address: SocketAddr,
-        /// What came of it.
+        /// The reason why the dial failed.
         problem: DialProblem,
     },
     /// A peer has met another living process with our identity, one that started later: a data
-    /// folder was copied, or a process was forgotten. This process should stop.
+    /// folder was copied, or an old process still runs. This process should stop.
     DuplicateIdentity {
         /// Node id of the peer that refused or closed our connection for this reason.
         reported_by: NodeId,
     },
-    /// Strangers at the door, counted since the last such event. At most one event in
-    /// [`crate::TransportLimits::strangers_reported_every`].
+    /// Unauthenticated connection attempts that failed, counted since the last such event. At most
+    /// one event in [`crate::TransportLimits::strangers_reported_every`].
     Strangers {
-        /// How many attempts came to nothing.
+        /// Number of attempts that failed.
         count: u64,
-        /// The address of the last.
+        /// Address of the last attempt that failed.
         last: SocketAddr,
-        /// What was wrong with it, in words.
+        /// The error of the last attempt, as text.
         reason: String,
     },
 }
 
-/// How the bytes of a peer travel.
+/// The path of the bytes to and from a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum TransportPath {
-    /// QUIC over UDP.
+    /// QUIC over UDP, between any two hosts.
     Quic,
     /// Unix sockets, between processes of one host.
     SameHost,
 }
 
-/// What a peer did that it must not.
+/// A violation of the protocol by a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum PeerViolation {
     /// It announced a frame that its rule does not allow.
@@ -130,9 +132,9 @@ pub enum DownReason {
     Silent,
     /// Its address answers, but its process has forgotten the connection: it started again.
     Reset,
-    /// A newer connection of the same peer took the place.
+    /// A newer connection of the same peer replaced it.
     Replaced,
-    /// The node wants it no more: [`crate::Transport::forget`].
+    /// The node removed it from its desired peers: [`crate::Transport::forget`].
     Forgotten,
     /// The node refuses it from now on: [`crate::Transport::ban`].
     Banned,

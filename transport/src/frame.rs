@@ -11,8 +11,8 @@
 //!
 //! It promises that nothing is allocated for a body before its length is what the rule of its class
 //! sets, that floats arrive bit for bit, that a frame is one write which is flushed at once, and
-//! that of two frames that wait the one goes first for which somebody waits. It promises no
-//! delivery: what lies in a queue when a road breaks is lost. Memory of parts is used again.
+//! that of two frames that wait the one goes first for which a receiver waits. It promises no
+//! delivery: what lies in a queue when a path breaks is lost. Memory of parts is used again.
 
 #[cfg(target_endian = "big")]
 compile_error!("floats travel as they lie in memory, which must be little endian");

@@ -1,14 +1,14 @@
-//! The identities of peers: certificates, tokens, and how a stranger becomes a member.
+//! The identities of peers: certificates, tokens, and how a joiner becomes a member.
 //!
 //! ```text
 //!   ClusterAuthority --issue--> Credentials --configs--> TLS 1.3, both sides certified
 //!        ^                          ^
 //!        | JoinAttempt              | request_certificate
-//!        +------ zbe-join/1 --------+   (the only talk without a certificate of one's own)
+//!        +------ zbe-join/1 --------+   (the only exchange without a certificate of one's own)
 //! ```
 //!
 //! A certificate names its holder in one place, a URI: [`PeerIdentity`]. Whatever else is in
-//! it is neither read nor believed. What a role may do is decided elsewhere; here is only decided
+//! it is neither read nor trusted. What a role may do is decided elsewhere; here is only decided
 //! which peer it is. The whole is described in `docs/security.md`.
 
 mod authority;

@@ -1,16 +1,16 @@
-//! Bytes between nodes that know each other.
+//! Bytes between nodes that authenticate each other.
 //!
 //! One process has one [`Transport`]: a UDP socket that speaks QUIC with TLS on both sides, and
-//! Unix sockets to processes of the same host. It promises that a peer is who its certificate says,
-//! that every queue and length is bounded, and that what peers send was checked against their role
-//! before the node sees it. It carries four lanes:
+//! Unix sockets to processes of the same host. It promises that a peer has the identity in its
+//! certificate, that every queue and length is bounded, and that what peers send was checked
+//! against their role before the node sees it. It carries four lanes:
 //!
 //! - *Control*: messages that may be lost; the oldest are dropped first.
-//! - *requests*: one question, one answer.
+//! - *requests*: one request, one answer.
 //! - *Tensor*: frames whose lengths are known before they come.
 //! - *Bulk*: long bodies from several holders, in chunks that are verified.
 //!
-//! It does not know what the bytes mean, decides nothing about the cluster, and prints nothing:
+//! It does not interpret the bytes, decides nothing about the cluster, and prints nothing:
 //! what happens is a [`TransportEvent`] or a number in [`TransportCounters`].
 
 pub mod bulk;

@@ -28,11 +28,12 @@ pub struct TransportLimits {
     /// Handshakes under way from which on an address must be proved first, by a stateless Retry.
     pub handshakes_before_retry: usize,
     /// Handshakes under way at once from one address, or one network of 64 bits of IPv6. One more
-    /// ends the oldest of them, if it proved its address, and is not answered otherwise: nobody
-    /// takes the room of others, neither elsewhere nor behind the same address.
+    /// ends the oldest of them, if it proved its address, and is not answered otherwise: no address
+    /// takes the places of others, and no peer those of others behind the same address.
     pub handshakes_per_address_max: usize,
     /// Handshakes under way from one address from which on it must be proved first. Fewer than may
-    /// be under way: a sender that writes another's address on its datagrams does not keep that one out.
+    /// be under way: a sender that writes another's address on its datagrams does not keep that one
+    /// out.
     pub handshakes_per_address_before_retry: usize,
     /// How long a handshake and the hello after it may take. Then the connection is closed.
     pub handshake_within: Duration,
@@ -46,13 +47,14 @@ pub struct TransportLimits {
     pub streams_both_ways_max: u32,
     /// Connections of members at once. More are refused.
     pub members_max: usize,
-    /// Connections of people at once: admins, operators and viewers. One more closes the oldest of the person
-    /// who has the most, or is refused if nobody has more than one beyond the newcomer's.
+    /// Connections of people at once: admins, operators and viewers. One more closes the oldest of
+    /// the person who has the most, or is refused if no person has more than one beyond the
+    /// newcomer's.
     pub clients_max: usize,
     /// Joins that wait for the node's decision at once. More are refused.
     pub joins_max: usize,
-    /// Connections at once of joiners that sent no request yet, or were answered and do not hang up.
-    /// One more closes the oldest of the address that has the most.
+    /// Connections at once of joiners that sent no request yet, or were answered and do not hang
+    /// up. One more closes the oldest of the address that has the most.
     pub joiners_idle_max: usize,
     /// The same from one address, or one network of 64 bits of IPv6. One more closes the oldest of
     /// them.
@@ -61,10 +63,11 @@ pub struct TransportLimits {
     pub control_queue_messages_max: usize,
     /// Bytes of control messages that wait for one peer. More drop the oldest, and are counted.
     pub control_queue_bytes_max: usize,
-    /// Tensor frames of one urgency that wait for one peer. More are given back to the sender as full.
+    /// Tensor frames of one urgency that wait for one peer. More are given back to the sender as
+    /// full.
     pub frame_queue_max: usize,
     /// Events that wait for the node. Control messages beyond it are dropped and counted, requests
-    /// are answered as busy; news of peers waits.
+    /// are answered as busy; events of peers wait.
     pub events_max: usize,
     /// Requests that wait for an answer of the node, of all peers together. More are answered as
     /// busy.
@@ -83,7 +86,7 @@ pub struct TransportLimits {
     pub socket_buffer_bytes: usize,
     /// Bytes under way to or from one member.
     pub window_bytes: u32,
-    /// How often strangers at the door are reported as an event.
+    /// The least time between two [`crate::TransportEvent::Strangers`] events.
     pub strangers_reported_every: Duration,
 }
 

@@ -1,4 +1,5 @@
-//! The same-host road: Unix sockets between processes that trust each other by another road.
+//! The same-host path: Unix sockets between processes that authenticated each other over another
+//! path.
 //!
 //! ```text
 //!   dialer                                   listener
@@ -8,12 +9,12 @@
 //!     |  ...the lane...                         |
 //! ```
 //!
-//! A connection is the peer's if it shows the secret which was sent only to that peer, and if the same
-//! user runs both processes. The listener's proof shows the dialer that it reached the process that
-//! made the offer: in a container the same path may be another's. The end of a process ends its
-//! connections, which the other side reads as the end of the stream, at once.
+//! A connection is the peer's if it shows the secret which was sent only to that peer, and if the
+//! same user runs both processes. The listener's proof shows the dialer that it reached the process
+//! that made the offer: in a container the same path may be another's. The end of a process ends
+//! its connections, which the other side reads as the end of the stream, at once.
 //!
-//! It promises no secrecy from the same user or from root, and decides nothing about roads.
+//! It promises no secrecy from the same user or from root, and decides nothing about paths.
 
 mod acceptor;
 mod dial;

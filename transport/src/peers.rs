@@ -1,8 +1,8 @@
-//! The peers of this process: which are wanted, which are there, which may send what.
+//! The peers of this process: which are desired, which are connected, which may send what.
 //!
-//! One task, the keeper, owns what is known of them. It dials peers that are wanted and not there, decides
-//! which of two connections stays, and closes those of banned peers. What it decides is in pure functions
-//! beside it.
+//! One task, the [`PeerSupervisor`], owns their state. It dials peers that are desired and not
+//! connected, decides which of two connections stays, and closes those of banned peers. What it
+//! decides is in pure functions beside it.
 
 mod admission;
 mod backoff;

@@ -1,4 +1,4 @@
-//! Requests: one question, one answer, on a stream of its own.
+//! Requests: one request and its answer, on a stream of their own.
 //!
 //! ```text
 //!   requester  stream kind u8 | length u32 | the request           ->
@@ -6,7 +6,8 @@
 //! ```
 //!
 //! Lengths are little endian, checked before anything is allocated, and memory grows as bytes
-//! arrive. A requester that goes away stops the stream, which [`RequestReply::cancelled`] reports to the other side.
+//! arrive. A requester that goes away stops the stream, which [`RequestReply::cancelled`] reports
+//! to the other side.
 
 mod send;
 mod serve;
@@ -37,7 +38,7 @@ impl RequestReply {
         self.answer.closed().await;
     }
 
-    /// Whether the requester has gone away: an answer would be work for nobody.
+    /// Whether the requester has gone away: an answer would not be read.
     #[must_use]
     pub fn is_cancelled(&self) -> bool {
         self.answer.is_closed()
@@ -48,7 +49,7 @@ impl RequestReply {
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum RequestError {
     /// No connection to that node.
-    #[error("no road to the node")]
+    #[error("no connection to the node")]
     NoPath,
     /// The request is longer than may be sent.
     #[error("a request of {bytes} bytes, at most {limit} may be sent")]
@@ -79,7 +80,7 @@ pub enum RequestError {
     #[error("the peer did not answer")]
     Unanswered,
     /// The role of this process may not send requests.
-    #[error("the peer does not allow this role to ask")]
+    #[error("the peer does not allow requests from this role")]
     Forbidden,
     /// The connection broke before the answer was complete.
     #[error("the connection broke before the answer came")]

@@ -1,4 +1,4 @@
-//! The bulk lane: whole bytes from holders that come, go, lie and stall.
+//! The bulk lane: whole bodies from holders that come, go, send wrong bytes and stall.
 
 mod holders;
 
@@ -125,9 +125,9 @@ async fn a_holder_may_fail_again_after_it_gave_something() {
 async fn what_a_stalled_holder_owes_is_taken_over() {
     let length = 20 * CHUNK_BYTES;
     let bytes = content(length);
-    for place in [0, 5, ANSWER_BYTES + 7, ANSWER_BYTES + 2 * STEP_BYTES + 9] {
+    for offset in [0, 5, ANSWER_BYTES + 7, ANSWER_BYTES + 2 * STEP_BYTES + 9] {
         let stalled =
-            TestHolder { always: vec![StreamFault::Stall(place)], ..TestHolder::of(&bytes) };
+            TestHolder { always: vec![StreamFault::Stall(offset)], ..TestHolder::of(&bytes) };
         let holders = TestHolders::new([stalled, TestHolder::of(&bytes)]);
         assert!(holders.fetch(length).await.unwrap() == *bytes);
     }
@@ -145,22 +145,23 @@ async fn one_chunk_is_taken_over_by_a_holder_that_had_nothing_to_do() {
 
 #[tokio::test]
 async fn a_holder_of_another_length_is_tried_once() {
-    let (bytes, other) = (content(CHUNK_BYTES + 9), content(CHUNK_BYTES + 10));
+    let bytes = content(CHUNK_BYTES + 9);
+    let other = content(CHUNK_BYTES + 10);
     let holders = TestHolders::new([TestHolder::of(&other), TestHolder::of(&bytes)]);
     assert!(holders.fetch(CHUNK_BYTES + 9).await.unwrap() == *bytes);
     for (expected, length) in [(CHUNK_BYTES, 2 * CHUNK_BYTES), (5 * CHUNK_BYTES, 1), (1, 0)] {
         let holders = TestHolders::new([TestHolder::of(&content(length))]);
         let failed = failures(holders.fetch(expected).await);
         assert_eq!((failed.len(), holders.openings(1)), (1, 1));
-        let HolderError::WrongLength { expected: told, found } = failed[0].1 else {
+        let HolderError::WrongLength { expected: reported, found } = failed[0].1 else {
             panic!("another error: {}", failed[0].1);
         };
-        assert_eq!((told, found), (expected as u64, length as u64));
+        assert_eq!((reported, found), (expected as u64, length as u64));
     }
 }
 
 #[tokio::test]
-async fn an_error_names_who_failed_and_how() {
+async fn an_error_names_the_holder_that_failed_and_how() {
     let bytes = content(10);
     let unreachable = TestHolder { is_unreachable: true, ..TestHolder::of(&bytes) };
     let cut = TestHolder { always: vec![StreamFault::Cut(3)], ..TestHolder::of(&bytes) };
@@ -207,10 +208,10 @@ async fn answers_that_are_none_are_refused() {
     assert!(matches!(failed[..], [(1, HolderError::NoAnswer { status: 3 })]), "{failed:?}");
     for found in [0, length - 1, length + 1, 1 << 63, u64::MAX] {
         let failed = from_answer(answer(0, found), u64::MAX).await;
-        let [(1, HolderError::WrongLength { found: told, .. })] = failed[..] else {
+        let [(1, HolderError::WrongLength { found: reported, .. })] = failed[..] else {
             panic!("another error: {failed:?}");
         };
-        assert_eq!(told, found);
+        assert_eq!(reported, found);
     }
     // A stream that never ends is a chunk that is damaged.
     let failed = from_answer(answer(0, length), u64::MAX).await;
@@ -219,19 +220,22 @@ async fn answers_that_are_none_are_refused() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_asked_for_is_not() {
-    let ask = async |holders: &[u64], key_bytes, length| {
+async fn what_cannot_be_requested_is_not() {
+    let fetch_with = async |holders: &[u64], key_bytes, length| {
         let holders = holders.iter().copied().map(NodeId).collect();
         let request = BulkFetch { holders, key: vec![1; key_bytes], length, progress: None };
         fetch(request, |_| async { Ok((tokio::io::empty(), sink())) }).await
     };
-    assert!(matches!(ask(&[], 1, 1).await, Err(BulkError::NoHolders)));
+    assert!(matches!(fetch_with(&[], 1, 1).await, Err(BulkError::NoHolders)));
     let found = KEY_BYTES_MAX + 1;
-    let result = ask(&[1], found, 1).await;
-    assert!(matches!(result, Err(BulkError::KeyTooLong { found: told }) if told == found));
-    assert!(matches!(ask(&[1], KEY_BYTES_MAX, 1).await, Err(BulkError::NoHolderLeft { .. })));
+    let result = fetch_with(&[1], found, 1).await;
+    assert!(matches!(result, Err(BulkError::KeyTooLong { found: reported }) if reported == found));
+    assert!(matches!(
+        fetch_with(&[1], KEY_BYTES_MAX, 1).await,
+        Err(BulkError::NoHolderLeft { .. })
+    ));
     let found = BULK_BYTES_MAX + 1;
-    let result = ask(&[1], 1, found).await;
+    let result = fetch_with(&[1], 1, found).await;
     let expected = (found, FETCH_WHOLE_BYTES_MAX);
     assert!(matches!(result, Err(BulkError::TooLong { found, most }) if (found, most) == expected));
     let request = BulkFetch { holders: vec![NodeId(1)], length: found, ..BulkFetch::default() };
@@ -241,16 +245,16 @@ async fn what_cannot_be_asked_for_is_not() {
     assert!(matches!(result, Err(BulkError::TooLong { found, most }) if (found, most) == expected));
 }
 
-/// Keeps what it was given, and fails once it holds `room` chunks if that is set.
+/// Keeps what it was given, and fails once it holds `chunks_max` chunks if that is set.
 #[derive(Default)]
 struct RecordingSink {
     chunks: BTreeMap<u64, Vec<u8>>,
-    room: Option<usize>,
+    chunks_max: Option<usize>,
 }
 
 impl ChunkSink for RecordingSink {
     fn write(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()> {
-        if self.room == Some(self.chunks.len()) {
+        if self.chunks_max == Some(self.chunks.len()) {
             return Err(io::ErrorKind::StorageFull.into());
         }
         assert!(self.chunks.insert(offset, bytes.to_vec()).is_none(), "{offset} comes twice");
@@ -296,7 +300,7 @@ async fn progress_counts_what_came_before_a_fetch_failed() {
 async fn a_sink_that_fails_ends_the_fetch() {
     let bytes = content(20 * CHUNK_BYTES);
     let holders = TestHolders::new(vec![TestHolder::of(&bytes); 2]);
-    let full = RecordingSink { room: Some(2), ..RecordingSink::default() };
+    let full = RecordingSink { chunks_max: Some(2), ..RecordingSink::default() };
     let request = holders.request(bytes.len(), None);
     let result = fetch_into(request, full, |node| holders.open(node)).await.map(|_| ());
     let Err(BulkError::Sink(error)) = result else { panic!("another end: {result:?}") };
@@ -333,12 +337,12 @@ fn request(key: &[u8], first: u64, count: u64) -> Vec<u8> {
 /// What a holder of `body` answers to bytes, and how it ends.
 async fn replies(
     body: &Arc<Vec<u8>>,
-    asked: &[u8],
+    requests: &[u8],
 ) -> (Vec<u8>, Result<ServeSummary, ServeBulkError>) {
     let body: Arc<dyn BulkBody> = Arc::<Vec<u8>>::clone(body);
     let mut replies = Vec::new();
     let find = move |key: &[u8]| (key == KEY).then(|| Arc::clone(&body));
-    let served = serve(asked, &mut replies, find).await;
+    let served = serve(requests, &mut replies, find).await;
     (replies, served)
 }
 
@@ -346,18 +350,18 @@ async fn replies(
 async fn requests_that_give_nothing_leave_the_stream_as_it_is() {
     let body = content(CHUNK_BYTES + 2);
     let ranges = [(0, 0), (2, 1), (1, 2), (0, 3), (0, u64::MAX), (1, u64::MAX), (u64::MAX, 1)];
-    let mut asked = request(b"another key", 0, 1);
+    let mut requests = request(b"another key", 0, 1);
     let mut expected = answer(1, 0);
     for (first, count) in ranges {
-        asked.extend(request(KEY, first, count));
+        requests.extend(request(KEY, first, count));
         expected.extend(answer(2, body.len() as u64));
     }
-    asked.extend(request(KEY, 1, 1));
+    requests.extend(request(KEY, 1, 1));
     let last = &body[CHUNK_BYTES..];
     expected.extend(
         [&answer(0, body.len() as u64), &crc32fast::hash(last).to_le_bytes()[..], last].concat(),
     );
-    let (replies, served) = replies(&body, &asked).await;
+    let (replies, served) = replies(&body, &requests).await;
     assert_eq!(replies, expected);
     assert_eq!(served.unwrap(), ServeSummary { chunks: 1, bytes: 2 });
 }
@@ -390,10 +394,10 @@ impl BulkBody for UnlentBody {
 async fn a_body_that_is_read_gives_the_bytes_of_one_that_is_lent() {
     let lent = content(6 * CHUNK_BYTES + 3);
     let read: Arc<dyn BulkBody> = Arc::new(UnlentBody(lent.to_vec()));
-    let asked = [request(KEY, 0, 2), request(KEY, 6, 1), request(KEY, 1, 6)].concat();
+    let requests = [request(KEY, 0, 2), request(KEY, 6, 1), request(KEY, 1, 6)].concat();
     let mut from_read = Vec::new();
-    serve(&asked[..], &mut from_read, move |_: &[u8]| Some(Arc::clone(&read))).await.unwrap();
-    assert!(from_read == replies(&lent, &asked).await.0);
+    serve(&requests[..], &mut from_read, move |_: &[u8]| Some(Arc::clone(&read))).await.unwrap();
+    assert!(from_read == replies(&lent, &requests).await.0);
 }
 
 /// A body whose second chunk cannot be read.

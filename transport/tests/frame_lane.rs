@@ -123,20 +123,20 @@ async fn parts_lie_in_the_memory_of_those_that_were_dropped() {
     let bytes = bytes_of(&[sent(1.0), sent(2.0), sent(3.0)]).await;
     let pool = PartPool::default();
     let mut reader = reader_with(&bytes[..], rules(&lengths), pool.clone());
-    let places = |frame: &ReceivedFrame| -> Vec<_> {
+    let addresses = |frame: &ReceivedFrame| -> Vec<_> {
         frame.parts.iter().map(|part| part.as_ptr()).collect()
     };
     let first = taken(reader.read().await.unwrap());
-    let memory = places(&first);
+    let memory = addresses(&first);
     assert_eq!(pool.unused_bytes(), 0);
     drop(first);
     assert_eq!(pool.unused_bytes(), 4 * 150_000);
     let second = taken(reader.read().await.unwrap());
-    assert_eq!((places(&second), pool.unused_bytes()), (memory.clone(), 0));
+    assert_eq!((addresses(&second), pool.unused_bytes()), (memory.clone(), 0));
     assert_eq!(second.parts, [vec![2.0; 100_000], vec![2.0; 50_000]]);
     let kept: Vec<Vec<f32>> = second.parts.into_iter().map(FramePart::into_vec).collect();
     let third = taken(reader.read().await.unwrap());
-    assert!(places(&third).iter().all(|place| !memory.contains(place)));
+    assert!(addresses(&third).iter().all(|address| !memory.contains(address)));
     assert_eq!(kept, [vec![2.0; 100_000], vec![2.0; 50_000]]);
 }
 
@@ -209,7 +209,7 @@ async fn a_body_of_another_length_is_refused_before_it_comes() {
 }
 
 #[tokio::test]
-async fn the_longest_body_is_told_from_its_neighbours() {
+async fn the_longest_body_is_distinguished_from_its_neighbours() {
     let floats = usize::try_from(FRAME_BYTES_MAX).unwrap() / 4;
     for found in [FRAME_BYTES_MAX - 1, FRAME_BYTES_MAX + 1] {
         let expected = FRAME_BYTES_MAX;
@@ -258,7 +258,8 @@ async fn meta_has_a_longest_length() {
 
 #[tokio::test]
 async fn new_rules_hold_from_the_next_frame_on() {
-    let (one, two) = (frame(CLASS, b"", vec![vec![1.0]]), frame(CLASS, b"", vec![vec![1.0; 2]]));
+    let one = frame(CLASS, b"", vec![vec![1.0]]);
+    let two = frame(CLASS, b"", vec![vec![1.0; 2]]);
     let bytes = bytes_of(&[one.clone(), two, one]).await;
     let (sender, receiver) = watch::channel(Arc::new(rules(&[1])));
     let mut reader = FrameReader::new(&bytes[..], peer(), receiver, PartPool::default());
@@ -361,15 +362,15 @@ impl AsyncWrite for RecordingWriter {
 #[tokio::test]
 async fn a_frame_is_one_write_from_where_its_floats_lie() {
     let frame = frame(CLASS, b"meta", vec![vec![1.0; 100], vec![2.0; 10]]);
-    let mut witness = RecordingWriter::default();
-    write_frame(&mut witness, &frame).await.unwrap();
-    let places: Vec<_> = frame.parts().iter().map(|part| part.as_ptr().cast::<u8>()).collect();
-    assert_eq!((witness.writes.len(), witness.flushes), (1, 1));
-    assert_eq!(witness.writes[0][1..], places);
+    let mut writer = RecordingWriter::default();
+    write_frame(&mut writer, &frame).await.unwrap();
+    let addresses: Vec<_> = frame.parts().iter().map(|part| part.as_ptr().cast::<u8>()).collect();
+    assert_eq!((writer.writes.len(), writer.flushes), (1, 1));
+    assert_eq!(writer.writes[0][1..], addresses);
 }
 
 #[tokio::test]
-async fn a_queue_hands_back_what_has_no_room_and_takes_it_later() {
+async fn a_full_queue_hands_a_frame_back_and_takes_it_later() {
     let (queue, mut outlet) = frame_queue(2);
     let small = frame(CLASS, b"", vec![vec![1.0]]);
     let sender = thread::spawn(move || {

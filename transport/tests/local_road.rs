@@ -1,4 +1,4 @@
-//! The same-host road: which connections come in, which do not, and what a dead process leaves.
+//! The same-host path: which connections come in, which do not, and what a dead process leaves.
 
 use std::fs;
 use std::io;
@@ -42,7 +42,8 @@ fn offer_bytes(boot_id: &str, path: &[u8], secret: &[u8]) -> Vec<u8> {
             vec![length as u8 | 128, (length >> 7) as u8]
         }
     };
-    let (boot_bytes, path_bytes) = (length(boot_id.len()), length(path.len()));
+    let boot_bytes = length(boot_id.len());
+    let path_bytes = length(path.len());
     [&boot_bytes[..], boot_id.as_bytes(), &path_bytes, path, secret].concat()
 }
 
@@ -85,7 +86,8 @@ async fn a_friend_comes_in_on_every_lane() {
 #[tokio::test]
 async fn a_wrong_secret_does_not_come_in() {
     let (_folder, mut listener) = listener().await;
-    let (admission, other) = (listener.admit(FRIEND).unwrap(), listener.admit(NodeId(6)).unwrap());
+    let admission = listener.admit(FRIEND).unwrap();
+    let other = listener.admit(NodeId(6)).unwrap();
     let forged = forged(admission.offer());
     let dialled = dial(&forged, listener.host(), LocalLane::Bulk).await;
     assert!(matches!(dialled, Err(LocalDialError::WrongListener)), "{dialled:?}");
@@ -119,62 +121,63 @@ async fn a_lane_that_is_none_does_not_come_in() {
 }
 
 #[tokio::test]
-async fn silent_strangers_do_not_keep_a_friend_out() {
+async fn silent_connections_do_not_keep_an_admitted_peer_out() {
     for count in [5, UNAUTHENTICATED_MAX - 1, UNAUTHENTICATED_MAX, UNAUTHENTICATED_MAX + 5] {
         let (_folder, mut listener) = listener().await;
-        let mut strangers = Vec::new();
+        let mut silent_streams = Vec::new();
         for _ in 0..count {
-            strangers.push(UnixStream::connect(listener.path()).await.unwrap());
+            silent_streams.push(UnixStream::connect(listener.path()).await.unwrap());
         }
         let admission = listener.admit(FRIEND).unwrap();
         let _stream = dial(admission.offer(), listener.host(), LocalLane::Tensor).await.unwrap();
         assert_eq!(listener.arrival().await.peer, FRIEND);
         let closed = (count + 1).saturating_sub(UNAUTHENTICATED_MAX);
         assert_eq!(listener.refused(), closed as u64, "of {count}");
-        for stranger in &mut strangers[..closed] {
-            assert_eq!(stranger.read(&mut [0]).await.unwrap(), 0);
+        for stream in &mut silent_streams[..closed] {
+            assert_eq!(stream.read(&mut [0]).await.unwrap(), 0);
         }
     }
 }
 
 #[tokio::test]
-async fn the_stranger_that_was_silent_longest_makes_room() {
+async fn the_connection_that_was_silent_longest_is_closed() {
     let (_folder, mut listener) = listener().await;
-    let mut strangers = Vec::new();
+    let mut silent_streams = Vec::new();
     for _ in 0..=UNAUTHENTICATED_MAX {
-        strangers.push(UnixStream::connect(listener.path()).await.unwrap());
+        silent_streams.push(UnixStream::connect(listener.path()).await.unwrap());
     }
-    assert_eq!(strangers[0].read(&mut [0]).await.unwrap(), 0);
+    assert_eq!(silent_streams[0].read(&mut [0]).await.unwrap(), 0);
     let admission = listener.admit(FRIEND).unwrap();
     let offer = admission.offer().encode();
     let greeting = [&[1], &offer[offer.len() - SECRET_BYTES..]].concat();
-    for stranger in &mut strangers[1..] {
-        stranger.write_all(&greeting).await.unwrap();
+    for stream in &mut silent_streams[1..] {
+        stream.write_all(&greeting).await.unwrap();
         assert_eq!(listener.arrival().await.peer, FRIEND);
     }
 }
 
 #[tokio::test]
-async fn a_stranger_that_stays_silent_is_closed() {
+async fn a_connection_that_stays_silent_is_closed() {
     let (_folder, listener) = listener().await;
-    let mut stranger = UnixStream::connect(listener.path()).await.unwrap();
-    stranger.write_all(&[1; SECRET_BYTES]).await.unwrap();
+    let mut stream = UnixStream::connect(listener.path()).await.unwrap();
+    stream.write_all(&[1; SECRET_BYTES]).await.unwrap();
     // All but the last byte of a greeting. The closing may find them unread.
-    let end = stranger.read(&mut [0]).await;
+    let end = stream.read(&mut [0]).await;
     assert!(matches!(&end, Ok(0)) || end.is_err(), "{end:?}");
     assert_eq!(listener.refused(), 1);
 }
 
 #[tokio::test]
-async fn an_offer_of_another_machine_or_of_nobody_leads_nowhere() {
+async fn an_offer_of_another_machine_or_of_no_process_leads_nowhere() {
     let (folder, listener) = listener().await;
     let admission = listener.admit(FRIEND).unwrap();
     let path = listener.path().as_os_str().as_encoded_bytes();
-    let elsewhere = LocalOffer::decode(&offer_bytes("another-boot", path, &[0; 32])).unwrap();
-    assert!(!elsewhere.is_reachable_from(listener.host()));
-    let dialled = dial(&elsewhere, listener.host(), LocalLane::Bulk).await;
+    let other_host = LocalOffer::decode(&offer_bytes("another-boot", path, &[0; 32])).unwrap();
+    assert!(!other_host.is_reachable_from(listener.host()));
+    let dialled = dial(&other_host, listener.host(), LocalLane::Bulk).await;
     assert!(matches!(dialled, Err(LocalDialError::OtherHost)), "{dialled:?}");
-    let (host, offer) = (listener.host().clone(), admission.offer().clone());
+    let host = listener.host().clone();
+    let offer = admission.offer().clone();
     drop(listener);
     assert!(!offer.is_reachable_from(&host));
     let dialled = dial(&offer, &host, LocalLane::Bulk).await;
@@ -216,7 +219,7 @@ async fn what_a_dead_process_left_is_removed_and_a_living_one_is_not() {
     assert!(path.exists());
     let listener = bind(&folder).await.unwrap();
     let second = bind(&folder).await;
-    assert!(matches!(&second, Err(LocalBindError::InUse { path: told }) if *told == path));
+    assert!(matches!(&second, Err(LocalBindError::InUse { path: reported }) if *reported == path));
     let admission = listener.admit(FRIEND).unwrap();
     dial(admission.offer(), listener.host(), LocalLane::Bulk).await.unwrap();
 }
@@ -229,8 +232,10 @@ async fn a_folder_that_others_can_enter_is_refused_and_left_as_it_is() {
         fs::create_dir(&folder).unwrap();
         fs::set_permissions(&folder, fs::Permissions::from_mode(found)).unwrap();
         match bind(&folder).await {
-            Err(LocalBindError::Folder(LocalFolderError::OpenToOthers { found: told, .. })) => {
-                assert_eq!(told, found);
+            Err(LocalBindError::Folder(LocalFolderError::OpenToOthers {
+                found: reported, ..
+            })) => {
+                assert_eq!(reported, found);
             }
             other => panic!("not refused: {other:?}"),
         }
@@ -270,8 +275,9 @@ async fn a_path_that_is_too_long_for_a_socket_is_shortened() {
     assert!(!short.exists());
 
     let bound = LocalListener::bind(&longer, &longer).await;
-    let is_told = matches!(&bound, Err(LocalBindError::Folder(LocalFolderError::TooLong { .. })));
-    assert!(is_told, "{bound:?}");
+    let is_reported =
+        matches!(&bound, Err(LocalBindError::Folder(LocalFolderError::TooLong { .. })));
+    assert!(is_reported, "{bound:?}");
 }
 
 #[tokio::test]
@@ -286,8 +292,9 @@ async fn a_link_in_the_place_of_the_short_folder_is_refused() {
     fs::DirBuilder::new().mode(0o700).create(&target).unwrap();
     std::os::unix::fs::symlink(&target, &short).unwrap();
     let bound = bind().await;
-    let is_told = matches!(&bound, Err(LocalBindError::Folder(LocalFolderError::NoFolder { .. })));
-    assert!(is_told, "{bound:?}");
+    let is_reported =
+        matches!(&bound, Err(LocalBindError::Folder(LocalFolderError::NoFolder { .. })));
+    assert!(is_reported, "{bound:?}");
 }
 
 #[tokio::test]

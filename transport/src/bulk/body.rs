@@ -1,13 +1,13 @@
-//! What can be fetched.
+//! The bodies that a holder serves.
 
 use std::io;
 
 /// Bytes that are served. They do not change while a reference to them is held.
 pub trait BulkBody: Send + Sync {
-    /// How many there are.
+    /// Length of the body in bytes.
     fn len(&self) -> u64;
 
-    /// Whether there are none.
+    /// Whether the length is zero.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }

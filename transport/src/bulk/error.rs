@@ -1,4 +1,4 @@
-//! How a fetch fails, and how one holder does.
+//! Errors of a fetch, and of one holder.
 
 use std::fmt;
 use std::io;
@@ -13,10 +13,10 @@ use super::wire::KEY_BYTES_MAX;
 #[derive(Debug, Error)]
 pub enum BulkError {
     /// The caller named no holder.
-    #[error("nobody holds what is to be fetched")]
+    #[error("the request names no holder")]
     NoHolders,
     /// The caller named a key that no request can carry.
-    #[error("a key of {found} bytes, at most {KEY_BYTES_MAX} can be asked for")]
+    #[error("a key of {found} bytes, at most {KEY_BYTES_MAX} can be requested")]
     KeyTooLong {
         /// Length of the key in bytes.
         found: usize,
@@ -29,17 +29,17 @@ pub enum BulkError {
         /// The greatest length in bytes that is fetched this way.
         most: u64,
     },
-    /// What arrived could not be kept.
+    /// The sink failed to write bytes that arrived.
     #[error("what arrived could not be kept: {0}")]
     Sink(#[source] io::Error),
     /// Every holder failed as often as it may.
     #[error("no holder is left after {arrived} of {expected} chunks: {}", FailureList(.failures))]
     NoHolderLeft {
-        /// How they failed, in the order in which they did. Of each holder the last failures.
+        /// The last failures of each holder, in the order in which they happened.
         failures: Vec<HolderFailure>,
-        /// The chunks that came whole.
+        /// Number of chunks that arrived whole.
         arrived: u64,
-        /// The chunks there are.
+        /// Number of chunks of the body.
         expected: u64,
     },
 }
@@ -50,15 +50,15 @@ pub enum BulkError {
 pub struct HolderFailure {
     /// Node id of the holder.
     pub holder: NodeId,
-    /// How the holder failed.
+    /// The error of the holder.
     #[source]
     pub error: HolderError,
 }
 
-/// How a holder fails.
+/// An error of one holder.
 #[derive(Debug, Error)]
 pub enum HolderError {
-    /// There is no road to it.
+    /// There is no connection to it.
     #[error("cannot be reached: {0}")]
     Unreachable(#[source] io::Error),
     /// It does not have what was requested.
@@ -87,7 +87,7 @@ pub enum HolderError {
     /// It was so much slower than another that the other took over.
     #[error("was overtaken by a faster one")]
     Overtaken,
-    /// What it sent is no answer.
+    /// It sent a status byte that is no answer.
     #[error("answered with status {status}, which is none")]
     NoAnswer {
         /// The status byte that it sent.

@@ -1,4 +1,5 @@
-//! The fetching side: one owner of memory and decisions, one task for each holder that has orders.
+//! The fetching side: one owner of memory and decisions, one task for each holder that has ranges
+//! to request.
 
 use std::future::pending;
 use std::io;
@@ -15,20 +16,20 @@ use zbelastic_types::NodeId;
 
 use super::error::{BulkError, HolderFailure};
 use super::holder_task::{ChunkRange, HolderTaskReport, HolderTaskSetup, run};
-use super::scheduler::{FetchScheduler, HOLDER_FAILURES_MAX, ORDERS_AHEAD};
+use super::scheduler::{FetchScheduler, HOLDER_FAILURES_MAX, RANGES_AHEAD};
 use super::sink::{ChunkSink, MemorySink, SinkThread, VerifiedChunk};
 use super::spare::SpareChunks;
 use super::wire::{BULK_BYTES_MAX, KEY_BYTES_MAX, chunk_count};
 
 /// The most holders of one fetch. Those after them in the list are not used.
 pub const HOLDERS_MAX: usize = 16;
-/// The most reports that wait for the owner, each with a chunk at most: one of each holder.
+/// The most reports that wait for the coordinator, each with a chunk at most: one of each holder.
 const REPORTS_MAX: usize = HOLDERS_MAX;
 /// The most bytes that [`fetch`] gives as one vector. What may be longer goes through
 /// [`fetch_into`], whose memory does not grow with the length.
 pub const FETCH_WHOLE_BYTES_MAX: u64 = 16 << 30;
 
-/// What to fetch, and from which holders.
+/// The body to fetch, and its holders.
 #[derive(Clone, Debug, Default)]
 pub struct BulkFetch {
     /// The nodes that hold the body. One that is named twice counts once.
@@ -56,7 +57,8 @@ where
     W: AsyncWrite + Send + Unpin + 'static,
 {
     if request.length > FETCH_WHOLE_BYTES_MAX {
-        let (found, most) = (request.length, FETCH_WHOLE_BYTES_MAX);
+        let found = request.length;
+        let most = FETCH_WHOLE_BYTES_MAX;
         return Err(BulkError::TooLong { found, most });
     }
     Ok(fetch_into(request, MemorySink::default(), open).await?.into_bytes())
@@ -79,27 +81,27 @@ where
     R: AsyncRead + Send + Unpin + 'static,
     W: AsyncWrite + Send + Unpin + 'static,
 {
-    let mut crew = FetchCoordinator::new(request)?;
-    let sink = SinkThread::start(sink, crew.spare.clone());
+    let mut coordinator = FetchCoordinator::new(request)?;
+    let sink = SinkThread::start(sink, coordinator.spare.clone());
     let mut tasks = JoinSet::new();
     loop {
-        let now = crew.began.elapsed();
-        crew.overtake(now);
-        for holder in 0..crew.holders.len() {
-            while let Some(errand) = crew.assign_chunks(holder, now) {
-                tasks.spawn(run(errand, open(crew.holders[holder].node)));
+        let now = coordinator.began.elapsed();
+        coordinator.overtake(now);
+        for holder in 0..coordinator.holders.len() {
+            while let Some(setup) = coordinator.assign_chunks(holder, now) {
+                tasks.spawn(run(setup, open(coordinator.holders[holder].node)));
             }
         }
-        if crew.scheduler.is_done() {
+        if coordinator.scheduler.is_done() {
             return sink.finish().await.map_err(BulkError::Sink);
         }
-        if crew.scheduler.is_hopeless() {
-            return Err(crew.into_error());
+        if coordinator.scheduler.is_hopeless() {
+            return Err(coordinator.into_error());
         }
-        let timeout = crew.scheduler.poll_timeout(now).map(|at| crew.began + at);
+        let timeout = coordinator.scheduler.poll_timeout(now).map(|at| coordinator.began + at);
         tokio::select! {
-            report = crew.reports.recv() => {
-                let verified = crew.handle_report(report.expect("there is a sender here"));
+            report = coordinator.reports.recv() => {
+                let verified = coordinator.handle_report(report.expect("there is a sender here"));
                 if let Some(verified) = verified
                     && !sink.send(verified).await
                 {
@@ -132,10 +134,10 @@ struct FetchCoordinator {
     scheduler: FetchScheduler,
     progress: Option<Arc<AtomicU64>>,
     holders: Vec<FetchHolder>,
-    /// Of all members, in order.
+    /// Of all holders, in order.
     failures: Vec<HolderFailure>,
     reports: mpsc::Receiver<HolderTaskReport>,
-    /// What new tasks get a copy of.
+    /// Sender of reports; each new task gets a clone.
     reporter: mpsc::Sender<HolderTaskReport>,
     spare: SpareChunks,
 }
@@ -146,7 +148,7 @@ struct FetchHolder {
 }
 
 struct HolderTask {
-    orders: mpsc::Sender<ChunkRange>,
+    ranges: mpsc::Sender<ChunkRange>,
     overtake: Option<oneshot::Sender<()>>,
 }
 
@@ -159,26 +161,28 @@ impl FetchCoordinator {
         if length > BULK_BYTES_MAX {
             return Err(BulkError::TooLong { found: length, most: BULK_BYTES_MAX });
         }
-        let mut members: Vec<FetchHolder> = Vec::new();
+        let mut fetch_holders: Vec<FetchHolder> = Vec::new();
         for node in holders {
-            let is_new = members.iter().all(|member| member.node != node);
-            if is_new && members.len() < HOLDERS_MAX {
-                members.push(FetchHolder { node, task: None });
+            let is_new = fetch_holders.iter().all(|fetch_holder| fetch_holder.node != node);
+            if is_new && fetch_holders.len() < HOLDERS_MAX {
+                fetch_holders.push(FetchHolder { node, task: None });
             }
         }
-        if members.is_empty() {
+        if fetch_holders.is_empty() {
             return Err(BulkError::NoHolders);
         }
-        let share = FetchScheduler::new(chunk_count(length), members.len());
+        let scheduler = FetchScheduler::new(chunk_count(length), fetch_holders.len());
         let (reporter, reports) = mpsc::channel(REPORTS_MAX);
-        let (began, failures, spare) = (Instant::now(), Vec::new(), SpareChunks::default());
+        let began = Instant::now();
+        let failures = Vec::new();
+        let spare = SpareChunks::default();
         Ok(Self {
             key,
             length,
             began,
-            scheduler: share,
+            scheduler,
             progress,
-            holders: members,
+            holders: fetch_holders,
             failures,
             reports,
             reporter,
@@ -189,33 +193,36 @@ impl FetchCoordinator {
     /// Signals the task of a holder to give up what it owes, if another should have it.
     fn overtake(&mut self, now: Duration) {
         let Some(victim) = self.scheduler.poll_yield(now) else { return };
-        let task = self.holders[victim].task.as_mut().expect("who owes chunks has a task");
+        let task =
+            self.holders[victim].task.as_mut().expect("a holder that owes chunks has a task");
         let overtake = task.overtake.take().expect("a task is overtaken once");
         // A task that has ended already has reported so.
         let _ = overtake.send(());
     }
 
-    /// Gives `holder` all orders it should have. Stops at the first if it has no task, and gives
-    /// the errand for a new one.
+    /// Gives `holder` all ranges it should have. Stops at the first if it has no task, and returns
+    /// the setup of a new one.
     fn assign_chunks(&mut self, holder: usize, now: Duration) -> Option<HolderTaskSetup> {
-        while let Some(range) = self.scheduler.poll_order(holder, now) {
-            let member = &mut self.holders[holder];
-            if let Some(task) = &member.task {
+        while let Some(range) = self.scheduler.poll_range(holder, now) {
+            let fetch_holder = &mut self.holders[holder];
+            if let Some(task) = &fetch_holder.task {
                 // A task that has ended has reported so; what it owes is then given out again.
-                let _ = task.orders.try_send(range);
+                let _ = task.ranges.try_send(range);
                 continue;
             }
-            let (sender, orders) = mpsc::channel(ORDERS_AHEAD);
+            let (sender, ranges) = mpsc::channel(RANGES_AHEAD);
             let (overtake, overtaken) = oneshot::channel();
-            sender.try_send(range).expect("a new queue has room");
-            member.task = Some(HolderTask { orders: sender, overtake: Some(overtake) });
-            let (key, reports) = (self.key.clone(), self.reporter.clone());
-            let (length, spare) = (self.length, self.spare.clone());
+            sender.try_send(range).expect("a new queue has space");
+            fetch_holder.task = Some(HolderTask { ranges: sender, overtake: Some(overtake) });
+            let key = self.key.clone();
+            let reports = self.reporter.clone();
+            let length = self.length;
+            let spare = self.spare.clone();
             return Some(HolderTaskSetup {
                 holder,
                 key,
                 length,
-                orders,
+                ranges,
                 reports,
                 spare,
                 overtaken,
@@ -224,7 +231,7 @@ impl FetchCoordinator {
         None
     }
 
-    /// Books a report, and gives the chunk that it brought.
+    /// Applies a report, and returns the chunk that it brought.
     fn handle_report(&mut self, report: HolderTaskReport) -> Option<VerifiedChunk> {
         let now = self.began.elapsed();
         match report {
@@ -248,15 +255,17 @@ impl FetchCoordinator {
     fn record_failure(&mut self, failure: HolderFailure) {
         let holder = failure.holder;
         self.failures.push(failure);
-        let mut mine = self.failures.iter().enumerate().filter(|(_, old)| old.holder == holder);
-        if mine.clone().count() > HOLDER_FAILURES_MAX as usize {
-            let oldest = mine.next().expect("it has some").0;
+        let mut own_failures =
+            self.failures.iter().enumerate().filter(|(_, old)| old.holder == holder);
+        if own_failures.clone().count() > HOLDER_FAILURES_MAX as usize {
+            let oldest = own_failures.next().expect("it has some").0;
             self.failures.remove(oldest);
         }
     }
 
     fn into_error(self) -> BulkError {
-        let (arrived, expected) = (self.scheduler.arrived(), chunk_count(self.length));
+        let arrived = self.scheduler.arrived();
+        let expected = chunk_count(self.length);
         BulkError::NoHolderLeft { failures: self.failures, arrived, expected }
     }
 }

@@ -1,5 +1,5 @@
-//! One holder's stream: a task that requests chunks and reads them. Requests go out as orders come in,
-//! while earlier answers are still read.
+//! One holder's stream: a task that requests chunks and reads them. Requests go out as ranges come
+//! in, while earlier answers are still read.
 
 use std::io;
 use std::ops::Range;
@@ -19,13 +19,13 @@ use super::wire::ChunkRequest;
 /// whose peer is silent ends after as long, and a local socket is accepted at once.
 const OPEN_WITHIN: Duration = Duration::from_secs(10);
 /// How long a holder that owes chunks may send no byte at all. A rule about progress: however slow
-/// a road is, bytes keep arriving on it. Covers that the holder looks for what was requested.
+/// a path is, bytes keep arriving on it. Covers that the holder looks for what was requested.
 const SILENT_WITHIN: Duration = Duration::from_secs(30);
 
 /// A range of chunks to request.
 pub(super) type ChunkRange = Range<u64>;
 
-/// What a task reports of its holder.
+/// A report of a task about its holder.
 #[derive(Debug)]
 pub(super) enum HolderTaskReport {
     /// A chunk came whole.
@@ -34,32 +34,32 @@ pub(super) enum HolderTaskReport {
     Ended { holder: usize, error: HolderError },
 }
 
-/// What a task needs to know.
+/// What a task is started with.
 pub(super) struct HolderTaskSetup {
     pub(super) holder: usize,
     pub(super) key: Vec<u8>,
     pub(super) length: u64,
-    pub(super) orders: mpsc::Receiver<ChunkRange>,
+    pub(super) ranges: mpsc::Receiver<ChunkRange>,
     pub(super) reports: mpsc::Sender<HolderTaskReport>,
     pub(super) spare: SpareChunks,
     /// Resolves when another holder should take over.
     pub(super) overtaken: oneshot::Receiver<()>,
 }
 
-/// Serves orders on the stream that `opening` gives, until something fails or the fetch is over.
-pub(super) async fn run<F, R, W>(mut errand: HolderTaskSetup, opening: F)
+/// Requests ranges on the stream that `opening` gives, until something fails or the fetch is over.
+pub(super) async fn run<F, R, W>(mut setup: HolderTaskSetup, opening: F)
 where
     F: Future<Output = io::Result<(R, W)>>,
     R: AsyncRead + Unpin,
     W: AsyncWrite + Unpin,
 {
-    let error = match errand.open(opening).await {
-        Ok((reader, writer)) => errand.work(reader, writer).await,
+    let error = match setup.open(opening).await {
+        Ok((reader, writer)) => setup.work(reader, writer).await,
         Err(error) => error,
     };
-    let ended = HolderTaskReport::Ended { holder: errand.holder, error };
+    let ended = HolderTaskReport::Ended { holder: setup.holder, error };
     // Without a receiver the fetch is over.
-    let _ = errand.reports.send(ended).await;
+    let _ = setup.reports.send(ended).await;
 }
 
 impl HolderTaskSetup {
@@ -81,26 +81,27 @@ impl HolderTaskSetup {
         R: AsyncRead + Unpin,
         W: AsyncWrite + Unpin,
     {
-        let mut inbox = ChunkReader::new(reader, self.length, self.spare.clone());
-        let mut outbox = RequestWriter::new(writer);
+        let mut chunk_reader = ChunkReader::new(reader, self.length, self.spare.clone());
+        let mut request_writer = RequestWriter::new(writer);
         let mut silent_until = Instant::now() + SILENT_WITHIN;
         loop {
             tokio::select! {
                 _ = &mut self.overtaken => return HolderError::Overtaken,
-                order = self.orders.recv() => {
-                    // Without a sender the fetch is over, and nobody reads what this returns.
-                    let Some(order) = order else { return HolderError::Overtaken };
-                    if !inbox.is_waiting() {
+                range = self.ranges.recv() => {
+                    // Without a sender the fetch is over, and what this returns is not read.
+                    let Some(range) = range else { return HolderError::Overtaken };
+                    if !chunk_reader.is_waiting() {
                         silent_until = Instant::now() + SILENT_WITHIN;
                     }
-                    let (first, count) = (order.start, order.end - order.start);
-                    outbox.push(&ChunkRequest { key: self.key.clone(), first, count });
-                    inbox.expect(order);
+                    let first = range.start;
+                    let count = range.end - range.start;
+                    request_writer.push(&ChunkRequest { key: self.key.clone(), first, count });
+                    chunk_reader.expect(range);
                 }
-                sent = outbox.send(), if outbox.is_waiting() => {
+                sent = request_writer.send(), if request_writer.is_waiting() => {
                     if let Err(error) = sent { return HolderError::Stream(error) }
                 }
-                read = inbox.read(), if inbox.is_waiting() => {
+                read = chunk_reader.read(), if chunk_reader.is_waiting() => {
                     let verified = match read {
                         Ok(verified) => verified,
                         Err(error) => return error,
@@ -111,7 +112,9 @@ impl HolderTaskSetup {
                     // Behind the report, since a sink that is slow is not the holder's silence.
                     silent_until = Instant::now() + SILENT_WITHIN;
                 }
-                () = sleep_until(silent_until), if inbox.is_waiting() => return HolderError::Stalled,
+                () = sleep_until(silent_until), if chunk_reader.is_waiting() => {
+                    return HolderError::Stalled;
+                }
             }
         }
     }

@@ -1,7 +1,7 @@
 //! The holder's side: one stream, any number of requests, answered one after another.
 //!
-//! Chunks are read on threads that may block, a few ahead of the one that is written, and their checksums
-//! are computed there.
+//! Chunks are read on threads that may block, a few ahead of the one that is written, and their
+//! checksums are computed there.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
@@ -25,10 +25,10 @@ const AHEAD_CHUNKS: usize = 2;
 /// peer is served for as long as it reads, one that stopped is left alone, since it holds
 /// [`AHEAD_CHUNKS`] and one more in memory.
 const UNREAD_WITHIN: Duration = Duration::from_secs(60);
-/// What is read ahead of requests.
+/// Size in bytes of the buffer that requests are read into.
 const READ_AHEAD_BYTES: usize = 1024;
 
-/// What was served on a stream until its end.
+/// The chunks and bytes that were served on a stream until its end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ServeSummary {
     /// Number of chunks that were written.
@@ -43,7 +43,7 @@ pub enum ServeBulkError {
     /// The peer sent a malformed request.
     #[error(transparent)]
     Refused(#[from] ChunkRequestFault),
-    /// What is held cannot be read.
+    /// The body cannot be read.
     #[error("chunk {chunk} cannot be read")]
     Body {
         /// Index of the chunk in the body.
@@ -52,7 +52,7 @@ pub enum ServeBulkError {
         #[source]
         source: io::Error,
     },
-    /// The peer takes nothing.
+    /// The peer read nothing for too long.
     #[error("the peer took nothing for too long")]
     Stalled,
     /// Reading from or writing to the stream failed.
@@ -120,7 +120,8 @@ where
         while ahead.len() <= AHEAD_CHUNKS
             && let Some(chunk) = range.next()
         {
-            let (body, buffer) = (Arc::clone(body), spare.pop().unwrap_or_default());
+            let body = Arc::clone(body);
+            let buffer = spare.pop().unwrap_or_default();
             ahead.push_back(task::spawn_blocking(move || prepare(&*body, chunk, buffer)));
         }
         let Some(first) = ahead.pop_front() else {
@@ -148,8 +149,8 @@ struct PreparedChunk {
     buffer: Vec<u8>,
 }
 
-/// Reads a chunk, if its body does not lend it, into a buffer that may have held another, and computes its
-/// checksum.
+/// Reads a chunk, if its body does not lend it, into a buffer that may have held another, and
+/// computes its checksum.
 fn prepare(
     body: &dyn BulkBody,
     chunk: u64,

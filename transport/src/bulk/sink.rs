@@ -68,7 +68,7 @@ pub(super) struct SinkThread<S> {
 }
 
 impl<S: ChunkSink> SinkThread<S> {
-    /// What was written leaves its memory to `spare`.
+    /// Starts the thread. Chunks that were written leave their memory to `spare`.
     pub(super) fn start(mut sink: S, spare: SpareChunks) -> Self {
         let (chunks, mut waiting) = mpsc::channel::<VerifiedChunk>(SINK_AHEAD);
         let thread = task::spawn_blocking(move || {
@@ -111,11 +111,11 @@ mod tests {
         let spare = SpareChunks::default();
         let thread = SinkThread::start(MemorySink::default(), spare.clone());
         let bytes = vec![7; 100];
-        let place = bytes.as_ptr();
+        let address = bytes.as_ptr();
         assert!(thread.send(VerifiedChunk { chunk: 0, bytes }).await);
         assert_eq!(thread.finish().await.unwrap().into_bytes(), [7; 100]);
         let again = spare.take(100);
-        assert_eq!(again.as_ptr(), place);
+        assert_eq!(again.as_ptr(), address);
     }
 
     #[test]

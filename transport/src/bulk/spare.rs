@@ -8,14 +8,14 @@ use super::sink::SINK_AHEAD;
 /// together. One is read, one is reported, some wait for the sink, one is written.
 const SPARE_CHUNKS_MAX: usize = 1 + 1 + SINK_AHEAD + 1;
 
-/// What lies unused. Copies share it.
+/// Buffers of chunks that are unused. Copies share them.
 #[derive(Clone, Debug, Default)]
 pub(super) struct SpareChunks {
     unused: Arc<Mutex<Vec<Vec<u8>>>>,
 }
 
 impl SpareChunks {
-    /// Empty memory with room for so many bytes. What was given last is given out first: it is
+    /// Empty memory with capacity for so many bytes. What was given last is given out first: it is
     /// still near the processor.
     pub(super) fn take(&self, bytes: usize) -> Vec<u8> {
         let last = self.unused.lock().unwrap_or_else(PoisonError::into_inner).pop();
@@ -39,14 +39,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_comes_back_empty_and_with_the_room_that_is_needed() {
+    fn memory_comes_back_empty_and_with_the_capacity_that_is_needed() {
         let spare = SpareChunks::default();
         let mut first = spare.take(100);
         first.extend([1, 2, 3]);
-        let place = first.as_ptr();
+        let address = first.as_ptr();
         spare.put(first);
         let second = spare.take(100);
-        assert_eq!((second.as_ptr(), second.len(), second.capacity()), (place, 0, 100));
+        assert_eq!((second.as_ptr(), second.len(), second.capacity()), (address, 0, 100));
         spare.put(second);
         assert!(spare.take(200).capacity() >= 200);
     }

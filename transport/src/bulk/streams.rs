@@ -29,12 +29,12 @@ pub(super) struct ChunkReader<R> {
     reader: BufReader<R>,
     /// The length of the whole, which an answer has to confirm.
     length: u64,
-    /// What was requested and did not come, in the order in which it comes.
+    /// The ranges that were requested and did not arrive, in the order in which they arrive.
     pending: VecDeque<PendingRange>,
     stage: ReadStage,
     /// The bytes of an answer, or of a checksum.
     head: [u8; ANSWER_BYTES],
-    /// How much of what is read is there.
+    /// Number of bytes of the current answer, checksum or chunk that were read.
     filled: usize,
     /// The checksum of the bytes that came: computed while they are in the cache.
     checksum: crc32fast::Hasher,
@@ -44,7 +44,7 @@ pub(super) struct ChunkReader<R> {
     spare: SpareChunks,
 }
 
-/// What is left of a request.
+/// The chunks of a request that did not arrive yet.
 struct PendingRange {
     chunks: Range<u64>,
     /// Whether its answer comes first.
@@ -109,17 +109,17 @@ impl<R: AsyncRead + Unpin> ChunkReader<R> {
     /// half-way.
     ///
     /// # Errors
-    /// If the stream fails, the answer is another one, or a chunk does not match its checksum. Nothing
-    /// can be read behind an error.
+    /// If the stream fails, the answer is another one, or a chunk does not match its checksum.
+    /// Nothing can be read behind an error.
     pub(super) async fn read(&mut self) -> Result<Option<VerifiedChunk>, HolderError> {
-        let asked = self.pending.front().expect("something was asked for");
-        if self.stage == ReadStage::Begin && !asked.has_answer {
+        let requested = self.pending.front().expect("something was requested");
+        if self.stage == ReadStage::Begin && !requested.has_answer {
             self.stage = ReadStage::Checksum;
         }
         let expected = match self.stage {
             ReadStage::Begin => ANSWER_BYTES,
             ReadStage::Checksum => CHECKSUM_BYTES,
-            ReadStage::Bytes => chunk_bytes(self.length, asked.chunks.start),
+            ReadStage::Bytes => chunk_bytes(self.length, requested.chunks.start),
         };
         let read = if self.stage == ReadStage::Bytes {
             let rest = expected - self.bytes.len();
@@ -143,24 +143,24 @@ impl<R: AsyncRead + Unpin> ChunkReader<R> {
     }
 
     fn finish_stage(&mut self) -> Result<Option<VerifiedChunk>, HolderError> {
-        let asked = self.pending.front_mut().expect("something was read");
+        let requested = self.pending.front_mut().expect("something was read");
         match self.stage {
             ReadStage::Begin => {
-                asked.has_answer = false;
+                requested.has_answer = false;
                 self.stage = ReadStage::Checksum;
                 self.check_answer()?;
                 Ok(None)
             }
             ReadStage::Checksum => {
                 self.stage = ReadStage::Bytes;
-                self.bytes = self.spare.take(chunk_bytes(self.length, asked.chunks.start));
+                self.bytes = self.spare.take(chunk_bytes(self.length, requested.chunks.start));
                 Ok(None)
             }
             ReadStage::Bytes => {
                 self.stage = ReadStage::Begin;
-                let chunk = asked.chunks.start;
-                asked.chunks.start += 1;
-                if asked.chunks.is_empty() {
+                let chunk = requested.chunks.start;
+                requested.chunks.start += 1;
+                if requested.chunks.is_empty() {
                     self.pending.pop_front();
                 }
                 let found = mem::take(&mut self.checksum).finalize().to_le_bytes();

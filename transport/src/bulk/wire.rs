@@ -5,17 +5,18 @@ use std::io;
 use thiserror::Error;
 use tokio::io::{AsyncRead, AsyncReadExt};
 
-/// The bytes of a chunk, but of the last. It fits the cache between the thread that reads it and the one
-/// that writes it to the stream, and the head in front of it costs nothing beside it.
+/// The bytes of a chunk, but of the last. It fits the cache between the thread that reads it and
+/// the one that writes it to the stream, and the head in front of it costs nothing beside it.
 pub const CHUNK_BYTES: usize = 1 << 20;
 /// The most bytes of a key.
 pub const KEY_BYTES_MAX: usize = 256;
 /// The most bytes that are fetched at once: 64 GiB.
 pub const BULK_BYTES_MAX: u64 = 64 << 30;
-/// The bytes of a chunk's checksum: CRC-32 as in IEEE 802.3. It finds what a holder's memory or a local
-/// socket damaged; over a network TLS authenticates each packet. Whether a holder gave the right bytes no
-/// checksum of its own could say: layers from checkpoints and texts are compared with a digest that is known beforehand,
-/// and states that are copied with each other's fingerprints.
+/// The bytes of a chunk's checksum: CRC-32 as in IEEE 802.3. It finds what a holder's memory or a
+/// local socket damaged; over a network TLS authenticates each packet. Whether a holder gave the
+/// right bytes no checksum of its own can show: layers from checkpoints and texts are compared
+/// with a digest that is known beforehand, and states that are copied with each other's
+/// fingerprints.
 pub(super) const CHECKSUM_BYTES: usize = 4;
 /// The bytes of an answer before its chunks.
 pub(super) const ANSWER_BYTES: usize = 9;
@@ -28,10 +29,10 @@ pub(super) struct ChunkRequest {
     pub(super) count: u64,
 }
 
-/// What an answer begins with.
+/// The status and length with which an answer begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ChunkAnswer {
-    /// The chunks follow.
+    /// The chunks follow the answer.
     Here { length: u64 },
     /// Nothing follows: there is no such key.
     UnknownKey,
@@ -39,7 +40,7 @@ pub(super) enum ChunkAnswer {
     NoSuchRange { length: u64 },
 }
 
-/// Why bytes are no request.
+/// Why bytes are refused as a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum ChunkRequestFault {
     /// The key is too long.
@@ -50,7 +51,7 @@ pub enum ChunkRequestFault {
     },
 }
 
-/// How many chunks `length` bytes are.
+/// The number of chunks of `length` bytes.
 pub(super) fn chunk_count(length: u64) -> u64 {
     length.div_ceil(CHUNK_BYTES as u64)
 }
@@ -90,7 +91,8 @@ impl ChunkRequest {
         }
         let mut key = vec![0; found];
         reader.read_exact(&mut key).await?;
-        let (first, count) = (reader.read_u64_le().await?, reader.read_u64_le().await?);
+        let first = reader.read_u64_le().await?;
+        let count = reader.read_u64_le().await?;
         Ok(Some(Ok(Self { key, first, count })))
     }
 }

@@ -1,4 +1,4 @@
-//! Control messages that wait for one connection: bounded, and the oldest falls out.
+//! Control messages that wait for one connection: bounded, and the oldest is dropped.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, PoisonError};
@@ -13,17 +13,18 @@ pub(super) const BATCH_BYTES_MAX: usize = 256 << 10;
 /// Most long messages that wait for one connection.
 const LONG_MESSAGES_MAX: usize = 4;
 
-/// What waits for one connection. Senders enqueue messages, the tasks of the connection take them out.
+/// The messages that wait for one connection. Senders enqueue messages, the tasks of the connection
+/// take them out.
 #[derive(Debug)]
 pub(crate) struct ControlQueue {
     pub(super) short: MessageQueue,
     pub(super) long: MessageQueue,
 }
 
-/// What became of a message that was put in.
+/// The result of enqueueing a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum EnqueueOutcome {
-    /// It waits, and this many older ones fell out for it.
+    /// It waits, and this many older ones were dropped for it.
     Waits { dropped: u64 },
     /// It is empty or longer than can be sent.
     NotSendable,
@@ -61,30 +62,31 @@ impl ControlQueue {
             return EnqueueOutcome::NotSendable;
         }
         let is_short = message.len() <= CONTROL_FRAME_BYTES_MAX;
-        let waiting = if is_short { &self.short } else { &self.long };
-        EnqueueOutcome::Waits { dropped: waiting.put(message) }
+        let queue = if is_short { &self.short } else { &self.long };
+        EnqueueOutcome::Waits { dropped: queue.put(message) }
     }
 }
 
 impl MessageQueue {
     fn new(messages_max: usize, bytes_max: usize) -> Self {
-        let (messages_max, bytes_max) = (messages_max.max(1), bytes_max.max(1));
+        let messages_max = messages_max.max(1);
+        let bytes_max = bytes_max.max(1);
         Self { queue: Mutex::default(), notify: Notify::new(), messages_max, bytes_max }
     }
 
     fn put(&self, message: Bytes) -> u64 {
         let mut dropped = 0;
         {
-            let mut inner = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
-            while inner.messages.len() >= self.messages_max
-                || (inner.bytes + message.len() > self.bytes_max && !inner.messages.is_empty())
+            let mut queued = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
+            while queued.messages.len() >= self.messages_max
+                || (queued.bytes + message.len() > self.bytes_max && !queued.messages.is_empty())
             {
-                let oldest = inner.messages.pop_front().expect("the limits are above zero");
-                inner.bytes -= oldest.len();
+                let oldest = queued.messages.pop_front().expect("the limits are above zero");
+                queued.bytes -= oldest.len();
                 dropped += 1;
             }
-            inner.bytes += message.len();
-            inner.messages.push_back(message);
+            queued.bytes += message.len();
+            queued.messages.push_back(message);
         }
         self.notify.notify_one();
         dropped
@@ -100,15 +102,15 @@ impl MessageQueue {
 
     /// Takes the oldest, as many as one write takes, if there is one.
     pub(super) fn try_take(&self, into: &mut Vec<Bytes>) -> bool {
-        let mut inner = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut queued = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
         let mut bytes = 0;
         while bytes < BATCH_BYTES_MAX
-            && let Some(message) = inner.messages.pop_front()
+            && let Some(message) = queued.messages.pop_front()
         {
             bytes += message.len();
             into.push(message);
         }
-        inner.bytes -= bytes;
+        queued.bytes -= bytes;
         bytes > 0
     }
 }
@@ -121,9 +123,9 @@ mod tests {
         Bytes::from(vec![byte; length])
     }
 
-    fn take_all(waiting: &MessageQueue) -> Vec<u8> {
+    fn take_all(queue: &MessageQueue) -> Vec<u8> {
         let mut taken = Vec::new();
-        while waiting.try_take(&mut taken) {}
+        while queue.try_take(&mut taken) {}
         taken.iter().map(|message| message[0]).collect()
     }
 
@@ -163,7 +165,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn one_who_waits_is_woken_by_a_message() {
+    async fn a_waiting_task_is_woken_by_a_message() {
         let queue = ControlQueue::new(2, 100);
         let mut taken = Vec::new();
         tokio::join!(queue.short.take(&mut taken), async { queue.put(message(7, 1)) });

@@ -6,9 +6,9 @@ use bytes::{Bytes, BytesMut};
 use thiserror::Error;
 use tokio::io::{AsyncRead, AsyncReadExt, BufReader};
 
-use super::wire::{ControlFrameHeader, ControlFrameKind, ControlHeaderFault, HEAD_BYTES};
+use super::wire::{ControlFrameHeader, ControlFrameKind, ControlHeaderFault, HEADER_BYTES};
 
-/// What is read ahead, so that several short messages come with one read.
+/// Size in bytes of the read buffer, so that several short messages come with one read.
 const READ_AHEAD_BYTES: usize = 16 << 10;
 /// The steps in which memory grows for bytes that were announced.
 const GROWTH_BYTES: usize = 64 << 10;
@@ -71,18 +71,18 @@ impl<R: AsyncRead + Unpin> ControlReader<R> {
     /// then.
     pub async fn read(&mut self) -> Result<Option<Bytes>, ControlFault> {
         loop {
-            let Some(head) = self.read_head().await? else {
+            let Some(header) = self.read_header().await? else {
                 return Ok(None);
             };
-            match head.kind {
+            match header.kind {
                 ControlFrameKind::Whole => {
                     let mut bytes = BytesMut::new();
-                    self.read_onto(&mut bytes, head.length).await?;
+                    self.read_onto(&mut bytes, header.length).await?;
                     return Ok(Some(bytes.freeze()));
                 }
-                ControlFrameKind::Start => self.start(head.length)?,
+                ControlFrameKind::Start => self.start(header.length)?,
                 ControlFrameKind::Piece => {
-                    if let Some(bytes) = self.read_piece(head.length).await? {
+                    if let Some(bytes) = self.read_piece(header.length).await? {
                         return Ok(Some(bytes));
                     }
                 }
@@ -90,8 +90,8 @@ impl<R: AsyncRead + Unpin> ControlReader<R> {
         }
     }
 
-    async fn read_head(&mut self) -> Result<Option<ControlFrameHeader>, ControlFault> {
-        let mut bytes = [0; HEAD_BYTES];
+    async fn read_header(&mut self) -> Result<Option<ControlFrameHeader>, ControlFault> {
+        let mut bytes = [0; HEADER_BYTES];
         let first = self.stream.read(&mut bytes).await?;
         if first == 0 {
             return Ok(None);

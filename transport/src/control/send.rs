@@ -6,7 +6,7 @@ use bytes::Bytes;
 use tokio::io::{AsyncWrite, AsyncWriteExt};
 
 use super::queue::{BATCH_BYTES_MAX, ControlQueue};
-use super::wire::{ControlFrameHeader, ControlFrameKind, HEAD_BYTES};
+use super::wire::{ControlFrameHeader, ControlFrameKind, HEADER_BYTES};
 
 /// The pieces in which a long message goes over a socket that short ones share. Short ones wait
 /// for one such piece at most; the socket itself holds about as much.
@@ -92,26 +92,27 @@ impl MessageBatch {
         let count = self.messages.len() as u64;
         self.buffer.clear();
         for message in self.messages.drain(..) {
-            let head = ControlFrameHeader { kind: ControlFrameKind::Whole, length: message.len() };
-            self.buffer.extend_from_slice(&head.encode());
+            let header =
+                ControlFrameHeader { kind: ControlFrameKind::Whole, length: message.len() };
+            self.buffer.extend_from_slice(&header.encode());
             self.buffer.extend_from_slice(&message);
         }
         stream.write_all(&self.buffer).await?;
         stream.flush().await?;
         on_written(count, self.buffer.len() as u64);
-        self.buffer.shrink_to(BATCH_BYTES_MAX + HEAD_BYTES);
+        self.buffer.shrink_to(BATCH_BYTES_MAX + HEADER_BYTES);
         Ok(())
     }
 }
 
 async fn write_start<W: AsyncWrite + Unpin>(stream: &mut W, message: &Bytes) -> io::Result<()> {
-    let head = ControlFrameHeader { kind: ControlFrameKind::Start, length: message.len() };
-    stream.write_all(&head.encode()).await
+    let header = ControlFrameHeader { kind: ControlFrameKind::Start, length: message.len() };
+    stream.write_all(&header.encode()).await
 }
 
 async fn write_piece<W: AsyncWrite + Unpin>(stream: &mut W, piece: &[u8]) -> io::Result<()> {
-    let head = ControlFrameHeader { kind: ControlFrameKind::Piece, length: piece.len() };
-    stream.write_all(&head.encode()).await?;
+    let header = ControlFrameHeader { kind: ControlFrameKind::Piece, length: piece.len() };
+    stream.write_all(&header.encode()).await?;
     stream.write_all(piece).await?;
     stream.flush().await
 }

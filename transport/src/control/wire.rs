@@ -1,14 +1,14 @@
-//! The head of a control frame.
+//! The header of a control frame.
 
 use crate::limits::{CONTROL_FRAME_BYTES_MAX, CONTROL_MESSAGE_BYTES_MAX, CONTROL_PIECE_BYTES_MAX};
 
-/// The bytes of a head.
-pub(super) const HEAD_BYTES: usize = 9;
+/// The bytes of a control frame's header.
+pub(super) const HEADER_BYTES: usize = 9;
 
-/// What a control frame is.
+/// The kinds of control frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ControlFrameKind {
-    /// A whole message.
+    /// A whole message, in one frame.
     Whole,
     /// The start of a long message.
     Start,
@@ -16,19 +16,19 @@ pub(super) enum ControlFrameKind {
     Piece,
 }
 
-/// A head whose length is within the limit of its kind.
+/// A header whose length is within the limit of its kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ControlFrameHeader {
     pub(super) kind: ControlFrameKind,
     pub(super) length: usize,
 }
 
-/// Why a head is refused.
+/// Why a header is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ControlHeaderFault {
-    /// No such kind.
+    /// The first byte names no kind.
     Kind { found: u8 },
-    /// Nothing, or more than the limit.
+    /// The length in bytes is zero, or above the limit of the kind.
     Length { found: u64 },
 }
 
@@ -60,15 +60,15 @@ impl ControlFrameKind {
 }
 
 impl ControlFrameHeader {
-    pub(super) fn encode(self) -> [u8; HEAD_BYTES] {
+    pub(super) fn encode(self) -> [u8; HEADER_BYTES] {
         assert!((1..=self.kind.length_max()).contains(&self.length), "senders keep to the limits");
-        let mut bytes = [0; HEAD_BYTES];
+        let mut bytes = [0; HEADER_BYTES];
         bytes[0] = self.kind.byte();
         bytes[1..].copy_from_slice(&(self.length as u64).to_le_bytes());
         bytes
     }
 
-    pub(super) fn decode(bytes: [u8; HEAD_BYTES]) -> Result<Self, ControlHeaderFault> {
+    pub(super) fn decode(bytes: [u8; HEADER_BYTES]) -> Result<Self, ControlHeaderFault> {
         let [byte, length @ ..] = bytes;
         let kind = ControlFrameKind::of(byte).ok_or(ControlHeaderFault::Kind { found: byte })?;
         let found = u64::from_le_bytes(length);
@@ -82,8 +82,8 @@ impl ControlFrameHeader {
 mod tests {
     use super::*;
 
-    fn head(kind: u8, length: u64) -> Result<ControlFrameHeader, ControlHeaderFault> {
-        let mut bytes = [0; HEAD_BYTES];
+    fn header(kind: u8, length: u64) -> Result<ControlFrameHeader, ControlHeaderFault> {
+        let mut bytes = [0; HEADER_BYTES];
         bytes[0] = kind;
         bytes[1..].copy_from_slice(&length.to_le_bytes());
         ControlFrameHeader::decode(bytes)
@@ -98,16 +98,16 @@ mod tests {
                 assert_eq!(ControlFrameHeader::decode(expected.encode()), Ok(expected));
             }
             for found in [0, max as u64 + 1, 1 << 63, u64::MAX] {
-                assert_eq!(head(kind.byte(), found), Err(ControlHeaderFault::Length { found }));
+                assert_eq!(header(kind.byte(), found), Err(ControlHeaderFault::Length { found }));
             }
         }
     }
 
     #[test]
-    fn a_kind_nobody_knows_is_refused() {
-        assert!(head(2, 1).is_ok());
+    fn an_unknown_kind_is_refused() {
+        assert!(header(2, 1).is_ok());
         for found in [3, 4, 127, 255] {
-            assert_eq!(head(found, 1), Err(ControlHeaderFault::Kind { found }));
+            assert_eq!(header(found, 1), Err(ControlHeaderFault::Kind { found }));
         }
     }
 }

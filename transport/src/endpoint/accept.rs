@@ -1,5 +1,6 @@
-//! Attempts from outside: handshakes and joiners are bounded in number, all together and by address, and
-//! in time; one that is silent makes room for the next one. Strangers are reported in few events.
+//! Attempts from outside: handshakes and joiners are bounded in number, all together and by
+//! address, and in time; one that is silent is evicted for the next one. Failed attempts are
+//! reported in few events.
 
 mod joiner_set;
 mod pending_handshakes;
@@ -24,15 +25,15 @@ pub(super) use joiner_set::DecidingFlag;
 use joiner_set::JoinerSet;
 use pending_handshakes::{CrowdLimits, PendingHandshakes};
 
-/// Failures of joiners that wait for the gate's verdict. Their tasks wait beyond it.
+/// Failures of joiners that wait for the gate's decision. Their tasks wait beyond it.
 const FAILURES_WAITING_MAX: usize = 64;
 
-/// What is done with an attempt.
+/// The decision about a connection attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum AcceptDecision {
-    /// The handshake begins.
+    /// The handshake of the attempt begins.
     Accept,
-    /// The handshake begins, and the oldest one of an address that is crowded ends.
+    /// The handshake begins, and the oldest one of the address with the most is ended.
     Replace,
     /// It has to prove its address first, and nothing is kept of it meanwhile.
     Retry,
@@ -42,7 +43,7 @@ enum AcceptDecision {
     IgnoreAddress,
 }
 
-/// How many handshakes are under way.
+/// Counts of the handshakes under way: all, and those of one address.
 #[derive(Clone, Copy, Debug)]
 struct HandshakeCounts {
     all: usize,
@@ -51,11 +52,11 @@ struct HandshakeCounts {
 
 /// Decides by how many handshakes are under way.
 const fn decide(
-    crowd: HandshakeCounts,
+    counts: HandshakeCounts,
     is_address_proved: bool,
     limits: &TransportLimits,
 ) -> AcceptDecision {
-    let HandshakeCounts { all, of_address } = crowd;
+    let HandshakeCounts { all, of_address } = counts;
     let is_proof_wanted = all >= limits.handshakes_before_retry
         || of_address >= limits.handshakes_per_address_before_retry;
     if is_proof_wanted && !is_address_proved {
@@ -77,17 +78,17 @@ struct FailedAttempt {
     reason: String,
 }
 
-/// What came of a handshake.
+/// The result of a handshake.
 enum HandshakeOutcome {
-    /// A peer, which the keeper has now.
+    /// A peer, whose connection the supervisor has now.
     Peer,
-    /// A joiner, which wants to become a member.
+    /// A joiner, which requests to become a member.
     Joiner(Connection),
     /// Neither: it ended without a connection to keep.
-    Stranger(FailedAttempt),
+    Failed(FailedAttempt),
 }
 
-/// Strangers since the last event about them.
+/// Counts failed attempts since the last event about them.
 struct StrangerReporter {
     count: u64,
     next_report: Instant,
@@ -97,39 +98,41 @@ struct StrangerReporter {
 pub(super) async fn accept_peers(
     context: Arc<TransportContext>,
     endpoint: Endpoint,
-    inbox: mpsc::Sender<PeerConnection>,
+    connections: mpsc::Sender<PeerConnection>,
 ) {
     let mut handshakes = PendingHandshakes::default();
-    let (mut room, mut gate) = (JoinerSet::default(), JoinGate::default());
+    let mut joiners = JoinerSet::default();
+    let mut gate = JoinGate::default();
     let (failures, mut failed) = mpsc::channel(FAILURES_WAITING_MAX);
-    let mut book = StrangerReporter { count: 0, next_report: Instant::now() };
+    let mut reporter = StrangerReporter { count: 0, next_report: Instant::now() };
     loop {
         tokio::select! {
             incoming = endpoint.accept() => {
                 let Some(incoming) = incoming else { return };
                 let address = incoming.remote_address().ip();
                 if let Some(incoming) = filter_attempt(&context, &mut handshakes, incoming) {
-                    let entering = handle_attempt(Arc::clone(&context), incoming, inbox.clone());
-                    handshakes.begin(address, entering);
+                    let context = Arc::clone(&context);
+                    let handshake = handle_attempt(context, incoming, connections.clone());
+                    handshakes.begin(address, handshake);
                 }
             }
-            Some(knock) = handshakes.next() => match knock {
+            Some(outcome) = handshakes.next() => match outcome {
                 None | Some(HandshakeOutcome::Peer) => {}
                 Some(HandshakeOutcome::Joiner(connection)) => {
-                    admit_joiner(&context, &mut room, &failures, connection);
+                    admit_joiner(&context, &mut joiners, &failures, connection);
                 }
-                Some(HandshakeOutcome::Stranger(stranger)) => book.record(&context, stranger),
+                Some(HandshakeOutcome::Failed(attempt)) => reporter.record(&context, attempt),
             },
             Some(JoinerFailure { address, verdict }) = failed.recv() => {
-                // A joiner that went away needs no verdict.
+                // A joiner that went away needs no decision.
                 let _ = verdict.send(gate.failed(address, std::time::Instant::now()));
             }
-            Some(Some(JoinerEnd { address, is_member, reason })) = room.next() => {
+            Some(Some(JoinerEnd { address, is_member, reason })) = joiners.next() => {
                 if is_member {
                     gate.succeeded(address.ip());
                 }
                 if let Some(reason) = reason {
-                    book.record(&context, FailedAttempt { address, reason });
+                    reporter.record(&context, FailedAttempt { address, reason });
                 }
             }
         }
@@ -138,14 +141,14 @@ pub(super) async fn accept_peers(
 
 fn admit_joiner(
     context: &Arc<TransportContext>,
-    room: &mut JoinerSet,
+    joiners: &mut JoinerSet,
     failures: &JoinerFailureSender,
     connection: Connection,
 ) {
     let serve = |is_deciding| {
         serve_join(Arc::clone(context), connection.clone(), failures.clone(), is_deciding)
     };
-    if !room.insert(&connection, &context.limits, serve) {
+    if !joiners.insert(&connection, &context.limits, serve) {
         context.counters.accept_refused.increment();
         connection.close(CloseCode::Crowded.number().into(), &[]);
     }
@@ -157,16 +160,17 @@ fn filter_attempt(
     handshakes: &mut PendingHandshakes,
     incoming: Incoming,
 ) -> Option<Incoming> {
-    let (limits, address) = (&context.limits, incoming.remote_address().ip());
-    let crowd = handshakes.counts(address);
-    match decide(crowd, incoming.remote_address_validated(), limits) {
+    let limits = &context.limits;
+    let address = incoming.remote_address().ip();
+    let counts = handshakes.counts(address);
+    match decide(counts, incoming.remote_address_validated(), limits) {
         AcceptDecision::Accept => return Some(incoming),
         AcceptDecision::Replace => {
-            let crowded = CrowdLimits {
+            let crowd_limits = CrowdLimits {
                 all_max: limits.handshakes_pending_max,
                 of_address_max: limits.handshakes_per_address_max,
             };
-            if handshakes.evict_oldest(address, crowded, Instant::now()) {
+            if handshakes.evict_oldest(address, crowd_limits, Instant::now()) {
                 context.counters.accept_replaced.increment();
                 return Some(incoming);
             }
@@ -191,29 +195,25 @@ fn filter_attempt(
 }
 
 impl StrangerReporter {
-    fn record(&mut self, context: &TransportContext, stranger: FailedAttempt) {
+    fn record(&mut self, context: &TransportContext, attempt: FailedAttempt) {
         self.count += 1;
         let now = Instant::now();
-        let FailedAttempt { address: last, reason: why } = stranger;
+        let FailedAttempt { address: last, reason } = attempt;
         if now < self.next_report {
             return;
         }
-        if context.events.try_send(TransportEvent::Strangers {
-            count: self.count,
-            last,
-            reason: why,
-        }) {
+        if context.events.try_send(TransportEvent::Strangers { count: self.count, last, reason }) {
             self.count = 0;
             self.next_report = now + context.limits.strangers_reported_every;
         }
     }
 }
 
-/// From an attempt to a peer that is handed to the keeper, to a joiner, or to a stranger.
+/// From an attempt to a peer that is handed to the supervisor, to a joiner, or to a failure.
 async fn handle_attempt(
     context: Arc<TransportContext>,
     incoming: Incoming,
-    inbox: mpsc::Sender<PeerConnection>,
+    connections: mpsc::Sender<PeerConnection>,
 ) -> HandshakeOutcome {
     let address = incoming.remote_address();
     let _pending = context.counters.accept_pending.hold();
@@ -222,18 +222,18 @@ async fn handle_attempt(
         Ok((connection, AcceptedPeer::Joiner)) => HandshakeOutcome::Joiner(connection),
         Ok((connection, AcceptedPeer::Member(peer))) => {
             match exchange_hello(&context, &connection, peer, until).await {
-                Ok(greeted) => {
-                    // Without a keeper the transport closes, and the connection with it.
-                    let _ = inbox.send(greeted).await;
+                Ok(peer_connection) => {
+                    // Without a supervisor the transport closes, and the connection with it.
+                    let _ = connections.send(peer_connection).await;
                     HandshakeOutcome::Peer
                 }
-                Err(why) => HandshakeOutcome::Stranger(FailedAttempt {
+                Err(reason) => HandshakeOutcome::Failed(FailedAttempt {
                     address,
-                    reason: format!("{peer}: {why}"),
+                    reason: format!("{peer}: {reason}"),
                 }),
             }
         }
-        Err(why) => HandshakeOutcome::Stranger(FailedAttempt { address, reason: why }),
+        Err(reason) => HandshakeOutcome::Failed(FailedAttempt { address, reason }),
     }
 }
 
@@ -248,9 +248,9 @@ async fn handshake(
         context.counters.accept_late.increment();
         return Err("its handshake took too long".to_owned());
     };
-    let failed = |why: String| {
+    let failed = |reason: String| {
         context.counters.accept_failed.increment();
-        why
+        reason
     };
     let connection = connected.map_err(|error| failed(error.to_string()))?;
     match AcceptedPeer::of(&connection) {
@@ -269,21 +269,21 @@ async fn exchange_hello(
     peer: PeerIdentity,
     until: Instant,
 ) -> Result<PeerConnection, String> {
-    let (tally, code, why) =
+    let (counter, code, reason) =
         match timeout_at(until, receive_hello(context, connection.clone(), peer)).await {
-            Ok(Ok(greeted)) => {
+            Ok(Ok(peer_connection)) => {
                 let open = if peer.role.serves() { open_for_member } else { open_for_client };
                 open(connection, &context.limits);
-                return Ok(greeted);
+                return Ok(peer_connection);
             }
             Ok(Err(fault)) => (&context.counters.accept_failed, code_of(&fault), fault.to_string()),
             Err(_) => {
                 (&context.counters.accept_late, CloseCode::Late, "no hello in time".to_owned())
             }
         };
-    tally.increment();
+    counter.increment();
     connection.close(code.number().into(), &[]);
-    Err(why)
+    Err(reason)
 }
 
 const fn code_of(fault: &HelloFault) -> CloseCode {
@@ -298,25 +298,26 @@ const fn code_of(fault: &HelloFault) -> CloseCode {
 mod tests {
     use super::*;
 
-    /// So many handshakes, none of them from the address that knocks.
-    fn elsewhere(all: usize) -> HandshakeCounts {
+    /// So many handshakes, none of them from the address of the attempt.
+    fn other_addresses(all: usize) -> HandshakeCounts {
         HandshakeCounts { all, of_address: 0 }
     }
 
     #[test]
-    fn addresses_are_proved_from_one_count_on_and_the_oldest_makes_room_from_another() {
+    fn addresses_are_proved_from_one_count_on_and_the_oldest_is_evicted_from_another() {
         let limits = TransportLimits::default();
-        let (retry, max) = (limits.handshakes_before_retry, limits.handshakes_pending_max);
-        assert_eq!(decide(elsewhere(retry - 1), false, &limits), AcceptDecision::Accept);
-        assert_eq!(decide(elsewhere(retry), false, &limits), AcceptDecision::Retry);
-        assert_eq!(decide(elsewhere(retry), true, &limits), AcceptDecision::Accept);
-        assert_eq!(decide(elsewhere(max - 1), true, &limits), AcceptDecision::Accept);
-        assert_eq!(decide(elsewhere(max - 1), false, &limits), AcceptDecision::Retry);
-        assert_eq!(decide(elsewhere(max), true, &limits), AcceptDecision::Replace);
-        assert_eq!(decide(elsewhere(max), false, &limits), AcceptDecision::Retry);
-        let believing = TransportLimits { handshakes_before_retry: max + 1, ..limits };
-        assert_eq!(decide(elsewhere(max - 1), false, &believing), AcceptDecision::Accept);
-        assert_eq!(decide(elsewhere(max), false, &believing), AcceptDecision::Ignore);
+        let retry = limits.handshakes_before_retry;
+        let max = limits.handshakes_pending_max;
+        assert_eq!(decide(other_addresses(retry - 1), false, &limits), AcceptDecision::Accept);
+        assert_eq!(decide(other_addresses(retry), false, &limits), AcceptDecision::Retry);
+        assert_eq!(decide(other_addresses(retry), true, &limits), AcceptDecision::Accept);
+        assert_eq!(decide(other_addresses(max - 1), true, &limits), AcceptDecision::Accept);
+        assert_eq!(decide(other_addresses(max - 1), false, &limits), AcceptDecision::Retry);
+        assert_eq!(decide(other_addresses(max), true, &limits), AcceptDecision::Replace);
+        assert_eq!(decide(other_addresses(max), false, &limits), AcceptDecision::Retry);
+        let without_retry = TransportLimits { handshakes_before_retry: max + 1, ..limits };
+        assert_eq!(decide(other_addresses(max - 1), false, &without_retry), AcceptDecision::Accept);
+        assert_eq!(decide(other_addresses(max), false, &without_retry), AcceptDecision::Ignore);
     }
 
     #[test]

@@ -22,8 +22,8 @@ use crate::event::EventQueue;
 use crate::frame::{FrameRules, PartPool};
 use crate::peers::{DesiredPeers, Directory, PeerSupervisor};
 
-/// Peers whose hello was read and that wait for the keeper. More wait with their handshake.
-const INBOX_MAX: usize = 64;
+/// Peers whose hello was read and that wait for the supervisor. More wait with their handshake.
+const CONNECTIONS_WAITING_MAX: usize = 64;
 
 pub(super) async fn bind(setup: TransportSetup) -> Result<(Shared, EventQueue), BindError> {
     let TransportSetup { credentials, bind, local_folder, start, limits } = setup;
@@ -35,7 +35,8 @@ pub(super) async fn bind(setup: TransportSetup) -> Result<(Shared, EventQueue), 
         Some(folder) => Some(LocalHub::bind(&folder).await?),
         None => None,
     };
-    let (server, runtime) = (Some(configs.server), Arc::new(TokioRuntime));
+    let server = Some(configs.server);
+    let runtime = Arc::new(TokioRuntime);
     let config = endpoint_config(&credentials);
     let endpoint = Endpoint::new(config, server, socket, runtime).map_err(broken)?;
     let (events, receiver) = EventSender::new(limits.events_max);
@@ -58,27 +59,27 @@ pub(super) async fn bind(setup: TransportSetup) -> Result<(Shared, EventQueue), 
     let (client, config) = watch::channel(configs.client);
     let dialler = Dialler { endpoint: endpoint.clone(), config };
     let (done, closed) = watch::channel(false);
-    tokio::spawn(live(Arc::clone(&context), endpoint.clone(), dialler, done));
+    tokio::spawn(run(Arc::clone(&context), endpoint.clone(), dialler, done));
     let runtime = Handle::current();
     Ok((Shared { context, address, endpoint, client, closed, runtime }, EventQueue { receiver }))
 }
 
 /// Everything a transport does, from its first moment until it is closed.
-async fn live(
+async fn run(
     context: Arc<TransportContext>,
     endpoint: Endpoint,
     dialler: Dialler,
     done: watch::Sender<bool>,
 ) {
-    let (greeted, inbox) = mpsc::channel(INBOX_MAX);
-    let wishes = context.desired_peers.subscribe();
+    let (sender, connections) = mpsc::channel(CONNECTIONS_WAITING_MAX);
+    let desired_peers = context.desired_peers.subscribe();
     let within = context.limits.handshake_within;
-    let door = tokio::spawn(accept_peers(Arc::clone(&context), endpoint.clone(), greeted));
-    PeerSupervisor::new(context, dialler).run(inbox, wishes).await;
+    let acceptor = tokio::spawn(accept_peers(Arc::clone(&context), endpoint.clone(), sender));
+    PeerSupervisor::new(context, dialler).run(connections, desired_peers).await;
     endpoint.close(CloseCode::Left.number().into(), &[]);
-    door.abort();
+    acceptor.abort();
     // Peers that do not answer are not waited for.
     let _ = timeout(within, endpoint.wait_idle()).await;
-    // Without a handle nobody waits.
+    // Without a handle no caller waits.
     let _ = done.send(true);
 }

@@ -1,4 +1,4 @@
-//! A stream to a holder of bodies, on the best road to it.
+//! A stream to a holder of bodies, on the best path to it.
 
 use std::io;
 use std::pin::Pin;
@@ -16,7 +16,7 @@ use crate::local::{LocalLane, dial};
 pub(super) type BulkReadStream = CountedStream;
 pub(super) type BulkWriteStream = Box<dyn AsyncWrite + Send + Unpin>;
 
-/// What comes from a holder, counted.
+/// The bytes that arrive from a holder, counted.
 pub(super) struct CountedStream {
     stream: Box<dyn AsyncRead + Send + Unpin>,
     context: Arc<TransportContext>,
@@ -28,8 +28,8 @@ pub(super) async fn open_bulk(
     context: Arc<TransportContext>,
     node: NodeId,
 ) -> io::Result<(BulkReadStream, BulkWriteStream)> {
-    let no_road = || io::Error::new(io::ErrorKind::NotConnected, "no road to the node");
-    let link = context.directory.get(node).ok_or_else(no_road)?;
+    let no_path = || io::Error::new(io::ErrorKind::NotConnected, "no connection to the node");
+    let link = context.directory.get(node).ok_or_else(no_path)?;
     if let (Some(offer), Some(hub)) = (&link.offer, &context.local_hub)
         && let Ok(socket) = dial(offer, hub.host(), LocalLane::Bulk).await
     {

@@ -76,7 +76,8 @@ impl AdminClient {
         for found in resolve(address).await? {
             match dial(found, &config, limits).await {
                 Ok((endpoint, connection, peer, hello)) => {
-                    let (address, limits) = (address.to_owned(), limits.clone());
+                    let address = address.to_owned();
+                    let limits = limits.clone();
                     return Ok(Self { peer, address, connection, endpoint, limits, _hello: hello });
                 }
                 Err(failed) => problem = failed,
@@ -165,8 +166,8 @@ async fn dial(
     let connection = connected.map_err(|error| problem_of(&error))?;
     let peer = AcceptedPeer::member(&connection).map_err(|fault| other(fault.to_string()))?;
     let ours = PeerHello::anonymous(VERSIONS);
-    let greeted = timeout(limits.handshake_within, exchange_hellos(&connection, &ours)).await;
-    let (_, send, receive) = greeted.map_err(|_| DialProblem::NobodyAnswers)??;
+    let exchanged = timeout(limits.handshake_within, exchange_hellos(&connection, &ours)).await;
+    let (_, send, receive) = exchanged.map_err(|_| DialProblem::NobodyAnswers)??;
     open_for_client(&connection, limits);
     Ok((endpoint, connection, peer, (send, receive)))
 }
@@ -174,7 +175,7 @@ async fn dial(
 /// No address led to a node of the cluster.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub struct ConnectError {
-    /// What came of each address, in the order tried.
+    /// The result of each address, in the order tried.
     pub tried: Vec<ConnectAttempt>,
 }
 
@@ -189,7 +190,7 @@ impl fmt::Display for ConnectError {
     }
 }
 
-/// What came of one address.
+/// The failed attempt at one address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConnectAttempt {
     /// The address as it was given.
@@ -208,15 +209,15 @@ pub enum DialProblem {
     #[error("no such host")]
     NoSuchHost,
     /// No answer came in time.
-    #[error("nobody answers")]
+    #[error("no answer")]
     NobodyAnswers,
     /// A process answers, but not with a certificate of this cluster.
     #[error("it is not a node of this cluster")]
     NotThisCluster,
-    /// A node of the cluster answers, and believes no authority that vouches for our certificate.
+    /// A node of the cluster answers, and trusts no authority that vouches for our certificate.
     #[error("E2015 the cluster does not believe the authority that issued our certificate")]
     AuthorityRetired,
-    /// A node of the cluster answers, but not the one wanted.
+    /// A node of the cluster answers, but not the one that was dialled.
     #[error("another node answers there")]
     AnotherNode,
     /// A certificate is out of date, ours or the peer's; or a clock is wrong.
@@ -228,9 +229,9 @@ pub enum DialProblem {
     /// No version in common.
     #[error("it speaks protocol versions {theirs}, this program speaks {ours}")]
     Version {
-        /// What this program speaks.
+        /// The versions that this program supports.
         ours: VersionRange,
-        /// What the peer speaks.
+        /// The versions that the peer supports.
         theirs: VersionRange,
     },
     /// The peer closed the connection on purpose.

@@ -5,13 +5,13 @@ use std::fmt;
 /// Why a connection was closed on purpose. The number of each never changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum CloseCode {
-    /// The process ends, or wants the peer no more.
+    /// The process ends, or does not need the peer any more.
     Left,
     /// The certificate belongs to another cluster, or is none of ours.
     NotThisCluster,
     /// The member was removed.
     Banned,
-    /// No version of the protocol that both speak.
+    /// The two programs have no protocol version in common.
     Version,
     /// A newer connection of the same process is there.
     Replaced,
@@ -25,7 +25,7 @@ pub enum CloseCode {
     Malformed,
     /// More connections than the limit.
     Crowded,
-    /// A hello, or the choice of a road, was not sent in time.
+    /// A hello, or the choice of a path, was not sent in time.
     Late,
     /// A code this program does not know; a newer one wrote it.
     Unknown(u32),

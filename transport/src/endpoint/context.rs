@@ -15,11 +15,11 @@ use crate::identity::PeerIdentity;
 use crate::limits::TransportLimits;
 use crate::peers::{DesiredPeers, Directory};
 
-/// Of the room for events, one part in this many is kept for what must not be lost.
+/// Of the space for events, one part in this many is kept for what must not be lost.
 const EVENTS_RESERVED_SHARE: usize = 8;
 
 /// What every task of a transport shares. What changes here is changed by the node's calls and by
-/// the keeper of the peers, and by nobody else.
+/// the supervisor of the peers alone.
 pub(crate) struct TransportContext {
     pub(crate) own: PeerIdentity,
     pub(crate) start: ProcessStart,
@@ -50,12 +50,13 @@ impl EventSender {
         (Self { sender, reserved: events_max / EVENTS_RESERVED_SHARE }, receiver)
     }
 
-    /// Enqueues an event that must not be lost; waits for room. Drops it if the node has gone away.
+    /// Enqueues an event that must not be lost; waits for space. Drops it if the node has gone
+    /// away.
     pub(crate) async fn send(&self, event: TransportEvent) {
         let _ = self.sender.send(event).await;
     }
 
-    /// Enqueues an event that may be lost or refused, if there is room beside what is kept.
+    /// Enqueues an event that may be lost or refused, if there is space beside what is reserved.
     pub(crate) fn try_send(&self, event: TransportEvent) -> bool {
         self.sender.capacity() > self.reserved && self.sender.try_send(event).is_ok()
     }

@@ -13,11 +13,11 @@ pub struct TransportCounters {
     pub bulk: LaneCounters,
     /// Counters of requests, sent and received.
     pub requests: RequestCounters,
-    /// Counters of the door: handshakes, refusals and open connections.
+    /// Counters of the accepting side: handshakes, refusals and open connections.
     pub accept: AcceptCounters,
 }
 
-/// Bytes of a lane by road, and what went wrong.
+/// Bytes of a lane by path, and its losses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LaneCounters {
     /// Units sent: frames, chunks.
@@ -28,9 +28,9 @@ pub struct LaneCounters {
     pub quic_bytes_sent: u64,
     /// Bytes received over QUIC.
     pub quic_bytes_received: u64,
-    /// Bytes sent over the same-host road.
+    /// Bytes sent over the same-host path.
     pub same_host_bytes_sent: u64,
-    /// Bytes received over the same-host road.
+    /// Bytes received over the same-host path.
     pub same_host_bytes_received: u64,
     /// Units dropped on arrival: frames that no rule names, or that came before a sink was set.
     pub dropped: u64,
@@ -39,11 +39,11 @@ pub struct LaneCounters {
 /// Counters of the Control lane.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ControlCounters {
-    /// Messages and bytes by road.
+    /// Messages and bytes by path.
     pub lane: LaneCounters,
     /// Messages dropped because the queue of the peer was full: the oldest.
     pub dropped_queue_full: u64,
-    /// Messages dropped because no road led to the peer.
+    /// Messages dropped because no path led to the peer.
     pub dropped_no_path: u64,
     /// Messages dropped because the node did not take its events.
     pub dropped_events_full: u64,
@@ -66,14 +66,14 @@ pub struct RequestCounters {
     pub refused: u64,
 }
 
-/// Counters of the door: handshakes, refusals and open connections.
+/// Counters of the accepting side: handshakes, refusals and open connections.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AcceptCounters {
     /// Handshakes under way now.
     pub pending: u64,
     /// The most there ever were.
     pub pending_highest: u64,
-    /// Attempts sent away to prove their address.
+    /// Attempts answered with a Retry, to prove their address.
     pub retried: u64,
     /// Handshakes that ended early, because newer ones came and their address had the most.
     pub replaced: u64,

@@ -19,7 +19,7 @@ use crate::event::DownReason;
 use crate::identity::{AcceptedPeer, PeerIdentity, PeerRole};
 use crate::peers::LinkFacts;
 
-/// What a dialler calls the host: nobody looks at it, certificates name nodes.
+/// The server name that a dialler sends: it is not checked, certificates name nodes.
 pub(super) const SERVER_NAME: &str = "zbelastic";
 /// The first byte of the stream on which hellos go. `docs/wire-format.md` lists the others.
 pub(super) const HELLO_STREAM: u8 = 0x01;
@@ -32,12 +32,12 @@ pub(crate) struct PeerConnection {
     pub(super) side: DialSide,
     pub(super) send: SendStream,
     pub(super) receive: RecvStream,
-    verdict: Arc<OnceLock<DownReason>>,
+    first_reason: Arc<OnceLock<DownReason>>,
 }
 
-/// Which end dialled.
+/// The end of a connection that dialled it.
 pub(super) enum DialSide {
-    /// We did, for the so-manieth time, and gave the peer leave to come to our socket.
+    /// We did, with the count of our attempts, and admitted the peer to our same-host socket.
     Dialled { attempt: u64, admission: Option<AdmissionHandle> },
     /// The peer did, and waits for our hello.
     Accepted,
@@ -47,7 +47,7 @@ pub(super) enum DialSide {
 #[derive(Clone, Debug)]
 pub(crate) struct ConnectionCloser {
     connection: Connection,
-    verdict: Arc<OnceLock<DownReason>>,
+    first_reason: Arc<OnceLock<DownReason>>,
 }
 
 /// Why no address of a peer led to it: the last address and what came of it.
@@ -63,7 +63,10 @@ impl PeerConnection {
     }
 
     pub(crate) fn closer(&self) -> ConnectionCloser {
-        ConnectionCloser { connection: self.connection.clone(), verdict: Arc::clone(&self.verdict) }
+        ConnectionCloser {
+            connection: self.connection.clone(),
+            first_reason: Arc::clone(&self.first_reason),
+        }
     }
 
     pub(crate) fn facts(&self, own: NodeId) -> LinkFacts {
@@ -88,18 +91,18 @@ impl ConnectionCloser {
     /// Closes, and sends the peer a code of its own.
     pub(crate) fn close_as(&self, reason: DownReason, code: CloseCode) {
         // Only the first reason counts: what follows is its consequence.
-        let _ = self.verdict.set(reason);
+        let _ = self.first_reason.set(reason);
         self.connection.close(code.number().into(), &[]);
     }
 
     /// Whether this side closed it.
     pub(super) fn is_ours(&self) -> bool {
-        self.verdict.get().is_some()
+        self.first_reason.get().is_some()
     }
 
     /// Why it ended: for our reason if we closed it, else for the one in `error`.
     pub(super) fn reason(&self, error: &ConnectionError) -> DownReason {
-        self.verdict.get().copied().unwrap_or_else(|| DownReason::of(error))
+        self.first_reason.get().copied().unwrap_or_else(|| DownReason::of(error))
     }
 }
 
@@ -156,7 +159,7 @@ impl Dialler {
         let mut failure = None;
         for &address in addresses {
             match self.dial_one(context, node, address, attempt).await {
-                Ok(greeted) => return Ok(greeted),
+                Ok(peer_connection) => return Ok(peer_connection),
                 Err(problem) => failure = Some(PeerDialFailure { address, problem }),
             }
         }
@@ -179,8 +182,8 @@ impl Dialler {
         }
         super::tuning::open_for_member(&connection, &context.limits);
         let within = context.limits.handshake_within;
-        let greeted = timeout(within, complete_dial(context, connection, peer, attempt)).await;
-        greeted.unwrap_or(Err(DialProblem::NobodyAnswers))
+        let dialled = timeout(within, complete_dial(context, connection, peer, attempt)).await;
+        dialled.unwrap_or(Err(DialProblem::NobodyAnswers))
     }
 
     async fn connect(
@@ -199,18 +202,18 @@ impl Dialler {
     }
 }
 
-/// The hello that this process sends to a member with this leave to come to its same-host socket.
+/// The hello that this process sends to a member with this admission to its same-host socket.
 pub(super) fn hello_to_member(
     context: &TransportContext,
     attempt: u64,
-    leave: Option<&AdmissionHandle>,
+    admission: Option<&AdmissionHandle>,
 ) -> PeerHello {
     PeerHello {
         versions: context.versions.range(),
         start: context.start,
         attempt,
         host: context.local_hub.as_ref().map(|hub| hub.host().clone()),
-        offer: leave.map(|leave| leave.admission.offer().clone()),
+        offer: admission.map(|admission| admission.admission.offer().clone()),
     }
 }
 
@@ -221,15 +224,15 @@ async fn complete_dial(
     peer: PeerIdentity,
     attempt: u64,
 ) -> Result<PeerConnection, DialProblem> {
-    let leave = match &context.local_hub {
+    let admission = match &context.local_hub {
         Some(hub) => hub.admit(peer.node).await,
         None => None,
     };
-    let ours = hello_to_member(context, attempt, leave.as_ref());
+    let ours = hello_to_member(context, attempt, admission.as_ref());
     let (hello, send, receive) = exchange_hellos(&connection, &ours).await?;
-    let side = DialSide::Dialled { attempt, admission: leave };
-    let verdict = Arc::default();
-    Ok(PeerConnection { peer, connection, hello, side, send, receive, verdict })
+    let side = DialSide::Dialled { attempt, admission };
+    let first_reason = Arc::default();
+    Ok(PeerConnection { peer, connection, hello, side, send, receive, first_reason })
 }
 
 /// Writes a dialler's hello on a new stream and reads the answer.
@@ -281,8 +284,9 @@ pub(super) async fn receive_hello(
     }
     match PeerHello::read(versions, &mut receive).await {
         Ok(hello) => {
-            let (side, verdict) = (DialSide::Accepted, Arc::default());
-            Ok(PeerConnection { peer, connection, hello, side, send, receive, verdict })
+            let side = DialSide::Accepted;
+            let first_reason = Arc::default();
+            Ok(PeerConnection { peer, connection, hello, side, send, receive, first_reason })
         }
         Err(fault) => {
             if let HelloFault::Version { .. } = fault {
@@ -296,7 +300,8 @@ pub(super) async fn receive_hello(
     }
 }
 
-/// The versions spoken with a peer: what members gave up, people's command lines may speak still.
+/// The versions supported with a peer: command lines of people may still use versions that members
+/// retired.
 pub(super) fn versions_for(context: &TransportContext, role: PeerRole) -> VersionRange {
     if role.serves() { context.versions.range() } else { VERSIONS }
 }

@@ -1,9 +1,9 @@
-//! The first words of two members on a new connection.
+//! The first messages of two members on a new connection.
 //!
 //! ```text
 //!   dialler   oldest version u16 | newest u16 | body length u16 | body (postcard)   ->
 //!                 <- the same from the end that was dialled
-//!   dialler   road u8: 0 QUIC, 1 same host                                          ->
+//!   dialler   path u8: 0 QUIC, 1 same host                                          ->
 //! ```
 //!
 //! The versions and the length never change their place, so that programs of any two versions can
@@ -28,7 +28,7 @@ const HEAD_BYTES: usize = 6;
 /// What a process sends about itself on a new connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PeerHello {
-    /// The versions it speaks.
+    /// The protocol versions it supports.
     pub(crate) versions: VersionRange,
     /// Which start of the node it is.
     pub(crate) start: ProcessStart,
@@ -36,7 +36,7 @@ pub struct PeerHello {
     pub(crate) attempt: u64,
     /// The host it is on, if it has a same-host socket.
     pub(crate) host: Option<HostIdentity>,
-    /// Leave to come to its same-host socket.
+    /// Admission of the peer to its same-host socket.
     pub(crate) offer: Option<LocalOffer>,
 }
 
@@ -55,12 +55,12 @@ pub enum HelloFault {
     /// The bytes are no hello.
     #[error("its hello makes no sense")]
     Malformed,
-    /// There is no version in common.
+    /// The two processes have no protocol version in common.
     #[error("it speaks protocol versions {theirs}, this process speaks {ours}")]
     Version {
-        /// What this process speaks.
+        /// The versions that this process supports.
         ours: VersionRange,
-        /// What the peer speaks.
+        /// The versions that the peer supports.
         theirs: VersionRange,
     },
     /// The connection, or the stream of the hello, failed.
@@ -119,7 +119,7 @@ impl PeerHello {
         Ok(())
     }
 
-    /// The hello that a peer of a process begins with that speaks these versions.
+    /// The hello that a peer sends first to a process with these versions.
     ///
     /// # Errors
     /// If there is no version in common, the bytes make no sense, or the stream breaks.
@@ -145,12 +145,12 @@ impl PeerHello {
     }
 }
 
-/// Sends the road that the dialler chose.
+/// Sends the path that the dialler chose.
 pub(crate) async fn write_path(
     stream: &mut SendStream,
-    road: TransportPath,
+    path: TransportPath,
 ) -> Result<(), HelloFault> {
-    let byte = match road {
+    let byte = match path {
         TransportPath::Quic => 0,
         TransportPath::SameHost => 1,
     };
@@ -158,7 +158,7 @@ pub(crate) async fn write_path(
     Ok(())
 }
 
-/// The road that the dialler chose.
+/// The path that the dialler chose.
 pub(crate) async fn read_path(
     stream: &mut (impl AsyncRead + Unpin),
 ) -> Result<TransportPath, HelloFault> {

@@ -1,4 +1,4 @@
-//! The same-host socket: one task owns it, gives leave to come, and hands on the connections that came.
+//! The same-host socket: one task owns it, admits peers, and hands on the connections that came.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -10,19 +10,19 @@ use crate::local::{
     HostIdentity, LocalAdmission, LocalAdmissionId, LocalArrival, LocalBindError, LocalListener,
 };
 
-/// Questions that wait for the task. Beyond it their senders wait.
+/// Admission requests that wait for the task. Beyond it their senders wait.
 const ADMISSION_REQUESTS_MAX: usize = 64;
 /// Connections of one peer that wait to be taken. More are closed.
 const ARRIVALS_MAX: usize = 16;
 
-/// How the tasks of connections reach the owner of the socket.
+/// Handle with which the tasks of connections reach the owner of the socket.
 #[derive(Clone, Debug)]
 pub(crate) struct LocalHub {
     requests: mpsc::Sender<AdmissionRequest>,
     host: HostIdentity,
 }
 
-/// Leave for one peer to come, and where the connections appear that came by it.
+/// The admission of one peer, and where the connections appear that came by it.
 #[derive(Debug)]
 pub(crate) struct AdmissionHandle {
     pub(crate) admission: LocalAdmission,
@@ -38,9 +38,9 @@ impl LocalHub {
     pub(crate) async fn bind(folder: &Path) -> Result<Self, LocalBindError> {
         let listener = LocalListener::bind(folder, &std::env::temp_dir()).await?;
         let host = listener.host().clone();
-        let (questions, asked) = mpsc::channel(ADMISSION_REQUESTS_MAX);
-        tokio::spawn(run_listener(listener, asked));
-        Ok(Self { requests: questions, host })
+        let (sender, requests) = mpsc::channel(ADMISSION_REQUESTS_MAX);
+        tokio::spawn(run_listener(listener, requests));
+        Ok(Self { requests: sender, host })
     }
 
     /// The host this process is on.
@@ -48,29 +48,30 @@ impl LocalHub {
         &self.host
     }
 
-    /// Leave for a peer to come. None if the socket is no more, or the system gives no secret.
+    /// Admits a peer. None if the socket is no more, or the system gives no secret.
     pub(crate) async fn admit(&self, peer: NodeId) -> Option<AdmissionHandle> {
-        let (answer, leave) = oneshot::channel();
+        let (answer, admission) = oneshot::channel();
         self.requests.send(AdmissionRequest { peer, answer }).await.ok()?;
-        leave.await.ok()
+        admission.await.ok()
     }
 }
 
 /// Ends when the last [`LocalHub`] is dropped.
-async fn run_listener(mut listener: LocalListener, mut asked: mpsc::Receiver<AdmissionRequest>) {
-    let mut waiting: BTreeMap<LocalAdmissionId, mpsc::Sender<LocalArrival>> = BTreeMap::new();
+async fn run_listener(mut listener: LocalListener, mut requests: mpsc::Receiver<AdmissionRequest>) {
+    let mut arrival_senders: BTreeMap<LocalAdmissionId, mpsc::Sender<LocalArrival>> =
+        BTreeMap::new();
     loop {
         tokio::select! {
-            question = asked.recv() => {
-                let Some(AdmissionRequest { peer, answer }) = question else { return };
-                waiting.retain(|_, arrivals| !arrivals.is_closed());
+            request = requests.recv() => {
+                let Some(AdmissionRequest { peer, answer }) = request else { return };
+                arrival_senders.retain(|_, arrivals| !arrivals.is_closed());
                 let Ok(admission) = listener.admit(peer) else { continue };
                 let (sender, arrivals) = mpsc::channel(ARRIVALS_MAX);
-                waiting.insert(admission.id(), sender);
+                arrival_senders.insert(admission.id(), sender);
                 let _ = answer.send(AdmissionHandle { admission, arrivals });
             }
             arrival = listener.arrival() => {
-                if let Some(arrivals) = waiting.get(&arrival.admission) {
+                if let Some(arrivals) = arrival_senders.get(&arrival.admission) {
                     let _ = arrivals.try_send(arrival);
                 }
             }

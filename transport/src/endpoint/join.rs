@@ -1,4 +1,4 @@
-//! The door for joiners: processes that want to become members.
+//! Accepts joiners: processes that request to become members.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -15,11 +15,11 @@ use crate::identity::{
     self, JoinAnswer, JoinAttempt, JoinDelay, JoinRefusal, JoinReply, JoinServeFault, UnixSeconds,
 };
 
-/// How serving a joiner ended.
+/// The end of serving a joiner.
 pub(super) struct JoinerEnd {
     pub(super) address: SocketAddr,
     pub(super) is_member: bool,
-    /// What was wrong, if anything was.
+    /// The error, if serving failed.
     pub(super) reason: Option<String>,
 }
 
@@ -32,12 +32,12 @@ pub(super) struct JoinerFailure {
 /// Where failures are reported: to the owner of the gate.
 pub(super) type JoinerFailureSender = mpsc::Sender<JoinerFailure>;
 
-/// What an answer means for the joiner.
+/// The result of an answer for the joiner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum JoinerStatus {
     /// It became a member.
     Member,
-    /// It came without what it takes.
+    /// It has no valid token, proof or request.
     AtFault,
     /// Neither. The answer is sent as it is.
     Unknown,
@@ -79,16 +79,16 @@ pub(super) async fn serve_join(
 ) -> JoinerEnd {
     let address = connection.remote_address();
     let is_member = Arc::new(AtomicBool::new(false));
-    let desk = JoinAnswerRelay {
+    let relay = JoinAnswerRelay {
         failures: failures.clone(),
         address: address.ip(),
         is_deciding,
         is_member: Arc::clone(&is_member),
     };
-    let hand_on = |attempt, reply| desk.forward_to_node(&context, attempt, reply);
-    let served = identity::serve_join(&connection, UnixSeconds::now(), hand_on).await;
+    let forward = |attempt, reply| relay.forward_to_node(&context, attempt, reply);
+    let served = identity::serve_join(&connection, UnixSeconds::now(), forward).await;
     connection.close(CloseCode::Left.number().into(), &[]);
-    let why = match served {
+    let reason = match served {
         Ok(()) => None,
         Err(fault) => {
             context.counters.accept_failed.increment();
@@ -99,7 +99,7 @@ pub(super) async fn serve_join(
             Some(fault.to_string())
         }
     };
-    JoinerEnd { address, is_member: is_member.load(Ordering::Relaxed), reason: why }
+    JoinerEnd { address, is_member: is_member.load(Ordering::Relaxed), reason }
 }
 
 /// Whether a failure from an address may be answered with its reason.
@@ -110,7 +110,7 @@ async fn check_gate(failures: &JoinerFailureSender, address: IpAddr) -> Result<(
     verdict.await.unwrap_or(Ok(()))
 }
 
-/// Where the node's answer passes on its way back.
+/// Passes the node's answer back to the joiner.
 struct JoinAnswerRelay {
     failures: JoinerFailureSender,
     address: IpAddr,
@@ -128,7 +128,7 @@ impl JoinAnswerRelay {
     ) {
         let (to_us, answered) = JoinReply::pair();
         self.is_deciding.store(true, Ordering::Relaxed);
-        // An event that finds no room drops the reply, and the joiner receives `NotReady`.
+        // An event that finds the queue full drops the reply, and the joiner receives `NotReady`.
         if !context.events.try_send(TransportEvent::Join { attempt, reply: to_us }) {
             self.is_deciding.store(false, Ordering::Relaxed);
             return;

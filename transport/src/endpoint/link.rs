@@ -1,7 +1,7 @@
 //! One connection to a member, from its hello to its end.
 //!
 //! ```text
-//!   run_link --settle--> road known --> Up --> lanes work --> closed --> Down
+//!   run_link --establish--> path known --> Up --> lanes work --> closed --> Down
 //! ```
 //!
 //! Each lane is a task of its own. When the connection closes, or one lane finds a reason to close
@@ -37,7 +37,8 @@ use crate::identity::PeerIdentity;
 use crate::local::LocalOffer;
 
 /// How long the same-host sockets stay open after this side closed, so that the peer learns of the
-/// close before their end: else it would take us for dead. It closes its ends as soon as it knows.
+/// close before their end: else it would report that this process ended. It closes its ends as soon
+/// as it knows.
 const ORDERLY_CLOSE: Duration = Duration::from_millis(500);
 
 /// A connection to a member whose lanes work. Senders enqueue here.
@@ -49,11 +50,11 @@ pub(crate) struct PeerLink {
     pub(crate) connection: Connection,
     pub(crate) control: ControlQueue,
     pub(crate) frames: FrameQueue,
-    /// Leave to come to the peer's same-host socket, for the Bulk lane.
+    /// Admission to the peer's same-host socket, for the Bulk lane.
     pub(crate) offer: Option<LocalOffer>,
 }
 
-/// How a connection ended.
+/// The end of a connection: of which node, and why.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LinkEnd {
     pub(crate) node: NodeId,
@@ -61,7 +62,7 @@ pub(crate) struct LinkEnd {
     pub(crate) reason: DownReason,
 }
 
-/// How a lane ended.
+/// The reason why a lane ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum LaneEnd {
     /// Its stream is over. The connection stays until it ends itself.
@@ -73,25 +74,34 @@ enum LaneEnd {
 }
 
 /// Carries everything between this process and a member, until the connection ends.
-pub(crate) async fn run_link(context: Arc<TransportContext>, greeted: PeerConnection) -> LinkEnd {
+pub(crate) async fn run_link(
+    context: Arc<TransportContext>,
+    peer_connection: PeerConnection,
+) -> LinkEnd {
     let open = context.counters.open.hold();
-    let (node, start, closer) = (greeted.peer.node, greeted.hello.start, greeted.closer());
-    let connection = greeted.connection.clone();
+    let node = peer_connection.peer.node;
+    let start = peer_connection.hello.start;
+    let closer = peer_connection.closer();
+    let connection = peer_connection.connection.clone();
     let within = context.limits.handshake_within;
-    let Ok(Some(settled)) = timeout(within, establish::establish(&context, greeted)).await else {
+    let Ok(Some(established)) =
+        timeout(within, establish::establish(&context, peer_connection)).await
+    else {
         if connection.close_reason().is_none() {
             closer.close(DownReason::Violation(PeerViolation::Other(CloseCode::Late)));
         }
         let reason = closer.reason(&connection.closed().await);
         return LinkEnd { node, was_up: false, reason };
     };
-    let link = Arc::clone(&settled.link);
+    let link = Arc::clone(&established.link);
     let peer = link.peer;
     context.directory.insert(Arc::clone(&link));
-    let (boot, versions, road) = (start.boot, link.versions, link.path);
-    context.events.send(TransportEvent::Up { peer, boot, versions, path: road }).await;
-    let mut lanes = lanes::spawn(&context, settled);
-    let error = attend(&context, &closer, &connection, &mut lanes).await;
+    let boot = start.boot;
+    let versions = link.versions;
+    let path = link.path;
+    context.events.send(TransportEvent::Up { peer, boot, versions, path }).await;
+    let mut lanes = lanes::spawn(&context, established);
+    let error = supervise(&context, &closer, &connection, &mut lanes).await;
     context.directory.remove(node);
     if link.path == TransportPath::SameHost && closer.is_ours() {
         // If the peer is stuck, its end of the sockets stays open; then enough was waited.
@@ -105,7 +115,7 @@ pub(crate) async fn run_link(context: Arc<TransportContext>, greeted: PeerConnec
 }
 
 /// Waits for the end of the connection, and closes it when a lane ends with a reason to.
-async fn attend(
+async fn supervise(
     context: &TransportContext,
     closer: &ConnectionCloser,
     connection: &Connection,

@@ -90,22 +90,22 @@ impl Drop for GaugeGuard<'_> {
     }
 }
 
-const fn path_index(road: TransportPath) -> usize {
-    match road {
+const fn path_index(path: TransportPath) -> usize {
+    match path {
         TransportPath::Quic => 0,
         TransportPath::SameHost => 1,
     }
 }
 
 impl LiveLaneCounters {
-    pub(crate) fn sent(&self, road: TransportPath, units: u64, bytes: u64) {
+    pub(crate) fn sent(&self, path: TransportPath, units: u64, bytes: u64) {
         self.sent.add(units);
-        self.bytes_sent[path_index(road)].add(bytes);
+        self.bytes_sent[path_index(path)].add(bytes);
     }
 
-    pub(crate) fn received(&self, road: TransportPath, units: u64, bytes: u64) {
+    pub(crate) fn received(&self, path: TransportPath, units: u64, bytes: u64) {
         self.received.add(units);
-        self.bytes_received[path_index(road)].add(bytes);
+        self.bytes_received[path_index(path)].add(bytes);
     }
 
     fn read(&self) -> LaneCounters {

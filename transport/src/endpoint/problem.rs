@@ -9,7 +9,7 @@ use super::close::CloseCode;
 const TLS_ALERTS: std::ops::RangeInclusive<u64> = 0x100..=0x1ff;
 /// The code that stands in every refusal of a certificate by its time, at either end.
 const CLOCK_CODE: &str = "E2010";
-/// The code that stands in every refusal of a certificate whose authority is not believed.
+/// The code that stands in every refusal of a certificate whose authority is not trusted.
 const AUTHORITY_CODE: &str = "E2015";
 
 /// What the error of a broken connection means for the peer that was dialled.
@@ -18,15 +18,15 @@ pub(super) fn problem_of(error: &ConnectionError) -> DialProblem {
         ConnectionError::TimedOut => DialProblem::NobodyAnswers,
         ConnectionError::ApplicationClosed(close) => {
             let code = CloseCode::of(close.error_code.into_inner());
-            let is_stranger = code == CloseCode::NotThisCluster;
-            if is_stranger { DialProblem::NotThisCluster } else { DialProblem::Refused(code) }
+            let is_other_cluster = code == CloseCode::NotThisCluster;
+            if is_other_cluster { DialProblem::NotThisCluster } else { DialProblem::Refused(code) }
         }
         ConnectionError::TransportError(error) => {
-            of_code(error.code.into(), &error.reason, Refuser::Us)
+            of_code(error.code.into(), &error.reason, RefusingEnd::Own)
         }
         ConnectionError::ConnectionClosed(close) => {
             let reason = String::from_utf8_lossy(&close.reason);
-            of_code(close.error_code.into(), &reason, Refuser::Peer)
+            of_code(close.error_code.into(), &reason, RefusingEnd::Peer)
         }
         ConnectionError::VersionMismatch => {
             DialProblem::Other("it speaks another version of QUIC".to_owned())
@@ -37,27 +37,27 @@ pub(super) fn problem_of(error: &ConnectionError) -> DialProblem {
     }
 }
 
-/// Whose look at the other's certificate ended the connection.
+/// The end that refused the other's certificate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Refuser {
-    Us,
+enum RefusingEnd {
+    Own,
     Peer,
 }
 
-fn of_code(code: u64, reason: &str, refuser: Refuser) -> DialProblem {
+fn of_code(code: u64, reason: &str, refusing_end: RefusingEnd) -> DialProblem {
     if !TLS_ALERTS.contains(&code) {
         return DialProblem::Other(format!("the connection failed with code {code}"));
     }
     match reason.find(CLOCK_CODE) {
         Some(at) => DialProblem::CertificateExpired { why: printable(&reason[at..]) },
-        None if refuser == Refuser::Peer && reason.contains(AUTHORITY_CODE) => {
+        None if refusing_end == RefusingEnd::Peer && reason.contains(AUTHORITY_CODE) => {
             DialProblem::AuthorityRetired
         }
         None => DialProblem::NotThisCluster,
     }
 }
 
-/// A text of a stranger, short and without control characters.
+/// A text of an unauthenticated peer, short and without control characters.
 fn printable(text: &str) -> String {
     const CHARACTERS_MAX: usize = 400;
     text.chars().filter(|letter| !letter.is_control()).take(CHARACTERS_MAX).collect()
@@ -68,15 +68,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_clock_is_told_from_another_cluster_and_from_what_is_no_certificate() {
-        let of_code = |code, reason| of_code(code, reason, Refuser::Peer);
+    fn a_clock_is_distinguished_from_another_cluster_and_from_no_certificate() {
+        let of_code = |code, reason| of_code(code, reason, RefusingEnd::Peer);
         let late = of_code(0x128, "other error: E2010 certificate expired:\u{7} never");
         let why = "E2010 certificate expired: never".to_owned();
         assert_eq!(late, DialProblem::CertificateExpired { why });
         assert_eq!(of_code(0x128, "whatever"), DialProblem::NotThisCluster);
         assert_eq!(of_code(0x1ff, ""), DialProblem::NotThisCluster);
         assert_eq!(of_code(0x12a, "E2015 of old"), DialProblem::AuthorityRetired);
-        assert_eq!(super::of_code(0x12a, "E2015", Refuser::Us), DialProblem::NotThisCluster);
+        assert_eq!(super::of_code(0x12a, "E2015", RefusingEnd::Own), DialProblem::NotThisCluster);
         assert!(matches!(of_code(0x200, "E2010"), DialProblem::Other(_)));
         assert!(matches!(of_code(0xa, "E2010"), DialProblem::Other(_)));
     }

@@ -10,10 +10,10 @@ use crate::identity::Credentials;
 use crate::limits::TransportLimits;
 use crate::local::LocalBindError;
 
-/// What a transport is made of.
+/// Credentials, addresses and limits of a transport.
 #[derive(Clone, Debug)]
 pub struct TransportSetup {
-    /// The certificate and key of this process, and the authorities that it believes.
+    /// The certificate and key of this process, and the authorities that it trusts.
     pub credentials: Credentials,
     /// The UDP address to listen at. Port 0 takes any free one.
     pub bind: SocketAddr,
@@ -67,7 +67,7 @@ pub enum BindError {
     /// The credentials do not make a TLS configuration.
     #[error("the credentials cannot be used: {why}")]
     Credentials {
-        /// What is wrong with them.
+        /// The error of the TLS library, as text.
         why: String,
     },
     /// The folder of the same-host socket cannot be used.

@@ -1,4 +1,4 @@
-//! The UDP socket.
+//! Opens the UDP socket of the endpoint.
 
 use std::io;
 use std::net::{SocketAddr, UdpSocket};
@@ -7,7 +7,8 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 use super::setup::BindError;
 
-/// A socket that listens at an address, with as much room as the system gives of what is requested.
+/// A socket that listens at an address, with as much buffer space as the system gives of what is
+/// requested.
 pub(super) fn bind_udp(address: SocketAddr, buffer_bytes: usize) -> Result<UdpSocket, BindError> {
     open(address, buffer_bytes).map_err(|source| refused(address, source))
 }
@@ -42,21 +43,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_port_that_is_not_allowed_is_told_apart() {
+    fn a_port_that_is_not_allowed_is_distinguished() {
         let address = "127.0.0.1:1".parse().unwrap();
         let refused = refused(address, io::ErrorKind::PermissionDenied.into());
         assert!(matches!(refused, BindError::NotPermitted { .. }));
     }
 
     #[test]
-    fn a_port_in_use_and_an_address_of_elsewhere_are_told_apart() {
+    fn a_port_in_use_and_an_address_of_another_host_are_distinguished() {
         let first = bind_udp("127.0.0.1:0".parse().unwrap(), 1 << 20).unwrap();
         let address = first.local_addr().unwrap();
         let second = bind_udp(address, 1 << 20);
         assert!(matches!(second, Err(BindError::PortInUse { address: found }) if found == address));
         // 192.0.2.0/24 is for documentation: no host has it.
-        let elsewhere = bind_udp("192.0.2.1:0".parse().unwrap(), 1 << 20);
-        assert!(matches!(elsewhere, Err(BindError::NotHere { .. })));
+        let foreign = bind_udp("192.0.2.1:0".parse().unwrap(), 1 << 20);
+        assert!(matches!(foreign, Err(BindError::NotHere { .. })));
         drop(first);
         assert!(bind_udp(address, 1 << 20).is_ok());
     }

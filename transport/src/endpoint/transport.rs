@@ -23,10 +23,10 @@ use crate::frame::{FrameNotQueued, FrameRules, OutgoingFrame, ReceivedFrame};
 use crate::identity::{Credentials, PeerIdentity, PeerRole};
 use crate::request::{RequestError, send_request};
 
-/// What is called with every frame that arrived, on the task that received it.
+/// Function that is called with every frame that arrived, on the task that received it.
 pub type FrameSink = Box<dyn Fn(ReceivedFrame) + Send + Sync>;
-/// What finds the body that a peer requests by its key. Called on a task; it may look at files, and
-/// must not block for long.
+/// Function that finds the body that a peer requests by its key. Called on a task; it may look at
+/// files, and must not block for long.
 pub type BulkSource = Box<dyn Fn(&PeerIdentity, &[u8]) -> Option<Arc<dyn BulkBody>> + Send + Sync>;
 
 /// A cheap handle. All tasks live on the runtime it was bound on, and end when the last handle is
@@ -43,13 +43,13 @@ pub(super) struct Shared {
     pub(super) endpoint: Endpoint,
     pub(super) client: watch::Sender<ClientConfig>,
     pub(super) closed: watch::Receiver<bool>,
-    /// What its tasks run on.
+    /// The runtime that its tasks run on.
     pub(super) runtime: Handle,
 }
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        self.context.desired_peers.send_modify(|wishes| wishes.closing = true);
+        self.context.desired_peers.send_modify(|desired| desired.closing = true);
     }
 }
 
@@ -95,45 +95,45 @@ impl Transport {
         Ok(())
     }
 
-    /// Wants a peer: dials it at its addresses, again and again with a bounded pause. Called again
-    /// it replaces role and addresses.
+    /// Adds a desired peer: dials it at its addresses, again and again with a bounded pause. Called
+    /// again it replaces role and addresses.
     pub fn add_peer(&self, node: NodeId, role: PeerRole, addresses: Vec<SocketAddr>) {
-        let wishes = &self.shared.context.desired_peers;
-        wishes.send_if_modified(|wishes| wishes.add(node, role, addresses));
+        let desired = &self.shared.context.desired_peers;
+        desired.send_if_modified(|desired| desired.add(node, role, addresses));
     }
 
-    /// Wants a peer no more, and closes what is there.
+    /// Removes a desired peer, and closes its connection.
     pub fn forget(&self, node: NodeId) {
-        self.shared.context.desired_peers.send_if_modified(|wishes| wishes.remove(node));
+        self.shared.context.desired_peers.send_if_modified(|desired| desired.remove(node));
     }
 
     /// The member was removed: closes what is there at once, and refuses it from now on.
     pub fn ban(&self, node: NodeId) {
-        self.shared.context.desired_peers.send_if_modified(|wishes| wishes.ban(node));
+        self.shared.context.desired_peers.send_if_modified(|desired| desired.ban(node));
     }
 
-    /// Speaks no version before this one with members from now on: connections that are there stay, and a
-    /// program that is older is refused when it comes, and reads why.
+    /// Retires the versions before this one between members: connections that are there stay, and a
+    /// program that is older is refused when it comes, with the reason.
     pub fn retire_versions_before(&self, oldest: u16) {
         self.shared.context.versions.retire_before(oldest);
     }
 
-    /// Closes the connections of people. A person whose certificate is believed can connect again.
+    /// Closes the connections of people. A person whose certificate is trusted can connect again.
     pub fn close_clients(&self) {
-        self.shared.context.desired_peers.send_modify(|wishes| wishes.clients_closed += 1);
+        self.shared.context.desired_peers.send_modify(|desired| desired.clients_closed += 1);
     }
 
     /// Sends a control message: its first byte is a [`crate::ControlKind`]. Never blocks; what does
-    /// not fit or has no road is dropped and counted.
+    /// not fit or has no path is dropped and counted.
     pub fn send(&self, to: NodeId, bytes: Bytes) {
-        let tallies = &self.shared.context.counters;
+        let counters = &self.shared.context.counters;
         let Some(link) = self.shared.context.directory.get(to) else {
-            return tallies.control_no_path.increment();
+            return counters.control_no_path.increment();
         };
         match link.control.put(bytes) {
             EnqueueOutcome::Waits { dropped: 0 } => {}
-            EnqueueOutcome::Waits { dropped } => tallies.control_queue_full.add(dropped),
-            EnqueueOutcome::NotSendable => tallies.control_not_sendable.increment(),
+            EnqueueOutcome::Waits { dropped } => counters.control_queue_full.add(dropped),
+            EnqueueOutcome::NotSendable => counters.control_not_sendable.increment(),
         }
     }
 
@@ -183,7 +183,8 @@ impl Transport {
         fetch_into(request, sink, move |node| open_bulk(Arc::clone(&context), node)).await
     }
 
-    /// Sends a request to a peer and waits for its answer. To drop the future is to cancel the request.
+    /// Sends a request to a peer and waits for its answer. To drop the future is to cancel the
+    /// request.
     ///
     /// # Errors
     ///
@@ -204,7 +205,7 @@ impl Transport {
     /// Closes every connection in order, and waits until the peers could know. It ends even if
     /// they do not answer.
     pub async fn close(&self) {
-        self.shared.context.desired_peers.send_modify(|wishes| wishes.closing = true);
+        self.shared.context.desired_peers.send_modify(|desired| desired.closing = true);
         let mut closed = self.shared.closed.clone();
         // An error means that the runtime took the tasks down; then all is closed as well.
         let _ = closed.wait_for(|closed| *closed).await;
@@ -238,8 +239,8 @@ impl FrameSender {
         }
     }
 
-    /// Gives a frame to the queue of a peer once there is room for it; yields it if the peer is not there,
-    /// or goes away meanwhile.
+    /// Gives a frame to the queue of a peer once there is space for it; returns it if the peer is
+    /// not there, or goes away meanwhile.
     ///
     /// # Panics
     /// On a thread that runs tasks: it blocks.
@@ -250,7 +251,7 @@ impl FrameSender {
     }
 }
 
-/// What became of a frame.
+/// The result of sending a frame.
 #[derive(Clone, Debug)]
 pub enum SendOutcome {
     /// It waits in the queue of the peer, or is on its way. Lost if the peer goes `Down`.

@@ -1,4 +1,4 @@
-//! How QUIC is set: limits before and after a peer is known, and room for bulk.
+//! How QUIC is set: limits before and after a peer is authenticated, and windows for bulk.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use super::setup::BindError;
 use crate::identity::{AcceptedDiallers, Credentials, ExpectedPeer};
 use crate::limits::TransportLimits;
 
-/// What a connection may send before its peer is known, and a stranger at any time.
+/// What a connection may send before its peer is known, and an unauthenticated peer at any time.
 const STRANGER_WINDOW_BYTES: u32 = 64 << 10;
 /// Handshake bytes kept of a connection: four certificates of 8 KiB do not come at once.
 const HANDSHAKE_BYTES_MAX: usize = 16 << 10;
@@ -23,7 +23,7 @@ const HANDSHAKE_BYTES_MAX: usize = 16 << 10;
 const ATTEMPT_BYTES_MAX: u64 = 4 << 10;
 /// Bytes kept of all such attempts together.
 const ATTEMPTS_BYTES_MAX: u64 = 1 << 20;
-/// Attempts that were not looked at yet. The door looks at them at once.
+/// Attempts that were not looked at yet. The accepting task looks at them at once.
 const ATTEMPTS_MAX: usize = 1024;
 /// The largest packet that is tried: a jumbo frame of Ethernet less its headers.
 const PACKET_BYTES_MAX: u16 = 8952;
@@ -31,10 +31,10 @@ const PACKET_BYTES_MAX: u16 = 8952;
 /// standard's third of a second would make the first loss cost a second.
 const ROUND_TRIP_GUESS: Duration = Duration::from_millis(50);
 /// What may be under way before anything is known of the path. The standard's two packets of the
-/// largest size are one probe for that size and no room for anything else; and quinn-proto up to
+/// largest size are one probe for that size and no space for anything else; and quinn-proto up to
 /// 0.11.19 lets a full window hold up even the packet that closes.
 const WINDOW_AT_FIRST_BYTES: u64 = 16 * PACKET_BYTES_MAX as u64;
-/// One stream may hold a quarter of a connection's window: three that stand still leave room.
+/// One stream may hold a quarter of a connection's window: three that stall leave a quarter free.
 const STREAM_SHARE: u32 = 4;
 
 /// How an endpoint dials and how it is dialled, by one set of credentials.
@@ -62,7 +62,7 @@ impl QuicConfigs {
 pub(super) fn endpoint_config(credentials: &Credentials) -> EndpointConfig {
     let mut config = EndpointConfig::new(Arc::new(credentials.key().reset_key()));
     config.cid_generator(|| Box::new(RandomConnectionIds));
-    config.max_udp_payload_size(PACKET_BYTES_MAX).expect("above the least that QUIC asks for");
+    config.max_udp_payload_size(PACKET_BYTES_MAX).expect("above the least that QUIC requires");
     config
 }
 

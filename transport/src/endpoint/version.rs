@@ -5,11 +5,12 @@ use std::sync::atomic::{AtomicU16, Ordering};
 
 use serde::{Deserialize, Serialize};
 
-/// The versions this program speaks. They tell programs apart: version 3 has the messages of version 2, and
-/// is spoken by programs that read the log's format 10.
+/// The versions this program supports. They tell programs apart: version 3 has the messages of
+/// version 2, and is supported by programs that read the log's format 10.
 pub const VERSIONS: VersionRange = VersionRange { oldest: 2, newest: 3 };
 
-/// The versions that a process speaks with members: those of its program, until it gives up older ones.
+/// The versions that a process supports with members: those of its program, until older ones are
+/// retired.
 #[derive(Debug)]
 pub(crate) struct SpokenVersions {
     oldest: AtomicU16,
@@ -26,7 +27,7 @@ impl SpokenVersions {
         VersionRange { oldest: self.oldest.load(Ordering::Relaxed), newest: VERSIONS.newest }
     }
 
-    /// Gives up what is older than this.
+    /// Retires the versions before this one.
     pub(crate) fn retire_before(&self, oldest: u16) {
         self.oldest.fetch_max(oldest.min(VERSIONS.newest), Ordering::Relaxed);
     }
@@ -75,11 +76,11 @@ mod tests {
 
     #[test]
     fn what_was_given_up_is_not_spoken_again_and_the_newest_is_kept() {
-        let spoken = SpokenVersions::default();
-        assert_eq!(spoken.range(), VERSIONS);
+        let versions = SpokenVersions::default();
+        assert_eq!(versions.range(), VERSIONS);
         for (oldest, expected) in [(3, 3), (2, 3), (u16::MAX, VERSIONS.newest)] {
-            spoken.retire_before(oldest);
-            assert_eq!(spoken.range(), range(expected, VERSIONS.newest), "before {oldest}");
+            versions.retire_before(oldest);
+            assert_eq!(versions.range(), range(expected, VERSIONS.newest), "before {oldest}");
         }
     }
 }

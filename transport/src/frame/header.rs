@@ -13,7 +13,7 @@ pub(super) const HEADER_BYTES: usize = 16;
 /// The bytes of a float.
 pub(super) const FLOAT_BYTES: u64 = size_of::<f32>() as u64;
 
-/// What a frame announces before it comes.
+/// The class and lengths that a frame announces before it arrives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct FrameHeader {
     pub(super) class: FrameClass,
@@ -21,7 +21,7 @@ pub(super) struct FrameHeader {
     pub(super) body_bytes: u64,
 }
 
-/// What to do with a frame that announces itself.
+/// The decision about a frame that was announced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FrameAdmission {
     /// It matches its rule: take it.
@@ -40,7 +40,7 @@ pub enum FrameRejection {
         class: FrameClass,
         /// Length of the body by the rule, in bytes.
         expected: u64,
-        /// What it announced, in bytes.
+        /// Length that it announced, in bytes.
         found: u64,
     },
     /// No rule names its class, and it is too long to be read past.
@@ -48,7 +48,7 @@ pub enum FrameRejection {
     TooLong {
         /// The class it named.
         class: FrameClass,
-        /// What it announced, in bytes.
+        /// Length that it announced, in bytes.
         found: u64,
     },
     /// Its meta is too long.
@@ -56,7 +56,7 @@ pub enum FrameRejection {
     MetaTooLong {
         /// The class it named.
         class: FrameClass,
-        /// What it announced, in bytes.
+        /// Length that it announced, in bytes.
         found: u32,
     },
 }

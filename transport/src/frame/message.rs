@@ -26,7 +26,7 @@ impl FrameBody for Vec<Vec<f32>> {
 /// Which of two frames to one peer goes first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Urgency {
-    /// Somebody waits for it: it goes before everything of the background.
+    /// A computation waits for it: it goes before everything of the background.
     #[default]
     Critical,
     /// It goes when nothing critical waits.
@@ -55,7 +55,7 @@ pub enum FrameTooLarge {
     /// It has too many parts.
     #[error("{found} parts, at most {FRAME_PARTS_MAX} can be sent")]
     Parts {
-        /// Number of parts.
+        /// Number of parts of the body.
         found: usize,
     },
     /// Its parts are too long together.

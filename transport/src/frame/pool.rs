@@ -18,7 +18,7 @@ pub const PART_POOL_BYTES: u64 = FRAME_QUEUE_BYTES;
 /// how many buffers lie in a pool as well.
 const POOLED_BYTES_MIN: u64 = 128 << 10;
 /// A part gets a buffer that is at most this many times as long as it is. Lengths of one plan come
-/// again each step; more room would only be held and not used.
+/// again each step; more capacity would only be held and not used.
 const LONGER_MAX: usize = 2;
 
 /// Memory for parts, of all connections of a process together. Copies share it.
@@ -34,17 +34,17 @@ pub struct FramePart {
     pool: Option<PartPool>,
 }
 
-/// What lies unused: buffers by capacity in floats, and among equal ones by how long they lie.
+/// The unused buffers by capacity in floats, and among equal ones by how long they lie.
 #[derive(Debug, Default)]
 struct UnusedBuffers {
     unused: BTreeMap<(usize, u64), Vec<f32>>,
     bytes: u64,
-    /// How many buffers were ever put back.
+    /// Number of buffers that were ever put back.
     returns: u64,
 }
 
 impl PartPool {
-    /// An empty part with room for so many floats.
+    /// An empty part with capacity for so many floats.
     pub(super) fn take(&self, floats: usize) -> FramePart {
         if bytes_of(floats) < POOLED_BYTES_MIN {
             return FramePart { floats: Vec::with_capacity(floats), pool: None };
@@ -56,7 +56,7 @@ impl PartPool {
 
     fn put(&self, floats: Vec<f32>) {
         let dropped = self.buffers.lock().unwrap_or_else(PoisonError::into_inner).put(floats);
-        // To give pages back takes time, in which nobody should wait for the lock.
+        // To give pages back takes time, during which the lock should be free.
         drop(dropped);
     }
 
@@ -68,20 +68,20 @@ impl PartPool {
 }
 
 impl UnusedBuffers {
-    /// The shortest buffer with that much room, if it is not too long for it.
+    /// The shortest buffer with that much capacity, if it is not too long for it.
     fn take(&mut self, floats: usize) -> Option<Vec<f32>> {
         let fitting = (floats, 0)..=(floats.saturating_mul(LONGER_MAX), u64::MAX);
-        let (&place, _) = self.unused.range(fitting).next()?;
-        self.remove(place)
+        let (&key, _) = self.unused.range(fitting).next()?;
+        self.remove(key)
     }
 
-    fn remove(&mut self, place: (usize, u64)) -> Option<Vec<f32>> {
-        let buffer = self.unused.remove(&place)?;
-        self.bytes -= bytes_of(place.0);
+    fn remove(&mut self, key: (usize, u64)) -> Option<Vec<f32>> {
+        let buffer = self.unused.remove(&key)?;
+        self.bytes -= bytes_of(key.0);
         Some(buffer)
     }
 
-    /// Keeps a buffer, and gives back those that there is no room for: the ones that lie longest.
+    /// Keeps a buffer, and gives back those that do not fit: the ones that lie longest.
     fn put(&mut self, mut buffer: Vec<f32>) -> Vec<Vec<f32>> {
         buffer.clear();
         self.bytes += bytes_of(buffer.capacity());
@@ -90,7 +90,7 @@ impl UnusedBuffers {
         let mut dropped = Vec::new();
         while self.bytes > PART_POOL_BYTES {
             let oldest = self.unused.keys().copied().min_by_key(|&(_, returned)| returned);
-            dropped.extend(oldest.and_then(|place| self.remove(place)));
+            dropped.extend(oldest.and_then(|key| self.remove(key)));
         }
         dropped
     }
@@ -108,7 +108,7 @@ impl FramePart {
         mem::take(&mut self.floats)
     }
 
-    /// What the floats are read into.
+    /// The vector that the floats are read into.
     pub(super) fn memory(&mut self) -> &mut Vec<f32> {
         &mut self.floats
     }
@@ -174,7 +174,7 @@ mod tests {
 
     const MIN: usize = (POOLED_BYTES_MIN / FLOAT_BYTES) as usize;
 
-    fn place(part: &FramePart) -> *const f32 {
+    fn address(part: &FramePart) -> *const f32 {
         part.as_ptr()
     }
 
@@ -182,11 +182,11 @@ mod tests {
     fn a_part_that_is_dropped_is_the_memory_of_the_next() {
         let pool = PartPool::default();
         let first = pool.take(MIN);
-        let memory = place(&first);
+        let memory = address(&first);
         drop(first);
         assert_eq!(pool.unused_bytes(), POOLED_BYTES_MIN);
         let second = pool.take(MIN);
-        assert_eq!((place(&second), second.len()), (memory, 0));
+        assert_eq!((address(&second), second.len()), (memory, 0));
         assert_eq!(pool.unused_bytes(), 0);
     }
 
@@ -195,7 +195,7 @@ mod tests {
         let pool = PartPool::default();
         let mut part = pool.take(MIN);
         part.memory().extend([1.0, 2.0]);
-        let memory = place(&part);
+        let memory = address(&part);
         let floats = part.into_vec();
         assert_eq!((floats.as_ptr(), &floats[..]), (memory, &[1.0, 2.0][..]));
         drop(floats);
@@ -218,11 +218,11 @@ mod tests {
     fn a_part_gets_the_shortest_buffer_that_fits_and_none_that_is_much_longer() {
         let pool = PartPool::default();
         let parts = [4 * MIN, 2 * MIN, 3 * MIN].map(|floats| pool.take(floats));
-        let places = parts.each_ref().map(place);
+        let addresses = parts.each_ref().map(address);
         drop(parts);
         let check = |floats: usize, expected: Option<usize>| {
             let part = pool.take(floats);
-            let found = places.iter().position(|&known| known == place(&part));
+            let found = addresses.iter().position(|&known| known == address(&part));
             assert_eq!(found, expected, "{floats} floats");
             mem::forget(part.into_vec());
         };
@@ -235,11 +235,11 @@ mod tests {
 
     #[test]
     fn a_full_pool_lets_go_what_lies_longest() {
-        let mut shelf = UnusedBuffers::default();
+        let mut buffers = UnusedBuffers::default();
         let quarter = (PART_POOL_BYTES / FLOAT_BYTES / 4) as usize;
         let mut put = |floats: usize| -> Vec<usize> {
-            let dropped = shelf.put(Vec::with_capacity(floats));
-            assert!(shelf.bytes <= PART_POOL_BYTES);
+            let dropped = buffers.put(Vec::with_capacity(floats));
+            assert!(buffers.bytes <= PART_POOL_BYTES);
             dropped.iter().map(Vec::capacity).collect()
         };
         for more in [3, 2, 1, 0] {
@@ -249,6 +249,6 @@ mod tests {
         assert_eq!(put(2 * quarter), [quarter - 2, quarter - 1]);
         assert_eq!(put(4 * quarter), [quarter, quarter, 2 * quarter]);
         assert_eq!(put(4 * quarter + 1), [4 * quarter, 4 * quarter + 1], "longer than all of it");
-        assert_eq!((shelf.bytes, shelf.unused.len()), (0, 0));
+        assert_eq!((buffers.bytes, buffers.unused.len()), (0, 0));
     }
 }

@@ -1,5 +1,5 @@
-//! Bounded queues of frames to one peer, one for each urgency. Plain threads put frames in, one task
-//! writes them. Critical frames go first; those of one urgency keep their order.
+//! Bounded queues of frames to one peer, one for each urgency. Plain threads put frames in, one
+//! task writes them. Critical frames go first; those of one urgency keep their order.
 
 use std::sync::Arc;
 
@@ -25,7 +25,7 @@ pub struct FrameQueue {
     background: UrgencySender,
 }
 
-/// Where they come out. When it is dropped, senders that wait for room get their frames back.
+/// Where they come out. When it is dropped, senders that wait for space get their frames back.
 #[derive(Debug)]
 pub struct FrameOutlet {
     critical: UrgencyReceiver,
@@ -64,8 +64,8 @@ pub enum FrameNotQueued {
     /// Too much waits already. Try again later.
     #[error("too many frames, or {FRAME_QUEUE_BYTES} bytes of them, wait for this peer already")]
     Full(OutgoingFrame),
-    /// Nobody writes to this peer any more.
-    #[error("the road to this peer is closed")]
+    /// The task that writes to this peer has ended.
+    #[error("the connection to this peer is closed")]
     Closed(OutgoingFrame),
 }
 
@@ -82,16 +82,16 @@ pub fn frame_queue(frames_max: usize) -> (FrameQueue, FrameOutlet) {
 }
 
 impl FrameQueue {
-    /// Puts a frame in, or hands it back: each urgency has room of its own. Never waits, and may be
-    /// called on any thread.
+    /// Puts a frame in, or hands it back: each urgency has space of its own. Never waits, and may
+    /// be called on any thread.
     ///
     /// # Errors
-    /// If there is no room, or the outlet is gone.
+    /// If there is no space, or the outlet is gone.
     pub fn try_send(&self, frame: OutgoingFrame) -> Result<(), FrameNotQueued> {
         self.sender_for(&frame).try_send(frame)
     }
 
-    /// Puts a frame in once there is room for it; yields it if nobody will write it any more.
+    /// Puts a frame in once there is space for it; returns it if it will not be written any more.
     pub async fn send(&self, frame: OutgoingFrame) -> Option<OutgoingFrame> {
         self.sender_for(&frame).send(frame).await
     }
@@ -107,18 +107,18 @@ impl FrameQueue {
 impl UrgencySender {
     fn new(frames_max: usize) -> (Self, UrgencyReceiver) {
         let (sender, frames) = mpsc::channel(frames_max);
-        let room = Arc::new(Semaphore::new(QUEUE_UNITS as usize));
+        let permits = Arc::new(Semaphore::new(QUEUE_UNITS as usize));
         (
-            Self { frames: sender, permits: Arc::clone(&room) },
-            UrgencyReceiver { frames, permits: room },
+            Self { frames: sender, permits: Arc::clone(&permits) },
+            UrgencyReceiver { frames, permits },
         )
     }
 
     async fn send(&self, frame: OutgoingFrame) -> Option<OutgoingFrame> {
-        let Ok(room) = Arc::clone(&self.permits).acquire_many_owned(units(&frame)).await else {
+        let Ok(permit) = Arc::clone(&self.permits).acquire_many_owned(units(&frame)).await else {
             return Some(frame);
         };
-        let sent = self.frames.send(QueuedFrame { frame, _permit: room }).await;
+        let sent = self.frames.send(QueuedFrame { frame, _permit: permit }).await;
         sent.err().map(|unsent| unsent.0.frame)
     }
 
@@ -126,17 +126,17 @@ impl UrgencySender {
         if self.frames.is_closed() {
             return Err(FrameNotQueued::Closed(frame));
         }
-        let Ok(room) = Arc::clone(&self.permits).try_acquire_many_owned(units(&frame)) else {
+        let Ok(permit) = Arc::clone(&self.permits).try_acquire_many_owned(units(&frame)) else {
             return Err(FrameNotQueued::Full(frame));
         };
-        self.frames.try_send(QueuedFrame { frame, _permit: room }).map_err(|error| match error {
-            TrySendError::Full(waiting) => FrameNotQueued::Full(waiting.frame),
-            TrySendError::Closed(waiting) => FrameNotQueued::Closed(waiting.frame),
+        self.frames.try_send(QueuedFrame { frame, _permit: permit }).map_err(|error| match error {
+            TrySendError::Full(queued) => FrameNotQueued::Full(queued.frame),
+            TrySendError::Closed(queued) => FrameNotQueued::Closed(queued.frame),
         })
     }
 }
 
-/// The units of room that a frame takes while it waits.
+/// The units of space that a frame takes while it waits.
 fn units(frame: &OutgoingFrame) -> u32 {
     let units = frame.body_bytes().div_ceil(UNIT_BYTES).min(u64::from(QUEUE_UNITS));
     u32::try_from(units).expect("not above the units of a queue")
@@ -157,8 +157,8 @@ impl FrameOutlet {
     where
         W: AsyncWrite + Unpin + ?Sized,
     {
-        while let Some(waiting) = self.next().await {
-            on_written(write_frame(writer, &waiting.frame).await?);
+        while let Some(queued) = self.next().await {
+            on_written(write_frame(writer, &queued.frame).await?);
         }
         Ok(())
     }
@@ -167,8 +167,8 @@ impl FrameOutlet {
     async fn next(&mut self) -> Option<QueuedFrame> {
         tokio::select! {
             biased;
-            Some(waiting) = self.critical.frames.recv() => Some(waiting),
-            Some(waiting) = self.background.frames.recv() => Some(waiting),
+            Some(queued) = self.critical.frames.recv() => Some(queued),
+            Some(queued) = self.background.frames.recv() => Some(queued),
             else => None,
         }
     }

@@ -165,7 +165,7 @@ async fn read_part<R: AsyncRead + Unpin>(
     let filled = unfilled.filled().as_ptr();
     assert!(std::ptr::eq(filled, floats.as_ptr().cast()), "a stream fills what it is given");
     // SAFETY: what is filled is this memory, all of it: `unfilled` counts only bytes that were
-    // written, and there is no room left in it. Any four bytes are a float.
+    // written, and there is no space left in it. Any four bytes are a float.
     unsafe { floats.set_len(count) };
     Ok(part)
 }

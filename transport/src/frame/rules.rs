@@ -10,7 +10,7 @@ use super::header::{FLOAT_BYTES, FRAME_BYTES_MAX};
 /// The most parts a frame has: a write hands all of them to the system at once.
 pub const FRAME_PARTS_MAX: usize = 64;
 
-/// What a frame is, in the terms of the caller.
+/// The class of a frame, which the caller defines.
 ///
 /// A class names a length under *one* plan. Callers give a new plan new classes; else a frame of
 /// the old plan that is still under way has a length the new rule forbids, which ends its lane.
@@ -31,7 +31,7 @@ pub enum RuleError {
     TooManyParts {
         /// The class that the rule is for.
         class: FrameClass,
-        /// How many parts the rule names.
+        /// Number of parts that the rule names.
         found: usize,
     },
     /// Its frames would be longer than a frame may be.
@@ -43,7 +43,7 @@ pub enum RuleError {
 }
 
 impl FrameRules {
-    /// Rules under which nobody may send anything.
+    /// Rules under which no peer may send anything.
     #[must_use]
     pub fn new() -> Self {
         Self::default()

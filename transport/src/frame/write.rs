@@ -16,7 +16,7 @@ pub enum WriteFrameError {
     Stream {
         /// Number of the frame's class.
         class: u32,
-        /// How it failed.
+        /// The error of the operating system.
         #[source]
         source: io::Error,
     },

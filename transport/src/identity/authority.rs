@@ -1,7 +1,7 @@
 //! The cluster's own certificate authority, which vouches for members.
 //!
 //! Each cluster makes one of its own, and it signs for that cluster only. Its key is with every
-//! controller, so that whichever leads can let a worker in; nobody else has it.
+//! controller, so that whichever leads can admit a worker; no other role has it.
 
 use std::fmt;
 use std::time::Duration;
@@ -27,17 +27,17 @@ use super::role::PeerRole;
 
 const HOUR_SECONDS: u64 = 60 * 60;
 const DAY_SECONDS: u64 = 24 * HOUR_SECONDS;
-/// How long an authority is good: longer than any cluster is expected to live.
+/// Days for which an authority is valid: longer than any cluster is expected to live.
 const AUTHORITY_DAYS: u64 = 3650;
 /// The length of the serial numbers we give: 128 random bits never meet again.
 const SERIAL_BYTES: usize = 16;
 
-/// How long certificates are good.
+/// The time in seconds for which certificates of a role are valid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CertificateLife(pub u64);
 
 impl CertificateLife {
-    /// What a role gets: the easier a machine is to lose, the shorter.
+    /// The validity for a role: the easier a machine is to lose, the shorter.
     #[must_use]
     pub const fn of(role: PeerRole) -> Self {
         match role {
@@ -52,8 +52,9 @@ impl CertificateLife {
 #[derive(Clone)]
 pub struct ClusterAuthority {
     certificate: CertificateDer<'static>,
-    /// What leads from it to the authority before it, for members that believe only that one: the certificate
-    /// that the earlier one made for this one's key, and the earlier one's own. Empty for a cluster's first.
+    /// What leads from it to the authority before it, for members that trust only that one: the
+    /// certificate that the earlier one made for this one's key, and the earlier one's own. Empty
+    /// for a cluster's first.
     bridge: Vec<CertificateDer<'static>>,
     read: AuthorityCertificate,
     key: NodeKey,
@@ -76,7 +77,8 @@ impl fmt::Debug for AuthoritySecret {
 /// A certificate that was made for a member.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IssuedCertificate {
-    /// What the member shows: its certificate, then the authority's, then what leads to the authority before.
+    /// What the member shows: its certificate, then the authority's, then what leads to the
+    /// authority before.
     pub chain: Vec<CertificateDer<'static>>,
     /// Serial number of the certificate.
     pub serial: SerialNumber,
@@ -101,13 +103,13 @@ pub enum AuthorityFault {
     NotGood {
         /// The time of this machine's clock.
         now: UnixSeconds,
-        /// The authority's window.
+        /// When the authority is valid.
         window: ValidityWindow,
     },
     /// The certificate library refused.
     #[error("no certificate was made: {0}")]
     Refused(String),
-    /// What was issued does not fit together.
+    /// The parts of the issued credentials do not fit together.
     #[error(transparent)]
     Credentials(#[from] CredentialsFault),
 }
@@ -128,8 +130,8 @@ impl ClusterAuthority {
         Self::from_parts(certificate.der().clone(), key)
     }
 
-    /// Another authority for the same cluster, with a key of its own. This one vouches for it, so a member
-    /// that believes only this one believes what the other one issues as well.
+    /// Another authority for the same cluster, with a key of its own. This one vouches for it, so a
+    /// member that trusts only this one trusts what the other one issues as well.
     ///
     /// # Errors
     /// If this authority is not good now, or the certificate library refuses.
@@ -153,7 +155,8 @@ impl ClusterAuthority {
         Self { bridge, ..self }
     }
 
-    /// What leads to the authority before it: the certificate that one made for this one, then that one's own.
+    /// What leads to the authority before it: the certificate that one made for this one, then that
+    /// one's own.
     #[must_use]
     pub fn bridge(&self) -> &[CertificateDer<'static>] {
         &self.bridge
@@ -207,13 +210,13 @@ impl ClusterAuthority {
         self.read.cluster
     }
 
-    /// Its certificate: the root that members believe.
+    /// Its certificate: the root that members trust.
     #[must_use]
     pub fn certificate(&self) -> &CertificateDer<'static> {
         &self.certificate
     }
 
-    /// What tokens name it by.
+    /// The pin by which tokens name it.
     #[must_use]
     pub fn pin(&self) -> SpkiPin {
         self.read.key
@@ -307,7 +310,7 @@ fn authority_parameters(
     Ok(params)
 }
 
-/// A number that nobody can guess: for the id of a new cluster, and for what tells a process from
+/// A number that cannot be guessed: for the id of a new cluster, and for what tells a process from
 /// one with a copy of its folder.
 ///
 /// # Panics

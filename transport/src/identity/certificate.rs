@@ -1,6 +1,7 @@
-//! What is read from a certificate: its key, its window, its serial number, and its holder's identity.
+//! What is read from a certificate: its key, its window, its serial number, and its holder's
+//! identity.
 //!
-//! Reading proves nothing. A certificate is believed after [`super::verify`] led it to a root.
+//! Reading proves nothing. A certificate is trusted after [`super::verify`] led it to a root.
 
 use std::fmt;
 
@@ -48,13 +49,13 @@ pub enum CertificateFault {
     /// More than may be presented.
     #[error("{found} certificates, at most {CHAIN_CERTIFICATES_MAX} are looked at")]
     TooMany {
-        /// How many there are.
+        /// Number of certificates presented.
         found: usize,
     },
     /// One is longer than any of ours.
     #[error("a certificate of {found} bytes, at most {CERTIFICATE_BYTES_MAX} are looked at")]
     TooLong {
-        /// How long it is.
+        /// Its length in bytes.
         found: usize,
     },
     /// The bytes are no certificate, or more than one.
@@ -63,7 +64,7 @@ pub enum CertificateFault {
     /// It does not name exactly one identity and nothing else.
     #[error("the certificate names {found} subjects, one identity is expected")]
     NotOneName {
-        /// How many names it has.
+        /// Number of names in the certificate.
         found: usize,
     },
     /// Its name is no identity.
@@ -75,7 +76,7 @@ pub enum CertificateFault {
     /// Its serial number is empty or longer than allowed.
     #[error("a serial number of {found} bytes, 1 to {SERIAL_BYTES_MAX} are expected")]
     WrongSerial {
-        /// How long it is.
+        /// Its length in bytes.
         found: usize,
     },
 }
@@ -97,7 +98,7 @@ pub(super) struct AuthorityCertificate {
     pub key: SpkiPin,
 }
 
-/// The identity of the peer that presented these certificates, its own first. They are believed: the
+/// The identity of the peer that presented these certificates, its own first. They are trusted: the
 /// handshake led them to the authority.
 ///
 /// # Errors

@@ -1,4 +1,4 @@
-//! What a member shows and what it believes: its certificates, its key, its roots.
+//! What a member shows and what it trusts: its certificates, its key, its roots.
 
 use std::fmt;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use super::peer::{PeerIdentity, cluster_text};
 use super::tls::{self, AcceptedDiallers};
 use super::verify::{ExpectedPeer, PeerCheck, PeerIdentityRefusal};
 
-/// A member's own certificates and key, and the authorities it believes. Cheap to clone.
+/// A member's own certificates and key, and the authorities it trusts. Cheap to clone.
 #[derive(Clone)]
 pub struct Credentials {
     parts: Arc<CredentialParts>,
@@ -75,7 +75,8 @@ impl Credentials {
             return Err(CredentialsFault::OtherKey);
         }
         for root in &roots {
-            let (expected, found) = (own.identity.cluster, read_authority(root)?.cluster);
+            let expected = own.identity.cluster;
+            let found = read_authority(root)?.cluster;
             if expected != found {
                 return Err(CredentialsFault::OtherRoot { expected, found });
             }
@@ -109,13 +110,13 @@ impl Credentials {
         &self.parts.chain
     }
 
-    /// The authorities it believes.
+    /// The authorities it trusts.
     #[must_use]
     pub fn roots(&self) -> &[CertificateDer<'static>] {
         &self.parts.roots
     }
 
-    /// Whether it believes the authority with this key.
+    /// Whether it trusts the authority with this key.
     #[must_use]
     pub fn trusts(&self, pin: SpkiPin) -> bool {
         let has_key = |root: &CertificateDer<'_>| {
@@ -138,7 +139,7 @@ impl Credentials {
         Self::new(chain, self.parts.key.clone(), self.parts.roots.clone())
     }
 
-    /// The same member, that believes these authorities.
+    /// The same member, that trusts these authorities.
     ///
     /// # Errors
     /// As [`Credentials::new`].
@@ -158,7 +159,7 @@ impl Credentials {
         })
     }
 
-    /// Whether others would believe these credentials at `now`.
+    /// Whether others would trust these credentials at `now`.
     ///
     /// # Errors
     /// With the refusal that others would report.
@@ -167,7 +168,7 @@ impl Credentials {
         check.check(&self.parts.chain[0], &self.parts.chain[1..], now).map(|_| ())
     }
 
-    /// How to accept connections.
+    /// The TLS configuration to accept connections with.
     ///
     /// # Errors
     /// If TLS cannot use the certificates or the key.
@@ -175,12 +176,12 @@ impl Credentials {
         tls::server_config(self, doors)
     }
 
-    /// How to dial members.
+    /// The TLS configuration to dial members with.
     ///
     /// # Errors
     /// If TLS cannot use the certificates or the key.
-    pub fn client_config(&self, wanted: ExpectedPeer) -> Result<ClientConfig, rustls::Error> {
-        tls::client_config(self, wanted)
+    pub fn client_config(&self, expected: ExpectedPeer) -> Result<ClientConfig, rustls::Error> {
+        tls::client_config(self, expected)
     }
 
     pub(super) fn peer_check(&self) -> Result<PeerCheck, rustls::Error> {

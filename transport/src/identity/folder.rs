@@ -3,7 +3,7 @@
 //! ```text
 //!   identity/        0700
 //!     key.pem        0600   the node's key; first, for it names the joiner before it is a member
-//!     ca.pem                the authorities it believes
+//!     ca.pem                the authorities it trusts
 //!     cert.pem              its certificate and the authority's
 //!     ca-key.pem     0600   controllers only: the authority's key
 //!     ca-key-next.pem 0600  controllers only: the key of the one that follows, until it issues
@@ -11,8 +11,8 @@
 //!
 //! Each file is replaced as a whole and is on the disk before the call returns. A renewed
 //! certificate is for the same key, so one file changes and a crash leaves the old one or the new.
-//! Each kind of fault in a folder is an error of its own, because each has another remedy; nothing is
-//! ever made anew where something is.
+//! Each kind of fault in a folder is an error of its own, because each has another remedy; nothing
+//! is ever made anew where something is.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Read as _, Write as _};
@@ -38,7 +38,7 @@ const CERTIFICATE_FILE: &str = "cert.pem";
 const ROOTS_FILE: &str = "ca.pem";
 const AUTHORITY_KEY_FILE: &str = "ca-key.pem";
 const NEXT_KEY_FILE: &str = "ca-key-next.pem";
-/// The longest file of an identity: four certificates of 8 KiB as text, and room.
+/// The longest file of an identity: four certificates of 8 KiB as text, and a margin.
 const FILE_BYTES_MAX: u64 = 64 << 10;
 const FOLDER_MODE: u32 = 0o700;
 const FILE_MODE: u32 = 0o600;
@@ -46,7 +46,7 @@ const FILE_MODE: u32 = 0o600;
 const OTHERS: u32 = 0o077;
 const PEM_LINE_CHARS: usize = 64;
 
-/// What is wrong with an identity's folder.
+/// A fault of an identity's folder.
 #[derive(Debug, Error)]
 pub enum IdentityFolderFault {
     /// It is not there.
@@ -76,7 +76,7 @@ pub enum IdentityFolderFault {
     TooOpen {
         /// Path of the folder or file.
         path: PathBuf,
-        /// Its permission bits.
+        /// Permission bits of the folder or file.
         found: u32,
         /// The widest that are taken.
         expected: u32,
@@ -86,7 +86,7 @@ pub enum IdentityFolderFault {
     Damaged {
         /// Path of the folder or file.
         path: PathBuf,
-        /// How it is damaged.
+        /// The kind of damage.
         why: IdentityFileDamage,
     },
     /// It is of another cluster.
@@ -144,8 +144,8 @@ pub enum IdentityFileDamage {
 }
 
 impl NodeKey {
-    /// The key in `folder`, which is made if it is not there. A joiner calls this before it requests
-    /// a certificate, so that a second attempt after a crash is the same joiner.
+    /// The key in `folder`, which is made if it is not there. A joiner calls this before it
+    /// requests a certificate, so that a second attempt after a crash is the same joiner.
     ///
     /// # Errors
     /// If there is one that cannot be used, or none can be written.
@@ -183,7 +183,7 @@ impl Credentials {
         replace(folder, CERTIFICATE_FILE, &certificates_text(self.chain()))
     }
 
-    /// The credentials in `folder`, if others would believe them at `now`. With `expected`, only of
+    /// The credentials in `folder`, if others would trust them at `now`. With `expected`, only of
     /// that cluster.
     ///
     /// # Errors
@@ -209,8 +209,9 @@ impl Credentials {
         Ok(read)
     }
 
-    /// The same, whether their time is over or not: with [`JoinSetup::of_member`](super::JoinSetup::of_member)
-    /// a member whose certificate ended requests another one.
+    /// The same, whether their time is over or not: with
+    /// [`JoinSetup::of_member`](super::JoinSetup::of_member) a member whose certificate ended
+    /// requests another one.
     ///
     /// # Errors
     /// As [`Self::load`], but for the clock.
@@ -264,8 +265,8 @@ impl ClusterAuthority {
         replace(folder, ROOTS_FILE, &certificates_text(&path))
     }
 
-    /// Writes the authority that follows the one in `folder`, which is the end of its bridge. It takes the place
-    /// of another one that was to follow.
+    /// Writes the authority that follows the one in `folder`, which is the end of its bridge. It
+    /// takes the place of another one that was to follow.
     ///
     /// # Errors
     /// If it does not follow that one, or something cannot be written.
@@ -290,7 +291,8 @@ impl ClusterAuthority {
         Self::load_with(folder, NEXT_KEY_FILE, expected)
     }
 
-    /// The authority that follows takes the place of the one in `folder`, whose key is gone with that.
+    /// The authority that follows takes the place of the one in `folder`, whose key is gone with
+    /// that.
     ///
     /// # Errors
     /// If there is none, or the disk fails.
@@ -322,9 +324,9 @@ impl ClusterAuthority {
             read_authority(root).is_ok_and(|read| read.key.0 == key.digest().0)
         };
         let damaged = |why| IdentityFolderFault::Damaged { path: path.clone(), why };
-        let place = roots.iter().position(is_own);
-        let place = place.ok_or_else(|| damaged(AuthorityFault::OtherKey.into()))?;
-        let bridge = roots.split_off(place + 1);
+        let index = roots.iter().position(is_own);
+        let index = index.ok_or_else(|| damaged(AuthorityFault::OtherKey.into()))?;
+        let bridge = roots.split_off(index + 1);
         let root = roots.pop().expect("found above");
         let read = Self::from_parts(root, key).map_err(|fault| damaged(fault.into()))?;
         check_cluster(&path, expected, read.cluster())?;
@@ -332,7 +334,7 @@ impl ClusterAuthority {
     }
 }
 
-/// What of an identity's folder others may open although they should not. For a look that changes
+/// What of an identity's folder others may open although they should not. For a check that changes
 /// nothing; what is missing is no fault here.
 #[must_use]
 pub fn check_permissions(folder: &Path) -> Vec<IdentityFolderFault> {
@@ -429,7 +431,8 @@ fn prepare(folder: &Path) -> Result<(), IdentityFolderFault> {
 
 /// Puts a file in the place of another in one step, and both onto the disk.
 fn replace(folder: &Path, name: &str, text: &str) -> Result<(), IdentityFolderFault> {
-    let (path, draft) = (folder.join(name), folder.join(format!(".{name}.new")));
+    let path = folder.join(name);
+    let draft = folder.join(format!(".{name}.new"));
     write_whole(folder, &path, &draft, text)
         .map_err(|source| IdentityFolderFault::Unwritable { path, source })
 }

@@ -1,11 +1,13 @@
-//! How failed joins are slowed down: a pure table of the addresses that failed. The time is an argument.
+//! How failed joins are slowed down: a pure table of the addresses that failed. The time is an
+//! argument.
 //!
-//! Only failures count, and only failures are delayed: a joiner that proves to hold a token is let in
-//! whatever others did from the same address. An address that fails waits twice as long after each
-//! failure, and all addresses together have a number of failures in a minute; a failure that comes
-//! earlier is answered with the time to wait instead of the reason. Counted are attempts that got as far
-//! as a handshake, so their addresses are not forged. A token's 256 random bits need none of this:
-//! it keeps noise off the log and answers a misconfigured machine with a time to wait.
+//! Only failures count, and only failures are delayed: a joiner that proves to hold a token is
+//! accepted whatever others did from the same address. An address that fails waits twice as long
+//! after each failure, and all addresses together have a number of failures in a minute; a failure
+//! that comes earlier is answered with the time to wait instead of the reason. Counted are attempts
+//! that got as far as a handshake, so their addresses are not forged. A token's 256 random bits
+//! need none of this: it keeps noise off the log and answers a misconfigured machine with a time to
+//! wait.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, Ipv6Addr};
@@ -28,20 +30,20 @@ const ADDRESSES_REMEMBERED_MAX: usize = FAILURES_MAX * 10;
 /// Why an address that failed has to wait, and how long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum JoinDelay {
-    /// Everyone together failed too often.
+    /// All addresses together failed too often.
     Everyone {
-        /// How long to wait from now on.
+        /// Time to wait from now on.
         wait: Duration,
     },
     /// This address failed before, and has not waited long enough since.
     Address {
-        /// How long to wait from now on.
+        /// Time to wait from now on.
         wait: Duration,
     },
 }
 
 impl JoinDelay {
-    /// How many whole seconds to wait, at least one.
+    /// The wait in whole seconds, at least one.
     #[must_use]
     pub fn seconds(self) -> u64 {
         let (Self::Everyone { wait } | Self::Address { wait }) = self;
@@ -64,9 +66,9 @@ struct FailedAddress {
 }
 
 impl JoinGate {
-    /// An attempt of a joiner at `address` failed by its own fault. If the reason may be sent to it,
-    /// the failure is counted. One that came too early is not, so knocking harder does not make
-    /// anyone wait for longer.
+    /// An attempt of a joiner at `address` failed by its own fault. If the reason may be sent to
+    /// it, the failure is counted. One that came too early is not, so more frequent attempts do not
+    /// make any joiner wait for longer.
     ///
     /// # Errors
     /// If it came too early, with how long to wait.
@@ -74,19 +76,19 @@ impl JoinGate {
         self.forget(now);
         let address = network_of(address);
         let known = self.addresses.get(&address);
-        if let Some(visitor) = known.filter(|visitor| now < visitor.blocked_until) {
-            return Err(JoinDelay::Address { wait: visitor.blocked_until - now });
+        if let Some(entry) = known.filter(|entry| now < entry.blocked_until) {
+            return Err(JoinDelay::Address { wait: entry.blocked_until - now });
         }
         if let Some(first) = self.failures.front().filter(|_| self.failures.len() >= FAILURES_MAX) {
             let wait = WINDOW.saturating_sub(now.duration_since(*first));
             return Err(JoinDelay::Everyone { wait });
         }
         self.failures.push_back(now);
-        let visitor = self.entry(address, now);
-        let doublings = visitor.failures.min(DELAY_MAX.as_secs().ilog2());
-        visitor.failures = visitor.failures.saturating_add(1);
-        visitor.last = now;
-        visitor.blocked_until = now + (DELAY_FIRST * (1 << doublings)).min(DELAY_MAX);
+        let entry = self.entry(address, now);
+        let doublings = entry.failures.min(DELAY_MAX.as_secs().ilog2());
+        entry.failures = entry.failures.saturating_add(1);
+        entry.last = now;
+        entry.blocked_until = now + (DELAY_FIRST * (1 << doublings)).min(DELAY_MAX);
         Ok(())
     }
 
@@ -95,7 +97,7 @@ impl JoinGate {
         self.addresses.remove(&network_of(address));
     }
 
-    /// How many addresses are remembered.
+    /// Number of addresses that are remembered.
     #[must_use]
     pub fn remembered(&self) -> usize {
         self.addresses.len()
@@ -105,7 +107,7 @@ impl JoinGate {
         if !self.addresses.contains_key(&address)
             && self.addresses.len() >= ADDRESSES_REMEMBERED_MAX
         {
-            let quietest = self.addresses.iter().min_by_key(|(_, visitor)| visitor.last);
+            let quietest = self.addresses.iter().min_by_key(|(_, entry)| entry.last);
             let quietest = quietest.map(|(address, _)| *address).expect("the table is full");
             self.addresses.remove(&quietest);
         }
@@ -114,7 +116,7 @@ impl JoinGate {
     }
 
     fn forget(&mut self, now: Instant) {
-        self.addresses.retain(|_, visitor| now.duration_since(visitor.last) < FORGET_AFTER);
+        self.addresses.retain(|_, entry| now.duration_since(entry.last) < FORGET_AFTER);
         while self.failures.front().is_some_and(|first| now.duration_since(*first) >= WINDOW) {
             self.failures.pop_front();
         }
@@ -144,7 +146,8 @@ mod tests {
 
     #[test]
     fn everyone_together_has_a_hundred_failures_a_minute() {
-        let (mut gate, start) = (JoinGate::default(), Instant::now());
+        let mut gate = JoinGate::default();
+        let start = Instant::now();
         for number in 0..100 {
             assert_eq!(gate.failed(address(number), start), Ok(()));
         }
@@ -157,7 +160,8 @@ mod tests {
 
     #[test]
     fn each_failure_doubles_the_wait_up_to_a_minute() {
-        let (mut gate, mut now) = (JoinGate::default(), Instant::now());
+        let mut gate = JoinGate::default();
+        let mut now = Instant::now();
         for seconds in [1, 2, 4, 8, 16, 32, 64, 64, 64] {
             assert_eq!(gate.failed(address(1), now), Ok(()));
             let wait = Duration::from_secs(seconds);
@@ -175,7 +179,8 @@ mod tests {
 
     #[test]
     fn the_addresses_of_one_network_count_as_one() {
-        let (mut gate, now) = (JoinGate::default(), Instant::now());
+        let mut gate = JoinGate::default();
+        let now = Instant::now();
         let mut failed = |text: &str| gate.failed(text.parse().unwrap(), now);
         assert_eq!(failed("2001:db8:1:2::1"), Ok(()));
         let wait = Duration::from_secs(1);
@@ -187,7 +192,8 @@ mod tests {
 
     #[test]
     fn the_table_is_bounded_and_quiet_addresses_leave_it() {
-        let (mut gate, mut now) = (JoinGate::default(), Instant::now());
+        let mut gate = JoinGate::default();
+        let mut now = Instant::now();
         for number in 0..20_000 {
             let _ = gate.failed(address(number), now);
             now += Duration::from_millis(500);

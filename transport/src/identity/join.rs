@@ -1,4 +1,4 @@
-//! How a stranger becomes a member.
+//! How a joiner becomes a member.
 //!
 //! ```text
 //!   joiner                                                     controller that leads

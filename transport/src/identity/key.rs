@@ -83,7 +83,7 @@ impl NodeKey {
         hmac::Key::new(hmac::HMAC_SHA256, hmac::sign(&key, RESET_LABEL).as_ref())
     }
 
-    /// A request for a certificate for this key. It names nobody.
+    /// A request for a certificate for this key. It names no holder.
     #[must_use]
     pub fn signing_request(&self) -> Vec<u8> {
         let mut params = CertificateParams::default();
@@ -92,7 +92,8 @@ impl NodeKey {
         request.expect("a key that was checked signs").der().to_vec()
     }
 
-    /// The key as its own request, for a holder of the authority that issues a certificate to itself.
+    /// The key as its own request, for a holder of the authority that issues a certificate to
+    /// itself.
     #[must_use]
     pub fn requested(&self) -> RequestedKey {
         RequestedKey::read(&self.pair.subject_public_key_info()).expect("a key of a kind we take")
@@ -126,9 +127,9 @@ pub enum SigningRequestFault {
     #[error("the bytes are no signing request")]
     Damaged,
     /// It requests names, rights or anything else than a certificate for its key.
-    #[error("the signing request asks for more than a certificate for its key")]
+    #[error("the signing request requests more than a certificate for its key")]
     AsksForMore,
-    /// Its key is of a kind that is too weak, or that nobody here uses.
+    /// Its key is of a kind that is too weak, or that this program does not use.
     #[error("the key is neither ECDSA on P-256 or P-384 nor Ed25519")]
     UnusualKey,
     /// It is not signed by the key it is for.
@@ -200,7 +201,8 @@ mod tests {
     #[test]
     fn a_request_is_recognised_by_its_key() {
         let key = NodeKey::generate();
-        let (first, second) = (key.signing_request(), key.signing_request());
+        let first = key.signing_request();
+        let second = key.signing_request();
         let digest = RequestedKey::from_request(&first).unwrap().digest();
         assert_eq!(digest, RequestedKey::from_request(&second).unwrap().digest());
         assert_eq!(digest, key.digest());
@@ -271,9 +273,9 @@ mod tests {
         let mut request = NodeKey::generate().signing_request();
         let other = NodeKey::generate().pair.subject_public_key_info();
         let own = 91;
-        let place = request.windows(2).position(|part| part == [0x30, 0x59]).unwrap();
+        let index = request.windows(2).position(|part| part == [0x30, 0x59]).unwrap();
         assert_eq!(other.len(), own);
-        request[place..place + own].copy_from_slice(&other);
+        request[index..index + own].copy_from_slice(&other);
         assert_eq!(fault(&request), SigningRequestFault::WrongSignature);
     }
 
@@ -286,14 +288,14 @@ mod tests {
         // Not every bit of the wrapping is looked at, but the key is signed: there is no other.
         #[test]
         fn no_damage_to_a_request_leads_to_another_key(
-            place in any::<prop::sample::Index>(),
+            index in any::<prop::sample::Index>(),
             change in 1_u8..,
         ) {
             let key = NodeKey::generate();
             let mut bytes = key.signing_request();
-            let place = place.index(bytes.len());
-            prop_assert!(RequestedKey::from_request(&bytes[..place]).is_err());
-            bytes[place] ^= change;
+            let index = index.index(bytes.len());
+            prop_assert!(RequestedKey::from_request(&bytes[..index]).is_err());
+            bytes[index] ^= change;
             if let Ok(read) = RequestedKey::from_request(&bytes) {
                 prop_assert_eq!(read.digest(), key.digest());
             }

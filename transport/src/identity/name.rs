@@ -1,5 +1,5 @@
-//! What a person calls a node. Names are shown to people and in logs, so they hold nothing that a
-//! terminal, a page or a database could take for more than a name.
+//! The name that a person gives a node. Names are shown to people and in logs, so they hold nothing
+//! that a terminal, a page or a database could take for more than a name.
 
 use std::fmt;
 use std::str::FromStr;

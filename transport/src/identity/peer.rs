@@ -17,7 +17,7 @@ use zbelastic_types::{ClusterId, NodeId};
 use super::role::PeerRole;
 
 pub(super) const SCHEME: &str = "zbe://";
-/// The digits of a cluster. Ids have 16 today; the form leaves room for twice as many.
+/// The digits of a cluster. Ids have 16 today; the format has digits for twice as many.
 const CLUSTER_DIGITS: usize = 32;
 /// The longest text that can be an identity: scheme, cluster, the longest role, the longest number.
 const IDENTITY_CHARS_MAX: usize = SCHEME.len() + CLUSTER_DIGITS + 1 + "controller".len() + 1 + 20;

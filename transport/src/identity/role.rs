@@ -17,7 +17,8 @@ pub enum PeerRole {
     Worker,
     /// A person's command line that may only read.
     Viewer,
-    /// A person's command line that gives orders about runs and checkpoints, and none about who takes part.
+    /// A person's command line that sends commands about runs and checkpoints, and none about
+    /// membership.
     Operator,
 }
 
@@ -55,7 +56,8 @@ impl PeerRole {
         }
     }
 
-    /// Whether others may dial a holder of this role. The command lines of people only send requests.
+    /// Whether others may dial a holder of this role. The command lines of people only send
+    /// requests.
     #[must_use]
     pub const fn serves(self) -> bool {
         match self {

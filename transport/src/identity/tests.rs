@@ -1,4 +1,4 @@
-//! Certificates good and bad, held against the check and shown to TLS on real connections.
+//! Certificates good and bad, given to the check and shown to TLS on real connections.
 
 pub(super) mod bench;
 mod handshakes;

@@ -1,5 +1,5 @@
 //! Our rules as configurations of TLS: version 1.3 only, no early data, no resumption (a resumed
-//! session would skip the look at the certificate), and our own checks of the peer.
+//! session would skip the check of the certificate), and our own checks of the peer.
 
 use std::sync::Arc;
 
@@ -22,10 +22,10 @@ use super::credentials::Credentials;
 use super::peer::PeerIdentity;
 use super::verify::{ExpectedPeer, PeerCheck};
 
-/// What is spoken on a connection.
+/// The protocol of a connection, as both ends agree on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AlpnProtocol {
-    /// Members among themselves.
+    /// The protocol between two members.
     Member,
     /// A joiner without a certificate requests one.
     Join,
@@ -57,7 +57,7 @@ pub enum AcceptedDiallers {
 pub enum AcceptedPeer {
     /// A member, with the identity that its certificate names.
     Member(PeerIdentity),
-    /// A stranger, which may request a certificate and nothing else.
+    /// A joiner, which may request a certificate and nothing else.
     Joiner,
 }
 
@@ -67,7 +67,7 @@ pub enum AcceptFault {
     /// Neither protocol was agreed on.
     #[error("a connection without a protocol of ours")]
     UnknownProtocol,
-    /// It speaks as a member and did not show that it is one.
+    /// It uses the members' protocol and did not show a member's certificate.
     #[error("a member's connection: {0}")]
     NoMember(#[from] CertificateFault),
 }
@@ -105,8 +105,8 @@ impl AcceptedPeer {
     }
 }
 
-/// The authority's certificate that the other end of a member's connection showed behind its own: the one that
-/// issues there now. It is shown and not believed.
+/// The authority's certificate that the other end of a member's connection showed behind its own:
+/// the one that issues there now. It is shown and not trusted.
 pub(crate) fn shown_authority(connection: &quinn::Connection) -> Option<CertificateDer<'static>> {
     let shown = connection.peer_identity()?.downcast::<Vec<CertificateDer<'static>>>().ok()?;
     shown.get(1).cloned()
@@ -125,7 +125,7 @@ pub(super) fn server_config(
 ) -> Result<ServerConfig, Error> {
     let check = own.peer_check()?;
     let mandatory = doors == AcceptedDiallers::Members;
-    let verifier = Arc::new(MemberVerifier { check, wanted: ExpectedPeer::AnyMember, mandatory });
+    let verifier = Arc::new(MemberVerifier { check, expected: ExpectedPeer::AnyMember, mandatory });
     let mut config = ServerConfig::builder_with_provider(Arc::new(provider()))
         .with_protocol_versions(&[&rustls::version::TLS13])?
         .with_client_cert_verifier(verifier)
@@ -144,9 +144,9 @@ pub(super) fn server_config(
 
 pub(super) fn client_config(
     own: &Credentials,
-    wanted: ExpectedPeer,
+    expected: ExpectedPeer,
 ) -> Result<ClientConfig, Error> {
-    let verifier = MemberVerifier { check: own.peer_check()?, wanted, mandatory: true };
+    let verifier = MemberVerifier { check: own.peer_check()?, expected, mandatory: true };
     let mut config = ClientConfig::builder_with_provider(Arc::new(provider()))
         .with_protocol_versions(&[&rustls::version::TLS13])?
         .dangerous()
@@ -168,8 +168,8 @@ pub(super) fn harden_client(config: &mut ClientConfig) {
 #[derive(Debug)]
 struct MemberVerifier {
     check: PeerCheck,
-    /// The peers that a dialler wants. The side that is dialled takes any member.
-    wanted: ExpectedPeer,
+    /// The peers that a dialler expects. The side that is dialled takes any member.
+    expected: ExpectedPeer,
     /// Whether a client must have a certificate.
     mandatory: bool,
 }
@@ -193,7 +193,7 @@ impl ServerCertVerifier for MemberVerifier {
         now: UnixTime,
     ) -> Result<ServerCertVerified, Error> {
         self.check
-            .check_dialled(end_entity, intermediates, seconds(now), self.wanted)
+            .check_dialled(end_entity, intermediates, seconds(now), self.expected)
             .map(|_| ServerCertVerified::assertion())
             .map_err(tls_error)
     }

@@ -1,4 +1,4 @@
-//! What lets a stranger request a certificate: a token, one line to paste.
+//! What lets a joiner request a certificate: a token, one line to paste.
 //!
 //! ```text
 //!   zbt1.w.00c0ffee00c0ffee.<52 letters>.<52 letters>.1f2e3d4c
@@ -33,7 +33,7 @@ const FORM: &str = "zbt1";
 const FAMILY: &str = "zbt";
 /// Form, role, id, secret, pin, CRC-32 and the dots between them.
 const TOKEN_CHARS: usize = FORM.len() + 1 + ID_DIGITS + 2 * KEY_LETTERS + CRC_DIGITS + 5;
-/// The longest text that is looked at: room for a later form, so that it is reported as such.
+/// The longest text that is parsed: a margin for a later form, so that it is reported as such.
 pub const TOKEN_CHARS_MAX: usize = 1024;
 const ID_DIGITS: usize = 16;
 const KEY_LETTERS: usize = 52;
@@ -53,8 +53,8 @@ static BASE_32: LazyLock<Encoding> = LazyLock::new(|| {
 pub struct JoinTokenId(pub u64);
 
 impl JoinTokenId {
-    /// Of no token: with it a member whose certificate ended requests another one. Its key, which the cluster
-    /// keeps the digest of, is what it shows instead.
+    /// Of no token: with it a member whose certificate ended requests another one. Its key, which
+    /// the cluster keeps the digest of, is what it shows instead.
     pub const MEMBER: Self = Self(0);
 }
 
@@ -90,7 +90,7 @@ pub enum TokenFault {
     #[error("a token of a form that this program does not know, it knows {FORM}")]
     OtherForm,
     /// The checksum is right and what it covers is no token.
-    #[error("the checksum is right and the text is no token: whoever made it made it wrong")]
+    #[error("the checksum is right and the text is no token: the program that made it is wrong")]
     Malformed,
 }
 
@@ -101,7 +101,8 @@ impl JoinToken {
     /// If the machine has no source of random numbers.
     #[must_use]
     pub fn create(role: PeerRole, pin: SpkiPin) -> Self {
-        let (mut id, mut secret) = ([0_u8; 8], [0_u8; 32]);
+        let mut id = [0_u8; 8];
+        let mut secret = [0_u8; 32];
         let random = SystemRandom::new();
         while JoinTokenId(u64::from_le_bytes(id)) == JoinTokenId::MEMBER {
             random.fill(&mut id).expect("the machine has random numbers");
@@ -151,8 +152,10 @@ impl JoinToken {
     /// The token as text, secret and all: for the one line that its maker is shown.
     #[must_use]
     pub fn reveal(&self) -> String {
-        let (role, id) = (self.role.letter(), self.id);
-        let (secret, pin) = (BASE_32.encode(&self.secret), BASE_32.encode(&self.pin.0));
+        let role = self.role.letter();
+        let id = self.id;
+        let secret = BASE_32.encode(&self.secret);
+        let pin = BASE_32.encode(&self.pin.0);
         let body = format!("{FORM}.{role}.{id}.{secret}.{pin}");
         format!("{body}.{}", checksum_text(&body))
     }
@@ -194,7 +197,7 @@ impl TokenVerifier {
         Self(bytes)
     }
 
-    /// Its bytes, to be kept where nobody else reads.
+    /// Its bytes, to be kept where no other user can read them.
     #[must_use]
     pub const fn to_bytes(&self) -> [u8; 32] {
         self.0
@@ -298,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn a_right_checksum_over_something_else_is_told_apart() {
+    fn a_right_checksum_over_something_else_is_distinguished() {
         let body = token().reveal();
         let body = body.rsplit_once('.').unwrap().0;
         let check =

@@ -1,7 +1,7 @@
-//! Whether a peer's certificates are believed. A pure function of them, the roots and the time.
+//! Whether a peer's certificates are trusted. A pure function of them, the roots and the time.
 //!
 //! In this order, so that the reason which is reported is the one that helps: size, form, cluster,
-//! clock, signatures, and last whether it is a peer that the dialler wanted.
+//! clock, signatures, and last whether it is a peer that the dialler expects.
 
 use std::sync::Arc;
 
@@ -29,7 +29,7 @@ pub enum ExpectedPeer {
     Node(NodeId),
 }
 
-/// Why a peer is not let in, or not talked to.
+/// Why a peer's connection is refused.
 #[derive(Clone, Debug, PartialEq, Error)]
 pub enum PeerIdentityRefusal {
     /// What it presented is not a certificate of a member.
@@ -54,22 +54,22 @@ pub enum PeerIdentityRefusal {
     #[error("E2015 the certificate does not lead to this cluster's authority: {0}")]
     Untrusted(rustls::Error),
     /// It is a member, and none that others dial.
-    #[error("dialled a member and met {found}, which serves nobody")]
+    #[error("dialled {found}, which accepts no connections")]
     ServesNobody {
         /// Identity of the peer that was met.
         found: PeerIdentity,
     },
     /// It is a member, and another one.
-    #[error("dialled {wanted:?} and met {found}")]
+    #[error("dialled {expected:?} and reached {found}")]
     OtherPeer {
-        /// The peers that the dialler wanted.
-        wanted: ExpectedPeer,
+        /// The peers that the dialler expects.
+        expected: ExpectedPeer,
         /// Identity of the peer that was met.
         found: PeerIdentity,
     },
 }
 
-/// What peers are held against.
+/// What peers are checked against.
 #[derive(Clone, Debug)]
 pub(super) struct PeerCheck {
     cluster: ClusterId,
@@ -94,7 +94,7 @@ impl PeerCheck {
         &self.algorithms
     }
 
-    /// The identity of the peer that presented these certificates, if they are believed at `now`.
+    /// The identity of the peer that presented these certificates, if they are trusted at `now`.
     pub(super) fn check(
         &self,
         own: &CertificateDer<'_>,
@@ -105,7 +105,8 @@ impl PeerCheck {
             std::iter::once(own).chain(others).map(|part| part.as_ref().into()).collect();
         check_chain_size(&chain)?;
         let member = read_member(own)?;
-        let (expected, found) = (self.cluster, member.identity.cluster);
+        let expected = self.cluster;
+        let found = member.identity.cluster;
         if expected != found {
             return Err(PeerIdentityRefusal::OtherCluster { expected, found });
         }
@@ -120,18 +121,22 @@ impl PeerCheck {
         own: &CertificateDer<'_>,
         others: &[CertificateDer<'_>],
         now: UnixSeconds,
-        wanted: ExpectedPeer,
+        expected: ExpectedPeer,
     ) -> Result<PeerIdentity, PeerIdentityRefusal> {
         let found = self.check(own, others, now)?;
         if !found.role.serves() {
             return Err(PeerIdentityRefusal::ServesNobody { found });
         }
-        let is_wanted = match wanted {
+        let is_expected = match expected {
             ExpectedPeer::AnyMember => true,
             ExpectedPeer::Role(role) => found.role == role,
             ExpectedPeer::Node(node) => found.node == node,
         };
-        if is_wanted { Ok(found) } else { Err(PeerIdentityRefusal::OtherPeer { wanted, found }) }
+        if is_expected {
+            Ok(found)
+        } else {
+            Err(PeerIdentityRefusal::OtherPeer { expected, found })
+        }
     }
 
     fn check_signatures(

@@ -1,4 +1,4 @@
-//! Where connections come in: a task that lets in those that show a secret.
+//! Accepts local connections: a task that admits those that show a secret.
 
 use std::collections::VecDeque;
 use std::io;
@@ -22,15 +22,15 @@ use super::offer::{LocalLane, LocalSecret, SECRET_BYTES};
 pub const UNAUTHENTICATED_MAX: usize = 16;
 /// How long a connection may take to show a secret.
 pub const GREETING_DEADLINE: Duration = Duration::from_secs(5);
-/// The most connections that wait to be taken from a listener. Those after them count as strangers
-/// until there is room.
+/// The most connections that wait to be taken from a listener. Those after them count as
+/// unauthenticated until there is space.
 pub(super) const ARRIVALS_MAX: usize = 32;
 /// The pause after a failure to accept, as for lack of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// What is requested of the system as room between writer and reader. It may give less.
+/// Size in bytes of the socket buffer that is requested of the system. It may give less.
 const SOCKET_BUFFER_BYTES: usize = 4 << 20;
 
-/// What a connection is held against.
+/// What a connection is checked against.
 #[derive(Clone)]
 pub(super) struct LocalAcceptor {
     user: u32,
@@ -49,31 +49,31 @@ impl LocalAcceptor {
         Self { user, secrets, arrivals, refused }
     }
 
-    /// Lets in the connections that may come, until it is aborted.
+    /// Admits the connections that may come, until it is aborted.
     pub(super) async fn run(self, socket: UnixListener) {
-        let mut strangers = JoinSet::new();
+        let mut tasks = JoinSet::new();
         let mut oldest: VecDeque<AbortHandle> = VecDeque::new();
         loop {
             let accepted = socket.accept().await;
-            while strangers.try_join_next().is_some() {}
-            oldest.retain(|stranger| !stranger.is_finished());
+            while tasks.try_join_next().is_some() {}
+            oldest.retain(|task| !task.is_finished());
             let Ok((stream, _)) = accepted else {
                 sleep(ACCEPT_PAUSE).await;
                 continue;
             };
             if oldest.len() == UNAUTHENTICATED_MAX {
-                let stranger = oldest.pop_front().expect("it is full");
-                stranger.abort();
+                let task = oldest.pop_front().expect("it is full");
+                task.abort();
                 self.refused.fetch_add(1, Ordering::Relaxed);
             }
-            oldest.push_back(strangers.spawn(self.clone().receive(stream)));
+            oldest.push_back(tasks.spawn(self.clone().receive(stream)));
         }
     }
 
-    /// Hands the connection on if it is greeted right and in time, and closes it otherwise.
+    /// Hands the connection on if it authenticates in time, and closes it otherwise.
     async fn receive(self, mut stream: UnixStream) {
-        let greeted = timeout(GREETING_DEADLINE, self.authenticate(&mut stream)).await;
-        let Ok(Some((admission, peer, lane))) = greeted else {
+        let authenticated = timeout(GREETING_DEADLINE, self.authenticate(&mut stream)).await;
+        let Ok(Some((admission, peer, lane))) = authenticated else {
             self.refused.fetch_add(1, Ordering::Relaxed);
             return;
         };
@@ -99,7 +99,8 @@ impl LocalAcceptor {
         Some((admission, peer, lane))
     }
 
-    /// The admission and the peer of the secret. Looks at all of them, so that the time reveals nothing.
+    /// The admission and the peer of the secret. Looks at all of them, so that the time reveals
+    /// nothing.
     fn find_admission(&self, secret: &LocalSecret) -> Option<(LocalAdmissionId, NodeId)> {
         let secrets = self.secrets.borrow();
         secrets.iter().fold(
@@ -111,7 +112,7 @@ impl LocalAcceptor {
     }
 }
 
-/// Requests more room between writer and reader than the system gives by itself.
+/// Requests a larger send buffer than the system gives by itself.
 pub(super) fn enlarge_send_buffer(stream: &UnixStream) -> io::Result<()> {
     SockRef::from(stream).set_send_buffer_size(SOCKET_BUFFER_BYTES)
 }

@@ -15,14 +15,14 @@ use super::offer::{HostIdentity, LocalLane, LocalOffer, SECRET_BYTES};
 /// How long a listener may take to show that it is the right one.
 pub const DIAL_DEADLINE: Duration = Duration::from_secs(5);
 
-/// Why an offer leads to no connection. The other road serves then.
+/// Why an offer leads to no connection. The other path serves then.
 #[derive(Debug, Error)]
 pub enum LocalDialError {
     /// The offer is from another machine.
     #[error("the socket is on another machine")]
     OtherHost,
     /// No process listens at the path.
-    #[error("nobody listens there")]
+    #[error("no process listens there")]
     NotHere(#[source] io::Error),
     /// Another user's process listens there.
     #[error("user {found} listens there, expected {expected}")]
@@ -33,7 +33,7 @@ pub enum LocalDialError {
         found: u32,
     },
     /// The listener does not know the secret, or did not show it in time.
-    #[error("the listener is not who made the offer")]
+    #[error("the listener is not the process that made the offer")]
     WrongListener,
     /// It took too long.
     #[error("no answer within {DIAL_DEADLINE:?}")]

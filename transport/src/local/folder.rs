@@ -1,4 +1,4 @@
-//! Where a socket lies: in a folder that nobody else can enter.
+//! Where a socket lies: in a folder that no other user can enter.
 
 use std::fs::{self, DirBuilder};
 use std::io;
@@ -9,11 +9,11 @@ use std::path::{Path, PathBuf};
 use thiserror::Error;
 use tokio::net::UnixStream;
 
-/// The most bytes of a socket's path: what the system's address has room for.
+/// The most bytes of a socket's path: what the system's address can hold.
 pub const SOCKET_PATH_BYTES_MAX: usize = 107;
 const SOCKET_NAME: &str = "local.sock";
 const FOLDER_MODE: u32 = 0o700;
-/// The bits that would let others in.
+/// The permission bits of other users.
 const OTHERS_BITS: u32 = 0o077;
 
 /// Why no socket can lie in a folder.
@@ -113,7 +113,8 @@ fn make_private(path: &Path, user: u32) -> Result<(), LocalFolderError> {
         return Err(LocalFolderError::NoFolder { path: owned() });
     }
     if found.uid() != user {
-        let (expected, found) = (user, found.uid());
+        let expected = user;
+        let found = found.uid();
         return Err(LocalFolderError::OtherOwner { path: owned(), expected, found });
     }
     if found.mode() & OTHERS_BITS != 0 {

@@ -1,4 +1,4 @@
-//! A process's own socket: which peers may come in, and which connections came.
+//! A process's own socket: which peers are admitted, and which connections came.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -26,7 +26,7 @@ const STALE_DEADLINE: Duration = Duration::from_secs(1);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LocalAdmissionId(u64);
 
-/// Leave for one peer to come in, as long as it is held.
+/// The admission of one peer, as long as it is held.
 #[derive(Debug)]
 pub struct LocalAdmission {
     id: LocalAdmissionId,
@@ -60,7 +60,7 @@ pub enum LocalBindError {
         path: PathBuf,
     },
     /// The identity of this machine or the user of this process cannot be read.
-    #[error("the system does not tell which machine and user this is")]
+    #[error("the identity of this machine or of the user cannot be read")]
     Unknown(#[source] io::Error),
     /// A system call on the socket failed.
     #[error("{path}: cannot listen")]
@@ -73,22 +73,23 @@ pub enum LocalBindError {
     },
 }
 
-/// A process's socket. When it is dropped, nobody can come in any more; connections that came stay.
+/// A process's socket. When it is dropped, no peer can connect any more; connections that came
+/// stay.
 #[derive(Debug)]
 pub struct LocalListener {
-    place: SocketLocation,
+    location: SocketLocation,
     host: HostIdentity,
     admitted: AdmittedSender,
     admissions: AtomicU64,
     refused: Arc<AtomicU64>,
     arrivals: mpsc::Receiver<LocalArrival>,
-    door: JoinHandle<()>,
+    acceptor: JoinHandle<()>,
 }
 
-/// The peers that may come in, and by which secret.
+/// The peers that are admitted, and the secret of each.
 pub(super) type AdmittedSecrets = BTreeMap<LocalAdmissionId, (NodeId, LocalSecret)>;
 
-/// The listener and its admissions write it, the door reads.
+/// The listener and its admissions write it, the acceptor reads it.
 type AdmittedSender = Arc<watch::Sender<AdmittedSecrets>>;
 
 impl LocalListener {
@@ -100,24 +101,24 @@ impl LocalListener {
     pub async fn bind(folder: &Path, temporary: &Path) -> Result<Self, LocalBindError> {
         let user = own_user().map_err(LocalBindError::Unknown)?;
         let host = HostIdentity::read().map_err(LocalBindError::Unknown)?;
-        let place = prepare(folder, temporary, user)?;
-        let path = place.socket.clone();
+        let location = prepare(folder, temporary, user)?;
+        let path = location.socket.clone();
         remove_stale(&path).await?;
         let refused = |source| LocalBindError::Refused { path, source };
-        let socket = UnixListener::bind(&place.socket).map_err(refused)?;
+        let socket = UnixListener::bind(&location.socket).map_err(refused)?;
         let admitted = AdmittedSender::default();
         let (sender, arrivals) = mpsc::channel(ARRIVALS_MAX);
         let refused = Arc::new(AtomicU64::new(0));
-        let door = LocalAcceptor::new(user, admitted.subscribe(), sender, Arc::clone(&refused));
-        let door = task::spawn(door.run(socket));
+        let acceptor = LocalAcceptor::new(user, admitted.subscribe(), sender, Arc::clone(&refused));
+        let acceptor = task::spawn(acceptor.run(socket));
         let admissions = AtomicU64::new(0);
-        Ok(Self { place, host, admitted, admissions, refused, arrivals, door })
+        Ok(Self { location, host, admitted, admissions, refused, arrivals, acceptor })
     }
 
     /// Path of the socket that it listens at.
     #[must_use]
     pub fn path(&self) -> &Path {
-        &self.place.socket
+        &self.location.socket
     }
 
     /// The machine it is on.
@@ -126,7 +127,7 @@ impl LocalListener {
         &self.host
     }
 
-    /// Lets `peer` in, by a secret of its own, until the admission is dropped.
+    /// Admits `peer`, by a secret of its own, until the admission is dropped.
     ///
     /// # Errors
     /// If the system gives no random bytes.
@@ -136,13 +137,14 @@ impl LocalListener {
         self.admitted.send_modify(|admitted| {
             admitted.insert(id, (peer, secret));
         });
-        let offer = LocalOffer { host: self.host.clone(), path: self.place.socket.clone(), secret };
+        let offer =
+            LocalOffer { host: self.host.clone(), path: self.location.socket.clone(), secret };
         Ok(LocalAdmission { id, offer, admitted: Arc::clone(&self.admitted) })
     }
 
     /// The next connection that showed a secret. May be dropped at any time.
     pub async fn arrival(&mut self) -> LocalArrival {
-        self.arrivals.recv().await.expect("the door lives as long as its listener")
+        self.arrivals.recv().await.expect("the acceptor lives as long as its listener")
     }
 
     /// How many connections were closed because they showed no secret of an admission.
@@ -155,9 +157,9 @@ impl LocalListener {
 impl Drop for LocalListener {
     /// What cannot be removed is removed by the next process that listens there.
     fn drop(&mut self) {
-        self.door.abort();
-        let _ = fs::remove_file(&self.place.socket);
-        if let Some(folder) = &self.place.short_folder {
+        self.acceptor.abort();
+        let _ = fs::remove_file(&self.location.socket);
+        if let Some(folder) = &self.location.short_folder {
             let _ = fs::remove_dir(folder);
         }
     }
@@ -185,7 +187,7 @@ impl Drop for LocalAdmission {
     }
 }
 
-/// Removes a socket on which nobody listens. Two processes that start in one folder at once are
+/// Removes a socket on which no process listens. Two processes that start in one folder at once are
 /// kept apart by the lock of the data folder, not here.
 async fn remove_stale(path: &Path) -> Result<(), LocalBindError> {
     let dialled = timeout(STALE_DEADLINE, UnixStream::connect(path)).await;

@@ -23,7 +23,7 @@ const PROOF_CONTEXT: &[u8] = b"zbelastic same-host road, listener's proof, versi
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HostIdentity(String);
 
-/// What a connection of the same-host road is for.
+/// What a connection of the same-host path is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum LocalLane {
     /// Messages of the control lane.
@@ -155,8 +155,8 @@ impl LocalOffer {
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let path = self.path.as_os_str().as_bytes().to_vec();
-        let form = EncodedOffer { host: self.host.clone(), path, secret: self.secret };
-        postcard::to_allocvec(&form).expect("a vector takes all bytes")
+        let encoded = EncodedOffer { host: self.host.clone(), path, secret: self.secret };
+        postcard::to_allocvec(&encoded).expect("a vector takes all bytes")
     }
 
     /// The offer that `bytes` are.
@@ -164,21 +164,22 @@ impl LocalOffer {
     /// # Errors
     /// If they are not exactly one offer that a process can make.
     pub fn decode(bytes: &[u8]) -> Result<Self, OfferFault> {
-        let Ok((form, [])) = postcard::take_from_bytes::<EncodedOffer>(bytes) else {
+        let Ok((encoded, [])) = postcard::take_from_bytes::<EncodedOffer>(bytes) else {
             return Err(OfferFault::NoOffer);
         };
-        let (boot_id, path) = (form.host.0.len(), form.path.len());
+        let boot_id = encoded.host.0.len();
+        let path = encoded.path.len();
         if boot_id > BOOT_ID_BYTES_MAX {
             return Err(OfferFault::BootIdTooLong { found: boot_id });
         }
         if path == 0 || path > SOCKET_PATH_BYTES_MAX {
             return Err(OfferFault::PathLength { found: path });
         }
-        let path = PathBuf::from(OsString::from_vec(form.path));
+        let path = PathBuf::from(OsString::from_vec(encoded.path));
         if !path.is_absolute() {
             return Err(OfferFault::PathRelative);
         }
-        Ok(Self { host: form.host, path, secret: form.secret })
+        Ok(Self { host: encoded.host, path, secret: encoded.secret })
     }
 
     /// Whether the socket may be one of this machine: `here` is its host, and there is such a file.

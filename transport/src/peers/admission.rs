@@ -1,7 +1,7 @@
-//! Whether a new connection of a member, or of a person, takes its place. Pure functions.
+//! Whether a new connection of a member, or of a person, is accepted. Pure functions.
 //!
-//! Of members both ends decide by the same facts, so that they keep the same connection: which start of the
-//! peer it is, which end dialled, and the dialler's count of attempts.
+//! Of members both ends decide by the same facts, so that they keep the same connection: which
+//! start of the peer it is, which end dialled, and the dialler's count of attempts.
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
@@ -24,9 +24,9 @@ pub(crate) struct LinkFacts {
 /// What becomes of a new connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LinkDecision {
-    /// It takes an empty place.
+    /// It is accepted: the peer has no connection.
     Take,
-    /// It takes the place of the one that is there, which is closed for the reason.
+    /// It replaces the present one, which is closed for the reason.
     Replace(CloseCode),
     /// It is closed for the reason.
     Refuse(CloseCode),
@@ -63,16 +63,16 @@ fn between_same_processes(present: LinkFacts, new: LinkFacts) -> LinkDecision {
 /// What becomes of a new connection of a person's command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ClientDecision {
-    /// It takes a free place.
+    /// It is accepted.
     Take,
-    /// It takes the place of this one, the oldest of the person who has the most.
+    /// It replaces this one, the oldest of the person who has the most.
     Replace(u64),
-    /// There is no place for it.
+    /// The connections are at their limit, and none is replaced for it.
     Refuse,
 }
 
-/// Decides which people have the places: nobody is shut out by the connections of one other. `open` are
-/// those that are there, in the order in which they came, and whose they are.
+/// Decides which people keep connections: no person is shut out by the connections of one other.
+/// `open` are those that are there, in the order in which they came, and whose they are.
 pub(crate) fn admit_client(
     open: impl Iterator<Item = (u64, NodeId)>,
     person: NodeId,
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn of_people_whoever_has_the_most_gives_a_place_to_who_has_fewer() {
+    fn the_person_with_the_most_connections_gives_one_to_a_person_with_fewer() {
         let open = |owners: &[u64]| -> Vec<(u64, NodeId)> {
             (10..).zip(owners.iter().map(|owner| NodeId(*owner))).collect()
         };

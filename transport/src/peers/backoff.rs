@@ -1,4 +1,5 @@
-//! How long to wait before a peer is dialled again. A pure function of the two nodes and the failures.
+//! How long to wait before a peer is dialled again. A pure function of the two nodes and the
+//! failures.
 
 use std::time::Duration;
 

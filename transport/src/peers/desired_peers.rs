@@ -1,4 +1,4 @@
-//! What the node wants of its peers. Its calls change it, the keeper follows.
+//! The peers that the node desires. Its calls change them, the supervisor applies them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -8,7 +8,7 @@ use zbelastic_types::NodeId;
 use crate::identity::PeerRole;
 use crate::limits::PEER_ADDRESSES_MAX;
 
-/// What the node wants. As large as the cluster's list of members, which the log bounds.
+/// The desired state of the peers. As large as the cluster's list of members, which the log bounds.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct DesiredPeers {
     /// The peers that should be there, and where they may be found.
@@ -28,7 +28,7 @@ pub(crate) struct DesiredPeer {
 }
 
 impl DesiredPeers {
-    /// Wants a peer. False if that changes nothing.
+    /// Adds a desired peer. False if that changes nothing.
     pub(crate) fn add(
         &mut self,
         node: NodeId,
@@ -36,11 +36,11 @@ impl DesiredPeers {
         mut addresses: Vec<SocketAddr>,
     ) -> bool {
         addresses.truncate(PEER_ADDRESSES_MAX);
-        let wanted = DesiredPeer { role, addresses };
-        if self.banned.contains(&node) || self.peers.get(&node) == Some(&wanted) {
+        let peer = DesiredPeer { role, addresses };
+        if self.banned.contains(&node) || self.peers.get(&node) == Some(&peer) {
             return false;
         }
-        self.peers.insert(node, wanted);
+        self.peers.insert(node, peer);
         true
     }
 
@@ -60,14 +60,14 @@ mod tests {
 
     #[test]
     fn a_banned_peer_is_never_desired_again_and_addresses_are_bounded() {
-        let mut wishes = DesiredPeers::default();
+        let mut desired = DesiredPeers::default();
         let address: SocketAddr = "127.0.0.1:1".parse().unwrap();
         let many = vec![address; PEER_ADDRESSES_MAX + 1];
-        assert!(wishes.add(NodeId(2), PeerRole::Worker, many.clone()));
-        assert_eq!(wishes.peers[&NodeId(2)].addresses.len(), PEER_ADDRESSES_MAX);
-        assert!(!wishes.add(NodeId(2), PeerRole::Worker, many.clone()));
-        assert!(wishes.ban(NodeId(2)));
-        assert!(!wishes.add(NodeId(2), PeerRole::Worker, many));
-        assert!(wishes.peers.is_empty());
+        assert!(desired.add(NodeId(2), PeerRole::Worker, many.clone()));
+        assert_eq!(desired.peers[&NodeId(2)].addresses.len(), PEER_ADDRESSES_MAX);
+        assert!(!desired.add(NodeId(2), PeerRole::Worker, many.clone()));
+        assert!(desired.ban(NodeId(2)));
+        assert!(!desired.add(NodeId(2), PeerRole::Worker, many));
+        assert!(desired.peers.is_empty());
     }
 }

@@ -7,8 +7,8 @@ use zbelastic_types::NodeId;
 
 use crate::endpoint::PeerLink;
 
-/// The peers that are there now. Every send looks here, on whatever thread; the task of a connection enters
-/// it and strikes it out. The lock guards the map alone and is never held while another one is.
+/// The peers that are there now. Every send looks here, on any thread; the task of a connection
+/// inserts it and removes it. The lock guards the map alone and is never held while another one is.
 #[derive(Debug, Default)]
 pub(crate) struct Directory {
     links: RwLock<BTreeMap<NodeId, Arc<PeerLink>>>,

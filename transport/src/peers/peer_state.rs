@@ -1,4 +1,4 @@
-//! What the keeper knows of one peer.
+//! The state of one peer, as the supervisor keeps it.
 
 use std::net::SocketAddr;
 
@@ -8,10 +8,10 @@ use super::admission::LinkFacts;
 use super::desired_peers::DesiredPeer;
 use crate::endpoint::{ConnectionCloser, DialProblem, PeerConnection};
 
-/// What the keeper knows of one peer.
+/// The state of one peer, as the supervisor keeps it.
 #[derive(Default)]
 pub(super) struct PeerState {
-    /// That it is wanted, and where it may be found.
+    /// Its role and addresses, if it is desired.
     pub(super) desired: Option<DesiredPeer>,
     /// The connection that is there.
     pub(super) present: Option<PresentLink>,
@@ -39,33 +39,33 @@ pub(super) struct PresentLink {
 /// Whether and when a peer is dialled.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum DialState {
-    /// Nothing is planned.
+    /// No dial is planned.
     #[default]
     Idle,
     /// Planned for a time.
     Due(Instant),
-    /// A task dials it.
+    /// A task dials it now.
     UnderWay,
 }
 
 impl PeerState {
     /// Whether a dial should be planned.
     pub(super) fn should_dial(&self) -> bool {
-        let is_wanted = self
+        let is_desired = self
             .desired
             .as_ref()
-            .is_some_and(|wanted| wanted.role.serves() && !wanted.addresses.is_empty());
-        is_wanted && self.present.is_none() && self.dial == DialState::Idle
+            .is_some_and(|desired| desired.role.serves() && !desired.addresses.is_empty());
+        is_desired && self.present.is_none() && self.dial == DialState::Idle
     }
 
     /// The addresses, the one that worked last before the others.
     pub(super) fn addresses(&self) -> Vec<SocketAddr> {
-        let Some(wanted) = &self.desired else {
+        let Some(desired) = &self.desired else {
             return Vec::new();
         };
         let is_good = |address: &&SocketAddr| Some(**address) == self.good_address;
-        let good = wanted.addresses.iter().filter(is_good);
-        let others = wanted.addresses.iter().filter(|address| !is_good(address));
+        let good = desired.addresses.iter().filter(is_good);
+        let others = desired.addresses.iter().filter(|address| !is_good(address));
         good.chain(others).copied().collect()
     }
 }

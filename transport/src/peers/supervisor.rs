@@ -1,4 +1,4 @@
-//! The task that owns what is known of the peers.
+//! The task that owns the state of the peers.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,10 +18,10 @@ use crate::endpoint::{
 };
 use crate::event::{DownReason, TransportEvent};
 
-/// Where the keeper receives connections that others dialled.
+/// Where the supervisor receives connections that others dialled.
 pub(crate) type ConnectionReceiver = mpsc::Receiver<PeerConnection>;
 
-/// The task that owns what is known of the peers.
+/// The task that owns the state of the peers.
 pub(crate) struct PeerSupervisor {
     context: Arc<TransportContext>,
     dialler: Dialler,
@@ -29,7 +29,7 @@ pub(crate) struct PeerSupervisor {
     members: usize,
     clients: BTreeMap<u64, (NodeId, ConnectionCloser)>,
     clients_accepted: u64,
-    /// How often their connections ended because the node wanted it.
+    /// How often their connections were closed because the node requested it.
     clients_closed: u64,
     attempts: u64,
     dials: JoinSet<(NodeId, Result<PeerConnection, PeerDialFailure>)>,
@@ -54,25 +54,27 @@ impl PeerSupervisor {
         }
     }
 
-    /// Follows the wishes until the transport closes, then waits for the connections to end.
+    /// Applies the desired peers until the transport closes, then waits for the connections to end.
     pub(crate) async fn run(
         mut self,
-        mut inbox: ConnectionReceiver,
-        mut wishes: watch::Receiver<DesiredPeers>,
+        mut connections: ConnectionReceiver,
+        mut desired: watch::Receiver<DesiredPeers>,
     ) {
-        // What was wished for before this task began is news as well.
-        wishes.mark_changed();
+        // Peers that were desired before this task began are a change as well.
+        desired.mark_changed();
         loop {
             let due = self.next_due();
             tokio::select! {
-                changed = wishes.changed() => {
-                    let wishes = wishes.borrow_and_update().clone();
-                    if changed.is_err() || wishes.closing {
+                changed = desired.changed() => {
+                    let desired = desired.borrow_and_update().clone();
+                    if changed.is_err() || desired.closing {
                         break;
                     }
-                    self.apply_desired(&wishes);
+                    self.apply_desired(&desired);
                 }
-                Some(greeted) = inbox.recv() => self.handle_greeted(greeted),
+                Some(peer_connection) = connections.recv() => {
+                    self.handle_connection(peer_connection);
+                }
                 Some(Ok((node, result))) = self.dials.join_next() => {
                     self.handle_dialled(node, result).await;
                 }
@@ -87,46 +89,46 @@ impl PeerSupervisor {
     }
 
     fn next_due(&self) -> Option<Instant> {
-        let due = |seat: &PeerState| match seat.dial {
+        let due = |state: &PeerState| match state.dial {
             DialState::Due(at) => Some(at),
             DialState::Idle | DialState::UnderWay => None,
         };
         self.peers.values().filter_map(due).min()
     }
 
-    fn apply_desired(&mut self, wishes: &DesiredPeers) {
-        for (node, seat) in &mut self.peers {
-            let is_banned = wishes.banned.contains(node);
-            let is_forgotten = seat.desired.is_some() && !wishes.peers.contains_key(node);
+    fn apply_desired(&mut self, desired: &DesiredPeers) {
+        for (node, state) in &mut self.peers {
+            let is_banned = desired.banned.contains(node);
+            let is_forgotten = state.desired.is_some() && !desired.peers.contains_key(node);
             if !is_banned && !is_forgotten {
                 continue;
             }
-            seat.desired = None;
-            seat.dial = DialState::Idle;
+            state.desired = None;
+            state.dial = DialState::Idle;
             let reason = if is_banned { DownReason::Banned } else { DownReason::Forgotten };
-            if let Some((_, next)) = seat.next.take() {
+            if let Some((_, next)) = state.next.take() {
                 next.refuse(if is_banned { CloseCode::Banned } else { CloseCode::Left });
             }
-            if let Some(present) = &seat.present {
+            if let Some(present) = &state.present {
                 present.closer.close(reason);
             }
         }
         for (node, closer) in self.clients.values() {
-            if wishes.banned.contains(node) {
+            if desired.banned.contains(node) {
                 closer.close(DownReason::Banned);
-            } else if wishes.clients_closed > self.clients_closed {
+            } else if desired.clients_closed > self.clients_closed {
                 closer.close(DownReason::Forgotten);
             }
         }
-        self.clients_closed = wishes.clients_closed;
+        self.clients_closed = desired.clients_closed;
         let own = self.context.own.node;
-        for (&node, wanted) in wishes.peers.iter().filter(|(node, _)| **node != own) {
-            let seat = self.peers.entry(node).or_default();
-            if seat.desired.as_ref() != Some(wanted) {
-                seat.desired = Some(wanted.clone());
-                seat.failures = 0;
-                if matches!(seat.dial, DialState::Due(_)) {
-                    seat.dial = DialState::Idle;
+        for (&node, desired_peer) in desired.peers.iter().filter(|(node, _)| **node != own) {
+            let state = self.peers.entry(node).or_default();
+            if state.desired.as_ref() != Some(desired_peer) {
+                state.desired = Some(desired_peer.clone());
+                state.failures = 0;
+                if matches!(state.dial, DialState::Due(_)) {
+                    state.dial = DialState::Idle;
                 }
             }
             self.plan_dial(node);
@@ -134,25 +136,28 @@ impl PeerSupervisor {
         self.dial_due();
     }
 
-    /// Plans the next dial of a peer, if it is wanted and not there.
+    /// Plans the next dial of a peer, if it is desired and not connected.
     fn plan_dial(&mut self, node: NodeId) {
-        let (own, limits) = (self.context.own.node, &self.context.limits);
-        if let Some(seat) = self.peers.get_mut(&node)
-            && seat.should_dial()
+        let own = self.context.own.node;
+        let limits = &self.context.limits;
+        if let Some(state) = self.peers.get_mut(&node)
+            && state.should_dial()
         {
-            let pause = pause_before_dial(own, node, seat.failures, limits);
-            seat.dial = DialState::Due(Instant::now() + pause);
+            let pause = pause_before_dial(own, node, state.failures, limits);
+            state.dial = DialState::Due(Instant::now() + pause);
         }
     }
 
     fn dial_due(&mut self) {
         let now = Instant::now();
-        for (&node, seat) in &mut self.peers {
-            if matches!(seat.dial, DialState::Due(at) if at <= now) {
-                seat.dial = DialState::UnderWay;
+        for (&node, state) in &mut self.peers {
+            if matches!(state.dial, DialState::Due(at) if at <= now) {
+                state.dial = DialState::UnderWay;
                 self.attempts += 1;
-                let (dialler, attempt) = (self.dialler.clone(), self.attempts);
-                let (context, addresses) = (Arc::clone(&self.context), seat.addresses());
+                let dialler = self.dialler.clone();
+                let attempt = self.attempts;
+                let context = Arc::clone(&self.context);
+                let addresses = state.addresses();
                 self.dials.spawn(async move {
                     (node, dialler.dial(&context, node, &addresses, attempt).await)
                 });
@@ -165,17 +170,17 @@ impl PeerSupervisor {
         node: NodeId,
         result: Result<PeerConnection, PeerDialFailure>,
     ) {
-        let seat = self.peers.entry(node).or_default();
-        if seat.dial == DialState::UnderWay {
-            seat.dial = DialState::Idle;
+        let state = self.peers.entry(node).or_default();
+        if state.dial == DialState::UnderWay {
+            state.dial = DialState::Idle;
         }
         match result {
-            Ok(greeted) => {
-                seat.good_address = Some(greeted.address());
-                if seat.desired.is_some() {
-                    self.handle_greeted(greeted);
+            Ok(peer_connection) => {
+                state.good_address = Some(peer_connection.address());
+                if state.desired.is_some() {
+                    self.handle_connection(peer_connection);
                 } else {
-                    greeted.refuse(CloseCode::Left);
+                    peer_connection.refuse(CloseCode::Left);
                 }
             }
             Err(failure) => self.handle_dial_failure(node, failure).await,
@@ -185,120 +190,123 @@ impl PeerSupervisor {
 
     async fn handle_dial_failure(&mut self, node: NodeId, failure: PeerDialFailure) {
         let PeerDialFailure { address, problem } = failure;
-        let seat = self.peers.entry(node).or_default();
-        if seat.present.is_some() || seat.desired.is_none() {
+        let state = self.peers.entry(node).or_default();
+        if state.present.is_some() || state.desired.is_none() {
             return;
         }
-        seat.failures = seat.failures.saturating_add(1);
-        if seat.reported_problem.as_ref() == Some(&problem) {
+        state.failures = state.failures.saturating_add(1);
+        if state.reported_problem.as_ref() == Some(&problem) {
             return;
         }
-        seat.reported_problem = Some(problem.clone());
+        state.reported_problem = Some(problem.clone());
         if problem == DialProblem::Refused(CloseCode::DuplicateIdentity) {
             self.context.events.send(TransportEvent::DuplicateIdentity { reported_by: node }).await;
         }
         self.context.events.send(TransportEvent::DialFailed { node, address, problem }).await;
     }
 
-    fn handle_greeted(&mut self, greeted: PeerConnection) {
-        if self.context.desired_peers.borrow().banned.contains(&greeted.peer.node) {
-            self.refuse(greeted, CloseCode::Banned);
-        } else if greeted.peer.role.serves() {
-            self.handle_member(greeted);
+    fn handle_connection(&mut self, peer_connection: PeerConnection) {
+        if self.context.desired_peers.borrow().banned.contains(&peer_connection.peer.node) {
+            self.refuse(peer_connection, CloseCode::Banned);
+        } else if peer_connection.peer.role.serves() {
+            self.handle_member(peer_connection);
         } else {
-            self.handle_client(greeted);
+            self.handle_client(peer_connection);
         }
     }
 
-    fn refuse(&self, greeted: PeerConnection, code: CloseCode) {
+    fn refuse(&self, peer_connection: PeerConnection, code: CloseCode) {
         self.context.counters.accept_refused.increment();
-        greeted.refuse(code);
+        peer_connection.refuse(code);
     }
 
-    fn handle_client(&mut self, greeted: PeerConnection) {
+    fn handle_client(&mut self, peer_connection: PeerConnection) {
         let open = self.clients.iter().map(|(client, (node, _))| (*client, *node));
-        match admit_client(open, greeted.peer.node, self.context.limits.clients_max) {
+        match admit_client(open, peer_connection.peer.node, self.context.limits.clients_max) {
             ClientDecision::Take => {}
             ClientDecision::Replace(client) => {
                 let (_, closer) = self.clients.remove(&client).expect("it is open");
                 closer.close_as(DownReason::Closing, CloseCode::Crowded);
             }
-            ClientDecision::Refuse => return self.refuse(greeted, CloseCode::Crowded),
+            ClientDecision::Refuse => return self.refuse(peer_connection, CloseCode::Crowded),
         }
         self.clients_accepted += 1;
         let client = self.clients_accepted;
-        self.clients.insert(client, (greeted.peer.node, greeted.closer()));
+        self.clients.insert(client, (peer_connection.peer.node, peer_connection.closer()));
         let context = Arc::clone(&self.context);
         self.client_links.spawn(async move {
-            run_client(context, greeted).await;
+            run_client(context, peer_connection).await;
             client
         });
     }
 
-    fn handle_member(&mut self, greeted: PeerConnection) {
-        let (own, peer) = (self.context.own.node, greeted.peer.node);
+    fn handle_member(&mut self, peer_connection: PeerConnection) {
+        let own = self.context.own.node;
+        let peer = peer_connection.peer.node;
         if own == peer {
-            return self.refuse(greeted, CloseCode::DuplicateIdentity);
+            return self.refuse(peer_connection, CloseCode::DuplicateIdentity);
         }
-        let facts = greeted.facts(own);
-        let seat = self.peers.entry(peer).or_default();
-        let waiting = seat.next.as_ref().map(|(facts, _)| *facts);
-        let present = waiting.or_else(|| seat.present.as_ref().map(|present| present.facts));
-        let entry = admit(seat.newest_boot, present, facts);
-        seat.newest_boot = seat.newest_boot.max(facts.start.boot);
-        match entry {
-            LinkDecision::Refuse(code) => self.refuse(greeted, code),
+        let facts = peer_connection.facts(own);
+        let state = self.peers.entry(peer).or_default();
+        let waiting = state.next.as_ref().map(|(facts, _)| *facts);
+        let present = waiting.or_else(|| state.present.as_ref().map(|present| present.facts));
+        let decision = admit(state.newest_boot, present, facts);
+        state.newest_boot = state.newest_boot.max(facts.start.boot);
+        match decision {
+            LinkDecision::Refuse(code) => self.refuse(peer_connection, code),
             LinkDecision::Take if self.members >= self.context.limits.members_max => {
-                self.refuse(greeted, CloseCode::Crowded);
+                self.refuse(peer_connection, CloseCode::Crowded);
             }
-            LinkDecision::Take => self.start(facts, greeted),
+            LinkDecision::Take => self.start(facts, peer_connection),
             LinkDecision::Replace(code) => {
-                if let Some((_, older)) = seat.next.replace((facts, greeted)) {
+                if let Some((_, older)) = state.next.replace((facts, peer_connection)) {
                     older.refuse(code);
                 }
-                if let Some(present) = &seat.present {
+                if let Some(present) = &state.present {
                     present.closer.close_as(DownReason::Replaced, code);
                 }
             }
         }
     }
 
-    fn start(&mut self, facts: LinkFacts, greeted: PeerConnection) {
+    fn start(&mut self, facts: LinkFacts, peer_connection: PeerConnection) {
         self.members += 1;
-        let seat = self.peers.entry(greeted.peer.node).or_default();
-        let (closer, since) = (greeted.closer(), Instant::now());
-        seat.present = Some(PresentLink { facts, closer, since });
-        if matches!(seat.dial, DialState::Due(_)) {
-            seat.dial = DialState::Idle;
+        let state = self.peers.entry(peer_connection.peer.node).or_default();
+        let closer = peer_connection.closer();
+        let since = Instant::now();
+        state.present = Some(PresentLink { facts, closer, since });
+        if matches!(state.dial, DialState::Due(_)) {
+            state.dial = DialState::Idle;
         }
-        self.links.spawn(run_link(Arc::clone(&self.context), greeted));
+        self.links.spawn(run_link(Arc::clone(&self.context), peer_connection));
     }
 
     async fn handle_end(&mut self, end: LinkEnd) {
         self.members -= 1;
-        let (node, longest) = (end.node, self.context.limits.redial_longest);
-        let seat = self.peers.entry(node).or_default();
-        let present = seat.present.take();
+        let node = end.node;
+        let longest = self.context.limits.redial_longest;
+        let state = self.peers.entry(node).or_default();
+        let present = state.present.take();
         let has_lasted = present.is_some_and(|present| present.since.elapsed() >= longest);
         // A connection that breaks soon each time is dialled less and less often.
-        seat.failures = if has_lasted { 1 } else { seat.failures.saturating_add(1) };
+        state.failures = if has_lasted { 1 } else { state.failures.saturating_add(1) };
         if end.was_up {
-            seat.reported_problem = None;
+            state.reported_problem = None;
         }
         if end.reason == DownReason::ClosedByPeer(CloseCode::DuplicateIdentity) {
             self.context.events.send(TransportEvent::DuplicateIdentity { reported_by: node }).await;
         }
         let next = self.peers.entry(node).or_default().next.take();
-        if let Some((facts, greeted)) = next {
-            self.start(facts, greeted);
+        if let Some((facts, peer_connection)) = next {
+            self.start(facts, peer_connection);
         }
         self.plan_dial(node);
     }
 
     async fn close(mut self) {
         self.dials.shutdown().await;
-        for seat in self.peers.values() {
-            if let Some(present) = &seat.present {
+        for state in self.peers.values() {
+            if let Some(present) = &state.present {
                 present.closer.close(DownReason::Closing);
             }
         }

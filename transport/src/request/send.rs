@@ -1,4 +1,4 @@
-//! The requesting side.
+//! The requesting side of a request.
 
 use std::time::Duration;
 
@@ -17,7 +17,8 @@ pub(crate) async fn send_request(
     within: Duration,
 ) -> Result<Vec<u8>, RequestError> {
     if request.len() > REQUEST_BYTES_MAX {
-        let (bytes, limit) = (request.len(), REQUEST_BYTES_MAX);
+        let bytes = request.len();
+        let limit = REQUEST_BYTES_MAX;
         return Err(RequestError::TooLong { bytes, limit });
     }
     let answered = timeout(within, exchange(connection, request)).await;
@@ -73,7 +74,8 @@ async fn read_answer(
     receive.read_exact(&mut length).await.map_err(|_| broken_error(connection))?;
     let length = u32::from_le_bytes(length) as usize;
     if length > ANSWER_BYTES_MAX {
-        let (bytes, limit) = (length, ANSWER_BYTES_MAX);
+        let bytes = length;
+        let limit = ANSWER_BYTES_MAX;
         return Err(RequestError::AnswerTooLong { bytes, limit });
     }
     let read = read_growing(&mut receive, length).await;

@@ -1,4 +1,4 @@
-//! The answering side.
+//! The answering side of a request.
 
 use quinn::{ReadExactError, RecvStream, SendStream};
 use tokio::sync::oneshot;
@@ -48,9 +48,9 @@ pub(crate) async fn serve_request(
     mut send: SendStream,
     mut receive: RecvStream,
 ) -> Result<(), CloseCode> {
-    let tallies = &context.counters;
-    let Ok(place) = context.requests_open.try_acquire() else {
-        tallies.requests_busy.increment();
+    let counters = &context.counters;
+    let Ok(permit) = context.requests_open.try_acquire() else {
+        counters.requests_busy.increment();
         write_outcome(&mut send, RequestOutcome::Busy, &[]).await;
         return Ok(());
     };
@@ -58,18 +58,18 @@ pub(crate) async fn serve_request(
     let Ok(read) = timeout(within, read_request(&mut receive)).await else {
         return Ok(());
     };
-    let Some(bytes) = read.inspect_err(|_| tallies.requests_refused.increment())? else {
+    let Some(bytes) = read.inspect_err(|_| counters.requests_refused.increment())? else {
         return Ok(());
     };
     let (answer, answered) = oneshot::channel();
     let event =
         TransportEvent::Request { from, bytes: bytes.into(), reply: RequestReply { answer } };
     if !context.events.try_send(event) {
-        tallies.requests_busy.increment();
+        counters.requests_busy.increment();
         write_outcome(&mut send, RequestOutcome::Busy, &[]).await;
         return Ok(());
     }
-    tallies.requests_accepted.increment();
+    counters.requests_accepted.increment();
     tokio::select! {
         answer = answered => match answer {
             Ok(bytes) if bytes.len() <= ANSWER_BYTES_MAX => {
@@ -77,10 +77,10 @@ pub(crate) async fn serve_request(
             }
             Ok(_) | Err(_) => write_outcome(&mut send, RequestOutcome::Unanswered, &[]).await,
         },
-        // The requester went away; the node sees that nobody waits.
+        // The requester went away; the node sees that the request is cancelled.
         _ = send.stopped() => {}
     }
-    drop(place);
+    drop(permit);
     Ok(())
 }
 

@@ -16,7 +16,7 @@ use zbelastic_types::NodeId;
 
 /// What lies in a pipe on its way.
 const PIPE_BYTES: usize = 64 * 1024;
-/// The one key that holders know.
+/// The one key under which holders have a body.
 pub const KEY: &[u8] = b"version 3, layer 1";
 
 /// What happens to a stream at a byte of it.
@@ -81,7 +81,8 @@ impl TestHolders {
         let faults = holder.faults.get(opening).unwrap_or(&holder.always).clone();
         let (near, far) = duplex(PIPE_BYTES);
         let body: Arc<dyn BulkBody> = Arc::<Vec<u8>>::clone(&holder.bytes);
-        let (served, is_unreachable) = (self.served.clone(), holder.is_unreachable);
+        let served = self.served.clone();
+        let is_unreachable = holder.is_unreachable;
         let moved = Arc::clone(moved);
         async move {
             if is_unreachable {
@@ -144,28 +145,28 @@ impl AsyncRead for FaultyReader {
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let at = self.at;
-        let mut room = buffer.remaining() as u64;
+        let mut space = buffer.remaining() as u64;
         for fault in &self.faults {
             match *fault {
                 StreamFault::Flip(_) => {}
-                StreamFault::Cut(place) if place == at => return Poll::Ready(Ok(())),
-                StreamFault::Stall(place) if place == at => return Poll::Pending,
-                StreamFault::Cut(place) | StreamFault::Stall(place) if place > at => {
-                    room = room.min(place - at)
+                StreamFault::Cut(offset) if offset == at => return Poll::Ready(Ok(())),
+                StreamFault::Stall(offset) if offset == at => return Poll::Pending,
+                StreamFault::Cut(offset) | StreamFault::Stall(offset) if offset > at => {
+                    space = space.min(offset - at)
                 }
                 StreamFault::Cut(_) | StreamFault::Stall(_) => {}
             }
         }
-        let room = usize::try_from(room).unwrap();
-        let into = buffer.initialize_unfilled_to(room);
+        let space = usize::try_from(space).unwrap();
+        let into = buffer.initialize_unfilled_to(space);
         let mut part = ReadBuf::new(into);
         std::task::ready!(Pin::new(&mut self.reader).poll_read(context, &mut part))?;
         let read = part.filled().len();
         for fault in &self.faults {
-            if let StreamFault::Flip(place) = *fault
-                && (at..at + read as u64).contains(&place)
+            if let StreamFault::Flip(offset) = *fault
+                && (at..at + read as u64).contains(&offset)
             {
-                part.filled_mut()[usize::try_from(place - at).unwrap()] ^= 1;
+                part.filled_mut()[usize::try_from(offset - at).unwrap()] ^= 1;
             }
         }
         buffer.advance(read);

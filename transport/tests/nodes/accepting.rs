@@ -1,4 +1,4 @@
-//! Strangers: noise, floods, other clusters, and joiners.
+//! Unauthenticated attempts: noise, floods, other clusters, and joiners.
 
 use std::collections::BTreeSet;
 use std::net::{SocketAddr, UdpSocket};
@@ -42,7 +42,7 @@ async fn noise_on_the_port_is_ignored() {
     assert_eq!(two.up().await.0, NodeId(1));
 }
 
-/// First datagrams of handshakes that nobody goes on with, each of its own.
+/// First datagrams of handshakes that no process continues, each of its own.
 async fn first_datagrams(site: &TransportSite, count: usize) -> Vec<Vec<u8>> {
     let config = client_config(&site.credentials(PeerRole::Worker, 99));
     let trap = tokio::net::UdpSocket::bind("127.0.0.1:0").await.unwrap();
@@ -81,7 +81,8 @@ async fn flooded(limits: TransportLimits) -> (TransportTestNode, Vec<UdpSocket>)
     let mut one =
         site.node(2, TransportTestOptions { limits, ..TransportTestOptions::default() }).await;
     let sockets = flood(&site, one.transport.local_addr(), 40).await;
-    // A peer that comes after the flood is let in: datagrams are taken in order, so all of it was seen.
+    // A peer that comes after the flood is accepted: datagrams are taken in order, so all of it was
+    // seen.
     let mut two = site.worker(1).await;
     two.knows(&one);
     one.until(|event| matches!(event, TransportEvent::Up { .. }).then_some(())).await;
@@ -98,10 +99,10 @@ async fn a_flood_of_handshakes_has_to_prove_its_addresses() {
         ..TransportLimits::default()
     };
     let (one, _sockets) = flooded(limits).await;
-    let door = one.transport.counters().accept;
-    assert!(door.pending_highest <= 8, "{door:?}");
-    assert!(door.retried >= 36, "{door:?}");
-    assert_eq!(door.ignored, 0);
+    let counters = one.transport.counters().accept;
+    assert!(counters.pending_highest <= 8, "{counters:?}");
+    assert!(counters.retried >= 36, "{counters:?}");
+    assert_eq!(counters.ignored, 0);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -113,10 +114,10 @@ async fn handshakes_beyond_the_limit_are_not_answered() {
         ..TransportLimits::default()
     };
     let (one, sockets) = flooded(limits).await;
-    let door = one.transport.counters().accept;
-    assert!(door.pending_highest <= 4, "{door:?}");
-    assert!(door.ignored >= 36, "{door:?}");
-    assert!(door.late >= 1, "{door:?}");
+    let counters = one.transport.counters().accept;
+    assert!(counters.pending_highest <= 4, "{counters:?}");
+    assert!(counters.ignored >= 36, "{counters:?}");
+    assert!(counters.late >= 1, "{counters:?}");
     let mut answered = 0;
     for socket in sockets {
         socket.set_nonblocking(true).unwrap();
@@ -125,7 +126,7 @@ async fn handshakes_beyond_the_limit_are_not_answered() {
     assert!(answered <= 4, "{answered}");
 }
 
-/// One address fills its own share of the door, and nobody else's.
+/// One address fills its own share of the pending handshakes, and no other address's.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_address_with_too_many_handshakes_is_not_answered_and_others_are() {
     let limits = TransportLimits {
@@ -147,10 +148,10 @@ async fn an_address_with_too_many_handshakes_is_not_answered_and_others_are() {
     // Datagrams are taken in order, so all of the flood was seen before this one.
     let connecting = endpoint.connect_with(config, address, "zbelastic").unwrap();
     let _connection = connecting.await.unwrap();
-    let door = one.transport.counters().accept;
-    assert!(door.pending_highest <= 5, "{door:?}");
-    assert!(door.ignored_of_address >= 36, "{door:?}");
-    assert_eq!((door.ignored, door.retried), (0, 0), "{door:?}");
+    let counters = one.transport.counters().accept;
+    assert!(counters.pending_highest <= 5, "{counters:?}");
+    assert!(counters.ignored_of_address >= 36, "{counters:?}");
+    assert_eq!((counters.ignored, counters.retried), (0, 0), "{counters:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -168,7 +169,7 @@ async fn idle_clients_are_bounded_in_number() {
     let _streams = one_more.send_both_ways(&[&[1][..], &crate::raw::HELLO].concat()).await;
     assert_eq!(one_more.closed_for().await, zbelastic_transport::CloseCode::Crowded);
     assert_eq!(node.transport.counters().accept.open, 3);
-    // Another person is not shut out by them.
+    // Another person can still connect.
     let other = site.credentials(PeerRole::Viewer, 51);
     let _other = RawPeer::greeted(&other, &node.transport).await;
     assert_eq!(kept.remove(0).closed_for().await, zbelastic_transport::CloseCode::Crowded);
@@ -177,14 +178,15 @@ async fn idle_clients_are_bounded_in_number() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_of_another_cluster_is_told_apart_at_both_ends() {
-    let (ours, theirs) = (TransportSite::of(1), TransportSite::of(2));
+    let ours = TransportSite::of(1);
+    let theirs = TransportSite::of(2);
     let mut one = ours.worker(2).await;
     let mut other = theirs.worker(1).await;
     other.knows(&one);
     assert_eq!(other.until_dial_failed().await.1, DialProblem::NotThisCluster);
     let event = one.next().await;
     let TransportEvent::Strangers { count, reason, .. } = event else {
-        panic!("expected a stranger, got {event:?}");
+        panic!("expected a failed attempt, got {event:?}");
     };
     assert_eq!(count, 1);
     assert!(!reason.is_empty());
@@ -207,9 +209,10 @@ async fn join(endpoint: &Endpoint, setup: &JoinSetup) -> Result<NodeId, JoinErro
     Ok(joined.credentials.identity().node)
 }
 
-/// Lets in every holder of the token, each under a number of its own, from 7 on.
-fn let_in(site: &TransportSite, node: TransportTestNode, token: &JoinToken) {
-    let (authority, token) = (site.authority.clone(), token.clone());
+/// Accepts every holder of the token, each under a number of its own, from 7 on.
+fn admit_joiners(site: &TransportSite, node: TransportTestNode, token: &JoinToken) {
+    let authority = site.authority.clone();
+    let token = token.clone();
     tokio::spawn(async move {
         // Without its handle the transport would close.
         let TransportTestNode { transport: _transport, mut events, .. } = node;
@@ -220,7 +223,8 @@ fn let_in(site: &TransportSite, node: TransportTestNode, token: &JoinToken) {
                 reply.answer(JoinAnswer::Refused(refusal));
                 continue;
             }
-            let (number, now) = (NodeId(next), UnixSeconds::now());
+            let number = NodeId(next);
+            let now = UnixSeconds::now();
             next += 1;
             let issued = authority.issue(&attempt.key, attempt.role, number, now).unwrap();
             let grant = JoinGrant::new(authority.cluster(), number, &issued, Vec::new(), None);
@@ -241,11 +245,12 @@ async fn hundreds_with_a_valid_token_join_at_once_from_one_address() {
     let token = JoinToken::create(PeerRole::Worker, site.authority.pin());
     let one = controller(&site, TransportLimits::default()).await;
     let address = one.transport.local_addr();
-    let_in(&site, one, &token);
+    admit_joiners(&site, one, &token);
     let endpoint = Endpoint::client("127.0.0.1:0".parse().unwrap()).unwrap();
     let mut joins = JoinSet::new();
     for _ in 0..JOINERS {
-        let (endpoint, setup) = (endpoint.clone(), setup(&token, address));
+        let endpoint = endpoint.clone();
+        let setup = setup(&token, address);
         joins.spawn(async move { join(&endpoint, &setup).await });
     }
     let mut nodes = BTreeSet::new();
@@ -261,8 +266,9 @@ async fn wrong_tokens_are_delayed_and_a_valid_one_joins_from_the_same_address() 
     let token = JoinToken::create(PeerRole::Worker, site.authority.pin());
     let wrong = JoinToken::create(PeerRole::Worker, site.authority.pin());
     let one = controller(&site, TransportLimits::default()).await;
-    let (address, counters) = (one.transport.local_addr(), one.transport.clone());
-    let_in(&site, one, &token);
+    let address = one.transport.local_addr();
+    let counters = one.transport.clone();
+    admit_joiners(&site, one, &token);
     let endpoint = Endpoint::client("127.0.0.1:0".parse().unwrap()).unwrap();
     let is_reason = |refused: &JoinError| {
         matches!(refused, JoinError::Refused { refusal: JoinRefusal::WrongProof { .. }, .. })
@@ -271,27 +277,29 @@ async fn wrong_tokens_are_delayed_and_a_valid_one_joins_from_the_same_address() 
         let refused = join(&endpoint, &setup(&wrong, address)).await.unwrap_err();
         assert!(matches!(refused, JoinError::Refused { .. }), "{refused}");
         assert!(attempt > 0 || is_reason(&refused), "{refused}");
-        // Each wrong one is followed by one that is let in.
+        // Each wrong one is followed by one that is accepted.
         join(&endpoint, &setup(&token, address)).await.unwrap();
     }
-    let (began, mut counted) = (Instant::now(), 0);
+    let began = Instant::now();
+    let mut counted = 0;
     let mut flood = JoinSet::new();
     for _ in 0..50 {
-        let (endpoint, setup) = (endpoint.clone(), setup(&wrong, address));
+        let endpoint = endpoint.clone();
+        let setup = setup(&wrong, address);
         flood.spawn(async move { join(&endpoint, &setup).await });
     }
     join(&endpoint, &setup(&token, address)).await.unwrap();
     while let Some(refused) = flood.join_next().await {
         counted += u32::from(is_reason(&refused.unwrap().unwrap_err()));
     }
-    // Each that counts doubles the wait for the next, 1 s, 2 s, 4 s, and one that is let in ends the wait:
-    // so it begins twice, however slow this machine is.
+    // Each that counts doubles the wait for the next, 1 s, 2 s, 4 s, and one that is accepted ends
+    // the wait: so it begins twice, however slow this machine is.
     let most = 2 * (1 + (began.elapsed().as_secs() + 1).ilog2());
     assert!(counted <= most, "{counted} of 50 heard their reason, at most {most} may have");
-    assert!(counters.counters().accept.refused > 0, "others were told to wait");
+    assert!(counters.counters().accept.refused > 0, "others received a time to wait");
 }
 
-/// The ends of joiners that have shaken hands and send nothing.
+/// The ends of joiners that have completed the handshake and send nothing.
 async fn silent_joiners(
     site: &TransportSite,
     address: SocketAddr,
@@ -328,7 +336,7 @@ async fn silent_joiners_make_room_for_one_that_speaks() {
     let token = JoinToken::create(PeerRole::Worker, site.authority.pin());
     let one = controller(&site, limits).await;
     let address = one.transport.local_addr();
-    let_in(&site, one, &token);
+    admit_joiners(&site, one, &token);
     let silent = silent_joiners(&site, address, 4).await;
     let endpoint = Endpoint::client("127.0.0.1:0".parse().unwrap()).unwrap();
     join(&endpoint, &setup(&token, address)).await.unwrap();
@@ -361,12 +369,12 @@ async fn handshakes_that_stand_still_make_room_at_their_own_address() {
     let config = client_config(&site.credentials(PeerRole::Worker, 1));
     let connecting = endpoint.connect_with(config, address, "zbelastic").unwrap();
     let _connection = connecting.await.unwrap();
-    let door = one.transport.counters().accept;
-    assert_eq!(door.replaced, 1, "{door:?}");
+    let counters = one.transport.counters().accept;
+    assert_eq!(counters.replaced, 1, "{counters:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_stranger_with_a_token_joins_and_comes_back_as_a_member() {
+async fn a_joiner_with_a_token_joins_and_comes_back_as_a_member() {
     let site = TransportSite::new();
     let mut one = site
         .node(
@@ -384,7 +392,7 @@ async fn a_stranger_with_a_token_joins_and_comes_back_as_a_member() {
         advertised: Vec::new(),
     };
     let endpoint = Endpoint::client("127.0.0.1:0".parse().unwrap()).unwrap();
-    let asked = request_certificate(&endpoint, &setup, UnixSeconds::now());
+    let request = request_certificate(&endpoint, &setup, UnixSeconds::now());
     let decided = async {
         let TransportEvent::Join { attempt, reply, .. } = one.next().await else {
             panic!("a join")
@@ -396,7 +404,7 @@ async fn a_stranger_with_a_token_joins_and_comes_back_as_a_member() {
         let grant = JoinGrant::new(cluster, NodeId(7), &issued, Vec::new(), None);
         reply.answer(JoinAnswer::Granted(grant));
     };
-    let (joined, ()) = tokio::join!(asked, decided);
+    let (joined, ()) = tokio::join!(request, decided);
     let credentials = joined.unwrap().credentials;
     assert_eq!(credentials.identity().node, NodeId(7));
     let raw = RawPeer::greeted(&credentials, &one.transport).await;

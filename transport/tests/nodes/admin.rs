@@ -20,12 +20,13 @@ async fn answer(node: &mut TransportTestNode, expected: PeerRole) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_admin_finds_a_node_behind_addresses_that_lead_nowhere() {
-    let (site, other) = (TransportSite::of(1), TransportSite::of(2));
+    let site = TransportSite::of(1);
+    let other = TransportSite::of(2);
     let mut node = site.worker(1).await;
-    let stranger = other.worker(2).await;
+    let foreign = other.worker(2).await;
     let silent = UdpSocket::bind("127.0.0.1:0").unwrap();
     let wrong = ["nonsense", "::", ":70", "localhost:70000"].map(str::to_owned);
-    let dead = [silent.local_addr().unwrap().to_string(), address(&stranger)];
+    let dead = [silent.local_addr().unwrap().to_string(), address(&foreign)];
     let all = [&wrong[..], &dead].concat();
     let credentials = site.credentials(PeerRole::Admin, 50);
     let error = AdminClient::connect(&all, credentials.clone()).await.unwrap_err();
@@ -36,8 +37,8 @@ async fn an_admin_finds_a_node_behind_addresses_that_lead_nowhere() {
     let all = [&dead[..], &[address(&node)]].concat();
     let client = AdminClient::connect(&all, credentials).await.unwrap();
     assert_eq!((client.peer().node, client.address()), (NodeId(1), all[2].as_str()));
-    let asked = client.request(b"status".to_vec());
-    let (answered, ()) = tokio::join!(asked, answer(&mut node, PeerRole::Admin));
+    let request = client.request(b"status".to_vec());
+    let (answered, ()) = tokio::join!(request, answer(&mut node, PeerRole::Admin));
     assert_eq!(answered.unwrap(), b"status");
     client.close().await;
 }

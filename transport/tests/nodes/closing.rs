@@ -51,15 +51,16 @@ async fn a_process_whose_copy_started_later_gets_a_report() {
     assert_eq!(one.until_duplicate().await, NodeId(2));
 }
 
-/// The runtime of a process that is killed ends without a word. Its sockets are closed by the
-/// system, which the same-host road sees at once.
+/// The runtime of a process that is killed ends without a message. Its sockets are closed by the
+/// system, which the other end of the same-host path sees at once.
 #[test]
 fn a_killed_process_of_the_same_host_is_noticed_by_its_socket() {
     let runtime = |threads| {
         let mut builder = tokio::runtime::Builder::new_multi_thread();
         builder.worker_threads(threads).enable_all().build().unwrap()
     };
-    let (here, there) = (runtime(2), runtime(1));
+    let here = runtime(2);
+    let there = runtime(1);
     let site = TransportSite::new();
     let options = TransportTestOptions { same_host: true, ..TransportTestOptions::default() };
     let mut one = here.block_on(site.node(1, options.clone()));
@@ -73,15 +74,16 @@ fn a_killed_process_of_the_same_host_is_noticed_by_its_socket() {
     assert_eq!((node, reason), (NodeId(2), DownReason::ProcessEnded));
 }
 
-/// Over QUIC nobody sees a process end. The next one at the same port answers what is still sent to
-/// the former one with a stateless reset, long before the connection would count as silent.
+/// Over QUIC no peer sees a process end. The next one at the same port answers what is still sent
+/// to the former one with a stateless reset, long before the connection would count as silent.
 #[test]
 fn a_killed_process_that_starts_again_ends_its_former_connections() {
     let runtime = |threads| {
         let mut builder = tokio::runtime::Builder::new_multi_thread();
         builder.worker_threads(threads).enable_all().build().unwrap()
     };
-    let (here, there) = (runtime(2), runtime(1));
+    let here = runtime(2);
+    let there = runtime(1);
     let site = TransportSite::new();
     let limits = TransportLimits {
         idle_within: Duration::from_secs(600),

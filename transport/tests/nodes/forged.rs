@@ -73,7 +73,7 @@ async fn the_longest_frame_is_taken() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn kinds_that_nobody_knows_close() {
+async fn unknown_kinds_close_the_connection() {
     let site = TransportSite::new();
     let mut node = site.worker(1).await;
     for bytes in [&[0][..], &[0x01], &[0x13], &[0x20], &[0xff], &control_frame(CONTROL, 3, 1)] {
@@ -128,11 +128,11 @@ async fn every_role_may_send_what_it_may_and_is_closed_for_the_rest() {
     ];
     let site = TransportSite::new();
     for role in PeerRole::ALL {
-        for (name, said, allowed) in &kinds {
+        for (name, message, allowed) in &kinds {
             let mut node = site.worker(1).await;
             let raw = RawPeer::greeted(&site.credentials(role, 2), &node.transport).await;
             let may = allowed.contains(&role);
-            let _streams = match said() {
+            let _streams = match message() {
                 RawMessage::OneWay(_) if !role.serves() => {
                     assert!(!may && cannot_open_one_way(&raw).await, "{role} {name}");
                     continue;
@@ -189,7 +189,7 @@ async fn a_program_of_other_versions_hears_ours() {
     assert_eq!(versions, [2, 0, 3, 0]);
 }
 
-/// What members gave up is refused from then on; connections that are there stay.
+/// Versions that members retired are refused from then on; connections that are there stay.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_older_program_is_refused_once_its_version_is_given_up() {
     let site = TransportSite::new();

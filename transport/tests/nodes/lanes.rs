@@ -1,4 +1,4 @@
-//! Every lane, on both roads.
+//! Every lane, on both paths.
 
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
@@ -65,18 +65,18 @@ async fn a_control_message_of_no_known_kind_is_dropped_and_counted() {
 async fn requests_are_answered_refused_or_left_unanswered() {
     let site = TransportSite::new();
     let (one, mut two) = site.pair(false).await;
-    let asked = one.transport.request(NodeId(2), b"long".to_vec());
-    let (answered, ()) = tokio::join!(asked, answer(&mut two, Some(vec![9; ANSWER_BYTES_MAX])));
+    let request = one.transport.request(NodeId(2), b"long".to_vec());
+    let (answered, ()) = tokio::join!(request, answer(&mut two, Some(vec![9; ANSWER_BYTES_MAX])));
     assert_eq!(answered.unwrap().len(), ANSWER_BYTES_MAX);
-    let asked = one.transport.request(NodeId(2), Vec::new());
-    let (answered, ()) = tokio::join!(asked, answer(&mut two, Some(Vec::new())));
+    let request = one.transport.request(NodeId(2), Vec::new());
+    let (answered, ()) = tokio::join!(request, answer(&mut two, Some(Vec::new())));
     assert_eq!(answered, Ok(Vec::new()));
-    let asked = one.transport.request(NodeId(2), b"nothing".to_vec());
-    let (answered, ()) = tokio::join!(asked, answer(&mut two, None));
+    let request = one.transport.request(NodeId(2), b"nothing".to_vec());
+    let (answered, ()) = tokio::join!(request, answer(&mut two, None));
     assert_eq!(answered, Err(RequestError::Unanswered));
-    let asked = one.transport.request(NodeId(2), b"too much".to_vec());
+    let request = one.transport.request(NodeId(2), b"too much".to_vec());
     let too_long = Some(vec![9; ANSWER_BYTES_MAX + 1]);
-    let (answered, ()) = tokio::join!(asked, answer(&mut two, too_long));
+    let (answered, ()) = tokio::join!(request, answer(&mut two, too_long));
     assert_eq!(answered, Err(RequestError::Unanswered));
     let too_long = one.transport.request(NodeId(2), vec![0; (1 << 20) + 1]).await;
     assert_eq!(too_long, Err(RequestError::TooLong { bytes: (1 << 20) + 1, limit: 1 << 20 }));
@@ -174,7 +174,7 @@ async fn frames_pass_from_a_plain_thread_and_a_wrong_length_ends_the_connection(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn frames_that_nobody_takes_hold_up_frames_and_nothing_else() {
+async fn frames_that_a_sink_does_not_take_hold_up_frames_and_nothing_else() {
     for same_host in [false, true] {
         let site = TransportSite::new();
         let (mut one, mut two) = site.pair(same_host).await;
@@ -205,8 +205,8 @@ async fn frames_that_nobody_takes_hold_up_frames_and_nothing_else() {
         assert!(is_full, "the queue is bounded");
         one.transport.send(NodeId(2), vec![1, 1].into());
         assert_eq!(two.control().await, (NodeId(1), vec![1, 1]));
-        let asked = one.transport.request(NodeId(2), vec![4]);
-        let (answered, ()) = tokio::join!(asked, answer(&mut two, Some(vec![5])));
+        let request = one.transport.request(NodeId(2), vec![4]);
+        let (answered, ()) = tokio::join!(request, answer(&mut two, Some(vec![5])));
         assert_eq!(answered, Ok(vec![5]));
         two.transport.send(NodeId(1), vec![2, 2].into());
         assert_eq!(one.control().await, (NodeId(2), vec![2, 2]));
@@ -267,11 +267,11 @@ async fn a_node_that_takes_no_events_loses_control_messages_and_no_news() {
     tokio::time::timeout(DEADLINE, full).await.unwrap();
     two.transport.close().await;
     let mut messages = 0;
-    let news = one.until(|event| {
+    let duplicate = one.until(|event| {
         messages += usize::from(matches!(event, TransportEvent::Control { .. }));
         if let TransportEvent::Down { peer, .. } = event { Some(peer.node) } else { None }
     });
-    assert_eq!(news.await, NodeId(2));
+    assert_eq!(duplicate.await, NodeId(2));
     assert!(messages <= 64, "{messages}");
     assert!(one.transport.counters().control.dropped_events_full > 0);
 }

@@ -49,7 +49,7 @@ async fn the_higher_id_dials_when_the_lower_one_does_not() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_node_that_is_not_there_is_told_of_once_and_found_when_it_comes() {
+async fn a_node_that_is_not_there_is_reported_once_and_found_when_it_comes() {
     let site = TransportSite::new();
     let reserved = UdpSocket::bind("127.0.0.1:0").unwrap();
     let address = reserved.local_addr().unwrap();

@@ -1,4 +1,4 @@
-//! A member by its certificate whose program sends what it likes.
+//! A member by its certificate whose program sends any bytes.
 
 use std::sync::Arc;
 use std::time::Duration;

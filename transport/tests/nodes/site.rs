@@ -39,7 +39,8 @@ pub struct TransportTestOptions {
 
 impl Default for TransportTestOptions {
     fn default() -> Self {
-        // Which end dials does not depend on timing: the higher id never comes before the lower one.
+        // Which end dials does not depend on timing: the higher id never comes before the lower
+        // one.
         let limits = TransportLimits {
             dial_within: Duration::from_secs(1),
             dial_patience: DEADLINE,
@@ -104,9 +105,9 @@ impl TransportSite {
         let mut two = self.node(2, options).await;
         one.knows(&two);
         two.knows(&one);
-        let road = if same_host { TransportPath::SameHost } else { TransportPath::Quic };
-        assert_eq!(one.up().await, (two.id, 1, road));
-        assert_eq!(two.up().await, (one.id, 1, road));
+        let path = if same_host { TransportPath::SameHost } else { TransportPath::Quic };
+        assert_eq!(one.up().await, (two.id, 1, path));
+        assert_eq!(two.up().await, (one.id, 1, path));
         (one, two)
     }
 }
@@ -123,10 +124,10 @@ impl TransportTestNode {
     /// The next event, which is a peer that is there.
     pub async fn up(&mut self) -> (NodeId, u64, TransportPath) {
         let event = self.next().await;
-        let TransportEvent::Up { peer, boot, path: road, .. } = event else {
+        let TransportEvent::Up { peer, boot, path, .. } = event else {
             panic!("expected a peer to be up, got {event:?}");
         };
-        (peer.node, boot, road)
+        (peer.node, boot, path)
     }
 
     /// The next event, which is a peer that is gone.

@@ -1,18 +1,18 @@
-//! Fetches in a world without streams: holders have a pace, and fail by a list.
+//! Simulated fetches without streams: holders have a pace, and fail by a list.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
 
 use proptest::prelude::*;
 
-use super::{FetchScheduler, HOLDER_FAILURES_MAX, HolderSetback, ORDER_CHUNKS_MAX, ORDERS_AHEAD};
+use super::{FetchScheduler, HOLDER_FAILURES_MAX, HolderSetback, RANGE_CHUNKS_MAX, RANGES_AHEAD};
 
 /// Enough for every fetch here, and an end for one that hangs.
-const TURNS_MAX: usize = 20_000;
+const ROUNDS_MAX: usize = 20_000;
 
 #[derive(Clone, Debug)]
 struct SimulatedHolder {
-    /// What a chunk takes; without one, none ever comes.
+    /// Time that a chunk takes; without one, none ever arrives.
     pace: Option<Duration>,
     /// After how many chunks it fails, again and again.
     fails_after: VecDeque<u64>,
@@ -27,45 +27,52 @@ struct SimulatedHolderState {
 }
 
 struct FetchSimulation {
-    share: FetchScheduler,
-    peers: Vec<SimulatedHolder>,
-    lives: Vec<SimulatedHolderState>,
+    scheduler: FetchScheduler,
+    holders: Vec<SimulatedHolder>,
+    states: Vec<SimulatedHolderState>,
     now: Duration,
     arrived: BTreeSet<u64>,
     yields: usize,
 }
 
 impl FetchSimulation {
-    fn new(chunks: u64, peers: Vec<SimulatedHolder>) -> Self {
-        let lives = peers.iter().map(|_| SimulatedHolderState::default()).collect();
-        let share = FetchScheduler::new(chunks, peers.len());
-        Self { share, peers, lives, now: Duration::ZERO, arrived: BTreeSet::new(), yields: 0 }
+    fn new(chunks: u64, holders: Vec<SimulatedHolder>) -> Self {
+        let states = holders.iter().map(|_| SimulatedHolderState::default()).collect();
+        let scheduler = FetchScheduler::new(chunks, holders.len());
+        Self {
+            scheduler,
+            holders,
+            states,
+            now: Duration::ZERO,
+            arrived: BTreeSet::new(),
+            yields: 0,
+        }
     }
 
-    /// Lives until the end, and returns whether everything came.
+    /// Runs until the end, and returns whether everything came.
     fn run(&mut self) -> bool {
-        for _ in 0..TURNS_MAX {
+        for _ in 0..ROUNDS_MAX {
             self.decide();
-            if self.share.is_done() || self.share.is_hopeless() {
-                return self.share.is_done();
+            if self.scheduler.is_done() || self.scheduler.is_hopeless() {
+                return self.scheduler.is_done();
             }
             self.pass_time();
         }
-        panic!("no end after {TURNS_MAX} turns");
+        panic!("no end after {ROUNDS_MAX} rounds");
     }
 
     fn decide(&mut self) {
-        if let Some(victim) = self.share.poll_yield(self.now) {
+        if let Some(victim) = self.scheduler.poll_yield(self.now) {
             self.yields += 1;
             self.fail(victim, HolderSetback::Overtaken);
         }
-        for holder in 0..self.peers.len() {
-            while let Some(order) = self.share.poll_order(holder, self.now) {
-                assert!(!order.is_empty() && order.end - order.start <= ORDER_CHUNKS_MAX);
-                for chunk in order {
-                    let owe = |life: &SimulatedHolderState| life.owed.contains(&chunk);
-                    assert!(!self.arrived.contains(&chunk) && !self.lives.iter().any(owe));
-                    self.lives[holder].owed.push_back(chunk);
+        for holder in 0..self.holders.len() {
+            while let Some(range) = self.scheduler.poll_range(holder, self.now) {
+                assert!(!range.is_empty() && range.end - range.start <= RANGE_CHUNKS_MAX);
+                for chunk in range {
+                    let owe = |state: &SimulatedHolderState| state.owed.contains(&chunk);
+                    assert!(!self.arrived.contains(&chunk) && !self.states.iter().any(owe));
+                    self.states[holder].owed.push_back(chunk);
                 }
             }
             self.begin_chunk(holder);
@@ -73,17 +80,19 @@ impl FetchSimulation {
     }
 
     fn begin_chunk(&mut self, holder: usize) {
-        let (life, peer) = (&mut self.lives[holder], &self.peers[holder]);
-        if life.due.is_none() && !life.owed.is_empty() {
-            life.due = peer.pace.map(|pace| self.now + pace);
+        let state = &mut self.states[holder];
+        let simulated = &self.holders[holder];
+        if state.due.is_none() && !state.owed.is_empty() {
+            state.due = simulated.pace.map(|pace| self.now + pace);
         }
     }
 
     /// To the next thing that happens.
     fn pass_time(&mut self) {
-        let dues = self.lives.iter().enumerate();
-        let dues = dues.filter_map(|(holder, life)| Some((life.due?, holder)));
-        let (next, timeout) = (dues.min(), self.share.poll_timeout(self.now));
+        let dues = self.states.iter().enumerate();
+        let dues = dues.filter_map(|(holder, state)| Some((state.due?, holder)));
+        let next = dues.min();
+        let timeout = self.scheduler.poll_timeout(self.now);
         match (next, timeout) {
             (Some((due, holder)), timeout) if timeout.is_none_or(|timeout| due <= timeout) => {
                 self.now = due;
@@ -95,30 +104,31 @@ impl FetchSimulation {
     }
 
     fn give_chunk(&mut self, holder: usize) {
-        let (life, peer) = (&mut self.lives[holder], &mut self.peers[holder]);
-        life.due = None;
-        if peer.fails_after.front() == Some(&life.given_since) {
-            peer.fails_after.pop_front();
+        let state = &mut self.states[holder];
+        let simulated = &mut self.holders[holder];
+        state.due = None;
+        if simulated.fails_after.front() == Some(&state.given_since) {
+            simulated.fails_after.pop_front();
             self.fail(holder, HolderSetback::Passing);
             return;
         }
-        let chunk = life.owed.pop_front().expect("a chunk was due");
-        life.given += 1;
-        life.given_since += 1;
+        let chunk = state.owed.pop_front().expect("a chunk was due");
+        state.given += 1;
+        state.given_since += 1;
         assert!(self.arrived.insert(chunk), "chunk {chunk} came twice");
-        self.share.on_chunk(holder, chunk, self.now);
+        self.scheduler.on_chunk(holder, chunk, self.now);
         self.begin_chunk(holder);
     }
 
     fn fail(&mut self, holder: usize, setback: HolderSetback) {
-        let life = &mut self.lives[holder];
-        life.owed.clear();
-        (life.due, life.given_since) = (None, 0);
-        self.share.on_setback(holder, setback, self.now);
+        let state = &mut self.states[holder];
+        state.owed.clear();
+        (state.due, state.given_since) = (None, 0);
+        self.scheduler.on_setback(holder, setback, self.now);
     }
 
     fn given(&self) -> Vec<u64> {
-        self.lives.iter().map(|life| life.given).collect()
+        self.states.iter().map(|state| state.given).collect()
     }
 }
 
@@ -133,51 +143,52 @@ fn stalled() -> SimulatedHolder {
 #[test]
 fn equal_holders_share_and_are_left_alone() {
     for pace in [1, 50, 1000] {
-        let mut world = FetchSimulation::new(300, vec![steady(pace); 3]);
-        assert!(world.run());
-        assert_eq!(world.yields, 0);
+        let mut simulation = FetchSimulation::new(300, vec![steady(pace); 3]);
+        assert!(simulation.run());
+        assert_eq!(simulation.yields, 0);
         assert!(
-            world.given().iter().all(|given| (95..=105).contains(given)),
+            simulation.given().iter().all(|given| (95..=105).contains(given)),
             "{:?}",
-            world.given()
+            simulation.given()
         );
     }
 }
 
 #[test]
 fn a_faster_holder_gives_more() {
-    let mut world = FetchSimulation::new(300, vec![steady(10), steady(20)]);
-    assert!(world.run());
-    assert_eq!(world.yields, 0);
-    assert!(world.given()[0] > 190, "{:?}", world.given());
+    let mut simulation = FetchSimulation::new(300, vec![steady(10), steady(20)]);
+    assert!(simulation.run());
+    assert_eq!(simulation.yields, 0);
+    assert!(simulation.given()[0] > 190, "{:?}", simulation.given());
 }
 
 #[test]
 fn a_much_slower_holder_is_overtaken_at_the_end() {
-    let mut world = FetchSimulation::new(300, vec![steady(10), steady(1000)]);
-    assert!(world.run());
-    assert!(world.yields > 0);
-    // All chunks by the fast one, a few looks, and no wait for the slow one's rest of 16 seconds.
-    assert!(world.now < Duration::from_secs(5), "{:?}", world.now);
+    let mut simulation = FetchSimulation::new(300, vec![steady(10), steady(1000)]);
+    assert!(simulation.run());
+    assert!(simulation.yields > 0);
+    // All chunks by the fast one, a few comparisons, and no wait for the slow one's ranges of 16
+    // seconds.
+    assert!(simulation.now < Duration::from_secs(5), "{:?}", simulation.now);
 }
 
 #[test]
 fn a_stalled_holder_is_overtaken() {
     for chunks in [1, 2, 3, 16, 100] {
-        let mut world = FetchSimulation::new(chunks, vec![stalled(), steady(10)]);
-        assert!(world.run());
-        assert!((1..=2).contains(&world.yields), "{}", world.yields);
-        assert_eq!(world.given()[1], chunks);
-        assert!(world.now < Duration::from_secs(3), "{:?}", world.now);
+        let mut simulation = FetchSimulation::new(chunks, vec![stalled(), steady(10)]);
+        assert!(simulation.run());
+        assert!((1..=2).contains(&simulation.yields), "{}", simulation.yields);
+        assert_eq!(simulation.given()[1], chunks);
+        assert!(simulation.now < Duration::from_secs(3), "{:?}", simulation.now);
     }
 }
 
 #[test]
 fn a_slow_holder_that_was_overtaken_gets_requests_when_it_is_all_there_is() {
     let fails_after = [3, 0, 0, 0].into();
-    let mut world =
+    let mut simulation =
         FetchSimulation::new(4, vec![SimulatedHolder { fails_after, ..steady(1) }, steady(2000)]);
-    assert!(world.run());
+    assert!(simulation.run());
 }
 
 #[test]
@@ -188,31 +199,31 @@ fn a_holder_is_given_up_after_failures_in_a_row_alone() {
     assert!(FetchSimulation::new(100, failing(&[1; 9])).run());
     assert!(FetchSimulation::new(100, failing(&[0; HOLDER_FAILURES_MAX as usize - 1])).run());
     assert!(!FetchSimulation::new(100, failing(&[0; HOLDER_FAILURES_MAX as usize])).run());
-    let mut world = FetchSimulation::new(100, failing(&[7, 0, 0]));
-    assert!(!world.run());
-    assert_eq!(world.share.arrived(), 7);
+    let mut simulation = FetchSimulation::new(100, failing(&[7, 0, 0]));
+    assert!(!simulation.run());
+    assert_eq!(simulation.scheduler.arrived(), 7);
 }
 
 #[test]
 fn what_failed_is_requested_first() {
-    let mut share = FetchScheduler::new(100, 2);
-    let first = share.poll_order(0, Duration::ZERO).unwrap();
-    let second = share.poll_order(0, Duration::ZERO).unwrap();
+    let mut scheduler = FetchScheduler::new(100, 2);
+    let first = scheduler.poll_range(0, Duration::ZERO).unwrap();
+    let second = scheduler.poll_range(0, Duration::ZERO).unwrap();
     assert_eq!((first, second), (0..8, 8..16));
-    assert_eq!(share.poll_order(0, Duration::ZERO), None, "{ORDERS_AHEAD} orders are open");
-    share.on_chunk(0, 0, Duration::ZERO);
-    share.on_setback(0, HolderSetback::Passing, Duration::ZERO);
-    assert_eq!(share.poll_order(0, Duration::ZERO), None, "it rests");
-    let next: Vec<_> = (0..2).map(|_| share.poll_order(1, Duration::ZERO).unwrap()).collect();
+    assert_eq!(scheduler.poll_range(0, Duration::ZERO), None, "{RANGES_AHEAD} ranges are open");
+    scheduler.on_chunk(0, 0, Duration::ZERO);
+    scheduler.on_setback(0, HolderSetback::Passing, Duration::ZERO);
+    assert_eq!(scheduler.poll_range(0, Duration::ZERO), None, "it is paused");
+    let next: Vec<_> = (0..2).map(|_| scheduler.poll_range(1, Duration::ZERO).unwrap()).collect();
     assert_eq!(next, [1..8, 8..16]);
 }
 
 #[test]
 fn a_final_failure_is_final() {
-    let mut share = FetchScheduler::new(1, 1);
-    share.poll_order(0, Duration::ZERO).unwrap();
-    share.on_setback(0, HolderSetback::Final, Duration::ZERO);
-    assert!(share.is_hopeless() && !share.is_done());
+    let mut scheduler = FetchScheduler::new(1, 1);
+    scheduler.poll_range(0, Duration::ZERO).unwrap();
+    scheduler.on_setback(0, HolderSetback::Final, Duration::ZERO);
+    assert!(scheduler.is_hopeless() && !scheduler.is_done());
 }
 
 #[test]
@@ -220,7 +231,7 @@ fn nothing_is_done_at_once() {
     assert!(FetchScheduler::new(0, 1).is_done());
 }
 
-fn any_peer() -> impl Strategy<Value = SimulatedHolder> {
+fn any_holder() -> impl Strategy<Value = SimulatedHolder> {
     let pace = prop_oneof![
         1 => Just(None),
         5 => (0_u64..3000).prop_map(|pace| Some(Duration::from_millis(pace))),
@@ -233,13 +244,13 @@ proptest! {
     #[test]
     fn everything_comes_once_if_one_holder_is_sound(
         chunks in 0_u64..120,
-        mut peers in prop::collection::vec(any_peer(), 0..5),
-        place in any::<prop::sample::Index>(),
+        mut holders in prop::collection::vec(any_holder(), 0..5),
+        index in any::<prop::sample::Index>(),
         pace in 0_u64..3000,
     ) {
-        peers.insert(place.index(peers.len() + 1), steady(pace));
-        let mut world = FetchSimulation::new(chunks, peers);
-        prop_assert!(world.run());
-        prop_assert_eq!(world.arrived.len() as u64, chunks);
+        holders.insert(index.index(holders.len() + 1), steady(pace));
+        let mut simulation = FetchSimulation::new(chunks, holders);
+        prop_assert!(simulation.run());
+        prop_assert_eq!(simulation.arrived.len() as u64, chunks);
     }
 }

@@ -1,5 +1,6 @@
-//! Joiners whose handshake is done: those that wait for the node's decision, and those that are idle,
-//! because they sent no request yet or were answered and do not hang up. The idle ones make room.
+//! Joiners whose handshake is done: those that wait for the node's decision, and those that are
+//! idle, because they sent no request yet or were answered and do not hang up. Idle ones are
+//! evicted.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -14,7 +15,8 @@ use crate::endpoint::join::JoinerEnd;
 use crate::identity::network_of;
 use crate::limits::TransportLimits;
 
-/// Whether a joiner waits for the node's decision. Its own task sets it, the room reads it.
+/// Whether a joiner waits for the node's decision. Its own task sets it, the [`JoinerSet`] reads
+/// it.
 pub(in crate::endpoint) type DecidingFlag = Arc<AtomicBool>;
 
 /// The joiners that are there, the oldest first.
@@ -33,7 +35,7 @@ struct JoinerSlot {
 }
 
 impl JoinerSet {
-    /// Lets one more in. If too many are idle, the oldest idle one has to leave: of its address, or
+    /// Adds one more. If too many are idle, the oldest idle one is closed: of its address, or
     /// of the address that has the most. `false` if too many wait for the node's decision.
     pub(super) fn insert<F>(
         &mut self,
@@ -45,15 +47,15 @@ impl JoinerSet {
         F: Future<Output = JoinerEnd> + Send + 'static,
     {
         let address = network_of(connection.remote_address().ip());
-        let idle: Vec<IpAddr> = self.idle().map(|place| place.address).collect();
+        let idle: Vec<IpAddr> = self.idle().map(|slot| slot.address).collect();
         if self.slots.len() - idle.len() >= limits.joins_max {
             return false;
         }
-        let crowded = CrowdLimits {
+        let crowd_limits = CrowdLimits {
             all_max: limits.joiners_idle_max,
             of_address_max: limits.joiners_idle_per_address_max,
         };
-        if let Some(victim) = most_crowded(&idle, address, crowded) {
+        if let Some(victim) = most_crowded(&idle, address, crowd_limits) {
             self.close_oldest_of(victim);
         }
         let is_deciding = DecidingFlag::default();
@@ -65,25 +67,25 @@ impl JoinerSet {
 
     fn idle(&self) -> impl Iterator<Item = &JoinerSlot> {
         let is_idle =
-            |place: &&JoinerSlot| !place.is_closing && !place.is_deciding.load(Ordering::Relaxed);
+            |slot: &&JoinerSlot| !slot.is_closing && !slot.is_deciding.load(Ordering::Relaxed);
         self.slots.iter().filter(is_idle)
     }
 
     fn close_oldest_of(&mut self, address: IpAddr) {
-        let oldest = self.idle().find(|place| place.address == address).map(|place| place.id);
-        let mut places = self.slots.iter_mut();
-        if let Some(place) = places.find(|place| Some(place.id) == oldest) {
-            place.is_closing = true;
-            place.connection.close(CloseCode::Crowded.number().into(), &[]);
+        let oldest = self.idle().find(|slot| slot.address == address).map(|slot| slot.id);
+        let mut slots = self.slots.iter_mut();
+        if let Some(slot) = slots.find(|slot| Some(slot.id) == oldest) {
+            slot.is_closing = true;
+            slot.connection.close(CloseCode::Crowded.number().into(), &[]);
         }
     }
 
-    /// How the next one that leaves was served: nothing if its task panicked. `None` while nobody is
-    /// there. A call that is dropped before it ends loses nothing.
+    /// How the next one that ends was served: nothing if its task panicked. `None` while no joiner
+    /// is there. A call that is dropped before it ends loses nothing.
     pub(super) async fn next(&mut self) -> Option<Option<JoinerEnd>> {
         let ended = self.tasks.join_next_with_id().await?;
         let id = ended.as_ref().map_or_else(JoinError::id, |(id, _)| *id);
-        self.slots.retain(|place| place.id != id);
-        Some(ended.ok().map(|(_, gone)| gone))
+        self.slots.retain(|slot| slot.id != id);
+        Some(ended.ok().map(|(_, end)| end))
     }
 }

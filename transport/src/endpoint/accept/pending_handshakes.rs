@@ -15,39 +15,39 @@ use crate::identity::network_of;
 /// milliseconds of two processors. A dialler that is not answered meanwhile sends again by itself.
 const EVICTION_AGE_MIN: Duration = Duration::from_secs(1);
 
-/// How many may be there before one of them has to make room.
+/// Limits on handshakes or joiners, above which one of them is evicted.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CrowdLimits {
     pub(super) all_max: usize,
     pub(super) of_address_max: usize,
 }
 
-/// Of which address one has to go before one more comes from `address`: of its own if that has as
+/// Of which address one is evicted before one more comes from `address`: of its own if that has as
 /// many as it may, of the one that has the most if there are too many altogether.
 pub(super) fn most_crowded(
-    there: &[IpAddr],
+    open: &[IpAddr],
     address: IpAddr,
     CrowdLimits { all_max, of_address_max }: CrowdLimits,
 ) -> Option<IpAddr> {
-    let count = |of: IpAddr| there.iter().filter(|found| **found == of).count();
+    let count = |of: IpAddr| open.iter().filter(|found| **found == of).count();
     if count(address) >= of_address_max {
         return Some(address);
     }
-    if there.len() < all_max {
+    if open.len() < all_max {
         return None;
     }
     let mut counts: BTreeMap<IpAddr, usize> = BTreeMap::new();
-    for found in there {
+    for found in open {
         *counts.entry(*found).or_default() += 1;
     }
     counts.into_iter().max_by_key(|(_, count)| *count).map(|(found, _)| found)
 }
 
-/// Handshakes under way: at most as many as the door lets begin, the oldest first.
+/// Handshakes under way: at most as many as [`super::decide`] accepts, the oldest first.
 #[derive(Default)]
 pub(super) struct PendingHandshakes {
     tasks: JoinSet<HandshakeOutcome>,
-    addresses: Vec<PendingHandshake>,
+    handshakes: Vec<PendingHandshake>,
 }
 
 struct PendingHandshake {
@@ -60,8 +60,8 @@ impl PendingHandshakes {
     /// How many there are, in all and from `address`.
     pub(super) fn counts(&self, address: IpAddr) -> HandshakeCounts {
         let address = network_of(address);
-        let of_address = self.addresses.iter().filter(|found| found.address == address).count();
-        HandshakeCounts { all: self.addresses.len(), of_address }
+        let of_address = self.handshakes.iter().filter(|found| found.address == address).count();
+        HandshakeCounts { all: self.handshakes.len(), of_address }
     }
 
     /// Starts a handshake, and counts it by its address.
@@ -71,28 +71,28 @@ impl PendingHandshakes {
         handshake: impl Future<Output = HandshakeOutcome> + Send + 'static,
     ) {
         let task = self.tasks.spawn(handshake);
-        self.addresses.push(PendingHandshake {
+        self.handshakes.push(PendingHandshake {
             task,
             address: network_of(address),
             began: Instant::now(),
         });
     }
 
-    /// Ends the oldest handshake of an address that is crowded, if it has had its time.
+    /// Ends the oldest handshake of the address at its limit, if it has had its time.
     pub(super) fn evict_oldest(
         &mut self,
         address: IpAddr,
-        crowded: CrowdLimits,
+        crowd_limits: CrowdLimits,
         now: Instant,
     ) -> bool {
-        let there: Vec<IpAddr> = self.addresses.iter().map(|found| found.address).collect();
-        let victim = most_crowded(&there, network_of(address), crowded);
-        let oldest = self.addresses.iter().position(|found| Some(found.address) == victim);
+        let open: Vec<IpAddr> = self.handshakes.iter().map(|found| found.address).collect();
+        let victim = most_crowded(&open, network_of(address), crowd_limits);
+        let oldest = self.handshakes.iter().position(|found| Some(found.address) == victim);
         let Some(oldest) = oldest else { return true };
-        if now < self.addresses[oldest].began + EVICTION_AGE_MIN {
+        if now < self.handshakes[oldest].began + EVICTION_AGE_MIN {
             return false;
         }
-        self.addresses.remove(oldest).task.abort();
+        self.handshakes.remove(oldest).task.abort();
         true
     }
 
@@ -101,8 +101,8 @@ impl PendingHandshakes {
     pub(super) async fn next(&mut self) -> Option<Option<HandshakeOutcome>> {
         let ended = self.tasks.join_next_with_id().await?;
         let id: Id = ended.as_ref().map_or_else(JoinError::id, |(id, _)| *id);
-        self.addresses.retain(|found| found.task.id() != id);
-        Some(ended.ok().map(|(_, knock)| knock))
+        self.handshakes.retain(|found| found.task.id() != id);
+        Some(ended.ok().map(|(_, outcome)| outcome))
     }
 }
 
@@ -114,7 +114,7 @@ mod tests {
         text.parse().expect("an address")
     }
 
-    fn crowd(pending: &PendingHandshakes, at: &str) -> (usize, usize) {
+    fn counts(pending: &PendingHandshakes, at: &str) -> (usize, usize) {
         let HandshakeCounts { all, of_address } = pending.counts(address(at));
         (all, of_address)
     }
@@ -126,49 +126,55 @@ mod tests {
         pending.begin(address("::ffff:10.0.0.1"), async { panic!("a handshake that panics") });
         pending.begin(address("2001:db8:1:2::1"), std::future::pending());
         pending.begin(address("2001:db8:1:2:ffff::2"), std::future::pending());
-        assert_eq!(crowd(&pending, "10.0.0.1"), (4, 2));
-        assert_eq!(crowd(&pending, "10.0.0.2"), (4, 0));
-        assert_eq!(crowd(&pending, "2001:db8:1:2::3"), (4, 2));
-        assert_eq!(crowd(&pending, "2001:db8:1:3::1"), (4, 0));
+        assert_eq!(counts(&pending, "10.0.0.1"), (4, 2));
+        assert_eq!(counts(&pending, "10.0.0.2"), (4, 0));
+        assert_eq!(counts(&pending, "2001:db8:1:2::3"), (4, 2));
+        assert_eq!(counts(&pending, "2001:db8:1:3::1"), (4, 0));
         let mut panicked = 0;
         for _ in 0..2 {
             panicked += usize::from(pending.next().await.expect("two end").is_none());
         }
         assert_eq!(panicked, 1);
-        assert_eq!(crowd(&pending, "10.0.0.1"), (2, 0));
-        assert_eq!(crowd(&pending, "2001:db8:1:2::1"), (2, 2));
+        assert_eq!(counts(&pending, "10.0.0.1"), (2, 0));
+        assert_eq!(counts(&pending, "2001:db8:1:2::1"), (2, 2));
     }
 
     #[test]
     fn the_most_crowded_address_is_evicted_from() {
         let [a, b, c] = ["10.0.0.1", "10.0.0.2", "10.0.0.3"].map(address);
-        let crowded = CrowdLimits { all_max: 4, of_address_max: 3 };
-        assert_eq!(most_crowded(&[a, a, b], a, crowded), None);
-        assert_eq!(most_crowded(&[a, a, a], a, crowded), Some(a));
-        assert_eq!(most_crowded(&[a, a, a], b, crowded), None);
-        assert_eq!(most_crowded(&[b, a, a, a], c, crowded), Some(a));
-        assert_eq!(most_crowded(&[b, b, a, c], c, crowded), Some(b));
+        let crowd_limits = CrowdLimits { all_max: 4, of_address_max: 3 };
+        assert_eq!(most_crowded(&[a, a, b], a, crowd_limits), None);
+        assert_eq!(most_crowded(&[a, a, a], a, crowd_limits), Some(a));
+        assert_eq!(most_crowded(&[a, a, a], b, crowd_limits), None);
+        assert_eq!(most_crowded(&[b, a, a, a], c, crowd_limits), Some(a));
+        assert_eq!(most_crowded(&[b, b, a, c], c, crowd_limits), Some(b));
     }
 
     #[tokio::test]
-    async fn the_oldest_handshake_of_an_address_makes_room() {
+    async fn the_oldest_handshake_of_an_address_is_evicted() {
         let mut pending = PendingHandshakes::default();
         pending.begin(address("10.0.0.1"), std::future::pending());
         pending.begin(address("10.0.0.2"), std::future::pending());
         pending.begin(address("10.0.0.1"), async { HandshakeOutcome::Peer });
-        let crowded = CrowdLimits { all_max: 9, of_address_max: 2 };
+        let crowd_limits = CrowdLimits { all_max: 9, of_address_max: 2 };
         let now = Instant::now();
-        assert!(pending.evict_oldest(address("10.0.0.2"), crowded, now), "there is room");
-        assert!(!pending.evict_oldest(address("10.0.0.1"), crowded, now), "none has had its time");
-        assert_eq!(crowd(&pending, "10.0.0.1"), (3, 2));
-        assert!(pending.evict_oldest(address("10.0.0.1"), crowded, now + EVICTION_AGE_MIN));
-        assert_eq!(crowd(&pending, "10.0.0.1"), (2, 1));
+        assert!(
+            pending.evict_oldest(address("10.0.0.2"), crowd_limits, now),
+            "the address is below its limit"
+        );
+        assert!(
+            !pending.evict_oldest(address("10.0.0.1"), crowd_limits, now),
+            "none has had its time"
+        );
+        assert_eq!(counts(&pending, "10.0.0.1"), (3, 2));
+        assert!(pending.evict_oldest(address("10.0.0.1"), crowd_limits, now + EVICTION_AGE_MIN));
+        assert_eq!(counts(&pending, "10.0.0.1"), (2, 1));
         let mut ended = Vec::new();
         for _ in 0..2 {
             ended.push(pending.next().await.expect("two end").is_some());
         }
         ended.sort_unstable();
         assert_eq!(ended, [false, true]);
-        assert_eq!(crowd(&pending, "10.0.0.1"), (1, 0));
+        assert_eq!(counts(&pending, "10.0.0.1"), (1, 0));
     }
 }

@@ -14,13 +14,13 @@ use crate::endpoint::version::VERSIONS;
 use crate::event::{DownReason, PeerViolation};
 
 /// Answers a client until its connection ends.
-pub(crate) async fn run_client(context: Arc<TransportContext>, greeted: PeerConnection) {
+pub(crate) async fn run_client(context: Arc<TransportContext>, peer_connection: PeerConnection) {
     let open = context.counters.open.hold();
-    let closer = greeted.closer();
-    let PeerConnection { peer, connection, mut send, .. } = greeted;
+    let closer = peer_connection.closer();
+    let PeerConnection { peer, connection, mut send, .. } = peer_connection;
     let ours = PeerHello { start: context.start, ..PeerHello::anonymous(VERSIONS) };
-    let told = timeout(context.limits.handshake_within, ours.write(&mut send)).await;
-    if !matches!(told, Ok(Ok(()))) {
+    let written = timeout(context.limits.handshake_within, ours.write(&mut send)).await;
+    if !matches!(written, Ok(Ok(()))) {
         closer.close(DownReason::Violation(PeerViolation::Other(CloseCode::Late)));
         return;
     }

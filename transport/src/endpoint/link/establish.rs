@@ -1,4 +1,4 @@
-//! From a hello to a road: the end that was dialled answers, the dialler tries the same-host road
+//! From a hello to a path: the end that was dialled answers, the dialler tries the same-host path
 //! and sends which one it is.
 
 use std::sync::Arc;
@@ -16,44 +16,45 @@ use crate::event::TransportPath;
 use crate::frame::{FrameOutlet, frame_queue};
 use crate::local::{LocalAdmission, LocalArrival, LocalLane, LocalOffer, dial};
 
-/// A connection whose road is known, and what its lanes need.
+/// A connection whose path is known, and what its lanes need.
 pub(super) struct EstablishedLink {
     pub(super) link: Arc<PeerLink>,
     pub(super) outlet: FrameOutlet,
     pub(super) sockets: Option<LocalSockets>,
-    /// What comes to our same-host socket by this connection's leave, and the leave.
+    /// What comes to our same-host socket by this connection's admission, and the admission.
     pub(super) arrivals: Option<(mpsc::Receiver<LocalArrival>, LocalAdmission)>,
 }
 
-/// The sockets of the same-host road that last as long as the connection.
+/// The sockets of the same-host path that last as long as the connection.
 pub(super) struct LocalSockets {
     pub(super) control: UnixStream,
     pub(super) tensor: UnixStream,
 }
 
-/// None if the peer went away or made no sense meanwhile.
+/// None if the peer went away or sent malformed bytes meanwhile.
 pub(super) async fn establish(
     context: &TransportContext,
-    greeted: PeerConnection,
+    peer_connection: PeerConnection,
 ) -> Option<EstablishedLink> {
-    let PeerConnection { peer, connection, hello, side, mut send, mut receive, .. } = greeted;
-    let (sockets, leave) = match side {
-        DialSide::Dialled { admission: leave, .. } => {
+    let PeerConnection { peer, connection, hello, side, mut send, mut receive, .. } =
+        peer_connection;
+    let (sockets, admission) = match side {
+        DialSide::Dialled { admission, .. } => {
             let sockets = dial_sockets(context.local_hub.as_ref(), hello.offer.as_ref()).await;
-            let road =
+            let path =
                 if sockets.is_some() { TransportPath::SameHost } else { TransportPath::Quic };
-            write_path(&mut send, road).await.ok()?;
-            (sockets, leave)
+            write_path(&mut send, path).await.ok()?;
+            (sockets, admission)
         }
         DialSide::Accepted => {
-            let mut leave = admission_for(context.local_hub.as_ref(), &hello, peer.node).await;
-            let ours = hello_to_member(context, 0, leave.as_ref());
+            let mut admission = admission_for(context.local_hub.as_ref(), &hello, peer.node).await;
+            let ours = hello_to_member(context, 0, admission.as_ref());
             ours.write(&mut send).await.ok()?;
             let sockets = match read_path(&mut receive).await.ok()? {
                 TransportPath::Quic => None,
-                TransportPath::SameHost => Some(await_sockets(leave.as_mut()?).await?),
+                TransportPath::SameHost => Some(await_sockets(admission.as_mut()?).await?),
             };
-            (sockets, leave)
+            (sockets, admission)
         }
     };
     // Both ends have sent all that this stream carries.
@@ -62,22 +63,22 @@ pub(super) async fn establish(
     let limits = &context.limits;
     let control =
         ControlQueue::new(limits.control_queue_messages_max, limits.control_queue_bytes_max);
-    let road = if sockets.is_some() { TransportPath::SameHost } else { TransportPath::Quic };
-    let offer = hello.offer.filter(|_| road == TransportPath::SameHost);
+    let path = if sockets.is_some() { TransportPath::SameHost } else { TransportPath::Quic };
+    let offer = hello.offer.filter(|_| path == TransportPath::SameHost);
     let link = Arc::new(PeerLink {
         peer,
         versions: hello.versions,
-        path: road,
+        path,
         connection,
         control,
         frames: queue,
         offer,
     });
-    let arrivals = leave.map(|AdmissionHandle { admission, arrivals }| (arrivals, admission));
+    let arrivals = admission.map(|AdmissionHandle { admission, arrivals }| (arrivals, admission));
     Some(EstablishedLink { link, outlet, sockets, arrivals })
 }
 
-/// Leave for a dialler whose hello names this host.
+/// The admission for a dialler whose hello names this host.
 async fn admission_for(
     hub: Option<&LocalHub>,
     hello: &PeerHello,
@@ -89,7 +90,8 @@ async fn admission_for(
 
 /// The sockets, if the peer is on this host and everything works. Else QUIC serves.
 async fn dial_sockets(hub: Option<&LocalHub>, offer: Option<&LocalOffer>) -> Option<LocalSockets> {
-    let (hub, offer) = (hub?, offer?);
+    let hub = hub?;
+    let offer = offer?;
     if !offer.is_reachable_from(hub.host()) {
         return None;
     }
@@ -99,15 +101,16 @@ async fn dial_sockets(hub: Option<&LocalHub>, offer: Option<&LocalOffer>) -> Opt
     Some(LocalSockets { control, tensor })
 }
 
-/// Waits for the two sockets that the dialler has announced by its choice of road.
-async fn await_sockets(leave: &mut AdmissionHandle) -> Option<LocalSockets> {
-    let (mut control, mut tensor) = (None, None);
+/// Waits for the two sockets that the dialler has announced by its choice of path.
+async fn await_sockets(admission: &mut AdmissionHandle) -> Option<LocalSockets> {
+    let mut control = None;
+    let mut tensor = None;
     while control.is_none() || tensor.is_none() {
-        let LocalArrival { lane, stream, .. } = leave.arrivals.recv().await?;
+        let LocalArrival { lane, stream, .. } = admission.arrivals.recv().await?;
         match lane {
             LocalLane::Control => control = Some(stream),
             LocalLane::Tensor => tensor = Some(stream),
-            // Bodies are not requested before the road is known.
+            // Bodies are not requested before the path is known.
             LocalLane::Bulk => drop(stream),
         }
     }

@@ -1,4 +1,4 @@
-//! The tasks of a connection: which lanes there are on which road.
+//! The tasks of a connection: which lanes there are on which path.
 
 use std::sync::Arc;
 
@@ -23,17 +23,20 @@ const CONTROL_PRIORITY: i32 = 2;
 const LONG_PRIORITY: i32 = -1;
 
 /// Starts the lanes of a connection.
-pub(super) fn spawn(context: &Arc<TransportContext>, settled: EstablishedLink) -> JoinSet<LaneEnd> {
-    let EstablishedLink { link, outlet, sockets, arrivals } = settled;
+pub(super) fn spawn(
+    context: &Arc<TransportContext>,
+    established: EstablishedLink,
+) -> JoinSet<LaneEnd> {
+    let EstablishedLink { link, outlet, sockets, arrivals } = established;
     let mut lanes = JoinSet::new();
     let both = || (Arc::clone(context), Arc::clone(&link));
     let (shared, own) = both();
     lanes.spawn(accept_one_way(shared, own));
     let (shared, own) = both();
     lanes.spawn(accept_two_way(shared, own.connection.clone(), own.peer, Some(own.path)));
-    if let Some((arrivals, leave)) = arrivals {
+    if let Some((arrivals, admission)) = arrivals {
         let (shared, own) = both();
-        lanes.spawn(serve_arrivals(shared, own, arrivals, leave));
+        lanes.spawn(serve_arrivals(shared, own, arrivals, admission));
     }
     if let Some(sockets) = sockets {
         carry_sockets(context, &link, sockets, outlet, &mut lanes);

@@ -1,4 +1,4 @@
-//! The lanes of the same-host road.
+//! The lanes of the same-host path.
 
 use std::sync::Arc;
 
@@ -48,8 +48,8 @@ async fn send_control(
     }
 }
 
-/// Once the connection is closed nothing is written, but the sockets stay: their end would mean that
-/// this process is dead. The tasks are ended from outside.
+/// Once the connection is closed nothing is written, but the sockets stay: their end would mean
+/// that this process is dead. The tasks are ended from outside.
 async fn keep_until_end(link: &PeerLink) -> LaneEnd {
     link.connection.closed().await;
     std::future::pending().await
@@ -101,22 +101,22 @@ async fn refuse_bytes(stream: OwnedReadHalf) -> LaneEnd {
     }
 }
 
-/// Serves the connections that come by this connection's leave, which is held as long.
+/// Serves the connections that come by this connection's admission, which is held as long.
 pub(super) async fn serve_arrivals(
     context: Arc<TransportContext>,
     link: Arc<PeerLink>,
     mut arrivals: mpsc::Receiver<LocalArrival>,
-    leave: LocalAdmission,
+    admission: LocalAdmission,
 ) -> LaneEnd {
     let mut streams = JoinSet::new();
     loop {
         tokio::select! {
             arrival = arrivals.recv() => {
                 let Some(arrival) = arrival else { break };
-                let is_welcome = arrival.lane == LocalLane::Bulk
+                let is_allowed = arrival.lane == LocalLane::Bulk
                     && streams.len() < BULK_SOCKETS_MAX
                     && may_send(link.peer.role, MessageKind::Bulk);
-                if is_welcome {
+                if is_allowed {
                     streams.spawn(serve_one(Arc::clone(&context), Arc::clone(&link), arrival));
                 }
             }
@@ -125,7 +125,7 @@ pub(super) async fn serve_arrivals(
             }
         }
     }
-    drop(leave);
+    drop(admission);
     LaneEnd::Over
 }
 

@@ -1,4 +1,4 @@
-//! What comes on a lane, on either road.
+//! What comes on a lane, on either path.
 
 use std::sync::Arc;
 
@@ -16,8 +16,8 @@ use crate::identity::PeerIdentity;
 use crate::peers::{ControlKind, MessageKind, may_send};
 
 /// How a lane ends when its stream does.
-const fn end_of_stream(road: TransportPath) -> LaneEnd {
-    match road {
+const fn end_of_stream(path: TransportPath) -> LaneEnd {
+    match path {
         TransportPath::Quic => LaneEnd::Over,
         TransportPath::SameHost => LaneEnd::SocketGone,
     }
@@ -27,18 +27,18 @@ const fn end_of_stream(road: TransportPath) -> LaneEnd {
 pub(super) async fn receive_control<R: AsyncRead + Unpin>(
     context: &TransportContext,
     link: &PeerLink,
-    road: TransportPath,
+    path: TransportPath,
     stream: R,
 ) -> LaneEnd {
     let mut reader = ControlReader::new(stream);
     loop {
         match reader.read().await {
             Ok(Some(bytes)) => {
-                if let Err(code) = handle_control(context, link, road, bytes) {
+                if let Err(code) = handle_control(context, link, path, bytes) {
                     return LaneEnd::Violation(PeerViolation::Other(code));
                 }
             }
-            Ok(None) | Err(ControlFault::Stream(_)) => return end_of_stream(road),
+            Ok(None) | Err(ControlFault::Stream(_)) => return end_of_stream(path),
             Err(ControlFault::Length { .. }) => {
                 return LaneEnd::Violation(PeerViolation::Other(CloseCode::Length));
             }
@@ -52,21 +52,21 @@ pub(super) async fn receive_control<R: AsyncRead + Unpin>(
 fn handle_control(
     context: &TransportContext,
     link: &PeerLink,
-    road: TransportPath,
+    path: TransportPath,
     bytes: Bytes,
 ) -> Result<(), CloseCode> {
-    let tallies = &context.counters;
-    tallies.control.received(road, 1, bytes.len() as u64);
+    let counters = &context.counters;
+    counters.control.received(path, 1, bytes.len() as u64);
     let first = bytes.first().copied().expect("a control message is never empty");
     let Some(kind) = ControlKind::of(first) else {
-        tallies.control_unknown_kind.increment();
+        counters.control_unknown_kind.increment();
         return Ok(());
     };
     if !may_send(link.peer.role, MessageKind::Control(kind)) {
         return Err(CloseCode::Forbidden);
     }
     if !context.events.try_send(TransportEvent::Control { from: link.peer, bytes }) {
-        tallies.control_events_full.increment();
+        counters.control_events_full.increment();
     }
     Ok(())
 }
@@ -75,17 +75,18 @@ fn handle_control(
 pub(super) async fn receive_frames<R: AsyncRead + Unpin>(
     context: &TransportContext,
     link: &PeerLink,
-    road: TransportPath,
+    path: TransportPath,
     stream: R,
 ) -> LaneEnd {
-    let (rules, parts) = (context.rules.subscribe(), context.part_pool.clone());
+    let rules = context.rules.subscribe();
+    let parts = context.part_pool.clone();
     let mut reader = FrameReader::new(stream, link.peer, rules, parts);
     loop {
         match reader.read().await {
-            Ok(Some(FrameArrival::Frame(frame))) => deliver_frame(context, road, frame),
+            Ok(Some(FrameArrival::Frame(frame))) => deliver_frame(context, path, frame),
             Ok(Some(FrameArrival::Skipped { .. })) => context.counters.frames.dropped.increment(),
             Ok(None) | Err(ReadFrameError::Cut | ReadFrameError::Stream(_)) => {
-                return end_of_stream(road);
+                return end_of_stream(path);
             }
             Err(ReadFrameError::Refused(refusal)) => {
                 context.counters.frames_refused.increment();
@@ -95,10 +96,10 @@ pub(super) async fn receive_frames<R: AsyncRead + Unpin>(
     }
 }
 
-fn deliver_frame(context: &TransportContext, road: TransportPath, frame: ReceivedFrame) {
+fn deliver_frame(context: &TransportContext, path: TransportPath, frame: ReceivedFrame) {
     let floats: usize = frame.parts.iter().map(|part| part.len()).sum();
     let bytes = frame.meta.len() + floats * size_of::<f32>();
-    context.counters.frames.received(road, 1, bytes as u64);
+    context.counters.frames.received(path, 1, bytes as u64);
     let sink = context.frame_sink.borrow().clone();
     match sink {
         Some(sink) => sink(frame),
@@ -110,7 +111,7 @@ fn deliver_frame(context: &TransportContext, road: TransportPath, frame: Receive
 pub(super) async fn serve_bulk<R, W>(
     context: &Arc<TransportContext>,
     peer: PeerIdentity,
-    road: TransportPath,
+    path: TransportPath,
     receive: R,
     send: W,
 ) -> LaneEnd
@@ -122,7 +123,7 @@ where
     let find = move |key: &[u8]| source.as_ref().and_then(|source| source(&peer, key));
     match serve(receive, send, find).await {
         Ok(served) => {
-            context.counters.bulk.sent(road, served.chunks, served.bytes);
+            context.counters.bulk.sent(path, served.chunks, served.bytes);
             LaneEnd::Over
         }
         Err(ServeBulkError::Refused(_)) => {

@@ -18,7 +18,7 @@ use crate::request::serve_request;
 pub(super) const CONTROL_STREAM: u8 = 0x10;
 /// Long control messages, one way.
 pub(super) const LONG_STREAM: u8 = 0x11;
-/// Frames, one way.
+/// Type byte of a stream of frames, one way.
 pub(super) const TENSOR_STREAM: u8 = 0x12;
 /// A request, both ways.
 pub(crate) const REQUEST_STREAM: u8 = 0x20;
@@ -68,19 +68,20 @@ async fn handle_one_way(
     }
 }
 
-/// Takes streams that go both ways. `road` is that of a member; a client has none, and only sends requests.
+/// Takes streams that go both ways. `path` is that of a member; a client has none, and only sends
+/// requests.
 pub(super) async fn accept_two_way(
     context: Arc<TransportContext>,
     connection: Connection,
     peer: PeerIdentity,
-    road: Option<TransportPath>,
+    path: Option<TransportPath>,
 ) -> LaneEnd {
     let mut streams = JoinSet::new();
     loop {
         tokio::select! {
             stream = connection.accept_bi() => {
                 let Ok((send, receive)) = stream else { return LaneEnd::Over };
-                streams.spawn(handle_two_way(Arc::clone(&context), peer, road, send, receive));
+                streams.spawn(handle_two_way(Arc::clone(&context), peer, path, send, receive));
             }
             Some(Ok(LaneEnd::Violation(violation))) = streams.join_next() => {
                 return LaneEnd::Violation(violation);
@@ -92,7 +93,7 @@ pub(super) async fn accept_two_way(
 async fn handle_two_way(
     context: Arc<TransportContext>,
     peer: PeerIdentity,
-    road: Option<TransportPath>,
+    path: Option<TransportPath>,
     send: SendStream,
     mut receive: RecvStream,
 ) -> LaneEnd {
@@ -107,7 +108,7 @@ async fn handle_two_way(
                 Err(code) => LaneEnd::Violation(PeerViolation::Other(code)),
             }
         }
-        [BULK_STREAM] if road.is_some() && may_send(peer.role, MessageKind::Bulk) => {
+        [BULK_STREAM] if path.is_some() && may_send(peer.role, MessageKind::Bulk) => {
             serve_bulk(&context, peer, TransportPath::Quic, receive, send).await
         }
         [REQUEST_STREAM | BULK_STREAM] => {

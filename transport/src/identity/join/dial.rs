@@ -1,4 +1,4 @@
-//! A join from a socket of its own: the joiner is nobody's peer yet.
+//! A join from a socket of its own: the joiner is no peer of a node yet.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -7,7 +7,7 @@ use quinn::Endpoint;
 use super::requester::{JoinError, JoinSetup, JoinedMember, request_certificate};
 use crate::identity::UnixSeconds;
 
-/// Requests to be let into a cluster, with a token.
+/// Requests membership of a cluster, with a token.
 ///
 /// # Errors
 /// If there is no certificate. What passes with time may be tried again with the same key.

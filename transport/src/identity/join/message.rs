@@ -20,16 +20,17 @@ use super::super::name::NodeNameFault;
 use super::super::role::PeerRole;
 use super::super::token::JoinTokenId;
 
-/// The longest request: a signing request of 8 KiB, a name, eight addresses, and room.
+/// The longest request: a signing request of 8 KiB, a name, eight addresses, and a margin.
 pub const JOIN_REQUEST_BYTES_MAX: usize = 10 << 10;
-/// The longest answer: four certificates of 8 KiB, the authority, sixteen controllers, and room.
+/// The longest answer: four certificates of 8 KiB, the authority, sixteen controllers, and a
+/// margin.
 pub const JOIN_ANSWER_BYTES_MAX: usize = 64 << 10;
 /// The most addresses of one node.
 pub const ADDRESSES_MAX: usize = 8;
 /// The most controllers that an answer names. A cluster has three to seven.
 pub const CONTROLLERS_MAX: usize = 16;
 
-/// What a joiner sends, once it has verified the server.
+/// The request of a joiner, sent once it has verified the server.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JoinRequest<'a> {
     /// Id of the token that the joiner claims to hold.
@@ -67,12 +68,12 @@ impl<'a> JoinRequest<'a> {
     }
 }
 
-/// What the controller answers to a joiner.
+/// The controller's answer to a joiner.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum JoinAnswer {
     /// The joiner is a member now.
     Granted(JoinGrant),
-    /// The joiner is not let in, for this reason.
+    /// The join is refused, for this reason.
     Refused(JoinRefusal),
 }
 
@@ -92,7 +93,7 @@ impl JoinAnswer {
     }
 }
 
-/// What makes a member of a joiner.
+/// The certificates, node id and controllers that a new member gets.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JoinGrant {
     /// Id of the cluster.
@@ -104,7 +105,7 @@ pub struct JoinGrant {
     /// The controllers to dial next.
     #[serde(deserialize_with = "at_most::<_, _, CONTROLLERS_MAX>")]
     pub controllers: Vec<ControllerContact>,
-    /// For a controller, and for nobody else: the authority, so that it can let others in.
+    /// For a controller, and for no other role: the authority, so that it can admit others.
     pub authority: Option<AuthoritySecret>,
 }
 
@@ -139,7 +140,7 @@ impl JoinGrant {
     }
 }
 
-/// Why a joiner is not let in.
+/// Why a join is refused.
 #[derive(Clone, Debug, PartialEq, Eq, Error, Serialize, Deserialize)]
 pub enum JoinRefusal {
     /// The token's time is over.
@@ -147,7 +148,7 @@ pub enum JoinRefusal {
     TokenExpired {
         /// Id of the token.
         token: JoinTokenId,
-        /// When it expired.
+        /// When the token expired, in seconds since 1970.
         at: UnixSeconds,
     },
     /// The token was revoked.
@@ -161,7 +162,7 @@ pub enum JoinRefusal {
     TokenSpent {
         /// Id of the token.
         token: JoinTokenId,
-        /// How often it may be used.
+        /// Number of uses that the token allows.
         uses: u64,
         /// When the last use was.
         at: UnixSeconds,
@@ -173,7 +174,7 @@ pub enum JoinRefusal {
         token: JoinTokenId,
     },
     /// The token is for another role.
-    #[error("E2006 token {token} is for the role {expected}, and {found} was asked for")]
+    #[error("E2006 token {token} is for the role {expected}, and {found} was requested")]
     WrongRole {
         /// Id of the token.
         token: JoinTokenId,
@@ -197,7 +198,7 @@ pub enum JoinRefusal {
     /// The clocks are too far apart for certificates to be of use.
     #[error("{0}")]
     Clock(ClockFault),
-    /// The name is none, or the cluster does not want it.
+    /// The name is none, or the cluster does not accept it.
     #[error("E2011 the name was refused: {0}")]
     WrongName(NameRefusal),
     /// The signing request is refused.
@@ -223,7 +224,7 @@ pub enum JoinRefusal {
     NoMember,
 }
 
-/// What is wrong with a name.
+/// Why a name is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error, Serialize, Deserialize)]
 pub enum NameRefusal {
     /// It is no name.
@@ -243,9 +244,9 @@ pub enum JoinMessageFault {
     /// There are more bytes than a message may have.
     #[error("a message of {found} bytes, at most {maximum} are looked at")]
     TooLong {
-        /// How many there are.
+        /// Number of bytes of the message.
         found: usize,
-        /// How many there may be.
+        /// The most bytes that the message may have.
         maximum: usize,
     },
     /// Not the message, or not only.

@@ -81,7 +81,7 @@ pub(super) fn client_config(
 struct PinnedVerifier {
     pin: SpkiPin,
     /// Written once, by the thread that runs the handshake. TLS carries errors as text; the
-    /// command line wants the reason.
+    /// command line needs the reason.
     fault: Arc<OnceLock<JoinServerFault>>,
 }
 

@@ -12,7 +12,7 @@ use super::super::token::TokenVerifier;
 const EXPORTER_LABEL: &[u8] = b"EXPORTER-zbe-join/1";
 const PROOF_LABEL: &[u8] = b"zbelastic join proof 1";
 
-/// A value that both ends of one TLS connection know, and nobody else; another connection has
+/// A value that both ends of one TLS connection know, and no third party; another connection has
 /// another one.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct ChannelBinding(pub(super) [u8; 32]);
@@ -87,7 +87,8 @@ mod tests {
     #[test]
     fn a_proof_is_of_one_channel_one_request_one_role_and_one_name() {
         let verifier = JoinToken::create(PeerRole::Worker, SpkiPin([0; 32])).verifier();
-        let (channel, request) = (ChannelBinding([1; 32]), [2; 32]);
+        let channel = ChannelBinding([1; 32]);
+        let request = [2; 32];
         let claim = ProofClaim {
             channel: &channel,
             request: &request,

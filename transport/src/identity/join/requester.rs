@@ -36,9 +36,9 @@ const ANSWER_SECONDS_MAX: u64 = DECISION_SECONDS_MAX + 5;
 /// The most dials of one attempt, so that controllers which point at each other end.
 const DIALS_MAX: usize = 32;
 /// How often one address is dialled: because someone typed it, because it leads now, and because it
-/// was crowded before.
+/// was at its limit before.
 const DIALS_PER_ADDRESS_MAX: usize = 4;
-/// TLS wants a name where we have none. It is not sent and not checked.
+/// TLS requires a name where we have none. It is not sent and not checked.
 const NO_NAME: &str = "zbelastic.invalid";
 
 /// What a joiner brings.
@@ -48,7 +48,7 @@ pub struct JoinSetup {
     pub token: JoinToken,
     /// The role to request.
     pub role: PeerRole,
-    /// What the node is called.
+    /// Name of the node.
     pub name: NodeName,
     /// The node's key. The same one in a second attempt, so that a use of the token whose answer
     /// was lost is not a second use.
@@ -60,8 +60,8 @@ pub struct JoinSetup {
 }
 
 impl JoinSetup {
-    /// The request of a member whose certificate ended: another one for its key, from a controller of its own
-    /// cluster. No token is needed.
+    /// The request of a member whose certificate ended: another one for its key, from a controller
+    /// of its own cluster. No token is needed.
     ///
     /// # Errors
     /// If its root is none.
@@ -146,21 +146,21 @@ pub enum GrantFault {
     #[error(transparent)]
     Credentials(#[from] CredentialsFault),
     /// The certificate is for another identity.
-    #[error("a certificate for {found}, asked for one for {expected}")]
+    #[error("a certificate for {found}, requested one for {expected}")]
     OtherIdentity {
         /// The identity that was requested, with the node id in the grant.
         expected: PeerIdentity,
         /// The identity that the certificate names.
         found: PeerIdentity,
     },
-    /// Others would not believe it.
+    /// Others would not trust it.
     #[error(transparent)]
     Unbelievable(#[from] PeerIdentityRefusal),
     /// Its authority is not the one that the token names.
     #[error(transparent)]
     Authority(#[from] JoinServerFault),
     /// The authority's secret is missing for a controller, or was sent to another role.
-    #[error("the authority's key comes to controllers and to nobody else")]
+    #[error("the authority's key comes to controllers alone")]
     WrongSecret,
     /// The authority's secret is damaged.
     #[error(transparent)]
@@ -175,8 +175,8 @@ enum JoinDialFailure {
     Final(JoinError),
 }
 
-/// Requests a certificate of the cluster that the token names: dials its addresses in turn, follows to
-/// the leader, and checks what it gets. Nothing is sent to a server that is not of that cluster.
+/// Requests a certificate of the cluster that the token names: dials its addresses in turn, follows
+/// to the leader, and checks what it gets. Nothing is sent to a server that is not of that cluster.
 ///
 /// # Errors
 /// If there is no certificate. `NobodyDecided` and some refusals pass with time; trying again, with
@@ -196,8 +196,8 @@ pub async fn request_certificate(
         match dial(endpoint, setup, address, now).await {
             Ok(joined) => return Ok(joined),
             Err(JoinDialFailure::Final(error)) => return Err(error),
-            Err(JoinDialFailure::TryOther { reason: why, leader }) => {
-                dials.failed.push((address, why));
+            Err(JoinDialFailure::TryOther { reason, leader }) => {
+                dials.failed.push((address, reason));
                 leader.into_iter().rev().for_each(|next| waiting.push_front(next));
             }
         }
@@ -253,23 +253,23 @@ fn failure_of_refusal(address: SocketAddr, refusal: JoinRefusal) -> JoinDialFail
 }
 
 impl JoinDialFailure {
-    fn try_other(why: &impl ToString) -> Self {
-        Self::TryOther { reason: why.to_string(), leader: Vec::new() }
+    fn try_other(error: &impl ToString) -> Self {
+        Self::TryOther { reason: error.to_string(), leader: Vec::new() }
     }
 
-    /// A connection that the other side closed before it answered: it was crowded, as many join at
-    /// once, and is dialled again. One that went silent is not.
-    fn of_lost(connection: &quinn::Connection, address: SocketAddr, why: &impl ToString) -> Self {
-        Self::of_close(connection.close_reason().as_ref(), address, why)
+    /// A connection that the other side closed before it answered: it was at its limit, as many
+    /// join at once, and is dialled again. One that went silent is not.
+    fn of_lost(connection: &quinn::Connection, address: SocketAddr, error: &impl ToString) -> Self {
+        Self::of_close(connection.close_reason().as_ref(), address, error)
     }
 
     fn of_close(
-        error: Option<&quinn::ConnectionError>,
+        close: Option<&quinn::ConnectionError>,
         address: SocketAddr,
-        why: &impl ToString,
+        error: &impl ToString,
     ) -> Self {
         use quinn::ConnectionError as Error;
-        let is_closed_by_peer = match error {
+        let is_closed_by_peer = match close {
             Some(Error::ApplicationClosed(_) | Error::ConnectionClosed(_) | Error::Reset) => true,
             Some(
                 Error::VersionMismatch
@@ -281,11 +281,11 @@ impl JoinDialFailure {
             | None => false,
         };
         let leader = if is_closed_by_peer { vec![address] } else { Vec::new() };
-        Self::TryOther { reason: why.to_string(), leader }
+        Self::TryOther { reason: error.to_string(), leader }
     }
 
-    fn setup(why: &impl ToString) -> Self {
-        Self::Final(JoinError::Setup(why.to_string()))
+    fn setup(error: &impl ToString) -> Self {
+        Self::Final(JoinError::Setup(error.to_string()))
     }
 }
 
@@ -401,7 +401,8 @@ fn check_grant(
         return Err(GrantFault::WrongSecret);
     }
     let authority = grant.authority.as_ref().map(ClusterAuthority::from_secret).transpose()?;
-    // The token may name the authority before: the issuer of the certificate, which leads to it, issues now.
+    // The token may name the authority before: the issuer of the certificate, which leads to it,
+    // issues now.
     if authority.as_ref().is_some_and(|authority| !credentials.is_by(authority.certificate())) {
         return Err(JoinServerFault::OtherAuthority.into());
     }

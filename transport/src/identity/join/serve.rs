@@ -1,5 +1,5 @@
-//! The controller's end of a join: reads a stranger's request, hands it on, writes the answer.
-//! Whether it is let in is decided elsewhere.
+//! The controller's end of a join: reads a joiner's request, passes it on, writes the answer.
+//! Whether it is admitted is decided elsewhere.
 
 use std::io;
 use std::net::SocketAddr;
@@ -27,7 +27,7 @@ pub const DECISION_SECONDS_MAX: u64 = 20;
 /// How long a joiner may take to read its answer.
 const GOODBYE_SECONDS_MAX: u64 = 5;
 
-/// A stranger's request to join, well-formed and not yet believed.
+/// A joiner's request to join, well-formed and not yet verified.
 #[derive(Clone, Debug)]
 pub struct JoinAttempt {
     /// Id of the token that the joiner claims to hold.
@@ -67,8 +67,8 @@ impl JoinAttempt {
         Err(JoinRefusal::WrongProof { token: self.token })
     }
 
-    /// Whether it is a member whose certificate ended. That the key is its own was checked with its signing
-    /// request; a certificate for it is of use to nobody else.
+    /// Whether it is a member whose certificate ended. That the key is its own was checked with its
+    /// signing request; a certificate for it is of use to no other process.
     #[must_use]
     pub fn is_of_member(&self) -> bool {
         self.token == JoinTokenId::MEMBER
@@ -88,7 +88,7 @@ pub enum JoinReadFault {
     #[error("a joiner went away: {0}")]
     Broken(#[from] io::Error),
     /// It took too long.
-    #[error("a joiner said nothing for {READ_SECONDS_MAX} seconds")]
+    #[error("a joiner sent nothing for {READ_SECONDS_MAX} seconds")]
     TooSlow,
     /// The bytes that it sent are no request.
     #[error(transparent)]
@@ -133,25 +133,25 @@ fn attempt_of(
     from: SocketAddr,
     now: UnixSeconds,
 ) -> Result<JoinAttempt, JoinReadFault> {
-    let said = JoinRequest::decode(bytes)?;
+    let request = JoinRequest::decode(bytes)?;
     let refused = JoinReadFault::Refused;
-    check_apart(now, said.clock).map_err(|fault| refused(JoinRefusal::Clock(fault)))?;
-    let name: NodeName = said
+    check_apart(now, request.clock).map_err(|fault| refused(JoinRefusal::Clock(fault)))?;
+    let name: NodeName = request
         .name
         .parse()
         .map_err(|fault| refused(JoinRefusal::WrongName(NameRefusal::Form(fault))))?;
-    let key = RequestedKey::from_request(said.request)
+    let key = RequestedKey::from_request(request.request)
         .map_err(|fault| refused(JoinRefusal::WrongRequest(fault)))?;
     Ok(JoinAttempt {
-        token: said.token,
-        role: said.role,
+        token: request.token,
+        role: request.role,
         name,
         key,
-        addresses: said.addresses,
+        addresses: request.addresses,
         from,
         channel,
-        request: request_digest(said.request),
-        proof: said.proof,
+        request: request_digest(request.request),
+        proof: request.proof,
     })
 }
 
@@ -190,27 +190,29 @@ pub enum JoinServeFault {
     /// The connection has no value of its own.
     #[error(transparent)]
     Binding(#[from] BindingFault),
-    /// There was nothing to decide about. A refusal was sent, unless the joiner was too slow or went away.
+    /// There was nothing to decide about. A refusal was sent, unless the joiner was too slow or
+    /// went away.
     #[error(transparent)]
     Read(#[from] JoinReadFault),
 }
 
 /// Serves the joiner at the other end of an accepted connection: reads its request, gives it to
-/// `replicate_data`, waits for the answer, sends it, and closes. One request a connection. Every wait ends.
+/// `forward`, waits for the answer, sends it, and closes. One request a connection. Every wait
+/// ends.
 ///
 /// # Errors
-/// If there was no request, or nobody to answer.
+/// If there was no request, or the joiner went away.
 pub async fn serve_join(
     connection: &quinn::Connection,
     now: UnixSeconds,
-    hand_on: impl FnOnce(JoinAttempt, JoinReply),
+    forward: impl FnOnce(JoinAttempt, JoinReply),
 ) -> Result<(), JoinServeFault> {
     let channel = ChannelBinding::of(connection)?;
     let opened = timeout(Duration::from_secs(READ_SECONDS_MAX), connection.accept_bi()).await;
     let (mut send, mut receive) = opened.map_err(|_| JoinReadFault::TooSlow)??;
     let read = read_join(&mut receive, channel, connection.remote_address(), now).await;
     let (answer, fault) = match read {
-        Ok(attempt) => (decide(attempt, hand_on).await, None),
+        Ok(attempt) => (decide(attempt, forward).await, None),
         Err(fault) => match fault.refusal() {
             Some(refusal) => (JoinAnswer::Refused(refusal), Some(fault)),
             None => return Err(fault.into()),
@@ -219,15 +221,15 @@ pub async fn serve_join(
     send.write_all(&answer.encode()).await?;
     // The stream was not closed by us before, and a peer that hung up needs no end of it.
     let _ = send.finish();
-    let goodbye = Duration::from_secs(GOODBYE_SECONDS_MAX);
-    // The joiner closes when it has read. If it does not, the wait is what ends.
-    let _ = timeout(goodbye, connection.closed()).await;
+    let close_within = Duration::from_secs(GOODBYE_SECONDS_MAX);
+    // The joiner closes when it has read. If it does not, the wait ends.
+    let _ = timeout(close_within, connection.closed()).await;
     fault.map_or(Ok(()), |fault| Err(fault.into()))
 }
 
-async fn decide(attempt: JoinAttempt, hand_on: impl FnOnce(JoinAttempt, JoinReply)) -> JoinAnswer {
+async fn decide(attempt: JoinAttempt, forward: impl FnOnce(JoinAttempt, JoinReply)) -> JoinAnswer {
     let (reply, answer) = JoinReply::pair();
-    hand_on(attempt, reply);
+    forward(attempt, reply);
     match timeout(Duration::from_secs(DECISION_SECONDS_MAX), answer).await {
         Ok(Ok(answer)) => answer,
         Ok(Err(_)) | Err(_) => JoinAnswer::Refused(JoinRefusal::NotReady),

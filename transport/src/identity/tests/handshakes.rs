@@ -29,9 +29,11 @@ impl HandshakeResults {
 }
 
 /// Dials, and waits until both ends know: a server of TLS 1.3 judges the client's certificate after
-/// the client believes it is through, so a dialler that got through waits for a close or for a stream.
-async fn meet(own: rustls::ServerConfig, other: ClientConfig) -> HandshakeResults {
-    let (server, client) = (server(own), client());
+/// the client assumes that it is through, so a dialler that got through waits for a close or for a
+/// stream.
+async fn handshake(own: rustls::ServerConfig, other: ClientConfig) -> HandshakeResults {
+    let server = server(own);
+    let client = client();
     let address = server.local_addr().unwrap();
     let dial = client.connect_with(client_config(other), address, "zbelastic.invalid").unwrap();
     let accept = async {
@@ -50,14 +52,14 @@ async fn meet(own: rustls::ServerConfig, other: ClientConfig) -> HandshakeResult
     HandshakeResults { accepted, dialled }
 }
 
-pub(super) async fn meet_members(
+pub(super) async fn handshake_members(
     own: &Credentials,
     other: &Credentials,
-    wanted: ExpectedPeer,
+    expected: ExpectedPeer,
 ) -> HandshakeResults {
-    meet(
+    handshake(
         own.server_config(AcceptedDiallers::Members).unwrap(),
-        other.client_config(wanted).unwrap(),
+        other.client_config(expected).unwrap(),
     )
     .await
 }
@@ -65,15 +67,16 @@ pub(super) async fn meet_members(
 #[tokio::test]
 async fn members_of_a_cluster_meet_and_know_each_other() {
     let authority = authority_today();
-    let (controller, worker) =
-        (member(&authority, PeerRole::Controller, 1), member(&authority, PeerRole::Worker, 2));
+    let controller = member(&authority, PeerRole::Controller, 1);
+    let worker = member(&authority, PeerRole::Worker, 2);
     for doors in [AcceptedDiallers::Members, AcceptedDiallers::MembersAndJoiners] {
-        let meeting = meet(
+        let results = handshake(
             controller.server_config(doors).unwrap(),
             worker.client_config(ExpectedPeer::Node(NodeId(1))).unwrap(),
         )
         .await;
-        let (accepted, dialled) = (meeting.accepted.unwrap(), meeting.dialled.unwrap());
+        let accepted = results.accepted.unwrap();
+        let dialled = results.dialled.unwrap();
         assert_eq!(AcceptedPeer::of(&accepted), Ok(AcceptedPeer::Member(worker.identity())));
         assert_eq!(AcceptedPeer::member(&dialled), Ok(controller.identity()));
     }
@@ -81,25 +84,23 @@ async fn members_of_a_cluster_meet_and_know_each_other() {
 
 #[tokio::test]
 async fn a_member_of_another_cluster_is_refused_at_either_end() {
-    let (ours, theirs) =
-        (authority_today(), ClusterAuthority::create(ClusterId(8), UnixSeconds::now()).unwrap());
-    let (own, other) =
-        (member(&ours, PeerRole::Controller, 1), member(&theirs, PeerRole::Controller, 1));
-    let meeting = meet_members(&own, &other, ExpectedPeer::AnyMember).await;
-    assert!(meeting.accepted.is_err() && meeting.dialled.is_err(), "{}", meeting.texts());
-    assert!(meeting.texts().contains("a certificate of cluster"), "{}", meeting.texts());
+    let ours = authority_today();
+    let theirs = ClusterAuthority::create(ClusterId(8), UnixSeconds::now()).unwrap();
+    let own = member(&ours, PeerRole::Controller, 1);
+    let other = member(&theirs, PeerRole::Controller, 1);
+    let results = handshake_members(&own, &other, ExpectedPeer::AnyMember).await;
+    assert!(results.accepted.is_err() && results.dialled.is_err(), "{}", results.texts());
+    assert!(results.texts().contains("a certificate of cluster"), "{}", results.texts());
 }
 
 #[tokio::test]
 async fn a_forged_authority_with_the_clusters_name_is_refused() {
-    let (own, forged) = (
-        member(&authority_today(), PeerRole::Controller, 1),
-        member(&authority_today(), PeerRole::Worker, 2),
-    );
+    let own = member(&authority_today(), PeerRole::Controller, 1);
+    let forged = member(&authority_today(), PeerRole::Worker, 2);
     let trusting =
         Credentials::new(forged.chain().to_vec(), forged.key().clone(), own.roots().to_vec());
-    let meeting = meet_members(&own, &trusting.unwrap(), ExpectedPeer::AnyMember).await;
-    assert!(meeting.accepted.is_err() && meeting.dialled.is_err(), "{}", meeting.texts());
+    let results = handshake_members(&own, &trusting.unwrap(), ExpectedPeer::AnyMember).await;
+    assert!(results.accepted.is_err() && results.dialled.is_err(), "{}", results.texts());
 }
 
 #[tokio::test]
@@ -109,13 +110,13 @@ async fn certificates_of_the_past_and_of_the_future_are_refused_with_both_clocks
     let now = UnixSeconds::now();
     for issued in [now.minus(2 * DAY_SECONDS), now.plus(3600)] {
         let worker = authority.credentials(PeerRole::Worker, NodeId(2), issued).unwrap();
-        let meeting = meet_members(&controller, &worker, ExpectedPeer::AnyMember).await;
-        let texts = meeting.texts();
-        assert!(meeting.accepted.is_err() && meeting.dialled.is_err(), "{texts}");
+        let results = handshake_members(&controller, &worker, ExpectedPeer::AnyMember).await;
+        let texts = results.texts();
+        assert!(results.accepted.is_err() && results.dialled.is_err(), "{texts}");
         assert!(texts.contains("E2010") && texts.contains(&issued.to_string()), "{texts}");
-        let meeting = meet_members(&worker, &controller, ExpectedPeer::AnyMember).await;
-        assert!(meeting.dialled.is_err(), "{}", meeting.texts());
-        assert!(meeting.texts().contains("E2010"), "{}", meeting.texts());
+        let results = handshake_members(&worker, &controller, ExpectedPeer::AnyMember).await;
+        assert!(results.dialled.is_err(), "{}", results.texts());
+        assert!(results.texts().contains("E2010"), "{}", results.texts());
     }
 }
 
@@ -126,22 +127,22 @@ async fn a_clock_four_minutes_wrong_is_tolerated() {
     let now = UnixSeconds::now();
     for issued in [now.plus(240), now.minus(DAY_SECONDS + 240)] {
         let worker = authority.credentials(PeerRole::Worker, NodeId(2), issued).unwrap();
-        let meeting = meet_members(&controller, &worker, ExpectedPeer::AnyMember).await;
-        assert!(meeting.accepted.is_ok() && meeting.dialled.is_ok(), "{}", meeting.texts());
+        let results = handshake_members(&controller, &worker, ExpectedPeer::AnyMember).await;
+        assert!(results.accepted.is_ok() && results.dialled.is_ok(), "{}", results.texts());
     }
 }
 
 #[tokio::test]
 async fn another_node_than_the_one_dialled_is_refused() {
     let authority = authority_today();
-    let (own, other) =
-        (member(&authority, PeerRole::Worker, 1), member(&authority, PeerRole::Worker, 2));
-    let meeting = meet_members(&own, &other, ExpectedPeer::Node(NodeId(9))).await;
-    assert!(meeting.dialled.is_err(), "{}", meeting.texts());
+    let own = member(&authority, PeerRole::Worker, 1);
+    let other = member(&authority, PeerRole::Worker, 2);
+    let results = handshake_members(&own, &other, ExpectedPeer::Node(NodeId(9))).await;
+    assert!(results.dialled.is_err(), "{}", results.texts());
 }
 
 #[tokio::test]
-async fn a_client_without_a_certificate_is_no_member_at_either_kind_of_door() {
+async fn a_client_without_a_certificate_is_no_member_of_either_kind_of_server() {
     let controller = member(&authority_today(), PeerRole::Controller, 1);
     let anonymous = || {
         let verifier = controller.client_config(ExpectedPeer::AnyMember).unwrap();
@@ -154,12 +155,12 @@ async fn a_client_without_a_certificate_is_no_member_at_either_kind_of_door() {
         config.alpn_protocols = vec![AlpnProtocol::Member.name().to_vec()];
         config
     };
-    let meeting =
-        meet(controller.server_config(AcceptedDiallers::Members).unwrap(), anonymous()).await;
-    assert!(meeting.accepted.is_err() && meeting.dialled.is_err(), "{}", meeting.texts());
+    let results =
+        handshake(controller.server_config(AcceptedDiallers::Members).unwrap(), anonymous()).await;
+    assert!(results.accepted.is_err() && results.dialled.is_err(), "{}", results.texts());
 
     let both = controller.server_config(AcceptedDiallers::MembersAndJoiners).unwrap();
-    let accepted = meet(both, anonymous()).await.accepted.unwrap();
+    let accepted = handshake(both, anonymous()).await.accepted.unwrap();
     let fault = AcceptFault::NoMember(CertificateFault::Missing);
     assert_eq!(AcceptedPeer::of(&accepted), Err(fault));
 }
@@ -172,27 +173,27 @@ async fn a_joiner_is_only_let_in_where_joiners_are() {
         config.alpn_protocols = vec![AlpnProtocol::Join.name().to_vec()];
         config
     };
-    let meeting =
-        meet(controller.server_config(AcceptedDiallers::Members).unwrap(), joining()).await;
-    assert!(meeting.accepted.is_err() && meeting.dialled.is_err(), "{}", meeting.texts());
+    let results =
+        handshake(controller.server_config(AcceptedDiallers::Members).unwrap(), joining()).await;
+    assert!(results.accepted.is_err() && results.dialled.is_err(), "{}", results.texts());
     // A member that speaks the join protocol is a joiner, whatever it shows.
     let both = controller.server_config(AcceptedDiallers::MembersAndJoiners).unwrap();
-    let accepted = meet(both, joining()).await.accepted.unwrap();
+    let accepted = handshake(both, joining()).await.accepted.unwrap();
     assert_eq!(AcceptedPeer::of(&accepted), Ok(AcceptedPeer::Joiner));
 }
 
 #[tokio::test]
 async fn a_session_is_never_resumed() {
     let authority = authority_today();
-    let (own, other) =
-        (member(&authority, PeerRole::Controller, 1), member(&authority, PeerRole::Worker, 2));
+    let own = member(&authority, PeerRole::Controller, 1);
+    let other = member(&authority, PeerRole::Worker, 2);
     let config = own.server_config(AcceptedDiallers::Members).unwrap();
     assert_eq!((config.send_tls13_tickets, config.max_early_data_size), (0, 0));
     assert!(!config.session_storage.can_cache());
     assert!(!other.client_config(ExpectedPeer::AnyMember).unwrap().enable_early_data);
 }
 
-/// A client that believes any certificate.
+/// A client that trusts any certificate.
 fn trusting() -> std::sync::Arc<dyn rustls::client::danger::ServerCertVerifier> {
     std::sync::Arc::new(TrustingVerifier)
 }

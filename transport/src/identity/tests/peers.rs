@@ -27,7 +27,7 @@ fn issued(authority: &ClusterAuthority, role: PeerRole, node: u64) -> IssuedCert
 }
 
 #[test]
-fn a_member_is_who_its_certificate_says() {
+fn a_member_has_the_identity_in_its_certificate() {
     let authority = authority();
     for role in PeerRole::ALL {
         let issued = issued(&authority, role, 17);
@@ -94,16 +94,19 @@ fn a_clock_an_hour_behind_sees_a_certificate_of_the_future() {
 
 #[test]
 fn a_certificate_of_another_cluster_is_refused() {
-    let (ours, theirs) = (authority(), ClusterAuthority::create(ClusterId(8), NOW).unwrap());
+    let ours = authority();
+    let theirs = ClusterAuthority::create(ClusterId(8), NOW).unwrap();
     let chain = issued(&theirs, PeerRole::Controller, 1).chain;
     let refusal = check(&check_of(&ours), &chain, NOW).unwrap_err();
-    let (expected, found) = (CLUSTER, ClusterId(8));
+    let expected = CLUSTER;
+    let found = ClusterId(8);
     assert_eq!(refusal, PeerIdentityRefusal::OtherCluster { expected, found });
 }
 
 #[test]
 fn a_certificate_of_an_authority_that_took_our_name_is_refused() {
-    let (ours, forged) = (authority(), authority());
+    let ours = authority();
+    let forged = authority();
     let chain = issued(&forged, PeerRole::Controller, 1).chain;
     let mixed = [chain[0].clone(), ours.certificate().clone()];
     for chain in [&chain[..], &chain[..1], &mixed] {
@@ -141,25 +144,25 @@ fn authority_with_key_of(member: &Credentials) -> ClusterAuthority {
 }
 
 #[test]
-fn whom_one_dials_is_whom_one_meets() {
+fn a_dialler_reaches_only_the_peer_that_it_expects() {
     let authority = authority();
-    let dial = |role, wanted| {
+    let dial = |role, expected| {
         let chain = issued(&authority, role, 3).chain;
-        check_of(&authority).check_dialled(&chain[0], &chain[1..], NOW, wanted)
+        check_of(&authority).check_dialled(&chain[0], &chain[1..], NOW, expected)
     };
-    for wanted in [
+    for expected in [
         ExpectedPeer::AnyMember,
         ExpectedPeer::Role(PeerRole::Worker),
         ExpectedPeer::Node(NodeId(3)),
     ] {
-        assert!(dial(PeerRole::Worker, wanted).is_ok());
+        assert!(dial(PeerRole::Worker, expected).is_ok());
         for role in [PeerRole::Admin, PeerRole::Viewer, PeerRole::Operator] {
-            let refusal = dial(role, wanted).unwrap_err();
+            let refusal = dial(role, expected).unwrap_err();
             assert!(matches!(refusal, PeerIdentityRefusal::ServesNobody { .. }), "{refusal}");
         }
     }
-    for wanted in [ExpectedPeer::Role(PeerRole::Controller), ExpectedPeer::Node(NodeId(4))] {
-        let refusal = dial(PeerRole::Worker, wanted).unwrap_err();
+    for expected in [ExpectedPeer::Role(PeerRole::Controller), ExpectedPeer::Node(NodeId(4))] {
+        let refusal = dial(PeerRole::Worker, expected).unwrap_err();
         assert!(matches!(refusal, PeerIdentityRefusal::OtherPeer { .. }), "{refusal}");
     }
 }
@@ -181,7 +184,8 @@ fn five_certificates_are_too_many_and_four_are_not() {
 
 #[test]
 fn credentials_are_put_together_of_what_belongs_together() {
-    let (authority, other) = (authority(), ClusterAuthority::create(ClusterId(8), NOW).unwrap());
+    let authority = authority();
+    let other = ClusterAuthority::create(ClusterId(8), NOW).unwrap();
     let key = NodeKey::generate();
     let chain = authority.issue(&key.requested(), PeerRole::Worker, NodeId(1), NOW).unwrap().chain;
     let root = vec![authority.certificate().clone()];
@@ -205,6 +209,6 @@ fn an_authority_travels_as_bytes_and_shows_nothing() {
 
     assert_eq!(format!("{secret:?}"), "AuthoritySecret(..)");
     let key = authority.credentials(PeerRole::Admin, NodeId(1), NOW).unwrap();
-    let shown = format!("{:?} {:?} {:?}", authority, key, key.key());
-    assert!(!shown.contains("PRIVATE") && shown.len() < 1000, "{shown}");
+    let printed = format!("{:?} {:?} {:?}", authority, key, key.key());
+    assert!(!printed.contains("PRIVATE") && printed.len() < 1000, "{printed}");
 }

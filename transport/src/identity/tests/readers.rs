@@ -8,7 +8,7 @@ use super::super::*;
 use super::bench::{NOW, authority};
 
 #[test]
-fn a_certificate_of_nobody_or_of_two_is_none() {
+fn a_certificate_of_no_holder_or_of_two_is_refused() {
     let check = |names: &[&str], found| {
         let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
         let pair = rcgen::KeyPair::generate().unwrap();
@@ -52,16 +52,16 @@ proptest! {
     }
 
     #[test]
-    fn no_damage_to_a_certificate_is_believed(
-        place in any::<prop::sample::Index>(),
+    fn no_damaged_certificate_is_accepted(
+        index in any::<prop::sample::Index>(),
         change in 1_u8..,
     ) {
         let authority = authority();
         let good = authority.credentials(PeerRole::Worker, zbelastic_types::NodeId(1), NOW).unwrap();
         let mut bytes = good.chain()[0].to_vec();
-        let place = place.index(bytes.len());
-        prop_assert!(read_member(&bytes[..place]).is_err());
-        bytes[place] ^= change;
+        let index = index.index(bytes.len());
+        prop_assert!(read_member(&bytes[..index]).is_err());
+        bytes[index] ^= change;
         let check = good.peer_check().unwrap();
         prop_assert!(check.check(&bytes.into(), &good.chain()[1..], NOW).is_err());
     }

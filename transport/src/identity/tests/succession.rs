@@ -1,4 +1,4 @@
-//! One authority follows another: which certificates a member believes before, meanwhile and behind.
+//! One authority follows another: which certificates a member trusts before, meanwhile and behind.
 
 use rustls::pki_types::CertificateDer;
 use zbelastic_types::NodeId;
@@ -6,7 +6,7 @@ use zbelastic_types::NodeId;
 use super::super::verify::PeerCheck;
 use super::super::*;
 use super::bench::{CLUSTER, DAY_SECONDS, NOW, authority, authority_today, member};
-use super::handshakes::meet_members;
+use super::handshakes::handshake_members;
 
 type RootCertificates = Vec<CertificateDer<'static>>;
 
@@ -22,16 +22,15 @@ fn roots(authorities: &[&ClusterAuthority]) -> RootCertificates {
 }
 
 #[test]
-fn what_the_new_authority_issues_is_believed_by_all_and_what_the_old_one_issued_until_it_is_retired()
- {
+fn certificates_of_the_new_authority_are_trusted_and_those_of_the_old_one_until_it_is_retired() {
     let (old, new) = succession();
     let now = NOW.plus(2 * DAY_SECONDS);
     let key = NodeKey::generate().requested();
     let issued =
         |by: &ClusterAuthority| by.issue(&key, PeerRole::Worker, NodeId(3), now).unwrap().chain;
-    let is_believed = |by: &ClusterAuthority, believed: &[&ClusterAuthority]| {
+    let is_believed = |by: &ClusterAuthority, trusted: &[&ClusterAuthority]| {
         let chain = issued(by);
-        let check = PeerCheck::new(CLUSTER, &roots(believed)).unwrap();
+        let check = PeerCheck::new(CLUSTER, &roots(trusted)).unwrap();
         check.check(&chain[0], &chain[1..], now)
     };
     for believed in [&[&old][..], &[&old, &new], &[&new, &old], &[&new]] {
@@ -80,9 +79,9 @@ fn a_certificate_is_by_one_authority() {
     }
 }
 
-/// A member as of today with a certificate by one authority, that believes these.
-fn believing(by: &ClusterAuthority, node: u64, believed: &[&ClusterAuthority]) -> Credentials {
-    member(by, PeerRole::Worker, node).with_roots(roots(believed)).unwrap()
+/// A member as of today with a certificate by one authority, that trusts these.
+fn trusting(by: &ClusterAuthority, node: u64, trusted: &[&ClusterAuthority]) -> Credentials {
+    member(by, PeerRole::Worker, node).with_roots(roots(trusted)).unwrap()
 }
 
 #[tokio::test]
@@ -90,22 +89,23 @@ async fn old_and_new_members_meet_while_both_are_believed_and_not_once_one_is_re
     let old = authority_today();
     let new = old.successor(UnixSeconds::now()).unwrap();
     let both = [&old, &new];
-    let (renewed, not_yet) = (believing(&new, 1, &both), believing(&old, 2, &both));
-    let away = believing(&old, 3, &[&old]);
+    let renewed = trusting(&new, 1, &both);
+    let not_yet = trusting(&old, 2, &both);
+    let away = trusting(&old, 3, &[&old]);
     for (one, other) in [(&renewed, &not_yet), (&not_yet, &renewed), (&renewed, &away)] {
         for (own, other) in [(one, other), (other, one)] {
-            let meeting = meet_members(own, other, ExpectedPeer::AnyMember).await;
-            assert!(meeting.accepted.is_ok() && meeting.dialled.is_ok(), "{}", meeting.texts());
+            let results = handshake_members(own, other, ExpectedPeer::AnyMember).await;
+            assert!(results.accepted.is_ok() && results.dialled.is_ok(), "{}", results.texts());
         }
     }
-    let retired = believing(&new, 1, &[&new]);
+    let retired = trusting(&new, 1, &[&new]);
     for old_one in [&not_yet, &away] {
         for (own, other) in [(&retired, old_one), (old_one, &retired)] {
-            let meeting = meet_members(own, other, ExpectedPeer::AnyMember).await;
-            assert!(meeting.accepted.is_err() || meeting.dialled.is_err(), "{}", meeting.texts());
-            assert!(meeting.texts().contains("E2015"), "{}", meeting.texts());
+            let results = handshake_members(own, other, ExpectedPeer::AnyMember).await;
+            assert!(results.accepted.is_err() || results.dialled.is_err(), "{}", results.texts());
+            assert!(results.texts().contains("E2015"), "{}", results.texts());
         }
     }
-    let meeting = meet_members(&retired, &renewed, ExpectedPeer::AnyMember).await;
-    assert!(meeting.accepted.is_ok() && meeting.dialled.is_ok(), "{}", meeting.texts());
+    let results = handshake_members(&retired, &renewed, ExpectedPeer::AnyMember).await;
+    assert!(results.accepted.is_ok() && results.dialled.is_ok(), "{}", results.texts());
 }

@@ -47,10 +47,10 @@ async fn a_proof_replayed_on_another_connection_is_refused() {
 
     let setup = setup(token.clone(), PeerRole::Worker, vec![loopback()]);
     let now = UnixSeconds::now();
-    let said = request_bytes(&setup, &ChannelBinding::of(&joiner.0).unwrap(), now);
+    let request = request_bytes(&setup, &ChannelBinding::of(&joiner.0).unwrap(), now);
 
     let here = ChannelBinding::of(&controller.0).unwrap();
-    let attempt = read_join(&mut said.as_slice(), here, loopback(), now).await.unwrap();
+    let attempt = read_join(&mut request.as_slice(), here, loopback(), now).await.unwrap();
     assert_eq!(attempt.check_proof(&token.verifier()), Ok(()));
 
     // The very same bytes, sent through the other connection.
@@ -61,7 +61,7 @@ async fn a_proof_replayed_on_another_connection_is_refused() {
     };
     let send = async {
         let mut send = thief.0.open_uni().await.unwrap();
-        send.write_all(&said).await.unwrap();
+        send.write_all(&request).await.unwrap();
         send.finish().unwrap();
     };
     let both = async { tokio::join!(receive, send) };

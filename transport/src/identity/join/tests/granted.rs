@@ -1,4 +1,4 @@
-//! Joins that succeed, and grants that must not be believed.
+//! Joins that succeed, and grants that must not be accepted.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
@@ -7,15 +7,15 @@ use zbelastic_types::{ClusterId, NodeId};
 
 use super::super::super::*;
 use super::stage::{
-    JoinServerNote, NODE, believing, cluster, contact, controller, first_controller, grant, join,
-    other_cluster, setup,
+    JoinServerNote, NODE, cluster, contact, controller, first_controller, grant, join,
+    other_cluster, setup, trusting_controller,
 };
 
 #[tokio::test]
 async fn a_worker_joins_with_nothing_but_a_token() {
     let (authority, own) = cluster();
     let token = JoinToken::create(PeerRole::Worker, authority.pin());
-    let mut controller = believing(&authority, &own, &token);
+    let mut controller = trusting_controller(&authority, &own, &token);
     let setup = setup(token, PeerRole::Worker, vec![controller.address]);
     let joined = join(&setup).await.unwrap();
 
@@ -38,13 +38,14 @@ async fn a_worker_joins_with_nothing_but_a_token() {
 async fn a_controller_that_joins_gets_the_authority() {
     let (authority, own) = cluster();
     let token = JoinToken::create(PeerRole::Controller, authority.pin());
-    let controller = believing(&authority, &own, &token);
+    let controller = trusting_controller(&authority, &own, &token);
     let joined = join(&setup(token, PeerRole::Controller, vec![controller.address])).await.unwrap();
     let arrived = joined.authority.unwrap();
     assert_eq!((arrived.cluster(), arrived.pin()), (authority.cluster(), authority.pin()));
 }
 
-/// A joiner whose token names the authority before finds the cluster with it, as long as the log lets it.
+/// A joiner whose token names the authority before finds the cluster with it, as long as the log
+/// lets it.
 #[tokio::test]
 async fn tokens_of_the_old_authority_and_of_the_new_one_let_in_once_the_new_one_issues() {
     let (old, _) = cluster();
@@ -53,7 +54,7 @@ async fn tokens_of_the_old_authority_and_of_the_new_one_let_in_once_the_new_one_
     for pin in [old.pin(), new.pin()] {
         for role in [PeerRole::Worker, PeerRole::Controller] {
             let token = JoinToken::create(role, pin);
-            let controller = believing(&new, &own, &token);
+            let controller = trusting_controller(&new, &own, &token);
             let joined = join(&setup(token, role, vec![controller.address])).await.unwrap();
             assert!(joined.credentials.is_by(new.certificate()));
             assert!(joined.credentials.trusts(pin));
@@ -67,7 +68,7 @@ async fn tokens_of_the_old_authority_and_of_the_new_one_let_in_once_the_new_one_
 async fn the_same_joiner_asking_again_is_recognised_by_its_key() {
     let (authority, own) = cluster();
     let token = JoinToken::create(PeerRole::Worker, authority.pin());
-    let mut controller = believing(&authority, &own, &token);
+    let mut controller = trusting_controller(&authority, &own, &token);
     let again = setup(token.clone(), PeerRole::Worker, vec![controller.address]);
     let other = setup(token, PeerRole::Worker, vec![controller.address]);
     for setup in [&again, &again, &other] {
@@ -84,7 +85,7 @@ async fn the_same_joiner_asking_again_is_recognised_by_its_key() {
 async fn a_joiner_follows_to_the_controller_that_leads() {
     let (authority, own) = cluster();
     let token = JoinToken::create(PeerRole::Worker, authority.pin());
-    let leader = believing(&authority, &own, &token);
+    let leader = trusting_controller(&authority, &own, &token);
     let known = vec![leader.address];
     let follower = controller(&own, move |_| {
         Some(JoinAnswer::Refused(JoinRefusal::NotLeader { leader: known.clone() }))
@@ -94,13 +95,14 @@ async fn a_joiner_follows_to_the_controller_that_leads() {
 }
 
 #[tokio::test]
-async fn a_member_whose_certificate_ended_asks_with_its_key_and_no_token() {
+async fn a_member_whose_certificate_ended_requests_with_its_key_and_no_token() {
     let (authority, own) = cluster();
     let long_ago = UnixSeconds::now().minus(40 * 24 * 3600);
     let key = NodeKey::generate();
     let ended = authority.issue(&key.requested(), PeerRole::Worker, NODE, long_ago).unwrap();
     let ended = Credentials::new(ended.chain, key, vec![authority.certificate().clone()]).unwrap();
-    let (issuing, known) = (authority.clone(), ended.key().digest());
+    let issuing = authority.clone();
+    let known = ended.key().digest();
     let mut controller = controller(&own, move |attempt| {
         assert!(attempt.is_of_member() && attempt.key_digest() == known);
         Some(JoinAnswer::Granted(grant(&issuing, attempt)))
@@ -112,20 +114,20 @@ async fn a_member_whose_certificate_ended_asks_with_its_key_and_no_token() {
     assert_eq!(renewed.key().digest(), known);
     assert!(renewed.window().not_before > ended.window().not_after);
 
-    // No request is sent to a server of another cluster, as little as by a joiner with a token.
-    let stranger = first_controller(&other_cluster());
-    let mut elsewhere = believing(&authority, &stranger, &setup.token);
-    let setup = JoinSetup { cluster: vec![elsewhere.address], ..setup };
+    // No request is sent to a server of another cluster, nor is one by a joiner with a token.
+    let foreign = first_controller(&other_cluster());
+    let mut foreign_controller = trusting_controller(&authority, &foreign, &setup.token);
+    let setup = JoinSetup { cluster: vec![foreign_controller.address], ..setup };
     assert!(join(&setup).await.is_err());
     assert!(matches!(controller.notes.recv().await, Some(JoinServerNote::Attempt(_))));
-    assert!(!matches!(elsewhere.notes.recv().await, Some(JoinServerNote::Attempt(_))));
+    assert!(!matches!(foreign_controller.notes.recv().await, Some(JoinServerNote::Attempt(_))));
 }
 
 #[tokio::test]
 async fn addresses_that_do_not_help_are_passed_over() {
     let (authority, own) = cluster();
     let token = JoinToken::create(PeerRole::Worker, authority.pin());
-    let leader = believing(&authority, &own, &token);
+    let leader = trusting_controller(&authority, &own, &token);
     let electing = controller(&own, |_| Some(JoinAnswer::Refused(JoinRefusal::NotReady)));
     let silent = controller(&own, |_| None);
     let nowhere: SocketAddr = "127.0.0.1:0".parse().unwrap();
@@ -151,7 +153,8 @@ async fn controllers_that_point_at_each_other_end_the_attempt() {
     let setup = setup(token, PeerRole::Worker, vec![first.address]);
     let JoinError::NobodyDecided { dials } = join(&setup).await.unwrap_err() else { panic!() };
     let dialled: Vec<_> = dials.failed.iter().map(|(address, _)| *address).collect();
-    let (first, second) = (first.address, second.address);
+    let first = first.address;
+    let second = second.address;
     assert_eq!(dialled, [first, second].repeat(4));
 }
 
@@ -182,7 +185,7 @@ fn regrant(
 }
 
 #[tokio::test]
-async fn a_grant_for_another_key_is_not_believed() {
+async fn a_grant_for_another_key_is_not_accepted() {
     let fault = fault_of(|authority, attempt, _| {
         let key = NodeKey::generate().requested();
         regrant(authority, &key, attempt.role, UnixSeconds::now())
@@ -191,7 +194,7 @@ async fn a_grant_for_another_key_is_not_believed() {
 }
 
 #[tokio::test]
-async fn a_grant_for_another_node_role_or_cluster_is_not_believed() {
+async fn a_grant_for_another_node_role_or_cluster_is_not_accepted() {
     let changes: [fn(&ClusterAuthority, &JoinAttempt, JoinGrant) -> JoinGrant; 3] = [
         |_, _, mut good| {
             good.node = NodeId(9);
@@ -212,7 +215,7 @@ async fn a_grant_for_another_node_role_or_cluster_is_not_believed() {
 }
 
 #[tokio::test]
-async fn a_grant_by_another_authority_is_not_believed() {
+async fn a_grant_by_another_authority_is_not_accepted() {
     let fault = fault_of(|_, attempt, _| {
         regrant(&other_cluster(), &attempt.key, attempt.role, UnixSeconds::now())
     });

@@ -34,7 +34,8 @@ async fn read(message: &JoinRequest<'_>) -> Result<JoinAttempt, JoinReadFault> {
 
 #[tokio::test]
 async fn the_largest_request_fits_and_one_address_more_does_not() {
-    let (name, key) = ("x".repeat(63), NodeKey::generate().signing_request());
+    let name = "x".repeat(63);
+    let key = NodeKey::generate().signing_request();
     let longest = vec![0; REQUEST_BYTES_MAX];
     assert!(encode(&request(&name, &longest, 8)).len() <= JOIN_REQUEST_BYTES_MAX);
     assert!(read(&request(&name, &key, 8)).await.is_ok());
@@ -133,15 +134,15 @@ proptest! {
 
     #[test]
     fn no_damage_makes_a_reader_panic(
-        place in any::<prop::sample::Index>(),
+        index in any::<prop::sample::Index>(),
         change in 1_u8..,
         addresses in 0_usize..9,
     ) {
         let key = [7; 200];
         let mut bytes = encode(&request("gpu-7", &key, addresses));
-        let place = place.index(bytes.len());
-        bytes[place] ^= change;
+        let index = index.index(bytes.len());
+        bytes[index] ^= change;
         let _ = JoinRequest::decode(&bytes);
-        prop_assert!(JoinRequest::decode(&bytes[..place]).is_err());
+        prop_assert!(JoinRequest::decode(&bytes[..index]).is_err());
     }
 }

@@ -3,13 +3,14 @@
 use super::super::super::tests::bench::{DAY_SECONDS, client, member};
 use super::super::super::*;
 use super::stage::{
-    JoinServerNote, believing, cluster, controller, first_controller, join, other_cluster, setup,
+    JoinServerNote, cluster, controller, first_controller, join, other_cluster, setup,
+    trusting_controller,
 };
 
 async fn refusal_of(refusal: JoinRefusal) -> JoinRefusal {
     let (authority, own) = cluster();
-    let told = refusal.clone();
-    let controller = controller(&own, move |_| Some(JoinAnswer::Refused(told.clone())));
+    let received = refusal.clone();
+    let controller = controller(&own, move |_| Some(JoinAnswer::Refused(received.clone())));
     let address = controller.address;
     let token = JoinToken::create(PeerRole::Worker, authority.pin());
     let error = join(&setup(token, PeerRole::Worker, vec![controller.address])).await.unwrap_err();
@@ -19,16 +20,17 @@ async fn refusal_of(refusal: JoinRefusal) -> JoinRefusal {
 }
 
 #[tokio::test]
-async fn a_refused_token_is_told_with_its_code_its_id_and_the_time() {
-    let (token, at) = (JoinTokenId(0xc0ffee), UnixSeconds(1_800_000_000));
+async fn a_refused_token_is_reported_with_its_code_its_id_and_the_time() {
+    let token = JoinTokenId(0xc0ffee);
+    let at = UnixSeconds(1_800_000_000);
     let refusals = [
         ("E2002", JoinRefusal::TokenExpired { token, at }),
         ("E2004", JoinRefusal::TokenSpent { token, uses: 1, at }),
     ];
     for (code, refusal) in refusals {
-        let told = refusal_of(refusal.clone()).await;
-        assert_eq!(told, refusal);
-        let text = told.to_string();
+        let received = refusal_of(refusal.clone()).await;
+        assert_eq!(received, refusal);
+        let text = received.to_string();
         assert!(text.starts_with(code) && text.contains("0000000000c0ffee"), "{text}");
         assert!(text.contains("2027-01-15 08:00:00 UTC"), "{text}");
     }
@@ -37,7 +39,8 @@ async fn a_refused_token_is_told_with_its_code_its_id_and_the_time() {
 #[tokio::test]
 async fn every_other_refusal_arrives_as_it_was_said() {
     let token = JoinTokenId(7);
-    let (expected, found) = (PeerRole::Worker, PeerRole::Controller);
+    let expected = PeerRole::Worker;
+    let found = PeerRole::Controller;
     let refusals = [
         JoinRefusal::TokenRevoked { token },
         JoinRefusal::TokenUnknown { token },
@@ -94,7 +97,7 @@ async fn a_joiner_says_nothing_to_another_cluster() {
 }
 
 #[tokio::test]
-async fn a_joiner_says_nothing_to_someone_who_shows_the_clusters_public_certificate() {
+async fn a_joiner_sends_nothing_to_a_server_that_shows_the_clusters_public_certificate() {
     let (authority, _) = cluster();
     let forged = ClusterAuthority::create(authority.cluster(), UnixSeconds::now()).unwrap();
     let own = first_controller(&forged);
@@ -137,7 +140,7 @@ async fn a_joiner_whose_clock_differs_from_the_servers_certificate_hangs_up_with
 async fn a_joiner_whose_clock_is_an_hour_off_spends_no_token_and_is_told_both_clocks() {
     let (authority, own) = cluster();
     let token = JoinToken::create(PeerRole::Worker, authority.pin());
-    let mut controller = believing(&authority, &own, &token);
+    let mut controller = trusting_controller(&authority, &own, &token);
     let setup = setup(token, PeerRole::Worker, vec![controller.address]);
     let now = UnixSeconds::now();
     for theirs in [now.plus(3600), now.minus(3600)] {

@@ -109,7 +109,7 @@ pub(super) fn contact(address: SocketAddr) -> ControllerContact {
     ControllerContact { node: NodeId(1), addresses: vec![address] }
 }
 
-/// What a controller grants that believes every holder of the token.
+/// What a controller grants that trusts every holder of the token.
 pub(super) fn grant(authority: &ClusterAuthority, attempt: &JoinAttempt) -> JoinGrant {
     let now = UnixSeconds::now();
     let issued = authority.issue(&attempt.key, attempt.role, NODE, now).unwrap();
@@ -118,13 +118,14 @@ pub(super) fn grant(authority: &ClusterAuthority, attempt: &JoinAttempt) -> Join
     JoinGrant::new(authority.cluster(), NODE, &issued, controllers, secret)
 }
 
-/// A controller that lets in every joiner that proves to hold the token, for its role.
-pub(super) fn believing(
+/// A controller that admits every joiner that proves to hold the token, for its role.
+pub(super) fn trusting_controller(
     authority: &ClusterAuthority,
     own: &Credentials,
     token: &JoinToken,
 ) -> JoinServer {
-    let (authority, token) = (authority.clone(), token.clone());
+    let authority = authority.clone();
+    let token = token.clone();
     controller(own, move |attempt| {
         assert_eq!(attempt.token, token.id());
         Some(match attempt.check_proof(&token.verifier()) {
