@@ -13,7 +13,8 @@ fn main() {
     let name = args.first().map_or("", String::as_str);
     let number =
         |index: usize, usual| args.get(index).map_or(usual, |arg| arg.parse().expect("a number"));
-    let (lives_max, seed_first) = (number(1, 6_000), number(2, 1));
+    let lives_max = number(1, 6_000);
+    let seed_first = number(2, 1);
     println!("| mutant | what is broken | caught by | seeds needed |\n|---|---|---|---|");
     for known in KnownBug::ALL.into_iter().filter(|known| name.is_empty() || known.name() == name) {
         let caught = hunt(known, ComputeModelKind::Digest, seed_first, lives_max);

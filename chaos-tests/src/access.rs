@@ -1,5 +1,5 @@
-//! Which nodes are let in: all nodes of a life have their credentials from its beginning, as if each had
-//! used a token before.
+//! Which nodes are let in: all nodes of a life have their credentials from its beginning, as if
+//! each had used a token before.
 
 use zbelastic_consensus::access::{AccessRole, Credential};
 use zbelastic_consensus::contact::Contact;
@@ -12,8 +12,8 @@ pub const LATER_CONTROLLERS: u64 = 1001;
 /// Nodes of each kind that a life of a few workers may have.
 const NODES_MAX: u64 = 32;
 
-/// Nodes of each kind that a life may have that begins with so many workers: in a large one they come and
-/// go as in others, each one perhaps once.
+/// Nodes of each kind that a life may have that begins with so many workers: in a large one they
+/// come and go as in others, each one perhaps once.
 #[must_use]
 pub const fn nodes_max(workers: u32) -> u64 {
     NODES_MAX + 2 * workers.saturating_sub(WORKERS_FEW) as u64

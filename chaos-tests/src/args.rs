@@ -16,8 +16,8 @@ use crate::options::ComputeModelKind;
 const COUNT_DEFAULT: u64 = 100;
 /// Threads: more than machines have cores, and few enough to be started.
 const JOBS_MAX: usize = 1024;
-/// In mixed campaigns every so many-th seed computes with real kernels, which take five to six times
-/// as long.
+/// In mixed campaigns every so many-th seed computes with real kernels, which take five to six
+/// times as long.
 const FLOAT_EVERY: u64 = 30;
 
 /// What stands below the help of the command, whatever it is called.
@@ -74,7 +74,7 @@ const ONE: [&str; 2] = ["seed", "replay"];
 /// What computes in a campaign.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum ModelChoice {
-    /// Hashes.
+    /// A model of hashes instead of floats.
     Digest,
     /// A small transformer with the real kernels.
     Float,
@@ -87,7 +87,8 @@ pub enum ModelChoice {
 pub enum WorldChoice {
     /// Clusters that train, through storms of faults.
     Training,
-    /// What their members keep, whom they believe and what they mend ([`crate::housekeeping`]).
+    /// What members store, which messages they accept and what they repair
+    /// ([`crate::housekeeping`]).
     Housekeeping,
 }
 
@@ -112,7 +113,7 @@ pub enum SimTask {
     Seed(u64),
     /// The case of a file, line by line.
     Replay(PathBuf),
-    /// So many seeds.
+    /// Seeds up to this number of lives.
     Count(u64),
     /// Seeds for so long.
     Minutes(Duration),

@@ -78,7 +78,8 @@ impl LifeResult {
     /// This life, which failed if another of the same case was not the same.
     #[must_use]
     pub fn same_as(mut self, other: &Self) -> Self {
-        let (failure, other_failure) = (&self.outcome.failure, &other.outcome.failure);
+        let failure = &self.outcome.failure;
+        let other_failure = &other.outcome.failure;
         if self.digest != other.digest || failure != other_failure {
             let name = |failure: &Option<LifeFailure>| {
                 failure.as_ref().map_or_else(|| "passed".to_owned(), ToString::to_string)
@@ -103,7 +104,8 @@ pub struct Campaign<'a> {
     pub jobs: NonZeroUsize,
     /// Whether every case is lived twice, and has to come to the same.
     pub is_twice: bool,
-    /// Lives a case: [`LifeResult::of`], with what a test has to set up on the thread it is called on.
+    /// Lives a case: [`LifeResult::of`], with what a test has to set up on the thread it is called
+    /// on.
     pub live: &'a (dyn Fn(&LifeCase) -> LifeResult + Sync),
 }
 
@@ -223,9 +225,10 @@ mod tests {
             let live = |case: &LifeCase| life(0, kinds.get(case.seed as usize - 1).cloned());
             campaign(2, &live).run(tickets(5), |_| ()).ending()
         };
-        let (safety, liveness) =
-            (LifeFailure::safety(Invariant::S1, ""), LifeFailure::liveness(""));
-        let (panic, differs) = (LifeFailure::panic(""), LifeFailure::non_determinism(""));
+        let safety = LifeFailure::safety(Invariant::S1, "");
+        let liveness = LifeFailure::liveness("");
+        let panic = LifeFailure::panic("");
+        let differs = LifeFailure::non_determinism("");
         assert_eq!(ending(&[]), CampaignEnding::Passed);
         assert_eq!(ending(std::slice::from_ref(&differs)).exit_code(), 13);
         assert_eq!(ending(&[differs.clone(), panic.clone()]).exit_code(), 12);

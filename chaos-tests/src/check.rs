@@ -49,7 +49,7 @@ pub struct InvariantChecker {
     replays: u32,
     /// The turn that was open when a majority of the voters was down last.
     quorum_lost_in: Option<Turn>,
-    /// The last entry that anybody had proposed when a majority of the voters went for good.
+    /// The last entry that any leader had proposed when a majority of the voters went for good.
     last_possible: Option<u64>,
     progressed_at: VirtualTime,
     failure: Option<LifeFailure>,
@@ -104,7 +104,7 @@ impl InvariantChecker {
     }
 
     /// A majority of the voters is gone: nothing after `last_index` may be agreed on. What was
-    /// proposed before may be, by answers that were on their way.
+    /// proposed before may be, by answers that were in flight.
     pub fn quorum_is_lost(&mut self, last_index: u64) {
         self.last_possible = Some(last_index);
     }

@@ -32,7 +32,7 @@ pub enum SimError {
     /// There are not so many seeds.
     #[error("there are no {count} seeds from {from} on: the last one is {last}", last = u64::MAX)]
     Seeds {
-        /// The first seed.
+        /// First seed of the campaign.
         from: u64,
         /// How many seeds were requested.
         count: u64,
@@ -73,8 +73,8 @@ pub fn run(args: &SimArgs, out: &mut dyn Write, progress: &mut dyn Write) -> Res
             live_many(args, tickets, out, progress)
         }
         SimTask::Minutes(limit) => {
-            let watch = WallStopwatch::start();
-            let tickets = (args.from..=u64::MAX).take_while(|_| watch.elapsed() < limit);
+            let stopwatch = WallStopwatch::start();
+            let tickets = (args.from..=u64::MAX).take_while(|_| stopwatch.elapsed() < limit);
             live_many(args, tickets, out, progress)
         }
     }
@@ -132,7 +132,8 @@ fn live_with_log(case: &LifeCase, out: &mut dyn Write) -> io::Result<LifeResult>
         .map(|(outcome, digest)| LifeResult { outcome, digest })
 }
 
-/// Lives on another thread, and prints the lines on this one. Yields what came of it, and the log's digest.
+/// Lives on another thread, and prints the lines on this one. Yields what came of it, and the log's
+/// digest.
 fn run_with_log<T: Send>(
     life: impl FnOnce(&mut EventLog) -> T + Send,
     out: &mut dyn Write,
@@ -144,28 +145,29 @@ fn run_with_log<T: Send>(
             let outcome = life(&mut log);
             (outcome, log.digest())
         });
-        let told = lines.into_iter().try_for_each(|line| writeln!(out, "{line}"));
+        let written = lines.into_iter().try_for_each(|line| writeln!(out, "{line}"));
         let lived = life.join().expect("what panics in a life is caught");
-        told.map(|()| lived)
+        written.map(|()| lived)
     })
 }
 
-fn keep_many_houses(
+fn live_many_housekeeping(
     args: &SimArgs,
     seeds: impl Iterator<Item = u64> + Send,
     out: &mut dyn Write,
     progress: &mut dyn Write,
 ) -> Result<u8, SimError> {
-    let (watch, mut told) = (WallStopwatch::start(), Duration::ZERO);
+    let stopwatch = WallStopwatch::start();
+    let mut printed_at = Duration::ZERO;
     let report = housekeeping::campaign(args.jobs(), args.twice, seeds, |report| {
-        let elapsed = watch.elapsed();
-        if elapsed >= told + PROGRESS_EVERY {
-            told = elapsed;
+        let elapsed = stopwatch.elapsed();
+        if elapsed >= printed_at + PROGRESS_EVERY {
+            printed_at = elapsed;
             let failed = report.failures.len();
             write_progress(progress, &format!("{} lives, {failed} failed", report.lives));
         }
     });
-    let seconds = watch.elapsed().as_secs_f64();
+    let seconds = stopwatch.elapsed().as_secs_f64();
     writeln!(out, "{report}\n{} lives in {seconds:.1} s", report.lives)?;
     Ok(report.ending().exit_code())
 }
@@ -177,26 +179,27 @@ fn live_many(
     progress: &mut dyn Write,
 ) -> Result<u8, SimError> {
     if args.world == WorldChoice::Housekeeping {
-        return keep_many_houses(args, seeds, out, progress);
+        return live_many_housekeeping(args, seeds, out, progress);
     }
     check_folder(&args.failures)?;
     let campaign = Campaign { jobs: args.jobs(), is_twice: args.twice, live: &LifeResult::of };
-    let (watch, mut told) = (WallStopwatch::start(), Duration::ZERO);
-    let mut failures_told = 0;
+    let stopwatch = WallStopwatch::start();
+    let mut printed_at = Duration::ZERO;
+    let mut failures_printed = 0;
     let report = campaign.run(seeds.map(|seed| args.model.ticket(seed)), |report| {
-        let elapsed = watch.elapsed();
-        if elapsed >= told + PROGRESS_EVERY {
-            told = elapsed;
-            write_progress(progress, &pace(report, elapsed));
+        let elapsed = stopwatch.elapsed();
+        if elapsed >= printed_at + PROGRESS_EVERY {
+            printed_at = elapsed;
+            write_progress(progress, &progress_line(report, elapsed));
         }
-        if report.failed() > failures_told {
-            failures_told = report.failed();
+        if report.failed() > failures_printed {
+            failures_printed = report.failed();
             let failed = report.failures().map(|life| life.ticket.to_string());
             let failed: Vec<_> = failed.take(FAILURES_SHRUNK).collect();
             write_progress(progress, &format!("failed so far: {}", failed.join(", ")));
         }
     });
-    let elapsed = watch.elapsed();
+    let elapsed = stopwatch.elapsed();
     write!(out, "{report}")?;
     let chosen = report.most_different(FAILURES_SHRUNK);
     let found = if args.no_shrink {
@@ -210,12 +213,12 @@ fn live_many(
     for (ticket, shrunk) in &found {
         writeln!(out, "  {ticket}: {}", save(&args.failures, *ticket, shrunk))?;
     }
-    writeln!(out, "{}\n{}", pace(&report, elapsed), report.summary())?;
+    writeln!(out, "{}\n{}", progress_line(&report, elapsed), report.summary())?;
     Ok(report.ending().exit_code())
 }
 
-/// A folder in which nothing can be made is reported before lives are lived, and not after. The folder is
-/// made when there is something to put in.
+/// A folder in which nothing can be made is reported before lives are lived, and not after. The
+/// folder is made when there is something to put in.
 fn check_folder(folder: &Path) -> Result<(), SimError> {
     let failures = |source| SimError::Failures { folder: folder.display().to_string(), source };
     let was_there = folder.is_dir();
@@ -237,7 +240,7 @@ fn write_progress(progress: &mut dyn Write, line: &str) {
 }
 
 /// How far a campaign is, and how fast.
-fn pace(report: &CampaignReport, elapsed: Duration) -> String {
+fn progress_line(report: &CampaignReport, elapsed: Duration) -> String {
     let seconds = elapsed.as_secs_f64().max(1e-3);
     let virtual_s = report.virtual_us as f64 / 1e6;
     format!(
@@ -252,8 +255,8 @@ fn pace(report: &CampaignReport, elapsed: Duration) -> String {
     )
 }
 
-/// Writes a case that fails, and returns a line that names the file. If it cannot be written, the line holds
-/// the error, and the campaign ends as it would: that lives failed matters more.
+/// Writes a case that fails, and returns a line that names the file. If it cannot be written, the
+/// line holds the error, and the campaign ends as it would: that lives failed matters more.
 fn save(folder: &Path, ticket: LifeTicket, shrunk: &ShrunkCase) -> String {
     let path = folder.join(ticket.file_name());
     let file_error = |source| CaseError::File { path: folder.display().to_string(), source };

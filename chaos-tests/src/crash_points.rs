@@ -62,7 +62,7 @@ pub enum CrashPoint {
 }
 
 impl CrashPoint {
-    /// Every crash point.
+    /// All crash points, in the order of the report.
     pub const ALL: [Self; 26] = [
         Self::BeforeAppend,
         Self::AfterAppendBeforeSync,
@@ -95,8 +95,8 @@ impl CrashPoint {
     /// Those that a process seldom comes to.
     pub const RARE: [Self; 3] = [Self::AfterInstall, Self::LearnerCatchingUp, Self::DrainHalf];
 
-    /// How many times at most it is passed before a process dies there, and one more. Points that are
-    /// seldom reached are not passed at all.
+    /// How many times at most it is passed before a process dies there, and one more. Points that
+    /// are seldom reached are not passed at all.
     pub(crate) fn passes_limit(self) -> u64 {
         if Self::RARE.contains(&self) { 1 } else { 6 }
     }

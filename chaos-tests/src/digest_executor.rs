@@ -1,4 +1,4 @@
-//! The digest model's workbench and copies.
+//! The digest model's stage executor and copies.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -23,7 +23,7 @@ use crate::digest_model::{
 };
 use crate::numeric_faults::NumericFaults;
 
-/// A layer on a workbench.
+/// A layer of a stage executor.
 #[derive(Clone, Debug)]
 struct DigestLayer {
     id: LayerId,
@@ -36,7 +36,8 @@ struct DigestLayer {
 impl DigestLayer {
     fn of_image(image: &LayerImage) -> Self {
         let state = DigestLayerState::of_image(image);
-        let (id, version) = (image.layer, image.version);
+        let id = image.layer;
+        let version = image.version;
         Self { id, version, state, candidate: None, g: DigestGradient::default() }
     }
 
@@ -44,11 +45,11 @@ impl DigestLayer {
         self.candidate.unwrap_or(self.state.weights())
     }
 
-    fn commit(&mut self, order: UpdateRequest) {
-        assert_eq!(self.version, order.step, "R8: a verdict is applied once");
+    fn commit(&mut self, update: UpdateRequest) {
+        assert_eq!(self.version, update.step, "R8: a verdict is applied once");
         let candidate = self.candidate.take().expect("a candidate is committed");
-        self.state = self.state.committed(candidate, self.g, order.clip);
-        self.version = order.step.next();
+        self.state = self.state.committed(candidate, self.g, update.clip);
+        self.version = update.step.next();
     }
 
     fn skip(&mut self, step: Step) {
@@ -181,7 +182,8 @@ impl StageExecutor for DigestStageExecutor {
         let tokens = || passes::slice(tokens(batch), slice);
         let x = input.map_or_else(tokens, |tensor| unpack(&tensor.into_floats()));
         let stash = self.run_forward(pass, batch, x);
-        let (x, target) = (stash.end, stash.target);
+        let x = stash.end;
+        let target = stash.target;
         let before = self.stashes.insert((chunk, microbatch, slice), stash);
         assert!(before.is_none(), "a microbatch passes once");
         if self.has_end(chunk) {
@@ -305,7 +307,8 @@ impl StageExecutor for DigestStageExecutor {
         let is_first = self.placement.replica_of(chunk) == 0;
         let layers = self.chunks.get_mut(&chunk).expect("a chunk of this stage");
         for (layer, twin) in layers.iter_mut().zip(twin.chunks(FRAME_LEN)) {
-            let (own, twin) = (layer.g, DigestGradient::of_floats(twin));
+            let own = layer.g;
+            let twin = DigestGradient::of_floats(twin);
             layer.g = if is_first { own.reduced(twin) } else { twin.reduced(own) };
         }
     }
@@ -345,12 +348,12 @@ impl StageExecutor for DigestStageExecutor {
         sums
     }
 
-    fn compute_candidate(&mut self, order: UpdateRequest) {
+    fn compute_candidate(&mut self, update: UpdateRequest) {
         let ahead = if bug::is(Bug::M14UpdatesNotRolledBack) { self.dropped } else { 0 };
-        let number = order.number + ahead;
-        let order = UpdateRequest { number, ..order };
+        let number = update.number + ahead;
+        let update = UpdateRequest { number, ..update };
         for layer in self.layers_mut() {
-            layer.candidate = Some(layer.state.candidate(layer.g, order));
+            layer.candidate = Some(layer.state.candidate(layer.g, update));
         }
     }
 
@@ -369,8 +372,8 @@ impl StageExecutor for DigestStageExecutor {
         }
     }
 
-    fn commit(&mut self, order: UpdateRequest) {
-        self.layers_mut().for_each(|layer| layer.commit(order));
+    fn commit(&mut self, update: UpdateRequest) {
+        self.layers_mut().for_each(|layer| layer.commit(update));
     }
 
     fn skip(&mut self, step: Step) {
@@ -485,7 +488,8 @@ impl LayerCopy for DigestLayerCopy {
     }
 
     fn hold(&mut self, part: &GradientPart) -> Result<(), CopyRefusal> {
-        let (expected, found) = (self.layer.version, part.turn().step);
+        let expected = self.layer.version;
+        let found = part.turn().step;
         if expected != found {
             return Err(CopyRefusal::OtherStep { expected, found });
         }
@@ -509,17 +513,19 @@ impl LayerCopy for DigestLayerCopy {
     }
 
     fn apply(&mut self, seal: &Seal) -> Result<(), CopyRefusal> {
-        let (step, turn) = (seal.turn.step, seal.turn);
-        let (expected, found) = (self.layer.version, step);
+        let step = seal.turn.step;
+        let turn = seal.turn;
+        let expected = self.layer.version;
+        let found = step;
         if expected != found {
             return Err(CopyRefusal::OtherStep { expected, found });
         }
         match seal.verdict.coefficient() {
             Some(_) if self.held() != Some(turn) => return Err(CopyRefusal::NoGradient { turn }),
             Some(clip) => {
-                let order = UpdateRequest { step, number: seal.updates_after, clip };
-                self.layer.candidate = Some(self.layer.state.candidate(self.layer.g, order));
-                self.layer.commit(order);
+                let update = UpdateRequest { step, number: seal.updates_after, clip };
+                self.layer.candidate = Some(self.layer.state.candidate(self.layer.g, update));
+                self.layer.commit(update);
             }
             None if seal.verdict.is_final() => self.layer.skip(step),
             None => {}

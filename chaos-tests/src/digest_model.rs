@@ -150,8 +150,8 @@ impl DigestLayerState {
 
     /// The weights of a step that is not sealed yet.
     #[must_use]
-    pub fn candidate(&self, g: DigestGradient, order: UpdateRequest) -> u64 {
-        let UpdateRequest { step, number, clip } = order;
+    pub fn candidate(&self, g: DigestGradient, update: UpdateRequest) -> u64 {
+        let UpdateRequest { step, number, clip } = update;
         let clip = u64::from(clip.to_bits());
         mix_all(&[self.w, self.m, self.v, g.hash, step.0, number, clip])
     }
@@ -195,7 +195,8 @@ impl DigestLayerState {
 pub mod passes {
     use super::{LayerId, MicrobatchIndex, SliceIndex, Step, mix, mix_all};
 
-    /// What a slice has of a microbatch's tokens; the first one, which may be all of it, the tokens.
+    /// What a slice has of a microbatch's tokens; the first one, which may be all of it, the
+    /// tokens.
     #[must_use]
     pub fn slice(tokens: u64, slice: SliceIndex) -> u64 {
         if slice.0 == 0 { tokens } else { mix(tokens, u64::from(slice.0)) }

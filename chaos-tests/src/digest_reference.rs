@@ -67,7 +67,8 @@ impl DigestReference {
     pub fn with_addends(shape: DigestShape, addends: GradientAddends) -> Self {
         let layers = (0..shape.layer_count()).map(|layer| shape.initial(LayerId(layer))).collect();
         let source = DigestSource { seed: shape.seed };
-        let (updates, versions) = (0, Vec::new());
+        let updates = 0;
+        let versions = Vec::new();
         let mut reference = Self { shape, source, addends, layers, updates, versions };
         reference.remember();
         reference
@@ -99,9 +100,9 @@ impl DigestReference {
             Verdict::Skip | Verdict::Replay => None,
         } {
             self.updates += 1;
-            let order = UpdateRequest { step, number: self.updates, clip };
+            let update = UpdateRequest { step, number: self.updates, clip };
             for (layer, g) in self.layers.iter_mut().zip(&gradients) {
-                let candidate = layer.candidate(*g, order);
+                let candidate = layer.candidate(*g, update);
                 *layer = layer.committed(candidate, *g, clip);
             }
         }

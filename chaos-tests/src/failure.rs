@@ -45,7 +45,7 @@ pub enum Invariant {
     S5,
     /// An acknowledged seal survives.
     S6,
-    /// A version is exposed by all or none: by nobody before it is agreed on.
+    /// A version is exposed by all or none: by no node before it is agreed on.
     S9,
     /// Every version equals the undisturbed run's.
     N1,
@@ -67,23 +67,23 @@ pub enum Invariant {
     L4,
     /// No store grows beyond what is kept.
     H1,
-    /// A checkpoint is placed while members have room for it.
+    /// A checkpoint is placed while members have disk space for it.
     H2,
-    /// What rotted on one disk is mended while another has it sound.
+    /// A piece that is damaged on one disk is fetched again while another disk has it sound.
     H3,
     /// A member that reports to keep a piece has it, and a checkpoint that came about is somewhere.
     H4,
     /// There is a plan while nodes have memory for one, and no stage takes more than its node has.
     H6,
-    /// A damaged store of checkpoints keeps nobody from starting.
+    /// A damaged store of checkpoints keeps no node from starting.
     H9,
-    /// What a member sends beyond its role ends nobody, reserves nothing, and is not believed.
+    /// What a member sends beyond its role ends no process, reserves nothing, and is not accepted.
     H10,
     /// A member that was removed is cut off by all members within a second.
     H11,
     /// Certificates do not end while processes run.
     H12,
-    /// Nobody is sent a format that its program does not read.
+    /// No node is sent a format that its program does not read.
     F1,
     /// The canary: broken by a switch that makes every life fail.
     Canary,
@@ -147,7 +147,8 @@ impl LifeFailure {
     /// The failure of a life in which nothing moves.
     #[must_use]
     pub fn liveness(message: impl Into<String>) -> Self {
-        let (kind, invariant) = (FailureKind::Liveness, Some(Invariant::L1));
+        let kind = FailureKind::Liveness;
+        let invariant = Some(Invariant::L1);
         Self { kind, invariant, message: message.into() }
     }
 

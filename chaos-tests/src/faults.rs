@@ -1,4 +1,4 @@
-//! The faults that strike at moments, drawn from a life's options.
+//! The faults that are injected at drawn times, drawn from a life's options.
 
 use serde::{Deserialize, Serialize};
 
@@ -164,7 +164,7 @@ pub enum SimulatedFault {
     FlipState {
         /// Draw that picks the worker.
         draw: u64,
-        /// Which bit flips.
+        /// Index of the bit that flips.
         bit: u32,
     },
     /// A device whose sums are always wrong from now on.
@@ -209,7 +209,7 @@ pub enum SimulatedFault {
 pub struct TimedFault {
     /// Moment of the fault, in microseconds of virtual time.
     pub at_us: u64,
-    /// The fault that strikes.
+    /// The fault that is injected.
     pub fault: SimulatedFault,
 }
 
@@ -247,7 +247,7 @@ pub fn draw_faults(seed: u64, options: &LifeOptions) -> Vec<TimedFault> {
     faults
 }
 
-/// Whether a class strikes at moments, and not at every message.
+/// Whether a class is injected at drawn times, and not at every message.
 fn is_timed(class: &FaultClass) -> bool {
     match class {
         FaultClass::Loss

@@ -58,9 +58,10 @@ impl StageFactory for FloatModel {
         stage: StageIndex,
         layers: &[Arc<LayerImage>],
     ) -> Result<FloatStageExecutor, AllocateError> {
-        let bench = self.model.executor(setup, stage, layers)?;
-        let (faults, is_copied) = (self.faults.clone(), setup.copies_wanted);
-        Ok(FloatStageExecutor { executor: bench, faults, is_copied, dropped: 0 })
+        let executor = self.model.executor(setup, stage, layers)?;
+        let faults = self.faults.clone();
+        let is_copied = setup.copies_wanted;
+        Ok(FloatStageExecutor { executor, faults, is_copied, dropped: 0 })
     }
 
     fn copy(&self, image: &LayerImage) -> Result<Self::Copy, AllocateError> {
@@ -68,7 +69,7 @@ impl StageFactory for FloatModel {
     }
 }
 
-/// The real workbench, with numbers that go wrong on order.
+/// The product's stage executor, with numeric faults injected by plan.
 pub struct FloatStageExecutor {
     executor: BackendExecutor<CpuBackend>,
     faults: NumericFaults,
@@ -185,10 +186,10 @@ impl StageExecutor for FloatStageExecutor {
         sums
     }
 
-    fn compute_candidate(&mut self, order: UpdateRequest) {
+    fn compute_candidate(&mut self, update: UpdateRequest) {
         let ahead = if bug::is(Bug::M14UpdatesNotRolledBack) { self.dropped } else { 0 };
-        let order = UpdateRequest { number: order.number + ahead, ..order };
-        self.executor.compute_candidate(order);
+        let update = UpdateRequest { number: update.number + ahead, ..update };
+        self.executor.compute_candidate(update);
     }
 
     fn drop_candidate(&mut self) {
@@ -196,12 +197,12 @@ impl StageExecutor for FloatStageExecutor {
         self.executor.drop_candidate();
     }
 
-    fn commit(&mut self, order: UpdateRequest) {
-        self.executor.commit(order);
+    fn commit(&mut self, update: UpdateRequest) {
+        self.executor.commit(update);
     }
 
-    fn commit_to_attest(&mut self, order: UpdateRequest) {
-        self.executor.commit_to_attest(order);
+    fn commit_to_attest(&mut self, update: UpdateRequest) {
+        self.executor.commit_to_attest(update);
     }
 
     fn skip(&mut self, step: Step) {

@@ -1,10 +1,11 @@
-//! Lives of clusters beside the protocol: what members keep on their disks and for whom, what they believe of
-//! each other, and what they do about damage, full disks and moved clocks.
+//! Lives of clusters beside the protocol: what members keep on their disks and for whom, what they
+//! believe of each other, and what they do about damage, full disks and moved clocks.
 //!
 //! What decides is the product's code ([`zbelastic_policy`], the state of members and tokens of
-//! `zbelastic_consensus`, the store and the retention of `zbelastic_checkpoint`, the choice of schedules of
-//! `zbelastic_trainer`). What is made up are disks, connections, clocks, and one member that means harm. Training
-//! itself is not lived here: a checkpoint is due now and then, and layers are numbers.
+//! `zbelastic_consensus`, the store and the retention of `zbelastic_checkpoint`, the choice of
+//! schedules of `zbelastic_trainer`). What is made up are disks, connections, clocks, and one
+//! member that means harm. Training itself is not lived here: a checkpoint is due now and then, and
+//! layers are numbers.
 
 mod agreed;
 mod campaign;

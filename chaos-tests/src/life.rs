@@ -165,7 +165,8 @@ fn stage_setup(
         _ => ScheduleKind::Gems,
     };
     let window = Window::One;
-    let (stage_count, chunks_per_stage) = (1, None);
+    let stage_count = 1;
+    let chunks_per_stage = None;
     let request = PlanRequest {
         model: &model,
         batch,

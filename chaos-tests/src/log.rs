@@ -16,8 +16,8 @@ impl EventLog {
         Self::default()
     }
 
-    /// A log whose lines are sent to a reader as they come. Nothing more is sent to a reader that is gone,
-    /// and the life is the same.
+    /// A log whose lines are sent to a reader as they come. Nothing more is sent to a reader that
+    /// is gone, and the life is the same.
     #[must_use]
     pub fn with_reader(reader: SyncSender<String>) -> Self {
         Self { reader: Some(reader), ..Self::default() }

@@ -79,7 +79,8 @@ pub enum Marker {
     FollowerLost,
     /// A version became a checkpoint because time had passed.
     TimedCheckpoint,
-    /// Two holders of a plan with two copies were lost at once, and every layer was in memory still.
+    /// Two holders of a plan with two copies were lost at once, and every layer was in memory
+    /// still.
     PairSurvived,
     /// A plan with more stages than any life has that is not a large one.
     ManyStages,
@@ -91,7 +92,8 @@ pub enum Marker {
     Stalled,
     /// An inventory took longer than what was once waited for it.
     LateInventory,
-    /// Layers of a plan took more than a hundred heartbeats to read, to move or to bring into place.
+    /// Layers of a plan took more than a hundred heartbeats to read, to move or to bring into
+    /// place.
     LongLoad,
     /// An operation took more than a hundred heartbeats.
     LongOperation,
@@ -107,7 +109,7 @@ pub enum Marker {
 }
 
 impl Marker {
-    /// Every marker.
+    /// All markers, in the order of the report.
     pub const ALL: [Self; 49] = [
         Self::Clipped,
         Self::Skipped,

@@ -42,7 +42,8 @@ impl<P: Clone> SimulatedNetwork<P> {
     /// A network of which no link is cut.
     #[must_use]
     pub fn new(options: NetworkOptions, draws: Draws) -> Self {
-        let (kept_control, kept_tensor) = (VecDeque::new(), VecDeque::new());
+        let kept_control = VecDeque::new();
+        let kept_tensor = VecDeque::new();
         let cut = BTreeMap::new();
         Self { options, draws, cut, kept_control, kept_tensor, is_calm: false, sent: 0 }
     }

@@ -1,4 +1,4 @@
-//! What goes wrong with a node's numbers, as its workbench meets it.
+//! What goes wrong with a node's numbers, as its stage executor meets it.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -29,7 +29,7 @@ pub struct PendingFaults {
     effects: Vec<NumericFault>,
 }
 
-/// The faults of a node, shared by the life and the node's workbench.
+/// The faults of a node, shared by the life and the node's stage executor.
 pub type NumericFaults = Rc<RefCell<PendingFaults>>;
 
 impl PendingFaults {
@@ -71,8 +71,8 @@ impl PendingFaults {
         }
     }
 
-    /// A wrong state is wrong only if another node has the right one: a workbench without a copy
-    /// does not call this.
+    /// A wrong state is wrong only if another node has the right one: a stage executor without a
+    /// copy does not call this.
     pub(crate) fn state_flip(&mut self, layer: LayerId) -> Option<u64> {
         match self.next {
             Some(NumericFault::StateFlip(bits)) => {

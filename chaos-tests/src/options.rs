@@ -1,7 +1,7 @@
 //! What a life is like: everything is drawn from the seed, and printed.
 //!
 //! Swarm testing (Groce et al., ISSTA 2012): a life has some classes of faults and not others,
-//! because a fault that always strikes hides what only shows without it.
+//! because a fault that is always injected hides what only shows without it.
 
 use std::fmt;
 
@@ -27,7 +27,7 @@ pub enum ComputeModelKind {
 pub enum FaultClass {
     /// The network loses messages.
     Loss,
-    /// Messages arrive twice.
+    /// Some messages arrive twice.
     Duplication,
     /// Messages overtake each other by far.
     Reordering,
@@ -94,20 +94,20 @@ pub struct NetworkOptions {
     pub late: f64,
     /// Share of messages of either kind that are kept and come again much later.
     pub old_frames: f64,
-    /// Shortest way, in microseconds.
+    /// Shortest delay of a message, in microseconds.
     pub delay_us_min: u64,
-    /// Longest ordinary way of a message, in microseconds.
+    /// Longest ordinary delay of a message, in microseconds.
     pub delay_us_max: u64,
-    /// Longest way of a late one.
+    /// Longest delay of a late message, in microseconds.
     pub late_us_max: u64,
 }
 
-/// A life, but for the faults that strike at moments.
+/// A life, but for the faults that are injected at drawn times.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LifeOptions {
     /// The compute model of the life.
     pub model: ComputeModelKind,
-    /// Number of controllers.
+    /// Number of controllers of the cluster.
     pub controllers: u32,
     /// Workers at the beginning.
     pub workers: u32,
@@ -159,8 +159,8 @@ pub struct LifeOptions {
     /// Share of reads from the store that fail.
     #[serde(default)]
     pub read_failures: f64,
-    /// The cluster begins with the program before this one, in the format before this one's, and its machines
-    /// get this one as they start again.
+    /// The cluster begins with the program before this one, in the format before this one's, and
+    /// its machines get this one as they start again.
     #[serde(default)]
     pub old_programs: bool,
     /// Which work takes how long, in a life where it may take longer than heartbeats.
@@ -172,8 +172,8 @@ pub struct LifeOptions {
     pub classes: Vec<FaultClass>,
 }
 
-/// The schedules that are drawn from. Seeds are written down (`regressions.txt`), so what a seed draws
-/// stays as it is when there are more schedules; those are orders of the same operations.
+/// The schedules that are drawn from. Seeds are written down (`regressions.txt`), so what a seed
+/// draws stays as it is when there are more schedules; those are orders of the same operations.
 const KINDS: [ScheduleKind; 7] = [
     ScheduleKind::GPipe,
     ScheduleKind::OneFOneB,
@@ -184,7 +184,7 @@ const KINDS: [ScheduleKind; 7] = [
     ScheduleKind::ZbV,
 ];
 
-/// What training would take if nothing struck, as a share of the storm. What strikes makes it
+/// What training would take without faults, as a share of the storm. Faults make it
 /// longer.
 const TRAINING_PERCENT: (u64, u64) = (70, 110);
 /// Steps that are left when the storm ends, at least.
@@ -196,7 +196,8 @@ pub const WORKERS_FEW: u32 = 5;
 /// The share of large lives, and of those among them that are as large as a cluster may be.
 const LARGE_SHARE: f64 = 0.02;
 const HUGE_SHARE: f64 = 0.001;
-/// Fewest and most workers of a large life; the next line is for those as large as a cluster may be.
+/// Fewest and most workers of a large life; the next line is for those as large as a cluster may
+/// be.
 const LARGE_WORKERS: (u32, u32) = (11, 64);
 const HUGE_WORKERS: (u32, u32) = (65, 256);
 /// Steps of a large life.
@@ -241,9 +242,11 @@ impl LifeOptions {
         };
         let is_silent = classes.contains(&FaultClass::SilentErrors);
         let controllers = *draws.pick(&[1, 3, 3, 3, 5]);
-        let (workers, blocks) = (draws.between(1, 5) as u32, draws.between(2, 4) as u32);
+        let workers = draws.between(1, 5) as u32;
+        let blocks = draws.between(2, 4) as u32;
         let microbatches = draws.between(2, 4) as u32;
-        let (steps, storm_us) = (draws.between(40, 56), draws.between(25, 60) * 1_000_000);
+        let steps = draws.between(40, 56);
+        let storm_us = draws.between(25, 60) * 1_000_000;
         let training_us = storm_us * draws.between(TRAINING_PERCENT.0, TRAINING_PERCENT.1) / 100;
         let mut options = Self {
             model,
@@ -281,9 +284,11 @@ impl LifeOptions {
         options
     }
 
-    /// Makes a few lives large, and others have checkpoints by time; of these half have none by steps.
+    /// Makes a few lives large, and others have checkpoints by time; of these half have none by
+    /// steps.
     fn extend(&mut self, draws: &mut Draws) {
-        let (share, more) = (draws.share(), draws.share());
+        let share = draws.share();
+        let more = draws.share();
         if draws.chance(TIMED_SHARE) {
             let (ticks_min, ticks_max) = CHECKPOINT_TICKS;
             self.checkpoint_ticks = draws.between(ticks_min, ticks_max) as u32;
@@ -298,12 +303,13 @@ impl LifeOptions {
             ComputeModelKind::Digest if share < LARGE_SHARE => LARGE_WORKERS,
             ComputeModelKind::Digest => return,
         };
-        let (workers_min, workers_max) = (f64::from(range.0), f64::from(range.1));
+        let workers_min = f64::from(range.0);
+        let workers_max = f64::from(range.1);
         self.enlarge((workers_min + more * (workers_max - workers_min)) as u32);
     }
 
-    /// The same life with so many workers, and a stage for each of them. It has fewer steps, so that it
-    /// does not take much longer.
+    /// The same life with so many workers, and a stage for each of them. It has fewer steps, so
+    /// that it does not take much longer.
     pub fn enlarge(&mut self, workers: u32) {
         let training_us = self.storm_us * TRAINING_PERCENT.0 / 100;
         (self.workers, self.blocks) = (workers, workers.max(self.blocks));

@@ -14,7 +14,7 @@ pub enum DrawPurpose {
     Disk = 4,
     /// How long operations take.
     Work = 5,
-    /// Which nodes a fault strikes.
+    /// Which nodes a fault hits.
     Targets = 6,
     /// What the checkpoint store does.
     Store = 7,
@@ -24,7 +24,7 @@ pub enum DrawPurpose {
     Extent = 9,
     /// Which options and faults a life of housekeeping has.
     Housekeeping = 10,
-    /// How long things take there, and what who means harm does.
+    /// How long things take there, and what hostile members do.
     HousekeepingWork = 11,
     /// Which machines have which program.
     Programs = 12,
@@ -45,7 +45,7 @@ impl Draws {
         draws
     }
 
-    /// Draws sixty-four bits.
+    /// Draws a number, uniformly from all 64-bit numbers.
     pub fn number(&mut self) -> u64 {
         self.state = self.state.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut x = self.state;

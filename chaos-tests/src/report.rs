@@ -13,8 +13,8 @@ use crate::options::ComputeModelKind;
 /// campaign. What one life in a hundred comes to is missing by chance once in twenty thousand such
 /// campaigns. Lives of the float model are few and do not have all faults, so they do not count.
 pub const LIVES_FOR_MARKERS: u64 = 1000;
-/// The same for crash points that are seldom reached: in twelve thousand lives a process died 63 times
-/// with a drain half done, and about 110 times at each of the two others.
+/// The same for crash points that are seldom reached: in twelve thousand lives a process died 63
+/// times with a drain half done, and about 110 times at each of the two others.
 pub const LIVES_FOR_RARE_POINTS: u64 = 10_000;
 /// Faults that a life is to meet while it trains.
 const FAULTS_WANTED: u64 = 3;
@@ -35,19 +35,19 @@ pub struct FailedLife {
 /// What the lives of a campaign came to.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CampaignReport {
-    /// Number of lives.
+    /// Number of lives that were run.
     pub lives: u64,
     /// Steps sealed in all lives.
     pub steps: u64,
-    /// Faults that struck in all lives.
+    /// Faults that were injected in all lives.
     pub faults: u64,
     /// Events of all lives.
     pub events: u64,
     /// Length of all lives in microseconds of virtual time.
     pub virtual_us: u64,
-    /// Faults that struck before the last step was sealed.
+    /// Faults that were injected before the last step was sealed.
     pub faults_in_training: u64,
-    /// Lives in which fewer than three of these struck.
+    /// Lives in which fewer than three of these were injected.
     pub undisturbed_lives: u64,
     /// Markers that lives have set, with how often.
     pub markers: Markers,
@@ -70,7 +70,7 @@ pub enum CampaignEnding {
     Failed(FailureKind),
     /// All passed, and a marker was never seen: the campaign has not tried what it is there for.
     MarkersMissed,
-    /// Likewise with a crash point at which nobody died.
+    /// Likewise with a crash point at which no process died.
     CrashPointsMissed,
     /// All passed, and too many of them because a fault excused their end.
     TooManyExcused,
@@ -147,7 +147,7 @@ impl CampaignReport {
         if is_large { self.markers.missing(Marker::expected()) } else { Vec::new() }
     }
 
-    /// Crash points at which nobody died, in a campaign that is large enough.
+    /// Crash points at which no process died, in a campaign that is large enough.
     #[must_use]
     pub fn missed_points(&self) -> Vec<CrashPoint> {
         let lives_for = |point: &CrashPoint| {
@@ -184,7 +184,9 @@ impl CampaignReport {
     /// How the campaign ends, in a line.
     #[must_use]
     pub fn summary(&self) -> String {
-        let (lives, failed, ending) = (self.lives, self.failed(), self.ending());
+        let lives = self.lives;
+        let failed = self.failed();
+        let ending = self.ending();
         let code = ending.exit_code();
         match ending {
             CampaignEnding::Passed => format!("passed: {lives} lives"),
@@ -203,7 +205,9 @@ impl CampaignReport {
             }
             CampaignEnding::CrashPointsMissed => {
                 let missed = self.missed_points();
-                format!("FAILED: {lives} lives passed, nobody died at {missed:?}, exit code {code}")
+                format!(
+                    "FAILED: {lives} lives passed, no process died at {missed:?}, exit code {code}"
+                )
             }
         }
     }

@@ -100,7 +100,8 @@ impl<F: FnMut(&LifeCase) -> Option<LifeFailure>> ShrinkSearch<F> {
         let workers = |options: &mut LifeOptions, count| options.workers = count;
         let controllers = |options: &mut LifeOptions, count| options.controllers = count;
         let now = &self.smallest.case.options;
-        let (workers_now, controllers_now) = (now.workers, now.controllers);
+        let workers_now = now.workers;
+        let controllers_now = now.controllers;
         self.lessen_machines(1..workers_now, workers)
             // As many as clusters have: an odd number.
             | self.lessen_machines((1..controllers_now).step_by(2), controllers)
@@ -259,7 +260,7 @@ mod tests {
                 let also = [FaultClass::Mass, FaultClass::Churn, FaultClass::Crashes];
                 let is_shared = is_worker_crash && also.iter().any(|class| classes.contains(class));
                 let is_drawn = classes.contains(&class_of(fault)) || is_shared;
-                // Where no class strikes at moments, crashes do.
+                // Where no class is injected at drawn times, crashes are.
                 let is_default = class_of(fault) == FaultClass::Crashes;
                 assert!(is_drawn || is_default, "seed {seed}: {fault:?} of {classes:?}");
             }

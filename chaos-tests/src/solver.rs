@@ -32,7 +32,8 @@ impl CachingSolver {
     /// A solver for the model of a life.
     #[must_use]
     pub fn new(options: &LifeOptions, setup: &StageSetup) -> Self {
-        let (model, batch) = (setup.model.clone(), setup.plan.batch);
+        let model = setup.model.clone();
+        let batch = setup.plan.batch;
         let long_us = options.pace.map_or(0, |pace| pace.op_us);
         let op_ticks_max = OP_TICKS_MAX.max((PATIENCE * long_us / TICK_US) as u32);
         Self { model, batch, kind: options.kind, op_ticks_max, solutions: BTreeMap::new() }
@@ -67,15 +68,15 @@ impl CachingSolver {
         let nodes = request.nodes.len();
         let plan = found.ok_or(PlanUnsolvable { nodes, reason: "no schedule fits".to_owned() })?;
         let Plan { program, chunks, .. } = plan;
-        let seats = (0..program.placement.stage_count() as usize).collect();
+        let stage_nodes = (0..program.placement.stage_count() as usize).collect();
         let solution =
-            PlanSolution { program, chunks, stage_nodes: seats, op_ticks_max: self.op_ticks_max };
+            PlanSolution { program, chunks, stage_nodes, op_ticks_max: self.op_ticks_max };
         self.solutions.insert(key, solution.clone());
         Ok(solution)
     }
 
-    /// What is tried, as a node does. No other schedule trains to the bits of slices, and none but one
-    /// of two replicas to those of replicas.
+    /// What is tried, as a node does. No other schedule trains to the bits of slices, and none but
+    /// one of two replicas to those of replicas.
     fn fallbacks(&self, count: u32) -> Vec<(ScheduleKind, u32)> {
         let own = self.kind;
         if own.replica_count() > 1 {

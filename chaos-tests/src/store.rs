@@ -9,7 +9,7 @@ use crate::random::Draws;
 /// What a piece is found by: its name is what it holds.
 pub type PieceKey = (Step, LayerId, Digest);
 
-/// A piece on its way or there.
+/// A piece that is being written, or is stored.
 #[derive(Clone, Debug)]
 struct StoredPiece {
     bytes: Vec<u8>,
@@ -157,7 +157,8 @@ mod tests {
 
     fn bytes() -> Vec<u8> {
         let floats = || vec![1.0; 3];
-        let (layer, version) = (LayerId(0), Step(3));
+        let layer = LayerId(0);
+        let version = Step(3);
         LayerImage { layer, version, w: floats().into(), m: floats().into(), v: floats().into() }
             .encode()
     }

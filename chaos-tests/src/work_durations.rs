@@ -1,8 +1,8 @@
 //! Lives whose work takes long: from a tenth of a heartbeat to a thousand of them.
 //!
-//! In most lives work is quick beside heartbeats, as it is for a small model. In some it is not: each
-//! kind of work has a length of its own there, and now and then a piece of it takes that long. Nothing
-//! that is agreed on may depend on it (rules R9 and R10).
+//! In most lives work is quick beside heartbeats, as it is for a small model. In some it is not:
+//! each kind of work has a length of its own there, and now and then a piece of it takes that long.
+//! Nothing that is agreed on may depend on it (rules R9 and R10).
 
 use serde::{Deserialize, Serialize};
 
@@ -16,7 +16,8 @@ const SHARE: f64 = 0.12;
 const TENTHS_EXPONENTS: (f64, f64) = (0.0, 4.0);
 /// What all the long work of a life takes together, at most: a life is to end.
 pub const LONG_US_MAX: u64 = 600_000_000;
-/// Share of a kind of work that takes as long as the options of the life demand: operations are many.
+/// Share of a kind of work that takes as long as the options of the life demand: operations are
+/// many.
 const LONG_OPS: f64 = 0.01;
 const LONG_TRANSFERS: f64 = 0.2;
 const LONG_ANSWERS: f64 = 0.6;
@@ -49,7 +50,7 @@ pub struct WorkDurations {
     pub hash_us: u64,
     /// How long it takes to load a plan.
     pub load_us: u64,
-    /// A layer on its way.
+    /// A layer is sent from one node to another.
     pub serve_us: u64,
     /// How long it takes to read or write a layer of a checkpoint.
     pub disk_us: u64,
@@ -68,7 +69,11 @@ impl WorkDurations {
             let tenths = 10f64.powf(low + (high - low) * draws.share());
             (tenths * BEAT_US as f64 / 10.0) as u64
         };
-        let (op_us, hash_us, load_us, serve_us, disk_us) = (us(), us(), us(), us(), us());
+        let op_us = us();
+        let hash_us = us();
+        let load_us = us();
+        let serve_us = us();
+        let disk_us = us();
         Some(Self { op_us, hash_us, load_us, serve_us, disk_us })
     }
 

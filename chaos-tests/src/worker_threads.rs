@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use std::sync::mpsc::sync_channel;
 use std::thread;
 
-/// Results that may wait for each thread: a thread whose results nobody takes stands still.
+/// Results that may wait for each thread: a thread whose results are not received blocks.
 const RESULTS_WAITING: usize = 2;
 
 /// Does `work` on every item, on `jobs` threads, and hands the results to `done` on this one, as
@@ -23,12 +23,13 @@ pub fn share_out<T, R: Send>(
     done: impl FnMut(R),
 ) {
     let (sender, results) = sync_channel(jobs.get() * RESULTS_WAITING);
-    // Protects who takes which item; nobody holds it while working.
+    // Protects the iterator of items; no thread holds it while working.
     let items = Mutex::new(items);
     let take = || items.lock().expect("whoever takes an item does not panic").next();
     thread::scope(|scope| {
         for _ in 0..jobs.get() {
-            let (sender, take) = (sender.clone(), &take);
+            let sender = sender.clone();
+            let take = &take;
             scope.spawn(move || {
                 while let Some(item) = take() {
                     if sender.send(work(item)).is_err() {
@@ -64,7 +65,8 @@ mod tests {
     #[test]
     fn threads_do_not_run_ahead_of_whoever_takes_the_results() {
         let jobs = NonZeroUsize::new(2).expect("not zero");
-        let (taken, mut done) = (AtomicUsize::new(0), 0);
+        let taken = AtomicUsize::new(0);
+        let mut done = 0;
         let items = (0..1000).inspect(|_| {
             taken.fetch_add(1, Ordering::SeqCst);
         });

@@ -239,11 +239,11 @@ struct WorkerMachine<M: StageFactory, S> {
 struct WorkerProcess<M: StageFactory, S> {
     session: WorkerSession,
     runtime: WorkerRuntime<M, S>,
-    /// The operation under way, with what comes of it.
+    /// The operation in progress, with its result.
     busy: Option<(u64, Vec<RuntimeOutput>)>,
     backlog: Vec<RuntimeInput>,
     op_number: u64,
-    /// The operation under way never ends.
+    /// The operation in progress never ends.
     is_hung: bool,
     /// The work it has done, and what it moves at the moment.
     done: u64,
@@ -271,7 +271,7 @@ pub struct LifeSetup<M, S> {
     pub source: S,
 }
 
-/// A life under way.
+/// A life in progress.
 pub struct World<'a, M: StageFactory, S> {
     case: &'a LifeCase,
     setup: LifeSetup<M, S>,
@@ -292,7 +292,7 @@ pub struct World<'a, M: StageFactory, S> {
     cluster: ClusterId,
     controllers: BTreeMap<NodeId, ControllerMachine>,
     workers: BTreeMap<NodeId, WorkerMachine<M, S>>,
-    /// Controllers whose disks are gone, to be removed by order.
+    /// Controllers whose disks are gone, to be removed by an operator.
     dead: BTreeSet<NodeId>,
     /// Workers that were declared lost and live on.
     fenced: BTreeSet<NodeId>,
@@ -330,9 +330,9 @@ pub struct LifeOutcome {
     pub crash_points: CrashPointCounts,
     /// Number of sealed steps.
     pub steps: u64,
-    /// Number of faults that struck.
+    /// Number of faults that were injected.
     pub faults: u64,
-    /// Those that struck before the last step was sealed.
+    /// Faults that were injected before the last step was sealed.
     pub faults_in_training: u64,
     /// Virtual time, in microseconds.
     pub virtual_us: u64,
@@ -485,7 +485,7 @@ impl<'a, M: StageFactory, S: BatchSource + Clone> World<'a, M, S> {
         self.failure.get_or_insert(failure);
     }
 
-    /// A line about a change, if anybody reads lines.
+    /// A line about a change, if the log has a reader.
     fn note(&mut self, line: impl FnOnce() -> String) {
         let now = self.now;
         self.log.line(|| format!("{now} {}", line()));

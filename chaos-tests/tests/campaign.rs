@@ -106,8 +106,8 @@ fn a_seed_is_the_same_life_whenever_and_beside_whomever_it_is_lived() {
     assert_eq!(alone, beside);
 }
 
-/// Lives whose seeds drew another schedule, with slices: clusters grow, shrink and start again under
-/// plans that all cut sequences alike.
+/// Lives whose seeds drew another schedule, with slices: clusters grow, shrink and start again
+/// under plans that all cut sequences alike.
 #[test]
 fn clusters_that_cut_sequences_live_through_their_faults() {
     let lives = (1..=SLICED_DIGEST_LIVES).map(|seed| (seed, ComputeModelKind::Digest));
@@ -122,8 +122,8 @@ fn clusters_that_cut_sequences_live_through_their_faults() {
     }
 }
 
-/// The same with two replicas: a stage count that the schedule does not have falls to one it has, and
-/// then to another schedule that adds up in the same order.
+/// The same with two replicas: a stage count that the schedule does not have falls to one it has,
+/// and then to another schedule that adds up in the same order.
 #[test]
 fn clusters_that_have_the_model_twice_live_through_their_faults() {
     let lives = (1..=REPLICAS_DIGEST_LIVES).map(|seed| (seed, ComputeModelKind::Digest));

@@ -52,7 +52,8 @@ fn a_seed_prints_its_options_and_a_line_for_every_change() {
 #[test]
 fn a_seed_is_the_same_life_in_every_process() {
     for arguments in [["--seed", "1", "--model", "digest"], ["--seed", "1", "--model", "float"]] {
-        let (first, second) = (printed(&arguments, 0), printed(&arguments, 0));
+        let first = printed(&arguments, 0);
+        let second = printed(&arguments, 0);
         println!("{arguments:?}: digest {}", digest(&first));
         assert_eq!(first, second);
     }

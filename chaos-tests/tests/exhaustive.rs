@@ -16,7 +16,7 @@ const TWO_STAGES: ModelBounds = ModelBounds {
 /// Three stages and two deaths; there is no spare, so the plan shrinks.
 const THREE_STAGES: ModelBounds =
     ModelBounds { stages: 3, spares: 0, steps: 3, deaths: 2, stalls: 0, ..TWO_STAGES };
-/// In a ring of four, two may die who keep no copy of each other.
+/// In a ring of four, two workers may die that keep no copy of each other.
 const FOUR_STAGES: ModelBounds = ModelBounds { stages: 4, steps: 1, elections: 0, ..THREE_STAGES };
 
 /// A worker is taken for dead and lives on, and another one dies.
@@ -77,7 +77,7 @@ mod without_a_rule {
     use zbelastic_consensus::mutant::{self, Mutant};
     use zbelastic_types::{Generation, Step};
 
-    /// Takes a rule away. Nobody is to blame but who dies, so no plan is given up.
+    /// Takes a rule away. Only workers that die are to blame, so no plan is given up.
     fn counterexample(mutant: Mutant) -> (ModelViolation, Vec<String>) {
         counterexample_in(mutant, ModelBounds { stalls: 0, ..TWO_STAGES })
     }
@@ -94,8 +94,8 @@ mod without_a_rule {
         }
     }
 
-    /// Stages give up what undoes step 1 when its seal is proposed, the proposal is lost, and step 1
-    /// must begin anew.
+    /// Stages give up what undoes step 1 when its seal is proposed, the proposal is lost, and step
+    /// 1 must begin anew.
     #[test]
     fn r1_a_stage_that_trusts_a_proposal_cannot_go_back() {
         let (violation, path) = counterexample(Mutant::M24UndoFreedAtProposal);

@@ -1,5 +1,5 @@
-//! The sample of lives of housekeeping that every change has to pass, as many as have to show all that there is
-//! to see. `zbelastic chaos sim --world housekeeping` lives any number more.
+//! The sample of lives of housekeeping that every change has to pass, as many as have to show all
+//! that there is to see. `zbelastic chaos sim --world housekeeping` lives any number more.
 
 use std::num::NonZeroUsize;
 use std::thread;

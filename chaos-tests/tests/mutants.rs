@@ -8,7 +8,7 @@ use chaos_tests::bug::Bug;
 use chaos_tests::hunt::{KnownBug, hunt};
 use chaos_tests::options::ComputeModelKind;
 
-/// Lives for each.
+/// Most lives that are run for one mutant.
 const LIVES_MAX: u64 = 6_000;
 /// Lives of the float model, each of which takes as long as many of the other.
 const FLOAT_LIVES_MAX: u64 = 200;

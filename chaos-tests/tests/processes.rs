@@ -1,8 +1,8 @@
 //! The orchestrator of real processes, tried with processes that only pretend to train.
 //!
-//! This program is both: with a verb as its first argument it is a node or a command line of a
-//! cluster ([`fake`]), else it is the tests. So no binary of the product is needed, and mistakes can
-//! be planted that the orchestrator has to find.
+//! This program is both: with a subcommand as its first argument it is a node or a command line of
+//! a cluster ([`fake`]), else it is the tests. So no binary of the product is needed, and mistakes
+//! can be planted that the orchestrator has to find.
 
 #[path = "processes/fake.rs"]
 mod fake;
@@ -35,16 +35,18 @@ struct FakeCampaign {
     folder: TemporaryFolder,
     bug: Option<&'static str>,
     mix: ProcessFaultMix,
-    wires: NetworkKind,
+    network: NetworkKind,
     standstill: Duration,
 }
 
 impl FakeCampaign {
     fn new(kinds: &[ProcessFaultKind], count: u64, power_cycles: u64) -> Self {
         let folder = TemporaryFolder::temporary("fake").expect("a folder");
-        let (kinds, longest_ms, together) = (kinds.to_vec(), LONGEST_MS, 1);
+        let kinds = kinds.to_vec();
+        let longest_ms = LONGEST_MS;
+        let together = 1;
         let mix = ProcessFaultMix { count, kinds, power_cycles, longest_ms, together };
-        Self { folder, bug: None, mix, wires: NetworkKind::Loopback, standstill: PATIENCE }
+        Self { folder, bug: None, mix, network: NetworkKind::Loopback, standstill: PATIENCE }
     }
 
     fn training(&self, bug: Option<&str>) -> UndisturbedTraining {
@@ -60,8 +62,8 @@ impl FakeCampaign {
     }
 
     fn campaign(&self, stop: &AtomicBool) -> (ProcessCampaignReport, String) {
-        let mut told = Vec::new();
-        let mut watch = RunMonitor::new(&mut told, stop);
+        let mut output = Vec::new();
+        let mut monitor = RunMonitor::new(&mut output, stop);
         let cache = shared().join("cache");
         let sound = AtomicBool::new(false);
         let undisturbed = self
@@ -69,30 +71,27 @@ impl FakeCampaign {
             .undisturbed(&cache, PATIENCE, &mut RunMonitor::new(&mut std::io::sink(), &sound))
             .expect("it is not disturbed");
         let training = self.training(self.bug);
-        let group = LocalClusterSetup {
+        let cluster = LocalClusterSetup {
             program: training.program.clone(),
             folder: self.folder.path().join("group"),
             controllers: 3,
             workers: training.workers,
             seed: SEED,
-            wires: self.wires,
+            network: self.network,
             small_disk_mib: None,
         };
-        let (mix, standstill) = (self.mix.clone(), self.standstill);
-        let (every_steps, tell_every) = (EVERY_STEPS, Some(Duration::from_millis(100)));
-        let setup = ProcessCampaignSetup {
-            training,
-            group,
-            mix,
-            every_steps,
-            standstill,
-            print_every: tell_every,
-        };
-        let account = campaign::run(&setup, &undisturbed, &mut watch).expect("it is told");
-        (account, String::from_utf8(told).expect("text"))
+        let mix = self.mix.clone();
+        let standstill = self.standstill;
+        let every_steps = EVERY_STEPS;
+        let print_every = Some(Duration::from_millis(100));
+        let setup =
+            ProcessCampaignSetup { training, cluster, mix, every_steps, standstill, print_every };
+        let report =
+            campaign::run(&setup, &undisturbed, &mut monitor).expect("the output is written");
+        (report, String::from_utf8(output).expect("text"))
     }
 
-    fn account(&self) -> ProcessCampaignReport {
+    fn report(&self) -> ProcessCampaignReport {
         self.campaign(&AtomicBool::new(false)).0
     }
 }
@@ -104,14 +103,14 @@ const LONGEST_MS: u64 = 200;
 fn a_sound_cluster_passes_under_every_fault() {
     let kinds = [ProcessFaultKind::USUAL.as_slice(), &[ProcessFaultKind::Replay]].concat();
     let mut scene = FakeCampaign::new(&kinds, 8, 2);
-    scene.wires = NetworkKind::Proxy;
-    let (account, told) = scene.campaign(&AtomicBool::new(false));
-    assert_eq!(account.verdict, CampaignVerdict::Passed, "{account}\n{told}");
-    assert_eq!(account.strikes.len() as u64 + account.missed, 10);
-    assert_eq!(account.findings.compared, account.steps);
-    assert!(account.findings.digests.len() == 1 && account.digest_undisturbed.is_some());
-    assert!(account.strikes.iter().all(|strike| strike.recovery.is_some()), "{account}");
-    assert!(told.contains("✔ sealed step"), "{told}");
+    scene.network = NetworkKind::Proxy;
+    let (report, output) = scene.campaign(&AtomicBool::new(false));
+    assert_eq!(report.verdict, CampaignVerdict::Passed, "{report}\n{output}");
+    assert_eq!(report.strikes.len() as u64 + report.missed, 10);
+    assert_eq!(report.findings.compared, report.steps);
+    assert!(report.findings.digests.len() == 1 && report.digest_undisturbed.is_some());
+    assert!(report.strikes.iter().all(|injection| injection.recovery.is_some()), "{report}");
+    assert!(output.contains("✔ sealed step"), "{output}");
     let left: Vec<_> = children().collect();
     assert!(left.is_empty(), "{left:?} live on");
 }
@@ -124,14 +123,15 @@ fn several_faults_at_once_strike_different_nodes_and_are_survived() {
     ];
     let mut scene = FakeCampaign::new(&kinds, 9, 0);
     scene.mix.together = 3;
-    let (account, told) = scene.campaign(&AtomicBool::new(false));
-    assert_eq!(account.verdict, CampaignVerdict::Passed, "{account}\n{told}");
-    assert!(account.strikes.iter().all(|strike| strike.recovery.is_some()), "{account}");
-    let rounds = account.strikes.chunk_by(|one, two| two.step < one.step + EVERY_STEPS / 2);
-    let (mut most, mut count) = (0, 0);
+    let (report, output) = scene.campaign(&AtomicBool::new(false));
+    assert_eq!(report.verdict, CampaignVerdict::Passed, "{report}\n{output}");
+    assert!(report.strikes.iter().all(|injection| injection.recovery.is_some()), "{report}");
+    let rounds = report.strikes.chunk_by(|one, two| two.step < one.step + EVERY_STEPS / 2);
+    let mut most = 0;
+    let mut count = 0;
     for round in rounds {
-        let victims: BTreeSet<_> = round.iter().flat_map(|strike| &strike.victims).collect();
-        assert_eq!(victims.len(), round.len(), "somebody is struck twice: {round:?}");
+        let victims: BTreeSet<_> = round.iter().flat_map(|injection| &injection.victims).collect();
+        assert_eq!(victims.len(), round.len(), "a node is hit twice: {round:?}");
         (most, count) = (most.max(round.len()), count + 1);
     }
     assert!(most == 3 && count <= 4, "{count} rounds of at most {most}");
@@ -157,10 +157,10 @@ fn children() -> impl Iterator<Item = String> {
 fn unsafe_because(bug: &'static str, kinds: &[ProcessFaultKind], ids: &[&str]) {
     let mut scene = FakeCampaign::new(kinds, 3, 0);
     scene.bug = Some(bug);
-    let account = scene.account();
-    let found: Vec<_> = account.findings.violations.iter().map(|found| found.id).collect();
-    assert!(matches!(account.verdict, CampaignVerdict::Unsafe(_)), "{bug}: {account}");
-    assert!(ids.iter().all(|id| found.contains(id)), "{bug}: {found:?}\n{account}");
+    let report = scene.report();
+    let found: Vec<_> = report.findings.violations.iter().map(|found| found.id).collect();
+    assert!(matches!(report.verdict, CampaignVerdict::Unsafe(_)), "{bug}: {report}");
+    assert!(ids.iter().all(|id| found.contains(id)), "{bug}: {found:?}\n{report}");
 }
 
 fn a_wrong_digest_is_found() {
@@ -182,31 +182,31 @@ fn a_step_that_is_left_out_is_found() {
 fn a_run_that_stands_still_is_found() {
     let mut scene = FakeCampaign::new(&[ProcessFaultKind::KillWorker], 2, 0);
     (scene.bug, scene.standstill) = (Some("stuck"), IMPATIENCE);
-    let account = scene.account();
-    assert!(matches!(account.verdict, CampaignVerdict::Stuck(_)), "{account}");
+    let report = scene.report();
+    assert!(matches!(report.verdict, CampaignVerdict::Stuck(_)), "{report}");
 }
 
 fn a_process_that_ends_by_itself_is_found() {
     let mut scene = FakeCampaign::new(&[ProcessFaultKind::KillLeader], 1, 0);
     scene.bug = Some("exit");
-    let account = scene.account();
-    let CampaignVerdict::Crashed(why) = &account.verdict else { panic!("{account}") };
+    let report = scene.report();
+    let CampaignVerdict::Crashed(why) = &report.verdict else { panic!("{report}") };
     assert!(why.contains("exit status: 3") && why.contains("I leave"), "{why}");
 }
 
 fn a_path_around_the_proxy_is_found() {
     let mut scene = FakeCampaign::new(&[ProcessFaultKind::Isolate], 1, 0);
-    (scene.bug, scene.wires) = (Some("bypass"), NetworkKind::Proxy);
-    let account = scene.account();
-    let CampaignVerdict::Harness(why) = &account.verdict else { panic!("{account}") };
+    (scene.bug, scene.network) = (Some("bypass"), NetworkKind::Proxy);
+    let report = scene.report();
+    let CampaignVerdict::Harness(why) = &report.verdict else { panic!("{report}") };
     assert!(why.contains("past the proxy"), "{why}");
 }
 
 fn whoever_watches_may_end_it() {
     let stop = AtomicBool::new(false);
     stop.store(true, Ordering::Relaxed);
-    let (account, _) = FakeCampaign::new(&[ProcessFaultKind::KillWorker], 2, 0).campaign(&stop);
-    assert_eq!(account.verdict, CampaignVerdict::Interrupted);
+    let (report, _) = FakeCampaign::new(&[ProcessFaultKind::KillWorker], 2, 0).campaign(&stop);
+    assert_eq!(report.verdict, CampaignVerdict::Interrupted);
 }
 
 /// What comes of rows that are measured on fake processes with this bug.
@@ -214,19 +214,19 @@ fn measured(bug: Option<&str>) -> MeasureReport {
     let scene = FakeCampaign::new(&[], 0, 0);
     let UndisturbedTraining { program, config, workers, .. } = scene.training(bug);
     let folder = scene.folder.path().join("measured");
-    let group = LocalClusterSetup {
+    let cluster = LocalClusterSetup {
         program,
         folder,
         controllers: 1,
         workers,
         seed: SEED,
-        wires: NetworkKind::Loopback,
+        network: NetworkKind::Loopback,
         small_disk_mib: None,
     };
     let rows = vec![MeasureRowKind::WorkerKilled, MeasureRowKind::Joins, MeasureRowKind::TwoKilled];
     let cache = scene.folder.path().join("cache");
     let setup = MeasureSetup {
-        group,
+        cluster,
         config,
         rows,
         times: 2,
@@ -236,7 +236,8 @@ fn measured(bug: Option<&str>) -> MeasureReport {
         rounds: 1,
         cache,
     };
-    let (stop, mut sink) = (AtomicBool::new(false), std::io::sink());
+    let stop = AtomicBool::new(false);
+    let mut sink = std::io::sink();
     measure::run(&setup, &mut RunMonitor::new(&mut sink, &stop)).expect("it goes on")
 }
 
@@ -265,9 +266,10 @@ fn a_program_that_cannot_start_is_reported() {
     let scene = FakeCampaign::new(&[], 0, 0);
     let mut training = scene.training(None);
     training.program.path = PathBuf::from("/no/such/program");
-    let (stop, mut sink) = (AtomicBool::new(false), std::io::sink());
-    let mut watch = RunMonitor::new(&mut sink, &stop);
-    let error = training.undisturbed(scene.folder.path(), PATIENCE, &mut watch);
+    let stop = AtomicBool::new(false);
+    let mut sink = std::io::sink();
+    let mut monitor = RunMonitor::new(&mut sink, &stop);
+    let error = training.undisturbed(scene.folder.path(), PATIENCE, &mut monitor);
     assert!(matches!(error, Err(LocalClusterError::System { .. })), "{error:?}");
 }
 
@@ -295,7 +297,7 @@ const TESTS: [(&str, fn()); 13] = [
 
 fn main() {
     let words: Vec<String> = std::env::args().skip(1).collect();
-    if fake::is_verb(words.first()) {
+    if fake::is_subcommand(words.first()) {
         fake::run(&words);
         return;
     }

@@ -5,7 +5,7 @@
 //! costs more memory than that form allows. `tests/replay.rs` holds each target to that for the
 //! inputs in `corpus/` and for mutations of them; `run` searches for other inputs, led by coverage.
 //!
-//! This package decides nothing and is named by nobody.
+//! This package decides nothing and no other package depends on it.
 
 pub mod memory;
 pub mod mutations;

@@ -1,6 +1,6 @@
 //! Inputs that readers accept, from which a search begins: at least one for each target. They are
-//! made by the program itself, so they are of its present forms, whatever becomes of `corpus/`. Keys
-//! and certificates are drawn; everything else is the same at every run.
+//! made by the program itself, so they are of its present forms, whatever becomes of `corpus/`.
+//! Keys and certificates are drawn; everything else is the same at every run.
 
 mod consensus;
 mod files;

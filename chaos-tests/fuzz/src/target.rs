@@ -54,7 +54,7 @@ macro_rules! targets {
         }
 
         impl Target {
-            /// Every target.
+            /// All targets, in the order of this list.
             pub const ALL: [Self; [$(Self::$target),+].len()] = [$(Self::$target),+];
 
             const fn spec(self) -> TargetSpec {
@@ -85,7 +85,7 @@ targets! {
     Tokens => spec("tokens", transport::tokens),
     /// Names of members, roles and nodes as texts.
     Names => spec("names", transport::names),
-    /// Certificates in DER.
+    /// Certificates and keys in DER.
     Certificates => spec("certificates", certificates::certificates),
     /// Signing requests in DER.
     SigningRequests => spec("signing-requests", certificates::signing_requests),
@@ -105,7 +105,7 @@ targets! {
     LogRecords => spec("log-records", consensus::log_records),
     /// What a start makes of such records.
     Logs => spec("logs", consensus::logs),
-    /// Programs as text.
+    /// Schedule programs in their text form.
     Programs => large(schedule::PROGRAM_MEMORY, spec("programs", schedule::programs)),
     /// Programs as they travel.
     PackedPrograms =>
@@ -129,7 +129,7 @@ targets! {
     Manifests => spec("manifests", checkpoint::manifests),
     /// Records of pieces in a store's index.
     PieceRecords => spec("piece-records", checkpoint::piece_records),
-    /// Names of chunks.
+    /// Names of a chunk in the store.
     ChunkNames => spec("chunk-names", checkpoint::chunk_names),
     /// `VERSION` of a data folder.
     FolderVersions => spec("folder-versions", checkpoint::folder_versions),
@@ -137,25 +137,25 @@ targets! {
     ApiRequests => spec("api-requests", node::api_requests),
     /// Answers that people get from it.
     ApiAnswers => spec("api-answers", node::api_answers),
-    /// What nodes send each other beside the protocol, questions and news.
+    /// Messages of nodes beside the protocol: requests and events.
     NodeMessages => spec("node-messages", node::node_messages),
     /// Heads of workers' frames, and pieces that are joined.
     WorkerFrames => spec("worker-frames", node::worker_frames),
-    /// Documents of jobs.
+    /// JSON documents that describe a job.
     JobDocuments => spec("job-documents", node::job_documents),
-    /// Configurations in TOML.
+    /// Training configurations in TOML.
     Configurations => large(trainer::MODEL_MEMORY, spec("configurations", node::configurations)),
-    /// Machines in TOML.
+    /// Machine descriptions in TOML.
     Machines => spec("machines", node::machines),
-    /// Values of flags.
+    /// Values of command-line flags.
     Flags => spec("flags", node::flags),
     /// `node.json` and `cluster.json`.
     NodeFiles => spec("node-files", node::node_files),
-    /// Lines of `events.jsonl`.
+    /// Lines of a node's `events.jsonl`.
     EventLines => spec("event-lines", chaos::event_lines),
     /// Traces of machines that come and go.
     Traces => spec("traces", chaos::traces),
-    /// Cases of lives.
+    /// JSON files of a simulated life.
     Cases => spec("cases", chaos::cases),
 }
 

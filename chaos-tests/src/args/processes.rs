@@ -27,13 +27,13 @@ process ended by itself, 14 the demonstration itself, 130 interrupted.";
 /// The cluster that is started.
 #[derive(Args, Clone, Debug)]
 pub struct GroupArgs {
-    /// Workers.
+    /// Number of workers.
     #[arg(long, value_name = "W", default_value_t = 4, value_parser = nodes())]
     pub workers: u32,
-    /// Controllers.
+    /// Number of controllers.
     #[arg(long, value_name = "C", default_value_t = 3, value_parser = nodes())]
     pub controllers: u32,
-    /// Who is struck when follows from it.
+    /// Seed of the faults: which nodes they hit, and when.
     #[arg(long, value_name = "S", default_value_t = 1)]
     pub seed: u64,
     /// The binary that is started [default: this one].
@@ -41,10 +41,10 @@ pub struct GroupArgs {
     pub program: Option<PathBuf>,
 }
 
-/// What is trained.
+/// The configuration of the training: a file or a preset, and single keys.
 #[derive(Args, Clone, Debug)]
 pub struct SubjectArgs {
-    /// A configuration file.
+    /// The configuration file of the training.
     #[arg(long, value_name = "FILE", required_unless_present = "preset")]
     pub config: Option<PathBuf>,
     /// A preset, as in `config schema`; a file's keys win over its.
@@ -56,7 +56,7 @@ pub struct SubjectArgs {
 }
 
 impl SubjectArgs {
-    /// What is typed to the binary.
+    /// The configuration as the binary's command line names it.
     #[must_use]
     pub fn configuration(&self) -> TestedConfiguration {
         let preset = self.preset.iter().map(|name| format!("model.preset={name}"));
@@ -67,31 +67,31 @@ impl SubjectArgs {
     }
 }
 
-/// `zbelastic chaos run`.
+/// Arguments of `zbelastic chaos run`.
 #[derive(Args, Clone, Debug)]
 pub struct ProcessRunArgs {
-    /// What is trained; the number of steps is chosen so that all faults find their time.
+    /// The configuration of the training; its number of steps follows from the number of faults.
     #[command(flatten)]
     pub subject: SubjectArgs,
-    /// The cluster.
+    /// Size, seed and binary of the cluster.
     #[command(flatten)]
     pub group: GroupArgs,
-    /// Faults.
+    /// Number of faults.
     #[arg(long, value_name = "N", default_value_t = 30)]
     pub kills: u64,
-    /// Of these kinds [default: all that need no proxy].
+    /// Kinds of faults [default: all that need no proxy].
     #[arg(long, value_name = "KIND", value_delimiter = ',', value_parser = parse_kind)]
     pub faults: Vec<ProcessFaultKind>,
-    /// Besides, so many times everything dies at once.
+    /// Power cycles in addition: so many times all processes die at once.
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub power_cycles: u64,
-    /// So many of them strike at once, each somebody else.
+    /// Number of faults that are injected at once, each into another node.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=8))]
     pub together: u64,
     /// Seconds of training between two faults, at least.
     #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = parse_seconds)]
     pub every: Duration,
-    /// No fault lasts longer.
+    /// Longest duration of a fault, in seconds.
     #[arg(long, value_name = "SECONDS", default_value = "6", value_parser = parse_seconds)]
     pub longest: Duration,
     /// All datagrams go through the proxy, even if no fault needs it.
@@ -105,33 +105,33 @@ pub struct ProcessRunArgs {
     /// without it, files cannot grow while a disk is full. Needs the right to mount.
     #[arg(long, value_name = "MIB")]
     pub small_disk: Option<u32>,
-    /// Write the account as JSON, too.
+    /// Write the report as JSON, too.
     #[arg(long, value_name = "FILE")]
     pub report: Option<PathBuf>,
     /// A new folder for data, logs and events, which stays [default: one that goes if all is well].
     #[arg(long, value_name = "DIR")]
     pub folder: Option<PathBuf>,
-    /// Print the faults, and strike nobody.
+    /// Print the faults, and inject none.
     #[arg(long)]
     pub list: bool,
 }
 
-/// `zbelastic chaos measure`.
+/// Arguments of `zbelastic chaos measure`.
 #[derive(Args, Clone, Debug)]
 pub struct MeasureArgs {
-    /// What is trained.
+    /// The configuration of the training.
     #[command(flatten)]
     pub subject: SubjectArgs,
-    /// The cluster.
+    /// Size, seed and binary of the cluster.
     #[command(flatten)]
     pub group: GroupArgs,
-    /// Rows, with commas [default: the faults that strike one node, and power cycles].
+    /// Rows, with commas [default: the faults that hit one node, and power cycles].
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = parse_row)]
     pub rows: Vec<MeasureRowKind>,
-    /// How often each fault strikes; long ones and joins a quarter as often.
+    /// How often each fault is injected; long ones and joins a quarter as often.
     #[arg(long, value_name = "N", default_value_t = 20)]
     pub times: u32,
-    /// How often everything dies at once.
+    /// How often all processes die at once.
     #[arg(long, value_name = "N", default_value_t = 5)]
     pub power_cycles: u32,
     /// Runs of the row `undisturbed`, which is the only one without --rows [default: 1].
@@ -148,7 +148,7 @@ pub struct MeasureArgs {
     pub report: Option<PathBuf>,
 }
 
-/// `zbelastic chaos replay`.
+/// Arguments of `zbelastic chaos replay`.
 #[derive(Args, Clone, Debug)]
 pub struct ReplayArgs {
     /// A CSV file with the columns time_s,event,node,nodes_alive (events are join and leave), or
@@ -158,7 +158,7 @@ pub struct ReplayArgs {
     /// A part of it: two times, in seconds, or in hours as in 5.5h..6.5h.
     #[arg(long, value_name = "FROM..TO", value_parser = parse_window)]
     pub window: TraceWindow,
-    /// Seconds of the trace in a second of ours.
+    /// Seconds of the trace that are replayed in a second.
     #[arg(long, value_name = "N", default_value_t = 1.0, value_parser = parse_speed)]
     pub speed: f64,
     /// Workers when the trace has most nodes; if it never has so many, as many as it has.
@@ -167,22 +167,22 @@ pub struct ReplayArgs {
     /// Controllers, which do not come and go.
     #[arg(long, value_name = "C", default_value_t = 1, value_parser = nodes())]
     pub controllers: u32,
-    /// Workers are asked to leave so many seconds before they are killed [default: no notice].
+    /// Workers get SIGTERM so many seconds before they are killed [default: no notice].
     #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
     pub notice: Option<Duration>,
-    /// What is trained.
+    /// The configuration of the training.
     #[command(flatten)]
     pub subject: SubjectArgs,
-    /// Steps of each run that says how fast so many workers are.
+    /// Steps of each run that measures how fast so many workers are.
     #[arg(long, value_name = "N", default_value_t = 12, value_parser = clap::value_parser!(u64).range(2..))]
     pub trial_steps: u64,
-    /// Which workers leave follows from it.
+    /// Seed that draws which workers leave.
     #[arg(long, value_name = "S", default_value_t = 1)]
     pub seed: u64,
     /// The binary that is started [default: this one].
     #[arg(long, value_name = "PATH")]
     pub program: Option<PathBuf>,
-    /// Write what came of it as JSON, too.
+    /// Write the report as JSON, too.
     #[arg(long, value_name = "FILE")]
     pub report: Option<PathBuf>,
 }
@@ -202,13 +202,13 @@ impl TraceWindow {
     }
 }
 
-/// `zbelastic chaos demo`.
+/// Arguments of `zbelastic chaos demo`.
 #[derive(Args, Clone, Debug)]
 pub struct DemoArgs {
     /// How long the training with faults takes, about.
     #[arg(long, value_name = "S", default_value = "60", value_parser = parse_seconds)]
     pub seconds: Duration,
-    /// The cluster.
+    /// Size, seed and binary of the cluster.
     #[command(flatten)]
     pub group: GroupArgs,
 }
@@ -241,7 +241,8 @@ fn parse_window(text: &str) -> Result<TraceWindow, String> {
         found.map(|time| time * unit_s).ok_or_else(|| format!("{text} is no time"))
     };
     let (from, to) = text.split_once("..").ok_or("expected FROM..TO")?;
-    let (from_s, to_s) = (time(from)?, time(to)?);
+    let from_s = time(from)?;
+    let to_s = time(to)?;
     if from_s < to_s {
         Ok(TraceWindow { from_s, to_s })
     } else {

@@ -8,11 +8,13 @@ use crate::failure::Invariant;
 
 impl InvariantChecker {
     /// A leader counted the message of a holder that is no member any more.
-    pub fn note_counted(&mut self, teller: Option<Holder>) {
-        self.fail(Invariant::S3, || format!("what {teller:?} told was counted, and it is fenced"));
+    pub fn note_counted(&mut self, sender: Option<Holder>) {
+        self.fail(Invariant::S3, || {
+            format!("a message of {sender:?} was counted, and it is fenced")
+        });
     }
 
-    /// A host took a frame in while it had this plan.
+    /// A runtime accepted a frame while it had this plan.
     pub fn processed(
         &mut self,
         generation: Generation,

@@ -31,7 +31,8 @@ impl InvariantChecker {
 
     /// S1: steps are sealed in order, each once; a repetition holds the same (S6).
     pub(super) fn check_order(&mut self, seal: &Seal, is_repeated: bool) {
-        let (step, head) = (seal.turn.step.0, self.acked.len() as u64);
+        let step = seal.turn.step.0;
+        let head = self.acked.len() as u64;
         if !seal.verdict.is_final() {
             if step > head {
                 self.fail(Invariant::S1, || format!("step {step} is run before {head} is sealed"));
@@ -50,13 +51,13 @@ impl InvariantChecker {
         }
     }
 
-    /// L3: a run goes back only for a layer that all have lost who held it, or for a state that is
+    /// L3: a run goes back only for a layer that all its holders have lost, or for a state that is
     /// wrong.
     pub(super) fn check_rewind(&mut self, reason: RewindReason) {
         let is_excused = match reason {
             RewindReason::LayerLost { layer } => self.is_lost(layer),
             RewindReason::StateDiffers { .. } => self.take_flip(),
-            // Nobody orders it in a life.
+            // No operator orders it in a life.
             RewindReason::Ordered => false,
         };
         if !is_excused {
@@ -74,7 +75,7 @@ impl InvariantChecker {
         })
     }
 
-    /// Whether something happened to everybody who held a layer when the last plan ran. A run that
+    /// Whether something happened to every holder of a layer when the last plan ran. A run that
     /// went back since has its layers from the store.
     fn is_lost(&self, layer: LayerId) -> bool {
         let Some((plan, since)) = self.ran.as_ref().filter(|_| !self.is_rewound) else {

@@ -18,7 +18,7 @@ impl InvariantChecker {
         }
     }
 
-    /// A host runs a program.
+    /// A runtime runs a program.
     pub fn runs(&mut self, record: &PlanRecord, plan: &Plan) {
         let generation = record.generation;
         let Some(known) = self.plans.get(&generation) else {

@@ -1,4 +1,4 @@
-//! N1, N2, S9: the holder of a version holds the undisturbed run's bits, and nobody holds one
+//! N1, N2, S9: the holder of a version holds the undisturbed run's bits, and no node holds one
 //! that is not agreed on.
 
 use zbelastic_consensus::checkpoint::LayerDigest;

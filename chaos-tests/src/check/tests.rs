@@ -29,7 +29,9 @@ fn broken(checker: &mut InvariantChecker) -> Option<Invariant> {
 
 fn seal(step: u64, verdict: Verdict) -> Seal {
     let turn = Turn { generation: Generation(1), attempt: Attempt(0), step: Step(step) };
-    let (square_sum_bits, loss_sum_bits, updates_after) = (0, 0, 0);
+    let square_sum_bits = 0;
+    let loss_sum_bits = 0;
+    let updates_after = 0;
     let cursor_after = turn.after(verdict).step;
     let reason = Reason::Sound;
     Seal { turn, verdict, reason, square_sum_bits, loss_sum_bits, updates_after, cursor_after }

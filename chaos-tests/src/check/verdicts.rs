@@ -55,8 +55,8 @@ impl InvariantChecker {
         self.check_spike(seal, sums.square_sum);
     }
 
-    /// N5: a verdict fits its reason, its reason fits what was done to this very turn, and a step is
-    /// run again as often as the policy has it.
+    /// N5: a verdict fits its reason, its reason fits what was done to this very turn, and a step
+    /// is run again as often as the policy has it.
     fn check_verdict(&mut self, seal: &Seal, replays: u32) {
         let is_logged = seal.turn.step.0 < self.acked.len() as u64;
         let (counted, replays_max) = match seal.reason {

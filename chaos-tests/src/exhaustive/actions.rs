@@ -1,25 +1,26 @@
-//! What can happen in the small world.
+//! The actions of the model.
 
 use zbelastic_consensus::Entry;
 use zbelastic_types::{LayerId, NodeId};
 
 use super::transition_cache::{EntryId, TransitionCache};
 
-/// One thing that happens.
+/// One transition of the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ModelAction {
     /// A stage computes, if it has not, and the leader receives its report.
     Report { node: NodeId },
-    /// A worker holds the update whose copy it keeps, if it does not, and the leader receives word of it.
+    /// A worker holds the update whose copy it keeps, if it does not, and the leader receives its
+    /// report.
     Hold { node: NodeId },
     /// The leader proposes an entry.
     Propose { entry: EntryId },
     /// A proposal is agreed on.
     Agree { entry: EntryId },
-    /// The leader dies, and with it as many of the last proposals. Another one begins with empty
-    /// hands.
+    /// The leader dies, and with it as many of the last proposals. Another one begins with no
+    /// reports.
     Elect { lost: usize },
-    /// A worker dies.
+    /// A worker dies, and all that it holds is lost.
     Die { node: NodeId },
     /// It is agreed on that it is lost.
     Notice { node: NodeId },
@@ -40,9 +41,9 @@ pub(super) enum ModelAction {
 }
 
 impl ModelAction {
-    /// The sentence for people.
-    pub(super) fn text(self, book: &TransitionCache) -> String {
-        let name = |entry: EntryId| entry_text(book.entry(entry));
+    /// A sentence that describes the action.
+    pub(super) fn text(self, transitions: &TransitionCache) -> String {
+        let name = |entry: EntryId| entry_text(transitions.entry(entry));
         match self {
             Self::Report { node } => format!("worker {node} reports"),
             Self::Hold { node } => format!("worker {node} holds the update that it copies"),

@@ -59,7 +59,7 @@ pub enum ModelViolation {
         /// The version that the stage has.
         found: Step,
     },
-    /// An undecided step must begin anew, and who lives has gone past it for good.
+    /// An undecided step must begin anew, and the live workers have gone past it for good.
     CannotGoBack {
         /// The layer that cannot go back.
         layer: LayerId,
@@ -97,7 +97,7 @@ impl fmt::Display for ModelViolation {
                 write!(f, "stage {stage} takes a candidate that is not of {turn}")
             }
             Self::FencedCounted { node } => {
-                write!(f, "what worker {node} told is counted, and it is taken for dead")
+                write!(f, "a report of worker {node} is counted, and it is taken for dead")
             }
             Self::AppliedTwice { stage, step, found } => {
                 write!(f, "step {step} is applied to version {found} of stage {stage}")
@@ -122,35 +122,40 @@ impl fmt::Display for ModelViolation {
 }
 
 /// Looks at a state.
-pub(super) fn check(book: &TransitionCache, world: &ModelState) -> Result<(), ModelViolation> {
-    let state = book.state(world.agreed);
+pub(super) fn check(
+    transitions: &TransitionCache,
+    world: &ModelState,
+) -> Result<(), ModelViolation> {
+    let state = transitions.state(world.agreed);
     world.counted(state).try_for_each(|worker| check_version(state, worker))?;
     let layer_count = state.job().expect("there is a job").spec.layer_count();
-    (0..layer_count).map(LayerId).try_for_each(|layer| check_layer(book, world, layer))
+    (0..layer_count).map(LayerId).try_for_each(|layer| check_layer(transitions, world, layer))
 }
 
 /// A stage of the plan in force has the version of the log, or is one seal behind and has what the
 /// seal needs. One that ran ahead of a proposal is not wrong yet: the same sums lead to the same
 /// seal. It is once the attempt is over, and [`check_layer`] looks at that.
 fn check_version(state: &State, worker: &ModelWorker) -> Result<(), ModelViolation> {
-    let Some(station) = worker.active_stage().filter(|_| worker.generation == state.generation())
+    let Some(active) = worker.active_stage().filter(|_| worker.generation == state.generation())
     else {
         return Ok(());
     };
-    let (stage, expected, found) = (station.stage, state.open_turn().step, station.version);
-    let is_behind = state.last_seal().is_some_and(|seal| station.half.check(seal).is_ok());
-    let is_fit = if is_behind { station.half.is_reported() } else { found >= expected };
+    let stage = active.stage;
+    let expected = state.open_turn().step;
+    let found = active.version;
+    let is_behind = state.last_seal().is_some_and(|seal| active.half.check(seal).is_ok());
+    let is_fit = if is_behind { active.half.is_reported() } else { found >= expected };
     if is_fit { Ok(()) } else { Err(ModelViolation::OtherVersion { stage, expected, found }) }
 }
 
-/// Every layer can be had at the version of the log from a worker that lives, unless all holders that
-/// promised it are dead.
+/// Every layer can be had at the version of the log from a worker that lives, unless all holders
+/// that promised it are dead.
 fn check_layer(
-    book: &TransitionCache,
+    transitions: &TransitionCache,
     world: &ModelState,
     layer: LayerId,
 ) -> Result<(), ModelViolation> {
-    let state = book.state(world.agreed);
+    let state = transitions.state(world.agreed);
     let version = state.open_turn().step;
     if version == Step(0) || is_within_reach(world, state, layer) || is_excused(world, state, layer)
     {
@@ -158,15 +163,15 @@ fn check_layer(
     }
     let held = world.counted(state).filter_map(|worker| worker.layers().remove(&layer));
     match held.flatten().max().filter(|found| *found > version) {
-        Some(_) if is_sealing(book, world, state.open_turn()) => Ok(()),
+        Some(_) if is_sealing(transitions, world, state.open_turn()) => Ok(()),
         Some(found) => Err(ModelViolation::CannotGoBack { layer, needed: version, found }),
         None => Err(ModelViolation::SealedLost { layer, version }),
     }
 }
 
-/// Whether the seal of a turn is under way, and may be agreed on yet.
-pub(super) fn is_sealing(book: &TransitionCache, world: &ModelState, turn: Turn) -> bool {
-    world.in_flight.iter().any(|flying| match book.entry(flying.entry) {
+/// Whether the seal of a turn is in flight, and may be agreed on yet.
+pub(super) fn is_sealing(transitions: &TransitionCache, world: &ModelState, turn: Turn) -> bool {
+    world.in_flight.iter().any(|flying| match transitions.entry(flying.entry) {
         Entry::Seal(seal) => seal.turn == turn,
         Entry::Members(_)
         | Entry::Adopt(_)
@@ -192,17 +197,17 @@ fn is_within_reach(world: &ModelState, state: &State, layer: LayerId) -> bool {
 }
 
 fn will_have(worker: &ModelWorker, state: &State, layer: LayerId) -> bool {
-    let (ModelWorkerPhase::Active(station), Some(seal)) = (&worker.phase, state.last_seal()) else {
+    let (ModelWorkerPhase::Active(active), Some(seal)) = (&worker.phase, state.last_seal()) else {
         return false;
     };
-    let ModelActiveStage { plan, half, copy, .. } = station;
+    let ModelActiveStage { plan, half, copy, .. } = active;
     let is_next = seal.next_turn().step == state.open_turn().step;
     let own_will = half.check(seal).is_ok() && half.is_reported();
-    let is_own = plan.layers_of(station.stage).any(|own| own == layer);
+    let is_own = plan.layers_of(active.stage).any(|own| own == layer);
     let copy_will = |copy: &&ModelStageCopy| copy.held == Some(seal.turn) && copy.open == seal.turn;
     let copy = copy.as_ref().filter(copy_will);
     let is_copied = copy.is_some_and(|copy| plan.layers_of(copy.of).any(|of| of == layer));
-    is_next && station.is_running && (own_will && is_own || is_copied)
+    is_next && active.is_running && (own_will && is_own || is_copied)
 }
 
 /// Whether all holders of the layer by the last plan that ran are dead, or taken for it.

@@ -22,23 +22,23 @@ use super::transition_cache::TransitionCache;
 pub(super) fn decide_seal(state: &State, world: &ModelState) -> Option<Seal> {
     let spec = state.running_spec()?;
     let mut sealing = OpenTurnReports::new(state, spec);
-    for told in world.leader.reports.values() {
-        let (report, attested) = &**told;
+    for reported in world.leader.reports.values() {
+        let (report, attested) = &**reported;
         sealing.handle_report(state, report, attested.clone()).expect("of the open turn");
     }
     let plan = &state.plan()?.record;
     for (of, held) in &world.leader.held {
         // No stage has two copies here: the only holder of its copy is the sender.
-        let keeper = plan.copy_holders(*of).next()?;
-        sealing.handle_held(state, keeper, HeldUpdate::clone(held));
+        let copy_holder = plan.copy_holders(*of).next()?;
+        sealing.handle_held(state, copy_holder, HeldUpdate::clone(held));
     }
     sealing.decide(state).ok()
 }
 
 /// What a leader does about the plan: it starts one that is loaded, and makes another if the one in
-/// force cannot go on. Everybody who lives has answered by then, and so knows what is agreed on.
+/// force cannot go on. Every live worker has answered by then, and so knows what is agreed on.
 pub(super) fn decide_plan(
-    book: &TransitionCache,
+    transitions: &TransitionCache,
     state: &State,
     world: &ModelState,
 ) -> Option<Entry> {
@@ -54,7 +54,7 @@ pub(super) fn decide_plan(
         PlanPhase::Loading(_) => lost.or_else(lacking),
     };
     match (reason, &plan.phase) {
-        (Some(reason), _) => replan(book, state, world, reason),
+        (Some(reason), _) => replan(transitions, state, world, reason),
         (None, PlanPhase::Loading(ready)) if ready.iter().all(Option::is_some) => {
             Some(Entry::Resume { generation })
         }
@@ -62,20 +62,20 @@ pub(super) fn decide_plan(
     }
 }
 
-/// What a leader does about a plan that takes too long, though nobody is to blame.
+/// What a leader does about a plan that takes too long, though no worker is to blame.
 pub(super) fn decide_plan_for_stall(
-    book: &TransitionCache,
+    transitions: &TransitionCache,
     state: &State,
     world: &ModelState,
 ) -> Option<Entry> {
     state.running_spec()?;
     let is_blameless = world.stalls_left > 0 && state.lost_holder().is_none();
     let ticks = state.generation().0 as u32;
-    is_blameless.then(|| replan(book, state, world, PlanReason::Stalled { ticks }))?
+    is_blameless.then(|| replan(transitions, state, world, PlanReason::Stalled { ticks }))?
 }
 
 fn replan(
-    book: &TransitionCache,
+    transitions: &TransitionCache,
     state: &State,
     world: &ModelState,
     reason: PlanReason,
@@ -89,9 +89,11 @@ fn replan(
         RestorePoint::Here(sources) => {
             return Some(Entry::Adopt(Box::new(entries::plan(state, sources, reason))));
         }
-        // Whether something is lost that a seal under way would bring back is seen when the seal is
+        // Whether something is lost that a seal in flight would bring back is seen when the seal is
         // agreed on or lost.
-        RestorePoint::Back { .. } if is_sealing(book, world, state.open_turn()) => return None,
+        RestorePoint::Back { .. } if is_sealing(transitions, world, state.open_turn()) => {
+            return None;
+        }
         RestorePoint::Back { to, layer } => (to, RewindReason::LayerLost { layer }),
         RestorePoint::Differs { layer } => (Step(0), RewindReason::StateDiffers { layer }),
         RestorePoint::Nowhere => unreachable!("the beginning is never forgotten here"),

@@ -98,8 +98,8 @@ pub(super) fn fingerprints(
     layers.into_iter().map(|layer| (layer, fingerprint(layer))).collect()
 }
 
-/// The plan over these workers, as the product's leader makes it: a worker that stays keeps its place, one
-/// that comes fills the place of one that went, and each stage's copy is with the next.
+/// The plan over these workers, as the product's leader makes it: a worker that stays keeps its
+/// place, one that comes fills the place of one that went, and each stage's copy is with the next.
 pub(super) fn plan(state: &State, sources: Vec<LayerSource>, reason: PlanReason) -> PlanRecord {
     let spec = &state.job().expect("there is a job").spec;
     let mut stages = stage_candidates(state);
@@ -129,10 +129,10 @@ fn stage_candidates(state: &State) -> Vec<Holder> {
     let live = || state.live_workers().map(|(holder, _)| holder);
     let mut newcomers = live().filter(|holder| !stages.contains(holder));
     let stays = |holder: &Holder| state.is_live(*holder).then_some(*holder);
-    let mut seated: Vec<Holder> =
+    let mut holders: Vec<Holder> =
         stages.iter().filter_map(|holder| stays(holder).or_else(|| newcomers.next())).collect();
-    seated.extend(newcomers);
-    seated
+    holders.extend(newcomers);
+    holders
 }
 
 /// One chunk a stage; the last takes what does not divide.

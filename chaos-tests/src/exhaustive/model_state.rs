@@ -31,11 +31,11 @@ pub(super) struct ModelState {
     pub stalls_left: u8,
 }
 
-/// A proposal under way.
+/// A proposal in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct ProposalInFlight {
     pub entry: EntryId,
-    /// Whether who leads now proposed it, and knows that it did.
+    /// Whether the present leader proposed it, and knows that it did.
     pub is_own: bool,
 }
 
@@ -57,7 +57,7 @@ impl ModelState {
         self.in_flight.push(ProposalInFlight { entry, is_own: true });
     }
 
-    /// The leader dies, and with it as many of the last proposals. Another one begins with empty
+    /// The leader dies, and with it as many of the last proposals. Another one begins with no
     /// hands.
     pub(super) fn elect(&mut self, lost: usize) {
         self.elections_left -= 1;
@@ -139,23 +139,23 @@ impl StateKey {
                 self.turn(loading.turn);
                 self.layers(loading.images.iter());
             }
-            ModelWorkerPhase::Active(station) => {
+            ModelWorkerPhase::Active(active) => {
                 self.number(2);
-                self.active_stage(station);
+                self.active_stage(active);
             }
         }
     }
 
-    fn active_stage(&mut self, station: &ModelActiveStage) {
-        self.number(station.stage.0.into());
-        self.turn(station.half.open_turn());
-        self.number(station.half.updates());
-        self.number(station.version.0);
-        self.number(station.reported.is_some().into());
-        self.turn_if_any(station.candidate);
-        self.number(station.is_running.into());
-        self.number(station.copy.is_some().into());
-        if let Some(ModelStageCopy { of, version, open, held }) = &station.copy {
+    fn active_stage(&mut self, active: &ModelActiveStage) {
+        self.number(active.stage.0.into());
+        self.turn(active.half.open_turn());
+        self.number(active.half.updates());
+        self.number(active.version.0);
+        self.number(active.reported.is_some().into());
+        self.turn_if_any(active.candidate);
+        self.number(active.is_running.into());
+        self.number(active.copy.is_some().into());
+        if let Some(ModelStageCopy { of, version, open, held }) = &active.copy {
             self.number(of.0.into());
             self.number(version.0);
             self.turn(*open);

@@ -28,9 +28,9 @@ pub enum ExplorationFinding {
     Sound,
     /// The first thing that is wrong.
     Broken {
-        /// What is wrong.
+        /// The violation that was found.
         violation: ModelViolation,
-        /// A shortest way to it.
+        /// A shortest path of actions to it.
         path: Vec<String>,
     },
     /// There are more states than were allowed.
@@ -79,12 +79,12 @@ impl StateSearch {
             }
             for (action, after) in self.model.next(&world) {
                 let checked =
-                    after.and_then(|after| check(&self.model.book, &after).map(|()| after));
+                    after.and_then(|after| check(&self.model.transitions, &after).map(|()| after));
                 match checked {
                     Ok(after) => self.visit(after, Some((from, action))),
                     Err(violation) => {
                         let mut path = self.path(from);
-                        path.push(action.text(&self.model.book));
+                        path.push(action.text(&self.model.transitions));
                         return ExplorationFinding::Broken { violation, path };
                     }
                 }
@@ -114,7 +114,8 @@ impl StateSearch {
     fn path(&self, state: u32) -> Vec<String> {
         let before = |(state, _): &(u32, ModelAction)| self.visited[*state as usize].from;
         let steps = std::iter::successors(self.visited[state as usize].from, before);
-        let mut path: Vec<_> = steps.map(|(_, action)| action.text(&self.model.book)).collect();
+        let mut path: Vec<_> =
+            steps.map(|(_, action)| action.text(&self.model.transitions)).collect();
         path.reverse();
         path
     }

@@ -19,29 +19,30 @@ pub(super) fn report(
     node: NodeId,
     next: &mut Vec<ModelTransition>,
 ) {
-    let Some(station) = world.workers[&node].active_stage().filter(|s| s.is_running) else {
+    let Some(active) = world.workers[&node].active_stage().filter(|s| s.is_running) else {
         return;
     };
-    let (turn, stage) = (station.half.open_turn(), station.stage);
-    let is_told_in_vain = !is_counted(state, world, node);
+    let turn = active.half.open_turn();
+    let stage = active.stage;
+    let is_ignored = !is_counted(state, world, node);
     let is_known =
-        is_told_in_vain || turn != state.open_turn() || world.leader.reports.contains_key(&stage);
+        is_ignored || turn != state.open_turn() || world.leader.reports.contains_key(&stage);
     let is_over = state.job().is_some_and(|job| turn.step.0 >= job.spec.step_count);
-    if is_over || station.reported.is_some() && is_known {
+    if is_over || active.reported.is_some() && is_known {
         return;
     }
     let mut after = world.clone();
-    let station =
+    let active =
         after.workers.get_mut(&node).and_then(ModelWorker::active_stage_mut).expect("it stands");
-    let computed = if station.reported.is_some() { Ok(()) } else { station.compute() };
-    let told = station.reported.clone();
+    let computed = if active.reported.is_some() { Ok(()) } else { active.compute() };
+    let reported = active.reported.clone();
     // A worker that is taken for dead may compute for a plan before the one in force.
     let computed_last = after.computed.entry(stage).or_insert(turn);
     *computed_last = turn.max(*computed_last);
     let mut counted = Ok(());
     if turn == state.open_turn() && is_counted(state, world, node) {
         counted = check_counted(state, world, node);
-        after.leader.reports.extend(told.map(|told| (stage, told)));
+        after.leader.reports.extend(reported.map(|reported| (stage, reported)));
     }
     next.push((ModelAction::Report { node }, computed.and(counted).map(|()| after)));
 }
@@ -52,16 +53,15 @@ pub(super) fn hold(
     node: NodeId,
     next: &mut Vec<ModelTransition>,
 ) {
-    let Some(station) = world.workers[&node].active_stage().filter(|s| s.is_running) else {
+    let Some(active) = world.workers[&node].active_stage().filter(|s| s.is_running) else {
         return;
     };
-    let Some(copy) = &station.copy else { return };
+    let Some(copy) = &active.copy else { return };
     let is_held = copy.held == Some(copy.open);
-    let is_told_in_vain = !is_counted(state, world, node);
-    let is_known = is_told_in_vain
-        || copy.open != state.open_turn()
-        || world.leader.held.contains_key(&copy.of);
-    let owner = world.workers.get(&station.plan.stages[copy.of.index()].node);
+    let is_ignored = !is_counted(state, world, node);
+    let is_known =
+        is_ignored || copy.open != state.open_turn() || world.leader.held.contains_key(&copy.of);
+    let owner = world.workers.get(&active.plan.stages[copy.of.index()].node);
     let gives = |owner: &ModelWorker| {
         owner
             .active_stage()
@@ -71,10 +71,10 @@ pub(super) fn hold(
         return;
     }
     let mut after = world.clone();
-    let station =
+    let active =
         after.workers.get_mut(&node).and_then(ModelWorker::active_stage_mut).expect("it stands");
-    let copy = station.copy.as_mut().expect("looked at above");
-    let update = copy.hold(&station.plan);
+    let copy = active.copy.as_mut().expect("looked at above");
+    let update = copy.hold(&active.plan);
     let mut counted = Ok(());
     if update.turn == state.open_turn() && is_counted(state, world, node) {
         counted = check_counted(state, world, node);
@@ -134,7 +134,7 @@ pub(super) fn learn_seal(
 ) {
     let Some(seal) = state.last_seal() else { return };
     let worker = &world.workers[&node];
-    let awaits = worker.active_stage().is_some_and(|station| station.awaits(seal));
+    let awaits = worker.active_stage().is_some_and(|active| active.awaits(seal));
     if !awaits || worker.generation == state.generation() {
         return;
     }

@@ -27,15 +27,15 @@ use crate::access::credential;
 /// What comes of an action.
 pub(super) type ModelTransition = (ModelAction, Result<ModelState, ModelViolation>);
 
-/// The small world: how it begins and how it goes on.
+/// The protocol model: its initial state and its transitions.
 pub(super) struct ProtocolModel {
     pub bounds: ModelBounds,
-    pub book: TransitionCache,
+    pub transitions: TransitionCache,
 }
 
 impl ProtocolModel {
     pub(super) fn new(bounds: ModelBounds) -> Self {
-        Self { bounds, book: TransitionCache::default() }
+        Self { bounds, transitions: TransitionCache::default() }
     }
 
     /// The first plan runs, and nothing is computed.
@@ -64,7 +64,7 @@ impl ProtocolModel {
         apply(&mut state, Entry::Resume { generation: plan.generation });
         learn(&mut workers, &state);
         ModelState {
-            agreed: self.book.add_state(state),
+            agreed: self.transitions.add_state(state),
             in_flight: Vec::new(),
             leader: ReceivedReports::default(),
             workers,
@@ -79,12 +79,12 @@ impl ProtocolModel {
 
     /// Whether every step is sealed.
     pub(super) fn is_over(&self, world: &ModelState) -> bool {
-        self.book.state(world.agreed).is_all_sealed()
+        self.transitions.state(world.agreed).is_all_sealed()
     }
 
     /// Everything that can happen now.
     pub(super) fn next(&mut self, world: &ModelState) -> Vec<ModelTransition> {
-        let state = self.book.state(world.agreed).clone();
+        let state = self.transitions.state(world.agreed).clone();
         let mut next = Vec::new();
         for node in world.workers.keys().copied() {
             stages::forget(&state, world, node, &mut next);
@@ -103,36 +103,37 @@ impl ProtocolModel {
 
     fn ready(&mut self, world: &ModelState, node: NodeId, next: &mut Vec<ModelTransition>) {
         let Some(ready) = world.workers[&node].ready() else { return };
-        let entry = self.book.add_entry(Entry::Ready(ready));
-        if let Some((agreed, _)) = self.book.apply(world.agreed, entry) {
+        let entry = self.transitions.add_entry(Entry::Ready(ready));
+        if let Some((agreed, _)) = self.transitions.apply(world.agreed, entry) {
             next.push((ModelAction::Ready { node }, Ok(ModelState { agreed, ..world.clone() })));
         }
     }
 
-    /// What a leader with these hands proposes. It proposes nothing that is under way already.
+    /// What a leader with this state proposes. It proposes nothing that is in flight already.
     fn propose(&mut self, state: &State, world: &ModelState, next: &mut Vec<ModelTransition>) {
         let own = world.in_flight.iter().filter(|flying| flying.is_own);
-        let own: Vec<&Entry> = own.map(|flying| self.book.entry(flying.entry)).collect();
+        let own: Vec<&Entry> = own.map(|flying| self.transitions.entry(flying.entry)).collect();
         let is_planning = own.iter().any(|entry| !matches!(entry, Entry::Seal(_)));
         let seal = decide_seal(state, world).map(Entry::Seal).filter(|seal| !own.contains(&seal));
-        let (mut plan, mut plan_for_stall) = (None, None);
+        let mut plan = None;
+        let mut plan_for_stall = None;
         if !is_planning {
-            plan = decide_plan(&self.book, state, world);
-            plan_for_stall = decide_plan_for_stall(&self.book, state, world);
+            plan = decide_plan(&self.transitions, state, world);
+            plan_for_stall = decide_plan_for_stall(&self.transitions, state, world);
         }
         let stalled =
             ModelState { stalls_left: world.stalls_left.saturating_sub(1), ..world.clone() };
         for (entry, world) in [(seal, world), (plan, world), (plan_for_stall, &stalled)] {
             let Some(entry) = entry else { continue };
             let needless = needless_rewind(world, state, &entry);
-            let entry = self.book.add_entry(entry);
+            let entry = self.transitions.add_entry(entry);
             let mut after = world.clone();
             after.propose(entry);
             next.push((ModelAction::Propose { entry }, needless.map_or(Ok(after), Err)));
         }
     }
 
-    /// The log is agreed on in order. What is under way may be sent too early.
+    /// The log is agreed on in order. What is in flight may be sent too early.
     fn proceed(&mut self, world: &ModelState, next: &mut Vec<ModelTransition>) {
         if let Some(ProposalInFlight { entry, .. }) = world.in_flight.first().copied() {
             let mut after = world.clone();
@@ -150,9 +151,11 @@ impl ProtocolModel {
         mut world: ModelState,
         entry: EntryId,
     ) -> Result<ModelState, ModelViolation> {
-        let Some((agreed, change)) = self.book.apply(world.agreed, entry) else { return Ok(world) };
-        let before = self.book.state(world.agreed).open_turn();
-        let state = self.book.state(agreed);
+        let Some((agreed, change)) = self.transitions.apply(world.agreed, entry) else {
+            return Ok(world);
+        };
+        let before = self.transitions.state(world.agreed).open_turn();
+        let state = self.transitions.state(agreed);
         world.agreed = agreed;
         if state.open_turn() != before {
             world.leader = ReceivedReports::default();
@@ -183,7 +186,7 @@ impl ProtocolModel {
         entry: EntryId,
         next: &mut Vec<ModelTransition>,
     ) {
-        let Entry::Seal(seal) = self.book.entry(entry) else { return };
+        let Entry::Seal(seal) = self.transitions.entry(entry) else { return };
         if !mutant::is(Mutant::M24UndoFreedAtProposal) {
             return;
         }
@@ -211,8 +214,8 @@ impl ProtocolModel {
         }
         for holder in state.live_workers().map(|(holder, _)| holder) {
             let node = holder.node;
-            let (is_dead, fences_left) =
-                (!world.workers.contains_key(&node), world.fences_left.checked_sub(1));
+            let is_dead = !world.workers.contains_key(&node);
+            let fences_left = world.fences_left.checked_sub(1);
             let (action, fences_left) = match fences_left {
                 _ if is_dead => (ModelAction::Notice { node }, world.fences_left),
                 Some(fences_left) => (ModelAction::Fence { node }, fences_left),
@@ -220,8 +223,8 @@ impl ProtocolModel {
             };
             let reason = LossReason::Closed;
             let entry = Entry::Members(vec![MemberChange::Lost { holder, reason }]);
-            let entry = self.book.add_entry(entry);
-            let (agreed, _) = self.book.apply(world.agreed, entry).expect("it is a member");
+            let entry = self.transitions.add_entry(entry);
+            let (agreed, _) = self.transitions.apply(world.agreed, entry).expect("it is a member");
             next.push((action, Ok(ModelState { agreed, fences_left, ..world.clone() })));
         }
     }
@@ -229,7 +232,8 @@ impl ProtocolModel {
 
 /// S1, and that every stage computed what is sealed, in the very attempt.
 fn check_sealed(state: &State, world: &ModelState, seal: &Seal) -> Result<(), ModelViolation> {
-    let (open, found) = (seal.turn.step, state.open_turn().step);
+    let open = seal.turn.step;
+    let found = state.open_turn().step;
     let mut logged = state.history().seals().map(|seal| seal.turn.step).enumerate();
     if found != open.next() || logged.any(|(index, step)| step.index() != index) {
         return Err(ModelViolation::HistoryBroken { open, found });
@@ -246,7 +250,7 @@ fn check_sealed(state: &State, world: &ModelState, seal: &Seal) -> Result<(), Mo
     }
 }
 
-/// A way back is for what all have lost who promised to hold it.
+/// A rewind is for layers that every holder that promised them has lost.
 fn needless_rewind(world: &ModelState, state: &State, entry: &Entry) -> Option<ModelViolation> {
     let Entry::Rewind { reason, .. } = entry else { return None };
     match reason {

@@ -1,4 +1,4 @@
-//! A worker of the small world: its seat and its host, with versions in place of layers.
+//! A worker of the model: its session and its runtime, with versions in place of layers.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -33,7 +33,7 @@ pub(super) enum ModelWorkerPhase {
     Active(ModelActiveStage),
 }
 
-/// A plan whose layers are on their way.
+/// A plan whose layers are being fetched.
 #[derive(Clone)]
 pub(super) struct ModelLoading {
     pub plan: Arc<PlanRecord>,
@@ -81,14 +81,14 @@ impl ModelWorker {
 
     pub(super) fn active_stage(&self) -> Option<&ModelActiveStage> {
         match &self.phase {
-            ModelWorkerPhase::Active(station) => Some(station),
+            ModelWorkerPhase::Active(active) => Some(active),
             ModelWorkerPhase::Idle | ModelWorkerPhase::Loading(_) => None,
         }
     }
 
     pub(super) fn active_stage_mut(&mut self) -> Option<&mut ModelActiveStage> {
         match &mut self.phase {
-            ModelWorkerPhase::Active(station) => Some(station),
+            ModelWorkerPhase::Active(active) => Some(active),
             ModelWorkerPhase::Idle | ModelWorkerPhase::Loading(_) => None,
         }
     }
@@ -100,7 +100,7 @@ impl ModelWorker {
         }
     }
 
-    /// Whether it was taken for dead. Nobody is admitted twice here.
+    /// Whether it was taken for dead. No worker is admitted twice here.
     pub(super) fn is_fenced(&self, state: &State) -> bool {
         state.holder_of(self.me).is_none()
     }
@@ -109,14 +109,14 @@ impl ModelWorker {
     pub(super) fn lacks(&self, state: &State) -> bool {
         let Some(plan) = state.plan() else { return false };
         let awaits_run =
-            |station: &ModelActiveStage| !station.is_running && plan.phase == PlanPhase::Running;
-        let awaits = |station: &ModelActiveStage| {
-            awaits_run(station) || state.last_seal().is_some_and(|seal| station.awaits(seal))
+            |active: &ModelActiveStage| !active.is_running && plan.phase == PlanPhase::Running;
+        let awaits = |active: &ModelActiveStage| {
+            awaits_run(active) || state.last_seal().is_some_and(|seal| active.awaits(seal))
         };
         plan.record.generation > self.generation || self.active_stage().is_some_and(awaits)
     }
 
-    /// Takes in a briefing: the last seal first, then the plan.
+    /// Applies a briefing: the last seal first, then the plan.
     pub(super) fn learn(&mut self, state: &State) -> Result<(), ModelViolation> {
         if let Some(seal) = state.last_seal() {
             self.settle(seal)?;
@@ -125,11 +125,11 @@ impl ModelWorker {
         if plan.record.generation > self.generation {
             self.change_plan(state, &plan.record);
         }
-        if let ModelWorkerPhase::Active(station) = &mut self.phase
+        if let ModelWorkerPhase::Active(active) = &mut self.phase
             && plan.phase == PlanPhase::Running
-            && !station.is_running
+            && !active.is_running
         {
-            station.is_running = true;
+            active.is_running = true;
             self.unused_layers.clear();
         }
         Ok(())
@@ -137,12 +137,12 @@ impl ModelWorker {
 
     /// Applies a seal of the plan that runs here.
     pub(super) fn settle(&mut self, seal: &Seal) -> Result<(), ModelViolation> {
-        let ModelWorkerPhase::Active(station) = &mut self.phase else { return Ok(()) };
-        if !station.is_running || seal.turn.generation != station.plan.generation {
+        let ModelWorkerPhase::Active(active) = &mut self.phase else { return Ok(()) };
+        if !active.is_running || seal.turn.generation != active.plan.generation {
             return Ok(());
         }
-        station.settle(seal)?;
-        match &mut station.copy {
+        active.settle(seal)?;
+        match &mut active.copy {
             Some(copy) => copy.settle(seal),
             None => Ok(()),
         }
@@ -153,9 +153,10 @@ impl ModelWorker {
         self.generation = plan.generation;
         let stage = plan.stages.iter().position(|holder| holder.node == self.me);
         let Some(stage) = stage.map(|index| StageIndex(index as u32)) else { return };
-        let (turn, updates) = (state.open_turn(), state.ledger().updates());
-        let (plan, images) = (plan.clone(), BTreeMap::new());
-        let mut loading = ModelLoading { plan, stage, turn, updates, images };
+        let turn = state.open_turn();
+        let updates = state.ledger().updates();
+        let mut loading =
+            ModelLoading { plan: plan.clone(), stage, turn, updates, images: BTreeMap::new() };
         for layer in loading.missing() {
             if self.is_held_locally(&loading, layer) {
                 loading.images.insert(layer, loading.plan.from_step);
@@ -164,12 +165,12 @@ impl ModelWorker {
         self.activate_once_complete(loading);
     }
 
-    /// Gives up what is not sealed; what is stays on the shelf.
+    /// Gives up what is not sealed; what is stays among the unused layers.
     fn stop(&mut self) {
         match std::mem::replace(&mut self.phase, ModelWorkerPhase::Idle) {
             ModelWorkerPhase::Idle => {}
             ModelWorkerPhase::Loading(loading) => self.unused_layers.extend(loading.images),
-            ModelWorkerPhase::Active(station) => self.unused_layers.extend(station.layers()),
+            ModelWorkerPhase::Active(active) => self.unused_layers.extend(active.layers()),
         }
     }
 
@@ -205,26 +206,26 @@ impl ModelWorker {
         let copy = of.map(|of| ModelStageCopy { of, version, open: turn, held: None });
         let half = StageHalf::new(turn, updates, entries::clip_norm());
         self.unused_layers.extend(images);
-        let (told, candidate, is_running) = (None, None, false);
+
         self.phase = ModelWorkerPhase::Active(ModelActiveStage {
             plan,
             stage,
             half,
             version,
-            reported: told,
-            candidate,
+            reported: None,
+            candidate: None,
             copy,
-            is_running,
+            is_running: false,
         });
     }
 
     /// Whether it sends this layer at this version to a worker that requests it.
     pub(super) fn offers(&self, layer: LayerId, version: Step) -> bool {
-        let shelved = self.unused_layers.get(&layer) == Some(&version);
+        let unused = self.unused_layers.get(&layer) == Some(&version);
         match &self.phase {
-            ModelWorkerPhase::Idle | ModelWorkerPhase::Active(_) => shelved,
+            ModelWorkerPhase::Idle | ModelWorkerPhase::Active(_) => unused,
             ModelWorkerPhase::Loading(loading) => {
-                shelved || loading.images.get(&layer) == Some(&version)
+                unused || loading.images.get(&layer) == Some(&version)
             }
         }
     }
@@ -232,13 +233,13 @@ impl ModelWorker {
     /// What it holds, with versions.
     pub(super) fn layers(&self) -> BTreeMap<LayerId, Vec<Step>> {
         let mut layers: BTreeMap<LayerId, Vec<Step>> = BTreeMap::new();
-        let shelved = self.unused_layers.iter().map(|(layer, version)| (*layer, *version));
+        let unused = self.unused_layers.iter().map(|(layer, version)| (*layer, *version));
         let others: Vec<_> = match &self.phase {
             ModelWorkerPhase::Idle => Vec::new(),
             ModelWorkerPhase::Loading(loading) => loading.images.clone().into_iter().collect(),
-            ModelWorkerPhase::Active(station) => station.layers().collect(),
+            ModelWorkerPhase::Active(active) => active.layers().collect(),
         };
-        for (layer, version) in shelved.chain(others) {
+        for (layer, version) in unused.chain(others) {
             layers.entry(layer).or_default().push(version);
         }
         layers
@@ -257,11 +258,12 @@ impl ModelWorker {
 
     /// That it has loaded what the plan gives it.
     pub(super) fn ready(&self) -> Option<ReadyRecord> {
-        let station = self.active_stage().filter(|station| !station.is_running)?;
-        let ModelActiveStage { plan, stage, version, .. } = station;
+        let active = self.active_stage().filter(|active| !active.is_running)?;
+        let ModelActiveStage { plan, stage, version, .. } = active;
         let layers = entries::digests(plan.layers_of(*stage), *version);
         let copies = entries::digests(copied_layers(plan, *stage).into_iter(), *version);
-        let (generation, holder) = (plan.generation, plan.stages[stage.index()]);
+        let generation = plan.generation;
+        let holder = plan.stages[stage.index()];
         Some(ReadyRecord { generation, holder, layers, copies })
     }
 }
@@ -270,8 +272,8 @@ impl ModelLoading {
     /// Layers that have not come yet.
     pub(super) fn missing(&self) -> Vec<LayerId> {
         let own = self.plan.layers_of(self.stage);
-        let wanted = own.chain(copied_layers(&self.plan, self.stage));
-        wanted.filter(|layer| !self.images.contains_key(layer)).collect()
+        let required = own.chain(copied_layers(&self.plan, self.stage));
+        required.filter(|layer| !self.images.contains_key(layer)).collect()
     }
 }
 
@@ -280,7 +282,8 @@ impl ModelActiveStage {
     pub(super) fn compute(&mut self) -> Result<(), ModelViolation> {
         let turn = self.half.open_turn();
         if self.version != turn.step {
-            let (stage, found) = (self.stage, self.version);
+            let stage = self.stage;
+            let found = self.version;
             return Err(ModelViolation::OtherVersion { stage, expected: turn.step, found });
         }
         let is_last = self.stage.index() + 1 == self.plan.stages.len();
@@ -306,7 +309,8 @@ impl ModelActiveStage {
     }
 
     fn settle(&mut self, seal: &Seal) -> Result<(), ModelViolation> {
-        let (stage, turn) = (self.stage, seal.turn);
+        let stage = self.stage;
+        let turn = seal.turn;
         if self.half.check(seal).is_err() {
             return Ok(());
         }
@@ -318,7 +322,8 @@ impl ModelActiveStage {
             return Err(ModelViolation::OtherAttempt { stage, turn });
         }
         if self.version != turn.step {
-            let (step, found) = (turn.step, self.version);
+            let step = turn.step;
+            let found = self.version;
             return Err(ModelViolation::AppliedTwice { stage, step, found });
         }
         if seal.verdict.is_final() {
@@ -348,7 +353,8 @@ impl ModelStageCopy {
 
     /// What is reported of the gradient that is held.
     pub(super) fn update(&self, plan: &PlanRecord) -> HeldUpdate {
-        let (turn, of) = (self.open, self.of);
+        let turn = self.open;
+        let of = self.of;
         let sums = entries::sums(plan.layers_of(of), turn.step);
         HeldUpdate {
             turn,
@@ -364,7 +370,9 @@ impl ModelStageCopy {
             return Ok(());
         }
         if self.version != seal.turn.step {
-            let (stage, step, found) = (self.of, seal.turn.step, self.version);
+            let stage = self.of;
+            let step = seal.turn.step;
+            let found = self.version;
             return Err(ModelViolation::AppliedTwice { stage, step, found });
         }
         if seal.verdict.is_final() {

@@ -1,5 +1,5 @@
-//! What the controllers of a life have agreed on: members by the product's own state, and checkpoints by a
-//! list, for whole clusters agree on those elsewhere ([`crate::world`]).
+//! What the controllers of a life have agreed on: members by the product's own state, and
+//! checkpoints by a list, for whole clusters agree on those elsewhere ([`crate::world`]).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -39,7 +39,7 @@ pub struct AgreedState {
     pub newest: Step,
     /// Checkpoints that are kept, with their pieces.
     pub checkpoints: BTreeMap<Step, Vec<PieceRef>>,
-    /// Those on their way.
+    /// Checkpoints whose pieces are not all durable yet.
     pub pending: BTreeMap<Step, UnfinishedCheckpoint>,
     /// Versions that were begun since the last checkpoint, and failed.
     pub failed: usize,
@@ -80,12 +80,14 @@ impl AgreedState {
     /// If it has no credential.
     pub fn admit(&mut self, node: NodeId, memory: Bytes) {
         let resources = Resources { memory, speed_permille: 1000, class: DeviceClass::Processors };
-        let (boot, role, contact) = (1, Role::Worker, Contact::of_node(node));
+        let boot = 1;
+        let role = Role::Worker;
+        let contact = Contact::of_node(node);
         let admit = MemberChange::Admit { node, boot, role, resources, contact };
         assert!(self.apply(Entry::Members(vec![admit])), "node {node} has a credential");
     }
 
-    /// A node is removed by order.
+    /// A node is removed by an operator.
     pub fn remove(&mut self, node: NodeId) -> bool {
         self.apply(Entry::Access(AccessChange::Revoked { node }))
     }

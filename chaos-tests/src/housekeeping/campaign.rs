@@ -18,7 +18,7 @@ const FAILURES_KEPT: usize = 20;
 /// What the lives of a campaign came to.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HousekeepingReport {
-    /// Number of lives.
+    /// Number of lives that were run.
     pub lives: u64,
     /// Checkpoints that came about.
     pub checkpoints: u64,
@@ -75,7 +75,8 @@ impl fmt::Display for HousekeepingReport {
         for (seed, failure) in &self.failures {
             writeln!(f, "  seed {seed}: {failure}")?;
         }
-        let (lives, checkpoints) = (self.lives, self.checkpoints);
+        let lives = self.lives;
+        let checkpoints = self.checkpoints;
         let virtual_s = self.virtual_us / 1_000_000;
         match self.ending() {
             CampaignEnding::Passed => {

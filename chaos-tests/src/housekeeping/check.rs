@@ -16,18 +16,21 @@ use crate::queue::VirtualTime;
 
 /// From a bit that flipped to a copy that is sound again: two passes over a disk, and a fetch.
 const MENDED_S: u64 = 80;
-/// From who wants a text to the text: five attempts.
+/// From the request of a text to the text: five attempts.
 const TEXT_S: u64 = 12;
-/// From a removal that is agreed on, and from a connection with the leader, to the last connection closed.
+/// From a removal that is agreed on, and from a connection with the leader, to the last connection
+/// closed.
 const BANNED_S: u64 = 1;
-/// From the end of a certificate to another one: two attempts a minute apart, of which the first may have come
-/// before the end, and the answer.
+/// From the end of a certificate to another one: two attempts a minute apart, of which the first
+/// may have come before the end, and the answer.
 const RENEWED_S: u64 = 125;
-/// From the end of the storm to when a checkpoint does not wait, and how long one takes then: a keeper
-/// that does not answer is given up after ten seconds, and may be picked for each of two copies.
+/// From the end of the storm to when a checkpoint does not wait, and how long one takes then: a
+/// copy holder that does not answer is given up after ten seconds, and may be picked for each of
+/// two copies.
 const SETTLED_S: u64 = 30;
 const PLACED_S: u64 = 35;
-/// Versions on a disk beyond those kept and those under way: one that is being collected, and the next one.
+/// Versions on a disk beyond those kept and those under way: one that is being collected, and the
+/// next one.
 const VERSIONS_BESIDE: usize = 2;
 
 /// What lives came to. A campaign that did not see one of them has not tried it.
@@ -37,17 +40,17 @@ pub enum HousekeepingMarker {
     Checkpoint,
     /// The own store did not take a piece.
     OwnStoreRefused,
-    /// A piece was not kept for another node, by the rule or for want of room.
+    /// A piece was not kept for another node, by the rule or for want of disk space.
     KeepRefused,
     /// A piece was to be kept, and could not be.
     KeepFailed,
-    /// A keeper did not answer for too long.
+    /// A copy holder did not answer for too long.
     KeeperSilent,
     /// A checkpoint failed, as too few members could take it.
     Excused,
     /// A rotten piece was fetched again.
     PieceMended,
-    /// Nobody gave a sound copy of one.
+    /// No node sent a sound copy of one.
     NobodyHasPiece,
     /// A damaged copy of a text was found and named.
     DamagedCopyNamed,
@@ -55,7 +58,7 @@ pub enum HousekeepingMarker {
     StoreBegunAnew,
     /// A claim was refused.
     ClaimRefused,
-    /// A hostile keeper did not answer.
+    /// A hostile copy holder did not answer.
     HostileSilent,
     /// A member was banned by another.
     Banned,
@@ -121,7 +124,8 @@ impl HousekeepingMarkerCounts {
 pub struct HousekeepingChecker {
     /// What this life came to.
     pub markers: HousekeepingMarkerCounts,
-    /// The nodes that should have a piece: it was acknowledged there, and nothing was done to it since.
+    /// The nodes that should have a piece: it was acknowledged there, and nothing was done to it
+    /// since.
     holders: BTreeMap<PieceRef, BTreeSet<NodeId>>,
     /// Pieces that a hostile member reported to keep.
     lied: BTreeSet<PieceRef>,
@@ -205,8 +209,8 @@ impl HousekeepingWorld<'_> {
             self.check.removed.iter().map(|(node, at)| (*node, *at)).collect();
         for (gone, since) in removed {
             let over = |member: &&HousekeepingMember| {
-                let hears = self.is_over(member.led_since.max(since), BANNED_S);
-                member.node != gone && member.is_honest_and_up() && hears
+                let is_late = self.is_over(member.led_since.max(since), BANNED_S);
+                member.node != gone && member.is_honest_and_up() && is_late
             };
             let open = self.members.values().filter(over);
             let open = open.map(|member| member.node).find(|node| self.is_linked(*node, gone));
@@ -233,14 +237,17 @@ impl HousekeepingWorld<'_> {
     fn check_disks(&mut self) {
         let under_way = self.agreed.pending.len() + self.agreed.failed;
         let most = self.options.kept + VERSIONS_BESIDE + under_way;
-        let (count, leader) = (self.agreed.count, self.leader());
+        let count = self.agreed.count;
+        let leader = self.leader();
         for member in self.members.values().filter(|member| member.is_honest_and_up()) {
-            let hears =
+            let is_reached =
                 leader.is_some_and(|at| at == member.node || self.is_linked(at, member.node));
             // What may go it learned with the last checkpoint.
             let is_due = self.is_over(member.led_since.max(member.able_since), 1)
                 && self.check.collected.get(&member.node).is_some_and(|at| *at >= count);
-            let Some(store) = member.disk.store().filter(|_| hears && is_due) else { continue };
+            let Some(store) = member.disk.store().filter(|_| is_reached && is_due) else {
+                continue;
+            };
             let names = store.names().expect("a disk in memory does not fail");
             let versions: BTreeSet<_> = names.iter().map(|name| name.version).collect();
             let found = versions.len().max(names.len().div_ceil(self.options.layers as usize));
@@ -324,7 +331,7 @@ impl HousekeepingWorld<'_> {
 
     /// H2: when all is well, a checkpoint that was begun is placed soon.
     fn check_placed(&mut self) {
-        let calm = VirtualTime(STORM_US + SETTLED_S * SECOND_US);
+        let settled_at = VirtualTime(STORM_US + SETTLED_S * SECOND_US);
         let members = self.agreed.members();
         let begun = self.agreed.pending.iter();
         let mut open = begun.filter(|(version, _)| !self.check.failed.contains(version));
@@ -332,7 +339,7 @@ impl HousekeepingWorld<'_> {
             let mut owners = pending.owners.values();
             let are_there = owners
                 .all(|(node, life)| self.members[node].life == *life && members.contains(node));
-            are_there && pending.begun >= calm && self.is_over(pending.begun, PLACED_S)
+            are_there && pending.begun >= settled_at && self.is_over(pending.begun, PLACED_S)
         });
         if let Some((version, pending)) = late {
             let owners = pending.owners.iter();
@@ -347,8 +354,8 @@ impl HousekeepingWorld<'_> {
         }
     }
 
-    /// H2: a piece has fewer copies than are wanted only if too few members could have taken it, and none only if
-    /// nobody could.
+    /// H2: a piece has fewer copies than are wanted only if too few members could have taken it,
+    /// and none only if no member could.
     pub(super) fn check_copies(
         &mut self,
         node: NodeId,
@@ -365,7 +372,8 @@ impl HousekeepingWorld<'_> {
             is_able && is_near && member.able_since < begun
         });
         let able = able.count();
-        let (layer, version) = (piece.layer, piece.version);
+        let layer = piece.layer;
+        let version = piece.version;
         self.line(|| format!("layer {layer} of {version}: {copies} of {wanted} copies"));
         let enough = if copies == 0 { 1 } else { wanted };
         if copies == 0 {
@@ -387,14 +395,15 @@ impl HousekeepingWorld<'_> {
             return;
         }
         if !self.sound(node, piece) {
-            let (layer, version) = (piece.layer, piece.version);
+            let layer = piece.layer;
+            let version = piece.version;
             let message = || format!("n{node} says it keeps layer {layer} of {version}: not that");
             self.broken(Invariant::H4, message);
         }
         self.check.note_holder(piece, node);
     }
 
-    /// H10: nobody makes a node fetch what no layer can be.
+    /// H10: no message makes a node fetch what no layer can be.
     pub(super) fn check_fetch(&mut self, node: NodeId, from: NodeId, piece: PieceRef) {
         let most = self.layer_bytes.iter().max().copied().unwrap_or_default();
         if piece.length > most {
@@ -432,12 +441,13 @@ impl HousekeepingWorld<'_> {
         }
     }
 
-    /// H9: a store of checkpoints keeps nobody from starting.
+    /// H9: a store of checkpoints keeps no node from starting.
     pub(super) fn check_not_started(&mut self, node: NodeId, error: &str) {
         self.broken(Invariant::H9, || format!("n{node} does not start: {error}"));
     }
 
-    /// H6: there is a plan while a node has memory for it, and no stage takes more than its node has.
+    /// H6: there is a plan while a node has memory for it, and no stage takes more than its node
+    /// has.
     pub(super) fn check_plan(
         &mut self,
         nodes: &[NodeResources],
@@ -462,7 +472,8 @@ impl HousekeepingWorld<'_> {
         let Some((version, pieces)) = self.agreed.checkpoints.last_key_value() else {
             return self.check_any(None);
         };
-        let (version, pieces) = (*version, pieces.clone());
+        let version = *version;
+        let pieces = pieces.clone();
         for piece in pieces {
             let holders = self.check.holders.get(&piece).cloned().unwrap_or_default();
             let should = holders.iter().any(|node| self.members[node].disk.store().is_some());
@@ -475,7 +486,7 @@ impl HousekeepingWorld<'_> {
         self.check_any(Some(version));
     }
 
-    /// In the calm a checkpoint comes about, if there is a plan.
+    /// After the storm a checkpoint is completed, if there is a plan.
     fn check_any(&mut self, last: Option<Step>) {
         let is_recent = last.is_some_and(|version| version.0 + 40 > self.agreed.newest.0);
         let able = self.members.values().filter(|member| member.is_honest_and_up()).count();

@@ -1,5 +1,5 @@
-//! A member's disk: the product's store of checkpoints over a disk in memory, with an end to its room, and
-//! texts beside it.
+//! A member's disk: the product's store of checkpoints over a disk in memory, whose space is
+//! limited, and texts beside it.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -26,7 +26,7 @@ pub type MemberStore = FolderStore<FileIndex>;
 pub struct MemberTexts(Rc<RefCell<BTreeMap<Digest, Rc<Vec<u8>>>>>);
 
 impl MemberTexts {
-    /// Takes in a text.
+    /// Stores a text under its hash.
     pub fn put(&self, hash: Digest, bytes: Vec<u8>) {
         self.0.borrow_mut().insert(hash, Rc::new(bytes));
     }
@@ -63,7 +63,7 @@ pub struct MemberDisk {
     files: SimulatedDisk,
     store: Option<Arc<MemberStore>>,
     total: u64,
-    /// Whether something else has all the room.
+    /// Whether other files fill the disk.
     pub is_filled: bool,
     /// Whether the store takes nothing.
     pub is_stuck: bool,
@@ -98,7 +98,7 @@ impl MemberDisk {
         names.into_iter().map(length).sum()
     }
 
-    /// The room that is left.
+    /// The disk space that is left, in bytes.
     #[must_use]
     pub fn disk_space(&self) -> DiskSpace {
         let free = if self.is_filled { 0 } else { self.total.saturating_sub(self.used()) };
@@ -171,7 +171,7 @@ mod tests {
         let mut disk = MemberDisk::new(10_000);
         let version = CheckpointId { run: RunId(1), version: Step(4) };
         let name = PieceName { version, layer: LayerId(0), digest: Digest([7; 32]) };
-        disk.store().expect("open").put(name, &[5; 100]).expect("room");
+        disk.store().expect("open").put(name, &[5; 100]).expect("disk space");
         assert_eq!((disk.used(), disk.disk_space().free), (100, Bytes(9_900)));
         disk.crash(3);
         disk.open().expect("what was acknowledged is whole");

@@ -1,4 +1,5 @@
-//! Faults of a life as they strike, and how members come back; certificates and rooms as time passes.
+//! Injects the faults of a life and restarts members; renews certificates and watches disk space as
+//! time passes.
 
 use zbelastic_checkpoint::CheckpointStore;
 use zbelastic_consensus::member::Role;
@@ -40,14 +41,14 @@ impl HousekeepingWorld<'_> {
     }
 
     /// A member that runs and is not hostile.
-    fn victim(&self, whom: u64) -> Option<NodeId> {
+    fn victim(&self, draw: u64) -> Option<NodeId> {
         let up: Vec<NodeId> =
             self.up().filter(|member| !member.is_hostile).map(|member| member.node).collect();
-        (!up.is_empty()).then(|| up[(whom % up.len() as u64) as usize])
+        (!up.is_empty()).then(|| up[(draw % up.len() as u64) as usize])
     }
 
-    fn spoil_disk(&mut self, whom: u64, for_us: u64, is_filled: bool) {
-        let (now, Some(node)) = (self.now, self.victim(whom)) else { return };
+    fn spoil_disk(&mut self, draw: u64, for_us: u64, is_filled: bool) {
+        let (now, Some(node)) = (self.now, self.victim(draw)) else { return };
         let member = self.members.get_mut(&node).expect("a member");
         member.disk.is_filled |= is_filled;
         member.disk.is_stuck |= !is_filled;
@@ -62,8 +63,8 @@ impl HousekeepingWorld<'_> {
         member.able_since = now;
     }
 
-    fn crash(&mut self, whom: u64, for_us: u64, is_damaged: bool) {
-        let (seed, Some(node)) = (self.draws.number(), self.victim(whom)) else { return };
+    fn crash(&mut self, draw: u64, for_us: u64, is_damaged: bool) {
+        let (seed, Some(node)) = (self.draws.number(), self.victim(draw)) else { return };
         self.drop_links(node, DownReason::Reset);
         let member = self.members.get_mut(&node).expect("a member");
         member.running = MemberProcessState::Down;
@@ -78,7 +79,9 @@ impl HousekeepingWorld<'_> {
 
     /// A process begins again on the disk that it has.
     pub(super) fn restart(&mut self, node: NodeId) {
-        let (turned, controllers, now) = (self.draws.number(), self.controllers(), self.now);
+        let turned = self.draws.number();
+        let controllers = self.controllers();
+        let now = self.now;
         let member = self.members.get_mut(&node).expect("a member");
         if member.running != MemberProcessState::Down {
             return;
@@ -107,8 +110,8 @@ impl HousekeepingWorld<'_> {
         self.line(|| format!("n{node} is back"));
     }
 
-    fn pause(&mut self, whom: u64, for_us: u64) {
-        let Some(node) = self.victim(whom) else { return };
+    fn pause(&mut self, draw: u64, for_us: u64) {
+        let Some(node) = self.victim(draw) else { return };
         if for_us > SILENT_US {
             self.drop_links(node, DownReason::Silent);
         }
@@ -128,8 +131,8 @@ impl HousekeepingWorld<'_> {
     }
 
     /// A machine is suspended while hours pass, in which all others went on as ever.
-    fn suspend(&mut self, whom: u64, seconds: u64) {
-        let Some(node) = self.victim(whom) else { return };
+    fn suspend(&mut self, draw: u64, seconds: u64) {
+        let Some(node) = self.victim(draw) else { return };
         self.drop_links(node, DownReason::Silent);
         self.skipped_s += seconds;
         let now = self.calendar();
@@ -145,8 +148,8 @@ impl HousekeepingWorld<'_> {
     }
 
     /// A bit flips in a piece of which another node has a sound copy.
-    fn rot_piece(&mut self, whom: u64) {
-        let Some(node) = self.victim(whom) else { return };
+    fn rot_piece(&mut self, draw: u64) {
+        let Some(node) = self.victim(draw) else { return };
         let Some(store) = self.members[&node].disk.store() else { return };
         let names = store.names().expect("a disk in memory does not fail");
         let referred: Vec<_> = self.agreed.checkpoints.values().flatten().copied().collect();
@@ -164,8 +167,8 @@ impl HousekeepingWorld<'_> {
         }
     }
 
-    fn rot_text(&mut self, whom: u64) {
-        let Some(node) = self.victim(whom) else { return };
+    fn rot_text(&mut self, draw: u64) {
+        let Some(node) = self.victim(draw) else { return };
         let hash = self.text_name().hash;
         let member = &self.members[&node];
         let Some(text) = member.texts.get(hash) else { return };
@@ -177,7 +180,7 @@ impl HousekeepingWorld<'_> {
     }
 
     /// The hostile member is removed, or a worker of which there are others.
-    fn remove(&mut self, whom: u64) {
+    fn remove(&mut self, draw: u64) {
         if self.leader().is_none() {
             return;
         }
@@ -190,7 +193,7 @@ impl HousekeepingWorld<'_> {
         };
         let other = || {
             let workers = workers();
-            (workers.len() > 1).then(|| workers[(whom % workers.len() as u64) as usize])
+            (workers.len() > 1).then(|| workers[(draw % workers.len() as u64) as usize])
         };
         let Some(node) = hostile.or_else(other) else { return };
         if self.agreed.remove(node) {
@@ -203,11 +206,13 @@ impl HousekeepingWorld<'_> {
     pub(super) fn tick_certificate(&mut self, node: NodeId) {
         let now = self.calendar();
         let member = self.members.get_mut(&node).expect("a member");
-        let (clock, window) = (member.clock(now), member.window);
+        let clock = member.clock(now);
+        let window = member.window;
         let look =
             || CertificateStatus { now: clock, window, is_replaced: false, is_untrusted: false };
         let next = member.process.renewal.handle_tick(look);
-        let (at, role) = ((node, member.life), member.role);
+        let at = (node, member.life);
+        let role = member.role;
         if next == RenewalAction::Wait {
             return;
         }
@@ -218,14 +223,15 @@ impl HousekeepingWorld<'_> {
     }
 
     pub(super) fn handle_renewed(&mut self, at: (NodeId, u64), is_at_door: bool) {
-        let (node, now) = (at.0, self.calendar());
+        let node = at.0;
+        let now = self.calendar();
         let leader = self.leader();
         let is_let_in = self.agreed.state.access().credential(node).is_some();
-        let hears = leader.is_some_and(|leader| self.is_linked(leader, node));
+        let is_reached = leader.is_some_and(|leader| self.is_linked(leader, node));
         let Some(member) = self.process(at) else { return };
         let is_answered = match member.role {
             Role::Controller => true,
-            Role::Worker => is_let_in && (hears || (is_at_door && leader.is_some())),
+            Role::Worker => is_let_in && (is_reached || (is_at_door && leader.is_some())),
         };
         if is_answered {
             member.window = window_from(now);
@@ -245,8 +251,8 @@ impl HousekeepingWorld<'_> {
         if !member.process.disk_watch.handle_tick() {
             return;
         }
-        let room = member.disk.disk_space();
-        let change = member.process.disk_watch.note(Some(room), checkpoint);
+        let space = member.disk.disk_space();
+        let change = member.process.disk_watch.note(Some(space), checkpoint);
         match change {
             Some(DiskSpaceChange::Low(_)) => {
                 self.check.markers.note(HousekeepingMarker::DiskLow);
@@ -274,7 +280,7 @@ impl HousekeepingWorld<'_> {
 }
 
 impl HousekeepingMember {
-    /// Whether its disk takes what there is room for.
+    /// Whether its disk stores what there is space for.
     #[must_use]
     pub fn has_disk(&self) -> bool {
         !self.disk.is_filled && !self.disk.is_stuck && self.disk.store().is_some()

@@ -92,7 +92,8 @@ impl HousekeepingWorld<'_> {
     fn accuse(&mut self, hostile: NodeId, target: NodeId) {
         let member = self.members.get_mut(&target).expect("a member");
         let process = &mut member.process;
-        let (role, workers) = (process.roster.role(hostile), process.roster.workers_up());
+        let role = process.roster.role(hostile);
+        let workers = process.roster.workers_up();
         if process.accusers.record(hostile, peer_role(role), workers) {
             self.end(target, hostile);
         }

@@ -24,13 +24,13 @@ use crate::queue::VirtualTime;
 /// Whether a process runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MemberProcessState {
-    /// The process runs.
+    /// The process of the member runs.
     Up,
     /// The process stands still.
     Paused,
     /// The process ended and is to come back.
     Down,
-    /// The process ended.
+    /// The process of the member ended.
     Ended,
 }
 
@@ -72,7 +72,7 @@ pub struct MemberProcess {
     pub roster: Roster,
     /// Contacts of members, as it received them last.
     pub contacts: Arc<Contacts>,
-    /// Pieces of its own on their way to disks.
+    /// Pieces of its own that are being written to disks.
     pub copies: PieceCopies,
     /// What others may fetch of them from memory.
     pub offered: BTreeMap<PieceRef, Arc<Vec<u8>>>,

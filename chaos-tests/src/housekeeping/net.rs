@@ -13,7 +13,7 @@ use super::member::{HousekeepingMember, MemberProcessState, peer_role};
 use super::world::{HousekeepingEvent, HousekeepingWorld, MemberMessage};
 
 /// Contacts are sent again to a member that has not followed them after so long.
-const TELL_AGAIN_US: u64 = 500_000;
+const RESEND_US: u64 = 500_000;
 /// From one attempt to fetch a text to the next.
 const TEXT_EVERY_US: u64 = 2_000_000;
 /// A message to a process that stands still waits so long at a time.
@@ -38,7 +38,8 @@ impl HousekeepingWorld<'_> {
         };
         for (index, one) in up.iter().enumerate() {
             for other in &up[index + 1..] {
-                let (a, b) = (&self.members[one], &self.members[other]);
+                let a = &self.members[one];
+                let b = &self.members[other];
                 let is_new = !self.links.contains(&pair(*one, *other));
                 if is_new && believes(a, b) && believes(b, a) {
                     self.link(*one, *other);
@@ -58,7 +59,8 @@ impl HousekeepingWorld<'_> {
     fn link(&mut self, one: NodeId, other: NodeId) {
         self.links.insert(pair(one, other));
         for (node, peer) in [(one, other), (other, one)] {
-            let (now, is_hostile) = (self.now, self.members[&peer].is_hostile);
+            let now = self.now;
+            let is_hostile = self.members[&peer].is_hostile;
             let member = self.members.get_mut(&node).expect("a member");
             member.process.roster.note_up(peer);
             if !is_hostile {
@@ -91,7 +93,8 @@ impl HousekeepingWorld<'_> {
 
     fn note_down(&mut self, node: NodeId, peer: NodeId, reason: DownReason) {
         let now = self.now;
-        let (role, is_hostile) = (self.members[&peer].role, self.members[&peer].is_hostile);
+        let role = self.members[&peer].role;
+        let is_hostile = self.members[&peer].is_hostile;
         let member = self.members.get_mut(&node).expect("a member");
         member.process.roster.note_down(peer);
         if !is_hostile {
@@ -133,7 +136,7 @@ impl HousekeepingWorld<'_> {
     pub(super) fn send_contacts(&mut self) {
         let Some(leader) = self.leader() else { return };
         let contacts = Arc::new(self.agreed.state.contacts());
-        let is_again = self.now.0.is_multiple_of(TELL_AGAIN_US);
+        let is_again = self.now.0.is_multiple_of(RESEND_US);
         let lacking = self.agreed.members().into_iter().filter(|node| {
             let member = &self.members[node];
             let knows = member.process.contacts.index >= contacts.index
@@ -276,7 +279,7 @@ impl HousekeepingWorld<'_> {
         }
     }
 
-    /// A text is fetched from these, unless one is on its way.
+    /// A text is fetched from these, unless one is being fetched.
     pub(super) fn fetch_text(&mut self, node: NodeId, name: DataName, holders: Vec<NodeId>) {
         let member = self.members.get_mut(&node).expect("a member");
         let here = member.texts.get(name.hash);
@@ -293,10 +296,11 @@ impl HousekeepingWorld<'_> {
         let name = self.text_name();
         let life = self.members[&node].life;
         match next {
-            DataFetchAction::Request(asked) => {
-                let outcome = self.served_text(node, &asked);
+            DataFetchAction::Request(requested) => {
+                let outcome = self.served_text(node, &requested);
                 let at = self.now.after(self.latency() + self.draws.between(1000, 200_000));
-                self.queue.push(at, HousekeepingEvent::Texts { at: (node, life), asked, outcome });
+                self.queue
+                    .push(at, HousekeepingEvent::Texts { at: (node, life), requested, outcome });
             }
             DataFetchAction::Done { damaged } => {
                 let text = self.text.to_vec();
@@ -317,11 +321,11 @@ impl HousekeepingWorld<'_> {
         }
     }
 
-    /// What comes of requesting from these at once: chunks come from all that have it, so one damaged
-    /// copy spoils the whole.
-    fn served_text(&self, node: NodeId, asked: &[NodeId]) -> DataFetchOutcome {
+    /// What comes of requesting from these at once: chunks come from all that have it, so one
+    /// damaged copy spoils the whole.
+    fn served_text(&self, node: NodeId, requested: &[NodeId]) -> DataFetchOutcome {
         let name = self.text_name();
-        let there = asked.iter().filter(|other| self.is_linked(node, **other));
+        let there = requested.iter().filter(|other| self.is_linked(node, **other));
         let there = there.filter_map(|other| self.members.get(other).filter(|m| m.is_up()));
         let copies: Vec<bool> = there
             .filter_map(|member| {
@@ -339,13 +343,13 @@ impl HousekeepingWorld<'_> {
     pub(super) fn handle_text(
         &mut self,
         at: (NodeId, u64),
-        asked: &[NodeId],
+        requested: &[NodeId],
         outcome: DataFetchOutcome,
     ) {
         let Some(member) = self.process(at) else { return };
         let Some(fetch) = &mut member.process.fetch else { return };
         let next = fetch.note(outcome);
-        self.line(|| format!("n{} asked {asked:?} for the text: {outcome:?}", at.0));
+        self.line(|| format!("n{} asked {requested:?} for the text: {outcome:?}", at.0));
         self.continue_fetch(at.0, next);
     }
 }

@@ -5,16 +5,17 @@ use std::fmt;
 use crate::queue::VirtualTime;
 use crate::random::{DrawPurpose, Draws};
 
-/// Faults strike until then.
+/// Faults are injected until then.
 pub const STORM_US: u64 = 100_000_000;
-/// And everything is well from then to the end: long enough for two passes over a disk, and for a look at
-/// a certificate.
+/// And everything is well from then to the end: long enough for two passes over a disk, and for a
+/// look at a certificate.
 pub const CALM_US: u64 = 100_000_000;
 /// The longest that a fault with an end lasts.
 const FAULT_US_MAX: u64 = 25_000_000;
 const HOUR_S: u64 = 3600;
 
-/// A fault. Which member it strikes is drawn before: a number that is turned into a member when it strikes.
+/// A fault. Its member is drawn before: a number (`whom`) that is turned into a member when the
+/// fault is injected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HousekeepingFault {
     /// Something else fills the disk.
@@ -24,7 +25,7 @@ pub enum HousekeepingFault {
         /// Microseconds for which the disk is full.
         for_us: u64,
     },
-    /// The store takes nothing, though there is room.
+    /// The store accepts nothing, though there is space.
     StoreStuck {
         /// The member, by a draw.
         whom: u64,
@@ -51,7 +52,7 @@ pub enum HousekeepingFault {
     Suspend {
         /// The member, by a draw.
         whom: u64,
-        /// Seconds that pass.
+        /// Seconds for which the machine is suspended.
         seconds: u64,
     },
     /// All clocks are moved forward.
@@ -69,7 +70,7 @@ pub enum HousekeepingFault {
         /// The member, by a draw.
         whom: u64,
     },
-    /// A worker is removed by order: the hostile one, if there is one.
+    /// A worker is removed by an operator: the hostile one, if there is one.
     Remove {
         /// Another worker, by a draw, if no member is hostile.
         whom: u64,
@@ -81,7 +82,7 @@ pub enum HousekeepingFault {
 /// What a life is lived from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HousekeepingOptions {
-    /// Number of controllers.
+    /// Number of controllers of the cluster.
     pub controllers: u64,
     /// Workers at the beginning.
     pub workers: u64,
@@ -103,7 +104,7 @@ pub struct HousekeepingOptions {
     pub write_us: u64,
     /// Workers that have little memory, by their place.
     pub small: Vec<bool>,
-    /// Faults, each with the moment when it strikes.
+    /// Faults, each with the time at which it is injected.
     pub faults: Vec<(VirtualTime, HousekeepingFault)>,
 }
 
@@ -137,7 +138,8 @@ impl HousekeepingOptions {
 }
 
 fn fault(draws: &mut Draws) -> HousekeepingFault {
-    let (whom, for_us) = (draws.number(), draws.between(200_000, FAULT_US_MAX));
+    let whom = draws.number();
+    let for_us = draws.between(200_000, FAULT_US_MAX);
     match draws.below(11) {
         0 => HousekeepingFault::DiskFull { whom, for_us },
         1 => HousekeepingFault::StoreStuck { whom, for_us },

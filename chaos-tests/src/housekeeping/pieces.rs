@@ -28,7 +28,9 @@ pub(super) fn image_of(layer: u32, version: u64) -> LayerImage {
         let first = (version * 7 + u64::from(layer) * 3 + part) as f32;
         (0..len).map(|index| first + index as f32).collect()
     };
-    let (w, m, v) = (floats(0), floats(1), floats(2));
+    let w = floats(0);
+    let m = floats(1);
+    let v = floats(2);
     LayerImage { layer: LayerId(layer), version: Step(version), w, m, v }
 }
 
@@ -39,8 +41,11 @@ pub(super) fn bytes_of(layer: u32, version: u64) -> u64 {
 /// A piece with its bytes.
 pub(super) fn piece_of(layer: u32, version: u64) -> (PieceRef, Vec<u8>) {
     let image = image_of(layer, version);
-    let (digest, bytes) = (layer_digest(&image), image.encode());
-    let (layer, version, length) = (image.layer, image.version, bytes.len() as u64);
+    let digest = layer_digest(&image);
+    let bytes = image.encode();
+    let layer = image.layer;
+    let version = image.version;
+    let length = bytes.len() as u64;
     (PieceRef { run: RUN, version, layer, digest, length }, bytes)
 }
 
@@ -55,14 +60,16 @@ impl HousekeepingWorld<'_> {
             let member = self.members.get(node).filter(|member| member.is_up());
             member.filter(|_| self.is_linked(leader, *node)).map(|member| member.life)
         };
-        let seats: Option<Vec<(NodeId, u64)>> =
+        let stage_nodes: Option<Vec<(NodeId, u64)>> =
             plan.stages.iter().map(|at| Some((at.node, lives(&at.node)?))).collect();
-        let Some(seats) = seats else { return };
+        let Some(stage_nodes) = stage_nodes else { return };
         self.agreed.newest = Step(self.agreed.newest.0 + STEPS);
         let version = self.agreed.newest;
-        let owner = |layer: LayerId| (layer, seats[layer.index() % seats.len()]);
+        let owner = |layer: LayerId| (layer, stage_nodes[layer.index() % stage_nodes.len()]);
         let owners: BTreeMap<_, _> = self.layers().map(owner).collect();
-        let (begun, generation, durable) = (self.now, plan.generation, BTreeMap::new());
+        let begun = self.now;
+        let generation = plan.generation;
+        let durable = BTreeMap::new();
         self.line(|| format!("checkpoint {version} of plan {generation} begins"));
         let pending = UnfinishedCheckpoint { begun, generation, owners: owners.clone(), durable };
         self.agreed.pending.insert(version, pending);
@@ -75,12 +82,12 @@ impl HousekeepingWorld<'_> {
 
     fn save(&mut self, node: NodeId, (piece, bytes): (PieceRef, Vec<u8>)) {
         let generation = self.agreed.pending[&piece.version].generation;
-        let wanted = self.options.copies;
+        let copies = self.options.copies;
         let at = self.now.after(self.draws.between(100, self.options.write_us));
         let member = self.members.get_mut(&node).expect("a member");
         let process = &mut member.process;
         let others = process.roster.keepers(&process.contacts, piece.layer);
-        process.copies.begin((piece, generation), wanted, others);
+        process.copies.begin((piece, generation), copies, others);
         process.offered.insert(piece, Arc::new(bytes));
         self.queue.push(at, HousekeepingEvent::Written { at: (node, member.life), piece });
     }
@@ -89,8 +96,9 @@ impl HousekeepingWorld<'_> {
     pub(super) fn handle_written(&mut self, at: (NodeId, u64), piece: PieceRef) {
         let Some(member) = self.process(at) else { return };
         let Some(bytes) = member.process.offered.get(&piece).cloned() else { return };
-        let has_room = member.disk.disk_space().check(zbelastic_types::Bytes(piece.length)).is_ok();
-        let is_taken = has_room && !member.disk.is_stuck;
+        let has_space =
+            member.disk.disk_space().check(zbelastic_types::Bytes(piece.length)).is_ok();
+        let is_taken = has_space && !member.disk.is_stuck;
         let store = member.disk.store().filter(|_| is_taken).cloned();
         let put = store.map(|store| store.put(piece.name(), &bytes));
         let failure = put.as_ref().and_then(|put| put.as_ref().err()).map(ToString::to_string);
@@ -101,7 +109,7 @@ impl HousekeepingWorld<'_> {
             self.check.note_holder(piece, at.0);
         } else {
             self.check.markers.note(HousekeepingMarker::OwnStoreRefused);
-            self.line(|| format!("n{} has no room: {}, or {failure:?}", at.0, !has_room));
+            self.line(|| format!("n{} has no room: {}, or {failure:?}", at.0, !has_space));
         }
         self.continue_copying(at.0, piece, next);
     }
@@ -140,7 +148,7 @@ impl HousekeepingWorld<'_> {
         })
     }
 
-    /// What nobody refers to goes, on every node.
+    /// Every node removes what no checkpoint refers to.
     pub(super) fn collect_unused(&mut self) {
         let Some(leader) = self.leader() else { return };
         let referred = self.agreed.referred(self.text_name().hash);
@@ -161,7 +169,7 @@ impl HousekeepingWorld<'_> {
         self.check.note_collected(node, count);
     }
 
-    /// Another node wants a piece to be kept here.
+    /// Another node requests that a piece is kept here.
     pub(super) fn keep_for(&mut self, node: NodeId, from: NodeId, piece: PieceRef) {
         let layer_bytes = self.layer_bytes.clone();
         let member = self.members.get_mut(&node).expect("a member");
@@ -183,43 +191,44 @@ impl HousekeepingWorld<'_> {
         }
     }
 
-    /// A piece is on its way here.
+    /// A piece is being sent here.
     pub(super) fn fetch(
         &mut self,
         node: NodeId,
         from: NodeId,
         piece: PieceRef,
-        wanted: FetchReason,
+        reason: FetchReason,
     ) {
         let took = self.draws.between(100, self.options.write_us) + self.latency();
         self.check_fetch(node, from, piece);
         let at = (node, self.members[&node].life);
         self.queue
-            .push(self.now.after(took), HousekeepingEvent::Fetched { at, from, piece, wanted });
+            .push(self.now.after(took), HousekeepingEvent::Fetched { at, from, piece, reason });
     }
 
     pub(super) fn handle_fetched(
         &mut self,
         at: (NodeId, u64),
         (from, piece): (NodeId, PieceRef),
-        wanted: FetchReason,
+        reason: FetchReason,
     ) {
         let node = at.0;
         let served = self.serve(node, from, piece);
         let Some(member) = self.process(at) else { return };
         let store = member.disk.store().filter(|_| !member.disk.is_stuck).cloned();
         let is_here = store.as_ref().is_some_and(|store| {
-            matches!(wanted, FetchReason::Keep) && matches!(store.record(piece.name()), Ok(Some(_)))
+            matches!(reason, FetchReason::Keep) && matches!(store.record(piece.name()), Ok(Some(_)))
         });
-        let has_room = member.disk.disk_space().check(zbelastic_types::Bytes(piece.length)).is_ok();
-        let store = store.filter(|_| has_room);
+        let has_space =
+            member.disk.disk_space().check(zbelastic_types::Bytes(piece.length)).is_ok();
+        let store = store.filter(|_| has_space);
         let is_kept = is_here
             || store.zip(served).is_some_and(|(store, bytes)| {
                 let mut sink = PieceSink::new(store, piece, WorkCounter::default());
                 sink.write(0, &bytes).is_ok() && sink.finish().is_ok()
             });
         member.process.stored_bytes += u64::from(is_kept) * piece.length;
-        match wanted {
+        match reason {
             FetchReason::Keep => self.answer_keep(node, from, (piece, is_kept)),
             FetchReason::Mend(others) if !is_kept => self.mend(node, piece, others),
             FetchReason::Mend(_) => self.check.markers.note(HousekeepingMarker::PieceMended),
@@ -277,7 +286,7 @@ impl HousekeepingWorld<'_> {
         }
     }
 
-    /// A piece is fetched again from the first of these who has it.
+    /// A piece is fetched again from the first of these nodes that has it.
     fn mend(&mut self, node: NodeId, piece: PieceRef, mut others: Vec<NodeId>) {
         if others.is_empty() {
             return self.check.markers.note(HousekeepingMarker::NobodyHasPiece);
@@ -306,7 +315,7 @@ impl HousekeepingWorld<'_> {
         }
     }
 
-    /// Versions whose layers nobody writes any more are given up.
+    /// Versions whose layers no node writes any more are given up.
     pub(super) fn drop_lost(&mut self) {
         let members = self.agreed.members();
         let is_lost = |(node, life): &(NodeId, u64)| {

@@ -1,4 +1,5 @@
-//! Plans of a life: the product's choice of nodes and of schedules, with each node's memory as its stage's limit.
+//! Plans of a life: the product's choice of nodes and of schedules, with each node's memory as its
+//! stage's limit.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -59,21 +60,26 @@ impl PlanHistory {
         self.current.as_ref()
     }
 
-    /// Makes a plan for these nodes. Yields what each of its stages takes, and the node that stands there.
+    /// Makes a plan for these nodes. Yields what each of its stages takes, and the node that stands
+    /// there.
     ///
     /// # Errors
     /// If there is none.
     pub fn solve(&mut self, nodes: &[NodeResources]) -> Result<Vec<(NodeId, Bytes)>, String> {
         let most = (nodes.len() as u32).min(self.model.blocks);
         let tried = (1..=most).rev().map(|count| (count, count));
-        let (model, found) = (&self.model, &mut self.solved);
-        let solved = first_plan(nodes, tried, |count, seats| {
-            let seated: Vec<NodeResources> = seats.iter().map(|at| nodes[*at]).collect();
-            let limits = memory_limits(None, &seated);
-            found.entry(limits).or_insert_with_key(|limits| search(model, count, limits)).clone()
+        let model = &self.model;
+        let solutions = &mut self.solved;
+        let solved = first_plan(nodes, tried, |count, indices| {
+            let resources: Vec<NodeResources> = indices.iter().map(|at| nodes[*at]).collect();
+            let limits = memory_limits(None, &resources);
+            solutions
+                .entry(limits)
+                .or_insert_with_key(|limits| search(model, count, limits))
+                .clone()
         });
-        let ((plan, taken), seats) = solved.inspect_err(|_| self.current = None)?;
-        let at: Vec<NodeId> = seats.into_iter().map(|seat| nodes[seat].0).collect();
+        let ((plan, taken), indices) = solved.inspect_err(|_| self.current = None)?;
+        let at: Vec<NodeId> = indices.into_iter().map(|index| nodes[index].0).collect();
         let generation = self.current.as_ref().map_or(Generation(1), |plan| plan.generation.next());
         self.current = Some(Arc::new(record(plan, generation, &at)));
         Ok(at.into_iter().zip(taken).collect())
@@ -121,14 +127,16 @@ fn record(plan: Plan, generation: Generation, at: &[NodeId]) -> PlanRecord {
 }
 
 impl HousekeepingWorld<'_> {
-    /// A plan for the workers that are there, if others were there before. Nobody knows which member is hostile,
-    /// but it is not given a stage here: what a stage may do to a run is looked at elsewhere.
+    /// A plan for the workers that are there, if others were there before. No member knows which
+    /// one is hostile, but it is not given a stage here: what a stage may do to a run is looked at
+    /// elsewhere.
     pub(super) fn replan(&mut self) {
         let members = self.agreed.members();
         let worker = |node: &NodeId| {
             let member = &self.members[node];
             let is_there = member.is_honest_and_up() && member.role == Role::Worker;
-            let (memory, class) = (member.memory, DeviceClass::Processors);
+            let memory = member.memory;
+            let class = DeviceClass::Processors;
             is_there.then_some((*node, Resources { memory, speed_permille: 1000, class }))
         };
         let nodes: Vec<NodeResources> = members.iter().filter_map(worker).collect();

@@ -1,7 +1,8 @@
 //! The members of a life, what lies between them, and time.
 //!
-//! Members tick together, 100 times a second; messages, fetches and writes take as long as is drawn for them. What
-//! a member decides comes from `zbelastic_policy`; what it received, sent, wrote and lost is kept here.
+//! Members tick together, 100 times a second; messages, fetches and writes take as long as is drawn
+//! for them. What a member decides comes from `zbelastic_policy`; what it received, sent, wrote and
+//! lost is kept here.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -63,9 +64,9 @@ pub(super) enum MemberMessage {
 /// Why a piece is fetched.
 #[derive(Clone, Debug)]
 pub(super) enum FetchReason {
-    /// Another node wants it to be kept.
+    /// Another node requests that it is kept.
     Keep,
-    /// It rotted here; it may be fetched from these next.
+    /// It is damaged here; it may be fetched from these nodes next.
     Mend(Vec<NodeId>),
 }
 
@@ -78,8 +79,8 @@ pub(super) enum HousekeepingEvent {
     Attack,
     Message { from: NodeId, to: NodeId, message: MemberMessage },
     Written { at: (NodeId, u64), piece: PieceRef },
-    Fetched { at: (NodeId, u64), from: NodeId, piece: PieceRef, wanted: FetchReason },
-    Texts { at: (NodeId, u64), asked: Vec<NodeId>, outcome: DataFetchOutcome },
+    Fetched { at: (NodeId, u64), from: NodeId, piece: PieceRef, reason: FetchReason },
+    Texts { at: (NodeId, u64), requested: Vec<NodeId>, outcome: DataFetchOutcome },
     Renewed { at: (NodeId, u64), is_at_door: bool },
     Restart { node: NodeId },
     Resume { node: NodeId },
@@ -107,7 +108,7 @@ impl HousekeepingEvent {
     }
 }
 
-/// A life under way.
+/// A life in progress.
 pub struct HousekeepingWorld<'a> {
     pub(super) options: HousekeepingOptions,
     pub(super) draws: Draws,
@@ -188,7 +189,7 @@ impl<'a> HousekeepingWorld<'a> {
     fn add(&mut self, node: NodeId, role: Role, memory: Bytes) {
         let texts = MemberTexts::default();
         let checkpoint: u64 = self.layer_bytes.iter().sum();
-        // Room for all that is kept, and as much again for what fails.
+        // Disk space for all that is kept, and as much again for what fails.
         let total = checkpoint * (self.options.kept as u64 + 4) * 2;
         let process = MemberProcess::new(node, self.controllers(), &texts, self.draws.number());
         let age_s = self.draws.below(LIFE_S / 2);
@@ -256,11 +257,11 @@ impl<'a> HousekeepingWorld<'a> {
             HousekeepingEvent::Attack => self.attack(),
             HousekeepingEvent::Message { from, to, message } => self.deliver(from, to, message),
             HousekeepingEvent::Written { at, piece } => self.handle_written(at, piece),
-            HousekeepingEvent::Fetched { at, from, piece, wanted } => {
-                self.handle_fetched(at, (from, piece), wanted);
+            HousekeepingEvent::Fetched { at, from, piece, reason } => {
+                self.handle_fetched(at, (from, piece), reason);
             }
-            HousekeepingEvent::Texts { at, asked, outcome } => {
-                self.handle_text(at, &asked, outcome)
+            HousekeepingEvent::Texts { at, requested, outcome } => {
+                self.handle_text(at, &requested, outcome)
             }
             HousekeepingEvent::Renewed { at, is_at_door } => self.handle_renewed(at, is_at_door),
             HousekeepingEvent::Restart { node } => self.restart(node),

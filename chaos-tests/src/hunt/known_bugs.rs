@@ -136,20 +136,20 @@ impl KnownBug {
             }
             Self::Bug(Bug::M5OldProgram) => "a stage keeps the program of the plan before",
             Self::Mutant(Mutant::M6AppliedTwice) => {
-                "a verdict is applied again when it is told again (R8 off)"
+                "a verdict is applied again when it is sent again (R8 off)"
             }
             Self::Mutant(Mutant::M7CursorMoves) => {
                 "a step that is run again reads the data after it"
             }
             Self::Bug(Bug::M8ToldBeforeDurable) => {
-                "a checkpoint is told of before its pieces are durable"
+                "a checkpoint is reported before its pieces are durable"
             }
             Self::Mutant(Mutant::M9ReplayLeftOut) => "a step that is to be run again is left out",
             Self::Mutant(Mutant::M10NanPasses) => {
                 "a norm that is not a number passes for a small one"
             }
             Self::Mutant(Mutant::M11NoJointConsensus) => "voters change without joint consensus",
-            Self::Mutant(Mutant::M12FencedAccepted) => "what a fenced node sends is taken in",
+            Self::Mutant(Mutant::M12FencedAccepted) => "what a fenced node sends is accepted",
             Self::Bug(Bug::M13DrawsNotRolledBack) => "draws are not rolled back",
             Self::Bug(Bug::M14UpdatesNotRolledBack) => {
                 "the count of updates goes on with the candidate (R4 off)"
@@ -188,7 +188,7 @@ impl KnownBug {
                 "a piece fails with the first node that does not keep it"
             }
             Self::Mutant(Mutant::M32DamageEndsFetch) => {
-                "a text that came damaged from all together is asked of nobody alone"
+                "a text that came damaged from all together is requested of no single node"
             }
             Self::Mutant(Mutant::M33ScrubIsSilent) => {
                 "what is found damaged on the own disk is not reported"
@@ -198,10 +198,10 @@ impl KnownBug {
                 "a damaged index keeps its node from starting"
             }
             Self::Mutant(Mutant::M36AnyCloseEnds) => {
-                "whoever closes a connection with it ends a process"
+                "a peer that closes a connection with it ends a process"
             }
             Self::Mutant(Mutant::M37KeepsAnything) => {
-                "what is asked to be kept is held against no job"
+                "what is requested to be kept is held against no job"
             }
             Self::Mutant(Mutant::M38DigestUnchecked) => {
                 "the digest of what came is not compared before it counts as kept"
@@ -211,7 +211,7 @@ impl KnownBug {
                 "an ephemeral node that is removed is forgotten, ban and all"
             }
             Self::Mutant(Mutant::M41WorkersIgnoreBans) => {
-                "workers close no connection of who was removed"
+                "workers close no connection of a removed node"
             }
             Self::Mutant(Mutant::M42NeverAtTheDoor) => {
                 "whose certificate ended asks over connections that nobody accepts"

@@ -1,10 +1,10 @@
-//! A run that is struck again and again, and must end as if nothing had happened.
+//! A run into which faults are injected, and which must end as if nothing had happened.
 //!
-//! Faults strike one after the other, or several at once. The next ones wait until the run has recovered from the last
-//! ones, until what they did is taken back, and until their step: those are spread evenly over the run.
-//! So each fault has a run to strike and something to recover to. A run goes on while a node is
-//! away, so it must be long enough for all its faults; how many steps that takes follows from how
-//! long a step takes without faults.
+//! Faults are injected one after the other, or several at once. The next ones wait until the run
+//! has recovered from the last ones, until what they did is taken back, and until their step: those
+//! are spread evenly over the run. So each fault meets a run that makes progress, and the run has
+//! steps left in which to recover. A run goes on while a node is away, so it must be long enough
+//! for all its faults; how many steps that takes follows from how long a step takes without faults.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -33,21 +33,22 @@ const STEP_MS_MIN: f64 = 0.1;
 /// Steps between two faults at least: one under way, one that shows that the run recovered, and two
 /// under the plan that follows.
 pub const STEPS_APART_MIN: u64 = 4;
-/// More victims than this are everybody.
+/// More victims than this are printed as "everybody".
 const NAMES_MAX: usize = 4;
 
-/// What a campaign runs, and what strikes it.
+/// What a campaign runs, and which faults it injects.
 #[derive(Clone, Debug)]
 pub struct ProcessCampaignSetup {
     /// What is trained; its steps are those of [`ProcessCampaignSetup::steps`].
     pub training: UndisturbedTraining,
-    /// The cluster that is struck.
-    pub group: LocalClusterSetup,
-    /// The faults that strike it.
+    /// The cluster into which faults are injected.
+    pub cluster: LocalClusterSetup,
+    /// The faults that are injected.
     pub mix: ProcessFaultMix,
     /// Steps between two faults, if the run recovers that fast.
     pub every_steps: u64,
-    /// A run is given up that makes no progress for so long, once nothing is down, stopped or cut off.
+    /// A run is given up that makes no progress for so long, once nothing is down, stopped or cut
+    /// off.
     pub standstill: Duration,
     /// How often the step and its loss are printed.
     pub print_every: Option<Duration>,
@@ -71,87 +72,87 @@ impl ProcessCampaignSetup {
 /// A campaign under way.
 struct ProcessCampaign<'a, 'b> {
     setup: &'a ProcessCampaignSetup,
-    watch: &'a mut RunMonitor<'b>,
-    group: LocalCluster,
-    striker: ProcessFaultInjector,
-    /// What is still to strike, the next one last.
+    monitor: &'a mut RunMonitor<'b>,
+    cluster: LocalCluster,
+    injector: ProcessFaultInjector,
+    /// Faults that are still to be injected, the next one last.
     faults: Vec<ProcessFault>,
-    /// What struck last, until the run recovers, each with its place among the strikes.
+    /// The last injections, until the run recovers, each with its index in `injections`.
     open: Vec<(usize, FaultInjection)>,
-    /// How often something struck.
+    /// How often faults were injected.
     rounds: u64,
-    strikes: Vec<FaultInjectionRecord>,
+    injections: Vec<FaultInjectionRecord>,
     missed: u64,
-    /// What its processes hold once half of the faults have struck, from when that is so.
+    /// What its processes hold once half of the faults have been injected; nothing before that.
     halfway: Option<ResourceFootprint>,
     began: Instant,
     printed_at: Instant,
     printed_step: u64,
 }
 
-/// Strikes a run with all faults of a setup, and compares it with the undisturbed one.
+/// Injects all faults of a setup into a run, and compares it with the undisturbed one.
 ///
 /// # Errors
-/// If the output cannot be written. All else is in the account.
+/// If the output cannot be written. All else is in the report.
 pub fn run(
     setup: &ProcessCampaignSetup,
     undisturbed: &UndisturbedRun,
-    watch: &mut RunMonitor<'_>,
+    monitor: &mut RunMonitor<'_>,
 ) -> Result<ProcessCampaignReport, LocalClusterError> {
     let began = Instant::now();
-    let account = blank(setup, undisturbed);
-    let group = match LocalCluster::start(&setup.group, STANDSTILL) {
-        Ok(group) => group,
-        Err(error) => return Ok(ProcessCampaignReport { verdict: verdict_of(error)?, ..account }),
+    let report = blank(setup, undisturbed);
+    let cluster = match LocalCluster::start(&setup.cluster, STANDSTILL) {
+        Ok(cluster) => cluster,
+        Err(error) => return Ok(ProcessCampaignReport { verdict: verdict_of(error)?, ..report }),
     };
-    let mut campaign = ProcessCampaign::new(setup, group, watch, began);
+    let mut campaign = ProcessCampaign::new(setup, cluster, monitor, began);
     let ended = campaign.live();
-    let ProcessCampaign { group, faults, strikes, missed, halfway, .. } = campaign;
-    let mut findings = judge(&group, setup.training.steps, undisturbed, ended.is_ok());
+    let ProcessCampaign { cluster, faults, injections, missed, halfway, .. } = campaign;
+    let mut findings = judge(&cluster, setup.training.steps, undisturbed, ended.is_ok());
     if let Some(growth) =
-        halfway.and_then(|before| ResourceFootprint::of(&group).growth_since(before))
+        halfway.and_then(|before| ResourceFootprint::of(&cluster).growth_since(before))
     {
         findings.violate("R1", growth.to_string());
     }
-    let proxy = group.network().proxy().map(Proxy::counts);
+    let proxy = cluster.network().proxy().map(Proxy::counts);
     let is_bypassed = proxy.as_ref().is_some_and(|counts| counts.sent() < findings.step);
     let verdict = match ended {
         Err(error) => verdict_of(error)?,
         Ok(()) => match findings.violations.first() {
             Some(violation) => CampaignVerdict::Unsafe(violation.to_string()),
-            // Each sealed step takes more than one, so nodes found another road to each other, and
-            // faults of the network met nobody.
+            // Each sealed step takes more than one, so nodes found a path around the proxy, and
+            // faults of the network hit no node.
             None if is_bypassed => {
                 CampaignVerdict::Harness("datagrams went past the proxy".to_owned())
             }
             None if faults.is_empty() => CampaignVerdict::Passed,
             None => CampaignVerdict::Harness(format!(
-                "{} faults found no time to strike: raise --every",
+                "{} faults were not injected before the end of the run: raise --every",
                 faults.len()
             )),
         },
     };
-    let recovery = recovery_times(&strikes);
+    let recovery = recovery_times(&injections);
     let seconds = began.elapsed().as_secs_f64();
     Ok(ProcessCampaignReport {
         seconds,
-        strikes,
+        strikes: injections,
         missed,
         recovery,
         findings,
         proxy,
         verdict,
-        ..account
+        ..report
     })
 }
 
-/// An account of nothing.
+/// The report of a campaign that has not begun.
 fn blank(setup: &ProcessCampaignSetup, undisturbed: &UndisturbedRun) -> ProcessCampaignReport {
     ProcessCampaignReport {
-        seed: setup.group.seed,
-        wires: setup.group.wires,
-        controllers: setup.group.controllers,
-        workers: setup.group.workers,
+        seed: setup.cluster.seed,
+        wires: setup.cluster.network,
+        controllers: setup.cluster.controllers,
+        workers: setup.cluster.workers,
         steps: setup.training.steps,
         seconds: 0.0,
         machine: super::machine::report(),
@@ -167,24 +168,24 @@ fn blank(setup: &ProcessCampaignSetup, undisturbed: &UndisturbedRun) -> ProcessC
 
 /// What is wrong with the files of a run, and with its checkpoints if it came to its end.
 fn judge(
-    group: &LocalCluster,
+    cluster: &LocalCluster,
     steps: u64,
     undisturbed: &UndisturbedRun,
     is_done: bool,
 ) -> LogFindings {
-    let logs: Vec<_> = group.members().iter().map(log_of).collect();
+    let logs: Vec<_> = cluster.members().iter().map(log_of).collect();
     // Of a run that did not come to its end, only what it did can be wrong.
     let (steps, expected) = match is_done {
         true => (steps, undisturbed.clone()),
         false => {
-            let step = group.observation().step();
+            let step = cluster.observation().step();
             let done = undisturbed.steps.range(..=step);
             let steps = done.map(|(step, facts)| (*step, facts.clone())).collect();
             (step, UndisturbedRun { steps, digest: None, step_ms: undisturbed.step_ms })
         }
     };
     let mut findings = check(&logs, steps, Some(&expected));
-    if is_done && let Err(error) = group.verify() {
+    if is_done && let Err(error) = cluster.verify() {
         findings.violate("C1", error.to_string());
     }
     findings
@@ -212,22 +213,22 @@ fn verdict_of(error: LocalClusterError) -> Result<CampaignVerdict, LocalClusterE
 impl<'a, 'b> ProcessCampaign<'a, 'b> {
     fn new(
         setup: &'a ProcessCampaignSetup,
-        group: LocalCluster,
-        watch: &'a mut RunMonitor<'b>,
+        cluster: LocalCluster,
+        monitor: &'a mut RunMonitor<'b>,
         began: Instant,
     ) -> Self {
-        let has_small_disks = setup.group.small_disk_mib.is_some();
-        let mut faults = setup.mix.draw(setup.group.seed);
+        let has_small_disks = setup.cluster.small_disk_mib.is_some();
+        let mut faults = setup.mix.draw(setup.cluster.seed);
         faults.reverse();
         Self {
             setup,
-            watch,
-            group,
-            striker: ProcessFaultInjector::new(setup.group.workers as usize, has_small_disks),
+            monitor,
+            cluster,
+            injector: ProcessFaultInjector::new(setup.cluster.workers as usize, has_small_disks),
             faults,
             open: Vec::new(),
             rounds: 0,
-            strikes: Vec::new(),
+            injections: Vec::new(),
             missed: 0,
             halfway: None,
             began,
@@ -237,41 +238,40 @@ impl<'a, 'b> ProcessCampaign<'a, 'b> {
     }
 
     fn live(&mut self) -> Result<(), LocalClusterError> {
-        self.group.run(&self.setup.training.config, self.setup.training.steps)?;
-        let mut progress = StallDetector::new(&self.group);
-        while self.group.observation().done().is_none() {
-            self.watch.check()?;
-            self.group.poll()?;
-            self.striker.revert_due(&mut self.group)?;
+        self.cluster.run(&self.setup.training.config, self.setup.training.steps)?;
+        let mut progress = StallDetector::new(&self.cluster);
+        while self.cluster.observation().done().is_none() {
+            self.monitor.check()?;
+            self.cluster.poll()?;
+            self.injector.revert_due(&mut self.cluster)?;
             self.close()?;
-            if !self.striker.is_idle() {
+            if !self.injector.is_idle() {
                 progress.excuse();
             }
-            progress.check(&self.group, self.setup.standstill)?;
+            progress.check(&self.cluster, self.setup.standstill)?;
             if self.is_time() {
                 self.inject_next()?;
             }
             self.print_step()?;
             std::thread::sleep(LOOK_EVERY);
         }
-        while !self.striker.is_idle() {
-            self.striker.revert_due(&mut self.group)?;
-            self.group.poll_for(LOOK_EVERY)?;
+        while !self.injector.is_idle() {
+            self.injector.revert_due(&mut self.cluster)?;
+            self.cluster.poll_for(LOOK_EVERY)?;
         }
         self.close()?;
-        self.watch.until_done(&mut self.group, self.setup.standstill)
+        self.monitor.until_done(&mut self.cluster, self.setup.standstill)
     }
 
     fn is_time(&self) -> bool {
-        let mut standings =
-            self.group.members().iter().map(super::local_cluster::ClusterMember::status);
+        let mut statuses =
+            self.cluster.members().iter().map(super::local_cluster::ClusterMember::status);
         let count = self.rounds + 1;
         !self.faults.is_empty()
             && self.open.is_empty()
-            && self.striker.is_idle()
-            && self.group.observation().step() >= count * self.setup.every_steps
-            && standings
-                .all(|standing| matches!(standing, ProcessStatus::Running | ProcessStatus::Gone))
+            && self.injector.is_idle()
+            && self.cluster.observation().step() >= count * self.setup.every_steps
+            && statuses.all(|status| matches!(status, ProcessStatus::Running | ProcessStatus::Gone))
     }
 
     fn inject_next(&mut self) -> Result<(), LocalClusterError> {
@@ -284,74 +284,76 @@ impl<'a, 'b> ProcessCampaign<'a, 'b> {
     }
 
     fn inject(&mut self, fault: ProcessFault) -> Result<(), LocalClusterError> {
-        let Some(strike) = self.striker.inject(&mut self.group, fault)? else {
+        let Some(injection) = self.injector.inject(&mut self.cluster, fault)? else {
             self.missed += 1;
-            return self.print(&format!("✖ {fault}: nobody is there"));
+            return self.print(&format!("✖ {fault}: no node to inject it into"));
         };
-        let victims = self.names(&strike);
-        let whom =
+        let victims = self.names(&injection);
+        let targets =
             if victims.len() > NAMES_MAX { "everybody".to_owned() } else { victims.join(" ") };
-        self.print(&format!("✖ {whom}: {fault}"))?;
-        self.strikes.push(FaultInjectionRecord {
+        self.print(&format!("✖ {targets}: {fault}"))?;
+        self.injections.push(FaultInjectionRecord {
             fault,
             text: fault.to_string(),
             victims,
-            at_us: strike.at_us,
-            step: strike.step,
-            generation: strike.generation,
+            at_us: injection.at_us,
+            step: injection.step,
+            generation: injection.generation,
             recovery: None,
         });
-        self.open.push((self.strikes.len() - 1, strike));
+        self.open.push((self.injections.len() - 1, injection));
         Ok(())
     }
 
-    fn names(&self, strike: &FaultInjection) -> Vec<String> {
-        let name = |index: &usize| self.group.members()[*index].spec().name.clone();
-        strike.victims.iter().map(name).collect()
+    fn names(&self, injection: &FaultInjection) -> Vec<String> {
+        let name = |index: &usize| self.cluster.members()[*index].spec().name.clone();
+        injection.victims.iter().map(name).collect()
     }
 
-    /// Looks whether the run has recovered from what struck last.
+    /// Checks whether the run has recovered from the last injections.
     fn close(&mut self) -> Result<(), LocalClusterError> {
-        let (mut open, mut recovered) = (Vec::new(), Vec::new());
-        for (place, strike) in std::mem::take(&mut self.open) {
-            match strike.recovery(&self.group) {
+        let mut open = Vec::new();
+        let mut recovered = Vec::new();
+        for (place, injection) in std::mem::take(&mut self.open) {
+            match injection.recovery(&self.cluster) {
                 Some(recovery) => recovered.push((place, recovery)),
-                None => open.push((place, strike)),
+                None => open.push((place, injection)),
             }
         }
         self.open = open;
         for (place, recovery) in recovered {
-            self.strikes[place].recovery = Some(recovery);
+            self.injections[place].recovery = Some(recovery);
             let Recovery { ms, step, generation } = recovery;
             let line =
                 format!("✔ sealed step {step} of generation {generation} after {}", words(ms));
             self.print(&line)?;
         }
-        let is_half = !self.strikes.is_empty() && self.strikes.len() >= self.faults.len();
+        let is_half = !self.injections.is_empty() && self.injections.len() >= self.faults.len();
         if self.halfway.is_none() && self.open.is_empty() && is_half {
-            self.halfway = Some(ResourceFootprint::of(&self.group));
+            self.halfway = Some(ResourceFootprint::of(&self.cluster));
         }
         Ok(())
     }
 
     fn print_step(&mut self) -> Result<(), LocalClusterError> {
         let Some(every) = self.setup.print_every else { return Ok(()) };
-        let picture = self.group.observation();
-        if self.printed_at.elapsed() < every || picture.step() == self.printed_step {
+        let observation = self.cluster.observation();
+        if self.printed_at.elapsed() < every || observation.step() == self.printed_step {
             return Ok(());
         }
-        (self.printed_at, self.printed_step) = (Instant::now(), picture.step());
-        let last = picture.seals().last_key_value().map(|(_, seal)| &seal.facts);
+        (self.printed_at, self.printed_step) = (Instant::now(), observation.step());
+        let last = observation.seals().last_key_value().map(|(_, seal)| &seal.facts);
         let loss = last
             .and_then(SealFacts::loss)
             .map_or(String::new(), |loss| format!("  loss {loss:.4}"));
-        let (step, steps) = (picture.step(), self.setup.training.steps);
-        self.print(&format!("  step {step}/{steps}{loss}  generation {}", picture.generation()))
+        let step = observation.step();
+        let steps = self.setup.training.steps;
+        self.print(&format!("  step {step}/{steps}{loss}  generation {}", observation.generation()))
     }
 
     /// A line, with its time.
     fn print(&mut self, line: &str) -> Result<(), LocalClusterError> {
-        self.watch.print_line(&format!("{:>8.1} s  {line}", self.began.elapsed().as_secs_f64()))
+        self.monitor.print_line(&format!("{:>8.1} s  {line}", self.began.elapsed().as_secs_f64()))
     }
 }
 

@@ -11,17 +11,18 @@ use super::faults::{ProcessFault, ProcessFaultKind};
 use super::process_network::NetworkKind;
 use super::proxy::ProxyCounts;
 
-/// What stands in the table for recovery times of a kind of which no strike was recovered from in time.
+/// What stands in the table for recovery times of a kind if the run recovered from no fault of that
+/// kind in time.
 const UNRECOVERED: &str = "-";
 
-/// A fault that struck.
+/// A fault that was injected.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct FaultInjectionRecord {
     /// The fault, as it was drawn.
     pub fault: ProcessFault,
     /// The fault in words.
     pub text: String,
-    /// Names of the members that it struck.
+    /// Names of the members that it hit.
     pub victims: Vec<String>,
     /// When, in microseconds since 1970.
     pub at_us: u64,
@@ -107,11 +108,11 @@ pub struct ProcessCampaignReport {
     pub seconds: f64,
     /// What this machine could do to a cluster.
     pub machine: Vec<String>,
-    /// What struck, in its order.
+    /// Faults that were injected, in order.
     pub strikes: Vec<FaultInjectionRecord>,
-    /// Faults that fell on nobody, because nobody of that kind was there.
+    /// Faults that hit no node, because there was none of that kind.
     pub missed: u64,
-    /// From a fault to the next seal that needed no part of what was struck.
+    /// From a fault to the next seal that needed no member that was hit.
     pub recovery: BTreeMap<ProcessFaultKind, DurationQuantiles>,
     /// What the check of the event files found.
     pub findings: LogFindings,
@@ -127,12 +128,12 @@ pub struct ProcessCampaignReport {
 /// Times from fault to recovery, by kind.
 #[must_use]
 pub fn recovery_times(
-    strikes: &[FaultInjectionRecord],
+    injections: &[FaultInjectionRecord],
 ) -> BTreeMap<ProcessFaultKind, DurationQuantiles> {
     let mut times: BTreeMap<ProcessFaultKind, SortedDurations> = BTreeMap::new();
-    for strike in strikes {
-        if let Some(recovery) = strike.recovery {
-            times.entry(strike.fault.kind()).or_default().add(recovery.ms);
+    for injection in injections {
+        if let Some(recovery) = injection.recovery {
+            times.entry(injection.fault.kind()).or_default().add(recovery.ms);
         }
     }
     times.into_iter().filter_map(|(kind, times)| Some((kind, times.quantiles()?))).collect()
@@ -142,15 +143,20 @@ impl fmt::Display for ProcessCampaignReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{:<18}{:>7}{:>12}{:>12}{:>12}", "fault", "struck", "seal p50", "p99", "max")?;
         for kind in ProcessFaultKind::ALL {
-            let of_kind = |strike: &&FaultInjectionRecord| strike.fault.kind() == kind;
-            let struck = self.strikes.iter().filter(of_kind).count();
-            if struck == 0 {
+            let of_kind = |injection: &&FaultInjectionRecord| injection.fault.kind() == kind;
+            let injected = self.strikes.iter().filter(of_kind).count();
+            if injected == 0 {
                 continue;
             }
-            let told = self.recovery.get(&kind).map_or([UNRECOVERED; 3].map(str::to_owned), |q| {
-                [q.p50_ms, q.p99_ms, q.max_ms].map(words)
-            });
-            writeln!(f, "{kind:<18}{struck:>7}{:>12}{:>12}{:>12}", told[0], told[1], told[2])?;
+            let columns =
+                self.recovery.get(&kind).map_or([UNRECOVERED; 3].map(str::to_owned), |q| {
+                    [q.p50_ms, q.p99_ms, q.max_ms].map(words)
+                });
+            writeln!(
+                f,
+                "{kind:<18}{injected:>7}{:>12}{:>12}{:>12}",
+                columns[0], columns[1], columns[2]
+            )?;
         }
         writeln!(
             f,
@@ -163,7 +169,8 @@ impl fmt::Display for ProcessCampaignReport {
             self.findings.steps_lost,
             self.findings.compared
         )?;
-        let digest = |digest: Option<&String>| digest.map_or("not told", String::as_str).to_owned();
+        let digest =
+            |digest: Option<&String>| digest.map_or("not reported", String::as_str).to_owned();
         writeln!(f, "digest undisturbed  {}", digest(self.digest_undisturbed.as_ref()))?;
         writeln!(f, "digest under faults {}", digest(self.findings.digests.first()))?;
         for violation in &self.findings.violations {
@@ -181,17 +188,19 @@ mod tests {
     use crate::processes::check::LogFindings;
     use crate::processes::faults::ProcessFault;
 
-    fn strike(down_ms: u64, recovered_ms: Option<f64>) -> FaultInjectionRecord {
+    fn injection(down_ms: u64, recovered_ms: Option<f64>) -> FaultInjectionRecord {
         let fault = ProcessFault::KillLeader { down_ms };
         let recovery = recovered_ms.map(|ms| Recovery { ms, step: 9, generation: 3 });
-        let (text, victims) = (fault.to_string(), vec!["c1".to_owned()]);
+        let text = fault.to_string();
+        let victims = vec!["c1".to_owned()];
         FaultInjectionRecord { fault, text, victims, at_us: 1, step: 7, generation: 2, recovery }
     }
 
     #[test]
     fn an_account_is_a_table_and_a_verdict() {
-        let strikes = vec![strike(10, Some(800.0)), strike(20, Some(1200.0)), strike(5, None)];
-        let account = ProcessCampaignReport {
+        let injections =
+            vec![injection(10, Some(800.0)), injection(20, Some(1200.0)), injection(5, None)];
+        let report = ProcessCampaignReport {
             seed: 1,
             wires: crate::processes::process_network::NetworkKind::Loopback,
             controllers: 3,
@@ -199,8 +208,8 @@ mod tests {
             steps: 40,
             seconds: 12.0,
             machine: Vec::new(),
-            recovery: recovery_times(&strikes),
-            strikes,
+            recovery: recovery_times(&injections),
+            strikes: injections,
             missed: 0,
             findings: LogFindings {
                 step: 40,
@@ -218,8 +227,8 @@ kill-leader             3      800 ms      1.20 s      1.20 s
 digest undisturbed  ab
 digest under faults ab
 passed";
-        assert_eq!(account.to_string(), expected);
-        let json = serde_json::to_value(&account).expect("data");
+        assert_eq!(report.to_string(), expected);
+        let json = serde_json::to_value(&report).expect("data");
         assert_eq!(json["verdict"], "passed");
         assert_eq!(json["recovery"]["kill-leader"]["count"], 2);
     }

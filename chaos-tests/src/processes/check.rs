@@ -102,24 +102,24 @@ pub fn check(
 ) -> LogFindings {
     let mut findings = LogFindings::default();
     let rewinds: Vec<LoggedRewind> = logs.iter().flat_map(rewinds_of).collect();
-    let mut told: BTreeMap<u64, Vec<LoggedSeal<'_>>> = BTreeMap::new();
+    let mut seals_by_step: BTreeMap<u64, Vec<LoggedSeal<'_>>> = BTreeMap::new();
     for log in logs {
         check_file(log, &mut findings);
         for event in log.events {
             if let NodeEventKind::Seal(seal) = &event.kind {
-                told.entry(seal.step).or_default().push(LoggedSeal { by: log.name, seal });
+                seals_by_step.entry(seal.step).or_default().push(LoggedSeal { by: log.name, seal });
             }
             if let NodeEventKind::Done { digest: Some(digest), .. } = &event.kind {
                 findings.digests.push(digest.clone());
             }
         }
     }
-    for (step, told) in &told {
-        check_step(*step, told, &rewinds, &mut findings);
+    for (step, seals) in &seals_by_step {
+        check_step(*step, seals, &rewinds, &mut findings);
     }
-    check_line(&told, steps, &mut findings);
+    check_line(&seals_by_step, steps, &mut findings);
     if let Some(undisturbed) = undisturbed {
-        compare(&told, undisturbed, &mut findings);
+        compare(&seals_by_step, undisturbed, &mut findings);
     }
     findings.digests.sort();
     findings.digests.dedup();
@@ -137,8 +137,7 @@ fn check_file(log: &NodeLog<'_>, findings: &mut LogFindings) {
             NodeEventKind::Started { .. } | NodeEventKind::Rewound { .. } => last = None,
             NodeEventKind::Seal(seal) => {
                 if let Some(last) = last.filter(|last| seal.step <= *last) {
-                    let what =
-                        format!("{} tells of step {} after step {last}", log.name, seal.step);
+                    let what = format!("{} logs step {} after step {last}", log.name, seal.step);
                     findings.violate("S1", what);
                 }
                 last = Some(seal.step);
@@ -166,12 +165,12 @@ fn check_file(log: &NodeLog<'_>, findings: &mut LogFindings) {
 /// S2 and S6 at one step.
 fn check_step(
     step: u64,
-    told: &[LoggedSeal<'_>],
+    seals: &[LoggedSeal<'_>],
     rewinds: &[LoggedRewind],
     findings: &mut LogFindings,
 ) {
-    let Some(first) = told.first() else { return };
-    let differs = told.iter().find(|other| {
+    let Some(first) = seals.first() else { return };
+    let differs = seals.iter().find(|other| {
         let digests = (&first.seal.digest, &other.seal.digest);
         first.seal.facts != other.seal.facts
             || matches!(digests, (Some(one), Some(two)) if one != two)
@@ -183,14 +182,14 @@ fn check_step(
         );
         findings.violate("S2", what);
     }
-    let mut generations: Vec<u64> = told.iter().map(|told| told.seal.generation).collect();
+    let mut generations: Vec<u64> = seals.iter().map(|seal| seal.seal.generation).collect();
     generations.sort_unstable();
     generations.dedup();
     if generations.len() > 1 {
         findings.steps_lost += 1;
         if let Some((one, two)) = unexcused(step, &generations, rewinds) {
             let what = format!(
-                "step {step} was sealed under generation {one} and again under {two}, and nobody tells that \
+                "step {step} was sealed under generation {one} and again under {two}, and no node logs that \
                  the run went back before it in between"
             );
             findings.violate("S6", what);
@@ -199,11 +198,15 @@ fn check_step(
 }
 
 /// S1: no step is left out.
-fn check_line(told: &BTreeMap<u64, Vec<LoggedSeal<'_>>>, steps: u64, findings: &mut LogFindings) {
-    findings.step = told.last_key_value().map_or(0, |(step, _)| *step);
-    let missing = (1..=findings.step.max(steps)).find(|step| !told.contains_key(step));
+fn check_line(
+    seals_by_step: &BTreeMap<u64, Vec<LoggedSeal<'_>>>,
+    steps: u64,
+    findings: &mut LogFindings,
+) {
+    findings.step = seals_by_step.last_key_value().map_or(0, |(step, _)| *step);
+    let missing = (1..=findings.step.max(steps)).find(|step| !seals_by_step.contains_key(step));
     if let Some(step) = missing {
-        findings.violate("S1", format!("nobody tells of step {step} of {steps}"));
+        findings.violate("S1", format!("no node logs step {step} of {steps}"));
     }
     if findings.step > steps {
         findings.violate("S1", format!("step {} of {steps} is sealed", findings.step));
@@ -212,12 +215,12 @@ fn check_line(told: &BTreeMap<u64, Vec<LoggedSeal<'_>>>, steps: u64, findings: &
 
 /// N1 at every step.
 fn compare(
-    told: &BTreeMap<u64, Vec<LoggedSeal<'_>>>,
+    seals_by_step: &BTreeMap<u64, Vec<LoggedSeal<'_>>>,
     undisturbed: &UndisturbedRun,
     findings: &mut LogFindings,
 ) {
     for (step, facts) in &undisturbed.steps {
-        let Some(first) = told.get(step).and_then(|told| told.first()) else { continue };
+        let Some(first) = seals_by_step.get(step).and_then(|seals| seals.first()) else { continue };
         findings.compared += 1;
         if first.seal.facts != *facts {
             let what = format!("step {step} is {:?} and undisturbed {facts:?}", first.seal.facts);
@@ -240,7 +243,7 @@ fn check_digests(undisturbed: Option<&UndisturbedRun>, findings: &mut LogFinding
             let what = format!("the final digest is {found} and undisturbed {expected}");
             findings.violate("N1", what);
         }
-        None => findings.violate("N1", "nobody tells the final digest".to_owned()),
+        None => findings.violate("N1", "no node logs the final digest".to_owned()),
     }
 }
 
@@ -325,7 +328,8 @@ mod tests {
         assert_eq!(ids(&[seals(1..=4), other]), ["S6"]);
     }
 
-    /// Back to the beginning once, and then every step may be sealed again, but only once and only then.
+    /// Back to the beginning once, and then every step may be sealed again, but only once and only
+    /// then.
     #[test]
     fn a_rewind_excuses_what_was_sealed_before_it_and_nothing_later() {
         let plan = |generation| {
@@ -335,22 +339,23 @@ mod tests {
             let seals = steps.map(move |step| seal(step, generation, step as f64));
             std::iter::once(plan(generation)).chain(seals).collect::<Vec<_>>()
         };
-        let told = |parts: &[Vec<String>]| [vec![STARTED.to_owned()], parts.concat()].concat();
+        let log = |parts: &[Vec<String>]| [vec![STARTED.to_owned()], parts.concat()].concat();
         let back = || vec![rewound(0)];
-        let whole = told(&[under(1, 1..=2), back(), under(2, 1..=3), under(3, 4..=4)]);
+        let whole = log(&[under(1, 1..=2), back(), under(2, 1..=3), under(3, 4..=4)]);
         assert!(ids(std::slice::from_ref(&whole)).is_empty());
-        // Another node has step 3 under the third plan, and no rewind lies between the second and that.
-        let other = told(&[under(3, 3..=4)]);
+        // Another node has step 3 under the third plan, and no rewind lies between the second and
+        // that.
+        let other = log(&[under(3, 3..=4)]);
         assert_eq!(ids(&[whole.clone(), other]), ["S6"]);
         // A rewind that came later excuses nothing before it.
-        let later = told(&[under(2, 2..=2), back(), under(3, 1..=4)]);
-        assert_eq!(ids(&[told(&[under(1, 1..=2)]), later]), ["S6"]);
+        let later = log(&[under(2, 2..=2), back(), under(3, 1..=4)]);
+        assert_eq!(ids(&[log(&[under(1, 1..=2)]), later]), ["S6"]);
         // A process that died with the rewind, or begins with it, wrote one of the two plans.
-        let died = told(&[under(1, 1..=2), back()]);
-        let begins = told(&[back(), under(2, 1..=4)]);
-        assert!(ids(&[died.clone(), told(&[under(2, 1..=4)])]).is_empty());
-        assert!(ids(&[told(&[under(1, 1..=2)]), begins]).is_empty());
-        assert_eq!(ids(&[died, told(&[under(2, 1..=4)]), told(&[under(3, 4..=4)])]), ["S6"]);
+        let died = log(&[under(1, 1..=2), back()]);
+        let begins = log(&[back(), under(2, 1..=4)]);
+        assert!(ids(&[died.clone(), log(&[under(2, 1..=4)])]).is_empty());
+        assert!(ids(&[log(&[under(1, 1..=2)]), begins]).is_empty());
+        assert_eq!(ids(&[died, log(&[under(2, 1..=4)]), log(&[under(3, 4..=4)])]), ["S6"]);
     }
 
     #[test]

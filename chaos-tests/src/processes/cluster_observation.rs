@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::durations::SortedDurations;
 use super::events::{NodeEvent, NodeEventKind, SealEvent, SealFacts};
 
-/// A member's place in its group, counted from 0.
+/// A member's index in its cluster, counted from 0.
 pub type MemberIndex = usize;
 
 /// Seals from which the recent time of a step is measured.
@@ -108,8 +108,9 @@ impl ClusterObservation {
         let (_, last) = self.seals.last_key_value()?;
         let of_plan = self.seals.values().rev();
         let of_plan = of_plan.take_while(|seal| seal.generation == last.generation);
-        let moments: Vec<u64> = of_plan.take(SEALS_MEASURED).map(|seal| seal.at_us).collect();
-        let gaps = moments.windows(2).map(|pair| pair[0].saturating_sub(pair[1]) as f64 / 1e3);
+        let seal_times_us: Vec<u64> = of_plan.take(SEALS_MEASURED).map(|seal| seal.at_us).collect();
+        let gaps =
+            seal_times_us.windows(2).map(|pair| pair[0].saturating_sub(pair[1]) as f64 / 1e3);
         Some(gaps.collect::<SortedDurations>().quantiles()?.p50_ms)
     }
 
@@ -138,7 +139,8 @@ impl ClusterObservation {
         self.stages.iter().filter_map(|node| self.members.get(node).copied()).collect()
     }
 
-    /// Whether a member is known: its process reported that it began, or it was admitted by that name.
+    /// Whether a member is known: its process reported that it began, or it was admitted by that
+    /// name.
     #[must_use]
     pub fn is_known(&self, member: MemberIndex) -> bool {
         self.members.values().any(|known| *known == member)
@@ -180,9 +182,9 @@ impl ClusterObservation {
         self.seals.values().map(|seal| seal.at_us).filter(|at| *at > at_us).min()
     }
 
-    /// The first seal after a moment that shows that the run recovered from what struck then: one
-    /// of a later plan than `generation`, or the second one after `step`. The first one after
-    /// `step` may have been on its way, with everything that it needs.
+    /// The first seal after a moment that shows that the run recovered from a fault at that time:
+    /// one of a later plan than `generation`, or the second one after `step`. The first one after
+    /// `step` may have been in flight, with everything that it needs.
     #[must_use]
     pub fn recovery(&self, at_us: u64, step: u64, generation: u64) -> Option<(u64, &FirstSeal)> {
         let later = self.seals.range(step + 1..).filter(|(_, seal)| seal.at_us > at_us);
@@ -197,10 +199,12 @@ mod tests {
     use super::ClusterObservation;
     use crate::processes::events::NodeEvent;
 
-    fn picture(lines: &[(usize, &str)]) -> ClusterObservation {
-        let mut picture = ClusterObservation::default();
-        lines.iter().for_each(|(member, line)| picture.observe(*member, &NodeEvent::parse(line)));
-        picture
+    fn observation(lines: &[(usize, &str)]) -> ClusterObservation {
+        let mut observation = ClusterObservation::default();
+        lines
+            .iter()
+            .for_each(|(member, line)| observation.observe(*member, &NodeEvent::parse(line)));
+        observation
     }
 
     fn seal(step: u64, at_ms: u64, generation: u64) -> String {
@@ -212,7 +216,7 @@ mod tests {
 
     #[test]
     fn the_newest_term_has_the_leader() {
-        let picture = picture(&[
+        let observation = observation(&[
             (0, r#"{"event":"started","node":1}"#),
             (1, r#"{"event":"started","node":7}"#),
             (0, r#"{"event":"leader","node":7,"term":3}"#),
@@ -220,51 +224,57 @@ mod tests {
             (1, r#"{"event":"leader","node":null,"term":3}"#),
             (1, r#"{"event":"started","node":7}"#),
         ]);
-        assert_eq!(picture.leader(), Some(1));
-        assert_eq!((picture.starts(0), picture.starts(1), picture.starts(2)), (1, 2, 0));
+        assert_eq!(observation.leader(), Some(1));
+        assert_eq!(
+            (observation.starts(0), observation.starts(1), observation.starts(2)),
+            (1, 2, 0)
+        );
     }
 
     #[test]
     fn a_member_is_known_by_itself_or_by_its_name() {
-        let mut picture = ClusterObservation::default();
-        picture.name(3, "w1");
-        picture.observe(0, &NodeEvent::parse(r#"{"event":"joined","node":9,"name":"w1"}"#));
-        picture.observe(0, &NodeEvent::parse(r#"{"event":"joined","node":8,"name":"stranger"}"#));
-        picture.observe(1, &NodeEvent::parse(r#"{"event":"started","node":2}"#));
-        let known = [0, 1, 2, 3].map(|member| picture.is_known(member));
+        let mut observation = ClusterObservation::default();
+        observation.name(3, "w1");
+        observation.observe(0, &NodeEvent::parse(r#"{"event":"joined","node":9,"name":"w1"}"#));
+        observation
+            .observe(0, &NodeEvent::parse(r#"{"event":"joined","node":8,"name":"stranger"}"#));
+        observation.observe(1, &NodeEvent::parse(r#"{"event":"started","node":2}"#));
+        let known = [0, 1, 2, 3].map(|member| observation.is_known(member));
         assert_eq!(known, [false, true, false, true]);
-        let admitted = [1, 3].map(|member| picture.is_admitted(member));
+        let admitted = [1, 3].map(|member| observation.is_admitted(member));
         assert_eq!(admitted, [false, true], "a process that began may not have joined yet");
-        picture.observe(0, &NodeEvent::parse(r#"{"event":"plan","generation":1,"stages":[9,8]}"#));
-        assert_eq!(picture.stages(), [3]);
+        observation
+            .observe(0, &NodeEvent::parse(r#"{"event":"plan","generation":1,"stages":[9,8]}"#));
+        assert_eq!(observation.stages(), [3]);
     }
 
     #[test]
     fn nobody_leads_when_the_newest_term_has_nobody() {
-        let picture = picture(&[
+        let observation = observation(&[
             (0, r#"{"event":"started","node":1}"#),
             (0, r#"{"event":"leader","node":1,"term":2}"#),
             (0, r#"{"event":"leader","node":null,"term":3}"#),
         ]);
-        assert_eq!(picture.leader(), None);
+        assert_eq!(observation.leader(), None);
     }
 
     #[test]
     fn the_newest_plan_says_who_has_a_stage() {
-        let picture = picture(&[
+        let observation = observation(&[
             (2, r#"{"event":"started","node":4}"#),
             (3, r#"{"event":"started","node":5}"#),
             (0, r#"{"event":"plan","generation":2,"stages":[5,4]}"#),
             (1, r#"{"event":"plan","generation":1,"stages":[4]}"#),
         ]);
-        assert_eq!((picture.generation(), picture.stages()), (2, vec![3, 2]));
+        assert_eq!((observation.generation(), observation.stages()), (2, vec![3, 2]));
     }
 
     #[test]
     fn a_seal_is_as_old_as_its_first_event() {
-        let picture = picture(&[(1, &seal(1, 20, 1)), (0, &seal(1, 10, 1)), (0, &seal(2, 30, 1))]);
-        assert_eq!(picture.seals()[&1].at_us, 10_000);
-        assert_eq!(picture.step(), 2);
+        let observation =
+            observation(&[(1, &seal(1, 20, 1)), (0, &seal(1, 10, 1)), (0, &seal(2, 30, 1))]);
+        assert_eq!(observation.seals()[&1].at_us, 10_000);
+        assert_eq!(observation.step(), 2);
     }
 
     #[test]
@@ -273,8 +283,8 @@ mod tests {
         let check = |lines: &[(usize, String)], expected: Option<u64>| {
             let lines: Vec<_> =
                 lines.iter().map(|(member, line)| (*member, line.as_str())).collect();
-            let picture = picture(&lines);
-            assert_eq!(picture.recovery(20_000, 4, 1).map(|(step, _)| step), expected);
+            let observation = observation(&lines);
+            assert_eq!(observation.recovery(20_000, 4, 1).map(|(step, _)| step), expected);
         };
         check(&lines, None);
         lines.push((0, seal(6, 25, 1)));
@@ -288,19 +298,19 @@ mod tests {
     #[test]
     fn a_step_takes_what_lies_between_seals_of_one_plan() {
         let lines = [seal(1, 10, 1), seal(2, 20, 1), seal(3, 500, 2), seal(4, 530, 2)];
-        let told = |count: usize| {
+        let measured = |count: usize| {
             let lines: Vec<_> = lines[..count].iter().map(|line| (0, line.as_str())).collect();
-            picture(&lines).step_ms()
+            observation(&lines).step_ms()
         };
-        assert_eq!([1, 2, 3, 4].map(told), [None, Some(10.0), None, Some(30.0)]);
+        assert_eq!([1, 2, 3, 4].map(measured), [None, Some(10.0), None, Some(30.0)]);
     }
 
     #[test]
     fn a_digest_that_one_node_reports_is_known() {
-        let picture = picture(&[
+        let observation = observation(&[
             (0, r#"{"event":"done","step":9,"digest":"ab"}"#),
             (1, r#"{"event":"done","step":9}"#),
         ]);
-        assert_eq!(picture.done(), Some(&(9, Some("ab".to_owned()))));
+        assert_eq!(observation.done(), Some(&(9, Some("ab".to_owned()))));
     }
 }

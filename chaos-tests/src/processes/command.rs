@@ -31,36 +31,37 @@ const USAGE: u8 = 2;
 /// An invariant is broken.
 const UNSAFE: u8 = 10;
 
-/// Strikes a run, and returns the exit code. `own` is the binary that is started if none is named.
+/// Injects faults into a run, and returns the exit code. `own` is the binary that is started if
+/// none is named.
 ///
 /// # Errors
 /// If there is nothing to compare with, or the output cannot be written.
 pub fn run(
     args: &ProcessRunArgs,
     own: &Path,
-    watch: &mut RunMonitor<'_>,
+    monitor: &mut RunMonitor<'_>,
 ) -> Result<u8, LocalClusterError> {
     let mix = mix(args);
     if args.list {
         let faults = mix.draw(args.group.seed);
-        faults.iter().try_for_each(|fault| watch.print_line(&fault.to_string()))?;
+        faults.iter().try_for_each(|fault| monitor.print_line(&fault.to_string()))?;
         return Ok(0);
     }
-    let wires = wires(args, &mix);
-    if let Some(kind) = mix.kinds.iter().find(|kind| !wires.can(**kind)) {
-        watch.print_line(&format!("error: {kind} cannot strike over {wires}"))?;
-        watch.print_line("hint: leave --namespaces out, or do not name it with --faults")?;
+    let network = network(args, &mix);
+    if let Some(kind) = mix.kinds.iter().find(|kind| !network.can(**kind)) {
+        monitor.print_line(&format!("error: {kind} cannot be injected over {network}"))?;
+        monitor.print_line("hint: leave --namespaces out, or do not name it with --faults")?;
         return Ok(USAGE);
     }
     for line in machine::report() {
-        watch.print_line(&line)?;
+        monitor.print_line(&line)?;
     }
-    let (training, undisturbed, every_steps) = undisturbed(args, &mix, own, watch)?;
+    let (training, undisturbed, every_steps) = undisturbed(args, &mix, own, monitor)?;
     let mut folder = folder(args.folder.as_deref(), "run")?;
     let setup = campaign(args, mix, training, every_steps, folder.path());
-    let account = campaign::run(&setup, &undisturbed, watch)?;
-    finish(args.report.as_deref(), &mut folder, &account, watch)?;
-    Ok(account.verdict.exit_code())
+    let report = campaign::run(&setup, &undisturbed, monitor)?;
+    finish(args.report.as_deref(), &mut folder, &report, monitor)?;
+    Ok(report.verdict.exit_code())
 }
 
 /// What a run without faults comes to, in as many steps as the faults of a campaign need, and how
@@ -69,22 +70,23 @@ fn undisturbed(
     args: &ProcessRunArgs,
     mix: &ProcessFaultMix,
     own: &Path,
-    watch: &mut RunMonitor<'_>,
+    monitor: &mut RunMonitor<'_>,
 ) -> Result<(UndisturbedTraining, UndisturbedRun, u64), LocalClusterError> {
     let cache = cache();
-    let (config, workers) = (args.subject.configuration(), args.group.workers);
+    let config = args.subject.configuration();
+    let workers = args.group.workers;
     let program = program(&args.group, own);
     let trial = UndisturbedTraining { program, config, steps: TRIAL_STEPS, workers };
-    let step_ms = trial.undisturbed(&cache, STANDSTILL, watch)?.step_ms;
+    let step_ms = trial.undisturbed(&cache, STANDSTILL, monitor)?.step_ms;
     let every_steps = ProcessCampaignSetup::distance(args.every, step_ms);
     let steps = ProcessCampaignSetup::steps(
         mix,
         every_steps,
         ProcessCampaignSetup::distance(args.longest, step_ms),
     );
-    watch.print_line(&format!("{step_ms:.1} ms a step; {steps} steps, undisturbed first"))?;
+    monitor.print_line(&format!("{step_ms:.1} ms a step; {steps} steps, undisturbed first"))?;
     let training = UndisturbedTraining { steps, ..trial };
-    let undisturbed = training.undisturbed(&cache, STANDSTILL, watch)?;
+    let undisturbed = training.undisturbed(&cache, STANDSTILL, monitor)?;
     Ok((training, undisturbed, every_steps))
 }
 
@@ -95,22 +97,23 @@ fn campaign(
     every_steps: u64,
     folder: &Path,
 ) -> ProcessCampaignSetup {
-    let wires = wires(args, &mix);
-    if wires != NetworkKind::Loopback {
+    let network = network(args, &mix);
+    if network != NetworkKind::Loopback {
         let (key, value) = NO_SAME_HOST;
         training.program.environment.push((key.to_owned(), value.to_owned()));
     }
-    let group = LocalClusterSetup {
+    let cluster = LocalClusterSetup {
         program: training.program.clone(),
         folder: folder.join("cluster"),
         controllers: args.group.controllers,
         workers: args.group.workers,
         seed: args.group.seed,
-        wires,
+        network,
         small_disk_mib: args.small_disk,
     };
-    let (standstill, tell_every) = (STANDSTILL, None);
-    ProcessCampaignSetup { training, group, mix, every_steps, standstill, print_every: tell_every }
+    let standstill = STANDSTILL;
+    let print_every = None;
+    ProcessCampaignSetup { training, cluster, mix, every_steps, standstill, print_every }
 }
 
 /// Shows that kills change nothing, and returns the exit code.
@@ -120,11 +123,12 @@ fn campaign(
 pub fn demo(
     args: &DemoArgs,
     own: &Path,
-    watch: &mut RunMonitor<'_>,
+    monitor: &mut RunMonitor<'_>,
 ) -> Result<u8, LocalClusterError> {
     let GroupArgs { workers, controllers, seed, .. } = args.group;
-    let (program, seconds) = (program(&args.group, own), args.seconds.as_secs());
-    demo::run(&DemoSetup { program, seconds, controllers, workers, seed }, watch)
+    let program = program(&args.group, own);
+    let seconds = args.seconds.as_secs();
+    demo::run(&DemoSetup { program, seconds, controllers, workers, seed }, monitor)
 }
 
 /// Measures how fast a cluster recovers, and returns the exit code.
@@ -134,21 +138,21 @@ pub fn demo(
 pub fn measure(
     args: &MeasureArgs,
     own: &Path,
-    watch: &mut RunMonitor<'_>,
+    monitor: &mut RunMonitor<'_>,
 ) -> Result<u8, LocalClusterError> {
     let mut folder = folder(None, "measure")?;
-    let group = LocalClusterSetup {
+    let cluster = LocalClusterSetup {
         program: program(&args.group, own),
         folder: folder.path().join("cluster"),
         controllers: args.group.controllers,
         workers: args.group.workers,
         seed: args.group.seed,
-        wires: NetworkKind::Loopback,
+        network: NetworkKind::Loopback,
         small_disk_mib: None,
     };
-    watch.print_line(&heading())?;
+    monitor.print_line(&heading())?;
     let setup = MeasureSetup {
-        group,
+        cluster,
         config: args.subject.configuration(),
         rows: rows(args),
         times: args.times,
@@ -158,13 +162,13 @@ pub fn measure(
         rounds: args.rounds,
         cache: cache(),
     };
-    let measures = measure::run(&setup, watch).inspect_err(|_| folder.keep())?;
+    let measures = measure::run(&setup, monitor).inspect_err(|_| folder.keep())?;
     for violation in &measures.findings.violations {
-        watch.print_line(&violation.to_string())?;
+        monitor.print_line(&violation.to_string())?;
     }
-    watch.print_line(&measures.moved.to_string())?;
-    watch.print_line(&format!("{} sealed steps lost", measures.findings.steps_lost))?;
-    watch.print_line(&format!("{} goals missed", measures.missed()))?;
+    monitor.print_line(&measures.moved.to_string())?;
+    monitor.print_line(&format!("{} sealed steps lost", measures.findings.steps_lost))?;
+    monitor.print_line(&format!("{} goals missed", measures.missed()))?;
     args.report.as_deref().map_or(Ok(()), |path| write_json(path, &measures))?;
     Ok(if measures.findings.violations.is_empty() { 0 } else { UNSAFE })
 }
@@ -188,7 +192,7 @@ fn rows(args: &MeasureArgs) -> Vec<MeasureRowKind> {
 pub fn replay(
     args: &ReplayArgs,
     own: &Path,
-    watch: &mut RunMonitor<'_>,
+    monitor: &mut RunMonitor<'_>,
 ) -> Result<u8, LocalClusterError> {
     let doing = || format!("cannot read {}", args.trace.display());
     let text = fs::read_to_string(&args.trace).map_err(|source| system(doing(), source))?;
@@ -197,19 +201,19 @@ pub fn replay(
     let fleet = match fleet {
         Ok(fleet) => fleet,
         Err(error) => {
-            watch.print_line(&format!("error: {}: {error}", args.trace.display()))?;
+            monitor.print_line(&format!("error: {}: {error}", args.trace.display()))?;
             return Ok(USAGE);
         }
     };
     let mut folder = folder(None, "replay")?;
     let setup = ReplaySetup {
-        group: LocalClusterSetup {
+        cluster: LocalClusterSetup {
             program: TestedBinary::at(args.program.clone().unwrap_or_else(|| own.to_owned())),
             folder: folder.path().join("cluster"),
             controllers: args.controllers,
             workers: fleet.begin,
             seed: args.seed,
-            wires: NetworkKind::Loopback,
+            network: NetworkKind::Loopback,
             small_disk_mib: None,
         },
         config: args.subject.configuration(),
@@ -218,8 +222,8 @@ pub fn replay(
         trial_steps: args.trial_steps,
         cache: cache(),
     };
-    let replayed = replay::run(&setup, watch).inspect_err(|_| folder.keep())?;
-    watch.print_line(&replayed.to_string())?;
+    let replayed = replay::run(&setup, monitor).inspect_err(|_| folder.keep())?;
+    monitor.print_line(&replayed.to_string())?;
     args.report.as_deref().map_or(Ok(()), |path| write_json(path, &replayed))?;
     Ok(if replayed.findings.violations.is_empty() { 0 } else { UNSAFE })
 }
@@ -230,16 +234,16 @@ fn cache() -> PathBuf {
 }
 
 fn finish(
-    report: Option<&Path>,
+    path: Option<&Path>,
     folder: &mut TemporaryFolder,
-    account: &ProcessCampaignReport,
-    watch: &mut RunMonitor<'_>,
+    report: &ProcessCampaignReport,
+    monitor: &mut RunMonitor<'_>,
 ) -> Result<(), LocalClusterError> {
-    watch.print_line(&account.to_string())?;
-    report.map_or(Ok(()), |path| write_json(path, account))?;
-    if account.verdict != CampaignVerdict::Passed {
+    monitor.print_line(&report.to_string())?;
+    path.map_or(Ok(()), |path| write_json(path, report))?;
+    if report.verdict != CampaignVerdict::Passed {
         folder.keep();
-        watch.print_line(&format!("logs and events are in {}", folder.path().display()))?;
+        monitor.print_line(&format!("logs and events are in {}", folder.path().display()))?;
     }
     Ok(())
 }
@@ -250,12 +254,14 @@ fn mix(args: &ProcessRunArgs) -> ProcessFaultMix {
         chosen => chosen.to_vec(),
     };
     let longest_ms = u64::try_from(args.longest.as_millis()).unwrap_or(u64::MAX);
-    let (count, power_cycles, together) = (args.kills, args.power_cycles, args.together);
+    let count = args.kills;
+    let power_cycles = args.power_cycles;
+    let together = args.together;
     ProcessFaultMix { count, kinds, power_cycles, longest_ms, together }
 }
 
 /// What the processes are to reach each other by.
-fn wires(args: &ProcessRunArgs, mix: &ProcessFaultMix) -> NetworkKind {
+fn network(args: &ProcessRunArgs, mix: &ProcessFaultMix) -> NetworkKind {
     match (args.namespaces, args.proxy || mix.kinds.iter().any(|kind| kind.is_network())) {
         (true, _) => NetworkKind::Namespaces,
         (false, true) => NetworkKind::Proxy,

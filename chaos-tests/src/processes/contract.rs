@@ -1,4 +1,5 @@
-//! What is typed to the binary, and what it answers. Nothing else of this package knows a verb.
+//! Command lines of the binary, and what it prints. Nothing else of this package knows a
+//! subcommand.
 
 mod answers;
 
@@ -22,51 +23,51 @@ use super::system::tie;
 
 /// Between two looks at a process that should end.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
-/// Bytes of a verb's output that are shown when it failed.
-const SAID_BYTES_MAX: usize = 2000;
+/// Bytes of a subcommand's output that are shown when it failed.
+const OUTPUT_BYTES_MAX: usize = 2000;
 /// Many processes share the cores of a machine.
 const WORKER_THREADS: &str = "1";
 /// How often the one token of a cluster may be used: more than processes ever join.
 const TOKEN_USES: &str = "1000";
 
-/// Why a verb did not do its work.
+/// Why a subcommand failed.
 #[derive(Debug, thiserror::Error)]
 pub enum SubcommandError {
     /// It could not be started, or its output not be read.
-    #[error("cannot run `{verb}`: {source}")]
+    #[error("cannot run `{command_line}`: {source}")]
     Start {
-        /// The command line of the verb.
-        verb: String,
+        /// The command line of the subcommand.
+        command_line: String,
         /// The error of the system.
         source: io::Error,
     },
-    /// The verb took longer than its limit.
-    #[error("`{verb}` did not end within {limit:?}")]
+    /// The subcommand took longer than its limit.
+    #[error("`{command_line}` did not end within {limit:?}")]
     Late {
-        /// The command line of the verb.
-        verb: String,
+        /// The command line of the subcommand.
+        command_line: String,
         /// The limit, after which it was ended.
         limit: Duration,
     },
-    /// The verb ended with an error.
-    #[error("`{verb}` ended with {code}: {said}")]
+    /// The subcommand ended with an error.
+    #[error("`{command_line}` ended with {code}: {output}")]
     Failed {
-        /// The command line of the verb.
-        verb: String,
+        /// The command line of the subcommand.
+        command_line: String,
         /// Its exit code, or signal.
         code: String,
         /// The last of what it printed.
-        said: String,
+        output: String,
     },
     /// Its output is not the JSON that was expected.
-    #[error("`{verb}` answered what cannot be read ({source}): {said}")]
+    #[error("`{command_line}` answered what cannot be read ({source}): {output}")]
     Answer {
-        /// The command line of the verb.
-        verb: String,
+        /// The command line of the subcommand.
+        command_line: String,
         /// What is wrong with it.
         source: serde_json::Error,
         /// The last of what it printed.
-        said: String,
+        output: String,
     },
 }
 
@@ -126,7 +127,7 @@ pub struct TestedBinary {
     pub path: PathBuf,
     /// What its processes find in their environment besides ours.
     pub environment: Vec<(String, String)>,
-    /// The network that verbs are typed in, if it is not ours.
+    /// The network namespace in which subcommands run, if it is not this process's own.
     pub namespace: Option<NetworkNamespace>,
 }
 
@@ -178,7 +179,7 @@ struct ReportedToken {
     addresses: Vec<String>,
 }
 
-/// A way into a cluster.
+/// What a node needs to join a cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct JoinTicket {
     /// The token that lets nodes in.
@@ -188,8 +189,8 @@ pub struct JoinTicket {
 }
 
 impl TestedBinary {
-    /// The command of a node's process, which stays in the foreground. Typed again, the node goes on
-    /// with what it keeps.
+    /// The command of a node's process, which stays in the foreground. Typed again, the node goes
+    /// on with what it keeps.
     #[must_use]
     pub fn node(&self, node: &ProcessSpec, entry: ClusterEntry<'_>) -> Command {
         let mut command = self.command();
@@ -244,8 +245,8 @@ impl TestedBinary {
         finish(&mut command, None).map(|_| ())
     }
 
-    /// Trains without a cluster, as one stage on all cores, and returns the lines that it printed. It
-    /// takes as long as its steps do: nothing outside can tell a long one from none.
+    /// Trains without a cluster, as one stage on all cores, and returns the lines that it printed.
+    /// It takes as long as its steps do: nothing outside can tell a long one from none.
     ///
     /// # Errors
     /// If it does not come to its end.
@@ -278,7 +279,8 @@ impl TestedBinary {
         run_json(&mut command, None)
     }
 
-    /// Processes beside threads, steps beside steps with a checkpoint under way, and the end of runs.
+    /// Processes beside threads, steps beside steps with a checkpoint in progress, and the end of
+    /// runs.
     ///
     /// # Errors
     /// If a run does not come to its end.
@@ -298,7 +300,7 @@ impl TestedBinary {
     /// The state of the cluster, its members and its job.
     ///
     /// # Errors
-    /// If nobody answers within the limit.
+    /// If no controller answers within the limit.
     pub fn status(&self, admin: &Path, limit: Duration) -> Result<ReportedStatus, SubcommandError> {
         let mut command = self.subcommand();
         command.args(["status", "--json"]).arg("--data-dir").arg(admin);
@@ -308,7 +310,7 @@ impl TestedBinary {
     /// Reads every copy of every checkpoint that is referred to, however long disks take for it.
     ///
     /// # Errors
-    /// If one is damaged, or nobody answers.
+    /// If one is damaged, or no controller answers.
     pub fn verify(&self, admin: &Path) -> Result<(), SubcommandError> {
         let mut command = self.subcommand();
         command.args(["ckpt", "verify", "--json"]).arg("--data-dir").arg(admin);
@@ -345,21 +347,22 @@ fn run_json<T: DeserializeOwned>(
     command: &mut Command,
     limit: Option<Duration>,
 ) -> Result<T, SubcommandError> {
-    let said = finish(command, limit)?;
-    serde_json::from_str(&said).map_err(|source| SubcommandError::Answer {
-        verb: line(command),
+    let output = finish(command, limit)?;
+    serde_json::from_str(&output).map_err(|source| SubcommandError::Answer {
+        command_line: line(command),
         source,
-        said: end_of(&said),
+        output: end_of(&output),
     })
 }
 
-/// Runs a verb to its end, and returns what it printed on its standard output. Without a limit it ends
-/// when it has done its work, or gives its cluster up by itself.
+/// Runs a subcommand to its end, and returns what it printed on its standard output. Without a
+/// limit it ends when it has done its work, or gives its cluster up by itself.
 fn finish(command: &mut Command, limit: Option<Duration>) -> Result<String, SubcommandError> {
-    let verb = line(command);
-    let start = |source| SubcommandError::Start { verb: verb.clone(), source };
-    // Files, because a pipe that nobody reads holds the process up.
-    let (mut out, mut err) = (scratch().map_err(start)?, scratch().map_err(start)?);
+    let command_line = line(command);
+    let start = |source| SubcommandError::Start { command_line: command_line.clone(), source };
+    // Files, because a process blocks on a full pipe that is not read.
+    let mut out = scratch().map_err(start)?;
+    let mut err = scratch().map_err(start)?;
     command.stdout(out.try_clone().map_err(start)?).stderr(err.try_clone().map_err(start)?);
     let mut child = command.spawn().map_err(start)?;
     let began = Instant::now();
@@ -369,16 +372,16 @@ fn finish(command: &mut Command, limit: Option<Duration>) -> Result<String, Subc
         }
         if let Some(limit) = limit.filter(|limit| began.elapsed() > *limit) {
             child.kill().and_then(|()| child.wait()).map_err(start)?;
-            return Err(SubcommandError::Late { verb, limit });
+            return Err(SubcommandError::Late { command_line, limit });
         }
         std::thread::sleep(LOOK_EVERY);
     };
-    let said = contents(&mut out).map_err(start)?;
+    let output = contents(&mut out).map_err(start)?;
     if status.success() {
-        return Ok(said);
+        return Ok(output);
     }
-    let said = end_of(&(said + &contents(&mut err).map_err(start)?));
-    Err(SubcommandError::Failed { verb, code: status.to_string(), said })
+    let output = end_of(&(output + &contents(&mut err).map_err(start)?));
+    Err(SubcommandError::Failed { command_line, code: status.to_string(), output })
 }
 
 /// A file without a name.
@@ -402,10 +405,10 @@ fn contents(file: &mut File) -> io::Result<String> {
 
 /// The last bytes of an output.
 #[must_use]
-pub fn end_of(said: &str) -> String {
-    let from = said.len().saturating_sub(SAID_BYTES_MAX);
-    let from = (from..=said.len()).find(|place| said.is_char_boundary(*place)).unwrap_or(from);
-    said[from..].trim().to_owned()
+pub fn end_of(output: &str) -> String {
+    let from = output.len().saturating_sub(OUTPUT_BYTES_MAX);
+    let from = (from..=output.len()).find(|place| output.is_char_boundary(*place)).unwrap_or(from);
+    output[from..].trim().to_owned()
 }
 
 #[cfg(test)]
@@ -466,8 +469,8 @@ mod tests {
         assert_eq!((status.leader, status.members[0].id), (Some(3), 3));
         let fails = shell(folder.path(), "echo no >&2; exit 9");
         let error = fails.status(folder.path(), PATIENCE).expect_err("it fails");
-        let SubcommandError::Failed { code, said, .. } = &error else { panic!("{error}") };
-        assert_eq!((code.as_str(), said.as_str()), ("exit status: 9", "no"));
+        let SubcommandError::Failed { code, output, .. } = &error else { panic!("{error}") };
+        assert_eq!((code.as_str(), output.as_str()), ("exit status: 9", "no"));
         let odd = shell(folder.path(), "echo hello");
         let error = odd.status(folder.path(), PATIENCE).expect_err("no JSON");
         assert!(matches!(error, SubcommandError::Answer { .. }), "{error}");

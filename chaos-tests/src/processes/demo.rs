@@ -26,7 +26,7 @@ const APART: Duration = Duration::from_secs(4);
 const LONGEST_MS: u64 = 1500;
 const STEPS_MIN: u64 = 40;
 /// Between two lines about the step.
-const TELL_EVERY: Duration = Duration::from_secs(1);
+const PRINT_EVERY: Duration = Duration::from_secs(1);
 /// What is trained: small enough for any machine.
 const CONFIG: &str = "\
 [model]
@@ -45,9 +45,9 @@ pub struct DemoSetup {
     pub program: TestedBinary,
     /// How long the disturbed training takes, about.
     pub seconds: u64,
-    /// Number of controllers.
+    /// Number of controllers of the cluster.
     pub controllers: u32,
-    /// Number of workers.
+    /// Number of workers at the beginning.
     pub workers: u32,
     /// Draws which process dies when.
     pub seed: u64,
@@ -57,7 +57,7 @@ pub struct DemoSetup {
 ///
 /// # Errors
 /// If a cluster does not come up, or the output cannot be written.
-pub fn run(demo: &DemoSetup, watch: &mut RunMonitor<'_>) -> Result<u8, LocalClusterError> {
+pub fn run(demo: &DemoSetup, monitor: &mut RunMonitor<'_>) -> Result<u8, LocalClusterError> {
     let making =
         |source| LocalClusterError::System { doing: "cannot make a folder".to_owned(), source };
     let mut folder = TemporaryFolder::temporary("demo").map_err(making)?;
@@ -67,40 +67,40 @@ pub fn run(demo: &DemoSetup, watch: &mut RunMonitor<'_>) -> Result<u8, LocalClus
     let config = TestedConfiguration::of(config);
     let training = UndisturbedTraining { program, config, steps: TRIAL_STEPS, workers };
     let cache = folder.path().join("undisturbed");
-    watch.print_line("How long does a step take here?")?;
-    let trial = training.undisturbed(&cache, STANDSTILL, watch)?;
+    monitor.print_line("How long does a step take here?")?;
+    let trial = training.undisturbed(&cache, STANDSTILL, monitor)?;
     let (mix, steps) = plan(demo, trial.step_ms);
     let training = UndisturbedTraining { steps, ..training };
-    watch.print_line(&format!(
+    monitor.print_line(&format!(
         "{:.0} ms. Now {steps} steps that nothing disturbs.",
         trial.step_ms
     ))?;
-    let undisturbed = training.undisturbed(&cache, STANDSTILL, watch)?;
+    let undisturbed = training.undisturbed(&cache, STANDSTILL, monitor)?;
     let faults = mix.count;
-    watch.print_line(&format!("The same {steps} steps, while {faults} processes are killed."))?;
+    monitor.print_line(&format!("The same {steps} steps, while {faults} processes are killed."))?;
     let setup = ProcessCampaignSetup {
-        group: group(demo, folder.path().join("cluster")),
+        cluster: cluster(demo, folder.path().join("cluster")),
         training,
         every_steps: steps / (faults + 2),
         mix,
         standstill: STANDSTILL,
-        print_every: Some(TELL_EVERY),
+        print_every: Some(PRINT_EVERY),
     };
-    let account = campaign::run(&setup, &undisturbed, watch)?;
-    watch.print_line(&format!("\n{account}"))?;
-    if account.verdict != CampaignVerdict::Passed && account.verdict != CampaignVerdict::Interrupted
-    {
+    let report = campaign::run(&setup, &undisturbed, monitor)?;
+    monitor.print_line(&format!("\n{report}"))?;
+    if report.verdict != CampaignVerdict::Passed && report.verdict != CampaignVerdict::Interrupted {
         folder.keep();
-        watch.print_line(&format!("Logs and events are in {}.", folder.path().display()))?;
+        monitor.print_line(&format!("Logs and events are in {}.", folder.path().display()))?;
     }
-    watch.print_line(&last_line(&account))?;
-    Ok(exit_code(&account))
+    monitor.print_line(&last_line(&report))?;
+    Ok(exit_code(&report))
 }
 
-fn group(demo: &DemoSetup, folder: PathBuf) -> LocalClusterSetup {
+fn cluster(demo: &DemoSetup, folder: PathBuf) -> LocalClusterSetup {
     let DemoSetup { program, controllers, workers, seed, .. } = demo.clone();
-    let (wires, small_disk_mib) = (NetworkKind::Loopback, None);
-    LocalClusterSetup { program, folder, controllers, workers, seed, wires, small_disk_mib }
+    let network = NetworkKind::Loopback;
+    let small_disk_mib = None;
+    LocalClusterSetup { program, folder, controllers, workers, seed, network, small_disk_mib }
 }
 
 /// The faults, and for how many steps the run goes on.
@@ -113,9 +113,9 @@ fn plan(demo: &DemoSetup, step_ms: f64) -> (ProcessFaultMix, u64) {
     (ProcessFaultMix { count, kinds, power_cycles: 1, longest_ms: LONGEST_MS, together: 1 }, steps)
 }
 
-fn last_line(account: &ProcessCampaignReport) -> String {
-    let kills: usize = account.strikes.iter().map(|strike| strike.victims.len()).sum();
-    match account.verdict {
+fn last_line(report: &ProcessCampaignReport) -> String {
+    let kills: usize = report.strikes.iter().map(|injection| injection.victims.len()).sum();
+    match report.verdict {
         CampaignVerdict::Passed => {
             format!("{kills} processes killed. The weights are the same, bit for bit.")
         }
@@ -127,14 +127,14 @@ fn last_line(account: &ProcessCampaignReport) -> String {
     }
 }
 
-fn exit_code(account: &ProcessCampaignReport) -> u8 {
-    match account.verdict {
+fn exit_code(report: &ProcessCampaignReport) -> u8 {
+    match report.verdict {
         CampaignVerdict::Unsafe(_) => DIFFERS,
         CampaignVerdict::Passed
         | CampaignVerdict::Stuck(_)
         | CampaignVerdict::Crashed(_)
         | CampaignVerdict::Harness(_)
-        | CampaignVerdict::Interrupted => account.verdict.exit_code(),
+        | CampaignVerdict::Interrupted => report.verdict.exit_code(),
     }
 }
 

@@ -11,7 +11,7 @@ pub struct SortedDurations {
 /// The quantiles of some times.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct DurationQuantiles {
-    /// Number of times.
+    /// Number of durations that were measured.
     pub count: usize,
     /// Half of them are at most this.
     pub p50_ms: f64,
@@ -32,7 +32,8 @@ impl SortedDurations {
     #[must_use]
     pub fn quantiles(&self) -> Option<DurationQuantiles> {
         let max_ms = *self.sorted_ms.last()?;
-        let (p50_ms, p99_ms) = (self.at(50), self.at(99));
+        let p50_ms = self.at(50);
+        let p99_ms = self.at(99);
         Some(DurationQuantiles { count: self.sorted_ms.len(), p50_ms, p99_ms, max_ms })
     }
 

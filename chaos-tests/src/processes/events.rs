@@ -206,7 +206,8 @@ impl RawNodeEvent {
             ("plan", _) => {
                 let stages = self.stages.as_ref().and_then(serde_json::Value::as_array);
                 let stages = stages.into_iter().flatten().filter_map(serde_json::Value::as_u64);
-                let (generation, schedule) = (self.generation, self.schedule);
+                let generation = self.generation;
+                let schedule = self.schedule;
                 NodeEventKind::Plan { generation, stages: stages.collect(), schedule, reason }
             }
             ("step", _) => {
@@ -357,10 +358,10 @@ mod tests {
         let line = r#"{"event":"plan","generation":2,"stages":[3,4],"schedule":"zb-h1","window":1,
                        "reason":"first"}"#;
         check(line, plan);
-        let moved = PlanTraffic { generation: 4, bytes: 70, floor: 64, ms: 2.5 };
+        let traffic = PlanTraffic { generation: 4, bytes: 70, floor: 64, ms: 2.5 };
         let line = "{\"event\":\"running\",\"generation\":4,\"bytes_moved\":70,\
                     \"bytes_floor\":64,\"moved_ms\":2.5,\"pause_ms\":9.5}";
-        check(line, NodeEventKind::Running(moved));
+        check(line, NodeEventKind::Running(traffic));
         check(r#"{"event":"rewound","to_step":4}"#, NodeEventKind::Rewound { to_step: 4 });
         let halted = NodeEventKind::Halted { reason: "no".to_owned() };
         check(r#"{"event":"halted","step":1,"reason":"no"}"#, halted);

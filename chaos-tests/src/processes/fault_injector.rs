@@ -1,4 +1,4 @@
-//! Faults carried out on a group, and taken back when their time is over.
+//! Injects faults into a cluster, and reverts them when their time is over.
 
 use std::fs;
 use std::io::{self, Write};
@@ -24,7 +24,7 @@ const BALLAST: &str = "ballast";
 /// Bytes that are written into it at once.
 const BALLAST_BYTES: usize = 64 << 10;
 
-/// A fault that struck, and the members that it struck.
+/// A fault that was injected, and the members that it hit.
 #[derive(Clone, Debug)]
 pub struct FaultInjection {
     /// The fault, as it was drawn.
@@ -35,15 +35,15 @@ pub struct FaultInjection {
     pub step: u64,
     /// The plan of that moment.
     pub generation: u64,
-    /// The members that it struck; of a join, the one that leaves for it and the one that comes.
+    /// The members that it hit; of a join, the one that leaves for it and the one that comes.
     pub victims: Vec<MemberIndex>,
 }
 
 impl FaultInjection {
     /// What shows that the run recovered from it, if anything does.
     #[must_use]
-    pub fn recovery(&self, group: &LocalCluster) -> Option<Recovery> {
-        let seen = group.observation().recovery(self.at_us, self.step, self.generation);
+    pub fn recovery(&self, cluster: &LocalCluster) -> Option<Recovery> {
+        let seen = cluster.observation().recovery(self.at_us, self.step, self.generation);
         let (step, seal) = seen?;
         let ms = (seal.at_us - self.at_us) as f64 / 1e3;
         Some(Recovery { ms, step, generation: seal.generation })
@@ -63,13 +63,13 @@ enum FaultReversal {
     Continue(MemberIndex),
     /// Files may grow again.
     Empty(MemberIndex),
-    /// The weather is clear.
+    /// All links are reset to clear conditions.
     Clear,
     /// What was recorded comes again.
     Replay { count: usize },
 }
 
-/// Strikes a group, and knows what is still to be taken back.
+/// Injects faults into a cluster, and holds what is still to be reverted.
 #[derive(Debug)]
 pub struct ProcessFaultInjector {
     workers: usize,
@@ -79,7 +79,7 @@ pub struct ProcessFaultInjector {
 }
 
 impl ProcessFaultInjector {
-    /// For a group that began with so many workers.
+    /// For a cluster that began with so many workers.
     #[must_use]
     pub fn new(workers: usize, has_small_disks: bool) -> Self {
         Self { workers, has_small_disks, due: Vec::new() }
@@ -91,37 +91,38 @@ impl ProcessFaultInjector {
         self.due.is_empty()
     }
 
-    /// Strikes. Nothing is returned if there is no member for it to fall on.
+    /// Injects a fault. Returns nothing if there is no member that it could hit.
     ///
     /// # Errors
     /// If the system does not do it.
     pub fn inject(
         &mut self,
-        group: &mut LocalCluster,
+        cluster: &mut LocalCluster,
         fault: ProcessFault,
     ) -> Result<Option<FaultInjection>, LocalClusterError> {
-        let mut victims = self.victims(group, &fault);
-        // Only members that no other strike has: what is taken back of one must not be in the way of another.
+        let mut victims = self.victims(cluster, &fault);
+        // Only members that no other injection has: the reversal of one must not disturb another.
         if !fault.kind().is_network() {
             victims.retain(|victim| !self.is_struck(*victim));
         }
         let needs_victim = !matches!(fault, ProcessFault::Join { .. });
-        if victims.is_empty() && needs_victim || !group.network().kind().can(fault.kind()) {
+        if victims.is_empty() && needs_victim || !cluster.network().kind().can(fault.kind()) {
             return Ok(None);
         }
-        let picture = group.observation();
-        let (step, generation) = (picture.step(), picture.generation());
-        let mut strike = FaultInjection { fault, at_us: wall_us(), step, generation, victims };
-        self.carry_out(group, &strike)?;
+        let observation = cluster.observation();
+        let step = observation.step();
+        let generation = observation.generation();
+        let mut injection = FaultInjection { fault, at_us: wall_us(), step, generation, victims };
+        self.carry_out(cluster, &injection)?;
         if let ProcessFault::Join { .. } = fault {
-            strike.victims.push(group.add(ProcessRole::Worker)?);
+            injection.victims.push(cluster.add(ProcessRole::Worker)?);
         }
-        Ok(Some(strike))
+        Ok(Some(injection))
     }
 
     /// Whether something that was done to a member is not taken back yet.
     fn is_struck(&self, member: MemberIndex) -> bool {
-        self.due.iter().any(|(_, undo)| match undo {
+        self.due.iter().any(|(_, reversal)| match reversal {
             FaultReversal::Start(victim)
             | FaultReversal::StartWhenGone(victim)
             | FaultReversal::Kill(victim)
@@ -131,58 +132,58 @@ impl ProcessFaultInjector {
         })
     }
 
-    fn victims(&self, group: &LocalCluster, fault: &ProcessFault) -> Vec<MemberIndex> {
+    fn victims(&self, cluster: &LocalCluster, fault: &ProcessFault) -> Vec<MemberIndex> {
         match *fault {
             ProcessFault::KillWorkers { draw, count, .. } => {
-                pick(&staged_first(group), draw, count)
+                pick(&staged_first(cluster), draw, count)
             }
             ProcessFault::PauseWorker { draw, .. }
             | ProcessFault::Drain { draw, .. }
-            | ProcessFault::FullDisk { draw, .. } => pick(&staged_first(group), draw, 1),
-            ProcessFault::KillLeader { .. } => leader(group).into_iter().collect(),
+            | ProcessFault::FullDisk { draw, .. } => pick(&staged_first(cluster), draw, 1),
+            ProcessFault::KillLeader { .. } => leader(cluster).into_iter().collect(),
             ProcessFault::KillFollower { draw, .. } => {
-                let mut followers = group.running(ProcessRole::Controller);
-                followers.retain(|member| Some(*member) != leader(group));
+                let mut followers = cluster.running(ProcessRole::Controller);
+                followers.retain(|member| Some(*member) != leader(cluster));
                 pick(&followers, draw, 1)
             }
             ProcessFault::PauseController { draw, .. } => {
-                pick(&group.running(ProcessRole::Controller), draw, 1)
+                pick(&cluster.running(ProcessRole::Controller), draw, 1)
             }
             ProcessFault::Join { draw } => {
-                let workers = group.running(ProcessRole::Worker);
+                let workers = cluster.running(ProcessRole::Worker);
                 let is_full = workers.len() >= self.workers + WORKERS_EXTRA_MAX;
                 pick(&workers, draw, usize::from(is_full))
             }
-            ProcessFault::PowerCycle { order, .. } => shuffled(all(group), order),
+            ProcessFault::PowerCycle { order, .. } => shuffled(all(cluster), order),
             ProcessFault::Isolate { draw, .. } | ProcessFault::OneWay { draw, .. } => {
-                pick(&all(group), draw, 1)
+                pick(&all(cluster), draw, 1)
             }
-            ProcessFault::Storm { .. } | ProcessFault::Replay { .. } => all(group),
+            ProcessFault::Storm { .. } | ProcessFault::Replay { .. } => all(cluster),
         }
     }
 
     fn carry_out(
         &mut self,
-        group: &mut LocalCluster,
-        strike: &FaultInjection,
+        cluster: &mut LocalCluster,
+        injection: &FaultInjection,
     ) -> Result<(), LocalClusterError> {
-        let victims = &strike.victims;
-        match strike.fault {
+        let victims = &injection.victims;
+        match injection.fault {
             ProcessFault::KillWorkers { down_ms, .. }
             | ProcessFault::KillLeader { down_ms }
             | ProcessFault::KillFollower { down_ms, .. }
             | ProcessFault::PowerCycle { down_ms, .. } => {
-                self.signal(group, victims, ProcessSignal::Kill)?;
+                self.signal(cluster, victims, ProcessSignal::Kill)?;
                 victims
                     .iter()
                     .for_each(|victim| self.later(down_ms, FaultReversal::Start(*victim)));
             }
             ProcessFault::PauseWorker { ms, .. } | ProcessFault::PauseController { ms, .. } => {
-                self.signal(group, victims, ProcessSignal::Stop)?;
+                self.signal(cluster, victims, ProcessSignal::Stop)?;
                 victims.iter().for_each(|victim| self.later(ms, FaultReversal::Continue(*victim)));
             }
             ProcessFault::Drain { killed_after_ms, .. } => {
-                self.signal(group, victims, ProcessSignal::Terminate)?;
+                self.signal(cluster, victims, ProcessSignal::Terminate)?;
                 for victim in victims {
                     if let Some(ms) = killed_after_ms {
                         self.later(ms, FaultReversal::Kill(*victim));
@@ -191,19 +192,19 @@ impl ProcessFaultInjector {
                 }
             }
             ProcessFault::Join { .. } => {
-                victims.iter().for_each(|victim| group.retire(*victim));
-                self.signal(group, victims, ProcessSignal::Terminate)?;
+                victims.iter().for_each(|victim| cluster.retire(*victim));
+                self.signal(cluster, victims, ProcessSignal::Terminate)?;
             }
             ProcessFault::FullDisk { ms, .. } => {
                 for victim in victims {
-                    self.fill(group, *victim)?;
+                    self.fill(cluster, *victim)?;
                     self.later(ms, FaultReversal::Empty(*victim));
                 }
             }
             ProcessFault::Isolate { .. }
             | ProcessFault::OneWay { .. }
             | ProcessFault::Storm { .. }
-            | ProcessFault::Replay { .. } => self.turn(group, strike)?,
+            | ProcessFault::Replay { .. } => self.turn(cluster, injection)?,
         }
         Ok(())
     }
@@ -211,25 +212,29 @@ impl ProcessFaultInjector {
     /// The network turns bad.
     fn turn(
         &mut self,
-        group: &mut LocalCluster,
-        strike: &FaultInjection,
+        cluster: &mut LocalCluster,
+        injection: &FaultInjection,
     ) -> Result<(), LocalClusterError> {
-        let victims = &strike.victims;
-        let (ms, undo) = match strike.fault {
+        let victims = &injection.victims;
+        let (ms, reversal) = match injection.fault {
             ProcessFault::Isolate { ms, .. } => {
-                cut(group, victims, CutDirection::Both)?;
+                cut(cluster, victims, CutDirection::Both)?;
                 (ms, FaultReversal::Clear)
             }
             ProcessFault::OneWay { is_deaf, ms, .. } => {
-                cut(group, victims, if is_deaf { CutDirection::Deaf } else { CutDirection::Mute })?;
+                cut(
+                    cluster,
+                    victims,
+                    if is_deaf { CutDirection::Deaf } else { CutDirection::Mute },
+                )?;
                 (ms, FaultReversal::Clear)
             }
-            ProcessFault::Storm { weather, ms } => {
-                group.network().proxy().inspect(|proxy| proxy.set(LinkSelector::All, weather));
+            ProcessFault::Storm { weather: conditions, ms } => {
+                cluster.network().proxy().inspect(|proxy| proxy.set(LinkSelector::All, conditions));
                 (ms, FaultReversal::Clear)
             }
             ProcessFault::Replay { count, ms } => {
-                group.network().proxy().inspect(|proxy| proxy.record(true));
+                cluster.network().proxy().inspect(|proxy| proxy.record(true));
                 (ms, FaultReversal::Replay { count })
             }
             ProcessFault::KillWorkers { .. }
@@ -242,43 +247,43 @@ impl ProcessFaultInjector {
             | ProcessFault::PowerCycle { .. }
             | ProcessFault::FullDisk { .. } => return Ok(()),
         };
-        self.later(ms, undo);
+        self.later(ms, reversal);
         Ok(())
     }
 
     fn signal(
         &self,
-        group: &mut LocalCluster,
+        cluster: &mut LocalCluster,
         victims: &[MemberIndex],
         signal: ProcessSignal,
     ) -> Result<(), LocalClusterError> {
-        victims.iter().try_for_each(|victim| group.signal(*victim, signal).map(|_| ()))
+        victims.iter().try_for_each(|victim| cluster.signal(*victim, signal).map(|_| ()))
     }
 
-    fn later(&mut self, ms: u64, undo: FaultReversal) {
-        self.due.push((Instant::now() + Duration::from_millis(ms), undo));
+    fn later(&mut self, ms: u64, reversal: FaultReversal) {
+        self.due.push((Instant::now() + Duration::from_millis(ms), reversal));
     }
 
-    /// Takes back what is due.
+    /// Reverts what is due.
     ///
     /// # Errors
     /// If the system does not do it.
-    pub fn revert_due(&mut self, group: &mut LocalCluster) -> Result<(), LocalClusterError> {
+    pub fn revert_due(&mut self, cluster: &mut LocalCluster) -> Result<(), LocalClusterError> {
         let now = Instant::now();
         let (due, later) = self.due.drain(..).partition::<Vec<_>, _>(|(at, _)| *at <= now);
         self.due = later;
-        due.into_iter().try_for_each(|(_, undo)| self.revert(group, undo))
+        due.into_iter().try_for_each(|(_, reversal)| self.revert(cluster, reversal))
     }
 
     fn revert(
         &mut self,
-        group: &mut LocalCluster,
-        undo: FaultReversal,
+        cluster: &mut LocalCluster,
+        reversal: FaultReversal,
     ) -> Result<(), LocalClusterError> {
-        match undo {
-            FaultReversal::Start(member) => group.start_member(member),
-            FaultReversal::StartWhenGone(member) => match group.members()[member].status() {
-                ProcessStatus::Down => group.start_member(member),
+        match reversal {
+            FaultReversal::Start(member) => cluster.start_member(member),
+            FaultReversal::StartWhenGone(member) => match cluster.members()[member].status() {
+                ProcessStatus::Down => cluster.start_member(member),
                 ProcessStatus::Running | ProcessStatus::Stopped | ProcessStatus::Leaving => {
                     let again = Instant::now() + LEAVING_LOOK;
                     self.due.push((again, FaultReversal::StartWhenGone(member)));
@@ -288,18 +293,18 @@ impl ProcessFaultInjector {
             },
             // It may have left in time, and have come back.
             FaultReversal::Kill(member)
-                if group.members()[member].status() == ProcessStatus::Leaving =>
+                if cluster.members()[member].status() == ProcessStatus::Leaving =>
             {
-                group.signal(member, ProcessSignal::Kill).map(|_| ())
+                cluster.signal(member, ProcessSignal::Kill).map(|_| ())
             }
             FaultReversal::Kill(_) => Ok(()),
             FaultReversal::Continue(member) => {
-                group.signal(member, ProcessSignal::Continue).map(|_| ())
+                cluster.signal(member, ProcessSignal::Continue).map(|_| ())
             }
-            FaultReversal::Empty(member) => self.empty(group, member),
-            FaultReversal::Clear => group.heal(),
+            FaultReversal::Empty(member) => self.empty(cluster, member),
+            FaultReversal::Clear => cluster.heal(),
             FaultReversal::Replay { count } => {
-                if let Some(proxy) = group.network().proxy() {
+                if let Some(proxy) = cluster.network().proxy() {
                     proxy.replay(LinkSelector::All, count);
                     proxy.record(false);
                 }
@@ -308,9 +313,13 @@ impl ProcessFaultInjector {
         }
     }
 
-    fn fill(&self, group: &mut LocalCluster, member: MemberIndex) -> Result<(), LocalClusterError> {
-        group.disturb(member);
-        let found = &group.members()[member];
+    fn fill(
+        &self,
+        cluster: &mut LocalCluster,
+        member: MemberIndex,
+    ) -> Result<(), LocalClusterError> {
+        cluster.disturb(member);
+        let found = &cluster.members()[member];
         let result = match found.pid() {
             _ if self.has_small_disks => fill_up(&found.spec().data_dir.join(BALLAST)),
             Some(pid) => limit_files(pid, Some(0)),
@@ -319,8 +328,8 @@ impl ProcessFaultInjector {
         result.map_err(disk_error(&found.spec().name))
     }
 
-    fn empty(&self, group: &LocalCluster, member: MemberIndex) -> Result<(), LocalClusterError> {
-        let found = &group.members()[member];
+    fn empty(&self, cluster: &LocalCluster, member: MemberIndex) -> Result<(), LocalClusterError> {
+        let found = &cluster.members()[member];
         let result = match found.pid() {
             _ if self.has_small_disks => fs::remove_file(found.spec().data_dir.join(BALLAST)),
             Some(pid) => limit_files(pid, None),
@@ -349,37 +358,37 @@ fn fill_up(path: &Path) -> io::Result<()> {
 }
 
 fn cut(
-    group: &mut LocalCluster,
+    cluster: &mut LocalCluster,
     members: &[MemberIndex],
     cut: CutDirection,
 ) -> Result<(), LocalClusterError> {
-    members.iter().try_for_each(|member| group.cut(*member, cut))
+    members.iter().try_for_each(|member| cluster.cut(*member, cut))
 }
 
 /// The members whose process runs.
-fn all(group: &LocalCluster) -> Vec<MemberIndex> {
+fn all(cluster: &LocalCluster) -> Vec<MemberIndex> {
     [ProcessRole::Controller, ProcessRole::Worker]
         .into_iter()
-        .flat_map(|role| group.running(role))
+        .flat_map(|role| cluster.running(role))
         .collect()
 }
 
-fn leader(group: &LocalCluster) -> Option<MemberIndex> {
-    let leader = group.observation().leader()?;
-    group.running(ProcessRole::Controller).contains(&leader).then_some(leader)
+fn leader(cluster: &LocalCluster) -> Option<MemberIndex> {
+    let leader = cluster.observation().leader()?;
+    cluster.running(ProcessRole::Controller).contains(&leader).then_some(leader)
 }
 
 /// Workers that run: those with a stage in the order of the pipeline, so that two of them one after
 /// the other are neighbours, and then the others.
-fn staged_first(group: &LocalCluster) -> (Vec<MemberIndex>, Vec<MemberIndex>) {
-    let running = group.running(ProcessRole::Worker);
-    let mut staged = group.observation().stages();
+fn staged_first(cluster: &LocalCluster) -> (Vec<MemberIndex>, Vec<MemberIndex>) {
+    let running = cluster.running(ProcessRole::Worker);
+    let mut staged = cluster.observation().stages();
     staged.retain(|worker| running.contains(worker));
     let others = running.into_iter().filter(|worker| !staged.contains(worker)).collect();
     (staged, others)
 }
 
-/// Where victims are picked from.
+/// Members from which victims are picked.
 trait VictimPool {
     /// The nth of those that come first, and those behind it.
     fn from(&self, draw: u64) -> Vec<MemberIndex>;
@@ -400,8 +409,8 @@ impl VictimPool for (Vec<MemberIndex>, Vec<MemberIndex>) {
     }
 }
 
-fn pick(crowd: &impl VictimPool, draw: u64, count: usize) -> Vec<MemberIndex> {
-    let mut picked = crowd.from(draw);
+fn pick(pool: &impl VictimPool, draw: u64, count: usize) -> Vec<MemberIndex> {
+    let mut picked = pool.from(draw);
     picked.truncate(count);
     picked
 }
@@ -420,10 +429,10 @@ mod tests {
 
     #[test]
     fn victims_are_those_with_a_stage_first() {
-        let crowd = (vec![4, 5], vec![6]);
-        assert_eq!(pick(&crowd, 0, 1), [4]);
-        assert_eq!(pick(&crowd, 3, 1), [5]);
-        assert_eq!(pick(&crowd, 3, 9), [5, 4, 6]);
+        let pool = (vec![4, 5], vec![6]);
+        assert_eq!(pick(&pool, 0, 1), [4]);
+        assert_eq!(pick(&pool, 3, 1), [5]);
+        assert_eq!(pick(&pool, 3, 9), [5, 4, 6]);
         assert_eq!(pick(&(vec![], vec![6]), 3, 1), [6]);
         assert!(pick(&Vec::new(), 3, 1).is_empty());
     }

@@ -1,8 +1,8 @@
 //! What is done to a cluster of real processes: plain data, drawn from a seed.
 //!
-//! A fault names its victims by a draw. Which nodes that falls on is found when it strikes, among those
-//! that are there then, so that a list of faults keeps its meaning in a cluster that went another
-//! way.
+//! A fault names its victims by a draw. Which nodes that selects is decided when it is injected,
+//! among those that are there then, so that a list of faults keeps its meaning in a cluster that
+//! went another way.
 
 use std::fmt;
 
@@ -15,7 +15,7 @@ use crate::random::{DrawPurpose, Draws};
 const DOWN_MS: (u64, u64) = (50, 1500);
 /// How long power stays away.
 const DARK_MS: (u64, u64) = (50, 1000);
-/// How long a node stands still: from shorter than anybody notices to longer than anybody waits.
+/// How long a node stands still: from shorter than any node notices to longer than any node waits.
 const PAUSE_MS: (u64, u64) = (50, 6000);
 /// How long a disk is full.
 const FULL_MS: (u64, u64) = (500, 4000);
@@ -78,8 +78,8 @@ impl ProcessFaultKind {
         Self::Storm,
         Self::Replay,
     ];
-    /// Those of a campaign for which none are named: what needs no proxy, without power cycles, which are
-    /// counted by themselves.
+    /// Those of a campaign for which none are named: what needs no proxy, without power cycles,
+    /// which are counted by themselves.
     pub const USUAL: [Self; 9] = [
         Self::KillWorker,
         Self::KillWorkers,
@@ -119,7 +119,7 @@ impl ProcessFaultKind {
         Self::ALL.into_iter().find(|kind| kind.name() == name)
     }
 
-    /// Whether it strikes the network, and not a process.
+    /// Whether it is a fault of the network, and not of a process.
     #[must_use]
     pub const fn is_network(self) -> bool {
         match self {
@@ -167,7 +167,7 @@ pub enum ProcessFault {
     KillWorkers {
         /// Which is the first.
         draw: u64,
-        /// Number of workers.
+        /// Number of workers that are killed.
         count: usize,
         /// Milliseconds until they come back.
         down_ms: u64,
@@ -242,7 +242,7 @@ pub enum ProcessFault {
     },
     /// The whole network is bad.
     Storm {
-        /// The weather of all links.
+        /// The conditions of all links.
         weather: LinkConditions,
         /// Milliseconds for which it lasts.
         ms: u64,
@@ -280,8 +280,11 @@ impl ProcessFault {
 
     fn draw(kind: ProcessFaultKind, longest_ms: u64, draws: &mut Draws) -> Self {
         let mut time = |(low, high): (u64, u64)| draws.between(low, high.min(longest_ms).max(low));
-        let (down_ms, dark_ms) = (time(DOWN_MS), time(DARK_MS));
-        let (pause_ms, full_ms, weather_ms) = (time(PAUSE_MS), time(FULL_MS), time(WEATHER_MS));
+        let down_ms = time(DOWN_MS);
+        let dark_ms = time(DARK_MS);
+        let pause_ms = time(PAUSE_MS);
+        let full_ms = time(FULL_MS);
+        let weather_ms = time(WEATHER_MS);
         let grace_ms = time(GRACE_MS);
         let draw = draws.number();
         match kind {
@@ -313,8 +316,10 @@ impl ProcessFault {
 
 fn storm(draws: &mut Draws) -> LinkConditions {
     let mut share = |most: f64| if draws.chance(0.5) { draws.share() * most } else { 0.0 };
-    let (loss, duplication) = (share(0.3), share(0.1));
-    let (reordering, corruption) = (share(0.2), share(0.05));
+    let loss = share(0.3);
+    let duplication = share(0.1);
+    let reordering = share(0.2);
+    let corruption = share(0.05);
     let delay_us = if draws.chance(0.5) { draws.between(1000, 100_000) } else { 0 };
     let jitter_us = if draws.chance(0.5) { draws.between(1000, 50_000) } else { 0 };
     let reorder_us = draws.between(1000, 50_000);
@@ -370,12 +375,12 @@ pub struct ProcessFaultMix {
     pub power_cycles: u64,
     /// None lasts longer than this, in milliseconds.
     pub longest_ms: u64,
-    /// How many faults strike at once.
+    /// How many faults are injected at once.
     pub together: u64,
 }
 
 impl ProcessFaultMix {
-    /// How often something strikes.
+    /// How often faults are injected.
     #[must_use]
     pub const fn rounds(&self) -> u64 {
         let at_once = if self.together == 0 { 1 } else { self.together };
@@ -500,7 +505,7 @@ mod tests {
         check(kill(1), "kill-worker, back after 70 ms");
         check(kill(2), "kill-workers, 2 of them, back after 70 ms");
         check(ProcessFault::Drain { draw: 1, killed_after_ms: None }, "drain");
-        let weather = LinkConditions { loss: 0.1, ..LinkConditions::CLEAR };
-        check(ProcessFault::Storm { weather, ms: 9 }, "storm for 9 ms: loss 10.0 %");
+        let conditions = LinkConditions { loss: 0.1, ..LinkConditions::CLEAR };
+        check(ProcessFault::Storm { weather: conditions, ms: 9 }, "storm for 9 ms: loss 10.0 %");
     }
 }

@@ -1,5 +1,5 @@
-//! What the processes of a cluster hold of this machine: descriptors, memory, and what they keep on disks. None of it
-//! may grow with the length of a run, whatever strikes it.
+//! What the processes of a cluster hold of this machine: descriptors, memory, and what they keep on
+//! disks. None of it may grow with the length of a run, whatever faults are injected into it.
 
 use std::fmt;
 use std::fs;
@@ -9,11 +9,13 @@ use std::path::Path;
 use super::local_cluster::{ClusterMember, LocalCluster};
 use super::resident::peak_bytes;
 
-/// Folders of a node that hold checkpoints and texts. Its event file and its log have limits of their own.
+/// Folders of a node that hold checkpoints and texts. Its event file and its log have limits of
+/// their own.
 const KEPT: [&str; 2] = ["store", "data"];
 /// From the middle of a campaign to its end nothing grows by more than this share of what it was.
 const GROWTH_MAX: f64 = 0.5;
-/// What may come beside that: a checkpoint that is written when it is looked at, or a connection more.
+/// What may come beside that: a checkpoint that is written when it is looked at, or a connection
+/// more.
 const SLACK: ResourceFootprint =
     ResourceFootprint { descriptors: 64, resident: 128 << 20, kept: 64 << 20 };
 
@@ -47,10 +49,10 @@ impl fmt::Display for ResourceGrowth {
 }
 
 impl ResourceFootprint {
-    /// The most that any member of a group holds.
+    /// The most that any member of a cluster holds.
     #[must_use]
-    pub fn of(group: &LocalCluster) -> Self {
-        group.members().iter().map(of_member).fold(Self::default(), Self::most)
+    pub fn of(cluster: &LocalCluster) -> Self {
+        cluster.members().iter().map(of_member).fold(Self::default(), Self::most)
     }
 
     fn most(self, other: Self) -> Self {
@@ -128,19 +130,19 @@ mod tests {
         );
         let twice = ResourceFootprint { kept: 400 << 20, ..before };
         check(twice, Some("what a node keeps, in bytes,"));
-        let told = twice.growth_since(before).expect("it grew").to_string();
+        let text = twice.growth_since(before).expect("it grew").to_string();
         assert!(
-            told.starts_with("what a node keeps, in bytes, grew from 209715200 to 419430400"),
-            "{told}"
+            text.starts_with("what a node keeps, in bytes, grew from 209715200 to 419430400"),
+            "{text}"
         );
     }
 
     #[test]
     fn bytes_are_those_of_files_however_deep() {
         let folder = tempfile::tempdir().expect("a folder");
-        std::fs::create_dir_all(folder.path().join("chunks/ab")).expect("room");
-        std::fs::write(folder.path().join("chunks/ab/x"), [0; 7]).expect("room");
-        std::fs::write(folder.path().join("index"), [0; 5]).expect("room");
+        std::fs::create_dir_all(folder.path().join("chunks/ab")).expect("disk space");
+        std::fs::write(folder.path().join("chunks/ab/x"), [0; 7]).expect("disk space");
+        std::fs::write(folder.path().join("index"), [0; 5]).expect("disk space");
         assert_eq!(bytes_below(folder.path()).expect("readable"), 12);
     }
 }

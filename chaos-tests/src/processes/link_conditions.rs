@@ -1,8 +1,8 @@
 //! What a link does to datagrams: pure, from one seed.
 //!
-//! A link decides about each datagram by the same number of draws whatever the weather is, so the
-//! fate of the n-th datagram of a link follows from the seed, n and the weather of its moment. The
-//! moment is an input.
+//! A link decides about each datagram by the same number of draws whatever its conditions are, so
+//! the fate of the n-th datagram of a link follows from the seed, n and the conditions at its time.
+//! The time is an input.
 //!
 //! A datagram keeps its place behind those that went before it, jitter or not, unless it is drawn
 //! to be overtaken. So jitter and reordering are two things that can be tried apart.
@@ -19,11 +19,11 @@ pub const RATE_WAIT_US_MAX: u64 = 500_000;
 /// A datagram comes twice at most.
 pub const COPIES_MAX: usize = 2;
 
-/// The weather of a directed link.
+/// The conditions of a directed link.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct LinkConditions {
-    /// Whether nothing passes.
+    /// Whether every datagram is dropped.
     pub is_cut: bool,
     /// Microseconds that every datagram takes at least.
     pub delay_us: u64,
@@ -56,7 +56,7 @@ impl LinkConditions {
         corruption: 0.0,
         rate_bytes_s: 0,
     };
-    /// The weather of a link through which nothing passes.
+    /// The conditions of a link through which nothing passes.
     pub const CUT: Self = Self { is_cut: true, ..Self::CLEAR };
 }
 
@@ -112,7 +112,7 @@ pub struct LinkCounts {
     pub damaged: u64,
 }
 
-/// A directed link, with its weather and its chances.
+/// A directed link, with its conditions and its random draws.
 #[derive(Clone, Debug)]
 pub struct ProxyLink {
     draws: Draws,
@@ -135,21 +135,21 @@ struct DatagramDraw {
 }
 
 impl ProxyLink {
-    /// The link between two places, under this weather.
+    /// The link between two sites, under these conditions.
     #[must_use]
-    pub fn new(seed: u64, from: u32, to: u32, weather: LinkConditions) -> Self {
+    pub fn new(seed: u64, from: u32, to: u32, conditions: LinkConditions) -> Self {
         let place = (u64::from(from) << 32 | u64::from(to)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
         let draws = Draws::new(seed ^ place, DrawPurpose::Network);
         let counts = LinkCounts::default();
-        Self { draws, conditions: weather, is_busy_until_us: 0, last_us: 0, counts }
+        Self { draws, conditions, is_busy_until_us: 0, last_us: 0, counts }
     }
 
-    /// Another weather from now on. What is under way comes as it would have.
-    pub fn set(&mut self, weather: LinkConditions) {
-        self.conditions = weather;
+    /// Sets the conditions from now on. Datagrams in flight arrive as they would have.
+    pub fn set(&mut self, conditions: LinkConditions) {
+        self.conditions = conditions;
     }
 
-    /// The present weather of the link.
+    /// The present conditions of the link.
     #[must_use]
     pub const fn conditions(&self) -> LinkConditions {
         self.conditions
@@ -163,13 +163,13 @@ impl ProxyLink {
 
     /// A datagram of so many bytes is sent at this moment; what comes of it.
     pub fn send(&mut self, now_us: u64, bytes: usize) -> [Option<DatagramDelivery>; COPIES_MAX] {
-        let lot = self.draw(bytes);
+        let draw = self.draw(bytes);
         self.counts.sent += 1;
         if self.conditions.is_cut {
             self.counts.cut += 1;
             return [None; COPIES_MAX];
         }
-        if lot.is_lost {
+        if draw.is_lost {
             self.counts.lost += 1;
             return [None; COPIES_MAX];
         }
@@ -177,24 +177,24 @@ impl ProxyLink {
             self.counts.over_rate += 1;
             return [None; COPIES_MAX];
         };
-        let at_us = self.place(through_us + self.conditions.delay_us + lot.jitter_us, &lot);
-        self.counts.damaged += u64::from(lot.is_damaged);
-        let first = DatagramDelivery { at_us, flipped_bit: lot.is_damaged.then_some(lot.bit) };
-        self.counts.twice += u64::from(lot.is_twice);
+        let at_us = self.place(through_us + self.conditions.delay_us + draw.jitter_us, &draw);
+        self.counts.damaged += u64::from(draw.is_damaged);
+        let first = DatagramDelivery { at_us, flipped_bit: draw.is_damaged.then_some(draw.bit) };
+        self.counts.twice += u64::from(draw.is_twice);
         // The second copy is whole: it is the network that doubled it, before it was damaged.
-        let second = DatagramDelivery { at_us: at_us + lot.jitter_us, flipped_bit: None };
-        [Some(first), lot.is_twice.then_some(second)]
+        let second = DatagramDelivery { at_us: at_us + draw.jitter_us, flipped_bit: None };
+        [Some(first), draw.is_twice.then_some(second)]
     }
 
     fn draw(&mut self, bytes: usize) -> DatagramDraw {
-        let weather = self.conditions;
+        let conditions = self.conditions;
         // A share is drawn even if nothing depends on it, see the head of this file.
         let mut happens = |probability: f64| self.draws.share() < probability;
-        let is_lost = happens(weather.loss);
-        let is_twice = happens(weather.duplication);
-        let is_overtaken = happens(weather.reordering);
-        let is_damaged = happens(weather.corruption) && bytes > 0;
-        let jitter_us = (self.draws.share() * weather.jitter_us as f64) as u64;
+        let is_lost = happens(conditions.loss);
+        let is_twice = happens(conditions.duplication);
+        let is_overtaken = happens(conditions.reordering);
+        let is_damaged = happens(conditions.corruption) && bytes > 0;
+        let jitter_us = (self.draws.share() * conditions.jitter_us as f64) as u64;
         let bit = self.draws.below((bytes as u64 * 8).max(1));
         DatagramDraw { is_lost, is_twice, is_overtaken, is_damaged, jitter_us, bit }
     }
@@ -214,8 +214,8 @@ impl ProxyLink {
     }
 
     /// Behind those before it, unless it is overtaken.
-    fn place(&mut self, at_us: u64, lot: &DatagramDraw) -> u64 {
-        if lot.is_overtaken {
+    fn place(&mut self, at_us: u64, draw: &DatagramDraw) -> u64 {
+        if draw.is_overtaken {
             self.counts.overtaken += 1;
             return at_us + self.conditions.reorder_us;
         }
@@ -230,8 +230,8 @@ mod tests {
 
     const MANY: u64 = 100_000;
 
-    fn link(weather: LinkConditions) -> ProxyLink {
-        ProxyLink::new(7, 1, 2, weather)
+    fn link(conditions: LinkConditions) -> ProxyLink {
+        ProxyLink::new(7, 1, 2, conditions)
     }
 
     /// Datagrams of 100 bytes, one each microsecond: when their first copies come.
@@ -242,7 +242,8 @@ mod tests {
     /// Five standard deviations around what is expected of `MANY` draws.
     fn check_share(found: u64, share: f64) {
         let many = MANY as f64;
-        let (expected, spread) = (many * share, 5.0 * (many * share * (1.0 - share)).sqrt());
+        let expected = many * share;
+        let spread = 5.0 * (many * share * (1.0 - share)).sqrt();
         assert!((found as f64 - expected).abs() <= spread, "{found} of {MANY}, not {share}");
     }
 
@@ -315,19 +316,21 @@ mod tests {
 
     #[test]
     fn a_seed_decides_and_the_weather_before_does_not_matter() {
-        let weather =
+        let conditions =
             LinkConditions { loss: 0.5, jitter_us: 90, corruption: 0.3, ..LinkConditions::CLEAR };
         let fates =
             |link: &mut ProxyLink| (0..1000).map(|n| link.send(n * 1000, 64)).collect::<Vec<_>>();
-        let (mut one, mut same) = (link(weather), link(weather));
+        let mut one = link(conditions);
+        let mut same = link(conditions);
         assert_eq!(fates(&mut one), fates(&mut same));
-        assert_ne!(fates(&mut link(weather)), fates(&mut ProxyLink::new(8, 1, 2, weather)));
-        assert_ne!(fates(&mut link(weather)), fates(&mut ProxyLink::new(7, 2, 1, weather)));
-        let (mut one, mut other) = (link(LinkConditions::CUT), link(LinkConditions::CLEAR));
+        assert_ne!(fates(&mut link(conditions)), fates(&mut ProxyLink::new(8, 1, 2, conditions)));
+        assert_ne!(fates(&mut link(conditions)), fates(&mut ProxyLink::new(7, 2, 1, conditions)));
+        let mut one = link(LinkConditions::CUT);
+        let mut other = link(LinkConditions::CLEAR);
         fates(&mut one);
         fates(&mut other);
-        one.set(weather);
-        other.set(weather);
+        one.set(conditions);
+        other.set(conditions);
         let later = |link: &mut ProxyLink| {
             (2000..3000).map(|n| link.send(n * 1000, 64)).collect::<Vec<_>>()
         };
@@ -345,12 +348,13 @@ mod tests {
 
     #[test]
     fn conditions_are_printed_in_words() {
-        let check =
-            |weather: LinkConditions, expected: &str| assert_eq!(weather.to_string(), expected);
+        let check = |conditions: LinkConditions, expected: &str| {
+            assert_eq!(conditions.to_string(), expected)
+        };
         check(LinkConditions::CLEAR, "clear");
         check(LinkConditions::CUT, "cut");
-        let weather = LinkConditions { delay_us: 1500, loss: 0.25, ..LinkConditions::CLEAR };
-        check(weather, "delay 1.5+0 ms, loss 25.0 %");
+        let conditions = LinkConditions { delay_us: 1500, loss: 0.25, ..LinkConditions::CLEAR };
+        check(conditions, "delay 1.5+0 ms, loss 25.0 %");
         check(LinkConditions { rate_bytes_s: 125_000, ..LinkConditions::CLEAR }, "125 kB/s");
     }
 }

@@ -1,8 +1,8 @@
-//! A cluster of real processes, and all one can do to them.
+//! A cluster of real processes, with all operations of the harness on them.
 //!
-//! One thread owns a group: children die with the thread that started them, so that nothing of it
-//! survives a panic, Ctrl-C or SIGKILL of ours. What a process prints goes to a file beside its data
-//! folder.
+//! One thread owns a cluster: children die with the thread that started them, so that nothing of it
+//! survives a panic, Ctrl-C or SIGKILL of ours. What a process prints goes to a file beside its
+//! data folder.
 
 mod member;
 
@@ -24,15 +24,15 @@ use super::proxy::NetworkSite;
 use super::small_disk;
 use super::system::{ProcessSignal, own_mounts, send};
 
-/// Between two looks at files and processes.
+/// Between two polls of files and processes.
 pub const LOOK_EVERY: Duration = Duration::from_millis(5);
-/// How long a verb may take that exchanges a few small messages: it dials each controller in turn,
-/// of which some may be down.
+/// How long a subcommand may take that exchanges a few small messages: it dials each controller in
+/// turn, of which some may be down.
 pub const VERB_LIMIT: Duration = Duration::from_secs(30);
-/// Members of a group, those that have gone included.
+/// Members of a cluster, those that have gone included.
 pub const MEMBERS_MAX: usize = 1024;
 
-/// Why a group cannot go on.
+/// Why a cluster cannot go on.
 #[derive(Debug, thiserror::Error)]
 pub enum LocalClusterError {
     /// Files, ports or processes.
@@ -43,7 +43,7 @@ pub enum LocalClusterError {
         /// The error of the system.
         source: io::Error,
     },
-    /// A verb of the binary failed.
+    /// A subcommand of the binary failed.
     #[error(transparent)]
     Verb(#[from] SubcommandError),
     /// Event files cannot be read.
@@ -62,8 +62,8 @@ pub enum LocalClusterError {
         /// What there is instead.
         seen: String,
     },
-    /// The group has as many members as it may have.
-    #[error("a group has at most {MEMBERS_MAX} members, and there were as many")]
+    /// The cluster has as many members as it may have.
+    #[error("a cluster has at most {MEMBERS_MAX} members, and there were as many")]
     Full,
     /// The run is held.
     #[error("the run is held: {reason}")]
@@ -85,21 +85,21 @@ pub enum LocalClusterError {
     Interrupted,
 }
 
-/// What a group begins with.
+/// What a cluster begins with.
 #[derive(Clone, Debug)]
 pub struct LocalClusterSetup {
     /// The binary that is started.
     pub program: TestedBinary,
     /// Where everything of it goes: a new folder.
     pub folder: PathBuf,
-    /// Number of controllers.
+    /// Number of controllers of the cluster.
     pub controllers: u32,
-    /// Number of workers.
+    /// Number of workers at the beginning.
     pub workers: u32,
-    /// Ports and weather follow from it.
+    /// Ports and the draws of links follow from it.
     pub seed: u64,
     /// What its processes reach each other by.
-    pub wires: NetworkKind,
+    pub network: NetworkKind,
     /// Each worker's data folder is a disk of so many MiB in memory.
     pub small_disk_mib: Option<u32>,
 }
@@ -142,9 +142,9 @@ impl LocalCluster {
         let making = format!("cannot make {}", setup.folder.display());
         fs::create_dir_all(&setup.folder).map_err(system(making))?;
         let ports = setup.seed ^ u64::from(std::process::id()).wrapping_mul(7919);
-        let network = ProcessNetwork::start(setup.wires, ports, setup.seed);
-        let network = network.map_err(system(format!("cannot start {}", setup.wires)))?;
-        let mut group = Self {
+        let network = ProcessNetwork::start(setup.network, ports, setup.seed);
+        let network = network.map_err(system(format!("cannot start {}", setup.network)))?;
+        let mut cluster = Self {
             program: TestedBinary { namespace: network.hub(), ..setup.program.clone() },
             folder: setup.folder.clone(),
             network,
@@ -153,26 +153,27 @@ impl LocalCluster {
             observation: ClusterObservation::default(),
             small_disk_mib: setup.small_disk_mib,
         };
-        if group.small_disk_mib.is_some() {
+        if cluster.small_disk_mib.is_some() {
             own_mounts().map_err(system("cannot have mounts of its own"))?;
         }
-        let founder = group.add(ProcessRole::Controller)?;
-        group.wait(limit, "the founder", |picture, _| picture.is_known(founder))?;
+        let founder = cluster.add(ProcessRole::Controller)?;
+        cluster.wait(limit, "the founder", |observation, _| observation.is_known(founder))?;
         for role in [ProcessRole::Worker, ProcessRole::Controller] {
-            let ticket = group.get_ticket(role, limit)?;
-            group.tickets.push((role, ticket));
+            let ticket = cluster.get_ticket(role, limit)?;
+            cluster.tickets.push((role, ticket));
         }
         for _ in 1..setup.controllers {
-            let member = group.add(ProcessRole::Controller)?;
-            group.wait(limit, "another controller", |picture, _| picture.is_known(member))?;
+            let member = cluster.add(ProcessRole::Controller)?;
+            cluster
+                .wait(limit, "another controller", |observation, _| observation.is_known(member))?;
         }
-        let workers = (0..setup.workers).map(|_| group.add(ProcessRole::Worker));
+        let workers = (0..setup.workers).map(|_| cluster.add(ProcessRole::Worker));
         let workers = workers.collect::<Result<Vec<_>, _>>()?;
-        let are_admitted = |picture: &ClusterObservation| {
-            workers.iter().all(|worker| picture.is_admitted(*worker))
+        let are_admitted = |observation: &ClusterObservation| {
+            workers.iter().all(|worker| observation.is_admitted(*worker))
         };
-        group.wait(limit, "the workers", |picture, _| are_admitted(picture))?;
-        Ok(group)
+        cluster.wait(limit, "the workers", |observation, _| are_admitted(observation))?;
+        Ok(cluster)
     }
 
     /// A token; a founder that has just begun may not be able to give one yet.
@@ -208,8 +209,9 @@ impl LocalCluster {
         let count = self.members.iter().filter(|member| member.spec().role == role).count();
         let initial = if role == ProcessRole::Controller { 'c' } else { 'w' };
         let name = format!("{initial}{}", count + 1);
-        let door = self.network.add(site(index));
-        let NodeAddresses { bind, advertise } = door.map_err(system("cannot wire a node"))?;
+        let addresses = self.network.add(site(index));
+        let NodeAddresses { bind, advertise } =
+            addresses.map_err(system("cannot connect a node to the network"))?;
         let data_dir = self.folder.join(&name);
         if let Some(mib) = self.small_disk_mib.filter(|_| role == ProcessRole::Worker) {
             small_disk::mount(&data_dir, mib).map_err(system("cannot mount a small disk"))?;
@@ -275,26 +277,26 @@ impl LocalCluster {
         Ok(true)
     }
 
-    /// Reads what is new in all files, and looks who ended.
+    /// Reads new events from all files, and checks which processes ended.
     ///
     /// # Errors
     /// If a file cannot be read, or a process ended by itself.
     pub fn poll(&mut self) -> Result<Vec<(MemberIndex, NodeEvent)>, LocalClusterError> {
-        let mut news = Vec::new();
+        let mut events = Vec::new();
         for (index, member) in self.members.iter_mut().enumerate() {
             for event in member.read()? {
                 self.observation.observe(index, &event);
-                news.push((index, event));
+                events.push((index, event));
             }
             let ended = member.poll_exit().map_err(system("cannot look at a process"))?;
-            if let Some(surprise) = ended {
-                return Err(LocalClusterError::Surprise(surprise));
+            if let Some(exit) = ended {
+                return Err(LocalClusterError::Surprise(exit));
             }
         }
-        Ok(news)
+        Ok(events)
     }
 
-    /// Looks for so long.
+    /// Polls for so long.
     ///
     /// # Errors
     /// As [`Self::poll`].
@@ -310,7 +312,7 @@ impl LocalCluster {
         }
     }
 
-    /// Looks until something is so.
+    /// Polls until a condition holds.
     ///
     /// # Errors
     /// If it is not, and there was no progress for `limit`, or as [`Self::poll`].
@@ -329,7 +331,8 @@ impl LocalCluster {
                 return Ok(());
             }
             if since.elapsed() > limit {
-                let (what, seen) = (what.to_owned(), self.seen());
+                let what = what.to_owned();
+                let seen = self.seen();
                 return Err(LocalClusterError::Late { what, limit, seen });
             }
             std::thread::sleep(LOOK_EVERY);
@@ -341,7 +344,8 @@ impl LocalCluster {
     pub fn seen(&self) -> String {
         let stand = |member: &ClusterMember| format!("{} {}", member.spec().name, member.status());
         let members: Vec<_> = self.members.iter().map(stand).collect();
-        let (step, generation) = (self.observation.step(), self.observation.generation());
+        let step = self.observation.step();
+        let generation = self.observation.generation();
         let halted =
             self.observation.halted().map_or(String::new(), |why| format!(", held: {why}"));
         format!("step {step} of generation {generation}{halted}; {}", members.join(", "))
@@ -358,7 +362,7 @@ impl LocalCluster {
     /// The answer of `status`.
     ///
     /// # Errors
-    /// If nobody answers.
+    /// If no controller answers.
     pub fn status(&self) -> Result<ReportedStatus, SubcommandError> {
         self.program.status(self.admin(), VERB_LIMIT)
     }
@@ -372,7 +376,7 @@ impl LocalCluster {
     /// Has every copy of every checkpoint read.
     ///
     /// # Errors
-    /// If one is damaged, or nobody answers.
+    /// If one is damaged, or no controller answers.
     pub fn verify(&self) -> Result<(), SubcommandError> {
         self.program.verify(self.admin())
     }
@@ -399,7 +403,7 @@ impl LocalCluster {
         mine.map(|(index, _)| index).collect()
     }
 
-    /// The wires between its members.
+    /// The network between its members.
     #[must_use]
     pub const fn network(&self) -> &ProcessNetwork {
         &self.network
@@ -414,12 +418,12 @@ impl LocalCluster {
         self.network.cut(site(index), cut).map_err(system(doing))
     }
 
-    /// Clear weather everywhere, and nobody cut off.
+    /// Resets all links to clear conditions, and cuts no member off.
     ///
     /// # Errors
     /// If the system does not do it.
     pub fn heal(&mut self) -> Result<(), LocalClusterError> {
-        self.network.heal().map_err(system("cannot mend the network"))
+        self.network.heal().map_err(system("cannot heal the network"))
     }
 
     /// A member goes and is not to come back.
@@ -440,12 +444,12 @@ impl LocalCluster {
         member.clear().map_err(system(format!("cannot clear the folder of {name}")))
     }
 
-    /// Something is about to happen to a member that may leave a broken line in its file.
+    /// Notes that a member is about to be disturbed, which may leave a broken line in its file.
     pub fn disturb(&mut self, index: MemberIndex) {
         self.members[index].disturb();
     }
 
-    /// The folder of the group, with its members' data folders.
+    /// The folder of the cluster, with its members' data folders.
     #[must_use]
     pub fn folder(&self) -> &Path {
         &self.folder

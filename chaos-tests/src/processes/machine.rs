@@ -1,5 +1,5 @@
 //! What this machine lets one do to a cluster, and what not: reported with every campaign, so that
-//! nobody takes a thing for tried that was not.
+//! the report does not claim a fault that was not tried.
 
 use std::process::{Command, Stdio};
 

@@ -1,6 +1,7 @@
 //! What a cluster of real processes comes to, row by row, each held against its goal: runs that
-//! nothing disturbs, their speed, and how long one run takes to go on after each kind of fault. That
-//! run has an end, and its weights are compared with those of the same training in one process.
+//! nothing disturbs, their speed, and how long one run takes to go on after each kind of fault.
+//! That run has an end, and its weights are compared with those of the same training in one
+//! process.
 
 mod fault_free;
 mod measure_run;
@@ -30,20 +31,20 @@ const TRIAL_STEPS: u64 = 10;
 const SPEED_MIN: f64 = 0.95;
 /// A step while a checkpoint is written takes at most so many times one without.
 const CHECKPOINT_MAX: f64 = 1.02;
-/// From the last seal to the model's file it takes at most so many times writing plainly what is written then:
-/// the last checkpoint with its copies, and the model.
+/// From the last seal to the model's file it takes at most so many times writing plainly what is
+/// written then: the last checkpoint with its copies, and the model.
 const ENDING_MAX: f64 = 1.5;
 
 /// What is measured, and how often.
 #[derive(Clone, Debug)]
 pub struct MeasureSetup {
     /// The cluster that is measured.
-    pub group: LocalClusterSetup,
+    pub cluster: LocalClusterSetup,
     /// The configuration of the run.
     pub config: TestedConfiguration,
     /// The rows that are measured.
     pub rows: Vec<MeasureRowKind>,
-    /// How often each fault strikes.
+    /// How often each fault is injected.
     pub times: u32,
     /// How often power goes.
     pub power_cycles: u32,
@@ -81,7 +82,7 @@ pub struct MeasureReport {
     pub speed: Option<ReportedBenchmark>,
     /// What moved between nodes, over all plans.
     pub moved: TotalTraffic,
-    /// What the check of the event files of the run that was struck found.
+    /// What the check of the event files of the run with faults found.
     pub findings: LogFindings,
     /// Steps of that run.
     pub steps: u64,
@@ -97,57 +98,59 @@ pub struct MeasureReport {
 /// If a cluster does not go on after a fault, or the output cannot be written.
 pub fn run(
     setup: &MeasureSetup,
-    watch: &mut RunMonitor<'_>,
+    monitor: &mut RunMonitor<'_>,
 ) -> Result<MeasureReport, LocalClusterError> {
     let mut measures =
         MeasureReport { machine: super::machine::report(), ..MeasureReport::default() };
     if setup.rows.contains(&MeasureRowKind::Undisturbed) {
         let expected = setup.training(setup.steps).alone(&setup.cache)?;
-        let row = fault_free::measure(setup, &expected, watch)?;
-        measures.add_row(row, watch)?;
+        let row = fault_free::measure(setup, &expected, monitor)?;
+        measures.add_row(row, monitor)?;
     }
     if setup.rows.contains(&MeasureRowKind::Speed) {
-        let sizes = (setup.steps, setup.group.workers, setup.rounds);
-        let found = setup.group.program.bench_cluster(&setup.config, sizes)?;
+        let sizes = (setup.steps, setup.cluster.workers, setup.rounds);
+        let found = setup.cluster.program.bench_cluster(&setup.config, sizes)?;
         let row = speed_row(&found);
         measures.speed = Some(found);
-        measures.add_row(row, watch)?;
+        measures.add_row(row, monitor)?;
     }
-    if setup.rows.iter().any(|row| row.strikes()) {
-        struck(setup, &mut measures, watch)?;
+    if setup.rows.iter().any(|row| row.injects_faults()) {
+        measure_faults(setup, &mut measures, monitor)?;
     }
     Ok(measures)
 }
 
-/// The rows of one run that is struck, and its end.
-fn struck(
+/// Measures the rows of one run into which faults are injected, and its end.
+fn measure_faults(
     setup: &MeasureSetup,
     measures: &mut MeasureReport,
-    watch: &mut RunMonitor<'_>,
+    monitor: &mut RunMonitor<'_>,
 ) -> Result<(), LocalClusterError> {
     let config = setup.safe_config();
     let trial = UndisturbedTraining { config: config.clone(), ..setup.training(TRIAL_STEPS) };
-    let step_ms = trial.undisturbed(&setup.cache, STANDSTILL, watch)?.step_ms;
+    let step_ms = trial.undisturbed(&setup.cache, STANDSTILL, monitor)?.step_ms;
     let MeasureSetup { rows, times, power_cycles, .. } = setup;
     let steps = steps_needed(rows, *times, *power_cycles, step_ms);
-    watch.print_line(&format!("{} a step; {steps} steps, in one process first", words(step_ms)))?;
+    monitor
+        .print_line(&format!("{} a step; {steps} steps, in one process first", words(step_ms)))?;
     let expected = UndisturbedTraining { steps, ..trial.clone() }.alone(&setup.cache)?;
-    let mut bench = measure_run::MeasureRun::start(setup, &config, (steps, step_ms), watch)?;
-    for kind in rows.iter().copied().filter(|row| row.strikes()) {
-        let row = bench.row(kind)?;
-        bench.print_row(&row)?;
+    let mut run = measure_run::MeasureRun::start(setup, &config, (steps, step_ms), monitor)?;
+    for kind in rows.iter().copied().filter(|row| row.injects_faults()) {
+        let row = run.row(kind)?;
+        run.print_row(&row)?;
         measures.rows.push(row);
     }
-    let (row, findings, moved) = bench.end(&expected)?;
-    (measures.findings, measures.moved, measures.steps) = (findings, moved, steps);
+    let (row, findings, traffic) = run.end(&expected)?;
+    (measures.findings, measures.moved, measures.steps) = (findings, traffic, steps);
     measures.digest_undisturbed = expected.digest;
-    measures.add_row(row, watch)
+    measures.add_row(row, monitor)
 }
 
 impl MeasureSetup {
     fn training(&self, steps: u64) -> UndisturbedTraining {
-        let (program, config) = (self.group.program.clone(), self.config.clone());
-        UndisturbedTraining { program, config, steps, workers: self.group.workers }
+        let program = self.cluster.program.clone();
+        let config = self.config.clone();
+        UndisturbedTraining { program, config, steps, workers: self.cluster.workers }
     }
 
     /// The configuration, with as many copies of each layer as the rows need so that nothing sealed
@@ -162,9 +165,9 @@ impl MeasureReport {
     fn add_row(
         &mut self,
         row: MeasureRow,
-        watch: &mut RunMonitor<'_>,
+        monitor: &mut RunMonitor<'_>,
     ) -> Result<(), LocalClusterError> {
-        watch.print_line(&row.to_string())?;
+        monitor.print_line(&row.to_string())?;
         self.rows.push(row);
         Ok(())
     }
@@ -193,7 +196,8 @@ fn speed_row(found: &ReportedBenchmark) -> MeasureRow {
         ),
         ratio("end of a run over a plain write", GoalBound::AtMost(ENDING_MAX), found.ending_ratio),
     ];
-    let (threads, processes) = (words(threads_ms), words(processes_ms));
+    let threads = words(threads_ms);
+    let processes = words(processes_ms);
     let note = format!("a step as threads {threads}, as processes {processes}");
     MeasureRow { what: "speed", next_seal: None, plans: 0, note, marks }
 }
@@ -231,7 +235,8 @@ mod tests {
     #[test]
     fn rows_stand_below_their_heading() {
         let times: SortedDurations = [40.0, 2500.0].into_iter().collect();
-        let (next_seal, marks) = (times.quantiles(), Vec::new());
+        let next_seal = times.quantiles();
+        let marks = Vec::new();
         let row =
             MeasureRow { what: "leader killed", next_seal, plans: 2, note: String::new(), marks };
         let none = MeasureRow { next_seal: None, plans: 0, note: "-".to_owned(), ..row.clone() };

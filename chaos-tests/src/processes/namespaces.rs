@@ -1,5 +1,5 @@
-//! A network for each process of a group, made of what the kernel has: where the machine allows it,
-//! a second opinion to the proxy, with real interfaces, routes and a cable that can be pulled.
+//! A network for each process of a cluster, made of what the kernel has: where the machine allows
+//! it, a second opinion to the proxy, with real interfaces, routes and a cable that can be pulled.
 //!
 //! ```text
 //!   a node's namespace            the hub's namespace
@@ -7,10 +7,10 @@
 //!   10.77.1.2 on eth0   --veth--  wire1, 10.77.0.1, route to 10.77.1.2
 //! ```
 //!
-//! The hub forwards between nodes and is where verbs are typed. A cut in both directions takes the
-//! hub's end of the wire down; a cut in one direction is a routing rule of the hub that drops what
-//! goes to a node, or what comes from it. Rules are in every kernel that has namespaces, which nft
-//! and netem are not.
+//! The hub forwards between nodes and is where subcommands run. A cut in both directions takes the
+//! hub's end of the veth pair down; a cut in one direction is a routing rule of the hub that drops
+//! what goes to a node, or what comes from it. Rules are in every kernel that has namespaces, which
+//! nft and netem are not.
 //!
 //! A namespace has no name in the system: it lives as long as this holds it, or a process is in it,
 //! and nothing stays behind whatever ends us.
@@ -77,8 +77,8 @@ impl NetworkNamespace {
         if output.status.success() {
             return Ok(());
         }
-        let said = String::from_utf8_lossy(&output.stderr);
-        Err(io::Error::other(format!("ip: {}", said.trim())))
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        Err(io::Error::other(format!("ip: {}", stderr.trim())))
     }
 }
 
@@ -95,15 +95,15 @@ pub enum CutDirection {
     Both,
     /// Nothing reaches the node.
     Deaf,
-    /// Nothing from it reaches anybody.
+    /// Nothing from it reaches another node.
     Mute,
 }
 
-/// The namespaces of a group.
+/// The network namespaces of a cluster.
 #[derive(Debug)]
 pub struct NetworkNamespaces {
     hub: NetworkNamespace,
-    /// By site.
+    /// Namespaces of the nodes, by site.
     nodes: Vec<NetworkNamespace>,
     cuts: Vec<(NetworkSite, CutDirection)>,
 }
@@ -129,13 +129,14 @@ impl NetworkNamespaces {
     /// If sites do not come in order.
     pub fn add(&mut self, site: NetworkSite) -> io::Result<SocketAddr> {
         assert_eq!(site.0 as usize, self.nodes.len(), "sites come in order");
-        let (node, address) = (NetworkNamespace::new()?, address(site));
-        let wire = wire(site);
+        let node = NetworkNamespace::new()?;
+        let address = address(site);
+        let link_name = link_name(site);
         self.hub.ip(&[
-            format!("link add {wire} type veth peer name eth0 netns {}", node.path()),
-            format!("addr add {HUB}/32 dev {wire}"),
-            format!("link set {wire} up"),
-            format!("route add {address}/32 dev {wire}"),
+            format!("link add {link_name} type veth peer name eth0 netns {}", node.path()),
+            format!("addr add {HUB}/32 dev {link_name}"),
+            format!("link set {link_name} up"),
+            format!("route add {address}/32 dev {link_name}"),
         ])?;
         node.ip(&[
             "link set lo up".to_owned(),
@@ -148,7 +149,7 @@ impl NetworkNamespaces {
         Ok(SocketAddr::from((address, PORT)))
     }
 
-    /// Where verbs are typed.
+    /// The namespace in which subcommands run.
     #[must_use]
     pub fn hub(&self) -> &NetworkNamespace {
         &self.hub
@@ -166,12 +167,12 @@ impl NetworkNamespaces {
     /// If the system does not do it.
     pub fn cut(&mut self, site: NetworkSite, cut: CutDirection) -> io::Result<()> {
         self.hub.ip(&[match cut {
-            CutDirection::Both => format!("link set {} down", wire(site)),
+            CutDirection::Both => format!("link set {} down", link_name(site)),
             CutDirection::Deaf => {
                 format!("rule add pref {} to {}/32 blackhole", DEAF_FIRST + site.0, address(site))
             }
             CutDirection::Mute => {
-                format!("rule add pref {} iif {} blackhole", MUTE_FIRST + site.0, wire(site))
+                format!("rule add pref {} iif {} blackhole", MUTE_FIRST + site.0, link_name(site))
             }
         }])?;
         self.cuts.push((site, cut));
@@ -187,8 +188,8 @@ impl NetworkNamespaces {
             self.hub.ip(&match cut {
                 // The system forgets the routes over an interface that is down.
                 CutDirection::Both => vec![
-                    format!("link set {} up", wire(site)),
-                    format!("route replace {}/32 dev {}", address(site), wire(site)),
+                    format!("link set {} up", link_name(site)),
+                    format!("route replace {}/32 dev {}", address(site), link_name(site)),
                 ],
                 CutDirection::Deaf => vec![format!("rule del pref {}", DEAF_FIRST + site.0)],
                 CutDirection::Mute => vec![format!("rule del pref {}", MUTE_FIRST + site.0)],
@@ -209,7 +210,7 @@ fn forward(hub: &NetworkNamespace) -> io::Result<()> {
     Err(io::Error::new(io::ErrorKind::PermissionDenied, "ip_forward cannot be set"))
 }
 
-fn wire(site: NetworkSite) -> String {
+fn link_name(site: NetworkSite) -> String {
     format!("wire{}", site.0)
 }
 
@@ -220,7 +221,7 @@ fn address(site: NetworkSite) -> Ipv4Addr {
     Ipv4Addr::new(10, 77, third, fourth)
 }
 
-/// Whether this machine allows it: a hub, a wire and both cuts are tried.
+/// Whether this machine allows it: a hub, a veth pair and both cuts are tried.
 #[must_use]
 pub fn is_possible() -> bool {
     let tried = || -> io::Result<()> {

@@ -1,9 +1,9 @@
 //! Ports for nodes.
 //!
 //! A node's port has to be free again when the node comes back after it was killed. So it is taken
-//! from below the range out of which the system gives ports to sockets that name none: nobody gets it
-//! by chance while the node is down. Other groups of this machine are kept away by where the search
-//! begins, and by trying.
+//! from below the range out of which the system gives ports to sockets that name none: no process
+//! gets it by chance while the node is down. Other clusters of this machine are kept away by where
+//! the search begins, and by trying.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
@@ -31,7 +31,7 @@ impl PortAllocator {
         Self { next, end }
     }
 
-    /// A port that nobody has.
+    /// A port that no process uses.
     ///
     /// # Errors
     /// If many were tried, and each is taken.

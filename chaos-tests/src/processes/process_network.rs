@@ -1,4 +1,4 @@
-//! How the processes of a group reach each other, and how they are kept from it.
+//! How the processes of a cluster reach each other, and how they are kept from it.
 
 use std::fmt;
 use std::io;
@@ -17,7 +17,7 @@ use super::proxy::{LinkSelector, NetworkSite, Proxy};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum NetworkKind {
-    /// The loopback, or a socket of the host.
+    /// The loopback interface, or a Unix socket of the same host.
     #[default]
     Loopback,
     /// A proxy in user space.
@@ -27,7 +27,7 @@ pub enum NetworkKind {
 }
 
 impl NetworkKind {
-    /// Whether this fault can strike over them.
+    /// Whether this fault can be injected over such a network.
     #[must_use]
     pub const fn can(self, kind: ProcessFaultKind) -> bool {
         match kind {
@@ -66,7 +66,7 @@ pub struct NodeAddresses {
     pub advertise: SocketAddr,
 }
 
-/// The wires of a group.
+/// The network between the processes of a cluster.
 #[derive(Debug)]
 pub enum ProcessNetwork {
     /// Nothing lies between nodes.
@@ -78,19 +78,22 @@ pub enum ProcessNetwork {
 }
 
 impl ProcessNetwork {
-    /// Wires without nodes. Ports and weather follow from the seeds.
+    /// A network without nodes. Its ports, and the draws of the proxy's links, follow from the
+    /// seeds.
     ///
     /// # Errors
     /// If the system does not allow it.
-    pub fn start(wires: NetworkKind, ports: u64, weather: u64) -> io::Result<Self> {
-        Ok(match wires {
-            NetworkKind::Loopback => Self::Loopback(PortAllocator::new(ports)),
-            NetworkKind::Proxy => Self::Proxy(PortAllocator::new(ports), Proxy::start(weather)?),
+    pub fn start(network: NetworkKind, ports_seed: u64, draws_seed: u64) -> io::Result<Self> {
+        Ok(match network {
+            NetworkKind::Loopback => Self::Loopback(PortAllocator::new(ports_seed)),
+            NetworkKind::Proxy => {
+                Self::Proxy(PortAllocator::new(ports_seed), Proxy::start(draws_seed)?)
+            }
             NetworkKind::Namespaces => Self::Namespaces(NetworkNamespaces::start()?),
         })
     }
 
-    /// What kind of wires they are.
+    /// The kind of this network.
     #[must_use]
     pub const fn kind(&self) -> NetworkKind {
         match self {
@@ -100,7 +103,7 @@ impl ProcessNetwork {
         }
     }
 
-    /// A door for the next site.
+    /// Addresses for the node of the next site.
     ///
     /// # Errors
     /// If there is no port left, or the system does not do it.
@@ -116,7 +119,7 @@ impl ProcessNetwork {
         }
     }
 
-    /// What this starts is at that site.
+    /// Makes the process that this command starts run at that site.
     pub fn place(&self, site: NetworkSite, command: &mut Command) {
         match self {
             Self::Loopback(_) | Self::Proxy(..) => {}
@@ -124,7 +127,7 @@ impl ProcessNetwork {
         }
     }
 
-    /// Where verbs are typed, if not where we are.
+    /// The namespace in which subcommands run, if it is not this process's own.
     #[must_use]
     pub fn hub(&self) -> Option<NetworkNamespace> {
         match self {
@@ -162,7 +165,7 @@ impl ProcessNetwork {
         Ok(())
     }
 
-    /// Clear weather everywhere, and no cuts.
+    /// Resets every link to clear conditions, and undoes all cuts.
     ///
     /// # Errors
     /// If the system does not do it.
@@ -182,9 +185,9 @@ mod tests {
     use crate::processes::faults::ProcessFaultKind;
 
     #[test]
-    fn a_fault_of_the_network_needs_wires_that_can_do_it() {
-        let can = |wires: NetworkKind| {
-            ProcessFaultKind::ALL.into_iter().filter(move |kind| wires.can(*kind))
+    fn a_fault_of_the_network_needs_a_network_that_can_do_it() {
+        let can = |network: NetworkKind| {
+            ProcessFaultKind::ALL.into_iter().filter(move |kind| network.can(*kind))
         };
         assert_eq!(can(NetworkKind::Proxy).count(), ProcessFaultKind::ALL.len());
         assert!(can(NetworkKind::Loopback).all(|kind| !kind.is_network()));

@@ -1,15 +1,15 @@
-//! A proxy for datagrams on this machine, with weather.
+//! A proxy for datagrams on this machine, with conditions for each link.
 //!
 //! A node binds its own port and advertises the proxy's. What is sent there comes out at the
 //! node, and what the node answers goes back the same way, so every path between two nodes leads
 //! through here: no rights and no kernel module are needed. Each direction of each pair is a
-//! [`ProxyLink`] with its own weather.
+//! [`ProxyLink`] with its own conditions.
 //!
 //! One thread does it ([`relay`]); requests of this handle go to it over a bounded queue. Queues
 //! are bounded everywhere: what does not fit is lost and counted, as with any router.
 //!
-//! It knows a sender by the address that its datagrams come from, which is a node's bound one. Who
-//! has no node's address, such as a command line, is [`NetworkSite::OUTSIDE`].
+//! It knows a sender by the address that its datagrams come from, which is a node's bound one. A
+//! sender that has no node's address, such as a command line, is [`NetworkSite::OUTSIDE`].
 //!
 //! [`ProxyLink`]: super::link_conditions::ProxyLink
 
@@ -63,19 +63,19 @@ pub enum LinkSelector {
     To(NetworkSite),
     /// All from a site.
     From(NetworkSite),
-    /// One directed link.
+    /// The link with these endpoints.
     One(LinkEndpoints),
 }
 
 impl LinkSelector {
     /// Whether this one is among them.
     #[must_use]
-    pub fn contains(self, way: LinkEndpoints) -> bool {
+    pub fn contains(self, endpoints: LinkEndpoints) -> bool {
         match self {
             Self::All => true,
-            Self::To(site) => way.to == site,
-            Self::From(site) => way.from == site,
-            Self::One(one) => one == way,
+            Self::To(site) => endpoints.to == site,
+            Self::From(site) => endpoints.from == site,
+            Self::One(one) => one == endpoints,
         }
     }
 }
@@ -85,7 +85,7 @@ impl LinkSelector {
 pub struct ProxyCounts {
     /// Counts of each link.
     pub links: Vec<(LinkEndpoints, LinkCounts)>,
-    /// Datagrams under way that were dropped because too many were.
+    /// Datagrams in flight that were dropped because there were too many.
     pub overflowed: u64,
     /// Datagrams the system did not take.
     pub refused: u64,
@@ -97,18 +97,18 @@ impl ProxyCounts {
     /// Datagrams that one node sent to another, whatever became of them.
     #[must_use]
     pub fn sent(&self) -> u64 {
-        let is_inner = |way: &LinkEndpoints| {
-            way.from != NetworkSite::OUTSIDE && way.to != NetworkSite::OUTSIDE
+        let is_inner = |endpoints: &LinkEndpoints| {
+            endpoints.from != NetworkSite::OUTSIDE && endpoints.to != NetworkSite::OUTSIDE
         };
-        let inner = self.links.iter().filter(|(way, _)| is_inner(way));
+        let inner = self.links.iter().filter(|(endpoints, _)| is_inner(endpoints));
         inner.map(|(_, counts)| counts.sent).sum()
     }
 }
 
 /// A request to the thread.
 enum ProxyRequest {
-    Add { site: NetworkSite, front: UdpSocket, target: SocketAddr },
-    Set { links: LinkSelector, weather: LinkConditions },
+    Add { site: NetworkSite, listener: UdpSocket, target: SocketAddr },
+    Set { links: LinkSelector, conditions: LinkConditions },
     Record { is_on: bool },
     Replay { links: LinkSelector, count: usize },
     Count { answer: SyncSender<ProxyCounts> },
@@ -126,20 +126,20 @@ pub struct Proxy {
 }
 
 impl Proxy {
-    /// A proxy with clear weather everywhere, whose chances follow from the seed.
+    /// A proxy whose links all have clear conditions, and whose draws follow from the seed.
     ///
     /// # Errors
     /// If the system has no thread or no socket left.
     pub fn start(seed: u64) -> io::Result<Self> {
-        let (bell, ear) = UnixDatagram::pair()?;
-        ear.set_nonblocking(true)?;
-        bell.set_nonblocking(true)?;
+        let (wake_sender, wake_receiver) = UnixDatagram::pair()?;
+        wake_receiver.set_nonblocking(true)?;
+        wake_sender.set_nonblocking(true)?;
         let (requests, inbox) = sync_channel(REQUESTS_WAITING_MAX);
         let (does, done) = sync_channel(REQUESTS_WAITING_MAX);
-        let relay = ProxyRelay::new(seed, inbox, does, ear);
+        let relay = ProxyRelay::new(seed, inbox, does, wake_receiver);
         let name = "proxy".to_owned();
         let thread = std::thread::Builder::new().name(name).spawn(move || relay.run())?;
-        Ok(Self { requests, done, wake_sender: bell, thread: Some(thread) })
+        Ok(Self { requests, done, wake_sender, thread: Some(thread) })
     }
 
     /// What reaches the address that is returned goes to `target`, which is where `site` has bound
@@ -148,16 +148,16 @@ impl Proxy {
     /// # Errors
     /// If there is no free port.
     pub fn add(&self, site: NetworkSite, target: SocketAddr) -> io::Result<SocketAddr> {
-        let front = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
-        front.set_nonblocking(true)?;
-        let address = front.local_addr()?;
-        self.request(ProxyRequest::Add { site, front, target });
+        let listener = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
+        listener.set_nonblocking(true)?;
+        let address = listener.local_addr()?;
+        self.request(ProxyRequest::Add { site, listener, target });
         Ok(address)
     }
 
-    /// Another weather for these links, for whatever is sent after this returns.
-    pub fn set(&self, links: LinkSelector, weather: LinkConditions) {
-        self.request(ProxyRequest::Set { links, weather });
+    /// Sets the conditions of these links, for whatever is sent after this returns.
+    pub fn set(&self, links: LinkSelector, conditions: LinkConditions) {
+        self.request(ProxyRequest::Set { links, conditions });
     }
 
     /// Whether the last datagrams of each link are kept to be sent again.
@@ -180,7 +180,7 @@ impl Proxy {
 
     fn request(&self, request: ProxyRequest) {
         self.requests.send(request).expect("the thread runs until it is stopped");
-        // A full bell has rung already.
+        // A full socket has woken the thread already.
         let _ = self.wake_sender.send(&[1]);
         self.done.recv().expect("the thread runs until it is stopped");
     }

@@ -1,8 +1,8 @@
 //! A run whose workers come and go as those of a recorded fleet did, made smaller and faster.
 //!
-//! The ideal that it is held against is what as many workers seal undisturbed on this machine, measured
-//! in the same command at each number that the fleet has: processes of one thread on few cores do not
-//! become faster than the cores, and neither does their ideal.
+//! The ideal that it is held against is what as many workers seal undisturbed on this machine,
+//! measured in the same command at each number that the fleet has: processes of one thread on few
+//! cores do not become faster than the cores, and neither does their ideal.
 
 mod trace;
 
@@ -37,7 +37,7 @@ const STEPS_SPARE: f64 = 1.25;
 #[derive(Clone, Debug)]
 pub struct ReplaySetup {
     /// The cluster; its workers are those that the fleet begins with.
-    pub group: LocalClusterSetup,
+    pub cluster: LocalClusterSetup,
     /// The configuration of the run.
     pub config: TestedConfiguration,
     /// How many workers come and go when.
@@ -79,8 +79,8 @@ pub struct ReplayReport {
 
 struct TraceReplay<'a, 'b> {
     setup: &'a ReplaySetup,
-    watch: &'a mut RunMonitor<'b>,
-    group: LocalCluster,
+    monitor: &'a mut RunMonitor<'b>,
+    cluster: LocalCluster,
     draws: Draws,
     /// Workers that got SIGTERM, with the moment at which they are killed.
     terminating: Vec<(Instant, MemberIndex)>,
@@ -96,27 +96,37 @@ struct TraceReplay<'a, 'b> {
 /// If the run does not come to its end, or the output cannot be written.
 pub fn run(
     setup: &ReplaySetup,
-    watch: &mut RunMonitor<'_>,
+    monitor: &mut RunMonitor<'_>,
 ) -> Result<ReplayReport, LocalClusterError> {
-    let rates = rates(setup, watch)?;
+    let rates = rates(setup, monitor)?;
     let ideal_steps = setup.fleet.ideal_steps(&rates);
     let steps = (ideal_steps * STEPS_SPARE).ceil() as u64 + 2 * STEPS_BEFORE;
-    watch.print_line(&format!("{ideal_steps:.1} steps are ideal; {steps} in one process first"))?;
-    let expected = setup.training(setup.group.workers, steps).alone(&setup.cache)?;
-    let group = LocalCluster::start(&setup.group, STANDSTILL)?;
-    group.run(&setup.config, steps)?;
-    let draws = Draws::new(setup.group.seed, DrawPurpose::Faults);
-    let (told, gone) = (Vec::new(), Vec::new());
-    let mut replay =
-        TraceReplay { setup, watch, group, draws, terminating: told, gone, killed: 0, started: 0 };
+    monitor
+        .print_line(&format!("{ideal_steps:.1} steps are ideal; {steps} in one process first"))?;
+    let expected = setup.training(setup.cluster.workers, steps).alone(&setup.cache)?;
+    let cluster = LocalCluster::start(&setup.cluster, STANDSTILL)?;
+    cluster.run(&setup.config, steps)?;
+    let draws = Draws::new(setup.cluster.seed, DrawPurpose::Faults);
+    let terminating = Vec::new();
+    let gone = Vec::new();
+    let mut replay = TraceReplay {
+        setup,
+        monitor,
+        cluster,
+        draws,
+        terminating: terminating,
+        gone,
+        killed: 0,
+        started: 0,
+    };
     let window_us = replay.live()?;
-    let TraceReplay { group, killed, started, .. } = replay;
-    let logs: Vec<_> = group.members().iter().map(log_of).collect();
+    let TraceReplay { cluster, killed, started, .. } = replay;
+    let logs: Vec<_> = cluster.members().iter().map(log_of).collect();
     let mut findings = check(&logs, steps, None);
     if findings.digests.is_empty() {
-        findings.digests.extend(group.final_digest());
+        findings.digests.extend(cluster.final_digest());
     }
-    let seals = group.observation().seals().values();
+    let seals = cluster.observation().seals().values();
     let sealed = seals.filter(|seal| (window_us.0..window_us.1).contains(&seal.at_us)).count();
     let goodput = sealed as f64 / ideal_steps;
     let is_equal =
@@ -146,14 +156,14 @@ pub fn run(
 /// Steps a second at each number of workers that the fleet has.
 fn rates(
     setup: &ReplaySetup,
-    watch: &mut RunMonitor<'_>,
+    monitor: &mut RunMonitor<'_>,
 ) -> Result<BTreeMap<u32, f64>, LocalClusterError> {
     let mut rates = BTreeMap::new();
     for workers in setup.fleet.sizes() {
         let training = setup.training(workers, setup.trial_steps);
         // Not from the cache: how fast a machine is changes with what else it does.
-        let step_ms = training.undisturbed(&setup.group.folder, STANDSTILL, watch)?.step_ms;
-        watch.print_line(&format!("{workers} workers undisturbed: {step_ms:.1} ms a step"))?;
+        let step_ms = training.undisturbed(&setup.cluster.folder, STANDSTILL, monitor)?.step_ms;
+        monitor.print_line(&format!("{workers} workers undisturbed: {step_ms:.1} ms a step"))?;
         rates.insert(workers, 1e3 / step_ms);
     }
     Ok(rates)
@@ -161,7 +171,8 @@ fn rates(
 
 impl ReplaySetup {
     fn training(&self, workers: u32, steps: u64) -> UndisturbedTraining {
-        let (program, config) = (self.group.program.clone(), self.config.clone());
+        let program = self.cluster.program.clone();
+        let config = self.config.clone();
         UndisturbedTraining { program, config, steps, workers }
     }
 }
@@ -170,12 +181,13 @@ impl TraceReplay<'_, '_> {
     /// Lives through the window, and to the end of the run. Yields when the window was, in
     /// microseconds since 1970.
     fn live(&mut self) -> Result<(u64, u64), LocalClusterError> {
-        let mut progress = StallDetector::new(&self.group);
-        // Where the window begins with nobody, nothing goes on before it.
-        while self.setup.fleet.begin > 0 && self.group.observation().step() < STEPS_BEFORE {
+        let mut progress = StallDetector::new(&self.cluster);
+        // Where the window begins with no worker, nothing goes on before it.
+        while self.setup.fleet.begin > 0 && self.cluster.observation().step() < STEPS_BEFORE {
             self.turn(&mut progress)?;
         }
-        let (began, from_us) = (Instant::now(), wall_us());
+        let began = Instant::now();
+        let from_us = wall_us();
         let moves = self.setup.fleet.moves.clone();
         for found in moves {
             while began.elapsed().as_secs_f64() < found.after_s {
@@ -188,70 +200,71 @@ impl TraceReplay<'_, '_> {
         }
         let to_us = wall_us();
         // Behind the window, a worker has to bring the run to its end.
-        if self.group.running(ProcessRole::Worker).is_empty() {
-            self.group.add(ProcessRole::Worker)?;
+        if self.cluster.running(ProcessRole::Worker).is_empty() {
+            self.cluster.add(ProcessRole::Worker)?;
         }
         while !self.terminating.is_empty() {
             self.turn(&mut progress)?;
         }
-        self.watch.until_done(&mut self.group, STANDSTILL)?;
+        self.monitor.until_done(&mut self.cluster, STANDSTILL)?;
         Ok((from_us, to_us))
     }
 
     fn turn(&mut self, progress: &mut StallDetector) -> Result<(), LocalClusterError> {
-        self.watch.check()?;
-        self.group.poll()?;
+        self.monitor.check()?;
+        self.cluster.poll()?;
         let now = Instant::now();
-        let (due, told) = self.terminating.drain(..).partition::<Vec<_>, _>(|(at, _)| *at <= now);
-        self.terminating = told;
+        let (due, terminating) =
+            self.terminating.drain(..).partition::<Vec<_>, _>(|(at, _)| *at <= now);
+        self.terminating = terminating;
         for (_, member) in due {
-            if self.group.members()[member].status() == ProcessStatus::Leaving {
-                self.group.signal(member, ProcessSignal::Kill)?;
+            if self.cluster.members()[member].status() == ProcessStatus::Leaving {
+                self.cluster.signal(member, ProcessSignal::Kill)?;
             }
         }
-        let members = self.group.members();
+        let members = self.cluster.members();
         let is_gone = |member: &MemberIndex| members[*member].status() == ProcessStatus::Gone;
         let (clear, later) = self.gone.drain(..).partition::<Vec<_>, _>(is_gone);
         self.gone = later;
-        clear.into_iter().try_for_each(|member| self.group.clear(member))?;
-        // Nobody seals where nobody is.
-        if self.group.running(ProcessRole::Worker).is_empty() {
+        clear.into_iter().try_for_each(|member| self.cluster.clear(member))?;
+        // No step is sealed where no worker is.
+        if self.cluster.running(ProcessRole::Worker).is_empty() {
             progress.excuse();
         }
-        progress.check(&self.group, STANDSTILL)?;
+        progress.check(&self.cluster, STANDSTILL)?;
         std::thread::sleep(LOOK_EVERY);
         Ok(())
     }
 
     fn apply_move(&mut self, found: FleetMove) -> Result<(), LocalClusterError> {
         for _ in 0..found.kills {
-            let workers = self.group.running(ProcessRole::Worker);
+            let workers = self.cluster.running(ProcessRole::Worker);
             if workers.is_empty() {
                 break;
             }
             let victim = *self.draws.pick(&workers);
-            self.group.retire(victim);
+            self.cluster.retire(victim);
             self.gone.push(victim);
             let signal = if self.setup.notice.is_some() {
                 ProcessSignal::Terminate
             } else {
                 ProcessSignal::Kill
             };
-            self.group.signal(victim, signal)?;
+            self.cluster.signal(victim, signal)?;
             let dies = self.setup.notice.map(|notice| (Instant::now() + notice, victim));
             self.terminating.extend(dies);
             self.killed += 1;
         }
         for _ in 0..found.starts {
-            self.group.add(ProcessRole::Worker)?;
+            self.cluster.add(ProcessRole::Worker)?;
             self.started += 1;
         }
         let FleetMove { after_s, kills, starts } = found;
-        let (step, workers) =
-            (self.group.observation().step(), self.group.running(ProcessRole::Worker).len());
+        let step = self.cluster.observation().step();
+        let workers = self.cluster.running(ProcessRole::Worker).len();
         let line =
             format!("{after_s:>8.1} s  step {step}: {kills} die, {starts} come; {workers} workers");
-        self.watch.print_line(&line)
+        self.monitor.print_line(&line)
     }
 }
 

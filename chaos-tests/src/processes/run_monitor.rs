@@ -1,4 +1,4 @@
-//! Where the progress of a group is printed, and whether the caller still wants it.
+//! Where the progress of a cluster is printed, and whether the caller has interrupted it.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -14,8 +14,8 @@ use super::local_cluster::{LOOK_EVERY, LocalCluster, LocalClusterError};
 /// Nothing in it follows from the model.
 pub const STANDSTILL: Duration = Duration::from_secs(60);
 /// In a standstill, the cluster's status is requested after each of so many parts of it: seldom
-/// enough to disturb nobody, often enough to notice a worker that works.
-const ASKS: u32 = 6;
+/// enough to disturb no node, often enough to notice a worker that works.
+const POLLS: u32 = 6;
 
 /// Where lines go, and the flag that ends the watch.
 pub struct RunMonitor<'a> {
@@ -24,7 +24,7 @@ pub struct RunMonitor<'a> {
 }
 
 impl<'a> RunMonitor<'a> {
-    /// Tells `out`; `stop` becomes true when it is to end.
+    /// Prints to `out`; `stop` becomes true when the command is to end.
     pub fn new(out: &'a mut dyn Write, stop: &'a AtomicBool) -> Self {
         Self { out, stop }
     }
@@ -32,10 +32,10 @@ impl<'a> RunMonitor<'a> {
     /// Prints a line.
     ///
     /// # Errors
-    /// If nobody takes it.
+    /// If it cannot be written.
     pub fn print_line(&mut self, line: &str) -> Result<(), LocalClusterError> {
-        let told = writeln!(self.out, "{line}").and_then(|()| self.out.flush());
-        told.map_err(LocalClusterError::Output)
+        let written = writeln!(self.out, "{line}").and_then(|()| self.out.flush());
+        written.map_err(LocalClusterError::Output)
     }
 
     /// Whether it is to end.
@@ -47,30 +47,30 @@ impl<'a> RunMonitor<'a> {
         if is_over { Err(LocalClusterError::Interrupted) } else { Ok(()) }
     }
 
-    /// Looks at a group until its run is done and the digest of its state is known.
+    /// Polls a cluster until its run is done and the digest of its state is known.
     ///
     /// # Errors
     /// If it makes no progress for `limit`, or cannot go on.
     pub fn until_done(
         &self,
-        group: &mut LocalCluster,
+        cluster: &mut LocalCluster,
         limit: Duration,
     ) -> Result<(), LocalClusterError> {
-        let mut progress = StallDetector::new(group);
-        while group.observation().done().is_none() {
+        let mut progress = StallDetector::new(cluster);
+        while cluster.observation().done().is_none() {
             self.check()?;
-            group.poll()?;
-            progress.check(group, limit)?;
+            cluster.poll()?;
+            progress.check(cluster, limit)?;
             std::thread::sleep(LOOK_EVERY);
         }
-        let is_told = |group: &LocalCluster| {
-            let is_done = group.observation().done().is_some_and(|(_, digest)| digest.is_some());
-            is_done || group.final_digest().is_some()
+        let is_digest_known = |cluster: &LocalCluster| {
+            let is_done = cluster.observation().done().is_some_and(|(_, digest)| digest.is_some());
+            is_done || cluster.final_digest().is_some()
         };
-        while !is_told(group) {
+        while !is_digest_known(cluster) {
             self.check()?;
-            group.poll_for(Duration::from_millis(200))?;
-            progress.check(group, limit)?;
+            cluster.poll_for(Duration::from_millis(200))?;
+            progress.check(cluster, limit)?;
         }
         Ok(())
     }
@@ -89,9 +89,14 @@ pub struct StallDetector {
 impl StallDetector {
     /// Progress that counts from now on.
     #[must_use]
-    pub fn new(group: &LocalCluster) -> Self {
+    pub fn new(cluster: &LocalCluster) -> Self {
         let now = Instant::now();
-        Self { step: group.observation().step(), since: now, work: BTreeMap::new(), polled_at: now }
+        Self {
+            step: cluster.observation().step(),
+            since: now,
+            work: BTreeMap::new(),
+            polled_at: now,
+        }
     }
 
     /// Nothing can be sealed at present, so it does not count.
@@ -105,30 +110,30 @@ impl StallDetector {
     /// If the last time is longer ago than `limit`, or the run is held.
     pub fn check(
         &mut self,
-        group: &LocalCluster,
+        cluster: &LocalCluster,
         limit: Duration,
     ) -> Result<(), LocalClusterError> {
-        let step = group.observation().step();
+        let step = cluster.observation().step();
         if step > self.step {
             (self.step, self.since) = (step, Instant::now());
         }
-        if let Some(reason) = group.observation().halted() {
+        if let Some(reason) = cluster.observation().halted() {
             return Err(LocalClusterError::Halted { reason: reason.to_owned() });
         }
-        if self.since.elapsed() > limit / ASKS && self.polled_at.elapsed() > limit / ASKS {
-            self.poll_status(group);
+        if self.since.elapsed() > limit / POLLS && self.polled_at.elapsed() > limit / POLLS {
+            self.poll_status(cluster);
         }
         if self.since.elapsed() > limit {
             let what = "a sealed step".to_owned();
-            return Err(LocalClusterError::Late { what, limit, seen: group.seen() });
+            return Err(LocalClusterError::Late { what, limit, seen: cluster.seen() });
         }
         Ok(())
     }
 
-    /// A worker that has done something since the last request makes progress. A cluster that does not
-    /// answer makes none that could be seen.
-    fn poll_status(&mut self, group: &LocalCluster) {
-        if let Ok(status) = group.status()
+    /// A worker that has done something since the last request makes progress. A cluster that does
+    /// not answer makes none that could be seen.
+    fn poll_status(&mut self, cluster: &LocalCluster) {
+        if let Ok(status) = cluster.status()
             && has_grown(&mut self.work, work_of(&status))
         {
             self.since = Instant::now();
@@ -144,7 +149,8 @@ fn work_of(status: &ReportedStatus) -> BTreeMap<u64, u64> {
 }
 
 /// Whether a worker has done something that had not been reported before. The first answer is what
-/// others are compared with, and no progress by itself; a worker that begins anew counts from nothing.
+/// others are compared with, and no progress by itself; a worker that begins anew counts from
+/// nothing.
 fn has_grown(known: &mut BTreeMap<u64, u64>, now: BTreeMap<u64, u64>) -> bool {
     let is_first = known.is_empty();
     let grown = now.iter().any(|(node, done)| known.get(node) != Some(done));

@@ -21,8 +21,8 @@ pub fn mount(folder: &Path, mib: u32) -> io::Result<()> {
     if output.status.success() {
         return Ok(());
     }
-    let said = String::from_utf8_lossy(&output.stderr);
-    Err(io::Error::new(io::ErrorKind::PermissionDenied, said.trim().to_owned()))
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    Err(io::Error::new(io::ErrorKind::PermissionDenied, stderr.trim().to_owned()))
 }
 
 /// Whether this machine allows it. A thread tries, and what it mounts goes with it.

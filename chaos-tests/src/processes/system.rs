@@ -49,7 +49,8 @@ pub fn send(pid: u32, signal: ProcessSignal) -> io::Result<()> {
 /// The command's process has a group of its own, dies when the thread that starts it dies, and gets
 /// an error, not a signal, where a file would grow past its limit.
 ///
-/// A group of its own, because Ctrl-C in a terminal is meant for the program that started the cluster.
+/// A group of its own, because Ctrl-C in a terminal is meant for the program that started the
+/// cluster.
 pub fn tie(command: &mut Command) {
     let parent = std::process::id();
     command.process_group(0);
@@ -161,7 +162,7 @@ pub fn wait_readable(
     Ok(())
 }
 
-/// Asks for a longer queue of datagrams. The system may give less.
+/// Requests a longer queue of datagrams. The system may give less.
 pub fn widen(socket: RawFd, bytes: u32) {
     let value = libc::c_int::try_from(bytes).unwrap_or(libc::c_int::MAX);
     let length = size_of::<libc::c_int>() as libc::socklen_t;
@@ -223,9 +224,9 @@ mod tests {
         let mut child = command.spawn().expect("sh starts");
         limit_files(child.id(), Some(4096)).expect("a limit");
         child.stdin.take().expect("piped").write_all(b"go\n").expect("it reads");
-        let mut said = String::new();
-        child.stdout.take().expect("piped").read_to_string(&mut said).expect("it tells");
-        assert_eq!(said, "done 1\n");
+        let mut output = String::new();
+        child.stdout.take().expect("piped").read_to_string(&mut output).expect("it tells");
+        assert_eq!(output, "done 1\n");
         assert_eq!(std::fs::metadata(&path).expect("there").len(), 4096);
         assert!(child.wait().expect("it ended").success());
     }
@@ -240,8 +241,8 @@ mod tests {
         limit_files(child.id(), Some(4096)).expect("a limit");
         limit_files(child.id(), None).expect("none");
         drop(child.stdin.take());
-        let said = child.wait_with_output().expect("it ended").stdout;
-        assert_eq!(String::from_utf8_lossy(&said), "unlimited\n");
+        let output = child.wait_with_output().expect("it ended").stdout;
+        assert_eq!(String::from_utf8_lossy(&output), "unlimited\n");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! A folder for a group. It is removed when it is not needed any more, unless it is kept to be
+//! A folder for a cluster. It is removed when it is not needed any more, unless it is kept to be
 //! looked into.
 
 use std::fs;

@@ -24,9 +24,9 @@ pub struct UndisturbedTraining {
     pub program: TestedBinary,
     /// The configuration of the training.
     pub config: TestedConfiguration,
-    /// Number of steps.
+    /// Number of steps that are trained.
     pub steps: u64,
-    /// Number of workers.
+    /// Number of workers of the cluster.
     pub workers: u32,
 }
 
@@ -54,7 +54,7 @@ impl UndisturbedTraining {
         &self,
         cache: &Path,
         limit: Duration,
-        watch: &mut RunMonitor<'_>,
+        monitor: &mut RunMonitor<'_>,
     ) -> Result<UndisturbedRun, LocalClusterError> {
         let reading = |source| LocalClusterError::System {
             doing: "cannot read the configuration or the binary".to_owned(),
@@ -64,13 +64,14 @@ impl UndisturbedTraining {
         if let Some(known) = load(&path) {
             return Ok(known);
         }
-        let undisturbed = self.train(limit, watch)?;
+        let undisturbed = self.train(limit, monitor)?;
         // Without a cache the next campaign trains again.
         let _ = save(&path, &undisturbed);
         Ok(undisturbed)
     }
 
-    /// What the same training agrees on in one process without a cluster; from `cache` if it is there.
+    /// What the same training agrees on in one process without a cluster; from `cache` if it is
+    /// there.
     ///
     /// # Errors
     /// If it does not come to its end.
@@ -86,8 +87,8 @@ impl UndisturbedTraining {
         let folder = TemporaryFolder::temporary("alone").map_err(|source| {
             LocalClusterError::System { doing: "cannot make a folder".to_owned(), source }
         })?;
-        let told = self.program.train(&self.config, self.steps, folder.path())?;
-        let found = parse_output(&told);
+        let output = self.program.train(&self.config, self.steps, folder.path())?;
+        let found = parse_output(&output);
         // Without a cache the next measurement trains again.
         let _ = save(&path, &found);
         Ok(found)
@@ -96,7 +97,7 @@ impl UndisturbedTraining {
     fn train(
         &self,
         limit: Duration,
-        watch: &mut RunMonitor<'_>,
+        monitor: &mut RunMonitor<'_>,
     ) -> Result<UndisturbedRun, LocalClusterError> {
         let folder = TemporaryFolder::temporary("undisturbed").map_err(|source| {
             LocalClusterError::System { doing: "cannot make a folder".to_owned(), source }
@@ -107,31 +108,31 @@ impl UndisturbedTraining {
             controllers: 1,
             workers: self.workers,
             seed: 0,
-            wires: NetworkKind::Loopback,
+            network: NetworkKind::Loopback,
             small_disk_mib: None,
         };
-        let mut group = LocalCluster::start(&setup, limit)?;
-        group.run(&self.config, self.steps)?;
-        watch.until_done(&mut group, limit)?;
-        let logs: Vec<_> = group.members().iter().map(log_of).collect();
+        let mut cluster = LocalCluster::start(&setup, limit)?;
+        cluster.run(&self.config, self.steps)?;
+        monitor.until_done(&mut cluster, limit)?;
+        let logs: Vec<_> = cluster.members().iter().map(log_of).collect();
         let findings = check(&logs, self.steps, None);
         let violations = findings.violations.iter().map(ToString::to_string);
         let violations: Vec<_> = violations.collect();
         if !violations.is_empty() {
             return Err(LocalClusterError::Undisturbed { what: violations.join("; ") });
         }
-        let seals = group.observation().seals().iter();
+        let seals = cluster.observation().seals().iter();
         let steps = seals.map(|(step, seal)| (*step, seal.facts.clone())).collect();
-        let digest = findings.digests.first().cloned().or_else(|| group.final_digest());
-        Ok(UndisturbedRun { steps, digest, step_ms: step_ms(group.observation()) })
+        let digest = findings.digests.first().cloned().or_else(|| cluster.final_digest());
+        Ok(UndisturbedRun { steps, digest, step_ms: step_ms(cluster.observation()) })
     }
 }
 
 /// What a training printed, read from its lines.
-fn parse_output(told: &str) -> UndisturbedRun {
+fn parse_output(output: &str) -> UndisturbedRun {
     let mut found = UndisturbedRun::default();
     let mut times = SortedDurations::default();
-    for line in told.lines() {
+    for line in output.lines() {
         let kind = NodeEvent::parse(line).kind;
         if let NodeEventKind::Seal(seal) = kind {
             found.steps.insert(seal.step, seal.facts);
@@ -148,14 +149,15 @@ fn parse_output(told: &str) -> UndisturbedRun {
 /// The event log of a member.
 #[must_use]
 pub fn log_of(member: &super::local_cluster::ClusterMember) -> NodeLog<'_> {
-    let (name, events) = (member.spec().name.as_str(), member.events());
+    let name = member.spec().name.as_str();
+    let events = member.events();
     NodeLog { name, events, disturbances: member.disturbances() }
 }
 
 /// Half of the steps took at most this.
-fn step_ms(picture: &ClusterObservation) -> f64 {
-    let moments: Vec<u64> = picture.seals().values().map(|seal| seal.at_us).collect();
-    let gaps = moments.windows(2).map(|pair| pair[1].saturating_sub(pair[0]) as f64 / 1e3);
+fn step_ms(observation: &ClusterObservation) -> f64 {
+    let seal_times_us: Vec<u64> = observation.seals().values().map(|seal| seal.at_us).collect();
+    let gaps = seal_times_us.windows(2).map(|pair| pair[1].saturating_sub(pair[0]) as f64 / 1e3);
     gaps.collect::<SortedDurations>().quantiles().map_or(0.0, |quantiles| quantiles.p50_ms)
 }
 
@@ -197,10 +199,10 @@ mod tests {
 
     #[test]
     fn what_a_training_printed_is_what_it_agreed_on() {
-        let told = "{\"event\":\"step\",\"step\":1,\"verdict\":\"keep\",\"loss\":2.5,\"ms\":7.0}\n\
+        let output = "{\"event\":\"step\",\"step\":1,\"verdict\":\"keep\",\"loss\":2.5,\"ms\":7.0}\n\
                     {\"event\":\"eval\",\"step\":1,\"held_out_loss\":2.0}\n\
                     {\"event\":\"done\",\"steps\":1,\"digest\":\"ab\"}\n";
-        let found = parse_output(told);
+        let found = parse_output(output);
         assert_eq!((found.digest.as_deref(), found.step_ms), (Some("ab"), 7.0));
         assert_eq!(found.steps[&1].loss(), Some(2.5));
     }

@@ -86,7 +86,7 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
         }
     }
 
-    /// A flipped bit that is taken over because nobody is left who has it right is beyond what is
+    /// A flipped bit that is copied because no node is left that has it right is beyond what is
     /// promised: two things went wrong within one step.
     fn check_witnesses(&mut self, plan: &PlanRecord) {
         let is_taken_over = self.workers.iter().any(|(node, machine)| {
@@ -103,7 +103,7 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
         }
     }
 
-    /// Whether who keeps the copy of a node's layer is down, or something happened to it since a bit
+    /// Whether the copy holder of a node's layer is down, or something happened to it since a bit
     /// of the layer flipped.
     fn has_no_witness(&self, node: NodeId, layer: LayerId) -> bool {
         self.checker.witnesses(node, layer).all(|witness| {
@@ -222,7 +222,8 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
     }
 
     fn mark_verdict(&mut self, node: NodeId, seal: &Seal) {
-        let (verdict, before) = (seal.verdict, self.checker.verdict_before());
+        let verdict = seal.verdict;
+        let before = self.checker.verdict_before();
         match verdict {
             Verdict::Keep => {}
             Verdict::Clip { .. } => {
@@ -271,7 +272,7 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
     fn mark_loss(&mut self, at: NodeId, holder: Holder, reason: LossReason) {
         // Nothing is requested any more from a holder that the log takes for lost, rightly or not.
         self.checker.disturbed(holder.node, self.now);
-        let follows = self.pre_copy.iter().flat_map(|rehearsal| &rehearsal.layers);
+        let follows = self.pre_copy.iter().flat_map(|pre_copy| &pre_copy.layers);
         let (follows, owns) = follows.fold((false, false), |(follows, owns), f| {
             (follows || f.follower == holder, owns || f.owner == holder)
         });
@@ -313,12 +314,12 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
 
     /// Whether everybody holds what the plan needs of it when the plan begins.
     fn mark_ahead(&mut self, plan: &PlanRecord) {
-        let Some(rehearsal) = self.pre_copy.take() else { return };
+        let Some(pre_copy) = self.pre_copy.take() else { return };
         let is_named = |f: &FollowedLayer| match &plan.sources[f.layer.index()] {
             LayerSource::Nodes(nodes) => nodes.contains(&f.follower.node),
             LayerSource::Checkpoint { .. } | LayerSource::Initial => false,
         };
-        if rehearsal.generation.next() == plan.generation && rehearsal.layers.iter().all(is_named) {
+        if pre_copy.generation.next() == plan.generation && pre_copy.layers.iter().all(is_named) {
             self.mark(Marker::CopiedAhead);
         }
     }
@@ -337,7 +338,8 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
             | PlanReason::Drifted { .. } => {}
         }
         let Some(before) = self.checker.plan_before(plan) else { return };
-        let (old, new) = (before.stages.len(), plan.stages.len());
+        let old = before.stages.len();
+        let new = plan.stages.len();
         if new < old {
             self.mark(Marker::FewerStages);
         }

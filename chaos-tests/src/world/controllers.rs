@@ -4,8 +4,7 @@ use std::collections::{BTreeSet, VecDeque};
 
 use zbelastic_consensus::contact::Contact;
 use zbelastic_consensus::core::{
-    Core, CoreSetup, CoreStart, Event as CoreEvent, FatalCause, Input, OperatorCommand, Output,
-    StartError,
+    Core, CoreSetup, CoreStart, Event, FatalCause, Input, OperatorCommand, Output, StartError,
 };
 use zbelastic_consensus::duty::DutyTiming;
 use zbelastic_consensus::job::JobChange;
@@ -58,16 +57,16 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
         }
     }
 
-    /// As one of the first voters. If the machine dies before anything of it is durable, the operator
-    /// gives the same command again.
+    /// As one of the first voters. If the machine dies before anything of it is durable, the
+    /// operator gives the same command again.
     fn start_anew(&mut self, node: NodeId, voters: Vec<NodeId>, state: State) {
         let machine = self.controllers.get_mut(&node).expect("a controller");
         machine.first = Some(Box::new((voters.clone(), state.clone())));
         self.start_core(node, CoreStart::Create { voters, state: Box::new(state) });
     }
 
-    /// Ticks to an election, other ones than any controller in use has: two with the same would stand
-    /// against each other for ever.
+    /// Ticks to an election, other ones than any controller in use has: two with the same would
+    /// stand against each other for ever.
     fn election_ticks(&self) -> u32 {
         let in_use = self.controllers.values().filter(|machine| !machine.is_condemned);
         let taken: Vec<u32> = in_use.map(|machine| machine.election_ticks).collect();
@@ -136,7 +135,8 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
                 return;
             }
         }
-        let (life, tick_us) = (machine.life, machine.tick_us);
+        let life = machine.life;
+        let tick_us = machine.tick_us;
         (machine.sync_begins_at, machine.synced_at) = (self.now, self.now);
         machine.started_at = self.now;
         machine.unsynced.clear();
@@ -161,7 +161,8 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
                 machine.disk.renumber();
                 self.note(|| format!("n{node} starts again"));
                 let others = self.controllers.keys().copied().filter(|other| *other != node);
-                let (log, controllers) = (Box::new(recovered), others.collect());
+                let log = Box::new(recovered);
+                let controllers = others.collect();
                 let boot = self.new_boot();
                 self.start_core(node, CoreStart::Recover { log, controllers, boot });
             }
@@ -225,8 +226,8 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
         self.controller_input(to, Input::Message { from, message });
     }
 
-    /// Whether a controller gets the log and has no vote yet. This is only computed if a process is to die
-    /// there, for there are very many messages.
+    /// Whether a controller gets the log and has no vote yet. This is only computed if a process is
+    /// to die there, for there are very many messages.
     fn is_learner(&self, node: NodeId) -> bool {
         let is_armed = |armed: &ArmedCrashPoint| armed.point == CrashPoint::LearnerCatchingUp;
         self.storm.armed.iter().any(is_armed)
@@ -252,8 +253,8 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
         Some(if is_last { CrashPoint::BeforePropose } else { CrashPoint::StatsPartial })
     }
 
-    /// The operator of the cluster sends a controller an input; it arrives when the controller does not stand
-    /// still.
+    /// The operator of the cluster sends a controller an input; it arrives when the controller does
+    /// not stand still.
     pub(super) fn command(&mut self, node: NodeId, input: Input) {
         let life = self.controllers[&node].life;
         match self.paused_until(node) {
@@ -273,10 +274,10 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
     pub(super) fn controller_input(&mut self, node: NodeId, input: Input) {
         let Some(machine) = self.controllers.get_mut(&node) else { return };
         let Some(core) = &mut machine.core else { return };
-        let teller = sender_of(&input).filter(|_| core.duties().is_some());
-        let is_stranger = teller.is_some_and(|holder| !core.state().is_live(holder));
+        let sender = sender_of(&input).filter(|_| core.duties().is_some());
+        let is_stranger = sender.is_some_and(|holder| !core.state().is_live(holder));
         match core.handle(input) {
-            Ok(()) if is_stranger => self.checker.note_counted(teller),
+            Ok(()) if is_stranger => self.checker.note_counted(sender),
             Ok(()) | Err(_) => {}
         }
         self.drive_controller(node);
@@ -315,9 +316,9 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
         }
     }
 
-    /// Carries out the outputs of a controller. A core queues what it sends to others before its events
-    /// about itself, so the latter are looked at first: a process that dies right behind an entry has
-    /// sent nothing of it.
+    /// Carries out the outputs of a controller. A core queues what it sends to others before its
+    /// events about itself, so the latter are looked at first: a process that dies right behind an
+    /// entry has sent nothing of it.
     pub(super) fn drive_controller(&mut self, node: NodeId) {
         let machine = self.controllers.get_mut(&node).expect("a controller");
         let life = machine.life;
@@ -336,13 +337,13 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
     fn perform_output(&mut self, node: NodeId, output: Output) {
         match output {
             Output::Send { to, message } => {
-                let told = if let Message::Briefing(briefing) = &message.message {
+                let briefed_turn = if let Message::Briefing(briefing) = &message.message {
                     briefing.seal.map(|seal| seal.turn)
                 } else {
                     None
                 };
                 self.send(node, to, NetworkLane::Control, SimulatedPacket::Control(message));
-                if told.is_some_and(|turn| self.dies_in_broadcast(node, turn)) {
+                if briefed_turn.is_some_and(|turn| self.dies_in_broadcast(node, turn)) {
                     self.crash_here(node);
                 }
             }
@@ -355,7 +356,8 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
                 machine.disk.trim(before.0);
             }
             Output::Solve(request) => {
-                let (number, life) = (request.number, self.controllers[&node].life);
+                let number = request.number;
+                let life = self.controllers[&node].life;
                 let solution = Box::new(self.solver.solve(&request));
                 let at = self.now.after(self.draws_work.between(1_000, 40_000));
                 self.queue.push(at, WorldEvent::Solved { node, life, number, solution });
@@ -376,7 +378,8 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
         }
     }
 
-    /// Whether a leader that has just sent a seal to one worker dies now, with others that do not have it.
+    /// Whether a leader that has just sent a seal to one worker dies now, with others that do not
+    /// have it.
     fn dies_in_broadcast(&mut self, node: NodeId, turn: Turn) -> bool {
         let machine = self.controllers.get_mut(&node).expect("a controller");
         let Some(core) = &machine.core else { return false };
@@ -418,9 +421,9 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
         }
     }
 
-    fn controller_event(&mut self, node: NodeId, event: CoreEvent) {
+    fn controller_event(&mut self, node: NodeId, event: Event) {
         match event {
-            CoreEvent::Applied { index, change } => {
+            Event::Applied { index, change } => {
                 self.applied(node, index, &change);
                 if let StateChange::Sealed { seal, .. } = &*change {
                     self.log.mix(seal.square_sum_bits);
@@ -428,7 +431,7 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
                 }
                 self.die_when_applied(node, &change);
             }
-            CoreEvent::Refused { index, entry, refusal } => {
+            Event::Refused { index, entry, refusal } => {
                 self.note(|| format!("n{node} #{index} {entry} changes nothing: {refusal}"));
                 let core = self.controllers[&node].core.as_ref().expect("it applied something");
                 if core.state().cluster() == self.cluster {
@@ -438,8 +441,8 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
                     self.mark(Marker::LateEntryIgnored);
                 }
             }
-            CoreEvent::NoPlan(none) => self.note(|| format!("n{node} has no plan: {none}")),
-            CoreEvent::Installed { index } => {
+            Event::NoPlan(none) => self.note(|| format!("n{node} has no plan: {none}")),
+            Event::Installed { index } => {
                 self.note(|| format!("n{node} has a snapshot up to #{index}"));
                 self.mark(Marker::SnapshotInstalled);
                 if !self.is_calm {
@@ -449,7 +452,7 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
                     self.crash_here(node);
                 }
             }
-            CoreEvent::Leader { leader, term } => {
+            Event::Leader { leader, term } => {
                 if leader == Some(node) {
                     self.note(|| format!("n{node} leads in term {term}"));
                     self.checker.leads(node, term);

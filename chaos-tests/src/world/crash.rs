@@ -177,7 +177,7 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
         true
     }
 
-    /// The voters, if everybody who may vote agrees on them.
+    /// The voters, if all voters agree on them.
     fn settled_voters(&self) -> Option<Vec<NodeId>> {
         let members = self.newest_core()?.status().members;
         let cores = self.controllers.values().filter_map(|machine| machine.core.as_ref());

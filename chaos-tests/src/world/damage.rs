@@ -14,7 +14,8 @@ use crate::queue::VirtualTime;
 const FOUND_OUT_US: u64 = 4_000_000;
 /// Until a controller starts again whose disk has a flipped bit.
 const FLIPPED_US: u64 = 200_000;
-/// Stages from which on a device that is always wrong can be told from those it contradicts.
+/// Stages from which on a device that is always wrong can be distinguished from those it
+/// contradicts.
 const STAGES_TO_BLAME: usize = 3;
 
 impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
@@ -61,8 +62,8 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
         false
     }
 
-    /// A disk that was set back within its present boot is found out by controllers that saw what came
-    /// after, if they are there. So they are.
+    /// A disk that was set back within its present boot is found out by controllers that saw what
+    /// came after, if they are there. So they are.
     pub(super) fn set_disk_back(&mut self, node: NodeId, imaged_at: VirtualTime) {
         let are_witnesses = self.controllers.iter().all(|(other, machine)| {
             let is_fit = machine.started_at <= imaged_at && machine.sync_us_extra == 0;
@@ -105,7 +106,7 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
     }
 
     /// Numbers go wrong only where another node is there to notice: what is wrong and promised to
-    /// nobody is right by definition.
+    /// no copy is right by definition.
     pub(super) fn spoil(&mut self, draw: u64, fault: NumericFault) -> bool {
         if self.stages_with_copies() == 0 {
             return false;

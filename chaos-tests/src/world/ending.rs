@@ -46,7 +46,8 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
         checkpoints.iter().all(|record| named_pieces(record).any(is_damaged))
     }
 
-    /// Whether every voter has applied the end of the run, and every worker of the plan has its last version.
+    /// Whether every voter has applied the end of the run, and every worker of the plan has its
+    /// last version.
     pub(super) fn is_settled(&self) -> bool {
         let Some(newest) = self.newest_core() else { return false };
         let state = newest.state();
@@ -60,11 +61,11 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
         }
         let Some(plan) = state.plan() else { return true };
         let end = Step(self.setup.spec.step_count);
-        let stations =
+        let active_stages =
             self.workers.values().filter_map(|m| m.process.as_ref()?.runtime.active_stage());
         let is_of_plan = |holder| plan.record.stages.contains(&holder) && state.is_live(holder);
-        let of_plan = stations.filter(|station| {
-            station.plan().generation == plan.record.generation && is_of_plan(station.holder())
+        let of_plan = active_stages.filter(|active| {
+            active.plan().generation == plan.record.generation && is_of_plan(active.holder())
         });
         let all_done = of_plan.clone().all(|s| s.engine().executor().version() == end);
         let is_running = plan.phase == PlanPhase::Running && state.lost_holder().is_none();
@@ -110,15 +111,16 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
             let duties = core.duties()?;
             Some(format!("{:?}, {:?}", duties.need(core.state()), duties.withheld(core.state())))
         });
-        let standing = |(node, machine): (&NodeId, &super::ControllerMachine)| match &machine.core {
+        let describe = |(node, machine): (&NodeId, &super::ControllerMachine)| match &machine.core {
             Some(core) => {
                 let status = core.status();
-                let (applied, greets) = (core.state().applied(), status.is_greeting);
+                let applied = core.state().applied();
+                let greets = status.is_greeting;
                 format!("n{node} at {applied}, greeting {greets}, {:?}", status.members)
             }
             None => format!("n{node} is down, condemned {}", machine.is_condemned),
         };
-        let controllers: Vec<_> = self.controllers.iter().map(standing).collect();
+        let controllers: Vec<_> = self.controllers.iter().map(describe).collect();
         format!(
             "{}, {plan:?}, leader {leader:?}, {} live workers, {need:?}; {}",
             state.open_turn(),
@@ -148,7 +150,8 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
 
 /// The state that the records of a disk lead to, if they reach that far.
 fn replay(disk: &MachineDisk, cluster: ClusterId, applied: u64) -> Option<State> {
-    let (mut state, mut from) = (State::new(cluster), 0);
+    let mut state = State::new(cluster);
+    let mut from = 0;
     let mut entries: Vec<LogEntry> = Vec::new();
     for record in disk.records() {
         match decode_record(record).ok()? {

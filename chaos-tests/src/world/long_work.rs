@@ -1,5 +1,5 @@
-//! Work that takes long: the process does nothing else meanwhile, its heart beats, and its heartbeats
-//! report that it gets on.
+//! Work that takes long: the process does nothing else meanwhile, its heart beats, and its
+//! heartbeats report that it gets on.
 
 use zbelastic_consensus::message::HeldLayer;
 use zbelastic_consensus::session::{SessionInput, WorkerEvent};
@@ -62,7 +62,8 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
         (work, us): (LongWork, u64),
     ) {
         let is_stuck = !self.is_calm && self.draws_pace.chance(STUCK_SHARE);
-        let (now, machine) = (self.now, self.workers.get_mut(&node).expect("a worker"));
+        let now = self.now;
+        let machine = self.workers.get_mut(&node).expect("a worker");
         let life = machine.life;
         let process = machine.process.as_mut().expect("it runs");
         let rest = std::iter::from_fn(|| process.runtime.poll_output());
@@ -165,8 +166,8 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
         self.session_input(node, SessionInput::Event(WorkerEvent::Progress { done }));
     }
 
-    /// L4: no sealed version is given up for want of a layer that a living member holds, unless that
-    /// member has itself answered that it does not.
+    /// L4: no sealed version is given up for want of a layer that a living member holds, unless
+    /// that member has itself answered that it does not.
     pub(super) fn check_holders(&mut self, at: NodeId, layer: LayerId) {
         let Some((version, since)) = self.open else { return };
         let core = self.controllers[&at].core.as_ref().expect("it applied something");
@@ -175,8 +176,8 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
             let Some(process) = &machine.process else { return false };
             let is_live =
                 process.session.holder().is_some_and(|holder| core.state().is_live(holder));
-            let told = process.reported_inventory.as_ref().filter(|(at, _)| *at >= since);
-            let has_denied = told.is_some_and(|(_, layers)| !layers.iter().any(is_it));
+            let inventory = process.reported_inventory.as_ref().filter(|(at, _)| *at >= since);
+            let has_denied = inventory.is_some_and(|(_, layers)| !layers.iter().any(is_it));
             is_live && !has_denied && process.runtime.inventory().iter().any(is_it)
         });
         if let Some(node) = found.map(|(node, _)| *node) {

@@ -37,8 +37,8 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
         if self.case.options.old_programs { Format::OLDEST } else { Format::NEWEST }
     }
 
-    /// A machine's process starts: the first ones have the old program, and those that have it may get
-    /// the new one. Machines that come later bring the new one.
+    /// A machine's process starts: the first ones have the old program, and those that have it may
+    /// get the new one. Machines that come later bring the new one.
     pub(super) fn choose_program(&mut self, node: NodeId, is_first: bool) {
         let is_old = self.reads(node) < Format::NEWEST;
         if is_first {

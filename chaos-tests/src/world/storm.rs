@@ -1,4 +1,4 @@
-//! Faults strike.
+//! Injects the faults of a life into its world.
 
 use zbelastic_consensus::core::{Input, OperatorCommand};
 use zbelastic_consensus::job::JobPhase;
@@ -21,7 +21,7 @@ const WORKERS_MAX: usize = 10;
 /// Workers that may come to a large life.
 const WORKERS_MORE: usize = 5;
 
-/// Until a majority is to be lost again, if the voters did not agree on who they are.
+/// Until a majority is to be lost again, if the voters did not agree on the set of voters.
 const MAJORITY_RETRY_US: u64 = 500_000;
 
 /// A point at which the next process dies.
@@ -73,7 +73,7 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
         self.storm.faults_in_training += u64::from(is_training);
     }
 
-    /// Lets a fault strike. Yields whether that changed anything; what only waits for its moment is
+    /// Injects a fault. Yields whether that changed anything; what only waits for its moment is
     /// counted then.
     fn apply_fault(&mut self, index: usize, fault: SimulatedFault) -> bool {
         match fault {
@@ -192,8 +192,8 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
     fn join(&mut self, count: u32) -> bool {
         let there = self.workers.values().filter(|machine| !machine.is_gone).count();
         let workers = self.case.options.workers as usize;
-        let room = WORKERS_MAX.max(workers + WORKERS_MORE).saturating_sub(there);
-        let count = (count as usize).min(room);
+        let free_places = WORKERS_MAX.max(workers + WORKERS_MORE).saturating_sub(there);
+        let count = (count as usize).min(free_places);
         for _ in 0..count {
             self.add_worker();
         }
@@ -207,7 +207,7 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
         leader != to
     }
 
-    /// Voters who do not agree on who they are cannot be counted: later they do.
+    /// Voters that do not agree on the set of voters cannot be counted: later they do.
     fn lose_majority_soon(&mut self, index: usize, draw: u64) -> bool {
         let is_lost = self.lose_majority(draw);
         if !is_lost && !self.storm.is_majority_lost {

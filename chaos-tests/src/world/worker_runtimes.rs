@@ -1,4 +1,4 @@
-//! Hosts: operations that take time, frames, layers read and written.
+//! Worker runtimes: operations that take time, frames, layers read and written.
 
 use zbelastic_consensus::session::{WorkerCommand, WorkerEvent};
 use zbelastic_schedule::Op;
@@ -39,7 +39,7 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
         self.runtime_input(to, life, RuntimeInput::Peer(frame));
     }
 
-    /// Hands something to a host, now or when its operation is over.
+    /// Passes an input to a runtime, now or when its operation is over.
     pub(super) fn runtime_input(&mut self, node: NodeId, life: u64, input: RuntimeInput) {
         let Some(machine) = self.workers.get_mut(&node) else { return };
         if machine.life != life {
@@ -77,7 +77,7 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
         };
         let Some(machine) = self.workers.get_mut(&node) else { return };
         let Some(process) = &mut machine.process else { return };
-        let plan = process.runtime.active_stage().map(|station| station.plan());
+        let plan = process.runtime.active_stage().map(|active| active.plan());
         let plan = plan.map(|plan| (plan.generation, plan.stages.clone()));
         let taken = process.runtime.handle(input);
         process.done += u64::from(moves && taken.is_ok());
@@ -130,7 +130,8 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
 
     fn begin_op(&mut self, node: NodeId) {
         let op_us = self.draws_work.between(1_000, self.case.options.op_us_max);
-        let (now, long) = (self.now, self.long_us(LongWork::Op));
+        let now = self.now;
+        let long = self.long_us(LongWork::Op);
         if let Some(us) = long {
             self.note_long(LongWork::Op, us);
         }
@@ -202,16 +203,16 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
         let Some(process) = &machine.process else { return };
         let life = machine.life;
         match output {
-            RuntimeOutput::Event(news) => {
-                if let WorkerEvent::Inventory { layers, .. } = &news {
+            RuntimeOutput::Event(event) => {
+                if let WorkerEvent::Inventory { layers, .. } = &event {
                     assert_eq!(
                         *layers,
                         process.runtime.inventory(),
                         "it is hashed once, and not stale"
                     );
                 }
-                self.note_numeric_faults(node, &news);
-                self.report_to_session(node, news);
+                self.note_numeric_faults(node, &event);
+                self.report_to_session(node, event);
             }
             RuntimeOutput::Peer { to, frame } => {
                 self.send_frame(node, to, frame);
@@ -255,10 +256,11 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
         let at = self.transfer_ends(node, LongWork::Write, usual_us);
         self.queue.push(at, WorldEvent::WriteDone { node, life, key, generation });
         if bug::is(Bug::M8ToldBeforeDurable) {
-            let told = RuntimeInput::Written { version, layer, generation, durable: Some(digest) };
+            let written =
+                RuntimeInput::Written { version, layer, generation, durable: Some(digest) };
             let machine = self.workers.get_mut(&node).expect("a worker");
             if let Some(process) = &mut machine.process {
-                process.backlog.push(told);
+                process.backlog.push(written);
             }
         }
     }
@@ -294,8 +296,9 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
         );
     }
 
-    /// Compares what a host follows with the reference. While a bit of a state is flipped anywhere,
-    /// that is what is followed; it is found out before the next seal, and given up.
+    /// Compares the standby layers of a runtime with the reference. While a bit of a state is
+    /// flipped anywhere, that is what is followed; it is found out before the next seal, and given
+    /// up.
     fn check_standby_layers(&mut self, node: NodeId) {
         let is_flipped = |m: &super::WorkerMachine<M, S>| m.faults.borrow().flipped().is_some();
         if self.workers.values().any(is_flipped) {
@@ -312,43 +315,46 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
     }
 
     /// Notes which faults of numbers are in a report.
-    fn note_numeric_faults(&mut self, node: NodeId, news: &WorkerEvent) {
-        let WorkerEvent::Reported { report, .. } = news else { return };
+    fn note_numeric_faults(&mut self, node: NodeId, event: &WorkerEvent) {
+        let WorkerEvent::Reported { report, .. } = event else { return };
         let effects = self.workers[&node].faults.borrow_mut().take_effects();
         for fault in effects {
             self.checker.spoiled(node, self.now, report.turn, fault);
         }
     }
 
-    /// Compares what a host holds with the reference, whenever that changed or a step is run again.
+    /// Compares the layers that a runtime holds with the reference, whenever that changed or a step
+    /// is run again.
     fn check_runtime(&mut self, node: NodeId) {
         let Some(machine) = self.workers.get_mut(&node) else { return };
         let Some(process) = &mut machine.process else { return };
-        // A worker that does not know yet that there is a new cluster holds what the old one sealed.
+        // A worker that does not know yet that there is a new cluster holds what the old one
+        // sealed.
         let forgets =
             |input: &RuntimeInput| matches!(input, RuntimeInput::Command(WorkerCommand::Forget));
         if process.session.cluster() != self.cluster || process.backlog.iter().any(forgets) {
             return;
         }
         // What was loaded and does not run yet is compared by the log itself.
-        let station = process.runtime.active_stage().filter(|station| station.is_running());
-        let Some(station) = station else { return };
-        let (bench, open) = (station.engine().executor(), station.engine().open_turn());
-        let found = (open, bench.version());
+        let active = process.runtime.active_stage().filter(|active| active.is_running());
+        let Some(active) = active else { return };
+        let executor = active.engine().executor();
+        let open = active.engine().open_turn();
+        let found = (open, executor.version());
         if process.checked == Some(found) {
             return;
         }
         let before = process.checked.replace(found);
         let before = before.filter(|(turn, _)| turn.generation == open.generation);
-        let is_rolled_back = before.is_some_and(|(_, version)| version == bench.version());
+        let is_rolled_back = before.is_some_and(|(_, version)| version == executor.version());
         let invariant = if is_rolled_back { Invariant::N2 } else { Invariant::N1 };
-        self.checker.holds(invariant, node, bench.version(), &bench.digests());
-        self.checker.holds(invariant, node, bench.version(), &bench.twin_digests());
-        for copy in station.copies() {
+        self.checker.holds(invariant, node, executor.version(), &executor.digests());
+        self.checker.holds(invariant, node, executor.version(), &executor.twin_digests());
+        for copy in active.copies() {
             let layers = [(copy.layer(), copy.digest())];
             self.checker.holds(invariant, node, copy.version(), &layers);
         }
-        self.checker.runs(station.plan(), station.engine().plan());
+        self.checker.runs(active.plan(), active.engine().plan());
         if before.is_some() && self.hits(CrashPoint::AfterStageApply) {
             self.crash_here(node);
         }

@@ -1,4 +1,4 @@
-//! The machines of workers: seat and host.
+//! The machines of workers: session and runtime.
 
 use std::sync::Arc;
 
@@ -91,7 +91,8 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
             may_follow_flipped: false,
             last_program: None,
         });
-        let (life, tick_us) = (machine.life, machine.tick_us);
+        let life = machine.life;
+        let tick_us = machine.tick_us;
         self.queue.push(self.now.after(tick_us), WorldEvent::Tick(node, life));
         if starts_again {
             self.choose_program(node, false);
@@ -107,7 +108,8 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
 
     /// Everybody learns of other controllers.
     pub(super) fn send_controllers(&mut self) {
-        let (cluster, controllers) = (self.cluster, self.controllers_in_use());
+        let cluster = self.cluster;
+        let controllers = self.controllers_in_use();
         let nodes: Vec<NodeId> = self.workers.keys().copied().collect();
         for node in nodes {
             let input = SessionInput::Controllers { cluster, controllers: controllers.clone() };
@@ -115,7 +117,8 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
         }
     }
 
-    /// The operator of the cluster sends a worker an input; it arrives when the worker does not stand still.
+    /// The operator of the cluster sends a worker an input; it arrives when the worker does not
+    /// stand still.
     pub(super) fn send_operator_input(&mut self, node: NodeId, input: SessionInput) {
         let Some(machine) = self.workers.get(&node) else { return };
         let life = machine.life;
@@ -156,8 +159,8 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
         self.drive_session(node);
     }
 
-    pub(super) fn report_to_session(&mut self, node: NodeId, news: WorkerEvent) {
-        let point = match &news {
+    pub(super) fn report_to_session(&mut self, node: NodeId, event: WorkerEvent) {
+        let point = match &event {
             WorkerEvent::Reported { .. } => Some(CrashPoint::BeforeReport),
             WorkerEvent::Saved { .. } => Some(CrashPoint::PiecesDoneBeforeTold),
             WorkerEvent::Following { .. } => Some(CrashPoint::FollowingBeforeTold),
@@ -173,12 +176,12 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
             self.crash_here(node);
             return;
         }
-        if let WorkerEvent::Inventory { layers, .. } = &news
+        if let WorkerEvent::Inventory { layers, .. } = &event
             && let Some(process) = self.workers.get_mut(&node).and_then(|m| m.process.as_mut())
         {
             process.reported_inventory = Some((self.now, layers.clone()));
         }
-        self.session_input(node, SessionInput::Event(news));
+        self.session_input(node, SessionInput::Event(event));
     }
 
     fn drive_session(&mut self, node: NodeId) {
@@ -191,25 +194,25 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
                 SessionOutput::Send { to, message } => {
                     self.send(node, to, NetworkLane::Control, SimulatedPacket::Control(message));
                 }
-                SessionOutput::Command(order) => {
-                    let is_settle = matches!(order, WorkerCommand::ApplySeal(_));
+                SessionOutput::Command(command) => {
+                    let is_settle = matches!(command, WorkerCommand::ApplySeal(_));
                     if is_settle && self.hits(CrashPoint::BeforeStageApply) {
                         self.crash_here(node);
                         return;
                     }
-                    let is_run = matches!(order, WorkerCommand::Run { .. });
+                    let is_run = matches!(command, WorkerCommand::Run { .. });
                     if is_run && self.hits(CrashPoint::BeforeStep) {
                         self.crash_here(node);
                         return;
                     }
-                    let order = self.tampered(node, order);
-                    self.note_command(node, &order);
-                    if order == WorkerCommand::Forget && self.is_hung(node) {
+                    let command = self.tampered(node, command);
+                    self.note_command(node, &command);
+                    if command == WorkerCommand::Forget && self.is_hung(node) {
                         // Nothing ends an operation that hangs but the end of its process.
                         self.crash(node, Some(RESPAWN_US));
                         return;
                     }
-                    self.runtime_input(node, life, RuntimeInput::Command(order));
+                    self.runtime_input(node, life, RuntimeInput::Command(command));
                 }
             }
         }
@@ -220,13 +223,13 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
         process.is_some_and(|process| process.is_hung)
     }
 
-    /// What a machine with a known bug does to an order.
-    fn tampered(&mut self, node: NodeId, order: WorkerCommand) -> WorkerCommand {
-        if let WorkerCommand::ApplySeal(seal) = &order {
+    /// What a machine with a known bug does to a command.
+    fn tampered(&mut self, node: NodeId, command: WorkerCommand) -> WorkerCommand {
+        if let WorkerCommand::ApplySeal(seal) = &command {
             let is_replaying = seal.verdict == Verdict::Replay;
             self.workers[&node].faults.borrow_mut().is_replaying = is_replaying;
         }
-        let WorkerCommand::Load(mut load) = order else { return order };
+        let WorkerCommand::Load(mut load) = command else { return command };
         let process = self.workers.get_mut(&node).and_then(|machine| machine.process.as_mut());
         let program = load.plan.program.clone();
         let before = process.and_then(|process| process.last_program.replace(program));
@@ -240,16 +243,16 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
         WorkerCommand::Load(load)
     }
 
-    fn note_command(&mut self, node: NodeId, order: &WorkerCommand) {
-        match order {
+    fn note_command(&mut self, node: NodeId, command: &WorkerCommand) {
+        match command {
             WorkerCommand::ApplySeal(_)
             | WorkerCommand::Release
             | WorkerCommand::TakeInventory { .. } => {}
             WorkerCommand::Stop => self.note(|| format!("w{node} stops")),
-            WorkerCommand::PreCopy { holder: me, pre_copy: rehearsal } => {
-                self.pre_copy.clone_from(rehearsal);
+            WorkerCommand::PreCopy { holder: me, pre_copy } => {
+                self.pre_copy.clone_from(pre_copy);
                 let followed = |r: &Arc<PreCopyPlan>| r.followed_by(*me).count();
-                let count = rehearsal.as_ref().map_or(0, followed);
+                let count = pre_copy.as_ref().map_or(0, followed);
                 self.note(|| format!("w{node} follows {count} layers"));
             }
             WorkerCommand::Rewind => {
@@ -257,7 +260,8 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
                 self.note(|| format!("w{node} goes back"));
             }
             WorkerCommand::Load(load) => {
-                let (generation, stage) = (load.plan.generation, load.stage);
+                let generation = load.plan.generation;
+                let stage = load.stage;
                 self.note(|| format!("w{node} loads stage {stage} of generation {generation}"));
             }
             WorkerCommand::Run { generation } => {

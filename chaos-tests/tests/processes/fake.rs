@@ -1,6 +1,6 @@
-//! Processes that pretend to be a cluster. Which process leads and computes, and what is sealed, goes through
-//! files in the folder above their data folders; locks, which the system takes from a process that dies,
-//! show which processes live.
+//! Processes that pretend to be a cluster. Which process leads and computes, and what is sealed,
+//! goes through files in the folder above their data folders; locks, which the system takes from a
+//! process that dies, show which processes live.
 
 #![expect(
     clippy::disallowed_methods,
@@ -26,9 +26,9 @@ const EXIT_STEP: usize = 8;
 /// Workers' ids are their numbers after this one.
 const FIRST_WORKER: u64 = 100;
 
-pub fn is_verb(word: Option<&String>) -> bool {
-    let verbs = ["init", "join", "token", "run", "status", "ckpt", "train"];
-    word.is_some_and(|word| verbs.contains(&word.as_str()))
+pub fn is_subcommand(word: Option<&String>) -> bool {
+    let subcommands = ["init", "join", "token", "run", "status", "ckpt", "train"];
+    word.is_some_and(|word| subcommands.contains(&word.as_str()))
 }
 
 /// The words of a command line.
@@ -202,16 +202,16 @@ impl FakeNode {
         let own = fs::read_to_string(&self.events).unwrap_or_default();
         let own_kinds = ["\"started\"", "\"leader\""];
         let is_copied = |line: &&str| !own_kinds.iter().any(|kind| line.contains(kind));
-        let mut told = own.lines().filter(is_copied).count();
+        let mut output = own.lines().filter(is_copied).count();
         let path = self.world.path("leader");
         let lead = File::options().create(true).append(true).open(path).expect("opened");
         let mut is_leader = false;
         loop {
             let log = self.world.log();
-            for line in &log[told..] {
+            for line in &log[output..] {
                 append(&self.events, line);
             }
-            told = log.len();
+            output = log.len();
             if !is_leader && lead.try_lock().is_ok() {
                 is_leader = true;
                 self.begin_to_lead();
@@ -227,7 +227,8 @@ impl FakeNode {
     fn begin_to_lead(&self) {
         append(&self.world.path("terms"), "one more");
         let terms = fs::read_to_string(self.world.path("terms")).expect("readable");
-        let (id, term) = (self.id, terms.lines().count());
+        let id = self.id;
+        let term = terms.lines().count();
         self.write_event(&format!("\"event\":\"leader\",\"node\":{id},\"term\":{term}"));
         let log = self.world.log();
         let steps = steps_of(&log);
@@ -276,7 +277,8 @@ impl FakeNode {
         for worker in self.world.workers() {
             let joined = format!("\"event\":\"joined\",\"node\":{worker},");
             if !log.iter().any(|line| line.contains(&joined)) {
-                let (time, number) = (now_us(), worker - FIRST_WORKER);
+                let time = now_us();
+                let number = worker - FIRST_WORKER;
                 self.world.agree(&format!(
                     "{{\"time_us\":{time},{joined}\"name\":\"w{number}\",\"role\":\"worker\"}}"
                 ));

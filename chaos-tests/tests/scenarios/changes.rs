@@ -2,8 +2,8 @@
 
 use crate::play::{Play, PlayClaim, PlayGoal, PlayMessageKind, PlayOptions};
 
-/// Workers that were there lose what ran ahead of the change and nothing else, and no layer moves while
-/// it waits.
+/// Workers that were there lose what ran ahead of the change and nothing else, and no layer moves
+/// while it waits.
 #[test]
 pub fn a_join_costs_the_others_one_step_at_most() {
     for (workers, copies) in [(1, 1), (2, 1), (3, 1), (1, 0), (2, 0), (3, 0), (1, 2), (3, 2)] {
@@ -38,7 +38,8 @@ pub fn a_draining_worker_hands_over_at_a_step_boundary() {
     }
 }
 
-/// What the last workers hold would end with them: they save it, and workers that come go on from it.
+/// What the last workers hold would end with them: they save it, and workers that come go on from
+/// it.
 #[test]
 pub fn draining_workers_save_a_checkpoint_that_others_resume() {
     for (workers, copies) in [(1, 0), (3, 0), (3, 1)] {
@@ -89,7 +90,7 @@ pub fn a_follower_that_is_lost_costs_nobody_anything() {
     play.expect(PlayClaim::SameAsUndisturbed);
 }
 
-/// The plan without it has its layers from their copy, as if nobody had followed.
+/// The plan without it has its layers from their copy, as if no worker had followed.
 #[test]
 pub fn an_owner_that_is_lost_while_it_is_followed_is_replaced_as_always() {
     let mut play = Play::new(PlayOptions { workers: 2, ..PlayOptions::default() });
@@ -121,7 +122,7 @@ pub fn a_leader_that_dies_while_layers_are_followed_is_replaced_by_one_that_goes
 }
 
 /// Times are no part of what is computed: whatever is found, a slow worker gets less to do, and the
-/// bits are those of a run in which nobody looked.
+/// bits are those of a run that was not measured.
 #[test]
 pub fn a_slow_worker_gets_fewer_layers_and_the_same_bits() {
     for (copies, index) in [(1, 0), (1, 1), (0, 1)] {
@@ -142,7 +143,8 @@ pub fn a_slow_worker_gets_fewer_layers_and_the_same_bits() {
     }
 }
 
-/// What was found dies with the leader that received it; the one that follows finds it again, or not.
+/// What was found dies with the leader that received it; the one that follows finds it again, or
+/// not.
 #[test]
 pub fn a_leader_that_dies_with_what_was_found_costs_nobody_anything() {
     let mut play = Play::new(PlayOptions::default());

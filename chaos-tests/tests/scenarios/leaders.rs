@@ -92,7 +92,8 @@ pub fn case_04_workers_request_a_seal_they_did_not_receive() {
 pub fn case_11_a_seal_that_comes_behind_a_new_plan_is_ignored() {
     let mut play = Play::new(PlayOptions::default());
     play.run_until(PlayGoal::Sealed(4));
-    let (late, lost) = (play.stage(0), play.stage(2));
+    let late = play.stage(0);
+    let lost = play.stage(2);
     play.hold(PlayMessageKind::ReportsFrom(late));
     play.run_until_quiet();
     play.hold(PlayMessageKind::Plans);

@@ -36,7 +36,7 @@ pub fn case_09_a_layer_that_nobody_holds_takes_the_run_to_a_checkpoint_and_the_s
     play.expect(PlayClaim::SameAsUndisturbed);
 }
 
-/// Without any copy: who trains the second replica has every layer of it as sealed.
+/// Without any copy: the worker of the second replica has every layer of it as sealed.
 #[test]
 pub fn case_09_a_layer_of_two_replicas_is_where_its_twin_is_trained() {
     let kind = ScheduleKind::Chimera;
@@ -78,8 +78,9 @@ pub fn case_15_a_gradient_that_is_not_finite_once_is_computed_again_by_the_same_
     play.expect(PlayClaim::SameAsUndisturbed);
 }
 
-/// A gradient is computed once, and its sums twice: by its owner, and by the keeper of its copy. If
-/// they differ, a plan pairs others; a node that contradicts two of them is at fault, and stays away.
+/// A gradient is computed once, and its sums twice: by its owner, and by the holder of its copy. If
+/// they differ, a plan pairs others; a node that contradicts two of them is at fault, and stays
+/// away.
 #[test]
 pub fn case_15_a_node_whose_sums_are_wrong_is_found_among_its_partners() {
     let mut play = Play::new(PlayOptions::default());

@@ -1,16 +1,16 @@
 //! The words in which scenarios are written.
 //!
-//! A play is a cluster of the product's own cores, seats, hosts and engines. One thing happens at a
-//! time: a letter arrives, or an operation runs. Letters arrive in the order in which they were
-//! sent, operations run in turn, disks take no time, and clocks tick after so many turns, or when
-//! nothing else can happen. So a play goes the same way each time, and stops exactly where the test
-//! stops it.
+//! A play is a cluster of the product's own cores, sessions, runtimes and engines. One thing
+//! happens at a time: a message arrives, or an operation runs. Messages arrive in the order in
+//! which they were sent, operations run in turn, disks take no time, and clocks tick after so many
+//! turns, or when nothing else can happen. So a play goes the same way each time, and stops exactly
+//! where the test stops it.
 
 mod cast;
 mod claim;
 mod controllers;
+mod network;
 mod record;
-mod wire;
 mod workers;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -31,12 +31,12 @@ use zbelastic_types::{ClusterId, NodeId, Step};
 
 pub use cast::{PlayOptions, STEPS};
 pub use claim::PlayClaim;
-pub use wire::PlayMessageKind;
+pub use network::PlayMessageKind;
 
 use cast::PlaySetup;
 use controllers::PlayController;
+use network::{PlayMessage, PlayNetwork, PlayPacket};
 use record::PlayRecord;
-use wire::{PlayMessage, PlayNetwork, PlayPacket};
 use workers::PlayWorker;
 
 const CLUSTER: ClusterId = ClusterId(7);
@@ -68,13 +68,13 @@ pub enum PlayGoal {
     Follows(NodeId),
     /// A plan waits for its step.
     Planned,
-    /// Every step is sealed, and everybody has taken that in.
+    /// Every step is sealed, and every node has applied that.
     Done,
 }
 
 /// What happens next in a play.
 enum PlayItem {
-    Letter,
+    Message,
     Operation(NodeId),
 }
 
@@ -84,11 +84,11 @@ pub struct Play {
     script: PlaySetup,
     controllers: BTreeMap<NodeId, PlayController>,
     workers: BTreeMap<NodeId, PlayWorker>,
-    wire: PlayNetwork,
+    network: PlayNetwork,
     store: SimulatedStore,
     solver: CachingSolver,
     record: PlayRecord,
-    /// The round under way: every letter that was on its way, then an operation of each worker.
+    /// The round under way: every message that was on its way, then an operation of each worker.
     agenda: VecDeque<PlayItem>,
     has_moved: bool,
     rounds: u32,
@@ -96,13 +96,13 @@ pub struct Play {
 }
 
 impl Play {
-    /// A cluster in which everybody is admitted and the job is about to begin.
+    /// A cluster in which every node is admitted and the job is about to begin.
     pub fn new(cast: PlayOptions) -> Self {
         let script = PlaySetup::new(&cast);
         let mut play = Self {
             controllers: BTreeMap::new(),
             workers: BTreeMap::new(),
-            wire: PlayNetwork::default(),
+            network: PlayNetwork::default(),
             store: SimulatedStore::default(),
             solver: CachingSolver::new(&script.options, &script.stage),
             record: PlayRecord::default(),
@@ -135,7 +135,8 @@ impl Play {
     /// # Panics
     /// If that takes too long.
     pub fn run_until(&mut self, goal: PlayGoal) {
-        let (mut ticks, mut events) = (0, 0);
+        let mut ticks = 0;
+        let mut events = 0;
         while !self.is_reached(goal) {
             events += 1;
             if !self.advance() {
@@ -176,32 +177,32 @@ impl Play {
         self.run_until(PlayGoal::Done);
     }
 
-    /// Holds letters back from now on.
-    pub fn hold(&mut self, mail: PlayMessageKind) {
-        self.wire.hold(mail);
+    /// Holds messages back from now on.
+    pub fn hold(&mut self, kind: PlayMessageKind) {
+        self.network.hold(kind);
     }
 
     /// Lets them through again, those held back first.
-    pub fn release(&mut self, mail: PlayMessageKind) {
-        self.wire.release(mail);
+    pub fn release(&mut self, kind: PlayMessageKind) {
+        self.network.release(kind);
     }
 
     /// Lets what is held back for one node through to it, and nothing else.
-    pub fn deliver(&mut self, mail: PlayMessageKind, to: NodeId) {
-        let letters = self.wire.take_held(mail, to);
-        assert!(!letters.is_empty(), "nothing is held back for node {to}");
-        letters.into_iter().for_each(|letter| self.deliver_message(letter));
+    pub fn deliver(&mut self, kind: PlayMessageKind, to: NodeId) {
+        let messages = self.network.take_held(kind, to);
+        assert!(!messages.is_empty(), "nothing is held back for node {to}");
+        messages.into_iter().for_each(|message| self.deliver_message(message));
     }
 
-    /// Lets letters arrive twice from now on.
-    pub fn repeat(&mut self, mail: PlayMessageKind) {
-        self.wire.repeat(mail);
+    /// Lets messages arrive twice from now on.
+    pub fn repeat(&mut self, kind: PlayMessageKind) {
+        self.network.repeat(kind);
     }
 
-    /// Ends a process: its memory is gone, and so is what it sent and nobody got. A leader notices
+    /// Ends a process: its memory and its messages in flight are lost. A leader notices
     /// that a worker's connection closes.
     pub fn crash(&mut self, node: NodeId) {
-        self.wire.forget(node);
+        self.network.forget(node);
         if let Some(controller) = self.controllers.get_mut(&node) {
             assert!(controller.core.take().is_some(), "controller {node} is up");
             return;
@@ -234,14 +235,16 @@ impl Play {
         self.workers[&node].faults.borrow_mut().always_wrong = true;
     }
 
-    /// The leader receives a measurement by which a worker has this speed, and another plan is better.
-    /// The times are made up; the plan that follows is not.
+    /// The leader receives a measurement by which a worker has this speed, and another plan is
+    /// better. The times are made up; the plan that follows is not.
     pub fn find_slow(&mut self, node: NodeId, speed_permille: u32) {
         let stage = self.plan().stage_indices().find(|stage| self.stage(stage.index()) == node);
         let part = DriftedPart::Stage { stage: stage.expect("it has a stage"), node };
-        let (expected_us, found_us) = (u64::from(speed_permille), 1000);
+        let expected_us = u64::from(speed_permille);
+        let found_us = 1000;
         let drift = Some(PlanReason::Drifted { part, expected_us, found_us, gain_permille: 100 });
-        let (generation, speeds) = (self.plan().generation, [(node, speed_permille)].into());
+        let generation = self.plan().generation;
+        let speeds = [(node, speed_permille)].into();
         let measured = Box::new(PlanMeasurement { generation, speeds, drift });
         self.controller_input(self.leader(), Input::Measured(measured));
     }
@@ -271,9 +274,9 @@ impl Play {
     fn advance(&mut self) -> bool {
         loop {
             match self.agenda.pop_front() {
-                Some(PlayItem::Letter) => {
-                    if let Some((letter, times)) = self.wire.next() {
-                        (0..times).for_each(|_| self.deliver_message(letter.clone()));
+                Some(PlayItem::Message) => {
+                    if let Some((message, times)) = self.network.next() {
+                        (0..times).for_each(|_| self.deliver_message(message.clone()));
                         self.has_moved = true;
                         return true;
                     }
@@ -284,7 +287,7 @@ impl Play {
                         return true;
                     }
                 }
-                None if self.has_moved || self.wire.moving() > 0 => self.begin_round(),
+                None if self.has_moved || self.network.moving() > 0 => self.begin_round(),
                 None => return false,
             }
         }
@@ -296,12 +299,12 @@ impl Play {
         if self.rounds.is_multiple_of(ROUNDS_PER_TICK) {
             self.tick();
         }
-        self.agenda.extend((0..self.wire.moving()).map(|_| PlayItem::Letter));
+        self.agenda.extend((0..self.network.moving()).map(|_| PlayItem::Message));
         self.agenda.extend(self.workers.keys().map(|node| PlayItem::Operation(*node)));
     }
 
-    fn deliver_message(&mut self, letter: PlayMessage) {
-        let PlayMessage { from, to, packet } = letter;
+    fn deliver_message(&mut self, message: PlayMessage) {
+        let PlayMessage { from, to, packet } = message;
         match packet {
             PlayPacket::Control(message) if self.controllers.contains_key(&to) => {
                 self.controller_input(to, Input::Message { from, message });
@@ -333,15 +336,15 @@ impl Play {
             PlayGoal::Sealed(count) => self.sealed() >= count,
             PlayGoal::Begun(node, step) => self.record.has_begun(node, Step(step)),
             PlayGoal::Version(node, version) => {
-                self.active_stages().iter().any(|(found, station)| {
-                    *found == node && station.engine().executor().version() == Step(version)
+                self.active_stages().iter().any(|(found, active)| {
+                    *found == node && active.engine().executor().version() == Step(version)
                 })
             }
             PlayGoal::Settled(version) => {
-                let mut stations = self.active_stages().into_iter();
+                let mut active_stages = self.active_stages().into_iter();
                 self.sealed() >= version
-                    && stations
-                        .all(|(_, station)| station.engine().executor().version() >= Step(version))
+                    && active_stages
+                        .all(|(_, active)| active.engine().executor().version() >= Step(version))
             }
             PlayGoal::Stages(count) => {
                 let plan = self.state().and_then(|state| state.plan());
@@ -355,7 +358,7 @@ impl Play {
         }
     }
 
-    /// An order that changes the job.
+    /// Sends the leader an operator's command that changes the job.
     pub fn change_job(&mut self, change: JobChange) {
         self.controller_input(self.leader(), Input::Command(OperatorCommand::Job(change)));
     }
@@ -376,10 +379,10 @@ impl Play {
     fn is_done(&self) -> bool {
         let Some(state) = self.state() else { return false };
         let Some(plan) = state.plan() else { return false };
-        let stations = self.active_stages();
-        let at_end = stations
+        let active_stages = self.active_stages();
+        let at_end = active_stages
             .iter()
-            .filter(|(_, station)| station.engine().executor().version() == Step(STEPS))
+            .filter(|(_, active)| active.engine().executor().version() == Step(STEPS))
             .count();
         let cores = self.controllers.values().filter_map(|controller| controller.core.as_ref());
         let all_applied = cores.map(Core::state).all(|found| found == state);
@@ -392,7 +395,7 @@ impl Play {
         let versions: Vec<_> = self
             .active_stages()
             .iter()
-            .map(|(node, station)| (node.0, station.engine().executor().version().0))
+            .map(|(node, active)| (node.0, active.engine().executor().version().0))
             .collect();
         let cores = self.controllers.values().filter_map(|controller| controller.core.as_ref());
         let duties = cores.filter_map(|core| Some((core, core.duties()?)));

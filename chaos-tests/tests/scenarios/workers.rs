@@ -10,7 +10,8 @@ const KEPT: Promise = Promise::Kept;
 const OFF: Promise = Promise::Off(PromiseOff::OneStage);
 const FEWER: Promise = Promise::Fewer { copies: 1 };
 
-/// The run waits for no replacement: the workers that are left take the layers over, from their copies.
+/// The run waits for no replacement: the workers that are left take the layers over, from their
+/// copies.
 #[test]
 pub fn case_06_a_stage_that_dies_before_its_report_costs_the_step_under_way() {
     let mut play = Play::new(PlayOptions::default());
@@ -76,8 +77,8 @@ pub fn case_08_a_stage_that_dies_after_the_seal_costs_what_ran_ahead() {
     play.expect(PlayClaim::SameAsUndisturbed);
 }
 
-/// Every step is sealed, and the last checkpoint is not there: the workers that are left write it, and the
-/// layers of the lost one come from their copies.
+/// Every step is sealed, and the last checkpoint is not there: the workers that are left write it,
+/// and the layers of the lost one come from their copies.
 #[test]
 pub fn case_17_a_stage_that_dies_behind_the_last_step_does_not_cost_the_last_checkpoint() {
     let mut play = Play::new(PlayOptions::default());
@@ -95,7 +96,7 @@ pub fn case_17_a_stage_that_dies_behind_the_last_step_does_not_cost_the_last_che
     play.expect(PlayClaim::SameAsUndisturbed);
 }
 
-/// Nobody is left but one, and nothing of the last step is on a disk.
+/// Only one worker is left, and nothing of the last step is on a disk.
 #[test]
 pub fn case_17_a_job_is_not_done_before_its_last_checkpoint_is_there() {
     let mut play = Play::new(PlayOptions::default());
@@ -109,7 +110,8 @@ pub fn case_17_a_job_is_not_done_before_its_last_checkpoint_is_there() {
     play.expect(PlayClaim::Checkpoint(STEPS));
 }
 
-/// The operator of a run that is held may switch all of it off. Nothing else makes a checkpoint here.
+/// The operator of a run that is held may switch all of it off. Nothing else makes a checkpoint
+/// here.
 #[test]
 pub fn case_18_a_run_that_is_held_is_written_where_it_is_held() {
     let mut play = Play::new(PlayOptions::default());
@@ -199,7 +201,8 @@ pub fn case_12_a_stage_that_dies_together_with_its_copy_takes_the_run_to_a_check
     play.expect(PlayClaim::SameAsUndisturbed);
 }
 
-/// The same deaths where checkpoints come by time: what is lost is what was sealed since the last one.
+/// The same deaths where checkpoints come by time: what is lost is what was sealed since the last
+/// one.
 #[test]
 pub fn case_12_a_checkpoint_by_time_is_what_such_a_run_goes_back_to() {
     let cast = PlayOptions { workers: 4, checkpoint_ticks: 4, ..PlayOptions::default() };
@@ -235,8 +238,8 @@ const LIVES: u64 = 48;
 /// Things that happen between a seal and that moment, at most: about two steps' worth.
 const EVENTS_BEFORE: u64 = 600;
 
-/// With two copies no moment costs a sealed step, whichever of three or four workers the two are, and
-/// whichever of them the leader learns of first.
+/// With two copies no moment costs a sealed step, whichever of three or four workers the two are,
+/// and whichever of them the leader learns of first.
 #[test]
 pub fn case_12_with_two_copies_any_two_stages_may_die_at_any_moment() {
     for seed in 0..LIVES {
@@ -250,7 +253,8 @@ pub fn case_12_with_two_copies_any_two_stages_may_die_at_any_moment() {
         });
         play.run_until(PlayGoal::Sealed(draws.between(1, STEPS - 4)));
         play.run_events(draws.below(EVENTS_BEFORE));
-        let (sealed, stages) = (play.sealed(), play.stages() as u64);
+        let sealed = play.sealed();
+        let stages = play.stages() as u64;
         let first = draws.below(stages);
         let second = (first + draws.between(1, stages - 1)) % stages;
         let lost = [first, second].map(|stage| play.stage(stage as usize));
@@ -298,7 +302,8 @@ pub fn case_14_a_seal_that_is_sent_twice_is_applied_once() {
 pub fn case_14_a_stage_that_dies_in_the_middle_of_a_commit_gets_the_version_after_it() {
     let mut play = Play::new(PlayOptions::default());
     play.run_until(PlayGoal::Settled(4));
-    let (torn, behind) = (play.stage(0), play.stage(2));
+    let torn = play.stage(0);
+    let behind = play.stage(2);
     play.hold(PlayMessageKind::BriefingsTo(behind));
     play.run_until(PlayGoal::Version(torn, 5));
     assert_eq!(play.version(behind).0, 4, "it does not know the seal");
@@ -312,23 +317,24 @@ pub fn case_14_a_stage_that_dies_in_the_middle_of_a_commit_gets_the_version_afte
     play.expect(PlayClaim::SameAsUndisturbed);
 }
 
-/// The keeper of a copy is a stage as well, so its loss is the loss of a stage. With one stage left
+/// The holder of a copy is a stage as well, so its loss is the loss of a stage. With one stage left
 /// there is no elsewhere, and the plan in the log states that the promise is off.
 #[test]
 pub fn case_16_without_an_elsewhere_the_log_says_that_the_promise_is_off() {
     let mut play = Play::new(PlayOptions { workers: 2, ..PlayOptions::default() });
     play.run_until(PlayGoal::Sealed(4));
-    let keeper = play.stage(1);
-    play.crash(keeper);
+    let copy_holder = play.stage(1);
+    play.crash(copy_holder);
     play.run_until(PlayGoal::Stages(1));
-    play.restart(keeper);
+    play.restart(copy_holder);
     play.finish();
     play.expect(PlayClaim::Promises(&[KEPT, OFF, KEPT]));
     play.expect(PlayClaim::NoRewind);
     play.expect(PlayClaim::SameAsUndisturbed);
 }
 
-/// With two copies and two stages there is one elsewhere, and the plan in the log states that it is one.
+/// With two copies and two stages there is one elsewhere, and the plan in the log states that it is
+/// one.
 #[test]
 pub fn case_16_with_fewer_others_than_copies_the_log_says_how_many_there_are() {
     let mut play = Play::new(PlayOptions { copies: 2, ..PlayOptions::default() });
@@ -370,7 +376,8 @@ const BEAT_TICKS: u32 = 4;
 pub fn case_19_a_holder_that_answers_after_a_thousand_heartbeats_is_waited_for() {
     let mut play = Play::new(PlayOptions { checkpoint_every: 3, ..PlayOptions::default() });
     play.run_until(PlayGoal::Sealed(5));
-    let (lost, late) = (play.stage(0), play.stage(1));
+    let lost = play.stage(0);
+    let late = play.stage(1);
     play.hold(PlayMessageKind::InventoryFrom(late));
     play.work(late, true);
     play.crash(lost);
@@ -390,7 +397,8 @@ pub fn case_19_a_holder_that_answers_after_a_thousand_heartbeats_is_waited_for()
 pub fn case_19_a_holder_that_gets_no_further_is_not_waited_for() {
     let mut play = Play::new(PlayOptions { checkpoint_every: 3, ..PlayOptions::default() });
     play.run_until(PlayGoal::Sealed(5));
-    let (lost, stuck) = (play.stage(0), play.stage(1));
+    let lost = play.stage(0);
+    let stuck = play.stage(1);
     play.hold(PlayMessageKind::InventoryFrom(stuck));
     play.crash(lost);
     play.run_until(PlayGoal::Sealed(6));

@@ -80,7 +80,8 @@ impl RaftTranscript {
         }
     }
 
-    /// Carries out an output of a node; returns the message that it sends, if it sends one, with both ends.
+    /// Carries out an output of a node; returns the message that it sends, if it sends one, with
+    /// both ends.
     fn done(
         &mut self,
         from: NodeId,

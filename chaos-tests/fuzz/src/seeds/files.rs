@@ -66,7 +66,9 @@ pub fn piece_records() -> Vec<Vec<u8>> {
 
 pub fn layer() -> Vec<u8> {
     let floats = |start: u32| (start..start + 3).map(|i| i as f32 * 0.25).collect();
-    let (w, m, v) = (floats(1), floats(40), floats(900));
+    let w = floats(1);
+    let m = floats(40);
+    let v = floats(900);
     LayerImage { layer: LayerId(3), version: Step(9), w, m, v }.encode()
 }
 
@@ -105,8 +107,8 @@ pub fn configurations() -> Vec<Vec<u8>> {
 }
 
 pub fn node_files() -> Vec<Vec<u8>> {
-    let home = r#"{"version":1,"cluster":1,"cluster_name":"c","founded_ms":5,"node":2,
+    let record = r#"{"version":1,"cluster":1,"cluster_name":"c","founded_ms":5,"node":2,
         "name":"gpu-7","role":"worker","boot":3,"bind":"0.0.0.0:7000",
         "advertised":["10.0.0.4:7000"],"controllers":{"1":["10.0.0.1:7000"]}}"#;
-    texts(&[home, r#"{"name":"c","id":"0000000000000001","addresses":["10.0.0.1:7000"]}"#])
+    texts(&[record, r#"{"name":"c","id":"0000000000000001","addresses":["10.0.0.1:7000"]}"#])
 }

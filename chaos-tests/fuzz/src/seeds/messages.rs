@@ -34,8 +34,8 @@ const NOW: UnixSeconds = UnixSeconds(1_795_262_463);
 
 fn frame(class: u32, meta: &[u8], floats: &[f32]) -> Vec<u8> {
     let body: Vec<u8> = floats.iter().flat_map(|x| x.to_le_bytes()).collect();
-    let (meta_length, length) =
-        ((meta.len() as u32).to_le_bytes(), (body.len() as u64).to_le_bytes());
+    let meta_length = (meta.len() as u32).to_le_bytes();
+    let length = (body.len() as u64).to_le_bytes();
     [&class.to_le_bytes()[..], &meta_length, &length, meta, &body].concat()
 }
 
@@ -53,12 +53,12 @@ pub fn control() -> Vec<Vec<u8>> {
     vec![control_frame(0, 3, b"now"), [long.concat(), control_frame(2, 3, b"llo")].concat()]
 }
 
-/// Without a host, and with one and an offer.
+/// Without the same-host part, and with it and an offer.
 pub fn hellos() -> Vec<Vec<u8>> {
     let head = |body: &[u8]| [&[2, 0, 2, 0], &(body.len() as u16).to_le_bytes()[..], body].concat();
     let offer = local_offer();
-    let host = [&[3, 5, 9, 1, 4][..], b"boot", &[1, offer.len() as u8], &offer].concat();
-    vec![head(&[3, 5, 9, 0, 0]), head(&host)]
+    let same_host = [&[3, 5, 9, 1, 4][..], b"boot", &[1, offer.len() as u8], &offer].concat();
+    vec![head(&[3, 5, 9, 0, 0]), head(&same_host)]
 }
 
 pub fn local_offer() -> Vec<u8> {
@@ -82,7 +82,9 @@ fn made() -> ClusterAuthority {
 pub fn join_request() -> Vec<u8> {
     let request = signing_request();
     let token = JoinTokenId(7);
-    let (role, name, addresses) = (PeerRole::Worker, "gpu-7", vec![([10, 0, 0, 4], 7000).into()]);
+    let role = PeerRole::Worker;
+    let name = "gpu-7";
+    let addresses = vec![([10, 0, 0, 4], 7000).into()];
     JoinRequest { token, role, name, request: &request, proof: [7; 32], clock: NOW, addresses }
         .encode()
 }
@@ -160,14 +162,18 @@ pub fn api_answers() -> Vec<Vec<u8>> {
 }
 
 fn piece() -> PieceRef {
-    let (run, version, layer) = (RunId(1), Step(8), LayerId(2));
+    let run = RunId(1);
+    let version = Step(8);
+    let layer = LayerId(2);
     PieceRef { run, version, layer, digest: Digest([5; 32]), length: 57 }
 }
 
 const SENDER: Holder = Holder { node: NodeId(2), incarnation: Incarnation(3) };
 
 pub fn node_messages() -> Vec<Vec<u8>> {
-    let (generation, sender, layer) = (Generation(1), SENDER, LayerId(2));
+    let generation = Generation(1);
+    let sender = SENDER;
+    let layer = LayerId(2);
     let offer = LayerMessage::Offer { generation, sender, layer, version: Step(8), open: None };
     let referred = StoreReferences { versions: Vec::new(), data: Some(vec![Digest([7; 32])]) };
     let messages = [
@@ -191,13 +197,15 @@ pub fn node_messages() -> Vec<Vec<u8>> {
 pub fn worker_frames() -> Vec<u8> {
     let turn = Turn { generation: Generation(1), attempt: Attempt(0), step: Step(3) };
     let tensor = vec![1.0, 2.0].into();
-    let (lap, flow, pass) = (PassMode::Training, Flow::Forward, Pass::sliced(1, 0, 0));
+    let mode = PassMode::Training;
+    let flow = Flow::Forward;
+    let pass = Pass::sliced(1, 0, 0);
     let g = vec![1.0, 2.0, 3.0].into();
     let gradient = Arc::new(LayerGradient { layer: LayerId(2), turn, g });
     let partial =
         PartialGradient { turn, chunk: ChunkIndex(1), floats: vec![1.0], losses: vec![2.5] };
     let bodies = [
-        PeerBody::Frame(Frame { turn, mode: lap, flow, pass, tensor }),
+        PeerBody::Frame(Frame { turn, mode, flow, pass, tensor }),
         PeerBody::StandbyUpdate { turn, before: None, gradients: vec![gradient] },
         PeerBody::Partial(partial),
     ];

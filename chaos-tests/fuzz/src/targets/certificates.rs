@@ -1,4 +1,4 @@
-//! Certificates and keys. Who made them is a question for their signatures, which are not checked here.
+//! Certificates and keys. Their issuer follows from their signatures, which are not checked here.
 
 use std::fs::{self, DirBuilder};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};

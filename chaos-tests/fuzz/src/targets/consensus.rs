@@ -102,7 +102,7 @@ fn settle(node: &mut RaftNode) {
     }
 }
 
-/// The members of a group of three.
+/// The members of a Raft group of three.
 #[must_use]
 pub fn voters() -> [NodeId; 3] {
     [1, 2, 3].map(NodeId)

@@ -164,13 +164,13 @@ pub fn flags(bytes: &[u8]) -> DecodeOutcome {
 pub fn node_files(bytes: &[u8]) -> DecodeOutcome {
     file("node.json", bytes);
     let root = folder();
-    let home = NodeRecord::load(&root);
-    if let Ok(Some(home)) = &home {
-        home.save(&root).expect("the folder can be written");
-        assert_eq!(NodeRecord::load(&root).expect("it reads what it wrote").as_ref(), Some(home));
+    let record = NodeRecord::load(&root);
+    if let Ok(Some(record)) = &record {
+        record.save(&root).expect("the folder can be written");
+        assert_eq!(NodeRecord::load(&root).expect("it reads what it wrote").as_ref(), Some(record));
     }
     let folder = NodeDataFolder::new(root.join("admin-root"));
     std::fs::create_dir_all(folder.admin()).expect("a folder can be made");
     super::write(&folder.admin().join("cluster.json"), bytes);
-    any([DecodeOutcome::of(home.is_ok()), DecodeOutcome::of(folder.read_admin().is_ok())])
+    any([DecodeOutcome::of(record.is_ok()), DecodeOutcome::of(folder.read_admin().is_ok())])
 }

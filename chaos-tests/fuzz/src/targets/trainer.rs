@@ -50,7 +50,8 @@ fn values_behind(layer: &[u8]) -> Vec<ChainingValue> {
     subtrees.map(|subtree| moment_value(subtree, read).expect("they are here")).collect()
 }
 
-/// A layer is the bytes that it is written as, however they come; its weights are proved without its moments.
+/// A layer is the bytes that it is written as, however they come; its weights are proved without
+/// its moments.
 pub fn layers(bytes: &[u8]) -> DecodeOutcome {
     let length = bytes.len() as u64;
     let whole = LayerImage::decode(bytes);

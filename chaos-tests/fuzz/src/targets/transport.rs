@@ -36,7 +36,8 @@ fn block_on<T>(work: impl Future<Output = T>) -> T {
     RUNTIME.with(|runtime| runtime.block_on(work))
 }
 
-/// The sender of frames: node 2 may send class 1 without floats, 2 with three and 3 with one and two.
+/// The sender of frames: node 2 may send class 1 without floats, 2 with three and 3 with one and
+/// two.
 pub(super) const SENDER: PeerIdentity =
     PeerIdentity { cluster: ClusterId(1), role: PeerRole::Worker, node: NodeId(2) };
 

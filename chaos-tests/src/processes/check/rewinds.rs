@@ -1,11 +1,12 @@
 //! When a run went back, as far as event files show, and what that excuses: steps that were sealed
-//! before it under one plan, and after it under another. A run that goes back excuses nothing that it
-//! does later, or did before.
+//! before it under one plan, and after it under another. A run that goes back excuses nothing that
+//! it does later, or did before.
 
 use super::NodeLog;
 use crate::processes::events::NodeEventKind;
 
-/// The run went back once, as one file shows it. Each file has its own rewinds; they need not be matched.
+/// The run went back once, as one file shows it. Each file has its own rewinds; they need not be
+/// matched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct LoggedRewind {
     /// Steps that were left.
@@ -35,7 +36,9 @@ impl OpenRewind {
 
 /// All rewinds that a file holds.
 pub(super) fn rewinds_of(log: &NodeLog<'_>) -> Vec<LoggedRewind> {
-    let (mut found, mut open, mut last) = (Vec::new(), Vec::<OpenRewind>::new(), None);
+    let mut found = Vec::new();
+    let mut open = Vec::<OpenRewind>::new();
+    let mut last = None;
     for event in log.events {
         match &event.kind {
             NodeEventKind::Rewound { to_step } => {
@@ -67,7 +70,8 @@ pub(super) fn rewinds_of(log: &NodeLog<'_>) -> Vec<LoggedRewind> {
     found
 }
 
-/// The first two plans of a step, in order, that no rewind lies between which went back before the step.
+/// The first two plans of a step, in order, that no rewind lies between which went back before the
+/// step.
 pub(super) fn unexcused(
     step: u64,
     generations: &[u64],

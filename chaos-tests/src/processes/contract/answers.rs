@@ -1,4 +1,4 @@
-//! What verbs of the binary answer, as far as it matters here.
+//! What subcommands of the binary print, as far as it matters here.
 
 use serde::{Deserialize, Serialize};
 
@@ -130,7 +130,7 @@ mod tests {
         assert_eq!(plan.stage_bytes("zb-v"), None);
         let text = r#"{"workers":3,"threads_ms":9.5,"processes_ms":10.0,"processes_over_threads":0.95,
                        "checkpoint_ratio":null,"ending_ratio":1.25}"#;
-        let bench: ReportedBenchmark = serde_json::from_str(text).expect("an answer");
-        assert_eq!((bench.checkpoint_ratio, bench.ending_ratio), (None, Some(1.25)));
+        let benchmark: ReportedBenchmark = serde_json::from_str(text).expect("an answer");
+        assert_eq!((benchmark.checkpoint_ratio, benchmark.ending_ratio), (None, Some(1.25)));
     }
 }

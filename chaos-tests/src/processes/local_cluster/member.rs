@@ -1,4 +1,4 @@
-//! One process of a group: started, signalled, and looked at.
+//! One process of a cluster: started, signalled, and polled.
 
 use std::fmt;
 use std::fs::File;
@@ -16,7 +16,7 @@ const DRAINED: i32 = 75;
 /// Bytes of a log that are looked at when its process ended by itself.
 const LOG_BYTES_MAX: u64 = 4096;
 
-/// How a member stands.
+/// Whether a member's process runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProcessStatus {
     /// It has no process and may get one.
@@ -52,17 +52,17 @@ pub struct UnexpectedExit {
     pub status: String,
     /// Whether it panicked or died by a signal.
     pub is_crash: bool,
-    /// The last that it printed.
-    pub said: String,
+    /// The end of what it printed.
+    pub output: String,
 }
 
 impl fmt::Display for UnexpectedExit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} ended by itself with {}: {}", self.name, self.status, self.said)
+        write!(f, "{} ended by itself with {}: {}", self.name, self.status, self.output)
     }
 }
 
-/// A node of the group, with its process and its event file.
+/// A node of the cluster, with its process and its event file.
 #[derive(Debug)]
 pub struct ClusterMember {
     spec: ProcessSpec,
@@ -105,7 +105,7 @@ impl ClusterMember {
         Ok(())
     }
 
-    /// A signal is about to be sent: what its process does then is no surprise.
+    /// A signal is about to be sent: what its process does then is expected.
     pub(super) fn expects(&mut self, signal: ProcessSignal) {
         self.disturbances += u32::from(signal == ProcessSignal::Kill);
         self.status = match signal {
@@ -182,7 +182,7 @@ impl ClusterMember {
             status: status.to_string(),
             is_crash: status.signal().is_some()
                 || status.code().is_some_and(|code| PANICKED.contains(&code)),
-            said: self.end_of_log().unwrap_or_else(|error| format!("its log: {error}")),
+            output: self.end_of_log().unwrap_or_else(|error| format!("its log: {error}")),
         }
     }
 

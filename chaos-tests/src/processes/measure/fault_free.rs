@@ -1,5 +1,5 @@
-//! Runs that nothing disturbs: whether they end as the training in one process does, whether anybody
-//! is suspected in them, and what memory their processes take.
+//! Runs that nothing disturbs: whether they end as the training in one process does, whether any
+//! node is suspected in them, and what memory their processes take.
 
 use std::collections::BTreeSet;
 
@@ -17,7 +17,7 @@ use crate::processes::undisturbed::log_of;
 
 /// The most memory that a process may take over what its plan promises.
 const MEMORY_MAX: f64 = 1.15;
-/// Why a plan follows another one though nothing happened to anybody.
+/// Why a plan follows another one though nothing happened to any node.
 const DRIFTED: &str = "drifted";
 
 /// What runs without faults came to.
@@ -40,45 +40,45 @@ struct FaultFreeSummary {
 pub fn measure(
     setup: &MeasureSetup,
     expected: &UndisturbedRun,
-    watch: &mut RunMonitor<'_>,
+    monitor: &mut RunMonitor<'_>,
 ) -> Result<MeasureRow, LocalClusterError> {
-    let promised = setup.group.program.plan(&setup.config, setup.group.workers)?;
-    let mut calm = FaultFreeSummary::default();
+    let promised = setup.cluster.program.plan(&setup.config, setup.cluster.workers)?;
+    let mut summary = FaultFreeSummary::default();
     for _ in 0..setup.undisturbed {
-        run_once(setup, expected, &promised, &mut calm, watch)?;
+        run_once(setup, expected, &promised, &mut summary, monitor)?;
     }
-    Ok(calm.row())
+    Ok(summary.row())
 }
 
 fn run_once(
     setup: &MeasureSetup,
     expected: &UndisturbedRun,
     promised: &ReportedPlan,
-    calm: &mut FaultFreeSummary,
-    watch: &mut RunMonitor<'_>,
+    summary: &mut FaultFreeSummary,
+    monitor: &mut RunMonitor<'_>,
 ) -> Result<(), LocalClusterError> {
     let folder = TemporaryFolder::temporary("calm").map_err(|source| {
         let doing = "cannot make a folder".to_owned();
         LocalClusterError::System { doing, source }
     })?;
-    let cluster = LocalClusterSetup { folder: folder.path().to_owned(), ..setup.group.clone() };
-    let mut group = LocalCluster::start(&cluster, STANDSTILL)?;
-    group.run(&setup.config, setup.steps)?;
-    watch.until_done(&mut group, STANDSTILL)?;
-    let logs: Vec<_> = group.members().iter().map(log_of).collect();
+    let run_setup = LocalClusterSetup { folder: folder.path().to_owned(), ..setup.cluster.clone() };
+    let mut cluster = LocalCluster::start(&run_setup, STANDSTILL)?;
+    cluster.run(&setup.config, setup.steps)?;
+    monitor.until_done(&mut cluster, STANDSTILL)?;
+    let logs: Vec<_> = cluster.members().iter().map(log_of).collect();
     let findings = check(&logs, setup.steps, None);
-    let digest = findings.digests.first().cloned().or_else(|| group.final_digest());
-    calm.runs += 1;
-    calm.equal += u64::from(digest.is_some() && digest == expected.digest);
-    calm.step_ms.extend(group.observation().step_ms());
-    let events = || group.members().iter().flat_map(|member| member.events());
+    let digest = findings.digests.first().cloned().or_else(|| cluster.final_digest());
+    summary.runs += 1;
+    summary.equal += u64::from(digest.is_some() && digest == expected.digest);
+    summary.step_ms.extend(cluster.observation().step_ms());
+    let events = || cluster.members().iter().flat_map(|member| member.events());
     for line in disturbances(events()) {
-        watch.print_line(&format!("    run {}: {line}", calm.runs))?;
+        monitor.print_line(&format!("    run {}: {line}", summary.runs))?;
     }
-    calm.suspected += lost(events());
+    summary.suspected += lost(events());
     let (plans, drifts) = plans(events());
-    calm.plans += plans;
-    calm.drifts += drifts;
+    summary.plans += plans;
+    summary.drifts += drifts;
     let schedule = events().find_map(|event| {
         if let NodeEventKind::Plan { schedule, .. } = &event.kind {
             Some(schedule.as_str())
@@ -88,10 +88,10 @@ fn run_once(
     });
     let stage_bytes = schedule.and_then(|schedule| promised.stage_bytes(schedule));
     for (stage, promised) in stage_bytes.into_iter().flatten().enumerate() {
-        let worker = group.observation().stages().get(stage).copied();
-        let pid = worker.and_then(|worker| group.members()[worker].pid());
+        let worker = cluster.observation().stages().get(stage).copied();
+        let pid = worker.and_then(|worker| cluster.members()[worker].pid());
         if let Some(peak) = pid.and_then(peak_bytes) {
-            calm.note_memory(stage, peak, *promised);
+            summary.note_memory(stage, peak, *promised);
         }
     }
     Ok(())
@@ -121,7 +121,8 @@ fn disturbances<'a>(events: impl Iterator<Item = &'a NodeEvent>) -> BTreeSet<Str
 
 /// Plans behind the first one, and those that were made because passes drifted.
 fn plans<'a>(events: impl Iterator<Item = &'a NodeEvent>) -> (u64, u64) {
-    let (mut all, mut drifted) = (BTreeSet::new(), BTreeSet::new());
+    let mut all = BTreeSet::new();
+    let mut drifted = BTreeSet::new();
     for event in events {
         if let NodeEventKind::Plan { generation, reason, .. } = &event.kind {
             if reason.contains(DRIFTED) { &mut drifted } else { &mut all }.insert(*generation);
@@ -135,7 +136,8 @@ impl FaultFreeSummary {
         let share = peak as f64 / promised.max(1) as f64;
         if self.memory.as_ref().is_none_or(|(greatest, _)| share > *greatest) {
             let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
-            let (took, plan) = (mib(peak), mib(promised));
+            let took = mib(peak);
+            let plan = mib(promised);
             self.memory = Some((share, format!("stage {stage}: {took:.0} of {plan:.0} MiB")));
         }
     }
@@ -182,19 +184,19 @@ mod tests {
         assert_eq!(plans(events[..1].iter()), (0, 0));
         let gone = NodeEvent::parse("{\"event\":\"lost\",\"node\":5,\"reason\":\"silent\"}");
         assert_eq!(lost([gone.clone(), gone.clone()].iter()), 1);
-        let told = disturbances(events.iter().chain([&gone, &gone]));
-        let told: Vec<_> = told.iter().map(String::as_str).collect();
+        let found = disturbances(events.iter().chain([&gone, &gone]));
+        let found: Vec<_> = found.iter().map(String::as_str).collect();
         let drift = "plan 2: stage 2 (node 4) drifted: takes 27 ms";
-        assert_eq!(told, ["node 5 suspected: silent", drift, "plan 3: node 5 was lost"]);
+        assert_eq!(found, ["node 5 suspected: silent", drift, "plan 3: node 5 was lost"]);
     }
 
     #[test]
     fn the_fullest_stage_is_held_against_its_plan() {
-        let mut calm = FaultFreeSummary { runs: 2, equal: 1, ..FaultFreeSummary::default() };
-        calm.note_memory(0, 110 << 20, 100 << 20);
-        calm.note_memory(1, 240 << 20, 200 << 20);
-        calm.note_memory(2, 10 << 20, 100 << 20);
-        let row = calm.row();
+        let mut summary = FaultFreeSummary { runs: 2, equal: 1, ..FaultFreeSummary::default() };
+        summary.note_memory(0, 110 << 20, 100 << 20);
+        summary.note_memory(1, 240 << 20, 200 << 20);
+        summary.note_memory(2, 10 << 20, 100 << 20);
+        let row = summary.row();
         let met: Vec<bool> = row.marks.iter().map(|mark| mark.is_met).collect();
         assert_eq!(met, [false, true, true, false]);
         assert!(row.note.contains("stage 1: 240 of 200 MiB"), "{}", row.note);

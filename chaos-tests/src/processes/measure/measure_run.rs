@@ -1,4 +1,4 @@
-//! One run that is struck row by row.
+//! One run into which the faults of one row after the other are injected.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -31,20 +31,21 @@ use crate::random::{DrawPurpose, Draws};
 /// All of a large cluster are members within this, in milliseconds.
 const MEMBERS_MS: f64 = 15_000.0;
 
-/// Which sealed steps a row may have computed again. They are compared with what was sealed, as ever.
+/// Which sealed steps a row may have computed again. They are compared with what was sealed, as
+/// ever.
 enum RecomputationRule {
     Never,
     /// Any: eight at once may hold all copies of a layer.
     Noted,
-    /// Those since the last checkpoint, where nobody has anything in memory.
+    /// Steps since the last checkpoint, where no node has anything in memory.
     SinceCheckpoint,
 }
 
-/// A run under way.
+/// A run in progress.
 pub struct MeasureRun<'a, 'b> {
-    watch: &'a mut RunMonitor<'b>,
-    group: LocalCluster,
-    striker: ProcessFaultInjector,
+    monitor: &'a mut RunMonitor<'b>,
+    cluster: LocalCluster,
+    injector: ProcessFaultInjector,
     draws: Draws,
     times: u32,
     power_cycles: u32,
@@ -64,27 +65,37 @@ impl<'a, 'b> MeasureRun<'a, 'b> {
         setup: &MeasureSetup,
         config: &TestedConfiguration,
         (steps, step_ms): (u64, f64),
-        watch: &'a mut RunMonitor<'b>,
+        monitor: &'a mut RunMonitor<'b>,
     ) -> Result<Self, LocalClusterError> {
         let began = Instant::now();
-        let group = LocalCluster::start(&setup.group, STANDSTILL)?;
+        let cluster = LocalCluster::start(&setup.cluster, STANDSTILL)?;
         let started_ms = began.elapsed().as_secs_f64() * 1e3;
-        group.run(config, steps)?;
-        let striker = ProcessFaultInjector::new(setup.group.workers as usize, false);
-        let draws = Draws::new(setup.group.seed, DrawPurpose::Faults);
-        let (times, power_cycles) = (setup.times, setup.power_cycles);
-        let mut bench =
-            Self { watch, group, striker, draws, times, power_cycles, step_ms, steps, started_ms };
-        bench.settle()?;
-        Ok(bench)
+        cluster.run(config, steps)?;
+        let injector = ProcessFaultInjector::new(setup.cluster.workers as usize, false);
+        let draws = Draws::new(setup.cluster.seed, DrawPurpose::Faults);
+        let times = setup.times;
+        let power_cycles = setup.power_cycles;
+        let mut run = Self {
+            monitor,
+            cluster,
+            injector,
+            draws,
+            times,
+            power_cycles,
+            step_ms,
+            steps,
+            started_ms,
+        };
+        run.settle()?;
+        Ok(run)
     }
 
     /// A row is complete.
     ///
     /// # Errors
-    /// If nobody takes it.
+    /// If it cannot be written.
     pub fn print_row(&mut self, row: &MeasureRow) -> Result<(), LocalClusterError> {
-        self.watch.print_line(&row.to_string())
+        self.monitor.print_line(&row.to_string())
     }
 
     /// Measures a row.
@@ -124,54 +135,57 @@ impl<'a, 'b> MeasureRun<'a, 'b> {
     }
 
     fn findings(&self) -> LogFindings {
-        let logs: Vec<_> = self.group.members().iter().map(log_of).collect();
-        check(&logs, self.group.observation().step(), None)
+        let logs: Vec<_> = self.cluster.members().iter().map(log_of).collect();
+        check(&logs, self.cluster.observation().step(), None)
     }
 
     fn fault_row(&mut self, kind: MeasureRowKind) -> Result<MeasureRow, LocalClusterError> {
-        let mut struck = Vec::new();
+        let mut recoveries = Vec::new();
         let count = kind.count(self.times, self.power_cycles);
         for _ in 0..count {
             let draw = self.draws.number();
             // The last stage and the first one are no neighbours.
-            let pairs = self.group.observation().stages().len().saturating_sub(1).max(1) as u64;
+            let pairs = self.cluster.observation().stages().len().saturating_sub(1).max(1) as u64;
             let draw = if kind == MeasureRowKind::TwoKilled { draw % pairs } else { draw };
-            struck.extend(self.inject(kind, fault(kind, draw))?);
+            recoveries.extend(self.inject(kind, fault(kind, draw))?);
         }
-        let moved = self.plan_traffic();
-        Ok(row_of(kind, u64::from(count), &struck, &moved))
+        let traffic = self.plan_traffic();
+        Ok(row_of(kind, u64::from(count), &recoveries, &traffic))
     }
 
     fn plan_traffic(&self) -> BTreeMap<u64, PlanTraffic> {
-        by_plan(self.group.members().iter().flat_map(|member| member.events()))
+        by_plan(self.cluster.members().iter().flat_map(|member| member.events()))
     }
 
-    /// Strikes, and waits until the run goes on as ever; nothing if it came to its end before.
+    /// Injects a fault, and waits until the run goes on as before; nothing if it came to its end
+    /// before.
     fn inject(
         &mut self,
         kind: MeasureRowKind,
         fault: ProcessFault,
     ) -> Result<Option<RecoveryMeasurement>, LocalClusterError> {
-        let step_ms = self.group.observation().step_ms().unwrap_or(self.step_ms);
+        let step_ms = self.cluster.observation().step_ms().unwrap_or(self.step_ms);
         let before = self
-            .group
+            .cluster
             .observation()
             .seals()
             .last_key_value()
             .map(|(step, seal)| (*step, seal.at_us));
-        let Some(strike) = self.striker.inject(&mut self.group, fault)? else { return Ok(None) };
+        let Some(injection) = self.injector.inject(&mut self.cluster, fault)? else {
+            return Ok(None);
+        };
         let mut read_ms = 0.0;
         if kind == MeasureRowKind::PowerCycle {
             read_ms = self.read_disks()?;
         }
-        let down_ms = self.down_ms(kind, &strike)?;
-        let Some(recovery) = self.recover(&strike)? else { return Ok(None) };
-        let expected_us = before.map_or(strike.at_us as f64, |(step, at_us)| {
+        let down_ms = self.down_ms(kind, &injection)?;
+        let Some(recovery) = self.recover(&injection)? else { return Ok(None) };
+        let expected_us = before.map_or(injection.at_us as f64, |(step, at_us)| {
             at_us as f64 + (recovery.step.saturating_sub(step)) as f64 * step_ms * 1e3
         });
-        let sealed_us = strike.at_us as f64 + recovery.ms * 1e3;
-        let up_us = strike.at_us + (down_ms * 1e3) as u64;
-        let first_us = self.group.observation().first_seal_after(up_us);
+        let sealed_us = injection.at_us as f64 + recovery.ms * 1e3;
+        let up_us = injection.at_us + (down_ms * 1e3) as u64;
+        let first_us = self.cluster.observation().first_seal_after(up_us);
         self.settle()?;
         let ms = match (kind, first_us) {
             (MeasureRowKind::PowerCycle, Some(first_us)) => (first_us - up_us) as f64 / 1e3,
@@ -182,7 +196,7 @@ impl<'a, 'b> MeasureRun<'a, 'b> {
             late_ms: ((sealed_us - expected_us) / 1e3).max(0.0),
             step_ms,
             generation: recovery.generation,
-            is_planned_anew: self.group.observation().generation() > strike.generation,
+            is_planned_anew: self.cluster.observation().generation() > injection.generation,
             read_ms,
         }))
     }
@@ -191,23 +205,23 @@ impl<'a, 'b> MeasureRun<'a, 'b> {
     fn down_ms(
         &mut self,
         kind: MeasureRowKind,
-        strike: &FaultInjection,
+        injection: &FaultInjection,
     ) -> Result<f64, LocalClusterError> {
         if kind != MeasureRowKind::PowerCycle {
             return Ok(0.0);
         }
-        while !self.striker.is_idle() {
-            self.striker.revert_due(&mut self.group)?;
+        while !self.injector.is_idle() {
+            self.injector.revert_due(&mut self.cluster)?;
             std::thread::sleep(LOOK_EVERY);
         }
-        let down_us = crate::processes::local_cluster::wall_us().saturating_sub(strike.at_us);
+        let down_us = crate::processes::local_cluster::wall_us().saturating_sub(injection.at_us);
         Ok(down_us as f64 / 1e3)
     }
 
     /// What it takes to read plainly, one file after the other, all that workers keep on disks.
     fn read_disks(&self) -> Result<f64, LocalClusterError> {
         let began = Instant::now();
-        for member in self.group.members() {
+        for member in self.cluster.members() {
             let spec = member.spec();
             if spec.role == ProcessRole::Worker {
                 read_plainly(&spec.data_dir).map_err(|source| LocalClusterError::System {
@@ -220,14 +234,17 @@ impl<'a, 'b> MeasureRun<'a, 'b> {
     }
 
     fn is_done(&self) -> bool {
-        self.group.observation().done().is_some()
+        self.cluster.observation().done().is_some()
     }
 
     /// What shows that the run went on; nothing if it came to its end.
-    fn recover(&mut self, strike: &FaultInjection) -> Result<Option<Recovery>, LocalClusterError> {
-        let mut progress = StallDetector::new(&self.group);
+    fn recover(
+        &mut self,
+        injection: &FaultInjection,
+    ) -> Result<Option<Recovery>, LocalClusterError> {
+        let mut progress = StallDetector::new(&self.cluster);
         loop {
-            let recovery = strike.recovery(&self.group);
+            let recovery = injection.recovery(&self.cluster);
             if recovery.is_some() || self.is_done() {
                 return Ok(recovery);
             }
@@ -236,28 +253,28 @@ impl<'a, 'b> MeasureRun<'a, 'b> {
     }
 
     fn turn(&mut self, progress: &mut StallDetector) -> Result<(), LocalClusterError> {
-        self.watch.check()?;
-        self.group.poll()?;
-        self.striker.revert_due(&mut self.group)?;
-        if !self.striker.is_idle() {
+        self.monitor.check()?;
+        self.cluster.poll()?;
+        self.injector.revert_due(&mut self.cluster)?;
+        if !self.injector.is_idle() {
             progress.excuse();
         }
-        progress.check(&self.group, STANDSTILL)?;
+        progress.check(&self.cluster, STANDSTILL)?;
         std::thread::sleep(LOOK_EVERY);
         Ok(())
     }
 
     /// Until everything is back and the run goes on as ever.
     fn settle(&mut self) -> Result<(), LocalClusterError> {
-        let mut progress = StallDetector::new(&self.group);
+        let mut progress = StallDetector::new(&self.cluster);
         let is_there = |member: &ClusterMember| {
             matches!(member.status(), ProcessStatus::Running | ProcessStatus::Gone)
         };
-        while !self.striker.is_idle() || !self.group.members().iter().all(is_there) {
+        while !self.injector.is_idle() || !self.cluster.members().iter().all(is_there) {
             self.turn(&mut progress)?;
         }
-        let until = self.group.observation().step() + STEPS_APART_MIN;
-        while self.group.observation().step() < until && !self.is_done() {
+        let until = self.cluster.observation().step() + STEPS_APART_MIN;
+        while self.cluster.observation().step() < until && !self.is_done() {
             self.turn(&mut progress)?;
         }
         Ok(())
@@ -265,43 +282,48 @@ impl<'a, 'b> MeasureRun<'a, 'b> {
 
     /// Workers that come, one after the other, and go again.
     fn joins(&mut self) -> Result<MeasureRow, LocalClusterError> {
-        let (mut in_plan, mut longest) = (SortedDurations::default(), SortedDurations::default());
-        let (mut plans, mut standbys) = (0, 0);
+        let mut in_plan = SortedDurations::default();
+        let mut longest = SortedDurations::default();
+        let mut plans = 0;
+        let mut standbys = 0;
         for _ in 0..MeasureRowKind::Joins.count(self.times, self.power_cycles) {
-            let generation = self.group.observation().generation();
-            let (began, from) = (Instant::now(), self.group.observation().step());
-            let worker = self.group.add(ProcessRole::Worker)?;
+            let generation = self.cluster.observation().generation();
+            let began = Instant::now();
+            let from = self.cluster.observation().step();
+            let worker = self.cluster.add(ProcessRole::Worker)?;
             match self.until_planned(worker)? {
                 true => in_plan.add(began.elapsed().as_secs_f64() * 1e3),
                 false => standbys += 1,
             }
             self.settle()?;
-            plans += u32::from(self.group.observation().generation() > generation);
+            plans += u32::from(self.cluster.observation().generation() > generation);
             longest.add(self.longest_gap_ms(from));
-            self.group.retire(worker);
-            self.group.signal(worker, ProcessSignal::Terminate)?;
+            self.cluster.retire(worker);
+            self.cluster.signal(worker, ProcessSignal::Terminate)?;
             self.settle()?;
         }
         let gap = longest.quantiles().map_or(0.0, |quantiles| quantiles.max_ms);
         let note = format!("others waited {} at most; {standbys} stood by", words(gap));
-        let (what, next_seal) = ("worker joins (in the plan)", in_plan.quantiles());
+        let what = "worker joins (in the plan)";
+        let next_seal = in_plan.quantiles();
         Ok(MeasureRow { what, next_seal, plans, note, marks: Vec::new() })
     }
 
     /// Whether a worker gets a stage. It stands by if steps are sealed and it makes no progress.
     fn until_planned(&mut self, worker: MemberIndex) -> Result<bool, LocalClusterError> {
-        let name = self.group.members()[worker].spec().name.clone();
-        let mut progress = StallDetector::new(&self.group);
-        let (mut done, mut since) = (None, self.group.observation().step());
-        let mut asked = since;
-        while self.group.observation().step() < since + JOIN_STEPS && !self.is_done() {
-            if self.group.observation().stages().contains(&worker) {
+        let name = self.cluster.members()[worker].spec().name.clone();
+        let mut progress = StallDetector::new(&self.cluster);
+        let mut done = None;
+        let mut since = self.cluster.observation().step();
+        let mut polled_step = since;
+        while self.cluster.observation().step() < since + JOIN_STEPS && !self.is_done() {
+            if self.cluster.observation().stages().contains(&worker) {
                 return Ok(true);
             }
-            let step = self.group.observation().step();
-            if step > asked {
-                asked = step;
-                let status = self.group.status().unwrap_or_default();
+            let step = self.cluster.observation().step();
+            if step > polled_step {
+                polled_step = step;
+                let status = self.cluster.status().unwrap_or_default();
                 let found = status.members.iter().find(|member| member.name == name);
                 let now = found.and_then(|member| member.work).map(|work| work.done);
                 if now != done {
@@ -310,36 +332,37 @@ impl<'a, 'b> MeasureRun<'a, 'b> {
             }
             self.turn(&mut progress)?;
         }
-        Ok(self.group.observation().stages().contains(&worker))
+        Ok(self.cluster.observation().stages().contains(&worker))
     }
 
     /// The longest time between two seals since a step.
     fn longest_gap_ms(&self, from: u64) -> f64 {
-        let seals = self.group.observation().seals().range(from..);
-        let moments: Vec<u64> = seals.map(|(_, seal)| seal.at_us).collect();
-        let gaps = moments.windows(2).map(|pair| pair[1].saturating_sub(pair[0]));
+        let seals = self.cluster.observation().seals().range(from..);
+        let seal_times_us: Vec<u64> = seals.map(|(_, seal)| seal.at_us).collect();
+        let gaps = seal_times_us.windows(2).map(|pair| pair[1].saturating_sub(pair[0]));
         gaps.max().unwrap_or(0) as f64 / 1e3
     }
 
     /// Eight that die at once and come back, and sixteen more that come at once.
     fn mass(&mut self) -> Result<MeasureRow, LocalClusterError> {
-        let generation = self.group.observation().generation();
+        let generation = self.cluster.observation().generation();
         let draw = self.draws.number();
         let fault = ProcessFault::KillWorkers { draw, count: MASS_KILLED, down_ms: DOWN_MS };
         let killed = self.inject(MeasureRowKind::Mass, fault)?;
         let began = Instant::now();
-        let joined = (0..MASS_JOINED).map(|_| self.group.add(ProcessRole::Worker));
+        let joined = (0..MASS_JOINED).map(|_| self.cluster.add(ProcessRole::Worker));
         let joined = joined.collect::<Result<Vec<_>, _>>()?;
-        let mut progress = StallDetector::new(&self.group);
-        let are_admitted =
-            |group: &LocalCluster| joined.iter().all(|new| group.observation().is_admitted(*new));
-        while !are_admitted(&self.group) && !self.is_done() {
+        let mut progress = StallDetector::new(&self.cluster);
+        let are_admitted = |cluster: &LocalCluster| {
+            joined.iter().all(|new| cluster.observation().is_admitted(*new))
+        };
+        while !are_admitted(&self.cluster) && !self.is_done() {
             self.turn(&mut progress)?;
         }
-        let joined_ms = are_admitted(&self.group).then(|| began.elapsed().as_secs_f64() * 1e3);
-        let from = self.group.observation().step();
+        let joined_ms = are_admitted(&self.cluster).then(|| began.elapsed().as_secs_f64() * 1e3);
+        let from = self.cluster.observation().step();
         self.settle()?;
-        let went_on = self.group.observation().step() > from;
+        let went_on = self.cluster.observation().step() > from;
         let within = GoalBound::AtMost(MEMBERS_MS);
         let marks = vec![
             GoalResult::new("all are members", within, GoalUnit::Milliseconds, self.started_ms),
@@ -348,10 +371,11 @@ impl<'a, 'b> MeasureRun<'a, 'b> {
             GoalResult::all_of("went on after they came", u64::from(went_on), 1),
         ];
         let next_seal =
-            killed.iter().map(|struck| struck.ms).collect::<SortedDurations>().quantiles();
-        let plans = self.group.observation().generation().saturating_sub(generation);
+            killed.iter().map(|recovery| recovery.ms).collect::<SortedDurations>().quantiles();
+        let plans = self.cluster.observation().generation().saturating_sub(generation);
         let plans = u32::try_from(plans).unwrap_or(u32::MAX);
-        let (what, note) = ("eight killed, sixteen join", String::new());
+        let what = "eight killed, sixteen join";
+        let note = String::new();
         Ok(MeasureRow { what, next_seal, plans, note, marks })
     }
 
@@ -363,12 +387,12 @@ impl<'a, 'b> MeasureRun<'a, 'b> {
         mut self,
         expected: &UndisturbedRun,
     ) -> Result<(MeasureRow, LogFindings, TotalTraffic), LocalClusterError> {
-        let from = self.group.observation().step();
-        self.watch.until_done(&mut self.group, STANDSTILL)?;
-        let logs: Vec<_> = self.group.members().iter().map(log_of).collect();
+        let from = self.cluster.observation().step();
+        self.monitor.until_done(&mut self.cluster, STANDSTILL)?;
+        let logs: Vec<_> = self.cluster.members().iter().map(log_of).collect();
         let mut findings = check(&logs, self.steps, None);
         if findings.digests.is_empty() {
-            findings.digests.extend(self.group.final_digest());
+            findings.digests.extend(self.cluster.final_digest());
         }
         let is_equal =
             expected.digest.is_some() && findings.digests.first() == expected.digest.as_ref();

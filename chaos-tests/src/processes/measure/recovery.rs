@@ -1,4 +1,5 @@
-//! What is done for a row of faults, and what comes of it. Pure: strikes in, a row with its marks out.
+//! What is done for a row of faults, and what comes of it. Pure: recoveries in, a row with its
+//! marks out.
 
 use std::collections::BTreeMap;
 
@@ -17,14 +18,14 @@ const LEADER_P99_MS: f64 = 3000.0;
 /// After a power cycle, the next seal may come so much later than its step and reading what is on
 /// disks take, in milliseconds.
 const POWER_MS: f64 = 2000.0;
-/// A power cycle costs the steps since the last checkpoint, which is at most so old: what a run keeps of
-/// `checkpoint.every_time` by itself.
+/// A power cycle costs the steps since the last checkpoint, which is at most so old: what a run
+/// keeps of `checkpoint.every_time` by itself.
 const AGAIN_MS: f64 = 60_000.0;
-/// A fault that struck, and what followed.
+/// A fault that was injected, and what followed.
 #[derive(Clone, Copy, Debug)]
 pub struct RecoveryMeasurement {
-    /// From the fault to the seal that shows recovery; where power went, from when everybody was started
-    /// again to the first seal, be it of a step that is computed again.
+    /// From the fault to the seal that shows recovery; where power went, from when all processes were
+    /// started again to the first seal, be it of a step that is computed again.
     pub ms: f64,
     /// By how much that seal came later than it would have come undisturbed.
     pub late_ms: f64,
@@ -38,7 +39,7 @@ pub struct RecoveryMeasurement {
     pub read_ms: f64,
 }
 
-/// What a row strikes with.
+/// The fault of a row.
 #[must_use]
 pub fn fault(kind: MeasureRowKind, draw: u64) -> ProcessFault {
     let down_ms = kind.lasts_ms();
@@ -83,25 +84,25 @@ const fn words_of(kind: MeasureRowKind) -> &'static str {
     }
 }
 
-/// A row of strikes, and what they are held against.
+/// A row of injected faults, and the goals they are compared with.
 #[must_use]
 pub fn row_of(
     kind: MeasureRowKind,
     count: u64,
-    struck: &[RecoveryMeasurement],
-    moved: &BTreeMap<u64, PlanTraffic>,
+    recoveries: &[RecoveryMeasurement],
+    traffic: &BTreeMap<u64, PlanTraffic>,
 ) -> MeasureRow {
-    let next_seal = struck.iter().map(|one| one.ms).collect::<SortedDurations>().quantiles();
-    let plans = struck.iter().filter(|one| one.is_planned_anew).count();
-    let mut marks = vec![GoalResult::all_of("recovered from", struck.len() as u64, count)];
-    let late = struck.iter().map(|one| one.late_ms).collect::<SortedDurations>().quantiles();
+    let next_seal = recoveries.iter().map(|one| one.ms).collect::<SortedDurations>().quantiles();
+    let plans = recoveries.iter().filter(|one| one.is_planned_anew).count();
+    let mut marks = vec![GoalResult::all_of("recovered from", recoveries.len() as u64, count)];
+    let late = recoveries.iter().map(|one| one.late_ms).collect::<SortedDurations>().quantiles();
     let allowed = |one: &RecoveryMeasurement| {
         if kind == MeasureRowKind::PowerCycle {
             return one.step_ms + one.read_ms + POWER_MS;
         }
-        allowed_ms(one.step_ms, moved.get(&one.generation), bandwidth(moved))
+        allowed_ms(one.step_ms, traffic.get(&one.generation), bandwidth(traffic))
     };
-    let shares = struck.iter().map(|one| one.ms / allowed(one));
+    let shares = recoveries.iter().map(|one| one.ms / allowed(one));
     let worst = shares.max_by(f64::total_cmp);
     match kind {
         MeasureRowKind::ControllerKilled => {
@@ -130,7 +131,7 @@ pub fn row_of(
         | MeasureRowKind::Joins
         | MeasureRowKind::Mass => {}
     }
-    let step = struck.iter().map(|one| one.step_ms).collect::<SortedDurations>().quantiles();
+    let step = recoveries.iter().map(|one| one.step_ms).collect::<SortedDurations>().quantiles();
     let step = step.map_or(0.0, |step| step.p50_ms);
     let late = late.map_or(0.0, |late| late.p50_ms);
     let note = format!("a step {}, later by {} p50", words(step), words(late));
@@ -155,13 +156,13 @@ mod tests {
         read_ms: 0.0,
     };
 
-    /// What is met of a row of two strikes, in its order.
+    /// Which goals a row of two faults meets, in order.
     fn met(
         kind: MeasureRowKind,
-        struck: &[RecoveryMeasurement],
-        moved: &BTreeMap<u64, PlanTraffic>,
+        recoveries: &[RecoveryMeasurement],
+        traffic: &BTreeMap<u64, PlanTraffic>,
     ) -> Vec<bool> {
-        row_of(kind, 2, struck, moved).marks.iter().map(|mark| mark.is_met).collect()
+        row_of(kind, 2, recoveries, traffic).marks.iter().map(|mark| mark.is_met).collect()
     }
 
     #[test]
@@ -197,8 +198,11 @@ mod tests {
         );
         check(MeasureRowKind::StoppedBriefly, CALM, &[true, false]);
         check(MeasureRowKind::Drains, RecoveryMeasurement { ms: 90_000.0, ..CALM }, &[true]);
-        let calm = RecoveryMeasurement { is_planned_anew: false, ..CALM };
-        assert_eq!(met(MeasureRowKind::StoppedBriefly, &[calm, calm], &none), [true, true]);
+        let undisturbed = RecoveryMeasurement { is_planned_anew: false, ..CALM };
+        assert_eq!(
+            met(MeasureRowKind::StoppedBriefly, &[undisturbed, undisturbed], &none),
+            [true, true]
+        );
         assert_eq!(
             met(MeasureRowKind::WorkerKilled, &[CALM], &none),
             [false, true],
@@ -209,12 +213,12 @@ mod tests {
 
     #[test]
     fn what_moves_for_a_plan_is_allowed_for() {
-        let moved = PlanTraffic { generation: 3, bytes: 1000, floor: 1000, ms: 100.0 };
-        let moved = BTreeMap::from([(3, moved)]);
-        let strike = |ms| [CALM, RecoveryMeasurement { ms, ..CALM }];
-        assert_eq!(met(MeasureRowKind::WorkerKilled, &strike(730.0), &moved), [true, true]);
-        assert_eq!(met(MeasureRowKind::WorkerKilled, &strike(731.0), &moved), [true, false]);
+        let traffic = PlanTraffic { generation: 3, bytes: 1000, floor: 1000, ms: 100.0 };
+        let traffic = BTreeMap::from([(3, traffic)]);
+        let recoveries = |ms| [CALM, RecoveryMeasurement { ms, ..CALM }];
+        assert_eq!(met(MeasureRowKind::WorkerKilled, &recoveries(730.0), &traffic), [true, true]);
+        assert_eq!(met(MeasureRowKind::WorkerKilled, &recoveries(731.0), &traffic), [true, false]);
         let other = RecoveryMeasurement { generation: 4, ms: 700.0, ..CALM };
-        assert_eq!(met(MeasureRowKind::WorkerKilled, &[CALM, other], &moved), [true, false]);
+        assert_eq!(met(MeasureRowKind::WorkerKilled, &[CALM, other], &traffic), [true, false]);
     }
 }

@@ -1,4 +1,5 @@
-//! Which rows there are, how often each fault strikes, and how many steps a run needs for them. Pure.
+//! Which rows there are, how often each fault is injected, and how many steps a run needs for them.
+//! Pure.
 
 use std::fmt;
 use std::time::Duration;
@@ -27,11 +28,11 @@ pub enum MeasureRowKind {
     WorkerKilled,
     /// SIGKILL to the controller that leads.
     ControllerKilled,
-    /// SIGSTOP to a worker, so short that nobody should notice.
+    /// SIGSTOP to a worker, so short that no node should notice.
     StoppedBriefly,
     /// SIGSTOP to a worker for seconds.
     Stopped,
-    /// SIGSTOP to a worker for much longer than anybody waits.
+    /// SIGSTOP to a worker for much longer than any node waits.
     StoppedLong,
     /// A worker comes, and goes again.
     Joins,
@@ -98,9 +99,9 @@ impl MeasureRowKind {
         Self::ALL.into_iter().find(|row| row.name() == name)
     }
 
-    /// Whether it strikes a run.
+    /// Whether it injects faults into a run.
     #[must_use]
-    pub const fn strikes(self) -> bool {
+    pub const fn injects_faults(self) -> bool {
         match self {
             Self::Undisturbed | Self::Speed => false,
             Self::WorkerKilled
@@ -150,7 +151,7 @@ impl MeasureRowKind {
         }
     }
 
-    /// How often it strikes.
+    /// How often its fault is injected.
     #[must_use]
     pub const fn count(self, times: u32, power_cycles: u32) -> u32 {
         match self {
@@ -167,7 +168,7 @@ impl MeasureRowKind {
         }
     }
 
-    /// Steps that pass for one strike, if the run goes on while it lasts.
+    /// Steps that pass for one fault, if the run goes on while it lasts.
     fn steps(self, step_ms: f64) -> u64 {
         let lasting = Duration::from_millis(self.lasts_ms());
         let lasting = ProcessCampaignSetup::distance(lasting, step_ms / STEPS_SPARE);
@@ -196,7 +197,7 @@ impl fmt::Display for MeasureRowKind {
     }
 }
 
-/// Steps of a run that all strikes of these rows find their time in.
+/// Steps of a run that is long enough for all faults of these rows.
 #[must_use]
 pub fn steps_needed(rows: &[MeasureRowKind], times: u32, power_cycles: u32, step_ms: f64) -> u64 {
     let of_row =
@@ -214,7 +215,7 @@ mod tests {
             assert_eq!(MeasureRowKind::named(row.name()), Some(row));
         }
         assert_eq!(MeasureRowKind::named("earthquake"), None);
-        assert!(MeasureRowKind::USUAL.iter().all(|row| row.strikes() && row.copies() == 1));
+        assert!(MeasureRowKind::USUAL.iter().all(|row| row.injects_faults() && row.copies() == 1));
     }
 
     #[test]
@@ -224,7 +225,7 @@ mod tests {
         };
         check(&[], 20, 10.0, 8);
         check(&[MeasureRowKind::Undisturbed, MeasureRowKind::Speed], 20, 10.0, 8);
-        // However long a step takes, some lie between two strikes.
+        // However long a step takes, some lie between two faults.
         check(&[MeasureRowKind::WorkerKilled], 20, 60_000.0, 8 + 20 * 10);
         // The run goes on while a worker stands still.
         check(&[MeasureRowKind::StoppedLong], 4, 15.0, 8 + 3000 + 6);

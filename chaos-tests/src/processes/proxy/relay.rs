@@ -1,4 +1,5 @@
-//! The thread of the proxy: receives datagrams, passes them to their link, and sends them when it is time.
+//! The thread of the proxy: receives datagrams, passes them to their link, and sends them when it
+//! is time.
 
 use std::cmp::{Ordering, Reverse};
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
@@ -13,14 +14,14 @@ use super::super::link_conditions::{LinkConditions, ProxyLink};
 use super::super::system::{wait_readable, widen};
 use super::{LinkEndpoints, LinkSelector, NetworkSite, ProxyCounts, ProxyRequest};
 
-/// Sources that each front keeps a socket for, all fronts together. The one that was silent longest
-/// makes room; what it sends later gets a new one.
+/// Sources that listeners keep a socket for, all listeners together. The one that was silent
+/// longest is evicted; what it sends later gets a new one.
 const FLOWS_MAX: usize = 512;
-/// Datagrams that may be under way.
+/// Most datagrams in flight.
 const PENDING_MAX: usize = 65_536;
-/// Bytes that may be under way.
+/// Most bytes of datagrams in flight.
 const PENDING_BYTES_MAX: usize = 64 << 20;
-/// Datagrams of a link that are kept to be sent again: the oldest makes room.
+/// Datagrams of a link that are kept to be sent again: the oldest is dropped first.
 const RECORDED_MAX: usize = 256;
 /// Datagrams taken from one socket before others have their turn.
 const BURST_MAX: usize = 64;
@@ -28,7 +29,7 @@ const BURST_MAX: usize = 64;
 const DATAGRAM_BYTES_MAX: usize = 65_536;
 /// What the sockets of the proxy may hold, if the system allows it.
 const SOCKET_BYTES: u32 = 4 << 20;
-/// How long it waits if nothing is under way.
+/// How long it waits if no datagram is in flight.
 const IDLE: Duration = Duration::from_secs(3600);
 
 /// Where a node's datagrams arrive.
@@ -38,9 +39,9 @@ struct ProxyListener {
     target: SocketAddr,
 }
 
-/// One source that sends to one front.
+/// One source that sends to one listener.
 struct ProxyFlow {
-    front: usize,
+    listener: usize,
     source: SocketAddr,
     link: LinkEndpoints,
     /// The target sees the source under this socket's address, and answers to it.
@@ -48,7 +49,7 @@ struct ProxyFlow {
     used: u64,
 }
 
-/// Which way through a flow.
+/// The direction of a datagram through a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum FlowDirection {
     /// From the source to the target.
@@ -57,14 +58,14 @@ enum FlowDirection {
     Outward,
 }
 
-/// A datagram under way.
+/// A datagram in flight.
 #[derive(PartialEq, Eq)]
 struct PendingDatagram {
     at_us: u64,
     /// Of two for the same moment, the one that came first.
     number: u64,
     flow: u64,
-    side: FlowDirection,
+    direction: FlowDirection,
     bytes: Vec<u8>,
 }
 
@@ -98,12 +99,12 @@ pub(super) struct ProxyRelay {
     done: SyncSender<()>,
     wake_receiver: UnixDatagram,
     began: Instant,
-    fronts: Vec<ProxyListener>,
+    listeners: Vec<ProxyListener>,
     flows: BTreeMap<u64, ProxyFlow>,
-    /// The flow of a source at a front.
+    /// The flow of a source at a listener.
     by_source: BTreeMap<(usize, SocketAddr), u64>,
     links: BTreeMap<LinkEndpoints, ProxyLink>,
-    /// Weathers for links that come later, in the order in which they were set.
+    /// Conditions for links that come later, in the order in which they were set.
     conditions: Vec<(LinkSelector, LinkConditions)>,
     pending: BinaryHeap<Reverse<PendingDatagram>>,
     pending_bytes: usize,
@@ -116,7 +117,7 @@ pub(super) struct ProxyRelay {
 #[derive(Clone, Copy)]
 enum ReadableSocket {
     Wake,
-    Front(usize),
+    Listener(usize),
     Flow(u64),
 }
 
@@ -125,15 +126,15 @@ impl ProxyRelay {
         seed: u64,
         inbox: Receiver<ProxyRequest>,
         done: SyncSender<()>,
-        ear: UnixDatagram,
+        wake_receiver: UnixDatagram,
     ) -> Self {
         Self {
             seed,
             inbox,
             done,
-            wake_receiver: ear,
+            wake_receiver,
             began: Instant::now(),
-            fronts: Vec::new(),
+            listeners: Vec::new(),
             flows: BTreeMap::new(),
             by_source: BTreeMap::new(),
             links: BTreeMap::new(),
@@ -163,7 +164,7 @@ impl ProxyRelay {
                             return;
                         }
                     }
-                    ReadableSocket::Front(front) => self.read_front(front, &mut buffer),
+                    ReadableSocket::Listener(listener) => self.read_listener(listener, &mut buffer),
                     ReadableSocket::Flow(flow) => self.read_flow(flow, &mut buffer),
                 }
             }
@@ -171,13 +172,14 @@ impl ProxyRelay {
     }
 
     fn readables(&self) -> (Vec<RawFd>, Vec<ReadableSocket>) {
-        let fronts = self.fronts.iter().enumerate();
-        let fronts =
-            fronts.map(|(place, front)| (front.socket.as_raw_fd(), ReadableSocket::Front(place)));
+        let listeners = self.listeners.iter().enumerate();
+        let listeners = listeners.map(|(place, listener)| {
+            (listener.socket.as_raw_fd(), ReadableSocket::Listener(place))
+        });
         let flows =
             self.flows.iter().map(|(id, flow)| (flow.back.as_raw_fd(), ReadableSocket::Flow(*id)));
-        let ear = (self.wake_receiver.as_raw_fd(), ReadableSocket::Wake);
-        std::iter::once(ear).chain(fronts).chain(flows).unzip()
+        let wake_receiver = (self.wake_receiver.as_raw_fd(), ReadableSocket::Wake);
+        std::iter::once(wake_receiver).chain(listeners).chain(flows).unzip()
     }
 
     fn now_us(&self) -> u64 {
@@ -196,15 +198,16 @@ impl ProxyRelay {
         while self.wake_receiver.recv(buffer).is_ok() {}
         while let Ok(request) = self.inbox.try_recv() {
             match request {
-                ProxyRequest::Add { site, front, target } => {
-                    widen(front.as_raw_fd(), SOCKET_BYTES);
-                    self.fronts.push(ProxyListener { site, socket: front, target });
+                ProxyRequest::Add { site, listener, target } => {
+                    widen(listener.as_raw_fd(), SOCKET_BYTES);
+                    self.listeners.push(ProxyListener { site, socket: listener, target });
                 }
-                ProxyRequest::Set { links, weather } => self.set(links, weather),
+                ProxyRequest::Set { links, conditions } => self.set(links, conditions),
                 ProxyRequest::Record { is_on } => self.recordings = is_on.then(BTreeMap::new),
                 ProxyRequest::Replay { links, count } => self.replay(links, count),
                 ProxyRequest::Count { answer } => {
-                    let links = self.links.iter().map(|(way, link)| (*way, link.counts()));
+                    let links =
+                        self.links.iter().map(|(endpoints, link)| (*endpoints, link.counts()));
                     let counts = ProxyCounts { links: links.collect(), ..self.counts.clone() };
                     // The handle may have gone.
                     let _ = answer.try_send(counts);
@@ -217,27 +220,30 @@ impl ProxyRelay {
         false
     }
 
-    fn set(&mut self, links: LinkSelector, weather: LinkConditions) {
+    fn set(&mut self, links: LinkSelector, conditions: LinkConditions) {
         // What came before and is about no other links has no effect any more.
         self.conditions.retain(|(before, _)| links != LinkSelector::All && *before != links);
-        self.conditions.push((links, weather));
-        let touched = self.links.iter_mut().filter(|(way, _)| links.contains(**way));
-        touched.for_each(|(_, link)| link.set(weather));
+        self.conditions.push((links, conditions));
+        let touched = self.links.iter_mut().filter(|(endpoints, _)| links.contains(**endpoints));
+        touched.for_each(|(_, link)| link.set(conditions));
     }
 
-    fn link(&mut self, way: LinkEndpoints) -> &mut ProxyLink {
-        let Self { links, conditions: weathers, seed, .. } = self;
-        links.entry(way).or_insert_with(|| {
-            let weather = weathers.iter().rev().find(|(links, _)| links.contains(way));
-            let weather = weather.map_or(LinkConditions::CLEAR, |(_, weather)| *weather);
-            ProxyLink::new(*seed, way.from.0, way.to.0, weather)
+    fn link(&mut self, endpoints: LinkEndpoints) -> &mut ProxyLink {
+        let Self { links, conditions, seed, .. } = self;
+        links.entry(endpoints).or_insert_with(|| {
+            let conditions = conditions.iter().rev().find(|(links, _)| links.contains(endpoints));
+            let conditions =
+                conditions.map_or(LinkConditions::CLEAR, |(_, conditions)| *conditions);
+            ProxyLink::new(*seed, endpoints.from.0, endpoints.to.0, conditions)
         })
     }
 
-    fn read_front(&mut self, front: usize, buffer: &mut [u8]) {
+    fn read_listener(&mut self, listener: usize, buffer: &mut [u8]) {
         for _ in 0..BURST_MAX {
-            let Ok((length, source)) = self.fronts[front].socket.recv_from(buffer) else { return };
-            match self.flow(front, source) {
+            let Ok((length, source)) = self.listeners[listener].socket.recv_from(buffer) else {
+                return;
+            };
+            match self.flow(listener, source) {
                 Ok(flow) => self.accept_datagram(flow, FlowDirection::Inward, &buffer[..length]),
                 Err(_) => self.counts.refused += 1,
             }
@@ -246,18 +252,18 @@ impl ProxyRelay {
 
     fn read_flow(&mut self, id: u64, buffer: &mut [u8]) {
         for _ in 0..BURST_MAX {
-            // It may have made room for another since it was found readable.
+            // It may have been evicted since it was found readable.
             let Some(flow) = self.flows.get(&id) else { return };
             let Ok((length, source)) = flow.back.recv_from(buffer) else { return };
-            if source == self.fronts[flow.front].target {
+            if source == self.listeners[flow.listener].target {
                 self.accept_datagram(id, FlowDirection::Outward, &buffer[..length]);
             }
         }
     }
 
-    /// The flow of a source at a front.
-    fn flow(&mut self, front: usize, source: SocketAddr) -> io::Result<u64> {
-        if let Some(id) = self.by_source.get(&(front, source)) {
+    /// The flow of a source at a listener.
+    fn flow(&mut self, listener: usize, source: SocketAddr) -> io::Result<u64> {
+        if let Some(id) = self.by_source.get(&(listener, source)) {
             return Ok(*id);
         }
         if self.flows.len() >= FLOWS_MAX {
@@ -266,69 +272,75 @@ impl ProxyRelay {
         let back = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
         back.set_nonblocking(true)?;
         widen(back.as_raw_fd(), SOCKET_BYTES);
-        let sender = self.fronts.iter().find(|front| front.target == source);
-        let from = sender.map_or(NetworkSite::OUTSIDE, |front| front.site);
-        let way = LinkEndpoints { from, to: self.fronts[front].site };
+        let sender = self.listeners.iter().find(|listener| listener.target == source);
+        let from = sender.map_or(NetworkSite::OUTSIDE, |listener| listener.site);
+        let endpoints = LinkEndpoints { from, to: self.listeners[listener].site };
         self.numbers += 1;
         let id = self.numbers;
-        self.flows.insert(id, ProxyFlow { front, source, link: way, back, used: id });
-        self.by_source.insert((front, source), id);
+        self.flows.insert(id, ProxyFlow { listener, source, link: endpoints, back, used: id });
+        self.by_source.insert((listener, source), id);
         Ok(id)
     }
 
     fn evict_idle_flow(&mut self) {
         let silent = self.flows.iter().min_by_key(|(_, flow)| flow.used).map(|(id, _)| *id);
         if let Some(flow) = silent.and_then(|id| self.flows.remove(&id)) {
-            self.by_source.remove(&(flow.front, flow.source));
+            self.by_source.remove(&(flow.listener, flow.source));
         }
     }
 
-    fn accept_datagram(&mut self, id: u64, side: FlowDirection, bytes: &[u8]) {
+    fn accept_datagram(&mut self, id: u64, direction: FlowDirection, bytes: &[u8]) {
         self.numbers += 1;
         let number = self.numbers;
         let Some(flow) = self.flows.get_mut(&id) else { return };
         flow.used = number;
-        let way = side.link_from(flow.link);
-        self.record(way, id, side, bytes);
+        let endpoints = direction.link_from(flow.link);
+        self.record(endpoints, id, direction, bytes);
         let now_us = self.now_us();
-        for delivery in self.link(way).send(now_us, bytes.len()).into_iter().flatten() {
+        for delivery in self.link(endpoints).send(now_us, bytes.len()).into_iter().flatten() {
             let mut bytes = bytes.to_vec();
             if let Some(bit) = delivery.flipped_bit {
                 let place = usize::try_from(bit / 8).expect("within a datagram");
                 bytes[place] ^= 1 << (bit % 8);
             }
             self.schedule(
-                PendingDatagram { at_us: delivery.at_us, number, flow: id, side, bytes },
+                PendingDatagram { at_us: delivery.at_us, number, flow: id, direction, bytes },
                 now_us,
             );
         }
     }
 
-    fn record(&mut self, way: LinkEndpoints, flow: u64, side: FlowDirection, bytes: &[u8]) {
+    fn record(
+        &mut self,
+        endpoints: LinkEndpoints,
+        flow: u64,
+        direction: FlowDirection,
+        bytes: &[u8],
+    ) {
         let Some(recordings) = &mut self.recordings else { return };
-        let recording = recordings.entry(way).or_default();
+        let recording = recordings.entry(endpoints).or_default();
         if recording.len() >= RECORDED_MAX {
             recording.pop_front();
         }
-        recording.push_back((flow, side, bytes.to_vec()));
+        recording.push_back((flow, direction, bytes.to_vec()));
     }
 
     fn replay(&mut self, links: LinkSelector, count: usize) {
         let mut again = Vec::new();
-        for (way, recording) in self.recordings.iter().flatten() {
-            if links.contains(*way) {
+        for (endpoints, recording) in self.recordings.iter().flatten() {
+            if links.contains(*endpoints) {
                 again.extend(recording.iter().take(count).cloned());
             }
         }
-        for (flow, side, bytes) in again {
+        for (flow, direction, bytes) in again {
             self.counts.replayed += 1;
-            self.deliver(flow, side, &bytes);
+            self.deliver(flow, direction, &bytes);
         }
     }
 
     fn schedule(&mut self, pending: PendingDatagram, now_us: u64) {
         if pending.at_us <= now_us {
-            self.deliver(pending.flow, pending.side, &pending.bytes);
+            self.deliver(pending.flow, pending.direction, &pending.bytes);
             return;
         }
         let bytes = pending.bytes.len();
@@ -340,22 +352,22 @@ impl ProxyRelay {
         self.pending.push(Reverse(pending));
     }
 
-    /// Puts out whatever is due.
+    /// Delivers whatever is due.
     fn deliver_due(&mut self) {
         let now_us = self.now_us();
         while self.pending.peek().is_some_and(|Reverse(next)| next.at_us <= now_us) {
             let Some(Reverse(next)) = self.pending.pop() else { return };
             self.pending_bytes -= next.bytes.len();
-            self.deliver(next.flow, next.side, &next.bytes);
+            self.deliver(next.flow, next.direction, &next.bytes);
         }
     }
 
-    fn deliver(&mut self, id: u64, side: FlowDirection, bytes: &[u8]) {
+    fn deliver(&mut self, id: u64, direction: FlowDirection, bytes: &[u8]) {
         let Some(flow) = self.flows.get(&id) else { return };
-        let front = &self.fronts[flow.front];
-        let sent = match side {
-            FlowDirection::Inward => flow.back.send_to(bytes, front.target),
-            FlowDirection::Outward => front.socket.send_to(bytes, flow.source),
+        let listener = &self.listeners[flow.listener];
+        let sent = match direction {
+            FlowDirection::Inward => flow.back.send_to(bytes, listener.target),
+            FlowDirection::Outward => listener.socket.send_to(bytes, flow.source),
         };
         self.counts.refused += u64::from(sent.is_err());
     }

@@ -23,7 +23,7 @@ struct ProxyScene {
     client: UdpSocket,
     server: UdpSocket,
     /// Where the client sends to.
-    front: SocketAddr,
+    listener: SocketAddr,
 }
 
 fn socket() -> UdpSocket {
@@ -34,20 +34,21 @@ fn socket() -> UdpSocket {
 
 fn scene(seed: u64) -> ProxyScene {
     let proxy = Proxy::start(seed).expect("a thread");
-    let (client, server) = (socket(), socket());
+    let client = socket();
+    let server = socket();
     proxy.add(CLIENT, client.local_addr().expect("bound")).expect("a port");
-    let front = proxy.add(SERVER, server.local_addr().expect("bound")).expect("a port");
-    ProxyScene { proxy, client, server, front }
+    let listener = proxy.add(SERVER, server.local_addr().expect("bound")).expect("a port");
+    ProxyScene { proxy, client, server, listener }
 }
 
 impl ProxyScene {
     fn send(&self, number: u32) {
-        self.client.send_to(&number.to_le_bytes(), self.front).expect("sent");
+        self.client.send_to(&number.to_le_bytes(), self.listener).expect("sent");
     }
 
-    /// Sends numbers under a weather, clears it, and returns what came of them.
-    fn pass(&self, weather: LinkConditions) -> Vec<Vec<u8>> {
-        self.proxy.set(LinkSelector::One(INWARD), weather);
+    /// Sends numbers under conditions, resets those, and returns what arrived.
+    fn pass(&self, conditions: LinkConditions) -> Vec<Vec<u8>> {
+        self.proxy.set(LinkSelector::One(INWARD), conditions);
         (0..MANY).for_each(|number| self.send(number));
         while self.sent() < u64::from(MANY) {
             std::thread::yield_now();
@@ -59,7 +60,11 @@ impl ProxyScene {
 
     fn sent(&self) -> u64 {
         let counts = self.proxy.counts();
-        counts.links.iter().find(|(way, _)| *way == INWARD).map_or(0, |(_, counts)| counts.sent)
+        counts
+            .links
+            .iter()
+            .find(|(endpoints, _)| *endpoints == INWARD)
+            .map_or(0, |(_, counts)| counts.sent)
     }
 
     fn until_mark(&self) -> Vec<Vec<u8>> {
@@ -92,9 +97,10 @@ fn an_answer_finds_its_way_back() {
     assert_eq!(question, 5u32.to_le_bytes());
     assert_ne!(asker, scene.client.local_addr().expect("bound"));
     scene.server.send_to(b"answer", asker).expect("sent");
-    assert_eq!(receive(&scene.client), (b"answer".to_vec(), scene.front));
+    assert_eq!(receive(&scene.client), (b"answer".to_vec(), scene.listener));
     let counts = scene.proxy.counts();
-    let ways: Vec<_> = counts.links.iter().map(|(way, counts)| (*way, counts.sent)).collect();
+    let ways: Vec<_> =
+        counts.links.iter().map(|(endpoints, counts)| (*endpoints, counts.sent)).collect();
     assert_eq!(ways, [(INWARD, 1), (OUTWARD, 1)]);
     assert_eq!(counts.sent(), 2);
 }
@@ -102,7 +108,7 @@ fn an_answer_finds_its_way_back() {
 #[test]
 fn an_unknown_source_is_outside() {
     let scene = scene(1);
-    socket().send_to(b"hello", scene.front).expect("sent");
+    socket().send_to(b"hello", scene.listener).expect("sent");
     assert_eq!(receive(&scene.server).0, b"hello");
     let outside = LinkEndpoints { from: NetworkSite::OUTSIDE, to: SERVER };
     assert_eq!(scene.proxy.counts().sent(), 0);
@@ -116,8 +122,8 @@ fn clear_weather_changes_nothing() {
 
 #[test]
 fn the_same_seed_loses_the_same() {
-    let weather = LinkConditions { loss: 0.3, ..LinkConditions::CLEAR };
-    let came = [7, 7, 8].map(|seed| numbers(&scene(seed).pass(weather)));
+    let conditions = LinkConditions { loss: 0.3, ..LinkConditions::CLEAR };
+    let came = [7, 7, 8].map(|seed| numbers(&scene(seed).pass(conditions)));
     assert!((1..MANY as usize).contains(&came[0].len()));
     assert_eq!(came[0], came[1]);
     assert_ne!(came[0], came[2]);
@@ -139,9 +145,9 @@ fn what_is_damaged_differs_in_one_bit() {
 
 #[test]
 fn what_is_overtaken_comes_all_the_same() {
-    let weather = LinkConditions { reordering: 0.5, reorder_us: 3000, ..LinkConditions::CLEAR };
+    let conditions = LinkConditions { reordering: 0.5, reorder_us: 3000, ..LinkConditions::CLEAR };
     let scene = scene(1);
-    scene.proxy.set(LinkSelector::One(INWARD), weather);
+    scene.proxy.set(LinkSelector::One(INWARD), conditions);
     (0..MANY).for_each(|number| scene.send(number));
     let mut came: Vec<u32> = (0..MANY).map(|_| numbers(&[receive(&scene.server).0])[0]).collect();
     assert!(!came.is_sorted(), "nothing overtook anything");

@@ -24,7 +24,7 @@ pub enum FleetTraceError {
         line: usize,
         /// What should be there.
         expected: &'static str,
-        /// What stands there.
+        /// The text that was found instead.
         found: String,
     },
     /// A line is earlier than the one before.
@@ -33,7 +33,7 @@ pub enum FleetTraceError {
         /// Number of the line, counted from 1.
         line: usize,
     },
-    /// Nobody is there in a window.
+    /// There is no worker in a window.
     #[error("the trace has no nodes between {from} s and {to} s")]
     Empty {
         /// Beginning of the window, in seconds.
@@ -101,11 +101,11 @@ impl FleetTrace {
         Ok(Self { changes })
     }
 
-    /// What at most so many workers do who follow a part of it, so many times as fast. The fleet is
-    /// made smaller by one scale for the whole part: its greatest count becomes `workers_max`.
+    /// What at most so many workers do that replay a part of it, so many times as fast. The fleet
+    /// is made smaller by one scale for the whole part: its greatest count becomes `workers_max`.
     ///
     /// # Errors
-    /// If nobody is there.
+    /// If there is no worker.
     pub fn follow(
         &self,
         (from_s, to_s): (f64, f64),
@@ -127,7 +127,8 @@ impl FleetTrace {
             moves: Vec::new(),
             seconds: (to_s - from_s) / speed,
         };
-        let (mut alive, mut owed) = (fleet.begin, 0.0);
+        let mut alive = fleet.begin;
+        let mut owed = 0.0;
         for change in changes {
             let target = scaled(change.alive, scale);
             // A node that leaves while another comes shows in no count, and is a loss all the same.
@@ -173,7 +174,8 @@ fn parse_line(
         (false, [at_s, alive]) => {
             let at_s = seconds(at_s).ok_or_else(|| wrong("a time in seconds"))?;
             let alive = count(alive).ok_or_else(|| wrong("a count of nodes"))?;
-            let (left, came) = (before.saturating_sub(alive), alive.saturating_sub(before));
+            let left = before.saturating_sub(alive);
+            let came = alive.saturating_sub(before);
             Ok(FleetTraceLine { at_s, left, came, alive })
         }
         (true, _) => Err(wrong("four columns")),
@@ -214,7 +216,9 @@ pub struct Fleet {
 impl Fleet {
     /// Spans of time with so many workers each, in seconds.
     fn spans(&self) -> Vec<(f64, u32)> {
-        let (mut alive, mut since, mut spans) = (self.begin, 0.0, Vec::new());
+        let mut alive = self.begin;
+        let mut since = 0.0;
+        let mut spans = Vec::new();
         for found in &self.moves {
             spans.push((found.after_s - since, alive));
             since = found.after_s;

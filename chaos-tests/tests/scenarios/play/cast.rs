@@ -24,7 +24,7 @@ const NEVER_CLIPS: f64 = 10.0;
 pub struct PlayOptions {
     /// Controllers, all of them voters.
     pub controllers: u64,
-    /// Number of workers.
+    /// Number of workers at the beginning.
     pub workers: u64,
     /// Stages at most: workers beyond them are spare.
     pub stages: u32,

@@ -156,12 +156,12 @@ impl Play {
         }
         let end = reference.version(Step(STEPS)).expect("it went that far");
         let mut layers = 0;
-        for (node, station) in self.active_stages() {
-            for (layer, digest) in station.engine().executor().digests() {
+        for (node, active) in self.active_stages() {
+            for (layer, digest) in active.engine().executor().digests() {
                 assert_eq!(digest, end[layer.index()], "layer {layer} on worker {node}");
                 layers += 1;
             }
-            for copy in station.copies() {
+            for copy in active.copies() {
                 let layer = copy.layer();
                 assert_eq!(copy.digest(), end[layer.index()], "copy of {layer} on worker {node}");
             }
@@ -294,7 +294,8 @@ impl Play {
     }
 }
 
-/// Layers that have to move from one plan to the next at least, whichever holder stands at which stage.
+/// Layers that have to move from one plan to the next at least, whichever holder stands at which
+/// stage.
 fn least_moved(before: &PlanRecord, next: &PlanRecord) -> usize {
     let needed = |plan: &PlanRecord, stage: StageIndex| -> BTreeSet<LayerId> {
         plan.layers_of(stage).chain(copied_layers(plan, stage)).collect()
@@ -307,8 +308,8 @@ fn least_moved(before: &PlanRecord, next: &PlanRecord) -> usize {
     orders(held.len())
         .into_iter()
         .map(|order| {
-            let seats = needed.iter().zip(&order);
-            seats.map(|(needed, from)| needed.difference(&held[*from]).count()).sum()
+            let assignments = needed.iter().zip(&order);
+            assignments.map(|(needed, from)| needed.difference(&held[*from]).count()).sum()
         })
         .min()
         .expect("there is an order")

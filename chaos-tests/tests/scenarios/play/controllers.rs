@@ -10,7 +10,7 @@ use zbelastic_consensus::raft::{RaftSetup, RecoveredLog, encode_record};
 use zbelastic_consensus::state::State;
 use zbelastic_types::NodeId;
 
-use super::wire::{PlayMessage, PlayPacket};
+use super::network::{PlayMessage, PlayPacket};
 use super::{CLUSTER, Play};
 
 const TIMING: DutyTiming =
@@ -33,7 +33,8 @@ impl Play {
             let controller =
                 PlayController { core: None, disk: MachineDisk::default(), election_ticks };
             self.controllers.insert(node, controller);
-            let (voters, state) = (voters.clone(), Box::new(state.clone()));
+            let voters = voters.clone();
+            let state = Box::new(state.clone());
             self.start_controller(node, CoreStart::Create { voters, state });
         }
     }
@@ -58,7 +59,8 @@ impl Play {
         let recovered = RecoveredLog::from_records(controller.disk.records());
         controller.disk.renumber();
         let recovered = recovered.expect("its disk is whole");
-        let (log, controllers) = (Box::new(recovered), Vec::new());
+        let log = Box::new(recovered);
+        let controllers = Vec::new();
         self.start_controller(node, CoreStart::Recover { log, controllers, boot: 1 });
     }
 
@@ -79,7 +81,7 @@ impl Play {
             match output {
                 Output::Send { to, message } => {
                     let packet = PlayPacket::Control(message);
-                    self.wire.send(PlayMessage { from: node, to, packet });
+                    self.network.send(PlayMessage { from: node, to, packet });
                 }
                 Output::Persist { token, records } => {
                     let end = disk.append(records.iter().map(encode_record));
@@ -90,7 +92,7 @@ impl Play {
                 Output::Solve(request) => {
                     let solution = Box::new(self.solver.solve(&request));
                     let packet = PlayPacket::Plan(request.number, solution);
-                    self.wire.send(PlayMessage { from: node, to: node, packet });
+                    self.network.send(PlayMessage { from: node, to: node, packet });
                 }
                 Output::Event(Event::Applied { index, change }) => {
                     self.record.applied(index, *change);

@@ -1,4 +1,4 @@
-//! Workers on the stage: a seat and a host, whose operations take no time.
+//! Workers of a play: a session and a runtime, whose operations take no time.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -22,12 +22,13 @@ use zbelastic_trainer::runtime::{
 use zbelastic_trainer::stage::{EngineActivity, EngineProgress, StageExecutor};
 use zbelastic_types::{Bytes, NodeId, Step};
 
+use super::network::{PlayMessage, PlayNetwork, PlayPacket};
 use super::record::PlayRecord;
-use super::wire::{PlayMessage, PlayNetwork, PlayPacket};
 use super::{CLUSTER, Play};
 
 const TIMING: SessionTiming = SessionTiming { beat_ticks: 4, resend_ticks: 5 };
-/// Between two starts of a node, more than a seat counts on in between.
+/// Distance between the boot numbers of two starts of a node: more than a session counts within one
+/// start.
 const BOOT_STRIDE: u64 = 1000;
 
 type PlayActiveStage = ActiveStage<DigestModel, DigestSource>;
@@ -52,7 +53,7 @@ pub struct PlayProcess {
 
 /// What a process reaches.
 struct PlaySurroundings<'a> {
-    wire: &'a mut PlayNetwork,
+    network: &'a mut PlayNetwork,
     store: &'a mut SimulatedStore,
     record: &'a mut PlayRecord,
 }
@@ -87,7 +88,7 @@ impl PlayProcess {
         self.drive(around);
     }
 
-    /// Carries out what seat and host want done, until neither wants anything.
+    /// Handles the outputs of the session and the runtime, until there is none left.
     fn drive(&mut self, around: &mut PlaySurroundings<'_>) {
         loop {
             if let Some(output) = self.session.poll_output() {
@@ -95,8 +96,8 @@ impl PlayProcess {
                     SessionOutput::Send { to, message } => {
                         self.send(to, PlayPacket::Control(message), around);
                     }
-                    SessionOutput::Command(order) => {
-                        self.runtime_input(RuntimeInput::Command(order), around);
+                    SessionOutput::Command(command) => {
+                        self.runtime_input(RuntimeInput::Command(command), around);
                     }
                 }
             } else if let Some(output) = self.runtime.poll_output() {
@@ -109,7 +110,7 @@ impl PlayProcess {
 
     fn perform(&mut self, output: RuntimeOutput, around: &mut PlaySurroundings<'_>) {
         match output {
-            RuntimeOutput::Event(news) => self.session_input(SessionInput::Event(news), around),
+            RuntimeOutput::Event(event) => self.session_input(SessionInput::Event(event), around),
             RuntimeOutput::Peer { to, frame } => {
                 around.record.sent(&frame.body);
                 self.send(to, PlayPacket::Peer(Box::new(frame)), around);
@@ -120,7 +121,9 @@ impl PlayProcess {
                 self.runtime_input(RuntimeInput::Read { version, layer, read }, around);
             }
             RuntimeOutput::Write { image, generation } => {
-                let (version, layer, bytes) = (image.version, image.layer, image.encode());
+                let version = image.version;
+                let layer = image.layer;
+                let bytes = image.encode();
                 let digest = layer_digest(&image);
                 around.store.put((version, layer, digest), bytes, self.node);
                 let durable = around.store.finish((version, layer, digest)).then_some(digest);
@@ -132,7 +135,7 @@ impl PlayProcess {
     }
 
     fn send(&self, to: NodeId, packet: PlayPacket, around: &mut PlaySurroundings<'_>) {
-        around.wire.send(PlayMessage { from: self.node, to, packet });
+        around.network.send(PlayMessage { from: self.node, to, packet });
     }
 
     /// Runs one operation, if one can run.
@@ -140,8 +143,8 @@ impl PlayProcess {
         let Some(EngineProgress::Ran(activity)) = self.runtime.run_next() else { return false };
         self.done += 1;
         if let EngineActivity::Op { turn, op: Op::Compute(compute, _) } = activity {
-            let station = self.runtime.active_stage().expect("it ran an operation");
-            let version = station.engine().executor().version();
+            let active = self.runtime.active_stage().expect("it ran an operation");
+            let version = active.engine().executor().version();
             match compute {
                 Compute::F | Compute::B | Compute::R => {}
                 Compute::W | Compute::WE | Compute::BW => {
@@ -177,13 +180,13 @@ impl Play {
         let source = DigestSource { seed: shape.seed };
         let leftovers = Rc::new(RefCell::new(BTreeMap::new()));
         let model = DigestModel { shape, faults: worker.faults.clone(), leftovers };
-        let host_setup = RuntimeSetup {
+        let runtime_setup = RuntimeSetup {
             stage: self.script.stage.clone(),
             gradient_limits: GRADIENT_FRAME_LIMITS,
         };
-        let (seat, host) =
-            (WorkerSession::new(setup), WorkerRuntime::new(host_setup, model, source));
-        worker.process = Some(PlayProcess { node, session: seat, runtime: host, done: 0 });
+        let session = WorkerSession::new(setup);
+        let runtime = WorkerRuntime::new(runtime_setup, model, source);
+        worker.process = Some(PlayProcess { node, session, runtime, done: 0 });
     }
 
     /// Lets a process act in its surroundings, if it is up. Yields what it yields.
@@ -192,9 +195,9 @@ impl Play {
         node: NodeId,
         act: impl FnOnce(&mut PlayProcess, &mut PlaySurroundings<'_>) -> T,
     ) -> T {
-        let Self { workers, wire, store, record, .. } = self;
+        let Self { workers, network, store, record, .. } = self;
         let process = workers.get_mut(&node).and_then(|worker| worker.process.as_mut());
-        let mut around = PlaySurroundings { wire, store, record };
+        let mut around = PlaySurroundings { network, store, record };
         process.map_or_else(T::default, |process| act(process, &mut around))
     }
 
@@ -234,7 +237,7 @@ impl Play {
         node
     }
 
-    /// A worker receives the order to drain: it is about to go.
+    /// A worker receives the command to drain: it is about to go.
     pub fn drain(&mut self, node: NodeId) {
         self.session_input(node, SessionInput::Drain);
     }
@@ -245,18 +248,18 @@ impl Play {
         process.is_some_and(|process| process.runtime.standby_copies().next().is_some())
     }
 
-    /// Orders a worker's host, past its seat, to apply the last seal again.
+    /// Sends a worker's runtime, past its session, the command to apply the last seal again.
     pub fn settle_again(&mut self, node: NodeId) {
         let seal = *self.state().and_then(|state| state.last_seal()).expect("something is sealed");
         self.runtime_input(node, RuntimeInput::Command(WorkerCommand::ApplySeal(seal)));
     }
 
-    /// Stations of the plan in force, with the node that stands there.
+    /// Active stages of the plan in force, with the node of each.
     pub(super) fn active_stages(&self) -> Vec<(NodeId, &PlayActiveStage)> {
         let generation = self.state().map(|state| state.generation());
         let found = self.workers.iter().filter_map(|(node, worker)| {
-            let station = worker.process.as_ref()?.active_stage()?;
-            (Some(station.plan().generation) == generation).then_some((*node, station))
+            let active = worker.process.as_ref()?.active_stage()?;
+            (Some(active.plan().generation) == generation).then_some((*node, active))
         });
         found.collect()
     }

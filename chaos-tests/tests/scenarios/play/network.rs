@@ -1,4 +1,4 @@
-//! What is on its way between machines: first in, first out, unless it is held back.
+//! Messages in flight between machines: first in, first out, unless it is held back.
 
 use std::collections::VecDeque;
 
@@ -7,7 +7,7 @@ use zbelastic_consensus::message::{Envelope, Message};
 use zbelastic_trainer::runtime::{PeerBody, PeerFrame};
 use zbelastic_types::NodeId;
 
-/// The content of a letter.
+/// What a message contains.
 #[derive(Clone)]
 pub enum PlayPacket {
     /// To or from a controller.
@@ -18,7 +18,7 @@ pub enum PlayPacket {
     Plan(u64, Box<Result<PlanSolution, PlanUnsolvable>>),
 }
 
-/// A packet on its way.
+/// A packet in flight, with its sender and its receiver.
 #[derive(Clone)]
 pub struct PlayMessage {
     pub from: NodeId,
@@ -26,12 +26,12 @@ pub struct PlayMessage {
     pub packet: PlayPacket,
 }
 
-/// A kind of letters.
+/// Which messages are held back or repeated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PlayMessageKind {
-    /// The sums of one node's stage, on their way to controllers.
+    /// The sums of one node's stage, sent to controllers.
     ReportsFrom(NodeId),
-    /// Word that an update is held elsewhere.
+    /// Reports that an update is held elsewhere.
     Held,
     /// What controllers send to workers, each seal included.
     Briefings,
@@ -43,9 +43,9 @@ pub enum PlayMessageKind {
     Plans,
     /// What one node reports to hold.
     InventoryFrom(NodeId),
-    /// Word that layers are followed.
+    /// Reports that layers are followed.
     Following,
-    /// Word that layers of a checkpoint are durable.
+    /// Reports that layers of a checkpoint are durable.
     Saved,
     /// Gradients for followers of layers.
     Updates,
@@ -54,8 +54,8 @@ pub enum PlayMessageKind {
 }
 
 impl PlayMessageKind {
-    fn is_of(self, letter: &PlayMessage) -> bool {
-        let PlayMessage { from, to, packet } = letter;
+    fn is_of(self, message: &PlayMessage) -> bool {
+        let PlayMessage { from, to, packet } = message;
         let message = match packet {
             PlayPacket::Control(envelope) => Some(&envelope.message),
             PlayPacket::Peer(_) | PlayPacket::Plan(..) => None,
@@ -83,7 +83,7 @@ impl PlayMessageKind {
     }
 }
 
-/// Letters on their way, and those held back.
+/// Messages in flight, and those held back.
 #[derive(Default)]
 pub struct PlayNetwork {
     moving: VecDeque<PlayMessage>,
@@ -93,56 +93,56 @@ pub struct PlayNetwork {
 }
 
 impl PlayNetwork {
-    pub fn send(&mut self, letter: PlayMessage) {
-        self.moving.push_back(letter);
+    pub fn send(&mut self, message: PlayMessage) {
+        self.moving.push_back(message);
     }
 
     pub fn moving(&self) -> usize {
         self.moving.len()
     }
 
-    /// The next letter that is not held back, and how often it arrives.
+    /// The next message that is not held back, and how often it arrives.
     pub fn next(&mut self) -> Option<(PlayMessage, u32)> {
-        while let Some(letter) = self.moving.pop_front() {
-            if self.holds.iter().any(|mail| mail.is_of(&letter)) {
-                self.held.push_back(letter);
+        while let Some(message) = self.moving.pop_front() {
+            if self.holds.iter().any(|kind| kind.is_of(&message)) {
+                self.held.push_back(message);
                 continue;
             }
-            let is_repeated = self.repeats.iter().any(|mail| mail.is_of(&letter));
-            return Some((letter, if is_repeated { 2 } else { 1 }));
+            let is_repeated = self.repeats.iter().any(|kind| kind.is_of(&message));
+            return Some((message, if is_repeated { 2 } else { 1 }));
         }
         None
     }
 
-    pub fn hold(&mut self, mail: PlayMessageKind) {
-        self.holds.push(mail);
+    pub fn hold(&mut self, kind: PlayMessageKind) {
+        self.holds.push(kind);
     }
 
-    pub fn repeat(&mut self, mail: PlayMessageKind) {
-        self.repeats.push(mail);
+    pub fn repeat(&mut self, kind: PlayMessageKind) {
+        self.repeats.push(kind);
     }
 
-    /// Lets letters through again: those held back come before all others.
-    pub fn release(&mut self, mail: PlayMessageKind) {
-        let position = self.holds.iter().position(|held| *held == mail);
+    /// Lets messages through again: those held back come before all others.
+    pub fn release(&mut self, kind: PlayMessageKind) {
+        let position = self.holds.iter().position(|held| *held == kind);
         self.holds.remove(position.expect("only what is held back is let go"));
-        let (freed, held) = self.held.drain(..).partition(|letter| mail.is_of(letter));
+        let (freed, held) = self.held.drain(..).partition(|message| kind.is_of(message));
         self.held = held;
         let others = std::mem::replace(&mut self.moving, freed);
         self.moving.extend(others);
     }
 
-    /// Letters held back for one node, taken out.
-    pub fn take_held(&mut self, mail: PlayMessageKind, to: NodeId) -> VecDeque<PlayMessage> {
-        let is_taken = |letter: &PlayMessage| mail.is_of(letter) && letter.to == to;
+    /// Messages held back for one node, taken out.
+    pub fn take_held(&mut self, kind: PlayMessageKind, to: NodeId) -> VecDeque<PlayMessage> {
+        let is_taken = |message: &PlayMessage| kind.is_of(message) && message.to == to;
         let (taken, held) = self.held.drain(..).partition(is_taken);
         self.held = held;
         taken
     }
 
-    /// What a node sent and nobody got is lost, and what was on its way to it.
+    /// Drops all messages in flight from a node and to it.
     pub fn forget(&mut self, node: NodeId) {
-        let is_other = |letter: &PlayMessage| letter.from != node && letter.to != node;
+        let is_other = |message: &PlayMessage| message.from != node && message.to != node;
         self.moving.retain(is_other);
         self.held.retain(is_other);
     }
