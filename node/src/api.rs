@@ -11,8 +11,8 @@
 //! characters ([`escape`]). Field names of heads are what `--json` prints; `docs/cli.md` is their
 //! contract.
 //!
-//! This module knows no socket and decides nothing: [`client`] sends through a function it is given,
-//! and the node's side answers from what it knows.
+//! This module uses no socket and decides nothing: [`client`] sends through a function it is given,
+//! and the node's side answers from its own state.
 
 mod answer;
 pub mod client;
@@ -48,8 +48,8 @@ pub use wire::{WireError, decode_answer, decode_request, encode_answer, encode_r
 
 /// Most bytes of a body: a piece of text, of a layer or of a backup.
 pub const PIECE_BYTES_MAX: usize = 512 << 10;
-/// Layers of checkpoints that one command reads at once, each piece by piece. Of another one a node reads each
-/// chunk again for every piece of it.
+/// Layers of checkpoints that one command reads at once, each piece by piece. Of another one a node
+/// reads each chunk again for every piece of it.
 pub const LAYERS_READ_MAX: usize = 4;
 /// Most bytes of a request: what transport carries.
 pub const REQUEST_BYTES_MAX: usize = 1 << 20;

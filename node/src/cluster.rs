@@ -1,4 +1,4 @@
-//! The processes of a cluster, and the road to one.
+//! The processes of a cluster, and connections to one.
 //!
 //! ```text
 //!   init ─▶ controller ◀── join ── controllers, workers
@@ -90,26 +90,27 @@ const FIRST_NODE: NodeId = NodeId(1);
 /// What an administrator's certificate names where others name a node.
 const ADMIN_NODE: NodeId = NodeId(0);
 
-/// The process behind `init`: founds a cluster, or goes on as its first controller.
+/// The process behind `init`: founds a cluster, or continues as its first controller.
 ///
 /// # Errors
-/// If it cannot start, or ends other than in order.
+/// If it cannot start, or does not exit cleanly.
 pub fn init(args: &InitArgs) -> Result<ExitCode, CommandError> {
     let folder = NodeDataFolder::of(&args.folder);
     let _hold = folder.hold()?;
     recovery::finish(&folder)?;
     let identity = folder.identity();
-    let home = match NodeRecord::load(&identity).map_err(|error| rejoin::unreadable(&error))? {
-        Some(mut home) => {
-            rejoin::rejoin_as_founder(args, &folder, &mut home)?;
-            home
-        }
-        None => {
-            rejoin::check_is_new(&folder, StartRole::Founder)?;
-            found_cluster(args, &folder)?
-        }
-    };
-    serve_controller(folder, home)
+    let node_record =
+        match NodeRecord::load(&identity).map_err(|error| rejoin::unreadable(&error))? {
+            Some(mut node_record) => {
+                rejoin::rejoin_as_founder(args, &folder, &mut node_record)?;
+                node_record
+            }
+            None => {
+                rejoin::check_is_new(&folder, StartRole::Founder)?;
+                found_cluster(args, &folder)?
+            }
+        };
+    serve_controller(folder, node_record)
 }
 
 /// Founds a cluster: its authority, its first controller, its first administrator.
@@ -130,7 +131,7 @@ fn found_cluster(args: &InitArgs, folder: &NodeDataFolder) -> Result<NodeRecord,
     admin.save(&folder.admin()).map_err(cannot_keep)?;
     let addresses = vec![command_address(&advertised, bind)];
     folder.write_admin(&AdminFile { name: name.clone(), id: cluster.to_string(), addresses })?;
-    let home = NodeRecord::new(NewNode {
+    let node_record = NodeRecord::new(NewNode {
         cluster,
         cluster_name: name.clone(),
         founded_ms: Some(now_ms()),
@@ -141,107 +142,111 @@ fn found_cluster(args: &InitArgs, folder: &NodeDataFolder) -> Result<NodeRecord,
         advertised,
         controllers: BTreeMap::new(),
     });
-    home.save(&identity).map_err(|error| rejoin::unreadable(&error))?;
-    Ok(home)
+    node_record.save(&identity).map_err(|error| rejoin::unreadable(&error))?;
+    Ok(node_record)
 }
 
-/// Once a controller listens: which address an administrator's commands here use, and what to type next, on
-/// standard error, for standard output is nobody's here.
+/// Once a controller listens: which address an administrator's commands here use, and what to type
+/// next, on standard error, since standard output is not used here.
 fn print_administrator_hint(
     folder: &NodeDataFolder,
-    home: &NodeRecord,
+    node_record: &NodeRecord,
     local: SocketAddr,
 ) -> Result<(), CommandFailure> {
     let Ok(mut admin) = folder.read_admin() else { return Ok(()) };
-    let address = command_address(&home.advertised, local);
+    let address = command_address(&node_record.advertised, local);
     if !admin.addresses.contains(&address) {
         admin.addresses = vec![address];
-        folder.write_admin(&with_controllers(&admin, home))?;
+        folder.write_admin(&with_controllers(&admin, node_record))?;
     }
-    let NodeRecord { cluster_name, node, .. } = home;
+    let NodeRecord { cluster_name, node, .. } = node_record;
     let path = folder.root().display();
-    eprintln!("cluster {cluster_name}, node {node} ({}): running", home.name);
+    eprintln!("cluster {cluster_name}, node {node} ({}): running", node_record.name);
     eprintln!("let workers in:  zbelastic token create --print-join --data-dir {path}");
     eprintln!("begin to train:  zbelastic run CONFIG --data-dir {path}");
     Ok(())
 }
 
-/// Where a controller is reached from its own machine: where it is configured to be, or else where it
-/// listens.
+/// Where a controller is reached from its own machine: where it is configured to be, or else where
+/// it listens.
 fn command_address(advertised: &[String], listens: SocketAddr) -> String {
     advertised.first().cloned().unwrap_or_else(|| local_address(listens))
 }
 
-fn serve_controller(folder: NodeDataFolder, home: NodeRecord) -> Result<ExitCode, CommandError> {
-    rejoin::check_has_log(&folder, &home)?;
+fn serve_controller(
+    folder: NodeDataFolder,
+    node_record: NodeRecord,
+) -> Result<ExitCode, CommandError> {
+    rejoin::check_has_log(&folder, &node_record)?;
     let authority =
-        ClusterAuthority::load(&folder.identity().join("authority"), Some(home.cluster));
+        ClusterAuthority::load(&folder.identity().join("authority"), Some(node_record.cluster));
     let authority = authority.map_err(cannot_keep)?;
-    let credentials = controller_credentials(&folder, &home, &authority)?;
+    let credentials = controller_credentials(&folder, &node_record, &authority)?;
     let runtime = runtime()?;
-    let ending = runtime.block_on(async {
+    let exit = runtime.block_on(async {
         let signals = signals::listen()?;
-        let node =
-            PreparedNode { folder, node_record: home, credentials, echo: LogEcho::Yes, signals };
+        let node = PreparedNode { folder, node_record, credentials, echo: LogEcho::Yes, signals };
         run_controller(node, authority).await
     })?;
-    exit_code_of(ending)
+    exit_code_of(exit)
 }
 
-/// The process behind `join`: becomes a member, or comes back as the one it was.
+/// The process behind `join`: becomes a member, or returns as the member it was.
 ///
 /// # Errors
-/// If it cannot start, or ends other than in order.
+/// If it cannot start, or does not exit cleanly.
 pub fn join(args: &JoinArgs) -> Result<ExitCode, CommandError> {
     let probe = probe_of(args)?;
-    let means = worker_profile(args, probe.as_ref());
+    let profile = worker_profile(args, probe.as_ref());
     match args.device {
-        DeviceSelector::Cpu => join_on(args, means, CpuCores { threads: threads_of(args) }),
-        DeviceSelector::Cuda(index) => join_on(args, means, compute::cuda(index)),
+        DeviceSelector::Cpu => join_on(args, profile, CpuCores { threads: threads_of(args) }),
+        DeviceSelector::Cuda(index) => join_on(args, profile, compute::cuda(index)),
     }
 }
 
-/// Joins with what a worker brings and computes on.
+/// Joins with a worker's profile and the device that it computes on.
 ///
 /// # Errors
 /// As [`join`].
 pub fn join_on<M: WorkerDevice>(
     args: &JoinArgs,
-    means: WorkerProfile,
-    machine: M,
+    profile: WorkerProfile,
+    device: M,
 ) -> Result<ExitCode, CommandError> {
     let folder = NodeDataFolder::of(&args.folder);
     let _hold = folder.hold()?;
     recovery::finish(&folder)?;
     let identity = folder.identity();
     let runtime = runtime()?;
-    let home = match NodeRecord::load(&identity).map_err(|error| rejoin::unreadable(&error))? {
-        Some(mut home) => {
-            rejoin::rejoin_as_member(args, &folder, &mut home)?;
-            home
-        }
-        None => {
-            rejoin::check_is_new(&folder, StartRole::Joiner)?;
-            runtime.block_on(join_with_token(args, &folder))?
-        }
-    };
-    if home.role == MemberRole::Controller {
+    let node_record =
+        match NodeRecord::load(&identity).map_err(|error| rejoin::unreadable(&error))? {
+            Some(mut node_record) => {
+                rejoin::rejoin_as_member(args, &folder, &mut node_record)?;
+                node_record
+            }
+            None => {
+                rejoin::check_is_new(&folder, StartRole::Joiner)?;
+                runtime.block_on(join_with_token(args, &folder))?
+            }
+        };
+    if node_record.role == MemberRole::Controller {
         drop(runtime);
-        return serve_controller(folder, home);
+        return serve_controller(folder, node_record);
     }
     let typed =
         args.cluster.as_ref().map_or_else(Vec::new, |typed| name_resolver::resolve(&typed.texts()));
-    let credentials = runtime.block_on(member_credentials(&folder, &home, typed))?;
-    let (name, number, path) = (&home.name, home.node, folder.root().display());
+    let credentials = runtime.block_on(member_credentials(&folder, &node_record, typed))?;
+    let name = &node_record.name;
+    let number = node_record.node;
+    let path = folder.root().display();
     eprintln!("worker {name}, node {number}: a member; it takes part in runs as they come");
     eprintln!("end it in order:  zbelastic leave --data-dir {path}");
-    let ending = runtime.block_on(async {
+    let exit = runtime.block_on(async {
         let signals = signals::listen()?;
-        let node =
-            PreparedNode { folder, node_record: home, credentials, echo: LogEcho::Yes, signals };
-        run_worker(node, means, machine).await
+        let node = PreparedNode { folder, node_record, credentials, echo: LogEcho::Yes, signals };
+        run_worker(node, profile, device).await
     })?;
-    exit_code_of(ending)
+    exit_code_of(exit)
 }
 
 /// Becomes a member with a token.
@@ -250,8 +255,9 @@ async fn join_with_token(
     folder: &NodeDataFolder,
 ) -> Result<NodeRecord, CommandFailure> {
     let Some(addresses) = &args.cluster else {
-        let detail = FailureDetail::new("--cluster is missing, and this folder knows no cluster")
-            .hint("zbelastic join --cluster ADDR --token TOKEN");
+        let detail =
+            FailureDetail::new("--cluster is missing, and this folder has no member's identity")
+                .hint("zbelastic join --cluster ADDR --token TOKEN");
         return Err(CommandFailure::usage("the command line", vec![detail]));
     };
     let text = find_token(&args.token)?;
@@ -287,7 +293,7 @@ async fn join_with_token(
     }
     let controllers = by_node(joined.controllers);
     let peer = joined.credentials.identity();
-    let mut home = NodeRecord::new(NewNode {
+    let mut node_record = NodeRecord::new(NewNode {
         cluster: peer.cluster,
         cluster_name: String::new(),
         founded_ms: None,
@@ -298,9 +304,9 @@ async fn join_with_token(
         advertised,
         controllers,
     });
-    home.zone = args.zone.clone().unwrap_or_default();
-    home.save(&identity).map_err(|error| rejoin::unreadable(&error))?;
-    Ok(home)
+    node_record.zone = args.zone.clone().unwrap_or_default();
+    node_record.save(&identity).map_err(|error| rejoin::unreadable(&error))?;
+    Ok(node_record)
 }
 
 /// The token in a pasted text.
@@ -313,12 +319,12 @@ fn parse_token(text: &str) -> Result<JoinToken, CommandFailure> {
     })
 }
 
-/// Where the addresses lead that a person typed.
+/// The resolved socket addresses of those on the command line.
 fn resolve_all(addresses: &AddressList) -> Result<Vec<SocketAddr>, CommandFailure> {
     let found = name_resolver::resolve(&addresses.texts());
     if found.is_empty() {
-        let what = format!("no such host: {}", addresses.texts().join(", "));
-        let mut failure = CommandFailure::new(FailureCode::Unreachable, what);
+        let message = format!("no such host: {}", addresses.texts().join(", "));
+        let mut failure = CommandFailure::new(FailureCode::Unreachable, message);
         failure.details =
             vec![FailureDetail::new("a name that resolves, or an address such as 10.0.0.4:7000")];
         return Err(failure);
@@ -326,7 +332,7 @@ fn resolve_all(addresses: &AddressList) -> Result<Vec<SocketAddr>, CommandFailur
     Ok(found)
 }
 
-/// A name that people recognize: the host's, made of what names are made of.
+/// A name that people recognize: the machine's host name, in the characters that node names allow.
 fn host_name(key: &NodeKey) -> String {
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let allowed = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
@@ -338,7 +344,8 @@ fn host_name(key: &NodeKey) -> String {
     format!("{host}-{number:04x}")
 }
 
-/// A new cluster out of one controller's folder; returns what was kept of the old one.
+/// Founds a new cluster from one controller's folder; returns the folder with what was kept of the
+/// old one.
 ///
 /// # Errors
 /// If the folder is not a controller's, or is in use.
@@ -348,16 +355,16 @@ pub fn recover(args: &RecoverArgs) -> Result<PathBuf, CommandFailure> {
     if let Some(kept) = recovery::finish(&folder)? {
         return Ok(kept);
     }
-    let home = NodeRecord::load(&folder.identity())
+    let node_record = NodeRecord::load(&folder.identity())
         .map_err(|error| rejoin::unreadable(&error))?
         .ok_or_else(|| {
-            let what = format!("{} has no identity", folder.root().display());
-            CommandFailure::new(FailureCode::NotFound, what)
+            let message = format!("{} has no identity", folder.root().display());
+            CommandFailure::new(FailureCode::NotFound, message)
         })?;
-    recovery::recover(&folder, &home)
+    recovery::recover(&folder, &node_record)
 }
 
-/// `doctor`, with what only a cluster's process knows.
+/// `doctor`, with the probes that only a cluster's process has.
 ///
 /// # Errors
 /// If `out` cannot be written.
@@ -380,8 +387,8 @@ pub fn doctor(args: &DoctorArgs, out: &mut dyn std::io::Write) -> Result<ExitCod
     doctor::run(args, &outside, out)
 }
 
-fn exit_code_of(ending: ProcessExit) -> Result<ExitCode, CommandError> {
-    match ending.failure() {
+fn exit_code_of(exit: ProcessExit) -> Result<ExitCode, CommandError> {
+    match exit.failure() {
         None => Ok(ExitCode::SUCCESS),
         Some(failure) => Err(failure.into()),
     }
@@ -425,7 +432,7 @@ fn cannot_join(error: JoinError) -> CommandFailure {
             tried.map(|(address, why)| FailureDetail::new(format!("{address}: {why}"))).collect()
         }
         JoinError::Refused { refusal, .. } => {
-            vec![FailureDetail::new("the cluster says no").hint(refused_with(refusal).1)]
+            vec![FailureDetail::new("the cluster refused the join").hint(refused_with(refusal).1)]
         }
         JoinError::WrongServer { .. } => vec![
             FailureDetail::new("the server is not of the cluster that this token belongs to")

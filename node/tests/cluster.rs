@@ -35,7 +35,7 @@ fn killed_workers_change_no_bit() {
     for (at, name) in [(15, "a"), (40, "c"), (70, "b")] {
         cluster.wait("steps", |cluster| cluster.step().filter(|step| *step >= at));
         let node = cluster.kill(name);
-        cluster.again(node, &["join", "--spot", "none"]);
+        cluster.restart(node, &["join", "--spot", "none"]);
         cluster.wait("steps", |cluster| cluster.step().filter(|step| *step >= at + 3));
     }
     let found = cluster.digest(STEPS);
@@ -60,16 +60,17 @@ fn two_workers_killed_at_once_lose_no_sealed_step_where_there_are_two_copies() {
         let found = status.members.iter().find(|member| member.stage == Some(stage));
         found.expect("somebody stands there")
     };
-    let (owner, keeper) = (named(0), named(1));
-    assert!(keeper.copies_stages.contains(&0), "{status:#?}");
-    [owner, keeper].iter().for_each(|member| cluster.signal(&member.name, "KILL"));
-    let nodes = [owner, keeper].map(|member| cluster.kill(&member.name));
+    let owner = named(0);
+    let holder = named(1);
+    assert!(holder.copies_stages.contains(&0), "{status:#?}");
+    [owner, holder].iter().for_each(|member| cluster.signal(&member.name, "KILL"));
+    let nodes = [owner, holder].map(|member| cluster.kill(&member.name));
     cluster.wait("two stages that go on", |cluster| {
         let after = cluster.status()?;
         let is_under_way = after.job.as_ref()?.step > status.job.as_ref()?.step + 2;
         (is_under_way && after.plan.as_ref()?.stages.len() == 2).then_some(())
     });
-    nodes.into_iter().for_each(|node| cluster.again(node, &["join", "--spot", "none"]));
+    nodes.into_iter().for_each(|node| cluster.restart(node, &["join", "--spot", "none"]));
     let found = cluster.digest(STEPS);
     let end = cluster.wait("the last status", SpawnedCluster::status);
     assert_eq!(end.counters.get("rewinds"), Some(&0), "no way back to a checkpoint: {end:#?}");
@@ -77,7 +78,8 @@ fn two_workers_killed_at_once_lose_no_sealed_step_where_there_are_two_copies() {
     assert_eq!(found, undisturbed());
 }
 
-/// No node has the layers any more: the run goes back to its last checkpoint, and reports how far.
+/// No node has the layers any more: the run goes back to its last checkpoint, and reports from
+/// where.
 #[test]
 fn workers_killed_together_say_what_is_computed_again() {
     let mut cluster = SpawnedCluster::new();
@@ -85,7 +87,7 @@ fn workers_killed_together_say_what_is_computed_again() {
     cluster.wait("steps", |cluster| cluster.step().filter(|step| *step >= 12));
     ["a", "b"].iter().for_each(|name| cluster.signal(name, "KILL"));
     let nodes = ["a", "b"].map(|name| cluster.kill(name));
-    nodes.into_iter().for_each(|node| cluster.again(node, &["join", "--spot", "none"]));
+    nodes.into_iter().for_each(|node| cluster.restart(node, &["join", "--spot", "none"]));
     let found = cluster.digest(STEPS);
     let status = cluster.wait("the last status", SpawnedCluster::status);
     let events = std::fs::read_to_string(cluster.nodes[0].folder.join("events.jsonl"));
@@ -109,9 +111,9 @@ fn power_cut_of_everything_needs_nobody_and_changes_no_bit() {
     let before = cluster.step();
     let nodes = ["controller", "a", "b"].map(|name| cluster.kill(name));
     let [controller, a, b] = nodes;
-    cluster.again(b, &["join"]);
-    cluster.again(controller, &["init"]);
-    cluster.again(a, &["join"]);
+    cluster.restart(b, &["join"]);
+    cluster.restart(controller, &["init"]);
+    cluster.restart(a, &["join"]);
     // It may go back to its last checkpoint; what it computes again is what was sealed.
     cluster.wait("it goes on", |cluster| cluster.step().filter(|step| Some(*step) > before));
     let found = cluster.digest(STEPS);
@@ -119,7 +121,7 @@ fn power_cut_of_everything_needs_nobody_and_changes_no_bit() {
     assert_eq!(found, undisturbed());
 }
 
-/// Three nodes share a disk for checkpoints, and come back to it after a power cut.
+/// Three nodes share a disk for checkpoints, and find it again after a power cut.
 #[test]
 fn checkpoints_lie_where_the_configuration_says_and_are_found_there_again() {
     let mut cluster = SpawnedCluster::new();
@@ -141,9 +143,9 @@ fn checkpoints_lie_where_the_configuration_says_and_are_found_there_again() {
         assert_eq!(files(&node.folder.join("store/chunks")), 0, "{}", node.folder.display());
     }
     let [controller, a, b] = nodes;
-    cluster.again(b, &["join"]);
-    cluster.again(controller, &["init"]);
-    cluster.again(a, &["join"]);
+    cluster.restart(b, &["join"]);
+    cluster.restart(controller, &["init"]);
+    cluster.restart(a, &["join"]);
     let after = cluster.wait("it comes back", SpawnedCluster::step);
     assert!(after >= 10, "goes on from a checkpoint, not from {after}");
     let found = cluster.digest(STEPS);
@@ -178,8 +180,8 @@ fn run_from_a_folder_of_weights_ends_like_train_with_threads() {
     submit.current_dir(cluster.root.path()).args(["run", "--detach"]);
     let submitted = submit.args(from.split_whitespace()).output().expect("it runs");
     assert!(submitted.status.success(), "{submitted:?}");
-    let told = String::from_utf8_lossy(&submitted.stderr).into_owned();
-    assert!(told.contains("of weights"), "{told}");
+    let stderr = String::from_utf8_lossy(&submitted.stderr).into_owned();
+    assert!(stderr.contains("of weights"), "{stderr}");
     assert_eq!(run["digest"], cluster.digest(12).to_string());
 }
 
@@ -228,8 +230,8 @@ fn majority_that_is_gone_is_replaced_by_force() {
         .output()
         .expect("it runs");
     assert!(recover.status.success(), "{recover:?}");
-    cluster.again(controller, &["init"]);
-    // Who was a member of the old cluster is a stranger to the new one.
+    cluster.restart(controller, &["init"]);
+    // A member of the old cluster is a stranger to the new one.
     let at = cluster.wait("the new cluster", SpawnedCluster::step);
     assert!((10..steps).contains(&at), "goes on from a checkpoint, not from {at}");
     assert_eq!(cluster.status().expect("it answers").members.len(), 1);
@@ -267,7 +269,7 @@ fn worker_that_is_told_to_go_when_all_controllers_are_gone_goes() {
     ["a", "b"].iter().for_each(|name| cluster.signal(name, "TERM"));
     let nodes = ["a", "b"].map(|name| cluster.root.path().join(name));
     assert_eq!(["a", "b"].map(|name| cluster.ended(name)), [Some(75); 2]);
-    cluster.again(controller, &["init"]);
+    cluster.restart(controller, &["init"]);
     for folder in nodes {
         cluster.again_at(&folder, &["join", "--spot", "none"]);
     }
@@ -349,7 +351,7 @@ fn nodes_that_are_not_told_where_they_are_reached_find_each_other() {
     cluster
         .wait("three stages", |cluster| (cluster.status()?.plan?.stages.len() == 3).then_some(()));
     let node = cluster.kill("b");
-    cluster.again(node, &["join", "--spot", "none"]);
+    cluster.restart(node, &["join", "--spot", "none"]);
     let found = cluster.digest(STEPS);
     drop(cluster);
     assert_eq!(found, undisturbed());
@@ -364,15 +366,16 @@ fn without_a_majority_nothing_is_sealed_until_it_is_back() {
         .wait("three voters", |cluster| (cluster.status()?.quorum.voters.len() == 3).then_some(()));
     cluster.begin_with(&["a", "b"], STEPS, 5);
     cluster.wait("steps", |cluster| cluster.step().filter(|step| *step >= 15));
-    let (second, third) = (cluster.kill("second"), cluster.kill("third"));
+    let second = cluster.kill("second");
+    let third = cluster.kill("third");
     let status = cluster.wait("that nobody leads", |cluster| {
         cluster.status().filter(|status| status.leader.is_none())
     });
     let at = status.job.expect("it is known").step;
     std::thread::sleep(Duration::from_millis(1500));
     assert_eq!(cluster.step(), Some(at), "nothing is sealed");
-    cluster.again(second, &["join"]);
-    cluster.again(third, &["join"]);
+    cluster.restart(second, &["join"]);
+    cluster.restart(third, &["join"]);
     let found = cluster.digest(STEPS);
     drop(cluster);
     assert_eq!(found, undisturbed());

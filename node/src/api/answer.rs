@@ -1,4 +1,4 @@
-//! What is answered.
+//! Answers of a node to API requests.
 
 use serde::{Deserialize, Serialize};
 use zbelastic_types::{Bytes, NodeId};
@@ -14,19 +14,19 @@ use super::status::{
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "answer", content = "content", rename_all = "snake_case")]
 pub enum ApiAnswer {
-    /// To `status`.
+    /// The answer to `status`: the state of the cluster.
     Status(Box<StatusReport>),
-    /// To `events`.
+    /// The answer to `events`: a page of events.
     Events(EventPage),
-    /// To `logs`.
+    /// The answer to `logs`: a page of log lines.
     Logs(LogPage),
-    /// To `token_create`.
+    /// The answer to `token_create`: the new token.
     Token(TokenCreated),
-    /// To `token_list`.
+    /// The answer to `token_list`: all tokens.
     Tokens(Vec<TokenInfo>),
     /// To `token_revoke`, `node_drain` and `node_remove`: what changed, and for which nodes.
     Done(ChangeSummary),
-    /// To `run`: it begins or goes on.
+    /// To `run`: it begins or continues.
     Run(RunAccepted),
     /// To `run` while text is missing, and to `put_data`: how much is there.
     DataWanted(UploadProgress),
@@ -34,30 +34,30 @@ pub enum ApiAnswer {
     Job(Box<JobStatus>),
     /// To `run_list`: oldest first.
     Runs(Vec<RunStatus>),
-    /// To `checkpoint_list`.
+    /// The answer to `checkpoint_list`: all checkpoints.
     Checkpoints(Vec<CheckpointStatus>),
-    /// To `checkpoint_show`.
+    /// The answer to `checkpoint_show`: one checkpoint with its layers.
     Checkpoint(CheckpointDetail),
-    /// To `checkpoint_verify`.
+    /// The answer to `checkpoint_verify`: one verified layer.
     Verified(LayerVerified),
-    /// To `checkpoint_collect`.
+    /// The answer to `checkpoint_collect`: what each node removed.
     Collected(Vec<CollectionReport>),
-    /// To `checkpoint_export`.
+    /// The answer to `checkpoint_export`: a piece of a layer.
     Layer(LayerPiece),
     /// To `checkpoint_subtree`: the chaining value.
     Subtree(HexDigest),
-    /// To `trace`.
+    /// The answer to `trace`: a piece of the trace.
     Trace(TracePiece),
-    /// To `cluster_info`.
+    /// The answer to `cluster_info`: the identity of the cluster.
     Cluster(Box<ClusterInfo>),
-    /// To `cluster_backup`.
+    /// The answer to `cluster_backup`: a piece of the backup.
     Backup(BackupPiece),
     /// Another node decides: send the request there.
     Redirect {
         /// Where it is reached; none if that is not known.
         addresses: Vec<String>,
     },
-    /// Nobody decides: too few controllers are there.
+    /// No leader can decide: too few controllers are reachable.
     NoQuorum {
         /// Milliseconds without a leader.
         since_ms: u64,
@@ -69,7 +69,7 @@ pub enum ApiAnswer {
 }
 
 impl ApiAnswer {
-    /// Its word, for errors.
+    /// The name of this kind of answer, for errors.
     #[must_use]
     pub const fn name(&self) -> &'static str {
         match self {
@@ -102,7 +102,7 @@ impl ApiAnswer {
 /// Events of a node's log, in the order of their sequence numbers.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct EventPage {
-    /// Names the log, which is one node's: another number means that sequence numbers begin anew.
+    /// Names the log, which is one node's: another number means that sequence numbers restart.
     pub log: u64,
     /// The oldest that is kept.
     pub first_sequence: u64,
@@ -132,7 +132,7 @@ pub struct LogLine {
     pub sequence: u64,
     /// When, in milliseconds since 1970.
     pub at_ms: u64,
-    /// The line's text.
+    /// The text of the log line, without its time.
     pub text: String,
 }
 
@@ -162,20 +162,20 @@ pub struct TokenInfo {
     pub uses: u32,
     /// How often it was.
     pub used: u32,
-    /// Whether nodes that join with it are forgotten when they are lost.
+    /// Whether nodes that join with it are removed when they are lost.
     pub ephemeral: bool,
     /// Whether it was taken back.
     pub revoked: bool,
-    /// What a person wanted to remember about it.
+    /// The note that its creator gave it.
     pub note: Option<String>,
 }
 
-/// What an order about nodes or tokens changed.
+/// What a command about nodes or tokens changed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ChangeSummary {
-    /// The change in words, for a person.
+    /// The change in words.
     pub what: String,
-    /// Nodes it concerns.
+    /// The nodes that the change concerns.
     pub nodes: Vec<NodeId>,
 }
 
@@ -187,7 +187,7 @@ pub enum RunDisposition {
     Started,
     /// It was under way already.
     Attached,
-    /// It was held, and goes on.
+    /// It was paused, and continues.
     Continued,
     /// Every step of it is sealed.
     Done,
@@ -198,7 +198,7 @@ pub enum RunDisposition {
 pub struct RunStatus {
     /// Its number, in the order of their beginnings.
     pub run: u64,
-    /// The run's name.
+    /// The name of the run, unique in the cluster.
     pub name: String,
     /// Digest of the run's configuration.
     pub config: HexDigest,
@@ -219,14 +219,14 @@ pub struct RunStatus {
     pub bytes: Bytes,
 }
 
-/// Where a run began that goes on from another.
+/// Where a run branched off another.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OriginStatus {
     /// The number of the other run.
     pub run: u64,
     /// Its name, unless it was removed.
     pub name: Option<String>,
-    /// The step behind which it goes on.
+    /// The step after which it continues.
     pub step: u64,
     /// The digest of the state there.
     pub digest: HexDigest,
@@ -268,7 +268,7 @@ pub struct CheckpointDetail {
 /// A layer of a checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LayerDetail {
-    /// Counted from 0.
+    /// Index of the layer in the model, from 0.
     pub layer: u32,
     /// The digest of its state.
     pub digest: HexDigest,
@@ -308,7 +308,7 @@ pub enum CopyState {
         /// Bytes that were read.
         bytes: Bytes,
     },
-    /// Something in the copy is damaged.
+    /// The copy is damaged.
     Damaged {
         /// What is damaged, in words.
         what: String,
@@ -360,7 +360,7 @@ pub struct TracePiece {
 /// The answer to `cluster_info`: the cluster's name, format, leader and voters.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ClusterInfo {
-    /// The cluster's name.
+    /// The name of the cluster, as people call it.
     pub name: String,
     /// Its id, as certificates write it.
     pub id: String,
@@ -378,7 +378,7 @@ pub struct ClusterInfo {
     pub format: FormatStatus,
     /// The leader; none while there is none, or it is not known.
     pub leader: Option<NodeId>,
-    /// The leader's term.
+    /// The Raft term of the leader.
     pub term: u64,
     /// Entries agreed on so far.
     pub committed: u64,
@@ -391,10 +391,11 @@ pub struct ClusterInfo {
 /// The format of a cluster's log.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FormatStatus {
-    /// The one that entries and snapshots are written in; 0 if the answering program does not report it.
+    /// The one that entries and snapshots are written in; 0 if the answering program does not
+    /// report it.
     pub agreed: u8,
-    /// Members that hold back a newer one, which the answering program reads: their programs do not read
-    /// it, or they are away.
+    /// Members that hold back a newer one, which the answering program reads: their programs do not
+    /// read it, or they are away.
     pub held_back_by: Vec<NodeId>,
 }
 
@@ -407,7 +408,7 @@ pub struct RotationStatus {
     pub progress: RotationProgress,
     /// Members that it waits for, by name.
     pub waits_for: Vec<String>,
-    /// Until when people who are away have time, in milliseconds since 1970.
+    /// Until when the holders of other certificates have time, in milliseconds since 1970.
     pub people_until_ms: Option<u64>,
 }
 
@@ -415,11 +416,11 @@ pub struct RotationStatus {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RotationProgress {
-    /// Both are believed, the old one issues.
+    /// Both are trusted, the old one issues.
     Announced,
-    /// Both are believed, the new one issues.
+    /// Both are trusted, the new one issues.
     Issuing,
-    /// The new one alone is believed.
+    /// The new one alone is trusted.
     Retired,
 }
 

@@ -1,8 +1,8 @@
 //! The client of the API: a command line.
 //!
-//! It knows no socket. Bytes travel through an [`Exchange`] that the caller brings. A redirect is
-//! followed, a few times; nothing is tried again in silence: what fails is reported, with what it means
-//! for a script.
+//! It uses no socket. Bytes travel through an [`Exchange`] that the caller brings. A redirect is
+//! followed, a few times; nothing is tried again in silence: what fails is reported, with what it
+//! means for a script.
 
 use zbelastic_types::NodeId;
 
@@ -28,7 +28,7 @@ pub type Exchange<'a> = Box<dyn FnMut(&[String], &[u8]) -> Result<Vec<u8>, Clien
 /// Why a message got no answer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ClientError {
-    /// Nobody answers at any address.
+    /// No node answers at any address.
     #[error("the cluster does not answer")]
     Unreachable {
         /// Each address with the reason.
@@ -48,7 +48,8 @@ pub enum ClientError {
         /// What is wrong with it.
         reason: String,
     },
-    /// The connection ended before the answer came. Whether the order was carried out is not known.
+    /// The connection ended before the answer arrived. Whether the command was applied is not
+    /// known.
     #[error("the connection ended before the answer came: {reason}")]
     Broken {
         /// Why the connection ended.
@@ -62,8 +63,8 @@ pub enum ApiError {
     /// The message got no answer.
     #[error(transparent)]
     Client(#[from] ClientError),
-    /// What came, or would have gone, is no message.
-    #[error("the node speaks otherwise: {0}")]
+    /// What was received, or would have been sent, is no message.
+    #[error("the node sent a message that cannot be decoded: {0}")]
     Wire(#[from] WireError),
     /// Too few controllers are there.
     #[error("too few controllers are there to decide")]
@@ -74,7 +75,7 @@ pub enum ApiError {
         missing: Vec<String>,
     },
     /// No node names the leader.
-    #[error("nobody says who decides, after {redirects} redirects")]
+    #[error("no leader was found after {redirects} redirects")]
     NoLeader {
         /// Redirects that were followed.
         redirects: usize,
@@ -83,7 +84,7 @@ pub enum ApiError {
     #[error("{0}")]
     Refused(ApiRefusal),
     /// The answer is one to another question.
-    #[error("the node answers {found} to {request}")]
+    #[error("the node answered {request} with {found}")]
     Unexpected {
         /// Name of the request that was sent.
         request: &'static str,
@@ -123,28 +124,29 @@ impl<'a> ApiClient<'a> {
         Self { addresses, run: None, exchange }
     }
 
-    /// The same, asking for checkpoints of this run from now on.
+    /// The same client, whose requests about checkpoints concern this run from now on.
     #[must_use]
     pub fn with_run(self, run: Option<String>) -> Self {
         Self { run, ..self }
     }
 
-    /// Sends a request, and follows redirects. The address that answered is tried first the next time.
+    /// Sends a request, and follows redirects. The address that answered is tried first the next
+    /// time.
     ///
     /// # Errors
     /// If there is no answer, or the node refuses.
     pub fn send(&mut self, request: &ApiRequest) -> Result<ApiAnswer, ApiError> {
         let message = encode_request(request)?;
-        let mut asked = self.addresses.clone();
+        let mut targets = self.addresses.clone();
         for redirects in 0..=REDIRECTS_MAX {
-            let answer = decode_answer(&(self.exchange)(&asked, &message)?)?;
+            let answer = decode_answer(&(self.exchange)(&targets, &message)?)?;
             match answer {
                 ApiAnswer::Redirect { addresses } if addresses.is_empty() => {
                     return Err(ApiError::NoLeader { redirects });
                 }
                 ApiAnswer::Redirect { mut addresses } => {
                     addresses.truncate(ADDRESSES_MAX);
-                    asked = addresses;
+                    targets = addresses;
                 }
                 ApiAnswer::NoQuorum { since_ms, missing } => {
                     return Err(ApiError::NoQuorum { since_ms, missing });
@@ -169,7 +171,7 @@ impl<'a> ApiClient<'a> {
                 | ApiAnswer::Trace(_)
                 | ApiAnswer::Cluster(_)
                 | ApiAnswer::Backup(_)) => {
-                    self.prefer_addresses(asked);
+                    self.prefer_addresses(targets);
                     return Ok(answer);
                 }
             }
@@ -197,22 +199,22 @@ impl<'a> ApiClient<'a> {
         answer_to!(self, request, ApiAnswer::Logs(logs) => logs)
     }
 
-    /// Creates a token.
+    /// Creates a token with which nodes or clients join.
     pub fn create_token(&mut self, token: TokenRequest) -> Result<TokenCreated, ApiError> {
         answer_to!(self, ApiRequest::TokenCreate(token), ApiAnswer::Token(token) => token)
     }
 
-    /// Lists all tokens.
+    /// Lists all tokens that the cluster still records.
     pub fn tokens(&mut self) -> Result<Vec<TokenInfo>, ApiError> {
         answer_to!(self, ApiRequest::TokenList, ApiAnswer::Tokens(tokens) => tokens)
     }
 
-    /// Carries out an order that is answered by what changed.
+    /// Sends a command that is answered by what changed.
     pub fn change(&mut self, request: ApiRequest) -> Result<ChangeSummary, ApiError> {
-        answer_to!(self, request, ApiAnswer::Done(said) => said)
+        answer_to!(self, request, ApiAnswer::Done(summary) => summary)
     }
 
-    /// Carries out an order about the run, and returns how it stands afterwards.
+    /// Sends a command about the run, and returns the state of the run after it.
     pub fn change_job(&mut self, request: ApiRequest) -> Result<JobStatus, ApiError> {
         answer_to!(self, request, ApiAnswer::Job(job) => *job)
     }
@@ -306,9 +308,9 @@ impl<'a> ApiClient<'a> {
 
     /// Puts the addresses that answered first, and keeps the others for when they do not any more.
     fn prefer_addresses(&mut self, answered: Vec<String>) {
-        let known = std::mem::take(&mut self.addresses);
+        let previous = std::mem::take(&mut self.addresses);
         let others: Vec<String> =
-            known.into_iter().filter(|known| !answered.contains(known)).collect();
+            previous.into_iter().filter(|previous| !answered.contains(previous)).collect();
         self.addresses = answered.into_iter().chain(others).take(ADDRESSES_MAX).collect();
     }
 }
@@ -333,7 +335,8 @@ impl ApiError {
 
 impl From<ApiError> for CommandFailure {
     fn from(error: ApiError) -> Self {
-        let (code, what) = (error.code(), escape(&error.to_string()).into_owned());
+        let code = error.code();
+        let what = escape(&error.to_string()).into_owned();
         let details = match error {
             ApiError::Refused(refusal) => return refusal.failure(),
             ApiError::Client(error) => client_details(&error),
@@ -384,7 +387,7 @@ fn client_details(error: &ClientError) -> Vec<FailureDetail> {
                 .hint("--cluster ADDR with a node of this cluster"),
         ],
         ClientError::Broken { .. } => vec![
-            FailureDetail::new("whether the order was carried out is not known")
+            FailureDetail::new("whether the command was applied is not known")
                 .hint("`zbelastic status`, then again"),
         ],
     }
@@ -394,11 +397,14 @@ fn quorum_details(since_ms: u64, missing: &[String]) -> Vec<FailureDetail> {
     let names: Vec<_> = missing.iter().map(|name| escape(name)).collect();
     let missing = if names.is_empty() { "some".to_owned() } else { names.join(", ") };
     vec![
-        FailureDetail::new(format!("not heard for {:.1} s: {missing}", since_ms as f64 / 1e3))
-            .why("what is agreed on needs more than half of the controllers")
-            .hint(
-                "start them again; if they are lost for good, \
+        FailureDetail::new(format!(
+            "nothing received for {:.1} s from {missing}",
+            since_ms as f64 / 1e3
+        ))
+        .why("what is agreed on needs more than half of the controllers")
+        .hint(
+            "start them again; if they are lost for good, \
                  `zbelastic cluster recover --force-new-cluster`",
-            ),
+        ),
     ]
 }

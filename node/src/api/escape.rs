@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::fmt::Write;
 
 /// `text` with control characters written as `\u{1b}`, and characters that turn the direction of
-/// writing or take no room written likewise. A name that a peer chose cannot clear a screen, forge
+/// writing or have no width written likewise. A name that a peer chose cannot clear a screen, forge
 /// a line, or read backwards.
 #[must_use]
 pub fn escape(text: &str) -> Cow<'_, str> {

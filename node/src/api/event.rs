@@ -9,7 +9,7 @@ use super::hex::HexDigest;
 use super::status::{MemberRole, TokenRole};
 use crate::train::timing::StepTimeBreakdown;
 
-/// One thing that happened.
+/// One event of a cluster.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ClusterEvent {
     /// Grows by one with each, in the log of one node.
@@ -36,48 +36,48 @@ impl ClusterEvent {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum EventKind {
-    /// A process started.
+    /// The process of a node started.
     Started {
         /// Which node it is.
         node: NodeId,
         /// The version of the program.
         version: String,
     },
-    /// Another leader decides.
+    /// Another controller was elected leader.
     Leader {
         /// The leader; none while one is elected.
         node: Option<NodeId>,
         /// The term that the reporting controller is in.
         term: u64,
     },
-    /// A member came.
+    /// A node joined the cluster.
     Joined {
         /// The node that joined.
         node: NodeId,
-        /// The node's name.
+        /// The name of the node.
         name: String,
         /// What it is for.
         role: MemberRole,
     },
-    /// A member is about to go.
+    /// A member started to drain.
     Draining {
-        /// The node that is about to go.
+        /// The node that drains.
         node: NodeId,
-        /// The node's name.
+        /// The name of the node.
         name: String,
     },
-    /// A member is gone.
+    /// A member was lost.
     Lost {
         /// The node that is lost.
         node: NodeId,
-        /// The node's name.
+        /// The name of the node.
         name: String,
-        /// Why it is held for lost, in words.
+        /// Why it is considered lost, in words.
         reason: String,
         /// From its last sign of life to the decision, in milliseconds.
         detected_ms: Option<f64>,
     },
-    /// A run was submitted, and begins or goes on.
+    /// A run was submitted, and begins or continues.
     RunStarted {
         /// Names the configuration and the text.
         config: HexDigest,
@@ -86,17 +86,17 @@ pub enum EventKind {
         /// Steps of the run.
         step_count: u64,
     },
-    /// A run is held by order.
+    /// A run was paused by a command.
     Paused {
         /// Number of steps sealed so far.
         step: u64,
     },
-    /// A run goes on by order.
+    /// A run was continued by a command.
     Resumed {
         /// Number of steps sealed so far.
         step: u64,
     },
-    /// A run ended by order.
+    /// A run was stopped by a command.
     Stopped {
         /// Number of steps sealed so far.
         step: u64,
@@ -105,7 +105,7 @@ pub enum EventKind {
     Halted {
         /// Number of steps sealed so far.
         step: u64,
-        /// Why going on would be wrong, in words.
+        /// Why continuing would be wrong, in words.
         reason: String,
     },
     /// Every step is sealed.
@@ -138,7 +138,8 @@ pub enum EventKind {
         bytes_moved: Bytes,
         /// The fewest that had to move, with the best assignment of nodes to stages.
         bytes_floor: Bytes,
-        /// From the first request for a layer to the last arrival, in milliseconds; none if nothing moved.
+        /// From the first request for a layer to the last arrival, in milliseconds; none if nothing
+        /// moved.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         moved_ms: Option<f64>,
         /// Without a seal so far, in milliseconds.
@@ -146,7 +147,7 @@ pub enum EventKind {
     },
     /// A step is sealed.
     Step {
-        /// Counted from 1.
+        /// The number of the step, from 1.
         step: u64,
         /// Steps of the run.
         step_count: u64,
@@ -190,18 +191,18 @@ pub enum EventKind {
         /// In nats a token.
         loss: Option<f64>,
     },
-    /// Work was dropped because something was wrong with it.
+    /// Work was dropped because its results were not valid.
     Rollback {
-        /// Counted from 1.
+        /// The number of the step, from 1.
         step: u64,
-        /// `skip` or `replay`.
+        /// What was decided instead of a commit: `skip` or `replay`.
         verdict: String,
         /// Why the work was dropped, in words.
         reason: String,
     },
     /// The run went back to a checkpoint or to its beginning.
     Rewound {
-        /// Steps sealed before where it goes on.
+        /// Steps sealed before the one from which it continues.
         to_step: u64,
         /// Why the run went back, in words.
         reason: String,
@@ -238,14 +239,14 @@ pub enum EventKind {
     },
     /// A connection was closed because one end broke a rule.
     Violation {
-        /// Who is at the other end.
+        /// The node at the other end of the connection.
         node: NodeId,
         /// Which rule, in words.
         what: String,
         /// How often that was with this node, since the reporting process started.
         count: u64,
     },
-    /// Something a person should look at.
+    /// A condition that an operator should look at.
     Warning {
         /// The warning in words.
         what: String,
@@ -276,9 +277,9 @@ impl fmt::Display for EventKind {
         match self {
             Self::Started { node, version } => write!(f, "node {node} started, version {version}"),
             Self::Leader { node: Some(node), term } => write!(f, "node {node} leads term {term}"),
-            Self::Leader { node: None, term } => write!(f, "nobody leads since term {term}"),
+            Self::Leader { node: None, term } => write!(f, "no leader since term {term}"),
             Self::Joined { node, name, role } => write!(f, "{role} {name} ({node}) joined"),
-            Self::Draining { node, name } => write!(f, "node {name} ({node}) is about to go"),
+            Self::Draining { node, name } => write!(f, "node {name} ({node}) is draining"),
             Self::Lost { node, name, reason, detected_ms } => {
                 write!(f, "node {name} ({node}) lost ({reason}{})", milliseconds(*detected_ms))
             }
@@ -286,7 +287,7 @@ impl fmt::Display for EventKind {
                 write!(f, "run {} of {step_count} steps begins", config.short())
             }
             Self::RunStarted { config, step, step_count } => {
-                write!(f, "run {} goes on after step {step} of {step_count}", config.short())
+                write!(f, "run {} continues after step {step} of {step_count}", config.short())
             }
             Self::Paused { step } => write!(f, "paused after step {step}"),
             Self::Resumed { step } => write!(f, "resumed after step {step}"),
@@ -342,7 +343,7 @@ impl fmt::Display for EventKind {
                 write!(f, "connection to node {node} closed {count} times, now: {what}")
             }
             Self::Warning { what } => f.write_str(what),
-            Self::Other => write!(f, "something that a later version knows"),
+            Self::Other => write!(f, "an event of a later version"),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! A digest as people and scripts read it.
+//! A digest as hexadecimal text.
 
 use std::fmt;
 
@@ -24,7 +24,7 @@ impl HexDigest {
         Some(Self(Digest(bytes)))
     }
 
-    /// Its first letters, enough for a person to tell two apart.
+    /// Its first letters, enough to tell two digests apart.
     #[must_use]
     pub fn short(self) -> String {
         self.to_string()[..12].to_owned()

@@ -19,12 +19,12 @@ pub enum ApiRefusal {
     },
     /// What was named does not exist.
     NotFound {
-        /// The kind of thing that was named.
+        /// The kind of resource that was named.
         thing: ResourceKind,
         /// The name that was given.
         name: String,
     },
-    /// Not possible in the state things are in.
+    /// Not possible in the present state.
     WrongState(WrongState),
     /// The request makes no sense.
     Malformed {
@@ -45,7 +45,7 @@ pub enum ApiRefusal {
         /// The largest that is taken.
         max: u64,
     },
-    /// No room on disk or in memory.
+    /// No space is left on disk or in memory.
     OutOfResource {
         /// For what, and where.
         what: String,
@@ -124,12 +124,12 @@ pub enum WrongState {
         /// The name of the run that ended.
         name: String,
     },
-    /// The run is under way: it is not removed, and nothing goes on from it.
+    /// The run is under way: it is not removed, and no run continues from it.
     RunLive {
         /// The name of the live run.
         name: String,
     },
-    /// A run that goes on from another has another model.
+    /// A run that branches off another has another model.
     OtherModel {
         /// The other run's name.
         name: String,
@@ -154,34 +154,34 @@ pub enum WrongState {
     Done,
     /// The run is held because going on would be wrong.
     Halted {
-        /// Why going on would be wrong, in words.
+        /// Why continuing would be wrong, in words.
         reason: String,
     },
     /// The node is live; it would have to drain first.
     NodeLive {
-        /// The node's name.
+        /// The name of the node.
         name: String,
     },
-    /// The node is gone already.
+    /// The node was lost or removed already.
     NodeGone {
-        /// The node's name.
+        /// The name of the node.
         name: String,
-        /// Why the node is held for lost, in words.
+        /// Why the node is considered lost, in words.
         reason: String,
     },
     /// Without this controller nothing could be decided any more.
     LastController {
-        /// The controller's name.
+        /// The name of the controller.
         name: String,
     },
-    /// A controller has nothing to hand over.
+    /// A controller has no layers to hand over.
     ControllerStays {
-        /// The controller's name.
+        /// The name of the controller.
         name: String,
     },
-    /// The node is about to go already.
+    /// The node is draining already.
     Draining {
-        /// The node's name.
+        /// The name of the node.
         name: String,
     },
     /// The token was taken back already.
@@ -206,7 +206,7 @@ pub enum WrongState {
 }
 
 impl ResourceKind {
-    /// The word for it in messages.
+    /// The noun for it in messages.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -250,7 +250,7 @@ impl ApiRefusal {
         }
     }
 
-    /// The refusal as a person reads it.
+    /// The refusal as a failure that a command prints.
     #[must_use]
     pub fn failure(&self) -> CommandFailure {
         let hint = self.hint();
@@ -274,7 +274,7 @@ impl ApiRefusal {
         failure
     }
 
-    /// What to know, and what to do.
+    /// An explanation and a hint for some refusals.
     fn hint(&self) -> Option<(&'static str, &'static str)> {
         match self {
             Self::NotAuthorised { .. } => Some((
@@ -282,11 +282,11 @@ impl ApiRefusal {
                 "--data-dir with the folder of whoever ran `zbelastic init`, or of an operator",
             )),
             Self::NotFound { thing, .. } => {
-                thing.listing().map(|listing| ("the cluster knows no such thing", listing))
+                thing.listing().map(|listing| ("the cluster has no such resource", listing))
             }
             Self::WrongState(state) => state.hint(),
             Self::OutOfResource { .. } => {
-                Some(("nothing was changed", "make room there, or `zbelastic ckpt gc --yes`"))
+                Some(("nothing was changed", "free space there, or `zbelastic ckpt gc --yes`"))
             }
             Self::Malformed { .. }
             | Self::Config { .. }
@@ -320,7 +320,7 @@ impl WrongState {
             }
             Self::OtherModel { .. } => Some((
                 "weights and moments are those of its layers",
-                "the same keys of [model]; or begin anew, without --from",
+                "the same keys of [model]; or begin from step 0, without --from",
             )),
             Self::NoStepsLeft { .. } => Some((
                 "steps are counted from the beginning of the first run",
@@ -330,7 +330,7 @@ impl WrongState {
                 "it began there, and has no checkpoint of its own",
                 "again behind its first checkpoint, or `zbelastic stop --yes` ends it",
             )),
-            Self::Paused => Some(("it stands as it was ordered to", "zbelastic resume")),
+            Self::Paused => Some(("it was paused by a command", "zbelastic resume")),
             Self::NotPaused => Some((
                 "it goes on",
                 "`zbelastic status`; what goes back is paused first: `zbelastic pause`",
@@ -385,7 +385,7 @@ impl fmt::Display for ApiRefusal {
             Self::TooLarge { what, found, max } => {
                 write!(f, "{}: {found}, at most {max}", escape(what))
             }
-            Self::OutOfResource { what } => write!(f, "out of room: {}", escape(what)),
+            Self::OutOfResource { what } => write!(f, "out of space: {}", escape(what)),
             Self::Damaged { what, expected, found } => {
                 write!(f, "{} is damaged: digest {found}, expected {expected}", escape(what))
             }
@@ -415,7 +415,7 @@ impl fmt::Display for WrongState {
             Self::NoStepsLeft { step, step_count } => {
                 write!(f, "{step_count} steps, and the run begins behind step {step}")
             }
-            Self::RunNeeded { by } => write!(f, "run {} goes on from it", escape(by)),
+            Self::RunNeeded { by } => write!(f, "run {} continues from it", escape(by)),
             Self::Paused => write!(f, "the run is paused already"),
             Self::NotPaused => write!(f, "the run is not paused"),
             Self::Done => write!(f, "the run is done"),
@@ -430,7 +430,7 @@ impl fmt::Display for WrongState {
             Self::ControllerStays { name } => {
                 write!(f, "node {} is a controller, and only workers are drained", escape(name))
             }
-            Self::Draining { name } => write!(f, "node {} is about to go already", escape(name)),
+            Self::Draining { name } => write!(f, "node {} is draining already", escape(name)),
             Self::TokenRevoked { id } => write!(f, "token {} is revoked already", escape(id)),
             Self::OutOfOrder { expected, found } => {
                 write!(f, "a piece from byte {found}, expected one from byte {expected}")

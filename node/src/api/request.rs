@@ -6,8 +6,8 @@ use zbelastic_types::{Bytes, NodeId};
 use super::hex::HexDigest;
 use super::status::TokenRole;
 
-/// A request, which reads or orders. Steps are counted as people count them: step 1 is the first, and a
-/// checkpoint of step 100 is the state after 100 steps.
+/// A request, which reads or commands. Steps are counted from 1: step 1 is the first,
+/// and a checkpoint of step 100 is the state after 100 steps.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "request", rename_all = "snake_case")]
 pub enum ApiRequest {
@@ -16,7 +16,7 @@ pub enum ApiRequest {
     /// What happened, from a sequence number on. Answered at once, with nothing if there is
     /// nothing: a client that follows sends the request again.
     Events {
-        /// The first that is wanted; what is older than the oldest kept is left out.
+        /// The first that is requested; what is older than the oldest kept is left out.
         from_sequence: u64,
         /// How many at most, up to [`EVENTS_MAX`](super::EVENTS_MAX).
         max: u32,
@@ -25,23 +25,23 @@ pub enum ApiRequest {
     Logs {
         /// The node; none for the one that receives the request.
         node: Option<NodeId>,
-        /// The first line that is wanted.
+        /// The sequence number of the first line that is requested.
         from_sequence: u64,
         /// How many at most, up to [`LOG_LINES_MAX`](super::LOG_LINES_MAX).
         max: u32,
     },
-    /// Create a token.
+    /// Creates a token with which nodes or clients join.
     TokenCreate(TokenRequest),
-    /// Every token that is not forgotten.
+    /// Lists every token that is still recorded.
     TokenList,
     /// Take a token back.
     TokenRevoke {
-        /// The token's id.
+        /// The public id of the token.
         id: String,
         /// Whether nodes that joined with it go too.
         with_nodes: bool,
     },
-    /// A node is to go in order.
+    /// Drains a node.
     NodeDrain {
         /// The node that is to go.
         node: NodeId,
@@ -50,10 +50,10 @@ pub enum ApiRequest {
     NodeRemove {
         /// The node that is removed.
         node: NodeId,
-        /// Whether it goes even if it is live.
+        /// Whether it is removed even if it is live.
         force: bool,
     },
-    /// Train this, or go on with it. Answered by `data_wanted` until the text is there.
+    /// Trains this job, or continues it. Answered by `data_wanted` until the text is there.
     Run {
         /// The effective configuration as TOML.
         document: String,
@@ -65,22 +65,23 @@ pub enum ApiRequest {
         /// What it is to be called; without, by its model's size.
         #[serde(default)]
         name: Option<String>,
-        /// The run whose last checkpoint it goes on from; without, it begins at step 0.
+        /// The run from whose last checkpoint it continues; without, it begins at step 0.
         #[serde(default)]
         from: Option<String>,
     },
     /// Every run that is kept.
     RunList,
-    /// A run that ended is forgotten, and its checkpoints go.
+    /// Removes a run that ended, with its checkpoints.
     RunRemove {
-        /// The run's name.
+        /// The name of the run.
         name: String,
-        /// Its number, as it was shown to the person who removes it: another run may have the name by now.
+        /// Its number, as it was shown to the client that removes it: another run may have the name
+        /// by now.
         run: u64,
     },
     /// A piece of the text, in order.
     PutData {
-        /// The hash of the whole text.
+        /// The hash of the complete text.
         hash: HexDigest,
         /// Where the piece begins.
         offset: u64,
@@ -90,7 +91,7 @@ pub enum ApiRequest {
     },
     /// Hold the run after the step under way.
     Pause,
-    /// Go on with a run that is held.
+    /// Continues a run that is paused.
     Resume,
     /// End the run for good; its last checkpoint is kept.
     Stop,
@@ -137,8 +138,8 @@ pub enum ApiRequest {
         /// Where the piece begins.
         offset: u64,
     },
-    /// The chaining value of a subtree of the hash over a layer's image, behind its weights: by them the weights
-    /// are proved without the moments.
+    /// The chaining value of a subtree of the hash over a layer's image, behind its weights: by
+    /// them the weights are proved without the moments.
     CheckpointSubtree {
         /// Which run's; none for the newest.
         #[serde(default)]
@@ -157,7 +158,8 @@ pub enum ApiRequest {
     },
     /// The cluster's name, format, leader and voters.
     ClusterInfo,
-    /// Another authority replaces the one that issues; sent again, the answer reports how far that is.
+    /// Another authority replaces the one that issues; sent again, the answer reports how far that
+    /// is.
     ClusterRotateCa {
         /// Whether the old one is retired without waiting for members that are away.
         force: bool,
@@ -172,7 +174,7 @@ pub enum ApiRequest {
 }
 
 impl ApiRequest {
-    /// Its word, for logs.
+    /// The name of this kind of request, for logs.
     #[must_use]
     pub const fn name(&self) -> &'static str {
         match self {
@@ -206,25 +208,25 @@ impl ApiRequest {
     }
 }
 
-/// A token as it is wanted.
+/// The properties of a token that is to be created.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TokenRequest {
-    /// What it lets in.
+    /// What it admits.
     pub role: TokenRole,
     /// How long it can be used.
     pub ttl_s: u64,
     /// How often it can be used.
     pub uses: u32,
-    /// Whether nodes that join with it are forgotten when they are lost.
+    /// Whether nodes that join with it are removed when they are lost.
     pub ephemeral: bool,
-    /// What a person wants to remember about it.
+    /// The note that its creator gives it.
     pub note: Option<String>,
 }
 
 /// The text of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CorpusDescription {
-    /// BLAKE3 of it.
+    /// BLAKE3 of the bytes of the file.
     pub hash: HexDigest,
     /// Its length in bytes.
     pub length: Bytes,

@@ -189,13 +189,13 @@ pub type RecordedRequests = Rc<RefCell<Vec<ApiRequest>>>;
 pub fn scripted(
     answers: Vec<Result<ApiAnswer, ClientError>>,
 ) -> (ApiClient<'static>, RecordedRequests) {
-    let asked = RecordedRequests::default();
+    let requests = RecordedRequests::default();
     let mut answers = answers.into_iter();
-    let notes = asked.clone();
+    let recorded = requests.clone();
     let exchange = move |_: &[String], message: &[u8]| {
-        notes.borrow_mut().push(decode_request(message).expect("a request"));
-        let answer = answers.next().expect("no more questions")?;
+        recorded.borrow_mut().push(decode_request(message).expect("a request"));
+        let answer = answers.next().expect("no more requests")?;
         Ok(encode_answer(&answer).expect("small"))
     };
-    (ApiClient::new(vec!["a:7000".to_owned()], Box::new(exchange)), asked)
+    (ApiClient::new(vec!["a:7000".to_owned()], Box::new(exchange)), requests)
 }

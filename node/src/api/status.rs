@@ -1,4 +1,4 @@
-//! How everything stands.
+//! The state of the cluster, as `status` reports it.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,8 +9,8 @@ use zbelastic_types::{Bytes, NodeId};
 use super::hex::HexDigest;
 use crate::cluster::activity::LongActivity;
 
-/// How everything stands, as one node knows it. Times of day are milliseconds since 1970; a number
-/// that is not finite or not known is left out or `null`.
+/// The state of the cluster, as one node knows it. Times of day are milliseconds since 1970; a
+/// number that is not finite or not known is left out or `null`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StatusReport {
     /// The version of the program that answers.
@@ -23,7 +23,7 @@ pub struct StatusReport {
     pub cluster: ClusterStatus,
     /// The leader, if there is one.
     pub leader: Option<NodeId>,
-    /// The leader's term.
+    /// The Raft term of the leader.
     pub term: u64,
     /// Whether anything can be decided.
     pub quorum: QuorumStatus,
@@ -41,7 +41,7 @@ pub struct StatusReport {
     pub pace: Option<PaceStatus>,
     /// The last failures, newest last; at most [`FAILURES_MAX`](super::FAILURES_MAX).
     pub failures: Vec<FailureStatus>,
-    /// Checkpoints, oldest first.
+    /// The durable checkpoints of the run, oldest first.
     pub checkpoints: Vec<CheckpointStatus>,
     /// What was counted since the answering process started, by name.
     pub counters: BTreeMap<String, u64>,
@@ -50,7 +50,7 @@ pub struct StatusReport {
 /// The name and id of a cluster.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClusterStatus {
-    /// The cluster's name.
+    /// The name of the cluster.
     pub name: String,
     /// Its id, as certificates write it.
     pub id: String,
@@ -85,12 +85,12 @@ impl QuorumStatus {
 pub enum MemberRole {
     /// Votes on what is agreed.
     Controller,
-    /// Runs a stage.
+    /// A worker, which runs a stage of a plan.
     Worker,
 }
 
 impl MemberRole {
-    /// The word for the role.
+    /// The name of the role.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -106,7 +106,7 @@ impl fmt::Display for MemberRole {
     }
 }
 
-/// What a token lets in: a member, or a person's command line.
+/// What a token admits: a member, or a command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TokenRole {
@@ -114,14 +114,14 @@ pub enum TokenRole {
     Controller,
     /// A member that runs a stage.
     Worker,
-    /// A person who gives orders about runs and checkpoints.
+    /// A command line that may change runs and checkpoints.
     Operator,
-    /// A person who looks on.
+    /// A command line that may only read.
     Viewer,
 }
 
 impl TokenRole {
-    /// The word for the role.
+    /// The name of the role.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -132,7 +132,7 @@ impl TokenRole {
         }
     }
 
-    /// Whether a person's command line is let in, and no member.
+    /// Whether it admits a command line rather than a member.
     #[must_use]
     pub const fn is_person(self) -> bool {
         match self {
@@ -148,22 +148,22 @@ impl fmt::Display for TokenRole {
     }
 }
 
-/// How a member stands.
+/// Whether a member is present, draining or lost.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "state", rename_all = "snake_case")]
 pub enum MemberState {
     /// The member is counted on.
     Present,
-    /// The member is about to go.
+    /// The member is draining.
     Draining,
-    /// The member is gone.
+    /// The member is lost.
     Lost {
-        /// Why it is held for lost, in words.
+        /// Why it is considered lost, in words.
         reason: String,
     },
 }
 
-/// The road that frames take to a member.
+/// The path that frames take to a member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MemberPath {
@@ -182,7 +182,7 @@ pub enum MemberPath {
 pub struct MemberStatus {
     /// The node's number in the cluster.
     pub id: NodeId,
-    /// The node's name.
+    /// The name of the node.
     pub name: String,
     /// What it is for.
     pub role: MemberRole,
@@ -192,7 +192,7 @@ pub struct MemberStatus {
     pub incarnation: u64,
     /// Where it is reached.
     pub addresses: Vec<String>,
-    /// The zone that it stands in; empty if none was configured.
+    /// The zone that it runs in; empty if none was configured.
     #[serde(default)]
     pub zone: String,
     /// Its place in the pipeline, counted from 0; a standby has none.
@@ -210,13 +210,13 @@ pub struct MemberStatus {
     pub speed_permille: u32,
     /// Memory in use for training.
     pub memory_used: Option<Bytes>,
-    /// Memory that it brings for training, in bytes.
+    /// Memory that it offers for training, in bytes.
     pub memory: Bytes,
     /// Milliseconds since anything was last received from it.
     pub last_heard_ms: Option<u64>,
     /// Round trip to it, in microseconds.
     pub round_trip_us: Option<u64>,
-    /// The road to it from the answering node.
+    /// The path to it from the answering node.
     pub road: MemberPath,
     /// What it has done, as it reported last.
     #[serde(default)]
@@ -226,21 +226,21 @@ pub struct MemberStatus {
     pub disk: Option<DiskStatus>,
 }
 
-/// The room on a member's disk.
+/// The free and total space on a member's disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DiskStatus {
     /// Bytes that it may still write.
     pub free: Bytes,
     /// Bytes of the disk.
     pub total: Bytes,
-    /// Whether a checkpoint may find no room there.
+    /// Whether a checkpoint may not fit there.
     pub low: bool,
 }
 
 /// What a worker has done, and what takes it long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WorkStatus {
-    /// A count that grows with each operation that runs and each byte of a layer that comes.
+    /// A count that grows with each operation that runs and each byte of a layer that arrives.
     pub done: u64,
     /// What takes it long beside the passes of steps.
     pub activity: Option<LongActivity>,
@@ -257,21 +257,21 @@ pub enum JobPhaseStatus {
         /// What the run waits for, in words.
         reason: String,
     },
-    /// Held by order.
+    /// Paused by a command.
     Paused,
     /// Every step is sealed.
     Done,
-    /// Ended for good by order.
+    /// Stopped for good by a command.
     Stopped,
     /// Held because going on would be wrong.
     Halted {
-        /// Why going on would be wrong, in words.
+        /// Why continuing would be wrong, in words.
         reason: String,
     },
 }
 
 impl JobPhaseStatus {
-    /// Whether no further step follows without an order.
+    /// Whether no further step follows without a command.
     #[must_use]
     pub const fn is_over(&self) -> bool {
         match self {
@@ -284,7 +284,7 @@ impl JobPhaseStatus {
 /// The job that is trained, and how far it is.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct JobStatus {
-    /// What people call it: the preset or the file it was configured by.
+    /// Its name: the preset or the file it was configured by.
     pub name: String,
     /// Names the whole configuration and the text.
     pub config: HexDigest,
@@ -296,7 +296,7 @@ pub struct JobStatus {
     pub step_count: u64,
     /// The last sealed step's loss, in nats a token.
     pub loss: Option<f64>,
-    /// Its gradient's norm.
+    /// The norm of the step's gradient.
     pub gnorm: Option<f64>,
     /// The learning rate of that step.
     pub lr: Option<f64>,
@@ -306,7 +306,7 @@ pub struct JobStatus {
     pub tokens_per_s: Option<f64>,
     /// Seconds to the end.
     pub eta_s: Option<f64>,
-    /// The digest of the state after the last step that everybody attested; at the end of the run
+    /// The digest of the state after the last step that every stage attested; at the end of the run
     /// that of the weights.
     pub digest: Option<HexDigest>,
     /// The step that `digest` is of.
@@ -334,7 +334,7 @@ pub struct PlanStatus {
     pub generation: u64,
     /// The node at each stage.
     pub stages: Vec<NodeId>,
-    /// The schedule's name.
+    /// The name of the pipeline schedule.
     pub schedule: String,
     /// Steps that run ahead of their verdict: 0 or 1.
     pub window: u32,
@@ -366,7 +366,7 @@ pub enum PromiseStatus {
         /// Number of other nodes that was configured.
         wanted: u32,
     },
-    /// It is not.
+    /// Updates are not held elsewhere.
     Off {
         /// Why updates are not held elsewhere, in words.
         reason: String,
@@ -430,7 +430,7 @@ pub struct FailureStatus {
     pub at_ms: u64,
     /// The node that was lost.
     pub node: NodeId,
-    /// The node's name.
+    /// The name of the node.
     pub name: String,
     /// Why it is held for lost.
     pub reason: String,
@@ -459,7 +459,7 @@ pub struct CheckpointStatus {
     pub at_ms: Option<u64>,
     /// Bytes of one copy of it.
     pub bytes: Bytes,
-    /// The digest of the whole.
+    /// The digest of the whole state.
     pub digest: HexDigest,
     /// Nodes that hold at least one of its layers.
     pub holders: Vec<NodeId>,

@@ -12,7 +12,8 @@ use crate::failure::{CommandFailure, FailureCode};
 
 fn requests() -> Vec<ApiRequest> {
     let corpus = CorpusDescription { hash: digest(1), length: Bytes(9) };
-    let (id, document) = ("ab12".to_owned(), "[train]\n".to_owned());
+    let id = "ab12".to_owned();
+    let document = "[train]\n".to_owned();
     let token = TokenRequest {
         role: TokenRole::Worker,
         ttl_s: 60,
@@ -57,7 +58,8 @@ fn requests() -> Vec<ApiRequest> {
 }
 
 fn events() -> Vec<EventKind> {
-    let (name, reason) = ("gpu-c".to_owned(), "connection closed".to_owned());
+    let name = "gpu-c".to_owned();
+    let reason = "connection closed".to_owned();
     vec![
         EventKind::Lost { node: NodeId(4), name, reason: reason.clone(), detected_ms: Some(0.4) },
         EventKind::Plan {
@@ -249,15 +251,15 @@ fn digests_are_64_letters() {
 fn refusals() -> Vec<(ApiRefusal, FailureCode)> {
     let what = || "a\u{1b}b".to_owned();
     let state = |state| (ApiRefusal::WrongState(state), FailureCode::WrongState);
-    let thing = |thing| (ApiRefusal::NotFound { thing, name: what() }, FailureCode::NotFound);
+    let not_found = |thing| (ApiRefusal::NotFound { thing, name: what() }, FailureCode::NotFound);
     vec![
         (ApiRefusal::NotAuthorised { what: what() }, FailureCode::NotAuthorised),
-        thing(ResourceKind::Node),
-        thing(ResourceKind::Token),
-        thing(ResourceKind::Checkpoint),
-        thing(ResourceKind::Layer),
-        thing(ResourceKind::Backup),
-        thing(ResourceKind::Text),
+        not_found(ResourceKind::Node),
+        not_found(ResourceKind::Token),
+        not_found(ResourceKind::Checkpoint),
+        not_found(ResourceKind::Layer),
+        not_found(ResourceKind::Backup),
+        not_found(ResourceKind::Text),
         state(WrongState::NoRun { was: RunAbsence::Never }),
         state(WrongState::NoRun { was: RunAbsence::Stopped }),
         state(WrongState::OtherRun { config: digest(1), step: 1, step_count: 2 }),
@@ -295,9 +297,9 @@ fn every_refusal_has_its_exit_code_and_is_printed_without_control_characters() {
         assert_eq!(*found, refusal);
         let failure = CommandFailure::from(error);
         assert_eq!(failure.code, code, "{refusal:?}");
-        let told = failure.to_string();
-        assert!(!told.contains('\u{1b}'), "{told:?}");
-        assert!(told.len() > "error: ".len() + 10, "{told}");
+        let text = failure.to_string();
+        assert!(!text.contains('\u{1b}'), "{text:?}");
+        assert!(text.len() > "error: ".len() + 10, "{text}");
     }
 }
 
@@ -325,26 +327,30 @@ fn what_fails_on_the_way_has_its_exit_code() {
     let missing = vec!["ctl-\u{1b}3".to_owned()];
     let failure = answered(ApiAnswer::NoQuorum { since_ms: 1500, missing });
     assert_eq!(failure.code, FailureCode::NoQuorum);
-    assert!(failure.to_string().contains("not heard for 1.5 s: ctl-\\u{1b}3"), "{failure}");
+    assert!(
+        failure.to_string().contains("nothing received for 1.5 s from ctl-\\u{1b}3"),
+        "{failure}"
+    );
     let failure = answered(ApiAnswer::Redirect { addresses: Vec::new() });
     assert_eq!(failure.code, FailureCode::NoQuorum);
     assert_eq!(answered(ApiAnswer::Tokens(Vec::new())).code, FailureCode::Internal);
 }
 
-/// Sends requests to a cluster in which each address answers as `answer` does, and returns where each went.
+/// Sends requests to a cluster in which each address answers as `answer` does, and returns where
+/// each went.
 fn send_through(
     answer: impl Fn(&str) -> ApiAnswer,
-    questions: usize,
+    request_count: usize,
 ) -> (Vec<Result<StatusReport, ApiError>>, Vec<Vec<String>>) {
-    let asked = RefCell::new(Vec::new());
+    let sent_to = RefCell::new(Vec::new());
     let exchange = |addresses: &[String], _: &[u8]| {
-        asked.borrow_mut().push(addresses.to_vec());
+        sent_to.borrow_mut().push(addresses.to_vec());
         Ok(encode_answer(&answer(&addresses[0])).expect("small"))
     };
     let mut client = ApiClient::new(vec!["a".into(), "b".into()], Box::new(exchange));
-    let found = (0..questions).map(|_| client.status()).collect();
+    let found = (0..request_count).map(|_| client.status()).collect();
     drop(client);
-    (found, asked.into_inner())
+    (found, sent_to.into_inner())
 }
 
 #[test]
@@ -353,9 +359,9 @@ fn redirects_are_followed_and_remembered() {
         "c" => ApiAnswer::Status(Box::new(status())),
         _ => ApiAnswer::Redirect { addresses: vec!["c".to_owned()] },
     };
-    let (found, asked) = send_through(answer, 2);
+    let (found, sent_to) = send_through(answer, 2);
     assert!(found.iter().all(Result::is_ok));
-    assert_eq!(asked, [vec!["a", "b"], vec!["c"], vec!["c", "a", "b"]]);
+    assert_eq!(sent_to, [vec!["a", "b"], vec!["c"], vec!["c", "a", "b"]]);
 }
 
 #[test]
@@ -364,9 +370,9 @@ fn redirects_in_a_circle_end() {
         let next = if address == "b" { "c" } else { "b" };
         ApiAnswer::Redirect { addresses: vec![next.to_owned()] }
     };
-    let (found, asked) = send_through(answer, 1);
+    let (found, sent_to) = send_through(answer, 1);
     assert!(matches!(found[0], Err(ApiError::NoLeader { redirects: REDIRECTS_MAX })));
-    assert_eq!(asked.len(), REDIRECTS_MAX + 1);
+    assert_eq!(sent_to.len(), REDIRECTS_MAX + 1);
 }
 
 #[test]
@@ -375,6 +381,6 @@ fn a_redirect_to_everywhere_is_cut() {
         "a" => ApiAnswer::Redirect { addresses: vec!["c".to_owned(); 1000] },
         _ => ApiAnswer::Status(Box::new(status())),
     };
-    let (_, asked) = send_through(answer, 1);
-    assert_eq!(asked[1].len(), ADDRESSES_MAX);
+    let (_, sent_to) = send_through(answer, 1);
+    assert_eq!(sent_to[1].len(), ADDRESSES_MAX);
 }

@@ -1,4 +1,4 @@
-//! Messages as bytes.
+//! Encoding of API requests and answers as bytes.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -35,7 +35,7 @@ pub enum WireError {
         /// Bytes that the body has.
         found: usize,
     },
-    /// A message that has no body brings one.
+    /// A message of a kind without a body has one.
     #[error("a body of {found} bytes, expected none")]
     BodyUnexpected {
         /// Bytes that the body has.
@@ -82,18 +82,18 @@ pub fn decode_answer(message: &[u8]) -> Result<ApiAnswer, WireError> {
     Ok(answer)
 }
 
-fn encode(head: &impl Serialize, body: &[u8], head_max: usize) -> Result<Vec<u8>, WireError> {
-    let head = serde_json::to_vec(head).expect("numbers, texts and lists are JSON");
-    if head.len() > head_max {
-        return Err(WireError::Head { found: head.len(), max: head_max });
+fn encode(header: &impl Serialize, body: &[u8], head_max: usize) -> Result<Vec<u8>, WireError> {
+    let header = serde_json::to_vec(header).expect("numbers, texts and lists are JSON");
+    if header.len() > head_max {
+        return Err(WireError::Head { found: header.len(), max: head_max });
     }
     if body.len() > PIECE_BYTES_MAX {
         return Err(WireError::Body { found: body.len() });
     }
-    let mut message = Vec::with_capacity(PREFIX_BYTES + head.len() + body.len());
+    let mut message = Vec::with_capacity(PREFIX_BYTES + header.len() + body.len());
     message.extend(MAGIC);
-    message.extend((head.len() as u32).to_le_bytes());
-    message.extend(head);
+    message.extend((header.len() as u32).to_le_bytes());
+    message.extend(header);
     message.extend(body);
     Ok(message)
 }
@@ -111,16 +111,16 @@ fn decode<T: DeserializeOwned>(message: &[u8], head_max: usize) -> Result<(T, &[
     if length > max {
         return Err(WireError::Head { found: length, max });
     }
-    let (head, body) = rest.split_at(length);
+    let (header, body) = rest.split_at(length);
     if body.len() > PIECE_BYTES_MAX {
         return Err(WireError::Body { found: body.len() });
     }
-    Ok((serde_json::from_slice(head)?, body))
+    Ok((serde_json::from_slice(header)?, body))
 }
 
-fn attach(place: Option<&mut Vec<u8>>, body: &[u8]) -> Result<(), WireError> {
-    match place {
-        Some(place) => *place = body.to_vec(),
+fn attach(attachment: Option<&mut Vec<u8>>, body: &[u8]) -> Result<(), WireError> {
+    match attachment {
+        Some(attachment) => *attachment = body.to_vec(),
         None if body.is_empty() => {}
         None => return Err(WireError::BodyUnexpected { found: body.len() }),
     }

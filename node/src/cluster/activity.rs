@@ -1,6 +1,7 @@
-//! How much work a worker process has done, and what takes it long just now. Counted where the work is
-//! done, read by the event loop, and reported to controllers: it distinguishes slow nodes from stuck ones
-//! (rule of progress, docs/validation.md), and people see how far a load, an evaluation or a checkpoint is.
+//! How much work a worker process has done, and what takes it long just now. Counted where the work
+//! is done, read by the event loop, and reported to controllers: it distinguishes slow nodes from
+//! stuck ones (rule of progress, docs/validation.md), and `status` shows how far a load, an
+//! evaluation or a checkpoint is.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -15,7 +16,7 @@ pub use zbelastic_policy::WorkCounter;
 pub enum LongActivity {
     /// Layers are received from other workers.
     Receiving {
-        /// Bytes verified.
+        /// Bytes that were verified so far.
         done: Bytes,
         /// Bytes of all layers that were requested.
         total: Bytes,
@@ -29,7 +30,7 @@ pub enum LongActivity {
     },
     /// Layers of a checkpoint are written, here and where copies of them are kept.
     Writing {
-        /// The checkpoint's version.
+        /// The version that the checkpoint holds.
         version: Step,
         /// Bytes that are durable.
         done: Bytes,
@@ -52,8 +53,8 @@ impl std::fmt::Display for LongActivity {
     }
 }
 
-/// How far an evaluation is, as the device thread sets it and the event loop reads it; and whether it waits,
-/// as the event loop sets it and the device thread reads it.
+/// How far an evaluation is, as the device thread sets it and the event loop reads it; and whether
+/// it waits, as the event loop sets it and the device thread reads it.
 #[derive(Debug, Default)]
 pub struct EvaluationGauge {
     packed: AtomicU64,
@@ -74,26 +75,27 @@ impl EvaluationGauge {
         (packed != 0).then_some(((packed >> 32) as u32, packed as u32))
     }
 
-    /// Lets its passes wait, or go on.
+    /// Holds its passes back, or lets them run.
     pub fn set_waiting(&self, waits: bool) {
         self.waits.store(waits, Ordering::Relaxed);
     }
 
-    /// Whether its passes wait: the processor is needed for a checkpoint or for a model that is written.
+    /// Whether its passes wait: the processor is needed for a checkpoint or for a model that is
+    /// written.
     #[must_use]
     pub fn waits(&self) -> bool {
         self.waits.load(Ordering::Relaxed)
     }
 }
 
-/// What the event loop sees of the device without asking it.
+/// Counters of the device thread that the event loop reads without a request.
 #[derive(Debug, Default)]
 pub struct DeviceGauge {
     /// Operations begun and ended: odd while one is under way.
     edges: AtomicU64,
-    /// Operations that ran, and orders that were carried out.
+    /// Operations that ran, and commands that were executed.
     work: WorkCounter,
-    /// Orders begun and carried out: odd while one is under way.
+    /// Commands begun and commands done: odd while one is under way.
     command_edges: AtomicU64,
     evaluation: EvaluationGauge,
 }
@@ -111,7 +113,7 @@ impl DeviceGauge {
         &self.work
     }
 
-    /// Counts each begin and end of an order; odd while one is carried out.
+    /// Counts each begin and end of a command; odd while one is executed.
     #[must_use]
     pub fn command_edges(&self) -> u64 {
         self.command_edges.load(Ordering::Acquire)
@@ -128,7 +130,7 @@ impl DeviceGauge {
         self.edges.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// An order begins to be carried out, or was.
+    /// Counts that a command begins or ended.
     pub fn mark_command_edge(&self) {
         self.command_edges.fetch_add(1, Ordering::AcqRel);
     }

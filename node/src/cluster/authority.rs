@@ -1,10 +1,11 @@
-//! A change of authority as every member follows it: whom it believes now, and how far it reports to be.
+//! A change of authority as every member follows it: the authorities that it trusts now, and the
+//! progress that it reports.
 
 use zbelastic_consensus::access::{AuthorityReport, Rotation, RotationPhase, Succession};
 use zbelastic_transport::Credentials;
 use zbelastic_transport::identity::CredentialsFault;
 
-/// Ticks between two looks at whom to believe, and two reports of it: a second.
+/// Ticks between two looks at the authorities to trust, and two reports of it: a second.
 pub const LOOK_TICKS: u32 = 100;
 
 /// Whether a member's certificate was issued by the authority that follows.
@@ -13,7 +14,7 @@ pub fn is_certified(rotation: &Rotation, own: &Credentials) -> bool {
     own.is_by(&rotation.succession.certificate.clone().into())
 }
 
-/// The same member, if it is to believe others than it does. It always believes the authority of its own
+/// The same member, if it is to trust other authorities. It always trusts the authority of its own
 /// certificate: a folder that did not would be of no use.
 ///
 /// # Errors
@@ -67,7 +68,7 @@ mod tests {
         Rotation { succession, phase, is_forced: false }
     }
 
-    /// A member by this authority believes these, in this order, once it followed.
+    /// A member by this authority trusts these, in this order, once it followed.
     fn check(by: &ClusterAuthority, rotation: &Rotation, expected: &[&ClusterAuthority]) {
         let now = UnixSeconds::now();
         let own = by.credentials(PeerRole::Worker, NodeId(3), now).expect("it is made");
@@ -80,9 +81,9 @@ mod tests {
         let roots: Vec<_> = expected.iter().map(|by| by.certificate().clone()).collect();
         assert_eq!(own.roots(), roots);
         own.check_own(now).expect("others that believe the same believe it");
-        let told = report(rotation, &own, false);
+        let report_before = report(rotation, &own, false);
         assert_eq!(
-            told.believes,
+            report_before.believes,
             roots.iter().any(|root| **root == rotation.succession.certificate)
         );
     }

@@ -1,5 +1,6 @@
 //! What this process offers to others over the bulk lane: layers for a plan, pieces of checkpoints,
-//! text. The event loop puts things on it, transport's tasks read them; that is all its lock is for.
+//! text. The event loop adds to it, transport's tasks read them; that is all its lock is
+//! for.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -14,7 +15,7 @@ use super::wire::BulkKey;
 /// Layers offered at once: as many as a model may have, for the plan under way and the one before.
 const LAYERS_MAX: usize = 2048;
 
-/// Finds what is not on the shelf itself, by name: pieces of checkpoints in the store.
+/// Finds what is not in the registry itself, by name: pieces of checkpoints in the store.
 pub type FindStoredBlob = Box<dyn Fn(&BulkKey) -> Option<Arc<dyn BulkBody>> + Send + Sync>;
 
 /// What is offered. Cheap to clone.
@@ -25,18 +26,18 @@ pub struct BlobRegistry {
 }
 
 impl BlobRegistry {
-    /// A shelf with nothing on it, in front of a store.
+    /// A registry that offers nothing yet, in front of a store.
     #[must_use]
     pub fn new(stored: FindStoredBlob) -> Self {
         Self { layers: Arc::default(), stored: Arc::new(stored) }
     }
 
-    /// Offers something. Beyond the limit the oldest plan's layers go first.
+    /// Offers a blob under a key. Beyond the limit the oldest plan's layers go first.
     ///
     /// # Panics
     /// If a thread that held the lock panicked.
     pub fn offer(&self, key: BulkKey, body: Arc<dyn BulkBody>) {
-        let mut layers = self.layers.write().expect("nobody panics with the shelf in hand");
+        let mut layers = self.layers.write().expect("no thread panics while it holds the lock");
         layers.insert(key, body);
         while layers.len() > LAYERS_MAX {
             layers.pop_first();
@@ -48,7 +49,7 @@ impl BlobRegistry {
     /// # Panics
     /// If a thread that held the lock panicked.
     pub fn clear_before(&self, now: Generation) {
-        let mut layers = self.layers.write().expect("nobody panics with the shelf in hand");
+        let mut layers = self.layers.write().expect("no thread panics while it holds the lock");
         layers.retain(|key, _| match key {
             BulkKey::Layer { generation, .. } => *generation >= now,
             BulkKey::Piece(_) | BulkKey::Data(_) => true,
@@ -60,7 +61,7 @@ impl BlobRegistry {
     /// # Panics
     /// If a thread that held the lock panicked.
     pub fn withdraw(&self, key: &BulkKey) {
-        self.layers.write().expect("nobody panics with the shelf in hand").remove(key);
+        self.layers.write().expect("no thread panics while it holds the lock").remove(key);
     }
 
     /// What is offered under this name.
@@ -69,7 +70,7 @@ impl BlobRegistry {
     /// If a thread that held the lock panicked.
     #[must_use]
     pub fn find(&self, key: &BulkKey) -> Option<Arc<dyn BulkBody>> {
-        let layers = self.layers.read().expect("nobody panics with the shelf in hand");
+        let layers = self.layers.read().expect("no thread panics while it holds the lock");
         let found = layers.get(key).cloned();
         drop(layers);
         found.or_else(|| (self.stored)(key))
@@ -121,7 +122,7 @@ pub struct BodyReader<'a> {
 }
 
 impl<'a> BodyReader<'a> {
-    /// A reader that stands at the beginning.
+    /// A reader at the beginning of the blob.
     #[must_use]
     pub const fn new(body: &'a dyn BulkBody) -> Self {
         Self { body, at: 0 }
@@ -150,7 +151,9 @@ mod tests {
     #[test]
     fn layer_is_read_anywhere_as_it_is_encoded() {
         let floats = |start: u32| (start..start + 5).map(|i| i as f32 * 0.5).collect();
-        let (w, m, v) = (floats(1), floats(100), floats(1000));
+        let w = floats(1);
+        let m = floats(100);
+        let v = floats(1000);
         let image = LayerImage { layer: LayerId(3), version: Step(9), w, m, v };
         let bytes = image.encode();
         let body = LayerBody::new(Arc::new(image));
@@ -163,7 +166,8 @@ mod tests {
             }
         }
         for piece in 1..=bytes.len() + 1 {
-            let (mut reader, mut found) = (BodyReader::new(&body), Vec::new());
+            let mut reader = BodyReader::new(&body);
+            let mut found = Vec::new();
             let mut into = vec![0; piece];
             loop {
                 let count = io::Read::read(&mut reader, &mut into).expect("within the body");

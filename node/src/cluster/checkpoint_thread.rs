@@ -2,7 +2,7 @@
 //!
 //! Disks are slow, so a thread does the work and reports the outcome to the event loop. A piece
 //! that a worker wrote is reported to be durable only when as many other nodes have it as the
-//! configuration wants: a machine that is preempted takes its disk with it.
+//! configuration requires: a machine that is preempted takes its disk with it.
 
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
@@ -32,9 +32,9 @@ use super::unused_data::collect_data;
 use super::wire::{BulkKey, FreedSpace, NodeAnswer, PieceRef, StoreReferences};
 use crate::machine::disk_usage;
 
-/// Orders that wait for the disk at once: the pieces of two checkpoints of the largest model.
+/// Commands that wait for the disk at once: the pieces of two checkpoints of the largest model.
 const COMMANDS_MAX: usize = 4096;
-/// What the disk is to do.
+/// A command to the checkpoint thread.
 enum StoreCommand {
     Put {
         piece: PieceRef,
@@ -47,13 +47,13 @@ enum StoreCommand {
     Collect {
         referred: StoreReferences,
     },
-    /// From here on, use the store in this folder.
+    /// Use the store in this folder from now on.
     Use {
         folder: PathBuf,
     },
 }
 
-/// Counts what a store takes.
+/// A counter of the bytes that a store writes and reads.
 struct CountingReader<'a, R> {
     reader: R,
     moved: &'a WorkCounter,
@@ -67,7 +67,7 @@ impl<R: io::Read> io::Read for CountingReader<'_, R> {
     }
 }
 
-/// What became of it.
+/// An event that the checkpoint thread reports.
 #[derive(Debug)]
 pub enum StoreEvent {
     /// A piece was written, or could not be.
@@ -77,7 +77,7 @@ pub enum StoreEvent {
         /// Why it was not written, and the body that others may fetch instead.
         outcome: Result<(), (StoreWriteError, Arc<LayerBody>)>,
     },
-    /// A piece was read; `None` if it is not here or not whole.
+    /// A piece was read; `None` if it is not in this store or is damaged.
     Got {
         /// The piece that was to be read.
         piece: PieceRef,
@@ -86,21 +86,21 @@ pub enum StoreEvent {
     },
     /// A manifest could not be written, or something that is not needed not removed.
     Failed {
-        /// Why it failed.
+        /// Why the write or the opening failed.
         failure: StoreWriteError,
     },
-    /// What nobody needs any more is gone.
+    /// What no checkpoint needs any more is removed.
     Collected(FreedSpace),
-    /// A piece was read again and is not whole.
+    /// A piece was read again and is damaged.
     Rotten {
-        /// The damaged piece.
+        /// The piece that is damaged.
         piece: PieceRef,
         /// What was found to be wrong, in words.
         why: String,
     },
     /// A text, or weights, was read again and is another one.
     RottenData(DataName),
-    /// A piece that was damaged was fetched again, or not.
+    /// The result of fetching a damaged piece again.
     Mended {
         /// The piece that was damaged.
         piece: PieceRef,
@@ -109,10 +109,10 @@ pub enum StoreEvent {
     },
 }
 
-/// Why something is not kept.
+/// Why a write to the store failed.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreWriteError {
-    /// The store does not take it.
+    /// The store refused the write.
     #[error(transparent)]
     Store(#[from] CheckpointStoreError),
     /// The store cannot be opened.
@@ -121,7 +121,7 @@ pub enum StoreWriteError {
     /// The disk is low.
     #[error(transparent)]
     Room(#[from] DiskSpaceShortage),
-    /// It could not be opened before, which was reported then.
+    /// There is no store: it could not be opened, which was reported then.
     #[error("there is no store")]
     NoStore,
 }
@@ -129,12 +129,12 @@ pub enum StoreWriteError {
 /// The store in use; none if it could not be opened.
 pub type StoreInUse = Option<Arc<SledStore>>;
 
-/// The disk has too much to do.
+/// Too many commands wait for the disk.
 #[derive(Debug, thiserror::Error)]
-#[error("{COMMANDS_MAX} orders wait for the disk of the store")]
+#[error("{COMMANDS_MAX} commands wait for the disk of the store")]
 pub struct CheckpointThreadBusy;
 
-/// The way to the store; cheap to clone.
+/// The handle of the checkpoint thread; cheap to clone.
 #[derive(Clone)]
 pub struct CheckpointThread {
     commands: SyncSender<StoreCommand>,
@@ -147,7 +147,8 @@ pub struct CheckpointThread {
 
 impl CheckpointThread {
     /// Starts the thread of a node's stores, of which `store` is used; text lies in the folder
-    /// `data`; and one that reads all of it again now and then. They stand back for passes.
+    /// `data`; and one that reads all of it again now and then. They have a raised nice value, so
+    /// that passes run first.
     ///
     /// # Errors
     /// If they cannot be started.
@@ -156,29 +157,32 @@ impl CheckpointThread {
         store: StoreInUse,
         data: PathBuf,
     ) -> io::Result<(Self, mpsc::Receiver<StoreEvent>)> {
-        let (orders, inbox) = sync_channel(COMMANDS_MAX);
+        let (commands, inbox) = sync_channel(COMMANDS_MAX);
         let (reports, outbox) = mpsc::channel(COMMANDS_MAX);
         let (in_use, store) = watch::channel(store);
         let moved = WorkCounter::default();
         let count = moved.clone();
         let time = CheckpointTime::default();
         let metered = time.clone();
-        let (folder, to) = (data.clone(), reports.clone());
+        let folder = data.clone();
+        let to = reports.clone();
         let work = move || {
             raise_niceness();
             run_thread(stores, (&in_use, &folder), &inbox, &to, (&count, &metered));
         };
         thread::Builder::new().name("store".to_owned()).spawn(work)?;
-        let (read, folder, to) = (store.clone(), data.clone(), reports.clone());
+        let read = store.clone();
+        let folder = data.clone();
+        let to = reports.clone();
         let work = move || scrub(&read, &folder, &to, random_number());
         thread::Builder::new().name("scrub".to_owned()).spawn(work)?;
-        Ok((Self { commands: orders, reports, store, data, moved, time }, outbox))
+        Ok((Self { commands, reports, store, data, moved, time }, outbox))
     }
 
     /// Reports what was done beside the store's thread.
-    pub async fn report(&self, kept: StoreEvent) {
+    pub async fn report(&self, event: StoreEvent) {
         // Without a receiver of reports the node ends.
-        let _ = self.reports.send(kept).await;
+        let _ = self.reports.send(event).await;
     }
 
     /// Bytes that the store has written and read.
@@ -193,48 +197,48 @@ impl CheckpointThread {
         &self.time
     }
 
-    /// Has a piece written.
+    /// Requests that a piece is written.
     ///
     /// # Errors
-    /// If too many orders wait.
+    /// If too many commands wait.
     pub fn put(&self, piece: PieceRef, body: Arc<LayerBody>) -> Result<(), CheckpointThreadBusy> {
         self.send(StoreCommand::Put { piece, body })
     }
 
-    /// Has a piece read.
+    /// Requests that a piece is read.
     ///
     /// # Errors
-    /// If too many orders wait.
+    /// If too many commands wait.
     pub fn get(&self, piece: PieceRef) -> Result<(), CheckpointThreadBusy> {
         self.send(StoreCommand::Get { piece })
     }
 
-    /// Writes what a checkpoint consists of.
+    /// Requests that the manifest of a checkpoint is written.
     ///
     /// # Errors
-    /// If too much waits.
+    /// If too many commands wait.
     pub fn put_manifest(&self, manifest: Manifest) -> Result<(), CheckpointThreadBusy> {
         self.send(StoreCommand::Manifest(Box::new(manifest)))
     }
 
-    /// Removes what nobody refers to.
+    /// Removes what is not referred to.
     ///
     /// # Errors
-    /// If too much waits.
+    /// If too many commands wait.
     pub fn collect(&self, referred: StoreReferences) -> Result<(), CheckpointThreadBusy> {
         self.send(StoreCommand::Collect { referred })
     }
 
-    /// Uses another store for all that is ordered from now on.
+    /// Uses another store for all later commands.
     ///
     /// # Errors
-    /// If too much waits.
+    /// If too many commands wait.
     pub fn use_store(&self, folder: PathBuf) -> Result<(), CheckpointThreadBusy> {
         self.send(StoreCommand::Use { folder })
     }
 
-    fn send(&self, order: StoreCommand) -> Result<(), CheckpointThreadBusy> {
-        match self.commands.try_send(order) {
+    fn send(&self, command: StoreCommand) -> Result<(), CheckpointThreadBusy> {
+        match self.commands.try_send(command) {
             Ok(()) => Ok(()),
             Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => Err(CheckpointThreadBusy),
         }
@@ -246,11 +250,12 @@ impl CheckpointThread {
         self.store.borrow().clone()
     }
 
-    /// The room on the store's disk, looked up beside the event loop; none if that is not known.
+    /// The free and total space on the store's disk, looked up beside the event loop; none if that
+    /// is not known.
     pub async fn disk_space(&self) -> Option<DiskSpace> {
         let store = self.store()?;
-        let ask = move || disk_usage(store.folder()).ok();
-        tokio::task::spawn_blocking(ask).await.ok().flatten()
+        let measure = move || disk_usage(store.folder()).ok();
+        tokio::task::spawn_blocking(measure).await.ok().flatten()
     }
 
     /// What others may fetch from here, by name; read when it is fetched, chunk by chunk.
@@ -308,7 +313,8 @@ impl BulkBody for PieceBody {
     }
 
     fn read(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
-        let (mut at, mut done) = (offset as usize, 0);
+        let mut at = offset as usize;
+        let mut done = 0;
         while done < into.len() {
             let count = self.copy(at / CHUNK_BYTES, at % CHUNK_BYTES, &mut into[done..])?;
             if count == 0 {
@@ -320,7 +326,7 @@ impl BulkBody for PieceBody {
     }
 }
 
-/// Bytes as people write them.
+/// Bytes as hexadecimal digits.
 pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
@@ -328,13 +334,13 @@ pub fn hex(bytes: &[u8]) -> String {
 fn run_thread(
     mut stores: OpenStores,
     (in_use, data): (&watch::Sender<StoreInUse>, &Path),
-    orders: &Receiver<StoreCommand>,
+    commands: &Receiver<StoreCommand>,
     reports: &mpsc::Sender<StoreEvent>,
     (moved, time): (&WorkCounter, &CheckpointTime),
 ) {
-    while let Ok(order) = orders.recv() {
+    while let Ok(command) = commands.recv() {
         let store = in_use.borrow().clone();
-        let report = match (order, store) {
+        let report = match (command, store) {
             (StoreCommand::Use { folder }, _) => {
                 let (store, failure) = match stores.get(&folder) {
                     Ok(store) => (Some(store), None),
@@ -343,8 +349,8 @@ fn run_thread(
                 in_use.send_replace(store);
                 failure
             }
-            (order, Some(store)) => execute((&*store, data), order, (moved, time)),
-            (order, None) => fail_without_store(order),
+            (command, Some(store)) => execute((&*store, data), command, (moved, time)),
+            (command, None) => fail_without_store(command),
         };
         if let Some(report) = report
             && reports.blocking_send(report).is_err()
@@ -356,10 +362,10 @@ fn run_thread(
 
 fn execute(
     (store, data): (&SledStore, &Path),
-    order: StoreCommand,
+    command: StoreCommand,
     (moved, time): (&WorkCounter, &CheckpointTime),
 ) -> Option<StoreEvent> {
-    match order {
+    match command {
         StoreCommand::Put { piece, body } => {
             let outcome = time.meter(|| put(store, piece, &body, moved));
             let outcome = outcome.map_err(|failure| (failure, body));
@@ -376,16 +382,16 @@ fn execute(
             Ok(freed) => StoreEvent::Collected(freed),
             Err(failure) => StoreEvent::Failed { failure: failure.into() },
         }),
-        StoreCommand::Use { .. } => unreachable!("another store is no order to a store"),
+        StoreCommand::Use { .. } => unreachable!("another store is no command to a store"),
     }
 }
 
-/// Whether so many bytes find room where a store lies. A disk that does not report its room is tried.
+/// Whether so many bytes fit where a store lies. A disk that does not report its space is tried.
 ///
 /// # Errors
-/// If they do not.
+/// If they do not fit.
 pub fn check_disk_space(store: &SledStore, length: u64) -> Result<(), DiskSpaceShortage> {
-    disk_usage(store.folder()).map_or(Ok(()), |room| room.check(Bytes(length)))
+    disk_usage(store.folder()).map_or(Ok(()), |space| space.check(Bytes(length)))
 }
 
 fn put(
@@ -400,9 +406,9 @@ fn put(
     Ok(())
 }
 
-/// Nothing is kept somewhere else instead: nobody would look for it there.
-fn fail_without_store(order: StoreCommand) -> Option<StoreEvent> {
-    match order {
+/// Nothing is kept somewhere else instead: no node would look for it there.
+fn fail_without_store(command: StoreCommand) -> Option<StoreEvent> {
+    match command {
         StoreCommand::Put { piece, body } => {
             Some(StoreEvent::Put { piece, outcome: Err((StoreWriteError::NoStore, body)) })
         }
@@ -425,7 +431,7 @@ fn read(store: &impl CheckpointStore, piece: PieceRef, moved: &WorkCounter) -> O
     Some(LoadedLayer { image, digest })
 }
 
-/// Removes what nobody refers to, and returns how much that was.
+/// Removes what is not referred to, and returns how much that was.
 ///
 /// # Errors
 /// If the medium fails.
@@ -442,11 +448,14 @@ fn collect(
 }
 
 /// The same beside the event loop, as it is answered to the node that requested it.
-pub async fn collect_now(keeper: CheckpointThread, referred: StoreReferences) -> NodeAnswer {
-    let Some(store) = keeper.store() else {
+pub async fn collect_now(
+    checkpoint_thread: CheckpointThread,
+    referred: StoreReferences,
+) -> NodeAnswer {
+    let Some(store) = checkpoint_thread.store() else {
         return NodeAnswer::Refused { why: StoreWriteError::NoStore.to_string() };
     };
-    let collect = move || collect(&*store, &keeper.data, &referred);
+    let collect = move || collect(&*store, &checkpoint_thread.data, &referred);
     match tokio::task::spawn_blocking(collect).await {
         Ok(Ok(freed)) => NodeAnswer::Collected(freed),
         Ok(Err(error)) => NodeAnswer::Refused { why: error.to_string() },
@@ -468,15 +477,19 @@ mod tests {
     }
 
     fn put(
-        keeper: &CheckpointThread,
-        kept: &mut mpsc::Receiver<StoreEvent>,
+        checkpoint_thread: &CheckpointThread,
+        events: &mut mpsc::Receiver<StoreEvent>,
         layer: u32,
     ) -> Option<String> {
         let floats = || vec![layer as f32; 5].into();
-        let (w, m, v) = (floats(), floats(), floats());
+        let w = floats();
+        let m = floats();
+        let v = floats();
         let image = LayerImage { layer: LayerId(layer), version: Step(4), w, m, v };
-        keeper.put(piece(layer), Arc::new(LayerBody::new(Arc::new(image)))).expect("room");
-        let reported = kept.blocking_recv().expect("the thread lives");
+        checkpoint_thread
+            .put(piece(layer), Arc::new(LayerBody::new(Arc::new(image))))
+            .expect("room");
+        let reported = events.blocking_recv().expect("the thread lives");
         let StoreEvent::Put { outcome, .. } = reported else { panic!("{reported:?}") };
         outcome.err().map(|(failure, _)| failure.to_string())
     }
@@ -484,41 +497,41 @@ mod tests {
     #[test]
     fn what_is_ordered_after_another_store_is_in_that_one() {
         let data = tempfile::tempdir().expect("a folder");
-        let places = StoreLocations::new(NodeDataFolder::new(data.path().to_owned()));
-        let mut stores = OpenStores::new(places);
+        let locations = StoreLocations::new(NodeDataFolder::new(data.path().to_owned()));
+        let mut stores = OpenStores::new(locations);
         let first = stores.get(&data.path().join("store")).expect("made");
-        let (keeper, mut kept) =
+        let (checkpoint_thread, mut events) =
             CheckpointThread::start(stores, Some(first.clone()), data.path().to_owned())
                 .expect("a thread");
-        assert_eq!(put(&keeper, &mut kept, 0), None);
-        keeper.use_store(data.path().join("disk/one")).expect("room");
-        assert_eq!(put(&keeper, &mut kept, 1), None);
-        let second = keeper.store().expect("in use");
+        assert_eq!(put(&checkpoint_thread, &mut events, 0), None);
+        checkpoint_thread.use_store(data.path().join("disk/one")).expect("room");
+        assert_eq!(put(&checkpoint_thread, &mut events, 1), None);
+        let second = checkpoint_thread.store().expect("in use");
         let has = |store: &SledStore, layer| store.get(piece(layer).name()).is_ok();
         assert_eq!((has(&first, 0), has(&first, 1)), (true, false));
         assert_eq!((has(&second, 0), has(&second, 1)), (false, true));
-        assert!(keeper.find(&BulkKey::Piece(piece(1))).is_some());
-        assert!(keeper.find(&BulkKey::Piece(piece(0))).is_none());
+        assert!(checkpoint_thread.find(&BulkKey::Piece(piece(1))).is_some());
+        assert!(checkpoint_thread.find(&BulkKey::Piece(piece(0))).is_none());
     }
 
     #[test]
     fn without_its_store_a_node_keeps_nothing_and_says_so() {
         let data = tempfile::tempdir().expect("a folder");
         std::fs::write(data.path().join("file"), "in the way").expect("writable");
-        let places = StoreLocations::new(NodeDataFolder::new(data.path().to_owned()));
-        let mut stores = OpenStores::new(places);
+        let locations = StoreLocations::new(NodeDataFolder::new(data.path().to_owned()));
+        let mut stores = OpenStores::new(locations);
         let first = stores.get(&data.path().join("store")).expect("made");
-        let (keeper, mut kept) =
+        let (checkpoint_thread, mut events) =
             CheckpointThread::start(stores, Some(first), data.path().to_owned()).expect("a thread");
-        keeper.use_store(data.path().join("file/one")).expect("room");
-        let told = kept.blocking_recv().expect("the thread lives");
+        checkpoint_thread.use_store(data.path().join("file/one")).expect("room");
+        let event = events.blocking_recv().expect("the thread lives");
         assert!(
-            matches!(told, StoreEvent::Failed { failure: StoreWriteError::Place(_) }),
-            "{told:?}"
+            matches!(event, StoreEvent::Failed { failure: StoreWriteError::Place(_) }),
+            "{event:?}"
         );
-        assert_eq!(put(&keeper, &mut kept, 1).as_deref(), Some("there is no store"));
-        assert!(keeper.find(&BulkKey::Piece(piece(1))).is_none());
-        keeper.use_store(data.path().join("store")).expect("room");
-        assert_eq!(put(&keeper, &mut kept, 1), None, "another job, another store");
+        assert_eq!(put(&checkpoint_thread, &mut events, 1).as_deref(), Some("there is no store"));
+        assert!(checkpoint_thread.find(&BulkKey::Piece(piece(1))).is_none());
+        checkpoint_thread.use_store(data.path().join("store")).expect("room");
+        assert_eq!(put(&checkpoint_thread, &mut events, 1), None, "another job, another store");
     }
 }

@@ -19,25 +19,26 @@ use crate::failure::CommandFailure;
 /// Between two attempts of a command to renew its certificate. It was begun days before the end.
 const RENEWAL_PAUSE: Duration = Duration::from_secs(60);
 
-/// The road to the cluster that `folder` has an administrator's certificate of.
+/// An exchange with the cluster of which `folder` has an administrator's certificate.
 ///
 /// # Errors
 /// If the system gives no threads.
 pub fn exchange(folder: &NodeDataFolder) -> Result<Exchange<'static>, CommandFailure> {
-    let mut line = CommandConnection {
+    let mut connection = CommandConnection {
         runtime: runtime()?,
         folder: folder.admin(),
         open: None,
         renewal_requested: None,
     };
-    Ok(Box::new(move |addresses, bytes| line.send(addresses, bytes)))
+    Ok(Box::new(move |addresses, bytes| connection.send(addresses, bytes)))
 }
 
-/// Tries whether anybody answers at an address. Without a certificate of its own, as on a machine that is yet to join,
-/// one that no cluster knows will do: a node that turns it away has been reached.
+/// Tries whether a node answers at an address. Without a certificate of its own, as on a machine
+/// that is yet to join, one that no cluster knows suffices: a node that refuses it has been
+/// reached.
 ///
 /// # Errors
-/// With the reason, if nobody answers.
+/// With the reason, if no node answers.
 pub fn reach(folder: &NodeDataFolder, address: &str) -> Result<(), String> {
     let now = UnixSeconds::now();
     let stranger = || {
@@ -84,10 +85,10 @@ struct OpenConnection {
 
 impl CommandConnection {
     fn send(&mut self, addresses: &[String], bytes: &[u8]) -> Result<Vec<u8>, ClientError> {
-        let Self { runtime, folder, open, renewal_requested: renewal_asked } = self;
+        let Self { runtime, folder, open, renewal_requested } = self;
         runtime.block_on(async {
             if let Some(found) = open.as_mut().filter(|open| open.addresses == addresses) {
-                renew_if_due(folder, found, renewal_asked).await;
+                renew_if_due(folder, found, renewal_requested).await;
                 match found.client.request(bytes.to_vec()).await {
                     Ok(answer) => return Ok(answer),
                     // The node may have ended since: another one is tried.
@@ -101,7 +102,7 @@ impl CommandConnection {
             let client = AdminClient::connect(addresses, credentials.clone()).await;
             let client = client.map_err(|error| client_error(&error))?;
             let mut new = OpenConnection { addresses: addresses.to_vec(), client, credentials };
-            renew_if_due(folder, &mut new, renewal_asked).await;
+            renew_if_due(folder, &mut new, renewal_requested).await;
             let answer = new.client.request(bytes.to_vec()).await;
             if let Some(before) = open.replace(new) {
                 before.client.close().await;
@@ -112,16 +113,20 @@ impl CommandConnection {
 }
 
 /// Requests a certificate that holds for longer, once two thirds of this one's time are over or the
-/// controller shows that another authority issues now, and keeps it in the folder. Without it the command
-/// goes on: the next one tries again.
-async fn renew_if_due(folder: &Path, open: &mut OpenConnection, asked: &mut Option<Instant>) {
+/// controller shows that another authority issues now, and keeps it in the folder. Without it the
+/// command continues: the next one tries again.
+async fn renew_if_due(
+    folder: &Path,
+    open: &mut OpenConnection,
+    requested_at: &mut Option<Instant>,
+) {
     let is_late = UnixSeconds::now() >= open.credentials.window().renew_after();
     let issues = open.client.authority();
     let is_due = is_late || issues.is_some_and(|issues| !open.credentials.is_by(&issues));
-    if !is_due || asked.is_some_and(|asked| asked.elapsed() < RENEWAL_PAUSE) {
+    if !is_due || requested_at.is_some_and(|requested_at| requested_at.elapsed() < RENEWAL_PAUSE) {
         return;
     }
-    *asked = Some(Instant::now());
+    *requested_at = Some(Instant::now());
     let request = NodeRequest::Renew { request: open.credentials.key().signing_request() };
     let Ok(answer) = open.client.request(request.encode()).await else { return };
     let Ok(NodeAnswer::Renewed { chain, roots }) = wire::decode(&answer) else { return };
@@ -136,7 +141,7 @@ async fn renew_if_due(folder: &Path, open: &mut OpenConnection, asked: &mut Opti
 }
 
 impl Drop for CommandConnection {
-    /// Closes the connection, so that the node keeps none of a client that is gone.
+    /// Closes the connection, so that the node does not keep it open.
     fn drop(&mut self) {
         if let Some(open) = self.open.take() {
             self.runtime.block_on(open.client.close());
@@ -146,7 +151,8 @@ impl Drop for CommandConnection {
 
 fn client_error(error: &ConnectError) -> ClientError {
     for attempt in &error.tried {
-        let (address, reason) = (attempt.address.clone(), attempt.problem.to_string());
+        let address = attempt.address.clone();
+        let reason = attempt.problem.to_string();
         match attempt.problem {
             DialProblem::NotThisCluster => return ClientError::Stranger { address, reason },
             DialProblem::CertificateExpired { .. }

@@ -18,7 +18,7 @@ pub trait WorkerDevice: Send + 'static {
     /// What makes handles on it, for a job.
     type Factory: BackendFactory + Send;
 
-    /// What a person calls it.
+    /// The name of the device, as it is typed and reported.
     fn name(&self) -> String;
 
     /// Threads of the host for what is done to a layer before the device has it.
@@ -56,8 +56,8 @@ impl WorkerDevice for CpuCores {
         let threads = self.threads;
         // What a copy or a stage takes later is taken with the same number of threads.
         CpuBackend::new(threads)?;
-        Ok(Box::new(move |wanted| {
-            let count = match wanted {
+        Ok(Box::new(move |requested| {
+            let count = match requested {
                 DeviceUse::Stage => threads,
                 DeviceUse::Copy => 1,
             };
@@ -66,11 +66,11 @@ impl WorkerDevice for CpuCores {
     }
 }
 
-/// A device of NVIDIA's, or what stands for one: opens it for a type of activations.
+/// An NVIDIA device, or an emulated one: opens it for a type of activations.
 pub struct CudaDeviceOpener<F> {
-    /// What a person calls it.
+    /// The name of the device, as it is typed and reported.
     pub name: String,
-    /// Opens the device.
+    /// Opens the device with the precision of a job's arithmetic.
     pub open: F,
 }
 

@@ -62,21 +62,21 @@ const COMPLETIONS_MAX: usize = 1024;
 /// Without a leader for so long, the loss of the quorum is reported as an event.
 const LEADERLESS_TICKS_MAX: u32 = 200;
 
-/// Something that was done off the loop.
+/// The result of work that was done beside the event loop.
 enum ControllerCompletion {
     /// A piece of a checkpoint, to be kept for another node.
     Piece(pieces::PieceFetchResult),
-    /// A text, or not.
+    /// The result of fetching a text.
     Data(data::DataFetchResult),
-    /// Pieces of runs that ended are here, or not.
+    /// The result of fetching pieces of runs that ended.
     Backfilled(backfill::BackfillResult),
-    /// A piece of an upload is on the disk, or not.
+    /// The result of writing a piece of an upload.
     Uploaded(uploads::UploadWriteResult),
-    /// The room on the store's disk, if it is known.
+    /// The free and total space on the store's disk, if it is known.
     DiskSpace(Option<DiskSpace>),
     /// The administrator's certificate could not be renewed, and why.
     AdminNotRenewed(String),
-    /// The key of the authority that follows, or why it did not come.
+    /// The key of the authority that follows, or why it did not arrive.
     AuthorityKey(Result<AuthoritySecret, String>),
 }
 
@@ -86,7 +86,7 @@ struct ControllerNode {
     record_writer: RecordWriter,
     solver: SolverThread,
     authority: Arc<ClusterAuthority>,
-    /// The change to the authority that follows.
+    /// This controller's part of a change of authority.
     rotation_state: authority::LocalRotationState,
     transport: Transport,
     checkpoint_thread: CheckpointThread,
@@ -96,34 +96,34 @@ struct ControllerNode {
     violations: PeerViolations,
     accusers: DuplicateIdentityReports,
     run_log: RunLog,
-    /// How fast nodes and links were found to be.
+    /// The measured pace of nodes and links.
     pace_tracker: pace_tracker::PaceTracker,
-    /// Orders of people that wait for what was proposed for them.
+    /// Commands of clients that wait for what was proposed for them.
     pending_commands: pending_commands::PendingCommands,
     /// Strangers that wait for the use of their token to be agreed.
     pending_joins: joins::PendingJoins,
-    /// Pieces to be kept for workers, and the bytes of them that came.
+    /// Pieces to be kept for workers, and the bytes of them that arrived.
     keeping: KeepQueue,
     kept_bytes: WorkCounter,
     /// The last checkpoint that was warned of, and whether a layer of it could be written nowhere.
     save_failed: Option<(Step, bool)>,
     /// The layers that clients export, read from the store.
     exports: exports::Exports,
-    /// What runs that ended have here.
+    /// Fetches the pieces of runs that ended.
     backfill: backfill::BackfillSchedule,
     /// Texts that are being uploaded.
     uploads: uploads::Uploads,
     completions: mpsc::Sender<ControllerCompletion>,
-    /// When something was received from each member last.
+    /// When a message was last received from each member.
     last_received: BTreeMap<NodeId, Instant>,
-    /// When each node's road changed, and what it is.
+    /// The path of the connection to each node, as it was reported last.
     lane_paths: BTreeMap<NodeId, zbelastic_transport::TransportPath>,
     /// What workers reported last of their work, while they are connected.
     work_status: BTreeMap<NodeId, WorkStatus>,
     member_disks: member_disks::MemberDisks,
     leaderless: bool,
     started: Instant,
-    ending: Option<ProcessExit>,
+    exit: Option<ProcessExit>,
 }
 
 /// Runs a controller until it ends.
@@ -132,35 +132,35 @@ pub async fn run(
     parts: ControllerParts,
     mut inbox: ControllerInbox,
 ) -> ProcessExit {
-    let (arrivals, mut arrived) = mpsc::channel(COMPLETIONS_MAX);
-    let mut controller = ControllerNode::new(setup, parts, arrivals);
+    let (completions, mut completed) = mpsc::channel(COMPLETIONS_MAX);
+    let mut controller = ControllerNode::new(setup, parts, completions);
     controller.begin();
     let mut ticks = interval(TICK);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    while controller.ending.is_none() {
+    while controller.exit.is_none() {
         tokio::select! {
             biased;
             // First, so that a flood of anything else does not stop the clock.
             _ = ticks.tick() => controller.handle_tick(),
-            Some(written) = inbox.write_reports.recv() => controller.handle_written(written),
+            Some(report) = inbox.write_reports.recv() => controller.handle_write_report(report),
             Some(event) = inbox.events.next() => controller.handle_event(event),
             Some(answer) = inbox.solver_answers.recv() => controller.handle_solver(answer),
-            Some(arrived) = arrived.recv() => controller.handle_completion(arrived),
-            Some(kept) = inbox.store_events.recv() => controller.handle_kept(kept),
+            Some(completion) = completed.recv() => controller.handle_completion(completion),
+            Some(event) = inbox.store_events.recv() => controller.handle_store_event(event),
             Some(signal) = inbox.signals.recv() => controller.handle_signal(signal),
         }
         controller.perform();
     }
     controller.transport.close().await;
-    controller.ending.expect("looked at above")
+    controller.exit.expect("looked at above")
 }
 
-fn serve_bodies(transport: &Transport, keeper: &CheckpointThread) {
-    let stored = keeper.clone();
-    let shelf = BlobRegistry::new(Box::new(move |key| stored.find(key)));
+fn serve_bodies(transport: &Transport, checkpoint_thread: &CheckpointThread) {
+    let stored = checkpoint_thread.clone();
+    let registry = BlobRegistry::new(Box::new(move |key| stored.find(key)));
     transport.set_bulk_source(Box::new(move |_, key| {
         let key: BulkKey = wire::decode(key).ok()?;
-        shelf.find(&key)
+        registry.find(&key)
     }));
 }
 
@@ -168,27 +168,27 @@ impl ControllerNode {
     fn new(
         setup: ControllerSetup,
         parts: ControllerParts,
-        arrivals: mpsc::Sender<ControllerCompletion>,
+        completions: mpsc::Sender<ControllerCompletion>,
     ) -> Self {
         let ControllerParts {
             core,
-            record_writer: disk,
+            record_writer,
             solver,
             authority,
             transport,
-            checkpoint_thread: keeper,
+            checkpoint_thread,
             journal,
         } = parts;
         let peers = PeerDirectory::new(setup.node, setup.controllers.clone());
         Self {
             setup,
             core,
-            record_writer: disk,
+            record_writer,
             solver,
             authority,
             rotation_state: authority::LocalRotationState::default(),
             transport,
-            checkpoint_thread: keeper,
+            checkpoint_thread,
             peers,
             journal,
             violations: PeerViolations::default(),
@@ -203,14 +203,14 @@ impl ControllerNode {
             exports: exports::Exports::default(),
             backfill: backfill::BackfillSchedule::default(),
             uploads: uploads::Uploads::default(),
-            completions: arrivals,
+            completions,
             last_received: BTreeMap::new(),
             lane_paths: BTreeMap::new(),
             work_status: BTreeMap::new(),
             member_disks: member_disks::MemberDisks::default(),
             leaderless: false,
             started: Instant::now(),
-            ending: None,
+            exit: None,
         }
     }
 
@@ -218,21 +218,22 @@ impl ControllerNode {
         serve_bodies(&self.transport, &self.checkpoint_thread);
         self.peers.begin(&self.transport);
         self.ban_revoked();
-        let (node, version) = (self.setup.node, env!("CARGO_PKG_VERSION").to_owned());
+        let node = self.setup.node;
+        let version = env!("CARGO_PKG_VERSION").to_owned();
         self.journal.record(EventKind::Started { node, version });
         self.follow_job();
         self.perform();
     }
 
-    fn handle_written(&mut self, written: RecordWriteReport) {
-        match written {
+    fn handle_write_report(&mut self, report: RecordWriteReport) {
+        match report {
             RecordWriteReport::Durable(token) => self.core.on_persisted(token),
             RecordWriteReport::Failed(error) => {
-                let what = format!("the log takes no more: {error}");
-                self.ending = Some(if error.is_full() {
-                    ProcessExit::OutOfResource(what)
+                let message = format!("the log cannot be written: {error}");
+                self.exit = Some(if error.is_full() {
+                    ProcessExit::OutOfResource(message)
                 } else {
-                    ProcessExit::Lost(what)
+                    ProcessExit::Lost(message)
                 });
             }
         }
@@ -240,21 +241,21 @@ impl ControllerNode {
 
     fn handle_event(&mut self, event: TransportEvent) {
         match event {
-            TransportEvent::Up { peer, versions, path: road, .. } => {
-                self.lane_paths.insert(peer.node, road);
+            TransportEvent::Up { peer, versions, path, .. } => {
+                self.lane_paths.insert(peer.node, path);
                 self.note_program(peer, versions);
                 self.peers.note_up(peer.node);
             }
             TransportEvent::Down { peer, reason } => {
-                let told = self.violations.note_down(peer.node, reason, Instant::now());
-                told.into_iter().for_each(|kind| self.journal.record(kind));
+                let violation = self.violations.note_down(peer.node, reason, Instant::now());
+                violation.into_iter().for_each(|kind| self.journal.record(kind));
                 self.lane_paths.remove(&peer.node);
                 self.peers.note_down(peer.node);
                 self.work_status.remove(&peer.node);
                 self.member_disks.note_down(peer.node);
                 self.send_to_core(Input::Closed { node: peer.node });
                 if is_removal(peer.role, reason) {
-                    self.ending = Some(ProcessExit::Removed);
+                    self.exit = Some(ProcessExit::Removed);
                 }
             }
             TransportEvent::Control { from, bytes } => self.handle_control(from, &bytes),
@@ -262,23 +263,26 @@ impl ControllerNode {
                 self.handle_request(from, &bytes, reply);
             }
             TransportEvent::Join { attempt, reply, .. } => self.handle_join(attempt, reply),
-            TransportEvent::DuplicateIdentity { reported_by: told_by } => {
-                let (role, workers) = (self.peers.role(told_by), self.peers.roster().workers_up());
-                if self.accusers.record(told_by, role, workers) {
-                    self.ending = Some(ProcessExit::Duplicate { reported_by: told_by });
+            TransportEvent::DuplicateIdentity { reported_by } => {
+                let role = self.peers.role(reported_by);
+                let workers = self.peers.roster().workers_up();
+                if self.accusers.record(reported_by, role, workers) {
+                    self.exit = Some(ProcessExit::Duplicate { reported_by });
                 }
             }
             TransportEvent::DialFailed { node, address, problem } => {
                 match ProcessExit::of_refusal(node, self.peers.role(node), &problem) {
-                    Some(ending) => self.ending = Some(ending),
+                    Some(exit) => self.exit = Some(exit),
                     None => {
-                        let what = format!("node {node} is not reached at {address}: {problem}");
-                        self.journal.log(what);
+                        let message = format!("node {node} is not reached at {address}: {problem}");
+                        self.journal.log(message);
                     }
                 }
             }
             TransportEvent::Strangers { count, last, reason: why } => {
-                self.journal.log(format!("{count} strangers at the port, the last {last}: {why}"));
+                self.journal.log(format!(
+                    "{count} connections of strangers refused, the last from {last}: {why}"
+                ));
             }
         }
     }
@@ -304,18 +308,18 @@ impl ControllerNode {
         }
     }
 
-    /// Whether what a message claims counts, if it claims something.
+    /// Whether what a message claims counts, if it makes a claim.
     fn check_message(&self, from: PeerIdentity, message: &NodeMessage) -> Result<(), ClaimRefusal> {
         let Some(claim) = message.claim() else { return Ok(()) };
         let job = self.run_log.job().map(|job| &job.job);
         let data: Vec<_> = job.map_or_else(Vec::new, JobDocument::data);
-        let known = ClaimContext {
+        let context = ClaimContext {
             own: PeerRole::Controller,
             plan: self.core.state().plan().map(|plan| &*plan.record),
-            had_head: self.run_log.knows_loss(from.node),
+            had_head: self.run_log.had_head(from.node),
             job_data: &data,
         };
-        check_claim((from.node, from.role), claim, known)
+        check_claim((from.node, from.role), claim, context)
     }
 
     fn handle_node_message(&mut self, from: PeerIdentity, message: NodeMessage) {
@@ -336,8 +340,8 @@ impl ControllerNode {
                 self.run_log.note_arrivals((generation, stage), &arrivals);
             }
             NodeMessage::Moved { plan, bytes, took_us } => {
-                let took = Duration::from_micros(took_us);
-                self.run_log.moves.note(plan, bytes, took, Instant::now());
+                let duration = Duration::from_micros(took_us);
+                self.run_log.layer_moves.note(plan, bytes, duration, Instant::now());
             }
             NodeMessage::Evaluated { steps_done, loss } => {
                 self.note_held_out(steps_done, loss);
@@ -368,23 +372,24 @@ impl ControllerNode {
         }
     }
 
-    fn handle_completion(&mut self, arrived: ControllerCompletion) {
-        match arrived {
+    fn handle_completion(&mut self, completion: ControllerCompletion) {
+        match completion {
             ControllerCompletion::Piece(piece) => self.handle_piece(piece),
             ControllerCompletion::Data(data) => self.handle_data(data),
-            ControllerCompletion::Backfilled(adopted) => self.handle_backfill(adopted),
+            ControllerCompletion::Backfilled(result) => self.handle_backfill(result),
             ControllerCompletion::Uploaded(upload) => self.handle_upload_write(upload),
             ControllerCompletion::DiskSpace(found) => self.handle_disk_space(found),
-            ControllerCompletion::AdminNotRenewed(why) => {
-                self.journal.warn(format!("the administrator's certificate is not renewed: {why}"));
+            ControllerCompletion::AdminNotRenewed(reason) => {
+                self.journal
+                    .warn(format!("the administrator's certificate is not renewed: {reason}"));
             }
             ControllerCompletion::AuthorityKey(secret) => self.handle_authority_key(secret),
         }
     }
 
     fn handle_signal(&mut self, signal: NodeSignal) {
-        // A controller has nothing to hand over but its vote; a leader lets another one lead.
-        self.ending = Some(match signal {
+        // A controller has nothing to hand over but its vote; a leader transfers leadership.
+        self.exit = Some(match signal {
             NodeSignal::Drain(cause) => ProcessExit::Drained(cause),
             NodeSignal::Now => ProcessExit::Left,
         });
@@ -400,7 +405,7 @@ impl ControllerNode {
         self.renew_own_if_due();
         self.expire_commands();
         self.check_quorum();
-        self.send_paces();
+        self.send_estimate();
         self.backfill_ended_runs();
         self.check_disk_space();
         let state = self.core.state();
@@ -445,16 +450,16 @@ impl ControllerNode {
                 Output::Send { to, message } => self.send(to, &message),
                 Output::Persist { token, records } => {
                     if let Err(error) = self.record_writer.persist(token, records) {
-                        self.ending = Some(ProcessExit::Lost(error.to_string()));
+                        self.exit = Some(ProcessExit::Lost(error.to_string()));
                     }
                 }
                 Output::Trim { before } => {
-                    // Records that stay longer than needed cost room only.
+                    // Records that stay longer than needed cost space only.
                     let _ = self.record_writer.trim(before);
                 }
                 Output::Solve(request) => self.solver.request(request),
                 Output::Event(event) => self.handle_core_event(event),
-                Output::Fatal(cause) => self.ending = Some(ProcessExit::of_fatal(&cause)),
+                Output::Fatal(cause) => self.exit = Some(ProcessExit::of_fatal(&cause)),
             }
         }
     }
@@ -524,7 +529,8 @@ impl ControllerNode {
         self.answer_command(index, Ok(()));
     }
 
-    /// Revoked nodes stay out, and programs that do not read the log, whenever this one learned of it.
+    /// Bans revoked nodes, and programs that do not read the log, whenever this one learned of
+    /// it.
     fn ban_revoked(&self) {
         self.require_format();
         self.core.state().access().revoked().for_each(|node| self.transport.ban(node));
@@ -537,18 +543,18 @@ impl ControllerNode {
                 self.ensure_data(&job.job);
                 self.use_store(&job.job);
                 self.pace_tracker.set_job(job.name);
-                self.send_paces();
+                self.send_estimate();
                 self.run_log.set_job(job);
             }
             Err(error) => self.journal.warn(error.to_string()),
         }
     }
 
-    /// Whether this node leads and knows all that was agreed before.
+    /// Whether this node leads and has applied all that was agreed before.
     fn leads(&self) -> bool {
         self.core.status().leads_applied
     }
 }
 
-/// So long an order waits to be decided before it is answered that there is no quorum.
+/// How long a command waits to be decided before it is answered that there is no quorum.
 pub(super) const COMMAND_TIMEOUT: Duration = Duration::from_secs(5);

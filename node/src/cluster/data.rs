@@ -1,4 +1,5 @@
-//! Text and weights: from this node's disk, from a path a person named, or from the nodes that have them.
+//! Text and weights: from this node's disk, from a path on the command line, or from the nodes that
+//! have them.
 
 use std::fs::{self, File};
 use std::io;
@@ -24,7 +25,7 @@ pub const DATA_BYTES_MAX: u64 = 64 << 30;
 
 /// What a job is built from.
 pub struct FetchedJob {
-    /// The job's document.
+    /// The document of the job, with its name.
     pub document: Arc<NamedJob>,
     /// The text that is trained on.
     pub corpus: Arc<Corpus>,
@@ -43,13 +44,11 @@ pub struct DamagedCopy {
     pub name: DataName,
 }
 
-/// What people read of a damaged copy.
+/// The warning about a damaged copy.
 #[must_use]
 pub fn damaged_text(node: NodeId, name: DataName) -> String {
     let hash = crate::api::HexDigest(name.hash).short();
-    format!(
-        "data {hash} is damaged on node {node}, which is asked to fetch it again: check its disk"
-    )
+    format!("data {hash} is damaged on node {node}, which is to fetch it again: check its disk")
 }
 
 /// Bytes that were requested by their hash.
@@ -63,26 +62,26 @@ pub struct FetchedData {
 /// Why a job cannot be built.
 #[derive(Debug, thiserror::Error)]
 pub enum FetchError {
-    /// More than is taken.
+    /// The text or the weights are larger than allowed.
     #[error("{found} bytes, at most {DATA_BYTES_MAX}")]
     Size {
         /// The named length, in bytes.
         found: u64,
     },
-    /// No holder gives it.
-    #[error("nobody has {hash}: {error}")]
+    /// No holder serves it.
+    #[error("no node has {hash}: {error}")]
     Fetch {
         /// The hash that was requested.
         hash: Digest,
         /// Why the fetch from its holders failed.
         error: BulkError,
     },
-    /// It came as something else.
-    #[error("asked for {expected}, {found} came")]
+    /// The bytes that arrived have another hash.
+    #[error("requested {expected}, received {found}")]
     Other {
         /// The hash that was requested.
         expected: Digest,
-        /// The hash of the bytes that came.
+        /// The hash of the bytes that arrived.
         found: Digest,
     },
     /// The copies of all its holders are damaged.
@@ -104,26 +103,28 @@ pub enum FetchError {
     Weights(#[from] ImportError),
 }
 
-/// Gets what a job is built from.
+/// Gets all that a job is built from: text and weights.
 ///
 /// # Errors
-/// If nobody has it, or it cannot be used.
+/// If no node has it, or it cannot be used.
 pub async fn fetch_job(
     document: Arc<NamedJob>,
-    (transport, keeper): (&Transport, &CheckpointThread),
+    (transport, checkpoint_thread): (&Transport, &CheckpointThread),
     holders: Vec<NodeId>,
     local: Vec<String>,
 ) -> Result<FetchedJob, FetchError> {
     let FetchedData { bytes: text, mut damaged } = match read_local(document.job.text, local).await
     {
         Some(bytes) => FetchedData { bytes, damaged: Vec::new() },
-        None => fetch_data(document.job.text, transport, keeper, holders.clone()).await?,
+        None => {
+            fetch_data(document.job.text, transport, checkpoint_thread, holders.clone()).await?
+        }
     };
     let corpus = Arc::new(document.job.corpus(text)?);
     let weights = match document.job.weights {
         None => InitialWeights::Drawn { seed: document.job.config.seed },
         Some(name) => {
-            let found = fetch_data(name, transport, keeper, holders).await?;
+            let found = fetch_data(name, transport, checkpoint_thread, holders).await?;
             damaged.extend(found.damaged);
             let layers = import_safetensors(&document.job.config.model, &found.bytes)?;
             InitialWeights::Given(Arc::new(layers))
@@ -132,7 +133,7 @@ pub async fn fetch_job(
     Ok(FetchedJob { document, corpus, weights, damaged })
 }
 
-/// The text at paths that a person named, if it is this one.
+/// The text at the configured paths, if it is this one.
 async fn read_local(name: DataName, paths: Vec<String>) -> Option<Vec<u8>> {
     if paths.is_empty() {
         return None;
@@ -142,31 +143,33 @@ async fn read_local(name: DataName, paths: Vec<String>) -> Option<Vec<u8>> {
     (DataName::of(&text.bytes) == name).then_some(text.bytes)
 }
 
-/// Gets bytes by their hash: from this node's disk, or from others. If what came from all of them together
-/// is something else, one copy has rotted: it is fetched from each holder alone then, until one is sound.
+/// Gets bytes by their hash: from this node's disk, or from others. If what arrived from all of
+/// them together has another hash, one copy is damaged: it is fetched from each holder alone then,
+/// until one is sound.
 ///
 /// # Errors
-/// If nobody has them.
+/// If no node has them.
 pub async fn fetch_data(
     name: DataName,
     transport: &Transport,
-    keeper: &CheckpointThread,
+    checkpoint_thread: &CheckpointThread,
     holders: Vec<NodeId>,
 ) -> Result<FetchedData, FetchError> {
     if name.length > DATA_BYTES_MAX {
         return Err(FetchError::Size { found: name.length });
     }
-    let path = keeper.data_path(name.hash);
-    let here = path.clone();
-    let here = tokio::task::spawn_blocking(move || read_if_same(&here, name)).await;
-    if let Ok(Some(bytes)) = here {
+    let path = checkpoint_thread.data_path(name.hash);
+    let own = path.clone();
+    let own = tokio::task::spawn_blocking(move || read_if_same(&own, name)).await;
+    if let Ok(Some(bytes)) = own {
         return Ok(FetchedData { bytes, damaged: Vec::new() });
     }
     let found = fetch_from_some(name, transport, holders).await?;
     let written = tokio::task::spawn_blocking(move || {
-        // A node with no room for it keeps it in memory, and requests it again after the next start.
-        let room = disk_usage(path.parent().unwrap_or(Path::new(".")));
-        if room.is_ok_and(|room| room.check(Bytes(name.length)).is_ok()) {
+        // A node with no space for it keeps it in memory, and requests it again after the next
+        // start.
+        let space = disk_usage(path.parent().unwrap_or(Path::new(".")));
+        if space.is_ok_and(|space| space.check(Bytes(name.length)).is_ok()) {
             let _ = whole_file::write(&path, &found.bytes);
         }
         found
@@ -196,12 +199,13 @@ async fn fetch_from_some(
 ) -> Result<FetchedData, FetchError> {
     let copies = |nodes: Vec<NodeId>| nodes.into_iter().map(|node| DamagedCopy { node, name });
     let (mut fetch, mut next) = DataFetch::new(holders);
-    let (mut last, mut asked) = (Err(FetchError::Interrupted), 0);
+    let mut last = Err(FetchError::Interrupted);
+    let mut attempts = 0;
     loop {
         match next {
             DataFetchAction::Request(nodes) => {
                 last = fetch_from(name, transport, nodes).await;
-                asked += 1;
+                attempts += 1;
                 next = fetch.note(match &last {
                     Ok(_) => DataFetchOutcome::Sound,
                     Err(FetchError::Other { .. }) => DataFetchOutcome::Damaged,
@@ -212,7 +216,7 @@ async fn fetch_from_some(
                 let damaged = copies(damaged).collect();
                 return last.map(|bytes| FetchedData { bytes, damaged });
             }
-            DataFetchAction::Failed { damaged: nodes } if asked > 1 => {
+            DataFetchAction::Failed { damaged: nodes } if attempts > 1 => {
                 return Err(FetchError::AllDamaged { hash: name.hash, nodes });
             }
             DataFetchAction::Failed { .. } => {

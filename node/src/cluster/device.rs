@@ -1,11 +1,11 @@
-//! The device thread: owns the host of a worker, runs its operations one after the other, and sends
-//! frames the moment they are there. It knows no protocol: the seat orders what to do, the host does
-//! it.
+//! The device thread: owns the runtime of a worker, runs its operations one after the other, and
+//! sends frames as soon as they exist. It decides nothing: the session sends commands, the runtime
+//! executes them.
 //!
 //! ```text
-//!   event loop ── orders, ticks, reads ──▶ ┌────────┐ ── news, reads, writes ──▶ event loop
-//!   frames of other workers ─────────────▶ │  host  │ ── frames ──▶ tensor lanes
-//!                                          └────────┘
+//!   event loop ── commands, ticks ───────▶ ┌─────────┐ ── events, reads, writes ──▶ event loop
+//!   frames of other workers ─────────────▶ │ runtime │ ── frames ──▶ tensor lanes
+//!                                          └─────────┘
 //! ```
 
 use std::path::PathBuf;
@@ -54,55 +54,55 @@ use crate::train::timing::{
     SliceActivity, SliceLog, TakenSlices,
 };
 
-/// Things that wait for the device at once: frames of a step, orders and reads. A plan has at most
-/// seven frames for each pass under way; beyond this a peer sends what was never requested.
+/// Inputs that wait for the device at once: frames of a step, commands and reads. A plan has at
+/// most seven frames for each pass under way; beyond this a peer sends what was never requested.
 const INBOX_MAX: usize = 16_384;
 /// Outputs of the device that wait for the event loop.
 const OUTBOX_MAX: usize = 1024;
 
 /// What the device receives from the event loop and from other workers.
 pub enum DeviceInput {
-    /// A job begins: whatever was there before is forgotten.
+    /// A job begins: all state of the job before it is dropped.
     Begin(Box<DeviceJob>),
-    /// Something for the host.
+    /// An input for the worker runtime.
     Runtime(RuntimeInput),
-    /// A frame of another worker, and when it was here.
+    /// A frame of another worker, and when it arrived.
     Frame(Box<PeerFrame>, Instant),
-    /// A piece of another worker's frame. What is cut is not timed: its pieces are messages of their
-    /// own.
+    /// A piece of another worker's frame. What is cut is not timed: its pieces are messages of
+    /// their own.
     Piece(Box<FramePiece>),
 }
 
-/// What a job takes to be run.
+/// All that the device needs to run a job.
 pub struct DeviceJob {
-    /// The job's document.
+    /// The document of the job, with its name.
     pub document: Arc<NamedJob>,
     /// The text that is trained on.
     pub corpus: Arc<Corpus>,
     /// The weights that training begins with.
     pub weights: InitialWeights,
-    /// The folder for what leaves memory, if that goes to files.
+    /// The folder for stashes that leave memory, if they are stored in files.
     pub scratch: PathBuf,
 }
 
-/// Why the device cannot go on.
+/// Why the device cannot continue.
 #[derive(Debug, thiserror::Error)]
 pub enum WorkerDeviceError {
-    /// There is too little memory, or no thread.
+    /// Memory does not suffice, or a thread cannot be started.
     #[error(transparent)]
     Allocate(#[from] AllocateError),
     /// The device cannot be opened.
     #[error("{device}: {error}")]
     Open {
-        /// The device's name.
+        /// The name of the device, such as `cuda:0`.
         device: String,
         /// Why it cannot be opened.
         error: OpenError,
     },
-    /// The device gave up.
+    /// The device failed.
     #[error("{device}: {fault}")]
     Fault {
-        /// The device's name.
+        /// The name of the device, such as `cuda:0`.
         device: String,
         /// The fault that it reports.
         fault: DeviceFault,
@@ -116,39 +116,39 @@ pub enum WorkerDeviceError {
 }
 
 impl WorkerDeviceError {
-    /// How the process of a worker ends that has no device: the cluster goes on without it.
+    /// How the process of a worker ends that has no device: the cluster continues without it.
     #[must_use]
-    pub fn ending(&self) -> ProcessExit {
+    pub fn process_exit(&self) -> ProcessExit {
         let code = match self {
             Self::Open { error, .. } => code_of(error),
             Self::Fault { fault, .. } => code_of_fault(fault),
             Self::Allocate(_) | Self::Store(_) | Self::Frame(_) => FailureCode::OutOfResource,
         };
-        let what = self.to_string();
+        let message = self.to_string();
         let is_ours = code == FailureCode::Internal;
-        if is_ours { ProcessExit::Lost(what) } else { ProcessExit::OutOfResource(what) }
+        if is_ours { ProcessExit::Lost(message) } else { ProcessExit::OutOfResource(message) }
     }
 }
 
 /// What the device sends to the event loop.
 pub enum DeviceOutput {
-    /// Something for the seat.
+    /// An event for the worker's session.
     Event(WorkerEvent),
-    /// A layer is wanted of another worker.
+    /// A layer is requested from another worker.
     Request {
         /// The worker that has the layer.
         to: NodeId,
         /// The request for it.
         message: LayerMessage,
     },
-    /// A layer that another worker wanted.
+    /// A layer that another worker requested.
     Offer {
-        /// The worker that wanted it.
+        /// The worker that requested it.
         to: NodeId,
         /// The layer, ready to be fetched.
         offer: LayerOffer,
     },
-    /// A layer of a checkpoint is wanted.
+    /// A layer of a checkpoint is requested.
     Read {
         /// The version that the checkpoint holds.
         version: Step,
@@ -166,48 +166,48 @@ pub enum DeviceOutput {
     },
     /// The loss on held-out text.
     Evaluated {
-        /// After so many steps.
+        /// The number of steps that were done.
         steps_done: u64,
-        /// The mean cross-entropy.
+        /// The mean cross-entropy, in nats for each token.
         loss: f64,
     },
     /// How a step's time was spent here.
     StepTime(StepTime),
-    /// There was no room for a stage. The seat has reported it to the cluster.
+    /// Memory did not suffice for a stage. The session has reported it to the cluster.
     NoRoom(AllocateError),
-    /// The device cannot be had, or has given up.
+    /// The device cannot be opened, or has failed.
     Failed(WorkerDeviceError),
 }
 
 /// How a step's time was spent on one stage.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct StepTime {
-    /// From the report before to this one.
+    /// The time from the report before to this one.
     pub span: Duration,
-    /// Of it, in passes and updates.
+    /// The part of the span that was spent in passes and updates.
     pub busy: Duration,
-    /// Of it, with nothing to run before a verdict.
+    /// The part of the span with nothing to run before a verdict.
     pub waited: Duration,
-    /// What was done when, as far as there is room for it.
+    /// What was done when, up to a maximum count.
     pub slices: Vec<MeasuredSlice>,
     /// What layers took since the report before, and the turn of this one.
     pub layers: Option<(Turn, Box<LayerTimes>)>,
-    /// What arrived when, as far as there is room for it.
+    /// What arrived when, up to a maximum count.
     pub arrivals: Vec<MessageArrival>,
 }
 
-/// The inbox of the device is full, or its thread is gone.
+/// The inbox of the device is full, or its thread has ended.
 #[derive(Debug, thiserror::Error)]
 pub enum DeviceRefusal {
     /// The device's inbox is full.
-    #[error("{INBOX_MAX} things wait for the device")]
+    #[error("{INBOX_MAX} inputs wait for the device")]
     Full,
-    /// The thread ended: an assertion of ours failed.
+    /// The thread ended: an assertion failed.
     #[error("the device's thread has ended")]
     Gone,
 }
 
-/// The way to the device; cheap to clone.
+/// The handle of the device thread; cheap to clone.
 #[derive(Clone)]
 pub struct DeviceHandle {
     inbox: SyncSender<DeviceInput>,
@@ -221,19 +221,19 @@ impl DeviceHandle {
     /// If it cannot be started.
     pub fn start<M: WorkerDevice>(
         frames: FrameSender,
-        machine: M,
+        worker_device: M,
     ) -> std::io::Result<(Self, mpsc::Receiver<DeviceOutput>)> {
-        let (inbox, orders) = sync_channel(INBOX_MAX);
+        let (inbox, inputs) = sync_channel(INBOX_MAX);
         let (outbox, outputs) = mpsc::channel(OUTBOX_MAX);
         let gauge = Arc::new(DeviceGauge::default());
-        let told = gauge.clone();
-        // Made where it lives: what a device makes need not move between threads.
+        let shared_gauge = gauge.clone();
+        // Made on its own thread: what a device makes need not move between threads.
         let begin = move || DeviceThread {
-            inbox: orders,
-            dispatcher: FrameDispatcher::new(frames, outbox.clone(), machine.name()),
-            machine,
+            inbox: inputs,
+            dispatcher: FrameDispatcher::new(frames, outbox.clone(), worker_device.name()),
+            worker_device,
             outbox,
-            gauge: told,
+            gauge: shared_gauge,
             runtime: None,
             assembly: FrameAssembly::default(),
             step: StepTime::default(),
@@ -249,7 +249,7 @@ impl DeviceHandle {
     /// Sends an input to the device.
     ///
     /// # Errors
-    /// If too much waits, or the thread is gone.
+    /// If too many inputs wait, or the thread has ended.
     pub fn send(&self, input: DeviceInput) -> Result<(), DeviceRefusal> {
         self.inbox.try_send(input).map_err(|error| match error {
             TrySendError::Full(_) => DeviceRefusal::Full,
@@ -257,7 +257,7 @@ impl DeviceHandle {
         })
     }
 
-    /// What can be seen from here.
+    /// The counters that the device thread updates.
     #[must_use]
     pub fn gauge(&self) -> &DeviceGauge {
         &self.gauge
@@ -268,13 +268,13 @@ type DeviceRuntime<M> =
     WorkerRuntime<BackendStageFactory<<M as WorkerDevice>::Factory>, Arc<Corpus>>;
 
 struct DeviceThread<M: WorkerDevice> {
-    machine: M,
+    worker_device: M,
     inbox: Receiver<DeviceInput>,
     outbox: mpsc::Sender<DeviceOutput>,
     dispatcher: FrameDispatcher,
     gauge: Arc<DeviceGauge>,
     runtime: Option<DeviceRuntime<M>>,
-    /// Frames of which some pieces are here.
+    /// Frames of which some pieces have arrived.
     assembly: FrameAssembly,
     step: StepTime,
     slices: SliceLog,
@@ -284,7 +284,7 @@ struct DeviceThread<M: WorkerDevice> {
     clock: RunClock,
 }
 
-/// The receiver of outputs is gone.
+/// The receiver of outputs was dropped.
 pub(super) struct OutputsClosed;
 
 impl<M: WorkerDevice> DeviceThread<M> {
@@ -310,9 +310,9 @@ impl<M: WorkerDevice> DeviceThread<M> {
 
     /// Runs an operation if one can run. Yields whether one did.
     fn run_next(&mut self) -> Result<bool, OutputsClosed> {
-        let Some(host) = &mut self.runtime else { return Ok(false) };
-        let evaluates = host.active_stage().is_some_and(|station| {
-            let engine = station.engine();
+        let Some(runtime) = &mut self.runtime else { return Ok(false) };
+        let evaluates = runtime.active_stage().is_some_and(|active_stage| {
+            let engine = active_stage.engine();
             engine.evaluates_last() && engine.evaluated().is_some()
         });
         if evaluates && self.gauge.evaluation().waits() {
@@ -321,10 +321,12 @@ impl<M: WorkerDevice> DeviceThread<M> {
         }
         let began = Instant::now();
         self.gauge.mark_edge();
-        let progress = host.run_next();
+        let progress = runtime.run_next();
         self.gauge.mark_edge();
-        let station = host.active_stage();
-        self.gauge.evaluation().set(station.and_then(|station| station.engine().evaluated()));
+        let active_stage = runtime.active_stage();
+        self.gauge
+            .evaluation()
+            .set(active_stage.and_then(|active_stage| active_stage.engine().evaluated()));
         let has_run = match progress {
             Some(EngineProgress::Ran(activity)) => {
                 if let Some((since, turn)) = self.waits_since.take() {
@@ -356,7 +358,8 @@ impl<M: WorkerDevice> DeviceThread<M> {
         Ok(has_run && self.runtime.is_some())
     }
 
-    /// Notes what was run. Transfers hand memory over and take no time worth drawing.
+    /// Records an operation that was run. Transfers only pass memory on, in too little time to be
+    /// drawn.
     fn record_activity(&mut self, activity: EngineActivity, began: Instant) {
         let now = Instant::now();
         self.gauge.work().add(1);
@@ -375,16 +378,17 @@ impl<M: WorkerDevice> DeviceThread<M> {
     }
 
     fn log_slice(&mut self, doing: Option<SliceActivity>, start: Instant, end: Instant) {
-        let (start_us, end_us) = (self.clock.at_us(start), self.clock.at_us(end));
+        let start_us = self.clock.at_us(start);
+        let end_us = self.clock.at_us(end);
         let has_room = self.slices.count() < SLICES_REPORTED_MAX;
         let slice =
             doing.filter(|_| has_room).map(|doing| MeasuredSlice { doing, start_us, end_us });
-        if let Some(station) = self.runtime.as_ref().and_then(WorkerRuntime::active_stage) {
-            self.slices.push(station.engine().executor(), slice);
+        if let Some(active_stage) = self.runtime.as_ref().and_then(WorkerRuntime::active_stage) {
+            self.slices.push(active_stage.engine().executor(), slice);
         }
     }
 
-    fn log_arrival(&mut self, body: &PeerBody, at: Instant) {
+    fn note_arrival(&mut self, body: &PeerBody, at: Instant) {
         if self.step.arrivals.len() < ARRIVALS_REPORTED_MAX {
             self.step.arrivals.extend(MessageArrival::of(body, self.clock.at_us(at)));
         }
@@ -392,31 +396,31 @@ impl<M: WorkerDevice> DeviceThread<M> {
 
     fn accept(&mut self, input: DeviceInput) -> Result<(), OutputsClosed> {
         // A tick is no work, and neither is a frame until an operation reads it.
-        let is_order = matches!(
+        let is_command = matches!(
             input,
             DeviceInput::Begin(_)
                 | DeviceInput::Runtime(RuntimeInput::Command(_) | RuntimeInput::Read { .. })
         );
         self.gauge.mark_command_edge();
-        let taken = self.execute(input);
+        let result = self.execute(input);
         self.gauge.mark_command_edge();
-        self.gauge.work().add(u64::from(is_order));
-        taken
+        self.gauge.work().add(u64::from(is_command));
+        result
     }
 
     fn execute(&mut self, input: DeviceInput) -> Result<(), OutputsClosed> {
         match input {
             DeviceInput::Begin(job) => {
-                // What the job before had goes first: there may be no room for both.
+                // The memory of the job before is released first: it may not suffice for both.
                 self.runtime = None;
-                match begin(&self.machine, *job) {
-                    Ok(host) => self.runtime = Some(host),
+                match begin(&self.worker_device, *job) {
+                    Ok(runtime) => self.runtime = Some(runtime),
                     Err(error) => self.emit(DeviceOutput::Failed(error))?,
                 }
             }
             DeviceInput::Runtime(input) => self.send_to_runtime(input)?,
             DeviceInput::Frame(frame, at) => {
-                self.log_arrival(&frame.body, at);
+                self.note_arrival(&frame.body, at);
                 self.send_to_runtime(RuntimeInput::Peer(*frame))?;
             }
             DeviceInput::Piece(piece) => {
@@ -429,29 +433,31 @@ impl<M: WorkerDevice> DeviceThread<M> {
     }
 
     fn send_to_runtime(&mut self, input: RuntimeInput) -> Result<(), OutputsClosed> {
-        let Some(host) = &mut self.runtime else { return Ok(()) };
+        let Some(runtime) = &mut self.runtime else { return Ok(()) };
         let began = Instant::now();
-        // A frame that does not belong is dropped: its sender is of another plan or life.
-        let _ = host.handle(input);
+        // A frame that does not belong is dropped: its sender is of another plan or start.
+        let _ = runtime.handle(input);
         self.drain_outputs(began)
     }
 
-    /// Passes on the host's outputs. A host whose device gave up has none any more; the fault is sent to the
-    /// event loop, and the host is dropped.
+    /// Passes on the runtime's outputs. A runtime whose device failed has none any more; the fault
+    /// is sent to the event loop, and the runtime is dropped.
     ///
-    /// Layers that are to be written were read from the device since `began`: so long it did not compute.
+    /// Layers that are to be written were read from the device since `began`: so long it did not
+    /// compute.
     fn drain_outputs(&mut self, began: Instant) -> Result<(), OutputsClosed> {
-        let (took, mut exported) = (began.elapsed(), None);
+        let elapsed = began.elapsed();
+        let mut exported = None;
         while let Some(output) = self.runtime.as_mut().and_then(WorkerRuntime::poll_output) {
             if let RuntimeOutput::Write { image, .. } = &output {
                 exported = Some(image.version);
             }
             self.perform(output)?;
         }
-        if let (Some(version), Some(host)) = (exported, &mut self.runtime) {
-            let busy_milliticks = milliticks(took);
+        if let (Some(version), Some(runtime)) = (exported, &mut self.runtime) {
+            let busy_milliticks = milliticks(elapsed);
             // It leads to nothing that could be refused.
-            let _ = host.handle(RuntimeInput::Exported { version, busy_milliticks });
+            let _ = runtime.handle(RuntimeInput::Exported { version, busy_milliticks });
         }
         if let Some(error) = self.runtime.as_mut().and_then(WorkerRuntime::take_refusal) {
             self.emit(DeviceOutput::NoRoom(error))?;
@@ -460,21 +466,21 @@ impl<M: WorkerDevice> DeviceThread<M> {
             return Ok(());
         };
         self.runtime = None;
-        let device = self.machine.name();
+        let device = self.worker_device.name();
         self.emit(DeviceOutput::Failed(WorkerDeviceError::Fault { device, fault }))
     }
 
     fn perform(&mut self, output: RuntimeOutput) -> Result<(), OutputsClosed> {
         match output {
-            RuntimeOutput::Event(news) => {
-                if let WorkerEvent::Reported { report, .. } = &news {
+            RuntimeOutput::Event(event) => {
+                if let WorkerEvent::Reported { report, .. } = &event {
                     self.close_step(report.turn);
                     let now = Instant::now();
                     self.step.span = now - std::mem::replace(&mut self.reported, now);
                     let step = std::mem::take(&mut self.step);
                     self.emit(DeviceOutput::StepTime(step))?;
                 }
-                self.emit(DeviceOutput::Event(news))
+                self.emit(DeviceOutput::Event(event))
             }
             RuntimeOutput::Peer { to, frame } => self.dispatcher.send(to, frame),
             RuntimeOutput::Read { version, layer, digest } => {
@@ -490,12 +496,15 @@ impl<M: WorkerDevice> DeviceThread<M> {
         }
     }
 
-    /// What the step took that is about to be reported, if the host stands at a stage.
+    /// What the step took that is about to be reported, if the runtime has a stage.
     fn close_step(&mut self, turn: Turn) {
-        let station = self.runtime.as_ref().and_then(WorkerRuntime::active_stage);
-        let Some(bench) = station.map(|station| station.engine().executor()) else { return };
-        let StageTimings { layers, spans } = bench.times();
-        let TakenSlices { slices, device_us } = self.slices.take(bench, &spans, &self.clock);
+        let active_stage = self.runtime.as_ref().and_then(WorkerRuntime::active_stage);
+        let Some(executor) = active_stage.map(|active_stage| active_stage.engine().executor())
+        else {
+            return;
+        };
+        let StageTimings { layers, spans } = executor.times();
+        let TakenSlices { slices, device_us } = self.slices.take(executor, &spans, &self.clock);
         self.step.layers = layers.map(|times| (turn, Box::new(times)));
         self.step.slices = slices;
         if let Some(us) = device_us {
@@ -519,26 +528,26 @@ fn file_stores(scratch: PathBuf) -> StashStoreFactory {
     })
 }
 
-/// What layers are timed by.
+/// The clock by which layers are timed.
 fn layer_clock() -> LayerClock {
     let clock = RunClock::start();
     Box::new(move || clock.now_us())
 }
 
 fn begin<M: WorkerDevice>(
-    machine: &M,
+    worker_device: &M,
     job: DeviceJob,
 ) -> Result<DeviceRuntime<M>, WorkerDeviceError> {
     let DeviceJob { document, corpus, weights, scratch } = job;
     let config = &document.job.config;
-    let device = machine.open(config.arithmetic)?;
+    let device = worker_device.open(config.arithmetic)?;
     let model = BackendStageFactory {
         model: config.model.clone(),
         optimizer: config.optimizer.clone(),
         step_count: config.steps,
         weights: weights.clone(),
         device,
-        host: HostThreads::new(machine.host_threads())?,
+        host: HostThreads::new(worker_device.host_threads())?,
         store: match config.memory.offload_store {
             OffloadStore::Memory => None,
             OffloadStore::File => Some(file_stores(scratch)),

@@ -34,12 +34,12 @@ pub struct JobDocument {
     pub program: String,
     /// What the run is called.
     pub name: String,
-    /// What it goes on from, if not from weights at step 0.
+    /// What it continues from, if not from weights at step 0.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub from: Option<RunOrigin>,
-    /// The whole configuration of the run.
+    /// The complete configuration of the run.
     pub config: RunConfig,
-    /// The same as TOML, as a person would write it.
+    /// The same as TOML, as it stands in a configuration file.
     pub toml: String,
     /// The hash and length of the text.
     pub text: DataName,
@@ -63,7 +63,7 @@ pub struct NamedJob {
 /// Why bytes are no document that this program can work from.
 #[derive(Debug, thiserror::Error)]
 pub enum DocumentError {
-    /// They are none.
+    /// The bytes are no document.
     #[error("the job's document cannot be read: {0}")]
     Form(#[from] serde_json::Error),
     /// Another version of this program wrote it.
@@ -125,7 +125,8 @@ impl JobDocument {
     /// # Errors
     /// If it is not the one that the job names, or not of this version.
     pub fn of_job(spec: &JobSpec) -> Result<NamedJob, DocumentError> {
-        let (expected, found) = (spec.config, DataName::of(&spec.document).hash);
+        let expected = spec.config;
+        let found = DataName::of(&spec.document).hash;
         if expected != found {
             return Err(DocumentError::Name { expected, found });
         }
@@ -156,7 +157,10 @@ impl JobDocument {
     #[must_use]
     pub fn new(name: String, config: RunConfig, toml: String, text: DataName) -> Self {
         let program = env!("CARGO_PKG_VERSION").to_owned();
-        let (version, from, weights, injections) = (DOCUMENT_VERSION, None, None, Vec::new());
+        let version = DOCUMENT_VERSION;
+        let from = None;
+        let weights = None;
+        let injections = Vec::new();
         Self { version, program, name, from, config, toml, text, weights, injections }
     }
 

@@ -1,11 +1,11 @@
-//! Sends what the device thread hands out. A boundary tensor that a device holds and a layer that it copies to
-//! the host have to be waited for; from the first one on that is done by a thread of its own, and the device
-//! thread goes on enqueuing work. Boundary tensors and sums of a worker go the same way, so that they
-//! keep their order.
+//! Sends frames of the device thread. A boundary tensor that a device holds and a layer that
+//! it copies to the host have to be waited for; from the first one on that is done by a thread of
+//! its own, and the device thread continues to enqueue work. Boundary tensors and sums of a worker
+//! go the same way, so that they keep their order.
 //!
-//! Gradients for copies go by another thread: nobody's pass waits for them, there may be more of them than
-//! the queue to a peer takes, and none may be dropped. Those for followers may: a follower that is too far
-//! behind requests its layer anew.
+//! Gradients for copies go by another thread: no pass waits for them, there may be more of them
+//! than the queue to a peer takes, and none may be dropped. Those for followers may: a follower
+//! that is too far behind requests its layer again.
 
 #[cfg(test)]
 mod tests;
@@ -22,20 +22,20 @@ use zbelastic_types::NodeId;
 use super::device::{DeviceOutput, OutputsClosed, WorkerDeviceError};
 use super::frames::{OutgoingMessage, outgoing};
 
-/// Frames that wait for the courier. When there are more the device thread waits for it: a device that
-/// is so far ahead of its network has nothing to gain.
+/// Frames that wait for the dispatcher. When there are more the device thread waits for it: a
+/// device that is so far ahead of its network has nothing to gain.
 const FRAMES_QUEUED_MAX: usize = 64;
-/// Messages of gradients that wait for their thread, each of at most 16 MiB: the gradient of a stage of
-/// 2^32 floats for four receivers. They share the memory of the gradient.
+/// Messages of gradients that wait for their thread, each of at most 16 MiB: the gradient of a
+/// stage of 2^32 floats for four receivers. They share the memory of the gradient.
 const GRADIENTS_MAX: usize = 4096;
 
 /// Takes frames to other workers.
 pub(super) trait FrameCarrier: Clone + Send + 'static {
-    /// Takes a frame, or drops it: a receiver that cannot be reached is lost, or will be; its plan ends with
-    /// it.
+    /// Takes a frame, or drops it: a receiver that cannot be reached is lost, or will be; its plan
+    /// ends with it.
     fn submit(&self, to: NodeId, frame: OutgoingFrame);
 
-    /// The same, but waits until there is room for it.
+    /// The same, but waits until the queue has space for it.
     fn submit_blocking(&self, to: NodeId, frame: OutgoingFrame);
 }
 
@@ -52,26 +52,27 @@ impl FrameCarrier for FrameSender {
 /// Frames on their way to a thread that sends them.
 type DispatchQueue = SyncSender<(NodeId, PeerFrame)>;
 
-/// The way out of a worker.
+/// Sends the frames of a worker to the tensor lane, by threads of its own where a device is waited
+/// for.
 pub(super) struct FrameDispatcher<R: FrameCarrier = FrameSender> {
     forwarder: FrameForwarder<R>,
-    /// The thread's, once there is one.
+    /// The queue of the thread for boundary tensors, once there is one.
     queue: Option<DispatchQueue>,
-    /// Of the thread for gradients, once there is one.
+    /// The queue of the thread for gradients, once there is one.
     gradients: Option<DispatchQueue>,
 }
 
-/// Where frames go to.
+/// Sends frames to the carrier, and faults to the event loop.
 #[derive(Clone)]
 struct FrameForwarder<R> {
     carrier: R,
     outbox: mpsc::Sender<DeviceOutput>,
-    /// What the device is called.
+    /// The name of the device.
     device: String,
 }
 
 impl<R: FrameCarrier> FrameDispatcher<R> {
-    /// A courier that has started no thread yet.
+    /// A dispatcher that has started no thread yet.
     pub(super) const fn new(frames: R, outbox: mpsc::Sender<DeviceOutput>, device: String) -> Self {
         Self {
             forwarder: FrameForwarder { carrier: frames, outbox, device },
@@ -83,7 +84,7 @@ impl<R: FrameCarrier> FrameDispatcher<R> {
     /// Sends a frame, or has it sent.
     ///
     /// # Errors
-    /// If the receiver of outputs is gone.
+    /// If the receiver of outputs was dropped.
     pub(super) fn send(&mut self, to: NodeId, frame: PeerFrame) -> Result<(), OutputsClosed> {
         let is_gradient = is_gradient(&frame.body);
         if is_gradient && self.gradients.is_none() {
@@ -92,23 +93,23 @@ impl<R: FrameCarrier> FrameDispatcher<R> {
             self.queue = self.start("courier", FRAMES_QUEUED_MAX);
         }
         match if is_gradient { &self.gradients } else { &self.queue } {
-            Some(bag) => bag.send((to, frame)).map_err(|_| OutputsClosed),
+            Some(queue) => queue.send((to, frame)).map_err(|_| OutputsClosed),
             None => self.forwarder.send(to, frame),
         }
     }
 
-    /// The bag of a new thread. Without one the device thread waits itself.
+    /// The queue of a new thread. Without one the device thread waits itself.
     fn start(&self, name: &str, frames_max: usize) -> Option<DispatchQueue> {
-        let (bag, frames) = sync_channel(frames_max);
-        let way = self.forwarder.clone();
+        let (queue, frames) = sync_channel(frames_max);
+        let forwarder = self.forwarder.clone();
         let carry = move || {
             while let Ok((to, frame)) = frames.recv() {
-                if way.send(to, frame).is_err() {
+                if forwarder.send(to, frame).is_err() {
                     return;
                 }
             }
         };
-        thread::Builder::new().name(name.to_owned()).spawn(carry).ok().map(|_| bag)
+        thread::Builder::new().name(name.to_owned()).spawn(carry).ok().map(|_| queue)
     }
 }
 
@@ -160,7 +161,7 @@ impl<R: FrameCarrier> FrameForwarder<R> {
         let is_gradient = is_gradient(&frame.body);
         let sent = outgoing(frame);
         if let Some(fault) = fault.or_else(|| held.and_then(|held| held.fault())) {
-            // What a device that gave up was read as is no result: nobody may take it for one.
+            // What was read from a failed device is no result, and must not be sent as one.
             let device = self.device.clone();
             self.report(DeviceOutput::Failed(WorkerDeviceError::Fault { device, fault }))?;
             return Err(OutputsClosed);

@@ -1,8 +1,8 @@
 //! Floats between workers: which frames there are, how long each is, and what they become.
 //!
-//! Both ends know a frame's length from the plan, before it comes. What is too long for one frame
-//! is cut where both ends cut alike. Gradients for copies are used part by part as they arrive; what
-//! else was cut is joined again ([`assembly`]).
+//! Both ends know a frame's length from the plan, before it arrives. What is too long for one frame
+//! is cut where both ends cut alike. Gradients for copies are used part by part as they arrive;
+//! what else was cut is joined again ([`assembly`]).
 
 mod assembly;
 mod rules;
@@ -34,8 +34,8 @@ use assembly::AssembledFrame;
 pub use assembly::{FrameAssembly, FramePiece};
 pub use rules::FrameExpectations;
 
-/// Bytes that a boundary tensor may have. It is not cut: the stage that waits for it has nothing else to
-/// do, and a smaller microbatch makes it smaller.
+/// Bytes that a boundary tensor may have. It is not cut: the stage that waits for it has nothing
+/// else to do, and a smaller microbatch makes it smaller.
 pub const BOUNDARY_BYTES_MAX: u64 = FRAME_BYTES_MAX;
 
 /// What a frame is. Its class names the plan as well: what is as long as under one plan is longer
@@ -48,7 +48,7 @@ enum TensorFrameKind {
     Prefix,
     /// That the last chunk is done with held-out text; it has no floats.
     Receipt,
-    /// A frame of the gradient of the sender's stage: a node stands at one.
+    /// A frame of the gradient of the sender's stage: a node has one.
     Gradients(u32),
     /// A piece of a layer's gradient, for a worker that follows it.
     Update(LayerId, u32),
@@ -60,24 +60,26 @@ enum TensorFrameKind {
 
 /// Bits of a class that name the kind.
 const KIND_BITS: u32 = 20;
-/// Pieces that the gradient of a layer that is followed has at most: 16 MiB each, and longer ones for a
-/// layer of more than 2^30 floats.
+/// Pieces that the gradient of a layer that is followed has at most: 16 MiB each, and longer ones
+/// for a layer of more than 2^30 floats.
 const LAYER_PIECES_MAX: u32 = 256;
-/// Slices whose boundary tensors have a kind of their own; those behind share these kinds. Of slices
-/// that may be unequally long there are no more.
+/// Slices whose boundary tensors have a kind of their own; those behind share these kinds. Of
+/// slices that may be unequally long there are no more.
 const BOUNDARIES_MAX: u32 = SLICES_OF_EQUAL_TIME_MAX;
 /// Before the kind of the boundary tensors of slice 1.
 const BOUNDARIES: u32 = 3;
 /// Behind those of the last slice.
 const BOUNDARIES_END: u32 = BOUNDARIES + BOUNDARIES_MAX;
-/// The kind of the first slice's boundary tensors in bfloat16, behind which those of the others come.
+/// The kind of the first slice's boundary tensors in bfloat16, behind which those of the others
+/// come.
 const HALVES: u32 = 1 << 12;
 /// Behind those of the last slice.
 const HALVES_END: u32 = HALVES + BOUNDARIES_MAX;
-/// Pieces that a chunk's gradient has at most on its way to its twin: 16 MiB each, and longer ones for a
-/// chunk of more than 2^32 floats.
+/// Pieces that a chunk's gradient has at most on its way to its twin: 16 MiB each, and longer ones
+/// for a chunk of more than 2^32 floats.
 const PARTIAL_PIECES_MAX: u32 = 1024;
-/// The kind of the first piece for the first chunk. There are 2^19: two chunks for each of 256 stages.
+/// The kind of the first piece for the first chunk. There are 2^19: two chunks for each of 256
+/// stages.
 const PARTIALS: u32 = 1 << 19;
 /// The kind of the first layer's update. There are 2^18: at most 1024 layers.
 const UPDATES: u32 = 1 << 18;
@@ -134,29 +136,29 @@ enum TensorFrameHeaderBody {
     Halves { turn: Turn, lap: PassMode, flow: Flow, pass: Pass, len: u32 },
 }
 
-/// Whose floats a part of a gradient has, and where the first of them stands in the layer.
+/// The layer of a part of a gradient, and the index of its first float in the layer.
 type PartHeader = (LayerId, u64);
 
 /// Why a frame is not one of a worker's.
 #[derive(Debug, thiserror::Error)]
 pub enum FrameFault {
-    /// Its head cannot be read.
+    /// The header of the frame cannot be decoded.
     #[error("a frame whose head cannot be read: {0}")]
     Head(#[from] postcard::Error),
-    /// It does not have the parts that its head names.
+    /// The frame does not have the parts that its header names.
     #[error("a frame of {found} parts, its head says {expected}")]
     Parts {
-        /// Number of parts by its head.
+        /// Number of parts by the header.
         expected: usize,
-        /// Number of parts that came.
+        /// Number of parts that arrived.
         found: usize,
     },
-    /// It does not have as many numbers as its head names.
+    /// The frame does not have as many numbers as its header names.
     #[error("a frame of {found} pairs of numbers, its head says {expected}")]
     Halves {
-        /// Number of pairs by its head.
+        /// Number of pairs by the header.
         expected: usize,
-        /// Number of pairs that came.
+        /// Number of pairs that arrived.
         found: usize,
     },
     /// It is another piece than its class names, so its length was checked by another's rule.
@@ -164,7 +166,7 @@ pub enum FrameFault {
     Class {
         /// The piece by its class.
         expected: FrameClassName,
-        /// The piece by its head.
+        /// The piece by the header.
         found: FrameClassName,
     },
     /// It names another node as its sender than the one that sent it.
@@ -194,7 +196,8 @@ impl FrameBody for FrameFloats {
     }
 }
 
-/// Floats that arrived, in memory of the lane: it reads the next frame into it once they are dropped.
+/// Floats that arrived, in memory of the lane: it reads the next frame into it once they are
+/// dropped.
 struct LaneFloats(FramePart);
 
 impl PendingFloats for LaneFloats {
@@ -215,13 +218,13 @@ impl PendingFloats for LaneFloats {
 pub enum OutgoingMessage {
     /// Frames of the tensor lane.
     Frames(Vec<OutgoingFrame>),
-    /// A question for a layer.
+    /// A request for a layer.
     Request(LayerMessage),
     /// A layer, to be offered.
     Layer(LayerOffer),
 }
 
-/// A layer that another worker wants.
+/// A layer that another worker requests.
 pub struct LayerOffer {
     /// The plan it is for.
     pub generation: Generation,
@@ -229,7 +232,7 @@ pub struct LayerOffer {
     pub sender: Holder,
     /// The layer's state, as it is fetched.
     pub image: Arc<LayerImage>,
-    /// The turn whose seal it waits for, if it is wanted ahead.
+    /// The turn whose seal it waits for, if it is requested ahead.
     pub open: Option<Turn>,
 }
 
@@ -241,8 +244,8 @@ pub struct LayerOffer {
 pub fn outgoing(frame: PeerFrame) -> Result<OutgoingMessage, FrameTooLarge> {
     let PeerFrame { generation, sender, body } = frame;
     let one = |kind: TensorFrameKind, body: TensorFrameHeaderBody, floats: FrameFloats| {
-        let head = TensorFrameHeader { generation, sender, body };
-        OutgoingFrame::new(kind.of(generation), encode(&head), Arc::new(floats))
+        let header = TensorFrameHeader { generation, sender, body };
+        OutgoingFrame::new(kind.of(generation), encode(&header), Arc::new(floats))
     };
     let frames = match body {
         PeerBody::Frame(Frame {
@@ -256,15 +259,15 @@ pub fn outgoing(frame: PeerFrame) -> Result<OutgoingMessage, FrameTooLarge> {
             TensorFrameHeaderBody::Receipt { turn, pass },
             FrameFloats::None,
         )?],
-        PeerBody::Frame(Frame { turn, mode: lap, flow, pass, tensor }) => {
+        PeerBody::Frame(Frame { turn, mode, flow, pass, tensor }) => {
             let (kind, body, floats) = match tensor.into_host() {
                 HostTensor::Floats(floats) => {
-                    let body = TensorFrameHeaderBody::Frame { turn, lap, flow, pass };
+                    let body = TensorFrameHeaderBody::Frame { turn, lap: mode, flow, pass };
                     (TensorFrameKind::Boundary(pass.slice), body, floats)
                 }
                 HostTensor::Halves(halves) => {
                     let len = halves.len() as u32;
-                    let body = TensorFrameHeaderBody::Halves { turn, lap, flow, pass, len };
+                    let body = TensorFrameHeaderBody::Halves { turn, lap: mode, flow, pass, len };
                     (TensorFrameKind::Halves(pass.slice), body, paired(&halves))
                 }
             };
@@ -278,9 +281,10 @@ pub fn outgoing(frame: PeerFrame) -> Result<OutgoingMessage, FrameTooLarge> {
             )?]
         }
         PeerBody::Gradients { turn, of, number, parts } => {
-            let head = |part: &GradientPart| (part.layer(), part.first() as u64);
-            let (heads, piece) = (parts.iter().map(head).collect(), number);
-            let body = TensorFrameHeaderBody::Gradients { turn, of, parts: heads, piece };
+            let header = |part: &GradientPart| (part.layer(), part.first() as u64);
+            let headers = parts.iter().map(header).collect();
+            let piece = number;
+            let body = TensorFrameHeaderBody::Gradients { turn, of, parts: headers, piece };
             let frame =
                 one(TensorFrameKind::Gradients(number.index), body, FrameFloats::Gradients(parts))?;
             vec![frame.with_urgency(Urgency::Background)]
@@ -303,7 +307,9 @@ pub fn outgoing(frame: PeerFrame) -> Result<OutgoingMessage, FrameTooLarge> {
             .collect::<Result<_, _>>()?
         }
         PeerBody::Partial(partial) => {
-            let (turn, chunk, losses) = (partial.turn, partial.chunk, partial.losses.len() as u32);
+            let turn = partial.turn;
+            let chunk = partial.chunk;
+            let losses = partial.losses.len() as u32;
             let run = Arc::new(LayerGradient { layer: RUN, turn, g: run_of(partial).into() });
             let cut = pieces(run, PARTIAL_PIECES_MAX).map(|(piece, parts)| {
                 let body = TensorFrameHeaderBody::Partial { turn, chunk, losses, piece };
@@ -350,7 +356,8 @@ pub fn outgoing(frame: PeerFrame) -> Result<OutgoingMessage, FrameTooLarge> {
     Ok(OutgoingMessage::Frames(frames))
 }
 
-/// The bits of two numbers in each float, the first one's below; behind an odd number of them zeros.
+/// The bits of two numbers in each float, the first one's below; behind an odd number of them
+/// zeros.
 fn paired(halves: &[u16]) -> Vec<f32> {
     let pair = |pair: &[u16]| {
         let second = pair.get(1).copied().unwrap_or(0);
@@ -378,13 +385,13 @@ fn pieces(
     gradient: Arc<LayerGradient>,
     pieces_max: u32,
 ) -> impl Iterator<Item = (MessageNumber, Vec<GradientPart>)> {
-    let room = piece_limits(gradient.g.len(), pieces_max);
-    let frames = GradientPart::messages(&[gradient], room);
+    let limits = piece_limits(gradient.g.len(), pieces_max);
+    let frames = GradientPart::messages(&[gradient], limits);
     let count = frames.len() as u32;
     (0..).zip(frames).map(move |(index, parts)| (MessageNumber { index, count }, parts))
 }
 
-/// Whose the floats of a partial gradient are: they are a run, of whatever layers.
+/// The layer that stands for all floats of a partial gradient: they are a run, of whatever layers.
 const RUN: LayerId = LayerId(u32::MAX);
 
 /// A partial gradient as floats: behind it the bits of its losses, two floats each.
@@ -409,46 +416,51 @@ fn partial_of(
     PartialGradient { turn, chunk, floats, losses }
 }
 
-/// What a frame that came in is.
+/// The content of a received frame.
 pub enum IncomingFrame {
-    /// A worker's frame.
+    /// A complete frame of a worker.
     Whole(Box<PeerFrame>),
-    /// A piece of one.
+    /// A piece of a frame.
     Piece(Box<FramePiece>),
 }
 
-/// The worker's frame that came in, or the piece of one.
+/// Decodes a received frame of a worker, or a piece of one.
 ///
 /// # Errors
-/// If it is none.
+/// If it is no frame of a worker.
 pub fn incoming(frame: ReceivedFrame) -> Result<IncomingFrame, FrameFault> {
     let TensorFrameHeader { generation, sender, body } = decode(&frame.meta)?;
-    let (expected, found) = (frame.from.node, sender.node);
+    let expected = frame.from.node;
+    let found = sender.node;
     if expected != found {
         return Err(FrameFault::Sender { expected, found });
     }
-    let (class, found) = (frame.class, frame.parts.len());
+    let class = frame.class;
+    let found = frame.parts.len();
     let mut parts = frame.parts.into_iter();
     let mut next = || parts.next().map(FramePart::into_vec);
     let body = match body {
-        TensorFrameHeaderBody::Frame { turn, lap, flow, pass } => {
+        TensorFrameHeaderBody::Frame { turn, lap: mode, flow, pass } => {
             check_class(class, TensorFrameKind::Boundary(pass.slice), generation)?;
             let floats = next().ok_or(FrameFault::Parts { expected: 1, found })?;
-            PeerBody::Frame(Frame { turn, mode: lap, flow, pass, tensor: floats.into() })
+            PeerBody::Frame(Frame { turn, mode, flow, pass, tensor: floats.into() })
         }
-        TensorFrameHeaderBody::Halves { turn, lap, flow, pass, len } => {
+        TensorFrameHeaderBody::Halves { turn, lap: mode, flow, pass, len } => {
             check_class(class, TensorFrameKind::Halves(pass.slice), generation)?;
             let floats = next().ok_or(FrameFault::Parts { expected: 1, found })?;
-            let (expected, found) = ((len as usize).div_ceil(2), floats.len());
+            let expected = (len as usize).div_ceil(2);
+            let found = floats.len();
             if expected != found {
                 return Err(FrameFault::Halves { expected, found });
             }
             let tensor = TensorHandle::OnHost(HostTensor::Halves(unpaired(&floats, len as usize)));
-            PeerBody::Frame(Frame { turn, mode: lap, flow, pass, tensor })
+            PeerBody::Frame(Frame { turn, mode, flow, pass, tensor })
         }
         TensorFrameHeaderBody::Receipt { turn, pass } => {
-            let (lap, flow, tensor) = (PassMode::Evaluation, Flow::Backward, Vec::new().into());
-            PeerBody::Frame(Frame { turn, mode: lap, flow, pass, tensor })
+            let mode = PassMode::Evaluation;
+            let flow = Flow::Backward;
+            let tensor = Vec::new().into();
+            PeerBody::Frame(Frame { turn, mode, flow, pass, tensor })
         }
         TensorFrameHeaderBody::Prefix(prefix) => PeerBody::Prefix(prefix),
         TensorFrameHeaderBody::Update { turn, before, layer, piece } => {
@@ -465,9 +477,9 @@ pub fn incoming(frame: ReceivedFrame) -> Result<IncomingFrame, FrameFault> {
             let parts = vec![(RUN, floats)];
             return Ok(FramePiece { generation, sender, of, piece, parts }.whole_if_alone());
         }
-        TensorFrameHeaderBody::Gradients { turn, of, parts: heads, piece } => {
+        TensorFrameHeaderBody::Gradients { turn, of, parts: headers, piece } => {
             check_class(class, TensorFrameKind::Gradients(piece.index), generation)?;
-            let expected = heads.len();
+            let expected = headers.len();
             if expected != found {
                 return Err(FrameFault::Parts { expected, found });
             }
@@ -475,15 +487,15 @@ pub fn incoming(frame: ReceivedFrame) -> Result<IncomingFrame, FrameFault> {
                 let floats = HostFloats::pending(Arc::new(LaneFloats(floats)));
                 GradientPart::arrived(layer, turn, first as usize, floats)
             };
-            let parts = heads.into_iter().zip(parts).map(part).collect();
+            let parts = headers.into_iter().zip(parts).map(part).collect();
             PeerBody::Gradients { turn, of, number: piece, parts }
         }
     };
     Ok(IncomingFrame::Whole(Box::new(PeerFrame { generation, sender, body })))
 }
 
-/// Whether a frame came under the rule of what it is. Else a sender could send the same piece under
-/// ever new numbers.
+/// Whether a frame was received under the rule for its content. Else a sender could send the same
+/// piece under ever new numbers.
 fn check_class(
     class: FrameClass,
     kind: TensorFrameKind,
@@ -502,7 +514,8 @@ pub struct FrameClassName(pub FrameClass);
 
 impl fmt::Display for FrameClassName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (plan, kind) = (self.0.0 >> KIND_BITS, self.0.0 & ((1 << KIND_BITS) - 1));
+        let plan = self.0.0 >> KIND_BITS;
+        let kind = self.0.0 & ((1 << KIND_BITS) - 1);
         match kind {
             1 => write!(f, "a boundary tensor")?,
             4..BOUNDARIES_END => write!(f, "a boundary tensor of slice {}", kind - BOUNDARIES)?,
@@ -512,15 +525,13 @@ impl fmt::Display for FrameClassName {
                 write!(f, "piece {} of a stage's gradient", kind - GRADIENTS)?;
             }
             UPDATES..PARTIALS => {
-                let (layer, piece) =
-                    ((kind - UPDATES) / LAYER_PIECES_MAX, (kind - UPDATES) % LAYER_PIECES_MAX);
+                let layer = (kind - UPDATES) / LAYER_PIECES_MAX;
+                let piece = (kind - UPDATES) % LAYER_PIECES_MAX;
                 write!(f, "piece {piece} of layer {layer}'s gradient")?;
             }
             PARTIALS.. => {
-                let (chunk, piece) = (
-                    (kind - PARTIALS) / PARTIAL_PIECES_MAX,
-                    (kind - PARTIALS) % PARTIAL_PIECES_MAX,
-                );
+                let chunk = (kind - PARTIALS) / PARTIAL_PIECES_MAX;
+                let piece = (kind - PARTIALS) % PARTIAL_PIECES_MAX;
                 write!(f, "piece {piece} of a twin's gradient for chunk {chunk}")?;
             }
             HALVES..HALVES_END => {

@@ -1,6 +1,8 @@
-//! What a node reports: events in `events.jsonl` and for clients that request them, lines for its own log.
+//! What a node reports: events in `events.jsonl` and for clients that request them, lines for its
+//! own log.
 //!
-//! Nothing here is needed to go on: a disk that takes no more lines costs lines, and nothing else.
+//! Nothing here is needed to continue: a disk that takes no more lines costs lines, and nothing
+//! else.
 
 use std::collections::VecDeque;
 use std::fs::{self, File};
@@ -19,12 +21,13 @@ const EVENTS_KEPT: usize = 8192;
 const LINES_KEPT: usize = 2048;
 /// Lines that wait for the disk at once; beyond it they are left out of the file.
 const LINES_WAITING_MAX: usize = 4096;
-/// Bytes of the file at most, some hundred thousand steps; what it had before is kept once, beside it.
+/// Bytes of the file at most, some hundred thousand steps; what it had before is kept once, beside
+/// it.
 const FILE_BYTES_MAX: u64 = 64 << 20;
 /// Where log lines are shown, beside being kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LogEcho {
-    /// On standard error.
+    /// Lines are shown on standard error too.
     Yes,
     /// They are only kept.
     No,
@@ -77,7 +80,7 @@ impl Journal {
         }
     }
 
-    /// Records a warning that a person should look at.
+    /// Records a warning that an operator should look at.
     pub fn warn(&mut self, what: String) {
         self.record(EventKind::Warning { what });
     }
@@ -98,8 +101,8 @@ impl Journal {
     /// Events from a sequence number on, with the oldest kept and the next one.
     pub fn events(&self, from: u64, max: usize) -> (u64, u64, Vec<ClusterEvent>) {
         let first = self.events.front().map_or(self.next_event, |event| event.sequence);
-        let wanted = self.events.iter().skip_while(|event| event.sequence < from);
-        let events: Vec<ClusterEvent> = wanted.take(max).cloned().collect();
+        let matching = self.events.iter().skip_while(|event| event.sequence < from);
+        let events: Vec<ClusterEvent> = matching.take(max).cloned().collect();
         let next = events.last().map_or(from.max(first).min(self.next_event), |e| e.sequence + 1);
         (first, next, events)
     }
@@ -119,8 +122,8 @@ impl Journal {
     /// Lines from a sequence number on, with the oldest kept and the next one.
     pub fn lines(&self, from: u64, max: usize) -> (u64, u64, Vec<LogLine>) {
         let first = self.lines.front().map_or(self.next_line, |line| line.sequence);
-        let wanted = self.lines.iter().skip_while(|line| line.sequence < from);
-        let lines: Vec<LogLine> = wanted.take(max).cloned().collect();
+        let matching = self.lines.iter().skip_while(|line| line.sequence < from);
+        let lines: Vec<LogLine> = matching.take(max).cloned().collect();
         let next = lines.last().map_or(from.max(first).min(self.next_line), |l| l.sequence + 1);
         (first, next, lines)
     }
@@ -162,14 +165,14 @@ impl EventFile {
     }
 }
 
-/// Milliseconds since 1970.
+/// The time of day, in milliseconds since 1970.
 #[must_use]
 pub fn now_ms() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     since.map_or(0, |since| since.as_millis() as u64)
 }
 
-/// Seconds since 1970.
+/// The time of day, in seconds since 1970.
 #[must_use]
 pub fn now_s() -> u64 {
     now_ms() / 1000

@@ -37,13 +37,13 @@ pub struct LayerMoves {
 
 impl LayerMoves {
     /// A layer of so many bytes arrived now for a plan, and was so long on its way.
-    pub fn note(&mut self, plan: Generation, bytes: u64, took: Duration, now: Instant) {
-        let asked = now.checked_sub(took).unwrap_or(now);
+    pub fn note(&mut self, plan: Generation, bytes: u64, duration: Duration, now: Instant) {
+        let requested_at = now.checked_sub(duration).unwrap_or(now);
         let moved = self.plans.entry(plan).or_default();
         moved.layers += 1;
         moved.bytes += bytes;
-        let (from, to) = moved.span.unwrap_or((asked, now));
-        moved.span = Some((from.min(asked), to.max(now)));
+        let (from, to) = moved.span.unwrap_or((requested_at, now));
+        moved.span = Some((from.min(requested_at), to.max(now)));
         while self.plans.len() > PLANS_MAX {
             self.plans.pop_first();
         }
@@ -66,7 +66,8 @@ mod tests {
 
     #[test]
     fn time_is_from_the_first_question_to_the_last_arrival() {
-        let (mut moves, began) = (LayerMoves::default(), Instant::now());
+        let mut moves = LayerMoves::default();
+        let began = Instant::now();
         let at = |ms| began + Duration::from_millis(ms);
         moves.note(Generation(2), 100, Duration::from_millis(30), at(50));
         moves.note(Generation(2), 20, Duration::from_millis(60), at(70));

@@ -1,7 +1,7 @@
-//! `login`: a person's command line is let in with a token, to give orders about runs or to look on.
+//! `login`: a command line is admitted with a token, to change runs or to read only.
 //!
-//! It is the handshake of `join`, and what comes of it is no member: a folder with a certificate, which commands
-//! are given, and which they renew as they do the administrator's.
+//! It is the handshake of `join`, and its result is no member: a folder with a certificate,
+//! which commands are given, and which they renew as they do the administrator's.
 
 use std::io::Write;
 
@@ -21,8 +21,8 @@ use crate::failure::{CommandError, CommandFailure, FailureCode, FailureDetail};
 /// Runs `login`.
 ///
 /// # Errors
-/// If the folder has a certificate that is good still, if the token lets nobody in, or if what was granted cannot be
-/// written.
+/// If the folder has a certificate that is good still, if the token admits no command line, or if
+/// what was granted cannot be written.
 pub fn login(args: &LoginArgs, out: &mut dyn Write) -> Result<(), CommandError> {
     let folder = NodeDataFolder::of(&args.folder);
     check_is_free(&folder)?;
@@ -52,13 +52,14 @@ pub fn login(args: &LoginArgs, out: &mut dyn Write) -> Result<(), CommandError> 
     let mut client = ApiClient::new(admin.addresses.clone(), exchange(&folder)?);
     admin.name = client.cluster().map_err(CommandFailure::from)?.name;
     folder.write_admin(&admin)?;
-    let (name, shown) = (&admin.name, folder.root().display());
+    let name = &admin.name;
+    let shown = folder.root().display();
     writeln!(out, "{role} of cluster {name}: commands with --data-dir {shown} ask it")?;
     Ok(())
 }
 
-/// Neither an administrator's certificate, ended or not, nor one that is good still is written over, and a node's
-/// folder has no other person's.
+/// Neither an administrator's certificate, ended or not, nor one that is good still is written
+/// over, and a node's folder has no other user's.
 fn check_is_free(folder: &NodeDataFolder) -> Result<(), CommandFailure> {
     let held = Credentials::load_ended(&folder.admin(), None).ok();
     let is_admin = held.is_some_and(|held| held.identity().role == PeerRole::Admin);
@@ -67,19 +68,19 @@ fn check_is_free(folder: &NodeDataFolder) -> Result<(), CommandFailure> {
     if !is_admin && !is_whole && !folder.identity().exists() {
         return Ok(());
     }
-    let what = format!("{} has an identity already", folder.root().display());
-    let mut failure = CommandFailure::new(FailureCode::WrongState, what);
+    let message = format!("{} has an identity already", folder.root().display());
+    let mut failure = CommandFailure::new(FailureCode::WrongState, message);
     let detail = FailureDetail::new("a folder is of one node or one person").at("--data-dir");
     failure.details = vec![detail.hint("another folder")];
     Err(failure)
 }
 
-/// What a token lets its holder be, if that is a person.
+/// The role that a token grants, if it admits a command line.
 fn role_of(token: &JoinToken) -> Result<PeerRole, CommandFailure> {
     match token.role() {
         role @ (PeerRole::Operator | PeerRole::Viewer) => Ok(role),
         role @ (PeerRole::Admin | PeerRole::Controller | PeerRole::Worker) => {
-            let detail = FailureDetail::new(format!("the token lets a {role} in"));
+            let detail = FailureDetail::new(format!("the token admits a {role}"));
             let hint = "`zbelastic join` for a node; `zbelastic token create --role operator` for a person";
             let mut failure = CommandFailure::new(FailureCode::NotAuthorised, "no person's token");
             failure.details = vec![detail.hint(hint)];

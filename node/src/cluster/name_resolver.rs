@@ -1,5 +1,5 @@
-//! Names of machines, resolved beside the event loop: a resolver answers when it likes, and a loop that
-//! waits for it sends no heartbeats.
+//! Names of machines, resolved beside the event loop: a resolver answers when it likes, and a loop
+//! that waits for it sends no heartbeats.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::{SocketAddr, ToSocketAddrs};
@@ -9,7 +9,8 @@ use std::thread;
 
 use zbelastic_types::NodeId;
 
-/// Nodes whose names are resolved at once, each on a thread: one slow name delays as many others, not all.
+/// Nodes whose names are resolved at once, each on a thread: one slow name delays as many others,
+/// not all.
 const RESOLVING_MAX: usize = 16;
 
 /// Finds the addresses of a name and port; may take as long as it likes.
@@ -27,8 +28,8 @@ pub fn numbers(addresses: &[String]) -> Vec<SocketAddr> {
     addresses.iter().filter_map(|address| address.parse().ok()).collect()
 }
 
-/// Addresses as a socket takes them, for callers that may wait for the resolver; a name that does not
-/// resolve now is left out.
+/// Addresses as a socket takes them, for callers that may wait for the resolver; a name that does
+/// not resolve now is left out.
 #[must_use]
 pub fn resolve(addresses: &[String]) -> Vec<SocketAddr> {
     let lookup = system_lookup();
@@ -40,7 +41,7 @@ pub struct NameResolver {
     lookup: NameLookup,
     /// Nodes that wait, in order, each with the addresses that were passed last.
     waiting: VecDeque<(NodeId, Vec<String>)>,
-    /// Nodes being resolved.
+    /// The nodes whose addresses are being resolved.
     under_way: BTreeMap<NodeId, Vec<String>>,
     answers: Receiver<(NodeId, Vec<SocketAddr>)>,
     answer: Sender<(NodeId, Vec<SocketAddr>)>,
@@ -54,12 +55,12 @@ impl NameResolver {
         Self { lookup, waiting: VecDeque::new(), under_way: BTreeMap::new(), answers, answer }
     }
 
-    /// Looks up where a node is. Yields the addresses that are numbers; those of names come from
-    /// [`Self::poll`], with the numbers.
+    /// Looks up where a node is. Yields the addresses that are numbers; those of names are returned
+    /// by [`Self::poll`], with the numbers.
     pub fn resolve_node(&mut self, node: NodeId, addresses: &[String]) -> Vec<SocketAddr> {
         self.waiting.retain(|(waiting, _)| *waiting != node);
         let numbers = numbers(addresses);
-        let is_new = self.under_way.get(&node).is_none_or(|asked| asked != addresses);
+        let is_new = self.under_way.get(&node).is_none_or(|resolving| resolving != addresses);
         if numbers.len() < addresses.len() && is_new {
             self.waiting.push_back((node, addresses.to_vec()));
             self.start();
@@ -85,7 +86,8 @@ impl NameResolver {
             let Some(next) = self.waiting.iter().position(is_free) else { return };
             let Some((node, addresses)) = self.waiting.remove(next) else { return };
             self.under_way.insert(node, addresses.clone());
-            let (lookup, answer) = (self.lookup.clone(), self.answer.clone());
+            let lookup = self.lookup.clone();
+            let answer = self.answer.clone();
             let work = move || {
                 let found = addresses.iter().flat_map(|address| lookup(address)).collect();
                 let _ = answer.send((node, found));
@@ -107,15 +109,15 @@ mod tests {
 
     use super::*;
 
-    fn here() -> SocketAddr {
+    fn local_address() -> SocketAddr {
         "10.0.0.1:7000".parse().expect("an address")
     }
 
     /// Until something is found; fails after far longer than threads take to run.
-    fn wait(names: &mut NameResolver) -> Vec<(NodeId, Vec<SocketAddr>)> {
+    fn wait(resolver: &mut NameResolver) -> Vec<(NodeId, Vec<SocketAddr>)> {
         let end = Instant::now() + Duration::from_secs(60);
         loop {
-            let found = names.poll();
+            let found = resolver.poll();
             if !found.is_empty() {
                 return found;
             }
@@ -132,40 +134,43 @@ mod tests {
             if address.starts_with("slow") {
                 let _ = hangs.lock().unwrap_or_else(PoisonError::into_inner).recv();
             }
-            vec![here()]
+            vec![local_address()]
         });
-        let mut names = NameResolver::new(lookup);
+        let mut resolver = NameResolver::new(lookup);
         let text = |address: &str| vec![address.to_owned()];
         assert_eq!(
-            names.resolve_node(NodeId(1), &text("10.0.0.9:1")).len(),
+            resolver.resolve_node(NodeId(1), &text("10.0.0.9:1")).len(),
             1,
             "a number is there at once"
         );
-        assert_eq!(names.resolve_node(NodeId(2), &text("slow:1")), []);
-        assert_eq!(names.resolve_node(NodeId(3), &text("fast:1")), []);
-        assert_eq!(wait(&mut names), [(NodeId(3), vec![here()])]);
+        assert_eq!(resolver.resolve_node(NodeId(2), &text("slow:1")), []);
+        assert_eq!(resolver.resolve_node(NodeId(3), &text("fast:1")), []);
+        assert_eq!(wait(&mut resolver), [(NodeId(3), vec![local_address()])]);
         // What is passed again while it is resolved is not looked up twice.
-        assert_eq!(names.resolve_node(NodeId(2), &text("slow:1")), []);
-        assert!(names.waiting.is_empty());
+        assert_eq!(resolver.resolve_node(NodeId(2), &text("slow:1")), []);
+        assert!(resolver.waiting.is_empty());
         release.send(()).expect("it waits");
-        assert_eq!(wait(&mut names), [(NodeId(2), vec![here()])]);
-        assert!(names.under_way.is_empty());
+        assert_eq!(wait(&mut resolver), [(NodeId(2), vec![local_address()])]);
+        assert!(resolver.under_way.is_empty());
     }
 
     #[test]
     fn no_more_are_resolved_at_once_than_the_limit() {
         let (release, hangs) = sync_channel::<()>(0);
         let hangs = Mutex::new(hangs);
-        let mut names = NameResolver::new(Arc::new(move |_| {
+        let mut resolver = NameResolver::new(Arc::new(move |_| {
             let _ = hangs.lock().unwrap_or_else(PoisonError::into_inner).recv();
             Vec::new()
         }));
         for node in 0..2 * RESOLVING_MAX as u64 {
-            names.resolve_node(NodeId(node), &["slow:1".to_owned()]);
+            resolver.resolve_node(NodeId(node), &["slow:1".to_owned()]);
         }
-        assert_eq!((names.under_way.len(), names.waiting.len()), (RESOLVING_MAX, RESOLVING_MAX));
+        assert_eq!(
+            (resolver.under_way.len(), resolver.waiting.len()),
+            (RESOLVING_MAX, RESOLVING_MAX)
+        );
         release.send(()).expect("one waits");
-        let found = wait(&mut names).len();
-        assert_eq!(names.waiting.len(), RESOLVING_MAX - found);
+        let found = wait(&mut resolver).len();
+        assert_eq!(resolver.waiting.len(), RESOLVING_MAX - found);
     }
 }

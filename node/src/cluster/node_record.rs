@@ -26,13 +26,13 @@ pub struct NodeRecord {
     version: u32,
     /// Id of the cluster, as in its certificates.
     pub cluster: ClusterId,
-    /// The cluster's name.
+    /// The name of the cluster.
     pub cluster_name: String,
     /// When it was founded, in milliseconds since 1970, if that is known here.
     pub founded_ms: Option<u64>,
     /// The node's number in the cluster.
     pub node: NodeId,
-    /// What people call it.
+    /// The name of the node.
     pub name: String,
     /// What it is for.
     pub role: MemberRole,
@@ -44,12 +44,12 @@ pub struct NodeRecord {
     pub advertised: Vec<String>,
     /// Where controllers were found last.
     pub controllers: BTreeMap<NodeId, Vec<SocketAddr>>,
-    /// The zone that it stands in; empty if none was configured.
+    /// The zone that it runs in; empty if none was configured.
     #[serde(default)]
     pub zone: String,
 }
 
-/// Why a node does not know itself.
+/// Why the record of a node cannot be read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum NodeRecordError {
     /// The file cannot be read or written, or is not what was written.
@@ -67,13 +67,13 @@ pub enum NodeRecordError {
 pub struct NewNode {
     /// Id of the cluster, as in its certificates.
     pub cluster: ClusterId,
-    /// The cluster's name.
+    /// The name of the cluster.
     pub cluster_name: String,
     /// When it was founded, if that is known.
     pub founded_ms: Option<u64>,
     /// The node's number in the cluster.
     pub node: NodeId,
-    /// What people call it.
+    /// The name of the node.
     pub name: String,
     /// What it is for.
     pub role: MemberRole,
@@ -110,7 +110,7 @@ impl NodeRecord {
     /// Reads what is in `folder`; `None` if nothing is there.
     ///
     /// # Errors
-    /// If something is there that cannot be read.
+    /// If there is a record that cannot be read.
     pub fn load(folder: &Path) -> Result<Option<Self>, NodeRecordError> {
         let Some(read) = checked_json::read(&folder.join(FILE), BYTES_MAX)? else {
             return Ok(None);
@@ -123,7 +123,7 @@ impl NodeRecord {
         }
     }
 
-    /// Writes it to `folder`, durably, whole or not at all.
+    /// Writes it to `folder`, durably and atomically.
     ///
     /// # Errors
     /// If it cannot be written.
@@ -131,7 +131,7 @@ impl NodeRecord {
         Ok(checked_json::write(&folder.join(FILE), self)?)
     }
 
-    /// Remembers where controllers are, for the next start: those of the first start may be gone.
+    /// Saves where controllers are, for the next start: those of the first start may be replaced.
     pub fn save_controllers(
         &mut self,
         writer: &NodeRecordWriter,
@@ -157,19 +157,20 @@ pub struct NodeRecordWriter {
 }
 
 impl NodeRecordWriter {
-    /// Writes to `folder`, beside the event loop: disks take their time, and nobody waits for this. What cannot be
-    /// written is written with the next change; a start with what is there finds those that are left of it.
+    /// Writes to `folder`, beside the event loop: disks are slow, and nothing waits for this. What
+    /// cannot be written is written with the next change; a start with what is there finds those
+    /// that are left of it.
     #[must_use]
     pub fn start(folder: NodeDataFolder) -> Self {
-        let (latest, mut homes) = watch::channel(None::<NodeRecord>);
+        let (latest, mut records) = watch::channel(None::<NodeRecord>);
         tokio::spawn(async move {
-            while homes.changed().await.is_ok() {
-                let home = homes.borrow_and_update().clone();
+            while records.changed().await.is_ok() {
+                let record = records.borrow_and_update().clone();
                 let folder = folder.clone();
                 let save = move || {
-                    let Some(home) = home else { return };
-                    let _ = home.save(&folder.identity());
-                    update_admin_file(&folder, &home);
+                    let Some(record) = record else { return };
+                    let _ = record.save(&folder.identity());
+                    update_admin_file(&folder, &record);
                 };
                 let _ = tokio::task::spawn_blocking(save).await;
             }
@@ -178,19 +179,20 @@ impl NodeRecordWriter {
     }
 }
 
-/// The administrator's commands on this machine use the other controllers as well, once this one is gone.
-fn update_admin_file(folder: &NodeDataFolder, home: &NodeRecord) {
+/// The administrator's commands on this machine use the other controllers as well, once this one is
+/// gone.
+fn update_admin_file(folder: &NodeDataFolder, record: &NodeRecord) {
     let Ok(admin) = folder.read_admin() else { return };
-    let told = with_controllers(&admin, home);
-    if told != admin {
-        let _ = folder.write_admin(&told);
+    let updated = with_controllers(&admin, record);
+    if updated != admin {
+        let _ = folder.write_admin(&updated);
     }
 }
 
-/// The same, with the other controllers that a node knows behind its own address.
+/// The same, with the other controllers of the node's record behind its own address.
 #[must_use]
-pub fn with_controllers(admin: &AdminFile, home: &NodeRecord) -> AdminFile {
-    let others = home.controllers.iter().filter(|(node, _)| **node != home.node);
+pub fn with_controllers(admin: &AdminFile, record: &NodeRecord) -> AdminFile {
+    let others = record.controllers.iter().filter(|(node, _)| **node != record.node);
     let others = others.flat_map(|(_, addresses)| addresses).map(SocketAddr::to_string);
     let mut addresses: Vec<String> = admin.addresses.iter().take(1).cloned().collect();
     for address in others {
@@ -207,7 +209,7 @@ mod tests {
 
     use super::*;
 
-    fn home() -> NodeRecord {
+    fn record() -> NodeRecord {
         NodeRecord::new(NewNode {
             cluster: ClusterId(7),
             cluster_name: "test".to_owned(),
@@ -221,7 +223,8 @@ mod tests {
         })
     }
 
-    /// Changes come faster than disks: two saves at once would write over each other's file.
+    /// Changes may come faster than a disk writes: two saves at once would write over each other's
+    /// file.
     #[tokio::test(flavor = "multi_thread")]
     async fn what_was_learnt_last_is_what_is_there_in_the_end() {
         let site = tempfile::tempdir().expect("a folder");
@@ -231,10 +234,10 @@ mod tests {
         let admin = AdminFile { name: "wiki".to_owned(), id: "0a".repeat(16), addresses };
         folder.write_admin(&admin).expect("room");
         let writer = NodeRecordWriter::start(folder.clone());
-        let mut home = home();
+        let mut record = record();
         for port in 1..200 {
             let address = SocketAddr::from(([10, 0, 0, 1], port));
-            home.save_controllers(&writer, BTreeMap::from([(NodeId(2), vec![address])]));
+            record.save_controllers(&writer, BTreeMap::from([(NodeId(2), vec![address])]));
             if port % 20 == 0 {
                 tokio::task::yield_now().await;
             }
@@ -244,7 +247,7 @@ mod tests {
         loop {
             let found = NodeRecord::load(&folder.identity()).expect("never half of it");
             let admin = folder.read_admin().expect("never half of it");
-            if found.as_ref() == Some(&home) && admin.addresses == expected {
+            if found.as_ref() == Some(&record) && admin.addresses == expected {
                 break;
             }
             assert!(Instant::now() < end, "the last one is not written: {found:?}, {admin:?}");

@@ -1,4 +1,5 @@
-//! Where others reach a node that no address was configured for: by the address from which it reaches them.
+//! Where others reach a node that no address was configured for: by the address from which it
+//! reaches them.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 
@@ -8,18 +9,18 @@ const OUTSIDE: [IpAddr; 2] = [
     IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)),
     IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1)),
 ];
-/// Any port: only the way to the host matters.
+/// Any port: only the route to the machine matters.
 const ANY_PORT: u16 = 9;
 
 /// Where a socket that listens at `listens` is reached by the nodes that are at `others`, or from
 /// outside if no other is known. An address of its own is the answer; "every interface" is
-/// nowhere for others.
+/// unreachable for others.
 #[must_use]
 pub fn reachable_addresses(listens: SocketAddr, others: &[SocketAddr]) -> Vec<SocketAddr> {
     addresses_by(source_towards, listens, others)
 }
 
-/// The same with `source`, which yields the address that packets to a host would be sent from.
+/// The same with `source`, which yields the address that packets to a machine would be sent from.
 fn addresses_by(
     source: impl Fn(SocketAddr) -> Option<IpAddr>,
     listens: SocketAddr,

@@ -1,10 +1,11 @@
-//! How fast the cluster's nodes and links were found to be, and whether the plan in force fits that.
+//! How fast the cluster's nodes and links were found to be, and whether the plan in force fits
+//! that.
 //!
 //! ```text
-//!   slices of a step ──▶ book ──▶ review ──▶ solver thread ──▶ watch ──▶ the core, and what is known
+//!   slices of a step ──▶ history ──▶ review ──▶ solver thread ──▶ plan watch ──▶ the core, the estimate
 //! ```
 //!
-//! What is known changes only when several reviews come to the same: so everything that is
+//! The estimate changes only when several reviews agree: so everything that is
 //! planned between two such moments is planned with the same numbers, and noise never makes a plan
 //! differ from the one before. Pure: the caller passes steps and judgements, and reads numbers.
 
@@ -14,7 +15,7 @@ pub mod plan_watch;
 use std::collections::BTreeMap;
 
 use zbelastic_consensus::member::Resources;
-use zbelastic_consensus::plan::{DriftedPart as LoggedPart, PlanReason};
+use zbelastic_consensus::plan::{DriftedPart, PlanReason};
 use zbelastic_trainer::model::{LayerClass, LayerSpec, model_layers};
 use zbelastic_trainer::plan::{
     Calibration, ClassCosts, Drift, DriftSource, LayerCost, LayerWork, Pace,
@@ -26,8 +27,8 @@ use crate::config::RunConfig;
 
 pub use zbelastic_policy::node_choices::NodeResources;
 
-/// What is known of the cluster's pace. Nothing at the beginning: work is counted, nodes are as fast
-/// as they report, and messages take no time.
+/// What is known of the cluster's pace. Nothing at the beginning: work is counted, nodes are as
+/// fast as they report, and messages take no time.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PaceEstimate {
     /// What counted work takes on a node of speed 1.
@@ -57,47 +58,49 @@ impl LinkTimes {
     }
 }
 
-/// A verdict that takes so much more or less than was known is another one: it is seldom waited for, and
-/// then by the stage that was late.
+/// A verdict that takes so much more or less than was known is another one: it is seldom waited
+/// for, and then by the stage that was late.
 const VERDICT_APART: f64 = 0.5;
 
 impl PaceEstimate {
     /// Whether this holds what was never timed before, or a verdict that takes quite another time.
     #[must_use]
-    pub fn has_news_since(&self, before: &Self) -> bool {
-        let timed = |known: &Self| {
-            let found = known.calibration.iter();
+    pub fn differs_from(&self, before: &Self) -> bool {
+        let timed = |estimate: &Self| {
+            let found = estimate.calibration.iter();
             let parts = found.flat_map(|found| {
                 let remade = found.classes.iter().flatten().map(|cost| cost.recompute.is_some());
                 remade.chain([found.copies_us.is_some(), true])
             });
             parts.map(|is_timed| 1 + usize::from(is_timed)).sum::<usize>()
         };
-        let (one, other) = (self.verdict_us, before.verdict_us);
+        let one = self.verdict_us;
+        let other = before.verdict_us;
         timed(self) > timed(before) || (one - other).abs() > VERDICT_APART * one.max(other)
     }
 
-    /// The speed of a node that brings this.
+    /// The speed of a node with these resources.
     #[must_use]
-    pub fn speed_permille(&self, (node, brought): &NodeResources) -> u32 {
-        self.speeds.get(node).copied().unwrap_or(brought.speed_permille).max(1)
+    pub fn speed_permille(&self, (node, resources): &NodeResources) -> u32 {
+        self.speeds.get(node).copied().unwrap_or(resources.speed_permille).max(1)
     }
 
     /// The same nodes, with their speeds as they are known.
     #[must_use]
     pub fn seated(&self, nodes: &[NodeResources]) -> Vec<NodeResources> {
-        let known = |seat: &NodeResources| Resources {
-            speed_permille: self.speed_permille(seat),
-            ..seat.1
+        let resources = |node: &NodeResources| Resources {
+            speed_permille: self.speed_permille(node),
+            ..node.1
         };
-        nodes.iter().map(|seat| (seat.0, known(seat))).collect()
+        nodes.iter().map(|node| (node.0, resources(node))).collect()
     }
 
-    /// What work takes on nodes in this order of stages, with the speeds that are passed with them.
+    /// The pace of nodes in this order of stages, with the speeds that are passed with them.
     #[must_use]
     pub fn pace(&self, config: &RunConfig, nodes: &[NodeResources]) -> Pace {
-        let (model, shape) = (&config.model, config.batch.microbatch);
-        let speeds = nodes.iter().map(|(_, brought)| f64::from(brought.speed_permille.max(1)));
+        let model = &config.model;
+        let shape = config.batch.microbatch;
+        let speeds = nodes.iter().map(|(_, resources)| f64::from(resources.speed_permille.max(1)));
         match &self.calibration {
             Some(calibration) => {
                 let speeds = speeds.map(|permille| permille / 1000.0).collect();
@@ -106,7 +109,8 @@ impl PaceEstimate {
                 let float_us = occupancy_us / (shape.rows() * model.width as usize) as f64;
                 let carried = |layer: &LayerSpec| layer.len() as f64 * float_us;
                 let gradients = model_layers(model).iter().map(carried).collect();
-                let (occupancy, verdict) = (occupancy_us, self.verdict_us);
+                let occupancy = occupancy_us;
+                let verdict = self.verdict_us;
                 Pace { occupancy, verdict, gradients, ..pace }
             }
             None => {
@@ -118,7 +122,7 @@ impl PaceEstimate {
         }
     }
 
-    /// What the slowest link between neighbours in this order takes. One that was never used is
+    /// The times of the slowest link between neighbours in this order. One that was never used is
     /// taken for as fast as the others.
     #[must_use]
     pub fn link(&self, nodes: &[NodeResources]) -> LinkTimes {
@@ -127,7 +131,8 @@ impl PaceEstimate {
         sorted.sort_by(slower);
         let usual = sorted.get(sorted.len() / 2).copied().unwrap_or_default();
         let link = |pair: &[NodeResources]| {
-            let (a, b) = (pair[0].0, pair[1].0);
+            let a = pair[0].0;
+            let b = pair[1].0;
             self.links.get(&(a.min(b), a.max(b))).copied().unwrap_or(usual)
         };
         nodes.windows(2).map(link).max_by(slower).unwrap_or_default()
@@ -161,8 +166,8 @@ impl PaceEstimate {
 #[must_use]
 pub fn plan_reason(drift: &Drift, nodes: &[NodeResources]) -> PlanReason {
     let part = match drift.part {
-        DriftSource::Stage(stage) => LoggedPart::Stage { stage, node: nodes[stage.index()].0 },
-        DriftSource::Link => LoggedPart::Links,
+        DriftSource::Stage(stage) => DriftedPart::Stage { stage, node: nodes[stage.index()].0 },
+        DriftSource::Link => DriftedPart::Links,
     };
     let [expected_us, found_us] = [drift.expected, drift.found].map(|us| us.round() as u64);
     let gain_permille = (1e3 * drift.gain).round() as u32;
@@ -175,7 +180,7 @@ mod tests {
     use crate::config::{ConfigSources, load};
     use zbelastic_types::{Bytes, StageIndex};
 
-    fn seat(node: u64, speed_permille: u32) -> NodeResources {
+    fn resources_of(node: u64, speed_permille: u32) -> NodeResources {
         (
             NodeId(node),
             Resources {
@@ -201,15 +206,16 @@ mod tests {
 
     #[test]
     fn nodes_are_as_fast_as_they_say_until_they_are_measured() {
-        let nodes = [seat(1, 2000), seat(2, 2000), seat(3, 1000)];
+        let nodes = [resources_of(1, 2000), resources_of(2, 2000), resources_of(3, 1000)];
         let counted = PaceEstimate::default().pace(&config(), &nodes);
         assert_eq!(counted.speeds, [1.0, 1.0, 0.5]);
-        let (model, shape) = (&config().model, config().batch.microbatch);
+        let model = &config().model;
+        let shape = config().batch.microbatch;
         assert_eq!(Pace { speeds: Vec::new(), ..counted }, Pace::estimated(model, shape));
         let speeds = BTreeMap::from([(NodeId(2), 700)]);
-        let known =
+        let estimate =
             PaceEstimate { calibration: Some(CALIBRATION), speeds, ..PaceEstimate::default() };
-        let pace = known.pace(&config(), &known.seated(&nodes));
+        let pace = estimate.pace(&config(), &estimate.seated(&nodes));
         assert_eq!(pace.speeds, [2.0, 0.7, 1.0]);
     }
 
@@ -222,11 +228,12 @@ mod tests {
             ((NodeId(2), NodeId(3)), link(250.0, 50.0)),
         ]);
         let calibration = Some(CALIBRATION);
-        let known =
+        let estimate =
             PaceEstimate { calibration, links, verdict_us: 40.0, ..PaceEstimate::default() };
         let check = |nodes: &[u64], expected: (f64, f64)| {
-            let nodes: Vec<NodeResources> = nodes.iter().map(|node| seat(*node, 1000)).collect();
-            let pace = known.pace(&config(), &nodes);
+            let nodes: Vec<NodeResources> =
+                nodes.iter().map(|node| resources_of(*node, 1000)).collect();
+            let pace = estimate.pace(&config(), &nodes);
             assert_eq!((pace.link, pace.occupancy), expected, "{nodes:?}");
             assert_eq!(pace.verdict, 40.0);
             let boundary = config().batch.microbatch.rows() * config().model.width as usize;
@@ -243,14 +250,22 @@ mod tests {
 
     #[test]
     fn what_was_never_timed_and_another_verdict_are_news() {
-        let known = PaceEstimate { calibration: Some(CALIBRATION), ..PaceEstimate::default() };
-        let late = |verdict_us| PaceEstimate { verdict_us, ..known.clone() };
-        assert!(known.has_news_since(&PaceEstimate::default()) && !known.has_news_since(&known));
-        assert!(late(40.0).has_news_since(&known) && !late(40.0).has_news_since(&late(30.0)));
-        assert!(late(40.0).has_news_since(&late(100.0)) && !known.has_news_since(&late(0.0)));
+        let estimate = PaceEstimate { calibration: Some(CALIBRATION), ..PaceEstimate::default() };
+        let with_verdict = |verdict_us| PaceEstimate { verdict_us, ..estimate.clone() };
+        assert!(
+            estimate.differs_from(&PaceEstimate::default()) && !estimate.differs_from(&estimate)
+        );
+        assert!(
+            with_verdict(40.0).differs_from(&estimate)
+                && !with_verdict(40.0).differs_from(&with_verdict(30.0))
+        );
+        assert!(
+            with_verdict(40.0).differs_from(&with_verdict(100.0))
+                && !estimate.differs_from(&with_verdict(0.0))
+        );
         let copied = Calibration { copies_us: Some(1.0), ..CALIBRATION };
-        let copied = PaceEstimate { calibration: Some(copied), ..known.clone() };
-        assert!(copied.has_news_since(&known) && !known.has_news_since(&copied));
+        let copied = PaceEstimate { calibration: Some(copied), ..estimate.clone() };
+        assert!(copied.differs_from(&estimate) && !estimate.differs_from(&copied));
     }
 
     #[test]
@@ -262,7 +277,9 @@ mod tests {
             slack: 0.1,
             gain: 0.3104,
         };
-        let text = |drift| plan_reason(&drift, &[seat(5, 1000), seat(7, 1000)]).to_string();
+        let text = |drift| {
+            plan_reason(&drift, &[resources_of(5, 1000), resources_of(7, 1000)]).to_string()
+        };
         let expected = "stage 1 (node 7) drifted: takes 2.60 ms, 1.23 ms planned; another plan \
                         saves 31.0 % of a step";
         assert_eq!(text(drift), expected);

@@ -1,4 +1,4 @@
-//! Where the other nodes are: from the contacts that were agreed on to connections that are wanted.
+//! Where the other nodes are: from the contacts that were agreed on to requested connections.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -11,7 +11,7 @@ use zbelastic_types::NodeId;
 
 use super::name_resolver::{NameResolver, numbers, system_lookup};
 
-/// The nodes that this one wants to be connected with.
+/// The nodes that this one requests connections to.
 pub struct PeerDirectory {
     me: NodeId,
     roster: Roster,
@@ -25,28 +25,28 @@ pub struct PeerDirectory {
 }
 
 impl PeerDirectory {
-    /// Knows these controllers, and nobody else.
+    /// A directory of these controllers only.
     #[must_use]
     pub fn new(me: NodeId, first: BTreeMap<NodeId, Vec<SocketAddr>>) -> Self {
         let roster = Roster::new(me, first.keys().copied().collect());
-        let names = NameResolver::new(system_lookup());
+        let resolver = NameResolver::new(system_lookup());
         Self {
             me,
             roster,
             initial_controllers: first,
-            resolver: names,
+            resolver,
             addresses: BTreeMap::new(),
             banned_now: Vec::new(),
         }
     }
 
-    /// Who belongs to the cluster, and is connected.
+    /// The members of the cluster, and which of them are connected.
     #[must_use]
     pub const fn roster(&self) -> &Roster {
         &self.roster
     }
 
-    /// Wants the controllers that are known.
+    /// Requests connections to the known controllers.
     pub fn begin(&self, transport: &Transport) {
         for (node, addresses) in &self.initial_controllers {
             if *node != self.me {
@@ -61,8 +61,8 @@ impl PeerDirectory {
         self.roster.has_applied(index)
     }
 
-    /// Wants the members, if they are others than before; none are those of before.
-    /// Yields where controllers are now, if that is to be remembered.
+    /// Requests connections to the members, if they changed; without contacts they are those of
+    /// before. Yields where controllers are now, if that is to be remembered.
     pub fn follow(
         &mut self,
         transport: &Transport,
@@ -70,9 +70,9 @@ impl PeerDirectory {
     ) -> Option<BTreeMap<NodeId, Vec<SocketAddr>>> {
         let mut has_changed = false;
         for (node, addresses) in self.resolver.poll() {
-            let Some((role, known)) = self.addresses.get_mut(&node) else { continue };
-            if !addresses.is_empty() && *known != addresses {
-                known.clone_from(&addresses);
+            let Some((role, previous)) = self.addresses.get_mut(&node) else { continue };
+            if !addresses.is_empty() && *previous != addresses {
+                previous.clone_from(&addresses);
                 let role = peer_role(*role);
                 has_changed = true;
                 self.add_peer(transport, node, role, addresses);
@@ -101,16 +101,17 @@ impl PeerDirectory {
     }
 
     fn follow_members(&mut self, transport: &Transport, contacts: &Contacts, change: RosterChange) {
-        let mut places = BTreeMap::new();
+        let mut all_addresses = BTreeMap::new();
         for (node, (role, contact)) in &contacts.members {
             let numbers = self.resolver.resolve_node(*node, &contact.addresses);
-            // Until its name is resolved again, a node is looked for where it was.
-            let known = self.addresses.remove(node).map(|(_, known)| known).unwrap_or_default();
-            let addresses = if numbers.is_empty() { known } else { numbers };
+            // Until its name is resolved again, the last known addresses of the node are used.
+            let previous =
+                self.addresses.remove(node).map(|(_, previous)| previous).unwrap_or_default();
+            let addresses = if numbers.is_empty() { previous } else { numbers };
             self.add_peer(transport, *node, peer_role(*role), addresses.clone());
-            places.insert(*node, (*role, addresses));
+            all_addresses.insert(*node, (*role, addresses));
         }
-        self.addresses = places;
+        self.addresses = all_addresses;
         change.gone.iter().for_each(|node| transport.forget(*node));
         change.banned.iter().for_each(|node| transport.ban(*node));
         self.banned_now.extend(change.banned);
@@ -125,8 +126,8 @@ impl PeerDirectory {
     #[must_use]
     pub fn addresses_of(&self, node: NodeId, addresses: &[String]) -> Vec<SocketAddr> {
         let numbers = numbers(addresses);
-        let known = self.addresses.get(&node).map(|(_, addresses)| addresses.clone());
-        if numbers.len() < addresses.len() { known.unwrap_or(numbers) } else { numbers }
+        let previous = self.addresses.get(&node).map(|(_, addresses)| addresses.clone());
+        if numbers.len() < addresses.len() { previous.unwrap_or(numbers) } else { numbers }
     }
 
     fn add_peer(&self, transport: &Transport, node: NodeId, role: PeerRole, at: Vec<SocketAddr>) {

@@ -24,9 +24,9 @@ pub enum PieceFetchError {
     #[error(transparent)]
     Room(#[from] DiskSpaceShortage),
     /// The holder does not give it, or the store does not take it.
-    #[error("it does not come: {0}")]
+    #[error("it was not received: {0}")]
     Fetch(#[from] BulkError),
-    /// What came is not it, or the store does not take it.
+    /// What arrived is another piece, or the store does not accept it.
     #[error(transparent)]
     Piece(#[from] PieceError),
     /// The thread that wrote it panicked.
@@ -37,19 +37,19 @@ pub enum PieceFetchError {
 /// Fetches a piece from a node into the store here, and checks it.
 ///
 /// # Errors
-/// If it does not come, is another one, or the store does not take it.
+/// If it does not arrive, is another one, or the store does not accept it.
 pub async fn fetch_piece(
     transport: &Transport,
-    keeper: &CheckpointThread,
+    checkpoint_thread: &CheckpointThread,
     piece: PieceRef,
     holder: NodeId,
     progress: WorkCounter,
 ) -> Result<(), PieceFetchError> {
     let is_here = |store: Arc<SledStore>| matches!(store.record(piece.name()), Ok(Some(_)));
-    if keeper.store().is_some_and(is_here) {
+    if checkpoint_thread.store().is_some_and(is_here) {
         return Ok(());
     }
-    refetch_piece(transport, keeper, piece, holder, progress).await
+    refetch_piece(transport, checkpoint_thread, piece, holder, progress).await
 }
 
 /// The same for a piece of which something is here already: what is damaged of it is replaced.
@@ -58,19 +58,21 @@ pub async fn fetch_piece(
 /// As [`fetch_piece`].
 pub async fn refetch_piece(
     transport: &Transport,
-    keeper: &CheckpointThread,
+    checkpoint_thread: &CheckpointThread,
     piece: PieceRef,
     holder: NodeId,
     progress: WorkCounter,
 ) -> Result<(), PieceFetchError> {
-    let store = keeper.store().ok_or(PieceFetchError::NoStore)?;
+    let store = checkpoint_thread.store().ok_or(PieceFetchError::NoStore)?;
     let disk = store.clone();
-    let room = tokio::task::spawn_blocking(move || check_disk_space(&disk, piece.length)).await;
-    room.map_err(|_| PieceFetchError::Interrupted)??;
-    let sink = PieceSink::new(store, piece, keeper.moved().clone());
-    let (time, sink) = (keeper.time().clone(), MeteredSink { sink, time: keeper.time().clone() });
+    let space = tokio::task::spawn_blocking(move || check_disk_space(&disk, piece.length)).await;
+    space.map_err(|_| PieceFetchError::Interrupted)??;
+    let sink = PieceSink::new(store, piece, checkpoint_thread.moved().clone());
+    let time = checkpoint_thread.time().clone();
+    let sink = MeteredSink { sink, time: time.clone() };
     let key = wire::encode(&BulkKey::Piece(piece));
-    let (holders, progress) = (vec![holder], Some(progress.shared()));
+    let holders = vec![holder];
+    let progress = Some(progress.shared());
     let fetch = BulkFetch { holders, key, length: piece.length, progress };
     let MeteredSink { sink, .. } = transport.fetch_bulk_into(fetch, sink).await?;
     let finished = tokio::task::spawn_blocking(move || time.meter(|| sink.finish())).await;

@@ -1,4 +1,4 @@
-//! How a node's process ends, and what the system or a person wants of it.
+//! How a node's process ends, and the signals that end it.
 
 use std::fmt;
 use std::time::Duration;
@@ -10,14 +10,14 @@ use zbelastic_types::NodeId;
 
 use crate::failure::{CommandFailure, FailureCode, FailureDetail};
 
-/// A worker that is to go in order and is connected to no controller for so long goes: longer than an
+/// A draining worker that is connected to no controller for so long exits: longer than an
 /// election and a restart take.
 pub const ALONE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Why a node is to go in order.
+/// Why a node drains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DrainCause {
-    /// A person ordered it: it is not to come back.
+    /// An operator requested it: the node is not to return.
     Person,
     /// The system takes the machine away: the node should be started again elsewhere.
     Preempted,
@@ -32,12 +32,12 @@ impl fmt::Display for DrainCause {
     }
 }
 
-/// What the system or a person wants of the process.
+/// A signal of the system or of an operator to the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NodeSignal {
-    /// Go in order. The second time it is [`Self::Now`].
+    /// Drain. The second time it is [`Self::Now`].
     Drain(DrainCause),
-    /// Go at once, without handing anything over.
+    /// Exit at once, without handing over any layer.
     Now,
 }
 
@@ -46,29 +46,29 @@ pub enum NodeSignal {
 pub enum ProcessExit {
     /// It gave away what it had, and went.
     Drained(DrainCause),
-    /// It was to go in order, and was connected to no controller that could have seen to that.
+    /// It drained, and was connected to no controller that could have completed that.
     Alone,
-    /// It went at once, by order.
+    /// It left at once, on request.
     Left,
     /// An operation hangs, and only the end of the process ends it.
     Hung,
-    /// Another process with this identity lives.
+    /// Another process with this identity is running.
     Duplicate {
         /// The node that met both processes.
         reported_by: NodeId,
     },
-    /// The cluster does not let this node in any more.
+    /// The cluster does not admit this node any more.
     Removed,
     /// Disk, memory or device cannot be had.
     OutOfResource(String),
-    /// Something within the process is gone or wrong.
+    /// A part of the process ended or failed.
     Lost(String),
     /// A newer program wrote what was agreed on.
     Newer(String),
 }
 
 impl ProcessExit {
-    /// How a controller ends whose core cannot go on.
+    /// How a controller ends whose core cannot continue.
     #[must_use]
     pub fn of_fatal(cause: &FatalCause) -> Self {
         match cause {
@@ -84,12 +84,12 @@ impl ProcessExit {
         }
     }
 
-    /// How a node ends that a peer does not let in, if that is for good.
+    /// How a node ends that a peer refuses, if that is final.
     #[must_use]
     pub fn of_refusal(node: NodeId, role: PeerRole, problem: &DialProblem) -> Option<Self> {
         if is_outdated(role, problem) {
-            let what = format!("the cluster has newer programs: of node {node}, {problem}");
-            return Some(Self::Newer(what));
+            let message = format!("the cluster has newer programs: of node {node}, {problem}");
+            return Some(Self::Newer(message));
         }
         is_refused_removal(role, problem).then_some(Self::Removed)
     }
@@ -97,7 +97,7 @@ impl ProcessExit {
     /// The failure that is reported; `None` if it ended well.
     #[must_use]
     pub fn failure(self) -> Option<CommandFailure> {
-        let (code, what, detail) = match self {
+        let (code, message, detail) = match self {
             Self::Drained(DrainCause::Person) => return None,
             Self::Drained(DrainCause::Preempted) => (
                 FailureCode::Drained,
@@ -107,7 +107,7 @@ impl ProcessExit {
             Self::Alone => (
                 FailureCode::Drained,
                 format!(
-                    "no controller was heard for {} s: nothing was handed over",
+                    "no controller was reached for {} s: nothing was handed over",
                     ALONE_TIMEOUT.as_secs()
                 ),
                 Some(
@@ -115,15 +115,17 @@ impl ProcessExit {
                         .hint("start the controllers, then this node with the same command"),
                 ),
             ),
-            Self::Left => (FailureCode::Interrupted, "went at once, by order".to_owned(), None),
+            Self::Left => (FailureCode::Interrupted, "left at once, on request".to_owned(), None),
             Self::Hung => (
                 FailureCode::Drained,
-                "an operation hung and the cluster went on without this node".to_owned(),
+                "an operation hung and the cluster continued without this node".to_owned(),
                 Some(FailureDetail::new("start it again with the same command")),
             ),
-            Self::Duplicate { reported_by: told_by } => (
+            Self::Duplicate { reported_by } => (
                 FailureCode::WrongState,
-                format!("another process with this node's identity lives, node {told_by} says"),
+                format!(
+                    "another process with this node's identity is running, as node {reported_by} reports"
+                ),
                 Some(
                     FailureDetail::new("a data folder serves one process")
                         .why("the folder was copied, or an older process still runs")
@@ -132,24 +134,24 @@ impl ProcessExit {
             ),
             Self::Removed => (
                 FailureCode::NotAuthorised,
-                "the cluster does not let this node in any more".to_owned(),
+                "the cluster does not admit this node any more".to_owned(),
                 Some(
                     FailureDetail::new("it was removed, or its certificate was revoked")
                         .hint("join with a new token and an empty folder"),
                 ),
             ),
-            Self::OutOfResource(what) => (FailureCode::OutOfResource, what, None),
-            Self::Lost(what) => (FailureCode::Internal, what, None),
-            Self::Newer(what) => (
+            Self::OutOfResource(message) => (FailureCode::OutOfResource, message, None),
+            Self::Lost(message) => (FailureCode::Internal, message, None),
+            Self::Newer(message) => (
                 FailureCode::WrongState,
-                what,
+                message,
                 Some(
                     FailureDetail::new("the data is untouched")
                         .hint("the version of the program that the other controllers run"),
                 ),
             ),
         };
-        let mut failure = CommandFailure::new(code, what);
+        let mut failure = CommandFailure::new(code, message);
         failure.details.extend(detail);
         Some(failure)
     }

@@ -31,7 +31,7 @@ pub struct RecordWriter {
     commands: SyncSender<RecordCommand>,
 }
 
-/// The writes that wait are too many: the disk stands still.
+/// Too many writes wait: the disk does not keep up.
 #[derive(Debug, thiserror::Error)]
 #[error("{WRITES_MAX} writes to the log wait for the disk")]
 pub struct RecordWriterBusy;
@@ -44,13 +44,13 @@ impl RecordWriter {
     pub fn start(
         log: impl RecordLog + 'static,
     ) -> std::io::Result<(Self, mpsc::Receiver<RecordWriteReport>)> {
-        let (orders, inbox) = sync_channel(WRITES_MAX);
+        let (commands, inbox) = sync_channel(WRITES_MAX);
         let (reports, outbox) = mpsc::channel(WRITES_MAX);
         // The core counts from the oldest record it was given, the log from the first ever written.
         let base = log.first();
         let work = move || run_writer(log, base, &inbox, &reports);
         thread::Builder::new().name("log".to_owned()).spawn(work)?;
-        Ok((Self { commands: orders }, outbox))
+        Ok((Self { commands }, outbox))
     }
 
     /// Makes records durable, behind those before.
@@ -65,7 +65,7 @@ impl RecordWriter {
         self.send(RecordCommand::Persist { token, records })
     }
 
-    /// Lets go of records before this one.
+    /// Removes records before this one.
     ///
     /// # Errors
     /// If too many wait.
@@ -73,8 +73,8 @@ impl RecordWriter {
         self.send(RecordCommand::Trim { before })
     }
 
-    fn send(&self, order: RecordCommand) -> Result<(), RecordWriterBusy> {
-        match self.commands.try_send(order) {
+    fn send(&self, command: RecordCommand) -> Result<(), RecordWriterBusy> {
+        match self.commands.try_send(command) {
             Ok(()) => Ok(()),
             Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => Err(RecordWriterBusy),
         }
@@ -84,13 +84,15 @@ impl RecordWriter {
 fn run_writer(
     mut log: impl RecordLog,
     base: u64,
-    orders: &Receiver<RecordCommand>,
+    commands: &Receiver<RecordCommand>,
     reports: &mpsc::Sender<RecordWriteReport>,
 ) {
-    while let Ok(first) = orders.recv() {
-        let (mut tokens, mut bytes, mut trim) = (Vec::new(), Vec::new(), None);
-        for order in std::iter::once(first).chain(orders.try_iter()) {
-            match order {
+    while let Ok(first) = commands.recv() {
+        let mut tokens = Vec::new();
+        let mut bytes = Vec::new();
+        let mut trim = None;
+        for command in std::iter::once(first).chain(commands.try_iter()) {
+            match command {
                 RecordCommand::Persist { token, records } => {
                     tokens.push(token);
                     bytes.extend(records.iter().map(encode_record));

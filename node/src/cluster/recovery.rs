@@ -1,8 +1,10 @@
-//! A new cluster out of one controller's folder, when a majority of the others is gone for good.
+//! A new cluster out of one controller's folder, when a majority of the controllers is lost for
+//! good.
 //!
-//! What was agreed cannot be known any more, so it goes on from the newest checkpoint that this
-//! controller's log holds, or, if the log is lost, of which it has the manifest. The new cluster has another
-//! id and another authority: a member of the old one is a stranger to it, whatever it remembers.
+//! What was agreed is lost, so it continues from the newest checkpoint that this
+//! controller's log holds, or, if the log is lost, of which it has the manifest. The new cluster
+//! has another id and another authority: a member of the old one is a stranger to it, whatever it
+//! remembers.
 
 mod changeover;
 
@@ -37,8 +39,8 @@ pub use changeover::finish;
 /// The state that a recovered cluster begins with, beside the certificates.
 const BEGINNING: &str = "beginning.bin";
 
-/// A job, how far it is, the checkpoint from which it goes on, and what it has computed on, as far as that
-/// is known.
+/// A job, how far it is, the checkpoint from which it continues, and what it has computed on, as
+/// far as that is known.
 struct ResumedJob {
     phase: JobPhase,
     spec: Arc<JobSpec>,
@@ -48,7 +50,7 @@ struct ResumedJob {
 
 /// What a new cluster begins with.
 struct RecoveredState {
-    /// What it goes on with; none if the last run was removed, or has no checkpoint yet.
+    /// The job that it continues with; none if the last run was removed, or has no checkpoint yet.
     resumed: Option<ResumedJob>,
     /// Runs that ended before.
     ended: Vec<RunRecord>,
@@ -56,7 +58,7 @@ struct RecoveredState {
     run_last: RunId,
 }
 
-/// What a manifest holds for a cluster that goes on from it.
+/// What a manifest holds for a cluster that continues from it.
 #[derive(serde::Serialize, serde::Deserialize)]
 pub(super) struct CheckpointDocument {
     pub(super) spec: Arc<JobSpec>,
@@ -79,11 +81,11 @@ impl CheckpointDocument {
 /// was of the old one lies now.
 ///
 /// # Errors
-/// If it is no controller's, or has no checkpoint to go on from. Nothing is changed then.
+/// If it is no controller's, or has no checkpoint to continue from. Nothing is changed then.
 pub fn recover(folder: &NodeDataFolder, old: &NodeRecord) -> Result<PathBuf, CommandFailure> {
     if old.role != MemberRole::Controller {
-        let what = format!("{} is no controller's folder", folder.root().display());
-        return Err(CommandFailure::new(FailureCode::WrongState, what));
+        let message = format!("{} is no controller's folder", folder.root().display());
+        return Err(CommandFailure::new(FailureCode::WrongState, message));
     }
     let RecoveredState { resumed, ended, run_last } = recovered_state(folder, old.cluster)?;
     let cluster = ClusterId(random_number());
@@ -95,11 +97,11 @@ pub fn recover(folder: &NodeDataFolder, old: &NodeRecord) -> Result<PathBuf, Com
     };
     let state = state.with_ended(ended, run_last);
     changeover::change_over(folder, &format!("before-{}", old.cluster), |new| {
-        let home = found_cluster(new, old, cluster)?;
+        let node_record = found_cluster(new, old, cluster)?;
         let path = new.identity().join(BEGINNING);
         let written = whole_file::write(&path, &state.encode());
         written.map_err(|error| cannot_write(&path, &error))?;
-        home.save(&new.identity()).map_err(|error| rejoin::unreadable(&error))
+        node_record.save(&new.identity()).map_err(|error| rejoin::unreadable(&error))
     })
 }
 
@@ -116,15 +118,15 @@ pub fn beginning(identity: &Path) -> Result<Option<State>, CommandFailure> {
     };
     let state = State::decode(Format::NEWEST, &bytes);
     let state = state.map_err(|error| {
-        let what = format!("{}: {error}", path.display());
-        CommandFailure::new(FailureCode::VerificationFailed, what)
+        let message = format!("{}: {error}", path.display());
+        CommandFailure::new(FailureCode::VerificationFailed, message)
     })?;
     Ok(Some(state))
 }
 
-/// What this controller knows of runs and their checkpoints: all that its log adds up to. A manifest is
-/// written when the log holds the checkpoint already, and so may be missing; where the log knows of a job,
-/// the manifests of other jobs are none of its.
+/// What this controller knows of runs and their checkpoints: all that its log adds up to. A
+/// manifest is written when the log holds the checkpoint already, and so may be missing; where the
+/// log has a job, the manifests of other jobs are none of its.
 fn recovered_state(
     folder: &NodeDataFolder,
     cluster: ClusterId,
@@ -140,15 +142,17 @@ fn recovered_state(
             }),
         };
     };
-    let (ended, run_last) = (state.ended().to_vec(), state.run_last());
+    let ended = state.ended().to_vec();
+    let run_last = state.run_last();
     let class = state.class();
     let resumed = match state.checkpoints().last() {
         Some(record) => {
-            let (spec, record) = (Arc::clone(&job.spec), record.clone());
+            let spec = Arc::clone(&job.spec);
+            let record = record.clone();
             Some(ResumedJob { phase: job.phase, spec, record, class })
         }
         None => match state_of_store(folder, Some(job.spec.config)) {
-            Ok(known) => known.resumed.map(|found| {
+            Ok(recovered) => recovered.resumed.map(|found| {
                 let class = class.or(found.class);
                 ResumedJob { phase: job.phase, class, ..found }
             }),
@@ -160,8 +164,8 @@ fn recovered_state(
     Ok(RecoveredState { resumed, ended, run_last })
 }
 
-/// What the log adds up to; what a recovery left that was not started since, if there is no log; nothing
-/// if there is neither.
+/// What the log adds up to; what a recovery left that was not started since, if there is no log;
+/// nothing if there is neither.
 fn state_of_log(
     folder: &NodeDataFolder,
     cluster: ClusterId,
@@ -170,38 +174,38 @@ fn state_of_log(
     if !path.exists() {
         return beginning(&folder.identity());
     }
-    let wrong = |error: &dyn std::fmt::Display| {
-        let what = format!("the log cannot be read: {error}");
-        let mut failure = CommandFailure::new(FailureCode::VerificationFailed, what);
+    let failure = |error: &dyn std::fmt::Display| {
+        let message = format!("the log cannot be read: {error}");
+        let mut failure = CommandFailure::new(FailureCode::VerificationFailed, message);
         failure.details = vec![FailureDetail::new(path.display().to_string()).hint(
             "another controller's folder; or put this one aside, and the newest checkpoint of the \
              store is taken",
         )];
         failure
     };
-    let log = SledLog::open(Arc::new(RealFileSystem), &path).map_err(|error| wrong(&error))?;
-    let records = log.read_all().map_err(|error| wrong(&error))?;
+    let log = SledLog::open(Arc::new(RealFileSystem), &path).map_err(|error| failure(&error))?;
+    let records = log.read_all().map_err(|error| failure(&error))?;
     let log = RecoveredLog::from_records(records.iter().map(|(_, bytes)| bytes.as_slice()))
-        .map_err(|error| wrong(&error))?;
+        .map_err(|error| failure(&error))?;
     if log.records.0 == 0 {
         return beginning(&folder.identity());
     }
-    logged_state(cluster, &log).map(Some).map_err(|error| wrong(&error))
+    logged_state(cluster, &log).map(Some).map_err(|error| failure(&error))
 }
 
-/// What manifests hold: the newest checkpoint of each run, of which the newest run goes on; only the job with
-/// this configuration, if one is named.
+/// What manifests hold: the newest checkpoint of each run, of which the newest run continues; only
+/// the job with this configuration, if one is named.
 fn state_of_store(
     folder: &NodeDataFolder,
     config: Option<Digest>,
 ) -> Result<RecoveredState, CommandFailure> {
-    let places = StoreLocations::new(folder.clone());
-    let wrong = |error: &dyn std::fmt::Display| {
+    let locations = StoreLocations::new(folder.clone());
+    let failure = |error: &dyn std::fmt::Display| {
         CommandFailure::new(FailureCode::VerificationFailed, format!("the store: {error}"))
     };
-    let store = places.last().and_then(|place| places.open(&place));
-    let manifests = store.map_err(|error| wrong(&error))?.manifests();
-    let manifests = manifests.map_err(|error| wrong(&error))?;
+    let store = locations.last().and_then(|location| locations.open(&location));
+    let manifests = store.map_err(|error| failure(&error))?.manifests();
+    let manifests = manifests.map_err(|error| failure(&error))?;
     let read = |manifest: &Manifest| {
         CheckpointDocument::decode(&manifest.document)
             .filter(|found| config.is_none_or(|config| config == found.spec.config))
@@ -247,7 +251,8 @@ fn found_cluster(
     } else {
         old.advertised.clone()
     };
-    let (name, id) = (old.cluster_name.clone(), cluster.to_string());
+    let name = old.cluster_name.clone();
+    let id = cluster.to_string();
     folder.write_admin(&AdminFile { name, id, addresses })?;
     Ok(NodeRecord::new(NewNode {
         cluster,
@@ -318,8 +323,8 @@ mod tests {
             program: String::new(),
             seed: 0,
         };
-        let places = StoreLocations::new(folder.clone());
-        let store = places.open(&places.last().expect("readable")).expect("made");
+        let locations = StoreLocations::new(folder.clone());
+        let store = locations.open(&locations.last().expect("readable")).expect("made");
         store.put_manifest(&manifest).expect("room");
     }
 
@@ -331,7 +336,8 @@ mod tests {
         log.append(&[encode_record(&RaftRecord::Snapshot(image))]).expect("room");
     }
 
-    /// The bits of a run on devices are of their class, whichever worker joins the new cluster first.
+    /// The bits of a run on devices are of their class, whichever worker joins the new cluster
+    /// first.
     #[test]
     fn what_a_job_computes_on_is_kept_by_the_log_and_by_manifests() {
         let class = DeviceClass::Cuda(DeviceName::new("H200, sm_90").expect("a name"));
@@ -361,7 +367,8 @@ mod tests {
         assert_eq!(read(&folder), (Some(class), Some(Step(10))), "as the log tells");
     }
 
-    /// What is on the disk when the process is killed before the keeper wrote the manifest.
+    /// What is on the disk when the process is killed before the checkpoint thread wrote the
+    /// manifest.
     #[test]
     fn checkpoint_that_only_the_log_names_is_the_one_to_go_on_from() {
         let site = tempfile::tempdir().expect("a folder");
@@ -384,12 +391,13 @@ mod tests {
         assert!(kept.join("log").exists(), "the old log is kept");
         for turn in ["once", "again, with nothing started between"] {
             let state = beginning(&folder.identity()).expect("readable").expect("it is recovered");
-            let known: Vec<Step> = state.checkpoints().iter().map(|found| found.version).collect();
-            assert_eq!(known, [Step(10)], "{turn}");
+            let versions: Vec<Step> =
+                state.checkpoints().iter().map(|found| found.version).collect();
+            assert_eq!(versions, [Step(10)], "{turn}");
             assert_eq!(state.job().map(|job| job.phase), Some(JobPhase::Paused), "{turn}");
-            let home =
+            let node_record =
                 NodeRecord::load(&folder.identity()).expect("readable").expect("it is recovered");
-            recover(&folder, &home).expect("a checkpoint is known");
+            recover(&folder, &node_record).expect("a checkpoint is known");
         }
     }
 
@@ -417,7 +425,8 @@ mod tests {
         let site = tempfile::tempdir().expect("a folder");
         let folder = NodeDataFolder::new(site.path().to_owned());
         for (run, name, at) in [(1, "first", 5), (2, "second", 3)] {
-            let (spec, record) = (spec(run, name), checkpoint(at));
+            let spec = spec(run, name);
+            let record = checkpoint(at);
             let document = CheckpointDocument { spec, record, class: None };
             put_manifest_of(&folder, run, codec::encode(&document));
         }

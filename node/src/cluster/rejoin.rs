@@ -1,6 +1,6 @@
-//! A node that comes back: what its folder holds of it, compared with what was typed, and with
-//! what else is in the folder. Nothing is made anew in the place of something that was lost, and
-//! what was typed is never silently without effect.
+//! A node that starts again: what its folder holds of it, compared with what was typed, and with
+//! what else is in the folder. Nothing is created again in the place of something that was lost,
+//! and what was typed is never silently without effect.
 
 use zbelastic_transport::Credentials;
 use zbelastic_transport::identity::{JoinToken, UnixSeconds};
@@ -21,7 +21,7 @@ const TRACES_OF_JOIN: [&str; 2] = ["admin", "log"];
 /// Checks that a folder without `node.json` is one in which nothing began.
 ///
 /// # Errors
-/// If something did: which node began there is not known any more.
+/// If a node did: which one began there is not known any more.
 pub fn check_is_new(folder: &NodeDataFolder, role: StartRole) -> Result<(), CommandFailure> {
     let traces: &[&str] = match role {
         StartRole::Founder => &TRACES_OF_INIT,
@@ -31,8 +31,8 @@ pub fn check_is_new(folder: &NodeDataFolder, role: StartRole) -> Result<(), Comm
         return Ok(());
     };
     let path = folder.root().display();
-    let what = format!("{path} holds {trace} of a node, and does not say of which");
-    let mut failure = CommandFailure::new(FailureCode::VerificationFailed, what);
+    let message = format!("{path} holds {trace} of a node, and does not say of which");
+    let mut failure = CommandFailure::new(FailureCode::VerificationFailed, message);
     failure.details = vec![
         FailureDetail::new("identity/node.json is missing; nothing was changed")
             .why("it was removed, or the node's very first start was cut short")
@@ -41,7 +41,7 @@ pub fn check_is_new(folder: &NodeDataFolder, role: StartRole) -> Result<(), Comm
     Err(failure)
 }
 
-/// Who begins in a folder.
+/// The role in which a node starts in a folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StartRole {
     /// The node that begins a cluster.
@@ -58,22 +58,22 @@ pub enum StartRole {
 pub fn rejoin_as_founder(
     args: &InitArgs,
     folder: &NodeDataFolder,
-    home: &mut NodeRecord,
+    node_record: &mut NodeRecord,
 ) -> Result<(), CommandFailure> {
-    if home.role != MemberRole::Controller {
+    if node_record.role != MemberRole::Controller {
         let hint = "`zbelastic join` goes on with it; `init` needs another --data-dir";
-        return Err(other_node_failure(folder, home, "no controller's", hint));
+        return Err(other_node_failure(folder, node_record, "no controller's", hint));
     }
-    if let Some(name) = args.name.as_ref().filter(|name| **name != home.cluster_name) {
+    if let Some(name) = args.name.as_ref().filter(|name| **name != node_record.cluster_name) {
         let hint = "without --name it goes on; a new cluster needs another --data-dir";
-        let what = format!("of cluster {}, not {name}", home.cluster_name);
-        return Err(other_node_failure(folder, home, &what, hint));
+        let message = format!("of cluster {}, not {name}", node_record.cluster_name);
+        return Err(other_node_failure(folder, node_record, &message, hint));
     }
     if let Some(bind) = args.bind {
-        home.bind = bind;
+        node_record.bind = bind;
     }
     if let Some(advertise) = &args.advertise {
-        home.advertised = vec![advertise.to_string()];
+        node_record.advertised = vec![advertise.to_string()];
     }
     Ok(())
 }
@@ -86,27 +86,27 @@ pub fn rejoin_as_founder(
 pub fn rejoin_as_member(
     args: &JoinArgs,
     folder: &NodeDataFolder,
-    home: &mut NodeRecord,
+    node_record: &mut NodeRecord,
 ) -> Result<(), CommandFailure> {
-    let hint = "without these flags it comes back as who it is; another node needs another \
+    let hint = "without these flags it returns as the node that it is; another node needs another \
                 --data-dir";
-    if let Some(role) = args.role.map(MemberRole::from).filter(|role| *role != home.role) {
-        return Err(other_node_failure(folder, home, &format!("no {role}'s"), hint));
+    if let Some(role) = args.role.map(MemberRole::from).filter(|role| *role != node_record.role) {
+        return Err(other_node_failure(folder, node_record, &format!("no {role}'s"), hint));
     }
-    if let Some(name) = args.name.as_ref().filter(|name| **name != home.name) {
-        return Err(other_node_failure(folder, home, &format!("not {name}'s"), hint));
+    if let Some(name) = args.name.as_ref().filter(|name| **name != node_record.name) {
+        return Err(other_node_failure(folder, node_record, &format!("not {name}'s"), hint));
     }
     if let Some(typed) = &args.token.token {
-        check_token(typed, folder, home, hint)?;
+        check_token(typed, folder, node_record, hint)?;
     }
     if let Some(bind) = args.bind {
-        home.bind = bind;
+        node_record.bind = bind;
     }
     if let Some(advertise) = &args.advertise {
-        home.advertised = vec![advertise.to_string()];
+        node_record.advertised = vec![advertise.to_string()];
     }
     if let Some(zone) = &args.zone {
-        home.zone.clone_from(zone);
+        node_record.zone.clone_from(zone);
     }
     Ok(())
 }
@@ -115,15 +115,15 @@ pub fn rejoin_as_member(
 fn check_token(
     typed: &str,
     folder: &NodeDataFolder,
-    home: &NodeRecord,
+    node_record: &NodeRecord,
     hint: &str,
 ) -> Result<(), CommandFailure> {
     let Ok(token) = JoinToken::parse(typed) else { return Ok(()) };
     // A faulty certificate is reported where it is used.
-    let own = Credentials::load(&folder.identity(), Some(home.cluster), UnixSeconds::now());
+    let own = Credentials::load(&folder.identity(), Some(node_record.cluster), UnixSeconds::now());
     match own {
         Ok(own) if !own.trusts(token.pin()) => {
-            Err(other_node_failure(folder, home, "of another cluster than the token", hint))
+            Err(other_node_failure(folder, node_record, "of another cluster than the token", hint))
         }
         Ok(_) | Err(_) => Ok(()),
     }
@@ -131,13 +131,14 @@ fn check_token(
 
 fn other_node_failure(
     folder: &NodeDataFolder,
-    home: &NodeRecord,
+    node_record: &NodeRecord,
     difference: &str,
     hint: &str,
 ) -> CommandFailure {
     let path = folder.root().display();
-    let what = format!("{path} is the folder of {} {}, {difference}", home.role, home.name);
-    let mut failure = CommandFailure::new(FailureCode::WrongState, what);
+    let message =
+        format!("{path} is the folder of {} {}, {difference}", node_record.role, node_record.name);
+    let mut failure = CommandFailure::new(FailureCode::WrongState, message);
     failure.details = vec![FailureDetail::new("nothing was changed").hint(hint)];
     failure
 }
@@ -146,15 +147,18 @@ fn other_node_failure(
 /// on what it has voted on.
 ///
 /// # Errors
-/// If the log is gone.
-pub fn check_has_log(folder: &NodeDataFolder, home: &NodeRecord) -> Result<(), CommandFailure> {
+/// If the log is missing.
+pub fn check_has_log(
+    folder: &NodeDataFolder,
+    node_record: &NodeRecord,
+) -> Result<(), CommandFailure> {
     // The folder of the log is made before the first start is counted.
-    if home.boot == 0 || folder.log().exists() {
+    if node_record.boot == 0 || folder.log().exists() {
         return Ok(());
     }
-    let what =
+    let message =
         format!("the log of this controller is gone: there is no {}", folder.log().display());
-    let mut failure = CommandFailure::new(FailureCode::VerificationFailed, what);
+    let mut failure = CommandFailure::new(FailureCode::VerificationFailed, message);
     failure.details = vec![
         FailureDetail::new("nothing was changed")
             .why("a controller that forgot what it promised could let two leaders decide")
@@ -182,7 +186,7 @@ pub fn unreadable(error: &NodeRecordError) -> CommandFailure {
             "the file from a backup; or look at what it says, mend it, and remove its line \"check\"",
         ),
         NodeRecordError::File(CheckedError::File(_)) => {
-            (FailureCode::OutOfResource, "room and rights for this user")
+            (FailureCode::OutOfResource, "free space and write permission for this user")
         }
     };
     let mut failure = CommandFailure::new(code, error.to_string());

@@ -1,6 +1,6 @@
-//! Certificates outlive no process and no folder that is used: a node with the authority renews its own and
-//! its administrator's, and a member whose certificate ended while it was off requests another one with
-//! the key that the cluster knows it by.
+//! Certificates outlive no process and no folder that is used: a node with the authority renews its
+//! own and its administrator's, and a member whose certificate ended while it was off requests
+//! another one with the key that the cluster knows it by.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -19,19 +19,20 @@ use crate::failure::{CommandFailure, FailureCode, FailureDetail};
 
 /// Between two attempts of a worker that starts with a certificate that ended.
 const RETRY_PAUSE: Duration = Duration::from_secs(1);
-/// How many times it tries, if no controller that leads is reached: ten minutes, which controllers start in.
+/// How many times it tries, if no controller that leads is reached: ten minutes, which controllers
+/// start in.
 const ATTEMPTS_MAX: u32 = 600;
 
 /// A controller has the authority, and so can renew its own certificate when it starts.
 pub fn controller_credentials(
     folder: &NodeDataFolder,
-    home: &NodeRecord,
+    node_record: &NodeRecord,
     authority: &ClusterAuthority,
 ) -> Result<Credentials, CommandFailure> {
     let key = NodeKey::load_or_create(&folder.identity()).map_err(cannot_keep)?;
-    let kept = Credentials::load_ended(&folder.identity(), Some(home.cluster)).ok();
+    let kept = Credentials::load_ended(&folder.identity(), Some(node_record.cluster)).ok();
     let credentials =
-        issue_credentials(authority, key, (PeerRole::Controller, home.node), kept.as_ref())?;
+        issue_credentials(authority, key, (PeerRole::Controller, node_record.node), kept.as_ref())?;
     credentials.save(&folder.identity()).map_err(cannot_keep)?;
     if folder.read_admin().is_ok() && !is_of_another(folder, authority) {
         renew_admin(folder, authority, Some(&credentials))?;
@@ -39,8 +40,8 @@ pub fn controller_credentials(
     Ok(credentials)
 }
 
-/// Makes the administrator's certificate, or another one for the same key. It believes whom the controller does
-/// whose folder this is.
+/// Makes the administrator's certificate, or another one for the same key. It trusts whom the
+/// controller does whose folder this is.
 ///
 /// # Errors
 /// If it cannot be made or written.
@@ -54,15 +55,15 @@ pub fn renew_admin(
     admin.save(&folder.admin()).map_err(cannot_keep)
 }
 
-/// Whether the certificate in the folder of a person is an operator's, a viewer's, or of another cluster: nobody
+/// Whether the certificate in a folder is an operator's, a viewer's, or of another cluster: nobody
 /// becomes an administrator by what lies on a controller's machine.
 fn is_of_another(folder: &NodeDataFolder, authority: &ClusterAuthority) -> bool {
     let held = Credentials::load_ended(&folder.admin(), None).map(|held| held.identity());
     held.is_ok_and(|held| (held.role, held.cluster) != (PeerRole::Admin, authority.cluster()))
 }
 
-/// Makes another one if there is one in this folder, and two thirds of its time are over, or another authority
-/// issues now or is believed.
+/// Makes another one if there is one in this folder, and two thirds of its time are over, or
+/// another authority issues now or is trusted.
 ///
 /// # Errors
 /// As [`renew_admin`].
@@ -81,7 +82,7 @@ pub fn renew_admin_if_due(
     if is_admin && is_due { renew_admin(folder, authority, Some(own)) } else { Ok(()) }
 }
 
-/// Credentials by the authority, which is believed; and so are those that `kept` believes.
+/// Credentials by the authority, which is trusted; and so are those that `kept` trusts.
 fn issue_credentials(
     authority: &ClusterAuthority,
     key: NodeKey,
@@ -103,18 +104,19 @@ fn issue_credentials(
 /// If it cannot be used, or the cluster does not renew it.
 pub async fn member_credentials(
     folder: &NodeDataFolder,
-    home: &NodeRecord,
+    node_record: &NodeRecord,
     typed: Vec<SocketAddr>,
 ) -> Result<Credentials, CommandFailure> {
     let identity = folder.identity();
-    match Credentials::load(&identity, Some(home.cluster), UnixSeconds::now()) {
+    match Credentials::load(&identity, Some(node_record.cluster), UnixSeconds::now()) {
         Ok(credentials) => Ok(credentials),
         Err(IdentityFolderFault::Clock { fault: ClockFault::Expired { .. }, .. }) => {
-            let ended = Credentials::load_ended(&identity, Some(home.cluster));
+            let ended = Credentials::load_ended(&identity, Some(node_record.cluster));
             let ended = ended.map_err(|error| unusable(&error))?;
-            let controllers = home.controllers.values().flatten().copied();
+            let controllers = node_record.controllers.values().flatten().copied();
             let controllers: Vec<_> = typed.into_iter().chain(controllers).collect();
-            let renewed = request_renewal_with_retries(&ended, &home.name, &controllers).await?;
+            let renewed =
+                request_renewal_with_retries(&ended, &node_record.name, &controllers).await?;
             renewed.save(&identity).map_err(cannot_keep)?;
             Ok(renewed)
         }
@@ -122,20 +124,23 @@ pub async fn member_credentials(
     }
 }
 
-/// The same, tried again while nobody decides: after an outage controllers start when workers do.
+/// The same, tried again while there is no leader: after an outage controllers start when workers
+/// do.
 async fn request_renewal_with_retries(
     ended: &Credentials,
     name: &str,
     controllers: &[SocketAddr],
 ) -> Result<Credentials, CommandFailure> {
-    let mut asked = 0;
+    let mut attempts = 0;
     loop {
         match request_renewal(ended, name, controllers.iter().copied()).await {
-            Err(not) if not.failure.code == FailureCode::Unreachable && asked < ATTEMPTS_MAX => {
-                asked += 1;
+            Err(error)
+                if error.failure.code == FailureCode::Unreachable && attempts < ATTEMPTS_MAX =>
+            {
+                attempts += 1;
                 tokio::time::sleep(RETRY_PAUSE).await;
             }
-            answer => return answer.map_err(|not| not.failure),
+            answer => return answer.map_err(|error| error.failure),
         }
     }
 }
@@ -158,7 +163,7 @@ impl From<CommandFailure> for RenewalError {
 /// Another certificate for a member whose own ended.
 ///
 /// # Errors
-/// If no controller that leads was reached, or it knows of no such member.
+/// If no leading controller was reached, or it has no such member.
 pub async fn request_renewal(
     ended: &Credentials,
     name: &str,
@@ -170,10 +175,12 @@ pub async fn request_renewal(
         let no_member = matches!(error, JoinError::Refused { refusal: JoinRefusal::NoMember, .. });
         RenewalError { is_no_member: no_member, failure: cannot_join(error) }
     })?;
-    let (expected, found) = (ended.identity(), joined.credentials.identity());
+    let expected = ended.identity();
+    let found = joined.credentials.identity();
     if expected != found {
-        let what = format!("the cluster sent a certificate of {found}, expected one of {expected}");
-        return Err(CommandFailure::new(FailureCode::VerificationFailed, what).into());
+        let message =
+            format!("the cluster sent a certificate of {found}, expected one of {expected}");
+        return Err(CommandFailure::new(FailureCode::VerificationFailed, message).into());
     }
     Ok(joined.credentials)
 }
@@ -193,8 +200,8 @@ mod tests {
 
     /// A folder whose administrator's certificate was made so many days ago.
     fn aged(days: u64) -> (tempfile::TempDir, NodeDataFolder, ClusterAuthority) {
-        let home = tempfile::tempdir().expect("a folder");
-        let folder = NodeDataFolder::new(home.path().to_owned());
+        let root = tempfile::tempdir().expect("a folder");
+        let folder = NodeDataFolder::new(root.path().to_owned());
         let then = UnixSeconds::now().minus(days * 24 * 3600);
         let authority = ClusterAuthority::create(ClusterId(7), then).expect("it is made");
         let key = NodeKey::load_or_create(&folder.admin()).expect("writable");
@@ -202,7 +209,7 @@ mod tests {
         let roots = vec![authority.certificate().clone()];
         let admin = Credentials::new(issued.expect("it is made").chain, key, roots);
         admin.expect("they belong together").save(&folder.admin()).expect("writable");
-        (home, folder, authority)
+        (root, folder, authority)
     }
 
     fn controller(authority: &ClusterAuthority) -> Credentials {
@@ -211,9 +218,9 @@ mod tests {
     }
 
     #[test]
-    fn the_administrators_certificate_is_by_the_authority_that_issues_and_believes_whom_its_controller_does()
+    fn the_administrators_certificate_is_by_the_issuing_authority_and_trusts_as_its_controller_does()
      {
-        let (_home, folder, old) = aged(1);
+        let (_root, folder, old) = aged(1);
         let new = old.successor(UnixSeconds::now()).expect("it is made");
         let both = vec![old.certificate().clone(), new.certificate().clone()];
         let own = controller(&new).with_roots(both).expect("they are of one cluster");
@@ -229,7 +236,7 @@ mod tests {
     #[test]
     fn the_administrators_certificate_is_renewed_after_two_thirds_of_its_time_and_after_its_end() {
         for (days, is_due) in [(1, false), (4, false), (5, true), (30, true)] {
-            let (_home, folder, authority) = aged(days);
+            let (_root, folder, authority) = aged(days);
             let window = |folder: &NodeDataFolder| {
                 Credentials::load_ended(&folder.admin(), None).expect("it is there").window()
             };
@@ -242,8 +249,8 @@ mod tests {
 
     #[test]
     fn a_controller_without_an_administrators_folder_makes_none() {
-        let (home, _, authority) = aged(30);
-        let other = NodeDataFolder::new(home.path().join("other"));
+        let (root, _, authority) = aged(30);
+        let other = NodeDataFolder::new(root.path().join("other"));
         renew_admin_if_due(&other, &authority, &controller(&authority))
             .expect("nothing is to be done");
         assert!(!other.admin().exists());

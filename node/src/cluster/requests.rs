@@ -6,7 +6,7 @@ use zbelastic_types::NodeId;
 use super::journal::Journal;
 use crate::api::{ApiAnswer, ApiRefusal, ApiRequest, LOG_LINES_MAX, LogPage, encode_answer};
 
-/// Whether a client with this role may send this request: a viewer reads, an operator gives orders about runs
+/// Whether a client with this role may send this request: a viewer reads, an operator commands runs
 /// and checkpoints, and membership is an administrator's matter.
 fn is_allowed(role: PeerRole, request: &ApiRequest) -> bool {
     match request {
@@ -66,7 +66,7 @@ pub fn authorize(
     if is_allowed(from.role, request) {
         return Ok(());
     }
-    let what = format!("a certificate of a {} may not ask {}", from.role, request.name());
+    let what = format!("a certificate of a {} may not request {}", from.role, request.name());
     journal.log(format!("refused node {}: {what}", from.node));
     Err(ApiRefusal::NotAuthorised { what })
 }
@@ -79,7 +79,7 @@ pub fn logs(journal: &Journal, node: NodeId, (from, max): (u64, u32)) -> ApiAnsw
     ApiAnswer::Logs(LogPage { node, first_sequence, next_sequence, lines })
 }
 
-/// Sends an answer.
+/// Encodes an answer and sends it to the client.
 pub fn reply(reply: RequestReply, answer: &ApiAnswer) {
     // An answer that is too large is a mistake of ours, and is answered as one.
     let bytes = encode_answer(answer).or_else(|error| {

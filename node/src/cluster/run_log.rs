@@ -1,5 +1,5 @@
 //! What is reported of a run, from what was agreed: events, the line of a step, what a failure
-//! cost. Pure but for the time, which is an argument; nothing of it decides anything.
+//! cost. Pure but for the time, which is an argument; nothing is decided by it.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -26,38 +26,38 @@ use crate::train::timing::{BubbleShares, MeasuredSlice, MessageArrival, StepMeas
 /// Seals over which speed and waits are averaged.
 const SEALS_MEASURED: usize = 32;
 
-/// What is known of a run's pace.
+/// What is reported of a run: its pace, failures, checkpoints and plans.
 #[derive(Debug, Default)]
 pub struct RunLog {
     job: Option<RunFacts>,
     sealed_at: Option<Instant>,
-    /// From seal to seal, the newest last.
+    /// The times from seal to seal, the newest last.
     step_times: VecDeque<Duration>,
-    /// The last seal that moved the run on.
+    /// When the last seal that advanced the run was applied.
     last: Option<Seal>,
     failures: VecDeque<FailureStatus>,
     /// Failures that wait for the next seal, with when they were agreed on.
     open_failures: Vec<(u64, Instant)>,
     /// When a checkpoint's step was sealed.
     checkpoint_due_at: BTreeMap<Step, Instant>,
-    /// When checkpoints came to be, in milliseconds since 1970.
+    /// When checkpoints became durable, in milliseconds since 1970.
     pub checkpoint_times: BTreeMap<Step, u64>,
     /// Stages of the plan in force: how long their last step took, and how much of it they worked.
     stage_times: BTreeMap<StageIndex, (u64, u64)>,
-    stopwatch: StepTimings,
+    step_timings: StepTimings,
     generation: Generation,
     loads_since: Option<Instant>,
     /// The plan that was adopted last.
     plan: Option<PlanRecord>,
-    /// The one before it: what its stages sent may arrive late.
+    /// The plan before it: reports of its stages may arrive late.
     plan_before: Option<PlanRecord>,
-    /// The fewest bytes that had to move for it.
+    /// The fewest bytes that had to move for the plan in force.
     bytes_floor: Bytes,
     /// The layers that workers fetched, by plan.
-    pub moves: LayerMoves,
+    pub layer_moves: LayerMoves,
     /// Since when the plan in force runs.
     runs_since: Option<Instant>,
-    /// What was waited for it.
+    /// How long the plan in force was waited for.
     last_pause: Option<Duration>,
     /// How long stages had nothing to run before a verdict, step by step, the newest last.
     verdict_waits: VecDeque<Duration>,
@@ -66,7 +66,7 @@ pub struct RunLog {
     replays: u32,
 }
 
-/// What of a job matters here.
+/// The facts of a job that events and status need.
 #[derive(Debug)]
 struct RunFacts {
     tokens: u64,
@@ -82,38 +82,38 @@ impl RunLog {
         if self
             .job
             .as_ref()
-            .is_some_and(|about| (about.job.run, about.job.name) == (job.run, job.name))
+            .is_some_and(|facts| (facts.job.run, facts.job.name) == (job.run, job.name))
         {
             return;
         }
         let config = &job.job.config;
         let specs = zbelastic_trainer::model::model_layers(&config.model);
-        let about = RunFacts {
+        let facts = RunFacts {
             tokens: config.batch.tokens(),
             step_count: config.steps,
             layer_bytes: specs.iter().map(layer_bytes).collect(),
             tensor_names: specs.iter().flat_map(|s| &s.tensors).map(|t| t.name.clone()).collect(),
             job,
         };
-        *self = Self { job: Some(about), ..Self::default() };
+        *self = Self { job: Some(facts), ..Self::default() };
     }
 
-    /// The job that the chronicle is about.
+    /// The job that the run log is about.
     #[must_use]
     pub fn job(&self) -> Option<&NamedJob> {
-        self.job.as_ref().map(|about| &about.job)
+        self.job.as_ref().map(|facts| &facts.job)
     }
 
     /// The run, and bytes of each of its layers as it travels.
     #[must_use]
     pub fn layers_of_run(&self) -> Option<(RunId, &[u64])> {
-        self.job.as_ref().map(|about| (about.job.run, about.layer_bytes.as_slice()))
+        self.job.as_ref().map(|facts| (facts.job.run, facts.layer_bytes.as_slice()))
     }
 
     /// Bytes of one copy of a checkpoint.
     #[must_use]
     pub fn checkpoint_bytes(&self) -> Bytes {
-        Bytes(self.job.as_ref().map_or(0, |about| about.layer_bytes.iter().sum()))
+        Bytes(self.job.as_ref().map_or(0, |facts| facts.layer_bytes.iter().sum()))
     }
 
     /// The last seal of the run.
@@ -125,18 +125,18 @@ impl RunLog {
     /// The mean loss of a seal, in nats a token, if it is finite.
     #[must_use]
     pub fn loss(&self, seal: &Seal) -> Option<f64> {
-        let about = self.job.as_ref()?;
-        Some(seal.loss_sum() / about.tokens as f64).filter(|loss| loss.is_finite())
+        let facts = self.job.as_ref()?;
+        Some(seal.loss_sum() / facts.tokens as f64).filter(|loss| loss.is_finite())
     }
 
     /// The learning rate of a step.
     #[must_use]
     pub fn lr(&self, step: Step) -> Option<f64> {
-        let about = self.job.as_ref()?;
-        Some(about.job.job.config.optimizer.lr_at(step, about.step_count))
+        let facts = self.job.as_ref()?;
+        Some(facts.job.job.config.optimizer.lr_at(step, facts.step_count))
     }
 
-    /// From seal to seal, as the median of the last ones.
+    /// The time from seal to seal, as the median of the last ones.
     #[must_use]
     pub fn step_time(&self) -> Option<Duration> {
         median(self.step_times.iter().copied().collect())
@@ -145,17 +145,17 @@ impl RunLog {
     /// Tokens a second over the last seals.
     #[must_use]
     pub fn speed(&self) -> Option<f64> {
-        let about = self.job.as_ref()?;
+        let facts = self.job.as_ref()?;
         let count = self.step_times.len() as u64;
         let total: Duration = self.step_times.iter().sum();
-        (count > 0).then(|| tokens_per_s(about.tokens * count, total))
+        (count > 0).then(|| tokens_per_s(facts.tokens * count, total))
     }
 
     /// The time left, at the pace of the last seals.
     #[must_use]
     pub fn time_left(&self, sealed: u64) -> Option<Duration> {
-        let about = self.job.as_ref()?;
-        let left = about.step_count.saturating_sub(sealed);
+        let facts = self.job.as_ref()?;
+        let left = facts.step_count.saturating_sub(sealed);
         Some(self.step_time()? * u32::try_from(left).ok()?)
     }
 
@@ -169,7 +169,8 @@ impl RunLog {
     #[must_use]
     pub fn verdict_wait(&self) -> Option<VerdictWait> {
         let all: Vec<Duration> = self.verdict_waits.iter().copied().collect();
-        let (max, steps) = (all.iter().max().copied()?, all.len() as u64);
+        let max = all.iter().max().copied()?;
+        let steps = all.len() as u64;
         let p50 = median(all)?;
         Some(VerdictWait { p50_ms: milliseconds(p50), max_ms: milliseconds(max), steps })
     }
@@ -195,25 +196,25 @@ impl RunLog {
         }
     }
 
-    /// A stage reported what it did when.
+    /// A stage reported its slices of a step.
     pub fn note_stage_slices(&mut self, of: (Generation, StageIndex), slices: Vec<MeasuredSlice>) {
-        self.stopwatch.record(of, slices);
+        self.step_timings.record(of, slices);
     }
 
-    /// A stage reported what arrived when.
+    /// A stage reported its arrivals of a step.
     pub fn note_arrivals(&mut self, of: (Generation, StageIndex), arrivals: &[MessageArrival]) {
-        self.stopwatch.record_arrivals(of, arrivals);
+        self.step_timings.record_arrivals(of, arrivals);
     }
 
     /// A stage reported what its layers took up to its report of a turn.
     pub fn note_layers(&mut self, of: (Turn, StageIndex), times: LayerTimes) {
-        self.stopwatch.record_layers(of, times);
+        self.step_timings.record_layers(of, times);
     }
 
-    /// What the step took that a turn brought to its end, if all stages reported it.
+    /// The times of the step that ended with a turn, if all stages reported it.
     #[must_use]
     pub fn measure(&self, turn: Turn) -> Option<StepMeasurement> {
-        self.stopwatch.measure(turn)
+        self.step_timings.measure(turn)
     }
 
     /// From the last seal before the plan in force to when it ran.
@@ -222,20 +223,21 @@ impl RunLog {
         self.last_pause
     }
 
-    /// The last steps as the text of a trace file, if there is something to draw.
+    /// The last steps as the text of a trace file, if any step was measured.
     #[must_use]
     pub fn trace(&self) -> Option<String> {
-        self.stopwatch.trace()
+        self.step_timings.trace()
     }
 
-    /// Whether a node computes the loss: it has the head under the plan in force, or had it under the one
-    /// before.
+    /// Whether a node computes the loss: it has the head under the plan in force, or had it under
+    /// the one before.
     #[must_use]
-    pub fn knows_loss(&self, node: NodeId) -> bool {
+    pub fn had_head(&self, node: NodeId) -> bool {
         self.plan.iter().chain(&self.plan_before).any(|plan| plan.has_head(node))
     }
 
-    /// The loss on held-out text, which may be reported twice at a change of plans. Yields whether it is new.
+    /// The loss on held-out text, which may be reported twice at a change of plans. Yields whether
+    /// it is new.
     pub fn note_held_out(&mut self, steps_done: u64, loss: f64) -> bool {
         let is_new = self.held_out.is_none_or(|(steps, _)| steps != steps_done);
         self.held_out = Some((steps_done, loss));
@@ -267,9 +269,9 @@ impl RunLog {
             | StateChange::Removed { .. } => Vec::new(),
             StateChange::Resumed(generation) => self.note_resumed(*generation, now),
             StateChange::Sealed { seal, adopted, .. } => {
-                let mut told = self.note_seal(seal, state, now);
-                told.extend(adopted.iter().flat_map(|plan| self.note_plan(plan, state, now)));
-                told
+                let mut events = self.note_seal(seal, state, now);
+                events.extend(adopted.iter().flat_map(|plan| self.note_plan(plan, state, now)));
+                events
             }
             StateChange::Checkpoint { version, dropped } => {
                 self.checkpoint_times.retain(|step, _| !dropped.contains(step));
@@ -277,13 +279,14 @@ impl RunLog {
                 let since = self.checkpoint_due_at.remove(version);
                 self.checkpoint_due_at.retain(|step, _| step > version);
                 let ms = since.map(|since| milliseconds(now - since));
-                let (step, bytes) = (version.0, self.checkpoint_bytes());
-                let mut told = vec![EventKind::Checkpoint { step, bytes, ms }];
+                let step = version.0;
+                let bytes = self.checkpoint_bytes();
+                let mut events = vec![EventKind::Checkpoint { step, bytes, ms }];
                 // Only now the state can be named, and the model be exported.
-                if Some(step) == self.job.as_ref().map(|about| about.step_count) {
-                    told.push(EventKind::Done { step, digest: None });
+                if Some(step) == self.job.as_ref().map(|facts| facts.step_count) {
+                    events.push(EventKind::Done { step, digest: None });
                 }
-                told
+                events
             }
             StateChange::Rewound { to, reason, .. } => {
                 self.checkpoint_due_at.clear();
@@ -333,7 +336,8 @@ impl RunLog {
             }
             MemberChange::Moved { .. } => None,
             MemberChange::Lost { holder, reason } => {
-                let (node, name) = (holder.node, name_of(state, holder.node));
+                let node = holder.node;
+                let name = name_of(state, holder.node);
                 let is_at_stage = state.plan().is_some_and(|p| p.record.stages.contains(holder));
                 let detected_ms = detected_ms(*reason);
                 let reason = reason.to_string();
@@ -377,8 +381,8 @@ impl RunLog {
         self.generation = plan.generation;
         self.stage_times.clear();
         self.loads_since = Some(now);
-        if let Some(about) = &self.job {
-            self.stopwatch.begin(&about.job, plan);
+        if let Some(facts) = &self.job {
+            self.step_timings.begin(&facts.job, plan);
         }
         for failure in self.open_failures() {
             failure.generation = Some(plan.generation.0);
@@ -395,7 +399,7 @@ impl RunLog {
 
     fn note_resumed(&mut self, now_runs: Generation, now: Instant) -> Vec<EventKind> {
         let since = self.sealed_at.or(self.loads_since);
-        let moved = self.moves.of(now_runs);
+        let moved = self.layer_moves.of(now_runs);
         let is_after = |failure: &&mut FailureStatus| failure.generation == Some(now_runs.0);
         for failure in self.failures.iter_mut().filter(is_after) {
             (failure.layers_moved, failure.bytes_moved) = (moved.layers, Bytes(moved.bytes));
@@ -417,29 +421,30 @@ impl RunLog {
             self.replays += 1;
             return vec![self.rollback(seal)];
         }
-        // The first step is taken from when everybody was ready.
-        let took = self.sealed_at.or(self.runs_since).map(|before| now - before);
+        // The first step is timed from when all stages were ready.
+        let step_time = self.sealed_at.or(self.runs_since).map(|before| now - before);
         self.sealed_at = Some(now);
         self.last = Some(*seal);
-        if let Some(took) = took {
-            push(&mut self.step_times, took);
+        if let Some(step_time) = step_time {
+            push(&mut self.step_times, step_time);
         }
         self.close_failures(now);
         let version = seal.turn.step.next();
         if state.job().is_some_and(|job| job.spec.checkpoints(version)) {
             self.checkpoint_due_at.insert(version, now);
         }
-        let mut told = Vec::new();
+        let mut events = Vec::new();
         if seal.verdict.coefficient().is_none() {
-            told.push(self.rollback(seal));
+            events.push(self.rollback(seal));
         }
-        let bubbles = self.stopwatch.end_step(seal.turn);
-        told.push(self.step(seal, (took.unwrap_or_default(), bubbles), state));
+        let bubbles = self.step_timings.end_step(seal.turn);
+        events.push(self.step(seal, (step_time.unwrap_or_default(), bubbles), state));
         self.replays = 0;
-        told
+        events
     }
 
-    /// Steps behind `to` are computed again, as a cost of each failure that has no seal after it yet.
+    /// Steps behind `to` are computed again, as a cost of each failure that has no seal after it
+    /// yet.
     fn note_rewind(&mut self, to: Step) {
         let sealed = self.last.map_or(0, |seal| seal.turn.step.next().0);
         let lost = sealed.saturating_sub(to.0);
@@ -466,7 +471,7 @@ impl RunLog {
     }
 
     fn rollback(&self, seal: &Seal) -> EventKind {
-        let names = self.job.as_ref().map_or(&[][..], |about| &about.tensor_names);
+        let names = self.job.as_ref().map_or(&[][..], |facts| &facts.tensor_names);
         let name = |tensor: TensorIndex| {
             names.get(tensor.index()).cloned().unwrap_or_else(|| format!("tensor {}", tensor.0))
         };
@@ -480,12 +485,12 @@ impl RunLog {
     fn step(
         &self,
         seal: &Seal,
-        (took, bubbles): (Duration, Option<BubbleShares>),
+        (step_time, bubbles): (Duration, Option<BubbleShares>),
         state: &State,
     ) -> EventKind {
         let step = seal.turn.step.next().0;
         let (step_count, tokens) =
-            self.job.as_ref().map_or((0, 0), |about| (about.step_count, about.tokens));
+            self.job.as_ref().map_or((0, 0), |facts| (facts.step_count, facts.tokens));
         EventKind::Step {
             step,
             step_count,
@@ -494,8 +499,8 @@ impl RunLog {
             verdict: seal.verdict.name().to_owned(),
             clip: seal.verdict.coefficient().map(f64::from),
             lr: self.lr(seal.turn.step).unwrap_or(0.0),
-            ms: milliseconds(took),
-            tokens_per_s: if took.is_zero() { 0.0 } else { tokens_per_s(tokens, took) },
+            ms: milliseconds(step_time),
+            tokens_per_s: if step_time.is_zero() { 0.0 } else { tokens_per_s(tokens, step_time) },
             attempts: self.replays + 1,
             bubble: bubbles.map(|bubbles| bubbles.measured).or_else(|| self.bubble()),
             bubble_planned: bubbles.map(|bubbles| bubbles.planned),

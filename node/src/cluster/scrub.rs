@@ -1,7 +1,8 @@
-//! The thread that reads again what lies on a node's disk, as [`zbelastic_policy::scrub`] plans it, and what
-//! is done about what rotted.
+//! The thread that reads again what lies on a node's disk, as [`zbelastic_policy::scrub`] plans it,
+//! and what is done about what rotted.
 //!
-//! A pass reads a chunk a second, and the next one begins where it ends: a tebibyte takes three days.
+//! A pass reads a chunk a second, and the next one begins where it ends: a tebibyte takes three
+//! days.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -21,10 +22,11 @@ use super::threads::raise_niceness;
 use super::wire::PieceRef;
 use crate::api::HexDigest;
 
-/// From one chunk to the next. A disk reads a hundred times as much, so nobody notices.
+/// From one chunk to the next. A disk reads a hundred times as much, so other readers are not
+/// slowed.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// Reads what a node holds, until nobody takes reports.
+/// Reads what a node holds, until reports are not received any more.
 pub fn scrub(
     in_use: &watch::Receiver<StoreInUse>,
     data: &Path,
@@ -36,11 +38,11 @@ pub fn scrub(
     while !reports.is_closed() {
         thread::sleep(PAUSE);
         let Some(store) = in_use.borrow().clone() else { continue };
-        let rotten = scrubber.step(&*store).map(|rotten| match rotten {
+        let corrupt = scrubber.step(&*store).map(|corrupt| match corrupt {
             CorruptItem::Piece { piece, reason: why } => StoreEvent::Rotten { piece, why },
             CorruptItem::Data(name) => StoreEvent::RottenData(name),
         });
-        if rotten.is_some_and(|rotten| reports.blocking_send(rotten).is_err()) {
+        if corrupt.is_some_and(|corrupt| reports.blocking_send(corrupt).is_err()) {
             return;
         }
     }
@@ -71,27 +73,28 @@ impl DataFileAccess for DataFiles {
     }
 }
 
-/// Fetches a piece again from the nodes that have it sound, and reports what came of it.
+/// Fetches a piece again from the nodes that have it sound, and reports the outcome.
 pub fn repair(
     piece: PieceRef,
-    (transport, keeper): (Transport, CheckpointThread),
+    (transport, checkpoint_thread): (Transport, CheckpointThread),
     others: Vec<NodeId>,
     progress: WorkCounter,
 ) {
     tokio::spawn(async move {
         let mut outcome = Err("no other node is there".to_owned());
         for node in others {
-            let kept = refetch_piece(&transport, &keeper, piece, node, progress.clone()).await;
+            let kept =
+                refetch_piece(&transport, &checkpoint_thread, piece, node, progress.clone()).await;
             outcome = kept.map_err(|error| error.to_string());
             if outcome.is_ok() {
                 break;
             }
         }
-        keeper.report(StoreEvent::Mended { piece, outcome }).await;
+        checkpoint_thread.report(StoreEvent::Mended { piece, outcome }).await;
     });
 }
 
-/// What people read of a piece that rotted.
+/// The warning about a damaged piece.
 #[must_use]
 pub fn damaged_piece_text(piece: PieceRef, why: &str) -> String {
     let PieceRef { run, version, layer, .. } = piece;
@@ -101,16 +104,16 @@ pub fn damaged_piece_text(piece: PieceRef, why: &str) -> String {
     )
 }
 
-/// What people read of what came of it; a warning if nobody has the piece.
+/// The message about the outcome of a repair; a warning if no node has the piece.
 ///
 /// # Errors
 /// The warning, if the piece is still damaged.
 pub fn repair_text(piece: PieceRef, outcome: Result<(), String>) -> Result<String, String> {
     let PieceRef { run, version, layer, .. } = piece;
-    let what = format!("layer {layer} of checkpoint {version} of run {run}");
+    let subject = format!("layer {layer} of checkpoint {version} of run {run}");
     match outcome {
-        Ok(()) => Ok(format!("{what} is sound again")),
-        Err(why) => Err(format!("{what} is damaged here, and nobody gives a sound copy: {why}")),
+        Ok(()) => Ok(format!("{subject} is sound again")),
+        Err(why) => Err(format!("{subject} is damaged here, and no node has a sound copy: {why}")),
     }
 }
 
@@ -134,11 +137,11 @@ mod tests {
         PieceName { version, layer: LayerId(layer), digest: Digest([layer as u8; 32]) }
     }
 
-    /// Steps through a whole pass, whatever it begins with.
+    /// Steps through a complete pass, whatever it begins with.
     fn pass(scrubber: &mut Scrubber<DataFiles>, store: &SledStore) -> Vec<String> {
         let mut found = Vec::new();
         loop {
-            found.extend(scrubber.step(store).map(|rotten| match rotten {
+            found.extend(scrubber.step(store).map(|corrupt| match corrupt {
                 CorruptItem::Piece { piece, .. } => format!("layer {}", piece.layer),
                 CorruptItem::Data(name) => format!("data of {} bytes", name.length),
             }));
@@ -157,14 +160,14 @@ mod tests {
 
     #[test]
     fn a_flipped_bit_is_found_wherever_it_is_and_what_is_sound_is_not_reported() {
-        let home = tempfile::tempdir().expect("a folder");
-        let store = SledStore::open(Arc::new(RealFileSystem), &home.path().join("store"));
+        let folder = tempfile::tempdir().expect("a folder");
+        let store = SledStore::open(Arc::new(RealFileSystem), &folder.path().join("store"));
         let store = store.expect("made");
         for layer in 0..3_u32 {
             let bytes: Vec<u8> = (0..CHUNK_BYTES + 100).map(|i| (i as u32 * layer) as u8).collect();
             store.put(name(layer), &bytes).expect("room");
         }
-        let data = home.path().join("data");
+        let data = folder.path().join("data");
         fs::create_dir(&data).expect("writable");
         let text: Vec<u8> = (0..2 * CHUNK_BYTES).map(|i| (i % 251) as u8).collect();
         let path = data.join(format!("{}.data", HexDigest(DataName::of(&text).hash)));
@@ -175,7 +178,7 @@ mod tests {
         }
         let record = store.record(name(1)).expect("readable").expect("it is there");
         let chunk = record.chunks[1].to_string();
-        flip(&home.path().join("store/chunks").join(&chunk[..2]).join(&chunk));
+        flip(&folder.path().join("store/chunks").join(&chunk[..2]).join(&chunk));
         flip(&path);
         for turned in 0..5 {
             let mut scrubber = Scrubber::new(DataFiles(data.clone()), turned);
@@ -188,14 +191,14 @@ mod tests {
 
     #[test]
     fn what_is_removed_while_it_is_read_is_not_damaged() {
-        let home = tempfile::tempdir().expect("a folder");
-        let store = SledStore::open(Arc::new(RealFileSystem), &home.path().join("store"));
+        let folder = tempfile::tempdir().expect("a folder");
+        let store = SledStore::open(Arc::new(RealFileSystem), &folder.path().join("store"));
         let store = store.expect("made");
         let bytes: Vec<u8> = (0..CHUNK_BYTES + 7).map(|i| (i % 7) as u8).collect();
         let record = store.put(name(0), &bytes).expect("room");
-        let mut scrubber = Scrubber::new(DataFiles(home.path().to_owned()), 0);
+        let mut scrubber = Scrubber::new(DataFiles(folder.path().to_owned()), 0);
         assert!(scrubber.step(&store).is_none());
-        let removal = |what| Removal { target: what, reason: RemovalReason::NoPiece };
+        let removal = |subject| Removal { target: subject, reason: RemovalReason::NoPiece };
         let chunks = record.chunks.iter().map(|hash| RemovalTarget::Chunk(*hash));
         let all = chunks.chain([RemovalTarget::Piece(name(0))]);
         store.remove(&all.map(removal).collect::<Vec<_>>()).expect("removed");

@@ -1,26 +1,26 @@
-//! What the system and people want of a process: SIGTERM, Ctrl-C, a closed terminal.
+//! Signals to a process: SIGTERM, Ctrl-C, a closed terminal.
 
 use std::io::Read;
 use std::thread;
 
-use tokio::signal::unix::{Signal as UnixSignal, SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 
 use super::process_exit::{DrainCause, NodeSignal};
 use crate::failure::{CommandFailure, FailureCode};
 
-/// If it is `stdin`, the process ends when its standard input does: the process that started it holds the
-/// other end, and lets go of it however it ends.
+/// If it is `stdin`, the process ends when its standard input does: the process that started it
+/// holds the other end, and drops it however it ends.
 pub const LIFELINE_VARIABLE: &str = "ZBELASTIC_LIFELINE";
 
-/// Signals that wait at once: a person who presses a key for long.
+/// Signals that wait at once: a key that is held down.
 const SIGNALS_MAX: usize = 16;
 
-/// Listens: SIGTERM is a machine being taken away, Ctrl-C a person; a second one of either means
-/// now. A closed terminal is nothing: the node goes on.
+/// Listens: SIGTERM is a machine being taken away, Ctrl-C an operator; a second one of either means
+/// now. A closed terminal is ignored: the node keeps running.
 ///
 /// # Errors
-/// If the system does not let this process listen.
+/// If the system refuses to deliver signals to this process.
 pub fn listen() -> Result<mpsc::Receiver<NodeSignal>, CommandFailure> {
     let (sender, receiver) = mpsc::channel(SIGNALS_MAX);
     forward_signals(
@@ -50,10 +50,10 @@ fn watch_lifeline(sender: mpsc::Sender<NodeSignal>) -> Result<(), CommandFailure
 
 fn forward_signals(
     kind: SignalKind,
-    told: Option<NodeSignal>,
+    node_signal: Option<NodeSignal>,
     sender: &mpsc::Sender<NodeSignal>,
 ) -> Result<(), CommandFailure> {
-    let mut signals: UnixSignal = signal(kind).map_err(|error| {
+    let mut signals: Signal = signal(kind).map_err(|error| {
         CommandFailure::new(
             FailureCode::OutOfResource,
             format!("cannot listen to signals: {error}"),
@@ -62,8 +62,8 @@ fn forward_signals(
     let sender = sender.clone();
     tokio::spawn(async move {
         while signals.recv().await.is_some() {
-            if let Some(told) = told
-                && sender.send(told).await.is_err()
+            if let Some(node_signal) = node_signal
+                && sender.send(node_signal).await.is_err()
             {
                 return;
             }

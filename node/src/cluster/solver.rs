@@ -1,7 +1,7 @@
-//! Plans, found off the event loop. The leader sends a request, gets an answer, and proposes it; what is not
-//! on the way of anybody is to look ahead: the plans for one node less and one more are found before they are
-//! needed, so that a loss does not wait for a search. What is not on anybody's way either is to judge the
-//! plan in force by what its work takes.
+//! Plans, found off the event loop. The leader sends a request, gets an answer, and proposes it;
+//! what is not urgent is to look ahead: the plans for one node less and one more are found before
+//! they are needed, so that a loss does not wait for a search. Nor is it urgent to judge the plan
+//! in force by what its work takes.
 
 mod review;
 
@@ -33,75 +33,76 @@ const REMEMBERED_MAX: usize = 256;
 /// What a device of speed 1000 does in a second, in floating-point operations: one core of the kind
 /// that this was measured on, rounded down.
 const REFERENCE_FLOP_PER_S: f64 = 2e10;
-/// Bytes that an update moves for each weight, at most: the squares of its gradient, its candidate, its
-/// commit, and the fingerprint of what comes of it (docs/decisions/0038).
+/// Bytes that an update moves for each weight, at most: the squares of its gradient, its candidate,
+/// its commit, and the fingerprint of the result (docs/decisions/0038).
 const UPDATE_BYTES_PER_WEIGHT: f64 = 64.0;
-/// What a device of speed 1000 moves in a second at least, in bytes, with its neighbours doing the same. It
-/// was chosen, and nobody has measured it: memory of machines that are rented gives several times as much.
+/// What a device of speed 1000 moves in a second at least, in bytes, with its neighbours doing the
+/// same. It was chosen, not measured: memory of machines that are rented gives several times as
+/// much.
 const REFERENCE_BYTES_PER_S: f64 = 1e9;
 /// How many times longer than predicted an operation may take: cores are shared, and shared cores
 /// are preempted.
 const PATIENCE: f64 = 10.0;
-/// An operation may take so long however small it is, in seconds: the longest a busy machine keeps a
-/// thread waiting, with room.
+/// How long an operation may take however small it is, in seconds: the longest a busy machine keeps
+/// a thread waiting, with a margin.
 const OP_SECONDS_MIN: f64 = 1.0;
 
 /// Nodes of which the loss of each is looked ahead to; of more, the loss of the first ones, which
 /// mostly are like the others.
 const LOSSES_MAX: usize = 8;
 
-/// A plan, or that there is none.
+/// The solution of a request for a plan, or that there is none.
 pub struct SolvedPlan {
-    /// As in the request.
+    /// The number of the request.
     pub number: u64,
     /// The plan that was found, or why there is none.
     pub solution: Result<PlanSolution, PlanUnsolvable>,
 }
 
-/// What the thread answers.
+/// An answer of the solver thread.
 pub enum SolverAnswer {
-    /// To a request for a plan.
+    /// The answer to a request for a plan.
     Solved(SolvedPlan),
-    /// To the review of a plan.
+    /// The answer to the review of a plan.
     Reviewed(Box<ReviewedPlan>),
 }
 
-/// What the thread receives.
+/// A command to the solver thread.
 enum SolverCommand {
     Solve(Box<SolveRequest>),
     Review(Box<PlanReview>),
-    /// Plans are made with this from now on.
+    /// Plans are made with this estimate from now on.
     SetEstimate(Box<PaceEstimate>),
 }
 
-/// The thread that looks for plans.
+/// The handle of the thread that finds plans.
 pub struct SolverThread {
     commands: SyncSender<SolverCommand>,
-    /// A request that found no room.
+    /// A request that the full queue did not accept.
     waiting: Option<Box<SolveRequest>>,
 }
 
 impl SolverThread {
-    /// Starts the thread; answers come through the receiver.
+    /// Starts the thread; answers are sent through the receiver.
     ///
     /// # Errors
     /// If it cannot be started.
     pub fn start() -> std::io::Result<(Self, mpsc::Receiver<SolverAnswer>)> {
-        let (asks, inbox) = sync_channel(REQUESTS_MAX);
+        let (commands, inbox) = sync_channel(REQUESTS_MAX);
         let (answers, outbox) = mpsc::channel(REQUESTS_MAX);
         let search = move || PlanSearch::default().serve(&inbox, &answers);
         thread::Builder::new().name("solver".to_owned()).spawn(search)?;
-        Ok((Self { commands: asks, waiting: None }, outbox))
+        Ok((Self { commands, waiting: None }, outbox))
     }
 
-    /// Requests a plan. With too many waiting it waits for room, in place of the one before: a leader
-    /// gives up its earlier requests, and waits for an answer to the last one.
+    /// Requests a plan. If too many wait, it waits for a free place, in place of the one before: a
+    /// leader gives up its earlier requests, and waits for an answer to the last one.
     pub fn request(&mut self, request: SolveRequest) {
         self.waiting = Some(Box::new(request));
         self.handle_tick();
     }
 
-    /// Passes on a request that waits, if there is room.
+    /// Passes on a request that waits, if the queue has space.
     pub fn handle_tick(&mut self) {
         let Some(request) = self.waiting.take() else { return };
         if let Err(TrySendError::Full(SolverCommand::Solve(request))) =
@@ -111,14 +112,14 @@ impl SolverThread {
         }
     }
 
-    /// Has a plan judged. Yields whether the thread has taken it.
+    /// Requests the review of a plan. Yields whether the queue accepted it.
     pub fn review(&self, review: PlanReview) -> bool {
         self.commands.try_send(SolverCommand::Review(Box::new(review))).is_ok()
     }
 
-    /// Has plans made with what is known now. Yields whether they will be.
-    pub fn set_estimate(&self, known: PaceEstimate) -> bool {
-        self.commands.try_send(SolverCommand::SetEstimate(Box::new(known))).is_ok()
+    /// Sends the estimate that later plans are made with. Yields whether the queue accepted it.
+    pub fn set_estimate(&self, estimate: PaceEstimate) -> bool {
+        self.commands.try_send(SolverCommand::SetEstimate(Box::new(estimate))).is_ok()
     }
 }
 
@@ -129,9 +130,9 @@ struct PlanQuery {
     kinds: Vec<ScheduleKind>,
     chunks_per_stage: Option<u32>,
     is_ahead: bool,
-    /// What each stage may take, by stage; none if all may take anything.
+    /// The bytes that each stage may take, by stage; none if there is no limit.
     bytes_max: Vec<Bytes>,
-    /// By stage, in thousandths of a reference device's.
+    /// The speed of each stage's node, in thousandths of a reference device.
     speeds: Vec<u32>,
     /// Of a boundary tensor, latency and occupancy, and of a verdict, in whole microseconds.
     message_us: [u64; 3],
@@ -139,17 +140,17 @@ struct PlanQuery {
 
 impl PlanQuery {
     fn new(
-        resort: PlanFallback<'_>,
+        fallback: PlanFallback<'_>,
         (nodes, window): (&[NodeResources], Window),
-        (pace, most): (&Pace, Option<Bytes>),
+        (pace, bytes_max): (&Pace, Option<Bytes>),
     ) -> Self {
         Self {
             stage_count: nodes.len() as u32,
-            kinds: resort.kinds.to_vec(),
-            chunks_per_stage: resort.chunks_per_stage,
+            kinds: fallback.kinds.to_vec(),
+            chunks_per_stage: fallback.chunks_per_stage,
             is_ahead: window == Window::One,
-            bytes_max: memory_limits(most, nodes),
-            speeds: nodes.iter().map(|(_, brought)| brought.speed_permille).collect(),
+            bytes_max: memory_limits(bytes_max, nodes),
+            speeds: nodes.iter().map(|(_, resources)| resources.speed_permille).collect(),
             message_us: [pace.link, pace.occupancy, pace.verdict].map(|us| us.round() as u64),
         }
     }
@@ -163,26 +164,26 @@ struct PlanSearch {
 }
 
 impl PlanSearch {
-    fn serve(mut self, asks: &Receiver<SolverCommand>, answers: &mpsc::Sender<SolverAnswer>) {
-        while let Ok(ask) = asks.recv() {
-            let is_heard = match ask {
+    fn serve(mut self, commands: &Receiver<SolverCommand>, answers: &mpsc::Sender<SolverAnswer>) {
+        while let Ok(command) = commands.recv() {
+            let is_received = match command {
                 SolverCommand::Solve(request) => {
                     let solution = self.solve(&request);
-                    let solved = SolvedPlan { number: request.number, solution };
-                    let is_heard = answers.blocking_send(SolverAnswer::Solved(solved)).is_ok();
+                    let plan = SolvedPlan { number: request.number, solution };
+                    let is_received = answers.blocking_send(SolverAnswer::Solved(plan)).is_ok();
                     self.solve_ahead(&request);
-                    is_heard
+                    is_received
                 }
                 SolverCommand::Review(review) => self.review(*review).is_none_or(|reviewed| {
                     answers.blocking_send(SolverAnswer::Reviewed(Box::new(reviewed))).is_ok()
                 }),
-                SolverCommand::SetEstimate(known) => {
-                    self.estimate = *known;
+                SolverCommand::SetEstimate(estimate) => {
+                    self.estimate = *estimate;
                     self.found.clear();
                     true
                 }
             };
-            if !is_heard {
+            if !is_received {
                 return;
             }
         }
@@ -201,8 +202,8 @@ impl PlanSearch {
         self.plan_on(&document, request.window, &request.nodes).map_err(unsolvable)
     }
 
-    /// The first plan that can be had on some of the nodes: on those that stand first, or on those with the
-    /// most memory.
+    /// The first plan that can be had on some of the nodes: on the first ones, or on those
+    /// with the most memory.
     fn plan_on(
         &mut self,
         document: &JobDocument,
@@ -210,13 +211,13 @@ impl PlanSearch {
         nodes: &[NodeResources],
     ) -> Result<PlanSolution, String> {
         let config = &document.config;
-        let most = (nodes.len() as u32).min(config.model.blocks);
-        let resorts = config.plan_fallbacks(most).map_err(has_no_steps)?;
-        let tried = resorts.into_iter().map(|resort| (resort, resort.stage_count));
-        let (solution, seats) = first_plan(nodes, tried, |resort, seats| {
-            self.plan_for(document, resort, window, (nodes, seats))
+        let stage_count_max = (nodes.len() as u32).min(config.model.blocks);
+        let fallbacks = config.plan_fallbacks(stage_count_max).map_err(has_no_steps)?;
+        let tried = fallbacks.into_iter().map(|fallback| (fallback, fallback.stage_count));
+        let (solution, stage_nodes) = first_plan(nodes, tried, |fallback, stage_nodes| {
+            self.plan_for(document, fallback, window, (nodes, stage_nodes))
         })?;
-        Ok(PlanSolution { stage_nodes: seats, ..solution })
+        Ok(PlanSolution { stage_nodes, ..solution })
     }
 
     fn document(&mut self, spec: &JobSpec) -> Result<JobDocument, String> {
@@ -230,19 +231,19 @@ impl PlanSearch {
         Ok(job)
     }
 
-    /// Plans for one node less, whichever it is, two less, and one more, unless a request comes in
-    /// between: they are found in milliseconds, so none is interrupted. Of nodes that are alike it
-    /// does not matter which one goes, and one plan is found for all.
+    /// Plans for one node less, whichever it is, two less, and one more, unless a request arrives
+    /// in between: they are found in milliseconds, so none is interrupted. Of nodes that are alike
+    /// it does not matter which one goes, and one plan is found for all.
     fn solve_ahead(&mut self, request: &SolveRequest) {
         let SolveRequest { nodes, window, .. } = request;
-        let without = |gone: usize| {
-            let others = nodes.iter().enumerate().filter(|(index, _)| *index != gone);
-            others.map(|(_, seat)| *seat).collect::<Vec<NodeResources>>()
+        let without = |lost: usize| {
+            let others = nodes.iter().enumerate().filter(|(index, _)| *index != lost);
+            others.map(|(_, node)| *node).collect::<Vec<NodeResources>>()
         };
         let mut ahead: Vec<Vec<NodeResources>> =
             (0..nodes.len()).take(LOSSES_MAX).map(without).collect();
         ahead.push(nodes[..nodes.len().saturating_sub(2)].to_vec());
-        let another = nodes.last().map(|(_, brought)| (NodeId(u64::MAX), *brought));
+        let another = nodes.last().map(|(_, resources)| (NodeId(u64::MAX), *resources));
         ahead.push(nodes.iter().copied().chain(another).collect());
         let Some(named) = &self.job else { return };
         let document = named.job.clone();
@@ -256,22 +257,22 @@ impl PlanSearch {
     fn plan_for(
         &mut self,
         document: &JobDocument,
-        resort: PlanFallback<'_>,
+        fallback: PlanFallback<'_>,
         window: Window,
-        (nodes, seats): (&[NodeResources], &[usize]),
+        (nodes, stage_nodes): (&[NodeResources], &[usize]),
     ) -> Result<PlanSolution, String> {
-        let nodes: Vec<NodeResources> = seats.iter().map(|at| nodes[*at]).collect();
+        let nodes: Vec<NodeResources> = stage_nodes.iter().map(|at| nodes[*at]).collect();
         let pace = self.estimate.pace(&document.config, &nodes);
-        let most = document.config.stage_bytes_max;
-        let question = PlanQuery::new(resort, (&nodes, window), (&pace, most));
-        if let Some(found) = self.found.get(&question) {
+        let bytes_max = document.config.stage_bytes_max;
+        let query = PlanQuery::new(fallback, (&nodes, window), (&pace, bytes_max));
+        if let Some(found) = self.found.get(&query) {
             return found.clone();
         }
-        let found = solve_query(document, resort, &question, (&pace, &nodes));
+        let found = solve_query(document, fallback, &query, (&pace, &nodes));
         if self.found.len() >= REMEMBERED_MAX {
             self.found.pop_last();
         }
-        self.found.insert(question, found.clone());
+        self.found.insert(query, found.clone());
         found
     }
 }
@@ -283,22 +284,22 @@ fn has_no_steps(kind: AsyncKind) -> String {
 
 fn solve_query(
     document: &JobDocument,
-    resort: PlanFallback<'_>,
-    question: &PlanQuery,
+    fallback: PlanFallback<'_>,
+    query: &PlanQuery,
     (pace, nodes): (&Pace, &[NodeResources]),
 ) -> Result<PlanSolution, String> {
-    let choice = choice(document, resort, question, pace)?;
+    let choice = choice(document, fallback, query, pace)?;
     let op_ticks_max = op_ticks_max(document, &choice.plan, nodes);
     let Plan { program, chunks, .. } = choice.plan;
-    let seats = (0..nodes.len()).collect();
-    Ok(PlanSolution { program, chunks, stage_nodes: seats, op_ticks_max })
+    let stage_nodes = (0..nodes.len()).collect();
+    Ok(PlanSolution { program, chunks, stage_nodes, op_ticks_max })
 }
 
 /// The best plan at a pace.
 fn choice(
     document: &JobDocument,
     PlanFallback { kinds, chunks_per_stage, stage_count }: PlanFallback<'_>,
-    question: &PlanQuery,
+    query: &PlanQuery,
     pace: &Pace,
 ) -> Result<PlanChoice, String> {
     let config = &document.config;
@@ -309,10 +310,10 @@ fn choice(
         chunks_per_stage,
         slice_count: config.slice_count,
         stage_count,
-        window: if question.is_ahead { Window::One } else { Window::Zero },
+        window: if query.is_ahead { Window::One } else { Window::Zero },
         memory: config.memory.policy(),
         copies: copies_at(config.elastic.copies, stage_count),
-        stage_bytes_max: &question.bytes_max,
+        stage_bytes_max: &query.bytes_max,
         pace,
     };
     choose(&config.arithmetic.sizes(), request).map_err(|refusals| {
@@ -321,15 +322,16 @@ fn choice(
     })
 }
 
-/// Ticks after which an operation hangs: so many times what the longest one should take on the slowest
-/// node. That is a pass of a chunk, or the update of a stage, whichever takes longer.
+/// Ticks after which an operation hangs: so many times what the longest one should take on the
+/// slowest node. That is a pass of a chunk, or the update of a stage, whichever takes longer.
 fn op_ticks_max(document: &JobDocument, plan: &Plan, nodes: &[NodeResources]) -> u32 {
     let config = &document.config;
     let work = layer_work(&config.model, config.batch.microbatch);
     let of_chunk =
         |chunk: &LayerRange| -> f64 { chunk.ids().map(|layer| work[layer as usize].total()).sum() };
     let of_pass = plan.chunks.iter().map(of_chunk).fold(0.0, f64::max);
-    // A device does later what it was sent: an operation that reads the result waits for all of a step.
+    // A device does later what it was sent: an operation that reads the result waits for all of a
+    // step.
     let passes = match config.arithmetic.device {
         DeviceChoice::Cpu => 1,
         DeviceChoice::Cuda => config.batch.microbatch_count,
@@ -362,8 +364,8 @@ mod tests {
     use crate::cluster::document::DataName;
     use crate::config::load_document;
 
-    /// A model whose layers are large beside its passes updates for longer than any pass runs, and is not
-    /// called hung for it.
+    /// A model whose layers are large beside its passes updates for longer than any pass runs, and
+    /// is not called hung for it.
     #[test]
     fn an_operation_may_take_as_long_as_the_update_of_a_large_layer() {
         let ticks_max = |vocabulary: u32| {
@@ -374,7 +376,7 @@ mod tests {
             let config = load_document("test", &toml).expect("legal").config;
             let weights = u64::from(config.model.vocabulary) * u64::from(config.model.width);
             let document = JobDocument::new("test".to_owned(), config, toml, DataName::of(b"text"));
-            let found = PlanSearch::default().plan_on(&document, Window::One, &seats(&[1, 2]));
+            let found = PlanSearch::default().plan_on(&document, Window::One, &nodes_of(&[1, 2]));
             (found.expect("there is a plan").op_ticks_max, weights)
         };
         let (small, _) = ticks_max(256);
@@ -384,7 +386,7 @@ mod tests {
         assert!(small < large);
     }
 
-    fn seats(nodes: &[u64]) -> Vec<NodeResources> {
+    fn nodes_of(nodes: &[u64]) -> Vec<NodeResources> {
         let resources = Resources {
             memory: Bytes(0),
             speed_permille: 1000,
@@ -393,25 +395,25 @@ mod tests {
         nodes.iter().map(|node| (NodeId(*node), resources)).collect()
     }
 
-    /// A node that has no room for any stage is left out, wherever it stands.
+    /// A node whose memory suffices for no stage is left out, wherever it stands.
     #[test]
     fn a_node_with_little_memory_stops_no_plan() {
         let toml = "[model]\npreset = \"tiny\"\n".to_owned();
         let config = load_document("test", &toml).expect("legal").config;
         let document = JobDocument::new("test".to_owned(), config, toml, DataName::of(b"text"));
         for small in 0..3 {
-            let mut nodes = seats(&[1, 2, 3]);
-            nodes.iter_mut().for_each(|(_, brought)| brought.memory = Bytes(1 << 30));
+            let mut nodes = nodes_of(&[1, 2, 3]);
+            nodes.iter_mut().for_each(|(_, resources)| resources.memory = Bytes(1 << 30));
             nodes[small].1.memory = Bytes(1 << 10);
             let found = PlanSearch::default().plan_on(&document, Window::One, &nodes);
-            let seats = found.expect("two others suffice").stage_nodes;
+            let stage_nodes = found.expect("two others suffice").stage_nodes;
             let others: Vec<usize> = (0..3).filter(|at| *at != small).collect();
-            assert_eq!(seats, others, "the one at {small} has no room");
+            assert_eq!(stage_nodes, others, "the one at {small} has no room");
         }
-        // Nodes that all have room are used as they stand, whichever have more.
-        let mut nodes = seats(&[1, 2, 3, 4, 5, 6]);
-        for (at, (_, brought)) in nodes.iter_mut().enumerate() {
-            brought.memory = Bytes((at as u64 + 1) << 30);
+        // Nodes whose memory suffices are used in their order, whichever have more.
+        let mut nodes = nodes_of(&[1, 2, 3, 4, 5, 6]);
+        for (at, (_, resources)) in nodes.iter_mut().enumerate() {
+            resources.memory = Bytes((at as u64 + 1) << 30);
         }
         let found = PlanSearch::default().plan_on(&document, Window::One, &nodes).expect("a plan");
         assert_eq!(found.stage_nodes, (0..found.stage_nodes.len()).collect::<Vec<_>>());
@@ -424,7 +426,7 @@ mod tests {
             "[model]\npreset = \"tiny\"\n[schedule]\nkind = \"auto\"\nchunks = 8\n".to_owned();
         let config = load_document("test", &toml).expect("legal").config;
         let document = JobDocument::new("test".to_owned(), config, toml, DataName::of(b"text"));
-        let nodes = seats(&[1, 2]);
+        let nodes = nodes_of(&[1, 2]);
         let mut search = PlanSearch::default();
         for turn in ["searched", "remembered"] {
             let found = search.plan_on(&document, Window::One, &nodes).expect("there is a plan");

@@ -51,24 +51,25 @@ use crate::notice::{NoticeSettings, NoticeSource, NoticeWatch};
 const WRITE_TICKS_MAX: u32 = 200;
 
 /// How long the node with the higher number waits to be dialled. A controller does not know where a
-/// worker is before the worker has reported it, so a worker does not wait for longer than two dials cross.
+/// worker is before the worker has reported it, so a worker does not wait for longer than two dials
+/// cross.
 const DIAL_PATIENCE: Duration = Duration::from_millis(150);
 
-/// If it is `off`, processes of one host speak through the network like all others.
+/// If it is `off`, processes of one machine communicate through the network like all others.
 const SAME_HOST_VARIABLE: &str = "ZBELASTIC_SAME_HOST";
 
 fn may_share_host() -> bool {
     std::env::var(SAME_HOST_VARIABLE).map_or(true, |value| value != "off")
 }
 
-/// What a worker brings.
+/// The resources and settings of a worker that joins.
 #[derive(Clone, Debug)]
 pub struct WorkerProfile {
     /// Memory, speed and device of the worker.
     pub resources: Resources,
     /// Paths of texts that `--data-path` named.
     pub data_paths: Vec<String>,
-    /// The source of the notices that it listens to.
+    /// The source of the preemption notices that it polls.
     pub notice_source: NoticeSource,
 }
 
@@ -76,13 +77,13 @@ pub struct WorkerProfile {
 pub struct PreparedNode {
     /// Where its data is.
     pub folder: NodeDataFolder,
-    /// What it knows of itself.
+    /// What the node keeps about itself between two starts.
     pub node_record: NodeRecord,
     /// Its certificate and key.
     pub credentials: Credentials,
     /// Where its log lines are shown.
     pub echo: LogEcho,
-    /// What the system or a person wants of it.
+    /// Signals of the system or of an operator.
     pub signals: mpsc::Receiver<NodeSignal>,
 }
 
@@ -138,12 +139,13 @@ async fn open_parts(node: &mut PreparedNode) -> Result<NodeParts, CommandFailure
             None
         }
     };
-    let keeper = CheckpointThread::start(stores, store, data);
-    let (keeper, kept) = keeper.map_err(|error| internal("the store's thread", &error))?;
-    Ok(NodeParts { transport, events, checkpoint_thread: keeper, store_events: kept, journal })
+    let checkpoint_thread = CheckpointThread::start(stores, store, data);
+    let (checkpoint_thread, store_events) =
+        checkpoint_thread.map_err(|error| internal("the store's thread", &error))?;
+    Ok(NodeParts { transport, events, checkpoint_thread, store_events, journal })
 }
 
-/// What became of the store that a node used last.
+/// The store that a node used last, as it was opened, replaced or missing.
 enum OpenedStore {
     Store(Arc<SledStore>),
     /// Its index was damaged: what was there is put aside, and another one is begun.
@@ -159,9 +161,9 @@ enum OpenedStore {
     Unavailable(StoreOpenError),
 }
 
-/// The store that the node used last. One in the data folder must be there; one that a job named may
-/// lie on a disk that is gone, and the node is of use without. Pieces of checkpoints lie on other nodes as well:
-/// a damaged index keeps nobody from starting.
+/// The store that the node used last. One in the data folder must be there; one that a job named
+/// may lie on a disk that is missing, and the node is of use without. Pieces of checkpoints lie on
+/// other nodes as well: a damaged index keeps no node from starting.
 ///
 /// # Errors
 /// If it is in the data folder and cannot be opened, or it is not known where it is.
@@ -169,24 +171,27 @@ fn open_store(
     stores: &mut OpenStores,
     folder: &NodeDataFolder,
 ) -> Result<OpenedStore, CommandFailure> {
-    let place = StoreLocations::new(folder.clone()).last();
-    let place = place.map_err(|error| storage("the store", false, &error))?;
-    let damage = match stores.get(&place) {
+    let store_folder = StoreLocations::new(folder.clone()).last();
+    let store_folder = store_folder.map_err(|error| storage("the store", false, &error))?;
+    let damage = match stores.get(&store_folder) {
         Ok(store) => return Ok(OpenedStore::Store(store)),
         Err(error) => error,
     };
-    let is_taken = |number: u32| aside_of(&place, number).exists();
-    match after_fault(damage.opening_fault(), place == folder.store(), is_taken) {
+    let is_taken = |number: u32| aside_of(&store_folder, number).exists();
+    match after_fault(damage.opening_fault(), store_folder == folder.store(), is_taken) {
         StoreOpeningAction::BeginAnew { aside } => {
-            let aside = aside_of(&place, aside);
-            move_aside(&place, &aside).map_err(|error| storage("the store", false, &error))?;
-            let store = stores.get(&place).map_err(|error| storage("the store", false, &error))?;
+            let aside = aside_of(&store_folder, aside);
+            move_aside(&store_folder, &aside)
+                .map_err(|error| storage("the store", false, &error))?;
+            let store =
+                stores.get(&store_folder).map_err(|error| storage("the store", false, &error))?;
             Ok(OpenedStore::Replaced { store, damage, aside })
         }
         StoreOpeningAction::GoWithout => Ok(OpenedStore::Unavailable(damage)),
         StoreOpeningAction::Refuse if damage.opening_fault() == StoreOpeningFault::Damage => {
-            let what = format!("{ASIDE_MAX} damaged stores lie beside {} already", place.display());
-            Err(storage("the store", false, &what))
+            let message =
+                format!("{ASIDE_MAX} damaged stores lie beside {} already", store_folder.display());
+            Err(storage("the store", false, &message))
         }
         StoreOpeningAction::Refuse => Err(match damage {
             StoreOpenError::Store { ref source, .. } => {
@@ -201,17 +206,17 @@ fn open_store(
 }
 
 /// Where a store is put aside under a number.
-fn aside_of(place: &Path, number: u32) -> PathBuf {
-    let mut aside = place.as_os_str().to_owned();
+fn aside_of(folder: &Path, number: u32) -> PathBuf {
+    let mut aside = folder.as_os_str().to_owned();
     aside.push(if number == 1 { ".damaged".to_owned() } else { format!(".damaged-{number}") });
     PathBuf::from(aside)
 }
 
 /// Renames a store that cannot be opened.
-fn move_aside(place: &Path, aside: &Path) -> io::Result<()> {
-    std::fs::rename(place, aside)?;
+fn move_aside(folder: &Path, aside: &Path) -> io::Result<()> {
+    std::fs::rename(folder, aside)?;
     // A store that was noted must be there, or its disk counts as not mounted.
-    std::fs::create_dir(place)
+    std::fs::create_dir(folder)
 }
 
 /// Runs a worker until it ends.
@@ -220,28 +225,28 @@ fn move_aside(place: &Path, aside: &Path) -> io::Result<()> {
 /// If it cannot start.
 pub async fn run_worker<M: WorkerDevice>(
     mut node: PreparedNode,
-    means: WorkerProfile,
-    machine: M,
+    profile: WorkerProfile,
+    device: M,
 ) -> Result<ProcessExit, CommandFailure> {
-    let NodeParts { transport, events, checkpoint_thread: keeper, store_events: kept, journal } =
+    let NodeParts { transport, events, checkpoint_thread, store_events, journal } =
         open_parts(&mut node).await?;
-    let home = &node.node_record;
+    let node_record = &node.node_record;
     let setup = WorkerSetup {
-        cluster: home.cluster,
-        node: home.node,
-        // Each life that is fenced off counts one further, so starts lie far apart.
-        boot: home.boot << 20,
-        contact: contact(home, transport.local_addr()),
-        controllers: home.controllers.clone(),
-        resources: means.resources,
-        data_paths: means.data_paths,
-        node_record: home.clone(),
+        cluster: node_record.cluster,
+        node: node_record.node,
+        // Each boot number that is fenced off counts one further, so starts lie far apart.
+        boot: node_record.boot << 20,
+        contact: contact(node_record, transport.local_addr()),
+        controllers: node_record.controllers.clone(),
+        resources: profile.resources,
+        data_paths: profile.data_paths,
+        node_record: node_record.clone(),
         writer: NodeRecordWriter::start(node.folder.clone()),
         credentials: node.credentials.clone(),
         identity: node.folder.identity(),
         store_locations: StoreLocations::new(node.folder.clone()),
     };
-    let settings = NoticeSettings::from_environment(means.notice_source).map_err(|error| {
+    let settings = NoticeSettings::from_environment(profile.notice_source).map_err(|error| {
         CommandFailure::usage("the environment", vec![FailureDetail::new(error.to_string())])
     })?;
     let notices = NoticeWatch::start(settings);
@@ -250,15 +255,13 @@ pub async fn run_worker<M: WorkerDevice>(
     let parts = WorkerParts {
         transport,
         events,
-        checkpoint_thread: keeper,
-        store_events: kept,
+        checkpoint_thread,
+        store_events,
         journal,
         signals,
         notices,
     };
-    worker::run(setup, parts, machine)
-        .await
-        .map_err(|error| internal("the device's thread", &error))
+    worker::run(setup, parts, device).await.map_err(|error| internal("the device's thread", &error))
 }
 
 /// Runs a controller; `first` is the state of a cluster that this node begins.
@@ -269,17 +272,17 @@ pub async fn run_controller(
     mut node: PreparedNode,
     authority: ClusterAuthority,
 ) -> Result<ProcessExit, CommandFailure> {
-    // Before the start is counted: who has started before has a log.
+    // Before the start is counted: a node that has started before has a log.
     let mut log = SledLog::open(Arc::new(RealFileSystem), &node.folder.log())
         .map_err(|error| storage("the log", error.is_full(), &error))?;
-    let NodeParts { transport, events, checkpoint_thread: keeper, store_events: kept, journal } =
+    let NodeParts { transport, events, checkpoint_thread, store_events, journal } =
         open_parts(&mut node).await?;
     let contact = contact(&node.node_record, transport.local_addr());
     let core = core(&node, &contact, &mut log)?;
     print_administrator_hint(&node.folder, &node.node_record, transport.local_addr())?;
-    let (disk, written) =
+    let (record_writer, written) =
         RecordWriter::start(log).map_err(|error| internal("the log's thread", &error))?;
-    let (solver, solved) =
+    let (solver, solver_answers) =
         SolverThread::start().map_err(|error| internal("the solver's thread", &error))?;
     let setup = ControllerSetup {
         node: node.node_record.node,
@@ -294,37 +297,42 @@ pub async fn run_controller(
     let authority = Arc::new(authority);
     let parts = ControllerParts {
         core,
-        record_writer: disk,
+        record_writer,
         solver,
         authority,
         transport,
-        checkpoint_thread: keeper,
+        checkpoint_thread,
         journal,
     };
     let inbox = ControllerInbox {
         write_reports: written,
-        solver_answers: solved,
+        solver_answers,
         events,
-        store_events: kept,
+        store_events,
         signals: node.signals,
     };
     Ok(controller::run(setup, parts, inbox).await)
 }
 
 fn core(node: &PreparedNode, contact: &Contact, log: &mut SledLog) -> Result<Core, CommandFailure> {
-    let home = &node.node_record;
-    let mut raft = RaftSetup::new(home.node, random_number() >> 2, election_ticks(home.node.0));
+    let node_record = &node.node_record;
+    let mut raft =
+        RaftSetup::new(node_record.node, random_number() >> 2, election_ticks(node_record.node.0));
     raft.write_ticks_max = WRITE_TICKS_MAX;
     let timing = duty_timing();
     let setup = CoreSetup {
-        cluster: home.cluster,
+        cluster: node_record.cluster,
         contact: contact.clone(),
         raft,
         timing,
         newest_format: Format::NEWEST,
     };
-    let others: Vec<NodeId> =
-        home.controllers.keys().copied().filter(|other| *other != home.node).collect();
+    let others: Vec<NodeId> = node_record
+        .controllers
+        .keys()
+        .copied()
+        .filter(|other| *other != node_record.node)
+        .collect();
     let records = log.read_all().map_err(|error| storage("the log", error.is_full(), &error))?;
     let recovered = RecoveredLog::from_records(records.iter().map(|(_, bytes)| bytes.as_slice()))
         .map_err(|error| damaged_log(&error))?;
@@ -332,14 +340,14 @@ fn core(node: &PreparedNode, contact: &Contact, log: &mut SledLog) -> Result<Cor
         let last = log.next() - 1;
         log.cut_from(last).map_err(|error| storage("the log", error.is_full(), &error))?;
     }
-    let boot = home.boot;
+    let boot = node_record.boot;
     let start = if recovered.records.0 == 0 {
         beginning(node, contact, others.clone())?
     } else {
         CoreStart::Recover { log: Box::new(recovered), controllers: others.clone(), boot }
     };
     match Core::new(setup.clone(), start) {
-        // It died before anything of its first start was durable.
+        // The process ended before anything of its first start was durable.
         Err(StartError::Raft(RaftStartError::NeverStarted)) => {
             let start = beginning(node, contact, others)?;
             Core::new(setup, start).map_err(|error| damaged_log(&error))
@@ -354,14 +362,14 @@ fn beginning(
     contact: &Contact,
     others: Vec<NodeId>,
 ) -> Result<CoreStart, CommandFailure> {
-    let home = &node.node_record;
+    let node_record = &node.node_record;
     if !others.is_empty() {
-        return Ok(CoreStart::Wait { controllers: others, boot: home.boot });
+        return Ok(CoreStart::Wait { controllers: others, boot: node_record.boot });
     }
     let at_s = now_s();
     let credential = Credential {
         role: AccessRole::Controller,
-        name: home.name.clone(),
+        name: node_record.name.clone(),
         key: Digest(node.credentials.key().digest().0),
         token: None,
         issued_at_s: at_s,
@@ -371,25 +379,25 @@ fn beginning(
     };
     let recovered = recovery::beginning(&node.folder.identity())?;
     let state = recovered
-        .unwrap_or_else(|| State::new(home.cluster))
-        .with_controllers([(home.node, contact.clone())])
-        .with_credentials([(home.node, credential)]);
-    Ok(CoreStart::Create { voters: vec![home.node], state: Box::new(state) })
+        .unwrap_or_else(|| State::new(node_record.cluster))
+        .with_controllers([(node_record.node, contact.clone())])
+        .with_credentials([(node_record.node, credential)]);
+    Ok(CoreStart::Create { voters: vec![node_record.node], state: Box::new(state) })
 }
 
-/// Where a node is reached: where it is configured to be, or else where it listens, as the controllers see
-/// it.
-fn contact(home: &NodeRecord, local: SocketAddr) -> Contact {
-    let others = home.controllers.iter().filter(|(node, _)| **node != home.node);
+/// Where a node is reached: where it is configured to be, or else where it listens, as the
+/// controllers see it.
+fn contact(node_record: &NodeRecord, local: SocketAddr) -> Contact {
+    let others = node_record.controllers.iter().filter(|(node, _)| **node != node_record.node);
     let others: Vec<SocketAddr> = others.flat_map(|(_, addresses)| addresses).copied().collect();
-    let addresses = if home.advertised.is_empty() {
+    let addresses = if node_record.advertised.is_empty() {
         let own = reachable_addresses(local, &others);
         own.iter().map(SocketAddr::to_string).collect()
     } else {
-        home.advertised.clone()
+        node_record.advertised.clone()
     };
-    let place = FailureDomain { zone: home.zone.clone(), host: machine_number() };
-    Contact { name: home.name.clone(), addresses, place }
+    let place = FailureDomain { zone: node_record.zone.clone(), host: machine_number() };
+    Contact { name: node_record.name.clone(), addresses, place }
 }
 
 /// Controllers of a grant, by node.
@@ -400,24 +408,25 @@ pub fn by_node(
     contacts.into_iter().map(|contact| (contact.node, contact.addresses)).collect()
 }
 
-fn internal(what: &str, error: &dyn std::fmt::Display) -> CommandFailure {
+fn internal(subject: &str, error: &dyn std::fmt::Display) -> CommandFailure {
     CommandFailure::new(
         FailureCode::OutOfResource,
-        format!("{what}: {}", escape(&error.to_string())),
+        format!("{subject}: {}", escape(&error.to_string())),
     )
 }
 
-fn storage(what: &str, is_full: bool, error: &dyn std::fmt::Display) -> CommandFailure {
+fn storage(subject: &str, is_full: bool, error: &dyn std::fmt::Display) -> CommandFailure {
     let code = if is_full { FailureCode::OutOfResource } else { FailureCode::VerificationFailed };
     // The text of a damaged file's error may hold anything.
-    let mut failure = CommandFailure::new(code, format!("{what}: {}", escape(&error.to_string())));
-    failure.details = vec![FailureDetail::new("nothing was made anew in its place")];
+    let mut failure =
+        CommandFailure::new(code, format!("{subject}: {}", escape(&error.to_string())));
+    failure.details = vec![FailureDetail::new("nothing was created in its place")];
     failure
 }
 
 fn damaged_log(error: &dyn std::fmt::Display) -> CommandFailure {
-    let what = format!("this controller's log cannot be used: {error}");
-    let mut failure = CommandFailure::new(FailureCode::VerificationFailed, what);
+    let message = format!("this controller's log cannot be used: {error}");
+    let mut failure = CommandFailure::new(FailureCode::VerificationFailed, message);
     failure.details = vec![
         FailureDetail::new("nothing was changed")
             .why("a controller that forgot what it promised could let two leaders decide")

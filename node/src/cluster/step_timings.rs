@@ -1,5 +1,5 @@
-//! Where the time of a plan's steps goes: what stages report of their work, measured in the way of a
-//! run in one process, and drawn as its trace. A plan is reviewed by it.
+//! Where the time of a plan's steps goes: what stages report of their work, measured in the way of
+//! a run in one process, and drawn as its trace. A plan is reviewed by it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,8 +18,8 @@ use crate::train::timing::{
 };
 use crate::train::trace::trace;
 
-/// Operations of a program, over all stages, up to which its bubble is planned anew at each step:
-/// to simulate so many takes a few milliseconds, and a leader has other things to do.
+/// Operations of a program, over all stages, up to which its bubble is planned again at each step:
+/// to simulate so many takes a few milliseconds, and a leader has other work.
 const PLANNED_OPS_MAX: usize = 20_000;
 
 /// The times of the plan in force.
@@ -33,7 +33,7 @@ pub struct StepTimings {
 }
 
 impl StepTimings {
-    /// A plan begins: what was measured of the one before is forgotten.
+    /// A plan begins: what was measured of the one before is dropped.
     pub fn begin(&mut self, job: &NamedJob, plan: &PlanRecord) {
         let timing = RunTiming::new(Arc::new(setup(job, plan)));
         self.plan = Some((plan.generation, timing));
@@ -54,7 +54,7 @@ impl StepTimings {
 
     /// A stage of this plan reports what arrived when. What cannot have been is dropped.
     pub fn record_arrivals(&mut self, of: (Generation, StageIndex), arrivals: &[MessageArrival]) {
-        if !self.takes(of, arrivals) {
+        if !self.accepts(of, arrivals) {
             return;
         }
         if let Some((_, timing)) = &mut self.plan {
@@ -62,7 +62,7 @@ impl StepTimings {
         }
     }
 
-    fn takes(&self, (of, stage): (Generation, StageIndex), arrivals: &[MessageArrival]) -> bool {
+    fn accepts(&self, (of, stage): (Generation, StageIndex), arrivals: &[MessageArrival]) -> bool {
         let is_known = self.plan.as_ref().is_some_and(|(generation, _)| of == *generation)
             && stage.0 < self.stage_count;
         is_known
@@ -85,7 +85,7 @@ impl StepTimings {
             .then(|| timing.end_step(turn))
     }
 
-    /// What the step took that a turn brought to its end, if all stages reported it.
+    /// The times of the step that ended with a turn, if all stages reported it.
     #[must_use]
     pub fn measure(&self, turn: Turn) -> Option<StepMeasurement> {
         let (generation, timing) = self.plan.as_ref()?;
@@ -150,12 +150,13 @@ mod tests {
     use crate::train::timing::ArrivalKind;
 
     fn begun() -> (StepTimings, PlanRecord) {
-        let (config, text) = (config(), DataName::of(b"text"));
+        let config = config();
+        let text = DataName::of(b"text");
         let plan = plan(&config);
         let job = JobDocument::new("test".to_owned(), config, String::new(), text);
-        let mut stopwatch = StepTimings::default();
-        stopwatch.begin(&NamedJob { run: RunId(1), name: text.hash, job }, &plan);
-        (stopwatch, plan)
+        let mut timings = StepTimings::default();
+        timings.begin(&NamedJob { run: RunId(1), name: text.hash, job }, &plan);
+        (timings, plan)
     }
 
     fn turn(generation: Generation) -> Turn {
@@ -164,19 +165,19 @@ mod tests {
 
     #[test]
     fn times_of_layers_that_cannot_be_or_belong_elsewhere_are_dropped() {
-        let told = |generation: Generation, stage: u32, us: f64| {
-            let (mut stopwatch, plan) = begun();
+        let recorded = |generation: Generation, stage: u32, us: f64| {
+            let (mut timings, plan) = begun();
             let mut times = LayerTimes::default();
             times.add(LayerClass::Mlp, LayerOp::Forward, us);
-            stopwatch.record_layers((turn(generation), StageIndex(stage)), times);
+            timings.record_layers((turn(generation), StageIndex(stage)), times);
             assert_eq!(plan.generation, Generation(1));
-            stopwatch.layers.len()
+            timings.layers.len()
         };
-        assert_eq!(told(Generation(1), 2, 5.0), 1);
-        assert_eq!(told(Generation(2), 2, 5.0), 0, "another plan");
-        assert_eq!(told(Generation(1), 3, 5.0), 0, "no such stage");
+        assert_eq!(recorded(Generation(1), 2, 5.0), 1);
+        assert_eq!(recorded(Generation(2), 2, 5.0), 0, "another plan");
+        assert_eq!(recorded(Generation(1), 3, 5.0), 0, "no such stage");
         for us in [f64::NAN, -1.0, f64::INFINITY] {
-            assert_eq!(told(Generation(1), 2, us), 0, "{us}");
+            assert_eq!(recorded(Generation(1), 2, us), 0, "{us}");
         }
     }
 
@@ -186,17 +187,17 @@ mod tests {
             let what = ArrivalKind::Prefix { turn: turn(Generation(1)) };
             MessageArrival { what, bytes: 0, at_us }
         };
-        let (stopwatch, _) = begun();
-        let takes = |generation, stage, arrivals: &[MessageArrival]| {
-            stopwatch.takes((Generation(generation), StageIndex(stage)), arrivals)
+        let (timings, _) = begun();
+        let accepts = |generation, stage, arrivals: &[MessageArrival]| {
+            timings.accepts((Generation(generation), StageIndex(stage)), arrivals)
         };
         let many = |count| vec![arrival(1.0); count];
-        assert!(takes(1, 2, &many(ARRIVALS_REPORTED_MAX)));
-        assert!(!takes(1, 2, &many(ARRIVALS_REPORTED_MAX + 1)), "more than one may tell");
-        assert!(!takes(2, 2, &many(1)), "another plan");
-        assert!(!takes(1, 3, &many(1)), "no such stage");
+        assert!(accepts(1, 2, &many(ARRIVALS_REPORTED_MAX)));
+        assert!(!accepts(1, 2, &many(ARRIVALS_REPORTED_MAX + 1)), "more than one may tell");
+        assert!(!accepts(2, 2, &many(1)), "another plan");
+        assert!(!accepts(1, 3, &many(1)), "no such stage");
         for at_us in [f64::NAN, -1.0, f64::INFINITY] {
-            assert!(!takes(1, 2, &[arrival(1.0), arrival(at_us)]), "{at_us}");
+            assert!(!accepts(1, 2, &[arrival(1.0), arrival(at_us)]), "{at_us}");
         }
     }
 }

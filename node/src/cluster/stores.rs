@@ -1,16 +1,16 @@
-//! Where a node keeps checkpoints: beside its other data, or in the folder that the job's `checkpoint.dir`
-//! names.
+//! Where a node keeps checkpoints: beside its other data, or in the folder that the job's
+//! `checkpoint.dir` names.
 //!
 //! ```text
 //!   DATA/store/                 without checkpoint.dir
-//!   DIR/CLUSTER-NODE/           a whole store, index and chunks, with checkpoint.dir = DIR
+//!   DIR/CLUSTER-NODE/           a complete store, index and chunks, with checkpoint.dir = DIR
 //!   DATA/store.json             where the store was last
 //! ```
 //!
 //! Index and chunks lie together, so a store's own order of writing holds whatever disk it is on: a
-//! piece is reported to be kept when its chunks, their names and its record are durable there. Each node
-//! has a folder of its own in `DIR`, because several may share it, and one that removes what nobody
-//! refers to must not find what is another's.
+//! piece is reported to be kept when its chunks, their names and its record are durable there. Each
+//! node has a folder of its own in `DIR`, because several may share it, and one that removes what
+//! it does not refer to must not find what is another's.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -29,15 +29,15 @@ use crate::data_folder::NodeDataFolder;
 
 /// The file that holds where the store was last.
 const FILE: &str = "store.json";
-/// The version of its form.
+/// The version of the file's format.
 const VERSION: u32 = 1;
-/// Bytes of it at most.
+/// The size of the file at most, in bytes.
 const BYTES_MAX: u64 = 64 << 10;
 /// Stores that a process has open at once. None is closed, for a reader may still use it; a job
 /// that names one more is refused with [`StoreOpenError::TooMany`].
 const STORES_MAX: usize = 16;
 
-/// Why a node cannot keep anything now.
+/// Why a node has no store now.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreOpenError {
     /// The folder cannot be made.
@@ -57,7 +57,7 @@ pub enum StoreOpenError {
     /// The store cannot be opened.
     #[error("{}: {source}", folder.display())]
     Store {
-        /// The store's folder.
+        /// The folder in which the store lies.
         folder: PathBuf,
         /// Why it cannot be opened.
         source: CheckpointStoreError,
@@ -71,12 +71,12 @@ pub enum StoreOpenError {
         source: CheckedError,
     },
     /// Too many stores are open.
-    #[error("{STORES_MAX} stores are open: start the node anew")]
+    #[error("{STORES_MAX} stores are open: restart the node")]
     TooMany,
 }
 
 impl StoreOpenError {
-    /// What it means for a node that starts.
+    /// What the error means for a node that starts.
     #[must_use]
     pub fn opening_fault(&self) -> StoreOpeningFault {
         match self {
@@ -102,7 +102,7 @@ pub struct StoreLocations {
 }
 
 impl StoreLocations {
-    /// Those of the node with this data folder.
+    /// The locations for the node with this data folder.
     #[must_use]
     pub const fn new(folder: NodeDataFolder) -> Self {
         Self { folder }
@@ -114,7 +114,7 @@ impl StoreLocations {
         &self.folder
     }
 
-    /// The store's folder with this `checkpoint.dir`. A relative one is seen from the data folder.
+    /// The store's folder with this `checkpoint.dir`. A relative one is below the data folder.
     ///
     /// # Errors
     /// If it cannot be read where the store was last.
@@ -127,12 +127,12 @@ impl StoreLocations {
         let Some(dir) = dir else { return Ok(self.folder.store()) };
         // An absolute path takes the place of the data folder's.
         let dir = self.folder.root().join(dir);
-        // A cluster that was begun by force has another id, and goes on with what is there.
+        // A cluster that was recovered has another id, and continues with what is there.
         let last = self.read_location()?.filter(|last| last.parent() == Some(&dir));
         Ok(last.unwrap_or_else(|| dir.join(format!("{cluster}-{node}"))))
     }
 
-    /// Where it was last.
+    /// The folder in which the store was last.
     ///
     /// # Errors
     /// If that cannot be read.
@@ -146,35 +146,35 @@ impl StoreLocations {
 
     fn read_location(&self) -> Result<Option<PathBuf>, StoreOpenError> {
         let file = self.file();
-        let wrong = |source| StoreOpenError::Note { file: file.clone(), source };
+        let location_error = |source| StoreOpenError::Note { file: file.clone(), source };
         let read = checked_json::read(&file, BYTES_MAX);
         let read = read.and_then(|read| {
             read.map(checked_json::CheckedObject::checked::<StoreLocation>).transpose()
         });
-        match read.map_err(wrong)? {
+        match read.map_err(location_error)? {
             Some(StoreLocation { version, .. }) if version != VERSION => {
-                let what = format!("version {version}, this program reads {VERSION}");
-                Err(wrong(io::Error::new(io::ErrorKind::InvalidData, what).into()))
+                let message = format!("version {version}, this program reads {VERSION}");
+                Err(location_error(io::Error::new(io::ErrorKind::InvalidData, message).into()))
             }
             note => Ok(note.map(|note| note.folder)),
         }
     }
 
-    /// Writes down where it is now, durably, whole or not at all.
+    /// Writes down where it is now, durably and atomically.
     fn write_location(&self, folder: &Path) -> Result<(), StoreOpenError> {
-        let (file, note) =
-            (self.file(), StoreLocation { version: VERSION, folder: folder.to_owned() });
+        let file = self.file();
+        let note = StoreLocation { version: VERSION, folder: folder.to_owned() };
         checked_json::write(&file, &note).map_err(|source| StoreOpenError::Note { file, source })
     }
 
     /// Opens the store in `folder`, which is made unless it was there before.
     ///
     /// # Errors
-    /// If it cannot be opened, or was there and is gone.
+    /// If it cannot be opened, or was there and is missing.
     pub fn open(&self, folder: &Path) -> Result<SledStore, StoreOpenError> {
         let owned = || folder.to_owned();
-        let noted = self.read_location()?;
-        let was_there = noted.as_deref() == Some(folder);
+        let recorded = self.read_location()?;
+        let was_there = recorded.as_deref() == Some(folder);
         if was_there && !folder.exists() {
             return Err(StoreOpenError::Gone { folder: owned() });
         }
@@ -184,7 +184,7 @@ impl StoreLocations {
         }
         let store = SledStore::open(Arc::new(RealFileSystem), folder);
         let store = store.map_err(|source| StoreOpenError::Store { folder: owned(), source })?;
-        let is_default = noted.is_none() && folder == self.folder.store();
+        let is_default = recorded.is_none() && folder == self.folder.store();
         if !was_there && !is_default {
             self.write_location(folder)?;
         }
@@ -216,8 +216,8 @@ pub struct OpenStores {
 impl OpenStores {
     /// No store is open yet.
     #[must_use]
-    pub const fn new(places: StoreLocations) -> Self {
-        Self { locations: places, open: BTreeMap::new() }
+    pub const fn new(locations: StoreLocations) -> Self {
+        Self { locations, open: BTreeMap::new() }
     }
 
     /// The store in a folder.
@@ -249,8 +249,8 @@ mod tests {
         PieceName { version: VERSION, layer: LayerId(0), digest: Digest([1; 32]) };
     const CLUSTER: ClusterId = ClusterId(0xab);
 
-    fn of_job(places: &StoreLocations, dir: &Path, node: u64) -> PathBuf {
-        places.of_job(Some(dir), CLUSTER, NodeId(node)).expect("readable")
+    fn of_job(locations: &StoreLocations, dir: &Path, node: u64) -> PathBuf {
+        locations.of_job(Some(dir), CLUSTER, NodeId(node)).expect("readable")
     }
 
     #[test]
@@ -262,63 +262,63 @@ mod tests {
         let dir = site.path().join("disk/checkpoints");
         for node in [1, 2] {
             fs::create_dir(site.path().join(node.to_string())).expect("a data folder");
-            let places = data(node);
-            let folder = of_job(&places, &dir, node);
+            let locations = data(node);
+            let folder = of_job(&locations, &dir, node);
             assert_eq!(folder.parent(), Some(dir.as_path()));
-            let store = places.open(&folder).expect("made");
+            let store = locations.open(&folder).expect("made");
             store.put(NAME, &[node as u8; 10]).expect("room");
-            assert_eq!(places.last().expect("readable"), folder, "found by the next start");
+            assert_eq!(locations.last().expect("readable"), folder, "found by the next start");
         }
         for node in [1, 2] {
-            let places = data(node);
-            let store = places.open(&places.last().expect("readable")).expect("there");
+            let locations = data(node);
+            let store = locations.open(&locations.last().expect("readable")).expect("there");
             assert_eq!(store.get(NAME).expect("kept"), [node as u8; 10]);
-            assert_ne!(places.last().expect("readable"), site.path().join("1/store"));
+            assert_ne!(locations.last().expect("readable"), site.path().join("1/store"));
         }
     }
 
     #[test]
     fn a_relative_folder_is_seen_from_the_data_folder_and_none_is_the_usual_one() {
         let data = tempfile::tempdir().expect("a folder");
-        let places = StoreLocations::new(NodeDataFolder::new(data.path().to_owned()));
-        let found = of_job(&places, Path::new("big"), 3);
+        let locations = StoreLocations::new(NodeDataFolder::new(data.path().to_owned()));
+        let found = of_job(&locations, Path::new("big"), 3);
         assert_eq!(found.parent(), Some(data.path().join("big").as_path()));
-        let usual = places.of_job(None, CLUSTER, NodeId(3)).expect("readable");
+        let usual = locations.of_job(None, CLUSTER, NodeId(3)).expect("readable");
         assert_eq!(usual, data.path().join("store"));
-        assert_eq!(places.last().expect("readable"), usual);
-        drop(places.open(&usual).expect("made"));
+        assert_eq!(locations.last().expect("readable"), usual);
+        drop(locations.open(&usual).expect("made"));
         assert!(!data.path().join(FILE).exists(), "nothing to write down");
     }
 
     #[test]
     fn a_cluster_begun_by_force_goes_on_with_the_store_that_is_there() {
         let data = tempfile::tempdir().expect("a folder");
-        let places = StoreLocations::new(NodeDataFolder::new(data.path().to_owned()));
-        let before = of_job(&places, Path::new("big"), 3);
-        drop(places.open(&before).expect("made"));
-        let found = places.of_job(Some(Path::new("big")), ClusterId(0xcd), NodeId(1));
+        let locations = StoreLocations::new(NodeDataFolder::new(data.path().to_owned()));
+        let before = of_job(&locations, Path::new("big"), 3);
+        drop(locations.open(&before).expect("made"));
+        let found = locations.of_job(Some(Path::new("big")), ClusterId(0xcd), NodeId(1));
         assert_eq!(found.expect("readable"), before);
     }
 
     #[test]
     fn a_store_that_is_gone_is_not_made_anew() {
         let data = tempfile::tempdir().expect("a folder");
-        let places = StoreLocations::new(NodeDataFolder::new(data.path().to_owned()));
-        let folder = of_job(&places, Path::new("disk"), 3);
-        drop(places.open(&folder).expect("made"));
+        let locations = StoreLocations::new(NodeDataFolder::new(data.path().to_owned()));
+        let folder = of_job(&locations, Path::new("disk"), 3);
+        drop(locations.open(&folder).expect("made"));
         fs::rename(data.path().join("disk"), data.path().join("unmounted")).expect("movable");
-        assert!(matches!(places.open(&folder), Err(StoreOpenError::Gone { .. })));
+        assert!(matches!(locations.open(&folder), Err(StoreOpenError::Gone { .. })));
         fs::rename(data.path().join("unmounted"), data.path().join("disk")).expect("movable");
-        assert!(places.open(&folder).is_ok());
+        assert!(locations.open(&folder).is_ok());
     }
 
     #[test]
     fn a_folder_that_cannot_be_made_is_named() {
         let data = tempfile::tempdir().expect("a folder");
         fs::write(data.path().join("file"), "in the way").expect("writable");
-        let places = StoreLocations::new(NodeDataFolder::new(data.path().to_owned()));
-        let folder = of_job(&places, Path::new("file/below"), 3);
-        let Err(StoreOpenError::Folder { folder: found, .. }) = places.open(&folder) else {
+        let locations = StoreLocations::new(NodeDataFolder::new(data.path().to_owned()));
+        let folder = of_job(&locations, Path::new("file/below"), 3);
+        let Err(StoreOpenError::Folder { folder: found, .. }) = locations.open(&folder) else {
             panic!("a file is in the way")
         };
         assert_eq!(found, data.path().join("file/below"));

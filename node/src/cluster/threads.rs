@@ -1,4 +1,4 @@
-//! The threads of a node beside those that compute, and which of them stand back for those.
+//! The threads of a node beside those that compute, and which of them have a raised nice value.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -12,23 +12,24 @@ use crate::failure::{CommandFailure, FailureCode};
 
 /// What frames and messages go through: passes of others wait for it.
 const TRANSPORT: &str = "transport";
-/// What disks and hashes of what travels take time of: nobody waits for it.
+/// Threads for disks and for hashes of what is sent: nothing waits for them.
 const BACKGROUND: &str = "background";
 
-/// The `nice` value of threads that nobody waits for: they get a third of the processor time that a pass
-/// gets where all cores are busy, and everything where one is idle. Not lower in priority: a thread that
-/// is preempted while it holds the memory map of its process (`mmap_lock`, in mprotect and munmap) stops
-/// all others that allocate, and with them heartbeats. At GPT-2 124M on two cores event loops stood still
-/// for up to 0.9 s at 15, and 0.5 s at 5.
+/// The `nice` value of threads that nothing waits for: they get a third of the processor time that
+/// a pass gets where all cores are busy, and everything where one is idle. Not lower in priority: a
+/// thread that is preempted while it holds the memory map of its process (`mmap_lock`, in mprotect
+/// and munmap) stops all others that allocate, and with them heartbeats. At GPT-2 124M on two cores
+/// event loops stood still for up to 0.9 s at 15, and 0.5 s at 5.
 const NICENESS: i32 = 5;
 
-/// The calling thread, and those that it starts, stand back from now on. Linux counts this by thread.
+/// Raises the nice value of the calling thread, and of those that it starts. Linux counts this by
+/// thread.
 pub fn raise_niceness() {
     // A system that forbids it runs the thread as any other.
     let _ = rustix::process::setpriority_process(None, NICENESS);
 }
 
-/// One thread for what others wait for, and others, which stand back, for what may block.
+/// One thread for urgent tasks, and others, with a raised nice value, for tasks that may block.
 ///
 /// # Errors
 /// If the system gives no threads.
@@ -59,8 +60,8 @@ impl CheckpointTime {
     pub fn meter<T>(&self, work: impl FnOnce() -> T) -> T {
         let before = thread_time();
         let done = work();
-        let took = thread_time().saturating_sub(before);
-        self.0.fetch_add(took.as_nanos() as u64, Ordering::Relaxed);
+        let used = thread_time().saturating_sub(before);
+        self.0.fetch_add(used.as_nanos() as u64, Ordering::Relaxed);
         done
     }
 
@@ -99,10 +100,12 @@ mod tests {
 
     #[test]
     fn only_the_time_that_the_work_took_of_a_processor_is_counted() {
-        let (time, asleep) = (CheckpointTime::default(), CheckpointTime::default());
+        let time = CheckpointTime::default();
+        let asleep = CheckpointTime::default();
         let sum = time.meter(|| (0..1_000_000_u64).fold(0, |sum: u64, i| sum.rotate_left(7) ^ i));
         asleep.meter(|| thread::sleep(Duration::from_millis(20)));
-        let (worked, slept) = (time.take(), asleep.take());
+        let worked = time.take();
+        let slept = asleep.take();
         assert!(worked > Duration::ZERO, "{sum}");
         assert!(slept < Duration::from_millis(20), "{slept:?}");
         assert_eq!(time.take(), Duration::ZERO, "it was taken");

@@ -25,15 +25,15 @@ const ELECTION_TICKS_APART: u32 = 5;
 /// Controllers that get numbers of their own before they repeat: more than ever vote.
 const ELECTION_NUMBERS: u64 = 8;
 
-/// Without any progress for so long, what does not get on is given up. Progress comes with each
-/// heartbeat, however long work takes: this is more than three hundred of them.
+/// Without any progress for so long, work that makes no progress is given up. Progress comes with
+/// each heartbeat, however long work takes: this is more than three hundred of them.
 const PROGRESS_TIMEOUT: Duration = Duration::from_secs(20);
-/// For so long an inventory waits for workers that did not answer though it knows a source of each layer:
-/// a little more than an idle worker takes. Nothing is lost when it ends.
+/// How long an inventory waits for workers that did not answer though it has a source of each
+/// layer: a little more than an idle worker takes. Nothing is lost when it ends.
 const INVENTORY_TIMEOUT: Duration = Duration::from_millis(400);
 
-/// How long a leader waits for what. A job's configuration sets how long a member of its cluster may be
-/// silent, and how long more members are waited for.
+/// How long a leader waits for what. A job's configuration sets how long a member of its cluster
+/// may be silent, and how long more members are waited for.
 #[must_use]
 pub fn duty_timing() -> DutyTiming {
     DutyTiming {
@@ -43,8 +43,8 @@ pub fn duty_timing() -> DutyTiming {
     }
 }
 
-/// Ticks to an election of a controller: another number for each of the controllers that vote together, so
-/// that two do not stand against each other again and again.
+/// Ticks to an election of a controller: another number for each of the controllers that vote
+/// together, so that two do not compete again and again.
 #[must_use]
 pub fn election_ticks(node: u64) -> u32 {
     ELECTION_TICKS_MIN + ELECTION_TICKS_APART * (node % ELECTION_NUMBERS) as u32

@@ -9,12 +9,13 @@ use zbelastic_types::Digest;
 
 use super::checkpoint_thread::hex;
 
-/// So long a file stays that no run refers to: what was uploaded, or fetched, for a run that is about to
-/// begin.
+/// So long a file stays that no run refers to: what was uploaded, or fetched, for a run that is
+/// about to begin.
 const UNUSED_KEPT: Duration = Duration::from_secs(3600);
 
-/// Removes what lies in the folder of texts and weights under the name of none of these, and has lain there
-/// for an hour. Yields its bytes. What cannot be removed now is looked at again after the next checkpoint.
+/// Removes what lies in the folder of texts and weights under the name of none of these, and has
+/// lain there for an hour. Yields its bytes. What cannot be removed now is tried again after
+/// the next checkpoint.
 pub fn collect_data(folder: &Path, referred: &[Digest], now: SystemTime) -> u64 {
     let kept: BTreeSet<String> =
         referred.iter().map(|hash| format!("{}.data", hex(&hash.0))).collect();
@@ -23,7 +24,7 @@ pub fn collect_data(folder: &Path, referred: &[Digest], now: SystemTime) -> u64 
     for entry in entries.flatten() {
         let name = entry.file_name();
         let Some(name) = name.to_str() else { continue };
-        // What a write was cut off in is nobody's either.
+        // A file whose write was cut off is not used either.
         let is_ours = name.ends_with(".data") || name.ends_with(".part");
         let Ok(found) = entry.metadata() else { continue };
         let age = found.modified().ok().and_then(|at| now.duration_since(at).ok());

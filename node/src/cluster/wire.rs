@@ -20,27 +20,27 @@ use crate::train::timing::{MeasuredSlice, MessageArrival};
 /// Layers on their way between workers. The bytes themselves travel as bulk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum LayerMessage {
-    /// A layer is wanted.
+    /// A layer is requested.
     Fetch {
         /// The plan it is for.
         generation: Generation,
-        /// The worker that wants it.
+        /// The worker that requests it.
         sender: Holder,
         /// Index of the layer in the model.
         layer: LayerId,
         /// The version of the layer: steps sealed before it.
         version: Step,
     },
-    /// A layer is wanted ahead of a planned change, and its updates from then on.
+    /// A layer is requested ahead of a planned change, and its updates from then on.
     Follow {
         /// The plan in force.
         generation: Generation,
-        /// The worker that wants it.
+        /// The worker that requests it.
         sender: Holder,
         /// Index of the layer in the model.
         layer: LayerId,
     },
-    /// A layer that was wanted can be fetched.
+    /// A layer that was requested can be fetched.
     Offer {
         /// The plan it is for.
         generation: Generation,
@@ -50,7 +50,7 @@ pub enum LayerMessage {
         layer: LayerId,
         /// The version of the layer: steps sealed before it.
         version: Step,
-        /// The turn whose seal it waits for, if it is wanted ahead.
+        /// The turn whose seal it waits for, if it is requested ahead.
         open: Option<Turn>,
     },
 }
@@ -65,7 +65,7 @@ pub fn layer_bytes(spec: &LayerSpec) -> u64 {
 /// are envelopes of `consensus`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum NodeMessage {
-    /// Between workers: a layer is wanted, or offered.
+    /// Between workers: a layer is requested, or offered.
     Layer(LayerMessage),
     /// A piece of a checkpoint is to be kept by the receiver too: it fetches it as bulk.
     Keep(PieceRef),
@@ -73,7 +73,7 @@ pub enum NodeMessage {
     Kept(PieceRef),
     /// The receiver of [`Self::Keep`] could not keep it.
     NotKept(PieceRef),
-    /// What nobody refers to may go.
+    /// What is not referred to may be removed.
     Collect(StoreReferences),
     /// A text, or weights, that the receiver is to keep too.
     KeepData(DataName),
@@ -105,11 +105,11 @@ pub enum NodeMessage {
     Evaluated {
         /// After so many steps.
         steps_done: u64,
-        /// The mean cross-entropy.
+        /// The mean cross-entropy, in nats for each token.
         loss: f64,
     },
-    /// From workers to the leader: what the layers of a stage took between two reports. A controller
-    /// of an earlier version does not know it and drops it.
+    /// From workers to the leader: what the layers of a stage took between two reports. A
+    /// controller of an earlier version does not know it and drops it.
     LayersTook {
         /// The turn of the later report, which names the plan.
         turn: Turn,
@@ -128,25 +128,25 @@ pub enum NodeMessage {
         /// What arrived, in order.
         arrivals: Vec<MessageArrival>,
     },
-    /// The receiver of [`Self::Keep`] gets on with it: it fetches or writes this piece, or others before it.
-    /// A node of an earlier version does not know it and drops it.
+    /// The receiver of [`Self::Keep`] makes progress: it fetches or writes this piece, or others
+    /// before it. A node of an earlier version does not know it and drops it.
     Keeping(PieceRef),
-    /// From workers to controllers: how much they have done, and what takes them long. A controller of
-    /// an earlier version does not know it and drops it.
+    /// From workers to controllers: how much they have done, and what takes them long. A controller
+    /// of an earlier version does not know it and drops it.
     Working {
-        /// Operations that ran and bytes that came, together: a count that grows with progress.
+        /// Operations that ran and bytes that arrived, together: a count that grows with progress.
         done: u64,
         /// What takes long, and how far it is.
         activity: Option<LongActivity>,
     },
-    /// From workers to controllers: too few nodes could write a layer, so the checkpoint does not come
-    /// about. A controller of an earlier version does not know it and drops it.
+    /// From workers to controllers: too few nodes could write a layer, so the checkpoint does not
+    /// be completed. A controller of an earlier version does not know it and drops it.
     SaveFailed(SaveFailed),
-    /// From controllers to workers: clients read layers of a checkpoint, as at the end of a run. A worker of
-    /// an earlier version does not know it and drops it.
+    /// From controllers to workers: clients read layers of a checkpoint, as at the end of a run. A
+    /// worker of an earlier version does not know it and drops it.
     Exporting,
-    /// From members to controllers: the room on the disk of the sender's store. A controller of an earlier
-    /// version does not know it and drops it.
+    /// From members to controllers: the space on the disk of the sender's store. A controller of an
+    /// earlier version does not know it and drops it.
     Room {
         /// Free and total bytes of that disk.
         room: DiskSpace,
@@ -193,7 +193,7 @@ pub enum NodeRequest {
         /// The signing request for the member's key.
         request: Vec<u8>,
     },
-    /// From controllers: what nobody refers to is to be removed now.
+    /// From controllers: what is not referred to is to be removed now.
     Collect(StoreReferences),
     /// From controllers: the key of the authority that follows.
     AuthorityKey {
@@ -209,7 +209,7 @@ pub enum NodeAnswer {
     Renewed {
         /// The member's own first.
         chain: Vec<Vec<u8>>,
-        /// The authorities that are believed now.
+        /// The authorities that are trusted now.
         roots: Vec<Vec<u8>>,
     },
     /// How much was removed.
@@ -260,7 +260,7 @@ pub enum BulkKey {
     Data(Digest),
 }
 
-/// Bytes of anything below as a vector.
+/// A message encoded as a vector of bytes.
 ///
 /// # Panics
 /// Never: a vector takes all bytes.
@@ -311,7 +311,8 @@ mod tests {
     fn arrivals_travel() {
         let turn = Turn { generation: Generation(1), step: Step(2), attempt: Attempt(3) };
         let of = StageIndex(0);
-        let (flow, pass) = (Flow::Backward, Pass::sliced(1, 2, 3));
+        let flow = Flow::Backward;
+        let pass = Pass::sliced(1, 2, 3);
         let what = [
             ArrivalKind::Boundary { turn, flow, pass },
             ArrivalKind::Prefix { turn },

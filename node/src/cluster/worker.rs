@@ -1,10 +1,11 @@
-//! The process of a worker: seat, device, lanes and store, joined by one loop.
+//! The process of a worker: session, device, lanes and store, joined by one loop.
 //!
 //! ```text
-//!   wait ──▶ translate ──▶ seat.handle / device.tell ──▶ perform outputs ──▶ wait
+//!   wait ──▶ translate ──▶ session.handle / device.send ──▶ perform outputs ──▶ wait
 //! ```
 //!
-//! The loop takes no decision of the protocol: the seat's outputs are performed, and events are passed to it.
+//! The loop takes no decision of the protocol: the session's outputs are performed, and events are
+//! passed to it.
 
 mod activity;
 mod authority;
@@ -67,8 +68,8 @@ use crate::notice::{Notice, NoticeCause, NoticeReport, NoticeWatch};
 
 /// Results of fetches that wait for the loop at once.
 const FETCHES_MAX: usize = 4096;
-/// Orders held back while a job's text is fetched. A seat gives a handful for each plan; beyond
-/// this the plan they belong to is long gone.
+/// Commands held back while a job's text is fetched. A session gives a handful for each plan;
+/// beyond this the plan they belong to is long over.
 const COMMANDS_HELD_MAX: usize = 256;
 
 /// What a worker is started with.
@@ -77,23 +78,24 @@ pub struct WorkerSetup {
     pub cluster: ClusterId,
     /// This worker's number in the cluster.
     pub node: NodeId,
-    /// This start of it: grows with each.
+    /// The number of this start: it grows with each.
     pub boot: u64,
-    /// Where it is reached.
+    /// The name and the addresses of this worker.
     pub contact: Contact,
     /// Controllers known so far, and where they are reached.
     pub controllers: BTreeMap<NodeId, Vec<SocketAddr>>,
-    /// Memory, speed and device that it brings.
+    /// Memory, speed and device that it offers.
     pub resources: Resources,
-    /// Paths of texts that `--data-path` named; another text is fetched from the nodes that have it.
+    /// Paths of texts that `--data-path` named; another text is fetched from the nodes that have
+    /// it.
     pub data_paths: Vec<String>,
-    /// What it knows of itself.
+    /// What this node keeps about itself between two starts.
     pub node_record: NodeRecord,
-    /// Writes changes of that to disk.
+    /// Writes changes of the node record to disk.
     pub writer: NodeRecordWriter,
     /// Its certificate and key.
     pub credentials: Credentials,
-    /// Where all of these are kept.
+    /// The folder that holds the node record, the certificate and the key.
     pub identity: PathBuf,
     /// Where checkpoints are kept.
     pub store_locations: StoreLocations,
@@ -103,31 +105,31 @@ pub struct WorkerSetup {
 pub struct WorkerParts {
     /// The lanes to the other nodes.
     pub transport: Transport,
-    /// What happens on them.
+    /// Events of the lanes: connections and messages.
     pub events: EventQueue,
     /// The store of checkpoints and its thread.
     pub checkpoint_thread: CheckpointThread,
-    /// What becomes of what is stored.
+    /// Reports of the thread of the store.
     pub store_events: mpsc::Receiver<StoreEvent>,
     /// Events and log lines.
     pub journal: Journal,
-    /// What the system or a person wants of the process.
+    /// Signals of the system or of an operator to the process.
     pub signals: mpsc::Receiver<NodeSignal>,
     /// Notices of the cloud that the machine is taken away.
     pub notices: NoticeWatch,
 }
 
-/// Something that was fetched, or not.
+/// The result of work that was done beside the event loop.
 enum WorkerCompletion {
     /// A layer for a plan.
     Layer(layers::LayerFetchResult),
     /// A piece of a checkpoint: one that this node reads, or is to keep for another.
     Piece(pieces::PieceTaskResult),
-    /// A certificate that holds for longer, or not.
+    /// A certificate that is valid for longer, or why there is none.
     Certificate(Result<Vec<Vec<u8>>, String>),
-    /// No member has this node's key any more.
+    /// The cluster has no member with this node's key any more.
     NoMember,
-    /// The room on the store's disk, if it is known.
+    /// The free and total space on the store's disk, if it is known.
     DiskSpace(Option<DiskSpace>),
     /// What a job is built from.
     Job(Box<Result<FetchedJob, super::data::FetchError>>),
@@ -140,7 +142,7 @@ struct ActiveJob {
     layer_floats: Vec<usize>,
     /// The plan that was loaded last.
     plan: Option<Arc<PlanRecord>>,
-    /// What is copied ahead.
+    /// The layers that are copied ahead.
     precopy: Option<Arc<PreCopyPlan>>,
 }
 
@@ -151,11 +153,11 @@ impl ActiveJob {
     }
 }
 
-/// How far the job's text and weights are.
+/// Whether the job's text and weights are here.
 enum JobReadiness {
-    /// No plan needs them yet.
+    /// No plan needs text or weights yet.
     Idle,
-    /// They are fetched; orders wait.
+    /// Text and weights are fetched; commands wait.
     Fetching(VecDeque<WorkerCommand>),
     Ready(ActiveJob),
 }
@@ -173,7 +175,7 @@ struct WorkerNode {
     keeping: KeepQueue,
     /// The newest version that this node knows to be sealed.
     newest_sealed: Step,
-    /// Bytes that the store had taken at the last tick.
+    /// Bytes that the store had written at the last tick.
     written_seen: u64,
     blob_registry: BlobRegistry,
     peers: PeerDirectory,
@@ -185,19 +187,20 @@ struct WorkerNode {
     /// Layers that are on their way here.
     layers_fetching: BTreeSet<BulkKey>,
     completions: mpsc::Sender<WorkerCompletion>,
-    /// Layers of a checkpoint that the host waits to read, from this node's store or from another node.
+    /// Layers of a checkpoint that the runtime waits to read, from this node's store or from
+    /// another node.
     pieces_reading: BTreeMap<(Step, zbelastic_types::LayerId), wire::PieceRef>,
     work_log: activity::WorkLog,
     disk_watch: DiskSpaceWatch,
     gauge_seen: u64,
     renewal: RenewalWatch,
-    /// Ticks since it was looked at whom to believe.
+    /// Ticks since the authorities to trust were looked at.
     authority_ticks: u32,
     /// Whether another authority issues than the one that made the certificate.
     wants_certificate: bool,
-    /// Whether a controller does not believe the authority that made the certificate.
+    /// Whether a controller does not trust the authority that made the certificate.
     is_shut_out: bool,
-    ending: Option<ProcessExit>,
+    exit: Option<ProcessExit>,
     drain: Option<NodeSignal>,
     /// Ticks without a connection to any controller, while it drains.
     alone_ticks: u32,
@@ -214,23 +217,17 @@ struct WorkerNode {
 pub async fn run<M: WorkerDevice>(
     setup: WorkerSetup,
     parts: WorkerParts,
-    machine: M,
+    worker_device: M,
 ) -> std::io::Result<ProcessExit> {
-    let WorkerParts {
-        transport,
-        mut events,
-        checkpoint_thread: keeper,
-        store_events: mut kept,
-        journal,
-        ..
-    } = parts;
+    let WorkerParts { transport, mut events, checkpoint_thread, mut store_events, journal, .. } =
+        parts;
     let WorkerParts { mut signals, mut notices, .. } = parts;
-    let (device, mut outputs) = DeviceHandle::start(transport.frame_sender(), machine)?;
-    let (arrivals, mut arrived) = mpsc::channel(FETCHES_MAX);
-    let stored = keeper.clone();
-    let shelf = BlobRegistry::new(Box::new(move |key| stored.find(key)));
-    connect_lanes(&transport, &device, &shelf);
-    let seat = WorkerSession::new(SessionSetup {
+    let (device, mut outputs) = DeviceHandle::start(transport.frame_sender(), worker_device)?;
+    let (completions, mut completed) = mpsc::channel(FETCHES_MAX);
+    let stored = checkpoint_thread.clone();
+    let blob_registry = BlobRegistry::new(Box::new(move |key| stored.find(key)));
+    connect_lanes(&transport, &device, &blob_registry);
+    let session = WorkerSession::new(SessionSetup {
         cluster: setup.cluster,
         node: setup.node,
         boot: setup.boot,
@@ -243,23 +240,23 @@ pub async fn run<M: WorkerDevice>(
     peers.begin(&transport);
     let mut worker = WorkerNode {
         setup,
-        session: seat,
+        session,
         device,
         transport,
-        checkpoint_thread: keeper,
+        checkpoint_thread,
         unhashed: pieces::HashQueue::default(),
         copies: PieceCopies::default(),
         keeping: KeepQueue::default(),
         newest_sealed: Step(0),
         written_seen: 0,
-        blob_registry: shelf,
+        blob_registry,
         peers,
         journal,
         violations: PeerViolations::default(),
         accusers: DuplicateIdentityReports::default(),
         readiness: JobReadiness::Idle,
         layers_fetching: BTreeSet::new(),
-        completions: arrivals,
+        completions,
         pieces_reading: BTreeMap::new(),
         work_log: activity::WorkLog::default(),
         disk_watch: DiskSpaceWatch::default(),
@@ -268,7 +265,7 @@ pub async fn run<M: WorkerDevice>(
         authority_ticks: 0,
         wants_certificate: false,
         is_shut_out: false,
-        ending: None,
+        exit: None,
         drain: None,
         alone_ticks: 0,
         notice: None,
@@ -278,15 +275,15 @@ pub async fn run<M: WorkerDevice>(
     worker.journal.record(EventKind::Started { node: worker.setup.node, version });
     let mut ticks = interval(TICK);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    while worker.ending.is_none() {
+    while worker.exit.is_none() {
         tokio::select! {
             biased;
             // First, so that a flood of anything else does not stop the clock.
             _ = ticks.tick() => worker.handle_tick(),
             Some(event) = events.next() => worker.handle_event(event),
             Some(output) = outputs.recv() => worker.handle_device(output),
-            Some(arrived) = arrived.recv() => worker.handle_completion(arrived),
-            Some(kept) = kept.recv() => worker.handle_kept(kept),
+            Some(completion) = completed.recv() => worker.handle_completion(completion),
+            Some(store_events) = store_events.recv() => worker.handle_store_event(store_events),
             Some(signal) = signals.recv() => worker.handle_signal(signal),
             Some(report) = notices.reports.recv() => worker.handle_report(&report),
         }
@@ -296,14 +293,15 @@ pub async fn run<M: WorkerDevice>(
         notices.acknowledge(notice);
     }
     worker.transport.close().await;
-    Ok(worker.ending.expect("looked at above"))
+    Ok(worker.exit.expect("looked at above"))
 }
 
 /// Frames go to the device on the thread that received them.
-fn connect_lanes(transport: &Transport, device: &DeviceHandle, shelf: &BlobRegistry) {
+fn connect_lanes(transport: &Transport, device: &DeviceHandle, blob_registry: &BlobRegistry) {
     let to_device = device.clone();
     transport.set_frame_sink(Box::new(move |frame| {
-        // What cannot be read or taken is dropped; a plan that misses it is given up and redone.
+        // What cannot be decoded or accepted is dropped; a plan that misses it is given up and
+        // redone.
         let input = match incoming(frame) {
             Ok(IncomingFrame::Whole(frame)) => DeviceInput::Frame(frame, Instant::now()),
             Ok(IncomingFrame::Piece(piece)) => DeviceInput::Piece(piece),
@@ -311,10 +309,10 @@ fn connect_lanes(transport: &Transport, device: &DeviceHandle, shelf: &BlobRegis
         };
         let _ = to_device.send(input);
     }));
-    let shelf = shelf.clone();
+    let blob_registry = blob_registry.clone();
     transport.set_bulk_source(Box::new(move |_, key| {
         let key: BulkKey = wire::decode(key).ok()?;
-        shelf.find(&key)
+        blob_registry.find(&key)
     }));
 }
 
@@ -324,22 +322,23 @@ impl WorkerNode {
             TransportEvent::Up { peer, .. } => self.peers.note_up(peer.node),
             TransportEvent::Down { peer, reason } => {
                 self.peers.note_down(peer.node);
-                self.note_keeper_down(peer.node);
+                self.note_holder_down(peer.node);
                 if is_removal(peer.role, reason) {
-                    self.ending = Some(ProcessExit::Removed);
+                    self.exit = Some(ProcessExit::Removed);
                 }
-                let told = self.violations.note_down(peer.node, reason, Instant::now());
-                told.into_iter().for_each(|kind| self.journal.record(kind));
+                let violation = self.violations.note_down(peer.node, reason, Instant::now());
+                violation.into_iter().for_each(|kind| self.journal.record(kind));
             }
             TransportEvent::Control { from, bytes } => self.handle_control(from, &bytes),
             TransportEvent::Request { from, bytes, reply } => {
                 self.handle_request(from, &bytes, reply);
             }
             TransportEvent::Join { reply, .. } => drop(reply),
-            TransportEvent::DuplicateIdentity { reported_by: told_by } => {
-                let (role, workers) = (self.peers.role(told_by), self.peers.roster().workers_up());
-                if self.accusers.record(told_by, role, workers) {
-                    self.ending = Some(ProcessExit::Duplicate { reported_by: told_by });
+            TransportEvent::DuplicateIdentity { reported_by } => {
+                let role = self.peers.role(reported_by);
+                let workers = self.peers.roster().workers_up();
+                if self.accusers.record(reported_by, role, workers) {
+                    self.exit = Some(ProcessExit::Duplicate { reported_by });
                 }
             }
             TransportEvent::DialFailed { node, address, problem } => {
@@ -348,15 +347,17 @@ impl WorkerNode {
                     self.renewal.check_now();
                 }
                 match ProcessExit::of_refusal(node, self.peers.role(node), &problem) {
-                    Some(ending) => self.ending = Some(ending),
+                    Some(exit) => self.exit = Some(exit),
                     None => {
-                        let what = format!("node {node} is not reached at {address}: {problem}");
-                        self.journal.log(what);
+                        let message = format!("node {node} is not reached at {address}: {problem}");
+                        self.journal.log(message);
                     }
                 }
             }
             TransportEvent::Strangers { count, last, reason: why } => {
-                self.journal.log(format!("{count} strangers at the port, the last {last}: {why}"));
+                self.journal.log(format!(
+                    "{count} connections of strangers refused, the last from {last}: {why}"
+                ));
             }
         }
     }
@@ -384,7 +385,8 @@ impl WorkerNode {
         }
     }
 
-    /// Whether what a message claims counts, if it claims something. A worker passes on nobody's reports.
+    /// Whether what a message claims counts, if it makes a claim. A worker passes on no reports
+    /// of others.
     fn check_message(&self, from: PeerIdentity, message: &NodeMessage) -> Result<(), ClaimRefusal> {
         let Some(claim) = message.claim() else { return Ok(()) };
         let job_data = match &self.readiness {
@@ -392,8 +394,8 @@ impl WorkerNode {
             JobReadiness::Idle | JobReadiness::Fetching(_) => Vec::new(),
         };
         let own = PeerRole::Worker;
-        let known = ClaimContext { own, plan: None, had_head: false, job_data: &job_data };
-        check_claim((from.node, from.role), claim, known)
+        let context = ClaimContext { own, plan: None, had_head: false, job_data: &job_data };
+        check_claim((from.node, from.role), claim, context)
     }
 
     fn handle_node_message(&mut self, from: PeerIdentity, message: NodeMessage) {
@@ -424,7 +426,7 @@ impl WorkerNode {
 
     fn handle_device(&mut self, output: DeviceOutput) {
         match output {
-            DeviceOutput::Event(news) => self.send_to_session(news),
+            DeviceOutput::Event(event) => self.send_to_session(event),
             DeviceOutput::Request { to, message } => {
                 self.send_node(to, &NodeMessage::Layer(message))
             }
@@ -439,18 +441,18 @@ impl WorkerNode {
                 self.journal.warn(format!("its memory did not hold its stage: {error}"));
             }
             DeviceOutput::Failed(error) => {
-                self.ending = Some(error.ending());
+                self.exit = Some(error.process_exit());
             }
         }
     }
 
-    fn handle_completion(&mut self, arrived: WorkerCompletion) {
-        match arrived {
+    fn handle_completion(&mut self, completion: WorkerCompletion) {
+        match completion {
             WorkerCompletion::Layer(layer) => self.handle_layer(layer),
             WorkerCompletion::Piece(piece) => self.handle_piece(piece),
             WorkerCompletion::Certificate(chain) => self.handle_certificate(chain),
             WorkerCompletion::DiskSpace(found) => self.handle_disk_space(found),
-            WorkerCompletion::NoMember => self.ending = Some(ProcessExit::Removed),
+            WorkerCompletion::NoMember => self.exit = Some(ProcessExit::Removed),
             WorkerCompletion::Job(fetched) => self.handle_job(*fetched),
         }
     }
@@ -460,25 +462,24 @@ impl WorkerNode {
             (NodeSignal::Now, _) | (NodeSignal::Drain(_), Some(_)) => {
                 let _ = self.session.handle(SessionInput::Leave);
                 self.perform();
-                self.ending = Some(ProcessExit::Left);
+                self.exit = Some(ProcessExit::Left);
             }
             (NodeSignal::Drain(cause), None) => {
                 self.drain = Some(signal);
-                self.journal
-                    .log(format!("about to go: {cause}; the same again ends it immediately"));
+                self.journal.log(format!("draining: {cause}; the same again ends it immediately"));
                 let _ = self.session.handle(SessionInput::Drain);
                 if self.session.holder().is_none() {
-                    self.ending = Some(ProcessExit::Drained(cause));
+                    self.exit = Some(ProcessExit::Drained(cause));
                 }
             }
         }
     }
 
-    /// The watch for a cloud's notices reports something.
+    /// The thread that polls for a cloud's notices reported something.
     fn handle_report(&mut self, report: &NoticeReport) {
         let notice = match report {
             NoticeReport::Watching(cloud) => {
-                return self.journal.log(format!("notices of {} are listened for", cloud.name()));
+                return self.journal.log(format!("notices of {} are polled", cloud.name()));
             }
             NoticeReport::NoCloud => return,
             NoticeReport::Trouble { source, fault } => {
@@ -508,7 +509,7 @@ impl WorkerNode {
         self.report_work();
         let _ = self.session.handle(SessionInput::Tick);
         if self.is_device_idle() && self.layers_fetching.is_empty() {
-            // While a layer is on its way, no time passes that a host would lose patience with.
+            // While a layer is on its way, no time counts towards a timeout of the runtime.
             self.send_to_device(RuntimeInput::Tick);
         }
         let controllers = self.peers.follow(&self.transport, Some(self.session.contacts()));
@@ -524,15 +525,15 @@ impl WorkerNode {
         self.check_disk_space();
     }
 
-    /// Nobody sees to it that what is here is handed over if all controllers are gone.
+    /// Ends a draining worker that is long connected to no controller: none hands its layers over.
     fn check_controller_contact(&mut self) {
         if self.drain.is_none() || self.peers.roster().is_controller_connected() {
             self.alone_ticks = 0;
             return;
         }
         self.alone_ticks += 1;
-        if self.alone_ticks > ticks_of(ALONE_TIMEOUT) && self.ending.is_none() {
-            self.ending = Some(ProcessExit::Alone);
+        if self.alone_ticks > ticks_of(ALONE_TIMEOUT) && self.exit.is_none() {
+            self.exit = Some(ProcessExit::Alone);
         }
     }
 
@@ -553,13 +554,13 @@ impl WorkerNode {
         self.device.gauge().edges().is_multiple_of(2)
     }
 
-    fn send_to_session(&mut self, news: WorkerEvent) {
-        let _ = self.session.handle(SessionInput::Event(news));
+    fn send_to_session(&mut self, event: WorkerEvent) {
+        let _ = self.session.handle(SessionInput::Event(event));
     }
 
     fn send_to_device(&mut self, input: RuntimeInput) {
         if let Err(error) = self.device.send(DeviceInput::Runtime(input)) {
-            self.ending = Some(ProcessExit::Lost(error.to_string()));
+            self.exit = Some(ProcessExit::Lost(error.to_string()));
         }
     }
 
@@ -575,9 +576,9 @@ impl WorkerNode {
         }
     }
 
-    /// Performs the seat's outputs, until it has none left.
+    /// Performs the session's outputs, until it has none left.
     fn perform(&mut self) {
-        // Before all orders, and whether there are any: others fetch what is kept here for them.
+        // Before all commands, and whether there are any: others fetch what is kept here for them.
         self.use_store();
         while let Some(output) = self.session.poll_output() {
             match output {
@@ -586,7 +587,7 @@ impl WorkerNode {
                     bytes.extend(message.encode());
                     self.transport.send(to, bytes.into());
                 }
-                SessionOutput::Command(order) => self.execute(order),
+                SessionOutput::Command(command) => self.execute(command),
             }
         }
     }

@@ -1,4 +1,4 @@
-//! What a worker brings to a cluster, found out before a cluster is contacted.
+//! The profile of a worker, made before a cluster is contacted.
 
 use zbelastic_consensus::class::{DEVICE_NAME_BYTES_MAX, DeviceClass, DeviceName};
 use zbelastic_consensus::member::Resources;
@@ -14,7 +14,7 @@ use crate::machine::{core_count, memory_total};
 /// The speed of a thread that computes on a processor, in thousandths of a reference device's.
 pub const SPEED_OF_A_THREAD: u32 = 1000;
 
-/// What a worker brings, and what it computes with: processors, or the device that was found.
+/// The profile of a worker, which computes on processors, or on the device that was found.
 pub fn worker_profile(args: &JoinArgs, probe: Option<&DeviceProbe>) -> WorkerProfile {
     let resources = match probe {
         None => {
@@ -24,8 +24,8 @@ pub fn worker_profile(args: &JoinArgs, probe: Option<&DeviceProbe>) -> WorkerPro
         }
         Some(probe) => {
             let memory = args.memory.unwrap_or(Bytes(probe.free_bytes));
-            // The least that a multiprocessor does, whatever the model: it bounds how long an operation
-            // may take before it is held for hung, and nodes of one job have the same.
+            // The least that a multiprocessor does, whatever the model: it bounds how long an
+            // operation may take before it is held for hung, and nodes of one job have the same.
             let speed_permille = 1000 * probe.info.multiprocessor_count.max(1);
             Resources { memory, speed_permille, class: DeviceClass::Cuda(device_name(probe)) }
         }
@@ -42,12 +42,13 @@ pub fn threads_of(args: &JoinArgs) -> usize {
 fn device_name(probe: &DeviceProbe) -> DeviceName {
     let printable = |letter: char| if (' '..='~').contains(&letter) { letter } else { '?' };
     let text: String = probe.class().chars().map(printable).collect();
-    // A name that is too long is cut at its beginning: what tells classes apart stands at the end.
+    // A name that is too long is cut at its beginning: what distinguishes classes stands at the
+    // end.
     let end = &text[text.len().saturating_sub(DEVICE_NAME_BYTES_MAX)..];
     DeviceName::new(end).expect("a class has a comma at least")
 }
 
-/// Looks at the device that was named, before a cluster is contacted.
+/// Probes the device that was named, before a cluster is contacted.
 ///
 /// # Errors
 /// If it cannot be used.

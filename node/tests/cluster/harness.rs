@@ -85,14 +85,14 @@ impl SpawnedCluster {
         Self { root, addresses: vec![address], nodes, variables: Vec::new() }
     }
 
-    /// Asks; `None` if there is no answer, or no, for now.
+    /// Sends a request; `None` if there is no answer, or a refusal, for now.
     pub fn query<T>(
         &self,
-        question: impl FnOnce(&mut ApiClient<'_>) -> Result<T, ApiError>,
+        request: impl FnOnce(&mut ApiClient<'_>) -> Result<T, ApiError>,
     ) -> Option<T> {
         let folder = NodeDataFolder::new(self.nodes[0].folder.clone());
         let exchange = zbelastic_node::cluster::exchange(&folder).ok()?;
-        question(&mut ApiClient::new(self.addresses.clone(), exchange)).ok()
+        request(&mut ApiClient::new(self.addresses.clone(), exchange)).ok()
     }
 
     pub fn wait<T>(&self, what: &str, mut found: impl FnMut(&Self) -> Option<T>) -> T {
@@ -247,7 +247,7 @@ impl SpawnedCluster {
         self.status()?.plan.map(|plan| plan.generation)
     }
 
-    pub fn again(&mut self, node: NodeProcess, arguments: &[&str]) {
+    pub fn restart(&mut self, node: NodeProcess, arguments: &[&str]) {
         self.again_at(&node.folder, arguments);
     }
 
@@ -255,11 +255,11 @@ impl SpawnedCluster {
         let mut command = zbelastic(folder);
         command.args(arguments);
         let is_first = folder.ends_with("controller");
-        let again = spawn(command, folder);
+        let restarted = spawn(command, folder);
         if is_first {
-            self.nodes.insert(0, again);
+            self.nodes.insert(0, restarted);
         } else {
-            self.nodes.push(again);
+            self.nodes.push(restarted);
         }
     }
 }

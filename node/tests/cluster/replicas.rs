@@ -1,5 +1,5 @@
-//! Schedules with two replicas of the model, on machines that are lost: as in one process, to the bit,
-//! whatever number of stages is left.
+//! Schedules with two replicas of the model, on machines that are lost: as in one process, to the
+//! bit, whatever number of stages is left.
 
 use std::collections::BTreeSet;
 
@@ -11,7 +11,7 @@ const STEPS: u64 = 400;
 const SHAPE: &str = "--set model.preset=tiny --set train.seq_len=16 --set train.global_batch=8 \
     --set train.microbatch=1 --set checkpoint.every=5 --text text.txt --seed 5";
 
-/// Ends with 2 stages of `chimera` twice, where 3 nodes are there, and comes back to 4.
+/// Ends with 2 stages of `chimera` twice, where 3 nodes are there, and returns to 4.
 #[test]
 fn killed_workers_of_two_replicas_change_no_bit() {
     let root = tempfile::tempdir().expect("a folder");
@@ -42,7 +42,7 @@ fn killed_workers_of_two_replicas_change_no_bit() {
             (is_under_way && status.plan.as_ref()?.stages.len() == 2).then_some(())
         });
         note_plan(&cluster, &mut seen);
-        cluster.again(node, &["join", "--spot", "none"]);
+        cluster.restart(node, &["join", "--spot", "none"]);
         cluster.wait("all four", |cluster| {
             (cluster.status()?.plan.as_ref()?.stages.len() == 4).then_some(())
         });

@@ -1,4 +1,5 @@
-//! What nodes keep on their disks: no more than is needed, wherever there is room, and what rots is mended.
+//! What nodes keep on their disks: no more than is needed, wherever there is space, and what is
+//! damaged is repaired.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -49,8 +50,8 @@ fn no_store_keeps_what_no_checkpoint_needs() {
     assert_eq!(collected.len(), nodes.len());
     assert!(collected.iter().all(|node| node.error.is_none()), "{collected:?}");
     // A second request finds nothing left to collect, and the answer reports it.
-    let again = cluster.wait("an answer", |cluster| cluster.query(|client| client.collect()));
-    assert!(again.iter().all(|node| node.chunks == 0 && node.error.is_none()), "{again:?}");
+    let second = cluster.wait("an answer", |cluster| cluster.query(|client| client.collect()));
+    assert!(second.iter().all(|node| node.chunks == 0 && node.error.is_none()), "{second:?}");
 }
 
 #[test]
@@ -65,7 +66,7 @@ fn a_store_that_takes_no_more_stops_no_checkpoint_while_others_have_room() {
     break_store("controller");
     let at = newest_checkpoint(&cluster).expect("there are some");
     reach(&cluster, at + 25);
-    // With two of three gone there is no second copy any more, and people hear of that at once.
+    // With two of three gone there is no second copy any more, and that is reported at once.
     break_store("a");
     cluster.wait("a warning", |cluster| {
         let events = cluster.query(|client| client.events(0, 4096))?.events;
@@ -123,9 +124,9 @@ fn what_rots_at_rest_is_found_and_mended_from_others() {
     let folder = cluster.root.path().join("controller/store/chunks");
     let path = first_file(&folder).expect("it keeps the last checkpoint");
     let sound = fs::read(&path).expect("readable");
-    let mut rotten = sound.clone();
-    rotten[sound.len() / 2] ^= 1;
-    fs::write(&path, &rotten).expect("writable");
+    let mut damaged = sound.clone();
+    damaged[sound.len() / 2] ^= 1;
+    fs::write(&path, &damaged).expect("writable");
     cluster.wait("a warning", |cluster| {
         let events = cluster.query(|client| client.events(0, 4096))?.events;
         let mut kinds = events.into_iter().map(|event| event.kind);

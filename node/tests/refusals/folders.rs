@@ -141,7 +141,7 @@ const DAMAGE: [DamageCase; 10] = [
         "a log of other bytes",
         |folder| fs::write(folder.join("log/FORMAT"), "\u{1b}[2J\u{7}").unwrap(),
         8,
-        "nothing was made anew in its place",
+        "nothing was created in its place",
     ),
     (
         "a key for everybody",
@@ -201,7 +201,7 @@ fn copied_folder_is_found_out_when_both_run() {
     };
     assert_eq!(ended.ended(), Some(6), "{}", ended.log_text());
     let said = ended.log_text();
-    assert!(said.contains("another process with this node's identity lives"), "{said}");
+    assert!(said.contains("another process with this node's identity is running"), "{said}");
     assert!(other.is_running());
 }
 

@@ -64,7 +64,7 @@ fn people_and_nodes_are_let_in_with_tokens_of_their_own() {
     let login = |token| ["login", "--cluster", &site.address, "--token", token];
     let folder = site.path("nobody");
     let said = refused(&folder, &login(&for_node), 4);
-    assert!(said.contains("lets a worker in") && said.contains("zbelastic join"), "{said}");
+    assert!(said.contains("admits a worker") && said.contains("zbelastic join"), "{said}");
     let for_person = site.token(&["--role", "operator"]);
     let said = site.join_refused(&site.join(&for_person, "w"), 4);
     assert!(said.contains("E2006") && said.contains("zbelastic login"), "{said}");

@@ -171,7 +171,7 @@ fn a_run_goes_on_from_another_with_more_steps() {
     let quiet = ["--name", "far", "--set", "checkpoint.every_time=0ms"];
     site.stdout_of(&[&line[..], &far, &quiet].concat());
     let said = site.refused(&["runs", "remove", "first", "--yes"], 6);
-    assert!(said.contains("run far goes on from it"), "{said}");
+    assert!(said.contains("run far continues from it"), "{said}");
     let said = refused(&["--from", "far"], 6);
     assert!(said.contains("run far is under way") && said.contains("zbelastic stop"), "{said}");
     site.stdout_of(&["stop", "--yes"]);

@@ -50,7 +50,7 @@ fn token_that_is_no_good_is_told_with_its_reason_and_how_to_get_another() {
         let said = site.join_refused(&join, 4);
         assert!(said.contains(&format!("{code} token {id}")) && said.contains(hint), "{said}");
         assert!(!said.contains("1970"), "{said}");
-        site.controller.wait_for_log(&format!("somebody is not let in: {code} token {id}"));
+        site.controller.wait_for_log(&format!("join refused: {code} token {id}"));
     }
     assert_eq!(site.status()["members"].as_array().expect("a list").len(), 2);
 }
@@ -98,7 +98,7 @@ fn who_is_a_member_comes_back_as_itself_or_is_told_what_differs() {
     site.stdout_of(&["node", "remove", "w", "--force", "--yes"]);
     assert_eq!(worker.ended(), Some(4));
     assert!(
-        worker.log_text().contains("does not let this node in any more"),
+        worker.log_text().contains("does not admit this node any more"),
         "{}",
         worker.log_text()
     );

@@ -79,7 +79,7 @@ impl ControllerNode {
             ApiRequest::PutData { hash, offset, bytes } => {
                 return self.put_data(hash, offset, bytes, reply);
             }
-            ApiRequest::TokenCreate(wanted) => return self.create_token(wanted, reply),
+            ApiRequest::TokenCreate(request) => return self.create_token(request, reply),
             ApiRequest::TokenRevoke { id, with_nodes } => {
                 return self.revoke_token(&id, with_nodes, reply);
             }
@@ -108,12 +108,12 @@ impl ControllerNode {
     }
 
     fn logs(&self, node: Option<NodeId>, from: u64, max: u32) -> ApiAnswer {
-        let asked = node.unwrap_or(self.setup.node);
-        if asked != self.setup.node {
-            let addresses = self.addresses_of(asked);
+        let node = node.unwrap_or(self.setup.node);
+        if node != self.setup.node {
+            let addresses = self.addresses_of(node);
             return ApiAnswer::Redirect { addresses };
         }
-        requests::logs(&self.journal, asked, (from, max))
+        requests::logs(&self.journal, node, (from, max))
     }
 
     /// Where a member is reached.
@@ -122,7 +122,8 @@ impl ControllerNode {
         member.map_or_else(Vec::new, |member| member.contact.addresses.clone())
     }
 
-    /// The answer of a controller that does not lead: a redirect to the leader, or that there is no quorum.
+    /// The answer of a controller that does not lead: a redirect to the leader, or that there is no
+    /// quorum.
     pub(super) fn redirect(&self) -> ApiAnswer {
         match self.core.status().leader {
             Some(leader) if leader != self.setup.node => {
@@ -137,8 +138,8 @@ impl ControllerNode {
         ApiAnswer::Tokens(tokens.iter().map(|(id, token)| token_info(*id, token)).collect())
     }
 
-    fn create_token(&mut self, wanted: TokenRequest, reply: RequestReply) {
-        let (role, token_role) = match wanted.role {
+    fn create_token(&mut self, request: TokenRequest, reply: RequestReply) {
+        let (role, token_role) = match request.role {
             TokenRole::Controller => (AccessRole::Controller, PeerRole::Controller),
             TokenRole::Worker => (AccessRole::Worker, PeerRole::Worker),
             TokenRole::Operator => (AccessRole::Operator, PeerRole::Operator),
@@ -150,10 +151,10 @@ impl ControllerNode {
             role,
             verifier: token.verifier().to_bytes(),
             authority: Digest(self.authority.pin().0),
-            expires_at_s: now_s().saturating_add(wanted.ttl_s),
-            uses_max: wanted.uses,
-            is_ephemeral: wanted.ephemeral,
-            note: wanted.note.unwrap_or_default(),
+            expires_at_s: now_s().saturating_add(request.ttl_s),
+            uses_max: request.uses,
+            is_ephemeral: request.ephemeral,
+            note: request.note.unwrap_or_default(),
         };
         let text = token.reveal();
         let addresses = self.controller_addresses();
@@ -182,7 +183,8 @@ impl ControllerNode {
         let token = TokenId(number);
         let command = OperatorCommand::Access(AccessChange::TokenRevoked { token });
         let what = format!("token {token} is revoked");
-        // Once it is revoked nobody is let in with it any more: a use on its way would be missed before.
+        // Once it is revoked no node is admitted with it any more: a use on its way would be missed
+        // before.
         let revoked = move |controller: &mut Self| {
             let nodes = if with_nodes { controller.remove_joined_with(token) } else { Vec::new() };
             ApiAnswer::Done(ChangeSummary { what, nodes })
@@ -191,23 +193,22 @@ impl ControllerNode {
     }
 
     fn remove_joined_with(&mut self, token: TokenId) -> Vec<NodeId> {
-        let known = self.core.state().access().credentials().iter();
-        let by_it = known.filter(|(_, credential)| credential.token == Some(token));
-        let nodes: Vec<NodeId> = by_it.map(|(node, _)| *node).collect();
+        let credentials = self.core.state().access().credentials().iter();
+        let of_token = credentials.filter(|(_, credential)| credential.token == Some(token));
+        let nodes: Vec<NodeId> = of_token.map(|(node, _)| *node).collect();
         for node in &nodes {
-            // Who is gone already is gone.
+            // A node that is removed already stays removed.
             let _ = self.core.execute_command(OperatorCommand::Remove(*node));
         }
         nodes
     }
 
     fn drain(&mut self, node: NodeId, reply: RequestReply) {
-        let said =
-            ChangeSummary { what: format!("node {node} is to go in order"), nodes: vec![node] };
+        let summary = ChangeSummary { what: format!("node {node} is to drain"), nodes: vec![node] };
         self.propose_command(
             OperatorCommand::Drain(node),
             reply,
-            Box::new(|_| ApiAnswer::Done(said)),
+            Box::new(|_| ApiAnswer::Done(summary)),
         );
     }
 
@@ -217,11 +218,11 @@ impl ControllerNode {
             let state = WrongState::NodeLive { name: member.contact.name.clone() };
             return self.reply(reply, &ApiAnswer::Refused(ApiRefusal::WrongState(state)));
         }
-        let said = ChangeSummary { what: format!("node {node} is removed"), nodes: vec![node] };
+        let summary = ChangeSummary { what: format!("node {node} is removed"), nodes: vec![node] };
         self.propose_command(
             OperatorCommand::Remove(node),
             reply,
-            Box::new(|_| ApiAnswer::Done(said)),
+            Box::new(|_| ApiAnswer::Done(summary)),
         );
     }
 
@@ -266,7 +267,7 @@ impl ControllerNode {
         };
         // Nothing travels for a run that is refused.
         let is_known =
-            self.core.state().job().is_some_and(|known| known.spec.config == spec.config);
+            self.core.state().job().is_some_and(|current| current.spec.config == spec.config);
         let start = JobChange::Start(Arc::new(spec.clone()));
         if let Err(refusal) = self.core.state().check_job(&start)
             && !is_known
@@ -288,10 +289,11 @@ impl ControllerNode {
         mut job: JobDocument,
         name: Option<String>,
     ) -> Result<(JobDocument, JobSpec), ApiRefusal> {
-        let known = self.core.state().job().filter(|known| known.phase != JobPhase::Stopped);
-        let known = known.and_then(|known| JobDocument::of_job(&known.spec).ok());
-        let known = known.filter(|known| known.job.is_same_run(&job)).map(|known| known.job.name);
-        job.name = match (name, known) {
+        let current = self.core.state().job().filter(|current| current.phase != JobPhase::Stopped);
+        let current = current.and_then(|current| JobDocument::of_job(&current.spec).ok());
+        let current =
+            current.filter(|current| current.job.is_same_run(&job)).map(|current| current.job.name);
+        job.name = match (name, current) {
             (Some(name), _) | (None, Some(name)) => name,
             (None, None) => {
                 if let Some(name) = self.retained_as(&job) {
@@ -307,8 +309,8 @@ impl ControllerNode {
 
     fn begin_run(&mut self, spec: JobSpec, reply: RequestReply) {
         let events_from = self.journal.next_event();
-        let known = self.core.state().job();
-        let phase = known.filter(|job| job.spec.config == spec.config).map(|job| job.phase);
+        let job = self.core.state().job();
+        let phase = job.filter(|job| job.spec.config == spec.config).map(|job| job.phase);
         match phase {
             Some(JobPhase::Running) => {
                 self.accept_run(RunDisposition::Attached, events_from, reply)
@@ -334,7 +336,7 @@ impl ControllerNode {
         self.reply(reply, &answer);
     }
 
-    /// Why the core does not take an order, as it is answered.
+    /// Why the core refuses a command, as it is answered.
     pub(super) fn refusal(&self, refusal: &CoreRefusal) -> ApiRefusal {
         if let CoreRefusal::Job(refusal) | CoreRefusal::Restore(EntryRefusal::Job(refusal)) =
             refusal
@@ -388,7 +390,7 @@ impl ControllerNode {
         }
     }
 
-    /// What people call a member.
+    /// The name of a member.
     pub(super) fn name_of_member(&self, node: NodeId) -> String {
         let member = self.core.state().members().get(&node);
         member.map_or_else(|| node.to_string(), |member| member.contact.name.clone())
@@ -480,7 +482,7 @@ impl ControllerNode {
     }
 }
 
-/// The job that was submitted: a configuration with the hash of its text, or a whole document.
+/// The job that was submitted: a configuration with the hash of its text, or a complete document.
 fn submitted_document(
     document: &str,
     (corpus, weights): (CorpusDescription, Option<CorpusDescription>),
@@ -490,8 +492,8 @@ fn submitted_document(
         let job = job.map_err(|error| ApiRefusal::Malformed { what: error.to_string() })?;
         check_cluster_can_run(&job.config).map_err(|failure| config_refusal(&failure))?;
         if job.from.is_some() {
-            // The log knows what a run goes on from, and the submitted request names it.
-            let what = "a document that says itself what it goes on from".to_owned();
+            // The log records from what a run continues, and the submitted request names it.
+            let what = "a document that names itself what it continues from".to_owned();
             return Err(ApiRefusal::Malformed { what });
         }
         return Ok(job);
@@ -533,7 +535,7 @@ pub(super) fn not_found(thing: ResourceKind, name: String) -> ApiAnswer {
     ApiAnswer::Refused(ApiRefusal::NotFound { thing, name })
 }
 
-/// What a token lets in, as the API names it. No token lets an administrator in.
+/// What a token admits, as the API names it. No token admits an administrator.
 pub(super) const fn token_role(role: AccessRole) -> TokenRole {
     match role {
         AccessRole::Controller => TokenRole::Controller,

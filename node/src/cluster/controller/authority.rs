@@ -1,7 +1,8 @@
-//! `cluster rotate-ca`: another authority takes the place of the one that issues, while the cluster runs.
+//! `cluster rotate-ca`: another authority takes the place of the one that issues, while the cluster
+//! runs.
 //!
-//! What is next is decided by the state that is agreed on and by what members report; here it is carried out:
-//! keys are made and fetched, certificates issued, and folders written.
+//! What is next is decided by the state that is agreed on and by what members report; here it is
+//! carried out: keys are made and fetched, certificates issued, and folders written.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -35,7 +36,7 @@ pub(super) struct LocalRotationState {
     next: Option<Arc<ClusterAuthority>>,
     /// The last report of each member.
     reports: BTreeMap<NodeId, AuthorityReport>,
-    /// Ticks since this was looked at.
+    /// Ticks since the rotation was last checked.
     ticks: u32,
     /// Whether a request for the key to another controller is under way.
     is_key_requested: bool,
@@ -74,17 +75,17 @@ impl ControllerNode {
     /// The key of the authority that follows is on this disk, or with another controller.
     fn find_key(&mut self, rotation: &Rotation) {
         let Succession { key, old, .. } = &rotation.succession;
-        let is_it = |authority: &ClusterAuthority| authority.pin().0 == key.0;
-        if is_it(&self.authority) {
+        let is_next = |authority: &ClusterAuthority| authority.pin().0 == key.0;
+        if is_next(&self.authority) {
             return self.find_bridge_certificate(rotation);
         }
-        let is_here = self.rotation_state.next.as_deref().is_some_and(is_it);
+        let is_here = self.rotation_state.next.as_deref().is_some_and(is_next);
         // The log is read from an earlier change of authority on.
         if is_here || **self.authority.certificate() != **old {
             return;
         }
-        let kept = ClusterAuthority::load_next(&self.authority_folder(), None);
-        self.rotation_state.next = kept.ok().filter(is_it).map(Arc::new);
+        let loaded = ClusterAuthority::load_next(&self.authority_folder(), None);
+        self.rotation_state.next = loaded.ok().filter(is_next).map(Arc::new);
         if self.rotation_state.next.is_none() {
             self.request_key(*key);
         }
@@ -106,14 +107,15 @@ impl ControllerNode {
     fn request_key(&mut self, key: Digest) {
         let me = self.setup.node;
         let others = self.core.state().controllers().filter(|node| *node != me);
-        let has_it = |node: &NodeId| {
+        let holds_key = |node: &NodeId| {
             let report = self.rotation_state.reports.get(node);
             report.is_some_and(|report| report.key == key && report.has_key)
         };
-        let found = others.filter(|node| self.peers.roster().is_up(*node)).find(has_it);
+        let found = others.filter(|node| self.peers.roster().is_up(*node)).find(holds_key);
         let Some(other) = found.filter(|_| !self.rotation_state.is_key_requested) else { return };
         self.rotation_state.is_key_requested = true;
-        let (transport, arrivals) = (self.transport.clone(), self.completions.clone());
+        let transport = self.transport.clone();
+        let completions = self.completions.clone();
         tokio::spawn(async move {
             let request = NodeRequest::AuthorityKey { key };
             let answer = transport.request(other, request.encode()).await;
@@ -126,14 +128,14 @@ impl ControllerNode {
                 Ok(Err(error)) => Err(error.to_string()),
                 Err(error) => Err(error.to_string()),
             };
-            let _ = arrivals.send(ControllerCompletion::AuthorityKey(secret)).await;
+            let _ = completions.send(ControllerCompletion::AuthorityKey(secret)).await;
         });
     }
 
     pub(super) fn handle_authority_key(&mut self, secret: Result<AuthoritySecret, String>) {
         self.rotation_state.is_key_requested = false;
         let Some(rotation) = self.core.state().access().rotation().cloned() else { return };
-        let kept = secret.and_then(|secret| {
+        let key = secret.and_then(|secret| {
             let next = ClusterAuthority::from_secret(&secret).map_err(|error| error.to_string())?;
             if next.pin().0 != rotation.succession.key.0 {
                 return Err("it is of another authority than the one announced".to_owned());
@@ -142,16 +144,19 @@ impl ControllerNode {
             next.save_next(&self.authority_folder()).map_err(|error| error.to_string())?;
             Ok(next)
         });
-        match kept {
+        match key {
             Ok(next) => {
                 self.rotation_state.next = Some(Arc::new(next));
                 self.rotation_state.ticks = LOOK_TICKS;
             }
-            Err(why) => self.journal.log(format!("the new authority's key did not come: {why}")),
+            Err(why) => {
+                self.journal.log(format!("the new authority's key was not received: {why}"))
+            }
         }
     }
 
-    /// Another controller wants the key of the authority that follows. It is sent to nobody else.
+    /// Another controller requests the key of the authority that follows. It is sent to controllers
+    /// only.
     pub(super) fn answer_authority_key(
         &self,
         from: PeerIdentity,
@@ -159,8 +164,8 @@ impl ControllerNode {
         reply: RequestReply,
     ) {
         let refuse = |why: &str| NodeAnswer::Refused { why: why.to_owned() };
-        let known = self.core.state().access();
-        let is_controller = known.authorizes(from.node, Role::Controller);
+        let access = self.core.state().access();
+        let is_controller = access.authorizes(from.node, Role::Controller);
         let answer = match self.authority_of(key) {
             Some(authority) if from.role == PeerRole::Controller && is_controller => {
                 NodeAnswer::AuthorityKey(authority.secret())
@@ -196,11 +201,12 @@ impl ControllerNode {
         match followed.and_then(|credentials| self.use_credentials(credentials)) {
             Ok(()) => self.renew_admin_when_due(),
             Err(why) => {
-                return self.journal.warn(format!("another authority is not believed: {why}"));
+                return self.journal.warn(format!("another authority is not trusted: {why}"));
             }
         }
         if !rotation.is_under_way() {
-            // Connections of members are by certificates of the new one, or end with those of the old one.
+            // Connections of members are by certificates of the new one, or end with those of the
+            // old one.
             self.transport.close_clients();
         }
     }
@@ -219,7 +225,8 @@ impl ControllerNode {
     /// A member reports how far it is. Reports of others are dropped.
     pub(super) fn note_authority(&mut self, from: NodeId, report: AuthorityReport) {
         let state = self.core.state();
-        let (members, reports) = (state.members(), &mut self.rotation_state.reports);
+        let members = state.members();
+        let reports = &mut self.rotation_state.reports;
         if members.contains_key(&from) {
             reports.insert(from, report);
         }
@@ -236,7 +243,7 @@ impl ControllerNode {
         let change = match self.core.state().rotation_step(&self.rotation_state.reports, now_s()) {
             RotationStep::Nothing | RotationStep::Wait { .. } => return,
             RotationStep::Issue => {
-                // As long as any certificate of a person may hold that the old authority made.
+                // As long as any client certificate that the old authority made may be valid.
                 let until_s = now_s() + CertificateLife::of(PeerRole::Admin).0;
                 AuthorityChange::Issues { key, until_s }
             }
@@ -255,7 +262,9 @@ impl ControllerNode {
         let now = UnixSeconds::now();
         let next = self.authority.successor(now).map_err(|error| error.to_string())?;
         next.save_next(&self.authority_folder()).map_err(|error| error.to_string())?;
-        let [bridge, old] = next.bridge() else { return Err("it follows nobody".to_owned()) };
+        let [bridge, old] = next.bridge() else {
+            return Err("it names no authority before it".to_owned());
+        };
         let succession = Succession {
             key: Digest(next.pin().0),
             certificate: next.certificate().to_vec(),
@@ -310,10 +319,11 @@ impl ControllerNode {
             let what = "no change of authority".to_owned();
             return ApiAnswer::Refused(ApiRefusal::Internal { what });
         };
-        let (key, phase) = (rotation.succession.key, rotation.phase);
+        let key = rotation.succession.key;
+        let phase = rotation.phase;
         let tokens = self.core.state().access().tokens_beside(key).count();
         let what = format!(
-            "authority {key} is {phase}; `zbelastic cluster info` shows whom it waits for\n\
+            "authority {key} is {phase}; `zbelastic cluster info` shows which members it waits for\n\
              {tokens} tokens name the authority before and are revoked when it is retired: make others with \
              `zbelastic token create` once the new one issues"
         );
@@ -321,7 +331,8 @@ impl ControllerNode {
         ApiAnswer::Done(ChangeSummary { what, nodes })
     }
 
-    /// Members that a change of authority waits for, and until which second people who are away have time.
+    /// Members that a change of authority waits for, and until which second holders of client
+    /// certificates have time.
     fn rotation_waits_for(&self) -> (Vec<NodeId>, Option<u64>) {
         match self.core.state().rotation_step(&self.rotation_state.reports, now_s()) {
             RotationStep::Wait { nodes, until_s } => (nodes, until_s),

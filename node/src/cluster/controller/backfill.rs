@@ -1,5 +1,5 @@
-//! Every controller holds the last checkpoint of each run that is over: the nodes that trained it come and
-//! go, and a node whose store was lost gets back what nobody writes again.
+//! Every controller holds the last checkpoint of each run that is over: the nodes that trained it
+//! are added and removed, and a node whose store was lost gets back what is not written again.
 
 use std::collections::BTreeSet;
 
@@ -13,18 +13,18 @@ use crate::cluster::checkpoint_thread::CheckpointThread;
 use crate::cluster::piece_fetch::fetch_piece;
 use crate::cluster::wire::PieceRef;
 
-/// Ticks between two looks at what is missing here, if nothing happened: ten minutes.
+/// Ticks between two checks for what is missing here, if nothing happened: ten minutes.
 const LOOK_TICKS: u32 = 60_000;
-/// Ticks to the next look after one that missed something, doubled with each such: the nodes that have it may
-/// not be connected yet. Ten seconds.
+/// Ticks to the next check after one that did not get every piece, doubled with each such: the
+/// nodes that have it may not be connected yet. Ten seconds.
 const RETRY_TICKS: u32 = 1000;
 
-/// When the next look is due.
+/// Ticks until the next check is due.
 #[derive(Default)]
 pub(super) struct BackfillSchedule {
     ticks_left: u32,
     is_under_way: bool,
-    /// Looks in a row that missed something.
+    /// Checks in a row that did not get every piece.
     missed: u32,
 }
 
@@ -32,17 +32,17 @@ pub(super) struct BackfillSchedule {
 pub(super) struct BackfillResult {
     /// Pieces that were fetched.
     count: u64,
-    /// One that nobody gave, and why.
+    /// A piece that no node could serve, and why.
     failure: Option<(PieceRef, String)>,
 }
 
 impl BackfillSchedule {
-    /// Something ended: the next tick looks.
+    /// A run ended: the next tick checks.
     pub(super) const fn request(&mut self) {
         self.ticks_left = 0;
     }
 
-    /// A tick passes. Yields whether to look now.
+    /// A tick passes. Yields whether to check now.
     const fn is_due(&mut self) -> bool {
         if self.is_under_way {
             return false;
@@ -52,12 +52,12 @@ impl BackfillSchedule {
         is_due
     }
 
-    /// A look is over. Yields whether it is time to warn that something is missing.
+    /// A check is over. Yields whether it is time to warn that a piece is missing.
     fn end(&mut self, has_all: bool) -> bool {
         self.is_under_way = false;
         self.missed = if has_all { 0 } else { self.missed.saturating_add(1) };
-        let again = RETRY_TICKS.saturating_mul(1 << self.missed.saturating_sub(1).min(16));
-        let wait = if has_all { LOOK_TICKS } else { again.min(LOOK_TICKS) };
+        let retry = RETRY_TICKS.saturating_mul(1 << self.missed.saturating_sub(1).min(16));
+        let wait = if has_all { LOOK_TICKS } else { retry.min(LOOK_TICKS) };
         self.ticks_left = self.ticks_left.min(wait);
         wait == LOOK_TICKS && !has_all
     }
@@ -76,25 +76,27 @@ impl ControllerNode {
         self.backfill.is_under_way = true;
         let manifests = self.ended_manifests();
         let others = self.other_holders();
-        let (transport, keeper) = (self.transport.clone(), self.checkpoint_thread.clone());
-        let (progress, arrivals) = (self.kept_bytes.clone(), self.completions.clone());
+        let transport = self.transport.clone();
+        let checkpoint_thread = self.checkpoint_thread.clone();
+        let progress = self.kept_bytes.clone();
+        let completions = self.completions.clone();
         tokio::spawn(async move {
-            let adopted = backfill(pieces, (&transport, &keeper), others, progress).await;
-            add_manifests(&keeper, manifests).await;
-            let _ = arrivals.send(ControllerCompletion::Backfilled(adopted)).await;
+            let result = backfill(pieces, (&transport, &checkpoint_thread), others, progress).await;
+            add_manifests(&checkpoint_thread, manifests).await;
+            let _ = completions.send(ControllerCompletion::Backfilled(result)).await;
         });
     }
 
-    pub(super) fn handle_backfill(&mut self, adopted: BackfillResult) {
-        let BackfillResult { count, failure } = adopted;
-        let is_told = self.backfill.end(failure.is_none());
+    pub(super) fn handle_backfill(&mut self, result: BackfillResult) {
+        let BackfillResult { count, failure } = result;
+        let is_reported = self.backfill.end(failure.is_none());
         if count > 0 {
             self.journal.log(format!("runs that ended: {count} layers of checkpoints fetched"));
         }
-        if let Some((piece, why)) = failure.filter(|_| is_told) {
+        if let Some((piece, why)) = failure.filter(|_| is_reported) {
             let PieceRef { run, version, layer, .. } = piece;
             self.journal.warn(format!(
-                "layer {layer} of checkpoint {version} of run {run} is not here, and nobody gives it: {why}"
+                "layer {layer} of checkpoint {version} of run {run} is not here, and no node serves it: {why}"
             ));
         }
     }
@@ -102,20 +104,20 @@ impl ControllerNode {
 
 async fn backfill(
     pieces: Vec<PieceRef>,
-    (transport, keeper): (&Transport, &CheckpointThread),
+    (transport, checkpoint_thread): (&Transport, &CheckpointThread),
     others: Vec<NodeId>,
     progress: WorkCounter,
 ) -> BackfillResult {
-    let mut adopted = BackfillResult { count: 0, failure: None };
-    let Some(store) = keeper.store() else { return adopted };
-    let names = tokio::task::spawn_blocking(move || store.names()).await;
-    let Ok(Ok(names)) = names else { return adopted };
-    let names: BTreeSet<_> = names.into_iter().collect();
-    for piece in pieces.into_iter().filter(|piece| !names.contains(&piece.name())) {
+    let mut result = BackfillResult { count: 0, failure: None };
+    let Some(store) = checkpoint_thread.store() else { return result };
+    let stored = tokio::task::spawn_blocking(move || store.names()).await;
+    let Ok(Ok(stored)) = stored else { return result };
+    let stored: BTreeSet<_> = stored.into_iter().collect();
+    for piece in pieces.into_iter().filter(|piece| !stored.contains(&piece.name())) {
         let mut why = "no other node is there".to_owned();
         let mut is_here = false;
         for node in &others {
-            match fetch_piece(transport, keeper, piece, *node, progress.clone()).await {
+            match fetch_piece(transport, checkpoint_thread, piece, *node, progress.clone()).await {
                 Ok(()) => is_here = true,
                 Err(error) => why = error.to_string(),
             }
@@ -124,18 +126,18 @@ async fn backfill(
             }
         }
         if is_here {
-            adopted.count += 1;
+            result.count += 1;
         } else {
-            adopted.failure = Some((piece, why));
+            result.failure = Some((piece, why));
         }
     }
-    adopted
+    result
 }
 
-/// Writes the manifests that are missing here, so that a recovery from this store alone knows these runs. One that
-/// cannot be written is tried again at the next look.
-async fn add_manifests(keeper: &CheckpointThread, manifests: Vec<Manifest>) {
-    let Some(store) = keeper.store() else { return };
+/// Writes the manifests that are missing here, so that a recovery from this store alone finds these
+/// runs. One that cannot be written is tried again at the next look.
+async fn add_manifests(checkpoint_thread: &CheckpointThread, manifests: Vec<Manifest>) {
+    let Some(store) = checkpoint_thread.store() else { return };
     let add = move || {
         for manifest in manifests {
             if let Ok(None) = store.manifest(manifest.version) {
@@ -152,32 +154,32 @@ mod tests {
 
     #[test]
     fn a_backfill_is_due_at_the_start_then_rarely_and_whenever_a_run_ends() {
-        let mut adopting = BackfillSchedule::default();
-        assert!(adopting.is_due());
-        let later = (0..LOOK_TICKS).filter(|_| adopting.is_due()).count();
+        let mut schedule = BackfillSchedule::default();
+        assert!(schedule.is_due());
+        let later = (0..LOOK_TICKS).filter(|_| schedule.is_due()).count();
         assert_eq!(later, 0);
-        assert!(adopting.is_due());
-        adopting.request();
-        assert!(adopting.is_due());
-        adopting.is_under_way = true;
-        adopting.request();
-        assert!(!adopting.is_due(), "one at a time");
+        assert!(schedule.is_due());
+        schedule.request();
+        assert!(schedule.is_due());
+        schedule.is_under_way = true;
+        schedule.request();
+        assert!(!schedule.is_due(), "one at a time");
     }
 
     #[test]
     fn what_is_missed_is_fetched_again_soon_and_warned_of_once_it_stays_away() {
-        let mut adopting = BackfillSchedule::default();
+        let mut schedule = BackfillSchedule::default();
         let mut waits = Vec::new();
         for _ in 0..8 {
-            assert!(adopting.is_due());
-            adopting.is_under_way = true;
-            let is_told = adopting.end(false);
-            waits.push((adopting.ticks_left, is_told));
-            adopting.request();
+            assert!(schedule.is_due());
+            schedule.is_under_way = true;
+            let is_reported = schedule.end(false);
+            waits.push((schedule.ticks_left, is_reported));
+            schedule.request();
         }
         assert_eq!(waits[..3], [(1000, false), (2000, false), (4000, false)]);
         assert_eq!(waits[6..], [(LOOK_TICKS, true); 2]);
-        assert!(!adopting.end(true));
-        assert_eq!(adopting.missed, 0);
+        assert!(!schedule.end(true));
+        assert_eq!(schedule.missed, 0);
     }
 }

@@ -1,4 +1,4 @@
-//! Checkpoints for people: shown, verified, exported; the cluster backed up.
+//! Checkpoints for clients: shown, verified, exported; the cluster backed up.
 
 use std::sync::Arc;
 
@@ -30,7 +30,8 @@ impl ControllerNode {
             return self.reply(reply, &no_layer((step, layer)));
         };
         let store = self.checkpoint_thread.store();
-        let (me, others) = (self.setup.node, self.holders());
+        let me = self.setup.node;
+        let others = self.holders();
         let transport = self.transport.clone();
         tokio::spawn(async move {
             let mut copies =
@@ -50,8 +51,8 @@ impl ControllerNode {
         });
     }
 
-    /// A piece of a layer's image, wherever it lies. What is not here is kept here from then on: a client
-    /// that requests one piece requests the others.
+    /// A piece of a layer's image, wherever it lies. What is not here is kept here from then on: a
+    /// client that requests one piece requests the others.
     pub(super) fn export(
         &mut self,
         run: Option<&str>,
@@ -62,8 +63,8 @@ impl ControllerNode {
         let Some(piece) = self.exported(run, layer) else {
             return self.reply(reply, &no_layer(layer));
         };
-        let keeper = self.checkpoint_thread.clone();
-        let body = self.exports.body(piece, || keeper.find(&BulkKey::Piece(piece)));
+        let checkpoint_thread = self.checkpoint_thread.clone();
+        let body = self.exports.body(piece, || checkpoint_thread.find(&BulkKey::Piece(piece)));
         self.answer_from(piece, body, reply, move |body| slice(body, offset).map(ApiAnswer::Layer));
     }
 
@@ -97,7 +98,8 @@ impl ControllerNode {
         self.piece(run, step, layer)
     }
 
-    /// Answers from a body, which is fetched first if it is not here: beside the loop, for disks are slow.
+    /// Answers from a body, which is fetched first if it is not here: beside the loop, for disks
+    /// are slow.
     fn answer_from(
         &self,
         piece: PieceRef,
@@ -105,12 +107,13 @@ impl ControllerNode {
         reply: RequestReply,
         read: impl FnOnce(&dyn BulkBody) -> Result<ApiAnswer, String> + Send + 'static,
     ) {
-        let (keeper, transport) = (self.checkpoint_thread.clone(), self.transport.clone());
+        let checkpoint_thread = self.checkpoint_thread.clone();
+        let transport = self.transport.clone();
         let others = self.other_holders();
         tokio::spawn(async move {
             let body = match body {
                 Some(body) => Ok(body),
-                None => fetch_body(&keeper, &transport, others, piece).await,
+                None => fetch_body(&checkpoint_thread, &transport, others, piece).await,
             };
             let answer = match body {
                 Ok(body) => tokio::task::spawn_blocking(move || read(&*body))
@@ -123,21 +126,23 @@ impl ControllerNode {
         });
     }
 
-    /// Removes what no checkpoint needs, here and on every node that can be reached, and answers what each
-    /// removed. Only the leader knows all that is referred to.
+    /// Removes what no checkpoint needs, here and on every node that can be reached, and answers
+    /// what each removed. Only the leader has all that is referred to.
     pub(super) fn collect_all(&mut self, reply: RequestReply) {
         if !self.leads() {
             let answer = self.redirect();
             return self.reply(reply, &answer);
         }
         let referred = self.referred();
-        let (me, nodes) = (self.setup.node, self.holders());
-        let (keeper, transport) = (self.checkpoint_thread.clone(), self.transport.clone());
+        let me = self.setup.node;
+        let nodes = self.holders();
+        let checkpoint_thread = self.checkpoint_thread.clone();
+        let transport = self.transport.clone();
         tokio::spawn(async move {
             let mut collected = Vec::new();
             for node in nodes {
                 let answer = if node == me {
-                    collect_now(keeper.clone(), referred.clone()).await
+                    collect_now(checkpoint_thread.clone(), referred.clone()).await
                 } else {
                     collect_on(&transport, node, referred.clone()).await
                 };
@@ -155,14 +160,14 @@ impl ControllerNode {
         reply: RequestReply,
     ) {
         if from.role != PeerRole::Controller {
-            let why = format!("a {} may not ask for this", from.role);
+            let why = format!("a {} may not request this", from.role);
             reply.answer(wire::encode(&NodeAnswer::Refused { why }));
             return;
         }
-        let keeper = self.checkpoint_thread.clone();
-        tokio::spawn(
-            async move { reply.answer(wire::encode(&collect_now(keeper, referred).await)) },
-        );
+        let checkpoint_thread = self.checkpoint_thread.clone();
+        tokio::spawn(async move {
+            reply.answer(wire::encode(&collect_now(checkpoint_thread, referred).await))
+        });
     }
 
     /// What a new cluster can be begun from, by force: the job and its newest checkpoint's record.
@@ -182,7 +187,8 @@ impl ControllerNode {
 
     pub(super) fn trace(&self, offset: u64) -> ApiAnswer {
         let text = self.run_log.trace().unwrap_or_default();
-        let (total, bytes) = (text.len() as u64, piece_at(text.as_bytes(), offset).to_vec());
+        let total = text.len() as u64;
+        let bytes = piece_at(text.as_bytes(), offset).to_vec();
         ApiAnswer::Trace(TracePiece { total, offset, bytes })
     }
 }
@@ -236,16 +242,18 @@ fn no_layer((step, layer): (u64, u32)) -> ApiAnswer {
 
 /// Fetches a piece that others have into the store here.
 async fn fetch_body(
-    keeper: &CheckpointThread,
+    checkpoint_thread: &CheckpointThread,
     transport: &Transport,
     holders: Vec<NodeId>,
     piece: PieceRef,
 ) -> Result<Arc<dyn BulkBody>, String> {
-    let store = keeper.store().ok_or("there is no store")?;
+    let store = checkpoint_thread.store().ok_or("there is no store")?;
     let bytes = fetch(transport, holders, piece).await?;
     let put = tokio::task::spawn_blocking(move || store.put(piece.name(), &bytes)).await;
     put.map_err(|error| error.to_string())?.map_err(|error| error.to_string())?;
-    keeper.find(&BulkKey::Piece(piece)).ok_or_else(|| "it went as it came".to_owned())
+    checkpoint_thread
+        .find(&BulkKey::Piece(piece))
+        .ok_or_else(|| "it was removed before it could be read".to_owned())
 }
 
 async fn read_local(

@@ -1,4 +1,4 @@
-//! Texts and weights on a controller: handed on to the others, fetched from them, mended.
+//! Texts and weights on a controller: served to the others, fetched from them, repaired.
 
 use std::fs;
 use std::time::SystemTime;
@@ -19,8 +19,8 @@ pub(super) struct DataFetchResult {
 }
 
 impl ControllerNode {
-    /// Whether it is here. A run is about to begin with it, or has: it counts as new for what removes files that
-    /// no run refers to.
+    /// Whether it is here. A run is about to begin with it, or has: it counts as new for what
+    /// removes files that no run refers to.
     pub(super) fn has_data(&self, name: DataName) -> bool {
         let path = self.checkpoint_thread.data_path(name.hash);
         let is_here = fs::metadata(&path).is_ok_and(|found| found.len() == name.length);
@@ -50,29 +50,30 @@ impl ControllerNode {
     }
 
     pub(super) fn fetch(&self, name: DataName, holders: Vec<NodeId>) {
-        let (transport, keeper) = (self.transport.clone(), self.checkpoint_thread.clone());
-        let arrivals = self.completions.clone();
+        let transport = self.transport.clone();
+        let checkpoint_thread = self.checkpoint_thread.clone();
+        let completions = self.completions.clone();
         tokio::spawn(async move {
-            let fetched = fetch_data(name, &transport, &keeper, holders).await;
+            let fetched = fetch_data(name, &transport, &checkpoint_thread, holders).await;
             let (damaged, fetched) = match fetched {
                 Ok(found) => (found.damaged, Ok(())),
                 Err(error) => (Vec::new(), Err(error.to_string())),
             };
-            let path = keeper.data_path(name.hash);
+            let path = checkpoint_thread.data_path(name.hash);
             let is_kept = move || read_if_same(&path, name).is_some();
             let failure = match fetched {
                 Ok(()) if tokio::task::spawn_blocking(is_kept).await.unwrap_or(false) => None,
-                Ok(()) => Some("the disk does not take it".to_owned()),
+                Ok(()) => Some("it cannot be written to the disk".to_owned()),
                 Err(why) => Some(why),
             };
-            let _ = arrivals
+            let _ = completions
                 .send(ControllerCompletion::Data(DataFetchResult { name, damaged, failure }))
                 .await;
         });
     }
 
-    pub(super) fn handle_data(&mut self, arrived: DataFetchResult) {
-        let DataFetchResult { name, damaged, failure } = arrived;
+    pub(super) fn handle_data(&mut self, result: DataFetchResult) {
+        let DataFetchResult { name, damaged, failure } = result;
         for DamagedCopy { node, name } in damaged {
             self.journal.warn(damaged_text(node, name));
             self.send_node(node, &NodeMessage::KeepData(name));

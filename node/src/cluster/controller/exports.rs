@@ -1,4 +1,4 @@
-//! Layers of checkpoints that clients read, and the evaluations that make room for that.
+//! Layers of checkpoints that clients read, and the evaluations that wait for that.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -17,8 +17,8 @@ const IDLE_TICKS: u32 = 1_000;
 /// The layers that are read.
 #[derive(Default)]
 pub(super) struct Exports {
-    /// Each keeps the chunk that was read last, which pieces that follow lie in as well. The one that was
-    /// requested last is the last.
+    /// Each keeps the chunk that was read last, which pieces that follow lie in as well. The one
+    /// that was requested last is the last.
     bodies: VecDeque<(PieceRef, Arc<dyn BulkBody>)>,
     /// Whether any was read since the last message.
     is_read: bool,
@@ -26,7 +26,7 @@ pub(super) struct Exports {
 }
 
 impl Exports {
-    /// Something of a layer is read.
+    /// A part of a layer was read.
     pub(super) const fn note_read(&mut self) {
         self.is_read = true;
     }
@@ -38,9 +38,9 @@ impl Exports {
         find: impl FnOnce() -> Option<Arc<dyn BulkBody>>,
     ) -> Option<Arc<dyn BulkBody>> {
         self.note_read();
-        let known = self.bodies.iter().position(|(of, _)| *of == piece);
-        let known = known.and_then(|at| self.bodies.remove(at)).map(|(_, body)| body);
-        let body = known.or_else(find)?;
+        let opened = self.bodies.iter().position(|(of, _)| *of == piece);
+        let opened = opened.and_then(|at| self.bodies.remove(at)).map(|(_, body)| body);
+        let body = opened.or_else(find)?;
         if self.bodies.len() >= LAYERS_READ_MAX {
             self.bodies.pop_front();
         }
@@ -63,7 +63,7 @@ impl Exports {
 }
 
 impl ControllerNode {
-    /// Workers that evaluate let clients that read layers go first.
+    /// Workers that evaluate wait for clients that read layers.
     pub(super) fn report_exports(&mut self) {
         if !self.exports.handle_tick() {
             return;
@@ -110,15 +110,15 @@ mod tests {
     #[test]
     fn workers_are_sent_it_as_long_as_something_is_read() {
         let mut exports = Exports::default();
-        let told = |exports: &mut Exports, ticks: u32| {
+        let sent = |exports: &mut Exports, ticks: u32| {
             (0..ticks).filter(|_| exports.handle_tick()).count()
         };
-        assert_eq!(told(&mut exports, 3 * REPORT_TICKS), 0);
+        assert_eq!(sent(&mut exports, 3 * REPORT_TICKS), 0);
         exports.body(piece(0), found);
-        assert_eq!(told(&mut exports, 3 * REPORT_TICKS), 1);
+        assert_eq!(sent(&mut exports, 3 * REPORT_TICKS), 1);
         for _ in 0..3 {
             exports.body(piece(0), found);
-            assert_eq!(told(&mut exports, REPORT_TICKS), 1);
+            assert_eq!(sent(&mut exports, REPORT_TICKS), 1);
         }
     }
 }

@@ -7,8 +7,8 @@ use zbelastic_transport::{PeerIdentity, VERSIONS, VersionRange};
 use super::ControllerNode;
 use crate::api::FormatStatus;
 
-/// The protocol version of the programs that read a format and no newer one: each format has a version, in
-/// their order.
+/// The protocol version of the programs that read a format and no newer one: each format has a
+/// version, in their order.
 fn version_of(format: Format) -> u16 {
     VERSIONS.oldest + u16::from(format.number() - Format::OLDEST.number())
 }
@@ -26,8 +26,8 @@ impl ControllerNode {
         self.send_to_core(Input::Connected { node: peer.node, reads: read_by(versions) });
     }
 
-    /// Programs that do not read the log's format are refused when they come: they would end with the
-    /// first entry in it.
+    /// Programs that do not read the log's format are refused when they connect: they would end
+    /// with the first entry in it.
     pub(super) fn require_format(&self) {
         self.transport.retire_versions_before(version_of(self.core.state().format()));
     }

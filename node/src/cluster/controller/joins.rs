@@ -1,14 +1,14 @@
-//! Strangers with tokens: let in once the use of their token is agreed on.
+//! Joiners with tokens: admitted once the use of their token is agreed on.
 //!
 //! The proof is checked here, where the channel ends; whether the token is good is decided by the
-//! log, so that a token for one use lets one in whichever controller leads.
+//! log, so that a token for one use admits one node whichever controller leads.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
 use zbelastic_consensus::access::{
-    AccessChange, AccessOutcome, AccessRefusal, AccessRole, Credential, TokenId as AgreedToken,
+    AccessChange, AccessOutcome, AccessRefusal, AccessRole, Credential, TokenId,
 };
 use zbelastic_consensus::core::{CommandOutcome, CoreRefusal, OperatorCommand};
 use zbelastic_consensus::state::EntryRefusal;
@@ -27,16 +27,18 @@ use crate::cluster::journal::now_s;
 use crate::cluster::renewal::renew_admin_if_due;
 use crate::cluster::wire::{self, NodeAnswer, NodeRequest};
 
-/// Joins that wait for the log at once: as many as the door lets wait for a decision.
+/// Joins that wait for the log at once: as many as the transport lets wait for a decision.
 const JOINS_MAX: usize = 1024;
 /// Refusals written to the journal before they are counted instead.
 const REFUSALS_LOGGED_MAX: u32 = 16;
 /// Ticks until one more refusal may be written: strangers do not fill the disk.
 const REFUSAL_TICKS: u32 = 100;
-/// Ticks until a joiner is answered that nothing can be decided: many elections and commits. A joiner that
-/// sends the request again with the same key is answered from the log if that decided meanwhile.
+/// Ticks until a joiner is answered that nothing can be decided: many elections and commits. A
+/// joiner that sends the request again with the same key is answered from the log if that decided
+/// meanwhile.
 const JOIN_TICKS_MAX: u32 = 1000;
-/// Ticks between two looks at the administrator's certificate, which is renewed days before it ends: an hour.
+/// Ticks between two checks of the administrator's certificate, which is renewed days before it
+/// ends: an hour.
 const ADMIN_LOOK_TICKS: u32 = 360_000;
 
 /// Joins that wait for the log, by the digest of the joiner's key.
@@ -44,7 +46,7 @@ const ADMIN_LOOK_TICKS: u32 = 360_000;
 pub(super) struct PendingJoins {
     pending: BTreeMap<Digest, PendingJoin>,
     refusals: RefusalLog,
-    /// Ticks since the administrator's certificate was looked at.
+    /// Ticks since the administrator's certificate was checked.
     admin_ticks: u32,
     renewal: RenewalWatch,
 }
@@ -79,7 +81,7 @@ impl RefusalLog {
             0 => String::new(),
             others => format!(", nor were {others} others before"),
         };
-        Some(format!("somebody is not let in: {refusal}{others}"))
+        Some(format!("join refused: {refusal}{others}"))
     }
 }
 
@@ -94,11 +96,11 @@ impl PendingJoins {
     /// Time passes: a joiner that waited too long is refused.
     pub(super) fn handle_tick(&mut self) {
         self.refusals.handle_tick();
-        self.pending.values_mut().for_each(|waiting| waiting.ticks += 1);
-        let is_late = |(_, waiting): &(&Digest, &PendingJoin)| waiting.ticks > JOIN_TICKS_MAX;
+        self.pending.values_mut().for_each(|join| join.ticks += 1);
+        let is_late = |(_, join): &(&Digest, &PendingJoin)| join.ticks > JOIN_TICKS_MAX;
         while let Some(key) = self.pending.iter().find(is_late).map(|(key, _)| *key) {
-            let waiting = self.pending.remove(&key).expect("found above");
-            waiting.reply.answer(JoinAnswer::Refused(JoinRefusal::NotReady));
+            let join = self.pending.remove(&key).expect("found above");
+            join.reply.answer(JoinAnswer::Refused(JoinRefusal::NotReady));
         }
     }
 }
@@ -131,8 +133,8 @@ impl ControllerNode {
         match self.propose_join(&attempt) {
             Ok(index) => {
                 let key = Digest(attempt.key_digest().0);
-                let waiting = PendingJoin { attempt, reply, index, ticks: 0 };
-                self.pending_joins.pending.insert(key, waiting);
+                let join = PendingJoin { attempt, reply, index, ticks: 0 };
+                self.pending_joins.pending.insert(key, join);
                 Ok(())
             }
             Err(refusal) => Err(Box::new((refusal, reply))),
@@ -146,10 +148,10 @@ impl ControllerNode {
         if self.pending_joins.pending.len() >= JOINS_MAX {
             return Err(JoinRefusal::NotReady);
         }
-        let token = AgreedToken(attempt.token.0);
-        let known = self.core.state().access().tokens().get(&token);
-        let known = known.ok_or(JoinRefusal::TokenUnknown { token: attempt.token })?;
-        attempt.check_proof(&TokenVerifier::from_bytes(known.terms.verifier))?;
+        let token = TokenId(attempt.token.0);
+        let record = self.core.state().access().tokens().get(&token);
+        let record = record.ok_or(JoinRefusal::TokenUnknown { token: attempt.token })?;
+        attempt.check_proof(&TokenVerifier::from_bytes(record.terms.verifier))?;
         let at_s = now_s();
         let change = AccessChange::TokenUsed {
             token,
@@ -174,10 +176,10 @@ impl ControllerNode {
         JoinRefusal::NotLeader { leader }
     }
 
-    /// Why the log does not let a node in, as the joiner is answered.
+    /// Why the log does not admit a node, as the joiner is answered.
     fn join_refusal(&self, refusal: &AccessRefusal, attempt: &JoinAttempt) -> JoinRefusal {
         let token = attempt.token;
-        let agreed = self.core.state().access().tokens().get(&AgreedToken(token.0));
+        let agreed = self.core.state().access().tokens().get(&TokenId(token.0));
         let last = agreed.and_then(|token| token.uses.back()).map_or(0, |used| used.at_s);
         match refusal {
             AccessRefusal::UnknownToken { .. } => JoinRefusal::TokenUnknown { token },
@@ -210,7 +212,7 @@ impl ControllerNode {
         }
     }
 
-    /// Who may take part changed.
+    /// The tokens or credentials that the cluster agreed on changed.
     pub(super) fn note_access(&mut self, outcome: &AccessOutcome) {
         match outcome {
             AccessOutcome::LetIn { key, node, .. } => self.admit(*key, *node),
@@ -251,8 +253,8 @@ impl ControllerNode {
         reply.answer(JoinAnswer::Granted(grant));
     }
 
-    /// A controller has the authority, and renews its own certificate long before it ends. One that failed is not
-    /// tried at the next tick: it writes to a disk.
+    /// A controller has the authority, and renews its own certificate long before it ends. One that
+    /// failed is not tried at the next tick: it writes to a disk.
     pub(super) fn renew_own_if_due(&mut self) {
         self.pending_joins.admin_ticks += 1;
         if self.pending_joins.admin_ticks == ADMIN_LOOK_TICKS {
@@ -260,11 +262,12 @@ impl ControllerNode {
             self.renew_admin_when_due();
         }
         let credentials = &self.setup.credentials;
-        let look = || {
-            let (now, window) = (UnixSeconds::now(), credentials.window());
+        let status = || {
+            let now = UnixSeconds::now();
+            let window = credentials.window();
             CertificateStatus { now, window, is_replaced: false, is_untrusted: false }
         };
-        match self.pending_joins.renewal.handle_tick(look) {
+        match self.pending_joins.renewal.handle_tick(status) {
             RenewalAction::Wait => {}
             RenewalAction::RequestFromController | RenewalAction::RequestAsJoiner => {
                 self.renew_own()
@@ -274,7 +277,8 @@ impl ControllerNode {
 
     /// Another certificate for this controller, by the authority that issues now.
     pub(super) fn renew_own(&mut self) {
-        let (credentials, now) = (&self.setup.credentials, UnixSeconds::now());
+        let credentials = &self.setup.credentials;
+        let now = UnixSeconds::now();
         let key = credentials.key().requested();
         let issued = self.authority.issue(&key, PeerRole::Controller, self.setup.node, now);
         let renewed = issued.map_err(|error| error.to_string()).and_then(|issued| {
@@ -295,16 +299,19 @@ impl ControllerNode {
         Ok(())
     }
 
-    /// Renews the administrator's certificate in this folder if it is due, however long the controller runs.
+    /// Renews the administrator's certificate in this folder if it is due, however long the
+    /// controller runs.
     pub(super) fn renew_admin_when_due(&self) {
-        let (places, authority) = (self.setup.store_locations.clone(), Arc::clone(&self.authority));
-        let (arrivals, own) = (self.completions.clone(), self.setup.credentials.clone());
+        let locations = self.setup.store_locations.clone();
+        let authority = Arc::clone(&self.authority);
+        let completions = self.completions.clone();
+        let own = self.setup.credentials.clone();
         tokio::spawn(async move {
             // A disk is read and synced beside the loop.
-            let renew = move || renew_admin_if_due(places.folder(), &authority, &own);
+            let renew = move || renew_admin_if_due(locations.folder(), &authority, &own);
             let renewed = tokio::task::spawn_blocking(renew).await;
             if let Ok(Err(failure)) = renewed {
-                let _ = arrivals.send(ControllerCompletion::AdminNotRenewed(failure.what)).await;
+                let _ = completions.send(ControllerCompletion::AdminNotRenewed(failure.what)).await;
             }
         });
     }
@@ -336,8 +343,9 @@ impl ControllerNode {
         reply.answer(wire::encode(&answer));
     }
 
-    /// Another certificate for a member that shows one that is good: for the key that the log knows a member
-    /// by. An administrator's certificate stands in no log, and a valid one is renewed.
+    /// Another certificate for a member that shows one that is good: for the key that the log
+    /// records a member by. An administrator's certificate is in no log, and a valid one is
+    /// renewed.
     fn renewed_chain(
         &mut self,
         from: PeerIdentity,
@@ -349,10 +357,10 @@ impl ControllerNode {
             PeerRole::Operator | PeerRole::Viewer | PeerRole::Controller | PeerRole::Worker => {
                 let digest = Digest(key.digest().0);
                 let credential = self.core.state().access().credential(from.node);
-                let credential = credential.filter(|known| known.key == digest);
+                let credential = credential.filter(|credential| credential.key == digest);
                 let credential = credential.ok_or("it has no credential for this key")?;
                 if peer_role(credential.role) != from.role {
-                    return Err(format!("it was let in as {}", credential.role));
+                    return Err(format!("it was admitted as {}", credential.role));
                 }
             }
         }
@@ -367,12 +375,16 @@ impl ControllerNode {
         }
         let state = self.core.state();
         let digest = Digest(attempt.key_digest().0);
-        // Controllers have the authority, and people are let in anew.
-        let is_its = |known: &Credential| {
-            known.key == digest && known.role == AccessRole::Worker && !known.is_revoked
+        // Controllers have the authority, and command lines log in again.
+        let is_its = |credential: &Credential| {
+            credential.key == digest
+                && credential.role == AccessRole::Worker
+                && !credential.is_revoked
         };
-        // Of several that a key was given, as when an answer was lost, the last is the one in its folder.
-        let node = state.access().credentials().iter().rev().find(|(_, known)| is_its(known));
+        // Of several that a key was given, as when an answer was lost, the last is the one in its
+        // folder.
+        let node =
+            state.access().credentials().iter().rev().find(|(_, credential)| is_its(credential));
         let node =
             *node.filter(|_| attempt.role == PeerRole::Worker).ok_or(JoinRefusal::NoMember)?.0;
         let peer = PeerIdentity { cluster: state.cluster(), role: attempt.role, node };
@@ -396,13 +408,15 @@ impl ControllerNode {
             rotation.is_issuing() && rotation.succession.key.0 != self.authority.pin().0
         });
         if is_behind {
-            return Err("the authority that issues now is not here yet".to_owned());
+            return Err("the authority that issues now was not received yet".to_owned());
         }
         let issued = self.authority.issue(key, peer.role, peer.node, now);
         let issued = issued.map_err(|error| error.to_string())?;
-        let (at_s, expires_at_s) = (now.0, now.0 + CertificateLife::of(peer.role).0);
+        let at_s = now.0;
+        let expires_at_s = now.0 + CertificateLife::of(peer.role).0;
         let key = Digest(key.digest().0);
-        // That it holds for longer is noted if this node leads; it is in the certificate in any case.
+        // That it holds for longer is noted if this node leads; it is in the certificate in any
+        // case.
         let change = AccessChange::Renewed { node: peer.node, key, at_s, expires_at_s };
         let _ = self.core.execute_command(OperatorCommand::Access(change));
         Ok(issued)
@@ -421,7 +435,7 @@ impl ControllerNode {
 
     /// The entry of a join changed nothing.
     pub(super) fn refuse_join(&mut self, index: u64, refusal: &EntryRefusal) {
-        let found = self.pending_joins.pending.iter().find(|(_, waiting)| waiting.index == index);
+        let found = self.pending_joins.pending.iter().find(|(_, join)| join.index == index);
         let Some(key) = found.map(|(key, _)| *key) else { return };
         let PendingJoin { attempt, reply, .. } =
             self.pending_joins.pending.remove(&key).expect("found above");

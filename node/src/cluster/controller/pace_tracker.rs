@@ -1,4 +1,4 @@
-//! What a controller knows of the cluster's pace. All of them listen; the leader has the plan in
+//! What a controller knows of the cluster's pace. All of them record it; the leader has the plan in
 //! force reviewed, and passes the outcome to its core.
 
 use zbelastic_consensus::core::Input;
@@ -31,7 +31,7 @@ pub(super) struct PaceTracker {
     estimate: PaceEstimate,
     /// What the plan in force was made with.
     planned: PaceEstimate,
-    /// What the last steps took that were looked at, whether or not it is believed.
+    /// The pace of the last steps that were reviewed, whether or not it is used.
     measured: Option<PaceEstimate>,
     history: PaceHistory,
     plan_watch: PlanWatch,
@@ -92,9 +92,9 @@ impl ControllerNode {
             }
             StateChange::Members(_) => {
                 let members = self.core.state().members();
-                let PaceTracker { estimate: known, measured, .. } = &mut self.pace_tracker;
-                for known in std::iter::once(known).chain(measured) {
-                    retain_members(known, |node| members.contains_key(&node));
+                let PaceTracker { estimate, measured, .. } = &mut self.pace_tracker;
+                for estimate in std::iter::once(estimate).chain(measured) {
+                    retain_members(estimate, |node| members.contains_key(&node));
                 }
             }
             StateChange::Planned(_)
@@ -111,7 +111,8 @@ impl ControllerNode {
         }
     }
 
-    /// Looks at what steps took, if that is due, and if this node leads has the plan judged by it.
+    /// Reviews the measured times of steps, if that is due, and if this node leads has the plan
+    /// judged by it.
     fn review_plan(&mut self) {
         if !self.pace_tracker.plan_watch.is_due() {
             return;
@@ -121,8 +122,8 @@ impl ControllerNode {
             self.pace_tracker.measured = Some(found.clone());
         }
         let review = measured.filter(|_| self.leads()).and_then(|measured| self.review(measured));
-        let is_asked = review.is_some_and(|review| self.solver.review(review));
-        if !is_asked {
+        let is_requested = review.is_some_and(|review| self.solver.review(review));
+        if !is_requested {
             self.pace_tracker.plan_watch.give_up_review();
         }
         self.pace_tracker.history.clear();
@@ -130,19 +131,22 @@ impl ControllerNode {
 
     /// What the last steps of the plan in force took, and the nodes at its stages.
     fn measured(&self) -> Option<(Vec<NodeResources>, PaceEstimate)> {
-        let (state, job) = (self.core.state(), self.run_log.job()?);
+        let state = self.core.state();
+        let job = self.run_log.job()?;
         let plan = &state.plan().filter(|plan| plan.phase == PlanPhase::Running)?.record;
-        let seat = |holder: &zbelastic_consensus::member::Holder| {
+        let resources_of = |holder: &zbelastic_consensus::member::Holder| {
             Some((holder.node, state.members().get(&holder.node)?.resources))
         };
-        let nodes: Vec<NodeResources> = plan.stages.iter().map(seat).collect::<Option<_>>()?;
-        let PaceTracker { estimate: known, history: book, .. } = &self.pace_tracker;
-        let found = book.estimate(known, &job.job.config, (plan, &nodes))?;
+        let nodes: Vec<NodeResources> =
+            plan.stages.iter().map(resources_of).collect::<Option<_>>()?;
+        let PaceTracker { estimate, history, .. } = &self.pace_tracker;
+        let found = history.estimate(estimate, &job.job.config, (plan, &nodes))?;
         Some((nodes, found))
     }
 
     fn review(&self, (nodes, found): (Vec<NodeResources>, PaceEstimate)) -> Option<PlanReview> {
-        let (state, job) = (self.core.state(), self.run_log.job()?);
+        let state = self.core.state();
+        let job = self.run_log.job()?;
         match job.job.config.elastic.replan {
             ReplanPolicy::Drift => {}
             ReplanPolicy::Never => return None,
@@ -169,34 +173,36 @@ impl ControllerNode {
             return;
         };
         if judgement == DriftJudgement::Within {
-            // The plan in force fits; those to come are made with what nobody knew before.
-            if found.has_news_since(&self.pace_tracker.estimate) {
+            // The plan in force fits; later ones are made with what was not measured before.
+            if found.differs_from(&self.pace_tracker.estimate) {
                 (self.pace_tracker.estimate, self.pace_tracker.is_sent) = (found, false);
-                self.send_paces();
+                self.send_estimate();
             }
             return;
         }
-        // The plan in force is judged by this from now on: what was reported need not be reported again.
+        // The plan in force is judged by this from now on: what was reported need not be reported
+        // again.
         (self.pace_tracker.estimate, self.pace_tracker.planned) = (found.clone(), found);
         self.pace_tracker.is_sent = false;
         if let Some(drift) = judgement.drift() {
-            let (reason, slack) = (plan_reason(drift, &nodes), 100.0 * drift.slack);
+            let reason = plan_reason(drift, &nodes);
+            let slack = 100.0 * drift.slack;
             let outcome = match judgement {
-                DriftJudgement::Replan(_) => "another plan is wanted",
+                DriftJudgement::Replan(_) => "another plan is needed",
                 DriftJudgement::NoBetter(_) => "the plan stays, for no other is much better",
                 DriftJudgement::TooLate(_) => "the plan stays, for too few steps are left",
                 DriftJudgement::Within => "the plan stays",
             };
             self.journal.log(format!("{outcome}: {reason}; its slack was {slack:.0} %"));
-            let is_wanted = matches!(judgement, DriftJudgement::Replan(_));
-            self.pace_tracker.drift = is_wanted.then_some(reason);
+            let is_replan = matches!(judgement, DriftJudgement::Replan(_));
+            self.pace_tracker.drift = is_replan.then_some(reason);
         }
-        self.send_paces();
+        self.send_estimate();
     }
 
-    /// Passes to the core and to the solver what they do not know yet; if too much waits there,
-    /// at the next tick. A core that has just come to lead knows nothing.
-    pub(super) fn send_paces(&mut self) {
+    /// Passes to the core and to the solver what they were not sent yet; if too much waits there,
+    /// at the next tick. A core that has just come to lead has none of it.
+    pub(super) fn send_estimate(&mut self) {
         if !self.leads() {
             self.pace_tracker.is_sent = false;
         }
@@ -208,8 +214,9 @@ impl ControllerNode {
         }
         self.pace_tracker.is_sent = true;
         let generation = self.core.state().generation();
-        let PaceTracker { estimate: known, drift, .. } = &self.pace_tracker;
-        let (speeds, drift) = (known.speeds.clone(), drift.clone());
+        let PaceTracker { estimate, drift, .. } = &self.pace_tracker;
+        let speeds = estimate.speeds.clone();
+        let drift = drift.clone();
         self.send_to_core(Input::Measured(Box::new(PlanMeasurement { generation, speeds, drift })));
     }
 }

@@ -28,7 +28,7 @@ pub struct ControllerSetup {
     pub founded_ms: Option<u64>,
     /// Controllers known so far, and where they are reached.
     pub controllers: BTreeMap<NodeId, Vec<SocketAddr>>,
-    /// What it knows of itself.
+    /// What this node keeps about itself between two starts.
     pub node_record: NodeRecord,
     /// Writes changes of that to disk.
     pub writer: NodeRecordWriter,
@@ -56,7 +56,7 @@ pub struct ControllerParts {
     pub journal: Journal,
 }
 
-/// Where things come from that happen to a controller.
+/// The receivers of all events that a controller handles.
 pub struct ControllerInbox {
     /// What becomes of its records.
     pub write_reports: mpsc::Receiver<RecordWriteReport>,
@@ -66,6 +66,6 @@ pub struct ControllerInbox {
     pub events: EventQueue,
     /// What becomes of what is stored.
     pub store_events: mpsc::Receiver<StoreEvent>,
-    /// What the system or a person wants of the process.
+    /// Signals of the system or of an operator to the process.
     pub signals: mpsc::Receiver<NodeSignal>,
 }

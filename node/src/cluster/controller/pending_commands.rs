@@ -1,5 +1,5 @@
-//! Orders of clients: taken by the core at once or refused, answered when what was proposed for them
-//! is applied.
+//! Commands of clients: accepted by the core at once or refused, answered when what was proposed
+//! for them is applied.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -11,44 +11,44 @@ use zbelastic_transport::RequestReply;
 use super::{COMMAND_TIMEOUT, ControllerNode};
 use crate::api::{ApiAnswer, ApiRefusal};
 
-/// Orders that wait at once. Beyond it they are refused, to be tried again.
+/// Commands that wait at once. Beyond it they are refused, to be tried again.
 const COMMANDS_PENDING_MAX: usize = 256;
 
-/// What is answered once an order is carried out.
+/// Makes the answer once a command is applied.
 pub(super) type AppliedAnswer = Box<dyn FnOnce(&mut ControllerNode) -> ApiAnswer>;
 
-/// An order that waits.
+/// A command of a client that waits to be applied.
 struct PendingCommand {
     since: Instant,
     reply: RequestReply,
     answer: AppliedAnswer,
 }
 
-/// Orders that wait, by the index of their entries.
+/// Commands that wait, by the index of their entries.
 #[derive(Default)]
 pub(super) struct PendingCommands {
     pending: BTreeMap<u64, PendingCommand>,
 }
 
 impl ControllerNode {
-    /// Gives an order to the core; `outcome` is answered when it is carried out.
+    /// Passes a command to the core; `make_answer` makes the answer when it is applied.
     pub(super) fn propose_command(
         &mut self,
         command: OperatorCommand,
         reply: RequestReply,
-        outcome: AppliedAnswer,
+        make_answer: AppliedAnswer,
     ) {
         if self.pending_commands.pending.len() >= COMMANDS_PENDING_MAX {
-            let what = format!("{COMMANDS_PENDING_MAX} orders wait already");
+            let what = format!("{COMMANDS_PENDING_MAX} commands wait already");
             return self.reply(reply, &ApiAnswer::Refused(ApiRefusal::OutOfResource { what }));
         }
         match self.core.execute_command(command) {
             Ok(CommandOutcome::Proposed { index, .. }) => {
-                let pending = PendingCommand { since: Instant::now(), reply, answer: outcome };
+                let pending = PendingCommand { since: Instant::now(), reply, answer: make_answer };
                 self.pending_commands.pending.insert(index, pending);
             }
             Ok(CommandOutcome::Noted) => {
-                let answer = outcome(self);
+                let answer = make_answer(self);
                 self.reply(reply, &answer);
             }
             Err(CoreRefusal::NotLeader { .. }) => {
@@ -64,19 +64,19 @@ impl ControllerNode {
 
     /// The entry of this index was applied, or changed nothing.
     pub(super) fn answer_command(&mut self, index: u64, result: Result<(), EntryRefusal>) {
-        let Some(PendingCommand { reply, answer: outcome, .. }) =
+        let Some(PendingCommand { reply, answer: make_answer, .. }) =
             self.pending_commands.pending.remove(&index)
         else {
             return;
         };
         let answer = match result {
-            Ok(()) => outcome(self),
+            Ok(()) => make_answer(self),
             Err(refusal) => ApiAnswer::Refused(self.entry_refusal(&refusal)),
         };
         self.reply(reply, &answer);
     }
 
-    /// Answers an order that waits too long that there is no quorum.
+    /// Answers a command that waits too long that there is no quorum.
     pub(super) fn expire_commands(&mut self) {
         let is_late = |pending: &PendingCommand| pending.since.elapsed() > COMMAND_TIMEOUT;
         let late = self.pending_commands.pending.iter().find(|(_, pending)| is_late(pending));

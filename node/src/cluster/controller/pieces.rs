@@ -1,4 +1,4 @@
-//! Pieces of checkpoints on a controller: kept for workers, named in manifests, let go of.
+//! Pieces of checkpoints on a controller: kept for workers, named in manifests, removed.
 
 use std::sync::Arc;
 
@@ -34,8 +34,9 @@ pub(super) struct PieceFetchResult {
 impl ControllerNode {
     /// Keeps checkpoints in the folder that the job names.
     pub(super) fn use_store(&mut self, job: &JobDocument) {
-        let (dir, home) = (job.config.checkpoint.folder.as_deref(), &self.setup.node_record);
-        match self.setup.store_locations.of_job(dir, home.cluster, home.node) {
+        let dir = job.config.checkpoint.folder.as_deref();
+        let node_record = &self.setup.node_record;
+        match self.setup.store_locations.of_job(dir, node_record.cluster, node_record.node) {
             Ok(folder) => {
                 if self.checkpoint_thread.use_store(folder).is_err() {
                     self.journal.warn("checkpoint.dir: too much waits for the disk".to_owned());
@@ -45,7 +46,7 @@ impl ControllerNode {
         }
     }
 
-    /// A worker wants a piece to be kept here too.
+    /// A worker requests that a piece is kept here too.
     pub(super) fn keep_for(&mut self, node: NodeId, piece: PieceRef) {
         let sealed = self.core.state().open_turn().step;
         if let Err(refusal) = check_keep(piece, self.run_log.layers_of_run(), sealed) {
@@ -58,7 +59,7 @@ impl ControllerNode {
         }
     }
 
-    /// What came of a piece that a worker wants to be kept here.
+    /// Answers a worker that requested a piece to be kept here.
     fn answer_keep(&mut self, node: NodeId, piece: PieceRef, answer: &NodeMessage) {
         self.send_node(node, answer);
         self.keeping.note_done(piece, node);
@@ -75,29 +76,31 @@ impl ControllerNode {
 
     fn keep_next(&mut self) {
         let Some((piece, node)) = self.keeping.poll() else { return };
-        let (transport, keeper) = (self.transport.clone(), self.checkpoint_thread.clone());
-        let (progress, arrivals) = (self.kept_bytes.clone(), self.completions.clone());
+        let transport = self.transport.clone();
+        let checkpoint_thread = self.checkpoint_thread.clone();
+        let progress = self.kept_bytes.clone();
+        let completions = self.completions.clone();
         tokio::spawn(async move {
-            let outcome = fetch_piece(&transport, &keeper, piece, node, progress).await;
-            let arrived = PieceFetchResult { piece, requested_by: node, outcome };
-            let _ = arrivals.send(ControllerCompletion::Piece(arrived)).await;
+            let outcome = fetch_piece(&transport, &checkpoint_thread, piece, node, progress).await;
+            let result = PieceFetchResult { piece, requested_by: node, outcome };
+            let _ = completions.send(ControllerCompletion::Piece(result)).await;
         });
     }
 
-    pub(super) fn handle_piece(&mut self, arrived: PieceFetchResult) {
-        let PieceFetchResult { piece, requested_by: wanted_by, outcome } = arrived;
+    pub(super) fn handle_piece(&mut self, result: PieceFetchResult) {
+        let PieceFetchResult { piece, requested_by, outcome } = result;
         let answer = match outcome {
             Ok(()) => NodeMessage::Kept(piece),
             Err(error) => {
-                self.journal.warn(format!("nothing is kept for node {wanted_by}: {error}"));
+                self.journal.warn(format!("nothing is kept for node {requested_by}: {error}"));
                 NodeMessage::NotKept(piece)
             }
         };
-        self.answer_keep(wanted_by, piece, &answer);
+        self.answer_keep(requested_by, piece, &answer);
     }
 
-    /// A worker reports that a checkpoint does not come about, or is on fewer disks than it should be. The
-    /// leader warns of each once.
+    /// A worker reports that a checkpoint is not completed, or is on fewer disks than it should
+    /// be. The leader warns of each once.
     pub(super) fn note_save_failed(&mut self, node: NodeId, failed: SaveFailed) {
         let SaveFailed { version, layer, copies, wanted } = failed;
         let is_pending = self.core.state().pending().iter().any(|found| found.version == version);
@@ -110,18 +113,18 @@ impl ControllerNode {
         let last = self.core.state().checkpoints().last();
         let last = last
             .map_or("none before it".to_owned(), |found| format!("the last is {}", found.version));
-        let what = match has_none {
+        let subject = match has_none {
             true => format!("checkpoint {version} failed ({last})"),
             false => format!("checkpoint {version} has too few copies"),
         };
         self.journal.warn(format!(
-            "{what}: of layer {layer} of node {node} {copies} of {wanted} copies could be written; free \
-             disk space there and on who keeps copies"
+            "{subject}: of layer {layer} of node {node} {copies} of {wanted} copies could be written; free \
+             disk space there and on the nodes that keep copies"
         ));
     }
 
-    pub(super) fn handle_kept(&mut self, kept: StoreEvent) {
-        match kept {
+    pub(super) fn handle_store_event(&mut self, event: StoreEvent) {
+        match event {
             StoreEvent::Failed { failure } => self.journal.warn(format!("the store: {failure}")),
             StoreEvent::Collected(FreedSpace { chunks: 0, .. }) => {}
             StoreEvent::Collected(FreedSpace { chunks, bytes }) => {
@@ -140,15 +143,15 @@ impl ControllerNode {
                 self.fetch(name, self.other_holders());
             }
             StoreEvent::Mended { piece, outcome } => match repair_text(piece, outcome) {
-                Ok(what) => self.journal.log(what),
-                Err(what) => self.journal.warn(what),
+                Ok(text) => self.journal.log(text),
+                Err(text) => self.journal.warn(text),
             },
-            // Pieces of its own no controller has, nor does it go on from any.
+            // A controller has no pieces of its own, nor does it continue from any.
             StoreEvent::Put { .. } | StoreEvent::Got { .. } => {}
         }
     }
 
-    /// A checkpoint is there: its manifest is kept, and what older ones alone needed goes.
+    /// A checkpoint is complete: its manifest is kept, and what older ones alone needed is removed.
     pub(super) fn note_checkpoint(&mut self, version: Step) {
         let Some(manifest) = self.manifest(version) else { return };
         if let Err(error) = self.checkpoint_thread.put_manifest(manifest) {
@@ -157,8 +160,8 @@ impl ControllerNode {
         self.collect_unused();
     }
 
-    /// What nobody refers to goes, on every node. Only the leader sends this: another controller may not have
-    /// applied yet what refers to a piece.
+    /// Removes what is not referred to, on every node. Only the leader sends this: another
+    /// controller may not have applied yet what refers to a piece.
     pub(super) fn collect_unused(&mut self) {
         if !self.leads() {
             return;
@@ -182,7 +185,8 @@ impl ControllerNode {
         let data = self.data_names();
         let data = data.map(|names| names.into_iter().map(|name| name.hash).collect());
         let kept = state.ended().iter().map(|ended| {
-            let (run, version) = (ended.run(), ended.checkpoint.version);
+            let run = ended.run();
+            let version = ended.checkpoint.version;
             CheckpointId { run, version }
         });
         let mut referred = StoreReferences { versions: kept.collect(), data };
@@ -255,7 +259,7 @@ impl ControllerNode {
     }
 }
 
-/// What a recovery goes on from. Of a document that this version cannot read there is none.
+/// What a recovery continues from. Of a document that this version cannot read there is none.
 fn manifest_of(
     spec: &Arc<JobSpec>,
     record: &CheckpointRecord,

@@ -42,7 +42,9 @@ impl<'a> RetainedRun<'a> {
         let record = self.record(step)?;
         let digest = *record.layers.get(layer as usize)?;
         let length = *self.spec.layer_bytes.get(layer as usize)?;
-        let (run, version, layer) = (self.spec.run_of(Step(step)), Step(step), LayerId(layer));
+        let run = self.spec.run_of(Step(step));
+        let version = Step(step);
+        let layer = LayerId(layer);
         Some(PieceRef { run, version, layer, digest, length })
     }
 
@@ -95,11 +97,12 @@ impl ControllerNode {
         self.retained_runs().find(|view| view.spec.run == run).map(|view| view.spec.name.clone())
     }
 
-    /// A run that ended, with what is kept of it, that was submitted as this document but for its name.
+    /// A run that ended, with what is kept of it, that was submitted as this document but for its
+    /// name.
     pub(super) fn retained_as(&self, job: &JobDocument) -> Option<String> {
         let state = self.core.state();
         let is_same = |ended: &&RunRecord| {
-            JobDocument::of_job(&ended.spec).is_ok_and(|known| known.job.is_same_run(job))
+            JobDocument::of_job(&ended.spec).is_ok_and(|document| document.job.is_same_run(job))
         };
         state.ended().iter().find(is_same).map(|ended| ended.spec.name.clone())
     }
@@ -152,7 +155,7 @@ impl ControllerNode {
         OriginStatus { run: run.0, name, step: version.0, digest: HexDigest(state) }
     }
 
-    /// A job that goes on from the last checkpoint of the run with this name.
+    /// A job that continues from the last checkpoint of the run with this name.
     pub(super) fn branched(
         &self,
         mut job: JobDocument,
@@ -171,16 +174,17 @@ impl ControllerNode {
                 name: format!("of run {name}"),
             });
         };
-        let known = JobDocument::of_job(parent.spec).ok().map(|known| known.job.config);
-        let Some(known) = known.filter(|known| known.model == job.config.model) else {
+        let config = JobDocument::of_job(parent.spec).ok().map(|config| config.job.config);
+        let Some(config) = config.filter(|config| config.model == job.config.model) else {
             return Err(ApiRefusal::WrongState(WrongState::OtherModel { name }));
         };
-        if known.checkpoint.folder != job.config.checkpoint.folder {
+        if config.checkpoint.folder != job.config.checkpoint.folder {
             // Nodes have one store open, and the parent's checkpoint is in that one.
             let what = format!("checkpoint.dir: another one than that of run {name}");
             return Err(ApiRefusal::Config { problems: vec![what] });
         }
-        let (run, version) = (parent.spec.run_of(last.version), last.version);
+        let run = parent.spec.run_of(last.version);
+        let version = last.version;
         job.from = Some(RunOrigin { run, version, state: digest_of(last).0 });
         Ok(job)
     }
@@ -189,10 +193,10 @@ impl ControllerNode {
     pub(super) fn checkpoints(&self, run: Option<&str>) -> Vec<CheckpointStatus> {
         let holders = self.holders();
         let Some(view) = self.retained_run(run) else { return Vec::new() };
-        let copies =
-            JobDocument::of_job(view.spec).map_or(0, |known| known.job.config.checkpoint.copies);
+        let copies = JobDocument::of_job(view.spec)
+            .map_or(0, |document| document.job.config.checkpoint.copies);
         let times = &self.run_log.checkpoint_times;
-        let is_job = self.run_log.job().is_some_and(|known| known.run == view.spec.run);
+        let is_job = self.run_log.job().is_some_and(|job| job.run == view.spec.run);
         let status = view.checkpoints.iter().map(|record| CheckpointStatus {
             step: record.version.0,
             at_ms: times.get(&record.version).copied().filter(|_| is_job),
@@ -221,16 +225,16 @@ impl ControllerNode {
             return not_found(ResourceKind::Checkpoint, step.to_string());
         };
         let pieces = (0..view.spec.layer_count()).filter_map(|layer| view.piece(step, layer));
-        let here = |piece: PieceRef| -> Vec<NodeId> {
+        let holders_of = |piece: PieceRef| -> Vec<NodeId> {
             let record = self.checkpoint_thread.store().map(|store| store.record(piece.name()));
-            let has_it = matches!(record, Some(Ok(Some(_))));
-            if has_it { vec![self.setup.node] } else { Vec::new() }
+            let is_stored = matches!(record, Some(Ok(Some(_))));
+            if is_stored { vec![self.setup.node] } else { Vec::new() }
         };
         let layers = pieces.map(|piece| LayerDetail {
             layer: piece.layer.0,
             digest: HexDigest(piece.digest),
             bytes: Bytes(piece.length),
-            holders: here(piece),
+            holders: holders_of(piece),
         });
         ApiAnswer::Checkpoint(CheckpointDetail {
             summary,
@@ -250,8 +254,8 @@ impl ControllerNode {
             return self.reply(reply, &ApiAnswer::Refused(refusal));
         }
         let command = OperatorCommand::Job(JobChange::Remove(view.spec.run));
-        let said = ChangeSummary { what: format!("run {name} is removed"), nodes: Vec::new() };
-        self.propose_command(command, reply, Box::new(|_| ApiAnswer::Done(said)));
+        let summary = ChangeSummary { what: format!("run {name} is removed"), nodes: Vec::new() };
+        self.propose_command(command, reply, Box::new(|_| ApiAnswer::Done(summary)));
     }
 }
 

@@ -1,4 +1,4 @@
-//! How everything stands, as this controller knows it.
+//! The state of the cluster, as this controller knows it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -8,7 +8,7 @@ use zbelastic_consensus::job::JobPhase;
 use zbelastic_consensus::member::{Member, MembershipStatus, Role};
 use zbelastic_consensus::plan::{PlanRecord, Promise, PromiseOff};
 use zbelastic_consensus::training_status::TrainingStatus;
-use zbelastic_transport::TransportPath as LaneRoad;
+use zbelastic_transport::TransportPath;
 use zbelastic_types::{NodeId, Step};
 
 use super::ControllerNode;
@@ -22,7 +22,7 @@ use crate::cluster::tick::TICK;
 
 /// A controller from which nothing was received for so long is not counted as reachable.
 const REACHABLE: Duration = Duration::from_secs(1);
-/// Workers whose activity is named where a run waits: as many as a person reads in a line. `status
+/// Workers whose activity is named where a run waits: as many as fit into a line. `status
 /// --json` has all.
 const ACTIVITIES_SHOWN: usize = 3;
 
@@ -55,9 +55,9 @@ impl ControllerNode {
     fn quorum(&self) -> QuorumStatus {
         let voters = self.core.status().members.voters;
         let is_reachable = |node: &NodeId| {
-            let heard =
+            let connected =
                 self.last_received.get(node).is_some_and(|since| since.elapsed() < REACHABLE);
-            *node == self.setup.node || heard
+            *node == self.setup.node || connected
         };
         let voters: Vec<NodeId> = voters.into_iter().collect();
         let reachable = voters.iter().copied().filter(is_reachable).collect();
@@ -89,11 +89,12 @@ impl ControllerNode {
 
     fn member(&self, node: NodeId, member: &Member) -> MemberStatus {
         let plan = self.core.state().plan().map(|plan| &plan.record);
-        let place = plan.and_then(|plan| {
+        let assignment = plan.and_then(|plan| {
             let stage = plan.stages.iter().position(|holder| holder.node == node)?;
             Some((plan, zbelastic_types::StageIndex(stage as u32)))
         });
-        let heard = self.last_received.get(&node).map(|since| since.elapsed().as_millis() as u64);
+        let silent_ms =
+            self.last_received.get(&node).map(|since| since.elapsed().as_millis() as u64);
         MemberStatus {
             id: node,
             name: member.contact.name.clone(),
@@ -106,13 +107,13 @@ impl ControllerNode {
             incarnation: member.incarnation.0,
             addresses: member.contact.addresses.clone(),
             zone: member.contact.place.zone.clone(),
-            stage: place.map(|(_, stage)| stage.0),
-            layers: place.map(|(plan, stage)| {
+            stage: assignment.map(|(_, stage)| stage.0),
+            layers: assignment.map(|(plan, stage)| {
                 // The middle one of an odd number of stages has the same layers twice.
                 let layers: BTreeSet<u32> = plan.layers_at(stage).map(|layer| layer.0).collect();
                 ranges(&layers.into_iter().collect::<Vec<_>>())
             }),
-            copies_stages: place.map_or_else(Vec::new, |(plan, stage)| {
+            copies_stages: assignment.map_or_else(Vec::new, |(plan, stage)| {
                 plan.copied_by(stage).map(|of| of.0).collect()
             }),
             device: member.resources.class.to_string(),
@@ -120,12 +121,12 @@ impl ControllerNode {
             speed_permille: self.pace_tracker.speed_permille(node, member),
             memory_used: None,
             memory: member.resources.memory,
-            last_heard_ms: if node == self.setup.node { Some(0) } else { heard },
+            last_heard_ms: if node == self.setup.node { Some(0) } else { silent_ms },
             round_trip_us: None,
             road: match (node == self.setup.node, self.lane_paths.get(&node)) {
                 (true, _) => MemberPath::Own,
-                (false, Some(LaneRoad::Quic)) => MemberPath::Quic,
-                (false, Some(LaneRoad::SameHost)) => MemberPath::SameHost,
+                (false, Some(TransportPath::Quic)) => MemberPath::Quic,
+                (false, Some(TransportPath::SameHost)) => MemberPath::SameHost,
                 (false, None) => MemberPath::Down,
             },
             work: self.work_status.get(&node).copied(),
@@ -137,13 +138,14 @@ impl ControllerNode {
     fn left_out(&self, member: &Member) -> Option<String> {
         let state = self.core.state();
         let job = state.job().filter(|job| job.under_way().is_ok())?;
-        let (own, wanted) = (member.resources.class, state.class_for_plan());
-        if member.role != Role::Worker || !member.is_live() || wanted == Some(own) {
+        let own = member.resources.class;
+        let required = state.class_for_plan();
+        if member.role != Role::Worker || !member.is_live() || required == Some(own) {
             return None;
         }
-        let wanted =
-            wanted.map_or_else(|| kind_text(job.spec.device).to_owned(), |w| w.to_string());
-        Some(format!("it computes on {own}, the job on {wanted}: their bits differ"))
+        let required =
+            required.map_or_else(|| kind_text(job.spec.device).to_owned(), |w| w.to_string());
+        Some(format!("it computes on {own}, the job on {required}: their bits differ"))
     }
 
     pub(super) fn job_status(&self) -> Option<JobStatus> {
@@ -237,12 +239,12 @@ impl ControllerNode {
     }
 }
 
-fn promise_status(plan: &PlanRecord, wanted: u32) -> PromiseStatus {
+fn promise_status(plan: &PlanRecord, promised: u32) -> PromiseStatus {
     match plan.promise {
-        Promise::Kept => PromiseStatus::Kept { copies: wanted },
-        Promise::Fewer { copies } => PromiseStatus::Fewer { copies, wanted },
+        Promise::Kept => PromiseStatus::Kept { copies: promised },
+        Promise::Fewer { copies } => PromiseStatus::Fewer { copies, wanted: promised },
         Promise::Off(PromiseOff::OneStage) => {
-            PromiseStatus::Off { reason: "one stage: nobody else is there".to_owned() }
+            PromiseStatus::Off { reason: "one stage: no other worker is there".to_owned() }
         }
         Promise::Off(PromiseOff::Configured) => {
             PromiseStatus::Off { reason: "elastic.copies = 0".to_owned() }

@@ -1,5 +1,5 @@
-//! Texts and weights that are uploaded: appended to a file piece by piece, hashed and synced beside the
-//! event loop. Nothing of their length is held in memory.
+//! Texts and weights that are uploaded: appended to a file piece by piece, hashed and synced beside
+//! the event loop. Nothing of their length is held in memory.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -20,8 +20,8 @@ use crate::whole_file;
 
 /// Uploads under way at once; for another one the first that is not being written to is given up.
 const UPLOADS_MAX: usize = 4;
-/// Bytes that are written before they are synced: the last sync is as short as any other, and an answer waits for
-/// no more than that.
+/// Bytes that are written before they are synced: the last sync is as short as any other, and an
+/// answer waits for no more than that.
 const SYNC_BYTES: u64 = 64 << 20;
 
 /// Uploads under way, by hash.
@@ -47,7 +47,7 @@ enum UploadState {
 /// A file that an upload is appended to.
 pub(super) struct UploadFile {
     file: File,
-    beside: PathBuf,
+    partial_path: PathBuf,
     path: PathBuf,
     hasher: blake3::Hasher,
     /// Bytes that were not synced yet.
@@ -64,7 +64,7 @@ pub(super) struct UploadWriteResult {
 }
 
 enum AppendOutcome {
-    /// More is expected.
+    /// The piece was appended, and more are expected.
     Part(Box<UploadFile>),
     /// All of it is there, durably, under its name.
     Whole,
@@ -87,10 +87,10 @@ impl UploadFile {
             fs::create_dir_all(folder)?;
         }
         // Not where a file lies that is fetched from another node meanwhile.
-        let beside = path.with_extension("upload.part");
-        let file = whole_file::create(&beside)?;
+        let partial_path = path.with_extension("upload.part");
+        let file = whole_file::create(&partial_path)?;
         let hasher = blake3::Hasher::new();
-        Ok(Self { file, beside, path: path.to_owned(), hasher, unsynced: 0 })
+        Ok(Self { file, partial_path, path: path.to_owned(), hasher, unsynced: 0 })
     }
 
     fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
@@ -109,11 +109,12 @@ impl UploadFile {
         if found != expected {
             return Err(UploadFault::Other { found });
         }
-        Ok(whole_file::give_name(&self.file, &self.beside, &self.path)?)
+        Ok(whole_file::give_name(&self.file, &self.partial_path, &self.path)?)
     }
 }
 
-/// Appends a piece, if it and the `left` bytes behind it find room: a full disk would end this controller.
+/// Appends a piece, if it and the `left` bytes behind it fit on the disk: a full disk would end
+/// this controller.
 fn append(
     file: Option<Box<UploadFile>>,
     path: &Path,
@@ -123,10 +124,10 @@ fn append(
         Some(file) => file,
         None => Box::new(UploadFile::begin(path)?),
     };
-    let beside = file.beside.clone();
-    let room = disk_usage(path.parent().unwrap_or(Path::new(".")));
-    let room = room.map_or(Ok(()), |room| room.check(Bytes(left + bytes.len() as u64)));
-    let written = room.map_err(UploadFault::from).and_then(|()| Ok(file.append(bytes)?));
+    let partial_path = file.partial_path.clone();
+    let space = disk_usage(path.parent().unwrap_or(Path::new(".")));
+    let space = space.map_or(Ok(()), |space| space.check(Bytes(left + bytes.len() as u64)));
+    let written = space.map_err(UploadFault::from).and_then(|()| Ok(file.append(bytes)?));
     let written = written.and_then(|()| {
         if left == 0 {
             file.complete(expected).map(|()| AppendOutcome::Whole)
@@ -135,8 +136,8 @@ fn append(
         }
     });
     if written.is_err() {
-        // If it cannot be removed either, it goes with what no run refers to.
-        let _ = fs::remove_file(beside);
+        // If it cannot be removed either, it is removed with what no run refers to.
+        let _ = fs::remove_file(partial_path);
     }
     written
 }
@@ -145,16 +146,16 @@ impl ControllerNode {
     /// What of a job's data is not here, if anything is missing.
     pub(super) fn missing_data(
         &mut self,
-        names: impl Iterator<Item = DataName>,
+        data_names: impl Iterator<Item = DataName>,
     ) -> Option<UploadProgress> {
-        let missing: Vec<DataName> = names.filter(|name| !self.has_data(*name)).collect();
+        let missing: Vec<DataName> = data_names.filter(|name| !self.has_data(*name)).collect();
         let name = *missing.first()?;
         let hash = HexDigest(name.hash);
         let uploads = &mut self.uploads.under_way;
         if !uploads.contains_key(&hash) && uploads.len() >= UPLOADS_MAX {
             let idle = |upload: &Upload| matches!(upload.state, UploadState::Waiting(_));
             let given_up = uploads.iter().find(|(_, upload)| idle(upload)).map(|(hash, _)| *hash);
-            // If none is idle, this one is refused when its first piece comes.
+            // If none is idle, this one is refused when its first piece arrives.
             let Some(given_up) = given_up else { return Some(UploadProgress { hash, held: 0 }) };
             uploads.remove(&given_up);
         }
@@ -174,7 +175,8 @@ impl ControllerNode {
         let Some(upload) = self.uploads.under_way.get_mut(&hash) else {
             return self.reply(reply, &not_found(ResourceKind::Text, hash.to_string()));
         };
-        let (expected, found) = (upload.held, offset);
+        let expected = upload.held;
+        let found = offset;
         let max = upload.name.length.min(DATA_BYTES_MAX);
         let after = expected.saturating_add(bytes.len() as u64);
         if expected == found && after > max {
@@ -191,19 +193,21 @@ impl ControllerNode {
                 return self.reply(reply, &ApiAnswer::Refused(refusal));
             }
         };
-        let (left, digest) = (upload.name.length - after, upload.name.hash);
-        let (path, arrivals) = (self.checkpoint_thread.data_path(digest), self.completions.clone());
+        let left = upload.name.length - after;
+        let digest = upload.name.hash;
+        let path = self.checkpoint_thread.data_path(digest);
+        let completions = self.completions.clone();
         tokio::spawn(async move {
             let write = move || append(file, &path, (&bytes, left, digest));
             let written = tokio::task::spawn_blocking(write).await;
             let written = written.unwrap_or_else(|error| Err(io::Error::other(error).into()));
-            let arrived = UploadWriteResult { hash, after, outcome: written, reply };
-            let _ = arrivals.send(ControllerCompletion::Uploaded(arrived)).await;
+            let result = UploadWriteResult { hash, after, outcome: written, reply };
+            let _ = completions.send(ControllerCompletion::Uploaded(result)).await;
         });
     }
 
-    pub(super) fn handle_upload_write(&mut self, arrived: UploadWriteResult) {
-        let UploadWriteResult { hash, after, outcome: written, reply } = arrived;
+    pub(super) fn handle_upload_write(&mut self, result: UploadWriteResult) {
+        let UploadWriteResult { hash, after, outcome: written, reply } = result;
         // It may have been given up for another one meanwhile.
         let upload = self.uploads.under_way.remove(&hash);
         let answer = match (written, upload) {

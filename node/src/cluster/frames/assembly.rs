@@ -1,8 +1,8 @@
 //! Pieces of followed and of partial gradients joined again, each sender's one after another.
 //!
 //! The lane keeps the order, so what does not follow on the piece before belongs to something that
-//! a broken connection cut short: it is dropped, and so is what came of it. The worker that waits for it
-//! gets no notice, as with a frame that is lost whole.
+//! a broken connection cut short: it is dropped, and so is what came of it. The worker that waits
+//! for it gets no notice, as with a frame that is lost whole.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -31,7 +31,7 @@ pub struct FramePiece {
     pub(super) sender: Holder,
     pub(super) of: AssembledFrame,
     pub(super) piece: MessageNumber,
-    /// Floats, and whose they are: a layer's that are cut go on in the next piece.
+    /// Floats by layer: those of a layer that is cut continue in the next piece.
     pub(super) parts: Vec<(LayerId, Vec<f32>)>,
 }
 
@@ -130,7 +130,7 @@ mod tests {
         FramePiece { generation: Generation(1), sender, of, piece, parts: parts.collect() }
     }
 
-    fn told(frame: Option<PeerFrame>) -> Vec<(u32, Vec<f32>)> {
+    fn contents(frame: Option<PeerFrame>) -> Vec<(u32, Vec<f32>)> {
         let Some(PeerFrame { body: PeerBody::StandbyUpdate { gradients, .. }, .. }) = frame else {
             return Vec::new();
         };
@@ -149,7 +149,7 @@ mod tests {
         for (node, first) in [(1, 1.0), (2, 10.0)] {
             let last = piece(node, 5, 2, &[(1, &[5.0]), (2, &[6.0])]);
             let expected = [(0, vec![first]), (1, vec![2.0, 3.0, 4.0, 5.0]), (2, vec![6.0])];
-            assert_eq!(told(assembly.push(last)), expected);
+            assert_eq!(contents(assembly.push(last)), expected);
         }
     }
 
@@ -167,6 +167,6 @@ mod tests {
         assembly.push(piece(1, 5, 0, &[(0, &[7.0])]));
         assembly.push(piece(1, 5, 1, &[(1, &[8.0])]));
         let expected = [(0, vec![7.0]), (1, vec![8.0]), (2, vec![9.0])];
-        assert_eq!(told(assembly.push(piece(1, 5, 2, &[(2, &[9.0])]))), expected);
+        assert_eq!(contents(assembly.push(piece(1, 5, 2, &[(2, &[9.0])]))), expected);
     }
 }

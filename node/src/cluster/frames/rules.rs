@@ -30,9 +30,9 @@ pub struct FrameExpectations<'a> {
 }
 
 impl FrameExpectations<'_> {
-    /// The rules of it: from every stage of the plan boundary tensors and sums, its gradient if this
-    /// node keeps a copy of it, and its part of one if this node trains the same layers; from every
-    /// owner that is followed the gradients of its layers.
+    /// The rules of it: from every stage of the plan boundary tensors and sums, its gradient if
+    /// this node keeps a copy of it, and its part of one if this node trains the same layers; from
+    /// every owner that is followed the gradients of its layers.
     ///
     /// # Errors
     /// If a plan has longer frames than the lane takes.
@@ -66,7 +66,7 @@ impl FrameExpectations<'_> {
                 if let Some(own) = own.filter(|own| plan.twin_of(*own) == Some(of)) {
                     self.allow_partials(&mut rules, (plan, own), holder.node)?;
                 }
-                if !plan.copy_holders(of).any(|keeper| keeper.node == self.me) {
+                if !plan.copy_holders(of).any(|holder| holder.node == self.me) {
                     continue;
                 }
                 for (piece, parts) in (0..).zip(split_into_frames(&lengths, GRADIENT_FRAME_LIMITS))
@@ -80,15 +80,15 @@ impl FrameExpectations<'_> {
                 }
             }
         }
-        if let Some(rehearsal) = self.precopy {
-            let own = rehearsal.layers.iter().filter(|follow| follow.follower.node == self.me);
+        if let Some(pre_copy) = self.precopy {
+            let own = pre_copy.layers.iter().filter(|follow| follow.follower.node == self.me);
             for follow in own {
                 let length = specs[follow.layer.index()].len();
                 for (piece, parts) in
                     (0..).zip(split_into_frames(&[length], piece_limits(length, LAYER_PIECES_MAX)))
                 {
                     let class =
-                        TensorFrameKind::Update(follow.layer, piece).of(rehearsal.generation);
+                        TensorFrameKind::Update(follow.layer, piece).of(pre_copy.generation);
                     let parts = parts.iter().map(|part| part.floats.len()).collect();
                     rules.allow(follow.owner.node, class, parts)?;
                 }
@@ -104,15 +104,16 @@ impl FrameExpectations<'_> {
         (plan, stage): (&PlanRecord, StageIndex),
         from: NodeId,
     ) -> Result<(), RuleError> {
-        let (specs, placement) = (model_layers(self.model), &plan.program.placement);
+        let specs = model_layers(self.model);
+        let placement = &plan.program.placement;
         for chunk in placement.chunks_of(stage) {
             let twin = placement.twin_of(chunk).filter(|twin| placement.is_last(*twin));
-            let told = twin.map_or(0, |twin| {
+            let extra = twin.map_or(0, |twin| {
                 placement.microbatches_of(placement.replica_of(twin), plan.program.microbatch_count)
             });
             let layers = plan.chunks[chunk.index()].layers();
             let floats: usize = layers.map(|layer| specs[layer.index()].len()).sum();
-            let len = floats + 2 * told as usize;
+            let len = floats + 2 * extra as usize;
             let frames = split_into_frames(&[len], piece_limits(len, PARTIAL_PIECES_MAX));
             for (piece, parts) in (0..).zip(frames) {
                 let class = TensorFrameKind::Partial(chunk, piece).of(plan.generation);
@@ -122,8 +123,8 @@ impl FrameExpectations<'_> {
         Ok(())
     }
 
-    /// Floats of the boundary tensors of each slice that has a kind of its own. A plan whose slices the
-    /// job's sequences cannot be cut into has none: its stage refuses to load it.
+    /// Floats of the boundary tensors of each slice that has a kind of its own. A plan whose slices
+    /// the job's sequences cannot be cut into has none: its stage refuses to load it.
     fn boundaries(&self, plan: &PlanRecord) -> Vec<(SliceIndex, usize)> {
         let work = TokenWork::new(self.model);
         let Ok(cut) = self.batch.cut(work, plan.program.slice_count) else { return Vec::new() };

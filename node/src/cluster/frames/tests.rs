@@ -53,7 +53,8 @@ fn plan() -> PlanRecord {
 }
 
 fn rules(config: &RunConfig, plan: &PlanRecord) -> Result<FrameRules, RuleError> {
-    let (me, batch) = (NodeId(2), config.batch);
+    let me = NodeId(2);
+    let batch = config.batch;
     FrameExpectations { me, model: &config.model, batch, plan: Some(plan), precopy: None }.rules()
 }
 
@@ -62,7 +63,8 @@ fn arrive(frame: &OutgoingFrame, rules: &FrameRules) -> ReceivedFrame {
     let parts: Vec<Vec<f32>> = frame.parts().iter().map(|part| part.to_vec()).collect();
     let lengths: Vec<usize> = parts.iter().map(Vec::len).collect();
     assert_eq!(rules.parts(NodeId(1), frame.class()), Some(&lengths[..]));
-    let (cluster, role) = (ClusterId(1), PeerRole::Worker);
+    let cluster = ClusterId(1);
+    let role = PeerRole::Worker;
     let from = PeerIdentity { cluster, role, node: NodeId(1) };
     let parts = parts.into_iter().map(Into::into).collect();
     ReceivedFrame { from, class: frame.class(), meta: frame.meta().to_vec(), parts }
@@ -102,12 +104,13 @@ fn turn() -> Turn {
 
 #[test]
 fn a_stage_of_more_layers_than_a_frame_has_parts_sends_its_gradient_in_two() {
-    let (config, plan) = (config(), plan());
+    let config = config();
+    let plan = plan();
     let rules = rules(&config, &plan).expect("every frame is short enough");
     let sent = gradients(&config, turn());
     let frames = gradient_frames(&sent);
     assert_eq!(frames.len(), 2);
-    let mut arrived: Vec<LayerGradient> = Vec::new();
+    let mut received: Vec<LayerGradient> = Vec::new();
     for (at, frame) in (0..).zip(&frames) {
         let Ok(IncomingFrame::Whole(frame)) = incoming(arrive(frame, &rules)) else {
             panic!("parts are used as they arrive")
@@ -116,19 +119,23 @@ fn a_stage_of_more_layers_than_a_frame_has_parts_sends_its_gradient_in_two() {
             panic!("a gradient")
         };
         assert_eq!((number.index, number.count), (at, 2));
-        arrived.extend(parts.iter().map(|part| {
+        received.extend(parts.iter().map(|part| {
             assert_eq!(part.first(), 0, "no layer is longer than a frame");
-            let (layer, turn, g) = (part.layer(), part.turn(), part.floats().to_vec().into());
+            let layer = part.layer();
+            let turn = part.turn();
+            let g = part.floats().to_vec().into();
             LayerGradient { layer, turn, g }
         }));
     }
-    assert!(sent.iter().map(|gradient| &**gradient).eq(&arrived));
+    assert!(sent.iter().map(|gradient| &**gradient).eq(&received));
 }
 
-/// An embedding of the size of GPT-2's is no frame of half a gigabyte, and neither is what follows it.
+/// An embedding of the size of GPT-2's is no frame of half a gigabyte, and neither is what follows
+/// it.
 #[test]
 fn a_long_layer_travels_in_pieces_of_16_mebibytes() {
-    let (len, floats) = (50_304 * 768, GRADIENT_FRAME_LIMITS.floats);
+    let len = 50_304 * 768;
+    let floats = GRADIENT_FRAME_LIMITS.floats;
     let g = zbelastic_kernels::HostFloats::zeroed(len).expect("pages that nobody writes");
     let long = Arc::new(LayerGradient { layer: LayerId(3), turn: turn(), g });
     let of_copies = GradientPart::messages(std::slice::from_ref(&long), GRADIENT_FRAME_LIMITS);
@@ -148,7 +155,8 @@ fn a_long_layer_travels_in_pieces_of_16_mebibytes() {
 
 #[test]
 fn a_piece_under_the_class_of_another_is_none() {
-    let (config, plan) = (config(), plan());
+    let config = config();
+    let plan = plan();
     let rules = rules(&config, &plan).expect("every frame is short enough");
     let frames = gradient_frames(&gradients(&config, turn()));
     let mut forged = arrive(&frames[1], &rules);
@@ -159,7 +167,7 @@ fn a_piece_under_the_class_of_another_is_none() {
     assert_eq!(fault.to_string(), expected);
 }
 
-/// Slices of equal time have unequal lengths, and each is let in at its own.
+/// Slices of equal time have unequal lengths, and each is accepted at its own.
 #[test]
 fn boundary_tensors_of_slices_are_as_long_as_their_slices() {
     let mut config = config();
@@ -175,11 +183,12 @@ fn boundary_tensors_of_slices_are_as_long_as_their_slices() {
     let mut sent: Vec<OutgoingFrame> = Vec::new();
     for slice in cut.slices() {
         let floats = vec![0.5; 2 * cut.len_of(slice) * config.model.width as usize];
-        let (pass, lap, flow) =
-            (Pass { slice, ..Pass::new(1, 0) }, PassMode::Training, Flow::Forward);
+        let pass = Pass { slice, ..Pass::new(1, 0) };
+        let mode = PassMode::Training;
+        let flow = Flow::Forward;
         sent.extend(frames(PeerBody::Frame(Frame {
             turn: turn(),
-            mode: lap,
+            mode,
             flow,
             pass,
             tensor: floats.into(),
@@ -203,20 +212,23 @@ fn boundary_tensors_in_bfloat16_travel_two_in_a_float() {
     let mut config = config();
     config.batch.microbatch = MicrobatchShape { sequences: 1, sequence_len: 2 };
     config.model.width = 4;
-    let (plan, len) = (plan(), 8);
+    let plan = plan();
+    let len = 8;
     let rules = rules(&config, &plan).expect("short enough");
     // A number, minus zero, infinity, and not-a-numbers of all kinds.
     let halves = vec![0x3f80, 0x8000, 0x7f80, 0x7f81, 0xffff, 1, 0, 0x7fa0];
     assert_eq!(halves.len(), len);
-    let (lap, flow, pass) = (PassMode::Training, Flow::Backward, Pass::new(1, 3));
+    let mode = PassMode::Training;
+    let flow = Flow::Backward;
+    let pass = Pass::new(1, 3);
     let tensor = TensorHandle::OnHost(HostTensor::Halves(halves.clone()));
-    let sent = frames(PeerBody::Frame(Frame { turn: turn(), mode: lap, flow, pass, tensor }));
+    let sent = frames(PeerBody::Frame(Frame { turn: turn(), mode, flow, pass, tensor }));
     assert_eq!(sent[0].parts()[0].len(), len / 2);
     let Ok(IncomingFrame::Whole(found)) = incoming(arrive(&sent[0], &rules)) else {
         panic!("a whole frame")
     };
     let PeerBody::Frame(found) = found.body else { panic!("a boundary tensor") };
-    assert_eq!((found.mode, found.flow, found.pass), (lap, flow, pass));
+    assert_eq!((found.mode, found.flow, found.pass), (mode, flow, pass));
     assert_eq!(found.tensor.into_host(), HostTensor::Halves(halves));
     let odd = [7u16, 8, 9];
     assert_eq!(unpaired(&paired(&odd), 3), odd);
@@ -229,7 +241,8 @@ fn boundary_tensors_in_bfloat16_travel_two_in_a_float() {
 /// What a configuration that got past its own check would meet.
 #[test]
 fn a_head_has_an_end_and_nothing_behind_it() {
-    let (config, plan) = (config(), plan());
+    let config = config();
+    let plan = plan();
     let rules = rules(&config, &plan).expect("every frame is short enough");
     let frames = gradient_frames(&gradients(&config, turn()));
     let mut frame = arrive(&frames[0], &rules);
@@ -239,7 +252,8 @@ fn a_head_has_an_end_and_nothing_behind_it() {
 
 #[test]
 fn a_boundary_tensor_that_is_too_long_is_refused_before_it_is_sent() {
-    let (mut config, plan) = (config(), plan());
+    let mut config = config();
+    let plan = plan();
     let floats = BOUNDARY_BYTES_MAX as usize / size_of::<f32>();
     config.batch.microbatch.sequence_len = 1;
     config.batch.microbatch.sequences = floats / 4;
@@ -248,8 +262,8 @@ fn a_boundary_tensor_that_is_too_long_is_refused_before_it_is_sent() {
     assert!(matches!(rules(&config, &plan), Err(RuleError::TooLong { .. })));
 }
 
-/// Two replicas over two stages: node 1 sends two parts of gradients, each as long as its chunk, and
-/// losses behind the one that ends the model.
+/// Two replicas over two stages: node 1 sends two parts of gradients, each as long as its chunk,
+/// and losses behind the one that ends the model.
 #[test]
 fn what_twins_exchange_arrives_to_the_bit_at_the_length_of_its_chunk() {
     let config = config();

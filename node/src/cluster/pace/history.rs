@@ -17,8 +17,8 @@ use crate::train::timing::StepMeasurement;
 /// Steps that a review looks at: the middle one of each time counts, so two may be anything.
 pub const REVIEW_STEPS: usize = 5;
 
-/// Steps of these in which a verdict must have been waited for, to measure how long it takes: where most are
-/// there in time, the few that are not show how long the slowest take.
+/// Steps of these in which a verdict must have been waited for, to measure how long it takes: where
+/// most are there in time, the few that are not show how long the slowest take.
 const VERDICTS_LEAST: usize = REVIEW_STEPS / 2 + 1;
 
 /// The last steps of a plan.
@@ -28,7 +28,7 @@ pub struct PaceHistory {
 }
 
 impl PaceHistory {
-    /// Forgets what was measured.
+    /// Drops what was measured.
     pub fn clear(&mut self) {
         self.steps.clear();
     }
@@ -42,44 +42,46 @@ impl PaceHistory {
     }
 
     /// What is known once these steps are, `known` being what was known before them; nothing before
-    /// there are [`REVIEW_STEPS`], or if nothing follows from them. `nodes` stand at the stages of `plan`,
-    /// with what they brought.
+    /// there are [`REVIEW_STEPS`], or if nothing follows from them. `nodes` are those at the stages
+    /// of `plan`, with their resources.
     #[must_use]
     pub fn estimate(
         &self,
-        known: &PaceEstimate,
+        estimate: &PaceEstimate,
         config: &RunConfig,
         (plan, nodes): (&PlanRecord, &[NodeResources]),
     ) -> Option<PaceEstimate> {
         if self.steps.len() < REVIEW_STEPS {
             return None;
         }
-        let sample = |(stage, (_, brought)): (StageIndex, &NodeResources)| {
-            let said = f64::from(brought.speed_permille.max(1)) / 1000.0;
+        let sample = |(stage, (_, resources)): (StageIndex, &NodeResources)| {
+            let claimed = f64::from(resources.speed_permille.max(1)) / 1000.0;
             let layers = plan.layers_at(stage).map(|layer| layer.0);
-            let (model, shape) = (&config.model, config.batch.microbatch);
+            let model = &config.model;
+            let shape = config.batch.microbatch;
             let copied = copied(config, plan, stage);
-            let of_layers = (said, self.stage_times(stage));
+            let of_layers = (claimed, self.stage_times(stage));
             let sample = StageSample::of_layers(model, shape, layers, of_layers)
                 .in_turns(plan.program.placement.replica_count());
             StageSample { copied, ..sample }
         };
         let samples: Vec<StageSample> = plan.stage_indices().zip(nodes).map(sample).collect();
         let (calibration, speeds) = calibrate(&samples)?;
-        let calibration = calibration.steadied(known.calibration.as_ref());
-        let mut found = PaceEstimate { calibration: Some(calibration), ..known.clone() };
-        for (((node, brought), sample), speed) in nodes.iter().zip(&samples).zip(speeds) {
+        let calibration = calibration.steadied(estimate.calibration.as_ref());
+        let mut found = PaceEstimate { calibration: Some(calibration), ..estimate.clone() };
+        for (((node, resources), sample), speed) in nodes.iter().zip(&samples).zip(speeds) {
             let Some(speed) = speed else { continue };
             let factor = rounded_speed(speed / sample.reported_speed);
             if factor == 1.0 {
                 found.speeds.remove(node);
             } else {
-                let permille = f64::from(brought.speed_permille.max(1)) * factor;
+                let permille = f64::from(resources.speed_permille.max(1)) * factor;
                 found.speeds.insert(*node, (permille.round() as u32).max(1));
             }
         }
         for ((one, other), link) in self.links() {
-            let (a, b) = (nodes[one.index()].0, nodes[other.index()].0);
+            let a = nodes[one.index()].0;
+            let b = nodes[other.index()].0;
             found.links.insert((a.min(b), a.max(b)), link);
         }
         let verdicts: Vec<f64> = self.steps.iter().filter_map(|step| step.verdict).collect();
@@ -163,10 +165,10 @@ fn copied(config: &RunConfig, plan: &PlanRecord, stage: StageIndex) -> f64 {
     sum / f64::from(plan.program.slice_count)
 }
 
-/// Nodes that are no members any more are forgotten.
-pub fn retain_members(known: &mut PaceEstimate, is_member: impl Fn(NodeId) -> bool) {
-    known.speeds.retain(|node, _| is_member(*node));
-    known.links.retain(|(a, b), _| is_member(*a) && is_member(*b));
+/// Removes nodes that are no members any more.
+pub fn retain_members(estimate: &mut PaceEstimate, is_member: impl Fn(NodeId) -> bool) {
+    estimate.speeds.retain(|node, _| is_member(*node));
+    estimate.links.retain(|(a, b), _| is_member(*a) && is_member(*b));
 }
 
 fn median(mut numbers: Vec<f64>) -> f64 {
@@ -185,9 +187,9 @@ pub(in crate::cluster) mod tests {
     use super::*;
     use crate::config::{ConfigFlag, ConfigSources, load};
 
-    const NODES: [NodeResources; 3] = [seat(11), seat(12), seat(13)];
+    const NODES: [NodeResources; 3] = [resources_of(11), resources_of(12), resources_of(13)];
 
-    const fn seat(node: u64) -> NodeResources {
+    const fn resources_of(node: u64) -> NodeResources {
         (
             NodeId(node),
             Resources {
@@ -234,7 +236,8 @@ pub(in crate::cluster) mod tests {
     fn step(config: &RunConfig, plan: &PlanRecord, speeds: [f64; 3], hop: f64) -> StepMeasurement {
         let times = |stage: StageIndex| {
             let layers = plan.layers_of(stage).map(|layer| layer.0);
-            let (model, shape) = (&config.model, config.batch.microbatch);
+            let model = &config.model;
+            let shape = config.batch.microbatch;
             let nothing = StageTimes::default();
             let work = StageSample::of_layers(model, shape, layers, (1.0, nothing)).work;
             let [f, b, w] = [work.f, work.b, 2.0 * work.w].map(|w| w / speeds[stage.index()] / 1e3);
@@ -242,23 +245,25 @@ pub(in crate::cluster) mod tests {
         };
         let stages = plan.stage_indices().map(times).collect();
         let pair = (StageIndex(1), StageIndex(2));
-        let (hops, occupied) = (BTreeMap::from([(pair, hop)]), BTreeMap::from([(pair, 50.0)]));
+        let hops = BTreeMap::from([(pair, hop)]);
+        let occupied = BTreeMap::from([(pair, 50.0)]);
         StepMeasurement { stages, hops, occupied, verdict: None }
     }
 
-    fn found(known: &PaceEstimate, steps: &[([f64; 3], f64)]) -> Option<PaceEstimate> {
+    fn found(estimate: &PaceEstimate, steps: &[([f64; 3], f64)]) -> Option<PaceEstimate> {
         let config = config();
         let plan = plan(&config);
-        let mut book = PaceHistory::default();
+        let mut history = PaceHistory::default();
         for (speeds, hop) in steps {
-            book.note(step(&config, &plan, *speeds, *hop));
+            history.note(step(&config, &plan, *speeds, *hop));
         }
-        book.estimate(known, &config, (&plan, &NODES))
+        history.estimate(estimate, &config, (&plan, &NODES))
     }
 
     /// The same, with layers timed: the head takes so many times what it is counted.
     fn timed(config: &RunConfig, plan: &PlanRecord, head: f64) -> StepMeasurement {
-        let (model, shape) = (&config.model, config.batch.microbatch);
+        let model = &config.model;
+        let shape = config.batch.microbatch;
         let times = |stage: StageIndex| {
             let mut times = StageTimes { update: 100.0, ..StageTimes::default() };
             for layer in plan.layers_of(stage) {
@@ -281,12 +286,12 @@ pub(in crate::cluster) mod tests {
     fn a_heavy_head_is_distinguished_from_a_slow_node() {
         let config = config();
         let plan = plan(&config);
-        let mut book = PaceHistory::default();
+        let mut history = PaceHistory::default();
         for head in [3.0, 3.0, 0.1, 30.0, 3.0] {
-            book.note(timed(&config, &plan, head));
+            history.note(timed(&config, &plan, head));
         }
-        let known = PaceEstimate::default();
-        let found = book.estimate(&known, &config, (&plan, &NODES)).expect("enough steps");
+        let estimate = PaceEstimate::default();
+        let found = history.estimate(&estimate, &config, (&plan, &NODES)).expect("enough steps");
         assert!(found.speeds.is_empty(), "all are as fast as they say: {:?}", found.speeds);
         let calibration = found.calibration.expect("work was timed");
         let of = |class: LayerClass| calibration.classes[class.index()].expect("it was timed").work;
@@ -301,15 +306,16 @@ pub(in crate::cluster) mod tests {
 
     #[test]
     fn a_slow_node_is_found_and_those_that_are_as_they_say_are_not() {
-        let known = found(&PaceEstimate::default(), &[SLOW; REVIEW_STEPS]).expect("enough steps");
-        assert_eq!(known.speeds.keys().collect::<Vec<_>>(), [&NodeId(12)]);
-        let speed = f64::from(known.speeds[&NodeId(12)]) / 2000.0;
+        let estimate =
+            found(&PaceEstimate::default(), &[SLOW; REVIEW_STEPS]).expect("enough steps");
+        assert_eq!(estimate.speeds.keys().collect::<Vec<_>>(), [&NodeId(12)]);
+        let speed = f64::from(estimate.speeds[&NodeId(12)]) / 2000.0;
         assert!((speed / 0.5 - 1.0).abs() < 0.06, "{speed}");
         let link = LinkTimes { latency_us: 250.0, occupancy_us: 50.0 };
-        assert_eq!(known.links, BTreeMap::from([((NodeId(12), NodeId(13)), link)]));
-        let calibration = known.calibration.expect("work was timed");
+        assert_eq!(estimate.links, BTreeMap::from([((NodeId(12), NodeId(13)), link)]));
+        let calibration = estimate.calibration.expect("work was timed");
         assert!((calibration.w_us / calibration.f_us / 2.0 - 1.0).abs() < 1e-6, "{calibration:?}");
-        let healed = found(&known, &[ALIKE; REVIEW_STEPS]).expect("enough steps");
+        let healed = found(&estimate, &[ALIKE; REVIEW_STEPS]).expect("enough steps");
         assert!(healed.speeds.is_empty(), "it is as fast as it says again");
     }
 
@@ -317,10 +323,10 @@ pub(in crate::cluster) mod tests {
     fn a_few_steps_that_are_otherwise_change_nothing_and_too_few_tell_nothing() {
         let mut steps = [ALIKE; REVIEW_STEPS];
         (steps[1], steps[3]) = (SLOW, SLOW);
-        let known = found(&PaceEstimate::default(), &steps).expect("enough steps");
-        assert!(known.speeds.is_empty());
-        assert_eq!(known.links[&(NodeId(12), NodeId(13))].total_us(), 200.0);
-        assert_eq!(found(&known, &steps[1..]), None);
+        let estimate = found(&PaceEstimate::default(), &steps).expect("enough steps");
+        assert!(estimate.speeds.is_empty());
+        assert_eq!(estimate.links[&(NodeId(12), NodeId(13))].total_us(), 200.0);
+        assert_eq!(found(&estimate, &steps[1..]), None);
     }
 
     #[test]
@@ -328,11 +334,11 @@ pub(in crate::cluster) mod tests {
         let speeds = BTreeMap::from([(NodeId(5), 700), (NodeId(12), 900)]);
         let link = LinkTimes { latency_us: 50.0, occupancy_us: 0.0 };
         let links = BTreeMap::from([((NodeId(5), NodeId(12)), link)]);
-        let known = PaceEstimate { speeds, links, verdict_us: 7.0, ..PaceEstimate::default() };
-        let mut known = found(&known, &[ALIKE; REVIEW_STEPS]).expect("enough steps");
-        assert_eq!(known.speeds, BTreeMap::from([(NodeId(5), 700)]));
-        assert_eq!((known.links[&(NodeId(5), NodeId(12))], known.verdict_us), (link, 7.0));
-        retain_members(&mut known, |node| node != NodeId(5));
-        assert!(known.speeds.is_empty() && known.links.len() == 1, "{known:?}");
+        let estimate = PaceEstimate { speeds, links, verdict_us: 7.0, ..PaceEstimate::default() };
+        let mut estimate = found(&estimate, &[ALIKE; REVIEW_STEPS]).expect("enough steps");
+        assert_eq!(estimate.speeds, BTreeMap::from([(NodeId(5), 700)]));
+        assert_eq!((estimate.links[&(NodeId(5), NodeId(12))], estimate.verdict_us), (link, 7.0));
+        retain_members(&mut estimate, |node| node != NodeId(5));
+        assert!(estimate.speeds.is_empty() && estimate.links.len() == 1, "{estimate:?}");
     }
 }

@@ -1,10 +1,10 @@
-//! When a plan is reviewed, and when a review is believed: so that noise changes nothing, and no two
-//! machines that take turns at being slow make a plan flap.
+//! When a plan is reviewed, and when a review is accepted: so that noise changes nothing, and no
+//! two machines that take turns at being slow make a plan flap.
 //!
 //! A review looks at steps of its own, and must come to the same conclusion [`AGREEING`] times one
-//! after the other. A plan that was made for a drift is left alone for [`STEPS_APART`] steps, the one
-//! after it for twice as many, and so on: however times vary, a run of n steps has no more than about
-//! log2(n / `STEPS_APART`) such changes between two changes of members.
+//! after the other. A plan that was made for a drift is left alone for [`STEPS_APART`] steps, the
+//! one after it for twice as many, and so on: however times vary, a run of n steps has no more than
+//! about log2(n / `STEPS_APART`) such changes between two changes of members.
 
 use std::mem::discriminant;
 
@@ -13,22 +13,22 @@ use zbelastic_trainer::plan::DriftJudgement;
 
 use super::history::REVIEW_STEPS;
 
-/// Steps of a plan before the first one that is looked at: the very first touch memory for the first
-/// time, and layers that move are still under way.
+/// Steps of a plan before the first one that is measured: the very first touch memory for the
+/// first time, and layers that move are still under way.
 pub const STEPS_FIRST: u64 = 4;
 /// Reviews that must agree.
 pub const AGREEING: u32 = 3;
-/// Steps that a plan made for a drift runs before it is looked at.
+/// Steps that a plan made for a drift runs before it is reviewed.
 pub const STEPS_APART: u64 = 64;
 /// The most that becomes, as more of them follow each other.
 pub const STEPS_APART_MAX: u64 = 4096;
 
-/// The watch over a plan.
+/// Decides when a plan is reviewed, and which reviews count.
 #[derive(Debug, Default)]
 pub struct PlanWatch {
     /// Plans made for a drift, one after the other, up to the one in force.
     drifts: u32,
-    /// Steps until they are looked at.
+    /// Steps until the next review.
     steps_until_review: u64,
     /// Steps since the last review.
     steps: usize,
@@ -39,7 +39,7 @@ pub struct PlanWatch {
 }
 
 impl PlanWatch {
-    /// A plan begins.
+    /// A plan begins, for this reason.
     pub fn begin(&mut self, reason: &PlanReason) {
         let drifts = if reason.is_drift() { self.drifts.saturating_add(1) } else { 0 };
         let apart = match drifts {
@@ -59,7 +59,7 @@ impl PlanWatch {
         true
     }
 
-    /// Whether a review is due. It is under way then, until its judgement comes.
+    /// Whether a review is due. It is under way then, until its judgement arrives.
     pub fn is_due(&mut self) -> bool {
         let is_due = self.steps >= REVIEW_STEPS && !self.is_under_review;
         if is_due {
@@ -73,7 +73,7 @@ impl PlanWatch {
         self.is_under_review = false;
     }
 
-    /// A review's judgement. Yields it if enough of them agree; the next ones are counted anew.
+    /// A review's judgement. Yields it if enough of them agree; the count then restarts.
     pub fn note_judgement(&mut self, judgement: DriftJudgement) -> Option<DriftJudgement> {
         self.is_under_review = false;
         let agreeing = match &self.agreed {
@@ -85,7 +85,7 @@ impl PlanWatch {
     }
 }
 
-/// Whether two judgements come to the same, about the same part.
+/// Whether two judgements agree, about the same part.
 fn is_same(one: &DriftJudgement, other: &DriftJudgement) -> bool {
     let part = |judgement: &DriftJudgement| judgement.drift().map(|drift| drift.part);
     discriminant(one) == discriminant(other) && part(one) == part(other)
@@ -93,7 +93,7 @@ fn is_same(one: &DriftJudgement, other: &DriftJudgement) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use zbelastic_consensus::plan::DriftedPart as LoggedPart;
+    use zbelastic_consensus::plan::DriftedPart;
     use zbelastic_trainer::plan::{Drift, DriftSource};
     use zbelastic_types::StageIndex;
 
@@ -109,54 +109,57 @@ mod tests {
     }
 
     fn drifted() -> PlanReason {
-        let (part, expected_us, found_us) = (LoggedPart::Links, 1, 2);
+        let part = DriftedPart::Links;
+        let expected_us = 1;
+        let found_us = 2;
         PlanReason::Drifted { part, expected_us, found_us, gain_permille: 100 }
     }
 
-    fn watch() -> PlanWatch {
-        let mut watch = PlanWatch::default();
-        watch.begin(&PlanReason::First);
-        watch
+    fn plan_watch() -> PlanWatch {
+        let mut plan_watch = PlanWatch::default();
+        plan_watch.begin(&PlanReason::First);
+        plan_watch
     }
 
     /// Steps until a review is due.
-    fn steps_to_review(watch: &mut PlanWatch) -> u64 {
+    fn steps_to_review(plan_watch: &mut PlanWatch) -> u64 {
         const STEPS_MAX: u64 = 2 * STEPS_APART_MAX;
         (1..STEPS_MAX)
             .find(|_| {
-                watch.note_step();
-                watch.is_due()
+                plan_watch.note_step();
+                plan_watch.is_due()
             })
             .expect("a review is due some time")
     }
 
     fn believed(judgements: &[DriftJudgement]) -> Vec<Option<DriftJudgement>> {
-        let mut watch = watch();
+        let mut plan_watch = plan_watch();
         let review = |judgement: &DriftJudgement| {
-            steps_to_review(&mut watch);
-            watch.note_judgement(*judgement)
+            steps_to_review(&mut plan_watch);
+            plan_watch.note_judgement(*judgement)
         };
         judgements.iter().map(review).collect()
     }
 
     #[test]
     fn what_is_said_often_enough_is_believed_once() {
-        let said = [replan(1); 2 * AGREEING as usize];
-        let mut expected = vec![None; said.len()];
+        let judgements = [replan(1); 2 * AGREEING as usize];
+        let mut expected = vec![None; judgements.len()];
         expected[AGREEING as usize - 1] = Some(replan(1));
         expected[2 * AGREEING as usize - 1] = Some(replan(1));
-        assert_eq!(believed(&said), expected);
+        assert_eq!(believed(&judgements), expected);
     }
 
     #[test]
     fn noise_that_says_this_and_that_is_never_believed() {
-        let (within, none) = (DriftJudgement::Within, DriftJudgement::NoBetter(drift(1)));
-        for said in [
+        let within = DriftJudgement::Within;
+        let none = DriftJudgement::NoBetter(drift(1));
+        for judgements in [
             [replan(1), replan(1), within, replan(1), replan(1), within],
             [replan(1), replan(2), replan(1), replan(2), replan(1), replan(1)],
             [replan(1), replan(1), none, replan(1), replan(1), none],
         ] {
-            assert_eq!(believed(&said), [None; 6], "{said:?}");
+            assert_eq!(believed(&judgements), [None; 6], "{judgements:?}");
         }
     }
 
@@ -169,39 +172,43 @@ mod tests {
 
     #[test]
     fn a_plan_is_looked_at_after_its_first_steps_and_one_review_is_under_way_at_a_time() {
-        let mut watch = watch();
+        let mut plan_watch = plan_watch();
         let review = STEPS_FIRST + REVIEW_STEPS as u64;
-        assert_eq!(steps_to_review(&mut watch), review);
+        assert_eq!(steps_to_review(&mut plan_watch), review);
         for _ in 0..10 * review {
-            watch.note_step();
-            assert!(!watch.is_due(), "nobody has answered");
+            plan_watch.note_step();
+            assert!(!plan_watch.is_due(), "nobody has answered");
         }
-        watch.give_up_review();
-        assert!(watch.is_due(), "enough was measured meanwhile");
+        plan_watch.give_up_review();
+        assert!(plan_watch.is_due(), "enough was measured meanwhile");
     }
 
     /// A cluster of two that take turns: each plan is wrong as soon as it runs.
     #[test]
     fn however_times_vary_plans_change_ever_more_rarely() {
-        let mut watch = watch();
+        let mut plan_watch = plan_watch();
         let mut steps = Vec::new();
         for _ in 0..12 {
             let until: u64 = (0..AGREEING)
                 .map(|_| {
-                    let steps = steps_to_review(&mut watch);
-                    watch.note_judgement(replan(0));
+                    let steps = steps_to_review(&mut plan_watch);
+                    plan_watch.note_judgement(replan(0));
                     steps
                 })
                 .sum();
             steps.push(until);
-            watch.begin(&drifted());
+            plan_watch.begin(&drifted());
         }
         assert!(steps[0] < STEPS_APART);
         for (drifts, found) in (0..).zip(&steps[1..]) {
             let least = (STEPS_APART << drifts.min(16)).min(STEPS_APART_MAX);
             assert!(*found > least && *found < least + STEPS_APART, "{steps:?}");
         }
-        watch.begin(&PlanReason::Joined { count: 1 });
-        assert_eq!(steps_to_review(&mut watch), steps[0] - 2 * REVIEW_STEPS as u64, "forgiven");
+        plan_watch.begin(&PlanReason::Joined { count: 1 });
+        assert_eq!(
+            steps_to_review(&mut plan_watch),
+            steps[0] - 2 * REVIEW_STEPS as u64,
+            "forgiven"
+        );
     }
 }

@@ -1,8 +1,9 @@
-//! From the old cluster's files to the new one's, in steps each of which can be the last before the power goes.
+//! From the old cluster's files to the new one's, in steps each of which can be the last before the
+//! power goes.
 //!
 //! ```text
 //!   recovery.part/   what the new cluster begins with is written; nothing else was touched
-//!   recovery/        it is whole and durable: from here on there is no way back
+//!   recovery/        it is complete and durable: from here on there is no way back
 //!                      log       -> before-CLUSTER/log
 //!                      admin     -> before-CLUSTER/admin,    recovery/admin    -> admin
 //!                      identity  -> before-CLUSTER/identity, recovery/identity -> identity
@@ -25,12 +26,13 @@ const PART: &str = "recovery.part";
 /// Where they wait for their places.
 const WHOLE: &str = "recovery";
 /// Holds the name of the folder for the old ones.
-const ORDER: &str = "recovery.json";
+const RECORD_FILE: &str = "recovery.json";
 /// Bytes of it at most.
-const ORDER_BYTES_MAX: u64 = 4 << 10;
+const RECORD_BYTES_MAX: u64 = 4 << 10;
 /// What the old and the new cluster have of their own; of the log the new one has none yet.
 const PARTS: [&str; 3] = ["log", "admin", "identity"];
-/// Recoveries of one cluster whose old files are kept: its folder was put back from a copy each time.
+/// Recoveries of one cluster whose old files are kept: its folder was put back from a copy each
+/// time.
 const KEPT_MAX: u32 = 16;
 
 #[derive(Serialize, Deserialize)]
@@ -46,11 +48,11 @@ struct FolderMove {
     to: PathBuf,
 }
 
-/// Has `write` write the new files below a folder of their own, and puts them in the place of the old ones. Yields
-/// where those are kept, as what was `before`.
+/// Has `write` write the new files below a folder of their own, and puts them in the place of the
+/// old ones. Yields where those are kept, as what was `before`.
 ///
 /// # Errors
-/// If something cannot be written. Nothing was changed then, or [`finish`] makes the rest.
+/// If a file cannot be written. Nothing was changed then, or [`finish`] makes the rest.
 pub(super) fn change_over(
     folder: &NodeDataFolder,
     before: &str,
@@ -58,8 +60,8 @@ pub(super) fn change_over(
 ) -> Result<PathBuf, CommandFailure> {
     prepare(folder, before, write)?;
     finish(folder)?.ok_or_else(|| {
-        let what = format!("{} is gone", folder.root().join(WHOLE).display());
-        CommandFailure::new(FailureCode::Internal, what)
+        let message = format!("{} is gone", folder.root().join(WHOLE).display());
+        CommandFailure::new(FailureCode::Internal, message)
     })
 }
 
@@ -70,60 +72,65 @@ fn prepare(
     write: impl FnOnce(&NodeDataFolder) -> Result<(), CommandFailure>,
 ) -> Result<(), CommandFailure> {
     let root = folder.root();
-    let (part, whole) = (root.join(PART), root.join(WHOLE));
-    let failed = |error: io::Error| cannot_write(&part, &error);
-    fs::create_dir(&part).map_err(failed)?;
+    let unfinished = root.join(PART);
+    let finished = root.join(WHOLE);
+    let failed = |error: io::Error| cannot_write(&unfinished, &error);
+    fs::create_dir(&unfinished).map_err(failed)?;
     let named = |number: u32| match number {
         1 => before.to_owned(),
         _ => format!("{before}-{number}"),
     };
     let kept = (1..=KEPT_MAX).map(named).find(|name| !root.join(name).exists());
     let kept = kept.ok_or_else(|| failed(io::ErrorKind::AlreadyExists.into()))?;
-    write(&NodeDataFolder::new(part.clone()))?;
-    let order = part.join(ORDER);
-    checked_json::write(&order, &ChangeoverRecord { kept })
-        .map_err(|error| changeover_failure(&order, error))?;
-    let synced = sync(&part).and_then(|()| fs::rename(&part, &whole)).and_then(|()| sync(root));
+    write(&NodeDataFolder::new(unfinished.clone()))?;
+    let record = unfinished.join(RECORD_FILE);
+    checked_json::write(&record, &ChangeoverRecord { kept })
+        .map_err(|error| changeover_failure(&record, error))?;
+    let synced = sync(&unfinished)
+        .and_then(|()| fs::rename(&unfinished, &finished))
+        .and_then(|()| sync(root));
     synced.map_err(failed)
 }
 
-/// Makes what is left of a recovery that was cut short. Yields where the old files are kept, if there was one that had
-/// no way back; what was cut short before that goes.
+/// Makes what is left of a recovery that was cut short. Yields where the old files are kept, if
+/// there was one that had no way back; what was cut short before that is removed.
 ///
 /// # Errors
 /// If files cannot be moved, or what is there is not what a recovery leaves.
 pub fn finish(folder: &NodeDataFolder) -> Result<Option<PathBuf>, CommandFailure> {
     let root = folder.root();
-    let (part, whole) = (root.join(PART), root.join(WHOLE));
-    match fs::remove_dir_all(&part) {
+    let unfinished = root.join(PART);
+    let finished = root.join(WHOLE);
+    match fs::remove_dir_all(&unfinished) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            return Err(cannot_write(&part, &error));
+            return Err(cannot_write(&unfinished, &error));
         }
         Ok(()) | Err(_) => {}
     }
-    if !whole.is_dir() {
+    if !finished.is_dir() {
         return Ok(None);
     }
-    let order = whole.join(ORDER);
-    let read = checked_json::read(&order, ORDER_BYTES_MAX);
+    let record = finished.join(RECORD_FILE);
+    let read = checked_json::read(&record, RECORD_BYTES_MAX);
     let read =
         read.and_then(|read| read.map(CheckedObject::checked::<ChangeoverRecord>).transpose());
-    let kept =
-        read.map_err(|error| changeover_failure(&order, error))?.map(|order| root.join(order.kept));
+    let kept = read
+        .map_err(|error| changeover_failure(&record, error))?
+        .map(|record| root.join(record.kept));
     if let Some(kept) = &kept {
         move_all(root, kept).map_err(|error| cannot_write(kept, &error))?;
-        fs::remove_file(&order).map_err(|error| cannot_write(&order, &error))?;
+        fs::remove_file(&record).map_err(|error| cannot_write(&record, &error))?;
     }
     // It is empty but for what is not a recovery's, which stays and is reported as an error.
-    let removed = fs::remove_dir(&whole).and_then(|()| sync(root));
-    removed.map_err(|error| cannot_write(&whole, &error))?;
+    let removed = fs::remove_dir(&finished).and_then(|()| sync(root));
+    removed.map_err(|error| cannot_write(&finished, &error))?;
     Ok(kept)
 }
 
 fn move_all(root: &Path, kept: &Path) -> io::Result<()> {
     fs::create_dir_all(kept)?;
     sync(root)?;
-    // Each part is moved away once, and comes once.
+    // Each part is moved away once, and its new one moved in once.
     for _ in 0..2 * PARTS.len() {
         let Some(FolderMove { from, to }) = next_move(root, kept, &Path::exists) else { break };
         fs::rename(&from, &to)?;
@@ -138,12 +145,13 @@ fn move_all(root: &Path, kept: &Path) -> io::Result<()> {
 /// The next step, by what is there.
 fn next_move(root: &Path, kept: &Path, is_there: &dyn Fn(&Path) -> bool) -> Option<FolderMove> {
     PARTS.iter().find_map(|name| {
-        let (here, new) = (root.join(name), root.join(WHOLE).join(name));
+        let current = root.join(name);
+        let new = root.join(WHOLE).join(name);
         let aside = kept.join(name);
         let is_due = is_there(&new) || *name == "log";
-        match (is_there(&here), is_there(&aside)) {
-            (true, false) if is_due => Some(FolderMove { from: here, to: aside }),
-            (false, _) if is_there(&new) => Some(FolderMove { from: new, to: here }),
+        match (is_there(&current), is_there(&aside)) {
+            (true, false) if is_due => Some(FolderMove { from: current, to: aside }),
+            (false, _) if is_there(&new) => Some(FolderMove { from: new, to: current }),
             (true | false, true | false) => None,
         }
     })
@@ -157,8 +165,8 @@ fn changeover_failure(path: &Path, error: CheckedError) -> CommandFailure {
     match error {
         CheckedError::File(error) => cannot_write(path, &error),
         error @ (CheckedError::Form(_) | CheckedError::Check { .. }) => {
-            let what = format!("{} {error}", path.display());
-            CommandFailure::new(FailureCode::VerificationFailed, what)
+            let message = format!("{} {error}", path.display());
+            CommandFailure::new(FailureCode::VerificationFailed, message)
         }
     }
 }

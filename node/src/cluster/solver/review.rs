@@ -18,7 +18,7 @@ pub struct PlanReview {
     pub spec: Arc<JobSpec>,
     /// The plan in force.
     pub plan: Arc<PlanRecord>,
-    /// The nodes at its stages, with what they brought.
+    /// The nodes at its stages, with their resources.
     pub nodes: Vec<NodeResources>,
     /// What it was made with.
     pub planned: PaceEstimate,
@@ -32,11 +32,11 @@ pub struct PlanReview {
 pub struct ReviewedPlan {
     /// On the plan of this generation.
     pub generation: Generation,
-    /// The nodes at its stages, with what they brought.
+    /// The nodes at its stages, with their resources.
     pub nodes: Vec<NodeResources>,
     /// The pace as it was found to be.
     pub found: PaceEstimate,
-    /// Whether the plan fits, or another one is wanted.
+    /// Whether the plan fits, or another one is needed.
     pub judgement: DriftJudgement,
 }
 
@@ -45,8 +45,10 @@ impl PlanReview {
     pub(super) fn judge(self, document: &JobDocument) -> ReviewedPlan {
         let Self { plan: record, nodes, planned, found, stakes, .. } = self;
         let config = &document.config;
-        let (before, now) = (planned.seated(&nodes), found.seated(&nodes));
-        let (assumed, pace) = (planned.pace(config, &before), found.pace(config, &now));
+        let before = planned.seated(&nodes);
+        let now = found.seated(&nodes);
+        let assumed = planned.pace(config, &before);
+        let pace = found.pace(config, &now);
         let plan = Plan {
             generation: record.generation,
             program: record.program.clone(),
@@ -57,12 +59,13 @@ impl PlanReview {
         let window = record.window().unwrap_or(Window::One);
         let best = || {
             // Others that could be had with as many stages.
-            let resorts = config.plan_fallbacks(now.len() as u32).ok()?;
-            let here = resorts.into_iter().filter(|resort| resort.stage_count == now.len() as u32);
-            let found = here.map(|resort| {
-                let most = config.stage_bytes_max;
-                let question = PlanQuery::new(resort, (&now, window), (&pace, most));
-                choice(document, resort, &question, &pace)
+            let fallbacks = config.plan_fallbacks(now.len() as u32).ok()?;
+            let same_size =
+                fallbacks.into_iter().filter(|fallback| fallback.stage_count == now.len() as u32);
+            let found = same_size.map(|fallback| {
+                let bytes_max = config.stage_bytes_max;
+                let query = PlanQuery::new(fallback, (&now, window), (&pace, bytes_max));
+                choice(document, fallback, &query, &pace)
             });
             found.flatten().next().map(|best| best.prediction.period)
         };

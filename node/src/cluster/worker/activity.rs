@@ -1,4 +1,4 @@
-//! What a worker reports of its work: that it makes progress, and how far what takes long is.
+//! What a worker reports of its work: that it makes progress, and how far long activities are.
 
 use std::collections::BTreeSet;
 
@@ -13,26 +13,27 @@ use crate::cluster::activity::{LongActivity, WorkCounter};
 use crate::cluster::tick::ticks_of_seconds;
 use crate::cluster::wire::{NodeMessage, PieceRef};
 
-/// Ticks between two reports of an activity: people read no faster, and heartbeats carry the count of
-/// work in between.
+/// Ticks between two reports of an activity: faster is not readable, and heartbeats carry the count
+/// of work in between.
 const REPORT_TICKS: u32 = 50;
 
-/// An order is taken for work that gets on while it takes no longer than this many times what its bytes
-/// should: machines share cores and memory.
+/// A command counts as work that makes progress while it takes no longer than this many times what
+/// its bytes should: machines share cores and memory.
 const COMMAND_PATIENCE: f64 = 10.0;
-/// An order may take so long however little it is about, in seconds.
+/// How long a command may take however little it is about, in seconds.
 const COMMAND_SECONDS_MIN: f64 = 10.0;
-/// How often an order passes over each byte that is held: it draws or restores a layer, hashes it, and
-/// gives its memory back.
+/// How often a command passes over each byte that is held: it draws or restores a layer, hashes it,
+/// and gives its memory back.
 const COMMAND_PASSES: f64 = 4.0;
-/// Bytes that one thread passes over in a second at least. It was chosen, and nobody has measured it: memory
+/// Bytes that one thread passes over in a second at least. It was chosen, not measured: memory
 /// of machines that are rented gives several times as much.
 const COMMAND_BYTES_PER_S: f64 = 1e9;
 
-/// Ticks for which an evaluation waits once a controller sent that layers are being read: several times those
-/// between two such messages.
+/// Ticks for which an evaluation waits once a controller sent that layers are being read: several
+/// times those between two such messages.
 const EXPORT_TICKS: u32 = 200;
-/// Ticks for which one evaluation waits for clients that read layers, however slowly they do: a minute.
+/// Ticks for which one evaluation waits for clients that read layers, however slowly they do: a
+/// minute.
 const EXPORT_PATIENCE: u32 = 6_000;
 
 /// What is under way, and what was reported of it.
@@ -40,30 +41,30 @@ const EXPORT_PATIENCE: u32 = 6_000;
 pub(super) struct WorkLog {
     /// Bytes of layers that were verified on their way here.
     received: WorkCounter,
-    /// Of them, those before the fetches that are under way.
+    /// The part of those bytes from before the fetches that are under way.
     received_before: u64,
-    /// Bytes of the layers that are on their way, or came with them.
+    /// Bytes of the layers that are on their way, or arrived with them.
     receiving: u64,
     /// Bytes of pieces of checkpoints that were verified on their way here.
     pieces: WorkCounter,
     writing: Option<CheckpointWriteProgress>,
     reported: Option<(u64, Option<LongActivity>)>,
-    /// The count of work that the seat was given last.
+    /// The count of work that was passed to the session last.
     progress: u64,
     ticks: u32,
     command: CommandWatch,
-    /// Ticks for which clients are taken to read layers of a checkpoint.
+    /// Ticks for which clients are assumed to read layers of a checkpoint.
     export_ticks: u32,
     /// Ticks for which the evaluation under way may yet wait for clients that read layers.
     export_patience: u32,
-    /// Ticks for which an evaluation waited for nothing else: the run gets on.
+    /// Ticks for which an evaluation waited for nothing else: the run makes progress.
     export_waits: u64,
 }
 
-/// The order that the device thread carries out.
+/// The command that the device thread executes.
 #[derive(Default)]
 struct CommandWatch {
-    /// The gauge's count of orders as it was seen last.
+    /// The gauge's count of command edges as it was read last.
     seen: u64,
     ticks: u32,
     /// Bytes that are held here under the plan.
@@ -71,23 +72,23 @@ struct CommandWatch {
 }
 
 impl CommandWatch {
-    /// Whether an order is under way that may take longer yet.
-    fn gets_on(&mut self, orders: u64) -> bool {
-        let is_same = orders == self.seen && !orders.is_multiple_of(2);
+    /// Whether a command is under way that may take longer yet.
+    fn gets_on(&mut self, edges: u64) -> bool {
+        let is_same = edges == self.seen && !edges.is_multiple_of(2);
         self.ticks = if is_same { self.ticks + 1 } else { 0 };
-        self.seen = orders;
+        self.seen = edges;
         is_same && self.ticks <= command_ticks_max(self.held)
     }
 }
 
-/// Ticks that an order may take which passes over so many bytes.
+/// Ticks that a command may take which passes over so many bytes.
 fn command_ticks_max(held: u64) -> u32 {
     let seconds = COMMAND_PASSES * held as f64 / COMMAND_BYTES_PER_S;
     ticks_of_seconds(COMMAND_SECONDS_MIN + COMMAND_PATIENCE * seconds)
 }
 
-/// Layers of a version on their way to disks. One that is sealed again under another plan is written again,
-/// and is still one piece.
+/// Layers of a version on their way to disks. One that is sealed again under another plan is
+/// written again, and is still one piece.
 struct CheckpointWriteProgress {
     version: Step,
     under_way: BTreeSet<PieceRef>,
@@ -95,13 +96,13 @@ struct CheckpointWriteProgress {
 }
 
 impl WorkLog {
-    /// A layer of so many bytes is fetched. Yields what its bytes are counted by.
+    /// A layer of so many bytes is fetched. Yields the counter for its bytes.
     pub(super) fn begin_receiving(&mut self, length: u64) -> WorkCounter {
         self.receiving += length;
         self.received.clone()
     }
 
-    /// What the bytes of pieces that are fetched are counted by.
+    /// The counter for the bytes of fetched pieces.
     pub(super) fn pieces(&self) -> &WorkCounter {
         &self.pieces
     }
@@ -139,9 +140,9 @@ impl WorkLog {
         self.export_ticks = EXPORT_TICKS;
     }
 
-    /// A tick. Whether an evaluation behind the last step waits for what makes the run last: a checkpoint on
-    /// its way to disks, or a model that is written. `is_keeping`: whether pieces are hashed, written,
-    /// or kept for others.
+    /// A tick passes. Yields whether an evaluation behind the last step waits for what makes the
+    /// run last: a checkpoint on its way to disks, or a model that is written. `is_keeping`:
+    /// whether pieces are hashed, written, or kept for others.
     fn update_evaluation_wait(&mut self, is_evaluating: bool, is_keeping: bool) -> bool {
         self.export_ticks = self.export_ticks.saturating_sub(1);
         if !is_evaluating {
@@ -158,7 +159,8 @@ impl WorkLog {
     fn activity(&self, evaluated: Option<(u32, u32)>) -> Option<LongActivity> {
         let received = self.received.total() - self.received_before;
         if received < self.receiving {
-            let (done, total) = (Bytes(received), Bytes(self.receiving));
+            let done = Bytes(received);
+            let total = Bytes(self.receiving);
             return Some(LongActivity::Receiving { done, total });
         }
         if let Some((done, total)) = evaluated {
@@ -171,7 +173,7 @@ impl WorkLog {
 }
 
 impl WorkerNode {
-    /// Another plan: what is held under it.
+    /// Another plan was loaded: the bytes that are held under it.
     pub(super) fn note_held(&mut self, plan: &PlanRecord, me: NodeId) {
         let Some(stage) = plan.stage_indices().zip(&plan.stages).find(|(_, at)| at.node == me)
         else {
@@ -183,7 +185,7 @@ impl WorkerNode {
         self.work_log.command.held = bytes.sum();
     }
 
-    /// Reports work that was done since the last report, if it is time for one.
+    /// Reports the work since the last report, if one is due.
     pub(super) fn report_work(&mut self) {
         let gauge = self.device.gauge();
         if self.work_log.command.gets_on(gauge.command_edges()) {
@@ -270,7 +272,8 @@ mod tests {
     fn a_checkpoint_is_an_activity_until_it_is_durable_or_given_up() {
         let mut log = WorkLog::default();
         let writing = |version, done, total| {
-            let (done, total) = (Bytes(done), Bytes(total));
+            let done = Bytes(done);
+            let total = Bytes(total);
             Some(LongActivity::Writing { version: Step(version), done, total })
         };
         log.begin_writing(piece(4, 0));

@@ -1,4 +1,5 @@
-//! A worker believes whom the cluster agreed to believe, and reports how far it is with that.
+//! A worker trusts the authorities that the cluster agreed to trust, and reports its progress with
+//! that.
 
 use super::WorkerNode;
 use crate::cluster::authority::{LOOK_TICKS, is_certified, report, updated_credentials};
@@ -17,8 +18,10 @@ impl WorkerNode {
         if let Some(followed) = updated_credentials(rotation, &self.setup.credentials) {
             let followed = followed.map_err(|error| error.to_string());
             match followed.and_then(|credentials| self.use_credentials(credentials)) {
-                Ok(()) => self.journal.log("whom this node believes has changed".to_owned()),
-                Err(why) => self.journal.warn(format!("another authority is not believed: {why}")),
+                Ok(()) => self
+                    .journal
+                    .log("the authorities that this node trusts have changed".to_owned()),
+                Err(why) => self.journal.warn(format!("another authority is not trusted: {why}")),
             }
         }
         self.wants_certificate =

@@ -1,4 +1,4 @@
-//! What the seat orders: passed on to the device, once it has what the job is built from.
+//! Commands of the session: passed on to the device, once it has what the job is built from.
 
 use std::sync::Arc;
 
@@ -43,48 +43,49 @@ impl WorkerNode {
         }
     }
 
-    pub(super) fn execute(&mut self, order: WorkerCommand) {
-        if let (WorkerCommand::Forget, Some(NodeSignal::Drain(cause))) = (&order, self.drain) {
-            self.ending = Some(ProcessExit::Drained(cause));
+    pub(super) fn execute(&mut self, command: WorkerCommand) {
+        if let (WorkerCommand::Forget, Some(NodeSignal::Drain(cause))) = (&command, self.drain) {
+            self.exit = Some(ProcessExit::Drained(cause));
             return;
         }
-        // A worker that has not begun a job holds no layer of it, and reports that at once: sealed versions
-        // are given up on evidence alone (rule R9), so that no worker may be silent.
+        // A worker that has not begun a job holds no layer of it, and reports that at once: sealed
+        // versions are given up on evidence alone (rule R9), so that no worker may be silent.
         if let (
             WorkerCommand::TakeInventory { index },
             JobReadiness::Idle | JobReadiness::Fetching(_),
-        ) = (&order, &self.readiness)
+        ) = (&command, &self.readiness)
         {
-            let (index, layers) = (*index, Vec::new());
+            let index = *index;
+            let layers = Vec::new();
             return self.send_to_session(WorkerEvent::Inventory { index, layers });
         }
         match &mut self.readiness {
-            JobReadiness::Fetching(held) if held.len() < COMMANDS_HELD_MAX => held.push_back(order),
-            JobReadiness::Fetching(_) => {
-                let what = format!("{COMMANDS_HELD_MAX} orders wait for the job's text");
-                self.ending = Some(ProcessExit::Lost(what));
+            JobReadiness::Fetching(held) if held.len() < COMMANDS_HELD_MAX => {
+                held.push_back(command)
             }
-            JobReadiness::Idle | JobReadiness::Ready(_) => self.execute_now(order),
+            JobReadiness::Fetching(_) => {
+                let message = format!("{COMMANDS_HELD_MAX} commands wait for the job's text");
+                self.exit = Some(ProcessExit::Lost(message));
+            }
+            JobReadiness::Idle | JobReadiness::Ready(_) => self.execute_now(command),
         }
     }
 
-    fn execute_now(&mut self, order: WorkerCommand) {
-        if let WorkerCommand::ApplySeal(seal) = &order {
+    fn execute_now(&mut self, command: WorkerCommand) {
+        if let WorkerCommand::ApplySeal(seal) = &command {
             self.newest_sealed = self.newest_sealed.max(seal.turn.step);
         }
-        match order {
+        match command {
             WorkerCommand::Load(load) => self.load(load),
-            WorkerCommand::PreCopy { holder: me, pre_copy: rehearsal } => {
-                self.precopy(me, rehearsal)
-            }
+            WorkerCommand::PreCopy { holder: me, pre_copy } => self.precopy(me, pre_copy),
             WorkerCommand::Forget if self.session.has_hung_operation() => {
-                self.ending = Some(ProcessExit::Hung)
+                self.exit = Some(ProcessExit::Hung)
             }
             WorkerCommand::Run { generation } => {
-                // All workers are ready: what was offered for this plan has been fetched, and a holder of a
-                // layer keeps its owner from writing it in place.
+                // All workers are ready: what was offered for this plan has been fetched, and a
+                // holder of a layer keeps its owner from writing it in place.
                 self.blob_registry.clear_before(generation.next());
-                self.send_to_device(RuntimeInput::Command(order));
+                self.send_to_device(RuntimeInput::Command(command));
             }
             WorkerCommand::Forget
             | WorkerCommand::ApplySeal(_)
@@ -93,7 +94,7 @@ impl WorkerNode {
             | WorkerCommand::Rewind
             | WorkerCommand::Release
             | WorkerCommand::TakeInventory { .. } => {
-                self.send_to_device(RuntimeInput::Command(order))
+                self.send_to_device(RuntimeInput::Command(command))
             }
         }
     }
@@ -114,22 +115,22 @@ impl WorkerNode {
     }
 
     /// Layers are to be copied ahead, here or from here.
-    fn precopy(&mut self, me: Holder, rehearsal: Option<Arc<PreCopyPlan>>) {
-        let order = WorkerCommand::PreCopy { holder: me, pre_copy: rehearsal.clone() };
+    fn precopy(&mut self, me: Holder, pre_copy: Option<Arc<PreCopyPlan>>) {
+        let command = WorkerCommand::PreCopy { holder: me, pre_copy: pre_copy.clone() };
         let Some(spec) = self.session.spec().cloned() else { return };
         if !self.is_ready_for(&spec) {
-            // Who has nothing to do with it waits for its plan.
+            // A worker without a part in it waits for its plan.
             let is_mine =
                 |held: &Arc<PreCopyPlan>| held.layers.iter().any(|follow| follow.follower == me);
-            if rehearsal.as_ref().is_some_and(is_mine) {
-                self.begin_job(&spec, order);
+            if pre_copy.as_ref().is_some_and(is_mine) {
+                self.begin_job(&spec, command);
             }
             return;
         }
         let JobReadiness::Ready(job) = &mut self.readiness else { return };
-        job.precopy = rehearsal;
+        job.precopy = pre_copy;
         self.expect_frames();
-        self.send_to_device(RuntimeInput::Command(order));
+        self.send_to_device(RuntimeInput::Command(command));
     }
 
     fn is_ready_for(&self, spec: &JobSpec) -> bool {
@@ -153,28 +154,30 @@ impl WorkerNode {
         };
         match expected.rules() {
             Ok(rules) => self.transport.set_frame_rules(rules),
-            Err(error) => self.ending = Some(ProcessExit::Lost(error.to_string())),
+            Err(error) => self.exit = Some(ProcessExit::Lost(error.to_string())),
         }
     }
 
-    /// Fetches what the job is built from; orders wait, this one first.
-    fn begin_job(&mut self, spec: &JobSpec, order: WorkerCommand) {
+    /// Fetches what the job is built from; commands wait, this one first.
+    fn begin_job(&mut self, spec: &JobSpec, command: WorkerCommand) {
         let document = match JobDocument::of_job(spec) {
             Ok(document) => Arc::new(document),
             Err(error) => {
-                self.ending = Some(ProcessExit::Lost(error.to_string()));
+                self.exit = Some(ProcessExit::Lost(error.to_string()));
                 return;
             }
         };
-        let (transport, keeper) = (self.transport.clone(), self.checkpoint_thread.clone());
-        let (holders, arrivals) =
-            (self.peers.roster().holders(self.session.contacts()), self.completions.clone());
+        let transport = self.transport.clone();
+        let checkpoint_thread = self.checkpoint_thread.clone();
+        let holders = self.peers.roster().holders(self.session.contacts());
+        let completions = self.completions.clone();
         let local = self.setup.data_paths.clone();
         self.newest_sealed = Step(0);
-        self.readiness = JobReadiness::Fetching([order].into());
+        self.readiness = JobReadiness::Fetching([command].into());
         tokio::spawn(async move {
-            let fetched = fetch_job(document, (&transport, &keeper), holders, local).await;
-            let _ = arrivals.send(WorkerCompletion::Job(Box::new(fetched))).await;
+            let fetched =
+                fetch_job(document, (&transport, &checkpoint_thread), holders, local).await;
+            let _ = completions.send(WorkerCompletion::Job(Box::new(fetched))).await;
         });
     }
 
@@ -184,28 +187,31 @@ impl WorkerNode {
         self.readiness = JobReadiness::Idle;
         let FetchedJob { document, corpus, weights, damaged } = match fetched {
             Ok(fetched) => fetched,
-            // A worker that is planned in and loads nothing is planned out, and planned in again later.
+            // A worker that is planned in and loads nothing is planned out, and planned in again
+            // later.
             Err(error) => return self.journal.warn(format!("the job cannot be built: {error}")),
         };
         for DamagedCopy { node, name } in damaged {
             self.journal.warn(damaged_text(node, name));
             self.send_node(node, &NodeMessage::KeepData(name));
         }
-        let (config, job) = (&document.job.config, document.clone());
+        let config = &document.job.config;
+        let job = document.clone();
         let specs = model_layers(&config.model);
         let layer_floats = specs.iter().map(LayerSpec::len).collect();
         let scratch = self.setup.identity.with_file_name(SECOND_STORE);
         let job = DeviceJob { document: job, corpus, weights, scratch };
         if let Err(error) = self.device.send(DeviceInput::Begin(Box::new(job))) {
-            self.ending = Some(ProcessExit::Lost(error.to_string()));
+            self.exit = Some(ProcessExit::Lost(error.to_string()));
             return;
         }
         self.readiness =
             JobReadiness::Ready(ActiveJob { document, layer_floats, plan: None, precopy: None });
-        held.into_iter().for_each(|order| self.execute(order));
+        held.into_iter().for_each(|command| self.execute(command));
     }
 
-    /// Another node found the copy here of a job's text or weights to be damaged, and has a sound one.
+    /// Another node found the copy here of a job's text or weights to be damaged, and has a sound
+    /// one.
     pub(super) fn repair_data(&mut self, from: NodeId, name: DataName) {
         self.journal.warn(format!("node {from} found the copy of the text here to be damaged"));
         self.fetch_again(name, vec![from]);
@@ -213,11 +219,12 @@ impl WorkerNode {
 
     /// A copy of a text or of weights is damaged here.
     pub(super) fn fetch_again(&self, name: DataName, holders: Vec<NodeId>) {
-        let (transport, keeper) = (self.transport.clone(), self.checkpoint_thread.clone());
-        // A sound copy is found to be sound, and stays; what cannot be fetched is reported where it is
-        // needed.
+        let transport = self.transport.clone();
+        let checkpoint_thread = self.checkpoint_thread.clone();
+        // A sound copy is found to be sound, and stays; what cannot be fetched is reported where it
+        // is needed.
         tokio::spawn(async move {
-            let _ = fetch_data(name, &transport, &keeper, holders).await;
+            let _ = fetch_data(name, &transport, &checkpoint_thread, holders).await;
         });
     }
 
@@ -226,7 +233,7 @@ impl WorkerNode {
         let span_us = step.span.as_micros() as u64;
         let busy_us = step.busy.as_micros() as u64;
         let waited_us = step.waited.as_micros() as u64;
-        let took = NodeMessage::Took {
+        let step_time = NodeMessage::Took {
             generation,
             stage,
             span_us,
@@ -234,7 +241,7 @@ impl WorkerNode {
             waited_us,
             slices: step.slices,
         };
-        self.send_to_controllers(&took);
+        self.send_to_controllers(&step_time);
         let arrivals = step.arrivals;
         self.send_to_controllers(&NodeMessage::Arrived { generation, stage, arrivals });
         if let Some((turn, times)) = step.layers {

@@ -1,4 +1,4 @@
-//! Layers between workers: requested, offered, fetched over the bulk lane, handed to the host.
+//! Layers between workers: requested, offered, fetched over the bulk lane, passed to the runtime.
 
 use std::io;
 use std::sync::Arc;
@@ -22,23 +22,24 @@ struct OfferedLayer {
     key: BulkKey,
     generation: Generation,
     sender: Holder,
-    /// The turn whose seal it waits for, if it is wanted ahead.
+    /// The turn whose seal it waits for, if it is requested ahead.
     open: Option<Turn>,
 }
 
-/// A layer that was fetched, or not.
+/// The result of fetching a layer.
 pub(super) struct LayerFetchResult {
     offered: OfferedLayer,
-    /// Decoded already: a layer may be gigabytes, and the event loop sends heartbeats.
+    /// Decoded off the event loop: a layer may be gigabytes, and the event loop sends heartbeats.
     image: Result<LayerImage, String>,
-    took: Duration,
+    duration: Duration,
 }
 
 impl WorkerNode {
-    /// Another worker wants a layer, and the host has it.
+    /// Another worker requested a layer, and the runtime has it.
     pub(super) fn offer(&mut self, to: NodeId, offer: LayerOffer) {
         let LayerOffer { generation, sender, image, open } = offer;
-        let (layer, version) = (image.layer, image.version);
+        let layer = image.layer;
+        let version = image.version;
         let key = BulkKey::Layer { generation, layer, version };
         self.blob_registry.offer(key, Arc::new(LayerBody::new(image)));
         let offer = LayerMessage::Offer { generation, sender, layer, version, open };
@@ -73,19 +74,20 @@ impl WorkerNode {
         let progress = Some(self.work_log.begin_receiving(length).shared());
         let key = wire::encode(&offered.key);
         let fetch = BulkFetch { holders: vec![from.node], key, length, progress };
-        let (transport, arrivals) = (self.transport.clone(), self.completions.clone());
+        let transport = self.transport.clone();
+        let completions = self.completions.clone();
         tokio::spawn(async move {
-            let asked = Instant::now();
+            let requested_at = Instant::now();
             let image = fetch_image(&transport, fetch, float_count).await;
-            let took = asked.elapsed();
-            let _ = arrivals
-                .send(WorkerCompletion::Layer(LayerFetchResult { offered, image, took }))
+            let duration = requested_at.elapsed();
+            let _ = completions
+                .send(WorkerCompletion::Layer(LayerFetchResult { offered, image, duration }))
                 .await;
         });
     }
 
-    pub(super) fn handle_layer(&mut self, arrived: LayerFetchResult) {
-        let LayerFetchResult { offered, image, took } = arrived;
+    pub(super) fn handle_layer(&mut self, result: LayerFetchResult) {
+        let LayerFetchResult { offered, image, duration } = result;
         let OfferedLayer { key, generation, sender, open } = offered;
         if !self.layers_fetching.remove(&key) {
             return;
@@ -94,9 +96,10 @@ impl WorkerNode {
             self.work_log.end_receiving();
         }
         if let Ok(image) = &image {
-            // What is wanted ahead is for the plan after this one.
+            // What is requested ahead is for the plan after this one.
             let plan = if open.is_some() { generation.next() } else { generation };
-            let (bytes, took_us) = (image_bytes(image.w.len()), took.as_micros() as u64);
+            let bytes = image_bytes(image.w.len());
+            let took_us = duration.as_micros() as u64;
             self.send_to_controllers(&NodeMessage::Moved { plan, bytes, took_us });
         }
         match image {
@@ -108,7 +111,7 @@ impl WorkerNode {
                 };
                 self.send_to_device(RuntimeInput::Peer(PeerFrame { generation, sender, body }));
             }
-            // The host requests it again, from another worker.
+            // The runtime requests it again, from another worker.
             Err(error) => {
                 self.journal.log(format!("a layer from {sender} did not arrive: {error}"))
             }
@@ -116,8 +119,8 @@ impl WorkerNode {
     }
 }
 
-/// Fetches a layer to where it will lie. The bulk lane verifies its bytes chunk by chunk; that the state is
-/// the one that was sealed is verified when the plan resumes, by its digest.
+/// Fetches a layer to where it will lie. The bulk lane verifies its bytes chunk by chunk; that the
+/// state is the one that was sealed is verified when the plan resumes, by its digest.
 pub(super) async fn fetch_image(
     transport: &Transport,
     fetch: BulkFetch,
@@ -129,7 +132,7 @@ pub(super) async fn fetch_image(
     layer.finish().map_err(|error| error.to_string())
 }
 
-/// A layer that is written as its chunks come.
+/// A layer that is written as its chunks arrive.
 struct LayerSink(ScatteredLayer);
 
 impl ChunkSink for LayerSink {

@@ -35,9 +35,9 @@ pub(super) struct SealedLayer {
     run: RunId,
 }
 
-/// Layers of checkpoints that wait to be hashed: one after the other, beside the event loop and the device.
-/// What was sealed under another plan or in another run leaves the queue when a later one comes, so there are no
-/// more than a host writes at once, the layers of two versions.
+/// Layers of checkpoints that wait to be hashed: one after the other, beside the event loop and the
+/// device. What was sealed under another plan or in another run leaves the queue when a later one
+/// comes, so there are no more than a runtime writes at once, the layers of two versions.
 #[derive(Default)]
 pub(super) struct HashQueue {
     waiting: VecDeque<SealedLayer>,
@@ -71,18 +71,18 @@ impl HashQueue {
     }
 }
 
-/// A piece that was fetched or hashed, or not.
+/// The result of fetching or hashing a piece.
 pub(super) enum PieceTaskResult {
-    /// To become durable.
+    /// The layer was hashed, and is to become durable.
     Hashed { sealed: SealedLayer, digest: Option<Digest> },
-    /// To go on from.
+    /// A piece was read from the store or from another node, to continue from it.
     Read { piece: PieceRef, read: Result<Box<LoadedLayer>, String> },
-    /// To be kept for another node.
+    /// A piece was fetched to be kept for another node, or not.
     Kept { piece: PieceRef, node: NodeId, outcome: Result<(), PieceFetchError> },
 }
 
 impl WorkerNode {
-    /// The host wants a layer to become durable.
+    /// The runtime requests that a layer becomes durable.
     pub(super) fn write(&mut self, image: LayerImage, generation: Generation) {
         let Some(run) = self.run() else { return };
         self.unhashed.push(SealedLayer { image: Arc::new(image), generation, run });
@@ -91,8 +91,10 @@ impl WorkerNode {
 
     fn hash_next(&mut self) {
         let Some(sealed) = self.unhashed.poll() else { return };
-        let (arrivals, progress) = (self.completions.clone(), self.work_log.pieces().clone());
-        let (image, time) = (sealed.image.clone(), self.checkpoint_thread.time().clone());
+        let completions = self.completions.clone();
+        let progress = self.work_log.pieces().clone();
+        let image = sealed.image.clone();
+        let time = self.checkpoint_thread.time().clone();
         let hash = tokio::task::spawn_blocking(move || {
             let digest = time.meter(|| layer_digest(&image));
             progress.add(image_bytes(image.w.len()));
@@ -100,12 +102,12 @@ impl WorkerNode {
         });
         tokio::spawn(async move {
             // Of a thread that panicked there is no digest, and the layer cannot be written.
-            let arrived = PieceTaskResult::Hashed { sealed, digest: hash.await.ok() };
-            let _ = arrivals.send(WorkerCompletion::Piece(arrived)).await;
+            let result = PieceTaskResult::Hashed { sealed, digest: hash.await.ok() };
+            let _ = completions.send(WorkerCompletion::Piece(result)).await;
         });
     }
 
-    /// A layer was hashed, and has a name now under which it is kept.
+    /// A layer was hashed, and has a name now under which it is stored.
     fn keep_own(&mut self, sealed: SealedLayer, digest: Option<Digest>) {
         self.unhashed.note_done();
         self.hash_next();
@@ -117,12 +119,12 @@ impl WorkerNode {
             return self.send_to_device(written);
         };
         let piece = PieceRef { run, version, layer, digest, length: image_bytes(image.w.len()) };
-        let wanted = match &self.readiness {
+        let required = match &self.readiness {
             JobReadiness::Ready(job) => job.document.job.config.checkpoint.copies as usize,
             JobReadiness::Idle | JobReadiness::Fetching(_) => 0,
         };
         let others = self.peers.roster().keepers(self.session.contacts(), layer);
-        self.copies.begin((piece, generation), wanted, others);
+        self.copies.begin((piece, generation), required, others);
         self.work_log.begin_writing(piece);
         let body = Arc::new(LayerBody::new(image));
         if self.checkpoint_thread.put(piece, body.clone()).is_err() {
@@ -137,13 +139,14 @@ impl WorkerNode {
     }
 
     /// A node is not connected any more.
-    pub(super) fn note_keeper_down(&mut self, node: NodeId) {
+    pub(super) fn note_holder_down(&mut self, node: NodeId) {
         for (piece, next) in self.copies.note_down(node) {
             self.continue_copying(piece, next);
         }
     }
 
-    /// The store here has a piece of this node, or did not take it: then others fetch it from memory.
+    /// The store here has a piece of this node, or could not write it: then others fetch it from
+    /// memory.
     fn note_own(&mut self, piece: PieceRef, refused: Option<Arc<LayerBody>>) {
         let is_here = refused.is_none();
         if let Some(body) = refused {
@@ -174,9 +177,10 @@ impl WorkerNode {
 
     fn report_missing_copies(&mut self, piece: PieceRef, (copies, wanted): (usize, usize)) {
         let PieceRef { version, layer, .. } = piece;
-        let what = format!("layer {layer} of checkpoint {version}");
-        self.journal.warn(format!("{what}: {copies} of {wanted} copies could be written"));
-        let (copies, wanted) = (copies as u32, wanted as u32);
+        let subject = format!("layer {layer} of checkpoint {version}");
+        self.journal.warn(format!("{subject}: {copies} of {wanted} copies could be written"));
+        let copies = copies as u32;
+        let wanted = wanted as u32;
         let failed = SaveFailed { version, layer, copies, wanted };
         self.send_to_controllers(&NodeMessage::SaveFailed(failed));
     }
@@ -190,26 +194,30 @@ impl WorkerNode {
         self.send_to_device(RuntimeInput::Written { version, layer, generation, durable });
     }
 
-    /// Processors that hash and write layers, own ones and those that are kept for others, do not compute
-    /// meanwhile: it counts as if the device had stood still for what each of its threads lost.
+    /// Processors that hash and write layers, own ones and those that are kept for others, do not
+    /// compute meanwhile: it counts as if the device had stood still for what each of its threads
+    /// lost.
     fn report_checkpoint_time(&mut self, version: Step) {
         let Resources { class, speed_permille, .. } = &self.setup.resources;
-        let took = self.checkpoint_thread.time().take();
+        let used = self.checkpoint_thread.time().take();
         if *class == DeviceClass::Processors {
             let threads = (speed_permille / SPEED_OF_A_THREAD).max(1);
-            let busy_milliticks = milliticks(took / threads);
+            let busy_milliticks = milliticks(used / threads);
             self.send_to_device(RuntimeInput::Exported { version, busy_milliticks });
         }
     }
 
-    /// Looks at the disk now and then, beside the loop.
+    /// Measures the disk now and then, beside the event loop.
     pub(super) fn check_disk_space(&mut self) {
         if !self.disk_watch.handle_tick() {
             return;
         }
-        let (keeper, arrivals) = (self.checkpoint_thread.clone(), self.completions.clone());
+        let checkpoint_thread = self.checkpoint_thread.clone();
+        let completions = self.completions.clone();
         tokio::spawn(async move {
-            let _ = arrivals.send(WorkerCompletion::DiskSpace(keeper.disk_space().await)).await;
+            let _ = completions
+                .send(WorkerCompletion::DiskSpace(checkpoint_thread.disk_space().await))
+                .await;
         });
     }
 
@@ -219,20 +227,25 @@ impl WorkerNode {
             JobReadiness::Idle | JobReadiness::Fetching(_) => 0,
         };
         match self.disk_watch.note(found, Bytes(checkpoint)) {
-            Some(DiskSpaceChange::Low(no_room)) => {
+            Some(DiskSpaceChange::Low(shortage)) => {
                 self.journal.warn(format!(
-                    "{no_room}: pieces of checkpoints that find no room go elsewhere"
+                    "{shortage}: pieces of checkpoints that do not fit are kept by other nodes"
                 ));
             }
-            Some(DiskSpaceChange::Ample) => self.journal.log("the disk has room again".to_owned()),
+            Some(DiskSpaceChange::Ample) => {
+                self.journal.log("the disk has free space again".to_owned())
+            }
             None => {}
         }
-        if let Some(room) = found {
-            self.send_to_controllers(&NodeMessage::Room { room, low: self.disk_watch.low() });
+        if let Some(space) = found {
+            self.send_to_controllers(&NodeMessage::Room {
+                room: space,
+                low: self.disk_watch.low(),
+            });
         }
     }
 
-    /// The host wants to go on from a layer of a checkpoint.
+    /// The runtime requests a layer of a checkpoint, to continue from it.
     pub(super) fn read(&mut self, version: Step, layer: LayerId, digest: Digest) {
         let length = self.layer_floats(layer).map(image_bytes);
         let (JobReadiness::Ready(job), Some(length)) = (&self.readiness, length) else { return };
@@ -251,7 +264,7 @@ impl WorkerNode {
         }
     }
 
-    /// Another node wants a piece to be kept here too.
+    /// Another node requests that a piece is kept here too.
     pub(super) fn keep_for(&mut self, node: NodeId, piece: PieceRef) {
         let job = match &self.readiness {
             JobReadiness::Ready(job) => Some((job.document.run, job.layer_bytes())),
@@ -270,25 +283,27 @@ impl WorkerNode {
 
     fn keep_next(&mut self) {
         let Some((piece, node)) = self.keeping.poll() else { return };
-        let (transport, keeper) = (self.transport.clone(), self.checkpoint_thread.clone());
-        let (progress, arrivals) = (self.work_log.pieces().clone(), self.completions.clone());
+        let transport = self.transport.clone();
+        let checkpoint_thread = self.checkpoint_thread.clone();
+        let progress = self.work_log.pieces().clone();
+        let completions = self.completions.clone();
         tokio::spawn(async move {
-            let outcome = fetch_piece(&transport, &keeper, piece, node, progress).await;
-            let arrived = PieceTaskResult::Kept { piece, node, outcome };
-            let _ = arrivals.send(WorkerCompletion::Piece(arrived)).await;
+            let outcome = fetch_piece(&transport, &checkpoint_thread, piece, node, progress).await;
+            let result = PieceTaskResult::Kept { piece, node, outcome };
+            let _ = completions.send(WorkerCompletion::Piece(result)).await;
         });
     }
 
-    /// What came of a piece that another node wants to be kept here.
+    /// Answers another node that requested a piece to be kept here.
     fn answer_keep(&mut self, node: NodeId, piece: PieceRef, answer: &NodeMessage) {
         self.send_node(node, answer);
         self.keeping.note_done(piece, node);
         self.keep_next();
     }
 
-    /// Reports to the nodes whose pieces wait here that they get on, if pieces do and not only passes; and
-    /// gives up own ones that do not. `moved` are the bytes of pieces that came here, or went to or from the
-    /// disk.
+    /// Reports to the nodes whose pieces wait here that they make progress, if pieces do and not
+    /// only passes; and gives up own ones that do not. `moved` are the bytes of pieces that arrived
+    /// here, or went to or from the disk.
     pub(super) fn report_piece_progress(&mut self, moved: u64) {
         for (piece, node) in self.keeping.handle_tick(moved) {
             self.send_node(node, &NodeMessage::Keeping(piece));
@@ -310,24 +325,26 @@ impl WorkerNode {
         let progress = Some(self.work_log.pieces().shared());
         let key = wire::encode(&BulkKey::Piece(piece));
         let fetch = BulkFetch { holders, key, length: piece.length, progress };
-        let (transport, arrivals) = (self.transport.clone(), self.completions.clone());
+        let transport = self.transport.clone();
+        let completions = self.completions.clone();
         tokio::spawn(async move {
             let read = match fetch_image(&transport, fetch, float_count).await {
                 Ok(image) => with_digest(image).await,
                 Err(error) => Err(error),
             };
-            let _ =
-                arrivals.send(WorkerCompletion::Piece(PieceTaskResult::Read { piece, read })).await;
+            let _ = completions
+                .send(WorkerCompletion::Piece(PieceTaskResult::Read { piece, read }))
+                .await;
         });
     }
 
-    pub(super) fn handle_piece(&mut self, arrived: PieceTaskResult) {
-        match arrived {
+    pub(super) fn handle_piece(&mut self, result: PieceTaskResult) {
+        match result {
             PieceTaskResult::Hashed { sealed, digest } => self.keep_own(sealed, digest),
             PieceTaskResult::Read { piece, read: Ok(read) } => self.answer_read(piece, Some(read)),
             PieceTaskResult::Read { piece, read: Err(error) } => {
                 let PieceRef { version, layer, .. } = piece;
-                self.journal.warn(format!("nobody has layer {layer} of {version}: {error}"));
+                self.journal.warn(format!("no node has layer {layer} of {version}: {error}"));
                 self.answer_read(piece, None);
             }
             PieceTaskResult::Kept { piece, node, outcome: Ok(()) } => {
@@ -340,8 +357,8 @@ impl WorkerNode {
         }
     }
 
-    pub(super) fn handle_kept(&mut self, kept: StoreEvent) {
-        match kept {
+    pub(super) fn handle_store_event(&mut self, event: StoreEvent) {
+        match event {
             StoreEvent::Put { piece, outcome: Ok(()) } => self.note_own(piece, None),
             StoreEvent::Put { piece, outcome: Err((failure, body)) } => {
                 self.journal.warn(format!("layer {} is not kept: {failure}", piece.layer));
@@ -357,17 +374,17 @@ impl WorkerNode {
                 repair(piece, parts, others, self.work_log.pieces().clone());
             }
             StoreEvent::RottenData(found) => {
-                let wanted = match &self.readiness {
+                let names = match &self.readiness {
                     JobReadiness::Ready(job) => job.document.job.data(),
                     JobReadiness::Idle | JobReadiness::Fetching(_) => Vec::new(),
                 };
-                let name = expected_name(found, &wanted);
+                let name = expected_name(found, &names);
                 self.journal.warn(damaged_text(self.setup.node, name));
                 self.fetch_again(name, self.peers.roster().holders(self.session.contacts()));
             }
             StoreEvent::Mended { piece, outcome } => match repair_text(piece, outcome) {
-                Ok(what) => self.journal.log(what),
-                Err(what) => self.journal.warn(what),
+                Ok(text) => self.journal.log(text),
+                Err(text) => self.journal.warn(text),
             },
             StoreEvent::Collected(FreedSpace { chunks: 0, .. }) => {}
             StoreEvent::Collected(FreedSpace { chunks, bytes }) => {
@@ -381,9 +398,9 @@ impl WorkerNode {
     pub(super) fn handle_request(&mut self, from: PeerIdentity, bytes: &[u8], reply: RequestReply) {
         match NodeRequest::decode(bytes) {
             Some(NodeRequest::Collect(referred)) if from.role == PeerRole::Controller => {
-                let keeper = self.checkpoint_thread.clone();
+                let checkpoint_thread = self.checkpoint_thread.clone();
                 tokio::spawn(async move {
-                    reply.answer(wire::encode(&collect_now(keeper, referred).await))
+                    reply.answer(wire::encode(&collect_now(checkpoint_thread, referred).await))
                 });
             }
             Some(
@@ -395,13 +412,13 @@ impl WorkerNode {
         }
     }
 
-    /// A controller sent what is referred to; the rest goes.
+    /// A controller sent what is referred to; the rest is removed.
     pub(super) fn collect(&mut self, referred: StoreReferences) {
         let run = self.run();
         let of_run = referred.versions.iter().filter(|version| Some(version.run) == run);
         let newest = of_run.map(|found| found.version).max().unwrap_or_default();
         self.newest_sealed = self.newest_sealed.max(newest);
-        // If there is no room now, the next checkpoint brings the message again.
+        // If the thread's queue is full now, the next checkpoint brings the message again.
         let _ = self.checkpoint_thread.collect(referred);
     }
 

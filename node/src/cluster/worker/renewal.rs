@@ -9,16 +9,18 @@ use crate::cluster::renewal::request_renewal;
 use crate::cluster::wire::{self, NodeAnswer, NodeRequest};
 
 impl WorkerNode {
-    /// Requests a certificate that holds for longer, if two thirds of this one's time are over, or one by the
-    /// authority that issues now.
+    /// Requests a certificate that holds for longer, if two thirds of this one's time are over, or
+    /// one by the authority that issues now.
     pub(super) fn renew_certificate_if_due(&mut self) {
-        let (credentials, is_replaced) = (&self.setup.credentials, self.wants_certificate);
+        let credentials = &self.setup.credentials;
+        let is_replaced = self.wants_certificate;
         let is_shut_out = self.is_shut_out && !self.peers.roster().is_controller_connected();
-        let look = || {
-            let (now, window) = (UnixSeconds::now(), credentials.window());
+        let status = || {
+            let now = UnixSeconds::now();
+            let window = credentials.window();
             CertificateStatus { now, window, is_replaced, is_untrusted: is_shut_out }
         };
-        match self.renewal.handle_tick(look) {
+        match self.renewal.handle_tick(status) {
             RenewalAction::Wait => {}
             RenewalAction::RequestAsJoiner => self.request_renewal_by_key(),
             RenewalAction::RequestFromController => self.request_renewal(),
@@ -33,7 +35,8 @@ impl WorkerNode {
         };
         let request =
             NodeRequest::Renew { request: self.setup.credentials.key().signing_request() };
-        let (transport, arrivals) = (self.transport.clone(), self.completions.clone());
+        let transport = self.transport.clone();
+        let completions = self.completions.clone();
         tokio::spawn(async move {
             let answer = transport.request(controller, request.encode()).await;
             let chain = match answer.map(|bytes| wire::decode(&bytes)) {
@@ -45,27 +48,28 @@ impl WorkerNode {
                 Ok(Err(error)) => Err(error.to_string()),
                 Err(error) => Err(error.to_string()),
             };
-            let _ = arrivals.send(WorkerCompletion::Certificate(chain)).await;
+            let _ = completions.send(WorkerCompletion::Certificate(chain)).await;
         });
     }
 
-    /// No controller takes a connection with a certificate that ended, or that an authority made which is retired:
-    /// it was cut off for so long. They know its key.
+    /// No controller takes a connection with a certificate that ended, or that an authority made
+    /// which is retired: it was cut off for so long. They have its key.
     fn request_renewal_by_key(&self) {
-        let (ended, name) = (self.setup.credentials.clone(), self.setup.node_record.name.clone());
+        let ended = self.setup.credentials.clone();
+        let name = self.setup.node_record.name.clone();
         let controllers: Vec<_> =
             self.setup.node_record.controllers.values().flatten().copied().collect();
-        let arrivals = self.completions.clone();
+        let completions = self.completions.clone();
         tokio::spawn(async move {
-            let arrived = match request_renewal(&ended, &name, controllers.into_iter()).await {
+            let completion = match request_renewal(&ended, &name, controllers.into_iter()).await {
                 Ok(renewed) => {
                     let chain = renewed.chain().iter().map(|part| part.to_vec());
                     WorkerCompletion::Certificate(Ok(chain.collect()))
                 }
-                Err(not) if not.is_no_member => WorkerCompletion::NoMember,
-                Err(not) => WorkerCompletion::Certificate(Err(not.failure.what)),
+                Err(error) if error.is_no_member => WorkerCompletion::NoMember,
+                Err(error) => WorkerCompletion::Certificate(Err(error.failure.what)),
             };
-            let _ = arrivals.send(arrived).await;
+            let _ = completions.send(completion).await;
         });
     }
 
