@@ -27,7 +27,8 @@ fn rate(len: usize, mut round: impl FnMut()) -> f64 {
 fn main() {
     let mut arguments = std::env::args().skip(1);
     let mut number = |or| arguments.next().map_or(or, |number| number.parse().expect("a number"));
-    let (len, threads): (usize, usize) = (number(7_087_872), number(1));
+    let len: usize = number(7_087_872);
+    let threads: usize = number(1);
     for set in InstructionSet::available() {
         let device = CpuBackend::with_instructions(threads, set).expect("threads");
         let [w, m, v] = [1, 2, 3].map(|seed| {

@@ -1,5 +1,5 @@
-//! Measures what a flood at a controller's port costs a run: windows of time with and without it, in
-//! turn, and the steps that were sealed in each.
+//! Measures what a flood at a controller's port costs a run: windows of time with and without it,
+//! in turn, and the steps that were sealed in each.
 //!
 //! ```text
 //! cargo run --release -p zbelastic-node --example flood -- DATA-DIR [DATAGRAMS-A-SECOND]
@@ -34,7 +34,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let address: SocketAddr = admin.addresses.first().ok_or("no address")?.parse()?;
     let exchange = exchange(&folder).map_err(|failure| failure.to_string())?;
     let mut client = ApiClient::new(admin.addresses, exchange);
-    let (mut quiet, mut flooded) = (0.0, 0.0);
+    let mut quiet = 0.0;
+    let mut flooded = 0.0;
     for _ in 0..ROUNDS {
         quiet += steps_a_second(&mut client)?;
         let is_over = AtomicBool::new(false);
@@ -45,7 +46,8 @@ fn main() -> Result<(), Box<dyn Error>> {
             measured
         })?;
     }
-    let (quiet, flooded) = (quiet / f64::from(ROUNDS), flooded / f64::from(ROUNDS));
+    let quiet = quiet / f64::from(ROUNDS);
+    let flooded = flooded / f64::from(ROUNDS);
     println!("quiet    {quiet:.2} steps a second");
     println!("flooded  {flooded:.2} steps a second, {rate} datagrams a second");
     println!("a step takes {:+.1} %", 100.0 * (quiet / flooded - 1.0));

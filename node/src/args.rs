@@ -36,8 +36,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use chaos_tests::args::processes::{
-    DEMO_EXIT_CODES, DemoArgs, MeasureArgs, ProcessRunArgs as ChaosRunArgs, RUN_EXIT_CODES,
-    ReplayArgs,
+    DEMO_EXIT_CODES, DemoArgs, MeasureArgs, ProcessRunArgs, RUN_EXIT_CODES, ReplayArgs,
 };
 use chaos_tests::args::{EXIT_CODES, SimArgs};
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -180,8 +179,8 @@ pub struct TrainArgs {
     /// Workers, each a stage of the pipeline [default: 4, or fewer if the model has fewer layers].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=WORKERS_MAX))]
     pub workers: Option<u32>,
-    /// What workers compute on: cpu, or NVIDIA devices by number, dealt out to stages in turn, as in
-    /// cuda:0 or cuda:0,cuda:1 [default: cpu, or cuda:0 if train.device says so].
+    /// What workers compute on: cpu, or NVIDIA devices by number, dealt out to stages in turn, as
+    /// in cuda:0 or cuda:0,cuda:1 [default: cpu, or cuda:0 if train.device says so].
     #[arg(long, value_name = "DEVICE,...", value_parser = DeviceList::parse)]
     pub device: Option<DeviceList>,
     /// Threads that compute, in each worker [default: this machine's cores, shared out].
@@ -196,11 +195,13 @@ pub struct TrainArgs {
     /// Folder for what the run leaves behind; one that a run was interrupted in goes on.
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
-    /// Go on from the last checkpoint of the run in --out with another configuration: with more steps,
-    /// another learning rate or batch. Schedule, window, workers and threads may change without it.
+    /// Go on from the last checkpoint of the run in --out with another configuration: with more
+    /// steps, another learning rate or batch. Schedule, window, workers and threads may change
+    /// without it.
     #[arg(long, requires = "out", conflicts_with = "threads_only")]
     pub branch: bool,
-    /// Whose notices of taking this machine away end the run as SIGTERM does: auto, aws, gcp, azure or none.
+    /// Whose notices of taking this machine away end the run as SIGTERM does: auto, aws, gcp, azure
+    /// or none.
     #[arg(long, value_name = "CLOUD", default_value_t = NoticeSource::Auto)]
     pub spot: NoticeSource,
     /// Corrupt a gradient on purpose; may be given several times.
@@ -421,9 +422,9 @@ pub enum ChaosCommand {
     /// Kill processes of a real run on this machine, again and again, and compare its weights with
     /// those of a run that nothing disturbed.
     #[command(after_help = run_help())]
-    Run(ChaosRunArgs),
-    /// Measure a real cluster against its goals: undisturbed, its speed, and how long a run takes to
-    /// go on after each kind of fault.
+    Run(ProcessRunArgs),
+    /// Measure a real cluster against its goals: undisturbed, its speed, and how long a run takes
+    /// to go on after each kind of fault.
     #[command(after_help = MEASURE_EXAMPLES)]
     Measure(MeasureArgs),
     /// Train while workers come and go as those of a recorded fleet of spot machines did.

@@ -1,4 +1,4 @@
-//! `bench`: what this machine does with the models that results are compared on.
+//! `bench`: speed of this machine on the models that results are compared on.
 //!
 //! Machines are shared and noisy, so everything that is compared is measured in turns within one
 //! run, and of each the best round counts: what disturbs a round makes it slower, never faster.

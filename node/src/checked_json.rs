@@ -1,5 +1,6 @@
-//! Small JSON objects in files of their own, each with a check over all its fields: a bit that flipped on the
-//! disk is found, and the file refused. Files of earlier versions have no check, and are read as they are.
+//! Small JSON objects in files of their own, each with a check over all its fields: a bit that
+//! flipped on the disk is found, and the file refused. Files of earlier versions have no check, and
+//! are read as they are.
 
 use std::io;
 use std::path::Path;
@@ -27,9 +28,9 @@ pub enum CheckedError {
     /// The fields differ from those that were written.
     #[error("is damaged: its check is {expected}, what it says has {found}")]
     Check {
-        /// What stands in it.
+        /// The checksum in the file.
         expected: String,
-        /// What the rest gives.
+        /// The checksum of the other fields.
         found: String,
     },
 }
@@ -79,9 +80,10 @@ pub fn read(path: &Path, bytes_max: u64) -> Result<Option<CheckedObject>, Checke
 ///
 /// # Errors
 /// If it is no object, or cannot be written.
-pub fn write(path: &Path, what: &impl Serialize) -> Result<(), CheckedError> {
-    // Through its text, as it will be read: a check must not depend on how numbers are held in memory.
-    let mut fields: Map<String, Value> = serde_json::from_slice(&serde_json::to_vec(what)?)?;
+pub fn write(path: &Path, value: &impl Serialize) -> Result<(), CheckedError> {
+    // Through its text, as it will be read: a check must not depend on how numbers are held in
+    // memory.
+    let mut fields: Map<String, Value> = serde_json::from_slice(&serde_json::to_vec(value)?)?;
     let check = check_of(&fields)?;
     fields.insert(FIELD.to_owned(), Value::String(check));
     let mut text = serde_json::to_vec_pretty(&fields)?;
@@ -118,7 +120,8 @@ mod tests {
         read(path, 1 << 10)?.expect("it is there").checked()
     }
 
-    /// Flips every bit of the file, one after the other: no file that reads as another place is accepted.
+    /// Flips every bit of the file, one after the other: no file that reads as another place is
+    /// accepted.
     #[test]
     fn a_bit_that_flipped_is_not_believed() {
         let folder = tempfile::tempdir().expect("a folder");

@@ -6,7 +6,7 @@
 //!
 //! [`load`] reports everything that is wrong at once. What keys there are is written once, in
 //! `key.rs`. This module reads files and decides nothing about a run that is not in them: which
-//! schedule `auto` becomes is the planner's question.
+//! schedule `auto` becomes is decided by the planner.
 
 mod arithmetic;
 mod asynchronous;
@@ -92,7 +92,7 @@ pub struct RunConfig {
     pub arithmetic: ArithmeticConfig,
     /// Optimizer, its learning rate and its constants.
     pub optimizer: OptimizerConfig,
-    /// Which steps are taken.
+    /// Which steps are accepted: the guard's policy.
     pub guard: GuardPolicy,
     /// The requested schedule: auto, or a kind.
     pub schedule: ScheduleChoice,
@@ -101,7 +101,7 @@ pub struct RunConfig {
     /// Slices that sequences are cut into; none for as many as the schedule has by itself.
     #[serde(default)]
     pub slice_count: Option<u32>,
-    /// What single asynchronous schedules keep to.
+    /// Hyperparameters of single asynchronous schedules.
     #[serde(default)]
     pub asynchronous: AsyncConfig,
     /// Most memory of a stage.
@@ -111,13 +111,13 @@ pub struct RunConfig {
     /// What passes keep, and where.
     #[serde(default)]
     pub memory: MemoryConfig,
-    /// What a cluster keeps on disk.
+    /// Checkpoints that a cluster stores.
     pub checkpoint: CheckpointConfig,
     /// How a cluster takes it when nodes come and go.
     pub elastic: ElasticConfig,
 }
 
-/// What a cluster keeps on disk.
+/// Checkpoints that a cluster stores.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CheckpointConfig {
     /// Steps from one checkpoint to the next; 0 never.
@@ -140,7 +140,7 @@ pub struct ElasticConfig {
     pub min_nodes: u32,
     /// How long more nodes are waited for.
     pub settle: Duration,
-    /// What a worker does about a notice.
+    /// Reaction of a worker to a preemption notice.
     pub on_notice: NoticePolicy,
     /// How long a node may be silent.
     pub detect_timeout: Duration,
@@ -161,10 +161,10 @@ pub enum ReplanPolicy {
     Never,
 }
 
-/// What a worker does when its machine is about to be taken away.
+/// Reaction of a worker to a preemption notice of its machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum NoticePolicy {
-    /// Hands over what it holds, then goes.
+    /// Hands over its layers, then leaves.
     Drain,
     /// Nothing: its loss is found like any other.
     Ignore,
@@ -187,9 +187,9 @@ pub enum WeightSource {
 pub enum ScheduleChoice {
     /// The fastest that fits.
     Auto,
-    /// This synchronous schedule.
+    /// A synchronous schedule that is set.
     Kind(ScheduleKind),
-    /// This one, which has no steps; in one process only.
+    /// An asynchronous schedule that is set, which has no steps; in one process only.
     Asynchronous(AsyncKind),
 }
 
@@ -229,9 +229,9 @@ impl ScheduleChoice {
 /// A window, or leave to choose one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum WindowChoice {
-    /// What suits the schedule.
+    /// The window that suits the schedule.
     Auto,
-    /// This window.
+    /// A window that is set.
     Fixed(Window),
 }
 
@@ -246,12 +246,12 @@ impl WindowChoice {
     }
 }
 
-/// A configuration with what is worth knowing about it.
+/// A configuration with its settings and notes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LoadedConfig {
-    /// The configuration, checked.
+    /// The configuration, after all checks.
     pub config: RunConfig,
-    /// What is legal and yet may not be meant.
+    /// Notes on values that are legal and yet may not be meant.
     pub notes: Vec<ConfigNote>,
     /// Every value that was set, with its origin.
     pub settings: ConfigSettings,

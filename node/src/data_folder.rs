@@ -1,4 +1,5 @@
-//! The data folder of a node: what lies where, which process holds it, and where commands send requests.
+//! The data folder of a node: what lies where, which process holds it, and where commands send
+//! requests.
 //!
 //! ```text
 //! identity/        certificate and key of the node
@@ -49,7 +50,7 @@ pub struct FolderLock {
 /// `admin/cluster.json`: the cluster that the certificate beside it is of.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AdminFile {
-    /// The cluster's name.
+    /// Name of the cluster.
     pub name: String,
     /// Its id, as certificates write it.
     pub id: String,
@@ -67,9 +68,9 @@ impl NodeDataFolder {
     /// The folder that was typed, else the environment's, else `.zbelastic`.
     #[must_use]
     pub fn of(args: &FolderArgs) -> Self {
-        let said = args.data_dir.clone();
-        let environment = || env::var_os(FOLDER_VARIABLE).filter(|said| !said.is_empty());
-        let root = said.or_else(|| environment().map(PathBuf::from));
+        let typed = args.data_dir.clone();
+        let environment = || env::var_os(FOLDER_VARIABLE).filter(|value| !value.is_empty());
+        let root = typed.or_else(|| environment().map(PathBuf::from));
         Self { root: root.unwrap_or_else(|| PathBuf::from(FOLDER_DEFAULT)) }
     }
 
@@ -91,7 +92,7 @@ impl NodeDataFolder {
         self.root.join("admin")
     }
 
-    /// What controllers agreed on.
+    /// Folder of the log that the controllers agreed on.
     #[must_use]
     pub fn log(&self) -> PathBuf {
         self.root.join("log")
@@ -155,8 +156,8 @@ impl NodeDataFolder {
         })
     }
 
-    /// Sends SIGINT to the process that holds the folder, as Ctrl-C does: a person wants it gone, and
-    /// nothing is to start it again.
+    /// Sends SIGINT to the process that holds the folder, as Ctrl-C does: a person wants it gone,
+    /// and nothing is to start it again.
     ///
     /// # Errors
     /// If the signal may not be sent.
@@ -164,7 +165,7 @@ impl NodeDataFolder {
         let number = i32::try_from(process).ok().and_then(Pid::from_raw);
         let number = number.expect("the number of a process, as it was read");
         match kill_process(number, Signal::INT) {
-            // It ended in between: what was wanted.
+            // It ended in between, which was the goal.
             Ok(()) | Err(rustix::io::Errno::SRCH) => Ok(()),
             Err(error) => {
                 let what = format!("cannot signal process {process}: {error}");
@@ -205,11 +206,13 @@ impl NodeDataFolder {
     fn no_admin(&self) -> CommandFailure {
         let what = format!("{} has no administrator's certificate", self.root.display());
         let mut failure = CommandFailure::new(FailureCode::NotAuthorised, what);
-        let detail =
-            FailureDetail::new("only whoever ran `zbelastic init`, or was let in, may ask").hint(
-                "run this where `zbelastic init` ran, or name its folder: --data-dir, or \
+        let detail = FailureDetail::new(
+            "requests need the certificate of `zbelastic init` or `zbelastic login`",
+        )
+        .hint(
+            "run this where `zbelastic init` ran, or name its folder: --data-dir, or \
              ZBELASTIC_DATA_DIR; `zbelastic login` makes one with a token",
-            );
+        );
         failure.details = vec![detail];
         failure
     }
@@ -219,7 +222,8 @@ impl NodeDataFolder {
     /// # Errors
     /// If it cannot be written.
     pub fn write_admin(&self, admin: &AdminFile) -> Result<(), CommandFailure> {
-        let (path, folder) = (self.admin_file(), self.admin());
+        let path = self.admin_file();
+        let folder = self.admin();
         fs::create_dir_all(&folder).map_err(|error| cannot_write(&folder, &error))?;
         checked_json::write(&path, admin).map_err(|error| match error {
             CheckedError::File(error) => cannot_write(&path, &error),
@@ -230,7 +234,7 @@ impl NodeDataFolder {
     }
 }
 
-/// Why a folder is not held, and what to do.
+/// The failure for a folder that is not held, with a hint.
 fn cannot_hold(error: &FolderError) -> CommandFailure {
     let (code, hint) = match error {
         FolderError::InUse { .. } => (
@@ -249,7 +253,7 @@ fn cannot_hold(error: &FolderError) -> CommandFailure {
             (FailureCode::OutOfResource, "a folder of this user's own: --data-dir")
         }
         FolderError::File(fault) if fault.is_full() => {
-            (FailureCode::OutOfResource, "room on the disk, or another --data-dir")
+            (FailureCode::OutOfResource, "space on the disk, or another --data-dir")
         }
         FolderError::File(_) => (FailureCode::OutOfResource, "another --data-dir"),
     };
@@ -270,17 +274,18 @@ pub fn typed_addresses(typed: Option<&AddressList>) -> Result<Option<AddressList
     if let Some(typed) = typed {
         return Ok(Some(typed.clone()));
     }
-    let said = env::var(CLUSTER_VARIABLE).ok().filter(|said| !said.is_empty());
-    let parse = |said: String| {
-        AddressList::parse(&said).map_err(|error| {
+    let text = env::var(CLUSTER_VARIABLE).ok().filter(|text| !text.is_empty());
+    let parse = |text: String| {
+        AddressList::parse(&text).map_err(|error| {
             let detail = FailureDetail::new(error.to_string()).at(CLUSTER_VARIABLE);
             CommandFailure::usage("the environment", vec![detail])
         })
     };
-    said.map(parse).transpose()
+    text.map(parse).transpose()
 }
 
-/// The addresses to send requests to: those that were typed, else the environment's, else the folder's.
+/// The addresses to send requests to: those that were typed, else the environment's, else the
+/// folder's.
 ///
 /// # Errors
 /// If the folder has no administrator's certificate, or the environment's addresses are none.

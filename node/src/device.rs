@@ -1,4 +1,4 @@
-//! NVIDIA devices as people name them: looked for, opened, and the failures reported when they cannot be.
+//! NVIDIA devices by number: probed, opened, and the failures reported when they cannot be.
 
 use std::io::{self, Write};
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use zbelastic_kernels::cuda::{
 use crate::args::DeviceSelector;
 use crate::failure::{CommandFailure, FailureCode};
 
-/// Looks whether a device can be opened, before anything is read or written.
+/// Checks that a device can be opened, before anything is read or written.
 ///
 /// # Errors
 /// If it cannot.
@@ -31,8 +31,8 @@ pub fn open(index: usize, precision: Precision) -> Result<Arc<CudaDevice>, OpenE
     Ok(opened.device)
 }
 
-/// Has the kernels of a device compiled before anybody waits for it: a cluster that loads a plan takes a
-/// worker that does not answer for stalled.
+/// Has the kernels of a device compiled before anybody waits for it: a cluster that loads a plan
+/// takes a worker that does not answer for stalled.
 ///
 /// # Errors
 /// If they cannot be compiled.
@@ -100,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_missing_is_told_whole_and_as_a_resource() {
+    fn what_is_missing_is_reported_whole_and_as_a_resource() {
         let check = |error: OpenError, code: FailureCode, words: &[&str]| {
             let failure = open_failure(7, &error);
             assert_eq!(failure.code, code, "{failure}");
@@ -115,8 +115,8 @@ mod tests {
             missing,
             &["no NVIDIA driver", "install the driver"],
         );
-        let (found, needed) =
-            (CudaVersion { major: 11, minor: 8 }, CudaVersion { major: 12, minor: 8 });
+        let found = CudaVersion { major: 11, minor: 8 };
+        let needed = CudaVersion { major: 12, minor: 8 };
         check(OpenError::DriverTooOld { found, needed }, missing, &["11.8", "12.8", "update"]);
         let found = vec!["0: NVIDIA H200".to_owned()];
         let absent = OpenError::DeviceAbsent { asked: 7, found };

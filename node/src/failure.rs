@@ -1,4 +1,4 @@
-//! How a command ends that does not succeed: what a person reads, and the exit code a script reads.
+//! How a command ends that does not succeed: the printed text, and the exit code for scripts.
 //!
 //! ```text
 //! error: the configuration has 2 errors
@@ -47,12 +47,12 @@ impl From<FailureCode> for process::ExitCode {
     }
 }
 
-/// What a command fails with.
+/// The failure of a command: exit code, one line, and details.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CommandFailure {
     /// Exit code, from which scripts learn the kind of failure.
     pub code: FailureCode,
-    /// What happened, in one line.
+    /// The failure, in one line.
     pub what: String,
     /// Everything that is wrong, in order.
     pub details: Vec<FailureDetail>,
@@ -67,7 +67,7 @@ pub struct FailureDetail {
     pub what: String,
     /// The reason, where the first line does not give it.
     pub why: Option<String>,
-    /// What to do about it.
+    /// The remedy, as a hint.
     pub hint: Option<String>,
 }
 
@@ -139,7 +139,7 @@ impl fmt::Display for FailureDetail {
     }
 }
 
-/// What ends a command before its end.
+/// The error that ends a command early.
 #[derive(Debug)]
 pub enum CommandError {
     /// The command failed, for the reason given.

@@ -43,8 +43,8 @@ pub fn peak_flop_per_s(threads: usize, duration: Duration) -> Result<f64, Alloca
     Ok((0..RUNS).map(rate).fold(0.0, f64::max))
 }
 
-/// Bytes of the disk that a folder lies on: how many this process may still write, and how many there are. It may
-/// block, as every access to a disk.
+/// Bytes of the disk that a folder lies on: how many this process may still write, and how many
+/// there are. It may block, as every access to a disk.
 ///
 /// # Errors
 /// If the folder is not there.
@@ -54,7 +54,7 @@ pub fn disk_space(folder: &Path) -> io::Result<(Bytes, Bytes)> {
     Ok((bytes(found.f_bavail), bytes(found.f_blocks)))
 }
 
-/// The room on the disk that a folder lies on. It may block, as every access to a disk.
+/// The space on the disk that a folder lies on. It may block, as every access to a disk.
 ///
 /// # Errors
 /// If the folder is not there.
@@ -63,8 +63,8 @@ pub fn disk_usage(folder: &Path) -> io::Result<DiskSpace> {
     Ok(DiskSpace { free, total })
 }
 
-/// The memory that this process may take, or `None` where the system does not report it: the machine's,
-/// or less in a control group.
+/// The memory that this process may take, or `None` where the system does not report it: the
+/// machine's, or less in a control group.
 #[must_use]
 pub fn memory_total() -> Option<Bytes> {
     let machine = fs::read_to_string("/proc/meminfo").ok();

@@ -1,4 +1,4 @@
-//! The binary `zbelastic`.
+//! Entry point of the binary `zbelastic`.
 
 use std::io::{self, BufWriter, Write};
 use std::process::ExitCode;

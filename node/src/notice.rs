@@ -2,13 +2,13 @@
 //!
 //! ```text
 //!             thread "notices"                                        the node
-//!   probe ──> question ──> ask ──> answer ──> decision ──> report ──> reports
+//!   probe ──> request ──> send ──> answer ──> decision ──> report ──> reports
 //!                ▲                               │ wait
 //!                └───────────────────────────────┘◄── acknowledge (Azure)
 //! ```
 //!
-//! Each cloud has a state machine without clock and socket (`aws`, `gcp`, `azure`): it chooses the next
-//! request, and reads the answer. One thread sends the requests. It promises:
+//! Each cloud has a state machine without clock and socket (`aws`, `gcp`, `azure`): it chooses the
+//! next request, and reads the answer. One thread sends the requests. It promises:
 //!
 //! - An event is reported once, however often and by however many answers it is repeated.
 //! - No request is sent with [`NoticeSource::None`]; proxies of the environment are never used.
@@ -44,7 +44,8 @@ use std::time::SystemTime;
 
 use tokio::sync::mpsc;
 
-/// Reports that wait for the node. The thread blocks when there are more, and sends no request meanwhile.
+/// Reports that wait for the node. The thread blocks when there are more, and sends no request
+/// meanwhile.
 const REPORTS_MAX: usize = 16;
 /// Acknowledgements that wait to be sent. More are not sent; without one, an event begins when its
 /// time has come.
@@ -70,20 +71,21 @@ pub struct Notice {
     pub deadline: Option<SystemTime>,
     /// Cloud that announced it.
     pub source: Cloud,
-    /// The event's name at the source, or a name made here that is unique among this source's events.
+    /// The event's name at the source, or a name made here that is unique among this source's
+    /// events.
     pub event: EventId,
 }
 
-/// What the thread sends to the node.
+/// A report of the polling thread to the node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NoticeReport {
     /// Notices of this cloud are listened for from now on.
     Watching(Cloud),
     /// No cloud answered, so there is no metadata service to poll. The last report.
     NoCloud,
-    /// A notice, once.
+    /// A notice, reported once for each event.
     Notice(Notice),
-    /// Asking failed, or an answer made no sense. Once for each kind.
+    /// A request failed, or an answer could not be parsed. Once for each kind.
     Trouble {
         /// Cloud whose metadata service was polled.
         source: Cloud,
@@ -117,7 +119,7 @@ impl NoticeSettings {
 /// A thread that listens for notices, until this is dropped.
 #[derive(Debug)]
 pub struct NoticeWatch {
-    /// What the thread reports. Closed when there is nothing more to come.
+    /// Reports of the thread. Closed when there are no more.
     pub reports: mpsc::Receiver<NoticeReport>,
     acknowledgements: std_mpsc::SyncSender<EventId>,
 }
@@ -129,16 +131,16 @@ impl NoticeWatch {
     /// If the system gives no thread.
     pub fn start(settings: NoticeSettings) -> io::Result<Self> {
         let (sender, reports) = mpsc::channel(REPORTS_MAX);
-        let (acknowledgements, orders) = std_mpsc::sync_channel(ACKNOWLEDGEMENTS_MAX);
+        let (acknowledgements, acknowledged) = std_mpsc::sync_channel(ACKNOWLEDGEMENTS_MAX);
         if settings.source != NoticeSource::None {
-            thread::start(settings, sender, orders)?;
+            thread::start(settings, sender, acknowledged)?;
         }
         Ok(Self { reports, acknowledgements })
     }
 
-    /// Enqueues the acknowledgement that this machine is ready for what `notice` announces, so that it
-    /// need not be waited for. Azure begins the event at once; the other clouds have no acknowledgements,
-    /// and nothing is sent.
+    /// Enqueues the acknowledgement that this machine is ready for what `notice` announces, so that
+    /// it need not be waited for. Azure begins the event at once; the other clouds have no
+    /// acknowledgements, and nothing is sent.
     pub fn acknowledge(&self, notice: &Notice) {
         match notice.source {
             // Unsent, an event begins when its time has come: no harm is done.

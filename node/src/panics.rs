@@ -1,5 +1,5 @@
-//! Makes a panic end a process that trains or serves. If only its thread ended, the threads that wait for it
-//! would wait for ever; and the state it held may be inconsistent.
+//! Makes a panic end a process that trains or serves. If only its thread ended, the threads that
+//! wait for it would wait for ever; and the state it held may be inconsistent.
 
 use std::io::{self, Write};
 use std::panic;
@@ -8,7 +8,8 @@ use std::thread;
 
 use crate::failure::{CommandFailure, FailureCode, FailureDetail};
 
-/// From now on a panic of any thread ends this process, except one caught where a damaged table is opened.
+/// From now on a panic of any thread ends this process, except one caught where a damaged table is
+/// opened.
 pub fn end_the_process() {
     let usual = panic::take_hook();
     panic::set_hook(Box::new(move |info| {
@@ -27,7 +28,7 @@ fn failure_of(thread: Option<&str>) -> CommandFailure {
     let thread = thread.map_or_else(|| "without a name".to_owned(), |name| format!("`{name}`"));
     let what = format!("the thread {thread} panicked, and this process ends with it");
     let mut failure = CommandFailure::new(FailureCode::Internal, what);
-    let detail = FailureDetail::new("an assertion of this program failed, and is told above");
+    let detail = FailureDetail::new("an assertion of this program failed, and is printed above");
     failure.details = vec![detail.hint("the same command again; and report it, with those lines")];
     failure
 }
@@ -57,9 +58,9 @@ mod tests {
         let mut command = Command::new(own);
         let output = command.args([NAME, "--exact", "--nocapture"]).env(VARIABLE, "yes").output();
         let output = output.expect("it runs again");
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.code(), Some(FailureCode::Internal as i32), "{said}");
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(FailureCode::Internal as i32), "{stderr}");
         let named = "error: the thread `store` panicked, and this process ends with it";
-        assert!(said.contains("nothing holds") && said.contains(named), "{said}");
+        assert!(stderr.contains("nothing holds") && stderr.contains(named), "{stderr}");
     }
 }

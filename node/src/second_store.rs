@@ -1,9 +1,9 @@
-//! The second store on a disk: what passes keep lies in files while it is away.
+//! The second store on a disk: stashes of passes lie in files while they are offloaded.
 //!
-//! One file a pass, in a folder of this store's own that nothing else reads. The bytes are those of the
-//! floats, little end first. What a process left that was killed is removed before the first file is
-//! written, and the folder goes with the store. Nothing here is kept beyond a run, so nothing is
-//! synced.
+//! One file a pass, in a folder of this store's own that nothing else reads. The bytes are those of
+//! the floats, little end first. What a process left that was killed is removed before the first
+//! file is written, and the folder goes with the store. Nothing here is kept beyond a run, so
+//! nothing is synced.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -14,7 +14,7 @@ use zbelastic_schedule::Pass;
 use zbelastic_trainer::stage::{ByteBudget, StashStore, StashStoreError};
 use zbelastic_types::Bytes;
 
-/// What the folder of second stores is called, in that of a run or a node.
+/// Name of the folder of second stores, in that of a run or a node.
 pub const SECOND_STORE: &str = "second-store";
 
 /// A second store in a folder.
@@ -23,16 +23,17 @@ pub struct FileSecondStore {
     folder: PathBuf,
     /// Whether the folder is there and is ours.
     is_open: bool,
-    room: ByteBudget,
-    /// Bytes of each pass that is away.
+    budget: ByteBudget,
+    /// Bytes of each pass that is offloaded.
     held: BTreeMap<Pass, Bytes>,
 }
 
 impl FileSecondStore {
-    /// An empty one for so many bytes at most, in a folder that is made when something is put there.
+    /// An empty one for so many bytes at most, in a folder that is made when something is put
+    /// there.
     #[must_use]
     pub const fn new(folder: PathBuf, limit: Bytes) -> Self {
-        Self { folder, is_open: false, room: ByteBudget::new(limit), held: BTreeMap::new() }
+        Self { folder, is_open: false, budget: ByteBudget::new(limit), held: BTreeMap::new() }
     }
 
     fn path(&self, pass: Pass) -> PathBuf {
@@ -70,10 +71,10 @@ impl FileSecondStore {
 impl StashStore for FileSecondStore {
     fn put(&mut self, pass: Pass, floats: &[f32]) -> Result<(), StashStoreError> {
         let bytes = Bytes::of_f32(floats.len());
-        self.room.reserve(bytes)?;
+        self.budget.reserve(bytes)?;
         if let Err(error) = self.write(pass, floats) {
-            self.room.release(bytes);
-            // What was written of it, if anything, is in the way of the next.
+            self.budget.release(bytes);
+            // A partial file would be in the way of the next pass.
             drop(fs::remove_file(self.path(pass)));
             return Err(StashStoreError::Write { kind: error.kind() });
         }
@@ -87,7 +88,7 @@ impl StashStore for FileSecondStore {
         let floats =
             self.read(pass, bytes).map_err(|error| StashStoreError::Read { kind: error.kind() })?;
         self.held.remove(&pass);
-        self.room.release(bytes);
+        self.budget.release(bytes);
         // A file that stays is overwritten by the same pass of the next step.
         drop(fs::remove_file(self.path(pass)));
         Ok(floats)
@@ -97,7 +98,7 @@ impl StashStore for FileSecondStore {
         for pass in std::mem::take(&mut self.held).into_keys() {
             drop(fs::remove_file(self.path(pass)));
         }
-        self.room.clear();
+        self.budget.clear();
     }
 }
 
@@ -127,8 +128,8 @@ mod tests {
 
     #[test]
     fn what_leaves_comes_back_to_the_bit_and_leaves_no_file() {
-        let home = tempfile::tempdir().expect("a folder");
-        let folder = home.path().join(SECOND_STORE).join("stage-0");
+        let root = tempfile::tempdir().expect("a folder");
+        let folder = root.path().join(SECOND_STORE).join("stage-0");
         fs::create_dir_all(&folder).expect("room");
         fs::write(folder.join("9-9"), "of a process that was killed").expect("room");
         let mut store = FileSecondStore::new(folder.clone(), Bytes::of_f32(3));
@@ -144,19 +145,19 @@ mod tests {
         assert_eq!(store.put(SECOND, &[1.0, 2.0]), Ok(()));
         store.clear();
         assert_eq!(store.take(SECOND), Err(StashStoreError::Missing { pass: SECOND }));
-        let beside = home.path().join(SECOND_STORE).join("stage-1");
+        let beside = root.path().join(SECOND_STORE).join("stage-1");
         let mut other = FileSecondStore::new(beside.clone(), Bytes::of_f32(1));
         other.put(FIRST, &[1.0]).expect("room");
         drop(store);
         assert!(!folder.exists() && beside.exists());
         drop(other);
-        assert!(!home.path().join(SECOND_STORE).exists());
+        assert!(!root.path().join(SECOND_STORE).exists());
     }
 
     #[test]
-    fn a_medium_that_fails_is_told_and_takes_no_room() {
-        let home = tempfile::tempdir().expect("a folder");
-        let blocked = home.path().join("file");
+    fn a_medium_that_fails_is_reported_and_takes_no_space() {
+        let root = tempfile::tempdir().expect("a folder");
+        let blocked = root.path().join("file");
         fs::write(&blocked, "no folder").expect("room");
         let mut store = FileSecondStore::new(blocked.join("stage-0"), Bytes::of_f32(1));
         let kind = ErrorKind::NotADirectory;
@@ -167,7 +168,7 @@ mod tests {
             "and no room taken"
         );
 
-        let folder = home.path().join(SECOND_STORE).join("stage-1");
+        let folder = root.path().join(SECOND_STORE).join("stage-1");
         let mut store = FileSecondStore::new(folder.clone(), Bytes::of_f32(2));
         store.put(FIRST, &[1.0, 2.0]).expect("room");
         fs::write(folder.join("3-0"), "cut").expect("room");

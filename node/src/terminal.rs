@@ -1,4 +1,4 @@
-//! The terminal, if there is one: its width, and asking a person.
+//! The terminal, if there is one: its width, and prompts.
 
 use std::io::{self, BufRead, IsTerminal, Write};
 
@@ -17,13 +17,13 @@ pub fn width() -> usize {
     found.clamp(WIDTH_RANGE.0, WIDTH_RANGE.1)
 }
 
-/// Whether a person can be asked: they see standard error and type on standard input.
+/// Whether a person can be prompted: they see standard error and type on standard input.
 #[must_use]
 pub fn has_person() -> bool {
     io::stdin().is_terminal() && io::stderr().is_terminal()
 }
 
-/// Asks on standard error, and reads a line.
+/// Prompts on standard error, and reads a line.
 ///
 /// # Errors
 /// If there is no line.

@@ -47,10 +47,11 @@ const FORMS: [&str; 4] = ["jsonl", "json", "csv", "tsv"];
 
 /// What is worth knowing of a file that was named. Of folders and globs, only text is taken.
 fn note_on(path: &Path, content: &[u8]) -> Option<&'static str> {
-    let form = path.extension().and_then(|form| form.to_str()).map(str::to_ascii_lowercase);
+    let extension =
+        path.extension().and_then(|extension| extension.to_str()).map(str::to_ascii_lowercase);
     if str::from_utf8(content).is_err() {
         Some("is not UTF-8: its bytes are trained on as they are, not unpacked and not decoded")
-    } else if form.is_some_and(|form| FORMS.contains(&&*form)) {
+    } else if extension.is_some_and(|extension| FORMS.contains(&&*extension)) {
         Some("is trained on as it stands, names of fields and marks included")
     } else {
         None
@@ -71,7 +72,7 @@ pub enum TextError {
     Unreadable {
         /// The file or folder.
         path: PathBuf,
-        /// The system's error.
+        /// Error of the operating system.
         source: io::Error,
     },
     /// It is no glob either.
@@ -103,7 +104,7 @@ pub enum TextError {
 }
 
 impl TextError {
-    /// The error as a person reads it; `place` is where the entries were named.
+    /// The error as it is printed; `place` is where the entries were named.
     #[must_use]
     pub fn detail(&self, place: &str) -> FailureDetail {
         let detail = FailureDetail::new(format!("data.text: {self}")).at(place);
@@ -138,10 +139,10 @@ pub fn gather(entries: &[String]) -> Result<TrainingText, Vec<TextError>> {
 }
 
 fn gather_within(entries: &[String], max: Bytes) -> Result<TrainingText, Vec<TextError>> {
-    let mut gathering = TextCollector { max, ..TextCollector::default() };
+    let mut collector = TextCollector { max, ..TextCollector::default() };
     let mut errors = Vec::new();
     for entry in entries {
-        match gathering.take_entry(entry) {
+        match collector.take_entry(entry) {
             Ok(()) => {}
             Err(error @ TextError::TooLarge { .. }) => {
                 errors.push(error);
@@ -153,7 +154,7 @@ fn gather_within(entries: &[String], max: Bytes) -> Result<TrainingText, Vec<Tex
     if !errors.is_empty() {
         return Err(errors);
     }
-    let TextCollector { bytes, files, skipped, .. } = gathering;
+    let TextCollector { bytes, files, skipped, .. } = collector;
     Ok(TrainingText { hash: blake3::hash(&bytes), bytes, files, skipped })
 }
 
@@ -198,7 +199,8 @@ impl TextCollector {
 
     fn take_matched(&mut self, entry: &str, mut files: Vec<PathBuf>) -> Result<(), TextError> {
         files.sort();
-        let (mut taken, mut total) = (0, Bytes(0));
+        let mut taken = 0;
+        let mut total = Bytes(0);
         for path in files {
             let before = self.skipped.len();
             total += self.take_file(path, FileSelection::Matched)?;
@@ -219,11 +221,11 @@ impl TextCollector {
         }
         let newline: &[u8] =
             if self.bytes.last().is_none_or(|b| *b == b'\n') { b"" } else { b"\n" };
-        let room = self.max.0.saturating_sub((self.bytes.len() + newline.len()) as u64);
-        let content = read_at_most(&path, room)
+        let space = self.max.0.saturating_sub((self.bytes.len() + newline.len()) as u64);
+        let content = read_at_most(&path, space)
             .map_err(|source| TextError::Unreadable { path: path.clone(), source })?;
         let size = Bytes(content.len() as u64);
-        if size.0 > room {
+        if size.0 > space {
             return Err(TextError::TooLarge { max: self.max });
         }
         if found == FileSelection::Matched && str::from_utf8(&content).is_err() {
@@ -242,10 +244,10 @@ fn not_empty(entry: &str, size: Bytes) -> Result<(), TextError> {
     if size == Bytes(0) { Err(TextError::Empty { entry: entry.to_owned() }) } else { Ok(()) }
 }
 
-/// Reads one byte more than `room`, so that a file that does not fit, or has no end, is noticed.
-fn read_at_most(path: &Path, room: u64) -> io::Result<Vec<u8>> {
+/// Reads one byte more than `space`, so that a file that does not fit, or has no end, is noticed.
+fn read_at_most(path: &Path, space: u64) -> io::Result<Vec<u8>> {
     let mut content = Vec::new();
-    File::open(path)?.take(room + 1).read_to_end(&mut content)?;
+    File::open(path)?.take(space + 1).read_to_end(&mut content)?;
     Ok(content)
 }
 
@@ -383,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_wrong_is_told_at_once() {
+    fn everything_wrong_is_reported_at_once() {
         let folder = folder(&[("empty.txt", b""), ("sub/.hidden", b"h"), ("x.bin", &[0xff])]);
         let names = ["missing.txt", "empty.txt", "sub", "*.md", "*.bin", "a[", "empty*"];
         check_wrong(

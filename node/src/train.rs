@@ -72,9 +72,9 @@ pub fn run(args: &TrainArgs, out: &mut dyn Write) -> Result<ExitCode, CommandErr
     check_disk(args, &prepared)?;
     prepared.job.interrupt = Interrupt::listen(notices(args, &prepared.config)?)?;
     let config = config_with_command(&prepared);
-    let wanted =
+    let request =
         RunFolderRequest { config: &prepared.config, text: &config, may_branch: args.branch };
-    let mut folder = RunFolder::open(args.out.as_deref(), &prepared.name, wanted)?;
+    let mut folder = RunFolder::open(args.out.as_deref(), &prepared.name, request)?;
     let ended = train_into((&mut folder, &config), &prepared, context, out);
     if ended.is_err() {
         folder.discard_if_empty();
@@ -82,7 +82,7 @@ pub fn run(args: &TrainArgs, out: &mut dyn Write) -> Result<ExitCode, CommandErr
     ended
 }
 
-/// Checks that a new run's files find room. One that goes on has most of them already.
+/// Checks that a new run's files fit the disk. One that goes on has most of them already.
 fn check_disk(args: &TrainArgs, prepared: &PreparedRun) -> Result<(), CommandFailure> {
     let folder = args.out.clone().unwrap_or_else(|| PathBuf::from(folder::RUNS));
     if folder.join(folder::CLUSTER).exists() {
@@ -94,7 +94,8 @@ fn check_disk(args: &TrainArgs, prepared: &PreparedRun) -> Result<(), CommandFai
 /// The effective configuration, and what beside it makes the run: workers and threads do not
 /// change a bit of its result, but the schedule may not exist for others.
 fn config_with_command(prepared: &PreparedRun) -> String {
-    let (workers, threads) = (prepared.worker_count, prepared.job.threads);
+    let workers = prepared.worker_count;
+    let threads = prepared.job.threads;
     let config = prepared.config.effective();
     let device = match prepared.devices.indices() {
         none if none.is_empty() => String::new(),
@@ -111,16 +112,17 @@ fn train_into(
     context: Option<StepLineContext>,
     out: &mut dyn Write,
 ) -> Result<ExitCode, CommandError> {
-    let reader = if context.is_some() { OutputAudience::Person } else { OutputAudience::Script };
-    match reader {
+    let audience = if context.is_some() { OutputAudience::Person } else { OutputAudience::Script };
+    match audience {
         OutputAudience::Person => summary::write_heading(prepared, folder.path(), out)?,
-        // Not between a script and its JSON. With standard error closed there is nowhere to print them.
+        // Not between a script and its JSON. With standard error closed there is nowhere to print
+        // them.
         OutputAudience::Script => drop(summary::write_notes(prepared, &mut io::stderr())),
     }
     let layers = model_layers(&prepared.config.model);
     let names = layers.into_iter().flat_map(|layer| layer.tensors).map(|tensor| tensor.name);
     let names = names.collect();
-    let beginning = folder.start();
+    let run_start = folder.start();
     let mut reporter = Reporter::new(out, folder, context, names);
     let in_threads = match prepared.sharing {
         DeviceSharing::Threads => true,
@@ -128,13 +130,13 @@ fn train_into(
     };
     let trained = if in_threads {
         let scratch = scratch(&prepared.config, &reporter.folder_path());
-        train_in_threads(prepared, scratch, &mut |news| reporter.observe(news))
+        train_in_threads(prepared, scratch, &mut |event| reporter.observe(event))
     } else {
         let submission = submission(prepared)?;
-        let place = reporter.folder_path();
-        let place = RunLocation { folder: &place, config, start: beginning };
-        processes::train(prepared, &submission, place, &mut |told| match told {
-            ClusterRunEvent::Progress(news) => reporter.observe(&news),
+        let folder_path = reporter.folder_path();
+        let location = RunLocation { folder: &folder_path, config, start: run_start };
+        processes::train(prepared, &submission, location, &mut |event| match event {
+            ClusterRunEvent::Progress(event) => reporter.observe(&event),
             ClusterRunEvent::Rollback(rollback) => reporter.observe_rollback(rollback),
             ClusterRunEvent::Event(event) => reporter.observe_event(event),
             ClusterRunEvent::Activity(what) => reporter.observe_activity(&what),
@@ -145,7 +147,7 @@ fn train_into(
     // By Ctrl-C, or because the reporter ended the run early.
     let is_interrupted = outcome.steps_done < prepared.config.steps;
     let finished = FinishedRun { outcome, final_loss, causes, is_interrupted };
-    let written = summary::write_end(prepared, &finished, folder, reader, out);
+    let written = summary::write_end(prepared, &finished, folder, audience, out);
     if is_interrupted && !in_threads && prepared.job.interrupt.is_requested() {
         let out = folder.path().display();
         // With standard error closed there is nowhere to print it.
@@ -157,7 +159,7 @@ fn train_into(
     }
 }
 
-/// Trains in this process, on what was named.
+/// Trains in threads of this process, on the run's devices.
 fn train_in_threads(
     prepared: &PreparedRun,
     scratch: Option<PathBuf>,
@@ -165,8 +167,8 @@ fn train_in_threads(
 ) -> Result<RunOutcome, CommandFailure> {
     match &prepared.devices {
         RunDevices::Cpu => {
-            let outfit = CpuFactory { threads: prepared.job.threads, scratch };
-            train_with(&outfit, prepared, observe)
+            let factory = CpuFactory { threads: prepared.job.threads, scratch };
+            train_with(&factory, prepared, observe)
         }
         RunDevices::Cuda(_) => {
             let precision = prepared.config.arithmetic.precision();
@@ -181,19 +183,19 @@ fn train_in_threads(
     }
 }
 
-/// Trains in this process with what `outfit` makes.
+/// Trains in this process with the executors that `factory` makes.
 fn train_with<O: StageBackendFactory>(
-    outfit: &O,
+    factory: &O,
     prepared: &PreparedRun,
     observe: &mut dyn FnMut(&ProgressEvent) -> ControlFlow<()>,
 ) -> Result<RunOutcome, CommandFailure> {
     match &prepared.plan {
-        RunPlan::Synchronous(_) => cluster::train_on(outfit, &prepared.job, observe),
-        RunPlan::Asynchronous { plan, .. } => asynchronous::train(outfit, prepared, plan, observe),
+        RunPlan::Synchronous(_) => cluster::train_on(factory, &prepared.job, observe),
+        RunPlan::Asynchronous { plan, .. } => asynchronous::train(factory, prepared, plan, observe),
     }
 }
 
-/// The folder in the run's own for what leaves memory, if that goes to files.
+/// The folder in the run's own for offloaded passes, if those go to files.
 fn scratch(config: &RunConfig, folder: &Path) -> Option<PathBuf> {
     match config.memory.offload_store {
         OffloadStore::Memory => None,
@@ -201,7 +203,7 @@ fn scratch(config: &RunConfig, folder: &Path) -> Option<PathBuf> {
     }
 }
 
-/// What is submitted to the processes: the run's configuration, text and weights.
+/// The submission to the processes: the run's configuration, text and weights.
 fn submission(prepared: &PreparedRun) -> Result<JobSubmission, CommandFailure> {
     let text = prepared.job.corpus.text().to_vec();
     let mut config = prepared.config.clone();
@@ -248,9 +250,9 @@ fn notices(args: &TrainArgs, config: &RunConfig) -> Result<Option<NoticeSettings
 const PEAK_RUN: Duration = Duration::from_millis(10);
 
 fn line_context(prepared: &PreparedRun) -> Result<StepLineContext, CommandFailure> {
-    let PreparedRun { config, plan, worker_count, devices: machines, sharing, job, .. } = prepared;
+    let PreparedRun { config, plan, worker_count, devices, sharing, job, .. } = prepared;
     let threads = (*worker_count as usize * job.threads).min(machine::core_count());
-    let peak_flop_per_s = match machines {
+    let peak_flop_per_s = match devices {
         RunDevices::Cpu => machine::peak_flop_per_s(threads, PEAK_RUN)
             .map(Some)
             .map_err(|error| CommandFailure::new(FailureCode::OutOfResource, error.to_string()))?,
@@ -265,6 +267,6 @@ fn line_context(prepared: &PreparedRun) -> Result<StepLineContext, CommandFailur
         flop_per_token: model_flop_per_token(&config.model, config.batch.microbatch),
         peak_flop_per_s,
         fullest,
-        bytes_max: config.stage_bytes_max.or_else(|| machines.share(*worker_count, *sharing)),
+        bytes_max: config.stage_bytes_max.or_else(|| devices.share(*worker_count, *sharing)),
     })
 }

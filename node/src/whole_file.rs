@@ -61,8 +61,8 @@ pub fn beside(path: &Path) -> PathBuf {
     PathBuf::from(beside)
 }
 
-/// A new file. What was left under its name goes, and a link there is not followed: in a folder that others
-/// may write to it could lead anywhere.
+/// A new file. What was left under its name goes, and a link there is not followed: in a folder
+/// that others may write to it could lead anywhere.
 ///
 /// # Errors
 /// If it cannot be made.
@@ -89,8 +89,8 @@ pub fn open_to_append(path: &Path) -> io::Result<File> {
     })
 }
 
-/// Makes a file that is whole durable, and then gives it its name: a power cut leaves no name with nothing
-/// behind it.
+/// Makes a file that is whole durable, and then gives it its name: a power cut leaves no name with
+/// nothing behind it.
 ///
 /// # Errors
 /// If the medium fails.
@@ -125,7 +125,8 @@ mod tests {
     #[test]
     fn links_that_somebody_planted_are_not_followed() {
         let folder = tempfile::tempdir().expect("a folder");
-        let (path, other) = (folder.path().join("a.json"), folder.path().join("of-another"));
+        let path = folder.path().join("a.json");
+        let other = folder.path().join("of-another");
         fs::write(&other, "untouched").expect("writable");
         symlink(&other, beside(&path)).expect("writable");
         symlink(&other, &path).expect("writable");

@@ -18,9 +18,9 @@ fn campaign(folder: &Path, arguments: &[&str]) -> Value {
     command.args(["chaos", "run", "--every", "1", "--workers", "3"]).args(arguments);
     command.arg("--config").arg(&config).arg("--report").arg(&report).current_dir(folder);
     let ended = command.output().expect("the binary runs");
-    let told = String::from_utf8_lossy(&ended.stdout);
+    let stdout = String::from_utf8_lossy(&ended.stdout);
     let why = String::from_utf8_lossy(&ended.stderr);
-    assert!(ended.status.success(), "{}\n{told}\n{why}", ended.status);
+    assert!(ended.status.success(), "{}\n{stdout}\n{why}", ended.status);
     let text = std::fs::read_to_string(report).expect("a report");
     serde_json::from_str(&text).expect("it is JSON")
 }

@@ -8,7 +8,7 @@ use std::process::Stdio;
 use common::{refusal, text, zbelastic};
 use serde_json::Value;
 
-/// What a command prints that succeeds.
+/// Standard output of a command that succeeds.
 fn printed(arguments: &[&str]) -> String {
     let output = zbelastic(arguments).output().expect("it runs");
     assert!(output.status.success(), "{arguments:?}: {}", text(&output.stderr));
@@ -111,7 +111,8 @@ fn a_schedule_is_drawn() {
     assert!(printed(&zb_h2("render", &["--svg", "-"])).starts_with("<svg "));
     let folder = tempfile::tempdir().expect("a folder");
     let path = |name: &str| folder.path().join(name).display().to_string();
-    let (svg, trace) = (path("a.svg"), path("a.json"));
+    let svg = path("a.svg");
+    let trace = path("a.json");
     assert_eq!(printed(&zb_h2("render", &["--svg", &svg, "--trace", &trace])), "");
     assert!(fs::read_to_string(&svg).expect("written").ends_with("</svg>\n"));
     let trace = fs::read_to_string(&trace).expect("written");
@@ -197,17 +198,17 @@ fn a_problem_is_solved_and_the_answer_says_how_good_it_is() {
 }
 
 #[test]
-fn a_machine_without_a_device_is_told_what_is_missing() {
+fn a_machine_without_a_device_is_refused_with_what_is_missing() {
     if zbelastic_kernels::cuda::devices().is_ok_and(|devices| !devices.is_empty()) {
         println!("skipped: there is a device, and to measure it takes minutes");
         return;
     }
-    let told = refused(&["bench", "gpu", "--quick"], 7);
-    assert!(told.starts_with("error: ") && told.contains("driver"), "{told}");
+    let stderr = refused(&["bench", "gpu", "--quick"], 7);
+    assert!(stderr.starts_with("error: ") && stderr.contains("driver"), "{stderr}");
 }
 
 #[test]
-fn tables_of_schedules_are_timed_and_nothing_is_said_beside_them() {
+fn tables_of_schedules_are_timed_and_nothing_else_is_printed() {
     let folder = tempfile::tempdir().expect("a folder");
     let table = folder.path().join("table.csv");
     std::fs::write(&table, "p,m,kind\n4,8,zb-h1\n4,8,1f1b\n").expect("room");
@@ -218,7 +219,8 @@ fn tables_of_schedules_are_timed_and_nothing_is_said_beside_them() {
     assert!(refused(&["schedule", "simulate"], 2).contains("--kind"));
 }
 
-/// Steps follow each other as closely as the order was solved for, also behind a verdict that is long.
+/// Steps follow each other as closely as the order was solved for, also behind a verdict that is
+/// long.
 #[test]
 fn an_order_that_is_solved_for_a_verdict_runs_as_it_says() {
     let line = "schedule solve --stages 8 --microbatches 32 --mem-limit 16 --verdict 32 --json";
@@ -232,11 +234,12 @@ fn an_order_that_is_solved_for_a_verdict_runs_as_it_says() {
 }
 
 #[test]
-fn stages_without_room_make_passes_again_or_let_them_leave() {
+fn stages_without_memory_recompute_passes_or_offload_them() {
     let line = "schedule solve --stages 4 --microbatches 16 --f 10 --b 11 --w 8 --mw 0.5 --json";
     let answer = |more: &str| json(&line.split(' ').chain(more.split(' ')).collect::<Vec<_>>());
     let time = |answer: &Value| answer["step_time"].as_f64().expect("a time");
-    let (plain, again) = (answer("--mem-limit 1.5"), answer("--mem-limit 1.5 --recompute"));
+    let plain = answer("--mem-limit 1.5");
+    let again = answer("--mem-limit 1.5 --recompute");
     assert!(time(&again) < 0.6 * time(&plain), "{again} {plain}");
     assert!(again["remade"].is_array() && again["left"].is_null() && plain["remade"].is_null());
     let slower = answer("--mem-limit 1.5 --recompute 20,20,20,20");
@@ -247,14 +250,14 @@ fn stages_without_room_make_passes_again_or_let_them_leave() {
     assert!(both["left"].is_array(), "{both}");
     let replayed = answer("--mem-limit 3 --kind 1f1b --offload 20");
     assert!(replayed["left"].is_array() && replayed["step_time"].is_number(), "{replayed}");
-    let told = |more: &str| {
+    let stderr = |more: &str| {
         let words: Vec<&str> = line.split(' ').chain(more.split(' ')).collect();
         refused(&words, 2)
     };
-    assert!(told("--recompute x").contains("--recompute"));
-    assert!(told("--recompute --md 2").contains("--md 1 or less"));
-    assert!(told("--offload -1").contains("--offload"));
-    assert!(told("--mem-limit 0.5 --recompute --offload 1").contains("--mem-limit 1 or more"));
+    assert!(stderr("--recompute x").contains("--recompute"));
+    assert!(stderr("--recompute --md 2").contains("--md 1 or less"));
+    assert!(stderr("--offload -1").contains("--offload"));
+    assert!(stderr("--mem-limit 0.5 --recompute --offload 1").contains("--mem-limit 1 or more"));
 }
 
 #[test]
@@ -418,7 +421,7 @@ fn chaos_sim_is_the_command_of_the_simulator() {
     let campaign = printed(&["chaos", "sim", "--count", "2", "--jobs", "1"]);
     assert!(campaign.ends_with("\npassed: 2 lives\n"), "{campaign}");
     assert!(printed(&["chaos", "sim", "--help"]).contains("10 safety: an invariant was broken"));
-    let said = refused(&["chaos", "sim", "--replay", "no/such.json"], 2);
-    assert!(said.starts_with("error: no/such.json: "), "{said}");
+    let stderr = refused(&["chaos", "sim", "--replay", "no/such.json"], 2);
+    assert!(stderr.starts_with("error: no/such.json: "), "{stderr}");
     assert_ne!(refused(&["chaos", "sim", "--seed", "1", "--count", "2"], 2), "");
 }

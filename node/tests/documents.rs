@@ -1,4 +1,4 @@
-//! What the documents say about the program is what the program says about itself.
+//! The documents agree with the program's own descriptions of itself.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,8 +1,9 @@
-//! The house: who may name whom, which crate has which owner, and a few rules about files.
+//! The house: which package may depend on which, which crate has which owner, and a few rules about
+//! files.
 //!
-//! The rules are functions of parsed data that yield what is wrong, each as a line. The first tests
-//! hold the repository to them; the last ones plant a violation of each and expect it to be found.
-//! `docs/architecture.md` explains the tables.
+//! The rules are functions of parsed data that yield the violations, each as a line. The first
+//! tests hold the repository to them; the last ones plant a violation of each and expect it to be
+//! found. `docs/architecture.md` explains the tables.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -62,11 +63,12 @@ const ARROWS: [(&str, &[&str]); 12] = [
         ],
     ),
 ];
-/// The one package that nobody but tests may name, below the folder of those whose devices it stands for.
+/// The one package that nobody but tests may name, below the folder of those whose devices it
+/// stands for.
 const EMULATOR: &str = "emulator";
 const EMULATOR_FOLDER: &str = "kernels/emulator";
 const TESTED_ON_EMULATOR: [&str; 3] = ["kernels", "trainer", "node"];
-/// What tries the readers of all others, and is named by none.
+/// The package that fuzzes the readers of all others, on which none depends.
 const FUZZ: &str = "fuzz";
 const FUZZ_FOLDER: &str = "chaos-tests/fuzz";
 /// The one package of ours whose name does not begin with the program's.
@@ -80,7 +82,7 @@ struct Fence {
     packages: &'static [&'static str],
     /// Packages whose tests may.
     in_tests: &'static [&'static str],
-    /// What paths of sources that name it begin with.
+    /// Prefixes of the paths of sources that may name it.
     files: &'static [&'static str],
 }
 
@@ -238,7 +240,7 @@ const FENCES: [Fence; 39] = [
     fence("x509-parser", &["transport"], &[], &["transport/src/identity/"]),
 ];
 
-/// What every pure package's `clippy.toml` forbids.
+/// Types and functions that every pure package's `clippy.toml` forbids.
 const BANS: [&str; 7] = [
     "std::time::Instant::now",
     "std::time::SystemTime::now",
@@ -249,7 +251,7 @@ const BANS: [&str; 7] = [
     "std::collections::HashSet",
 ];
 const LINES_MAX: usize = 600;
-/// A path out of the repository, which only tests with figures of other programs look at.
+/// A path out of the repository, which only tests with figures of other programs read.
 const OUTSIDE: &str = concat!("../", "shared");
 const ORACLE_TESTS: [&str; 3] = [
     "schedule/tests/oracles/table.rs",
@@ -348,7 +350,7 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the package is in a folder")
 }
 
-/// What the manifests say.
+/// The dependencies in the manifests.
 fn dependencies() -> Vec<PackageDependency> {
     let mut command = Command::new(env!("CARGO"));
     command.args(["metadata", "--no-deps", "--format-version", "1", "--offline"]);
@@ -421,7 +423,7 @@ fn nothing(found: &[String]) {
 }
 
 #[test]
-fn packages_name_whom_they_may() {
+fn packages_depend_only_on_those_they_may() {
     let dependencies = dependencies();
     let names = |package: &str| dependencies.iter().filter(move |d| d.from == package).count();
     assert!(names("trainer") > 8, "the manifests were read");

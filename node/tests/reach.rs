@@ -1,4 +1,4 @@
-//! Commands that ask a cluster, as a person meets them where there is none.
+//! Commands that send requests to a cluster, where there is none.
 
 mod common;
 
@@ -55,62 +55,68 @@ fn folder_with_admin(address: &str) -> tempfile::TempDir {
 }
 
 #[test]
-fn whoever_has_no_certificate_may_not_ask() {
+fn without_a_certificate_no_request_is_sent() {
     let folder = tempfile::tempdir().expect("a folder");
     for line in ASKING {
-        let said = refusal(&mut command(folder.path(), line), 4);
-        assert!(said.starts_with("error: .zbelastic has no administrator's certificate"), "{said}");
-        assert!(said.contains("try: "), "{said}");
+        let stderr = refusal(&mut command(folder.path(), line), 4);
+        assert!(
+            stderr.starts_with("error: .zbelastic has no administrator's certificate"),
+            "{stderr}"
+        );
+        assert!(stderr.contains("try: "), "{stderr}");
     }
 }
 
 #[test]
 fn the_folder_is_the_flags_or_the_environments() {
     let folder = tempfile::tempdir().expect("a folder");
-    let mut asked = command(folder.path(), "status");
-    let said = refusal(asked.env("ZBELASTIC_DATA_DIR", "from-environment"), 4);
-    assert!(said.starts_with("error: from-environment has no"), "{said}");
-    let mut asked = command(folder.path(), "status --data-dir from-flag");
-    let said = refusal(asked.env("ZBELASTIC_DATA_DIR", "from-environment"), 4);
-    assert!(said.starts_with("error: from-flag has no"), "{said}");
+    let mut status = command(folder.path(), "status");
+    let stderr = refusal(status.env("ZBELASTIC_DATA_DIR", "from-environment"), 4);
+    assert!(stderr.starts_with("error: from-environment has no"), "{stderr}");
+    let mut status = command(folder.path(), "status --data-dir from-flag");
+    let stderr = refusal(status.env("ZBELASTIC_DATA_DIR", "from-environment"), 4);
+    assert!(stderr.starts_with("error: from-flag has no"), "{stderr}");
 }
 
 #[test]
 fn addresses_of_the_environment_are_checked_as_those_of_the_flag() {
     let folder = folder_with_admin("127.0.0.1:1");
-    let mut asked = command(folder.path(), "status");
-    let said = refusal(asked.env("ZBELASTIC_CLUSTER", "a:70000"), 2);
-    assert!(said.contains("ZBELASTIC_CLUSTER: `70000` is no port"), "{said}");
-    let said = refusal(&mut command(folder.path(), "status --cluster a:70000"), 2);
-    assert!(said.contains("`70000` is no port"), "{said}");
+    let mut status = command(folder.path(), "status");
+    let stderr = refusal(status.env("ZBELASTIC_CLUSTER", "a:70000"), 2);
+    assert!(stderr.contains("ZBELASTIC_CLUSTER: `70000` is no port"), "{stderr}");
+    let stderr = refusal(&mut command(folder.path(), "status --cluster a:70000"), 2);
+    assert!(stderr.contains("`70000` is no port"), "{stderr}");
 }
 
 #[test]
-fn what_destroys_needs_a_yes_where_nobody_can_be_asked() {
+fn what_destroys_needs_a_yes_without_a_terminal() {
     let folder = folder_with_admin("127.0.0.1:1");
-    let said = refusal(&mut command(folder.path(), "ckpt gc"), 2);
-    assert!(said.contains("--yes"), "{said}");
-    let said = refusal(&mut command(folder.path(), "stop"), 2);
-    assert!(said.contains("the run ends for good"), "{said}");
+    let stderr = refusal(&mut command(folder.path(), "ckpt gc"), 2);
+    assert!(stderr.contains("--yes"), "{stderr}");
+    let stderr = refusal(&mut command(folder.path(), "stop"), 2);
+    assert!(stderr.contains("the run ends for good"), "{stderr}");
     let line = "cluster recover --force-new-cluster --data-dir .zbelastic";
-    let said = refusal(&mut command(folder.path(), line), 2);
-    assert!(said.contains("strangers"), "{said}");
+    let stderr = refusal(&mut command(folder.path(), line), 2);
+    assert!(stderr.contains("strangers"), "{stderr}");
 }
 
 #[test]
 fn a_folder_without_a_process_cannot_be_left() {
     let folder = tempfile::tempdir().expect("a folder");
-    let said = refusal(&mut command(folder.path(), "leave"), 6);
-    assert!(said.starts_with("error: no process runs on .zbelastic"), "{said}");
+    let stderr = refusal(&mut command(folder.path(), "leave"), 6);
+    assert!(stderr.starts_with("error: no process runs on .zbelastic"), "{stderr}");
 }
 
 #[test]
-fn a_wrong_configuration_is_told_before_anybody_is_asked() {
+fn a_wrong_configuration_is_reported_before_any_request() {
     let folder = tempfile::tempdir().expect("a folder");
     let line = "run --set checkpoint.every=2049 --set elastic.settle=5";
-    let said = refusal(&mut command(folder.path(), line), 2);
-    assert!(said.contains("checkpoint.every: expected a whole number from 0 to 2048"), "{said}");
-    assert!(said.contains("elastic.settle: expected a duration"), "{said}");
-    let said = refusal(&mut command(folder.path(), "run --set elastic.min_node=2"), 2);
-    assert!(said.contains("try: elastic.min_nodes"), "{said}");
+    let stderr = refusal(&mut command(folder.path(), line), 2);
+    assert!(
+        stderr.contains("checkpoint.every: expected a whole number from 0 to 2048"),
+        "{stderr}"
+    );
+    assert!(stderr.contains("elastic.settle: expected a duration"), "{stderr}");
+    let stderr = refusal(&mut command(folder.path(), "run --set elastic.min_node=2"), 2);
+    assert!(stderr.contains("try: elastic.min_nodes"), "{stderr}");
 }

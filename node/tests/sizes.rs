@@ -1,6 +1,6 @@
-//! Runs of a real size: a model of more than 100 million parameters, and a cluster of 32 processes. What
-//! holds for the quickstart must hold for them: whoever is killed, no sealed step is lost, and the bits
-//! are those of a run in one process.
+//! Runs of a real size: a model of more than 100 million parameters, and a cluster of 32 processes.
+//! What holds for the quickstart must hold for them: whichever node is killed, no sealed step is
+//! lost, and the bits are those of a run in one process.
 #![cfg(target_os = "linux")]
 
 use std::fs;
@@ -15,7 +15,8 @@ use tempfile::TempDir;
 /// One run of a real size at a time: each wants all cores, and gigabytes.
 static ALONE: Mutex<()> = Mutex::new(());
 
-/// GPT-2 with its 124 million parameters (and a head of its own), and steps as short as they can be.
+/// GPT-2 with its 124 million parameters (and a head of its own), and steps as short as they can
+/// be.
 const LARGE: &str = "train --set model.preset=gpt2-124m --set train.seq_len=32 \
     --set train.microbatch=1 --set train.global_batch=3 --steps 4 --set data.text=text.txt \
     --set optimizer.warmup=0 --json";
@@ -28,11 +29,11 @@ struct SizesFolder(TempDir);
 
 impl SizesFolder {
     fn new() -> Self {
-        let place = Self(tempfile::tempdir().expect("a folder"));
+        let folder = Self(tempfile::tempdir().expect("a folder"));
         let line = |n: u32| format!("{n} times {} is {}\n", n % 7 + 2, n * (n % 7 + 2));
         let text: String = (1..=240).map(line).collect();
-        fs::write(place.path("text.txt"), text).expect("a file");
-        place
+        fs::write(folder.path("text.txt"), text).expect("a file");
+        folder
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -76,7 +77,8 @@ impl Drop for SizesRun {
     }
 }
 
-/// Trains in processes, kills these workers at once when a step is sealed, and returns the printed events.
+/// Trains in processes, kills these workers at once when a step is sealed, and returns the printed
+/// events.
 fn train_and_kill(command: &mut Command, site: &Path, at_step: u64, victims: &[u32]) -> Vec<Value> {
     let mut running = SizesRun(command.spawn().expect("it runs"));
     let stdout = running.0.stdout.take().expect("piped");
@@ -127,10 +129,10 @@ fn lost(events: &[Value]) -> usize {
 #[test]
 fn a_model_of_a_hundred_million_parameters_loses_a_worker_and_no_step() {
     let _alone = ALONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-    let place = SizesFolder::new();
-    let expected = place.digest_in_threads(LARGE);
-    let mut command = place.command(LARGE, "--workers 3 --threads 1 --out killed");
-    let events = train_and_kill(&mut command, place.0.path(), 2, &[2]);
+    let folder = SizesFolder::new();
+    let expected = folder.digest_in_threads(LARGE);
+    let mut command = folder.command(LARGE, "--workers 3 --threads 1 --out killed");
+    let events = train_and_kill(&mut command, folder.0.path(), 2, &[2]);
     check_nothing_was_lost(&events, 4);
     // That no other worker is suspected is measured by `chaos measure`: it is a matter of time.
     assert!(lost(&events) >= 1);
@@ -140,10 +142,10 @@ fn a_model_of_a_hundred_million_parameters_loses_a_worker_and_no_step() {
 #[test]
 fn thirty_two_processes_lose_two_workers_at_once_and_no_step() {
     let _alone = ALONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-    let place = SizesFolder::new();
-    let expected = place.digest_in_threads(WIDE);
-    let mut command = place.command(WIDE, "--workers 32 --threads 1 --out killed");
-    let events = train_and_kill(&mut command, place.0.path(), 4, &[7, 8]);
+    let folder = SizesFolder::new();
+    let expected = folder.digest_in_threads(WIDE);
+    let mut command = folder.command(WIDE, "--workers 32 --threads 1 --out killed");
+    let events = train_and_kill(&mut command, folder.0.path(), 4, &[7, 8]);
     check_nothing_was_lost(&events, 12);
     assert!(lost(&events) >= 2);
     assert_eq!(digest(&events), expected);

@@ -1,4 +1,4 @@
-//! Addresses as typed.
+//! Parses addresses that are typed: hosts, ports and lists of them.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -16,7 +16,7 @@ const HOST_MAX: usize = 253;
 pub struct HostPort {
     /// A name, or an address without brackets.
     pub host: String,
-    /// The port.
+    /// Number of the port.
     pub port: u16,
 }
 
@@ -27,19 +27,19 @@ pub struct AddressList(Vec<HostPort>);
 /// Why a text is no address.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AddressError {
-    /// There is nothing.
+    /// The text or the list is empty.
     #[error("there is no address: expected HOST or HOST:PORT, as in 10.0.0.1:7000")]
     Empty,
     /// Nothing stands between two commas.
     #[error("address {position} of the list is empty: two commas in a row, or one at an end")]
     EmptyItem {
-        /// Which, counted from 1.
+        /// Position of the empty item, counted from 1.
         position: usize,
     },
     /// It is a link.
     #[error("`{found}` is a link: expected HOST or HOST:PORT, without {scheme}")]
     Link {
-        /// What was typed.
+        /// The text that was typed.
         found: String,
         /// What it begins with.
         scheme: String,
@@ -50,7 +50,7 @@ pub enum AddressError {
              address without it"
     )]
     Zone {
-        /// What was typed.
+        /// The text that was typed.
         found: String,
     },
     /// The port is none.
@@ -58,13 +58,13 @@ pub enum AddressError {
     Port {
         /// The host before it.
         host: String,
-        /// What was typed.
+        /// The text that was typed.
         found: String,
     },
     /// The host is none.
     #[error("`{found}` is no host: expected a name, an IPv4 address, or an IPv6 address as [::1]")]
     Host {
-        /// What was typed.
+        /// The text that was typed.
         found: String,
     },
     /// Nobody can be reached there.
@@ -73,25 +73,25 @@ pub enum AddressError {
              expected the address of one, as in 10.0.0.1"
     )]
     Unspecified {
-        /// What was typed.
+        /// The text that was typed.
         found: String,
     },
-    /// One is there twice.
+    /// An address occurs twice in the list.
     #[error("{address} is in the list twice")]
     Twice {
-        /// Which.
+        /// The address that occurs twice.
         address: HostPort,
     },
-    /// There are too many.
+    /// The list has too many addresses.
     #[error("{found} addresses, at most {ADDRESSES_MAX}: any few members of the cluster will do")]
     Many {
-        /// How many.
+        /// Number of addresses in the list.
         found: usize,
     },
     /// A name where one of this machine's own addresses is needed.
     #[error("`{found}` is no address of an interface: expected as in 0.0.0.0:7000 or [::]:7000")]
     NotLiteral {
-        /// What was typed.
+        /// The text that was typed.
         found: String,
     },
 }
@@ -177,7 +177,8 @@ fn split(text: &str) -> Result<HostPort, AddressError> {
         return Err(AddressError::Empty);
     }
     if let Some((scheme, _)) = text.split_once("://") {
-        let (found, scheme) = (text.to_owned(), format!("{scheme}://"));
+        let found = text.to_owned();
+        let scheme = format!("{scheme}://");
         return Err(AddressError::Link { found, scheme });
     }
     if text.contains('%') {

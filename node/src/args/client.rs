@@ -1,4 +1,4 @@
-//! What every command says that asks a cluster.
+//! Flags of every command that sends requests to a cluster.
 
 use std::path::PathBuf;
 

@@ -10,7 +10,7 @@ const DIGITS_MAX: usize = 3;
 /// What a worker computes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeviceSelector {
-    /// The cores.
+    /// The cores of this machine's CPU.
     Cpu,
     /// The NVIDIA device of this number, counted from 0 as CUDA_VISIBLE_DEVICES leaves them.
     Cuda(usize),
@@ -28,7 +28,7 @@ impl fmt::Display for DeviceSelector {
 /// Why a word names no device.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DeviceError {
-    /// No such kind.
+    /// There is no such kind of device.
     #[error("expected cpu or cuda:N, as in cuda:0")]
     Unknown,
     /// A kind that this program does not compute on.
@@ -37,16 +37,16 @@ pub enum DeviceError {
     /// What stands behind the colon is no number of a device.
     #[error("\"{found}\" is no number of a device: expected cuda:N with N from 0, as in cuda:0")]
     Number {
-        /// What stands there.
+        /// The text behind the colon.
         found: String,
     },
-    /// Processors are one device, and not beside others.
+    /// The CPU is one device, and not beside others.
     #[error("cpu stands alone: expected cpu, or a list such as cuda:0,cuda:1")]
     Mixed,
-    /// Too many.
+    /// There are too many devices in the list.
     #[error("{found} devices, at most {DEVICES_MAX}")]
     Count {
-        /// How many.
+        /// Number of devices in the list.
         found: usize,
     },
 }
@@ -83,7 +83,7 @@ impl DeviceSelector {
 /// What the workers of a run compute on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DeviceList {
-    /// The cores.
+    /// The cores of this machine's CPU.
     Cpu,
     /// These devices, dealt out to stages in turn.
     Cuda(Vec<usize>),

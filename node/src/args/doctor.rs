@@ -1,4 +1,4 @@
-//! `doctor` as typed.
+//! Command line of `doctor`.
 
 use std::path::PathBuf;
 

@@ -16,7 +16,7 @@ use crate::api::{MemberRole, TOKEN_USES_MAX, TokenRole};
 use crate::notice::NoticeSource;
 
 pub(super) const INIT_EXAMPLES: &str = "\
-The process is the cluster's first controller, and runs until it is told to leave. Run again on the
+The process is the cluster's first controller, and runs until `zbelastic leave`. Run again on the
 same folder it goes on as the same controller.
 
 Examples:
@@ -25,8 +25,8 @@ Examples:
   zbelastic init --bind 127.0.0.1:7000 --data-dir /var/lib/zbelastic";
 
 pub(super) const JOIN_EXAMPLES: &str = "\
-The process is a member until it is told to leave. Run again on the same folder it comes back as the
-same node, and needs no token. Without --token, --token-file and ZBELASTIC_TOKEN a person is asked.
+The process is a member until `zbelastic leave`. Run again on the same folder it comes back as the
+same node, and needs no token. Without --token, --token-file and ZBELASTIC_TOKEN it prompts for one.
 
 Examples:
   zbelastic join --cluster 10.0.0.1:7000 --token-file token
@@ -42,7 +42,7 @@ Examples:
   zbelastic status --data-dir ~/.zbelastic-wiki";
 
 pub(super) const LEAVE_EXAMPLES: &str = "\
-Tells the process of this folder to go, as Ctrl-C in its terminal does: a worker hands over its
+Signals the process of this folder to leave, as Ctrl-C in its terminal does: a worker hands over its
 layers first. Waits until it is gone.
 
 Examples:
@@ -345,7 +345,7 @@ Example:
     /// Make a new cluster out of one controller's folder, when most controllers are lost for good.
     #[command(after_help = "\
 Members of the old cluster are strangers to the new one, and join with new tokens. What the lost
-controllers had agreed on and this one had not heard of is lost. Its process must not run.
+controllers had agreed on and this one had not received is lost. Its process must not run.
 
 Example:
   zbelastic cluster recover --force-new-cluster --data-dir controller-1 --yes")]

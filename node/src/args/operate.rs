@@ -46,8 +46,8 @@ pub struct RunArgs {
     /// What the run is called: another name is another run [default: by the model's size].
     #[arg(long, value_name = "NAME", value_parser = run_name)]
     pub name: Option<String>,
-    /// Go on from the last checkpoint of a run that is over, with moments and step number: with more
-    /// steps, another learning rate, schedule or text, and the same model.
+    /// Go on from the last checkpoint of a run that is over, with moments and step number: with
+    /// more steps, another learning rate, schedule or text, and the same model.
     #[arg(long, value_name = "RUN", value_parser = run_name)]
     pub from: Option<String>,
     /// Submit and return, without following.

@@ -1,4 +1,4 @@
-//! `plan` as typed.
+//! Command line of `plan`.
 
 use std::path::PathBuf;
 
@@ -6,7 +6,7 @@ use clap::Args;
 
 use super::{ClientArgs, ConfigArgs};
 
-/// Examples of `plan`.
+/// Examples below the help text of `plan`.
 pub const PLAN_EXAMPLES: &str = "\
 F, B, W and updates of one layer of each kind are measured here, with as many threads as --threads
 says; a node of speed 2 is taken to need half of that. Memory is what a stage is given on its node.

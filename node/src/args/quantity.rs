@@ -29,7 +29,7 @@ pub enum QuantityError {
         "{number} of what? expected a unit, as in {number}s, {number}m, {number}h or {number}d"
     )]
     Unit {
-        /// The number.
+        /// The number that was typed without a unit.
         number: String,
     },
     /// It takes longer than ten years.
@@ -44,7 +44,7 @@ pub enum QuantityError {
     /// Thousands instead of 1024.
     #[error("expected a size such as 10GiB: units are of 1024, {written}iB instead of {written}B")]
     DecimalSize {
-        /// The unit's letter.
+        /// Letter of the unit that was typed.
         written: char,
     },
     /// It is no name.
@@ -59,7 +59,7 @@ pub enum QuantityError {
     /// A note is too long.
     #[error("{found} bytes, at most {NAME_BYTES_MAX}")]
     Note {
-        /// Its size.
+        /// Length of the note, in bytes.
         found: usize,
     },
 }

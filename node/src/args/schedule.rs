@@ -1,4 +1,4 @@
-//! `schedule` as typed.
+//! Command line of `schedule`.
 
 use std::path::PathBuf;
 
@@ -87,7 +87,8 @@ pub struct ProgramArgs {
     /// Chunks a stage holds, where the schedule leaves that free [default: the least it has].
     #[arg(long, value_name = "V", conflicts_with = "program")]
     pub chunks: Option<u32>,
-    /// Slices that a microbatch's sequences are cut into, where the schedule cuts them [default: 2].
+    /// Slices that a microbatch's sequences are cut into, where the schedule cuts them [default:
+    /// 2].
     #[arg(long, value_name = "N", conflicts_with = "program")]
     pub slices: Option<u32>,
     /// What the slices of a microbatch take beside each other, one number a slice; later slices
@@ -104,8 +105,8 @@ pub struct ProgramArgs {
     /// [default: as the schedule has it].
     #[arg(long, value_name = "N")]
     pub offload_chunks: Option<u32>,
-    /// Time for what a microbatch keeps on a stage to leave and come back [default: as long as its F,
-    /// B and W].
+    /// Time for what a microbatch keeps on a stage to leave and come back [default: as long as its
+    /// F, B and W].
     #[arg(long, value_name = "LIST", allow_hyphen_values = true)]
     pub offload: Option<String>,
     /// Make activations again before B instead of keeping them; R takes as long as F.
@@ -117,8 +118,8 @@ pub struct ProgramArgs {
     /// Time from the last report to the verdict; counts in a lowered program.
     #[arg(long, value_name = "TIME", default_value = "0", allow_hyphen_values = true)]
     pub verdict: String,
-    /// Time of the optimizer step; counts in a lowered program, and for each update of an asynchronous
-    /// one.
+    /// Time of the optimizer step; counts in a lowered program, and for each update of an
+    /// asynchronous one.
     #[arg(long, value_name = "TIME", default_value = "0", allow_hyphen_values = true)]
     pub step: String,
     /// How long an asynchronous program is, and what it keeps to.
@@ -129,8 +130,8 @@ pub struct ProgramArgs {
 /// What programs of asynchronous schedules are made for.
 #[derive(Args, Debug)]
 pub struct AsyncArgs {
-    /// Steps of a run of an asynchronous schedule, which has no flush between them [default: some more
-    /// than it takes to fill the pipeline and to empty it; to draw, no more].
+    /// Steps of a run of an asynchronous schedule, which has no flush between them [default: some
+    /// more than it takes to fill the pipeline and to empty it; to draw, no more].
     #[arg(long, value_name = "T", conflicts_with = "program")]
     pub steps: Option<u32>,
     /// Pipelines side by side, of avgpipe [default: 2].
@@ -173,9 +174,9 @@ pub struct PassTimesArgs {
 /// What ends a step.
 #[derive(Args, Debug)]
 pub struct StepEndingArgs {
-    /// Steps that may be open while a stage goes on, 0 or 1: with 1 the longest span of a stage counts,
-    /// or the time from the first W to the verdict if that is longer, with 0 the time until all
-    /// have the verdict [default: 1].
+    /// Steps that may be open while a stage goes on, 0 or 1: with 1 the longest span of a stage
+    /// counts, or the time from the first W to the verdict if that is longer, with 0 the time until
+    /// all have the verdict [default: 1].
     #[arg(long, value_name = "WINDOW")]
     pub window: Option<String>,
     /// Time from the last report to the verdict.
@@ -212,12 +213,13 @@ pub struct MemoryArgs {
 /// What stages may do where their memory is short.
 #[derive(Args, Debug)]
 pub struct MemorySavingsArgs {
-    /// Let stages give up activations after F and make them again before B, as few as their memory asks
-    /// for; R takes so long, or as long as F if nothing is said. What stays meanwhile says --md.
+    /// Let stages give up activations after F and make them again before B, as few as their memory
+    /// asks for; R takes so long, or as long as F if nothing is said. What stays meanwhile says
+    /// --md.
     #[arg(long, value_name = "LIST", num_args = 0..=1, default_missing_value = AS_FORWARD)]
     pub recompute: Option<String>,
-    /// Let activations leave between F and B, as few as stages' memory asks for; all that a microbatch
-    /// keeps on a stage takes so long to leave and come back.
+    /// Let activations leave between F and B, as few as stages' memory asks for; all that a
+    /// microbatch keeps on a stage takes so long to leave and come back.
     #[arg(long, value_name = "LIST", allow_hyphen_values = true)]
     pub offload: Option<String>,
 }
@@ -237,8 +239,8 @@ pub struct SolveArgs {
     /// Slices of a microbatch, for a schedule that cuts them and is replayed [default: 2].
     #[arg(long, value_name = "N", conflicts_with = "csv")]
     pub slices: Option<u32>,
-    /// A table of problems to solve instead, a row each; - is standard input. Its answer is the same
-    /// table with results.
+    /// A table of problems to solve instead, a row each; - is standard input. Its answer is the
+    /// same table with results.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["stages", "microbatches", "json"])]
     pub csv: Option<PathBuf>,
     /// What passes take.
@@ -252,12 +254,13 @@ pub struct SolveArgs {
     pub mem_limit: Option<String>,
     /// What stages may do where that is short.
     #[command(flatten)]
-    pub relief: MemorySavingsArgs,
+    pub memory_savings: MemorySavingsArgs,
     /// What to solve for: zb-auto, zb-v, loop, or auto for the best of them; any other schedule is
     /// replayed [default: zb-auto].
     #[arg(long, conflicts_with = "csv")]
     pub kind: Option<String>,
-    /// Chunks a stage holds where they are dealt round; auto tries that if this is said [default: 2].
+    /// Chunks a stage holds where they are dealt round; auto tries that if this is said [default:
+    /// 2].
     #[arg(long, value_name = "V", conflicts_with = "csv")]
     pub chunks: Option<u32>,
     /// What ends a step.
@@ -303,15 +306,16 @@ pub struct SimulateArgs {
     /// What to time.
     #[command(flatten)]
     pub program: ProgramArgs,
-    /// A table of schedules to time instead, a row each, as for `schedule solve`, with a column kind;
+    /// A table of schedules to time instead, a row each, as for `schedule solve`, with a column
+    /// kind;
     /// - is standard input. Its answer is the same table with results.
     #[arg(long, value_name = "FILE", exclusive = true)]
     pub csv: Option<PathBuf>,
     /// What microbatches keep.
     #[command(flatten)]
     pub memory: MemoryArgs,
-    /// Memory that a stage has for activations, in the unit of --mf: of what may leave, no more leaves
-    /// than it takes [default: what makes memory smallest without a pass being later].
+    /// Memory that a stage has for activations, in the unit of --mf: of what may leave, no more
+    /// leaves than it takes [default: what makes memory smallest without a pass being later].
     #[arg(long, value_name = "LIST", allow_hyphen_values = true)]
     pub mem_limit: Option<String>,
     /// Memory of one version of a stage's weights, in the unit of --mf; counts for asynchronous

@@ -78,8 +78,8 @@ fn init_and_join_take_what_they_need() {
 #[test]
 fn wrong_flags_are_explained() {
     let check = |line: &[&str], expected: &str| {
-        let told = refused(line);
-        assert!(told.contains(expected), "{told}");
+        let message = refused(line);
+        assert!(message.contains(expected), "{message}");
     };
     check(&["join", "--cluster", "a:70000"], "`70000` is no port");
     check(&["join", "--cluster", "::"], "every interface of this machine");
@@ -135,9 +135,10 @@ fn what_reads_has_json_and_what_destroys_has_yes() {
         "cluster recover --force-new-cluster",
     ];
     destroys.iter().for_each(|line| drop(parse(&format!("zbelastic {line} --yes"))));
-    let asks = ["pause", "resume", "node drain 1", "cluster backup f", "ckpt export d --step 3"];
-    let asks = asks.iter().chain(&reads).chain(&destroys[..5]);
-    asks.for_each(|line| drop(parse(&format!("zbelastic {line} --cluster a --data-dir d"))));
+    let requests =
+        ["pause", "resume", "node drain 1", "cluster backup f", "ckpt export d --step 3"];
+    let requests = requests.iter().chain(&reads).chain(&destroys[..5]);
+    requests.for_each(|line| drop(parse(&format!("zbelastic {line} --cluster a --data-dir d"))));
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! `bench bubble`: what a pipeline loses beyond its plan, on devices that take exactly as
+//! `bench bubble`: the time a pipeline loses beyond its plan, on devices that take exactly as
 //! long as planned.
 
 use std::io::Write;
@@ -52,7 +52,8 @@ pub fn run(args: &BenchBubbleArgs, out: &mut dyn Write) -> Result<(), CommandErr
         let row = measure(args, &case, kind)?;
         if !args.json {
             let BubbleRow { schedule, planned, measured, difference, step_ms } = &row;
-            let (planned, measured) = (100.0 * planned, 100.0 * measured);
+            let planned = 100.0 * planned;
+            let measured = 100.0 * measured;
             writeln!(
                 out,
                 "{schedule:<12} {planned:>8.2}% {measured:>8.2}% {difference:>9.2} {step_ms:>9.1}"

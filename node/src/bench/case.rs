@@ -67,9 +67,9 @@ impl BenchCase {
         })
     }
 
-    /// Shape of the batch under this cutting.
-    pub fn batch(&self, cutting: BatchSplit) -> BatchShape {
-        match cutting {
+    /// Shape of the batch under this split.
+    pub fn batch(&self, split: BatchSplit) -> BatchShape {
+        match split {
             BatchSplit::Microbatches => self.batch,
             BatchSplit::Whole => {
                 let BatchShape { microbatch, microbatch_count, .. } = self.batch;
@@ -80,7 +80,7 @@ impl BenchCase {
         }
     }
 
-    /// What the workers of a run begin with.
+    /// Setup that the workers of a run begin with.
     ///
     /// # Errors
     /// If the schedule does not exist for this many stages.
@@ -88,11 +88,13 @@ impl BenchCase {
         &self,
         kind: ScheduleKind,
         stage_count: u32,
-        cutting: BatchSplit,
+        split: BatchSplit,
         step_count: u64,
     ) -> Result<StageSetup, CommandFailure> {
-        let (model, batch) = (&self.model, self.batch(cutting));
-        let (window, chunks_per_stage) = (Window::One, None);
+        let model = &self.model;
+        let batch = self.batch(split);
+        let window = Window::One;
+        let chunks_per_stage = None;
         let request = PlanRequest {
             model,
             batch,
@@ -116,7 +118,7 @@ impl BenchCase {
         })
     }
 
-    /// Which steps are taken.
+    /// Which steps are accepted: the guard's policy.
     pub fn policy(&self) -> GuardPolicy {
         GuardPolicy {
             clip_norm: Some(CLIP_NORM),
@@ -130,8 +132,8 @@ impl BenchCase {
     ///
     /// # Errors
     /// If it is too short, which would be a mistake of ours.
-    pub fn corpus(&self, cutting: BatchSplit) -> Result<Arc<Corpus>, CommandFailure> {
-        let BatchShape { microbatch, microbatch_count, .. } = self.batch(cutting);
+    pub fn corpus(&self, split: BatchSplit) -> Result<Arc<Corpus>, CommandFailure> {
+        let BatchShape { microbatch, microbatch_count, .. } = self.batch(split);
         let cut = CorpusConfig {
             shape: microbatch,
             microbatch_count,

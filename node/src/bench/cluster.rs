@@ -25,17 +25,17 @@ const FIRST_PARTS: usize = 4;
 const CHECKPOINTS: u64 = 6;
 /// Steps from one checkpoint to the next at least, so that some are without.
 const CHECKPOINT_EVERY_MIN: u64 = 3;
-/// Only the one behind the last step, which is not looked at.
+/// Only the one behind the last step, which is not measured.
 const CHECKPOINT_NEVER: u64 = 0;
 /// The model of a run, below its folder.
 const MODEL_FILE: &str = "model/model.safetensors";
-/// Where the folders of a run's processes are, below its folder, where each keeps checkpoints, and what each
-/// of them writes.
+/// Where the folders of a run's processes are, below its folder, where each keeps checkpoints, and
+/// what each of them writes.
 const CLUSTER_FOLDER: &str = "cluster";
 const STORE_FOLDER: &str = "store";
 const EVENTS_FILE: &str = "events.jsonl";
 
-/// What was measured. Times are medians.
+/// The measurements. Times are medians.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 struct ClusterReport {
     workers: u32,
@@ -55,14 +55,14 @@ struct ClusterReport {
     steps_with_checkpoint: usize,
     /// From the last seal to the model's file under its name, as processes.
     ending_ms: Option<f64>,
-    /// Writing what the end writes to the same disk, until it is durable: the last checkpoint with its copies,
-    /// and the model.
+    /// Writing what the end writes to the same disk, until it is durable: the last checkpoint with
+    /// its copies, and the model.
     plain_write_ms: Option<f64>,
     /// `ending_ms` over `plain_write_ms`.
     ending_ratio: Option<f64>,
 }
 
-/// What a run printed and left behind.
+/// Measurements of one run, from its output and its files.
 #[derive(Debug, Default)]
 struct RunMeasurement {
     timeline: RunTimeline,
@@ -78,8 +78,8 @@ struct RunEndingTimes {
     plain_ms: f64,
 }
 
-/// How long steps and checkpoints took, by the times in the run's events: the moment of their printing
-/// is less exact, as the run requests them from its controller now and then.
+/// How long steps and checkpoints took, by the times in the run's events: the moment of their
+/// printing is less exact, as the run requests them from its controller now and then.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct RunTimeline {
     /// From seal to seal.
@@ -139,16 +139,18 @@ pub fn run(args: &BenchClusterArgs, out: &mut dyn Write) -> Result<(), CommandEr
     writeln!(out, "  as threads    {threads_ms:>8.1} ms a step")?;
     writeln!(out, "  as processes  {processes_ms:>8.1} ms a step")?;
     writeln!(out, "  {processes_over_threads:.2} of the tokens a second of threads")?;
-    let told = |found: Option<f64>| found.map_or("-".to_owned(), |found| format!("{found:.1}"));
+    let milliseconds =
+        |found: Option<f64>| found.map_or("-".to_owned(), |found| format!("{found:.1}"));
     let ratio = |found: Option<f64>| found.map_or("-".to_owned(), |found| format!("{found:.2}"));
     writeln!(out, "checkpoints, every {} steps", checkpoint_every(args.steps))?;
-    writeln!(out, "  none written  {:>8} ms a step", told(report.without_checkpoint_ms))?;
-    writeln!(out, "  one written   {:>8} ms a step", told(report.with_checkpoint_ms))?;
-    let (share, steps) = (ratio(report.checkpoint_ratio), report.steps_with_checkpoint);
+    writeln!(out, "  none written  {:>8} ms a step", milliseconds(report.without_checkpoint_ms))?;
+    writeln!(out, "  one written   {:>8} ms a step", milliseconds(report.with_checkpoint_ms))?;
+    let share = ratio(report.checkpoint_ratio);
+    let steps = report.steps_with_checkpoint;
     writeln!(out, "  {share} of the time without, over {steps} steps")?;
     writeln!(out, "the end of a run")?;
-    writeln!(out, "  last seal to model  {:>8} ms", told(report.ending_ms))?;
-    writeln!(out, "  its files plainly   {:>8} ms", told(report.plain_write_ms))?;
+    writeln!(out, "  last seal to model  {:>8} ms", milliseconds(report.ending_ms))?;
+    writeln!(out, "  its files plainly   {:>8} ms", milliseconds(report.plain_write_ms))?;
     writeln!(out, "  {} of the time of a plain write", ratio(report.ending_ratio))?;
     Ok(())
 }
@@ -159,8 +161,10 @@ fn checkpoint_every(steps: u64) -> u64 {
 }
 
 fn measure(args: &BenchClusterArgs) -> Result<ClusterReport, CommandFailure> {
-    let (mut threads, mut processes) = (Vec::new(), Vec::new());
-    let (mut with, mut without) = (Vec::new(), Vec::new());
+    let mut threads = Vec::new();
+    let mut processes = Vec::new();
+    let mut with = Vec::new();
+    let mut without = Vec::new();
     let mut endings = Vec::new();
     for _ in 0..args.rounds {
         threads.push(pace(train(args, true, CHECKPOINT_NEVER)?.timeline)?);
@@ -174,9 +178,11 @@ fn measure(args: &BenchClusterArgs) -> Result<ClusterReport, CommandFailure> {
         without.extend(calm);
     }
     let best = |times: Vec<f64>| times.into_iter().fold(f64::INFINITY, f64::min);
-    let (threads_ms, processes_ms) = (best(threads), best(processes));
+    let threads_ms = best(threads);
+    let processes_ms = best(processes);
     let steps_with_checkpoint = with.len();
-    let (with_checkpoint_ms, without_checkpoint_ms) = (median(with), median(without));
+    let with_checkpoint_ms = median(with);
+    let without_checkpoint_ms = median(without);
     let share = |one: Option<f64>, other: Option<f64>| Some(one? / other?);
     let ending_ms = median(endings.iter().map(|ending| ending.took_ms).collect());
     let plain_write_ms = median(endings.iter().map(|ending| ending.plain_ms).collect());
@@ -247,19 +253,20 @@ fn train_in(
     Ok(RunMeasurement { timeline, ending })
 }
 
-/// What the end of the run in a folder took, and what writing beside it takes what it wrote: the checkpoint in
-/// the stores of its nodes, and its model.
+/// What the end of the run in a folder took, and what writing beside it takes what it wrote: the
+/// checkpoint in the stores of its nodes, and its model.
 fn ending(folder: &Path) -> io::Result<Option<RunEndingTimes>> {
     let model = folder.join(MODEL_FILE);
     let found = fs::metadata(&model)?;
     // When it got its name: it is written beside it.
     let named_ms = found.ctime() as f64 * 1e3 + found.ctime_nsec() as f64 / 1e6;
-    let (mut last, mut written): (Option<(u64, u64)>, _) = (None, vec![model]);
+    let mut last: Option<(u64, u64)> = None;
+    let mut written = vec![model];
     for node in fs::read_dir(folder.join(CLUSTER_FOLDER))? {
         let node = node?.path();
         collect_files(&node.join(STORE_FOLDER), &mut written)?;
-        let Ok(told) = fs::read_to_string(node.join(EVENTS_FILE)) else { continue };
-        last = told.lines().filter_map(seal_of).fold(last, later_seal);
+        let Ok(events) = fs::read_to_string(node.join(EVENTS_FILE)) else { continue };
+        last = events.lines().filter_map(seal_of).fold(last, later_seal);
     }
     let Some((_, sealed_ms)) = last else { return Ok(None) };
     let plain_ms = plain_write_ms(&written, &folder.join("plain"))?;
@@ -283,8 +290,8 @@ fn collect_files(folder: &Path, files: &mut Vec<PathBuf>) -> io::Result<()> {
     Ok(())
 }
 
-/// How long it takes to write the bytes of these files into one until they are durable. Reading them does not
-/// count.
+/// How long it takes to write the bytes of these files into one until they are durable. Reading
+/// them does not count.
 fn plain_write_ms(files: &[PathBuf], to: &Path) -> io::Result<f64> {
     let mut file = fs::File::create(to)?;
     let mut took = Duration::ZERO;
@@ -322,8 +329,8 @@ fn median(mut times: Vec<f64>) -> Option<f64> {
     times.get(times.len() / 2).copied()
 }
 
-fn failed(why: &dyn std::fmt::Display) -> CommandFailure {
-    CommandFailure::new(FailureCode::Internal, format!("bench cluster: {why}"))
+fn failed(error: &dyn std::fmt::Display) -> CommandFailure {
+    CommandFailure::new(FailureCode::Internal, format!("bench cluster: {error}"))
 }
 
 #[cfg(test)]
@@ -360,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_short_run_a_share_of_its_steps_is_looked_at() {
+    fn of_a_short_run_a_share_of_its_steps_is_measured() {
         let mut timeline = RunTimeline::default();
         for took in [100.0, 90.0, 9.0, 8.0, 7.0, 6.0, 5.0, 4.0] {
             timeline.note(&format!("{{\"event\":\"step\",\"ms\":{took}}}"));
@@ -370,13 +377,13 @@ mod tests {
     }
 
     #[test]
-    fn a_run_ends_with_the_first_news_of_its_last_seal() {
+    fn a_run_ends_with_the_first_event_of_its_last_seal() {
         let line = |event: &str, step: u64, at_ms: u64| {
             format!("{{\"event\":\"{event}\",\"step\":{step},\"at_ms\":{at_ms}}}")
         };
-        let told = [line("step", 1, 50), line("step", 3, 90), line("step", 2, 70)];
+        let steps = [line("step", 1, 50), line("step", 3, 90), line("step", 2, 70)];
         let others = [line("step", 3, 80), line("done", 4, 99), "no JSON".to_owned()];
-        let seals = told.iter().chain(&others).filter_map(|line| seal_of(line));
+        let seals = steps.iter().chain(&others).filter_map(|line| seal_of(line));
         assert_eq!(seals.fold(None, later_seal), Some((3, 80)));
     }
 
@@ -398,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_too_short_is_told() {
+    fn a_run_too_short_is_refused() {
         assert_eq!(median(vec![3.0, 1.0, 2.0]), Some(2.0));
         let failure = pace(RunTimeline::default()).expect_err("there is no step");
         assert!(failure.what.contains("--steps"), "{}", failure.what);

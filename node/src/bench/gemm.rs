@@ -35,7 +35,8 @@ pub fn run(args: &BenchArgs, out: &mut dyn Write) -> Result<(), CommandError> {
                 continue;
             }
             let GemmResult { config, name, rows, outputs, inputs, .. } = product;
-            let (ours, library) = (100.0 * product.ours_share, 100.0 * product.library_share);
+            let ours = 100.0 * product.ours_share;
+            let library = 100.0 * product.library_share;
             let shape = format!("{rows} × {inputs} × {outputs}");
             writeln!(
                 out,
@@ -72,7 +73,9 @@ fn product(
     let MatrixShape { outputs, inputs } = shape;
     let mut bench = GemmBench::new(rows, shape).map_err(|error| out_of_resource(&error))?;
     let flop = 2.0 * (rows * outputs * inputs) as f64;
-    let (mut ours, mut library, mut peak) = (bench.ours(), Duration::MAX, 0.0);
+    let mut ours = bench.ours();
+    let mut library = Duration::MAX;
+    let mut peak = 0.0;
     let began = Instant::now();
     while began.elapsed() < time || peak == 0.0 {
         let found =
@@ -84,7 +87,8 @@ fn product(
         }
     }
     let share = |best: Duration| flop / best.as_secs_f64() / peak;
-    let (ours_share, library_share) = (share(ours), share(library));
+    let ours_share = share(ours);
+    let library_share = share(library);
     Ok(GemmResult { config: config.name(), name, rows, outputs, inputs, ours_share, library_share })
 }
 
@@ -109,7 +113,8 @@ impl GemmBench {
         let cpu = CpuBackend::new(1)?;
         let MatrixShape { outputs, inputs } = shape;
         let floats = |len: usize| (0..len).map(|i| (i % 61) as f32 / 61.0 - 0.5).collect();
-        let (x, weights): (Vec<f32>, Vec<f32>) = (floats(rows * inputs), floats(outputs * inputs));
+        let x: Vec<f32> = floats(rows * inputs);
+        let weights: Vec<f32> = floats(outputs * inputs);
         let mut x_buffer = cpu.allocate(x.len())?;
         cpu.upload(&x, BufferViewMut::new(&mut x_buffer, 0..x.len()));
         let mut weight_buffer = cpu.allocate(weights.len())?;
@@ -117,14 +122,16 @@ impl GemmBench {
         let mut matrix = cpu.allocate_matrix(shape)?;
         let range = 0..weights.len();
         cpu.load_matrix(zbelastic_kernels::BufferView::new(&weight_buffer, range), &mut matrix);
-        let (y, y_buffer) = (vec![0.0; rows * outputs], cpu.allocate(rows * outputs)?);
+        let y = vec![0.0; rows * outputs];
+        let y_buffer = cpu.allocate(rows * outputs)?;
         Ok(Self { cpu, rows, shape, x, weights, y, x_buffer, y_buffer, matrix })
     }
 
     fn ours(&mut self) -> Duration {
         let began = Instant::now();
         let plain = ForwardEpilogue::Plain;
-        let (x, y) = (&self.x_buffer, &mut self.y_buffer);
+        let x = &self.x_buffer;
+        let y = &mut self.y_buffer;
         self.cpu.linear_forward(self.rows, x, &self.matrix, None, plain, y);
         began.elapsed()
     }

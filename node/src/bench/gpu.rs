@@ -1,8 +1,8 @@
 //! `bench gpu`: whether a device computes what it should, and how fast.
 //!
-//! The conformance suite comes first, and nothing is timed on a device that does not pass it. Then what a
-//! plain copy and a large product reach, each operation beside the floor that follows from these two, and
-//! whole steps of models with one worker on the device and with several.
+//! The conformance suite comes first, and nothing is timed on a device that does not pass it. Then
+//! what a plain copy and a large product reach, each operation beside the floor that follows from
+//! these two, and whole steps of models with one worker on the device and with several.
 
 mod goals;
 mod models;
@@ -51,19 +51,19 @@ struct PrecisionReport {
     /// Floating-point operations a second of a large product.
     flop_per_s: f64,
     operations: Vec<OperationTiming>,
-    /// What an update before its verdict takes of one in place.
+    /// Time of an update before its verdict, over that of one in place.
     optimism: Option<f64>,
     models: Vec<models::GpuBenchRow>,
     goals: Vec<goals::PerformanceGoal>,
 }
 
-/// What an operation took, and takes at least.
+/// Measured time of an operation, and its floor.
 #[derive(Debug, Serialize)]
 struct OperationTiming {
     name: String,
     us: f64,
     floor_us: f64,
-    /// What the floor follows from.
+    /// The limit that the floor follows from.
     #[serde(serialize_with = "bound_name")]
     bound: RooflineBound,
     /// Of a product: what the fastest of the library's algorithms takes, split sums among them.
@@ -75,24 +75,25 @@ pub fn run(args: &BenchGpuArgs, out: &mut dyn Write) -> Result<(), CommandError>
     let device = open(args.device, Precision::F32)?;
     let info = device.info().clone();
     drop(device);
-    let mut tell = ProgressPrinter { out, is_json: args.json };
-    tell.print_line(&format!("device {}: {}, {}", info.index, info.name, info.architecture))?;
+    let mut printer = ProgressPrinter { out, is_json: args.json };
+    printer.print_line(&format!("device {}: {}, {}", info.index, info.name, info.architecture))?;
     let mut count = 0;
     for precision in Precision::ALL {
         let two = [open(args.device, precision)?, open(args.device, precision)?];
         count = conform(&two.map(CudaBackend::new), precision)?;
     }
-    tell.print_line(&format!("{count} behaviours hold, in both types of activations"))?;
+    printer.print_line(&format!("{count} behaviours hold, in both types of activations"))?;
     let mut types = Vec::new();
     for precision in Precision::ALL {
-        types.push(of_type(args, precision, &mut tell)?);
+        types.push(of_type(args, precision, &mut printer)?);
     }
-    let (device, architecture) = (info.name, info.architecture.to_string());
+    let device = info.name;
+    let architecture = info.architecture.to_string();
     let report = GpuReport { device, architecture, behaviours: count, types };
     let text = serde_json::to_string_pretty(&report).expect("numbers and names are JSON");
     if let Some(path) = &args.out {
         std::fs::write(path, format!("{text}\n")).map_err(|error| cannot_write(path, &error))?;
-        tell.print_line(&format!("written to {}", Path::new(path).display()))?;
+        printer.print_line(&format!("written to {}", Path::new(path).display()))?;
     }
     if args.json {
         writeln!(out, "{text}")?;
@@ -120,8 +121,8 @@ fn open(index: usize, precision: Precision) -> Result<Arc<CudaDevice>, CommandFa
     device::open(index, precision).map_err(|error| open_failure(index, &error))
 }
 
-/// How many behaviours there are, if the devices have them all. Failures are printed on standard error
-/// as it is found.
+/// How many behaviours there are, if the devices have them all. Failures are printed on standard
+/// error as it is found.
 fn conform<B: Backend>(devices: &[B], precision: Precision) -> Result<usize, CommandFailure> {
     let behaviours = behaviours::<B>();
     let holds = |test: fn(&[B])| catch_unwind(AssertUnwindSafe(|| test(devices))).is_ok();
@@ -130,7 +131,8 @@ fn conform<B: Backend>(devices: &[B], precision: Precision) -> Result<usize, Com
     if failed.is_empty() {
         return Ok(behaviours.len());
     }
-    let (name, count) = (precision.name(), behaviours.len());
+    let name = precision.name();
+    let count = behaviours.len();
     let what = format!(
         "{} of {count} behaviours do not hold in {name}: {}",
         failed.len(),
@@ -142,7 +144,7 @@ fn conform<B: Backend>(devices: &[B], precision: Precision) -> Result<usize, Com
 fn of_type(
     args: &BenchGpuArgs,
     precision: Precision,
-    tell: &mut ProgressPrinter<'_>,
+    printer: &mut ProgressPrinter<'_>,
 ) -> Result<PrecisionReport, CommandError> {
     let stand = TimingHarness::new(open(args.device, precision)?, RUNS);
     let measured =
@@ -159,19 +161,27 @@ fn of_type(
     };
     let operations: Vec<OperationTiming> = operations.into_iter().map(operation).collect();
     let activations = precision.name();
-    tell.print_line(&format!(
+    printer.print_line(&format!(
         "\n{activations}: a copy {:.0} GB/s, a product {:.0} TFLOP/s",
         bytes_per_s / 1e9,
         flop_per_s / 1e12
     ))?;
-    tell.print_line(&operation_line(["operation", "us", "floor us", "share", "of the library's"]))?;
+    printer.print_line(&operation_line([
+        "operation",
+        "us",
+        "floor us",
+        "share",
+        "of the library's",
+    ]))?;
     for operation in &operations {
-        tell.print_line(&line_of_operation(operation))?;
+        printer.print_line(&line_of_operation(operation))?;
     }
     if let Some(ratio) = optimism {
-        tell.print_line(&format!("an update before its verdict takes {ratio:.2} of one in place"))?;
+        printer.print_line(&format!(
+            "an update before its verdict takes {ratio:.2} of one in place"
+        ))?;
     }
-    tell.print_line(&format!(
+    printer.print_line(&format!(
         "\n{:<10} {:>5} {:>7} {:<9} {:<6} {:>9} {:>10} {:>6} {:>7}",
         "model", "len", "workers", "schedule", "graphs", "step ms", "tokens/s", "mfu", "bubble"
     ))?;
@@ -181,13 +191,13 @@ fn of_type(
         let devices = (0..run.workers).map(|_| open(args.device, precision));
         let devices = devices.collect::<Result<Vec<_>, _>>()?;
         let row = run.measure(&run.case()?, devices, (step_count, flop_per_s));
-        tell.print_line(&line_of(&row))?;
+        printer.print_line(&line_of(&row))?;
         rows.push(row);
     }
     agree(&rows, precision)?;
     let goals = goals::goals(&operations, optimism, &rows);
-    tell.print_line(&format!("\n{:<64} {:>8}    aim", "goal", "measured"))?;
-    goals.iter().try_for_each(|goal| tell.print_line(&goal.line()))?;
+    printer.print_line(&format!("\n{:<64} {:>8}    aim", "goal", "measured"))?;
+    goals.iter().try_for_each(|goal| printer.print_line(&goal.line()))?;
     Ok(PrecisionReport {
         activations,
         bytes_per_s,
@@ -202,7 +212,7 @@ fn of_type(
 /// However many workers train a model and whatever their schedule, the bits are the same.
 fn agree(rows: &[models::GpuBenchRow], precision: Precision) -> Result<(), CommandFailure> {
     let Some([one, other]) = models::disagreeing(rows) else { return Ok(()) };
-    let told = [one, other].map(|row| {
+    let rows_and_losses = [one, other].map(|row| {
         let loss = row.outcome.as_ref().map_or(f64::NAN, |figures| figures.loss);
         format!("{} with {} workers: {loss}", row.schedule, row.workers)
     });
@@ -210,8 +220,8 @@ fn agree(rows: &[models::GpuBenchRow], precision: Precision) -> Result<(), Comma
     let what = format!(
         "{model}, {sequence_len} tokens, in {}: the losses differ, {} and {}",
         precision.name(),
-        told[0],
-        told[1]
+        rows_and_losses[0],
+        rows_and_losses[1]
     );
     Err(CommandFailure::new(FailureCode::VerificationFailed, what))
 }
@@ -227,8 +237,8 @@ fn bound_name<S: serde::Serializer>(bound: &RooflineBound, to: S) -> Result<S::O
     })
 }
 
-/// What it took, its floor, and of the time that it took the shares of its floor and of the library's
-/// fastest algorithm.
+/// What it took, its floor, and of the time that it took the shares of its floor and of the
+/// library's fastest algorithm.
 fn line_of_operation(operation: &OperationTiming) -> String {
     let OperationTiming { name, us, floor_us, fastest_us, .. } = operation;
     let share = |of: &f64| format!("{:.0}%", 100.0 * of / us);
@@ -244,10 +254,11 @@ fn line_of(row: &models::GpuBenchRow) -> String {
     let beginning = format!("{model:<10} {sequence_len:>5} {workers:>7} {schedule:<9} {graphs:<6}");
     match outcome {
         Ok(models::GpuBenchFigures { step_ms, tokens_per_s, mfu, bubble, .. }) => {
-            let (mfu, bubble) = (100.0 * mfu, 100.0 * bubble);
+            let mfu = 100.0 * mfu;
+            let bubble = 100.0 * bubble;
             format!("{beginning} {step_ms:>9.1} {tokens_per_s:>10.0} {mfu:>5.1}% {bubble:>6.1}%")
         }
-        Err(why) => format!("{beginning} {why}"),
+        Err(reason) => format!("{beginning} {reason}"),
     }
 }
 
@@ -257,7 +268,7 @@ mod tests {
     use zbelastic_kernels::CpuBackend;
 
     #[test]
-    fn what_has_all_behaviours_is_told_how_many_there_are() {
+    fn a_device_with_all_behaviours_reports_their_number() {
         let two = [1, 2].map(|threads| CpuBackend::new(threads).expect("threads"));
         let count = conform(&two, Precision::F32).expect("a processor computes what it should");
         assert!(count >= 18, "{count}");
@@ -281,7 +292,8 @@ mod tests {
     }
 
     fn row(workers: u32, outcome: Result<models::GpuBenchFigures, String>) -> models::GpuBenchRow {
-        let (model, schedule) = ("gpt2-124m", "zb-h1");
+        let model = "gpt2-124m";
+        let schedule = "zb-h1";
         models::GpuBenchRow {
             model,
             sequence_len: 1024,

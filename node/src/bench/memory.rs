@@ -19,7 +19,7 @@ use crate::machine::resident_peak;
 use crate::train::cluster::{TrainingJob, train};
 use crate::train::interrupt::Interrupt;
 
-/// Memory, claimed and taken.
+/// Planned memory of the stages, and the measured peak.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MemoryReport {
     /// Bytes that the plan predicts for all stages.
@@ -49,11 +49,12 @@ pub fn run(args: &BenchMemoryArgs, out: &mut dyn Write) -> Result<(), CommandErr
 
 fn measure(args: &BenchMemoryArgs) -> Result<MemoryReport, CommandFailure> {
     let case = BenchCase::new(args.config)?;
-    let cutting = BatchSplit::Microbatches;
-    let mut setup = case.setup(args.schedule, args.workers, cutting, STEPS)?;
+    let split = BatchSplit::Microbatches;
+    let mut setup = case.setup(args.schedule, args.workers, split, STEPS)?;
     // Workers draw the weights they need themselves; no copy of the whole model is held.
     setup.weights = zbelastic_trainer::stage::InitialWeights::Drawn { seed: 1 };
-    let (policy, corpus) = (case.policy(), case.corpus(cutting)?);
+    let policy = case.policy();
+    let corpus = case.corpus(split)?;
     drop(case);
     let backend = CpuBackend::new(1).map_err(|error| out_of_resource(&error))?;
     let stages = (0..args.workers).map(StageIndex);
@@ -68,7 +69,7 @@ fn measure(args: &BenchMemoryArgs) -> Result<MemoryReport, CommandFailure> {
         ControlFlow::Continue(())
     })?;
     let unknown =
-        || CommandFailure::new(FailureCode::Internal, "this system does not tell peak memory");
+        || CommandFailure::new(FailureCode::Internal, "this system does not report peak memory");
     let resident_peak = peak.ok_or_else(unknown)?;
     let ratio = resident_peak.0 as f64 / planned.0 as f64;
     Ok(MemoryReport { planned, resident_peak, ratio })

@@ -1,4 +1,4 @@
-//! What it costs to step before the verdict: a candidate beside the state and a commit, against
+//! The cost of a step before the verdict: a candidate beside the state and a commit, against
 //! AdamW in place.
 
 use std::time::{Duration, Instant};

@@ -19,7 +19,7 @@ use zbelastic_types::{ChunkIndex, Digest, LayerId, SliceIndex, StageIndex, Step}
 
 use crate::train::executor_factory::ExecutorFactory;
 
-/// What a stage's passes take, all its chunks together.
+/// Durations of a stage's passes, all its chunks together.
 #[derive(Clone, Copy, Debug)]
 pub struct PassDurations {
     /// Time of the forward passes (F).
@@ -64,12 +64,12 @@ impl ExecutorFactory for PassDurations {
         "a clock".to_owned()
     }
 
-    fn weights(bench: &PacedExecutor) -> Vec<(LayerId, Vec<f32>)> {
-        bench.layers().map(|layer| (layer.layer, Vec::new())).collect()
+    fn weights(executor: &PacedExecutor) -> Vec<(LayerId, Vec<f32>)> {
+        executor.layers().map(|layer| (layer.layer, Vec::new())).collect()
     }
 }
 
-/// Workbench of one stage.
+/// The stage executor of one stage.
 pub struct PacedExecutor {
     /// Times of the passes of one chunk.
     times: PassDurations,
@@ -202,8 +202,8 @@ impl StageExecutor for PacedExecutor {
 
     fn drop_candidate(&mut self) {}
 
-    fn commit(&mut self, order: UpdateRequest) {
-        self.version = order.step.next();
+    fn commit(&mut self, request: UpdateRequest) {
+        self.version = request.step.next();
     }
 
     fn skip(&mut self, step: Step) {

@@ -14,7 +14,7 @@ use crate::train::interrupt::Interrupt;
 use crate::train::progress_event::ProgressEvent;
 use crate::train::timing::BubbleShares;
 
-/// What a run of a pipeline showed.
+/// Measurements of one run of a pipeline.
 #[derive(Clone, Copy, Debug)]
 pub struct PipelineRound {
     /// From seal to seal, the mean of the round's steps.
@@ -38,27 +38,27 @@ pub fn round(
     round_on(&CpuFactory { threads: 1, scratch: None }, case, kind, stage_count, step_count)
 }
 
-/// The same with what `outfit` makes for each stage.
+/// The same with the executor that `factory` makes for each stage.
 pub fn round_on<O: ExecutorFactory>(
-    outfit: &O,
+    factory: &O,
     case: &BenchCase,
     kind: ScheduleKind,
     stage_count: u32,
     step_count: u64,
 ) -> Result<PipelineRound, CommandFailure> {
-    let cutting = BatchSplit::Microbatches;
-    let setup = case.setup(kind, stage_count, cutting, WARMUP_STEPS + step_count)?;
+    let split = BatchSplit::Microbatches;
+    let setup = case.setup(kind, stage_count, split, WARMUP_STEPS + step_count)?;
     let job = TrainingJob {
         setup: Arc::new(setup),
         policy: case.policy(),
-        corpus: case.corpus(cutting)?,
+        corpus: case.corpus(split)?,
         threads: 1,
         interrupt: Interrupt::default(),
     };
     let mut steps: Vec<(Duration, BubbleShares)> = Vec::new();
     let mut loss = f64::NAN;
-    train_on(outfit, &job, &mut |news| {
-        if let ProgressEvent::Step(record) = news {
+    train_on(factory, &job, &mut |event| {
+        if let ProgressEvent::Step(record) = event {
             steps.push((record.elapsed, record.bubbles));
             loss = record.loss;
         }

@@ -1,4 +1,4 @@
-//! What `bench train` found, for people and for scripts.
+//! The report of `bench train`, as text and as JSON.
 
 use std::io::{self, Write};
 
@@ -7,7 +7,7 @@ use serde::Serialize;
 use super::memory::MemoryReport;
 use crate::train::progress_line::grouped;
 
-/// What was measured of one model.
+/// Measurements of one model.
 #[derive(Debug, Serialize)]
 pub struct CaseReport {
     /// Name of the benchmark model.
@@ -22,7 +22,7 @@ pub struct CaseReport {
     pub serial: Vec<SerialFigures>,
     /// Two stages with a thread each.
     pub pipelined: Vec<PipelinedFigures>,
-    /// What engine, B beside W and validation add to a plain loop.
+    /// Time that engine, B beside W and validation add to a plain loop.
     pub engine_overhead: f64,
     /// An optimistic optimizer step over a plain one.
     pub optimistic_ratio: f64,
@@ -60,10 +60,11 @@ pub struct PipelinedFigures {
     pub bubble_planned: f64,
 }
 
-/// Writes a report for people.
+/// Writes a report as text.
 pub fn write_case(report: &CaseReport, out: &mut dyn Write) -> io::Result<()> {
     let CaseReport { config, parameters, step_flop, peak_gflop_per_s, .. } = report;
-    let (parameters, gflop) = (grouped(*parameters), step_flop / 1e9);
+    let parameters = grouped(*parameters);
+    let gflop = step_flop / 1e9;
     writeln!(
         out,
         "{config}  {parameters} parameters, {gflop:.1} GFLOP a step; \
@@ -79,7 +80,8 @@ pub fn write_case(report: &CaseReport, out: &mut dyn Write) -> io::Result<()> {
         let PipelinedFigures { schedule, tokens_per_s, step_ms, speedup, .. } = row;
         let rate = grouped(tokens_per_s.round() as u64);
         let name = format!("{schedule}, 2 × 1 thread");
-        let (measured, planned) = (100.0 * row.bubble_measured, 100.0 * row.bubble_planned);
+        let measured = 100.0 * row.bubble_measured;
+        let planned = 100.0 * row.bubble_planned;
         writeln!(
             out,
             "   {name:<18} {rate:>9} tok/s  {step_ms:>8.2} ms  {speedup:.2}× one thread  \

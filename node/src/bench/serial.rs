@@ -1,4 +1,4 @@
-//! One stage on this thread: the engine and the leader's half of validation, without mail.
+//! One stage on this thread: the engine and the leader's half of validation, without messages.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -21,7 +21,7 @@ use crate::failure::CommandFailure;
 /// More steps than a benchmark runs, so that a run never comes to its end.
 pub const ENDLESS: u64 = 1_000_000;
 
-/// A run that is taken step by step.
+/// A run on one stage that is advanced step by step.
 pub struct SerialEngine {
     engine: StageEngine<BackendExecutor<CpuBackend>, Arc<Corpus>>,
     ledger: Ledger,
@@ -33,13 +33,13 @@ impl SerialEngine {
     pub fn new(
         case: &BenchCase,
         threads: usize,
-        cutting: BatchSplit,
+        split: BatchSplit,
     ) -> Result<Self, CommandFailure> {
-        let setup = case.setup(ScheduleKind::ZbH1, 1, cutting, ENDLESS)?;
+        let setup = case.setup(ScheduleKind::ZbH1, 1, split, ENDLESS)?;
         let ledger = Ledger::new(setup.plan.generation, Step(0), 0);
         let leader = LeaderHalf::new(&ledger, model_size(&case.model).0, case.policy());
         let backend = CpuBackend::new(threads).map_err(|error| out_of_resource(&error))?;
-        let corpus = case.corpus(cutting)?;
+        let corpus = case.corpus(split)?;
         let engine = StageEngine::new(Arc::new(setup), StageIndex(0), backend, corpus);
         Ok(Self { engine: engine.map_err(|error| out_of_resource(&error))?, ledger, leader })
     }

@@ -189,7 +189,8 @@ fn optimizer(
 ) -> Result<(Duration, Duration), CommandFailure> {
     let mut bench = OptimizerBench::new(case)?;
     let first = bench.in_place().max(bench.optimistic());
-    let (mut in_place, mut optimistic) = (Duration::MAX, Duration::MAX);
+    let mut in_place = Duration::MAX;
+    let mut optimistic = Duration::MAX;
     for _ in 0..effort.rounds * effort.steps(first).min(64) {
         in_place = in_place.min(bench.in_place());
         optimistic = optimistic.min(bench.optimistic());

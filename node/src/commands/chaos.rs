@@ -17,7 +17,8 @@ use crate::failure::{CommandError, CommandFailure, FailureCode};
 /// Whether Ctrl-C was pressed. Static, for a signal handler has no owner to pass it to.
 static IS_OVER: AtomicBool = AtomicBool::new(false);
 
-/// Runs a `chaos` command. Runs that fail are no failure of the command: the exit code reports them.
+/// Runs a `chaos` command. Runs that fail are no failure of the command: the exit code reports
+/// them.
 ///
 /// # Errors
 /// If a file holds no case, a cluster does not come up, or `out` cannot be written.

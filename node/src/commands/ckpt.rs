@@ -48,7 +48,8 @@ pub fn run(command: &CheckpointCommand, out: &mut dyn Write) -> Result<(), Comma
 /// Runs `export`.
 ///
 /// # Errors
-/// If there is no such run or checkpoint, if what is received is damaged, or if it cannot be written.
+/// If there is no such run or checkpoint, if what is received is damaged, or if it cannot be
+/// written.
 pub fn export_run(args: &ExportArgs, out: &mut dyn Write) -> Result<(), CommandError> {
     let folder = args.folder.clone().unwrap_or_else(|| PathBuf::from(&args.run));
     let run = Some(args.run.clone());
@@ -79,7 +80,8 @@ pub fn render_list(checkpoints: &[CheckpointStatus], now_ms: u64) -> String {
     if checkpoints.is_empty() {
         return "no checkpoints yet; checkpoint.every says when there will be one\n".to_owned();
     }
-    let (left, right) = (ColumnAlign::Left, ColumnAlign::Right);
+    let left = ColumnAlign::Left;
+    let right = ColumnAlign::Right;
     let columns = [
         ("step", right),
         ("age", right),
@@ -131,7 +133,8 @@ pub fn render_detail(detail: &CheckpointDetail) -> String {
     let _ = writeln!(text, "size    {} a copy", summary.bytes);
     let _ = writeln!(text, "digest  {}", summary.digest);
     let _ = writeln!(text, "text    {corpus}\n");
-    let (left, right) = (ColumnAlign::Left, ColumnAlign::Right);
+    let left = ColumnAlign::Left;
+    let right = ColumnAlign::Right;
     let columns = [("layer", right), ("size", right), ("digest", left), ("on nodes", left)];
     let mut table = TextTable::new(&columns);
     for layer in layers {
@@ -161,7 +164,7 @@ fn restore(
     Ok(())
 }
 
-/// Checks that there is such a checkpoint, before a person is asked about it.
+/// Checks that there is such a checkpoint, before a person is prompted to confirm.
 fn check_exists(step: u64, checkpoints: &[CheckpointStatus]) -> Result<(), CommandFailure> {
     if checkpoints.iter().any(|checkpoint| checkpoint.step == step) {
         return Ok(());
@@ -226,7 +229,7 @@ step   age      size  copies  on nodes  digest
     }
 
     #[test]
-    fn a_checkpoint_is_told_layer_by_layer() {
+    fn a_checkpoint_is_printed_layer_by_layer() {
         let layer = |layer, byte, holders: &[u64]| LayerDetail {
             layer,
             digest: digest(byte),
@@ -263,14 +266,14 @@ layer      size  digest        on nodes
             Ok(ApiAnswer::Checkpoints(checkpoints)),
             Ok(ApiAnswer::Job(Box::new(sample::job()))),
         ];
-        let (mut client, asked) = scripted(answers);
+        let (mut client, requests) = scripted(answers);
         let ended = restore(step, true, &mut client, &mut Vec::new());
-        let asked = asked.borrow().len();
+        let request_count = requests.borrow().len();
         let code = |stop| match stop {
             CommandError::Failed(failure) => failure.code,
             CommandError::Output(error) => panic!("{error}"),
         };
-        (ended.map_err(code), asked)
+        (ended.map_err(code), request_count)
     }
 
     #[test]

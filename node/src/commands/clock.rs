@@ -18,7 +18,7 @@ pub fn date_text(at_ms: u64) -> String {
     format!("{year:04}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02}Z")
 }
 
-/// As in `12:01:03.412`.
+/// The time of day in UTC, as in `12:01:03.412`.
 #[must_use]
 pub fn time_text(at_ms: u64) -> String {
     let seconds = at_ms / 1000;

@@ -130,17 +130,17 @@ fn rotate_ca(
     out: &mut dyn Write,
 ) -> Result<(), CommandError> {
     let force = args.force;
-    let what = match force {
+    let consequence = match force {
         true => {
             "the old authority is retired as soon as all who are there have other certificates; people who are \
                  away are let in anew"
         }
         false => "the cluster gets another certificate authority",
     };
-    confirm(args.yes, what)?;
-    let said =
+    confirm(args.yes, consequence)?;
+    let summary =
         client.change(ApiRequest::ClusterRotateCa { force }).map_err(CommandFailure::from)?;
-    said.what.lines().try_for_each(|line| writeln!(out, "{}", escape(line)))?;
+    summary.what.lines().try_for_each(|line| writeln!(out, "{}", escape(line)))?;
     Ok(())
 }
 
@@ -164,19 +164,23 @@ fn backup(
 /// The whole backup, checked.
 fn fetch(client: &mut ApiClient<'_>) -> Result<(Vec<u8>, HexDigest), CommandFailure> {
     let first = client.backup_piece(None, 0)?;
-    let (expected, total) = (first.digest, first.total);
+    let expected = first.digest;
+    let total = first.total;
     let out_of_order = |what: String| CommandFailure::new(FailureCode::VerificationFailed, what);
     if total > BACKUP_BYTES_MAX {
-        let (found, max) = (Bytes(total), Bytes(BACKUP_BYTES_MAX));
+        let found = Bytes(total);
+        let max = Bytes(BACKUP_BYTES_MAX);
         return Err(out_of_order(format!("a backup of {found}, at most {max} expected")));
     }
     let mut bytes: Vec<u8> = Vec::new();
     let mut piece = first;
     loop {
-        let (offset, length) = (bytes.len() as u64, piece.bytes.len() as u64);
+        let offset = bytes.len() as u64;
+        let length = piece.bytes.len() as u64;
         let is_next = piece.offset == offset && piece.digest == expected && piece.total == total;
         if !is_next || offset + length > total || (length == 0 && offset < total) {
-            let what = format!("a piece of {length} bytes at {}, asked at {offset}", piece.offset);
+            let what =
+                format!("a piece of {length} bytes at {}, requested at {offset}", piece.offset);
             return Err(out_of_order(what));
         }
         bytes.extend(piece.bytes);
@@ -208,14 +212,15 @@ fn recover(args: &RecoverArgs, out: &mut dyn Write) -> Result<(), CommandError> 
     if let Some(process) = folder.holder()? {
         let what = format!("process {process} runs on {}", folder.root().display());
         let mut failure = CommandFailure::new(FailureCode::WrongState, what);
-        let detail = FailureDetail::new("a cluster is recovered from a folder that nobody uses");
+        let detail =
+            FailureDetail::new("a cluster is recovered from a folder that no process uses");
         failure.details = vec![detail.hint("first `zbelastic leave`")];
         return Err(failure.into());
     }
     let shown = folder.root().display();
     confirm(args.yes, &format!("{shown} becomes a new cluster; members of the old are strangers"))?;
-    let kept = cluster::recover(args)?;
-    writeln!(out, "a new cluster; what it was made of is kept in {}", kept.display())?;
+    let backup_folder = cluster::recover(args)?;
+    writeln!(out, "a new cluster; what it was made of is kept in {}", backup_folder.display())?;
     writeln!(out, "start it: zbelastic init --data-dir {shown}")?;
     Ok(())
 }
@@ -248,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cluster_is_told_in_lines() {
+    fn a_cluster_is_printed_in_lines() {
         let expected = "\
 name         wiki\\u{1b}
 id           3f3f3f3f3f3f3f3f3f3f3f3f3f3f3f3f
@@ -266,7 +271,7 @@ tolerates    0 failures; add 2 controllers to tolerate 1: `zbelastic join --role
     }
 
     #[test]
-    fn a_change_of_the_authority_is_told_with_whom_it_waits_for() {
+    fn a_change_of_the_authority_is_printed_with_the_members_it_waits_for() {
         let rotation = |progress, waits_for: &[&str], people_until_ms| {
             let waits_for = waits_for.iter().copied().map(str::to_owned).collect();
             let authority = "cd".repeat(4);

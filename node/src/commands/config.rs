@@ -44,9 +44,11 @@ fn write_summary(
     out: &mut dyn Write,
 ) -> Result<(), CommandError> {
     let config = &loaded.config;
-    let (model, batch) = (&config.model, &config.batch);
+    let model = &config.model;
+    let batch = &config.batch;
     let (_, parameters) = model_size(model);
-    let (sequences, count) = (batch.microbatch.sequences, batch.microbatch_count);
+    let sequences = batch.microbatch.sequences;
+    let count = batch.microbatch_count;
     writeln!(out, "ok")?;
     writeln!(
         out,
@@ -147,7 +149,7 @@ fn schema(out: &mut dyn Write) -> Result<(), CommandError> {
 fn fallback_text(fallback: KeyDefault) -> &'static str {
     match fallback {
         KeyDefault::Literal(literal) => literal,
-        KeyDefault::Described(told) => told,
+        KeyDefault::Described(description) => description,
     }
 }
 

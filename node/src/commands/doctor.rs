@@ -1,8 +1,8 @@
 //! `doctor`: whether this machine can be a node, and what to do where it cannot.
 //!
-//! `read` gathers facts, `checks` judges them, `report` writes them out. Only the first looks at the machine,
-//! so the report on any machine can be tested on every other. It looks only at what a node uses:
-//! it measures no speed but that of writes, and contacts only the member of `--cluster`.
+//! `read` gathers facts, `checks` judges them, `report` writes them out. Only the first reads the
+//! machine, so the report on any machine can be tested on every other. It reads only what a node
+//! uses: it measures no speed but that of writes, and contacts only the member of `--cluster`.
 
 mod checks;
 mod facts;
@@ -48,23 +48,23 @@ const IDENTITY_FOLDERS: [&str; 2] = ["identity", "admin"];
 /// If `out` cannot be written.
 pub fn run(
     args: &DoctorArgs,
-    outside: &DoctorProbes<'_>,
+    probes: &DoctorProbes<'_>,
     out: &mut dyn Write,
 ) -> Result<ExitCode, CommandError> {
-    let findings = findings(&gather(args, outside));
+    let findings = findings(&gather(args, probes));
     let report = if args.json { json(&findings) } else { text(&findings) };
     out.write_all(report.as_bytes())?;
     out.flush()?;
     Ok(obstacle(&findings).map_or(ExitCode::SUCCESS, |obstacle| obstacle.code().into()))
 }
 
-fn gather(args: &DoctorArgs, outside: &DoctorProbes<'_>) -> MachineFacts {
-    let folder = outside.folder;
+fn gather(args: &DoctorArgs, probes: &DoctorProbes<'_>) -> MachineFacts {
+    let folder = probes.folder;
     let identities = IDENTITY_FOLDERS.into_iter().map(|name| folder.join(name));
     let cluster = args
         .cluster
         .as_ref()
-        .map(|address| ClusterFacts { address: address.clone(), outcome: (outside.dial)(address) });
+        .map(|address| ClusterFacts { address: address.clone(), outcome: (probes.dial)(address) });
     MachineFacts {
         cores: core_count(),
         memory: read::memory(),
@@ -72,7 +72,7 @@ fn gather(args: &DoctorArgs, outside: &DoctorProbes<'_>) -> MachineFacts {
         network: read::network(folder),
         clock: read::clock(folder),
         disk: read::disk(folder),
-        permissions: identities.flat_map(|folder| (outside.permissions)(&folder)).collect(),
+        permissions: identities.flat_map(|folder| (probes.permissions)(&folder)).collect(),
         gpu: read::gpu(),
         cluster,
     }

@@ -8,8 +8,9 @@ use crate::api::{ClusterEvent, EVENTS_MAX};
 /// How long to wait before the next request for events.
 pub const FOLLOW_PAUSE: Duration = Duration::from_millis(250);
 
-/// What was returned, and the sequence number to request next. Sequence numbers are those of one node's log;
-/// if another node answers, its events up to the time of the last event returned are left out.
+/// What was returned, and the sequence number to request next. Sequence numbers are those of one
+/// node's log; if another node answers, its events up to the time of the last event returned are
+/// left out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EventPoller {
     log: Option<u64>,
@@ -20,10 +21,10 @@ pub struct EventPoller {
     newest_ms: Option<u64>,
 }
 
-/// What one poll returns.
+/// The result of one poll.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PolledEvents {
-    /// Events, in order.
+    /// Events, in the order of the log.
     pub events: Vec<ClusterEvent>,
     /// Events that were forgotten before they could be received.
     pub missed: u64,
@@ -79,10 +80,10 @@ mod tests {
     }
 
     fn check(answers: Vec<ApiAnswer>, expected: &[(&[u64], u64)]) -> Vec<u64> {
-        let (mut client, asked) = scripted(answers.into_iter().map(Ok).collect());
-        let mut follower = EventPoller::starting_at(0);
+        let (mut client, requests) = scripted(answers.into_iter().map(Ok).collect());
+        let mut poller = EventPoller::starting_at(0);
         for (sequences, missed) in expected {
-            let polled = follower.poll(&mut client).expect("an answer");
+            let polled = poller.poll(&mut client).expect("an answer");
             let found: Vec<u64> = polled.events.iter().map(|event| event.sequence).collect();
             assert_eq!((found.as_slice(), polled.missed), (*sequences, *missed));
         }
@@ -90,22 +91,22 @@ mod tests {
             let ApiRequest::Events { from_sequence, .. } = request else { panic!("{request:?}") };
             *from_sequence
         };
-        let asked = asked.borrow();
-        asked.iter().map(from).collect()
+        let requests = requests.borrow();
+        requests.iter().map(from).collect()
     }
 
     #[test]
-    fn each_event_is_told_once_and_gaps_are_counted() {
+    fn each_event_is_returned_once_and_gaps_are_counted() {
         let answers = vec![page(1, 3, 3..5), page(1, 3, 5..5), page(1, 9, 9..10)];
         // Events that were forgotten before the first request are not counted as missed.
-        let asked = check(answers, &[(&[3, 4], 0), (&[], 0), (&[9], 4)]);
-        assert_eq!(asked, [0, 5, 5]);
+        let requests = check(answers, &[(&[3, 4], 0), (&[], 0), (&[9], 4)]);
+        assert_eq!(requests, [0, 5, 5]);
     }
 
     #[test]
     fn another_log_goes_on_where_the_first_one_stopped() {
         let answers = vec![page(1, 0, 0..5), page(2, 0, 5..7), page(2, 2, 2..7), page(2, 2, 7..8)];
-        let asked = check(answers, &[(&[0, 1, 2, 3, 4], 0), (&[5, 6], 0), (&[7], 0)]);
-        assert_eq!(asked, [0, 5, 0, 7]);
+        let requests = check(answers, &[(&[0, 1, 2, 3, 4], 0), (&[5, 6], 0), (&[7], 0)]);
+        assert_eq!(requests, [0, 5, 0, 7]);
     }
 }

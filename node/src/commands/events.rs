@@ -43,9 +43,9 @@ fn print_events(
     out: &mut dyn Write,
     pause: &mut dyn FnMut() -> ControlFlow<()>,
 ) -> Result<(), CommandError> {
-    let mut follower = EventPoller::starting_at(args.since);
+    let mut poller = EventPoller::starting_at(args.since);
     loop {
-        let polled = follower.poll(client).map_err(CommandFailure::from)?;
+        let polled = poller.poll(client).map_err(CommandFailure::from)?;
         for event in polled.events.iter().filter(|event| args.steps || !event.kind.is_step()) {
             if args.read.json {
                 write_json_line(out, event)?;
@@ -69,9 +69,9 @@ fn print_logs(
 ) -> Result<(), CommandError> {
     let node = match &args.node {
         None => None,
-        Some(said) => {
+        Some(typed) => {
             let status = client.status().map_err(CommandFailure::from)?;
-            Some(select_node(&status.members, said)?.id)
+            Some(select_node(&status.members, typed)?.id)
         }
     };
     let mut next = 0;
@@ -169,7 +169,8 @@ fn step_text(kind: &EventKind) -> Option<String> {
     let eta = eta_s.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
     let eta = eta.map_or_else(String::new, |eta| format!("  eta {}", duration_text(eta)));
     let width = step_count.to_string().len();
-    let (lr, ms) = (scientific(*lr), three_digits(*ms));
+    let lr = scientific(*lr);
+    let ms = three_digits(*ms);
     let rate = grouped(tokens_per_s.round() as u64);
     let stages = if *stages == 1 { "1 stage".to_owned() } else { format!("{stages} stages") };
     Some(format!(
@@ -230,7 +231,8 @@ mod tests {
             "step     7/10000  loss not finite  gnorm 0.812  lr 5.9e-4  412 ms  \
              127,184 tok/s  g7 1 stage  clip 0.707",
         );
-        let (name, reason) = ("gpu-\u{1b}c".to_owned(), "connection closed".to_owned());
+        let name = "gpu-\u{1b}c".to_owned();
+        let reason = "connection closed".to_owned();
         let lost = EventKind::Lost { node: NodeId(4), name, reason, detected_ms: Some(400.0) };
         check(lost, "▲ node gpu-\\u{1b}c (4) lost (connection closed, 0.4 s)");
         let checkpoint =
@@ -246,38 +248,39 @@ mod tests {
         ApiAnswer::Events(EventPage { log: 1, first_sequence: 0, next_sequence, events })
     }
 
-    fn told(line: &str, answers: Vec<ApiAnswer>) -> (String, Vec<ApiRequest>) {
+    fn printed(line: &str, answers: Vec<ApiAnswer>) -> (String, Vec<ApiRequest>) {
         let parsed = Cli::try_parse_from(line.split_whitespace()).expect("legal").command;
-        let (mut client, asked) = scripted(answers.into_iter().map(Ok).collect());
-        let (mut out, mut enough) = (Vec::new(), || ControlFlow::Break(()));
+        let (mut client, requests) = scripted(answers.into_iter().map(Ok).collect());
+        let mut out = Vec::new();
+        let mut enough = || ControlFlow::Break(());
         if let CliCommand::Events(args) = &parsed {
             print_events(args, &mut client, &mut out, &mut enough).expect("told");
         }
         if let CliCommand::Logs(args) = &parsed {
             print_logs(args, &mut client, &mut out, &mut enough).expect("told");
         }
-        let asked = asked.borrow().clone();
-        (String::from_utf8(out).expect("UTF-8"), asked)
+        let requests = requests.borrow().clone();
+        (String::from_utf8(out).expect("UTF-8"), requests)
     }
 
     #[test]
-    fn events_are_told_page_by_page_and_steps_on_demand() {
+    fn events_are_printed_page_by_page_and_steps_on_demand() {
         let answers = || {
             let first = vec![EventKind::QuorumHeld, step(1)];
             vec![events(first, 5), events(vec![EventKind::QuorumLost], 7), events(vec![], 8)]
         };
-        let (text, asked) = told("zbelastic events --since 5", answers());
+        let (text, requests) = printed("zbelastic events --since 5", answers());
         let expected = "\
 2026-11-21 12:01:03Z  enough controllers are there to decide
 2026-11-21 12:01:03Z  too few controllers are there to decide
 ";
         assert_eq!(text, expected);
-        let from = asked.iter().map(|request| {
+        let from = requests.iter().map(|request| {
             let ApiRequest::Events { from_sequence, .. } = request else { panic!("{request:?}") };
             *from_sequence
         });
         assert_eq!(from.collect::<Vec<_>>(), [5, 7, 8]);
-        let (text, _) = told("zbelastic events --steps --json -f", answers());
+        let (text, _) = printed("zbelastic events --steps --json -f", answers());
         let lines: Vec<ClusterEvent> =
             text.lines().map(|line| serde_json::from_str(line).expect("an event")).collect();
         assert_eq!(lines.len(), 3);
@@ -293,10 +296,10 @@ mod tests {
             ApiAnswer::Logs(LogPage { node: NodeId(3), first_sequence: 0, next_sequence, lines })
         };
         let status = ApiAnswer::Status(Box::new(sample::status()));
-        let (text, asked) =
-            told("zbelastic logs gpu-b", vec![status, logs(lines), logs(Vec::new())]);
+        let (text, requests) =
+            printed("zbelastic logs gpu-b", vec![status, logs(lines), logs(Vec::new())]);
         assert_eq!(text, "12:01:03.000  started\\u{7}\n");
         let node = Some(NodeId(3));
-        assert!(matches!(asked[1], ApiRequest::Logs { node: found, .. } if found == node));
+        assert!(matches!(requests[1], ApiRequest::Logs { node: found, .. } if found == node));
     }
 }

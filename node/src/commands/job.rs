@@ -13,7 +13,7 @@ use crate::failure::{CommandError, CommandFailure};
 /// # Errors
 /// If the cluster refuses, or `out` cannot be written; so for all that follow.
 pub fn pause(args: &ClientArgs, out: &mut dyn Write) -> Result<(), CommandError> {
-    order(ApiRequest::Pause, &mut connect(args)?, out)
+    change_job(ApiRequest::Pause, &mut connect(args)?, out)
 }
 
 /// Runs `resume`.
@@ -21,7 +21,7 @@ pub fn pause(args: &ClientArgs, out: &mut dyn Write) -> Result<(), CommandError>
 /// # Errors
 /// As [`pause`].
 pub fn resume(args: &ClientArgs, out: &mut dyn Write) -> Result<(), CommandError> {
-    order(ApiRequest::Resume, &mut connect(args)?, out)
+    change_job(ApiRequest::Resume, &mut connect(args)?, out)
 }
 
 /// Runs `stop`.
@@ -31,10 +31,10 @@ pub fn resume(args: &ClientArgs, out: &mut dyn Write) -> Result<(), CommandError
 pub fn stop(args: &StopArgs, out: &mut dyn Write) -> Result<(), CommandError> {
     let mut client = connect(&args.client)?;
     confirm(args.yes, "the run ends for good; its last checkpoint is kept")?;
-    order(ApiRequest::Stop, &mut client, out)
+    change_job(ApiRequest::Stop, &mut client, out)
 }
 
-fn order(
+fn change_job(
     request: ApiRequest,
     client: &mut ApiClient<'_>,
     out: &mut dyn Write,
@@ -67,21 +67,21 @@ mod tests {
     use crate::failure::FailureCode;
 
     #[test]
-    fn orders_tell_how_the_run_stands() {
+    fn commands_print_how_the_run_stands() {
         let job = JobStatus { phase: JobPhaseStatus::Paused, ..sample::job() };
-        let (mut client, asked) = scripted(vec![Ok(ApiAnswer::Job(Box::new(job)))]);
+        let (mut client, requests) = scripted(vec![Ok(ApiAnswer::Job(Box::new(job)))]);
         let mut out = Vec::new();
-        order(ApiRequest::Pause, &mut client, &mut out).expect("paused");
+        change_job(ApiRequest::Pause, &mut client, &mut out).expect("paused");
         let expected = "run tiny abababababab is paused after step 1280 of 10000\n";
         assert_eq!(String::from_utf8(out).expect("UTF-8"), expected);
-        assert_eq!(*asked.borrow(), [ApiRequest::Pause]);
+        assert_eq!(*requests.borrow(), [ApiRequest::Pause]);
     }
 
     #[test]
     fn without_a_run_there_is_nothing_to_hold() {
         let refusal = ApiRefusal::WrongState(WrongState::NoRun { was: RunAbsence::Never });
         let (mut client, _) = scripted(vec![Ok(ApiAnswer::Refused(refusal))]);
-        let ended = order(ApiRequest::Resume, &mut client, &mut Vec::new());
+        let ended = change_job(ApiRequest::Resume, &mut client, &mut Vec::new());
         let Err(CommandError::Failed(failure)) = ended else { panic!("refused") };
         assert_eq!(failure.code, FailureCode::WrongState);
         assert!(failure.to_string().contains("zbelastic run CONFIG"), "{failure}");

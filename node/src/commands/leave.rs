@@ -1,4 +1,4 @@
-//! `leave`: signals the process of a folder to go, and waits until it is gone.
+//! `leave`: signals the process of a folder to leave, and waits until it has ended.
 
 use std::io::Write;
 use std::ops::ControlFlow;
@@ -25,8 +25,8 @@ pub fn run(args: &LeaveArgs, out: &mut dyn Write) -> Result<(), CommandError> {
         if is_late { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     };
     let mut terminate = |process| folder.terminate(process);
-    let gone = leave(&folder, &mut terminate, &mut pause)?;
-    match gone {
+    let left = leave(&folder, &mut terminate, &mut pause)?;
+    match left {
         Some(process) => writeln!(out, "process {process} is gone")?,
         None => {
             let within = duration_word(args.deadline);
@@ -36,7 +36,7 @@ pub fn run(args: &LeaveArgs, out: &mut dyn Write) -> Result<(), CommandError> {
     Ok(())
 }
 
-/// The process that is gone, or none if `pause` breaks first.
+/// The process that has ended, or none if `pause` breaks first.
 fn leave(
     folder: &NodeDataFolder,
     terminate: &mut dyn FnMut(u32) -> Result<(), CommandFailure>,
@@ -69,7 +69,7 @@ fn nobody(folder: &NodeDataFolder) -> CommandFailure {
 fn too_late(within: &str) -> CommandFailure {
     let what = format!("it did not go within {within}");
     let mut failure = CommandFailure::new(FailureCode::WrongState, what);
-    let detail = FailureDetail::new("it was told to, and may still be handing over its layers");
+    let detail = FailureDetail::new("it was signalled, and may still be handing over its layers");
     failure.details = vec![detail.hint("`zbelastic events -f`, or a longer --deadline")];
     failure
 }
@@ -86,32 +86,32 @@ mod tests {
     fn a_folder_without_a_process_cannot_be_left() {
         let parent = tempfile::tempdir().expect("a folder");
         let folder = NodeDataFolder::new(parent.path().join("node"));
-        let mut terminate = |_| panic!("nobody to tell");
+        let mut terminate = |_| panic!("no process to signal");
         let failure = leave(&folder, &mut terminate, &mut never).expect_err("nobody");
         assert_eq!(failure.code, FailureCode::WrongState);
     }
 
     #[test]
-    fn the_process_is_told_and_waited_for() {
+    fn the_process_is_signalled_and_waited_for() {
         let parent = tempfile::tempdir().expect("a folder");
         let folder = NodeDataFolder::new(parent.path().join("node"));
         let mut hold = Some(folder.hold().expect("free"));
-        let mut told = Vec::new();
+        let mut terminated = Vec::new();
         let mut terminate = |process| {
-            told.push(process);
+            terminated.push(process);
             Ok(())
         };
         assert_eq!(leave(&folder, &mut terminate, &mut never), Ok(None));
-        let mut looks = 0;
+        let mut polls = 0;
         let mut pause = || {
-            looks += 1;
-            if looks == 3 {
+            polls += 1;
+            if polls == 3 {
                 hold = None;
             }
             ControlFlow::Continue(())
         };
         let own = std::process::id();
         assert_eq!(leave(&folder, &mut terminate, &mut pause), Ok(Some(own)));
-        assert_eq!((told, looks), (vec![own, own], 3));
+        assert_eq!((terminated, polls), (vec![own, own], 3));
     }
 }

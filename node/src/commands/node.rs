@@ -40,13 +40,13 @@ fn list(
 }
 
 fn show(
-    said: &str,
+    typed: &str,
     is_json: bool,
     client: &mut ApiClient<'_>,
     out: &mut dyn Write,
 ) -> Result<(), CommandError> {
     let status = client.status().map_err(CommandFailure::from)?;
-    let member = select_node(&status.members, said)?;
+    let member = select_node(&status.members, typed)?;
     if is_json {
         return write_json(out, member);
     }
@@ -54,11 +54,11 @@ fn show(
     Ok(())
 }
 
-fn drain(said: &str, client: &mut ApiClient<'_>, out: &mut dyn Write) -> Result<(), CommandError> {
+fn drain(typed: &str, client: &mut ApiClient<'_>, out: &mut dyn Write) -> Result<(), CommandError> {
     let status = client.status().map_err(CommandFailure::from)?;
-    let node = select_node(&status.members, said)?.id;
-    let said = client.change(ApiRequest::NodeDrain { node }).map_err(CommandFailure::from)?;
-    writeln!(out, "{}", escape(&said.what))?;
+    let node = select_node(&status.members, typed)?.id;
+    let summary = client.change(ApiRequest::NodeDrain { node }).map_err(CommandFailure::from)?;
+    writeln!(out, "{}", escape(&summary.what))?;
     Ok(())
 }
 
@@ -69,19 +69,21 @@ fn remove(
 ) -> Result<(), CommandError> {
     let status = client.status().map_err(CommandFailure::from)?;
     let member = select_node(&status.members, &args.node)?;
-    let (node, force) = (member.id, args.force);
+    let node = member.id;
+    let force = args.force;
     let name = escape(&member.name);
     confirm(args.yes, &format!("node {name} ({node}) is removed for good"))?;
-    let said =
+    let summary =
         client.change(ApiRequest::NodeRemove { node, force }).map_err(CommandFailure::from)?;
-    writeln!(out, "{}", escape(&said.what))?;
+    writeln!(out, "{}", escape(&summary.what))?;
     Ok(())
 }
 
 /// Members as a table.
 #[must_use]
 pub fn render_members(status: &StatusReport) -> TextTable {
-    let (left, right) = (ColumnAlign::Left, ColumnAlign::Right);
+    let left = ColumnAlign::Left;
+    let right = ColumnAlign::Right;
     let columns = [
         ("node", right),
         ("name", left),
@@ -141,7 +143,7 @@ fn memory_text(member: &MemberStatus) -> String {
 }
 
 fn disk_text(DiskStatus { free, total, low }: DiskStatus) -> String {
-    let low = if low { ": low, a checkpoint may find no room" } else { "" };
+    let low = if low { ": low, a checkpoint may not fit" } else { "" };
     format!("{free} of {total} free{low}")
 }
 
@@ -153,8 +155,8 @@ fn silence_text(milliseconds: u64) -> String {
     }
 }
 
-fn path_text(road: MemberPath) -> &'static str {
-    match road {
+fn path_text(path: MemberPath) -> &'static str {
+    match path {
         MemberPath::Own => "self",
         MemberPath::Quic => "quic",
         MemberPath::SameHost => "same host",
@@ -175,7 +177,7 @@ pub fn render_member(member: &MemberStatus, status: &StatusReport) -> String {
         ("addresses", Some(member.addresses.join(", "))),
         ("zone", Some(member.zone.clone()).filter(|zone| !zone.is_empty())),
         ("road", Some(path_text(member.road).to_owned())),
-        ("heard", member.last_heard_ms.map(|heard| format!("{} ago", silence_text(heard)))),
+        ("heard", member.last_heard_ms.map(|age_ms| format!("{} ago", silence_text(age_ms)))),
         ("round trip", round_trip),
         ("device", Some(member.device.clone())),
         ("left out", member.left_out.clone()),
@@ -218,7 +220,7 @@ mod tests {
     use crate::failure::FailureCode;
 
     #[test]
-    fn members_are_told_in_columns() {
+    fn members_are_printed_in_columns() {
         let expected = "\
 node  name   role        state                    stage  layers  memory                heard  road       address
    1  ctl-1  leader      present                                                              self       10.0.0.1:7000
@@ -232,7 +234,7 @@ node  name   role        state                    stage  layers  memory         
     }
 
     #[test]
-    fn one_member_is_told_in_lines() {
+    fn one_member_is_printed_in_lines() {
         let status = sample::status();
         let expected = "\
 name         gpu-a
@@ -257,18 +259,19 @@ copies of    stage 1
         let parsed = Cli::try_parse_from(line.split_whitespace()).expect("legal").command;
         let CliCommand::Node(NodeCommand::Remove(args)) = parsed else { panic!("remove") };
         let status = ApiAnswer::Status(Box::new(sample::status()));
-        let (mut client, asked) = scripted(vec![Ok(status), Ok(answer)]);
+        let (mut client, requests) = scripted(vec![Ok(status), Ok(answer)]);
         let ended = remove(&args, &mut client, &mut Vec::new());
-        let asked = asked.borrow().clone();
-        (ended, asked)
+        let requests = requests.borrow().clone();
+        (ended, requests)
     }
 
     #[test]
     fn a_node_is_removed_by_its_number() {
-        let said = ChangeSummary { what: "removed".to_owned(), nodes: vec![NodeId(4)] };
-        let (ended, asked) = run_remove("zbelastic node remove gpu-c --yes", ApiAnswer::Done(said));
+        let summary = ChangeSummary { what: "removed".to_owned(), nodes: vec![NodeId(4)] };
+        let (ended, requests) =
+            run_remove("zbelastic node remove gpu-c --yes", ApiAnswer::Done(summary));
         assert!(ended.is_ok());
-        assert_eq!(asked[1], ApiRequest::NodeRemove { node: NodeId(4), force: false });
+        assert_eq!(requests[1], ApiRequest::NodeRemove { node: NodeId(4), force: false });
         let name = "gpu-a".to_owned();
         let refused = ApiAnswer::Refused(ApiRefusal::WrongState(WrongState::NodeLive { name }));
         let (ended, _) = run_remove("zbelastic node remove 2 --yes", refused);
@@ -282,12 +285,12 @@ copies of    stage 1
         let parsed = Cli::try_parse_from(["zbelastic", "node", "remove", "4"]).expect("legal");
         let CliCommand::Node(NodeCommand::Remove(args)) = parsed.command else { panic!("remove") };
         let status = ApiAnswer::Status(Box::new(sample::status()));
-        let (mut client, asked) = scripted(vec![Ok(status)]);
+        let (mut client, requests) = scripted(vec![Ok(status)]);
         if crate::terminal::has_person() {
             return;
         }
         let ended = remove(&args, &mut client, &mut Vec::new());
         let Err(CommandError::Failed(failure)) = ended else { panic!("nobody said yes") };
-        assert_eq!((failure.code, asked.borrow().len()), (FailureCode::Usage, 1));
+        assert_eq!((failure.code, requests.borrow().len()), (FailureCode::Usage, 1));
     }
 }

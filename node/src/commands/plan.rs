@@ -33,10 +33,10 @@ pub fn run(args: &PlanArgs, out: &mut dyn Write) -> Result<(), CommandError> {
     let kinds = config.schedule.kinds().map_err(has_no_steps)?;
     let compared = compared(&args.compare)?;
     let threads = args.threads.map_or_else(core_count, |threads| threads as usize);
-    let machines = machines::machines(args, threads)?;
+    let network_spec = machines::machines(args, threads)?;
     let pace = measured(&config, threads)?;
-    let outlook = ForecastInput { config: &config, kinds, machines: &machines, pace: &pace };
-    let forecast = Forecast::new(outlook, &compared)?;
+    let input = ForecastInput { config: &config, kinds, network: &network_spec, pace: &pace };
+    let forecast = Forecast::new(input, &compared)?;
     if args.json {
         report::write_json(&forecast, threads, out)?;
     } else {
@@ -52,7 +52,7 @@ fn has_no_steps(kind: AsyncKind) -> CommandFailure {
     let detail =
         FailureDetail::new(format!("{kind} is asynchronous: there are no steps to foretell"))
             .at("schedule.kind")
-            .hint("--schedule auto, or one that `zbelastic schedule list` tells as sync");
+            .hint("--schedule auto, or one that `zbelastic schedule list` lists as sync");
     CommandFailure::usage("the plan", vec![detail])
 }
 
@@ -61,7 +61,8 @@ fn compared(names: &[String]) -> Result<Vec<ScheduleKind>, CommandFailure> {
     if names.is_empty() {
         return Ok(ScheduleKind::ALL.to_vec());
     }
-    let (mut kinds, mut wrong) = (Vec::new(), Vec::new());
+    let mut kinds = Vec::new();
+    let mut wrong = Vec::new();
     for name in names {
         match name.parse() {
             Ok(kind) if !kinds.contains(&kind) => kinds.push(kind),

@@ -14,38 +14,41 @@ use crate::terminal;
 /// A client of the cluster that was named.
 ///
 /// # Errors
-/// If the folder has no administrator's certificate, if the environment's addresses are none, or if the
-/// system gives no threads.
+/// If the folder has no administrator's certificate, if the environment's addresses are none, or if
+/// the system gives no threads.
 pub fn connect(args: &ClientArgs) -> Result<ApiClient<'static>, CommandFailure> {
     let (folder, addresses) = request_addresses(args)?;
     Ok(ApiClient::new(addresses, cluster::exchange(&folder)?))
 }
 
-/// Asks a person to confirm, unless `is_yes`; `what` is what will happen.
+/// Prompts for confirmation, unless `is_yes`; `consequence` is what will happen.
 ///
 /// # Errors
-/// If the answer is not yes, or if there is no terminal to ask at.
-pub fn confirm(is_yes: bool, what: &str) -> Result<(), CommandFailure> {
+/// If the answer is not yes, or if there is no terminal to prompt on.
+pub fn confirm(is_yes: bool, consequence: &str) -> Result<(), CommandFailure> {
     if is_yes {
         return Ok(());
     }
-    let mut ask = terminal::prompt;
-    let person = terminal::has_person().then_some(&mut ask as &mut PromptFn<'_>);
-    confirm_with(what, person)
+    let mut prompt = terminal::prompt;
+    let person = terminal::has_person().then_some(&mut prompt as &mut PromptFn<'_>);
+    confirm_with(consequence, person)
 }
 
 type PromptFn<'a> = dyn FnMut(&str) -> io::Result<String> + 'a;
 
-fn confirm_with(what: &str, person: Option<&mut PromptFn<'_>>) -> Result<(), CommandFailure> {
-    let Some(ask) = person else {
+fn confirm_with(
+    consequence: &str,
+    person: Option<&mut PromptFn<'_>>,
+) -> Result<(), CommandFailure> {
+    let Some(prompt) = person else {
         let mut failure =
-            CommandFailure::new(FailureCode::Usage, format!("{what}: nobody said yes"));
-        let detail = FailureDetail::new("there is no terminal to ask at");
+            CommandFailure::new(FailureCode::Usage, format!("{consequence}: nobody said yes"));
+        let detail = FailureDetail::new("there is no terminal to prompt on");
         failure.details = vec![detail.hint("--yes, if that is meant")];
         return Err(failure);
     };
     // An end of input is no yes.
-    let answer = ask(&format!("{what}. Go on? [y/N]")).unwrap_or_default();
+    let answer = prompt(&format!("{consequence}. Go on? [y/N]")).unwrap_or_default();
     if matches!(answer.to_lowercase().as_str(), "y" | "yes") {
         return Ok(());
     }
@@ -79,13 +82,13 @@ mod tests {
 
     #[test]
     fn a_yes_is_a_yes_and_everything_else_is_none() {
-        let mut asked = String::new();
+        let mut prompted = String::new();
         let mut answer_with = |answer: &str| {
-            let mut ask = |question: &str| {
-                question.clone_into(&mut asked);
+            let mut prompt = |question: &str| {
+                question.clone_into(&mut prompted);
                 Ok(answer.to_owned())
             };
-            confirm_with("node 3 is removed", Some(&mut ask)).map_err(|failure| failure.code)
+            confirm_with("node 3 is removed", Some(&mut prompt)).map_err(|failure| failure.code)
         };
         for yes in ["y", "Y", "yes", "YES"] {
             assert_eq!(answer_with(yes), Ok(()));
@@ -93,11 +96,11 @@ mod tests {
         for no in ["", "n", "no", "yep", "y y"] {
             assert_eq!(answer_with(no), Err(FailureCode::Interrupted));
         }
-        assert_eq!(asked, "node 3 is removed. Go on? [y/N]");
+        assert_eq!(prompted, "node 3 is removed. Go on? [y/N]");
     }
 
     #[test]
-    fn without_anybody_to_ask_there_must_be_a_flag() {
+    fn without_a_terminal_there_must_be_a_flag() {
         let failure = confirm_with("the run is stopped", None).expect_err("nobody");
         assert_eq!(failure.code, FailureCode::Usage);
         assert!(failure.to_string().contains("--yes"), "{failure}");

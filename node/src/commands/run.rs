@@ -4,9 +4,9 @@
 //! run  ->  data_wanted(held)  ->  put_data ... put_data  ->  run  ->  accepted  ->  events ...
 //! ```
 //!
-//! The text is sent once: a cluster that has it does not request it. So are weights to begin with, if a
-//! folder gives them. The configuration that is submitted names both by their hashes and not by paths, which
-//! are this machine's.
+//! The text is sent once: a cluster that has it does not request it. So are weights to begin with,
+//! if a folder gives them. The configuration that is submitted names both by their hashes and not
+//! by paths, which are this machine's.
 
 mod follow;
 mod submit;
@@ -37,26 +37,27 @@ use submit::{RunSubmission, submit};
 pub fn run(args: &RunArgs, out: &mut dyn Write) -> Result<(), CommandError> {
     let submission = prepare(args)?;
     let mut client = connect(&args.read.client)?;
-    let mut told = io::stderr();
-    let accepted = submit(&submission, &mut client, &mut told)?;
+    let mut progress = io::stderr();
+    let accepted = submit(&submission, &mut client, &mut progress)?;
     print_accepted(&accepted, args, out)?;
     if args.detach || accepted.job.phase.is_over() {
         return follow::ending(&accepted.job);
     }
-    let view = match (args.read.json, io::stdout().is_terminal()) {
+    let mode = match (args.read.json, io::stdout().is_terminal()) {
         (true, _) => RunOutputMode::Json,
         (false, true) => RunOutputMode::Terminal,
         (false, false) => RunOutputMode::File,
     };
     let mut pause = || thread::sleep(FOLLOW_PAUSE);
-    follow(accepted.events_from, view, &mut client, out, &mut pause)
+    follow(accepted.events_from, mode, &mut client, out, &mut pause)
 }
 
 fn prepare(args: &RunArgs) -> Result<RunSubmission, CommandFailure> {
     let loaded = load(&args.config.sources())?;
     check_cluster_can_run(&loaded.config)?;
     let text = gather_text(&loaded)?;
-    let (bytes, hash) = (text.bytes.clone(), text.hash);
+    let bytes = text.bytes.clone();
+    let hash = text.hash;
     cut_text(text, &loaded)?;
     for note in &loaded.notes {
         // With standard error closed there is nowhere to print it.
@@ -79,12 +80,13 @@ fn prepare(args: &RunArgs) -> Result<RunSubmission, CommandFailure> {
             CorpusDescription { hash: HexDigest(name.hash), length: Bytes(name.length) };
         (described, bytes)
     });
-    let (name, from) = (args.name.clone(), args.from.clone());
+    let name = args.name.clone();
+    let from = args.from.clone();
     Ok(RunSubmission { document, corpus, text: bytes, weights, name, from })
 }
 
-/// The configuration as it is submitted: without paths of this machine. The model of a folder is described
-/// by keys; its weights are sent beside it.
+/// The configuration as it is submitted: without paths of this machine. The model of a folder is
+/// described by keys; its weights are sent beside it.
 fn document(loaded: LoadedConfig) -> Result<String, CommandFailure> {
     let mut config = loaded.config;
     config.text.clear();
@@ -145,7 +147,8 @@ mod tests {
             std::fs::write(path(name), &text).expect("writable");
         }
         let prepare_text = |name: &str| prepare(&parse(&["--text", &path(name)])).expect("legal");
-        let (first, second) = (prepare_text("a.txt"), prepare_text("b.txt"));
+        let first = prepare_text("a.txt");
+        let second = prepare_text("b.txt");
         assert_eq!(first.document, second.document);
         assert_eq!(first.corpus, second.corpus);
         assert_eq!(first.corpus.length, Bytes(text.len() as u64));

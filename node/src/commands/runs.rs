@@ -45,7 +45,8 @@ fn render(runs: &[RunStatus]) -> String {
     if runs.is_empty() {
         return "no runs yet; `zbelastic run CONFIG` begins one\n".to_owned();
     }
-    let (left, right) = (ColumnAlign::Left, ColumnAlign::Right);
+    let left = ColumnAlign::Left;
+    let right = ColumnAlign::Right;
     let columns = [
         ("run", left),
         ("state", left),
@@ -121,7 +122,7 @@ fn remove(
 ) -> Result<(), CommandError> {
     let run = find(name, client)?;
     let steps: Vec<String> = run.checkpoints.iter().map(ToString::to_string).collect();
-    let what = match steps.is_empty() {
+    let consequence = match steps.is_empty() {
         true => format!("run {name} is forgotten; it has no checkpoint"),
         false => format!(
             "run {name} is forgotten, and its checkpoint of step {} ({} a copy) is removed from every node",
@@ -129,9 +130,9 @@ fn remove(
             run.bytes
         ),
     };
-    confirm(is_yes, &what)?;
-    let said = client.change(ApiRequest::RunRemove { name: name.to_owned(), run: run.run });
-    writeln!(out, "{}", said.map_err(CommandFailure::from)?.what)?;
+    confirm(is_yes, &consequence)?;
+    let summary = client.change(ApiRequest::RunRemove { name: name.to_owned(), run: run.run });
+    writeln!(out, "{}", summary.map_err(CommandFailure::from)?.what)?;
     Ok(())
 }
 
@@ -178,18 +179,18 @@ wide      running   300  1000  1.49 GiB  no checkpoint
     }
 
     fn removed(name: &str) -> (Result<String, FailureCode>, usize) {
-        let said = ChangeSummary { what: format!("run {name} is removed"), nodes: Vec::new() };
-        let (mut client, asked) =
-            scripted(vec![Ok(ApiAnswer::Runs(runs())), Ok(ApiAnswer::Done(said))]);
+        let summary = ChangeSummary { what: format!("run {name} is removed"), nodes: Vec::new() };
+        let (mut client, requests) =
+            scripted(vec![Ok(ApiAnswer::Runs(runs())), Ok(ApiAnswer::Done(summary))]);
         let mut out = Vec::new();
         let ended = remove(name, true, &mut client, &mut out);
-        let asked = asked.borrow().len();
-        let told = String::from_utf8(out).expect("UTF-8");
+        let request_count = requests.borrow().len();
+        let printed = String::from_utf8(out).expect("UTF-8");
         let code = |stop| match stop {
             CommandError::Failed(failure) => failure.code,
             CommandError::Output(error) => panic!("{error}"),
         };
-        (ended.map(|()| told).map_err(code), asked)
+        (ended.map(|()| printed).map_err(code), request_count)
     }
 
     #[test]

@@ -91,20 +91,20 @@ fn find(args: &SolveArgs, out: &mut dyn Write) -> Result<(), CommandError> {
     }
     let (stages, microbatches) =
         args.stages.zip(args.microbatches).expect("required without --csv");
-    let SolveArgs { times, memory, mem_limit, relief, ending, kind, chunks, .. } = args;
+    let SolveArgs { times, memory, mem_limit, memory_savings, ending, kind, chunks, .. } = args;
     let mem_limit = mem_limit.as_deref();
     let slices = args.slices;
-    let text = ProblemInput {
+    let input = ProblemInput {
         stages,
         microbatches,
         slices,
         times,
         memory,
         mem_limit,
-        memory_savings: relief,
+        memory_savings,
         ending,
     };
-    let task = SolveTask::new(&text, (SolveMode::Order, kind.as_deref()), *chunks)
+    let task = SolveTask::new(&input, (SolveMode::Order, kind.as_deref()), *chunks)
         .map_err(input_error::failure)?;
     let answer = task.answer().map_err(|error| input_error::failure(vec![error.into()]))?;
     let SolveResult { problem, solution, fits, took } = answer;

@@ -1,4 +1,4 @@
-//! Finds what a person named: by number, by name, or by how it begins.
+//! Resolves typed names: by number, by name, or by the beginning of a name.
 
 use crate::api::{ApiRefusal, MemberState, MemberStatus, ResourceKind, TokenInfo, escape};
 use crate::config::nearest;
@@ -7,34 +7,34 @@ use crate::failure::{CommandFailure, FailureCode, FailureDetail};
 /// Candidates that are listed when a name fits several.
 const CANDIDATES_MAX: usize = 8;
 
-/// The member that `said` names. A number is an id before it is anything else; of several members
+/// The member that `typed` names. A number is an id before it is anything else; of several members
 /// of one name the live one is meant.
 ///
 /// # Errors
 /// If there is none, or if it could be several.
 pub fn select_node<'a>(
     members: &'a [MemberStatus],
-    said: &str,
+    typed: &str,
 ) -> Result<&'a MemberStatus, CommandFailure> {
-    let number = said.parse::<u64>().ok();
+    let number = typed.parse::<u64>().ok();
     if let Some(member) = members.iter().find(|member| Some(member.id.0) == number) {
         return Ok(member);
     }
-    let named: Vec<_> = members.iter().filter(|member| member.name == said).collect();
-    let begin: Vec<_> = members.iter().filter(|member| member.name.starts_with(said)).collect();
+    let named: Vec<_> = members.iter().filter(|member| member.name == typed).collect();
+    let begin: Vec<_> = members.iter().filter(|member| member.name.starts_with(typed)).collect();
     let found = if named.is_empty() { begin } else { named };
     let live: Vec<_> = found.iter().copied().filter(|member| is_live(member)).collect();
     match (live.as_slice(), found.as_slice()) {
         ([member], _) | ([], [member]) => Ok(member),
         ([], []) => Err(unknown(
             ResourceKind::Node,
-            said,
-            nearest(said, members.iter().map(|member| member.name.as_str())),
+            typed,
+            nearest(typed, members.iter().map(|member| member.name.as_str())),
         )),
         ([], several) | (several, _) => {
             let candidates =
                 several.iter().map(|member| format!("{} ({})", member.name, member.id));
-            Err(ambiguous("node", said, candidates.collect()))
+            Err(ambiguous("node", typed, candidates.collect()))
         }
     }
 }
@@ -46,33 +46,33 @@ fn is_live(member: &MemberStatus) -> bool {
     }
 }
 
-/// The token whose id is `said`, or begins with it.
+/// The token whose id is `typed`, or begins with it.
 ///
 /// # Errors
 /// If there is none, or if it could be several.
 pub fn select_token<'a>(
     tokens: &'a [TokenInfo],
-    said: &str,
+    typed: &str,
 ) -> Result<&'a TokenInfo, CommandFailure> {
-    if let Some(token) = tokens.iter().find(|token| token.id == said) {
+    if let Some(token) = tokens.iter().find(|token| token.id == typed) {
         return Ok(token);
     }
-    let found: Vec<_> = tokens.iter().filter(|token| token.id.starts_with(said)).collect();
+    let found: Vec<_> = tokens.iter().filter(|token| token.id.starts_with(typed)).collect();
     match found.as_slice() {
         [token] => Ok(token),
         [] => Err(unknown(
             ResourceKind::Token,
-            said,
-            nearest(said, tokens.iter().map(|token| token.id.as_str())),
+            typed,
+            nearest(typed, tokens.iter().map(|token| token.id.as_str())),
         )),
         several => {
-            Err(ambiguous("token", said, several.iter().map(|token| token.id.clone()).collect()))
+            Err(ambiguous("token", typed, several.iter().map(|token| token.id.clone()).collect()))
         }
     }
 }
 
-fn unknown(thing: ResourceKind, said: &str, nearest: Option<&str>) -> CommandFailure {
-    let mut failure = ApiRefusal::NotFound { thing, name: said.to_owned() }.failure();
+fn unknown(thing: ResourceKind, typed: &str, nearest: Option<&str>) -> CommandFailure {
+    let mut failure = ApiRefusal::NotFound { thing, name: typed.to_owned() }.failure();
     if let Some(nearest) = nearest {
         failure.details =
             vec![FailureDetail::new("nothing is called so").hint(escape(nearest).into_owned())];
@@ -80,8 +80,8 @@ fn unknown(thing: ResourceKind, said: &str, nearest: Option<&str>) -> CommandFai
     failure
 }
 
-fn ambiguous(thing: &str, said: &str, candidates: Vec<String>) -> CommandFailure {
-    let what = format!("{} could be {} {thing}s", escape(said), candidates.len());
+fn ambiguous(thing: &str, typed: &str, candidates: Vec<String>) -> CommandFailure {
+    let what = format!("{} could be {} {thing}s", escape(typed), candidates.len());
     let more = candidates.len().saturating_sub(CANDIDATES_MAX);
     let shown: Vec<_> = candidates.iter().take(CANDIDATES_MAX).map(|name| escape(name)).collect();
     let more = if more > 0 { format!(" and {more} more") } else { String::new() };
@@ -96,15 +96,15 @@ mod tests {
     use super::*;
     use crate::api::sample;
 
-    fn check_node(said: &str, expected: Result<u64, FailureCode>) {
+    fn check_node(typed: &str, expected: Result<u64, FailureCode>) {
         let members: Vec<MemberStatus> =
             [(1, "ctl-1", true), (2, "gpu-a", true), (3, "gpu-b", true), (4, "gpu-b", false)]
                 .into_iter()
                 .chain([(5, "old", false), (12, "x7", true)])
                 .map(|(id, name, is_live)| sample::member(id, name, is_live))
                 .collect();
-        let found = select_node(&members, said).map(|member| member.id.0);
-        assert_eq!(found.map_err(|failure| failure.code), expected, "{said}");
+        let found = select_node(&members, typed).map(|member| member.id.0);
+        assert_eq!(found.map_err(|failure| failure.code), expected, "{typed}");
     }
 
     #[test]
@@ -123,16 +123,16 @@ mod tests {
     }
 
     #[test]
-    fn candidates_and_likely_names_are_told() {
+    fn candidates_and_likely_names_are_printed() {
         let members = [sample::member(2, "gpu-a", true), sample::member(3, "gpu-\u{1b}b", true)];
-        let told = |said: &str| select_node(&members, said).expect_err(said).to_string();
+        let message = |typed: &str| select_node(&members, typed).expect_err(typed).to_string();
         assert_eq!(
-            told("gpu"),
+            message("gpu"),
             "error: gpu could be 2 nodes\n  gpu-a (2), gpu-\\u{1b}b (3)\n  \
              try: more letters of it, or the number"
         );
         assert_eq!(
-            told("gpu_a"),
+            message("gpu_a"),
             "error: there is no node gpu_a\n  nothing is called so\n  try: gpu-a"
         );
     }
@@ -140,8 +140,8 @@ mod tests {
     #[test]
     fn tokens_are_found_by_how_they_begin() {
         let tokens = ["7f3a", "7f99", "aa01"].map(sample::token);
-        let found = |said: &str| {
-            let found = select_token(&tokens, said).map(|token| token.id.as_str());
+        let found = |typed: &str| {
+            let found = select_token(&tokens, typed).map(|token| token.id.as_str());
             found.map_err(|failure| failure.code)
         };
         assert_eq!(found("7f3a"), Ok("7f3a"));

@@ -18,7 +18,7 @@ use crate::terminal;
 
 /// Width of lines where standard output is no terminal: nothing is cut.
 const WIDTH_ENDLESS: usize = usize::MAX;
-/// Clears a terminal.
+/// Escape sequence that clears a terminal.
 const CLEAR: &str = "\u{1b}[2J\u{1b}[H";
 
 /// Where a status is shown, and how.
@@ -38,7 +38,8 @@ enum StatusOutputMode {
 /// If the cluster does not answer, or `out` cannot be written.
 pub fn run(args: &StatusArgs, out: &mut dyn Write) -> Result<(), CommandError> {
     let mut client = connect(&args.read.client)?;
-    // A controller that joined does not know the name of its cluster; an administrator's folder does.
+    // A controller that joined does not know the name of its cluster; an administrator's folder
+    // does.
     let name = NodeDataFolder::of(&args.read.client.folder)
         .read_admin()
         .map_or_else(|_| String::new(), |admin| admin.name);
@@ -47,7 +48,7 @@ pub fn run(args: &StatusArgs, out: &mut dyn Write) -> Result<(), CommandError> {
     if !args.watch {
         return once((args.read.json, width), &name, &mut client, out);
     }
-    let view = match (args.read.json, is_terminal) {
+    let mode = match (args.read.json, is_terminal) {
         (true, _) => StatusOutputMode::JsonLines,
         (false, true) => StatusOutputMode::Redrawn(width),
         (false, false) => StatusOutputMode::Blocks,
@@ -56,7 +57,7 @@ pub fn run(args: &StatusArgs, out: &mut dyn Write) -> Result<(), CommandError> {
         thread::sleep(args.interval);
         ControlFlow::Continue(())
     };
-    watch(view, &name, &mut client, out, &mut pause)
+    watch(mode, &name, &mut client, out, &mut pause)
 }
 
 fn once(
@@ -84,7 +85,7 @@ fn request_status(client: &mut ApiClient<'_>, name: &str) -> Result<StatusReport
 
 /// Shows the status until `pause` breaks, `out` cannot be written, or the cluster does not answer.
 fn watch(
-    view: StatusOutputMode,
+    mode: StatusOutputMode,
     name: &str,
     client: &mut ApiClient<'_>,
     out: &mut dyn Write,
@@ -92,7 +93,7 @@ fn watch(
 ) -> Result<(), CommandError> {
     loop {
         let status = request_status(client, name)?;
-        match view {
+        match mode {
             StatusOutputMode::JsonLines => write_json_line(out, &status)?,
             StatusOutputMode::Redrawn(width) => {
                 write!(out, "{CLEAR}{}", render_status(&status, width))?;
@@ -114,15 +115,16 @@ mod tests {
     use crate::api::{ApiAnswer, StatusReport};
     use crate::failure::FailureCode;
 
-    fn watched(view: StatusOutputMode, rounds: usize) -> String {
+    fn watched(mode: StatusOutputMode, rounds: usize) -> String {
         let answers = (0..rounds).map(|_| Ok(ApiAnswer::Status(Box::new(sample::status()))));
         let (mut client, _) = scripted(answers.collect());
-        let (mut out, mut left) = (Vec::new(), rounds);
+        let mut out = Vec::new();
+        let mut left = rounds;
         let mut pause = || {
             left -= 1;
             if left == 0 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         };
-        watch(view, "", &mut client, &mut out, &mut pause).expect("shown");
+        watch(mode, "", &mut client, &mut out, &mut pause).expect("shown");
         String::from_utf8(out).expect("UTF-8")
     }
 
@@ -153,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_closes_the_pipe_has_seen_enough() {
+    fn a_closed_pipe_is_no_failure() {
         struct ClosedPipe;
         impl Write for ClosedPipe {
             fn write(&mut self, _: &[u8]) -> io::Result<usize> {

@@ -1,4 +1,4 @@
-//! Text in columns.
+//! Tables of text, with aligned columns.
 
 use std::fmt::Write;
 

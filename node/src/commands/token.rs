@@ -66,7 +66,8 @@ fn create(
 pub fn join_line(created: &TokenCreated) -> String {
     let TokenCreated { token, info, addresses } = created;
     let role = info.role.name();
-    let (addresses, token) = (addresses.join(","), escape(token));
+    let addresses = addresses.join(",");
+    let token = escape(token);
     if info.role.is_person() {
         return format!("zbelastic login --cluster {} --token {token}", escape(&addresses));
     }
@@ -132,8 +133,8 @@ fn revoke(
         if args.with_nodes { ", and the nodes that joined with it are removed" } else { "" };
     confirm(args.yes, &format!("token {} is revoked{and_nodes}", escape(&id)))?;
     let request = ApiRequest::TokenRevoke { id, with_nodes: args.with_nodes };
-    let said = client.change(request).map_err(CommandFailure::from)?;
-    writeln!(out, "{}", escape(&said.what))?;
+    let summary = client.change(request).map_err(CommandFailure::from)?;
+    writeln!(out, "{}", escape(&summary.what))?;
     Ok(())
 }
 
@@ -178,7 +179,7 @@ fn unreadable(path: &str, error: &io::Error) -> CommandFailure {
 
 fn no_token() -> CommandFailure {
     let mut failure = CommandFailure::new(FailureCode::Usage, "there is no token to join with");
-    let detail = FailureDetail::new("a cluster lets nobody in without one").hint(
+    let detail = FailureDetail::new("a cluster can be joined only with one").hint(
         "`zbelastic token create` on the cluster makes one; then --token-file FILE, \
          --token TOKEN or ZBELASTIC_TOKEN",
     );
@@ -212,11 +213,11 @@ mod tests {
     fn a_token_is_printed_alone_or_as_the_line_to_join_with() {
         let check = |line: &str, expected: &str| {
             let TokenCommand::Create(args) = parse(line) else { panic!("create") };
-            let (mut client, asked) = scripted(vec![Ok(ApiAnswer::Token(created()))]);
+            let (mut client, requests) = scripted(vec![Ok(ApiAnswer::Token(created()))]);
             let mut out = Vec::new();
             create(&args, &mut client, &mut out).expect("a token");
             assert_eq!(String::from_utf8(out).expect("UTF-8"), expected);
-            asked.borrow()[0].clone()
+            requests.borrow()[0].clone()
         };
         let day = TokenRequest {
             role: TokenRole::Worker,
@@ -234,7 +235,7 @@ mod tests {
         );
         let line =
             "zbelastic token create --role controller --ttl 15m --uses 8 --ephemeral --note a";
-        let asked = check(line, "zbe1-secret\n");
+        let requests = check(line, "zbe1-secret\n");
         let expected = TokenRequest {
             role: TokenRole::Controller,
             ttl_s: 900,
@@ -242,7 +243,7 @@ mod tests {
             ephemeral: true,
             note: Some("a".to_owned()),
         };
-        assert_eq!(asked, ApiRequest::TokenCreate(expected));
+        assert_eq!(requests, ApiRequest::TokenCreate(expected));
     }
 
     #[test]
@@ -265,17 +266,17 @@ aaaa  worker (ephemeral)  used up  2/2   2026-11-22 12:00:03Z
 
     #[test]
     fn revoking_names_the_whole_id() {
-        let said = ChangeSummary { what: "token 7f3a is revoked".to_owned(), nodes: vec![] };
+        let summary = ChangeSummary { what: "token 7f3a is revoked".to_owned(), nodes: vec![] };
         let tokens = || Ok(ApiAnswer::Tokens(vec![sample::token("7f3a"), sample::token("8888")]));
         let TokenCommand::Revoke(args) = parse("zbelastic token revoke 7 --yes") else {
             panic!("revoke")
         };
-        let (mut client, asked) = scripted(vec![tokens(), Ok(ApiAnswer::Done(said))]);
+        let (mut client, requests) = scripted(vec![tokens(), Ok(ApiAnswer::Done(summary))]);
         let mut out = Vec::new();
         revoke(&args, &mut client, &mut out).expect("revoked");
         assert_eq!(out, b"token 7f3a is revoked\n");
         let expected = ApiRequest::TokenRevoke { id: "7f3a".to_owned(), with_nodes: false };
-        assert_eq!(asked.borrow()[1], expected);
+        assert_eq!(requests.borrow()[1], expected);
     }
 
     #[test]

@@ -1,10 +1,11 @@
-//! On what kind of device a run computes, and in which type: part of its arithmetic, so part of the job.
+//! On what kind of device a run computes, and in which type: part of its arithmetic, so part of the
+//! job.
 
 use serde::{Deserialize, Serialize};
 use zbelastic_kernels::{DeviceSizes, Precision};
 
 /// What results depend on beside the model and the batch. A document older than these keys is one
-/// of processors.
+/// of the CPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ArithmeticConfig {
     /// The kind of devices.
@@ -16,7 +17,7 @@ pub struct ArithmeticConfig {
 /// A kind of devices.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum DeviceChoice {
-    /// The processor's cores.
+    /// The cores of the machine's CPU.
     #[default]
     Cpu,
     /// NVIDIA devices, by CUDA.
@@ -26,7 +27,7 @@ pub enum DeviceChoice {
 /// The type that activations have in memory and in products.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum PrecisionChoice {
-    /// 32-bit floating point.
+    /// Floating point of 32 bits (IEEE single precision).
     #[default]
     F32,
     /// bfloat16, with sums, weights and moments in 32-bit floats.

@@ -1,11 +1,11 @@
-//! What single asynchronous schedules keep to.
+//! Hyperparameters of single asynchronous schedules.
 
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 use zbelastic_schedule::asynchronous::{AsyncKind, AsyncVariant};
 
-/// What single asynchronous schedules keep to. Others take no notice.
+/// Hyperparameters of single asynchronous schedules. Other schedules ignore them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct AsyncConfig {
     /// Updates over which PipeMare lets learning rates rise.

@@ -54,7 +54,8 @@ fn run_config(
     batch: BatchShape,
 ) -> RunConfig {
     let max = reader.count(Key::MaxMem);
-    let (chunks, slices) = (reader.size(Key::Chunks), reader.size(Key::Slices));
+    let chunks = reader.size(Key::Chunks);
+    let slices = reader.size(Key::Slices);
     RunConfig {
         model,
         weights,
@@ -90,7 +91,8 @@ fn slice_count(reader: &SettingsReader<'_>) -> u32 {
     }
 }
 
-/// A pass as kernels see it. Slices may have any lengths: the whole sequence is the longest there can be.
+/// A pass as kernels see it. Slices may have any lengths: the whole sequence is the longest there
+/// can be.
 fn pass_shape(model: &ModelConfig, batch: &BatchShape, slices: u32) -> limits::PassShape {
     limits::PassShape {
         sequences: batch.microbatch.sequences,
@@ -174,11 +176,11 @@ fn guard(reader: &SettingsReader<'_>) -> GuardPolicy {
 
 /// Collects problems on the way.
 pub struct ConfigBuilder<'a> {
-    /// Reads the settings.
+    /// Reader of the settings by their keys.
     pub reader: SettingsReader<'a>,
     /// Keys without a value that means anything.
     pub unsound: BTreeSet<Key>,
-    /// What is wrong so far.
+    /// Problems that were found so far.
     pub problems: Vec<ConfigProblem>,
 }
 
@@ -215,7 +217,8 @@ impl ConfigBuilder<'_> {
     /// What passes between two stages is one frame, and a frame has a limit.
     fn check_boundary(&mut self, model: &ModelConfig, batch: &BatchShape) {
         let MicrobatchShape { sequences, sequence_len } = batch.microbatch;
-        let (tokens, width) = (sequences as u64 * sequence_len as u64, model.width);
+        let tokens = sequences as u64 * sequence_len as u64;
+        let width = model.width;
         let floats_max = BOUNDARY_BYTES_MAX / size_of::<f32>() as u64;
         // Within 64 bits: 2^16 sequences of 2^20 tokens of 2^20 floats.
         if tokens * u64::from(width) > floats_max {
@@ -270,7 +273,7 @@ impl ConfigBuilder<'_> {
         }
     }
 
-    /// Kernels for processors are of floats.
+    /// Kernels of the CPU compute in 32-bit floats.
     fn check_precision(&mut self) {
         let reader = self.reader;
         let is_half = reader.choice::<PrecisionChoice>(Key::Precision) == PrecisionChoice::Bf16;
@@ -290,7 +293,8 @@ impl ConfigBuilder<'_> {
         let slices = slice_count(&reader);
         let settings = reader.settings;
         let is_cut = matches!(schedule, ScheduleChoice::Kind(kind) if kind.is_sliced());
-        let (by, sequence_len) = (batch.cut_by, batch.microbatch.sequence_len);
+        let by = batch.cut_by;
+        let sequence_len = batch.microbatch.sequence_len;
         let can_be = is_legal_cut(by, sequence_len, slices);
         if slices > 1 && !is_cut {
             self.report(&[Key::Slices, Key::Schedule], |key, beside| ConfigProblem::Slices {
@@ -312,8 +316,8 @@ impl ConfigBuilder<'_> {
 
     fn batch(&mut self) -> BatchShape {
         let reader = self.reader;
-        let (global_batch, microbatch) =
-            (reader.count(Key::GlobalBatch), reader.count(Key::Microbatch));
+        let global_batch = reader.count(Key::GlobalBatch);
+        let microbatch = reader.count(Key::Microbatch);
         if !global_batch.is_multiple_of(microbatch) {
             let settings = reader.settings;
             self.report(&[Key::Microbatch, Key::GlobalBatch], |key, beside| {

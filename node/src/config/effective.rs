@@ -18,8 +18,8 @@ pub fn write_documented(config: &RunConfig) -> String {
     write(config, row)
 }
 
-/// Every key with the origin of its value behind it. What follows from other keys is commented out, so that
-/// it goes on following when these are edited.
+/// Every key with the origin of its value behind it. What follows from other keys is commented out,
+/// so that it goes on following when these are edited.
 pub fn write_with_origins(config: &RunConfig, settings: &ConfigSettings) -> String {
     let row = |key: Key, value: &ConfigValue| {
         let origin = origin(config, settings, key);
@@ -57,7 +57,8 @@ fn write(config: &RunConfig, row: impl Fn(Key, &ConfigValue) -> String) -> Strin
     text
 }
 
-/// Keys that a model folder determines are commented out, because the configuration may not set them too.
+/// Keys that a model folder determines are commented out, because the configuration may not set
+/// them too.
 fn mark(config: &RunConfig, key: Key) -> &'static str {
     if is_of_folder(config, key) { "# " } else { "" }
 }
@@ -69,7 +70,7 @@ fn is_of_folder(config: &RunConfig, key: Key) -> bool {
     }
 }
 
-/// What holds for a key, or `None` if there is nothing: a preset shows in the keys it sets.
+/// The effective value of a key, or `None` if there is none: a preset shows in the keys it sets.
 fn value_of(config: &RunConfig, key: Key) -> Option<ConfigValue> {
     let RunConfig { model, optimizer, guard, batch, checkpoint, elastic, .. } = config;
     let size = |size: u32| whole(size.into());

@@ -49,12 +49,12 @@ pub fn read_text(file: &str, text: &str) -> Result<FileAssignments, ConfigProble
         at: lines.origin(error.span().unwrap_or(0..0)),
         message: error.message().to_owned(),
     })?;
-    let mut said = Vec::new();
+    let mut assignments = Vec::new();
     for (section, content) in table.get_ref() {
-        read_section(&lines, section.get_ref(), &section.span(), content, &mut said);
+        read_section(&lines, section.get_ref(), &section.span(), content, &mut assignments);
     }
-    said.sort_by_key(|(offset, _)| *offset);
-    Ok(said.into_iter().map(|(_, said)| said).collect())
+    assignments.sort_by_key(|(offset, _)| *offset);
+    Ok(assignments.into_iter().map(|(_, assignment)| assignment).collect())
 }
 
 struct LineFinder<'a> {
@@ -78,7 +78,7 @@ fn read_section(
     section: &str,
     span: &Range<usize>,
     content: &Spanned<DeValue<'_>>,
-    said: &mut PositionedAssignments,
+    assignments: &mut PositionedAssignments,
 ) {
     let at = lines.origin(span.clone());
     let is_known = SECTIONS.iter().any(|(name, _)| *name == section);
@@ -89,7 +89,7 @@ fn read_section(
                 let value = ConfigValue::of(value.get_ref());
                 let found = find_in_section(section, key.get_ref(), at.clone());
                 let assign = |key| Assignment { key, setting: Setting { value, origin: at } };
-                said.push((key.span().start, found.map(assign)));
+                assignments.push((key.span().start, found.map(assign)));
             }
             return;
         }
@@ -107,5 +107,5 @@ fn read_section(
             ConfigProblem::NoSection { at, found: section.to_owned(), nearest }
         }
     };
-    said.push((span.start, Err(problem)));
+    assignments.push((span.start, Err(problem)));
 }

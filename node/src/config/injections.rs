@@ -40,7 +40,8 @@ pub fn load_with_injections(
 /// # Errors
 /// With every text that is none.
 pub fn parse_injections(specs: &[String]) -> Result<Vec<Injection>, Vec<FailureDetail>> {
-    let (mut injections, mut details) = (Vec::new(), Vec::new());
+    let mut injections = Vec::new();
+    let mut details = Vec::new();
     for spec in specs {
         match spec.parse::<Injection>() {
             Ok(injection) => injections.push(injection),
@@ -62,7 +63,7 @@ fn parse_detail(spec: &str, error: &InjectionParseError) -> FailureDetail {
         .hint(hint.map_or_else(|| example.to_owned(), str::to_owned))
 }
 
-/// What is wrong with `injections` into this run: steps it does not have, tensors it does not have.
+/// Problems of `injections` into this run: steps it does not have, tensors it does not have.
 #[must_use]
 pub fn check_injections(config: &RunConfig, injections: &[Injection]) -> Vec<FailureDetail> {
     let layers = model_layers(&config.model);

@@ -1,4 +1,4 @@
-//! What may stand behind a key, and the form in which it is kept.
+//! Kinds of values of keys, and the form in which they are kept.
 
 use std::fmt;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use zbelastic_types::Bytes;
 use super::value::ConfigValue;
 use crate::args::{duration_word, parse_duration};
 
-/// What a value may be.
+/// The kind of value that a key takes.
 #[derive(Clone, Copy, Debug)]
 pub enum ValueKind {
     /// A text that is not empty.
@@ -19,7 +19,7 @@ pub enum ValueKind {
     Words(fn() -> Vec<&'static str>),
     /// One of these words; an integer counts as its digits.
     Word(fn() -> Vec<&'static str>),
-    /// A boolean.
+    /// A boolean: true or false.
     Flag,
     /// A whole number, both ends included.
     Count(u64, u64),
@@ -38,7 +38,7 @@ pub enum ValueKind {
 pub enum NumberRange {
     /// Above 0, in single precision as well.
     AboveZero,
-    /// 0 and above.
+    /// From 0, without an upper limit.
     FromZero,
     /// 0 or more, below 1.
     BelowOne,
@@ -62,7 +62,8 @@ impl NumberRange {
 
 impl ValueKind {
     /// `value` in the form that the key's reader expects, or `None` if it is not of this kind:
-    /// numbers as [`ConfigValue::Number`], sizes in bytes, words as [`ConfigValue::Text`], lists as lists.
+    /// numbers as [`ConfigValue::Number`], sizes in bytes, words as [`ConfigValue::Text`], lists as
+    /// lists.
     #[must_use]
     pub fn accept(self, value: &ConfigValue) -> Option<ConfigValue> {
         match self {
@@ -191,7 +192,8 @@ pub fn parse_size(text: &str) -> Option<Bytes> {
     (1..u64::MAX).contains(&bytes).then_some(Bytes(bytes))
 }
 
-/// A size with the largest unit that loses nothing: what [`ValueKind::Size`] reads back as the same.
+/// A size with the largest unit that loses nothing: what [`ValueKind::Size`] reads back as the
+/// same.
 #[must_use]
 pub fn size_text(size: Bytes) -> String {
     let fits = |scale: u64| size.0 >= scale && size.0.is_multiple_of(scale);
@@ -310,8 +312,8 @@ mod tests {
         for refused in ["\"99ms\"", "\"61s\"", "\"500\"", "500", "\"\"", "\"soon\""] {
             check(refused, "");
         }
-        let told = ValueKind::Time(100, 60_000).to_string();
-        assert_eq!(told, "a duration from \"100ms\" to \"1m\"");
+        let text = ValueKind::Time(100, 60_000).to_string();
+        assert_eq!(text, "a duration from \"100ms\" to \"1m\"");
     }
 
     #[test]

@@ -1,10 +1,10 @@
-//! What passes keep, and where: `[memory]`.
+//! Memory that passes keep, and where: `[memory]`.
 
 use serde::{Deserialize, Serialize};
 use zbelastic_trainer::model::{Recompute, RecomputedOps};
 use zbelastic_trainer::plan::{MemoryPolicy, PassExtent};
 
-/// What passes keep, and where. A document older than these keys takes their defaults.
+/// Memory that passes keep, and where. A document older than these keys takes their defaults.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryConfig {
     /// How much is computed again.
@@ -14,24 +14,24 @@ pub struct MemoryConfig {
     /// Which passes compute it again.
     #[serde(default)]
     pub recompute_passes: RecomputePasses,
-    /// Which passes leave their stage's memory.
+    /// Which passes are offloaded from their stage's memory.
     #[serde(default)]
     pub offload: OffloadMode,
-    /// Where lies what leaves.
+    /// The store that offloaded passes lie in.
     pub offload_store: OffloadStore,
 }
 
-/// Which passes compute again what they gave up.
+/// Which passes recompute what they gave up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RecomputePasses {
-    /// Every pass.
+    /// Every pass of a stage.
     #[default]
     All,
     /// As few as fit the passes into the memory of their stage.
     Needed,
 }
 
-/// Which passes leave the memory of their stage between F and B.
+/// Which passes are offloaded from the memory of their stage between F and B.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum OffloadMode {
     /// The passes that the schedule offloads.
@@ -41,7 +41,7 @@ pub enum OffloadMode {
     Needed,
 }
 
-/// How much of what F makes is computed again.
+/// How much of the result of F is recomputed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RecomputeMode {
     /// Nothing is computed again.
@@ -53,7 +53,7 @@ pub enum RecomputeMode {
     Selective,
 }
 
-/// Where what leaves a stage's memory lies.
+/// The store of passes that are offloaded from a stage.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum OffloadStore {
     /// In the host's memory.
@@ -81,7 +81,7 @@ impl MemoryConfig {
         MemoryPolicy { recompute: self.recomputed(), recomputed, offloaded }
     }
 
-    /// What DROP gives up.
+    /// The parts that DROP gives up.
     #[must_use]
     pub const fn recomputed(&self) -> Recompute {
         match self.recompute {
@@ -92,7 +92,7 @@ impl MemoryConfig {
     }
 }
 
-/// The operations with these names; others are not looked at.
+/// The operations with these names; others are ignored.
 pub fn ops_of_names(names: &[String]) -> RecomputedOps {
     let [norm, attention, activation] =
         RECOMPUTE_OPS.map(|name| names.iter().any(|found| found == name));

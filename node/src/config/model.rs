@@ -28,7 +28,7 @@ const SHAPE_KEYS: [Key; 12] = [
     Key::Tied,
 ];
 
-/// What models that read tokens bring beside their weights.
+/// Files of a tokenizer, which models that read tokens bring beside their weights.
 const TOKENIZERS: [&str; 4] = ["tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt"];
 
 /// Without these there is no shape.
@@ -73,8 +73,8 @@ impl ConfigBuilder<'_> {
         Some(model)
     }
 
-    /// A model with more tokens than bytes may have learnt bytes all the same. One that brings what reads its tokens
-    /// did not: trained on bytes, it would begin with the rows of other things.
+    /// A model with more tokens than bytes may have learnt bytes all the same. One that brings what
+    /// reads its tokens did not: trained on bytes, it would begin with the rows of other things.
     fn check_tokenizer(&mut self, folder: &Path, vocabulary: u32) {
         let tokenizer =
             TOKENIZERS.into_iter().map(|name| folder.join(name)).find(|path| path.exists());
@@ -84,7 +84,8 @@ impl ConfigBuilder<'_> {
     }
 
     fn check_positions(&mut self, model: &ModelConfig) {
-        let (sequence_len, positions) = (self.reader.size(Key::SeqLen), model.positions);
+        let sequence_len = self.reader.size(Key::SeqLen);
+        let positions = model.positions;
         match model.family {
             Family::Gpt2 if sequence_len > positions => {
                 let at = self.reader.settings.origin(Key::SeqLen);
@@ -130,7 +131,8 @@ impl ConfigBuilder<'_> {
             Some(_) => reader.choice(Key::Family),
             None => Family::Gpt2,
         };
-        let (width, heads) = (size(Key::Width), size(Key::Heads));
+        let width = size(Key::Width);
+        let heads = size(Key::Heads);
         let mlp_width = || match family {
             Family::Gpt2 => 4 * width,
             Family::Llama => (8 * width).div_ceil(3).next_multiple_of(32),
@@ -160,7 +162,8 @@ impl ConfigBuilder<'_> {
 
     /// Everything wrong with a shape, without what follows from something else that is.
     fn shape_errors(&self, model: &ModelConfig) -> Vec<ModelError> {
-        let (heads, width) = (model.heads, model.width);
+        let heads = model.heads;
+        let width = model.width;
         let has_head_dim = self.reader.value(Key::HeadDim).is_some();
         if !has_head_dim && !width.is_multiple_of(heads) {
             let others = |error: &ModelError| !blamed_keys(error, false).contains(&Key::Width);
@@ -175,7 +178,8 @@ impl ConfigBuilder<'_> {
 
 /// In a folder's configuration a GPT-2 has no head width of its own.
 fn uneven_heads(model: &ModelConfig) -> Option<ModelError> {
-    let (heads, width) = (model.heads, model.width);
+    let heads = model.heads;
+    let width = model.width;
     match model.family {
         Family::Gpt2 if heads > 0 && !width.is_multiple_of(heads) => {
             Some(ModelError::Heads { heads, width })

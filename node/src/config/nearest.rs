@@ -19,7 +19,8 @@ pub fn nearest<'a>(found: &str, known: impl IntoIterator<Item = &'a str>) -> Opt
 /// The number of letters to insert, delete, replace or exchange with their neighbour that lead from
 /// one word to the other (optimal string alignment).
 fn distance(from: &str, to: &str) -> usize {
-    let (from, to): (Vec<char>, Vec<char>) = (from.chars().collect(), to.chars().collect());
+    let from: Vec<char> = from.chars().collect();
+    let to: Vec<char> = to.chars().collect();
     let mut before: Vec<usize> = Vec::new();
     let mut row: Vec<usize> = (0..=to.len()).collect();
     for i in 1..=from.len() {

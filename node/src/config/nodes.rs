@@ -25,11 +25,11 @@ pub const NODES_MAX: usize = 1024;
 /// A machine, as far as a plan knows it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NodeSpec {
-    /// What it is called.
+    /// Name of the node.
     pub name: String,
     /// How many times faster than the machine that plans.
     pub speed: f64,
-    /// What it gives to a stage, if that is limited.
+    /// Memory that a stage may take, if that is limited.
     pub memory: Option<Bytes>,
 }
 
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_wrong_is_told_with_its_place() {
+    fn everything_wrong_is_reported_with_its_place() {
         let check = |text: &str, expected: &[&str]| {
             let details = parse_nodes(text).expect_err(text);
             let found: Vec<String> = details

@@ -1,4 +1,4 @@
-//! What is legal in a configuration and yet may not be meant.
+//! Notes on values of a configuration that are legal and yet may not be meant.
 
 use std::fmt;
 
@@ -36,10 +36,12 @@ pub enum ConfigNote {
 /// Tokens that every text can be read with.
 pub const BYTE_VALUES: u32 = 256;
 
-/// What is worth knowing about `config`.
+/// The notes on `config`.
 pub fn notes(config: &RunConfig) -> Vec<ConfigNote> {
-    let (warmup, steps) = (config.optimizer.warmup, config.steps);
-    let (lr, lr_min) = (config.optimizer.lr, config.optimizer.lr_min);
+    let warmup = config.optimizer.warmup;
+    let steps = config.steps;
+    let lr = config.optimizer.lr;
+    let lr_min = config.optimizer.lr_min;
     let vocabulary = config.model.vocabulary;
     let from_folder = match config.weights {
         WeightSource::HuggingFace { .. } => true,

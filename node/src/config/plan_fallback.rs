@@ -22,13 +22,13 @@ pub struct PlanFallback<'a> {
 }
 
 impl RunConfig {
-    /// What to try on `most` nodes, one after the other until something can be had. Every one trains
-    /// to the same bits.
+    /// What to try on `most` nodes, one after the other until something can be had. Every one
+    /// trains to the same bits.
     ///
-    /// Most schedules give way to any other before a node is left out. How slices and replicas add up
-    /// is a part of the arithmetic, so these give way to none that adds up in another order: slices to
-    /// none at all, and replicas to `gems`. That one keeps most of its stages waiting, so a node is
-    /// left out before.
+    /// Most schedules give way to any other before a node is left out. How slices and replicas add
+    /// up is a part of the arithmetic, so these give way to none that adds up in another order:
+    /// slices to none at all, and replicas to `gems`. That one keeps most of its stages waiting, so
+    /// a node is left out before.
     ///
     /// # Errors
     /// With the schedule, if it has no steps.
@@ -61,8 +61,9 @@ mod tests {
     fn check(kind: &str, most: u32, expected: &[(&[ScheduleKind], u32)]) {
         let text = format!("[model]\npreset = \"tiny\"\n[schedule]\nkind = \"{kind}\"\n");
         let config = load_text(&text).expect("legal").config;
-        let resorts = config.plan_fallbacks(most).expect("it has steps");
-        let found: Vec<_> = resorts.iter().map(|found| (found.kinds, found.stage_count)).collect();
+        let fallbacks = config.plan_fallbacks(most).expect("it has steps");
+        let found: Vec<_> =
+            fallbacks.iter().map(|found| (found.kinds, found.stage_count)).collect();
         assert_eq!(found, expected, "{kind}");
     }
 

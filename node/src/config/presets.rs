@@ -1,4 +1,4 @@
-//! Models by name.
+//! Presets: models whose sizes have a name.
 
 use super::key::Key;
 

@@ -1,4 +1,4 @@
-//! What can be wrong with a configuration.
+//! The problems that a configuration can have.
 
 use std::fmt;
 use std::io;
@@ -23,14 +23,14 @@ pub enum ConfigProblem {
     Unreadable {
         /// Path of the file.
         file: PathBuf,
-        /// The system's error.
+        /// Error of the operating system.
         error: io::Error,
     },
     /// The file is not TOML.
     Syntax {
         /// Origin of the text.
         at: SettingOrigin,
-        /// The parser's message.
+        /// Message of the TOML parser.
         message: String,
     },
     /// There is no such section.
@@ -39,7 +39,7 @@ pub enum ConfigProblem {
         at: SettingOrigin,
         /// Name of the section.
         found: String,
-        /// What may have been meant.
+        /// The nearest known name, which may have been meant.
         nearest: Option<&'static str>,
     },
     /// A key without a section.
@@ -48,7 +48,7 @@ pub enum ConfigProblem {
         at: SettingOrigin,
         /// Name of the key.
         found: String,
-        /// What may have been meant.
+        /// The nearest known name, which may have been meant.
         nearest: Option<Key>,
     },
     /// The section has no such key.
@@ -59,12 +59,12 @@ pub enum ConfigProblem {
         section: String,
         /// Name of the key.
         found: String,
-        /// What may have been meant.
+        /// The nearest known name, which may have been meant.
         nearest: Option<Key>,
     },
     /// `--set` without a value.
     SetForm {
-        /// What stands behind it.
+        /// The value behind the key.
         text: String,
     },
     /// A key does not take its value.
@@ -190,7 +190,7 @@ pub enum ConfigProblem {
         at: SettingOrigin,
         /// The file that cannot be read.
         path: PathBuf,
-        /// The system's error.
+        /// Error of the operating system.
         error: io::Error,
     },
     /// The folder's `config.json` describes no model of ours.
@@ -218,7 +218,7 @@ pub enum ConfigProblem {
     },
 }
 
-/// What holds for a key, and its origin.
+/// The effective value of a key, and its origin.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EffectiveSetting {
     /// The key that is set.
@@ -236,7 +236,7 @@ impl fmt::Display for EffectiveSetting {
 }
 
 impl ConfigProblem {
-    /// The problem as a person reads it.
+    /// The problem as it is printed.
     #[must_use]
     pub fn detail(&self) -> FailureDetail {
         match self {

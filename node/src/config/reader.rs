@@ -1,4 +1,4 @@
-//! Settings as what their kinds promise.
+//! Reads settings as the types that their kinds promise.
 
 use super::key::Key;
 use super::settings::ConfigSettings;

@@ -67,7 +67,7 @@ impl fmt::Display for SettingOrigin {
 /// A value and its origin.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Setting {
-    /// The key's value.
+    /// Value that the key is set to.
     pub value: ConfigValue,
     /// Origin of the value.
     pub origin: SettingOrigin,
@@ -107,7 +107,7 @@ pub struct ConfigSources {
     pub flags: Vec<ConfigFlag>,
 }
 
-/// What holds for every key.
+/// The effective values of all keys.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ConfigSettings {
     entries: BTreeMap<Key, Setting>,
@@ -121,12 +121,12 @@ impl ConfigSettings {
     /// # Errors
     /// If the file cannot be read as TOML: then that is the only problem.
     pub fn gather(sources: &ConfigSources) -> Result<(Self, Vec<ConfigProblem>), ConfigProblem> {
-        let mut said = match &sources.file {
+        let mut assignments = match &sources.file {
             Some(file) => read_file(file)?,
             None => Vec::new(),
         };
-        said.extend(sources.flags.iter().map(read_flag));
-        Ok(Self::from_assignments(said, sources.file.is_some()))
+        assignments.extend(sources.flags.iter().map(read_flag));
+        Ok(Self::from_assignments(assignments, sources.file.is_some()))
     }
 
     /// The same for a configuration that is here as text and is called `name`.
@@ -137,16 +137,19 @@ impl ConfigSettings {
         name: &str,
         document: &str,
     ) -> Result<(Self, Vec<ConfigProblem>), ConfigProblem> {
-        read_text(name, document).map(|said| Self::from_assignments(said, true))
+        read_text(name, document).map(|assignments| Self::from_assignments(assignments, true))
     }
 
-    fn from_assignments(said: FileAssignments, has_file: bool) -> (Self, Vec<ConfigProblem>) {
+    fn from_assignments(
+        assignments: FileAssignments,
+        has_file: bool,
+    ) -> (Self, Vec<ConfigProblem>) {
         let mut settings = Self::default();
         settings.lay_defaults();
-        settings.lay_preset(said.iter().flatten(), has_file);
+        settings.lay_preset(assignments.iter().flatten(), has_file);
         let mut problems = Vec::new();
-        for said in said {
-            match said {
+        for assignment in assignments {
+            match assignment {
                 Ok(assignment) => problems.extend(settings.lay(assignment)),
                 Err(problem) => problems.push(problem),
             }
@@ -167,9 +170,14 @@ impl ConfigSettings {
 
     /// The values of the preset that was named last; of the default one, if there is neither a
     /// preset nor a folder nor a file.
-    fn lay_preset<'a>(&mut self, said: impl Iterator<Item = &'a Assignment>, has_file: bool) {
-        let (mut named, mut has_folder) = (None, false);
-        for assignment in said {
+    fn lay_preset<'a>(
+        &mut self,
+        assignments: impl Iterator<Item = &'a Assignment>,
+        has_file: bool,
+    ) {
+        let mut named = None;
+        let mut has_folder = false;
+        for assignment in assignments {
             if assignment.key == Key::Preset {
                 named = Some(assignment.setting.value.clone());
             }
@@ -204,13 +212,13 @@ impl ConfigSettings {
         }
     }
 
-    /// What holds for a key, if it has a value.
+    /// The effective value of a key, if it has one.
     #[must_use]
     pub fn get(&self, key: Key) -> Option<&Setting> {
         self.entries.get(&key)
     }
 
-    /// Origin of what holds for a key.
+    /// Origin of the effective value of a key.
     #[must_use]
     pub fn origin(&self, key: Key) -> SettingOrigin {
         self.get(key).map_or(SettingOrigin::Default, |setting| setting.origin.clone())
@@ -274,7 +282,8 @@ pub fn find_in_section(section: &str, name: &str, at: SettingOrigin) -> Result<K
     }
     let in_section = nearest_key(name, Key::of_section(section));
     let nearest = in_section.or_else(|| nearest_key(name, Key::ALL.iter().copied()));
-    let (section, found) = (section.to_owned(), name.to_owned());
+    let section = section.to_owned();
+    let found = name.to_owned();
     Err(ConfigProblem::UnknownKey { at, section, found, nearest })
 }
 

@@ -7,8 +7,8 @@ use zbelastic_schedule::asynchronous::AsyncKind;
 use super::{OffloadMode, RecomputeMode, RunConfig, WindowChoice};
 use crate::failure::{CommandFailure, FailureDetail};
 
-/// Whether a cluster can run `config`: only what has steps can be sealed and taken back, and a job for
-/// which there is no plan on any number of nodes would wait for ever.
+/// Whether a cluster can run `config`: only what has steps can be sealed and taken back, and a job
+/// for which there is no plan on any number of nodes would wait for ever.
 ///
 /// # Errors
 /// If its schedule is asynchronous, or has more replicas than a step has microbatches.
@@ -67,7 +67,7 @@ pub fn check_needs_no_steps(config: &RunConfig, kind: AsyncKind) -> Result<(), C
             config.guard.spike_deviations.is_some(),
             refused(
                 "guard.gnorm_z",
-                "nobody knows the norm of a whole step",
+                "no stage knows the norm of a whole step",
                 "--set guard.gnorm_z=0",
             ),
         ),
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cluster_is_told_to_use_steps() {
+    fn a_cluster_without_steps_is_refused() {
         let config = |kind: &str| {
             let text = format!("[model]\npreset = \"tiny\"\n[schedule]\nkind = \"{kind}\"\n");
             load_text(&text).expect("legal").config

@@ -165,7 +165,8 @@ fn every_key_reaches_the_run() {
         retries = 2
     "#;
     let loaded = load_text(text).expect("legal");
-    let (config, model) = (&loaded.config, &loaded.config.model);
+    let config = &loaded.config;
+    let model = &loaded.config.model;
     assert_eq!((model.blocks, model.width, model.mlp_width, model.vocabulary), (3, 48, 40, 300));
     assert_eq!((model.heads, model.kv_heads, model.head_width), (5, 1, 10));
     assert_eq!((model.norm_epsilon, model.rope_theta, model.positions), (1e-6, 5e5, 16));

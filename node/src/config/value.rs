@@ -7,7 +7,7 @@ use toml::de::{DeInteger, DeValue};
 /// A value of a configuration.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ConfigValue {
-    /// A TOML string.
+    /// A string of TOML.
     Text(String),
     /// A TOML integer.
     Whole(i128),
@@ -56,7 +56,7 @@ impl ConfigValue {
     }
 }
 
-/// A TOML string.
+/// Writes a text as a string of TOML.
 fn write_text(text: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     f.write_str("\"")?;
     for letter in text.chars() {

@@ -17,7 +17,7 @@ pub trait ConfigWord: Copy + PartialEq {
     /// Every choice with its word.
     fn table() -> Vec<(&'static str, Self)>;
 
-    /// The choice's word.
+    /// The word that the choice is written as.
     fn word(self) -> &'static str {
         let row = Self::table().into_iter().find(|(_, choice)| *choice == self);
         row.expect("the table names every choice").0

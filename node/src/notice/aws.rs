@@ -32,7 +32,7 @@ const NOT_FOUND: u16 = 404;
 const UNAUTHORISED: u16 = 401;
 
 /// The request for a token; a server that answers it with one is Amazon's.
-pub(super) fn token_question(patience: Duration) -> MetadataRequest {
+pub(super) fn token_request(patience: Duration) -> MetadataRequest {
     MetadataRequest::put(TOKEN_PATH, patience).header(TOKEN_LIFE_HEADER, TOKEN_LIFE_SECONDS)
 }
 
@@ -45,7 +45,7 @@ pub(super) fn read_token(status: u16, body: &str) -> Result<&str, MetadataFault>
     if is_token { Ok(token) } else { Err(MetadataFault::Senseless { expected: "a token" }) }
 }
 
-/// What can be requested with a token.
+/// A resource that is requested with a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AwsTopic {
     /// Whether the machine is marked to be interrupted.
@@ -54,7 +54,7 @@ pub(super) enum AwsTopic {
     Rebalance,
 }
 
-/// What an answer means.
+/// The meaning of an answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum AwsAnswer {
     NotMarked,
@@ -75,7 +75,7 @@ struct RebalanceRecommendation {
     notice_time: String,
 }
 
-/// What an answer about `topic` means.
+/// Parses an answer about `topic`.
 pub(super) fn read_aws(topic: AwsTopic, status: u16, body: &str) -> AwsAnswer {
     match status {
         NOT_FOUND => return AwsAnswer::NotMarked,
@@ -120,7 +120,8 @@ pub(super) struct AwsWatch {
 
 impl AwsWatch {
     pub(super) fn new(pace: PollTimings) -> Self {
-        let (action, rebalance) = (EventLatch::default(), EventLatch::default());
+        let action = EventLatch::default();
+        let rebalance = EventLatch::default();
         Self {
             pace,
             token: None,
@@ -131,7 +132,7 @@ impl AwsWatch {
         }
     }
 
-    pub(super) fn question(&self) -> MetadataRequest {
+    pub(super) fn request(&self) -> MetadataRequest {
         let path = match self.topic {
             AwsTopic::Action => "/latest/meta-data/spot/instance-action",
             AwsTopic::Rebalance => "/latest/meta-data/events/recommendations/rebalance",
@@ -140,7 +141,7 @@ impl AwsWatch {
             Some(token) => {
                 MetadataRequest::get(path, self.pace.patience).header(TOKEN_HEADER, token)
             }
-            None => token_question(self.pace.patience),
+            None => token_request(self.pace.patience),
         }
     }
 
@@ -282,22 +283,22 @@ mod tests {
         Ok(MetadataResponse { status, body: body.to_owned(), ..MetadataResponse::default() })
     }
 
-    fn path(question: &MetadataRequest) -> &str {
-        question.path.rsplit('/').next().expect("there is a slash")
+    fn path(request: &MetadataRequest) -> &str {
+        request.path.rsplit('/').next().expect("there is a slash")
     }
 
     #[test]
-    fn a_look_is_a_token_and_two_questions() {
+    fn a_poll_is_a_token_and_two_requests() {
         let mut watch = AwsWatch::new(PollTimings::default());
-        assert_eq!(path(&watch.question()), "token");
+        assert_eq!(path(&watch.request()), "token");
         assert_eq!(watch.handle(answer(200, "one")), PollOutcome::at_once());
-        assert_eq!(path(&watch.question()), "instance-action");
+        assert_eq!(path(&watch.request()), "instance-action");
         assert_eq!(watch.handle(answer(404, "")), PollOutcome::at_once());
-        assert_eq!(path(&watch.question()), "rebalance");
+        assert_eq!(path(&watch.request()), "rebalance");
         assert_eq!(watch.handle(answer(404, "")), PollOutcome::silent(NextPoll::AfterPoll));
-        assert_eq!(path(&watch.question()), "instance-action");
-        let told = watch.handle(answer(200, ACTION));
-        assert_eq!((told.notices.len(), told.next), (1, NextPoll::AtOnce));
+        assert_eq!(path(&watch.request()), "instance-action");
+        let outcome = watch.handle(answer(200, ACTION));
+        assert_eq!((outcome.notices.len(), outcome.next), (1, NextPoll::AtOnce));
     }
 
     #[test]
@@ -306,24 +307,24 @@ mod tests {
         watch.handle(answer(200, "one"));
         watch.handle(answer(404, ""));
         assert_eq!(watch.handle(answer(401, "")), PollOutcome::at_once());
-        assert_eq!(path(&watch.question()), "token");
+        assert_eq!(path(&watch.request()), "token");
         watch.handle(answer(200, "two"));
-        let question = watch.question();
-        assert_eq!(path(&question), "rebalance", "it goes on where it was");
-        assert_eq!(question.headers, [("X-aws-ec2-metadata-token", "two".to_owned())]);
+        let request = watch.request();
+        assert_eq!(path(&request), "rebalance", "it goes on where it was");
+        assert_eq!(request.headers, [("X-aws-ec2-metadata-token", "two".to_owned())]);
         let refused = MetadataFault::Status { found: 401 };
         assert_eq!(watch.handle(answer(401, "")), PollOutcome::failed(refused));
     }
 
     #[test]
-    fn after_a_failure_the_graver_question_comes_first() {
+    fn after_a_failure_the_graver_request_comes_first() {
         let mut watch = AwsWatch::new(PollTimings::default());
         watch.handle(answer(200, "one"));
         watch.handle(answer(404, ""));
-        assert_eq!(path(&watch.question()), "rebalance");
+        assert_eq!(path(&watch.request()), "rebalance");
         let fault = MetadataFault::Status { found: 500 };
         assert_eq!(watch.handle(answer(500, "")), PollOutcome::failed(fault));
-        assert_eq!(path(&watch.question()), "instance-action");
+        assert_eq!(path(&watch.request()), "instance-action");
         assert_eq!(
             watch.handle(Err(MetadataFault::TooLong)),
             PollOutcome::failed(MetadataFault::TooLong)

@@ -1,8 +1,9 @@
 //! Microsoft's notices: a list of events of all machines that belong together.
 //!
-//! So the machine requests its own name first, and ignores events of other machines: an acknowledgement of
-//! another machine's event would have that machine stopped. An acknowledgement states that this machine
-//! is ready, and has the event begin at once; it is sent when the node orders it.
+//! So the machine requests its own name first, and ignores events of other machines: an
+//! acknowledgement of another machine's event would have that machine stopped. An acknowledgement
+//! states that this machine is ready, and has the event begin at once; it is sent when the node
+//! orders it.
 
 use std::collections::VecDeque;
 use std::time::{Duration, SystemTime};
@@ -21,7 +22,7 @@ const HEADER: &str = "Metadata";
 const VERSIONS_PATH: &str = "/metadata/versions";
 const NAME_PATH: &str = "/metadata/instance/compute/name?api-version=2021-02-01&format=text";
 const EVENTS_PATH: &str = "/metadata/scheduledevents?api-version=2020-07-01";
-/// Events of a list that are looked at; more would be no list of Microsoft's.
+/// Events of a list that are read; more would be no list of Microsoft's.
 const EVENTS_MAX: usize = 32;
 /// The longest name of a machine; real ones have at most 64 characters.
 const NAME_CHARS_MAX: usize = 256;
@@ -29,7 +30,7 @@ const NAME_CHARS_MAX: usize = 256;
 const ACKNOWLEDGE_TRIES: u32 = 3;
 
 /// A request that only Microsoft's server answers with versions. It switches nothing on.
-pub(super) fn probe_question(patience: Duration) -> MetadataRequest {
+pub(super) fn probe_request(patience: Duration) -> MetadataRequest {
     MetadataRequest::get(VERSIONS_PATH, patience).header(HEADER, "true")
 }
 
@@ -121,8 +122,9 @@ pub(super) struct AzureWatch {
 
 impl AzureWatch {
     pub(super) fn new(pace: PollTimings) -> Self {
-        let (told, ready) = (ReportedEvents::default(), VecDeque::new());
-        Self { pace, name: None, is_on: false, reported: told, ready, tries: 0 }
+        let reported = ReportedEvents::default();
+        let ready = VecDeque::new();
+        Self { pace, name: None, is_on: false, reported, ready, tries: 0 }
     }
 
     /// The machine is ready for `event`. If more than some wait to be sent, it is not sent.
@@ -132,9 +134,9 @@ impl AzureWatch {
         }
     }
 
-    pub(super) fn question(&self) -> MetadataRequest {
+    pub(super) fn request(&self) -> MetadataRequest {
         let patience = self.pace.patience;
-        let question = match (&self.name, self.ready.front()) {
+        let request = match (&self.name, self.ready.front()) {
             (None, _) => MetadataRequest::get(NAME_PATH, patience),
             (Some(_), Some(event)) => {
                 let json = json!({ "StartRequests": [{ "EventId": event.name() }] });
@@ -143,7 +145,7 @@ impl AzureWatch {
             (Some(_), None) if self.is_on => MetadataRequest::get(EVENTS_PATH, patience),
             (Some(_), None) => MetadataRequest::get(EVENTS_PATH, self.pace.azure_first_patience),
         };
-        question.header(HEADER, "true")
+        request.header(HEADER, "true")
     }
 
     pub(super) fn handle(
@@ -168,9 +170,9 @@ impl AzureWatch {
         match answer.and_then(|found| read_azure(name, found.status, &found.body, now)) {
             Ok(notices) => {
                 self.is_on = true;
-                let news =
+                let notices =
                     notices.into_iter().filter(|notice| self.reported.is_first(&notice.event));
-                PollOutcome { notices: news.collect(), next: NextPoll::AfterPoll }
+                PollOutcome { notices: notices.collect(), next: NextPoll::AfterPoll }
             }
             Err(fault) => PollOutcome::failed(fault),
         }
@@ -180,13 +182,13 @@ impl AzureWatch {
         &mut self,
         answer: Result<MetadataResponse, MetadataFault>,
     ) -> PollOutcome {
-        let taken = answer.and_then(|found| check_status(found.status));
+        let acknowledged = answer.and_then(|found| check_status(found.status));
         self.tries += 1;
-        if taken.is_ok() || self.tries == ACKNOWLEDGE_TRIES {
+        if acknowledged.is_ok() || self.tries == ACKNOWLEDGE_TRIES {
             self.ready.pop_front();
             self.tries = 0;
         }
-        match taken {
+        match acknowledged {
             Ok(()) => PollOutcome::at_once(),
             Err(fault) => PollOutcome::failed(fault),
         }

@@ -1,9 +1,9 @@
 //! Google's notices: its server holds an answer back until it is another one than the last.
 //!
 //! Two values are watched, each by a machine and a thread of its own: whether the machine is taken
-//! away, and whether it is stopped for upkeep of its host. A move to another host while it runs is
-//! no reason to leave. The first question is answered at once; those that follow name the answer
-//! that is known, so that no change between two questions is lost.
+//! away, and whether it is stopped for maintenance of its host. A move to another host while it
+//! runs is no reason to leave. The first request is answered at once; those that follow name the
+//! answer that is known, so that no change between two requests is lost.
 
 use std::time::{Duration, SystemTime};
 
@@ -13,7 +13,7 @@ use super::poll_timings::PollTimings;
 use super::reported_events::{EventId, EventLatch};
 use super::{Cloud, Notice, NoticeCause};
 
-/// What a question must carry, and an answer carries.
+/// The header that a request must carry, and an answer carries.
 const FLAVOR_HEADER: &str = "Metadata-Flavor";
 const FLAVOR: &str = "Google";
 /// From the notice until the machine is gone, unless it was made with another figure.
@@ -26,11 +26,11 @@ const TAG_CHARS_MAX: usize = 64;
 pub(super) enum GcpTopic {
     /// Whether the machine is taken away.
     Preempted,
-    /// Whether its host is looked after.
+    /// Whether maintenance of its host is due.
     Maintenance,
 }
 
-/// What an answer means.
+/// The meaning of an answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum GcpAnswer {
     Stays,
@@ -39,7 +39,7 @@ pub(super) enum GcpAnswer {
 }
 
 /// A request whose answer shows whether the server is Google's.
-pub(super) fn probe_question(patience: Duration) -> MetadataRequest {
+pub(super) fn probe_request(patience: Duration) -> MetadataRequest {
     MetadataRequest::get("/computeMetadata/v1/instance/id", patience).header(FLAVOR_HEADER, FLAVOR)
 }
 
@@ -48,7 +48,7 @@ pub(super) fn is_gcp(answer: &MetadataResponse) -> bool {
     check_status(answer.status).is_ok() && answer.flavor.as_deref() == Some(FLAVOR)
 }
 
-/// What an answer about `topic` means.
+/// Parses an answer about `topic`.
 pub(super) fn read_gcp(topic: GcpTopic, answer: &MetadataResponse) -> GcpAnswer {
     if let Err(fault) = check_status(answer.status) {
         return GcpAnswer::Fault(fault);
@@ -75,7 +75,7 @@ pub(super) struct GcpWatch {
     topic: GcpTopic,
     /// Whether the last answer is known, and what it is called.
     last: LastEtag,
-    mark: EventLatch,
+    latch: EventLatch,
     /// How often it was marked: distinguishes an event from the one before.
     count: u32,
 }
@@ -89,10 +89,10 @@ enum LastEtag {
 
 impl GcpWatch {
     pub(super) fn new(pace: PollTimings, topic: GcpTopic) -> Self {
-        Self { pace, topic, last: LastEtag::Unknown, mark: EventLatch::default(), count: 0 }
+        Self { pace, topic, last: LastEtag::Unknown, latch: EventLatch::default(), count: 0 }
     }
 
-    pub(super) fn question(&self) -> MetadataRequest {
+    pub(super) fn request(&self) -> MetadataRequest {
         let mut path = match self.topic {
             GcpTopic::Preempted => "/computeMetadata/v1/instance/preempted",
             GcpTopic::Maintenance => "/computeMetadata/v1/instance/maintenance-event",
@@ -130,7 +130,7 @@ impl GcpWatch {
         if read == GcpAnswer::Goes {
             return self.handle_mark(now);
         }
-        self.mark.clear();
+        self.latch.clear();
         PollOutcome::silent(NextPoll::AfterPoll)
     }
 
@@ -142,12 +142,12 @@ impl GcpWatch {
             GcpTopic::Maintenance => ("maintenance", NoticeCause::Maintenance, None),
         };
         let event = EventId::new(&format!("{name} {}", self.count + 1));
-        let mut turn = PollOutcome::silent(NextPoll::AfterPoll);
-        if self.mark.set(&event) {
+        let mut outcome = PollOutcome::silent(NextPoll::AfterPoll);
+        if self.latch.set(&event) {
             self.count += 1;
-            turn.notices.push(Notice { cause, deadline, source: Cloud::Gcp, event });
+            outcome.notices.push(Notice { cause, deadline, source: Cloud::Gcp, event });
         }
-        turn
+        outcome
     }
 }
 
@@ -201,16 +201,16 @@ mod tests {
     }
 
     #[test]
-    fn the_first_question_does_not_wait_and_the_next_names_the_answer() {
+    fn the_first_request_does_not_wait_and_the_next_names_the_answer() {
         let now = UNIX_EPOCH;
         let mut watch = GcpWatch::new(PollTimings::default(), GcpTopic::Preempted);
-        let path = |watch: &GcpWatch| watch.question().path;
+        let path = |watch: &GcpWatch| watch.request().path;
         let plain = "/computeMetadata/v1/instance/preempted";
         assert_eq!(path(&watch), plain);
         watch.handle(Ok(answer("FALSE", Some("0a1b"))), now);
         let hanging = format!("{plain}?wait_for_change=true&timeout_sec=60");
         assert_eq!(path(&watch), format!("{hanging}&last_etag=0a1b"));
-        assert_eq!(watch.question().patience, Duration::from_secs(62));
+        assert_eq!(watch.request().patience, Duration::from_secs(62));
         watch.handle(Ok(answer("FALSE", Some("a&b"))), now);
         assert_eq!(path(&watch), hanging, "a tag that would be more than a tag is not sent");
         let failed = watch.handle(Err(MetadataFault::TooLong), now);
@@ -219,24 +219,25 @@ mod tests {
     }
 
     #[test]
-    fn each_time_the_machine_is_marked_it_is_told() {
+    fn each_time_the_machine_is_marked_it_is_reported() {
         let now = UNIX_EPOCH + Duration::from_secs(1000);
         let mut watch = GcpWatch::new(PollTimings::default(), GcpTopic::Maintenance);
-        let mut told = |body: &str| watch.handle(Ok(answer(body, None)), now).notices;
-        let (ends, moves) = ("TERMINATE_ON_HOST_MAINTENANCE", "MIGRATE_ON_HOST_MAINTENANCE");
-        assert!(told("NONE").is_empty());
-        let first = told(ends).pop().expect("told");
+        let mut notices = |body: &str| watch.handle(Ok(answer(body, None)), now).notices;
+        let ends = "TERMINATE_ON_HOST_MAINTENANCE";
+        let moves = "MIGRATE_ON_HOST_MAINTENANCE";
+        assert!(notices("NONE").is_empty());
+        let first = notices(ends).pop().expect("told");
         assert_eq!((first.cause, first.deadline), (NoticeCause::Maintenance, None));
-        assert!(told(ends).is_empty());
-        assert!(told(moves).is_empty());
-        let second = told(ends).pop().expect("told");
+        assert!(notices(ends).is_empty());
+        assert!(notices(moves).is_empty());
+        let second = notices(ends).pop().expect("told");
         assert_ne!(first.event, second.event);
 
         let mut watch = GcpWatch::new(PollTimings::default(), GcpTopic::Preempted);
-        let turn = watch.handle(Ok(answer("TRUE", None)), now);
+        let outcome = watch.handle(Ok(answer("TRUE", None)), now);
         let deadline = Some(now + Duration::from_secs(30));
         assert_eq!(
-            (turn.notices[0].cause, turn.notices[0].deadline),
+            (outcome.notices[0].cause, outcome.notices[0].deadline),
             (NoticeCause::Preempted, deadline)
         );
     }

@@ -55,14 +55,15 @@ impl MetadataUrl {
     /// If it names none.
     pub fn parse(text: &str) -> Result<Self, MetadataUrlFault> {
         if text.len() > URL_CHARS_MAX {
-            let (expected, found) = (URL_CHARS_MAX, text.len());
+            let expected = URL_CHARS_MAX;
+            let found = text.len();
             return Err(MetadataUrlFault::TooLong { expected, found });
         }
         let plain = text.strip_suffix('/').unwrap_or(text);
         let is_place = |uri: &Uri| {
             let authority = uri.authority().map(|authority| authority.as_str());
             let rest = plain.strip_prefix("http://");
-            // No path, no question, and no password that would be sent along.
+            // No path, no query, and no password that would be sent along.
             authority.is_some() && authority == rest && !plain.contains('@')
         };
         let uri: Option<Uri> = plain.parse().ok();
@@ -75,7 +76,7 @@ impl MetadataUrl {
     /// The place that the environment names, if it names one.
     ///
     /// # Errors
-    /// If what it names is none.
+    /// If it names no HTTP service.
     pub fn from_environment() -> Result<Option<Self>, MetadataUrlFault> {
         match env::var(METADATA_VARIABLE) {
             Ok(text) if text.is_empty() => Ok(None),
@@ -109,31 +110,32 @@ impl MetadataClient {
         Self { agent: config.build().new_agent(), base }
     }
 
-    /// The answer to `question`. It takes no longer than the question has patience, and no more
+    /// The answer to `metadata_request`. It takes no longer than its `patience`, and no more
     /// memory than an answer may have.
     pub(super) fn send(
         &self,
-        question: &MetadataRequest,
+        metadata_request: &MetadataRequest,
     ) -> Result<MetadataResponse, MetadataFault> {
-        self.exchange(question).unwrap_or_else(|error| Err(fault(&error, question.patience)))
+        self.exchange(metadata_request)
+            .unwrap_or_else(|error| Err(fault(&error, metadata_request.patience)))
     }
 
     fn exchange(
         &self,
-        question: &MetadataRequest,
+        metadata_request: &MetadataRequest,
     ) -> Result<Result<MetadataResponse, MetadataFault>, Error> {
-        let url = format!("{}{}", self.base, question.path);
+        let url = format!("{}{}", self.base, metadata_request.path);
         let request = |method: &str| {
             let builder = Request::builder().method(method).uri(&url);
-            let headers = question.headers.iter();
+            let headers = metadata_request.headers.iter();
             headers.fold(builder, |builder, (name, value)| builder.header(*name, value))
         };
-        let response = match &question.method {
-            HttpMethod::Get => self.run(request("GET"), (), question.patience),
-            HttpMethod::Put => self.run(request("PUT"), "", question.patience),
+        let response = match &metadata_request.method {
+            HttpMethod::Get => self.run(request("GET"), (), metadata_request.patience),
+            HttpMethod::Put => self.run(request("PUT"), "", metadata_request.patience),
             HttpMethod::Post(json) => {
                 let request = request("POST").header("Content-Type", "application/json");
-                self.run(request, json.as_str(), question.patience)
+                self.run(request, json.as_str(), metadata_request.patience)
             }
         }?;
         let (head, body) = response.into_parts();
@@ -143,7 +145,8 @@ impl MetadataClient {
         let Ok(body) = String::from_utf8(body) else {
             return Ok(Err(MetadataFault::Senseless { expected: "text" }));
         };
-        let (tag, flavor) = (text(&head.headers, "ETag"), text(&head.headers, "Metadata-Flavor"));
+        let tag = text(&head.headers, "ETag");
+        let flavor = text(&head.headers, "Metadata-Flavor");
         Ok(Ok(MetadataResponse { status: head.status.as_u16(), body, tag, flavor }))
     }
 
@@ -211,13 +214,14 @@ mod tests {
     fn a_place_has_a_longest_name() {
         let host = |chars: usize| format!("http://{}", "a".repeat(chars - "http://".len()));
         assert!(MetadataUrl::parse(&host(URL_CHARS_MAX)).is_ok());
-        let (expected, found) = (URL_CHARS_MAX, URL_CHARS_MAX + 1);
+        let expected = URL_CHARS_MAX;
+        let found = URL_CHARS_MAX + 1;
         let fault = MetadataUrlFault::TooLong { expected, found };
         assert_eq!(MetadataUrl::parse(&host(URL_CHARS_MAX + 1)), Err(fault));
     }
 
     #[test]
-    fn without_another_place_the_link_local_address_is_asked() {
+    fn without_a_url_requests_go_to_the_link_local_address() {
         assert_eq!(MetadataClient::new(None).base, "http://169.254.169.254");
     }
 }

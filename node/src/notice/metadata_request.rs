@@ -12,14 +12,14 @@ pub const ANSWER_BYTES_MAX: usize = 64 << 10;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct MetadataRequest {
     pub(super) method: HttpMethod,
-    /// From the first slash on, with what follows a question mark.
+    /// From the first slash on, with the query.
     pub(super) path: String,
     pub(super) headers: Vec<(&'static str, String)>,
     /// How long the answer may take.
     pub(super) patience: Duration,
 }
 
-/// What is done to what the path names.
+/// The HTTP method, with its body.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum HttpMethod {
     Get,
@@ -89,7 +89,7 @@ pub enum MetadataFault {
     /// It is a refusal, or something of which this version knows nothing.
     #[error("the metadata service answered with status {found}")]
     Status {
-        /// The HTTP status.
+        /// HTTP status of the response.
         found: u16,
     },
     /// The answer does not have the expected form.
@@ -99,7 +99,7 @@ pub enum MetadataFault {
         expected: &'static str,
     },
     /// The system gives no thread to send requests on.
-    #[error("no thread to ask the metadata service on: {kind}")]
+    #[error("no thread for requests to the metadata service: {kind}")]
     NoThread {
         /// The system's kind of error.
         kind: io::ErrorKind,

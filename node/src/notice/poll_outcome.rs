@@ -1,23 +1,23 @@
-//! What comes of an answer.
+//! The outcome of one answer of a poll.
 
 use super::Notice;
 use super::metadata_request::MetadataFault;
 
-/// What a state machine decides after an answer.
+/// The decision of a state machine after an answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct PollOutcome {
     pub(super) notices: Vec<Notice>,
     pub(super) next: NextPoll,
 }
 
-/// When the next question is due.
+/// When the next request is due.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum NextPoll {
-    /// This look needs another request.
+    /// This poll needs another request.
     AtOnce,
-    /// This look is over.
+    /// This poll is over.
     AfterPoll,
-    /// This look has failed.
+    /// This poll has failed.
     AfterFault(MetadataFault),
 }
 

@@ -2,19 +2,19 @@
 
 use std::time::Duration;
 
-/// Between two looks at Amazon's metadata: of two minutes' notice, little is lost.
+/// Between two polls of Amazon's metadata: of two minutes' notice, little is lost.
 const AWS_POLL: Duration = Duration::from_secs(2);
-/// Between two looks at Microsoft's: a notice may be 30 s before.
+/// Between two polls of Microsoft's: a notice may be 30 s before.
 const AZURE_POLL: Duration = Duration::from_secs(1);
 /// How long Google's server is requested to hold an answer back while nothing changes. Shorter than
 /// what gateways allow an idle connection.
 const GCP_HANG: Duration = Duration::from_secs(60);
 /// After an answer of Google's, so that a server that never holds one back is not overrun. A change
-/// meanwhile is not lost: the next question names the last answer.
+/// meanwhile is not lost: the next request names the last answer.
 const GCP_PAUSE: Duration = Duration::from_millis(250);
 /// How long an answer may take: it comes from the same host, in milliseconds.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// How long Microsoft's first list of events may take: the first question switches them on, which
+/// How long Microsoft's first list of events may take: the first request switches them on, which
 /// is documented to take up to two minutes.
 const AZURE_FIRST_PATIENCE: Duration = Duration::from_secs(130);
 /// How long a cloud has to answer the probe.
@@ -26,10 +26,11 @@ const FAULT_WAIT_MIN: Duration = Duration::from_secs(1);
 /// Doublings of the wait after which it is the longest in any case.
 const DOUBLINGS_MAX: u32 = 16;
 
-/// How often requests are sent, and how long an answer may take. The default is right for real clouds.
+/// How often requests are sent, and how long an answer may take. The default is right for real
+/// clouds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PollTimings {
-    /// Between two looks at Amazon's metadata.
+    /// Between two polls of Amazon's metadata.
     pub aws_poll: Duration,
     /// Between two looks at Microsoft's.
     pub azure_poll: Duration,

@@ -8,8 +8,8 @@ use super::poll_timings::PollTimings;
 use super::{Cloud, aws, azure, gcp};
 
 /// The cloud that answers as it should. The first of [`Cloud::ALL`], if several do.
-pub(super) fn find_cloud(asker: &MetadataClient, pace: &PollTimings) -> Option<Cloud> {
-    let is_there = |cloud| is_answer_of(cloud, &asker.send(&question_for(cloud, pace)));
+pub(super) fn find_cloud(client: &MetadataClient, pace: &PollTimings) -> Option<Cloud> {
+    let is_there = |cloud| is_answer_of(cloud, &client.send(&request_for(cloud, pace)));
     thread::scope(|scope| {
         let probes = Cloud::ALL.map(|cloud| {
             let probe = move || is_there(cloud);
@@ -24,11 +24,11 @@ pub(super) fn find_cloud(asker: &MetadataClient, pace: &PollTimings) -> Option<C
     })
 }
 
-fn question_for(cloud: Cloud, pace: &PollTimings) -> MetadataRequest {
+fn request_for(cloud: Cloud, pace: &PollTimings) -> MetadataRequest {
     match cloud {
-        Cloud::Aws => aws::token_question(pace.probe_patience),
-        Cloud::Gcp => gcp::probe_question(pace.probe_patience),
-        Cloud::Azure => azure::probe_question(pace.probe_patience),
+        Cloud::Aws => aws::token_request(pace.probe_patience),
+        Cloud::Gcp => gcp::probe_request(pace.probe_patience),
+        Cloud::Azure => azure::probe_request(pace.probe_patience),
     }
 }
 

@@ -3,12 +3,12 @@
 use std::collections::VecDeque;
 use std::fmt;
 
-/// Longest name of an event; what follows does not count.
+/// Longest name of an event; further characters are ignored.
 const EVENT_CHARS_MAX: usize = 128;
 /// Events that are remembered. Far more than one machine has at once; the oldest are forgotten.
 const EVENTS_MAX: usize = 64;
 
-/// What a source calls an event.
+/// The identifier that a source gives an event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EventId(String);
 
@@ -66,7 +66,7 @@ impl EventLatch {
         self.is_set = false;
     }
 
-    /// Sets the mark under the name `event`. Returns whether it is to be reported.
+    /// Sets the latch under the name `event`. Returns whether it is to be reported.
     pub(super) fn set(&mut self, event: &EventId) -> bool {
         let was_set = std::mem::replace(&mut self.is_set, true);
         !was_set && self.reported.is_first(event)
@@ -79,27 +79,28 @@ mod tests {
 
     #[test]
     fn an_event_is_first_once_as_long_as_it_is_remembered() {
-        let mut told = ReportedEvents::default();
+        let mut reported = ReportedEvents::default();
         let event = |index: usize| EventId::new(&format!("event {index}"));
-        let first: Vec<bool> = (0..EVENTS_MAX).map(|index| told.is_first(&event(index))).collect();
+        let first: Vec<bool> =
+            (0..EVENTS_MAX).map(|index| reported.is_first(&event(index))).collect();
         assert!(first.iter().all(|is_first| *is_first));
-        assert!(!told.is_first(&event(0)), "all that are remembered are known");
-        assert!(told.is_first(&event(EVENTS_MAX)));
-        assert!(told.is_first(&event(0)), "the oldest was forgotten for it");
-        assert!(!told.is_first(&event(EVENTS_MAX)));
+        assert!(!reported.is_first(&event(0)), "all that are remembered are known");
+        assert!(reported.is_first(&event(EVENTS_MAX)));
+        assert!(reported.is_first(&event(0)), "the oldest was forgotten for it");
+        assert!(!reported.is_first(&event(EVENTS_MAX)));
     }
 
     #[test]
-    fn a_mark_is_told_when_it_is_set_and_new() {
-        let mut mark = EventLatch::default();
+    fn a_latch_is_reported_when_it_is_set_and_new() {
+        let mut latch = EventLatch::default();
         let [a, b, c] = ["a", "b", "c"].map(EventId::new);
-        assert!(mark.set(&a));
-        assert!(!mark.set(&a), "it is still there");
-        assert!(!mark.set(&b), "it is still there, and said in other words");
-        mark.clear();
-        assert!(!mark.set(&a), "it came back, and was told");
-        mark.clear();
-        assert!(mark.set(&c), "another");
+        assert!(latch.set(&a));
+        assert!(!latch.set(&a), "it is still there");
+        assert!(!latch.set(&b), "it is still there, and said in other words");
+        latch.clear();
+        assert!(!latch.set(&a), "it came back, and was told");
+        latch.clear();
+        assert!(latch.set(&c), "another");
     }
 
     #[test]

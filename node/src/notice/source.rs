@@ -1,4 +1,4 @@
-//! Which cloud.
+//! Sources of preemption notices: the clouds, and whether one is probed for.
 
 use std::fmt;
 use std::str::FromStr;

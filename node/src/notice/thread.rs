@@ -1,4 +1,4 @@
-//! The threads that send requests, and what they report.
+//! The threads that send requests, and their reports.
 
 use std::io;
 use std::mem::{Discriminant, discriminant};
@@ -19,25 +19,29 @@ use super::probe::find_cloud;
 use super::reported_events::EventId;
 use super::{Cloud, NoticeReport, NoticeSettings, NoticeSource};
 
-/// Starts to listen, until the receiver of reports or the sender of orders is dropped. A request under way is
-/// not broken off: the thread ends with its answer, or with the process.
+/// Starts to listen, until the receiver of reports or the sender of acknowledgements is dropped. A
+/// request under way is not broken off: the thread ends with its answer, or with the process.
 pub(super) fn start(
     settings: NoticeSettings,
     reports: Sender<NoticeReport>,
-    orders: Receiver<EventId>,
+    acknowledged: Receiver<EventId>,
 ) -> io::Result<()> {
-    spawn("notices", move || run(&settings, &reports, &orders))
+    spawn("notices", move || run(&settings, &reports, &acknowledged))
 }
 
 fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<()> {
     thread::Builder::new().name(name.to_owned()).spawn(body).map(drop)
 }
 
-fn run(settings: &NoticeSettings, reports: &Sender<NoticeReport>, orders: &Receiver<EventId>) {
-    let asker = MetadataClient::new(settings.base.as_ref());
+fn run(
+    settings: &NoticeSettings,
+    reports: &Sender<NoticeReport>,
+    acknowledged: &Receiver<EventId>,
+) {
+    let client = MetadataClient::new(settings.base.as_ref());
     let pace = settings.pace;
     let cloud = match settings.source {
-        NoticeSource::Auto => find_cloud(&asker, &pace),
+        NoticeSource::Auto => find_cloud(&client, &pace),
         NoticeSource::Aws => Some(Cloud::Aws),
         NoticeSource::Gcp => Some(Cloud::Gcp),
         NoticeSource::Azure => Some(Cloud::Azure),
@@ -47,64 +51,65 @@ fn run(settings: &NoticeSettings, reports: &Sender<NoticeReport>, orders: &Recei
     // If the receiver is gone, no later report would be received either.
     let is_heard = reports.blocking_send(first).is_ok();
     let Some(cloud) = cloud.filter(|_| is_heard) else { return };
-    let machine = match cloud {
+    let poller = match cloud {
         Cloud::Aws => CloudPoller::Aws(AwsWatch::new(pace)),
         Cloud::Gcp => {
-            return listen_to_gcp(&asker, pace, reports, orders);
+            return run_gcp_pollers(&client, pace, reports, acknowledged);
         }
         Cloud::Azure => CloudPoller::Azure(AzureWatch::new(pace)),
     };
-    listen(&asker, NoticePoller::new(cloud, machine, pace), reports, orders);
+    run_poller(&client, NoticePoller::new(cloud, poller, pace), reports, acknowledged);
 }
 
 /// Google's server holds answers back, so each of the two values has a thread to wait on it.
-fn listen_to_gcp(
-    asker: &MetadataClient,
+fn run_gcp_pollers(
+    client: &MetadataClient,
     pace: PollTimings,
     reports: &Sender<NoticeReport>,
-    orders: &Receiver<EventId>,
+    acknowledged: &Receiver<EventId>,
 ) {
-    let listener =
+    let poller =
         |topic| NoticePoller::new(Cloud::Gcp, CloudPoller::Gcp(GcpWatch::new(pace, topic)), pace);
     // Never sent through: it ends the other thread when this one ends.
     let (life, end) = sync_channel(0);
-    let (other, other_reports) = (listener(gcp::GcpTopic::Maintenance), reports.clone());
-    let other_asker = asker.clone();
+    let other = poller(gcp::GcpTopic::Maintenance);
+    let other_reports = reports.clone();
+    let other_client = client.clone();
     let started = spawn("notices-upkeep", move || {
-        listen(&other_asker, other, &other_reports, &end);
+        run_poller(&other_client, other, &other_reports, &end);
     });
     if let Err(error) = started {
         let fault = MetadataFault::NoThread { kind: error.kind() };
         // If the receiver is gone, no later report would be received either.
         let _ = reports.blocking_send(NoticeReport::Trouble { source: Cloud::Gcp, fault });
     }
-    listen(asker, listener(gcp::GcpTopic::Preempted), reports, orders);
+    run_poller(client, poller(gcp::GcpTopic::Preempted), reports, acknowledged);
     drop(life);
 }
 
-fn listen(
-    asker: &MetadataClient,
-    mut listener: NoticePoller,
+fn run_poller(
+    client: &MetadataClient,
+    mut poller: NoticePoller,
     reports: &Sender<NoticeReport>,
-    orders: &Receiver<EventId>,
+    acknowledged: &Receiver<EventId>,
 ) {
     loop {
-        let answer = asker.send(&listener.machine.question());
-        let (news, wait) = listener.handle(answer, SystemTime::now());
-        for report in news {
+        let answer = client.send(&poller.poller.request());
+        let (reports_due, wait) = poller.handle(answer, SystemTime::now());
+        for report in reports_due {
             if reports.blocking_send(report).is_err() {
                 return;
             }
         }
-        match orders.recv_timeout(wait) {
-            Ok(event) => listener.machine.acknowledge(event),
+        match acknowledged.recv_timeout(wait) {
+            Ok(event) => poller.poller.acknowledge(event),
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return,
         }
     }
 }
 
-/// What knows a cloud.
+/// The state machine of a cloud's metadata service.
 #[derive(Debug)]
 enum CloudPoller {
     Aws(AwsWatch),
@@ -113,11 +118,11 @@ enum CloudPoller {
 }
 
 impl CloudPoller {
-    fn question(&self) -> MetadataRequest {
+    fn request(&self) -> MetadataRequest {
         match self {
-            Self::Aws(watch) => watch.question(),
-            Self::Gcp(watch) => watch.question(),
-            Self::Azure(watch) => watch.question(),
+            Self::Aws(watch) => watch.request(),
+            Self::Gcp(watch) => watch.request(),
+            Self::Azure(watch) => watch.request(),
         }
     }
 
@@ -142,11 +147,12 @@ impl CloudPoller {
     }
 }
 
-/// A state machine, and what is the same for all: which failures were reported, and how long to wait.
+/// A state machine, and the state that is the same for all: which failures were reported, and how
+/// long to wait.
 #[derive(Debug)]
 struct NoticePoller {
     cloud: Cloud,
-    machine: CloudPoller,
+    poller: CloudPoller,
     pace: PollTimings,
     /// Failures since the last good answer.
     failures: u32,
@@ -155,25 +161,25 @@ struct NoticePoller {
 }
 
 impl NoticePoller {
-    fn new(cloud: Cloud, machine: CloudPoller, pace: PollTimings) -> Self {
-        Self { cloud, machine, pace, failures: 0, reported_faults: Vec::new() }
+    fn new(cloud: Cloud, poller: CloudPoller, pace: PollTimings) -> Self {
+        Self { cloud, poller, pace, failures: 0, reported_faults: Vec::new() }
     }
 
-    /// What to report after an answer, and how long to wait then.
+    /// The reports after an answer, and how long to wait then.
     fn handle(
         &mut self,
         answer: Result<MetadataResponse, MetadataFault>,
         now: SystemTime,
     ) -> (Vec<NoticeReport>, Duration) {
-        let turn = self.machine.handle(answer, now);
+        let outcome = self.poller.handle(answer, now);
         let mut reports: Vec<NoticeReport> =
-            turn.notices.into_iter().map(NoticeReport::Notice).collect();
-        let fault = match turn.next {
+            outcome.notices.into_iter().map(NoticeReport::Notice).collect();
+        let fault = match outcome.next {
             NextPoll::AtOnce | NextPoll::AfterPoll => None,
             NextPoll::AfterFault(ref fault) => Some(fault),
         };
         self.failures = fault.map_or(0, |_| self.failures.saturating_add(1));
-        let wait = match turn.next {
+        let wait = match outcome.next {
             NextPoll::AtOnce => Duration::ZERO,
             NextPoll::AfterPoll => self.poll(),
             NextPoll::AfterFault(_) => self.pace.fault_wait(self.failures),
@@ -205,7 +211,7 @@ mod tests {
         PollTimings,
     };
 
-    fn listener() -> NoticePoller {
+    fn poller() -> NoticePoller {
         let pace = PollTimings::default();
         NoticePoller::new(Cloud::Aws, CloudPoller::Aws(AwsWatch::new(pace)), pace)
     }
@@ -215,10 +221,10 @@ mod tests {
     }
 
     #[test]
-    fn a_kind_of_trouble_is_told_once() {
-        let mut listener = listener();
+    fn a_kind_of_fault_is_reported_once() {
+        let mut poller = poller();
         let mut troubles = |answer| {
-            let (reports, _) = listener.handle(answer, UNIX_EPOCH);
+            let (reports, _) = poller.handle(answer, UNIX_EPOCH);
             let count =
                 reports.iter().filter(|report| matches!(report, NoticeReport::Trouble { .. }));
             count.count()
@@ -232,8 +238,8 @@ mod tests {
 
     #[test]
     fn waits_grow_with_failures_and_a_good_answer_ends_that() {
-        let mut listener = listener();
-        let mut wait = |answer| listener.handle(answer, UNIX_EPOCH).1;
+        let mut poller = poller();
+        let mut wait = |answer| poller.handle(answer, UNIX_EPOCH).1;
         assert_eq!(wait(answer(500, "")), Duration::from_secs(1));
         assert_eq!(wait(answer(500, "")), Duration::from_secs(2));
         assert_eq!(wait(answer(200, "token")), Duration::ZERO);

@@ -1,16 +1,16 @@
-//! A run without steps, in one process: a thread for each stage, and a conductor that puts together
-//! what they send.
+//! A run without steps, in one process: a thread for each stage, and a coordinator that puts
+//! together their messages.
 //!
 //! ```text
 //!            frames                         losses, updates
-//!  stage 0 ──────────▶ stage 1 ...  ───────────────────────▶ conductor
+//!  stage 0 ──────────▶ stage 1 ...  ───────────────────────▶ coordinator
 //!      ▲ ◀──────────────── ▲                                    │
 //!      └───────────────────┴──────────────── stop ──────────────┘
 //! ```
 //!
-//! Stages never wait for the conductor's answer, because there is nothing to agree on. Every box has
-//! a limit: a stage's holds what its program lets neighbours send, and the conductor's makes stages
-//! wait while it is behind.
+//! Stages never wait for the coordinator's answer, because there is nothing to agree on. Every
+//! mailbox has a limit: a stage's holds what its program lets neighbours send, and the
+//! coordinator's makes stages wait while it is behind.
 
 mod async_coordinator;
 mod choice;
@@ -46,22 +46,22 @@ use crate::failure::{CommandFailure, FailureCode};
 use async_coordinator::AsyncCoordinator;
 use worker::AsyncStageWorker;
 
-/// A message of a stage to the conductor.
+/// A message of a stage to the coordinator.
 pub enum AsyncStageMessage {
     /// It has its memory and its weights.
     Ready,
-    /// What its operations yielded, and how long it has worked so far.
+    /// Outputs of its operations, and how long it has worked so far.
     Output {
         /// Stage that ran them.
         stage: StageIndex,
-        /// What was yielded; never a frame.
+        /// The outputs; never a frame.
         output: AsyncOutput,
         /// Time spent in operations since the beginning.
         busy: Duration,
     },
     /// It came to the end, or was stopped.
     Finished {
-        /// Stage that finished.
+        /// Stage whose program ended.
         stage: StageIndex,
         /// State of the stage's layers.
         state: AsyncState,
@@ -79,9 +79,9 @@ pub enum AsyncStageMessage {
     Faulted {
         /// Stage whose device failed.
         stage: StageIndex,
-        /// What it computed on.
+        /// The device that it computed on.
         device: String,
-        /// The device's error.
+        /// Error of the device.
         fault: DeviceFault,
     },
     /// The stage's thread panicked.
@@ -93,7 +93,7 @@ pub enum AsyncStageMessage {
 
 /// A run without steps.
 pub struct AsyncJob<'a> {
-    /// What all stages begin with.
+    /// The setup of all stages.
     pub setup: Arc<AsyncSetup>,
     /// The model in one stage, as it is evaluated at the end.
     pub whole: &'a StageSetup,
@@ -105,12 +105,12 @@ pub struct AsyncJob<'a> {
     pub bubble: f64,
 }
 
-/// Trains what was prepared with what `outfit` makes for each stage.
+/// Trains the prepared run with the backend that `factory` makes for each stage.
 ///
 /// # Errors
 /// As [`train_on`].
 pub fn train<O: StageBackendFactory>(
-    outfit: &O,
+    factory: &O,
     prepared: &PreparedRun,
     choice: &AsyncPlanChoice,
     observe: &mut dyn FnMut(&ProgressEvent) -> ControlFlow<()>,
@@ -122,17 +122,17 @@ pub fn train<O: StageBackendFactory>(
         interrupt: &prepared.job.interrupt,
         bubble: choice.bubble,
     };
-    train_on(outfit, &job, observe)
+    train_on(factory, &job, observe)
 }
 
 /// Trains to the end, or until `observe` breaks or the run is interrupted: then every stage stops
 /// where it is, and what it has is the model.
 ///
 /// # Errors
-/// If memory could not be had, a device gave up, or a stage panicked. That the model cannot be evaluated
-/// at the end is a note of the outcome.
+/// If memory could not be had, a device gave up, or a stage panicked. That the model cannot be
+/// evaluated at the end is a note of the outcome.
 pub fn train_on<O: StageBackendFactory>(
-    outfit: &O,
+    factory: &O,
     job: &AsyncJob<'_>,
     observe: &mut dyn FnMut(&ProgressEvent) -> ControlFlow<()>,
 ) -> Result<RunOutcome, CommandFailure> {
@@ -141,7 +141,7 @@ pub fn train_on<O: StageBackendFactory>(
     let stages = || (0..program.placement.stage_count()).map(StageIndex);
     let boxes = stages().map(|stage| sync_channel(frames_max(program, stage)));
     let (mailboxes, receivers): (Vec<_>, Vec<_>) = boxes.unzip();
-    let (conductor, messages) = sync_channel(MESSAGES_PER_WORKER * mailboxes.len());
+    let (coordinator, messages) = sync_channel(MESSAGES_PER_WORKER * mailboxes.len());
     let stop = AtomicBool::new(false);
     let conducted = thread::scope(|scope| {
         for (stage, mailbox) in stages().zip(receivers) {
@@ -149,21 +149,22 @@ pub fn train_on<O: StageBackendFactory>(
                 stage,
                 setup: setup.clone(),
                 corpus: job.corpus.clone(),
-                factory: outfit,
+                factory: factory,
                 mailbox,
                 mailboxes: mailboxes.clone(),
-                coordinator: conductor.clone(),
+                coordinator: coordinator.clone(),
                 stop: &stop,
             };
             scope.spawn(move || worker.run());
         }
-        // A thread that waits for a frame that will not come is woken when the last sender is dropped.
-        drop((conductor, mailboxes));
+        // A thread that waits for a frame that will not come is woken when the last sender is
+        // dropped.
+        drop((coordinator, mailboxes));
         AsyncCoordinator::new(setup, job.interrupt, job.bubble, &stop, observe).run(&messages)
     })?;
     let layers = conducted.state.weights();
     let is_whole = conducted.steps_done == u64::from(program.minibatch_count);
-    let evaluated = if is_whole { held_out_loss(outfit, job, &layers) } else { Ok(None) };
+    let evaluated = if is_whole { held_out_loss(factory, job, &layers) } else { Ok(None) };
     // What was trained is not given up because it cannot be evaluated.
     let (loss, failure) = match evaluated {
         Ok(loss) => (loss, None),
@@ -209,14 +210,14 @@ fn setup(prepared: &PreparedRun, choice: &AsyncPlanChoice) -> AsyncSetup {
 
 /// The loss of the model as a whole on held-out text, on what the first stage computed with.
 fn held_out_loss<O: StageBackendFactory>(
-    outfit: &O,
+    factory: &O,
     job: &AsyncJob<'_>,
     layers: &[Vec<f32>],
 ) -> Result<Option<f64>, CommandFailure> {
     let no_memory = |error: AllocateError| {
         CommandFailure::new(FailureCode::OutOfResource, format!("no held-out loss: {error}"))
     };
-    let backend = outfit.backend(StageIndex(0)).map_err(no_memory)?;
+    let backend = factory.backend(StageIndex(0)).map_err(no_memory)?;
     let weights = InitialWeights::Given(Arc::new(layers.to_vec()));
     let setup = StageSetup { weights, ..job.whole.clone() };
     let whole = SerialReference::new(&setup, backend, job.corpus.clone());

@@ -8,8 +8,8 @@
 //!      └────────────────────────────┴──────────────── seals, halt ─────┘
 //! ```
 //!
-//! Workers wait for the coordinator when its channel is full; it never waits for them, so there is no wait
-//! in a circle.
+//! Workers wait for the coordinator when its channel is full; it never waits for them, so there is
+//! no wait in a circle.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -30,11 +30,11 @@ use super::timing::RunClock;
 use super::worker::StageWorker;
 use crate::failure::{CommandFailure, FailureCode, FailureDetail};
 
-/// What a cluster is to do.
+/// The job of the threads of a run.
 pub struct TrainingJob {
-    /// What all stages begin with.
+    /// The setup of all stages.
     pub setup: Arc<StageSetup>,
-    /// Which steps are taken.
+    /// Which steps are accepted: the guard's policy.
     pub policy: GuardPolicy,
     /// Where batches come from.
     pub corpus: Arc<Corpus>,
@@ -44,8 +44,8 @@ pub struct TrainingJob {
     pub interrupt: Interrupt,
 }
 
-/// Runs `job` to its end on this machine's processors. `observe` is called with what happens, and may end
-/// the run after the step under way by breaking.
+/// Runs `job` to its end on this machine's CPU. `observe` is called with what happens, and
+/// may end the run after the step under way by breaking.
 ///
 /// # Errors
 /// If memory could not be had, or a worker panicked.
@@ -56,12 +56,12 @@ pub fn train(
     train_on(&CpuFactory { threads: job.threads, scratch: None }, job, observe)
 }
 
-/// Runs `job` to its end with what `outfit` makes for each stage.
+/// Runs `job` to its end with the executor that `factory` makes for each stage.
 ///
 /// # Errors
 /// As [`train`].
 pub fn train_on<O: ExecutorFactory>(
-    outfit: &O,
+    factory: &O,
     job: &TrainingJob,
     observe: &mut dyn FnMut(&ProgressEvent) -> ControlFlow<()>,
 ) -> Result<RunOutcome, CommandFailure> {
@@ -78,7 +78,7 @@ pub fn train_on<O: ExecutorFactory>(
                 stage,
                 setup: job.setup.clone(),
                 corpus: job.corpus.clone(),
-                factory: outfit,
+                factory: factory,
                 clock,
                 mailbox,
                 mailboxes: mailboxes.clone(),
@@ -94,9 +94,10 @@ pub fn train_on<O: ExecutorFactory>(
         let failed = handles.iter().filter_map(|handle| handle.as_ref().err()).next();
         let outcome = match failed {
             Some(error) => Err(cannot_start(error)),
-            None => Coordinator::new(job, &mailboxes, observe).conduct(&messages),
+            None => Coordinator::new(job, &mailboxes, observe).run(&messages),
         };
-        // From here on no worker blocks on a send to the coordinator, so that all read their mail.
+        // From here on no worker blocks on a send to the coordinator, so that all read their
+        // mailboxes.
         drop(messages);
         match outcome {
             Ok(_) => std::mem::forget(guard),
@@ -108,8 +109,8 @@ pub fn train_on<O: ExecutorFactory>(
     })
 }
 
-/// Sends every worker [`WorkerMessage::Abort`] when dropped, unless it is forgotten: on an error, and when the
-/// coordinator panics. A worker that is gone needs none.
+/// Sends every worker [`WorkerMessage::Abort`] when dropped, unless it is forgotten: on an error,
+/// and when the coordinator panics. A worker that is gone needs none.
 struct AbortGuard<'a> {
     mailboxes: &'a [SyncSender<WorkerMessage>],
 }

@@ -22,7 +22,7 @@ use super::trace::trace;
 use crate::device::code_of_fault;
 use crate::failure::{CommandFailure, FailureCode, FailureDetail};
 
-/// What a run ends with.
+/// The outcome of a run.
 pub struct RunOutcome {
     /// Steps that were sealed.
     pub steps_done: u64,
@@ -38,11 +38,11 @@ pub struct RunOutcome {
     pub elapsed: Duration,
     /// Steps that an earlier command had sealed, in another time.
     pub steps_before: u64,
-    /// What was done when in the last steps, as the text of a trace file.
+    /// The slices of the last steps, as the text of a trace file.
     pub trace: Option<String>,
     /// The order that was found, as the text of a program, where one was to be found.
     pub order: Option<String>,
-    /// What is missing although the run came to its end, and why.
+    /// Results that are missing although the run ended, and why.
     pub notes: Vec<String>,
 }
 
@@ -89,11 +89,11 @@ impl<'a> Coordinator<'a> {
         }
     }
 
-    /// Conducts the run to its end.
+    /// Coordinates the run to its end.
     ///
     /// # Errors
     /// If memory could not be had, or a worker panicked.
-    pub fn conduct(
+    pub fn run(
         mut self,
         messages: &Receiver<CoordinatorMessage>,
     ) -> Result<RunOutcome, CommandFailure> {
@@ -178,8 +178,8 @@ impl<'a> Coordinator<'a> {
         self.report(ProgressEvent::Step(record));
     }
 
-    fn report(&mut self, news: ProgressEvent) {
-        if (self.observe)(&news).is_break() {
+    fn report(&mut self, event: ProgressEvent) {
+        if (self.observe)(&event).is_break() {
             self.control = ControlFlow::Break(());
         }
     }
@@ -189,14 +189,15 @@ impl<'a> Coordinator<'a> {
             match mailbox.try_send(WorkerMessage::Event(event.clone())) {
                 // A worker that panicked has reported it.
                 Ok(()) | Err(TrySendError::Disconnected(_)) => {}
-                Err(TrySendError::Full(_)) => panic!("stage {stage} has no room for {event:?}"),
+                Err(TrySendError::Full(_)) => panic!("stage {stage} has no space for {event:?}"),
             }
         }
     }
 
     fn outcome(self, results: Vec<StageResult>) -> RunOutcome {
         let mut layers = Vec::new();
-        let (mut digests, mut twins) = (BTreeMap::new(), Vec::new());
+        let mut digests = BTreeMap::new();
+        let mut twins = Vec::new();
         for result in results {
             assert_eq!(result.updates, self.ledger.updates(), "all stages applied all seals");
             layers.extend(result.layers);
@@ -237,7 +238,7 @@ fn store_failed(stage: StageIndex, error: StashStoreError) -> CommandFailure {
         CommandFailure::new(FailureCode::OutOfResource, format!("stage {stage}: {error}"));
     failure.details = vec![
         FailureDetail::new("what passes keep could not leave memory or come back")
-            .hint("room on the disk of the run's folder, or memory.offload_store = \"memory\""),
+            .hint("space on the disk of the run's folder, or memory.offload_store = \"memory\""),
     ];
     failure
 }
@@ -264,7 +265,7 @@ fn faulted(
 pub(super) fn died(stage: StageIndex) -> CommandFailure {
     let what = format!("the worker of stage {stage} died");
     let mut failure = CommandFailure::new(FailureCode::Internal, what);
-    let detail = FailureDetail::new("what it said stands above");
+    let detail = FailureDetail::new("its messages are printed above");
     failure.details = vec![detail.why("this is a defect of zbelastic, not of the run")];
     failure
 }

@@ -12,11 +12,11 @@ use crate::text::{self, TrainingText};
 pub struct RunCorpus {
     /// Windows of the text, to train on and held out.
     pub corpus: Corpus,
-    /// What the heading and the notes report about it.
+    /// Summary of the text for the heading and the notes.
     pub about: TextSummary,
 }
 
-/// What the heading and the notes report about a text.
+/// Summary of a text for the heading and the notes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TextSummary {
     /// Whether it is the one that the binary carries.
@@ -52,7 +52,8 @@ pub fn load_text(loaded: &LoadedConfig) -> Result<RunCorpus, CommandFailure> {
 /// # Errors
 /// With everything that is wrong with it.
 pub fn gather_text(loaded: &LoadedConfig) -> Result<TrainingText, CommandFailure> {
-    let (config, place) = (&loaded.config, loaded.settings.origin(Key::Text).to_string());
+    let config = &loaded.config;
+    let place = loaded.settings.origin(Key::Text).to_string();
     if config.text.is_empty() {
         return Ok(builtin::text());
     }
@@ -66,7 +67,8 @@ pub fn gather_text(loaded: &LoadedConfig) -> Result<TrainingText, CommandFailure
 /// # Errors
 /// If it cannot be trained on.
 pub fn cut_text(text: TrainingText, loaded: &LoadedConfig) -> Result<RunCorpus, CommandFailure> {
-    let (config, place) = (&loaded.config, loaded.settings.origin(Key::Text).to_string());
+    let config = &loaded.config;
+    let place = loaded.settings.origin(Key::Text).to_string();
     let cut = CorpusConfig {
         shape: config.batch.microbatch,
         microbatch_count: config.batch.microbatch_count,
@@ -76,7 +78,8 @@ pub fn cut_text(text: TrainingText, loaded: &LoadedConfig) -> Result<RunCorpus, 
     };
     let noted = text.files.iter().filter_map(|file| Some((file.path.clone(), file.note?)));
     let noted = noted.collect();
-    let (file_count, size) = (text.files.len(), Bytes(text.bytes.len() as u64));
+    let file_count = text.files.len();
+    let size = Bytes(text.bytes.len() as u64);
     let byte_entropy = byte_entropy(&text.bytes);
     let corpus = Corpus::new(text.bytes, &cut).map_err(|error| corpus_failure(&error, &place))?;
     let about = TextSummary {
@@ -118,7 +121,7 @@ fn byte_entropy(bytes: &[u8]) -> f64 {
 }
 
 impl TextSummary {
-    /// What is worth knowing before a run.
+    /// Notes on the text, printed before a run.
     pub fn notes(&self) -> impl Iterator<Item = String> {
         let note =
             |path: &std::path::PathBuf| format!("{} is not UTF-8 and is left out", path.display());

@@ -1,4 +1,4 @@
-//! NVIDIA devices as what workers compute with.
+//! The executor factory of NVIDIA devices.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -18,12 +18,12 @@ use super::timing::RunClock;
 use crate::device;
 use crate::failure::CommandFailure;
 
-/// Devices that were opened, dealt out to stages in turn. A device that was opened twice has two streams,
-/// which run side by side.
+/// Devices that were opened, dealt out to stages in turn. A device that was opened twice has two
+/// streams, which run side by side.
 pub struct DeviceFactory<D: Device> {
     /// Each with its name.
     pub opened: Vec<(String, Arc<D>)>,
-    /// The folder for what leaves memory; none if it goes to the host's memory.
+    /// The folder for offloaded passes; none if they go to the host's memory.
     pub scratch: Option<PathBuf>,
     /// Whether they capture graphs of operations that are launched again and again.
     pub graphs: GraphMode,
@@ -62,15 +62,15 @@ impl<D: Device + Send + Sync> ExecutorFactory for DeviceFactory<D> {
         setup: &StageSetup,
         stage: StageIndex,
     ) -> Result<Self::Executor, AllocateError> {
-        let bench =
+        let executor =
             executor_with_store(setup, stage, self.backend(stage)?, self.scratch.as_deref())?;
         // Of a device the clock is not read: it has its own.
         let clock = RunClock::start();
-        Ok(bench.with_timer(LayerTimer::new(Box::new(move || clock.now_us()))))
+        Ok(executor.with_timer(LayerTimer::new(Box::new(move || clock.now_us()))))
     }
 
-    fn weights(bench: &Self::Executor) -> Vec<(LayerId, Vec<f32>)> {
-        download_weights(bench)
+    fn weights(executor: &Self::Executor) -> Vec<(LayerId, Vec<f32>)> {
+        download_weights(executor)
     }
 
     fn name(&self, stage: StageIndex) -> String {

@@ -1,5 +1,5 @@
-//! Whether a disk holds what a run writes, looked at before it begins: checkpoints that do not fit would end
-//! it hours later.
+//! Whether a disk holds what a run writes, checked before it begins: checkpoints that do not fit
+//! would end it hours later.
 
 use std::path::{Path, PathBuf};
 
@@ -15,12 +15,12 @@ use crate::machine::disk_space;
 /// Bytes of a weight in the model that a run leaves behind.
 const MODEL_BYTES_PER_WEIGHT: u64 = 4;
 
-/// What a run of so many workers writes, all of them on one disk: checkpoints with their copies, and the
-/// model behind the last one.
+/// What a run of so many workers writes, all of them on one disk: checkpoints with their copies,
+/// and the model behind the last one.
 fn needed(config: &RunConfig, worker_count: u32, sharing: DeviceSharing) -> (Bytes, u64) {
     let (_, weights) = model_size(&config.model);
     let model = MODEL_BYTES_PER_WEIGHT * weights;
-    let kept = match sharing {
+    let checkpoint_count = match sharing {
         DeviceSharing::Threads => 0,
         // One more is written before the oldest goes, and no step has two.
         DeviceSharing::Processes => (u64::from(config.checkpoint.keep_last) + 1).min(config.steps),
@@ -28,10 +28,10 @@ fn needed(config: &RunConfig, worker_count: u32, sharing: DeviceSharing) -> (Byt
     let times = 1 + u64::from(config.checkpoint.copies.min(worker_count));
     let layers = model_layers(&config.model);
     let checkpoint: u64 = layers.iter().map(|layer| image_bytes(layer.len())).sum();
-    (Bytes(kept * times * checkpoint + model), kept)
+    (Bytes(checkpoint_count * times * checkpoint + model), checkpoint_count)
 }
 
-/// Checks that a run's files find room in its folder.
+/// Checks that a run's files fit the disk of its folder.
 ///
 /// # Errors
 /// If they do not, with what would help.
@@ -41,13 +41,15 @@ pub fn check_disk(
     worker_count: u32,
     sharing: DeviceSharing,
 ) -> Result<(), CommandFailure> {
-    let (needed, kept) = needed(config, worker_count, sharing);
+    let (needed, checkpoint_count) = needed(config, worker_count, sharing);
     // A relative folder is seen from each node's own, which lies in the run's.
-    let place = config.checkpoint.folder.as_ref().map_or(folder.to_owned(), |dir| folder.join(dir));
-    let place = existing(&place);
-    // A disk whose room cannot be read is not refused: the first checkpoint will show.
-    match disk_space(&place) {
-        Ok((free, _)) if free < needed => Err(failure(&place, (needed, free), (kept, config))),
+    let path = config.checkpoint.folder.as_ref().map_or(folder.to_owned(), |dir| folder.join(dir));
+    let path = existing(&path);
+    // A disk whose free space cannot be read is not refused: the first checkpoint will show.
+    match disk_space(&path) {
+        Ok((free, _)) if free < needed => {
+            Err(failure(&path, (needed, free), (checkpoint_count, config)))
+        }
         Ok(_) | Err(_) => Ok(()),
     }
 }
@@ -59,16 +61,16 @@ fn existing(folder: &Path) -> PathBuf {
 }
 
 fn failure(
-    place: &Path,
+    path: &Path,
     (needed, free): (Bytes, Bytes),
-    (kept, config): (u64, &RunConfig),
+    (checkpoint_count, config): (u64, &RunConfig),
 ) -> CommandFailure {
-    let what = format!("the disk at {} does not hold this run", place.display());
+    let what = format!("the disk at {} does not hold this run", path.display());
     let mut failure = CommandFailure::new(FailureCode::OutOfResource, what);
     let copies = config.checkpoint.copies;
     let detail = FailureDetail::new(format!("it writes up to {needed}, {free} are free"))
         .why(format!(
-            "{kept} checkpoints of weights and moments, each piece on {copies} more nodes, and the model"
+            "{checkpoint_count} checkpoints of weights and moments, each piece on {copies} more nodes, and the model"
         ))
         .hint(
             "another --out; or --set checkpoint.keep_last=1, --set checkpoint.copies=0, or \
@@ -102,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn a_disk_without_room_is_refused_with_what_helps() {
+    fn a_disk_without_space_is_refused_with_what_helps() {
         let config = config("keep_last = 3");
         let numbers = (Bytes(4 << 30), Bytes(1 << 30));
         let failure = failure(Path::new("/small"), numbers, (4, &config));
@@ -115,8 +117,8 @@ mod tests {
 
     #[test]
     fn a_folder_that_is_not_there_yet_lies_on_the_disk_above_it() {
-        let site = tempfile::tempdir().expect("a folder");
-        assert_eq!(existing(&site.path().join("a/b")), site.path());
+        let root = tempfile::tempdir().expect("a folder");
+        assert_eq!(existing(&root.path().join("a/b")), root.path());
         assert_eq!(existing(Path::new("not/there")), Path::new("."));
     }
 }

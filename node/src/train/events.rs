@@ -1,4 +1,5 @@
-//! What `--json` prints and `metrics.jsonl` keeps: one object a line, each with its `event`.
+//! The events that `--json` prints and `metrics.jsonl` keeps: one object a line, each with its
+//! `event`.
 //!
 //! JSON has no NaN and no infinity; a number that is one of them is `null`.
 
@@ -42,7 +43,7 @@ pub struct StepEvent {
     pub gnorm: Option<f64>,
     /// `keep`, `clip` or `skip`.
     pub verdict: &'static str,
-    /// What the gradient was multiplied with; `null` for a step that was skipped.
+    /// Factor that the gradient was multiplied with; `null` for a step that was skipped.
     pub clip: Option<f64>,
     /// The learning rate of the step.
     pub lr: f64,
@@ -56,7 +57,7 @@ pub struct StepEvent {
     pub bubble_measured: f64,
     /// That share by the schedule, with what passes took lately.
     pub bubble_planned: f64,
-    /// How often the step was taken.
+    /// How often the step was attempted.
     pub attempts: u32,
 }
 
@@ -148,7 +149,8 @@ impl From<&HeldOutLoss> for EvalEvent {
 }
 
 impl RunEvent {
-    /// The event as a line that is written now, without its end; the time is in milliseconds since 1970.
+    /// The event as a line that is written now, without its end; the time is in milliseconds since
+    /// 1970.
     pub fn line(&self, at_ms: u64) -> String {
         let line = MetricsLine { event: self, at_ms };
         serde_json::to_string(&line).expect("numbers and texts are JSON")

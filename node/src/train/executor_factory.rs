@@ -1,4 +1,4 @@
-//! What workers compute with.
+//! Factories of the stage executors that workers compute with.
 
 use std::path::{Path, PathBuf};
 
@@ -10,12 +10,12 @@ use zbelastic_types::{LayerId, StageIndex};
 use crate::args::DeviceSelector;
 use crate::second_store::FileSecondStore;
 
-/// Makes what a worker computes with, on the worker's own thread.
+/// Makes the stage executor that a worker computes with, on the worker's own thread.
 pub trait ExecutorFactory: Sync {
-    /// The workbench that it makes.
+    /// The stage executor that it makes.
     type Executor: StageExecutor;
 
-    /// The workbench of a stage at the beginning of a run.
+    /// The executor of a stage at the beginning of a run.
     ///
     /// # Errors
     /// If memory or threads cannot be had.
@@ -26,13 +26,13 @@ pub trait ExecutorFactory: Sync {
     ) -> Result<Self::Executor, AllocateError>;
 
     /// The weights it ends with, by layer.
-    fn weights(bench: &Self::Executor) -> Vec<(LayerId, Vec<f32>)>;
+    fn weights(executor: &Self::Executor) -> Vec<(LayerId, Vec<f32>)>;
 
-    /// What a stage computes on, as a person would name it.
+    /// The device that a stage computes on, as it is printed.
     fn name(&self, stage: StageIndex) -> String;
 }
 
-/// An outfit whose workbenches are backends: what stages without steps compute with.
+/// A factory that also makes bare backends, which stages without steps compute with.
 pub trait StageBackendFactory: ExecutorFactory {
     /// The backend that it makes.
     type Backend: Backend;
@@ -49,7 +49,7 @@ pub trait StageBackendFactory: ExecutorFactory {
 pub struct CpuFactory {
     /// Threads that compute, in each worker.
     pub threads: usize,
-    /// The folder for what leaves memory; none if it goes to other memory.
+    /// The folder for offloaded passes; none if they go to other memory.
     pub scratch: Option<PathBuf>,
 }
 
@@ -64,8 +64,8 @@ impl ExecutorFactory for CpuFactory {
         executor_with_store(setup, stage, self.backend(stage)?, self.scratch.as_deref())
     }
 
-    fn weights(bench: &Self::Executor) -> Vec<(LayerId, Vec<f32>)> {
-        download_weights(bench)
+    fn weights(executor: &Self::Executor) -> Vec<(LayerId, Vec<f32>)> {
+        download_weights(executor)
     }
 
     fn name(&self, _: StageIndex) -> String {
@@ -81,7 +81,8 @@ impl StageBackendFactory for CpuFactory {
     }
 }
 
-/// The bench of a stage whose passes leave to files in a folder of its own, if there is one for them.
+/// The executor of a stage whose passes are offloaded to files in a folder of its own, if there is
+/// one for them.
 pub(super) fn executor_with_store<B: Backend>(
     setup: &StageSetup,
     stage: StageIndex,
@@ -94,12 +95,14 @@ pub(super) fn executor_with_store<B: Backend>(
     BackendExecutor::storing(setup, stage, backend, store)
 }
 
-/// The weights of a bench, by layer.
-pub(super) fn download_weights<B: Backend>(bench: &BackendExecutor<B>) -> Vec<(LayerId, Vec<f32>)> {
-    let backend = bench.backend();
+/// The weights of an executor, by layer.
+pub(super) fn download_weights<B: Backend>(
+    executor: &BackendExecutor<B>,
+) -> Vec<(LayerId, Vec<f32>)> {
+    let backend = executor.backend();
     let weights = |layer: &LayerState<B>| {
         let all = BufferView::new(&layer.w, 0..layer.spec.len());
         (layer.spec.layer, backend.download(all))
     };
-    bench.layers().map(weights).collect()
+    executor.layers().map(weights).collect()
 }

@@ -1,4 +1,4 @@
-//! The run folder: what a run leaves behind.
+//! The run folder: the files of a run.
 //!
 //! ```text
 //! config.toml      the effective configuration, which `train` reads back
@@ -42,10 +42,10 @@ pub const RUNS: &str = "runs";
 /// Folders of one name below it.
 const RUNS_MAX: u32 = 9_999;
 
-/// What a run is to be, as its folder is opened for it.
+/// The run that a folder is opened for.
 #[derive(Clone, Copy, Debug)]
 pub struct RunFolderRequest<'a> {
-    /// The run's configuration.
+    /// Configuration of the run.
     pub config: &'a RunConfig,
     /// The same as the folder holds it: a line with workers and threads, then the effective keys.
     pub text: &'a str,
@@ -60,7 +60,8 @@ pub enum RunStart {
     New,
     /// It was interrupted there.
     Resumed,
-    /// From the last checkpoint of the run that is there: only what changes no bit is another than it had.
+    /// From the last checkpoint of the run that is there: only what changes no bit is another than
+    /// it had.
     ResumedFromCheckpoint,
     /// From the last checkpoint of the run that is there, by a configuration that makes other bits.
     Branched,
@@ -79,25 +80,26 @@ pub struct RunFolder {
 impl RunFolder {
     /// The folder `out`, or the first that is free of `runs/<name>-1` and so on; with the
     /// configuration in it, so that one that cannot be written is found before training starts.
-    /// One in which processes trained and were interrupted goes on, if the configuration makes the same bits.
+    /// One in which processes trained and were interrupted goes on, if the configuration makes the
+    /// same bits.
     ///
     /// # Errors
     /// If it cannot be written, or holds another run, or one that is done.
     pub fn open(
         out: Option<&Path>,
         name: &str,
-        wanted: RunFolderRequest<'_>,
+        request: RunFolderRequest<'_>,
     ) -> Result<Self, CommandFailure> {
-        let Some(path) = out else { return Self::create(out, name, wanted.text) };
-        let beginning = start_in(path, wanted)?;
-        if beginning == RunStart::New {
-            return Self::create(out, name, wanted.text);
+        let Some(path) = out else { return Self::create(out, name, request.text) };
+        let run_start = start_in(path, request)?;
+        if run_start == RunStart::New {
+            return Self::create(out, name, request.text);
         }
         let metrics_path = path.join(METRICS);
         let metrics = whole_file::open_to_append(&metrics_path);
         let metrics = metrics.map_err(|error| no_place(&metrics_path, &error))?;
         take(path, &metrics)?;
-        Ok(Self { path: path.to_owned(), start: beginning, metrics, is_empty: false })
+        Ok(Self { path: path.to_owned(), start: run_start, metrics, is_empty: false })
     }
 
     /// How the run begins.
@@ -182,7 +184,7 @@ fn no_place(path: &Path, error: &io::Error) -> CommandFailure {
     let mut failure = cannot_write(path, error);
     let detail = FailureDetail::new("a run needs a folder that can be made and written");
     failure.details =
-        vec![detail.at("--out").hint("--out with another folder, or room on the disk")];
+        vec![detail.at("--out").hint("--out with another folder, or space on the disk")];
     failure
 }
 
@@ -215,8 +217,9 @@ fn ended_early(path: &Path) -> bool {
     recorded_end(path).is_some_and(|run| run["interrupted"] == true)
 }
 
-/// How a run begins in a folder that may hold one. A branch takes a folder whose run is done as well.
-fn start_in(path: &Path, wanted: RunFolderRequest<'_>) -> Result<RunStart, CommandFailure> {
+/// How a run begins in a folder that may hold one. A branch takes a folder whose run is done as
+/// well.
+fn start_in(path: &Path, request: RunFolderRequest<'_>) -> Result<RunStart, CommandFailure> {
     if !path.join(CLUSTER).is_dir() {
         return Ok(RunStart::New);
     }
@@ -226,15 +229,15 @@ fn start_in(path: &Path, wanted: RunFolderRequest<'_>) -> Result<RunStart, Comma
         Err(error) => return Err(no_place(&path.join(CONFIG), &error)),
     };
     let is_done = path.join(RUN).exists() && !ended_early(path);
-    if keys_of(&held) == keys_of(wanted.text) {
+    if keys_of(&held) == keys_of(request.text) {
         return Ok(if is_done { RunStart::New } else { RunStart::Resumed });
     }
     let known = load_document(&path.join(CONFIG).display().to_string(), &held);
     let known = known.ok().map(|known| known.config);
-    if !is_done && known.as_ref().is_some_and(|known| known.makes_same_bits(wanted.config)) {
+    if !is_done && known.as_ref().is_some_and(|known| known.makes_same_bits(request.config)) {
         Ok(RunStart::ResumedFromCheckpoint)
-    } else if wanted.may_branch {
-        check_branch(path, known.as_ref(), wanted.config).map(|()| RunStart::Branched)
+    } else if request.may_branch {
+        check_branch(path, known.as_ref(), request.config).map(|()| RunStart::Branched)
     } else if is_done {
         Ok(RunStart::New)
     } else {
@@ -242,11 +245,12 @@ fn start_in(path: &Path, wanted: RunFolderRequest<'_>) -> Result<RunStart, Comma
     }
 }
 
-/// What a branch must have in common with the run that it goes on from, looked at before that is ended.
+/// What a branch must have in common with the run that it goes on from, checked before that is
+/// ended.
 fn check_branch(
     path: &Path,
     known: Option<&RunConfig>,
-    wanted: &RunConfig,
+    config: &RunConfig,
 ) -> Result<(), CommandFailure> {
     let other = |key: &str| {
         let what = format!("{} holds a run with another {key}", path.display());
@@ -256,8 +260,8 @@ fn check_branch(
         Err(failure)
     };
     match known {
-        Some(known) if known.model != wanted.model => other("[model]"),
-        Some(known) if known.checkpoint.folder != wanted.checkpoint.folder => {
+        Some(known) if known.model != config.model => other("[model]"),
+        Some(known) if known.checkpoint.folder != config.checkpoint.folder => {
             other("checkpoint.dir")
         }
         Some(_) => Ok(()),
@@ -281,8 +285,8 @@ fn other_configuration(path: &Path) -> CommandFailure {
     failure
 }
 
-/// A branch has begun: the folder's configuration is its own from now on, and what a run that was done left is
-/// put aside, under the number of its steps.
+/// A branch has begun: the folder's configuration is its own from now on, and what a run that was
+/// done left is put aside, under the number of its steps.
 ///
 /// # Errors
 /// If something cannot be renamed or written.
@@ -416,8 +420,8 @@ mod tests {
         fs::create_dir(out.join(CLUSTER)).expect("room");
         let mut again = open("[train]\nseed = 1\n").expect("interrupted");
         again.append_metrics("{}").expect("room");
-        let taken = open("[train]\nseed = 1\n").expect_err("under way");
-        assert!(taken.to_string().contains("is in use"), "{taken}");
+        let refused = open("[train]\nseed = 1\n").expect_err("under way");
+        assert!(refused.to_string().contains("is in use"), "{refused}");
         drop(again);
         assert_eq!(fs::read_to_string(out.join(METRICS)).expect("written"), "{}\n{}\n");
         let other = open("[train]\nseed = 2\n").expect_err("another run");
@@ -434,15 +438,16 @@ mod tests {
         let keys = format!("[model]\npreset = \"tiny\"\n{keys}");
         let config = load_document("test", &keys).expect("legal").config;
         let text = format!("# zbelastic train config.toml --workers 2\n{keys}");
-        let wanted = RunFolderRequest { config: &config, text: &text, may_branch };
-        RunFolder::open(Some(out), "unused", wanted)
+        let request = RunFolderRequest { config: &config, text: &text, may_branch };
+        RunFolder::open(Some(out), "unused", request)
     }
 
     #[test]
     fn what_makes_other_bits_goes_on_as_a_branch_if_a_person_says_so() {
         let parent = tempfile::tempdir().expect("a folder");
         let out = parent.path().join("run");
-        let (first, longer) = ("[train]\nsteps = 10\n", "[train]\nsteps = 20\n");
+        let first = "[train]\nsteps = 10\n";
+        let longer = "[train]\nsteps = 20\n";
         let moved = "[train]\nsteps = 10\n[schedule]\nkind = \"1f1b\"\n";
         drop(opened(&out, first, false).expect("new"));
         fs::create_dir_all(out.join(CLUSTER)).expect("room");

@@ -1,5 +1,5 @@
-//! What ends a run early: Ctrl-C, SIGTERM, or a cloud's notice that the machine is taken away. Once to
-//! finish the step, twice to stop immediately.
+//! Requests that end a run early: Ctrl-C, SIGTERM, or a cloud's notice that the machine is taken
+//! away. Once to finish the step, twice to stop immediately.
 
 use std::io::{self, Write};
 use std::process;
@@ -13,15 +13,15 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use crate::failure::{CommandFailure, FailureCode};
 use crate::notice::{NoticeCause, NoticeReport, NoticeSettings, NoticeWatch};
 
-/// How often the run was requested to end, and by whom first. Atomics, because signals and notices arrive on
-/// a thread of their own.
+/// How often the run was requested to end, and by whom first. Atomics, because signals and notices
+/// arrive on a thread of their own.
 #[derive(Clone, Debug, Default)]
 pub struct Interrupt {
     count: Arc<AtomicU32>,
     is_preempted: Arc<AtomicBool>,
 }
 
-/// What requests the end.
+/// The source of a request to end the run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum StopRequest {
     /// A person, or a closed terminal.
@@ -55,57 +55,58 @@ impl Interrupt {
         let signals = {
             let _inside = runtime.enter();
             let of = |kind| signal(kind).map_err(|error| cannot("signals", &error));
-            let (interrupt, terminate) =
-                (of(SignalKind::interrupt())?, of(SignalKind::terminate())?);
+            let interrupt = of(SignalKind::interrupt())?;
+            let terminate = of(SignalKind::terminate())?;
             Signals { interrupt, terminate, hangup: of(SignalKind::hangup())? }
         };
         let watch = settings.map(NoticeWatch::start).transpose();
         let watch = watch.map_err(|error| cannot("notices", &error))?;
-        let asked = Self::default();
-        let told = asked.clone();
-        let listen = move || runtime.block_on(told.serve(signals, watch));
+        let interrupt = Self::default();
+        let clone = interrupt.clone();
+        let listen = move || runtime.block_on(clone.serve(signals, watch));
         let started = thread::Builder::new().name("signals".to_owned()).spawn(listen);
-        started.map(|_| asked).map_err(|error| cannot("signals", &error))
+        started.map(|_| interrupt).map_err(|error| cannot("signals", &error))
     }
 
     async fn serve(self, mut signals: Signals, mut watch: Option<NoticeWatch>) {
         loop {
-            let wish = tokio::select! {
+            let request = tokio::select! {
                 Some(()) = signals.interrupt.recv() => StopRequest::Person,
                 Some(()) = signals.hangup.recv() => StopRequest::Person,
                 Some(()) = signals.terminate.recv() => StopRequest::Terminate,
                 Some(report) = next(&mut watch) => match notice_of(&report) {
-                    Some(wish) => wish,
+                    Some(request) => request,
                     None => continue,
                 },
                 else => return,
             };
-            self.note(&wish);
+            self.note(&request);
         }
     }
 
-    fn note(&self, wish: &StopRequest) {
-        let Some(says) = self.answer(wish) else { process::exit(self.code() as i32) };
+    fn note(&self, request: &StopRequest) {
+        let Some(message) = self.answer(request) else { process::exit(self.code() as i32) };
         // Standard error may be closed; the run ends all the same.
-        let _ = writeln!(io::stderr(), "\n{says}");
+        let _ = writeln!(io::stderr(), "\n{message}");
     }
 
-    /// The message printed for a request; none if it is the second, and the process ends immediately.
-    fn answer(&self, wish: &StopRequest) -> Option<String> {
+    /// The message printed for a request; none if it is the second, and the process ends
+    /// immediately.
+    fn answer(&self, request: &StopRequest) -> Option<String> {
         let is_first = self.count.fetch_add(1, Ordering::SeqCst) == 0;
         if is_first {
-            self.is_preempted.store(*wish != StopRequest::Person, Ordering::SeqCst);
+            self.is_preempted.store(*request != StopRequest::Person, Ordering::SeqCst);
         }
-        let says = match wish {
+        let message = match request {
             StopRequest::Person => {
                 "finishing the step; press Ctrl-C again to stop immediately".to_owned()
             }
             StopRequest::Terminate => "SIGTERM: finishing the step".to_owned(),
             StopRequest::Notice(what) => format!("{what}: finishing the step"),
         };
-        // A notice comes before the signal of the same machine: it is no second wish.
-        let is_notice = matches!(wish, StopRequest::Notice(_));
-        (is_first || is_notice).then_some(says)
+        // A notice comes before the signal of the same machine: it is no second request.
+        let is_notice = matches!(request, StopRequest::Notice(_));
+        (is_first || is_notice).then_some(message)
     }
 
     /// Whether the run should end with the step under way.
@@ -114,8 +115,8 @@ impl Interrupt {
         self.count.load(Ordering::SeqCst) > 0
     }
 
-    /// The exit code of a run that ends for it: with [`FailureCode::Drained`] a process manager starts the
-    /// same command again.
+    /// The exit code of a run that ends for it: with [`FailureCode::Drained`] a process manager
+    /// starts the same command again.
     #[must_use]
     pub fn code(&self) -> FailureCode {
         if self.is_preempted.load(Ordering::SeqCst) {
@@ -159,8 +160,8 @@ mod tests {
         for (first, code) in codes {
             let interrupt = Interrupt::default();
             assert!(!interrupt.is_requested());
-            let said = interrupt.answer(&first).expect("the step is finished");
-            assert!(said.contains("finishing the step"), "{said}");
+            let message = interrupt.answer(&first).expect("the step is finished");
+            assert!(message.contains("finishing the step"), "{message}");
             assert!(interrupt.is_requested() && interrupt.code() == code);
             assert!(interrupt.answer(&StopRequest::Notice("again".to_owned())).is_some());
             assert_eq!(interrupt.answer(&StopRequest::Person), None);
@@ -171,7 +172,8 @@ mod tests {
     #[test]
     fn a_run_ends_for_a_machine_that_is_taken_away_and_not_for_one_that_may_be() {
         let notice = |cause| {
-            let (source, event) = (Cloud::Gcp, EventId::new("e"));
+            let source = Cloud::Gcp;
+            let event = EventId::new("e");
             notice_of(&NoticeReport::Notice(Notice { cause, deadline: None, source, event }))
         };
         assert!(

@@ -1,4 +1,4 @@
-//! What threads send each other. Every box has a limit.
+//! The messages between threads. Every mailbox has a limit.
 
 use zbelastic_consensus::checkpoint::LayerDigest;
 use zbelastic_consensus::validation::GradientReport;
@@ -21,7 +21,7 @@ pub enum WorkerMessage {
 pub enum CoordinatorMessage {
     /// A stage has its memory and its weights.
     Ready,
-    /// What a stage did since it last sent slices; sent before each report.
+    /// Slices of a stage since it last sent any; sent before each report.
     Slices {
         /// Stage that did it.
         stage: StageIndex,
@@ -45,16 +45,16 @@ pub enum CoordinatorMessage {
     StoreFailed {
         /// Stage whose store failed.
         stage: StageIndex,
-        /// The store's error.
+        /// Error of the stash store.
         error: StashStoreError,
     },
     /// A stage's device gave up. Nothing that it computed since has left it.
     Faulted {
         /// Stage whose device failed.
         stage: StageIndex,
-        /// What the stage computes on.
+        /// The device that the stage computes on.
         device: String,
-        /// The device's error.
+        /// Error of the device.
         fault: DeviceFault,
     },
     /// A worker's thread panicked.
@@ -73,7 +73,7 @@ pub struct HeldOutLoss {
     pub loss: f64,
 }
 
-/// What a stage ends with.
+/// The final state of a stage.
 pub struct StageResult {
     /// Weights of its layers.
     pub layers: Vec<(LayerId, Vec<f32>)>,
@@ -85,9 +85,9 @@ pub struct StageResult {
     pub updates: u64,
 }
 
-/// Mail that may wait for one worker. While it runs a single operation its neighbours send at most
-/// the frames that an engine accepts, which is seven for each of its passes, and the gradients of
-/// twins; sums, seals and the end of the run come to less than what is added for them.
+/// Messages that may wait for one worker. While it runs a single operation its neighbours send at
+/// most the frames that an engine accepts, which is seven for each of its passes, and the gradients
+/// of twins; sums, seals and the end of the run come to less than what is added for them.
 pub fn mailbox_limit(plan: &Plan, stage: StageIndex) -> usize {
     const FRAMES_PER_PASS: usize = 7;
     const CONTROL: usize = 16;

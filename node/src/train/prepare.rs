@@ -31,11 +31,11 @@ use crate::machine::core_count;
 
 /// A run that can begin.
 pub struct PreparedRun {
-    /// What its folder is named after.
+    /// Name of the run, which its folder is named after.
     pub name: String,
-    /// The run's configuration.
+    /// Configuration of the run.
     pub config: RunConfig,
-    /// What is worth knowing before it begins.
+    /// Notes that are printed before the run begins.
     pub notes: Vec<ConfigNote>,
     /// About the text that it trains on.
     pub text: TextSummary,
@@ -43,17 +43,17 @@ pub struct PreparedRun {
     pub plan: RunPlan,
     /// Its stages, each with a worker.
     pub worker_count: u32,
-    /// What workers compute on.
+    /// The devices that workers compute on.
     pub devices: RunDevices,
     /// How they share it.
     pub sharing: DeviceSharing,
-    /// What is handed to the workers.
+    /// The job of the workers.
     pub job: TrainingJob,
 }
 
 /// The plan that workers follow.
 pub enum RunPlan {
-    /// Synchronous steps.
+    /// A plan of synchronous steps.
     Synchronous(PlanChoice),
     /// A program without steps. What needs a plan of steps for the whole model, as evaluation at
     /// the end does, has one of a single stage beside it.
@@ -84,7 +84,7 @@ impl RunPlan {
         }
     }
 
-    /// What each stage takes.
+    /// Memory that each stage takes.
     #[must_use]
     pub fn memory(&self) -> &[StageMemory] {
         match self {
@@ -159,14 +159,14 @@ pub fn prepare(args: &TrainArgs) -> Result<PreparedRun, CommandFailure> {
         // Without a configuration there is no text and no plan to speak of.
         Err(failure) => (load(&sources).map_err(|_| failure.clone())?, Err(failure)),
     };
-    let machines = RunDevices::find(args.device.as_ref(), loaded.config.arithmetic.device)?;
+    let devices = RunDevices::find(args.device.as_ref(), loaded.config.arithmetic.device)?;
     let worker_count = args.workers.unwrap_or_else(|| workers_default(&loaded.config));
     let text = load_text(&loaded);
     // Threads of one process are lost together.
     let copies_wanted = if args.threads_only { 0 } else { loaded.config.elastic.copies };
     let copies = copies_at(copies_wanted, worker_count);
     let sharing = sharing(&loaded.config, args.threads_only);
-    let plan = fitting_plan(&loaded.config, &machines, (worker_count, copies), sharing);
+    let plan = fitting_plan(&loaded.config, &devices, (worker_count, copies), sharing);
     let (injections, text, plan) = all_or_failures(injections, text, plan)?;
     let name = run_name(&loaded.settings, args.config.config.as_deref());
     let LoadedConfig { config, notes, .. } = loaded;
@@ -187,7 +187,7 @@ pub fn prepare(args: &TrainArgs) -> Result<PreparedRun, CommandFailure> {
         text: text.about,
         plan,
         worker_count,
-        devices: machines,
+        devices,
         sharing,
         job,
     })
@@ -255,25 +255,26 @@ fn stage_setup(
 }
 
 /// The cores, shared out among the workers; each has one at least.
-fn threads_per_worker(asked: Option<u32>, worker_count: u32, core_count: usize) -> usize {
-    asked.map_or_else(|| (core_count / worker_count as usize).max(1), |threads| threads as usize)
+fn threads_per_worker(requested: Option<u32>, worker_count: u32, core_count: usize) -> usize {
+    requested
+        .map_or_else(|| (core_count / worker_count as usize).max(1), |threads| threads as usize)
 }
 
-/// A plan that has room where the run computes. Stages that share a device have equal parts of it, as their
-/// workers report to a cluster. Threads need not: without such a plan they may have one whose stages
-/// take what there is between them.
+/// A plan that fits the memory of the run's devices. Stages that share a device have equal parts of
+/// it, as their workers report to a cluster. Threads need not: without such a plan they may have
+/// one whose stages take what there is between them.
 ///
 /// # Errors
 /// If there is none, with the parts.
 pub fn fitting_plan(
     config: &RunConfig,
-    machines: &RunDevices,
+    devices: &RunDevices,
     (worker_count, copies): (u32, u32),
     sharing: DeviceSharing,
 ) -> Result<RunPlan, CommandFailure> {
     let has_room =
-        |plan: RunPlan| machines.check_memory(plan.memory(), &config.model).map(|()| plan);
-    let parts = machines.parts(worker_count, sharing);
+        |plan: RunPlan| devices.check_memory(plan.memory(), &config.model).map(|()| plan);
+    let parts = devices.parts(worker_count, sharing);
     let found = plan_of_run(config, (worker_count, copies), &parts).and_then(has_room);
     match (found, sharing) {
         (Err(refused), DeviceSharing::Threads) if !parts.is_empty() => {
@@ -368,10 +369,10 @@ fn refusal_failure(
 
 /// Of details in a row with the same reason and hint, only the last keeps them.
 fn keep_last_reason(details: &mut [FailureDetail]) {
-    for place in 1..details.len() {
-        let [before, after] = [&details[place - 1], &details[place]];
+    for index in 1..details.len() {
+        let [before, after] = [&details[index - 1], &details[index]];
         if before.why == after.why && before.hint == after.hint {
-            let before = &mut details[place - 1];
+            let before = &mut details[index - 1];
             (before.why, before.hint) = (None, None);
         }
     }
@@ -475,14 +476,14 @@ mod tests {
     }
 
     #[test]
-    fn weights_in_several_files_are_told_as_that() {
+    fn weights_in_several_files_are_reported_as_that() {
         let folder = tempfile::tempdir().expect("a folder");
         let config = load_document("test", "[model]\npreset = \"tiny\"\n").expect("legal").config;
-        let told =
+        let message =
             || weights_of_folder(&config.model, folder.path()).expect_err("no weights").to_string();
-        assert!(told().contains("all weights in one model.safetensors"), "{}", told());
+        assert!(message().contains("all weights in one model.safetensors"), "{}", message());
         std::fs::write(folder.path().join(SHARDS), "{}").expect("room");
-        assert!(told().contains("the weights are spread over several files"), "{}", told());
+        assert!(message().contains("the weights are spread over several files"), "{}", message());
     }
 
     /// The same under another schedule.
@@ -521,7 +522,8 @@ mod tests {
         assert!(planned(processes, DeviceSharing::Processes).is_ok());
         let failure = planned(processes - 2, DeviceSharing::Processes).err().expect("a byte less");
         assert_eq!(failure.code, FailureCode::OutOfResource);
-        let (text, part) = (failure.to_string(), Bytes(most - 1));
+        let text = failure.to_string();
+        let part = Bytes(most - 1);
         let part = format!("1f1b: stage 0 needs {}, its part of cuda:0 is {part}", Bytes(most));
         let title = "the run does not fit cuda:0";
         for word in [title, &part[..], "for 2 stages", "train.precision=bf16", "memory.offload"] {
@@ -530,7 +532,7 @@ mod tests {
     }
 
     #[test]
-    fn reasons_that_details_share_are_told_with_the_last() {
+    fn reasons_that_details_share_are_printed_with_the_last() {
         let detail = |what, why| FailureDetail::new(what).why(why).hint("more room");
         let mut details = vec![detail("a", "x"), detail("b", "x"), detail("c", "y")];
         keep_last_reason(&mut details);
@@ -546,11 +548,11 @@ mod tests {
         let most = |plan: &RunPlan| needs(plan).into_iter().max().expect("two");
         let dropped =
             |plan: &RunPlan| plan.synchronous().program.passes_with(MemoryOp::Drop).count();
-        let relief = "[memory]\nrecompute = \"full\"\nrecompute_passes = \"needed\"\n";
-        let plenty = plan(1 << 40, relief).expect("plenty");
+        let savings = "[memory]\nrecompute = \"full\"\nrecompute_passes = \"needed\"\n";
+        let plenty = plan(1 << 40, savings).expect("plenty");
         assert_eq!(dropped(&plenty), 0, "nobody is in need");
         let part = most(&plenty) / 4 * 3;
-        let relieved = plan((512 << 20) + 2 * part, relief).expect("passes are made again");
+        let relieved = plan((512 << 20) + 2 * part, savings).expect("passes are made again");
         assert!(dropped(&relieved) > 0 && most(&relieved) <= part, "{:?}", needs(&relieved));
     }
 
@@ -569,7 +571,7 @@ mod tests {
     }
 
     #[test]
-    fn schedules_without_steps_have_threads_whatever_was_asked_for() {
+    fn schedules_without_steps_have_threads_whatever_was_requested() {
         let sharing = |kind: &str, threads_only| {
             let toml = format!("[model]\npreset = \"tiny\"\n[schedule]\nkind = \"{kind}\"\n");
             sharing(&load_document("test", &toml).expect("legal").config, threads_only)
@@ -584,8 +586,8 @@ mod tests {
 
     #[test]
     fn cores_are_shared_out() {
-        let check = |asked, workers, cores, expected| {
-            assert_eq!(threads_per_worker(asked, workers, cores), expected);
+        let check = |requested, workers, cores, expected| {
+            assert_eq!(threads_per_worker(requested, workers, cores), expected);
         };
         check(None, 4, 2, 1);
         check(None, 4, 8, 2);

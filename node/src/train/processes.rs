@@ -2,7 +2,7 @@
 //! that a person can kill. Whichever ends is started again, and what it held comes from the others;
 //! the run ends with the same bits.
 //!
-//! It is the cluster of `init`, `join` and `run`, certificates and all: nothing here has a road of
+//! It is the cluster of `init`, `join` and `run`, certificates and all: nothing here has a path of
 //! its own. The processes' folders lie in the run folder, so that the same command with the same
 //! `--out` goes on with a run that was interrupted.
 
@@ -47,9 +47,9 @@ const POLL_PAUSE: Duration = Duration::from_millis(30);
 /// A token is used within this.
 const TOKEN_S: u64 = 3600;
 
-/// What is trained, as it is submitted to the cluster.
+/// The job, as it is submitted to the cluster.
 pub struct JobSubmission {
-    /// The job's configuration.
+    /// Configuration of the job.
     pub document: JobDocument,
     /// Its text, and the weights that it begins with.
     pub data: Vec<Vec<u8>>,
@@ -66,22 +66,22 @@ pub struct RunLocation<'a> {
     pub start: RunStart,
 }
 
-/// What a run goes on from.
+/// The run that another run continues.
 struct ParentRun {
     name: String,
     /// Steps sealed at its last checkpoint, if it has one.
     step: Option<u64>,
 }
 
-/// Trains in processes whose folders lie in `place`. `observe` is called with what happens, and may end
-/// the run after the step under way by breaking.
+/// Trains in processes whose folders lie in `location`. `observe` is called with what happens, and
+/// may end the run after the step under way by breaking.
 ///
 /// # Errors
 /// If the cluster does not come to be, refuses, or does not get to the end.
 pub fn train(
     prepared: &PreparedRun,
     submission: &JobSubmission,
-    place: RunLocation<'_>,
+    location: RunLocation<'_>,
     observe: RunObserver<'_>,
 ) -> Result<RunOutcome, CommandFailure> {
     let devices = prepared.devices.indices();
@@ -93,7 +93,7 @@ pub fn train(
             .filter(|_| !devices.is_empty()),
         devices,
     };
-    let RunLocation { folder, config, start: beginning } = place;
+    let RunLocation { folder, config, start: run_start } = location;
     let mut children = ChildProcesses::new(folder, workers)?;
     children.start_controller()?;
     let mut client = connect(&children.controller(), children.address())?;
@@ -108,27 +108,27 @@ pub fn train(
     }
     let count = prepared.worker_count as usize;
     poll_until(&mut children, &mut client, "all workers", |client| present(client, count))?;
-    let parent = parent_of(beginning, submission, &mut client)?;
+    let parent = parent_of(run_start, submission, &mut client)?;
     let steps_before = match &parent {
         Some(parent) => parent.step.unwrap_or(0),
         None => client.status().ok().and_then(|status| status.job).map_or(0, |job| job.step),
     };
     let from = parent.as_ref().and_then(|parent| parent.step.map(|_| parent.name.clone()));
     let accepted = submit(submission, from, &mut client)?;
-    if let RunStart::ResumedFromCheckpoint | RunStart::Branched = beginning {
+    if let RunStart::ResumedFromCheckpoint | RunStart::Branched = run_start {
         begin_branch(folder, config)?;
     }
     if let Some(ParentRun { name, step }) = parent {
         remove_superseded(&name, &mut client);
-        let told = match step {
+        let activity = match step {
             Some(step) => format!("goes on behind step {step} of run {name}"),
             None => format!("begins at step 0: run {name} has no checkpoint"),
         };
-        // A failure to print shows again with the next news.
-        let _ = observe(ClusterRunEvent::Activity(told));
+        // A failure to print shows again with the next event.
+        let _ = observe(ClusterRunEvent::Activity(activity));
     }
     let began = Instant::now();
-    let wishes = FollowOptions {
+    let options = FollowOptions {
         interrupt: &prepared.job.interrupt,
         reads_held_out: prepared.text.held_out_windows > 0,
         bubble_planned: prepared.plan.bubble(),
@@ -139,7 +139,7 @@ pub fn train(
         model: prepared.config.model.clone(),
         folder: folder.to_owned(),
     });
-    let ended = follow(accepted, &wishes, (&mut children, &mut client), &mut writer, observe)?;
+    let ended = follow(accepted, &options, (&mut children, &mut client), &mut writer, observe)?;
     let timed = (steps_before, began.elapsed());
     finish(ended, timed, writer, (&mut children, &mut client))
 }
@@ -151,7 +151,7 @@ fn connect(
     Ok(ApiClient::new(vec![address], exchange(controller)?))
 }
 
-/// What came of a question.
+/// The result of one poll.
 enum PollResult<T> {
     Available(T),
     /// It is not there yet, but so much of it is.
@@ -163,17 +163,17 @@ fn poll_until<T>(
     children: &mut ChildProcesses,
     client: &mut ApiClient<'_>,
     what: &str,
-    mut ask: impl FnMut(&mut ApiClient<'_>) -> Result<PollResult<T>, ApiError>,
+    mut request: impl FnMut(&mut ApiClient<'_>) -> Result<PollResult<T>, ApiError>,
 ) -> Result<T, CommandFailure> {
-    let mut standstill = StallTimer::begin(Instant::now());
+    let mut stall = StallTimer::begin(Instant::now());
     loop {
         children.restart_ended()?;
-        let (part, error) = match ask(client) {
+        let (part, error) = match request(client) {
             Ok(PollResult::Available(found)) => return Ok(found),
             Ok(PollResult::Partial(part)) => (Some(part), None),
             Err(error) => (None, Some(error)),
         };
-        if standstill.observe(part, Instant::now()) > STALL_TIMEOUT {
+        if stall.observe(part, Instant::now()) > STALL_TIMEOUT {
             let mut failure = CommandFailure::new(
                 FailureCode::Unreachable,
                 format!("{what} did not come to be there"),
@@ -197,7 +197,8 @@ fn create_token(client: &mut ApiClient<'_>) -> Result<PollResult<String>, ApiErr
     Ok(PollResult::Available(client.create_token(request)?.token))
 }
 
-/// Orders are applied by the leader, which a controller that comes back becomes after an election.
+/// Commands are applied by the leader, which a controller that comes back becomes after an
+/// election.
 fn leads(client: &mut ApiClient<'_>) -> Result<PollResult<()>, ApiError> {
     let leader = client.status()?.leader;
     Ok(if leader.is_some() { PollResult::Available(()) } else { PollResult::Partial(0) })
@@ -214,10 +215,10 @@ fn workers_present(status: &StatusReport) -> usize {
     workers.filter(|member| member.standing == MemberState::Present).count()
 }
 
-/// What this run goes on from: the newest run, which is ended unless it is over. What would be refused afterwards is
-/// refused before that.
+/// What this run goes on from: the newest run, which is ended unless it is over. What would be
+/// refused afterwards is refused before that.
 fn parent_of(
-    beginning: RunStart,
+    run_start: RunStart,
     submission: &JobSubmission,
     client: &mut ApiClient<'_>,
 ) -> Result<Option<ParentRun>, CommandFailure> {
@@ -230,9 +231,10 @@ fn parent_of(
         | JobPhaseStatus::Paused
         | JobPhaseStatus::Halted { .. } => false,
     };
-    match beginning {
+    match run_start {
         RunStart::New => return Ok(None),
-        // Between the end of a parent and the beginning of its branch the process may have been killed.
+        // Between the end of a parent and the beginning of its branch the process may have been
+        // killed.
         RunStart::Resumed if run.phase != JobPhaseStatus::Stopped => return Ok(None),
         RunStart::Resumed => {}
         RunStart::ResumedFromCheckpoint => check_same_text(&run, submission, client)?,
@@ -247,15 +249,15 @@ fn parent_of(
     Ok(Some(ParentRun { name: run.name, step: run.checkpoints.last().copied() }))
 }
 
-/// Another text makes other bits, whatever the keys say.
+/// Another text makes other bits, even if all keys are equal.
 fn check_same_text(
     run: &RunStatus,
     submission: &JobSubmission,
     client: &mut ApiClient<'_>,
 ) -> Result<(), CommandFailure> {
     let Some(step) = run.checkpoints.last() else { return Ok(()) };
-    let (expected, found) =
-        (client.checkpoint(*step)?.corpus, HexDigest(submission.document.text.hash));
+    let expected = client.checkpoint(*step)?.corpus;
+    let found = HexDigest(submission.document.text.hash);
     if expected == found {
         return Ok(());
     }
@@ -267,7 +269,8 @@ fn check_same_text(
 }
 
 fn check_steps_left(run: &RunStatus, submission: &JobSubmission) -> Result<(), CommandFailure> {
-    let (step, step_count) = (run.step, submission.document.config.steps);
+    let step = run.step;
+    let step_count = submission.document.config.steps;
     if step < step_count {
         return Ok(());
     }

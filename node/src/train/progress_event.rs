@@ -1,4 +1,4 @@
-//! What a run shows on its way.
+//! The events of a run in progress.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use zbelastic_types::Step;
 use super::messages::HeldOutLoss;
 use super::timing::BubbleShares;
 
-/// What a run shows on its way.
+/// An event of a run in progress.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum ProgressEvent {
     /// A step is sealed for good.
@@ -28,7 +28,7 @@ pub struct StepRecord {
     pub loss: f64,
     /// The global gradient norm, before clipping.
     pub norm: f64,
-    /// What became of it.
+    /// The verdict on it.
     pub verdict: Verdict,
     /// The learning rate of the step.
     pub lr: f64,
@@ -38,10 +38,10 @@ pub struct StepRecord {
     pub tokens: u64,
     /// How much of it was waiting.
     pub bubbles: BubbleShares,
-    /// How often it was taken: once, once more for each replay, and once more if its candidate was
-    /// dropped and computed again with the clip coefficient.
+    /// How often it was attempted: once, once more for each replay, and once more if its candidate
+    /// was dropped and computed again with the clip coefficient.
     pub attempts: u32,
-    /// The number of the plan it was taken under.
+    /// The number of the plan it was attempted under.
     pub generation: u64,
     /// Stages of that plan.
     pub stage_count: u32,
@@ -54,6 +54,6 @@ pub struct Rollback {
     pub step: Step,
     /// Skipped, or to be replayed.
     pub verdict: Verdict,
-    /// What was wrong with it.
+    /// The reason for the verdict.
     pub reason: Reason,
 }

@@ -1,4 +1,4 @@
-//! The training line, and what else a person reads of a run.
+//! The training line, and other lines that are printed of a run.
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use zbelastic_types::{Bytes, StageIndex, TensorIndex};
 use super::events::RollbackEvent;
 use super::progress_event::StepRecord;
 
-/// What a line shows beside a step, the same for all steps of a run.
+/// Context of a line beside its step, the same for all steps of a run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StepLineContext {
     /// Steps of the run.
@@ -18,15 +18,16 @@ pub struct StepLineContext {
     pub flop_per_token: f64,
     /// Peak rate of the cores in use; none for devices.
     pub peak_flop_per_s: Option<f64>,
-    /// The fullest stage and what it takes.
+    /// The fullest stage and its memory.
     pub fullest: (StageIndex, Bytes),
-    /// What it may take, if that is known.
+    /// Memory that it may take, if that is known.
     pub bytes_max: Option<Bytes>,
 }
 
 /// The line of a step, `eta` before the end.
 pub fn step_line(record: &StepRecord, context: &StepLineContext, eta: Duration) -> String {
-    let (step_count, StepRecord { generation, stage_count, .. }) = (context.step_count, record);
+    let step_count = context.step_count;
+    let StepRecord { generation, stage_count, .. } = record;
     let width = step_count.to_string().len();
     let step = record.step.0 + 1;
     let mut line = format!("step {step:>width$}/{step_count}  loss {:.4}", record.loss);
@@ -38,7 +39,8 @@ pub fn step_line(record: &StepRecord, context: &StepLineContext, eta: Duration) 
     if let Some(peak) = context.peak_flop_per_s {
         let _ = write!(line, "  mfu {:.1}%", 100.0 * tokens_per_s * context.flop_per_token / peak);
     }
-    let (measured, planned) = (record.bubbles.measured, record.bubbles.planned);
+    let measured = record.bubbles.measured;
+    let planned = record.bubbles.planned;
     let _ = write!(line, "  bubble {:.1}% (plan {:.1}%)", 100.0 * measured, 100.0 * planned);
     let (stage, bytes) = context.fullest;
     let memory = context.bytes_max.map_or_else(|| bytes.to_string(), |max| share(bytes, max));
@@ -132,7 +134,8 @@ pub fn duration_text(duration: Duration) -> String {
 
 /// `part` of `whole`, with one unit if both have the same.
 fn share(part: Bytes, whole: Bytes) -> String {
-    let (part, whole) = (part.to_string(), whole.to_string());
+    let part = part.to_string();
+    let whole = whole.to_string();
     match (part.split_once(' '), whole.split_once(' ')) {
         (Some((amount, unit)), Some((_, of_unit))) if unit == of_unit => {
             format!("{amount}/{whole}")
@@ -175,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_tells_all_about_a_step() {
+    fn a_line_shows_all_about_a_step() {
         assert_eq!(
             step_line(&record(), &context(), Duration::from_secs(3_733)),
             "step  1280/10000  loss 3.2145  gnorm 0.812  lr 5.9e-4  412 ms  127,184 tok/s  \
@@ -196,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_without_a_limit_is_told_alone() {
+    fn memory_without_a_limit_is_printed_alone() {
         let fullest = (StageIndex(0), Bytes(3 << 20));
         let check = |bytes_max, expected: &str| {
             let context = StepLineContext { fullest, bytes_max, ..context() };
@@ -231,7 +234,9 @@ mod tests {
             "▲ step 7 skipped: non-finite gradient in tensor3 (3 values, first of 4 tensors); \
              its batch is left out",
         );
-        let (tensor, values, tensor_count) = (TensorIndex(3), 0, 1);
+        let tensor = TensorIndex(3);
+        let values = 0;
+        let tensor_count = 1;
         let overflow = Reason::NonfiniteGradient { tensor, values, tensor_count, replays: 0 };
         check(
             Verdict::Skip,

@@ -21,7 +21,7 @@ use crate::cluster::journal::now_ms;
 use crate::commands::events::run_line;
 use crate::failure::CommandError;
 
-/// For whom standard output is meant.
+/// The audience of standard output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OutputAudience {
     /// A person, at a terminal or through a file.
@@ -41,17 +41,17 @@ pub struct Reporter<'a> {
     losses: VecDeque<f64>,
     /// Where the time of steps went, as it was reported last.
     causes: Option<StepTimeBreakdown>,
-    /// What could not be written.
+    /// The error of a failed write, which ends the run.
     stop: Option<CommandError>,
 }
 
-/// What is left when everything was reported.
+/// The summary when everything was reported.
 pub struct ReporterSummary {
     /// The mean loss of the last steps.
     pub final_loss: f64,
     /// Where the time of steps went, if a step reported it.
     pub causes: Option<StepTimeBreakdown>,
-    /// What could not be written.
+    /// The error of a failed write, which ends the run.
     pub stop: Option<CommandError>,
 }
 
@@ -67,15 +67,16 @@ impl<'a> Reporter<'a> {
         context: Option<StepLineContext>,
         tensor_names: Vec<String>,
     ) -> Self {
-        let (person, losses) = (context.map(TerminalOutput::new), VecDeque::new());
+        let person = context.map(TerminalOutput::new);
+        let losses = VecDeque::new();
         Self { out, folder, person, tensor_names, losses, causes: None, stop: None }
     }
 
-    /// Reports one piece of news. Breaks if something cannot be written any more.
-    pub fn observe(&mut self, news: &ProgressEvent) -> ControlFlow<()> {
+    /// Reports one event. Breaks if something cannot be written any more.
+    pub fn observe(&mut self, event: &ProgressEvent) -> ControlFlow<()> {
         // What comes after the first failure is still kept where that is possible.
-        let told = self.record(news);
-        self.control(told)
+        let written = self.record(event);
+        self.control(written)
     }
 
     /// Where the run's files lie.
@@ -86,43 +87,44 @@ impl<'a> Reporter<'a> {
     /// Reports work that was dropped. Breaks if something cannot be written any more.
     pub fn observe_rollback(&mut self, rollback: RollbackEvent) -> ControlFlow<()> {
         let line = rollback_line(&rollback);
-        let told = self.write(&RunEvent::Rollback(rollback), Some(line));
-        self.control(told)
+        let written = self.write(&RunEvent::Rollback(rollback), Some(line));
+        self.control(written)
     }
 
     /// Reports an event that only a cluster has. Breaks if something cannot be written any more.
     pub fn observe_event(&mut self, event: &ClusterEvent) -> ControlFlow<()> {
-        let told = match is_reported(event) {
+        let written = match is_reported(event) {
             true => {
                 let json = serde_json::to_string(event).expect("numbers and texts are JSON");
                 self.show(&json, Some(run_line(event)))
             }
             false => Ok(()),
         };
-        self.control(told)
+        self.control(written)
     }
 
-    /// Prints for a person what takes long; a script reads it from `status`. Breaks if it cannot be written.
+    /// Prints for a person what takes long; a script reads it from `status`. Breaks if it cannot be
+    /// written.
     pub fn observe_activity(&mut self, what: &str) -> ControlFlow<()> {
         let Some(person) = self.person.as_ref().filter(|_| self.stop.is_none()) else {
             return ControlFlow::Continue(());
         };
         let out = &mut *self.out;
-        let told =
+        let written =
             person.bar.suspend(|| writeln!(out, "· {}", escape(what)).and_then(|()| out.flush()));
-        self.control(told.map_err(CommandError::from))
+        self.control(written.map_err(CommandError::from))
     }
 
     /// Keeps the first thing that could not be written.
-    fn control(&mut self, told: Result<(), CommandError>) -> ControlFlow<()> {
-        self.stop = self.stop.take().or(told.err());
+    fn control(&mut self, written: Result<(), CommandError>) -> ControlFlow<()> {
+        self.stop = self.stop.take().or(written.err());
         if self.stop.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     }
 
-    fn record(&mut self, news: &ProgressEvent) -> Result<(), CommandError> {
+    fn record(&mut self, event: &ProgressEvent) -> Result<(), CommandError> {
         let names = &self.tensor_names;
         let name = |tensor: TensorIndex| names[tensor.index()].clone();
-        match news {
+        match event {
             ProgressEvent::Step(record) => {
                 // The loss of a step that was skipped for it is no measure of the model.
                 self.losses.extend(Some(record.loss).filter(|loss| loss.is_finite()));
@@ -176,7 +178,7 @@ impl<'a> Reporter<'a> {
 /// A person's lines and progress bar.
 struct TerminalOutput {
     context: StepLineContext,
-    pace: LineThrottle,
+    throttle: LineThrottle,
     bar: ProgressBar,
 }
 
@@ -189,18 +191,19 @@ impl TerminalOutput {
         let is_throttled = io::stdout().is_terminal();
         Self {
             context,
-            pace: LineThrottle { is_throttled, last: None, recent: VecDeque::new() },
+            throttle: LineThrottle { is_throttled, last: None, recent: VecDeque::new() },
             bar,
         }
     }
 
     /// Moves the bar on; the line, if it is time for one.
     fn step_line(&mut self, record: &StepRecord) -> Option<String> {
-        let (steps_done, step_count) = (record.step.0 + 1, self.context.step_count);
-        let eta = self.pace.eta(record, step_count);
+        let steps_done = record.step.0 + 1;
+        let step_count = self.context.step_count;
+        let eta = self.throttle.eta(record, step_count);
         self.bar.set_message(duration_text(eta));
         self.bar.set_position(steps_done);
-        let is_shown = self.pace.allows_line() || steps_done == step_count;
+        let is_shown = self.throttle.allows_line() || steps_done == step_count;
         is_shown.then(|| step_line(record, &self.context, eta))
     }
 }
@@ -210,12 +213,12 @@ struct LineThrottle {
     /// Whether lines come no faster than a person reads.
     is_throttled: bool,
     last: Option<Instant>,
-    /// What the last steps took.
+    /// Durations of the last steps.
     recent: VecDeque<Duration>,
 }
 
 impl LineThrottle {
-    /// What is left after `record`, at the pace of the last steps.
+    /// Time left after `record`, at the speed of the last steps.
     fn eta(&mut self, record: &StepRecord, step_count: u64) -> Duration {
         const STEPS: usize = 16;
         self.recent.push_back(record.elapsed);

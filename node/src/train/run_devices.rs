@@ -1,4 +1,4 @@
-//! What the workers of a run compute on, and whether its plan fits there.
+//! The devices of a run's workers, and whether its plan fits their memory.
 
 use zbelastic_kernels::cuda::DeviceProbe;
 use zbelastic_trainer::model::{ModelConfig, model_size};
@@ -11,7 +11,7 @@ use crate::device::{compile, probe_device};
 use crate::failure::{CommandFailure, FailureCode, FailureDetail};
 use crate::machine::{core_count, memory_total};
 
-/// What the workers of a run compute on.
+/// The devices that the workers of a run compute on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RunDevices {
     /// The cores of this machine.
@@ -29,17 +29,18 @@ pub enum DeviceSharing {
     Processes,
 }
 
-/// What a driver takes of a device for another process that opens it, beside what its stage is counted
-/// with. It was chosen: drivers take a third to half a gibibyte for a process on the devices that kernels
-/// run on, and it was not measured here. What the first one takes is gone when free memory is looked at.
+/// What a driver takes of a device for another process that opens it, beside what its stage is
+/// counted with. It was chosen: drivers take a third to half a gibibyte for a process on the
+/// devices that kernels run on, and it was not measured here. What the first one takes is gone when
+/// free memory is read.
 const PROCESS_BYTES: u64 = 512 << 20;
 
 impl RunDevices {
-    /// Looks whether what was named is there; without a name the first of its kind is meant.
+    /// Finds the named devices; without a name the first of its kind.
     ///
     /// # Errors
-    /// If a device is not there or cannot be used, or the devices give different bits, or kernels cannot
-    /// be compiled.
+    /// If a device is not there or cannot be used, or the devices give different bits, or kernels
+    /// cannot be compiled.
     pub fn find(named: Option<&DeviceList>, kind: DeviceChoice) -> Result<Self, CommandFailure> {
         let indices = match (named, kind) {
             (Some(DeviceList::Cuda(indices)), _) => indices.clone(),
@@ -53,7 +54,7 @@ impl RunDevices {
         Ok(Self::Cuda(probes))
     }
 
-    /// The devices' numbers, for stages in turn; none of processors.
+    /// The devices' numbers, for stages in turn; none for the CPU.
     #[must_use]
     pub fn indices(&self) -> Vec<usize> {
         match self {
@@ -62,7 +63,7 @@ impl RunDevices {
         }
     }
 
-    /// Whether what the stages take is there.
+    /// Whether there is the memory that the stages take.
     ///
     /// # Errors
     /// If it is not, where.
@@ -82,7 +83,7 @@ impl RunDevices {
             // A device that is named twice has the stages of both.
             let is_here =
                 |stage: &usize| probes[stage % probes.len()].info.index == probe.info.index;
-            // Copies, and rooms for what is under way, lie on the device as well.
+            // Copies, and buffers for what is under way, lie on the device as well.
             let own = (0..stages.len()).filter(is_here);
             let own: Vec<(usize, Bytes)> = own.map(|it| (it, stages[it].total())).collect();
             if own.iter().map(|(_, needed)| *needed).sum::<Bytes>() > Bytes(probe.free_bytes) {
@@ -92,7 +93,7 @@ impl RunDevices {
         Ok(())
     }
 
-    /// What a stage may take, if all take the same.
+    /// Memory that a stage may take, if all take the same.
     #[must_use]
     pub fn share(&self, worker_count: u32, sharing: DeviceSharing) -> Option<Bytes> {
         match self {
@@ -104,9 +105,10 @@ impl RunDevices {
         }
     }
 
-    /// What each stage may take of its device, which all of a device share alike; nothing of processors,
-    /// which share what the system has. Processes are a cluster, which seats any stage on any worker and
-    /// so plans all of them within the smallest part: no other part is larger.
+    /// Memory that each stage may take of its device, which all of a device share alike; nothing
+    /// for the CPU, which share what the system has. Processes are a cluster, which places any
+    /// stage on any worker and so plans all of them within the smallest part: no other part is
+    /// larger.
     #[must_use]
     pub fn parts(&self, worker_count: u32, sharing: DeviceSharing) -> Vec<DeviceShare> {
         let Self::Cuda(probes) = self else { return Vec::new() };
@@ -134,7 +136,7 @@ impl RunDevices {
         dealt.filter(|index| **index == probe.info.index).count().max(1) as u64
     }
 
-    /// As a person reads it.
+    /// The text of the heading.
     #[must_use]
     pub fn text(&self, threads: usize) -> String {
         match self {
@@ -164,16 +166,16 @@ fn within_smallest(mut parts: Vec<DeviceShare>) -> Vec<DeviceShare> {
     parts
 }
 
-/// What a stage may take of its device.
+/// The share of a device's memory that a stage may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceShare {
     /// Number of the device.
     pub index: usize,
-    /// What is free on it, for all of its stages.
+    /// Free memory of the device, for all of its stages.
     pub free: Bytes,
     /// Stages that share it.
     pub stages: u64,
-    /// What each of them may take.
+    /// Memory that each of them may take.
     pub bytes: Bytes,
     /// The device whose part is as small as this: its own, or that of the cluster's smallest part.
     pub smallest: usize,
@@ -265,7 +267,7 @@ fn machine_failure(
         let fits = if without <= total { "it fits" } else { "it still does not fit" };
         let detail =
             FailureDetail::new(format!("copies of other workers' layers take {copies} of it"))
-                .why("a worker that is lost is gone on without from them")
+                .why("training continues from them when a worker is lost")
                 .hint(format!("with --set elastic.copies=0 it takes {without}, and {fits}"));
         failure.details.push(detail);
     }
@@ -307,37 +309,38 @@ mod tests {
     fn a_device_holds_the_stages_that_are_dealt_to_it() {
         let model = crate::config::load_document("test", "[model]\npreset = \"tiny\"\n");
         let model = model.expect("legal").config.model;
-        let machines = |free: [u64; 2]| {
+        let devices_with = |free: [u64; 2]| {
             RunDevices::Cuda((0..2).map(|index| probe(index, "A", free[index])).collect())
         };
         let stages = [stage(5), stage(1), stage(5)];
-        assert_eq!(machines([10, 1]).check_memory(&stages, &model), Ok(()));
-        let failure = machines([9, 1]).check_memory(&stages, &model).expect_err("5 and 5 on 9");
+        assert_eq!(devices_with([10, 1]).check_memory(&stages, &model), Ok(()));
+        let failure = devices_with([9, 1]).check_memory(&stages, &model).expect_err("5 and 5 on 9");
         let text = failure.to_string();
         assert_eq!(failure.code, FailureCode::OutOfResource);
         let each = "stage 0 5 B, stage 2 5 B";
         for word in ["cuda:0", "take 10 B", "9 B of", each, "memory.recompute", "memory.offload"] {
             assert!(text.contains(word), "no {word} in: {text}");
         }
-        assert_eq!(machines([10, 6]).share(3, DeviceSharing::Threads), Some(Bytes(5)));
+        assert_eq!(devices_with([10, 6]).share(3, DeviceSharing::Threads), Some(Bytes(5)));
     }
 
     #[test]
     fn stages_of_a_device_have_equal_parts_and_processes_the_smallest_everywhere() {
         let free = [2 * PROCESS_BYTES, 100];
         let devices = (0..2).map(|index| probe(index, "A", free[index])).collect();
-        let machines = RunDevices::Cuda(devices);
+        let devices = RunDevices::Cuda(devices);
         let parts = |sharing| {
-            let parts = machines.parts(3, sharing).into_iter();
+            let parts = devices.parts(3, sharing).into_iter();
             parts.map(|part| (part.index, part.stages, part.bytes.0)).collect::<Vec<_>>()
         };
-        let (whole, half) = (PROCESS_BYTES, PROCESS_BYTES / 2);
+        let whole = PROCESS_BYTES;
+        let half = PROCESS_BYTES / 2;
         assert_eq!(parts(DeviceSharing::Threads), [(0, 2, whole), (1, 1, 100), (0, 2, whole)]);
         assert_eq!(parts(DeviceSharing::Processes), [(0, 2, 100), (1, 1, 100), (0, 2, 100)]);
-        let told = machines.parts(3, DeviceSharing::Processes)[0];
-        let why = told.detail("1f1b", 0, Bytes(101)).why.expect("there is a reason");
+        let part = devices.parts(3, DeviceSharing::Processes)[0];
+        let why = part.detail("1f1b", 0, Bytes(101)).why.expect("there is a reason");
         assert!(why.contains("as little as a part of cuda:1"), "{why}");
-        assert!(told.failure().to_string().contains("does not fit cuda:1"), "{told:?}");
+        assert!(part.failure().to_string().contains("does not fit cuda:1"), "{part:?}");
         assert_eq!(RunDevices::Cpu.parts(3, DeviceSharing::Threads), []);
         // A device with two processes leaves each half of what the second one's opening leaves.
         let devices = (0..2).map(|index| probe(index, "A", free[0])).collect();
@@ -347,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_without_room_for_copies_is_refused_with_what_fits() {
+    fn a_machine_without_memory_for_copies_is_refused_with_what_fits() {
         let model = crate::config::load_document("test", "[model]\npreset = \"tiny\"\n");
         let model = model.expect("legal").config.model;
         let stages = [StageMemory { copies: Bytes(3), ..stage(5) }, stage(4)];
@@ -369,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn processors_are_what_is_meant_where_nothing_is_said() {
+    fn the_cpu_is_the_default_device() {
         assert_eq!(RunDevices::find(None, DeviceChoice::Cpu), Ok(RunDevices::Cpu));
         assert_eq!(
             RunDevices::find(Some(&DeviceList::Cpu), DeviceChoice::Cpu),

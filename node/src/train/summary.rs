@@ -1,5 +1,5 @@
-//! The beginning and the end of a run: what is printed before the first step, and what is written and
-//! printed after the last.
+//! The beginning and the end of a run: what is printed before the first step, and what is written
+//! and printed after the last.
 
 use std::io::{self, Write};
 use std::path::Path;
@@ -31,7 +31,7 @@ use crate::machine::core_count;
 
 /// A run that came to its end.
 pub struct FinishedRun {
-    /// What it ended with.
+    /// The outcome of the run.
     pub outcome: RunOutcome,
     /// The mean loss of its last steps.
     pub final_loss: f64,
@@ -46,7 +46,7 @@ pub struct FinishedRun {
 /// # Errors
 /// If `out` cannot be written.
 pub fn write_heading(prepared: &PreparedRun, folder: &Path, out: &mut dyn Write) -> io::Result<()> {
-    let PreparedRun { config, text, plan, worker_count, devices: machines, job, .. } = prepared;
+    let PreparedRun { config, text, plan, worker_count, devices, job, .. } = prepared;
     let (_, parameters) = model_size(&config.model);
     let ModelConfig { family, blocks, width, .. } = &config.model;
     let from = match &config.weights {
@@ -59,7 +59,8 @@ pub fn write_heading(prepared: &PreparedRun, folder: &Path, out: &mut dyn Write)
         out,
         "model   {family}, {blocks} layers of width {width}, {parameters} parameters{from}"
     )?;
-    let (windows, held_out) = (text.training_windows, text.held_out_windows);
+    let windows = text.training_windows;
+    let held_out = text.held_out_windows;
     let length = config.batch.microbatch.sequence_len;
     writeln!(out, "text    {text}; {windows} windows of {length}, {held_out} held out")?;
     let sequences = config.batch.microbatch.sequences;
@@ -67,7 +68,7 @@ pub fn write_heading(prepared: &PreparedRun, folder: &Path, out: &mut dyn Write)
     let total = sequences * count as usize;
     writeln!(out, "batch   {total} windows = {count} microbatches of {sequences}")?;
     writeln!(out, "plan    {plan}")?;
-    writeln!(out, "workers {worker_count}{}", machines.text(job.threads))?;
+    writeln!(out, "workers {worker_count}{}", devices.text(job.threads))?;
     writeln!(out, "files   {}", folder.display())?;
     write_notes(prepared, out)?;
     for Injection { step, tensor, .. } in &job.setup.injections {
@@ -95,10 +96,11 @@ pub fn write_end(
     prepared: &PreparedRun,
     finished: &FinishedRun,
     folder: &mut RunFolder,
-    reader: OutputAudience,
+    audience: OutputAudience,
     out: &mut dyn Write,
 ) -> Result<(), CommandError> {
-    let (model, outcome) = (&prepared.config.model, &finished.outcome);
+    let model = &prepared.config.model;
+    let outcome = &finished.outcome;
     if !outcome.is_written {
         let write = |to: &mut dyn Write| write_safetensors(model, &outcome.layers, to);
         write_model(folder.path(), &config_json(model), write)?;
@@ -122,13 +124,13 @@ pub fn write_end(
     folder.write(SAMPLE, &sample)?;
     let done = RunEvent::Done(done_event(prepared, finished, folder.path())).line(now_ms());
     folder.append_metrics(&done)?;
-    match reader {
+    match audience {
         OutputAudience::Script => writeln!(out, "{done}")?,
         OutputAudience::Person => write_ending(prepared, finished, folder.path(), &sample, out)?,
     }
     out.flush()?;
     // As in the heading: not between a script and its JSON.
-    match reader {
+    match audience {
         OutputAudience::Script => drop(print_notes(&notes, &mut io::stderr())),
         OutputAudience::Person => print_notes(&notes, out)?,
     }
@@ -247,10 +249,10 @@ fn window(plan: &RunPlan) -> Option<u32> {
     }
 }
 
-/// The schedules that were looked at; an asynchronous one is not chosen among others.
+/// The schedules that were considered; an asynchronous one is not chosen among others.
 fn considered(plan: &RunPlan) -> Vec<serde_json::Value> {
     let RunPlan::Synchronous(choice) = plan else { return Vec::new() };
-    let told = choice.considered.iter().map(|considered| match &considered.outcome {
+    let outcomes = choice.considered.iter().map(|considered| match &considered.outcome {
         Ok(prediction) => json!({
             "schedule": considered.kind.name(),
             "bubble": prediction.bubble,
@@ -260,7 +262,7 @@ fn considered(plan: &RunPlan) -> Vec<serde_json::Value> {
             json!({ "schedule": considered.kind.name(), "refused": refusal.to_string() })
         }
     });
-    told.collect()
+    outcomes.collect()
 }
 
 /// Tokens of a sample, if they do not take too long.

@@ -1,4 +1,4 @@
-//! How a run ends where what comes behind its last step finds no room.
+//! How a run ends where what comes behind its last step does not fit.
 
 use std::fs;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -55,8 +55,8 @@ impl ExecutorFactory for LimitedCpuFactory {
         self.processors.executor(setup, stage)
     }
 
-    fn weights(bench: &Self::Executor) -> Vec<(LayerId, Vec<f32>)> {
-        CpuFactory::weights(bench)
+    fn weights(executor: &Self::Executor) -> Vec<(LayerId, Vec<f32>)> {
+        CpuFactory::weights(executor)
     }
 
     fn name(&self, stage: StageIndex) -> String {
@@ -75,12 +75,12 @@ impl StageBackendFactory for LimitedCpuFactory {
     }
 }
 
-/// What a run without steps ends with where so many backends can be had.
+/// The outcome of a run without steps where only so many backends can be made.
 fn ended_with(backends: u32) -> RunOutcome {
     let prepared = prepared("pipedream-2bw");
     let processors = CpuFactory { threads: 1, scratch: None };
-    let outfit = LimitedCpuFactory { processors, left: AtomicU32::new(backends) };
-    train_with(&outfit, &prepared, &mut |_| ControlFlow::Continue(())).expect("it is trained")
+    let factory = LimitedCpuFactory { processors, left: AtomicU32::new(backends) };
+    train_with(&factory, &prepared, &mut |_| ControlFlow::Continue(())).expect("it is trained")
 }
 
 #[test]
@@ -110,19 +110,22 @@ fn a_run_without_a_sample_is_done() {
     let nowhere = DeviceProbe { info, library_version: 130_100, free_bytes: 0 };
     prepared.devices = RunDevices::Cuda(vec![nowhere]);
     let finished = FinishedRun { outcome, final_loss: 1.0, causes: None, is_interrupted: false };
-    for reader in [OutputAudience::Person, OutputAudience::Script] {
-        let home = tempfile::tempdir().expect("a folder");
-        let path = home.path().join("run");
+    for audience in [OutputAudience::Person, OutputAudience::Script] {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("run");
         let mut folder = RunFolder::create(Some(&path), "unused", "").expect("new");
         let mut out = Vec::new();
-        summary::write_end(&prepared, &finished, &mut folder, reader, &mut out).expect("done");
-        let told = String::from_utf8(out).expect("text");
-        match reader {
+        summary::write_end(&prepared, &finished, &mut folder, audience, &mut out).expect("done");
+        let printed = String::from_utf8(out).expect("text");
+        match audience {
             OutputAudience::Person => {
-                assert!(told.contains("✔ 2 steps") && told.contains("note: no sample: "), "{told}");
+                assert!(
+                    printed.contains("✔ 2 steps") && printed.contains("note: no sample: "),
+                    "{printed}"
+                );
             }
             OutputAudience::Script => {
-                assert!(told.lines().all(|line| line.contains("done")), "{told}")
+                assert!(printed.lines().all(|line| line.contains("done")), "{printed}")
             }
         }
         assert_eq!(fs::read_to_string(path.join(SAMPLE)).expect("there"), "");

@@ -1,4 +1,5 @@
-//! What stages did when, how much of a step was waiting, and how much it should be by the plan.
+//! The measured slices of stages, how much of a step was waiting, and how much it should be by the
+//! plan.
 //!
 //! Measured and planned are the same two rates that `schedule` knows: under window 1 the longest
 //! span of a stage from its first pass of a step to its last, under window 0 the time from the
@@ -56,13 +57,13 @@ impl RunClock {
         self.at_us(Instant::now())
     }
 
-    /// What it showed then.
+    /// The time that it showed then.
     pub fn at_us(&self, at: Instant) -> f64 {
         self.start_us + at.saturating_duration_since(self.start).as_secs_f64() * 1e6
     }
 }
 
-/// What a stage was doing.
+/// The activity of a stage.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub enum SliceActivity {
     /// It ran this activity.
@@ -74,7 +75,7 @@ pub enum SliceActivity {
 /// Something a stage did.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MeasuredSlice {
-    /// What the stage was doing.
+    /// The activity of the stage.
     pub doing: SliceActivity,
     /// When it began, on the run's clock.
     pub start_us: f64,
@@ -82,7 +83,8 @@ pub struct MeasuredSlice {
     pub end_us: f64,
 }
 
-/// No clock shows so many microseconds: three thousand years. What is computed with less stays finite.
+/// No clock shows so many microseconds: three thousand years. What is computed with less stays
+/// finite.
 pub(super) const US_MAX: f64 = 1e17;
 
 impl MeasuredSlice {
@@ -197,7 +199,7 @@ impl RunTiming {
         slices.iter().all(|slice| slice.is_sound(&self.setup.plan.program))
     }
 
-    /// Records what a stage did.
+    /// Records slices of a stage.
     pub fn record(&mut self, stage: StageIndex, slices: Vec<MeasuredSlice>) {
         for slice in &slices {
             if let Some((_, compute, pass)) = slice.pass() {
@@ -215,9 +217,9 @@ impl RunTiming {
                 }
             }
         }
-        let kept = &mut self.slices[stage.index()];
-        kept.extend(slices);
-        kept.drain(..kept.len().saturating_sub(SLICES_STORED_MAX));
+        let stored = &mut self.slices[stage.index()];
+        stored.extend(slices);
+        stored.drain(..stored.len().saturating_sub(SLICES_STORED_MAX));
     }
 
     /// Whether all stages reported passes of this turn.
@@ -310,7 +312,7 @@ impl RunTiming {
         costs
     }
 
-    /// What each slice took of a microbatch's passes, where sequences are cut.
+    /// Share of each slice in the time of a microbatch's passes, where sequences are cut.
     fn slice_shares(&self) -> Option<Vec<f64>> {
         let slice_count = self.setup.plan.program.slice_count as usize;
         let mut took = vec![0.0; slice_count];
@@ -326,12 +328,12 @@ impl RunTiming {
         self.setup.plan.program.slice_count
     }
 
-    /// What a stage did in the last steps.
+    /// The slices of a stage in the last steps.
     pub fn slices(&self, stage: StageIndex) -> impl Iterator<Item = &MeasuredSlice> {
         self.slices[stage.index()].iter()
     }
 
-    /// When what is kept begins.
+    /// When the oldest stored slice begins.
     pub fn oldest_us(&self) -> f64 {
         self.starts_us.front().copied().unwrap_or(0.0)
     }
@@ -373,7 +375,7 @@ fn longest(extents: &[MeasuredSpan], of: fn(&MeasuredSpan) -> f64) -> f64 {
     extents.iter().map(of).fold(0.0, f64::max)
 }
 
-/// What a step took, in the measure of its window.
+/// The duration of a step, in the measure of its window.
 fn total_us(extents: &[MeasuredSpan], window: Window) -> f64 {
     match window {
         Window::One => longest(extents, |extent| extent.end_us - extent.start_us),

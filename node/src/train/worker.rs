@@ -22,15 +22,15 @@ use super::timing::{
 
 type WorkerEngine<O> = StageEngine<<O as ExecutorFactory>::Executor, Arc<Corpus>>;
 
-/// What a worker begins with.
+/// The worker of a stage, before it begins.
 pub struct StageWorker<'a, O> {
-    /// The worker's stage.
+    /// Stage that the worker runs.
     pub stage: StageIndex,
-    /// What all stages begin with.
+    /// The setup of all stages.
     pub setup: Arc<StageSetup>,
     /// Where batches come from.
     pub corpus: Arc<Corpus>,
-    /// What it computes with.
+    /// The factory of its executor.
     pub factory: &'a O,
     /// The clock that all slices are read from.
     pub clock: RunClock,
@@ -52,7 +52,7 @@ enum LoopControl {
 impl<O: ExecutorFactory> StageWorker<'_, O> {
     /// Trains to the end of the run, or until it receives [`WorkerMessage::Abort`].
     pub fn run(self) {
-        let notice = WorkerUnwindGuard { stage: self.stage, coordinator: self.coordinator.clone() };
+        let guard = WorkerUnwindGuard { stage: self.stage, coordinator: self.coordinator.clone() };
         match self.engine() {
             Ok(engine) => {
                 self.report(CoordinatorMessage::Ready);
@@ -61,13 +61,14 @@ impl<O: ExecutorFactory> StageWorker<'_, O> {
             Err(AllocateError { fault: Some(fault), .. }) => self.report_fault(*fault),
             Err(error) => self.report(CoordinatorMessage::OutOfMemory { stage: self.stage, error }),
         }
-        drop(notice);
+        drop(guard);
     }
 
     fn engine(&self) -> Result<WorkerEngine<O>, AllocateError> {
-        let bench = self.factory.executor(&self.setup, self.stage)?;
-        let (setup, corpus) = (self.setup.clone(), self.corpus.clone());
-        Ok(StageEngine::begin_run(setup, self.stage, bench, corpus))
+        let executor = self.factory.executor(&self.setup, self.stage)?;
+        let setup = self.setup.clone();
+        let corpus = self.corpus.clone();
+        Ok(StageEngine::begin_run(setup, self.stage, executor, corpus))
     }
 
     fn drive(&self, mut engine: WorkerEngine<O>) {
@@ -153,8 +154,8 @@ impl<O: ExecutorFactory> StageWorker<'_, O> {
     }
 
     fn poll_mailbox(&self, engine: &mut WorkerEngine<O>) -> LoopControl {
-        while let Ok(mail) = self.mailbox.try_recv() {
-            if handle::<O>(engine, mail) == LoopControl::Abort {
+        while let Ok(message) = self.mailbox.try_recv() {
+            if handle::<O>(engine, message) == LoopControl::Abort {
                 return LoopControl::Abort;
             }
         }
@@ -163,7 +164,7 @@ impl<O: ExecutorFactory> StageWorker<'_, O> {
 
     fn await_message(&self, engine: &mut WorkerEngine<O>) -> LoopControl {
         match self.mailbox.recv() {
-            Ok(mail) => handle::<O>(engine, mail),
+            Ok(message) => handle::<O>(engine, message),
             // Every sender is gone, so what is missing cannot come.
             Err(_) => LoopControl::Abort,
         }
@@ -200,8 +201,8 @@ impl<O: ExecutorFactory> StageWorker<'_, O> {
     }
 
     fn report_slices(&self, engine: &WorkerEngine<O>, slices: &mut SliceLog) {
-        let bench = engine.executor();
-        let TakenSlices { slices, .. } = slices.take(bench, &bench.spans(), &self.clock);
+        let executor = engine.executor();
+        let TakenSlices { slices, .. } = slices.take(executor, &executor.spans(), &self.clock);
         self.report(CoordinatorMessage::Slices { stage: self.stage, slices });
     }
 
@@ -210,14 +211,15 @@ impl<O: ExecutorFactory> StageWorker<'_, O> {
         self.report(CoordinatorMessage::Faulted { stage: self.stage, device, fault });
     }
 
-    /// Sends to the coordinator. If it has left, the worker is about to receive [`WorkerMessage::Abort`].
+    /// Sends to the coordinator. If it has left, the worker is about to receive
+    /// [`WorkerMessage::Abort`].
     fn report(&self, message: CoordinatorMessage) {
         let _ = self.coordinator.send(message);
     }
 }
 
-fn handle<O: ExecutorFactory>(engine: &mut WorkerEngine<O>, mail: WorkerMessage) -> LoopControl {
-    let event = match mail {
+fn handle<O: ExecutorFactory>(engine: &mut WorkerEngine<O>, message: WorkerMessage) -> LoopControl {
+    let event = match message {
         WorkerMessage::Abort => return LoopControl::Abort,
         WorkerMessage::Event(event) => event,
     };
@@ -243,11 +245,11 @@ fn handle<O: ExecutorFactory>(engine: &mut WorkerEngine<O>, mail: WorkerMessage)
 }
 
 fn result<O: ExecutorFactory>(engine: &WorkerEngine<O>) -> StageResult {
-    let bench = engine.executor();
-    let twins = bench.twin_images();
+    let executor = engine.executor();
+    let twins = executor.twin_images();
     StageResult {
-        layers: O::weights(bench),
-        digests: bench.digests(),
+        layers: O::weights(executor),
+        digests: executor.digests(),
         twins: twins.iter().map(|image| (image.layer, layer_digest(image))).collect(),
         updates: engine.updates(),
     }

@@ -1,4 +1,4 @@
-//! What tests of the binary share.
+//! Helpers that tests of the binary share.
 
 use std::process::{Command, Output};
 

@@ -60,14 +60,15 @@ fn run(
 ) -> Result<(StateDigest, Option<f64>), CommandFailure> {
     let (setup, whole, corpus) = asynchronous(kind, precision);
     let interrupt = Interrupt::default();
-    let (setup, bubble) = (Arc::new(setup), 0.0);
+    let setup = Arc::new(setup);
+    let bubble = 0.0;
     let job = AsyncJob { setup, whole: &whole, corpus, interrupt: &interrupt, bubble };
     let named =
         |(index, device): (usize, &Arc<EmulatedDevice>)| (format!("cuda:{index}"), device.clone());
     let opened = devices.iter().enumerate().map(named).collect();
     let devices = DeviceFactory { opened, scratch: None, graphs: GraphMode::DEFAULT };
-    let outcome = train_on(&devices, &job, &mut |news| {
-        if let ProgressEvent::Step(record) = news {
+    let outcome = train_on(&devices, &job, &mut |event| {
+        if let ProgressEvent::Step(record) = event {
             observe(record);
         }
         ControlFlow::Continue(())
@@ -103,10 +104,10 @@ fn a_device_that_gives_up_ends_a_run_without_steps_and_is_named() {
     let healthy = emulated(Precision::F32, LaneOrder::Forwards);
     let broken = emulated(Precision::F32, LaneOrder::Forwards);
     let (Some(healthy), Some(broken)) = (healthy, broken) else { return };
-    let mut told = Vec::new();
+    let mut verdicts = Vec::new();
     let devices = [healthy, broken.clone()];
     let failure = run((AsyncKind::PipeDream2Bw, Precision::F32), &devices, |record| {
-        told.push(record.verdict.name());
+        verdicts.push(record.verdict.name());
         broken.fail();
     });
     let failure = failure.expect_err("stage 1 has no device any more");
@@ -115,5 +116,5 @@ fn a_device_that_gives_up_ends_a_run_without_steps_and_is_named() {
     for word in ["stage 1 on cuda:1: ", "ILLEGAL_ADDRESS", "minibatches trained before: "] {
         assert!(text.contains(word), "no {word} in: {text}");
     }
-    assert!(!told.contains(&"skip"), "what it left is not taken for a bad step: {told:?}");
+    assert!(!verdicts.contains(&"skip"), "what it left is not taken for a bad step: {verdicts:?}");
 }

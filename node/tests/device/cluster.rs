@@ -22,7 +22,7 @@ use crate::{emulated, serial, text, toml};
 
 const STEPS: u64 = 12;
 
-/// What a worker's process ends with.
+/// Handle of a worker's thread, with its result.
 type WorkerHandle = JoinHandle<Option<CommandFailure>>;
 
 fn join_args(cluster: &SpawnedCluster, name: &str) -> JoinArgs {
@@ -55,7 +55,8 @@ fn worker(
     let resources = Resources { memory: Bytes(1 << 30), speed_permille: 1, class };
     let means =
         WorkerProfile { resources, data_paths: Vec::new(), notice_source: NoticeSource::None };
-    let (name, device) = (name.to_owned(), device.clone());
+    let name = name.to_owned();
+    let device = device.clone();
     let machine = CudaDeviceOpener { name: "cuda:0".to_owned(), open: move |_| Ok(device.clone()) };
     let run = move || match join_on(&args, means, machine) {
         Err(CommandError::Failed(failure)) => Some(failure),
@@ -64,10 +65,10 @@ fn worker(
     std::thread::Builder::new().name(name).spawn(run).expect("a thread")
 }
 
-/// A worker that reports more memory than its device has finds no room for its stage: its failure is reported
-/// to the cluster, which goes on without it.
+/// A worker that reports more memory than its device has cannot load its stage: its failure is
+/// reported to the cluster, which goes on without it.
 #[test]
-fn a_worker_without_room_is_left_and_says_what_for() {
+fn a_worker_without_memory_is_excluded_and_reports_the_reason() {
     let device = |room_bytes| EmulatedDevice::new(Precision::Bf16, LaneOrder::Forwards, room_bytes);
     let (Some(large), Some(small)) = (device(1 << 30), device(1 << 20)) else { return };
     let mut cluster = SpawnedCluster::new();
@@ -91,10 +92,10 @@ fn submitted(cluster: &SpawnedCluster) -> HexDigest {
     cluster.digest(STEPS)
 }
 
-/// What another class of devices computes is something else, so it has no part in the run; a device that
-/// gives up takes its worker with it, and the others go on.
+/// What another class of devices computes is something else, so it has no part in the run; a device
+/// that gives up takes its worker with it, and the others go on.
 #[test]
-fn workers_of_one_class_train_to_the_bits_of_one_device_whoever_gives_up() {
+fn workers_of_one_class_train_to_the_bits_of_one_device_whichever_gives_up() {
     let device = || emulated(Precision::Bf16, LaneOrder::Forwards);
     let Some(devices) = (0..3).map(|_| device()).collect::<Option<Vec<_>>>() else { return };
     let mut cluster = SpawnedCluster::new();

@@ -1,6 +1,6 @@
 //! Runs and clusters on devices: the bits of one device whatever the stages, and what becomes of a
-//! device that gives up. The devices are emulated, as in the tests of the kernels; where there is no
-//! C++ compiler nothing is tried.
+//! device that gives up. The devices are emulated, as in the tests of the kernels; where there is
+//! no C++ compiler nothing is tried.
 
 #![cfg(all(target_arch = "x86_64", unix))]
 
@@ -88,7 +88,7 @@ fn setup(toml: &str, kind: ScheduleKind, stage_count: u32) -> (StageSetup, Arc<C
     (setup, Arc::new(job.corpus(text).expect("long enough")))
 }
 
-/// What a serial run on one device ends with.
+/// The outcome of a serial run on one device.
 fn serial(toml: &str, device: &Arc<EmulatedDevice>) -> StateDigest {
     let (setup, corpus) = setup(toml, ScheduleKind::GPipe, 1);
     let backend = CudaBackend::new(device.clone());

@@ -25,12 +25,15 @@ fn where_there_is_no_driver_every_command_says_so_before_anything_else() {
         .expect("writable");
     let config = config.to_str().expect("UTF-8");
     let check = |line: &[&str], device: &str| {
-        let said = refusal(zbelastic(line).current_dir(place.path()), 7);
+        let stderr = refusal(zbelastic(line).current_dir(place.path()), 7);
         let begins = format!("error: {device}: no NVIDIA driver on this machine: libcuda.so");
-        assert!(said.starts_with(&begins), "{line:?}: {said}");
-        assert!(said.contains("install the driver") && said.contains("on processors"), "{said}");
-        // The text is not looked for, and no folder is made.
-        assert!(!said.contains("missing.txt"), "{said}");
+        assert!(stderr.starts_with(&begins), "{line:?}: {stderr}");
+        assert!(
+            stderr.contains("install the driver") && stderr.contains("on processors"),
+            "{stderr}"
+        );
+        // The text is not read, and no folder is made.
+        assert!(!stderr.contains("missing.txt"), "{stderr}");
     };
     check(&["train", "--device", "cuda:0", "--text", "missing.txt"], "cuda:0");
     check(&["train", "--device", "cuda:3,cuda:0", "--threads-only"], "cuda:3");
@@ -43,7 +46,7 @@ fn where_there_is_no_driver_every_command_says_so_before_anything_else() {
 
 /// A flag wins over the file: a machine without a device can run the same file.
 #[test]
-fn processors_can_be_named_whatever_the_file_says() {
+fn the_cpu_can_be_named_whatever_the_file_says() {
     let place = tempdir().expect("a folder");
     let config = place.path().join("run.toml");
     std::fs::write(&config, "[model]\npreset = \"tiny\"\n[train]\ndevice = \"cuda\"\nsteps = 1\n")
@@ -59,9 +62,9 @@ fn processors_can_be_named_whatever_the_file_says() {
 #[test]
 fn what_no_device_can_do_is_refused_as_a_mistake_of_the_configuration() {
     let check = |line: &[&str], words: &[&str]| {
-        let said = refusal(&mut zbelastic(line), 2);
+        let stderr = refusal(&mut zbelastic(line), 2);
         for word in words {
-            assert!(said.contains(word), "no {word} in: {said}");
+            assert!(stderr.contains(word), "no {word} in: {stderr}");
         }
     };
     let half = ["train.precision: bf16 on processors", "f32 only", "--device cuda:0"];

@@ -43,8 +43,8 @@ fn run(
         scratch: Some(scratch.path().to_owned()),
         graphs: GraphMode::DEFAULT,
     };
-    let outcome = train_on(&devices, &job, &mut |news| {
-        if let ProgressEvent::Step(record) = news {
+    let outcome = train_on(&devices, &job, &mut |event| {
+        if let ProgressEvent::Step(record) = event {
             observe(record);
         }
         ControlFlow::Continue(())
@@ -91,7 +91,7 @@ fn a_device_that_gives_up_ends_the_run_and_is_named() {
 }
 
 #[test]
-fn a_device_without_room_says_what_helps() {
+fn a_device_without_memory_is_refused_with_what_helps() {
     // A megabyte for each of three stages, which take more than one page each.
     let Some(small) = EmulatedDevice::new(Precision::F32, LaneOrder::Forwards, 3 << 20) else {
         return;
@@ -118,8 +118,8 @@ fn a_device_without_room_says_what_helps() {
     }
 }
 
-/// The clock of an emulated device goes a microsecond on each time that it is read, so shares of a step are
-/// those of whole numbers. By the host's clock they would not be.
+/// The clock of an emulated device goes a microsecond on each time that it is read, so shares of a
+/// step are those of whole numbers. By the host's clock they would not be.
 #[test]
 fn bubbles_are_those_of_the_devices_clock() {
     // Tests beside this one read the same clock.

@@ -15,11 +15,11 @@ fn variables(settings: EmulatorSettings) -> Vec<(&'static str, String)> {
 #[test]
 fn a_worker_whose_device_gives_up_leaves_and_no_bit_changes() {
     let toml = RUN.replace("steps = 4", &format!("steps = {STEPS}"));
-    let Some(place) = DriverSetup::new() else { return };
-    std::fs::write(place.folder.path().join("run.toml"), &toml).expect("writable");
+    let Some(setup) = DriverSetup::new() else { return };
+    std::fs::write(setup.folder.path().join("run.toml"), &toml).expect("writable");
     let expected =
-        digest(&mut place.train(EmulatorSettings::DEFAULT, "--threads-only --workers 1"));
-    let text = std::fs::read(place.folder.path().join("text")).expect("written above");
+        digest(&mut setup.train(EmulatorSettings::DEFAULT, "--threads-only --workers 1"));
+    let text = std::fs::read(setup.folder.path().join("text")).expect("written above");
     let mut cluster = SpawnedCluster::new();
     let lazy = EmulatorSettings { order: ExecutionOrder::Lazy, ..EmulatorSettings::DEFAULT };
     let broken = EmulatorSettings { faulty_launch: Some(400), ..lazy };

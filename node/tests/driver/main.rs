@@ -1,5 +1,5 @@
-//! The binary on a machine with NVIDIA's driver, made of processors: runs, clusters, and what is printed
-//! when something is missing or gives up. Where there is no C++ compiler nothing is tried.
+//! The binary on a machine with an emulated driver of NVIDIA's: runs, clusters, and what is
+//! printed when something is missing or gives up. Where there is no C++ compiler nothing is tried.
 
 #![cfg(all(target_arch = "x86_64", unix))]
 
@@ -63,11 +63,12 @@ impl DriverSetup {
     }
 }
 
-/// What a run ends with.
+/// The digest that a run prints in the end.
 fn digest(command: &mut Command) -> String {
     let Output { status, stdout, stderr } = command.output().expect("it runs");
-    let (said, told) = (String::from_utf8_lossy(&stdout).into_owned(), text(&stderr));
-    assert!(status.success(), "{command:?}: {told}");
-    let line = said.lines().find_map(|line| line.strip_prefix("digest"));
-    line.unwrap_or_else(|| panic!("no digest: {said}")).trim().to_owned()
+    let stdout_text = String::from_utf8_lossy(&stdout).into_owned();
+    let stderr_text = text(&stderr);
+    assert!(status.success(), "{command:?}: {stderr_text}");
+    let line = stdout_text.lines().find_map(|line| line.strip_prefix("digest"));
+    line.unwrap_or_else(|| panic!("no digest: {stdout_text}")).trim().to_owned()
 }

@@ -7,7 +7,7 @@ use crate::{DriverSetup, digest};
 
 #[test]
 fn drivers_and_devices_that_will_not_do_are_named() {
-    let Some(place) = DriverSetup::new() else { return };
+    let Some(setup) = DriverSetup::new() else { return };
     let cases = [
         (
             EmulatorSettings { driver: 12_040, ..EmulatorSettings::DEFAULT },
@@ -41,9 +41,9 @@ fn drivers_and_devices_that_will_not_do_are_named() {
         ),
     ];
     for (settings, words, expected) in cases {
-        let said = refusal(&mut place.train(settings, words), 7);
+        let stderr = refusal(&mut setup.train(settings, words), 7);
         for word in expected {
-            assert!(said.contains(word), "no {word} in: {said}");
+            assert!(stderr.contains(word), "no {word} in: {stderr}");
         }
     }
 }
@@ -56,15 +56,15 @@ fn libraries_that_are_not_there_are_named() {
         ("no-products", [EmulatedLibrary::Driver, EmulatedLibrary::Compiler], "nvidia-cublas"),
     ];
     for (name, parts, package) in cases {
-        let Some(place) = DriverSetup::with(name, &parts) else { return };
-        let mut command = place.train(EmulatorSettings::DEFAULT, "--threads-only");
+        let Some(setup) = DriverSetup::with(name, &parts) else { return };
+        let mut command = setup.train(EmulatorSettings::DEFAULT, "--threads-only");
         if command.output().expect("it runs").status.success() {
             println!("skipped: this machine has the library itself");
             continue;
         }
-        let said = refusal(&mut command, 7);
+        let stderr = refusal(&mut command, 7);
         for word in [package, "ZBELASTIC_CUDA_LIBS"] {
-            assert!(said.contains(word), "no {word} in: {said}");
+            assert!(stderr.contains(word), "no {word} in: {stderr}");
         }
     }
 }
@@ -72,12 +72,12 @@ fn libraries_that_are_not_there_are_named() {
 /// `doctor` reports the devices, and what is missing.
 #[test]
 fn the_doctor_names_devices_and_what_stands_in_their_way() {
-    let Some(place) = DriverSetup::new() else { return };
+    let Some(setup) = DriverSetup::new() else { return };
     let gpu = |settings| {
         let mut command = zbelastic(&["doctor"]);
-        place.toolkit.equip(command.current_dir(place.folder.path()), settings);
-        let said = text(&command.output().expect("it runs").stdout);
-        let lines: Vec<&str> = said.lines().skip_while(|line| !line.contains(" gpu ")).collect();
+        setup.toolkit.equip(command.current_dir(setup.folder.path()), settings);
+        let output = text(&command.output().expect("it runs").stdout);
+        let lines: Vec<&str> = output.lines().skip_while(|line| !line.contains(" gpu ")).collect();
         lines[..3].join(" ")
     };
     let two = gpu(EmulatorSettings { devices: 2, ..EmulatorSettings::DEFAULT });
@@ -92,19 +92,19 @@ fn the_doctor_names_devices_and_what_stands_in_their_way() {
 /// A folder for kernels that is none costs time, and is warned of once.
 #[test]
 fn kernels_that_cannot_be_kept_are_a_warning() {
-    let Some(place) = DriverSetup::new() else { return };
+    let Some(setup) = DriverSetup::new() else { return };
     let words = "--threads-only --workers 2 --out ";
-    let expected = digest(&mut place.train(EmulatorSettings::DEFAULT, &format!("{words}kept")));
-    let mut command = place.train(EmulatorSettings::DEFAULT, &format!("{words}unkept"));
-    let not_a_folder = place.folder.path().join("text").join("kernels");
+    let expected = digest(&mut setup.train(EmulatorSettings::DEFAULT, &format!("{words}kept")));
+    let mut command = setup.train(EmulatorSettings::DEFAULT, &format!("{words}unkept"));
+    let not_a_folder = setup.folder.path().join("text").join("kernels");
     command.env("ZBELASTIC_KERNEL_CACHE", &not_a_folder);
     let output = command.output().expect("it runs");
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{said}");
-    assert_eq!(said.matches("compiled kernels are not kept").count(), 1, "{said}");
-    assert!(said.contains("ZBELASTIC_KERNEL_CACHE"), "{said}");
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{stderr}");
+    assert_eq!(stderr.matches("compiled kernels are not kept").count(), 1, "{stderr}");
+    assert!(stderr.contains("ZBELASTIC_KERNEL_CACHE"), "{stderr}");
     assert_eq!(
-        digest(&mut place.train(EmulatorSettings::DEFAULT, &format!("{words}again"))),
+        digest(&mut setup.train(EmulatorSettings::DEFAULT, &format!("{words}again"))),
         expected
     );
 }

@@ -6,8 +6,8 @@ use zbelastic_node::notice::{Cloud, NoticeReport, NoticeSource, PollTimings};
 
 use crate::mock::{MockReply, MockService, ReceivedRequest, quick};
 
-/// What makes a service that of a cloud.
-fn answer_of(cloud: Cloud, asked: &ReceivedRequest) -> Option<MockReply> {
+/// The answer by which a service is recognised as that of a cloud.
+fn answer_of(cloud: Cloud, request: &ReceivedRequest) -> Option<MockReply> {
     let path = match cloud {
         Cloud::Aws => "/latest/api/token",
         Cloud::Gcp => "/computeMetadata/v1/instance/id",
@@ -18,7 +18,7 @@ fn answer_of(cloud: Cloud, asked: &ReceivedRequest) -> Option<MockReply> {
         Cloud::Gcp => MockReply::of(200, "7").header("Metadata-Flavor", "Google"),
         Cloud::Azure => MockReply::of(200, r#"{"apiVersions": ["2020-07-01"]}"#),
     };
-    (asked.path == path).then_some(reply)
+    (request.path == path).then_some(reply)
 }
 
 fn first_report(mock: &MockService, pace: PollTimings) -> Option<NoticeReport> {
@@ -26,10 +26,10 @@ fn first_report(mock: &MockService, pace: PollTimings) -> Option<NoticeReport> {
 }
 
 #[test]
-fn whoever_answers_is_listened_to() {
+fn the_cloud_that_answers_is_polled() {
     for cloud in Cloud::ALL {
-        let mock = MockService::start(move |asked| {
-            answer_of(cloud, asked).unwrap_or(MockReply::of(404, ""))
+        let mock = MockService::start(move |request| {
+            answer_of(cloud, request).unwrap_or(MockReply::of(404, ""))
         });
         assert_eq!(first_report(&mock, quick()), Some(NoticeReport::Watching(cloud)));
     }
@@ -37,16 +37,16 @@ fn whoever_answers_is_listened_to() {
 
 #[test]
 fn of_several_the_first_is_listened_to() {
-    let mock = MockService::start(|asked| {
+    let mock = MockService::start(|request| {
         let clouds = [Cloud::Gcp, Cloud::Azure].into_iter();
-        let answer = clouds.filter_map(|cloud| answer_of(cloud, asked)).next();
+        let answer = clouds.filter_map(|cloud| answer_of(cloud, request)).next();
         answer.unwrap_or(MockReply::of(404, ""))
     });
     assert_eq!(first_report(&mock, quick()), Some(NoticeReport::Watching(Cloud::Gcp)));
 }
 
 #[test]
-fn without_a_cloud_that_is_told_and_all_is_over() {
+fn without_a_cloud_that_is_reported_and_polling_ends() {
     let check = |answer: fn() -> MockReply, patience| {
         let mock = MockService::start(move |_| answer());
         let pace = PollTimings { probe_patience: patience, ..quick() };
@@ -64,7 +64,7 @@ fn without_a_cloud_that_is_told_and_all_is_over() {
 }
 
 #[test]
-fn nobody_is_asked_if_nobody_is_to_be() {
+fn without_a_source_no_request_is_sent() {
     let mock = MockService::start(|_| MockReply::of(200, "token"));
     let mut watch = mock.watch(NoticeSource::None);
     assert_eq!(watch.report(), None);

@@ -1,4 +1,4 @@
-//! Amazon's cloud.
+//! Notices of Amazon Web Services.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, UNIX_EPOCH};
@@ -13,24 +13,24 @@ const REBALANCE: &str = "/latest/meta-data/events/recommendations/rebalance";
 pub const MARKED: &str = r#"{"action": "terminate", "time": "2026-11-21T12:01:03Z"}"#;
 const RECOMMENDED: &str = r#"{"noticeTime": "2026-11-21T11:00:00Z"}"#;
 
-pub fn is_action(asked: &ReceivedRequest) -> bool {
-    asked.is("GET", ACTION)
+pub fn is_action(request: &ReceivedRequest) -> bool {
+    request.is("GET", ACTION)
 }
 
-/// A machine that is marked from the question after so many on.
+/// A machine that is marked after this number of requests.
 fn marked_after(questions: u32) -> MockService {
     let count = AtomicU32::new(0);
-    MockService::start(move |asked| {
-        if asked.is("PUT", TOKEN) {
+    MockService::start(move |request| {
+        if request.is("PUT", TOKEN) {
             return MockReply::of(200, "token");
         }
-        let is_marked = is_action(asked) && count.fetch_add(1, Ordering::SeqCst) >= questions;
+        let is_marked = is_action(request) && count.fetch_add(1, Ordering::SeqCst) >= questions;
         if is_marked { MockReply::of(200, MARKED) } else { MockReply::of(404, "") }
     })
 }
 
 #[test]
-fn a_marked_machine_is_told_once() {
+fn a_marked_machine_is_reported_once() {
     let mock = marked_after(2);
     let mut watch = mock.watch(NoticeSource::Aws);
     assert_eq!(watch.report(), Some(NoticeReport::Watching(Cloud::Aws)));
@@ -43,22 +43,22 @@ fn a_marked_machine_is_told_once() {
 }
 
 #[test]
-fn questions_carry_a_token_that_was_asked_for() {
+fn requests_carry_a_token_that_was_requested() {
     let mock = marked_after(u32::MAX);
     let _watch = mock.watch(NoticeSource::Aws);
     let first = mock.next(|_| true);
     assert!(first.is("PUT", TOKEN), "{first:?}");
     assert_eq!(first.header("X-aws-ec2-metadata-token-ttl-seconds"), Some("21600"));
     for path in [ACTION, REBALANCE, ACTION, REBALANCE] {
-        let asked = mock.next(|_| true);
-        assert!(asked.is("GET", path), "{asked:?}");
-        assert_eq!(asked.header("X-aws-ec2-metadata-token"), Some("token"));
+        let request = mock.next(|_| true);
+        assert!(request.is("GET", path), "{request:?}");
+        assert_eq!(request.header("X-aws-ec2-metadata-token"), Some("token"));
     }
 }
 
 #[test]
 fn a_recommendation_and_an_interruption_are_two_notices() {
-    let mock = MockService::start(|asked| match asked.path.as_str() {
+    let mock = MockService::start(|request| match request.path.as_str() {
         TOKEN => MockReply::of(200, "token"),
         REBALANCE => MockReply::of(200, RECOMMENDED),
         _ => MockReply::of(200, MARKED),
@@ -73,21 +73,21 @@ fn a_recommendation_and_an_interruption_are_two_notices() {
 }
 
 #[test]
-fn an_expired_token_is_renewed_and_nobody_is_told() {
+fn an_expired_token_is_renewed_and_nothing_is_reported() {
     let tokens = AtomicU32::new(0);
     let actions = AtomicU32::new(0);
-    let mock = MockService::start(move |asked| {
-        if asked.is("PUT", TOKEN) {
+    let mock = MockService::start(move |request| {
+        if request.is("PUT", TOKEN) {
             return MockReply::of(200, format!("token-{}", tokens.fetch_add(1, Ordering::SeqCst)));
         }
-        if !is_action(asked) {
+        if !is_action(request) {
             return MockReply::of(404, "");
         }
         let valid = match actions.fetch_add(1, Ordering::SeqCst) {
             0..3 => "token-0",
             _ => "token-1",
         };
-        let is_valid = asked.header("X-aws-ec2-metadata-token") == Some(valid);
+        let is_valid = request.header("X-aws-ec2-metadata-token") == Some(valid);
         match (is_valid, valid) {
             (false, _) => MockReply::of(401, ""),
             (true, "token-0") => MockReply::of(404, ""),
@@ -97,6 +97,6 @@ fn an_expired_token_is_renewed_and_nobody_is_told() {
     let mut watch = mock.watch(NoticeSource::Aws);
     assert_eq!(watch.report(), Some(NoticeReport::Watching(Cloud::Aws)));
     assert_eq!(watch.notice().cause, NoticeCause::Preempted);
-    let renewals = mock.requests().iter().filter(|asked| asked.method == "PUT").count();
+    let renewals = mock.requests().iter().filter(|request| request.method == "PUT").count();
     assert_eq!(renewals, 2);
 }

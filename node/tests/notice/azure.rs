@@ -1,4 +1,4 @@
-//! Microsoft's cloud.
+//! Notices of Microsoft Azure.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,8 +11,8 @@ use crate::mock::{MockReply, MockService, ReceivedRequest};
 const NAME: &str = "/metadata/instance/compute/name";
 const EVENTS: &str = "/metadata/scheduledevents?api-version=2020-07-01";
 
-fn is_poll(asked: &ReceivedRequest) -> bool {
-    asked.is("GET", EVENTS)
+fn is_poll(request: &ReceivedRequest) -> bool {
+    request.is("GET", EVENTS)
 }
 
 fn event(id: &str, machine: &str) -> String {
@@ -28,14 +28,14 @@ fn document(events: &[String]) -> String {
 
 /// The machine `spot-7`, about which and about `spot-8` there is an event once `is_marked`.
 fn service(is_marked: Arc<AtomicBool>) -> MockService {
-    MockService::start(move |asked| {
-        if asked.header("Metadata") != Some("true") {
+    MockService::start(move |request| {
+        if request.header("Metadata") != Some("true") {
             return MockReply::of(400, "");
         }
-        if asked.path.starts_with(NAME) {
+        if request.path.starts_with(NAME) {
             return MockReply::of(200, "spot-7");
         }
-        if asked.is("POST", EVENTS) {
+        if request.is("POST", EVENTS) {
             return MockReply::of(200, "");
         }
         let events = [event("event-8", "spot-8"), event("event-7", "spot-7")];
@@ -45,7 +45,7 @@ fn service(is_marked: Arc<AtomicBool>) -> MockService {
 }
 
 #[test]
-fn an_event_of_this_machine_is_told_once_and_acknowledged_when_it_is_ready() {
+fn an_event_of_this_machine_is_reported_once_and_acknowledged_when_it_is_ready() {
     let is_marked = Arc::new(AtomicBool::new(false));
     let mock = service(Arc::clone(&is_marked));
     let mut watch = mock.watch(NoticeSource::Azure);
@@ -56,19 +56,19 @@ fn an_event_of_this_machine_is_told_once_and_acknowledged_when_it_is_ready() {
     let notice = watch.notice();
     assert_eq!((notice.cause, notice.event.name()), (NoticeCause::Preempted, "event-7"));
     assert_eq!(notice.deadline, Some(UNIX_EPOCH + Duration::from_secs(1_795_262_463)));
-    mock.wait_for(4, |asked| {
-        assert_eq!(asked.method, "GET", "nothing is acknowledged yet");
-        is_poll(asked)
+    mock.wait_for(4, |request| {
+        assert_eq!(request.method, "GET", "nothing is acknowledged yet");
+        is_poll(request)
     });
     watch.assert_silent();
     watch.0.acknowledge(&notice);
-    let sent = mock.next(|asked| asked.method == "POST");
+    let sent = mock.next(|request| request.method == "POST");
     assert_eq!(sent.path, EVENTS);
     assert_eq!(sent.header("Metadata"), Some("true"));
     assert_eq!(sent.body, r#"{"StartRequests":[{"EventId":"event-7"}]}"#);
-    mock.wait_for(3, |asked| {
-        assert_eq!(asked.method, "GET", "it is acknowledged once");
-        is_poll(asked)
+    mock.wait_for(3, |request| {
+        assert_eq!(request.method, "GET", "it is acknowledged once");
+        is_poll(request)
     });
     watch.assert_silent();
 }

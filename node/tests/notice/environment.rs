@@ -8,7 +8,7 @@ use zbelastic_node::notice::{METADATA_VARIABLE, NoticeSettings, NoticeSource};
 
 use crate::mock::{MockReply, MockService};
 
-/// What [`the_place_is_read`] expects, in the process that was started for it.
+/// The expectation of [`the_place_is_read`], in the process that was started for it.
 const EXPECTED: &str = "ZBELASTIC_TEST_EXPECTED";
 
 /// Whether the test of this name passes in an environment with these variables.
@@ -22,12 +22,12 @@ fn passes(test: &str, variables: &[(&str, &str)]) -> bool {
 }
 
 #[test]
-fn proxies_are_not_asked() {
+fn proxies_are_not_used() {
     let proxy = MockService::start(|_| MockReply::of(502, ""));
     let names =
         ["HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"];
     let variables = names.map(|name| (name, proxy.url.as_str()));
-    assert!(passes("aws::a_marked_machine_is_told_once", &variables));
+    assert!(passes("aws::a_marked_machine_is_reported_once", &variables));
     assert!(proxy.requests().is_empty());
 }
 

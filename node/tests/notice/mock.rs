@@ -38,7 +38,7 @@ impl ReceivedRequest {
     }
 }
 
-/// What the service sends back.
+/// The reply of the service.
 pub enum MockReply {
     Answer {
         status: u16,
@@ -78,36 +78,37 @@ impl MockService {
     pub fn start(answer: impl Fn(&ReceivedRequest) -> MockReply + Send + Sync + 'static) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let url = format!("http://{}", listener.local_addr().expect("bound"));
-        let (sender, asked) = channel();
+        let (sender, received) = channel();
         let answer = Arc::new(answer);
         thread::spawn(move || {
             for connection in listener.incoming() {
-                let (answer, sender) = (Arc::clone(&answer), sender.clone());
+                let answer = Arc::clone(&answer);
+                let sender = sender.clone();
                 // Some tests are about clients that give up while they are answered.
                 thread::spawn(move || connection.map(|stream| serve(stream, &*answer, &sender)));
             }
         });
-        Self { url, received: asked }
+        Self { url, received }
     }
 
-    /// The next request for which `is_missing` holds.
+    /// The next request for which `is_wanted` holds.
     pub fn next(&self, is_wanted: impl Fn(&ReceivedRequest) -> bool) -> ReceivedRequest {
         loop {
-            let asked = self.received.recv_timeout(GUARD).expect("it is asked");
-            if is_wanted(&asked) {
-                return asked;
+            let request = self.received.recv_timeout(GUARD).expect("it is asked");
+            if is_wanted(&request) {
+                return request;
             }
         }
     }
 
-    /// Waits for `count` more requests for which `is_missing` holds.
+    /// Waits for `count` more requests for which `is_wanted` holds.
     pub fn wait_for(&self, count: usize, is_wanted: impl Fn(&ReceivedRequest) -> bool) {
         for _ in 0..count {
             self.next(&is_wanted);
         }
     }
 
-    /// The requests that were received and not looked at yet.
+    /// The requests that were received and not returned yet.
     pub fn requests(&self) -> Vec<ReceivedRequest> {
         self.received.try_iter().collect()
     }
@@ -124,13 +125,13 @@ impl MockService {
 
 /// A pace for a service that answers at once, of which no test has to wait for anything.
 pub fn quick() -> PollTimings {
-    let moment = Duration::from_millis(1);
+    let millisecond = Duration::from_millis(1);
     PollTimings {
-        aws_poll: moment,
-        azure_poll: moment,
-        gcp_pause: moment,
-        fault_wait_min: moment,
-        fault_wait_max: moment,
+        aws_poll: millisecond,
+        azure_poll: millisecond,
+        gcp_pause: millisecond,
+        fault_wait_min: millisecond,
+        fault_wait_max: millisecond,
         patience: GUARD,
         azure_first_patience: GUARD,
         probe_patience: GUARD,
@@ -166,10 +167,10 @@ fn serve(
     answer: &dyn Fn(&ReceivedRequest) -> MockReply,
     sender: &Sender<ReceivedRequest>,
 ) -> Option<()> {
-    let asked = read_request(&stream)?;
+    let request = read_request(&stream)?;
     // The test may have ended.
-    let _ = sender.send(asked.clone());
-    match answer(&asked) {
+    let _ = sender.send(request.clone());
+    match answer(&request) {
         MockReply::Answer { status, headers, body } => {
             let headers = headers.iter().map(|(name, value)| format!("{name}: {value}\r\n"));
             let head = format!(
@@ -203,14 +204,15 @@ fn read_request(stream: &TcpStream) -> Option<ReceivedRequest> {
     };
     let first = line()?;
     let mut words = first.split(' ');
-    let (method, path) = (words.next()?.to_owned(), words.next()?.to_owned());
+    let method = words.next()?.to_owned();
+    let path = words.next()?.to_owned();
     let mut headers = Vec::new();
     while let Some(line) = line().filter(|line| !line.is_empty()) {
         let (name, value) = line.split_once(':')?;
         headers.push((name.to_owned(), value.trim().to_owned()));
     }
-    let mut asked = ReceivedRequest { method, path, headers, body: String::new() };
-    let length = asked.header("Content-Length").and_then(|length| length.parse().ok());
-    reader.take(length.unwrap_or(0)).read_to_string(&mut asked.body).ok()?;
-    Some(asked)
+    let mut request = ReceivedRequest { method, path, headers, body: String::new() };
+    let length = request.header("Content-Length").and_then(|length| length.parse().ok());
+    reader.take(length.unwrap_or(0)).read_to_string(&mut request.body).ok()?;
+    Some(request)
 }

@@ -11,15 +11,15 @@ use zbelastic_node::notice::{
 use crate::aws::{ACTION, MARKED, TOKEN, is_action};
 use crate::mock::{MockReply, MockService, MockedWatch, quick};
 
-/// A service that answers the question for an interruption like this, one after the other, and then
+/// A service that answers the request for an interruption like this, one after the other, and then
 /// that there is one.
 fn service(replies: &'static [fn() -> MockReply]) -> MockService {
     let count = AtomicUsize::new(0);
-    MockService::start(move |asked| {
-        if asked.is("PUT", TOKEN) {
+    MockService::start(move |request| {
+        if request.is("PUT", TOKEN) {
             return MockReply::of(200, "token");
         }
-        if !is_action(asked) {
+        if !is_action(request) {
             return MockReply::of(404, "");
         }
         let reply = replies.get(count.fetch_add(1, Ordering::SeqCst));
@@ -50,7 +50,7 @@ fn padded(bytes: usize) -> MockReply {
 }
 
 #[test]
-fn whatever_comes_is_told_once_and_asking_goes_on() {
+fn every_fault_is_reported_once_and_polling_goes_on() {
     let patience = Duration::from_secs(1);
     let mock = service(&[
         || MockReply::of(200, "garbage"),
@@ -88,7 +88,7 @@ fn nobody_is_followed_elsewhere() {
     let mock = service(&[|| MockReply::of(307, "").header("Location", "/elsewhere")]);
     let found = troubles(&mut mock.watch(NoticeSource::Aws));
     assert_eq!(found, [MetadataFault::Status { found: 307 }]);
-    let asked = mock.requests();
-    assert!(asked.iter().any(|asked| asked.path == ACTION));
-    assert!(asked.iter().all(|asked| asked.path != "/elsewhere"), "{asked:?}");
+    let requests = mock.requests();
+    assert!(requests.iter().any(|request| request.path == ACTION));
+    assert!(requests.iter().all(|request| request.path != "/elsewhere"), "{requests:?}");
 }

@@ -31,7 +31,7 @@ fn contents(folder: &Path) -> Vec<(PathBuf, Vec<u8>)> {
 }
 
 #[test]
-fn paths_that_lead_to_no_folder_are_told_apart() {
+fn paths_that_lead_to_no_folder_are_distinguished() {
     let root = tempfile::tempdir().expect("a folder");
     let path = |name: &str| root.path().join(name);
     fs::write(path("file"), "").expect("written");
@@ -45,14 +45,14 @@ fn paths_that_lead_to_no_folder_are_told_apart() {
         ("file/below", 7, "file/below"),
     ];
     for (name, code, expected) in cases {
-        let said = refused(&path(name), &INIT, code);
-        assert!(said.contains(expected) && said.contains("nothing was changed"), "{said}");
+        let stderr = refused(&path(name), &INIT, code);
+        assert!(stderr.contains(expected) && stderr.contains("nothing was changed"), "{stderr}");
     }
     assert_eq!(contents(&path("other")).len(), 1);
 }
 
 #[test]
-fn folder_that_may_not_be_written_is_told_with_its_owner() {
+fn folder_that_may_not_be_written_is_reported_with_its_owner() {
     let root = tempfile::tempdir().expect("a folder");
     let folder = root.path().join("locked");
     fs::create_dir(&folder).expect("made");
@@ -60,8 +60,8 @@ fn folder_that_may_not_be_written_is_told_with_its_owner() {
     if fs::write(folder.join("probe"), "").is_ok() {
         return eprintln!("skipped: this user may write everywhere");
     }
-    let said = refused(&folder, &INIT, 7);
-    assert!(said.contains("may not be written by this user"), "{said}");
+    let stderr = refused(&folder, &INIT, 7);
+    assert!(stderr.contains("may not be written by this user"), "{stderr}");
 }
 
 #[test]
@@ -163,16 +163,16 @@ fn damaged_folder_is_refused_with_its_reason_and_left_as_it_is() {
         let folder = copy(&site.controller.folder, &site.path(&format!("copy-{index}")));
         damage(&folder);
         let before = contents(&folder);
-        let said = refused(&folder, &["init"], code);
-        assert!(said.contains(expected), "{what}: {said}");
-        assert!(!said.contains(['\u{1b}', '\u{7}']), "{what}: {said:?}");
-        assert!(!said.contains("running"), "{what}: {said}");
+        let stderr = refused(&folder, &["init"], code);
+        assert!(stderr.contains(expected), "{what}: {stderr}");
+        assert!(!stderr.contains(['\u{1b}', '\u{7}']), "{what}: {stderr:?}");
+        assert!(!stderr.contains("running"), "{what}: {stderr}");
         // A start that is begun draws certificates and is counted; the log is what must not change.
-        let kept = |found: Vec<(PathBuf, Vec<u8>)>| -> Vec<(PathBuf, Vec<u8>)> {
+        let log_files = |found: Vec<(PathBuf, Vec<u8>)>| -> Vec<(PathBuf, Vec<u8>)> {
             let is_log = |path: &Path| path.strip_prefix(&folder).unwrap().starts_with("log");
             found.into_iter().filter(|(path, _)| is_log(path)).collect()
         };
-        assert_eq!(kept(contents(&folder)), kept(before), "{what}");
+        assert_eq!(log_files(contents(&folder)), log_files(before), "{what}");
     }
 }
 
@@ -181,9 +181,9 @@ fn folder_serves_one_process() {
     let site = ControllerSite::new();
     let process = site.controller.child.id();
     for verb in ["init", "join"] {
-        let said = refused(&site.controller.folder, &[verb], 6);
-        assert!(said.contains(&format!("is in use by process {process}")), "{said}");
-        assert!(said.contains("zbelastic leave"), "{said}");
+        let stderr = refused(&site.controller.folder, &[verb], 6);
+        assert!(stderr.contains(&format!("is in use by process {process}")), "{stderr}");
+        assert!(stderr.contains("zbelastic leave"), "{stderr}");
     }
 }
 
@@ -200,25 +200,28 @@ fn copied_folder_is_found_out_when_both_run() {
         (&mut copied, &mut original)
     };
     assert_eq!(ended.ended(), Some(6), "{}", ended.log_text());
-    let said = ended.log_text();
-    assert!(said.contains("another process with this node's identity is running"), "{said}");
+    let log_text = ended.log_text();
+    assert!(
+        log_text.contains("another process with this node's identity is running"),
+        "{log_text}"
+    );
     assert!(other.is_running());
 }
 
 #[test]
-fn port_in_use_is_told_and_another_one_can_be_given() {
+fn port_in_use_is_reported_and_another_one_can_be_given() {
     let site = ControllerSite::new();
     let folder = site.path("second");
     let init = ["init", "--bind", &site.address];
-    let said = refused(&folder, &init, 6);
-    assert!(said.contains(&format!("port in use: {}", site.address)), "{said}");
-    assert!(said.contains("another --bind") && !said.contains("running"), "{said}");
+    let stderr = refused(&folder, &init, 6);
+    assert!(stderr.contains(&format!("port in use: {}", site.address)), "{stderr}");
+    assert!(stderr.contains("another --bind") && !stderr.contains("running"), "{stderr}");
     let other = free_address();
     let node = SiteNode::start(&folder, &["init", "--bind", &other]);
     node.wait_for_log("running");
-    let said = crate::site::zbelastic(&folder, &["cluster", "info"]).output().expect("it runs");
-    assert!(said.status.success(), "{said:?}");
+    let output = crate::site::zbelastic(&folder, &["cluster", "info"]).output().expect("it runs");
+    assert!(output.status.success(), "{output:?}");
     drop(node);
-    let said = refused(&folder, &["init", "--name", "else"], 6);
-    assert!(said.contains("of cluster zbelastic, not else"), "{said}");
+    let stderr = refused(&folder, &["init", "--name", "else"], 6);
+    assert!(stderr.contains("of cluster zbelastic, not else"), "{stderr}");
 }

@@ -1,4 +1,4 @@
-//! What people and strangers do wrong, over the real binary: each with the answer it gets.
+//! Wrong uses of the real binary by users and strangers, each with the answer it gets.
 //! `docs/security.md` lists them.
 
 #[path = "../common/mod.rs"]

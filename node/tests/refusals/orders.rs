@@ -1,17 +1,18 @@
-//! Orders that cannot be carried out: the refusal names the state that stands against them, and nothing is
-//! changed.
+//! Orders that cannot be carried out: the refusal names the state that stands against them, and
+//! nothing is changed.
 
 use std::fs;
 
 use crate::site::{ControllerSite, wait_until};
 
 #[test]
-fn nodes_that_cannot_go_stay_and_the_reason_is_told() {
+fn nodes_that_cannot_go_stay_and_the_reason_is_printed() {
     let site = ControllerSite::new();
-    let (_one, _two) = (site.worker("gpu-a"), site.worker("gpu-b"));
+    let _one = site.worker("gpu-a");
+    let _two = site.worker("gpu-b");
     let check = |arguments: &[&str], code: i32, expected: &str| {
-        let said = site.refused(arguments, code);
-        assert!(said.contains(expected), "{arguments:?}: {said}");
+        let stderr = site.refused(arguments, code);
+        assert!(stderr.contains(expected), "{arguments:?}: {stderr}");
     };
     check(&["node", "remove", "1", "--yes"], 6, "node test-1 is live");
     check(&["node", "remove", "1", "--force", "--yes"], 6, "is a controller that cannot be missed");
@@ -32,40 +33,42 @@ fn tokens_are_taken_back_once() {
     let token = site.token(&[]);
     let id = token.split('.').nth(2).expect("an id");
     site.stdout_of(&["token", "revoke", &id[..8], "--yes"]);
-    let said = site.refused(&["token", "revoke", id, "--yes"], 6);
-    assert!(said.contains(&format!("token {id} is revoked already")), "{said}");
-    let said = site.refused(&["token", "revoke", "zz", "--yes"], 5);
-    assert!(said.contains("there is no token zz"), "{said}");
+    let stderr = site.refused(&["token", "revoke", id, "--yes"], 6);
+    assert!(stderr.contains(&format!("token {id} is revoked already")), "{stderr}");
+    let stderr = site.refused(&["token", "revoke", "zz", "--yes"], 5);
+    assert!(stderr.contains("there is no token zz"), "{stderr}");
 }
 
 #[test]
 fn runs_and_checkpoints_are_not_mistaken_for_others() {
     let site = ControllerSite::new();
-    let said = site.refused(&["ckpt", "restore", "5", "--yes"], 5);
-    assert!(said.contains("there is none at all"), "{said}");
+    let stderr = site.refused(&["ckpt", "restore", "5", "--yes"], 5);
+    assert!(stderr.contains("there is none at all"), "{stderr}");
     for verb in ["pause", "resume"] {
         assert!(site.refused(&[verb], 6).contains("there is no run"));
     }
     let _worker = site.worker("w");
     site.run(100_000);
     let step = site.wait_for_checkpoint().to_string();
-    let said = site.refused(&["ckpt", "restore", &step, "--yes"], 6);
-    assert!(said.contains("the run is not paused"), "{said}");
-    assert!(said.contains("paused first: `zbelastic pause`"), "{said}");
+    let stderr = site.refused(&["ckpt", "restore", &step, "--yes"], 6);
+    assert!(stderr.contains("the run is not paused"), "{stderr}");
+    assert!(stderr.contains("paused first: `zbelastic pause`"), "{stderr}");
     for absent in ["3", "999999"] {
-        let said = site.refused(&["ckpt", "restore", absent, "--yes"], 5);
+        let stderr = site.refused(&["ckpt", "restore", absent, "--yes"], 5);
         let expected = format!("there is no checkpoint of step {absent}: there are those of steps");
-        assert!(said.contains(&expected), "{said}");
+        assert!(stderr.contains(&expected), "{stderr}");
     }
-    let (config, words) = (site.path("run.toml"), site.path("text"));
-    let (config, words) = (config.display().to_string(), words.display().to_string());
+    let config = site.path("run.toml");
+    let words = site.path("text");
+    let config = config.display().to_string();
+    let words = words.display().to_string();
     // Another configuration, then another text: both are other runs.
     let run = ["run", &config, "--text", &words, "--detach"];
-    let said = site.refused(&[&run[..], &["--set", "train.seed=7"]].concat(), 6);
-    assert!(said.contains("another run is under way"), "{said}");
+    let stderr = site.refused(&[&run[..], &["--set", "train.seed=7"]].concat(), 6);
+    assert!(stderr.contains("another run is under way"), "{stderr}");
     fs::write(site.path("text"), "changed while it was read. ".repeat(3000)).expect("written");
-    let said = site.refused(&run, 6);
-    assert!(said.contains("another run is under way"), "{said}");
+    let stderr = site.refused(&run, 6);
+    assert!(stderr.contains("another run is under way"), "{stderr}");
     wait_until("more steps", || site.status()["job"]["step"].as_u64() > Some(5));
     assert_eq!(site.status()["job"]["phase"]["state"], "running");
 }
@@ -77,9 +80,9 @@ fn configurations_are_refused_as_a_whole_with_their_places() {
         let file = folder.path().join("run.toml");
         fs::write(&file, content).expect("written");
         let file = file.display().to_string();
-        let said = crate::site::refused(folder.path(), &["config", "check", &file], 2);
+        let stderr = crate::site::refused(folder.path(), &["config", "check", &file], 2);
         for expected in expected {
-            assert!(said.contains(expected), "{said}");
+            assert!(stderr.contains(expected), "{stderr}");
         }
     };
     check(

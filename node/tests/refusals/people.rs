@@ -1,21 +1,21 @@
-//! People who were let in with a token: what an operator may do, and what a viewer may do.
+//! Users who were admitted with a token: the rights of an operator and of a viewer.
 
 use crate::common::text;
 use crate::site::{ControllerSite, refused, zbelastic};
 
 impl ControllerSite {
-    /// A person who was let in with a token of this role, by the folder's name.
+    /// A user who was admitted with a token of this role, by the folder's name.
     pub fn person(&self, role: &str) -> std::path::PathBuf {
         let token = self.token(&["--role", role]);
         let folder = self.path(role);
         let login = ["login", "--cluster", &self.address, "--token", &token, "--name", role];
-        let said = stdout_on(&folder, &login);
-        assert!(said.contains(&format!("{role} of cluster test")), "{said}");
+        let stdout = stdout_on(&folder, &login);
+        assert!(stdout.contains(&format!("{role} of cluster test")), "{stdout}");
         folder
     }
 }
 
-/// What a command that succeeds on a folder prints.
+/// Standard output of a command that succeeds on a folder.
 pub fn stdout_on(folder: &std::path::Path, arguments: &[&str]) -> String {
     let output = zbelastic(folder, arguments).output().expect("it runs");
     assert!(output.status.success(), "{arguments:?}: {}", text(&output.stderr));
@@ -26,12 +26,13 @@ pub fn stdout_on(folder: &std::path::Path, arguments: &[&str]) -> String {
 fn who_looks_on_reads_and_an_operator_runs_and_neither_lets_anybody_in() {
     let site = ControllerSite::new();
     let _worker = site.worker("w");
-    let (viewer, operator) = (site.person("viewer"), site.person("operator"));
+    let viewer = site.person("viewer");
+    let operator = site.person("operator");
     let (config, words) = site.submission(5);
     let run = ["run", &config, "--text", &words, "--name", "theirs"];
     let denied = |folder, arguments: &[&str]| {
-        let said = refused(folder, arguments, 4);
-        assert!(said.contains("not authorised"), "{arguments:?}: {said}");
+        let stderr = refused(folder, arguments, 4);
+        assert!(stderr.contains("not authorised"), "{arguments:?}: {stderr}");
     };
     denied(&viewer, &run);
     stdout_on(&operator, &run);
@@ -63,18 +64,18 @@ fn people_and_nodes_are_let_in_with_tokens_of_their_own() {
     let for_node = site.token(&[]);
     let login = |token| ["login", "--cluster", &site.address, "--token", token];
     let folder = site.path("nobody");
-    let said = refused(&folder, &login(&for_node), 4);
-    assert!(said.contains("admits a worker") && said.contains("zbelastic join"), "{said}");
+    let stderr = refused(&folder, &login(&for_node), 4);
+    assert!(stderr.contains("admits a worker") && stderr.contains("zbelastic join"), "{stderr}");
     let for_person = site.token(&["--role", "operator"]);
-    let said = site.join_refused(&site.join(&for_person, "w"), 4);
-    assert!(said.contains("E2006") && said.contains("zbelastic login"), "{said}");
-    let said = refused(&site.controller.folder, &login(&for_person), 6);
-    assert!(said.contains("has an identity already"), "{said}");
+    let stderr = site.join_refused(&site.join(&for_person, "w"), 4);
+    assert!(stderr.contains("E2006") && stderr.contains("zbelastic login"), "{stderr}");
+    let stderr = refused(&site.controller.folder, &login(&for_person), 6);
+    assert!(stderr.contains("has an identity already"), "{stderr}");
 
     // A token is spent, and what it made can be taken back.
     stdout_on(&folder, &login(&for_person));
-    let said = refused(&site.path("second"), &login(&for_person), 4);
-    assert!(said.contains("E2004"), "{said}");
+    let stderr = refused(&site.path("second"), &login(&for_person), 4);
+    assert!(stderr.contains("E2004"), "{stderr}");
     stdout_on(&folder, &["status"]);
     let another = site.token(&["--role", "viewer"]);
     refused(&folder, &login(&another), 6);

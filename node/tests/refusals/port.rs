@@ -40,7 +40,8 @@ fn noise_tcp_and_http_are_ignored_and_a_flood_of_them_costs_no_memory() {
     let mut worker = site.worker("w");
     site.run(100_000);
     site.wait_for_checkpoint();
-    let (memory, lines) = (site.controller.memory(), site.controller.log_text().lines().count());
+    let memory = site.controller.memory();
+    let lines = site.controller.log_text().lines().count();
     let address: SocketAddr = site.address.parse().expect("an address");
     // The port is UDP's: nobody listens for TCP.
     let tcp = TcpStream::connect_timeout(&address, Duration::from_secs(2));
@@ -62,9 +63,9 @@ fn noise_tcp_and_http_are_ignored_and_a_flood_of_them_costs_no_memory() {
     wait_until("more steps", || site.status()["job"]["step"].as_u64() > step);
     let grown = site.controller.memory().saturating_sub(memory);
     assert!(grown <= GROWTH_MAX, "{grown} bytes");
-    let said = site.controller.log_text();
-    let about = said.lines().skip(lines).filter(|line| line.contains("strangers")).count();
-    assert!(about <= LINES_MAX, "{said}");
+    let log_text = site.controller.log_text();
+    let about = log_text.lines().skip(lines).filter(|line| line.contains("strangers")).count();
+    assert!(about <= LINES_MAX, "{log_text}");
     assert!(site.controller.is_running() && worker.is_running());
     assert_eq!(site.member("w").expect("a member")["standing"]["state"], "present");
 }

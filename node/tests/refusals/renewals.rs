@@ -1,4 +1,4 @@
-//! Certificates that ended, or will soon: what renews them, and whom nothing renews.
+//! Certificates that ended, or will soon: what renews them, and which are not renewed.
 
 use std::fs;
 use std::path::Path;
@@ -56,7 +56,8 @@ fn a_worker_that_was_off_for_days_comes_back_with_the_same_command() {
     let before = site.member("w").expect("waited for");
     worker.child.kill().expect("it runs");
     worker.ended();
-    let (folder, identity) = (worker.folder.clone(), worker.folder.join("identity"));
+    let folder = worker.folder.clone();
+    let identity = worker.folder.join("identity");
     age(&site, &identity, 3);
     let mut again = SiteNode::start(&folder, &["join", "--spot", "none"]);
     wait_until("its return", || {
@@ -76,8 +77,8 @@ fn a_worker_that_was_off_for_days_comes_back_with_the_same_command() {
     });
     site.stdout_of(&["node", "remove", "w", "--yes"]);
     age(&site, &identity, 3);
-    let said = refused(&folder, &["join", "--spot", "none"], 4);
-    assert!(said.contains("E2014") && said.contains("a new token"), "{said}");
+    let stderr = refused(&folder, &["join", "--spot", "none"], 4);
+    assert!(stderr.contains("E2014") && stderr.contains("a new token"), "{stderr}");
 }
 
 #[test]
@@ -90,8 +91,8 @@ fn a_command_renews_its_certificate_before_it_ends_and_the_controller_renews_one
     assert!(is_new(&admin), "it was renewed by whoever used it");
 
     age(&site, &admin, 8);
-    let said = site.refused(&["status"], 4);
-    assert!(said.contains("E2010") && said.contains("its controller renews"), "{said}");
+    let stderr = site.refused(&["status"], 4);
+    assert!(stderr.contains("E2010") && stderr.contains("its controller renews"), "{stderr}");
     site.controller.child.kill().expect("it runs");
     site.controller.ended();
     start_again(&mut site);

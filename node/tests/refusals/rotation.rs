@@ -1,4 +1,4 @@
-//! `cluster rotate-ca` in a cluster that trains: who goes on, who comes back, and who is refused.
+//! `cluster rotate-ca` in a cluster that trains: which nodes go on, come back, or are refused.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -51,7 +51,8 @@ impl ControllerSite {
 /// A copy of the `admin` folder with an administrator's certificate and key.
 fn copied(folder: &Path, to: PathBuf) -> PathBuf {
     fs::create_dir_all(&to).expect("a folder");
-    let (from, admin) = (folder.join("admin"), to.join("admin"));
+    let from = folder.join("admin");
+    let admin = to.join("admin");
     let copied = std::process::Command::new("cp").arg("-a").args([from, admin]).status();
     assert!(copied.expect("there is a cp").success());
     to
@@ -74,22 +75,28 @@ fn a_cluster_that_trains_gets_another_authority_and_nobody_who_is_there_is_cut_o
     site.run(1_000_000);
     site.wait_for_checkpoint();
     let before = site.member("w").expect("it is there");
-    let (old_token, unused) = (site.token(&[]), site.token(&[]));
+    let old_token = site.token(&[]);
+    let unused = site.token(&[]);
     let for_third = site.token(&["--role", "controller"]);
-    let (viewer, idle) = (site.person("viewer"), site.person("operator"));
+    let viewer = site.person("viewer");
+    let idle = site.person("operator");
     let copy = copied(&site.controller.folder, site.path("copy"));
     let old = site.authority();
 
-    let said = site.stdout_of(&["cluster", "rotate-ca", "--yes"]);
-    assert!(said.contains("announced") && said.contains("name the authority before"), "{said}");
+    let stdout = site.stdout_of(&["cluster", "rotate-ca", "--yes"]);
+    assert!(
+        stdout.contains("announced") && stdout.contains("name the authority before"),
+        "{stdout}"
+    );
     site.wait_for_phase("issuing");
     site.wait_for_nobody();
     assert!(site.rotation()["people_until_ms"].is_u64(), "{}", site.rotation());
-    let said = site.stdout_of(&["cluster", "rotate-ca", "--yes"]);
-    assert!(said.contains("is issuing"), "asked again, it says how far it is: {said}");
+    let stdout = site.stdout_of(&["cluster", "rotate-ca", "--yes"]);
+    assert!(stdout.contains("is issuing"), "asked again, it says how far it is: {stdout}");
     let new = site.authority();
     assert_ne!(new.pin(), old.pin());
-    // A token of before lets in for as long as it is good, and a person who uses a command keeps access.
+    // A token of before lets in for as long as it is good, and a person who uses a command keeps
+    // access.
     let late = SiteNode::start(&site.path("late"), &site.join(&old_token, "late"));
     site.wait_until_present("late");
     let third = site.another_controller(&for_third, "third");
@@ -112,12 +119,12 @@ fn a_cluster_that_trains_gets_another_authority_and_nobody_who_is_there_is_cut_o
     let step = site.wait_for_checkpoint();
     wait_until("training goes on", || site.wait_for_checkpoint() > step);
     stdout_on(&viewer, &["status"]);
-    let said = refused(&idle, &["status"], 4);
-    assert!(said.contains("E2015") && said.contains("another token"), "{said}");
-    let said = refused(&copy, &["status"], 4);
-    assert!(said.contains("E2015") && said.contains("takes its admin/ again"), "{said}");
-    let said = site.join_refused(&site.join(&unused, "u"), 4);
-    assert!(said.contains("E2003") && said.contains("token create"), "{said}");
+    let stderr = refused(&idle, &["status"], 4);
+    assert!(stderr.contains("E2015") && stderr.contains("another token"), "{stderr}");
+    let stderr = refused(&copy, &["status"], 4);
+    assert!(stderr.contains("E2015") && stderr.contains("takes its admin/ again"), "{stderr}");
+    let stderr = site.join_refused(&site.join(&unused, "u"), 4);
+    assert!(stderr.contains("E2003") && stderr.contains("token create"), "{stderr}");
 
     // Whoever was off all the time, and whose certificate ended, is known by its key.
     let _away = SiteNode::start(&site.path("away"), &["join", "--spot", "none"]);
@@ -153,8 +160,8 @@ fn a_worker_that_was_cut_off_meanwhile_is_let_in_by_its_key_while_its_certificat
     let new = site.authority();
     wait_until("its certificate", || is_by(&again.folder.join("identity"), &new));
     // The next change begins where this one ended.
-    let said = zbelastic(&site.controller.folder, &["cluster", "rotate-ca", "--yes"]).output();
-    assert!(said.expect("it runs").status.success());
+    let output = zbelastic(&site.controller.folder, &["cluster", "rotate-ca", "--yes"]).output();
+    assert!(output.expect("it runs").status.success());
     wait_until("the next one issues", || {
         site.rotation()["progress"] == "issuing" && site.authority().pin() != new.pin()
     });

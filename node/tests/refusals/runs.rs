@@ -60,20 +60,21 @@ fn a_new_run_takes_nothing_from_the_runs_before_it() {
     // The same submission is the run that ended, under its own name or without one.
     let (config, words) = site.submission(7);
     let line = ["run", &config, "--text", &words, "--detach"];
-    let said = site.refused(&line, 6);
+    let stderr = site.refused(&line, 6);
     assert!(
-        said.contains("run first is this one and has ended") && said.contains("zbelastic export"),
-        "{said}"
+        stderr.contains("run first is this one and has ended")
+            && stderr.contains("zbelastic export"),
+        "{stderr}"
     );
-    let said = site.refused(&[&line[..], &["--name", "first"]].concat(), 6);
-    assert!(said.contains("there is a run called first already"), "{said}");
-    let said = site.refused(&[&line[..], &["--name", "A b"]].concat(), 2);
-    assert!(said.contains("expected 1 to 63 of a-z"), "{said}");
+    let stderr = site.refused(&[&line[..], &["--name", "first"]].concat(), 6);
+    assert!(stderr.contains("there is a run called first already"), "{stderr}");
+    let stderr = site.refused(&[&line[..], &["--name", "A b"]].concat(), 2);
+    assert!(stderr.contains("expected 1 to 63 of a-z"), "{stderr}");
 
-    let said = site.refused(&["export", "frist"], 5);
-    assert!(said.contains("there is no run frist") && said.contains("runs list"), "{said}");
-    let said = site.refused(&["runs", "remove", "first"], 2);
-    assert!(said.contains("its checkpoint of step 7") && said.contains("--yes"), "{said}");
+    let stderr = site.refused(&["export", "frist"], 5);
+    assert!(stderr.contains("there is no run frist") && stderr.contains("runs list"), "{stderr}");
+    let stderr = site.refused(&["runs", "remove", "first"], 2);
+    assert!(stderr.contains("its checkpoint of step 7") && stderr.contains("--yes"), "{stderr}");
     assert_eq!(runs(&site).len(), 2, "nobody said yes");
 
     let before =
@@ -102,8 +103,8 @@ fn a_run_under_way_is_not_removed_and_one_that_is_stopped_is_kept() {
     site.run(100_000);
     site.wait_for_checkpoint();
     let name = runs(&site)[0].0.clone();
-    let said = site.refused(&["runs", "remove", &name, "--yes"], 6);
-    assert!(said.contains("is under way") && said.contains("zbelastic stop"), "{said}");
+    let stderr = site.refused(&["runs", "remove", &name, "--yes"], 6);
+    assert!(stderr.contains("is under way") && stderr.contains("zbelastic stop"), "{stderr}");
     site.stdout_of(&["stop", "--yes"]);
     train(&site, 5, &["--name", "next"]);
     let kept = runs(&site);
@@ -112,7 +113,8 @@ fn a_run_under_way_is_not_removed_and_one_that_is_stopped_is_kept() {
     exported(&site, &name, "out/stopped");
 }
 
-/// What lies on other nodes as well is not worth a voter, and what is not written again is fetched back.
+/// What lies on other nodes as well is not worth a voter, and what is not written again is fetched
+/// back.
 #[test]
 fn a_controller_with_a_damaged_index_starts_and_gets_the_runs_that_ended_back() {
     let mut site = ControllerSite::new();
@@ -140,7 +142,8 @@ fn a_controller_with_a_damaged_index_starts_and_gets_the_runs_that_ended_back() 
     assert!(exported(&site, "first", "out/again") == made, "it is all here");
 }
 
-/// With a learning rate that does not depend on the number of steps a run that goes on is the longer run.
+/// With a learning rate that does not depend on the number of steps a run that goes on is the
+/// longer run.
 #[test]
 fn a_run_goes_on_from_another_with_more_steps() {
     const STEADY: [&str; 4] = ["--set", "optimizer.decay=constant", "--set", "optimizer.warmup=0"];
@@ -159,21 +162,27 @@ fn a_run_goes_on_from_another_with_more_steps() {
     let (config, words) = site.submission(20);
     let line = ["run", &config, "--text", &words, "--detach"];
     let refused = |more: &[&str], code| site.refused(&[&line[..], more].concat(), code);
-    let said = refused(&["--from", "frist"], 5);
-    assert!(said.contains("there is no run frist"), "{said}");
-    let said = refused(&["--from", "first", "--steps", "7"], 6);
-    assert!(said.contains("7 steps, and the run begins behind step 7"), "{said}");
-    let said = refused(&["--from", "first", "--set", "model.layers=3"], 6);
-    assert!(said.contains("run first has another model") && said.contains("--from"), "{said}");
+    let stderr = refused(&["--from", "frist"], 5);
+    assert!(stderr.contains("there is no run frist"), "{stderr}");
+    let stderr = refused(&["--from", "first", "--steps", "7"], 6);
+    assert!(stderr.contains("7 steps, and the run begins behind step 7"), "{stderr}");
+    let stderr = refused(&["--from", "first", "--set", "model.layers=3"], 6);
+    assert!(
+        stderr.contains("run first has another model") && stderr.contains("--from"),
+        "{stderr}"
+    );
 
     // A branch that has no checkpoint yet stands on its parent's.
     let far = ["--from", "first", "--steps", "100000", "--set", "checkpoint.every=2000"];
     let quiet = ["--name", "far", "--set", "checkpoint.every_time=0ms"];
     site.stdout_of(&[&line[..], &far, &quiet].concat());
-    let said = site.refused(&["runs", "remove", "first", "--yes"], 6);
-    assert!(said.contains("run far continues from it"), "{said}");
-    let said = refused(&["--from", "far"], 6);
-    assert!(said.contains("run far is under way") && said.contains("zbelastic stop"), "{said}");
+    let stderr = site.refused(&["runs", "remove", "first", "--yes"], 6);
+    assert!(stderr.contains("run far continues from it"), "{stderr}");
+    let stderr = refused(&["--from", "far"], 6);
+    assert!(
+        stderr.contains("run far is under way") && stderr.contains("zbelastic stop"),
+        "{stderr}"
+    );
     site.stdout_of(&["stop", "--yes"]);
     site.stdout_of(&["runs", "remove", "first", "--yes"]);
     exported(&site, "longer", "out/longer-again");

@@ -6,7 +6,7 @@ use std::process::Stdio;
 use crate::site::{ControllerSite, wait_until, zbelastic};
 
 #[test]
-fn standby_goes_when_it_is_told_to() {
+fn standby_goes_when_it_is_drained() {
     let site = ControllerSite::new();
     for (name, signal, code) in [("by-system", "TERM", 75), ("by-person", "INT", 0)] {
         let mut worker = site.worker(name);
@@ -43,7 +43,7 @@ fn closed_terminal_changes_nothing() {
 }
 
 #[test]
-fn the_only_worker_of_a_run_goes_at_once_when_it_is_told_twice() {
+fn the_only_worker_of_a_run_goes_at_once_when_it_is_signalled_twice() {
     let mut site = ControllerSite::new();
     let mut worker = site.worker("w");
     site.run(100_000);
@@ -75,7 +75,7 @@ fn reader_who_leaves_ends_a_command_quietly() {
         status.is_some()
     });
     assert_eq!(status.and_then(|status| status.code()), Some(0));
-    let mut said = String::new();
-    child.stderr.take().expect("piped").read_to_string(&mut said).expect("UTF-8");
-    assert_eq!(said, "");
+    let mut stderr = String::new();
+    child.stderr.take().expect("piped").read_to_string(&mut stderr).expect("UTF-8");
+    assert_eq!(stderr, "");
 }

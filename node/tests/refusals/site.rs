@@ -12,9 +12,9 @@ use tempfile::TempDir;
 
 use crate::common::text;
 
-/// What may take so long on the slowest machine there is.
+/// Patience with a condition, on the slowest machine there is.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// Before something is looked at again.
+/// Pause between two checks of a condition.
 const PAUSE: Duration = Duration::from_millis(40);
 
 /// A node that runs. It ends when its standard input does.
@@ -39,7 +39,7 @@ impl SiteNode {
         Self { child: command.spawn().expect("it runs"), folder: folder.to_owned() }
     }
 
-    /// What it has printed so far.
+    /// Its output so far.
     pub fn log_text(&self) -> String {
         fs::read_to_string(self.folder.with_extension("log")).unwrap_or_default()
     }
@@ -78,7 +78,7 @@ impl SiteNode {
     }
 }
 
-/// Waits for what must happen; how long that takes proves nothing.
+/// Waits for a condition that must become true; how long that takes proves nothing.
 pub fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     let began = Instant::now();
     while !is_so() {
@@ -87,8 +87,8 @@ pub fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// The binary on a folder, with no cluster or token in the environment. A process that begins although
-/// it should not ends at once, as its standard input has.
+/// The binary on a folder, with no cluster or token in the environment. A process that begins
+/// although it should not ends at once, as its standard input has.
 pub fn zbelastic(folder: &Path, arguments: &[&str]) -> Command {
     let mut command = crate::common::zbelastic(arguments);
     command.env_remove("ZBELASTIC_CLUSTER").env_remove("ZBELASTIC_TOKEN");
@@ -135,7 +135,7 @@ impl ControllerSite {
         zbelastic(&self.controller.folder, arguments).output().expect("it runs")
     }
 
-    /// What a command that succeeds prints.
+    /// Standard output of a command that succeeds.
     pub fn stdout_of(&self, arguments: &[&str]) -> String {
         let Output { status, stdout, stderr } = self.output_of(arguments);
         assert!(status.success(), "{arguments:?}: {}", text(&stderr));
@@ -165,17 +165,17 @@ impl ControllerSite {
 
     /// Standard error of a join that is refused. A join that came too often is tried again.
     pub fn join_refused(&self, arguments: &[&str], code: i32) -> String {
-        let mut said = String::new();
+        let mut stderr = String::new();
         wait_until("another answer than to wait", || {
             let folder = tempfile::tempdir().expect("a folder");
             let output = zbelastic(folder.path(), arguments).output().expect("it runs");
-            said = text(&output.stderr);
-            let has_to_wait = said.contains("E2009");
+            stderr = text(&output.stderr);
+            let has_to_wait = stderr.contains("E2009");
             let expected = if has_to_wait { 6 } else { code };
-            assert_eq!(output.status.code(), Some(expected), "{said}");
+            assert_eq!(output.status.code(), Some(expected), "{stderr}");
             !has_to_wait
         });
-        said
+        stderr
     }
 
     /// A worker that is a member.
@@ -192,8 +192,8 @@ impl ControllerSite {
     }
 
     pub fn status(&self) -> Value {
-        let told = self.stdout_of(&["status", "--json"]);
-        serde_json::from_str(&told).expect("JSON")
+        let stdout = self.stdout_of(&["status", "--json"]);
+        serde_json::from_str(&stdout).expect("JSON")
     }
 
     pub fn member(&self, name: &str) -> Option<Value> {
@@ -210,7 +210,8 @@ impl ControllerSite {
 
     /// A configuration and a text, as files.
     pub fn submission(&self, steps: u64) -> (String, String) {
-        let (config, words) = (self.path("run.toml"), self.path("text"));
+        let config = self.path("run.toml");
+        let words = self.path("text");
         let toml = format!(
             "[model]\npreset = \"tiny\"\n[train]\nsteps = {steps}\n[checkpoint]\nevery = 5\n"
         );

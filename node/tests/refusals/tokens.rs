@@ -11,7 +11,7 @@ fn some_token() -> String {
 }
 
 #[test]
-fn mistyped_token_is_told_and_nobody_is_asked() {
+fn mistyped_token_is_reported_and_no_request_is_sent() {
     let folder = tempfile::tempdir().expect("a folder");
     let listener = UdpSocket::bind("127.0.0.1:0").expect("a port");
     let address = listener.local_addr().expect("it has one").to_string();
@@ -20,16 +20,16 @@ fn mistyped_token_is_told_and_nobody_is_asked() {
     let wrong = format!("{all_but_last}{}", if last == "0" { "1" } else { "0" });
     for typed in [wrong.as_str(), all_but_last, "zbt1", "hunter2"] {
         let join = ["join", "--cluster", &address, "--token", typed];
-        let said = refused(folder.path(), &join, 4);
-        assert!(said.contains("E2001 token mistyped (checksum)"), "{said}");
-        assert!(said.contains("nothing was sent"), "{said}");
+        let stderr = refused(folder.path(), &join, 4);
+        assert!(stderr.contains("E2001 token mistyped (checksum)"), "{stderr}");
+        assert!(stderr.contains("nothing was sent"), "{stderr}");
     }
     listener.set_nonblocking(true).expect("a socket");
     assert!(listener.recv(&mut [0; 8]).is_err(), "something was sent");
 }
 
 #[test]
-fn token_that_is_no_good_is_told_with_its_reason_and_how_to_get_another() {
+fn token_that_is_no_good_is_refused_with_its_reason_and_how_to_get_another() {
     let site = ControllerSite::new();
     let expired = site.token(&["--ttl", "1s"]);
     let id = |token: &str| token.split('.').nth(2).expect("an id").to_owned();
@@ -47,9 +47,12 @@ fn token_that_is_no_good_is_told_with_its_reason_and_how_to_get_another() {
         (site.join(&spent, "w"), "E2004", id(&spent), "token create"),
     ];
     for (join, code, id, hint) in cases {
-        let said = site.join_refused(&join, 4);
-        assert!(said.contains(&format!("{code} token {id}")) && said.contains(hint), "{said}");
-        assert!(!said.contains("1970"), "{said}");
+        let stderr = site.join_refused(&join, 4);
+        assert!(
+            stderr.contains(&format!("{code} token {id}")) && stderr.contains(hint),
+            "{stderr}"
+        );
+        assert!(!stderr.contains("1970"), "{stderr}");
         site.controller.wait_for_log(&format!("join refused: {code} token {id}"));
     }
     assert_eq!(site.status()["members"].as_array().expect("a list").len(), 2);
@@ -59,22 +62,25 @@ fn token_that_is_no_good_is_told_with_its_reason_and_how_to_get_another() {
 fn token_of_another_cluster_is_shown_to_nobody() {
     let site = ControllerSite::new();
     let token = some_token();
-    let said = site.join_refused(&site.join(&token, "w"), 4);
-    assert!(said.contains("the server is not of the cluster that this token belongs to"), "{said}");
-    assert!(said.contains("nothing was sent to it"), "{said}");
+    let stderr = site.join_refused(&site.join(&token, "w"), 4);
+    assert!(
+        stderr.contains("the server is not of the cluster that this token belongs to"),
+        "{stderr}"
+    );
+    assert!(stderr.contains("nothing was sent to it"), "{stderr}");
 }
 
 #[test]
-fn who_is_a_member_comes_back_as_itself_or_is_told_what_differs() {
+fn a_member_comes_back_as_itself_or_is_refused_with_what_differs() {
     let site = ControllerSite::new();
     let token = site.token(&[]);
     let folder = site.path("w");
     let mut worker = SiteNode::start(&folder, &site.join(&token, "w"));
     wait_until("the worker", || site.member("w").is_some());
     let before = site.member("w").expect("waited for");
-    let said = refused(&folder, &site.join(&token, "w"), 6);
+    let stderr = refused(&folder, &site.join(&token, "w"), 6);
     let process = worker.child.id();
-    assert!(said.contains(&format!("is in use by process {process}")), "{said}");
+    assert!(stderr.contains(&format!("is in use by process {process}")), "{stderr}");
     worker.child.kill().expect("it runs");
     worker.ended();
     let other = some_token();
@@ -85,8 +91,8 @@ fn who_is_a_member_comes_back_as_itself_or_is_told_what_differs() {
         (&["init"], "is the folder of worker w, no controller's"),
     ];
     for (arguments, expected) in cases {
-        let said = refused(&folder, arguments, 6);
-        assert!(said.contains(expected) && said.contains("nothing was changed"), "{said}");
+        let stderr = refused(&folder, arguments, 6);
+        assert!(stderr.contains(expected) && stderr.contains("nothing was changed"), "{stderr}");
     }
     // The same line again, although the token is spent.
     let mut worker = SiteNode::start(&folder, &site.join(&token, "w"));
@@ -104,8 +110,8 @@ fn who_is_a_member_comes_back_as_itself_or_is_told_what_differs() {
     );
     let mut again = SiteNode::start(&folder, &["join", "--spot", "none"]);
     assert_eq!(again.ended(), Some(4));
-    let said = again.log_text();
-    assert!(said.contains("join with a new token and an empty folder"), "{said}");
+    let log_text = again.log_text();
+    assert!(log_text.contains("join with a new token and an empty folder"), "{log_text}");
 }
 
 #[test]
@@ -125,7 +131,7 @@ fn removed_node_stays_out_when_the_controller_starts_again() {
     assert_eq!(SiteNode::start(&folder, &["join", "--spot", "none"]).ended(), Some(4));
 }
 
-/// What machines join with that come and go: their certificates hold for a day like others.
+/// Tokens of machines that come and go: their certificates hold for a day like others.
 #[test]
 fn ephemeral_node_that_is_removed_is_kept_out_by_every_member() {
     let mut site = ControllerSite::new();
@@ -145,13 +151,14 @@ fn ephemeral_node_that_is_removed_is_kept_out_by_every_member() {
 }
 
 #[test]
-fn nobody_at_the_address_is_told_with_the_address() {
+fn nobody_at_the_address_is_reported_with_the_address() {
     let folder = tempfile::tempdir().expect("a folder");
-    let (address, token) = (free_address(), some_token());
+    let address = free_address();
+    let token = some_token();
     let join = ["join", "--cluster", &address, "--token", &token];
-    let said = refused(folder.path(), &join, 3);
-    assert!(said.contains(&address), "{said}");
+    let stderr = refused(folder.path(), &join, 3);
+    assert!(stderr.contains(&address), "{stderr}");
     let join = ["join", "--cluster", "no-such-host.invalid", "--token", &token];
-    let said = refused(folder.path(), &join, 3);
-    assert!(said.contains("no such host: no-such-host.invalid:7000"), "{said}");
+    let stderr = refused(folder.path(), &join, 3);
+    assert!(stderr.contains("no such host: no-such-host.invalid:7000"), "{stderr}");
 }

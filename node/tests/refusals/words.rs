@@ -5,8 +5,8 @@ use crate::site::refused;
 fn check(arguments: &[&str], expected: &str) {
     let folder = tempfile::tempdir().expect("a folder");
     let data = folder.path().join("data");
-    let said = refused(&data, arguments, 2);
-    assert!(said.contains(expected), "{arguments:?}: {said}");
+    let stderr = refused(&data, arguments, 2);
+    assert!(stderr.contains(expected), "{arguments:?}: {stderr}");
     assert!(!data.exists(), "{arguments:?} left something behind");
 }
 

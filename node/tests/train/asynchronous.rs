@@ -6,17 +6,17 @@ use serde_json::json;
 use crate::common::refusal;
 use crate::text_folder::{STEPS, TextFolder};
 
-/// All whose order does not depend on who comes first.
+/// All whose order does not depend on which message comes first.
 const KINDS: [&str; 7] =
     ["pipedream", "pipedream-2bw", "pipemare", "xpipe", "spectrain", "wpipe", "avgpipe"];
 
 #[test]
 fn every_asynchronous_schedule_trains_and_repeats_to_the_bit() {
-    let place = TextFolder::new();
+    let folder = TextFolder::new();
     let mut digests = Vec::new();
     for kind in KINDS {
-        let first = place.run(&format!("--schedule {kind} --workers 2 --threads 1"));
-        let again = place.run(&format!("--schedule {kind} --workers 2 --threads 2"));
+        let first = folder.run(&format!("--schedule {kind} --workers 2 --threads 1"));
+        let again = folder.run(&format!("--schedule {kind} --workers 2 --threads 2"));
         assert_eq!(first.digest(), again.digest(), "{kind}");
         let losses: Vec<f64> = first.each("loss").iter().filter_map(|loss| loss.as_f64()).collect();
         assert_eq!(losses.len(), STEPS, "{kind}");
@@ -41,45 +41,46 @@ fn a_region_whose_order_is_found_trains() {
 /// Two runs find two orders; the order of one, run again, has its bits, whatever the threads.
 #[test]
 fn an_order_that_was_found_is_run_again_to_the_bit() {
-    let place = TextFolder::new();
+    let folder = TextFolder::new();
     let ampnet = "--schedule ampnet --workers 3 --set schedule.ampnet_cap=3";
-    let found = place.run(ampnet);
+    let found = folder.run(ampnet);
     let order = found.text("order.txt");
     assert!(order.starts_with("asynchronous ampnet line stages 3 "), "{order}");
-    place.write("found.txt", &order);
-    let again = format!("--set schedule.ampnet_order={}", place.path("found.txt").display());
+    folder.write("found.txt", &order);
+    let again = format!("--set schedule.ampnet_order={}", folder.path("found.txt").display());
     for threads in [1, 2] {
-        let run = place.run(&format!("{ampnet} {again} --threads {threads}"));
+        let run = folder.run(&format!("{ampnet} {again} --threads {threads}"));
         assert_eq!(run.digest(), found.digest());
         assert_eq!(run.each("loss"), found.each("loss"));
     }
     let refused = |more: &str, expected: &str| {
-        let error = refusal(&mut place.small(&format!("--out out {again} {more}")), 2);
+        let error = refusal(&mut folder.small(&format!("--out out {again} {more}")), 2);
         assert!(error.contains(expected), "{error}");
         assert!(error.contains("  schedule.ampnet_order"), "{error}");
     };
     let ampnet = "--schedule ampnet --set schedule.ampnet_cap=3";
     refused(&format!("{ampnet} --workers 2"), "expected the order of a run `asynchronous ampnet");
-    place.write("found.txt", order.replacen("0BW0@", "0BW1@", 1));
+    folder.write("found.txt", order.replacen("0BW0@", "0BW1@", 1));
     refused(&format!("{ampnet} --workers 3"), "expected either one BW");
-    place.write("found.txt", "nothing");
+    folder.write("found.txt", "nothing");
     refused(&format!("{ampnet} --workers 3"), "line 1: expected `asynchronous KIND");
 }
 
 /// Without a stage behind it nothing is late, and the run is the synchronous one.
 #[test]
 fn on_one_stage_pipemare_is_synchronous() {
-    let place = TextFolder::new();
-    let losses = |schedule: &str| place.run(&format!("--workers 1 {schedule}")).each("loss");
+    let folder = TextFolder::new();
+    let losses = |schedule: &str| folder.run(&format!("--workers 1 {schedule}")).each("loss");
     assert_eq!(losses("--schedule pipemare"), losses("--schedule 1f1b"));
 }
 
-/// Options of single methods: a warm-up of all steps is the synchronous run, one of some is neither.
+/// Options of single methods: a warm-up of all steps is the synchronous run, one of some is
+/// neither.
 #[test]
 fn methods_are_run_in_the_ways_that_they_have() {
-    let place = TextFolder::new();
+    let folder = TextFolder::new();
     let model = |more: &str| {
-        let run = place.run(&format!("--workers 2 --set optimizer.clip=0 {more}"));
+        let run = folder.run(&format!("--workers 2 --set optimizer.clip=0 {more}"));
         run.file("model/model.safetensors")
     };
     let pipemare =
@@ -97,9 +98,9 @@ fn methods_are_run_in_the_ways_that_they_have() {
 
 #[test]
 fn what_needs_steps_is_refused() {
-    let place = TextFolder::new();
+    let folder = TextFolder::new();
     let check = |more: &str, expected: &[&str]| {
-        let error = refusal(&mut place.small(&format!("--out out {more}")), 2);
+        let error = refusal(&mut folder.small(&format!("--out out {more}")), 2);
         for part in expected {
             assert!(error.contains(part), "{more}:\n{error}\nexpected {part}");
         }

@@ -1,4 +1,4 @@
-//! What is printed and left behind is the same with threads and with processes.
+//! Output and files of a run are the same with threads and with processes.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,9 +13,9 @@ const DOCUMENTED: &str = include_str!("../../../docs/run-folder.md");
 const ONLY_OF_PROCESSES: [&str; 1] = ["checkpoint"];
 
 /// The same run with threads and with processes.
-fn both(place: &TextFolder, more: &str) -> (TrainingOutput, TrainingOutput) {
-    let threads = place.run(more);
-    let processes = place.finish(&mut place.small_in_processes(more));
+fn both(folder: &TextFolder, more: &str) -> (TrainingOutput, TrainingOutput) {
+    let threads = folder.run(more);
+    let processes = folder.finish(&mut folder.small_in_processes(more));
     (threads, processes)
 }
 
@@ -44,7 +44,8 @@ fn lasting(event: &Value) -> Value {
 fn a_script_reads_the_same_of_threads_and_of_processes() {
     let more = "--workers 3 --set train.eval_every=4 --inject step=4,tensor=head,value=nan";
     let (threads, processes) = both(&TextFolder::new(), more);
-    let (expected, mut found) = (keys(&threads), keys(&processes));
+    let expected = keys(&threads);
+    let mut found = keys(&processes);
     for kind in ["step", "rollback", "eval", "done"] {
         assert!(expected.contains_key(kind), "{kind}");
     }
@@ -56,15 +57,16 @@ fn a_script_reads_the_same_of_threads_and_of_processes() {
         assert!(DOCUMENTED.contains(&format!("`{kind}`")), "{kind} is not documented");
     }
     for kind in expected.keys() {
-        let told = |run: &TrainingOutput| run.of(kind).into_iter().map(lasting).collect::<Vec<_>>();
-        assert_eq!(told(&processes), told(&threads), "{kind}");
+        let fields_of =
+            |run: &TrainingOutput| run.of(kind).into_iter().map(lasting).collect::<Vec<_>>();
+        assert_eq!(fields_of(&processes), fields_of(&threads), "{kind}");
     }
 }
 
 #[test]
 fn a_reader_finds_the_same_files_of_threads_and_of_processes() {
-    let place = TextFolder::new();
-    let (threads, processes) = both(&place, "--workers 2");
+    let folder = TextFolder::new();
+    let (threads, processes) = both(&folder, "--workers 2");
     let found: Vec<String> =
         names(&processes).into_iter().filter(|name| name != "cluster").collect();
     assert_eq!((names(&threads), found), (FILES.map(str::to_owned).to_vec(), names(&threads)));

@@ -24,8 +24,8 @@ const PULSE: &str =
 fn process_of(folder: &Path, name: &str) -> Option<String> {
     let is_it = |entry: &std::fs::DirEntry| {
         let works_in = std::fs::read_link(entry.path().join("cwd"));
-        let told = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
-        let is_named = told.split(|byte| *byte == 0).any(|word| word == name.as_bytes());
+        let command_line = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
+        let is_named = command_line.split(|byte| *byte == 0).any(|word| word == name.as_bytes());
         is_named && works_in.is_ok_and(|works_in| works_in.starts_with(folder))
     };
     let mut processes = std::fs::read_dir("/proc").expect("Linux has one").flatten();
@@ -33,13 +33,13 @@ fn process_of(folder: &Path, name: &str) -> Option<String> {
 }
 
 /// Runs in processes, of which one is slow from the beginning.
-fn run_with_a_slow_worker(place: &TextFolder, more: &str) -> TrainingOutput {
-    let mut command = place.small_in_processes(&format!("{MODEL} --json {more}"));
+fn run_with_a_slow_worker(folder: &TextFolder, more: &str) -> TrainingOutput {
+    let mut command = folder.small_in_processes(&format!("{MODEL} --json {more}"));
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut train = OwnedProcess(command.spawn().expect("it runs"));
     let began = Instant::now();
     let slow = loop {
-        if let Some(slow) = process_of(&place.path(""), SLOW) {
+        if let Some(slow) = process_of(&folder.path(""), SLOW) {
             break slow;
         }
         assert!(began.elapsed() < PATIENCE, "no process of {SLOW}");
@@ -47,12 +47,13 @@ fn run_with_a_slow_worker(place: &TextFolder, more: &str) -> TrainingOutput {
     };
     let pulse = Command::new("sh").args(["-c", PULSE, &slow]).stderr(Stdio::null()).spawn();
     let _pulse = OwnedProcess(pulse.expect("there is a shell"));
-    let (mut told, mut said) = (Vec::new(), Vec::new());
+    let mut stdout_bytes = Vec::new();
+    let mut stderr_bytes = Vec::new();
     let stdout = train.0.stdout.as_mut().expect("piped");
-    stdout.read_to_end(&mut told).expect("it can be read");
-    train.0.stderr.as_mut().expect("piped").read_to_end(&mut said).expect("it can be read");
-    assert!(train.0.wait().expect("it ends").success(), "{}", text(&said));
-    TrainingOutput::read(place, text(&told))
+    stdout.read_to_end(&mut stdout_bytes).expect("it can be read");
+    train.0.stderr.as_mut().expect("piped").read_to_end(&mut stderr_bytes).expect("it can be read");
+    assert!(train.0.wait().expect("it ends").success(), "{}", text(&stderr_bytes));
+    TrainingOutput::read(folder, text(&stdout_bytes))
 }
 
 /// Events of this kind that the controller of a run recorded.
@@ -70,9 +71,9 @@ fn drifts(run: &TrainingOutput) -> Vec<Value> {
 
 #[test]
 fn a_slow_worker_leads_to_another_plan_that_names_it_and_to_the_same_bits() {
-    let place = TextFolder::new();
-    let undisturbed = place.run(&format!("{MODEL} --workers 3"));
-    let run = run_with_a_slow_worker(&place, "--workers 3");
+    let folder = TextFolder::new();
+    let undisturbed = folder.run(&format!("{MODEL} --workers 3"));
+    let run = run_with_a_slow_worker(&folder, "--workers 3");
     assert_eq!(run.digest(), undisturbed.digest(), "whoever computed what");
     let joined = recorded_events(&run, "joined");
     let slow = joined.iter().find(|event| event["name"] == SLOW).expect("it joined");
@@ -88,8 +89,8 @@ fn a_slow_worker_leads_to_another_plan_that_names_it_and_to_the_same_bits() {
 
 #[test]
 fn a_run_that_is_to_keep_its_plan_keeps_it() {
-    let place = TextFolder::new();
-    let run = run_with_a_slow_worker(&place, "--workers 3 --set elastic.replan=never");
+    let folder = TextFolder::new();
+    let run = run_with_a_slow_worker(&folder, "--workers 3 --set elastic.replan=never");
     assert_eq!(drifts(&run), [] as [Value; 0]);
     let plans = recorded_events(&run, "plan");
     assert_eq!(plans.len(), 1, "nobody came or went: {plans:#?}");

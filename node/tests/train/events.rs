@@ -1,4 +1,4 @@
-//! What a script reads.
+//! The events and metrics that a script reads.
 
 use serde_json::Value;
 
@@ -95,7 +95,7 @@ fn the_loss_falls() {
     assert!(number(&run.done()["held_out_loss"]) < losses[0] - 1.5, "{}", run.done());
 }
 
-/// Without what depends on time and place.
+/// An event without the fields that depend on time and place.
 fn lasting(line: &str) -> Value {
     let mut event: Value = serde_json::from_str(line).expect("JSON");
     let fields = event.as_object_mut().expect("an object");
@@ -106,22 +106,22 @@ fn lasting(line: &str) -> Value {
 }
 
 #[test]
-fn metrics_are_kept_for_whoever_reads_the_run() {
-    let place = TextFolder::new();
+fn metrics_are_kept_for_readers_of_the_run() {
+    let folder = TextFolder::new();
     let injected = "--set train.eval_every=4 --inject step=3,tensor=head,value=inf";
-    let run = place.run(injected);
+    let run = folder.run(injected);
     let metrics = run.text("metrics.jsonl");
     assert_eq!(metrics, run.stdout);
-    let output = place.small(injected).args(["--out", "read"]).output().expect("it runs");
+    let output = folder.small(injected).args(["--out", "read"]).output().expect("it runs");
     assert_eq!(output.status.code(), Some(0));
-    let kept = std::fs::read_to_string(place.path("read/metrics.jsonl")).expect("kept");
+    let kept = std::fs::read_to_string(folder.path("read/metrics.jsonl")).expect("kept");
     assert!(kept.lines().map(lasting).eq(metrics.lines().map(lasting)), "{kept}");
 }
 
 #[test]
-fn the_same_run_tells_the_same_and_leaves_the_same() {
-    let place = TextFolder::new();
-    let runs: [TrainingOutput; 2] = std::array::from_fn(|_| place.run("--set train.eval_every=3"));
+fn the_same_run_reports_the_same_and_leaves_the_same() {
+    let folder = TextFolder::new();
+    let runs: [TrainingOutput; 2] = std::array::from_fn(|_| folder.run("--set train.eval_every=3"));
     let [first, second] = &runs;
     assert!(first.stdout.lines().map(lasting).eq(second.stdout.lines().map(lasting)));
     for file in ["config.toml", "sample.txt", "model/config.json", "model/model.safetensors"] {
@@ -131,11 +131,11 @@ fn the_same_run_tells_the_same_and_leaves_the_same() {
 
 #[test]
 fn held_out_text_is_read_every_so_many_steps_and_at_the_end() {
-    let place = TextFolder::new();
+    let folder = TextFolder::new();
     let mut ends = Vec::new();
     let mut check = |steps: u64, every: u64, expected: &[u64]| {
         let more = format!("--steps {steps} --set train.eval_every={every}");
-        let run = place.run(&more);
+        let run = folder.run(&more);
         let evaluated: Vec<u64> =
             run.of("eval").iter().map(|eval| eval["step"].as_u64().expect("a count")).collect();
         assert_eq!(evaluated, expected, "{more}");
@@ -173,8 +173,8 @@ fn without_held_out_text_there_is_nothing_to_evaluate() {
 
 #[test]
 fn a_note_does_not_get_between_a_script_and_its_json() {
-    let place = TextFolder::new();
-    let mut command = place.small("--set optimizer.warmup=9 --json");
+    let folder = TextFolder::new();
+    let mut command = folder.small("--set optimizer.warmup=9 --json");
     let output = command.output().expect("it runs");
     let notes = text(&output.stderr);
     assert!(
@@ -182,5 +182,5 @@ fn a_note_does_not_get_between_a_script_and_its_json() {
         "{notes}"
     );
     assert_eq!(notes.lines().count(), 1);
-    assert_eq!(TrainingOutput::read(&place, text(&output.stdout)).of("step").len(), STEPS);
+    assert_eq!(TrainingOutput::read(&folder, text(&output.stdout)).of("step").len(), STEPS);
 }

@@ -1,4 +1,4 @@
-//! What a run leaves behind, and what can be done with it.
+//! The folder of a run: its files, and continuing from them.
 
 use std::fs;
 use std::process::Command;
@@ -23,8 +23,8 @@ pub fn names(run: &TrainingOutput) -> Vec<String> {
 
 #[test]
 fn a_run_says_how_it_ended() {
-    let place = TextFolder::new();
-    let run = place.run("--workers 3 --schedule zb-h1 --window 1");
+    let text_folder = TextFolder::new();
+    let run = text_folder.run("--workers 3 --schedule zb-h1 --window 1");
     assert_eq!(names(&run), FILES);
     let kept = run.json("run.json");
     for key in ["digest", "steps", "params", "held_out_loss", "interrupted"] {
@@ -40,16 +40,16 @@ fn a_run_says_how_it_ended() {
 }
 
 /// `command` and then `train` with the configuration it left.
-fn check_configuration(place: &TextFolder, command: &mut Command) {
-    let first = place.finish(command);
+fn check_configuration(text_folder: &TextFolder, command: &mut Command) {
+    let first = text_folder.finish(command);
     let config = first.folder.join("config.toml");
     let again = |what: &str| {
-        let mut command = place.command(what);
+        let mut command = text_folder.command(what);
         command.arg(&config);
         command
     };
     assert!(succeed(&mut again("config check")).starts_with("ok\n"));
-    let second = place.finish(&mut again("train --threads-only"));
+    let second = text_folder.finish(&mut again("train --threads-only"));
     assert_eq!(second.digest(), first.digest());
     assert_eq!(second.text("config.toml"), first.text("config.toml"));
     assert_ne!(second.folder, first.folder);
@@ -57,9 +57,9 @@ fn check_configuration(place: &TextFolder, command: &mut Command) {
 
 #[test]
 fn the_configuration_gives_the_same_run_again() {
-    let place = TextFolder::new();
-    fs::create_dir(place.path("a folder")).expect("a folder");
-    place.write("a folder/it's \"odd\" \\ ü.txt", "a text in an odd place\n".repeat(90));
+    let text_folder = TextFolder::new();
+    fs::create_dir(text_folder.path("a folder")).expect("a folder");
+    text_folder.write("a folder/it's \"odd\" \\ ü.txt", "a text in an odd place\n".repeat(90));
     let text = ["--text", "a folder/it's \"odd\" \\ ü.txt", "text.txt"];
     let odd = "--seed 18446744073709551615 --set model.family=llama --set model.kv_heads=1 \
         --set model.head_dim=6 --set model.mlp_width=50 --set model.rope_theta=777.7 \
@@ -68,10 +68,10 @@ fn the_configuration_gives_the_same_run_again() {
         --set guard.nonfinite=replay --set guard.retries=7 --set guard.gnorm_z=3.5 \
         --set data.held_out=0.1 --set train.eval_every=3 --set train.microbatch=2 \
         --set schedule.max_mem=1.5MiB --schedule zb-h1 --window 0 --out odd";
-    check_configuration(&place, place.small(odd).args(text));
+    check_configuration(&text_folder, text_folder.small(odd).args(text));
     let from = "train --threads-only --set model.from_hf=odd/model --text text.txt --steps 3 \
         --set train.seq_len=12 --set train.global_batch=4 --set optimizer.warmup=0";
-    check_configuration(&place, &mut place.command(from));
+    check_configuration(&text_folder, &mut text_folder.command(from));
 }
 
 const GPT2_SHAPES: [(&str, &[usize]); 12] = [
@@ -124,17 +124,17 @@ fn check_model(run: &TrainingOutput, tensor_count: usize, shapes: &[(&str, &[usi
 
 #[test]
 fn the_model_has_the_names_and_shapes_of_hugging_face() {
-    let place = TextFolder::new();
+    let text_folder = TextFolder::new();
     let check = |run: &TrainingOutput, expected: &[(&str, Value)]| {
         let config = run.json("model/config.json");
         for (key, value) in expected {
             assert_eq!(config[key], *value, "{key}");
         }
     };
-    let gpt2 = place.run("");
+    let gpt2 = text_folder.run("");
     check_model(&gpt2, 2 + 4 * 12 + 3, &GPT2_SHAPES);
     check(&gpt2, &[("model_type", "gpt2".into()), ("n_layer", 4.into()), ("n_embd", 32.into())]);
-    let llama = place.run("--set model.family=llama --set model.kv_heads=2");
+    let llama = text_folder.run("--set model.family=llama --set model.kv_heads=2");
     check_model(&llama, 1 + 4 * 9 + 2, &LLAMA_SHAPES);
     let expected = [
         ("model_type", "llama".into()),
@@ -146,14 +146,15 @@ fn the_model_has_the_names_and_shapes_of_hugging_face() {
 
 #[test]
 fn a_run_begins_with_the_weights_of_a_folder() {
-    let place = TextFolder::new();
+    let text_folder = TextFolder::new();
     let keys = "--set train.seq_len=16 --set train.global_batch=8 --set train.microbatch=1 \
         --text text.txt --steps 1 --set optimizer.warmup=0";
     for (out, family) in [("gpt2", ""), ("llama", "--set model.family=llama")] {
         let trained = "--steps 20 --set optimizer.lr=1e-2";
-        let before = place.run(&format!("{family} {trained} --out {out}"));
+        let before = text_folder.run(&format!("{family} {trained} --out {out}"));
         let from = format!("train --threads-only --set model.from_hf={out}/model {keys}");
-        let after = place.finish(&mut place.command(&format!("{from} --set optimizer.lr=0")));
+        let after =
+            text_folder.finish(&mut text_folder.command(&format!("{from} --set optimizer.lr=0")));
         let loss = after.step(1)["loss"].as_f64().expect("a number");
         assert!(loss < 256f64.ln() - 1.5, "{out}: {loss}");
         // A learning rate of 0 changes nothing.
@@ -166,59 +167,59 @@ fn a_run_begins_with_the_weights_of_a_folder() {
 
 #[test]
 fn runs_are_numbered_under_the_name_of_their_preset_or_file() {
-    let place = TextFolder::new();
-    place.write("my.run.toml", "[model]\npreset = \"tiny\"\n[data]\ntext = [\"text.txt\"]\n");
+    let text_folder = TextFolder::new();
+    text_folder.write("my.run.toml", "[model]\npreset = \"tiny\"\n[data]\ntext = [\"text.txt\"]\n");
     let small = "--set model.width=32 --set train.seq_len=16 --steps 2";
     let check = |run: &TrainingOutput, expected: &str| {
-        assert_eq!(run.folder, place.path(expected));
+        assert_eq!(run.folder, text_folder.path(expected));
         assert_eq!(names(run), FILES);
     };
-    check(&place.run("--steps 2"), "runs/tiny-1");
-    check(&place.run("--steps 2"), "runs/tiny-2");
+    check(&text_folder.run("--steps 2"), "runs/tiny-1");
+    check(&text_folder.run("--steps 2"), "runs/tiny-2");
     let from_file = format!("train my.run.toml --threads-only {small} --set optimizer.warmup=0");
-    check(&place.finish(&mut place.command(&from_file)), "runs/my.run-1");
+    check(&text_folder.finish(&mut text_folder.command(&from_file)), "runs/my.run-1");
 }
 
 #[test]
 fn a_preset_with_another_family_is_still_that_preset() {
-    let place = TextFolder::new();
-    let run = place.run("--steps 2 --set model.family=llama");
-    assert_eq!(run.folder, place.path("runs/tiny-1"));
+    let text_folder = TextFolder::new();
+    let run = text_folder.run("--steps 2 --set model.family=llama");
+    assert_eq!(run.folder, text_folder.path("runs/tiny-1"));
 }
 
 #[test]
 fn a_folder_that_holds_a_run_is_left_alone() {
-    let place = TextFolder::new();
-    place.run("--out mine --steps 2");
+    let text_folder = TextFolder::new();
+    text_folder.run("--out mine --steps 2");
     let check = || {
-        let before = place.contents();
-        let error = refusal(&mut place.small("--out mine --steps 2"), 6);
+        let before = text_folder.contents();
+        let error = refusal(&mut text_folder.small("--out mine --steps 2"), 6);
         assert!(
             error.starts_with("error: mine holds a run already\n  --out: there is "),
             "{error}"
         );
         assert!(error.contains("\n  try: another folder"), "{error}");
-        assert_eq!(place.contents(), before);
+        assert_eq!(text_folder.contents(), before);
     };
     check();
     // One thing of a run is enough.
     for name in FILES.iter().filter(|name| **name != "model") {
-        fs::remove_file(place.path("mine").join(name)).expect("it was there");
+        fs::remove_file(text_folder.path("mine").join(name)).expect("it was there");
     }
     check();
 }
 
 #[test]
 fn a_folder_that_cannot_be_written_is_found_before_training() {
-    let place = TextFolder::new();
-    place.write("file", "mine");
-    place.write("runs", "mine as well");
-    let before = place.contents();
+    let text_folder = TextFolder::new();
+    text_folder.write("file", "mine");
+    text_folder.write("runs", "mine as well");
+    let before = text_folder.contents();
     for (more, path) in [("--out file/run", "file/run"), ("--out file", "file"), ("", "runs")] {
-        let error = refusal(&mut place.small(more), 2);
+        let error = refusal(&mut text_folder.small(more), 2);
         assert!(error.starts_with(&format!("error: cannot write {path}")), "{error}");
     }
-    assert_eq!(place.contents(), before);
+    assert_eq!(text_folder.contents(), before);
 }
 
 #[test]
@@ -226,8 +227,8 @@ fn a_folder_that_cannot_be_written_is_found_before_training() {
 fn a_folder_without_permission_is_found_before_training() {
     use std::os::unix::fs::PermissionsExt;
 
-    let place = TextFolder::new();
-    let locked = place.path("locked");
+    let text_folder = TextFolder::new();
+    let locked = text_folder.path("locked");
     fs::create_dir(&locked).expect("a folder");
     fs::set_permissions(&locked, fs::Permissions::from_mode(0o555)).expect("it is mine");
     if fs::write(locked.join("probe"), "").is_ok() {
@@ -235,7 +236,7 @@ fn a_folder_without_permission_is_found_before_training() {
         return;
     }
     for out in ["locked", "locked/run"] {
-        let error = refusal(&mut place.small(&format!("--out {out}")), 2);
+        let error = refusal(&mut text_folder.small(&format!("--out {out}")), 2);
         assert!(error.starts_with("error: cannot write locked/"), "{error}");
     }
 }

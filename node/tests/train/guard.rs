@@ -8,33 +8,34 @@ fn verdicts(run: &TrainingOutput) -> Vec<String> {
     run.each("verdict").iter().map(|word| word.as_str().expect("a word").to_owned()).collect()
 }
 
-/// What was dropped: step, verdict and reason of each.
+/// The rollbacks: step, verdict and reason of each.
 fn rollbacks(run: &TrainingOutput) -> Vec<[String; 3]> {
     let text = |value: &Value| value.to_string().trim_matches('"').to_owned();
-    let told = |event: &Value| ["step", "verdict", "reason"].map(|key| text(&event[key]));
-    run.of("rollback").into_iter().map(told).collect()
+    let fields_of = |event: &Value| ["step", "verdict", "reason"].map(|key| text(&event[key]));
+    run.of("rollback").into_iter().map(fields_of).collect()
 }
 
 fn expected(rollbacks: &[(usize, &str, &str)]) -> Vec<[String; 3]> {
-    let told = |(step, verdict, tensor): &(usize, &str, &str)| {
+    let fields_of = |(step, verdict, tensor): &(usize, &str, &str)| {
         let reason = format!("non-finite gradient in {tensor} (1 value)");
         [step.to_string(), (*verdict).to_owned(), reason]
     };
-    rollbacks.iter().map(told).collect()
+    rollbacks.iter().map(fields_of).collect()
 }
 
 #[test]
 fn a_nan_that_strikes_once_is_replayed_away() {
-    let place = TextFolder::new();
-    let undisturbed = place.run("--set train.eval_every=4");
+    let folder = TextFolder::new();
+    let undisturbed = folder.run("--set train.eval_every=4");
     let check = |more: &str, bad: &[(usize, &str)]| {
         let mut arguments = format!("--set train.eval_every=4 --set guard.nonfinite=replay {more}");
         for (step, tensor) in bad {
             arguments += &format!(" --inject step={step},tensor={tensor},value=nan");
         }
-        let run = place.run(&arguments);
-        let told: Vec<_> = bad.iter().map(|(step, tensor)| (*step, "replay", *tensor)).collect();
-        assert_eq!(rollbacks(&run), expected(&told), "{arguments}");
+        let run = folder.run(&arguments);
+        let bad_steps: Vec<_> =
+            bad.iter().map(|(step, tensor)| (*step, "replay", *tensor)).collect();
+        assert_eq!(rollbacks(&run), expected(&bad_steps), "{arguments}");
         for (step, _) in bad {
             assert!(run.step(*step)["attempts"].as_u64() >= Some(2), "{}", run.step(*step));
         }
@@ -51,33 +52,33 @@ fn a_nan_that_strikes_once_is_replayed_away() {
 
 #[test]
 fn a_nan_is_skipped_with_its_batch() {
-    let place = TextFolder::new();
+    let folder = TextFolder::new();
     let inject = "--inject step=3,tensor=layers.2.mlp.up,value=nan";
-    let run = place.run(inject);
-    assert_ne!(run.digest(), place.run("").digest());
+    let run = folder.run(inject);
+    assert_ne!(run.digest(), folder.run("").digest());
     assert_eq!(rollbacks(&run), expected(&[(3, "skip", "layers.2.mlp.up")]));
     let step = run.step(3);
     assert_eq!((&step["verdict"], &step["attempts"]), (&json!("skip"), &json!(1)));
     assert_eq!((&step["clip"], &step["gnorm"]), (&Value::Null, &Value::Null));
     assert_eq!(verdicts(&run).iter().filter(|verdict| *verdict == "skip").count(), 1);
     for more in ["--workers 1", "--workers 3 --schedule zb-v --window 0"] {
-        assert_eq!(place.run(&format!("{inject} {more}")).digest(), run.digest(), "{more}");
+        assert_eq!(folder.run(&format!("{inject} {more}")).digest(), run.digest(), "{more}");
     }
 }
 
 #[test]
 fn a_gradient_that_stays_bad_is_skipped_after_the_retries() {
-    let place = TextFolder::new();
+    let folder = TextFolder::new();
     let inject = |attempts: u32, retries: u32| {
         let bad = format!("--inject step=5,tensor=norm,value=inf,attempts={attempts}");
-        place.run(&format!("{bad} --set guard.nonfinite=replay --set guard.retries={retries}"))
+        folder.run(&format!("{bad} --set guard.nonfinite=replay --set guard.retries={retries}"))
     };
-    let skipped = place.run("--inject step=5,tensor=norm,value=inf");
+    let skipped = folder.run("--inject step=5,tensor=norm,value=inf");
     let check = |attempts, retries, runs: usize| {
         let run = inject(attempts, retries);
-        let mut told = vec![(5, "replay", "norm"); runs - 1];
-        told.push((5, "skip", "norm"));
-        assert_eq!(rollbacks(&run), expected(&told));
+        let mut bad_steps = vec![(5, "replay", "norm"); runs - 1];
+        bad_steps.push((5, "skip", "norm"));
+        assert_eq!(rollbacks(&run), expected(&bad_steps));
         assert_eq!(run.step(5)["attempts"], runs);
         assert_eq!(run.step(5)["verdict"], "skip");
         assert_eq!(run.digest(), skipped.digest(), "{attempts} of {retries}");
@@ -86,15 +87,15 @@ fn a_gradient_that_stays_bad_is_skipped_after_the_retries() {
     check(9, 3, 4);
     let replayed = inject(3, 3);
     assert_eq!(rollbacks(&replayed), expected(&[(5, "replay", "norm"); 3]));
-    assert_eq!(replayed.digest(), place.run("").digest());
+    assert_eq!(replayed.digest(), folder.run("").digest());
 }
 
 #[test]
 fn a_gradient_that_is_large_and_finite_is_clipped() {
-    let place = TextFolder::new();
-    let calm = place.run("");
+    let folder = TextFolder::new();
+    let calm = folder.run("");
     for value in ["value=x1000", "bit=30"] {
-        let run = place.run(&format!("--inject step=4,tensor=layers.1.mlp.up,{value}"));
+        let run = folder.run(&format!("--inject step=4,tensor=layers.1.mlp.up,{value}"));
         assert!(rollbacks(&run).is_empty(), "{value}");
         let step = run.step(4);
         assert_eq!(step["verdict"], "clip", "{value}");
@@ -107,11 +108,11 @@ fn a_gradient_that_is_large_and_finite_is_clipped() {
 
 #[test]
 fn every_step_is_clipped_under_a_tiny_norm() {
-    let place = TextFolder::new();
-    let ahead = place.run("--set optimizer.clip=0.01 --window 1");
+    let folder = TextFolder::new();
+    let ahead = folder.run("--set optimizer.clip=0.01 --window 1");
     assert_eq!(verdicts(&ahead), ["clip"; STEPS]);
     assert!(ahead.each("attempts").iter().all(|attempts| *attempts == 1 || *attempts == 2));
-    let waiting = place.run("--set optimizer.clip=0.01 --window 0");
+    let waiting = folder.run("--set optimizer.clip=0.01 --window 0");
     assert_eq!(verdicts(&waiting), ["clip"; STEPS]);
     assert_eq!(waiting.digest(), ahead.digest());
 }
@@ -124,20 +125,20 @@ fn every_step_is_kept_without_a_clip_norm() {
     assert_eq!(run.each("attempts"), vec![json!(1); STEPS]);
 }
 
-/// How often each clipped step was taken.
-fn clipped_attempts(place: &TextFolder, more: &str) -> Vec<u64> {
-    let run = place.run(more);
+/// How often each clipped step was attempted.
+fn clipped_attempts(folder: &TextFolder, more: &str) -> Vec<u64> {
+    let run = folder.run(more);
     let clipped = run.of("step").into_iter().filter(|step| step["verdict"] == "clip");
     clipped.map(|step| step["attempts"].as_u64().expect("a count")).collect()
 }
 
 #[test]
 fn a_clipped_step_is_taken_again_where_somebody_went_ahead() {
-    let place = TextFolder::new();
-    let attempts = clipped_attempts(&place, "--workers 4 --window 1");
+    let folder = TextFolder::new();
+    let attempts = clipped_attempts(&folder, "--workers 4 --window 1");
     assert!(attempts.contains(&2) && attempts.iter().all(|count| *count <= 2), "{attempts:?}");
     // With one worker the sums so far are all there are.
-    assert_eq!(clipped_attempts(&place, "--workers 1 --window 1"), vec![1; attempts.len()]);
+    assert_eq!(clipped_attempts(&folder, "--workers 1 --window 1"), vec![1; attempts.len()]);
 }
 
 #[test]
@@ -148,14 +149,14 @@ fn nobody_goes_ahead_without_a_window() {
 
 #[test]
 fn a_spike_is_left_out() {
-    let place = TextFolder::new();
+    let folder = TextFolder::new();
     let spike = "--set guard.gnorm_z=6 --inject step=18,tensor=head,value=x1000";
-    let run = place.run(&format!("--steps 20 --set optimizer.clip=0 {spike}"));
+    let run = folder.run(&format!("--steps 20 --set optimizer.clip=0 {spike}"));
     let mut expected = ["keep"; 20];
     expected[17] = "skip";
     assert_eq!(verdicts(&run), expected);
-    let told = rollbacks(&run);
-    let [[step, verdict, reason]] = &told[..] else { panic!("{told:?}") };
+    let found = rollbacks(&run);
+    let [[step, verdict, reason]] = &found[..] else { panic!("{found:?}") };
     assert_eq!((step.as_str(), verdict.as_str()), ("18", "skip"));
     assert!(reason.ends_with("deviations above the mean, 6 allowed"), "{reason}");
     assert!(run.step(18)["gnorm"].as_f64() > Some(100.0), "{}", run.step(18));

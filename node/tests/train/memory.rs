@@ -18,19 +18,19 @@ fn stage_bytes(run: &TrainingOutput) -> Vec<u64> {
 
 #[test]
 fn a_limit_that_is_met_by_doing_more_does_not_show_in_the_digest() {
-    let place = TextFolder::new();
-    let free = place.run(PIPELINE);
+    let folder = TextFolder::new();
+    let free = folder.run(PIPELINE);
     let largest = *stage_bytes(&free).iter().max().expect("three stages");
     let limit = largest - TOO_MUCH;
     let limited = format!("{PIPELINE} --set schedule.max_mem={limit}");
-    let told = refusal(&mut place.small(&limited), 7);
-    assert!(told.contains("memory.recompute_passes=needed"), "{told}");
+    let stderr = refusal(&mut folder.small(&limited), 7);
+    assert!(stderr.contains("memory.recompute_passes=needed"), "{stderr}");
     let again = "--set memory.recompute=full --set memory.recompute_passes=needed";
     let away = "--set memory.offload=needed --set memory.offload_store=file";
     for policy in [again, away, &format!("{again} {away}")] {
         let more = format!("{limited} {policy}");
-        let threads = place.run(&more);
-        let processes = place.finish(&mut place.small_in_processes(&more));
+        let threads = folder.run(&more);
+        let processes = folder.finish(&mut folder.small_in_processes(&more));
         for run in [&threads, &processes] {
             assert_eq!(run.digest(), free.digest(), "{more}");
         }
@@ -42,9 +42,9 @@ fn a_limit_that_is_met_by_doing_more_does_not_show_in_the_digest() {
 
 #[test]
 fn without_a_limit_nothing_is_done() {
-    let place = TextFolder::new();
+    let folder = TextFolder::new();
     let bytes = |policy: &str| -> Value {
-        place.run(&format!("{PIPELINE} {policy}")).json("run.json")["plan"]["stage_bytes"].clone()
+        folder.run(&format!("{PIPELINE} {policy}")).json("run.json")["plan"]["stage_bytes"].clone()
     };
     let policy = "--set memory.recompute=selective --set memory.recompute_passes=needed \
                   --set memory.offload=needed";

@@ -1,4 +1,4 @@
-//! What a run in processes measures, as its status reports it.
+//! The measured times of a run in processes, as its status reports them.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -23,16 +23,16 @@ fn controller(folder: &Path) -> Option<PathBuf> {
 }
 
 /// The pace in a run's status, once something was measured.
-fn measured(place: &TextFolder) -> Option<(Value, Value)> {
-    let folder = controller(&place.path(""))?;
-    let mut status = place.command("status --json");
+fn measured(text_folder: &TextFolder) -> Option<(Value, Value)> {
+    let folder = controller(&text_folder.path(""))?;
+    let mut status = text_folder.command("status --json");
     let output = status.env("ZBELASTIC_DATA_DIR", folder).output().expect("it runs");
     let status: Value = serde_json::from_slice(&output.stdout).ok()?;
     let has_been = status["pace"].is_object();
     has_been.then(|| (status["pace"].clone(), status["plan"]["stages"].clone()))
 }
 
-/// What is missing of a pace, on nodes that stand in this order.
+/// The missing measurements of a pace, on nodes that stand in this order.
 fn missing(pace: &Value, stages: &Value) -> Option<String> {
     let list = |name: &str| pace[name].as_array().cloned().unwrap_or_default();
     let layers = list("layers");
@@ -64,14 +64,14 @@ fn missing(pace: &Value, stages: &Value) -> Option<String> {
 
 /// In some steps a link or a layer is not measured; some status has all of them.
 #[test]
-fn what_layers_and_links_take_is_measured_and_told() {
-    let place = TextFolder::new();
-    let mut command = place.small_in_processes(RUN);
+fn what_layers_and_links_take_is_measured_and_reported() {
+    let text_folder = TextFolder::new();
+    let mut command = text_folder.small_in_processes(RUN);
     let _run =
         OwnedProcess(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it runs"));
     let began = Instant::now();
     loop {
-        let lacks = match measured(&place) {
+        let lacks = match measured(&text_folder) {
             Some((pace, stages)) => missing(&pace, &stages),
             None => Some("all of it".to_owned()),
         };

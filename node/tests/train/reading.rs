@@ -1,4 +1,4 @@
-//! What a person reads.
+//! The output of a run for a person.
 
 use crate::common::text;
 use crate::text_folder::{TextFolder, TrainingOutput, succeed};
@@ -25,21 +25,21 @@ fn shape(line: &str) -> String {
 }
 
 /// A run that a person watched, and its metrics.
-fn watched(place: &TextFolder, more: &str) -> (Vec<String>, TrainingOutput) {
-    let told = succeed(&mut place.small(&format!("{more} --out watched")));
-    let metrics = std::fs::read(place.path("watched/metrics.jsonl")).expect("kept");
-    (told.lines().map(str::to_owned).collect(), TrainingOutput::read(place, text(&metrics)))
+fn watched(folder: &TextFolder, more: &str) -> (Vec<String>, TrainingOutput) {
+    let lines = succeed(&mut folder.small(&format!("{more} --out watched")));
+    let metrics = std::fs::read(folder.path("watched/metrics.jsonl")).expect("kept");
+    (lines.lines().map(str::to_owned).collect(), TrainingOutput::read(folder, text(&metrics)))
 }
 
 #[test]
 fn the_heading_says_what_is_trained_on_what_and_how() {
-    let place = TextFolder::new();
-    let (told, _) = watched(&place, "--workers 3 --threads 2 --schedule zb-h1");
+    let folder = TextFolder::new();
+    let (lines, _) = watched(&folder, "--workers 3 --threads 2 --schedule zb-h1");
     let heading: Vec<&str> =
-        told.iter().take_while(|line| !line.is_empty()).map(String::as_str).collect();
+        lines.iter().take_while(|line| !line.is_empty()).map(String::as_str).collect();
     let [model, text, batch, plan, workers, files] = heading[..] else { panic!("{heading:?}") };
     assert_eq!(model, "model   gpt2, 4 layers of width 32, 67,776 parameters");
-    let size = std::fs::metadata(place.path("text.txt")).expect("a file").len();
+    let size = std::fs::metadata(folder.path("text.txt")).expect("a file").len();
     assert!(text.starts_with(&format!("text    {size} bytes in 1 file; ")), "{text}");
     assert_eq!(shape(text), "text    # bytes in # file; # windows of #, # held out");
     assert_eq!(batch, "batch   8 windows = 8 microbatches of 1");
@@ -50,34 +50,34 @@ fn the_heading_says_what_is_trained_on_what_and_how() {
 
 #[test]
 fn the_heading_names_what_may_not_be_meant() {
-    let place = TextFolder::new();
-    std::fs::create_dir(place.path("texts")).expect("a folder");
-    place.write("texts/a.txt", "a line of text\n".repeat(60));
-    place.write("texts/b.bin", [0xff; 20]);
-    let (told, _) = watched(&place, "--text texts --set optimizer.warmup=9 --steps 1");
-    let notes: Vec<&String> = told.iter().filter(|line| line.starts_with("note: ")).collect();
-    assert_eq!(notes.len(), 2, "{told:#?}");
+    let folder = TextFolder::new();
+    std::fs::create_dir(folder.path("texts")).expect("a folder");
+    folder.write("texts/a.txt", "a line of text\n".repeat(60));
+    folder.write("texts/b.bin", [0xff; 20]);
+    let (lines, _) = watched(&folder, "--text texts --set optimizer.warmup=9 --steps 1");
+    let notes: Vec<&String> = lines.iter().filter(|line| line.starts_with("note: ")).collect();
+    assert_eq!(notes.len(), 2, "{lines:#?}");
     assert!(notes[0].starts_with("note: optimizer.warmup = 9 is more than train.steps = 1"));
     assert_eq!(notes[1], "note: texts/b.bin is not UTF-8 and is left out");
 }
 
 #[test]
 fn the_text_that_is_built_in_is_named() {
-    let place = TextFolder::new();
+    let folder = TextFolder::new();
     let more = "--set data.text=[] --steps 1 --set optimizer.warmup=0";
-    let (told, _) = watched(&place, more);
+    let (lines, _) = watched(&folder, more);
     let start = "text    built in: the project's own documentation, ";
-    assert!(told[1].starts_with(start), "{}", told[1]);
+    assert!(lines[1].starts_with(start), "{}", lines[1]);
 }
 
 #[test]
 fn every_step_is_a_line() {
-    let place = TextFolder::new();
+    let folder = TextFolder::new();
     let more = "--steps 10 --workers 3 --set model.width=64 --set schedule.max_mem=16MiB";
-    let (told, run) = watched(&place, more);
-    let lines: Vec<&String> = told.iter().filter(|line| line.starts_with("step ")).collect();
-    assert_eq!(lines.len(), 10);
-    for (line, step) in lines.iter().zip(run.of("step")) {
+    let (lines, run) = watched(&folder, more);
+    let step_lines: Vec<&String> = lines.iter().filter(|line| line.starts_with("step ")).collect();
+    assert_eq!(step_lines.len(), 10);
+    for (line, step) in step_lines.iter().zip(run.of("step")) {
         let number = |key: &str| step[key].as_f64().expect("a number");
         let clip = if step["verdict"] == "clip" { "  clip #" } else { "" };
         let expected = format!(
@@ -88,7 +88,8 @@ fn every_step_is_a_line() {
         let start = format!("step {:>2}/10  loss {:.4}  ", number("step"), number("loss"));
         assert!(line.starts_with(&start), "{line}, expected {start}");
         let bubble = |key: &str| 100.0 * number(key);
-        let (measured, planned) = (bubble("bubble_measured"), bubble("bubble_planned"));
+        let measured = bubble("bubble_measured");
+        let planned = bubble("bubble_planned");
         for part in [
             format!("  lr {:.1e}  ", number("lr")),
             format!("  bubble {measured:.1}% (plan {planned:.1}%)  "),
@@ -98,27 +99,27 @@ fn every_step_is_a_line() {
             assert!(line.contains(&part), "{line}, expected {part}");
         }
     }
-    assert!(lines[9].ends_with("  eta 0s"), "{}", lines[9]);
+    assert!(step_lines[9].ends_with("  eta 0s"), "{}", step_lines[9]);
 }
 
 #[test]
 fn the_end_says_what_came_of_it() {
-    let place = TextFolder::new();
-    let (told, run) = watched(&place, "--steps 6");
-    let end = told.iter().position(|line| line.starts_with("✔ 6 steps in ")).expect("an end");
-    let mut told = told;
-    let is_explained = told[end + 2].starts_with("time ");
-    assert_eq!(is_explained, !run.json("run.json")["causes"].is_null(), "{told:#?}");
+    let folder = TextFolder::new();
+    let (lines, run) = watched(&folder, "--steps 6");
+    let end = lines.iter().position(|line| line.starts_with("✔ 6 steps in ")).expect("an end");
+    let mut lines = lines;
+    let is_explained = lines[end + 2].starts_with("time ");
+    assert_eq!(is_explained, !run.json("run.json")["causes"].is_null(), "{lines:#?}");
     if is_explained {
         let expected =
             "time    # ms a step: # as planned, # computation, # messages, # verdicts, # the rest";
-        assert_eq!(shape(&told.remove(end + 2)).replace(['+', '-'], ""), expected);
+        assert_eq!(shape(&lines.remove(end + 2)).replace(['+', '-'], ""), expected);
     }
-    let [before, steps, loss, digest, files, after] = &told[end - 1..end + 5] else { panic!() };
+    let [before, steps, loss, digest, files, after] = &lines[end - 1..end + 5] else { panic!() };
     assert_eq!((before.as_str(), after.as_str()), ("", ""));
     assert_eq!(shape(steps), "✔ # steps in #s, # tok/s");
     let held_out = run.done()["held_out_loss"].as_f64().expect("a number");
-    let text = std::fs::read(place.path("text.txt")).expect("a file");
+    let text = std::fs::read(folder.path("text.txt")).expect("a file");
     let count = |byte: u8| text.iter().filter(|found| **found == byte).count();
     let shares = (0..=u8::MAX).map(|byte| count(byte) as f64 / text.len() as f64);
     let entropy: f64 = shares.filter(|share| *share > 0.0).map(|share| -share * share.ln()).sum();
@@ -130,19 +131,19 @@ fn the_end_says_what_came_of_it() {
     assert_eq!(*loss, expected);
     assert_eq!(*digest, format!("digest  {}", run.digest()));
     assert_eq!(files, "files   watched");
-    let sample = told[end + 5..].join("\n");
+    let sample = lines[end + 5..].join("\n");
     assert_eq!(sample.trim_end(), run.text("sample.txt").trim_end());
     assert!(!sample.contains(|letter: char| letter.is_control() && !"\n\t".contains(letter)));
 }
 
 #[test]
 fn rollbacks_and_evaluations_have_lines_of_their_own() {
-    let place = TextFolder::new();
+    let folder = TextFolder::new();
     let more = "--set guard.nonfinite=replay --set train.eval_every=4 \
         --inject step=3,tensor=layers.2.mlp.up,value=nan \
         --inject step=5,tensor=head,value=inf,attempts=2";
-    let (told, run) = watched(&place, more);
-    let marked = told.iter().filter(|line| line.starts_with(['▲', '✔']));
+    let (lines, run) = watched(&folder, more);
+    let marked = lines.iter().filter(|line| line.starts_with(['▲', '✔']));
     let marked: Vec<&str> = marked.map(String::as_str).collect();
     let loss = |index: usize| run.of("eval")[index]["held_out_loss"].as_f64().expect("a number");
     let bad = |tensor: &str| format!("non-finite gradient in {tensor} (1 value)");
@@ -155,6 +156,6 @@ fn rollbacks_and_evaluations_have_lines_of_their_own() {
     ];
     assert_eq!(marked[..5], expected);
     assert!(marked[5].starts_with("✔ 8 steps in "), "{}", marked[5]);
-    let skipped = told.iter().find(|line| line.starts_with("step 5/8  ")).expect("a line");
+    let skipped = lines.iter().find(|line| line.starts_with("step 5/8  ")).expect("a line");
     assert!(skipped.contains(" skip  eta "), "{skipped}");
 }

@@ -1,25 +1,25 @@
-//! What cannot be trained is refused before anything is written.
+//! Runs that cannot be trained are refused before anything is written.
 
 use crate::common::refusal;
 use crate::text_folder::{TextFolder, TrainingOutput};
 
 /// A run with `more` arguments is refused, with all of `expected` printed and nothing left behind.
-fn check(place: &TextFolder, more: &str, expected: &[&str]) {
-    let before = place.contents();
+fn check(folder: &TextFolder, more: &str, expected: &[&str]) {
+    let before = folder.contents();
     for reader in ["", "--json"] {
-        let error = refusal(&mut place.small(&format!("--out out {more} {reader}")), 2);
+        let error = refusal(&mut folder.small(&format!("--out out {more} {reader}")), 2);
         for part in expected {
             assert!(error.contains(part), "{more}:\n{error}\nexpected {part}");
         }
     }
-    let _ = refusal(&mut place.small(more), 2);
-    assert_eq!(place.contents(), before, "{more}");
+    let _ = refusal(&mut folder.small(more), 2);
+    assert_eq!(folder.contents(), before, "{more}");
 }
 
 #[test]
 fn values_that_no_run_can_have_are_refused() {
-    let place = TextFolder::new();
-    let check = |more: &str, expected: &[&str]| check(&place, more, expected);
+    let folder = TextFolder::new();
+    let check = |more: &str, expected: &[&str]| check(&folder, more, expected);
     check(
         "--set train.stpes=3",
         &["--set: unknown key `train.stpes`", "why: ", "try: train.steps"],
@@ -49,8 +49,8 @@ fn values_that_no_run_can_have_are_refused() {
 
 #[test]
 fn plans_that_cannot_be_are_refused() {
-    let place = TextFolder::new();
-    let check = |more: &str, expected: &[&str]| check(&place, more, expected);
+    let folder = TextFolder::new();
+    let check = |more: &str, expected: &[&str]| check(&folder, more, expected);
     let workers = ["5 workers for a model of 4 layers", "why: ", "try: --workers 4 or fewer"];
     check("--workers 5", &workers);
     let schedule =
@@ -69,29 +69,29 @@ fn plans_that_cannot_be_are_refused() {
 
 #[test]
 fn memory_that_is_too_small_is_refused_with_the_amount_that_is_not() {
-    let place = TextFolder::new();
+    let folder = TextFolder::new();
     let limit = "--schedule zb-h1 --set schedule.max_mem=100KiB";
-    let error = refusal(&mut place.small(limit), 7);
+    let error = refusal(&mut folder.small(limit), 7);
     for part in ["zb-h1: stage ", " needs ", "the limit is 100.0 KiB", "try: "] {
         assert!(error.contains(part), "{part}: {error}");
     }
-    let all = refusal(&mut place.small("--set schedule.max_mem=100KiB"), 7);
+    let all = refusal(&mut folder.small("--set schedule.max_mem=100KiB"), 7);
     for kind in ["gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v"] {
         assert!(all.contains(&format!("schedule.max_mem: {kind}: stage ")), "{kind}: {all}");
     }
     let hint = error.split_once("try: ").expect("a hint").1;
     let hint = hint.split_once(',').expect("several ways").0;
-    let run: TrainingOutput = place.run(&format!("--schedule zb-h1 {hint} --steps 2"));
+    let run: TrainingOutput = folder.run(&format!("--schedule zb-h1 {hint} --steps 2"));
     assert_eq!(run.done()["schedule"], "zb-h1", "{hint}");
 }
 
 #[test]
 fn text_that_cannot_be_trained_on_is_refused() {
-    let place = TextFolder::new();
-    place.write("empty.txt", "");
-    place.write("short.txt", "just 16 bytes .\n");
-    std::fs::create_dir(place.path("bare")).expect("a folder");
-    let check = |more: &str, expected: &[&str]| check(&place, more, expected);
+    let folder = TextFolder::new();
+    folder.write("empty.txt", "");
+    folder.write("short.txt", "just 16 bytes .\n");
+    std::fs::create_dir(folder.path("bare")).expect("a folder");
+    let check = |more: &str, expected: &[&str]| check(&folder, more, expected);
     check("--text empty.txt", &["--text: data.text: empty.txt is empty", "why: "]);
     check("--text none.txt", &["--text: data.text: none.txt does not exist", "try: "]);
     let short =
@@ -113,8 +113,8 @@ fn text_that_cannot_be_read_is_refused() {
 
 #[test]
 fn injections_that_cannot_strike_are_refused() {
-    let place = TextFolder::new();
-    let check = |more: &str, expected: &[&str]| check(&place, more, expected);
+    let folder = TextFolder::new();
+    let check = |more: &str, expected: &[&str]| check(&folder, more, expected);
     let unknown = ["the model has no tensor `heat`", "why: ", "try: head\n"];
     check("--inject step=1,tensor=heat,value=nan", &unknown);
     let value = ["`zero` is no value; expected nan, inf, x1000 or bit=0 to bit=31", "try: "];
@@ -133,14 +133,14 @@ fn injections_that_cannot_strike_are_refused() {
 }
 
 #[test]
-fn everything_wrong_is_told_at_once_with_its_place() {
-    let place = TextFolder::new();
+fn everything_wrong_is_reported_at_once_with_its_place() {
+    let folder = TextFolder::new();
     let config = "[model]\npreset = \"tiny\"\nheads = 3\n\n[train]\nstps = 4\n\n[optimizer]\n\
         lr = nan\nbetas = [0.9, 1.0]\n";
-    place.write("bad.toml", config);
-    let before = place.contents();
+    folder.write("bad.toml", config);
+    let before = folder.contents();
     let arguments = "train bad.toml --window 7 --inject step=1,tensor=head,value=zero";
-    let error = refusal(&mut place.command(arguments), 2);
+    let error = refusal(&mut folder.command(arguments), 2);
     assert!(error.starts_with("error: the configuration has 6 errors\n"), "{error}");
     for part in [
         "\n  bad.toml:3: model.heads: ",
@@ -153,18 +153,18 @@ fn everything_wrong_is_told_at_once_with_its_place() {
     ] {
         assert!(error.contains(part), "{error}\nexpected {part}");
     }
-    assert_eq!(place.contents(), before);
+    assert_eq!(folder.contents(), before);
 }
 
 #[test]
-fn injections_text_and_plan_are_told_together() {
-    let place = TextFolder::new();
-    let before = place.contents();
+fn injections_text_and_plan_are_reported_together() {
+    let folder = TextFolder::new();
+    let before = folder.contents();
     let arguments = "train --set model.preset=tiny --workers 5 --text none.txt --inject step";
-    let error = refusal(&mut place.command(arguments), 2);
+    let error = refusal(&mut folder.command(arguments), 2);
     assert!(error.starts_with("error: the run has 3 errors\n"), "{error}");
     for part in ["\n  --inject step: ", "none.txt does not exist", "\n  --workers: 5 workers"] {
         assert!(error.contains(part), "{error}\nexpected {part}");
     }
-    assert_eq!(place.contents(), before);
+    assert_eq!(folder.contents(), before);
 }

@@ -8,12 +8,12 @@ use crate::text_folder::{STEPS, TextFolder};
 
 #[test]
 fn both_schedules_train_to_the_bits_of_one_worker() {
-    let place = TextFolder::new();
-    let alone = place.run("--schedule gems --workers 1 --threads 1");
+    let folder = TextFolder::new();
+    let alone = folder.run("--schedule gems --workers 1 --threads 1");
     for (kind, workers) in [("gems", 3), ("chimera", 2), ("chimera", 4)] {
         for window in [0, 1] {
             let more = format!("--schedule {kind} --workers {workers} --window {window}");
-            let run = place.run(&format!("{more} --threads 2"));
+            let run = folder.run(&format!("{more} --threads 2"));
             assert_eq!(run.digest(), alone.digest(), "{more}");
             assert_eq!(run.each("loss"), alone.each("loss"), "{more}");
             assert_eq!(run.each("gnorm"), alone.each("gnorm"), "{more}");
@@ -23,16 +23,16 @@ fn both_schedules_train_to_the_bits_of_one_worker() {
         }
     }
     assert_eq!(alone.of("step").len(), STEPS);
-    let other = place.run("--schedule 1f1b --workers 2");
+    let other = folder.run("--schedule 1f1b --workers 2");
     assert_ne!(other.digest(), alone.digest(), "another order of the same sum");
 }
 
 #[test]
 fn a_corrupted_gradient_is_left_out_of_both_replicas() {
-    let place = TextFolder::new();
+    let folder = TextFolder::new();
     let struck = "--inject step=3,tensor=layers.2.mlp.up,value=nan";
-    let alone = place.run(&format!("--schedule gems --workers 1 {struck}"));
-    let run = place.run(&format!("--schedule chimera --workers 4 {struck}"));
+    let alone = folder.run(&format!("--schedule gems --workers 1 {struck}"));
+    let run = folder.run(&format!("--schedule chimera --workers 4 {struck}"));
     assert_eq!(run.digest(), alone.digest());
     assert_eq!(run.of("rollback").len(), 1);
 }
@@ -40,10 +40,10 @@ fn a_corrupted_gradient_is_left_out_of_both_replicas() {
 /// An odd number of stages has one in the middle that trains the same layers twice.
 #[test]
 fn processes_train_to_the_bits_of_threads() {
-    let place = TextFolder::new();
-    let in_threads = place.run("--schedule gems --workers 1");
+    let folder = TextFolder::new();
+    let in_threads = folder.run("--schedule gems --workers 1");
     for more in ["--schedule chimera --workers 2", "--schedule gems --workers 3"] {
-        let run = place.finish(&mut place.small_in_processes(more));
+        let run = folder.finish(&mut folder.small_in_processes(more));
         assert_eq!(run.digest(), in_threads.digest(), "{more}");
         assert_eq!(run.each("loss"), in_threads.each("loss"), "{more}");
     }
@@ -51,9 +51,9 @@ fn processes_train_to_the_bits_of_threads() {
 
 #[test]
 fn sizes_that_do_not_fit_are_refused() {
-    let place = TextFolder::new();
+    let folder = TextFolder::new();
     let check = |more: &str, expected: &[&str]| {
-        let error = refusal(&mut place.small(&format!("--out out {more}")), 2);
+        let error = refusal(&mut folder.small(&format!("--out out {more}")), 2);
         for part in expected {
             assert!(error.contains(part), "{more}:\n{error}\nexpected {part}");
         }
@@ -65,7 +65,7 @@ fn sizes_that_do_not_fit_are_refused() {
         ["needs 2 microbatches or more, found 1", "each replica of gems", "train.microbatch=4"];
     check("--schedule gems --workers 2 --set train.microbatch=8", &few);
     let odd = refusal(
-        &mut place.command(
+        &mut folder.command(
             "plan --set model.preset=tiny --set model.layers=4 --schedule chimera --nodes 3",
         ),
         2,

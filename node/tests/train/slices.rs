@@ -1,5 +1,5 @@
-//! Slices of sequences, from the command line: their bits depend on how many there are, and on nothing
-//! that saves time or memory, with threads and with processes.
+//! Slices of sequences, from the command line: their bits depend on how many there are, and on
+//! nothing that saves time or memory, with threads and with processes.
 
 use serde_json::{Value, json};
 
@@ -13,8 +13,8 @@ fn evaluated(run: &TrainingOutput) -> Vec<Value> {
 
 #[test]
 fn what_is_made_again_does_not_show_in_the_digest() {
-    let place = TextFolder::new();
-    let alone = place.run(&format!("{SLICED} --workers 1"));
+    let folder = TextFolder::new();
+    let alone = folder.run(&format!("{SLICED} --workers 1"));
     let choices = [
         "memory.recompute=full",
         "memory.recompute=selective",
@@ -22,11 +22,11 @@ fn what_is_made_again_does_not_show_in_the_digest() {
     ];
     for (choice, workers) in choices.into_iter().zip([4, 2, 3]) {
         let more = format!("{SLICED} --workers {workers} --set {choice} --set train.eval_every=4");
-        let threads = place.run(&more);
+        let threads = folder.run(&more);
         assert_eq!(threads.digest(), alone.digest(), "{more}");
         assert_eq!(threads.each("loss"), alone.each("loss"), "{more}");
         assert_eq!(threads.json("run.json")["plan"]["schedule"], json!("seq1f1b"));
-        let processes = place.finish(&mut place.small_in_processes(&more));
+        let processes = folder.finish(&mut folder.small_in_processes(&more));
         assert_eq!(processes.digest(), alone.digest(), "{more}, in processes");
         assert_eq!(evaluated(&processes), evaluated(&threads), "{more}");
         assert_eq!(evaluated(&threads).len(), 2, "{more}");
@@ -36,14 +36,14 @@ fn what_is_made_again_does_not_show_in_the_digest() {
 /// Six slices of 64 tokens have at least two lengths.
 #[test]
 fn where_sequences_are_cut_shows_in_the_digest_and_who_cuts_them_does_not() {
-    let place = TextFolder::new();
+    let folder = TextFolder::new();
     let sliced = "--set train.seq_len=64 --schedule seq1f1b --set train.eval_every=4";
     let by_time = format!("{sliced} --slices 6 --set schedule.slice_cut=time");
-    let alone = place.run(&format!("{by_time} --workers 1"));
+    let alone = folder.run(&format!("{by_time} --workers 1"));
     for more in ["--workers 4", "--workers 3 --set memory.recompute=full --window 0"] {
         let more = format!("{by_time} {more}");
-        let threads = place.run(&more);
-        let processes = place.finish(&mut place.small_in_processes(&more));
+        let threads = folder.run(&more);
+        let processes = folder.finish(&mut folder.small_in_processes(&more));
         for run in [&threads, &processes] {
             assert_eq!(run.digest(), alone.digest(), "{more}");
             assert_eq!(evaluated(run), evaluated(&alone), "{more}");
@@ -51,21 +51,22 @@ fn where_sequences_are_cut_shows_in_the_digest_and_who_cuts_them_does_not() {
         }
     }
     let four = |cut: &str| {
-        place.run(&format!("{sliced} --workers 2 --slices 4 --set schedule.slice_cut={cut}"))
+        folder.run(&format!("{sliced} --workers 2 --slices 4 --set schedule.slice_cut={cut}"))
     };
     assert_ne!(four("time").digest(), four("tokens").digest());
 }
 
 #[test]
 fn a_plan_of_slices_takes_less_the_more_is_made_again() {
-    let place = TextFolder::new();
+    let folder = TextFolder::new();
     let stage_bytes = |recompute: &str| -> Vec<u64> {
         let plan = format!(
             "plan --json --nodes 3 --threads 1 {SLICED} --compare seq1f1b \
              --set model.preset=tiny --set train.seq_len=16 --set memory.recompute={recompute}"
         );
-        let told: Value = serde_json::from_str(&succeed(&mut place.command(&plan))).expect("JSON");
-        let bytes = told["schedules"][0]["stage_bytes"].as_array().expect("a number a stage");
+        let forecast: Value =
+            serde_json::from_str(&succeed(&mut folder.command(&plan))).expect("JSON");
+        let bytes = forecast["schedules"][0]["stage_bytes"].as_array().expect("a number a stage");
         bytes.iter().map(|bytes| bytes.as_u64().expect("bytes")).collect()
     };
     let [none, selective, full] = ["none", "selective", "full"].map(stage_bytes);

@@ -1,4 +1,4 @@
-//! A working folder to train in, and what a run in it printed and wrote.
+//! A working folder to train in, and the output and files of a run in it.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -23,7 +23,7 @@ const SMALL: &str = "train --set model.preset=tiny --set model.width=32 --set tr
     --set optimizer.lr=3e-3 --set optimizer.warmup=2 --set optimizer.clip=1.9 \
     --set data.text=text.txt --threads-only";
 
-/// What may take so long on the slowest machine there is.
+/// Patience with a run, on the slowest machine there is.
 pub const PATIENCE: Duration = Duration::from_secs(240);
 
 /// A process that does not outlive the test.
@@ -43,10 +43,10 @@ pub struct TextFolder {
 
 impl TextFolder {
     pub fn new() -> Self {
-        let place = Self { folder: tempfile::tempdir().expect("a folder") };
+        let text_folder = Self { folder: tempfile::tempdir().expect("a folder") };
         let line = |n: u32| format!("{n} times {} is {}\n", n % 7 + 2, n * (n % 7 + 2));
-        place.write("text.txt", (1..=240).map(line).collect::<String>());
-        place
+        text_folder.write("text.txt", (1..=240).map(line).collect::<String>());
+        text_folder
     }
 
     pub fn path(&self, name: &str) -> PathBuf {
@@ -109,7 +109,7 @@ impl TextFolder {
     }
 }
 
-/// What a command prints that succeeds and complains about nothing.
+/// Standard output of a command that succeeds without warnings.
 pub fn succeed(command: &mut Command) -> String {
     let Output { status, stdout, stderr } = command.output().expect("it runs");
     assert_eq!(text(&stderr), "", "{command:?}");
@@ -117,7 +117,7 @@ pub fn succeed(command: &mut Command) -> String {
     text(&stdout)
 }
 
-/// What a run printed and left behind.
+/// The output and the folder of a run.
 pub struct TrainingOutput {
     pub stdout: String,
     pub events: Vec<Value>,
@@ -125,12 +125,12 @@ pub struct TrainingOutput {
 }
 
 impl TrainingOutput {
-    pub fn read(place: &TextFolder, stdout: String) -> Self {
+    pub fn read(text_folder: &TextFolder, stdout: String) -> Self {
         let parse = |line| serde_json::from_str(line).unwrap_or_else(|e| panic!("{e}: {line}"));
         let events: Vec<Value> = stdout.lines().map(parse).collect();
         let last = events.last().expect("a run tells something");
         assert_eq!(last["event"], "done", "{last}");
-        let folder = place.path(last["folder"].as_str().expect("a path"));
+        let folder = text_folder.path(last["folder"].as_str().expect("a path"));
         Self { stdout, events, folder }
     }
 
@@ -151,7 +151,7 @@ impl TrainingOutput {
         self.of("step")[number - 1]
     }
 
-    /// What `key` is in each step.
+    /// The value of `key` in each step.
     pub fn each(&self, key: &str) -> Vec<Value> {
         self.of("step").into_iter().map(|step| step[key].clone()).collect()
     }

@@ -25,9 +25,11 @@ fn tracks(trace: &Value) -> BTreeMap<String, Vec<ParsedTrack>> {
     let text = |value: &Value| value.as_str().expect("a text").to_owned();
     let number = |value: &Value| value.as_f64().expect("a number");
     let events = trace["traceEvents"].as_array().expect("a list");
-    let (mut processes, mut tracks) = (BTreeMap::new(), BTreeMap::new());
+    let mut processes = BTreeMap::new();
+    let mut tracks = BTreeMap::new();
     for event in events {
-        let (process, thread) = (event["pid"].as_u64(), event["tid"].as_u64());
+        let process = event["pid"].as_u64();
+        let thread = event["tid"].as_u64();
         match (event["ph"].as_str(), event["name"].as_str()) {
             (Some("M"), Some("process_name")) => {
                 processes.insert(process, text(&event["args"]["name"]));
@@ -39,9 +41,11 @@ fn tracks(trace: &Value) -> BTreeMap<String, Vec<ParsedTrack>> {
             }
             (Some("X"), Some(name)) => {
                 let track = tracks.get_mut(&(process, thread)).expect("a name comes first");
-                let (start_us, duration_us) = (number(&event["ts"]), number(&event["dur"]));
+                let start_us = number(&event["ts"]);
+                let duration_us = number(&event["dur"]);
                 let end_us = start_us + duration_us;
-                let (name, category) = (name.to_owned(), text(&event["cat"]));
+                let name = name.to_owned();
+                let category = text(&event["cat"]);
                 track.slices.push(ParsedSlice { name, category, start_us, end_us });
             }
             (_, _) => panic!("{event}"),
@@ -78,8 +82,8 @@ fn check_track(track: &ParsedTrack, microbatches: usize) {
 #[test]
 fn the_trace_shows_the_last_steps_as_they_were_and_as_planned() {
     let more = "--steps 12 --workers 3 --schedule zb-h1 --window 1 --set optimizer.clip=0";
-    let place = TextFolder::new();
-    let run = place.run(more);
+    let text_folder = TextFolder::new();
+    let run = text_folder.run(more);
     let tracks = tracks(&run.json("trace.json"));
     let processes: Vec<&str> = tracks.keys().map(String::as_str).collect();
     assert_eq!(processes, ["measured", "planned: zb-h1, 3 stages, 8 microbatches"]);
@@ -96,8 +100,8 @@ fn the_trace_shows_the_last_steps_as_they_were_and_as_planned() {
 
 #[test]
 fn the_trace_shows_a_run_that_waits_for_its_verdicts() {
-    let place = TextFolder::new();
-    let run = place.run("--workers 2 --schedule 1f1b --window 0");
+    let text_folder = TextFolder::new();
+    let run = text_folder.run("--workers 2 --schedule 1f1b --window 0");
     let tracks = tracks(&run.json("trace.json"));
     for track in tracks.values().flatten() {
         let found: BTreeSet<&str> =
@@ -108,11 +112,11 @@ fn the_trace_shows_a_run_that_waits_for_its_verdicts() {
     }
 }
 
-/// Perfetto drops what begins before 0.
+/// Perfetto drops slices that begin before 0.
 #[test]
 fn nothing_in_the_trace_begins_before_it() {
-    let place = TextFolder::new();
-    let run = place.run("--steps 20 --workers 4 --schedule zb-h1 --window 1");
+    let text_folder = TextFolder::new();
+    let run = text_folder.run("--steps 20 --workers 4 --schedule zb-h1 --window 1");
     let tracks = tracks(&run.json("trace.json"));
     let slices = tracks.values().flatten().flat_map(|track| &track.slices);
     let early: Vec<_> = slices.filter(|slice| slice.start_us < 0.0).collect();
@@ -121,8 +125,8 @@ fn nothing_in_the_trace_begins_before_it() {
 
 #[test]
 fn steps_of_the_trace_are_counted_from_one() {
-    let place = TextFolder::new();
-    let tracks = tracks(&place.run("").json("trace.json"));
+    let text_folder = TextFolder::new();
+    let tracks = tracks(&text_folder.run("").json("trace.json"));
     for (process, tracks) in &tracks {
         let has = |step: &str| {
             let mut slices = tracks.iter().flat_map(|track| &track.slices);

@@ -1,4 +1,4 @@
-//! What is aimed at on one device, and what was measured.
+//! Performance goals on one device, and their measurements.
 
 use serde::Serialize;
 use zbelastic_kernels::cuda::timing::RooflineBound;
@@ -6,12 +6,12 @@ use zbelastic_kernels::cuda::timing::RooflineBound;
 use super::OperationTiming;
 use super::models::{GpuBenchFigures, GpuBenchRow};
 
-/// Something that is aimed at.
+/// A performance goal, with its measurement.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct PerformanceGoal {
     /// Name of the measured figure, as it is printed.
     pub what: &'static str,
-    /// What it should be.
+    /// The threshold to reach.
     pub aim: GoalThreshold,
     /// The measured value; none if no operation or model that shows it was run.
     pub measured: Option<f64>,
@@ -37,7 +37,7 @@ impl PerformanceGoal {
         })
     }
 
-    /// A line for a person.
+    /// The goal as a line of text.
     #[must_use]
     pub fn line(&self) -> String {
         let (word, limit) = match self.aim {
@@ -54,8 +54,8 @@ impl PerformanceGoal {
     }
 }
 
-/// Every goal, of one type of activations. Tokens a second beside PyTorch's are compared by the script that
-/// runs it.
+/// Every goal, of one type of activations. Tokens a second beside PyTorch's are compared by the
+/// script that runs it.
 #[must_use]
 pub fn goals(
     operations: &[OperationTiming],
@@ -98,8 +98,9 @@ fn products(operations: &[OperationTiming]) -> Option<f64> {
     least(operations.iter().filter_map(|row| Some(row.fastest_us? / row.us)))
 }
 
-/// Rows that are no passes over memory: embeddings are gathered by token, and attention and the head are
-/// none even where memory bounds them. Norms, the rotation, activations and the optimizer remain.
+/// Rows that are no passes over memory: embeddings are gathered by token, and attention and the
+/// head are none even where memory bounds them. Norms, the rotation, activations and the optimizer
+/// remain.
 const OTHERWISE: [&str; 3] = ["embed", "attention", "head"];
 
 fn memory_bound(operations: &[OperationTiming]) -> Option<f64> {

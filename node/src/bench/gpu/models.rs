@@ -1,5 +1,5 @@
-//! Whole training steps on a device: a model, a length of sequences, workers that share the device, and a
-//! schedule.
+//! Whole training steps on a device: a model, a length of sequences, workers that share the device,
+//! and a schedule.
 
 use std::sync::Arc;
 
@@ -26,7 +26,7 @@ pub struct GpuBenchModel {
 pub struct GpuBenchRun {
     /// The model that is trained.
     pub model: GpuBenchModel,
-    /// Tokens a sequence.
+    /// Length of a sequence, in tokens.
     pub sequence_len: u32,
     /// Sequences of a microbatch.
     pub sequences: u32,
@@ -34,7 +34,7 @@ pub struct GpuBenchRun {
     pub microbatch_count: u32,
     /// Workers on the device, each a stage.
     pub workers: u32,
-    /// Their schedule.
+    /// Schedule of the workers.
     pub kind: ScheduleKind,
     /// Whether passes are started as graphs.
     pub graphs: GraphMode,
@@ -45,11 +45,11 @@ pub struct GpuBenchRun {
 pub struct GpuBenchRow {
     /// Name of the model.
     pub model: &'static str,
-    /// Tokens a sequence.
+    /// Length of a sequence, in tokens.
     pub sequence_len: u32,
     /// Workers on the device.
     pub workers: u32,
-    /// Their schedule; under `po-half` half of the activations leave between F and B.
+    /// Their schedule; under `po-half` half of the activations are offloaded between F and B.
     pub schedule: &'static str,
     /// Whether passes were started as graphs.
     pub has_graphs: bool,
@@ -68,12 +68,13 @@ pub struct GpuBenchFigures {
     pub mfu: f64,
     /// The share of a step in which the busiest stage waits.
     pub bubble: f64,
-    /// Loss of the last step: however many workers there are and whatever their schedule, the same bits.
+    /// Loss of the last step: however many workers there are and whatever their schedule, the same
+    /// bits.
     pub loss: f64,
 }
 
-/// GPT-2 with 124 million parameters (Radford et al., 2019). Its vocabulary is a multiple of 64 here and in
-/// what is compared with it: products of other widths are slow everywhere.
+/// GPT-2 with 124 million parameters (Radford et al., 2019). Its vocabulary is a multiple of 64
+/// here and in what is compared with it: products of other widths are slow everywhere.
 pub const SMALL_GPT2: GpuBenchModel =
     GpuBenchModel { name: "gpt2-124m", keys: &["model.preset=gpt2-124m", "model.vocab=50304"] };
 /// GPT-2 with 1.5 billion.
@@ -102,8 +103,8 @@ const LLAMA: GpuBenchModel = GpuBenchModel {
     ],
 };
 
-/// Workers and schedules that are compared: one worker and four, backward passes whole and split, with and
-/// without activations that leave, and with and without graphs.
+/// Workers and schedules that are compared: one worker and four, backward passes whole and split,
+/// with and without activations that leave, and with and without graphs.
 const PIPELINES: [(u32, ScheduleKind, GraphMode); 8] = [
     (1, ScheduleKind::OneFOneB, GraphMode::DEFAULT),
     (1, ScheduleKind::ZbH1, GraphMode::DEFAULT),
@@ -185,7 +186,9 @@ impl GpuBenchRun {
             Err(failure) => Err(failure.what),
         };
         let Self { model, sequence_len, workers, kind, graphs, .. } = *self;
-        let (model, schedule, has_graphs) = (model.name, kind.name(), graphs != GraphMode::Off);
+        let model = model.name;
+        let schedule = kind.name();
+        let has_graphs = graphs != GraphMode::Off;
         GpuBenchRow { model, sequence_len, workers, schedule, has_graphs, outcome }
     }
 }

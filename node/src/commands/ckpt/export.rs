@@ -1,8 +1,8 @@
 //! `ckpt export`: a checkpoint's weights as a folder in Hugging Face's form.
 //!
 //! Layers come as the images they are stored as, piece by piece, and are checked against the digest
-//! that the cluster agreed on. Moments are not sent: chaining values of the hash stand for them. Nothing is
-//! written before all of it is there.
+//! that the cluster agreed on. Moments are not sent: chaining values of the hash stand for them.
+//! Nothing is written before all of it is there.
 
 use std::fs;
 use std::io::Write;
@@ -35,8 +35,8 @@ const WEIGHTS: &str = "model.safetensors";
 /// Writes the checkpoint of `step`, or the newest one, into `folder`.
 ///
 /// # Errors
-/// If there is no such checkpoint, if what is received is damaged, if the folder holds a model, or if it
-/// cannot be written.
+/// If there is no such checkpoint, if what is received is damaged, if the folder holds a model, or
+/// if it cannot be written.
 pub fn export<'a>(
     folder: &Path,
     step: Option<u64>,
@@ -59,13 +59,15 @@ pub fn export<'a>(
     let written = whole_file::write(&folder.join(CONFIG), config_json(&model).as_bytes());
     written.map_err(|error| cannot_write(&folder.join(CONFIG), &error))?;
     let floats: usize = layers.iter().map(|weights| weights.len()).sum();
-    let (shown, size) = (folder.display(), Bytes::of_f32(floats));
+    let shown = folder.display();
+    let size = Bytes::of_f32(floats);
     writeln!(out, "checkpoint {step}: {floats} parameters, {size}, in {shown}")?;
     Ok(())
 }
 
-/// The weights of a checkpoint, layer by layer, each checked against its digest: by as many connections as a
-/// controller reads layers for at once, so that a piece that is waited for does not keep others from coming.
+/// The weights of a checkpoint, layer by layer, each checked against its digest: by as many
+/// connections as a controller reads layers for at once, so that a piece that is waited for does
+/// not keep others from coming.
 ///
 /// # Errors
 /// If one cannot be had whole, or the cluster is not reached.
@@ -78,7 +80,8 @@ pub fn weights<'a>(
     let layers: Vec<_> = detail.layers.iter().zip(&specs).collect();
     let next = AtomicUsize::new(0);
     let read = || -> Result<Vec<(usize, HostFloats)>, CommandFailure> {
-        let (mut client, mut found) = (connect()?, Vec::new());
+        let mut client = connect()?;
+        let mut found = Vec::new();
         while let at = next.fetch_add(1, Ordering::Relaxed)
             && let Some((layer, spec)) = layers.get(at)
         {
@@ -151,8 +154,8 @@ fn fetch(
     Err(ApiRefusal::Damaged { what: name, expected: layer.digest, found }.failure())
 }
 
-/// The weights of a layer, and the digest of all of it: put together and hashed as its pieces come. For
-/// its moments, which are not exported, chaining values of that hash are requested.
+/// The weights of a layer, and the digest of all of it: put together and hashed as its pieces come.
+/// For its moments, which are not exported, chaining values of that hash are requested.
 fn fetch_weights(
     step: u64,
     layer: u32,
@@ -172,7 +175,8 @@ fn fetch_weights(
         let length = piece.bytes.len();
         let is_full = length == PIECE_BYTES_MAX || offset + length as u64 == expected;
         if piece.offset != offset || length == 0 || !is_full {
-            let what = format!("a piece of {length} bytes at {}, asked at {offset}", piece.offset);
+            let what =
+                format!("a piece of {length} bytes at {}, requested at {offset}", piece.offset);
             return Err(wrong(&name, &what));
         }
         let wanted = length.min((weights_end - offset) as usize);
@@ -211,7 +215,9 @@ mod tests {
     fn images() -> Vec<LayerImage> {
         let image = |(index, spec): (usize, LayerSpec)| {
             let count = |from: f32| (0..spec.len()).map(|i| from + i as f32).collect();
-            let (w, m, v) = (count(index as f32 * 1000.0), count(0.5), count(0.25));
+            let w = count(index as f32 * 1000.0);
+            let m = count(0.5);
+            let v = count(0.25);
             LayerImage { layer: LayerId(index as u32), version: Step(100), w, m, v }
         };
         model_layers(&model()).into_iter().enumerate().map(image).collect()
@@ -283,9 +289,10 @@ mod tests {
     #[test]
     fn weights_come_out_as_they_went_in() {
         let parent = tempfile::tempdir().expect("a folder");
-        let (folder, images) = (parent.path().join("model"), images());
-        let told = exported(&folder, &detail(&images), &images).expect("exported");
-        assert!(told.starts_with("checkpoint 100: "), "{told}");
+        let folder = parent.path().join("model");
+        let images = images();
+        let printed = exported(&folder, &detail(&images), &images).expect("exported");
+        assert!(printed.starts_with("checkpoint 100: "), "{printed}");
         let file = fs::read(folder.join(WEIGHTS)).expect("written");
         let layers = import_safetensors(&model(), &file).expect("a model");
         let expected: Vec<Vec<f32>> = images.iter().map(|image| image.w.to_vec()).collect();
@@ -346,7 +353,9 @@ mod tests {
     #[test]
     fn a_layer_comes_in_pieces() {
         let part = |scale: f32| (0..150_000).map(|i| scale * i as f32).collect();
-        let (w, m, v) = (part(1.0), part(0.5), part(0.25));
+        let w = part(1.0);
+        let m = part(0.5);
+        let v = part(0.25);
         let image = LayerImage { layer: LayerId(0), version: Step(100), w, m, v };
         let bytes = image.encode();
         let total = bytes.len();
@@ -355,7 +364,7 @@ mod tests {
             .map(|(index, bytes)| piece(bytes.to_vec(), total, (index * PIECE_BYTES_MAX) as u64));
         let answers: Vec<_> = pieces.chain(subtrees(&bytes)).map(Ok).collect();
         let answer_count = answers.len();
-        let (mut client, asked) = scripted(answers);
+        let (mut client, requests) = scripted(answers);
         let digest = layer_digest(&image).into();
         let read = fetch_weights(100, 0, total as u64, &mut client).expect("it comes");
         assert_eq!(
@@ -363,6 +372,10 @@ mod tests {
             (LayerId(0), Step(100), digest)
         );
         assert_eq!(read.w, image.w);
-        assert_eq!(asked.borrow().len(), answer_count, "two pieces of four: moments are not sent");
+        assert_eq!(
+            requests.borrow().len(),
+            answer_count,
+            "two pieces of four: moments are not sent"
+        );
     }
 }

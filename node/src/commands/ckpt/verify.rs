@@ -10,7 +10,7 @@ use crate::api::{CopyState, LayerVerified, escape};
 use crate::commands::reach::write_json;
 use crate::failure::{CommandError, CommandFailure, FailureCode, FailureDetail};
 
-/// What was found in a checkpoint.
+/// The result of verifying a checkpoint.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 struct CheckpointVerification {
     step: u64,

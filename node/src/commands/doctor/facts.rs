@@ -1,4 +1,4 @@
-//! What is so on this machine, as far as it can be seen. Checks judge it.
+//! Facts about this machine, as far as they can be read. Checks judge them.
 
 use std::io;
 use std::path::PathBuf;
@@ -6,20 +6,20 @@ use std::time::{Duration, SystemTime};
 
 use zbelastic_types::Bytes;
 
-/// Everything that checks look at.
+/// All facts that the checks judge.
 #[derive(Clone, Debug)]
 pub struct MachineFacts {
     /// Cores that this process may use.
     pub cores: usize,
     /// Memory of the machine and of its control group.
     pub memory: MemoryFacts,
-    /// What this process may have.
+    /// Resource limits of this process.
     pub limits: LimitFacts,
     /// Addresses and sockets of the machine.
     pub network: NetworkFacts,
     /// The time of day.
     pub clock: ClockFacts,
-    /// The data folder and what it is on.
+    /// The data folder and its file system.
     pub disk: DiskFacts,
     /// What others may read although they should not, each as a sentence.
     pub permissions: Vec<String>,
@@ -34,9 +34,9 @@ pub struct MachineFacts {
 pub struct MemoryFacts {
     /// Memory of the whole machine.
     pub machine: Option<Bytes>,
-    /// What of it is unused, or would be given up.
+    /// Memory that is unused, or would be reclaimed.
     pub available: Option<Bytes>,
-    /// What the control group of this process may take.
+    /// Memory limit of this process's control group.
     pub group: Option<Bytes>,
 }
 
@@ -67,7 +67,7 @@ pub struct NetworkFacts {
 /// IPv6 addresses of the system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ipv6 {
-    /// There are none.
+    /// The system has no IPv6 address.
     Absent,
     /// Only those within this machine or its link.
     LocalOnly,
@@ -86,14 +86,14 @@ pub struct ClockFacts {
     pub newest_file: Option<SystemTime>,
 }
 
-/// The data folder and what it is on.
+/// The data folder and its file system.
 #[derive(Clone, Debug)]
 pub struct DiskFacts {
     /// Path of the data folder.
     pub folder: PathBuf,
     /// Whether the folder exists, can be made, or is something else.
     pub state: FolderState,
-    /// Room where it is or would be.
+    /// Free space of the file system where the folder is or would be.
     pub space: Result<FilesystemSpace, io::ErrorKind>,
     /// The type of the file system there.
     pub filesystem: Option<String>,
@@ -101,7 +101,7 @@ pub struct DiskFacts {
     pub sync_times: Result<Vec<Duration>, io::ErrorKind>,
 }
 
-/// What is where the data folder should be.
+/// State of the path of the data folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FolderState {
     /// A folder is there.
@@ -112,7 +112,7 @@ pub enum FolderState {
     NoFolder,
 }
 
-/// Room of a file system.
+/// Free space of a file system, in bytes and in files.
 #[derive(Clone, Copy, Debug)]
 pub struct FilesystemSpace {
     /// Bytes that this user can still write.

@@ -1,8 +1,8 @@
-//! What a check found.
+//! Findings: the results of checks.
 
 use crate::failure::FailureCode;
 
-/// What was looked at.
+/// The check that was made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DoctorCheck {
     /// Cores to compute on.
@@ -15,7 +15,7 @@ pub enum DoctorCheck {
     AddressSpace,
     /// Receive buffer of a UDP socket.
     UdpBuffer,
-    /// IPv6 addresses.
+    /// IPv6 addresses of this machine.
     Ipv6,
     /// Unix sockets between processes of one machine.
     LocalSocket,
@@ -29,7 +29,7 @@ pub enum DoctorCheck {
     DiskFiles,
     /// How long writes take to be on the disk.
     DiskSync,
-    /// Who may read the keys.
+    /// Permissions of the files with keys.
     Permissions,
     /// Whether graphics cards can be used.
     Gpu,
@@ -107,18 +107,18 @@ impl Obstacle {
     }
 }
 
-/// What a check found.
+/// The result of a check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DoctorFinding {
-    /// What was looked at.
+    /// The check that was made.
     pub check: DoctorCheck,
     /// How grave it is.
     pub level: Severity,
-    /// What was found, with numbers.
+    /// The finding in one line, with numbers.
     pub what: String,
-    /// What follows from it for a node.
+    /// The consequence for a node.
     pub why: Option<String>,
-    /// What to do about it.
+    /// The remedy, as a hint.
     pub hint: Option<String>,
 }
 

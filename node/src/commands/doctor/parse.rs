@@ -1,8 +1,8 @@
-//! What files of the system say: pure, from text to facts.
+//! Parsers of the system's files: pure, from text to facts.
 
 use std::path::{Component, Path, PathBuf};
 
-/// Folders that a control group lies below at most; more are not looked at.
+/// Folders that a control group lies below at most; more are not read.
 const GROUPS_MAX: usize = 32;
 
 /// Files that may hold a limit of memory for a process whose `/proc/self/cgroup` this is: those of

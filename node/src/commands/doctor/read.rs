@@ -22,9 +22,9 @@ use crate::args::DeviceSelector;
 
 use super::parse::{filesystem_of, group_limit_files, is_card, is_routable, value_of};
 
-/// Most bytes of a file that are looked at.
+/// Most bytes of a file that are read.
 const FILE_BYTES_MAX: u64 = 1 << 20;
-/// Most entries of a folder that are looked at.
+/// Most entries of a folder that are read.
 const ENTRIES_MAX: usize = 1024;
 /// Writes that are timed.
 const SYNC_COUNT: usize = 20;
@@ -32,7 +32,7 @@ const SYNC_COUNT: usize = 20;
 const SYNC_TIME_MAX: Duration = Duration::from_secs(5);
 /// What each writes: a page, as a log does.
 const SYNC_BYTES: usize = 4096;
-/// Files that keepers of the clock touch when they have set it.
+/// Files that time synchronization daemons touch when they have set the clock.
 const CLOCK_FILES: [&str; 3] = [
     "/run/systemd/timesync/synchronized",
     "/var/lib/systemd/timesync/clock",
@@ -49,7 +49,7 @@ fn read(path: impl AsRef<Path>) -> Option<String> {
     Some(text)
 }
 
-/// What is in a folder, by name.
+/// The entries of a folder, by name.
 fn entries(folder: impl AsRef<Path>) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).into_iter().flatten().take(ENTRIES_MAX);
     let mut paths: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
@@ -109,15 +109,19 @@ pub(super) fn clock(folder: &Path) -> ClockFacts {
     }
 }
 
-/// The cards that the driver finds, if there is one, and whether each has all that computing on it needs.
+/// The cards that the driver finds, if there is one, and whether each has all that computing on it
+/// needs.
 pub(super) fn gpu() -> GpuFacts {
     let devices = entries("/dev")
         .into_iter()
         .filter(|path| path.file_name().and_then(|name| name.to_str()).is_some_and(is_card));
     let card = |device: DeviceProperties| {
         let found = probe(device.index).map_err(|error| error.to_string());
-        let told = |probe: DeviceProbe| (probe.class(), Bytes(probe.free_bytes));
-        GpuCard { name: DeviceSelector::Cuda(device.index).to_string(), found: found.map(told) }
+        let class_and_free = |probe: DeviceProbe| (probe.class(), Bytes(probe.free_bytes));
+        GpuCard {
+            name: DeviceSelector::Cuda(device.index).to_string(),
+            found: found.map(class_and_free),
+        }
     };
     let cards = cuda::devices().map(|found| found.into_iter().map(card).collect());
     GpuFacts {
@@ -133,17 +137,17 @@ pub(super) fn disk(folder: &Path) -> DiskFacts {
         Err(error) if error.kind() == io::ErrorKind::NotADirectory => FolderState::NoFolder,
         Err(_) => FolderState::Absent,
     };
-    let place = nearest_folder(folder);
+    let existing = nearest_folder(folder);
     let kind = |error: io::Error| error.kind();
-    let filesystem = fs::canonicalize(&place)
+    let filesystem = fs::canonicalize(&existing)
         .ok()
         .and_then(|path| filesystem_of(&read("/proc/self/mountinfo")?, &path));
     DiskFacts {
         folder: folder.to_owned(),
         state,
-        space: filesystem_space(&place).map_err(kind),
+        space: filesystem_space(&existing).map_err(kind),
         filesystem,
-        sync_times: sync_times(&place).map_err(kind),
+        sync_times: sync_times(&existing).map_err(kind),
     }
 }
 
@@ -154,8 +158,8 @@ fn nearest_folder(folder: &Path) -> PathBuf {
     there.unwrap_or(Path::new("/")).to_owned()
 }
 
-fn filesystem_space(place: &Path) -> io::Result<FilesystemSpace> {
-    let found = statvfs(place)?;
+fn filesystem_space(path: &Path) -> io::Result<FilesystemSpace> {
+    let found = statvfs(path)?;
     Ok(FilesystemSpace {
         free: Bytes(found.f_bavail.saturating_mul(found.f_frsize)),
         files_free: found.f_favail,
@@ -177,16 +181,16 @@ impl Drop for TemporaryFile {
     }
 }
 
-fn sync_times(place: &Path) -> io::Result<Vec<Duration>> {
-    let path = place.join(format!(".zbelastic-doctor-{}", process::id()));
+fn sync_times(folder: &Path) -> io::Result<Vec<Duration>> {
+    let path = folder.join(format!(".zbelastic-doctor-{}", process::id()));
     let file = OpenOptions::new().write(true).create_new(true).open(&path)?;
-    let mut trial = TemporaryFile { path, file };
+    let mut temporary = TemporaryFile { path, file };
     let began = Instant::now();
     let mut times = Vec::with_capacity(SYNC_COUNT);
     while times.len() < SYNC_COUNT && began.elapsed() < SYNC_TIME_MAX {
-        trial.file.write_all(&[0; SYNC_BYTES])?;
+        temporary.file.write_all(&[0; SYNC_BYTES])?;
         let write = Instant::now();
-        trial.file.sync_data()?;
+        temporary.file.sync_data()?;
         times.push(write.elapsed());
     }
     Ok(times)
@@ -210,13 +214,13 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_that_is_not_there_is_looked_at_where_it_would_be() {
-        let home = tempfile::tempdir().expect("a folder");
-        let absent = home.path().join("a/b");
+    fn an_absent_folder_is_checked_where_it_would_be() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let absent = folder.path().join("a/b");
         assert_eq!(disk(&absent).state, FolderState::Absent);
-        assert_eq!(nearest_folder(&absent), home.path());
+        assert_eq!(nearest_folder(&absent), folder.path());
         assert!(!absent.exists());
-        let file = home.path().join("file");
+        let file = folder.path().join("file");
         fs::write(&file, "").expect("written");
         assert_eq!(disk(&file).state, FolderState::NoFolder);
         assert_eq!(disk(&file.join("below")).state, FolderState::NoFolder);
@@ -224,16 +228,16 @@ mod tests {
 
     #[test]
     fn the_newest_file_is_found_among_keys_too() {
-        let home = tempfile::tempdir().expect("a folder");
-        assert_eq!(clock(home.path()).newest_file, None);
-        fs::create_dir(home.path().join("identity")).expect("made");
-        fs::write(home.path().join("identity/cert.pem"), "").expect("written");
-        let written = fs::metadata(home.path().join("identity/cert.pem")).expect("there");
-        assert_eq!(clock(home.path()).newest_file, written.modified().ok());
+        let folder = tempfile::tempdir().expect("a folder");
+        assert_eq!(clock(folder.path()).newest_file, None);
+        fs::create_dir(folder.path().join("identity")).expect("made");
+        fs::write(folder.path().join("identity/cert.pem"), "").expect("written");
+        let written = fs::metadata(folder.path().join("identity/cert.pem")).expect("there");
+        assert_eq!(clock(folder.path()).newest_file, written.modified().ok());
     }
 
     #[test]
-    fn this_machine_can_be_looked_at() {
+    fn the_facts_of_this_machine_can_be_read() {
         let memory = memory();
         assert!(memory.available <= memory.machine);
         let network = network("data".as_ref());

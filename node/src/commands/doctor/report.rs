@@ -42,7 +42,8 @@ pub fn obstacle(findings: &[DoctorFinding]) -> Option<Obstacle> {
 pub fn text(findings: &[DoctorFinding]) -> String {
     let mut text = String::new();
     for DoctorFinding { check, level, what, why, hint } in findings {
-        let (level, check) = (level.name(), check.name());
+        let level = level.name();
+        let check = check.name();
         // Writing to a string cannot fail.
         let _ = writeln!(text, "{level:<8} {check:<14} {what}");
         for (title, more) in [("why", why), ("try", hint)] {

@@ -16,7 +16,7 @@ use crate::args::DoctorArgs;
 /// A machine on which every check is fine.
 fn good() -> MachineFacts {
     let now = UNIX_EPOCH + Duration::from_secs(1_795_262_463);
-    let room = FilesystemSpace {
+    let space = FilesystemSpace {
         free: Bytes(100 << 30),
         files_free: 1 << 20,
         files: 1 << 21,
@@ -44,7 +44,7 @@ fn good() -> MachineFacts {
         disk: DiskFacts {
             folder: ".zbelastic".into(),
             state: FolderState::Absent,
-            space: Ok(room),
+            space: Ok(space),
             filesystem: Some("ext4".into()),
             sync_times: Ok(vec![Duration::from_micros(300); 20]),
         },
@@ -55,7 +55,7 @@ fn good() -> MachineFacts {
 }
 
 #[test]
-fn a_good_machine_is_told_so() {
+fn a_good_machine_is_reported_as_good() {
     let expected = "\
 ok       cores          8 cores
 ok       memory         32.0 GiB
@@ -78,7 +78,7 @@ this machine can be a node: no errors, no warnings, no notes
 }
 
 #[test]
-fn a_poor_machine_is_told_what_to_do() {
+fn a_poor_machine_is_reported_with_what_to_do() {
     let mut facts = good();
     facts.limits.open_files = Some(63);
     facts.network.receive_buffer_max = Some(Bytes(212_992));
@@ -95,7 +95,7 @@ error    open-files     63 may be open at once
   try: ulimit -n 1024
 ok       address-space  unlimited
 warning  udp-buffer     a socket gets up to 208.0 KiB
-  why: a node asks for 8.00 MiB; what does not fit is lost and sent again
+  why: a node requests 8.00 MiB; what does not fit is lost and sent again
   try: sysctl -w net.core.rmem_max=8388608
 ok       ipv6           present
 ok       local-socket   Unix sockets work
@@ -107,7 +107,7 @@ ok       disk-space     100.0 GiB free
 ok       disk-files     1048576 more can be made
 ok       disk-sync      half of 20 writes took up to 300 us
 error    permissions    identity/key.pem has permissions 0644
-  why: whoever reads the key is this node, and a node with such a key does not start
+  why: anyone who reads the key can act as this node, and a node with such a key does not start
   try: chmod go-rwx, and make the identity anew if others were on this machine
 error    cluster        a:7000 cannot be reached: it did not answer
   try: let UDP to that port through the firewalls, and see that a member runs there
@@ -117,33 +117,34 @@ this machine cannot be a node: 3 errors, 2 warnings, no notes
     assert_eq!(text(&findings(&facts)), expected);
 }
 
-/// Runs the command on this machine with a folder of its own; dialing yields `outcome`, permissions `fault`.
+/// Runs the command on this machine with a folder of its own; dialing yields `outcome`, permissions
+/// `fault`.
 fn examine(outcome: DialOutcome, fault: Option<&str>) -> (ExitCode, String, Vec<PathBuf>) {
     let folder = tempfile::tempdir().expect("a folder");
     let args = DoctorArgs { data_dir: None, json: true, cluster: Some("a:7000".into()) };
-    let asked = RefCell::new(Vec::new());
+    let checked_paths = RefCell::new(Vec::new());
     let permissions = |path: &Path| {
         let below = path.strip_prefix(folder.path()).expect("in the data folder");
-        asked.borrow_mut().push(below.to_owned());
+        checked_paths.borrow_mut().push(below.to_owned());
         fault.map(str::to_owned).into_iter().collect()
     };
     let dial = |address: &str| {
         assert_eq!(address, "a:7000");
         outcome.clone()
     };
-    let outside = DoctorProbes { folder: folder.path(), dial: &dial, permissions: &permissions };
+    let probes = DoctorProbes { folder: folder.path(), dial: &dial, permissions: &permissions };
     let mut out = Vec::new();
-    let code = run(&args, &outside, &mut out).expect("a vector takes everything");
-    (code, String::from_utf8(out).expect("text"), asked.into_inner())
+    let code = run(&args, &probes, &mut out).expect("a vector takes everything");
+    (code, String::from_utf8(out).expect("text"), checked_paths.into_inner())
 }
 
 #[test]
-fn the_outside_is_asked_and_told() {
+fn the_probes_are_called_and_reported() {
     let reached = DialOutcome::Reached { took: Duration::from_millis(3) };
-    let (_, report, asked) = examine(reached, None);
+    let (_, report, checked_paths) = examine(reached, None);
     assert!(report.contains("a:7000 answered after 3 ms"), "{report}");
     assert!(report.contains("nothing is open to others"), "{report}");
-    assert_eq!(asked, [Path::new("identity"), Path::new("admin")]);
+    assert_eq!(checked_paths, [Path::new("identity"), Path::new("admin")]);
     let failed = DialOutcome::Failed { why: "silence".into() };
     let (code, report, _) = examine(failed, Some("key.pem is open"));
     assert!(report.contains("silence") && report.contains("key.pem is open"), "{report}");

@@ -1,4 +1,4 @@
-//! What schedules do on machines: computed here, printed by `report`.
+//! Forecasts of schedules on machines: computed here, printed by `report`.
 
 use serde::Serialize;
 use zbelastic_consensus::plan::copies_at;
@@ -12,7 +12,7 @@ use zbelastic_types::Bytes;
 use crate::config::{NetworkSpec, NodeSpec, RunConfig};
 use crate::failure::{CommandFailure, FailureCode, FailureDetail};
 
-/// What a forecast is made from.
+/// The input of a forecast.
 #[derive(Clone, Copy)]
 pub struct ForecastInput<'a> {
     /// Configuration of the run.
@@ -20,7 +20,7 @@ pub struct ForecastInput<'a> {
     /// The schedules that the run may have.
     pub kinds: &'a [ScheduleKind],
     /// The nodes to plan for: their speeds and memory, and the network between them.
-    pub machines: &'a NetworkSpec,
+    pub network: &'a NetworkSpec,
     /// Times measured on this machine.
     pub pace: &'a Pace,
 }
@@ -44,18 +44,18 @@ pub struct ForecastRow {
     pub is_chosen: bool,
 }
 
-/// What is left when machines are lost.
+/// Forecast for the loss of machines.
 #[derive(Clone, Debug, Serialize)]
 pub struct NodeLossForecast {
     /// Number of machines that are lost.
     pub lost: usize,
     /// Names of the machines whose loss is worst.
     pub nodes: Vec<String>,
-    /// What runs then; `None` if nothing fits, and training waits.
+    /// The plan after the loss; `None` if nothing fits, and training waits.
     pub then: Option<PlanAfterLoss>,
 }
 
-/// What runs on the machines that are left.
+/// The plan that runs on the machines that are left.
 #[derive(Clone, Debug, Serialize)]
 pub struct PlanAfterLoss {
     /// Stages of the pipeline.
@@ -68,10 +68,10 @@ pub struct PlanAfterLoss {
     pub because: Option<String>,
 }
 
-/// What is to be expected.
+/// A forecast: a row for each schedule, and the chosen plan.
 pub struct Forecast<'a> {
-    /// What it was made from.
-    pub outlook: ForecastInput<'a>,
+    /// Input that the forecast was made from.
+    pub input: ForecastInput<'a>,
     /// The machines that hold a stage.
     pub nodes: Vec<NodeSpec>,
     /// One row a schedule.
@@ -87,33 +87,36 @@ pub struct Forecast<'a> {
 }
 
 impl<'a> Forecast<'a> {
-    /// What the schedules `compared` do, and the one that would be chosen.
+    /// Forecasts the schedules `compared`, and the one that would be chosen.
     ///
     /// # Errors
     /// If none fits.
     pub fn new(
-        outlook: ForecastInput<'a>,
+        input: ForecastInput<'a>,
         compared: &[ScheduleKind],
     ) -> Result<Self, CommandFailure> {
-        let most = outlook.config.model.blocks as usize;
-        let nodes: Vec<NodeSpec> = outlook.machines.nodes.iter().take(most).cloned().collect();
-        let site = StageMachines::new(outlook, nodes.clone());
-        let chunks = outlook.config.chunks_per_stage;
-        let chosen = site.choose((outlook.kinds, chunks), MemoryLimitPolicy::Enforced);
+        let most = input.config.model.blocks as usize;
+        let nodes: Vec<NodeSpec> = input.network.nodes.iter().take(most).cloned().collect();
+        let stage_machines = StageMachines::new(input, nodes.clone());
+        let chunks = input.config.chunks_per_stage;
+        let chosen = stage_machines.choose((input.kinds, chunks), MemoryLimitPolicy::Enforced);
         let choice = chosen.map_err(|refusals| does_not_fit(&refusals, &nodes))?;
-        let (mut rows, mut left_out) = (Vec::new(), Vec::new());
+        let mut rows = Vec::new();
+        let mut left_out = Vec::new();
         let chosen = choice.plan.program.kind;
         let unnamed = (!compared.contains(&chosen)).then_some(chosen);
         for kind in compared.iter().copied().chain(unnamed) {
             let is_chosen = kind == chosen;
             let found = match is_chosen {
                 true => Ok(choice.clone()),
-                false => site
-                    .choose((&[kind], chunks), MemoryLimitPolicy::Enforced)
-                    .or_else(|_| site.choose((&[kind], chunks), MemoryLimitPolicy::Ignored)),
+                false => {
+                    stage_machines.choose((&[kind], chunks), MemoryLimitPolicy::Enforced).or_else(
+                        |_| stage_machines.choose((&[kind], chunks), MemoryLimitPolicy::Ignored),
+                    )
+                }
             };
             match found {
-                Ok(found) => rows.push(site.row(&found, is_chosen)),
+                Ok(found) => rows.push(stage_machines.row(&found, is_chosen)),
                 Err(refusals) => {
                     left_out.extend(
                         refusals.into_iter().map(|(kind, why)| (kind.name(), why.to_string())),
@@ -121,10 +124,10 @@ impl<'a> Forecast<'a> {
                 }
             }
         }
-        let gap = span_lower_bound(&site.pace, &choice.plan)
+        let gap = span_lower_bound(&stage_machines.pace, &choice.plan)
             .map(|bound| (choice.prediction.period / bound - 1.0).max(0.0));
-        let losses = (1..=LOST_MAX).filter_map(|lost| site.worst_loss(lost)).collect();
-        Ok(Self { outlook, rows, left_out, gap, losses, choice, pace: site.pace, nodes })
+        let losses = (1..=LOST_MAX).filter_map(|lost| stage_machines.worst_loss(lost)).collect();
+        Ok(Self { input, rows, left_out, gap, losses, choice, pace: stage_machines.pace, nodes })
     }
 
     /// One step of the chosen schedule in time.
@@ -135,7 +138,7 @@ impl<'a> Forecast<'a> {
 
     /// The window of the plan.
     pub fn window(&self) -> Window {
-        self.outlook.config.window.planned()
+        self.input.config.window.planned()
     }
 
     /// Latency from one stage to another, in seconds.
@@ -161,28 +164,29 @@ struct StageMachines<'a> {
     config: &'a RunConfig,
     kinds: &'a [ScheduleKind],
     nodes: Vec<NodeSpec>,
-    machines: &'a NetworkSpec,
+    network: &'a NetworkSpec,
     local: &'a Pace,
     pace: Pace,
 }
 
 impl<'a> StageMachines<'a> {
-    fn new(outlook: ForecastInput<'a>, nodes: Vec<NodeSpec>) -> Self {
-        let ForecastInput { config, kinds, machines, pace } = outlook;
+    fn new(input: ForecastInput<'a>, nodes: Vec<NodeSpec>) -> Self {
+        let ForecastInput { config, kinds, network, pace } = input;
         let width = config.model.width as usize;
         let frame = Bytes::of_f32(config.batch.microbatch.rows() * width);
-        let carried_s = machines.gbit_per_s.map_or(0.0, |rate| frame.0 as f64 * 8.0 / (rate * 1e9));
+        let carried_s = network.gbit_per_s.map_or(0.0, |rate| frame.0 as f64 * 8.0 / (rate * 1e9));
         let speeds = nodes.iter().map(|node| node.speed).collect();
-        let (link, occupancy) = (machines.latency_s, carried_s);
+        let link = network.latency_s;
+        let occupancy = carried_s;
         // A verdict waits for the last report to arrive, and comes back.
-        let verdict = 2.0 * machines.latency_s;
+        let verdict = 2.0 * network.latency_s;
         let carried = |layer: &LayerSpec| {
             let bits = Bytes::of_f32(layer.len()).0 as f64 * 8.0;
-            machines.gbit_per_s.map_or(0.0, |rate| bits / (rate * 1e9))
+            network.gbit_per_s.map_or(0.0, |rate| bits / (rate * 1e9))
         };
         let gradients = model_layers(&config.model).iter().map(carried).collect();
         let site_pace = Pace { speeds, link, occupancy, gradients, verdict, ..pace.clone() };
-        Self { config, kinds, nodes, machines, local: pace, pace: site_pace }
+        Self { config, kinds, nodes, network, local: pace, pace: site_pace }
     }
 
     fn choose(
@@ -238,13 +242,13 @@ impl<'a> StageMachines<'a> {
             return None;
         }
         let mut worst: Option<NodeLossForecast> = None;
-        for gone in self.ways_to_lose(lost) {
-            let left = |(index, _): &(usize, &NodeSpec)| !gone.contains(index);
+        for lost_indices in self.ways_to_lose(lost) {
+            let left = |(index, _): &(usize, &NodeSpec)| !lost_indices.contains(index);
             let nodes = self.nodes.iter().enumerate().filter(left).map(|(_, node)| node.clone());
-            let Self { config, kinds, machines, local: pace, .. } = *self;
-            let outlook = ForecastInput { config, kinds, machines, pace };
-            let then = after_loss(outlook, &nodes.collect::<Vec<_>>());
-            let nodes = gone.iter().map(|index| self.nodes[*index].name.clone()).collect();
+            let Self { config, kinds, network, local: pace, .. } = *self;
+            let input = ForecastInput { config, kinds, network, pace };
+            let then = after_loss(input, &nodes.collect::<Vec<_>>());
+            let nodes = lost_indices.iter().map(|index| self.nodes[*index].name.clone()).collect();
             let loss = NodeLossForecast { lost, nodes, then };
             if worst.as_ref().is_none_or(|worst| loss.is_worse_than(worst)) {
                 worst = Some(loss);
@@ -276,15 +280,18 @@ impl<'a> StageMachines<'a> {
     }
 }
 
-/// What a cluster goes on with on these nodes.
-fn after_loss(outlook: ForecastInput<'_>, left: &[NodeSpec]) -> Option<PlanAfterLoss> {
+/// The plan that a cluster continues with on these nodes.
+fn after_loss(input: ForecastInput<'_>, left: &[NodeSpec]) -> Option<PlanAfterLoss> {
     let mut because = None;
-    for resort in outlook.config.plan_fallbacks(left.len() as u32).ok()? {
-        let site = StageMachines::new(outlook, left[..resort.stage_count as usize].to_vec());
-        match site.choose((resort.kinds, resort.chunks_per_stage), MemoryLimitPolicy::Enforced) {
+    for fallback in input.config.plan_fallbacks(left.len() as u32).ok()? {
+        let stage_machines =
+            StageMachines::new(input, left[..fallback.stage_count as usize].to_vec());
+        match stage_machines
+            .choose((fallback.kinds, fallback.chunks_per_stage), MemoryLimitPolicy::Enforced)
+        {
             Ok(choice) => {
                 return Some(PlanAfterLoss {
-                    stages: resort.stage_count,
+                    stages: fallback.stage_count,
                     schedule: choice.plan.program.kind.name(),
                     step_ms: choice.prediction.period * 1e3,
                     because,

@@ -1,4 +1,4 @@
-//! A forecast as a person or a program reads it.
+//! A forecast as text and as JSON.
 
 use std::io::Write;
 
@@ -45,7 +45,7 @@ pub fn write_json<'a>(
     threads: usize,
     out: &mut dyn Write,
 ) -> Result<(), CommandError> {
-    let config = forecast.outlook.config;
+    let config = forecast.input.config;
     let node = |node: &'a NodeSpec| {
         let NodeSpec { name, speed, memory } = node;
         ForecastNodeJson { name, speed: *speed, memory_bytes: memory.map(|memory| memory.0) }
@@ -77,7 +77,7 @@ pub fn write_text(
     threads: usize,
     out: &mut dyn Write,
 ) -> Result<(), CommandError> {
-    let config = forecast.outlook.config;
+    let config = forecast.input.config;
     let batch = config.batch;
     let names: Vec<&str> = forecast.nodes.iter().map(|node| node.name.as_str()).collect();
     writeln!(
@@ -171,20 +171,20 @@ fn assumptions(forecast: &Forecast<'_>, threads: usize) -> Vec<String> {
 }
 
 fn loss_line(loss: &NodeLossForecast) -> String {
-    let who = match loss.lost {
+    let loss_text = match loss.lost {
         1 => "one node leaves",
         _ => "two leave",
     };
     let names = loss.nodes.join(" and ");
     match &loss.then {
         Some(then) => format!(
-            "If {who} ({names} at worst): {} {}, {}, {} ms a step{}.",
+            "If {loss_text} ({names} at worst): {} {}, {}, {} ms a step{}.",
             then.stages,
             if then.stages == 1 { "stage" } else { "stages" },
             then.schedule,
             three_digits(then.step_ms),
             then.because.as_ref().map_or_else(String::new, |why| format!(", as {why}"))
         ),
-        None => format!("If {who} ({names} at worst): nothing fits; training would wait."),
+        None => format!("If {loss_text} ({names} at worst): nothing fits; training would wait."),
     }
 }

@@ -35,15 +35,15 @@ fn pace(model: &ModelConfig, shape: MicrobatchShape) -> Pace {
 
 fn forecast<T>(
     config: &RunConfig,
-    machines: &NetworkSpec,
+    network: &NetworkSpec,
     kinds: &[ScheduleKind],
-    look: impl FnOnce(&Forecast<'_>) -> T,
+    inspect: impl FnOnce(&Forecast<'_>) -> T,
 ) -> Result<T, String> {
     let pace = pace(&config.model, config.batch.microbatch);
     let auto = config.schedule.kinds().expect("a schedule with steps");
-    let outlook = ForecastInput { config, kinds: auto, machines, pace: &pace };
-    let forecast = Forecast::new(outlook, kinds);
-    forecast.map(|forecast| look(&forecast)).map_err(|failure| failure.to_string())
+    let input = ForecastInput { config, kinds: auto, network, pace: &pace };
+    let forecast = Forecast::new(input, kinds);
+    forecast.map(|forecast| inspect(&forecast)).map_err(|failure| failure.to_string())
 }
 
 fn machines(nodes: Vec<NodeSpec>) -> NetworkSpec {
@@ -92,7 +92,7 @@ fn a_node_whose_memory_is_too_small_is_named_and_its_schedule_not_chosen() {
 }
 
 #[test]
-fn the_loss_of_the_fastest_is_the_worst_and_of_all_but_one_is_told() {
+fn the_loss_of_the_fastest_is_the_worst_and_of_all_but_one_is_reported() {
     let config = config(&[]);
     let uneven = vec![node("slow", 0.5, None), node("fast", 3.0, None), node("mid", 1.0, None)];
     let losses = forecast(&config, &machines(uneven), &[], |found| found.losses.clone());
@@ -108,11 +108,11 @@ fn the_loss_of_the_fastest_is_the_worst_and_of_all_but_one_is_told() {
 #[test]
 fn slow_links_and_slow_nodes_cost_time() {
     let config = config(&[]);
-    let chosen_ms = |machines: &NetworkSpec| {
+    let chosen_ms = |network: &NetworkSpec| {
         let of_chosen = |found: &Forecast<'_>| {
             found.rows.iter().find(|row| row.is_chosen).expect("one is chosen").step_ms
         };
-        forecast(&config, machines, &[], of_chosen).expect("it fits")
+        forecast(&config, network, &[], of_chosen).expect("it fits")
     };
     let quick = chosen_ms(&machines(alike(2)));
     let far = NetworkSpec { latency_s: 1.0, ..machines(alike(2)) };
@@ -124,17 +124,18 @@ fn slow_links_and_slow_nodes_cost_time() {
 }
 
 #[test]
-fn a_forecast_is_told_as_text_and_as_json() {
+fn a_forecast_is_written_as_text_and_as_json() {
     let config = config(&[]);
     let kinds = [ScheduleKind::Interleaved, ScheduleKind::ZbH1];
     let three = NetworkSpec { latency_s: 1e-4, ..machines(alike(3)) };
-    let told = forecast(&config, &three, &kinds, |found| {
-        let (mut text, mut json) = (Vec::new(), Vec::new());
+    let printed = forecast(&config, &three, &kinds, |found| {
+        let mut text = Vec::new();
+        let mut json = Vec::new();
         write_text(found, 2, &mut text).expect("memory");
         write_json(found, 2, &mut json).expect("memory");
         (String::from_utf8(text).expect("text"), serde_json::from_slice(&json).expect("JSON"))
     });
-    let (text, json): (String, serde_json::Value) = told.expect("it fits");
+    let (text, json): (String, serde_json::Value) = printed.expect("it fits");
     for expected in [
         "3 stages: n0 n1 n2\n",
         "<- chosen",
@@ -164,18 +165,20 @@ fn a_schedule_that_is_none_is_named() {
 }
 
 #[test]
-fn replicas_stand_beside_the_others_with_both_states_and_are_told_what_runs_on_fewer() {
+fn replicas_stand_beside_the_others_with_both_states_and_what_runs_on_fewer() {
     let config = config(&["schedule.kind=chimera", "model.layers=4"]);
     let kinds = [ScheduleKind::OneFOneB, ScheduleKind::Gems];
-    let told = forecast(&config, &machines(alike(4)), &kinds, |found| {
+    let printed = forecast(&config, &machines(alike(4)), &kinds, |found| {
         let mut text = Vec::new();
         write_text(found, 1, &mut text).expect("memory");
         let spans = found.drawing().all_slices().count();
         (found.rows.clone(), found.losses.clone(), String::from_utf8(text).expect("text"), spans)
     });
-    let (rows, losses, text, spans) = told.expect("it fits");
+    let (rows, losses, text, spans) = printed.expect("it fits");
     let row = |name: &str| rows.iter().find(|row| row.schedule == name).expect("it is there");
-    let (once, gems, chimera) = (row("1f1b"), row("gems"), row("chimera"));
+    let once = row("1f1b");
+    let gems = row("gems");
+    let chimera = row("chimera");
     assert!(chimera.is_chosen && chimera.step_ms < gems.step_ms, "{rows:?}");
     assert!(chimera.bubble < gems.bubble);
     let total = |row: &ForecastRow| row.stage_bytes.iter().sum::<u64>();
@@ -202,6 +205,7 @@ fn gradients_of_replicas_take_their_time_on_a_narrow_link() {
     let layers = zbelastic_trainer::model::model_layers(&config.model);
     let floats: usize = layers.iter().map(zbelastic_trainer::model::LayerSpec::len).sum();
     let half_ms = floats as f64 / 2.0 * 32.0 / 1e-3 / 1e9 * 1e3;
-    let (free, narrow) = (step_ms(None), step_ms(Some(1e-3)));
+    let free = step_ms(None);
+    let narrow = step_ms(Some(1e-3));
     assert!(narrow > free + half_ms, "{narrow} {free} {half_ms}");
 }

@@ -15,7 +15,8 @@ const SILENCES_MAX: u32 = 240;
 /// been forgotten, or logged by a node that is gone.
 const QUIET_MAX: u32 = 20;
 
-/// Status requests that find the run waiting for each line printed: a minute, with the polls between two.
+/// Status requests that find the run waiting for each line printed: a minute, with the polls
+/// between two.
 const LOOKS_PER_LINE: u32 = 12;
 
 /// The reader that events are printed for.
@@ -35,19 +36,21 @@ pub enum RunOutputMode {
 /// If it ends otherwise than done, if no answer comes for too long, or if `out` cannot be written.
 pub fn follow(
     from: u64,
-    view: RunOutputMode,
+    mode: RunOutputMode,
     client: &mut ApiClient<'_>,
     out: &mut dyn Write,
     pause: &mut dyn FnMut(),
 ) -> Result<(), CommandError> {
-    let mut follower = EventPoller::starting_at(from);
-    let (mut silences, mut quiet, mut waited) = (0, 0, 0);
+    let mut poller = EventPoller::starting_at(from);
+    let mut silences = 0;
+    let mut quiet = 0;
+    let mut waited = 0;
     loop {
-        let polled = match follower.poll(client) {
+        let polled = match poller.poll(client) {
             Ok(polled) => polled,
             Err(error) if is_passing(&error) && silences < SILENCES_MAX => {
-                if silences == 0 && view != RunOutputMode::Json {
-                    writeln!(out, "▲ {}; asking again", escape(&error.to_string()))?;
+                if silences == 0 && mode != RunOutputMode::Json {
+                    writeln!(out, "▲ {}; retrying", escape(&error.to_string()))?;
                     out.flush()?;
                 }
                 silences += 1;
@@ -58,7 +61,7 @@ pub fn follow(
         };
         quiet = if silences == 0 && polled.events.is_empty() { quiet + 1 } else { 0 };
         silences = 0;
-        print_events(&polled, view, out)?;
+        print_events(&polled, mode, out)?;
         if let Some(ended) = polled.events.iter().find_map(|event| ending_of(&event.kind)) {
             return ended.map_err(CommandError::from);
         }
@@ -68,7 +71,7 @@ pub fn follow(
                 if job.phase.is_over() {
                     return ending(&job);
                 }
-                waited = print_wait(&job, waited, view, out)?;
+                waited = print_wait(&job, waited, mode, out)?;
             }
         }
         if polled.events.is_empty() {
@@ -77,16 +80,16 @@ pub fn follow(
     }
 }
 
-/// Prints what a run waits for, once a minute: it may be for something that never comes. Returns the status
-/// requests in a row that found it waiting.
+/// Prints what a run waits for, once a minute: it may be for something that never comes. Returns
+/// the status requests in a row that found it waiting.
 fn print_wait(
     job: &JobStatus,
     waited: u32,
-    view: RunOutputMode,
+    mode: RunOutputMode,
     out: &mut dyn Write,
 ) -> Result<u32, CommandError> {
     let JobPhaseStatus::Waiting { reason } = &job.phase else { return Ok(0) };
-    if waited.is_multiple_of(LOOKS_PER_LINE) && view != RunOutputMode::Json {
+    if waited.is_multiple_of(LOOKS_PER_LINE) && mode != RunOutputMode::Json {
         writeln!(out, "▲ waits: {}; `zbelastic stop --yes` gives it up", escape(reason))?;
         out.flush()?;
     }
@@ -108,15 +111,15 @@ fn is_passing(error: &ApiError) -> bool {
 
 fn print_events(
     polled: &PolledEvents,
-    view: RunOutputMode,
+    mode: RunOutputMode,
     out: &mut dyn Write,
 ) -> Result<(), CommandError> {
-    if polled.missed > 0 && view != RunOutputMode::Json {
-        writeln!(out, "▲ {} events were forgotten before they could be told", polled.missed)?;
+    if polled.missed > 0 && mode != RunOutputMode::Json {
+        writeln!(out, "▲ {} events were dropped before they could be received", polled.missed)?;
     }
     let newest = polled.events.iter().rposition(|event| event.kind.is_step());
     for (index, event) in polled.events.iter().enumerate() {
-        match view {
+        match mode {
             RunOutputMode::Json => write_json_line(out, event)?,
             RunOutputMode::Terminal if event.kind.is_step() && Some(index) != newest => {}
             RunOutputMode::Terminal | RunOutputMode::File => print_event_line(event, out)?,
@@ -163,7 +166,7 @@ fn ending_of(kind: &EventKind) -> Option<Result<(), CommandFailure>> {
     }
 }
 
-/// What a run that stands so means for the command.
+/// The outcome of the command for a run in this phase.
 ///
 /// # Errors
 /// If it is stopped or halted.
@@ -231,12 +234,13 @@ mod tests {
     }
 
     fn followed(
-        view: RunOutputMode,
+        mode: RunOutputMode,
         answers: Vec<Scripted>,
     ) -> (Result<(), FailureCode>, String, u32) {
         let (mut client, _) = scripted(answers);
-        let (mut out, mut pauses) = (Vec::new(), 0);
-        let ended = follow(0, view, &mut client, &mut out, &mut || pauses += 1);
+        let mut out = Vec::new();
+        let mut pauses = 0;
+        let ended = follow(0, mode, &mut client, &mut out, &mut || pauses += 1);
         let ended = ended.map_err(|stop| match stop {
             CommandError::Failed(failure) => failure.code,
             CommandError::Output(error) => panic!("{error}"),
@@ -275,13 +279,13 @@ mod tests {
     }
 
     #[test]
-    fn a_silence_is_told_once_and_borne_for_a_while() {
+    fn a_silence_is_reported_once_and_borne_for_a_while() {
         let mut answers = vec![page(1, 0, vec![step(1)])];
         answers.extend((0..SILENCES_MAX).map(|_| silence()));
         answers.push(page(1, 1, vec![done()]));
         let (ended, text, pauses) = followed(RunOutputMode::File, answers);
         assert_eq!((ended, pauses), (Ok(()), SILENCES_MAX));
-        assert_eq!(text.matches("asking again").count(), 1);
+        assert_eq!(text.matches("; retrying").count(), 1);
         let answers = (0..=SILENCES_MAX).map(|_| silence()).collect();
         let (ended, _, _) = followed(RunOutputMode::File, answers);
         assert_eq!(ended, Err(FailureCode::Unreachable));
@@ -300,24 +304,24 @@ mod tests {
     fn a_run_that_waits_says_for_what_once_a_minute() {
         let waiting =
             || status(JobPhaseStatus::Waiting { reason: "waiting for workers".to_owned() });
-        let looks = 2 * LOOKS_PER_LINE;
+        let polls = 2 * LOOKS_PER_LINE;
         let mut answers = Vec::new();
-        for look in 0..looks {
+        for poll in 0..polls {
             answers.extend((0..QUIET_MAX).map(|_| page(1, 0, vec![])));
-            answers.push(if look == 3 { status(JobPhaseStatus::Running) } else { waiting() });
+            answers.push(if poll == 3 { status(JobPhaseStatus::Running) } else { waiting() });
         }
         answers.push(page(1, 0, vec![done()]));
         let (ended, text, _) = followed(RunOutputMode::File, answers);
         assert_eq!(ended, Ok(()));
-        let said = text.matches("▲ waits: waiting for workers; `zbelastic stop --yes`").count();
+        let count = text.matches("▲ waits: waiting for workers; `zbelastic stop --yes`").count();
         assert_eq!(
-            said, 3,
+            count, 3,
             "when it begins to wait, when it does again, and a minute later: {text}"
         );
     }
 
     #[test]
-    fn an_end_that_no_event_tells_of_is_found_all_the_same() {
+    fn an_end_that_no_event_reports_is_found_all_the_same() {
         let mut answers: Vec<Scripted> = (0..QUIET_MAX).map(|_| page(1, 0, vec![])).collect();
         answers.push(status(JobPhaseStatus::Running));
         answers.extend((0..QUIET_MAX).map(|_| page(1, 0, vec![])));

@@ -11,7 +11,7 @@ use crate::api::{
 };
 use crate::failure::{CommandFailure, FailureCode};
 
-/// What is submitted.
+/// A run's configuration, text and weights, as they are submitted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RunSubmission {
     /// The effective configuration, as TOML.
@@ -30,41 +30,44 @@ pub struct RunSubmission {
 
 /// Bytes that the cluster requests.
 struct RequestedBlob<'a> {
-    what: &'static str,
+    kind: &'static str,
     hash: HexDigest,
     bytes: &'a [u8],
 }
 
 impl RunSubmission {
-    /// What has this hash, or else the text: the answer is checked against it.
+    /// The weights if they have this hash, or else the text: the answer is checked against it.
     fn blob_of(&self, hash: HexDigest) -> RequestedBlob<'_> {
         match &self.weights {
             Some((name, bytes)) if name.hash == hash => {
-                RequestedBlob { what: "weights", hash, bytes: bytes.as_slice() }
+                RequestedBlob { kind: "weights", hash, bytes: bytes.as_slice() }
             }
             Some(_) | None => {
-                RequestedBlob { what: "text", hash: self.corpus.hash, bytes: self.text.as_slice() }
+                RequestedBlob { kind: "text", hash: self.corpus.hash, bytes: self.text.as_slice() }
             }
         }
     }
 }
 
-/// How often the cluster may request the text or the weights of one submission: a leader that takes over
-/// may have neither.
+/// How often the cluster may request the text or the weights of one submission: a leader that takes
+/// over may have neither.
 const UPLOADS_MAX: u32 = 6;
 
-/// Submits, and uploads the text and the weights that the cluster requests. Prints to `told` what is sent.
+/// Submits, and uploads the text and the weights that the cluster requests. Prints to `progress`
+/// what is sent.
 ///
 /// # Errors
 /// If the cluster refuses, or requests them too often.
 pub fn submit(
     submission: &RunSubmission,
     client: &mut ApiClient<'_>,
-    told: &mut dyn Write,
+    progress: &mut dyn Write,
 ) -> Result<RunAccepted, CommandFailure> {
     let RunSubmission { document, corpus, weights, name, from, .. } = submission;
     let weights = weights.as_ref().map(|(name, _)| *name);
-    let (document, name, from) = (document.clone(), name.clone(), from.clone());
+    let document = document.clone();
+    let name = name.clone();
+    let from = from.clone();
     let request = ApiRequest::Run { document, corpus: *corpus, weights, name, from };
     for _ in 0..=UPLOADS_MAX {
         let answer = client.send(&request)?;
@@ -76,21 +79,21 @@ pub fn submit(
             return Err(ApiError::Unexpected { request: request.name(), found }.into());
         };
         // With standard error closed there is nowhere to print it.
-        let wanted = submission.blob_of(held.hash);
-        let length = Bytes(wanted.bytes.len() as u64);
-        let _ = writeln!(told, "sent: {length} of {}", wanted.what);
-        upload(&wanted, held, client)?;
+        let blob = submission.blob_of(held.hash);
+        let length = Bytes(blob.bytes.len() as u64);
+        let _ = writeln!(progress, "sent: {length} of {}", blob.kind);
+        upload(&blob, held, client)?;
     }
-    let what = format!("the cluster has lost what it was sent {UPLOADS_MAX} times");
-    Err(CommandFailure::new(FailureCode::Internal, what))
+    let kind = format!("the cluster has lost what it was sent {UPLOADS_MAX} times");
+    Err(CommandFailure::new(FailureCode::Internal, kind))
 }
 
 fn upload(
-    wanted: &RequestedBlob<'_>,
+    blob: &RequestedBlob<'_>,
     held: UploadProgress,
     client: &mut ApiClient<'_>,
 ) -> Result<(), CommandFailure> {
-    let RequestedBlob { hash, bytes: all, .. } = *wanted;
+    let RequestedBlob { hash, bytes: all, .. } = *blob;
     let mut begin = check_held(held, hash, 0, all.len())?;
     while begin < all.len() {
         let end = all.len().min(begin + PIECE_BYTES_MAX);
@@ -112,7 +115,8 @@ fn check_held(
 ) -> Result<usize, CommandFailure> {
     let begin = usize::try_from(held.held).ok().filter(|begin| (min..=max).contains(begin));
     begin.filter(|_| held.hash == hash).ok_or_else(|| {
-        let (found, length) = (Bytes(held.held), Bytes(max as u64));
+        let found = Bytes(held.held);
+        let length = Bytes(max as u64);
         let what = format!("the cluster says it has {found} of {length}: out of order");
         CommandFailure::new(FailureCode::Internal, what)
     })
@@ -144,21 +148,21 @@ mod tests {
         answers: Vec<ApiAnswer>,
         length: usize,
     ) -> (Result<u64, FailureCode>, Vec<ApiRequest>) {
-        let (mut client, asked) = scripted(answers.into_iter().map(Ok).collect());
+        let (mut client, requests) = scripted(answers.into_iter().map(Ok).collect());
         let ended = submit(&submission(length), &mut client, &mut Vec::new());
         let ended = ended.map(|accepted| accepted.events_from).map_err(|failure| failure.code);
-        let asked = asked.borrow().clone();
-        (ended, asked)
+        let requests = requests.borrow().clone();
+        (ended, requests)
     }
 
     /// Offset and length of every piece.
-    fn pieces(asked: &[ApiRequest]) -> Vec<(u64, usize)> {
+    fn pieces(requests: &[ApiRequest]) -> Vec<(u64, usize)> {
         let piece = |request: &ApiRequest| {
             let ApiRequest::PutData { offset, bytes, .. } = request else { return None };
             assert_eq!(bytes[0], *offset as u8);
             Some((*offset, bytes.len()))
         };
-        asked.iter().filter_map(piece).collect()
+        requests.iter().filter_map(piece).collect()
     }
 
     #[test]
@@ -171,7 +175,7 @@ mod tests {
             held(length as u64),
             accepted(),
         ];
-        let (ended, asked) = submitted(answers, length);
+        let (ended, requests) = submitted(answers, length);
         assert_eq!(ended, Ok(3));
         let middle = 100 + PIECE_BYTES_MAX as u64;
         let expected = [
@@ -179,7 +183,7 @@ mod tests {
             (middle, PIECE_BYTES_MAX - 93),
             (2 * PIECE_BYTES_MAX as u64, 7),
         ];
-        assert_eq!(pieces(&asked), expected);
+        assert_eq!(pieces(&requests), expected);
     }
 
     #[test]
@@ -189,29 +193,29 @@ mod tests {
         let submission = RunSubmission { weights, ..submission(10) };
         let of_weights = |held| ApiAnswer::DataWanted(UploadProgress { hash: digest(7), held });
         let answers = [held(0), held(10), of_weights(0), of_weights(5), accepted()];
-        let (mut client, asked) = scripted(answers.into_iter().map(Ok).collect());
-        let mut told = Vec::new();
-        submit(&submission, &mut client, &mut told).expect("taken");
-        let asked = asked.borrow().clone();
+        let (mut client, requests) = scripted(answers.into_iter().map(Ok).collect());
+        let mut progress = Vec::new();
+        submit(&submission, &mut client, &mut progress).expect("taken");
+        let requests = requests.borrow().clone();
         let is_run = |request: &&ApiRequest| {
             let ApiRequest::Run { weights, .. } = request else { return false };
             *weights == Some(named)
         };
-        assert_eq!(asked.iter().filter(is_run).count(), 3, "asked before and after each");
+        assert_eq!(requests.iter().filter(is_run).count(), 3, "asked before and after each");
         let piece = |request: &ApiRequest| {
             let ApiRequest::PutData { hash, bytes, .. } = request else { return None };
             Some((*hash, bytes.len()))
         };
-        let sent: Vec<_> = asked.iter().filter_map(piece).collect();
+        let sent: Vec<_> = requests.iter().filter_map(piece).collect();
         assert_eq!(sent, [(digest(1), 10), (digest(7), 5)]);
-        let told = String::from_utf8(told).expect("words");
-        assert_eq!(told, "sent: 10 B of text\nsent: 5 B of weights\n");
+        let progress = String::from_utf8(progress).expect("words");
+        assert_eq!(progress, "sent: 10 B of text\nsent: 5 B of weights\n");
     }
 
     #[test]
     fn a_text_that_is_there_does_not_travel() {
-        let (ended, asked) = submitted(vec![accepted()], 10);
-        assert_eq!((ended, pieces(&asked).len()), (Ok(3), 0));
+        let (ended, requests) = submitted(vec![accepted()], 10);
+        assert_eq!((ended, pieces(&requests).len()), (Ok(3), 0));
     }
 
     #[test]
@@ -224,8 +228,8 @@ mod tests {
         let (ended, _) = submitted(vec![other], 10);
         assert_eq!(ended, Err(FailureCode::Internal));
         let forgetful = [held(0), held(10)].into_iter().cycle().take(14).collect();
-        let (ended, asked) = submitted(forgetful, 10);
-        assert_eq!((ended, pieces(&asked).len()), (Err(FailureCode::Internal), 7));
+        let (ended, requests) = submitted(forgetful, 10);
+        assert_eq!((ended, pieces(&requests).len()), (Err(FailureCode::Internal), 7));
     }
 
     #[test]

@@ -36,13 +36,13 @@ pub fn render(
     text: Option<&str>,
     out: &mut dyn Write,
 ) -> Result<(), CommandError> {
-    let mut reading = InputParser::default();
-    let replay = read_replay(&args.program, (text, DefaultRunLength::Drawing), &mut reading);
+    let mut parser = InputParser::default();
+    let replay = read_replay(&args.program, (text, DefaultRunLength::Drawing), &mut parser);
     let forms = [("--pytorch", &args.pytorch), ("--pytorch-comms", &args.pytorch_comms)];
     for (flag, _) in forms.into_iter().filter(|(_, path)| path.is_some()) {
-        reading.refuse(flag, SYNCHRONOUS);
+        parser.refuse(flag, SYNCHRONOUS);
     }
-    let replay = reading.finish(replay).map_err(input_error::failure)?;
+    let replay = parser.finish(replay).map_err(input_error::failure)?;
     let AsyncSimulation { timeline, .. } = replay.simulate();
     if args.ascii || (args.svg.is_none() && args.trace.is_none()) {
         write!(out, "{}", ascii::draw_wrapped(&timeline, args.columns.into()))?;
@@ -81,14 +81,14 @@ impl AsyncSimulationInput {
     }
 }
 
-/// What passes and versions take.
+/// Memory that passes and versions of weights take.
 struct AsyncMemoryCosts {
     chunks: Vec<ChunkMemory>,
     /// One version of the weights of each stage.
     weights: Vec<f64>,
 }
 
-/// What a run is made for, if no number of steps is given.
+/// The purpose of a run, from which its steps follow if no number is given.
 #[derive(Clone, Copy)]
 enum DefaultRunLength {
     /// The pipeline is filled and emptied.
@@ -104,35 +104,38 @@ fn replay_with_memory(
     args: &SimulateArgs,
     text: Option<&str>,
 ) -> Result<(AsyncSimulationInput, AsyncMemoryCosts), Vec<InputError>> {
-    let mut reading = InputParser::default();
-    let replay = read_replay(&args.program, (text, DefaultRunLength::Timing), &mut reading);
-    let memory = read_memory(&args.memory, &mut reading);
+    let mut parser = InputParser::default();
+    let replay = read_replay(&args.program, (text, DefaultRunLength::Timing), &mut parser);
+    let memory = read_memory(&args.memory, &mut parser);
     let weights = args.weights.as_deref().unwrap_or("0");
-    let weights = reading.list("--weights", weights, AllowedNumbers::FromZero);
+    let weights = parser.list("--weights", weights, AllowedNumbers::FromZero);
     if args.mem_limit.is_some() {
-        reading.refuse("--mem-limit", SYNCHRONOUS);
+        parser.refuse("--mem-limit", SYNCHRONOUS);
     }
     let all = replay.zip(memory).zip(weights).map(|((replay, memory), weights)| {
         let chunks = memory.of_chunks(&replay.program.placement);
         (replay, AsyncMemoryCosts { chunks, weights })
     });
-    reading.finish(all)
+    parser.finish(all)
 }
 
 fn read_replay(
     args: &ProgramArgs,
     (text, length): (Option<&str>, DefaultRunLength),
-    reading: &mut InputParser,
+    parser: &mut InputParser,
 ) -> Option<AsyncSimulationInput> {
-    let program = read_program(args, (text, length), reading);
-    reading.stage_count = program.as_ref().map(|program| program.placement.stage_count());
-    refuse_synchronous(args, reading);
-    let times = read_times(&args.times, reading);
-    let step = reading.number("--step", &args.step, AllowedNumbers::FromZero);
-    let (program, times, step) = (program?, times?, step?);
+    let program = read_program(args, (text, length), parser);
+    parser.stage_count = program.as_ref().map(|program| program.placement.stage_count());
+    refuse_synchronous(args, parser);
+    let times = read_times(&args.times, parser);
+    let step = parser.number("--step", &args.step, AllowedNumbers::FromZero);
+    let program = program?;
+    let times = times?;
+    let step = step?;
     let chunks = times.of_chunks(&program.placement);
     let StageTimesInput { link, occupancy, .. } = times;
-    let (slice_shares, memory) = (Vec::new(), MemoryCosts::default());
+    let slice_shares = Vec::new();
+    let memory = MemoryCosts::default();
     let costs = Costs {
         chunks,
         slice_shares,
@@ -146,8 +149,8 @@ fn read_replay(
     Some(AsyncSimulationInput { program, costs })
 }
 
-/// What only schedules with steps take.
-fn refuse_synchronous(args: &ProgramArgs, reading: &mut InputParser) {
+/// Refuses flags that only schedules with steps take.
+fn refuse_synchronous(args: &ProgramArgs, parser: &mut InputParser) {
     let flags = [
         ("--chunks", args.chunks.is_some()),
         ("--slices", args.slices.is_some()),
@@ -159,76 +162,72 @@ fn refuse_synchronous(args: &ProgramArgs, reading: &mut InputParser) {
         ("--verdict", args.verdict != "0"),
     ];
     for (flag, _) in flags.into_iter().filter(|(_, is_given)| *is_given) {
-        reading.refuse(flag, SYNCHRONOUS);
+        parser.refuse(flag, SYNCHRONOUS);
     }
 }
 
 fn read_program(
     args: &ProgramArgs,
     (text, length): (Option<&str>, DefaultRunLength),
-    reading: &mut InputParser,
+    parser: &mut InputParser,
 ) -> Option<AsyncProgram> {
     if let Some((path, text)) = args.program.as_ref().zip(text) {
         let parsed = text.parse::<AsyncProgram>();
         let unparsed = |source| InputError::ParseAsync { path: path.clone(), source };
-        let program = reading.keep(parsed.map_err(unparsed))?;
+        let program = parser.keep(parsed.map_err(unparsed))?;
         let broken = |violations| InputError::ViolationsAsync { path: path.clone(), violations };
-        return reading.keep(check_async(&program).map_err(broken)).map(|()| program);
+        return parser.keep(check_async(&program).map_err(broken)).map(|()| program);
     }
-    let request = request(args, length, reading);
-    reading.keep(generate_async(request).map_err(InputError::from))
+    let request = request(args, length, parser);
+    parser.keep(generate_async(request).map_err(InputError::from))
 }
 
 /// The program that was requested by name. What no flag sets is as it is trained with.
-fn request(
-    args: &ProgramArgs,
-    length: DefaultRunLength,
-    reading: &mut InputParser,
-) -> AsyncRequest {
+fn request(args: &ProgramArgs, length: DefaultRunLength, parser: &mut InputParser) -> AsyncRequest {
     let kind = args.kind.as_ref().expect("required without --program");
     let kind: AsyncKind = kind.parse().expect("looked at before");
     let size = args.stages.zip(args.microbatches);
     let (stage_count, microbatch_count) = size.expect("required without --program");
-    let asked = &args.asynchronous;
-    refuse_of_others(kind, asked, reading);
+    let flags = &args.asynchronous;
+    refuse_of_others(kind, flags, parser);
     let usual = AsyncConfig::default();
     let request = AsyncRequest {
         kind,
         stage_count,
         minibatch_count: 1,
         microbatch_count,
-        replica_count: asked.pipelines.unwrap_or(usual.avgpipe_pipelines),
+        replica_count: flags.pipelines.unwrap_or(usual.avgpipe_pipelines),
         dynamic: DynamicOptions {
             rule: DynamicRule::Oldest,
-            cap: asked.cap.unwrap_or(usual.ampnet_cap),
-            update_every: asked.update_every.unwrap_or(usual.ampnet_update_every),
+            cap: flags.cap.unwrap_or(usual.ampnet_cap),
+            update_every: flags.update_every.unwrap_or(usual.ampnet_update_every),
         },
-        variant: variant(kind, asked),
+        variant: variant(kind, flags),
     };
-    let minibatch_count = asked.steps.unwrap_or_else(|| usual_steps(request, length));
+    let minibatch_count = flags.steps.unwrap_or_else(|| usual_steps(request, length));
     AsyncRequest { minibatch_count, ..request }
 }
 
-/// What only another schedule takes.
-fn refuse_of_others(kind: AsyncKind, asked: &AsyncArgs, reading: &mut InputParser) {
+/// Refuses flags that only another schedule takes.
+fn refuse_of_others(kind: AsyncKind, flags: &AsyncArgs, parser: &mut InputParser) {
     let flags = [
-        ("--pipelines", AsyncKind::AvgPipe, asked.pipelines.is_some()),
-        ("--cap", AsyncKind::AmpNet, asked.cap.is_some()),
-        ("--update-every", AsyncKind::AmpNet, asked.update_every.is_some()),
-        ("--warm-up", AsyncKind::PipeMare, asked.warm_up.is_some()),
-        ("--vertical-sync", AsyncKind::PipeDream, asked.vertical_sync),
+        ("--pipelines", AsyncKind::AvgPipe, flags.pipelines.is_some()),
+        ("--cap", AsyncKind::AmpNet, flags.cap.is_some()),
+        ("--update-every", AsyncKind::AmpNet, flags.update_every.is_some()),
+        ("--warm-up", AsyncKind::PipeMare, flags.warm_up.is_some()),
+        ("--vertical-sync", AsyncKind::PipeDream, flags.vertical_sync),
     ];
     for (flag, of, is_given) in flags {
         if is_given && of != kind {
-            reading.refuse(flag, of.name());
+            parser.refuse(flag, of.name());
         }
     }
 }
 
-fn variant(kind: AsyncKind, asked: &AsyncArgs) -> AsyncVariant {
-    match (kind, asked.warm_up) {
+fn variant(kind: AsyncKind, flags: &AsyncArgs) -> AsyncVariant {
+    match (kind, flags.warm_up) {
         (AsyncKind::PipeMare, Some(steps)) => AsyncVariant::WarmUp(steps),
-        (AsyncKind::PipeDream, _) if asked.vertical_sync => AsyncVariant::VerticalSync,
+        (AsyncKind::PipeDream, _) if flags.vertical_sync => AsyncVariant::VerticalSync,
         _ => AsyncVariant::Usual,
     }
 }
@@ -236,8 +235,8 @@ fn variant(kind: AsyncKind, asked: &AsyncArgs) -> AsyncVariant {
 /// Steps that a pipeline is full, if no number is given.
 const FULL_STEPS: u32 = 4;
 
-/// As many steps as it takes to fill the pipeline and to empty it, and those that it is full; of each
-/// pipeline if there are several.
+/// As many steps as it takes to fill the pipeline and to empty it, and those that it is full; of
+/// each pipeline if there are several.
 fn usual_steps(request: AsyncRequest, length: DefaultRunLength) -> u32 {
     let under_way = match request.kind {
         AsyncKind::AmpNet => request.stage_count.max(request.dynamic.cap),

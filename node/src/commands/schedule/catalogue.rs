@@ -8,7 +8,7 @@ use zbelastic_schedule::asynchronous::AsyncKind;
 
 use crate::failure::CommandError;
 
-/// What a person chooses a schedule by.
+/// The properties that a schedule is chosen by.
 #[derive(Clone, Copy, Debug, Serialize)]
 struct CatalogueEntry {
     name: &'static str,
@@ -102,7 +102,7 @@ fn async_entry(kind: AsyncKind) -> CatalogueEntry {
     }
 }
 
-/// Lists every schedule.
+/// Writes the list of all schedules.
 pub fn write(json: bool, out: &mut dyn Write) -> Result<(), CommandError> {
     let without_steps = AsyncKind::ALL.into_iter().map(async_entry);
     let entries: Vec<CatalogueEntry> =
@@ -151,8 +151,8 @@ mod tests {
 
     use super::{async_entry, entry};
 
-    /// The formulas of the list at p = 4, v = 2, n = 2, m = 8 and F, B, W = 10, 11, 8; the limit for those
-    /// that say no more.
+    /// The formulas of the list at p = 4, v = 2, n = 2, m = 8 and F, B, W = 10, 11, 8; the limit
+    /// for those that say no more.
     fn value(formula: &str) -> f64 {
         match formula {
             "(p-1)(F+B+W)" => 3.0 * 29.0,
@@ -183,11 +183,11 @@ mod tests {
     }
 
     fn check(kind: ScheduleKind, formula: &str, found: f64) {
-        let said = value(formula);
+        let stated = value(formula);
         if formula.starts_with("< ") {
-            assert!(found < said, "{kind} {formula}: {found}");
+            assert!(found < stated, "{kind} {formula}: {found}");
         } else {
-            assert_eq!(found, said, "{kind} {formula}");
+            assert_eq!(found, stated, "{kind} {formula}");
         }
     }
 

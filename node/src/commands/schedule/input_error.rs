@@ -1,4 +1,4 @@
-//! What can be wrong with what `schedule` commands are given.
+//! Errors in the input of `schedule` commands.
 
 use std::io;
 use std::path::PathBuf;
@@ -18,7 +18,7 @@ use crate::failure::{CommandFailure, FailureDetail};
 /// Broken rules that are listed at most; a program that breaks one breaks it often.
 const VIOLATIONS_SHOWN: usize = 20;
 
-/// Something wrong with what was given.
+/// An error in the input.
 #[derive(Debug, thiserror::Error)]
 pub enum InputError {
     /// No schedule of that name.
@@ -32,7 +32,7 @@ pub enum InputError {
     Unreadable {
         /// Path of the program's file.
         path: PathBuf,
-        /// The system's error.
+        /// Error of the operating system.
         source: io::Error,
     },
     /// The program's file holds no program.
@@ -100,7 +100,7 @@ pub enum InputError {
     Number {
         /// The flag, such as `--mf`.
         flag: &'static str,
-        /// What may stand there.
+        /// The values that are allowed.
         expected: &'static str,
         /// The text that was given.
         found: String,

@@ -1,4 +1,4 @@
-//! Reads numbers and lists from flags, and collects what is wrong with them.
+//! Parses numbers and lists of flags, and collects the errors in them.
 
 use super::input_error::InputError;
 
@@ -15,7 +15,7 @@ pub enum AllowedNumbers {
 /// or a trace in nanoseconds, would no longer be finite.
 const NUMBER_MAX: f64 = 1e15;
 
-/// What is wrong so far.
+/// Parser of flags, with the errors so far.
 #[derive(Default)]
 pub struct InputParser {
     /// The pipeline's stages, if there is a pipeline to count them of.
@@ -49,7 +49,7 @@ impl InputParser {
         self.errors.push(InputError::Foreign { flag, of });
     }
 
-    /// One number.
+    /// Parses a flag's single number; an error is recorded.
     pub fn number(
         &mut self,
         flag: &'static str,

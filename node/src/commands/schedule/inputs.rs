@@ -1,4 +1,4 @@
-//! What `schedule` commands are given: a program, and what its operations take.
+//! The input of `schedule` commands: a program, and the times of its operations.
 
 use std::fs;
 use std::io;
@@ -24,9 +24,9 @@ use zbelastic_schedule::pytorch;
 pub struct SimulationInput {
     /// The program that is simulated.
     pub program: Program,
-    /// What its operations take.
+    /// Times of the program's operations.
     pub costs: Costs,
-    /// Steps to simulate.
+    /// Number of steps to simulate.
     pub step_count: u32,
     /// The step to report.
     pub step: u32,
@@ -43,9 +43,9 @@ pub fn program_text(args: &ProgramArgs) -> Result<Option<String>, Vec<InputError
 
 /// The replay that the flags describe, of the program in `text` if there is one.
 pub fn replay(args: &ProgramArgs, text: Option<&str>) -> Result<SimulationInput, Vec<InputError>> {
-    let mut reading = InputParser::default();
-    let replay = read_replay(args, text, None, &mut reading);
-    reading.finish(replay)
+    let mut parser = InputParser::default();
+    let replay = read_replay(args, text, None, &mut parser);
+    parser.finish(replay)
 }
 
 /// The replay that the flags describe, and what each chunk keeps.
@@ -53,21 +53,21 @@ pub fn replay_with_memory(
     args: &SimulateArgs,
     text: Option<&str>,
 ) -> Result<(SimulationInput, Vec<ChunkMemory>), Vec<InputError>> {
-    let mut reading = InputParser::default();
-    let kept = MemoryInput { memory: &args.memory, limit: args.mem_limit.as_deref() };
-    let replay = read_replay(&args.program, text, Some(kept), &mut reading);
-    let memory = read_memory(&args.memory, &mut reading);
+    let mut parser = InputParser::default();
+    let memory_input = MemoryInput { memory: &args.memory, limit: args.mem_limit.as_deref() };
+    let replay = read_replay(&args.program, text, Some(memory_input), &mut parser);
+    let memory = read_memory(&args.memory, &mut parser);
     if args.weights.is_some() {
-        reading.refuse("--weights", "asynchronous schedules");
+        parser.refuse("--weights", "asynchronous schedules");
     }
     let both = replay.zip(memory).map(|(replay, memory)| {
         let chunks = memory.of_chunks(&replay.program.placement);
         (replay, chunks)
     });
-    reading.finish(both)
+    parser.finish(both)
 }
 
-/// What passes keep, and what there is for it.
+/// Memory that passes keep, and its limit.
 struct MemoryInput<'a> {
     memory: &'a MemoryArgs,
     limit: Option<&'a str>,
@@ -76,23 +76,24 @@ struct MemoryInput<'a> {
 fn read_replay(
     args: &ProgramArgs,
     text: Option<&str>,
-    kept: Option<MemoryInput<'_>>,
-    reading: &mut InputParser,
+    memory_input: Option<MemoryInput<'_>>,
+    parser: &mut InputParser,
 ) -> Option<SimulationInput> {
-    let program = read_program(args, text, reading);
-    refuse_asynchronous(&args.asynchronous, reading);
-    reading.stage_count = program.as_ref().map(|program| program.placement.stage_count());
-    let times = read_times(&args.times, reading);
-    let verdict = reading.number("--verdict", &args.verdict, AllowedNumbers::FromZero);
-    let step = reading.number("--step", &args.step, AllowedNumbers::FromZero);
-    let window = args.window.as_ref().and_then(|text| reading.keep(parse_window(text)));
+    let program = read_program(args, text, parser);
+    refuse_asynchronous(&args.asynchronous, parser);
+    parser.stage_count = program.as_ref().map(|program| program.placement.stage_count());
+    let times = read_times(&args.times, parser);
+    let verdict = parser.number("--verdict", &args.verdict, AllowedNumbers::FromZero);
+    let step = parser.number("--step", &args.step, AllowedNumbers::FromZero);
+    let window = args.window.as_ref().and_then(|text| parser.keep(parse_window(text)));
     let round_trip = args.offload.as_ref();
     let round_trip =
-        round_trip.map(|text| reading.list("--offload", text, AllowedNumbers::FromZero));
-    let (program, times) = (program?, times?);
-    let slice_shares = read_slice_shares(args, program.slice_count, reading)?;
+        round_trip.map(|text| parser.list("--offload", text, AllowedNumbers::FromZero));
+    let program = program?;
+    let times = times?;
+    let slice_shares = read_slice_shares(args, program.slice_count, parser)?;
     let round_trip = match round_trip {
-        Some(asked) => asked?,
+        Some(given) => given?,
         None => times.sums(),
     };
     let chunks = times.of_chunks(&program.placement);
@@ -101,7 +102,8 @@ fn read_replay(
         ..Default::default()
     };
     let StageTimesInput { link, occupancy, .. } = times;
-    let (verdict, step) = (verdict?, step?);
+    let verdict = verdict?;
+    let step = step?;
     let costs = Costs {
         chunks,
         slice_shares,
@@ -114,7 +116,7 @@ fn read_replay(
     };
     let own_window = program.window;
     let program = if args.recompute { recompute(&program) } else { program };
-    let program = offloaded(args, program, &costs, kept, reading)?;
+    let program = offloaded(args, program, &costs, memory_input, parser)?;
     // What lost its transfers gets them again.
     let own_window = own_window.filter(|_| program.window.is_none());
     let program = lowered(program, window.or(own_window));
@@ -124,8 +126,8 @@ fn read_replay(
     Some(SimulationInput { program, costs, step_count, step })
 }
 
-/// What only schedules without steps take.
-fn refuse_asynchronous(args: &AsyncArgs, reading: &mut InputParser) {
+/// Refuses flags that only schedules without steps take.
+fn refuse_asynchronous(args: &AsyncArgs, parser: &mut InputParser) {
     let AsyncArgs { steps, pipelines, cap, update_every, warm_up, vertical_sync } = args;
     let flags = [
         ("--steps", steps.is_some()),
@@ -136,7 +138,7 @@ fn refuse_asynchronous(args: &AsyncArgs, reading: &mut InputParser) {
         ("--vertical-sync", *vertical_sync),
     ];
     for (flag, _) in flags.into_iter().filter(|(_, is_given)| *is_given) {
-        reading.refuse(flag, "asynchronous schedules");
+        parser.refuse(flag, "asynchronous schedules");
     }
 }
 
@@ -144,19 +146,19 @@ fn refuse_asynchronous(args: &AsyncArgs, reading: &mut InputParser) {
 fn read_slice_shares(
     args: &ProgramArgs,
     slice_count: u32,
-    reading: &mut InputParser,
+    parser: &mut InputParser,
 ) -> Option<Vec<f64>> {
     let Some(text) = &args.slice_times else { return Some(Vec::new()) };
-    let times = reading.numbers("--slice-times", text, AllowedNumbers::FromZero)?;
+    let times = parser.numbers("--slice-times", text, AllowedNumbers::FromZero)?;
     let sum: f64 = times.iter().sum();
     if times.len() != slice_count as usize || sum == 0.0 {
         let found = text.clone();
-        return reading.keep(Err(InputError::SliceTimes { expected: slice_count, found }));
+        return parser.keep(Err(InputError::SliceTimes { expected: slice_count, found }));
     }
     Some(times.into_iter().map(|time| time / sum).collect())
 }
 
-/// What R and copies take: R as long as F, a copy half of the way out and back.
+/// What R and copies take: R as long as F, a copy half of an offload and reload.
 fn memory_times(
     placement: &Placement,
     chunks: &[ChunkTimes],
@@ -170,19 +172,19 @@ fn memory_times(
     chunks.iter().zip(one_ways(placement, round_trip)).map(times).collect()
 }
 
-/// By chunk, half of its share of a stage's way out and back.
+/// By chunk, half of its share of a stage's offload and reload.
 fn one_ways(placement: &Placement, round_trip: &[f64]) -> Vec<f64> {
     of_chunks(placement, |stage, share| round_trip[stage] * share / 2.0)
 }
 
-/// The program with copies for these times, if its schedule has any or `--offload-chunks` requests them.
-/// A program that was read otherwise keeps those that it has.
+/// The program with copies for these times, if its schedule has any or `--offload-chunks` requests
+/// them. A program that was read otherwise keeps those that it has.
 fn offloaded(
     args: &ProgramArgs,
     program: Program,
     costs: &Costs,
-    kept: Option<MemoryInput<'_>>,
-    reading: &mut InputParser,
+    memory_input: Option<MemoryInput<'_>>,
+    parser: &mut InputParser,
 ) -> Option<Program> {
     let of_kind = || program.kind.offload_chunks(program.placement.chunks_per_stage());
     let chunks = match args.offload_chunks {
@@ -194,11 +196,11 @@ fn offloaded(
         },
     };
     let stage_count = program.placement.stage_count() as usize;
-    let (memory, limits) = match kept {
+    let (memory, limits) = match memory_input {
         None => (StageMemoryInput::even(stage_count), None),
         Some(MemoryInput { memory, limit }) => {
-            let limits = reading.optional_list("--mem-limit", limit, AllowedNumbers::FromZero);
-            let memory = read_memory(memory, &mut InputParser::of(reading.stage_count));
+            let limits = parser.optional_list("--mem-limit", limit, AllowedNumbers::FromZero);
+            let memory = read_memory(memory, &mut InputParser::of(parser.stage_count));
             (memory?, limits?)
         }
     };
@@ -208,16 +210,16 @@ fn offloaded(
     Some(offload(&program, request).expect("a checked program reaches its end at checked times"))
 }
 
-/// What passes take on each stage, and the way from one to another.
+/// Times of passes on each stage, and of the links between stages.
 pub(super) fn read_times(
     args: &PassTimesArgs,
-    reading: &mut InputParser,
+    parser: &mut InputParser,
 ) -> Option<StageTimesInput> {
-    let f = reading.list("--f", &args.f, AllowedNumbers::FromZero);
-    let b = reading.list("--b", &args.b, AllowedNumbers::FromZero);
-    let w = reading.list("--w", &args.w, AllowedNumbers::FromZero);
-    let link = reading.number("--comm", &args.comm, AllowedNumbers::FromZero);
-    let occupancy = reading.number("--occupancy", &args.occupancy, AllowedNumbers::FromZero);
+    let f = parser.list("--f", &args.f, AllowedNumbers::FromZero);
+    let b = parser.list("--b", &args.b, AllowedNumbers::FromZero);
+    let w = parser.list("--w", &args.w, AllowedNumbers::FromZero);
+    let link = parser.number("--comm", &args.comm, AllowedNumbers::FromZero);
+    let occupancy = parser.number("--occupancy", &args.occupancy, AllowedNumbers::FromZero);
     Some(StageTimesInput { f: f?, b: b?, w: w?, link: link?, occupancy: occupancy? })
 }
 
@@ -235,13 +237,13 @@ pub struct ProblemInput<'a> {
     pub memory: &'a MemoryArgs,
     /// Memory of each stage; `None` is unlimited.
     pub mem_limit: Option<&'a str>,
-    /// What stages may do where that is short.
+    /// How stages may save memory where that is short.
     pub memory_savings: &'a MemorySavingsArgs,
     /// What ends a step.
     pub ending: &'a StepEndingArgs,
 }
 
-/// Stages and what they take, whatever chunks they hold.
+/// Stages with their times and memory, whatever chunks they hold.
 pub struct PipelineCosts {
     costs: Vec<StageCosts>,
     link: f64,
@@ -249,9 +251,9 @@ pub struct PipelineCosts {
     /// Of one copy of the pipeline.
     microbatch_count: u32,
     ending: StepEnding,
-    /// By stage: what making everything again takes, and what is kept meanwhile.
+    /// By stage: time to recompute everything, and memory that is kept meanwhile.
     remakes: Option<Vec<RecomputeCost>>,
-    /// By stage: what it takes everything to leave and come back.
+    /// By stage: time to offload and reload everything.
     round_trips: Option<Vec<f64>>,
     /// Whether a window was given.
     has_window: bool,
@@ -262,11 +264,11 @@ impl PipelineCosts {
     pub fn over(&self, placement: Placement) -> ScheduleProblem {
         let Self { link, occupancy, microbatch_count, ending, .. } = self;
         let problem = ScheduleProblem::of_stages(placement, &self.costs, *link, *microbatch_count);
-        let relief = self.memory_savings_over(&problem.placement);
+        let savings = self.memory_savings_over(&problem.placement);
         ScheduleProblem {
             occupancy: *occupancy,
             ending: ending.clone(),
-            memory_savings: relief,
+            memory_savings: savings,
             ..problem
         }
     }
@@ -278,13 +280,14 @@ impl PipelineCosts {
                 after_drop: remakes[stage].after_drop * share,
             })
         });
-        let trip = |one_way| OffloadTransfer { offload: one_way, reload: one_way };
-        let trips = self
+        let transfer = |one_way| OffloadTransfer { offload: one_way, reload: one_way };
+        let transfers = self
             .round_trips
             .as_ref()
-            .map(|times| one_ways(placement, times).into_iter().map(trip).collect::<Vec<_>>());
-        let (remakes, trips) = (remakes.unwrap_or_default(), trips.unwrap_or_default());
-        MemorySavings { recomputes: remakes, offloads: trips, ..MemorySavings::default() }
+            .map(|times| one_ways(placement, times).into_iter().map(transfer).collect::<Vec<_>>());
+        let remakes = remakes.unwrap_or_default();
+        let transfers = transfers.unwrap_or_default();
+        MemorySavings { recomputes: remakes, offloads: transfers, ..MemorySavings::default() }
     }
 
     /// Whether stages may do anything where memory is short.
@@ -303,37 +306,42 @@ impl PipelineCosts {
     }
 }
 
-/// The stages that `text` describes.
-pub fn stages(text: &ProblemInput<'_>) -> Result<PipelineCosts, Vec<InputError>> {
-    let mut reading = InputParser::default();
+/// The stages that `input` describes.
+pub fn stages(input: &ProblemInput<'_>) -> Result<PipelineCosts, Vec<InputError>> {
+    let mut parser = InputParser::default();
     let kind = ScheduleKind::ZbAuto;
-    let size = check_size(kind, PipelineSize::of(kind, text.stages, text.microbatches));
+    let size = check_size(kind, PipelineSize::of(kind, input.stages, input.microbatches));
     // Of a pipeline whose size is refused nothing else is read.
-    let is_size = reading.keep(size.map_err(InputError::from)).is_some();
-    reading.stage_count = is_size.then_some(text.stages);
-    let stages = reading.stage_count.and_then(|_| read_stages(text, &mut reading));
-    reading.finish(stages)
+    let is_size = parser.keep(size.map_err(InputError::from)).is_some();
+    parser.stage_count = is_size.then_some(input.stages);
+    let stages = parser.stage_count.and_then(|_| read_stages(input, &mut parser));
+    parser.finish(stages)
 }
 
-fn read_stages(args: &ProblemInput<'_>, reading: &mut InputParser) -> Option<PipelineCosts> {
-    let times = read_times(args.times, reading);
-    let memory = read_memory(args.memory, reading);
+fn read_stages(args: &ProblemInput<'_>, parser: &mut InputParser) -> Option<PipelineCosts> {
+    let times = read_times(args.times, parser);
+    let memory = read_memory(args.memory, parser);
     let limits = match args.mem_limit {
-        Some(text) => reading.list("--mem-limit", text, AllowedNumbers::FromZero),
+        Some(text) => parser.list("--mem-limit", text, AllowedNumbers::FromZero),
         None => Some(vec![f64::INFINITY; args.stages as usize]),
     };
-    let (ending, copies) = (read_ending(args.ending, reading), args.ending.data_parallel);
+    let ending = read_ending(args.ending, parser);
+    let copies = args.ending.data_parallel;
     let MemorySavingsArgs { recompute, offload } = args.memory_savings;
     let round_trips =
-        reading.optional_list("--offload", offload.as_deref(), AllowedNumbers::FromZero);
+        parser.optional_list("--offload", offload.as_deref(), AllowedNumbers::FromZero);
     let again = recompute.as_deref().filter(|text| *text != AS_FORWARD);
-    let again = reading.optional_list("--recompute", again, AllowedNumbers::FromZero);
+    let again = parser.optional_list("--recompute", again, AllowedNumbers::FromZero);
     if !args.microbatches.is_multiple_of(copies) {
         let found = args.microbatches;
-        return reading.keep(Err(InputError::Copies { copies, found }));
+        return parser.keep(Err(InputError::Copies { copies, found }));
     }
-    let (times, memory, limits, ending) = (times?, memory?, limits?, ending?);
-    let (again, round_trips) = (again?, round_trips?);
+    let times = times?;
+    let memory = memory?;
+    let limits = limits?;
+    let ending = ending?;
+    let again = again?;
+    let round_trips = round_trips?;
     let remakes = recompute.as_ref().map(|_| {
         let times = again.as_ref().unwrap_or(&times.f);
         let remakes = times.iter().zip(&memory.after_d);
@@ -369,11 +377,11 @@ fn read_stages(args: &ProblemInput<'_>, reading: &mut InputParser) -> Option<Pip
 
 /// What ends a step. Copies of a pipeline add up in a ring: each sends all of its gradient but one
 /// part, as many parts as there are copies, to get the sum, and as much again to hand it on.
-fn read_ending(args: &StepEndingArgs, reading: &mut InputParser) -> Option<StepEnding> {
-    let window = args.window.as_ref().map(|text| reading.keep(parse_window(text)));
-    let verdict = reading.number("--verdict", &args.verdict, AllowedNumbers::FromZero);
-    let after = reading.list("--after", &args.after, AllowedNumbers::FromZero);
-    let gradient = reading.list("--gradient", &args.gradient, AllowedNumbers::FromZero);
+fn read_ending(args: &StepEndingArgs, parser: &mut InputParser) -> Option<StepEnding> {
+    let window = args.window.as_ref().map(|text| parser.keep(parse_window(text)));
+    let verdict = parser.number("--verdict", &args.verdict, AllowedNumbers::FromZero);
+    let after = parser.list("--after", &args.after, AllowedNumbers::FromZero);
+    let gradient = parser.list("--gradient", &args.gradient, AllowedNumbers::FromZero);
     let copies = f64::from(args.data_parallel);
     let ring = 2.0 * (copies - 1.0) / copies;
     let sums = after?.into_iter().zip(gradient?).map(|(after, once)| after + ring * once);
@@ -411,22 +419,22 @@ fn lowered(program: Program, window: Option<Window>) -> Program {
 fn read_program(
     args: &ProgramArgs,
     text: Option<&str>,
-    reading: &mut InputParser,
+    parser: &mut InputParser,
 ) -> Option<Program> {
     if let Some((path, text)) = args.program.as_ref().zip(text) {
-        let program = reading.keep(parse_program(path, text))?;
+        let program = parser.keep(parse_program(path, text))?;
         let broken = |violations| InputError::Violations { path: path.clone(), violations };
-        return reading.keep(check(&program).map_err(broken)).map(|()| program);
+        return parser.keep(check(&program).map_err(broken)).map(|()| program);
     }
     let size = args.stages.zip(args.microbatches);
     let (stages, microbatches) = size.expect("required without --program");
     let kind = args.kind.as_ref().expect("required without --program");
-    let kind: ScheduleKind = reading.keep(kind.parse().map_err(InputError::from))?;
+    let kind: ScheduleKind = parser.keep(kind.parse().map_err(InputError::from))?;
     let size = PipelineSize::of(kind, stages, microbatches);
     let chunks_per_stage = args.chunks.unwrap_or(size.chunks_per_stage);
     let slice_count = args.slices.unwrap_or(size.slice_count);
     let size = PipelineSize { chunks_per_stage, slice_count, ..size };
-    reading.keep(generate_sized(kind, size).map_err(InputError::from))
+    parser.keep(generate_sized(kind, size).map_err(InputError::from))
 }
 
 fn parse_program(path: &Path, text: &str) -> Result<Program, InputError> {
@@ -470,7 +478,7 @@ impl StageTimesInput {
     }
 }
 
-/// What a microbatch keeps, by stage.
+/// Memory that a microbatch keeps, by stage.
 pub(super) struct StageMemoryInput {
     after_f: Vec<f64>,
     after_d: Vec<f64>,
@@ -480,7 +488,8 @@ pub(super) struct StageMemoryInput {
 impl StageMemoryInput {
     /// One for each microbatch, from F to W.
     fn even(stage_count: usize) -> Self {
-        let (one, none) = (vec![1.0; stage_count], vec![0.0; stage_count]);
+        let one = vec![1.0; stage_count];
+        let none = vec![0.0; stage_count];
         Self { after_f: one.clone(), after_d: none, after_b: one }
     }
 
@@ -501,23 +510,20 @@ fn of_chunks<T>(placement: &Placement, make: impl Fn(usize, f64) -> T) -> Vec<T>
     (0..placement.chunk_count()).map(|chunk| make(stage_of(ChunkIndex(chunk)), share)).collect()
 }
 
-pub(super) fn read_memory(
-    args: &MemoryArgs,
-    reading: &mut InputParser,
-) -> Option<StageMemoryInput> {
-    let errors = reading.error_count();
-    let after_f = reading.list("--mf", &args.mf, AllowedNumbers::FromZero);
+pub(super) fn read_memory(args: &MemoryArgs, parser: &mut InputParser) -> Option<StageMemoryInput> {
+    let errors = parser.error_count();
+    let after_f = parser.list("--mf", &args.mf, AllowedNumbers::FromZero);
     let mut optional = |flag, text: &Option<String>| {
-        text.as_ref().and_then(|text| reading.list(flag, text, AllowedNumbers::Any))
+        text.as_ref().and_then(|text| parser.list(flag, text, AllowedNumbers::Any))
     };
     let change = optional("--mb", &args.mb);
     let after_b = optional("--mw", &args.mw);
-    let after_d = args.md.as_ref().map(|text| reading.list("--md", text, AllowedNumbers::FromZero));
-    if reading.error_count() > errors {
+    let after_d = args.md.as_ref().map(|text| parser.list("--md", text, AllowedNumbers::FromZero));
+    if parser.error_count() > errors {
         return None;
     }
     let after_f = after_f?;
-    let after_b = reading.keep(kept_after_b(&after_f, change, after_b))?;
+    let after_b = parser.keep(kept_after_b(&after_f, change, after_b))?;
     let after_d = after_d.unwrap_or_else(|| Some(vec![0.0; after_f.len()]))?;
     Some(StageMemoryInput { after_f, after_d, after_b })
 }

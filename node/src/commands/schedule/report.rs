@@ -1,4 +1,4 @@
-//! What `schedule simulate` prints about a replay.
+//! The report of `schedule simulate` about a replay.
 
 use std::fmt;
 use std::io::Write;
@@ -21,15 +21,15 @@ pub struct ScheduleReport {
     cost: f64,
     bubble_span: f64,
     bubble_sync: f64,
-    /// From one step's beginning to the next's, waiting and stepping included; `None` if only one step was
-    /// simulated.
+    /// From one step's beginning to the next's, waiting and stepping included; `None` if only one
+    /// step was simulated.
     period: Option<f64>,
     /// By stage, the most memory that it holds at once.
     peak_mem: Vec<f64>,
     /// By stage: passes that are made again.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     remade: Vec<usize>,
-    /// By stage: passes that leave and come back.
+    /// By stage: passes that are offloaded and reloaded.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     left: Vec<usize>,
     #[serde(flatten)]
@@ -161,7 +161,8 @@ impl ScheduleReport {
         counts.iter().try_for_each(|(name, _)| write!(out, " {name:>6}"))?;
         writeln!(out)?;
         for (stage, peak) in timeline.stages().zip(&self.peak_mem) {
-            let (work, span) = (timeline.work(stage, self.step), timeline.span(stage, self.step));
+            let work = timeline.work(stage, self.step);
+            let span = timeline.span(stage, self.step);
             let figures = [work, span - work, span, *peak];
             write!(out, "{:<6}", stage.0)?;
             figures.into_iter().try_for_each(|figure| write!(out, " {:>12}", short(figure)))?;

@@ -1,4 +1,4 @@
-//! What `schedule solve` computes: the best order over one placement or several, or a replay of
+//! The task of `schedule solve`: the best order over one placement or several, or a replay of
 //! a schedule with the bound beside it.
 
 use std::time::{Duration, Instant};
@@ -20,12 +20,13 @@ const LOOP: &str = "loop";
 /// better: it sends least.
 const SOLVED: [ScheduleKind; 3] = [ScheduleKind::ZbAuto, ScheduleKind::ZbV, ScheduleKind::Gis];
 
-/// What is to be computed of a schedule.
+/// The result that is requested for a schedule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SolveMode {
-    /// The best order over its placement, if it names any order there, and what it takes itself if not.
+    /// The best order over its placement, if it names any order there, and what it takes itself if
+    /// not.
     Order,
-    /// What it takes itself.
+    /// The time of the schedule's own order.
     Replay,
 }
 
@@ -45,25 +46,25 @@ pub struct SolveResult<'a> {
     pub problem: &'a ScheduleProblem,
     /// The order, and how good it is.
     pub solution: ScheduleSolution,
-    /// Whether the stages' memory holds it. What takes more may cost less than any that does not, so
-    /// the bound says nothing about it.
+    /// Whether the stages' memory holds it. What takes more may cost less than any that does not,
+    /// so the bound says nothing about it.
     pub fits: bool,
     /// How long it took to find it.
     pub took: Duration,
 }
 
 impl SolveTask {
-    /// The task for `kind`, or for ZB auto if that is `None`, with so many chunks a stage where that is
-    /// free.
+    /// The task for `kind`, or for ZB auto if that is `None`, with so many chunks a stage where
+    /// that is free.
     pub fn new(
-        text: &ProblemInput<'_>,
-        (wanted, kind): (SolveMode, Option<&str>),
+        input: &ProblemInput<'_>,
+        (mode, kind): (SolveMode, Option<&str>),
         chunks: Option<u32>,
     ) -> Result<Self, Vec<InputError>> {
-        let is_order = wanted == SolveMode::Order;
-        let stages = inputs::stages(text)?;
+        let is_order = mode == SolveMode::Order;
+        let stages = inputs::stages(input)?;
         let wrong = |error: InputError| vec![error];
-        let placement = ScheduleKind::ZbAuto.placement(text.stages);
+        let placement = ScheduleKind::ZbAuto.placement(input.stages);
         // Over a line an error names whole stages, as the flags do. Where stages may do something
         // about it, smaller chunks may need less.
         match stages.over(placement).check() {
@@ -86,11 +87,11 @@ impl SolveTask {
         let mut problems = Vec::with_capacity(kinds.len());
         let mut replayed_size = None;
         for kind in kinds {
-            let own = PipelineSize::of(kind, text.stages, stages.microbatch_count());
+            let own = PipelineSize::of(kind, input.stages, stages.microbatch_count());
             let is_free = replayed.is_some() || kind.chunk_counts().allow(own.chunks_per_stage + 1);
             let size = PipelineSize {
                 chunks_per_stage: chunks.filter(|_| is_free).unwrap_or(own.chunks_per_stage),
-                slice_count: text.slices.unwrap_or(own.slice_count),
+                slice_count: input.slices.unwrap_or(own.slice_count),
                 ..own
             };
             check_size(kind, size).map_err(|error| wrong(error.into()))?;
@@ -140,8 +141,8 @@ impl SolveTask {
     }
 }
 
-/// The same with slices in the place of microbatches, and without the dependencies between slices of one
-/// microbatch: no order of slices is below its bound.
+/// The same with slices in the place of microbatches, and without the dependencies between slices
+/// of one microbatch: no order of slices is below its bound.
 fn of_slices(problem: &ScheduleProblem, size: PipelineSize) -> ScheduleProblem {
     if size.slice_count == 1 {
         return problem.clone();

@@ -1,5 +1,5 @@
-//! `schedule solve --csv` and `schedule simulate --csv`: a table of problems or of schedules, answered row
-//! by row.
+//! `schedule solve --csv` and `schedule simulate --csv`: a table of problems or of schedules,
+//! answered row by row.
 
 use std::fs;
 use std::io::{self, Write};
@@ -46,7 +46,7 @@ const COLUMNS: [&str; 22] = [
 const NEEDED: [&str; 2] = ["p", "m"];
 /// Those of times that a row has if the table does.
 const TIMES: [&str; 3] = ["f", "b", "w"];
-/// Columns of results.
+/// Names of the columns that results are written to.
 const RESULTS: &str = "solved,makespan,cost,bubble_span,bubble_sync,step_time,lower_bound,gap,proven_optimal,peak_mem,solve_ms";
 /// Bytes of a table at most.
 const BYTES_MAX: usize = 256 << 20;
@@ -55,15 +55,16 @@ const THREADS_MAX: usize = 64;
 /// Details of wrong rows that are listed at most.
 const DETAILS_MAX: usize = 20;
 
-/// Answers every row of a table, and prints it with what was found. If rows are wrong, they are returned
-/// as a failure before anything is printed.
-pub fn answer(path: &Path, wanted: SolveMode, out: &mut dyn Write) -> Result<(), CommandError> {
+/// Answers every row of a table, and prints it with what was found. If rows are wrong, they are
+/// returned as a failure before anything is printed.
+pub fn answer(path: &Path, mode: SolveMode, out: &mut dyn Write) -> Result<(), CommandError> {
     let text = read(path)?;
     let table = ProblemTable::parse(path, &text)?;
     let mut details = Vec::new();
-    let (mut rows, mut tasks) = (Vec::new(), Vec::new());
+    let mut rows = Vec::new();
+    let mut tasks = Vec::new();
     for row in &table.rows {
-        match row.task(wanted) {
+        match row.task(mode) {
             Ok(task) => {
                 rows.push(row);
                 tasks.push(task);
@@ -184,7 +185,7 @@ impl ProblemRow<'_> {
         detail.at(format!("{}: line {}{column}", path.display(), self.number))
     }
 
-    fn task(&self, wanted: SolveMode) -> Result<SolveTask, Vec<FailureDetail>> {
+    fn task(&self, mode: SolveMode) -> Result<SolveTask, Vec<FailureDetail>> {
         let list = |column: &str| self.cell(column).map(|cell| cell.replace(';', ","));
         let or = |column: &str, other: &str| list(column).unwrap_or_else(|| other.to_owned());
         let times = PassTimesArgs {
@@ -196,7 +197,8 @@ impl ProblemRow<'_> {
         };
         let memory =
             MemoryArgs { mf: or("mf", "1"), mb: list("mb"), mw: list("mw"), md: list("md") };
-        let relief = MemorySavingsArgs { recompute: list("recompute"), offload: list("offload") };
+        let memory_savings =
+            MemorySavingsArgs { recompute: list("recompute"), offload: list("offload") };
         let count = |column: &'static str| {
             let text = self.cell(column).unwrap_or_default();
             text.parse::<u32>().map_err(|_| {
@@ -219,7 +221,7 @@ impl ProblemRow<'_> {
             gradient: or("gradient", "0"),
         };
         let kind = self.cell("kind");
-        if wanted == SolveMode::Replay && kind.is_none() {
+        if mode == SolveMode::Replay && kind.is_none() {
             return Err(vec![FailureDetail::new("expected a schedule, found none").at("kind")]);
         }
         let text = ProblemInput {
@@ -229,15 +231,15 @@ impl ProblemRow<'_> {
             times: &times,
             memory: &memory,
             mem_limit: mem_limit.as_deref(),
-            memory_savings: &relief,
+            memory_savings: &memory_savings,
             ending: &ending,
         };
-        SolveTask::new(&text, (wanted, kind), chunks)
+        SolveTask::new(&text, (mode, kind), chunks)
             .map_err(|errors| input_error::failure(errors).details)
     }
 }
 
-/// What is found for each task, in their order.
+/// The results of the tasks, in their order.
 fn answer_all(tasks: &[SolveTask]) -> Vec<String> {
     let threads = thread::available_parallelism().map_or(1, NonZero::get).min(THREADS_MAX);
     // A thread that is done takes the next row: one may take a hundred times as long as another.
@@ -296,12 +298,12 @@ mod tests {
         answered(text, SolveMode::Order)
     }
 
-    fn answered(text: &str, wanted: SolveMode) -> Result<Vec<String>, Vec<String>> {
+    fn answered(text: &str, mode: SolveMode) -> Result<Vec<String>, Vec<String>> {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("t.csv");
         fs::write(&path, text).expect("room");
         let mut out = Vec::new();
-        match answer(&path, wanted, &mut out) {
+        match answer(&path, mode, &mut out) {
             Ok(()) => {
                 Ok(String::from_utf8(out).expect("text").lines().map(str::to_owned).collect())
             }
@@ -361,8 +363,8 @@ mod tests {
             let at = names.iter().position(|name| *name == "cost").expect("a column");
             lines[row].split(',').nth(at).expect("a cell").parse().expect("a time")
         };
-        let [timed, best] = [SolveMode::Replay, SolveMode::Order]
-            .map(|wanted| answered(text, wanted).expect("legal"));
+        let [timed, best] =
+            [SolveMode::Replay, SolveMode::Order].map(|mode| answered(text, mode).expect("legal"));
         assert_eq!(cost(&timed, 1), cost(&best, 1), "this one is not solved for either");
         assert!(cost(&timed, 2) > cost(&best, 2), "{timed:#?} {best:#?}");
         assert_eq!(timed.len(), 4);
@@ -387,8 +389,8 @@ mod tests {
         };
         let times: Vec<f64> = lines[1..].iter().map(of_line).collect();
         // All wait for the second stage, which begins one later. Two copies have half of the
-        // microbatches each, and send what they have once, in two parts. The last gradient leaves the
-        // second stage at 11.
+        // microbatches each, and send what they have once, in two parts. The last gradient leaves
+        // the second stage at 11.
         assert_eq!(times, [12.0, 16.0, 14.0, 17.0, 15.0, 12.0]);
     }
 
@@ -418,13 +420,14 @@ mod tests {
     #[test]
     fn copies_share_microbatches_evenly() {
         let found = solved("p,m,data_parallel\n2,4,0\n2,4,3\n").expect_err("it is wrong");
-        let (none, uneven) = ("expected 1 copy or more", "3 copies cannot share 4 microbatches");
+        let none = "expected 1 copy or more";
+        let uneven = "3 copies cannot share 4 microbatches";
         assert!(found[0].contains("line 2, data_parallel") && found[0].contains(none), "{found:?}");
         assert!(found[1].contains("line 3") && found[1].contains(uneven), "{found:?}");
     }
 
     #[test]
-    fn everything_wrong_is_told_with_its_line() {
+    fn everything_wrong_is_reported_with_its_line() {
         let wrong = |text: &str| solved(text).expect_err("it is wrong").join("\n");
         assert!(wrong("").contains("no line of names"));
         assert!(wrong("p,f\n1,2\n").contains("FILE: line 1: column `m` is missing"));

@@ -1,4 +1,4 @@
-//! A status as a person reads it: a pure function of the cluster's answer and of the width.
+//! A status as text: a pure function of the cluster's answer and of the width.
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -63,7 +63,8 @@ fn cluster_line(status: &StatusReport) -> String {
 }
 
 fn quorum_text(quorum: &QuorumStatus, status: &StatusReport) -> String {
-    let (reachable, all) = (quorum.reachable.len(), quorum.voters.len());
+    let reachable = quorum.reachable.len();
+    let all = quorum.voters.len();
     let missing = quorum.voters.iter().filter(|voter| !quorum.reachable.contains(voter));
     let missing: Vec<String> = missing.map(|voter| node_text(*voter, status)).collect();
     let missing = match missing.is_empty() {
@@ -169,11 +170,12 @@ fn any_nodes(count: u32) -> String {
 
 fn wait_line(wait: &VerdictWait) -> String {
     let VerdictWait { p50_ms, max_ms, steps } = wait;
-    let (median, longest) = (three_digits(*p50_ms), three_digits(*max_ms));
+    let median = three_digits(*p50_ms);
+    let longest = three_digits(*max_ms);
     format!("verdicts    waited for {median} ms, at most {longest} ms, in {steps} steps")
 }
 
-/// What all passes of a layer take, and the slowest link.
+/// Times of all passes of a layer, and the slowest link.
 fn pace_line(pace: &PaceStatus) -> String {
     let ms = |us: f64| format!("{} ms", three_digits(us / 1e3));
     let layer = |layer: &LayerPace| {
@@ -198,7 +200,8 @@ fn ago(at_ms: u64, status: &StatusReport) -> String {
 
 fn failure_line(failure: &FailureStatus, status: &StatusReport) -> String {
     let seconds = |ms: f64| format!("{} s", three_digits(ms / 1e3));
-    let (name, reason) = (escape(&failure.name), escape(&failure.reason));
+    let name = escape(&failure.name);
+    let reason = escape(&failure.reason);
     let mut line =
         format!("{}: {name} ({}) lost: {reason}", ago(failure.at_ms, status), failure.node);
     if let Some(detected) = failure.detected_ms {

@@ -68,7 +68,8 @@ fn a_folder_that_cannot_be_used_is_named() {
     assert!(load(&sources).is_ok());
 }
 
-/// Bytes mean other things to a model that learnt tokens, and a model of bytes with rows to spare brings no tokenizer.
+/// Bytes mean other things to a model that learnt tokens, and a model of bytes with rows to spare
+/// brings no tokenizer.
 #[test]
 fn a_model_that_reads_tokens_is_refused() {
     let wide = GPT2

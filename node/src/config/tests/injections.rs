@@ -56,7 +56,7 @@ fn injections_that_cannot_be_are_refused() {
 }
 
 #[test]
-fn errors_of_the_configuration_and_of_injections_are_told_together() {
+fn errors_of_the_configuration_and_of_injections_are_reported_together() {
     let sources = ConfigSources { file: None, flags: vec![set("train.steps=0")] };
     let failure = load_with_injections(&sources, &injections(&["step"])).expect_err("wrong");
     assert_eq!(failure.what, "the configuration has 2 errors");

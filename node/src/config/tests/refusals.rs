@@ -1,4 +1,4 @@
-//! What is wrong with a configuration, as a person reads it.
+//! Problems of configurations, as they are printed.
 
 use zbelastic_kernels::{DeviceSizes, Precision};
 
@@ -69,13 +69,13 @@ fn words_are_refused_with_the_nearest() {
 
 #[test]
 fn what_was_probably_meant_is_suggested() {
-    for (key, said, meant) in [
+    for (key, typed, meant) in [
         ("schedule.max_mem", "10GB", "schedule.max_mem = \"10GiB\""),
         ("schedule.max_mem", "1.5g", "schedule.max_mem = \"1.5GiB\""),
         ("schedule.max_mem", "lots", "schedule.max_mem = \"10GiB\""),
         ("model.preset", "gpt2", "model.preset = \"gpt2-124m\""),
     ] {
-        let failure = load_with(TINY, &[set(&format!("{key}={said}"))]).expect_err(key);
+        let failure = load_with(TINY, &[set(&format!("{key}={typed}"))]).expect_err(key);
         assert_eq!(failure.details[0].hint.as_deref(), Some(meant), "{failure}");
     }
 }
@@ -177,7 +177,7 @@ fn slices_that_cannot_be_are_refused() {
 }
 
 #[test]
-fn keys_that_do_not_go_together_are_refused_at_the_one_said_last() {
+fn keys_that_do_not_go_together_are_refused_at_the_last_one() {
     check_tiny(
         "heads = 3\n[train]\nglobal_batch = 20\nmicrobatch = 3\n",
         "

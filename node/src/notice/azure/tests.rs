@@ -1,4 +1,4 @@
-//! What Microsoft's answers mean, and what is requested when.
+//! Parsing of Microsoft's answers, and the order of requests.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -120,26 +120,26 @@ fn listening() -> AzureWatch {
 fn the_first_list_may_take_long() {
     let pace = PollTimings::default();
     let mut watch = AzureWatch::new(pace);
-    assert!(watch.question().path.contains("/compute/name?"));
-    assert_eq!(watch.question().patience, pace.patience);
+    assert!(watch.request().path.contains("/compute/name?"));
+    assert_eq!(watch.request().patience, pace.patience);
     watch.handle(answer(200, "spot-7"), NOW);
-    assert_eq!(watch.question().patience, pace.azure_first_patience);
+    assert_eq!(watch.request().patience, pace.azure_first_patience);
     watch.handle(answer(500, ""), NOW);
-    assert_eq!(watch.question().patience, pace.azure_first_patience);
+    assert_eq!(watch.request().patience, pace.azure_first_patience);
     watch.handle(answer(200, &document(&[])), NOW);
-    assert_eq!(watch.question().patience, pace.patience);
+    assert_eq!(watch.request().patience, pace.patience);
 }
 
 #[test]
-fn an_event_is_told_once() {
+fn an_event_is_reported_once() {
     let mut watch = listening();
-    let mut told = |events: &[serde_json::Value]| {
+    let mut notice_count = |events: &[serde_json::Value]| {
         watch.handle(answer(200, &document(events)), NOW).notices.len()
     };
     let [a, b] = ["a", "b"].map(|id| event(id, "Preempt", "spot-7"));
-    assert_eq!(told(std::slice::from_ref(&a)), 1);
-    assert_eq!(told(&[a.clone(), a.clone()]), 0);
-    assert_eq!(told(&[b, a]), 1);
+    assert_eq!(notice_count(std::slice::from_ref(&a)), 1);
+    assert_eq!(notice_count(&[a.clone(), a.clone()]), 0);
+    assert_eq!(notice_count(&[b, a]), 1);
 }
 
 #[test]
@@ -149,16 +149,16 @@ fn an_acknowledgement_is_sent_once_it_is_taken_or_given_up() {
     watch.acknowledge(EventId::new("a"));
     let json = r#"{"StartRequests":[{"EventId":"a"}]}"#.to_owned();
     for _ in 1..ACKNOWLEDGE_TRIES {
-        assert_eq!(watch.question().method, HttpMethod::Post(json.clone()));
+        assert_eq!(watch.request().method, HttpMethod::Post(json.clone()));
         watch.handle(answer(500, ""), NOW);
     }
-    assert_eq!(watch.question().method, HttpMethod::Post(json.clone()));
+    assert_eq!(watch.request().method, HttpMethod::Post(json.clone()));
     watch.handle(answer(500, ""), NOW);
-    assert_eq!(watch.question().method, HttpMethod::Get, "given up");
+    assert_eq!(watch.request().method, HttpMethod::Get, "given up");
     watch.acknowledge(EventId::new("a"));
-    assert_eq!(watch.question().method, HttpMethod::Post(json));
+    assert_eq!(watch.request().method, HttpMethod::Post(json));
     assert_eq!(watch.handle(answer(200, ""), NOW), PollOutcome::at_once());
-    assert_eq!(watch.question().method, HttpMethod::Get, "taken");
+    assert_eq!(watch.request().method, HttpMethod::Get, "taken");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Puts together what stages send: a record for every minibatch, as for a step.
+//! Puts together the messages of stages: a record for every minibatch, as for a step.
 //!
 //! No stage waits for these records. A minibatch is reported when its last loss is known and
 //! every chunk has made the update that its last microbatch is part of.
@@ -23,7 +23,7 @@ use crate::train::interrupt::Interrupt;
 use crate::train::progress_event::{ProgressEvent, StepRecord};
 use crate::train::timing::BubbleShares;
 
-/// What a run came to.
+/// The outcome of a run.
 pub struct AsyncTrainingOutcome {
     pub state: AsyncState,
     /// The order that the stages found, if they were to find one.
@@ -84,11 +84,11 @@ impl<'a> AsyncCoordinator<'a> {
         messages: &Receiver<AsyncStageMessage>,
     ) -> Result<AsyncTrainingOutcome, CommandFailure> {
         let mut state = AsyncState::default();
-        let mut orders: BTreeMap<StageIndex, Vec<AsyncOp>> = BTreeMap::new();
+        let mut ops_by_stage: BTreeMap<StageIndex, Vec<AsyncOp>> = BTreeMap::new();
         let mut failure = None;
         // Ends when the last stage has left.
-        for told in messages {
-            match told {
+        for message in messages {
+            match message {
                 AsyncStageMessage::Ready => {
                     (self.began, self.reported_at) = (Instant::now(), Instant::now())
                 }
@@ -99,7 +99,7 @@ impl<'a> AsyncCoordinator<'a> {
                 }
                 AsyncStageMessage::Finished { stage, state: of_stage, found } => {
                     state.extend(of_stage);
-                    orders.extend(found.map(|ops| (stage, ops)));
+                    ops_by_stage.extend(found.map(|ops| (stage, ops)));
                 }
                 AsyncStageMessage::OutOfMemory { stage, error } => {
                     failure = failure.or(Some(out_of_memory(stage, &error)));
@@ -113,13 +113,14 @@ impl<'a> AsyncCoordinator<'a> {
                 self.stop.store(true, Ordering::Relaxed);
             }
         }
-        let (steps_done, elapsed) = (self.steps_done.into(), self.reported_at - self.began);
+        let steps_done = self.steps_done.into();
+        let elapsed = self.reported_at - self.began;
         match failure {
             Some(failure) => Err(failure),
             None => {
                 let program = &self.setup.plan.program;
-                let is_found = orders.len() == program.stages.len();
-                let stages = orders.into_values().collect();
+                let is_found = ops_by_stage.len() == program.stages.len();
+                let stages = ops_by_stage.into_values().collect();
                 let order = is_found.then(|| AsyncProgram { stages, ..program.clone() });
                 Ok(AsyncTrainingOutcome { state, order, steps_done, elapsed })
             }
@@ -242,7 +243,7 @@ impl<'a> AsyncCoordinator<'a> {
     }
 }
 
-/// What became of a minibatch: left out if a chunk left it out, clipped as hard as it was anywhere.
+/// The verdict on a minibatch: left out if a chunk left it out, clipped as hard as it was anywhere.
 fn verdict(updates: &[AsyncUpdate]) -> Verdict {
     let coefficients: Option<Vec<f32>> =
         updates.iter().map(|updated| updated.coefficient).collect();

@@ -1,4 +1,4 @@
-//! The plan of a run without steps, and what to expect of it.
+//! The plan of a run without steps, with its predicted memory and bubble.
 
 use std::fmt;
 use std::fs;
@@ -21,7 +21,7 @@ use crate::train::prepare::stage_memory_detail;
 pub struct AsyncPlanChoice {
     /// The plan that stages follow.
     pub plan: AsyncPlan,
-    /// What its stages take.
+    /// Memory that its stages take.
     pub memory: Vec<StageMemory>,
     /// The share of the time in which the busiest stage should wait; 0 where the order is found
     /// while it runs.
@@ -31,7 +31,8 @@ pub struct AsyncPlanChoice {
 impl fmt::Display for AsyncPlanChoice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let largest = self.memory.iter().map(StageMemory::total).max().unwrap_or(Bytes(0));
-        let (kind, bubble) = (self.plan.program.kind, 100.0 * self.bubble);
+        let kind = self.plan.program.kind;
+        let bubble = 100.0 * self.bubble;
         write!(f, "{kind}: asynchronous, planned bubble {bubble:.1} %, {largest} a stage")
     }
 }

@@ -16,18 +16,18 @@ use zbelastic_types::StageIndex;
 use super::AsyncStageMessage;
 use crate::train::executor_factory::StageBackendFactory;
 
-/// How long a stage that waits for a frame goes without looking whether the run should stop.
+/// How long a stage that waits for a frame goes without checking whether the run should stop.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
-/// What a stage begins with.
+/// The worker of a stage, before it begins.
 pub struct AsyncStageWorker<'a, O: StageBackendFactory> {
     pub stage: StageIndex,
     pub setup: Arc<AsyncSetup>,
     pub corpus: Arc<Corpus>,
-    /// What makes its backend.
+    /// The factory that makes its backend.
     pub factory: &'a O,
     pub mailbox: Receiver<AsyncFrame>,
-    /// The mail of every stage.
+    /// The senders of all stages' mailboxes, by stage.
     pub mailboxes: Vec<SyncSender<AsyncFrame>>,
     pub coordinator: SyncSender<AsyncStageMessage>,
     /// Whether the run should stop. One writer, and no order to keep with anything else.
@@ -37,9 +37,9 @@ pub struct AsyncStageWorker<'a, O: StageBackendFactory> {
 type WorkerStage<O> = AsyncStage<<O as StageBackendFactory>::Backend, Arc<Corpus>>;
 
 impl<O: StageBackendFactory> AsyncStageWorker<'_, O> {
-    /// Trains to the end of the program, or until the conductor stops it.
+    /// Trains to the end of the program, or until the coordinator stops it.
     pub fn run(self) {
-        let notice = AsyncUnwindGuard { stage: self.stage, coordinator: self.coordinator.clone() };
+        let guard = AsyncUnwindGuard { stage: self.stage, coordinator: self.coordinator.clone() };
         let made = self.factory.backend(self.stage).and_then(|backend| {
             AsyncStage::new(self.setup.clone(), self.stage, backend, self.corpus.clone())
         });
@@ -47,9 +47,11 @@ impl<O: StageBackendFactory> AsyncStageWorker<'_, O> {
             Ok(mut stage) => {
                 self.report(AsyncStageMessage::Ready);
                 self.drive(&mut stage);
-                let (stage_index, state) = (self.stage, stage.state());
-                let (found, fault) = (stage.found().map(<[_]>::to_vec), stage.fault());
-                // The device's memory is given back before the conductor puts the model together.
+                let stage_index = self.stage;
+                let state = stage.state();
+                let found = stage.found().map(<[_]>::to_vec);
+                let fault = stage.fault();
+                // The device's memory is given back before the coordinator puts the model together.
                 drop(stage);
                 match fault {
                     // What was read of it is no result.
@@ -68,7 +70,7 @@ impl<O: StageBackendFactory> AsyncStageWorker<'_, O> {
                 });
             }
         }
-        drop(notice);
+        drop(guard);
     }
 
     /// Runs a stage until it has finished, should stop, or has no device any more.
@@ -124,13 +126,13 @@ impl<O: StageBackendFactory> AsyncStageWorker<'_, O> {
         self.report(AsyncStageMessage::Faulted { stage: self.stage, device, fault });
     }
 
-    /// Sends to the conductor. If it has left, the stage is about to be stopped.
-    fn report(&self, told: AsyncStageMessage) {
-        let _ = self.coordinator.send(told);
+    /// Sends `message` to the coordinator. If it has left, the stage is about to be stopped.
+    fn report(&self, message: AsyncStageMessage) {
+        let _ = self.coordinator.send(message);
     }
 }
 
-/// Sends [`AsyncStageMessage::Died`] to the conductor when the thread unwinds.
+/// Sends [`AsyncStageMessage::Died`] to the coordinator when the thread unwinds.
 struct AsyncUnwindGuard {
     stage: StageIndex,
     coordinator: SyncSender<AsyncStageMessage>,

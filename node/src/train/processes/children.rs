@@ -22,14 +22,14 @@ use crate::failure::{CommandFailure, FailureCode, FailureDetail};
 use crate::train::folder::CLUSTER;
 use crate::whole_file;
 
-/// A process that ends by itself so often without a step sealed in between is not started again. One that
-/// is killed always is: that is what a run in processes is for.
+/// A process that ends by itself so often without a step sealed in between is not started again.
+/// One that is killed always is: that is what a run in processes is for.
 const DEATHS_MAX: u32 = 5;
 /// The folder of the controller, and its name.
 const CONTROLLER: &str = "controller";
 /// Processes of a run that was killed let go of its port within this.
 const PORT_WITHIN: Duration = Duration::from_secs(5);
-/// How often it is looked whether they have.
+/// How often they are checked for it.
 const PORT_PAUSE: Duration = Duration::from_millis(50);
 /// Lines of a log that a failure quotes.
 const LAST_LINES: usize = 6;
@@ -41,11 +41,11 @@ struct ChildProcess {
     program: LaunchSpec,
 }
 
-/// What a process is started with.
+/// The arguments that a process is started with.
 #[derive(Clone)]
 struct LaunchSpec {
     arguments: Vec<String>,
-    /// What lets it join.
+    /// The token that it joins with.
     token: Option<String>,
 }
 
@@ -53,18 +53,19 @@ fn worker_name(number: u32) -> String {
     format!("worker-{number}")
 }
 
-/// What workers compute on.
+/// The devices that workers compute on.
 pub struct WorkerDevices {
     /// Threads that compute, in each.
     pub threads: usize,
-    /// NVIDIA devices, dealt out in turn; none if processors are meant.
+    /// NVIDIA devices, dealt out in turn; none for the CPU.
     pub devices: Vec<usize>,
-    /// What each may take of its device, for they do not know of each other.
+    /// Memory that each may take of its device, for they do not know of each other.
     pub memory: Option<Bytes>,
 }
 
 impl WorkerDevices {
-    /// Arguments that give the worker of this number, counted from 0, its device and its part of it.
+    /// Arguments that give the worker of this number, counted from 0, its device and its part of
+    /// it.
     fn device_arguments(&self, number: usize) -> Vec<String> {
         if self.devices.is_empty() {
             return Vec::new();
@@ -101,7 +102,7 @@ impl ChildProcesses {
         // Processes that were interrupted know their controller by the address it had.
         let held = NodeDataFolder::new(folder.join(CONTROLLER)).identity();
         let address = match NodeRecord::load(&held) {
-            Ok(Some(home)) => await_port(home.bind)?,
+            Ok(Some(node_record)) => await_port(node_record.bind)?,
             Ok(None) => UdpSocket::bind("127.0.0.1:0")
                 .and_then(|socket| socket.local_addr())
                 .map_err(wrong)?,
@@ -149,8 +150,8 @@ impl ChildProcesses {
         !matches!(NodeRecord::load(&held), Ok(Some(_)))
     }
 
-    /// Starts a worker, with a token if it is new. The token is in its environment, which no other user of
-    /// the machine can read; command lines all users can.
+    /// Starts a worker, with a token if it is new. The token is in its environment, which no other
+    /// user of the machine can read; command lines all users can.
     ///
     /// # Errors
     /// If it cannot be started.
@@ -159,7 +160,8 @@ impl ChildProcesses {
         number: u32,
         token: Option<String>,
     ) -> Result<(), CommandFailure> {
-        let (address, threads) = (self.address.clone(), self.workers.threads.to_string());
+        let address = self.address.clone();
+        let threads = self.workers.threads.to_string();
         let name = worker_name(number);
         let arguments = [
             "join",
@@ -278,7 +280,8 @@ fn await_port(address: SocketAddr) -> Result<SocketAddr, CommandFailure> {
                 let what = format!("the run cannot go on at {address}, where it was: {error}");
                 let mut failure = CommandFailure::new(FailureCode::WrongState, what);
                 let detail = FailureDetail::new("its processes know each other by that address");
-                failure.details = vec![detail.hint("end whoever has the port; or another --out")];
+                failure.details =
+                    vec![detail.hint("end the process that has the port; or another --out")];
                 return Err(failure);
             }
             Err(_) => thread::sleep(PORT_PAUSE),

@@ -1,5 +1,5 @@
-//! Follows a run in processes: its events as the news that a run in one process reports. A run that is
-//! to end before its time is held, which keeps the version it is held at.
+//! Follows a run in processes: its events as the progress events of a run in one process. A run
+//! that is to end before its time is held, which keeps the version it is held at.
 
 use std::ops::ControlFlow;
 use std::thread;
@@ -29,24 +29,24 @@ const STATUS_PAUSE: Duration = Duration::from_millis(500);
 /// How often a person reads what takes long, and how long it must take to be worth a line.
 const ACTIVITY_EVERY: Duration = Duration::from_secs(5);
 
-/// What happens, as it is reported to the observer.
+/// An event of a run, as it is reported to the observer.
 pub enum ClusterRunEvent<'a> {
-    /// News that a run in one process reports too.
+    /// An event that a run in one process reports too.
     Progress(ProgressEvent),
     /// Work was dropped, with the reason that the cluster's event gives.
     Rollback(RollbackEvent),
     /// An event that only a cluster has.
     Event(&'a ClusterEvent),
-    /// What takes long, and how far it is.
+    /// A long activity, and its progress.
     Activity(String),
 }
 
-/// Called with what happens; breaks if the run is to end with the step under way.
+/// Called with each event; breaks if the run is to end with the step under way.
 pub type RunObserver<'a> = &'a mut dyn FnMut(ClusterRunEvent<'_>) -> ControlFlow<()>;
 
-/// What a run is followed for.
+/// Options of following a run.
 pub struct FollowOptions<'a> {
-    /// Whether a person wants it to end before its time.
+    /// Whether a person requested that it ends early.
     pub interrupt: &'a Interrupt,
     /// Whether held-out text is read at the end.
     pub reads_held_out: bool,
@@ -65,46 +65,46 @@ pub struct FollowOutcome {
 /// Reports what happens until the run is over. The model is written once its checkpoint is durable.
 ///
 /// # Errors
-/// If it ends otherwise than done or as it was wished, or no answer comes for too long.
+/// If it ends otherwise than done or as requested, or no answer comes for too long.
 pub fn follow(
     from: u64,
-    wishes: &FollowOptions<'_>,
+    options: &FollowOptions<'_>,
     (children, client): (&mut ChildProcesses, &mut ApiClient<'_>),
     writer: &mut ModelWriter,
     observe: RunObserver<'_>,
 ) -> Result<FollowOutcome, CommandFailure> {
-    let mut follower = EventPoller::starting_at(from);
-    let mut course = RunTracker::new(wishes);
-    let mut heard = Instant::now();
+    let mut poller = EventPoller::starting_at(from);
+    let mut tracker = RunTracker::new(options);
+    let mut answered_at = Instant::now();
     loop {
         children.restart_ended()?;
-        let polled = match follower.poll(client) {
+        let polled = match poller.poll(client) {
             Ok(polled) => polled,
-            Err(error) if heard.elapsed() > STALL_TIMEOUT => return Err(error.into()),
+            Err(error) if answered_at.elapsed() > STALL_TIMEOUT => return Err(error.into()),
             Err(_) => {
                 thread::sleep(POLL_PAUSE);
                 continue;
             }
         };
-        heard = Instant::now();
+        answered_at = Instant::now();
         if polled.is_other_log {
-            course.replay_filter.begin();
+            tracker.replay_filter.begin();
         }
-        polled.events.iter().for_each(|event| course.report(event, observe));
+        polled.events.iter().for_each(|event| tracker.report(event, observe));
         if polled.events.iter().any(|event| matches!(event.kind, EventKind::Step { .. })) {
             children.note_sealed();
         }
-        course.pause_if_requested(client);
+        tracker.pause_if_requested(client);
         if !polled.events.is_empty() {
             continue;
         }
-        if course.may_be_over()
-            && let Some(steps_done) = course.over((children, client), writer, observe)?
+        if tracker.may_be_over()
+            && let Some(steps_done) = tracker.over((children, client), writer, observe)?
         {
-            // What was sealed between the last question and the end.
-            let rest = follower.poll(client).unwrap_or_default();
-            rest.events.iter().for_each(|event| course.report(event, observe));
-            return Ok(course.ended(steps_done));
+            // What was sealed between the last request and the end.
+            let rest = poller.poll(client).unwrap_or_default();
+            rest.events.iter().for_each(|event| tracker.report(event, observe));
+            return Ok(tracker.ended(steps_done));
         }
         thread::sleep(POLL_PAUSE);
     }
@@ -120,7 +120,7 @@ struct RunTracker<'a> {
     /// Whether all steps are sealed, or it is held: a checkpoint or a loss is missing.
     is_ending: bool,
     stall_watch: StallWatch,
-    /// Whether it was held from here.
+    /// Whether this process paused it.
     is_held: bool,
     /// The last warning of the cluster.
     warning: Option<String>,
@@ -131,9 +131,9 @@ struct RunTracker<'a> {
 }
 
 impl<'a> RunTracker<'a> {
-    fn new(wishes: &'a FollowOptions<'a>) -> Self {
+    fn new(options: &'a FollowOptions<'a>) -> Self {
         Self {
-            options: wishes,
+            options: options,
             is_left: false,
             replay_filter: ReplayFilter::default(),
             held_out: None,
@@ -159,26 +159,26 @@ impl<'a> RunTracker<'a> {
         if let EventKind::Warning { what } = &event.kind {
             self.warning = Some(what.clone());
         }
-        // The pause was ordered from here, so it is no news.
+        // The pause was requested here, so it is not reported.
         if self.is_held && matches!(event.kind, EventKind::Paused { .. }) {
             return;
         }
         self.reported_at = Instant::now();
-        let told = observed_event(event, self.options.bubble_planned);
-        self.is_left |= observe(told).is_break();
+        let observed = observed_event(event, self.options.bubble_planned);
+        self.is_left |= observe(observed).is_break();
     }
 
     /// Holds a run that is to end before its time, once there is something to keep.
     fn pause_if_requested(&mut self, client: &mut ApiClient<'_>) {
-        let is_wished = self.is_left || self.options.interrupt.is_requested();
-        if !is_wished || self.is_held {
+        let is_requested = self.is_left || self.options.interrupt.is_requested();
+        if !is_requested || self.is_held {
             return;
         }
         let status = client.status().ok().and_then(|status| status.job);
         if status.is_none_or(|job| job.step == 0) {
             return;
         }
-        // If there is no answer, or it is done meanwhile, that shows when it is looked at again.
+        // If there is no answer, or it is done meanwhile, that shows at the next request.
         self.is_held = matches!(client.send(&ApiRequest::Pause), Ok(ApiAnswer::Job(_)));
     }
 
@@ -186,7 +186,9 @@ impl<'a> RunTracker<'a> {
     fn may_be_over(&mut self) -> bool {
         let is_ending = self.is_ending || self.is_held;
         if !is_ending
-            && self.status_requested_at.is_some_and(|asked| asked.elapsed() < STATUS_PAUSE)
+            && self
+                .status_requested_at
+                .is_some_and(|requested_at| requested_at.elapsed() < STATUS_PAUSE)
         {
             return false;
         }
@@ -222,7 +224,7 @@ impl<'a> RunTracker<'a> {
                 Err(CommandFailure::new(FailureCode::WrongState, what))
             }
             JobPhaseStatus::Stopped => {
-                let what = format!("somebody stopped the run after step {}", job.step);
+                let what = format!("the run was stopped by a command after step {}", job.step);
                 Err(CommandFailure::new(FailureCode::WrongState, what))
             }
             JobPhaseStatus::Paused if self.is_held && client.checkpoint(job.step).is_ok() => {
@@ -234,7 +236,7 @@ impl<'a> RunTracker<'a> {
         }
     }
 
-    /// Reports what takes long, if nothing was reported for a while.
+    /// Reports a long activity, if nothing was reported for a while.
     fn report_activity(&mut self, status: &StatusReport, now: Instant, observe: RunObserver<'_>) {
         let text = activity_text(status);
         if let Some(text) = text.filter(|_| now.duration_since(self.reported_at) >= ACTIVITY_EVERY)
@@ -245,11 +247,11 @@ impl<'a> RunTracker<'a> {
     }
 
     /// The failure of a run that is given up.
-    fn given_up(&self, in_vain: &GiveUpReason, children: &ChildProcesses) -> CommandFailure {
-        let mut failure = in_vain.failure(Vec::new());
+    fn given_up(&self, give_up: &GiveUpReason, children: &ChildProcesses) -> CommandFailure {
+        let mut failure = give_up.failure(Vec::new());
         failure.details.extend(self.warning.iter().map(|what| FailureDetail::new(what.clone())));
         failure.details.extend(children.last_log_lines());
-        if let GiveUpReason::Checkpoint { .. } = in_vain {
+        if let GiveUpReason::Checkpoint { .. } = give_up {
             if self.options.interrupt.is_requested() {
                 failure.code = self.options.interrupt.code();
             }
@@ -257,7 +259,7 @@ impl<'a> RunTracker<'a> {
             let detail = FailureDetail::new(
                 "there is no model of it; what is sealed stays with its processes",
             );
-            let hint = format!("room on the disk; then the same command with --out {out} goes on");
+            let hint = format!("space on the disk; then the same command with --out {out} goes on");
             failure.details.push(detail.hint(hint));
         }
         failure
@@ -269,7 +271,7 @@ impl<'a> RunTracker<'a> {
     }
 }
 
-/// What a run waits for, or which members are at something that takes long.
+/// The reason that a run waits, or the members with a long activity.
 fn activity_text(status: &StatusReport) -> Option<String> {
     if let Some(JobPhaseStatus::Waiting { reason }) = status.job.as_ref().map(|job| &job.phase) {
         return Some(reason.clone());

@@ -1,5 +1,6 @@
-//! The model that a run ends with: read out of its last checkpoint and written in a thread of its own, as
-//! soon as that checkpoint is durable. Workers may evaluate held-out text for longer than that takes.
+//! The model that a run ends with: read out of its last checkpoint and written in a thread of its
+//! own, as soon as that checkpoint is durable. Workers may evaluate held-out text for longer than
+//! that takes.
 
 use std::io;
 use std::path::PathBuf;
@@ -58,7 +59,7 @@ impl ModelSource {
     }
 }
 
-/// Writes the model beside what the run still waits for.
+/// Writes the model while the run still waits for other results.
 #[derive(Debug)]
 pub struct ModelWriter {
     source: ModelSource,
@@ -72,7 +73,8 @@ impl ModelWriter {
         Self { source, begun: None }
     }
 
-    /// Begins to write the model: the checkpoint of the last step is durable. A second call changes nothing.
+    /// Begins to write the model: the checkpoint of the last step is durable. A second call changes
+    /// nothing.
     pub fn begin(&mut self, step: u64) {
         if self.begun.as_ref().is_some_and(|(begun, _)| *begun == step) {
             return;
@@ -87,8 +89,8 @@ impl ModelWriter {
         self.begun = spawned.ok().map(|thread| (step, thread));
     }
 
-    /// What was written of a step. If that failed, as it does when a controller ends meanwhile, it is tried
-    /// once more here.
+    /// What was written of a step. If that failed, as it does when a controller ends meanwhile, it
+    /// is tried once more here.
     ///
     /// # Errors
     /// As [`ModelSource::write`].
@@ -118,23 +120,23 @@ mod tests {
 
     #[test]
     fn what_could_not_be_written_beside_is_tried_once_more() {
-        let home = tempfile::tempdir().expect("a folder");
+        let folder = tempfile::tempdir().expect("a folder");
         let model =
             load_document("test", "[model]\npreset = \"tiny\"\n").expect("legal").config.model;
         let source = ModelSource {
             address: "127.0.0.1:1".to_owned(),
-            controller: NodeDataFolder::new(home.path().join("nobody")),
+            controller: NodeDataFolder::new(folder.path().join("nobody")),
             model,
-            folder: home.path().to_owned(),
+            folder: folder.path().to_owned(),
         };
         let mut writer = ModelWriter::new(source);
         writer.begin(3);
         writer.begin(3);
         let refusal =
             ApiRefusal::NotFound { thing: ResourceKind::Checkpoint, name: "3".to_owned() };
-        let (mut client, asked) = scripted(vec![Ok(ApiAnswer::Refused(refusal))]);
+        let (mut client, requests) = scripted(vec![Ok(ApiAnswer::Refused(refusal))]);
         let failure = writer.finish(3, &mut client).expect_err("there is none");
         assert_eq!(failure.code, FailureCode::NotFound, "{failure}");
-        assert_eq!(asked.borrow().len(), 1, "what the thread asked went nowhere");
+        assert_eq!(requests.borrow().len(), 1, "what the thread asked went nowhere");
     }
 }

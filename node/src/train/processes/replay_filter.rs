@@ -1,5 +1,5 @@
-//! Leaves out events that a restarted controller sends once more: it reads its log from the beginning, and
-//! sends all of it as if it happened now.
+//! Leaves out events that a restarted controller sends once more: it reads its log from the
+//! beginning, and sends all of it as if it happened now.
 
 use crate::api::EventKind;
 
@@ -50,10 +50,10 @@ impl ReplayFilter {
             | EventKind::Warning { .. }
             | EventKind::Other => None,
         };
-        if let Some((told, found)) = numbered {
-            self.is_replaying &= found <= *told;
+        if let Some((last, found)) = numbered {
+            self.is_replaying &= found <= *last;
             if !self.is_replaying {
-                *told = found;
+                *last = found;
             }
         }
         // Text that was held out and warnings are no part of a log.
@@ -86,17 +86,17 @@ mod tests {
     }
 
     #[test]
-    fn what_another_life_tells_again_is_told_once() {
-        let mut retold = ReplayFilter::default();
-        let new = |retold: &mut ReplayFilter, kinds: &[EventKind]| -> Vec<bool> {
-            kinds.iter().map(|kind| retold.is_new(kind)).collect()
+    fn what_another_log_repeats_is_reported_once() {
+        let mut filter = ReplayFilter::default();
+        let new = |filter: &mut ReplayFilter, kinds: &[EventKind]| -> Vec<bool> {
+            kinds.iter().map(|kind| filter.is_new(kind)).collect()
         };
         let first = [running(1), checkpoint(4), rewound(), running(2), checkpoint(4)];
-        assert_eq!(new(&mut retold, &first), [true; 5]);
-        retold.begin();
-        assert_eq!(new(&mut retold, &first), [false; 5]);
+        assert_eq!(new(&mut filter, &first), [true; 5]);
+        filter.begin();
+        assert_eq!(new(&mut filter, &first), [false; 5]);
         let warning = EventKind::Warning { what: "a disk is full".to_owned() };
         let kinds = [EventKind::QuorumHeld, warning, checkpoint(8), rewound(), checkpoint(4)];
-        assert_eq!(new(&mut retold, &kinds), [false, true, true, true, true]);
+        assert_eq!(new(&mut filter, &kinds), [false, true, true, true, true]);
     }
 }

@@ -1,6 +1,6 @@
-//! When a run of processes on this machine is given up: never because something takes long, only because
-//! nothing makes progress. What counts as progress is what workers report: operations that run, bytes of
-//! layers that come, layers that become durable.
+//! When a run of processes on this machine is given up: never because something takes long, only
+//! because nothing makes progress. What counts as progress is what workers report: operations that
+//! run, bytes of layers that come, layers that become durable.
 
 use std::time::{Duration, Instant};
 
@@ -8,20 +8,21 @@ use crate::api::{JobPhaseStatus, StatusReport};
 use crate::cluster::activity::LongActivity;
 use crate::failure::{CommandFailure, FailureCode, FailureDetail};
 
-/// Nothing has changed for so long: longer than the loss of a node is noticed, a controller elected, a
-/// process started again and a connection dialled, one after the other, on a machine with too few cores.
+/// Nothing has changed for so long: longer than the loss of a node is noticed, a controller
+/// elected, a process started again and a connection dialled, one after the other, on a machine
+/// with too few cores.
 pub(super) const STALL_TIMEOUT: Duration = Duration::from_secs(60);
-/// The same while workers are missing, which may be starting on devices: drivers, contexts and kernels that
-/// are compiled take minutes there, and no progress of that is reported.
+/// The same while workers are missing, which may be starting on devices: drivers, contexts and
+/// kernels that are compiled take minutes there, and no progress of that is reported.
 pub(super) const STARTUP_STALL_TIMEOUT: Duration = Duration::from_secs(600);
-/// No worker has evaluated for so long and no loss came: the worker that would report it is gone. The two
-/// reports may overtake each other by less than a heartbeat.
+/// No worker has evaluated for so long and no loss came: the worker that would report it is gone.
+/// The two reports may overtake each other by less than a heartbeat.
 const EVALUATION_GONE: Duration = Duration::from_secs(5);
-/// Plans under which the last checkpoint is tried in vain, each by its holders, before it is given up: the
-/// disks of the first one may have been full, those of the third one are everybody's.
+/// Plans under which the last checkpoint is tried in vain, each by its holders, before it is given
+/// up: the disks of the first one may have been full, those of the third one are everybody's.
 const PLANS_IN_VAIN_MAX: u64 = 3;
 
-/// What was seen last, and since when.
+/// The last observed value, and since when it holds.
 pub(super) struct StallTimer<T> {
     seen: Option<T>,
     since: Instant,
@@ -41,12 +42,12 @@ impl<T: PartialEq> StallTimer<T> {
     }
 }
 
-/// What changes while anything makes progress.
+/// Counts that change while anything makes progress.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct ProgressSnapshot {
     step: u64,
     layers_durable: u32,
-    /// What each worker has done, and what it is at.
+    /// The work of each worker, and its current activity.
     work: Vec<Option<(u64, Option<LongActivity>)>>,
     is_waiting: bool,
 }
@@ -106,7 +107,7 @@ impl StallWatch {
         }
     }
 
-    /// Looks at what a run does now.
+    /// Checks what a run does now.
     ///
     /// # Errors
     /// If it waits, or writes what it ends with, and nothing has made progress for the limit.
@@ -187,7 +188,7 @@ impl GiveUpReason {
                     "nothing has made progress for {} s",
                     limit.as_secs()
                 ))
-                .why("all workers are processes of this machine, so nobody else will come")
+                .why("all workers are processes of this machine, so no other worker will join")
                 .hint(
                     "what they say below; a smaller train.microbatch, or fewer --workers, \
                              if it is memory",
@@ -210,12 +211,12 @@ mod tests {
     use super::*;
     use crate::api::{SavingStatus, WorkStatus, sample};
 
-    /// Looks at these, a second after the other times the step.
-    fn look(looks: &[StatusReport], step: Duration) -> Vec<bool> {
+    /// Checks these reports, `step` apart in time.
+    fn checks(reports: &[StatusReport], step: Duration) -> Vec<bool> {
         let began = Instant::now();
         let mut watch = StallWatch::begin(began);
-        let looked = (0u32..).zip(looks);
-        looked.map(|(n, status)| watch.check(status, began + step * n).is_ok()).collect()
+        let numbered = (0u32..).zip(reports);
+        numbered.map(|(n, status)| watch.check(status, began + step * n).is_ok()).collect()
     }
 
     fn status(phase: JobPhaseStatus, step: u64, done: u64) -> StatusReport {
@@ -232,18 +233,18 @@ mod tests {
 
     #[test]
     fn a_run_that_waits_and_makes_no_progress_is_given_up_at_the_limit_and_not_before() {
-        let looks: Vec<_> = (0..4).map(|_| waiting(7)).collect();
-        assert_eq!(look(&looks, STARTUP_STALL_TIMEOUT / 3), [true, true, true, false]);
+        let reports: Vec<_> = (0..4).map(|_| waiting(7)).collect();
+        assert_eq!(checks(&reports, STARTUP_STALL_TIMEOUT / 3), [true, true, true, false]);
     }
 
     #[test]
     fn a_run_that_makes_progress_may_wait_for_ever() {
-        let looks: Vec<_> = (0..9).map(waiting).collect();
-        assert!(look(&looks, STARTUP_STALL_TIMEOUT).iter().all(|is_ok| *is_ok));
-        let mut looks: Vec<_> = (0..7).map(|_| waiting(7)).collect();
-        looks[2] = status(JobPhaseStatus::Running, 4, 7);
+        let reports: Vec<_> = (0..9).map(waiting).collect();
+        assert!(checks(&reports, STARTUP_STALL_TIMEOUT).iter().all(|is_ok| *is_ok));
+        let mut reports: Vec<_> = (0..7).map(|_| waiting(7)).collect();
+        reports[2] = status(JobPhaseStatus::Running, 4, 7);
         let expected = [true, true, true, true, true, true, false];
-        assert_eq!(look(&looks, STARTUP_STALL_TIMEOUT / 3), expected);
+        assert_eq!(checks(&reports, STARTUP_STALL_TIMEOUT / 3), expected);
     }
 
     fn saving(layers_durable: u32, generation: u64, done: u64) -> StatusReport {
@@ -258,12 +259,12 @@ mod tests {
     #[test]
     fn a_last_checkpoint_may_take_long_and_is_given_up_when_nothing_of_it_becomes_durable() {
         let slow: Vec<_> = (0..9).map(|layers| saving(layers, 1, 0)).collect();
-        assert!(look(&slow, STALL_TIMEOUT).iter().all(|is_ok| *is_ok), "a layer a minute");
+        assert!(checks(&slow, STALL_TIMEOUT).iter().all(|is_ok| *is_ok), "a layer a minute");
         let stuck: Vec<_> = (0..4).map(|_| saving(5, 1, 0)).collect();
-        assert_eq!(look(&stuck, STALL_TIMEOUT / 3), [true, true, true, false]);
+        assert_eq!(checks(&stuck, STALL_TIMEOUT / 3), [true, true, true, false]);
         let full: Vec<_> = (0..4).map(|generation| saving(5, generation, generation)).collect();
         assert_eq!(
-            look(&full, STALL_TIMEOUT / 9),
+            checks(&full, STALL_TIMEOUT / 9),
             [true, true, true, false],
             "disks that are full"
         );
@@ -286,11 +287,11 @@ mod tests {
     #[test]
     fn what_it_waited_for_and_who_did_not_come_is_named() {
         let reason = "1 of 2 workers are there".to_owned();
-        let in_vain = GiveUpReason::Stalled { reason, limit: Duration::from_secs(3) };
-        let failure = in_vain.failure(vec![FailureDetail::new("worker 2 said: no memory")]);
+        let give_up = GiveUpReason::Stalled { reason, limit: Duration::from_secs(3) };
+        let failure = give_up.failure(vec![FailureDetail::new("worker 2 said: no memory")]);
         assert_eq!(failure.code, FailureCode::WrongState);
         let text = failure.to_string();
-        let words = ["the run waits: 1 of 2 workers", "for 3 s", "nobody else", "no memory"];
+        let words = ["the run waits: 1 of 2 workers", "for 3 s", "no other worker", "no memory"];
         for word in words {
             assert!(text.contains(word), "no {word} in: {text}");
         }

@@ -3,9 +3,9 @@
 use crate::api::client::ApiClient;
 use crate::api::{ApiRequest, JobPhaseStatus, RunStatus};
 
-/// Removes them, but for the parent of the run under way: a cluster keeps only so many runs that are over, and each
-/// time a run is started again with other workers leaves one. A run that came to its end stays until a person
-/// removes it. What cannot be removed now is removed the next time.
+/// Removes them, but for the parent of the run under way: a cluster keeps only so many runs that
+/// are over, and each time a run is started again with other workers leaves one. A run that came to
+/// its end stays until a person removes it. What cannot be removed now is removed the next time.
 pub fn remove_superseded(parent: &str, client: &mut ApiClient<'_>) {
     let Ok(runs) = client.runs() else { return };
     let superseded =
@@ -48,10 +48,10 @@ mod tests {
         ];
         let removed =
             ApiAnswer::Done(ChangeSummary { what: "removed".to_owned(), nodes: Vec::new() });
-        let (mut client, asked) = scripted(vec![Ok(ApiAnswer::Runs(runs)), Ok(removed)]);
+        let (mut client, requests) = scripted(vec![Ok(ApiAnswer::Runs(runs)), Ok(removed)]);
         remove_superseded("tiny-2", &mut client);
         let expected =
             [ApiRequest::RunList, ApiRequest::RunRemove { name: "tiny".to_owned(), run: 2 }];
-        assert_eq!(*asked.borrow(), expected);
+        assert_eq!(*requests.borrow(), expected);
     }
 }

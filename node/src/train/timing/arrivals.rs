@@ -1,11 +1,11 @@
-//! How long a message occupies its way, derived from how long it takes in all.
+//! How long a message occupies its link, derived from how long it takes in all.
 //!
-//! A message takes latency, and time for each of its bytes. Messages of one length show only the sum;
-//! those of two lengths that go the same way show both. Boundary tensors are of one length, a stage's
-//! gradient for the stage that keeps its copy is much longer, and sums of the stages before have no
-//! floats at all.
-//! Each is sent when an operation ends, by the sender's clock, and arrives by the receiver's. What
-//! these clocks differ by is in the times of both lengths, and not in their difference.
+//! A message takes latency, and time for each of its bytes. Messages of one length show only the
+//! sum; those of two lengths on the same link show both. Boundary tensors are of one length, a
+//! stage's gradient for the stage that keeps its copy is much longer, and sums of the stages before
+//! have no floats at all. Each is sent when an operation ends, by the sender's clock, and arrives
+//! by the receiver's. What these clocks differ by is in the times of both lengths, and not in their
+//! difference.
 
 use std::collections::BTreeMap;
 
@@ -20,8 +20,8 @@ use zbelastic_types::{Bytes, StageIndex};
 use super::causes::{made, passes_of};
 use super::{DurationSamples, MeasuredSlice, RunTiming, SliceActivity, US_MAX};
 
-/// Arrivals that a stage reports at once, and that are kept of it: a step has two of each microbatch and
-/// chunk, and few others.
+/// Arrivals that a stage reports at once, and that are kept of it: a step has two of each
+/// microbatch and chunk, and few others.
 pub const ARRIVALS_REPORTED_MAX: usize = 1024;
 const ARRIVALS_STORED_MAX: usize = 4 * ARRIVALS_REPORTED_MAX;
 /// How many times longer one message has to be for the two lengths to separate latency and rate.
@@ -34,7 +34,7 @@ pub enum ArrivalKind {
     Boundary {
         /// Turn that the pass belongs to.
         turn: Turn,
-        /// Activation or gradient.
+        /// Whether it is an activation or a gradient.
         flow: Flow,
         /// The pass that reads it.
         pass: Pass,
@@ -65,12 +65,14 @@ pub struct MessageArrival {
 }
 
 impl MessageArrival {
-    /// The arrival of a message, if it is one whose way is timed.
+    /// The arrival of a message, if it is one whose link is timed.
     pub fn of(body: &PeerBody, at_us: f64) -> Option<Self> {
         let (what, floats) = match body {
             PeerBody::Frame(frame) => match frame.mode {
                 PassMode::Training => {
-                    let (turn, flow, pass) = (frame.turn, frame.flow, frame.pass);
+                    let turn = frame.turn;
+                    let flow = frame.flow;
+                    let pass = frame.pass;
                     (ArrivalKind::Boundary { turn, flow, pass }, frame.tensor.len())
                 }
                 PassMode::Evaluation => return None,
@@ -107,9 +109,11 @@ struct MessageLags {
 }
 
 impl MessageLags {
-    /// What a boundary tensor occupies, from the shortest and the longest messages.
+    /// The time that a boundary tensor occupies the link, from the shortest and the longest
+    /// messages.
     fn occupied_us(&self) -> Option<f64> {
-        let (short, long) = (self.lags.first_key_value()?, self.lags.last_key_value()?);
+        let short = self.lags.first_key_value()?;
+        let long = self.lags.last_key_value()?;
         if *long.0 < LENGTHS_APART.saturating_mul((*short.0).max(1)) {
             return None;
         }
@@ -119,20 +123,21 @@ impl MessageLags {
 }
 
 impl RunTiming {
-    /// Records what arrived at a stage; the oldest arrivals beyond the limit are dropped.
+    /// Records messages that arrived at a stage; the oldest arrivals beyond the limit are dropped.
     pub fn record_arrivals(&mut self, stage: StageIndex, arrivals: &[MessageArrival]) {
-        let kept = &mut self.arrivals[stage.index()];
-        kept.extend(arrivals);
-        kept.drain(..kept.len().saturating_sub(ARRIVALS_STORED_MAX));
+        let stored = &mut self.arrivals[stage.index()];
+        stored.extend(arrivals);
+        stored.drain(..stored.len().saturating_sub(ARRIVALS_STORED_MAX));
     }
 
-    /// What a microbatch's boundary tensors occupy of the way between two stages, the lower one first,
-    /// where messages of several lengths came; the mean of both directions if they did in both.
+    /// The time that a microbatch's boundary tensors occupy the link between two stages, the lower
+    /// one first, where messages of several lengths came; the mean of both directions if they did
+    /// in both.
     pub(super) fn occupied(&self, turn: Turn) -> BTreeMap<(StageIndex, StageIndex), f64> {
         let slice_count = f64::from(self.slice_count());
         let mut found: BTreeMap<(StageIndex, StageIndex), Vec<f64>> = BTreeMap::new();
-        for ((from, to), ways) in self.ways(turn) {
-            let occupied_us = ways.occupied_us().map(|us| us * slice_count);
+        for ((from, to), lags) in self.lags_by_link(turn) {
+            let occupied_us = lags.occupied_us().map(|us| us * slice_count);
             found.entry((from.min(to), from.max(to))).or_default().extend(occupied_us);
         }
         found.retain(|_, both| !both.is_empty());
@@ -140,12 +145,12 @@ impl RunTiming {
         found.into_iter().map(|(pair, both)| (pair, mean(both))).collect()
     }
 
-    /// By sender and receiver. Boundary tensors are those of `turn`; what is sent when a step ends is
-    /// that of all steps that are kept, for what `turn` has of it may not be reported yet.
-    fn ways(&self, turn: Turn) -> BTreeMap<(StageIndex, StageIndex), MessageLags> {
+    /// By sender and receiver. Boundary tensors are those of `turn`; what is sent when a step ends
+    /// is that of all steps that are kept, for what `turn` has of it may not be reported yet.
+    fn lags_by_link(&self, turn: Turn) -> BTreeMap<(StageIndex, StageIndex), MessageLags> {
         let placement = self.setup.plan.placement();
         let passes = passes_of(&self.slices, turn);
-        let mut ways: BTreeMap<(StageIndex, StageIndex), MessageLags> = BTreeMap::new();
+        let mut lags_by_link: BTreeMap<(StageIndex, StageIndex), MessageLags> = BTreeMap::new();
         for (to, arrivals) in (0..).map(StageIndex).zip(&self.arrivals) {
             for MessageArrival { what, bytes, at_us } in arrivals {
                 let sent = match *what {
@@ -163,19 +168,19 @@ impl RunTiming {
                     }
                 };
                 let Some((from, sent_us)) = sent else { continue };
-                let way = ways.entry((from, to)).or_default();
-                way.lags.entry(*bytes).or_default().push(at_us - sent_us);
+                let link = lags_by_link.entry((from, to)).or_default();
+                link.lags.entry(*bytes).or_default().push(at_us - sent_us);
                 if let ArrivalKind::Boundary { .. } = what {
-                    way.boundary = Some(*bytes);
+                    link.boundary = Some(*bytes);
                 }
             }
         }
-        ways
+        lags_by_link
     }
 
-    /// When the sums of a turn were sent to a stage: when the STEP of the one before ended. Not if that
-    /// waited for a verdict, for then they were sent before it; and not behind a gradient, which they
-    /// would have waited for.
+    /// When the sums of a turn were sent to a stage: when the STEP of the one before ended. Not if
+    /// that waited for a verdict, for then they were sent before it; and not behind a gradient,
+    /// which they would have waited for.
     fn prefix_sent(&self, turn: Turn, to: StageIndex) -> Option<(StageIndex, f64)> {
         let from = StageIndex(to.0.checked_sub(1)?);
         let (before, end_us) = self.update_ended(from, turn, UpdateOp::Step)?;

@@ -1,9 +1,9 @@
 //! Why steps take as long as they do, beside what their plan says.
 //!
 //! The plan is the program simulated with what passes took in the first steps. The same program is
-//! simulated again with what every single pass of a step took, and once more with what messages took:
-//! what each of these adds is what it costs. Waits for verdicts are reported by the stages. What is left
-//! is the rest: threads that were not woken, and everything between two operations.
+//! simulated again with what every single pass of a step took, and once more with what messages
+//! took: what each of these adds is what it costs. Waits for verdicts are reported by the stages.
+//! What is left is the rest: threads that were not woken, and everything between two operations.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -21,13 +21,13 @@ use super::{MeasuredSlice, MeasuredSpan, PLANNED_STEPS, SliceActivity, longest, 
 pub struct StepTimeBreakdown {
     /// The time that the plan predicts.
     pub planned_ms: f64,
-    /// What passes took more or less than in the first steps.
+    /// Time that passes took more or less than in the first steps.
     pub computation_ms: f64,
-    /// What results took to other stages.
+    /// Time that results took to other stages.
     pub messages_ms: f64,
-    /// What was waited for verdicts, and for the sums before them.
+    /// Time that was waited for verdicts, and for the sums before them.
     pub verdicts_ms: f64,
-    /// What the other parts leave of the step's time.
+    /// Time of the step that the other parts leave.
     pub rest_ms: f64,
 }
 
@@ -53,10 +53,10 @@ impl StepTimeBreakdown {
     }
 }
 
-/// What later steps are held against.
+/// The profile that later steps are compared with.
 pub(super) struct BaselineProfile {
     costs: Costs,
-    /// What a step takes by them.
+    /// Time of a step by them.
     planned_us: f64,
 }
 
@@ -104,7 +104,7 @@ impl BaselineProfile {
     }
 }
 
-/// What a step of a run takes with these costs, where nothing was measured.
+/// Time of a step of a run with these costs, where nothing was measured.
 fn span_us(
     program: &Program,
     costs: &Costs,
@@ -139,8 +139,8 @@ pub(super) fn passes_of(stages: &[VecDeque<MeasuredSlice>], turn: Turn) -> PassI
     passes
 }
 
-/// The median time from the end of a pass to the begin of the one that waited for its result on another
-/// stage. Where no pass waited, nothing is known.
+/// The median time from the end of a pass to the begin of the one that waited for its result on
+/// another stage. Where no pass waited, nothing is known.
 fn lag_us(placement: &Placement, passes: &PassIntervals) -> f64 {
     let mut ends_before: BTreeMap<StageIndex, Vec<f64>> = BTreeMap::new();
     for ((stage, ..), (_, end)) in passes {

@@ -1,9 +1,9 @@
-//! What a step took, stage by stage and from stage to stage.
+//! Times of a step, stage by stage and from stage to stage.
 //!
-//! Times of one stage are compared with each other, and times of two stages never as they are: their
-//! clocks may be those of two machines. What a message takes is seen where a stage waited for it, as
-//! the time from the end of the pass that made it on the one clock to the begin of the pass that
-//! waited on the other. That is wrong by what the clocks differ, and by the same in the other
+//! Times of one stage are compared with each other, and times of two stages never as they are:
+//! their clocks may be those of two machines. What a message takes is seen where a stage waited for
+//! it, as the time from the end of the pass that made it on the one clock to the begin of the pass
+//! that waited on the other. That is wrong by what the clocks differ, and by the same in the other
 //! direction: forward and backward together it cancels out, so a hop is the mean of both.
 
 use std::collections::BTreeMap;
@@ -21,16 +21,16 @@ use super::{DurationSamples, MeasuredSlice, RunTiming, SliceActivity};
 /// microseconds.
 const WAITED_US_MIN: f64 = 50.0;
 
-/// What a step took.
+/// The measured times of a step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StepMeasurement {
     /// Times of the stages, by stage.
     pub stages: Vec<StageTimes>,
-    /// Of a boundary tensor between two stages, the lower one first, in microseconds. Pairs of which
-    /// one never waited for the other are left out.
+    /// Of a boundary tensor between two stages, the lower one first, in microseconds. Pairs of
+    /// which one never waited for the other are left out.
     pub hops: BTreeMap<(StageIndex, StageIndex), f64>,
-    /// Of that, what the boundary tensors of a microbatch keep the way occupied for, where messages of
-    /// several lengths showed it.
+    /// Of that, what the boundary tensors of a microbatch keep the link occupied for, where
+    /// messages of several lengths showed it.
     pub occupied: BTreeMap<(StageIndex, StageIndex), f64>,
     /// From the last report of the step before to its verdict, if that was waited for.
     pub verdict: Option<f64>,
@@ -41,7 +41,8 @@ impl RunTiming {
     pub fn measure(&self, turn: Turn) -> Option<StepMeasurement> {
         let stages = (0..self.slices.len() as u32).map(StageIndex);
         let stages = stages.map(|stage| self.stage_times(stage, turn)).collect::<Option<_>>()?;
-        let (hops, occupied) = (self.hops(turn), self.occupied(turn));
+        let hops = self.hops(turn);
+        let occupied = self.occupied(turn);
         Some(StepMeasurement { stages, hops, occupied, verdict: self.verdict(turn) })
     }
 
@@ -60,9 +61,9 @@ impl RunTiming {
             let is_it = |op: &&Op| matches!(op, Op::Compute(found, _) if *found == compute);
             program.stages[stage.index()].iter().filter(is_it).count()
         };
-        let told = |compute: &Compute| took.get(compute).map_or(0, |(count, _)| *count);
+        let measured = |compute: &Compute| took.get(compute).map_or(0, |(count, _)| *count);
         let passes = [Compute::F, Compute::B, Compute::W, Compute::BW];
-        if passes.iter().any(|compute| told(compute) != planned(*compute)) {
+        if passes.iter().any(|compute| measured(compute) != planned(*compute)) {
             return None;
         }
         let of_microbatch = |compute: Compute| {
@@ -79,7 +80,7 @@ impl RunTiming {
         })
     }
 
-    /// What a stage copied to its second store and back.
+    /// Time that a stage copied to its second store and back.
     fn copies_us(&self, stage: StageIndex, turn: Turn) -> f64 {
         let is_copy = |slice: &&MeasuredSlice| match slice.doing {
             SliceActivity::Ran(EngineActivity::Op { turn: of, op: Op::Memory(..) }) => of == turn,
@@ -88,10 +89,11 @@ impl RunTiming {
         self.slices[stage.index()].iter().filter(is_copy).map(MeasuredSlice::duration_us).sum()
     }
 
-    /// From the last report of the step before `turn` to its verdict, as the stage saw it that reported
-    /// last: between two moments of one clock. Which one that was no two clocks have to agree on: all
-    /// get the verdict at about the same time, so it is the one that had it soonest after its own
-    /// report. If that one did not wait, the verdict was there before, and it is unknown since when.
+    /// From the last report of the step before `turn` to its verdict, as the stage saw it that
+    /// reported last: between two moments of one clock. Which one that was no two clocks have to
+    /// agree on: all get the verdict at about the same time, so it is the one that had it soonest
+    /// after its own report. If that one did not wait, the verdict was there before, and it is
+    /// unknown since when.
     pub(super) fn verdict(&self, turn: Turn) -> Option<f64> {
         let before = |slice: &MeasuredSlice| match slice.doing {
             SliceActivity::Ran(EngineActivity::Op {

@@ -1,29 +1,29 @@
 //! The slices of a stage on their way to the trace and the timing.
 //!
-//! On a device with a queue of launches, the host's clock shows when a pass was launched. Its slices get
-//! the device's times when they are taken, moved by what the two clocks are apart.
+//! On a device with a queue of launches, the host's clock shows when a pass was launched. Its
+//! slices get the device's times when they are taken, moved by what the two clocks are apart.
 
 use zbelastic_trainer::model::Span;
 use zbelastic_trainer::stage::StageExecutor;
 
 use super::{MeasuredSlice, RunClock};
 
-/// What a stage did since this was last taken.
+/// The slices of a stage since they were last taken.
 #[derive(Debug, Default)]
 pub struct SliceLog {
     slices: Vec<MeasuredSlice>,
     /// Which of them the device's spans belong to, in order; none for what is not drawn.
     of_spans: Vec<Option<usize>>,
-    /// What the host's clock is ahead of the device's, once it is known.
+    /// By how much the host's clock is ahead of the device's, once it is known.
     ahead_us: Option<f64>,
 }
 
-/// The slices that were taken out of the log.
+/// The slices that were removed from the log.
 #[derive(Debug, Default)]
 pub struct TakenSlices {
     /// Slices in the order in which the engine reported them.
     pub slices: Vec<MeasuredSlice>,
-    /// What all of it took on a device that has a clock of its own.
+    /// Time of all slices on a device that has a clock of its own.
     pub device_us: Option<f64>,
 }
 
@@ -34,10 +34,10 @@ impl SliceLog {
     }
 
     /// Adds a slice, if what was done is drawn, by the host's clock for now.
-    pub fn push<W: StageExecutor>(&mut self, bench: &W, slice: Option<MeasuredSlice>) {
-        let noted = bench.spans_recorded();
+    pub fn push<W: StageExecutor>(&mut self, executor: &W, slice: Option<MeasuredSlice>) {
+        let noted = executor.spans_recorded();
         if noted < self.of_spans.len() {
-            // Another bench has taken the place of the one that noted these.
+            // Another executor has replaced the one that recorded these.
             self.of_spans.clear();
         }
         if noted > self.of_spans.len() {
@@ -46,10 +46,10 @@ impl SliceLog {
         self.slices.extend(slice);
     }
 
-    /// All of it, with the spans that `bench` noted.
+    /// Takes all of it, with the spans that `executor` recorded.
     pub fn take<W: StageExecutor>(
         &mut self,
-        bench: &W,
+        executor: &W,
         spans: &[Span],
         clock: &RunClock,
     ) -> TakenSlices {
@@ -59,12 +59,12 @@ impl SliceLog {
             return TakenSlices { slices, device_us: None };
         }
         if self.ahead_us.is_none() {
-            self.ahead_us = bench.device_now_us().map(|device_us| clock.now_us() - device_us);
+            self.ahead_us = executor.device_now_us().map(|device_us| clock.now_us() - device_us);
         }
-        for (place, Span { start_us, end_us }) in of_spans.iter().zip(spans) {
-            if let (Some(place), Some(ahead_us)) = (*place, self.ahead_us) {
-                slices[place].start_us = start_us + ahead_us;
-                slices[place].end_us = end_us + ahead_us;
+        for (index, Span { start_us, end_us }) in of_spans.iter().zip(spans) {
+            if let (Some(index), Some(ahead_us)) = (*index, self.ahead_us) {
+                slices[index].start_us = start_us + ahead_us;
+                slices[index].end_us = end_us + ahead_us;
             }
         }
         let device_us = spans.iter().map(|span| span.end_us - span.start_us).sum();

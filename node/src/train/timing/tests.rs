@@ -98,7 +98,8 @@ mod planned {
     pub fn timing(kind: ScheduleKind, window: Window) -> RunTiming {
         let flags = vec![ConfigFlag::Set("model.preset=tiny".to_owned())];
         let config = load(&ConfigSources { file: None, flags }).expect("legal").config;
-        let (model, batch) = (&config.model, config.batch);
+        let model = &config.model;
+        let batch = config.batch;
         let plan = Plan::new(PlanRequest {
             model,
             batch,
@@ -163,7 +164,7 @@ mod explained {
     use super::planned::timing;
     use super::*;
 
-    /// What a step is like beside the profiled ones.
+    /// Times of a step beside the profiled ones.
     #[derive(Clone, Copy)]
     struct StepScenario {
         slower: f64,
@@ -192,18 +193,20 @@ mod explained {
         let timeline = simulate_with(program, &costs, 3, &took).expect("it runs to its end");
         let offset_us = 1e6 * turn.step.0 as f64;
         let of_stage = |stage| {
-            let (mut told, mut clock_us) = (Vec::new(), f64::NAN);
+            let mut slices = Vec::new();
+            let mut clock_us = f64::NAN;
             for slice in timeline.slices(stage).iter().filter(|slice| slice.step == 1) {
-                let (start_us, end_us) = (slice.start + offset_us, slice.end + offset_us);
+                let start_us = slice.start + offset_us;
+                let end_us = slice.end + offset_us;
                 if slice.op == Op::Update(UpdateOp::GatePrevious) && start_us > clock_us {
                     let doing = SliceActivity::Waited(turn);
-                    told.push(MeasuredSlice { doing, start_us: clock_us, end_us: start_us });
+                    slices.push(MeasuredSlice { doing, start_us: clock_us, end_us: start_us });
                 }
                 let doing = SliceActivity::Ran(EngineActivity::Op { turn, op: slice.op });
-                told.push(MeasuredSlice { doing, start_us, end_us });
+                slices.push(MeasuredSlice { doing, start_us, end_us });
                 clock_us = end_us;
             }
-            told
+            slices
         };
         timeline.stages().map(of_stage).collect()
     }
@@ -266,8 +269,8 @@ mod explained {
     fn measured(step: StepScenario, ahead_us: f64) -> Option<StepMeasurement> {
         let mut timing = timing(ScheduleKind::ZbH1, Window::One);
         let program = timing.setup.plan.program.clone();
-        let told = slices_of(&program, turn(1, 0), step);
-        for (stage, mut slices) in (0..).map(StageIndex).zip(told) {
+        let slices = slices_of(&program, turn(1, 0), step);
+        for (stage, mut slices) in (0..).map(StageIndex).zip(slices) {
             // Transfers are not reported.
             let is_transfer = |slice: &MeasuredSlice| match slice.doing {
                 SliceActivity::Ran(EngineActivity::Op { op, .. }) => matches!(op, Op::Transfer(..)),
@@ -315,7 +318,7 @@ mod explained {
     const BOUNDARY_BYTES: u64 = 4_000;
     const GRADIENT_BYTES: u64 = 900_000;
 
-    /// What else than boundary tensors goes from the first stage to the second.
+    /// Messages other than boundary tensors from the first stage to the second.
     #[derive(Clone, Copy)]
     enum ExtraTraffic {
         Nothing,
@@ -372,7 +375,7 @@ mod explained {
     }
 
     #[test]
-    fn what_a_message_occupies_is_told_from_messages_of_two_lengths_whatever_clocks_say() {
+    fn what_a_message_occupies_is_derived_from_messages_of_two_lengths_whatever_clocks_say() {
         for ahead_us in [0.0, 40_000.0, -8_000.0] {
             for beside in [ExtraTraffic::Prefix, ExtraTraffic::Gradient, ExtraTraffic::Both] {
                 let found = occupied(ahead_us, beside).expect("two lengths came");
@@ -385,19 +388,24 @@ mod explained {
     #[test]
     fn times_of_arrival_that_cannot_be_are_not_sound() {
         let what = ArrivalKind::Prefix { turn: turn(1, 0) };
-        let told = |at_us| MessageArrival { what, bytes: 0, at_us }.is_sound();
-        assert!(told(0.0) && told(5.0));
-        assert!(!told(-1.0) && !told(f64::NAN) && !told(f64::INFINITY) && !told(f64::MAX));
+        let is_sound = |at_us| MessageArrival { what, bytes: 0, at_us }.is_sound();
+        assert!(is_sound(0.0) && is_sound(5.0));
+        assert!(
+            !is_sound(-1.0)
+                && !is_sound(f64::NAN)
+                && !is_sound(f64::INFINITY)
+                && !is_sound(f64::MAX)
+        );
     }
 
     #[test]
     fn a_step_of_which_a_pass_is_missing_is_not_measured() {
         let mut timing = timing(ScheduleKind::ZbH1, Window::One);
         let program = timing.setup.plan.program.clone();
-        let mut told = slices_of(&program, turn(1, 0), AS_PROFILED);
-        let last = told[1].iter().rposition(|slice| slice.pass().is_some()).expect("a pass");
-        told[1].remove(last);
-        for (stage, slices) in (0..).map(StageIndex).zip(told) {
+        let mut slices = slices_of(&program, turn(1, 0), AS_PROFILED);
+        let last = slices[1].iter().rposition(|slice| slice.pass().is_some()).expect("a pass");
+        slices[1].remove(last);
+        for (stage, slices) in (0..).map(StageIndex).zip(slices) {
             timing.record(stage, slices);
         }
         assert_eq!(timing.measure(turn(1, 0)), None);
@@ -412,7 +420,8 @@ mod verdicts {
 
     /// A stage that reported and came to its gate then, by its own clock, and waited there or not.
     fn stage(reported_us: f64, gate_us: (f64, f64), has_waited: bool) -> Vec<MeasuredSlice> {
-        let (before, after) = (turn(1, 0), turn(2, 0));
+        let before = turn(1, 0);
+        let after = turn(2, 0);
         let (start_us, end_us) = gate_us;
         let waited = MeasuredSlice { doing: SliceActivity::Waited(before), start_us, end_us };
         let mut slices = vec![

@@ -10,7 +10,7 @@ use crate::commands::doctor::finding::{DoctorCheck, DoctorFinding, Obstacle, Sev
 const EARLIEST: Duration = Duration::from_secs(1_767_225_600);
 /// The beginning of 2100.
 const LATEST: Duration = Duration::from_secs(4_102_444_800);
-/// What clocks of two nodes may differ.
+/// Difference that clocks of two nodes may have.
 const DIFFERENCE_MAX: Duration = Duration::from_secs(5 * 60);
 /// A clock that is not set is wrong by a second after a day, at 10 parts in a million.
 const SYNC_AGE_MAX: Duration = Duration::from_secs(24 * 60 * 60);
@@ -42,7 +42,7 @@ fn check_sync(now: SystemTime, synced: Option<SystemTime>) -> DoctorFinding {
         return DoctorFinding::new(
             DoctorCheck::Clock,
             Severity::Note,
-            "plausible; who keeps it set is not visible",
+            "plausible; no time synchronization is visible",
         )
         .why(format!("clocks of two nodes may differ by {}", age_text(DIFFERENCE_MAX)));
     };
@@ -80,7 +80,8 @@ mod tests {
 
     fn level(now: Duration, synced: Option<Duration>, newest_file: Option<Duration>) -> Severity {
         let time = |since: Duration| -> SystemTime { UNIX_EPOCH + since };
-        let (synced, newest_file) = (synced.map(time), newest_file.map(time));
+        let synced = synced.map(time);
+        let newest_file = newest_file.map(time);
         check_clock(&ClockFacts { now: time(now), synced, newest_file }).level
     }
 
@@ -111,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn ages_are_told_in_units_of_which_there_are_two() {
+    fn ages_are_printed_in_units_of_which_there_are_two() {
         let check = |seconds, expected: &str| {
             assert_eq!(age_text(Duration::from_secs(seconds)), expected);
         };

@@ -26,7 +26,7 @@ pub(super) fn check_memory(facts: &MemoryFacts) -> DoctorFinding {
         return DoctorFinding::new(
             DoctorCheck::Memory,
             Severity::Note,
-            "the system does not tell its size",
+            "the system does not report its size",
         )
         .hint("say how much a worker may take: join --memory 8GiB");
     };
@@ -87,8 +87,9 @@ fn check_cards(cards: &[GpuCard]) -> DoctorFinding {
     let Some((first, _)) = usable.first() else {
         return unused("none can be used").why(refused.join("; "));
     };
-    let told: Vec<&str> = usable.iter().map(|(_, told)| told.as_str()).collect();
-    let what = format!("{}; join --device {first}", told.join("; "));
+    let descriptions: Vec<&str> =
+        usable.iter().map(|(_, description)| description.as_str()).collect();
+    let what = format!("{}; join --device {first}", descriptions.join("; "));
     if refused.is_empty() {
         return DoctorFinding::fine(DoctorCheck::Gpu, what);
     }
@@ -104,7 +105,8 @@ mod tests {
     use crate::commands::doctor::finding::Obstacle;
 
     fn memory(machine: Bytes, available: Bytes, group: Option<Bytes>) -> DoctorFinding {
-        let (machine, available) = (Some(machine), Some(available));
+        let machine = Some(machine);
+        let available = Some(available);
         check_memory(&MemoryFacts { machine, available, group })
     }
 
@@ -144,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn cards_are_told_with_what_is_missing() {
+    fn cards_are_reported_with_what_is_missing() {
         let gpu = |visible: &[&str], cards| {
             let visible = visible.iter().map(|text| (*text).to_owned()).collect();
             check_gpu(&GpuFacts { visible, cards })

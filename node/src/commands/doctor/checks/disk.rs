@@ -1,4 +1,4 @@
-//! The data folder: room, whether what is written stays, and who may read it.
+//! The data folder: free space, whether writes are durable, and who may read it.
 
 use std::io;
 use std::time::Duration;
@@ -8,14 +8,14 @@ use zbelastic_types::Bytes;
 use crate::commands::doctor::facts::{DiskFacts, FilesystemSpace, FolderState};
 use crate::commands::doctor::finding::{DoctorCheck, DoctorFinding, Obstacle, Severity, level_of};
 
-/// With less not even the log of a small run has room.
+/// With less free space not even the log of a small run fits.
 const FREE_LEAST: Bytes = Bytes(256 << 20);
 /// Three checkpoints of a model of 124 million parameters, and one that is being written: 1.5 GiB
 /// each.
 const FREE_ENOUGH: Bytes = Bytes(6 << 30);
 /// With fewer files not even the log begins.
 const FILES_LEAST: u64 = 256;
-/// The same checkpoints in pieces, with room for as much again.
+/// The same checkpoints in pieces, with space for as much again.
 const FILES_ENOUGH: u64 = 16_384;
 /// No disk has written anything in less: the way there and back alone takes as long.
 const SYNC_UNREAL: Duration = Duration::from_micros(15);
@@ -36,7 +36,7 @@ pub(super) fn check_disk(facts: &DiskFacts) -> Vec<DoctorFinding> {
     }
     let mut found = vec![folder];
     match &facts.space {
-        Ok(room) => found.extend([check_space(room), check_files(room)]),
+        Ok(space) => found.extend([check_space(space), check_files(space)]),
         Err(kind) => found.push(
             DoctorFinding::new(
                 DoctorCheck::DiskSpace,
@@ -59,13 +59,13 @@ fn has_type(facts: &DiskFacts, names: &[&str]) -> bool {
 }
 
 fn check_folder(facts: &DiskFacts) -> DoctorFinding {
-    let place = facts.folder.display();
-    let kind = facts.filesystem.as_deref().unwrap_or("a file system that is not told");
+    let folder = facts.folder.display();
+    let kind = facts.filesystem.as_deref().unwrap_or("an unknown file system");
     let what = match facts.state {
-        FolderState::Exists => format!("{place}, on {kind}"),
-        FolderState::Absent => format!("{place} would be made, on {kind}"),
+        FolderState::Exists => format!("{folder}, on {kind}"),
+        FolderState::Absent => format!("{folder} would be made, on {kind}"),
         FolderState::NoFolder => {
-            let what = format!("{place} is no folder");
+            let what = format!("{folder} is no folder");
             return DoctorFinding::new(
                 DoctorCheck::DataFolder,
                 Severity::Error(Obstacle::WrongState),
@@ -90,14 +90,14 @@ fn check_folder(facts: &DiskFacts) -> DoctorFinding {
     }
 }
 
-fn check_space(room: &FilesystemSpace) -> DoctorFinding {
-    if room.is_read_only {
+fn check_space(space: &FilesystemSpace) -> DoctorFinding {
+    if space.is_read_only {
         let level = Severity::Error(Obstacle::WrongState);
         return DoctorFinding::new(DoctorCheck::DiskSpace, level, "the file system is read-only")
             .hint("mount it to be written, or another --data-dir");
     }
-    let level = level_of(room.free, FREE_LEAST, FREE_ENOUGH);
-    let what = format!("{} free", room.free);
+    let level = level_of(space.free, FREE_LEAST, FREE_ENOUGH);
+    let what = format!("{} free", space.free);
     if level == Severity::Fine {
         return DoctorFinding::fine(DoctorCheck::DiskSpace, what);
     }
@@ -108,12 +108,12 @@ fn check_space(room: &FilesystemSpace) -> DoctorFinding {
         .hint("free some, or another --data-dir")
 }
 
-fn check_files(room: &FilesystemSpace) -> DoctorFinding {
-    if room.files == 0 {
+fn check_files(space: &FilesystemSpace) -> DoctorFinding {
+    if space.files == 0 {
         return DoctorFinding::fine(DoctorCheck::DiskFiles, "not counted by the file system");
     }
-    let level = level_of(room.files_free, FILES_LEAST, FILES_ENOUGH);
-    let what = format!("{} more can be made", room.files_free);
+    let level = level_of(space.files_free, FILES_LEAST, FILES_ENOUGH);
+    let what = format!("{} more can be made", space.files_free);
     if level == Severity::Fine {
         return DoctorFinding::fine(DoctorCheck::DiskFiles, what);
     }
@@ -147,7 +147,8 @@ fn check_sync(times: &[Duration], is_in_memory: bool) -> DoctorFinding {
         .hint("another disk");
     };
     let what = format!("half of {} writes took up to {}", times.len(), time_text(median));
-    // In memory there is nothing to wait for; the finding about the folder reports that it is in memory.
+    // In memory there is nothing to wait for; the finding about the folder reports that it is in
+    // memory.
     if median < SYNC_UNREAL && !is_in_memory {
         return DoctorFinding::new(DoctorCheck::DiskSync, Severity::Warning, what)
             .why("no disk is that quick: what is said to be written may be lost with the power")
@@ -176,7 +177,7 @@ pub(super) fn check_permissions(faults: &[String]) -> Vec<DoctorFinding> {
     let level = Severity::Error(Obstacle::WrongState);
     let finding = |fault: &String| {
         DoctorFinding::new(DoctorCheck::Permissions, level, fault)
-            .why("whoever reads the key is this node, and a node with such a key does not start")
+            .why("anyone who reads the key can act as this node, and a node with such a key does not start")
             .hint("chmod go-rwx, and make the identity anew if others were on this machine")
     };
     faults.iter().map(finding).collect()

@@ -1,4 +1,4 @@
-//! What this process may have.
+//! Resource limits of this process.
 
 use zbelastic_types::Bytes;
 
@@ -33,8 +33,8 @@ pub(super) fn check_open_files(facts: &LimitFacts) -> DoctorFinding {
         .hint(hint)
 }
 
-/// Memory is requested ahead of its use, so as many addresses as there is memory are the least that does not
-/// stand in the way.
+/// Memory is requested ahead of its use, so as many addresses as there is memory are the least that
+/// does not stand in the way.
 pub(super) fn check_address_space(limits: &LimitFacts, memory: &MemoryFacts) -> DoctorFinding {
     let Some(addresses) = limits.address_space else {
         return DoctorFinding::fine(DoctorCheck::AddressSpace, "unlimited");

@@ -20,7 +20,7 @@ pub(super) fn check_udp_buffer(most: Option<Bytes>) -> DoctorFinding {
         return DoctorFinding::new(
             DoctorCheck::UdpBuffer,
             Severity::Note,
-            "the system does not tell its limit",
+            "the system does not report its limit",
         );
     };
     let what = format!("a socket gets up to {most}");
@@ -33,7 +33,7 @@ pub(super) fn check_udp_buffer(most: Option<Bytes>) -> DoctorFinding {
     };
     DoctorFinding::new(DoctorCheck::UdpBuffer, level, what)
         .why(format!(
-            "a node asks for {UDP_BUFFER_ASKED}; what does not fit is lost and sent again"
+            "a node requests {UDP_BUFFER_ASKED}; what does not fit is lost and sent again"
         ))
         .hint(format!("sysctl -w net.core.rmem_max={}", UDP_BUFFER_ASKED.0))
 }
@@ -107,7 +107,7 @@ mod tests {
     };
 
     #[test]
-    fn buffers_are_judged_by_what_is_asked_for() {
+    fn buffers_are_judged_by_the_requested_size() {
         let level = |bytes: u64| check_udp_buffer(Some(Bytes(bytes))).level;
         assert_eq!(level(UDP_BUFFER_ENOUGH.0 - 1), Severity::Warning);
         assert_eq!(level(UDP_BUFFER_ENOUGH.0), Severity::Note);
@@ -127,7 +127,8 @@ mod tests {
     fn a_local_socket_needs_a_short_path_and_a_system_that_has_them() {
         let level = |bytes: usize, unix_sockets| {
             let local_socket = "/".repeat(bytes).into();
-            let (receive_buffer_max, ipv6) = (None, Ipv6::Absent);
+            let receive_buffer_max = None;
+            let ipv6 = Ipv6::Absent;
             let facts = NetworkFacts { receive_buffer_max, ipv6, unix_sockets, local_socket };
             check_local_socket(&facts).level
         };
@@ -138,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cluster_answers_or_it_is_told_why_not() {
+    fn a_cluster_answers_or_the_reason_is_reported() {
         let finding = |outcome| check_cluster(&ClusterFacts { address: "a:7000".into(), outcome });
         let reached = finding(DialOutcome::Reached { took: Duration::from_millis(12) });
         assert_eq!(

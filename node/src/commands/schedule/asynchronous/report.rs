@@ -1,4 +1,4 @@
-//! What `schedule simulate` prints about a run of an asynchronous schedule.
+//! The report of `schedule simulate` about a run of an asynchronous schedule.
 
 use std::io::Write;
 
@@ -50,7 +50,7 @@ struct SteadyState {
     from_step: u32,
     to_step: u32,
     bubble: f64,
-    /// By stage, what it waits in a period.
+    /// By stage, the time that it waits in a period.
     idle: Vec<f64>,
 }
 
@@ -111,7 +111,7 @@ impl AsyncScheduleReport {
         Ok(())
     }
 
-    /// What was measured, and a row a stage.
+    /// The measurements, and a row a stage.
     pub fn write_table(&self, out: &mut dyn Write) -> Result<(), CommandError> {
         let pipelines = match self.pipelines {
             1 => String::new(),

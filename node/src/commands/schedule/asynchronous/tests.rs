@@ -28,7 +28,7 @@ fn read(flags: &str) -> Result<(AsyncSimulationInput, AsyncMemoryCosts), Vec<Inp
     replay_with_memory(&args, text.as_deref())
 }
 
-/// What a command prints.
+/// Standard output of a command.
 fn printed(line: &str) -> String {
     let mut out = Vec::new();
     schedule::run(&command(line), &mut out).unwrap_or_else(|stop| panic!("{line}: {stop:?}"));
@@ -58,7 +58,8 @@ fn values_of_a_stage_are_shared_among_its_chunks() {
                  --comm 0.5 --occupancy 0.25 --mf 3,5 --weights 7,9";
     let (replay, memory) = read(flags).expect("legal");
     let times = |f, b, w| ChunkTimes { f, b, w, w_early: 0.0 };
-    let (first, second) = (times(1.0, 3.0, 4.0), times(2.0, 3.0, 5.0));
+    let first = times(1.0, 3.0, 4.0);
+    let second = times(2.0, 3.0, 5.0);
     assert_eq!(replay.costs.chunks, [first, second, first, second]);
     assert_eq!((replay.costs.link, replay.costs.occupancy, replay.costs.step), (0.5, 0.25, 3.0));
     let kept: Vec<f64> = memory.chunks.iter().map(|chunk| chunk.after_forward).collect();
@@ -84,7 +85,7 @@ fn every_schedule_has_a_rhythm_of_its_own_accord() {
 }
 
 #[test]
-fn a_run_is_as_long_and_keeps_to_what_was_said() {
+fn a_run_is_as_long_and_keeps_as_much_as_given() {
     let header = |flags: &str| {
         let (replay, _) = read(&format!("{flags} --stages 3 --microbatches 4")).expect("legal");
         replay.program.to_string().lines().next().expect("a header").to_owned()
@@ -151,7 +152,8 @@ fn a_program_that_was_printed_can_be_read_again() {
 #[test]
 fn a_run_is_drawn_in_every_form() {
     let folder = tempfile::tempdir().expect("a folder");
-    let (svg, trace) = (folder.path().join("a.svg"), folder.path().join("a.json"));
+    let svg = folder.path().join("a.svg");
+    let trace = folder.path().join("a.json");
     for kind in AsyncKind::ALL {
         let size = format!("render --kind {kind} --stages 4 --microbatches 12");
         let drawing = printed(&size);

@@ -23,7 +23,8 @@ fn values_of_a_stage_are_shared_among_its_chunks() {
     let flags = format!("{ZB_V} --f 2,4 --b 6 --w 8,10 --comm 0.5 --mf 3,5 --mw 1");
     let (replay, memory) = read(&flags).expect("legal");
     let times = |f, b, w| ChunkTimes { f, b, w, w_early: 0.0 };
-    let (first, second) = (times(1.0, 3.0, 4.0), times(2.0, 3.0, 5.0));
+    let first = times(1.0, 3.0, 4.0);
+    let second = times(2.0, 3.0, 5.0);
     assert_eq!(replay.costs.chunks, [first, second, second, first]);
     assert_eq!(replay.costs.link, 0.5);
     let kept: Vec<f64> = memory.iter().map(|chunk| chunk.after_forward).collect();
@@ -32,7 +33,7 @@ fn values_of_a_stage_are_shared_among_its_chunks() {
 }
 
 #[test]
-fn a_stage_holds_as_many_chunks_as_asked_for() {
+fn a_stage_holds_as_many_chunks_as_requested() {
     let check = |chunks: &str, expected: usize| {
         let flags = format!("--kind gis --stages 2 --microbatches 4 {chunks}");
         assert_eq!(read(&flags).expect("legal").0.costs.chunks.len(), expected);
@@ -54,7 +55,7 @@ fn a_window_lowers_the_program_and_looks_at_the_middle_step() {
 }
 
 #[test]
-fn memory_after_b_is_said_in_three_ways() {
+fn memory_after_b_is_given_in_three_ways() {
     let check = |flags: &str, expected: f64| {
         let (_, memory) = read(&format!("{ZB_V} {flags}")).expect("legal");
         assert_eq!(2.0 * memory[0].after_input_gradient, expected, "{flags}");
@@ -67,7 +68,7 @@ fn memory_after_b_is_said_in_three_ways() {
 }
 
 #[test]
-fn slices_are_as_many_and_take_as_much_as_asked_for() {
+fn slices_are_as_many_and_take_as_much_as_requested() {
     let check = |flags: &str, slices: u32, shares: &[f64]| {
         let flags = format!("--kind seq1f1b --stages 2 --microbatches 4 {flags}");
         let (replay, _) = read(&flags).expect("legal");
@@ -105,7 +106,7 @@ fn check_wrong(flags: &str, expected: &str) {
 }
 
 #[test]
-fn everything_wrong_is_told_at_once() {
+fn everything_wrong_is_reported_at_once() {
     check_wrong(
         &format!("{ZB_V} --f 1,-1 --b 1,2,3 --w nan --comm inf --window 2 --mf x --mb 1,1,1"),
         "  --f: expected a number from 0 to 1e15, found `-1`

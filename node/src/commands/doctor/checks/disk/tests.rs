@@ -9,16 +9,16 @@ use super::{
     check_disk, check_permissions, check_sync, time_text,
 };
 
-const ROOM: FilesystemSpace =
+const SPACE: FilesystemSpace =
     FilesystemSpace { free: FREE_ENOUGH, files_free: 1 << 20, files: 1 << 21, is_read_only: false };
 const TOO_LITTLE: Severity = Severity::Error(Obstacle::TooLittle);
 const WRONG_STATE: Severity = Severity::Error(Obstacle::WrongState);
 
-fn disk(room: FilesystemSpace) -> DiskFacts {
+fn disk(space: FilesystemSpace) -> DiskFacts {
     DiskFacts {
         folder: "data".into(),
         state: FolderState::Exists,
-        space: Ok(room),
+        space: Ok(space),
         filesystem: Some("ext4".to_owned()),
         sync_times: Ok(vec![Duration::from_millis(1)]),
     }
@@ -32,20 +32,21 @@ fn finding(facts: &DiskFacts, check: DoctorCheck) -> DoctorFinding {
 #[test]
 fn space_is_judged_by_what_checkpoints_take() {
     let level = |bytes| {
-        finding(&disk(FilesystemSpace { free: Bytes(bytes), ..ROOM }), DoctorCheck::DiskSpace).level
+        finding(&disk(FilesystemSpace { free: Bytes(bytes), ..SPACE }), DoctorCheck::DiskSpace)
+            .level
     };
     assert_eq!(level(FREE_LEAST.0 - 1), TOO_LITTLE);
     assert_eq!(level(FREE_LEAST.0), Severity::Warning);
     assert_eq!(level(FREE_ENOUGH.0 - 1), Severity::Warning);
     assert_eq!(level(FREE_ENOUGH.0), Severity::Fine);
-    let read_only = FilesystemSpace { is_read_only: true, ..ROOM };
+    let read_only = FilesystemSpace { is_read_only: true, ..SPACE };
     assert_eq!(finding(&disk(read_only), DoctorCheck::DiskSpace).level, WRONG_STATE);
 }
 
 #[test]
 fn files_are_judged_where_they_are_counted() {
     let level = |files_free, files| {
-        finding(&disk(FilesystemSpace { files_free, files, ..ROOM }), DoctorCheck::DiskFiles).level
+        finding(&disk(FilesystemSpace { files_free, files, ..SPACE }), DoctorCheck::DiskFiles).level
     };
     assert_eq!(level(FILES_LEAST - 1, 1 << 20), TOO_LITTLE);
     assert_eq!(level(FILES_LEAST, 1 << 20), Severity::Warning);
@@ -55,8 +56,8 @@ fn files_are_judged_where_they_are_counted() {
 }
 
 #[test]
-fn room_that_cannot_be_seen_is_worth_a_note() {
-    let hidden = DiskFacts { space: Err(io::ErrorKind::PermissionDenied), ..disk(ROOM) };
+fn space_that_cannot_be_read_is_worth_a_note() {
+    let hidden = DiskFacts { space: Err(io::ErrorKind::PermissionDenied), ..disk(SPACE) };
     assert_eq!(finding(&hidden, DoctorCheck::DiskSpace).level, Severity::Note);
 }
 
@@ -86,7 +87,7 @@ fn one_slow_write_is_not_what_half_of_them_take() {
 #[test]
 fn a_disk_that_takes_nothing_is_full_or_not_ours() {
     let level = |kind| {
-        finding(&DiskFacts { sync_times: Err(kind), ..disk(ROOM) }, DoctorCheck::DiskSync).level
+        finding(&DiskFacts { sync_times: Err(kind), ..disk(SPACE) }, DoctorCheck::DiskSync).level
     };
     assert_eq!(level(io::ErrorKind::StorageFull), TOO_LITTLE);
     assert_eq!(level(io::ErrorKind::QuotaExceeded), TOO_LITTLE);
@@ -98,7 +99,7 @@ fn a_disk_that_takes_nothing_is_full_or_not_ours() {
 fn what_does_not_stay_is_warned_of() {
     let level = |kind: Option<&str>| {
         let filesystem = kind.map(str::to_owned);
-        finding(&DiskFacts { filesystem, ..disk(ROOM) }, DoctorCheck::DataFolder).level
+        finding(&DiskFacts { filesystem, ..disk(SPACE) }, DoctorCheck::DataFolder).level
     };
     assert_eq!(level(Some("ext4")), Severity::Fine);
     assert_eq!(level(Some("xfs")), Severity::Fine);
@@ -110,11 +111,11 @@ fn what_does_not_stay_is_warned_of() {
 
 #[test]
 fn a_folder_is_there_or_will_be_and_is_nothing_else() {
-    let finding = |state| finding(&DiskFacts { state, ..disk(ROOM) }, DoctorCheck::DataFolder);
+    let finding = |state| finding(&DiskFacts { state, ..disk(SPACE) }, DoctorCheck::DataFolder);
     assert_eq!(finding(FolderState::Exists).what, "data, on ext4");
     assert_eq!(finding(FolderState::Absent).what, "data would be made, on ext4");
     assert_eq!(finding(FolderState::NoFolder).level, WRONG_STATE);
-    let nothing_else = check_disk(&DiskFacts { state: FolderState::NoFolder, ..disk(ROOM) });
+    let nothing_else = check_disk(&DiskFacts { state: FolderState::NoFolder, ..disk(SPACE) });
     assert_eq!(nothing_else.len(), 1);
 }
 
