@@ -65,6 +65,8 @@ pub enum Invariant {
     L3,
     /// No sealed version is given up that a living member holds.
     L4,
+    /// A process leaves a plan that was made for a drift alone for its steps, as far as it has seen them.
+    L5,
     /// No store grows beyond what is kept.
     H1,
     /// A checkpoint is placed while members have disk space for it.
@@ -119,6 +121,7 @@ impl Invariant {
             | Self::L1
             | Self::L3
             | Self::L4
+            | Self::L5
             | Self::F1
             | Self::Canary => false,
         }

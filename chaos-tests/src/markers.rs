@@ -101,6 +101,10 @@ pub enum Marker {
     LongWrite,
     /// A node that owed an answer and got no further was taken out.
     StuckNodeLost,
+    /// A plan was made because machines take another time than it was made for.
+    DriftReplanned,
+    /// Machines drifted, and the plan stayed: no other was much better, or too few steps were left.
+    DriftKept,
     /// A bit of a state flipped, and the holder that could have reported it was lost in the same
     /// step: nothing is promised then, and the life ends.
     WitnessLost,
@@ -110,7 +114,7 @@ pub enum Marker {
 
 impl Marker {
     /// All markers, in the order of the report.
-    pub const ALL: [Self; 49] = [
+    pub const ALL: [Self; 51] = [
         Self::Clipped,
         Self::Skipped,
         Self::Replayed,
@@ -158,6 +162,8 @@ impl Marker {
         Self::LongOperation,
         Self::LongWrite,
         Self::StuckNodeLost,
+        Self::DriftReplanned,
+        Self::DriftKept,
         Self::WitnessLost,
         Self::Halted,
     ];

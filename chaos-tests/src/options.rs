@@ -11,6 +11,7 @@ use zbelastic_consensus::validation::NonfinitePolicy;
 use zbelastic_schedule::{ScheduleKind, Window};
 
 use crate::random::{DrawPurpose, Draws};
+use crate::speed_drift::SpeedDrift;
 use crate::work_durations::WorkDurations;
 
 /// The compute model of a life.
@@ -166,6 +167,9 @@ pub struct LifeOptions {
     /// Which work takes how long, in a life where it may take longer than heartbeats.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pace: Option<WorkDurations>,
+    /// How fast machines are, in a life where plans follow that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub drift: Option<SpeedDrift>,
     /// What the network does.
     pub network: NetworkOptions,
     /// The classes of faults there are.
@@ -275,17 +279,33 @@ impl LifeOptions {
             steps_after: draws.between(STEPS_AFTER.0, STEPS_AFTER.1),
             read_failures: if classes.contains(&FaultClass::Store) { READ_FAILURES } else { 0.0 },
             pace: WorkDurations::draw(seed),
+            drift: None,
             old_programs: false,
             network: draw_network(&mut draws, &classes),
             classes,
         };
         options.extend(&mut Draws::new(seed, DrawPurpose::Extent));
+        options.draw_drift(seed, training_us);
         options.old_programs = Draws::new(seed, DrawPurpose::Programs).chance(OLD_PROGRAMS_SHARE);
         options
     }
 
-    /// Makes a few lives large, and others have checkpoints by time; of these half have none by
-    /// steps.
+    /// In some lives that are neither large nor full of long work machines differ in speed. Such a life has more
+    /// steps, since speeds are measured over several.
+    fn draw_drift(&mut self, seed: u64, training_us: u64) {
+        if self.pace.is_some() || self.workers > WORKERS_FEW || self.workers < 2 {
+            return;
+        }
+        let stages = self.workers.min(self.blocks);
+        let Some((drift, steps)) = SpeedDrift::draw(seed, training_us, stages) else { return };
+        if self.checkpoint_every == self.steps {
+            self.checkpoint_every = steps;
+        }
+        self.drift = Some(drift);
+        self.steps = steps;
+    }
+
+    /// Makes a few lives large, and others have checkpoints by time; of these half have none by steps.
     fn extend(&mut self, draws: &mut Draws) {
         let share = draws.share();
         let more = draws.share();
@@ -312,6 +332,7 @@ impl LifeOptions {
     /// that it does not take much longer.
     pub fn enlarge(&mut self, workers: u32) {
         let training_us = self.storm_us * TRAINING_PERCENT.0 / 100;
+        self.drift = None;
         (self.workers, self.blocks) = (workers, workers.max(self.blocks));
         if workers > WORKERS_FEW {
             self.steps = LARGE_STEPS;

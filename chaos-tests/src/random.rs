@@ -28,6 +28,8 @@ pub enum DrawPurpose {
     HousekeepingWork = 11,
     /// Which machines have which program.
     Programs = 12,
+    /// How fast machines are in lives where that changes.
+    Speed = 13,
 }
 
 /// A stream of draws: SplitMix64 (Steele, Lea and Flood, OOPSLA 2014).

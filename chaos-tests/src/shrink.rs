@@ -107,12 +107,19 @@ impl<F: FnMut(&LifeCase) -> Option<LifeFailure>> ShrinkSearch<F> {
             | self.lessen_machines((1..controllers_now).step_by(2), controllers)
             | self.lessen_steps()
             | self.drop_pace()
+            | self.drop_drift()
     }
 
     /// Lets no work take long.
     fn drop_pace(&mut self) -> bool {
         let mut case = self.smallest.case.clone();
         case.options.pace.take().is_some() && self.try_case(case)
+    }
+
+    /// Lets machines be alike.
+    fn drop_drift(&mut self) -> bool {
+        let mut case = self.smallest.case.clone();
+        case.options.drift.take().is_some() && self.try_case(case)
     }
 
     /// The first of these numbers of machines with which the case still fails.

@@ -9,35 +9,32 @@ mod crash;
 mod damage;
 mod ending;
 mod long_work;
+mod machines;
 mod numbers;
+mod planning;
 mod program_versions;
 mod storm;
 mod worker_runtimes;
 mod workers;
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use zbelastic_consensus::checkpoint::CheckpointRecord;
 use zbelastic_consensus::core::{Core, Input};
 use zbelastic_consensus::job::{JobPhase, JobSpec};
-use zbelastic_consensus::member::Holder;
-use zbelastic_consensus::message::{Envelope, HeldLayer};
-use zbelastic_consensus::raft::PersistToken;
-use zbelastic_consensus::session::{SessionInput, WorkerSession};
-use zbelastic_consensus::state::State;
-use zbelastic_consensus::validation::Turn;
-use zbelastic_schedule::Program;
+use zbelastic_consensus::message::Envelope;
+use zbelastic_consensus::session::SessionInput;
+use zbelastic_planner::ReviewedPlan;
 use zbelastic_trainer::data::BatchSource;
 use zbelastic_trainer::elastic::StageFactory;
-use zbelastic_trainer::runtime::{PeerFrame, RuntimeInput, RuntimeOutput, WorkerRuntime};
+use zbelastic_trainer::runtime::PeerFrame;
 use zbelastic_trainer::stage::StageSetup;
 use zbelastic_types::{ClusterId, Generation, NodeId, Step};
 
 use crate::case::LifeCase;
 use crate::check::InvariantChecker;
 use crate::crash_points::CrashPointCounts;
-use crate::disk::MachineDisk;
 use crate::failure::LifeFailure;
 use crate::log::EventLog;
 use crate::markers::{Marker, Markers};
@@ -47,9 +44,9 @@ use crate::options::LifeOptions;
 use crate::queue::{VirtualTime, VirtualTimeQueue};
 use crate::random::{DrawPurpose, Draws};
 use crate::reference::LifeReference;
-use crate::solver::CachingSolver;
 use crate::store::{PieceKey, SimulatedStore};
 use crate::work_durations::{BEAT_US, LONG_US_MAX};
+use machines::{ControllerMachine, WorkerMachine, WorkerProcess};
 use storm::Storm;
 
 /// A tick of a clock that is right, in microseconds.
@@ -90,6 +87,12 @@ enum WorldEvent {
         life: u64,
         number: u64,
         solution: Box<SolutionResult>,
+    },
+    /// A plan in force was judged.
+    Reviewed {
+        node: NodeId,
+        life: u64,
+        reviewed: Box<ReviewedPlan>,
     },
     OpDone {
         node: NodeId,
@@ -156,6 +159,7 @@ impl WorldEvent {
             | Self::Packet { to: node, .. }
             | Self::Synced { node, .. }
             | Self::Solved { node, .. }
+            | Self::Reviewed { node, .. }
             | Self::OpDone { node, .. }
             | Self::ReadDone { node, .. }
             | Self::WriteDone { node, .. }
@@ -180,84 +184,6 @@ impl WorldEvent {
 
 type SolutionResult =
     Result<zbelastic_consensus::duty::PlanSolution, zbelastic_consensus::duty::PlanUnsolvable>;
-
-/// The machine of a controller.
-struct ControllerMachine {
-    life: u64,
-    core: Option<Core>,
-    disk: MachineDisk,
-    paused_until: VirtualTime,
-    tick_us: u64,
-    /// Syncs follow each other. What is written before one begins is covered by it.
-    sync_begins_at: VirtualTime,
-    synced_at: VirtualTime,
-    /// What stages have reported to it for which turn.
-    reports: Option<(Turn, BTreeSet<Holder>)>,
-    /// A seal that was agreed on while it led, and that was sent to no worker.
-    unsent_seal: Option<Turn>,
-    /// Writes that are not durable yet, in order: what to report, and the record after the last.
-    unsynced: VecDeque<(PersistToken, u64)>,
-    sync_us_extra: u64,
-    started_at: VirtualTime,
-    /// How it was started first, until something of that is durable.
-    first: Option<Box<(Vec<NodeId>, State)>>,
-    election_ticks: u32,
-    /// Its disk cannot be used any more: it comes back as another node.
-    is_condemned: bool,
-    /// It is to go, and counts as gone.
-    is_retiring: bool,
-    /// One that was never admitted has nothing to come back to.
-    was_admitted: bool,
-}
-
-impl ControllerMachine {
-    /// When what is written now will be durable.
-    fn sync_end(&mut self, now: VirtualTime, sync_us: u64) -> VirtualTime {
-        if self.sync_begins_at <= now {
-            self.sync_begins_at = self.synced_at.max(now);
-            self.synced_at = self.sync_begins_at.after(sync_us + self.sync_us_extra);
-        }
-        self.synced_at
-    }
-}
-
-/// The machine of a worker.
-struct WorkerMachine<M: StageFactory, S> {
-    life: u64,
-    boot: u64,
-    process: Option<WorkerProcess<M, S>>,
-    paused_until: VirtualTime,
-    tick_us: u64,
-    slow_factor: u64,
-    slow_until: VirtualTime,
-    hangs_next: bool,
-    faults: NumericFaults,
-    is_gone: bool,
-}
-
-/// What runs on a worker's machine.
-struct WorkerProcess<M: StageFactory, S> {
-    session: WorkerSession,
-    runtime: WorkerRuntime<M, S>,
-    /// The operation in progress, with its result.
-    busy: Option<(u64, Vec<RuntimeOutput>)>,
-    backlog: Vec<RuntimeInput>,
-    op_number: u64,
-    /// The operation in progress never ends.
-    is_hung: bool,
-    /// The work it has done, and what it moves at the moment.
-    done: u64,
-    transfers: u32,
-    /// What it reported last that it holds, and when.
-    reported_inventory: Option<(VirtualTime, Vec<HeldLayer>)>,
-    /// What the checker looked at last.
-    checked: Option<(Turn, Step)>,
-    /// A bit of a state was flipped elsewhere, the node that held it has gone back, and the order
-    /// to go back is still on its way to this one, which may follow that state.
-    may_follow_flipped: bool,
-    /// What only a known bug looks at.
-    last_program: Option<Program>,
-}
 
 /// What a life is made of.
 pub struct LifeSetup<M, S> {
@@ -299,7 +225,6 @@ pub struct World<'a, M: StageFactory, S> {
     node_next: u64,
     controller_next: u64,
     boot_next: u64,
-    solver: CachingSolver,
     storm: Storm,
     checker: InvariantChecker,
     markers: Markers,
@@ -374,7 +299,6 @@ impl<'a, M: StageFactory, S: BatchSource + Clone> World<'a, M, S> {
             node_next: 1 + u64::from(options.controllers),
             controller_next: 1,
             boot_next: 1,
-            solver: CachingSolver::new(options, &setup.stage),
             setup,
             storm: Storm::default(),
             checker,
@@ -501,6 +425,9 @@ impl<'a, M: StageFactory, S: BatchSource + Clone> World<'a, M, S> {
             WorldEvent::Tick(node, life) => self.handle_tick(node, life),
             WorldEvent::Packet { from, to, packet } => self.handle_packet(from, to, packet),
             WorldEvent::Synced { node, life } => self.handle_synced(node, life),
+            WorldEvent::Reviewed { node, life, reviewed } => {
+                self.handle_reviewed(node, life, *reviewed);
+            }
             WorldEvent::Solved { node, life, number, solution } => {
                 self.handle_solved(node, life, number, solution);
             }

@@ -72,6 +72,8 @@ pub enum Mutant {
     M42NeverAtTheDoor,
     /// m43: the format is raised for the nodes that are connected, whatever the others read.
     M43RaisedForTheConnected,
+    /// m44: a plan that was made for a drift is reviewed as soon as any other.
+    M44DriftForgotten,
 }
 
 #[cfg(feature = "mutants")]

@@ -25,7 +25,6 @@ mod machine_id;
 mod name_resolver;
 pub mod node_record;
 mod own_address;
-mod pace;
 mod peer_directory;
 mod piece_fetch;
 pub mod process_exit;

@@ -56,13 +56,16 @@ fn links_lead_somewhere() {
 
 /// Paths in backticks that begin with one of our folders and name a file.
 fn paths_named(text: &str) -> impl Iterator<Item = &str> {
-    const FOLDERS: [&str; 9] = [
+    const FOLDERS: [&str; 12] = [
         "types/",
         "schedule/",
         "kernels/",
         "consensus/",
         "trainer/",
+        "planner/",
         "policy/",
+        "checkpoint/",
+        "transport/",
         "node/",
         "docs/",
         "chaos-tests/",

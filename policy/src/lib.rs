@@ -1,6 +1,6 @@
 //! What a node decides beside the protocol: which pieces of checkpoints it keeps and for which
 //! nodes, which nodes it requests to keep its own, what it removes, what it reads again, what it
-//! trusts of its peers, when it renews its certificate, and which nodes a plan is tried on.
+//! trusts of its peers, and when it renews its certificate.
 //!
 //! Policy apart from mechanism: `node` owns the sockets, disks, clocks and threads, and calls these
 //! functions for decisions. So does a simulated cluster (`chaos-tests`), with stores that fail,
@@ -13,7 +13,6 @@ pub mod data;
 pub mod disk_space;
 pub mod keep_queue;
 pub mod keep_rule;
-pub mod node_choices;
 pub mod piece;
 pub mod piece_copies;
 pub mod piece_sink;

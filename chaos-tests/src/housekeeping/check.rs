@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use zbelastic_checkpoint::CheckpointStore;
+use zbelastic_planner::NodeResources;
 use zbelastic_policy::data::DataName;
-use zbelastic_policy::node_choices::NodeResources;
 use zbelastic_policy::piece::PieceRef;
 use zbelastic_types::{Bytes, NodeId, Step};
 

@@ -8,7 +8,7 @@ use zbelastic_consensus::class::DeviceClass;
 use zbelastic_consensus::member::{Holder, Resources, Role};
 use zbelastic_consensus::plan::{PlanReason, PlanRecord, Promise, PromiseOff};
 use zbelastic_kernels::DeviceSizes;
-use zbelastic_policy::node_choices::{NodeResources, first_plan, memory_limits};
+use zbelastic_planner::{NodeResources, first_plan, memory_limits};
 use zbelastic_schedule::{ScheduleKind, Window};
 use zbelastic_trainer::model::{Family, MicrobatchShape, ModelConfig};
 use zbelastic_trainer::plan::{

@@ -18,7 +18,7 @@ pub enum KnownBug {
 
 impl KnownBug {
     /// All of them, by their numbers.
-    pub const ALL: [Self; 43] = [
+    pub const ALL: [Self; 44] = [
         Self::Bug(Bug::M1AckBeforeSync),
         Self::Mutant(Mutant::M2TurnUnchecked),
         Self::Bug(Bug::M3MomentsNotRestored),
@@ -58,6 +58,7 @@ impl KnownBug {
         Self::Mutant(Mutant::M41WorkersIgnoreBans),
         Self::Mutant(Mutant::M42NeverAtTheDoor),
         Self::Mutant(Mutant::M43RaisedForTheConnected),
+        Self::Mutant(Mutant::M44DriftForgotten),
         Self::Mutant(Mutant::R2GenerationUnchecked),
         Self::Mutant(Mutant::R3SealedBeforeHeld),
         Self::Mutant(Mutant::R5CheckpointBeforeSeal),
@@ -107,6 +108,7 @@ impl KnownBug {
             Self::Mutant(Mutant::M41WorkersIgnoreBans) => "m41",
             Self::Mutant(Mutant::M42NeverAtTheDoor) => "m42",
             Self::Mutant(Mutant::M43RaisedForTheConnected) => "m43",
+            Self::Mutant(Mutant::M44DriftForgotten) => "m44",
             Self::Mutant(Mutant::R2GenerationUnchecked) => "R2",
             Self::Mutant(Mutant::R3SealedBeforeHeld) => "R3",
             Self::Mutant(Mutant::R5CheckpointBeforeSeal) => "R5",
@@ -219,6 +221,9 @@ impl KnownBug {
             Self::Mutant(Mutant::M43RaisedForTheConnected) => {
                 "the format is raised for those who are connected, whatever the others read"
             }
+            Self::Mutant(Mutant::M44DriftForgotten) => {
+                "a plan that was made for a drift is reviewed as soon as any other"
+            }
             Self::Mutant(Mutant::R2GenerationUnchecked) => {
                 "the generation of a seal is checked when it is proposed only"
             }
@@ -272,6 +277,7 @@ impl KnownBug {
             Self::Mutant(Mutant::M27RewindsForEveryLoss)
             | Self::Mutant(Mutant::M29SilenceIsLoss) => &[Invariant::L3, Invariant::L4],
             Self::Mutant(Mutant::M43RaisedForTheConnected) => &[Invariant::F1],
+            Self::Mutant(Mutant::M44DriftForgotten) => &[Invariant::L5],
             Self::Mutant(Mutant::M28FollowedTooOld) => &[Invariant::N1, Invariant::L3],
             Self::Mutant(Mutant::M30CollectsByManifest) => &[Invariant::H1],
             Self::Mutant(Mutant::M31FirstRefusalFails) => &[Invariant::H2],

@@ -17,7 +17,7 @@ use zbelastic_consensus::state::{EntryRefusal, PlanPhase, State, StateChange};
 use zbelastic_consensus::validation::Turn;
 use zbelastic_trainer::data::BatchSource;
 use zbelastic_trainer::elastic::StageFactory;
-use zbelastic_types::NodeId;
+use zbelastic_types::{Generation, NodeId};
 
 use super::storm::ArmedCrashPoint;
 use super::{ControllerMachine, SimulatedPacket, SolutionResult, TICK_US, World, WorldEvent};
@@ -29,6 +29,7 @@ use crate::failure::{Invariant, LifeFailure};
 use crate::life::LOST_AFTER_TICKS;
 use crate::markers::Marker;
 use crate::network::NetworkLane;
+use crate::planning::LifePlanner;
 use crate::queue::VirtualTime;
 
 /// Ticks to an election of the first controller, and between those of two.
@@ -80,6 +81,8 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
         let machine = ControllerMachine {
             life: 0,
             core: None,
+            planner: LifePlanner::new(&self.case.options, &self.setup.stage),
+            plan_steps: (Generation(0), 0),
             disk: MachineDisk::default(),
             paused_until: VirtualTime(0),
             tick_us,
@@ -139,6 +142,8 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
         let tick_us = machine.tick_us;
         (machine.sync_begins_at, machine.synced_at) = (self.now, self.now);
         machine.started_at = self.now;
+        machine.planner = LifePlanner::new(&self.case.options, &self.setup.stage);
+        machine.plan_steps = (Generation(0), 0);
         machine.unsynced.clear();
         (machine.reports, machine.unsent_seal) = (None, None);
         self.queue.push(self.now.after(tick_us), WorldEvent::Tick(node, life));
@@ -207,6 +212,7 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
         }
         self.queue.push(self.now.after(machine.tick_us), WorldEvent::Tick(node, life));
         self.controller_input(node, Input::Tick);
+        self.send_estimate(node);
     }
 
     pub(super) fn controller_message(&mut self, from: NodeId, to: NodeId, message: Box<Envelope>) {
@@ -356,9 +362,9 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
                 machine.disk.trim(before.0);
             }
             Output::Solve(request) => {
-                let number = request.number;
-                let life = self.controllers[&node].life;
-                let solution = Box::new(self.solver.solve(&request));
+                let (number, life) = (request.number, self.controllers[&node].life);
+                let machine = self.controllers.get_mut(&node).expect("a controller");
+                let solution = Box::new(machine.planner.solve(&request));
                 let at = self.now.after(self.draws_work.between(1_000, 40_000));
                 self.queue.push(at, WorldEvent::Solved { node, life, number, solution });
             }
@@ -424,6 +430,7 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
     fn controller_event(&mut self, node: NodeId, event: Event) {
         match event {
             Event::Applied { index, change } => {
+                self.note_pace(node, &change);
                 self.applied(node, index, &change);
                 if let StateChange::Sealed { seal, .. } = &*change {
                     self.log.mix(seal.square_sum_bits);

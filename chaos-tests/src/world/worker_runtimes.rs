@@ -120,7 +120,7 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
                 EngineActivity::Settled { .. } => false,
             };
             if takes_time {
-                self.begin_op(node);
+                self.begin_op(node, activity);
                 return;
             }
             self.drive_runtime(node);
@@ -128,8 +128,9 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
         }
     }
 
-    fn begin_op(&mut self, node: NodeId) {
-        let op_us = self.draws_work.between(1_000, self.case.options.op_us_max);
+    fn begin_op(&mut self, node: NodeId, activity: EngineActivity) {
+        let drawn_us = self.draws_work.between(1_000, self.case.options.op_us_max);
+        let op_us = self.pass_us(node, activity).unwrap_or(drawn_us);
         let now = self.now;
         let long = self.long_us(LongWork::Op);
         if let Some(us) = long {
@@ -150,6 +151,7 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
             self.note(|| format!("w{node}: an operation hangs"));
         } else {
             let op_us = long.unwrap_or(op_us * factor);
+            process.pass_times.add(activity, op_us);
             self.queue.push(now.after(op_us), WorldEvent::OpDone { node, life, number });
         }
         self.report_to_session(node, WorkerEvent::Busy { is_busy: true });

@@ -83,6 +83,7 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
             busy: None,
             backlog: Vec::new(),
             op_number: 0,
+            pass_times: super::planning::PassTimes::default(),
             is_hung: false,
             done: 0,
             transfers: 0,

@@ -16,8 +16,8 @@ mod workers;
 use std::collections::{BTreeMap, VecDeque};
 
 use chaos_tests::numeric_faults::NumericFault;
+use chaos_tests::planning::LifePlanner;
 use chaos_tests::random::{DrawPurpose, Draws};
-use chaos_tests::solver::CachingSolver;
 use chaos_tests::store::SimulatedStore;
 use zbelastic_consensus::core::{Core, Input, OperatorCommand};
 use zbelastic_consensus::duty::PlanMeasurement;
@@ -86,7 +86,7 @@ pub struct Play {
     workers: BTreeMap<NodeId, PlayWorker>,
     network: PlayNetwork,
     store: SimulatedStore,
-    solver: CachingSolver,
+    planner: LifePlanner,
     record: PlayRecord,
     /// The round under way: every message that was on its way, then an operation of each worker.
     agenda: VecDeque<PlayItem>,
@@ -104,7 +104,7 @@ impl Play {
             workers: BTreeMap::new(),
             network: PlayNetwork::default(),
             store: SimulatedStore::default(),
-            solver: CachingSolver::new(&script.options, &script.stage),
+            planner: LifePlanner::new(&script.options, &script.stage),
             record: PlayRecord::default(),
             agenda: VecDeque::new(),
             has_moved: false,

@@ -31,7 +31,7 @@ pub enum BriefingRefusal {
         /// The node that sent the message.
         from: NodeId,
     },
-    /// Controllers send workers briefings and `TimeTotal` only; this is another kind of message.
+    /// Controllers send workers briefings and `Spent` only; this is another kind of message.
     #[error("not a message for a worker")]
     NotForWorkers,
     /// A later briefing was applied already.

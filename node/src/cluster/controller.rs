@@ -32,6 +32,7 @@ use zbelastic_consensus::core::{Core, Event as CoreEvent, Input, Output};
 use zbelastic_consensus::message::{Envelope, Message};
 use zbelastic_consensus::state::StateChange;
 use zbelastic_consensus::training_status::TrainingStatus;
+use zbelastic_planner::PaceTracker;
 use zbelastic_policy::trust::{
     ClaimContext, ClaimRefusal, DuplicateIdentityReports, check_claim, is_removal,
 };
@@ -97,7 +98,7 @@ struct ControllerNode {
     accusers: DuplicateIdentityReports,
     run_log: RunLog,
     /// The measured pace of nodes and links.
-    pace_tracker: pace_tracker::PaceTracker,
+    pace_tracker: PaceTracker,
     /// Commands of clients that wait for what was proposed for them.
     pending_commands: pending_commands::PendingCommands,
     /// Strangers that wait for the use of their token to be agreed.
@@ -194,7 +195,7 @@ impl ControllerNode {
             violations: PeerViolations::default(),
             accusers: DuplicateIdentityReports::default(),
             run_log: RunLog::default(),
-            pace_tracker: pace_tracker::PaceTracker::default(),
+            pace_tracker: PaceTracker::default(),
             pending_commands: pending_commands::PendingCommands::default(),
             pending_joins: joins::PendingJoins::default(),
             keeping: KeepQueue::default(),

@@ -11,6 +11,7 @@ use zbelastic_consensus::member::{LossReason, MemberChange, Role};
 use zbelastic_consensus::plan::PlanRecord;
 use zbelastic_consensus::state::{State, StateChange};
 use zbelastic_consensus::validation::{Seal, Turn};
+use zbelastic_planner::StepMeasurement;
 use zbelastic_schedule::Window;
 use zbelastic_trainer::model::LayerTimes;
 use zbelastic_types::{Bytes, Generation, NodeId, RunId, StageIndex, Step, TensorIndex};
@@ -21,7 +22,7 @@ use super::step_timings::StepTimings;
 use super::wire::layer_bytes;
 use crate::api::{EventKind, FAILURES_MAX, FailureStatus, HexDigest, MemberRole, VerdictWait};
 use crate::train::progress_line::{reason_text, tokens_per_s};
-use crate::train::timing::{BubbleShares, MeasuredSlice, MessageArrival, StepMeasurement};
+use crate::train::timing::{BubbleShares, MeasuredSlice, MessageArrival};
 
 /// Seals over which speed and waits are averaged.
 const SEALS_MEASURED: usize = 32;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use zbelastic_consensus::plan::PlanRecord;
 use zbelastic_consensus::validation::Turn;
+use zbelastic_planner::StepMeasurement;
 use zbelastic_trainer::model::LayerTimes;
 use zbelastic_trainer::plan::{Plan, class_costs};
 use zbelastic_trainer::stage::{InitialWeights, StageSetup};
@@ -14,7 +15,7 @@ use zbelastic_types::{Generation, StageIndex};
 use super::document::NamedJob;
 use crate::train::timing::{
     ARRIVALS_REPORTED_MAX, BubbleShares, MeasuredSlice, MessageArrival, RunTiming,
-    SLICES_REPORTED_MAX, StepMeasurement,
+    SLICES_REPORTED_MAX,
 };
 use crate::train::trace::trace;
 
@@ -141,17 +142,49 @@ fn setup(job: &NamedJob, plan: &PlanRecord) -> StageSetup {
 
 #[cfg(test)]
 mod tests {
+    use zbelastic_consensus::member::Holder;
+    use zbelastic_consensus::plan::{PlanReason, Promise};
+    use zbelastic_schedule::{ScheduleKind, Window};
     use zbelastic_trainer::model::{LayerClass, LayerOp};
-    use zbelastic_types::{Attempt, RunId, Step};
+    use zbelastic_trainer::plan::{Plan, PlanRequest};
+    use zbelastic_types::{Attempt, Incarnation, NodeId, RunId, Step};
 
     use super::*;
     use crate::cluster::document::{DataName, JobDocument};
-    use crate::cluster::pace::history::tests::{config, plan};
+    use crate::config::{RunConfig, load_document};
     use crate::train::timing::ArrivalKind;
 
+    /// A plan of three stages.
+    fn plan(config: &RunConfig) -> PlanRecord {
+        let plan = Plan::new(PlanRequest {
+            model: &config.model,
+            batch: config.batch,
+            kind: ScheduleKind::ZbH1,
+            chunks_per_stage: None,
+            slice_count: None,
+            stage_count: 3,
+            window: Window::One,
+        })
+        .expect("legal");
+        let holder = |node| Holder { node: NodeId(node), incarnation: Incarnation(1) };
+        PlanRecord {
+            generation: Generation(1),
+            stages: [11, 12, 13].map(holder).to_vec(),
+            copies: vec![Vec::new(); 3],
+            promise: Promise::Kept,
+            chunks: plan.chunks,
+            program: plan.program,
+            from_step: Step(0),
+            sources: Vec::new(),
+            expected: Vec::new(),
+            op_ticks_max: 1,
+            reason: PlanReason::First,
+        }
+    }
+
     fn begun() -> (StepTimings, PlanRecord) {
-        let config = config();
         let text = DataName::of(b"text");
+        let config = load_document("test", "[model]\npreset = \"tiny\"\n").expect("legal").config;
         let plan = plan(&config);
         let job = JobDocument::new("test".to_owned(), config, String::new(), text);
         let mut timings = StepTimings::default();

@@ -10,7 +10,7 @@ macro_rules! pages {
     };
 }
 
-const PAGES: [(&str, &str); 80] = pages![
+const PAGES: [(&str, &str); 82] = pages![
     "architecture.md",
     "assumptions.md",
     "benchmarks.md",
@@ -81,6 +81,8 @@ const PAGES: [(&str, &str); 80] = pages![
     "decisions/0059-formats-are-raised-by-an-entry.md",
     "decisions/0060-what-a-node-decides-is-a-package.md",
     "decisions/0061-a-layer-at-a-version-is-hashed-once.md",
+    "decisions/0062-names-are-those-of-the-field.md",
+    "decisions/0063-planning-is-a-package.md",
     "glossary.md",
     "hacking.md",
     "numerics.md",

@@ -15,7 +15,6 @@ mod slice_log;
 pub use arrivals::{ARRIVALS_REPORTED_MAX, ArrivalKind, MessageArrival};
 use causes::BaselineProfile;
 pub use causes::StepTimeBreakdown;
-pub use measure::StepMeasurement;
 pub use slice_log::{SliceLog, TakenSlices};
 
 use std::collections::{BTreeMap, VecDeque};

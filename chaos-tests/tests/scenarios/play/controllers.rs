@@ -90,7 +90,7 @@ impl Play {
                 }
                 Output::Trim { before } => disk.trim(before.0),
                 Output::Solve(request) => {
-                    let solution = Box::new(self.solver.solve(&request));
+                    let solution = Box::new(self.planner.solve(&request));
                     let packet = PlayPacket::Plan(request.number, solution);
                     self.network.send(PlayMessage { from: node, to: node, packet });
                 }

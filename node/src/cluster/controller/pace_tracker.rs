@@ -1,73 +1,16 @@
-//! What a controller knows of the cluster's pace. All of them record it; the leader has the plan in
-//! force reviewed, and passes the outcome to its core.
+//! The shell around what is known of the cluster's pace: entries and steps go to the tracker, reviews to the solver
+//! thread, and what comes of them to the core, the solver and the log.
 
 use zbelastic_consensus::core::Input;
-use zbelastic_consensus::duty::PlanMeasurement;
-use zbelastic_consensus::member::Member;
-use zbelastic_consensus::plan::{PlanReason, PlanRecord};
-use zbelastic_consensus::state::{PlanPhase, StateChange};
-use zbelastic_trainer::plan::{DriftJudgement, ReplanStakes};
-use zbelastic_types::{Digest, NodeId};
+use zbelastic_consensus::state::StateChange;
+use zbelastic_planner::{LinkTimes, PaceEstimate, PlanReview, ReviewOutcome, ReviewedPlan};
+use zbelastic_trainer::model::LayerClass;
+use zbelastic_trainer::plan::{ClassCosts, LayerCost, LayerWork};
+use zbelastic_types::NodeId;
 
 use super::ControllerNode;
-use crate::api::{EventKind, PaceStatus};
-use crate::cluster::pace::history::{PaceHistory, retain_members};
-use crate::cluster::pace::plan_watch::PlanWatch;
-use crate::cluster::pace::{NodeResources, PaceEstimate, plan_reason};
-use crate::cluster::solver::{PlanReview, ReviewedPlan};
+use crate::api::{EventKind, LayerPace, LinkPace, PaceStatus};
 use crate::config::ReplanPolicy;
-
-/// A change of plans is taken to cost so much, in microseconds, whatever the last one did: the step
-/// that ran ahead of it is run again, and layers are copied while others compute.
-const CHANGE_US_MIN: f64 = 1e6;
-/// A change is taken to cost as many times what the last one was waited for.
-const PAUSES: f64 = 2.0;
-
-/// What is known, and what is under way.
-#[derive(Debug, Default)]
-pub(super) struct PaceTracker {
-    job: Option<Digest>,
-    /// What plans are made with.
-    estimate: PaceEstimate,
-    /// What the plan in force was made with.
-    planned: PaceEstimate,
-    /// The pace of the last steps that were reviewed, whether or not it is used.
-    measured: Option<PaceEstimate>,
-    history: PaceHistory,
-    plan_watch: PlanWatch,
-    /// Why the plan in force does not fit, if it does not.
-    drift: Option<PlanReason>,
-    /// Whether the core and the solver have received it.
-    is_sent: bool,
-}
-
-impl PaceTracker {
-    /// A job is under way, or another one: of that nothing is known.
-    pub(super) fn set_job(&mut self, name: Digest) {
-        if self.job != Some(name) {
-            *self = Self { job: Some(name), ..Self::default() };
-        }
-    }
-
-    /// A plan begins: it was made with what is known.
-    fn begin(&mut self, plan: &PlanRecord) {
-        self.planned = self.estimate.clone();
-        self.history.clear();
-        self.plan_watch.begin(&plan.reason);
-        self.drift = None;
-    }
-
-    /// What was measured last, as the API reports it.
-    pub(super) fn status(&self) -> Option<PaceStatus> {
-        self.measured.as_ref().map(PaceEstimate::status)
-    }
-
-    /// How fast a node is taken to be.
-    pub(super) fn speed_permille(&self, node: NodeId, member: &Member) -> u32 {
-        let found = self.estimate.speeds.get(&node).copied();
-        found.unwrap_or(member.resources.speed_permille)
-    }
-}
 
 impl ControllerNode {
     pub(super) fn note_held_out(&mut self, steps_done: u64, loss: f64) {
@@ -77,146 +20,75 @@ impl ControllerNode {
         }
     }
 
-    /// Applies an entry to what is measured: a plan begins, or a step is added.
+    /// Applies an entry to what is measured, and has the plan in force judged if that is due.
     pub(super) fn note_pace(&mut self, change: &StateChange) {
-        match change {
-            StateChange::Adopted(plan) => self.pace_tracker.begin(plan),
-            StateChange::Sealed { adopted: Some(plan), .. } => self.pace_tracker.begin(plan),
-            StateChange::Sealed { seal, adopted: None, .. } => {
-                if let Some(step) = self.run_log.measure(seal.turn)
-                    && self.pace_tracker.plan_watch.note_step()
-                {
-                    self.pace_tracker.history.note(step);
-                    self.review_plan();
-                }
-            }
-            StateChange::Members(_) => {
-                let members = self.core.state().members();
-                let PaceTracker { estimate, measured, .. } = &mut self.pace_tracker;
-                for estimate in std::iter::once(estimate).chain(measured) {
-                    retain_members(estimate, |node| members.contains_key(&node));
-                }
-            }
-            StateChange::Planned(_)
-            | StateChange::Ready(_)
-            | StateChange::Resumed(_)
-            | StateChange::Durable { .. }
-            | StateChange::Kept { .. }
-            | StateChange::Checkpoint { .. }
-            | StateChange::Rewound { .. }
-            | StateChange::Job { .. }
-            | StateChange::Removed { .. }
-            | StateChange::Access(_)
-            | StateChange::Format(_) => {}
-        }
-    }
-
-    /// Reviews the measured times of steps, if that is due, and if this node leads has the plan
-    /// judged by it.
-    fn review_plan(&mut self) {
-        if !self.pace_tracker.plan_watch.is_due() {
+        let run_log = &self.run_log;
+        let measure = |turn| run_log.measure(turn);
+        if !self.pace_tracker.note_change(change, self.core.state(), measure) {
             return;
         }
-        let measured = self.measured();
-        if let Some((_, found)) = &measured {
-            self.pace_tracker.measured = Some(found.clone());
+        let review = self.begin_review();
+        let spec = self.core.state().running_spec().cloned();
+        let is_sent = spec.zip(review).is_some_and(|(spec, it)| self.solver.review(spec, it));
+        if !is_sent {
+            self.pace_tracker.give_up_review();
         }
-        let review = measured.filter(|_| self.leads()).and_then(|measured| self.review(measured));
-        let is_requested = review.is_some_and(|review| self.solver.review(review));
-        if !is_requested {
-            self.pace_tracker.plan_watch.give_up_review();
-        }
-        self.pace_tracker.history.clear();
     }
 
-    /// What the last steps of the plan in force took, and the nodes at its stages.
-    fn measured(&self) -> Option<(Vec<NodeResources>, PaceEstimate)> {
-        let state = self.core.state();
-        let job = self.run_log.job()?;
-        let plan = &state.plan().filter(|plan| plan.phase == PlanPhase::Running)?.record;
-        let resources_of = |holder: &zbelastic_consensus::member::Holder| {
-            Some((holder.node, state.members().get(&holder.node)?.resources))
+    fn begin_review(&mut self) -> Option<PlanReview> {
+        let job = self.run_log.job()?.job.config.planner_job().ok()?;
+        let is_allowed = match self.run_log.job()?.job.config.elastic.replan {
+            ReplanPolicy::Drift => true,
+            ReplanPolicy::Never => false,
         };
-        let nodes: Vec<NodeResources> =
-            plan.stages.iter().map(resources_of).collect::<Option<_>>()?;
-        let PaceTracker { estimate, history, .. } = &self.pace_tracker;
-        let found = history.estimate(estimate, &job.job.config, (plan, &nodes))?;
-        Some((nodes, found))
-    }
-
-    fn review(&self, (nodes, found): (Vec<NodeResources>, PaceEstimate)) -> Option<PlanReview> {
-        let state = self.core.state();
-        let job = self.run_log.job()?;
-        match job.job.config.elastic.replan {
-            ReplanPolicy::Drift => {}
-            ReplanPolicy::Never => return None,
-        }
-        let spec = state.running_spec()?.clone();
-        if state.next_plan().is_some() {
-            return None;
-        }
-        let plan = state.plan()?.record.clone();
         let pause_us = self.run_log.last_pause().map_or(0.0, |pause| pause.as_secs_f64() * 1e6);
-        let steps_left = spec.step_count.saturating_sub(state.open_turn().step.0);
-        let stakes = ReplanStakes { steps_left, change: CHANGE_US_MIN.max(PAUSES * pause_us) };
-        let planned = self.pace_tracker.planned.clone();
-        Some(PlanReview { spec, plan, nodes, planned, found, stakes })
+        let may_replan = is_allowed && self.leads();
+        self.pace_tracker.begin_review(self.core.state(), &job, (may_replan, pause_us))
     }
 
     /// A judgement on the plan in force, or on one that was.
     pub(super) fn handle_review(&mut self, reviewed: ReviewedPlan) {
-        let ReviewedPlan { generation, nodes, found, judgement } = reviewed;
-        if generation != self.core.state().generation() {
-            return;
-        }
-        let Some(judgement) = self.pace_tracker.plan_watch.note_judgement(judgement) else {
-            return;
-        };
-        if judgement == DriftJudgement::Within {
-            // The plan in force fits; later ones are made with what was not measured before.
-            if found.differs_from(&self.pace_tracker.estimate) {
-                (self.pace_tracker.estimate, self.pace_tracker.is_sent) = (found, false);
-                self.send_estimate();
+        let generation = self.core.state().generation();
+        match self.pace_tracker.handle_review(generation, reviewed) {
+            ReviewOutcome::Ignored => return,
+            ReviewOutcome::Fits => {}
+            ReviewOutcome::Drifted { reason, slack, text, .. } => {
+                let slack = 100.0 * slack;
+                self.journal.log(format!("{text}: {reason}; its slack was {slack:.0} %"));
             }
-            return;
-        }
-        // The plan in force is judged by this from now on: what was reported need not be reported
-        // again.
-        (self.pace_tracker.estimate, self.pace_tracker.planned) = (found.clone(), found);
-        self.pace_tracker.is_sent = false;
-        if let Some(drift) = judgement.drift() {
-            let reason = plan_reason(drift, &nodes);
-            let slack = 100.0 * drift.slack;
-            let outcome = match judgement {
-                DriftJudgement::Replan(_) => "another plan is needed",
-                DriftJudgement::NoBetter(_) => "the plan stays, for no other is much better",
-                DriftJudgement::TooLate(_) => "the plan stays, for too few steps are left",
-                DriftJudgement::Within => "the plan stays",
-            };
-            self.journal.log(format!("{outcome}: {reason}; its slack was {slack:.0} %"));
-            let is_replan = matches!(judgement, DriftJudgement::Replan(_));
-            self.pace_tracker.drift = is_replan.then_some(reason);
         }
         self.send_estimate();
     }
 
-    /// Passes to the core and to the solver what they were not sent yet; if too much waits there,
-    /// at the next tick. A core that has just come to lead has none of it.
+    /// Passes to the core and to the solver what they do not know yet; if too much waits there,
+    /// at the next tick.
     pub(super) fn send_estimate(&mut self) {
-        if !self.leads() {
-            self.pace_tracker.is_sent = false;
-        }
-        if !self.leads()
-            || self.pace_tracker.is_sent
-            || !self.solver.set_estimate(self.pace_tracker.estimate.clone())
-        {
+        let leads = self.leads();
+        let Some(estimate) = self.pace_tracker.unsent(leads).cloned() else { return };
+        if !self.solver.set_estimate(estimate) {
             return;
         }
-        self.pace_tracker.is_sent = true;
-        let generation = self.core.state().generation();
-        let PaceTracker { estimate, drift, .. } = &self.pace_tracker;
-        let speeds = estimate.speeds.clone();
-        let drift = drift.clone();
-        self.send_to_core(Input::Measured(Box::new(PlanMeasurement { generation, speeds, drift })));
+        let measurement = self.pace_tracker.note_sent(self.core.state().generation());
+        self.send_to_core(Input::Measured(Box::new(measurement)));
+    }
+}
+
+/// What was measured, as the API reports it.
+pub(super) fn pace_status(estimate: &PaceEstimate) -> PaceStatus {
+    let classes = estimate.calibration.map_or_else(ClassCosts::default, |found| found.classes);
+    let layer = |(class, cost): (LayerClass, Option<LayerCost>)| {
+        let LayerCost { work, update: update_us, recompute: recompute_us } = cost?;
+        let LayerWork { f: f_us, b: b_us, w: w_us, .. } = work;
+        let layer = class.name().to_owned();
+        Some(LayerPace { layer, f_us, b_us, w_us, update_us, recompute_us })
+    };
+    let link = |((a, b), link): (&(NodeId, NodeId), &LinkTimes)| {
+        let LinkTimes { latency_us, occupancy_us } = *link;
+        LinkPace { nodes: [*a, *b], latency_us, occupancy_us }
+    };
+    PaceStatus {
+        layers: LayerClass::ALL.into_iter().zip(classes).filter_map(layer).collect(),
+        links: estimate.links.iter().map(link).collect(),
+        verdict_us: (estimate.verdict_us > 0.0).then_some(estimate.verdict_us),
     }
 }

@@ -12,6 +12,7 @@ use zbelastic_transport::TransportPath;
 use zbelastic_types::{NodeId, Step};
 
 use super::ControllerNode;
+use super::pace_tracker::pace_status;
 use crate::api::{
     ApiAnswer, ClusterStatus, HexDigest, JobPhaseStatus, JobStatus, MemberPath, MemberState,
     MemberStatus, PlanStatus, PromiseStatus, QuorumStatus, SavingStatus, StatusReport,
@@ -45,7 +46,7 @@ impl ControllerNode {
             plan: self.plan_status(),
             promise: self.promise(),
             verdict_wait: self.run_log.verdict_wait(),
-            pace: self.pace_tracker.status(),
+            pace: self.pace_tracker.measured().map(pace_status),
             failures: self.run_log.failures(),
             checkpoints: self.checkpoints(None),
             counters: self.counters(),

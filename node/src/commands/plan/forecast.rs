@@ -283,7 +283,7 @@ impl<'a> StageMachines<'a> {
 /// The plan that a cluster continues with on these nodes.
 fn after_loss(input: ForecastInput<'_>, left: &[NodeSpec]) -> Option<PlanAfterLoss> {
     let mut because = None;
-    for fallback in input.config.plan_fallbacks(left.len() as u32).ok()? {
+    for fallback in input.config.planner_job().ok()?.fallbacks(left.len() as u32) {
         let stage_machines =
             StageMachines::new(input, left[..fallback.stage_count as usize].to_vec());
         match stage_machines

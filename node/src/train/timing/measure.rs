@@ -9,6 +9,7 @@
 use std::collections::BTreeMap;
 
 use zbelastic_consensus::validation::Turn;
+use zbelastic_planner::StepMeasurement;
 use zbelastic_schedule::{Compute, Op, UpdateOp};
 use zbelastic_trainer::plan::{ClassCosts, StageTimes};
 use zbelastic_trainer::stage::EngineActivity;
@@ -20,21 +21,6 @@ use super::{DurationSamples, MeasuredSlice, RunTiming, SliceActivity};
 /// A stage waited if so long nothing was done. Between two operations that could both run lie a few
 /// microseconds.
 const WAITED_US_MIN: f64 = 50.0;
-
-/// The measured times of a step.
-#[derive(Clone, Debug, PartialEq)]
-pub struct StepMeasurement {
-    /// Times of the stages, by stage.
-    pub stages: Vec<StageTimes>,
-    /// Of a boundary tensor between two stages, the lower one first, in microseconds. Pairs of
-    /// which one never waited for the other are left out.
-    pub hops: BTreeMap<(StageIndex, StageIndex), f64>,
-    /// Of that, what the boundary tensors of a microbatch keep the link occupied for, where
-    /// messages of several lengths showed it.
-    pub occupied: BTreeMap<(StageIndex, StageIndex), f64>,
-    /// From the last report of the step before to its verdict, if that was waited for.
-    pub verdict: Option<f64>,
-}
 
 impl RunTiming {
     /// What the step that `turn` brought to its end took, if every stage reported all its passes.

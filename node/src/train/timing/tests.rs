@@ -1,3 +1,4 @@
+use zbelastic_planner::StepMeasurement;
 use zbelastic_schedule::Flow;
 use zbelastic_types::{Attempt, Generation};
 

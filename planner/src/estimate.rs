@@ -1,31 +1,19 @@
-//! How fast the cluster's nodes and links were found to be, and whether the plan in force fits
-//! that.
-//!
-//! ```text
-//!   slices of a step ──▶ history ──▶ review ──▶ solver thread ──▶ plan watch ──▶ the core, the estimate
-//! ```
+//! How fast the cluster's nodes and links were found to be.
 //!
 //! The estimate changes only when several reviews agree: so everything that is
 //! planned between two such moments is planned with the same numbers, and noise never makes a plan
 //! differ from the one before. Pure: the caller passes steps and judgements, and reads numbers.
 
-pub mod history;
-pub mod plan_watch;
-
 use std::collections::BTreeMap;
 
 use zbelastic_consensus::member::Resources;
 use zbelastic_consensus::plan::{DriftedPart, PlanReason};
-use zbelastic_trainer::model::{LayerClass, LayerSpec, model_layers};
-use zbelastic_trainer::plan::{
-    Calibration, ClassCosts, Drift, DriftSource, LayerCost, LayerWork, Pace,
-};
+use zbelastic_trainer::model::{LayerSpec, model_layers};
+use zbelastic_trainer::plan::{Calibration, Drift, DriftSource, Pace};
 use zbelastic_types::NodeId;
 
-use crate::api::{LayerPace, LinkPace, PaceStatus};
-use crate::config::RunConfig;
-
-pub use zbelastic_policy::node_choices::NodeResources;
+use crate::fallback::PlannerJob;
+use crate::node_choices::NodeResources;
 
 /// What is known of the cluster's pace. Nothing at the beginning: work is counted, nodes are as
 /// fast as they report, and messages take no time.
@@ -97,9 +85,9 @@ impl PaceEstimate {
 
     /// The pace of nodes in this order of stages, with the speeds that are passed with them.
     #[must_use]
-    pub fn pace(&self, config: &RunConfig, nodes: &[NodeResources]) -> Pace {
-        let model = &config.model;
-        let shape = config.batch.microbatch;
+    pub fn pace(&self, job: &PlannerJob, nodes: &[NodeResources]) -> Pace {
+        let model = &job.model;
+        let shape = job.batch.microbatch;
         let speeds = nodes.iter().map(|(_, resources)| f64::from(resources.speed_permille.max(1)));
         match &self.calibration {
             Some(calibration) => {
@@ -139,29 +127,6 @@ impl PaceEstimate {
     }
 }
 
-impl PaceEstimate {
-    /// The same as `status` reports it.
-    #[must_use]
-    pub fn status(&self) -> PaceStatus {
-        let classes = self.calibration.map_or_else(ClassCosts::default, |found| found.classes);
-        let layer = |(class, cost): (LayerClass, Option<LayerCost>)| {
-            let LayerCost { work, update: update_us, recompute: recompute_us } = cost?;
-            let LayerWork { f: f_us, b: b_us, w: w_us, .. } = work;
-            let layer = class.name().to_owned();
-            Some(LayerPace { layer, f_us, b_us, w_us, update_us, recompute_us })
-        };
-        let link = |((a, b), link): (&(NodeId, NodeId), &LinkTimes)| {
-            let LinkTimes { latency_us, occupancy_us } = *link;
-            LinkPace { nodes: [*a, *b], latency_us, occupancy_us }
-        };
-        PaceStatus {
-            layers: LayerClass::ALL.into_iter().zip(classes).filter_map(layer).collect(),
-            links: self.links.iter().map(link).collect(),
-            verdict_us: (self.verdict_us > 0.0).then_some(self.verdict_us),
-        }
-    }
-}
-
 /// A drift as the log has it. Times of `drift` are microseconds.
 #[must_use]
 pub fn plan_reason(drift: &Drift, nodes: &[NodeResources]) -> PlanReason {
@@ -177,7 +142,7 @@ pub fn plan_reason(drift: &Drift, nodes: &[NodeResources]) -> PlanReason {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{ConfigSources, load};
+    use crate::search::tests::job;
     use zbelastic_types::{Bytes, StageIndex};
 
     fn resources_of(node: u64, speed_permille: u32) -> NodeResources {
@@ -189,10 +154,6 @@ mod tests {
                 class: zbelastic_consensus::class::DeviceClass::Processors,
             },
         )
-    }
-
-    fn config() -> RunConfig {
-        load(&ConfigSources::default()).expect("legal").config
     }
 
     const CALIBRATION: Calibration = Calibration {
@@ -207,15 +168,15 @@ mod tests {
     #[test]
     fn nodes_are_as_fast_as_they_say_until_they_are_measured() {
         let nodes = [resources_of(1, 2000), resources_of(2, 2000), resources_of(3, 1000)];
-        let counted = PaceEstimate::default().pace(&config(), &nodes);
+        let counted = PaceEstimate::default().pace(&job(), &nodes);
         assert_eq!(counted.speeds, [1.0, 1.0, 0.5]);
-        let model = &config().model;
-        let shape = config().batch.microbatch;
+        let model = &job().model;
+        let shape = job().batch.microbatch;
         assert_eq!(Pace { speeds: Vec::new(), ..counted }, Pace::estimated(model, shape));
         let speeds = BTreeMap::from([(NodeId(2), 700)]);
         let estimate =
             PaceEstimate { calibration: Some(CALIBRATION), speeds, ..PaceEstimate::default() };
-        let pace = estimate.pace(&config(), &estimate.seated(&nodes));
+        let pace = estimate.pace(&job(), &estimate.seated(&nodes));
         assert_eq!(pace.speeds, [2.0, 0.7, 1.0]);
     }
 
@@ -233,11 +194,11 @@ mod tests {
         let check = |nodes: &[u64], expected: (f64, f64)| {
             let nodes: Vec<NodeResources> =
                 nodes.iter().map(|node| resources_of(*node, 1000)).collect();
-            let pace = estimate.pace(&config(), &nodes);
+            let pace = estimate.pace(&job(), &nodes);
             assert_eq!((pace.link, pace.occupancy), expected, "{nodes:?}");
             assert_eq!(pace.verdict, 40.0);
-            let boundary = config().batch.microbatch.rows() * config().model.width as usize;
-            let layer = model_layers(&config().model)[1].len();
+            let boundary = job().batch.microbatch.rows() * job().model.width as usize;
+            let layer = model_layers(&job().model)[1].len();
             let length = layer as f64 / boundary as f64;
             assert!((pace.gradients[1] - length * expected.1).abs() < 1e-9, "as long as it is");
         };

@@ -28,8 +28,7 @@ pub fn memory_limits(most: Option<Bytes>, nodes: &[NodeResources]) -> Vec<Bytes>
 
 /// Indices of the nodes to try for so many stages: the first ones, as they hold their layers
 /// already, and then those with the most memory.
-#[must_use]
-pub fn node_choices(nodes: &[NodeResources], stage_count: usize) -> Vec<Vec<usize>> {
+fn node_choices(nodes: &[NodeResources], stage_count: usize) -> Vec<Vec<usize>> {
     let memory = |at: &usize| match nodes[*at].1.memory {
         Bytes(0) => UNLIMITED,
         limited => limited,

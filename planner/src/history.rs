@@ -10,9 +10,10 @@ use zbelastic_trainer::plan::{
 };
 use zbelastic_types::{NodeId, StageIndex};
 
-use super::{LinkTimes, NodeResources, PaceEstimate};
-use crate::config::RunConfig;
-use crate::train::timing::StepMeasurement;
+use crate::estimate::{LinkTimes, PaceEstimate};
+use crate::fallback::PlannerJob;
+use crate::measurement::StepMeasurement;
+use crate::node_choices::NodeResources;
 
 /// Steps that a review looks at: the middle one of each time counts, so two may be anything.
 pub const REVIEW_STEPS: usize = 5;
@@ -48,7 +49,7 @@ impl PaceHistory {
     pub fn estimate(
         &self,
         estimate: &PaceEstimate,
-        config: &RunConfig,
+        job: &PlannerJob,
         (plan, nodes): (&PlanRecord, &[NodeResources]),
     ) -> Option<PaceEstimate> {
         if self.steps.len() < REVIEW_STEPS {
@@ -57,9 +58,9 @@ impl PaceHistory {
         let sample = |(stage, (_, resources)): (StageIndex, &NodeResources)| {
             let claimed = f64::from(resources.speed_permille.max(1)) / 1000.0;
             let layers = plan.layers_at(stage).map(|layer| layer.0);
-            let model = &config.model;
-            let shape = config.batch.microbatch;
-            let copied = copied(config, plan, stage);
+            let model = &job.model;
+            let shape = job.batch.microbatch;
+            let copied = copied(job, plan, stage);
             let of_layers = (claimed, self.stage_times(stage));
             let sample = StageSample::of_layers(model, shape, layers, of_layers)
                 .in_turns(plan.program.placement.replica_count());
@@ -89,7 +90,7 @@ impl PaceHistory {
             found.verdict_us = median(verdicts);
         }
         let seated = found.seated(nodes);
-        found.pace(config, &seated).is_finite().then_some(found)
+        found.pace(job, &seated).is_finite().then_some(found)
     }
 
     fn stage_times(&self, stage: StageIndex) -> StageTimes {
@@ -148,8 +149,8 @@ impl PaceHistory {
 }
 
 /// What a stage's copies of a step are counted to take.
-fn copied(config: &RunConfig, plan: &PlanRecord, stage: StageIndex) -> f64 {
-    let copies = Pace::estimated(&config.model, config.batch.microbatch).copies;
+fn copied(job: &PlannerJob, plan: &PlanRecord, stage: StageIndex) -> f64 {
+    let copies = Pace::estimated(&job.model, job.batch.microbatch).copies;
     let of_op = |op: &Op| match op {
         Op::Memory(MemoryOp::Offload | MemoryOp::Reload, pass) => {
             let layers = plan.chunks[pass.chunk.index()].ids();
@@ -177,7 +178,7 @@ fn median(mut numbers: Vec<f64>) -> f64 {
 }
 
 #[cfg(test)]
-pub(in crate::cluster) mod tests {
+mod tests {
     use zbelastic_consensus::member::{Holder, Resources};
     use zbelastic_consensus::plan::{PlanReason, Promise};
     use zbelastic_schedule::{ScheduleKind, Window};
@@ -185,7 +186,7 @@ pub(in crate::cluster) mod tests {
     use zbelastic_types::{Bytes, Generation, Incarnation, Step};
 
     use super::*;
-    use crate::config::{ConfigFlag, ConfigSources, load};
+    use crate::search::tests::job;
 
     const NODES: [NodeResources; 3] = [resources_of(11), resources_of(12), resources_of(13)];
 
@@ -200,15 +201,10 @@ pub(in crate::cluster) mod tests {
         )
     }
 
-    pub fn config() -> RunConfig {
-        let flags = vec![ConfigFlag::Set("model.preset=tiny".to_owned())];
-        load(&ConfigSources { file: None, flags }).expect("legal").config
-    }
-
-    pub fn plan(config: &RunConfig) -> PlanRecord {
+    fn plan(job: &PlannerJob) -> PlanRecord {
         let plan = Plan::new(PlanRequest {
-            model: &config.model,
-            batch: config.batch,
+            model: &job.model,
+            batch: job.batch,
             kind: ScheduleKind::ZbH1,
             chunks_per_stage: None,
             slice_count: None,
@@ -233,11 +229,11 @@ pub(in crate::cluster) mod tests {
     }
 
     /// A step in which these stages did their work at these speeds, and a hop took so long.
-    fn step(config: &RunConfig, plan: &PlanRecord, speeds: [f64; 3], hop: f64) -> StepMeasurement {
+    fn step(job: &PlannerJob, plan: &PlanRecord, speeds: [f64; 3], hop: f64) -> StepMeasurement {
         let times = |stage: StageIndex| {
             let layers = plan.layers_of(stage).map(|layer| layer.0);
-            let model = &config.model;
-            let shape = config.batch.microbatch;
+            let model = &job.model;
+            let shape = job.batch.microbatch;
             let nothing = StageTimes::default();
             let work = StageSample::of_layers(model, shape, layers, (1.0, nothing)).work;
             let [f, b, w] = [work.f, work.b, 2.0 * work.w].map(|w| w / speeds[stage.index()] / 1e3);
@@ -251,19 +247,19 @@ pub(in crate::cluster) mod tests {
     }
 
     fn found(estimate: &PaceEstimate, steps: &[([f64; 3], f64)]) -> Option<PaceEstimate> {
-        let config = config();
-        let plan = plan(&config);
+        let job = job();
+        let plan = plan(&job);
         let mut history = PaceHistory::default();
         for (speeds, hop) in steps {
-            history.note(step(&config, &plan, *speeds, *hop));
+            history.note(step(&job, &plan, *speeds, *hop));
         }
-        history.estimate(estimate, &config, (&plan, &NODES))
+        history.estimate(estimate, &job, (&plan, &NODES))
     }
 
     /// The same, with layers timed: the head takes so many times what it is counted.
-    fn timed(config: &RunConfig, plan: &PlanRecord, head: f64) -> StepMeasurement {
-        let model = &config.model;
-        let shape = config.batch.microbatch;
+    fn timed(job: &PlannerJob, plan: &PlanRecord, head: f64) -> StepMeasurement {
+        let model = &job.model;
+        let shape = job.batch.microbatch;
         let times = |stage: StageIndex| {
             let mut times = StageTimes { update: 100.0, ..StageTimes::default() };
             for layer in plan.layers_of(stage) {
@@ -284,18 +280,18 @@ pub(in crate::cluster) mod tests {
 
     #[test]
     fn a_heavy_head_is_distinguished_from_a_slow_node() {
-        let config = config();
-        let plan = plan(&config);
+        let job = job();
+        let plan = plan(&job);
         let mut history = PaceHistory::default();
         for head in [3.0, 3.0, 0.1, 30.0, 3.0] {
-            history.note(timed(&config, &plan, head));
+            history.note(timed(&job, &plan, head));
         }
         let estimate = PaceEstimate::default();
-        let found = history.estimate(&estimate, &config, (&plan, &NODES)).expect("enough steps");
+        let found = history.estimate(&estimate, &job, (&plan, &NODES)).expect("enough steps");
         assert!(found.speeds.is_empty(), "all are as fast as they say: {:?}", found.speeds);
         let calibration = found.calibration.expect("work was timed");
         let of = |class: LayerClass| calibration.classes[class.index()].expect("it was timed").work;
-        let work = layer_work(&config.model, config.batch.microbatch);
+        let work = layer_work(&job.model, job.batch.microbatch);
         let counted = work.last().expect("the head").total() / work[1].total();
         let share = of(LayerClass::Head).total() / of(LayerClass::Attention).total() / counted;
         assert!((share - 3.0).abs() < 1e-6, "{share} times what is counted");

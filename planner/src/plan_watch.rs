@@ -8,10 +8,11 @@
 
 use std::mem::discriminant;
 
+use zbelastic_consensus::mutant::{self, Mutant};
 use zbelastic_consensus::plan::PlanReason;
 use zbelastic_trainer::plan::DriftJudgement;
 
-use super::history::REVIEW_STEPS;
+use crate::history::REVIEW_STEPS;
 
 /// Steps of a plan before the first one that is measured: the very first touch memory for the
 /// first time, and layers that move are still under way.
@@ -41,7 +42,8 @@ pub struct PlanWatch {
 impl PlanWatch {
     /// A plan begins, for this reason.
     pub fn begin(&mut self, reason: &PlanReason) {
-        let drifts = if reason.is_drift() { self.drifts.saturating_add(1) } else { 0 };
+        let is_drift = reason.is_drift() && !mutant::is(Mutant::M44DriftForgotten);
+        let drifts = if is_drift { self.drifts.saturating_add(1) } else { 0 };
         let apart = match drifts {
             0 => STEPS_FIRST,
             _ => STEPS_APART.saturating_mul(1 << (drifts - 1).min(16)).min(STEPS_APART_MAX),

@@ -1,0 +1,66 @@
+//! Plans of a life: the product's search, measurements and reviews, as a controller's process has them.
+
+use std::time::Duration;
+
+use zbelastic_consensus::duty::{PlanSolution, PlanUnsolvable, SolveRequest};
+use zbelastic_kernels::DeviceSizes;
+use zbelastic_planner::{PaceTracker, PlanSearch, PlannerJob};
+use zbelastic_trainer::plan::MemoryPolicy;
+use zbelastic_trainer::stage::StageSetup;
+
+use crate::options::LifeOptions;
+use crate::world::TICK_US;
+
+/// Ticks after which an operation of a life hangs, where none takes long.
+const OP_TICKS_MAX: u32 = 40;
+/// How many times longer than planned an operation may take; clocks differ.
+const PATIENCE: u64 = 2;
+
+/// What a controller's process plans with. It is gone with the process.
+pub struct LifePlanner {
+    /// What plans of the life's job depend on.
+    pub job: PlannerJob,
+    /// Finds plans, and remembers them.
+    pub search: PlanSearch,
+    /// What steps were measured to take.
+    pub tracker: PaceTracker,
+    op_ticks_max: u32,
+}
+
+impl LifePlanner {
+    /// The planner of a process that begins, for the model of a life.
+    #[must_use]
+    pub fn new(options: &LifeOptions, setup: &StageSetup) -> Self {
+        let long_us = options.pace.map_or(0, |pace| pace.op_us);
+        let job = PlannerJob {
+            model: setup.model.clone(),
+            batch: setup.plan.batch,
+            kinds: vec![options.kind],
+            is_auto: false,
+            chunks_per_stage: None,
+            slice_count: None,
+            memory: MemoryPolicy::default(),
+            copies: options.copies,
+            stage_bytes_max: None,
+            sizes: DeviceSizes::Processors,
+        };
+        Self {
+            job,
+            search: PlanSearch::new(Duration::from_micros(TICK_US)),
+            tracker: PaceTracker::default(),
+            op_ticks_max: OP_TICKS_MAX.max((PATIENCE * long_us / TICK_US) as u32),
+        }
+    }
+
+    /// A plan over as many of the nodes as can be used. Operations of a life take as long as its options say,
+    /// and so does the time after which one hangs.
+    ///
+    /// # Errors
+    /// If there is none for any number of them.
+    pub fn solve(&mut self, request: &SolveRequest) -> Result<PlanSolution, PlanUnsolvable> {
+        let nodes = request.nodes.len();
+        let found = self.search.solve(&self.job, request.window, &request.nodes);
+        let found = found.map_err(|reason| PlanUnsolvable { nodes, reason })?;
+        Ok(PlanSolution { op_ticks_max: self.op_ticks_max, ..found })
+    }
+}

@@ -1,0 +1,105 @@
+//! The machines of a life, and the processes that run on them.
+
+use std::collections::{BTreeSet, VecDeque};
+
+use zbelastic_consensus::core::Core;
+use zbelastic_consensus::member::Holder;
+use zbelastic_consensus::message::HeldLayer;
+use zbelastic_consensus::raft::PersistToken;
+use zbelastic_consensus::session::WorkerSession;
+use zbelastic_consensus::state::State;
+use zbelastic_consensus::validation::Turn;
+use zbelastic_schedule::Program;
+use zbelastic_trainer::elastic::StageFactory;
+use zbelastic_trainer::runtime::{RuntimeInput, RuntimeOutput, WorkerRuntime};
+use zbelastic_types::{Generation, NodeId, Step};
+
+use super::planning;
+use crate::disk::MachineDisk;
+use crate::numeric_faults::NumericFaults;
+use crate::planning::LifePlanner;
+use crate::queue::VirtualTime;
+
+/// The machine of a controller.
+pub(super) struct ControllerMachine {
+    pub(super) life: u64,
+    pub(super) core: Option<Core>,
+    /// What its process plans with.
+    pub(super) planner: LifePlanner,
+    /// The plan whose steps its process sees sealed, and how many it has seen.
+    pub(super) plan_steps: (Generation, u64),
+    pub(super) disk: MachineDisk,
+    pub(super) paused_until: VirtualTime,
+    pub(super) tick_us: u64,
+    /// Syncs follow each other. What is written before one begins is covered by it.
+    pub(super) sync_begins_at: VirtualTime,
+    pub(super) synced_at: VirtualTime,
+    /// What stages have reported to it for which turn.
+    pub(super) reports: Option<(Turn, BTreeSet<Holder>)>,
+    /// A seal that was agreed on while it led, and that was sent to no worker.
+    pub(super) unsent_seal: Option<Turn>,
+    /// Writes that are not durable yet, in order: what to report, and the record after the last.
+    pub(super) unsynced: VecDeque<(PersistToken, u64)>,
+    pub(super) sync_us_extra: u64,
+    pub(super) started_at: VirtualTime,
+    /// How it was started first, until something of that is durable.
+    pub(super) first: Option<Box<(Vec<NodeId>, State)>>,
+    pub(super) election_ticks: u32,
+    /// Its disk cannot be used any more: it comes back as another node.
+    pub(super) is_condemned: bool,
+    /// It is to go, and counts as gone.
+    pub(super) is_retiring: bool,
+    /// One that was never admitted has nothing to come back to.
+    pub(super) was_admitted: bool,
+}
+
+impl ControllerMachine {
+    /// When what is written now will be durable.
+    pub(super) fn sync_end(&mut self, now: VirtualTime, sync_us: u64) -> VirtualTime {
+        if self.sync_begins_at <= now {
+            self.sync_begins_at = self.synced_at.max(now);
+            self.synced_at = self.sync_begins_at.after(sync_us + self.sync_us_extra);
+        }
+        self.synced_at
+    }
+}
+
+/// The machine of a worker.
+pub(super) struct WorkerMachine<M: StageFactory, S> {
+    pub(super) life: u64,
+    pub(super) boot: u64,
+    pub(super) process: Option<WorkerProcess<M, S>>,
+    pub(super) paused_until: VirtualTime,
+    pub(super) tick_us: u64,
+    pub(super) slow_factor: u64,
+    pub(super) slow_until: VirtualTime,
+    pub(super) hangs_next: bool,
+    pub(super) faults: NumericFaults,
+    pub(super) is_gone: bool,
+}
+
+/// What runs on a worker's machine.
+pub(super) struct WorkerProcess<M: StageFactory, S> {
+    pub(super) session: WorkerSession,
+    pub(super) runtime: WorkerRuntime<M, S>,
+    /// The operation in progress, with its result.
+    pub(super) busy: Option<(u64, Vec<RuntimeOutput>)>,
+    pub(super) backlog: Vec<RuntimeInput>,
+    pub(super) op_number: u64,
+    /// What its passes took, of the last turns.
+    pub(super) pass_times: planning::PassTimes,
+    /// The operation in progress never ends.
+    pub(super) is_hung: bool,
+    /// The work it has done, and what it moves at the moment.
+    pub(super) done: u64,
+    pub(super) transfers: u32,
+    /// What it reported last that it holds, and when.
+    pub(super) reported_inventory: Option<(VirtualTime, Vec<HeldLayer>)>,
+    /// What the checker looked at last.
+    pub(super) checked: Option<(Turn, Step)>,
+    /// A bit of a state was flipped elsewhere, the node that held it has gone back, and the order
+    /// to go back is still on its way to this one, which may follow that state.
+    pub(super) may_follow_flipped: bool,
+    /// What only a known bug looks at.
+    pub(super) last_program: Option<Program>,
+}

@@ -1,0 +1,201 @@
+//! What passes take in a life whose machines differ in speed, and what a controller's process makes of it.
+//!
+//! A worker's passes are timed as a worker's process times them, and a controller gets the times of a step if all
+//! stages have them. Reviews take a while; what a controller that does not lead any more comes to is not passed on.
+
+use std::collections::BTreeMap;
+
+use zbelastic_consensus::core::Input;
+use zbelastic_consensus::member::Holder;
+use zbelastic_consensus::state::StateChange;
+use zbelastic_consensus::validation::Turn;
+use zbelastic_planner::{ReviewOutcome, ReviewedPlan, STEPS_APART, StepMeasurement};
+use zbelastic_schedule::{Compute, Op, Program};
+use zbelastic_trainer::data::BatchSource;
+use zbelastic_trainer::elastic::StageFactory;
+use zbelastic_trainer::plan::{LayerWork, StageTimes, layer_work};
+use zbelastic_trainer::stage::EngineActivity;
+use zbelastic_types::{Generation, NodeId, StageIndex};
+
+use super::{World, WorldEvent};
+use crate::failure::{Invariant, LifeFailure};
+use crate::markers::Marker;
+
+/// Turns whose passes a worker remembers: one is open, and one ahead of it may run.
+const TURNS_MAX: usize = 3;
+/// What the update of a stage takes, in microseconds: it takes no time here.
+const UPDATE_US: f64 = 10.0;
+
+/// What the passes of a worker took, by turn: how many of a kind, and their microseconds.
+#[derive(Default)]
+pub(super) struct PassTimes(BTreeMap<Turn, BTreeMap<Compute, (usize, u64)>>);
+
+impl PassTimes {
+    /// Adds an operation, if it is a pass.
+    pub(super) fn add(&mut self, activity: EngineActivity, us: u64) {
+        let EngineActivity::Op { turn, op: Op::Compute(compute, _) } = activity else { return };
+        let (count, sum) = self.0.entry(turn).or_default().entry(compute).or_default();
+        *count += 1;
+        *sum += us;
+        if self.0.len() > TURNS_MAX {
+            self.0.pop_first();
+        }
+    }
+
+    /// What the stage's passes of a turn took for a microbatch, if all of its program are there.
+    fn stage_times(&self, turn: Turn, program: &Program, stage: StageIndex) -> Option<StageTimes> {
+        let times = self.0.get(&turn)?;
+        let planned = |compute: Compute| {
+            let is_it = |op: &&Op| matches!(op, Op::Compute(found, _) if *found == compute);
+            program.stages[stage.index()].iter().filter(is_it).count()
+        };
+        let passes = [Compute::F, Compute::B, Compute::W, Compute::BW];
+        let run = |compute: &Compute| times.get(compute).map_or(0, |(count, _)| *count);
+        if passes.iter().any(|compute| run(compute) != planned(*compute)) {
+            return None;
+        }
+        let of_microbatch = |compute: Compute| {
+            let us = times.get(&compute).map_or(0, |(_, us)| *us);
+            us as f64 / f64::from(program.microbatch_count)
+        };
+        Some(StageTimes {
+            f: of_microbatch(Compute::F),
+            b: of_microbatch(Compute::B),
+            w: of_microbatch(Compute::W) + of_microbatch(Compute::WE),
+            bw: of_microbatch(Compute::BW),
+            update: UPDATE_US,
+            ..StageTimes::default()
+        })
+    }
+}
+
+impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
+    /// What a pass takes in a life whose machines differ in speed: the work that is counted for its layers, as a
+    /// share of a step's. None in other lives.
+    pub(super) fn pass_us(&mut self, node: NodeId, activity: EngineActivity) -> Option<u64> {
+        let drift = self.case.options.drift?;
+        let EngineActivity::Op { op: Op::Compute(compute, pass), .. } = activity else {
+            return None;
+        };
+        let process = self.workers.get(&node)?.process.as_ref()?;
+        let plan = process.runtime.active_stage()?.plan();
+        let work = layer_work(&self.setup.stage.model, self.setup.stage.plan.batch.microbatch);
+        let of_pass = |layer: u32| {
+            let LayerWork { f, b, w, w_early } = work[layer as usize];
+            match compute {
+                Compute::F | Compute::R => f,
+                Compute::B => b,
+                Compute::W => w - w_early,
+                Compute::WE => w_early,
+                Compute::BW => b + w,
+            }
+        };
+        let pass: f64 = plan.chunks.get(pass.chunk.index())?.ids().map(of_pass).sum();
+        let microbatches = f64::from(plan.program.microbatch_count);
+        let step = microbatches * work.iter().map(LayerWork::total).sum::<f64>();
+        // Machines are alike once the storm is over, so that a life ends.
+        let slowness = if self.is_calm { 1 } else { drift.slowness(node, self.now) };
+        Some(drift.pass_us(pass / step, slowness, self.draws_work.share()))
+    }
+
+    /// What the step of a turn took, if it is of the plan in force and all its stages have timed it.
+    fn measured_step(&self, controller: NodeId, turn: Turn) -> Option<StepMeasurement> {
+        let core = self.controllers[&controller].core.as_ref()?;
+        let plan = &core.state().plan()?.record;
+        let times = |(stage, holder): (StageIndex, &Holder)| {
+            let process = self.workers.get(&holder.node)?.process.as_ref()?;
+            process.pass_times.stage_times(turn, &plan.program, stage)
+        };
+        let stages = plan.stage_indices().zip(&plan.stages).map(times);
+        let stages =
+            stages.collect::<Option<Vec<_>>>().filter(|_| plan.generation == turn.generation)?;
+        Some(StepMeasurement {
+            stages,
+            hops: BTreeMap::new(),
+            occupied: BTreeMap::new(),
+            verdict: None,
+        })
+    }
+
+    /// Applies an entry to what a controller's process has measured, and has the plan in force judged if that is
+    /// due.
+    pub(super) fn note_pace(&mut self, node: NodeId, change: &StateChange) {
+        if self.case.options.drift.is_none() {
+            return;
+        }
+        let measured = if let StateChange::Sealed { seal, adopted: None, .. } = change {
+            self.count_plan_step(node, seal.turn.generation);
+            self.measured_step(node, seal.turn)
+        } else {
+            None
+        };
+        let machine = self.controllers.get_mut(&node).expect("a controller");
+        let Some(core) = &machine.core else { return };
+        let leads = core.duties().is_some();
+        let state = core.state();
+        let planner = &mut machine.planner;
+        if !planner.tracker.note_change(change, state, |_| measured) {
+            return;
+        }
+        let Some(review) = planner.tracker.begin_review(state, &planner.job, (leads, 0.0)) else {
+            planner.tracker.give_up_review();
+            return;
+        };
+        let reviewed = Box::new(review.judge(&planner.job));
+        let life = machine.life;
+        let at = self.now.after(self.draws_work.between(1_000, 40_000));
+        self.queue.push(at, WorldEvent::Reviewed { node, life, reviewed });
+    }
+
+    /// Counts the steps of a plan that a controller's process has seen sealed.
+    fn count_plan_step(&mut self, node: NodeId, generation: Generation) {
+        let machine = self.controllers.get_mut(&node).expect("a controller");
+        let (of, steps) = &mut machine.plan_steps;
+        if *of == generation {
+            *steps += 1;
+            return;
+        }
+        machine.plan_steps = (generation, 1);
+        let plan = machine.core.as_ref().and_then(|core| core.state().plan());
+        if plan.is_some_and(|plan| plan.record.reason.is_drift()) {
+            self.mark(Marker::DriftReplanned);
+        }
+    }
+
+    pub(super) fn handle_reviewed(&mut self, node: NodeId, life: u64, reviewed: ReviewedPlan) {
+        let Some(machine) = self.controllers.get_mut(&node) else { return };
+        let Some(core) = machine.core.as_ref().filter(|_| machine.life == life) else { return };
+        let plan = core.state().plan();
+        let is_of_drift = plan.is_some_and(|plan| plan.record.reason.is_drift());
+        let generation = core.state().generation();
+        let (of, steps) = machine.plan_steps;
+        let outcome = machine.planner.tracker.handle_review(generation, reviewed);
+        if let ReviewOutcome::Drifted { reason, is_replanned, text, .. } = outcome {
+            self.note(|| format!("n{node}: {text}: {reason}"));
+            if !is_replanned {
+                self.mark(Marker::DriftKept);
+            } else if is_of_drift && of == generation && steps < STEPS_APART {
+                let message = format!(
+                    "n{node} wants another plan for a drift after {steps} steps of one that was made for a drift"
+                );
+                self.fail(LifeFailure::safety(Invariant::L5, message));
+            }
+        }
+        self.send_estimate(node);
+    }
+
+    /// Passes to the core and to the search what they do not know yet, if the controller leads.
+    pub(super) fn send_estimate(&mut self, node: NodeId) {
+        if self.case.options.drift.is_none() {
+            return;
+        }
+        let Some(machine) = self.controllers.get_mut(&node) else { return };
+        let Some(core) = &machine.core else { return };
+        let (leads, generation) = (core.duties().is_some(), core.state().generation());
+        let planner = &mut machine.planner;
+        let Some(estimate) = planner.tracker.unsent(leads).cloned() else { return };
+        planner.search.set_estimate(estimate);
+        let measurement = planner.tracker.note_sent(generation);
+        self.controller_input(node, Input::Measured(Box::new(measurement)));
+    }
+}

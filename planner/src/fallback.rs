@@ -1,0 +1,133 @@
+//! What planning needs of a job, and what a run goes on with on so many nodes: the requested schedule need not
+//! exist for every number of stages.
+
+use zbelastic_consensus::plan::copies_at;
+use zbelastic_kernels::DeviceSizes;
+use zbelastic_schedule::{ScheduleKind, Window};
+use zbelastic_trainer::model::ModelConfig;
+use zbelastic_trainer::plan::{
+    AUTO_KINDS, BatchShape, ChooseRequest, MemoryPolicy, Pace, PlanChoice, choose,
+};
+use zbelastic_types::Bytes;
+
+/// The schedule of two replicas that exists for every number of stages.
+const REPLICAS_ANYWHERE: [ScheduleKind; 1] = [ScheduleKind::Gems];
+
+/// What of a job's configuration its plans depend on.
+#[derive(Clone, Debug)]
+pub struct PlannerJob {
+    /// Shape of the model.
+    pub model: ModelConfig,
+    /// Shape of the microbatches, and how many a step has.
+    pub batch: BatchShape,
+    /// The schedules to choose from, at least one.
+    pub kinds: Vec<ScheduleKind>,
+    /// Whether any schedule may be chosen, because none was requested.
+    pub is_auto: bool,
+    /// Chunks a stage holds; none for as many as each schedule has by itself.
+    pub chunks_per_stage: Option<u32>,
+    /// Slices that sequences are cut into; none for as many as each schedule has by itself.
+    pub slice_count: Option<u32>,
+    /// What passes do to keep less.
+    pub memory: MemoryPolicy,
+    /// Other nodes that hold each update before it is sealed.
+    pub copies: u32,
+    /// Most memory of a stage, in bytes, if the configuration sets one.
+    pub stage_bytes_max: Option<Bytes>,
+    /// The kind of devices that it runs on, as far as bytes go.
+    pub sizes: DeviceSizes,
+}
+
+/// A thing to try.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PlanFallback<'a> {
+    /// Schedules to choose from.
+    pub kinds: &'a [ScheduleKind],
+    /// Chunks a stage, if the configuration sets a number.
+    pub chunks_per_stage: Option<u32>,
+    /// Stages of the pipeline.
+    pub stage_count: u32,
+}
+
+impl PlannerJob {
+    /// What to try on `most` nodes, one after the other until something can be had. Every one trains
+    /// to the same bits.
+    ///
+    /// Most schedules give way to any other before a node is left out. How slices and replicas add up
+    /// is a part of the arithmetic, so these give way to none that adds up in another order: slices to
+    /// none at all, and replicas to `gems`. That one keeps most of its stages waiting, so a node is
+    /// left out before.
+    #[must_use]
+    pub fn fallbacks(&self, most: u32) -> Vec<PlanFallback<'_>> {
+        let (kinds, chunks_per_stage) = (self.kinds.as_slice(), self.chunks_per_stage);
+        let is_free = self.is_auto && chunks_per_stage.is_none();
+        let own = |stage_count| PlanFallback { kinds, chunks_per_stage, stage_count };
+        let others =
+            |kinds, stage_count| PlanFallback { kinds, chunks_per_stage: None, stage_count };
+        let counts = (1..=most).rev();
+        if is_free || kinds.iter().any(|kind| kind.is_sliced()) {
+            return counts.map(own).collect();
+        }
+        if kinds.iter().any(|kind| kind.replica_count() > 1) {
+            let anywhere = counts.clone().map(|count| others(&REPLICAS_ANYWHERE, count));
+            return counts.map(own).chain(anywhere).collect();
+        }
+        counts.flat_map(|count| [own(count), others(&AUTO_KINDS, count)]).collect()
+    }
+
+    /// The best plan for a fallback at a pace, with the most that each stage may take.
+    ///
+    /// # Errors
+    /// Why no schedule of the fallback can be had.
+    pub(crate) fn choose(
+        &self,
+        fallback: PlanFallback<'_>,
+        window: Window,
+        (stage_bytes_max, pace): (&[Bytes], &Pace),
+    ) -> Result<PlanChoice, String> {
+        let PlanFallback { kinds, chunks_per_stage, stage_count } = fallback;
+        let request = ChooseRequest {
+            model: &self.model,
+            batch: self.batch,
+            kinds,
+            chunks_per_stage,
+            slice_count: self.slice_count,
+            stage_count,
+            window,
+            memory: self.memory,
+            copies: copies_at(self.copies, stage_count),
+            stage_bytes_max,
+            pace,
+        };
+        choose(&self.sizes, request).map_err(|refusals| {
+            let reasons = refusals.iter().map(|(kind, refusal)| format!("{kind}: {refusal}"));
+            reasons.collect::<Vec<_>>().join("; ")
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::search::tests::job;
+
+    fn check(kind: ScheduleKind, most: u32, expected: &[(&[ScheduleKind], u32)]) {
+        let job = PlannerJob { kinds: vec![kind], ..job() };
+        let found = job.fallbacks(most);
+        let found: Vec<_> = found.iter().map(|found| (found.kinds, found.stage_count)).collect();
+        assert_eq!(found, expected, "{kind}");
+    }
+
+    #[test]
+    fn what_gives_way_to_what_keeps_the_order_of_sums() {
+        use ScheduleKind::{Chimera, Gems, Seq1F1B, ZbV};
+        let auto = PlannerJob { kinds: AUTO_KINDS.to_vec(), is_auto: true, ..job() };
+        let own =
+            |stage_count| PlanFallback { kinds: &AUTO_KINDS, chunks_per_stage: None, stage_count };
+        assert_eq!(auto.fallbacks(2), [own(2), own(1)]);
+        check(ZbV, 2, &[(&[ZbV], 2), (&AUTO_KINDS, 2), (&[ZbV], 1), (&AUTO_KINDS, 1)]);
+        check(Seq1F1B, 2, &[(&[Seq1F1B], 2), (&[Seq1F1B], 1)]);
+        let replicas = [(&[Chimera][..], 2), (&[Chimera], 1), (&[Gems], 2), (&[Gems], 1)];
+        check(Chimera, 2, &replicas);
+    }
+}

@@ -1,0 +1,38 @@
+//! Which plan a cluster trains by: what is searched, what its work was measured to take, and when another plan
+//! is worth a change.
+//!
+//! ```text
+//!   job, nodes ──▶ PlanSearch ──▶ plan ──▶ steps ──▶ PaceHistory ──▶ PaceEstimate
+//!                      ▲                                                 │ PlanReview
+//!                      └──────── PlanMeasurement, estimate ◀── PaceTracker ◀┘
+//! ```
+//!
+//! - [`PlannerJob`]: what of a job's configuration a plan depends on, and the fallbacks that are tried.
+//! - [`PlanSearch`]: finds plans, remembers them, and looks ahead to the loss of each node.
+//! - [`StepMeasurement`], [`PaceHistory`], [`PaceEstimate`]: what steps took, the medians of a review, and what
+//!   plans are made with.
+//! - [`PlanReview`]: the plan in force, judged by what its work takes.
+//! - [`PlanWatch`], [`PaceTracker`]: when a plan is reviewed, and when a judgement is acted on.
+//!
+//! Pure: steps, nodes and answers come in, plans and reasons go out. A controller's process calls it from its
+//! event loop and from the thread that searches; a simulated cluster (`chaos-tests`) calls the same.
+
+mod estimate;
+mod fallback;
+mod history;
+mod measurement;
+mod node_choices;
+mod plan_watch;
+mod review;
+mod search;
+mod tracker;
+
+pub use estimate::{LinkTimes, PaceEstimate, plan_reason};
+pub use fallback::{PlanFallback, PlannerJob};
+pub use history::{PaceHistory, REVIEW_STEPS};
+pub use measurement::StepMeasurement;
+pub use node_choices::{NodeResources, first_plan, memory_limits};
+pub use plan_watch::{AGREEING, PlanWatch, STEPS_APART, STEPS_APART_MAX, STEPS_FIRST};
+pub use review::{PlanReview, ReviewedPlan};
+pub use search::PlanSearch;
+pub use tracker::{PaceTracker, ReviewOutcome};

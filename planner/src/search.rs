@@ -1,0 +1,307 @@
+//! Finds the plan of a job on some nodes, remembers what it found, and looks ahead: the plans for one node less
+//! and one more are found before they are needed, so that a loss does not wait for a search.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use zbelastic_consensus::duty::PlanSolution;
+use zbelastic_kernels::DeviceSizes;
+use zbelastic_schedule::{ScheduleKind, Window};
+use zbelastic_trainer::model::{ModelConfig, model_layers};
+use zbelastic_trainer::plan::{Pace, Plan, layer_work};
+use zbelastic_types::{Bytes, ChunkIndex, LayerRange, NodeId, StageIndex};
+
+use crate::estimate::PaceEstimate;
+use crate::fallback::{PlanFallback, PlannerJob};
+use crate::node_choices::{NodeResources, first_plan, memory_limits};
+
+/// Solutions remembered; with more, those for the most nodes go first.
+const REMEMBERED_MAX: usize = 256;
+/// What a device of speed 1000 does in a second, in floating-point operations: one core of the kind
+/// that this was measured on, rounded down.
+const REFERENCE_FLOP_PER_S: f64 = 2e10;
+/// Bytes that an update moves for each weight, at most: the squares of its gradient, its candidate, its
+/// commit, and the fingerprint of what comes of it (docs/decisions/0038).
+const UPDATE_BYTES_PER_WEIGHT: f64 = 64.0;
+/// What a device of speed 1000 moves in a second at least, in bytes, with its neighbours doing the same. It
+/// was chosen, and nobody has measured it: memory of machines that are rented gives several times as much.
+const REFERENCE_BYTES_PER_S: f64 = 1e9;
+/// How many times longer than predicted an operation may take: cores are shared, and shared cores
+/// are preempted.
+const PATIENCE: f64 = 10.0;
+/// An operation may take so long however small it is, in seconds: the longest a busy machine keeps a
+/// thread waiting, with room.
+const OP_SECONDS_MIN: f64 = 1.0;
+
+/// Nodes of which the loss of each is looked ahead to; of more, the loss of the first ones, which
+/// mostly are like the others.
+const LOSSES_MAX: usize = 8;
+
+/// What a plan depends on, beside the job and what counted work takes.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct PlanQuery {
+    stage_count: u32,
+    kinds: Vec<ScheduleKind>,
+    chunks_per_stage: Option<u32>,
+    is_ahead: bool,
+    /// What each stage may take, by stage; none if all may take anything.
+    pub(crate) bytes_max: Vec<Bytes>,
+    /// By stage, in thousandths of a reference device's.
+    speeds: Vec<u32>,
+    /// Of a boundary tensor, latency and occupancy, and of a verdict, in whole microseconds.
+    message_us: [u64; 3],
+}
+
+impl PlanQuery {
+    pub(crate) fn new(
+        fallback: PlanFallback<'_>,
+        (nodes, window): (&[NodeResources], Window),
+        (pace, most): (&Pace, Option<Bytes>),
+    ) -> Self {
+        Self {
+            stage_count: nodes.len() as u32,
+            kinds: fallback.kinds.to_vec(),
+            chunks_per_stage: fallback.chunks_per_stage,
+            is_ahead: window == Window::One,
+            bytes_max: memory_limits(most, nodes),
+            speeds: nodes.iter().map(|(_, brought)| brought.speed_permille).collect(),
+            message_us: [pace.link, pace.occupancy, pace.verdict].map(|us| us.round() as u64),
+        }
+    }
+}
+
+/// Finds plans, and remembers them. It is for one job: with another one, [`PlanSearch::clear`] it.
+#[derive(Debug)]
+pub struct PlanSearch {
+    /// The length of a tick, in which a solution says when an operation hangs.
+    tick: Duration,
+    estimate: PaceEstimate,
+    found: BTreeMap<PlanQuery, Result<PlanSolution, String>>,
+}
+
+impl PlanSearch {
+    /// A search that has found nothing, for a cluster whose ticks are so long.
+    #[must_use]
+    pub fn new(tick: Duration) -> Self {
+        Self { tick, estimate: PaceEstimate::default(), found: BTreeMap::new() }
+    }
+
+    /// Forgets what was found: the job is another one.
+    pub fn clear(&mut self) {
+        self.found.clear();
+    }
+
+    /// Plans are made with this from now on.
+    pub fn set_estimate(&mut self, estimate: PaceEstimate) {
+        self.estimate = estimate;
+        self.found.clear();
+    }
+
+    /// The first plan that can be had on some of the nodes: on those that stand first, or on those with the
+    /// most memory.
+    ///
+    /// # Errors
+    /// Why the last that was tried cannot be had.
+    pub fn solve(
+        &mut self,
+        job: &PlannerJob,
+        window: Window,
+        nodes: &[NodeResources],
+    ) -> Result<PlanSolution, String> {
+        let most = (nodes.len() as u32).min(job.model.blocks);
+        let fallbacks = job.fallbacks(most);
+        let tried = fallbacks.into_iter().map(|fallback| (fallback, fallback.stage_count));
+        let (solution, places) = first_plan(nodes, tried, |fallback, places| {
+            self.plan_for(job, fallback, window, (nodes, places))
+        })?;
+        Ok(PlanSolution { stage_nodes: places, ..solution })
+    }
+
+    /// Plans for one node less, whichever it is, two less, and one more, unless a request comes in
+    /// between: they are found in milliseconds, so none is interrupted. Of nodes that are alike it
+    /// does not matter which one goes, and one plan is found for all.
+    pub fn solve_ahead(&mut self, job: &PlannerJob, window: Window, nodes: &[NodeResources]) {
+        let without = |gone: usize| {
+            let others = nodes.iter().enumerate().filter(|(index, _)| *index != gone);
+            others.map(|(_, node)| *node).collect::<Vec<NodeResources>>()
+        };
+        let mut ahead: Vec<Vec<NodeResources>> =
+            (0..nodes.len()).take(LOSSES_MAX).map(without).collect();
+        ahead.push(nodes[..nodes.len().saturating_sub(2)].to_vec());
+        let another = nodes.last().map(|(_, brought)| (NodeId(u64::MAX), *brought));
+        ahead.push(nodes.iter().copied().chain(another).collect());
+        for nodes in ahead {
+            if nodes.len() <= job.model.blocks as usize {
+                let _ = self.solve(job, window, &nodes);
+            }
+        }
+    }
+
+    fn plan_for(
+        &mut self,
+        job: &PlannerJob,
+        fallback: PlanFallback<'_>,
+        window: Window,
+        (nodes, places): (&[NodeResources], &[usize]),
+    ) -> Result<PlanSolution, String> {
+        let nodes: Vec<NodeResources> = places.iter().map(|at| nodes[*at]).collect();
+        let pace = self.estimate.pace(job, &nodes);
+        let query = PlanQuery::new(fallback, (&nodes, window), (&pace, job.stage_bytes_max));
+        if let Some(found) = self.found.get(&query) {
+            return found.clone();
+        }
+        let found = self.solve_query((job, fallback, window), &query, (&pace, &nodes));
+        if self.found.len() >= REMEMBERED_MAX {
+            self.found.pop_last();
+        }
+        self.found.insert(query, found.clone());
+        found
+    }
+
+    fn solve_query(
+        &self,
+        (job, fallback, window): (&PlannerJob, PlanFallback<'_>, Window),
+        query: &PlanQuery,
+        (pace, nodes): (&Pace, &[NodeResources]),
+    ) -> Result<PlanSolution, String> {
+        let choice = job.choose(fallback, window, (&query.bytes_max, pace))?;
+        let ticks = op_seconds_max(job, &choice.plan, nodes) / self.tick.as_secs_f64();
+        let op_ticks_max = (ticks.ceil() as u32).max(1);
+        let Plan { program, chunks, .. } = choice.plan;
+        let places = (0..nodes.len()).collect();
+        Ok(PlanSolution { program, chunks, stage_nodes: places, op_ticks_max })
+    }
+}
+
+/// Seconds after which an operation hangs: so many times what the longest one should take on the slowest
+/// node. That is a pass of a chunk, or the update of a stage, whichever takes longer.
+fn op_seconds_max(job: &PlannerJob, plan: &Plan, nodes: &[NodeResources]) -> f64 {
+    let work = layer_work(&job.model, job.batch.microbatch);
+    let of_chunk =
+        |chunk: &LayerRange| -> f64 { chunk.ids().map(|layer| work[layer as usize].total()).sum() };
+    let of_pass = plan.chunks.iter().map(of_chunk).fold(0.0, f64::max);
+    // A device does later what it was sent: an operation that reads the result waits for all of a step.
+    let passes = match job.sizes {
+        DeviceSizes::Processors => 1,
+        DeviceSizes::Cuda(_) => job.batch.microbatch_count,
+    };
+    let pass_s = of_pass * f64::from(passes) / REFERENCE_FLOP_PER_S;
+    let update_s = weights_most(&job.model, plan) * UPDATE_BYTES_PER_WEIGHT / REFERENCE_BYTES_PER_S;
+    let slowest = nodes.iter().map(|(_, resources)| resources.speed_permille.max(1)).min();
+    let speed = f64::from(slowest.unwrap_or(1000)) / 1000.0;
+    OP_SECONDS_MIN + PATIENCE * pass_s.max(update_s) / speed
+}
+
+/// The weights of the stage that has most of them.
+fn weights_most(model: &ModelConfig, plan: &Plan) -> f64 {
+    let layers = model_layers(model);
+    let of_chunk = |chunk: ChunkIndex| -> usize {
+        plan.chunks[chunk.index()].ids().map(|layer| layers[layer as usize].len()).sum()
+    };
+    let placement = plan.placement();
+    let stages = (0..placement.stage_count()).map(StageIndex);
+    let of_stage = |stage| placement.chunks_of(stage).map(of_chunk).sum::<usize>();
+    stages.map(of_stage).max().unwrap_or(0) as f64
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use zbelastic_consensus::class::DeviceClass;
+    use zbelastic_consensus::member::Resources;
+    use zbelastic_trainer::model::{Family, MicrobatchShape};
+    use zbelastic_trainer::plan::{AUTO_KINDS, BatchShape, MemoryPolicy, SliceBalance};
+
+    use super::*;
+
+    const TICK: Duration = Duration::from_millis(10);
+
+    /// A small model of four blocks, and a schedule that is chosen.
+    pub fn job() -> PlannerJob {
+        let model = ModelConfig {
+            family: Family::Gpt2,
+            blocks: 4,
+            width: 64,
+            heads: 4,
+            kv_heads: 4,
+            head_width: 16,
+            mlp_width: 256,
+            vocabulary: 256,
+            positions: 64,
+            norm_epsilon: 1e-5,
+            rope_theta: 10_000.0,
+            tied: false,
+        };
+        let microbatch = MicrobatchShape { sequences: 2, sequence_len: 64 };
+        PlannerJob {
+            model,
+            batch: BatchShape { microbatch, microbatch_count: 8, cut_by: SliceBalance::Tokens },
+            kinds: AUTO_KINDS.to_vec(),
+            is_auto: true,
+            chunks_per_stage: None,
+            slice_count: None,
+            memory: MemoryPolicy::default(),
+            copies: 1,
+            stage_bytes_max: None,
+            sizes: DeviceSizes::Processors,
+        }
+    }
+
+    fn nodes(nodes: &[u64]) -> Vec<NodeResources> {
+        let resources =
+            Resources { memory: Bytes(0), speed_permille: 1000, class: DeviceClass::Processors };
+        nodes.iter().map(|node| (NodeId(*node), resources)).collect()
+    }
+
+    /// A model whose layers are large beside its passes updates for longer than any pass runs, and is not
+    /// called hung for it.
+    #[test]
+    fn an_operation_may_take_as_long_as_the_update_of_a_large_layer() {
+        let ticks_max = |vocabulary: u32| {
+            let mut job = job();
+            job.model.vocabulary = vocabulary;
+            job.batch.microbatch = MicrobatchShape { sequences: 1, sequence_len: 8 };
+            let weights = u64::from(vocabulary) * u64::from(job.model.width);
+            let found = PlanSearch::new(TICK).solve(&job, Window::One, &nodes(&[1, 2]));
+            (found.expect("there is a plan").op_ticks_max, weights)
+        };
+        let (small, _) = ticks_max(256);
+        let (large, weights) = ticks_max(4_000_000);
+        let update_s = weights as f64 * UPDATE_BYTES_PER_WEIGHT / REFERENCE_BYTES_PER_S;
+        let least = PATIENCE * update_s / TICK.as_secs_f64();
+        assert!(f64::from(large) >= least, "{large} ticks for {update_s} s");
+        assert!(small < large);
+    }
+
+    /// A node that has no room for any stage is left out, wherever it stands.
+    #[test]
+    fn a_node_with_little_memory_stops_no_plan() {
+        for small in 0..3 {
+            let mut nodes = nodes(&[1, 2, 3]);
+            nodes.iter_mut().for_each(|(_, brought)| brought.memory = Bytes(1 << 30));
+            nodes[small].1.memory = Bytes(1 << 10);
+            let found = PlanSearch::new(TICK).solve(&job(), Window::One, &nodes);
+            let places = found.expect("two others suffice").stage_nodes;
+            let others: Vec<usize> = (0..3).filter(|at| *at != small).collect();
+            assert_eq!(places, others, "the one at {small} has no room");
+        }
+        // Nodes that all have room are used as they stand, whichever have more.
+        let mut nodes = nodes(&[1, 2, 3, 4, 5, 6]);
+        for (at, (_, brought)) in nodes.iter_mut().enumerate() {
+            brought.memory = Bytes((at as u64 + 1) << 30);
+        }
+        let found = PlanSearch::new(TICK).solve(&job(), Window::One, &nodes).expect("a plan");
+        assert_eq!(found.stage_nodes, (0..found.stage_nodes.len()).collect::<Vec<_>>());
+    }
+
+    /// What cannot be had with so many chunks is not taken for what cannot be had at all.
+    #[test]
+    fn chunks_that_do_not_fit_give_way_before_a_node_is_left_out() {
+        let job = PlannerJob { chunks_per_stage: Some(8), ..job() };
+        let nodes = nodes(&[1, 2]);
+        let mut search = PlanSearch::new(TICK);
+        for turn in ["searched", "remembered"] {
+            let found = search.solve(&job, Window::One, &nodes).expect("there is a plan");
+            assert_eq!(found.program.placement.stage_count(), 2, "{turn}");
+        }
+    }
+}

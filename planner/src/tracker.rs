@@ -1,0 +1,245 @@
+//! What a controller knows of the cluster's pace. Every controller follows the steps; the leader has the plan in
+//! force reviewed, and passes the outcome to its core.
+
+use zbelastic_consensus::duty::PlanMeasurement;
+use zbelastic_consensus::member::{Holder, Member};
+use zbelastic_consensus::plan::{PlanReason, PlanRecord};
+use zbelastic_consensus::state::{PlanPhase, State, StateChange};
+use zbelastic_consensus::validation::Turn;
+use zbelastic_trainer::plan::{DriftJudgement, ReplanStakes};
+use zbelastic_types::{Digest, Generation, NodeId};
+
+use crate::estimate::{PaceEstimate, plan_reason};
+use crate::fallback::PlannerJob;
+use crate::history::{PaceHistory, retain_members};
+use crate::measurement::StepMeasurement;
+use crate::node_choices::NodeResources;
+use crate::plan_watch::PlanWatch;
+use crate::review::{PlanReview, ReviewedPlan};
+
+/// A change of plans is taken to cost so much, in microseconds, whatever the last one did: the step
+/// that ran ahead of it is run again, and layers are copied while others compute.
+const CHANGE_US_MIN: f64 = 1e6;
+/// A change is taken to cost as many times what the last one was waited for.
+const PAUSES: f64 = 2.0;
+
+/// What is known, and what is under way.
+#[derive(Debug, Default)]
+pub struct PaceTracker {
+    job: Option<Digest>,
+    /// What plans are made with.
+    estimate: PaceEstimate,
+    /// What the plan in force was made with.
+    planned: PaceEstimate,
+    /// What the last steps took that were looked at, whether or not it was acted on.
+    measured: Option<PaceEstimate>,
+    history: PaceHistory,
+    /// The plan whose steps these are.
+    generation: Option<Generation>,
+    plan_watch: PlanWatch,
+    /// Why the plan in force does not fit, if it does not.
+    drift: Option<PlanReason>,
+    /// Whether the core and the solver have received it.
+    is_sent: bool,
+}
+
+/// What a judgement on the plan in force came to.
+#[derive(Clone, Debug, PartialEq)]
+pub enum ReviewOutcome {
+    /// It is on another plan, or too few reviews agree: nothing changes.
+    Ignored,
+    /// The plan fits.
+    Fits,
+    /// Something drifted beyond the plan's slack.
+    Drifted {
+        /// What drifted, and what another plan saves.
+        reason: PlanReason,
+        /// The share by which it might have grown.
+        slack: f64,
+        /// Whether another plan is wanted.
+        is_replanned: bool,
+        /// Why not, or that it is, for the log.
+        text: &'static str,
+    },
+}
+
+impl PaceTracker {
+    /// A job is under way, or another one: of that nothing is known.
+    pub fn set_job(&mut self, name: Digest) {
+        if self.job != Some(name) {
+            *self = Self { job: Some(name), ..Self::default() };
+        }
+    }
+
+    /// A plan begins: it was made with what is known.
+    fn begin(&mut self, plan: &PlanRecord) {
+        self.generation = Some(plan.generation);
+        self.planned = self.estimate.clone();
+        self.history.clear();
+        self.plan_watch.begin(&plan.reason);
+        self.drift = None;
+    }
+
+    /// A plan that began before this process did, or within a snapshot, begins here with the first step that is seen.
+    fn catch_up(&mut self, state: &State) {
+        let plan = state.plan().map(|plan| &plan.record);
+        if let Some(plan) = plan.filter(|plan| self.generation != Some(plan.generation)) {
+            self.begin(plan);
+        }
+    }
+
+    /// What was measured last, whether or not it was acted on.
+    #[must_use]
+    pub const fn measured(&self) -> Option<&PaceEstimate> {
+        self.measured.as_ref()
+    }
+
+    /// How fast a node is taken to be, in thousandths of a reference device's.
+    #[must_use]
+    pub fn speed_permille(&self, node: NodeId, member: &Member) -> u32 {
+        let found = self.estimate.speeds.get(&node).copied();
+        found.unwrap_or(member.resources.speed_permille)
+    }
+
+    /// Applies an entry: a plan begins, members go, or a step is added, for which `measure` is called. Yields
+    /// whether a review is due.
+    pub fn note_change(
+        &mut self,
+        change: &StateChange,
+        state: &State,
+        measure: impl FnOnce(Turn) -> Option<StepMeasurement>,
+    ) -> bool {
+        match change {
+            StateChange::Adopted(plan) | StateChange::Sealed { adopted: Some(plan), .. } => {
+                self.begin(plan);
+                false
+            }
+            StateChange::Sealed { seal, adopted: None, .. } => {
+                self.catch_up(state);
+                if self.generation == Some(seal.turn.generation)
+                    && let Some(step) = measure(seal.turn)
+                    && self.plan_watch.note_step()
+                {
+                    self.history.note(step);
+                    return self.plan_watch.is_due();
+                }
+                false
+            }
+            StateChange::Members(_) => {
+                let members = state.members();
+                for known in std::iter::once(&mut self.estimate).chain(&mut self.measured) {
+                    retain_members(known, |node| members.contains_key(&node));
+                }
+                false
+            }
+            StateChange::Planned(_)
+            | StateChange::Ready(_)
+            | StateChange::Resumed(_)
+            | StateChange::Durable { .. }
+            | StateChange::Kept { .. }
+            | StateChange::Checkpoint { .. }
+            | StateChange::Rewound { .. }
+            | StateChange::Job { .. }
+            | StateChange::Removed { .. }
+            | StateChange::Access(_)
+            | StateChange::Format(_) => false,
+        }
+    }
+
+    /// Looks at what the last steps took, now that a review is due. Yields what is to be judged, if this node
+    /// leads and the plan in force may change; `pause_us` is what the last change of plans was waited for.
+    pub fn begin_review(
+        &mut self,
+        state: &State,
+        job: &PlannerJob,
+        (may_replan, pause_us): (bool, f64),
+    ) -> Option<PlanReview> {
+        let measured = self.measure(state, job);
+        self.history.clear();
+        let (nodes, found) = measured?;
+        self.measured = Some(found.clone());
+        if !may_replan || state.next_plan().is_some() {
+            return None;
+        }
+        let spec = state.running_spec()?;
+        let plan = state.plan()?.record.clone();
+        let steps_left = spec.step_count.saturating_sub(state.open_turn().step.0);
+        let stakes = ReplanStakes { steps_left, change: CHANGE_US_MIN.max(PAUSES * pause_us) };
+        let planned = self.planned.clone();
+        Some(PlanReview { plan, nodes, planned, found, stakes })
+    }
+
+    /// The review that was due is not under way: there is nothing to judge, or nobody who judges now.
+    pub fn give_up_review(&mut self) {
+        self.plan_watch.give_up_review();
+    }
+
+    /// What the last steps of the plan in force took, and the nodes at its stages.
+    fn measure(
+        &self,
+        state: &State,
+        job: &PlannerJob,
+    ) -> Option<(Vec<NodeResources>, PaceEstimate)> {
+        let plan = &state.plan().filter(|plan| plan.phase == PlanPhase::Running)?.record;
+        let node =
+            |holder: &Holder| Some((holder.node, state.members().get(&holder.node)?.resources));
+        if self.generation != Some(plan.generation) {
+            return None;
+        }
+        let nodes: Vec<NodeResources> = plan.stages.iter().map(node).collect::<Option<_>>()?;
+        let found = self.history.estimate(&self.estimate, job, (plan, &nodes))?;
+        Some((nodes, found))
+    }
+
+    /// A judgement on the plan in force, whose generation is given, or on one that was.
+    pub fn handle_review(
+        &mut self,
+        generation: Generation,
+        reviewed: ReviewedPlan,
+    ) -> ReviewOutcome {
+        let ReviewedPlan { generation: of, nodes, found, judgement } = reviewed;
+        if of != generation {
+            return ReviewOutcome::Ignored;
+        }
+        let Some(judgement) = self.plan_watch.note_judgement(judgement) else {
+            return ReviewOutcome::Ignored;
+        };
+        let text = match &judgement {
+            DriftJudgement::Replan(_) => "another plan is needed",
+            DriftJudgement::NoBetter(_) => "the plan stays, for no other is much better",
+            DriftJudgement::TooLate(_) => "the plan stays, for too few steps are left",
+            DriftJudgement::Within => "the plan stays",
+        };
+        let Some(drift) = judgement.drift() else {
+            // The plan in force fits; those to come are made with what nobody knew before.
+            if found.differs_from(&self.estimate) {
+                self.estimate = found;
+                self.is_sent = false;
+            }
+            return ReviewOutcome::Fits;
+        };
+        // The plan in force is judged by this from now on: what was reported need not be reported again.
+        self.estimate = found.clone();
+        self.planned = found;
+        self.is_sent = false;
+        let is_replanned = matches!(judgement, DriftJudgement::Replan(_));
+        let reason = plan_reason(drift, &nodes);
+        self.drift = is_replanned.then(|| reason.clone());
+        ReviewOutcome::Drifted { reason, slack: drift.slack, is_replanned, text }
+    }
+
+    /// What the solver does not know yet, if this node leads. A core that has just come to lead knows nothing.
+    pub fn unsent(&mut self, leads: bool) -> Option<&PaceEstimate> {
+        if !leads {
+            self.is_sent = false;
+        }
+        (leads && !self.is_sent).then_some(&self.estimate)
+    }
+
+    /// The solver has it: yields what the core is to get, whose plan in force has this generation.
+    pub fn note_sent(&mut self, generation: Generation) -> PlanMeasurement {
+        self.is_sent = true;
+        let (speeds, drift) = (self.estimate.speeds.clone(), self.drift.clone());
+        PlanMeasurement { generation, speeds, drift }
+    }
+}
