@@ -285,14 +285,14 @@ const TESTS: [(&str, fn()); 13] = [
     ("a_step_that_is_left_out_is_found", a_step_that_is_left_out_is_found),
     ("a_run_that_stands_still_is_found", a_run_that_stands_still_is_found),
     ("a_process_that_ends_by_itself_is_found", a_process_that_ends_by_itself_is_found),
-    ("a_road_around_the_proxy_is_found", a_path_around_the_proxy_is_found),
+    ("a_path_around_the_proxy_is_found", a_path_around_the_proxy_is_found),
     ("whoever_watches_may_end_it", whoever_watches_may_end_it),
     ("rows_are_held_against_their_goals", rows_are_held_against_their_goals),
     (
         "a_row_whose_run_ends_with_another_digest_misses_its_goal",
         a_row_whose_run_ends_with_another_digest_misses_its_goal,
     ),
-    ("a_program_that_cannot_start_is_told", a_program_that_cannot_start_is_reported),
+    ("a_program_that_cannot_start_is_reported", a_program_that_cannot_start_is_reported),
 ];
 
 fn main() {

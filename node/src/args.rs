@@ -43,7 +43,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use zbelastic_schedule::ScheduleKind;
 
 use crate::config::{ConfigFlag, ConfigSources, ConfigValue, Key, flag_value};
-use crate::notice::NoticeSource;
+use zbelastic_preemption::NoticeSource;
 
 /// Trains transformers in a pipeline of workers, and takes bad steps back exactly.
 #[derive(Debug, Parser)]

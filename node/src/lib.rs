@@ -11,7 +11,6 @@ pub mod data_folder;
 pub mod device;
 pub mod failure;
 pub mod machine;
-pub mod notice;
 pub mod panics;
 pub mod second_store;
 pub mod terminal;

@@ -47,7 +47,6 @@ use crate::cluster::document::{DataName, JobDocument};
 use crate::config::{NoticePolicy, OffloadStore, RunConfig, WeightSource};
 use crate::failure::{CommandError, CommandFailure, FailureCode, FailureDetail};
 use crate::machine;
-use crate::notice::NoticeSettings;
 use crate::second_store::SECOND_STORE;
 use coordinator::RunOutcome;
 use device_factory::DeviceFactory;
@@ -61,6 +60,7 @@ use progress_line::StepLineContext;
 use reporter::{OutputAudience, Reporter};
 use run_devices::{DeviceSharing, RunDevices};
 use summary::FinishedRun;
+use zbelastic_preemption::NoticeSettings;
 
 /// Trains. The code is that of success, or of an interruption.
 ///

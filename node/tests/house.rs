@@ -15,7 +15,7 @@ use std::process::Command;
 use serde_json::Value;
 
 /// Our packages, and which of the others each may name, in tests as well.
-const ARROWS: [(&str, &[&str]); 13] = [
+const ARROWS: [(&str, &[&str]); 14] = [
     ("types", &[]),
     (EMULATOR, &[]),
     ("kernels", &[]),
@@ -26,6 +26,7 @@ const ARROWS: [(&str, &[&str]); 13] = [
     ("trainer", &["consensus", "kernels", "schedule", "types"]),
     ("planner", &["consensus", "kernels", "schedule", "trainer", "types"]),
     ("policy", &["checkpoint", "consensus", "trainer", "transport", "types"]),
+    ("preemption", &[]),
     (
         CHAOS_TESTS,
         &[
@@ -49,6 +50,7 @@ const ARROWS: [(&str, &[&str]); 13] = [
             "kernels",
             "planner",
             "policy",
+            "preemption",
             "schedule",
             "trainer",
             "transport",
@@ -62,6 +64,7 @@ const ARROWS: [(&str, &[&str]); 13] = [
             "checkpoint",
             "consensus",
             "node",
+            "preemption",
             "schedule",
             "trainer",
             "transport",
@@ -208,6 +211,7 @@ const FENCES: [Fence; 39] = [
             "consensus",
             "trainer",
             "policy",
+            "preemption",
             "node",
             CHAOS_TESTS,
             FUZZ,
@@ -217,9 +221,15 @@ const FENCES: [Fence; 39] = [
     ),
     fence(
         "serde_json",
-        &["trainer", "node", CHAOS_TESTS],
+        &["trainer", "preemption", "node", CHAOS_TESTS],
         &[],
-        &["trainer/src/hf/", "node/src/", "chaos-tests/src/case.rs", "chaos-tests/src/processes/"],
+        &[
+            "trainer/src/hf/",
+            "preemption/src/",
+            "node/src/",
+            "chaos-tests/src/case.rs",
+            "chaos-tests/src/processes/",
+        ],
     ),
     fence("sled", &["checkpoint"], &[], &["checkpoint/src/sled_"]),
     fence("slog", &["consensus"], &[], &["consensus/src/raft"]),
@@ -235,15 +245,21 @@ const FENCES: [Fence; 39] = [
             "consensus",
             "trainer",
             "policy",
+            "preemption",
             "node",
             CHAOS_TESTS,
         ],
         &[],
         &[""],
     ),
-    fence("tokio", &["transport", "node", FUZZ], &[], &["transport/", "node/src/", FUZZ_FOLDER]),
+    fence(
+        "tokio",
+        &["transport", "preemption", "node", FUZZ],
+        &[],
+        &["transport/", "preemption/", "node/src/", FUZZ_FOLDER],
+    ),
     fence("toml", &["node"], &[], &["node/src/config/"]),
-    fence("ureq", &["node"], &[], &["node/src/notice"]),
+    fence("ureq", &["preemption"], &[], &["preemption/src/"]),
     fence("x509-parser", &["transport"], &[], &["transport/src/identity/"]),
 ];
 

@@ -13,7 +13,7 @@ use super::device::DeviceSelector;
 use super::quantity::{parse_bytes, parse_duration_above_zero, parse_name, parse_note, parse_zone};
 use super::{THREADS_MAX, short};
 use crate::api::{MemberRole, TOKEN_USES_MAX, TokenRole};
-use crate::notice::NoticeSource;
+use zbelastic_preemption::NoticeSource;
 
 pub(super) const INIT_EXAMPLES: &str = "\
 The process is the cluster's first controller, and runs until `zbelastic leave`. Run again on the

@@ -34,7 +34,7 @@ pub struct RunLog {
     sealed_at: Option<Instant>,
     /// The times from seal to seal, the newest last.
     step_times: VecDeque<Duration>,
-    /// When the last seal that advanced the run was applied.
+    /// The last seal that advanced the run.
     last: Option<Seal>,
     failures: VecDeque<FailureStatus>,
     /// Failures that wait for the next seal, with when they were agreed on.

@@ -44,7 +44,7 @@ use super::worker::{self, WorkerParts, WorkerSetup};
 use crate::api::escape;
 use crate::data_folder::NodeDataFolder;
 use crate::failure::{CommandFailure, FailureCode, FailureDetail};
-use crate::notice::{NoticeSettings, NoticeSource, NoticeWatch};
+use zbelastic_preemption::{NoticeSettings, NoticeSource, NoticeWatch};
 
 /// Writes that may be under way before a leader steps down, in ticks: disks of shared machines take
 /// their time.

@@ -64,7 +64,7 @@ use super::violations::PeerViolations;
 use super::wire::{self, BulkKey, NodeMessage};
 use crate::api::EventKind;
 use crate::config::NoticePolicy;
-use crate::notice::{Notice, NoticeCause, NoticeReport, NoticeWatch};
+use zbelastic_preemption::{Notice, NoticeCause, NoticeReport, NoticeWatch};
 
 /// Results of fetches that wait for the loop at once.
 const FETCHES_MAX: usize = 4096;
@@ -283,7 +283,7 @@ pub async fn run<M: WorkerDevice>(
             Some(event) = events.next() => worker.handle_event(event),
             Some(output) = outputs.recv() => worker.handle_device(output),
             Some(completion) = completed.recv() => worker.handle_completion(completion),
-            Some(store_events) = store_events.recv() => worker.handle_store_event(store_events),
+            Some(event) = store_events.recv() => worker.handle_store_event(event),
             Some(signal) = signals.recv() => worker.handle_signal(signal),
             Some(report) = notices.reports.recv() => worker.handle_report(&report),
         }

@@ -11,7 +11,7 @@ use tokio::runtime::Builder;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::failure::{CommandFailure, FailureCode};
-use crate::notice::{NoticeCause, NoticeReport, NoticeSettings, NoticeWatch};
+use zbelastic_preemption::{NoticeCause, NoticeReport, NoticeSettings, NoticeWatch};
 
 /// How often the run was requested to end, and by whom first. Atomics, because signals and notices
 /// arrive on a thread of their own.
@@ -148,7 +148,7 @@ fn notice_of(report: &NoticeReport) -> Option<StopRequest> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::notice::{Cloud, EventId, Notice};
+    use zbelastic_preemption::{Cloud, EventId, Notice};
 
     #[test]
     fn the_first_wish_decides_how_a_run_ends_and_the_second_ends_it() {

@@ -24,7 +24,7 @@ fn prepared(schedule: &str) -> PreparedRun {
         ..ConfigArgs::default()
     };
     let args = TrainArgs {
-        spot: crate::notice::NoticeSource::None,
+        spot: zbelastic_preemption::NoticeSource::None,
         config,
         workers: Some(2),
         device: None,

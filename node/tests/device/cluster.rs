@@ -12,7 +12,7 @@ use zbelastic_node::args::{Cli, CliCommand, JoinArgs};
 use zbelastic_node::cluster::compute::CudaDeviceOpener;
 use zbelastic_node::cluster::{WorkerProfile, join_on};
 use zbelastic_node::failure::{CommandError, CommandFailure, FailureCode};
-use zbelastic_node::notice::NoticeSource;
+use zbelastic_preemption::NoticeSource;
 use zbelastic_trainer::digest::StateDigest;
 use zbelastic_types::{Bytes, Digest};
 

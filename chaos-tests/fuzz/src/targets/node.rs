@@ -15,7 +15,7 @@ use zbelastic_node::cluster::wire::{
 };
 use zbelastic_node::config::{ConfigValue, NODES_MAX, load_document, parse_injections, read_nodes};
 use zbelastic_node::data_folder::NodeDataFolder;
-use zbelastic_node::notice::{MetadataUrl, NoticeSource};
+use zbelastic_preemption::{MetadataUrl, NoticeSource};
 use zbelastic_transport::{FrameClass, FramePart, ReceivedFrame};
 
 use super::transport::SENDER;

@@ -4,7 +4,7 @@
 use std::env;
 use std::process::Command;
 
-use zbelastic_node::notice::{METADATA_VARIABLE, NoticeSettings, NoticeSource};
+use zbelastic_preemption::{METADATA_VARIABLE, NoticeSettings, NoticeSource};
 
 use crate::mock::{MockReply, MockService};
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use zbelastic_node::notice::{Cloud, NoticeReport, NoticeSource, PollTimings};
+use zbelastic_preemption::{Cloud, NoticeReport, NoticeSource, PollTimings};
 
 use crate::mock::{MockReply, MockService, ReceivedRequest, quick};
 

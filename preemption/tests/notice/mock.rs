@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use tokio::runtime;
 use tokio::sync::mpsc::error::TryRecvError;
-use zbelastic_node::notice::{
+use zbelastic_preemption::{
     MetadataUrl, Notice, NoticeReport, NoticeSettings, NoticeSource, NoticeWatch, PollTimings,
 };
 

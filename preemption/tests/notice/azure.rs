@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, UNIX_EPOCH};
 
-use zbelastic_node::notice::{Cloud, NoticeCause, NoticeReport, NoticeSource};
+use zbelastic_preemption::{Cloud, NoticeCause, NoticeReport, NoticeSource};
 
 use crate::mock::{MockReply, MockService, ReceivedRequest};
 

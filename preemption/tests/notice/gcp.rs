@@ -3,7 +3,7 @@
 use std::sync::Mutex;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
-use zbelastic_node::notice::{Cloud, MetadataFault, NoticeCause, NoticeReport, NoticeSource};
+use zbelastic_preemption::{Cloud, MetadataFault, NoticeCause, NoticeReport, NoticeSource};
 
 use crate::mock::{MockReply, MockService, ReceivedRequest};
 

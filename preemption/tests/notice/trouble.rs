@@ -4,7 +4,7 @@ use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use zbelastic_node::notice::{
+use zbelastic_preemption::{
     ANSWER_BYTES_MAX, MetadataFault, NoticeCause, NoticeReport, NoticeSource, PollTimings,
 };
 

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, UNIX_EPOCH};
 
-use zbelastic_node::notice::{Cloud, NoticeCause, NoticeReport, NoticeSource};
+use zbelastic_preemption::{Cloud, NoticeCause, NoticeReport, NoticeSource};
 
 use crate::mock::{MockReply, MockService, ReceivedRequest};
 

@@ -9,7 +9,7 @@ use super::{
     MetadataResponse, NextPoll, NoticeCause, PollOutcome, PollTimings, is_azure, parse_http,
     read_azure, read_name,
 };
-use crate::notice::metadata_request::HttpMethod;
+use crate::metadata_request::HttpMethod;
 
 const NOW: SystemTime = UNIX_EPOCH;
 const TIME: &str = "Sat, 21 Nov 2026 12:01:03 GMT";
