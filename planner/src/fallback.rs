@@ -112,7 +112,7 @@ mod tests {
     use crate::search::tests::job;
 
     fn check(kind: ScheduleKind, most: u32, expected: &[(&[ScheduleKind], u32)]) {
-        let job = PlannerJob { kinds: vec![kind], ..job() };
+        let job = PlannerJob { kinds: vec![kind], is_auto: false, ..job() };
         let found = job.fallbacks(most);
         let found: Vec<_> = found.iter().map(|found| (found.kinds, found.stage_count)).collect();
         assert_eq!(found, expected, "{kind}");
