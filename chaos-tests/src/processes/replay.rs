@@ -109,16 +109,8 @@ pub fn run(
     let draws = Draws::new(setup.cluster.seed, DrawPurpose::Faults);
     let terminating = Vec::new();
     let gone = Vec::new();
-    let mut replay = TraceReplay {
-        setup,
-        monitor,
-        cluster,
-        draws,
-        terminating: terminating,
-        gone,
-        killed: 0,
-        started: 0,
-    };
+    let mut replay =
+        TraceReplay { setup, monitor, cluster, draws, terminating, gone, killed: 0, started: 0 };
     let window_us = replay.live()?;
     let TraceReplay { cluster, killed, started, .. } = replay;
     let logs: Vec<_> = cluster.members().iter().map(log_of).collect();

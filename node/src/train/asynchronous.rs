@@ -149,7 +149,7 @@ pub fn train_on<O: StageBackendFactory>(
                 stage,
                 setup: setup.clone(),
                 corpus: job.corpus.clone(),
-                factory: factory,
+                factory,
                 mailbox,
                 mailboxes: mailboxes.clone(),
                 coordinator: coordinator.clone(),

@@ -78,7 +78,7 @@ pub fn train_on<O: ExecutorFactory>(
                 stage,
                 setup: job.setup.clone(),
                 corpus: job.corpus.clone(),
-                factory: factory,
+                factory,
                 clock,
                 mailbox,
                 mailboxes: mailboxes.clone(),

@@ -133,7 +133,7 @@ struct RunTracker<'a> {
 impl<'a> RunTracker<'a> {
     fn new(options: &'a FollowOptions<'a>) -> Self {
         Self {
-            options: options,
+            options,
             is_left: false,
             replay_filter: ReplayFilter::default(),
             held_out: None,
