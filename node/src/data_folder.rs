@@ -1,5 +1,4 @@
-//! The data folder of a node: what lies where, which process holds it, and where commands send
-//! requests.
+//! The data folder of a node: what lies where, and which process holds it.
 //!
 //! ```text
 //! identity/        certificate and key of the node
@@ -21,17 +20,14 @@ use std::path::{Path, PathBuf};
 use rustix::process::{Pid, Signal, kill_process};
 use serde::{Deserialize, Serialize};
 use zbelastic_checkpoint::FolderError;
+use zbelastic_wording::{CommandFailure, FailureCode, FailureDetail, cannot_write};
 
-use crate::args::{AddressList, ClientArgs, FolderArgs};
 use crate::checked_json::{self, CheckedError};
-use crate::failure::{CommandFailure, FailureCode, FailureDetail, cannot_write};
 
 /// The folder where neither a flag nor the environment names one.
 const FOLDER_DEFAULT: &str = ".zbelastic";
 /// Environment variable that names the data folder.
 const FOLDER_VARIABLE: &str = "ZBELASTIC_DATA_DIR";
-/// Environment variable that lists addresses of the cluster's controllers.
-const CLUSTER_VARIABLE: &str = "ZBELASTIC_CLUSTER";
 /// Most bytes of `cluster.json` and of `LOCK`.
 const SMALL_FILE_MAX: u64 = 64 << 10;
 
@@ -67,8 +63,8 @@ impl NodeDataFolder {
 
     /// The folder that was typed, else the environment's, else `.zbelastic`.
     #[must_use]
-    pub fn of(args: &FolderArgs) -> Self {
-        let typed = args.data_dir.clone();
+    pub fn of(typed: Option<&Path>) -> Self {
+        let typed = typed.map(Path::to_path_buf);
         let environment = || env::var_os(FOLDER_VARIABLE).filter(|value| !value.is_empty());
         let root = typed.or_else(|| environment().map(PathBuf::from));
         Self { root: root.unwrap_or_else(|| PathBuf::from(FOLDER_DEFAULT)) }
@@ -264,38 +260,6 @@ fn cannot_hold(error: &FolderError) -> CommandFailure {
 
 fn cannot_read(path: &Path, error: &io::Error) -> CommandFailure {
     CommandFailure::new(FailureCode::Usage, format!("cannot read {}: {error}", path.display()))
-}
-
-/// The addresses that were typed, else the environment's.
-///
-/// # Errors
-/// If the environment's are none.
-pub fn typed_addresses(typed: Option<&AddressList>) -> Result<Option<AddressList>, CommandFailure> {
-    if let Some(typed) = typed {
-        return Ok(Some(typed.clone()));
-    }
-    let text = env::var(CLUSTER_VARIABLE).ok().filter(|text| !text.is_empty());
-    let parse = |text: String| {
-        AddressList::parse(&text).map_err(|error| {
-            let detail = FailureDetail::new(error.to_string()).at(CLUSTER_VARIABLE);
-            CommandFailure::usage("the environment", vec![detail])
-        })
-    };
-    text.map(parse).transpose()
-}
-
-/// The addresses to send requests to: those that were typed, else the environment's, else the
-/// folder's.
-///
-/// # Errors
-/// If the folder has no administrator's certificate, or the environment's addresses are none.
-pub fn request_addresses(
-    args: &ClientArgs,
-) -> Result<(NodeDataFolder, Vec<String>), CommandFailure> {
-    let folder = NodeDataFolder::of(&args.folder);
-    let admin = folder.read_admin()?;
-    let typed = typed_addresses(args.cluster.as_ref())?;
-    Ok((folder, typed.map_or(admin.addresses, |typed| typed.texts())))
 }
 
 #[cfg(test)]

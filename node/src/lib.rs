@@ -1,19 +1,9 @@
-//! The process `zbelastic`: command line, configuration, worker threads and run folder.
+//! A node of a cluster: the process of a controller or of a worker, with its event loop, its threads
+//! for the device and the disks, and its folder.
+//!
+//! It parses no command line and reads no configuration file: both are made values by `cli`.
 
-pub mod api;
-pub mod args;
-pub mod bench;
 pub mod checked_json;
 pub mod cluster;
-pub mod commands;
-pub mod config;
 pub mod data_folder;
-pub mod device;
-pub mod failure;
-pub mod machine;
-pub mod panics;
-pub mod second_store;
-pub mod terminal;
-pub mod text;
-pub mod train;
 pub mod whole_file;

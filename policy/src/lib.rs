@@ -20,6 +20,7 @@ pub mod renewal;
 pub mod roster;
 pub mod scrub;
 pub mod store_opening;
+pub mod tick;
 pub mod trust;
 mod work_counter;
 

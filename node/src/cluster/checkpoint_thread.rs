@@ -14,6 +14,7 @@ use tokio::sync::{mpsc, watch};
 use zbelastic_checkpoint::{
     CHUNK_BYTES, CheckpointStore, CheckpointStoreError, Manifest, PieceRecord, SledStore,
 };
+use zbelastic_machine::disk_usage;
 use zbelastic_policy::collect::collect_garbage as collect_pieces;
 use zbelastic_trainer::elastic::{LayerAssembler, LoadedLayer};
 use zbelastic_transport::BulkBody;
@@ -30,7 +31,6 @@ use super::stores::{OpenStores, StoreOpenError};
 use super::threads::{CheckpointTime, raise_niceness};
 use super::unused_data::collect_data;
 use super::wire::{BulkKey, FreedSpace, NodeAnswer, PieceRef, StoreReferences};
-use crate::machine::disk_usage;
 
 /// Commands that wait for the disk at once: the pieces of two checkpoints of the largest model.
 const COMMANDS_MAX: usize = 4096;

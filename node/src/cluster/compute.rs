@@ -3,15 +3,14 @@
 
 use std::sync::Arc;
 
+use zbelastic_config::ArithmeticConfig;
 use zbelastic_kernels::cuda::device::Device;
 use zbelastic_kernels::cuda::{CudaBackend, CudaDevice, OpenError};
 use zbelastic_kernels::{CpuBackend, DeviceFault, Precision};
+use zbelastic_machine::{DeviceSelector, device};
 use zbelastic_trainer::elastic::{BackendFactory, DeviceUse};
 
 use super::device::WorkerDeviceError;
-use crate::args;
-use crate::config::ArithmeticConfig;
-use crate::device;
 
 /// What a worker computes on.
 pub trait WorkerDevice: Send + 'static {
@@ -45,7 +44,7 @@ impl WorkerDevice for CpuCores {
     type Factory = CpuCoresFactory;
 
     fn name(&self) -> String {
-        args::DeviceSelector::Cpu.to_string()
+        DeviceSelector::Cpu.to_string()
     }
 
     fn host_threads(&self) -> usize {
@@ -106,7 +105,7 @@ type OpenCudaDevice = Box<dyn Fn(Precision) -> Result<Arc<CudaDevice>, OpenError
 /// The device of this number.
 #[must_use]
 pub fn cuda(index: usize) -> CudaDeviceOpener<OpenCudaDevice> {
-    let name = args::DeviceSelector::Cuda(index).to_string();
+    let name = DeviceSelector::Cuda(index).to_string();
     CudaDeviceOpener { name, open: Box::new(move |precision| device::open(index, precision)) }
 }
 

@@ -28,11 +28,13 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval};
+use zbelastic_api::{EventKind, WorkStatus};
 use zbelastic_consensus::core::{Core, Event as CoreEvent, Input, Output};
 use zbelastic_consensus::message::{Envelope, Message};
 use zbelastic_consensus::state::StateChange;
 use zbelastic_consensus::training_status::TrainingStatus;
 use zbelastic_planner::PaceTracker;
+use zbelastic_policy::tick::TICK;
 use zbelastic_policy::trust::{
     ClaimContext, ClaimRefusal, DuplicateIdentityReports, check_claim, is_removal,
 };
@@ -52,10 +54,8 @@ use super::process_exit::{NodeSignal, ProcessExit};
 use super::record_writer::{RecordWriteReport, RecordWriter};
 use super::run_log::RunLog;
 use super::solver::{SolvedPlan, SolverAnswer, SolverThread};
-use super::tick::TICK;
 use super::violations::PeerViolations;
 use super::wire::{self, BulkKey, NodeMessage};
-use crate::api::{EventKind, WorkStatus};
 pub use parts::{ControllerInbox, ControllerParts, ControllerSetup};
 
 /// Results of fetches and of work off the loop that wait for it at once.

@@ -7,6 +7,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 
+use zbelastic_machine::disk_usage;
 use zbelastic_policy::data::{DataFetch, DataFetchAction, DataFetchOutcome};
 use zbelastic_trainer::data::{Corpus, CorpusError};
 use zbelastic_trainer::hf::{ImportError, import_safetensors};
@@ -17,7 +18,6 @@ use zbelastic_types::{Bytes, Digest, NodeId};
 use super::checkpoint_thread::CheckpointThread;
 use super::document::{DataName, NamedJob};
 use super::wire::{self, BulkKey};
-use crate::machine::disk_usage;
 use crate::whole_file;
 
 /// Bytes of a text or of weights at most; as for a run in one process.
@@ -47,7 +47,7 @@ pub struct DamagedCopy {
 /// The warning about a damaged copy.
 #[must_use]
 pub fn damaged_text(node: NodeId, name: DataName) -> String {
-    let hash = crate::api::HexDigest(name.hash).short();
+    let hash = zbelastic_api::HexDigest(name.hash).short();
     format!("data {hash} is damaged on node {node}, which is to fetch it again: check its disk")
 }
 
@@ -138,7 +138,8 @@ async fn read_local(name: DataName, paths: Vec<String>) -> Option<Vec<u8>> {
     if paths.is_empty() {
         return None;
     }
-    let gathered = tokio::task::spawn_blocking(move || crate::text::gather(&paths).ok()).await;
+    let gathered =
+        tokio::task::spawn_blocking(move || zbelastic_config::text::gather(&paths).ok()).await;
     let text = gathered.ok().flatten()?;
     (DataName::of(&text.bytes) == name).then_some(text.bytes)
 }

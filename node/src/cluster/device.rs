@@ -16,11 +16,19 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
+use zbelastic_config::{OffloadStore, ScheduleChoice};
 use zbelastic_consensus::session::WorkerEvent;
 use zbelastic_consensus::validation::Turn;
 use zbelastic_kernels::cuda::OpenError;
 use zbelastic_kernels::{AllocateError, DeviceFault, HostThreads};
+use zbelastic_machine::device::{code_of, code_of_fault};
+use zbelastic_machine::second_store::FileSecondStore;
+use zbelastic_policy::tick::milliticks;
 use zbelastic_schedule::{Op, ScheduleKind, Window};
+use zbelastic_timing::{
+    ARRIVALS_REPORTED_MAX, MeasuredSlice, MessageArrival, RunClock, SLICES_REPORTED_MAX,
+    SliceActivity, SliceLog, TakenSlices,
+};
 use zbelastic_trainer::data::Corpus;
 use zbelastic_trainer::elastic::{
     BackendStageFactory, GRADIENT_FRAME_LIMITS, LayerImage, StashStoreFactory,
@@ -36,6 +44,7 @@ use zbelastic_trainer::stage::{
 use zbelastic_transport::FrameSender;
 use zbelastic_transport::frame::FrameTooLarge;
 use zbelastic_types::{Digest, Generation, LayerId, NodeId, Step};
+use zbelastic_wording::FailureCode;
 
 use super::activity::DeviceGauge;
 use super::compute::WorkerDevice;
@@ -43,16 +52,7 @@ use super::document::NamedJob;
 use super::frame_dispatch::FrameDispatcher;
 use super::frames::{FrameAssembly, FramePiece, LayerOffer};
 use super::process_exit::ProcessExit;
-use super::tick::milliticks;
 use super::wire::LayerMessage;
-use crate::config::{OffloadStore, ScheduleChoice};
-use crate::device::{code_of, code_of_fault};
-use crate::failure::FailureCode;
-use crate::second_store::FileSecondStore;
-use crate::train::timing::{
-    ARRIVALS_REPORTED_MAX, MeasuredSlice, MessageArrival, RunClock, SLICES_REPORTED_MAX,
-    SliceActivity, SliceLog, TakenSlices,
-};
 
 /// Inputs that wait for the device at once: frames of a step, commands and reads. A plan has at
 /// most seven frames for each pass under way; beyond this a peer sends what was never requested.

@@ -14,9 +14,9 @@ use zbelastic_types::{Digest, RunId, Step};
 
 pub use zbelastic_policy::data::DataName;
 
-use super::tick::ticks_of;
 use super::wire::layer_bytes;
-use crate::config::{DeviceChoice, RunConfig, WindowChoice};
+use zbelastic_config::{DeviceChoice, RunConfig, WindowChoice};
+use zbelastic_policy::tick::ticks_of;
 
 /// The version of the document's form.
 pub const DOCUMENT_VERSION: u32 = 1;
@@ -229,7 +229,7 @@ const fn fixed(window: Window) -> zbelastic_consensus::job::WindowPolicy {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::load_document;
+    use zbelastic_config::load_document;
 
     #[test]
     fn what_the_configuration_says_about_time_is_agreed_on_with_the_job() {
@@ -252,7 +252,7 @@ mod tests {
     /// The words of `elastic.detect_timeout` name both numbers.
     #[test]
     fn the_heartbeat_is_what_the_configuration_says_it_is() {
-        use crate::cluster::tick::{HEARTBEAT_MS, HEARTBEATS_LEAST};
+        use zbelastic_policy::tick::{HEARTBEAT_MS, HEARTBEATS_LEAST};
         assert_eq!((HEARTBEATS_LEAST, HEARTBEAT_MS), (4, 60));
     }
 }

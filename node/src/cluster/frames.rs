@@ -23,7 +23,7 @@ use zbelastic_trainer::elastic::{
 use zbelastic_trainer::plan::SLICES_OF_EQUAL_TIME_MAX;
 use zbelastic_trainer::runtime::{MessageNumber, PeerBody, PeerFrame};
 use zbelastic_trainer::stage::{Frame, PartialGradient, PassMode};
-use zbelastic_transport::frame::{FRAME_BYTES_MAX, FrameTooLarge};
+use zbelastic_transport::frame::FrameTooLarge;
 use zbelastic_transport::{
     FrameBody, FrameClass, FramePart, OutgoingFrame, ReceivedFrame, Urgency,
 };
@@ -33,10 +33,6 @@ use super::wire::{LayerMessage, decode, encode};
 use assembly::AssembledFrame;
 pub use assembly::{FrameAssembly, FramePiece};
 pub use rules::FrameExpectations;
-
-/// Bytes that a boundary tensor may have. It is not cut: the stage that waits for it has nothing
-/// else to do, and a smaller microbatch makes it smaller.
-pub const BOUNDARY_BYTES_MAX: u64 = FRAME_BYTES_MAX;
 
 /// What a frame is. Its class names the plan as well: what is as long as under one plan is longer
 /// under another.

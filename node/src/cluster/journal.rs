@@ -12,7 +12,8 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use crate::api::{ClusterEvent, EventKind, LogLine};
+use zbelastic_api::{ClusterEvent, EventKind, LogLine};
+
 use crate::whole_file;
 
 /// Events kept in memory for clients that request them.
@@ -88,7 +89,7 @@ impl Journal {
     /// Adds a line to this node's log.
     pub fn log(&mut self, text: String) {
         if self.echo == LogEcho::Yes {
-            let _ = writeln!(io::stderr(), "{}", crate::api::escape(&text));
+            let _ = writeln!(io::stderr(), "{}", zbelastic_api::escape(&text));
         }
         let line = LogLine { sequence: self.next_line, at_ms: now_ms(), text };
         self.next_line += 1;

@@ -7,9 +7,9 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
+use zbelastic_api::{ADDRESSES_MAX, MemberRole};
 use zbelastic_types::{ClusterId, NodeId};
 
-use crate::api::{ADDRESSES_MAX, MemberRole};
 use crate::checked_json::{self, CheckedError};
 use crate::data_folder::{AdminFile, NodeDataFolder};
 

@@ -8,7 +8,7 @@ use zbelastic_policy::trust::{is_outdated, is_refused_removal};
 use zbelastic_transport::{DialProblem, PeerRole};
 use zbelastic_types::NodeId;
 
-use crate::failure::{CommandFailure, FailureCode, FailureDetail};
+use zbelastic_wording::{CommandFailure, FailureCode, FailureDetail};
 
 /// A draining worker that is connected to no controller for so long exits: longer than an
 /// election and a restart take.

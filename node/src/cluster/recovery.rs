@@ -13,6 +13,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use zbelastic_api::MemberRole;
 use zbelastic_checkpoint::files::RealFileSystem;
 use zbelastic_checkpoint::{CheckpointStore, Manifest, RecordLog as _, SledLog};
 use zbelastic_consensus::checkpoint::CheckpointRecord;
@@ -25,13 +26,13 @@ use zbelastic_consensus::run::RunRecord;
 use zbelastic_consensus::state::State;
 use zbelastic_transport::identity::{ClusterAuthority, PeerRole, UnixSeconds, random_number};
 use zbelastic_types::{ClusterId, Digest, RunId};
+use zbelastic_wording::{CommandFailure, FailureCode, FailureDetail, cannot_write};
 
+use super::membership_failure::{cannot_certify, cannot_keep, unreadable};
 use super::node_record::{NewNode, NodeRecord};
 use super::stores::StoreLocations;
-use super::{ADMIN_NODE, FIRST_NODE, cannot_certify, cannot_keep, rejoin};
-use crate::api::MemberRole;
+use super::{ADMIN_NODE, FIRST_NODE};
 use crate::data_folder::{AdminFile, NodeDataFolder};
-use crate::failure::{CommandFailure, FailureCode, FailureDetail, cannot_write};
 use crate::whole_file;
 
 pub use changeover::finish;
@@ -101,7 +102,7 @@ pub fn recover(folder: &NodeDataFolder, old: &NodeRecord) -> Result<PathBuf, Com
         let path = new.identity().join(BEGINNING);
         let written = whole_file::write(&path, &state.encode());
         written.map_err(|error| cannot_write(&path, &error))?;
-        node_record.save(&new.identity()).map_err(|error| rejoin::unreadable(&error))
+        node_record.save(&new.identity()).map_err(|error| unreadable(&error))
     })
 }
 
@@ -257,7 +258,7 @@ fn found_cluster(
     Ok(NodeRecord::new(NewNode {
         cluster,
         cluster_name: old.cluster_name.clone(),
-        founded_ms: Some(super::now_ms()),
+        founded_ms: Some(super::journal::now_ms()),
         node: FIRST_NODE,
         name: old.name.clone(),
         role: MemberRole::Controller,
@@ -278,7 +279,7 @@ mod tests {
     use super::*;
 
     use crate::cluster::document::{DataName, JobDocument};
-    use crate::config::load_document;
+    use zbelastic_config::load_document;
 
     fn job() -> JobSpec {
         let toml = "[model]\npreset = \"tiny\"\n".to_owned();

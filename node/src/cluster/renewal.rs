@@ -11,11 +11,12 @@ use zbelastic_transport::identity::{
     NodeName, PeerRole, UnixSeconds, join_cluster,
 };
 use zbelastic_types::NodeId;
+use zbelastic_wording::{CommandFailure, FailureCode, FailureDetail};
 
+use super::ADMIN_NODE;
+use super::membership_failure::{cannot_certify, cannot_join, cannot_keep};
 use super::node_record::NodeRecord;
-use super::{ADMIN_NODE, cannot_certify, cannot_join, cannot_keep};
 use crate::data_folder::NodeDataFolder;
-use crate::failure::{CommandFailure, FailureCode, FailureDetail};
 
 /// Between two attempts of a worker that starts with a certificate that ended.
 const RETRY_PAUSE: Duration = Duration::from_secs(1);

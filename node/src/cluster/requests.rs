@@ -1,10 +1,10 @@
 //! Requests that nodes answer: which role may send which, and what every node answers alike.
 
+use zbelastic_api::{ApiAnswer, ApiRefusal, ApiRequest, LOG_LINES_MAX, LogPage, encode_answer};
 use zbelastic_transport::{PeerIdentity, PeerRole, RequestReply};
 use zbelastic_types::NodeId;
 
 use super::journal::Journal;
-use crate::api::{ApiAnswer, ApiRefusal, ApiRequest, LOG_LINES_MAX, LogPage, encode_answer};
 
 /// Whether a client with this role may send this request: a viewer reads, an operator commands runs
 /// and checkpoints, and membership is an administrator's matter.

@@ -4,6 +4,9 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
+use zbelastic_api::{
+    EventKind, FAILURES_MAX, FailureStatus, HexDigest, MemberRole, VerdictWait, reason_text,
+};
 use zbelastic_consensus::duty::least_moved;
 use zbelastic_consensus::entry::RewindReason;
 use zbelastic_consensus::job::JobPhase;
@@ -13,16 +16,15 @@ use zbelastic_consensus::state::{State, StateChange};
 use zbelastic_consensus::validation::{Seal, Turn};
 use zbelastic_planner::StepMeasurement;
 use zbelastic_schedule::Window;
+use zbelastic_timing::{BubbleShares, MeasuredSlice, MessageArrival};
 use zbelastic_trainer::model::LayerTimes;
 use zbelastic_types::{Bytes, Generation, NodeId, RunId, StageIndex, Step, TensorIndex};
+use zbelastic_wording::figures::tokens_per_s;
 
 use super::document::NamedJob;
 use super::layer_moves::LayerMoves;
 use super::step_timings::StepTimings;
 use super::wire::layer_bytes;
-use crate::api::{EventKind, FAILURES_MAX, FailureStatus, HexDigest, MemberRole, VerdictWait};
-use crate::train::progress_line::{reason_text, tokens_per_s};
-use crate::train::timing::{BubbleShares, MeasuredSlice, MessageArrival};
 
 /// Seals over which speed and waits are averaged.
 const SEALS_MEASURED: usize = 32;
@@ -515,7 +517,7 @@ impl RunLog {
 
 /// From the last sign of life to the decision, as far as the reason holds it.
 fn detected_ms(reason: LossReason) -> Option<f64> {
-    let tick_ms = super::tick::TICK.as_secs_f64() * 1e3;
+    let tick_ms = zbelastic_policy::tick::TICK.as_secs_f64() * 1e3;
     match reason {
         LossReason::Silent { ticks }
         | LossReason::OpOverdue { ticks, .. }

@@ -11,6 +11,7 @@ use std::thread;
 use std::time::Duration;
 
 use tokio::sync::{mpsc, watch};
+use zbelastic_api::HexDigest;
 use zbelastic_policy::scrub::{CorruptItem, DataFileAccess, Scrubber};
 use zbelastic_transport::Transport;
 use zbelastic_types::{Digest, NodeId};
@@ -20,7 +21,6 @@ use super::checkpoint_thread::{CheckpointThread, StoreEvent, StoreInUse, hex};
 use super::piece_fetch::refetch_piece;
 use super::threads::raise_niceness;
 use super::wire::PieceRef;
-use crate::api::HexDigest;
 
 /// From one chunk to the next. A disk reads a hundred times as much, so other readers are not
 /// slowed.

@@ -5,9 +5,9 @@ use std::thread;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
+use zbelastic_wording::{CommandFailure, FailureCode};
 
 use super::process_exit::{DrainCause, NodeSignal};
-use crate::failure::{CommandFailure, FailureCode};
 
 /// If it is `stdin`, the process ends when its standard input does: the process that started it
 /// holds the other end, and drops it however it ends.

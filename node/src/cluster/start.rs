@@ -1,6 +1,5 @@
 //! A node's start: from its folder, or from nothing but a token, to a process that runs.
 
-use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -8,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::mpsc;
+use zbelastic_api::escape;
 use zbelastic_checkpoint::files::RealFileSystem;
 use zbelastic_checkpoint::{RecordLog, SledLog, SledStore};
 use zbelastic_consensus::access::{AccessRole, Credential};
@@ -20,11 +20,14 @@ use zbelastic_consensus::state::State;
 use zbelastic_policy::store_opening::{
     ASIDE_MAX, StoreOpeningAction, StoreOpeningFault, after_fault,
 };
+use zbelastic_policy::tick::{duty_timing, election_ticks};
+use zbelastic_preemption::{NoticeSettings, NoticeSource, NoticeWatch};
 use zbelastic_transport::identity::{CertificateLife, ClusterAuthority, PeerRole, random_number};
 use zbelastic_transport::{
     Credentials, EventQueue, ProcessStart, Transport, TransportLimits, TransportSetup,
 };
 use zbelastic_types::{Digest, NodeId};
+use zbelastic_wording::{CommandFailure, FailureCode, FailureDetail};
 
 use super::checkpoint_thread::CheckpointThread;
 use super::compute::WorkerDevice;
@@ -39,12 +42,8 @@ use super::record_writer::RecordWriter;
 use super::recovery;
 use super::solver::SolverThread;
 use super::stores::{OpenStores, StoreLocations, StoreOpenError};
-use super::tick::{duty_timing, election_ticks};
 use super::worker::{self, WorkerParts, WorkerSetup};
-use crate::api::escape;
 use crate::data_folder::NodeDataFolder;
-use crate::failure::{CommandFailure, FailureCode, FailureDetail};
-use zbelastic_preemption::{NoticeSettings, NoticeSource, NoticeWatch};
 
 /// Writes that may be under way before a leader steps down, in ticks: disks of shared machines take
 /// their time.
@@ -61,6 +60,9 @@ const SAME_HOST_VARIABLE: &str = "ZBELASTIC_SAME_HOST";
 fn may_share_host() -> bool {
     std::env::var(SAME_HOST_VARIABLE).map_or(true, |value| value != "off")
 }
+
+/// The speed of a thread that computes on a processor, in thousandths of a reference device's.
+pub const SPEED_OF_A_THREAD: u32 = 1000;
 
 /// The resources and settings of a worker that joins.
 #[derive(Clone, Debug)]
@@ -398,14 +400,6 @@ fn contact(node_record: &NodeRecord, local: SocketAddr) -> Contact {
     };
     let place = FailureDomain { zone: node_record.zone.clone(), host: machine_number() };
     Contact { name: node_record.name.clone(), addresses, place }
-}
-
-/// Controllers of a grant, by node.
-#[must_use]
-pub fn by_node(
-    contacts: Vec<zbelastic_transport::identity::ControllerContact>,
-) -> BTreeMap<NodeId, Vec<SocketAddr>> {
-    contacts.into_iter().map(|contact| (contact.node, contact.addresses)).collect()
 }
 
 fn internal(subject: &str, error: &dyn std::fmt::Display) -> CommandFailure {

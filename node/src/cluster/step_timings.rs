@@ -7,17 +7,17 @@ use std::sync::Arc;
 use zbelastic_consensus::plan::PlanRecord;
 use zbelastic_consensus::validation::Turn;
 use zbelastic_planner::StepMeasurement;
+use zbelastic_timing::trace::trace;
+use zbelastic_timing::{
+    ARRIVALS_REPORTED_MAX, BubbleShares, MeasuredSlice, MessageArrival, RunTiming,
+    SLICES_REPORTED_MAX,
+};
 use zbelastic_trainer::model::LayerTimes;
 use zbelastic_trainer::plan::{Plan, class_costs};
 use zbelastic_trainer::stage::{InitialWeights, StageSetup};
 use zbelastic_types::{Generation, StageIndex};
 
 use super::document::NamedJob;
-use crate::train::timing::{
-    ARRIVALS_REPORTED_MAX, BubbleShares, MeasuredSlice, MessageArrival, RunTiming,
-    SLICES_REPORTED_MAX,
-};
-use crate::train::trace::trace;
 
 /// Operations of a program, over all stages, up to which its bubble is planned again at each step:
 /// to simulate so many takes a few milliseconds, and a leader has other work.
@@ -151,8 +151,8 @@ mod tests {
 
     use super::*;
     use crate::cluster::document::{DataName, JobDocument};
-    use crate::config::{RunConfig, load_document};
-    use crate::train::timing::ArrivalKind;
+    use zbelastic_config::{RunConfig, load_document};
+    use zbelastic_timing::ArrivalKind;
 
     /// A plan of three stages.
     fn plan(config: &RunConfig) -> PlanRecord {

@@ -8,7 +8,7 @@ use std::time::Duration;
 use rustix::time::{ClockId, clock_gettime};
 use tokio::runtime::{Builder, Runtime};
 
-use crate::failure::{CommandFailure, FailureCode};
+use zbelastic_wording::{CommandFailure, FailureCode};
 
 /// What frames and messages go through: passes of others wait for it.
 const TRANSPORT: &str = "transport";

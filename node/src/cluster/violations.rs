@@ -8,11 +8,11 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use zbelastic_api::EventKind;
 use zbelastic_transport::{CloseCode, DownReason, FrameRejection, PeerViolation};
 use zbelastic_types::NodeId;
 
 use super::frames::FrameClassName;
-use crate::api::EventKind;
 
 /// The least time between two events about one node.
 pub const REPORT_INTERVAL: Duration = Duration::from_secs(10);

@@ -15,7 +15,7 @@ pub use zbelastic_policy::piece::{FreedSpace, PieceRef, SaveFailed, StoreReferen
 use super::activity::LongActivity;
 use super::disk_space::{DiskSpace, DiskSpaceShortage};
 use super::document::DataName;
-use crate::train::timing::{MeasuredSlice, MessageArrival};
+use zbelastic_timing::{MeasuredSlice, MessageArrival};
 
 /// Layers on their way between workers. The bytes themselves travel as bulk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -287,7 +287,7 @@ mod tests {
     use zbelastic_types::Attempt;
 
     use super::*;
-    use crate::train::timing::ArrivalKind;
+    use zbelastic_timing::ArrivalKind;
 
     #[test]
     fn what_layers_took_travels_and_takes_a_few_hundred_bytes() {

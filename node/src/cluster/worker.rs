@@ -24,6 +24,8 @@ use std::time::Instant;
 use bytes::Bytes;
 use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval};
+use zbelastic_api::EventKind;
+use zbelastic_config::NoticePolicy;
 use zbelastic_consensus::contact::Contact;
 use zbelastic_consensus::member::Resources;
 use zbelastic_consensus::message::Envelope;
@@ -33,9 +35,11 @@ use zbelastic_consensus::session::{
     SessionInput, SessionOutput, SessionSetup, WorkerCommand, WorkerEvent, WorkerSession,
 };
 use zbelastic_policy::renewal::RenewalWatch;
+use zbelastic_policy::tick::{SESSION_TIMING, TICK, ticks_of};
 use zbelastic_policy::trust::{
     ClaimContext, ClaimRefusal, DuplicateIdentityReports, check_claim, is_removal,
 };
+use zbelastic_preemption::{Notice, NoticeCause, NoticeReport, NoticeWatch};
 use zbelastic_trainer::elastic::image_bytes;
 use zbelastic_trainer::runtime::RuntimeInput;
 use zbelastic_transport::{
@@ -59,12 +63,8 @@ use super::peer_directory::PeerDirectory;
 use super::piece_copies::PieceCopies;
 use super::process_exit::{ALONE_TIMEOUT, DrainCause, NodeSignal, ProcessExit};
 use super::stores::StoreLocations;
-use super::tick::{SESSION_TIMING, TICK, ticks_of};
 use super::violations::PeerViolations;
 use super::wire::{self, BulkKey, NodeMessage};
-use crate::api::EventKind;
-use crate::config::NoticePolicy;
-use zbelastic_preemption::{Notice, NoticeCause, NoticeReport, NoticeWatch};
 
 /// Results of fetches that wait for the loop at once.
 const FETCHES_MAX: usize = 4096;

@@ -1,9 +1,9 @@
 //! Files: of a data folder, of a model, of people.
 
 use zbelastic_checkpoint::{Manifest, PieceName, PieceRecord};
+use zbelastic_config::load_document;
 use zbelastic_consensus::codec::encode;
 use zbelastic_node::cluster::document::{DataName, JobDocument};
-use zbelastic_node::config::load_document;
 use zbelastic_trainer::elastic::LayerImage;
 use zbelastic_trainer::hf::{config_json, write_safetensors};
 use zbelastic_trainer::model::{Family, ModelConfig, initial_weights, model_layers};

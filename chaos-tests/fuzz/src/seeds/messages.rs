@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use zbelastic_consensus::codec::encode;
-use zbelastic_consensus::member::Holder;
-use zbelastic_consensus::validation::Turn;
-use zbelastic_node::api::{
+use zbelastic_api::{
     ApiAnswer, ApiRefusal, ApiRequest, HexDigest, TokenRequest, TokenRole, encode_answer,
     encode_request,
 };
+use zbelastic_consensus::codec::encode;
+use zbelastic_consensus::member::Holder;
+use zbelastic_consensus::validation::Turn;
 use zbelastic_node::cluster::document::DataName;
 use zbelastic_node::cluster::frames::{OutgoingMessage, outgoing};
 use zbelastic_node::cluster::wire::{

@@ -2,6 +2,12 @@
 
 use std::sync::Arc;
 
+use zbelastic_api::{
+    ApiAnswer, ApiRefusal, ApiRequest, ChangeSummary, CorpusDescription, EVENTS_MAX, EventPage,
+    ResourceKind, RunAbsence, RunAccepted, RunDisposition, TokenCreated, TokenInfo, TokenRequest,
+    TokenRole, WrongState, decode_request,
+};
+use zbelastic_config::{RunConfig, WeightSource, check_cluster_can_run, load_document};
 use zbelastic_consensus::access::{
     AccessChange, AccessRefusal, AccessRole, TokenId, TokenRecord, TokenTerms,
 };
@@ -13,20 +19,14 @@ use zbelastic_consensus::state::EntryRefusal;
 use zbelastic_transport::identity::JoinToken;
 use zbelastic_transport::{PeerIdentity, PeerRole, RequestReply};
 use zbelastic_types::{Digest, NodeId, RunId, Step};
+use zbelastic_wording::CommandFailure;
 
 use super::ControllerNode;
 use super::pending_commands::AppliedAnswer;
-use crate::api::{
-    ApiAnswer, ApiRefusal, ApiRequest, ChangeSummary, CorpusDescription, EVENTS_MAX, EventPage,
-    ResourceKind, RunAbsence, RunAccepted, RunDisposition, TokenCreated, TokenInfo, TokenRequest,
-    TokenRole, WrongState, decode_request,
-};
 use crate::cluster::document::{DataName, DocumentError, JobDocument};
 use crate::cluster::journal::now_s;
 use crate::cluster::requests;
 use crate::cluster::wire::NodeRequest;
-use crate::config::{RunConfig, WeightSource, check_cluster_can_run, load_document};
-use crate::failure::CommandFailure;
 
 impl ControllerNode {
     pub(super) fn handle_request(&mut self, from: PeerIdentity, bytes: &[u8], reply: RequestReply) {

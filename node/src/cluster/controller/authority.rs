@@ -8,6 +8,9 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use zbelastic_api::{
+    ApiAnswer, ApiRefusal, ChangeSummary, ClusterInfo, EventKind, RotationProgress, RotationStatus,
+};
 use zbelastic_consensus::access::{
     AccessChange, AuthorityChange, AuthorityReport, Rotation, RotationPhase, RotationStep,
     Succession, TokenId,
@@ -21,9 +24,6 @@ use zbelastic_transport::identity::{
 use zbelastic_types::{Digest, NodeId};
 
 use super::{ControllerCompletion, ControllerNode};
-use crate::api::{
-    ApiAnswer, ApiRefusal, ChangeSummary, ClusterInfo, EventKind, RotationProgress, RotationStatus,
-};
 use crate::cluster::authority::{LOOK_TICKS, is_certified, report, updated_credentials};
 use crate::cluster::checkpoint_thread::hex;
 use crate::cluster::journal::now_s;

@@ -2,6 +2,10 @@
 
 use std::sync::Arc;
 
+use zbelastic_api::{
+    ApiAnswer, ApiRefusal, BackupPiece, CollectionReport, CopyState, HexDigest, LayerCopyStatus,
+    LayerPiece, LayerVerified, PIECE_BYTES_MAX, ResourceKind, TracePiece, encode_answer,
+};
 use zbelastic_checkpoint::{CheckpointStore, CheckpointStoreError, SledStore};
 use zbelastic_trainer::elastic::{LayerImage, layer_digest, moment_subtrees, moment_value};
 use zbelastic_transport::{BulkBody, BulkFetch, PeerIdentity, PeerRole, RequestReply, Transport};
@@ -9,10 +13,6 @@ use zbelastic_types::{Bytes, Digest, NodeId};
 
 use super::ControllerNode;
 use super::answers::not_found;
-use crate::api::{
-    ApiAnswer, ApiRefusal, BackupPiece, CollectionReport, CopyState, HexDigest, LayerCopyStatus,
-    LayerPiece, LayerVerified, PIECE_BYTES_MAX, ResourceKind, TracePiece, encode_answer,
-};
 use crate::cluster::checkpoint_thread::{CheckpointThread, collect_now};
 use crate::cluster::wire::{
     self, BulkKey, FreedSpace, NodeAnswer, NodeRequest, PieceRef, StoreReferences,

@@ -3,10 +3,10 @@
 use std::fs;
 use std::time::SystemTime;
 
+use zbelastic_api::HexDigest;
 use zbelastic_types::NodeId;
 
 use super::{ControllerCompletion, ControllerNode};
-use crate::api::HexDigest;
 use crate::cluster::data::{DamagedCopy, damaged_text, fetch_data, read_if_same};
 use crate::cluster::document::{DataName, JobDocument};
 use crate::cluster::wire::NodeMessage;

@@ -3,10 +3,10 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use zbelastic_api::LAYERS_READ_MAX;
 use zbelastic_transport::BulkBody;
 
 use super::ControllerNode;
-use crate::api::LAYERS_READ_MAX;
 use crate::cluster::wire::{NodeMessage, PieceRef};
 
 /// Ticks between two messages to workers that layers are read.

@@ -1,11 +1,11 @@
 //! Which format of the log the programs of members read, by the protocol versions they speak.
 
+use zbelastic_api::FormatStatus;
 use zbelastic_consensus::codec::Format;
 use zbelastic_consensus::core::Input;
 use zbelastic_transport::{PeerIdentity, VERSIONS, VersionRange};
 
 use super::ControllerNode;
-use crate::api::FormatStatus;
 
 /// The protocol version of the programs that read a format and no newer one: each format has a
 /// version, in their order.

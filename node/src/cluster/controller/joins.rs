@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use zbelastic_api::EventKind;
 use zbelastic_consensus::access::{
     AccessChange, AccessOutcome, AccessRefusal, AccessRole, Credential, TokenId,
 };
@@ -22,7 +23,6 @@ use zbelastic_types::{Digest, NodeId};
 
 use super::answers::token_role;
 use super::{ControllerCompletion, ControllerNode};
-use crate::api::EventKind;
 use crate::cluster::journal::now_s;
 use crate::cluster::renewal::renew_admin_if_due;
 use crate::cluster::wire::{self, NodeAnswer, NodeRequest};

@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
+use zbelastic_api::DiskStatus;
 use zbelastic_types::NodeId;
 
 use super::{ControllerCompletion, ControllerNode};
-use crate::api::DiskStatus;
 use crate::cluster::disk_space::{DiskSpace, DiskSpaceShortage, DiskSpaceWatch};
 use crate::cluster::wire::NodeMessage;
 

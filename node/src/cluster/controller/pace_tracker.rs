@@ -1,6 +1,8 @@
 //! The shell around what is known of the cluster's pace: entries and steps go to the tracker, reviews to the solver
 //! thread, and what comes of them to the core, the solver and the log.
 
+use zbelastic_api::{EventKind, LayerPace, LinkPace, PaceStatus};
+use zbelastic_config::ReplanPolicy;
 use zbelastic_consensus::core::Input;
 use zbelastic_consensus::state::StateChange;
 use zbelastic_planner::{LinkTimes, PaceEstimate, PlanReview, ReviewOutcome, ReviewedPlan};
@@ -9,8 +11,6 @@ use zbelastic_trainer::plan::{ClassCosts, LayerCost, LayerWork};
 use zbelastic_types::NodeId;
 
 use super::ControllerNode;
-use crate::api::{EventKind, LayerPace, LinkPace, PaceStatus};
-use crate::config::ReplanPolicy;
 
 impl ControllerNode {
     pub(super) fn note_held_out(&mut self, steps_done: u64, loss: f64) {

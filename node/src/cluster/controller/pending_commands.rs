@@ -4,12 +4,12 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
+use zbelastic_api::{ApiAnswer, ApiRefusal};
 use zbelastic_consensus::core::{CommandOutcome, CoreRefusal, OperatorCommand};
 use zbelastic_consensus::state::EntryRefusal;
 use zbelastic_transport::RequestReply;
 
 use super::{COMMAND_TIMEOUT, ControllerNode};
-use crate::api::{ApiAnswer, ApiRefusal};
 
 /// Commands that wait at once. Beyond it they are refused, to be tried again.
 const COMMANDS_PENDING_MAX: usize = 256;

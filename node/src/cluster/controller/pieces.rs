@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use zbelastic_api::{EventKind, HexDigest};
 use zbelastic_checkpoint::{CheckpointId, Manifest, PieceName};
 use zbelastic_consensus::checkpoint::CheckpointRecord;
 use zbelastic_consensus::class::DeviceClass;
@@ -13,7 +14,6 @@ use zbelastic_types::{Bytes, LayerId, NodeId, Step};
 
 use super::runs::digest_of;
 use super::{ControllerCompletion, ControllerNode};
-use crate::api::{EventKind, HexDigest};
 use crate::cluster::checkpoint_thread::StoreEvent;
 use crate::cluster::data::damaged_text;
 use crate::cluster::document::JobDocument;

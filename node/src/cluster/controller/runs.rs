@@ -2,6 +2,10 @@
 
 use std::sync::Arc;
 
+use zbelastic_api::{
+    ApiAnswer, ApiRefusal, ChangeSummary, CheckpointDetail, CheckpointStatus, HexDigest,
+    JobPhaseStatus, LayerDetail, OriginStatus, ResourceKind, RunStatus, WrongState,
+};
 use zbelastic_checkpoint::CheckpointStore as _;
 use zbelastic_consensus::checkpoint::CheckpointRecord;
 use zbelastic_consensus::core::OperatorCommand;
@@ -13,10 +17,6 @@ use zbelastic_types::{Bytes, Digest, LayerId, NodeId, RunId, Step};
 
 use super::ControllerNode;
 use super::answers::not_found;
-use crate::api::{
-    ApiAnswer, ApiRefusal, ChangeSummary, CheckpointDetail, CheckpointStatus, HexDigest,
-    JobPhaseStatus, LayerDetail, OriginStatus, ResourceKind, RunStatus, WrongState,
-};
 use crate::cluster::document::JobDocument;
 use crate::cluster::wire::PieceRef;
 

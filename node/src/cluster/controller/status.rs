@@ -3,23 +3,23 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use zbelastic_api::{
+    ApiAnswer, ClusterStatus, HexDigest, JobPhaseStatus, JobStatus, MemberPath, MemberState,
+    MemberStatus, PlanStatus, PromiseStatus, QuorumStatus, SavingStatus, StatusReport,
+};
 use zbelastic_consensus::class::DeviceKind;
 use zbelastic_consensus::job::JobPhase;
 use zbelastic_consensus::member::{Member, MembershipStatus, Role};
 use zbelastic_consensus::plan::{PlanRecord, Promise, PromiseOff};
 use zbelastic_consensus::training_status::TrainingStatus;
+use zbelastic_policy::tick::TICK;
 use zbelastic_transport::TransportPath;
 use zbelastic_types::{NodeId, Step};
 
 use super::ControllerNode;
 use super::pace_tracker::pace_status;
-use crate::api::{
-    ApiAnswer, ClusterStatus, HexDigest, JobPhaseStatus, JobStatus, MemberPath, MemberState,
-    MemberStatus, PlanStatus, PromiseStatus, QuorumStatus, SavingStatus, StatusReport,
-};
 use crate::cluster::journal::now_ms;
 use crate::cluster::run_log::{member_role, window_number};
-use crate::cluster::tick::TICK;
 
 /// A controller from which nothing was received for so long is not counted as reachable.
 const REACHABLE: Duration = Duration::from_secs(1);

@@ -6,16 +6,16 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
+use zbelastic_api::{ApiAnswer, ApiRefusal, HexDigest, ResourceKind, UploadProgress, WrongState};
+use zbelastic_machine::disk_usage;
 use zbelastic_transport::RequestReply;
 use zbelastic_types::{Bytes, Digest};
 
 use super::answers::not_found;
 use super::{ControllerCompletion, ControllerNode};
-use crate::api::{ApiAnswer, ApiRefusal, HexDigest, ResourceKind, UploadProgress, WrongState};
 use crate::cluster::data::DATA_BYTES_MAX;
 use crate::cluster::disk_space::DiskSpaceShortage;
 use crate::cluster::document::DataName;
-use crate::machine::disk_usage;
 use crate::whole_file;
 
 /// Uploads under way at once; for another one the first that is not being written to is given up.

@@ -1,5 +1,6 @@
 //! What one worker sends is what another expects, and becomes what was sent.
 
+use zbelastic_config::{RunConfig, load_document};
 use zbelastic_consensus::plan::{PlanReason, Promise};
 use zbelastic_schedule::{
     LowerOptions, PipelineSize, ScheduleKind, Window, generate, generate_sized, lower,
@@ -15,8 +16,9 @@ use zbelastic_trainer::plan::TokenWork;
 use zbelastic_transport::FrameRules;
 use zbelastic_transport::frame::RuleError;
 
+use zbelastic_transport::frame::FRAME_BYTES_MAX;
+
 use super::*;
-use crate::config::{RunConfig, load_document};
 
 const GENERATION: Generation = Generation(70_000);
 /// Layers of one stage: more than a frame has parts.
@@ -254,7 +256,7 @@ fn a_head_has_an_end_and_nothing_behind_it() {
 fn a_boundary_tensor_that_is_too_long_is_refused_before_it_is_sent() {
     let mut config = config();
     let plan = plan();
-    let floats = BOUNDARY_BYTES_MAX as usize / size_of::<f32>();
+    let floats = FRAME_BYTES_MAX as usize / size_of::<f32>();
     config.batch.microbatch.sequence_len = 1;
     config.batch.microbatch.sequences = floats / 4;
     assert!(rules(&config, &plan).is_ok());

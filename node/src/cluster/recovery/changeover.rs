@@ -16,10 +16,10 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
+use zbelastic_wording::{CommandFailure, FailureCode, cannot_write};
 
 use crate::checked_json::{self, CheckedError, CheckedObject};
 use crate::data_folder::NodeDataFolder;
-use crate::failure::{CommandFailure, FailureCode, cannot_write};
 
 /// Where the new files are written.
 const PART: &str = "recovery.part";

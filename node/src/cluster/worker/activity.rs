@@ -5,12 +5,12 @@ use std::collections::BTreeSet;
 use zbelastic_consensus::plan::PlanRecord;
 use zbelastic_consensus::session::WorkerEvent;
 use zbelastic_consensus::state::copied_layers;
+use zbelastic_policy::tick::ticks_of_seconds;
 use zbelastic_trainer::elastic::image_bytes;
 use zbelastic_types::{Bytes, LayerId, NodeId, Step};
 
 use super::WorkerNode;
 use crate::cluster::activity::{LongActivity, WorkCounter};
-use crate::cluster::tick::ticks_of_seconds;
 use crate::cluster::wire::{NodeMessage, PieceRef};
 
 /// Ticks between two reports of an activity: faster is not readable, and heartbeats carry the count

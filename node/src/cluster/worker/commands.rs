@@ -6,6 +6,7 @@ use zbelastic_consensus::job::JobSpec;
 use zbelastic_consensus::member::Holder;
 use zbelastic_consensus::pre_copy::PreCopyPlan;
 use zbelastic_consensus::session::{LoadCommand, WorkerCommand, WorkerEvent};
+use zbelastic_machine::second_store::SECOND_STORE;
 use zbelastic_trainer::model::{LayerSpec, model_layers};
 use zbelastic_trainer::runtime::RuntimeInput;
 use zbelastic_types::{LayerId, NodeId, Step};
@@ -19,7 +20,6 @@ use crate::cluster::document::{DataName, JobDocument};
 use crate::cluster::frames::FrameExpectations;
 use crate::cluster::process_exit::{NodeSignal, ProcessExit};
 use crate::cluster::wire::NodeMessage;
-use crate::second_store::SECOND_STORE;
 
 impl WorkerNode {
     /// Keeps checkpoints in the folder that the job names, as soon as there is a job.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use zbelastic_consensus::class::DeviceClass;
 use zbelastic_consensus::member::Resources;
 use zbelastic_policy::data::expected_name;
+use zbelastic_policy::tick::milliticks;
 use zbelastic_trainer::elastic::{LayerImage, LoadedLayer, image_bytes, layer_digest};
 use zbelastic_trainer::runtime::RuntimeInput;
 use zbelastic_transport::{BulkFetch, PeerIdentity, PeerRole, RequestReply};
@@ -13,6 +14,7 @@ use zbelastic_types::{Bytes, Digest, Generation, LayerId, NodeId, RunId, Step};
 
 use super::layers::fetch_image;
 use super::{JobReadiness, WorkerCompletion, WorkerNode};
+use crate::cluster::SPEED_OF_A_THREAD;
 use crate::cluster::blob_registry::LayerBody;
 use crate::cluster::checkpoint_thread::{StoreEvent, collect_now};
 use crate::cluster::data::damaged_text;
@@ -22,11 +24,9 @@ use crate::cluster::keep_rule::check_keep;
 use crate::cluster::piece_copies::PieceCopyAction;
 use crate::cluster::piece_fetch::{PieceFetchError, fetch_piece};
 use crate::cluster::scrub::{damaged_piece_text, repair, repair_text};
-use crate::cluster::tick::milliticks;
 use crate::cluster::wire::{
     self, BulkKey, FreedSpace, NodeMessage, NodeRequest, PieceRef, SaveFailed, StoreReferences,
 };
-use crate::cluster::worker_profile::SPEED_OF_A_THREAD;
 
 /// A layer of a checkpoint, the plan under which it was sealed, and the run that was loaded then.
 pub(super) struct SealedLayer {

@@ -1,9 +1,9 @@
 //! Requests that a worker answers: what it logged. All others are redirected to the controllers.
 
+use zbelastic_api::{ApiAnswer, ApiRequest, decode_request};
 use zbelastic_transport::{PeerIdentity, RequestReply};
 
 use super::WorkerNode;
-use crate::api::{ApiAnswer, ApiRequest, decode_request};
 use crate::cluster::requests;
 
 impl WorkerNode {

@@ -1,0 +1,47 @@
+//! What takes a worker long beside the passes of steps, as `status` shows it.
+
+use serde::{Deserialize, Serialize};
+use zbelastic_types::{Bytes, Step};
+
+/// What takes a worker long beside the passes of steps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LongActivity {
+    /// Layers are received from other workers.
+    Receiving {
+        /// Bytes that were verified so far.
+        done: Bytes,
+        /// Bytes of all layers that were requested.
+        total: Bytes,
+    },
+    /// Held-out text is evaluated.
+    Evaluating {
+        /// Passes of this stage that ran.
+        done: u32,
+        /// Passes of this stage.
+        total: u32,
+    },
+    /// Layers of a checkpoint are written, here and where copies of them are kept.
+    Writing {
+        /// The version that the checkpoint holds.
+        version: Step,
+        /// Bytes that are durable.
+        done: Bytes,
+        /// Bytes of all layers of this stage.
+        total: Bytes,
+    },
+}
+
+impl std::fmt::Display for LongActivity {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Receiving { done, total } => write!(f, "receives layers, {done} of {total}"),
+            Self::Evaluating { done, total } => {
+                write!(f, "evaluates held-out text, {done} of {total} passes")
+            }
+            Self::Writing { version, done, total } => {
+                write!(f, "writes checkpoint {version}, {done} of {total}")
+            }
+        }
+    }
+}

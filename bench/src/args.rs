@@ -1,0 +1,172 @@
+//! The command line of `bench`, as typed.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Subcommand, ValueEnum};
+use zbelastic_consensus::plan::STAGES_MAX;
+use zbelastic_schedule::ScheduleKind;
+use zbelastic_wording::parse_duration_above_zero;
+
+/// Workers of one machine.
+const WORKERS_MAX: i64 = STAGES_MAX as i64;
+
+/// `bench`.
+#[derive(Debug, Subcommand)]
+pub enum BenchCommand {
+    /// Training steps of the benchmark models.
+    #[command(after_help = "Example:\n  zbelastic bench train --config A,B --quick")]
+    Train(BenchArgs),
+    /// The memory that a pipelined run takes, beside what its plan claims.
+    #[command(after_help = "Example:\n  zbelastic bench memory --config B --schedule zb-v")]
+    Memory(BenchMemoryArgs),
+    /// The matrix products of the benchmark models.
+    #[command(after_help = "Example:\n  zbelastic bench gemm --json")]
+    Gemm(BenchArgs),
+    /// What pipelines lose beside what their plans say, on devices that take as long as planned.
+    #[command(after_help = "Example:\n  zbelastic bench bubble --stages 8 --microbatches 32")]
+    Bubble(BenchBubbleArgs),
+    /// Workers as processes beside workers as threads, and steps with a checkpoint under way.
+    #[command(after_help = "Example:\n  zbelastic bench cluster --rounds 5 run.toml")]
+    Cluster(BenchClusterArgs),
+    /// An NVIDIA device: whether it computes what it should, what operations and whole steps take.
+    #[command(after_help = "Example:\n  zbelastic bench gpu --out gpu.json")]
+    Gpu(BenchGpuArgs),
+}
+
+/// `bench train` and `bench gemm`.
+#[derive(Args, Debug)]
+pub struct BenchArgs {
+    /// Which models, with commas [default: all].
+    #[arg(long, value_name = "LIST", value_delimiter = ',', ignore_case = true)]
+    pub config: Vec<BenchConfig>,
+    /// Print JSON.
+    #[arg(long)]
+    pub json: bool,
+    /// Measure for a few seconds only.
+    #[arg(long)]
+    pub quick: bool,
+}
+
+/// `bench memory`.
+#[derive(Args, Debug)]
+pub struct BenchMemoryArgs {
+    /// Which model: one, because a process remembers the most it ever took.
+    #[arg(long, value_name = "NAME", default_value = "B", ignore_case = true)]
+    pub config: BenchConfig,
+    /// Workers.
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=WORKERS_MAX))]
+    pub workers: u32,
+    /// Schedule.
+    #[arg(long, value_name = "KIND", default_value = "zb-h1")]
+    pub schedule: ScheduleKind,
+    /// Print JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `bench cluster`.
+#[derive(Args, Debug)]
+pub struct BenchClusterArgs {
+    /// What is trained; without it, the preset quickstart.
+    pub config: Option<PathBuf>,
+    /// A preset instead.
+    #[arg(long, value_name = "NAME")]
+    pub preset: Option<String>,
+    /// Set any key of the configuration; the last of several wins.
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub set: Vec<String>,
+    /// Workers.
+    #[arg(long, value_name = "W", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=WORKERS_MAX))]
+    pub workers: u32,
+    /// Steps of each run.
+    #[arg(long, value_name = "N", default_value_t = 150)]
+    pub steps: u64,
+    /// Rounds, of three runs each.
+    #[arg(long, value_name = "R", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+    pub rounds: u32,
+    /// Print JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `bench gpu`.
+#[derive(Args, Debug)]
+pub struct BenchGpuArgs {
+    /// Which device, counted from 0.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub device: usize,
+    /// The smallest model only, a few minutes less.
+    #[arg(long)]
+    pub quick: bool,
+    /// Write what was measured as JSON into a file too.
+    #[arg(long, value_name = "FILE")]
+    pub out: Option<PathBuf>,
+    /// Print JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `bench bubble`.
+#[derive(Args, Debug)]
+pub struct BenchBubbleArgs {
+    /// Stages, each a thread.
+    #[arg(long, value_name = "P", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=32))]
+    pub stages: u32,
+    /// Microbatches of a step.
+    #[arg(long, value_name = "M", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub microbatches: u32,
+    /// What F, B and W of a stage take, each.
+    #[arg(long, value_name = "TIME", default_value = "10ms", value_parser = parse_duration_above_zero)]
+    pub pass: Duration,
+    /// Steps that count.
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u64).range(1..=1000))]
+    pub steps: u64,
+    /// Print JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
+impl BenchArgs {
+    /// The models asked for.
+    #[must_use]
+    pub fn configs(&self) -> &[BenchConfig] {
+        if self.config.is_empty() { BenchConfig::value_variants() } else { &self.config }
+    }
+}
+
+/// A benchmark model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum BenchConfig {
+    /// 4 layers of width 256.
+    #[value(name = "A")]
+    A,
+    /// 6 layers of width 384.
+    #[value(name = "B")]
+    B,
+    /// 12 layers of width 768.
+    #[value(name = "C")]
+    C,
+}
+
+impl BenchConfig {
+    /// Its letter.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::A => "A",
+            Self::B => "B",
+            Self::C => "C",
+        }
+    }
+
+    /// The preset that describes it.
+    #[must_use]
+    pub const fn preset(self) -> &'static str {
+        match self {
+            Self::A => "bench-a",
+            Self::B => "bench-b",
+            Self::C => "bench-c",
+        }
+    }
+}

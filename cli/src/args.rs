@@ -1,0 +1,298 @@
+//! The command line as typed. What it means is converted once: configuration flags by
+//! [`ConfigArgs::sources`], everything else where it is used.
+
+mod address;
+#[cfg(feature = "chaos")]
+mod chaos;
+mod client;
+mod doctor;
+mod membership;
+mod operate;
+mod plan;
+mod quantity;
+mod schedule;
+#[cfg(test)]
+mod tests;
+
+pub use address::{AddressError, AddressList, HostPort, PORT_DEFAULT};
+#[cfg(feature = "chaos")]
+pub use chaos::ChaosCommand;
+pub use client::{ClientArgs, FolderArgs, ReadArgs};
+pub use doctor::{DOCTOR_EXAMPLES, DoctorArgs};
+pub use membership::{
+    ClusterCommand, InitArgs, JoinArgs, LeaveArgs, LoginArgs, NodeCommand, NodeRemoveArgs,
+    RecoverArgs, RoleArg, RotateCaArgs, TokenCommand, TokenCreateArgs, TokenRevokeArgs,
+    TokenSourceArgs,
+};
+pub use operate::{
+    CheckpointCommand, EventsArgs, ExportArgs, LogsArgs, RunArgs, RunsCommand, StatusArgs, StopArgs,
+};
+pub use plan::{PLAN_EXAMPLES, PlanArgs};
+pub use quantity::QuantityError;
+pub use schedule::{
+    AS_FORWARD, AsyncArgs, MemoryArgs, MemorySavingsArgs, PassTimesArgs, ProgramArgs, RenderArgs,
+    ScheduleCommand, SimulateArgs, SolveArgs, StepEndingArgs,
+};
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+#[cfg(feature = "bench")]
+use zbelastic_bench::args::BenchCommand;
+use zbelastic_config::{ConfigFlag, ConfigSources, ConfigValue, Key, flag_value};
+use zbelastic_machine::DeviceList;
+use zbelastic_preemption::NoticeSource;
+
+/// Trains transformers in a pipeline of workers, and takes bad steps back exactly.
+#[derive(Debug, Parser)]
+#[command(name = "zbelastic", version, arg_required_else_help = true, after_help = EXAMPLES)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: CliCommand,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  zbelastic train                                     train a small model on this machine
+  zbelastic train run.toml --workers 4 --text book.txt
+  zbelastic init                                      a cluster; prints the line to join it with
+  zbelastic run run.toml                              train on the cluster
+  zbelastic config show > run.toml                    a configuration to begin with
+  zbelastic schedule render --kind zb-h2 --stages 4 --microbatches 8
+
+Exit codes: 0 ok, 1 internal, 2 usage or configuration, 3 cannot reach the cluster, 4 not
+authorised, 5 not found, 6 wrong state, 7 out of disk, memory or device, 8 verification failed,
+9 no quorum, 10 to 14 what a simulated cluster failed with, 75 drained, start me again,
+130 interrupted.";
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+pub enum CliCommand {
+    /// Train on this machine: every worker is a stage of the pipeline.
+    #[command(after_help = TRAIN_EXAMPLES)]
+    Train(TrainArgs),
+    /// Make a cluster: this process is its first controller.
+    #[command(after_help = membership::INIT_EXAMPLES)]
+    Init(InitArgs),
+    /// Join a cluster: this process is a worker of it, or another controller.
+    #[command(after_help = membership::JOIN_EXAMPLES)]
+    Join(JoinArgs),
+    /// Let a person's commands in with a token: as an operator, or to look on.
+    #[command(after_help = membership::LOGIN_EXAMPLES)]
+    Login(LoginArgs),
+    /// Tell the process of a folder to leave its cluster.
+    #[command(after_help = membership::LEAVE_EXAMPLES)]
+    Leave(LeaveArgs),
+    /// Tokens that let nodes join, and people in.
+    #[command(subcommand)]
+    Token(TokenCommand),
+    /// Members of the cluster.
+    #[command(subcommand)]
+    Node(NodeCommand),
+    /// Train a configuration on the cluster, and follow it.
+    #[command(after_help = operate::RUN_EXAMPLES)]
+    Run(RunArgs),
+    /// Hold the run after the step under way.
+    #[command(after_help = "Example:\n  zbelastic pause")]
+    Pause(ClientArgs),
+    /// Go on with a run that is held.
+    #[command(after_help = "Example:\n  zbelastic resume")]
+    Resume(ClientArgs),
+    /// End the run; its last checkpoint is kept.
+    #[command(after_help = "Example:\n  zbelastic stop --yes")]
+    Stop(StopArgs),
+    /// Show how everything stands.
+    #[command(after_help = operate::STATUS_EXAMPLES)]
+    Status(StatusArgs),
+    /// Show what happened.
+    #[command(after_help = operate::EVENTS_EXAMPLES)]
+    Events(EventsArgs),
+    /// Show what a node logged.
+    #[command(after_help = operate::LOGS_EXAMPLES)]
+    Logs(LogsArgs),
+    /// Runs of the cluster: the one under way, and those that ended.
+    #[command(subcommand)]
+    Runs(RunsCommand),
+    /// Write a run's model as config.json and model.safetensors with Hugging Face's names.
+    #[command(after_help = operate::EXPORT_EXAMPLES)]
+    Export(ExportArgs),
+    /// Checkpoints of a run.
+    #[command(subcommand)]
+    Ckpt(CheckpointCommand),
+    /// The cluster itself.
+    #[command(subcommand)]
+    Cluster(ClusterCommand),
+    /// What a run will do on machines, before anybody pays for them.
+    #[command(after_help = PLAN_EXAMPLES)]
+    Plan(PlanArgs),
+    /// Draw, time and list pipeline schedules.
+    #[command(subcommand)]
+    Schedule(ScheduleCommand),
+    /// Check, show and explain configurations.
+    #[command(subcommand)]
+    Config(ConfigCommand),
+    /// Measure this machine.
+    #[command(subcommand)]
+    #[cfg(feature = "bench")]
+    Bench(BenchCommand),
+    /// Look whether this machine can be a node, and say what to do where it cannot.
+    #[command(after_help = DOCTOR_EXAMPLES)]
+    Doctor(DoctorArgs),
+    /// Try to break clusters.
+    #[command(subcommand)]
+    #[cfg(feature = "chaos")]
+    Chaos(ChaosCommand),
+}
+
+const TRAIN_EXAMPLES: &str = "\
+Examples:
+  zbelastic train --steps 100
+  zbelastic train run.toml --workers 4 --schedule zb-h1 --window 1
+  zbelastic train run.toml --device cuda:0,cuda:1 --set train.precision=bf16
+  zbelastic train --set model.preset=tiny --set optimizer.lr=3e-4 --text docs 'notes/*.md'
+  zbelastic train --inject step=7,tensor=layers.2.mlp.up,value=nan";
+
+/// Most letters of a name or id that is looked up: nothing longer exists.
+const SELECTOR_MAX: usize = 128;
+
+/// What names a thing: not empty, and not longer than any name is.
+fn short(text: &str) -> Result<String, String> {
+    match text.len() {
+        0 => Err("expected a name or a number".to_owned()),
+        1..=SELECTOR_MAX => Ok(text.to_owned()),
+        length => Err(format!("{length} bytes, and no name has more than {SELECTOR_MAX}")),
+    }
+}
+
+/// Workers of one machine: more than it has cores, and few enough to be planned for in a second.
+pub const WORKERS_MAX: i64 = zbelastic_consensus::plan::STAGES_MAX as i64;
+/// Threads of a worker: far more than a machine has cores, and few enough to be started.
+const THREADS_MAX: i64 = 64;
+
+/// `train`.
+#[derive(Args, Debug)]
+pub struct TrainArgs {
+    /// The configuration.
+    #[command(flatten)]
+    pub config: ConfigArgs,
+    /// Workers, each a stage of the pipeline [default: 4, or fewer if the model has fewer layers].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=WORKERS_MAX))]
+    pub workers: Option<u32>,
+    /// What workers compute on: cpu, or NVIDIA devices by number, dealt out to stages in turn, as
+    /// in cuda:0 or cuda:0,cuda:1 [default: cpu, or cuda:0 if train.device says so].
+    #[arg(long, value_name = "DEVICE,...", value_parser = DeviceList::parse)]
+    pub device: Option<DeviceList>,
+    /// Threads that compute, in each worker [default: this machine's cores, shared out].
+    #[arg(long, value_name = "T", value_parser = clap::value_parser!(u32).range(1..=THREADS_MAX))]
+    pub threads: Option<u32>,
+    /// Train in this process alone, with a thread for each worker: nothing survives its end.
+    #[arg(long)]
+    pub threads_only: bool,
+    /// Print one JSON object a line instead of text.
+    #[arg(long)]
+    pub json: bool,
+    /// Folder for what the run leaves behind; one that a run was interrupted in goes on.
+    #[arg(long, value_name = "DIR")]
+    pub out: Option<PathBuf>,
+    /// Go on from the last checkpoint of the run in --out with another configuration: with more
+    /// steps, another learning rate or batch. Schedule, window, workers and threads may change
+    /// without it.
+    #[arg(long, requires = "out", conflicts_with = "threads_only")]
+    pub branch: bool,
+    /// Whose notices of taking this machine away end the run as SIGTERM does: auto, aws, gcp, azure
+    /// or none.
+    #[arg(long, value_name = "CLOUD", default_value_t = NoticeSource::Auto)]
+    pub spot: NoticeSource,
+    /// Corrupt a gradient on purpose; may be given several times.
+    ///
+    /// SPEC is step=N,tensor=NAME,value=nan|inf|x1000|bit=B[,attempts=K]: in step N, counted from
+    /// 1, on the first K runs of it.
+    #[arg(long, value_name = "SPEC", verbatim_doc_comment)]
+    pub inject: Vec<String>,
+}
+
+/// What says how a run is configured. Flags of their own win over `--set`, and both over the file.
+#[derive(Args, Clone, Debug, Default)]
+pub struct ConfigArgs {
+    /// Configuration file (TOML); without it, the preset quickstart.
+    #[arg(value_name = "CONFIG")]
+    pub config: Option<PathBuf>,
+    /// Schedule: auto, or a name that `schedule list` tells, such as zb-h1 or zb-v [schedule.kind].
+    #[arg(long, value_name = "KIND")]
+    pub schedule: Option<String>,
+    /// Slices that seq1f1b cuts sequences into [schedule.slices].
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub slices: Option<String>,
+    /// Optimizer steps [train.steps].
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub steps: Option<String>,
+    /// Steps that may run ahead of their verdict: 0, 1 or auto [schedule.window].
+    #[arg(long, value_name = "WINDOW")]
+    pub window: Option<String>,
+    /// What weights and the order of the text are drawn from [train.seed].
+    #[arg(long, value_name = "S", allow_negative_numbers = true)]
+    pub seed: Option<String>,
+    /// Files, folders and globs to train on [data.text].
+    #[arg(long, value_name = "PATH", num_args = 1..)]
+    pub text: Vec<String>,
+    /// Set any key of the configuration, as in --set train.steps=100; the last of several wins.
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub set: Vec<String>,
+}
+
+impl ConfigArgs {
+    /// Where the configuration comes from.
+    #[must_use]
+    pub fn sources(&self) -> ConfigSources {
+        let mut flags: Vec<ConfigFlag> = self.set.iter().cloned().map(ConfigFlag::Set).collect();
+        let own = [
+            ("--schedule", Key::Schedule, &self.schedule),
+            ("--slices", Key::Slices, &self.slices),
+            ("--steps", Key::Steps, &self.steps),
+            ("--window", Key::Window, &self.window),
+            ("--seed", Key::Seed, &self.seed),
+        ];
+        flags.extend(own.into_iter().filter_map(|(flag, key, text)| {
+            let value = flag_value(key, text.as_ref()?);
+            Some(ConfigFlag::Own { flag, key, value })
+        }));
+        if !self.text.is_empty() {
+            let value =
+                ConfigValue::List(self.text.iter().cloned().map(ConfigValue::Text).collect());
+            flags.push(ConfigFlag::Own { flag: "--text", key: Key::Text, value });
+        }
+        ConfigSources { file: self.config.clone(), flags }
+    }
+}
+
+/// `config`.
+#[derive(Debug, Subcommand)]
+pub enum ConfigCommand {
+    /// Report everything that is wrong with a configuration and its text.
+    #[command(after_help = "Example:\n  zbelastic config check run.toml")]
+    Check(ConfigReadArgs),
+    /// Print the effective configuration: every key, and what it was set by.
+    #[command(
+        after_help = "Examples:\n  zbelastic config show > run.toml\n  zbelastic config show run.toml --set train.steps=10"
+    )]
+    Show(ConfigReadArgs),
+    /// Print every key with its kind, default and meaning.
+    #[command(after_help = "Example:\n  zbelastic config schema")]
+    Schema {
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+/// `config check` and `config show`.
+#[derive(Args, Debug)]
+pub struct ConfigReadArgs {
+    /// The configuration.
+    #[command(flatten)]
+    pub config: ConfigArgs,
+    /// Print JSON.
+    #[arg(long)]
+    pub json: bool,
+}

@@ -1,0 +1,84 @@
+//! The command line of `chaos`, as typed: what a simulated cluster and one of processes read is
+//! theirs.
+
+use chaos_tests::args::processes::{
+    DEMO_EXIT_CODES, DemoArgs, MeasureArgs, ProcessRunArgs, RUN_EXIT_CODES, ReplayArgs,
+};
+use chaos_tests::args::{EXIT_CODES, SimArgs};
+use clap::Subcommand;
+
+/// `chaos`.
+#[derive(Debug, Subcommand)]
+pub enum ChaosCommand {
+    /// Live whole clusters in this process, each from one seed and under drawn faults.
+    #[command(after_help = sim_help())]
+    Sim(SimArgs),
+    /// Kill processes of a real run on this machine, again and again, and compare its weights with
+    /// those of a run that nothing disturbed.
+    #[command(after_help = run_help())]
+    Run(ProcessRunArgs),
+    /// Measure a real cluster against its goals: undisturbed, its speed, and how long a run takes
+    /// to go on after each kind of fault.
+    #[command(after_help = MEASURE_EXAMPLES)]
+    Measure(MeasureArgs),
+    /// Train while workers come and go as those of a recorded fleet of spot machines did.
+    #[command(after_help = REPLAY_EXAMPLES)]
+    Replay(ReplayArgs),
+    /// Watch a run whose processes are killed end with the same weights as one that is left alone.
+    #[command(after_help = demo_help())]
+    Demo(DemoArgs),
+}
+
+const MEASURE_EXAMPLES: &str = "\
+Examples:
+  zbelastic chaos measure --config tiny.toml
+  zbelastic chaos measure --preset gpt2-124m --set train.global_batch=4 --workers 3 \\
+      --controllers 1 --rows worker-killed,controller-killed --times 3 --report recovery.json
+  zbelastic chaos measure --preset tiny --undisturbed 20
+  zbelastic chaos measure --preset tiny --rows speed --steps 120
+  zbelastic chaos measure --preset tiny --rows mass --workers 64 --controllers 3
+
+Rows: undisturbed, speed, worker-killed, controller-killed, stopped-0.3s, stopped-3s, stopped-30s,
+joins, drains, power-cycle, two-killed, mass.";
+
+const REPLAY_EXAMPLES: &str = "\
+Example:
+  zbelastic chaos replay --trace aws_p3.csv --window 5.5h..6.5h --speed 60 --workers-max 6 \\
+      --preset tiny --report replay.json";
+
+fn demo_help() -> String {
+    format!(
+        "\
+Examples:
+  zbelastic chaos demo
+  zbelastic chaos demo --seconds 300 --workers 6
+
+{DEMO_EXIT_CODES}"
+    )
+}
+
+fn run_help() -> String {
+    format!(
+        "\
+Examples:
+  zbelastic chaos run --config tiny.toml                     thirty faults
+  zbelastic chaos run --config tiny.toml --kills 400 --power-cycles 20 --report report.json
+  zbelastic chaos run --config tiny.toml --faults isolate,storm,replay
+  zbelastic chaos run --config tiny.toml --seed 7 --list     what would strike
+
+{RUN_EXIT_CODES}"
+    )
+}
+
+fn sim_help() -> String {
+    format!(
+        "\
+Examples:
+  zbelastic chaos sim                          a hundred lives, in a few seconds
+  zbelastic chaos sim --seed 7                 one life, line by line
+  zbelastic chaos sim --minutes 10 --twice
+  zbelastic chaos sim --replay failures/seed-7-digest.json
+
+{EXIT_CODES}"
+    )
+}

@@ -1,0 +1,272 @@
+//! `run`, `pause`, `resume`, `stop`, `status`, `events`, `logs` and `ckpt` as typed.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Subcommand};
+use zbelastic_consensus::run::{RUN_NAME_BYTES_MAX, is_run_name};
+use zbelastic_wording::parse_duration_above_zero;
+
+use super::client::{ClientArgs, ReadArgs};
+use super::{ConfigArgs, short};
+
+pub(super) const RUN_EXAMPLES: &str = "\
+The same configuration over the same text is the same run: if it is under way, this follows it; if
+it was held, it goes on. What a run before it made is kept: `zbelastic runs list`. Ctrl-C ends the
+following, not the run.
+
+Examples:
+  zbelastic run run.toml
+  zbelastic run run.toml --name baseline
+  zbelastic run run.toml --set train.steps=1000 --text 'docs/*.md' --detach";
+
+pub(super) const STATUS_EXAMPLES: &str = "\
+Examples:
+  zbelastic status
+  zbelastic status --watch
+  zbelastic status --json | jq .job.step";
+
+pub(super) const EVENTS_EXAMPLES: &str = "\
+Examples:
+  zbelastic events
+  zbelastic events -f --steps
+  zbelastic events --json | jq 'select(.event == \"lost\")'";
+
+pub(super) const LOGS_EXAMPLES: &str = "\
+Examples:
+  zbelastic logs
+  zbelastic logs gpu-b -f";
+
+/// `run`.
+#[derive(Args, Clone, Debug)]
+pub struct RunArgs {
+    /// The configuration.
+    #[command(flatten)]
+    pub config: ConfigArgs,
+    /// What the run is called: another name is another run [default: by the model's size].
+    #[arg(long, value_name = "NAME", value_parser = run_name)]
+    pub name: Option<String>,
+    /// Go on from the last checkpoint of a run that is over, with moments and step number: with
+    /// more steps, another learning rate, schedule or text, and the same model.
+    #[arg(long, value_name = "RUN", value_parser = run_name)]
+    pub from: Option<String>,
+    /// Submit and return, without following.
+    #[arg(long)]
+    pub detach: bool,
+    /// The cluster, and how to answer: with --json one event a line.
+    #[command(flatten)]
+    pub read: ReadArgs,
+}
+
+/// A legal name of a run.
+fn run_name(text: &str) -> Result<String, String> {
+    if is_run_name(text) {
+        return Ok(text.to_owned());
+    }
+    let what = format!(
+        "expected 1 to {RUN_NAME_BYTES_MAX} of a-z, 0-9, '-', '_' and '.', the first a letter or a digit"
+    );
+    Err(what)
+}
+
+/// `runs`.
+#[derive(Clone, Debug, Subcommand)]
+pub enum RunsCommand {
+    /// List runs, oldest first.
+    #[command(after_help = "Example:\n  zbelastic runs list --json")]
+    List(ReadArgs),
+    /// Show a run and its checkpoints.
+    #[command(after_help = "Example:\n  zbelastic runs show baseline")]
+    Show {
+        /// Which.
+        #[arg(value_name = "RUN", value_parser = run_name)]
+        name: String,
+        /// The cluster, and how to answer.
+        #[command(flatten)]
+        read: ReadArgs,
+    },
+    /// Forget a run that ended; its checkpoints are removed from every node.
+    #[command(after_help = "Example:\n  zbelastic runs remove baseline --yes")]
+    Remove {
+        /// Which.
+        #[arg(value_name = "RUN", value_parser = run_name)]
+        name: String,
+        /// Do not ask.
+        #[arg(long)]
+        yes: bool,
+        /// The cluster.
+        #[command(flatten)]
+        client: ClientArgs,
+    },
+}
+
+/// `export`.
+#[derive(Args, Clone, Debug)]
+pub struct ExportArgs {
+    /// Which run.
+    #[arg(value_name = "RUN", value_parser = run_name)]
+    pub run: String,
+    /// Where to [default: the run's name].
+    #[arg(value_name = "DIR")]
+    pub folder: Option<PathBuf>,
+    /// Which checkpoint of it [default: the newest].
+    #[arg(long, value_name = "N")]
+    pub step: Option<u64>,
+    /// The cluster.
+    #[command(flatten)]
+    pub client: ClientArgs,
+}
+
+pub(super) const EXPORT_EXAMPLES: &str = "\
+The folder may exist, without a model in it. transformers loads it, and so does model.from_hf.
+
+Examples:
+  zbelastic export baseline
+  zbelastic export baseline out/model --step 300";
+
+/// `stop`.
+#[derive(Args, Clone, Debug)]
+pub struct StopArgs {
+    /// Do not ask.
+    #[arg(long)]
+    pub yes: bool,
+    /// The cluster.
+    #[command(flatten)]
+    pub client: ClientArgs,
+}
+
+/// `status`.
+#[derive(Args, Clone, Debug)]
+pub struct StatusArgs {
+    /// Show it again and again.
+    #[arg(long, short)]
+    pub watch: bool,
+    /// How often, with --watch.
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = parse_duration_above_zero)]
+    pub interval: Duration,
+    /// The cluster, and how to answer.
+    #[command(flatten)]
+    pub read: ReadArgs,
+}
+
+/// `events`.
+#[derive(Args, Clone, Debug)]
+pub struct EventsArgs {
+    /// Wait for more.
+    #[arg(long, short)]
+    pub follow: bool,
+    /// Every sealed step, too.
+    #[arg(long)]
+    pub steps: bool,
+    /// From this sequence number on.
+    #[arg(long, value_name = "SEQUENCE", default_value_t = 0)]
+    pub since: u64,
+    /// The cluster, and how to answer.
+    #[command(flatten)]
+    pub read: ReadArgs,
+}
+
+/// `logs`.
+#[derive(Args, Clone, Debug)]
+pub struct LogsArgs {
+    /// Which node: its number, its name, or how its name begins [default: the one that answers].
+    #[arg(value_name = "NODE", value_parser = short)]
+    pub node: Option<String>,
+    /// Wait for more.
+    #[arg(long, short)]
+    pub follow: bool,
+    /// The cluster, and how to answer.
+    #[command(flatten)]
+    pub read: ReadArgs,
+}
+
+/// `ckpt`.
+#[derive(Clone, Debug, Subcommand)]
+pub enum CheckpointCommand {
+    /// List checkpoints.
+    #[command(
+        after_help = "Examples:\n  zbelastic ckpt list --json\n  zbelastic ckpt list --run baseline"
+    )]
+    List {
+        /// Whose [default: the newest run's].
+        #[arg(long, value_name = "RUN", value_parser = run_name)]
+        run: Option<String>,
+        /// The cluster, and how to answer.
+        #[command(flatten)]
+        read: ReadArgs,
+    },
+    /// Show a checkpoint layer by layer.
+    #[command(after_help = "Example:\n  zbelastic ckpt show 300")]
+    Show {
+        /// Which.
+        #[arg(value_name = "STEP")]
+        step: u64,
+        /// Whose [default: the newest run's].
+        #[arg(long, value_name = "RUN", value_parser = run_name)]
+        run: Option<String>,
+        /// The cluster, and how to answer.
+        #[command(flatten)]
+        read: ReadArgs,
+    },
+    /// Read every copy of every layer, and compare.
+    #[command(after_help = "\
+Ends with 8 if a copy is damaged, with 0 if all are sound.
+
+Examples:
+  zbelastic ckpt verify
+  zbelastic ckpt verify 300 --json")]
+    Verify {
+        /// Which [default: all].
+        #[arg(value_name = "STEP")]
+        step: Option<u64>,
+        /// Whose [default: the newest run's].
+        #[arg(long, value_name = "RUN", value_parser = run_name)]
+        run: Option<String>,
+        /// The cluster, and how to answer.
+        #[command(flatten)]
+        read: ReadArgs,
+    },
+    /// Go back to a checkpoint: what was sealed after it is given up.
+    #[command(after_help = "Example:\n  zbelastic ckpt restore 200 --yes")]
+    Restore {
+        /// Which.
+        #[arg(value_name = "STEP")]
+        step: u64,
+        /// Do not ask.
+        #[arg(long)]
+        yes: bool,
+        /// The cluster.
+        #[command(flatten)]
+        client: ClientArgs,
+    },
+    /// Remove what no checkpoint needs any more, on every node.
+    #[command(after_help = "Example:\n  zbelastic ckpt gc --yes")]
+    Gc {
+        /// Do not ask.
+        #[arg(long)]
+        yes: bool,
+        /// The cluster, and how to answer.
+        #[command(flatten)]
+        read: ReadArgs,
+    },
+    /// Write a checkpoint's model as config.json and model.safetensors with Hugging Face's names.
+    #[command(after_help = "\
+The folder may exist, without a model in it. transformers loads it, and so does model.from_hf.
+
+Example:
+  zbelastic ckpt export model-300 --step 300")]
+    Export {
+        /// Where to.
+        #[arg(value_name = "DIR")]
+        folder: PathBuf,
+        /// Which [default: the newest].
+        #[arg(long, value_name = "N")]
+        step: Option<u64>,
+        /// Whose [default: the newest run's].
+        #[arg(long, value_name = "RUN", value_parser = run_name)]
+        run: Option<String>,
+        /// The cluster.
+        #[command(flatten)]
+        client: ClientArgs,
+    },
+}

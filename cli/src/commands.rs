@@ -1,0 +1,24 @@
+//! The commands, one file each. Each takes what was typed and writes what a person or a script
+//! reads to `out`.
+
+#[cfg(feature = "chaos")]
+pub mod chaos;
+pub mod ckpt;
+mod clock;
+pub mod cluster;
+pub mod config;
+pub mod doctor;
+pub mod event_poller;
+pub mod events;
+pub mod job;
+pub mod leave;
+pub mod node;
+pub mod plan;
+mod reach;
+pub mod run;
+pub mod runs;
+pub mod schedule;
+mod select;
+pub mod status;
+mod table;
+pub mod token;

@@ -1,0 +1,179 @@
+//! `run`: submits a configuration and its text to the cluster, and follows the run.
+//!
+//! ```text
+//! run  ->  data_wanted(held)  ->  put_data ... put_data  ->  run  ->  accepted  ->  events ...
+//! ```
+//!
+//! The text is sent once: a cluster that has it does not request it. So are weights to begin with,
+//! if a folder gives them. The configuration that is submitted names both by their hashes and not
+//! by paths, which are this machine's.
+
+mod follow;
+mod submit;
+
+use std::io::{self, IsTerminal, Write};
+use std::thread;
+
+use zbelastic_api::{
+    CorpusDescription, DOCUMENT_BYTES_MAX, HexDigest, RunAccepted, RunDisposition,
+};
+use zbelastic_config::{LoadedConfig, WeightSource, check_cluster_can_run, load};
+use zbelastic_node::cluster::document::DataName;
+use zbelastic_types::Bytes;
+use zbelastic_wording::{CommandError, CommandFailure, FailureDetail};
+
+use super::event_poller::FOLLOW_PAUSE;
+use super::job::job_line;
+use super::reach::{connect, write_json_line};
+use crate::args::RunArgs;
+use crate::corpus::{cut_text, gather_text};
+use crate::weights::weights_of_folder;
+use follow::{RunOutputMode, follow};
+use submit::{RunSubmission, submit};
+
+/// Runs `run`.
+///
+/// # Errors
+/// If the configuration or its text is wrong, if the cluster refuses, if the run does not come to
+/// its end, or if `out` cannot be written.
+pub fn run(args: &RunArgs, out: &mut dyn Write) -> Result<(), CommandError> {
+    let submission = prepare(args)?;
+    let mut client = connect(&args.read.client)?;
+    let mut progress = io::stderr();
+    let accepted = submit(&submission, &mut client, &mut progress)?;
+    print_accepted(&accepted, args, out)?;
+    if args.detach || accepted.job.phase.is_over() {
+        return follow::ending(&accepted.job);
+    }
+    let mode = match (args.read.json, io::stdout().is_terminal()) {
+        (true, _) => RunOutputMode::Json,
+        (false, true) => RunOutputMode::Terminal,
+        (false, false) => RunOutputMode::File,
+    };
+    let mut pause = || thread::sleep(FOLLOW_PAUSE);
+    follow(accepted.events_from, mode, &mut client, out, &mut pause)
+}
+
+fn prepare(args: &RunArgs) -> Result<RunSubmission, CommandFailure> {
+    let loaded = load(&args.config.sources())?;
+    check_cluster_can_run(&loaded.config)?;
+    let text = gather_text(&loaded)?;
+    let bytes = text.bytes.clone();
+    let hash = text.hash;
+    cut_text(text, &loaded)?;
+    for note in &loaded.notes {
+        // With standard error closed there is nowhere to print it.
+        let _ = writeln!(io::stderr(), "note: {note}");
+    }
+    let weights = match &loaded.config.weights {
+        // What a run goes on from has its weights.
+        WeightSource::HuggingFace { folder } if args.from.is_none() => {
+            let (weights, _) = weights_of_folder(&loaded.config.model, folder)?;
+            Some(weights)
+        }
+        WeightSource::HuggingFace { .. } | WeightSource::Drawn => None,
+    };
+    let document = document(loaded)?;
+    let corpus =
+        CorpusDescription { hash: HexDigest::from(hash), length: Bytes(bytes.len() as u64) };
+    let weights = weights.map(|bytes| {
+        let name = DataName::of(&bytes);
+        let described =
+            CorpusDescription { hash: HexDigest(name.hash), length: Bytes(name.length) };
+        (described, bytes)
+    });
+    let name = args.name.clone();
+    let from = args.from.clone();
+    Ok(RunSubmission { document, corpus, text: bytes, weights, name, from })
+}
+
+/// The configuration as it is submitted: without paths of this machine. The model of a folder is
+/// described by keys; its weights are sent beside it.
+fn document(loaded: LoadedConfig) -> Result<String, CommandFailure> {
+    let mut config = loaded.config;
+    config.text.clear();
+    config.weights = WeightSource::Drawn;
+    let document = config.effective();
+    let found = document.len();
+    if found <= DOCUMENT_BYTES_MAX {
+        return Ok(document);
+    }
+    let detail = FailureDetail::new(format!("{found} bytes, at most {DOCUMENT_BYTES_MAX}"));
+    Err(CommandFailure::usage("the configuration", vec![detail]))
+}
+
+fn print_accepted(
+    accepted: &RunAccepted,
+    args: &RunArgs,
+    out: &mut dyn Write,
+) -> Result<(), CommandError> {
+    if args.read.json {
+        return write_json_line(out, accepted);
+    }
+    let what = match accepted.disposition {
+        RunDisposition::Started => "begins",
+        RunDisposition::Attached => "is under way",
+        RunDisposition::Continued => "goes on",
+        RunDisposition::Done => "is done already",
+    };
+    writeln!(out, "{what}: {}", job_line(&accepted.job))?;
+    if !args.detach && !accepted.job.phase.is_over() {
+        writeln!(out, "Ctrl-C ends the following, not the run")?;
+    }
+    out.flush()?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::args::{Cli, CliCommand};
+    use zbelastic_wording::FailureCode;
+
+    fn parse(arguments: &[&str]) -> RunArgs {
+        let line = ["zbelastic", "run"].iter().chain(arguments);
+        let CliCommand::Run(args) = Cli::try_parse_from(line).expect("legal").command else {
+            panic!("run")
+        };
+        args
+    }
+
+    #[test]
+    fn the_same_text_at_another_place_is_the_same_run() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = |name: &str| folder.path().join(name).display().to_string();
+        let text = "all work and no play makes a dull boy\n".repeat(4000);
+        for name in ["a.txt", "b.txt"] {
+            std::fs::write(path(name), &text).expect("writable");
+        }
+        let prepare_text = |name: &str| prepare(&parse(&["--text", &path(name)])).expect("legal");
+        let first = prepare_text("a.txt");
+        let second = prepare_text("b.txt");
+        assert_eq!(first.document, second.document);
+        assert_eq!(first.corpus, second.corpus);
+        assert_eq!(first.corpus.length, Bytes(text.len() as u64));
+        assert!(!first.document.contains("a.txt"), "{}", first.document);
+        let other = prepare(&parse(&["--text", &path("a.txt"), "--seed", "2"])).expect("legal");
+        assert_ne!(first.document, other.document);
+    }
+
+    #[test]
+    fn what_was_submitted_reads_back_as_the_same_run() {
+        let submission = prepare(&parse(&["--steps", "7"])).expect("legal");
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("config.toml");
+        std::fs::write(&file, &submission.document).expect("writable");
+        let again = prepare(&parse(&[&file.display().to_string()])).expect("legal");
+        assert_eq!(again, submission);
+    }
+
+    #[test]
+    fn a_wrong_configuration_does_not_travel() {
+        let failure = prepare(&parse(&["--steps", "none"])).expect_err("wrong");
+        assert_eq!(failure.code, FailureCode::Usage);
+        let failure = prepare(&parse(&["--text", "/nowhere/at/all"])).expect_err("wrong");
+        assert_eq!(failure.code, FailureCode::Usage);
+    }
+}

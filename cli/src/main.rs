@@ -1,0 +1,66 @@
+//! Entry point of the binary `zbelastic`.
+
+use std::io::{self, BufWriter, Write};
+use std::process::ExitCode;
+
+use clap::Parser;
+use zbelastic_cli::args::{Cli, CliCommand};
+use zbelastic_cli::{commands, membership, panics, train};
+use zbelastic_wording::CommandError;
+
+fn main() -> ExitCode {
+    match run(&Cli::parse()) {
+        Ok(code) => code,
+        Err(stop) => stop.report(),
+    }
+}
+
+fn run(cli: &Cli) -> Result<ExitCode, CommandError> {
+    let mut out = BufWriter::new(io::stdout().lock());
+    match &cli.command {
+        CliCommand::Schedule(command) => commands::schedule::run(command, &mut out)?,
+        CliCommand::Plan(args) => commands::plan::run(args, &mut out)?,
+        CliCommand::Config(command) => commands::config::run(command, &mut out)?,
+        CliCommand::Train(args) => {
+            panics::end_the_process();
+            return train::run(args, &mut out);
+        }
+        #[cfg(feature = "bench")]
+        CliCommand::Bench(command) => zbelastic_bench::run(command, &mut out)?,
+        // A node prints its lines while it runs, so they are not held back.
+        CliCommand::Init(args) => {
+            drop(out);
+            panics::end_the_process();
+            return membership::init(args);
+        }
+        CliCommand::Join(args) => {
+            drop(out);
+            panics::end_the_process();
+            return membership::join(args);
+        }
+        CliCommand::Login(args) => membership::login(args, &mut out)?,
+        CliCommand::Doctor(args) => return commands::doctor::doctor(args, &mut out),
+        CliCommand::Leave(args) => commands::leave::run(args, &mut out)?,
+        CliCommand::Token(command) => commands::token::run(command, &mut out)?,
+        CliCommand::Node(command) => commands::node::run(command, &mut out)?,
+        CliCommand::Run(args) => commands::run::run(args, &mut out)?,
+        CliCommand::Pause(args) => commands::job::pause(args, &mut out)?,
+        CliCommand::Resume(args) => commands::job::resume(args, &mut out)?,
+        CliCommand::Stop(args) => commands::job::stop(args, &mut out)?,
+        CliCommand::Status(args) => commands::status::run(args, &mut out)?,
+        CliCommand::Events(args) => commands::events::run_events(args, &mut out)?,
+        CliCommand::Logs(args) => commands::events::run_logs(args, &mut out)?,
+        CliCommand::Runs(command) => commands::runs::run(command, &mut out)?,
+        CliCommand::Export(args) => commands::ckpt::export_run(args, &mut out)?,
+        CliCommand::Ckpt(command) => commands::ckpt::run(command, &mut out)?,
+        CliCommand::Cluster(command) => commands::cluster::run(command, &mut out)?,
+        // A simulated life is printed step by step, so its lines are not held back.
+        #[cfg(feature = "chaos")]
+        CliCommand::Chaos(command) => {
+            drop(out);
+            return commands::chaos::run(command, &mut io::stdout().lock());
+        }
+    }
+    out.flush()?;
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,262 @@
+//! `train`: a whole cluster on this machine, from configuration to run folder.
+//!
+//! Before anything is written, everything is checked ([`prepare`]). Then workers train, each in its
+//! thread, and the coordinator decides (`zbelastic_local`); what happens is printed as it happens
+//! ([`reporter`]) and kept in the run folder ([`folder`]).
+
+mod asynchronous;
+mod disk;
+mod events;
+mod folder;
+pub mod prepare;
+mod processes;
+pub mod progress_line;
+mod reporter;
+pub mod run_devices;
+mod summary;
+#[cfg(test)]
+mod tests;
+
+use std::fs;
+use std::io::{self, Write};
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use zbelastic_config::{NoticePolicy, OffloadStore, RunConfig, WeightSource};
+use zbelastic_consensus::run::run_name_of;
+use zbelastic_kernels::cuda::GraphMode;
+use zbelastic_local::cluster;
+use zbelastic_local::coordinator::RunOutcome;
+use zbelastic_local::device_factory::DeviceFactory;
+use zbelastic_local::executor_factory::{CpuFactory, StageBackendFactory};
+use zbelastic_local::interrupt::Interrupt;
+use zbelastic_local::progress_event::ProgressEvent;
+use zbelastic_machine as machine;
+use zbelastic_machine::DeviceList;
+use zbelastic_machine::second_store::SECOND_STORE;
+use zbelastic_node::cluster::document::{DataName, JobDocument};
+use zbelastic_preemption::NoticeSettings;
+use zbelastic_trainer::model::model_layers;
+use zbelastic_trainer::plan::model_flop_per_token;
+use zbelastic_types::StageIndex;
+use zbelastic_wording::{CommandError, CommandFailure, FailureCode, FailureDetail};
+
+use crate::args::TrainArgs;
+use folder::{RunFolder, RunFolderRequest};
+use prepare::{PreparedRun, RunPlan, prepare};
+use processes::{ClusterRunEvent, JobSubmission, RunLocation};
+use progress_line::StepLineContext;
+use reporter::{OutputAudience, Reporter};
+use run_devices::{DeviceSharing, RunDevices};
+use summary::FinishedRun;
+
+/// Trains. The code is that of success, or of an interruption.
+///
+/// # Errors
+/// If the run cannot begin, or its files cannot be written, or a worker is lost.
+pub fn run(args: &TrainArgs, out: &mut dyn Write) -> Result<ExitCode, CommandError> {
+    let mut prepared = prepare(args)?;
+    let context = if args.json { None } else { Some(line_context(&prepared)?) };
+    check_disk(args, &prepared)?;
+    prepared.job.interrupt = Interrupt::listen(notices(args, &prepared.config)?)?;
+    let config = config_with_command(&prepared);
+    let request =
+        RunFolderRequest { config: &prepared.config, text: &config, may_branch: args.branch };
+    let mut folder = RunFolder::open(args.out.as_deref(), &prepared.name, request)?;
+    let ended = train_into((&mut folder, &config), &prepared, context, out);
+    if ended.is_err() {
+        folder.discard_if_empty();
+    }
+    ended
+}
+
+/// Checks that a new run's files fit the disk. One that goes on has most of them already.
+fn check_disk(args: &TrainArgs, prepared: &PreparedRun) -> Result<(), CommandFailure> {
+    let folder = args.out.clone().unwrap_or_else(|| PathBuf::from(folder::RUNS));
+    if folder.join(folder::CLUSTER).exists() {
+        return Ok(());
+    }
+    disk::check_disk(&folder, &prepared.config, prepared.worker_count, prepared.sharing)
+}
+
+/// The effective configuration, and what beside it makes the run: workers and threads do not
+/// change a bit of its result, but the schedule may not exist for others.
+fn config_with_command(prepared: &PreparedRun) -> String {
+    let workers = prepared.worker_count;
+    let threads = prepared.job.threads;
+    let config = prepared.config.effective();
+    let device = match prepared.devices.indices() {
+        none if none.is_empty() => String::new(),
+        indices => format!(" --device {}", DeviceList::Cuda(indices)),
+    };
+    format!(
+        "# zbelastic train config.toml --workers {workers} --threads {threads}{device}\n{config}"
+    )
+}
+
+fn train_into(
+    (folder, config): (&mut RunFolder, &str),
+    prepared: &PreparedRun,
+    context: Option<StepLineContext>,
+    out: &mut dyn Write,
+) -> Result<ExitCode, CommandError> {
+    let audience = if context.is_some() { OutputAudience::Person } else { OutputAudience::Script };
+    match audience {
+        OutputAudience::Person => summary::write_heading(prepared, folder.path(), out)?,
+        // Not between a script and its JSON. With standard error closed there is nowhere to print
+        // them.
+        OutputAudience::Script => drop(summary::write_notes(prepared, &mut io::stderr())),
+    }
+    let layers = model_layers(&prepared.config.model);
+    let names = layers.into_iter().flat_map(|layer| layer.tensors).map(|tensor| tensor.name);
+    let names = names.collect();
+    let run_start = folder.start();
+    let mut reporter = Reporter::new(out, folder, context, names);
+    let in_threads = match prepared.sharing {
+        DeviceSharing::Threads => true,
+        DeviceSharing::Processes => false,
+    };
+    let trained = if in_threads {
+        let scratch = scratch(&prepared.config, &reporter.folder_path());
+        train_in_threads(prepared, scratch, &mut |event| reporter.observe(event))
+    } else {
+        let submission = submission(prepared)?;
+        let folder_path = reporter.folder_path();
+        let location = RunLocation { folder: &folder_path, config, start: run_start };
+        processes::train(prepared, &submission, location, &mut |event| match event {
+            ClusterRunEvent::Progress(event) => reporter.observe(&event),
+            ClusterRunEvent::Rollback(rollback) => reporter.observe_rollback(rollback),
+            ClusterRunEvent::Event(event) => reporter.observe_event(event),
+            ClusterRunEvent::Activity(what) => reporter.observe_activity(&what),
+        })
+    };
+    let reporter::ReporterSummary { final_loss, causes, stop } = reporter.finish();
+    let outcome = trained?;
+    // By Ctrl-C, or because the reporter ended the run early.
+    let is_interrupted = outcome.steps_done < prepared.config.steps;
+    let finished = FinishedRun { outcome, final_loss, causes, is_interrupted };
+    let written = summary::write_end(prepared, &finished, folder, audience, out);
+    if is_interrupted && !in_threads && prepared.job.interrupt.is_requested() {
+        let out = folder.path().display();
+        // With standard error closed there is nowhere to print it.
+        let _ = writeln!(io::stderr(), "note: the same command with --out {out} goes on");
+    }
+    match stop {
+        Some(stop) => Err(stop),
+        None => written.map(|()| exit_code(&prepared.job.interrupt)),
+    }
+}
+
+/// Trains in threads of this process, on the run's devices.
+fn train_in_threads(
+    prepared: &PreparedRun,
+    scratch: Option<PathBuf>,
+    observe: &mut dyn FnMut(&ProgressEvent) -> ControlFlow<()>,
+) -> Result<RunOutcome, CommandFailure> {
+    match &prepared.devices {
+        RunDevices::Cpu => {
+            let factory = CpuFactory { threads: prepared.job.threads, scratch };
+            train_with(&factory, prepared, observe)
+        }
+        RunDevices::Cuda(_) => {
+            let precision = prepared.config.arithmetic.precision();
+            let indices = prepared.devices.indices();
+            let opened = DeviceFactory::open(&indices, prepared.worker_count, precision)?;
+            train_with(
+                &DeviceFactory { opened, scratch, graphs: GraphMode::DEFAULT },
+                prepared,
+                observe,
+            )
+        }
+    }
+}
+
+/// Trains in this process with the executors that `factory` makes.
+fn train_with<O: StageBackendFactory>(
+    factory: &O,
+    prepared: &PreparedRun,
+    observe: &mut dyn FnMut(&ProgressEvent) -> ControlFlow<()>,
+) -> Result<RunOutcome, CommandFailure> {
+    match &prepared.plan {
+        RunPlan::Synchronous(_) => cluster::train_on(factory, &prepared.job, observe),
+        RunPlan::Asynchronous { plan, .. } => asynchronous::train(factory, prepared, plan, observe),
+    }
+}
+
+/// The folder in the run's own for offloaded passes, if those go to files.
+fn scratch(config: &RunConfig, folder: &Path) -> Option<PathBuf> {
+    match config.memory.offload_store {
+        OffloadStore::Memory => None,
+        OffloadStore::File => Some(folder.join(SECOND_STORE)),
+    }
+}
+
+/// The submission to the processes: the run's configuration, text and weights.
+fn submission(prepared: &PreparedRun) -> Result<JobSubmission, CommandFailure> {
+    let text = prepared.job.corpus.text().to_vec();
+    let mut config = prepared.config.clone();
+    let weights = match &config.weights {
+        WeightSource::Drawn => None,
+        WeightSource::HuggingFace { folder } => {
+            let path = folder.join("model.safetensors");
+            Some(fs::read(&path).map_err(|error| {
+                CommandFailure::new(FailureCode::Usage, format!("{}: {error}", path.display()))
+            })?)
+        }
+    };
+    // Paths are this run's, not the job's: it goes on wherever the same text lies.
+    config.text.clear();
+    let toml = config.effective();
+    let mut document =
+        JobDocument::new(run_name_of(&prepared.name), config, toml, DataName::of(&text));
+    document.weights = weights.as_deref().map(DataName::of);
+    document.injections = prepared.job.setup.injections.clone();
+    Ok(JobSubmission { document, data: std::iter::once(text).chain(weights).collect() })
+}
+
+fn exit_code(interrupt: &Interrupt) -> ExitCode {
+    if interrupt.is_requested() { interrupt.code().into() } else { ExitCode::SUCCESS }
+}
+
+/// Where notices of taking this machine away are read from, unless the configuration ignores them.
+fn notices(args: &TrainArgs, config: &RunConfig) -> Result<Option<NoticeSettings>, CommandFailure> {
+    match config.elastic.on_notice {
+        NoticePolicy::Ignore => Ok(None),
+        NoticePolicy::Drain => {
+            let settings = NoticeSettings::from_environment(args.spot);
+            settings.map(Some).map_err(|error| {
+                CommandFailure::usage(
+                    "the environment",
+                    vec![FailureDetail::new(error.to_string())],
+                )
+            })
+        }
+    }
+}
+
+/// Long enough to be hindered by what hinders a step, short enough not to be noticed.
+const PEAK_RUN: Duration = Duration::from_millis(10);
+
+fn line_context(prepared: &PreparedRun) -> Result<StepLineContext, CommandFailure> {
+    let PreparedRun { config, plan, worker_count, devices, sharing, job, .. } = prepared;
+    let threads = (*worker_count as usize * job.threads).min(machine::core_count());
+    let peak_flop_per_s = match devices {
+        RunDevices::Cpu => machine::peak_flop_per_s(threads, PEAK_RUN)
+            .map(Some)
+            .map_err(|error| CommandFailure::new(FailureCode::OutOfResource, error.to_string()))?,
+        // `bench gpu` measures it, in seconds.
+        RunDevices::Cuda(_) => None,
+    };
+    let sizes = plan.memory().iter().map(|memory| memory.total());
+    let stages = (0..*worker_count).map(StageIndex);
+    let fullest = stages.zip(sizes).max_by_key(|(_, size)| *size).expect("there is a stage");
+    Ok(StepLineContext {
+        step_count: config.steps,
+        flop_per_token: model_flop_per_token(&config.model, config.batch.microbatch),
+        peak_flop_per_s,
+        fullest,
+        bytes_max: config.stage_bytes_max.or_else(|| devices.share(*worker_count, *sharing)),
+    })
+}

@@ -1,0 +1,187 @@
+//! The events that `--json` prints and `metrics.jsonl` keeps: one object a line, each with its
+//! `event`.
+//!
+//! JSON has no NaN and no infinity; a number that is one of them is `null`.
+
+use serde::Serialize;
+use zbelastic_api::reason_text;
+use zbelastic_consensus::validation::Verdict;
+use zbelastic_local::messages::HeldOutLoss;
+use zbelastic_local::progress_event::{Rollback, StepRecord};
+use zbelastic_types::TensorIndex;
+use zbelastic_wording::figures::tokens_per_s;
+
+/// A line of the metrics file, and of standard output for scripts.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(tag = "event", rename_all = "lowercase")]
+pub enum RunEvent {
+    /// A step is sealed.
+    Step(StepEvent),
+    /// Work was dropped because something was wrong with it.
+    Rollback(RollbackEvent),
+    /// Held-out text was read.
+    Eval(EvalEvent),
+    /// The run is over: the last line.
+    Done(DoneEvent),
+}
+
+#[derive(Serialize)]
+struct MetricsLine<'a> {
+    #[serde(flatten)]
+    event: &'a RunEvent,
+    at_ms: u64,
+}
+
+/// A step that was sealed for good.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct StepEvent {
+    /// Number of the step, from 1.
+    pub step: u64,
+    /// The mean cross-entropy, in nats a token.
+    pub loss: Option<f64>,
+    /// The global gradient norm before clipping.
+    pub gnorm: Option<f64>,
+    /// `keep`, `clip` or `skip`.
+    pub verdict: &'static str,
+    /// Factor that the gradient was multiplied with; `null` for a step that was skipped.
+    pub clip: Option<f64>,
+    /// The learning rate of the step.
+    pub lr: f64,
+    /// Since the step before was sealed.
+    pub ms: f64,
+    /// Tokens of the step over that time.
+    pub tokens_per_s: f64,
+    /// Tokens of all steps up to this one, those of skipped ones included.
+    pub tokens: u64,
+    /// The share of the step in which the busiest stage waited.
+    pub bubble_measured: f64,
+    /// That share by the schedule, with what passes took lately.
+    pub bubble_planned: f64,
+    /// How often the step was attempted.
+    pub attempts: u32,
+}
+
+/// Work that was dropped.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct RollbackEvent {
+    /// Number of the step, from 1.
+    pub step: u64,
+    /// The verdict on it: `skip` or `replay`.
+    pub verdict: &'static str,
+    /// Reason of the verdict, in words.
+    pub reason: String,
+}
+
+/// The loss on held-out text.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct EvalEvent {
+    /// Steps done before the text was read.
+    pub step: u64,
+    /// The mean cross-entropy, in nats a token.
+    pub held_out_loss: Option<f64>,
+}
+
+/// The end of a run.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct DoneEvent {
+    /// Steps done: fewer than configured if the run was interrupted.
+    pub steps: u64,
+    /// BLAKE3 of the training state, in hexadecimal.
+    pub digest: String,
+    /// Tokens of all steps over the time they took.
+    pub tokens_per_s: f64,
+    /// Parameters of the model.
+    pub params: u64,
+    /// Name of the schedule.
+    pub schedule: &'static str,
+    /// Workers that took part.
+    pub workers: u32,
+    /// The mean cross-entropy of held-out text after the last step, if there is any.
+    pub held_out_loss: Option<f64>,
+    /// Where the run's files lie.
+    pub folder: String,
+    /// Whether it ended before its time: by Ctrl-C, or because its output could not be written.
+    pub interrupted: bool,
+}
+
+fn finite(number: f64) -> Option<f64> {
+    number.is_finite().then_some(number)
+}
+
+impl From<&StepRecord> for StepEvent {
+    fn from(record: &StepRecord) -> Self {
+        Self {
+            step: record.step.0 + 1,
+            loss: finite(record.loss),
+            gnorm: finite(record.norm),
+            verdict: record.verdict.name(),
+            clip: match record.verdict {
+                Verdict::Keep => Some(1.0),
+                Verdict::Clip { coefficient } => Some(f64::from(coefficient)),
+                Verdict::Skip | Verdict::Replay => None,
+            },
+            lr: record.lr,
+            ms: record.elapsed.as_secs_f64() * 1e3,
+            tokens_per_s: tokens_per_s(record.tokens, record.elapsed),
+            tokens: (record.step.0 + 1) * record.tokens,
+            bubble_measured: record.bubbles.measured,
+            bubble_planned: record.bubbles.planned,
+            attempts: record.attempts,
+        }
+    }
+}
+
+impl RollbackEvent {
+    /// The event; `name` finds a tensor's name.
+    pub fn new(rollback: &Rollback, name: &dyn Fn(TensorIndex) -> String) -> Self {
+        Self {
+            step: rollback.step.0 + 1,
+            verdict: rollback.verdict.name(),
+            reason: reason_text(&rollback.reason, name),
+        }
+    }
+}
+
+impl From<&HeldOutLoss> for EvalEvent {
+    fn from(evaluated: &HeldOutLoss) -> Self {
+        Self { step: evaluated.steps_done, held_out_loss: finite(evaluated.loss) }
+    }
+}
+
+impl RunEvent {
+    /// The event as a line that is written now, without its end; the time is in milliseconds since
+    /// 1970.
+    pub fn line(&self, at_ms: u64) -> String {
+        let line = MetricsLine { event: self, at_ms };
+        serde_json::to_string(&line).expect("numbers and texts are JSON")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{RunEvent, StepEvent};
+
+    #[test]
+    fn a_step_is_one_object_with_null_for_what_is_not_finite() {
+        let step = StepEvent {
+            step: 7,
+            loss: Some(3.25),
+            gnorm: None,
+            verdict: "skip",
+            clip: None,
+            lr: 0.001,
+            ms: 412.5,
+            tokens_per_s: 1000.0,
+            tokens: 2800,
+            bubble_measured: 0.25,
+            bubble_planned: 0.125,
+            attempts: 2,
+        };
+        assert_eq!(
+            RunEvent::Step(step).line(1_764_000_000_000),
+            "{\"event\":\"step\",\"step\":7,\"loss\":3.25,\"gnorm\":null,\"verdict\":\"skip\",\
+             \"clip\":null,\"lr\":0.001,\"ms\":412.5,\"tokens_per_s\":1000.0,\
+             \"tokens\":2800,\"bubble_measured\":0.25,\"bubble_planned\":0.125,\"attempts\":2,\"at_ms\":1764000000000}"
+        );
+    }
+}

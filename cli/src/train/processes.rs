@@ -1,0 +1,358 @@
+//! `train` as a cluster of processes on this machine: a controller, and a process for each worker
+//! that a person can kill. Whichever ends is started again, and what it held comes from the others;
+//! the run ends with the same bits.
+//!
+//! It is the cluster of `init`, `join` and `run`, certificates and all: nothing here has a path of
+//! its own. The processes' folders lie in the run folder, so that the same command with the same
+//! `--out` goes on with a run that was interrupted.
+
+mod children;
+mod follow;
+mod model;
+mod replay_filter;
+mod stall;
+mod superseded;
+
+use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use zbelastic_api::client::{ApiClient, ApiError};
+use zbelastic_api::{
+    ApiAnswer, ApiRefusal, ApiRequest, CorpusDescription, HexDigest, JobPhaseStatus, MemberRole,
+    MemberState, PIECE_BYTES_MAX, RunStatus, StatusReport, TokenRequest, TokenRole, UploadProgress,
+    WrongState,
+};
+use zbelastic_local::coordinator::RunOutcome;
+use zbelastic_node::cluster::document::{DataName, JobDocument};
+use zbelastic_node::data_folder::NodeDataFolder;
+use zbelastic_trainer::digest::StateDigest;
+use zbelastic_types::Bytes;
+use zbelastic_wording::{CommandFailure, FailureCode, FailureDetail};
+
+use super::folder::{RunStart, begin_branch};
+use super::prepare::PreparedRun;
+use super::run_devices::DeviceSharing;
+use crate::command_connection::exchange;
+use children::{ChildProcesses, WorkerDevices};
+use follow::{FollowOptions, FollowOutcome, RunObserver, follow};
+use model::{ModelSource, ModelWriter, WrittenModel};
+use stall::{STALL_TIMEOUT, StallTimer};
+use superseded::remove_superseded;
+
+pub use follow::ClusterRunEvent;
+
+/// Pause between two requests for something that is not there yet.
+const POLL_PAUSE: Duration = Duration::from_millis(30);
+/// A token is used within this.
+const TOKEN_S: u64 = 3600;
+
+/// The job, as it is submitted to the cluster.
+pub struct JobSubmission {
+    /// Configuration of the job.
+    pub document: JobDocument,
+    /// Its text, and the weights that it begins with.
+    pub data: Vec<Vec<u8>>,
+}
+
+/// Where a run of processes lies, and how it begins.
+#[derive(Clone, Copy, Debug)]
+pub struct RunLocation<'a> {
+    /// The run folder; the processes' folders lie in it.
+    pub folder: &'a Path,
+    /// The configuration that its folder holds once the run has begun.
+    pub config: &'a str,
+    /// How it begins there.
+    pub start: RunStart,
+}
+
+/// The run that another run continues.
+struct ParentRun {
+    name: String,
+    /// Steps sealed at its last checkpoint, if it has one.
+    step: Option<u64>,
+}
+
+/// Trains in processes whose folders lie in `location`. `observe` is called with what happens, and
+/// may end the run after the step under way by breaking.
+///
+/// # Errors
+/// If the cluster does not come to be, refuses, or does not get to the end.
+pub fn train(
+    prepared: &PreparedRun,
+    submission: &JobSubmission,
+    location: RunLocation<'_>,
+    observe: RunObserver<'_>,
+) -> Result<RunOutcome, CommandFailure> {
+    let devices = prepared.devices.indices();
+    let workers = WorkerDevices {
+        threads: prepared.job.threads,
+        memory: prepared
+            .devices
+            .share(prepared.worker_count, DeviceSharing::Processes)
+            .filter(|_| !devices.is_empty()),
+        devices,
+    };
+    let RunLocation { folder, config, start: run_start } = location;
+    let mut children = ChildProcesses::new(folder, workers)?;
+    children.start_controller()?;
+    let mut client = connect(&children.controller(), children.address())?;
+    poll_until(&mut children, &mut client, "the controller", leads)?;
+    for number in 1..=prepared.worker_count {
+        let token = if children.is_new(number) {
+            Some(poll_until(&mut children, &mut client, "the controller", create_token)?)
+        } else {
+            None
+        };
+        children.start_worker(number, token)?;
+    }
+    let count = prepared.worker_count as usize;
+    poll_until(&mut children, &mut client, "all workers", |client| present(client, count))?;
+    let parent = parent_of(run_start, submission, &mut client)?;
+    let steps_before = match &parent {
+        Some(parent) => parent.step.unwrap_or(0),
+        None => client.status().ok().and_then(|status| status.job).map_or(0, |job| job.step),
+    };
+    let from = parent.as_ref().and_then(|parent| parent.step.map(|_| parent.name.clone()));
+    let accepted = submit(submission, from, &mut client)?;
+    if let RunStart::ResumedFromCheckpoint | RunStart::Branched = run_start {
+        begin_branch(folder, config)?;
+    }
+    if let Some(ParentRun { name, step }) = parent {
+        remove_superseded(&name, &mut client);
+        let activity = match step {
+            Some(step) => format!("goes on behind step {step} of run {name}"),
+            None => format!("begins at step 0: run {name} has no checkpoint"),
+        };
+        // A failure to print shows again with the next event.
+        let _ = observe(ClusterRunEvent::Activity(activity));
+    }
+    let began = Instant::now();
+    let options = FollowOptions {
+        interrupt: &prepared.job.interrupt,
+        reads_held_out: prepared.text.held_out_windows > 0,
+        bubble_planned: prepared.plan.bubble(),
+    };
+    let mut writer = ModelWriter::new(ModelSource {
+        address: children.address(),
+        controller: children.controller(),
+        model: prepared.config.model.clone(),
+        folder: folder.to_owned(),
+    });
+    let ended = follow(accepted, &options, (&mut children, &mut client), &mut writer, observe)?;
+    let timed = (steps_before, began.elapsed());
+    finish(ended, timed, writer, (&mut children, &mut client))
+}
+
+fn connect(
+    controller: &NodeDataFolder,
+    address: String,
+) -> Result<ApiClient<'static>, CommandFailure> {
+    Ok(ApiClient::new(vec![address], exchange(controller)?))
+}
+
+/// The result of one poll.
+enum PollResult<T> {
+    Available(T),
+    /// It is not there yet, but so much of it is.
+    Partial(usize),
+}
+
+/// Repeats a request while more of it is there each time, and keeps the processes alive meanwhile.
+fn poll_until<T>(
+    children: &mut ChildProcesses,
+    client: &mut ApiClient<'_>,
+    what: &str,
+    mut request: impl FnMut(&mut ApiClient<'_>) -> Result<PollResult<T>, ApiError>,
+) -> Result<T, CommandFailure> {
+    let mut stall = StallTimer::begin(Instant::now());
+    loop {
+        children.restart_ended()?;
+        let (part, error) = match request(client) {
+            Ok(PollResult::Available(found)) => return Ok(found),
+            Ok(PollResult::Partial(part)) => (Some(part), None),
+            Err(error) => (None, Some(error)),
+        };
+        if stall.observe(part, Instant::now()) > STALL_TIMEOUT {
+            let mut failure = CommandFailure::new(
+                FailureCode::Unreachable,
+                format!("{what} did not come to be there"),
+            );
+            failure.details = children.last_log_lines();
+            failure.details.extend(error.map(|error| FailureDetail::new(error.to_string())));
+            return Err(failure);
+        }
+        thread::sleep(POLL_PAUSE);
+    }
+}
+
+fn create_token(client: &mut ApiClient<'_>) -> Result<PollResult<String>, ApiError> {
+    let request = TokenRequest {
+        role: TokenRole::Worker,
+        ttl_s: TOKEN_S,
+        uses: 1,
+        ephemeral: false,
+        note: Some("train".to_owned()),
+    };
+    Ok(PollResult::Available(client.create_token(request)?.token))
+}
+
+/// Commands are applied by the leader, which a controller that comes back becomes after an
+/// election.
+fn leads(client: &mut ApiClient<'_>) -> Result<PollResult<()>, ApiError> {
+    let leader = client.status()?.leader;
+    Ok(if leader.is_some() { PollResult::Available(()) } else { PollResult::Partial(0) })
+}
+
+fn present(client: &mut ApiClient<'_>, count: usize) -> Result<PollResult<()>, ApiError> {
+    let present = workers_present(&client.status()?);
+    Ok(if present >= count { PollResult::Available(()) } else { PollResult::Partial(present) })
+}
+
+fn workers_present(status: &StatusReport) -> usize {
+    let members = status.members.iter();
+    let workers = members.filter(|member| member.role == MemberRole::Worker);
+    workers.filter(|member| member.standing == MemberState::Present).count()
+}
+
+/// What this run goes on from: the newest run, which is ended unless it is over. What would be
+/// refused afterwards is refused before that.
+fn parent_of(
+    run_start: RunStart,
+    submission: &JobSubmission,
+    client: &mut ApiClient<'_>,
+) -> Result<Option<ParentRun>, CommandFailure> {
+    let newest = |client: &mut ApiClient<'_>| client.runs().map(|runs| runs.into_iter().last());
+    let Some(run) = newest(client)? else { return Ok(None) };
+    let is_ended = match run.phase {
+        JobPhaseStatus::Done | JobPhaseStatus::Stopped => true,
+        JobPhaseStatus::Running
+        | JobPhaseStatus::Waiting { .. }
+        | JobPhaseStatus::Paused
+        | JobPhaseStatus::Halted { .. } => false,
+    };
+    match run_start {
+        RunStart::New => return Ok(None),
+        // Between the end of a parent and the beginning of its branch the process may have been
+        // killed.
+        RunStart::Resumed if run.phase != JobPhaseStatus::Stopped => return Ok(None),
+        RunStart::Resumed => {}
+        RunStart::ResumedFromCheckpoint => check_same_text(&run, submission, client)?,
+        RunStart::Branched => check_steps_left(&run, submission)?,
+    }
+    let run = if is_ended {
+        run
+    } else {
+        client.change_job(ApiRequest::Stop)?;
+        newest(client)?.unwrap_or(run)
+    };
+    Ok(Some(ParentRun { name: run.name, step: run.checkpoints.last().copied() }))
+}
+
+/// Another text makes other bits, even if all keys are equal.
+fn check_same_text(
+    run: &RunStatus,
+    submission: &JobSubmission,
+    client: &mut ApiClient<'_>,
+) -> Result<(), CommandFailure> {
+    let Some(step) = run.checkpoints.last() else { return Ok(()) };
+    let expected = client.checkpoint(*step)?.corpus;
+    let found = HexDigest(submission.document.text.hash);
+    if expected == found {
+        return Ok(());
+    }
+    let what = format!("the text is another one than that of run {}", run.name);
+    let mut failure = CommandFailure::new(FailureCode::WrongState, what);
+    let detail = FailureDetail::new(format!("hash {found}, expected {expected}")).at("data.text");
+    failure.details = vec![detail.hint("with --branch it goes on over this text")];
+    Err(failure)
+}
+
+fn check_steps_left(run: &RunStatus, submission: &JobSubmission) -> Result<(), CommandFailure> {
+    let step = run.step;
+    let step_count = submission.document.config.steps;
+    if step < step_count {
+        return Ok(());
+    }
+    Err(ApiRefusal::WrongState(WrongState::NoStepsLeft { step, step_count }).failure())
+}
+
+/// Hands the job over, and what it needs as far as it is wanted. Yields the first event of it.
+fn submit(
+    submission: &JobSubmission,
+    from: Option<String>,
+    client: &mut ApiClient<'_>,
+) -> Result<u64, CommandFailure> {
+    let bytes = submission.document.encode().map_err(|error| {
+        CommandFailure::usage("the configuration", vec![FailureDetail::new(error.to_string())])
+    })?;
+    let document = String::from_utf8(bytes).expect("JSON is UTF-8");
+    let name = submission.document.text;
+    let corpus = CorpusDescription { hash: HexDigest(name.hash), length: Bytes(name.length) };
+    // The document names the weights.
+    let request = ApiRequest::Run { document, corpus, weights: None, name: None, from };
+    for _ in 0..=submission.data.len() {
+        let answer = client.send(&request)?;
+        if let ApiAnswer::Run(accepted) = answer {
+            return Ok(accepted.events_from);
+        }
+        let ApiAnswer::DataWanted(held) = answer else {
+            return Err(ApiError::Unexpected { request: "run", found: answer.name() }.into());
+        };
+        upload(submission, held, client)?;
+    }
+    Err(CommandFailure::new(FailureCode::Internal, "the controller wants the text for ever"))
+}
+
+fn upload(
+    submission: &JobSubmission,
+    held: UploadProgress,
+    client: &mut ApiClient<'_>,
+) -> Result<(), CommandFailure> {
+    let UploadProgress { hash, held } = held;
+    let wanted = |bytes: &&Vec<u8>| HexDigest(DataName::of(bytes).hash) == hash;
+    let bytes = submission.data.iter().find(wanted).ok_or_else(|| {
+        CommandFailure::new(
+            FailureCode::Internal,
+            format!("the controller wants {hash}, which is not here"),
+        )
+    })?;
+    let mut offset = held as usize;
+    while offset < bytes.len() {
+        let end = bytes.len().min(offset + PIECE_BYTES_MAX);
+        let bytes = bytes[offset..end].to_vec();
+        client.put_data(ApiRequest::PutData { hash, offset: offset as u64, bytes })?;
+        offset = end;
+    }
+    Ok(())
+}
+
+/// What the run ended with, out of its last checkpoint; the processes end.
+fn finish(
+    ended: FollowOutcome,
+    (steps_before, elapsed): (u64, Duration),
+    writer: ModelWriter,
+    (children, client): (&mut ChildProcesses, &mut ApiClient<'_>),
+) -> Result<RunOutcome, CommandFailure> {
+    let FollowOutcome { steps_done, held_out } = ended;
+    // The run is over because it is there.
+    poll_until(children, client, "the last checkpoint", |client| {
+        Ok(PollResult::Available(client.checkpoint(steps_done)?))
+    })?;
+    let WrittenModel { detail, layers } = writer.finish(steps_done, client)?;
+    // A picture for people: without it the run is no less done.
+    let trace = client.trace().ok().flatten();
+    children.end();
+    Ok(RunOutcome {
+        steps_done,
+        layers,
+        is_written: true,
+        digest: StateDigest(detail.summary.digest.0.0),
+        held_out,
+        elapsed,
+        steps_before,
+        trace,
+        order: None,
+        notes: Vec::new(),
+    })
+}

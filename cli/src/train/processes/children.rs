@@ -1,0 +1,296 @@
+//! The processes of a run: started, watched, started again, ended with the run.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::net::{SocketAddr, UdpSocket};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use zbelastic_config::size_text;
+use zbelastic_machine::DeviceSelector;
+use zbelastic_node::cluster::node_record::NodeRecord;
+use zbelastic_node::cluster::signals::LIFELINE_VARIABLE;
+use zbelastic_node::data_folder::NodeDataFolder;
+use zbelastic_node::whole_file;
+use zbelastic_types::Bytes;
+use zbelastic_wording::{CommandFailure, FailureCode, FailureDetail};
+
+use crate::token_source::TOKEN_VARIABLE;
+use crate::train::folder::CLUSTER;
+
+/// A process that ends by itself so often without a step sealed in between is not started again.
+/// One that is killed always is: that is what a run in processes is for.
+const DEATHS_MAX: u32 = 5;
+/// The folder of the controller, and its name.
+const CONTROLLER: &str = "controller";
+/// Processes of a run that was killed let go of its port within this.
+const PORT_WITHIN: Duration = Duration::from_secs(5);
+/// How often they are checked for it.
+const PORT_PAUSE: Duration = Duration::from_millis(50);
+/// Lines of a log that a failure quotes.
+const LAST_LINES: usize = 6;
+
+struct ChildProcess {
+    child: Child,
+    /// How often it ended by itself since a step was sealed.
+    deaths: u32,
+    program: LaunchSpec,
+}
+
+/// The arguments that a process is started with.
+#[derive(Clone)]
+struct LaunchSpec {
+    arguments: Vec<String>,
+    /// The token that it joins with.
+    token: Option<String>,
+}
+
+fn worker_name(number: u32) -> String {
+    format!("worker-{number}")
+}
+
+/// The devices that workers compute on.
+pub struct WorkerDevices {
+    /// Threads that compute, in each.
+    pub threads: usize,
+    /// NVIDIA devices, dealt out in turn; none for the CPU.
+    pub devices: Vec<usize>,
+    /// Memory that each may take of its device, for they do not know of each other.
+    pub memory: Option<Bytes>,
+}
+
+impl WorkerDevices {
+    /// Arguments that give the worker of this number, counted from 0, its device and its part of
+    /// it.
+    fn device_arguments(&self, number: usize) -> Vec<String> {
+        if self.devices.is_empty() {
+            return Vec::new();
+        }
+        let device = DeviceSelector::Cuda(self.devices[number % self.devices.len()]);
+        let mut arguments = vec!["--device".to_owned(), device.to_string()];
+        if let Some(memory) = self.memory {
+            arguments.extend(["--memory".to_owned(), size_text(memory)]);
+        }
+        arguments
+    }
+}
+
+/// The processes of a run.
+pub struct ChildProcesses {
+    program: PathBuf,
+    folder: PathBuf,
+    address: String,
+    workers: WorkerDevices,
+    processes: BTreeMap<String, ChildProcess>,
+}
+
+impl ChildProcesses {
+    /// No processes yet; their folders will lie in `folder`.
+    ///
+    /// # Errors
+    /// If there is no place or no port for them.
+    pub fn new(folder: &Path, workers: WorkerDevices) -> Result<Self, CommandFailure> {
+        let folder = folder.join(CLUSTER);
+        let wrong =
+            |error: io::Error| CommandFailure::new(FailureCode::OutOfResource, error.to_string());
+        fs::create_dir_all(&folder).map_err(wrong)?;
+        let program = std::env::current_exe().map_err(wrong)?;
+        // Processes that were interrupted know their controller by the address it had.
+        let held = NodeDataFolder::new(folder.join(CONTROLLER)).identity();
+        let address = match NodeRecord::load(&held) {
+            Ok(Some(node_record)) => await_port(node_record.bind)?,
+            Ok(None) => UdpSocket::bind("127.0.0.1:0")
+                .and_then(|socket| socket.local_addr())
+                .map_err(wrong)?,
+            Err(error) => {
+                return Err(CommandFailure::new(FailureCode::WrongState, error.to_string()));
+            }
+        };
+        let address = address.to_string();
+        Ok(Self { program, folder, address, workers, processes: BTreeMap::new() })
+    }
+
+    /// Where the controller is reached.
+    #[must_use]
+    pub fn address(&self) -> String {
+        self.address.clone()
+    }
+
+    /// Data folder of the controller.
+    #[must_use]
+    pub fn controller(&self) -> NodeDataFolder {
+        NodeDataFolder::new(self.folder.join(CONTROLLER))
+    }
+
+    /// The folder of the run.
+    #[must_use]
+    pub fn run_folder(&self) -> &Path {
+        self.folder.parent().unwrap_or(&self.folder)
+    }
+
+    /// Starts the controller's process.
+    ///
+    /// # Errors
+    /// If it cannot be started.
+    pub fn start_controller(&mut self) -> Result<(), CommandFailure> {
+        let address = self.address.clone();
+        let arguments = ["init", "--name", "train", "--bind", &address, "--advertise", &address];
+        let arguments = arguments.map(str::to_owned).to_vec();
+        self.start(CONTROLLER, LaunchSpec { arguments, token: None })
+    }
+
+    /// Whether a worker has not joined yet, and needs a token.
+    #[must_use]
+    pub fn is_new(&self, number: u32) -> bool {
+        let held = NodeDataFolder::new(self.folder.join(worker_name(number))).identity();
+        !matches!(NodeRecord::load(&held), Ok(Some(_)))
+    }
+
+    /// Starts a worker, with a token if it is new. The token is in its environment, which no other
+    /// user of the machine can read; command lines all users can.
+    ///
+    /// # Errors
+    /// If it cannot be started.
+    pub fn start_worker(
+        &mut self,
+        number: u32,
+        token: Option<String>,
+    ) -> Result<(), CommandFailure> {
+        let address = self.address.clone();
+        let threads = self.workers.threads.to_string();
+        let name = worker_name(number);
+        let arguments = [
+            "join",
+            "--cluster",
+            &address,
+            "--name",
+            &name,
+            "--threads",
+            &threads,
+            "--bind",
+            "127.0.0.1:0",
+            "--spot",
+            "none",
+        ];
+        let mut arguments = arguments.map(str::to_owned).to_vec();
+        arguments.extend(self.workers.device_arguments(number as usize - 1));
+        self.start(&name, LaunchSpec { arguments, token })
+    }
+
+    fn start(&mut self, name: &str, program: LaunchSpec) -> Result<(), CommandFailure> {
+        let child = self.spawn(name, &program)?;
+        let process = ChildProcess { child, deaths: 0, program };
+        self.processes.insert(name.to_owned(), process);
+        Ok(())
+    }
+
+    fn spawn(&self, name: &str, program: &LaunchSpec) -> Result<Child, CommandFailure> {
+        let wrong = |error: io::Error| {
+            let what = format!("cannot start the process of {name}: {error}");
+            CommandFailure::new(FailureCode::OutOfResource, what)
+        };
+        let log = self.log_path(name);
+        let log = whole_file::open_to_append(&log).map_err(wrong)?;
+        let mut command = Command::new(&self.program);
+        command
+            .args(&program.arguments)
+            .envs(program.token.as_ref().map(|token| (TOKEN_VARIABLE, token)))
+            .arg("--data-dir")
+            .arg(self.folder.join(name))
+            // It ends when this process does, however that ends: its standard input is closed then.
+            .env(LIFELINE_VARIABLE, "stdin")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(log)
+            // Ctrl-C at the terminal is this process's to pass on.
+            .process_group(0);
+        command.spawn().map_err(wrong)
+    }
+
+    fn log_path(&self, name: &str) -> PathBuf {
+        self.folder.join(format!("{name}.log"))
+    }
+
+    /// Starts again every process that has ended.
+    ///
+    /// # Errors
+    /// If one ends again and again.
+    pub fn restart_ended(&mut self) -> Result<(), CommandFailure> {
+        let names: Vec<String> = self.processes.keys().cloned().collect();
+        for name in names {
+            let process = self.processes.get_mut(&name).expect("it was listed");
+            // A process whose state cannot be read is as good as running.
+            let Ok(Some(status)) = process.child.try_wait() else { continue };
+            let deaths = process.deaths + u32::from(status.signal().is_none());
+            if deaths > DEATHS_MAX {
+                let what = format!("the process of {name} ends again and again ({status})");
+                let mut failure = CommandFailure::new(FailureCode::Internal, what);
+                failure.details = self.log_lines_of(&name);
+                return Err(failure);
+            }
+            let program = process.program.clone();
+            let child = self.spawn(&name, &program)?;
+            self.processes.insert(name, ChildProcess { child, deaths, program });
+        }
+        Ok(())
+    }
+
+    /// A step was sealed: a process that ends from now on does not end again and again.
+    pub fn note_sealed(&mut self) {
+        self.processes.values_mut().for_each(|process| process.deaths = 0);
+    }
+
+    /// The last log lines of the processes.
+    #[must_use]
+    pub fn last_log_lines(&self) -> Vec<FailureDetail> {
+        self.processes.keys().flat_map(|name| self.log_lines_of(name)).collect()
+    }
+
+    fn log_lines_of(&self, name: &str) -> Vec<FailureDetail> {
+        let log = fs::read_to_string(self.log_path(name)).unwrap_or_default();
+        let lines: Vec<&str> = log.lines().collect();
+        let last = lines.len().saturating_sub(LAST_LINES);
+        lines[last..].iter().map(|line| FailureDetail::new((*line).to_owned()).at(name)).collect()
+    }
+
+    /// Ends all of them. What they have sealed is on their disks.
+    pub fn end(&mut self) {
+        for process in self.processes.values_mut() {
+            // Their lifeline is cut, so they end; the kill is for a process that does not read it.
+            drop(process.child.stdin.take());
+            let _ = process.child.kill();
+        }
+        for (_, mut process) in std::mem::take(&mut self.processes) {
+            let _ = process.child.wait();
+        }
+    }
+}
+
+/// Waits until the port that a run's processes know its controller by can be had.
+fn await_port(address: SocketAddr) -> Result<SocketAddr, CommandFailure> {
+    let began = Instant::now();
+    loop {
+        match UdpSocket::bind(address) {
+            Ok(_) => return Ok(address),
+            Err(error) if began.elapsed() > PORT_WITHIN => {
+                let what = format!("the run cannot go on at {address}, where it was: {error}");
+                let mut failure = CommandFailure::new(FailureCode::WrongState, what);
+                let detail = FailureDetail::new("its processes know each other by that address");
+                failure.details =
+                    vec![detail.hint("end the process that has the port; or another --out")];
+                return Err(failure);
+            }
+            Err(_) => thread::sleep(PORT_PAUSE),
+        }
+    }
+}
+
+impl Drop for ChildProcesses {
+    fn drop(&mut self) {
+        self.end();
+    }
+}

@@ -1,0 +1,334 @@
+//! The beginning and the end of a run: what is printed before the first step, and what is written
+//! and printed after the last.
+
+use std::io::{self, Write};
+use std::path::Path;
+
+use serde_json::json;
+use zbelastic_config::WeightSource;
+use zbelastic_kernels::cuda::CudaBackend;
+use zbelastic_kernels::{AllocateError, Backend, CpuBackend};
+use zbelastic_local::coordinator::RunOutcome;
+use zbelastic_local::device_factory::DeviceFactory;
+use zbelastic_machine::core_count;
+use zbelastic_machine::device::code_of_fault;
+use zbelastic_node::cluster::journal::now_ms;
+use zbelastic_schedule::Window;
+use zbelastic_timing::StepTimeBreakdown;
+use zbelastic_trainer::hf::{config_json, write_safetensors};
+use zbelastic_trainer::model::{ModelConfig, model_size};
+use zbelastic_trainer::plan::model_flop_per_token;
+use zbelastic_trainer::sample::{Sampler, SamplingConfig};
+use zbelastic_trainer::stage::Injection;
+use zbelastic_wording::figures::{duration_text, grouped, tokens_per_s};
+use zbelastic_wording::{CommandError, CommandFailure, FailureCode};
+
+use super::events::{DoneEvent, RunEvent};
+use super::folder::{ORDER, RUN, RunFolder, SAMPLE, TRACE, write_model};
+use super::prepare::{PreparedRun, RunPlan};
+use super::reporter::OutputAudience;
+use super::run_devices::RunDevices;
+
+/// A run that came to its end.
+pub struct FinishedRun {
+    /// The outcome of the run.
+    pub outcome: RunOutcome,
+    /// The mean loss of its last steps.
+    pub final_loss: f64,
+    /// Where the time of its steps went.
+    pub causes: Option<StepTimeBreakdown>,
+    /// Whether it ended before its time.
+    pub is_interrupted: bool,
+}
+
+/// Prints what is going to be trained, on what, and how.
+///
+/// # Errors
+/// If `out` cannot be written.
+pub fn write_heading(prepared: &PreparedRun, folder: &Path, out: &mut dyn Write) -> io::Result<()> {
+    let PreparedRun { config, text, plan, worker_count, devices, job, .. } = prepared;
+    let (_, parameters) = model_size(&config.model);
+    let ModelConfig { family, blocks, width, .. } = &config.model;
+    let from = match &config.weights {
+        WeightSource::Drawn => String::new(),
+        WeightSource::HuggingFace { folder } => format!(", from {}", folder.display()),
+    };
+    let family = format!("{family:?}").to_lowercase();
+    let parameters = grouped(parameters);
+    writeln!(
+        out,
+        "model   {family}, {blocks} layers of width {width}, {parameters} parameters{from}"
+    )?;
+    let windows = text.training_windows;
+    let held_out = text.held_out_windows;
+    let length = config.batch.microbatch.sequence_len;
+    writeln!(out, "text    {text}; {windows} windows of {length}, {held_out} held out")?;
+    let sequences = config.batch.microbatch.sequences;
+    let count = config.batch.microbatch_count;
+    let total = sequences * count as usize;
+    writeln!(out, "batch   {total} windows = {count} microbatches of {sequences}")?;
+    writeln!(out, "plan    {plan}")?;
+    writeln!(out, "workers {worker_count}{}", devices.text(job.threads))?;
+    writeln!(out, "files   {}", folder.display())?;
+    write_notes(prepared, out)?;
+    for Injection { step, tensor, .. } in &job.setup.injections {
+        writeln!(out, "note: the gradient of {tensor} is corrupted on purpose in step {step}")?;
+    }
+    writeln!(out)?;
+    out.flush()
+}
+
+/// Prints the notes about the configuration and the text.
+///
+/// # Errors
+/// If `out` cannot be written.
+pub fn write_notes(prepared: &PreparedRun, out: &mut dyn Write) -> io::Result<()> {
+    let PreparedRun { notes, text, .. } = prepared;
+    notes.iter().try_for_each(|note| writeln!(out, "note: {note}"))?;
+    text.notes().try_for_each(|note| writeln!(out, "note: {note}"))
+}
+
+/// Writes what a run leaves behind, and prints how it ended.
+///
+/// # Errors
+/// If something cannot be written; the model is written first. That there is no sample is a note.
+pub fn write_end(
+    prepared: &PreparedRun,
+    finished: &FinishedRun,
+    folder: &mut RunFolder,
+    audience: OutputAudience,
+    out: &mut dyn Write,
+) -> Result<(), CommandError> {
+    let model = &prepared.config.model;
+    let outcome = &finished.outcome;
+    if !outcome.is_written {
+        let write = |to: &mut dyn Write| write_safetensors(model, &outcome.layers, to);
+        write_model(folder.path(), &config_json(model), write)?;
+    }
+    folder.write(RUN, &run_json(prepared, finished))?;
+    if let Some(trace) = &outcome.trace {
+        folder.write(TRACE, trace)?;
+    }
+    if let Some(order) = &outcome.order {
+        folder.write(ORDER, order)?;
+    }
+    let mut notes = outcome.notes.clone();
+    // A run is no less done without it; an empty one takes the place of what was drawn before.
+    let sample = match sample(prepared, outcome) {
+        Ok(sample) => format!("{sample}\n"),
+        Err(failure) => {
+            notes.push(failure.what);
+            String::new()
+        }
+    };
+    folder.write(SAMPLE, &sample)?;
+    let done = RunEvent::Done(done_event(prepared, finished, folder.path())).line(now_ms());
+    folder.append_metrics(&done)?;
+    match audience {
+        OutputAudience::Script => writeln!(out, "{done}")?,
+        OutputAudience::Person => write_ending(prepared, finished, folder.path(), &sample, out)?,
+    }
+    out.flush()?;
+    // As in the heading: not between a script and its JSON.
+    match audience {
+        OutputAudience::Script => drop(print_notes(&notes, &mut io::stderr())),
+        OutputAudience::Person => print_notes(&notes, out)?,
+    }
+    Ok(out.flush()?)
+}
+
+fn write_ending(
+    prepared: &PreparedRun,
+    finished: &FinishedRun,
+    folder: &Path,
+    sample: &str,
+    out: &mut dyn Write,
+) -> io::Result<()> {
+    let RunOutcome { steps_done, digest, held_out, elapsed, .. } = &finished.outcome;
+    let rate = tokens_per_s(tokens_now(prepared, &finished.outcome), *elapsed);
+    let rate = grouped(rate.round() as u64);
+    let mark = if finished.is_interrupted { "▲ interrupted after" } else { "✔" };
+    let time = duration_text(*elapsed);
+    let steps_now = steps_done.saturating_sub(finished.outcome.steps_before);
+    let now =
+        if steps_now == *steps_done { String::new() } else { format!(", {steps_now} of them") };
+    writeln!(out, "\n{mark} {steps_done} steps{now} in {time}, {rate} tok/s")?;
+    let entropy = prepared.text.byte_entropy;
+    write!(out, "loss    {:.3} nats a byte over the last steps", finished.final_loss)?;
+    if let Some(held_out) = held_out {
+        write!(out, ", {:.3} on held-out text", held_out.loss)?;
+    }
+    writeln!(out, "; single bytes have an entropy of {entropy:.3}")?;
+    if let Some(causes) = &finished.causes {
+        writeln!(out, "{}", causes_line(causes))?;
+    }
+    writeln!(out, "digest  {digest}")?;
+    writeln!(out, "files   {}\n", folder.display())?;
+    write!(out, "{sample}")
+}
+
+fn print_notes(notes: &[String], out: &mut dyn Write) -> io::Result<()> {
+    notes.iter().try_for_each(|note| writeln!(out, "note: {note}"))
+}
+
+/// Where the time of a step went, each cause beside what was planned.
+fn causes_line(causes: &StepTimeBreakdown) -> String {
+    let StepTimeBreakdown { planned_ms, computation_ms, messages_ms, verdicts_ms, rest_ms } =
+        causes;
+    format!(
+        "time    {:.1} ms a step: {planned_ms:.1} as planned, {computation_ms:+.1} computation, \
+         {messages_ms:+.1} messages, {verdicts_ms:+.1} verdicts, {rest_ms:+.1} the rest",
+        causes.total_ms()
+    )
+}
+
+fn done_event(prepared: &PreparedRun, finished: &FinishedRun, folder: &Path) -> DoneEvent {
+    let outcome = &finished.outcome;
+    DoneEvent {
+        steps: outcome.steps_done,
+        digest: outcome.digest.to_string(),
+        tokens_per_s: tokens_per_s(tokens_now(prepared, outcome), outcome.elapsed),
+        params: model_size(&prepared.config.model).1,
+        schedule: prepared.plan.schedule(),
+        workers: prepared.worker_count,
+        held_out_loss: held_out_loss(outcome),
+        folder: folder.display().to_string(),
+        interrupted: finished.is_interrupted,
+    }
+}
+
+/// Tokens that this command trained on, whatever was trained before it.
+fn tokens_now(prepared: &PreparedRun, outcome: &RunOutcome) -> u64 {
+    outcome.steps_done.saturating_sub(outcome.steps_before) * prepared.config.batch.tokens()
+}
+
+fn held_out_loss(outcome: &RunOutcome) -> Option<f64> {
+    outcome.held_out.map(|held_out| held_out.loss).filter(|loss| loss.is_finite())
+}
+
+/// What was run and how it ended.
+fn run_json(prepared: &PreparedRun, finished: &FinishedRun) -> String {
+    let PreparedRun { config, text, plan, worker_count, job, .. } = prepared;
+    let outcome = &finished.outcome;
+    let chunks: Vec<_> = plan.chunks().iter().map(|layers| layers.ids()).collect();
+    let run = json!({
+        "version": env!("CARGO_PKG_VERSION"),
+        "seed": config.seed,
+        "text": { "bytes": text.size, "files": text.file_count, "blake3": text.hash,
+                  "skipped": text.skipped, "builtin": text.is_builtin, "byte_entropy": text.byte_entropy },
+        "params": model_size(&config.model).1,
+        "injections": job.setup.injections,
+        "plan": {
+            "schedule": plan.schedule(),
+            "window": window(plan),
+            "workers": worker_count,
+            "threads": job.threads,
+            "layers_by_chunk": chunks,
+            "stage_bytes": plan.memory().iter().map(|memory| memory.total()).collect::<Vec<_>>(),
+            "considered": considered(plan),
+        },
+        "steps": outcome.steps_done,
+        "interrupted": finished.is_interrupted,
+        "final_loss": finished.final_loss,
+        "causes": finished.causes,
+        "held_out_loss": held_out_loss(outcome),
+        "seconds": outcome.elapsed.as_secs_f64(),
+        "digest": outcome.digest.to_string(),
+    });
+    format!("{run:#}\n")
+}
+
+/// Steps ahead of their verdict; nothing where there are no steps.
+fn window(plan: &RunPlan) -> Option<u32> {
+    match plan {
+        RunPlan::Synchronous(choice) => match choice.plan.program.window {
+            Some(Window::Zero) => Some(0),
+            Some(Window::One) | None => Some(1),
+        },
+        RunPlan::Asynchronous { .. } => None,
+    }
+}
+
+/// The schedules that were considered; an asynchronous one is not chosen among others.
+fn considered(plan: &RunPlan) -> Vec<serde_json::Value> {
+    let RunPlan::Synchronous(choice) = plan else { return Vec::new() };
+    let outcomes = choice.considered.iter().map(|considered| match &considered.outcome {
+        Ok(prediction) => json!({
+            "schedule": considered.kind.name(),
+            "bubble": prediction.bubble,
+            "stage_bytes": prediction.stage_bytes,
+        }),
+        Err(refusal) => {
+            json!({ "schedule": considered.kind.name(), "refused": refusal.to_string() })
+        }
+    });
+    outcomes.collect()
+}
+
+/// Tokens of a sample, if they do not take too long.
+const SAMPLE_TOKENS: usize = 240;
+/// Tokens it sees at most.
+const SAMPLE_CONTEXT: usize = 128;
+/// Arithmetic spent on a sample: a few seconds of a core.
+const SAMPLE_FLOP_MAX: f64 = 3e11;
+const SAMPLE_TEMPERATURE: f64 = 0.7;
+/// A text begins as a paragraph does.
+const SAMPLE_PROMPT: [u8; 2] = *b"\n\n";
+
+/// Drawn on what the run computed on, in its type.
+fn sample(prepared: &PreparedRun, outcome: &RunOutcome) -> Result<String, CommandFailure> {
+    let tokens = match &prepared.devices {
+        RunDevices::Cpu => {
+            drawn(CpuBackend::new(core_count()).map_err(no_memory)?, prepared, outcome)?
+        }
+        RunDevices::Cuda(_) => {
+            let precision = prepared.config.arithmetic.precision();
+            let opened = DeviceFactory::open(&prepared.devices.indices(), 1, precision);
+            let opened = opened.map_err(|failure| CommandFailure {
+                what: format!("no sample: {}", failure.what),
+                ..failure
+            })?;
+            let (_, device) = opened.into_iter().next().expect("one was opened");
+            drawn(CudaBackend::new(device), prepared, outcome)?
+        }
+    };
+    // A vocabulary beyond bytes has tokens that no text of this run uses.
+    let bytes: Vec<u8> = tokens.iter().map(|token| u8::try_from(*token).unwrap_or(b'?')).collect();
+    Ok(String::from_utf8_lossy(&bytes).chars().map(printable).collect())
+}
+
+fn no_memory(error: AllocateError) -> CommandFailure {
+    CommandFailure::new(FailureCode::OutOfResource, format!("no sample: {error}"))
+}
+
+fn drawn<B: Backend>(
+    backend: B,
+    prepared: &PreparedRun,
+    outcome: &RunOutcome,
+) -> Result<Vec<u32>, CommandFailure> {
+    let config = &prepared.config;
+    let shape = config.batch.microbatch;
+    let context_len = shape.sequence_len.min(SAMPLE_CONTEXT);
+    let forward_flop = model_flop_per_token(&config.model, shape) / 3.0 * context_len as f64;
+    let token_count = ((SAMPLE_FLOP_MAX / forward_flop) as usize).clamp(1, SAMPLE_TOKENS);
+    let sampler = Sampler::new(backend, &config.model, context_len, &outcome.layers);
+    let mut sampler = sampler.map_err(no_memory)?;
+    let prompt = SAMPLE_PROMPT.map(|byte| u32::from(byte).min(config.model.vocabulary - 1));
+    let draw = SamplingConfig { temperature: SAMPLE_TEMPERATURE, seed: config.seed };
+    let tokens = sampler.continue_text(&prompt, token_count, draw);
+    match sampler.fault() {
+        None => Ok(tokens),
+        Some(fault) => {
+            Err(CommandFailure::new(code_of_fault(&fault), format!("no sample: {fault}")))
+        }
+    }
+}
+
+/// What a terminal might take for a command is not shown as it is.
+fn printable(letter: char) -> char {
+    match letter {
+        '\n' | '\t' => letter,
+        other if other.is_control() => char::REPLACEMENT_CHARACTER,
+        other => other,
+    }
+}

@@ -1,0 +1,136 @@
+//! How a run ends where what comes behind its last step does not fit.
+
+use std::fs;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use zbelastic_kernels::cuda::{Architecture, DeviceProbe, DeviceProperties};
+use zbelastic_kernels::{AllocateError, CpuBackend};
+use zbelastic_local::executor_factory::ExecutorFactory;
+use zbelastic_trainer::stage::{BackendExecutor, StageSetup};
+use zbelastic_types::LayerId;
+
+use super::folder::{METRICS, MODEL, RUN, SAMPLE};
+use super::*;
+use crate::args::ConfigArgs;
+
+/// Two steps of a small model on two workers.
+fn prepared(schedule: &str) -> PreparedRun {
+    let small =
+        ["model.preset=tiny", "train.seq_len=16", "train.microbatch=1", "train.global_batch=2"];
+    let config = ConfigArgs {
+        schedule: Some(schedule.to_owned()),
+        steps: Some("2".to_owned()),
+        set: small.map(str::to_owned).to_vec(),
+        ..ConfigArgs::default()
+    };
+    let args = TrainArgs {
+        spot: zbelastic_preemption::NoticeSource::None,
+        config,
+        workers: Some(2),
+        device: None,
+        threads: Some(1),
+        threads_only: true,
+        json: false,
+        out: None,
+        branch: false,
+        inject: Vec::new(),
+    };
+    prepare(&args).expect("it fits")
+}
+
+/// Processors that have threads for so many backends and no more.
+struct LimitedCpuFactory {
+    processors: CpuFactory,
+    left: AtomicU32,
+}
+
+impl ExecutorFactory for LimitedCpuFactory {
+    type Executor = BackendExecutor<CpuBackend>;
+
+    fn executor(
+        &self,
+        setup: &StageSetup,
+        stage: StageIndex,
+    ) -> Result<Self::Executor, AllocateError> {
+        self.processors.executor(setup, stage)
+    }
+
+    fn weights(executor: &Self::Executor) -> Vec<(LayerId, Vec<f32>)> {
+        CpuFactory::weights(executor)
+    }
+
+    fn name(&self, stage: StageIndex) -> String {
+        self.processors.name(stage)
+    }
+}
+
+impl StageBackendFactory for LimitedCpuFactory {
+    type Backend = CpuBackend;
+
+    fn backend(&self, stage: StageIndex) -> Result<CpuBackend, AllocateError> {
+        let taken =
+            self.left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1));
+        taken.map_err(|_| AllocateError::of_bytes(1))?;
+        self.processors.backend(stage)
+    }
+}
+
+/// The outcome of a run without steps where only so many backends can be made.
+fn ended_with(backends: u32) -> RunOutcome {
+    let prepared = prepared("pipedream-2bw");
+    let processors = CpuFactory { threads: 1, scratch: None };
+    let factory = LimitedCpuFactory { processors, left: AtomicU32::new(backends) };
+    train_with(&factory, &prepared, &mut |_| ControlFlow::Continue(())).expect("it is trained")
+}
+
+#[test]
+fn a_run_without_steps_keeps_its_weights_where_nothing_evaluates_them() {
+    let evaluated = ended_with(3);
+    assert!(evaluated.held_out.is_some() && evaluated.notes.is_empty(), "{:?}", evaluated.notes);
+    let outcome = ended_with(2);
+    assert_eq!((outcome.steps_done, outcome.held_out), (2, None));
+    assert_eq!(outcome.layers.len(), evaluated.layers.len());
+    let [note] = &outcome.notes[..] else { panic!("{:?} is not one note", outcome.notes) };
+    assert!(note.starts_with("no held-out loss: "), "{note}");
+}
+
+#[test]
+fn a_run_without_a_sample_is_done() {
+    let mut prepared = prepared("1f1b");
+    let outcome = train_in_threads(&prepared, None, &mut |_| ControlFlow::Continue(()));
+    let outcome = outcome.expect("it is trained");
+    // No machine has this device, so that nothing is drawn there.
+    let info = DeviceProperties {
+        index: 4_095,
+        name: "none".to_owned(),
+        architecture: Architecture::new(9, 0),
+        memory_bytes: 0,
+        multiprocessor_count: 1,
+    };
+    let nowhere = DeviceProbe { info, library_version: 130_100, free_bytes: 0 };
+    prepared.devices = RunDevices::Cuda(vec![nowhere]);
+    let finished = FinishedRun { outcome, final_loss: 1.0, causes: None, is_interrupted: false };
+    for audience in [OutputAudience::Person, OutputAudience::Script] {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("run");
+        let mut folder = RunFolder::create(Some(&path), "unused", "").expect("new");
+        let mut out = Vec::new();
+        summary::write_end(&prepared, &finished, &mut folder, audience, &mut out).expect("done");
+        let printed = String::from_utf8(out).expect("text");
+        match audience {
+            OutputAudience::Person => {
+                assert!(
+                    printed.contains("✔ 2 steps") && printed.contains("note: no sample: "),
+                    "{printed}"
+                );
+            }
+            OutputAudience::Script => {
+                assert!(printed.lines().all(|line| line.contains("done")), "{printed}")
+            }
+        }
+        assert_eq!(fs::read_to_string(path.join(SAMPLE)).expect("there"), "");
+        let metrics = fs::read_to_string(path.join(METRICS)).expect("there");
+        assert!(metrics.contains("\"done\""), "{metrics}");
+        assert!(path.join(RUN).exists() && path.join(MODEL).join("model.safetensors").exists());
+    }
+}

@@ -1,0 +1,191 @@
+//! What nodes keep on their disks: no more than is needed, wherever there is space, and what is
+//! damaged is repaired.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use chaos_tests::processes::small_disk;
+use chaos_tests::processes::system::own_mounts;
+use zbelastic_api::{DiskStatus, EventKind};
+
+use crate::harness::SpawnedCluster;
+
+/// Files below a folder.
+pub fn files(folder: &Path) -> usize {
+    let Ok(entries) = fs::read_dir(folder) else { return 0 };
+    let entries = entries.map(|entry| entry.expect("readable").path());
+    entries.map(|path| if path.is_dir() { files(&path) } else { 1 }).sum()
+}
+
+fn chunks(cluster: &SpawnedCluster, node: &str) -> usize {
+    files(&cluster.root.path().join(node).join("store/chunks"))
+}
+
+fn newest_checkpoint(cluster: &SpawnedCluster) -> Option<u64> {
+    cluster.status()?.checkpoints.last().map(|found| found.step)
+}
+
+fn reach(cluster: &SpawnedCluster, checkpoint: u64) {
+    let found =
+        |cluster: &SpawnedCluster| newest_checkpoint(cluster).filter(|at| *at >= checkpoint);
+    cluster.wait("a checkpoint", found);
+}
+
+/// Sixty checkpoints of which three are kept: no disk has the others.
+#[test]
+fn no_store_keeps_what_no_checkpoint_needs() {
+    const STEPS: u64 = 300;
+    let mut cluster = SpawnedCluster::new();
+    cluster.begin(&["a", "b"], STEPS);
+    reach(&cluster, 30);
+    let nodes = ["controller", "a", "b"];
+    let early: Vec<usize> = nodes.iter().map(|node| chunks(&cluster, node)).collect();
+    cluster.digest(STEPS);
+    for (node, early) in nodes.into_iter().zip(early) {
+        let late = chunks(&cluster, node);
+        assert!(early > 0 && late <= 2 * early, "{node}: {late} chunks, {early} before");
+    }
+    let collected = cluster.wait("an answer", |cluster| cluster.query(|client| client.collect()));
+    assert_eq!(collected.len(), nodes.len());
+    assert!(collected.iter().all(|node| node.error.is_none()), "{collected:?}");
+    // A second request finds nothing left to collect, and the answer reports it.
+    let second = cluster.wait("an answer", |cluster| cluster.query(|client| client.collect()));
+    assert!(second.iter().all(|node| node.chunks == 0 && node.error.is_none()), "{second:?}");
+}
+
+#[test]
+fn a_store_that_takes_no_more_stops_no_checkpoint_while_others_have_room() {
+    let mut cluster = SpawnedCluster::new();
+    cluster.begin(&["a", "b"], 100_000);
+    reach(&cluster, 10);
+    let break_store = |node: &str| {
+        let folder = cluster.root.path().join(node).join("store/tmp");
+        fs::remove_dir_all(&folder).expect("it was there");
+    };
+    break_store("controller");
+    let at = newest_checkpoint(&cluster).expect("there are some");
+    reach(&cluster, at + 25);
+    // With two of three gone there is no second copy any more, and that is reported at once.
+    break_store("a");
+    cluster.wait("a warning", |cluster| {
+        let events = cluster.query(|client| client.events(0, 4096))?.events;
+        let mut kinds = events.into_iter().map(|event| event.kind);
+        kinds.find(|kind| {
+            matches!(kind, EventKind::Warning { what }
+                if what.contains("checkpoint") && what.contains("free disk space"))
+        })
+    });
+}
+
+/// The file of a node's copy of the text.
+fn text_file(cluster: &SpawnedCluster, node: &str) -> Option<PathBuf> {
+    let folder = cluster.root.path().join(node).join("data");
+    let mut entries = fs::read_dir(folder).ok()?.map(|entry| entry.expect("readable").path());
+    entries.find(|path| path.extension().is_some_and(|extension| extension == "data"))
+}
+
+#[test]
+fn a_damaged_copy_of_the_text_keeps_nobody_out_and_is_mended() {
+    let mut cluster = SpawnedCluster::new();
+    cluster.begin(&["a"], 100_000);
+    cluster.wait("steps", |cluster| cluster.step().filter(|step| *step >= 3));
+    cluster.wait("its copy of the text", |cluster| text_file(cluster, "a"));
+    let path = text_file(&cluster, "controller").expect("it was uploaded there");
+    let sound = fs::read(&path).expect("readable");
+    let mut damaged = sound.clone();
+    damaged[sound.len() / 2] ^= 1;
+    fs::write(&path, &damaged).expect("writable");
+    cluster.join("b");
+    let path_there = cluster.wait("a new worker's copy", |cluster| text_file(cluster, "b"));
+    assert_eq!(fs::read(path_there).expect("readable"), sound);
+    cluster.wait("the copy to be mended", |_| fs::read(&path).ok().filter(|now| *now == sound));
+    cluster.wait("a plan with both", |cluster| {
+        cluster.status()?.plan.filter(|plan| plan.stages.len() == 2)
+    });
+}
+
+/// The first file below a folder, in the order of names.
+fn first_file(folder: &Path) -> Option<PathBuf> {
+    let mut paths: Vec<_> =
+        fs::read_dir(folder).ok()?.flatten().map(|entry| entry.path()).collect();
+    paths.sort();
+    let of = |path: PathBuf| if path.is_dir() { first_file(&path) } else { Some(path) };
+    paths.into_iter().find_map(of)
+}
+
+/// The last checkpoint of a run that is over is no longer read, and one of its chunks rots.
+#[test]
+fn what_rots_at_rest_is_found_and_mended_from_others() {
+    const STEPS: u64 = 20;
+    let mut cluster = SpawnedCluster::new();
+    cluster.begin(&["a", "b"], STEPS);
+    cluster.digest(STEPS);
+    let folder = cluster.root.path().join("controller/store/chunks");
+    let path = first_file(&folder).expect("it keeps the last checkpoint");
+    let sound = fs::read(&path).expect("readable");
+    let mut damaged = sound.clone();
+    damaged[sound.len() / 2] ^= 1;
+    fs::write(&path, &damaged).expect("writable");
+    cluster.wait("a warning", |cluster| {
+        let events = cluster.query(|client| client.events(0, 4096))?.events;
+        let mut kinds = events.into_iter().map(|event| event.kind);
+        kinds.find(|kind| {
+            matches!(kind, EventKind::Warning { what }
+                if what.contains("is damaged on this node's disk"))
+        })
+    });
+    cluster.wait("the chunk to be mended", |_| fs::read(&path).ok().filter(|now| *now == sound));
+}
+
+/// The disk of a node's store, as the leader knows it.
+fn disk_of(cluster: &SpawnedCluster, name: &str) -> Option<DiskStatus> {
+    cluster.status()?.members.into_iter().find(|member| member.name == name)?.disk
+}
+
+#[test]
+fn a_disk_that_is_low_is_reported_and_takes_only_what_finds_room() {
+    if !small_disk::is_possible() {
+        println!("skipped: this machine does not let us mount");
+        return;
+    }
+    // What is mounted is seen by this thread and by what it starts.
+    let tried = std::thread::spawn(|| {
+        own_mounts().expect("it is possible");
+        fill_the_disk_of_a_worker();
+    });
+    tried.join().expect("it passed");
+}
+
+fn fill_the_disk_of_a_worker() {
+    const DISK_MIB: u32 = 64;
+    const MIB: u64 = 1 << 20;
+    let mut cluster = SpawnedCluster::new();
+    let folder = cluster.root.path().join("a");
+    small_disk::mount(&folder, DISK_MIB).expect("it is possible");
+    cluster.begin(&["a", "b"], 100_000);
+    reach(&cluster, 10);
+    let is_low =
+        |cluster: &SpawnedCluster, low| disk_of(cluster, "a").filter(|disk| disk.low == low);
+    let disk = cluster.wait("a report of its room", |cluster| is_low(cluster, false));
+    assert_eq!(disk.total.0, u64::from(DISK_MIB) * MIB);
+    let ballast = folder.join("ballast");
+    fs::write(&ballast, vec![1; (disk.free.0 - 4 * MIB) as usize]).expect("room");
+    cluster.wait("a report that it is low", |cluster| is_low(cluster, true));
+    cluster.wait("a warning", |cluster| {
+        let events = cluster.query(|client| client.events(0, 4096))?.events;
+        let mut kinds = events.into_iter().map(|event| event.kind);
+        kinds.find(|kind| {
+            matches!(kind, EventKind::Warning { what }
+                if what.contains("disk of node") && what.contains("is low"))
+        })
+    });
+    let at = newest_checkpoint(&cluster).expect("there are some");
+    reach(&cluster, at + 25);
+    fs::write(folder.join("more"), vec![1; 2 * MIB as usize]).expect("pieces left room");
+    fs::remove_file(&ballast).expect("it is there");
+    cluster.wait("a report of room again", |cluster| is_low(cluster, false));
+    cluster.nodes.clear();
+    let unmounted = Command::new("umount").arg(&folder).status();
+    assert!(unmounted.expect("there is an umount").success());
+}

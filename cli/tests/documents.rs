@@ -1,0 +1,111 @@
+//! The documents agree with the program's own descriptions of itself.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+fn page(name: &str) -> String {
+    fs::read_to_string(root().join(name)).unwrap_or_else(|error| panic!("{name}: {error}"))
+}
+
+fn printed(arguments: &[&str]) -> String {
+    let output = Command::new(env!("CARGO_BIN_EXE_zbelastic")).args(arguments).output();
+    String::from_utf8(output.expect("it runs").stdout).expect("UTF-8")
+}
+
+#[test]
+fn the_page_of_keys_is_the_programs_schema() {
+    let page = page("docs/config.md");
+    let schema = printed(&["config", "schema"]);
+    let block = format!("```text\n{schema}```\n");
+    assert!(page.ends_with(&block), "docs/config.md ends with another schema than:\n{schema}");
+}
+
+/// Links of a page to other pages, seen from the page's folder.
+fn links(text: &str) -> impl Iterator<Item = &str> {
+    let starts = text.match_indices("](").map(|(start, _)| &text[start + 2..]);
+    let targets = starts.filter_map(|rest| rest.split_once(')').map(|(target, _)| target));
+    let paths = targets.map(|target| target.split('#').next().expect("a part"));
+    paths.filter(|path| !path.is_empty() && !path.contains("://"))
+}
+
+fn pages() -> Vec<PathBuf> {
+    let mut pages = vec![root().join("README.md"), root().join("CHANGELOG.md")];
+    for folder in ["docs", "docs/decisions"] {
+        let entries = fs::read_dir(root().join(folder)).expect("a folder");
+        let paths = entries.map(|entry| entry.expect("readable").path());
+        pages.extend(paths.filter(|path| path.extension().is_some_and(|ending| ending == "md")));
+    }
+    pages
+}
+
+#[test]
+fn links_lead_somewhere() {
+    for path in pages() {
+        let text = fs::read_to_string(&path).expect("readable");
+        for link in links(&text) {
+            let target = path.parent().expect("a folder").join(link);
+            assert!(target.exists(), "{}: {link} leads nowhere", path.display());
+        }
+    }
+}
+
+/// Paths in backticks that begin with one of our folders and name a file.
+fn paths_named(text: &str) -> impl Iterator<Item = &str> {
+    const FOLDERS: [&str; 20] = [
+        "types/",
+        "schedule/",
+        "kernels/",
+        "consensus/",
+        "trainer/",
+        "planner/",
+        "policy/",
+        "checkpoint/",
+        "transport/",
+        "wording/",
+        "timing/",
+        "machine/",
+        "config/",
+        "api/",
+        "local/",
+        "node/",
+        "cli/",
+        "bench/",
+        "docs/",
+        "chaos-tests/",
+    ];
+    let quoted = text.split('`').skip(1).step_by(2);
+    quoted.filter(|quote| {
+        let is_path = FOLDERS.iter().any(|folder| quote.starts_with(folder));
+        is_path && !quote.contains(['*', ' ', '<', '{', ':', 'N'])
+    })
+}
+
+#[test]
+fn files_that_pages_name_exist() {
+    for path in pages() {
+        let text = fs::read_to_string(&path).expect("readable");
+        for named in paths_named(&text) {
+            assert!(root().join(named).exists(), "{}: there is no {named}", path.display());
+        }
+    }
+}
+
+#[test]
+fn the_readme_names_every_flag_of_train() {
+    let readme = page("README.md");
+    let help = printed(&["train", "--help"]);
+    let flags = help.lines().filter_map(|line| {
+        let flag = line.trim_start().strip_prefix("--")?;
+        flag.split([' ', ',']).next()
+    });
+    let flags: Vec<&str> = flags.collect();
+    assert!(flags.len() > 8, "{help}");
+    for flag in flags {
+        assert!(readme.contains(&format!("--{flag}")), "README says nothing about --{flag}");
+    }
+}

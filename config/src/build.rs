@@ -1,0 +1,339 @@
+//! From settings to a validated run: the conversion, and the checks between keys.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use zbelastic_consensus::validation::GuardPolicy;
+use zbelastic_kernels::cuda::limits::{self, LimitError};
+use zbelastic_trainer::model::{MicrobatchShape, ModelConfig};
+use zbelastic_trainer::optimizer::OptimizerConfig;
+use zbelastic_trainer::plan::{BatchShape, is_legal_cut};
+use zbelastic_types::Bytes;
+
+use super::BOUNDARY_BYTES_MAX;
+use super::key::Key;
+use super::memory::ops_of_names;
+use super::problem::{ConfigProblem, EffectiveSetting};
+use super::reader::SettingsReader;
+use super::settings::ConfigSettings;
+use super::{
+    ArithmeticConfig, AsyncConfig, CheckpointConfig, DeviceChoice, ElasticConfig, MemoryConfig,
+    PrecisionChoice, RunConfig, ScheduleChoice, WeightSource,
+};
+
+/// The run that `settings` describe.
+///
+/// # Errors
+/// With every problem between keys. Keys whose value was refused are left out of that.
+pub fn build(settings: &ConfigSettings) -> Result<RunConfig, Vec<ConfigProblem>> {
+    let reader = SettingsReader { settings };
+    let mut builder =
+        ConfigBuilder { reader, unsound: settings.refused().clone(), problems: Vec::new() };
+    let model = builder.model();
+    let batch = builder.batch();
+    if let Some((model, _)) = &model {
+        builder.check_boundary(model, &batch);
+        builder.check_limits(model, &batch);
+    }
+    builder.check_chunks();
+    builder.check_precision();
+    builder.check_slices(&batch);
+    match model {
+        Some((model, weights)) if builder.problems.is_empty() => {
+            Ok(run_config(&reader, model, weights, batch))
+        }
+        Some(_) | None => Err(builder.problems),
+    }
+}
+
+fn run_config(
+    reader: &SettingsReader<'_>,
+    model: ModelConfig,
+    weights: WeightSource,
+    batch: BatchShape,
+) -> RunConfig {
+    let max = reader.count(Key::MaxMem);
+    let chunks = reader.size(Key::Chunks);
+    let slices = reader.size(Key::Slices);
+    RunConfig {
+        model,
+        weights,
+        text: reader.texts(Key::Text),
+        held_out_share: reader.number(Key::HeldOut),
+        steps: reader.count(Key::Steps),
+        batch,
+        seed: reader.count(Key::Seed),
+        evaluate_every: reader.count(Key::EvalEvery),
+        arithmetic: ArithmeticConfig {
+            device: reader.choice(Key::Device),
+            precision: reader.choice(Key::Precision),
+        },
+        optimizer: optimizer(reader),
+        guard: guard(reader),
+        schedule: reader.choice(Key::Schedule),
+        chunks_per_stage: (chunks > 0).then_some(chunks),
+        slice_count: (slices > 0).then_some(slices),
+        asynchronous: asynchronous(reader),
+        stage_bytes_max: (max > 0).then_some(Bytes(max)),
+        window: reader.choice(Key::Window),
+        memory: memory(reader),
+        checkpoint: checkpoint(reader),
+        elastic: elastic(reader),
+    }
+}
+
+/// Slices of a sequence, or how many the schedule has when the key is 0.
+fn slice_count(reader: &SettingsReader<'_>) -> u32 {
+    match reader.size(Key::Slices) {
+        0 => reader.choice::<ScheduleChoice>(Key::Schedule).slice_count(),
+        slices => slices,
+    }
+}
+
+/// A pass as kernels see it. Slices may have any lengths: the whole sequence is the longest there
+/// can be.
+fn pass_shape(model: &ModelConfig, batch: &BatchShape, slices: u32) -> limits::PassShape {
+    limits::PassShape {
+        sequences: batch.microbatch.sequences,
+        sequence_len: batch.microbatch.sequence_len,
+        slices: slices as usize,
+        width: model.width as usize,
+        heads: model.heads as usize,
+        kv_heads: model.kv_heads as usize,
+        head_width: model.head_width as usize,
+        mlp_width: model.mlp_width as usize,
+    }
+}
+
+fn memory(reader: &SettingsReader<'_>) -> MemoryConfig {
+    MemoryConfig {
+        recompute: reader.choice(Key::Recompute),
+        recompute_ops: ops_of_names(&reader.texts(Key::RecomputeOps)),
+        recompute_passes: reader.choice(Key::RecomputePasses),
+        offload: reader.choice(Key::Offload),
+        offload_store: reader.choice(Key::OffloadStore),
+    }
+}
+
+fn asynchronous(reader: &SettingsReader<'_>) -> AsyncConfig {
+    AsyncConfig {
+        pipemare_steps: reader.count(Key::PipeMareSteps),
+        pipemare_warmup: reader.count(Key::PipeMareWarmup),
+        pipedream_sync: reader.choice(Key::PipeDreamSync),
+        avgpipe_pipelines: reader.size(Key::AvgPipePipelines),
+        avgpipe_alpha: reader.number(Key::AvgPipeAlpha),
+        ampnet_cap: reader.size(Key::AmpNetCap),
+        ampnet_update_every: reader.size(Key::AmpNetUpdateEvery),
+        ampnet_order: reader.text(Key::AmpNetOrder).map(PathBuf::from),
+    }
+}
+
+fn checkpoint(reader: &SettingsReader<'_>) -> CheckpointConfig {
+    CheckpointConfig {
+        every: reader.count(Key::CheckpointEvery),
+        every_time: Duration::from_millis(reader.count(Key::CheckpointTime)),
+        keep_last: reader.size(Key::KeepLast),
+        folder: reader.text(Key::CheckpointDir).map(PathBuf::from),
+        copies: reader.size(Key::CheckpointCopies),
+    }
+}
+
+fn elastic(reader: &SettingsReader<'_>) -> ElasticConfig {
+    let time = |key| Duration::from_millis(reader.count(key));
+    ElasticConfig {
+        min_nodes: reader.size(Key::MinNodes),
+        settle: time(Key::Settle),
+        on_notice: reader.choice(Key::OnNotice),
+        detect_timeout: time(Key::DetectTimeout),
+        copies: reader.size(Key::UpdateCopies),
+        replan: reader.choice(Key::Replan),
+    }
+}
+
+fn optimizer(reader: &SettingsReader<'_>) -> OptimizerConfig {
+    OptimizerConfig {
+        lr: reader.number(Key::Lr),
+        lr_min: reader.number(Key::LrMin),
+        warmup: reader.count(Key::Warmup),
+        decay: reader.choice(Key::Decay),
+        betas: reader.pair(Key::Betas),
+        epsilon: reader.number(Key::Eps),
+        weight_decay: reader.number(Key::WeightDecay),
+        decay_on: reader.choice(Key::DecayOn),
+    }
+}
+
+fn guard(reader: &SettingsReader<'_>) -> GuardPolicy {
+    let unless_zero = |number: f64| (number > 0.0).then_some(number);
+    GuardPolicy {
+        clip_norm: unless_zero(reader.number(Key::Clip)),
+        nonfinite: reader.choice(Key::Nonfinite),
+        replays_max: reader.size(Key::Retries),
+        spike_deviations: unless_zero(reader.number(Key::GnormZ)),
+    }
+}
+
+/// Collects problems on the way.
+pub struct ConfigBuilder<'a> {
+    /// Reader of the settings by their keys.
+    pub reader: SettingsReader<'a>,
+    /// Keys without a value that means anything.
+    pub unsound: BTreeSet<Key>,
+    /// Problems that were found so far.
+    pub problems: Vec<ConfigProblem>,
+}
+
+impl ConfigBuilder<'_> {
+    /// Reports a problem between `keys`, unless one of them is wrong by itself. It is named after
+    /// the key that was set by the highest layer.
+    pub fn report(
+        &mut self,
+        keys: &[Key],
+        problem: impl FnOnce(Key, Vec<EffectiveSetting>) -> ConfigProblem,
+    ) {
+        if keys.iter().any(|key| self.unsound.contains(key)) {
+            return;
+        }
+        let settings = self.reader.settings;
+        let layer = |key: &Key| settings.origin(*key).layer();
+        // `max_by_key` takes the last of equals, and the first named is the likeliest to be wrong.
+        let blamed = keys.iter().copied().rev().max_by_key(layer).expect("a problem is about keys");
+        let origin = settings.origin(blamed);
+        let others = keys.iter().copied().filter(|key| *key != blamed);
+        let beside = others.filter_map(|key| {
+            let setting = settings.get(key)?;
+            let given = EffectiveSetting {
+                key,
+                value: setting.value.clone(),
+                origin: setting.origin.clone(),
+            };
+            (setting.origin != origin).then_some(given)
+        });
+        let beside = beside.collect();
+        self.problems.push(problem(blamed, beside));
+    }
+
+    /// What passes between two stages is one frame, and a frame has a limit.
+    fn check_boundary(&mut self, model: &ModelConfig, batch: &BatchShape) {
+        let MicrobatchShape { sequences, sequence_len } = batch.microbatch;
+        let tokens = sequences as u64 * sequence_len as u64;
+        let width = model.width;
+        let floats_max = BOUNDARY_BYTES_MAX / size_of::<f32>() as u64;
+        // Within 64 bits: 2^16 sequences of 2^20 tokens of 2^20 floats.
+        if tokens * u64::from(width) > floats_max {
+            let settings = self.reader.settings;
+            let keys = [Key::Microbatch, Key::SeqLen, Key::Width];
+            self.report(&keys, |key, beside| ConfigProblem::Boundary {
+                at: settings.origin(key),
+                tokens,
+                width,
+                beside,
+            });
+        }
+    }
+
+    /// What kernels of a device cannot count or hold.
+    fn check_limits(&mut self, model: &ModelConfig, batch: &BatchShape) {
+        let reader = self.reader;
+        if reader.choice::<DeviceChoice>(Key::Device) != DeviceChoice::Cuda {
+            return;
+        }
+        let shape = pass_shape(model, batch, slice_count(&reader));
+        let Err(error) = limits::check(&shape) else { return };
+        let keys: &[Key] = match error {
+            LimitError::HeadWidth { .. } => &[Key::HeadDim, Key::Heads, Key::Width, Key::Device],
+            LimitError::Slices { .. } => &[Key::Slices, Key::Schedule, Key::Device],
+            LimitError::SequenceHeads { .. }
+            | LimitError::Tokens { .. }
+            | LimitError::Threads { .. } => &[Key::Microbatch, Key::SeqLen, Key::Device],
+        };
+        let settings = reader.settings;
+        self.report(keys, |key, beside| ConfigProblem::Limit {
+            at: settings.origin(key),
+            error,
+            beside,
+        });
+    }
+
+    /// A named schedule limits how many chunks there may be; with auto, the numbers that one
+    /// schedule or another has are those from 1 on.
+    fn check_chunks(&mut self) {
+        let reader = self.reader;
+        let chunks = reader.size(Key::Chunks);
+        let ScheduleChoice::Kind(kind) = reader.choice(Key::Schedule) else { return };
+        if chunks > 0 && !kind.chunk_counts().allow(chunks) {
+            let settings = reader.settings;
+            self.report(&[Key::Chunks, Key::Schedule], |key, beside| ConfigProblem::Chunks {
+                at: settings.origin(key),
+                kind,
+                chunks,
+                beside,
+            });
+        }
+    }
+
+    /// Kernels of the CPU compute in 32-bit floats.
+    fn check_precision(&mut self) {
+        let reader = self.reader;
+        let is_half = reader.choice::<PrecisionChoice>(Key::Precision) == PrecisionChoice::Bf16;
+        if is_half && reader.choice::<DeviceChoice>(Key::Device) == DeviceChoice::Cpu {
+            let settings = reader.settings;
+            self.report(&[Key::Precision, Key::Device], |key, beside| ConfigProblem::Precision {
+                at: settings.origin(key),
+                beside,
+            });
+        }
+    }
+
+    /// Only a schedule that is named cuts sequences, and not into slices of any number.
+    fn check_slices(&mut self, batch: &BatchShape) {
+        let reader = self.reader;
+        let schedule: ScheduleChoice = reader.choice(Key::Schedule);
+        let slices = slice_count(&reader);
+        let settings = reader.settings;
+        let is_cut = matches!(schedule, ScheduleChoice::Kind(kind) if kind.is_sliced());
+        let by = batch.cut_by;
+        let sequence_len = batch.microbatch.sequence_len;
+        let can_be = is_legal_cut(by, sequence_len, slices);
+        if slices > 1 && !is_cut {
+            self.report(&[Key::Slices, Key::Schedule], |key, beside| ConfigProblem::Slices {
+                at: settings.origin(key),
+                slices,
+                beside,
+            });
+        } else if !can_be {
+            let keys = [Key::Slices, Key::SeqLen, Key::Schedule, Key::SliceCut];
+            self.report(&keys, |key, beside| ConfigProblem::SliceLength {
+                at: settings.origin(key),
+                by,
+                slices,
+                sequence_len: sequence_len as u64,
+                beside,
+            });
+        }
+    }
+
+    fn batch(&mut self) -> BatchShape {
+        let reader = self.reader;
+        let global_batch = reader.count(Key::GlobalBatch);
+        let microbatch = reader.count(Key::Microbatch);
+        if !global_batch.is_multiple_of(microbatch) {
+            let settings = reader.settings;
+            self.report(&[Key::Microbatch, Key::GlobalBatch], |key, beside| {
+                ConfigProblem::Microbatch {
+                    at: settings.origin(key),
+                    microbatch,
+                    global_batch,
+                    beside,
+                }
+            });
+        }
+        let sequence_len = reader.count(Key::SeqLen) as usize;
+        BatchShape {
+            microbatch: MicrobatchShape { sequences: microbatch as usize, sequence_len },
+            microbatch_count: (global_batch / microbatch) as u32,
+            cut_by: reader.choice(Key::SliceCut),
+        }
+    }
+}

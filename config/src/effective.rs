@@ -1,0 +1,177 @@
+//! The effective configuration as TOML: what a run was configured with, all of it, whatever it came
+//! from. Reading it gives the same configuration back.
+
+use zbelastic_wording::duration_word;
+
+use super::key::{Key, KeyDefault, SECTIONS};
+use super::kind::size_text;
+use super::memory::names_of_ops;
+use super::settings::{ConfigSettings, Setting, SettingOrigin};
+use super::value::ConfigValue;
+use super::words::ConfigWord;
+use super::{RunConfig, WeightSource};
+
+/// Every key with its meaning above it.
+pub fn write_documented(config: &RunConfig) -> String {
+    let row = |key: Key, value: &ConfigValue| {
+        format!("# {}\n{}{} = {value}\n", key.spec().doc, mark(config, key), key.short_name())
+    };
+    write(config, row)
+}
+
+/// Every key with the origin of its value behind it. What follows from other keys is commented out,
+/// so that it goes on following when these are edited.
+pub fn write_with_origins(config: &RunConfig, settings: &ConfigSettings) -> String {
+    let row = |key: Key, value: &ConfigValue| {
+        let origin = origin(config, settings, key);
+        let mark = match key.spec().fallback {
+            KeyDefault::Described(_) if origin == SettingOrigin::Default => "# ",
+            KeyDefault::Described(_) | KeyDefault::Literal(_) => mark(config, key),
+        };
+        let text = format!("{mark}{} = {value}", key.short_name());
+        format!("{text:<31}  # {origin}\n")
+    };
+    write(config, row)
+}
+
+/// Every key that holds, with its value and its origin.
+pub fn settings_in_force(config: &RunConfig, settings: &ConfigSettings) -> Vec<(Key, Setting)> {
+    let setting = |key: Key| {
+        let value = value_of(config, key)?;
+        Some((key, Setting { value, origin: origin(config, settings, key) }))
+    };
+    Key::ALL.iter().copied().filter_map(setting).collect()
+}
+
+fn origin(config: &RunConfig, settings: &ConfigSettings, key: Key) -> SettingOrigin {
+    let source = if is_of_folder(config, key) { Key::FromHf } else { key };
+    settings.origin(source)
+}
+
+fn write(config: &RunConfig, row: impl Fn(Key, &ConfigValue) -> String) -> String {
+    let mut text = String::from("# The effective configuration of a run.\n");
+    for (section, about) in SECTIONS {
+        text.push_str(&format!("\n[{section}]  # {about}\n"));
+        let rows = Key::of_section(section).filter_map(|key| Some((key, value_of(config, key)?)));
+        text.extend(rows.map(|(key, value)| row(key, &value)));
+    }
+    text
+}
+
+/// Keys that a model folder determines are commented out, because the configuration may not set
+/// them too.
+fn mark(config: &RunConfig, key: Key) -> &'static str {
+    if is_of_folder(config, key) { "# " } else { "" }
+}
+
+fn is_of_folder(config: &RunConfig, key: Key) -> bool {
+    match config.weights {
+        WeightSource::Drawn => false,
+        WeightSource::HuggingFace { .. } => key.section() == "model" && key != Key::FromHf,
+    }
+}
+
+/// The effective value of a key, or `None` if there is none: a preset shows in the keys it sets.
+fn value_of(config: &RunConfig, key: Key) -> Option<ConfigValue> {
+    let RunConfig { model, optimizer, guard, batch, checkpoint, elastic, .. } = config;
+    let size = |size: u32| whole(size.into());
+    let value = match key {
+        Key::Preset => return None,
+        Key::FromHf => match &config.weights {
+            WeightSource::Drawn => return None,
+            WeightSource::HuggingFace { folder } => text(&folder.display().to_string()),
+        },
+        Key::Family => word(model.family),
+        Key::Layers => size(model.blocks),
+        Key::Width => size(model.width),
+        Key::Heads => size(model.heads),
+        Key::KvHeads => size(model.kv_heads),
+        Key::HeadDim => size(model.head_width),
+        Key::MlpWidth => size(model.mlp_width),
+        Key::Vocab => size(model.vocabulary),
+        Key::NormEps => ConfigValue::Number(shortest(model.norm_epsilon)),
+        Key::RopeTheta => ConfigValue::Number(model.rope_theta),
+        Key::Tied => ConfigValue::Flag(model.tied),
+        Key::Text => ConfigValue::List(config.text.iter().map(|entry| text(entry)).collect()),
+        Key::HeldOut => ConfigValue::Number(config.held_out_share),
+        Key::Steps => whole(config.steps),
+        Key::GlobalBatch => {
+            whole(batch.microbatch.sequences as u64 * u64::from(batch.microbatch_count))
+        }
+        Key::Microbatch => whole(batch.microbatch.sequences as u64),
+        Key::SeqLen => whole(batch.microbatch.sequence_len as u64),
+        Key::Seed => whole(config.seed),
+        Key::EvalEvery => whole(config.evaluate_every),
+        Key::Device => word(config.arithmetic.device),
+        Key::Precision => word(config.arithmetic.precision),
+        Key::Optimizer => text("adamw"),
+        Key::Lr => ConfigValue::Number(optimizer.lr),
+        Key::LrMin => ConfigValue::Number(optimizer.lr_min),
+        Key::Betas => ConfigValue::List(optimizer.betas.map(ConfigValue::Number).to_vec()),
+        Key::Eps => ConfigValue::Number(optimizer.epsilon),
+        Key::WeightDecay => ConfigValue::Number(optimizer.weight_decay),
+        Key::DecayOn => word(optimizer.decay_on),
+        Key::Clip => ConfigValue::Number(guard.clip_norm.unwrap_or(0.0)),
+        Key::Warmup => whole(optimizer.warmup),
+        Key::Decay => word(optimizer.decay),
+        Key::Schedule => word(config.schedule),
+        Key::Chunks => size(config.chunks_per_stage.unwrap_or(0)),
+        Key::Slices => size(config.slice_count.unwrap_or(0)),
+        Key::SliceCut => word(config.batch.cut_by),
+        Key::MaxMem => text(&config.stage_bytes_max.map_or_else(String::new, size_text)),
+        Key::Window => word(config.window),
+        Key::PipeMareSteps => whole(config.asynchronous.pipemare_steps),
+        Key::PipeMareWarmup => whole(config.asynchronous.pipemare_warmup),
+        Key::PipeDreamSync => word(config.asynchronous.pipedream_sync),
+        Key::AvgPipePipelines => size(config.asynchronous.avgpipe_pipelines),
+        Key::AvgPipeAlpha => ConfigValue::Number(config.asynchronous.avgpipe_alpha),
+        Key::AmpNetCap => size(config.asynchronous.ampnet_cap),
+        Key::AmpNetUpdateEvery => size(config.asynchronous.ampnet_update_every),
+        Key::AmpNetOrder => match &config.asynchronous.ampnet_order {
+            None => return None,
+            Some(file) => text(&file.display().to_string()),
+        },
+        Key::Recompute => word(config.memory.recompute),
+        Key::RecomputeOps => {
+            ConfigValue::List(names_of_ops(config.memory.recompute_ops).map(text).collect())
+        }
+        Key::RecomputePasses => word(config.memory.recompute_passes),
+        Key::Offload => word(config.memory.offload),
+        Key::OffloadStore => word(config.memory.offload_store),
+        Key::Nonfinite => word(guard.nonfinite),
+        Key::GnormZ => ConfigValue::Number(guard.spike_deviations.unwrap_or(0.0)),
+        Key::Retries => size(guard.replays_max),
+        Key::CheckpointEvery => whole(checkpoint.every),
+        Key::CheckpointTime => text(&duration_word(checkpoint.every_time)),
+        Key::KeepLast => size(checkpoint.keep_last),
+        Key::CheckpointDir => match &checkpoint.folder {
+            None => return None,
+            Some(folder) => text(&folder.display().to_string()),
+        },
+        Key::CheckpointCopies => size(checkpoint.copies),
+        Key::MinNodes => size(elastic.min_nodes),
+        Key::Settle => text(&duration_word(elastic.settle)),
+        Key::OnNotice => word(elastic.on_notice),
+        Key::DetectTimeout => text(&duration_word(elastic.detect_timeout)),
+        Key::UpdateCopies => size(elastic.copies),
+        Key::Replan => word(elastic.replan),
+    };
+    Some(value)
+}
+
+/// The double with the fewest digits that rounds to `single`.
+fn shortest(single: f32) -> f64 {
+    single.to_string().parse().expect("a number reads back")
+}
+
+fn text(text: &str) -> ConfigValue {
+    ConfigValue::Text(text.to_owned())
+}
+
+fn whole(number: u64) -> ConfigValue {
+    ConfigValue::Whole(number.into())
+}
+
+fn word<T: ConfigWord>(choice: T) -> ConfigValue {
+    text(choice.word())
+}

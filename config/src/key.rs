@@ -1,0 +1,331 @@
+//! The keys there are: name, kind, default and meaning of each, in one table.
+//!
+//! Defaults, refusals, suggestions, `config schema` and the effective configuration all come from
+//! here. A key's documentation is its meaning as `config schema` prints it.
+
+use zbelastic_consensus::checkpoint::CHECKPOINTS_MAX;
+use zbelastic_consensus::job::{CHECKPOINT_EVERY_MAX, COPIES_MAX};
+use zbelastic_consensus::plan::STAGES_MAX;
+use zbelastic_consensus::validation::NonfinitePolicy;
+use zbelastic_policy::tick::{HEARTBEAT_MS, HEARTBEATS_LEAST};
+use zbelastic_schedule::TEXT_COUNT_MAX;
+use zbelastic_trainer::model::Family;
+use zbelastic_trainer::optimizer::{LrDecay, WeightDecayScope};
+use zbelastic_trainer::plan::SliceBalance;
+
+use super::kind::{NumberRange, ValueKind};
+use super::presets::preset_names;
+use super::words::words;
+use super::{
+    DeviceChoice, NoticePolicy, OffloadMode, OffloadStore, PipeDreamSync, PrecisionChoice,
+    RECOMPUTE_OPS, RecomputeMode, RecomputePasses, ReplanPolicy, ScheduleChoice, WindowChoice,
+};
+
+/// What a key has where no layer sets it.
+#[derive(Clone, Copy, Debug)]
+pub enum KeyDefault {
+    /// A default value, written in TOML.
+    Literal(&'static str),
+    /// None, or what follows from other keys; described in words.
+    Described(&'static str),
+}
+
+/// What is known about a key.
+#[derive(Clone, Copy, Debug)]
+pub struct KeySpec {
+    /// Section and name, as in `train.steps`.
+    pub name: &'static str,
+    /// What may stand there.
+    pub kind: ValueKind,
+    /// What the key has where no layer sets it.
+    pub fallback: KeyDefault,
+    /// The key's meaning, in one sentence.
+    pub doc: &'static str,
+}
+
+macro_rules! keys {
+    ($(#[doc = $doc:literal] $key:ident: $name:literal, $kind:expr, $fallback:expr;)*) => {
+        /// A key of the configuration.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+        pub enum Key {
+            $(#[doc = $doc] $key,)*
+        }
+
+        impl Key {
+            /// Every key, section by section.
+            pub const ALL: &[Self] = &[$(Self::$key,)*];
+
+            /// What is known about the key.
+            #[must_use]
+            pub fn spec(self) -> KeySpec {
+                match self {
+                    $(Self::$key => KeySpec {
+                        name: $name,
+                        kind: $kind,
+                        fallback: $fallback,
+                        doc: $doc.trim_ascii(),
+                    },)*
+                }
+            }
+        }
+    };
+}
+
+use KeyDefault::{Described, Literal};
+use NumberRange::{AboveZero, BelowOne, FromZero, UpTo};
+use ValueKind::{Count, Flag, Number, Pair, Size, Text, Texts, Time, Word, Words};
+
+// Limits that no model or run comes near; they keep products of two sizes within 64 bits.
+const LAYERS_MAX: u64 = 10_000;
+const WIDTH_MAX: u64 = 1 << 20;
+const HEADS_MAX: u64 = 1 << 16;
+const VOCAB_MAX: u64 = 1 << 24;
+const SEQUENCE_MAX: u64 = 1 << 20;
+const STEPS_MAX: u64 = 1_000_000_000_000;
+const RETRIES_MAX: u64 = 1000;
+/// A batch of single sequences must not have more microbatches than a program may.
+const BATCH_MAX: u64 = TEXT_COUNT_MAX as u64;
+/// No model has more parts to deal out.
+const CHUNKS_MAX: u64 = 2 * LAYERS_MAX + 2;
+/// Each is a whole model.
+const PIPELINES_MAX: u64 = 64;
+/// Other nodes that a piece of a checkpoint is sent to.
+const CHECKPOINT_COPIES_MAX: u64 = 2;
+/// Other nodes that hold an update before it is sealed: a plan names one.
+const UPDATE_COPIES_MAX: u64 = COPIES_MAX as u64;
+/// A minute: a run that needs longer to gather its nodes should be started later.
+const SETTLE_MS_MAX: u64 = 60_000;
+/// A day: beyond that, checkpoints are spaced by steps.
+const CHECKPOINT_TIME_MS_MAX: u64 = 86_400_000;
+/// Below this, a busy machine is taken for a dead one.
+const DETECT_MS_MIN: u64 = HEARTBEATS_LEAST * HEARTBEAT_MS;
+/// A connection that is silent for so long is closed by transport, and that is a loss: a longer time
+/// would not be heeded.
+const DETECT_MS_MAX: u64 = 10_000;
+/// Most of the text that may be held out.
+const HELD_OUT_MAX: f64 = 0.9;
+
+keys! {
+    /// A model with its usual batch, by name; keys beside it override single values.
+    Preset: "model.preset", Word(preset_names), Described("\"quickstart\" without a CONFIG, else none");
+    /// A folder with config.json and model.safetensors to take shape and weights from.
+    FromHf: "model.from_hf", Text, Described("none");
+    /// The family: gpt2 (LayerNorm, learned positions, GELU) or llama (RMSNorm, rotary, SwiGLU).
+    Family: "model.family", Word(words::<Family>), Described("the preset's");
+    /// Transformer blocks, each with attention and MLP.
+    Layers: "model.layers", Count(1, LAYERS_MAX), Described("the preset's");
+    /// Width of the residual stream.
+    Width: "model.width", Count(1, WIDTH_MAX), Described("the preset's");
+    /// Query heads.
+    Heads: "model.heads", Count(1, HEADS_MAX), Described("the preset's");
+    /// Key and value heads; fewer than heads means grouped queries (llama only).
+    KvHeads: "model.kv_heads", Count(1, HEADS_MAX), Described("heads");
+    /// Width of a head; without it heads must divide width.
+    HeadDim: "model.head_dim", Count(1, WIDTH_MAX), Described("width / heads");
+    /// Width of the MLP's hidden layer.
+    MlpWidth: "model.mlp_width", Count(1, WIDTH_MAX * 4),
+        Described("gpt2: 4 * width; llama: 8/3 * width, up to a multiple of 32");
+    /// Tokens the model knows; text read as bytes needs 256.
+    Vocab: "model.vocab", Count(1, VOCAB_MAX), Literal("256");
+    /// Added inside normalisations.
+    NormEps: "model.norm_eps", Number(AboveZero), Literal("1e-5");
+    /// Base of the rotary frequencies (llama only).
+    RopeTheta: "model.rope_theta", Number(AboveZero), Literal("10000.0");
+    /// Whether the head shares the token embedding.
+    Tied: "model.tied", Flag, Literal("false");
+
+    /// Files, folders and globs to train on, seen from the working folder; none: the built-in text.
+    Text: "data.text", Texts, Literal("[]");
+    /// Share of the text, from its end, that is never trained on but evaluated on.
+    HeldOut: "data.held_out", Number(UpTo(HELD_OUT_MAX)), Literal("0.05");
+
+    /// Optimizer steps of the run.
+    Steps: "train.steps", Count(1, STEPS_MAX), Literal("300");
+    /// Sequences in a step, all microbatches together.
+    GlobalBatch: "train.global_batch", Count(1, BATCH_MAX), Literal("32");
+    /// Sequences that pass through the pipeline together; must divide global_batch.
+    Microbatch: "train.microbatch", Count(1, BATCH_MAX), Literal("4");
+    /// Tokens in a sequence.
+    SeqLen: "train.seq_len", Count(1, SEQUENCE_MAX), Literal("128");
+    /// What weights and the order of the text are drawn from.
+    Seed: "train.seed", Count(0, u64::MAX), Literal("1");
+    /// Evaluate on held-out text after every so many steps; 0: only after the last.
+    EvalEvery: "train.eval_every", Count(0, STEPS_MAX), Literal("0");
+    /// What it computes on: processors or NVIDIA devices. Their bits differ.
+    Device: "train.device", Word(words::<DeviceChoice>), Literal("\"cpu\"");
+    /// The type of activations and of operands of products; sums and weights are f32 in any case.
+    Precision: "train.precision", Word(words::<PrecisionChoice>), Literal("\"f32\"");
+
+    /// The optimizer.
+    Optimizer: "optimizer.kind", Word(|| vec!["adamw"]), Literal("\"adamw\"");
+    /// Learning rate after the warm-up.
+    Lr: "optimizer.lr", Number(FromZero), Literal("1e-3");
+    /// Learning rate that the decay ends at.
+    LrMin: "optimizer.lr_min", Number(FromZero), Literal("0.0");
+    /// Decay rates of the two moments.
+    Betas: "optimizer.betas", Pair(BelowOne), Literal("[0.9, 0.95]");
+    /// Added to the denominator of an update.
+    Eps: "optimizer.eps", Number(AboveZero), Literal("1e-8");
+    /// Decay of the weights, as a share of the learning rate.
+    WeightDecay: "optimizer.weight_decay", Number(FromZero), Literal("0.1");
+    /// What weight decay acts on: matrices and embeddings, or all tensors.
+    DecayOn: "optimizer.decay_on", Word(words::<WeightDecayScope>), Literal("\"matrices\"");
+    /// Largest norm of the whole gradient; a larger one is scaled down to it; 0: never.
+    Clip: "optimizer.clip", Number(FromZero), Literal("1.0");
+    /// Steps in which the learning rate rises.
+    Warmup: "optimizer.warmup", Count(0, STEPS_MAX), Literal("20");
+    /// How the learning rate falls after the warm-up.
+    Decay: "optimizer.decay", Word(words::<LrDecay>), Literal("\"cosine\"");
+
+    /// The pipeline schedule; auto takes the fastest that fits.
+    Schedule: "schedule.kind", Word(words::<ScheduleChoice>), Literal("\"auto\"");
+    /// Chunks a stage holds; 0: as many as the schedule has by itself. Others only where that is free.
+    Chunks: "schedule.chunks", Count(0, CHUNKS_MAX), Literal("0");
+    /// Slices that seq1f1b cuts sequences into, a part of the arithmetic; 0: two.
+    Slices: "schedule.slices", Count(0, SEQUENCE_MAX), Literal("0");
+    /// What slices have equally much of: tokens, or time. Of time later ones have fewer tokens.
+    SliceCut: "schedule.slice_cut", Word(words::<SliceBalance>), Literal("\"tokens\"");
+    /// Most memory of a stage, such as "10GiB" or "512MiB"; empty: no limit.
+    MaxMem: "schedule.max_mem", Size, Literal("\"\"");
+    /// Steps that may run ahead of their verdict: 0 waits for it, 1 is optimistic.
+    Window: "schedule.window", Word(words::<WindowChoice>), Literal("\"auto\"");
+    /// PipeMare: updates over which the learning rate of a late stage rises to its full height.
+    PipeMareSteps: "schedule.pipemare_steps", Count(0, STEPS_MAX), Literal("100");
+    /// PipeMare: steps that are run first, synchronously, with a flush after each.
+    PipeMareWarmup: "schedule.pipemare_warmup", Count(0, STEPS_MAX), Literal("0");
+    /// PipeDream: whether all stages read the version that the first one had; each its own: none.
+    PipeDreamSync: "schedule.pipedream_sync", Word(words::<PipeDreamSync>), Literal("\"none\"");
+    /// AvgPipe: whole pipelines side by side, which take steps in turn; must divide train.steps.
+    AvgPipePipelines: "schedule.avgpipe_pipelines", Count(1, PIPELINES_MAX), Literal("2");
+    /// AvgPipe: the share of what lies between them by which a model and the reference are pulled.
+    AvgPipeAlpha: "schedule.avgpipe_alpha", Number(UpTo(1.0)), Literal("0.1");
+    /// AMPNet: microbatches that may be under way.
+    AmpNetCap: "schedule.ampnet_cap", Count(1, BATCH_MAX), Literal("4");
+    /// AMPNet: gradients of microbatches that make an update.
+    AmpNetUpdateEvery: "schedule.ampnet_update_every", Count(1, BATCH_MAX), Literal("4");
+    /// AMPNet: the order.txt of such a run, to run its order again, to the same bits.
+    AmpNetOrder: "schedule.ampnet_order", Text, Described("none: the order is found");
+
+    /// What passes compute again: nothing, everything but what a chunk reads, or recompute_ops.
+    Recompute: "memory.recompute", Word(words::<RecomputeMode>), Literal("\"none\"");
+    /// With selective: what each layer computes again.
+    RecomputeOps: "memory.recompute_ops", Words(|| RECOMPUTE_OPS.to_vec()),
+        Literal("[\"norm\", \"activation\"]");
+    /// Which passes compute it again: all, or as few as schedule.max_mem or a node's memory asks for.
+    RecomputePasses: "memory.recompute_passes", Word(words::<RecomputePasses>), Literal("\"all\"");
+    /// Which passes leave a stage's memory: those of the schedule, or under any as few as memory asks for.
+    Offload: "memory.offload", Word(words::<OffloadMode>), Literal("\"schedule\"");
+    /// Where what leaves a stage's memory lies.
+    OffloadStore: "memory.offload_store", Word(words::<OffloadStore>), Literal("\"memory\"");
+
+    /// What to do with a step whose gradient is not finite: leave it out, or run it again first.
+    Nonfinite: "guard.nonfinite", Word(words::<NonfinitePolicy>), Literal("\"skip\"");
+    /// Leave out steps with a norm this many deviations above the recent mean; 0: never.
+    GnormZ: "guard.gnorm_z", Number(FromZero), Literal("0.0");
+    /// How often such a step is run again, with nonfinite = "replay".
+    Retries: "guard.retries", Count(0, RETRIES_MAX), Literal("1");
+
+    /// On a cluster, a checkpoint after every so many steps; 0: never.
+    CheckpointEvery: "checkpoint.every", Count(0, CHECKPOINT_EVERY_MAX), Literal("100");
+    /// On a cluster, a checkpoint after so long as well, but never for more than 2 % of the time; 0ms: never.
+    CheckpointTime: "checkpoint.every_time", Time(0, CHECKPOINT_TIME_MS_MAX), Literal("\"1m\"");
+    /// The newest so many checkpoints are kept, older ones removed.
+    KeepLast: "checkpoint.keep_last", Count(1, CHECKPOINTS_MAX as u64), Literal("3");
+    /// A folder for checkpoints on every node, seen from its data folder; each makes its own in it.
+    CheckpointDir: "checkpoint.dir", Text, Described("none: beside the node's other data");
+    /// Other nodes that each piece of a checkpoint is sent to, so that a lost disk loses none.
+    CheckpointCopies: "checkpoint.copies", Count(0, CHECKPOINT_COPIES_MAX), Literal("1");
+
+    /// A run begins, and goes on after losses, with so many workers or more.
+    MinNodes: "elastic.min_nodes", Count(1, STAGES_MAX as u64), Literal("1");
+    /// How long more nodes are waited for when one joins.
+    Settle: "elastic.settle", Time(0, SETTLE_MS_MAX), Literal("\"500ms\"");
+    /// What a worker does when its machine is about to be taken away: hand over first, or nothing.
+    OnNotice: "elastic.on_notice", Word(words::<NoticePolicy>), Literal("\"drain\"");
+    /// How long a node may be silent before it is lost: four heartbeats of 60 ms at least.
+    DetectTimeout: "elastic.detect_timeout", Time(DETECT_MS_MIN, DETECT_MS_MAX), Literal("\"700ms\"");
+    /// Other nodes that hold each update before it is sealed: as many may be lost at once.
+    UpdateCopies: "elastic.copies", Count(0, UPDATE_COPIES_MAX), Literal("1");
+    /// When a plan is given up for what is measured: if times drift beyond its slack, or never.
+    Replan: "elastic.replan", Word(words::<ReplanPolicy>), Literal("\"drift\"");
+}
+
+/// The sections in the order of the table, each with what it is about.
+pub const SECTIONS: [(&str, &str); 9] = [
+    ("model", "what is trained"),
+    ("data", "what it is trained on"),
+    ("train", "how long, in which batches"),
+    ("optimizer", "how weights change"),
+    ("schedule", "how the pipeline works"),
+    ("memory", "what passes keep, and where"),
+    ("guard", "which steps are not taken"),
+    ("checkpoint", "what a cluster keeps on disk"),
+    ("elastic", "how a cluster takes it when nodes come and go"),
+];
+
+impl Key {
+    /// Section and name, as in `train.steps`.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        self.spec().name
+    }
+
+    /// Section of the key, as `train` of `train.steps`.
+    #[must_use]
+    pub fn section(self) -> &'static str {
+        self.split().0
+    }
+
+    /// The name within its section.
+    #[must_use]
+    pub fn short_name(self) -> &'static str {
+        self.split().1
+    }
+
+    fn split(self) -> (&'static str, &'static str) {
+        self.name().split_once('.').expect("a key has a section")
+    }
+
+    /// The key that `section` has under `name`.
+    #[must_use]
+    pub fn find(section: &str, name: &str) -> Option<Self> {
+        Self::of_section(section).find(|key| key.short_name() == name)
+    }
+
+    /// The keys of a section, in order.
+    pub fn of_section(section: &str) -> impl Iterator<Item = Self> {
+        Self::ALL.iter().copied().filter(move |key| key.section() == section)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Key, KeyDefault, SECTIONS};
+    use crate::value::ConfigValue;
+
+    #[test]
+    fn every_default_is_a_value_of_its_key() {
+        for key in Key::ALL {
+            let KeyDefault::Literal(literal) = key.spec().fallback else { continue };
+            let value = ConfigValue::parse(literal).expect("a default is TOML");
+            assert!(key.spec().kind.accept(&value).is_some(), "{}: {literal}", key.name());
+        }
+    }
+
+    #[test]
+    fn keys_are_found_under_their_names_and_documented_in_a_sentence() {
+        for key in Key::ALL {
+            assert_eq!(Key::find(key.section(), key.short_name()), Some(*key));
+            let doc = key.spec().doc;
+            assert!(doc.ends_with('.') && doc.starts_with(char::is_uppercase), "{doc}");
+        }
+        assert_eq!(Key::find("train", "lr"), None);
+    }
+
+    #[test]
+    fn sections_are_those_of_the_keys_in_their_order() {
+        let mut sections: Vec<&str> = Key::ALL.iter().map(|key| key.section()).collect();
+        sections.dedup();
+        assert_eq!(sections, SECTIONS.map(|(name, _)| name));
+    }
+}

@@ -1,0 +1,52 @@
+//! What planning needs of a configuration.
+
+use zbelastic_planner::PlannerJob;
+use zbelastic_schedule::asynchronous::AsyncKind;
+
+use super::{RunConfig, ScheduleChoice};
+
+impl RunConfig {
+    /// What its plans depend on.
+    ///
+    /// # Errors
+    /// With the schedule, if it has no steps.
+    pub fn planner_job(&self) -> Result<PlannerJob, AsyncKind> {
+        Ok(PlannerJob {
+            model: self.model.clone(),
+            batch: self.batch,
+            kinds: self.schedule.kinds()?.to_vec(),
+            is_auto: self.schedule == ScheduleChoice::Auto,
+            chunks_per_stage: self.chunks_per_stage,
+            slice_count: self.slice_count,
+            memory: self.memory.policy(),
+            copies: self.elastic.copies,
+            stage_bytes_max: self.stage_bytes_max,
+            sizes: self.arithmetic.sizes(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use zbelastic_kernels::DeviceSizes;
+    use zbelastic_schedule::ScheduleKind;
+    use zbelastic_trainer::plan::AUTO_KINDS;
+
+    use crate::tests::load_text;
+
+    #[test]
+    fn what_is_configured_is_planned_with() {
+        let job = |text: &str| {
+            let text = format!("[model]\npreset = \"tiny\"\n{text}");
+            load_text(&text).expect("legal").config.planner_job()
+        };
+        let auto = job("").expect("it has steps");
+        assert_eq!((auto.kinds.as_slice(), auto.is_auto), (&AUTO_KINDS[..], true));
+        assert_eq!((auto.chunks_per_stage, auto.stage_bytes_max), (None, None));
+        assert_eq!((auto.sizes, auto.copies), (DeviceSizes::Processors, 1));
+        let own = job("[schedule]\nkind = \"zb-v\"\nchunks = 2\n[elastic]\ncopies = 2\n");
+        let own = own.expect("it has steps");
+        assert_eq!((own.kinds.as_slice(), own.is_auto), (&[ScheduleKind::ZbV][..], false));
+        assert_eq!((own.chunks_per_stage, own.copies), (Some(2), 2));
+    }
+}

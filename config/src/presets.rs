@@ -1,0 +1,139 @@
+//! Presets: models whose sizes have a name.
+
+use super::key::Key;
+
+/// A model with its usual batch.
+#[derive(Debug)]
+pub struct Preset {
+    /// Name of the preset, as `model.preset` takes it.
+    pub name: &'static str,
+    /// The model and its purpose, in one sentence.
+    pub doc: &'static str,
+    /// The keys it sets, each to a TOML value.
+    pub values: &'static [(Key, &'static str)],
+}
+
+/// The preset where the configuration names no file, folder or preset.
+pub const PRESET_DEFAULT: &str = "quickstart";
+
+/// Every preset, in the order in which they are listed.
+pub const PRESETS: [Preset; 6] = [
+    Preset {
+        name: PRESET_DEFAULT,
+        doc: "A llama of eight layers that learns to spell in minutes on two cores.",
+        values: &[
+            (Key::Family, "\"llama\""),
+            (Key::Layers, "8"),
+            (Key::Width, "128"),
+            (Key::Heads, "4"),
+            (Key::KvHeads, "2"),
+            (Key::MlpWidth, "352"),
+            (Key::Vocab, "256"),
+            (Key::Steps, "360"),
+            (Key::GlobalBatch, "16"),
+            (Key::Microbatch, "2"),
+            (Key::SeqLen, "128"),
+            (Key::Lr, "3e-3"),
+            (Key::Warmup, "20"),
+        ],
+    },
+    Preset {
+        name: "tiny",
+        doc: "A GPT-2 of four layers, to try things on.",
+        values: &[
+            (Key::Family, "\"gpt2\""),
+            (Key::Layers, "4"),
+            (Key::Width, "64"),
+            (Key::Heads, "4"),
+            (Key::GlobalBatch, "16"),
+            (Key::Microbatch, "2"),
+            (Key::SeqLen, "64"),
+        ],
+    },
+    Preset {
+        name: "bench-a",
+        doc: "The small GPT-2 that `bench train` measures.",
+        values: &[
+            (Key::Family, "\"gpt2\""),
+            (Key::Layers, "4"),
+            (Key::Width, "256"),
+            (Key::Heads, "4"),
+            (Key::Vocab, "256"),
+            (Key::GlobalBatch, "8"),
+            (Key::Microbatch, "2"),
+            (Key::SeqLen, "128"),
+        ],
+    },
+    Preset {
+        name: "bench-b",
+        doc: "The middle GPT-2 that `bench train` measures.",
+        values: &[
+            (Key::Family, "\"gpt2\""),
+            (Key::Layers, "6"),
+            (Key::Width, "384"),
+            (Key::Heads, "6"),
+            (Key::Vocab, "4096"),
+            (Key::GlobalBatch, "8"),
+            (Key::Microbatch, "2"),
+            (Key::SeqLen, "256"),
+        ],
+    },
+    Preset {
+        name: "bench-c",
+        doc: "The large GPT-2 that `bench train` measures.",
+        values: &[
+            (Key::Family, "\"gpt2\""),
+            (Key::Layers, "12"),
+            (Key::Width, "768"),
+            (Key::Heads, "12"),
+            (Key::Vocab, "50304"),
+            (Key::GlobalBatch, "2"),
+            (Key::Microbatch, "1"),
+            (Key::SeqLen, "256"),
+        ],
+    },
+    Preset {
+        name: "gpt2-124m",
+        doc: "The smallest GPT-2 that was published, with a head of its own.",
+        values: &[
+            (Key::Family, "\"gpt2\""),
+            (Key::Layers, "12"),
+            (Key::Width, "768"),
+            (Key::Heads, "12"),
+            (Key::Vocab, "50257"),
+            (Key::GlobalBatch, "64"),
+            (Key::Microbatch, "8"),
+            (Key::SeqLen, "1024"),
+            (Key::Lr, "6e-4"),
+        ],
+    },
+];
+
+/// The names of all presets.
+pub fn preset_names() -> Vec<&'static str> {
+    PRESETS.iter().map(|preset| preset.name).collect()
+}
+
+/// The preset of that name.
+pub fn find_preset(name: &str) -> Option<&'static Preset> {
+    PRESETS.iter().find(|preset| preset.name == name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{PRESETS, find_preset, preset_names};
+    use crate::value::ConfigValue;
+
+    #[test]
+    fn presets_set_legal_values_once() {
+        for preset in &PRESETS {
+            for (index, (key, literal)) in preset.values.iter().enumerate() {
+                let value = ConfigValue::parse(literal).expect("a preset is TOML");
+                assert!(key.spec().kind.accept(&value).is_some(), "{}: {literal}", key.name());
+                assert!(preset.values[..index].iter().all(|(before, _)| before != key));
+            }
+        }
+        let found = preset_names().into_iter().filter_map(find_preset);
+        assert!(found.map(|preset| preset.name).eq(preset_names()));
+    }
+}

@@ -1,0 +1,73 @@
+//! Which keys may change without a bit of the result changing with them
+//! ([numerics](../../../docs/numerics.md)).
+
+use super::{CheckpointConfig, RunConfig, ScheduleChoice};
+
+impl RunConfig {
+    /// Whether the other configuration makes the same bits: whether they differ in nothing but in
+    /// when and where passes run, in what is kept of them, and in what a cluster keeps (in the same
+    /// `checkpoint.dir`) and waits for.
+    #[must_use]
+    pub fn makes_same_bits(&self, other: &Self) -> bool {
+        let moved = Self {
+            schedule: other.schedule,
+            chunks_per_stage: other.chunks_per_stage,
+            stage_bytes_max: other.stage_bytes_max,
+            window: other.window,
+            memory: other.memory,
+            checkpoint: CheckpointConfig {
+                // Where a parent's checkpoint lies.
+                folder: self.checkpoint.folder.clone(),
+                ..other.checkpoint.clone()
+            },
+            elastic: other.elastic.clone(),
+            evaluate_every: other.evaluate_every,
+            ..self.clone()
+        };
+        let slices = |config: &Self| config.slice_count.unwrap_or(config.schedule.slice_count());
+        moved == *other
+            && replicas(&self.schedule) == replicas(&other.schedule)
+            && slices(self) == slices(other)
+    }
+}
+
+/// How often a schedule has the model: with two, gradients are added in another order.
+const fn replicas(schedule: &ScheduleChoice) -> u32 {
+    match schedule {
+        ScheduleChoice::Kind(kind) => kind.replica_count(),
+        // Two are never chosen unasked.
+        ScheduleChoice::Auto | ScheduleChoice::Asynchronous(_) => 1,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::load_document;
+
+    #[test]
+    fn what_is_no_arithmetic_may_change_and_nothing_else() {
+        let base = "[model]\npreset = \"tiny\"\n";
+        let config =
+            |text: &str| load_document("test", &format!("{base}{text}")).expect("legal").config;
+        let held = config("");
+        for text in [
+            "[schedule]\nkind = \"1f1b\"\nwindow = 0\n",
+            "[schedule]\nkind = \"zb-v\"\n",
+            "[checkpoint]\nevery = 7\ncopies = 0\n",
+            "[elastic]\ncopies = 2\nsettle = \"2s\"\n",
+            "[train]\neval_every = 5\n",
+        ] {
+            assert!(held.makes_same_bits(&config(text)), "{text}");
+        }
+        for text in [
+            "[train]\nsteps = 7\n",
+            "[train]\nseed = 7\n",
+            "[train]\nmicrobatch = 1\n",
+            "[optimizer]\nlr = 0.002\n",
+            "[schedule]\nkind = \"chimera\"\n",
+            "[schedule]\nkind = \"seq1f1b\"\n",
+        ] {
+            assert!(!held.makes_same_bits(&config(text)), "{text}");
+        }
+    }
+}

@@ -1,0 +1,84 @@
+//! Models whose shape is read from a folder.
+
+use super::{check_round_trip, set, without_folder};
+use crate::{ConfigNote, ConfigSources, WeightSource, load};
+
+/// A folder with this `config.json`, and the sources that name it.
+fn folder_model(config: &str, flags: &[&str]) -> (tempfile::TempDir, ConfigSources) {
+    let folder = tempfile::tempdir().expect("a folder");
+    std::fs::write(folder.path().join("config.json"), config).expect("a file");
+    let from = format!("model.from_hf={}", folder.path().display());
+    let flags = std::iter::once(from.as_str()).chain(flags.iter().copied()).map(set).collect();
+    (folder, ConfigSources { file: None, flags })
+}
+
+const LLAMA: &str = r#"{"model_type": "llama", "hidden_size": 32, "intermediate_size": 56,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 3, "head_dim": 8,
+    "max_position_embeddings": 64, "vocab_size": 101}"#;
+const GPT2: &str = r#"{"model_type": "gpt2", "n_embd": 24, "n_head": 5, "n_layer": 3,
+    "n_positions": 64, "vocab_size": 256}"#;
+
+#[test]
+fn a_folder_says_what_the_model_is() {
+    let (folder, sources) = folder_model(LLAMA, &[]);
+    let loaded = load(&sources).expect("legal");
+    let model = &loaded.config.model;
+    assert_eq!((model.blocks, model.width, model.positions), (3, 32, 64));
+    let expected = WeightSource::HuggingFace { folder: folder.path().to_owned() };
+    assert_eq!(loaded.config.weights, expected);
+    assert_eq!(loaded.config.batch.microbatch.sequence_len, 128);
+    assert_eq!(loaded.notes, [ConfigNote::FewTokens { vocabulary: 101 }]);
+    check_round_trip(&loaded);
+}
+
+#[test]
+fn a_folder_and_keys_do_not_both_say_what_the_model_is() {
+    let (folder, sources) = folder_model(GPT2, &["model.preset=tiny", "model.layers=2"]);
+    let failure = load(&sources).expect_err("two models");
+    let details = without_folder(failure, folder.path()).details;
+    let details: Vec<String> = details.iter().map(ToString::to_string).collect();
+    let expected = "  --set: model.preset stands beside model.from_hf
+  why: the folder's config.json says what the model is
+  try: leave out model.preset or model.from_hf
+  --set: model.layers stands beside model.from_hf
+  why: the folder's config.json says what the model is
+  try: leave out model.layers or model.from_hf
+  config.json: a head tied to the token embedding is not supported yet
+  why: the embedding and the head stand at the two ends of the pipeline
+  config.json: 5 heads do not divide a width of 24
+  why: a head is width / heads wide unless model.head_dim says more";
+    assert_eq!(details.join("\n"), expected);
+}
+
+#[test]
+fn a_folder_that_cannot_be_used_is_named() {
+    let (_folder, sources) = folder_model("{\"model_type\": \"bert\"}", &[]);
+    let failure = load(&sources).expect_err("bert");
+    assert!(failure.details[0].what.contains("`model_type` is \"bert\""), "{failure}");
+    let missing = ConfigSources { file: None, flags: vec![set("model.from_hf=no/such")] };
+    let failure = load(&missing).expect_err("missing");
+    let what = "model.from_hf: no/such/config.json cannot be read: ";
+    assert!(failure.details[0].what.starts_with(what), "{failure}");
+    let untied = GPT2.replace("\"n_head\": 5", "\"n_head\": 4, \"tie_word_embeddings\": false");
+    let (_folder, sources) = folder_model(&untied, &["train.seq_len=65"]);
+    let failure = load(&sources).expect_err("too long");
+    let what = "train.seq_len: 65 tokens, but the model has 64 positions";
+    assert_eq!(failure.details[0].what, what);
+    let (_folder, sources) = folder_model(&untied, &["train.seq_len=64"]);
+    assert!(load(&sources).is_ok());
+}
+
+/// Bytes mean other things to a model that learnt tokens, and a model of bytes with rows to spare
+/// brings no tokenizer.
+#[test]
+fn a_model_that_reads_tokens_is_refused() {
+    let wide = GPT2
+        .replace("\"n_head\": 5", "\"n_head\": 4, \"tie_word_embeddings\": false")
+        .replace("\"vocab_size\": 256", "\"vocab_size\": 257");
+    let (folder, sources) = folder_model(&wide, &["train.seq_len=64"]);
+    assert_eq!(load(&sources).expect("legal").notes, [ConfigNote::ManyTokens { vocabulary: 257 }]);
+    std::fs::write(folder.path().join("tokenizer.json"), "{}").expect("a file");
+    let failure = load(&sources).expect_err("it reads tokens");
+    let what = "model.from_hf: the model has 257 tokens of its own tokenizer";
+    assert_eq!(failure.details[0].what, what);
+}

@@ -1,0 +1,305 @@
+//! Problems of configurations, as they are printed.
+
+use zbelastic_kernels::{DeviceSizes, Precision};
+use zbelastic_wording::FailureCode;
+
+use super::{TINY, check_tiny, check_wrong, load_text, load_with, set};
+use crate::{ConfigSources, load};
+
+#[test]
+fn unknown_names_are_refused_with_the_nearest() {
+    check_tiny(
+        "headz = 4\n[trian]\nsteps = 3\n[train]\nlr = 0.1\nbatch = 4\n[optimizer]\nlr_mim = 0.1\n",
+        "
+  run.toml:3: unknown key `model.headz`
+  why: what is not known is refused, so that a misspelt key is not ignored
+  try: model.heads
+  run.toml:4: unknown section [trian]
+  why: what is not known is refused, so that a misspelt key is not ignored
+  try: [train]
+  run.toml:7: unknown key `train.lr`
+  why: what is not known is refused, so that a misspelt key is not ignored
+  try: optimizer.lr
+  run.toml:8: unknown key `train.batch`
+  why: what is not known is refused, so that a misspelt key is not ignored
+  try: one of steps, global_batch, microbatch, seq_len, seed, eval_every, device, precision
+  run.toml:10: unknown key `optimizer.lr_mim`
+  why: what is not known is refused, so that a misspelt key is not ignored
+  try: optimizer.lr_min",
+    );
+    check_wrong(
+        "steps = 3\nmodel = \"tiny\"\n",
+        &[set("model.preset=tiny"), set("stepz=3"), set("steps"), set("modl.heads=2")],
+        "
+  run.toml:1: `steps` stands in no section
+  why: every key belongs to a section
+  try: train.steps
+  run.toml:2: expected a section [model], found a value
+  --set: `stepz` stands in no section
+  why: every key belongs to a section
+  try: train.steps
+  --set: expected section.key=value, found `steps`
+  try: --set train.steps=100
+  --set: unknown key `modl.heads`
+  why: what is not known is refused, so that a misspelt key is not ignored
+  try: model.heads",
+    );
+}
+
+#[test]
+fn words_are_refused_with_the_nearest() {
+    check_wrong(
+        "[model]\npreset = \"tinny\"\n[schedule]\nkind = \"zb-h3\"\n[optimizer]\ndecay = \"cos\"\n",
+        &[],
+        "
+  run.toml:2: model.preset: expected one of quickstart, tiny, bench-a, bench-b, bench-c, \
+         gpt2-124m, found \"tinny\"
+  why: A model with its usual batch, by name; keys beside it override single values.
+  try: model.preset = \"tiny\"
+  run.toml:4: schedule.kind: expected one of auto, gpipe, 1f1b, interleaved, zb-h1, zb-h2, zb-auto, \
+         zb-v, looped-bfs, gis, gis-h, po, v-half, v-min, 1f1b-v, dualpipe-v, gems, chimera, seq1f1b, \
+         po-half, po-full, po-selective, pipedream, pipedream-2bw, pipemare, xpipe, spectrain, wpipe, avgpipe, ampnet, found \"zb-h3\"
+  why: The pipeline schedule; auto takes the fastest that fits.
+  try: schedule.kind = \"zb-h1\"
+  run.toml:6: optimizer.decay: expected one of cosine, linear, constant, found \"cos\"
+  why: How the learning rate falls after the warm-up.
+  try: optimizer.decay = \"cosine\"",
+    );
+}
+
+#[test]
+fn what_was_probably_meant_is_suggested() {
+    for (key, typed, meant) in [
+        ("schedule.max_mem", "10GB", "schedule.max_mem = \"10GiB\""),
+        ("schedule.max_mem", "1.5g", "schedule.max_mem = \"1.5GiB\""),
+        ("schedule.max_mem", "lots", "schedule.max_mem = \"10GiB\""),
+        ("model.preset", "gpt2", "model.preset = \"gpt2-124m\""),
+    ] {
+        let failure = load_with(TINY, &[set(&format!("{key}={typed}"))]).expect_err(key);
+        assert_eq!(failure.details[0].hint.as_deref(), Some(meant), "{failure}");
+    }
+}
+
+#[test]
+fn numbers_that_cannot_be_used_are_refused() {
+    check_tiny(
+        "[optimizer]\nlr = nan\neps = 1e-60\nbetas = [0.9, 1.0]\nclip = -1\n[train]\nsteps = 0\n",
+        "
+  run.toml:4: optimizer.lr: expected a finite number from 0, found nan
+  why: TOML knows nan and inf, but no run gets anywhere with them
+  try: optimizer.lr = 1e-3, the default
+  run.toml:5: optimizer.eps: expected a finite number above 0, found 1e-60
+  why: a run computes in single precision, which has no such number
+  try: optimizer.eps = 1e-8, the default
+  run.toml:6: optimizer.betas: expected two finite numbers from 0 to below 1, found [0.9, 1.0]
+  why: Decay rates of the two moments.
+  try: optimizer.betas = [0.9, 0.95], the default
+  run.toml:7: optimizer.clip: expected a finite number from 0, found -1
+  why: Largest norm of the whole gradient; a larger one is scaled down to it; 0: never.
+  try: optimizer.clip = 1.0, the default
+  run.toml:9: train.steps: expected a whole number from 1 to 1000000000000, found 0
+  why: Optimizer steps of the run.
+  try: train.steps = 300, the default",
+    );
+    for (key, refused) in [
+        ("optimizer.lr", "-1e-3"),
+        ("optimizer.lr", "inf"),
+        ("optimizer.weight_decay", "-inf"),
+        ("model.rope_theta", "nan"),
+        ("model.norm_eps", "0"),
+        ("data.held_out", "0.91"),
+        ("data.held_out", "-0.1"),
+        ("guard.gnorm_z", "nan"),
+        ("train.microbatch", "4.0"),
+        ("train.seed", "-1"),
+        ("schedule.max_mem", "10GB"),
+        ("schedule.window", "2"),
+    ] {
+        let failure = load_with(TINY, &[set(&format!("{key}={refused}"))]).expect_err(key);
+        assert_eq!(failure.details.len(), 1, "{failure}");
+        let what = format!("{key}: expected ");
+        assert!(failure.details[0].what.starts_with(&what), "{failure}");
+    }
+}
+
+#[test]
+fn chunks_that_a_schedule_does_not_have_are_refused() {
+    check_tiny(
+        "[schedule]\nkind = \"zb-v\"\nchunks = 3\n",
+        "
+  run.toml:5: schedule.chunks: a stage of zb-v holds 2 chunks, found 3
+  why: where a schedule lays chunks follows from how it orders them; schedule.kind = \"zb-v\" (run.toml:4)
+  try: schedule.chunks = 2, or leave it out",
+    );
+    let refused = |kind: &str, chunks: u32| {
+        let flags = [format!("schedule.kind={kind}"), format!("schedule.chunks={chunks}")];
+        load_with(TINY, &flags.map(|text| set(&text))).is_err()
+    };
+    assert!(refused("interleaved", 1) && !refused("interleaved", 2) && !refused("interleaved", 9));
+    assert!(refused("zb-h1", 2) && !refused("zb-h1", 1) && !refused("zb-h1", 0));
+    assert!(!refused("auto", 3));
+}
+
+#[test]
+fn slices_that_cannot_be_are_refused() {
+    check_tiny(
+        "[schedule]\nkind = \"1f1b\"\nslices = 2\n",
+        "
+  run.toml:5: schedule.slices: 2 slices for a schedule that cuts no sequences
+  why: slices are a part of the arithmetic, so none are dropped silently; schedule.kind = \"1f1b\" (run.toml:4)
+  try: schedule.kind = \"seq1f1b\", or leave out the slices",
+    );
+    check_tiny(
+        "[schedule]\nkind = \"seq1f1b\"\nslices = 6\n",
+        "
+  run.toml:5: schedule.slices: 6 slices of equal length for sequences of 64 tokens
+  why: all slices have the same length; train.seq_len = 64 (preset tiny); schedule.kind = \"seq1f1b\" (run.toml:4); schedule.slice_cut = \"tokens\" (default)
+  try: schedule.slices = 4 or 8, another train.seq_len, or schedule.slice_cut = \"time\"",
+    );
+    check_tiny(
+        "[schedule]\nkind = \"seq1f1b\"\nslice_cut = \"time\"\nslices = 65\n",
+        "
+  run.toml:6: schedule.slices: 65 slices of equal time for sequences of 64 tokens
+  why: each slice has a token or more, and those of equal time are limited in number; train.seq_len = 64 (preset tiny); schedule.kind = \"seq1f1b\" (run.toml:4); schedule.slice_cut = \"time\" (run.toml:5)
+  try: schedule.slices = 64 or less",
+    );
+    let refused = |kind: &str, slices: u32, sequence_len: u32| {
+        let flags = [
+            format!("schedule.kind={kind}"),
+            format!("schedule.slices={slices}"),
+            format!("train.seq_len={sequence_len}"),
+        ];
+        load_with(TINY, &flags.map(|text| set(&text))).is_err()
+    };
+    assert!(refused("auto", 2, 64) && !refused("auto", 1, 64) && !refused("auto", 0, 63));
+    assert!(refused("pipedream", 2, 64));
+    assert!(refused("seq1f1b", 0, 63) && !refused("seq1f1b", 1, 63) && !refused("seq1f1b", 7, 63));
+}
+
+#[test]
+fn keys_that_do_not_go_together_are_refused_at_the_last_one() {
+    check_tiny(
+        "heads = 3\n[train]\nglobal_batch = 20\nmicrobatch = 3\n",
+        "
+  run.toml:3: model.heads: 3 heads do not divide a width of 64
+  why: a head is width / heads wide unless model.head_dim says more; model.width = 64 (preset tiny)
+  try: model.heads = 2 or 4, or set model.head_dim
+  run.toml:6: train.microbatch: microbatches of 3 do not make up a batch of 20
+  why: a step is so many whole microbatches; train.global_batch = 20 (run.toml:5)
+  try: train.microbatch = 2 or 4, or another train.global_batch",
+    );
+    check_tiny(
+        "width = 66\n",
+        "
+  run.toml:3: model.width: 4 heads do not divide a width of 66
+  why: a head is width / heads wide unless model.head_dim says more; model.heads = 4 (preset tiny)
+  try: model.heads = 3 or 6, or set model.head_dim",
+    );
+    check_tiny(
+        "kv_heads = 3\nvocab = 100\ntied = true\n",
+        "
+  run.toml:3: model.kv_heads: 3 key and value heads do not divide 4 query heads
+  why: every key head serves the same number of query heads; model.heads = 4 (preset tiny)
+  try: model.kv_heads = 2 or 4
+  run.toml:3: model.kv_heads: the gpt2 family has as many key heads as query heads: 4, found 3
+  why: only llama shares key heads among query heads; model.family = \"gpt2\" (preset tiny)
+  try: model.kv_heads = 4, or model.family = \"llama\"
+  run.toml:5: model.tied: a head tied to the token embedding is not supported yet
+  why: the embedding and the head stand at the two ends of the pipeline
+  try: model.tied = false
+  run.toml:4: model.vocab: 100 tokens are too few for text
+  why: text is read as bytes, each byte is a token, and there are 256 of them
+  try: model.vocab = 256",
+    );
+}
+
+#[test]
+fn a_refused_value_is_not_held_against_other_keys() {
+    check_tiny(
+        "heads = 0\nwidth = 65\n[train]\nmicrobatch = \"4\"\nglobal_batch = 31\n",
+        "
+  run.toml:3: model.heads: expected a whole number from 1 to 65536, found 0
+  why: Query heads.
+  run.toml:6: train.microbatch: expected a whole number from 1 to 65536, found \"4\"
+  why: Sequences that pass through the pipeline together; must divide global_batch.
+  try: train.microbatch = 4, the default",
+    );
+}
+
+#[test]
+fn a_model_needs_a_preset_a_folder_or_a_shape() {
+    check_wrong(
+        "[model]\nwidth = 64\nheads = 3\n",
+        &[],
+        "
+  [model]: model.family, model.layers are missing
+  why: nothing says what is to be trained: no preset, no folder, no shape
+  try: model.preset = one of quickstart, tiny, bench-a, bench-b, bench-c, gpt2-124m, or set them
+  run.toml:3: model.heads: 3 heads do not divide a width of 64
+  why: a head is width / heads wide unless model.head_dim says more; model.width = 64 (run.toml:2)
+  try: model.heads = 2 or 4, or set model.head_dim",
+    );
+}
+
+#[test]
+fn a_file_that_is_not_toml_is_all_there_is_to_say() {
+    let failure = load_with("[model]\npreset = tiny\n[x]\n", &[set("a=b")]).expect_err("not TOML");
+    assert_eq!(failure.details.len(), 1, "{failure}");
+    assert_eq!(failure.details[0].place.as_deref(), Some("run.toml:2"));
+    assert!(failure.details[0].what.starts_with("not TOML: "), "{failure}");
+    let twice = load_text("[train]\nsteps = 1\nsteps = 2\n").expect_err("twice");
+    assert_eq!(twice.details[0].place.as_deref(), Some("run.toml:3"), "{twice}");
+    let sources = ConfigSources { file: Some("no/such.toml".into()), flags: vec![] };
+    let missing = load(&sources).expect_err("missing");
+    assert_eq!(missing.code, FailureCode::Usage);
+    assert_eq!(missing.details[0].place.as_deref(), Some("no/such.toml"));
+}
+
+/// The last microbatch that passes between stages, and the first that does not.
+#[test]
+fn what_passes_between_stages_is_bounded() {
+    // 2^28 floats: 2^8 sequences of 2^10 tokens of 2^10 floats.
+    let text = |microbatch: u32| {
+        format!(
+            "[model]\nfamily = \"llama\"\nlayers = 2\nwidth = 1024\nheads = 16\n[train]\n\
+             seq_len = 1024\nglobal_batch = {microbatch}\nmicrobatch = {microbatch}\n"
+        )
+    };
+    assert!(load_text(&text(256)).is_ok());
+    let failure = load_text(&text(257)).expect_err("one sequence too many").to_string();
+    let expected = "train.microbatch: 263168 tokens of 1024 floats are 269484032, at most \
+                    268435456 pass between two stages at once";
+    assert!(failure.contains(expected), "{failure}");
+    assert!(failure.contains("a smaller train.microbatch or train.seq_len"), "{failure}");
+}
+
+/// Processors have limits of their own.
+#[test]
+fn what_kernels_of_a_device_cannot_hold_is_refused_there() {
+    let text = |device: &str| {
+        format!(
+            "[model]\nfamily = \"llama\"\nlayers = 2\nwidth = 64\nheads = 4\n[train]\n\
+             device = \"{device}\"\nseq_len = 128\nglobal_batch = 20000\nmicrobatch = 20000\n"
+        )
+    };
+    assert!(load_text(&text("cpu")).is_ok());
+    let failure = load_text(&text("cuda")).expect_err("80,000 heads").to_string();
+    let expected = "train.device: a microbatch has 80000 heads in all its sequences, the device takes \
+                    at most 65535; lower train.microbatch";
+    assert!(failure.contains(expected), "{failure}");
+}
+
+#[test]
+fn halves_need_a_device_that_has_them() {
+    check_tiny(
+        "[train]\nprecision = \"bf16\"\n",
+        "
+  run.toml:4: train.precision: bf16 on processors
+  why: processors compute in f32 only; train.device = \"cpu\" (default)
+  try: train.device = \"cuda\" (or --device cuda:0), or train.precision = \"f32\"",
+    );
+    let text = "[model]\npreset = \"tiny\"\n[train]\nprecision = \"bf16\"\ndevice = \"cuda\"\n";
+    let config = load_text(text).expect("legal").config;
+    let halves = DeviceSizes::Cuda(Precision::Bf16);
+    assert_eq!(config.arithmetic.sizes(), halves);
+}

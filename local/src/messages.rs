@@ -1,0 +1,99 @@
+//! The messages between threads. Every mailbox has a limit.
+
+use zbelastic_consensus::checkpoint::LayerDigest;
+use zbelastic_consensus::validation::GradientReport;
+use zbelastic_kernels::{AllocateError, DeviceFault};
+use zbelastic_timing::MeasuredSlice;
+use zbelastic_trainer::plan::Plan;
+use zbelastic_trainer::stage::{Event, PARTIALS_PER_CHUNK, StashStoreError};
+use zbelastic_types::{LayerId, StageIndex};
+
+/// Messages to a worker.
+pub enum WorkerMessage {
+    /// An event for the worker's engine.
+    Event(Event),
+    /// Another worker is lost: stop at once.
+    Abort,
+}
+
+/// Messages to the coordinator.
+pub enum CoordinatorMessage {
+    /// A stage has its memory and its weights.
+    Ready,
+    /// Slices of a stage since it last sent any; sent before each report.
+    Slices {
+        /// Stage that did it.
+        stage: StageIndex,
+        /// Slices in the order of their times.
+        slices: Vec<MeasuredSlice>,
+    },
+    /// A stage's report of its sums for the open turn.
+    Report(GradientReport),
+    /// The loss on held-out text.
+    Evaluated(HeldOutLoss),
+    /// A stage came to the end of the run.
+    Finished(StageResult),
+    /// A stage's memory could not be had.
+    OutOfMemory {
+        /// Stage that lacks it.
+        stage: StageIndex,
+        /// The allocation that failed.
+        error: AllocateError,
+    },
+    /// A stage's second store refused what it was given, or did not give it back.
+    StoreFailed {
+        /// Stage whose store failed.
+        stage: StageIndex,
+        /// Error of the stash store.
+        error: StashStoreError,
+    },
+    /// A stage's device gave up. Nothing that it computed since has left it.
+    Faulted {
+        /// Stage whose device failed.
+        stage: StageIndex,
+        /// The device that the stage computes on.
+        device: String,
+        /// Error of the device.
+        fault: DeviceFault,
+    },
+    /// A worker's thread panicked.
+    Died {
+        /// Stage of that worker.
+        stage: StageIndex,
+    },
+}
+
+/// The loss on held-out text.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct HeldOutLoss {
+    /// After so many steps.
+    pub steps_done: u64,
+    /// The mean cross-entropy, in nats a token.
+    pub loss: f64,
+}
+
+/// The final state of a stage.
+pub struct StageResult {
+    /// Weights of its layers.
+    pub layers: Vec<(LayerId, Vec<f32>)>,
+    /// Digests of its layers.
+    pub digests: Vec<LayerDigest>,
+    /// Digests of the layers of second replicas, which another stage ends with as well.
+    pub twins: Vec<LayerDigest>,
+    /// Updates that the stage applied.
+    pub updates: u64,
+}
+
+/// Messages that may wait for one worker. While it runs a single operation its neighbours send at
+/// most the frames that an engine accepts, which is seven for each of its passes, and the gradients
+/// of twins; sums, seals and the end of the run come to less than what is added for them.
+pub fn mailbox_limit(plan: &Plan, stage: StageIndex) -> usize {
+    const FRAMES_PER_PASS: usize = 7;
+    const CONTROL: usize = 16;
+    let chunks = plan.chunks_of(stage).count();
+    let parts = (plan.batch.microbatch_count * plan.program.slice_count) as usize;
+    chunks * parts * FRAMES_PER_PASS + chunks * PARTIALS_PER_CHUNK + CONTROL
+}
+
+/// Messages that may wait for the coordinator, of each worker. Workers wait when it is behind.
+pub const MESSAGES_PER_WORKER: usize = 8;

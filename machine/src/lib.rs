@@ -1,0 +1,108 @@
+//! What this machine has: cores, memory, disks, NVIDIA devices, and how fast it multiplies.
+
+pub mod device;
+mod device_selector;
+pub mod second_store;
+
+pub use device_selector::{DeviceError, DeviceList, DeviceSelector};
+
+use std::fs;
+use std::hint::black_box;
+use std::io;
+use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::fs::statvfs;
+use zbelastic_kernels::{AllocateError, CpuBackend};
+use zbelastic_policy::disk_space::DiskSpace;
+use zbelastic_types::Bytes;
+
+/// Cores that this process may use.
+#[must_use]
+pub fn core_count() -> usize {
+    thread::available_parallelism().map_or(1, Into::into)
+}
+
+/// Multiply-adds on registers alone, in floating-point operations a second, of `threads` threads:
+/// what the arithmetic of a model is compared with. The best of several runs, because whatever
+/// disturbs one makes it slower. Each lasts about `duration`, which should be as long as what is
+/// compared: no step is as undisturbed as the luckiest millisecond.
+///
+/// # Errors
+/// If the threads cannot be started.
+pub fn peak_flop_per_s(threads: usize, duration: Duration) -> Result<f64, AllocateError> {
+    const RUNS: usize = 5;
+    const ROUNDS: usize = 100_000;
+    let cpu = CpuBackend::new(threads)?;
+    let run = |rounds: usize| {
+        let began = Instant::now();
+        let flop = black_box(cpu.multiply_adds(rounds));
+        (flop, began.elapsed().as_secs_f64())
+    };
+    let (_, first) = run(ROUNDS);
+    let rounds = (ROUNDS as f64 * duration.as_secs_f64() / first).max(1.0) as usize;
+    let rate = |_| {
+        let (flop, seconds) = run(rounds);
+        flop / seconds
+    };
+    Ok((0..RUNS).map(rate).fold(0.0, f64::max))
+}
+
+/// Bytes of the disk that a folder lies on: how many this process may still write, and how many
+/// there are. It may block, as every access to a disk.
+///
+/// # Errors
+/// If the folder is not there.
+pub fn disk_space(folder: &Path) -> io::Result<(Bytes, Bytes)> {
+    let found = statvfs(folder)?;
+    let bytes = |blocks: u64| Bytes(blocks.saturating_mul(found.f_frsize));
+    Ok((bytes(found.f_bavail), bytes(found.f_blocks)))
+}
+
+/// The space on the disk that a folder lies on. It may block, as every access to a disk.
+///
+/// # Errors
+/// If the folder is not there.
+pub fn disk_usage(folder: &Path) -> io::Result<DiskSpace> {
+    let (free, total) = disk_space(folder)?;
+    Ok(DiskSpace { free, total })
+}
+
+/// The memory that this process may take, or `None` where the system does not report it: the
+/// machine's, or less in a control group.
+#[must_use]
+pub fn memory_total() -> Option<Bytes> {
+    let machine = fs::read_to_string("/proc/meminfo").ok();
+    let machine = machine.and_then(|text| kibibytes_of(&text, "MemTotal:"));
+    let group = fs::read_to_string("/sys/fs/cgroup/memory.max").ok();
+    let group = group.and_then(|text| text.trim().parse().ok()).map(Bytes);
+    machine.into_iter().chain(group).min()
+}
+
+/// The most memory this process has had at once, or `None` where the system does not report it.
+#[must_use]
+pub fn resident_peak() -> Option<Bytes> {
+    kibibytes_of(&fs::read_to_string("/proc/self/status").ok()?, "VmHWM:")
+}
+
+/// The value of a line such as `MemTotal:  24576 kB`.
+fn kibibytes_of(text: &str, name: &str) -> Option<Bytes> {
+    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+    let kibibytes: u64 = line.split_whitespace().next()?.parse().ok()?;
+    Some(Bytes(kibibytes * 1024))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Bytes, kibibytes_of};
+
+    #[test]
+    fn sizes_are_read_from_their_line() {
+        let text = "MemTotal:       24576 kB\nMemFree:         1 kB\nOdd: many kB\n";
+        assert_eq!(kibibytes_of(text, "MemTotal:"), Some(Bytes(24576 * 1024)));
+        assert_eq!(kibibytes_of(text, "MemFree:"), Some(Bytes(1024)));
+        assert_eq!(kibibytes_of(text, "Odd:"), None);
+        assert_eq!(kibibytes_of(text, "Absent:"), None);
+    }
+}

@@ -1,0 +1,11 @@
+//! What every command prints alike: failures with their exit codes, numbers and durations.
+//!
+//! A failure is one line, details below it, and a number for scripts ([`failure`]). Nothing here
+//! knows what a command does.
+
+mod duration;
+mod failure;
+pub mod figures;
+
+pub use duration::{DurationError, duration_word, parse_duration, parse_duration_above_zero};
+pub use failure::{CommandError, CommandFailure, FailureCode, FailureDetail, cannot_write};
