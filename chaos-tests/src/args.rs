@@ -1,7 +1,5 @@
 //! The command line as typed.
 
-pub mod processes;
-
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::thread;

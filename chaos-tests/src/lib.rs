@@ -32,7 +32,6 @@ pub mod network;
 pub mod numeric_faults;
 pub mod options;
 pub mod planning;
-pub mod processes;
 pub mod queue;
 pub mod quiet;
 pub mod random;

@@ -56,7 +56,7 @@ fn links_lead_somewhere() {
 
 /// Paths in backticks that begin with one of our folders and name a file.
 fn paths_named(text: &str) -> impl Iterator<Item = &str> {
-    const FOLDERS: [&str; 20] = [
+    const FOLDERS: [&str; 21] = [
         "types/",
         "schedule/",
         "kernels/",
@@ -77,6 +77,7 @@ fn paths_named(text: &str) -> impl Iterator<Item = &str> {
         "bench/",
         "docs/",
         "chaos-tests/",
+        "chaos-processes/",
     ];
     let quoted = text.split('`').skip(1).step_by(2);
     quoted.filter(|quote| {

@@ -1,11 +1,11 @@
 //! The command line of `chaos`, as typed: what a simulated cluster and one of processes read is
 //! theirs.
 
-use chaos_tests::args::processes::{
-    DEMO_EXIT_CODES, DemoArgs, MeasureArgs, ProcessRunArgs, RUN_EXIT_CODES, ReplayArgs,
-};
 use chaos_tests::args::{EXIT_CODES, SimArgs};
 use clap::Subcommand;
+use zbelastic_chaos_processes::args::{
+    DEMO_EXIT_CODES, DemoArgs, MeasureArgs, ProcessRunArgs, RUN_EXIT_CODES, ReplayArgs,
+};
 
 /// `chaos`.
 #[derive(Debug, Subcommand)]

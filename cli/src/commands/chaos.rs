@@ -7,9 +7,9 @@ use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use chaos_tests::command::SimError;
-use chaos_tests::processes::command as processes;
-use chaos_tests::processes::local_cluster::LocalClusterError;
-use chaos_tests::processes::run_monitor::RunMonitor;
+use zbelastic_chaos_processes::command as processes;
+use zbelastic_chaos_processes::local_cluster::LocalClusterError;
+use zbelastic_chaos_processes::run_monitor::RunMonitor;
 use zbelastic_wording::{CommandError, CommandFailure, FailureCode};
 
 use crate::args::ChaosCommand;

@@ -5,9 +5,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use chaos_tests::processes::small_disk;
-use chaos_tests::processes::system::own_mounts;
 use zbelastic_api::{DiskStatus, EventKind};
+use zbelastic_chaos_processes::small_disk;
+use zbelastic_chaos_processes::system::own_mounts;
 
 use crate::harness::SpawnedCluster;
 

@@ -1,7 +1,7 @@
 //! The tables of the house: the arrows between packages, and the owners of outside crates.
 
 /// Our packages, and which of the others each may name, in tests as well.
-pub const ARROWS: [(&str, &[&str]); 22] = [
+pub const ARROWS: [(&str, &[&str]); 23] = [
     ("types", &[]),
     ("wording", &[]),
     (EMULATOR, &[]),
@@ -94,12 +94,14 @@ pub const ARROWS: [(&str, &[&str]); 22] = [
             "types",
         ],
     ),
+    ("chaos-processes", &[CHAOS_TESTS]),
     (
         "cli",
         &[
             CHAOS_TESTS,
             "api",
             "bench",
+            "chaos-processes",
             "checkpoint",
             "config",
             "consensus",
@@ -121,6 +123,7 @@ pub const ARROWS: [(&str, &[&str]); 22] = [
         &[
             CHAOS_TESTS,
             "api",
+            "chaos-processes",
             "checkpoint",
             "cli",
             "config",
@@ -147,7 +150,7 @@ pub const FUZZ_FOLDER: &str = "chaos-tests/fuzz";
 /// The one package of ours whose name does not begin with the program's.
 pub const CHAOS_TESTS: &str = "chaos-tests";
 /// Packages that the product is built without where a feature is left out: benchmarks and faults.
-pub const APART: [&str; 3] = ["bench", CHAOS_TESTS, FUZZ];
+pub const APART: [&str; 4] = ["bench", CHAOS_TESTS, "chaos-processes", FUZZ];
 pub const PURE: [&str; 7] =
     ["types", "schedule", "consensus", "trainer", "planner", "policy", CHAOS_TESTS];
 
@@ -197,7 +200,7 @@ pub const FENCES: [Fence; 39] = [
     fence("bytes", &["transport", "node"], &[], &["transport/", "node/src/"]),
     fence(
         "clap",
-        &["bench", CHAOS_TESTS, "cli"],
+        &["bench", CHAOS_TESTS, "chaos-processes", "cli"],
         &[],
         &[
             "cli/src/args",
@@ -206,6 +209,7 @@ pub const FENCES: [Fence; 39] = [
             "bench/src/args.rs",
             "chaos-tests/src/args",
             "chaos-tests/src/main.rs",
+            "chaos-processes/src/",
         ],
     ),
     fence(
@@ -219,7 +223,12 @@ pub const FENCES: [Fence; 39] = [
     fence("data-encoding", &["transport"], &[], &["transport/src/identity/"]),
     fence("glob", &["config"], &[], &["config/src/text.rs"]),
     fence("indicatif", &["cli"], &[], &["cli/src/train"]),
-    fence("libc", &["checkpoint", CHAOS_TESTS], &[], &["checkpoint/src/", "chaos-tests/src/"]),
+    fence(
+        "libc",
+        &["checkpoint", "chaos-processes"],
+        &[],
+        &["checkpoint/src/", "chaos-processes/src/"],
+    ),
     fence("libfuzzer-sys", &[FUZZ], &[], &["chaos-tests/fuzz/src/main.rs"]),
     fence("libloading", &[EMULATOR], &[], &["kernels/emulator/src/code.rs"]),
     fence("libm", &["kernels", "trainer"], &[], &["kernels/src/", "trainer/src/"]),
@@ -283,6 +292,7 @@ pub const FENCES: [Fence; 39] = [
             "node",
             "bench",
             CHAOS_TESTS,
+            "chaos-processes",
             "cli",
             FUZZ,
         ],
@@ -291,7 +301,7 @@ pub const FENCES: [Fence; 39] = [
     ),
     fence(
         "serde_json",
-        &["trainer", "preemption", "api", "node", "bench", CHAOS_TESTS, "cli"],
+        &["trainer", "preemption", "api", "node", "bench", CHAOS_TESTS, "chaos-processes", "cli"],
         &[],
         &[
             "trainer/src/hf/",
@@ -301,7 +311,7 @@ pub const FENCES: [Fence; 39] = [
             "cli/src/",
             "bench/src/",
             "chaos-tests/src/case.rs",
-            "chaos-tests/src/processes/",
+            "chaos-processes/src/",
         ],
     ),
     fence("sled", &["checkpoint"], &[], &["checkpoint/src/sled_"]),
@@ -310,7 +320,17 @@ pub const FENCES: [Fence; 39] = [
     fence(
         "tempfile",
         &[FUZZ],
-        &["checkpoint", "transport", "machine", "config", "node", "bench", CHAOS_TESTS, "cli"],
+        &[
+            "checkpoint",
+            "transport",
+            "machine",
+            "config",
+            "node",
+            "bench",
+            CHAOS_TESTS,
+            "chaos-processes",
+            "cli",
+        ],
         &[""],
     ),
     fence(
@@ -330,6 +350,7 @@ pub const FENCES: [Fence; 39] = [
             "api",
             "node",
             CHAOS_TESTS,
+            "chaos-processes",
             "cli",
         ],
         &[],

@@ -2,8 +2,8 @@
 
 use chaos_tests::case::LifeCase;
 use chaos_tests::machine_traces::parse;
-use chaos_tests::processes::events::NodeEvent;
-use chaos_tests::processes::replay::FleetTrace;
+use zbelastic_chaos_processes::events::NodeEvent;
+use zbelastic_chaos_processes::replay::FleetTrace;
 
 use super::{any, file};
 use crate::DecodeOutcome;
