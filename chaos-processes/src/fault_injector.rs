@@ -5,6 +5,8 @@ use std::io::{self, Write};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use chaos_tests::random::{DrawPurpose, Draws};
+
 use super::campaign_report::Recovery;
 use super::cluster_observation::MemberIndex;
 use super::contract::ProcessRole;
@@ -13,7 +15,6 @@ use super::local_cluster::{LocalCluster, LocalClusterError, ProcessStatus, wall_
 use super::namespaces::CutDirection;
 use super::proxy::LinkSelector;
 use super::system::{ProcessSignal, limit_files};
-use chaos_tests::random::{DrawPurpose, Draws};
 
 /// Workers that come in addition to those of the beginning, before one leaves for each that comes.
 const WORKERS_EXTRA_MAX: usize = 2;

@@ -6,10 +6,10 @@
 
 use std::fmt;
 
+use chaos_tests::random::{DrawPurpose, Draws};
 use serde::{Deserialize, Serialize};
 
 use super::link_conditions::LinkConditions;
-use chaos_tests::random::{DrawPurpose, Draws};
 
 /// How long a process that died stays away, in milliseconds.
 const DOWN_MS: (u64, u64) = (50, 1500);

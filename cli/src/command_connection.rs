@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 
 use tokio::runtime::Runtime;
 use zbelastic_api::client::{ClientError, Exchange};
+use zbelastic_identity::{ClusterAuthority, Credentials, PeerRole, UnixSeconds, random_number};
 use zbelastic_node::cluster::ADMIN_NODE;
 use zbelastic_node::cluster::threads::runtime;
 use zbelastic_node::cluster::wire::{self, NodeAnswer, NodeRequest};
 use zbelastic_node::data_folder::NodeDataFolder;
-use zbelastic_transport::identity::{ClusterAuthority, PeerRole, UnixSeconds, random_number};
-use zbelastic_transport::{AdminClient, ConnectError, Credentials, DialProblem, RequestError};
+use zbelastic_transport::{AdminClient, ConnectError, DialProblem, RequestError};
 use zbelastic_types::ClusterId;
 use zbelastic_wording::{CommandFailure, FailureDetail};
 

@@ -13,6 +13,10 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use zbelastic_api::MemberRole;
+use zbelastic_identity::{
+    ClusterAuthority, ControllerContact, JoinSetup, JoinToken, NodeKey, NodeName, PeerRole,
+    UnixSeconds, join_cluster, random_number,
+};
 use zbelastic_machine::DeviceSelector;
 use zbelastic_node::cluster::compute::{self, CpuCores, WorkerDevice};
 use zbelastic_node::cluster::journal::now_ms;
@@ -26,10 +30,6 @@ use zbelastic_node::cluster::{
     serve_controller, serve_worker,
 };
 use zbelastic_node::data_folder::{AdminFile, NodeDataFolder};
-use zbelastic_transport::identity::{
-    ClusterAuthority, ControllerContact, JoinSetup, JoinToken, NodeKey, NodeName, PeerRole,
-    UnixSeconds, join_cluster, random_number,
-};
 use zbelastic_types::{ClusterId, NodeId};
 use zbelastic_wording::{CommandError, CommandFailure, FailureCode, FailureDetail};
 

@@ -56,7 +56,7 @@ fn links_lead_somewhere() {
 
 /// Paths in backticks that begin with one of our folders and name a file.
 fn paths_named(text: &str) -> impl Iterator<Item = &str> {
-    const FOLDERS: [&str; 21] = [
+    const FOLDERS: [&str; 22] = [
         "types/",
         "schedule/",
         "kernels/",
@@ -65,6 +65,7 @@ fn paths_named(text: &str) -> impl Iterator<Item = &str> {
         "planner/",
         "policy/",
         "checkpoint/",
+        "identity/",
         "transport/",
         "wording/",
         "timing/",

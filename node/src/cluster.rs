@@ -48,8 +48,8 @@ mod worker;
 use std::net::SocketAddr;
 use std::process::ExitCode;
 
+use zbelastic_identity::ClusterAuthority;
 use zbelastic_policy::{disk_space, keep_queue, keep_rule, piece_copies};
-use zbelastic_transport::identity::ClusterAuthority;
 use zbelastic_types::NodeId;
 use zbelastic_wording::{CommandError, CommandFailure, FailureCode, FailureDetail};
 

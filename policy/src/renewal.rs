@@ -3,7 +3,7 @@
 //! as a joiner, where its key is known.
 
 use zbelastic_consensus::mutant::{self, Mutant};
-use zbelastic_transport::identity::{UnixSeconds, ValidityWindow};
+use zbelastic_identity::{UnixSeconds, ValidityWindow};
 
 /// Ticks between two attempts of a member to renew its certificate: a minute.
 pub const RENEWAL_TICKS: u32 = 6_000;

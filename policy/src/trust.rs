@@ -6,7 +6,8 @@ use std::collections::BTreeSet;
 
 use zbelastic_consensus::mutant::{self, Mutant};
 use zbelastic_consensus::plan::PlanRecord;
-use zbelastic_transport::{CloseCode, DialProblem, DownReason, PeerRole};
+use zbelastic_identity::PeerRole;
+use zbelastic_transport::{CloseCode, DialProblem, DownReason};
 use zbelastic_types::{Generation, NodeId, StageIndex};
 
 use crate::data::DataName;

@@ -20,11 +20,11 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::UnixStream;
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
+use zbelastic_identity::{PeerIdentity, PeerRole};
 use zbelastic_transport::bulk::{BulkBody, BulkFetch, fetch, serve};
 use zbelastic_transport::frame::{
     FrameArrival, FrameClass, FrameReader, FrameRules, OutgoingFrame, PartPool, write_frame,
 };
-use zbelastic_transport::identity::{PeerIdentity, PeerRole};
 use zbelastic_transport::local::{LocalLane, LocalListener, dial};
 use zbelastic_types::{ClusterId, NodeId};
 

@@ -22,12 +22,11 @@ use bytes::Bytes;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::runtime::{Builder, Runtime};
+use zbelastic_identity::{ClusterAuthority, PeerRole, UnixSeconds};
 use zbelastic_transport::bulk::CHUNK_BYTES;
-use zbelastic_transport::identity::{ClusterAuthority, UnixSeconds};
 use zbelastic_transport::{
     BulkBody, BulkFetch, ChunkSink, EventQueue, FrameBody, FrameClass, FrameRules, OutgoingFrame,
-    PeerRole, ProcessStart, SendOutcome, Transport, TransportEvent, TransportLimits,
-    TransportSetup,
+    ProcessStart, SendOutcome, Transport, TransportEvent, TransportLimits, TransportSetup,
 };
 use zbelastic_types::{ClusterId, NodeId};
 

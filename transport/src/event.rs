@@ -9,11 +9,11 @@ use std::net::SocketAddr;
 use bytes::Bytes;
 use thiserror::Error;
 use tokio::sync::mpsc;
+use zbelastic_identity::{JoinAttempt, JoinReply, PeerIdentity};
 use zbelastic_types::NodeId;
 
 use crate::endpoint::{CloseCode, DialProblem, VersionRange};
 use crate::frame::FrameRejection;
-use crate::identity::{JoinAttempt, JoinReply, PeerIdentity};
 use crate::request::RequestReply;
 
 /// One thing that happened on the wire.

@@ -18,7 +18,6 @@ pub mod control;
 mod endpoint;
 mod event;
 pub mod frame;
-pub mod identity;
 mod limits;
 pub mod local;
 mod peers;
@@ -36,7 +35,6 @@ pub use frame::{
     FrameBody, FrameClass, FramePart, FrameRejection, FrameRules, OutgoingFrame, ReceivedFrame,
     Urgency,
 };
-pub use identity::{Credentials, JoinAttempt, JoinReply, PeerIdentity, PeerRole};
 pub use limits::{
     ANSWER_BYTES_MAX, CONTROL_FRAME_BYTES_MAX, CONTROL_MESSAGE_BYTES_MAX, CONTROL_PIECE_BYTES_MAX,
     PEER_ADDRESSES_MAX, REQUEST_BYTES_MAX, TransportLimits,

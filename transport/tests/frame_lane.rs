@@ -11,13 +11,13 @@ use tokio::io::{
     AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf, duplex, empty, repeat,
 };
 use tokio::sync::watch;
+use zbelastic_identity::{PeerIdentity, PeerRole};
 use zbelastic_transport::frame::{
     FRAME_BYTES_MAX, FRAME_PARTS_MAX, FRAME_QUEUE_BYTES, FrameArrival, FrameBody, FrameClass,
     FrameNotQueued, FramePart, FrameReader, FrameRejection, FrameRules, FrameTooLarge,
     META_BYTES_MAX, OutgoingFrame, PartPool, ReadFrameError, ReceivedFrame, RuleError, Urgency,
     frame_queue, write_frame,
 };
-use zbelastic_transport::identity::{PeerIdentity, PeerRole};
 use zbelastic_types::{ClusterId, NodeId};
 
 const PEER: NodeId = NodeId(7);

@@ -6,6 +6,8 @@ use std::io;
 use std::path::Path;
 use std::time::Instant;
 
+use chaos_tests::random::{DrawPurpose, Draws};
+
 use super::plan_traffic::{TotalTraffic, by_plan};
 use super::recovery::{RecoveryMeasurement, computed_again, fault, row_of};
 use super::rows::{DOWN_MS, JOIN_STEPS, MASS_JOINED, MASS_KILLED, MeasureRowKind};
@@ -26,7 +28,6 @@ use crate::local_cluster::{
 use crate::run_monitor::{RunMonitor, STANDSTILL, StallDetector};
 use crate::system::ProcessSignal;
 use crate::undisturbed::log_of;
-use chaos_tests::random::{DrawPurpose, Draws};
 
 /// All of a large cluster are members within this, in milliseconds.
 const MEMBERS_MS: f64 = 15_000.0;

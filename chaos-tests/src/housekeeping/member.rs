@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use zbelastic_consensus::contact::Contacts;
 use zbelastic_consensus::member::Role;
+use zbelastic_identity::{PeerRole, UnixSeconds, ValidityWindow};
 use zbelastic_policy::data::DataFetch;
 use zbelastic_policy::disk_space::DiskSpaceWatch;
 use zbelastic_policy::keep_queue::KeepQueue;
@@ -14,8 +15,6 @@ use zbelastic_policy::renewal::RenewalWatch;
 use zbelastic_policy::roster::Roster;
 use zbelastic_policy::scrub::Scrubber;
 use zbelastic_policy::trust::DuplicateIdentityReports;
-use zbelastic_transport::PeerRole;
-use zbelastic_transport::identity::{UnixSeconds, ValidityWindow};
 use zbelastic_types::{Bytes, NodeId, Step};
 
 use super::disk::{MemberDisk, MemberTexts};

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
+use zbelastic_identity::CLOCK_TOLERANCE_SECONDS;
 use zbelastic_policy::data::{DataFetch, DataFetchAction, DataFetchOutcome, DataName};
 use zbelastic_policy::trust::{ClaimContext, MemberClaim, check_claim, is_removal};
-use zbelastic_transport::identity::CLOCK_TOLERANCE_SECONDS;
 use zbelastic_transport::{CloseCode, DownReason};
 use zbelastic_types::{NodeId, StageIndex};
 

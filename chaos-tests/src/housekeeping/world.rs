@@ -9,10 +9,10 @@ use std::sync::Arc;
 
 use zbelastic_consensus::contact::Contacts;
 use zbelastic_consensus::member::Role;
+use zbelastic_identity::{UnixSeconds, ValidityWindow};
 use zbelastic_policy::data::{DataFetchOutcome, DataName};
 use zbelastic_policy::piece::{PieceRef, StoreReferences};
 use zbelastic_policy::piece_copies::PieceCopyAction;
-use zbelastic_transport::identity::{UnixSeconds, ValidityWindow};
 use zbelastic_types::{Bytes, LayerId, NodeId, Step};
 
 use super::agreed::AgreedState;

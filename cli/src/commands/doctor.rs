@@ -24,9 +24,9 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::Instant;
 
+use zbelastic_identity::check_permissions;
 use zbelastic_machine::core_count;
 use zbelastic_node::data_folder::NodeDataFolder;
-use zbelastic_transport::identity::check_permissions;
 use zbelastic_wording::CommandError;
 
 use crate::args::DoctorArgs;

@@ -6,13 +6,12 @@
 use std::io::Write;
 
 use zbelastic_api::client::ApiClient;
+use zbelastic_identity::{
+    Credentials, JoinSetup, JoinToken, NodeKey, NodeName, PeerRole, UnixSeconds, join_cluster,
+};
 use zbelastic_node::cluster::membership_failure::{cannot_join, cannot_keep};
 use zbelastic_node::cluster::threads::runtime;
 use zbelastic_node::data_folder::{AdminFile, NodeDataFolder};
-use zbelastic_transport::Credentials;
-use zbelastic_transport::identity::{
-    JoinSetup, JoinToken, NodeKey, NodeName, PeerRole, UnixSeconds, join_cluster,
-};
 use zbelastic_wording::{CommandError, CommandFailure, FailureCode, FailureDetail};
 
 use super::{host_name, parse_token, resolve_all};

@@ -3,10 +3,9 @@
 //! and what was typed is never silently without effect.
 
 use zbelastic_api::MemberRole;
+use zbelastic_identity::{Credentials, JoinToken, UnixSeconds};
 use zbelastic_node::cluster::node_record::NodeRecord;
 use zbelastic_node::data_folder::NodeDataFolder;
-use zbelastic_transport::Credentials;
-use zbelastic_transport::identity::{JoinToken, UnixSeconds};
 use zbelastic_wording::{CommandFailure, FailureCode, FailureDetail};
 
 use crate::args::{InitArgs, JoinArgs};

@@ -3,8 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use zbelastic_transport::Credentials;
-use zbelastic_transport::identity::{ClusterAuthority, UnixSeconds};
+use zbelastic_identity::{ClusterAuthority, Credentials, UnixSeconds};
 
 use crate::site::{ControllerSite, SiteNode, refused, wait_until};
 

@@ -4,8 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
-use zbelastic_transport::Credentials;
-use zbelastic_transport::identity::ClusterAuthority;
+use zbelastic_identity::{ClusterAuthority, Credentials};
 
 use crate::people::stdout_on;
 use crate::renewals::{age, old_site};

@@ -2,7 +2,7 @@
 
 use std::net::UdpSocket;
 
-use zbelastic_transport::identity::{JoinToken, PeerRole, SpkiPin};
+use zbelastic_identity::{JoinToken, PeerRole, SpkiPin};
 
 use crate::site::{ControllerSite, SiteNode, free_address, refused, wait_until};
 

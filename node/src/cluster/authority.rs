@@ -2,8 +2,7 @@
 //! progress that it reports.
 
 use zbelastic_consensus::access::{AuthorityReport, Rotation, RotationPhase, Succession};
-use zbelastic_transport::Credentials;
-use zbelastic_transport::identity::CredentialsFault;
+use zbelastic_identity::{Credentials, CredentialsFault};
 
 /// Ticks between two looks at the authorities to trust, and two reports of it: a second.
 pub const LOOK_TICKS: u32 = 100;
@@ -51,8 +50,7 @@ pub fn report(rotation: &Rotation, own: &Credentials, has_key: bool) -> Authorit
 
 #[cfg(test)]
 mod tests {
-    use zbelastic_transport::PeerRole;
-    use zbelastic_transport::identity::{ClusterAuthority, UnixSeconds};
+    use zbelastic_identity::{ClusterAuthority, PeerRole, UnixSeconds};
     use zbelastic_types::{ClusterId, Digest, NodeId};
 
     use super::*;

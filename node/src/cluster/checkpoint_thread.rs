@@ -14,11 +14,11 @@ use tokio::sync::{mpsc, watch};
 use zbelastic_checkpoint::{
     CHUNK_BYTES, CheckpointStore, CheckpointStoreError, Manifest, PieceRecord, SledStore,
 };
+use zbelastic_identity::random_number;
 use zbelastic_machine::disk_usage;
 use zbelastic_policy::collect::collect_garbage as collect_pieces;
 use zbelastic_trainer::elastic::{LayerAssembler, LoadedLayer};
 use zbelastic_transport::BulkBody;
-use zbelastic_transport::identity::random_number;
 use zbelastic_types::{Bytes, Digest};
 
 use super::activity::WorkCounter;

@@ -33,13 +33,13 @@ use zbelastic_consensus::core::{Core, Event as CoreEvent, Input, Output};
 use zbelastic_consensus::message::{Envelope, Message};
 use zbelastic_consensus::state::StateChange;
 use zbelastic_consensus::training_status::TrainingStatus;
+use zbelastic_identity::{AuthoritySecret, ClusterAuthority, PeerIdentity, PeerRole};
 use zbelastic_planner::PaceTracker;
 use zbelastic_policy::tick::TICK;
 use zbelastic_policy::trust::{
     ClaimContext, ClaimRefusal, DuplicateIdentityReports, check_claim, is_removal,
 };
-use zbelastic_transport::identity::{AuthoritySecret, ClusterAuthority};
-use zbelastic_transport::{ControlKind, PeerIdentity, PeerRole, Transport, TransportEvent};
+use zbelastic_transport::{ControlKind, Transport, TransportEvent};
 use zbelastic_types::{NodeId, Step};
 
 use super::activity::WorkCounter;

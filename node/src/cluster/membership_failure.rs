@@ -1,6 +1,6 @@
 //! Failures of becoming and staying a member, with their exit codes and what to do about them.
 
-use zbelastic_transport::identity::{JoinError, JoinRefusal};
+use zbelastic_identity::{JoinError, JoinRefusal};
 use zbelastic_wording::{CommandFailure, FailureCode, FailureDetail};
 
 use super::node_record::NodeRecordError;

@@ -5,8 +5,9 @@ use std::net::SocketAddr;
 
 use zbelastic_consensus::contact::Contacts;
 use zbelastic_consensus::member::Role;
+use zbelastic_identity::PeerRole;
 use zbelastic_policy::roster::{Roster, RosterChange};
-use zbelastic_transport::{PeerRole, Transport};
+use zbelastic_transport::Transport;
 use zbelastic_types::NodeId;
 
 use super::name_resolver::{NameResolver, numbers, system_lookup};

@@ -4,8 +4,9 @@ use std::fmt;
 use std::time::Duration;
 
 use zbelastic_consensus::core::FatalCause;
+use zbelastic_identity::PeerRole;
 use zbelastic_policy::trust::{is_outdated, is_refused_removal};
-use zbelastic_transport::{DialProblem, PeerRole};
+use zbelastic_transport::DialProblem;
 use zbelastic_types::NodeId;
 
 use zbelastic_wording::{CommandFailure, FailureCode, FailureDetail};

@@ -24,7 +24,7 @@ use zbelastic_consensus::job::{JobPhase, JobSpec};
 use zbelastic_consensus::raft::RecoveredLog;
 use zbelastic_consensus::run::RunRecord;
 use zbelastic_consensus::state::State;
-use zbelastic_transport::identity::{ClusterAuthority, PeerRole, UnixSeconds, random_number};
+use zbelastic_identity::{ClusterAuthority, PeerRole, UnixSeconds, random_number};
 use zbelastic_types::{ClusterId, Digest, RunId};
 use zbelastic_wording::{CommandFailure, FailureCode, FailureDetail, cannot_write};
 

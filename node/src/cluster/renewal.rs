@@ -5,10 +5,9 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use zbelastic_transport::Credentials;
-use zbelastic_transport::identity::{
-    ClockFault, ClusterAuthority, IdentityFolderFault, JoinError, JoinRefusal, JoinSetup, NodeKey,
-    NodeName, PeerRole, UnixSeconds, join_cluster,
+use zbelastic_identity::{
+    ClockFault, ClusterAuthority, Credentials, IdentityFolderFault, JoinError, JoinRefusal,
+    JoinSetup, NodeKey, NodeName, PeerRole, UnixSeconds, join_cluster,
 };
 use zbelastic_types::NodeId;
 use zbelastic_wording::{CommandFailure, FailureCode, FailureDetail};

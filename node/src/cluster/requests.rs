@@ -1,7 +1,8 @@
 //! Requests that nodes answer: which role may send which, and what every node answers alike.
 
 use zbelastic_api::{ApiAnswer, ApiRefusal, ApiRequest, LOG_LINES_MAX, LogPage, encode_answer};
-use zbelastic_transport::{PeerIdentity, PeerRole, RequestReply};
+use zbelastic_identity::{PeerIdentity, PeerRole};
+use zbelastic_transport::RequestReply;
 use zbelastic_types::NodeId;
 
 use super::journal::Journal;

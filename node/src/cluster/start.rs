@@ -17,15 +17,13 @@ use zbelastic_consensus::core::{Core, CoreSetup, CoreStart, StartError};
 use zbelastic_consensus::member::Resources;
 use zbelastic_consensus::raft::{RaftSetup, RaftStartError, RecoveredLog};
 use zbelastic_consensus::state::State;
+use zbelastic_identity::{CertificateLife, ClusterAuthority, Credentials, PeerRole, random_number};
 use zbelastic_policy::store_opening::{
     ASIDE_MAX, StoreOpeningAction, StoreOpeningFault, after_fault,
 };
 use zbelastic_policy::tick::{duty_timing, election_ticks};
 use zbelastic_preemption::{NoticeSettings, NoticeSource, NoticeWatch};
-use zbelastic_transport::identity::{CertificateLife, ClusterAuthority, PeerRole, random_number};
-use zbelastic_transport::{
-    Credentials, EventQueue, ProcessStart, Transport, TransportLimits, TransportSetup,
-};
+use zbelastic_transport::{EventQueue, ProcessStart, Transport, TransportLimits, TransportSetup};
 use zbelastic_types::{Digest, NodeId};
 use zbelastic_wording::{CommandFailure, FailureCode, FailureDetail};
 

@@ -5,9 +5,9 @@ use serde::{Deserialize, Serialize};
 use zbelastic_consensus::access::AuthorityReport;
 use zbelastic_consensus::member::Holder;
 use zbelastic_consensus::validation::Turn;
+use zbelastic_identity::AuthoritySecret;
 use zbelastic_policy::trust::MemberClaim;
 use zbelastic_trainer::model::{LayerSpec, LayerTimes};
-use zbelastic_transport::identity::AuthoritySecret;
 use zbelastic_types::{Digest, Generation, LayerId, StageIndex, Step};
 
 pub use zbelastic_policy::piece::{FreedSpace, PieceRef, SaveFailed, StoreReferences};

@@ -34,6 +34,7 @@ use zbelastic_consensus::pre_copy::PreCopyPlan;
 use zbelastic_consensus::session::{
     SessionInput, SessionOutput, SessionSetup, WorkerCommand, WorkerEvent, WorkerSession,
 };
+use zbelastic_identity::{Credentials, PeerIdentity, PeerRole};
 use zbelastic_policy::renewal::RenewalWatch;
 use zbelastic_policy::tick::{SESSION_TIMING, TICK, ticks_of};
 use zbelastic_policy::trust::{
@@ -42,10 +43,7 @@ use zbelastic_policy::trust::{
 use zbelastic_preemption::{Notice, NoticeCause, NoticeReport, NoticeWatch};
 use zbelastic_trainer::elastic::image_bytes;
 use zbelastic_trainer::runtime::RuntimeInput;
-use zbelastic_transport::{
-    ControlKind, Credentials, DialProblem, EventQueue, PeerIdentity, PeerRole, Transport,
-    TransportEvent,
-};
+use zbelastic_transport::{ControlKind, DialProblem, EventQueue, Transport, TransportEvent};
 use zbelastic_types::{ClusterId, Digest, NodeId, Step};
 
 use super::blob_registry::BlobRegistry;

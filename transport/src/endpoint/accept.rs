@@ -11,6 +11,7 @@ use std::sync::Arc;
 use quinn::{Connection, Endpoint, Incoming};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout_at};
+use zbelastic_identity::{AcceptedPeer, JoinGate, PeerIdentity};
 
 use super::close::CloseCode;
 use super::context::TransportContext;
@@ -19,7 +20,6 @@ use super::hello::HelloFault;
 use super::join::{JoinerEnd, JoinerFailure, JoinerFailureSender, serve_join};
 use super::tuning::{open_for_client, open_for_member};
 use crate::event::TransportEvent;
-use crate::identity::{AcceptedPeer, JoinGate, PeerIdentity};
 use crate::limits::TransportLimits;
 pub(super) use joiner_set::DecidingFlag;
 use joiner_set::JoinerSet;

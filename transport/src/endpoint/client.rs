@@ -9,6 +9,9 @@ use rustls::pki_types::CertificateDer;
 use thiserror::Error;
 use tokio::net::lookup_host;
 use tokio::time::timeout;
+use zbelastic_identity::{
+    AcceptedPeer, Credentials, PeerIdentity, PeerIdentityRefusal, UnixSeconds, shown_authority,
+};
 
 use super::close::CloseCode;
 use super::greeting::{SERVER_NAME, exchange_hellos};
@@ -16,9 +19,6 @@ use super::hello::PeerHello;
 use super::problem::problem_of;
 use super::tuning::{client_config, open_for_client};
 use super::version::{VERSIONS, VersionRange};
-use crate::identity::{
-    AcceptedPeer, Credentials, PeerIdentity, PeerIdentityRefusal, UnixSeconds, shown_authority,
-};
 use crate::limits::{PEER_ADDRESSES_MAX, TransportLimits};
 use crate::request::{RequestError, send_request};
 

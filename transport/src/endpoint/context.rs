@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use tokio::sync::{Semaphore, mpsc, watch};
+use zbelastic_identity::PeerIdentity;
 
 use super::hub::LocalHub;
 use super::live_counters::LiveCounters;
@@ -11,7 +12,6 @@ use super::transport::{BulkSource, FrameSink};
 use super::version::SpokenVersions;
 use crate::event::TransportEvent;
 use crate::frame::{FrameRules, PartPool};
-use crate::identity::PeerIdentity;
 use crate::limits::TransportLimits;
 use crate::peers::{DesiredPeers, Directory};
 

@@ -6,6 +6,7 @@ use std::sync::{Arc, OnceLock};
 use quinn::{ClientConfig, Connection, ConnectionError, Endpoint, RecvStream, SendStream};
 use tokio::sync::watch;
 use tokio::time::timeout;
+use zbelastic_identity::{AcceptedPeer, PeerIdentity, PeerRole};
 use zbelastic_types::NodeId;
 
 use super::client::DialProblem;
@@ -16,7 +17,6 @@ use super::hub::AdmissionHandle;
 use super::problem::problem_of;
 use super::version::{VERSIONS, VersionRange};
 use crate::event::DownReason;
-use crate::identity::{AcceptedPeer, PeerIdentity, PeerRole};
 use crate::peers::LinkFacts;
 
 /// The server name that a dialler sends: it is not checked, certificates name nodes.

@@ -6,14 +6,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use quinn::Connection;
 use tokio::sync::{mpsc, oneshot};
+use zbelastic_identity::{
+    JoinAnswer, JoinAttempt, JoinDelay, JoinRefusal, JoinReply, JoinServeFault, UnixSeconds,
+};
 
 use super::accept::DecidingFlag;
 use super::close::CloseCode;
 use super::context::TransportContext;
 use crate::event::TransportEvent;
-use crate::identity::{
-    self, JoinAnswer, JoinAttempt, JoinDelay, JoinRefusal, JoinReply, JoinServeFault, UnixSeconds,
-};
 
 /// The end of serving a joiner.
 pub(super) struct JoinerEnd {
@@ -86,7 +86,7 @@ pub(super) async fn serve_join(
         is_member: Arc::clone(&is_member),
     };
     let forward = |attempt, reply| relay.forward_to_node(&context, attempt, reply);
-    let served = identity::serve_join(&connection, UnixSeconds::now(), forward).await;
+    let served = zbelastic_identity::serve_join(&connection, UnixSeconds::now(), forward).await;
     connection.close(CloseCode::Left.number().into(), &[]);
     let reason = match served {
         Ok(()) => None,

@@ -33,8 +33,8 @@ use super::version::VersionRange;
 use crate::control::ControlQueue;
 use crate::event::{DownReason, PeerViolation, TransportEvent, TransportPath};
 use crate::frame::FrameQueue;
-use crate::identity::PeerIdentity;
 use crate::local::LocalOffer;
+use zbelastic_identity::PeerIdentity;
 
 /// How long the same-host sockets stay open after this side closed, so that the peer learns of the
 /// close before their end: else it would report that this process ended. It closes its ends as soon

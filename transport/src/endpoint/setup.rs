@@ -5,8 +5,8 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use thiserror::Error;
+use zbelastic_identity::Credentials;
 
-use crate::identity::Credentials;
 use crate::limits::TransportLimits;
 use crate::local::LocalBindError;
 

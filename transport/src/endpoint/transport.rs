@@ -8,6 +8,7 @@ use bytes::Bytes;
 use quinn::{ClientConfig, Endpoint};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
+use zbelastic_identity::{Credentials, PeerIdentity, PeerRole};
 use zbelastic_types::NodeId;
 
 use super::bind;
@@ -20,7 +21,6 @@ use crate::bulk::{BulkBody, BulkError, BulkFetch, ChunkSink, fetch, fetch_into};
 use crate::control::EnqueueOutcome;
 use crate::event::EventQueue;
 use crate::frame::{FrameNotQueued, FrameRules, OutgoingFrame, ReceivedFrame};
-use crate::identity::{Credentials, PeerIdentity, PeerRole};
 use crate::request::{RequestError, send_request};
 
 /// Function that is called with every frame that arrived, on the task that received it.

@@ -9,10 +9,10 @@ use quinn::{
     ClientConfig, Connection, EndpointConfig, IdleTimeout, MtuDiscoveryConfig, ServerConfig,
     TransportConfig, VarInt,
 };
+use zbelastic_identity::{AcceptedDiallers, Credentials, ExpectedPeer};
 
 use super::connection_id::RandomConnectionIds;
 use super::setup::BindError;
-use crate::identity::{AcceptedDiallers, Credentials, ExpectedPeer};
 use crate::limits::TransportLimits;
 
 /// What a connection may send before its peer is known, and an unauthenticated peer at any time.

@@ -4,11 +4,11 @@ use std::fmt;
 use std::sync::Arc;
 
 use thiserror::Error;
+use zbelastic_identity::PeerIdentity;
 
 use super::header::{FRAME_BYTES_MAX, META_BYTES_MAX};
 use super::pool::FramePart;
 use super::rules::{FRAME_PARTS_MAX, FrameClass, body_bytes};
-use crate::identity::PeerIdentity;
 
 /// Floats that are written from where they lie. What `parts` yields does not change while a frame
 /// is under way.

@@ -9,12 +9,12 @@ use std::sync::Arc;
 use thiserror::Error;
 use tokio::io::{AsyncRead, AsyncReadExt, BufReader, ReadBuf};
 use tokio::sync::watch;
+use zbelastic_identity::PeerIdentity;
 
 use super::header::{FrameAdmission, FrameHeader, FrameRejection, HEADER_BYTES};
 use super::message::ReceivedFrame;
 use super::pool::{FramePart, PartPool};
 use super::rules::{FrameClass, FrameRules};
-use crate::identity::PeerIdentity;
 
 /// What is read ahead of a frame: its header and meta come with one read of the stream, and longer
 /// parts pass the buffer by.

@@ -3,9 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 
+use zbelastic_identity::PeerRole;
 use zbelastic_types::NodeId;
 
-use crate::identity::PeerRole;
 use crate::limits::PEER_ADDRESSES_MAX;
 
 /// The desired state of the peers. As large as the cluster's list of members, which the log bounds.

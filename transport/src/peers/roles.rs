@@ -1,6 +1,6 @@
 //! Which role may send what: one function, exhaustive.
 
-use crate::identity::PeerRole;
+use zbelastic_identity::PeerRole;
 
 /// The kinds of things a member can send, as far as the transport tells them apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

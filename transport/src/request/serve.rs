@@ -3,11 +3,11 @@
 use quinn::{ReadExactError, RecvStream, SendStream};
 use tokio::sync::oneshot;
 use tokio::time::timeout;
+use zbelastic_identity::PeerIdentity;
 
 use super::RequestReply;
 use crate::endpoint::{CloseCode, TransportContext};
 use crate::event::TransportEvent;
-use crate::identity::PeerIdentity;
 use crate::limits::{ANSWER_BYTES_MAX, REQUEST_BYTES_MAX};
 
 /// The steps in which memory grows for bytes that were announced.

@@ -11,11 +11,11 @@ use rustls::SignatureScheme;
 use rustls::client::ResolvesClientCert;
 use rustls::sign::CertifiedKey;
 use tokio::task::JoinSet;
-use zbelastic_transport::identity::{
+use zbelastic_identity::{
     ExpectedPeer, JoinAnswer, JoinError, JoinGrant, JoinRefusal, JoinSetup, JoinToken, NodeKey,
-    UnixSeconds, request_certificate,
+    PeerRole, UnixSeconds, request_certificate,
 };
-use zbelastic_transport::{DialProblem, PeerRole, TransportEvent, TransportLimits};
+use zbelastic_transport::{DialProblem, TransportEvent, TransportLimits};
 use zbelastic_types::NodeId;
 
 use crate::raw::{RawPeer, client_config};

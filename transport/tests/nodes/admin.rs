@@ -2,8 +2,8 @@
 
 use std::net::UdpSocket;
 
-use zbelastic_transport::identity::{ClusterAuthority, UnixSeconds};
-use zbelastic_transport::{AdminClient, CloseCode, DialProblem, PeerRole, RequestError};
+use zbelastic_identity::{ClusterAuthority, PeerRole, UnixSeconds};
+use zbelastic_transport::{AdminClient, CloseCode, DialProblem, RequestError};
 use zbelastic_types::{ClusterId, NodeId};
 
 use crate::site::{TransportSite, TransportTestNode};

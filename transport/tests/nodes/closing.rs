@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
+use zbelastic_identity::PeerRole;
 use zbelastic_transport::{
-    CloseCode, DialProblem, DownReason, PeerRole, ProcessStart, Transport, TransportEvent,
-    TransportLimits, TransportPath,
+    CloseCode, DialProblem, DownReason, ProcessStart, Transport, TransportEvent, TransportLimits,
+    TransportPath,
 };
 use zbelastic_types::NodeId;
 

@@ -1,8 +1,9 @@
 //! Members that send what they must not.
 
+use zbelastic_identity::PeerRole;
 use zbelastic_transport::{
     CONTROL_FRAME_BYTES_MAX, CONTROL_MESSAGE_BYTES_MAX, CONTROL_PIECE_BYTES_MAX, CloseCode,
-    DownReason, PeerRole, TransportEvent, TransportLimits, VersionRange,
+    DownReason, TransportEvent, TransportLimits, VersionRange,
 };
 use zbelastic_types::NodeId;
 

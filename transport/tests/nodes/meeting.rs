@@ -3,9 +3,9 @@
 use std::net::{SocketAddr, UdpSocket};
 use std::time::Duration;
 
+use zbelastic_identity::PeerRole;
 use zbelastic_transport::{
-    BindError, DialProblem, DownReason, PeerRole, ProcessStart, Transport, TransportLimits,
-    TransportPath,
+    BindError, DialProblem, DownReason, ProcessStart, Transport, TransportLimits, TransportPath,
 };
 use zbelastic_types::NodeId;
 

@@ -6,8 +6,8 @@ use std::time::Duration;
 use quinn::crypto::rustls::QuicClientConfig;
 use quinn::{ClientConfig, Connection, Endpoint, RecvStream, SendStream};
 use tokio::time::timeout;
-use zbelastic_transport::identity::ExpectedPeer;
-use zbelastic_transport::{CloseCode, Credentials, Transport};
+use zbelastic_identity::{Credentials, ExpectedPeer};
+use zbelastic_transport::{CloseCode, Transport};
 
 use crate::site::DEADLINE;
 

@@ -5,10 +5,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use tokio::time::timeout;
-use zbelastic_transport::identity::{ClusterAuthority, UnixSeconds};
+use zbelastic_identity::{ClusterAuthority, Credentials, PeerIdentity, PeerRole, UnixSeconds};
 use zbelastic_transport::{
-    Credentials, DialProblem, DownReason, EventQueue, PeerIdentity, PeerRole, ProcessStart,
-    RequestReply, Transport, TransportEvent, TransportLimits, TransportPath, TransportSetup,
+    DialProblem, DownReason, EventQueue, ProcessStart, RequestReply, Transport, TransportEvent,
+    TransportLimits, TransportPath, TransportSetup,
 };
 use zbelastic_types::{ClusterId, NodeId};
 

@@ -9,6 +9,10 @@ use zbelastic_api::{
 use zbelastic_consensus::codec::encode;
 use zbelastic_consensus::member::Holder;
 use zbelastic_consensus::validation::Turn;
+use zbelastic_identity::{
+    ClusterAuthority, ControllerContact, JoinAnswer, JoinGrant, JoinRefusal, JoinRequest,
+    JoinToken, JoinTokenId, NodeKey, PeerRole, SpkiPin, UnixSeconds,
+};
 use zbelastic_node::cluster::document::DataName;
 use zbelastic_node::cluster::frames::{OutgoingMessage, outgoing};
 use zbelastic_node::cluster::wire::{
@@ -19,11 +23,6 @@ use zbelastic_schedule::{Flow, Pass};
 use zbelastic_trainer::elastic::LayerGradient;
 use zbelastic_trainer::runtime::{PeerBody, PeerFrame};
 use zbelastic_trainer::stage::{Frame, PartialGradient, PassMode};
-use zbelastic_transport::PeerRole;
-use zbelastic_transport::identity::{
-    ClusterAuthority, ControllerContact, JoinAnswer, JoinGrant, JoinRefusal, JoinRequest,
-    JoinToken, JoinTokenId, NodeKey, SpkiPin, UnixSeconds,
-};
 use zbelastic_types::{
     Attempt, ChunkIndex, ClusterId, Digest, Generation, Incarnation, LayerId, NodeId, RunId, Step,
 };

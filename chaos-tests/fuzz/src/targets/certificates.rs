@@ -4,7 +4,7 @@ use std::fs::{self, DirBuilder};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 
 use zbelastic_consensus::codec::{Format, decode};
-use zbelastic_transport::identity::{
+use zbelastic_identity::{
     AuthoritySecret, CERTIFICATE_BYTES_MAX, ClusterAuthority, Credentials, REQUEST_BYTES_MAX,
     RequestedKey, peer_of, serial_of,
 };

@@ -5,14 +5,13 @@ use std::sync::Arc;
 
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::watch;
+use zbelastic_identity::{JoinAnswer, JoinRequest, JoinToken, NodeName, PeerIdentity, PeerRole};
 use zbelastic_transport::bulk::{BulkBody, serve};
 use zbelastic_transport::control::ControlReader;
 use zbelastic_transport::frame::{FrameArrival, FrameReader, META_BYTES_MAX, PartPool};
-use zbelastic_transport::identity::{JoinAnswer, JoinRequest, JoinToken, NodeName};
 use zbelastic_transport::local::LocalOffer;
 use zbelastic_transport::{
-    CONTROL_MESSAGE_BYTES_MAX, FrameClass, FrameRules, PeerHello, PeerIdentity, PeerRole,
-    ReceivedFrame, VERSIONS,
+    CONTROL_MESSAGE_BYTES_MAX, FrameClass, FrameRules, PeerHello, ReceivedFrame, VERSIONS,
 };
 use zbelastic_types::{ClusterId, NodeId};
 

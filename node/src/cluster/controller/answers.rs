@@ -16,8 +16,8 @@ use zbelastic_consensus::job::{JobChange, JobPhase, JobRefusal, JobSpec};
 use zbelastic_consensus::member::MembershipStatus;
 use zbelastic_consensus::run::run_name_of;
 use zbelastic_consensus::state::EntryRefusal;
-use zbelastic_transport::identity::JoinToken;
-use zbelastic_transport::{PeerIdentity, PeerRole, RequestReply};
+use zbelastic_identity::{JoinToken, PeerIdentity, PeerRole};
+use zbelastic_transport::RequestReply;
 use zbelastic_types::{Digest, NodeId, RunId, Step};
 use zbelastic_wording::CommandFailure;
 

@@ -17,10 +17,10 @@ use zbelastic_consensus::access::{
 };
 use zbelastic_consensus::core::OperatorCommand;
 use zbelastic_consensus::member::Role;
-use zbelastic_transport::RequestReply;
-use zbelastic_transport::identity::{
+use zbelastic_identity::{
     AuthoritySecret, CertificateLife, ClusterAuthority, PeerIdentity, PeerRole, UnixSeconds,
 };
+use zbelastic_transport::RequestReply;
 use zbelastic_types::{Digest, NodeId};
 
 use super::{ControllerCompletion, ControllerNode};

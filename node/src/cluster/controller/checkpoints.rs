@@ -7,8 +7,9 @@ use zbelastic_api::{
     LayerPiece, LayerVerified, PIECE_BYTES_MAX, ResourceKind, TracePiece, encode_answer,
 };
 use zbelastic_checkpoint::{CheckpointStore, CheckpointStoreError, SledStore};
+use zbelastic_identity::{PeerIdentity, PeerRole};
 use zbelastic_trainer::elastic::{LayerImage, layer_digest, moment_subtrees, moment_value};
-use zbelastic_transport::{BulkBody, BulkFetch, PeerIdentity, PeerRole, RequestReply, Transport};
+use zbelastic_transport::{BulkBody, BulkFetch, RequestReply, Transport};
 use zbelastic_types::{Bytes, Digest, NodeId};
 
 use super::ControllerNode;

@@ -3,7 +3,8 @@
 use zbelastic_api::FormatStatus;
 use zbelastic_consensus::codec::Format;
 use zbelastic_consensus::core::Input;
-use zbelastic_transport::{PeerIdentity, VERSIONS, VersionRange};
+use zbelastic_identity::PeerIdentity;
+use zbelastic_transport::{VERSIONS, VersionRange};
 
 use super::ControllerNode;
 

@@ -13,12 +13,13 @@ use zbelastic_consensus::access::{
 };
 use zbelastic_consensus::core::{CommandOutcome, CoreRefusal, OperatorCommand};
 use zbelastic_consensus::state::EntryRefusal;
-use zbelastic_policy::renewal::{CertificateStatus, RenewalAction, RenewalWatch};
-use zbelastic_transport::identity::{
-    CertificateLife, ControllerContact, IssuedCertificate, JoinAnswer, JoinAttempt, JoinGrant,
-    JoinRefusal, JoinReply, PeerIdentity, PeerRole, RequestedKey, TokenVerifier, UnixSeconds,
+use zbelastic_identity::{
+    CertificateLife, ControllerContact, Credentials, IssuedCertificate, JoinAnswer, JoinAttempt,
+    JoinGrant, JoinRefusal, JoinReply, PeerIdentity, PeerRole, RequestedKey, TokenVerifier,
+    UnixSeconds,
 };
-use zbelastic_transport::{Credentials, RequestReply};
+use zbelastic_policy::renewal::{CertificateStatus, RenewalAction, RenewalWatch};
+use zbelastic_transport::RequestReply;
 use zbelastic_types::{Digest, NodeId};
 
 use super::answers::token_role;
@@ -470,7 +471,7 @@ const fn peer_role(role: AccessRole) -> PeerRole {
 
 #[cfg(test)]
 mod tests {
-    use zbelastic_transport::identity::JoinRefusal;
+    use zbelastic_identity::JoinRefusal;
 
     use super::{REFUSAL_TICKS, REFUSALS_LOGGED_MAX, RefusalLog};
 

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use tokio::sync::mpsc;
 use zbelastic_consensus::core::Core;
-use zbelastic_transport::identity::ClusterAuthority;
-use zbelastic_transport::{Credentials, EventQueue, Transport};
+use zbelastic_identity::{ClusterAuthority, Credentials};
+use zbelastic_transport::{EventQueue, Transport};
 use zbelastic_types::NodeId;
 
 use crate::cluster::checkpoint_thread::{CheckpointThread, StoreEvent};

@@ -2,12 +2,12 @@
 
 use zbelastic_config::{RunConfig, load_document};
 use zbelastic_consensus::plan::{PlanReason, Promise};
+use zbelastic_identity::{PeerIdentity, PeerRole};
 use zbelastic_schedule::{
     LowerOptions, PipelineSize, ScheduleKind, Window, generate, generate_sized, lower,
 };
 use zbelastic_trainer::model::MicrobatchShape;
 use zbelastic_trainer::plan::SliceBalance;
-use zbelastic_transport::{PeerIdentity, PeerRole};
 use zbelastic_types::{Attempt, ClusterId, Incarnation, LayerRange, Step};
 
 use zbelastic_consensus::plan::PlanRecord;

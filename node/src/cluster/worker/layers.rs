@@ -6,9 +6,10 @@ use std::time::{Duration, Instant};
 
 use zbelastic_consensus::member::Holder;
 use zbelastic_consensus::validation::Turn;
+use zbelastic_identity::PeerIdentity;
 use zbelastic_trainer::elastic::{LayerImage, ScatteredLayer, image_bytes};
 use zbelastic_trainer::runtime::{PeerBody, PeerFrame, RuntimeInput};
-use zbelastic_transport::{BulkFetch, ChunkSink, PeerIdentity, Transport};
+use zbelastic_transport::{BulkFetch, ChunkSink, Transport};
 use zbelastic_types::{Generation, LayerId, NodeId};
 
 use super::{WorkerCompletion, WorkerNode};

@@ -5,11 +5,12 @@ use std::sync::Arc;
 
 use zbelastic_consensus::class::DeviceClass;
 use zbelastic_consensus::member::Resources;
+use zbelastic_identity::{PeerIdentity, PeerRole};
 use zbelastic_policy::data::expected_name;
 use zbelastic_policy::tick::milliticks;
 use zbelastic_trainer::elastic::{LayerImage, LoadedLayer, image_bytes, layer_digest};
 use zbelastic_trainer::runtime::RuntimeInput;
-use zbelastic_transport::{BulkFetch, PeerIdentity, PeerRole, RequestReply};
+use zbelastic_transport::{BulkFetch, RequestReply};
 use zbelastic_types::{Bytes, Digest, Generation, LayerId, NodeId, RunId, Step};
 
 use super::layers::fetch_image;

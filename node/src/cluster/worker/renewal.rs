@@ -1,8 +1,7 @@
 //! A worker's certificate is renewed long before it ends, over the connection that it vouches for.
 
+use zbelastic_identity::{Credentials, UnixSeconds};
 use zbelastic_policy::renewal::{CertificateStatus, RenewalAction};
-use zbelastic_transport::Credentials;
-use zbelastic_transport::identity::UnixSeconds;
 
 use super::{WorkerCompletion, WorkerNode};
 use crate::cluster::renewal::request_renewal;

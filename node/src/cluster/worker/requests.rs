@@ -1,7 +1,8 @@
 //! Requests that a worker answers: what it logged. All others are redirected to the controllers.
 
 use zbelastic_api::{ApiAnswer, ApiRequest, decode_request};
-use zbelastic_transport::{PeerIdentity, RequestReply};
+use zbelastic_identity::PeerIdentity;
+use zbelastic_transport::RequestReply;
 
 use super::WorkerNode;
 use crate::cluster::requests;

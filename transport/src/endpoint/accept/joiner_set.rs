@@ -8,11 +8,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use quinn::Connection;
 use tokio::task::{Id, JoinError, JoinSet};
+use zbelastic_identity::network_of;
 
 use super::pending_handshakes::{CrowdLimits, most_crowded};
 use crate::endpoint::close::CloseCode;
 use crate::endpoint::join::JoinerEnd;
-use crate::identity::network_of;
 use crate::limits::TransportLimits;
 
 /// Whether a joiner waits for the node's decision. Its own task sets it, the [`JoinerSet`] reads

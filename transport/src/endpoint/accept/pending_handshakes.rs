@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use tokio::task::{AbortHandle, Id, JoinError, JoinSet};
 use tokio::time::Instant;
+use zbelastic_identity::network_of;
 
 use super::{HandshakeCounts, HandshakeOutcome};
-use crate::identity::network_of;
 
 /// How long a handshake is left alone by newer ones: it takes three round trips and some
 /// milliseconds of two processors. A dialler that is not answered meanwhile sends again by itself.

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use tokio::io::{AsyncRead, AsyncWrite};
+use zbelastic_identity::PeerIdentity;
 
 use super::{LaneEnd, PeerLink};
 use crate::bulk::{ServeBulkError, serve};
@@ -12,7 +13,6 @@ use crate::endpoint::close::CloseCode;
 use crate::endpoint::context::TransportContext;
 use crate::event::{PeerViolation, TransportEvent, TransportPath};
 use crate::frame::{FrameArrival, FrameReader, ReadFrameError, ReceivedFrame};
-use crate::identity::PeerIdentity;
 use crate::peers::{ControlKind, MessageKind, may_send};
 
 /// How a lane ends when its stream does.

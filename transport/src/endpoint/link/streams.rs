@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use quinn::{Connection, RecvStream, SendStream};
 use tokio::task::JoinSet;
+use zbelastic_identity::PeerIdentity;
 
 use super::receive::{receive_control, receive_frames, serve_bulk};
 use super::{LaneEnd, PeerLink};
 use crate::endpoint::close::CloseCode;
 use crate::endpoint::context::TransportContext;
 use crate::event::{PeerViolation, TransportPath};
-use crate::identity::PeerIdentity;
 use crate::peers::{ControlKind, MessageKind, may_send};
 use crate::request::serve_request;
 

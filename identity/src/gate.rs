@@ -125,7 +125,8 @@ impl JoinGate {
 
 /// What counts as one address: one of IPv4, and of IPv6 a network of 64 bits, which is the least
 /// that anyone is given.
-pub(crate) fn network_of(address: IpAddr) -> IpAddr {
+#[must_use]
+pub fn network_of(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V4(address) => IpAddr::V4(address),
         IpAddr::V6(address) => IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() >> 64 << 64)),

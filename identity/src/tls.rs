@@ -107,7 +107,8 @@ impl AcceptedPeer {
 
 /// The authority's certificate that the other end of a member's connection showed behind its own:
 /// the one that issues there now. It is shown and not trusted.
-pub(crate) fn shown_authority(connection: &quinn::Connection) -> Option<CertificateDer<'static>> {
+#[must_use]
+pub fn shown_authority(connection: &quinn::Connection) -> Option<CertificateDer<'static>> {
     let shown = connection.peer_identity()?.downcast::<Vec<CertificateDer<'static>>>().ok()?;
     shown.get(1).cloned()
 }

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use quinn::Endpoint;
 
 use super::requester::{JoinError, JoinSetup, JoinedMember, request_certificate};
-use crate::identity::UnixSeconds;
+use crate::UnixSeconds;
 
 /// Requests membership of a cluster, with a token.
 ///

@@ -78,7 +78,8 @@ impl NodeKey {
 
     /// The key that stateless reset tokens of QUIC are derived from: the same after each start, so
     /// that a process can end the connections of the one before it, and unknown to others.
-    pub(crate) fn reset_key(&self) -> hmac::Key {
+    #[must_use]
+    pub fn reset_key(&self) -> hmac::Key {
         let key = hmac::Key::new(hmac::HMAC_SHA256, &self.pair.serialize_der());
         hmac::Key::new(hmac::HMAC_SHA256, hmac::sign(&key, RESET_LABEL).as_ref())
     }

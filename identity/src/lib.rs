@@ -39,8 +39,7 @@ pub use certificate::{
 pub use clock::{CLOCK_TOLERANCE_SECONDS, ClockFault, UnixSeconds, ValidityWindow};
 pub use credentials::{Credentials, CredentialsFault};
 pub use folder::{IdentityFileDamage, IdentityFolderFault, check_permissions};
-pub(crate) use gate::network_of;
-pub use gate::{FAILURES_MAX, JoinDelay, JoinGate};
+pub use gate::{FAILURES_MAX, JoinDelay, JoinGate, network_of};
 pub use join::{
     ADDRESSES_MAX, BindingFault, CONTROLLERS_MAX, ChannelBinding, ControllerContact,
     DECISION_SECONDS_MAX, GrantFault, JOIN_ANSWER_BYTES_MAX, JOIN_REQUEST_BYTES_MAX, JoinAnswer,
@@ -52,7 +51,6 @@ pub use key::{KeyDigest, NodeKey, REQUEST_BYTES_MAX, RequestedKey, SigningReques
 pub use name::{NAME_CHARS_MAX, NodeName, NodeNameFault};
 pub use peer::{IdentityFault, PeerIdentity};
 pub use role::{PeerRole, UnknownRole};
-pub(crate) use tls::shown_authority;
-pub use tls::{AcceptFault, AcceptedDiallers, AcceptedPeer, AlpnProtocol};
+pub use tls::{AcceptFault, AcceptedDiallers, AcceptedPeer, AlpnProtocol, shown_authority};
 pub use token::{JoinToken, JoinTokenId, TOKEN_CHARS_MAX, TokenFault, TokenVerifier};
 pub use verify::{ExpectedPeer, PeerIdentityRefusal};
