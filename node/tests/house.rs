@@ -105,7 +105,7 @@ const fn fence(
     Fence { name, packages, in_tests, files }
 }
 
-const FENCES: [Fence; 39] = [
+const FENCES: [Fence; 40] = [
     fence(
         "blake3",
         &["trainer", "checkpoint", "transport", "policy", "node"],
@@ -234,6 +234,7 @@ const FENCES: [Fence; 39] = [
     fence("sled", &["checkpoint"], &[], &["checkpoint/src/sled_"]),
     fence("slog", &["consensus"], &[], &["consensus/src/raft"]),
     fence("socket2", &["transport"], &[], &["transport/src/"]),
+    fence("strsim", &["node"], &[], &["node/src/config/nearest.rs"]),
     fence("tempfile", &[FUZZ], &["node", "checkpoint", "transport", CHAOS_TESTS], &[""]),
     fence(
         "thiserror",
