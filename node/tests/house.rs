@@ -105,7 +105,7 @@ const fn fence(
     Fence { name, packages, in_tests, files }
 }
 
-const FENCES: [Fence; 40] = [
+const FENCES: [Fence; 41] = [
     fence(
         "blake3",
         &["trainer", "checkpoint", "transport", "policy", "node"],
@@ -252,6 +252,12 @@ const FENCES: [Fence; 40] = [
         ],
         &[],
         &[""],
+    ),
+    fence(
+        "time",
+        &["transport", "preemption"],
+        &[],
+        &["transport/src/identity/clock.rs", "preemption/src/date.rs"],
     ),
     fence(
         "tokio",
