@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use zbelastic_schedule::ScheduleKind;
+use zbelastic_trainer::plan;
 
 use super::case::{BatchSplit, BenchCase};
 use crate::failure::CommandFailure;
@@ -67,9 +68,8 @@ pub fn round_on<O: ExecutorFactory>(
     let counted = &steps[WARMUP_STEPS as usize..];
     let total: Duration = counted.iter().map(|(elapsed, _)| *elapsed).sum();
     let median = |of: fn(&BubbleShares) -> f64| {
-        let mut sorted: Vec<f64> = counted.iter().map(|(_, bubbles)| of(bubbles)).collect();
-        sorted.sort_by(f64::total_cmp);
-        sorted[sorted.len() / 2]
+        let shares = counted.iter().map(|(_, bubbles)| of(bubbles));
+        plan::median(shares, f64::total_cmp).expect("steps after the warm-up")
     };
     let bubbles = BubbleShares {
         measured: median(|bubbles| bubbles.measured),

@@ -14,6 +14,7 @@ use zbelastic_consensus::validation::{Seal, Turn};
 use zbelastic_planner::StepMeasurement;
 use zbelastic_schedule::Window;
 use zbelastic_trainer::model::LayerTimes;
+use zbelastic_trainer::plan::median;
 use zbelastic_types::{Bytes, Generation, NodeId, RunId, StageIndex, Step, TensorIndex};
 
 use super::document::NamedJob;
@@ -140,7 +141,7 @@ impl RunLog {
     /// The time from seal to seal, as the median of the last ones.
     #[must_use]
     pub fn step_time(&self) -> Option<Duration> {
-        median(self.step_times.iter().copied().collect())
+        median(self.step_times.iter().copied(), Duration::cmp)
     }
 
     /// Tokens a second over the last seals.
@@ -169,10 +170,9 @@ impl RunLog {
     /// How long verdicts were waited for lately.
     #[must_use]
     pub fn verdict_wait(&self) -> Option<VerdictWait> {
-        let all: Vec<Duration> = self.verdict_waits.iter().copied().collect();
-        let max = all.iter().max().copied()?;
-        let steps = all.len() as u64;
-        let p50 = median(all)?;
+        let max = self.verdict_waits.iter().max().copied()?;
+        let steps = self.verdict_waits.len() as u64;
+        let p50 = median(self.verdict_waits.iter().copied(), Duration::cmp)?;
         Some(VerdictWait { p50_ms: milliseconds(p50), max_ms: milliseconds(max), steps })
     }
 
@@ -557,11 +557,6 @@ fn push(times: &mut VecDeque<Duration>, time: Duration) {
     while times.len() > SEALS_MEASURED {
         times.pop_front();
     }
-}
-
-fn median(mut times: Vec<Duration>) -> Option<Duration> {
-    times.sort_unstable();
-    times.get(times.len() / 2).copied()
 }
 
 fn milliseconds(time: Duration) -> f64 {
