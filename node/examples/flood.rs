@@ -14,6 +14,8 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use rand_xoshiro::SplitMix64;
+use rand_xoshiro::rand_core::{Rng, SeedableRng};
 use zbelastic_node::api::client::ApiClient;
 use zbelastic_node::cluster::exchange;
 use zbelastic_node::data_folder::NodeDataFolder;
@@ -67,18 +69,13 @@ fn steps_a_second(client: &mut ApiClient<'_>) -> Result<f64, Box<dyn Error>> {
 
 fn flood(address: SocketAddr, rate: u32, is_over: &AtomicBool) {
     let Ok(socket) = UdpSocket::bind("0.0.0.0:0") else { return };
-    let mut state = 1_u64;
+    let mut noise = SplitMix64::seed_from_u64(1);
     let mut datagram = [0_u8; 1200];
     let began = Instant::now();
     let mut sent = 0_u32;
     while !is_over.load(Ordering::Relaxed) {
         for index in 0..BURST {
-            for byte in datagram.iter_mut().step_by(7) {
-                state ^= state << 13;
-                state ^= state >> 7;
-                state ^= state << 17;
-                *byte = state as u8;
-            }
+            noise.fill_bytes(&mut datagram);
             if index % 2 == 0 {
                 // Long header, version 1, two connection ids of 8 bytes.
                 datagram[..6].copy_from_slice(&[0xc3, 0, 0, 0, 1, 8]);

@@ -105,7 +105,7 @@ const fn fence(
     Fence { name, packages, in_tests, files }
 }
 
-const FENCES: [Fence; 41] = [
+const FENCES: [Fence; 42] = [
     fence(
         "blake3",
         &["trainer", "checkpoint", "transport", "policy", "node"],
@@ -181,6 +181,19 @@ const FENCES: [Fence; 41] = [
     fence("proptest", &[], &["schedule", "consensus", "trainer", "checkpoint", "transport"], &[""]),
     fence("protobuf", &["consensus"], &[], &["consensus/src/raft"]),
     fence("quinn", &["transport"], &[], &["transport/"]),
+    fence(
+        "rand_xoshiro",
+        &["schedule", "checkpoint", EMULATOR, CHAOS_TESTS, FUZZ],
+        &["consensus", "node"],
+        &[
+            "schedule/src/solve/hill_climb.rs",
+            "consensus/src/",
+            "checkpoint/src/",
+            "kernels/emulator/src/machine.rs",
+            "chaos-tests/src/random.rs",
+            "chaos-tests/fuzz/src/mutations.rs",
+        ],
+    ),
     fence("raft", &["consensus"], &[], &["consensus/src/raft"]),
     fence("rayon", &["kernels"], &[], &["kernels/src/cpu/threads.rs"]),
     fence("rcgen", &["transport"], &[], &["transport/src/identity/"]),
