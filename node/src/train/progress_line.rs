@@ -3,6 +3,7 @@
 use std::fmt::Write;
 use std::time::Duration;
 
+use indicatif::HumanCount;
 use zbelastic_consensus::validation::{Reason, Verdict};
 use zbelastic_types::{Bytes, StageIndex, TensorIndex};
 
@@ -111,15 +112,7 @@ pub fn scientific(number: f64) -> String {
 
 /// With a comma between thousands.
 pub fn grouped(number: u64) -> String {
-    let digits = number.to_string();
-    let mut text = String::new();
-    for (index, digit) in digits.chars().enumerate() {
-        if index > 0 && (digits.len() - index).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
+    HumanCount(number).to_string()
 }
 
 /// As in 42s, 3m07 and 1h02.
