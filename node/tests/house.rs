@@ -105,7 +105,7 @@ const fn fence(
     Fence { name, packages, in_tests, files }
 }
 
-const FENCES: [Fence; 42] = [
+const FENCES: [Fence; 43] = [
     fence(
         "blake3",
         &["trainer", "checkpoint", "transport", "policy", "node"],
@@ -140,9 +140,9 @@ const FENCES: [Fence; 42] = [
     ),
     fence(
         "crc32fast",
-        &["consensus", "transport"],
+        &["consensus", "transport", FUZZ],
         &[],
-        &["consensus/src/raft/record.rs", "transport/src/"],
+        &["consensus/src/raft/record.rs", "transport/src/", FUZZ_FOLDER],
     ),
     fence("ctrlc", &["node"], &[], &["node/src/commands/chaos.rs"]),
     fence("cudarc", &["kernels", EMULATOR], &[], &["kernels/src/cuda/", "kernels/emulator/src/"]),
@@ -160,6 +160,7 @@ const FENCES: [Fence; 42] = [
     fence("libm", &["kernels", "trainer"], &[], &["kernels/src/", "trainer/src/"]),
     fence("matrixmultiply", &["node"], &[], &["node/src/bench/gemm.rs"]),
     fence("memmap2", &["kernels"], &[], &["kernels/src/cpu/buffer.rs"]),
+    fence("pem", &["transport"], &[], &["transport/src/identity/folder.rs"]),
     fence(
         "postcard",
         &["consensus", "checkpoint", "transport", "node"],
