@@ -149,12 +149,7 @@ const FENCES: [Fence; 43] = [
     fence("data-encoding", &["transport"], &[], &["transport/src/identity/"]),
     fence("glob", &["node"], &[], &["node/src/text.rs"]),
     fence("indicatif", &["node"], &[], &["node/src/train"]),
-    fence(
-        "libc",
-        &["node", "checkpoint", CHAOS_TESTS],
-        &[],
-        &["node/src/", "checkpoint/src/", "chaos-tests/src/"],
-    ),
+    fence("libc", &[CHAOS_TESTS], &[], &["chaos-tests/src/processes/system.rs"]),
     fence("libfuzzer-sys", &[FUZZ], &[], &["chaos-tests/fuzz/src/main.rs"]),
     fence("libloading", &[EMULATOR], &[], &["kernels/emulator/src/code.rs"]),
     fence("libm", &["kernels", "trainer"], &[], &["kernels/src/", "trainer/src/"]),
@@ -202,10 +197,13 @@ const FENCES: [Fence; 43] = [
     fence("rustls", &["transport"], &[], &["transport/src/"]),
     fence(
         "rustix",
-        &["checkpoint", "node"],
+        &["checkpoint", "node", CHAOS_TESTS],
         &[],
         &[
+            "chaos-tests/src/processes/system.rs",
+            "checkpoint/src/direct.rs",
             "checkpoint/src/files/real.rs",
+            "checkpoint/src/locked_folder.rs",
             "node/src/cluster/threads.rs",
             "node/src/data_folder.rs",
             "node/src/machine.rs",
