@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 use serde_json::Value;
 use zbelastic_wording::{CommandError, CommandFailure, FailureCode};
+use zbelastic_trainer::plan::median;
 
 use crate::args::BenchClusterArgs;
 
@@ -181,11 +182,11 @@ fn measure(args: &BenchClusterArgs) -> Result<ClusterReport, CommandFailure> {
     let threads_ms = best(threads);
     let processes_ms = best(processes);
     let steps_with_checkpoint = with.len();
-    let with_checkpoint_ms = median(with);
-    let without_checkpoint_ms = median(without);
+    let with_checkpoint_ms = median(with, f64::total_cmp);
+    let without_checkpoint_ms = median(without, f64::total_cmp);
     let share = |one: Option<f64>, other: Option<f64>| Some(one? / other?);
-    let ending_ms = median(endings.iter().map(|ending| ending.took_ms).collect());
-    let plain_write_ms = median(endings.iter().map(|ending| ending.plain_ms).collect());
+    let ending_ms = median(endings.iter().map(|ending| ending.took_ms), f64::total_cmp);
+    let plain_write_ms = median(endings.iter().map(|ending| ending.plain_ms), f64::total_cmp);
     Ok(ClusterReport {
         workers: args.workers,
         threads_ms,
@@ -203,7 +204,7 @@ fn measure(args: &BenchClusterArgs) -> Result<ClusterReport, CommandFailure> {
 
 /// How long a step of a run took.
 fn pace(timeline: RunTimeline) -> Result<f64, CommandFailure> {
-    let pace = median(timeline.steps().1);
+    let pace = median(timeline.steps().1, f64::total_cmp);
     pace.ok_or_else(|| failed(&"too few steps to measure anything: raise --steps"))
 }
 
@@ -324,11 +325,6 @@ fn later_seal(known: Option<(u64, u64)>, seal: (u64, u64)) -> Option<(u64, u64)>
     }))
 }
 
-fn median(mut times: Vec<f64>) -> Option<f64> {
-    times.sort_by(f64::total_cmp);
-    times.get(times.len() / 2).copied()
-}
-
 fn failed(error: &dyn std::fmt::Display) -> CommandFailure {
     CommandFailure::new(FailureCode::Internal, format!("bench cluster: {error}"))
 }
@@ -338,7 +334,7 @@ mod tests {
     use std::fs;
 
     use super::{
-        RunTimeline, STEPS_FIRST_MAX, checkpoint_every, collect_files, later_seal, median, pace,
+        RunTimeline, STEPS_FIRST_MAX, checkpoint_every, collect_files, later_seal, pace,
         plain_write_ms, seal_of,
     };
 
@@ -406,7 +402,6 @@ mod tests {
 
     #[test]
     fn a_run_too_short_is_refused() {
-        assert_eq!(median(vec![3.0, 1.0, 2.0]), Some(2.0));
         let failure = pace(RunTimeline::default()).expect_err("there is no step");
         assert!(failure.what.contains("--steps"), "{}", failure.what);
     }

@@ -12,6 +12,7 @@ use zbelastic_local::progress_event::ProgressEvent;
 use zbelastic_schedule::ScheduleKind;
 use zbelastic_timing::BubbleShares;
 use zbelastic_wording::CommandFailure;
+use zbelastic_trainer::plan;
 
 use super::case::{BatchSplit, BenchCase};
 
@@ -68,9 +69,8 @@ pub fn round_on<O: ExecutorFactory>(
     let counted = &steps[WARMUP_STEPS as usize..];
     let total: Duration = counted.iter().map(|(elapsed, _)| *elapsed).sum();
     let median = |of: fn(&BubbleShares) -> f64| {
-        let mut sorted: Vec<f64> = counted.iter().map(|(_, bubbles)| of(bubbles)).collect();
-        sorted.sort_by(f64::total_cmp);
-        sorted[sorted.len() / 2]
+        let shares = counted.iter().map(|(_, bubbles)| of(bubbles));
+        plan::median(shares, f64::total_cmp).expect("steps after the warm-up")
     };
     let bubbles = BubbleShares {
         measured: median(|bubbles| bubbles.measured),

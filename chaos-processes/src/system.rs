@@ -1,14 +1,23 @@
 //! What the system offers and the standard library does not: signals by number, children that die
 //! with us, limits of a process that runs, waiting for several sockets.
 //!
-//! All `unsafe` of the package is in this file. Each block calls one function of the C library with
-//! memory that lives on this side.
+//! All `unsafe` of the package is in this file: it passes no memory.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::mount::{MountPropagationFlags, mount_change};
+use rustix::net::sockopt;
+use rustix::process::{
+    Pid, Resource, Rlimit, Signal, getpid, getppid, getrlimit, kill_process, prlimit,
+    set_parent_process_death_signal,
+};
+use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space, unshare_unsafe};
 
 /// What is sent to a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,24 +35,31 @@ pub enum ProcessSignal {
 impl ProcessSignal {
     /// The number of the signal in the system.
     #[must_use]
-    pub const fn number(self) -> libc::c_int {
+    pub const fn number(self) -> i32 {
+        self.signal().as_raw()
+    }
+
+    const fn signal(self) -> Signal {
         match self {
-            Self::Kill => libc::SIGKILL,
-            Self::Stop => libc::SIGSTOP,
-            Self::Continue => libc::SIGCONT,
-            Self::Terminate => libc::SIGTERM,
+            Self::Kill => Signal::KILL,
+            Self::Stop => Signal::STOP,
+            Self::Continue => Signal::CONT,
+            Self::Terminate => Signal::TERM,
         }
     }
+}
+
+fn pid(number: u32) -> io::Result<Pid> {
+    let number = i32::try_from(number).ok().and_then(Pid::from_raw);
+    number.ok_or_else(|| io::ErrorKind::InvalidInput.into())
 }
 
 /// Sends a signal to a child that was not waited for yet, so that its number is still its own.
 ///
 /// # Errors
 /// The error of the system.
-pub fn send(pid: u32, signal: ProcessSignal) -> io::Result<()> {
-    let pid = libc::pid_t::try_from(pid).map_err(|_| io::ErrorKind::InvalidInput)?;
-    // SAFETY: no memory is passed.
-    check(unsafe { libc::kill(pid, signal.number()) })
+pub fn send(child: u32, signal: ProcessSignal) -> io::Result<()> {
+    Ok(kill_process(pid(child)?, signal.signal())?)
 }
 
 /// The command's process has a group of its own, dies when the thread that starts it dies, and gets
@@ -52,19 +68,17 @@ pub fn send(pid: u32, signal: ProcessSignal) -> io::Result<()> {
 /// A group of its own, because Ctrl-C in a terminal is meant for the program that started the
 /// cluster.
 pub fn tie(command: &mut Command) {
-    let parent = std::process::id();
+    let parent = getpid();
     command.process_group(0);
     let before_exec = move || {
-        // SAFETY: these calls may be made between fork and exec, and no memory is passed.
-        unsafe {
-            check(libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL))?;
-            if libc::signal(libc::SIGXFSZ, libc::SIG_IGN) == libc::SIG_ERR {
-                return Err(io::Error::last_os_error());
-            }
-            // The signal does not come for a parent that died before the line above.
-            if u32::try_from(libc::getppid()) != Ok(parent) {
-                return Err(io::ErrorKind::BrokenPipe.into());
-            }
+        set_parent_process_death_signal(Some(Signal::KILL))?;
+        // SAFETY: it may be called between fork and exec, and no memory is passed.
+        if unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) } == libc::SIG_ERR {
+            return Err(io::Error::last_os_error());
+        }
+        // The signal does not come for a parent that died before it was set.
+        if getppid() != Some(parent) {
+            return Err(io::ErrorKind::BrokenPipe.into());
         }
         Ok(())
     };
@@ -72,21 +86,16 @@ pub fn tie(command: &mut Command) {
     unsafe { command.pre_exec(before_exec) };
 }
 
-/// No file of this process may grow past `bytes`, or past nothing again.
+/// No file of this child may grow past `bytes`, or past nothing again.
 ///
 /// # Errors
 /// The error of the system.
-pub fn limit_files(pid: u32, bytes: Option<u64>) -> io::Result<()> {
-    let pid = libc::pid_t::try_from(pid).map_err(|_| io::ErrorKind::InvalidInput)?;
-    let mut limit = libc::rlimit64 { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: `limit` is writable for the call.
-    check(unsafe { libc::prlimit64(pid, libc::RLIMIT_FSIZE, std::ptr::null(), &raw mut limit) })?;
-    // The hard limit stays, so that the soft one can be raised again.
-    limit.rlim_cur = bytes.unwrap_or(limit.rlim_max).min(limit.rlim_max);
-    // SAFETY: `limit` is readable for the call.
-    check(unsafe {
-        libc::prlimit64(pid, libc::RLIMIT_FSIZE, &raw const limit, std::ptr::null_mut())
-    })
+pub fn limit_files(child: u32, bytes: Option<u64>) -> io::Result<()> {
+    // The hard limit stays as the child inherited it, so that the soft one can be raised again.
+    let maximum = getrlimit(Resource::Fsize).maximum;
+    let current = bytes.into_iter().chain(maximum).min();
+    prlimit(Some(pid(child)?), Resource::Fsize, Rlimit { current, maximum })?;
+    Ok(())
 }
 
 /// Gives this thread, and what it starts, mounts of its own: they go when the last of them ends.
@@ -94,18 +103,9 @@ pub fn limit_files(pid: u32, bytes: Option<u64>) -> io::Result<()> {
 /// # Errors
 /// Without the right to do so.
 pub fn own_mounts() -> io::Result<()> {
-    // SAFETY: no memory is passed.
-    check(unsafe { libc::unshare(libc::CLONE_NEWNS) })?;
-    // SAFETY: the strings end with a zero, and null is allowed for the rest.
-    check(unsafe {
-        libc::mount(
-            std::ptr::null(),
-            c"/".as_ptr(),
-            std::ptr::null(),
-            libc::MS_REC | libc::MS_PRIVATE,
-            std::ptr::null(),
-        )
-    })
+    // SAFETY: threads go on to share their descriptors.
+    unsafe { unshare_unsafe(UnshareFlags::NEWNS) }?;
+    Ok(mount_change("/", MountPropagationFlags::REC | MountPropagationFlags::PRIVATE)?)
 }
 
 /// Gives this thread, and what it starts, a network of its own.
@@ -113,8 +113,8 @@ pub fn own_mounts() -> io::Result<()> {
 /// # Errors
 /// Without the right to do so.
 pub fn own_network() -> io::Result<()> {
-    // SAFETY: no memory is passed.
-    check(unsafe { libc::unshare(libc::CLONE_NEWNET) })
+    // SAFETY: threads go on to share their descriptors.
+    Ok(unsafe { unshare_unsafe(UnshareFlags::NEWNET) }?)
 }
 
 /// This thread, and what it starts, is in this network from now on.
@@ -122,8 +122,7 @@ pub fn own_network() -> io::Result<()> {
 /// # Errors
 /// If it is none, or without the right to do so.
 pub fn enter_network_here(network: &impl AsFd) -> io::Result<()> {
-    // SAFETY: no memory is passed, and the descriptor is open for the call.
-    check(unsafe { libc::setns(network.as_fd().as_raw_fd(), libc::CLONE_NEWNET) })
+    Ok(move_into_link_name_space(network.as_fd(), Some(LinkNameSpaceType::Network))?)
 }
 
 /// What the command starts is in this network.
@@ -138,52 +137,39 @@ pub fn enter_network(command: &mut Command, network: impl AsFd + Send + Sync + '
 /// # Errors
 /// The error of the system. Being interrupted is not an error: nothing is ready then.
 pub fn wait_readable(
-    sockets: &[RawFd],
+    sockets: &[BorrowedFd<'_>],
     longest: Duration,
     ready: &mut Vec<usize>,
 ) -> io::Result<()> {
-    let entry = |fd: &RawFd| libc::pollfd { fd: *fd, events: libc::POLLIN, revents: 0 };
-    let mut entries: Vec<libc::pollfd> = sockets.iter().map(entry).collect();
-    let count = libc::nfds_t::try_from(entries.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
-    let limit = libc::timespec {
-        tv_sec: libc::time_t::try_from(longest.as_secs()).unwrap_or(libc::time_t::MAX),
-        tv_nsec: libc::c_long::from(longest.subsec_nanos()),
-    };
+    let mut entries: Vec<PollFd<'_>> =
+        sockets.iter().map(|socket| PollFd::new(socket, PollFlags::IN)).collect();
+    // A time that the system cannot count is as good as none.
+    let limit = Timespec::try_from(longest).ok();
     ready.clear();
-    // SAFETY: `entries` has `count` entries, and both live through the call.
-    let found =
-        unsafe { libc::ppoll(entries.as_mut_ptr(), count, &raw const limit, std::ptr::null()) };
-    match check(found) {
-        Err(error) if error.kind() == io::ErrorKind::Interrupted => return Ok(()),
+    match poll(&mut entries, limit.as_ref()) {
+        Err(Errno::INTR) => return Ok(()),
         other => other?,
-    }
-    let readable = entries.iter().enumerate().filter(|(_, entry)| entry.revents != 0);
+    };
+    let readable = entries.iter().enumerate().filter(|(_, entry)| !entry.revents().is_empty());
     ready.extend(readable.map(|(place, _)| place));
     Ok(())
 }
 
 /// Requests a longer queue of datagrams. The system may give less.
-pub fn widen(socket: RawFd, bytes: u32) {
-    let value = libc::c_int::try_from(bytes).unwrap_or(libc::c_int::MAX);
-    let length = size_of::<libc::c_int>() as libc::socklen_t;
-    for option in [libc::SO_RCVBUF, libc::SO_RCVBUFFORCE, libc::SO_SNDBUF, libc::SO_SNDBUFFORCE] {
-        // SAFETY: `value` is readable for the call, and has `length` bytes. A refusal changes
-        // nothing.
-        let _ = unsafe {
-            libc::setsockopt(socket, libc::SOL_SOCKET, option, (&raw const value).cast(), length)
-        };
-    }
-}
-
-fn check(result: libc::c_int) -> io::Result<()> {
-    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+pub fn widen(socket: impl AsFd, bytes: u32) {
+    let bytes = bytes as usize;
+    // A refusal changes nothing.
+    let _ = sockopt::set_socket_recv_buffer_size(&socket, bytes);
+    let _ = sockopt::set_socket_recv_buffer_size_force(&socket, bytes);
+    let _ = sockopt::set_socket_send_buffer_size(&socket, bytes);
+    let _ = sockopt::set_socket_send_buffer_size_force(&socket, bytes);
 }
 
 #[cfg(test)]
 mod tests {
     use std::io::{Read, Write};
     use std::net::UdpSocket;
-    use std::os::fd::AsRawFd;
+    use std::os::fd::AsFd;
     use std::os::unix::process::ExitStatusExt;
     use std::process::{Command, Stdio};
     use std::time::Duration;
@@ -198,7 +184,7 @@ mod tests {
         let mut child = command.spawn().expect("sleep starts");
         send(child.id(), ProcessSignal::Stop).expect("it lives");
         send(child.id(), ProcessSignal::Kill).expect("it lives");
-        assert_eq!(child.wait().expect("it ended").signal(), Some(libc::SIGKILL));
+        assert_eq!(child.wait().expect("it ended").signal(), Some(ProcessSignal::Kill.number()));
     }
 
     #[test]
@@ -210,7 +196,7 @@ mod tests {
             command.spawn().expect("sleep starts")
         });
         let mut child = starter.join().expect("it started one");
-        assert_eq!(child.wait().expect("it ended").signal(), Some(libc::SIGKILL));
+        assert_eq!(child.wait().expect("it ended").signal(), Some(ProcessSignal::Kill.number()));
     }
 
     #[test]
@@ -248,7 +234,7 @@ mod tests {
     #[test]
     fn readable_sockets_are_reported() {
         let [one, two] = [0, 1].map(|_| UdpSocket::bind("127.0.0.1:0").expect("a port"));
-        let sockets = [one.as_raw_fd(), two.as_raw_fd()];
+        let sockets = [one.as_fd(), two.as_fd()];
         let mut ready = vec![7];
         wait_readable(&sockets, Duration::ZERO, &mut ready).expect("it waits");
         assert!(ready.is_empty());

@@ -1,5 +1,8 @@
 //! Everything a life draws, from one seed, in streams that do not disturb each other.
 
+use rand_xoshiro::SplitMix64;
+use rand_xoshiro::rand_core::{Rng, SeedableRng};
+
 /// What draws are for. A new kind of fault takes its own stream, so that old seeds keep theirs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u64)]
@@ -34,26 +37,20 @@ pub enum DrawPurpose {
 
 /// A stream of draws: SplitMix64 (Steele, Lea and Flood, OOPSLA 2014).
 #[derive(Clone, Debug)]
-pub struct Draws {
-    state: u64,
-}
+pub struct Draws(SplitMix64);
 
 impl Draws {
     /// The draws of a seed for a purpose.
     #[must_use]
     pub fn new(seed: u64, purpose: DrawPurpose) -> Self {
-        let mut draws = Self { state: seed ^ (purpose as u64).wrapping_mul(0xA076_1D64_78BD_642F) };
-        draws.state = draws.number() ^ seed.rotate_left(32);
-        draws
+        let start = seed ^ (purpose as u64).wrapping_mul(0xA076_1D64_78BD_642F);
+        let first = SplitMix64::seed_from_u64(start).next_u64();
+        Self(SplitMix64::seed_from_u64(first ^ seed.rotate_left(32)))
     }
 
     /// Draws a number, uniformly from all 64-bit numbers.
     pub fn number(&mut self) -> u64 {
-        self.state = self.state.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut x = self.state;
-        x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        x ^ (x >> 31)
+        self.0.next_u64()
     }
 
     /// A number in `[0, 1)`.

@@ -18,6 +18,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use zbelastic_checkpoint::conformance::noise;
 use zbelastic_checkpoint::files::RealFileSystem;
 use zbelastic_checkpoint::{
     CHUNK_BYTES, CheckpointId, CheckpointStore, PieceName, PieceRecord, RecordLog, SledLog,
@@ -170,17 +171,4 @@ fn timed(work: impl FnOnce() -> Result<(), Box<dyn Error>>) -> Result<Duration, 
 fn median(times: &mut [Duration]) -> Duration {
     times.sort();
     times[times.len() / 2]
-}
-
-/// Bytes that no two chunks share.
-fn noise(seed: u64, length: usize) -> Vec<u8> {
-    let mut bytes = vec![0; length];
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    for word in bytes.chunks_mut(8) {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        word.copy_from_slice(&state.to_le_bytes()[..word.len()]);
-    }
-    bytes
 }

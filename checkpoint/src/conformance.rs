@@ -15,6 +15,8 @@ mod pieces;
 mod removals;
 mod transfers;
 
+use rand_xoshiro::SplitMix64;
+use rand_xoshiro::rand_core::{Rng, SeedableRng};
 use zbelastic_types::{Digest, LayerId, RunId, Step};
 
 use crate::log::RecordLog;
@@ -71,11 +73,10 @@ fn manifest(version: u64, layers: u32) -> Manifest {
 }
 
 /// Bytes that differ from seed to seed and from one chunk to the next.
-fn noise(seed: u64, length: usize) -> Vec<u8> {
-    let word = |at: u64| (seed << 40 | at).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(23);
-    let words = (0..length.div_ceil(8) as u64).map(word);
-    let mut bytes: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
-    bytes.truncate(length);
+#[must_use]
+pub fn noise(seed: u64, length: usize) -> Vec<u8> {
+    let mut bytes = vec![0; length];
+    SplitMix64::seed_from_u64(seed).fill_bytes(&mut bytes);
     bytes
 }
 

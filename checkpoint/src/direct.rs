@@ -90,6 +90,8 @@ fn is_refusal(error: &io::Error) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use rustix::io::Errno;
+
     use super::*;
 
     #[test]
@@ -104,15 +106,15 @@ mod tests {
     #[test]
     #[cfg(target_os = "linux")]
     fn errors_of_the_system_are_distinguished() {
-        let check = |code, expected| {
-            let error = io::Error::from_raw_os_error(code);
+        let check = |code: Errno, expected| {
+            let error = io::Error::from(code);
             assert_eq!(is_refusal(&error), expected, "{error}");
         };
-        check(libc::EINVAL, true);
-        check(libc::EOPNOTSUPP, true);
-        check(libc::EIO, false);
-        check(libc::ENOSPC, false);
-        check(libc::EDQUOT, false);
-        check(libc::EMFILE, false);
+        check(Errno::INVAL, true);
+        check(Errno::OPNOTSUPP, true);
+        check(Errno::IO, false);
+        check(Errno::NOSPC, false);
+        check(Errno::DQUOT, false);
+        check(Errno::MFILE, false);
     }
 }

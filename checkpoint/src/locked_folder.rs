@@ -10,6 +10,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::{fs, process};
 
+use rustix::fs::OFlags;
 use thiserror::Error;
 
 use crate::error::{FileFault, FileOperation};
@@ -236,7 +237,8 @@ fn lock(folder: &Path) -> Result<File, FolderError> {
     let path = folder.join(LOCK);
     let mut options = OpenOptions::new();
     options.read(true).write(true).create(true).truncate(false).mode(0o600);
-    let opened = options.custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(&path);
+    let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    let opened = options.custom_flags(flags.bits() as i32).open(&path);
     let mut file = opened.map_err(|error| refusal(folder, FileOperation::Create, error))?;
     match file.try_lock() {
         Ok(()) => {}

@@ -1,8 +1,5 @@
 //! What a log acknowledged is on the disk: at the moment of the sync, after a kill, after damage.
 
-#[path = "common/noise.rs"]
-mod noise;
-
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -10,8 +7,8 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use noise::noise;
 use tempfile::TempDir;
+use zbelastic_checkpoint::conformance::noise;
 use zbelastic_checkpoint::faults::{FaultyFileSystem, FileFaultInjector, FileFaultRule};
 use zbelastic_checkpoint::files::{EntryKind, FileSystem, FolderEntry, OpenFile, RealFileSystem};
 use zbelastic_checkpoint::{DatabaseFault, FileOperation, LogError, RecordLog, SledLog};

@@ -16,6 +16,8 @@ use std::time::{Duration, Instant};
 
 use zbelastic_api::client::ApiClient;
 use zbelastic_cli::exchange;
+use rand_xoshiro::SplitMix64;
+use rand_xoshiro::rand_core::{Rng, SeedableRng};
 use zbelastic_node::data_folder::NodeDataFolder;
 
 /// Windows of each kind.
@@ -67,18 +69,13 @@ fn steps_a_second(client: &mut ApiClient<'_>) -> Result<f64, Box<dyn Error>> {
 
 fn flood(address: SocketAddr, rate: u32, is_over: &AtomicBool) {
     let Ok(socket) = UdpSocket::bind("0.0.0.0:0") else { return };
-    let mut state = 1_u64;
+    let mut noise = SplitMix64::seed_from_u64(1);
     let mut datagram = [0_u8; 1200];
     let began = Instant::now();
     let mut sent = 0_u32;
     while !is_over.load(Ordering::Relaxed) {
         for index in 0..BURST {
-            for byte in datagram.iter_mut().step_by(7) {
-                state ^= state << 13;
-                state ^= state >> 7;
-                state ^= state << 17;
-                *byte = state as u8;
-            }
+            noise.fill_bytes(&mut datagram);
             if index % 2 == 0 {
                 // Long header, version 1, two connection ids of 8 bytes.
                 datagram[..6].copy_from_slice(&[0xc3, 0, 0, 0, 1, 8]);

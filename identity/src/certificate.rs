@@ -29,6 +29,12 @@ const SERIAL_BYTES_MAX: usize = 20;
 #[serde(transparent)]
 pub struct SpkiPin(pub [u8; 32]);
 
+impl fmt::Display for SpkiPin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
 /// The number of one certificate, by which it is revoked.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]

@@ -8,11 +8,13 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
+use time::UtcDateTime;
 
 /// How far two clocks may be apart: what a machine without time service drifts in weeks.
 pub const CLOCK_TOLERANCE_SECONDS: u64 = 5 * 60;
 
-const DAY_SECONDS: u64 = 24 * 60 * 60;
+/// 9999-12-31 23:59:59 UTC, the last second of the calendar that is used here.
+const YEAR_9999_END: u64 = 253_402_300_799;
 
 /// A point in time: seconds since 1970 in UTC, without leap seconds.
 #[derive(
@@ -42,27 +44,14 @@ impl UnixSeconds {
     }
 }
 
-/// As `2026-11-21 15:46:37 UTC`.
+/// As `2026-11-21 15:46:37 UTC`. What is later than the year 9999 is written as its last second.
 impl fmt::Display for UnixSeconds {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (year, month, day) = civil_date(self.0 / DAY_SECONDS);
-        let second = self.0 % DAY_SECONDS;
-        let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
-        write!(f, "{year:04}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02} UTC")
+        let date = UtcDateTime::from_unix_timestamp(self.0.min(YEAR_9999_END) as i64)
+            .expect("a year of four digits");
+        let (hour, minute, second) = date.as_hms();
+        write!(f, "{} {hour:02}:{minute:02}:{second:02} UTC", date.date())
     }
-}
-
-/// Year, month and day of a day counted from 1970-01-01. Years begin in March here, so that a leap
-/// day is the last of its year, and 400 of them are a cycle of 146 097 days.
-fn civil_date(days: u64) -> (u64, u64, u64) {
-    let days = days + 719_468;
-    let (cycle, day) = (days / 146_097, days % 146_097);
-    let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
-    let day = day - (365 * year + year / 4 - year / 100);
-    let month = (5 * day + 2) / 153;
-    let day = day - (153 * month + 2) / 5 + 1;
-    let (month, later) = if month < 10 { (month + 3, 0) } else { (month - 9, 1) };
-    (cycle * 400 + year + later, month, day)
 }
 
 /// From when to when something is good. Both ends are part of it.
@@ -156,6 +145,8 @@ mod tests {
         check(1_709_251_200, "2024-03-01 00:00:00 UTC");
         check(1_735_689_599, "2024-12-31 23:59:59 UTC");
         check(4_107_542_400, "2100-03-01 00:00:00 UTC");
+        check(YEAR_9999_END, "9999-12-31 23:59:59 UTC");
+        check(u64::MAX, "9999-12-31 23:59:59 UTC");
     }
 
     #[test]

@@ -19,7 +19,7 @@ use std::io::{self, Read as _, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
-use data_encoding::BASE64;
+use pem::{EncodeConfig, LineEnding, Pem, encode_config};
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer};
 use thiserror::Error;
@@ -44,7 +44,6 @@ const FOLDER_MODE: u32 = 0o700;
 const FILE_MODE: u32 = 0o600;
 /// The permissions of anyone but the owner.
 const OTHERS: u32 = 0o077;
-const PEM_LINE_CHARS: usize = 64;
 
 /// A fault of an identity's folder.
 #[derive(Debug, Error)]
@@ -459,14 +458,8 @@ fn certificates_text(certificates: &[CertificateDer<'_>]) -> String {
 }
 
 fn pem_text(label: &str, bytes: &[u8]) -> String {
-    let letters = BASE64.encode(bytes);
-    let mut text = format!("-----BEGIN {label}-----\n");
-    for line in letters.as_bytes().chunks(PEM_LINE_CHARS) {
-        text.extend(line.iter().copied().map(char::from));
-        text.push('\n');
-    }
-    text.push_str(&format!("-----END {label}-----\n"));
-    text
+    let config = EncodeConfig::new().set_line_ending(LineEnding::LF);
+    encode_config(&Pem::new(label, bytes), config)
 }
 
 #[cfg(test)]

@@ -87,10 +87,11 @@ pub fn resident_peak() -> Option<Bytes> {
 }
 
 /// The value of a line such as `MemTotal:  24576 kB`.
-fn kibibytes_of(text: &str, name: &str) -> Option<Bytes> {
+#[must_use]
+pub fn kibibytes_of(text: &str, name: &str) -> Option<Bytes> {
     let line = text.lines().find_map(|line| line.strip_prefix(name))?;
-    let kibibytes: u64 = line.split_whitespace().next()?.parse().ok()?;
-    Some(Bytes(kibibytes * 1024))
+    let kibibytes: u64 = line.trim().strip_suffix("kB")?.trim_end().parse().ok()?;
+    kibibytes.checked_mul(1024).map(Bytes)
 }
 
 #[cfg(test)]
@@ -99,10 +100,11 @@ mod tests {
 
     #[test]
     fn sizes_are_read_from_their_line() {
-        let text = "MemTotal:       24576 kB\nMemFree:         1 kB\nOdd: many kB\n";
+        let text = "MemTotal:       24576 kB\nMemFree: \t 1 kB\nOdd: many kB\nBare: 7\n";
         assert_eq!(kibibytes_of(text, "MemTotal:"), Some(Bytes(24576 * 1024)));
         assert_eq!(kibibytes_of(text, "MemFree:"), Some(Bytes(1024)));
         assert_eq!(kibibytes_of(text, "Odd:"), None);
+        assert_eq!(kibibytes_of(text, "Bare:"), None);
         assert_eq!(kibibytes_of(text, "Absent:"), None);
     }
 }

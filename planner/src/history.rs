@@ -6,7 +6,7 @@ use zbelastic_consensus::plan::PlanRecord;
 use zbelastic_schedule::{MemoryOp, Op};
 use zbelastic_trainer::model::LayerClass;
 use zbelastic_trainer::plan::{
-    LayerCost, LayerWork, Pace, StageSample, StageTimes, calibrate, rounded_speed,
+    LayerCost, LayerWork, Pace, StageSample, StageTimes, calibrate, median, rounded_speed,
 };
 use zbelastic_types::{NodeId, StageIndex};
 
@@ -87,7 +87,7 @@ impl PaceHistory {
         }
         let verdicts: Vec<f64> = self.steps.iter().filter_map(|step| step.verdict).collect();
         if verdicts.len() >= VERDICTS_LEAST {
-            found.verdict_us = median(verdicts);
+            found.verdict_us = median_or_zero(verdicts);
         }
         let seated = found.seated(nodes);
         found.pace(job, &seated).is_finite().then_some(found)
@@ -95,7 +95,7 @@ impl PaceHistory {
 
     fn stage_times(&self, stage: StageIndex) -> StageTimes {
         let middle = |of: fn(&StageTimes) -> f64| {
-            median(self.steps.iter().map(|step| of(&step.stages[stage.index()])).collect())
+            median_or_zero(self.steps.iter().map(|step| of(&step.stages[stage.index()])))
         };
         StageTimes {
             f: middle(|times| times.f),
@@ -112,7 +112,7 @@ impl PaceHistory {
     fn layer_cost(&self, stage: StageIndex, class: LayerClass) -> Option<LayerCost> {
         let timed = self.steps.iter().map(|step| step.stages[stage.index()]);
         let timed: Vec<LayerCost> = timed.filter_map(|s| s.classes[class.index()]).collect();
-        let middle = |of: fn(&LayerCost) -> f64| median(timed.iter().map(of).collect());
+        let middle = |of: fn(&LayerCost) -> f64| median_or_zero(timed.iter().map(of));
         let remade: Vec<f64> = timed.iter().filter_map(|cost| cost.recompute).collect();
         (!timed.is_empty()).then(|| LayerCost {
             work: LayerWork {
@@ -122,7 +122,7 @@ impl PaceHistory {
                 w_early: middle(|cost| cost.work.w_early),
             },
             update: middle(|cost| cost.update),
-            recompute: (!remade.is_empty()).then(|| median(remade)),
+            recompute: (!remade.is_empty()).then(|| median_or_zero(remade)),
         })
     }
 
@@ -144,7 +144,7 @@ impl PaceHistory {
         for (pair, us) in self.steps.iter().flat_map(of) {
             found.entry(*pair).or_default().push(*us);
         }
-        found.into_iter().map(|(pair, all)| (pair, median(all))).collect()
+        found.into_iter().map(|(pair, all)| (pair, median_or_zero(all))).collect()
     }
 }
 
@@ -172,9 +172,9 @@ pub fn retain_members(estimate: &mut PaceEstimate, is_member: impl Fn(NodeId) ->
     estimate.links.retain(|(a, b), _| is_member(*a) && is_member(*b));
 }
 
-fn median(mut numbers: Vec<f64>) -> f64 {
-    numbers.sort_by(f64::total_cmp);
-    numbers.get(numbers.len() / 2).copied().unwrap_or(0.0)
+/// The median of measurements, or 0 if there are none.
+fn median_or_zero(measurements: impl IntoIterator<Item = f64>) -> f64 {
+    median(measurements, f64::total_cmp).unwrap_or(0.0)
 }
 
 #[cfg(test)]

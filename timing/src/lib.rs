@@ -28,7 +28,7 @@ use zbelastic_schedule::{
     ChunkTimes, Compute, Costs, MemoryTimes, Op, Pass, Program, Timeline, UpdateOp, Window,
     simulate,
 };
-use zbelastic_trainer::plan::Pace;
+use zbelastic_trainer::plan::{Pace, median};
 use zbelastic_trainer::stage::{EngineActivity, StageSetup};
 use zbelastic_types::{ChunkIndex, SliceIndex, StageIndex, Step};
 
@@ -406,9 +406,7 @@ impl DurationSamples {
 
     /// The median, or 0 if there is nothing.
     fn median(&self) -> f64 {
-        let mut sorted: Vec<f64> = self.0.iter().copied().collect();
-        sorted.sort_by(f64::total_cmp);
-        sorted.get(sorted.len() / 2).copied().unwrap_or(0.0)
+        median(self.0.iter().copied(), f64::total_cmp).unwrap_or(0.0)
     }
 }
 

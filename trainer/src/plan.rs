@@ -14,7 +14,7 @@ mod slice_cut;
 mod solved;
 mod work;
 
-pub use calibration::{Calibration, StageSample, StageTimes, calibrate, rounded_speed};
+pub use calibration::{Calibration, StageSample, StageTimes, calibrate, median, rounded_speed};
 pub use choose::{
     AUTO_KINDS, ChooseRequest, ConsideredSchedule, PlanChoice, PlanPrediction, ScheduleRefusal,
     choose, plan_period,

@@ -5,7 +5,7 @@ use std::cmp::{Ordering, Reverse};
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixDatagram;
 use std::sync::mpsc::{Receiver, SyncSender};
 use std::time::{Duration, Instant};
@@ -171,14 +171,13 @@ impl ProxyRelay {
         }
     }
 
-    fn readables(&self) -> (Vec<RawFd>, Vec<ReadableSocket>) {
+    fn readables(&self) -> (Vec<BorrowedFd<'_>>, Vec<ReadableSocket>) {
         let listeners = self.listeners.iter().enumerate();
-        let listeners = listeners.map(|(place, listener)| {
-            (listener.socket.as_raw_fd(), ReadableSocket::Listener(place))
-        });
+        let listeners = listeners
+            .map(|(place, listener)| (listener.socket.as_fd(), ReadableSocket::Listener(place)));
         let flows =
-            self.flows.iter().map(|(id, flow)| (flow.back.as_raw_fd(), ReadableSocket::Flow(*id)));
-        let wake_receiver = (self.wake_receiver.as_raw_fd(), ReadableSocket::Wake);
+            self.flows.iter().map(|(id, flow)| (flow.back.as_fd(), ReadableSocket::Flow(*id)));
+        let wake_receiver = (self.wake_receiver.as_fd(), ReadableSocket::Wake);
         std::iter::once(wake_receiver).chain(listeners).chain(flows).unzip()
     }
 
@@ -199,7 +198,7 @@ impl ProxyRelay {
         while let Ok(request) = self.inbox.try_recv() {
             match request {
                 ProxyRequest::Add { site, listener, target } => {
-                    widen(listener.as_raw_fd(), SOCKET_BYTES);
+                    widen(&listener, SOCKET_BYTES);
                     self.listeners.push(ProxyListener { site, socket: listener, target });
                 }
                 ProxyRequest::Set { links, conditions } => self.set(links, conditions),
@@ -271,7 +270,7 @@ impl ProxyRelay {
         }
         let back = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
         back.set_nonblocking(true)?;
-        widen(back.as_raw_fd(), SOCKET_BYTES);
+        widen(&back, SOCKET_BYTES);
         let sender = self.listeners.iter().find(|listener| listener.target == source);
         let from = sender.map_or(NetworkSite::OUTSIDE, |listener| listener.site);
         let endpoints = LinkEndpoints { from, to: self.listeners[listener].site };

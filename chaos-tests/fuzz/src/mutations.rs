@@ -1,20 +1,18 @@
 //! Inputs near a given one, the same at every run: what a test tries, where no coverage leads it.
 
+use rand_xoshiro::SplitMix64;
+use rand_xoshiro::rand_core::{Rng, SeedableRng};
+
 /// Mutations of one input.
 const MUTATIONS: u64 = 64;
 /// Numbers at which lengths and counts go wrong.
 const WORDS: [u64; 8] = [0, 1, 0x7f, 0xff, 0xffff, 1 << 31, u32::MAX as u64, u64::MAX];
 
-/// SplitMix64 (Steele, Lea and Flood, OOPSLA 2014).
-struct MutationDraws(u64);
+struct MutationDraws(SplitMix64);
 
 impl MutationDraws {
     fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ mixed >> 31
+        self.0.next_u64()
     }
 
     fn below(&mut self, end: usize) -> usize {
@@ -29,7 +27,7 @@ pub fn mutations<'a>(bytes: &'a [u8], others: &'a [Vec<u8>]) -> impl Iterator<It
         sum.wrapping_mul(0x0100_0000_01b3) ^ u64::from(*byte)
     });
     (0..MUTATIONS).map(move |number| {
-        let mut draws = MutationDraws(seed ^ number << 32);
+        let mut draws = MutationDraws(SplitMix64::seed_from_u64(seed ^ number << 32));
         let mut changed = bytes.to_vec();
         for _ in 0..=draws.below(4) {
             mutate(&mut changed, others, &mut draws);

@@ -10,6 +10,9 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use rand_xoshiro::SplitMix64;
+use rand_xoshiro::rand_core::{Rng, SeedableRng};
+
 use crate::files::{DIRECT_BYTES, EntryKind, FileSystem, FolderEntry, OpenFile};
 
 /// The bytes that the medium writes whole or not at all.
@@ -70,14 +73,14 @@ impl SimulatedDisk {
     #[must_use]
     pub fn after_power_loss(&self, power_loss: PowerLoss) -> Self {
         let mut state = self.lock_state().clone();
-        let mut coins = SeededCoins(match power_loss {
+        let mut coins = SplitMix64::seed_from_u64(match power_loss {
             PowerLoss::ProcessOnly | PowerLoss::LosesAll => 0,
             PowerLoss::LosesSome { seed } => seed,
         });
         let mut is_kept = || match power_loss {
             PowerLoss::ProcessOnly => true,
             PowerLoss::LosesAll => false,
-            PowerLoss::LosesSome { .. } => coins.coin(),
+            PowerLoss::LosesSome { .. } => coins.next_u64() >> 63 == 1,
         };
         for content in &mut state.contents {
             content.live = mixed(content, &mut is_kept);
@@ -304,17 +307,5 @@ impl OpenFile for SimulatedFile {
     /// Its syncs do not fail, so its cache holds nothing that must still be written and cannot be.
     fn forget_cached(&mut self) -> io::Result<()> {
         Ok(())
-    }
-}
-
-/// Random booleans from a seed.
-#[derive(Debug)]
-struct SeededCoins(u64);
-
-impl SeededCoins {
-    fn coin(&mut self) -> bool {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb) >> 63 == 1
     }
 }

@@ -5,6 +5,8 @@ use std::io::{self, Read};
 use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::Path;
 
+use rustix::fs::OFlags;
+
 use super::{EntryKind, FileSystem, FolderEntry, OpenFile};
 
 /// Rights of a new folder: its owner's alone.
@@ -12,11 +14,11 @@ const FOLDER_MODE: u32 = 0o700;
 /// Rights of a new file: its owner's alone.
 const FILE_MODE: u32 = 0o600;
 /// A link in the last part of a path is refused, and opening a pipe does not block.
-const OPEN_FLAGS: i32 = libc::O_NOFOLLOW | libc::O_NONBLOCK;
+const OPEN_FLAGS: i32 = OFlags::NOFOLLOW.union(OFlags::NONBLOCK).bits() as i32;
 
 /// Past the page cache, on systems that have a flag for it.
 #[cfg(target_os = "linux")]
-const DIRECT_FLAG: Option<i32> = Some(libc::O_DIRECT);
+const DIRECT_FLAG: Option<i32> = Some(OFlags::DIRECT.bits() as i32);
 #[cfg(not(target_os = "linux"))]
 const DIRECT_FLAG: Option<i32> = None;
 
@@ -102,8 +104,8 @@ impl FileSystem for RealFileSystem {
     }
 
     fn sync_folder(&self, path: &Path) -> io::Result<()> {
-        let flags = libc::O_NOFOLLOW | libc::O_DIRECTORY;
-        OpenOptions::new().read(true).custom_flags(flags).open(path)?.sync_all()
+        let flags = OFlags::NOFOLLOW | OFlags::DIRECTORY;
+        OpenOptions::new().read(true).custom_flags(flags.bits() as i32).open(path)?.sync_all()
     }
 }
 

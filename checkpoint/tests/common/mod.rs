@@ -1,11 +1,9 @@
 //! Names and bytes for tests of stores.
 
-mod noise;
-
 use zbelastic_checkpoint::{CheckpointId, Manifest, PieceName};
 use zbelastic_types::{Digest, LayerId, RunId, Step};
 
-pub use noise::noise;
+pub use zbelastic_checkpoint::conformance::noise;
 
 /// A version of the first run.
 pub fn at(version: u64) -> CheckpointId {

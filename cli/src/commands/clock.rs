@@ -2,6 +2,8 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use zbelastic_identity::UnixSeconds;
+
 /// Milliseconds since 1970.
 #[must_use]
 pub fn now_ms() -> u64 {
@@ -9,13 +11,11 @@ pub fn now_ms() -> u64 {
     since.map_or(0, |since| since.as_millis() as u64)
 }
 
-/// As in `2026-11-21 12:01:03Z`.
+/// As in `2026-11-21 12:01:03Z`, in at most the year 9999.
 #[must_use]
 pub fn date_text(at_ms: u64) -> String {
-    let seconds = at_ms / 1000;
-    let (year, month, day) = civil(seconds / 86_400);
-    let (hour, minute, second) = (seconds / 3600 % 24, seconds / 60 % 60, seconds % 60);
-    format!("{year:04}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02}Z")
+    let text = UnixSeconds(at_ms / 1000).to_string();
+    text.replace(" UTC", "Z")
 }
 
 /// The time of day in UTC, as in `12:01:03.412`.
@@ -24,21 +24,6 @@ pub fn time_text(at_ms: u64) -> String {
     let seconds = at_ms / 1000;
     let (hour, minute, second) = (seconds / 3600 % 24, seconds / 60 % 60, seconds % 60);
     format!("{hour:02}:{minute:02}:{second:02}.{:03}", at_ms % 1000)
-}
-
-/// Year, month and day of a day counted from 1970. Years are counted from March, so that the day
-/// that is left out in most stands at the end.
-fn civil(days: u64) -> (u64, u64, u64) {
-    // Days from 0000-03-01 to 1970-01-01.
-    let days = days + 719_468;
-    let (era, day_of_era) = (days / 146_097, days % 146_097);
-    let year_of_era =
-        (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let month_from_march = (5 * day_of_year + 2) / 153;
-    let day = day_of_year - (153 * month_from_march + 2) / 5 + 1;
-    let month = if month_from_march < 10 { month_from_march + 3 } else { month_from_march - 9 };
-    (era * 400 + year_of_era + u64::from(month <= 2), month, day)
 }
 
 #[cfg(test)]

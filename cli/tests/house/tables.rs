@@ -179,7 +179,7 @@ const fn fence(
     Fence { name, packages, in_tests, files }
 }
 
-pub const FENCES: [Fence; 39] = [
+pub const FENCES: [Fence; 43] = [
     fence(
         "blake3",
         &["checkpoint", "transport", "trainer", "policy", "config", "api", "node", "cli"],
@@ -219,26 +219,22 @@ pub const FENCES: [Fence; 39] = [
     ),
     fence(
         "crc32fast",
-        &["identity", "transport", "consensus"],
+        &["identity", "transport", "consensus", FUZZ],
         &[],
-        &["consensus/src/raft/record.rs", "transport/src/", "identity/src/"],
+        &["consensus/src/raft/record.rs", "transport/src/", "identity/src/", FUZZ_FOLDER],
     ),
     fence("ctrlc", &["cli"], &[], &["cli/src/commands/chaos.rs"]),
     fence("cudarc", &[EMULATOR, "kernels"], &[], &["kernels/src/cuda/", "kernels/emulator/src/"]),
     fence("data-encoding", &["identity"], &[], &["identity/src/"]),
     fence("glob", &["config"], &[], &["config/src/text.rs"]),
     fence("indicatif", &["cli"], &[], &["cli/src/train"]),
-    fence(
-        "libc",
-        &["checkpoint", "chaos-processes"],
-        &[],
-        &["checkpoint/src/", "chaos-processes/src/"],
-    ),
+    fence("libc", &["chaos-processes"], &[], &["chaos-processes/src/system.rs"]),
     fence("libfuzzer-sys", &[FUZZ], &[], &["chaos-tests/fuzz/src/main.rs"]),
     fence("libloading", &[EMULATOR], &[], &["kernels/emulator/src/code.rs"]),
     fence("libm", &["kernels", "trainer"], &[], &["kernels/src/", "trainer/src/"]),
     fence("matrixmultiply", &["bench"], &[], &["bench/src/gemm.rs"]),
     fence("memmap2", &["kernels"], &[], &["kernels/src/cpu/buffer.rs"]),
+    fence("pem", &["identity"], &[], &["identity/src/folder.rs"]),
     fence(
         "postcard",
         &["checkpoint", "identity", "transport", "consensus", "node"],
@@ -266,6 +262,19 @@ pub const FENCES: [Fence; 39] = [
     ),
     fence("protobuf", &["consensus"], &[], &["consensus/src/raft"]),
     fence("quinn", &["identity", "transport"], &[], &["transport/", "identity/src/"]),
+    fence(
+        "rand_xoshiro",
+        &["schedule", "checkpoint", EMULATOR, CHAOS_TESTS, FUZZ],
+        &["consensus", "node", "cli"],
+        &[
+            "schedule/src/solve/hill_climb.rs",
+            "consensus/src/",
+            "checkpoint/src/",
+            "kernels/emulator/src/machine.rs",
+            "chaos-tests/src/random.rs",
+            "chaos-tests/fuzz/src/mutations.rs",
+        ],
+    ),
     fence("raft", &["consensus"], &[], &["consensus/src/raft"]),
     fence("rayon", &["kernels"], &[], &["kernels/src/cpu/threads.rs"]),
     fence("rcgen", &["identity"], &[], &["identity/src/"]),
@@ -273,10 +282,13 @@ pub const FENCES: [Fence; 39] = [
     fence("rustls", &["identity", "transport"], &[], &["transport/src/", "identity/src/"]),
     fence(
         "rustix",
-        &["checkpoint", "machine", "node", "cli"],
+        &["checkpoint", "machine", "node", "chaos-processes", "cli"],
         &[],
         &[
+            "chaos-processes/src/system.rs",
+            "checkpoint/src/direct.rs",
             "checkpoint/src/files/real.rs",
+            "checkpoint/src/locked_folder.rs",
             "node/src/cluster/threads.rs",
             "node/src/data_folder.rs",
             "node/src/whole_file.rs",
@@ -329,6 +341,7 @@ pub const FENCES: [Fence; 39] = [
     fence("sled", &["checkpoint"], &[], &["checkpoint/src/sled_"]),
     fence("slog", &["consensus"], &[], &["consensus/src/raft"]),
     fence("socket2", &["transport"], &[], &["transport/src/"]),
+    fence("strsim", &["config"], &[], &["config/src/nearest.rs"]),
     fence(
         "tempfile",
         &[FUZZ],
@@ -369,6 +382,12 @@ pub const FENCES: [Fence; 39] = [
         ],
         &[],
         &[""],
+    ),
+    fence(
+        "time",
+        &["identity", "preemption"],
+        &[],
+        &["identity/src/clock.rs", "preemption/src/date.rs"],
     ),
     fence(
         "tokio",

@@ -4,6 +4,9 @@ use std::io::Write;
 use std::net::{SocketAddr, TcpStream, UdpSocket};
 use std::time::Duration;
 
+use rand_xoshiro::SplitMix64;
+use rand_xoshiro::rand_core::{Rng, SeedableRng};
+
 use crate::site::{ControllerSite, wait_until};
 
 /// Datagrams of one flood.
@@ -13,15 +16,9 @@ const GROWTH_MAX: u64 = 32 << 20;
 /// Lines of its log that may be about it.
 const LINES_MAX: usize = 20;
 
-/// Bytes without any order, from a seed (xorshift).
+/// Bytes without any order, from a seed.
 fn noise(seed: u64, bytes: &mut [u8]) {
-    let mut state = seed | 1;
-    for byte in bytes {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        *byte = state as u8;
-    }
+    SplitMix64::seed_from_u64(seed).fill_bytes(bytes);
 }
 
 /// The first datagram of a QUIC handshake as far as a stranger can tell without keys: long header,

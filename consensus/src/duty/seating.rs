@@ -186,6 +186,8 @@ pub(super) fn copies(domains: &[FailureDomain], wanted: u32, offset: u32) -> Vec
 mod tests {
     use std::collections::BTreeSet;
 
+    use rand_xoshiro::SplitMix64;
+    use rand_xoshiro::rand_core::{Rng, SeedableRng};
     use zbelastic_types::StageIndex;
 
     use super::assignment;
@@ -223,15 +225,11 @@ mod tests {
 
     #[test]
     fn an_assignment_costs_the_least_of_all() {
-        let mut draw = 1_u64;
+        let mut draws = SplitMix64::seed_from_u64(1);
         for count in 0..6 {
             for _ in 0..40 {
-                let costs: Vec<u64> = (0..count * count)
-                    .map(|_| {
-                        draw = draw.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-                        (draw >> 60).pow(2)
-                    })
-                    .collect();
+                let costs: Vec<u64> =
+                    (0..count * count).map(|_| (draws.next_u64() >> 60).pow(2)).collect();
                 let cost = |row: usize, column: usize| costs[row * count + column];
                 let found = assignment(count, cost);
                 let total: u64 =

@@ -16,6 +16,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use cudarc::driver::sys::CUresult;
+use rand_xoshiro::SplitMix64;
+use rand_xoshiro::rand_core::{Rng, SeedableRng};
 
 use crate::code::{KernelLibrary, LoadedKernel};
 use crate::settings::{EmulatorSettings, ExecutionOrder};
@@ -68,13 +70,13 @@ pub struct EmulatedMachine {
     began: Instant,
     next_handle: u64,
     launches: u64,
-    draws: u64,
+    draws: SplitMix64,
 }
 
 impl EmulatedMachine {
     pub fn new(settings: EmulatorSettings) -> Self {
         let device = |_| DeviceState { holders: 0, fault: None, peers: Vec::new() };
-        let draws = match settings.order {
+        let seed = match settings.order {
             ExecutionOrder::Random { seed } => seed,
             ExecutionOrder::Eager | ExecutionOrder::Lazy => 0,
         };
@@ -93,7 +95,7 @@ impl EmulatedMachine {
             // No handle of one kind is one of another, and none is null.
             next_handle: 0x1000,
             launches: 0,
-            draws,
+            draws: SplitMix64::seed_from_u64(seed),
         }
     }
 
@@ -108,13 +110,9 @@ impl EmulatedMachine {
         u64::try_from(self.began.elapsed().as_nanos()).unwrap_or(u64::MAX)
     }
 
-    /// A number below `count` (`SplitMix64`: Steele, Lea, Flood 2014, section 3).
+    /// A number below `count`.
     fn draw(&mut self, count: u64) -> u64 {
-        self.draws = self.draws.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut x = self.draws;
-        x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (x ^ (x >> 31)) % count
+        self.draws.next_u64() % count
     }
 
     /// Fails with the device's fault, if it has one.

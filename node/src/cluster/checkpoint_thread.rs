@@ -275,7 +275,7 @@ impl CheckpointThread {
     /// Where a text lies or will.
     #[must_use]
     pub fn data_path(&self, hash: Digest) -> PathBuf {
-        self.data.join(format!("{}.data", hex(&hash.0)))
+        self.data.join(format!("{hash}.data"))
     }
 }
 
@@ -324,11 +324,6 @@ impl BulkBody for PieceBody {
         }
         Ok(())
     }
-}
-
-/// Bytes as hexadecimal digits.
-pub fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 fn run_thread(

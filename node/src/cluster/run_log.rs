@@ -18,6 +18,7 @@ use zbelastic_planner::StepMeasurement;
 use zbelastic_schedule::Window;
 use zbelastic_timing::{BubbleShares, MeasuredSlice, MessageArrival};
 use zbelastic_trainer::model::LayerTimes;
+use zbelastic_trainer::plan::median;
 use zbelastic_types::{Bytes, Generation, NodeId, RunId, StageIndex, Step, TensorIndex};
 use zbelastic_wording::figures::tokens_per_s;
 
@@ -142,7 +143,7 @@ impl RunLog {
     /// The time from seal to seal, as the median of the last ones.
     #[must_use]
     pub fn step_time(&self) -> Option<Duration> {
-        median(self.step_times.iter().copied().collect())
+        median(self.step_times.iter().copied(), Duration::cmp)
     }
 
     /// Tokens a second over the last seals.
@@ -171,10 +172,9 @@ impl RunLog {
     /// How long verdicts were waited for lately.
     #[must_use]
     pub fn verdict_wait(&self) -> Option<VerdictWait> {
-        let all: Vec<Duration> = self.verdict_waits.iter().copied().collect();
-        let max = all.iter().max().copied()?;
-        let steps = all.len() as u64;
-        let p50 = median(all)?;
+        let max = self.verdict_waits.iter().max().copied()?;
+        let steps = self.verdict_waits.len() as u64;
+        let p50 = median(self.verdict_waits.iter().copied(), Duration::cmp)?;
         Some(VerdictWait { p50_ms: milliseconds(p50), max_ms: milliseconds(max), steps })
     }
 
@@ -559,11 +559,6 @@ fn push(times: &mut VecDeque<Duration>, time: Duration) {
     while times.len() > SEALS_MEASURED {
         times.pop_front();
     }
-}
-
-fn median(mut times: Vec<Duration>) -> Option<Duration> {
-    times.sort_unstable();
-    times.get(times.len() / 2).copied()
 }
 
 fn milliseconds(time: Duration) -> f64 {

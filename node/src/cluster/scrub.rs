@@ -17,7 +17,7 @@ use zbelastic_transport::Transport;
 use zbelastic_types::{Digest, NodeId};
 
 use super::activity::WorkCounter;
-use super::checkpoint_thread::{CheckpointThread, StoreEvent, StoreInUse, hex};
+use super::checkpoint_thread::{CheckpointThread, StoreEvent, StoreInUse};
 use super::piece_fetch::refetch_piece;
 use super::threads::raise_niceness;
 use super::wire::PieceRef;
@@ -63,7 +63,7 @@ impl DataFileAccess for DataFiles {
     }
 
     fn open(&self, hash: Digest) -> Option<(File, u64)> {
-        let file = File::open(self.0.join(format!("{}.data", hex(&hash.0)))).ok()?;
+        let file = File::open(self.0.join(format!("{hash}.data"))).ok()?;
         let length = file.metadata().ok()?.len();
         Some((file, length))
     }

@@ -7,8 +7,6 @@ use std::time::{Duration, SystemTime};
 
 use zbelastic_types::Digest;
 
-use super::checkpoint_thread::hex;
-
 /// So long a file stays that no run refers to: what was uploaded, or fetched, for a run that is
 /// about to begin.
 const UNUSED_KEPT: Duration = Duration::from_secs(3600);
@@ -17,8 +15,7 @@ const UNUSED_KEPT: Duration = Duration::from_secs(3600);
 /// lain there for an hour. Yields its bytes. What cannot be removed now is tried again after
 /// the next checkpoint.
 pub fn collect_data(folder: &Path, referred: &[Digest], now: SystemTime) -> u64 {
-    let kept: BTreeSet<String> =
-        referred.iter().map(|hash| format!("{}.data", hex(&hash.0))).collect();
+    let kept: BTreeSet<String> = referred.iter().map(|hash| format!("{hash}.data")).collect();
     let Ok(entries) = fs::read_dir(folder) else { return 0 };
     let mut freed = 0;
     for entry in entries.flatten() {
@@ -49,7 +46,7 @@ mod tests {
     fn what_no_run_refers_to_goes_once_it_is_old() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = |name: &str| folder.path().join(name);
-        let named = |byte: u8| format!("{}.data", hex(&[byte; 32]));
+        let named = |byte: u8| format!("{}.data", Digest([byte; 32]));
         for name in [named(1), named(2), named(3) + ".part", "notes.txt".to_owned()] {
             fs::write(path(&name), [0; 10]).expect("writable");
         }

@@ -2,6 +2,9 @@
 //! rules that are no worse stay. Random numbers come from a fixed seed, so that one problem has one
 //! solution.
 
+use rand_xoshiro::SplitMix64;
+use rand_xoshiro::rand_core::{Rng, SeedableRng};
+
 use super::pipeline::PipelineIndex;
 use super::policy::{IdleAllowance, NEVER_FILLS, PassPreference, StageRule, by_rules};
 use super::{BestOrder, is_small};
@@ -27,7 +30,7 @@ pub(super) fn hill_climb<'a>(
         best.tries(pipeline).min(TRIES_MAX)
     };
     let Some((mut cost, mut rules)) = best.rules.clone() else { return };
-    let mut random = RuleRandom(0x9e37_79b9_7f4a_7c15);
+    let mut random = RuleRandom(SplitMix64::seed_from_u64(0x9e37_79b9_7f4a_7c15));
     let mut since = 0;
     for _ in 0..tries {
         if best.is_optimal() {
@@ -58,20 +61,11 @@ pub(super) fn hill_climb<'a>(
 /// Multiples of the verdict's time for which a stage holds its first W back.
 const HOLD_FACTORS: [f64; 8] = [0.0, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, f64::INFINITY];
 
-/// SplitMix64 (Steele, Lea and Flood, OOPSLA 2014).
-struct RuleRandom(u64);
+struct RuleRandom(SplitMix64);
 
 impl RuleRandom {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut x = self.0;
-        x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        x ^ (x >> 31)
-    }
-
     fn below(&mut self, count: usize) -> usize {
-        (self.next() % count as u64) as usize
+        (self.0.next_u64() % count as u64) as usize
     }
 
     fn change(&mut self, pipeline: &PipelineIndex<'_>, rules: &[StageRule]) -> Vec<StageRule> {
@@ -86,7 +80,7 @@ impl RuleRandom {
         let plain = if has_several { 10 } else { 8 };
         let is_gated = pipeline.problem.ending.is_gated();
         let field = self.below(plain + usize::from(is_gated));
-        let number = self.next();
+        let number = self.0.next_u64();
         for rule in &mut changed[range] {
             if field == plain {
                 rule.hold_factor = HOLD_FACTORS[number as usize % HOLD_FACTORS.len()];

@@ -8,6 +8,8 @@
 //! common to all: then such a layer makes its stage look slow, and the next plan gives the stage
 //! less to do.
 
+use std::cmp::Ordering;
+
 use super::layer_costs::{TimedLayers, costs_at_speed_one};
 use super::rates::{MachineSample, rates, speeds};
 use super::{ClassCosts, LayerCost, LayerWork, Pace, layer_work};
@@ -155,12 +157,12 @@ pub fn calibrate(stages: &[StageSample]) -> Option<(Calibration, Vec<Option<f64>
     };
     let mut found = speeds(&columns);
     let ratios = informative.iter().zip(&found).map(|(stage, speed)| speed / stage.reported_speed);
-    let middle = median(ratios.collect())?;
+    let middle = median(ratios, f64::total_cmp)?;
     found.iter_mut().for_each(|speed| *speed /= middle);
     let updates = informative.iter().zip(&found);
     let update =
         |(stage, speed): (&&StageSample, &f64)| stage.times.update * speed / stage.weights.max(1.0);
-    let update_us = median(updates.map(update).collect())?;
+    let update_us = median(updates.map(update), f64::total_cmp)?;
     let [f_us, b_us, w_us] = rates(&counted, &found)[..] else { return None };
     let copies_us = copies_us(informative.iter().copied().zip(found.iter().copied()));
     let layers: Vec<(TimedLayers, f64)> = layers.into_iter().zip(found.iter().copied()).collect();
@@ -180,11 +182,16 @@ fn copies_us<'a>(stages: impl Iterator<Item = (&'a StageSample, f64)>) -> Option
     (counted > 0.0).then(|| measured / counted)
 }
 
-/// The middle one; of an even number the upper of the two, so that of two machines the slower one
-/// is slow and not the faster one fast.
-fn median(mut numbers: Vec<f64>) -> Option<f64> {
-    numbers.sort_by(f64::total_cmp);
-    numbers.get(numbers.len() / 2).copied()
+/// The median of measurements, if there are any: of an even number the upper of the middle two, so
+/// that of two machines the slower one is slow and not the faster one fast.
+#[must_use]
+pub fn median<T: Copy>(
+    measurements: impl IntoIterator<Item = T>,
+    compare: impl FnMut(&T, &T) -> Ordering,
+) -> Option<T> {
+    let mut sorted: Vec<T> = measurements.into_iter().collect();
+    sorted.sort_unstable_by(compare);
+    sorted.get(sorted.len() / 2).copied()
 }
 
 /// Speeds closer than this share to what a machine reports count as that: what is measured of a
@@ -275,7 +282,8 @@ impl Pace {
 #[cfg(test)]
 mod tests {
     use super::{
-        Calibration, REPORTED_SPEED_TOLERANCE, StageSample, StageTimes, calibrate, rounded_speed,
+        Calibration, REPORTED_SPEED_TOLERANCE, StageSample, StageTimes, calibrate, median,
+        rounded_speed,
     };
     use crate::plan::LayerWork;
 
@@ -295,6 +303,16 @@ mod tests {
             reported_speed: 1.0,
             times,
         }
+    }
+
+    #[test]
+    fn the_median_of_an_even_number_is_the_upper_of_two() {
+        let check = |measurements: &[f64], expected| {
+            assert_eq!(median(measurements.iter().copied(), f64::total_cmp), expected);
+        };
+        check(&[], None);
+        check(&[3.0, 1.0, 2.0], Some(2.0));
+        check(&[4.0, 3.0, 1.0, 2.0], Some(3.0));
     }
 
     /// A stage that trains two chunks, each in half of the microbatches, is as fast as it is.

@@ -142,15 +142,6 @@ pub fn join_answers(bytes: &[u8]) -> DecodeOutcome {
     DecodeOutcome::Accepted
 }
 
-/// CRC-32 as in IEEE 802.3.
-fn crc32(bytes: &[u8]) -> u32 {
-    !bytes.iter().fold(u32::MAX, |crc, byte| {
-        (0..8).fold(crc ^ u32::from(*byte), |crc, _| {
-            (crc >> 1) ^ (0xedb8_8320 & (crc & 1).wrapping_neg())
-        })
-    })
-}
-
 /// Tokens, and texts that a right checksum is put behind: no mutation finds it.
 pub fn tokens(bytes: &[u8]) -> DecodeOutcome {
     let Ok(text) = std::str::from_utf8(bytes) else { return DecodeOutcome::Refused };
@@ -160,7 +151,7 @@ pub fn tokens(bytes: &[u8]) -> DecodeOutcome {
         DecodeOutcome::Accepted
     };
     let body = text.trim_ascii();
-    any([check(text), check(&format!("{body}.{:08x}", crc32(body.as_bytes())))])
+    any([check(text), check(&format!("{body}.{:08x}", crc32fast::hash(body.as_bytes())))])
 }
 
 /// Names that certificates and messages bear.

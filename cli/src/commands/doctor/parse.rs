@@ -50,11 +50,6 @@ fn unescape(text: &str) -> String {
     escapes.into_iter().fold(text.to_owned(), |text, (from, to)| text.replace(from, to))
 }
 
-/// The value of a line such as `Model:  NVIDIA H200`.
-pub(super) fn value_of<'a>(text: &'a str, name: &str) -> Option<&'a str> {
-    text.lines().find_map(|line| line.strip_prefix(name)).map(str::trim)
-}
-
 /// Whether a file in `/dev` is a card: `nvidia` and a number. Others are for all cards.
 pub(super) fn is_card(name: &str) -> bool {
     let number = name.strip_prefix("nvidia");
@@ -70,7 +65,7 @@ pub(super) fn is_routable(line: &str) -> bool {
 mod tests {
     use std::path::{Path, PathBuf};
 
-    use super::{filesystem_of, group_limit_files, is_card, is_routable, value_of};
+    use super::{filesystem_of, group_limit_files, is_card, is_routable};
 
     #[test]
     fn a_control_group_is_limited_by_all_around_it() {
@@ -117,9 +112,7 @@ odd line
     }
 
     #[test]
-    fn lines_of_drivers_and_addresses_are_understood() {
-        assert_eq!(value_of("IRQ: 1\nModel: \t NVIDIA H200\n", "Model:"), Some("NVIDIA H200"));
-        assert_eq!(value_of("IRQ: 1\n", "Model:"), None);
+    fn names_of_cards_and_lines_of_addresses_are_understood() {
         assert!(is_card("nvidia0") && is_card("nvidia12"));
         assert!(!is_card("nvidia") && !is_card("nvidiactl") && !is_card("nvidia-uvm"));
         assert!(is_routable("fd000000000000000000000000000001 04 40 00 82     eth0"));

@@ -19,7 +19,8 @@ use super::facts::{
     ClockFacts, DiskFacts, FilesystemSpace, FolderState, GpuCard, GpuFacts, Ipv6, LimitFacts,
     MemoryFacts, NetworkFacts,
 };
-use super::parse::{filesystem_of, group_limit_files, is_card, is_routable, value_of};
+use super::parse::{filesystem_of, group_limit_files, is_card, is_routable};
+use zbelastic_machine::kibibytes_of;
 
 /// Most bytes of a file that are read.
 const FILE_BYTES_MAX: u64 = 1 << 20;
@@ -58,16 +59,12 @@ fn entries(folder: impl AsRef<Path>) -> Vec<PathBuf> {
 
 pub(super) fn memory() -> MemoryFacts {
     let text = read("/proc/meminfo").unwrap_or_default();
-    let kibibytes = |name| {
-        let value = value_of(&text, name)?.strip_suffix("kB")?.trim();
-        value.parse::<u64>().ok()?.checked_mul(1024).map(Bytes)
-    };
     let files = group_limit_files(&read("/proc/self/cgroup").unwrap_or_default());
     // What is no number is no limit.
     let limits = files.iter().filter_map(|file| read(file)?.trim().parse().ok());
     MemoryFacts {
-        machine: kibibytes("MemTotal:"),
-        available: kibibytes("MemAvailable:"),
+        machine: kibibytes_of(&text, "MemTotal:"),
+        available: kibibytes_of(&text, "MemAvailable:"),
         group: limits.min().map(Bytes),
     }
 }

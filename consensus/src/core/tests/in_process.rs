@@ -2,6 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use rand_xoshiro::SplitMix64;
+use rand_xoshiro::rand_core::{Rng, SeedableRng};
 use zbelastic_types::NodeId;
 
 use super::super::{
@@ -123,7 +125,7 @@ pub struct InProcessCluster {
     /// All outputs of controllers, in their order.
     pub trace: Vec<String>,
     pub inputs: u64,
-    draw: u64,
+    draws: SplitMix64,
 }
 
 impl InProcessCluster {
@@ -150,7 +152,7 @@ impl InProcessCluster {
             fatal: BTreeMap::new(),
             trace: Vec::new(),
             inputs: 0,
-            draw: 1,
+            draws: SplitMix64::seed_from_u64(1),
         };
         for node in &nodes {
             let start = CoreStart::Create { voters: nodes.clone(), state: Box::new(state.clone()) };
@@ -231,8 +233,7 @@ impl InProcessCluster {
     }
 
     fn draws_loss(&mut self) -> bool {
-        self.draw = self.draw.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-        (self.draw >> 33) % 1000 < self.loss_permille
+        self.draws.next_u64() % 1000 < self.loss_permille
     }
 
     /// Delivers what is under way. What follows from it is under way then.

@@ -2,6 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+use rand_xoshiro::SplitMix64;
+use rand_xoshiro::rand_core::{Rng, SeedableRng};
 use zbelastic_types::NodeId;
 
 use super::super::{
@@ -9,16 +11,16 @@ use super::super::{
     RaftStartError, RaftStatus, RecordNumber, RecoveredLog, encode_record,
 };
 
-/// Draws from a seed (splitmix64).
-pub struct SplitMixDraw(pub u64);
+/// Draws from a seed.
+pub struct SplitMixDraw(SplitMix64);
 
 impl SplitMixDraw {
+    pub fn new(seed: u64) -> Self {
+        Self(SplitMix64::seed_from_u64(seed))
+    }
+
     pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+        self.0.next_u64()
     }
 
     pub fn below(&mut self, limit: u64) -> u64 {
@@ -120,7 +122,7 @@ impl RaftCluster {
             machines: BTreeMap::new(),
             network: Vec::new(),
             cut: BTreeSet::new(),
-            draw: SplitMixDraw(seed),
+            draw: SplitMixDraw::new(seed),
             loss: 0,
             doubles: 0,
             disk_speed: 100,

@@ -25,7 +25,6 @@ use zbelastic_types::{Digest, NodeId};
 
 use super::{ControllerCompletion, ControllerNode};
 use crate::cluster::authority::{LOOK_TICKS, is_certified, report, updated_credentials};
-use crate::cluster::checkpoint_thread::hex;
 use crate::cluster::journal::now_s;
 use crate::cluster::wire::{self, NodeAnswer, NodeMessage, NodeRequest};
 
@@ -367,7 +366,7 @@ impl ControllerNode {
             name: self.setup.cluster_name.clone(),
             id: self.core.state().cluster().to_string(),
             founded_ms: self.setup.founded_ms,
-            authority: hex(&self.authority.pin().0),
+            authority: self.authority.pin().to_string(),
             rotation: self.rotation_status(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             format: self.format_status(),

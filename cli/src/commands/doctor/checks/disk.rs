@@ -3,6 +3,7 @@
 use std::io;
 use std::time::Duration;
 
+use zbelastic_trainer::plan;
 use zbelastic_types::Bytes;
 
 use crate::commands::doctor::facts::{DiskFacts, FilesystemSpace, FolderState};
@@ -135,9 +136,7 @@ fn cannot_write(kind: io::ErrorKind) -> DoctorFinding {
 
 /// `times` are those of single writes.
 fn check_sync(times: &[Duration], is_in_memory: bool) -> DoctorFinding {
-    let mut sorted = times.to_vec();
-    sorted.sort();
-    let Some(median) = sorted.get(sorted.len() / 2).copied() else {
+    let Some(median) = plan::median(times.iter().copied(), Duration::cmp) else {
         return DoctorFinding::new(
             DoctorCheck::DiskSync,
             Severity::Warning,
