@@ -437,7 +437,7 @@ impl WorkerNode {
                 self.send_to_controllers(&NodeMessage::Evaluated { steps_done, loss });
             }
             DeviceOutput::StepTime(step) => self.report_step_time(step),
-            DeviceOutput::NoRoom(error) => {
+            DeviceOutput::OutOfMemory(error) => {
                 self.journal.warn(format!("its memory did not hold its stage: {error}"));
             }
             DeviceOutput::Failed(error) => {
