@@ -237,12 +237,13 @@ impl RunLog {
         self.plan.iter().chain(&self.plan_before).any(|plan| plan.has_head(node))
     }
 
-    /// The loss on held-out text, which may be reported twice at a change of plans. Yields whether
-    /// it is new.
-    pub fn note_held_out(&mut self, steps_done: u64, loss: f64) -> bool {
+    /// The loss on held-out text, which may be reported twice at a change of plans. Yields the event
+    /// to record if it is new.
+    pub fn note_held_out(&mut self, steps_done: u64, loss: f64) -> Option<EventKind> {
         let is_new = self.held_out.is_none_or(|(steps, _)| steps != steps_done);
         self.held_out = Some((steps_done, loss));
-        is_new
+        let loss = Some(loss).filter(|loss| loss.is_finite());
+        is_new.then_some(EventKind::HeldOut { step: steps_done, loss })
     }
 
     /// The last loss on held-out text, and after how many steps.
@@ -529,7 +530,9 @@ fn detected_ms(reason: LossReason) -> Option<f64> {
     }
 }
 
-fn name_of(state: &State, node: NodeId) -> String {
+/// The name of a member, as events give it.
+#[must_use]
+pub fn name_of(state: &State, node: NodeId) -> String {
     let member = state.members().get(&node);
     member.map_or_else(|| format!("node-{node}"), |member| member.contact.name.clone())
 }
