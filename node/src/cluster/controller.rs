@@ -335,7 +335,7 @@ impl ControllerNode {
             }
             NodeMessage::Moved { plan, bytes, took_us } => {
                 let duration = Duration::from_micros(took_us);
-                self.run_log.layer_moves.note(plan, bytes, duration, Instant::now());
+                self.run_log.note_moved(plan, bytes, duration, Instant::now());
             }
             NodeMessage::Evaluated { steps_done, loss } => {
                 let event = self.run_log.note_held_out(steps_done, loss);

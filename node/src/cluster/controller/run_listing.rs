@@ -66,7 +66,7 @@ impl StatusView<'_> {
         let is_job = self.run_log.job().is_some_and(|job| job.run == view.spec.run);
         let status = view.checkpoints.iter().map(|record| CheckpointStatus {
             step: record.version.0,
-            at_ms: self.run_log.checkpoint_times.get(&record.version).copied().filter(|_| is_job),
+            at_ms: self.run_log.checkpoint_time(record.version).filter(|_| is_job),
             bytes: view.bytes(),
             digest: digest_of(record),
             holders: holders.clone(),
