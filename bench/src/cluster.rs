@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use serde_json::Value;
-use zbelastic_wording::{CommandError, CommandFailure, FailureCode};
 use zbelastic_trainer::plan::median;
+use zbelastic_wording::{CommandError, CommandFailure, FailureCode};
 
 use crate::args::BenchClusterArgs;
 

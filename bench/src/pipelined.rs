@@ -11,8 +11,8 @@ use zbelastic_local::job::TrainingJob;
 use zbelastic_local::progress_event::ProgressEvent;
 use zbelastic_schedule::ScheduleKind;
 use zbelastic_timing::BubbleShares;
-use zbelastic_wording::CommandFailure;
 use zbelastic_trainer::plan;
+use zbelastic_wording::CommandFailure;
 
 use super::case::{BatchSplit, BenchCase};
 

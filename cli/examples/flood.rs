@@ -14,10 +14,10 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use zbelastic_api::client::ApiClient;
-use zbelastic_cli::exchange;
 use rand_xoshiro::SplitMix64;
 use rand_xoshiro::rand_core::{Rng, SeedableRng};
+use zbelastic_api::client::ApiClient;
+use zbelastic_cli::exchange;
 use zbelastic_node::data_folder::NodeDataFolder;
 
 /// Windows of each kind.

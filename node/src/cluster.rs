@@ -9,6 +9,7 @@
 
 pub mod activity;
 mod authority;
+mod background;
 mod blob_registry;
 mod checkpoint_thread;
 pub mod compute;
@@ -24,9 +25,12 @@ mod machine_id;
 pub mod membership_failure;
 pub mod name_resolver;
 pub mod node_record;
+mod outbox;
 mod own_address;
+mod peer_connections;
 mod peer_directory;
 mod piece_fetch;
+mod piece_keeper;
 pub mod process_exit;
 mod record_writer;
 pub mod recovery;

@@ -178,7 +178,7 @@ fn median_or_zero(measurements: impl IntoIterator<Item = f64>) -> f64 {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use zbelastic_consensus::member::{Holder, Resources};
     use zbelastic_consensus::plan::{PlanReason, Promise};
     use zbelastic_schedule::{ScheduleKind, Window};
@@ -188,7 +188,8 @@ mod tests {
     use super::*;
     use crate::search::tests::job;
 
-    const NODES: [NodeResources; 3] = [resources_of(11), resources_of(12), resources_of(13)];
+    pub(crate) const NODES: [NodeResources; 3] =
+        [resources_of(11), resources_of(12), resources_of(13)];
 
     const fn resources_of(node: u64) -> NodeResources {
         (
@@ -201,7 +202,7 @@ mod tests {
         )
     }
 
-    fn plan(job: &PlannerJob) -> PlanRecord {
+    pub(crate) fn plan(job: &PlannerJob) -> PlanRecord {
         let plan = Plan::new(PlanRequest {
             model: &job.model,
             batch: job.batch,
@@ -229,7 +230,12 @@ mod tests {
     }
 
     /// A step in which these stages did their work at these speeds, and a hop took so long.
-    fn step(job: &PlannerJob, plan: &PlanRecord, speeds: [f64; 3], hop: f64) -> StepMeasurement {
+    pub(crate) fn step(
+        job: &PlannerJob,
+        plan: &PlanRecord,
+        speeds: [f64; 3],
+        hop: f64,
+    ) -> StepMeasurement {
         let times = |stage: StageIndex| {
             let layers = plan.layers_of(stage).map(|layer| layer.0);
             let model = &job.model;

@@ -243,3 +243,159 @@ impl PaceTracker {
         PlanMeasurement { generation, speeds, drift }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use zbelastic_consensus::plan::DriftedPart;
+    use zbelastic_consensus::validation::{Reason, Seal, Verdict};
+    use zbelastic_trainer::plan::{Drift, DriftSource};
+    use zbelastic_types::{Attempt, ClusterId, StageIndex, Step};
+
+    use super::*;
+    use crate::history::REVIEW_STEPS;
+    use crate::history::tests::{NODES, plan, step};
+    use crate::plan_watch::{AGREEING, STEPS_FIRST};
+    use crate::search::tests::job;
+
+    /// A step under the plan of this generation was sealed.
+    fn sealed(generation: u64) -> StateChange {
+        let turn = Turn { generation: Generation(generation), attempt: Attempt(0), step: Step(3) };
+        let seal = Seal {
+            turn,
+            verdict: Verdict::Keep,
+            reason: Reason::Sound,
+            square_sum_bits: 0,
+            loss_sum_bits: 0,
+            updates_after: 4,
+            cursor_after: Step(4),
+        };
+        StateChange::Sealed { seal, is_repeated: false, adopted: None }
+    }
+
+    /// A tracker of a plan of generation 1, at its beginning.
+    fn tracker() -> PaceTracker {
+        let mut tracker = PaceTracker::default();
+        let adopted = StateChange::Adopted(plan(&job()).into());
+        assert!(!tracker.note_change(&adopted, &State::new(ClusterId(7)), |_| None));
+        tracker
+    }
+
+    /// Seals steps until a review is due. Yields how many.
+    fn steps_until_review(tracker: &mut PaceTracker) -> u64 {
+        let state = State::new(ClusterId(7));
+        let measured = step(&job(), &plan(&job()), [2.0; 3], 100.0);
+        let is_due = |_: &u64| tracker.note_change(&sealed(1), &state, |_| Some(measured.clone()));
+        (1..1000).find(is_due).expect("a review is due some time")
+    }
+
+    fn reviewed(generation: u64, found: &PaceEstimate, judgement: DriftJudgement) -> ReviewedPlan {
+        let generation = Generation(generation);
+        ReviewedPlan { generation, nodes: NODES.to_vec(), found: found.clone(), judgement }
+    }
+
+    /// The outcome of as many reviews as must agree, of which the earlier ones change nothing.
+    fn agree(
+        tracker: &mut PaceTracker,
+        found: &PaceEstimate,
+        judgement: DriftJudgement,
+    ) -> ReviewOutcome {
+        for _ in 1..AGREEING {
+            let outcome = tracker.handle_review(Generation(1), reviewed(1, found, judgement));
+            assert_eq!(outcome, ReviewOutcome::Ignored);
+        }
+        tracker.handle_review(Generation(1), reviewed(1, found, judgement))
+    }
+
+    fn estimate(verdict_us: f64) -> PaceEstimate {
+        PaceEstimate { verdict_us, ..PaceEstimate::default() }
+    }
+
+    const DRIFT: Drift = Drift {
+        part: DriftSource::Stage(StageIndex(1)),
+        expected: 10.0,
+        found: 20.0,
+        slack: 0.1,
+        gain: 0.2,
+    };
+
+    #[test]
+    fn a_review_is_due_behind_the_first_steps_of_a_plan_and_none_while_one_is_under_way() {
+        let mut tracker = tracker();
+        let state = State::new(ClusterId(7));
+        let other = tracker.note_change(&sealed(2), &state, |_| panic!("it is of another plan"));
+        assert!(!other);
+        assert_eq!(steps_until_review(&mut tracker), STEPS_FIRST + REVIEW_STEPS as u64);
+        let measured = step(&job(), &plan(&job()), [2.0; 3], 100.0);
+        let mut seal = || tracker.note_change(&sealed(1), &state, |_| Some(measured.clone()));
+        assert!((0..3 * REVIEW_STEPS).all(|_| !seal()), "one is under way");
+        tracker.give_up_review();
+        assert_eq!(steps_until_review(&mut tracker), 1, "its steps were sealed meanwhile");
+    }
+
+    #[test]
+    fn a_step_that_was_not_measured_by_all_stages_does_not_count() {
+        let mut tracker = tracker();
+        let state = State::new(ClusterId(7));
+        assert!((0..100).all(|_| !tracker.note_change(&sealed(1), &state, |_| None)));
+        assert_eq!(steps_until_review(&mut tracker), STEPS_FIRST + REVIEW_STEPS as u64);
+    }
+
+    #[test]
+    fn reviews_that_agree_on_a_drift_want_another_plan_and_what_is_known_is_sent() {
+        let mut tracker = tracker();
+        let found = estimate(70.0);
+        let late = tracker
+            .handle_review(Generation(2), reviewed(1, &found, DriftJudgement::Replan(DRIFT)));
+        assert_eq!(late, ReviewOutcome::Ignored, "another plan is in force");
+        let reason = PlanReason::Drifted {
+            part: DriftedPart::Stage { stage: StageIndex(1), node: NODES[1].0 },
+            expected_us: 10,
+            found_us: 20,
+            gain_permille: 200,
+        };
+        let outcome = agree(&mut tracker, &found, DriftJudgement::Replan(DRIFT));
+        let text = "another plan is needed";
+        let expected =
+            ReviewOutcome::Drifted { reason: reason.clone(), slack: 0.1, is_replanned: true, text };
+        assert_eq!(outcome, expected);
+        assert_eq!(tracker.unsent(true), Some(&found));
+        let sent = tracker.note_sent(Generation(1));
+        assert_eq!((sent.generation, sent.drift), (Generation(1), Some(reason)));
+        let outcome = agree(&mut tracker, &found, DriftJudgement::TooLate(DRIFT));
+        assert!(matches!(outcome, ReviewOutcome::Drifted { is_replanned: false, .. }));
+        assert_eq!(tracker.note_sent(Generation(1)).drift, None);
+    }
+
+    #[test]
+    fn a_plan_that_fits_is_judged_by_what_it_was_made_with_and_others_by_what_is_new() {
+        let mut tracker = tracker();
+        assert_eq!(
+            agree(&mut tracker, &estimate(70.0), DriftJudgement::Within),
+            ReviewOutcome::Fits
+        );
+        assert_eq!(tracker.estimate, estimate(70.0), "a verdict was never waited for before");
+        assert_eq!(tracker.planned, PaceEstimate::default());
+        assert_eq!(
+            agree(&mut tracker, &estimate(71.0), DriftJudgement::Within),
+            ReviewOutcome::Fits
+        );
+        assert_eq!(tracker.estimate, estimate(70.0), "that is as good as known");
+    }
+
+    #[test]
+    fn a_leader_sends_what_is_known_once_and_again_when_it_leads_again_or_the_job_is_another() {
+        let mut tracker = tracker();
+        tracker.set_job(Digest([1; 32]));
+        assert_eq!(tracker.unsent(false), None);
+        assert_eq!(tracker.unsent(true), Some(&PaceEstimate::default()));
+        tracker.note_sent(Generation(0));
+        assert_eq!(tracker.unsent(true), None);
+        tracker.set_job(Digest([1; 32]));
+        assert_eq!(tracker.unsent(true), None, "it is the same job");
+        assert_eq!(tracker.unsent(false), None);
+        assert!(tracker.unsent(true).is_some(), "its core has just come to lead");
+        tracker.note_sent(Generation(0));
+        tracker.set_job(Digest([2; 32]));
+        assert!(tracker.unsent(true).is_some());
+    }
+}

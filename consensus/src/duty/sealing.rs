@@ -89,7 +89,7 @@ impl fmt::Display for WithheldReason {
                 write!(f, "its workers leave, and too few are there to hand over to: it is saved")
             }
             Self::Sums(found) => {
-                write!(f, "{found} tell different sums of layer {}", found.layer)
+                write!(f, "{found} reported different sums of layer {}", found.layer)
             }
             Self::State(found) => {
                 write!(f, "{found} hold different states of layer {}", found.layer)

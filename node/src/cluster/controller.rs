@@ -3,127 +3,113 @@
 //! ```text
 //!   wait ──▶ translate ──▶ core.handle ──▶ perform outputs ──▶ wait
 //! ```
+//!
+//! The event loop dispatches to components: each owns its fields, decides about them, and writes to
+//! the ports ([`ports::ControllerPorts`]) what is to be sent, proposed, logged or done beside the
+//! loop.
 
 mod answers;
+mod applied;
 mod authority;
 mod backfill;
+mod certificates;
 mod checkpoints;
 mod data;
 mod exports;
 mod formats;
 mod joins;
+mod links;
 mod member_disks;
-mod pace_tracker;
 mod parts;
 mod pending_commands;
 mod pieces;
+mod planning;
+mod ports;
+mod quorum_watch;
+mod refusals;
+mod run_listing;
 mod runs;
 mod status;
+mod submission;
+mod tokens;
 mod uploads;
 
-use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval};
-use zbelastic_api::{EventKind, WorkStatus};
-use zbelastic_consensus::core::{Core, Event as CoreEvent, Input, Output};
+use zbelastic_consensus::core::{Input, Output};
 use zbelastic_consensus::message::{Envelope, Message};
-use zbelastic_consensus::state::StateChange;
-use zbelastic_consensus::training_status::TrainingStatus;
-use zbelastic_identity::{AuthoritySecret, ClusterAuthority, PeerIdentity, PeerRole};
-use zbelastic_planner::PaceTracker;
-use zbelastic_policy::tick::TICK;
-use zbelastic_policy::trust::{
-    ClaimContext, ClaimRefusal, DuplicateIdentityReports, check_claim, is_removal,
-};
-use zbelastic_transport::{ControlKind, Transport, TransportEvent};
-use zbelastic_types::{NodeId, Step};
+use zbelastic_identity::{PeerIdentity, PeerRole};
+use zbelastic_policy::trust::{ClaimContext, ClaimRefusal, check_claim};
+use zbelastic_transport::{ControlKind, RequestReply, Transport, TransportEvent};
+use zbelastic_types::NodeId;
 
-use super::activity::WorkCounter;
+use super::background::BackgroundTasks;
 use super::blob_registry::BlobRegistry;
 use super::checkpoint_thread::CheckpointThread;
-use super::disk_space::DiskSpace;
+use super::disk_space::{DiskSpace, DiskSpaceShortage};
 use super::document::JobDocument;
-use super::journal::{Journal, now_ms};
-use super::keep_queue::KeepQueue;
+use super::outbox::{Outbox, send_control};
+use super::peer_connections::PeerConnections;
 use super::peer_directory::PeerDirectory;
 use super::process_exit::{NodeSignal, ProcessExit};
 use super::record_writer::{RecordWriteReport, RecordWriter};
+use super::requests;
 use super::run_log::RunLog;
-use super::solver::{SolvedPlan, SolverAnswer, SolverThread};
-use super::violations::PeerViolations;
+use super::solver::{SolvedPlan, SolverAnswer};
+use super::stores::StoreLocations;
 use super::wire::{self, BulkKey, NodeMessage};
+use authority::AuthorityRotation;
+use backfill::BackfillSchedule;
+use certificates::ControllerCertificates;
+use exports::Exports;
+use formats::read_by;
+use joins::PendingJoins;
+use links::MemberLinks;
+use member_disks::{MemberDiskChange, MemberDisks};
 pub use parts::{ControllerInbox, ControllerParts, ControllerSetup};
+use pending_commands::{CommandAnswer, PendingCommands};
+use pieces::{CheckpointPieces, collect_local, collect_unused};
+use planning::Planning;
+use ports::{ControllerCompletion, ControllerPorts};
+use quorum_watch::QuorumWatch;
+use status::{ControllerFacts, StatusView};
+use uploads::Uploads;
+use zbelastic_api::{EventKind, WorkStatus};
+use zbelastic_policy::tick::TICK;
 
 /// Results of fetches and of work off the loop that wait for it at once.
 const COMPLETIONS_MAX: usize = 1024;
-/// Without a leader for so long, the loss of the quorum is reported as an event.
-const LEADERLESS_TICKS_MAX: u32 = 200;
-
-/// The result of work that was done beside the event loop.
-enum ControllerCompletion {
-    /// A piece of a checkpoint, to be kept for another node.
-    Piece(pieces::PieceFetchResult),
-    /// The result of fetching a text.
-    Data(data::DataFetchResult),
-    /// The result of fetching pieces of runs that ended.
-    Backfilled(backfill::BackfillResult),
-    /// The result of writing a piece of an upload.
-    Uploaded(uploads::UploadWriteResult),
-    /// The free and total space on the store's disk, if it is known.
-    DiskSpace(Option<DiskSpace>),
-    /// The administrator's certificate could not be renewed, and why.
-    AdminNotRenewed(String),
-    /// The key of the authority that follows, or why it did not arrive.
-    AuthorityKey(Result<AuthoritySecret, String>),
-}
 
 struct ControllerNode {
-    setup: ControllerSetup,
-    core: Core,
+    facts: ControllerFacts,
+    ports: ControllerPorts,
     record_writer: RecordWriter,
-    solver: SolverThread,
-    authority: Arc<ClusterAuthority>,
-    /// This controller's part of a change of authority.
-    rotation_state: authority::LocalRotationState,
-    transport: Transport,
-    checkpoint_thread: CheckpointThread,
-    peers: PeerDirectory,
-    journal: Journal,
-    /// Connections that ended because one end broke a rule.
-    violations: PeerViolations,
-    accusers: DuplicateIdentityReports,
+    /// Where checkpoints are kept.
+    store_locations: StoreLocations,
+    connections: PeerConnections,
+    links: MemberLinks,
+    quorum: QuorumWatch,
     run_log: RunLog,
-    /// The measured pace of nodes and links.
-    pace_tracker: PaceTracker,
-    /// Commands of clients that wait for what was proposed for them.
-    pending_commands: pending_commands::PendingCommands,
+    /// The thread that searches plans, and the measured pace of nodes and links.
+    planning: Planning,
+    certificates: ControllerCertificates,
+    /// This controller's part in a change of authority.
+    rotation: AuthorityRotation,
     /// Strangers that wait for the use of their token to be agreed.
-    pending_joins: joins::PendingJoins,
-    /// Pieces to be kept for workers, and the bytes of them that arrived.
-    keeping: KeepQueue,
-    kept_bytes: WorkCounter,
-    /// The last checkpoint that was warned of, and whether a layer of it could be written nowhere.
-    save_failed: Option<(Step, bool)>,
+    joins: PendingJoins,
+    /// Commands of clients that wait for what was proposed for them.
+    commands: PendingCommands<RequestReply, CommandAnswer>,
+    pieces: CheckpointPieces,
     /// The layers that clients export, read from the store.
-    exports: exports::Exports,
+    exports: Exports,
     /// Fetches the pieces of runs that ended.
-    backfill: backfill::BackfillSchedule,
+    backfill: BackfillSchedule,
     /// Texts that are being uploaded.
-    uploads: uploads::Uploads,
-    completions: mpsc::Sender<ControllerCompletion>,
-    /// When a message was last received from each member.
-    last_received: BTreeMap<NodeId, Instant>,
-    /// The path of the connection to each node, as it was reported last.
-    lane_paths: BTreeMap<NodeId, zbelastic_transport::TransportPath>,
-    /// What workers reported last of their work, while they are connected.
-    work_status: BTreeMap<NodeId, WorkStatus>,
-    member_disks: member_disks::MemberDisks,
-    leaderless: bool,
-    started: Instant,
+    uploads: Uploads,
+    disks: MemberDisks,
     exit: Option<ProcessExit>,
 }
 
@@ -147,12 +133,14 @@ pub async fn run(
             Some(event) = inbox.events.next() => controller.handle_event(event),
             Some(answer) = inbox.solver_answers.recv() => controller.handle_solver(answer),
             Some(completion) = completed.recv() => controller.handle_completion(completion),
-            Some(event) = inbox.store_events.recv() => controller.handle_store_event(event),
+            Some(event) = inbox.store_events.recv() => {
+                controller.pieces.handle_store_event(event, &mut controller.ports);
+            }
             Some(signal) = inbox.signals.recv() => controller.handle_signal(signal),
         }
         controller.perform();
     }
-    controller.transport.close().await;
+    controller.ports.tasks.transport().close().await;
     controller.exit.expect("looked at above")
 }
 
@@ -171,64 +159,67 @@ impl ControllerNode {
         parts: ControllerParts,
         completions: mpsc::Sender<ControllerCompletion>,
     ) -> Self {
-        let ControllerParts {
-            core,
-            record_writer,
-            solver,
-            authority,
-            transport,
-            checkpoint_thread,
-            journal,
-        } = parts;
-        let peers = PeerDirectory::new(setup.node, setup.controllers.clone());
+        let ControllerParts { core, authority, transport, checkpoint_thread, journal, .. } = parts;
+        let me = setup.node;
+        serve_bodies(&transport, &checkpoint_thread);
+        let directory = PeerDirectory::new(me, setup.controllers);
+        let record = (setup.node_record, setup.writer);
+        let connections = PeerConnections::begin(directory, record, &transport);
+        let folder = setup.store_locations.folder().clone();
+        let tasks = BackgroundTasks::new(transport, checkpoint_thread, completions);
         Self {
-            setup,
-            core,
-            record_writer,
-            solver,
-            authority,
-            rotation_state: authority::LocalRotationState::default(),
-            transport,
-            checkpoint_thread,
-            peers,
-            journal,
-            violations: PeerViolations::default(),
-            accusers: DuplicateIdentityReports::default(),
+            facts: ControllerFacts {
+                node: me,
+                cluster_name: setup.cluster_name,
+                founded_ms: setup.founded_ms,
+                started: Instant::now(),
+            },
+            ports: ControllerPorts { me, core, outbox: Outbox::default(), journal, tasks },
+            record_writer: parts.record_writer,
+            store_locations: setup.store_locations,
+            connections,
+            links: MemberLinks::default(),
+            quorum: QuorumWatch::default(),
             run_log: RunLog::default(),
-            pace_tracker: PaceTracker::default(),
-            pending_commands: pending_commands::PendingCommands::default(),
-            pending_joins: joins::PendingJoins::default(),
-            keeping: KeepQueue::default(),
-            kept_bytes: WorkCounter::default(),
-            save_failed: None,
-            exports: exports::Exports::default(),
-            backfill: backfill::BackfillSchedule::default(),
-            uploads: uploads::Uploads::default(),
-            completions,
-            last_received: BTreeMap::new(),
-            lane_paths: BTreeMap::new(),
-            work_status: BTreeMap::new(),
-            member_disks: member_disks::MemberDisks::default(),
-            leaderless: false,
-            started: Instant::now(),
+            planning: Planning::new(parts.solver),
+            certificates: ControllerCertificates::new((me, folder), authority, setup.credentials),
+            rotation: AuthorityRotation::default(),
+            joins: PendingJoins::default(),
+            commands: PendingCommands::default(),
+            pieces: CheckpointPieces::default(),
+            exports: Exports::default(),
+            backfill: BackfillSchedule::default(),
+            uploads: Uploads::default(),
+            disks: MemberDisks::default(),
             exit: None,
         }
     }
 
     fn begin(&mut self) {
-        serve_bodies(&self.transport, &self.checkpoint_thread);
-        self.peers.begin(&self.transport);
         self.ban_revoked();
-        let node = self.setup.node;
+        let node = self.ports.me;
         let version = env!("CARGO_PKG_VERSION").to_owned();
-        self.journal.record(EventKind::Started { node, version });
+        self.ports.journal.record(EventKind::Started { node, version });
         self.follow_job();
         self.perform();
     }
 
+    /// What status and refusals are made of.
+    fn view(&self) -> StatusView<'_> {
+        StatusView {
+            facts: &self.facts,
+            core: &self.ports.core,
+            tasks: &self.ports.tasks,
+            run_log: &self.run_log,
+            pace: self.planning.tracker(),
+            links: &self.links,
+            disks: &self.disks,
+        }
+    }
+
     fn handle_write_report(&mut self, report: RecordWriteReport) {
         match report {
-            RecordWriteReport::Durable(token) => self.core.on_persisted(token),
+            RecordWriteReport::Durable(token) => self.ports.core.on_persisted(token),
             RecordWriteReport::Failed(error) => {
                 let message = format!("the log cannot be written: {error}");
                 self.exit = Some(if error.is_full() {
@@ -243,54 +234,53 @@ impl ControllerNode {
     fn handle_event(&mut self, event: TransportEvent) {
         match event {
             TransportEvent::Up { peer, versions, path, .. } => {
-                self.lane_paths.insert(peer.node, path);
-                self.note_program(peer, versions);
-                self.peers.note_up(peer.node);
+                self.links.note_up(peer.node, path);
+                let reads = read_by(versions);
+                self.send_to_core(Input::Connected { node: peer.node, reads });
+                self.connections.note_up(peer.node);
             }
             TransportEvent::Down { peer, reason } => {
-                let violation = self.violations.note_down(peer.node, reason, Instant::now());
-                violation.into_iter().for_each(|kind| self.journal.record(kind));
-                self.lane_paths.remove(&peer.node);
-                self.peers.note_down(peer.node);
-                self.work_status.remove(&peer.node);
-                self.member_disks.note_down(peer.node);
+                let exit = self.connections.note_down(peer, reason, &mut self.ports.journal);
+                self.links.note_down(peer.node);
+                self.disks.note_down(peer.node);
                 self.send_to_core(Input::Closed { node: peer.node });
-                if is_removal(peer.role, reason) {
-                    self.exit = Some(ProcessExit::Removed);
-                }
+                self.exit_if(exit);
             }
             TransportEvent::Control { from, bytes } => self.handle_control(from, &bytes),
             TransportEvent::Request { from, bytes, reply } => {
                 self.handle_request(from, &bytes, reply);
             }
-            TransportEvent::Join { attempt, reply, .. } => self.handle_join(attempt, reply),
+            TransportEvent::Join { attempt, reply, .. } => self.joins.handle_join(
+                (attempt, reply),
+                (&mut self.ports, self.connections.directory()),
+                &self.certificates,
+            ),
             TransportEvent::DuplicateIdentity { reported_by } => {
-                let role = self.peers.role(reported_by);
-                let workers = self.peers.roster().workers_up();
-                if self.accusers.record(reported_by, role, workers) {
-                    self.exit = Some(ProcessExit::Duplicate { reported_by });
-                }
+                let exit = self.connections.note_duplicate(reported_by);
+                self.exit_if(exit);
             }
             TransportEvent::DialFailed { node, address, problem } => {
-                match ProcessExit::of_refusal(node, self.peers.role(node), &problem) {
-                    Some(exit) => self.exit = Some(exit),
-                    None => {
-                        let message = format!("node {node} is not reached at {address}: {problem}");
-                        self.journal.log(message);
-                    }
-                }
+                let failed = (address, &problem);
+                let journal = &mut self.ports.journal;
+                let exit = self.connections.note_dial_failed(node, failed, journal);
+                self.exit_if(exit);
             }
             TransportEvent::Strangers { count, last, reason: why } => {
-                self.journal.log(format!(
+                self.ports.journal.log(format!(
                     "{count} connections of strangers refused, the last from {last}: {why}"
                 ));
             }
         }
     }
 
+    /// Ends the process as `exit` says, if there is a reason to.
+    fn exit_if(&mut self, exit: Option<ProcessExit>) {
+        self.exit = exit.or(self.exit.take());
+    }
+
     fn handle_control(&mut self, from: PeerIdentity, bytes: &Bytes) {
         let Some((kind, body)) = bytes.split_first() else { return };
-        self.last_received.insert(from.node, Instant::now());
+        self.links.note_received(from.node, Instant::now());
         match ControlKind::of(*kind) {
             Some(kind @ (ControlKind::Raft | ControlKind::Member)) => {
                 let Ok(envelope) = Envelope::decode(body) else { return };
@@ -316,7 +306,7 @@ impl ControllerNode {
         let data: Vec<_> = job.map_or_else(Vec::new, JobDocument::data);
         let context = ClaimContext {
             own: PeerRole::Controller,
-            plan: self.core.state().plan().map(|plan| &*plan.record),
+            plan: self.ports.core.state().plan().map(|plan| &*plan.record),
             had_head: self.run_log.had_head(from.node),
             job_data: &data,
         };
@@ -328,8 +318,10 @@ impl ControllerNode {
             return;
         }
         match message {
-            NodeMessage::Keep(piece) => self.keep_for(from.node, piece),
-            NodeMessage::Collect(referred) => self.collect_local(referred),
+            NodeMessage::Keep(piece) => {
+                self.pieces.keep_for(from.node, piece, (&mut self.ports, &self.run_log));
+            }
+            NodeMessage::Collect(referred) => collect_local(referred, &mut self.ports),
             NodeMessage::Took { generation, stage, span_us, busy_us, waited_us, slices } => {
                 self.run_log.note_stage_time((generation, stage), (span_us, busy_us), waited_us);
                 self.run_log.note_stage_slices((generation, stage), slices);
@@ -342,20 +334,29 @@ impl ControllerNode {
             }
             NodeMessage::Moved { plan, bytes, took_us } => {
                 let duration = Duration::from_micros(took_us);
-                self.run_log.layer_moves.note(plan, bytes, duration, Instant::now());
+                self.run_log.note_moved(plan, bytes, duration, Instant::now());
             }
             NodeMessage::Evaluated { steps_done, loss } => {
-                self.note_held_out(steps_done, loss);
+                let event = self.run_log.note_held_out(steps_done, loss);
+                event.into_iter().for_each(|kind| self.ports.journal.record(kind));
             }
-            NodeMessage::KeepData(name) => self.fetch(name, vec![from.node]),
+            NodeMessage::KeepData(name) => {
+                data::fetch_data_of(name, vec![from.node], &self.ports.tasks);
+            }
             NodeMessage::Working { done, activity } => {
-                if self.core.state().live_workers().any(|(holder, _)| holder.node == from.node) {
-                    self.work_status.insert(from.node, WorkStatus { done, activity });
+                let mut workers = self.ports.state().live_workers();
+                if workers.any(|(holder, _)| holder.node == from.node) {
+                    self.links.note_work(from.node, WorkStatus { done, activity });
                 }
             }
-            NodeMessage::Room { room, low } => self.note_member_disk(from.node, room, low),
-            NodeMessage::SaveFailed(failed) => self.note_save_failed(from.node, failed),
-            NodeMessage::Authority(report) => self.note_authority(from.node, report),
+            NodeMessage::Room { room, low } => self.note_member_disk(from.node, (room, low)),
+            NodeMessage::SaveFailed(failed) => {
+                self.pieces.note_save_failed(from.node, failed, &mut self.ports);
+            }
+            NodeMessage::Authority(report) => {
+                let members = self.ports.core.state().members();
+                self.rotation.note_report(from.node, report, members);
+            }
             NodeMessage::Layer(_)
             | NodeMessage::Kept(_)
             | NodeMessage::NotKept(_)
@@ -369,22 +370,59 @@ impl ControllerNode {
             SolverAnswer::Solved(SolvedPlan { number, solution }) => {
                 self.send_to_core(Input::Solved { number, solution: Box::new(solution) });
             }
-            SolverAnswer::Reviewed(reviewed) => self.handle_review(*reviewed),
+            SolverAnswer::Reviewed(reviewed) => {
+                self.planning.handle_review(*reviewed, &mut self.ports);
+            }
         }
     }
 
     fn handle_completion(&mut self, completion: ControllerCompletion) {
         match completion {
-            ControllerCompletion::Piece(piece) => self.handle_piece(piece),
-            ControllerCompletion::Data(data) => self.handle_data(data),
-            ControllerCompletion::Backfilled(result) => self.handle_backfill(result),
+            ControllerCompletion::Piece(piece) => {
+                self.pieces.handle_fetched(piece, &mut self.ports);
+            }
+            ControllerCompletion::Data(data) => data.apply(&mut self.ports),
+            ControllerCompletion::Backfilled(result) => {
+                self.backfill.handle_result(result, &mut self.ports.journal);
+            }
             ControllerCompletion::Uploaded(upload) => self.handle_upload_write(upload),
             ControllerCompletion::DiskSpace(found) => self.handle_disk_space(found),
             ControllerCompletion::AdminNotRenewed(reason) => {
-                self.journal
-                    .warn(format!("the administrator's certificate is not renewed: {reason}"));
+                let text = format!("the administrator's certificate is not renewed: {reason}");
+                self.ports.journal.warn(text);
             }
-            ControllerCompletion::AuthorityKey(secret) => self.handle_authority_key(secret),
+            ControllerCompletion::AuthorityKey(secret) => {
+                let folder = self.certificates.authority_folder();
+                let ControllerPorts { core, journal, .. } = &mut self.ports;
+                self.rotation.handle_key(secret, (core.state(), &folder), journal);
+            }
+        }
+    }
+
+    /// The own disk was measured: the other controllers are sent what it has.
+    fn handle_disk_space(&mut self, found: Option<DiskSpace>) {
+        let checkpoint = self.run_log.checkpoint_bytes();
+        let Some((room, low)) = self.disks.note_measured(found, checkpoint) else { return };
+        self.note_member_disk(self.ports.me, (room, low));
+        let others = self.ports.other_controllers();
+        self.ports.outbox.send_to_all(others, &NodeMessage::Room { room, low });
+    }
+
+    /// A member reported the space on its disk. Each controller warns once, and the leader has
+    /// removed what is not referred to.
+    fn note_member_disk(&mut self, node: NodeId, reported: (DiskSpace, Option<DiskSpaceShortage>)) {
+        if !self.ports.state().members().contains_key(&node) {
+            return;
+        }
+        match self.disks.note(node, reported) {
+            Some(low @ MemberDiskChange::Low { .. }) => {
+                self.ports.journal.warn(low.to_string());
+                collect_unused(&mut self.ports);
+            }
+            Some(ample @ MemberDiskChange::Ample { .. }) => {
+                self.ports.journal.log(ample.to_string());
+            }
+            None => {}
         }
     }
 
@@ -398,57 +436,48 @@ impl ControllerNode {
 
     fn handle_tick(&mut self) {
         self.send_to_core(Input::Tick);
-        self.pending_joins.handle_tick();
-        self.report_piece_progress();
-        self.report_exports();
-        self.solver.handle_tick();
-        self.follow_rotation();
-        self.renew_own_if_due();
-        self.expire_commands();
-        self.check_quorum();
-        self.send_estimate();
-        self.backfill_ended_runs();
-        self.check_disk_space();
-        let state = self.core.state();
-        let is_new = !self.peers.is_current(state.contacts_index());
-        let contacts = is_new.then(|| state.contacts());
-        let controllers = self.peers.follow(&self.transport, contacts.as_ref());
-        for node in self.peers.poll_banned() {
-            self.journal.log(format!("node {node} was removed: no connection of it is accepted"));
+        self.joins.handle_tick();
+        self.pieces.handle_tick(&mut self.ports);
+        if self.exports.handle_tick() {
+            // Workers that evaluate wait for clients that read layers.
+            let workers = self.ports.core.state().live_workers().map(|(holder, _)| holder.node);
+            self.ports.outbox.send_to_all(workers, &NodeMessage::Exporting);
         }
-        if let Some(controllers) = controllers {
-            self.setup.node_record.save_controllers(&self.setup.writer, controllers);
+        let roster = self.connections.roster();
+        self.rotation.handle_tick(&mut self.ports, &mut self.certificates, roster);
+        self.certificates.handle_tick(&self.ports.tasks, &mut self.ports.journal);
+        if let Some(reply) = self.commands.expire(Instant::now()) {
+            requests::reply(reply, &self.view().no_quorum());
         }
+        if let Some(kind) = self.quorum.note(&self.ports.core.training_status()) {
+            self.ports.journal.record(kind);
+        }
+        self.planning.handle_tick(&mut self.ports.core);
+        self.backfill.handle_tick(&self.ports, self.pieces.keeper().progress());
+        self.disks.handle_tick(&self.ports.tasks);
+        self.follow_contacts();
     }
 
-    fn check_quorum(&mut self) {
-        let is_lost = matches!(
-            self.core.training_status(),
-            TrainingStatus::NoQuorum { ticks } if ticks >= LEADERLESS_TICKS_MAX
-        );
-        if is_lost != self.leaderless {
-            self.leaderless = is_lost;
-            let kind = if is_lost { EventKind::QuorumLost } else { EventKind::QuorumHeld };
-            self.journal.record(kind);
-        }
+    /// Requests connections to the members that were agreed on, if they changed.
+    fn follow_contacts(&mut self) {
+        let state = self.ports.core.state();
+        let is_new = !self.connections.directory().is_current(state.contacts_index());
+        let contacts = is_new.then(|| state.contacts());
+        let transport = self.ports.tasks.transport();
+        self.connections.follow(transport, contacts.as_ref(), &mut self.ports.journal);
     }
 
     fn send_to_core(&mut self, input: Input) {
         // What does not belong is counted by the core, and changes nothing.
-        let _ = self.core.handle(input);
+        let _ = self.ports.core.handle(input);
     }
 
-    fn send_node(&self, to: NodeId, message: &NodeMessage) {
-        let mut bytes = vec![ControlKind::Blob.byte()];
-        bytes.extend(wire::encode(message));
-        self.transport.send(to, bytes.into());
-    }
-
-    /// Performs the core's outputs, until it has none left.
+    /// Sends what was queued, and performs the core's outputs, until it has none left.
     fn perform(&mut self) {
-        while let Some(output) = self.core.poll_output() {
+        self.ports.outbox.flush(self.ports.tasks.transport());
+        while let Some(output) = self.ports.core.poll_output() {
             match output {
-                Output::Send { to, message } => self.send(to, &message),
+                Output::Send { to, message } => send(self.ports.tasks.transport(), to, &message),
                 Output::Persist { token, records } => {
                     if let Err(error) = self.record_writer.persist(token, records) {
                         self.exit = Some(ProcessExit::Lost(error.to_string()));
@@ -458,104 +487,18 @@ impl ControllerNode {
                     // Records that stay longer than needed cost space only.
                     let _ = self.record_writer.trim(before);
                 }
-                Output::Solve(request) => self.solver.request(request),
+                Output::Solve(request) => self.planning.request(request),
                 Output::Event(event) => self.handle_core_event(event),
                 Output::Fatal(cause) => self.exit = Some(ProcessExit::of_fatal(&cause)),
             }
+            self.ports.outbox.flush(self.ports.tasks.transport());
         }
-    }
-
-    fn send(&self, to: NodeId, envelope: &Envelope) {
-        let is_raft = matches!(envelope.message, Message::Raft(_));
-        let kind = if is_raft { ControlKind::Raft } else { ControlKind::Member };
-        let mut bytes = vec![kind.byte()];
-        bytes.extend(envelope.encode());
-        self.transport.send(to, bytes.into());
-    }
-
-    fn handle_core_event(&mut self, event: CoreEvent) {
-        match event {
-            CoreEvent::Applied { index, change } => self.handle_change(index, &change),
-            CoreEvent::Refused { index, entry, refusal } => {
-                self.journal.log(format!("entry {index} ({entry}) changed nothing: {refusal}"));
-                self.refuse_join(index, &refusal);
-                self.answer_command(index, Err(refusal));
-            }
-            CoreEvent::NoPlan(none) => self.journal.warn(format!("no plan: {none}")),
-            CoreEvent::Installed { .. } => {
-                self.backfill.request();
-                self.follow_job();
-                self.ban_revoked();
-            }
-            CoreEvent::Leader { leader, term } => {
-                self.journal.record(EventKind::Leader { node: leader, term });
-            }
-        }
-    }
-
-    fn handle_change(&mut self, index: u64, change: &StateChange) {
-        if let StateChange::Job { .. } = change {
-            self.follow_job();
-        }
-        let now = (Instant::now(), now_ms());
-        for kind in self.run_log.note_change(change, self.core.state(), now) {
-            let kind = self.with_digest(kind);
-            self.journal.record(kind);
-        }
-        self.note_pace(change);
-        match change {
-            StateChange::Checkpoint { version, .. } => {
-                self.note_checkpoint(*version);
-                self.backfill.request();
-            }
-            StateChange::Removed { run } => {
-                self.journal.log(format!("run {run} is removed"));
-                self.collect_unused();
-            }
-            StateChange::Job { .. } => {
-                self.collect_unused();
-                self.backfill.request();
-            }
-            StateChange::Access(outcome) => self.note_access(outcome),
-            StateChange::Members(_) | StateChange::Format(_) => self.ban_revoked(),
-            StateChange::Adopted(_)
-            | StateChange::Planned(_)
-            | StateChange::Ready(_)
-            | StateChange::Resumed(_)
-            | StateChange::Sealed { .. }
-            | StateChange::Durable { .. }
-            | StateChange::Kept { .. }
-            | StateChange::Rewound { .. } => {}
-        }
-        self.answer_command(index, Ok(()));
-    }
-
-    /// Bans revoked nodes, and programs that do not read the log, whenever this one learned of
-    /// it.
-    fn ban_revoked(&self) {
-        self.require_format();
-        self.core.state().access().revoked().for_each(|node| self.transport.ban(node));
-    }
-
-    fn follow_job(&mut self) {
-        let Some(spec) = self.core.state().job().map(|job| job.spec.clone()) else { return };
-        match JobDocument::of_job(&spec) {
-            Ok(job) => {
-                self.ensure_data(&job.job);
-                self.use_store(&job.job);
-                self.pace_tracker.set_job(job.name);
-                self.send_estimate();
-                self.run_log.set_job(job);
-            }
-            Err(error) => self.journal.warn(error.to_string()),
-        }
-    }
-
-    /// Whether this node leads and has applied all that was agreed before.
-    fn leads(&self) -> bool {
-        self.core.status().leads_applied
     }
 }
 
-/// How long a command waits to be decided before it is answered that there is no quorum.
-pub(super) const COMMAND_TIMEOUT: Duration = Duration::from_secs(5);
+/// Sends a message of the protocol.
+fn send(transport: &Transport, to: NodeId, envelope: &Envelope) {
+    let is_raft = matches!(envelope.message, Message::Raft(_));
+    let kind = if is_raft { ControlKind::Raft } else { ControlKind::Member };
+    send_control(transport, to, kind, &envelope.encode());
+}

@@ -174,7 +174,7 @@ pub enum DeviceOutput {
     /// How a step's time was spent here.
     StepTime(StepTime),
     /// Memory did not suffice for a stage. The session has reported it to the cluster.
-    NoRoom(AllocateError),
+    OutOfMemory(AllocateError),
     /// The device cannot be opened, or has failed.
     Failed(WorkerDeviceError),
 }
@@ -460,7 +460,7 @@ impl<M: WorkerDevice> DeviceThread<M> {
             let _ = runtime.handle(RuntimeInput::Exported { version, busy_milliticks });
         }
         if let Some(error) = self.runtime.as_mut().and_then(WorkerRuntime::take_refusal) {
-            self.emit(DeviceOutput::NoRoom(error))?;
+            self.emit(DeviceOutput::OutOfMemory(error))?;
         }
         let Some(fault) = self.runtime.as_ref().and_then(WorkerRuntime::fault) else {
             return Ok(());

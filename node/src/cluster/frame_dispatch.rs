@@ -90,7 +90,7 @@ impl<R: FrameCarrier> FrameDispatcher<R> {
         if is_gradient && self.gradients.is_none() {
             self.gradients = self.start("gradients", GRADIENTS_MAX);
         } else if !is_gradient && self.queue.is_none() && is_pending(&frame.body) {
-            self.queue = self.start("courier", FRAMES_QUEUED_MAX);
+            self.queue = self.start("frame-sender", FRAMES_QUEUED_MAX);
         }
         match if is_gradient { &self.gradients } else { &self.queue } {
             Some(queue) => queue.send((to, frame)).map_err(|_| OutputsClosed),

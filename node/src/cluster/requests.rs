@@ -1,11 +1,13 @@
 //! Requests that nodes answer: which role may send which, and what every node answers alike.
 
-use zbelastic_api::{ApiAnswer, ApiRefusal, ApiRequest, LOG_LINES_MAX, LogPage, encode_answer};
 use zbelastic_identity::{PeerIdentity, PeerRole};
 use zbelastic_transport::RequestReply;
 use zbelastic_types::NodeId;
 
 use super::journal::Journal;
+use zbelastic_api::{
+    ApiAnswer, ApiRefusal, ApiRequest, EVENTS_MAX, EventPage, LOG_LINES_MAX, LogPage, encode_answer,
+};
 
 /// Whether a client with this role may send this request: a viewer reads, an operator commands runs
 /// and checkpoints, and membership is an administrator's matter.
@@ -70,6 +72,15 @@ pub fn authorize(
     let what = format!("a certificate of a {} may not request {}", from.role, request.name());
     journal.log(format!("refused node {}: {what}", from.node));
     Err(ApiRefusal::NotAuthorised { what })
+}
+
+/// What a node reported, so many events from a number on.
+#[must_use]
+pub fn events(journal: &Journal, (from, max): (u64, u32)) -> ApiAnswer {
+    let max = max.min(EVENTS_MAX) as usize;
+    let (first_sequence, next_sequence, events) = journal.events(from, max);
+    let log = journal.number();
+    ApiAnswer::Events(EventPage { log, first_sequence, next_sequence, events })
 }
 
 /// What a node logged, so many lines from a number on.

@@ -1,12 +1,12 @@
 //! What is reported of a run, from what was agreed: events, the line of a step, what a failure
 //! cost. Pure but for the time, which is an argument; nothing is decided by it.
 
-use std::collections::{BTreeMap, VecDeque};
+mod checkpoints;
+mod failures;
+mod pace;
+
 use std::time::{Duration, Instant};
 
-use zbelastic_api::{
-    EventKind, FAILURES_MAX, FailureStatus, HexDigest, MemberRole, VerdictWait, reason_text,
-};
 use zbelastic_consensus::duty::least_moved;
 use zbelastic_consensus::entry::RewindReason;
 use zbelastic_consensus::job::JobPhase;
@@ -16,41 +16,32 @@ use zbelastic_consensus::state::{State, StateChange};
 use zbelastic_consensus::validation::{Seal, Turn};
 use zbelastic_planner::StepMeasurement;
 use zbelastic_schedule::Window;
-use zbelastic_timing::{BubbleShares, MeasuredSlice, MessageArrival};
 use zbelastic_trainer::model::LayerTimes;
-use zbelastic_trainer::plan::median;
 use zbelastic_types::{Bytes, Generation, NodeId, RunId, StageIndex, Step, TensorIndex};
-use zbelastic_wording::figures::tokens_per_s;
 
 use super::document::NamedJob;
 use super::layer_moves::LayerMoves;
 use super::step_timings::StepTimings;
 use super::wire::layer_bytes;
-
-/// Seals over which speed and waits are averaged.
-const SEALS_MEASURED: usize = 32;
+use checkpoints::CheckpointTimes;
+use failures::FailureLog;
+use pace::RunPace;
+use zbelastic_api::reason_text;
+use zbelastic_api::{EventKind, FailureStatus, HexDigest, MemberRole, VerdictWait};
+use zbelastic_timing::{BubbleShares, MeasuredSlice, MessageArrival};
+use zbelastic_wording::figures::tokens_per_s;
 
 /// What is reported of a run: its pace, failures, checkpoints and plans.
 #[derive(Debug, Default)]
 pub struct RunLog {
     job: Option<RunFacts>,
-    sealed_at: Option<Instant>,
-    /// The times from seal to seal, the newest last.
-    step_times: VecDeque<Duration>,
+    pace: RunPace,
+    failures: FailureLog,
+    checkpoint_times: CheckpointTimes,
     /// The last seal that advanced the run.
     last: Option<Seal>,
-    failures: VecDeque<FailureStatus>,
-    /// Failures that wait for the next seal, with when they were agreed on.
-    open_failures: Vec<(u64, Instant)>,
-    /// When a checkpoint's step was sealed.
-    checkpoint_due_at: BTreeMap<Step, Instant>,
-    /// When checkpoints became durable, in milliseconds since 1970.
-    pub checkpoint_times: BTreeMap<Step, u64>,
-    /// Stages of the plan in force: how long their last step took, and how much of it they worked.
-    stage_times: BTreeMap<StageIndex, (u64, u64)>,
     step_timings: StepTimings,
     generation: Generation,
-    loads_since: Option<Instant>,
     /// The plan that was adopted last.
     plan: Option<PlanRecord>,
     /// The plan before it: reports of its stages may arrive late.
@@ -58,13 +49,7 @@ pub struct RunLog {
     /// The fewest bytes that had to move for the plan in force.
     bytes_floor: Bytes,
     /// The layers that workers fetched, by plan.
-    pub layer_moves: LayerMoves,
-    /// Since when the plan in force runs.
-    runs_since: Option<Instant>,
-    /// How long the plan in force was waited for.
-    last_pause: Option<Duration>,
-    /// How long stages had nothing to run before a verdict, step by step, the newest last.
-    verdict_waits: VecDeque<Duration>,
+    layer_moves: LayerMoves,
     held_out: Option<(u64, f64)>,
     /// Verdicts by which the open step is run again.
     replays: u32,
@@ -143,15 +128,14 @@ impl RunLog {
     /// The time from seal to seal, as the median of the last ones.
     #[must_use]
     pub fn step_time(&self) -> Option<Duration> {
-        median(self.step_times.iter().copied(), Duration::cmp)
+        self.pace.step_time()
     }
 
     /// Tokens a second over the last seals.
     #[must_use]
     pub fn speed(&self) -> Option<f64> {
         let facts = self.job.as_ref()?;
-        let count = self.step_times.len() as u64;
-        let total: Duration = self.step_times.iter().sum();
+        let (count, total) = self.pace.steps();
         (count > 0).then(|| tokens_per_s(facts.tokens * count, total))
     }
 
@@ -166,24 +150,19 @@ impl RunLog {
     /// Failures, the newest last.
     #[must_use]
     pub fn failures(&self) -> Vec<FailureStatus> {
-        self.failures.iter().cloned().collect()
+        self.failures.statuses()
     }
 
     /// How long verdicts were waited for lately.
     #[must_use]
     pub fn verdict_wait(&self) -> Option<VerdictWait> {
-        let max = self.verdict_waits.iter().max().copied()?;
-        let steps = self.verdict_waits.len() as u64;
-        let p50 = median(self.verdict_waits.iter().copied(), Duration::cmp)?;
-        Some(VerdictWait { p50_ms: milliseconds(p50), max_ms: milliseconds(max), steps })
+        self.pace.verdict_wait()
     }
 
     /// The share of a step in which the busiest stage waited.
     #[must_use]
     pub fn bubble(&self) -> Option<f64> {
-        let shares = self.stage_times.values().filter(|(span, _)| *span > 0);
-        let idle = shares.map(|(span, busy)| 1.0 - (*busy as f64 / *span as f64).min(1.0));
-        idle.min_by(f64::total_cmp)
+        self.pace.bubble()
     }
 
     /// A stage reported how it spent its last step.
@@ -194,8 +173,7 @@ impl RunLog {
         waited_us: u64,
     ) {
         if generation == self.generation {
-            self.stage_times.insert(stage, times_us);
-            push(&mut self.verdict_waits, Duration::from_micros(waited_us));
+            self.pace.note_stage(stage, times_us, Duration::from_micros(waited_us));
         }
     }
 
@@ -223,7 +201,7 @@ impl RunLog {
     /// From the last seal before the plan in force to when it ran.
     #[must_use]
     pub const fn last_pause(&self) -> Option<Duration> {
-        self.last_pause
+        self.pace.last_pause()
     }
 
     /// The last steps as the text of a trace file, if any step was measured.
@@ -239,18 +217,24 @@ impl RunLog {
         self.plan.iter().chain(&self.plan_before).any(|plan| plan.has_head(node))
     }
 
-    /// The loss on held-out text, which may be reported twice at a change of plans. Yields whether
-    /// it is new.
-    pub fn note_held_out(&mut self, steps_done: u64, loss: f64) -> bool {
+    /// The loss on held-out text, which may be reported twice at a change of plans. Yields the event
+    /// to record if it is new.
+    pub fn note_held_out(&mut self, steps_done: u64, loss: f64) -> Option<EventKind> {
         let is_new = self.held_out.is_none_or(|(steps, _)| steps != steps_done);
         self.held_out = Some((steps_done, loss));
-        is_new
+        let loss = Some(loss).filter(|loss| loss.is_finite());
+        is_new.then_some(EventKind::HeldOut { step: steps_done, loss })
     }
 
-    /// The last loss on held-out text, and after how many steps.
+    /// A worker reported that a layer arrived for a plan, and how long it was on its way.
+    pub fn note_moved(&mut self, plan: Generation, bytes: u64, duration: Duration, now: Instant) {
+        self.layer_moves.note(plan, bytes, duration, now);
+    }
+
+    /// When a checkpoint became durable, in milliseconds since 1970.
     #[must_use]
-    pub const fn held_out(&self) -> Option<(u64, f64)> {
-        self.held_out
+    pub fn checkpoint_time(&self, version: Step) -> Option<u64> {
+        self.checkpoint_times.durable_ms(version)
     }
 
     /// The events to report of an entry that was applied.
@@ -277,11 +261,8 @@ impl RunLog {
                 events
             }
             StateChange::Checkpoint { version, dropped } => {
-                self.checkpoint_times.retain(|step, _| !dropped.contains(step));
-                self.checkpoint_times.insert(*version, now_ms);
-                let since = self.checkpoint_due_at.remove(version);
-                self.checkpoint_due_at.retain(|step, _| step > version);
-                let ms = since.map(|since| milliseconds(now - since));
+                let took = self.checkpoint_times.note_durable(*version, dropped, (now, now_ms));
+                let ms = took.map(milliseconds);
                 let step = version.0;
                 let bytes = self.checkpoint_bytes();
                 let mut events = vec![EventKind::Checkpoint { step, bytes, ms }];
@@ -292,8 +273,10 @@ impl RunLog {
                 events
             }
             StateChange::Rewound { to, reason, .. } => {
-                self.checkpoint_due_at.clear();
-                self.note_rewind(*to);
+                self.checkpoint_times.clear_due();
+                // Steps behind `to` are computed again.
+                let sealed = self.last.map_or(0, |seal| seal.turn.step.next().0);
+                self.failures.note_steps_lost(sealed.saturating_sub(to.0));
                 vec![EventKind::Rewound { to_step: to.0, reason: rewind_text(*reason) }]
             }
             StateChange::Job { phase, .. } => self.note_job(*phase, state),
@@ -345,33 +328,23 @@ impl RunLog {
                 let detected_ms = detected_ms(*reason);
                 let reason = reason.to_string();
                 if is_at_stage {
-                    self.note_failure(
-                        now,
-                        FailureStatus {
-                            at_ms: now_ms,
-                            node,
-                            name: name.clone(),
-                            reason: reason.clone(),
-                            detected_ms,
-                            next_seal_ms: None,
-                            generation: None,
-                            layers_moved: 0,
-                            bytes_moved: Bytes(0),
-                            bytes_floor: Bytes(0),
-                            steps_lost: 0,
-                        },
-                    );
+                    let failure = FailureStatus {
+                        at_ms: now_ms,
+                        node,
+                        name: name.clone(),
+                        reason: reason.clone(),
+                        detected_ms,
+                        next_seal_ms: None,
+                        generation: None,
+                        layers_moved: 0,
+                        bytes_moved: Bytes(0),
+                        bytes_floor: Bytes(0),
+                        steps_lost: 0,
+                    };
+                    self.failures.note(failure, now);
                 }
                 Some(EventKind::Lost { node, name, reason, detected_ms })
             }
-        }
-    }
-
-    fn note_failure(&mut self, now: Instant, failure: FailureStatus) {
-        self.open_failures.push((failure.at_ms, now));
-        self.failures.push_back(failure);
-        while self.failures.len() > FAILURES_MAX {
-            self.failures.pop_front();
         }
     }
 
@@ -382,15 +355,11 @@ impl RunLog {
         self.plan_before = before;
         self.bytes_floor = Bytes(least);
         self.generation = plan.generation;
-        self.stage_times.clear();
-        self.loads_since = Some(now);
+        self.pace.note_plan(now);
         if let Some(facts) = &self.job {
             self.step_timings.begin(&facts.job, plan);
         }
-        for failure in self.open_failures() {
-            failure.generation = Some(plan.generation.0);
-            failure.bytes_floor = Bytes(least);
-        }
+        self.failures.note_plan(plan.generation, self.bytes_floor);
         vec![EventKind::Plan {
             generation: plan.generation.0,
             stages: plan.stages.iter().map(|holder| holder.node).collect(),
@@ -401,21 +370,16 @@ impl RunLog {
     }
 
     fn note_resumed(&mut self, now_runs: Generation, now: Instant) -> Vec<EventKind> {
-        let since = self.sealed_at.or(self.loads_since);
         let moved = self.layer_moves.of(now_runs);
-        let is_after = |failure: &&mut FailureStatus| failure.generation == Some(now_runs.0);
-        for failure in self.failures.iter_mut().filter(is_after) {
-            (failure.layers_moved, failure.bytes_moved) = (moved.layers, Bytes(moved.bytes));
-        }
-        self.runs_since = Some(now);
-        self.last_pause = since.map(|since| now - since);
+        self.failures.note_resumed(now_runs, moved);
+        let pause = self.pace.note_resumed(now);
         vec![EventKind::Running {
             generation: now_runs.0,
             layers_moved: moved.layers,
             bytes_moved: Bytes(moved.bytes),
             bytes_floor: self.bytes_floor,
             moved_ms: moved.time().map(milliseconds),
-            pause_ms: self.last_pause.map(milliseconds),
+            pause_ms: pause.map(milliseconds),
         }]
     }
 
@@ -424,17 +388,12 @@ impl RunLog {
             self.replays += 1;
             return vec![self.rollback(seal)];
         }
-        // The first step is timed from when all stages were ready.
-        let step_time = self.sealed_at.or(self.runs_since).map(|before| now - before);
-        self.sealed_at = Some(now);
+        let step_time = self.pace.note_seal(now);
         self.last = Some(*seal);
-        if let Some(step_time) = step_time {
-            push(&mut self.step_times, step_time);
-        }
-        self.close_failures(now);
+        self.failures.note_seal(now);
         let version = seal.turn.step.next();
         if state.job().is_some_and(|job| job.spec.checkpoints(version)) {
-            self.checkpoint_due_at.insert(version, now);
+            self.checkpoint_times.note_due(version, now);
         }
         let mut events = Vec::new();
         if seal.verdict.coefficient().is_none() {
@@ -444,33 +403,6 @@ impl RunLog {
         events.push(self.step(seal, (step_time.unwrap_or_default(), bubbles), state));
         self.replays = 0;
         events
-    }
-
-    /// Steps behind `to` are computed again, as a cost of each failure that has no seal after it
-    /// yet.
-    fn note_rewind(&mut self, to: Step) {
-        let sealed = self.last.map_or(0, |seal| seal.turn.step.next().0);
-        let lost = sealed.saturating_sub(to.0);
-        for failure in self.open_failures() {
-            failure.steps_lost = failure.steps_lost.max(lost);
-        }
-    }
-
-    /// Failures that wait for the next seal.
-    fn open_failures(&mut self) -> impl Iterator<Item = &mut FailureStatus> {
-        let open = &self.open_failures;
-        let is_open =
-            |failure: &&mut FailureStatus| open.iter().any(|(at_ms, _)| *at_ms == failure.at_ms);
-        self.failures.iter_mut().filter(is_open)
-    }
-
-    fn close_failures(&mut self, now: Instant) {
-        for (at_ms, since) in self.open_failures.drain(..) {
-            for failure in self.failures.iter_mut().filter(|failure| failure.at_ms == at_ms) {
-                let since = milliseconds(now - since);
-                failure.next_seal_ms.get_or_insert(since + failure.detected_ms.unwrap_or(0.0));
-            }
-        }
     }
 
     fn rollback(&self, seal: &Seal) -> EventKind {
@@ -531,7 +463,9 @@ fn detected_ms(reason: LossReason) -> Option<f64> {
     }
 }
 
-fn name_of(state: &State, node: NodeId) -> String {
+/// The name of a member, as events give it.
+#[must_use]
+pub fn name_of(state: &State, node: NodeId) -> String {
     let member = state.members().get(&node);
     member.map_or_else(|| format!("node-{node}"), |member| member.contact.name.clone())
 }
@@ -554,16 +488,10 @@ pub const fn window_number(window: Option<Window>) -> u32 {
     }
 }
 
-fn push(times: &mut VecDeque<Duration>, time: Duration) {
-    times.push_back(time);
-    while times.len() > SEALS_MEASURED {
-        times.pop_front();
-    }
-}
-
 fn milliseconds(time: Duration) -> f64 {
     time.as_secs_f64() * 1e3
 }
+
 fn rewind_text(reason: RewindReason) -> String {
     match reason {
         RewindReason::LayerLost { layer } => {

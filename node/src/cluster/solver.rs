@@ -16,6 +16,7 @@ use super::document::JobDocument;
 
 /// Requests that wait at once: a leader sends one at a time, and gives up those before it.
 const REQUESTS_MAX: usize = 4;
+
 /// A plan, or that there is none.
 pub struct SolvedPlan {
     /// As in the request.
@@ -53,11 +54,11 @@ impl SolverThread {
     /// # Errors
     /// If it cannot be started.
     pub fn start() -> std::io::Result<(Self, mpsc::Receiver<SolverAnswer>)> {
-        let (asks, inbox) = sync_channel(REQUESTS_MAX);
+        let (commands, inbox) = sync_channel(REQUESTS_MAX);
         let (answers, outbox) = mpsc::channel(REQUESTS_MAX);
         let search = move || SolverState::new().serve(&inbox, &answers);
         thread::Builder::new().name("solver".to_owned()).spawn(search)?;
-        Ok((Self { commands: asks, waiting: None }, outbox))
+        Ok((Self { commands, waiting: None }, outbox))
     }
 
     /// Requests a plan. With too many waiting it waits for room, in place of the one before: a leader

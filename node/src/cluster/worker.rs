@@ -4,208 +4,80 @@
 //!   wait ──▶ translate ──▶ session.handle / device.send ──▶ perform outputs ──▶ wait
 //! ```
 //!
-//! The loop takes no decision of the protocol: the session's outputs are performed, and events are
-//! passed to it.
+//! The loop decides nothing of the protocol: the session's outputs are performed, and events are
+//! passed to it. What it waits for beside that belongs to components: each owns its fields, and
+//! writes to the ports ([`ports::WorkerPorts`]) what is to be sent, enqueued, logged or done beside
+//! the loop.
 
 mod activity;
-mod authority;
+mod certificate;
 mod commands;
+mod drain;
+mod job;
 mod layers;
+mod parts;
 mod pieces;
-mod renewal;
-mod requests;
+mod ports;
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
 use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval};
-use zbelastic_api::EventKind;
-use zbelastic_config::NoticePolicy;
-use zbelastic_consensus::contact::Contact;
-use zbelastic_consensus::member::Resources;
 use zbelastic_consensus::message::Envelope;
-use zbelastic_consensus::plan::PlanRecord;
-use zbelastic_consensus::pre_copy::PreCopyPlan;
 use zbelastic_consensus::session::{
-    SessionInput, SessionOutput, SessionSetup, WorkerCommand, WorkerEvent, WorkerSession,
+    SessionInput, SessionOutput, SessionSetup, WorkerEvent, WorkerSession,
 };
-use zbelastic_identity::{Credentials, PeerIdentity, PeerRole};
-use zbelastic_policy::renewal::RenewalWatch;
-use zbelastic_policy::tick::{SESSION_TIMING, TICK, ticks_of};
-use zbelastic_policy::trust::{
-    ClaimContext, ClaimRefusal, DuplicateIdentityReports, check_claim, is_removal,
-};
-use zbelastic_preemption::{Notice, NoticeCause, NoticeReport, NoticeWatch};
-use zbelastic_trainer::elastic::image_bytes;
+use zbelastic_identity::{PeerIdentity, PeerRole};
+use zbelastic_policy::trust::{ClaimContext, ClaimRefusal, check_claim};
+use zbelastic_preemption::NoticeReport;
 use zbelastic_trainer::runtime::RuntimeInput;
-use zbelastic_transport::{ControlKind, DialProblem, EventQueue, Transport, TransportEvent};
-use zbelastic_types::{ClusterId, Digest, NodeId, Step};
+use zbelastic_transport::{ControlKind, DialProblem, RequestReply, Transport, TransportEvent};
+use zbelastic_types::Bytes as ByteCount;
 
+use super::background::BackgroundTasks;
 use super::blob_registry::BlobRegistry;
-use super::checkpoint_thread::{CheckpointThread, StoreEvent};
+use super::checkpoint_thread::{StoreEvent, collect_now};
 use super::compute::WorkerDevice;
-use super::data::FetchedJob;
-use super::device::{DeviceHandle, DeviceInput, DeviceOutput};
-use super::disk_space::{DiskSpace, DiskSpaceWatch};
-use super::document::NamedJob;
+use super::device::{DeviceHandle, DeviceInput, DeviceOutput, StepTime};
+use super::disk_space::{DiskSpace, DiskSpaceChange, DiskSpaceWatch};
 use super::frames::{IncomingFrame, incoming};
 use super::journal::Journal;
-use super::keep_queue::KeepQueue;
-use super::node_record::{NodeRecord, NodeRecordWriter};
+use super::outbox::{Outbox, send_control};
+use super::peer_connections::PeerConnections;
 use super::peer_directory::PeerDirectory;
-use super::piece_copies::PieceCopies;
-use super::process_exit::{ALONE_TIMEOUT, DrainCause, NodeSignal, ProcessExit};
-use super::stores::StoreLocations;
-use super::violations::PeerViolations;
-use super::wire::{self, BulkKey, NodeMessage};
+use super::piece_keeper::PieceKeeper;
+use super::process_exit::{NodeSignal, ProcessExit};
+use super::requests;
+use super::wire::{self, BulkKey, NodeMessage, NodeRequest, StoreReferences};
+use activity::WorkLog;
+use certificate::WorkerCertificate;
+use drain::{DrainAction, DrainWatch};
+use job::{ActiveJob, JobStore, WorkerJob, fetch_again};
+use layers::LayerExchange;
+pub use parts::{WorkerParts, WorkerSetup};
+use pieces::WorkerPieces;
+use ports::{WorkerCompletion, WorkerPorts, WorkerTasks};
+use zbelastic_api::{ApiAnswer, ApiRequest, EventKind, decode_request};
+use zbelastic_policy::tick::{SESSION_TIMING, TICK};
 
 /// Results of fetches that wait for the loop at once.
 const FETCHES_MAX: usize = 4096;
-/// Commands held back while a job's text is fetched. A session gives a handful for each plan;
-/// beyond this the plan they belong to is long over.
-const COMMANDS_HELD_MAX: usize = 256;
-
-/// What a worker is started with.
-pub struct WorkerSetup {
-    /// Id of the cluster, as in its certificates.
-    pub cluster: ClusterId,
-    /// This worker's number in the cluster.
-    pub node: NodeId,
-    /// The number of this start: it grows with each.
-    pub boot: u64,
-    /// The name and the addresses of this worker.
-    pub contact: Contact,
-    /// Controllers known so far, and where they are reached.
-    pub controllers: BTreeMap<NodeId, Vec<SocketAddr>>,
-    /// Memory, speed and device that it offers.
-    pub resources: Resources,
-    /// Paths of texts that `--data-path` named; another text is fetched from the nodes that have
-    /// it.
-    pub data_paths: Vec<String>,
-    /// What this node keeps about itself between two starts.
-    pub node_record: NodeRecord,
-    /// Writes changes of the node record to disk.
-    pub writer: NodeRecordWriter,
-    /// Its certificate and key.
-    pub credentials: Credentials,
-    /// The folder that holds the node record, the certificate and the key.
-    pub identity: PathBuf,
-    /// Where checkpoints are kept.
-    pub store_locations: StoreLocations,
-}
-
-/// The parts that a worker is made of.
-pub struct WorkerParts {
-    /// The lanes to the other nodes.
-    pub transport: Transport,
-    /// Events of the lanes: connections and messages.
-    pub events: EventQueue,
-    /// The store of checkpoints and its thread.
-    pub checkpoint_thread: CheckpointThread,
-    /// Reports of the thread of the store.
-    pub store_events: mpsc::Receiver<StoreEvent>,
-    /// Events and log lines.
-    pub journal: Journal,
-    /// Signals of the system or of an operator to the process.
-    pub signals: mpsc::Receiver<NodeSignal>,
-    /// Notices of the cloud that the machine is taken away.
-    pub notices: NoticeWatch,
-}
-
-/// The result of work that was done beside the event loop.
-enum WorkerCompletion {
-    /// A layer for a plan.
-    Layer(layers::LayerFetchResult),
-    /// A piece of a checkpoint: one that this node reads, or is to keep for another.
-    Piece(pieces::PieceTaskResult),
-    /// A certificate that is valid for longer, or why there is none.
-    Certificate(Result<Vec<Vec<u8>>, String>),
-    /// The cluster has no member with this node's key any more.
-    NoMember,
-    /// The free and total space on the store's disk, if it is known.
-    DiskSpace(Option<DiskSpace>),
-    /// What a job is built from.
-    Job(Box<Result<FetchedJob, super::data::FetchError>>),
-}
-
-/// The job that this worker has a part in.
-struct ActiveJob {
-    document: Arc<NamedJob>,
-    /// Floats in each part of each layer.
-    layer_floats: Vec<usize>,
-    /// The plan that was loaded last.
-    plan: Option<Arc<PlanRecord>>,
-    /// The layers that are copied ahead.
-    precopy: Option<Arc<PreCopyPlan>>,
-}
-
-impl ActiveJob {
-    /// Bytes of each layer as it travels.
-    fn layer_bytes(&self) -> Vec<u64> {
-        self.layer_floats.iter().map(|floats| image_bytes(*floats)).collect()
-    }
-}
-
-/// Whether the job's text and weights are here.
-enum JobReadiness {
-    /// No plan needs text or weights yet.
-    Idle,
-    /// Text and weights are fetched; commands wait.
-    Fetching(VecDeque<WorkerCommand>),
-    Ready(ActiveJob),
-}
 
 struct WorkerNode {
-    setup: WorkerSetup,
-    session: WorkerSession,
-    device: DeviceHandle,
-    transport: Transport,
-    checkpoint_thread: CheckpointThread,
-    /// Layers of a checkpoint that are to be hashed.
-    unhashed: pieces::HashQueue,
-    copies: PieceCopies,
-    /// Pieces to be kept for others.
-    keeping: KeepQueue,
-    /// The newest version that this node knows to be sealed.
-    newest_sealed: Step,
-    /// Bytes that the store had written at the last tick.
-    written_seen: u64,
-    blob_registry: BlobRegistry,
-    peers: PeerDirectory,
-    journal: Journal,
-    /// Connections that ended because one end broke a rule.
-    violations: PeerViolations,
-    accusers: DuplicateIdentityReports,
-    readiness: JobReadiness,
-    /// Layers that are on their way here.
-    layers_fetching: BTreeSet<BulkKey>,
-    completions: mpsc::Sender<WorkerCompletion>,
-    /// Layers of a checkpoint that the runtime waits to read, from this node's store or from
-    /// another node.
-    pieces_reading: BTreeMap<(Step, zbelastic_types::LayerId), wire::PieceRef>,
-    work_log: activity::WorkLog,
+    ports: WorkerPorts,
+    /// Paths of texts that `--data-path` named.
+    data_paths: Vec<String>,
+    identity: PathBuf,
+    connections: PeerConnections,
+    certificate: WorkerCertificate,
+    job: WorkerJob,
+    job_store: JobStore,
+    layers: LayerExchange,
+    pieces: WorkerPieces,
     disk_watch: DiskSpaceWatch,
-    gauge_seen: u64,
-    renewal: RenewalWatch,
-    /// Ticks since the authorities to trust were looked at.
-    authority_ticks: u32,
-    /// Whether another authority issues than the one that made the certificate.
-    wants_certificate: bool,
-    /// Whether a controller does not trust the authority that made the certificate.
-    is_shut_out: bool,
-    exit: Option<ProcessExit>,
-    drain: Option<NodeSignal>,
-    /// Ticks without a connection to any controller, while it drains.
-    alone_ticks: u32,
-    /// The notice that it drains for.
-    notice: Option<Notice>,
-    /// The job whose store is used.
-    stored_job: Option<Digest>,
+    drain: DrainWatch,
 }
 
 /// Runs a worker until it ends.
@@ -222,58 +94,13 @@ pub async fn run<M: WorkerDevice>(
     let WorkerParts { mut signals, mut notices, .. } = parts;
     let (device, mut outputs) = DeviceHandle::start(transport.frame_sender(), worker_device)?;
     let (completions, mut completed) = mpsc::channel(FETCHES_MAX);
-    let stored = checkpoint_thread.clone();
-    let blob_registry = BlobRegistry::new(Box::new(move |key| stored.find(key)));
-    connect_lanes(&transport, &device, &blob_registry);
-    let session = WorkerSession::new(SessionSetup {
-        cluster: setup.cluster,
-        node: setup.node,
-        boot: setup.boot,
-        resources: setup.resources,
-        contact: setup.contact.clone(),
-        controllers: setup.controllers.keys().copied().collect(),
-        timing: SESSION_TIMING,
-    });
-    let peers = PeerDirectory::new(setup.node, setup.controllers.clone());
-    peers.begin(&transport);
-    let mut worker = WorkerNode {
-        setup,
-        session,
-        device,
-        transport,
-        checkpoint_thread,
-        unhashed: pieces::HashQueue::default(),
-        copies: PieceCopies::default(),
-        keeping: KeepQueue::default(),
-        newest_sealed: Step(0),
-        written_seen: 0,
-        blob_registry,
-        peers,
-        journal,
-        violations: PeerViolations::default(),
-        accusers: DuplicateIdentityReports::default(),
-        readiness: JobReadiness::Idle,
-        layers_fetching: BTreeSet::new(),
-        completions,
-        pieces_reading: BTreeMap::new(),
-        work_log: activity::WorkLog::default(),
-        disk_watch: DiskSpaceWatch::default(),
-        gauge_seen: 0,
-        renewal: RenewalWatch::default(),
-        authority_ticks: 0,
-        wants_certificate: false,
-        is_shut_out: false,
-        exit: None,
-        drain: None,
-        alone_ticks: 0,
-        notice: None,
-        stored_job: None,
-    };
+    let tasks = BackgroundTasks::new(transport, checkpoint_thread, completions);
+    let mut worker = WorkerNode::new(setup, (device, journal), tasks);
     let version = env!("CARGO_PKG_VERSION").to_owned();
-    worker.journal.record(EventKind::Started { node: worker.setup.node, version });
+    worker.ports.journal.record(EventKind::Started { node: worker.ports.me, version });
     let mut ticks = interval(TICK);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    while worker.exit.is_none() {
+    while worker.ports.exit.is_none() {
         tokio::select! {
             biased;
             // First, so that a flood of anything else does not stop the clock.
@@ -287,11 +114,11 @@ pub async fn run<M: WorkerDevice>(
         }
         worker.perform();
     }
-    if let Some(notice) = &worker.notice {
+    if let Some(notice) = worker.drain.notice() {
         notices.acknowledge(notice);
     }
-    worker.transport.close().await;
-    Ok(worker.exit.expect("looked at above"))
+    worker.ports.tasks.transport().close().await;
+    Ok(worker.ports.exit.expect("looked at above"))
 }
 
 /// Frames go to the device on the thread that received them.
@@ -315,17 +142,60 @@ fn connect_lanes(transport: &Transport, device: &DeviceHandle, blob_registry: &B
 }
 
 impl WorkerNode {
+    fn new(
+        setup: WorkerSetup,
+        (device, journal): (DeviceHandle, Journal),
+        tasks: WorkerTasks,
+    ) -> Self {
+        let stored = tasks.checkpoint_thread().clone();
+        let blob_registry = BlobRegistry::new(Box::new(move |key| stored.find(key)));
+        connect_lanes(tasks.transport(), &device, &blob_registry);
+        let me = setup.node;
+        let session = WorkerSession::new(SessionSetup {
+            cluster: setup.cluster,
+            node: me,
+            boot: setup.boot,
+            resources: setup.resources,
+            contact: setup.contact,
+            controllers: setup.controllers.keys().copied().collect(),
+            timing: SESSION_TIMING,
+        });
+        let directory = PeerDirectory::new(me, setup.controllers);
+        let record = (setup.node_record, setup.writer);
+        let connections = PeerConnections::begin(directory, record, tasks.transport());
+        let work_log = WorkLog::default();
+        let keeper = PieceKeeper::new(work_log.pieces().clone());
+        Self {
+            pieces: WorkerPieces::new(blob_registry.clone(), keeper, &setup.resources),
+            layers: LayerExchange::new(blob_registry),
+            ports: WorkerPorts {
+                me,
+                session,
+                device,
+                outbox: Outbox::default(),
+                journal,
+                work_log,
+                tasks,
+                exit: None,
+            },
+            data_paths: setup.data_paths,
+            certificate: WorkerCertificate::new(setup.credentials, setup.identity.clone()),
+            identity: setup.identity,
+            connections,
+            job: WorkerJob::default(),
+            job_store: JobStore::new(setup.cluster, setup.store_locations),
+            disk_watch: DiskSpaceWatch::default(),
+            drain: DrainWatch::default(),
+        }
+    }
+
     fn handle_event(&mut self, event: TransportEvent) {
         match event {
-            TransportEvent::Up { peer, .. } => self.peers.note_up(peer.node),
+            TransportEvent::Up { peer, .. } => self.connections.note_up(peer.node),
             TransportEvent::Down { peer, reason } => {
-                self.peers.note_down(peer.node);
-                self.note_holder_down(peer.node);
-                if is_removal(peer.role, reason) {
-                    self.exit = Some(ProcessExit::Removed);
-                }
-                let violation = self.violations.note_down(peer.node, reason, Instant::now());
-                violation.into_iter().for_each(|kind| self.journal.record(kind));
+                let exit = self.connections.note_down(peer, reason, &mut self.ports.journal);
+                self.pieces.note_holder_down(peer.node, &mut self.ports);
+                self.exit_if(exit);
             }
             TransportEvent::Control { from, bytes } => self.handle_control(from, &bytes),
             TransportEvent::Request { from, bytes, reply } => {
@@ -333,31 +203,29 @@ impl WorkerNode {
             }
             TransportEvent::Join { reply, .. } => drop(reply),
             TransportEvent::DuplicateIdentity { reported_by } => {
-                let role = self.peers.role(reported_by);
-                let workers = self.peers.roster().workers_up();
-                if self.accusers.record(reported_by, role, workers) {
-                    self.exit = Some(ProcessExit::Duplicate { reported_by });
-                }
+                let exit = self.connections.note_duplicate(reported_by);
+                self.exit_if(exit);
             }
             TransportEvent::DialFailed { node, address, problem } => {
                 if problem == DialProblem::AuthorityRetired {
-                    self.is_shut_out = true;
-                    self.renewal.check_now();
+                    self.certificate.note_untrusted();
                 }
-                match ProcessExit::of_refusal(node, self.peers.role(node), &problem) {
-                    Some(exit) => self.exit = Some(exit),
-                    None => {
-                        let message = format!("node {node} is not reached at {address}: {problem}");
-                        self.journal.log(message);
-                    }
-                }
+                let failed = (address, &problem);
+                let journal = &mut self.ports.journal;
+                let exit = self.connections.note_dial_failed(node, failed, journal);
+                self.exit_if(exit);
             }
             TransportEvent::Strangers { count, last, reason: why } => {
-                self.journal.log(format!(
+                self.ports.journal.log(format!(
                     "{count} connections of strangers refused, the last from {last}: {why}"
                 ));
             }
         }
+    }
+
+    /// Ends the process as `exit` says, if there is a reason to.
+    fn exit_if(&mut self, exit: Option<ProcessExit>) {
+        self.ports.exit = exit.or(self.ports.exit.take());
     }
 
     fn handle_control(&mut self, from: PeerIdentity, bytes: &Bytes) {
@@ -372,7 +240,8 @@ impl WorkerNode {
                 // matters.
                 if let Ok(message) = Envelope::decode(body) {
                     let message = Box::new(message);
-                    let _ = self.session.handle(SessionInput::Message { from: from.node, message });
+                    let input = SessionInput::Message { from: from.node, message };
+                    let _ = self.ports.session.handle(input);
                 }
             }
             Some(ControlKind::Blob) => {
@@ -387,10 +256,7 @@ impl WorkerNode {
     /// of others.
     fn check_message(&self, from: PeerIdentity, message: &NodeMessage) -> Result<(), ClaimRefusal> {
         let Some(claim) = message.claim() else { return Ok(()) };
-        let job_data = match &self.readiness {
-            JobReadiness::Ready(job) => job.document.job.data(),
-            JobReadiness::Idle | JobReadiness::Fetching(_) => Vec::new(),
-        };
+        let job_data = self.job.data();
         let own = PeerRole::Worker;
         let context = ClaimContext { own, plan: None, had_head: false, job_data: &job_data };
         check_claim((from.node, from.role), claim, context)
@@ -401,14 +267,29 @@ impl WorkerNode {
             return;
         }
         match message {
-            NodeMessage::Layer(message) => self.handle_layer_message(from, message),
-            NodeMessage::Keep(piece) => self.keep_for(from.node, piece),
-            NodeMessage::Kept(piece) => self.note_copy(piece, from.node, true),
-            NodeMessage::NotKept(piece) => self.note_copy(piece, from.node, false),
-            NodeMessage::Keeping(piece) => self.copies.note_progress(piece, from.node),
+            NodeMessage::Layer(message) => {
+                self.layers.handle_message(from, message, (&self.job, &mut self.ports));
+            }
+            NodeMessage::Keep(piece) => {
+                self.pieces.keep_for((from.node, piece), &self.job, &mut self.ports);
+            }
+            NodeMessage::Kept(piece) => {
+                self.pieces.note_copy(piece, (from.node, true), &mut self.ports);
+            }
+            NodeMessage::NotKept(piece) => {
+                self.pieces.note_copy(piece, (from.node, false), &mut self.ports);
+            }
+            NodeMessage::Keeping(piece) => self.pieces.note_progress(piece, from.node),
             NodeMessage::Collect(referred) => self.collect(referred),
-            NodeMessage::KeepData(name) => self.repair_data(from.node, name),
-            NodeMessage::Exporting => self.work_log.note_export(),
+            // Another node found the copy here of a job's text or weights to be damaged, and has a
+            // sound one.
+            NodeMessage::KeepData(name) => {
+                let node = from.node;
+                let text = format!("node {node} found the copy of the text here to be damaged");
+                self.ports.journal.warn(text);
+                fetch_again(name, vec![node], &self.ports.tasks);
+            }
+            NodeMessage::Exporting => self.ports.work_log.note_export(),
             // For controllers.
             NodeMessage::SaveFailed(_)
             | NodeMessage::Took { .. }
@@ -424,50 +305,74 @@ impl WorkerNode {
 
     fn handle_device(&mut self, output: DeviceOutput) {
         match output {
-            DeviceOutput::Event(event) => self.send_to_session(event),
+            DeviceOutput::Event(event) => self.ports.send_to_session(event),
             DeviceOutput::Request { to, message } => {
-                self.send_node(to, &NodeMessage::Layer(message))
+                self.ports.outbox.send(to, NodeMessage::Layer(message));
             }
-            DeviceOutput::Offer { to, offer } => self.offer(to, offer),
-            DeviceOutput::Read { version, layer, digest } => self.read(version, layer, digest),
-            DeviceOutput::Write { image, generation } => self.write(image, generation),
+            DeviceOutput::Offer { to, offer } => {
+                self.layers.offer(to, offer, &mut self.ports.outbox);
+            }
+            DeviceOutput::Read { version, layer, digest } => {
+                let ports = (&self.job, &mut self.ports);
+                self.pieces.read((version, layer), digest, ports);
+            }
+            DeviceOutput::Write { image, generation } => {
+                if let Some(run) = self.job.run() {
+                    self.pieces.write(image, (run, generation), &self.ports);
+                }
+            }
             DeviceOutput::Evaluated { steps_done, loss } => {
-                self.send_to_controllers(&NodeMessage::Evaluated { steps_done, loss });
+                self.ports.send_to_controllers(&NodeMessage::Evaluated { steps_done, loss });
             }
-            DeviceOutput::StepTime(step) => self.report_step_time(step),
-            DeviceOutput::NoRoom(error) => {
-                self.journal.warn(format!("its memory did not hold its stage: {error}"));
+            DeviceOutput::StepTime(step) => report_step_time(step, &mut self.ports),
+            DeviceOutput::OutOfMemory(error) => {
+                let text = format!("its memory did not hold its stage: {error}");
+                self.ports.journal.warn(text);
             }
-            DeviceOutput::Failed(error) => {
-                self.exit = Some(error.process_exit());
-            }
+            DeviceOutput::Failed(error) => self.ports.exit = Some(error.process_exit()),
         }
     }
 
     fn handle_completion(&mut self, completion: WorkerCompletion) {
+        let roster = self.connections.roster();
+        let ports = &mut self.ports;
         match completion {
-            WorkerCompletion::Layer(layer) => self.handle_layer(layer),
-            WorkerCompletion::Piece(piece) => self.handle_piece(piece),
-            WorkerCompletion::Certificate(chain) => self.handle_certificate(chain),
+            WorkerCompletion::Layer(layer) => self.layers.handle_fetched(layer, ports),
+            WorkerCompletion::Piece(result) => {
+                self.pieces.handle_task(result, &self.job, (ports, roster));
+            }
+            WorkerCompletion::Kept(result) => self.pieces.handle_kept(result, ports),
+            WorkerCompletion::Certificate(chain) => {
+                let ports = (&ports.tasks, &mut ports.journal);
+                self.certificate.handle_certificate(chain, ports);
+            }
             WorkerCompletion::DiskSpace(found) => self.handle_disk_space(found),
-            WorkerCompletion::NoMember => self.exit = Some(ProcessExit::Removed),
-            WorkerCompletion::Job(fetched) => self.handle_job(*fetched),
+            WorkerCompletion::NoMember => ports.exit = Some(ProcessExit::Removed),
+            WorkerCompletion::Job(fetched) => {
+                let held = self.job.handle_fetched(*fetched, (ports, &self.identity));
+                held.into_iter().for_each(|command| self.execute(command));
+            }
         }
     }
 
+    fn handle_store_event(&mut self, event: StoreEvent) {
+        let roster = self.connections.roster();
+        self.pieces.handle_store_event(event, &self.job, (&mut self.ports, roster));
+    }
+
     fn handle_signal(&mut self, signal: NodeSignal) {
-        match (signal, self.drain) {
-            (NodeSignal::Now, _) | (NodeSignal::Drain(_), Some(_)) => {
-                let _ = self.session.handle(SessionInput::Leave);
+        match self.drain.note_signal(signal) {
+            DrainAction::Leave => {
+                let _ = self.ports.session.handle(SessionInput::Leave);
                 self.perform();
-                self.exit = Some(ProcessExit::Left);
+                self.ports.exit = Some(ProcessExit::Left);
             }
-            (NodeSignal::Drain(cause), None) => {
-                self.drain = Some(signal);
-                self.journal.log(format!("draining: {cause}; the same again ends it immediately"));
-                let _ = self.session.handle(SessionInput::Drain);
-                if self.session.holder().is_none() {
-                    self.exit = Some(ProcessExit::Drained(cause));
+            DrainAction::Begin(cause) => {
+                let text = format!("draining: {cause}; the same again ends it immediately");
+                self.ports.journal.log(text);
+                let _ = self.ports.session.handle(SessionInput::Drain);
+                if self.ports.session.holder().is_none() {
+                    self.ports.exit = Some(ProcessExit::Drained(cause));
                 }
             }
         }
@@ -475,118 +380,165 @@ impl WorkerNode {
 
     /// The thread that polls for a cloud's notices reported something.
     fn handle_report(&mut self, report: &NoticeReport) {
+        let journal = &mut self.ports.journal;
         let notice = match report {
             NoticeReport::Watching(cloud) => {
-                return self.journal.log(format!("notices of {} are polled", cloud.name()));
+                return journal.log(format!("notices of {} are polled", cloud.name()));
             }
             NoticeReport::NoCloud => return,
             NoticeReport::Trouble { source, fault } => {
-                return self.journal.log(format!("notices of {}: {fault}", source.name()));
+                return journal.log(format!("notices of {}: {fault}", source.name()));
             }
             NoticeReport::Notice(notice) => notice,
         };
-        self.journal.warn(format!("notice of {}: {:?}", notice.source.name(), notice.cause));
-        let policy = match &self.readiness {
-            JobReadiness::Ready(job) => job.document.job.config.elastic.on_notice,
-            JobReadiness::Idle | JobReadiness::Fetching(_) => NoticePolicy::Drain,
-        };
-        match (notice.cause, policy) {
-            (NoticeCause::Preempted | NoticeCause::Maintenance, NoticePolicy::Drain) => {
-                if self.drain.is_none() {
-                    self.notice = Some(notice.clone());
-                    self.handle_signal(NodeSignal::Drain(DrainCause::Preempted));
-                }
-            }
-            // It may happen to this machine sooner than to others: nothing is lost by waiting.
-            (NoticeCause::Rebalance, NoticePolicy::Drain) | (_, NoticePolicy::Ignore) => {}
+        journal.warn(format!("notice of {}: {:?}", notice.source.name(), notice.cause));
+        if let Some(signal) = self.drain.note_notice(notice, self.job.notice_policy()) {
+            self.handle_signal(signal);
         }
     }
 
     fn handle_tick(&mut self) {
-        self.report_device_activity();
         self.report_work();
-        let _ = self.session.handle(SessionInput::Tick);
-        if self.is_device_idle() && self.layers_fetching.is_empty() {
+        let _ = self.ports.session.handle(SessionInput::Tick);
+        if self.ports.device.gauge().edges().is_multiple_of(2) && self.layers.is_idle() {
             // While a layer is on its way, no time counts towards a timeout of the runtime.
-            self.send_to_device(RuntimeInput::Tick);
+            self.ports.send_to_device(RuntimeInput::Tick);
         }
-        let controllers = self.peers.follow(&self.transport, Some(self.session.contacts()));
-        if let Some(controllers) = controllers {
-            self.setup.node_record.save_controllers(&self.setup.writer, controllers);
+        let contacts = self.ports.session.contacts().clone();
+        let transport = self.ports.tasks.transport();
+        self.connections.follow(transport, Some(&contacts), &mut self.ports.journal);
+        self.certificate.follow_rotation(&mut self.ports);
+        let roster = self.connections.roster();
+        self.certificate.renew_if_due(&self.ports, roster, self.connections.node_record());
+        if self.drain.is_alone(roster.is_controller_connected()) && self.ports.exit.is_none() {
+            self.ports.exit = Some(ProcessExit::Alone);
         }
-        for node in self.peers.poll_banned() {
-            self.journal.log(format!("node {node} was removed: no connection of it is accepted"));
-        }
-        self.follow_rotation();
-        self.renew_certificate_if_due();
-        self.check_controller_contact();
-        self.check_disk_space();
-    }
-
-    /// Ends a draining worker that is long connected to no controller: none hands its layers over.
-    fn check_controller_contact(&mut self) {
-        if self.drain.is_none() || self.peers.roster().is_controller_connected() {
-            self.alone_ticks = 0;
-            return;
-        }
-        self.alone_ticks += 1;
-        if self.alone_ticks > ticks_of(ALONE_TIMEOUT) && self.exit.is_none() {
-            self.exit = Some(ProcessExit::Alone);
+        if self.disk_watch.handle_tick() {
+            let checkpoint_thread = self.ports.tasks.checkpoint_thread().clone();
+            self.ports.tasks.spawn(async move {
+                WorkerCompletion::DiskSpace(checkpoint_thread.disk_space().await)
+            });
         }
     }
 
-    /// Whether an operation is under way, and whether it is the one of the last tick.
-    fn report_device_activity(&mut self) {
-        let edges = self.device.gauge().edges();
-        if edges == self.gauge_seen {
-            return;
+    /// Reports to the session whether an operation is under way, and how much work was done; to
+    /// controllers what takes long, and to other nodes that their pieces make progress.
+    fn report_work(&mut self) {
+        let gauge = self.ports.device.gauge();
+        if let Some(is_busy) = self.ports.work_log.note_edges(gauge.edges()) {
+            self.ports.send_to_session(WorkerEvent::Busy { is_busy: false });
+            if is_busy {
+                self.ports.send_to_session(WorkerEvent::Busy { is_busy: true });
+            }
         }
-        self.gauge_seen = edges;
-        self.send_to_session(WorkerEvent::Busy { is_busy: false });
-        if !edges.is_multiple_of(2) {
-            self.send_to_session(WorkerEvent::Busy { is_busy: true });
+        let written = self.ports.tasks.checkpoint_thread().moved().total();
+        let gauge = self.ports.device.gauge();
+        let report = self.ports.work_log.handle_tick(gauge, self.pieces.is_busy(), written);
+        if let Some(done) = report.progress {
+            self.ports.send_to_session(WorkerEvent::Progress { done });
         }
-    }
-
-    fn is_device_idle(&self) -> bool {
-        self.device.gauge().edges().is_multiple_of(2)
-    }
-
-    fn send_to_session(&mut self, event: WorkerEvent) {
-        let _ = self.session.handle(SessionInput::Event(event));
-    }
-
-    fn send_to_device(&mut self, input: RuntimeInput) {
-        if let Err(error) = self.device.send(DeviceInput::Runtime(input)) {
-            self.exit = Some(ProcessExit::Lost(error.to_string()));
+        self.pieces.handle_tick(report.pieces, &mut self.ports);
+        if let Some((done, activity)) = report.activity {
+            self.ports.send_to_controllers(&NodeMessage::Working { done, activity });
         }
     }
 
-    fn send_node(&self, to: NodeId, message: &NodeMessage) {
-        let mut bytes = vec![ControlKind::Blob.byte()];
-        bytes.extend(wire::encode(message));
-        self.transport.send(to, bytes.into());
-    }
-
-    fn send_to_controllers(&self, message: &NodeMessage) {
-        for node in self.session.controllers() {
-            self.send_node(node, message);
+    fn handle_disk_space(&mut self, found: Option<DiskSpace>) {
+        let layer_bytes = self.job.active().map_or_else(Vec::new, ActiveJob::layer_bytes);
+        match self.disk_watch.note(found, ByteCount(layer_bytes.iter().sum())) {
+            Some(DiskSpaceChange::Low(shortage)) => self.ports.journal.warn(format!(
+                "{shortage}: pieces of checkpoints that do not fit are kept by other nodes"
+            )),
+            Some(DiskSpaceChange::Ample) => {
+                self.ports.journal.log("the disk has free space again".to_owned());
+            }
+            None => {}
+        }
+        if let Some(room) = found {
+            let low = self.disk_watch.low();
+            self.ports.send_to_controllers(&NodeMessage::Room { room, low });
         }
     }
 
-    /// Performs the session's outputs, until it has none left.
+    /// A controller sent what is referred to; the rest is removed.
+    fn collect(&mut self, referred: StoreReferences) {
+        let run = self.job.run();
+        let of_run = referred.versions.iter().filter(|version| Some(version.run) == run);
+        let newest = of_run.map(|found| found.version).max().unwrap_or_default();
+        self.job.note_sealed(newest);
+        // If the thread's queue is full now, the next checkpoint brings the message again.
+        let _ = self.ports.tasks.checkpoint_thread().collect(referred);
+    }
+
+    /// A request arrived, from a controller or from a client.
+    fn handle_request(&mut self, from: PeerIdentity, bytes: &[u8], reply: RequestReply) {
+        match NodeRequest::decode(bytes) {
+            Some(NodeRequest::Collect(referred)) if from.role == PeerRole::Controller => {
+                let checkpoint_thread = self.ports.tasks.checkpoint_thread().clone();
+                tokio::spawn(async move {
+                    reply.answer(wire::encode(&collect_now(checkpoint_thread, referred).await))
+                });
+            }
+            Some(
+                NodeRequest::Collect(_)
+                | NodeRequest::Renew { .. }
+                | NodeRequest::AuthorityKey { .. },
+            ) => drop(reply),
+            None => self.answer_client(from, bytes, reply),
+        }
+    }
+
+    /// Answers what this node logged. All other requests are redirected to the controllers.
+    fn answer_client(&mut self, from: PeerIdentity, bytes: &[u8], reply: RequestReply) {
+        // A request that cannot be decoded gets no answer.
+        let Ok(request) = decode_request(bytes) else { return drop(reply) };
+        let own = self.ports.me;
+        let answer = if let ApiRequest::Logs { node, from_sequence, max } = request
+            && node.is_none_or(|node| node == own)
+        {
+            let journal = &mut self.ports.journal;
+            match requests::authorize(journal, from, &request) {
+                Ok(()) => requests::logs(journal, own, (from_sequence, max)),
+                Err(refusal) => ApiAnswer::Refused(refusal),
+            }
+        } else {
+            let controllers = self.connections.node_record().controllers.values().flatten();
+            let addresses = controllers.map(ToString::to_string).collect();
+            ApiAnswer::Redirect { addresses }
+        };
+        requests::reply(reply, &answer);
+    }
+
+    /// Sends what was queued, and performs the session's outputs, until it has none left.
     fn perform(&mut self) {
         // Before all commands, and whether there are any: others fetch what is kept here for them.
-        self.use_store();
-        while let Some(output) = self.session.poll_output() {
+        self.job_store.follow_job(&mut self.ports);
+        self.ports.outbox.flush(self.ports.tasks.transport());
+        while let Some(output) = self.ports.session.poll_output() {
             match output {
                 SessionOutput::Send { to, message } => {
-                    let mut bytes = vec![ControlKind::Member.byte()];
-                    bytes.extend(message.encode());
-                    self.transport.send(to, bytes.into());
+                    let transport = self.ports.tasks.transport();
+                    send_control(transport, to, ControlKind::Member, &message.encode());
                 }
                 SessionOutput::Command(command) => self.execute(command),
             }
+            self.ports.outbox.flush(self.ports.tasks.transport());
         }
+    }
+}
+
+/// Sends controllers how a step's time was spent here.
+fn report_step_time(step: StepTime, ports: &mut WorkerPorts) {
+    let Some((generation, stage)) = ports.session.assigned_stage() else { return };
+    let span_us = step.span.as_micros() as u64;
+    let busy_us = step.busy.as_micros() as u64;
+    let waited_us = step.waited.as_micros() as u64;
+    let step_time =
+        NodeMessage::Took { generation, stage, span_us, busy_us, waited_us, slices: step.slices };
+    ports.send_to_controllers(&step_time);
+    let arrivals = step.arrivals;
+    ports.send_to_controllers(&NodeMessage::Arrived { generation, stage, arrivals });
+    if let Some((turn, times)) = step.layers {
+        ports.send_to_controllers(&NodeMessage::LayersTook { turn, stage, times });
     }
 }

@@ -1,32 +1,54 @@
-//! Requests of clients, answered.
+//! Requests of clients and of members, answered.
 
 use std::sync::Arc;
+use std::time::Instant;
 
-use zbelastic_api::{
-    ApiAnswer, ApiRefusal, ApiRequest, ChangeSummary, CorpusDescription, EVENTS_MAX, EventPage,
-    ResourceKind, RunAbsence, RunAccepted, RunDisposition, TokenCreated, TokenInfo, TokenRequest,
-    TokenRole, WrongState, decode_request,
-};
-use zbelastic_config::{RunConfig, WeightSource, check_cluster_can_run, load_document};
-use zbelastic_consensus::access::{
-    AccessChange, AccessRefusal, AccessRole, TokenId, TokenRecord, TokenTerms,
-};
-use zbelastic_consensus::core::{CoreRefusal, OperatorCommand};
-use zbelastic_consensus::job::{JobChange, JobPhase, JobRefusal, JobSpec};
-use zbelastic_consensus::member::MembershipStatus;
-use zbelastic_consensus::run::run_name_of;
+use zbelastic_consensus::access::{AccessChange, TokenId};
+use zbelastic_consensus::core::{CommandOutcome, CoreRefusal, OperatorCommand};
+use zbelastic_consensus::job::{JobChange, JobSpec};
 use zbelastic_consensus::state::EntryRefusal;
-use zbelastic_identity::{JoinToken, PeerIdentity, PeerRole};
+use zbelastic_identity::PeerIdentity;
 use zbelastic_transport::RequestReply;
 use zbelastic_types::{Digest, NodeId, RunId, Step};
-use zbelastic_wording::CommandFailure;
 
 use super::ControllerNode;
-use super::pending_commands::AppliedAnswer;
-use crate::cluster::document::{DataName, DocumentError, JobDocument};
+use super::checkpoints::{
+    answer_collect, backup, collect_all, export, export_subtree, trace, verify,
+};
+use super::data::has_data;
+use super::pending_commands::CommandAnswer;
+use super::runs::is_over;
+use super::status::{addresses_of, controller_addresses};
+use super::submission::{SubmittedRun, run_start};
+use super::tokens::{NewToken, joined_with, token_info, token_infos};
+use super::uploads::UploadWriteResult;
 use crate::cluster::journal::now_s;
 use crate::cluster::requests;
-use crate::cluster::wire::NodeRequest;
+use crate::cluster::wire::{self, NodeAnswer, NodeMessage, NodeRequest};
+use zbelastic_api::{
+    ApiAnswer, ApiRefusal, ApiRequest, ChangeSummary, ResourceKind, RunAbsence, TokenCreated,
+    TokenRequest, WrongState, decode_request,
+};
+
+/// What becomes of a request.
+enum RequestOutcome {
+    /// It is answered now.
+    Answer(ApiAnswer),
+    /// A command is proposed for it, and answered when that is applied.
+    Command(OperatorCommand, CommandAnswer),
+}
+
+impl From<ApiAnswer> for RequestOutcome {
+    fn from(answer: ApiAnswer) -> Self {
+        Self::Answer(answer)
+    }
+}
+
+impl From<ApiRefusal> for RequestOutcome {
+    fn from(refusal: ApiRefusal) -> Self {
+        Self::Answer(ApiAnswer::Refused(refusal))
+    }
+}
 
 impl ControllerNode {
     pub(super) fn handle_request(&mut self, from: PeerIdentity, bytes: &[u8], reply: RequestReply) {
@@ -37,525 +59,322 @@ impl ControllerNode {
             Ok(request) => request,
             Err(error) => {
                 let what = error.to_string();
-                return self.reply(reply, &ApiAnswer::Refused(ApiRefusal::Malformed { what }));
+                return refuse(reply, ApiRefusal::Malformed { what });
             }
         };
-        if let Err(refusal) = requests::authorize(&mut self.journal, from, &request) {
-            return self.reply(reply, &ApiAnswer::Refused(refusal));
+        match requests::authorize(&mut self.ports.journal, from, &request) {
+            Ok(()) => self.answer(request, reply),
+            Err(refusal) => refuse(reply, refusal),
         }
-        self.answer(request, reply);
     }
 
-    pub(super) fn reply(&self, reply: RequestReply, answer: &ApiAnswer) {
-        requests::reply(reply, answer);
+    /// A member sent a request.
+    fn answer_node(&mut self, from: PeerIdentity, request: NodeRequest, reply: RequestReply) {
+        let answer = match request {
+            NodeRequest::Renew { request } => {
+                match self.certificates.renew_chain(from, &request, &mut self.ports.core) {
+                    Ok(chain) => {
+                        let roots = self.certificates.credentials().roots().iter();
+                        let roots = roots.map(|part| part.to_vec()).collect();
+                        NodeAnswer::Renewed { chain, roots }
+                    }
+                    Err(why) => {
+                        let node = from.node;
+                        let text = format!("node {node}'s certificate is not renewed: {why}");
+                        self.ports.journal.log(text);
+                        NodeAnswer::Refused { why }
+                    }
+                }
+            }
+            NodeRequest::Collect(referred) => {
+                let checkpoint_thread = self.ports.tasks.checkpoint_thread().clone();
+                return answer_collect(from, referred, checkpoint_thread, reply);
+            }
+            NodeRequest::AuthorityKey { key } => {
+                self.rotation.answer_key((from, key), self.ports.state(), &self.certificates)
+            }
+        };
+        reply.answer(wire::encode(&answer));
     }
 
     fn answer(&mut self, request: ApiRequest, reply: RequestReply) {
-        let answer = match request {
-            ApiRequest::Status => ApiAnswer::Status(Box::new(self.status())),
-            ApiRequest::Events { from_sequence, max } => self.events(from_sequence, max),
-            ApiRequest::Logs { node, from_sequence, max } => self.logs(node, from_sequence, max),
-            ApiRequest::TokenList => self.tokens(),
-            ApiRequest::RunList => ApiAnswer::Runs(self.runs()),
-            ApiRequest::RunRemove { name, run } => {
-                return self.remove_run(name, RunId(run), reply);
+        let outcome = match request {
+            ApiRequest::Status => ApiAnswer::Status(Box::new(self.view().status())).into(),
+            ApiRequest::Events { from_sequence, max } => {
+                requests::events(&self.ports.journal, (from_sequence, max)).into()
             }
-            ApiRequest::CheckpointList { run } => self.list_checkpoints(run.as_deref()),
-            ApiRequest::CheckpointShow { run, step } => self.checkpoint(run.as_deref(), step),
+            ApiRequest::Logs { node, from_sequence, max } => {
+                self.logs(node, from_sequence, max).into()
+            }
+            ApiRequest::TokenList => {
+                ApiAnswer::Tokens(token_infos(self.ports.state().access())).into()
+            }
+            ApiRequest::RunList => ApiAnswer::Runs(self.view().runs()).into(),
+            ApiRequest::RunRemove { name, run } => self.remove_run(name, RunId(run)),
+            ApiRequest::CheckpointList { run } => {
+                self.view().list_checkpoints(run.as_deref()).into()
+            }
+            ApiRequest::CheckpointShow { run, step } => {
+                self.view().checkpoint(run.as_deref(), step).into()
+            }
             ApiRequest::CheckpointVerify { run, step, layer } => {
-                return self.verify(run.as_deref(), (step, layer), reply);
+                match self.ports.runs().piece(run.as_deref(), (step, layer)) {
+                    Ok(piece) => return verify((step, layer), piece, (&self.ports, reply)),
+                    Err(refusal) => refusal.into(),
+                }
             }
             ApiRequest::CheckpointExport { run, step, layer, offset } => {
-                return self.export(run.as_deref(), (step, layer), offset, reply);
+                self.exports.note_read();
+                match self.ports.runs().piece(run.as_deref(), (step, layer)) {
+                    Ok(piece) => {
+                        return export(piece, offset, &mut self.exports, (&self.ports, reply));
+                    }
+                    Err(refusal) => refusal.into(),
+                }
             }
             ApiRequest::CheckpointSubtree { run, step, layer, subtree } => {
-                return self.export_subtree(run.as_deref(), (step, layer), subtree, reply);
+                self.exports.note_read();
+                match self.ports.runs().piece(run.as_deref(), (step, layer)) {
+                    Ok(piece) => return export_subtree(piece, subtree, (&self.ports, reply)),
+                    Err(refusal) => refusal.into(),
+                }
             }
-            ApiRequest::CheckpointCollect => return self.collect_all(reply),
-            ApiRequest::Trace { offset } => self.trace(offset),
-            ApiRequest::ClusterInfo => ApiAnswer::Cluster(Box::new(self.cluster_info())),
-            ApiRequest::ClusterRotateCa { force } => return self.rotate_authority(force, reply),
-            ApiRequest::ClusterBackup { digest, offset } => self.backup(digest, offset),
+            ApiRequest::CheckpointCollect => {
+                if self.ports.leads() {
+                    return collect_all(&self.ports, reply);
+                }
+                self.view().redirect().into()
+            }
+            ApiRequest::Trace { offset } => trace(&self.run_log, offset).into(),
+            ApiRequest::ClusterInfo => self.cluster_info().into(),
+            ApiRequest::ClusterRotateCa { force } => self.rotate_authority(force),
+            ApiRequest::ClusterBackup { digest, offset } => {
+                backup(self.ports.state(), digest, offset).into()
+            }
             ApiRequest::PutData { hash, offset, bytes } => {
-                return self.put_data(hash, offset, bytes, reply);
+                match self.uploads.put((hash, offset), bytes) {
+                    Ok(write) => return write.begin(&self.ports.tasks, reply),
+                    Err(refusal) => refusal.into(),
+                }
             }
-            ApiRequest::TokenCreate(request) => return self.create_token(request, reply),
-            ApiRequest::TokenRevoke { id, with_nodes } => {
-                return self.revoke_token(&id, with_nodes, reply);
+            ApiRequest::TokenCreate(request) => self.create_token(request),
+            ApiRequest::TokenRevoke { id, with_nodes } => revoke_token(id, with_nodes),
+            ApiRequest::NodeDrain { node } => {
+                let what = format!("node {node} is to drain");
+                let summary = ChangeSummary { what, nodes: vec![node] };
+                RequestOutcome::Command(OperatorCommand::Drain(node), CommandAnswer::Done(summary))
             }
-            ApiRequest::NodeDrain { node } => return self.drain(node, reply),
-            ApiRequest::NodeRemove { node, force } => return self.remove(node, force, reply),
+            ApiRequest::NodeRemove { node, force } => self.remove_node(node, force),
             ApiRequest::Run { document, corpus, weights, name, from } => {
-                return self.run_job(&document, (corpus, weights), (name, from), reply);
+                self.submit_run(SubmittedRun { document, corpus, weights, name, from })
             }
-            ApiRequest::Pause => return self.change_job(JobChange::Pause, reply),
-            ApiRequest::Resume => return self.change_job(JobChange::Continue, reply),
-            ApiRequest::Stop => return self.change_job(JobChange::Stop, reply),
-            ApiRequest::CheckpointRestore { step } => return self.restore(step, reply),
+            ApiRequest::Pause => change_job(JobChange::Pause),
+            ApiRequest::Resume => change_job(JobChange::Continue),
+            ApiRequest::Stop => change_job(JobChange::Stop),
+            ApiRequest::CheckpointRestore { step } => RequestOutcome::Command(
+                OperatorCommand::Restore { to: Step(step) },
+                CommandAnswer::Job,
+            ),
         };
-        self.reply(reply, &answer);
-    }
-
-    fn events(&self, from: u64, max: u32) -> ApiAnswer {
-        let max = max.min(EVENTS_MAX) as usize;
-        let (first_sequence, next_sequence, events) = self.journal.events(from, max);
-        ApiAnswer::Events(EventPage {
-            log: self.journal.number(),
-            first_sequence,
-            next_sequence,
-            events,
-        })
+        match outcome {
+            RequestOutcome::Answer(answer) => requests::reply(reply, &answer),
+            RequestOutcome::Command(command, answer) => {
+                self.propose_command(command, (reply, answer));
+            }
+        }
     }
 
     fn logs(&self, node: Option<NodeId>, from: u64, max: u32) -> ApiAnswer {
-        let node = node.unwrap_or(self.setup.node);
-        if node != self.setup.node {
-            let addresses = self.addresses_of(node);
-            return ApiAnswer::Redirect { addresses };
+        let node = node.unwrap_or(self.ports.me);
+        if node != self.ports.me {
+            return ApiAnswer::Redirect { addresses: addresses_of(self.ports.state(), node) };
         }
-        requests::logs(&self.journal, node, (from, max))
+        requests::logs(&self.ports.journal, node, (from, max))
     }
 
-    /// Where a member is reached.
-    pub(super) fn addresses_of(&self, node: NodeId) -> Vec<String> {
-        let member = self.core.state().members().get(&node);
-        member.map_or_else(Vec::new, |member| member.contact.addresses.clone())
+    fn cluster_info(&self) -> ApiAnswer {
+        let authority = Digest(self.certificates.authority().pin().0);
+        let rotation = self.rotation.status(self.ports.state());
+        ApiAnswer::Cluster(Box::new(self.view().cluster_info(authority, rotation)))
     }
 
-    /// The answer of a controller that does not lead: a redirect to the leader, or that there is no
-    /// quorum.
-    pub(super) fn redirect(&self) -> ApiAnswer {
-        match self.core.status().leader {
-            Some(leader) if leader != self.setup.node => {
-                ApiAnswer::Redirect { addresses: self.addresses_of(leader) }
-            }
-            Some(_) | None => self.no_quorum(),
-        }
+    fn create_token(&self, request: TokenRequest) -> RequestOutcome {
+        let authority = self.certificates.authority().pin();
+        let NewToken { id, text, change } = NewToken::create(request, authority, now_s());
+        let addresses = controller_addresses(self.ports.state());
+        let answer = CommandAnswer::TokenCreated { id, text, addresses };
+        RequestOutcome::Command(OperatorCommand::Access(change), answer)
     }
 
-    fn tokens(&self) -> ApiAnswer {
-        let tokens = self.core.state().access().tokens();
-        ApiAnswer::Tokens(tokens.iter().map(|(id, token)| token_info(*id, token)).collect())
-    }
-
-    fn create_token(&mut self, request: TokenRequest, reply: RequestReply) {
-        let (role, token_role) = match request.role {
-            TokenRole::Controller => (AccessRole::Controller, PeerRole::Controller),
-            TokenRole::Worker => (AccessRole::Worker, PeerRole::Worker),
-            TokenRole::Operator => (AccessRole::Operator, PeerRole::Operator),
-            TokenRole::Viewer => (AccessRole::Viewer, PeerRole::Viewer),
-        };
-        let token = JoinToken::create(token_role, self.authority.pin());
-        let id = TokenId(token.id().0);
-        let terms = TokenTerms {
-            role,
-            verifier: token.verifier().to_bytes(),
-            authority: Digest(self.authority.pin().0),
-            expires_at_s: now_s().saturating_add(request.ttl_s),
-            uses_max: request.uses,
-            is_ephemeral: request.ephemeral,
-            note: request.note.unwrap_or_default(),
-        };
-        let text = token.reveal();
-        let addresses = self.controller_addresses();
-        let command =
-            OperatorCommand::Access(AccessChange::TokenMade { token: id, terms, at_s: now_s() });
-        let outcome: AppliedAnswer = Box::new(move |controller| {
-            let tokens = controller.core.state().access().tokens();
-            let Some(info) = tokens.get(&id).map(|token| token_info(id, token)) else {
-                return not_found(ResourceKind::Token, id.to_string());
-            };
-            ApiAnswer::Token(TokenCreated { token: text, info, addresses })
-        });
-        self.propose_command(command, reply, outcome);
-    }
-
-    /// Where controllers are reached.
-    pub(super) fn controller_addresses(&self) -> Vec<String> {
-        let controllers = self.core.state().controllers();
-        controllers.flat_map(|node| self.addresses_of(node)).collect()
-    }
-
-    fn revoke_token(&mut self, id: &str, with_nodes: bool, reply: RequestReply) {
-        let Ok(number) = u64::from_str_radix(id, 16) else {
-            return self.reply(reply, &not_found(ResourceKind::Token, id.to_owned()));
-        };
-        let token = TokenId(number);
-        let command = OperatorCommand::Access(AccessChange::TokenRevoked { token });
-        let what = format!("token {token} is revoked");
-        // Once it is revoked no node is admitted with it any more: a use on its way would be missed
-        // before.
-        let revoked = move |controller: &mut Self| {
-            let nodes = if with_nodes { controller.remove_joined_with(token) } else { Vec::new() };
-            ApiAnswer::Done(ChangeSummary { what, nodes })
-        };
-        self.propose_command(command, reply, Box::new(revoked));
-    }
-
-    fn remove_joined_with(&mut self, token: TokenId) -> Vec<NodeId> {
-        let credentials = self.core.state().access().credentials().iter();
-        let of_token = credentials.filter(|(_, credential)| credential.token == Some(token));
-        let nodes: Vec<NodeId> = of_token.map(|(node, _)| *node).collect();
-        for node in &nodes {
-            // A node that is removed already stays removed.
-            let _ = self.core.execute_command(OperatorCommand::Remove(*node));
-        }
-        nodes
-    }
-
-    fn drain(&mut self, node: NodeId, reply: RequestReply) {
-        let summary = ChangeSummary { what: format!("node {node} is to drain"), nodes: vec![node] };
-        self.propose_command(
-            OperatorCommand::Drain(node),
-            reply,
-            Box::new(|_| ApiAnswer::Done(summary)),
-        );
-    }
-
-    fn remove(&mut self, node: NodeId, force: bool, reply: RequestReply) {
-        let member = self.core.state().members().get(&node);
+    fn remove_node(&self, node: NodeId, force: bool) -> RequestOutcome {
+        let member = self.ports.state().members().get(&node);
         if let Some(member) = member.filter(|member| member.is_live() && !force) {
             let state = WrongState::NodeLive { name: member.contact.name.clone() };
-            return self.reply(reply, &ApiAnswer::Refused(ApiRefusal::WrongState(state)));
+            return ApiRefusal::WrongState(state).into();
         }
         let summary = ChangeSummary { what: format!("node {node} is removed"), nodes: vec![node] };
-        self.propose_command(
-            OperatorCommand::Remove(node),
-            reply,
-            Box::new(|_| ApiAnswer::Done(summary)),
-        );
+        RequestOutcome::Command(OperatorCommand::Remove(node), CommandAnswer::Done(summary))
     }
 
-    fn change_job(&mut self, change: JobChange, reply: RequestReply) {
-        self.propose_command(
-            OperatorCommand::Job(change),
-            reply,
-            Box::new(|controller| controller.job_answer()),
-        );
+    fn remove_run(&self, name: String, run: RunId) -> RequestOutcome {
+        let view = self.ports.runs().find(Some(&name)).filter(|view| view.spec.run == run);
+        let Some(view) = view else { return not_found(ResourceKind::Run, name).into() };
+        if !is_over(view.phase) {
+            return ApiRefusal::WrongState(WrongState::RunLive { name }).into();
+        }
+        let summary = ChangeSummary { what: format!("run {name} is removed"), nodes: Vec::new() };
+        let command = OperatorCommand::Job(JobChange::Remove(run));
+        RequestOutcome::Command(command, CommandAnswer::Done(summary))
     }
 
-    fn restore(&mut self, step: u64, reply: RequestReply) {
-        let command = OperatorCommand::Restore { to: Step(step) };
-        self.propose_command(command, reply, Box::new(|controller| controller.job_answer()));
-    }
-
-    fn job_answer(&self) -> ApiAnswer {
-        match self.job_status() {
-            Some(job) => ApiAnswer::Job(Box::new(job)),
-            None => ApiAnswer::Refused(ApiRefusal::WrongState(WrongState::NoRun {
-                was: RunAbsence::Never,
-            })),
+    /// `cluster rotate-ca`. Requested again, it answers how far the change is.
+    fn rotate_authority(&mut self, force: bool) -> RequestOutcome {
+        if !self.ports.leads() {
+            return self.view().redirect().into();
+        }
+        match self.rotation.begin(force, self.ports.state(), &self.certificates) {
+            Ok(Some(change)) => {
+                let command = OperatorCommand::Access(AccessChange::Authority(change));
+                RequestOutcome::Command(command, CommandAnswer::Rotation)
+            }
+            Ok(None) => self.rotation.answer(self.ports.state()).into(),
+            Err(what) => ApiRefusal::Internal { what }.into(),
         }
     }
 
-    fn run_job(
-        &mut self,
-        document: &str,
-        data: (CorpusDescription, Option<CorpusDescription>),
-        (name, from): (Option<String>, Option<String>),
-        reply: RequestReply,
-    ) {
-        if !self.leads() {
-            let answer = self.redirect();
-            return self.reply(reply, &answer);
+    fn submit_run(&mut self, submitted: SubmittedRun) -> RequestOutcome {
+        if !self.ports.leads() {
+            return self.view().redirect().into();
         }
-        let submitted = submitted_document(document, data).and_then(|job| self.branched(job, from));
-        let submitted = submitted.and_then(|job| self.with_run_name(job, name));
-        let (job, spec) = match submitted {
-            Ok(submitted) => submitted,
-            Err(refusal) => return self.reply(reply, &ApiAnswer::Refused(refusal)),
+        let state = self.ports.state();
+        let (job, spec) = match submitted.prepare(state) {
+            Ok(prepared) => prepared,
+            Err(refusal) => return refusal.into(),
         };
         // Nothing travels for a run that is refused.
-        let is_known =
-            self.core.state().job().is_some_and(|current| current.spec.config == spec.config);
+        let is_known = state.job().is_some_and(|current| current.spec.config == spec.config);
         let start = JobChange::Start(Arc::new(spec.clone()));
-        if let Err(refusal) = self.core.state().check_job(&start)
+        if let Err(refusal) = state.check_job(&start)
             && !is_known
         {
-            let refusal = self.job_refusal(&refusal);
-            return self.reply(reply, &ApiAnswer::Refused(refusal));
+            return self.view().job_refusal(&refusal).into();
         }
-        let data = std::iter::once(job.text).chain(job.weights);
-        if let Some(missing) = self.missing_data(data) {
-            return self.reply(reply, &ApiAnswer::DataWanted(missing));
+        let checkpoint_thread = self.ports.tasks.checkpoint_thread();
+        // Whether or not the first is here, each that is counts as new.
+        let mut missing = job.data();
+        missing.retain(|name| !has_data(checkpoint_thread, *name));
+        if let Some(missing) = missing.first() {
+            return ApiAnswer::DataWanted(self.uploads.begin(*missing)).into();
         }
-        self.begin_run(spec, reply);
+        self.begin_run(spec)
     }
 
-    /// The run under the requested name. Without one it is the run that was submitted so before, if
-    /// that is under way or kept, and gets a name that no run has otherwise.
-    fn with_run_name(
-        &self,
-        mut job: JobDocument,
-        name: Option<String>,
-    ) -> Result<(JobDocument, JobSpec), ApiRefusal> {
-        let current = self.core.state().job().filter(|current| current.phase != JobPhase::Stopped);
-        let current = current.and_then(|current| JobDocument::of_job(&current.spec).ok());
-        let current =
-            current.filter(|current| current.job.is_same_run(&job)).map(|current| current.job.name);
-        job.name = match (name, current) {
-            (Some(name), _) | (None, Some(name)) => name,
-            (None, None) => {
-                if let Some(name) = self.retained_as(&job) {
-                    return Err(ApiRefusal::WrongState(WrongState::Kept { name }));
+    fn begin_run(&self, spec: JobSpec) -> RequestOutcome {
+        let events_from = self.ports.journal.next_event();
+        let (disposition, change) = run_start(self.ports.state().job(), spec);
+        match change {
+            None => self.view().run_accepted(disposition, events_from).into(),
+            Some(change) => RequestOutcome::Command(
+                OperatorCommand::Job(change),
+                CommandAnswer::Run { disposition, events_from },
+            ),
+        }
+    }
+
+    /// Proposes a command, which is answered when it is applied.
+    fn propose_command(
+        &mut self,
+        command: OperatorCommand,
+        (reply, answer): (RequestReply, CommandAnswer),
+    ) {
+        if let Err(refusal) = self.commands.check_space() {
+            return refuse(reply, refusal);
+        }
+        let answer = match self.ports.propose(command) {
+            Ok(CommandOutcome::Proposed { index, .. }) => {
+                return self.commands.insert(index, (reply, answer), Instant::now());
+            }
+            Ok(CommandOutcome::Noted) => self.answer_applied(answer),
+            Err(CoreRefusal::NotLeader { .. }) => self.view().redirect(),
+            Err(refusal) => ApiAnswer::Refused(self.view().refusal(&refusal)),
+        };
+        requests::reply(reply, &answer);
+    }
+
+    /// The entry of this index was applied, or changed nothing.
+    pub(super) fn answer_command(&mut self, index: u64, result: Result<(), EntryRefusal>) {
+        let Some((reply, answer)) = self.commands.remove(index) else { return };
+        let answer = match result {
+            Ok(()) => self.answer_applied(answer),
+            Err(refusal) => ApiAnswer::Refused(self.view().entry_refusal(&refusal)),
+        };
+        requests::reply(reply, &answer);
+    }
+
+    fn answer_applied(&mut self, answer: CommandAnswer) -> ApiAnswer {
+        match answer {
+            CommandAnswer::Done(summary) => ApiAnswer::Done(summary),
+            CommandAnswer::TokenCreated { id, text, addresses } => {
+                let tokens = self.ports.state().access().tokens();
+                match tokens.get(&id).map(|token| token_info(id, token)) {
+                    Some(info) => ApiAnswer::Token(TokenCreated { token: text, info, addresses }),
+                    None => not_found(ResourceKind::Token, id.to_string()),
                 }
-                self.free_name(&job.name)
             }
-        };
-        let malformed = |error: DocumentError| ApiRefusal::Malformed { what: error.to_string() };
-        let spec = job.spec(job.encode().map_err(malformed)?);
-        Ok((job, spec))
-    }
-
-    fn begin_run(&mut self, spec: JobSpec, reply: RequestReply) {
-        let events_from = self.journal.next_event();
-        let job = self.core.state().job();
-        let phase = job.filter(|job| job.spec.config == spec.config).map(|job| job.phase);
-        match phase {
-            Some(JobPhase::Running) => {
-                self.accept_run(RunDisposition::Attached, events_from, reply)
+            // Once it is revoked no node is admitted with it any more: a use on its way would be
+            // missed before.
+            CommandAnswer::TokenRevoked { token, with_nodes } => {
+                let what = format!("token {token} is revoked");
+                let access = self.ports.state().access();
+                let nodes = if with_nodes { joined_with(token, access) } else { Vec::new() };
+                for node in &nodes {
+                    // A node that is removed already stays removed.
+                    let _ = self.ports.propose(OperatorCommand::Remove(*node));
+                }
+                ApiAnswer::Done(ChangeSummary { what, nodes })
             }
-            Some(JobPhase::Done) => self.accept_run(RunDisposition::Done, events_from, reply),
-            Some(JobPhase::Paused | JobPhase::Halted(_)) => {
-                let outcome = accepted(RunDisposition::Continued, events_from);
-                self.propose_command(OperatorCommand::Job(JobChange::Continue), reply, outcome);
-            }
-            Some(JobPhase::Stopped) | None => {
-                let command = OperatorCommand::Job(JobChange::Start(Arc::new(spec)));
-                self.propose_command(
-                    command,
-                    reply,
-                    accepted(RunDisposition::Started, events_from),
-                );
-            }
-        }
-    }
-
-    fn accept_run(&mut self, disposition: RunDisposition, events_from: u64, reply: RequestReply) {
-        let answer = accepted(disposition, events_from)(self);
-        self.reply(reply, &answer);
-    }
-
-    /// Why the core refuses a command, as it is answered.
-    pub(super) fn refusal(&self, refusal: &CoreRefusal) -> ApiRefusal {
-        if let CoreRefusal::Job(refusal) | CoreRefusal::Restore(EntryRefusal::Job(refusal)) =
-            refusal
-        {
-            return self.job_refusal(refusal);
-        }
-        if let CoreRefusal::Access(refusal) = refusal {
-            return self.access_refusal(refusal);
-        }
-        let node = match refusal {
-            CoreRefusal::UnknownNode { node } => node,
-            CoreRefusal::NotAWorker { node } => {
-                let name = self.name_of_member(*node);
-                return ApiRefusal::WrongState(WrongState::ControllerStays { name });
-            }
-            CoreRefusal::Draining { node } => {
-                let name = self.name_of_member(*node);
-                return ApiRefusal::WrongState(WrongState::Draining { name });
-            }
-            CoreRefusal::OtherCluster { .. }
-            | CoreRefusal::Raft(_)
-            | CoreRefusal::Propose(_)
-            | CoreRefusal::Worker(_)
-            | CoreRefusal::NotLeader { .. }
-            | CoreRefusal::NotForControllers
-            | CoreRefusal::WrongSender { .. }
-            | CoreRefusal::Job(_)
-            | CoreRefusal::Access(_)
-            | CoreRefusal::Restore(_)
-            | CoreRefusal::NotAVoter { .. }
-            | CoreRefusal::PlanNotRequested { .. }
-            | CoreRefusal::Stopped => return ApiRefusal::Malformed { what: refusal.to_string() },
-        };
-        let Some(member) = self.core.state().members().get(node) else {
-            return ApiRefusal::NotFound { thing: ResourceKind::Node, name: node.to_string() };
-        };
-        let reason = match member.status {
-            MembershipStatus::Lost(reason) => reason.to_string(),
-            MembershipStatus::Present | MembershipStatus::Draining => String::new(),
-        };
-        ApiRefusal::WrongState(WrongState::NodeGone { name: member.contact.name.clone(), reason })
-    }
-
-    pub(super) fn entry_refusal(&self, refusal: &EntryRefusal) -> ApiRefusal {
-        if let EntryRefusal::Job(refusal) = refusal {
-            self.job_refusal(refusal)
-        } else if let EntryRefusal::Access(refusal) = refusal {
-            self.access_refusal(refusal)
-        } else {
-            ApiRefusal::Malformed { what: refusal.to_string() }
-        }
-    }
-
-    /// The name of a member.
-    pub(super) fn name_of_member(&self, node: NodeId) -> String {
-        let member = self.core.state().members().get(&node);
-        member.map_or_else(|| node.to_string(), |member| member.contact.name.clone())
-    }
-
-    fn access_refusal(&self, refusal: &AccessRefusal) -> ApiRefusal {
-        match refusal {
-            AccessRefusal::LastController { node } => {
-                let name = self.name_of_member(*node);
-                ApiRefusal::WrongState(WrongState::LastController { name })
-            }
-            AccessRefusal::TokenRevoked { token } => {
-                ApiRefusal::WrongState(WrongState::TokenRevoked { id: token.to_string() })
-            }
-            AccessRefusal::UnknownToken { token } => {
-                ApiRefusal::NotFound { thing: ResourceKind::Token, name: token.to_string() }
-            }
-            AccessRefusal::NoCredential { node } => {
-                ApiRefusal::NotFound { thing: ResourceKind::Node, name: node.to_string() }
-            }
-            AccessRefusal::Revoked { node } => ApiRefusal::WrongState(WrongState::NodeGone {
-                name: self.name_of_member(*node),
-                reason: "it was removed".to_owned(),
-            }),
-            AccessRefusal::TooManyTokens | AccessRefusal::TooManyCredentials => {
-                ApiRefusal::OutOfResource { what: refusal.to_string() }
-            }
-            AccessRefusal::TokenKnown { .. }
-            | AccessRefusal::TokenExpired { .. }
-            | AccessRefusal::TokenUsedUp { .. }
-            | AccessRefusal::TokenRole { .. }
-            | AccessRefusal::Uses { .. }
-            | AccessRefusal::Note { .. }
-            | AccessRefusal::Name(_)
-            | AccessRefusal::Term { .. }
-            | AccessRefusal::NotForgotten { .. }
-            | AccessRefusal::CertificateSize { .. }
-            | AccessRefusal::OtherAuthority { .. }
-            | AccessRefusal::RotationPhase { .. } => {
-                ApiRefusal::Malformed { what: refusal.to_string() }
-            }
-        }
-    }
-
-    fn job_refusal(&self, refusal: &JobRefusal) -> ApiRefusal {
-        let state = match refusal {
-            JobRefusal::Missing => WrongState::NoRun { was: RunAbsence::Never },
-            JobRefusal::Stopped => WrongState::NoRun { was: RunAbsence::Stopped },
-            JobRefusal::Done => WrongState::Done,
-            JobRefusal::NameTaken { name } => WrongState::NameTaken { name: name.clone() },
-            JobRefusal::TooManyRuns => {
-                return ApiRefusal::OutOfResource { what: refusal.to_string() };
-            }
-            JobRefusal::NoRun { run } => {
-                return ApiRefusal::NotFound { thing: ResourceKind::Run, name: run.to_string() };
-            }
-            JobRefusal::OtherModel { run } => {
-                WrongState::OtherModel { name: self.name_of_run(*run) }
-            }
-            JobRefusal::NoStepsLeft { version, step_count } => {
-                WrongState::NoStepsLeft { step: version.0, step_count: *step_count }
-            }
-            JobRefusal::Needed { name } => WrongState::RunNeeded { by: name.clone() },
-            JobRefusal::NotHeld => WrongState::NotPaused,
-            JobRefusal::Halted { reason } => WrongState::Halted { reason: reason.to_string() },
-            JobRefusal::UnderWay | JobRefusal::Same => match self.job_status() {
-                Some(job) => WrongState::OtherRun {
-                    config: job.config,
-                    step: job.step,
-                    step_count: job.step_count,
-                },
-                None => WrongState::Starting,
+            CommandAnswer::Job => match self.view().job_status() {
+                Some(job) => ApiAnswer::Job(Box::new(job)),
+                None => ApiAnswer::Refused(ApiRefusal::WrongState(WrongState::NoRun {
+                    was: RunAbsence::Never,
+                })),
             },
-            JobRefusal::Size { .. }
-            | JobRefusal::Document { .. }
-            | JobRefusal::Workers { .. }
-            | JobRefusal::Zero { .. }
-            | JobRefusal::Stages { .. }
-            | JobRefusal::Replays { .. }
-            | JobRefusal::LayerBytes { .. }
-            | JobRefusal::Copies { .. }
-            | JobRefusal::Every { .. }
-            | JobRefusal::Origin { .. }
-            | JobRefusal::Name { .. } => {
-                return ApiRefusal::Malformed { what: refusal.to_string() };
+            CommandAnswer::Run { disposition, events_from } => {
+                self.view().run_accepted(disposition, events_from)
             }
-        };
-        ApiRefusal::WrongState(state)
-    }
-}
-
-/// The job that was submitted: a configuration with the hash of its text, or a complete document.
-fn submitted_document(
-    document: &str,
-    (corpus, weights): (CorpusDescription, Option<CorpusDescription>),
-) -> Result<JobDocument, ApiRefusal> {
-    if document.trim_start().starts_with('{') {
-        let job = JobDocument::decode(document.as_bytes());
-        let job = job.map_err(|error| ApiRefusal::Malformed { what: error.to_string() })?;
-        check_cluster_can_run(&job.config).map_err(|failure| config_refusal(&failure))?;
-        if job.from.is_some() {
-            // The log records from what a run continues, and the submitted request names it.
-            let what = "a document that names itself what it continues from".to_owned();
-            return Err(ApiRefusal::Malformed { what });
+            CommandAnswer::Rotation => self.rotation.answer(self.ports.state()),
         }
-        return Ok(job);
     }
-    let loaded = load_document("the submitted configuration", document)
-        .and_then(|loaded| check_cluster_can_run(&loaded.config).map(|()| loaded))
-        .map_err(|failure| config_refusal(&failure))?;
-    if let WeightSource::HuggingFace { folder } = &loaded.config.weights {
-        let what = format!("model.from_hf = {} is a folder of another machine", folder.display());
-        return Err(ApiRefusal::Config { problems: vec![what] });
+
+    /// A piece of an upload was written, or not.
+    pub(super) fn handle_upload_write(&mut self, result: UploadWriteResult) {
+        let UploadWriteResult { hash, after, outcome, reply } = result;
+        let (whole, answer) = self.uploads.note_written((hash, after), outcome);
+        if let Some(name) = whole {
+            let others = self.ports.other_controllers();
+            self.ports.outbox.send_to_all(others, &NodeMessage::KeepData(name));
+        }
+        requests::reply(reply, &answer);
     }
-    let name = |data: CorpusDescription| DataName { hash: data.hash.0, length: data.length.0 };
-    let config = loaded.config;
-    let toml = document.to_owned();
-    let mut job = JobDocument::new(default_run_name(&config), config, toml, name(corpus));
-    job.weights = weights.map(name);
-    Ok(job)
 }
 
-fn config_refusal(failure: &CommandFailure) -> ApiRefusal {
-    let problems = failure.details.iter().map(|detail| detail.what.clone()).collect();
-    ApiRefusal::Config { problems }
+fn revoke_token(id: String, with_nodes: bool) -> RequestOutcome {
+    let Ok(number) = u64::from_str_radix(&id, 16) else {
+        return not_found(ResourceKind::Token, id).into();
+    };
+    let token = TokenId(number);
+    let command = OperatorCommand::Access(AccessChange::TokenRevoked { token });
+    RequestOutcome::Command(command, CommandAnswer::TokenRevoked { token, with_nodes })
 }
 
-/// What a run is called that has no other name: by its model's size.
-fn default_run_name(config: &RunConfig) -> String {
-    let family = format!("{:?}", config.model.family).to_lowercase();
-    run_name_of(&format!("{family}-{}x{}", config.model.blocks, config.model.width))
-}
-
-fn accepted(disposition: RunDisposition, events_from: u64) -> AppliedAnswer {
-    Box::new(move |controller| match controller.job_status() {
-        Some(job) => ApiAnswer::Run(RunAccepted { disposition, events_from, job }),
-        None => ApiAnswer::Refused(ApiRefusal::WrongState(WrongState::Starting)),
-    })
+fn change_job(change: JobChange) -> RequestOutcome {
+    RequestOutcome::Command(OperatorCommand::Job(change), CommandAnswer::Job)
 }
 
 pub(super) fn not_found(thing: ResourceKind, name: String) -> ApiAnswer {
     ApiAnswer::Refused(ApiRefusal::NotFound { thing, name })
 }
 
-/// What a token admits, as the API names it. No token admits an administrator.
-pub(super) const fn token_role(role: AccessRole) -> TokenRole {
-    match role {
-        AccessRole::Controller => TokenRole::Controller,
-        AccessRole::Worker => TokenRole::Worker,
-        AccessRole::Operator | AccessRole::Admin => TokenRole::Operator,
-        AccessRole::Viewer => TokenRole::Viewer,
-    }
-}
-
-fn token_info(id: TokenId, token: &TokenRecord) -> TokenInfo {
-    let terms = &token.terms;
-    TokenInfo {
-        id: id.to_string(),
-        role: token_role(terms.role),
-        created_ms: token.made_at_s * 1000,
-        expires_ms: terms.expires_at_s * 1000,
-        uses: terms.uses_max,
-        used: token.used,
-        ephemeral: terms.is_ephemeral,
-        revoked: token.is_revoked,
-        note: Some(terms.note.clone()).filter(|note| !note.is_empty()),
-    }
+fn refuse(reply: RequestReply, refusal: ApiRefusal) {
+    requests::reply(reply, &ApiAnswer::Refused(refusal));
 }

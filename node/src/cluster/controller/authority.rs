@@ -5,32 +5,35 @@
 //! carried out: keys are made and fetched, certificates issued, and folders written.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::Path;
 use std::sync::Arc;
 
-use zbelastic_api::{
-    ApiAnswer, ApiRefusal, ChangeSummary, ClusterInfo, EventKind, RotationProgress, RotationStatus,
-};
 use zbelastic_consensus::access::{
     AccessChange, AuthorityChange, AuthorityReport, Rotation, RotationPhase, RotationStep,
     Succession, TokenId,
 };
 use zbelastic_consensus::core::OperatorCommand;
-use zbelastic_consensus::member::Role;
+use zbelastic_consensus::member::{Member, Role};
+use zbelastic_consensus::state::State;
 use zbelastic_identity::{
     AuthoritySecret, CertificateLife, ClusterAuthority, PeerIdentity, PeerRole, UnixSeconds,
 };
-use zbelastic_transport::RequestReply;
+use zbelastic_policy::roster::Roster;
 use zbelastic_types::{Digest, NodeId};
 
-use super::{ControllerCompletion, ControllerNode};
+use super::certificates::ControllerCertificates;
+use super::ports::{ControllerCompletion, ControllerPorts};
+use super::status::name_of_member;
 use crate::cluster::authority::{LOOK_TICKS, is_certified, report, updated_credentials};
-use crate::cluster::journal::now_s;
+use crate::cluster::journal::{Journal, now_s};
 use crate::cluster::wire::{self, NodeAnswer, NodeMessage, NodeRequest};
+use zbelastic_api::{
+    ApiAnswer, ApiRefusal, ChangeSummary, EventKind, RotationProgress, RotationStatus,
+};
 
-/// What a controller knows of a change of authority beside what is agreed on.
+/// This controller's part in a change of authority: what it knows beside what is agreed on.
 #[derive(Default)]
-pub(super) struct LocalRotationState {
+pub(super) struct AuthorityRotation {
     /// The authority that follows, once its key is here and until it issues.
     next: Option<Arc<ClusterAuthority>>,
     /// The last report of each member.
@@ -41,84 +44,79 @@ pub(super) struct LocalRotationState {
     is_key_requested: bool,
 }
 
-impl ControllerNode {
-    /// Follows a change of authority, and takes it further if this node leads.
-    pub(super) fn follow_rotation(&mut self) {
-        self.rotation_state.ticks += 1;
-        if self.rotation_state.ticks < LOOK_TICKS {
+impl AuthorityRotation {
+    /// Follows a change of authority, and advances it if this node leads.
+    pub(super) fn handle_tick(
+        &mut self,
+        ports: &mut ControllerPorts,
+        certificates: &mut ControllerCertificates,
+        roster: &Roster,
+    ) {
+        self.ticks += 1;
+        if self.ticks < LOOK_TICKS {
             return;
         }
-        self.rotation_state.ticks = 0;
-        let Some(rotation) = self.core.state().access().rotation().cloned() else { return };
-        self.find_key(&rotation);
-        self.follow_authorities(&rotation);
+        self.ticks = 0;
+        let Some(rotation) = ports.state().access().rotation().cloned() else { return };
+        self.find_key(&rotation, (ports, certificates), roster);
+        follow_authorities(&rotation, ports, certificates);
         if rotation.is_issuing() {
-            self.issue_by_next(&rotation);
+            self.issue_by_next(&rotation, ports, certificates);
         }
         if rotation.is_under_way() {
-            self.report_authority(&rotation);
-            self.advance_rotation(&rotation);
+            self.report_progress(&rotation, ports, certificates);
+            self.advance(&rotation, ports, certificates);
         }
-    }
-
-    fn authority_folder(&self) -> PathBuf {
-        self.setup.store_locations.folder().identity().join("authority")
     }
 
     /// The authority with this key, if it is here.
-    fn authority_of(&self, key: Digest) -> Option<&ClusterAuthority> {
-        let held = [Some(&self.authority), self.rotation_state.next.as_ref()].into_iter().flatten();
-        held.map(|authority| &**authority).find(|authority| authority.pin().0 == key.0)
+    fn authority_of<'a>(
+        &'a self,
+        key: Digest,
+        certificates: &'a ControllerCertificates,
+    ) -> Option<&'a ClusterAuthority> {
+        let mut held = std::iter::once(certificates.authority()).chain(self.next.as_deref());
+        held.find(|authority| authority.pin().0 == key.0)
     }
 
     /// The key of the authority that follows is on this disk, or with another controller.
-    fn find_key(&mut self, rotation: &Rotation) {
+    fn find_key(
+        &mut self,
+        rotation: &Rotation,
+        (ports, certificates): (&mut ControllerPorts, &mut ControllerCertificates),
+        roster: &Roster,
+    ) {
         let Succession { key, old, .. } = &rotation.succession;
         let is_next = |authority: &ClusterAuthority| authority.pin().0 == key.0;
-        if is_next(&self.authority) {
-            return self.find_bridge_certificate(rotation);
+        if is_next(certificates.authority()) {
+            return find_bridge_certificate(rotation, ports, certificates);
         }
-        let is_here = self.rotation_state.next.as_deref().is_some_and(is_next);
+        let is_here = self.next.as_deref().is_some_and(is_next);
         // The log is read from an earlier change of authority on.
-        if is_here || **self.authority.certificate() != **old {
+        if is_here || **certificates.authority().certificate() != **old {
             return;
         }
-        let loaded = ClusterAuthority::load_next(&self.authority_folder(), None);
-        self.rotation_state.next = loaded.ok().filter(is_next).map(Arc::new);
-        if self.rotation_state.next.is_none() {
-            self.request_key(*key);
+        let loaded = ClusterAuthority::load_next(&certificates.authority_folder(), None);
+        self.next = loaded.ok().filter(is_next).map(Arc::new);
+        if self.next.is_none() {
+            self.request_key(*key, ports, roster);
         }
     }
 
-    /// A controller that joined with the new authority received nothing of the old one.
-    fn find_bridge_certificate(&mut self, rotation: &Rotation) {
-        if !self.authority.bridge().is_empty() {
-            return;
-        }
-        let authority = bridged((*self.authority).clone(), rotation);
-        if let Err(error) = authority.save(&self.authority_folder()) {
-            return self.journal.warn(format!("the authority is not written: {error}"));
-        }
-        self.authority = Arc::new(authority);
-        self.renew_own();
-    }
-
-    fn request_key(&mut self, key: Digest) {
-        let me = self.setup.node;
-        let others = self.core.state().controllers().filter(|node| *node != me);
+    fn request_key(&mut self, key: Digest, ports: &ControllerPorts, roster: &Roster) {
         let holds_key = |node: &NodeId| {
-            let report = self.rotation_state.reports.get(node);
+            let report = self.reports.get(node);
             report.is_some_and(|report| report.key == key && report.has_key)
         };
-        let found = others.filter(|node| self.peers.roster().is_up(*node)).find(holds_key);
-        let Some(other) = found.filter(|_| !self.rotation_state.is_key_requested) else { return };
-        self.rotation_state.is_key_requested = true;
-        let transport = self.transport.clone();
-        let completions = self.completions.clone();
-        tokio::spawn(async move {
+        let mut others = ports.other_controllers().into_iter();
+        let found = others.find(|node| roster.is_up(*node) && holds_key(node));
+        let Some(other) = found.filter(|_| !self.is_key_requested) else { return };
+        self.is_key_requested = true;
+        let transport = ports.tasks.transport().clone();
+        ports.tasks.spawn(async move {
             let request = NodeRequest::AuthorityKey { key };
             let answer = transport.request(other, request.encode()).await;
-            let secret = match answer.map(|bytes| wire::decode(&bytes)) {
+            ControllerCompletion::AuthorityKey(match answer.map(|bytes| wire::decode(&bytes)) {
                 Ok(Ok(NodeAnswer::AuthorityKey(secret))) => Ok(secret),
                 Ok(Ok(NodeAnswer::Refused { why })) => Err(why),
                 Ok(Ok(NodeAnswer::Renewed { .. } | NodeAnswer::Collected(_))) => {
@@ -126,120 +124,110 @@ impl ControllerNode {
                 }
                 Ok(Err(error)) => Err(error.to_string()),
                 Err(error) => Err(error.to_string()),
-            };
-            let _ = completions.send(ControllerCompletion::AuthorityKey(secret)).await;
+            })
         });
     }
 
-    pub(super) fn handle_authority_key(&mut self, secret: Result<AuthoritySecret, String>) {
-        self.rotation_state.is_key_requested = false;
-        let Some(rotation) = self.core.state().access().rotation().cloned() else { return };
-        let key = secret.and_then(|secret| {
-            let next = ClusterAuthority::from_secret(&secret).map_err(|error| error.to_string())?;
-            if next.pin().0 != rotation.succession.key.0 {
-                return Err("it is of another authority than the one announced".to_owned());
-            }
-            let next = bridged(next, &rotation);
-            next.save_next(&self.authority_folder()).map_err(|error| error.to_string())?;
-            Ok(next)
-        });
-        match key {
+    /// Another controller sent the key of the authority that follows, or none.
+    pub(super) fn handle_key(
+        &mut self,
+        secret: Result<AuthoritySecret, String>,
+        (state, folder): (&State, &Path),
+        journal: &mut Journal,
+    ) {
+        self.is_key_requested = false;
+        let Some(rotation) = state.access().rotation() else { return };
+        match secret.and_then(|secret| next_authority(&secret, rotation, folder)) {
             Ok(next) => {
-                self.rotation_state.next = Some(Arc::new(next));
-                self.rotation_state.ticks = LOOK_TICKS;
+                self.next = Some(Arc::new(next));
+                self.ticks = LOOK_TICKS;
             }
-            Err(why) => {
-                self.journal.log(format!("the new authority's key was not received: {why}"))
-            }
+            Err(why) => journal.log(format!("the new authority's key was not received: {why}")),
         }
     }
 
     /// Another controller requests the key of the authority that follows. It is sent to controllers
     /// only.
-    pub(super) fn answer_authority_key(
+    pub(super) fn answer_key(
         &self,
-        from: PeerIdentity,
-        key: Digest,
-        reply: RequestReply,
-    ) {
+        (from, key): (PeerIdentity, Digest),
+        state: &State,
+        certificates: &ControllerCertificates,
+    ) -> NodeAnswer {
         let refuse = |why: &str| NodeAnswer::Refused { why: why.to_owned() };
-        let access = self.core.state().access();
-        let is_controller = access.authorizes(from.node, Role::Controller);
-        let answer = match self.authority_of(key) {
+        let is_controller = state.access().authorizes(from.node, Role::Controller);
+        match self.authority_of(key, certificates) {
             Some(authority) if from.role == PeerRole::Controller && is_controller => {
                 NodeAnswer::AuthorityKey(authority.secret())
             }
             Some(_) => refuse("controllers alone have an authority's key"),
             None => refuse("it is not here"),
-        };
-        reply.answer(wire::encode(&answer));
+        }
     }
 
     /// The authority that follows issues from now on here, for this controller first.
-    fn issue_by_next(&mut self, rotation: &Rotation) {
+    fn issue_by_next(
+        &mut self,
+        rotation: &Rotation,
+        ports: &mut ControllerPorts,
+        certificates: &mut ControllerCertificates,
+    ) {
         // One that is made for the next change is not agreed on yet.
         let key = rotation.succession.key.0;
-        if let Some(next) = self.rotation_state.next.take_if(|next| next.pin().0 == key) {
-            if let Err(error) = ClusterAuthority::succeed(&self.authority_folder()) {
-                self.journal.warn(format!("the new authority is not used: {error}"));
-                self.rotation_state.next = Some(next);
+        if let Some(next) = self.next.take_if(|next| next.pin().0 == key) {
+            if let Err(error) = ClusterAuthority::succeed(&certificates.authority_folder()) {
+                ports.journal.warn(format!("the new authority is not used: {error}"));
+                self.next = Some(next);
                 return;
             }
-            self.authority = next;
+            certificates.set_authority(next);
         }
-        let is_here = self.authority.pin().0 == key;
-        if is_here && !is_certified(rotation, &self.setup.credentials) {
-            self.renew_own();
-            self.renew_admin_when_due();
-        }
-    }
-
-    fn follow_authorities(&mut self, rotation: &Rotation) {
-        let Some(followed) = updated_credentials(rotation, &self.setup.credentials) else { return };
-        let followed = followed.map_err(|error| error.to_string());
-        match followed.and_then(|credentials| self.use_credentials(credentials)) {
-            Ok(()) => self.renew_admin_when_due(),
-            Err(why) => {
-                return self.journal.warn(format!("another authority is not trusted: {why}"));
-            }
-        }
-        if !rotation.is_under_way() {
-            // Connections of members are by certificates of the new one, or end with those of the
-            // old one.
-            self.transport.close_clients();
+        let is_here = certificates.authority().pin().0 == key;
+        if is_here && !is_certified(rotation, certificates.credentials()) {
+            certificates.renew_own(&ports.tasks, &mut ports.journal);
+            certificates.renew_admin(&ports.tasks);
         }
     }
 
-    fn report_authority(&mut self, rotation: &Rotation) {
-        let key = rotation.succession.key;
-        let has_key = self.authority_of(key).is_some();
-        let report = report(rotation, &self.setup.credentials, has_key);
-        let me = self.setup.node;
-        self.note_authority(me, report);
-        for node in self.core.state().controllers().filter(|node| *node != me) {
-            self.send_node(node, &NodeMessage::Authority(report));
-        }
+    fn report_progress(
+        &mut self,
+        rotation: &Rotation,
+        ports: &mut ControllerPorts,
+        certificates: &ControllerCertificates,
+    ) {
+        let has_key = self.authority_of(rotation.succession.key, certificates).is_some();
+        let report = report(rotation, certificates.credentials(), has_key);
+        self.note_report(ports.me, report, ports.core.state().members());
+        let others = ports.other_controllers();
+        ports.outbox.send_to_all(others, &NodeMessage::Authority(report));
     }
 
     /// A member reports how far it is. Reports of others are dropped.
-    pub(super) fn note_authority(&mut self, from: NodeId, report: AuthorityReport) {
-        let state = self.core.state();
-        let members = state.members();
-        let reports = &mut self.rotation_state.reports;
+    pub(super) fn note_report(
+        &mut self,
+        from: NodeId,
+        report: AuthorityReport,
+        members: &BTreeMap<NodeId, Member>,
+    ) {
         if members.contains_key(&from) {
-            reports.insert(from, report);
+            self.reports.insert(from, report);
         }
-        if reports.len() > members.len() {
-            reports.retain(|node, _| members.contains_key(node));
+        if self.reports.len() > members.len() {
+            self.reports.retain(|node, _| members.contains_key(node));
         }
     }
 
-    fn advance_rotation(&mut self, rotation: &Rotation) {
-        if !self.leads() {
+    fn advance(
+        &mut self,
+        rotation: &Rotation,
+        ports: &mut ControllerPorts,
+        certificates: &ControllerCertificates,
+    ) {
+        if !ports.leads() {
             return;
         }
         let key = rotation.succession.key;
-        let change = match self.core.state().rotation_step(&self.rotation_state.reports, now_s()) {
+        let change = match ports.state().rotation_step(&self.reports, now_s()) {
             RotationStep::Nothing | RotationStep::Wait { .. } => return,
             RotationStep::Issue => {
                 // As long as any client certificate that the old authority made may be valid.
@@ -247,20 +235,26 @@ impl ControllerNode {
                 AuthorityChange::Issues { key, until_s }
             }
             RotationStep::Retire => AuthorityChange::Retired { key },
-            RotationStep::AnnounceAnew => match self.announcement(rotation.is_forced) {
+            RotationStep::AnnounceAnew => match self.announce(rotation.is_forced, certificates) {
                 Ok(change) => change,
-                Err(why) => return self.journal.warn(format!("no authority is announced: {why}")),
+                Err(why) => {
+                    return ports.journal.warn(format!("no authority is announced: {why}"));
+                }
             },
         };
-        // One that is not taken is found again at the next look, by the leader at that time.
-        let _ = self.core.execute_command(OperatorCommand::Access(AccessChange::Authority(change)));
+        // One that is not proposed is found again at the next look, by the leader at that time.
+        let _ = ports.propose(OperatorCommand::Access(AccessChange::Authority(change)));
     }
 
     /// Makes another authority. Its key is on this disk before it is announced.
-    fn announcement(&mut self, is_forced: bool) -> Result<AuthorityChange, String> {
+    fn announce(
+        &mut self,
+        is_forced: bool,
+        certificates: &ControllerCertificates,
+    ) -> Result<AuthorityChange, String> {
         let now = UnixSeconds::now();
-        let next = self.authority.successor(now).map_err(|error| error.to_string())?;
-        next.save_next(&self.authority_folder()).map_err(|error| error.to_string())?;
+        let next = certificates.authority().successor(now).map_err(|error| error.to_string())?;
+        next.save_next(&certificates.authority_folder()).map_err(|error| error.to_string())?;
         let [bridge, old] = next.bridge() else {
             return Err("it names no authority before it".to_owned());
         };
@@ -270,70 +264,65 @@ impl ControllerNode {
             bridge: bridge.to_vec(),
             old: old.to_vec(),
         };
-        self.rotation_state.next = Some(Arc::new(next));
+        self.next = Some(Arc::new(next));
         Ok(AuthorityChange::Announced { succession: Box::new(succession), is_forced })
     }
 
-    /// `cluster rotate-ca`. Requested again, it answers how far the change is.
-    pub(super) fn rotate_authority(&mut self, force: bool, reply: RequestReply) {
-        if !self.leads() {
-            let answer = self.redirect();
-            return self.reply(reply, &answer);
-        }
-        let under_way = self.core.state().access().rotation().filter(|last| last.is_under_way());
-        let change = match under_way {
+    /// What a leader proposes for `cluster rotate-ca`; nothing if such a change is under way.
+    ///
+    /// # Errors
+    /// If no authority can be made.
+    pub(super) fn begin(
+        &mut self,
+        force: bool,
+        state: &State,
+        certificates: &ControllerCertificates,
+    ) -> Result<Option<AuthorityChange>, String> {
+        match state.access().rotation().filter(|last| last.is_under_way()) {
             Some(last) if force && !last.is_forced => {
-                Ok(AuthorityChange::Forced { key: last.succession.key })
+                Ok(Some(AuthorityChange::Forced { key: last.succession.key }))
             }
-            Some(_) => {
-                let answer = self.rotation_answer();
-                return self.reply(reply, &answer);
-            }
-            None => self.announcement(force),
-        };
-        match change {
-            Ok(change) => {
-                let command = OperatorCommand::Access(AccessChange::Authority(change));
-                self.propose_command(
-                    command,
-                    reply,
-                    Box::new(|controller| controller.rotation_answer()),
-                );
-            }
-            Err(what) => self.reply(reply, &ApiAnswer::Refused(ApiRefusal::Internal { what })),
+            Some(_) => Ok(None),
+            None => self.announce(force, certificates).map(Some),
         }
     }
 
-    /// The change of authority is further.
-    pub(super) fn note_rotation(&mut self, phase: RotationPhase, revoked: &[TokenId]) {
-        self.rotation_state.ticks = LOOK_TICKS;
-        self.journal.log(format!("the change of authority is {phase}"));
+    /// The change of authority is further: it is looked at with the next tick.
+    pub(super) fn note_phase(
+        &mut self,
+        phase: RotationPhase,
+        revoked: &[TokenId],
+        journal: &mut Journal,
+    ) {
+        self.ticks = LOOK_TICKS;
+        journal.log(format!("the change of authority is {phase}"));
         for token in revoked {
-            self.journal.record(EventKind::TokenRevoked { id: token.to_string() });
+            journal.record(EventKind::TokenRevoked { id: token.to_string() });
         }
     }
 
-    fn rotation_answer(&self) -> ApiAnswer {
-        let Some(rotation) = self.core.state().access().rotation() else {
+    /// How far the change of authority is, as `cluster rotate-ca` is answered.
+    pub(super) fn answer(&self, state: &State) -> ApiAnswer {
+        let Some(rotation) = state.access().rotation() else {
             let what = "no change of authority".to_owned();
             return ApiAnswer::Refused(ApiRefusal::Internal { what });
         };
         let key = rotation.succession.key;
         let phase = rotation.phase;
-        let tokens = self.core.state().access().tokens_beside(key).count();
+        let tokens = state.access().tokens_beside(key).count();
         let what = format!(
             "authority {key} is {phase}; `zbelastic cluster info` shows which members it waits for\n\
              {tokens} tokens name the authority before and are revoked when it is retired: make others with \
              `zbelastic token create` once the new one issues"
         );
-        let (nodes, _) = self.rotation_waits_for();
+        let (nodes, _) = self.waits_for(state);
         ApiAnswer::Done(ChangeSummary { what, nodes })
     }
 
     /// Members that a change of authority waits for, and until which second holders of client
     /// certificates have time.
-    fn rotation_waits_for(&self) -> (Vec<NodeId>, Option<u64>) {
-        match self.core.state().rotation_step(&self.rotation_state.reports, now_s()) {
+    fn waits_for(&self, state: &State) -> (Vec<NodeId>, Option<u64>) {
+        match state.rotation_step(&self.reports, now_s()) {
             RotationStep::Wait { nodes, until_s } => (nodes, until_s),
             RotationStep::Nothing
             | RotationStep::AnnounceAnew
@@ -342,9 +331,9 @@ impl ControllerNode {
         }
     }
 
-    fn rotation_status(&self) -> Option<RotationStatus> {
-        let rotation = self.core.state().access().rotation()?;
-        let (nodes, until_s) = self.rotation_waits_for();
+    pub(super) fn status(&self, state: &State) -> Option<RotationStatus> {
+        let rotation = state.access().rotation()?;
+        let (nodes, until_s) = self.waits_for(state);
         Some(RotationStatus {
             authority: rotation.succession.key.to_string(),
             progress: match rotation.phase {
@@ -352,31 +341,65 @@ impl ControllerNode {
                 RotationPhase::Issuing { .. } => RotationProgress::Issuing,
                 RotationPhase::Retired => RotationProgress::Retired,
             },
-            waits_for: nodes.into_iter().map(|node| self.name_of_member(node)).collect(),
+            waits_for: nodes.into_iter().map(|node| name_of_member(state, node)).collect(),
             people_until_ms: until_s.map(|until_s| until_s * 1000),
         })
     }
+}
 
-    pub(super) fn cluster_info(&self) -> ClusterInfo {
-        let status = self.core.status();
-        let members = self.members();
-        let voters: Vec<_> =
-            members.into_iter().filter(|m| status.members.voters.contains(&m.id)).collect();
-        ClusterInfo {
-            name: self.setup.cluster_name.clone(),
-            id: self.core.state().cluster().to_string(),
-            founded_ms: self.setup.founded_ms,
-            authority: self.authority.pin().to_string(),
-            rotation: self.rotation_status(),
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-            format: self.format_status(),
-            leader: status.leader,
-            term: status.term,
-            committed: status.commit,
-            failures_tolerated: (voters.len().saturating_sub(1) / 2) as u32,
-            voters,
+/// A controller that joined with the new authority received nothing of the old one.
+fn find_bridge_certificate(
+    rotation: &Rotation,
+    ports: &mut ControllerPorts,
+    certificates: &mut ControllerCertificates,
+) {
+    if !certificates.authority().bridge().is_empty() {
+        return;
+    }
+    let authority = bridged(certificates.authority().clone(), rotation);
+    if let Err(error) = authority.save(&certificates.authority_folder()) {
+        return ports.journal.warn(format!("the authority is not written: {error}"));
+    }
+    certificates.set_authority(Arc::new(authority));
+    certificates.renew_own(&ports.tasks, &mut ports.journal);
+}
+
+/// Trusts the authorities that the cluster agreed to trust.
+fn follow_authorities(
+    rotation: &Rotation,
+    ports: &mut ControllerPorts,
+    certificates: &mut ControllerCertificates,
+) {
+    let Some(updated) = updated_credentials(rotation, certificates.credentials()) else { return };
+    let updated = updated.map_err(|error| error.to_string());
+    let used =
+        updated.and_then(|credentials| certificates.use_credentials(credentials, &ports.tasks));
+    match used {
+        Ok(()) => certificates.renew_admin(&ports.tasks),
+        Err(why) => {
+            return ports.journal.warn(format!("another authority is not trusted: {why}"));
         }
     }
+    if !rotation.is_under_way() {
+        // Connections of members are by certificates of the new one, or end with those of the old
+        // one.
+        ports.tasks.transport().close_clients();
+    }
+}
+
+/// The authority with the key that another controller sent, written to `folder`.
+fn next_authority(
+    secret: &AuthoritySecret,
+    rotation: &Rotation,
+    folder: &Path,
+) -> Result<ClusterAuthority, String> {
+    let next = ClusterAuthority::from_secret(secret).map_err(|error| error.to_string())?;
+    if next.pin().0 != rotation.succession.key.0 {
+        return Err("it is of another authority than the one announced".to_owned());
+    }
+    let next = bridged(next, rotation);
+    next.save_next(folder).map_err(|error| error.to_string())?;
+    Ok(next)
 }
 
 /// An authority with what leads from it to the one before.

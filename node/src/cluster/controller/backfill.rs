@@ -7,9 +7,10 @@ use zbelastic_checkpoint::{CheckpointStore as _, Manifest};
 use zbelastic_transport::Transport;
 use zbelastic_types::NodeId;
 
-use super::{ControllerCompletion, ControllerNode};
+use super::ports::{ControllerCompletion, ControllerPorts};
 use crate::cluster::activity::WorkCounter;
 use crate::cluster::checkpoint_thread::CheckpointThread;
+use crate::cluster::journal::Journal;
 use crate::cluster::piece_fetch::fetch_piece;
 use crate::cluster::wire::PieceRef;
 
@@ -61,41 +62,40 @@ impl BackfillSchedule {
         self.ticks_left = self.ticks_left.min(wait);
         wait == LOOK_TICKS && !has_all
     }
-}
 
-impl ControllerNode {
-    /// Fetches what is missing here of runs that are over, one piece at a time.
-    pub(super) fn backfill_ended_runs(&mut self) {
-        if !self.backfill.is_due() {
+    /// A tick passes. Fetches what is missing here of runs that are over, one piece at a time, if
+    /// that is due.
+    pub(super) fn handle_tick(&mut self, ports: &ControllerPorts, progress: &WorkCounter) {
+        if !self.is_due() {
             return;
         }
-        let pieces = self.ended_pieces();
+        let pieces = ports.runs().ended_pieces();
         if pieces.is_empty() {
             return;
         }
-        self.backfill.is_under_way = true;
-        let manifests = self.ended_manifests();
-        let others = self.other_holders();
-        let transport = self.transport.clone();
-        let checkpoint_thread = self.checkpoint_thread.clone();
-        let progress = self.kept_bytes.clone();
-        let completions = self.completions.clone();
-        tokio::spawn(async move {
+        self.is_under_way = true;
+        let manifests = ports.runs().ended_manifests();
+        let others = ports.other_holders();
+        let transport = ports.tasks.transport().clone();
+        let checkpoint_thread = ports.tasks.checkpoint_thread().clone();
+        let progress = progress.clone();
+        ports.tasks.spawn(async move {
             let result = backfill(pieces, (&transport, &checkpoint_thread), others, progress).await;
             add_manifests(&checkpoint_thread, manifests).await;
-            let _ = completions.send(ControllerCompletion::Backfilled(result)).await;
+            ControllerCompletion::Backfilled(result)
         });
     }
 
-    pub(super) fn handle_backfill(&mut self, result: BackfillResult) {
+    /// What is missing was fetched, or not.
+    pub(super) fn handle_result(&mut self, result: BackfillResult, journal: &mut Journal) {
         let BackfillResult { count, failure } = result;
-        let is_reported = self.backfill.end(failure.is_none());
+        let is_reported = self.end(failure.is_none());
         if count > 0 {
-            self.journal.log(format!("runs that ended: {count} layers of checkpoints fetched"));
+            journal.log(format!("runs that ended: {count} layers of checkpoints fetched"));
         }
         if let Some((piece, why)) = failure.filter(|_| is_reported) {
             let PieceRef { run, version, layer, .. } = piece;
-            self.journal.warn(format!(
+            journal.warn(format!(
                 "layer {layer} of checkpoint {version} of run {run} is not here, and no node serves it: {why}"
             ));
         }

@@ -2,196 +2,171 @@
 
 use std::sync::Arc;
 
-use zbelastic_api::{
-    ApiAnswer, ApiRefusal, BackupPiece, CollectionReport, CopyState, HexDigest, LayerCopyStatus,
-    LayerPiece, LayerVerified, PIECE_BYTES_MAX, ResourceKind, TracePiece, encode_answer,
-};
 use zbelastic_checkpoint::{CheckpointStore, CheckpointStoreError, SledStore};
+use zbelastic_consensus::state::State;
 use zbelastic_identity::{PeerIdentity, PeerRole};
 use zbelastic_trainer::elastic::{LayerImage, layer_digest, moment_subtrees, moment_value};
 use zbelastic_transport::{BulkBody, BulkFetch, RequestReply, Transport};
 use zbelastic_types::{Bytes, Digest, NodeId};
 
-use super::ControllerNode;
 use super::answers::not_found;
+use super::exports::Exports;
+use super::ports::{ControllerPorts, holders};
 use crate::cluster::checkpoint_thread::{CheckpointThread, collect_now};
+use crate::cluster::requests;
+use crate::cluster::run_log::RunLog;
 use crate::cluster::wire::{
     self, BulkKey, FreedSpace, NodeAnswer, NodeRequest, PieceRef, StoreReferences,
 };
+use zbelastic_api::{
+    ApiAnswer, ApiRefusal, BackupPiece, CollectionReport, CopyState, HexDigest, LayerCopyStatus,
+    LayerPiece, LayerVerified, PIECE_BYTES_MAX, ResourceKind, TracePiece, encode_answer,
+};
 
-impl ControllerNode {
-    /// Reads every copy of a layer there may be, and compares: off the loop, for disks are slow.
-    pub(super) fn verify(
-        &mut self,
-        run: Option<&str>,
-        (step, layer): (u64, u32),
-        reply: RequestReply,
-    ) {
-        let Some(piece) = self.piece(run, step, layer) else {
-            return self.reply(reply, &no_layer((step, layer)));
+/// Reads every copy of a layer there may be, and compares: off the loop, for disks are slow.
+pub(super) fn verify(
+    (step, layer): (u64, u32),
+    piece: PieceRef,
+    (ports, reply): (&ControllerPorts, RequestReply),
+) {
+    let store = ports.tasks.checkpoint_thread().store();
+    let me = ports.me;
+    let others = ports.other_holders();
+    let transport = ports.tasks.transport().clone();
+    tokio::spawn(async move {
+        let mut copies =
+            vec![LayerCopyStatus { node: me, state: local_copy_state(store, piece).await }];
+        for node in others {
+            let state = remote_copy_state(&transport, node, piece).await;
+            copies.push(LayerCopyStatus { node, state });
+        }
+        // Not every node is to have one: that a copy is missing matters if there is no other.
+        let is_there = |copy: &LayerCopyStatus| !matches!(copy.state, CopyState::Missing { .. });
+        if copies.iter().any(is_there) {
+            copies.retain(is_there);
+        }
+        let verified = LayerVerified { step, layer, copies };
+        send(reply, &ApiAnswer::Verified(verified));
+    });
+}
+
+/// A piece of a layer's image, wherever it lies. What is not here is kept here from then on: a
+/// client that requests one piece requests the others.
+pub(super) fn export(
+    piece: PieceRef,
+    offset: u64,
+    exports: &mut Exports,
+    (ports, reply): (&ControllerPorts, RequestReply),
+) {
+    let find = || ports.tasks.checkpoint_thread().find(&BulkKey::Piece(piece));
+    let body = exports.body(piece, find);
+    let read = move |body: &dyn BulkBody| slice(body, offset).map(ApiAnswer::Layer);
+    answer_from(piece, body, (ports, reply), read);
+}
+
+/// The chaining value of a subtree of the hash over a layer's image, behind its weights.
+pub(super) fn export_subtree(
+    piece: PieceRef,
+    subtree: u32,
+    (ports, reply): (&ControllerPorts, RequestReply),
+) {
+    let Some(range) = moment_subtrees(piece.length).into_iter().nth(subtree as usize) else {
+        let answer = not_found(ResourceKind::Layer, format!("subtree {subtree}"));
+        return requests::reply(reply, &answer);
+    };
+    // Not the body that the weights are read from, which keeps the chunk that was read last.
+    let body = ports.tasks.checkpoint_thread().find(&BulkKey::Piece(piece));
+    answer_from(piece, body, (ports, reply), move |body| {
+        let value = moment_value(range, |offset, into| body.read(offset, into));
+        let value = value.map_err(|error| error.to_string())?;
+        Ok(ApiAnswer::Subtree(HexDigest(Digest(value.0))))
+    });
+}
+
+/// Answers from a body, which is fetched first if it is not here: beside the loop, for disks are
+/// slow.
+fn answer_from(
+    piece: PieceRef,
+    body: Option<Arc<dyn BulkBody>>,
+    (ports, reply): (&ControllerPorts, RequestReply),
+    read: impl FnOnce(&dyn BulkBody) -> Result<ApiAnswer, String> + Send + 'static,
+) {
+    let checkpoint_thread = ports.tasks.checkpoint_thread().clone();
+    let transport = ports.tasks.transport().clone();
+    let others = ports.other_holders();
+    tokio::spawn(async move {
+        let body = match body {
+            Some(body) => Ok(body),
+            None => fetch_body(&checkpoint_thread, &transport, others, piece).await,
         };
-        let store = self.checkpoint_thread.store();
-        let me = self.setup.node;
-        let others = self.holders();
-        let transport = self.transport.clone();
-        tokio::spawn(async move {
-            let mut copies =
-                vec![LayerCopyStatus { node: me, state: local_copy_state(store, piece).await }];
-            for node in others.into_iter().filter(|node| *node != me) {
-                let state = remote_copy_state(&transport, node, piece).await;
-                copies.push(LayerCopyStatus { node, state });
-            }
-            // Not every node is to have one: that a copy is missing matters if there is no other.
-            let is_there =
-                |copy: &LayerCopyStatus| !matches!(copy.state, CopyState::Missing { .. });
-            if copies.iter().any(is_there) {
-                copies.retain(is_there);
-            }
-            let verified = LayerVerified { step, layer, copies };
-            send(reply, &ApiAnswer::Verified(verified));
-        });
-    }
-
-    /// A piece of a layer's image, wherever it lies. What is not here is kept here from then on: a
-    /// client that requests one piece requests the others.
-    pub(super) fn export(
-        &mut self,
-        run: Option<&str>,
-        layer: (u64, u32),
-        offset: u64,
-        reply: RequestReply,
-    ) {
-        let Some(piece) = self.exported(run, layer) else {
-            return self.reply(reply, &no_layer(layer));
+        let answer = match body {
+            Ok(body) => tokio::task::spawn_blocking(move || read(&*body))
+                .await
+                .unwrap_or_else(|error| Err(error.to_string())),
+            Err(what) => Err(what),
         };
-        let checkpoint_thread = self.checkpoint_thread.clone();
-        let body = self.exports.body(piece, || checkpoint_thread.find(&BulkKey::Piece(piece)));
-        self.answer_from(piece, body, reply, move |body| slice(body, offset).map(ApiAnswer::Layer));
-    }
+        let refused = |what| ApiAnswer::Refused(ApiRefusal::OutOfResource { what });
+        send(reply, &answer.unwrap_or_else(refused));
+    });
+}
 
-    /// The chaining value of a subtree of the hash over a layer's image, behind its weights.
-    pub(super) fn export_subtree(
-        &mut self,
-        run: Option<&str>,
-        layer: (u64, u32),
-        subtree: u32,
-        reply: RequestReply,
-    ) {
-        let Some(piece) = self.exported(run, layer) else {
-            return self.reply(reply, &no_layer(layer));
-        };
-        let Some(range) = moment_subtrees(piece.length).into_iter().nth(subtree as usize) else {
-            return self
-                .reply(reply, &not_found(ResourceKind::Layer, format!("subtree {subtree}")));
-        };
-        // Not the body that the weights are read from, which keeps the chunk that was read last.
-        let body = self.checkpoint_thread.find(&BulkKey::Piece(piece));
-        self.answer_from(piece, body, reply, move |body| {
-            let value = moment_value(range, |offset, into| body.read(offset, into));
-            let value = value.map_err(|error| error.to_string())?;
-            Ok(ApiAnswer::Subtree(HexDigest(Digest(value.0))))
-        });
-    }
-
-    /// The piece of a layer that is exported; notes that layers are being read.
-    fn exported(&mut self, run: Option<&str>, (step, layer): (u64, u32)) -> Option<PieceRef> {
-        self.exports.note_read();
-        self.piece(run, step, layer)
-    }
-
-    /// Answers from a body, which is fetched first if it is not here: beside the loop, for disks
-    /// are slow.
-    fn answer_from(
-        &self,
-        piece: PieceRef,
-        body: Option<Arc<dyn BulkBody>>,
-        reply: RequestReply,
-        read: impl FnOnce(&dyn BulkBody) -> Result<ApiAnswer, String> + Send + 'static,
-    ) {
-        let checkpoint_thread = self.checkpoint_thread.clone();
-        let transport = self.transport.clone();
-        let others = self.other_holders();
-        tokio::spawn(async move {
-            let body = match body {
-                Some(body) => Ok(body),
-                None => fetch_body(&checkpoint_thread, &transport, others, piece).await,
+/// Removes what no checkpoint needs, here and on every node that can be reached, and answers what
+/// each removed. Only the leader has all that is referred to.
+pub(super) fn collect_all(ports: &ControllerPorts, reply: RequestReply) {
+    let referred = ports.runs().references();
+    let me = ports.me;
+    let nodes = holders(ports.state());
+    let checkpoint_thread = ports.tasks.checkpoint_thread().clone();
+    let transport = ports.tasks.transport().clone();
+    tokio::spawn(async move {
+        let mut collected = Vec::new();
+        for node in nodes {
+            let answer = if node == me {
+                collect_now(checkpoint_thread.clone(), referred.clone()).await
+            } else {
+                collect_on(&transport, node, referred.clone()).await
             };
-            let answer = match body {
-                Ok(body) => tokio::task::spawn_blocking(move || read(&*body))
-                    .await
-                    .unwrap_or_else(|error| Err(error.to_string())),
-                Err(what) => Err(what),
-            };
-            let refused = |what| ApiAnswer::Refused(ApiRefusal::OutOfResource { what });
-            send(reply, &answer.unwrap_or_else(refused));
-        });
-    }
-
-    /// Removes what no checkpoint needs, here and on every node that can be reached, and answers
-    /// what each removed. Only the leader has all that is referred to.
-    pub(super) fn collect_all(&mut self, reply: RequestReply) {
-        if !self.leads() {
-            let answer = self.redirect();
-            return self.reply(reply, &answer);
+            collected.push(collected_on(node, answer));
         }
-        let referred = self.referred();
-        let me = self.setup.node;
-        let nodes = self.holders();
-        let checkpoint_thread = self.checkpoint_thread.clone();
-        let transport = self.transport.clone();
-        tokio::spawn(async move {
-            let mut collected = Vec::new();
-            for node in nodes {
-                let answer = if node == me {
-                    collect_now(checkpoint_thread.clone(), referred.clone()).await
-                } else {
-                    collect_on(&transport, node, referred.clone()).await
-                };
-                collected.push(collected_on(node, answer));
-            }
-            send(reply, &ApiAnswer::Collected(collected));
-        });
-    }
+        send(reply, &ApiAnswer::Collected(collected));
+    });
+}
 
-    /// Another controller requests that this node remove what no checkpoint needs.
-    pub(super) fn answer_collect(
-        &mut self,
-        from: PeerIdentity,
-        referred: StoreReferences,
-        reply: RequestReply,
-    ) {
-        if from.role != PeerRole::Controller {
-            let why = format!("a {} may not request this", from.role);
-            reply.answer(wire::encode(&NodeAnswer::Refused { why }));
-            return;
-        }
-        let checkpoint_thread = self.checkpoint_thread.clone();
-        tokio::spawn(async move {
-            reply.answer(wire::encode(&collect_now(checkpoint_thread, referred).await))
-        });
+/// Another controller requests that this node remove what no checkpoint needs.
+pub(super) fn answer_collect(
+    from: PeerIdentity,
+    referred: StoreReferences,
+    checkpoint_thread: CheckpointThread,
+    reply: RequestReply,
+) {
+    if from.role != PeerRole::Controller {
+        let why = format!("a {} may not request this", from.role);
+        reply.answer(wire::encode(&NodeAnswer::Refused { why }));
+        return;
     }
+    tokio::spawn(async move {
+        reply.answer(wire::encode(&collect_now(checkpoint_thread, referred).await))
+    });
+}
 
-    /// What a new cluster can be begun from, by force: the job and its newest checkpoint's record.
-    pub(super) fn backup(&self, digest: Option<HexDigest>, offset: u64) -> ApiAnswer {
-        let bytes = self.core.state().encode();
-        let found = HexDigest(Digest(*blake3::hash(&bytes).as_bytes()));
-        if digest.is_some_and(|expected| expected != found) {
-            return not_found(
-                ResourceKind::Backup,
-                digest.map_or_else(String::new, |d| d.to_string()),
-            );
-        }
-        let total = bytes.len() as u64;
-        let bytes = piece_at(&bytes, offset).to_vec();
-        ApiAnswer::Backup(BackupPiece { digest: found, total, offset, bytes })
+/// What a new cluster can be begun from, by force: the job and its newest checkpoint's record.
+pub(super) fn backup(state: &State, digest: Option<HexDigest>, offset: u64) -> ApiAnswer {
+    let bytes = state.encode();
+    let found = HexDigest(Digest(*blake3::hash(&bytes).as_bytes()));
+    if let Some(digest) = digest.filter(|expected| *expected != found) {
+        return not_found(ResourceKind::Backup, digest.to_string());
     }
+    let total = bytes.len() as u64;
+    let bytes = piece_at(&bytes, offset).to_vec();
+    ApiAnswer::Backup(BackupPiece { digest: found, total, offset, bytes })
+}
 
-    pub(super) fn trace(&self, offset: u64) -> ApiAnswer {
-        let text = self.run_log.trace().unwrap_or_default();
-        let total = text.len() as u64;
-        let bytes = piece_at(text.as_bytes(), offset).to_vec();
-        ApiAnswer::Trace(TracePiece { total, offset, bytes })
-    }
+/// A piece of the trace of the last steps.
+pub(super) fn trace(run_log: &RunLog, offset: u64) -> ApiAnswer {
+    let text = run_log.trace().unwrap_or_default();
+    let total = text.len() as u64;
+    let bytes = piece_at(text.as_bytes(), offset).to_vec();
+    ApiAnswer::Trace(TracePiece { total, offset, bytes })
 }
 
 async fn collect_on(transport: &Transport, node: NodeId, referred: StoreReferences) -> NodeAnswer {
@@ -237,8 +212,10 @@ fn slice(body: &dyn BulkBody, offset: u64) -> Result<LayerPiece, String> {
     Ok(LayerPiece { total, offset, bytes })
 }
 
-fn no_layer((step, layer): (u64, u32)) -> ApiAnswer {
-    not_found(ResourceKind::Layer, format!("{layer} of {step}"))
+/// The answer if no run has a checkpoint of this step, or the checkpoint no such layer.
+pub(super) fn no_layer((step, layer): (u64, u32)) -> ApiRefusal {
+    let name = format!("{layer} of {step}");
+    ApiRefusal::NotFound { thing: ResourceKind::Layer, name }
 }
 
 /// Fetches a piece that others have into the store here.

@@ -3,11 +3,10 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use zbelastic_api::LAYERS_READ_MAX;
 use zbelastic_transport::BulkBody;
 
-use super::ControllerNode;
-use crate::cluster::wire::{NodeMessage, PieceRef};
+use crate::cluster::wire::PieceRef;
+use zbelastic_api::LAYERS_READ_MAX;
 
 /// Ticks between two messages to workers that layers are read.
 const REPORT_TICKS: u32 = 50;
@@ -49,7 +48,7 @@ impl Exports {
     }
 
     /// A tick. Yields whether workers are to be sent that layers are read.
-    fn handle_tick(&mut self) -> bool {
+    pub(super) fn handle_tick(&mut self) -> bool {
         self.ticks = self.ticks.saturating_add(1);
         if self.ticks >= IDLE_TICKS && !self.is_read {
             self.bodies.clear();
@@ -59,17 +58,6 @@ impl Exports {
         }
         (self.ticks, self.is_read) = (0, false);
         true
-    }
-}
-
-impl ControllerNode {
-    /// Workers that evaluate wait for clients that read layers.
-    pub(super) fn report_exports(&mut self) {
-        if !self.exports.handle_tick() {
-            return;
-        }
-        let workers = self.core.state().live_workers().map(|(holder, _)| holder.node);
-        workers.for_each(|node| self.send_node(node, &NodeMessage::Exporting));
     }
 }
 

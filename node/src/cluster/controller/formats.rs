@@ -1,44 +1,30 @@
 //! Which format of the log the programs of members read, by the protocol versions they speak.
 
-use zbelastic_api::FormatStatus;
 use zbelastic_consensus::codec::Format;
-use zbelastic_consensus::core::Input;
-use zbelastic_identity::PeerIdentity;
+use zbelastic_consensus::core::Core;
 use zbelastic_transport::{VERSIONS, VersionRange};
 
-use super::ControllerNode;
+use zbelastic_api::FormatStatus;
 
 /// The protocol version of the programs that read a format and no newer one: each format has a
 /// version, in their order.
-fn version_of(format: Format) -> u16 {
+pub(super) fn version_of(format: Format) -> u16 {
     VERSIONS.oldest + u16::from(format.number() - Format::OLDEST.number())
 }
 
 /// The newest format that this program knows to be read by a program that speaks these versions.
-fn read_by(versions: VersionRange) -> Format {
+pub(super) fn read_by(versions: VersionRange) -> Format {
     let is_read = |format: &Format| version_of(*format) <= versions.newest;
     let numbers = Format::OLDEST.number()..=Format::NEWEST.number();
     numbers.filter_map(Format::of).rfind(is_read).unwrap_or(Format::OLDEST)
 }
 
-impl ControllerNode {
-    /// A peer is connected whose program speaks these versions.
-    pub(super) fn note_program(&mut self, peer: PeerIdentity, versions: VersionRange) {
-        self.send_to_core(Input::Connected { node: peer.node, reads: read_by(versions) });
-    }
-
-    /// Programs that do not read the log's format are refused when they connect: they would end
-    /// with the first entry in it.
-    pub(super) fn require_format(&self) {
-        self.transport.retire_versions_before(version_of(self.core.state().format()));
-    }
-
-    pub(super) fn format_status(&self) -> FormatStatus {
-        let mut held_back_by: Vec<_> = self.core.holding_format_back().collect();
-        held_back_by.sort_unstable();
-        held_back_by.dedup();
-        FormatStatus { agreed: self.core.state().format().number(), held_back_by }
-    }
+/// The format that the log has agreed on, and the nodes whose programs hold a newer one back.
+pub(super) fn format_status(core: &Core) -> FormatStatus {
+    let mut held_back_by: Vec<_> = core.holding_format_back().collect();
+    held_back_by.sort_unstable();
+    held_back_by.dedup();
+    FormatStatus { agreed: core.state().format().number(), held_back_by }
 }
 
 #[cfg(test)]

@@ -1,13 +1,13 @@
 //! Space on the disks of all members: this node's own, and what others report of theirs.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
-use zbelastic_api::DiskStatus;
-use zbelastic_types::NodeId;
+use zbelastic_types::{Bytes, NodeId};
 
-use super::{ControllerCompletion, ControllerNode};
+use super::ports::{ControllerCompletion, ControllerTasks};
 use crate::cluster::disk_space::{DiskSpace, DiskSpaceShortage, DiskSpaceWatch};
-use crate::cluster::wire::NodeMessage;
+use zbelastic_api::DiskStatus;
 
 /// What is known of the members' disks.
 #[derive(Default)]
@@ -28,61 +28,90 @@ impl MemberDisks {
         let (DiskSpace { free, total }, low) = *self.reported.get(&node)?;
         Some(DiskStatus { free, total, low: low.is_some() })
     }
-}
 
-impl ControllerNode {
-    /// Measures the own disk now and then, beside the event loop.
-    pub(super) fn check_disk_space(&mut self) {
-        if !self.member_disks.own.handle_tick() {
+    /// A tick passes. Measures the own disk now and then, beside the event loop.
+    pub(super) fn handle_tick(&mut self, tasks: &ControllerTasks) {
+        if !self.own.handle_tick() {
             return;
         }
-        let checkpoint_thread = self.checkpoint_thread.clone();
-        let completions = self.completions.clone();
-        tokio::spawn(async move {
-            let _ = completions
-                .send(ControllerCompletion::DiskSpace(checkpoint_thread.disk_space().await))
-                .await;
+        let checkpoint_thread = tasks.checkpoint_thread().clone();
+        tasks.spawn(async move {
+            ControllerCompletion::DiskSpace(checkpoint_thread.disk_space().await)
         });
     }
 
-    pub(super) fn handle_disk_space(&mut self, found: Option<DiskSpace>) {
-        self.member_disks.own.note(found, self.run_log.checkpoint_bytes());
-        let Some(space) = found else { return };
-        let own = self.setup.node;
-        let low = self.member_disks.own.low();
-        self.note_member_disk(own, space, low);
-        let others = self.core.state().controllers().filter(|node| *node != own);
-        others.for_each(|node| self.send_node(node, &NodeMessage::Room { room: space, low }));
+    /// The own disk was measured, for which a checkpoint takes so many bytes. Yields what is to be
+    /// reported of it, as others report theirs.
+    pub(super) fn note_measured(
+        &mut self,
+        found: Option<DiskSpace>,
+        checkpoint: Bytes,
+    ) -> Option<(DiskSpace, Option<DiskSpaceShortage>)> {
+        self.own.note(found, checkpoint);
+        Some((found?, self.own.low()))
     }
 
-    /// A member reported the space on its disk. Each controller warns once, and the leader has
-    /// removed what is not referred to.
-    pub(super) fn note_member_disk(
+    /// A member's disk has so much space. Yields what changed for whoever looks after it.
+    pub(super) fn note(
         &mut self,
         node: NodeId,
-        space: DiskSpace,
-        low: Option<DiskSpaceShortage>,
-    ) {
-        if !self.core.state().members().contains_key(&node) {
-            return;
-        }
-        let before = self.member_disks.reported.insert(node, (space, low));
+        (space, low): (DiskSpace, Option<DiskSpaceShortage>),
+    ) -> Option<MemberDiskChange> {
+        let before = self.reported.insert(node, (space, low));
         let was_low = before.is_some_and(|(_, low)| low.is_some());
         match low {
-            Some(DiskSpaceShortage { wanted, free, .. }) if !was_low => {
-                self.journal.warn(format!(
-                    "the disk of node {node} is low: {free} of {} are free, a checkpoint takes up to {wanted}; \
-                     pieces that do not fit are kept by other nodes: free space there, or keep fewer checkpoints \
-                     (checkpoint.keep_last, runs remove)",
-                    space.total
-                ));
-                self.collect_unused();
+            Some(shortage) if !was_low => {
+                Some(MemberDiskChange::Low { node, total: space.total, shortage })
             }
-            None if was_low => {
-                self.journal
-                    .log(format!("the disk of node {node} has free space again: {}", space.free));
-            }
-            Some(_) | None => {}
+            None if was_low => Some(MemberDiskChange::Ample { node, free: space.free }),
+            Some(_) | None => None,
         }
+    }
+}
+
+/// A member's disk became low, or is not any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum MemberDiskChange {
+    /// It is low, which an operator is warned of.
+    Low { node: NodeId, total: Bytes, shortage: DiskSpaceShortage },
+    /// It was low, and has free space again.
+    Ample { node: NodeId, free: Bytes },
+}
+
+impl fmt::Display for MemberDiskChange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Low { node, total, shortage: DiskSpaceShortage { wanted, free, .. } } => write!(
+                f,
+                "the disk of node {node} is low: {free} of {total} are free, a checkpoint takes up to {wanted}; \
+                 pieces that do not fit are kept by other nodes: free space there, or keep fewer checkpoints \
+                 (checkpoint.keep_last, runs remove)"
+            ),
+            Self::Ample { node, free } => {
+                write!(f, "the disk of node {node} has free space again: {free}")
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_low_disk_is_reported_once_and_once_more_when_it_has_space_again() {
+        let node = NodeId(3);
+        let space = |free| DiskSpace { free: Bytes(free), total: Bytes(100) };
+        let shortage = DiskSpaceShortage { wanted: Bytes(30), free: Bytes(10), reserve: Bytes(5) };
+        let mut disks = MemberDisks::default();
+        let low = MemberDiskChange::Low { node, total: Bytes(100), shortage };
+        assert_eq!(disks.note(node, (space(50), None)), None);
+        assert_eq!(disks.note(node, (space(10), Some(shortage))), Some(low));
+        assert_eq!(disks.note(node, (space(9), Some(shortage))), None);
+        assert!(disks.status(node).is_some_and(|status| status.low));
+        let ample = MemberDiskChange::Ample { node, free: Bytes(60) };
+        assert_eq!(disks.note(node, (space(60), None)), Some(ample));
+        disks.note_down(node);
+        assert_eq!(disks.status(node), None);
     }
 }

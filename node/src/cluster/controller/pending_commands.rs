@@ -1,88 +1,113 @@
-//! Commands of clients: accepted by the core at once or refused, answered when what was proposed
-//! for them is applied.
+//! Commands of clients that the core accepted: each is answered when what was proposed for it is
+//! applied, or when that takes too long.
 
 use std::collections::BTreeMap;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use zbelastic_api::{ApiAnswer, ApiRefusal};
-use zbelastic_consensus::core::{CommandOutcome, CoreRefusal, OperatorCommand};
-use zbelastic_consensus::state::EntryRefusal;
-use zbelastic_transport::RequestReply;
+use zbelastic_consensus::access::TokenId;
 
-use super::{COMMAND_TIMEOUT, ControllerNode};
+use zbelastic_api::{ApiRefusal, ChangeSummary, RunDisposition};
 
-/// Commands that wait at once. Beyond it they are refused, to be tried again.
+/// Commands that wait at once. Beyond it they are refused, to be sent again.
 const COMMANDS_PENDING_MAX: usize = 256;
+/// How long a command waits to be decided before it is answered that there is no quorum.
+pub(super) const COMMAND_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Makes the answer once a command is applied.
-pub(super) type AppliedAnswer = Box<dyn FnOnce(&mut ControllerNode) -> ApiAnswer>;
+/// What a command is answered once it is applied.
+pub(super) enum CommandAnswer {
+    /// What was changed, and of which nodes.
+    Done(ChangeSummary),
+    /// A token was created: its id, its text, and where a node that has it can join.
+    TokenCreated { id: TokenId, text: String, addresses: Vec<String> },
+    /// A token was revoked. `with_nodes`: the nodes that joined with it are removed now.
+    TokenRevoked { token: TokenId, with_nodes: bool },
+    /// The status of the job.
+    Job,
+    /// A run was accepted, whose events begin at a sequence number.
+    Run { disposition: RunDisposition, events_from: u64 },
+    /// How far the change of authority is.
+    Rotation,
+}
 
-/// A command of a client that waits to be applied.
-struct PendingCommand {
+/// Commands that wait, by the index of their entries. `R` is where an answer goes, `A` what it is
+/// made of.
+pub(super) struct PendingCommands<R, A> {
+    pending: BTreeMap<u64, PendingCommand<R, A>>,
+}
+
+struct PendingCommand<R, A> {
     since: Instant,
-    reply: RequestReply,
-    answer: AppliedAnswer,
+    reply: R,
+    answer: A,
 }
 
-/// Commands that wait, by the index of their entries.
-#[derive(Default)]
-pub(super) struct PendingCommands {
-    pending: BTreeMap<u64, PendingCommand>,
+impl<R, A> Default for PendingCommands<R, A> {
+    fn default() -> Self {
+        Self { pending: BTreeMap::new() }
+    }
 }
 
-impl ControllerNode {
-    /// Passes a command to the core; `make_answer` makes the answer when it is applied.
-    pub(super) fn propose_command(
-        &mut self,
-        command: OperatorCommand,
-        reply: RequestReply,
-        make_answer: AppliedAnswer,
-    ) {
-        if self.pending_commands.pending.len() >= COMMANDS_PENDING_MAX {
-            let what = format!("{COMMANDS_PENDING_MAX} commands wait already");
-            return self.reply(reply, &ApiAnswer::Refused(ApiRefusal::OutOfResource { what }));
+impl<R, A> PendingCommands<R, A> {
+    /// Whether another command may wait.
+    ///
+    /// # Errors
+    /// If too many wait.
+    pub(super) fn check_space(&self) -> Result<(), ApiRefusal> {
+        if self.pending.len() < COMMANDS_PENDING_MAX {
+            return Ok(());
         }
-        match self.core.execute_command(command) {
-            Ok(CommandOutcome::Proposed { index, .. }) => {
-                let pending = PendingCommand { since: Instant::now(), reply, answer: make_answer };
-                self.pending_commands.pending.insert(index, pending);
-            }
-            Ok(CommandOutcome::Noted) => {
-                let answer = make_answer(self);
-                self.reply(reply, &answer);
-            }
-            Err(CoreRefusal::NotLeader { .. }) => {
-                let answer = self.redirect();
-                self.reply(reply, &answer);
-            }
-            Err(refusal) => {
-                let answer = ApiAnswer::Refused(self.refusal(&refusal));
-                self.reply(reply, &answer);
-            }
-        }
+        let what = format!("{COMMANDS_PENDING_MAX} commands wait already");
+        Err(ApiRefusal::OutOfResource { what })
     }
 
-    /// The entry of this index was applied, or changed nothing.
-    pub(super) fn answer_command(&mut self, index: u64, result: Result<(), EntryRefusal>) {
-        let Some(PendingCommand { reply, answer: make_answer, .. }) =
-            self.pending_commands.pending.remove(&index)
-        else {
-            return;
-        };
-        let answer = match result {
-            Ok(()) => make_answer(self),
-            Err(refusal) => ApiAnswer::Refused(self.entry_refusal(&refusal)),
-        };
-        self.reply(reply, &answer);
+    /// A command waits for the entry of this index.
+    pub(super) fn insert(&mut self, index: u64, (reply, answer): (R, A), since: Instant) {
+        self.pending.insert(index, PendingCommand { since, reply, answer });
     }
 
-    /// Answers a command that waits too long that there is no quorum.
-    pub(super) fn expire_commands(&mut self) {
-        let is_late = |pending: &PendingCommand| pending.since.elapsed() > COMMAND_TIMEOUT;
-        let late = self.pending_commands.pending.iter().find(|(_, pending)| is_late(pending));
-        let Some(index) = late.map(|(index, _)| *index) else { return };
-        let Some(pending) = self.pending_commands.pending.remove(&index) else { return };
-        let answer = self.no_quorum();
-        self.reply(pending.reply, &answer);
+    /// The command whose entry has this index, which waits no longer.
+    pub(super) fn remove(&mut self, index: u64) -> Option<(R, A)> {
+        self.pending.remove(&index).map(|command| (command.reply, command.answer))
+    }
+
+    /// A tick passed. Yields where the first command that waited too long is to be answered.
+    pub(super) fn expire(&mut self, now: Instant) -> Option<R> {
+        let is_late = |command: &PendingCommand<R, A>| now - command.since > COMMAND_TIMEOUT;
+        let late = self.pending.iter().find(|(_, command)| is_late(command));
+        let index = late.map(|(index, _)| *index)?;
+        self.remove(index).map(|(reply, _)| reply)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commands_wait_for_their_entry_or_until_they_are_late() {
+        let start = Instant::now();
+        let mut commands = PendingCommands::default();
+        commands.insert(7, ("seven", 70), start);
+        commands.insert(8, ("eight", 80), start + Duration::from_secs(1));
+        commands.insert(9, ("nine", 90), start);
+        assert_eq!(commands.remove(9), Some(("nine", 90)));
+        assert_eq!(commands.remove(9), None, "it is answered once");
+        assert_eq!(commands.expire(start + COMMAND_TIMEOUT), None);
+        let late = start + COMMAND_TIMEOUT + Duration::from_millis(1);
+        assert_eq!(commands.expire(late), Some("seven"));
+        assert_eq!(commands.expire(late), None);
+        assert_eq!(commands.remove(8), Some(("eight", 80)));
+    }
+
+    #[test]
+    fn as_many_commands_wait_as_their_limit_says() {
+        let mut commands = PendingCommands::default();
+        for index in 0..COMMANDS_PENDING_MAX as u64 {
+            assert_eq!(commands.check_space(), Ok(()));
+            commands.insert(index, ((), ()), Instant::now());
+        }
+        assert!(matches!(commands.check_space(), Err(ApiRefusal::OutOfResource { .. })));
+        commands.remove(0);
+        assert_eq!(commands.check_space(), Ok(()));
     }
 }

@@ -1,42 +1,74 @@
 //! The state of the cluster, as this controller knows it.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
+use std::time::Instant;
 
-use zbelastic_api::{
-    ApiAnswer, ClusterStatus, HexDigest, JobPhaseStatus, JobStatus, MemberPath, MemberState,
-    MemberStatus, PlanStatus, PromiseStatus, QuorumStatus, SavingStatus, StatusReport,
-};
 use zbelastic_consensus::class::DeviceKind;
+use zbelastic_consensus::core::Core;
 use zbelastic_consensus::job::JobPhase;
 use zbelastic_consensus::member::{Member, MembershipStatus, Role};
 use zbelastic_consensus::plan::{PlanRecord, Promise, PromiseOff};
+use zbelastic_consensus::state::State;
 use zbelastic_consensus::training_status::TrainingStatus;
-use zbelastic_policy::tick::TICK;
+use zbelastic_planner::PaceTracker;
 use zbelastic_transport::TransportPath;
-use zbelastic_types::{NodeId, Step};
+use zbelastic_types::{Digest, NodeId, Step};
 
-use super::ControllerNode;
-use super::pace_tracker::pace_status;
+use super::formats::format_status;
+use super::links::MemberLinks;
+use super::member_disks::MemberDisks;
+use super::planning::pace_status;
+use super::ports::ControllerTasks;
+use super::runs::RunCatalog;
 use crate::cluster::journal::now_ms;
-use crate::cluster::run_log::{member_role, window_number};
+use crate::cluster::run_log::{RunLog, member_role, name_of, window_number};
+use zbelastic_api::{
+    ApiAnswer, ApiRefusal, ClusterInfo, ClusterStatus, HexDigest, JobPhaseStatus, JobStatus,
+    MemberPath, MemberState, MemberStatus, PlanStatus, PromiseStatus, QuorumStatus, RotationStatus,
+    RunAccepted, RunDisposition, SavingStatus, StatusReport, WrongState,
+};
+use zbelastic_policy::tick::TICK;
 
-/// A controller from which nothing was received for so long is not counted as reachable.
-const REACHABLE: Duration = Duration::from_secs(1);
 /// Workers whose activity is named where a run waits: as many as fit into a line. `status
 /// --json` has all.
 const ACTIVITIES_SHOWN: usize = 3;
 
-impl ControllerNode {
+/// What a controller was started as.
+pub(super) struct ControllerFacts {
+    /// The id of this node.
+    pub(super) node: NodeId,
+    pub(super) cluster_name: String,
+    /// When the cluster was founded, in milliseconds since 1970, if that is known here.
+    pub(super) founded_ms: Option<u64>,
+    pub(super) started: Instant,
+}
+
+/// What the status is made of: the agreed state, and what this controller knows beside that.
+#[derive(Clone, Copy)]
+pub(super) struct StatusView<'a> {
+    pub(super) facts: &'a ControllerFacts,
+    pub(super) core: &'a Core,
+    pub(super) tasks: &'a ControllerTasks,
+    pub(super) run_log: &'a RunLog,
+    pub(super) pace: &'a PaceTracker,
+    pub(super) links: &'a MemberLinks,
+    pub(super) disks: &'a MemberDisks,
+}
+
+impl StatusView<'_> {
+    pub(super) fn state(&self) -> &State {
+        self.core.state()
+    }
+
     pub(super) fn status(&self) -> StatusReport {
         let raft = self.core.status();
         StatusReport {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             at_ms: now_ms(),
-            answered_by: self.setup.node,
+            answered_by: self.facts.node,
             cluster: ClusterStatus {
-                name: self.setup.cluster_name.clone(),
-                id: self.core.state().cluster().to_string(),
+                name: self.facts.cluster_name.clone(),
+                id: self.state().cluster().to_string(),
             },
             leader: raft.leader,
             term: raft.term,
@@ -46,7 +78,7 @@ impl ControllerNode {
             plan: self.plan_status(),
             promise: self.promise(),
             verdict_wait: self.run_log.verdict_wait(),
-            pace: self.pace_tracker.measured().map(pace_status),
+            pace: self.pace.measured().map(pace_status),
             failures: self.run_log.failures(),
             checkpoints: self.checkpoints(None),
             counters: self.counters(),
@@ -55,11 +87,9 @@ impl ControllerNode {
 
     fn quorum(&self) -> QuorumStatus {
         let voters = self.core.status().members.voters;
-        let is_reachable = |node: &NodeId| {
-            let connected =
-                self.last_received.get(node).is_some_and(|since| since.elapsed() < REACHABLE);
-            *node == self.setup.node || connected
-        };
+        let now = Instant::now();
+        let is_reachable =
+            |node: &NodeId| *node == self.facts.node || self.links.is_reachable(*node, now);
         let voters: Vec<NodeId> = voters.into_iter().collect();
         let reachable = voters.iter().copied().filter(is_reachable).collect();
         QuorumStatus { voters, reachable }
@@ -74,28 +104,66 @@ impl ControllerNode {
             0
         };
         let missing = voters.iter().filter(|voter| !reachable.contains(voter));
-        let missing = missing.map(|voter| self.name_of(*voter)).collect();
+        let missing = missing.map(|voter| name_of(self.state(), *voter)).collect();
         ApiAnswer::NoQuorum { since_ms, missing }
     }
 
-    fn name_of(&self, node: NodeId) -> String {
-        let member = self.core.state().members().get(&node);
-        member.map_or_else(|| format!("node-{node}"), |member| member.contact.name.clone())
+    /// The answer of a controller that does not lead: a redirect to the leader, or that there is no
+    /// quorum.
+    pub(super) fn redirect(&self) -> ApiAnswer {
+        match self.core.status().leader {
+            Some(leader) if leader != self.facts.node => {
+                ApiAnswer::Redirect { addresses: addresses_of(self.state(), leader) }
+            }
+            Some(_) | None => self.no_quorum(),
+        }
     }
 
-    pub(super) fn members(&self) -> Vec<MemberStatus> {
-        let members = self.core.state().members().iter();
+    /// The answer to a run that was submitted, whose events begin at a sequence number.
+    pub(super) fn run_accepted(&self, disposition: RunDisposition, events_from: u64) -> ApiAnswer {
+        match self.job_status() {
+            Some(job) => ApiAnswer::Run(RunAccepted { disposition, events_from, job }),
+            None => ApiAnswer::Refused(ApiRefusal::WrongState(WrongState::Starting)),
+        }
+    }
+
+    /// The answer to `cluster info`. `authority` is the key that issues here.
+    pub(super) fn cluster_info(
+        &self,
+        authority: Digest,
+        rotation: Option<RotationStatus>,
+    ) -> ClusterInfo {
+        let status = self.core.status();
+        let members = self.members().into_iter();
+        let voters: Vec<_> = members.filter(|m| status.members.voters.contains(&m.id)).collect();
+        ClusterInfo {
+            name: self.facts.cluster_name.clone(),
+            id: self.state().cluster().to_string(),
+            founded_ms: self.facts.founded_ms,
+            authority: authority.to_string(),
+            rotation,
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            format: format_status(self.core),
+            leader: status.leader,
+            term: status.term,
+            committed: status.commit,
+            failures_tolerated: (voters.len().saturating_sub(1) / 2) as u32,
+            voters,
+        }
+    }
+
+    fn members(&self) -> Vec<MemberStatus> {
+        let members = self.state().members().iter();
         members.map(|(node, member)| self.member(*node, member)).collect()
     }
 
     fn member(&self, node: NodeId, member: &Member) -> MemberStatus {
-        let plan = self.core.state().plan().map(|plan| &plan.record);
+        let plan = self.state().plan().map(|plan| &plan.record);
         let assignment = plan.and_then(|plan| {
             let stage = plan.stages.iter().position(|holder| holder.node == node)?;
             Some((plan, zbelastic_types::StageIndex(stage as u32)))
         });
-        let silent_ms =
-            self.last_received.get(&node).map(|since| since.elapsed().as_millis() as u64);
+        let silent = self.links.silent_for(node, Instant::now());
         MemberStatus {
             id: node,
             name: member.contact.name.clone(),
@@ -119,25 +187,29 @@ impl ControllerNode {
             }),
             device: member.resources.class.to_string(),
             left_out: self.left_out(member),
-            speed_permille: self.pace_tracker.speed_permille(node, member),
+            speed_permille: self.pace.speed_permille(node, member),
             memory_used: None,
             memory: member.resources.memory,
-            last_heard_ms: if node == self.setup.node { Some(0) } else { silent_ms },
+            last_heard_ms: if node == self.facts.node {
+                Some(0)
+            } else {
+                silent.map(|silent| silent.as_millis() as u64)
+            },
             round_trip_us: None,
-            road: match (node == self.setup.node, self.lane_paths.get(&node)) {
+            road: match (node == self.facts.node, self.links.path(node)) {
                 (true, _) => MemberPath::Own,
                 (false, Some(TransportPath::Quic)) => MemberPath::Quic,
                 (false, Some(TransportPath::SameHost)) => MemberPath::SameHost,
                 (false, None) => MemberPath::Down,
             },
-            work: self.work_status.get(&node).copied(),
-            disk: self.member_disks.status(node),
+            work: self.links.work_status().get(&node).copied(),
+            disk: self.disks.status(node),
         }
     }
 
     /// Why a worker has no part in the job and will have none, if that is so.
     fn left_out(&self, member: &Member) -> Option<String> {
-        let state = self.core.state();
+        let state = self.state();
         let job = state.job().filter(|job| job.under_way().is_ok())?;
         let own = member.resources.class;
         let required = state.class_for_plan();
@@ -150,7 +222,7 @@ impl ControllerNode {
     }
 
     pub(super) fn job_status(&self) -> Option<JobStatus> {
-        let state = self.core.state();
+        let state = self.state();
         let job = state.job()?;
         let sealed = state.open_turn().step.0;
         let last = self.run_log.last();
@@ -167,7 +239,7 @@ impl ControllerNode {
             step_ms: self.run_log.step_time().map(|time| time.as_secs_f64() * 1e3),
             tokens_per_s: self.run_log.speed(),
             eta_s: self.run_log.time_left(sealed).map(|left| left.as_secs_f64()),
-            digest: newest.and_then(|version| self.state_digest(version)),
+            digest: newest.and_then(|version| RunCatalog::of(state).state_digest(version)),
             digest_step: newest.map(|version| version.0),
             saving: state.pending().last().map(|pending| SavingStatus {
                 step: pending.version.0,
@@ -197,14 +269,17 @@ impl ControllerNode {
 
     /// What takes workers long, behind the reason why a run waits.
     fn activities(&self) -> String {
-        let active =
-            self.work_status.iter().filter_map(|(node, work)| Some((*node, work.activity?)));
-        let text = |(node, activity)| format!("; {} {activity}", self.name_of(node));
+        let active = self
+            .links
+            .work_status()
+            .iter()
+            .filter_map(|(node, work)| Some((*node, work.activity?)));
+        let text = |(node, activity)| format!("; {} {activity}", name_of(self.state(), node));
         active.take(ACTIVITIES_SHOWN).map(text).collect()
     }
 
     fn plan_status(&self) -> Option<PlanStatus> {
-        let plan = self.core.state().plan()?;
+        let plan = self.state().plan()?;
         let record = &plan.record;
         let standing = self.core.training_status();
         let is_smooth = matches!(standing, TrainingStatus::Running { withheld: None, .. });
@@ -223,7 +298,7 @@ impl ControllerNode {
     }
 
     fn promise(&self) -> Option<PromiseStatus> {
-        let state = self.core.state();
+        let state = self.state();
         Some(promise_status(&state.plan()?.record, state.job()?.spec.copies))
     }
 
@@ -231,13 +306,30 @@ impl ControllerNode {
         let refusals = self.core.refusals().iter();
         let mut counters: BTreeMap<String, u64> =
             refusals.map(|(name, count)| (format!("refused_{name}"), *count)).collect();
-        let lanes = self.transport.counters();
+        let lanes = self.tasks.transport().counters();
         counters.insert("control_dropped".to_owned(), lanes.control.dropped_queue_full);
         counters.insert("strangers_refused".to_owned(), lanes.accept.refused);
-        counters.insert("uptime_s".to_owned(), self.started.elapsed().as_secs());
-        counters.insert("rewinds".to_owned(), self.core.state().rewinds());
+        counters.insert("uptime_s".to_owned(), self.facts.started.elapsed().as_secs());
+        counters.insert("rewinds".to_owned(), self.state().rewinds());
         counters
     }
+}
+
+/// The name of a member.
+pub(super) fn name_of_member(state: &State, node: NodeId) -> String {
+    let member = state.members().get(&node);
+    member.map_or_else(|| node.to_string(), |member| member.contact.name.clone())
+}
+
+/// Where a member is reached.
+pub(super) fn addresses_of(state: &State, node: NodeId) -> Vec<String> {
+    let member = state.members().get(&node);
+    member.map_or_else(Vec::new, |member| member.contact.addresses.clone())
+}
+
+/// Where controllers are reached.
+pub(super) fn controller_addresses(state: &State) -> Vec<String> {
+    state.controllers().flat_map(|node| addresses_of(state, node)).collect()
 }
 
 fn promise_status(plan: &PlanRecord, promised: u32) -> PromiseStatus {
@@ -284,7 +376,7 @@ mod tests {
     use super::ranges;
 
     #[test]
-    fn layers_are_told_as_ranges() {
+    fn layers_are_reported_as_ranges() {
         assert_eq!(ranges(&[]), "");
         assert_eq!(ranges(&[4]), "4");
         assert_eq!(ranges(&[0, 1, 2, 3]), "0-3");

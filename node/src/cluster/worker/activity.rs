@@ -3,15 +3,13 @@
 use std::collections::BTreeSet;
 
 use zbelastic_consensus::plan::PlanRecord;
-use zbelastic_consensus::session::WorkerEvent;
 use zbelastic_consensus::state::copied_layers;
-use zbelastic_policy::tick::ticks_of_seconds;
 use zbelastic_trainer::elastic::image_bytes;
 use zbelastic_types::{Bytes, LayerId, NodeId, Step};
 
-use super::WorkerNode;
-use crate::cluster::activity::{LongActivity, WorkCounter};
-use crate::cluster::wire::{NodeMessage, PieceRef};
+use crate::cluster::activity::{DeviceGauge, LongActivity, WorkCounter};
+use crate::cluster::wire::PieceRef;
+use zbelastic_policy::tick::ticks_of_seconds;
 
 /// Ticks between two reports of an activity: faster is not readable, and heartbeats carry the count
 /// of work in between.
@@ -52,6 +50,8 @@ pub(super) struct WorkLog {
     /// The count of work that was passed to the session last.
     progress: u64,
     ticks: u32,
+    /// The gauge's count of edges of operations as it was read last.
+    edges_seen: u64,
     command: CommandWatch,
     /// Ticks for which clients are assumed to read layers of a checkpoint.
     export_ticks: u32,
@@ -170,52 +170,76 @@ impl WorkLog {
         let total = done + under_way.iter().map(|piece| piece.length).sum::<u64>();
         Some(LongActivity::Writing { version: *version, done: Bytes(*done), total: Bytes(total) })
     }
-}
 
-impl WorkerNode {
-    /// Another plan was loaded: the bytes that are held under it.
-    pub(super) fn note_held(&mut self, plan: &PlanRecord, me: NodeId) {
-        let Some(stage) = plan.stage_indices().zip(&plan.stages).find(|(_, at)| at.node == me)
-        else {
-            return;
-        };
-        let held: Vec<LayerId> =
-            plan.layers_of(stage.0).chain(copied_layers(plan, stage.0)).collect();
-        let bytes = held.into_iter().filter_map(|layer| self.layer_floats(layer)).map(image_bytes);
-        self.work_log.command.held = bytes.sum();
+    /// Another plan was loaded, under which so many bytes are held here.
+    pub(super) const fn note_held(&mut self, bytes: u64) {
+        self.command.held = bytes;
     }
 
-    /// Reports the work since the last report, if one is due.
-    pub(super) fn report_work(&mut self) {
-        let gauge = self.device.gauge();
-        if self.work_log.command.gets_on(gauge.command_edges()) {
+    /// Whether an operation began or ended since the last call, as the gauge counts edges; and if it
+    /// did, whether one is under way now.
+    pub(super) fn note_edges(&mut self, edges: u64) -> Option<bool> {
+        let has_changed = std::mem::replace(&mut self.edges_seen, edges) != edges;
+        has_changed.then(|| !edges.is_multiple_of(2))
+    }
+
+    /// A tick passes: what the device thread does is read from its gauge, and an evaluation waits
+    /// while pieces are kept (`is_keeping`). `written` are the bytes that went to or from the disk.
+    pub(super) fn handle_tick(
+        &mut self,
+        gauge: &DeviceGauge,
+        is_keeping: bool,
+        written: u64,
+    ) -> WorkReport {
+        if self.command.gets_on(gauge.command_edges()) {
             gauge.work().add(1);
         }
-        let is_keeping = self.unhashed.is_busy() || self.copies.is_busy() || self.keeping.is_busy();
         let is_evaluating = gauge.evaluation().get().is_some();
-        gauge
-            .evaluation()
-            .set_waiting(self.work_log.update_evaluation_wait(is_evaluating, is_keeping));
-        let pieces = self.work_log.pieces.total() + self.checkpoint_thread.moved().total();
-        let done = gauge.work().total() + self.work_log.received.total() + pieces;
-        let reported = done + self.work_log.export_waits;
-        if self.work_log.progress != reported {
-            self.work_log.progress = reported;
-            self.send_to_session(WorkerEvent::Progress { done: reported });
-        }
-        self.report_piece_progress(pieces);
-        let gauge = self.device.gauge();
-        self.work_log.ticks += 1;
-        if self.work_log.ticks < REPORT_TICKS {
-            return;
-        }
-        self.work_log.ticks = 0;
-        let activity = self.work_log.activity(gauge.evaluation().get());
-        if self.work_log.reported != Some((done, activity)) {
-            self.work_log.reported = Some((done, activity));
-            self.send_to_controllers(&NodeMessage::Working { done, activity });
-        }
+        gauge.evaluation().set_waiting(self.update_evaluation_wait(is_evaluating, is_keeping));
+        let pieces = self.pieces.total() + written;
+        let done = gauge.work().total() + self.received.total() + pieces;
+        let progress = done + self.export_waits;
+        let is_new = std::mem::replace(&mut self.progress, progress) != progress;
+        let activity = self.due_activity(done, gauge.evaluation().get());
+        WorkReport { pieces, progress: is_new.then_some(progress), activity }
     }
+
+    /// What controllers are sent of the work, if a report is due and it changed.
+    fn due_activity(
+        &mut self,
+        done: u64,
+        evaluated: Option<(u32, u32)>,
+    ) -> Option<(u64, Option<LongActivity>)> {
+        self.ticks += 1;
+        if self.ticks < REPORT_TICKS {
+            return None;
+        }
+        self.ticks = 0;
+        let report = (done, self.activity(evaluated));
+        (self.reported.replace(report) != Some(report)).then_some(report)
+    }
+}
+
+/// What a worker reports of its work after a tick.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct WorkReport {
+    /// Bytes of pieces that arrived here, or went to or from the disk.
+    pub(super) pieces: u64,
+    /// The count of work, if it grew: for the session.
+    pub(super) progress: Option<u64>,
+    /// The count of work and what takes long, if that is due: for controllers.
+    pub(super) activity: Option<(u64, Option<LongActivity>)>,
+}
+
+/// Bytes that a node holds under a plan, whose layers have so many floats in each part.
+pub(super) fn held_bytes(
+    plan: &PlanRecord,
+    me: NodeId,
+    floats: impl Fn(LayerId) -> Option<usize>,
+) -> Option<u64> {
+    let (stage, _) = plan.stage_indices().zip(&plan.stages).find(|(_, at)| at.node == me)?;
+    let held = plan.layers_of(stage).chain(copied_layers(plan, stage));
+    Some(held.filter_map(floats).map(image_bytes).sum())
 }
 
 #[cfg(test)]
@@ -317,5 +341,28 @@ mod tests {
         log.note_export();
         log.update_evaluation_wait(false, false);
         assert_eq!(log.export_waits, before, "nobody waits: that others read is no progress");
+    }
+
+    #[test]
+    fn progress_is_reported_at_once_and_activities_now_and_then_if_they_changed() {
+        let gauge = DeviceGauge::default();
+        let mut log = WorkLog::default();
+        let count = |log: &mut WorkLog, written| {
+            let reports = (0..REPORT_TICKS).map(|_| log.handle_tick(&gauge, false, written));
+            let reports: Vec<_> = reports.collect();
+            let progress: Vec<_> = reports.iter().filter_map(|report| report.progress).collect();
+            (progress, reports.iter().filter_map(|report| report.activity).collect::<Vec<_>>())
+        };
+        assert_eq!(count(&mut log, 7), (vec![7], vec![(7, None)]));
+        assert_eq!(count(&mut log, 7), (vec![], vec![]), "nothing is new");
+        assert_eq!(count(&mut log, 9), (vec![9], vec![(9, None)]));
+    }
+
+    #[test]
+    fn the_device_is_reported_busy_when_an_operation_begins_or_ended_and_another_began() {
+        let mut log = WorkLog::default();
+        let edges = [0, 1, 1, 2, 3, 5, 6];
+        let expected = [None, Some(true), None, Some(false), Some(true), Some(true), Some(false)];
+        assert_eq!(edges.map(|edges| log.note_edges(edges)), expected);
     }
 }

@@ -1,5 +1,6 @@
 //! Layers between workers: requested, offered, fetched over the bulk lane, passed to the runtime.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,11 +11,14 @@ use zbelastic_identity::PeerIdentity;
 use zbelastic_trainer::elastic::{LayerImage, ScatteredLayer, image_bytes};
 use zbelastic_trainer::runtime::{PeerBody, PeerFrame, RuntimeInput};
 use zbelastic_transport::{BulkFetch, ChunkSink, Transport};
-use zbelastic_types::{Generation, LayerId, NodeId};
+use zbelastic_types::{Generation, NodeId};
 
-use super::{WorkerCompletion, WorkerNode};
-use crate::cluster::blob_registry::LayerBody;
+use super::activity::WorkLog;
+use super::job::WorkerJob;
+use super::ports::{WorkerCompletion, WorkerPorts};
+use crate::cluster::blob_registry::{BlobRegistry, LayerBody};
 use crate::cluster::frames::LayerOffer;
+use crate::cluster::outbox::Outbox;
 use crate::cluster::wire::{self, BulkKey, LayerMessage, NodeMessage};
 
 /// A layer that can be fetched.
@@ -35,19 +39,54 @@ pub(super) struct LayerFetchResult {
     duration: Duration,
 }
 
-impl WorkerNode {
+/// Layers that this worker offers, and those on their way here.
+pub(super) struct LayerExchange {
+    blob_registry: BlobRegistry,
+    /// Layers that are on their way here.
+    fetching: BTreeSet<BulkKey>,
+}
+
+impl LayerExchange {
+    pub(super) const fn new(blob_registry: BlobRegistry) -> Self {
+        Self { blob_registry, fetching: BTreeSet::new() }
+    }
+
+    /// Whether no layer is on its way here.
+    pub(super) fn is_idle(&self) -> bool {
+        self.fetching.is_empty()
+    }
+
+    /// A plan is loaded: what was offered for those before, and what is on its way, is dropped.
+    pub(super) fn begin_plan(&mut self, generation: Generation, work_log: &mut WorkLog) {
+        self.blob_registry.clear_before(generation);
+        self.fetching.clear();
+        work_log.end_receiving();
+    }
+
+    /// All workers are ready: what was offered for this plan has been fetched, and a holder of a
+    /// layer keeps its owner from writing it in place.
+    pub(super) fn end_loading(&self, generation: Generation) {
+        self.blob_registry.clear_before(generation.next());
+    }
+
     /// Another worker requested a layer, and the runtime has it.
-    pub(super) fn offer(&mut self, to: NodeId, offer: LayerOffer) {
+    pub(super) fn offer(&self, to: NodeId, offer: LayerOffer, outbox: &mut Outbox) {
         let LayerOffer { generation, sender, image, open } = offer;
         let layer = image.layer;
         let version = image.version;
         let key = BulkKey::Layer { generation, layer, version };
         self.blob_registry.offer(key, Arc::new(LayerBody::new(image)));
         let offer = LayerMessage::Offer { generation, sender, layer, version, open };
-        self.send_node(to, &NodeMessage::Layer(offer));
+        outbox.send(to, NodeMessage::Layer(offer));
     }
 
-    pub(super) fn handle_layer_message(&mut self, from: PeerIdentity, message: LayerMessage) {
+    /// Another worker requests a layer, or offers one that is fetched now.
+    pub(super) fn handle_message(
+        &mut self,
+        from: PeerIdentity,
+        message: LayerMessage,
+        (job, ports): (&WorkerJob, &mut WorkerPorts),
+    ) {
         let (generation, sender, body) = match message {
             LayerMessage::Fetch { generation, sender, layer, version } => {
                 (generation, sender, PeerBody::Fetch { layer, version })
@@ -58,65 +97,66 @@ impl WorkerNode {
             LayerMessage::Offer { generation, sender, layer, version, open } => {
                 let key = BulkKey::Layer { generation, layer, version };
                 let offered = OfferedLayer { key, generation, sender, open };
-                return self.fetch_layer(from, offered, layer);
+                let Some(float_count) = job.layer_floats(layer) else { return };
+                return self.fetch(from, offered, float_count, ports);
             }
         };
         if sender.node == from.node {
-            self.send_to_device(RuntimeInput::Peer(PeerFrame { generation, sender, body }));
+            ports.send_to_device(RuntimeInput::Peer(PeerFrame { generation, sender, body }));
         }
     }
 
-    fn fetch_layer(&mut self, from: PeerIdentity, offered: OfferedLayer, layer: LayerId) {
-        let Some(float_count) = self.layer_floats(layer) else { return };
-        if offered.sender.node != from.node || !self.layers_fetching.insert(offered.key) {
+    fn fetch(
+        &mut self,
+        from: PeerIdentity,
+        offered: OfferedLayer,
+        float_count: usize,
+        ports: &mut WorkerPorts,
+    ) {
+        if offered.sender.node != from.node || !self.fetching.insert(offered.key) {
             return;
         }
         let length = image_bytes(float_count);
-        let progress = Some(self.work_log.begin_receiving(length).shared());
+        let progress = Some(ports.work_log.begin_receiving(length).shared());
         let key = wire::encode(&offered.key);
         let fetch = BulkFetch { holders: vec![from.node], key, length, progress };
-        let transport = self.transport.clone();
-        let completions = self.completions.clone();
-        tokio::spawn(async move {
+        let transport = ports.tasks.transport().clone();
+        ports.tasks.spawn(async move {
             let requested_at = Instant::now();
             let image = fetch_image(&transport, fetch, float_count).await;
             let duration = requested_at.elapsed();
-            let _ = completions
-                .send(WorkerCompletion::Layer(LayerFetchResult { offered, image, duration }))
-                .await;
+            WorkerCompletion::Layer(LayerFetchResult { offered, image, duration })
         });
     }
 
-    pub(super) fn handle_layer(&mut self, result: LayerFetchResult) {
+    /// A layer was fetched, or not.
+    pub(super) fn handle_fetched(&mut self, result: LayerFetchResult, ports: &mut WorkerPorts) {
         let LayerFetchResult { offered, image, duration } = result;
         let OfferedLayer { key, generation, sender, open } = offered;
-        if !self.layers_fetching.remove(&key) {
+        if !self.fetching.remove(&key) {
             return;
         }
-        if self.layers_fetching.is_empty() {
-            self.work_log.end_receiving();
+        if self.fetching.is_empty() {
+            ports.work_log.end_receiving();
         }
-        if let Ok(image) = &image {
-            // What is requested ahead is for the plan after this one.
-            let plan = if open.is_some() { generation.next() } else { generation };
-            let bytes = image_bytes(image.w.len());
-            let took_us = duration.as_micros() as u64;
-            self.send_to_controllers(&NodeMessage::Moved { plan, bytes, took_us });
-        }
-        match image {
-            Ok(image) => {
-                let image = Arc::new(image);
-                let body = match open {
-                    Some(open) => PeerBody::StandbyLayer { open, image },
-                    None => PeerBody::Layer(image),
-                };
-                self.send_to_device(RuntimeInput::Peer(PeerFrame { generation, sender, body }));
-            }
+        let image = match image {
+            Ok(image) => Arc::new(image),
             // The runtime requests it again, from another worker.
             Err(error) => {
-                self.journal.log(format!("a layer from {sender} did not arrive: {error}"))
+                let text = format!("a layer from {sender} did not arrive: {error}");
+                return ports.journal.log(text);
             }
-        }
+        };
+        // What is requested ahead is for the plan after this one.
+        let plan = if open.is_some() { generation.next() } else { generation };
+        let bytes = image_bytes(image.w.len());
+        let took_us = duration.as_micros() as u64;
+        ports.send_to_controllers(&NodeMessage::Moved { plan, bytes, took_us });
+        let body = match open {
+            Some(open) => PeerBody::StandbyLayer { open, image },
+            None => PeerBody::Layer(image),
+        };
+        ports.send_to_device(RuntimeInput::Peer(PeerFrame { generation, sender, body }));
     }
 }
 

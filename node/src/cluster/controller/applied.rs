@@ -1,0 +1,142 @@
+//! What follows at a controller from entries that were agreed on.
+
+use std::time::Instant;
+
+use zbelastic_consensus::access::AccessOutcome;
+use zbelastic_consensus::core::Event as CoreEvent;
+use zbelastic_consensus::state::StateChange;
+
+use super::ControllerNode;
+use super::data::ensure_data;
+use super::formats::version_of;
+use super::pieces::{collect_unused, complete_checkpoint};
+use super::tokens::token_role;
+use crate::cluster::document::JobDocument;
+use crate::cluster::journal::now_ms;
+use zbelastic_api::EventKind;
+
+impl ControllerNode {
+    pub(super) fn handle_core_event(&mut self, event: CoreEvent) {
+        match event {
+            CoreEvent::Applied { index, change } => self.handle_change(index, &change),
+            CoreEvent::Refused { index, entry, refusal } => {
+                let text = format!("entry {index} ({entry}) changed nothing: {refusal}");
+                self.ports.journal.log(text);
+                self.joins.refuse(index, &refusal, self.ports.state().access());
+                self.answer_command(index, Err(refusal));
+            }
+            CoreEvent::NoPlan(none) => self.ports.journal.warn(format!("no plan: {none}")),
+            CoreEvent::Installed { .. } => {
+                self.backfill.request();
+                self.follow_job();
+                self.ban_revoked();
+            }
+            CoreEvent::Leader { leader, term } => {
+                self.ports.journal.record(EventKind::Leader { node: leader, term });
+            }
+        }
+    }
+
+    fn handle_change(&mut self, index: u64, change: &StateChange) {
+        if let StateChange::Job { .. } = change {
+            self.follow_job();
+        }
+        let now = (Instant::now(), now_ms());
+        for kind in self.run_log.note_change(change, self.ports.core.state(), now) {
+            let kind = self.ports.runs().with_digest(kind);
+            self.ports.journal.record(kind);
+        }
+        self.planning.note_change(change, &self.ports.core, &self.run_log);
+        match change {
+            StateChange::Checkpoint { version, .. } => {
+                complete_checkpoint(*version, &mut self.ports);
+                self.backfill.request();
+            }
+            StateChange::Removed { run } => {
+                self.ports.journal.log(format!("run {run} is removed"));
+                collect_unused(&mut self.ports);
+            }
+            StateChange::Job { .. } => {
+                collect_unused(&mut self.ports);
+                self.backfill.request();
+            }
+            StateChange::Access(outcome) => self.note_access(outcome),
+            StateChange::Members(_) | StateChange::Format(_) => self.ban_revoked(),
+            StateChange::Adopted(_)
+            | StateChange::Planned(_)
+            | StateChange::Ready(_)
+            | StateChange::Resumed(_)
+            | StateChange::Sealed { .. }
+            | StateChange::Durable { .. }
+            | StateChange::Kept { .. }
+            | StateChange::Rewound { .. } => {}
+        }
+        self.answer_command(index, Ok(()));
+    }
+
+    /// The tokens or credentials that the cluster agreed on changed.
+    fn note_access(&mut self, outcome: &AccessOutcome) {
+        let journal = &mut self.ports.journal;
+        match outcome {
+            AccessOutcome::LetIn { key, node, .. } => {
+                let directory = self.connections.directory();
+                let ports = (&mut self.ports, directory);
+                self.joins.admit((*key, *node), ports, &self.certificates);
+            }
+            AccessOutcome::TokenMade { token } => {
+                let tokens = self.ports.core.state().access().tokens();
+                if let Some(role) = tokens.get(token).map(|token| token_role(token.terms.role)) {
+                    journal.record(EventKind::TokenCreated { id: token.to_string(), role });
+                }
+            }
+            AccessOutcome::TokenRevoked { token } => {
+                journal.record(EventKind::TokenRevoked { id: token.to_string() });
+            }
+            AccessOutcome::Revoked { node } | AccessOutcome::Forgotten { node } => {
+                self.ports.tasks.transport().ban(*node);
+            }
+            AccessOutcome::Authority { phase, revoked } => {
+                self.rotation.note_phase(*phase, revoked, journal);
+            }
+            AccessOutcome::Renewed { .. } => {}
+        }
+    }
+
+    /// Bans revoked nodes, and programs that do not read the log's format, whenever this one learned
+    /// of it: such a program would end with the first entry in it.
+    pub(super) fn ban_revoked(&self) {
+        let transport = self.ports.tasks.transport();
+        let state = self.ports.state();
+        transport.retire_versions_before(version_of(state.format()));
+        state.access().revoked().for_each(|node| transport.ban(node));
+    }
+
+    pub(super) fn follow_job(&mut self) {
+        let Some(spec) = self.ports.state().job().map(|job| job.spec.clone()) else { return };
+        match JobDocument::of_job(&spec) {
+            Ok(job) => {
+                ensure_data(&job.job, &self.ports);
+                self.use_store(&job.job);
+                self.planning.set_job(job.name, &mut self.ports.core);
+                self.run_log.set_job(job);
+            }
+            Err(error) => self.ports.journal.warn(error.to_string()),
+        }
+    }
+
+    /// Keeps checkpoints in the folder that the job names.
+    fn use_store(&mut self, job: &JobDocument) {
+        let dir = job.config.checkpoint.folder.as_deref();
+        let record = self.connections.node_record();
+        let folder = self.store_locations.of_job(dir, record.cluster, record.node);
+        let checkpoint_thread = self.ports.tasks.checkpoint_thread();
+        match folder.map(|folder| checkpoint_thread.use_store(folder)) {
+            Ok(Ok(())) => {}
+            Ok(Err(_)) => {
+                let text = "checkpoint.dir: too much waits for the disk".to_owned();
+                self.ports.journal.warn(text);
+            }
+            Err(error) => self.ports.journal.warn(format!("checkpoint.dir: {error}")),
+        }
+    }
+}

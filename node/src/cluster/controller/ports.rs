@@ -1,0 +1,99 @@
+//! What the components of a controller work with: the agreed state and its log, messages to other
+//! nodes, the journal, and work beside the event loop.
+
+use zbelastic_consensus::core::{CommandOutcome, Core, CoreRefusal, OperatorCommand};
+use zbelastic_consensus::member::Role;
+use zbelastic_consensus::state::State;
+use zbelastic_identity::AuthoritySecret;
+use zbelastic_types::NodeId;
+
+use super::backfill::BackfillResult;
+use super::data::DataFetchResult;
+use super::runs::RunCatalog;
+use super::uploads::UploadWriteResult;
+use crate::cluster::background::BackgroundTasks;
+use crate::cluster::disk_space::DiskSpace;
+use crate::cluster::journal::Journal;
+use crate::cluster::outbox::Outbox;
+use crate::cluster::piece_keeper::PieceFetchResult;
+
+/// The result of work that was done beside the event loop.
+pub(super) enum ControllerCompletion {
+    /// A piece of a checkpoint, to be kept for another node.
+    Piece(PieceFetchResult),
+    /// The result of fetching a text.
+    Data(DataFetchResult),
+    /// The result of fetching pieces of runs that ended.
+    Backfilled(BackfillResult),
+    /// The result of writing a piece of an upload.
+    Uploaded(UploadWriteResult),
+    /// The free and total space on the store's disk, if it is known.
+    DiskSpace(Option<DiskSpace>),
+    /// The administrator's certificate could not be renewed, and why.
+    AdminNotRenewed(String),
+    /// The key of the authority that follows, or why it did not arrive.
+    AuthorityKey(Result<AuthoritySecret, String>),
+}
+
+impl From<PieceFetchResult> for ControllerCompletion {
+    fn from(result: PieceFetchResult) -> Self {
+        Self::Piece(result)
+    }
+}
+
+/// Work beside the event loop of a controller.
+pub(super) type ControllerTasks = BackgroundTasks<ControllerCompletion>;
+
+/// What components of a controller read and write beside their own fields.
+pub(super) struct ControllerPorts {
+    /// The id of this node.
+    pub(super) me: NodeId,
+    pub(super) core: Core,
+    /// Messages that are sent once the event is handled.
+    pub(super) outbox: Outbox,
+    pub(super) journal: Journal,
+    pub(super) tasks: ControllerTasks,
+}
+
+impl ControllerPorts {
+    pub(super) fn state(&self) -> &State {
+        self.core.state()
+    }
+
+    /// Whether this node leads and has applied all that was agreed before.
+    pub(super) fn leads(&self) -> bool {
+        self.core.status().leads_applied
+    }
+
+    pub(super) fn propose(
+        &mut self,
+        command: OperatorCommand,
+    ) -> Result<CommandOutcome, CoreRefusal> {
+        self.core.execute_command(command)
+    }
+
+    /// The runs that are kept.
+    pub(super) fn runs(&self) -> RunCatalog<'_> {
+        RunCatalog::of(self.core.state())
+    }
+
+    pub(super) fn other_controllers(&self) -> Vec<NodeId> {
+        self.state().controllers().filter(|node| *node != self.me).collect()
+    }
+
+    /// Members beside this node that may hold pieces.
+    pub(super) fn other_holders(&self) -> Vec<NodeId> {
+        let mut holders = holders(self.state());
+        holders.retain(|node| *node != self.me);
+        holders
+    }
+}
+
+/// Members that may hold pieces.
+pub(super) fn holders(state: &State) -> Vec<NodeId> {
+    let live = state.members().iter().filter(|(_, member)| member.is_live());
+    let keeps = |role: Role| match role {
+        Role::Controller | Role::Worker => true,
+    };
+    live.filter(|(_, member)| keeps(member.role)).map(|(node, _)| *node).collect()
+}

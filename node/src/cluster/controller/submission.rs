@@ -1,0 +1,121 @@
+//! A run that a client submits: what it would be, and what is to be done for it.
+
+use std::sync::Arc;
+
+use zbelastic_consensus::job::{Job, JobChange, JobPhase, JobSpec};
+use zbelastic_consensus::run::run_name_of;
+use zbelastic_consensus::state::State;
+
+use super::runs::RunCatalog;
+use crate::cluster::document::{DataName, DocumentError, JobDocument};
+use zbelastic_api::{ApiRefusal, CorpusDescription, RunDisposition, WrongState};
+use zbelastic_config::{RunConfig, WeightSource, check_cluster_can_run, load_document};
+use zbelastic_wording::CommandFailure;
+
+/// A run as a client submits it.
+pub(super) struct SubmittedRun {
+    /// A configuration, or a complete document.
+    pub(super) document: String,
+    pub(super) corpus: CorpusDescription,
+    pub(super) weights: Option<CorpusDescription>,
+    /// The name of the run, if the client chose one.
+    pub(super) name: Option<String>,
+    /// The run from whose last checkpoint it continues.
+    pub(super) from: Option<String>,
+}
+
+impl SubmittedRun {
+    /// The job that the run would be, and its specification for the log.
+    ///
+    /// # Errors
+    /// If the document cannot be run by a cluster, or the run would not be another one.
+    pub(super) fn prepare(self, state: &State) -> Result<(JobDocument, JobSpec), ApiRefusal> {
+        let Self { document, corpus, weights, name, from } = self;
+        let job = submitted_document(&document, (corpus, weights))?;
+        let job = RunCatalog::of(state).branched(job, from)?;
+        with_run_name(job, name, state)
+    }
+}
+
+/// What is to be done for a run that may begin: whether its job is agreed on already, and if it is
+/// not running, the change to propose.
+pub(super) fn run_start(job: Option<&Job>, spec: JobSpec) -> (RunDisposition, Option<JobChange>) {
+    match job.filter(|job| job.spec.config == spec.config).map(|job| job.phase) {
+        Some(JobPhase::Running) => (RunDisposition::Attached, None),
+        Some(JobPhase::Done) => (RunDisposition::Done, None),
+        Some(JobPhase::Paused | JobPhase::Halted(_)) => {
+            (RunDisposition::Continued, Some(JobChange::Continue))
+        }
+        Some(JobPhase::Stopped) | None => {
+            (RunDisposition::Started, Some(JobChange::Start(Arc::new(spec))))
+        }
+    }
+}
+
+/// The run under the requested name. Without one it is the run that was submitted so before, if
+/// that is under way or kept, and gets a name that no run has otherwise.
+fn with_run_name(
+    mut job: JobDocument,
+    name: Option<String>,
+    state: &State,
+) -> Result<(JobDocument, JobSpec), ApiRefusal> {
+    let current = state.job().filter(|current| current.phase != JobPhase::Stopped);
+    let current = current.and_then(|current| JobDocument::of_job(&current.spec).ok());
+    let current =
+        current.filter(|current| current.job.is_same_run(&job)).map(|current| current.job.name);
+    job.name = match (name, current) {
+        (Some(name), _) | (None, Some(name)) => name,
+        (None, None) => {
+            let runs = RunCatalog::of(state);
+            if let Some(name) = runs.ended_as(&job) {
+                return Err(ApiRefusal::WrongState(WrongState::Kept { name }));
+            }
+            runs.free_name(&job.name)
+        }
+    };
+    let malformed = |error: DocumentError| ApiRefusal::Malformed { what: error.to_string() };
+    let spec = job.spec(job.encode().map_err(malformed)?);
+    Ok((job, spec))
+}
+
+/// The job that was submitted: a configuration with the hash of its text, or a complete document.
+fn submitted_document(
+    document: &str,
+    (corpus, weights): (CorpusDescription, Option<CorpusDescription>),
+) -> Result<JobDocument, ApiRefusal> {
+    if document.trim_start().starts_with('{') {
+        let job = JobDocument::decode(document.as_bytes());
+        let job = job.map_err(|error| ApiRefusal::Malformed { what: error.to_string() })?;
+        check_cluster_can_run(&job.config).map_err(|failure| config_refusal(&failure))?;
+        if job.from.is_some() {
+            // The log records from what a run continues, and the submitted request names it.
+            let what = "a document that names itself what it continues from".to_owned();
+            return Err(ApiRefusal::Malformed { what });
+        }
+        return Ok(job);
+    }
+    let loaded = load_document("the submitted configuration", document)
+        .and_then(|loaded| check_cluster_can_run(&loaded.config).map(|()| loaded))
+        .map_err(|failure| config_refusal(&failure))?;
+    if let WeightSource::HuggingFace { folder } = &loaded.config.weights {
+        let what = format!("model.from_hf = {} is a folder of another machine", folder.display());
+        return Err(ApiRefusal::Config { problems: vec![what] });
+    }
+    let name = |data: CorpusDescription| DataName { hash: data.hash.0, length: data.length.0 };
+    let config = loaded.config;
+    let toml = document.to_owned();
+    let mut job = JobDocument::new(default_run_name(&config), config, toml, name(corpus));
+    job.weights = weights.map(name);
+    Ok(job)
+}
+
+fn config_refusal(failure: &CommandFailure) -> ApiRefusal {
+    let problems = failure.details.iter().map(|detail| detail.what.clone()).collect();
+    ApiRefusal::Config { problems }
+}
+
+/// What a run is called that has no other name: by its model's size.
+fn default_run_name(config: &RunConfig) -> String {
+    let family = format!("{:?}", config.model.family).to_lowercase();
+    run_name_of(&format!("{family}-{}x{}", config.model.blocks, config.model.width))
+}

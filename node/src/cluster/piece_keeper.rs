@@ -1,0 +1,148 @@
+//! Pieces of checkpoints that this node keeps because another one requests it: fetched one after
+//! the other, and answered when they are durable here.
+
+use zbelastic_types::NodeId;
+
+use super::activity::WorkCounter;
+use super::background::BackgroundTasks;
+use super::journal::Journal;
+use super::keep_queue::{KeepQueue, KeepQueueFull};
+use super::keep_rule::KeepRefusal;
+use super::outbox::Outbox;
+use super::piece_fetch::{PieceFetchError, fetch_piece};
+use super::wire::{NodeMessage, PieceRef};
+
+/// The result of fetching a piece that is to be kept for another node.
+pub struct PieceFetchResult {
+    /// The piece that was fetched, or not.
+    pub piece: PieceRef,
+    /// The node that requested it to be kept.
+    pub requested_by: NodeId,
+    /// Whether it is durable here.
+    pub outcome: Result<(), PieceFetchError>,
+}
+
+/// Keeps pieces for other nodes.
+#[derive(Default)]
+pub struct PieceKeeper {
+    queue: KeepQueue,
+    progress: WorkCounter,
+}
+
+impl PieceKeeper {
+    /// A keeper that counts the bytes that arrived with `progress`.
+    #[must_use]
+    pub fn new(progress: WorkCounter) -> Self {
+        Self { queue: KeepQueue::default(), progress }
+    }
+
+    /// The counter for the bytes of fetched pieces.
+    #[must_use]
+    pub const fn progress(&self) -> &WorkCounter {
+        &self.progress
+    }
+
+    /// Whether a piece is being fetched.
+    #[must_use]
+    pub const fn is_busy(&self) -> bool {
+        self.queue.is_busy()
+    }
+
+    /// Another node requests that a piece is kept here too. It is answered at once if it is not to
+    /// be kept, or if too many wait.
+    pub fn request(
+        &mut self,
+        node: NodeId,
+        piece: PieceRef,
+        check: Result<(), KeepRefusal>,
+        (outbox, journal): (&mut Outbox, &mut Journal),
+    ) {
+        if let Err(refusal) = check {
+            journal.log(format!("nothing is kept for node {node}: {refusal}"));
+            return outbox.send(node, NodeMessage::NotKept(piece));
+        }
+        if let Err(KeepQueueFull) = self.queue.push(piece, node) {
+            outbox.send(node, NodeMessage::NotKept(piece));
+        }
+    }
+
+    /// Begins to fetch the next piece, if one waits and none is under way.
+    pub fn fetch_next<C>(&mut self, tasks: &BackgroundTasks<C>)
+    where
+        C: From<PieceFetchResult> + Send + 'static,
+    {
+        let Some((piece, requested_by)) = self.queue.poll() else { return };
+        let transport = tasks.transport().clone();
+        let checkpoint_thread = tasks.checkpoint_thread().clone();
+        let progress = self.progress.clone();
+        tasks.spawn(async move {
+            let outcome =
+                fetch_piece(&transport, &checkpoint_thread, piece, requested_by, progress).await;
+            C::from(PieceFetchResult { piece, requested_by, outcome })
+        });
+    }
+
+    /// A piece was fetched, or not: its requester is answered.
+    pub fn note_fetched(
+        &mut self,
+        result: PieceFetchResult,
+        (outbox, journal): (&mut Outbox, &mut Journal),
+    ) {
+        let PieceFetchResult { piece, requested_by, outcome } = result;
+        let answer = match outcome {
+            Ok(()) => NodeMessage::Kept(piece),
+            Err(error) => {
+                journal.warn(format!("nothing is kept for node {requested_by}: {error}"));
+                NodeMessage::NotKept(piece)
+            }
+        };
+        outbox.send(requested_by, answer);
+        self.queue.note_done(piece, requested_by);
+    }
+
+    /// Reports to the nodes whose pieces wait here that they make progress, if pieces do and not
+    /// only ticks pass. `moved` are the bytes of pieces that arrived here, or went to or from the
+    /// disk.
+    pub fn handle_tick(&mut self, moved: u64, outbox: &mut Outbox) {
+        for (piece, node) in self.queue.handle_tick(moved) {
+            outbox.send(node, NodeMessage::Keeping(piece));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use zbelastic_types::{Digest, LayerId, RunId, Step};
+
+    use super::*;
+    use crate::cluster::journal::LogEcho;
+
+    fn piece(layer: u32) -> PieceRef {
+        let digest = Digest([layer as u8; 32]);
+        PieceRef { run: RunId(1), version: Step(4), layer: LayerId(layer), digest, length: 10 }
+    }
+
+    #[test]
+    fn a_requester_is_answered_once_when_its_piece_is_refused_fetched_or_not() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("events.jsonl");
+        let mut journal = Journal::open(&path, LogEcho::No).expect("room");
+        let mut outbox = Outbox::default();
+        let mut keeper = PieceKeeper::default();
+        keeper.request(NodeId(5), piece(0), Err(KeepRefusal::NoJob), (&mut outbox, &mut journal));
+        assert_eq!(outbox.take(), [(NodeId(5), NodeMessage::NotKept(piece(0)))]);
+        for layer in [1, 2] {
+            keeper.request(NodeId(5), piece(layer), Ok(()), (&mut outbox, &mut journal));
+        }
+        assert_eq!(outbox.take(), [], "it is answered when the piece is here");
+        let outcomes = [(1, Ok(())), (2, Err(PieceFetchError::NoStore))];
+        for (layer, outcome) in outcomes {
+            assert_eq!(keeper.queue.poll(), Some((piece(layer), NodeId(5))));
+            let result = PieceFetchResult { piece: piece(layer), requested_by: NodeId(5), outcome };
+            keeper.note_fetched(result, (&mut outbox, &mut journal));
+        }
+        let expected = [NodeMessage::Kept(piece(1)), NodeMessage::NotKept(piece(2))];
+        assert_eq!(outbox.take(), expected.map(|message| (NodeId(5), message)));
+        assert!(!keeper.is_busy());
+    }
+}

@@ -1,0 +1,170 @@
+//! A worker's certificate: renewed long before it ends, over the connection that it vouches for. A
+//! worker trusts the authorities that the cluster agreed to trust, and reports its progress with
+//! that.
+
+use std::path::PathBuf;
+
+use zbelastic_identity::{Credentials, UnixSeconds};
+use zbelastic_policy::renewal::{CertificateStatus, RenewalAction, RenewalWatch};
+use zbelastic_policy::roster::Roster;
+
+use super::ports::{WorkerCompletion, WorkerPorts, WorkerTasks};
+use crate::cluster::authority::{LOOK_TICKS, is_certified, report, updated_credentials};
+use crate::cluster::journal::Journal;
+use crate::cluster::node_record::NodeRecord;
+use crate::cluster::renewal::request_renewal;
+use crate::cluster::wire::{self, NodeAnswer, NodeMessage, NodeRequest};
+
+/// The certificate of a worker, and when it is renewed.
+pub(super) struct WorkerCertificate {
+    credentials: Credentials,
+    /// The folder that holds the node record, the certificate and the key.
+    folder: PathBuf,
+    renewal: RenewalWatch,
+    /// Ticks since the authorities to trust were looked at.
+    authority_ticks: u32,
+    /// Whether another authority issues than the one that made the certificate.
+    is_replaced: bool,
+    /// Whether a controller does not trust the authority that made the certificate.
+    is_untrusted: bool,
+}
+
+impl WorkerCertificate {
+    pub(super) fn new(credentials: Credentials, folder: PathBuf) -> Self {
+        Self {
+            credentials,
+            folder,
+            renewal: RenewalWatch::default(),
+            authority_ticks: 0,
+            is_replaced: false,
+            is_untrusted: false,
+        }
+    }
+
+    /// A controller refused a connection: it does not trust the authority any more.
+    pub(super) fn note_untrusted(&mut self) {
+        self.is_untrusted = true;
+        self.renewal.check_now();
+    }
+
+    /// Follows a change of authority: what was agreed travels with where members are reached.
+    pub(super) fn follow_rotation(&mut self, ports: &mut WorkerPorts) {
+        self.authority_ticks += 1;
+        if self.authority_ticks < LOOK_TICKS {
+            return;
+        }
+        self.authority_ticks = 0;
+        let contacts = ports.session.contacts().clone();
+        let Some(rotation) = &contacts.rotation else { return };
+        if let Some(updated) = updated_credentials(rotation, &self.credentials) {
+            let updated = updated.map_err(|error| error.to_string());
+            match updated.and_then(|credentials| self.use_credentials(credentials, &ports.tasks)) {
+                Ok(()) => ports
+                    .journal
+                    .log("the authorities that this node trusts have changed".to_owned()),
+                Err(why) => ports.journal.warn(format!("another authority is not trusted: {why}")),
+            }
+        }
+        self.is_replaced = rotation.is_issuing() && !is_certified(rotation, &self.credentials);
+        if self.is_replaced {
+            self.renewal.check_soon();
+        }
+        if rotation.is_under_way() {
+            let report = report(rotation, &self.credentials, false);
+            ports.send_to_controllers(&NodeMessage::Authority(report));
+        }
+    }
+
+    /// Requests a certificate that holds for longer, if two thirds of this one's time are over, or
+    /// one by the authority that issues now.
+    pub(super) fn renew_if_due(
+        &mut self,
+        ports: &WorkerPorts,
+        roster: &Roster,
+        record: &NodeRecord,
+    ) {
+        let credentials = &self.credentials;
+        let is_replaced = self.is_replaced;
+        let is_untrusted = self.is_untrusted && !roster.is_controller_connected();
+        let status = || {
+            let now = UnixSeconds::now();
+            let window = credentials.window();
+            CertificateStatus { now, window, is_replaced, is_untrusted }
+        };
+        match self.renewal.handle_tick(status) {
+            RenewalAction::Wait => {}
+            RenewalAction::RequestAsJoiner => self.request_by_key(&ports.tasks, record),
+            RenewalAction::RequestFromController => self.request(ports, roster),
+        }
+    }
+
+    fn request(&self, ports: &WorkerPorts, roster: &Roster) {
+        let mut controllers = ports.session.controllers().into_iter();
+        let Some(controller) = controllers.find(|node| roster.is_up(*node)) else { return };
+        let request = NodeRequest::Renew { request: self.credentials.key().signing_request() };
+        let transport = ports.tasks.transport().clone();
+        ports.tasks.spawn(async move {
+            let answer = transport.request(controller, request.encode()).await;
+            WorkerCompletion::Certificate(match answer.map(|bytes| wire::decode(&bytes)) {
+                Ok(Ok(NodeAnswer::Renewed { chain, .. })) => Ok(chain),
+                Ok(Ok(NodeAnswer::Refused { why })) => Err(why),
+                Ok(Ok(NodeAnswer::Collected(_) | NodeAnswer::AuthorityKey(_))) => {
+                    Err("it answered something else".to_owned())
+                }
+                Ok(Err(error)) => Err(error.to_string()),
+                Err(error) => Err(error.to_string()),
+            })
+        });
+    }
+
+    /// No controller accepts a connection with a certificate that ended, or that an authority made
+    /// which is retired: it was cut off for so long. They have its key.
+    fn request_by_key(&self, tasks: &WorkerTasks, record: &NodeRecord) {
+        let ended = self.credentials.clone();
+        let name = record.name.clone();
+        let controllers: Vec<_> = record.controllers.values().flatten().copied().collect();
+        tasks.spawn(async move {
+            match request_renewal(&ended, &name, controllers.into_iter()).await {
+                Ok(renewed) => {
+                    let chain = renewed.chain().iter().map(|part| part.to_vec());
+                    WorkerCompletion::Certificate(Ok(chain.collect()))
+                }
+                Err(error) if error.is_no_member => WorkerCompletion::NoMember,
+                Err(error) => WorkerCompletion::Certificate(Err(error.failure.what)),
+            }
+        });
+    }
+
+    /// A certificate that was requested arrived, or not.
+    pub(super) fn handle_certificate(
+        &mut self,
+        chain: Result<Vec<Vec<u8>>, String>,
+        (tasks, journal): (&WorkerTasks, &mut Journal),
+    ) {
+        let renewed = chain.and_then(|chain| {
+            let chain = chain.into_iter().map(Into::into).collect();
+            self.credentials.renewed(chain).map_err(|error| error.to_string())
+        });
+        match renewed.and_then(|renewed| self.use_credentials(renewed, tasks)) {
+            Ok(()) => {
+                self.is_untrusted = false;
+                journal.log("the certificate is renewed".to_owned());
+            }
+            // It is requested again, and it was begun long before the end.
+            Err(why) => journal.warn(format!("the certificate is not renewed: {why}")),
+        }
+    }
+
+    /// Uses other credentials from now on, and after the next start.
+    fn use_credentials(
+        &mut self,
+        credentials: Credentials,
+        tasks: &WorkerTasks,
+    ) -> Result<(), String> {
+        credentials.save(&self.folder).map_err(|error| error.to_string())?;
+        let used = tasks.transport().set_credentials(credentials.clone());
+        used.map_err(|error| error.to_string())?;
+        self.credentials = credentials;
+        Ok(())
+    }
+}

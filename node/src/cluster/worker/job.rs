@@ -1,0 +1,320 @@
+//! The job that a worker has a part in: its text and weights are fetched before the device gets its
+//! commands.
+
+use std::collections::VecDeque;
+use std::path::Path;
+use std::sync::Arc;
+
+use zbelastic_consensus::job::JobSpec;
+use zbelastic_consensus::member::Holder;
+use zbelastic_consensus::plan::PlanRecord;
+use zbelastic_consensus::pre_copy::PreCopyPlan;
+use zbelastic_consensus::session::WorkerCommand;
+use zbelastic_policy::roster::Roster;
+use zbelastic_trainer::elastic::image_bytes;
+use zbelastic_trainer::model::{LayerSpec, model_layers};
+use zbelastic_types::{ClusterId, Digest, LayerId, NodeId, RunId, Step};
+
+use super::ports::{WorkerCompletion, WorkerPorts, WorkerTasks};
+use crate::cluster::data::{
+    DamagedCopy, FetchError, FetchedJob, damaged_text, fetch_data, fetch_job,
+};
+use crate::cluster::device::{DeviceInput, DeviceJob};
+use crate::cluster::document::{DataName, JobDocument, NamedJob};
+use crate::cluster::frames::FrameExpectations;
+use crate::cluster::process_exit::ProcessExit;
+use crate::cluster::stores::StoreLocations;
+use crate::cluster::wire::NodeMessage;
+use zbelastic_config::NoticePolicy;
+use zbelastic_machine::second_store::SECOND_STORE;
+
+/// Commands held back while a job's text is fetched. A session gives a handful for each plan;
+/// beyond this the plan they belong to is long over.
+const COMMANDS_HELD_MAX: usize = 256;
+
+/// The job whose text and weights are here.
+pub(super) struct ActiveJob {
+    pub(super) document: Arc<NamedJob>,
+    /// Floats in each part of each layer.
+    layer_floats: Vec<usize>,
+    /// The plan that was loaded last.
+    plan: Option<Arc<PlanRecord>>,
+    /// The layers that are copied ahead.
+    precopy: Option<Arc<PreCopyPlan>>,
+}
+
+impl ActiveJob {
+    /// Bytes of each layer as it travels.
+    pub(super) fn layer_bytes(&self) -> Vec<u64> {
+        self.layer_floats.iter().map(|floats| image_bytes(*floats)).collect()
+    }
+
+    /// Pieces of a checkpoint that other nodes are to have beside this one.
+    pub(super) fn copies(&self) -> usize {
+        self.document.job.config.checkpoint.copies as usize
+    }
+}
+
+/// Whether the job's text and weights are here.
+#[derive(Default)]
+enum JobReadiness {
+    /// No plan needs text or weights yet.
+    #[default]
+    Idle,
+    /// Text and weights are fetched; commands wait.
+    Fetching(VecDeque<WorkerCommand>),
+    Ready(ActiveJob),
+}
+
+/// Too many commands wait for a job's text.
+#[derive(Debug, thiserror::Error)]
+#[error("{COMMANDS_HELD_MAX} commands wait for the job's text")]
+pub(super) struct TooManyCommands;
+
+/// The job of a worker, and the newest version of it that this node knows to be sealed.
+#[derive(Default)]
+pub(super) struct WorkerJob {
+    readiness: JobReadiness,
+    newest_sealed: Step,
+}
+
+impl WorkerJob {
+    /// The job, if its text and weights are here.
+    pub(super) const fn active(&self) -> Option<&ActiveJob> {
+        match &self.readiness {
+            JobReadiness::Ready(job) => Some(job),
+            JobReadiness::Idle | JobReadiness::Fetching(_) => None,
+        }
+    }
+
+    const fn active_mut(&mut self) -> Option<&mut ActiveJob> {
+        match &mut self.readiness {
+            JobReadiness::Ready(job) => Some(job),
+            JobReadiness::Idle | JobReadiness::Fetching(_) => None,
+        }
+    }
+
+    /// The run that is loaded here.
+    pub(super) fn run(&self) -> Option<RunId> {
+        self.active().map(|job| job.document.run)
+    }
+
+    /// The job's text and weights.
+    pub(super) fn data(&self) -> Vec<DataName> {
+        self.active().map_or_else(Vec::new, |job| job.document.job.data())
+    }
+
+    /// Floats in each part of a layer, if there is a job.
+    pub(super) fn layer_floats(&self, layer: LayerId) -> Option<usize> {
+        self.active()?.layer_floats.get(layer.index()).copied()
+    }
+
+    /// What is done about a notice of the cloud.
+    pub(super) fn notice_policy(&self) -> NoticePolicy {
+        let policy = self.active().map(|job| job.document.job.config.elastic.on_notice);
+        policy.unwrap_or(NoticePolicy::Drain)
+    }
+
+    /// The newest version that this node knows to be sealed.
+    pub(super) const fn newest_sealed(&self) -> Step {
+        self.newest_sealed
+    }
+
+    /// A version is known to be sealed.
+    pub(super) fn note_sealed(&mut self, version: Step) {
+        self.newest_sealed = self.newest_sealed.max(version);
+    }
+
+    /// Whether this job is the one whose text and weights are here.
+    pub(super) fn is_ready_for(&self, spec: &JobSpec) -> bool {
+        let of = |job: &ActiveJob| (job.document.run, job.document.name);
+        self.active().is_some_and(|job| of(job) == (spec.run, spec.config))
+    }
+
+    /// Holds a command back while the job's text is fetched. Yields it if none is.
+    ///
+    /// # Errors
+    /// If too many wait.
+    pub(super) fn hold(
+        &mut self,
+        command: WorkerCommand,
+    ) -> Result<Option<WorkerCommand>, TooManyCommands> {
+        match &mut self.readiness {
+            JobReadiness::Fetching(held) if held.len() < COMMANDS_HELD_MAX => {
+                held.push_back(command);
+                Ok(None)
+            }
+            JobReadiness::Fetching(_) => Err(TooManyCommands),
+            JobReadiness::Idle | JobReadiness::Ready(_) => Ok(Some(command)),
+        }
+    }
+
+    /// Fetches what the job is built from; commands wait, this one first.
+    pub(super) fn begin(
+        &mut self,
+        spec: &JobSpec,
+        command: WorkerCommand,
+        (ports, roster): (&mut WorkerPorts, &Roster),
+        local: Vec<String>,
+    ) {
+        let document = match JobDocument::of_job(spec) {
+            Ok(document) => Arc::new(document),
+            Err(error) => {
+                ports.exit = Some(ProcessExit::Lost(error.to_string()));
+                return;
+            }
+        };
+        let transport = ports.tasks.transport().clone();
+        let checkpoint_thread = ports.tasks.checkpoint_thread().clone();
+        let holders = ports.holders(roster);
+        self.newest_sealed = Step(0);
+        self.readiness = JobReadiness::Fetching([command].into());
+        ports.tasks.spawn(async move {
+            let fetched =
+                fetch_job(document, (&transport, &checkpoint_thread), holders, local).await;
+            WorkerCompletion::Job(Box::new(fetched))
+        });
+    }
+
+    /// What the job is built from was fetched, or not. Yields the commands that waited for it.
+    pub(super) fn handle_fetched(
+        &mut self,
+        fetched: Result<FetchedJob, FetchError>,
+        (ports, identity): (&mut WorkerPorts, &Path),
+    ) -> VecDeque<WorkerCommand> {
+        let JobReadiness::Fetching(held) = &mut self.readiness else { return VecDeque::new() };
+        let held = std::mem::take(held);
+        self.readiness = JobReadiness::Idle;
+        let FetchedJob { document, corpus, weights, damaged } = match fetched {
+            Ok(fetched) => fetched,
+            // A worker that is planned in and loads nothing is planned out, and planned in again
+            // later.
+            Err(error) => {
+                ports.journal.warn(format!("the job cannot be built: {error}"));
+                return VecDeque::new();
+            }
+        };
+        for DamagedCopy { node, name } in damaged {
+            ports.journal.warn(damaged_text(node, name));
+            ports.outbox.send(node, NodeMessage::KeepData(name));
+        }
+        let specs = model_layers(&document.job.config.model);
+        let layer_floats = specs.iter().map(LayerSpec::len).collect();
+        let scratch = identity.with_file_name(SECOND_STORE);
+        let job = DeviceJob { document: document.clone(), corpus, weights, scratch };
+        if !ports.enqueue(DeviceInput::Begin(Box::new(job))) {
+            return VecDeque::new();
+        }
+        let active = ActiveJob { document, layer_floats, plan: None, precopy: None };
+        self.readiness = JobReadiness::Ready(active);
+        held
+    }
+
+    /// A plan is loaded: frames of it are expected from now on.
+    pub(super) fn set_plan(&mut self, plan: Arc<PlanRecord>, ports: &mut WorkerPorts) {
+        let Some(job) = self.active_mut() else { return };
+        job.plan = Some(plan);
+        job.precopy = None;
+        self.expect_frames(ports);
+    }
+
+    /// Layers are copied ahead, here or from here: their updates are expected from now on.
+    pub(super) fn set_precopy(
+        &mut self,
+        precopy: Option<Arc<PreCopyPlan>>,
+        ports: &mut WorkerPorts,
+    ) {
+        let Some(job) = self.active_mut() else { return };
+        job.precopy = precopy;
+        self.expect_frames(ports);
+    }
+
+    fn expect_frames(&self, ports: &mut WorkerPorts) {
+        let Some(job) = self.active() else { return };
+        let config = &job.document.job.config;
+        let expected = FrameExpectations {
+            me: ports.me,
+            model: &config.model,
+            batch: config.batch,
+            plan: job.plan.as_deref(),
+            precopy: job.precopy.as_deref(),
+        };
+        match expected.rules() {
+            Ok(rules) => ports.tasks.transport().set_frame_rules(rules),
+            Err(error) => ports.exit = Some(ProcessExit::Lost(error.to_string())),
+        }
+    }
+}
+
+/// Where a worker keeps checkpoints: the folder that its job names.
+pub(super) struct JobStore {
+    cluster: ClusterId,
+    locations: StoreLocations,
+    /// The job whose store is used.
+    job: Option<Digest>,
+}
+
+impl JobStore {
+    pub(super) const fn new(cluster: ClusterId, locations: StoreLocations) -> Self {
+        Self { cluster, locations, job: None }
+    }
+
+    /// Keeps checkpoints in the folder that the job names, as soon as there is a job.
+    pub(super) fn follow_job(&mut self, ports: &mut WorkerPorts) {
+        let spec = ports.session.spec().filter(|spec| Some(spec.config) != self.job);
+        let Some(spec) = spec.cloned() else { return };
+        self.job = Some(spec.config);
+        // A document that cannot be read is reported when it is to be worked on.
+        let Ok(document) = JobDocument::of_job(&spec) else { return };
+        let dir = document.job.config.checkpoint.folder.as_deref();
+        match self.locations.of_job(dir, self.cluster, ports.me) {
+            Ok(folder) => {
+                if ports.tasks.checkpoint_thread().use_store(folder).is_err() {
+                    self.job = None;
+                }
+            }
+            Err(error) => ports.journal.warn(format!("checkpoint.dir: {error}")),
+        }
+    }
+}
+
+/// Whether a worker copies layers ahead.
+pub(super) fn copies_ahead(pre_copy: &PreCopyPlan, me: Holder) -> bool {
+    pre_copy.layers.iter().any(|follow| follow.follower == me)
+}
+
+/// A copy of a text or of weights is damaged here: it is fetched again.
+pub(super) fn fetch_again(name: DataName, holders: Vec<NodeId>, tasks: &WorkerTasks) {
+    let transport = tasks.transport().clone();
+    let checkpoint_thread = tasks.checkpoint_thread().clone();
+    // A sound copy is found to be sound, and stays; what cannot be fetched is reported where it is
+    // needed.
+    tokio::spawn(async move {
+        let _ = fetch_data(name, &transport, &checkpoint_thread, holders).await;
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commands_wait_while_a_job_is_fetched_and_pass_otherwise() {
+        let mut job = WorkerJob::default();
+        assert!(job.hold(WorkerCommand::Stop).is_ok_and(|command| command.is_some()));
+        job.readiness = JobReadiness::Fetching(VecDeque::new());
+        for _ in 0..COMMANDS_HELD_MAX {
+            assert!(job.hold(WorkerCommand::Stop).is_ok_and(|command| command.is_none()));
+        }
+        assert!(job.hold(WorkerCommand::Stop).is_err(), "their plan is long over");
+        assert!(job.active().is_none());
+    }
+
+    #[test]
+    fn the_newest_sealed_version_never_goes_back() {
+        let mut job = WorkerJob::default();
+        job.note_sealed(Step(7));
+        job.note_sealed(Step(3));
+        assert_eq!(job.newest_sealed(), Step(7));
+    }
+}

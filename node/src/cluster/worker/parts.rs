@@ -1,0 +1,66 @@
+//! What a worker is started with, and the parts that it is made of.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use tokio::sync::mpsc;
+use zbelastic_consensus::contact::Contact;
+use zbelastic_consensus::member::Resources;
+use zbelastic_identity::Credentials;
+use zbelastic_preemption::NoticeWatch;
+use zbelastic_transport::{EventQueue, Transport};
+use zbelastic_types::{ClusterId, NodeId};
+
+use crate::cluster::checkpoint_thread::{CheckpointThread, StoreEvent};
+use crate::cluster::journal::Journal;
+use crate::cluster::node_record::{NodeRecord, NodeRecordWriter};
+use crate::cluster::process_exit::NodeSignal;
+use crate::cluster::stores::StoreLocations;
+
+/// What a worker is started with.
+pub struct WorkerSetup {
+    /// Id of the cluster, as in its certificates.
+    pub cluster: ClusterId,
+    /// This worker's number in the cluster.
+    pub node: NodeId,
+    /// The number of this start: it grows with each.
+    pub boot: u64,
+    /// The name and the addresses of this worker.
+    pub contact: Contact,
+    /// Controllers known so far, and where they are reached.
+    pub controllers: BTreeMap<NodeId, Vec<SocketAddr>>,
+    /// Memory, speed and device that it offers.
+    pub resources: Resources,
+    /// Paths of texts that `--data-path` named; another text is fetched from the nodes that have
+    /// it.
+    pub data_paths: Vec<String>,
+    /// What this node keeps about itself between two starts.
+    pub node_record: NodeRecord,
+    /// Writes changes of the node record to disk.
+    pub writer: NodeRecordWriter,
+    /// Its certificate and key.
+    pub credentials: Credentials,
+    /// The folder that holds the node record, the certificate and the key.
+    pub identity: PathBuf,
+    /// Where checkpoints are kept.
+    pub store_locations: StoreLocations,
+}
+
+/// The parts that a worker is made of.
+pub struct WorkerParts {
+    /// The lanes to the other nodes.
+    pub transport: Transport,
+    /// Events of the lanes: connections and messages.
+    pub events: EventQueue,
+    /// The store of checkpoints and its thread.
+    pub checkpoint_thread: CheckpointThread,
+    /// Reports of the thread of the store.
+    pub store_events: mpsc::Receiver<StoreEvent>,
+    /// Events and log lines.
+    pub journal: Journal,
+    /// Signals of the system or of an operator to the process.
+    pub signals: mpsc::Receiver<NodeSignal>,
+    /// Notices of the cloud that the machine is taken away.
+    pub notices: NoticeWatch,
+}

@@ -1,0 +1,91 @@
+//! What the components of a worker work with: its session, its device, messages to other nodes, the
+//! journal, the log of its work, and work beside the event loop.
+
+use zbelastic_consensus::session::{SessionInput, WorkerEvent, WorkerSession};
+use zbelastic_policy::roster::Roster;
+use zbelastic_trainer::runtime::RuntimeInput;
+use zbelastic_types::NodeId;
+
+use super::activity::WorkLog;
+use super::layers::LayerFetchResult;
+use super::pieces::PieceTaskResult;
+use crate::cluster::background::BackgroundTasks;
+use crate::cluster::data::{FetchError, FetchedJob};
+use crate::cluster::device::{DeviceHandle, DeviceInput};
+use crate::cluster::disk_space::DiskSpace;
+use crate::cluster::journal::Journal;
+use crate::cluster::outbox::Outbox;
+use crate::cluster::piece_keeper::PieceFetchResult;
+use crate::cluster::process_exit::ProcessExit;
+use crate::cluster::wire::NodeMessage;
+
+/// The result of work that was done beside the event loop.
+pub(super) enum WorkerCompletion {
+    /// A layer for a plan.
+    Layer(LayerFetchResult),
+    /// A piece of a checkpoint that this node writes or reads.
+    Piece(PieceTaskResult),
+    /// A piece of a checkpoint, to be kept for another node.
+    Kept(PieceFetchResult),
+    /// A certificate that is valid for longer, or why there is none.
+    Certificate(Result<Vec<Vec<u8>>, String>),
+    /// The cluster has no member with this node's key any more.
+    NoMember,
+    /// The free and total space on the store's disk, if it is known.
+    DiskSpace(Option<DiskSpace>),
+    /// What a job is built from.
+    Job(Box<Result<FetchedJob, FetchError>>),
+}
+
+impl From<PieceFetchResult> for WorkerCompletion {
+    fn from(result: PieceFetchResult) -> Self {
+        Self::Kept(result)
+    }
+}
+
+/// Work beside the event loop of a worker.
+pub(super) type WorkerTasks = BackgroundTasks<WorkerCompletion>;
+
+/// What components of a worker read and write beside their own fields.
+pub(super) struct WorkerPorts {
+    /// The id of this node.
+    pub(super) me: NodeId,
+    pub(super) session: WorkerSession,
+    pub(super) device: DeviceHandle,
+    /// Messages that are sent once the event is handled.
+    pub(super) outbox: Outbox,
+    pub(super) journal: Journal,
+    pub(super) work_log: WorkLog,
+    pub(super) tasks: WorkerTasks,
+    /// How the process ends, once there is a reason to.
+    pub(super) exit: Option<ProcessExit>,
+}
+
+impl WorkerPorts {
+    pub(super) fn send_to_session(&mut self, event: WorkerEvent) {
+        let _ = self.session.handle(SessionInput::Event(event));
+    }
+
+    pub(super) fn send_to_device(&mut self, input: RuntimeInput) {
+        self.enqueue(DeviceInput::Runtime(input));
+    }
+
+    /// Enqueues an input for the device. Without its device a worker ends. Yields whether the input
+    /// was enqueued.
+    pub(super) fn enqueue(&mut self, input: DeviceInput) -> bool {
+        let sent = self.device.send(input);
+        if let Err(error) = &sent {
+            self.exit = Some(ProcessExit::Lost(error.to_string()));
+        }
+        sent.is_ok()
+    }
+
+    pub(super) fn send_to_controllers(&mut self, message: &NodeMessage) {
+        self.outbox.send_to_all(self.session.controllers(), message);
+    }
+
+    /// Members that may hold pieces and texts.
+    pub(super) fn holders(&self, roster: &Roster) -> Vec<NodeId> {
+        roster.holders(self.session.contacts())
+    }
+}
