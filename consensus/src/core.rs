@@ -311,7 +311,7 @@ impl Core {
             leaderless_ticks: 0,
             ticks: 0,
             no_plan: None,
-            contacts: Arc::new(state.contacts()).into(),
+            contacts: Arc::new(state.membership().contacts()).into(),
             plan: None,
             spec: None,
             formats: BTreeMap::new(),
@@ -503,8 +503,8 @@ impl Core {
     }
 
     fn refresh_contacts(&mut self) {
-        if self.contacts.index != self.state.contacts_index() {
-            self.contacts = Arc::new(self.state.contacts()).into();
+        if self.contacts.index != self.state.membership().contacts_index() {
+            self.contacts = Arc::new(self.state.membership().contacts()).into();
         }
     }
 

@@ -269,7 +269,7 @@ impl Duties {
             }
             Entry::Ready(_) if result.is_ok() => self.progress_at = self.now,
             // Behind the last step nothing else is left that could move.
-            Entry::Durable { .. } if result.is_ok() && state.is_all_sealed() => {
+            Entry::Durable { .. } if result.is_ok() && state.training().is_all_sealed() => {
                 self.progress_at = self.now;
             }
             // What is refused once is refused again. The worker may send its report again.
@@ -568,7 +568,8 @@ impl Duties {
 fn is_pending(state: &State, change: &MemberChange) -> bool {
     match change {
         MemberChange::Admit { node, boot, role, contact, .. } => {
-            state.admits(*node, *boot) && state.authorizes(*node, *role, contact)
+            state.membership().admits(*node, *boot, state.training().plans())
+                && state.membership().authorizes(*node, *role, contact)
         }
         MemberChange::Lost { holder, .. } => state.is_live(*holder),
         MemberChange::Drain { holder } => {

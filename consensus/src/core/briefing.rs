@@ -115,7 +115,7 @@ impl Core {
             self.duties.as_ref().is_some_and(|d| d.requests_inventory_of(holder.node));
         let plan = self.state.plan().map(|plan| plan.record.generation);
         let lacks_plan = plan.is_some_and(|found| generation < found);
-        let lacks_contacts = contacts < self.state.contacts_index();
+        let lacks_contacts = contacts < self.state.membership().contacts_index();
         if is_fenced
             || known < self.briefing_due_index
             || lacks_plan
@@ -158,10 +158,13 @@ impl Core {
             is_running: plan.is_some_and(|plan| plan.phase == PlanPhase::Running),
             open: state.open_turn(),
             updates: state.ledger().updates(),
-            seal: state.last_seal().copied(),
+            seal: state.training().seals().last_seal().copied(),
             requests_inventory: self.duties.as_ref().is_some_and(|d| d.requests_inventory_of(node)),
-            rewinds: state.rewinds(),
-            pending: pending.map(|pending| pending.version).chain(state.due()).collect(),
+            rewinds: state.training().seals().rewinds(),
+            pending: pending
+                .map(|pending| pending.version)
+                .chain(state.training().checkpoints().due())
+                .collect(),
             contacts: (!omissions.contacts).then(|| self.contacts.clone()),
             pre_copy: self.pre_copy(),
         }

@@ -77,18 +77,18 @@ impl Core {
         }
         match command {
             OperatorCommand::Job(change) => {
-                self.state.check_job(&change)?;
+                self.state.training().check_job(&change)?;
                 self.propose_command(Entry::Job(change))
             }
             OperatorCommand::Restore { to } => {
-                self.state.check_held()?;
-                self.state.check_restore(to)?;
+                self.state.training().runs().check_held()?;
+                self.state.training().check_restore(to)?;
                 let generation = self.state.generation();
                 let reason = RewindReason::Ordered;
                 self.propose_command(Entry::Rewind { generation, to, reason })
             }
             OperatorCommand::Access(change) => {
-                self.state.check_access(&change)?;
+                self.state.membership().check_access(&change)?;
                 self.propose_command(Entry::Access(change))
             }
             OperatorCommand::Drain(node) => self.drain(node),
@@ -122,7 +122,7 @@ impl Core {
     }
 
     fn remove(&mut self, node: NodeId) -> Result<CommandOutcome, CoreRefusal> {
-        self.state.check_not_last(node)?;
+        self.state.membership().check_not_last(node)?;
         match self.member(node) {
             Ok(holder) => {
                 let reason = LossReason::Removed;

@@ -15,7 +15,7 @@ impl Core {
         if !outgoing.is_empty() {
             return false;
         }
-        let is_wanted = |node: &NodeId| self.state.is_controller(*node);
+        let is_wanted = |node: &NodeId| self.state.membership().is_controller(*node);
         if voters.contains(&status.node) && !is_wanted(&status.node) {
             // A leader does not remove itself: another one does.
             let successors = status.matched.iter().filter(|(node, _)| {

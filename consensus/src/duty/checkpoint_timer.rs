@@ -72,7 +72,7 @@ impl Duties {
     /// That the next version becomes a checkpoint, unless it does anyway. While a seal is under way
     /// it is not known which one is next.
     pub(super) fn keep_next(&self, state: &State, spec: &JobSpec) -> Option<Entry> {
-        if state.due().is_some() || self.is_changing() {
+        if state.training().checkpoints().due().is_some() || self.is_changing() {
             return None;
         }
         let version = state.open_turn().step.next();

@@ -34,7 +34,7 @@ impl Duties {
         let (node, holder) = match &change {
             MemberChange::Admit { node, role, contact, .. } => {
                 contact.check()?;
-                if !state.authorizes(*node, *role, contact) {
+                if !state.membership().authorizes(*node, *role, contact) {
                     return Err(InputRefusal::NoCredential { node: *node });
                 }
                 (*node, None)

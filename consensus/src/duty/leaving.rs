@@ -11,7 +11,7 @@ impl Duties {
     /// look at all members, so not for each report of a step.
     pub(super) fn decide_saved(&self, state: &State) -> Option<Entry> {
         let spec = state.running_spec()?;
-        let is_needed = state.is_left_alone() && !state.is_being_kept();
+        let is_needed = state.is_left_alone() && !state.training().is_being_kept();
         if is_needed { self.keep_next(state, spec) } else { None }
     }
 
@@ -46,7 +46,7 @@ impl Duties {
 /// durable: it goes on from there with the workers that are there then.
 fn is_saved(state: &State) -> bool {
     let is_held = state.job().is_some_and(|job| job.phase == JobPhase::Paused);
-    let is_durable = state.pending().is_empty() && state.is_at_checkpoint();
+    let is_durable = state.pending().is_empty() && state.training().is_at_checkpoint();
     is_durable && (is_held || state.is_left_alone())
 }
 

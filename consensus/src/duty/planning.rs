@@ -100,7 +100,7 @@ impl Duties {
         if ticks > self.timing.progress_ticks {
             return Some(PlanNeed::Now(PlanReason::Stalled { ticks }));
         }
-        let is_all_sealed = state.is_all_sealed();
+        let is_all_sealed = state.training().is_all_sealed();
         if plan.phase != PlanPhase::Running || state.next_plan().is_some() || is_all_sealed {
             return None;
         }
@@ -112,7 +112,7 @@ impl Duties {
         if state.is_left_alone() {
             return None;
         }
-        let draining = state.draining_holders();
+        let draining = state.training().plans().draining_holders(state.membership());
         let spare = spare_workers(state, plan).count() as u32;
         let has_others = spare > 0 || plan.stages.len() as u32 > draining;
         if draining > 0 && has_others {
@@ -443,7 +443,7 @@ impl Duties {
         let stage_count = program.placement.stage_count();
         let stages: Vec<Holder> = nodes.into_iter().take(stage_count as usize).collect();
         PlanRecord {
-            generation: state.generation_next(),
+            generation: state.training().plans().generation_next(),
             copies: self.copies_of(state, &stages),
             stages,
             promise: Promise::of(copies_wanted(state), stage_count),
@@ -514,7 +514,7 @@ fn basis_of(state: &State, need: &PlanNeed) -> PlanBasis {
         PlanNeed::Planned(_) => false,
     };
     PlanBasis {
-        generation: state.generation_next(),
+        generation: state.training().plans().generation_next(),
         workers: state.live_workers().map(|(holder, _)| holder).collect(),
         is_now,
         draining: if is_now { BTreeSet::new() } else { draining_workers(state) },

@@ -410,8 +410,8 @@ impl ControllerNode {
         self.backfill_ended_runs();
         self.check_disk_space();
         let state = self.core.state();
-        let is_new = !self.peers.is_current(state.contacts_index());
-        let contacts = is_new.then(|| state.contacts());
+        let is_new = !self.peers.is_current(state.membership().contacts_index());
+        let contacts = is_new.then(|| state.membership().contacts());
         let controllers = self.peers.follow(&self.transport, contacts.as_ref());
         for node in self.peers.poll_banned() {
             self.journal.log(format!("node {node} was removed: no connection of it is accepted"));

@@ -269,7 +269,7 @@ impl ControllerNode {
         let is_known =
             self.core.state().job().is_some_and(|current| current.spec.config == spec.config);
         let start = JobChange::Start(Arc::new(spec.clone()));
-        if let Err(refusal) = self.core.state().check_job(&start)
+        if let Err(refusal) = self.core.state().training().check_job(&start)
             && !is_known
         {
             let refusal = self.job_refusal(&refusal);

@@ -240,7 +240,12 @@ impl ControllerNode {
             return;
         }
         let key = rotation.succession.key;
-        let change = match self.core.state().rotation_step(&self.rotation_state.reports, now_s()) {
+        let change = match self
+            .core
+            .state()
+            .membership()
+            .rotation_step(&self.rotation_state.reports, now_s())
+        {
             RotationStep::Nothing | RotationStep::Wait { .. } => return,
             RotationStep::Issue => {
                 // As long as any client certificate that the old authority made may be valid.
@@ -334,7 +339,7 @@ impl ControllerNode {
     /// Members that a change of authority waits for, and until which second holders of client
     /// certificates have time.
     fn rotation_waits_for(&self) -> (Vec<NodeId>, Option<u64>) {
-        match self.core.state().rotation_step(&self.rotation_state.reports, now_s()) {
+        match self.core.state().membership().rotation_step(&self.rotation_state.reports, now_s()) {
             RotationStep::Wait { nodes, until_s } => (nodes, until_s),
             RotationStep::Nothing
             | RotationStep::AnnounceAnew
