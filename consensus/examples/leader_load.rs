@@ -148,7 +148,7 @@ impl LeaderLoad {
     fn beat(&mut self, plan: &PlanRecord) {
         for holder in &plan.stages {
             let known = self.core.state().applied();
-            let contacts = self.core.state().contacts_index();
+            let contacts = self.core.state().membership().contacts_index();
             let holder = *holder;
             let generation = plan.generation;
             let pulse = WorkerActivity::default();

@@ -8,45 +8,48 @@
 //!
 //! The same construction and the same inputs give the same outputs, bit for bit.
 
+mod admission;
 mod briefing;
 mod commands;
 mod formats;
+mod input;
 mod input_effect;
 mod logged;
-mod presence;
+mod output;
 mod refusal;
 #[cfg(test)]
 mod tests;
 mod voters;
 mod workers;
 
-use std::collections::{BTreeMap, VecDeque};
-use std::sync::Arc;
+use std::collections::BTreeMap;
 
 use zbelastic_types::{ClusterId, NodeId};
 
-use crate::codec::{self, DecodeError, Format};
-use crate::contact::{Contact, Contacts};
-use crate::duty::{
-    Duties, DutyTiming, LeaderAction, NoPlan, PlanMeasurement, PlanSolution, PlanUnsolvable,
-    SolveRequest,
-};
-use crate::entry::Entry;
-use crate::job::JobSpec;
-use crate::message::{Envelope, Message};
-use crate::mutant::{self, Mutant};
-use crate::plan::PlanRecord;
-use crate::pre_encoded::PreEncoded;
-use crate::raft::{
-    ENTRY_BYTES_MAX, FatalReason, PersistToken, ProposeRefusal, RaftNode, RaftOutput, RaftRecord,
-    RaftSetup, RaftStartError, RaftStatus, RecordNumber, RecoveredLog, SNAPSHOT_BYTES_MAX,
-};
-use crate::state::{EntryRefusal, State, StateChange};
-
+use admission::AdmissionRequests;
+use briefing::{BriefingOmissions, BriefingParts};
+use formats::ReadFormats;
 use input_effect::InputEffect;
+use output::Outbox;
+use voters::{VoterStep, next_voter_step};
+
+use crate::codec::{self, DecodeError, Format};
+use crate::contact::Contact;
+use crate::duty::{Duties, DutyTiming, LeaderAction, NoPlan};
+use crate::entry::Entry;
+use crate::member::MemberChange;
+use crate::message::Message;
+use crate::mutant::{self, Mutant};
+use crate::raft::{
+    ENTRY_BYTES_MAX, PersistToken, ProposeRefusal, RaftNode, RaftOutput, RaftSetup, RaftStartError,
+    RaftStatus, RecoveredLog, SNAPSHOT_BYTES_MAX,
+};
+use crate::state::State;
 
 pub use commands::{CommandOutcome, OperatorCommand};
+pub use input::Input;
 pub use logged::logged_state;
+pub use output::{Event, FatalCause, Output};
 pub use refusal::CoreRefusal;
 
 /// What a controller is constructed with.
@@ -111,135 +114,8 @@ pub enum StartError {
     },
 }
 
-/// One thing that happened, handled by [`Core::handle`].
-#[derive(Clone, Debug)]
-pub enum Input {
-    /// A tick of the node's clock.
-    Tick,
-    /// A message arrived.
-    Message {
-        /// The node that sent it.
-        from: NodeId,
-        /// The message, and the cluster that it names.
-        message: Box<Envelope>,
-    },
-    /// The solver's answer to an [`Output::Solve`].
-    Solved {
-        /// The number in the request that is answered.
-        number: u64,
-        /// The plan, or why there is none.
-        solution: Box<Result<PlanSolution, PlanUnsolvable>>,
-    },
-    /// A node is connected.
-    Connected {
-        /// The connected node.
-        node: NodeId,
-        /// The newest format of entries and snapshots that its program reads.
-        reads: Format,
-    },
-    /// The connection to a node closed.
-    Closed {
-        /// The node whose connection closed.
-        node: NodeId,
-    },
-    /// What was measured of the plan in force. Only a leader accepts it.
-    Measured(Box<PlanMeasurement>),
-    /// A command of an operator.
-    Command(OperatorCommand),
-}
-
-/// One thing to do, returned by [`Core::poll_output`].
-#[derive(Clone, Debug, PartialEq)]
-pub enum Output {
-    /// Send a message; it may be lost.
-    Send {
-        /// The node that it is sent to.
-        to: NodeId,
-        /// The message, and the cluster that it names.
-        message: Box<Envelope>,
-    },
-    /// Make records durable, in this order, then call [`Core::on_persisted`].
-    Persist {
-        /// To be passed to [`Core::on_persisted`].
-        token: PersistToken,
-        /// The records to write, oldest first.
-        records: Vec<RaftRecord>,
-    },
-    /// Records before this one are not needed any more.
-    Trim {
-        /// The first record that is needed.
-        before: RecordNumber,
-    },
-    /// Find a plan; the answer is an [`Input::Solved`].
-    Solve(SolveRequest),
-    /// For logs, status and tests: what was agreed, or why not.
-    Event(Event),
-    /// This node must stop. The cause says whether, and as what, it may come back.
-    Fatal(FatalCause),
-}
-
-/// An entry or snapshot that was applied, a plan that is given up, or a change of leader.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Event {
-    /// An entry was applied.
-    Applied {
-        /// Index of the entry in the log.
-        index: u64,
-        /// What the entry changed in the state.
-        change: Box<StateChange>,
-    },
-    /// An entry changed nothing.
-    Refused {
-        /// Index of the entry in the log.
-        index: u64,
-        /// Name of the kind of entry.
-        entry: &'static str,
-        /// Why the entry changed nothing.
-        refusal: EntryRefusal,
-    },
-    /// A plan that is needed is not proposed.
-    NoPlan(NoPlan),
-    /// A snapshot took the place of entries.
-    Installed {
-        /// Index of the last entry that the snapshot holds.
-        index: u64,
-    },
-    /// Another leader, none, or another term.
-    Leader {
-        /// The leader, if this node knows one.
-        leader: Option<NodeId>,
-        /// The term that this node is in.
-        term: u64,
-    },
-}
-
-/// Why a node must stop.
-#[derive(Clone, Debug, PartialEq)]
-pub enum FatalCause {
-    /// Its log cannot be that of the voter whose id it has. It may come back as a new one only.
-    Log(FatalReason),
-    /// An entry or snapshot that is agreed on and that this program cannot read: of another
-    /// version, or not of the form that this program knows. It must not be left out, or this node
-    /// would apply something else than the others. The log is intact: the node may come back with
-    /// the program that wrote it, or with a newer one.
-    Version(DecodeError),
-    /// A snapshot of another cluster. What is on disk now is not this cluster's: the node may come
-    /// back as a new one only.
-    OtherCluster {
-        /// The cluster that this node belongs to.
-        expected: ClusterId,
-        /// The cluster named in the snapshot.
-        found: ClusterId,
-    },
-}
-
-/// Requests to be admitted, which a controller sends while it is no voter.
-#[derive(Debug)]
-struct AdmissionRequests {
-    controllers: Vec<NodeId>,
-    boot: u64,
-    tick: u64,
-}
+/// Ticks between two requests of a controller that waits to be admitted, or has moved.
+const REQUEST_TICKS: u64 = 10;
 
 /// A controller: one node of the Raft log, the state at its last applied entry, and a leader's
 /// duties.
@@ -249,8 +125,7 @@ pub struct Core {
     state: State,
     duties: Option<Duties>,
     admission: Option<AdmissionRequests>,
-    /// Index of the last entry that workers must be briefed about.
-    briefing_due_index: u64,
+    briefings: BriefingParts,
     /// Whether something happened since the last look at whether a plan is needed.
     looks_at_plan: bool,
     /// Ticks in a row without a known leader.
@@ -258,17 +133,11 @@ pub struct Core {
     ticks: u64,
     /// Why the plan that was needed last is not there.
     no_plan: Option<NoPlan>,
-    /// The members' contacts, as they are sent to workers.
-    contacts: PreEncoded<Contacts>,
-    /// The plan and the job's configuration, as they were last sent to workers.
-    plan: Option<PreEncoded<PlanRecord>>,
-    spec: Option<PreEncoded<JobSpec>>,
-    /// The newest format that each node reads which is connected.
-    formats: BTreeMap<NodeId, Format>,
+    formats: ReadFormats,
     /// A node that must stop does nothing more.
     is_stopped: bool,
-    refusals: BTreeMap<&'static str, u64>,
-    outbox: VecDeque<Output>,
+    refusals: RefusalCounts,
+    outbox: Outbox,
 }
 
 impl Core {
@@ -287,15 +156,14 @@ impl Core {
             CoreStart::Wait { controllers, boot } => {
                 let state = State::new(cluster).in_format(newest);
                 let raft = RaftNode::create(setup.raft.clone(), &[], state.encode())?;
-                (raft, state, Some(AdmissionRequests { controllers, boot, tick: 0 }))
+                (raft, state, Some(AdmissionRequests::new(controllers, boot)))
             }
             CoreStart::Recover { log, controllers, boot } => {
                 let state = logged::snapshot_state(cluster, newest, &log);
                 let state = state.map_err(StartError::Snapshot)?;
                 let raft = RaftNode::recover(setup.raft.clone(), *log)?;
                 let is_known = !raft.status().members.voters.is_empty();
-                let admission =
-                    (!is_known).then_some(AdmissionRequests { controllers, boot, tick: 0 });
+                let admission = (!is_known).then(|| AdmissionRequests::new(controllers, boot));
                 (raft, state, admission)
             }
         };
@@ -304,23 +172,20 @@ impl Core {
             return Err(StartError::OtherCluster { expected: cluster, found });
         }
         let mut core = Self {
-            setup,
             raft,
-            briefing_due_index: state.applied(),
+            briefings: BriefingParts::new(&state),
             looks_at_plan: true,
             leaderless_ticks: 0,
             ticks: 0,
             no_plan: None,
-            contacts: Arc::new(state.contacts()).into(),
-            plan: None,
-            spec: None,
-            formats: BTreeMap::new(),
+            formats: ReadFormats::new(setup.raft.node, newest),
             state,
             duties: None,
             admission,
             is_stopped: false,
-            refusals: BTreeMap::new(),
-            outbox: VecDeque::new(),
+            refusals: RefusalCounts::default(),
+            outbox: Outbox::new(cluster),
+            setup,
         };
         core.advance();
         Ok(core)
@@ -337,17 +202,13 @@ impl Core {
         let effect = InputEffect::of(&input);
         let result = self.dispatch(input);
         if let Err(refusal) = &result {
-            self.count(refusal);
+            self.refusals.count(refusal.name());
         }
         self.looks_at_plan |= effect == InputEffect::All;
         if effect != InputEffect::Nothing {
             self.advance();
         }
         result
-    }
-
-    fn count(&mut self, refusal: &CoreRefusal) {
-        *self.refusals.entry(refusal.name()).or_default() += 1;
     }
 
     /// The records handed out with `token` are durable.
@@ -360,7 +221,7 @@ impl Core {
 
     /// The next thing to do, until there is none.
     pub fn poll_output(&mut self) -> Option<Output> {
-        self.outbox.pop_front()
+        self.outbox.pop()
     }
 
     /// What is agreed, as far as it is known here.
@@ -384,7 +245,7 @@ impl Core {
     /// Inputs dropped so far, by reason.
     #[must_use]
     pub fn refusals(&self) -> &BTreeMap<&'static str, u64> {
-        &self.refusals
+        self.refusals.by_reason()
     }
 
     fn dispatch(&mut self, input: Input) -> Result<(), CoreRefusal> {
@@ -404,11 +265,11 @@ impl Core {
                 if is_wanted { Ok(()) } else { Err(CoreRefusal::PlanNotRequested { number }) }
             }
             Input::Connected { node, reads } => {
-                self.formats.insert(node, reads);
+                self.formats.note_connected(node, reads);
                 Ok(())
             }
             Input::Closed { node } => {
-                self.formats.remove(&node);
+                self.formats.note_closed(node);
                 if let Some(duties) = &mut self.duties {
                     duties.handle_closed(&self.state, node);
                 }
@@ -421,11 +282,6 @@ impl Core {
             }
             Input::Command(command) => self.dispatch_command(command).map(|_| ()),
         }
-    }
-
-    fn send(&mut self, to: NodeId, message: Message) {
-        let message = Box::new(Envelope { cluster: self.setup.cluster, message });
-        self.outbox.push_back(Output::Send { to, message });
     }
 
     /// Carries out what follows, until nothing does.
@@ -444,11 +300,11 @@ impl Core {
 
     fn perform(&mut self, output: RaftOutput) {
         match output {
-            RaftOutput::Send { to, message } => self.send(to, Message::Raft(message)),
+            RaftOutput::Send { to, message } => self.outbox.send(to, Message::Raft(message)),
             RaftOutput::Persist { token, records } => {
-                self.outbox.push_back(Output::Persist { token, records });
+                self.outbox.push(Output::Persist { token, records });
             }
-            RaftOutput::Trim { before } => self.outbox.push_back(Output::Trim { before }),
+            RaftOutput::Trim { before } => self.outbox.push(Output::Trim { before }),
             RaftOutput::Committed(entry) => self.apply(entry.index, &entry.data),
             RaftOutput::Installed { index, term: _, data } => self.install(index, &data),
             RaftOutput::RequestSnapshot => {
@@ -459,7 +315,7 @@ impl Core {
                 }
             }
             RaftOutput::LeaderChanged { leader, term } => {
-                self.outbox.push_back(Output::Event(Event::Leader { leader, term }));
+                self.outbox.report(Event::Leader { leader, term });
             }
             RaftOutput::Fatal(reason) => self.stop(FatalCause::Log(reason)),
         }
@@ -468,7 +324,7 @@ impl Core {
     fn stop(&mut self, cause: FatalCause) {
         self.is_stopped = true;
         self.duties = None;
-        self.outbox.push_back(Output::Fatal(cause));
+        self.outbox.push(Output::Fatal(cause));
     }
 
     fn apply(&mut self, index: u64, data: &[u8]) {
@@ -483,7 +339,7 @@ impl Core {
             Err(error) => return self.stop(FatalCause::Version(error)),
         };
         let result = self.state.apply(index, entry.clone());
-        self.refresh_contacts();
+        self.briefings.refresh_contacts(&self.state);
         if let Some(duties) = &mut self.duties {
             let result = result.as_ref().map(|_| ());
             duties.on_applied(&self.state, index, &entry, result);
@@ -492,19 +348,13 @@ impl Core {
             Ok(change) => {
                 self.brief_on_change(index, &change);
                 let change = Box::new(change);
-                self.outbox.push_back(Output::Event(Event::Applied { index, change }));
+                self.outbox.report(Event::Applied { index, change });
             }
             Err(refusal) => {
                 let entry = entry.name();
                 let event = Event::Refused { index, entry, refusal };
-                self.outbox.push_back(Output::Event(event));
+                self.outbox.report(event);
             }
-        }
-    }
-
-    fn refresh_contacts(&mut self) {
-        if self.contacts.index != self.state.contacts_index() {
-            self.contacts = Arc::new(self.state.contacts()).into();
         }
     }
 
@@ -517,12 +367,12 @@ impl Core {
             }
             Ok(state) => {
                 self.state = state;
-                self.refresh_contacts();
+                self.briefings.refresh_contacts(&self.state);
                 if self.state.applied() < index {
                     self.state.pass(index);
                 }
-                self.briefing_due_index = index;
-                self.outbox.push_back(Output::Event(Event::Installed { index }));
+                self.briefings.set_due(index);
+                self.outbox.report(Event::Installed { index });
             }
             Err(error) => self.stop(FatalCause::Version(error)),
         }
@@ -537,7 +387,7 @@ impl Core {
             self.no_plan = None;
             self.duties = leads.then(|| Duties::new(&self.state, self.setup.timing));
             if leads {
-                self.brief_all();
+                self.brief_workers(BriefingOmissions::NOTHING);
             }
         }
     }
@@ -553,28 +403,25 @@ impl Core {
             Some(LeaderAction::Propose(entry)) => self.propose(&entry).is_ok(),
             Some(LeaderAction::Solve(request)) => {
                 self.no_plan = None;
-                self.outbox.push_back(Output::Solve(request));
+                self.outbox.push(Output::Solve(request));
                 true
             }
             Some(LeaderAction::RequestInventory) => {
-                self.brief_all();
+                self.brief_workers(BriefingOmissions::NOTHING);
                 true
             }
             Some(LeaderAction::SendPreCopy) => {
-                self.brief_of_changes();
+                self.brief_workers(BriefingOmissions::ALL);
                 true
             }
             Some(LeaderAction::ReportNoPlan(none)) => {
-                *self.refusals.entry(none.name()).or_default() += 1;
+                self.refusals.count(none.name());
                 self.no_plan = Some(none.clone());
-                self.outbox.push_back(Output::Event(Event::NoPlan(none)));
+                self.outbox.report(Event::NoPlan(none));
                 true
             }
             // Voters follow members, and workers' reports of a step do not change members either.
-            None => {
-                std::mem::take(&mut self.looks_at_plan)
-                    && (self.change_voters() || self.raise_format())
-            }
+            None => std::mem::take(&mut self.looks_at_plan) && self.follow_members(),
         }
     }
 
@@ -588,5 +435,93 @@ impl Core {
             self.send_proposal(*seal);
         }
         Ok(())
+    }
+
+    /// A tick: counts how long no leader is known, requests to be admitted, and reports the
+    /// contact.
+    fn handle_tick(&mut self) {
+        self.ticks += 1;
+        let is_led = self.raft.status().leader.is_some();
+        self.leaderless_ticks = if is_led { 0 } else { self.leaderless_ticks.saturating_add(1) };
+        self.request_admission();
+        self.report_contact();
+    }
+
+    fn request_admission(&mut self) {
+        let Some(admission) = &mut self.admission else { return };
+        let status = self.raft.status();
+        if status.members.voters.contains(&status.node) {
+            self.admission = None;
+            return;
+        }
+        for to in admission.tick().to_vec() {
+            self.outbox.send(to, admission.request(self.setup.contact.clone()));
+        }
+    }
+
+    /// Reports where this node is reached, if something else is agreed on.
+    fn report_contact(&mut self) {
+        if self.ticks % REQUEST_TICKS != 1 {
+            return;
+        }
+        let status = self.raft.status();
+        let Some(holder) = self.state.holder_of(status.node) else { return };
+        if self.state.members()[&status.node].contact == self.setup.contact {
+            return;
+        }
+        let contact = self.setup.contact.clone();
+        match (&mut self.duties, status.leader) {
+            (Some(duties), _) => {
+                // If there is no room for it now, it is reported again.
+                let _ = duties.handle_change(&self.state, MemberChange::Moved { holder, contact });
+            }
+            (None, Some(leader)) => self.outbox.send(leader, Message::Moved { holder, contact }),
+            (None, None) => {}
+        }
+    }
+
+    /// Proposes the next step by which the voters and the format follow the members. Yields whether
+    /// something was proposed.
+    fn follow_members(&mut self) -> bool {
+        match next_voter_step(&self.state, &self.raft.status()) {
+            Some(VoterStep::Change(change)) if self.raft.change_voters(change).is_ok() => {
+                return true;
+            }
+            Some(VoterStep::TransferLeader(node)) => self.raft.transfer_leader(node),
+            Some(VoterStep::Change(_)) | None => {}
+        }
+        if self.duties.as_ref().is_none_or(Duties::is_raising_format) {
+            return false;
+        }
+        let next = self.formats.next(&self.state, self.raft.status().members);
+        next.is_some_and(|to| self.propose(&Entry::Format(to)).is_ok())
+    }
+
+    /// The newest format that a connected node reads.
+    #[must_use]
+    pub fn reads(&self, node: NodeId) -> Option<Format> {
+        self.formats.of(node)
+    }
+
+    /// Voters, learners and workers counted on that keep the format as it is: they are not known to
+    /// read a newer one than is agreed on. Empty if this program reads no newer one itself.
+    pub fn holding_format_back(&self) -> impl Iterator<Item = NodeId> {
+        self.formats.holding_back(&self.state, self.raft.status().members)
+    }
+}
+
+/// Inputs dropped so far.
+#[derive(Debug, Default)]
+struct RefusalCounts {
+    by_reason: BTreeMap<&'static str, u64>,
+}
+
+impl RefusalCounts {
+    fn count(&mut self, reason: &'static str) {
+        *self.by_reason.entry(reason).or_default() += 1;
+    }
+
+    fn by_reason(&self) -> &BTreeMap<&'static str, u64> {
+        &self.by_reason
     }
 }

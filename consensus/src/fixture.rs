@@ -275,7 +275,7 @@ impl FixtureLog {
             _ => LayerSource::Nodes(nodes.iter().map(|node| NodeId(*node)).collect()),
         };
         PlanRecord {
-            generation: self.state.generation_next(),
+            generation: self.state.training().plans().generation_next(),
             stages: nodes.iter().map(|node| self.holder(*node)).collect(),
             copies: (0..stage_count).map(by).collect(),
             promise: Promise::of(wanted, stage_count),

@@ -28,18 +28,23 @@
 //! promise), read without a log entry, keep anything for a node that is no longer in the log.
 
 mod bytes;
+mod driver;
 mod entry;
 mod greeting;
 mod guard;
 mod in_flight;
+mod member_history;
 mod members;
 mod message;
 mod node;
+mod outbox;
 mod output;
+mod propose_refusal;
 mod record;
 mod recovery;
 mod refusal;
 mod setup;
+mod start;
 mod status;
 mod storage;
 
@@ -50,8 +55,9 @@ pub use entry::{LogEntry, NodeChange, Payload, SnapshotImage};
 pub use greeting::{RaftHello, RaftHelloAnswer, StaleCause, Welcome};
 pub use members::{ChangeRefusal, Members, MembersFault, VoterChange};
 pub use message::RaftMessage;
-pub use node::{CompactRefusal, ProposeRefusal, RaftNode};
+pub use node::RaftNode;
 pub use output::{CommittedEntry, FatalReason, PersistToken, RaftOutput, RecordNumber};
+pub use propose_refusal::{CompactRefusal, ProposeRefusal};
 pub use record::{HardVote, RaftRecord, RaftRecordFault, decode_record, encode_record};
 pub use recovery::{RecoverError, RecoveredLog};
 pub use refusal::RaftRefusal;

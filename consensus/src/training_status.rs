@@ -104,7 +104,9 @@ impl TrainingStatus {
         let left_out = state.live_workers().count() as u32 - present;
         let plan = state.plan().filter(|_| state.lost_holder().is_none());
         match plan.map(|plan| (plan.record.generation, &plan.phase)) {
-            Some((_, PlanPhase::Running)) if state.is_all_sealed() => Self::saving(state),
+            Some((_, PlanPhase::Running)) if state.training().is_all_sealed() => {
+                Self::saving(state)
+            }
             Some((generation, PlanPhase::Running)) => Self::Running { generation, withheld: None },
             Some((generation, PlanPhase::Loading(slots))) => {
                 let ready = slots.iter().filter(|slot| slot.is_some()).count() as u32;

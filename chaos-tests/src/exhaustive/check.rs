@@ -143,7 +143,8 @@ fn check_version(state: &State, worker: &ModelWorker) -> Result<(), ModelViolati
     let stage = active.stage;
     let expected = state.open_turn().step;
     let found = active.version;
-    let is_behind = state.last_seal().is_some_and(|seal| active.half.check(seal).is_ok());
+    let is_behind =
+        state.training().seals().last_seal().is_some_and(|seal| active.half.check(seal).is_ok());
     let is_fit = if is_behind { active.half.is_reported() } else { found >= expected };
     if is_fit { Ok(()) } else { Err(ModelViolation::OtherVersion { stage, expected, found }) }
 }
@@ -197,7 +198,9 @@ fn is_within_reach(world: &ModelState, state: &State, layer: LayerId) -> bool {
 }
 
 fn will_have(worker: &ModelWorker, state: &State, layer: LayerId) -> bool {
-    let (ModelWorkerPhase::Active(active), Some(seal)) = (&worker.phase, state.last_seal()) else {
+    let (ModelWorkerPhase::Active(active), Some(seal)) =
+        (&worker.phase, state.training().seals().last_seal())
+    else {
         return false;
     };
     let ModelActiveStage { plan, half, copy, .. } = active;

@@ -110,7 +110,7 @@ pub(super) fn plan(state: &State, sources: Vec<LayerSource>, reason: PlanReason)
         places.map(|place| StageIndex((stage + place) % stage_count)).collect()
     };
     PlanRecord {
-        generation: state.generation_next(),
+        generation: state.training().plans().generation_next(),
         stages,
         copies: (0..stage_count).map(by).collect(),
         promise: Promise::of(spec.copies, stage_count),

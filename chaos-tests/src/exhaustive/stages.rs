@@ -132,7 +132,7 @@ pub(super) fn learn_seal(
     node: NodeId,
     next: &mut Vec<ModelTransition>,
 ) {
-    let Some(seal) = state.last_seal() else { return };
+    let Some(seal) = state.training().seals().last_seal() else { return };
     let worker = &world.workers[&node];
     let awaits = worker.active_stage().is_some_and(|active| active.awaits(seal));
     if !awaits || worker.generation == state.generation() {

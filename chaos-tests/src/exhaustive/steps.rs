@@ -79,7 +79,7 @@ impl ProtocolModel {
 
     /// Whether every step is sealed.
     pub(super) fn is_over(&self, world: &ModelState) -> bool {
-        self.transitions.state(world.agreed).is_all_sealed()
+        self.transitions.state(world.agreed).training().is_all_sealed()
     }
 
     /// Everything that can happen now.

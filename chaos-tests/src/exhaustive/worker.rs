@@ -111,14 +111,15 @@ impl ModelWorker {
         let awaits_run =
             |active: &ModelActiveStage| !active.is_running && plan.phase == PlanPhase::Running;
         let awaits = |active: &ModelActiveStage| {
-            awaits_run(active) || state.last_seal().is_some_and(|seal| active.awaits(seal))
+            awaits_run(active)
+                || state.training().seals().last_seal().is_some_and(|seal| active.awaits(seal))
         };
         plan.record.generation > self.generation || self.active_stage().is_some_and(awaits)
     }
 
     /// Applies a briefing: the last seal first, then the plan.
     pub(super) fn learn(&mut self, state: &State) -> Result<(), ModelViolation> {
-        if let Some(seal) = state.last_seal() {
+        if let Some(seal) = state.training().seals().last_seal() {
             self.settle(seal)?;
         }
         let Some(plan) = state.plan() else { return Ok(()) };

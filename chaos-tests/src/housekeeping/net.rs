@@ -135,7 +135,7 @@ impl HousekeepingWorld<'_> {
     /// The leader sends where members are, and which nodes are members no more.
     pub(super) fn send_contacts(&mut self) {
         let Some(leader) = self.leader() else { return };
-        let contacts = Arc::new(self.agreed.state.contacts());
+        let contacts = Arc::new(self.agreed.state.membership().contacts());
         let is_again = self.now.0.is_multiple_of(RESEND_US);
         let lacking = self.agreed.members().into_iter().filter(|node| {
             let member = &self.members[node];

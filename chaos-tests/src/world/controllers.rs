@@ -521,7 +521,7 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
         let Some(leader) = self.leader() else { return };
         let core = self.controllers[&leader].core.as_ref().expect("it leads");
         let has_job = core.state().job().is_some();
-        let is_member = |node: &&NodeId| core.state().is_controller(**node);
+        let is_member = |node: &&NodeId| core.state().membership().is_controller(**node);
         let dead = self.dead.iter().find(is_member).copied();
         if !has_job {
             let spec = self.setup.spec.clone();

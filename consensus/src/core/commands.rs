@@ -7,7 +7,7 @@ use super::{Core, CoreRefusal};
 use crate::access::AccessChange;
 use crate::entry::{Entry, RewindReason};
 use crate::job::JobChange;
-use crate::member::{Holder, LossReason, MemberChange, MembershipStatus, Role};
+use crate::member::{LossReason, MemberChange, MembershipStatus, Role};
 use crate::training_status::TrainingStatus;
 
 /// A command of an operator. Only a leader accepts it.
@@ -61,7 +61,7 @@ impl Core {
         }
         let result = self.dispatch_command(command);
         if let Err(refusal) = &result {
-            self.count(refusal);
+            self.refusals.count(refusal.name());
         }
         self.advance();
         result
@@ -77,18 +77,18 @@ impl Core {
         }
         match command {
             OperatorCommand::Job(change) => {
-                self.state.check_job(&change)?;
+                self.state.training().check_job(&change)?;
                 self.propose_command(Entry::Job(change))
             }
             OperatorCommand::Restore { to } => {
-                self.state.check_held()?;
-                self.state.check_restore(to)?;
+                self.state.training().runs().check_held()?;
+                self.state.training().check_restore(to)?;
                 let generation = self.state.generation();
                 let reason = RewindReason::Ordered;
                 self.propose_command(Entry::Rewind { generation, to, reason })
             }
             OperatorCommand::Access(change) => {
-                self.state.check_access(&change)?;
+                self.state.membership().check_access(&change)?;
                 self.propose_command(Entry::Access(change))
             }
             OperatorCommand::Drain(node) => self.drain(node),
@@ -110,7 +110,7 @@ impl Core {
     }
 
     fn drain(&mut self, node: NodeId) -> Result<CommandOutcome, CoreRefusal> {
-        let holder = self.member(node)?;
+        let holder = self.state.holder_of(node).ok_or(CoreRefusal::UnknownNode { node })?;
         let member = &self.state.members()[&node];
         match (member.role, member.status) {
             (Role::Controller, _) => Err(CoreRefusal::NotAWorker { node }),
@@ -122,22 +122,18 @@ impl Core {
     }
 
     fn remove(&mut self, node: NodeId) -> Result<CommandOutcome, CoreRefusal> {
-        self.state.check_not_last(node)?;
-        match self.member(node) {
-            Ok(holder) => {
+        self.state.membership().check_not_last(node)?;
+        match self.state.holder_of(node) {
+            Some(holder) => {
                 let reason = LossReason::Removed;
                 self.note_change(MemberChange::Lost { holder, reason })
             }
             // A node that is lost already, or was admitted and never came, is banned from now on.
-            Err(refusal) => match self.state.access().credential(node) {
+            None => match self.state.access().credential(node) {
                 Some(_) => self.propose_command(Entry::Access(AccessChange::Revoked { node })),
-                None => Err(refusal),
+                None => Err(CoreRefusal::UnknownNode { node }),
             },
         }
-    }
-
-    fn member(&self, node: NodeId) -> Result<Holder, CoreRefusal> {
-        self.state.holder_of(node).ok_or(CoreRefusal::UnknownNode { node })
     }
 
     fn note_change(&mut self, change: MemberChange) -> Result<CommandOutcome, CoreRefusal> {
@@ -153,7 +149,7 @@ impl Core {
             return TrainingStatus::NoQuorum { ticks: self.leaderless_ticks };
         }
         let duties = self.duties.as_ref();
-        let needed = duties.map_or(0, |duties| duties.workers_needed(&self.state));
+        let needed = duties.and(self.state.running_spec()).map_or(0, |spec| spec.workers_min);
         let status = TrainingStatus::of(&self.state, needed);
         let awaited = || duties.map_or_else(Vec::new, |duties| duties.awaited_members(&self.state));
         match status {

@@ -1,46 +1,66 @@
 //! In which format entries and snapshots are written.
 
+use std::collections::BTreeMap;
+
 use zbelastic_types::NodeId;
 
-use super::Core;
 use crate::codec::Format;
-use crate::entry::Entry;
 use crate::mutant::{self, Mutant};
 use crate::raft::Members;
+use crate::state::State;
 
-impl Core {
+/// The newest format that each node reads.
+#[derive(Debug)]
+pub(super) struct ReadFormats {
+    node: NodeId,
+    /// The newest one that this program reads.
+    newest: Format,
+    /// The newest one of each node that is connected.
+    connected: BTreeMap<NodeId, Format>,
+}
+
+impl ReadFormats {
+    /// What this node reads; no other is connected.
+    pub(super) fn new(node: NodeId, newest: Format) -> Self {
+        Self { node, newest, connected: BTreeMap::new() }
+    }
+
+    pub(super) fn note_connected(&mut self, node: NodeId, reads: Format) {
+        self.connected.insert(node, reads);
+    }
+
+    pub(super) fn note_closed(&mut self, node: NodeId) {
+        self.connected.remove(&node);
+    }
+
     /// The newest format that a connected node reads.
-    #[must_use]
-    pub fn reads(&self, node: NodeId) -> Option<Format> {
-        let is_own = node == self.setup.raft.node;
-        if is_own { Some(self.setup.newest_format) } else { self.formats.get(&node).copied() }
+    pub(super) fn of(&self, node: NodeId) -> Option<Format> {
+        if node == self.node { Some(self.newest) } else { self.connected.get(&node).copied() }
     }
 
     /// Voters, learners and workers counted on that do not read a newer format than the one that is
     /// agreed on, or are not connected, so that it is not known what they read: the format stays as
     /// it is until there is none. Empty if this program does not read a newer one itself.
-    pub fn holding_format_back(&self) -> impl Iterator<Item = NodeId> {
-        let agreed = self.state.format();
-        let is_newest = self.setup.newest_format <= agreed;
-        let Members { voters, outgoing, learners } = self.raft.status().members;
-        let workers = self.state.live_workers().map(|(holder, _)| holder.node);
+    pub(super) fn holding_back(
+        &self,
+        state: &State,
+        members: Members,
+    ) -> impl Iterator<Item = NodeId> {
+        let agreed = state.format();
+        let is_newest = self.newest <= agreed;
+        let Members { voters, outgoing, learners } = members;
+        let workers = state.live_workers().map(|(holder, _)| holder.node);
         let counted = voters.into_iter().chain(outgoing).chain(learners).chain(workers);
-        counted.filter(move |node| !is_newest && self.reads(*node).is_none_or(|it| it <= agreed))
+        counted.filter(move |node| !is_newest && self.of(*node).is_none_or(|it| it <= agreed))
     }
 
-    /// Raises the format once all nodes of the cluster read a newer one. Yields whether it was
-    /// proposed now.
-    pub(super) fn raise_format(&mut self) -> bool {
-        let next = Format::of(self.state.format().number() + 1);
-        let Some(to) = next.filter(|to| *to <= self.setup.newest_format) else { return false };
-        let is_due = self.duties.as_ref().is_some_and(|duties| !duties.is_raising_format());
-        if !is_due {
-            return false;
-        }
+    /// The format that is to be agreed on, once all nodes of the cluster read a newer one.
+    pub(super) fn next(&self, state: &State, members: Members) -> Option<Format> {
+        let next = Format::of(state.format().number() + 1).filter(|to| *to <= self.newest)?;
         let counts = |node: &NodeId| {
-            !mutant::is(Mutant::M43RaisedForTheConnected) || self.reads(*node).is_some()
+            !mutant::is(Mutant::M43RaisedForTheConnected) || self.of(*node).is_some()
         };
-        let is_held = self.holding_format_back().any(|node| counts(&node));
-        !is_held && self.propose(&Entry::Format(to)).is_ok()
+        let is_held = self.holding_back(state, members).any(|node| counts(&node));
+        (!is_held).then_some(next)
     }
 }

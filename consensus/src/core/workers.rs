@@ -1,11 +1,15 @@
-//! Messages of other nodes, and which part of a controller handles each.
+//! Messages of other nodes, which part of a controller handles each, and the briefings that workers
+//! are sent.
 
 use zbelastic_types::NodeId;
 
+use super::briefing::{BriefingOmissions, KnownByWorker};
 use super::{Core, CoreRefusal};
 use crate::duty::{Duties, InputRefusal};
-use crate::member::{LossReason, MemberChange};
-use crate::message::{Envelope, Message};
+use crate::member::{Holder, LossReason, MemberChange, Role};
+use crate::message::{Briefing, Envelope, Message};
+use crate::state::StateChange;
+use crate::validation::Seal;
 
 impl Core {
     pub(super) fn handle_message(
@@ -26,7 +30,8 @@ impl Core {
                     Some(duties) => duties.handle_beat(&self.state, holder, pulse),
                     None => Ok(()),
                 };
-                self.answer_heartbeat(holder, known, generation, contacts);
+                let known = KnownByWorker { index: known, generation, contacts };
+                self.answer_heartbeat(holder, known);
                 Ok(recorded?)
             }
             Message::Join { boot, role, resources, contact } => {
@@ -104,6 +109,76 @@ impl Core {
         let result = handle(&mut duties, self);
         self.duties = Some(duties);
         Ok(result?)
+    }
+
+    /// Sends workers a briefing after an entry that concerns them, if this node leads. Other
+    /// controllers only answer heartbeats and requests to be admitted.
+    pub(super) fn brief_on_change(&mut self, index: u64, change: &StateChange) {
+        let Some(omissions) = BriefingOmissions::after(change) else { return };
+        self.briefings.set_due(index);
+        if self.duties.is_some() {
+            self.brief_workers(omissions);
+        }
+    }
+
+    /// Sends all workers a briefing. A worker that lacks what it leaves out gets that with the
+    /// answer to its next heartbeat.
+    pub(super) fn brief_workers(&mut self, omissions: BriefingOmissions) {
+        let workers: Vec<_> = self.state.live_workers().map(|(holder, _)| holder.node).collect();
+        for node in workers {
+            self.brief_node(node, omissions);
+        }
+    }
+
+    fn brief_node(&mut self, node: NodeId, omissions: BriefingOmissions) {
+        let briefing = self.briefing(node, omissions);
+        self.outbox.send(node, Message::Briefing(Box::new(briefing)));
+    }
+
+    fn briefing(&mut self, node: NodeId, omissions: BriefingOmissions) -> Briefing {
+        let leader = self.raft.status().leader;
+        self.briefings.briefing(&self.state, (leader, self.duties.as_ref()), node, omissions)
+    }
+
+    /// Answers a worker's heartbeat with a briefing if the worker lacks something, is fenced off,
+    /// or its inventory is requested.
+    fn answer_heartbeat(&mut self, holder: Holder, known: KnownByWorker) {
+        let is_fenced = !self.state.is_live(holder);
+        // A follower that lags behind does not know all members: a worker that was admitted by a
+        // later entry than it has applied gets no answer.
+        if is_fenced && holder.incarnation.0 > self.state.applied() {
+            return;
+        }
+        let is_inventory_due =
+            self.duties.as_ref().is_some_and(|d| d.requests_inventory_of(holder.node));
+        let answer = self.briefings.answer_to(&self.state, known, is_fenced || is_inventory_due);
+        if let Some(omissions) = answer {
+            self.brief_node(holder.node, omissions);
+        }
+    }
+
+    /// Answers a worker's request to be admitted: with a briefing if this start was admitted, with
+    /// [`Message::Spent`] if this start or a later one was admitted and is lost.
+    fn answer_join(&mut self, node: NodeId, boot: u64) {
+        let Some(member) = self.state.members().get(&node) else { return };
+        let is_live = member.is_live();
+        let is_worker = member.role == Role::Worker;
+        let last = member.boot;
+        if is_live && is_worker && last == boot {
+            self.brief_node(node, BriefingOmissions::NOTHING);
+        } else if !is_live && is_worker && last >= boot {
+            self.outbox.send(node, Message::Spent { boot: last });
+        }
+    }
+
+    /// What a leader with a known bug does: it sends workers a seal that is not agreed on yet.
+    pub(super) fn send_proposal(&mut self, seal: Seal) {
+        let workers: Vec<_> = self.state.live_workers().map(|(holder, _)| holder.node).collect();
+        for node in workers {
+            let briefing = self.briefing(node, BriefingOmissions::ALL);
+            let proposal = Briefing { seal: Some(seal), ..briefing };
+            self.outbox.send(node, Message::Briefing(Box::new(proposal)));
+        }
     }
 }
 

@@ -58,7 +58,7 @@ impl Duties {
     #[must_use]
     pub fn awaited_members(&self, state: &State) -> Vec<AwaitedMember> {
         let awaited = |OutstandingAnswer { holder, answer, since }| {
-            let still_ticks = (self.now - since) as u32;
+            let still_ticks = (self.watch.now - since) as u32;
             AwaitedMember { node: holder.node, answer, still_ticks }
         };
         self.outstanding_answers(state).into_iter().map(awaited).collect()
@@ -68,19 +68,12 @@ impl Duties {
     pub(super) fn without_progress(&self, state: &State) -> Vec<(Holder, LossReason)> {
         let lost = self.outstanding_answers(state).into_iter().filter_map(
             |OutstandingAnswer { holder, since, .. }| {
-                let ticks = (self.now - since) as u32;
-                let is_lost = ticks > self.timing.progress_ticks && state.is_live(holder);
+                let ticks = (self.watch.now - since) as u32;
+                let is_lost = ticks > self.watch.timing.progress_ticks && state.is_live(holder);
                 is_lost.then_some((holder, LossReason::NoProgress { ticks }))
             },
         );
         lost.collect()
-    }
-
-    /// Whether none of these made progress for so long that nothing is to be expected of them.
-    pub(super) fn are_stalled(&self, nodes: impl IntoIterator<Item = NodeId>) -> bool {
-        let ticks_max = u64::from(self.timing.progress_ticks);
-        let is_stalled = |node| self.now - self.heartbeats.progress_at(node) > ticks_max;
-        nodes.into_iter().all(is_stalled)
     }
 
     fn outstanding_answers(&self, state: &State) -> Vec<OutstandingAnswer> {
@@ -88,7 +81,7 @@ impl Duties {
             return Vec::new();
         }
         let outstanding = |holder: Holder, answer, requested_at: u64| {
-            let since = requested_at.max(self.heartbeats.progress_at(holder.node));
+            let since = requested_at.max(self.watch.heartbeats.progress_at(holder.node));
             OutstandingAnswer { holder, answer, since }
         };
         if let Some(draft) = &self.planning.draft {
@@ -98,21 +91,17 @@ impl Duties {
                 .collect();
         }
         let is_limited = !mutant::is(Mutant::M21WaitsForTheDead);
-        let loading = state.plan().filter(|_| self.trouble.is_none() && is_limited);
+        let loading = state.plan().filter(|_| !self.planning.faults.has_trouble() && is_limited);
         let Some((plan, PlanPhase::Loading(slots))) = loading.map(|plan| (plan, &plan.phase))
         else {
             return Vec::new();
         };
         let holders = plan.record.stage_indices().zip(&plan.record.stages);
-        // A holder that reported that a layer does not come has answered: it cannot make progress
-        // by itself.
         let awaited = holders.filter(|(stage, holder)| {
-            let has_answered =
-                self.ready.contains_key(stage) || self.load_failures.contains(holder);
-            slots[stage.index()].is_none() && !has_answered
+            slots[stage.index()].is_none() && !self.loads.has_answered(*stage, **holder)
         });
         awaited
-            .map(|(_, holder)| outstanding(*holder, AwaitedAnswer::Ready, self.progress_at))
+            .map(|(_, holder)| outstanding(*holder, AwaitedAnswer::Ready, self.watch.progress_at))
             .collect()
     }
 }

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 
 use zbelastic_types::Step;
 
-use super::{Duties, ProposalLane};
+use super::watch::DutyWatch;
 use crate::entry::Entry;
 use crate::job::JobSpec;
 use crate::state::State;
@@ -38,12 +38,12 @@ impl CheckpointTimer {
     }
 
     /// A checkpoint is begun, or more of its layers are agreed to be durable.
-    pub(super) fn note_progress(&mut self, now: u64) {
+    fn note_progress(&mut self, now: u64) {
         self.since = now;
     }
 
     /// A checkpoint is there.
-    pub(super) fn note_complete(&mut self, version: Step, now: u64) {
+    fn note_complete(&mut self, version: Step, now: u64) {
         self.since = now;
         self.cost = self.busy.remove(&version).unwrap_or(0);
         self.busy.retain(|other, _| *other > version);
@@ -58,40 +58,18 @@ impl CheckpointTimer {
     fn interval(&self, spec: &JobSpec) -> u64 {
         u64::from(spec.checkpoint_ticks).max((u64::from(self.cost) * COST_SHARE).div_ceil(1000))
     }
-}
-
-impl Duties {
-    /// The next version becomes a checkpoint if so much time has passed.
-    pub(super) fn decide_timed_checkpoint(&self, state: &State) -> Option<Entry> {
-        let spec = state.running_spec().filter(|spec| spec.checkpoint_ticks > 0)?;
-        let is_late =
-            self.now - self.checkpoint_timer.since >= self.checkpoint_timer.interval(spec);
-        if is_late { self.keep_next(state, spec) } else { None }
-    }
-
-    /// That the next version becomes a checkpoint, unless it does anyway. While a seal is under way
-    /// it is not known which one is next.
-    pub(super) fn keep_next(&self, state: &State, spec: &JobSpec) -> Option<Entry> {
-        if state.due().is_some() || self.is_changing() {
-            return None;
-        }
-        let version = state.open_turn().step.next();
-        let is_asked = !spec.checkpoints(version) && version.0 < spec.step_count;
-        (is_asked && state.is_running()).then_some(Entry::Keep { version })
-    }
 
     /// The time to the next checkpoint is counted from where the last one stands.
-    pub(super) fn time_checkpoints(&mut self, state: &State, entry: &Entry) {
-        let now = self.now;
+    pub(super) fn on_applied(&mut self, state: &State, entry: &Entry, now: u64) {
         match entry {
-            Entry::Checkpoint { version } => self.checkpoint_timer.note_complete(*version, now),
+            Entry::Checkpoint { version } => self.note_complete(*version, now),
             Entry::Durable { .. } | Entry::Keep { .. } | Entry::Job(_) => {
-                self.checkpoint_timer.note_progress(now);
+                self.note_progress(now);
             }
             Entry::Seal(_) => {
                 let open = state.open_turn().step;
                 if state.pending().last().is_some_and(|pending| pending.version == open) {
-                    self.checkpoint_timer.note_progress(now);
+                    self.note_progress(now);
                 }
             }
             Entry::Members(_)
@@ -104,18 +82,21 @@ impl Duties {
         }
     }
 
-    /// Whether an entry is under way that moves the open version, or names the next.
-    pub(super) fn is_changing(&self) -> bool {
-        self.in_flight.values().any(|lane| match lane {
-            ProposalLane::Plan | ProposalLane::Seal(_) | ProposalLane::Keep | ProposalLane::Job => {
-                true
-            }
-            ProposalLane::Members
-            | ProposalLane::Ready(..)
-            | ProposalLane::Durable(..)
-            | ProposalLane::Checkpoint(_)
-            | ProposalLane::Access
-            | ProposalLane::Format => false,
-        })
+    /// That the next version becomes a checkpoint, if so much time has passed.
+    pub(super) fn decide(&self, state: &State, watch: &DutyWatch) -> Option<Entry> {
+        let spec = state.running_spec().filter(|spec| spec.checkpoint_ticks > 0)?;
+        let is_late = watch.now - self.since >= self.interval(spec);
+        if is_late { keep_next(state, spec, watch) } else { None }
     }
+}
+
+/// That the next version becomes a checkpoint, unless it does anyway. While a seal is under way
+/// it is not known which one is next.
+pub(super) fn keep_next(state: &State, spec: &JobSpec, watch: &DutyWatch) -> Option<Entry> {
+    if state.training().checkpoints().due().is_some() || watch.is_changing() {
+        return None;
+    }
+    let version = state.open_turn().step.next();
+    let is_asked = !spec.checkpoints(version) && version.0 < spec.step_count;
+    (is_asked && state.is_running()).then_some(Entry::Keep { version })
 }

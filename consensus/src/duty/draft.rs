@@ -7,6 +7,9 @@ use std::sync::Arc;
 use zbelastic_schedule::Window;
 use zbelastic_types::{Generation, LayerId, NodeId, Step};
 
+use super::blame::Blame;
+use super::faults::{PlanFaults, UnreadCheckpoints};
+use super::measurement::MeasuredSpeeds;
 use super::planning::PlanNeed;
 use super::{PlanSolution, PlanUnsolvable};
 use crate::member::Holder;
@@ -109,7 +112,7 @@ impl PlanDraft {
     }
 }
 
-/// The plan under way, if there is one.
+/// The plan under way, if there is one, and what the next one is made with.
 #[derive(Debug, Default)]
 pub(super) struct Planning {
     pub(super) number: u64,
@@ -123,6 +126,10 @@ pub(super) struct Planning {
     /// What is to be copied ahead. It outlives the draft it was made for, because the next one
     /// mostly needs the same.
     pub(super) pre_copy: Option<Arc<PreCopyPlan>>,
+    pub(super) measured: MeasuredSpeeds,
+    pub(super) faults: PlanFaults,
+    pub(super) unread: UnreadCheckpoints,
+    pub(super) blame: Blame,
 }
 
 impl Planning {

@@ -5,11 +5,12 @@ use std::ops::Range;
 
 use zbelastic_types::{Generation, LayerId, NodeId, StageIndex, Step, TensorIndex};
 
+use super::changes::is_pending;
 use super::refusal::InputRefusal;
 use super::sealing::OpenTurnReports;
-use super::{Duties, is_pending};
+use super::{Duties, PlanMeasurement, PlanSolution, PlanUnsolvable};
 use crate::checkpoint::LayerDigest;
-use crate::entry::{CHANGES_MAX, ReadyRecord};
+use crate::entry::ReadyRecord;
 use crate::member::{Holder, LossReason, MemberChange};
 use crate::message::{HeldLayer, HeldUpdate, LoadFault, WorkerActivity};
 use crate::mutant::{self, Mutant};
@@ -34,7 +35,7 @@ impl Duties {
         let (node, holder) = match &change {
             MemberChange::Admit { node, role, contact, .. } => {
                 contact.check()?;
-                if !state.authorizes(*node, *role, contact) {
+                if !state.membership().authorizes(*node, *role, contact) {
                     return Err(InputRefusal::NoCredential { node: *node });
                 }
                 (*node, None)
@@ -53,20 +54,20 @@ impl Duties {
                 None => InputRefusal::NotAdmitted { node },
             });
         }
-        if self.is_noted(&change) {
+        if self.changes.is_noted(&change) {
             return Ok(());
         }
-        if self.changes.len() >= CHANGES_MAX {
+        if self.changes.is_full() {
             return Err(InputRefusal::TooManyChanges);
         }
-        self.note_change(change);
+        self.changes.note(change);
         Ok(())
     }
 
     /// The connection to a node closed.
     pub fn handle_closed(&mut self, state: &State, node: NodeId) {
         if let Some((holder, _)) = state.live_workers().find(|(holder, _)| holder.node == node) {
-            self.note_change(MemberChange::Lost { holder, reason: LossReason::Closed });
+            self.changes.note(MemberChange::Lost { holder, reason: LossReason::Closed });
         }
     }
 
@@ -81,8 +82,29 @@ impl Duties {
         pulse: WorkerActivity,
     ) -> Result<(), InputRefusal> {
         check_live(state, holder)?;
-        self.heartbeats.record_heartbeat(holder, self.now, pulse);
+        self.watch.record_heartbeat(holder, pulse);
         Ok(())
+    }
+
+    /// The solver answered a request. Yields whether the answer is still wanted.
+    pub fn handle_solution(
+        &mut self,
+        number: u64,
+        solution: Result<PlanSolution, PlanUnsolvable>,
+    ) -> bool {
+        self.planning.handle_solution(number, solution)
+    }
+
+    /// The program that runs this leader measured the plan in force.
+    ///
+    /// # Errors
+    /// If it is another plan that was measured.
+    pub fn handle_measured(
+        &mut self,
+        state: &State,
+        measured: PlanMeasurement,
+    ) -> Result<(), InputRefusal> {
+        self.planning.measured.handle(state, measured)
     }
 
     /// A stage reported its sums of the open turn.
@@ -205,7 +227,7 @@ impl Duties {
         let stage = check_loading(state, ready.holder, ready.generation)?;
         check_record(state, &ready.layers)?;
         check_record(state, &ready.copies)?;
-        self.ready.insert(stage, ready);
+        self.loads.note_ready(stage, ready);
         Ok(())
     }
 
@@ -227,24 +249,24 @@ impl Duties {
         match (cause, &plan.record.sources[layer.index()]) {
             (LoadFault::Memory, _) => {
                 let reason = LossReason::OutOfMemory;
-                self.note_change(MemberChange::Lost { holder, reason });
+                self.changes.note(MemberChange::Lost { holder, reason });
             }
             (LoadFault::Source, LayerSource::Checkpoint { version, .. }) => {
-                self.unread.entry(*version).or_default().insert(generation);
+                self.planning.unread.note(*version, generation);
             }
             // R10: a layer that others hold is given up when neither they nor the worker that needs
             // it get on.
             (LoadFault::Source, LayerSource::Nodes(nodes)) => {
                 let concerned = nodes.iter().copied().chain([holder.node]);
-                let stand = self.are_stalled(concerned);
-                self.load_failures.insert(holder);
+                let stand = self.watch.are_stalled(concerned);
+                self.loads.note_failed(holder);
                 if !stand {
                     return Ok(());
                 }
             }
             (LoadFault::Source, LayerSource::Initial) => {}
         }
-        self.note_trouble(state, PlanReason::LoadFailed { layer });
+        self.planning.faults.note_trouble(generation, PlanReason::LoadFailed { layer });
         Ok(())
     }
 
@@ -267,7 +289,7 @@ impl Duties {
             return Err(InputRefusal::OtherGeneration { expected, found: generation });
         }
         self.checkpoint_timer.note_saved(version, busy_milliticks);
-        self.saved.insert((version, holder.node), (holder, layers));
+        self.saved.note(version, holder, layers);
         Ok(())
     }
 }

@@ -1,52 +1,51 @@
 //! A worker that drains is removed from the plan once nothing would be lost with it.
 
-use super::{Duties, ProposalLane};
+use super::checkpoint_timer::keep_next;
+use super::watch::{DutyWatch, ProposalLane};
 use crate::entry::Entry;
 use crate::job::JobPhase;
 use crate::member::{Holder, LossReason, Member, MemberChange, MembershipStatus};
 use crate::state::{PlanPhase, State};
 
-impl Duties {
-    /// A machine that is taken away with no worker to hand over to saves what it holds. Takes a
-    /// look at all members, so not for each report of a step.
-    pub(super) fn decide_saved(&self, state: &State) -> Option<Entry> {
-        let spec = state.running_spec()?;
-        let is_needed = state.is_left_alone() && !state.is_being_kept();
-        if is_needed { self.keep_next(state, spec) } else { None }
-    }
+/// A machine that is taken away with no worker to hand over to saves what it holds. Takes a
+/// look at all members, so not for each report of a step.
+pub(super) fn decide_saved(state: &State, watch: &DutyWatch) -> Option<Entry> {
+    let spec = state.running_spec()?;
+    let is_needed = state.is_left_alone() && !state.training().is_being_kept();
+    if is_needed { keep_next(state, spec, watch) } else { None }
+}
 
-    /// A worker that was to go and has no part in the plan any more is gone. Where there is no run,
-    /// or none that has steps left, or one that is held or left at a checkpoint, no worker has a
-    /// part in anything.
-    pub(super) fn decide_drained(&self, state: &State) -> Option<MemberChange> {
-        let is_saved = is_saved(state);
-        let plan = state.plan().filter(|_| !is_over(state) && !is_saved);
-        if plan.is_some_and(|plan| plan.phase != PlanPhase::Running) {
-            return None;
-        }
-        // A seal under way would be of a step that no worker holds then.
-        if is_saved && self.is_changing() {
-            return None;
-        }
-        let has_part = |holder: &Holder| {
-            let plan = plan.is_some_and(|plan| plan.record.stages.contains(holder));
-            let next = state.next_plan().filter(|_| !is_saved);
-            plan || next.is_some_and(|next| next.stages.contains(holder))
-        };
-        let is_free = |(holder, member): &(Holder, &Member)| {
-            member.status == MembershipStatus::Draining && !has_part(holder)
-        };
-        let (holder, _) = state.live_workers().find(is_free)?;
-        let change = MemberChange::Lost { holder, reason: LossReason::Drained };
-        (!self.is_in_flight(ProposalLane::Members)).then_some(change)
+/// A worker that was to go and has no part in the plan any more is gone. Where there is no run,
+/// or none that has steps left, or one that is held or left at a checkpoint, no worker has a
+/// part in anything.
+pub(super) fn decide_drained(state: &State, watch: &DutyWatch) -> Option<MemberChange> {
+    let is_saved = is_saved(state);
+    let plan = state.plan().filter(|_| !is_over(state) && !is_saved);
+    if plan.is_some_and(|plan| plan.phase != PlanPhase::Running) {
+        return None;
     }
+    // A seal under way would be of a step that no worker holds then.
+    if is_saved && watch.is_changing() {
+        return None;
+    }
+    let has_part = |holder: &Holder| {
+        let plan = plan.is_some_and(|plan| plan.record.stages.contains(holder));
+        let next = state.next_plan().filter(|_| !is_saved);
+        plan || next.is_some_and(|next| next.stages.contains(holder))
+    };
+    let is_free = |(holder, member): &(Holder, &Member)| {
+        member.status == MembershipStatus::Draining && !has_part(holder)
+    };
+    let (holder, _) = state.live_workers().find(is_free)?;
+    let change = MemberChange::Lost { holder, reason: LossReason::Drained };
+    (!watch.is_in_flight(ProposalLane::Members)).then_some(change)
 }
 
 /// Whether the run is held, or left by workers that cannot hand over, and what it stands at is
 /// durable: it goes on from there with the workers that are there then.
 fn is_saved(state: &State) -> bool {
     let is_held = state.job().is_some_and(|job| job.phase == JobPhase::Paused);
-    let is_durable = state.pending().is_empty() && state.is_at_checkpoint();
+    let is_durable = state.pending().is_empty() && state.training().is_at_checkpoint();
     is_durable && (is_held || state.is_left_alone())
 }
 

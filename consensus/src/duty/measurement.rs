@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 
 use zbelastic_types::{Generation, NodeId};
 
-use super::{Duties, InputRefusal};
+use super::InputRefusal;
 use crate::member::{Holder, Resources};
 use crate::plan::PlanReason;
 use crate::state::State;
@@ -51,15 +51,13 @@ impl MeasuredSpeeds {
     pub(super) fn forget_drift(&mut self) {
         self.drift = None;
     }
-}
 
-impl Duties {
     /// What was measured of the plan in force. The first drift of a plan stands until there is
     /// another plan, so that one that is being made is not begun anew for another number.
     ///
     /// # Errors
     /// If it is another plan that was measured.
-    pub fn handle_measured(
+    pub(super) fn handle(
         &mut self,
         state: &State,
         measured: PlanMeasurement,
@@ -69,13 +67,13 @@ impl Duties {
         if expected != found {
             return Err(InputRefusal::OtherGeneration { expected, found });
         }
-        self.measured.speeds = measured.speeds;
-        self.measured.speeds.retain(|node, _| state.members().contains_key(node));
+        self.speeds = measured.speeds;
+        self.speeds.retain(|node, _| state.members().contains_key(node));
         if let Some(reason) = measured.drift
-            && self.measured.drift(expected).is_none()
+            && self.drift(expected).is_none()
         {
             assert!(reason.is_drift(), "a plan that drifted is given up for that: {reason}");
-            self.measured.drift = Some((expected, reason));
+            self.drift = Some((expected, reason));
         }
         Ok(())
     }

@@ -7,12 +7,12 @@ use std::sync::Arc;
 use zbelastic_schedule::Window;
 use zbelastic_types::{Digest, LayerId, NodeId, StageIndex, Step};
 
-use super::draft::{PlanBasis, PlanDraft, PlanStandstill, PreCopyProgress};
+use super::draft::{PlanBasis, PlanDraft, PlanStandstill, Planning, PreCopyProgress};
 use super::restore::{LayerInventory, RestorePoint, expected_digests, restore_point};
 use super::seating::{copies, reseated, seating};
+use super::watch::{DutyWatch, ProposalLane};
 use super::{
-    Duties, LeaderAction, NoPlan, PlanSolution, PlanUnsolvable, ProposalLane, STEPS_BEFORE_SWITCH,
-    SolveRequest, switched_window,
+    LeaderAction, NoPlan, PlanSolution, STEPS_BEFORE_SWITCH, SolveRequest, switched_window,
 };
 use crate::contact::FailureDomain;
 use crate::entry::{Entry, RewindReason};
@@ -42,38 +42,10 @@ pub enum PlanNeed {
     Planned(PlanReason),
 }
 
-impl Duties {
-    /// The solver answered a request. Yields whether the answer is still wanted.
-    pub fn handle_solution(
-        &mut self,
-        number: u64,
-        solution: Result<PlanSolution, PlanUnsolvable>,
-    ) -> bool {
-        self.planning.handle_solution(number, solution)
-    }
-
-    /// Whether a worker's inventory is to be requested.
-    #[must_use]
-    pub fn requests_inventory_of(&self, node: NodeId) -> bool {
-        self.planning.requests_inventory_of(node)
-    }
-
-    /// Workers without which no plan is made.
-    #[must_use]
-    pub fn workers_needed(&self, state: &State) -> u32 {
-        state.running_spec().map_or(0, |spec| spec.workers_min)
-    }
-
-    /// What is to be copied ahead of a plan that is being made.
-    #[must_use]
-    pub fn pre_copy(&self) -> Option<&Arc<PreCopyPlan>> {
-        self.planning.pre_copy.as_ref()
-    }
-
+impl Planning {
     /// Why a plan is needed, if one is.
-    #[must_use]
-    pub fn need(&self, state: &State) -> Option<PlanNeed> {
-        let spec = state.running_spec()?;
+    pub(super) fn need(&self, state: &State, watch: &DutyWatch) -> Option<PlanNeed> {
+        state.running_spec()?;
         let Some(plan) = state.plan() else { return Some(PlanNeed::Now(PlanReason::First)) };
         if plan.phase == PlanPhase::Closed {
             return Some(PlanNeed::Now(PlanReason::Rewound));
@@ -89,38 +61,44 @@ impl Duties {
             return Some(PlanNeed::Now(PlanReason::Lost { holder, reason }));
         }
         let generation = plan.record.generation;
-        if let Some((_, reason)) = self.trouble.as_ref().filter(|(of, _)| *of == generation) {
+        if let Some(reason) = self.faults.trouble(generation) {
             return Some(PlanNeed::Now(reason.clone()));
         }
         // R10. Behind the last step, the workers that load the plan that follows write the last
         // checkpoint, or write it once more.
         let progress =
-            plan.record.stages.iter().map(|holder| self.heartbeats.progress_at(holder.node));
-        let ticks = (self.now - progress.fold(self.progress_at, u64::max)) as u32;
-        if ticks > self.timing.progress_ticks {
+            plan.record.stages.iter().map(|holder| watch.heartbeats.progress_at(holder.node));
+        let ticks = (watch.now - progress.fold(watch.progress_at, u64::max)) as u32;
+        if ticks > watch.timing.progress_ticks {
             return Some(PlanNeed::Now(PlanReason::Stalled { ticks }));
         }
-        let is_all_sealed = state.is_all_sealed();
+        let is_all_sealed = state.training().is_all_sealed();
         if plan.phase != PlanPhase::Running || state.next_plan().is_some() || is_all_sealed {
             return None;
         }
-        self.planned_need(state, spec, &plan.record).map(PlanNeed::Planned)
+        self.planned_need(state, watch, &plan.record).map(PlanNeed::Planned)
     }
 
-    fn planned_need(&self, state: &State, spec: &JobSpec, plan: &PlanRecord) -> Option<PlanReason> {
+    fn planned_need(
+        &self,
+        state: &State,
+        watch: &DutyWatch,
+        plan: &PlanRecord,
+    ) -> Option<PlanReason> {
+        let spec = state.running_spec()?;
         // There is no worker to plan with: what is held is saved.
         if state.is_left_alone() {
             return None;
         }
-        let draining = state.draining_holders();
+        let draining = state.training().plans().draining_holders(state.membership());
         let spare = spare_workers(state, plan).count() as u32;
         let has_others = spare > 0 || plan.stages.len() as u32 > draining;
         if draining > 0 && has_others {
             return Some(PlanReason::Draining { count: draining });
         }
         let has_room = (plan.stages.len() as u32) < spec.stages_max;
-        let is_settled = self.now - self.members_changed >= u64::from(spec.settle_ticks);
-        let is_of_use = spare > 0 && has_room && !self.planning.has_no_use_for_spares(state);
+        let is_settled = watch.now - watch.members_changed >= u64::from(spec.settle_ticks);
+        let is_of_use = spare > 0 && has_room && !self.has_no_use_for_spares(state);
         if is_of_use && is_settled {
             return Some(PlanReason::Joined { count: spare });
         }
@@ -131,54 +109,40 @@ impl Duties {
         if spec.window != WindowPolicy::Auto || steps < STEPS_BEFORE_SWITCH {
             return None;
         }
-        let ((rollbacks, seals), wait_ticks) = (state.history().rollbacks(), self.wait_ticks());
+        let ((rollbacks, seals), wait_ticks) =
+            (state.history().rollbacks(), watch.heartbeats.wait_ticks());
         let window = switched_window(plan.window()?, rollbacks, seals, wait_ticks)?;
         Some(PlanReason::WindowSwitched { window, rollbacks, seals, wait_ticks })
     }
 
-    fn wait_ticks(&self) -> u32 {
-        self.heartbeats.wait_ticks()
-    }
-
-    pub(super) fn decide_plan(&mut self, state: &State) -> Option<LeaderAction> {
-        if self.is_in_flight(ProposalLane::Plan) {
-            return None;
-        }
-        if let Some(entry) = self.decide_rewind(state) {
-            return Some(LeaderAction::Propose(entry));
-        }
-        if let Some(entry) = self.decide_saved(state) {
-            return Some(LeaderAction::Propose(entry));
-        }
-        if let Some(change) = self.decide_drained(state) {
-            self.note_change(change);
-            return self.decide_members(state).map(LeaderAction::Propose);
-        }
-        let need = self.need(state);
-        self.planning.note_need(state, need.as_ref(), self.now);
+    /// The next thing to do for the plan that is needed, if one is.
+    pub(super) fn decide(&mut self, state: &State, watch: &DutyWatch) -> Option<LeaderAction> {
+        let need = self.need(state, watch);
+        self.note_need(state, need.as_ref(), watch.now);
         let need = need?;
         let basis = basis_of(state, &need);
-        if self.planning.last_basis.as_ref() == Some(&basis) {
+        if self.last_basis.as_ref() == Some(&basis) {
             return None;
         }
-        let is_late = self.long_standstill().is_some();
-        let draft = self.planning.draft.as_mut();
+        let is_late = self.long_standstill(watch).is_some();
+        let draft = self.draft.as_mut();
         if draft.is_none_or(|draft| !draft.is_still_valid(&basis, is_late)) {
-            return self.begin_draft(state, basis);
+            return self.begin_draft(state, watch, basis);
         }
-        self.continue_draft(state, need)
+        self.continue_draft(state, watch, need)
     }
 
     /// If two holders have different states of a layer, neither is believed: back to a checkpoint.
-    fn decide_rewind(&mut self, state: &State) -> Option<Entry> {
-        let (generation, layer) = self.differing?;
+    pub(super) fn decide_rewind(&self, state: &State, watch: &DutyWatch) -> Option<Entry> {
+        let generation = state.generation();
+        let layer = self.faults.differing(generation)?;
         state.running_spec()?;
-        if generation != state.generation() || self.is_in_flight(ProposalLane::Job) {
+        if watch.is_in_flight(ProposalLane::Job) {
             return None;
         }
         let open = state.open_turn().step;
         let base = state.history().base();
-        let bad = self.bad_checkpoints();
+        let bad = self.unread.bad_checkpoints();
         let is_usable = |version: Step| (base..=open).contains(&version) && !bad.contains(&version);
         let versions = state.checkpoints().iter().rev().map(|checkpoint| checkpoint.version);
         let to = versions.into_iter().find(|version| is_usable(*version));
@@ -189,42 +153,41 @@ impl Duties {
         Some(Entry::Rewind { generation, to, reason: RewindReason::StateDiffers { layer } })
     }
 
-    /// What a leader with a known bug does: it counts a late answer as one that names no layers.
-    fn takes_silence_for_loss(&self, since: u64) -> bool {
-        let patience = u64::from(PATIENCE * self.timing.inventory_ticks);
-        mutant::is(Mutant::M29SilenceIsLoss) && self.now - since > patience
-    }
-
     /// A standstill that has lasted for longer than workers that come and go are waited for.
-    fn long_standstill(&self) -> Option<&PlanStandstill> {
-        let patience = u64::from(PATIENCE * self.timing.inventory_ticks);
-        self.planning.standstill.as_ref().filter(|found| self.now - found.since > patience)
+    fn long_standstill(&self, watch: &DutyWatch) -> Option<&PlanStandstill> {
+        let patience = u64::from(PATIENCE * watch.timing.inventory_ticks);
+        self.standstill.as_ref().filter(|found| watch.now - found.since > patience)
     }
 
-    fn begin_draft(&mut self, state: &State, basis: PlanBasis) -> Option<LeaderAction> {
+    fn begin_draft(
+        &mut self,
+        state: &State,
+        watch: &DutyWatch,
+        basis: PlanBasis,
+    ) -> Option<LeaderAction> {
         let spec = state.running_spec()?.clone();
         let plan = state.plan().map(|plan| &*plan.record);
         let mut available = available_workers(state);
         available.sort_unstable();
-        if let Some(PlanStandstill { workers, .. }) = self.long_standstill()
+        if let Some(PlanStandstill { workers, .. }) = self.long_standstill(watch)
             && available.iter().any(|holder| workers.contains(holder))
         {
             available.retain(|holder| workers.contains(holder));
         }
         let mut nodes = seating(plan, &available);
         nodes.truncate(spec.stages_max as usize);
-        if nodes.len() < self.workers_needed(state) as usize {
-            self.planning.draft = None;
+        if nodes.len() < spec.workers_min as usize {
+            self.draft = None;
             return None;
         }
         let window = window_of(&spec, plan, basis.window);
-        self.planning.number += 1;
-        let number = self.planning.number;
+        self.number += 1;
+        let number = self.number;
         let resources = |holder: &Holder| (holder.node, self.measured.resources(state, holder));
         let request = nodes.iter().map(resources).collect();
-        self.planning.draft = Some(PlanDraft {
+        self.draft = Some(PlanDraft {
             number,
-            since: self.now,
+            since: watch.now,
             basis,
             nodes,
             inventory_request: None,
@@ -235,20 +198,25 @@ impl Duties {
         Some(LeaderAction::Solve(SolveRequest { number, spec, nodes: request, window }))
     }
 
-    fn continue_draft(&mut self, state: &State, need: PlanNeed) -> Option<LeaderAction> {
+    fn continue_draft(
+        &mut self,
+        state: &State,
+        watch: &DutyWatch,
+        need: PlanNeed,
+    ) -> Option<LeaderAction> {
         if let PlanNeed::Now(reason) = &need
-            && let Some(draft) = self.planning.draft.as_mut()
+            && let Some(draft) = self.draft.as_mut()
             && draft.inventory_request.is_none()
         {
             draft.inventory_request = Some(state.applied());
             // A worker that answers may have given up what ran ahead: there is no way back from
             // here.
-            self.note_trouble(state, reason.clone());
+            self.faults.note_trouble(state.generation(), reason.clone());
             return Some(LeaderAction::RequestInventory);
         }
-        let draft = self.planning.draft.as_ref()?;
+        let draft = self.draft.as_ref()?;
         let has_all = draft.missing().next().is_none();
-        let is_late = self.now - draft.since > u64::from(self.timing.inventory_ticks);
+        let is_late = watch.now - draft.since > u64::from(watch.timing.inventory_ticks);
         if !has_all && !is_late {
             return None;
         }
@@ -257,25 +225,26 @@ impl Duties {
             Ok(solution) => solution.clone(),
             Err(none) => {
                 let none = none.clone();
-                self.planning.settle();
+                self.settle();
                 return Some(LeaderAction::ReportNoPlan(none.into()));
             }
         };
         match need {
-            PlanNeed::Now(reason) => self.finish_now(state, reason, solution),
-            PlanNeed::Planned(reason) => self.finish_planned(state, reason, solution),
+            PlanNeed::Now(reason) => self.finish_now(state, watch, reason, solution),
+            PlanNeed::Planned(reason) => self.finish_planned(state, watch, reason, solution),
         }
     }
 
     fn finish_now(
         &mut self,
         state: &State,
+        watch: &DutyWatch,
         reason: PlanReason,
         solution: PlanSolution,
     ) -> Option<LeaderAction> {
         let spec = state.running_spec()?;
-        let draft = self.planning.draft.as_ref()?;
-        let bad = self.bad_checkpoints();
+        let draft = self.draft.as_ref()?;
+        let bad = self.unread.bad_checkpoints();
         let believes = state.plan().is_none_or(|plan| plan.phase != PlanPhase::Closed);
         let inventory = LayerInventory {
             open: state.open_turn().step,
@@ -289,7 +258,7 @@ impl Duties {
         // R9: a worker that has not answered may hold a layer that no other does. After a rewind
         // memory is not believed, and no answer brings a layer back.
         let may_be_held = believes && draft.missing().next().is_some();
-        let is_waited_for = may_be_held && !self.takes_silence_for_loss(draft.since);
+        let is_waited_for = may_be_held && !takes_silence_for_loss(watch, draft.since);
         let restored = match rewinds_needlessly(&reason) {
             true => back_for_nothing(state),
             false => restore_point(&inventory),
@@ -308,10 +277,10 @@ impl Duties {
                 Some(LeaderAction::Propose(Entry::Rewind { generation, to, reason }))
             }
             RestorePoint::Differs { layer } => {
-                self.differing = Some((state.generation(), layer));
-                self.decide_rewind(state).map(LeaderAction::Propose)
+                self.faults.note_differing(state.generation(), layer);
+                self.decide_rewind(state, watch).map(LeaderAction::Propose)
             }
-            RestorePoint::Nowhere if self.is_in_flight(ProposalLane::Job) => None,
+            RestorePoint::Nowhere if watch.is_in_flight(ProposalLane::Job) => None,
             RestorePoint::Nowhere => {
                 let halt = JobChange::Halt(HaltReason::NothingToRestore);
                 Some(LeaderAction::Propose(Entry::Job(halt)))
@@ -322,18 +291,19 @@ impl Duties {
     fn finish_planned(
         &mut self,
         state: &State,
+        watch: &DutyWatch,
         reason: PlanReason,
         solution: PlanSolution,
     ) -> Option<LeaderAction> {
         let spec = state.running_spec()?;
         let plan = &state.plan()?.record;
-        let draft = self.planning.draft.as_ref()?;
+        let draft = self.draft.as_ref()?;
         let used = draft.nodes.get(..solution.program.placement.stage_count() as usize);
         let is_same_window = solution.program.window == plan.window();
         let is_same_work = solution.chunks == plan.chunks && solution.program == plan.program;
         let changes_nothing = is_same_window && (is_same_work || !reason.is_drift());
         if used.is_some_and(|used| used == plan.stages && changes_nothing) {
-            self.planning.settle();
+            self.settle();
             self.measured.forget_drift();
             return None;
         }
@@ -341,7 +311,7 @@ impl Duties {
         if from.0 >= spec.step_count {
             return None;
         }
-        match self.advance_pre_copy(state, &reason, &solution, from)? {
+        match self.advance_pre_copy(state, watch, (&reason, &solution), from)? {
             PreCopyState::Begins => Some(LeaderAction::SendPreCopy),
             PreCopyState::Ends(following) => {
                 let from = self.plan_start(state, &solution, &following, from)?;
@@ -360,7 +330,7 @@ impl Duties {
         from_step: Step,
     ) -> Option<PlanStart> {
         let plan = &state.plan()?.record;
-        let draft = self.planning.draft.as_ref()?;
+        let draft = self.draft.as_ref()?;
         let stage_count = solution.program.placement.stage_count() as usize;
         let copies = self.copies_of(state, &draft.nodes[..stage_count.min(draft.nodes.len())]);
         let resources = |holder: &Holder| self.measured.resources(state, holder);
@@ -377,19 +347,19 @@ impl Duties {
     fn advance_pre_copy(
         &mut self,
         state: &State,
-        reason: &PlanReason,
-        solution: &PlanSolution,
+        watch: &DutyWatch,
+        (reason, solution): (&PlanReason, &PlanSolution),
         from: Step,
     ) -> Option<PreCopyState> {
-        let draft = self.planning.draft.as_ref()?;
-        if let (Some(progress), Some(pre_copy)) = (&draft.pre_copy, &self.planning.pre_copy) {
+        let draft = self.draft.as_ref()?;
+        if let (Some(progress), Some(pre_copy)) = (&draft.pre_copy, &self.pre_copy) {
             let followers = pre_copy.layers.iter().map(|follow: &FollowedLayer| follow.follower);
             let mut missing =
                 followers.filter(|holder| !progress.reported.contains(holder)).peekable();
             let is_complete = missing.peek().is_none();
-            let has_waited = self.now - progress.since > u64::from(self.timing.progress_ticks);
+            let has_waited = watch.now - progress.since > u64::from(watch.timing.progress_ticks);
             let is_over =
-                is_complete || has_waited && self.are_stalled(missing.map(|holder| holder.node));
+                is_complete || has_waited && watch.are_stalled(missing.map(|holder| holder.node));
             return is_over.then(|| PreCopyState::Ends(progress.following.clone()));
         }
         let plan = &state.plan()?.record;
@@ -398,10 +368,10 @@ impl Duties {
         let pre_copy =
             PreCopyPlan::of(plan, &record).filter(|_| state.check_adopt(&record).is_ok());
         let Some(pre_copy) = pre_copy else { return Some(PreCopyState::Ends(BTreeSet::new())) };
-        self.planning.pre_copy = Some(Arc::new(pre_copy));
-        let draft = self.planning.draft.as_mut()?;
+        self.pre_copy = Some(Arc::new(pre_copy));
+        let draft = self.draft.as_mut()?;
         draft.pre_copy = Some(PreCopyProgress {
-            since: self.now,
+            since: watch.now,
             following: BTreeSet::new(),
             reported: BTreeSet::new(),
         });
@@ -443,7 +413,7 @@ impl Duties {
         let stage_count = program.placement.stage_count();
         let stages: Vec<Holder> = nodes.into_iter().take(stage_count as usize).collect();
         PlanRecord {
-            generation: state.generation_next(),
+            generation: state.training().plans().generation_next(),
             copies: self.copies_of(state, &stages),
             stages,
             promise: Promise::of(copies_wanted(state), stage_count),
@@ -466,11 +436,11 @@ impl Duties {
         let is_too_large = found > bytes_max;
         match refusal.or(is_too_large.then_some(NoPlan::TooLarge { found, bytes_max })) {
             Some(none) => {
-                self.planning.settle();
+                self.settle();
                 LeaderAction::ReportNoPlan(none)
             }
             None => {
-                self.planning.draft = None;
+                self.draft = None;
                 LeaderAction::Propose(entry)
             }
         }
@@ -498,6 +468,12 @@ enum PreCopyState {
     Ends(BTreeSet<(Holder, LayerId)>),
 }
 
+/// What a leader with a known bug does: it counts a late answer as one that names no layers.
+fn takes_silence_for_loss(watch: &DutyWatch, since: u64) -> bool {
+    let patience = u64::from(PATIENCE * watch.timing.inventory_ticks);
+    mutant::is(Mutant::M29SilenceIsLoss) && watch.now - since > patience
+}
+
 /// What a leader with a known bug does about a holder that was lost.
 fn rewinds_needlessly(reason: &PlanReason) -> bool {
     mutant::is(Mutant::M27RewindsForEveryLoss) && matches!(reason, PlanReason::Lost { .. })
@@ -514,7 +490,7 @@ fn basis_of(state: &State, need: &PlanNeed) -> PlanBasis {
         PlanNeed::Planned(_) => false,
     };
     PlanBasis {
-        generation: state.generation_next(),
+        generation: state.training().plans().generation_next(),
         workers: state.live_workers().map(|(holder, _)| holder).collect(),
         is_now,
         draining: if is_now { BTreeSet::new() } else { draining_workers(state) },

@@ -201,11 +201,13 @@ impl OpenTurnReports {
         }
         self.check_twins(spec, &plan.record)?;
         // Looks at all members, so only once a step is complete.
-        if state.is_left_alone() && state.is_being_kept() || state.has_drained_holder() {
+        if state.is_left_alone() && state.training().is_being_kept()
+            || state.training().plans().has_drained_holder(state.membership())
+        {
             return Err(WithheldReason::Leaving);
         }
         let history = state.history();
-        if self.turn.step >= history.head() && !state.can_remember_seal() {
+        if self.turn.step >= history.head() && !state.training().can_remember_seal() {
             return Err(WithheldReason::CheckpointOverdue);
         }
         match history.logged(self.turn.step) {

@@ -2,55 +2,48 @@
 
 mod drive;
 mod greet;
-mod propose;
-mod view;
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
-
-use ::raft::eraftpb::HardState;
-use ::raft::{INVALID_ID, RawNode, StateRole};
+use ::raft::INVALID_ID;
 use zbelastic_types::NodeId;
 
-use super::entry::{LogEntry, SnapshotImage};
+use super::driver::{RaftDriver, hard_state};
+use super::entry::{LogEntry, SnapshotImage, joint_change};
 use super::greeting::{Greeting, PeerTable};
 use super::guard::MessageGuard;
-use super::in_flight::InFlightWrites;
-use super::members::Members;
+use super::member_history::MemberHistory;
+use super::members::VoterChange;
 use super::message::{RaftMessage, RaftMessageBody, WireMessage};
-use super::output::{FatalReason, PersistToken, RaftOutput, RecordNumber};
-use super::record::{HardVote, RaftRecord};
+use super::outbox::DurableOutbox;
+use super::output::{FatalReason, PersistToken, RaftOutput};
+use super::propose_refusal::{CompactRefusal, ProposeRefusal};
+use super::record::RaftRecord;
 use super::recovery::RecoveredLog;
 use super::refusal::RaftRefusal;
-use super::setup::{MESSAGE_BYTES_MAX, RaftSetup, RaftStartError, SNAPSHOT_BYTES_MAX};
+use super::setup::{
+    ENTRY_BYTES_MAX, MESSAGE_BYTES_MAX, RaftSetup, RaftStartError, SNAPSHOT_BYTES_MAX,
+};
+use super::start::RaftStart;
+use super::status::RaftStatus;
 use super::storage::LogStore;
-
-pub use propose::{CompactRefusal, ProposeRefusal};
+use crate::mutant::{self, Mutant};
 
 /// One member of the cluster's log, or a node that waits to become one.
 ///
 /// Give it inputs in any order; after each, take outputs from [`Self::poll`] until there are none.
 pub struct RaftNode {
     setup: RaftSetup,
-    raw: RawNode<LogStore>,
+    driver: RaftDriver,
     phase: RaftPhase,
     boot: u64,
     /// Whether this start is durable. Before, nothing is sent.
     is_boot_durable: bool,
-    outputs: VecDeque<RaftOutput>,
-    writes: InFlightWrites,
-    /// The hard state last handed out for persisting, and the last that is durable.
-    written: HardVote,
-    durable: HardVote,
-    /// The members since the latest snapshot, each with the index that made them so.
-    history: Vec<(u64, Members)>,
-    removed: BTreeSet<NodeId>,
+    outbox: DurableOutbox,
+    members: MemberHistory,
     peers: PeerTable,
     /// Index and term of the last entry or snapshot taken by [`Self::poll`].
     applied: (u64, u64),
     snapshot_due_at: u64,
     announced: (u64, u64),
-    /// Ticks since each follower was sent a snapshot that it has not acknowledged.
-    snapshot_waits: BTreeMap<u64, u32>,
 }
 
 #[derive(Debug)]
@@ -72,21 +65,7 @@ impl RaftNode {
         voters: &[NodeId],
         snapshot_data: Vec<u8>,
     ) -> Result<Self, RaftStartError> {
-        let node = setup.node;
-        let mut start = RaftStart::default();
-        if !voters.is_empty() {
-            let members = Members::first(voters);
-            members.check().map_err(|fault| RaftStartError::BadMembers { fault })?;
-            if !members.is_voter(node) {
-                return Err(RaftStartError::NotVoter { node });
-            }
-            let image = SnapshotImage { index: 1, term: 1, members, data: snapshot_data };
-            start.hard = HardVote { term: 1, vote: None, commit: 1 };
-            start.records.push(RaftRecord::Snapshot(image.clone()));
-            start.records.push(RaftRecord::HardState(start.hard));
-            start.snapshot = Some(image);
-        }
-        start.boot = 1;
+        let start = RaftStart::first(setup.node, voters, snapshot_data)?;
         Self::start(setup, start)
     }
 
@@ -95,67 +74,35 @@ impl RaftNode {
     /// # Errors
     /// If the setup or the records cannot be used.
     pub fn recover(setup: RaftSetup, recovered: RecoveredLog) -> Result<Self, RaftStartError> {
-        let expected = setup.node;
-        let hard = recovered.promise();
-        let (found, boot) = recovered.boot.ok_or(RaftStartError::NeverStarted)?;
-        if expected != found {
-            return Err(RaftStartError::OtherNode { expected, found });
-        }
-        let commit = hard.commit;
-        let last_index = recovered.last_index();
-        if commit > last_index {
-            return Err(RaftStartError::CommitBeyondLog { commit, last_index });
-        }
-        if let Some(image) = &recovered.snapshot {
-            let fault = image.members.check();
-            fault.map_err(|fault| RaftStartError::BadMembers { fault })?;
-        }
-        let start = RaftStart {
-            hard,
-            snapshot: recovered.snapshot,
-            entries: recovered.entries,
-            boot: boot + 1,
-            peer_boots: recovered.peer_boots,
-            next_record: recovered.records,
-            records: Vec::new(),
-        };
+        let start = RaftStart::recovered(setup.node, recovered)?;
         Self::start(setup, start)
     }
 
     fn start(setup: RaftSetup, start: RaftStart) -> Result<Self, RaftStartError> {
         setup.check()?;
-        let found = start.snapshot.as_ref().map_or(0, |image| image.data.len());
-        if found > SNAPSHOT_BYTES_MAX {
-            return Err(RaftStartError::SnapshotTooLarge { found });
-        }
+        start.check()?;
+        let applied = start.applied();
         let RaftStart { hard, snapshot, entries, boot, peer_boots, next_record, mut records } =
             start;
         records.push(RaftRecord::Boot { node: setup.node, boot });
-        let applied = snapshot.as_ref().map_or((0, 0), |image| (image.index, image.term));
         let members = snapshot.as_ref().map(|image| image.members.clone()).unwrap_or_default();
         let snapshot = snapshot.map(SnapshotImage::into_raft).unwrap_or_default();
         let entries = entries.into_iter().map(LogEntry::into_raft).collect();
         let store = LogStore::new(hard_state(hard), snapshot, entries);
-        let raw = raw_node(&setup, applied.0, store);
         let mut node = Self {
             snapshot_due_at: applied.0 + setup.compact_after,
             phase: RaftPhase::Active,
-            raw,
+            driver: RaftDriver::new(&setup, applied.0, store),
             boot,
             is_boot_durable: false,
-            outputs: VecDeque::new(),
-            writes: InFlightWrites::new(next_record),
-            written: hard,
-            durable: hard,
-            history: vec![(applied.0, members)],
-            removed: BTreeSet::new(),
+            outbox: DurableOutbox::new(hard, next_record),
+            members: MemberHistory::new(applied.0, members),
             peers: PeerTable::new(peer_boots),
             applied,
             announced: (INVALID_ID, hard.term),
-            snapshot_waits: BTreeMap::new(),
             setup,
         };
-        node.persist(records);
+        node.outbox.persist(records);
         node.settle();
         node.greet();
         Ok(node)
@@ -172,50 +119,24 @@ impl RaftNode {
                 self.end_greeting();
             }
             RaftPhase::Active => {
-                if self.writes.tick() > self.setup.write_ticks_max {
-                    self.step_down();
+                if self.outbox.tick() > self.setup.write_ticks_max {
+                    self.driver.step_down();
                 }
                 if self.is_tickable() {
-                    self.retry_snapshots();
-                    self.raw.tick();
+                    self.driver.retry_snapshots(self.setup.snapshot_retry_ticks);
+                    self.driver.raw.tick();
                 }
                 self.settle();
             }
         }
     }
 
-    /// Stops to lead, within the term.
-    fn step_down(&mut self) {
-        if self.raw.raft.state == StateRole::Leader {
-            let term = self.raw.raft.term;
-            self.raw.raft.become_follower(term, INVALID_ID);
-        }
-    }
-
     /// raft-rs may stand for election at a tick. It would panic while a snapshot is half
     /// installed, or on winning alone before all is persisted.
     fn is_tickable(&self) -> bool {
-        let is_alone = self.members().is_alone(self.setup.node);
-        let is_leader = self.raw.raft.state == StateRole::Leader;
-        !self.writes.is_installing() && (is_leader || !is_alone || !self.writes.has_log())
-    }
-
-    /// raft-rs waits for ever for the answer to a snapshot unless its loss is reported to it.
-    fn retry_snapshots(&mut self) {
-        let is_leader = self.raw.raft.state == StateRole::Leader;
-        let snapshot_nodes: BTreeSet<u64> = (self.raw.raft.prs().iter())
-            .filter(|(_, progress)| progress.state == ::raft::ProgressState::Snapshot && is_leader)
-            .map(|(&node, _)| node)
-            .collect();
-        self.snapshot_waits.retain(|node, _| snapshot_nodes.contains(node));
-        for node in snapshot_nodes {
-            let ticks = self.snapshot_waits.entry(node).or_default();
-            *ticks += 1;
-            if *ticks >= self.setup.snapshot_retry_ticks {
-                self.snapshot_waits.remove(&node);
-                self.raw.report_snapshot(node, ::raft::SnapshotStatus::Failure);
-            }
-        }
+        let is_alone = self.members.current().is_alone(self.setup.node);
+        let writes = self.outbox.writes();
+        !writes.is_installing() && (self.driver.is_leader() || !is_alone || !writes.has_log())
     }
 
     /// Handles a message. `from` is the node that sent it, as the transport knows.
@@ -246,19 +167,19 @@ impl RaftNode {
             }
             return Err(RaftRefusal::Greeting);
         }
-        if self.writes.is_installing() {
+        if self.outbox.writes().is_installing() {
             return Err(RaftRefusal::Installing);
         }
         if let Err(refusal) = self.guard().check(&message) {
             if let RaftRefusal::BeyondLog { commit, last_index } = refusal
-                && self.members().is_member(from)
+                && self.members.current().is_member(from)
             {
                 self.stop(FatalReason::StaleLog { leader: from, commit, last_index });
             }
             return Err(refusal);
         }
         self.observe_peer(&message);
-        let stepped = self.raw.step(message.into_raft());
+        let stepped = self.driver.raw.step(message.into_raft());
         stepped.expect("an answer is a member's, and nothing is proposed by message");
         self.settle();
         Ok(())
@@ -273,25 +194,25 @@ impl RaftNode {
             let found = message.to;
             return Err(RaftRefusal::WrongReceiver { expected, found });
         }
-        if self.removed.contains(&from) {
+        if self.members.is_removed(from) {
             return Err(RaftRefusal::RemovedNode { from });
         }
         Ok(())
     }
 
     fn guard(&self) -> MessageGuard<'_> {
-        let is_log_under_way = self.writes.has_log();
-        MessageGuard { raw: &self.raw, members: self.members(), is_log_under_way }
+        let is_log_under_way = self.outbox.writes().has_log();
+        MessageGuard { raw: &self.driver.raw, members: self.members.current(), is_log_under_way }
     }
 
     /// Remembers what others have written down, in case they forget (P5).
     fn observe_peer(&mut self, message: &WireMessage) {
-        let raft = &self.raw.raft;
+        let raft = &self.driver.raw.raft;
         if message.body.carries_durable_term() {
             self.peers.saw_term(message.from, message.term);
         }
         if let RaftMessageBody::AppendAnswer { index, rejection: None, .. } = message.body
-            && raft.state == StateRole::Leader
+            && self.driver.is_leader()
             && message.term == raft.term
         {
             self.peers.saw_ack(message.from, message.term, index);
@@ -313,10 +234,10 @@ impl RaftNode {
 
     /// The next thing to do, if there is one.
     pub fn poll(&mut self) -> Option<RaftOutput> {
-        if self.outputs.is_empty() && !matches!(self.phase, RaftPhase::Stopped(_)) {
+        if self.outbox.is_empty() && !matches!(self.phase, RaftPhase::Stopped(_)) {
             self.settle();
         }
-        let output = self.outputs.pop_front()?;
+        let output = self.outbox.pop()?;
         match &output {
             RaftOutput::Committed(entry) => {
                 self.advance_applied(entry.index, entry.term);
@@ -344,41 +265,144 @@ impl RaftNode {
     fn request_snapshot(&mut self) {
         if self.applied.0 >= self.snapshot_due_at {
             self.snapshot_due_at = self.applied.0 + self.setup.compact_after;
-            self.outputs.push_front(RaftOutput::RequestSnapshot);
+            self.outbox.push_first(RaftOutput::RequestSnapshot);
         }
     }
 
     fn stop(&mut self, reason: FatalReason) {
         self.phase = RaftPhase::Stopped(reason);
-        self.writes.clear();
-        self.outputs.clear();
-        self.outputs.push_back(RaftOutput::Fatal(reason));
+        self.outbox.stop(reason);
+    }
+
+    /// Proposes an entry. It may be lost with the lead; if it is agreed, it is handed out.
+    ///
+    /// # Errors
+    /// If this node cannot propose it now.
+    pub fn propose(&mut self, data: Vec<u8>) -> Result<(), ProposeRefusal> {
+        self.check_lead()?;
+        match data.len() {
+            0 => return Err(ProposeRefusal::Empty),
+            1..=ENTRY_BYTES_MAX => {}
+            found => return Err(ProposeRefusal::TooLarge { found }),
+        }
+        let proposed = self.driver.raw.propose(Vec::new(), data);
+        proposed.expect("a leader that hands its lead to nobody takes proposals");
+        Ok(())
+    }
+
+    /// Proposes a change of members, through the joint state and out of it again (P6).
+    ///
+    /// # Errors
+    /// If this node cannot propose it now, or it makes no sense.
+    pub fn change_voters(&mut self, change: VoterChange) -> Result<(), ProposeRefusal> {
+        self.check_lead()?;
+        self.settle();
+        let changes =
+            self.driver.plan(change, self.members.current()).map_err(ProposeRefusal::Change)?;
+        let proposed = self.driver.raw.propose_conf_change(Vec::new(), joint_change(&changes));
+        proposed.expect("a leader that hands its lead to nobody takes proposals");
+        if is_joint_skipped() {
+            self.apply_changes(self.driver.last_index(), &changes);
+        }
+        self.settle();
+        Ok(())
+    }
+
+    /// Hands the lead to the voter `to`, once it has the whole log. Gives up after the ticks of
+    /// an election. Nothing happens if this node does not lead.
+    pub fn transfer_leader(&mut self, to: NodeId) {
+        if self.check_lead().is_ok() && self.members.current().is_voter(to) {
+            self.driver.raw.transfer_leader(to.0);
+            self.settle();
+        }
+    }
+
+    /// Replaces the log up to `applied` by the state machine's state at that index.
+    ///
+    /// # Errors
+    /// If there is no such state, or it is too large. The log then stays as it is.
+    pub fn compact(&mut self, applied: u64, snapshot_data: Vec<u8>) -> Result<(), CompactRefusal> {
+        self.settle();
+        self.check_compaction(applied, snapshot_data.len())?;
+        let term =
+            self.driver.raw.raft.raft_log.term(applied).expect("the log holds what was applied");
+        let members = self.members.take_at(applied);
+        let image = SnapshotImage { index: applied, term, members, data: snapshot_data };
+        let tail = self.setup.tail_entries;
+        self.driver.raw.mut_store().compact(image.clone().into_raft(), tail);
+        let mut records = vec![RaftRecord::Snapshot(image)];
+        let after = self.driver.raw.store().entries_after_snapshot();
+        let after: Vec<_> = after.map(LogEntry::from_raft).collect();
+        if !after.is_empty() {
+            records.push(RaftRecord::Append(after));
+        }
+        let hard = self.outbox.written();
+        records.push(RaftRecord::HardState(hard));
+        records.extend(self.identity());
+        self.outbox.persist_with(hard, records).replaces = true;
+        self.snapshot_due_at = applied + self.setup.compact_after;
+        Ok(())
+    }
+
+    fn check_compaction(&self, found: u64, bytes: usize) -> Result<(), CompactRefusal> {
+        if matches!(self.phase, RaftPhase::Stopped(_)) {
+            return Err(CompactRefusal::Stopped);
+        }
+        if found > self.applied.0 {
+            return Err(CompactRefusal::NotApplied { applied: self.applied.0, found });
+        }
+        let latest = self.driver.raw.store().snapshot_index();
+        if found <= latest {
+            return Err(CompactRefusal::NotNewer { latest, found });
+        }
+        if bytes > SNAPSHOT_BYTES_MAX {
+            return Err(CompactRefusal::TooLarge { found: bytes });
+        }
+        Ok(())
+    }
+
+    fn check_lead(&self) -> Result<(), ProposeRefusal> {
+        if matches!(self.phase, RaftPhase::Stopped(_)) {
+            return Err(ProposeRefusal::NotLeader { leader: self.driver.leader() });
+        }
+        self.driver.check_lead(self.setup.uncommitted_max)
+    }
+
+    /// What can be seen of this node.
+    #[must_use]
+    pub fn status(&self) -> RaftStatus {
+        let raft = &self.driver.raw.raft;
+        let is_stopped = matches!(self.phase, RaftPhase::Stopped(_));
+        let is_leader = self.driver.is_leader() && !is_stopped;
+        let mut matched = Vec::new();
+        if is_leader {
+            matched.extend(raft.prs().iter().map(|(&node, each)| (NodeId(node), each.matched)));
+            matched.sort_unstable();
+        }
+        RaftStatus {
+            node: self.setup.node,
+            term: raft.term,
+            leader: self.driver.leader(),
+            is_leader,
+            leads_applied: is_leader && self.applied.1 == raft.term,
+            is_greeting: matches!(self.phase, RaftPhase::Greeting(_)),
+            fatal: match &self.phase {
+                RaftPhase::Stopped(reason) => Some(*reason),
+                RaftPhase::Greeting(_) | RaftPhase::Active => None,
+            },
+            boot: self.boot,
+            commit: raft.raft_log.committed,
+            applied: self.applied.0,
+            last_index: raft.raft_log.last_index(),
+            snapshot_index: raft.raft_log.store.snapshot_index(),
+            members: self.members.current().clone(),
+            matched,
+        }
     }
 }
 
-/// What a start begins with.
-#[derive(Default)]
-struct RaftStart {
-    hard: HardVote,
-    snapshot: Option<SnapshotImage>,
-    entries: Vec<LogEntry>,
-    boot: u64,
-    peer_boots: BTreeMap<NodeId, (u64, u64)>,
-    next_record: RecordNumber,
-    records: Vec<RaftRecord>,
-}
-
-fn node_of(id: u64) -> Option<NodeId> {
-    (id != INVALID_ID).then_some(NodeId(id))
-}
-
-fn hard_state(hard: HardVote) -> HardState {
-    let vote = hard.vote.map_or(INVALID_ID, |node| node.0);
-    HardState { term: hard.term, vote, commit: hard.commit, ..HardState::default() }
-}
-
-fn raw_node(setup: &RaftSetup, applied: u64, store: LogStore) -> RawNode<LogStore> {
-    let logger = ::slog::Logger::root(::slog::Discard, ::slog::o!());
-    let raw = RawNode::new(&setup.config(applied), store, &logger);
-    raw.expect("setup, members and commit index were checked")
+/// The hook of mutant m11: members change without the joint state, and the majority is counted
+/// among members that the others have not agreed to.
+fn is_joint_skipped() -> bool {
+    mutant::is(Mutant::M11NoJointConsensus)
 }

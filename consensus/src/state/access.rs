@@ -4,33 +4,13 @@ use std::collections::BTreeMap;
 
 use zbelastic_types::NodeId;
 
-use super::{EntryRefusal, State, StateChange};
-use crate::access::{
-    AccessChange, AccessOutcome, AccessRefusal, AccessRegistry, AuthorityReport, Credential,
-    RotationStep,
-};
-use crate::contact::Contact;
-use crate::member::{LossReason, Role};
+use super::membership::ClusterMembership;
+use super::plans::PlanSlots;
+use super::{EntryRefusal, StateChange};
+use crate::access::{AccessChange, AccessOutcome, AccessRefusal, AuthorityReport, RotationStep};
+use crate::member::LossReason;
 
-impl State {
-    /// The same, with credentials that the cluster begins with. Their numbers are not given again.
-    #[must_use]
-    pub fn with_credentials(
-        mut self,
-        credentials: impl IntoIterator<Item = (NodeId, Credential)>,
-    ) -> Self {
-        for (node, credential) in credentials {
-            self.access.grant(node, credential);
-        }
-        self
-    }
-
-    /// Tokens, credentials and the last change of authority, as agreed.
-    #[must_use]
-    pub fn access(&self) -> &AccessRegistry {
-        &self.access
-    }
-
+impl ClusterMembership {
     /// Whether a change of tokens and credentials would be accepted now.
     ///
     /// # Errors
@@ -79,6 +59,7 @@ impl State {
         &mut self,
         index: u64,
         change: AccessChange,
+        plans: &PlanSlots,
     ) -> Result<StateChange, EntryRefusal> {
         self.check_access(&change)?;
         let outcome = match change {
@@ -116,8 +97,8 @@ impl State {
             }
             AccessChange::Forgotten { node } => {
                 self.access.forget_ephemeral(node);
-                if !self.is_named(node) {
-                    self.forget_member(node);
+                if !plans.names(node) {
+                    self.forget(node);
                 }
                 AccessOutcome::Forgotten { node }
             }
@@ -141,11 +122,5 @@ impl State {
         let Some(rotation) = self.access.rotation() else { return RotationStep::Nothing };
         let is_let_in = |node| self.access.credential(node).is_some();
         rotation.next_step(&self.members, is_let_in, reports, now_s)
-    }
-
-    /// Whether this node is authorized as a member of this role, with this contact.
-    #[must_use]
-    pub fn authorizes(&self, node: NodeId, role: Role, contact: &Contact) -> bool {
-        self.access.authorizes(node, role) && contact.check().is_ok()
     }
 }

@@ -1,82 +1,187 @@
-//! Plans: adopted, loaded, resumed.
+//! Plans: the one in force, and the one that follows it.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use zbelastic_types::{Digest, Generation, LayerId, StageIndex, Step};
+use serde::{Deserialize, Serialize};
+use zbelastic_types::{Digest, Generation, LayerId, NodeId, StageIndex, Step};
 
-use super::apply::StateChange;
-use super::{EntryRefusal, PLANNED_AHEAD_MAX, PlanPhase, PlanState, State};
+use super::membership::ClusterMembership;
+use super::{EntryRefusal, PLANNED_AHEAD_MAX, StateChange};
 use crate::checkpoint::LayerDigest;
 use crate::entry::ReadyRecord;
-use crate::job::JobRefusal;
-use crate::member::{Holder, Role};
+use crate::member::{Holder, LossReason, MembershipStatus};
 use crate::plan::{LayerSource, PlanRecord, PlanRefusal};
 
-impl State {
-    pub(super) fn apply_adopt(&mut self, record: PlanRecord) -> Result<StateChange, EntryRefusal> {
-        self.check_adopt(&record)?;
-        self.generation = record.generation;
-        self.class = self.class_of_plan(&record).ok();
-        let record = Arc::new(record);
-        if record.from_step > self.open_turn().step {
-            self.next = Some(record.clone());
-            return Ok(StateChange::Planned(record));
-        }
-        self.load(record.clone());
-        Ok(StateChange::Adopted(record))
+/// How far a plan is.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum PlanPhase {
+    /// Holders load their layers; for each stage, the record of its holder once that is ready.
+    Loading(Vec<Option<ReadyRecord>>),
+    /// Every holder was ready, and the plan's program runs.
+    Running,
+    /// It ended with a rewind, and no other is adopted yet.
+    Closed,
+}
+
+/// The plan in force.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PlanState {
+    /// The plan as it was adopted.
+    pub record: Arc<PlanRecord>,
+    /// How far it is: it loads, runs, or is closed.
+    pub phase: PlanPhase,
+}
+
+/// The plan in force, the planned change, and the numbers that plans were given.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PlanSlots {
+    current: Option<PlanState>,
+    next: Option<Arc<PlanRecord>>,
+    /// The highest number given to a plan.
+    generation_last: Generation,
+}
+
+impl PlanSlots {
+    /// No plan, after plans up to this number.
+    pub(super) const fn after(generation_last: Generation) -> Self {
+        Self { current: None, next: None, generation_last }
     }
 
-    /// Whether a plan would be accepted now.
-    ///
-    /// # Errors
-    /// The first thing that is wrong.
-    pub fn check_adopt(&self, record: &PlanRecord) -> Result<(), EntryRefusal> {
-        let spec = self.job.as_ref().ok_or(JobRefusal::Missing)?.under_way()?;
+    /// The plan in force.
+    #[must_use]
+    pub fn current(&self) -> Option<&PlanState> {
+        self.current.as_ref()
+    }
+
+    /// The plan that follows at a later step.
+    #[must_use]
+    pub fn next(&self) -> Option<&Arc<PlanRecord>> {
+        self.next.as_ref()
+    }
+
+    /// The highest number given to a plan.
+    pub(super) fn generation_last(&self) -> Generation {
+        self.generation_last
+    }
+
+    /// The number of the plan in force; without one, the highest number given to a plan.
+    #[must_use]
+    pub fn generation(&self) -> Generation {
+        self.current.as_ref().map_or(self.generation_last, |plan| plan.record.generation)
+    }
+
+    /// The number the next plan takes.
+    #[must_use]
+    pub fn generation_next(&self) -> Generation {
+        self.generation_last.next()
+    }
+
+    /// Whether a plan names a node.
+    #[must_use]
+    pub fn names(&self, node: NodeId) -> bool {
+        let plans = self.current.iter().map(|plan| &plan.record).chain(&self.next);
+        plans.flat_map(|plan| &plan.stages).any(|holder| holder.node == node)
+    }
+
+    /// Whether the program of the plan in force runs, as far as was agreed.
+    pub(super) fn is_in_running_phase(&self) -> bool {
+        self.current.as_ref().is_some_and(|plan| plan.phase == PlanPhase::Running)
+    }
+
+    /// Whether the plan's program runs, and all holders in it are there.
+    pub(super) fn is_running(&self, membership: &ClusterMembership) -> bool {
+        self.is_in_running_phase() && self.lost_holder(membership).is_none()
+    }
+
+    fn holders(&self) -> impl Iterator<Item = Holder> {
+        self.current.iter().flat_map(|plan| plan.record.stages.iter().copied())
+    }
+
+    /// The first holder of the plan in force that is not counted on any more.
+    pub(super) fn lost_holder(&self, membership: &ClusterMembership) -> Option<Holder> {
+        self.holders().find(|holder| !membership.is_live(*holder))
+    }
+
+    /// Number of holders in the plan in force that are about to go.
+    #[must_use]
+    pub fn draining_holders(&self, membership: &ClusterMembership) -> u32 {
+        let status = |holder: Holder| membership.status_of(holder.node);
+        let draining = Some(MembershipStatus::Draining);
+        self.holders().filter(|holder| status(*holder) == draining).count() as u32
+    }
+
+    /// Whether a holder in the plan in force went after what it held was saved: no node holds what
+    /// it reported since.
+    #[must_use]
+    pub fn has_drained_holder(&self, membership: &ClusterMembership) -> bool {
+        self.holders().any(|holder| match membership.status_of(holder.node) {
+            Some(MembershipStatus::Lost(reason)) => reason == LossReason::Drained,
+            Some(MembershipStatus::Present | MembershipStatus::Draining) => false,
+            None => true,
+        })
+    }
+
+    /// Checks the number and the first step of a plan that is to follow at the open step or later.
+    pub(super) fn check_next(
+        &self,
+        record: &PlanRecord,
+        open: Step,
+        membership: &ClusterMembership,
+    ) -> Result<(), PlanRefusal> {
         let expected = self.generation_next();
         let found = record.generation;
         if found != expected {
-            return Err(PlanRefusal::Generation { expected, found }.into());
+            return Err(PlanRefusal::Generation { expected, found });
         }
-        let open = self.open_turn().step;
         let found = record.from_step;
         let is_ahead = found > open && found.0 <= open.0 + PLANNED_AHEAD_MAX;
-        let is_planned = is_ahead && self.is_running() && self.next.is_none();
+        let is_planned = is_ahead && self.is_running(membership) && self.next.is_none();
         if found != open && !is_planned {
-            return Err(PlanRefusal::FromStep { open, found }.into());
+            return Err(PlanRefusal::FromStep { open, found });
         }
-        let is_worker = |holder: &&Holder| {
-            let member = self.members.get(&holder.node);
-            self.is_live(**holder) && member.is_some_and(|member| member.role == Role::Worker)
-        };
-        if let Some(holder) = record.stages.iter().find(|holder| !is_worker(holder)) {
-            return Err(PlanRefusal::Holder { holder: *holder }.into());
-        }
-        record.check(spec)?;
-        self.class_of_plan(record)?;
         Ok(())
     }
 
-    fn load(&mut self, record: Arc<PlanRecord>) {
-        // R2: from here on nothing of an earlier generation is applied.
-        self.ledger.adopt(record.generation);
-        self.renew_checkpoint();
+    /// Keeps a plan that was checked until its first step is the open one.
+    pub(super) fn plan_next(&mut self, record: Arc<PlanRecord>) {
+        self.generation_last = record.generation;
+        self.next = Some(record);
+    }
+
+    /// Puts a plan in force, whose holders load their layers now.
+    pub(super) fn load(&mut self, record: Arc<PlanRecord>) {
+        self.generation_last = self.generation_last.max(record.generation);
         let phase = PlanPhase::Loading(vec![None; record.stages.len()]);
-        self.plan = Some(PlanState { record, phase });
+        self.current = Some(PlanState { record, phase });
         self.next = None;
     }
 
-    /// Begins to load the planned change, if its step is the open one.
-    pub(super) fn begin_planned(&mut self) -> Option<Arc<PlanRecord>> {
-        let open: Step = self.open_turn().step;
-        let record = self.next.take_if(|next| next.from_step <= open)?;
-        self.load(record.clone());
-        Some(record)
+    /// Takes the planned change, if its step is the open one.
+    pub(super) fn take_due(&mut self, open: Step) -> Option<Arc<PlanRecord>> {
+        self.next.take_if(|next| next.from_step <= open)
     }
 
-    pub(super) fn apply_ready(&mut self, ready: ReadyRecord) -> Result<StateChange, EntryRefusal> {
+    /// Ends the plan in force, and drops the planned change: the run goes back.
+    pub(super) fn close(&mut self) {
+        self.next = None;
+        if let Some(plan) = &mut self.current {
+            plan.phase = PlanPhase::Closed;
+        }
+    }
+
+    /// Drops the plan in force and the planned change.
+    pub(super) fn clear(&mut self) {
+        (self.current, self.next) = (None, None);
+    }
+
+    pub(super) fn apply_ready(
+        &mut self,
+        ready: ReadyRecord,
+        membership: &ClusterMembership,
+    ) -> Result<StateChange, EntryRefusal> {
         let holder = ready.holder;
-        let is_live = self.is_live(holder);
+        let is_live = membership.is_live(holder);
         let (record, slots) = self.loading(ready.generation)?;
         let stage = record.stage_of(holder).filter(|_| is_live);
         let stage = stage.ok_or(EntryRefusal::NotAHolder { holder })?;
@@ -100,7 +205,7 @@ impl State {
         if generation != expected {
             return Err(EntryRefusal::OtherGeneration { expected, found: generation });
         }
-        match &mut self.plan {
+        match &mut self.current {
             Some(PlanState { record, phase: PlanPhase::Loading(slots) }) => {
                 Ok((record.clone(), slots))
             }
@@ -111,8 +216,9 @@ impl State {
     pub(super) fn apply_resume(
         &mut self,
         generation: Generation,
+        membership: &ClusterMembership,
     ) -> Result<StateChange, EntryRefusal> {
-        let lost = self.lost_holder();
+        let lost = self.lost_holder(membership);
         let (record, slots) = self.loading(generation)?;
         let missing = slots.iter().filter(|slot| slot.is_none()).count() as u32;
         if missing > 0 {
@@ -124,7 +230,7 @@ impl State {
         if let Some(layer) = differing_layer(&record, slots) {
             return Err(EntryRefusal::DigestsDiffer { layer });
         }
-        self.plan.as_mut().expect("it loads").phase = PlanPhase::Running;
+        self.current.as_mut().expect("it loads").phase = PlanPhase::Running;
         Ok(StateChange::Resumed(generation))
     }
 }

@@ -461,8 +461,8 @@ impl ControllerNode {
     /// Requests connections to the members that were agreed on, if they changed.
     fn follow_contacts(&mut self) {
         let state = self.ports.core.state();
-        let is_new = !self.connections.directory().is_current(state.contacts_index());
-        let contacts = is_new.then(|| state.contacts());
+        let is_new = !self.connections.directory().is_current(state.membership().contacts_index());
+        let contacts = is_new.then(|| state.membership().contacts());
         let transport = self.ports.tasks.transport();
         self.connections.follow(transport, contacts.as_ref(), &mut self.ports.journal);
     }

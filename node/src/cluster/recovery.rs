@@ -139,13 +139,13 @@ fn recovered_state(
             ended => Ok(RecoveredState {
                 resumed: None,
                 ended: ended.to_vec(),
-                run_last: state.run_last(),
+                run_last: state.training().runs().run_last(),
             }),
         };
     };
     let ended = state.ended().to_vec();
-    let run_last = state.run_last();
-    let class = state.class();
+    let run_last = state.training().runs().run_last();
+    let class = state.training().runs().class();
     let resumed = match state.checkpoints().last() {
         Some(record) => {
             let spec = Arc::clone(&job.spec);
@@ -345,7 +345,7 @@ mod tests {
         let job = || Arc::new(JobSpec { device: DeviceKind::Cuda, ..job() });
         let read = |folder: &NodeDataFolder| {
             let state = beginning(&folder.identity()).expect("readable").expect("it is recovered");
-            (state.class(), state.checkpoints().last().map(|found| found.version))
+            (state.training().runs().class(), state.checkpoints().last().map(|found| found.version))
         };
         let document = |class| {
             let document = CheckpointDocument { spec: job(), record: checkpoint(5), class };
@@ -420,7 +420,7 @@ mod tests {
         put_log(&folder, &removed);
         recover(&folder, &old).expect("a run is known");
         let state = beginning(&folder.identity()).expect("readable").expect("it is recovered");
-        assert_eq!((state.ended(), state.run_last()), (&[ended][..], RunId(2)));
+        assert_eq!((state.ended(), state.training().runs().run_last()), (&[ended][..], RunId(2)));
         assert!(state.job().is_none(), "the last run was removed");
 
         let site = tempfile::tempdir().expect("a folder");
@@ -435,7 +435,7 @@ mod tests {
         let state = beginning(&folder.identity()).expect("readable").expect("it is recovered");
         assert_eq!(state.job().map(|job| job.spec.name.clone()).as_deref(), Some("second"));
         let names: Vec<&str> = state.ended().iter().map(|ended| ended.spec.name.as_str()).collect();
-        assert_eq!((names, state.run_last()), (vec!["first"], RunId(2)));
+        assert_eq!((names, state.training().runs().run_last()), (vec!["first"], RunId(2)));
     }
 
     #[test]

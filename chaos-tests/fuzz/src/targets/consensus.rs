@@ -89,7 +89,12 @@ pub fn entries(bytes: &[u8]) -> DecodeOutcome {
 /// A snapshot is believed as it is; every query of a state works on it.
 pub fn snapshots(bytes: &[u8]) -> DecodeOutcome {
     let Some(state) = decoded::<State>(bytes) else { return DecodeOutcome::Refused };
-    let _ = (state.contacts(), state.open_turn(), state.is_running(), state.live_workers().count());
+    let _ = (
+        state.membership().contacts(),
+        state.open_turn(),
+        state.is_running(),
+        state.live_workers().count(),
+    );
     DecodeOutcome::Accepted
 }
 

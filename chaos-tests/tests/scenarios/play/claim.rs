@@ -277,7 +277,7 @@ impl Play {
         };
         assert!(self.member_changes().any(is_untrusted), "node {node} is not found to be wrong");
         let state = self.state().expect("a controller is up");
-        assert!(state.quarantined().contains(&node), "node {node} may come back");
+        assert!(state.membership().quarantined().contains(&node), "node {node} may come back");
     }
 
     fn expect_late_seal_ignored(&self) {

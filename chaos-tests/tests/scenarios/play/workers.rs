@@ -250,7 +250,10 @@ impl Play {
 
     /// Sends a worker's runtime, past its session, the command to apply the last seal again.
     pub fn settle_again(&mut self, node: NodeId) {
-        let seal = *self.state().and_then(|state| state.last_seal()).expect("something is sealed");
+        let seal = *self
+            .state()
+            .and_then(|state| state.training().seals().last_seal())
+            .expect("something is sealed");
         self.runtime_input(node, RuntimeInput::Command(WorkerCommand::ApplySeal(seal)));
     }
 

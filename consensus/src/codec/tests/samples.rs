@@ -169,11 +169,11 @@ pub(super) fn briefing() -> Briefing {
         is_running: true,
         open: log.state.open_turn(),
         updates: 3,
-        seal: log.state.last_seal().copied(),
+        seal: log.state.training().seals().last_seal().copied(),
         requests_inventory: true,
         rewinds: 2,
         pending: vec![Step(3), Step(8)],
-        contacts: Some(Arc::new(log.state.contacts()).into()),
+        contacts: Some(Arc::new(log.state.membership().contacts()).into()),
         pre_copy: Some(Arc::new(pre_copy_plan())),
     }
 }

@@ -234,7 +234,8 @@ fn a_run_is_sent_back_by_order_goes_on_and_another_follows_it() {
 fn workers_know_where_everybody_is_reached() {
     let mut cluster = InProcessCluster::new(3, 3);
     let has_contacts = |cluster: &InProcessCluster, worker: u64| {
-        cluster.workers[&n(worker)].session.contacts().members == cluster.state().contacts().members
+        cluster.workers[&n(worker)].session.contacts().members
+            == cluster.state().membership().contacts().members
     };
     cluster.until("all know all", |cluster| {
         cluster.leader().is_some()
@@ -247,7 +248,7 @@ fn workers_know_where_everybody_is_reached() {
     cluster.loss_permille = 300;
     cluster.command(OperatorCommand::Remove(n(3)));
     cluster.until("the others hear that one is gone", |cluster| {
-        !cluster.state().contacts().members.contains_key(&n(3))
+        !cluster.state().membership().contacts().members.contains_key(&n(3))
             && (1..=2).all(|w| has_contacts(cluster, w))
     });
 }

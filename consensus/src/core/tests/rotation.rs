@@ -57,12 +57,13 @@ fn reports(cluster: &InProcessCluster) -> BTreeMap<NodeId, AuthorityReport> {
 fn advance_rotation(cluster: &mut InProcessCluster) {
     let Some(leader) = cluster.leader() else { return };
     let reports = reports(cluster);
-    let change = match cluster.controllers[&leader].state().rotation_step(&reports, NOW_S) {
-        RotationStep::Issue => AuthorityChange::Issues { key: NEW, until_s: NOW_S + 1 },
-        RotationStep::Retire => AuthorityChange::Retired { key: NEW },
-        RotationStep::Nothing | RotationStep::Wait { .. } => return,
-        RotationStep::AnnounceAnew => panic!("somebody has the key"),
-    };
+    let change =
+        match cluster.controllers[&leader].state().membership().rotation_step(&reports, NOW_S) {
+            RotationStep::Issue => AuthorityChange::Issues { key: NEW, until_s: NOW_S + 1 },
+            RotationStep::Retire => AuthorityChange::Retired { key: NEW },
+            RotationStep::Nothing | RotationStep::Wait { .. } => return,
+            RotationStep::AnnounceAnew => panic!("somebody has the key"),
+        };
     // A leader that is not one any more is refused, and the next one looks.
     let _ = cluster.input(leader, Input::Command(authority_command(change)));
 }

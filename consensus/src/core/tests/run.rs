@@ -175,7 +175,7 @@ fn a_controller_that_waits_is_admitted_and_knows_what_the_others_do() {
         let members = cluster.controllers[&second].status().members;
         members.voters.contains(&second) && members.outgoing.is_empty()
     });
-    assert!(cluster.state().is_controller(second));
+    assert!(cluster.state().membership().is_controller(second));
     cluster.until("the job is done", all_done);
     agree(&mut cluster);
 }
@@ -184,7 +184,7 @@ fn a_controller_that_waits_is_admitted_and_knows_what_the_others_do() {
 #[test]
 fn a_controller_that_is_to_go_takes_in_who_follows_it_first() {
     let (mut cluster, first, second) = with_a_newcomer();
-    cluster.until("it is admitted", |cluster| cluster.state().is_controller(second));
+    cluster.until("it is admitted", |cluster| cluster.state().membership().is_controller(second));
     cluster.command(OperatorCommand::Remove(first));
     cluster.until("it alone votes", |cluster| {
         let members = cluster.controllers[&second].status().members;

@@ -83,7 +83,7 @@ fn after_two_partners_the_node_at_fault_is_sent_away_for_good() {
     let proposed = harness.act();
     let reason = LossReason::Untrusted { partners: 2 };
     assert_eq!(proposed[0], Entry::Members(vec![MemberChange::Lost { holder: liar, reason }]));
-    assert!(harness.log.state.quarantined().contains(&NodeId(2)));
+    assert!(harness.log.state.membership().quarantined().contains(&NodeId(2)));
     let need = harness.need();
     assert!(matches!(need, Some(PlanNeed::Now(PlanReason::Lost { holder, .. })) if holder == liar));
     harness.replan_now();
@@ -101,7 +101,7 @@ fn with_two_copies_the_third_holder_tells_who_is_at_fault() {
     let liar = harness.log.holder(2);
     report_all(&mut harness, 2);
     harness.replan_now();
-    assert!(harness.log.state.quarantined().is_empty(), "once is nobody's fault");
+    assert!(harness.log.state.membership().quarantined().is_empty(), "once is nobody's fault");
     harness.load();
     report_all(&mut harness, 2);
     let proposed = harness.act();
@@ -123,7 +123,11 @@ fn a_contradiction_of_long_ago_speaks_against_nobody() {
         }
         report_all(&mut harness, 2);
         harness.act();
-        assert_eq!(harness.log.state.quarantined().contains(&NodeId(2)), is_at_fault, "{seals}");
+        assert_eq!(
+            harness.log.state.membership().quarantined().contains(&NodeId(2)),
+            is_at_fault,
+            "{seals}"
+        );
     };
     check(DOUBT_SEALS_MAX - 1, true);
     check(DOUBT_SEALS_MAX, false);

@@ -50,9 +50,15 @@ fn the_next_version_becomes_a_checkpoint_when_so_much_time_has_passed() {
     assert_eq!(harness.act(), []);
     harness.tick(1, &[1, 2]);
     assert_eq!(harness.act(), [keep(2)]);
-    assert_eq!((harness.log.state.due(), harness.log.pending_versions()), (Some(Step(2)), vec![]));
+    assert_eq!(
+        (harness.log.state.training().checkpoints().due(), harness.log.pending_versions()),
+        (Some(Step(2)), vec![])
+    );
     step(&mut harness);
-    assert_eq!((harness.log.state.due(), harness.log.pending_versions()), (None, vec![2]));
+    assert_eq!(
+        (harness.log.state.training().checkpoints().due(), harness.log.pending_versions()),
+        (None, vec![2])
+    );
     save(&mut harness, 2, 0);
     assert_eq!(harness.log.checkpoint_versions(), [2]);
     // From there the time is counted anew.
@@ -143,5 +149,5 @@ fn a_way_back_forgets_what_is_due() {
     harness.log.apply(keep(1));
     let entry = harness.log.rewind(0);
     harness.log.apply(entry);
-    assert_eq!(harness.log.state.due(), None);
+    assert_eq!(harness.log.state.training().checkpoints().due(), None);
 }

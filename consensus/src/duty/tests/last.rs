@@ -17,7 +17,7 @@ fn harness() -> DutiesHarness {
         harness.report_all();
         assert!(matches!(harness.act()[..], [Entry::Seal(_)]));
     }
-    assert!(harness.log.state.is_all_sealed());
+    assert!(harness.log.state.training().is_all_sealed());
     harness
 }
 

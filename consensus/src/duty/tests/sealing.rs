@@ -132,7 +132,10 @@ fn r2_what_was_told_under_the_plan_before_is_not_sealed_under_the_next() {
     harness.load();
     assert_eq!(harness.act(), []);
     harness.report_all();
-    assert_eq!(sealed(&mut harness).turn, harness.log.state.last_seal().expect("sealed").turn);
+    assert_eq!(
+        sealed(&mut harness).turn,
+        harness.log.state.training().seals().last_seal().expect("sealed").turn
+    );
 }
 
 #[test]
@@ -225,7 +228,7 @@ fn replicas_that_differ_again_speak_against_nobody() {
             assert!(is_back, "copies {copies}, round {round}: {proposed:#?}");
             harness.twin_version = None;
         }
-        assert!(harness.log.state.quarantined().is_empty());
+        assert!(harness.log.state.membership().quarantined().is_empty());
     }
 }
 

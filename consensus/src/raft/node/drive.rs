@@ -1,31 +1,29 @@
 //! Moving raft-rs along: what it is ready to have done becomes outputs.
 
+use ::raft::Ready;
 use ::raft::eraftpb::{Entry, EntryType, Message, Snapshot};
-use ::raft::{Ready, StateRole};
 use zbelastic_types::NodeId;
 
-use super::super::entry::{
-    LogEntry, NodeChange, SnapshotImage, bare_change, changes_of, joint_change,
-};
-use super::super::in_flight::{InFlightWrite, SnapshotInstall};
+use super::super::driver::node_of;
+use super::super::entry::{LogEntry, NodeChange, SnapshotImage, changes_of, joint_change};
+use super::super::in_flight::SnapshotInstall;
 use super::super::members::Members;
 use super::super::message::{RaftMessage, WireMessage};
 use super::super::output::{CommittedEntry, PersistToken, RaftOutput};
-use super::super::record::{HardVote, RaftRecord};
-use super::propose::is_joint_skipped;
-use super::{RaftNode, node_of};
+use super::super::record::RaftRecord;
+use super::{RaftNode, is_joint_skipped};
 
 impl RaftNode {
     /// Takes from raft-rs what is ready until nothing is.
     pub(super) fn settle(&mut self) {
-        while self.raw.has_ready() {
-            let ready = self.raw.ready();
+        while self.driver.raw.has_ready() {
+            let ready = self.driver.raw.ready();
             self.take(ready);
         }
         // A later snapshot is wanted by a new member; one at the same index would be no later.
-        let store = self.raw.store();
+        let store = self.driver.raw.store();
         if store.take_snapshot_request() && self.applied.0 > store.snapshot_index() {
-            self.outputs.push_back(RaftOutput::RequestSnapshot);
+            self.outbox.push(RaftOutput::RequestSnapshot);
         }
     }
 
@@ -33,56 +31,37 @@ impl RaftNode {
         self.announce();
         let mut messages = ready.take_messages();
         messages.append(&mut ready.take_persisted_messages());
-        let durable = self.durable_index();
+        let durable = self.driver.durable_index();
         let messages: Vec<_> = messages.iter().map(|each| envelope(each, durable)).collect();
         let entries = ready.take_entries();
         let snapshot = ready.snapshot().clone();
         let committed = ready.take_committed_entries();
         // Leaders may send before they have written. But one that was elected by itself alone has
         // not written its term yet, and after a crash it would lead in that term again.
-        let raft = &self.raw.raft;
-        let is_leader = raft.state == StateRole::Leader && self.durable.term == raft.term;
+        let raft = &self.driver.raw.raft;
+        let is_leader = self.driver.is_leader() && self.outbox.durable().term == raft.term;
         if is_leader && self.is_boot_durable {
-            let sends = messages.into_iter();
-            self.outputs.extend(sends.map(|(to, message)| RaftOutput::Send { to, message }));
+            self.outbox.send(messages);
             self.write(&entries, snapshot);
         } else {
             self.write(&entries, snapshot);
-            self.hold(messages);
+            self.outbox.hold(messages);
         }
         let number = ready.number();
-        self.raw.advance_append_async(ready);
-        match self.writes.last() {
+        self.driver.raw.advance_append_async(ready);
+        match self.outbox.last_write() {
             Some(write) => write.ready = number,
-            None => self.raw.on_persist_ready(number),
+            None => self.driver.raw.on_persist_ready(number),
         }
         self.apply(committed);
     }
 
-    /// How far a leader's own log is durable; raft-rs counts it like an acknowledgement.
-    fn durable_index(&self) -> u64 {
-        match self.raw.raft.state {
-            StateRole::Leader => self.raw.raft.raft_log.persisted,
-            StateRole::Follower | StateRole::Candidate | StateRole::PreCandidate => 0,
-        }
-    }
-
     fn announce(&mut self) {
-        let now = (self.raw.raft.leader_id, self.raw.raft.term);
+        let now = (self.driver.raw.raft.leader_id, self.driver.raw.raft.term);
         if now != self.announced {
             self.announced = now;
             let leader = node_of(now.0);
-            self.outputs.push_back(RaftOutput::LeaderChanged { leader, term: now.1 });
-        }
-    }
-
-    /// Sends once all that was handed out so far is durable (P1).
-    pub(super) fn hold(&mut self, messages: impl IntoIterator<Item = (NodeId, RaftMessage)>) {
-        match self.writes.last() {
-            Some(write) => write.held.extend(messages),
-            None => self
-                .outputs
-                .extend(messages.into_iter().map(|(to, message)| RaftOutput::Send { to, message })),
+            self.outbox.push(RaftOutput::LeaderChanged { leader, term: now.1 });
         }
     }
 
@@ -93,23 +72,24 @@ impl RaftNode {
         let install = (!snapshot.is_empty()).then(|| SnapshotImage::from_raft(&snapshot));
         if let Some(image) = &install {
             records.push(RaftRecord::Snapshot(image.clone()));
-            self.raw.mut_store().install(snapshot);
+            self.driver.raw.mut_store().install(snapshot);
         }
         if !entries.is_empty() {
             records.push(RaftRecord::Append(entries.iter().map(LogEntry::from_raft).collect()));
-            self.raw.mut_store().append(entries);
+            self.driver.raw.mut_store().append(entries);
         }
-        let now = self.hard_vote();
-        let is_promise = (now.term, now.vote) != (self.written.term, self.written.vote);
+        let now = self.driver.hard_vote();
+        let mut hard = self.outbox.written();
+        let is_promise = (now.term, now.vote) != (hard.term, hard.vote);
         // A commit index alone is seldom worth a write: others know it.
-        if is_promise || !records.is_empty() && now != self.written || install.is_some() {
+        if is_promise || !records.is_empty() && now != hard || install.is_some() {
             records.push(RaftRecord::HardState(now));
-            self.written = now;
+            hard = now;
         }
         if let Some(image) = &install {
             records.extend(self.identity());
             self.note_members(image.index, image.members.clone());
-            self.history.drain(..self.history.len() - 1);
+            self.members.forget_earlier();
         }
         if records.is_empty() {
             return;
@@ -120,18 +100,10 @@ impl RaftNode {
             term,
             data,
         });
-        let hard = self.written;
-        let write = self.persist(records);
-        (write.has_entries, write.hard) = (!entries.is_empty(), Some(hard));
-        (write.snapshot, write.replaces) = (installs, replaces);
-    }
-
-    /// Hands records out for persisting.
-    pub(super) fn persist(&mut self, records: Vec<RaftRecord>) -> &mut InFlightWrite {
-        let write = self.writes.begin(records.len());
-        let token = write.token;
-        self.outputs.push_back(RaftOutput::Persist { token, records });
-        write
+        let write = self.outbox.persist_with(hard, records);
+        write.has_entries = !entries.is_empty();
+        write.snapshot = installs;
+        write.replaces = replaces;
     }
 
     /// What must follow a snapshot that replaces all earlier records.
@@ -142,15 +114,10 @@ impl RaftNode {
         std::iter::once(own).chain(peers).collect()
     }
 
-    fn hard_vote(&self) -> HardVote {
-        let raft = &self.raw.raft;
-        HardVote { term: raft.term, vote: node_of(raft.vote), commit: raft.raft_log.committed }
-    }
-
     /// Hands out what is agreed, and changes the members where an entry holds changes of them.
     fn apply(&mut self, committed: Vec<Entry>) {
         let Some(applied) = committed.last().map(|entry| entry.index) else { return };
-        let members = self.members().clone();
+        let members = self.members.current().clone();
         for entry in committed {
             let index = entry.index;
             let term = entry.term;
@@ -161,16 +128,16 @@ impl RaftNode {
                     Vec::new()
                 }
             };
-            self.outputs.push_back(RaftOutput::Committed(CommittedEntry { index, term, data }));
+            self.outbox.push(RaftOutput::Committed(CommittedEntry { index, term, data }));
         }
-        let last_index = self.raw.raft.raft_log.last_index();
-        self.raw.advance_apply_to(applied);
-        if self.raw.raft.raft_log.last_index() > last_index {
+        let last_index = self.driver.last_index();
+        self.driver.raw.advance_apply_to(applied);
+        if self.driver.last_index() > last_index {
             // The entry that leaves the joint state; raft-rs would keep it to itself for a while.
-            self.raw.raft.bcast_append();
+            self.driver.raw.raft.bcast_append();
         }
-        self.peers.saw_commit(self.raw.raft.raft_log.committed);
-        if *self.members() != members {
+        self.peers.saw_commit(self.driver.raw.raft.raft_log.committed);
+        if *self.members.current() != members {
             self.write_commit();
         }
     }
@@ -178,56 +145,52 @@ impl RaftNode {
     /// A commit index alone is worth a write if members changed with it: after a power cut a node
     /// would count on members that have gone since, and they will not come back.
     fn write_commit(&mut self) {
-        let now = self.hard_vote();
-        if now != self.written {
-            self.written = now;
-            self.persist(vec![RaftRecord::HardState(now)]).hard = Some(now);
+        let now = self.driver.hard_vote();
+        if now != self.outbox.written() {
+            self.outbox.persist_with(now, vec![RaftRecord::HardState(now)]);
         }
     }
 
     /// Changes the members, unless the change makes no sense, which is the same on all nodes.
     pub(super) fn apply_changes(&mut self, index: u64, changes: &[NodeChange]) {
         if is_joint_skipped() {
-            self.apply_bare(changes);
-        } else if self.members().is_applicable(changes) {
-            let applied = self.raw.apply_conf_change(&joint_change(changes));
+            self.driver.apply_bare(changes);
+        } else if self.members.current().is_applicable(changes) {
+            let applied = self.driver.raw.apply_conf_change(&joint_change(changes));
             applied.expect("the change was found applicable");
         } else {
             return;
         }
-        let members = Members::from_raft(&self.raw.raft.prs().conf().to_conf_state());
+        let members = Members::from_raft(&self.driver.raw.raft.prs().conf().to_conf_state());
         let is_voter = members.is_voter(self.setup.node);
         self.note_members(index, members);
         if !is_voter {
             // raft-rs would go on to lead, and panic when it counts itself.
-            self.step_down();
+            self.driver.step_down();
         }
     }
 
-    /// The mutant: each step at once, without a majority of both sides.
-    fn apply_bare(&mut self, changes: &[NodeChange]) {
-        for &change in changes {
-            // A step that cannot be taken is left out.
-            let _ = self.raw.apply_conf_change(&bare_change(change));
+    /// The members change; nothing is remembered of the nodes that leave.
+    fn note_members(&mut self, index: u64, members: Members) {
+        for node in self.members.push(index, members) {
+            self.peers.forget(node);
         }
     }
 
     /// What was handed out with `token` is durable.
     pub(super) fn finish_write(&mut self, token: PersistToken) {
-        let write = self.writes.end(token);
-        self.durable = write.hard.unwrap_or(self.durable);
+        let write = self.outbox.end_write(token);
         if write.ready > 0 {
-            self.raw.on_persist_ready(write.ready);
+            self.driver.raw.on_persist_ready(write.ready);
         }
         if let Some(SnapshotInstall { index, term, data }) = write.snapshot {
-            self.raw.advance_apply_to(index);
-            self.outputs.push_back(RaftOutput::Installed { index, term, data });
+            self.driver.raw.advance_apply_to(index);
+            self.outbox.push(RaftOutput::Installed { index, term, data });
         }
         if write.replaces {
-            self.outputs.push_back(RaftOutput::Trim { before: write.first_record });
+            self.outbox.push(RaftOutput::Trim { before: write.first_record });
         }
-        let held = write.held.into_iter();
-        self.outputs.extend(held.map(|(to, message)| RaftOutput::Send { to, message }));
+        self.outbox.send(write.held);
         if !self.is_boot_durable {
             self.is_boot_durable = true;
             self.send_hellos();

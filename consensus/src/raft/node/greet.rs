@@ -5,7 +5,7 @@ use zbelastic_types::NodeId;
 
 use super::super::greeting::{Greeting, GreetingJudgement, RaftHello, RaftHelloAnswer, Welcome};
 use super::super::message::RaftMessage;
-use super::super::output::{FatalReason, RaftOutput};
+use super::super::output::FatalReason;
 use super::super::record::RaftRecord;
 use super::super::refusal::RaftRefusal;
 use super::super::setup::NUMBER_MAX;
@@ -15,9 +15,9 @@ impl RaftNode {
     /// A voter that is not the only one greets the others before it takes part.
     pub(super) fn greet(&mut self) {
         let node = self.setup.node;
-        let applied = self.raw.raft.raft_log.applied;
-        if self.members().is_voter(node) {
-            let greeting = Greeting::new(node, self.members().clone(), applied);
+        let applied = self.driver.raw.raft.raft_log.applied;
+        if self.members.current().is_voter(node) {
+            let greeting = Greeting::new(node, self.members.current().clone(), applied);
             if !greeting.is_over() {
                 self.phase = RaftPhase::Greeting(greeting);
             }
@@ -34,14 +34,10 @@ impl RaftNode {
         let hello = RaftHello {
             boot: self.boot,
             life: self.setup.life,
-            term: self.raw.raft.term,
-            last_index: self.raw.raft.raft_log.last_index(),
+            term: self.driver.raw.raft.term,
+            last_index: self.driver.last_index(),
         };
-        let hellos = greeting.unanswered().map(|to| {
-            let message = RaftMessage::Hello(hello);
-            RaftOutput::Send { to, message }
-        });
-        self.outputs.extend(hellos);
+        self.outbox.send(greeting.unanswered().map(|to| (to, RaftMessage::Hello(hello))));
     }
 
     pub(super) fn handle_hello(
@@ -62,11 +58,12 @@ impl RaftNode {
             GreetingJudgement::Stale(cause) => Err(cause),
             GreetingJudgement::Known => Ok(self.welcome()),
             GreetingJudgement::New => {
-                self.persist(vec![RaftRecord::PeerBoot { node: from, boot, life }]);
+                self.outbox.persist(vec![RaftRecord::PeerBoot { node: from, boot, life }]);
                 Ok(self.welcome())
             }
         };
-        self.hold([(from, RaftMessage::HelloAnswer(RaftHelloAnswer { boot, life, verdict }))]);
+        self.outbox
+            .hold([(from, RaftMessage::HelloAnswer(RaftHelloAnswer { boot, life, verdict }))]);
         Ok(())
     }
 
@@ -74,15 +71,15 @@ impl RaftNode {
         if from == self.setup.node || from.0 == INVALID_ID {
             return Err(RaftRefusal::WrongSender { expected: self.setup.node, found: from });
         }
-        if self.removed.contains(&from) {
+        if self.members.is_removed(from) {
             return Err(RaftRefusal::RemovedNode { from });
         }
         Ok(())
     }
 
     fn welcome(&self) -> Welcome {
-        let commit = self.raw.raft.raft_log.applied;
-        Welcome { commit, members: self.members().clone() }
+        let commit = self.driver.raw.raft.raft_log.applied;
+        Welcome { commit, members: self.members.current().clone() }
     }
 
     pub(super) fn handle_hello_answer(

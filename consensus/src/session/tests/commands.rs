@@ -125,7 +125,7 @@ fn r2_a_seal_of_the_plan_before_is_not_settled_under_the_next() {
     log.keep(2);
     log.run_plan(&[2, 1]);
     let mut harness = SessionHarness::briefed(&log);
-    assert!(log.state.last_seal().is_some());
+    assert!(log.state.training().seals().last_seal().is_some());
     assert_eq!(harness.take_commands(), [load(&log, 1), run(&log)]);
     harness.brief(&log, BriefingContent::All);
     assert_eq!(harness.take_commands(), []);

@@ -70,7 +70,7 @@ fn apply(log: &mut FixtureLog, change: AccessChange) -> AccessOutcome {
 
 /// A change that is refused when it is applied is refused before, with the same refusal.
 fn refuse(log: &mut FixtureLog, change: AccessChange, expected: AccessRefusal) {
-    assert_eq!(log.state.check_access(&change), Err(expected.clone()));
+    assert_eq!(log.state.membership().check_access(&change), Err(expected.clone()));
     log.refuse(Entry::Access(change), expected);
 }
 
@@ -108,8 +108,8 @@ fn a_token_lets_in_as_often_as_it_may_and_each_key_once() {
 #[test]
 fn a_use_that_was_checked_before_another_is_agreed_is_refused_when_it_is_applied() {
     let mut log = with_token(TokenTerms { uses_max: 1, ..terms() });
-    assert_eq!(log.state.check_access(&used(1)), Ok(()));
-    assert_eq!(log.state.check_access(&used(2)), Ok(()));
+    assert_eq!(log.state.membership().check_access(&used(1)), Ok(()));
+    assert_eq!(log.state.membership().check_access(&used(2)), Ok(()));
     apply(&mut log, used(1));
     refuse(&mut log, used(2), AccessRefusal::TokenUsedUp { token: TOKEN, uses_max: 1 });
 }
@@ -240,16 +240,20 @@ fn who_was_removed_is_banned_everywhere_until_its_credential_ends() {
             apply(&mut log, used(1));
             let holder = log.join(1);
             log.join(2);
-            assert!(log.state.contacts().banned.is_empty());
+            assert!(log.state.membership().contacts().banned.is_empty());
             log.apply(Entry::Members(vec![MemberChange::Lost { holder, reason }]));
-            assert_eq!(log.state.contacts_index(), log.state.applied());
-            assert_eq!(log.state.contacts().banned, [NodeId(1)].into());
+            assert_eq!(log.state.membership().contacts_index(), log.state.applied());
+            assert_eq!(log.state.membership().contacts().banned, [NodeId(1)].into());
         }
         let mut log = with_token(TokenTerms { is_ephemeral, ..terms() });
         apply(&mut log, used(1));
         apply(&mut log, AccessChange::Revoked { node: NodeId(1) });
-        assert_eq!(log.state.contacts_index(), log.state.applied(), "it was no member yet");
-        assert_eq!(log.state.contacts().banned, [NodeId(1)].into());
+        assert_eq!(
+            log.state.membership().contacts_index(),
+            log.state.applied(),
+            "it was no member yet"
+        );
+        assert_eq!(log.state.membership().contacts().banned, [NodeId(1)].into());
     }
 }
 
@@ -437,20 +441,20 @@ fn whom_a_plan_names_stays_a_member_that_is_lost() {
 #[test]
 fn where_members_are_reached_follows_who_comes_moves_and_goes() {
     let mut log = FixtureLog::empty();
-    let index = |log: &FixtureLog| log.state.contacts_index();
+    let index = |log: &FixtureLog| log.state.membership().contacts_index();
     let holder = log.join(1);
     assert_eq!(index(&log), log.state.applied());
     let moved = |contact| Entry::Members(vec![MemberChange::Moved { holder, contact }]);
     log.refuse(moved(contact(1)), EntryRefusal::Members);
     log.apply(moved(contact(2)));
     assert_eq!(index(&log), log.state.applied());
-    assert_eq!(log.state.contacts().members[&NodeId(1)].1, contact(2));
+    assert_eq!(log.state.membership().contacts().members[&NodeId(1)].1, contact(2));
     let drains = Entry::Members(vec![MemberChange::Drain { holder }]);
     log.apply(drains);
     assert_eq!(index(&log), log.state.applied() - 1, "who drains is where it was");
     log.refuse(moved(Contact { name: String::new(), ..contact(2) }), EntryRefusal::Members);
     log.lose(1);
     assert_eq!(index(&log), log.state.applied());
-    assert!(log.state.contacts().members.is_empty());
+    assert!(log.state.membership().contacts().members.is_empty());
     log.refuse(moved(contact(3)), EntryRefusal::Members);
 }

@@ -171,12 +171,12 @@ fn a_run_that_waits_for_a_checkpoint_gets_one_with_the_next_plan() {
     log.keep(every - 1);
     log.run_plan(&[1, 2]);
     assert_eq!(log.pending_versions(), [], "there is time");
-    while log.state.can_remember_seal() {
+    while log.state.training().can_remember_seal() {
         log.keep(1);
     }
     let open = log.state.open_turn().step.0;
     log.run_plan(&[1, 2]);
     assert!(log.pending_versions().contains(&open), "{:?}", log.pending_versions());
     log.checkpoint(open, 1);
-    assert!(log.state.can_remember_seal());
+    assert!(log.state.training().can_remember_seal());
 }

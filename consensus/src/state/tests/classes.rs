@@ -51,7 +51,7 @@ fn a_plan_seats_workers_of_the_first_class_of_the_jobs_kind() {
     }
     let plan = log.plan(&[4, 2]);
     log.adopt(plan);
-    assert_eq!(log.state.class(), Some(cuda("H200")));
+    assert_eq!(log.state.training().runs().class(), Some(cuda("H200")));
 }
 
 #[test]
@@ -80,7 +80,7 @@ fn a_recovered_job_keeps_its_class() {
         admit(&mut log, 2, cuda("H200"));
         log
     };
-    assert_eq!(fitting(&recovered(log.state.class())), [2]);
+    assert_eq!(fitting(&recovered(log.state.training().runs().class())), [2]);
     assert_eq!(fitting(&recovered(None)), [1], "of a checkpoint that does not tell");
     let other = Some(DeviceClass::Processors);
     assert_eq!(fitting(&recovered(other)), [1], "what the job cannot be of is not believed");

@@ -137,15 +137,15 @@ fn a_job_is_held_and_goes_on() {
 fn a_job_is_done_when_the_checkpoint_behind_its_last_step_is_durable() {
     let mut log = FixtureLog::running(spec(), &[1]);
     log.keep(11);
-    assert!(!log.state.is_all_sealed());
+    assert!(!log.state.training().is_all_sealed());
     log.keep(1);
-    assert!(log.state.is_all_sealed());
+    assert!(log.state.training().is_all_sealed());
     log.refuse(Entry::Seal(log.seal(Verdict::Keep)), JobRefusal::Done);
     log.save(12, 1);
     assert_eq!(phase(&log), JobPhase::Running);
     log.checkpoint(12, 1);
     assert_eq!(phase(&log), JobPhase::Done);
-    assert!(!log.state.is_all_sealed(), "nothing is missing any more");
+    assert!(!log.state.training().is_all_sealed(), "nothing is missing any more");
     for change in [JobChange::Pause, JobChange::Continue, JobChange::Halt(HaltReason::Untrusted)] {
         log.refuse(Entry::Job(change), JobRefusal::Done);
     }
@@ -164,7 +164,9 @@ fn the_next_job_begins_with_nothing_of_the_last_but_its_numbers() {
     assert_eq!(log.apply(start(other())), begun);
     let state = &log.state;
     assert!(
-        state.plan().is_none() && state.last_seal().is_none() && state.checkpoints().is_empty()
+        state.plan().is_none()
+            && state.training().seals().last_seal().is_none()
+            && state.checkpoints().is_empty()
     );
     assert_eq!((state.open_turn().step, state.history().head()), (Step(0), Step(0)));
     assert_eq!((phase(&log), state.ledger().updates()), (JobPhase::Running, 0));
@@ -241,11 +243,15 @@ fn a_job_that_is_stopped_ends_for_good() {
     let mut log = FixtureLog::running(spec(), &[1, 2]);
     log.keep(5);
     log.checkpoint(4, 1);
-    let (rewinds, generation) = (log.state.rewinds(), log.state.generation());
+    let (rewinds, generation) = (log.state.training().seals().rewinds(), log.state.generation());
     log.apply(Entry::Job(JobChange::Stop));
     assert_eq!(phase(&log), JobPhase::Stopped);
-    assert!(log.state.plan().is_none() && log.state.last_seal().is_none());
-    assert_eq!(log.state.rewinds(), rewinds + 1, "what workers hold is not believed any more");
+    assert!(log.state.plan().is_none() && log.state.training().seals().last_seal().is_none());
+    assert_eq!(
+        log.state.training().seals().rewinds(),
+        rewinds + 1,
+        "what workers hold is not believed any more"
+    );
     assert_eq!((log.state.open_turn().step, log.checkpoint_versions()), (Step(5), vec![4]));
     for change in [JobChange::Pause, JobChange::Continue, JobChange::Stop] {
         log.refuse(Entry::Job(change), JobRefusal::Stopped);

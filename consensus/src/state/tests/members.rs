@@ -23,7 +23,7 @@ fn a_node_is_admitted_with_the_index_of_the_entry_as_its_life() {
     assert_eq!(log.join(6).incarnation, Incarnation(2));
     let workers: Vec<_> = log.state.live_workers().map(|(holder, _)| holder.node.0).collect();
     assert_eq!(workers, [5, 6]);
-    assert!(!log.state.is_controller(NodeId(5)));
+    assert!(!log.state.membership().is_controller(NodeId(5)));
 }
 
 #[test]
@@ -81,7 +81,7 @@ fn who_is_not_trusted_never_comes_back() {
     let (holder, other) = (log.join(5), log.join(6));
     let reason = LossReason::Untrusted { partners: 2 };
     log.apply(Entry::Members(vec![MemberChange::Lost { holder, reason }, lost(other)]));
-    assert!(log.state.quarantined().iter().eq([&NodeId(5)]));
+    assert!(log.state.membership().quarantined().iter().eq([&NodeId(5)]));
     refuse(&mut log, admit(5, 100));
     log.join(6);
 }

@@ -53,7 +53,7 @@ fn rotate(log: &mut FixtureLog, change: AuthorityChange) -> (RotationPhase, Vec<
 
 fn refuse(log: &mut FixtureLog, change: AuthorityChange, expected: AccessRefusal) {
     let change = AccessChange::Authority(change);
-    assert_eq!(log.state.check_access(&change), Err(expected.clone()));
+    assert_eq!(log.state.membership().check_access(&change), Err(expected.clone()));
     log.refuse(Entry::Access(change), expected);
 }
 
@@ -87,8 +87,9 @@ fn issuing() -> FixtureLog {
 #[test]
 fn the_new_authority_issues_once_all_who_are_there_believe_it_and_controllers_have_its_key() {
     let mut log = cluster();
-    let step =
-        |log: &FixtureLog, reports: &AuthorityReports| log.state.rotation_step(reports, NOW_S);
+    let step = |log: &FixtureLog, reports: &AuthorityReports| {
+        log.state.membership().rotation_step(reports, NOW_S)
+    };
     assert_eq!(step(&log, &reports(&[1, 2, 3], &[])), RotationStep::Nothing);
     rotate(&mut log, announced(OLD, NEW, false));
     assert_eq!(step(&log, &AuthorityReports::new()), wait(&[1, 2, 3], None));
@@ -110,7 +111,8 @@ fn the_new_authority_issues_once_all_who_are_there_believe_it_and_controllers_ha
 #[test]
 fn the_old_authority_is_retired_once_all_who_are_there_are_certified_and_the_rest_had_time() {
     let log = issuing();
-    let step = |reports: &AuthorityReports, at_s| log.state.rotation_step(reports, at_s);
+    let step =
+        |reports: &AuthorityReports, at_s| log.state.membership().rotation_step(reports, at_s);
     let (some, all) = (reports(&[1, 2, 3], &[1, 2]), reports(&[1, 2, 3], &[1, 2, 3]));
     assert_eq!(step(&some, NOW_S), wait(&[3], Some(UNTIL_S)));
     assert_eq!(step(&all, NOW_S), wait(&[], Some(UNTIL_S)));
@@ -126,11 +128,11 @@ fn force_waits_for_who_is_there_and_for_nobody_else() {
     let mut log = issuing();
     lose(&mut log, 2, LossReason::Closed);
     let (some, all) = (reports(&[1, 3], &[1]), reports(&[1, 3], &[1, 3]));
-    assert_eq!(log.state.rotation_step(&all, NOW_S), wait(&[2], Some(UNTIL_S)));
+    assert_eq!(log.state.membership().rotation_step(&all, NOW_S), wait(&[2], Some(UNTIL_S)));
     let forced = AuthorityChange::Forced { key: NEW };
     assert_eq!(rotate(&mut log, forced).0, RotationPhase::Issuing { until_s: UNTIL_S });
-    assert_eq!(log.state.rotation_step(&some, NOW_S), wait(&[3], None));
-    assert_eq!(log.state.rotation_step(&all, NOW_S), RotationStep::Retire);
+    assert_eq!(log.state.membership().rotation_step(&some, NOW_S), wait(&[3], None));
+    assert_eq!(log.state.membership().rotation_step(&all, NOW_S), RotationStep::Retire);
 }
 
 #[test]
@@ -138,14 +140,14 @@ fn a_controller_that_is_away_is_waited_for_and_one_that_is_removed_is_not() {
     let mut log = issuing();
     let all = reports(&[1, 3], &[1, 3]);
     lose(&mut log, 2, LossReason::Closed);
-    assert_eq!(log.state.rotation_step(&all, NOW_S), wait(&[2], Some(UNTIL_S)));
+    assert_eq!(log.state.membership().rotation_step(&all, NOW_S), wait(&[2], Some(UNTIL_S)));
     log.apply(Entry::Access(AccessChange::Revoked { node: NodeId(2) }));
-    assert_eq!(log.state.rotation_step(&all, NOW_S), wait(&[], Some(UNTIL_S)));
+    assert_eq!(log.state.membership().rotation_step(&all, NOW_S), wait(&[], Some(UNTIL_S)));
     // A worker that is away comes back by its key, and one that is there and cannot go on can be
     // removed.
     let some = reports(&[1, 3], &[1]);
     lose(&mut log, 3, LossReason::Removed);
-    assert_eq!(log.state.rotation_step(&some, UNTIL_S), RotationStep::Retire);
+    assert_eq!(log.state.membership().rotation_step(&some, UNTIL_S), RotationStep::Retire);
 }
 
 #[test]
@@ -154,10 +156,10 @@ fn an_authority_whose_key_is_lost_is_announced_anew_before_it_issues_and_never_b
     rotate(&mut log, announced(OLD, NEW, true));
     let mut keyless = reports(&[1, 2, 3], &[]);
     keyless.values_mut().for_each(|report| report.has_key = false);
-    assert_eq!(log.state.rotation_step(&keyless, NOW_S), RotationStep::AnnounceAnew);
+    assert_eq!(log.state.membership().rotation_step(&keyless, NOW_S), RotationStep::AnnounceAnew);
     // One that may have it has not reported yet.
     keyless.remove(&NodeId(1));
-    assert_eq!(log.state.rotation_step(&keyless, NOW_S), wait(&[1, 2], None));
+    assert_eq!(log.state.membership().rotation_step(&keyless, NOW_S), wait(&[1, 2], None));
     let third = Digest([3; 32]);
     rotate(&mut log, announced(OLD, third, false));
     let rotation = log.state.access().rotation().expect("announced").clone();
@@ -239,14 +241,20 @@ fn steps_come_in_order_and_each_once() {
 #[test]
 fn whom_to_believe_is_told_with_contacts_and_is_in_snapshots() {
     let mut log = cluster();
-    let before = log.state.contacts_index();
-    assert_eq!(log.state.contacts().rotation, None);
+    let before = log.state.membership().contacts_index();
+    assert_eq!(log.state.membership().contacts().rotation, None);
     rotate(&mut log, announced(OLD, NEW, false));
-    assert!(log.state.contacts_index() > before);
+    assert!(log.state.membership().contacts_index() > before);
     let read = State::decode(Format::NEWEST, &log.state.encode()).expect("a state");
     assert_eq!(read, log.state);
-    assert_eq!(read.contacts().rotation.as_ref(), read.access().rotation());
+    assert_eq!(read.membership().contacts().rotation.as_ref(), read.access().rotation());
     // The next leader goes on from there, once members have reported to it.
-    assert_eq!(read.rotation_step(&AuthorityReports::new(), NOW_S), wait(&[1, 2, 3], None));
-    assert_eq!(read.rotation_step(&reports(&[1, 2, 3], &[]), NOW_S), RotationStep::Issue);
+    assert_eq!(
+        read.membership().rotation_step(&AuthorityReports::new(), NOW_S),
+        wait(&[1, 2, 3], None)
+    );
+    assert_eq!(
+        read.membership().rotation_step(&reports(&[1, 2, 3], &[]), NOW_S),
+        RotationStep::Issue
+    );
 }

@@ -122,7 +122,8 @@ fn runs_are_kept_up_to_a_number_and_a_recovered_cluster_has_them() {
     let checkpoint = log.state.checkpoints().last().expect("there is one").clone();
     let recovered = State::recovered(CLUSTER, spec, checkpoint);
     let recovered = recovered.held_as(JobPhase::Stopped);
-    let recovered = recovered.with_ended(log.state.ended().to_vec(), log.state.run_last());
+    let recovered =
+        recovered.with_ended(log.state.ended().to_vec(), log.state.training().runs().run_last());
     assert_eq!(kept(&recovered), last);
     let mut log = FixtureLog { state: recovered };
     log.apply(Entry::Job(JobChange::Remove(RunId(1))));
@@ -208,7 +209,7 @@ fn a_branch_of_what_is_not_kept_is_refused() {
     log.run_plan(&[1]);
     log.keep(1);
     log.apply(Entry::Job(JobChange::Pause));
-    let back = |to| log.state.check_restore(Step(to));
+    let back = |to| log.state.training().check_restore(Step(to));
     assert_eq!(back(8), Ok(()));
     let refused = back(0).expect_err("it has no such beginning");
     assert_eq!(refused, crate::state::EntryRefusal::NoCheckpoint { version: Step(0) });

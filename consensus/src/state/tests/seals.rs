@@ -29,7 +29,7 @@ fn seals_lead_from_turn_to_turn() {
         let state = &log.state;
         assert_eq!((state.open_turn(), state.ledger().updates()), (next, updates), "{verdict:?}");
         assert_eq!(state.history().head(), Step(head), "{verdict:?}");
-        assert_eq!(state.last_seal().map(|seal| seal.verdict), Some(verdict));
+        assert_eq!(state.training().seals().last_seal().map(|seal| seal.verdict), Some(verdict));
     };
     check(Verdict::Keep, turn(1, 0), 1, 1);
     check(CLIP, turn(2, 1), 2, 2);
@@ -192,12 +192,12 @@ fn history_with_checkpoints_forgets_up_to_the_newest() {
     log.keep(every);
     log.checkpoint(every, 1);
     log.keep(every);
-    assert!(log.state.history().is_full() && log.state.can_remember_seal());
+    assert!(log.state.history().is_full() && log.state.training().can_remember_seal());
     log.keep(every);
     assert_eq!(log.state.history().base(), Step(every));
-    assert!(!log.state.can_remember_seal(), "what lies behind the checkpoint is needed");
+    assert!(!log.state.training().can_remember_seal(), "what lies behind the checkpoint is needed");
     log.checkpoint(2 * every, 1);
-    assert!(log.state.can_remember_seal());
+    assert!(log.state.training().can_remember_seal());
     let mut back = log.clone();
     back.apply(back.rewind(every));
     log.keep(1);

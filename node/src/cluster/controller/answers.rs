@@ -254,7 +254,7 @@ impl ControllerNode {
         // Nothing travels for a run that is refused.
         let is_known = state.job().is_some_and(|current| current.spec.config == spec.config);
         let start = JobChange::Start(Arc::new(spec.clone()));
-        if let Err(refusal) = state.check_job(&start)
+        if let Err(refusal) = state.training().check_job(&start)
             && !is_known
         {
             return self.view().job_refusal(&refusal).into();

@@ -227,7 +227,7 @@ impl AuthorityRotation {
             return;
         }
         let key = rotation.succession.key;
-        let change = match ports.state().rotation_step(&self.reports, now_s()) {
+        let change = match ports.state().membership().rotation_step(&self.reports, now_s()) {
             RotationStep::Nothing | RotationStep::Wait { .. } => return,
             RotationStep::Issue => {
                 // As long as any client certificate that the old authority made may be valid.
@@ -322,7 +322,7 @@ impl AuthorityRotation {
     /// Members that a change of authority waits for, and until which second holders of client
     /// certificates have time.
     fn waits_for(&self, state: &State) -> (Vec<NodeId>, Option<u64>) {
-        match state.rotation_step(&self.reports, now_s()) {
+        match state.membership().rotation_step(&self.reports, now_s()) {
             RotationStep::Wait { nodes, until_s } => (nodes, until_s),
             RotationStep::Nothing
             | RotationStep::AnnounceAnew

@@ -183,7 +183,7 @@ impl<'a> RunCatalog<'a> {
         let mut referred = StoreReferences { versions: kept.collect(), data };
         let Some(job) = state.job() else {
             // Nothing of any run is newer than the beginning of the next.
-            let run = state.run_next();
+            let run = state.training().runs().run_next();
             referred.versions.push(CheckpointId { run, version: Step(0) });
             return referred;
         };
@@ -207,7 +207,7 @@ impl<'a> RunCatalog<'a> {
     pub(super) fn manifest(self, version: Step) -> Option<Manifest> {
         let state = self.state;
         let record = state.checkpoints().iter().find(|found| found.version == version)?;
-        manifest_of(&state.job()?.spec, record, state.class())
+        manifest_of(&state.job()?.spec, record, state.training().runs().class())
     }
 
     /// The manifests of runs that ended.

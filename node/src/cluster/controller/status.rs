@@ -212,7 +212,7 @@ impl StatusView<'_> {
         let state = self.state();
         let job = state.job().filter(|job| job.under_way().is_ok())?;
         let own = member.resources.class;
-        let required = state.class_for_plan();
+        let required = state.training().class_for_plan(state.membership());
         if member.role != Role::Worker || !member.is_live() || required == Some(own) {
             return None;
         }
@@ -310,7 +310,7 @@ impl StatusView<'_> {
         counters.insert("control_dropped".to_owned(), lanes.control.dropped_queue_full);
         counters.insert("strangers_refused".to_owned(), lanes.accept.refused);
         counters.insert("uptime_s".to_owned(), self.facts.started.elapsed().as_secs());
-        counters.insert("rewinds".to_owned(), self.state().rewinds());
+        counters.insert("rewinds".to_owned(), self.state().training().seals().rewinds());
         counters
     }
 }

@@ -1,0 +1,45 @@
+//! What happens to a controller.
+
+use zbelastic_types::NodeId;
+
+use super::OperatorCommand;
+use crate::codec::Format;
+use crate::duty::{PlanMeasurement, PlanSolution, PlanUnsolvable};
+use crate::message::Envelope;
+
+/// One thing that happened, handled by [`super::Core::handle`].
+#[derive(Clone, Debug)]
+pub enum Input {
+    /// A tick of the node's clock.
+    Tick,
+    /// A message arrived.
+    Message {
+        /// The node that sent it.
+        from: NodeId,
+        /// The message, and the cluster that it names.
+        message: Box<Envelope>,
+    },
+    /// The solver's answer to an [`super::Output::Solve`].
+    Solved {
+        /// The number in the request that is answered.
+        number: u64,
+        /// The plan, or why there is none.
+        solution: Box<Result<PlanSolution, PlanUnsolvable>>,
+    },
+    /// A node is connected.
+    Connected {
+        /// The connected node.
+        node: NodeId,
+        /// The newest format of entries and snapshots that its program reads.
+        reads: Format,
+    },
+    /// The connection to a node closed.
+    Closed {
+        /// The node whose connection closed.
+        node: NodeId,
+    },
+    /// What was measured of the plan in force. Only a leader accepts it.
+    Measured(Box<PlanMeasurement>),
+    /// A command of an operator.
+    Command(OperatorCommand),
+}

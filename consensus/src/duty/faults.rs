@@ -1,0 +1,125 @@
+//! Why a plan must go, and which checkpoints are not to be gone back to.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use zbelastic_types::{Generation, LayerId, Step};
+
+use crate::entry::Entry;
+use crate::job::JobChange;
+use crate::plan::{LayerSource, PlanReason};
+use crate::state::State;
+
+/// Plans that could not load from a checkpoint, until another one is gone back to.
+pub const PLANS_FAILED_MAX: usize = 3;
+
+/// What was found wrong with the plan in force. Each is of the plan with this generation.
+#[derive(Debug, Default)]
+pub(super) struct PlanFaults {
+    /// Why the plan must go, if it must.
+    trouble: Option<(Generation, PlanReason)>,
+    /// A layer whose states differ between two holders, or from its checkpoint.
+    differing: Option<(Generation, LayerId)>,
+    /// The plan in which two holders contradicted each other; they do so until there is another.
+    contradicted: Option<Generation>,
+}
+
+impl PlanFaults {
+    /// Notes why the plan must go. The first reason counts.
+    pub(super) fn note_trouble(&mut self, generation: Generation, reason: PlanReason) {
+        self.trouble.get_or_insert((generation, reason));
+    }
+
+    /// Notes a layer whose states differ.
+    pub(super) fn note_differing(&mut self, generation: Generation, layer: LayerId) {
+        self.differing = Some((generation, layer));
+    }
+
+    /// Notes that two holders contradicted each other.
+    pub(super) fn note_contradicted(&mut self, generation: Generation) {
+        self.contradicted = Some(generation);
+    }
+
+    /// Why the plan of this generation must go, if it must.
+    pub(super) fn trouble(&self, generation: Generation) -> Option<&PlanReason> {
+        self.trouble.as_ref().filter(|(of, _)| *of == generation).map(|(_, reason)| reason)
+    }
+
+    /// Whether any plan must go.
+    pub(super) fn has_trouble(&self) -> bool {
+        self.trouble.is_some()
+    }
+
+    /// The layer whose states differ in the plan of this generation.
+    pub(super) fn differing(&self, generation: Generation) -> Option<LayerId> {
+        self.differing.filter(|(of, _)| *of == generation).map(|(_, layer)| layer)
+    }
+
+    /// Whether two holders of the plan of this generation contradicted each other.
+    pub(super) fn is_contradicted(&self, generation: Generation) -> bool {
+        self.contradicted == Some(generation)
+    }
+
+    /// Whether nothing is known to be wrong with what is loaded.
+    pub(super) fn is_sound(&self) -> bool {
+        self.trouble.is_none() && self.differing.is_none()
+    }
+
+    /// The run went back: no layer is believed.
+    pub(super) fn forget_differing(&mut self) {
+        self.differing = None;
+    }
+
+    /// Forgets what was wrong with other plans than that of this generation.
+    pub(super) fn retain(&mut self, generation: Generation) {
+        self.trouble = self.trouble.take().filter(|(of, _)| *of == generation);
+        self.differing = self.differing.filter(|(of, _)| *of == generation);
+    }
+}
+
+/// Checkpoints that could not be read, and in which plans.
+#[derive(Debug, Default)]
+pub(super) struct UnreadCheckpoints {
+    failed_plans: BTreeMap<Step, BTreeSet<Generation>>,
+}
+
+impl UnreadCheckpoints {
+    /// A plan could not load a layer from the checkpoint of this version.
+    pub(super) fn note(&mut self, version: Step, generation: Generation) {
+        self.failed_plans.entry(version).or_default().insert(generation);
+    }
+
+    /// Checkpoints that are not to be gone back to.
+    pub(super) fn bad_checkpoints(&self) -> BTreeSet<Step> {
+        let failed = self.failed_plans.iter().filter(|(_, plans)| plans.len() >= PLANS_FAILED_MAX);
+        failed.map(|(version, _)| *version).collect()
+    }
+
+    /// What was read, or is written anew, can be read; and the operator who orders the run to go on
+    /// may have repaired what could not be.
+    pub(super) fn on_applied(&mut self, state: &State, entry: &Entry) {
+        match entry {
+            Entry::Checkpoint { version } => {
+                self.failed_plans.remove(version);
+            }
+            Entry::Resume { .. } => {
+                let plan = state.plan().map(|plan| plan.record.clone());
+                self.failed_plans.retain(|version, _| {
+                    let is_it = |source: &LayerSource| source.is_checkpoint(*version);
+                    !plan.iter().any(|plan| plan.sources.iter().any(is_it))
+                });
+            }
+            // Versions of another run are other checkpoints.
+            Entry::Job(JobChange::Continue | JobChange::Start(_)) => self.failed_plans.clear(),
+            Entry::Members(_)
+            | Entry::Adopt(_)
+            | Entry::Ready(_)
+            | Entry::Seal(_)
+            | Entry::Durable { .. }
+            | Entry::Keep { .. }
+            | Entry::Rewind { .. }
+            | Entry::Job(_)
+            | Entry::Access(_)
+            | Entry::Format(_) => {}
+        }
+    }
+}

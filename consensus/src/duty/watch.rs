@@ -1,0 +1,128 @@
+//! A leader's clock, the heartbeats it received, and what it has proposed: what every decision looks
+//! at beside the state.
+
+use std::collections::BTreeMap;
+
+use zbelastic_types::{Generation, NodeId, Step};
+
+use super::DutyTiming;
+use super::heartbeats::HeartbeatMonitor;
+use crate::entry::Entry;
+use crate::member::{Holder, LossReason};
+use crate::message::WorkerActivity;
+use crate::state::State;
+use crate::validation::Turn;
+
+/// What is proposed at most once at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum ProposalLane {
+    Members,
+    Plan,
+    Seal(Turn),
+    Ready(Generation, NodeId),
+    Durable(Step, NodeId),
+    Keep,
+    Checkpoint(Step),
+    Job,
+    Access,
+    Format,
+}
+
+/// What a leader's decisions look at beside the state.
+#[derive(Debug)]
+pub(super) struct DutyWatch {
+    pub(super) timing: DutyTiming,
+    /// Ticks since the election.
+    pub(super) now: u64,
+    pub(super) heartbeats: HeartbeatMonitor,
+    in_flight: BTreeMap<u64, ProposalLane>,
+    /// When something last moved: a seal, or a plan.
+    pub(super) progress_at: u64,
+    /// When members last changed.
+    pub(super) members_changed: u64,
+}
+
+impl DutyWatch {
+    /// The watch of a leader that was just elected.
+    pub(super) fn new(state: &State, timing: DutyTiming) -> Self {
+        let mut heartbeats = HeartbeatMonitor::default();
+        heartbeats.begin(state, 0);
+        let in_flight = BTreeMap::new();
+        Self { timing, now: 0, heartbeats, in_flight, progress_at: 0, members_changed: 0 }
+    }
+
+    /// A worker sent a heartbeat.
+    pub(super) fn record_heartbeat(&mut self, holder: Holder, pulse: WorkerActivity) {
+        self.heartbeats.record_heartbeat(holder, self.now, pulse);
+    }
+
+    /// Members that are silent, or whose work hangs.
+    pub(super) fn overdue(&self, state: &State) -> Vec<(Holder, LossReason)> {
+        let configured = self.timing.lost_after_ticks;
+        let lost_after_ticks = state.job().map_or(configured, |job| job.spec.lost_after_ticks);
+        self.heartbeats.overdue(state, self.now, lost_after_ticks)
+    }
+
+    /// Whether none of these made progress for so long that nothing is to be expected of them.
+    pub(super) fn are_stalled(&self, nodes: impl IntoIterator<Item = NodeId>) -> bool {
+        let ticks_max = u64::from(self.timing.progress_ticks);
+        let is_stalled = |node| self.now - self.heartbeats.progress_at(node) > ticks_max;
+        nodes.into_iter().all(is_stalled)
+    }
+
+    /// A seal or a plan was agreed on.
+    pub(super) fn note_progress(&mut self) {
+        self.progress_at = self.now;
+    }
+
+    /// Members changed.
+    pub(super) fn note_members(&mut self, state: &State) {
+        self.members_changed = self.now;
+        self.heartbeats.track_members(state, self.now);
+    }
+
+    /// An entry was proposed and got this index.
+    pub(super) fn note_proposed(&mut self, index: u64, entry: &Entry) {
+        self.in_flight.insert(index, lane_of(entry));
+    }
+
+    /// Entries up to `index` are applied.
+    pub(super) fn note_applied(&mut self, index: u64) {
+        self.in_flight = self.in_flight.split_off(&(index + 1));
+    }
+
+    /// Whether an entry of this lane is proposed and not applied yet.
+    pub(super) fn is_in_flight(&self, lane: ProposalLane) -> bool {
+        self.in_flight.values().any(|found| *found == lane)
+    }
+
+    /// Whether an entry is under way that moves the open version, or names the next.
+    pub(super) fn is_changing(&self) -> bool {
+        self.in_flight.values().any(|lane| match lane {
+            ProposalLane::Plan | ProposalLane::Seal(_) | ProposalLane::Keep | ProposalLane::Job => {
+                true
+            }
+            ProposalLane::Members
+            | ProposalLane::Ready(..)
+            | ProposalLane::Durable(..)
+            | ProposalLane::Checkpoint(_)
+            | ProposalLane::Access
+            | ProposalLane::Format => false,
+        })
+    }
+}
+
+fn lane_of(entry: &Entry) -> ProposalLane {
+    match entry {
+        Entry::Members(_) => ProposalLane::Members,
+        Entry::Adopt(_) | Entry::Resume { .. } | Entry::Rewind { .. } => ProposalLane::Plan,
+        Entry::Ready(ready) => ProposalLane::Ready(ready.generation, ready.holder.node),
+        Entry::Seal(seal) => ProposalLane::Seal(seal.turn),
+        Entry::Durable { version, holder, .. } => ProposalLane::Durable(*version, holder.node),
+        Entry::Keep { .. } => ProposalLane::Keep,
+        Entry::Checkpoint { version } => ProposalLane::Checkpoint(*version),
+        Entry::Job(_) => ProposalLane::Job,
+        Entry::Access(_) => ProposalLane::Access,
+        Entry::Format(_) => ProposalLane::Format,
+    }
+}
