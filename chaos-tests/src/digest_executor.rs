@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use zbelastic_consensus::validation::{Seal, TensorSum, Turn};
-use zbelastic_kernels::{AllocateError, HostFloats, Loss, TensorHandle};
+use zbelastic_kernels::{AllocateError, DeviceFault, Pending, PendingFloats, TensorHandle};
 use zbelastic_schedule::{Flow, Pass, Placement};
 use zbelastic_trainer::data::TokenBatch;
 use zbelastic_trainer::elastic::{
@@ -177,20 +177,21 @@ impl StageExecutor for DigestStageExecutor {
         pass: Pass,
         batch: &TokenBatch,
         input: Option<TensorHandle>,
-    ) -> Option<Loss> {
+    ) -> Result<Option<Pending<f64>>, DeviceFault> {
         let Pass { chunk, microbatch, slice } = pass;
         let tokens = || passes::slice(tokens(batch), slice);
-        let x = input.map_or_else(tokens, |tensor| unpack(&tensor.into_floats()));
+        let input = input.map(TensorHandle::into_floats).transpose()?;
+        let x = input.map_or_else(tokens, |tensor| unpack(&tensor));
         let stash = self.run_forward(pass, batch, x);
         let x = stash.end;
         let target = stash.target;
         let before = self.stashes.insert((chunk, microbatch, slice), stash);
         assert!(before.is_none(), "a microbatch passes once");
         if self.has_end(chunk) {
-            return Some(passes::loss(x, target).0.into());
+            return Ok(Some(passes::loss(x, target).0.into()));
         }
         self.result = Some((Flow::Forward, pass, x));
-        None
+        Ok(None)
     }
 
     fn forward_only(
@@ -198,7 +199,7 @@ impl StageExecutor for DigestStageExecutor {
         pass: Pass,
         batch: &TokenBatch,
         input: Option<TensorHandle>,
-    ) -> Option<Loss> {
+    ) -> Result<Option<Pending<f64>>, DeviceFault> {
         let loss = self.forward(pass, batch, input);
         if pass.slice.0 + 1 == self.slice_count {
             let Pass { chunk, microbatch, .. } = pass;
@@ -207,12 +208,18 @@ impl StageExecutor for DigestStageExecutor {
         loss
     }
 
-    fn backward_input(&mut self, pass: Pass, _batch: &TokenBatch, gradient: Option<TensorHandle>) {
+    fn backward_input(
+        &mut self,
+        pass: Pass,
+        _batch: &TokenBatch,
+        gradient: Option<TensorHandle>,
+    ) -> Result<(), DeviceFault> {
         let Pass { chunk, microbatch, slice } = pass;
         let key = |slice| (chunk, microbatch, slice);
         let stash = self.stashes.get_mut(&key(slice)).expect("F came first");
         let start = || passes::loss(stash.end, stash.target).1;
-        let mut gradient = gradient.map_or_else(start, |tensor| unpack(&tensor.into_floats()));
+        let gradient = gradient.map(TensorHandle::into_floats).transpose()?;
+        let mut gradient = gradient.map_or_else(start, |tensor| unpack(&tensor));
         let layers = &self.chunks[&chunk];
         stash.gradients = vec![0; layers.len()];
         for (index, layer) in layers.iter().enumerate().rev() {
@@ -230,6 +237,7 @@ impl StageExecutor for DigestStageExecutor {
         if layers[0].id.0 > 0 {
             self.result = Some((Flow::Backward, pass, gradient));
         }
+        Ok(())
     }
 
     fn head_weights(&mut self, _pass: Pass) {}
@@ -393,7 +401,7 @@ impl StageExecutor for DigestStageExecutor {
         twins.map(|layer| layer.state.image(layer.id, layer.version)).collect()
     }
 
-    fn gradients(&mut self) -> Vec<(LayerId, HostFloats)> {
+    fn gradients(&mut self) -> Vec<(LayerId, PendingFloats)> {
         self.layers().map(|layer| (layer.id, layer.g.floats().into())).collect()
     }
 }
@@ -496,8 +504,9 @@ impl LayerCopy for DigestLayerCopy {
         if part.layer() != self.layer.id {
             return Err(CopyRefusal::OtherLayer);
         }
+        let floats = part.wait().map_err(|_| CopyRefusal::DeviceFailed)?;
         self.held.count(part, FRAME_LEN)?;
-        self.floats[part.first()..][..part.len()].copy_from_slice(part.floats());
+        self.floats[part.first()..][..part.len()].copy_from_slice(&floats);
         if self.held().is_some() {
             self.layer.g = DigestGradient::of_floats(&self.floats);
         }

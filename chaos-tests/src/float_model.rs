@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use zbelastic_consensus::validation::{LayerFingerprint, Seal, TensorSum};
-use zbelastic_kernels::{AllocateError, CpuBackend, HostFloats, Loss, TensorHandle};
+use zbelastic_kernels::{
+    AllocateError, CpuBackend, DeviceFault, Pending, PendingFloats, TensorHandle,
+};
 use zbelastic_schedule::{Flow, Pass};
 use zbelastic_trainer::data::{Corpus, TokenBatch};
 use zbelastic_trainer::elastic::{
@@ -105,7 +107,7 @@ impl StageExecutor for FloatStageExecutor {
         pass: Pass,
         batch: &TokenBatch,
         input: Option<TensorHandle>,
-    ) -> Option<Loss> {
+    ) -> Result<Option<Pending<f64>>, DeviceFault> {
         self.executor.forward(pass, batch, input)
     }
 
@@ -114,12 +116,17 @@ impl StageExecutor for FloatStageExecutor {
         pass: Pass,
         batch: &TokenBatch,
         input: Option<TensorHandle>,
-    ) -> Option<Loss> {
+    ) -> Result<Option<Pending<f64>>, DeviceFault> {
         self.executor.forward_only(pass, batch, input)
     }
 
-    fn backward_input(&mut self, pass: Pass, batch: &TokenBatch, gradient: Option<TensorHandle>) {
-        self.executor.backward_input(pass, batch, gradient);
+    fn backward_input(
+        &mut self,
+        pass: Pass,
+        batch: &TokenBatch,
+        gradient: Option<TensorHandle>,
+    ) -> Result<(), DeviceFault> {
+        self.executor.backward_input(pass, batch, gradient)
     }
 
     fn head_weights(&mut self, pass: Pass) {
@@ -221,11 +228,11 @@ impl StageExecutor for FloatStageExecutor {
         self.executor.twin_images()
     }
 
-    fn attested(&self) -> Vec<LayerFingerprint> {
+    fn attested(&self) -> Result<Vec<LayerFingerprint>, DeviceFault> {
         self.executor.attested()
     }
 
-    fn gradients(&mut self) -> Vec<(LayerId, HostFloats)> {
+    fn gradients(&mut self) -> Vec<(LayerId, PendingFloats)> {
         self.executor.gradients()
     }
 }

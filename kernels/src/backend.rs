@@ -24,14 +24,14 @@ pub use self::update::{
 };
 pub use crate::allocate::AllocateError;
 use crate::fault::DeviceFault;
-pub use crate::fingerprint::StateSums;
-pub use crate::host_floats::HostFloats;
+pub use crate::host_floats::{HostFloats, PendingFloats};
+pub use crate::pending::Pending;
 pub use crate::shapes::{
     Accumulate, AttentionShape, BufferView, BufferViewMut, MatrixShape, Norm, RotaryDirection,
     RowsShape,
 };
 use crate::sizes::{ByteCounts, MemoryClaim};
-pub use crate::tensor_handle::{Loss, TensorHandle};
+pub use crate::tensor_handle::TensorHandle;
 
 /// What follows the product in a linear layer's forward pass.
 #[derive(Debug)]
@@ -218,8 +218,16 @@ pub trait Backend: ByteCounts {
 
     /// Copies the numbers of a tensor into a buffer; lengths are equal. A device that can copy them
     /// from another does not wait for anything either.
-    fn import_tensor(&self, tensor: TensorHandle, to: BufferViewMut<'_, Self::Buffer>) {
-        self.upload(&tensor.into_floats(), to);
+    ///
+    /// # Errors
+    /// If the numbers are waited for, and the device that holds them fails.
+    fn import_tensor(
+        &self,
+        tensor: TensorHandle,
+        to: BufferViewMut<'_, Self::Buffer>,
+    ) -> Result<(), DeviceFault> {
+        self.upload(&tensor.into_floats()?, to);
+        Ok(())
     }
 
     /// Begins to copy a tensor of activations that another process sent to the device, beside
@@ -228,10 +236,10 @@ pub trait Backend: ByteCounts {
         tensor
     }
 
-    /// The floats of a buffer on their way to the host, beside whatever the device does next. The
-    /// first reader waits. The buffer may be read meanwhile; before it is written the caller calls
+    /// The floats of a buffer on their way to the host, beside whatever the device does next: the
+    /// reader waits. The buffer may be read meanwhile; before it is written the caller calls
     /// [`Backend::order_after_copies`].
-    fn begin_download(&self, from: &mut Self::Buffer) -> HostFloats {
+    fn begin_download(&self, from: &mut Self::Buffer) -> PendingFloats {
         self.download(BufferView::new(from, 0..self.len(from))).into()
     }
 
@@ -431,7 +439,8 @@ pub trait Backend: ByteCounts {
     );
 
     /// Logits, the logarithm of each row's sum of their exponentials, and the sum over rows of the
-    /// cross-entropy with `targets`, in nats.
+    /// cross-entropy with `targets`, in nats: the loss, which the device may leave unfinished until
+    /// it is read.
     fn head_forward(
         &self,
         x: &Self::Buffer,
@@ -439,19 +448,7 @@ pub trait Backend: ByteCounts {
         targets: &[u32],
         logits: &mut Self::Buffer,
         log_sums: &mut Self::Buffer,
-    ) -> f64;
-
-    /// The same, with a loss that the device may leave unfinished until it is read.
-    fn head_forward_pending(
-        &self,
-        x: &Self::Buffer,
-        matrix: &Self::Matrix,
-        targets: &[u32],
-        logits: &mut Self::Buffer,
-        log_sums: &mut Self::Buffer,
-    ) -> Loss {
-        self.head_forward(x, matrix, targets, logits, log_sums).into()
-    }
+    ) -> Pending<f64>;
 
     /// B of the head: replaces logits by their gradient, scaled by `scale`, and computes the
     /// gradient of `x`.
@@ -480,7 +477,8 @@ pub trait Backend: ByteCounts {
 
     /// The sums of a state's fingerprint ([`crate::fingerprint`]) over all of `w`, `m` and `v`,
     /// which are of equal length. A device may leave them unfinished until they are read.
-    fn state_sums(&self, w: &Self::Buffer, m: &Self::Buffer, v: &Self::Buffer) -> StateSums;
+    fn state_sums(&self, w: &Self::Buffer, m: &Self::Buffer, v: &Self::Buffer)
+    -> Pending<[u64; 2]>;
 
     /// How an update ahead of its verdict is computed where candidates are packed weights; `None`
     /// where they lie beside the state, as [`Backend::adamw_candidate`] leaves them.

@@ -15,6 +15,7 @@ pub mod cuda;
 mod fault;
 pub mod fingerprint;
 mod host_floats;
+mod pending;
 mod precision;
 pub mod reference;
 mod scratch;
@@ -32,9 +33,9 @@ pub use cpu::{
     CpuBackend, CpuBuffer, CpuMatrix, HEAD_WIDTH_MAX, HostThreads, InstructionSet, NormalDraws,
 };
 pub use fault::{AllocationPurpose, DeviceFault};
-pub use fingerprint::{PendingSums, StateSums};
 pub use host_floats::{HostFloats, PendingFloats};
+pub use pending::{DeviceValue, Pending};
 pub use precision::Precision;
 pub use scratch::ScratchOperation;
 pub use sizes::{ByteCounts, DeviceSizes, MemoryClaim, StagingReservation};
-pub use tensor_handle::{HostTensor, Loss, PendingLoss, PendingTensor, TensorHandle};
+pub use tensor_handle::{HostTensor, TensorHandle};

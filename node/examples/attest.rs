@@ -45,7 +45,7 @@ fn main() {
             std::hint::black_box(layer_digest(&image));
         });
         let by_fingerprint = rate(len, || {
-            std::hint::black_box(device.state_sums(&w, &m, &v).wait());
+            let _sums = std::hint::black_box(device.state_sums(&w, &m, &v).wait());
         });
         println!(
             "{set:?}, {threads} threads, {len} floats a part: digest {by_digest:.2} GB/s, \

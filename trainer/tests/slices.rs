@@ -328,7 +328,10 @@ fn held_out_loss_is_the_references() {
             let mut run = SerialReference::new(&setup, backend, corpus.clone()).expect("memory");
             let losses = (0..2).map(|step| {
                 run.step(Step(step), false);
-                (step + 1, run.held_out_loss(HELD_OUT_MAX).expect("there is some"))
+                (
+                    step + 1,
+                    run.held_out_loss(HELD_OUT_MAX).expect("no fault").expect("there is some"),
+                )
             });
             assert_eq!(outcome.evaluations, losses.collect::<Vec<_>>());
             assert_eq!(outcome.digest, run.digest());

@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use crate::fingerprint::StateSums;
+use crate::pending::Pending;
 
 /// A sum of squares over a tensor, in f64.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -126,5 +126,5 @@ pub trait PackedWeightsOptimizer<B, M> {
         w: &mut B,
         m: &mut B,
         v: &mut B,
-    ) -> StateSums;
+    ) -> Pending<[u64; 2]>;
 }

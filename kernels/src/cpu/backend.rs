@@ -14,8 +14,8 @@ use super::{
 use crate::backend::{
     Accumulate, AdamWCoefficients, AllocateError, AttentionShape, Backend, BackwardEpilogue,
     BufferView, BufferViewMut, EarlierSlice, EmbedGradient, ForwardEpilogue, HostFloats,
-    LinearGradient, MatrixPart, MatrixShape, Norm, NormGradient, RotaryDirection, RowsShape,
-    SquareSum, StateSums,
+    LinearGradient, MatrixPart, MatrixShape, Norm, NormGradient, Pending, PendingFloats,
+    RotaryDirection, RowsShape, SquareSum,
 };
 use crate::sizes::{ByteCounts, DeviceSizes};
 
@@ -162,8 +162,8 @@ impl Backend for CpuBackend {
         HostFloats::sharing(from.share())
     }
 
-    fn begin_download(&self, from: &mut CpuBuffer) -> HostFloats {
-        self.share(from)
+    fn begin_download(&self, from: &mut CpuBuffer) -> PendingFloats {
+        self.share(from).into()
     }
 
     fn download(&self, from: BufferView<'_, CpuBuffer>) -> Vec<f32> {
@@ -439,10 +439,10 @@ impl Backend for CpuBackend {
         targets: &[u32],
         logits: &mut CpuBuffer,
         log_sums: &mut CpuBuffer,
-    ) -> f64 {
+    ) -> Pending<f64> {
         let logits = logits.as_mut_slice();
         let log_sums = log_sums.as_mut_slice();
-        head::forward(self, x.as_slice(), &matrix.0.forward, targets, logits, log_sums)
+        head::forward(self, x.as_slice(), &matrix.0.forward, targets, logits, log_sums).into()
     }
 
     fn head_backward_input(
@@ -464,7 +464,7 @@ impl Backend for CpuBackend {
         optimizer::sum_squares(self, read(&x))
     }
 
-    fn state_sums(&self, w: &CpuBuffer, m: &CpuBuffer, v: &CpuBuffer) -> StateSums {
+    fn state_sums(&self, w: &CpuBuffer, m: &CpuBuffer, v: &CpuBuffer) -> Pending<[u64; 2]> {
         fingerprint::state_sums(self, [w, m, v].map(CpuBuffer::as_slice)).into()
     }
 

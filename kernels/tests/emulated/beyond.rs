@@ -74,6 +74,7 @@ fn head<B: Backend>(device: &B, rows: usize, shape: MatrixShape) -> Vec<f64> {
     let mut log_sums = filled(rows, 4);
     let mut dx = filled(rows * shape.inputs, 5);
     let loss = device.head_forward(&x, &matrix, &targets, &mut logits, &mut log_sums);
+    let loss = loss.wait().expect("no fault");
     device.head_backward_input(&targets, 0.5, &log_sums, &matrix, &mut logits, &mut dx);
     let rest = [all(&log_sums), all(&dx)].concat();
     [loss].into_iter().chain(rest.into_iter().map(f64::from)).collect()

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use zbelastic_consensus::checkpoint::LayerDigest;
 use zbelastic_consensus::validation::TensorSum;
-use zbelastic_kernels::{AllocateError, HostFloats, Loss, TensorHandle};
+use zbelastic_kernels::{AllocateError, DeviceFault, Pending, PendingFloats, TensorHandle};
 use zbelastic_schedule::{Flow, Pass, Placement};
 use zbelastic_trainer::data::TokenBatch;
 use zbelastic_trainer::elastic::LayerImage;
@@ -122,10 +122,10 @@ impl StageExecutor for PacedExecutor {
         pass: Pass,
         _batch: &TokenBatch,
         _input: Option<TensorHandle>,
-    ) -> Option<Loss> {
+    ) -> Result<Option<Pending<f64>>, DeviceFault> {
         self.under_way.insert(pass);
         take(self.times.f);
-        self.placement.is_last(pass.chunk).then_some(Loss::Ready(1.0))
+        Ok(self.placement.is_last(pass.chunk).then_some(Pending::Ready(1.0)))
     }
 
     fn forward_only(
@@ -133,7 +133,7 @@ impl StageExecutor for PacedExecutor {
         pass: Pass,
         batch: &TokenBatch,
         input: Option<TensorHandle>,
-    ) -> Option<Loss> {
+    ) -> Result<Option<Pending<f64>>, DeviceFault> {
         let loss = self.forward(pass, batch, input);
         self.under_way.remove(&pass);
         loss
@@ -144,8 +144,9 @@ impl StageExecutor for PacedExecutor {
         _pass: Pass,
         _batch: &TokenBatch,
         _gradient: Option<TensorHandle>,
-    ) {
+    ) -> Result<(), DeviceFault> {
         take(self.times.b);
+        Ok(())
     }
 
     fn head_weights(&mut self, _pass: Pass) {}
@@ -225,7 +226,7 @@ impl StageExecutor for PacedExecutor {
         self.layers().map(image).collect()
     }
 
-    fn gradients(&mut self) -> Vec<(LayerId, HostFloats)> {
+    fn gradients(&mut self) -> Vec<(LayerId, PendingFloats)> {
         self.layers().map(|layer| (layer.layer, Vec::new().into())).collect()
     }
 

@@ -18,7 +18,9 @@ use zbelastic_types::{LayerId, NodeId, Step};
 use super::peers::{PeerBody, PeerFrame, PeerFrameRefusal};
 use super::{RuntimeOutput, RuntimePhase, WorkerRuntime};
 use crate::data::BatchSource;
-use crate::elastic::{GradientPart, LayerCopy, LayerGradient, LayerImage, StageFactory};
+use crate::elastic::{
+    GradientPart, LayerCopy, LayerGradient, LayerImage, PendingImage, StageFactory,
+};
 
 /// Layers that are requested and have not come, at once: a stage that exports is not training.
 const REQUESTS_MAX: usize = 2;
@@ -239,20 +241,21 @@ impl<M: StageFactory, S: BatchSource + Clone> WorkerRuntime<M, S> {
         &mut self,
         frame: &PeerFrame,
         open: Turn,
-        image: &Arc<LayerImage>,
+        image: &PendingImage,
     ) -> Result<(), PeerFrameRefusal> {
         let standby = self.standby.as_mut().ok_or(PeerFrameRefusal::NoStage)?;
-        let layer = image.layer;
-        let version = image.version;
+        let layer = image.layer();
+        let version = image.version();
         standby.check_sender(frame, layer)?;
-        if !self.model.fits(image) {
+        let image = image.wait()?;
+        if !self.model.fits(&image) {
             return Err(PeerFrameRefusal::WrongShape { layer });
         }
         let standby_layer = standby.layers.get_mut(&layer).expect("its owner was looked up");
         if !standby_layer.is_missing() || version != open.step {
             return Err(PeerFrameRefusal::Unrequested { layer, version, sender: frame.sender });
         }
-        match self.model.copy(image) {
+        match self.model.copy(&image) {
             Ok(copy) => standby_layer.copy = Some((copy, open)),
             Err(_) => standby_layer.is_given_up = true,
         }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use zbelastic_consensus::validation::{LayerFingerprint, TensorSum};
 use zbelastic_kernels::{
-    AllocateError, Backend, BufferView, BufferViewMut, DeviceFault, HostFloats, Loss, StateSums,
+    AllocateError, Backend, BufferView, BufferViewMut, DeviceFault, Pending, PendingFloats,
     TensorHandle,
 };
 use zbelastic_schedule::{Flow, Pass, Placement, live_passes_of};
@@ -24,7 +24,7 @@ use super::offload_target::OffloadTarget;
 use super::pass_pool::PassPool;
 use super::stash_store::{StashStore, StashStoreError};
 use crate::data::TokenBatch;
-use crate::elastic::LayerImage;
+use crate::elastic::{LayerImage, PendingImage};
 use crate::model::{
     AfterCommit, BufferSize, Chunk, LayerOp, LayerState, LayerTimer, MicrobatchShape, ModelConfig,
     PassContext, PassScratch, PassSizes, Recompute, Span, StageTimings, slice_angles,
@@ -376,7 +376,7 @@ impl<B: Backend> StageExecutor for BackendExecutor<B> {
         self.layers().map(|layer| layer.image(&self.backend)).collect()
     }
 
-    fn pending_image(&mut self, layer: LayerId) -> Option<LayerImage> {
+    fn pending_image(&mut self, layer: LayerId) -> Option<PendingImage> {
         let (backend, mut layers) = self.first_replica_layers();
         let found = layers.find(|found| found.spec.layer == layer);
         found.map(|layer| layer.pending_image(backend))
@@ -386,21 +386,21 @@ impl<B: Backend> StageExecutor for BackendExecutor<B> {
         self.twin_layers().map(|layer| layer.image(&self.backend)).collect()
     }
 
-    fn attested(&self) -> Vec<LayerFingerprint> {
+    fn attested(&self) -> Result<Vec<LayerFingerprint>, DeviceFault> {
         let layers = [|replica| replica == 0, |replica| replica > 0]
             .map(|is_it| self.layers_with_sums(is_it));
-        let fingerprint = |(layer, sums): &(&LayerState<B>, StateSums)| {
-            (layer.spec.layer, layer.fingerprint_of(sums))
+        let fingerprint = |(layer, sums): &(&LayerState<B>, Pending<[u64; 2]>)| {
+            Ok((layer.spec.layer, layer.fingerprint_of(sums)?))
         };
         layers.iter().flatten().map(fingerprint).collect()
     }
 
-    fn gradients(&mut self) -> Vec<(LayerId, HostFloats)> {
+    fn gradients(&mut self) -> Vec<(LayerId, PendingFloats)> {
         let (backend, layers) = self.first_replica_layers();
         layers.map(|layer| (layer.spec.layer, backend.begin_download(&mut layer.g))).collect()
     }
 
-    fn gradient(&mut self, layer: LayerId) -> Option<HostFloats> {
+    fn gradient(&mut self, layer: LayerId) -> Option<PendingFloats> {
         let (backend, mut layers) = self.first_replica_layers();
         let found = layers.find(|found| found.spec.layer == layer);
         found.map(|layer| backend.begin_download(&mut layer.g))
@@ -412,7 +412,7 @@ impl<B: Backend> StageExecutor for BackendExecutor<B> {
         pass: Pass,
         batch: &TokenBatch,
         input: Option<TensorHandle>,
-    ) -> Option<Loss> {
+    ) -> Result<Option<Pending<f64>>, DeviceFault> {
         let batch = &self.part_of(batch, pass);
         let (backend, chunks) = (&self.backend, &mut self.chunks);
         let layers = chunks.get_mut(&pass.chunk).into_iter().flat_map(|it| it.chunk.layers_mut());
@@ -422,14 +422,14 @@ impl<B: Backend> StageExecutor for BackendExecutor<B> {
         let PassWorkingSet { chunk, stash, earlier, logits } =
             workspace.working(context.backend, part(pass));
         if let Some(input) = input {
-            chunk.take_input(context.backend, input, stash);
+            chunk.take_input(context.backend, input, stash)?;
         }
         let loss = chunk.forward_slice(&context, batch, &earlier, stash, logits);
         if loss.is_none() {
             let output = chunk.send_output(context.backend, stash);
             self.result = Some((Flow::Forward, pass, output));
         }
-        loss
+        Ok(loss)
     }
 
     /// F whose stash is read by later slices alone.
@@ -438,8 +438,8 @@ impl<B: Backend> StageExecutor for BackendExecutor<B> {
         pass: Pass,
         batch: &TokenBatch,
         input: Option<TensorHandle>,
-    ) -> Option<Loss> {
-        let loss = self.forward(pass, batch, input);
+    ) -> Result<Option<Pending<f64>>, DeviceFault> {
+        let loss = self.forward(pass, batch, input)?;
         let slices = self.cut.slice_count();
         let (_, workspace, _) = self.context(pass);
         if workspace.chunk.has_head() {
@@ -451,23 +451,29 @@ impl<B: Backend> StageExecutor for BackendExecutor<B> {
             let parts = (0..slices).map(|slice| (pass.microbatch, SliceIndex(slice)));
             parts.for_each(|part| workspace.close(part));
         }
-        loss
+        Ok(loss)
     }
 
-    fn backward_input(&mut self, pass: Pass, batch: &TokenBatch, gradient: Option<TensorHandle>) {
+    fn backward_input(
+        &mut self,
+        pass: Pass,
+        batch: &TokenBatch,
+        gradient: Option<TensorHandle>,
+    ) -> Result<(), DeviceFault> {
         let batch = &self.part_of(batch, pass);
         let loss = (&**batch, self.loss_scale);
         let (context, workspace, scratch) = self.context(pass);
         let PassWorkingSet { chunk, stash, mut earlier, logits } =
             workspace.working(context.backend, part(pass));
         if let Some(gradient) = gradient {
-            chunk.take_gradient(context.backend, gradient, stash);
+            chunk.take_gradient(context.backend, gradient, stash)?;
         }
         chunk.backward_input_slice(&context, loss, &mut earlier, stash, logits, scratch);
         if !chunk.has_embedding() {
             let output = chunk.send_gradient(context.backend, stash);
             self.result = Some((Flow::Backward, pass, output));
         }
+        Ok(())
     }
 
     /// W of the head's matrix, after which the logits are not read any more.
@@ -566,7 +572,7 @@ impl<B: Backend> StageExecutor for BackendExecutor<B> {
 
 impl<B: Backend> BackendExecutor<B> {
     /// Layers with the sums of their states, in the order of layers. The sums are not waited for.
-    fn layers_with_sums(&self, is_it: fn(u32) -> bool) -> Vec<(&LayerState<B>, StateSums)> {
+    fn layers_with_sums(&self, is_it: fn(u32) -> bool) -> Vec<(&LayerState<B>, Pending<[u64; 2]>)> {
         let layers = self.layers_of_replica(is_it);
         let with_sums = layers.map(|layer| (layer, layer.state_sums(&self.backend)));
         let mut with_sums: Vec<_> = with_sums.collect();

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use zbelastic_consensus::validation::{
     GradientReport, LayerFingerprint, Prefix, Seal, SealApplication, SealRefusal, StageHalf, Turn,
 };
-use zbelastic_kernels::{AllocateError, Backend, DeviceFault, Loss, TensorHandle};
+use zbelastic_kernels::{AllocateError, Backend, DeviceFault, Pending, TensorHandle};
 use zbelastic_schedule::{Flow, Op, Pass, Window};
 use zbelastic_types::{Attempt, ChunkIndex, SliceIndex, StageIndex, Step};
 
@@ -161,6 +161,42 @@ pub enum EngineProgress {
     Finished,
 }
 
+/// Why what was next was not run.
+#[derive(Debug)]
+pub(super) enum Stop {
+    Blocked(WaitReason),
+    Failed(StashStoreError),
+    Faulted(DeviceFault),
+}
+
+impl From<WaitReason> for Stop {
+    fn from(reason: WaitReason) -> Self {
+        Self::Blocked(reason)
+    }
+}
+
+impl From<StashStoreError> for Stop {
+    fn from(error: StashStoreError) -> Self {
+        Self::Failed(error)
+    }
+}
+
+impl From<DeviceFault> for Stop {
+    fn from(fault: DeviceFault) -> Self {
+        Self::Faulted(fault)
+    }
+}
+
+impl From<Stop> for EngineProgress {
+    fn from(stop: Stop) -> Self {
+        match stop {
+            Stop::Blocked(reason) => Self::Blocked(reason),
+            Stop::Failed(error) => Self::Failed(error),
+            Stop::Faulted(fault) => Self::Faulted(fault),
+        }
+    }
+}
+
 /// The operation, evaluation pass or verdict that the engine carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub enum EngineActivity {
@@ -240,7 +276,7 @@ pub struct StageEngine<W: StageExecutor, S> {
     /// A seal applied by a gate, to be carried out by STEP and COMMIT.
     pub(super) pending: Option<PendingSeal>,
     /// Cross-entropies of the step's microbatches, slice by slice.
-    pub(super) losses: Vec<Option<Loss>>,
+    pub(super) losses: Vec<Option<Pending<f64>>>,
     pub(super) halt_after: Option<Step>,
     /// Whether other workers keep layers of this stage on standby.
     pub(super) has_standby_peers: bool,
@@ -433,43 +469,34 @@ impl<W: StageExecutor, S: BatchSource> StageEngine<W, S> {
 
     /// Runs the next operation, if everything it needs is there.
     pub fn run_next(&mut self) -> EngineProgress {
-        let progress = self.run_phase();
+        let progress = self.run_phase().unwrap_or_else(EngineProgress::from);
         self.executor.fault().map_or(progress, EngineProgress::Faulted)
     }
 
-    fn run_phase(&mut self) -> EngineProgress {
+    pub(super) fn run_phase(&mut self) -> Result<EngineProgress, Stop> {
         match &self.phase {
             EnginePhase::Program { cursor } => {
                 let cursor = *cursor;
-                self.drop_if_overruled().unwrap_or_else(|| self.run_op(cursor))
+                self.drop_if_overruled().map_or_else(|| self.run_op(cursor), Ok)
             }
             EnginePhase::Settling => self.settle(),
             EnginePhase::Evaluating(_) => self.evaluate_next(),
-            EnginePhase::Finished => EngineProgress::Finished,
+            EnginePhase::Finished => Ok(EngineProgress::Finished),
         }
     }
 
-    fn run_op(&mut self, cursor: usize) -> EngineProgress {
+    fn run_op(&mut self, cursor: usize) -> Result<EngineProgress, Stop> {
         let plan = &self.setup.plan;
         let Some(op) = plan.program.ops(self.stage).get(cursor).copied() else {
             return self.end_program();
         };
         let turn = self.turn;
-        let wait = match op {
-            Op::Compute(compute, pass) => {
-                self.run_pass(compute, pass);
-                None
-            }
-            Op::Transfer(transfer, flow, pass) => self.run_transfer(transfer, flow, pass),
-            Op::Update(update) => self.run_update(update),
-            Op::Reduce(reduction, chunk) => self.run_reduction(reduction, chunk),
-            Op::Memory(memory, pass) => match self.run_memory(memory, pass) {
-                Ok(()) => None,
-                Err(error) => return EngineProgress::Failed(error),
-            },
-        };
-        if let Some(wait) = wait {
-            return EngineProgress::Blocked(wait);
+        match op {
+            Op::Compute(compute, pass) => self.run_pass(compute, pass)?,
+            Op::Transfer(transfer, flow, pass) => self.run_transfer(transfer, flow, pass)?,
+            Op::Update(update) => self.run_update(update)?,
+            Op::Reduce(reduction, chunk) => self.run_reduction(reduction, chunk)?,
+            Op::Memory(memory, pass) => self.run_memory(memory, pass)?,
         }
         self.executor.flush();
         // A gate may have moved the engine to another phase or turn; then it goes on there.
@@ -479,7 +506,7 @@ impl<W: StageExecutor, S: BatchSource> StageEngine<W, S> {
         {
             *now += 1;
         }
-        EngineProgress::Ran(EngineActivity::Op { turn, op })
+        Ok(EngineProgress::Ran(EngineActivity::Op { turn, op }))
     }
 
     /// Begins the next step on the candidate, before its verdict is known.

@@ -3,10 +3,13 @@
 use std::collections::VecDeque;
 
 use zbelastic_consensus::validation::Turn;
+use zbelastic_kernels::DeviceFault;
 use zbelastic_schedule::{Flow, Pass};
 use zbelastic_types::{ChunkIndex, MicrobatchIndex, SliceIndex, Step};
 
-use super::engine::{EngineActivity, EngineProgress, Output, StageEngine, StageSetup, WaitReason};
+use super::engine::{
+    EngineActivity, EngineProgress, Output, StageEngine, StageSetup, Stop, WaitReason,
+};
 use super::executor::StageExecutor;
 use super::frame::{Frame, PassMode};
 use crate::data::BatchSource;
@@ -82,7 +85,7 @@ impl<W: StageExecutor, S: BatchSource> StageEngine<W, S> {
         passes.collect()
     }
 
-    pub(super) fn evaluate_next(&mut self) -> EngineProgress {
+    pub(super) fn evaluate_next(&mut self) -> Result<EngineProgress, Stop> {
         let super::engine::EnginePhase::Evaluating(evaluation) = &self.phase else {
             unreachable!("called while evaluating")
         };
@@ -106,7 +109,7 @@ impl<W: StageExecutor, S: BatchSource> StageEngine<W, S> {
         };
         let Some(pass) = first else {
             self.end_evaluation(next, after);
-            return self.run_next();
+            return self.run_phase();
         };
         let awaited = if self.setup.plan.placement().is_first(pass.chunk) {
             self.receipt_before(pass).map(|pass| (Flow::Backward, pass))
@@ -116,13 +119,13 @@ impl<W: StageExecutor, S: BatchSource> StageEngine<W, S> {
         if let Some((flow, pass)) = awaited
             && !self.inbox.has(next, PassMode::Evaluation, flow, pass)
         {
-            return EngineProgress::Blocked(WaitReason::Frame { flow, pass });
+            return Err(WaitReason::Frame { flow, pass }.into());
         }
-        self.run_held_out(pass);
+        self.run_held_out(pass)?;
         self.with_evaluation(|evaluation| {
             evaluation.passes.as_mut().expect("listed above").pop_front();
         });
-        EngineProgress::Ran(EngineActivity::Evaluation { pass })
+        Ok(EngineProgress::Ran(EngineActivity::Evaluation { pass }))
     }
 
     /// Whether held-out text is evaluated behind the last step, so that no step waits for it.
@@ -174,16 +177,17 @@ impl<W: StageExecutor, S: BatchSource> StageEngine<W, S> {
         }
     }
 
-    fn run_held_out(&mut self, pass: Pass) {
+    fn run_held_out(&mut self, pass: Pass) -> Result<(), DeviceFault> {
         let is_first = self.setup.plan.placement().is_first(pass.chunk);
         if let Some(receipt) = self.receipt_before(pass).filter(|_| is_first) {
             self.inbox.take(self.turn, PassMode::Evaluation, Flow::Backward, receipt);
         }
         let input = self.inbox.take(self.turn, PassMode::Evaluation, Flow::Forward, pass);
         let batch = self.source.held_out(pass.microbatch.0).expect("listed because it is there");
-        if let Some(loss) = self.executor.forward_only(pass, &batch, input) {
+        if let Some(loss) = self.executor.forward_only(pass, &batch, input)? {
+            let loss = loss.wait()?;
             self.with_evaluation(|evaluation| {
-                evaluation.loss_sum += loss.wait();
+                evaluation.loss_sum += loss;
             });
             if pass.slice.0 + 1 == self.setup.plan.program.slice_count {
                 self.with_evaluation(|evaluation| {
@@ -191,7 +195,7 @@ impl<W: StageExecutor, S: BatchSource> StageEngine<W, S> {
                 });
                 self.give_receipt(pass.microbatch);
             }
-            return;
+            return Ok(());
         }
         let tensor = self.executor.take_result(Flow::Forward, pass);
         let chunk = self.setup.plan.placement().chunk_after(pass.chunk, Flow::Forward);
@@ -205,6 +209,7 @@ impl<W: StageExecutor, S: BatchSource> StageEngine<W, S> {
         } else {
             self.send_frame(Flow::Forward, reader, PassMode::Evaluation, tensor);
         }
+        Ok(())
     }
 
     fn end_evaluation(&mut self, next: Turn, after: Step) {

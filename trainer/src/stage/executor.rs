@@ -2,14 +2,14 @@
 
 use zbelastic_consensus::checkpoint::LayerDigest;
 use zbelastic_consensus::validation::{LayerFingerprint, TensorSum};
-use zbelastic_kernels::{DeviceFault, HostFloats, Loss, TensorHandle};
+use zbelastic_kernels::{DeviceFault, Pending, PendingFloats, TensorHandle};
 use zbelastic_schedule::{Flow, Pass};
 use zbelastic_types::{ChunkIndex, LayerId, SliceIndex, Step};
 
 use super::injection::Injection;
 use super::stash_store::StashStoreError;
 use crate::data::TokenBatch;
-use crate::elastic::{LayerImage, layer_digest, layer_fingerprint};
+use crate::elastic::{LayerImage, PendingImage, layer_digest, layer_fingerprint};
 use crate::model::Span;
 
 /// One optimizer update: what its numbers depend on besides the settings.
@@ -70,23 +70,37 @@ pub trait StageExecutor {
     fn drop_passes(&mut self);
 
     /// F; yields the loss if the chunk has the head.
+    ///
+    /// # Errors
+    /// If the device that holds the operand failed before it was read.
     fn forward(
         &mut self,
         pass: Pass,
         batch: &TokenBatch,
         input: Option<TensorHandle>,
-    ) -> Option<Loss>;
+    ) -> Result<Option<Pending<f64>>, DeviceFault>;
 
     /// F whose stash is not read afterwards.
+    ///
+    /// # Errors
+    /// If the device that holds the operand failed before it was read.
     fn forward_only(
         &mut self,
         pass: Pass,
         batch: &TokenBatch,
         input: Option<TensorHandle>,
-    ) -> Option<Loss>;
+    ) -> Result<Option<Pending<f64>>, DeviceFault>;
 
     /// B: computes the gradient of the chunk's input.
-    fn backward_input(&mut self, pass: Pass, batch: &TokenBatch, gradient: Option<TensorHandle>);
+    ///
+    /// # Errors
+    /// If the device that holds the operand failed before it was read.
+    fn backward_input(
+        &mut self,
+        pass: Pass,
+        batch: &TokenBatch,
+        gradient: Option<TensorHandle>,
+    ) -> Result<(), DeviceFault>;
 
     /// W of the head's matrix, after which the logits are not read any more.
     fn head_weights(&mut self, pass: Pass);
@@ -177,9 +191,10 @@ pub trait StageExecutor {
     /// The sealed state of each layer; never the candidate.
     fn images(&self) -> Vec<LayerImage>;
 
-    /// The sealed state of one layer, if it is here, on its way: the first reader waits for it.
-    fn pending_image(&mut self, layer: LayerId) -> Option<LayerImage> {
-        self.images().into_iter().find(|image| image.layer == layer)
+    /// The sealed state of one layer, if it is here, on its way: the reader waits for it.
+    fn pending_image(&mut self, layer: LayerId) -> Option<PendingImage> {
+        let image = self.images().into_iter().find(|image| image.layer == layer);
+        image.map(PendingImage::from)
     }
 
     /// The sealed state of the layers of second replicas on this stage.
@@ -187,11 +202,11 @@ pub trait StageExecutor {
         Vec::new()
     }
 
-    /// The frozen gradient of each layer, on its way: the first reader waits for it.
-    fn gradients(&mut self) -> Vec<(LayerId, HostFloats)>;
+    /// The frozen gradient of each layer, on its way: the reader waits for it.
+    fn gradients(&mut self) -> Vec<(LayerId, PendingFloats)>;
 
     /// The frozen gradient of one layer, if it is here.
-    fn gradient(&mut self, layer: LayerId) -> Option<HostFloats> {
+    fn gradient(&mut self, layer: LayerId) -> Option<PendingFloats> {
         self.gradients().into_iter().find_map(|(of, g)| (of == layer).then_some(g))
     }
 
@@ -207,10 +222,13 @@ pub trait StageExecutor {
 
     /// The fingerprints of the state that a report carries now and then: of the layers of first
     /// replicas, then of those of second ones, each in the order of layers.
-    fn attested(&self) -> Vec<LayerFingerprint> {
+    ///
+    /// # Errors
+    /// If the device failed before they were read.
+    fn attested(&self) -> Result<Vec<LayerFingerprint>, DeviceFault> {
         let mut attested = fingerprints_of(&self.images());
         attested.extend(fingerprints_of(&self.twin_images()));
-        attested
+        Ok(attested)
     }
 }
 

@@ -1,9 +1,10 @@
 //! SEND_G, RECV_G, LOCAL_G and REDUCE: the gradients of two replicas become one.
 
+use zbelastic_kernels::DeviceFault;
 use zbelastic_schedule::Reduction;
 use zbelastic_types::{ChunkIndex, MicrobatchIndex};
 
-use super::engine::{Output, StageEngine, WaitReason};
+use super::engine::{Output, StageEngine, Stop, WaitReason};
 use super::executor::StageExecutor;
 use super::partial::{PartialGradient, PartialLength, PartialRefusal};
 use crate::data::BatchSource;
@@ -13,20 +14,20 @@ impl<W: StageExecutor, S: BatchSource> StageEngine<W, S> {
         &mut self,
         reduction: Reduction,
         chunk: ChunkIndex,
-    ) -> Option<WaitReason> {
+    ) -> Result<(), Stop> {
         match reduction {
             Reduction::Receive => {
                 let is_here = self.partials.has(chunk, self.turn);
-                return (!is_here).then_some(WaitReason::Partial { chunk });
+                return if is_here { Ok(()) } else { Err(WaitReason::Partial { chunk }.into()) };
             }
             Reduction::Send => {
-                let partial = self.partial_of(chunk);
+                let partial = self.partial_of(chunk)?;
                 let to = self.setup.plan.placement().stage_of(partial.chunk);
                 let to = to.expect("a twin stands somewhere");
                 self.outbox.push_back(Output::Partial { to, partial });
             }
             Reduction::Local => {
-                let partial = self.partial_of(chunk);
+                let partial = self.partial_of(chunk)?;
                 let accepted = self.accept_partial(partial);
                 assert_eq!(accepted, Ok(()), "a gradient of this stage is accepted at once");
             }
@@ -39,7 +40,7 @@ impl<W: StageExecutor, S: BatchSource> StageEngine<W, S> {
                 }
             }
         }
-        None
+        Ok(())
     }
 
     pub(super) fn accept_partial(
@@ -56,20 +57,16 @@ impl<W: StageExecutor, S: BatchSource> StageEngine<W, S> {
     }
 
     /// What `chunk` has of the gradient, for its twin.
-    fn partial_of(&self, chunk: ChunkIndex) -> PartialGradient {
+    fn partial_of(&self, chunk: ChunkIndex) -> Result<PartialGradient, DeviceFault> {
         let placement = self.setup.plan.placement();
         let twin = placement.twin_of(chunk).expect("only a chunk with a twin sends its gradient");
         let loss = |microbatch: MicrobatchIndex| {
             let loss = self.losses[microbatch.index()].as_ref();
             loss.expect("every microbatch of the replica has a loss").wait()
         };
-        let losses = self.losses_of_twin(twin).map(loss).collect();
-        PartialGradient {
-            turn: self.turn,
-            chunk: twin,
-            floats: self.executor.partial(chunk),
-            losses,
-        }
+        let losses = self.losses_of_twin(twin).map(loss).collect::<Result<_, _>>()?;
+        let floats = self.executor.partial(chunk);
+        Ok(PartialGradient { turn: self.turn, chunk: twin, floats, losses })
     }
 
     /// The microbatches whose losses the twin of `chunk` has, if it ends the model.

@@ -1,7 +1,7 @@
 //! The operations of a program, each run by the stage executor.
 
 use zbelastic_consensus::mutant::{self, Mutant};
-use zbelastic_kernels::TensorHandle;
+use zbelastic_kernels::{DeviceFault, TensorHandle};
 use zbelastic_schedule::{Compute, Flow, MemoryOp, Pass, Transfer};
 use zbelastic_types::{MicrobatchIndex, Step};
 
@@ -26,12 +26,12 @@ impl<W: StageExecutor, S: BatchSource> StageEngine<W, S> {
         operand
     }
 
-    pub(super) fn run_pass(&mut self, compute: Compute, pass: Pass) {
+    pub(super) fn run_pass(&mut self, compute: Compute, pass: Pass) -> Result<(), DeviceFault> {
         let batch = self.training_batch(self.turn.step, pass.microbatch);
         match compute {
             Compute::F => {
                 let input = self.take_operand(Flow::Forward, pass);
-                let loss = self.executor.forward(pass, &batch, input);
+                let loss = self.executor.forward(pass, &batch, input)?;
                 if loss.is_some() {
                     let slices = self.setup.plan.program.slice_count as usize;
                     self.losses[pass.microbatch.index() * slices + pass.slice.index()] = loss;
@@ -39,17 +39,18 @@ impl<W: StageExecutor, S: BatchSource> StageEngine<W, S> {
             }
             Compute::B => {
                 let gradient = self.take_operand(Flow::Backward, pass);
-                self.executor.backward_input(pass, &batch, gradient);
+                self.executor.backward_input(pass, &batch, gradient)?;
             }
             Compute::R => self.executor.recompute(pass, &batch),
             Compute::WE => self.executor.head_weights(pass),
             Compute::W => self.executor.backward_weights(pass, &batch),
             Compute::BW => {
                 let gradient = self.take_operand(Flow::Backward, pass);
-                self.executor.backward_input(pass, &batch, gradient);
+                self.executor.backward_input(pass, &batch, gradient)?;
                 self.executor.backward_weights(pass, &batch);
             }
         }
+        Ok(())
     }
 
     /// What the second store refuses is tried again when the engine runs next.
@@ -73,7 +74,7 @@ impl<W: StageExecutor, S: BatchSource> StageEngine<W, S> {
         transfer: Transfer,
         flow: Flow,
         pass: Pass,
-    ) -> Option<WaitReason> {
+    ) -> Result<(), WaitReason> {
         let reader = || {
             let after = self.setup.plan.placement().chunk_after(pass.chunk, flow);
             Pass { chunk: after.expect("a result that is passed on has a reader"), ..pass }
@@ -81,7 +82,7 @@ impl<W: StageExecutor, S: BatchSource> StageEngine<W, S> {
         match transfer {
             Transfer::Receive => {
                 let is_here = self.inbox.has(self.turn, PassMode::Training, flow, pass);
-                return (!is_here).then_some(WaitReason::Frame { flow, pass });
+                return if is_here { Ok(()) } else { Err(WaitReason::Frame { flow, pass }) };
             }
             Transfer::Send => {
                 let reader = reader();
@@ -97,6 +98,6 @@ impl<W: StageExecutor, S: BatchSource> StageEngine<W, S> {
                 assert_eq!(accepted, Ok(()), "a frame of this stage is accepted at once");
             }
         }
-        None
+        Ok(())
     }
 }

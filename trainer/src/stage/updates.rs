@@ -3,17 +3,17 @@
 use zbelastic_consensus::validation::{
     CandidateAction, Gate, Prefix, SealApplication, TensorSum, Turn,
 };
-use zbelastic_kernels::HostFloats;
+use zbelastic_kernels::{DeviceFault, Pending, PendingFloats};
 use zbelastic_schedule::{UpdateOp, Window};
 use zbelastic_types::{LayerId, StageIndex, Step};
 
 use super::engine::{
-    EngineActivity, EnginePhase, EngineProgress, Output, PendingSeal, StageEngine, WaitReason,
+    EngineActivity, EnginePhase, EngineProgress, Output, PendingSeal, StageEngine, Stop, WaitReason,
 };
 use super::evaluation::Evaluation;
 use super::executor::{StageExecutor, UpdateRequest};
 use crate::data::BatchSource;
-use crate::elastic::{LayerGradient, LayerImage};
+use crate::elastic::{LayerGradient, PendingImage};
 
 impl<W: StageExecutor, S: BatchSource> StageEngine<W, S> {
     /// The turn whose seal this stage applies next.
@@ -22,23 +22,18 @@ impl<W: StageExecutor, S: BatchSource> StageEngine<W, S> {
         self.half.open_turn()
     }
 
-    pub(super) fn run_update(&mut self, update: UpdateOp) -> Option<WaitReason> {
+    pub(super) fn run_update(&mut self, update: UpdateOp) -> Result<(), Stop> {
         match update {
-            UpdateOp::Report => {
-                self.freeze_and_report();
-                None
-            }
-            UpdateOp::Step => self.step(),
-            UpdateOp::GatePrevious => self.gate_previous(),
-            UpdateOp::GateThis => self.gate_this(),
-            UpdateOp::Commit => {
-                self.commit_pending();
-                None
-            }
+            UpdateOp::Report => self.freeze_and_report()?,
+            UpdateOp::Step => self.step()?,
+            UpdateOp::GatePrevious => self.gate_previous()?,
+            UpdateOp::GateThis => self.gate_this()?,
+            UpdateOp::Commit => self.commit_pending(),
         }
+        Ok(())
     }
 
-    fn freeze_and_report(&mut self) {
+    fn freeze_and_report(&mut self) -> Result<(), DeviceFault> {
         self.executor.freeze(self.setup.plan.batch.microbatch_count);
         assert_eq!(self.executor.slots_in_use(), 0, "the last W freed the last slot");
         let step = self.turn.step;
@@ -50,16 +45,20 @@ impl<W: StageExecutor, S: BatchSource> StageEngine<W, S> {
         let sums = self.sum_squares();
         // Where there are two heads, the first one has received the losses of the second replica.
         let has_loss = self.executor.has_chunk(setup.plan.placement().last_chunk());
-        let loss_sum = has_loss.then(|| {
-            let losses = self.losses.iter().flatten();
-            assert_eq!(losses.clone().count(), self.losses.len(), "every microbatch has a loss");
-            losses.fold(0.0, |sum, loss| sum + loss.wait())
-        });
+        let loss_sum = if has_loss { Some(self.loss_sum()?) } else { None };
         let report = self.half.report(self.stage, sums, loss_sum);
         self.queue_gradients(setup.copies_wanted || self.has_standby_peers);
-        let state = if setup.attests(step) { self.executor.attested() } else { Vec::new() };
+        let state = if setup.attests(step) { self.executor.attested()? } else { Vec::new() };
         self.outbox.push_back(Output::Report { report: report.clone(), state });
         self.report = Some(report);
+        Ok(())
+    }
+
+    /// The cross-entropies of the step, added up slice by slice.
+    fn loss_sum(&self) -> Result<f64, DeviceFault> {
+        let losses = self.losses.iter().flatten();
+        assert_eq!(losses.clone().count(), self.losses.len(), "every microbatch has a loss");
+        losses.map(Pending::wait).try_fold(0.0, |sum, loss| Ok(sum + loss?))
     }
 
     /// The sums to report. Where the gate of the step before was open, this one's is taken to open
@@ -79,33 +78,33 @@ impl<W: StageExecutor, S: BatchSource> StageEngine<W, S> {
         UpdateRequest { step: self.turn.step, number: self.half.updates() + 1, clip: 1.0 }
     }
 
-    fn step(&mut self) -> Option<WaitReason> {
+    fn step(&mut self) -> Result<(), WaitReason> {
         match self.setup.plan.program.window {
             Some(Window::One) => self.step_ahead(),
             Some(Window::Zero) | None => {
                 let pending = self.pending.expect("the gate stands before the step");
                 self.apply_candidate_order(pending);
-                None
+                Ok(())
             }
         }
     }
 
     /// STEP before the verdict. If the sums so far speak against it, or the verdict is there
     /// already, there is nothing to try: the verdict is waited for and carried out.
-    fn step_ahead(&mut self) -> Option<WaitReason> {
+    fn step_ahead(&mut self) -> Result<(), WaitReason> {
         if self.seal.is_some() {
             self.settle_open_step();
-            return None;
+            return Ok(());
         }
         // Without a report the gate was closed before, and only the verdict is missing.
         let Some(report) = &self.report else {
-            return Some(WaitReason::Seal(self.half.open_turn()));
+            return Err(WaitReason::Seal(self.half.open_turn()));
         };
         let received = match self.stage {
             StageIndex(0) => None,
             _ => match self.prefix.take_if(|prefix| prefix.turn == self.turn) {
                 Some(prefix) => Some(prefix),
-                None => return Some(WaitReason::Prefix),
+                None => return Err(WaitReason::Prefix),
             },
         };
         let prefix = Prefix::of(report, received.as_ref());
@@ -119,26 +118,26 @@ impl<W: StageExecutor, S: BatchSource> StageEngine<W, S> {
         match gate {
             Gate::Open => {
                 self.executor.compute_candidate(self.update_ahead());
-                None
+                Ok(())
             }
             Gate::ClosedLarge | Gate::ClosedNonfinite => {
-                Some(WaitReason::Seal(self.half.open_turn()))
+                Err(WaitReason::Seal(self.half.open_turn()))
             }
         }
     }
 
     /// Waits for the verdict on the step before this one.
-    fn gate_previous(&mut self) -> Option<WaitReason> {
+    fn gate_previous(&mut self) -> Result<(), WaitReason> {
         let open = self.half.open_turn();
         if open.step == self.turn.step {
-            return None;
+            return Ok(());
         }
-        let Some(pending) = self.apply_seal() else { return Some(WaitReason::Seal(open)) };
+        let pending = self.apply_seal().ok_or(WaitReason::Seal(open))?;
         let SealApplication { candidate, drops_ahead, next, .. } = pending.application;
         assert!(!drops_ahead && next == self.turn, "what was overruled never reaches its gate");
         assert_eq!(candidate, CandidateAction::Stay, "a stage that went ahead has a candidate");
         self.pending = Some(pending);
-        None
+        Ok(())
     }
 
     /// Drops work that ran ahead of a verdict which overruled it, or which ends the run. Looked at
@@ -173,15 +172,10 @@ impl<W: StageExecutor, S: BatchSource> StageEngine<W, S> {
         self.begin(next);
     }
 
-    fn gate_this(&mut self) -> Option<WaitReason> {
+    fn gate_this(&mut self) -> Result<(), WaitReason> {
         let open = self.half.open_turn();
-        match self.apply_seal() {
-            Some(pending) => {
-                self.pending = Some(pending);
-                None
-            }
-            None => Some(WaitReason::Seal(open)),
-        }
+        self.pending = Some(self.apply_seal().ok_or(WaitReason::Seal(open))?);
+        Ok(())
     }
 
     fn apply_seal(&mut self) -> Option<PendingSeal> {
@@ -210,22 +204,22 @@ impl<W: StageExecutor, S: BatchSource> StageEngine<W, S> {
     }
 
     /// Behind the program, when nothing may run before the verdict.
-    pub(super) fn settle(&mut self) -> EngineProgress {
+    pub(super) fn settle(&mut self) -> Result<EngineProgress, Stop> {
         let turn = self.half.open_turn();
         if self.seal.is_none() {
-            return EngineProgress::Blocked(WaitReason::Seal(turn));
+            return Err(WaitReason::Seal(turn).into());
         }
         self.settle_open_step();
-        EngineProgress::Ran(EngineActivity::Settled { turn })
+        Ok(EngineProgress::Ran(EngineActivity::Settled { turn }))
     }
 
-    pub(super) fn end_program(&mut self) -> EngineProgress {
+    pub(super) fn end_program(&mut self) -> Result<EngineProgress, Stop> {
         if self.closes_after(self.turn.step) {
             self.phase = EnginePhase::Settling;
         } else {
             self.go_ahead();
         }
-        self.run_next()
+        self.run_phase()
     }
 
     /// Where to go once a step's verdict is carried out and nothing ran ahead of it.
@@ -274,7 +268,7 @@ impl<W: StageExecutor, S: BatchSource> StageEngine<W, S> {
     pub(crate) fn pending_layer(
         &mut self,
         layer: LayerId,
-    ) -> Option<(LayerImage, Option<HostFloats>)> {
+    ) -> Option<(PendingImage, Option<PendingFloats>)> {
         let image = self.executor.pending_image(layer)?;
         let frozen = if self.has_frozen() { self.executor.gradient(layer) } else { None };
         Some((image, frozen))

@@ -82,6 +82,7 @@ impl PlayProcess {
                 | PeerFrameRefusal::Unrequested { .. }
                 | PeerFrameRefusal::WrongShape { .. }
                 | PeerFrameRefusal::Gradient { .. }
+                | PeerFrameRefusal::Lost(_)
                 | PeerFrameRefusal::Engine(_),
             ) => around.record.refused("frame"),
         }

@@ -15,9 +15,9 @@ use super::{CudaBackend, CudaMatrix};
 use crate::backend::{
     Accumulate, AdamWCoefficients, AdamWRange, AllocateError, AttentionShape, Backend,
     BackwardEpilogue, BufferView, BufferViewMut, EarlierSlice, EmbedGradient, ForwardEpilogue,
-    HostFloats, LayerCandidate, LinearGradient, Loss, MatrixPart, MatrixShape, Norm, NormGradient,
-    PackedWeightsOptimizer, RotaryDirection, RowsShape, SquareSum, StateSums, TensorHandle,
-    UpdateState,
+    LayerCandidate, LinearGradient, MatrixPart, MatrixShape, Norm, NormGradient,
+    PackedWeightsOptimizer, Pending, PendingFloats, RotaryDirection, RowsShape, SquareSum,
+    TensorHandle, UpdateState,
 };
 use crate::sizes::{ByteCounts, MemoryClaim};
 
@@ -88,19 +88,27 @@ impl<D: Device> Backend for CudaBackend<D> {
         staged.unwrap_or_else(|| self.download(from).into())
     }
 
-    fn import_tensor(&self, tensor: TensorHandle, to: BufferViewMut<'_, CudaBuffer<D>>) {
+    fn import_tensor(
+        &self,
+        tensor: TensorHandle,
+        to: BufferViewMut<'_, CudaBuffer<D>>,
+    ) -> Result<(), DeviceFault> {
         if let Some(tensor) = self.run_or(None, || staging::import_tensor(self, tensor, &to)) {
-            self.upload(&tensor.into_floats(), to);
+            self.upload(&tensor.into_floats()?, to);
         }
+        Ok(())
     }
 
     fn begin_upload(&self, tensor: TensorHandle) -> TensorHandle {
-        let TensorHandle::OnHost(numbers) = tensor else { return tensor };
-        let nothing = TensorHandle::from(Vec::new());
-        self.run_or(nothing, || staging::begin_upload(self, &self.staging_pools[1], numbers))
+        if tensor.is_on_device() {
+            return tensor;
+        }
+        let len = tensor.len();
+        self.run_result(|| staging::begin_upload(self, &self.staging_pools[1], tensor))
+            .unwrap_or_else(|fault| TensorHandle::pending(len, Pending::Failed(fault)))
     }
 
-    fn begin_download(&self, from: &mut CudaBuffer<D>) -> HostFloats {
+    fn begin_download(&self, from: &mut CudaBuffer<D>) -> PendingFloats {
         let pending = self.run_or(None, || download::begin_download(self, &self.downloads, from));
         pending.unwrap_or_else(|| self.download(BufferView::new(from, 0..from.len())).into())
     }
@@ -319,20 +327,8 @@ impl<D: Device> Backend for CudaBackend<D> {
         targets: &[u32],
         logits: &mut CudaBuffer<D>,
         log_sums: &mut CudaBuffer<D>,
-    ) -> f64 {
-        self.run_or(f64::NAN, || head::forward(self, x, matrix, targets, logits, log_sums))
-    }
-
-    fn head_forward_pending(
-        &self,
-        x: &CudaBuffer<D>,
-        matrix: &CudaMatrix<D>,
-        targets: &[u32],
-        logits: &mut CudaBuffer<D>,
-        log_sums: &mut CudaBuffer<D>,
-    ) -> Loss {
-        let lost = Loss::Ready(f64::NAN);
-        self.run_or(lost, || head::forward_pending(self, x, matrix, targets, logits, log_sums))
+    ) -> Pending<f64> {
+        self.run_pending(|| head::forward(self, x, matrix, targets, logits, log_sums))
     }
 
     fn head_backward_input(
@@ -362,8 +358,13 @@ impl<D: Device> Backend for CudaBackend<D> {
         self.run_or(None, || squares::sum_squares(self, tensors).map(Some)).unwrap_or_else(nothing)
     }
 
-    fn state_sums(&self, w: &CudaBuffer<D>, m: &CudaBuffer<D>, v: &CudaBuffer<D>) -> StateSums {
-        self.run_or([0; 2].into(), || state_sums::of_state(self, [w, m, v]))
+    fn state_sums(
+        &self,
+        w: &CudaBuffer<D>,
+        m: &CudaBuffer<D>,
+        v: &CudaBuffer<D>,
+    ) -> Pending<[u64; 2]> {
+        self.run_pending(|| state_sums::of_state(self, [w, m, v]))
     }
 
     fn packed_weights_optimizer(
@@ -493,8 +494,8 @@ impl<D: Device> PackedWeightsOptimizer<CudaBuffer<D>, CudaMatrix<D>> for CudaBac
         w: &mut CudaBuffer<D>,
         m: &mut CudaBuffer<D>,
         v: &mut CudaBuffer<D>,
-    ) -> StateSums {
+    ) -> Pending<[u64; 2]> {
         let state = optimizer::InPlaceState { w: Some(w), m, v };
-        self.run_or([0; 2].into(), || optimizer::in_place_summed(self, runs, g, &state))
+        self.run_pending(|| optimizer::in_place_summed(self, runs, g, &state))
     }
 }

@@ -104,10 +104,9 @@ impl WorkerNode {
         }
         match image {
             Ok(image) => {
-                let image = Arc::new(image);
                 let body = match open {
-                    Some(open) => PeerBody::StandbyLayer { open, image },
-                    None => PeerBody::Layer(image),
+                    Some(open) => PeerBody::StandbyLayer { open, image: Arc::new(image.into()) },
+                    None => PeerBody::Layer(Arc::new(image)),
                 };
                 self.send_to_device(RuntimeInput::Peer(PeerFrame { generation, sender, body }));
             }
