@@ -7,7 +7,9 @@
 
 use std::time::Instant;
 
-use zbelastic_kernels::{Backend, BufferView, BufferViewMut, CpuBackend, InstructionSet};
+use zbelastic_kernels::{
+    BufferView, BufferViewMut, CpuBackend, DeviceMemory, InstructionSet, Optimizer,
+};
 use zbelastic_trainer::elastic::{LayerImage, layer_digest};
 use zbelastic_types::{LayerId, Step};
 

@@ -274,7 +274,7 @@ fn first_step(setup: &StageSetup) -> (BTreeMap<String, Vec<f32>>, ReferenceStep)
     let mut gradients = BTreeMap::new();
     for layer in run.layers() {
         for tensor in &layer.spec.tensors {
-            let floats = zbelastic_kernels::Backend::download(
+            let floats = zbelastic_kernels::DeviceMemory::download(
                 run.backend(),
                 BufferView::new(&layer.g, tensor.range.clone()),
             );

@@ -1,4 +1,5 @@
-//! A device with its memory, as the trainer knows it; its operations are in [`operations`].
+//! A device with its memory, as the trainer knows it; its operations are in [`operations`],
+//! [`transfers`] and [`updates`].
 //!
 //! Operations return nothing, so the first fault of the device is recorded: from then on nothing is
 //! launched, a value that is read later is the fault ([`Pending`]), what is read at once is NaN, and
@@ -6,6 +7,8 @@
 //! a fault cannot be mistaken for a result.
 
 mod operations;
+mod transfers;
+mod updates;
 
 use std::cell::{Cell, RefCell};
 use std::sync::{Arc, OnceLock};

@@ -254,27 +254,26 @@ pub(super) fn import_tensor<D: Device>(
     Ok(None)
 }
 
-/// Begins to copy a tensor of the host into a staging buffer beside the work; returns it if no
-/// buffer is free.
+/// Begins to copy numbers into a staging buffer beside the work; returns them if no buffer is free.
 pub(super) fn begin_upload<D: Device>(
     backend: &CudaBackend<D>,
     pool: &StagingBufferPool<D>,
-    tensor: TensorHandle,
+    numbers: HostTensor,
 ) -> Result<TensorHandle, DeviceFault> {
     let element = ElementType::Row;
-    let len = tensor.len();
+    let len = numbers.len();
     let found = if len > 0 { pool.acquire(backend, element, len)? } else { None };
-    let Some(mut staging) = found else { return Ok(tensor) };
+    let Some(mut staging) = found else { return Ok(numbers.into()) };
     let device = backend.shared_device();
     let at = match staging.host_mirror(element.bytes(device.precision()) * len as u64) {
         // Without such memory the numbers go the plain way, when they are used.
         Err(DeviceFault::OutOfHostMemory { .. }) => {
             pool.free.borrow_mut().push_back(staging);
-            return Ok(tensor);
+            return Ok(numbers.into());
         }
         at => at?,
     };
-    let bytes = bytes_of(tensor.into_host()?, element, device.precision());
+    let bytes = bytes_of(numbers, element, device.precision());
     // Passed long ago, unless neighbours are a whole pool of staging buffers ahead.
     if let Some(read) = staging.host_read.take() {
         device.host_wait(&read)?;

@@ -3,8 +3,9 @@
 use zbelastic_kernels::cuda::CudaBackend;
 use zbelastic_kernels::cuda::source::Precision;
 use zbelastic_kernels::{
-    Accumulate, Backend, BufferView, BufferViewMut, ByteCounts, CpuBackend, DeviceSizes,
-    LinearGradient, MatrixShape, MemoryClaim, ScratchOperation,
+    Accumulate, Backend, BufferView, BufferViewMut, ByteCounts, CpuBackend, DeviceClock,
+    DeviceMemory, DeviceSizes, LinearGradient, MatrixShape, MemoryClaim, Optimizer,
+    ScratchOperation,
 };
 
 use crate::device::{EmulatedDevice, LaneOrder, devices};
@@ -12,7 +13,7 @@ use crate::device::{EmulatedDevice, LaneOrder, devices};
 fn upload(
     device: &CudaBackend<EmulatedDevice>,
     floats: &[f32],
-) -> <CudaBackend<EmulatedDevice> as Backend>::Buffer {
+) -> <CudaBackend<EmulatedDevice> as DeviceMemory>::Buffer {
     let mut buffer = device.allocate(floats.len()).expect("memory for a test");
     device.upload(floats, BufferViewMut::new(&mut buffer, 0..floats.len()));
     buffer

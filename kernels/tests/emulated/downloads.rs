@@ -3,7 +3,9 @@
 use zbelastic_kernels::cuda::DOWNLOADS_MAX;
 use zbelastic_kernels::cuda::device::Stream;
 use zbelastic_kernels::cuda::source::Precision;
-use zbelastic_kernels::{Backend, BufferView, BufferViewMut, DeviceFault};
+use zbelastic_kernels::{
+    Backend, BufferView, BufferViewMut, DeviceFault, DeviceMemory, Optimizer, TensorTransfer,
+};
 
 use crate::device::{EmulatedDevice, LaneOrder};
 use crate::races::{DeviceCall, first_race, waits};
@@ -15,7 +17,11 @@ fn floats<B: Backend>(backend: &B, floats: &[f32]) -> B::Buffer {
     buffer
 }
 
-fn write(backend: &LoggedBackend, buffer: &mut <LoggedBackend as Backend>::Buffer, value: f32) {
+fn write(
+    backend: &LoggedBackend,
+    buffer: &mut <LoggedBackend as DeviceMemory>::Buffer,
+    value: f32,
+) {
     let len = backend.len(buffer);
     let other = floats(backend, &vec![value; len]);
     backend.order_after_copies(buffer);

@@ -6,7 +6,8 @@ use zbelastic_kernels::StagingReservation;
 use zbelastic_kernels::cuda::CudaBackend;
 use zbelastic_kernels::cuda::source::Precision;
 use zbelastic_kernels::{
-    Backend, BufferView, BufferViewMut, CpuBackend, DeviceFault, TensorHandle,
+    Backend, BufferView, BufferViewMut, CpuBackend, DeviceFault, DeviceMemory, TensorHandle,
+    TensorTransfer,
 };
 
 use crate::device::{EmulatedDevice, LaneOrder};

@@ -10,7 +10,7 @@ macro_rules! pages {
     };
 }
 
-const PAGES: [(&str, &str); 82] = pages![
+const PAGES: [(&str, &str); 83] = pages![
     "architecture.md",
     "assumptions.md",
     "benchmarks.md",
@@ -83,6 +83,7 @@ const PAGES: [(&str, &str); 82] = pages![
     "decisions/0061-a-layer-at-a-version-is-hashed-once.md",
     "decisions/0062-names-are-those-of-the-field.md",
     "decisions/0063-planning-is-a-package.md",
+    "decisions/0065-a-backend-is-several-traits.md",
     "glossary.md",
     "hacking.md",
     "numerics.md",

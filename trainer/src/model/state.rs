@@ -47,7 +47,7 @@ pub enum AfterCommit {
 /// A step writes the *pre-image* `w`, `m`, `v` by [`Self::commit_candidate`] or
 /// [`Self::update_in_place`] alone; the candidate lies beside it, so that dropping it restores
 /// everything. Beside steps [`Self::write_weights`] does, for versions of weights. On a device
-/// whose candidates are packed weights ([`Backend::packed_weights_optimizer`]) those of matrices
+/// whose candidates are packed weights ([`Optimizer::packed_weights_optimizer`]) those of matrices
 /// are the packed weights that passes read, and only what lies in no matrix has a place of its own.
 pub struct LayerState<B: Backend> {
     /// The layer's id and kind, and its tensors in order.
