@@ -13,7 +13,8 @@ use zbelastic_trainer::elastic::{
     CopyRefusal, GradientPart, GradientProgress, LayerCopy, LayerImage, StageFactory, layer_digest,
 };
 use zbelastic_trainer::stage::{
-    Injection, StageExecutor, StageSetup, StashStoreError, UpdateRequest,
+    GradientExecutor, Injection, OperationClock, PassExecutor, SealedState, StageExecutor,
+    StageSetup, StashStoreError, UpdateExecutor, UpdateRequest,
 };
 use zbelastic_types::{ChunkIndex, Digest, LayerId, MicrobatchIndex, SliceIndex, StageIndex, Step};
 
@@ -151,7 +152,9 @@ impl StageExecutor for DigestStageExecutor {
     fn has_chunk(&self, chunk: ChunkIndex) -> bool {
         self.chunks.contains_key(&chunk)
     }
+}
 
+impl PassExecutor for DigestStageExecutor {
     fn frame_len(&self, _slice: SliceIndex) -> usize {
         FRAME_LEN
     }
@@ -302,7 +305,9 @@ impl StageExecutor for DigestStageExecutor {
         assert_eq!((of_flow, of_pass), (flow, pass), "a result is passed on at once");
         pack(hash, 0.0).into()
     }
+}
 
+impl GradientExecutor for DigestStageExecutor {
     fn partial_len(&self, chunk: ChunkIndex) -> usize {
         self.chunks[&chunk].len() * FRAME_LEN
     }
@@ -356,6 +361,12 @@ impl StageExecutor for DigestStageExecutor {
         sums
     }
 
+    fn gradients(&mut self) -> Vec<(LayerId, PendingFloats)> {
+        self.layers().map(|layer| (layer.id, layer.g.floats().into())).collect()
+    }
+}
+
+impl UpdateExecutor for DigestStageExecutor {
     fn compute_candidate(&mut self, update: UpdateRequest) {
         let ahead = if bug::is(Bug::M14UpdatesNotRolledBack) { self.dropped } else { 0 };
         let number = update.number + ahead;
@@ -387,7 +398,9 @@ impl StageExecutor for DigestStageExecutor {
     fn skip(&mut self, step: Step) {
         self.layers_mut().for_each(|layer| layer.skip(step));
     }
+}
 
+impl SealedState for DigestStageExecutor {
     fn version(&self) -> Step {
         self.layers().next().expect("a stage has layers").version
     }
@@ -400,11 +413,9 @@ impl StageExecutor for DigestStageExecutor {
         let twins = self.layers_of_replica(|replica| replica > 0);
         twins.map(|layer| layer.state.image(layer.id, layer.version)).collect()
     }
-
-    fn gradients(&mut self) -> Vec<(LayerId, PendingFloats)> {
-        self.layers().map(|layer| (layer.id, layer.g.floats().into())).collect()
-    }
 }
+
+impl OperationClock for DigestStageExecutor {}
 
 /// The digest model of one node.
 #[derive(Clone, Debug)]

@@ -13,8 +13,8 @@ use zbelastic_trainer::elastic::{
 };
 use zbelastic_trainer::reference::SerialReference;
 use zbelastic_trainer::stage::{
-    BackendExecutor, Corruption, Injection, StageExecutor, StageSetup, StashStoreError,
-    UpdateRequest,
+    BackendExecutor, Corruption, GradientExecutor, Injection, OperationClock, PassExecutor,
+    SealedState, StageExecutor, StageSetup, StashStoreError, UpdateExecutor, UpdateRequest,
 };
 use zbelastic_types::{ChunkIndex, Digest, LayerId, SliceIndex, StageIndex, Step};
 
@@ -89,7 +89,9 @@ impl StageExecutor for FloatStageExecutor {
     fn has_chunk(&self, chunk: ChunkIndex) -> bool {
         self.executor.has_chunk(chunk)
     }
+}
 
+impl PassExecutor for FloatStageExecutor {
     fn frame_len(&self, slice: SliceIndex) -> usize {
         self.executor.frame_len(slice)
     }
@@ -156,7 +158,9 @@ impl StageExecutor for FloatStageExecutor {
     fn take_result(&mut self, flow: Flow, pass: Pass) -> TensorHandle {
         self.executor.take_result(flow, pass)
     }
+}
 
+impl GradientExecutor for FloatStageExecutor {
     fn partial_len(&self, chunk: ChunkIndex) -> usize {
         self.executor.partial_len(chunk)
     }
@@ -193,6 +197,12 @@ impl StageExecutor for FloatStageExecutor {
         sums
     }
 
+    fn gradients(&mut self) -> Vec<(LayerId, PendingFloats)> {
+        self.executor.gradients()
+    }
+}
+
+impl UpdateExecutor for FloatStageExecutor {
     fn compute_candidate(&mut self, update: UpdateRequest) {
         let ahead = if bug::is(Bug::M14UpdatesNotRolledBack) { self.dropped } else { 0 };
         let update = UpdateRequest { number: update.number + ahead, ..update };
@@ -215,7 +225,9 @@ impl StageExecutor for FloatStageExecutor {
     fn skip(&mut self, step: Step) {
         self.executor.skip(step);
     }
+}
 
+impl SealedState for FloatStageExecutor {
     fn version(&self) -> Step {
         self.executor.version()
     }
@@ -231,11 +243,9 @@ impl StageExecutor for FloatStageExecutor {
     fn attested(&self) -> Result<Vec<LayerFingerprint>, DeviceFault> {
         self.executor.attested()
     }
-
-    fn gradients(&mut self) -> Vec<(LayerId, PendingFloats)> {
-        self.executor.gradients()
-    }
 }
+
+impl OperationClock for FloatStageExecutor {}
 
 /// The trainer's own serial run, one step behind the seals.
 pub struct FloatReference {

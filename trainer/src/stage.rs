@@ -31,7 +31,10 @@ pub use engine::{
     WaitReason,
 };
 pub use evaluation::HELD_OUT_MAX;
-pub use executor::{StageExecutor, UpdateRequest};
+pub use executor::{
+    GradientExecutor, OperationClock, PassExecutor, SealedState, StageExecutor, UpdateExecutor,
+    UpdateRequest,
+};
 pub use frame::{Frame, PassMode};
 pub use inbox::BoundaryFrameRefusal;
 pub use initial_weights::InitialWeights;

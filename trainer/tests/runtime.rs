@@ -23,7 +23,7 @@ use zbelastic_trainer::model::{Family, model_layers};
 use zbelastic_trainer::runtime::{
     PeerBody, PeerFrame, PeerFrameRefusal, RuntimeInput, RuntimeOutput, RuntimeSetup, WorkerRuntime,
 };
-use zbelastic_trainer::stage::StageExecutor;
+use zbelastic_trainer::stage::SealedState;
 use zbelastic_types::{
     Attempt, Digest, Generation, Incarnation, LayerId, NodeId, StageIndex, Step,
 };

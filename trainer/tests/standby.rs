@@ -25,7 +25,7 @@ use zbelastic_trainer::plan::BatchShape;
 use zbelastic_trainer::runtime::{
     PeerBody, PeerFrame, PeerFrameRefusal, RuntimeInput, RuntimeOutput, RuntimeSetup, WorkerRuntime,
 };
-use zbelastic_trainer::stage::{EngineProgress, StageExecutor, StageSetup};
+use zbelastic_trainer::stage::{EngineProgress, SealedState, StageSetup};
 use zbelastic_types::{
     Attempt, Digest, Generation, Incarnation, LayerId, NodeId, StageIndex, Step,
 };

@@ -17,7 +17,8 @@ use zbelastic_trainer::plan::{
     class_costs, partition,
 };
 use zbelastic_trainer::stage::{
-    BackendExecutor, EngineProgress, StageEngine, StageExecutor, UpdateRequest, WaitReason,
+    BackendExecutor, EngineProgress, GradientExecutor, SealedState, StageEngine, UpdateExecutor,
+    UpdateRequest, WaitReason,
 };
 use zbelastic_types::{LayerId, StageIndex, Step};
 

@@ -13,7 +13,8 @@ use zbelastic_trainer::data::TokenBatch;
 use zbelastic_trainer::elastic::LayerImage;
 use zbelastic_trainer::model::{LayerSpec, model_layers};
 use zbelastic_trainer::stage::{
-    Injection, StageExecutor, StageSetup, StashStoreError, UpdateRequest,
+    GradientExecutor, Injection, OperationClock, PassExecutor, SealedState, StageExecutor,
+    StageSetup, StashStoreError, UpdateExecutor, UpdateRequest,
 };
 use zbelastic_types::{ChunkIndex, Digest, LayerId, SliceIndex, StageIndex, Step};
 
@@ -104,7 +105,9 @@ impl StageExecutor for PacedExecutor {
     fn has_chunk(&self, chunk: ChunkIndex) -> bool {
         self.chunks.contains_key(&chunk)
     }
+}
 
+impl PassExecutor for PacedExecutor {
     fn frame_len(&self, _slice: SliceIndex) -> usize {
         FRAME_LEN
     }
@@ -174,7 +177,9 @@ impl StageExecutor for PacedExecutor {
     fn take_result(&mut self, _flow: Flow, _pass: Pass) -> TensorHandle {
         vec![0.0; FRAME_LEN].into()
     }
+}
 
+impl GradientExecutor for PacedExecutor {
     fn partial_len(&self, _chunk: ChunkIndex) -> usize {
         FRAME_LEN
     }
@@ -199,6 +204,12 @@ impl StageExecutor for PacedExecutor {
         tensors.map(sum).collect()
     }
 
+    fn gradients(&mut self) -> Vec<(LayerId, PendingFloats)> {
+        self.layers().map(|layer| (layer.layer, Vec::new().into())).collect()
+    }
+}
+
+impl UpdateExecutor for PacedExecutor {
     fn compute_candidate(&mut self, _order: UpdateRequest) {}
 
     fn drop_candidate(&mut self) {}
@@ -210,7 +221,9 @@ impl StageExecutor for PacedExecutor {
     fn skip(&mut self, step: Step) {
         self.version = step.next();
     }
+}
 
+impl SealedState for PacedExecutor {
     fn version(&self) -> Step {
         self.version
     }
@@ -226,13 +239,11 @@ impl StageExecutor for PacedExecutor {
         self.layers().map(image).collect()
     }
 
-    fn gradients(&mut self) -> Vec<(LayerId, PendingFloats)> {
-        self.layers().map(|layer| (layer.layer, Vec::new().into())).collect()
-    }
-
     fn digests(&self) -> Vec<LayerDigest> {
         let mut layers: Vec<LayerId> = self.layers().map(|layer| layer.layer).collect();
         layers.sort_unstable();
         layers.into_iter().map(|layer| (layer, Digest([0; 32]))).collect()
     }
 }
+
+impl OperationClock for PacedExecutor {}

@@ -25,7 +25,7 @@ use zbelastic_trainer::optimizer::{LrDecay, OptimizerConfig, WeightDecayScope};
 use zbelastic_trainer::plan::{BatchShape, Plan, PlanRequest, SliceBalance};
 use zbelastic_trainer::random::{RandomPurpose, RandomStream};
 use zbelastic_trainer::stage::{
-    BackendExecutor, EngineProgress, Event, InitialWeights, Output, StageEngine, StageExecutor,
+    BackendExecutor, EngineProgress, Event, InitialWeights, Output, SealedState, StageEngine,
     StageSetup,
 };
 use zbelastic_types::{Generation, LayerId, StageIndex, Step};

@@ -12,7 +12,7 @@ use zbelastic_schedule::{ScheduleKind, Window};
 use zbelastic_trainer::elastic::{LayerImage, PendingImage};
 use zbelastic_trainer::model::Family;
 use zbelastic_trainer::plan::Plan;
-use zbelastic_trainer::stage::{StageExecutor, UpdateRequest};
+use zbelastic_trainer::stage::{SealedState, UpdateExecutor, UpdateRequest};
 use zbelastic_types::{LayerId, StageIndex, Step};
 
 use crate::common::{StageCluster, corpus, offloaded, plan, policy, setup, tiny_model};
