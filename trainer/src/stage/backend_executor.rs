@@ -13,7 +13,7 @@ use zbelastic_schedule::{Flow, Pass, Placement, live_passes_of};
 use zbelastic_types::{Bytes, ChunkIndex, StageIndex};
 
 use super::chunk_workspace::{ChunkWorkspace, StageLayers};
-use super::engine::StageSetup;
+use super::events::StageSetup;
 use super::executor::{OperationClock, StageExecutor};
 use super::offload_target::OffloadTarget;
 use super::pass_pool::PassPool;
