@@ -150,10 +150,16 @@ impl<M: StageFactory, S: BatchSource + Clone> WorkerRuntime<M, S> {
     pub(super) fn handle_peer(&mut self, frame: PeerFrame) -> Result<(), PeerFrameRefusal> {
         match frame.body {
             PeerBody::StandbyLayer { open, ref image } => {
-                self.handle_standby_layer(&frame, open, image)
+                let standby = self.standby.as_mut().ok_or(PeerFrameRefusal::NoStage)?;
+                standby.handle_layer(&self.model, &frame, open, image)?;
+                self.drive_standby();
+                Ok(())
             }
             PeerBody::StandbyUpdate { turn, before, ref gradients } => {
-                self.handle_standby_update(&frame, (turn, before), gradients)
+                let standby = self.standby.as_mut().ok_or(PeerFrameRefusal::NoStage)?;
+                standby.handle_update(&frame, (turn, before), gradients)?;
+                self.drive_standby();
+                Ok(())
             }
             PeerBody::Fetch { layer, version } => self.answer_fetch(&frame, layer, version),
             PeerBody::Layer(image) => {
