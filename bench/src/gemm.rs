@@ -4,7 +4,9 @@ use std::io::Write;
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
-use zbelastic_kernels::{Backend, BufferViewMut, CpuBackend, ForwardEpilogue, MatrixShape};
+use zbelastic_kernels::{
+    Backend, BufferViewMut, CpuBackend, DeviceMemory, ForwardEpilogue, MatrixShape,
+};
 use zbelastic_machine::peak_flop_per_s;
 use zbelastic_wording::{CommandError, CommandFailure};
 
@@ -103,9 +105,9 @@ struct GemmBench {
     x: Vec<f32>,
     weights: Vec<f32>,
     y: Vec<f32>,
-    x_buffer: <CpuBackend as Backend>::Buffer,
-    y_buffer: <CpuBackend as Backend>::Buffer,
-    matrix: <CpuBackend as Backend>::Matrix,
+    x_buffer: <CpuBackend as DeviceMemory>::Buffer,
+    y_buffer: <CpuBackend as DeviceMemory>::Buffer,
+    matrix: <CpuBackend as DeviceMemory>::Matrix,
 }
 
 impl GemmBench {

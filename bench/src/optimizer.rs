@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use zbelastic_kernels::{Backend, BufferViewMut, CpuBackend};
+use zbelastic_kernels::{BufferViewMut, CpuBackend, DeviceMemory};
 use zbelastic_trainer::model::{AfterCommit, LayerState, model_layers};
 use zbelastic_trainer::optimizer::{OptimizerUpdate, commit, compute_candidate, update_in_place};
 use zbelastic_types::Step;

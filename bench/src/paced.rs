@@ -7,14 +7,15 @@ use std::time::{Duration, Instant};
 
 use zbelastic_consensus::checkpoint::LayerDigest;
 use zbelastic_consensus::validation::TensorSum;
-use zbelastic_kernels::{AllocateError, HostFloats, Loss, TensorHandle};
+use zbelastic_kernels::{AllocateError, DeviceFault, Pending, PendingFloats, TensorHandle};
 use zbelastic_local::executor_factory::ExecutorFactory;
 use zbelastic_schedule::{Flow, Pass, Placement};
 use zbelastic_trainer::data::TokenBatch;
 use zbelastic_trainer::elastic::LayerImage;
 use zbelastic_trainer::model::{LayerSpec, model_layers};
 use zbelastic_trainer::stage::{
-    Injection, StageExecutor, StageSetup, StashStoreError, UpdateRequest,
+    GradientExecutor, Injection, OperationClock, PassExecutor, SealedState, StageExecutor,
+    StageSetup, StashStoreError, UpdateExecutor, UpdateRequest,
 };
 use zbelastic_types::{ChunkIndex, Digest, LayerId, SliceIndex, StageIndex, Step};
 
@@ -103,7 +104,9 @@ impl StageExecutor for PacedExecutor {
     fn has_chunk(&self, chunk: ChunkIndex) -> bool {
         self.chunks.contains_key(&chunk)
     }
+}
 
+impl PassExecutor for PacedExecutor {
     fn frame_len(&self, _slice: SliceIndex) -> usize {
         FRAME_LEN
     }
@@ -121,10 +124,10 @@ impl StageExecutor for PacedExecutor {
         pass: Pass,
         _batch: &TokenBatch,
         _input: Option<TensorHandle>,
-    ) -> Option<Loss> {
+    ) -> Result<Option<Pending<f64>>, DeviceFault> {
         self.under_way.insert(pass);
         take(self.times.f);
-        self.placement.is_last(pass.chunk).then_some(Loss::Ready(1.0))
+        Ok(self.placement.is_last(pass.chunk).then_some(Pending::Ready(1.0)))
     }
 
     fn forward_only(
@@ -132,7 +135,7 @@ impl StageExecutor for PacedExecutor {
         pass: Pass,
         batch: &TokenBatch,
         input: Option<TensorHandle>,
-    ) -> Option<Loss> {
+    ) -> Result<Option<Pending<f64>>, DeviceFault> {
         let loss = self.forward(pass, batch, input);
         self.under_way.remove(&pass);
         loss
@@ -143,8 +146,9 @@ impl StageExecutor for PacedExecutor {
         _pass: Pass,
         _batch: &TokenBatch,
         _gradient: Option<TensorHandle>,
-    ) {
+    ) -> Result<(), DeviceFault> {
         take(self.times.b);
+        Ok(())
     }
 
     fn head_weights(&mut self, _pass: Pass) {}
@@ -172,7 +176,9 @@ impl StageExecutor for PacedExecutor {
     fn take_result(&mut self, _flow: Flow, _pass: Pass) -> TensorHandle {
         vec![0.0; FRAME_LEN].into()
     }
+}
 
+impl GradientExecutor for PacedExecutor {
     fn partial_len(&self, _chunk: ChunkIndex) -> usize {
         FRAME_LEN
     }
@@ -197,6 +203,12 @@ impl StageExecutor for PacedExecutor {
         tensors.map(sum).collect()
     }
 
+    fn gradients(&mut self) -> Vec<(LayerId, PendingFloats)> {
+        self.layers().map(|layer| (layer.layer, Vec::new().into())).collect()
+    }
+}
+
+impl UpdateExecutor for PacedExecutor {
     fn compute_candidate(&mut self, _order: UpdateRequest) {}
 
     fn drop_candidate(&mut self) {}
@@ -208,7 +220,9 @@ impl StageExecutor for PacedExecutor {
     fn skip(&mut self, step: Step) {
         self.version = step.next();
     }
+}
 
+impl SealedState for PacedExecutor {
     fn version(&self) -> Step {
         self.version
     }
@@ -224,13 +238,11 @@ impl StageExecutor for PacedExecutor {
         self.layers().map(image).collect()
     }
 
-    fn gradients(&mut self) -> Vec<(LayerId, HostFloats)> {
-        self.layers().map(|layer| (layer.layer, Vec::new().into())).collect()
-    }
-
     fn digests(&self) -> Vec<LayerDigest> {
         let mut layers: Vec<LayerId> = self.layers().map(|layer| layer.layer).collect();
         layers.sort_unstable();
         layers.into_iter().map(|layer| (layer, Digest([0; 32]))).collect()
     }
 }
+
+impl OperationClock for PacedExecutor {}

@@ -6,14 +6,15 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use zbelastic_consensus::validation::{Seal, TensorSum, Turn};
-use zbelastic_kernels::{AllocateError, HostFloats, Loss, TensorHandle};
+use zbelastic_kernels::{AllocateError, DeviceFault, Pending, PendingFloats, TensorHandle};
 use zbelastic_schedule::{Flow, Pass, Placement};
 use zbelastic_trainer::data::TokenBatch;
 use zbelastic_trainer::elastic::{
     CopyRefusal, GradientPart, GradientProgress, LayerCopy, LayerImage, StageFactory, layer_digest,
 };
 use zbelastic_trainer::stage::{
-    Injection, StageExecutor, StageSetup, StashStoreError, UpdateRequest,
+    GradientExecutor, Injection, OperationClock, PassExecutor, SealedState, StageExecutor,
+    StageSetup, StashStoreError, UpdateExecutor, UpdateRequest,
 };
 use zbelastic_types::{ChunkIndex, Digest, LayerId, MicrobatchIndex, SliceIndex, StageIndex, Step};
 
@@ -151,7 +152,9 @@ impl StageExecutor for DigestStageExecutor {
     fn has_chunk(&self, chunk: ChunkIndex) -> bool {
         self.chunks.contains_key(&chunk)
     }
+}
 
+impl PassExecutor for DigestStageExecutor {
     fn frame_len(&self, _slice: SliceIndex) -> usize {
         FRAME_LEN
     }
@@ -177,20 +180,21 @@ impl StageExecutor for DigestStageExecutor {
         pass: Pass,
         batch: &TokenBatch,
         input: Option<TensorHandle>,
-    ) -> Option<Loss> {
+    ) -> Result<Option<Pending<f64>>, DeviceFault> {
         let Pass { chunk, microbatch, slice } = pass;
         let tokens = || passes::slice(tokens(batch), slice);
-        let x = input.map_or_else(tokens, |tensor| unpack(&tensor.into_floats()));
+        let input = input.map(TensorHandle::into_floats).transpose()?;
+        let x = input.map_or_else(tokens, |tensor| unpack(&tensor));
         let stash = self.run_forward(pass, batch, x);
         let x = stash.end;
         let target = stash.target;
         let before = self.stashes.insert((chunk, microbatch, slice), stash);
         assert!(before.is_none(), "a microbatch passes once");
         if self.has_end(chunk) {
-            return Some(passes::loss(x, target).0.into());
+            return Ok(Some(passes::loss(x, target).0.into()));
         }
         self.result = Some((Flow::Forward, pass, x));
-        None
+        Ok(None)
     }
 
     fn forward_only(
@@ -198,7 +202,7 @@ impl StageExecutor for DigestStageExecutor {
         pass: Pass,
         batch: &TokenBatch,
         input: Option<TensorHandle>,
-    ) -> Option<Loss> {
+    ) -> Result<Option<Pending<f64>>, DeviceFault> {
         let loss = self.forward(pass, batch, input);
         if pass.slice.0 + 1 == self.slice_count {
             let Pass { chunk, microbatch, .. } = pass;
@@ -207,12 +211,18 @@ impl StageExecutor for DigestStageExecutor {
         loss
     }
 
-    fn backward_input(&mut self, pass: Pass, _batch: &TokenBatch, gradient: Option<TensorHandle>) {
+    fn backward_input(
+        &mut self,
+        pass: Pass,
+        _batch: &TokenBatch,
+        gradient: Option<TensorHandle>,
+    ) -> Result<(), DeviceFault> {
         let Pass { chunk, microbatch, slice } = pass;
         let key = |slice| (chunk, microbatch, slice);
         let stash = self.stashes.get_mut(&key(slice)).expect("F came first");
         let start = || passes::loss(stash.end, stash.target).1;
-        let mut gradient = gradient.map_or_else(start, |tensor| unpack(&tensor.into_floats()));
+        let gradient = gradient.map(TensorHandle::into_floats).transpose()?;
+        let mut gradient = gradient.map_or_else(start, |tensor| unpack(&tensor));
         let layers = &self.chunks[&chunk];
         stash.gradients = vec![0; layers.len()];
         for (index, layer) in layers.iter().enumerate().rev() {
@@ -230,6 +240,7 @@ impl StageExecutor for DigestStageExecutor {
         if layers[0].id.0 > 0 {
             self.result = Some((Flow::Backward, pass, gradient));
         }
+        Ok(())
     }
 
     fn head_weights(&mut self, _pass: Pass) {}
@@ -294,7 +305,9 @@ impl StageExecutor for DigestStageExecutor {
         assert_eq!((of_flow, of_pass), (flow, pass), "a result is passed on at once");
         pack(hash, 0.0).into()
     }
+}
 
+impl GradientExecutor for DigestStageExecutor {
     fn partial_len(&self, chunk: ChunkIndex) -> usize {
         self.chunks[&chunk].len() * FRAME_LEN
     }
@@ -348,6 +361,12 @@ impl StageExecutor for DigestStageExecutor {
         sums
     }
 
+    fn gradients(&mut self) -> Vec<(LayerId, PendingFloats)> {
+        self.layers().map(|layer| (layer.id, layer.g.floats().into())).collect()
+    }
+}
+
+impl UpdateExecutor for DigestStageExecutor {
     fn compute_candidate(&mut self, update: UpdateRequest) {
         let ahead = if bug::is(Bug::M14UpdatesNotRolledBack) { self.dropped } else { 0 };
         let number = update.number + ahead;
@@ -379,7 +398,9 @@ impl StageExecutor for DigestStageExecutor {
     fn skip(&mut self, step: Step) {
         self.layers_mut().for_each(|layer| layer.skip(step));
     }
+}
 
+impl SealedState for DigestStageExecutor {
     fn version(&self) -> Step {
         self.layers().next().expect("a stage has layers").version
     }
@@ -392,11 +413,9 @@ impl StageExecutor for DigestStageExecutor {
         let twins = self.layers_of_replica(|replica| replica > 0);
         twins.map(|layer| layer.state.image(layer.id, layer.version)).collect()
     }
-
-    fn gradients(&mut self) -> Vec<(LayerId, HostFloats)> {
-        self.layers().map(|layer| (layer.id, layer.g.floats().into())).collect()
-    }
 }
+
+impl OperationClock for DigestStageExecutor {}
 
 /// The digest model of one node.
 #[derive(Clone, Debug)]
@@ -496,8 +515,9 @@ impl LayerCopy for DigestLayerCopy {
         if part.layer() != self.layer.id {
             return Err(CopyRefusal::OtherLayer);
         }
+        let floats = part.wait().map_err(|_| CopyRefusal::DeviceFailed)?;
         self.held.count(part, FRAME_LEN)?;
-        self.floats[part.first()..][..part.len()].copy_from_slice(part.floats());
+        self.floats[part.first()..][..part.len()].copy_from_slice(&floats);
         if self.held().is_some() {
             self.layer.g = DigestGradient::of_floats(&self.floats);
         }

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use zbelastic_consensus::validation::{LayerFingerprint, Seal, TensorSum};
-use zbelastic_kernels::{AllocateError, CpuBackend, HostFloats, Loss, TensorHandle};
+use zbelastic_kernels::{
+    AllocateError, CpuBackend, DeviceFault, Pending, PendingFloats, TensorHandle,
+};
 use zbelastic_schedule::{Flow, Pass};
 use zbelastic_trainer::data::{Corpus, TokenBatch};
 use zbelastic_trainer::elastic::{
@@ -11,8 +13,8 @@ use zbelastic_trainer::elastic::{
 };
 use zbelastic_trainer::reference::SerialReference;
 use zbelastic_trainer::stage::{
-    BackendExecutor, Corruption, Injection, StageExecutor, StageSetup, StashStoreError,
-    UpdateRequest,
+    BackendExecutor, Corruption, GradientExecutor, Injection, OperationClock, PassExecutor,
+    SealedState, StageExecutor, StageSetup, StashStoreError, UpdateExecutor, UpdateRequest,
 };
 use zbelastic_types::{ChunkIndex, Digest, LayerId, SliceIndex, StageIndex, Step};
 
@@ -87,7 +89,9 @@ impl StageExecutor for FloatStageExecutor {
     fn has_chunk(&self, chunk: ChunkIndex) -> bool {
         self.executor.has_chunk(chunk)
     }
+}
 
+impl PassExecutor for FloatStageExecutor {
     fn frame_len(&self, slice: SliceIndex) -> usize {
         self.executor.frame_len(slice)
     }
@@ -105,7 +109,7 @@ impl StageExecutor for FloatStageExecutor {
         pass: Pass,
         batch: &TokenBatch,
         input: Option<TensorHandle>,
-    ) -> Option<Loss> {
+    ) -> Result<Option<Pending<f64>>, DeviceFault> {
         self.executor.forward(pass, batch, input)
     }
 
@@ -114,12 +118,17 @@ impl StageExecutor for FloatStageExecutor {
         pass: Pass,
         batch: &TokenBatch,
         input: Option<TensorHandle>,
-    ) -> Option<Loss> {
+    ) -> Result<Option<Pending<f64>>, DeviceFault> {
         self.executor.forward_only(pass, batch, input)
     }
 
-    fn backward_input(&mut self, pass: Pass, batch: &TokenBatch, gradient: Option<TensorHandle>) {
-        self.executor.backward_input(pass, batch, gradient);
+    fn backward_input(
+        &mut self,
+        pass: Pass,
+        batch: &TokenBatch,
+        gradient: Option<TensorHandle>,
+    ) -> Result<(), DeviceFault> {
+        self.executor.backward_input(pass, batch, gradient)
     }
 
     fn head_weights(&mut self, pass: Pass) {
@@ -149,7 +158,9 @@ impl StageExecutor for FloatStageExecutor {
     fn take_result(&mut self, flow: Flow, pass: Pass) -> TensorHandle {
         self.executor.take_result(flow, pass)
     }
+}
 
+impl GradientExecutor for FloatStageExecutor {
     fn partial_len(&self, chunk: ChunkIndex) -> usize {
         self.executor.partial_len(chunk)
     }
@@ -186,6 +197,12 @@ impl StageExecutor for FloatStageExecutor {
         sums
     }
 
+    fn gradients(&mut self) -> Vec<(LayerId, PendingFloats)> {
+        self.executor.gradients()
+    }
+}
+
+impl UpdateExecutor for FloatStageExecutor {
     fn compute_candidate(&mut self, update: UpdateRequest) {
         let ahead = if bug::is(Bug::M14UpdatesNotRolledBack) { self.dropped } else { 0 };
         let update = UpdateRequest { number: update.number + ahead, ..update };
@@ -208,7 +225,9 @@ impl StageExecutor for FloatStageExecutor {
     fn skip(&mut self, step: Step) {
         self.executor.skip(step);
     }
+}
 
+impl SealedState for FloatStageExecutor {
     fn version(&self) -> Step {
         self.executor.version()
     }
@@ -221,14 +240,12 @@ impl StageExecutor for FloatStageExecutor {
         self.executor.twin_images()
     }
 
-    fn attested(&self) -> Vec<LayerFingerprint> {
+    fn attested(&self) -> Result<Vec<LayerFingerprint>, DeviceFault> {
         self.executor.attested()
     }
-
-    fn gradients(&mut self) -> Vec<(LayerId, HostFloats)> {
-        self.executor.gradients()
-    }
 }
+
+impl OperationClock for FloatStageExecutor {}
 
 /// The trainer's own serial run, one step behind the seals.
 pub struct FloatReference {

@@ -7,7 +7,9 @@
 
 use std::time::Instant;
 
-use zbelastic_kernels::{Backend, BufferView, BufferViewMut, CpuBackend, InstructionSet};
+use zbelastic_kernels::{
+    BufferView, BufferViewMut, CpuBackend, DeviceMemory, InstructionSet, Optimizer,
+};
 use zbelastic_trainer::elastic::{LayerImage, layer_digest};
 use zbelastic_types::{LayerId, Step};
 
@@ -45,7 +47,7 @@ fn main() {
             std::hint::black_box(layer_digest(&image));
         });
         let by_fingerprint = rate(len, || {
-            std::hint::black_box(device.state_sums(&w, &m, &v).wait());
+            let _sums = std::hint::black_box(device.state_sums(&w, &m, &v).wait());
         });
         println!(
             "{set:?}, {threads} threads, {len} floats a part: digest {by_digest:.2} GB/s, \

@@ -7,7 +7,7 @@
 //! parameter's gradient. Forward and backward keep one order of arguments: shape, operands,
 //! parameters, results.
 //!
-//! An activation is a [`Backend::Buffer`] of rows; a row is one token. A parameter is a
+//! An activation is a [`DeviceMemory::Buffer`] of rows; a row is one token. A parameter is a
 //! [`BufferView`] into a buffer that holds a layer's parameters side by side. Shapes are the
 //! caller's to get right: an operation asserts them.
 //!
@@ -16,22 +16,27 @@
 
 use std::ops::Range;
 
+mod clock;
+mod memory;
+mod optimizer;
 mod update;
 
+pub use self::clock::DeviceClock;
+pub use self::memory::{DeviceMemory, Offload, TensorTransfer};
+pub use self::optimizer::{AsyncOptimizer, Optimizer};
 pub use self::update::{
     AdamWCoefficients, AdamWRange, LayerCandidate, MatrixPart, PackedWeightsOptimizer,
     SQUARE_SUM_CHUNK, SquareSum, UpdateState,
 };
 pub use crate::allocate::AllocateError;
 use crate::fault::DeviceFault;
-pub use crate::fingerprint::StateSums;
-pub use crate::host_floats::HostFloats;
+pub use crate::host_floats::{HostFloats, PendingFloats};
+pub use crate::pending::Pending;
 pub use crate::shapes::{
     Accumulate, AttentionShape, BufferView, BufferViewMut, MatrixShape, Norm, RotaryDirection,
     RowsShape,
 };
-use crate::sizes::{ByteCounts, MemoryClaim};
-pub use crate::tensor_handle::{Loss, TensorHandle};
+pub use crate::tensor_handle::TensorHandle;
 
 /// What follows the product in a linear layer's forward pass.
 #[derive(Debug)]
@@ -108,50 +113,26 @@ pub struct EarlierSlice<'a, B> {
     pub key_value_gradient: &'a mut B,
 }
 
-/// A device that holds tensors and does arithmetic on them.
-pub trait Backend: ByteCounts {
-    /// A run of 32-bit floats in the device's memory.
-    type Buffer;
-    /// A linear layer's matrix in the form in which products read it.
-    type Matrix;
-    /// Memory outside the device for buffers that are offloaded for a while.
-    type OffloadBuffer;
-
+/// A device that trains a model: the arithmetic of its passes, over what the other traits hold.
+///
+/// Whoever writes a backend writes one trait after another, each of a few methods:
+///
+/// | trait | what it is |
+/// |---|---|
+/// | [`DeviceMemory`] | buffers, and copies between them and the host |
+/// | [`Backend`] | forward and backward passes |
+/// | [`Optimizer`] | sums of squares, candidates and commits |
+/// | [`TensorTransfer`] | boundary tensors, and what leaves beside the work; by default it does not |
+/// | [`Offload`] | buffers that are away for a while |
+/// | [`DeviceClock`] | timestamps of a device that works later; by default it does not |
+/// | [`AsyncOptimizer`] | weights of asynchronous schedules |
+pub trait Backend:
+    DeviceMemory + TensorTransfer + Offload + DeviceClock + Optimizer + AsyncOptimizer
+{
     /// The fault that ended the device, if any. Nothing that is read from then on is a result: the
     /// caller checks this before it passes on what was computed.
     fn fault(&self) -> Option<DeviceFault> {
         None
-    }
-
-    /// Allocates memory at once for all that is allocated next through this handle, and for the
-    /// operations that are run through it later: none of them fails then for lack of memory. A
-    /// device that allocates memory as it is needed does nothing.
-    ///
-    /// # Errors
-    /// If the device's memory does not hold it.
-    fn claim(&self, claim: &MemoryClaim<'_>) -> Result<(), AllocateError> {
-        let _unused = claim;
-        Ok(())
-    }
-
-    /// A buffer of `len` zeros.
-    ///
-    /// # Errors
-    /// If the device's memory does not hold it.
-    fn allocate(&self, len: usize) -> Result<Self::Buffer, AllocateError>;
-
-    /// A buffer of `len` zeros for activations: rows of a residual stream, of queries, keys and
-    /// values, of gates, logits and their gradients. A device may hold these in a smaller type;
-    /// whatever is copied to it from the host is then rounded to that type.
-    ///
-    /// Parameters, their gradients and moments, statistics, logarithms of sums, rotary angles and
-    /// what later slices add to keys and values are sums of many terms or are read by many; they
-    /// come from [`Backend::allocate`].
-    ///
-    /// # Errors
-    /// If the device's memory does not hold it.
-    fn allocate_rows(&self, len: usize) -> Result<Self::Buffer, AllocateError> {
-        self.allocate(len)
     }
 
     /// The end of an operation that the caller knows as one: commands that a device has collected
@@ -162,107 +143,6 @@ pub trait Backend: ByteCounts {
     fn rounding(&self) -> f64 {
         f64::from(f32::EPSILON) / 2.0
     }
-
-    /// The number of floats in a buffer.
-    fn len(&self, buffer: &Self::Buffer) -> usize;
-
-    /// Copies from the host; lengths are equal.
-    fn upload(&self, from: &[f32], to: BufferViewMut<'_, Self::Buffer>);
-
-    /// A buffer that begins with these floats. What lies where the device reads it is not copied.
-    ///
-    /// # Errors
-    /// If the device's memory does not hold it.
-    fn adopt(&self, floats: &HostFloats) -> Result<Self::Buffer, AllocateError> {
-        let mut buffer = self.allocate(floats.len())?;
-        self.upload(floats, BufferViewMut::new(&mut buffer, 0..floats.len()));
-        Ok(buffer)
-    }
-
-    /// What a buffer holds now, on the host. What lies there already is not copied until it is
-    /// written.
-    fn share(&self, from: &Self::Buffer) -> HostFloats {
-        self.download(BufferView::new(from, 0..self.len(from))).into()
-    }
-
-    /// Copies a range of a buffer to the host.
-    fn download(&self, from: BufferView<'_, Self::Buffer>) -> Vec<f32>;
-
-    /// Copies within the device; lengths are equal.
-    fn copy(&self, from: BufferView<'_, Self::Buffer>, to: BufferViewMut<'_, Self::Buffer>);
-
-    /// Whether operations are enqueued here and done later: then only [`Self::record_timestamp`]
-    /// knows when.
-    fn is_asynchronous(&self) -> bool {
-        false
-    }
-
-    /// Records a timestamp, by the device's own clock, once everything enqueued before is done.
-    /// False if it was not recorded: too many wait to be read, or operations are done when they
-    /// return.
-    fn record_timestamp(&self) -> bool {
-        false
-    }
-
-    /// The timestamps recorded since the last call, in order, in microseconds. Waits for them;
-    /// fewer than were recorded if the device failed.
-    fn read_timestamps(&self) -> Vec<f64> {
-        Vec::new()
-    }
-
-    /// A copy for another backend, which may be on another thread. A device does not wait for
-    /// anything to make it.
-    fn export_tensor(&self, from: BufferView<'_, Self::Buffer>) -> TensorHandle {
-        self.download(from).into()
-    }
-
-    /// Copies the numbers of a tensor into a buffer; lengths are equal. A device that can copy them
-    /// from another does not wait for anything either.
-    fn import_tensor(&self, tensor: TensorHandle, to: BufferViewMut<'_, Self::Buffer>) {
-        self.upload(&tensor.into_floats(), to);
-    }
-
-    /// Begins to copy a tensor of activations that another process sent to the device, beside
-    /// whatever that does.
-    fn begin_upload(&self, tensor: TensorHandle) -> TensorHandle {
-        tensor
-    }
-
-    /// The floats of a buffer on their way to the host, beside whatever the device does next. The
-    /// first reader waits. The buffer may be read meanwhile; before it is written the caller calls
-    /// [`Backend::order_after_copies`].
-    fn begin_download(&self, from: &mut Self::Buffer) -> HostFloats {
-        self.download(BufferView::new(from, 0..self.len(from))).into()
-    }
-
-    /// Memory of the host for offloaded buffers, allocated once. `None` if the device's memory is
-    /// the host's: then the caller that would offload a buffer keeps it.
-    ///
-    /// # Errors
-    /// If the host has no such memory left.
-    fn reserve_offload(&self, bytes: u64) -> Result<Option<Self::OffloadBuffer>, AllocateError>;
-
-    /// Copies buffers, one behind the other, to `host` from its byte `start` on, beside whatever
-    /// the device does next. Until [`Backend::order_after_copies`] nothing else may use them.
-    fn offload(&self, parts: &mut [&mut Self::Buffer], host: &mut Self::OffloadBuffer, start: u64);
-
-    /// Copies back what was offloaded from `start` on, into buffers of the same lengths, beside
-    /// whatever the device does next. Until [`Backend::order_after_copies`] nothing else may use
-    /// them.
-    fn reload(&self, host: &mut Self::OffloadBuffer, start: u64, parts: &mut [&mut Self::Buffer]);
-
-    /// Orders what is enqueued on the device from now on after the copies that still use this
-    /// buffer.
-    fn order_after_copies(&self, _buffer: &mut Self::Buffer) {}
-
-    /// Allocates a matrix of zeros.
-    ///
-    /// # Errors
-    /// If the device's memory does not hold it.
-    fn allocate_matrix(&self, shape: MatrixShape) -> Result<Self::Matrix, AllocateError>;
-
-    /// Packs `from`, `outputs` by `inputs` in row-major order, into the form that products read.
-    fn load_matrix(&self, from: BufferView<'_, Self::Buffer>, to: &mut Self::Matrix);
 
     /// `out[i] = tokens_table[token_i] + positions_table[i mod sequence_len]`.
     fn embed_forward(
@@ -431,7 +311,8 @@ pub trait Backend: ByteCounts {
     );
 
     /// Logits, the logarithm of each row's sum of their exponentials, and the sum over rows of the
-    /// cross-entropy with `targets`, in nats.
+    /// cross-entropy with `targets`, in nats: the loss, which the device may leave unfinished until
+    /// it is read.
     fn head_forward(
         &self,
         x: &Self::Buffer,
@@ -439,19 +320,7 @@ pub trait Backend: ByteCounts {
         targets: &[u32],
         logits: &mut Self::Buffer,
         log_sums: &mut Self::Buffer,
-    ) -> f64;
-
-    /// The same, with a loss that the device may leave unfinished until it is read.
-    fn head_forward_pending(
-        &self,
-        x: &Self::Buffer,
-        matrix: &Self::Matrix,
-        targets: &[u32],
-        logits: &mut Self::Buffer,
-        log_sums: &mut Self::Buffer,
-    ) -> Loss {
-        self.head_forward(x, matrix, targets, logits, log_sums).into()
-    }
+    ) -> Pending<f64>;
 
     /// B of the head: replaces logits by their gradient, scaled by `scale`, and computes the
     /// gradient of `x`.
@@ -465,101 +334,4 @@ pub trait Backend: ByteCounts {
         logits_then_gradient: &mut Self::Buffer,
         gradient: &mut Self::Buffer,
     );
-
-    /// The sum of squares of a tensor.
-    fn sum_squares(&self, x: BufferView<'_, Self::Buffer>) -> SquareSum;
-
-    /// The sums of squares of many tensors, each that of [`Backend::sum_squares`]; in one go where
-    /// a device gains by it.
-    fn sum_squares_of_each(&self, tensors: &[BufferView<'_, Self::Buffer>]) -> Vec<SquareSum> {
-        let sum = |x: &BufferView<'_, Self::Buffer>| {
-            self.sum_squares(BufferView::new(x.buffer, x.range.clone()))
-        };
-        tensors.iter().map(sum).collect()
-    }
-
-    /// The sums of a state's fingerprint ([`crate::fingerprint`]) over all of `w`, `m` and `v`,
-    /// which are of equal length. A device may leave them unfinished until they are read.
-    fn state_sums(&self, w: &Self::Buffer, m: &Self::Buffer, v: &Self::Buffer) -> StateSums;
-
-    /// How an update ahead of its verdict is computed where candidates are packed weights; `None`
-    /// where they lie beside the state, as [`Backend::adamw_candidate`] leaves them.
-    fn packed_weights_optimizer(
-        &self,
-    ) -> Option<&dyn PackedWeightsOptimizer<Self::Buffer, Self::Matrix>> {
-        None
-    }
-
-    /// The weights after an AdamW step, beside the state: reads `w`, `m`, `v`, `g` over `range`
-    /// and writes `candidate` there. The matrices, which lie within `range` in order, are packed
-    /// into the form that products read at once, as by [`Backend::load_matrix`].
-    #[allow(clippy::too_many_arguments)]
-    fn adamw_candidate(
-        &self,
-        range: Range<usize>,
-        w: &Self::Buffer,
-        m: &Self::Buffer,
-        v: &Self::Buffer,
-        g: &Self::Buffer,
-        numbers: AdamWCoefficients,
-        candidate: &mut Self::Buffer,
-        matrices: &mut [MatrixPart<'_, Self::Matrix>],
-    );
-
-    /// The moments after the same step, in place.
-    fn adamw_commit(
-        &self,
-        range: Range<usize>,
-        g: &Self::Buffer,
-        numbers: AdamWCoefficients,
-        m: &mut Self::Buffer,
-        v: &mut Self::Buffer,
-    );
-
-    /// The same step as a trainer without validation takes it: weights and moments in place, in
-    /// one pass, and the matrices packed. What optimistic steps are measured against.
-    #[allow(clippy::too_many_arguments)]
-    fn adamw_in_place(
-        &self,
-        range: Range<usize>,
-        g: &Self::Buffer,
-        numbers: AdamWCoefficients,
-        w: &mut Self::Buffer,
-        m: &mut Self::Buffer,
-        v: &mut Self::Buffer,
-        matrices: &mut [MatrixPart<'_, Self::Matrix>],
-    );
-
-    /// `to = w + step * (m / (sqrt(v) / correction2 + epsilon))`: weights that many of Adam's steps
-    /// ahead as `step` is large. This and the operations that follow are of whole buffers of one
-    /// length, and meet the bits of [`crate::reference`].
-    fn adam_ahead(
-        &self,
-        w: &Self::Buffer,
-        m: &Self::Buffer,
-        v: &Self::Buffer,
-        numbers: AdamWCoefficients,
-        to: &mut Self::Buffer,
-    );
-
-    /// `to = w - rate * direction`.
-    fn weights_along(
-        &self,
-        w: &Self::Buffer,
-        direction: &Self::Buffer,
-        rate: f32,
-        to: &mut Self::Buffer,
-    );
-
-    /// `change = decay * change + (1 - decay) * (after - before)`.
-    fn track_change(
-        &self,
-        before: &Self::Buffer,
-        after: &Self::Buffer,
-        decay: f32,
-        change: &mut Self::Buffer,
-    );
-
-    /// `w` and `reference` move towards each other, each by `alpha` of their difference.
-    fn pull_together(&self, alpha: f32, w: &mut Self::Buffer, reference: &mut Self::Buffer);
 }

@@ -21,50 +21,6 @@
 //! 1202.4961, section 2) of keys that were drawn once and for all: whatever a fault changes is
 //! missed by chance alone, and each of the sums has a chance of its own.
 
-use std::fmt;
-use std::sync::Arc;
-
-/// Sums that a device may still be adding up.
-pub trait PendingSums: Send + Sync {
-    /// The sums, which are waited for. Zeros if the device has failed.
-    fn wait(&self) -> [u64; 2];
-}
-
-/// The two sums of a state.
-#[derive(Clone)]
-pub enum StateSums {
-    /// The sums, complete on the host.
-    Ready([u64; 2]),
-    /// The sums, which a device may still be adding up.
-    Pending(Arc<dyn PendingSums>),
-}
-
-impl StateSums {
-    /// The sums. Those that a device still adds up are waited for.
-    #[must_use]
-    pub fn wait(&self) -> [u64; 2] {
-        match self {
-            Self::Ready(sums) => *sums,
-            Self::Pending(pending) => pending.wait(),
-        }
-    }
-}
-
-impl From<[u64; 2]> for StateSums {
-    fn from(sums: [u64; 2]) -> Self {
-        Self::Ready(sums)
-    }
-}
-
-impl fmt::Debug for StateSums {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Ready([first, second]) => write!(f, "{first:016x}{second:016x}"),
-            Self::Pending(_) => write!(f, "on a device"),
-        }
-    }
-}
-
 /// 2^64 over the golden ratio, to the next odd number.
 pub(crate) const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 

@@ -1,6 +1,6 @@
-//! Floats that may still be on their way to the host.
+//! Floats on the host, and floats that may still be on their way there.
 //!
-//! The caller that passes them on need not wait for a device; the first reader does. So a stage
+//! The caller that passes the latter on need not wait for a device; the reader does. So a stage
 //! goes on while its gradient or its state is copied, and a thread that sends or writes them waits.
 
 use std::fmt;
@@ -10,40 +10,27 @@ use std::sync::Arc;
 use crate::allocate::AllocateError;
 use crate::cpu::FloatBlock;
 use crate::fault::DeviceFault;
+use crate::pending::Pending;
 
-/// Floats that a device copies to the host.
-pub trait PendingFloats: Send + Sync {
-    /// The number of floats.
-    fn count(&self) -> usize;
-
-    /// Waits for the floats and returns them. NaN if the copy failed; then [`Self::fault`] returns
-    /// why.
-    fn floats(&self) -> &[f32];
-
-    /// The fault that ended the device, if any: then its floats are no result.
-    fn fault(&self) -> Option<DeviceFault>;
-}
-
-/// Floats on the host, or on their way there. Read as a slice they are waited for.
+/// Floats on the host. A clone shares their memory until one of the two is written.
 ///
 /// Those that the processor backend shares, and those made here by [`Self::zeroed`], lie in pages
-/// of their own: a clone of them, and the buffer that a processor makes of them, are the same
-/// memory until one is written.
+/// of their own: the buffer that a processor makes of them is the same memory, too.
 #[derive(Clone)]
 pub struct HostFloats(FloatStorage);
 
 #[derive(Clone)]
 enum FloatStorage {
-    Owned(Vec<f32>),
+    Owned(Arc<Vec<f32>>),
     Shared(Arc<FloatBlock>),
-    Pending(Arc<dyn PendingFloats>),
+    Foreign(Arc<dyn AsRef<[f32]> + Send + Sync>),
 }
 
 impl HostFloats {
-    /// Floats that a device copies.
+    /// Floats that lie in memory of another owner, which has it back once all clones are dropped.
     #[must_use]
-    pub fn pending(floats: Arc<dyn PendingFloats>) -> Self {
-        Self(FloatStorage::Pending(floats))
+    pub fn foreign(floats: Arc<dyn AsRef<[f32]> + Send + Sync>) -> Self {
+        Self(FloatStorage::Foreign(floats))
     }
 
     /// `len` zeros. Memory is allocated page by page as they are written.
@@ -62,70 +49,36 @@ impl HostFloats {
     pub(crate) fn shared(&self) -> Option<&Arc<FloatBlock>> {
         match &self.0 {
             FloatStorage::Shared(block) => Some(block),
-            FloatStorage::Owned(_) | FloatStorage::Pending(_) => None,
+            FloatStorage::Owned(_) | FloatStorage::Foreign(_) => None,
         }
     }
 
-    /// The floats, to be written: those that others hold too, or that a device copies, as a copy of
-    /// one's own.
+    /// The floats, to be written: those that others hold too as a copy of one's own.
     #[must_use]
     pub fn as_mut_slice(&mut self) -> &mut [f32] {
-        if let FloatStorage::Pending(floats) = &self.0 {
-            self.0 = FloatStorage::Owned(floats.floats().to_vec());
+        if let FloatStorage::Foreign(floats) = &self.0 {
+            self.0 = FloatStorage::Owned(Arc::new((**floats).as_ref().to_vec()));
         }
         match &mut self.0 {
-            FloatStorage::Owned(floats) => floats,
+            FloatStorage::Owned(floats) => Arc::make_mut(floats).as_mut_slice(),
             FloatStorage::Shared(block) => FloatBlock::make_mut(block),
-            FloatStorage::Pending(_) => unreachable!("they are here now"),
+            FloatStorage::Foreign(_) => unreachable!("they are owned now"),
         }
     }
 
-    /// The number of floats, without a wait.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        match &self.0 {
-            FloatStorage::Owned(floats) => floats.len(),
-            FloatStorage::Shared(block) => block.floats().len(),
-            FloatStorage::Pending(floats) => floats.count(),
-        }
-    }
-
-    /// Whether there are none, without a wait.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    /// Whether a device copies them, so that the first reader may wait.
-    #[must_use]
-    pub const fn is_pending(&self) -> bool {
-        matches!(self.0, FloatStorage::Pending(_))
-    }
-
-    /// Waits for the floats and returns them.
+    /// The floats as a vector, without a copy where they lie in one that no other holds.
     #[must_use]
     pub fn into_floats(self) -> Vec<f32> {
         match self.0 {
-            FloatStorage::Owned(floats) => floats,
-            FloatStorage::Shared(block) => block.floats().to_vec(),
-            FloatStorage::Pending(floats) => floats.floats().to_vec(),
-        }
-    }
-
-    /// The fault that ended the device that copied them, if any: then they are no result. To be
-    /// checked once they have been read.
-    #[must_use]
-    pub fn fault(&self) -> Option<DeviceFault> {
-        match &self.0 {
-            FloatStorage::Owned(_) | FloatStorage::Shared(_) => None,
-            FloatStorage::Pending(floats) => floats.fault(),
+            FloatStorage::Owned(floats) => Arc::unwrap_or_clone(floats),
+            FloatStorage::Shared(_) | FloatStorage::Foreign(_) => self.to_vec(),
         }
     }
 }
 
 impl FromIterator<f32> for HostFloats {
     fn from_iter<I: IntoIterator<Item = f32>>(floats: I) -> Self {
-        Self(FloatStorage::Owned(floats.into_iter().collect()))
+        floats.into_iter().collect::<Vec<f32>>().into()
     }
 }
 
@@ -136,7 +89,7 @@ impl Deref for HostFloats {
         match &self.0 {
             FloatStorage::Owned(floats) => floats,
             FloatStorage::Shared(block) => block.floats(),
-            FloatStorage::Pending(floats) => floats.floats(),
+            FloatStorage::Foreign(floats) => (**floats).as_ref(),
         }
     }
 }
@@ -149,7 +102,7 @@ impl AsRef<[f32]> for HostFloats {
 
 impl From<Vec<f32>> for HostFloats {
     fn from(floats: Vec<f32>) -> Self {
-        Self(FloatStorage::Owned(floats))
+        Self(FloatStorage::Owned(Arc::new(floats)))
     }
 }
 
@@ -161,10 +114,59 @@ impl PartialEq for HostFloats {
 
 impl fmt::Debug for HostFloats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.0 {
-            FloatStorage::Owned(floats) => floats.fmt(f),
-            FloatStorage::Shared(block) => block.floats().fmt(f),
-            FloatStorage::Pending(floats) => write!(f, "{} floats of a device", floats.count()),
-        }
+        (**self).fmt(f)
+    }
+}
+
+/// Floats that may still be on their way to the host, and how many there are without a wait.
+#[derive(Clone, Debug)]
+pub struct PendingFloats {
+    len: usize,
+    floats: Pending<HostFloats>,
+}
+
+impl PendingFloats {
+    /// `len` floats that a device may still be copying.
+    #[must_use]
+    pub const fn new(len: usize, floats: Pending<HostFloats>) -> Self {
+        Self { len, floats }
+    }
+
+    /// The number of floats.
+    #[must_use]
+    pub const fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Whether a device copies them, so that the reader may wait.
+    #[must_use]
+    pub const fn is_on_device(&self) -> bool {
+        self.floats.is_on_device()
+    }
+
+    /// The floats. Those that a device copies are waited for.
+    ///
+    /// # Errors
+    /// If the device failed before they were read.
+    pub fn wait(&self) -> Result<HostFloats, DeviceFault> {
+        self.floats.wait()
+    }
+}
+
+impl From<HostFloats> for PendingFloats {
+    fn from(floats: HostFloats) -> Self {
+        Self { len: floats.len(), floats: floats.into() }
+    }
+}
+
+impl From<Vec<f32>> for PendingFloats {
+    fn from(floats: Vec<f32>) -> Self {
+        HostFloats::from(floats).into()
     }
 }

@@ -1,6 +1,6 @@
 //! Tensor arithmetic of transformer training, on processors and on NVIDIA devices.
 //!
-//! [`Backend`] is what training needs of a device, [`CpuBackend`] does it on processor cores, and
+//! [`Backend`] and the small traits that it stands on are what training needs of a device, [`CpuBackend`] does it on processor cores, and
 //! [`reference`] defines in slow, plain f64 what every operation means. [`conformance`] holds a
 //! backend to the reference and to its promise that no result depends on thread counts.
 //!
@@ -15,6 +15,7 @@ pub mod cuda;
 mod fault;
 pub mod fingerprint;
 mod host_floats;
+mod pending;
 mod precision;
 pub mod reference;
 mod scratch;
@@ -23,18 +24,19 @@ mod sizes;
 mod tensor_handle;
 
 pub use backend::{
-    Accumulate, AdamWCoefficients, AdamWRange, AllocateError, AttentionShape, Backend,
-    BackwardEpilogue, BufferView, BufferViewMut, EarlierSlice, EmbedGradient, ForwardEpilogue,
-    LayerCandidate, LinearGradient, MatrixPart, MatrixShape, Norm, NormGradient,
-    PackedWeightsOptimizer, RotaryDirection, RowsShape, SQUARE_SUM_CHUNK, SquareSum, UpdateState,
+    Accumulate, AdamWCoefficients, AdamWRange, AllocateError, AsyncOptimizer, AttentionShape,
+    Backend, BackwardEpilogue, BufferView, BufferViewMut, DeviceClock, DeviceMemory, EarlierSlice,
+    EmbedGradient, ForwardEpilogue, LayerCandidate, LinearGradient, MatrixPart, MatrixShape, Norm,
+    NormGradient, Offload, Optimizer, PackedWeightsOptimizer, RotaryDirection, RowsShape,
+    SQUARE_SUM_CHUNK, SquareSum, TensorTransfer, UpdateState,
 };
 pub use cpu::{
     CpuBackend, CpuBuffer, CpuMatrix, HEAD_WIDTH_MAX, HostThreads, InstructionSet, NormalDraws,
 };
 pub use fault::{AllocationPurpose, DeviceFault};
-pub use fingerprint::{PendingSums, StateSums};
 pub use host_floats::{HostFloats, PendingFloats};
+pub use pending::{DeviceValue, Pending};
 pub use precision::Precision;
 pub use scratch::ScratchOperation;
 pub use sizes::{ByteCounts, DeviceSizes, MemoryClaim, StagingReservation};
-pub use tensor_handle::{HostTensor, Loss, PendingLoss, PendingTensor, TensorHandle};
+pub use tensor_handle::{HostTensor, TensorHandle};

@@ -91,7 +91,7 @@ pub trait ByteCounts {
     }
 
     /// Whether a candidate of a matrix is its packed weights, which products read, and no copy in
-    /// floats beside it ([`crate::Backend::packed_weights_optimizer`]).
+    /// floats beside it ([`crate::Optimizer::packed_weights_optimizer`]).
     fn has_packed_candidates(&self) -> bool {
         match self.sizes() {
             DeviceSizes::Processors => false,

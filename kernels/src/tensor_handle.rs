@@ -6,9 +6,9 @@
 
 use std::any::Any;
 use std::fmt;
-use std::sync::Arc;
 
 use crate::fault::DeviceFault;
+use crate::pending::Pending;
 
 /// Numbers on the host, in the type that they are computed with.
 #[derive(Clone, Debug, PartialEq)]
@@ -47,125 +47,80 @@ impl HostTensor {
     }
 }
 
-/// A tensor that a device holds until its receiver takes it.
-pub trait PendingTensor: Any + Send + Sync {
-    /// The number of elements.
-    fn count(&self) -> usize;
-
-    /// Waits for the numbers and returns them. NaN if the copy failed; then [`Self::fault`] returns
-    /// why.
-    fn wait(&self) -> HostTensor;
-
-    /// The fault that ended the device that holds it, if any: then its numbers are no result.
-    fn fault(&self) -> Option<DeviceFault>;
-}
-
-/// A tensor that is passed from one backend to another.
+/// A tensor that is passed from one backend to another: its numbers, and how many there are without
+/// a wait.
 #[derive(Clone)]
-pub enum TensorHandle {
-    /// The numbers lie on the host.
-    OnHost(HostTensor),
-    /// A device holds the numbers.
-    OnDevice(Arc<dyn PendingTensor>),
+pub struct TensorHandle {
+    len: usize,
+    numbers: Pending<HostTensor>,
 }
 
 impl TensorHandle {
+    /// A tensor of `len` numbers that a device may still be computing.
+    #[must_use]
+    pub const fn pending(len: usize, numbers: Pending<HostTensor>) -> Self {
+        Self { len, numbers }
+    }
+
     /// The number of elements.
     #[must_use]
-    pub fn len(&self) -> usize {
-        match self {
-            Self::OnHost(numbers) => numbers.len(),
-            Self::OnDevice(pending) => pending.count(),
-        }
+    pub const fn len(&self) -> usize {
+        self.len
     }
 
     /// Whether there are no elements.
     #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
+    pub const fn is_empty(&self) -> bool {
+        self.len == 0
     }
 
     /// Whether a device holds it, so that its numbers have to be waited for.
     #[must_use]
     pub const fn is_on_device(&self) -> bool {
-        matches!(self, Self::OnDevice(_))
+        self.numbers.is_on_device()
     }
 
-    /// The device's tensor, if a device holds it.
+    /// What holds the numbers on a device, if one does: a device of the same kind can copy from it.
     #[must_use]
-    pub fn device_tensor(&self) -> Option<Arc<dyn PendingTensor>> {
-        match self {
-            Self::OnHost(_) => None,
-            Self::OnDevice(pending) => Some(pending.clone()),
+    pub fn device_tensor(&self) -> Option<&dyn Any> {
+        match &self.numbers {
+            Pending::OnDevice(tensor) => Some(&**tensor),
+            Pending::Ready(_) | Pending::Failed(_) => None,
         }
     }
 
     /// The numbers on the host. Those that a device holds are waited for.
-    #[must_use]
-    pub fn into_host(self) -> HostTensor {
-        match self {
-            Self::OnHost(numbers) => numbers,
-            Self::OnDevice(pending) => pending.wait(),
-        }
+    ///
+    /// # Errors
+    /// If the device failed before they were read.
+    pub fn into_host(self) -> Result<HostTensor, DeviceFault> {
+        self.numbers.into_value()
     }
 
     /// The numbers on the host as floats, as by [`Self::into_host`].
-    #[must_use]
-    pub fn into_floats(self) -> Vec<f32> {
-        self.into_host().into_floats()
+    ///
+    /// # Errors
+    /// If the device failed before they were read.
+    pub fn into_floats(self) -> Result<Vec<f32>, DeviceFault> {
+        self.into_host().map(HostTensor::into_floats)
+    }
+}
+
+impl From<HostTensor> for TensorHandle {
+    fn from(numbers: HostTensor) -> Self {
+        Self { len: numbers.len(), numbers: numbers.into() }
     }
 }
 
 impl From<Vec<f32>> for TensorHandle {
     fn from(floats: Vec<f32>) -> Self {
-        Self::OnHost(HostTensor::Floats(floats))
+        HostTensor::Floats(floats).into()
     }
 }
 
 impl fmt::Debug for TensorHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let place = if self.is_on_device() { "on a device" } else { "on the host" };
-        write!(f, "{} numbers {place}", self.len())
-    }
-}
-
-/// A loss that a device may still be computing.
-pub trait PendingLoss: Send + Sync {
-    /// The loss, which is waited for. NaN if the device has failed.
-    fn wait(&self) -> f64;
-}
-
-/// The sum of a pass's cross-entropies, in nats.
-#[derive(Clone)]
-pub enum Loss {
-    /// The loss, complete on the host.
-    Ready(f64),
-    /// The loss, which a device may still be computing.
-    Pending(Arc<dyn PendingLoss>),
-}
-
-impl Loss {
-    /// The loss. One that a device still computes is waited for.
-    #[must_use]
-    pub fn wait(&self) -> f64 {
-        match self {
-            Self::Ready(loss) => *loss,
-            Self::Pending(pending) => pending.wait(),
-        }
-    }
-}
-
-impl From<f64> for Loss {
-    fn from(loss: f64) -> Self {
-        Self::Ready(loss)
-    }
-}
-
-impl fmt::Debug for Loss {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Ready(loss) => write!(f, "{loss}"),
-            Self::Pending(_) => write!(f, "on a device"),
-        }
+        write!(f, "{} numbers {place}", self.len)
     }
 }

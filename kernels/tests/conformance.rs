@@ -2,7 +2,8 @@
 
 use zbelastic_kernels::conformance::floats;
 use zbelastic_kernels::{
-    Backend, BufferView, BufferViewMut, CpuBackend, InstructionSet, SQUARE_SUM_CHUNK,
+    BufferView, BufferViewMut, CpuBackend, DeviceMemory, InstructionSet, Optimizer,
+    SQUARE_SUM_CHUNK,
 };
 
 fn devices() -> Vec<CpuBackend> {

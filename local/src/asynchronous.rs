@@ -177,8 +177,10 @@ fn held_out_loss<O: StageBackendFactory>(
     let setup = StageSetup { weights, ..job.whole.clone() };
     let whole = SerialReference::new(&setup, backend, job.corpus.clone());
     let mut whole = whole.map_err(no_memory)?;
-    let loss = whole.held_out_loss(HELD_OUT_MAX);
-    checked(loss, whole.backend().fault())
+    match whole.held_out_loss(HELD_OUT_MAX) {
+        Ok(loss) => checked(loss, whole.backend().fault()),
+        Err(fault) => checked(None, Some(fault)),
+    }
 }
 
 /// The loss, unless the device gave up: then what came of it is none.

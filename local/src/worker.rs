@@ -12,8 +12,8 @@ use zbelastic_timing::{
 use zbelastic_trainer::data::Corpus;
 use zbelastic_trainer::elastic::layer_digest;
 use zbelastic_trainer::stage::{
-    BoundaryFrameRefusal, EngineActivity, EngineProgress, Event, EventRefusal, Output,
-    PartialRefusal, StageEngine, StageExecutor, StageSetup, WaitReason,
+    BoundaryFrameRefusal, EngineActivity, EngineProgress, Event, EventRefusal, OperationClock,
+    Output, PartialRefusal, SealedState, StageEngine, StageExecutor, StageSetup, WaitReason,
 };
 use zbelastic_types::StageIndex;
 

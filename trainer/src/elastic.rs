@@ -23,8 +23,10 @@ use crate::stage::{StageExecutor, StageSetup};
 pub use assembler::{LayerAssembler, LoadedLayer, LoadedWeights};
 pub use digester::ImageDigester;
 pub use frame_split::{FrameLimits, GRADIENT_FRAME_LIMITS, TensorFragment, split_into_frames};
-pub use gradient::{GradientPart, GradientProgress, LayerGradient};
-pub use image::{FLOATS_MAX, ImageError, LayerImage, image_bytes, layer_digest, layer_fingerprint};
+pub use gradient::{GradientFloats, GradientPart, GradientProgress, LayerGradient};
+pub use image::{
+    FLOATS_MAX, ImageError, LayerImage, PendingImage, image_bytes, layer_digest, layer_fingerprint,
+};
 pub use scattered::ScatteredLayer;
 pub use stage_factory::{
     BackendCopy, BackendFactory, BackendStageFactory, DeviceUse, StashStoreFactory,
@@ -53,6 +55,9 @@ pub enum CopyRefusal {
         /// The first float of the part.
         found: usize,
     },
+    /// Floats of a device that failed before they were read.
+    #[error("the device that has the gradient failed before it was read")]
+    DeviceFailed,
     /// There is no gradient of the turn that was sealed.
     #[error("no gradient of {turn} is held")]
     NoGradient {
@@ -73,7 +78,7 @@ pub trait LayerCopy {
     /// that was held before.
     ///
     /// # Errors
-    /// If they do not follow on those before, or are of another step.
+    /// If they do not follow on those before, are of another step, or are lost with their device.
     fn hold(&mut self, part: &GradientPart) -> Result<(), CopyRefusal>;
 
     /// The turn whose whole gradient is held.
@@ -95,8 +100,11 @@ pub trait LayerCopy {
     fn digest(&self) -> Digest;
 
     /// The fingerprint of its state.
-    fn fingerprint(&self) -> Fingerprint {
-        layer_fingerprint(&self.image())
+    ///
+    /// # Errors
+    /// If the device of the copy failed before it was read.
+    fn fingerprint(&self) -> Result<Fingerprint, DeviceFault> {
+        Ok(layer_fingerprint(&self.image()))
     }
 }
 

@@ -7,7 +7,9 @@
 //! that has them is compared with a loop that has them.
 
 use zbelastic_kernels::reference::{AdamWState, adamw};
-use zbelastic_kernels::{Accumulate, AllocateError, Backend, BufferView, BufferViewMut};
+use zbelastic_kernels::{
+    Accumulate, AllocateError, Backend, BufferView, BufferViewMut, DeviceFault,
+};
 use zbelastic_types::{MicrobatchIndex, SliceIndex, Step};
 
 use crate::data::{BatchSource, TokenBatch};
@@ -20,6 +22,9 @@ use crate::model::{
 use crate::optimizer::{OptimizerUpdate, clip_coefficient, update_in_place};
 use crate::plan::SliceCut;
 use crate::stage::StageSetup;
+
+/// Why a step of the reference has its losses.
+const WORKS: &str = "a reference steps on a device that works";
 
 /// A serial training run.
 pub struct SerialReference<B: Backend, S> {
@@ -88,6 +93,9 @@ impl<B: Backend, S: BatchSource> SerialReference<B, S> {
     }
 
     /// One step; `is_skipped` reads the batch and leaves the state alone.
+    ///
+    /// # Panics
+    /// If the device fails, as in each step.
     pub fn step(&mut self, step: Step, is_skipped: bool) -> ReferenceStep {
         let batch = self.setup.plan.batch;
         let loss_sum = self.accumulate(step, PassOrder::Apart);
@@ -169,7 +177,7 @@ impl<B: Backend, S: BatchSource> SerialReference<B, S> {
         accumulate: Accumulate,
     ) -> Vec<f64> {
         let batch = self.source.training(step, microbatch);
-        let losses = self.forward(&batch);
+        let losses = self.forward(&batch).expect(WORKS);
         let scale = (1.0 / self.setup.plan.batch.tokens() as f64) as f32;
         for slice in (0..self.slices.len()).rev() {
             let tokens = slice_of(&self.cut, &batch, slice);
@@ -206,7 +214,7 @@ impl<B: Backend, S: BatchSource> SerialReference<B, S> {
     }
 
     /// F of all slices, and the loss of each.
-    fn forward(&mut self, batch: &TokenBatch) -> Vec<f64> {
+    fn forward(&mut self, batch: &TokenBatch) -> Result<Vec<f64>, DeviceFault> {
         let mut losses = Vec::with_capacity(self.slices.len());
         for slice in 0..self.slices.len() {
             let tokens = slice_of(&self.cut, batch, slice);
@@ -216,9 +224,9 @@ impl<B: Backend, S: BatchSource> SerialReference<B, S> {
             let SliceMemory { stash, logits, angles, .. } = &mut own[0];
             let context = context(&self.setup, &self.backend, (&self.cut, slice), angles);
             let loss = self.model.forward_slice(&context, &tokens, &earlier, stash, Some(logits));
-            losses.push(loss.expect("the whole model has a loss").wait());
+            losses.push(loss.expect("the whole model has a loss").wait()?);
         }
-        losses
+        Ok(losses)
     }
 
     /// Tensor by tensor in model order, in f64.
@@ -260,20 +268,23 @@ impl<B: Backend, S: BatchSource> SerialReference<B, S> {
     }
 
     /// The mean cross-entropy over held-out text, or `None` if there is none.
-    pub fn held_out_loss(&mut self, microbatches_max: u32) -> Option<f64> {
+    ///
+    /// # Errors
+    /// If the device fails.
+    pub fn held_out_loss(&mut self, microbatches_max: u32) -> Result<Option<f64>, DeviceFault> {
         let mut loss_sum = 0.0;
         let mut tokens = 0;
         for index in 0..microbatches_max {
             let Some(batch) = self.source.held_out(index) else { break };
-            loss_sum = self.forward(&batch).into_iter().fold(loss_sum, |sum, loss| sum + loss);
+            loss_sum = self.forward(&batch)?.into_iter().fold(loss_sum, |sum, loss| sum + loss);
             tokens += batch.targets.len();
         }
-        (tokens > 0).then(|| loss_sum / tokens as f64)
+        Ok((tokens > 0).then(|| loss_sum / tokens as f64))
     }
 
     /// The logits of one batch, `rows` by vocabulary.
     pub fn logits(&mut self, batch: &TokenBatch) -> Vec<f32> {
-        self.forward(batch);
+        self.forward(batch).expect(WORKS);
         let read = |slice: &SliceMemory<B::Buffer>| {
             let logits = slice.logits.values();
             self.backend.download(BufferView::new(logits, 0..self.backend.len(logits)))

@@ -14,7 +14,9 @@
 //! ```
 
 mod active_stage;
+mod checkpoint_writes;
 mod copies;
+mod inventory;
 mod loading_stage;
 mod peers;
 mod standby;
@@ -22,9 +24,9 @@ mod standby;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use zbelastic_consensus::checkpoint::LayerDigest;
 use zbelastic_consensus::member::Holder;
 use zbelastic_consensus::message::HeldLayer;
+use zbelastic_consensus::pre_copy::PreCopyPlan;
 use zbelastic_consensus::session::{WorkerCommand, WorkerEvent};
 use zbelastic_kernels::{AllocateError, DeviceFault};
 use zbelastic_types::{Digest, Generation, LayerId, Step};
@@ -36,12 +38,10 @@ use crate::stage::{EngineProgress, StageSetup};
 pub use active_stage::ActiveStage;
 pub use peers::{MessageNumber, PeerBody, PeerFrame, PeerFrameRefusal};
 
+use checkpoint_writes::{CheckpointWrites, WriteProgress};
+use inventory::InventoryCache;
 use loading_stage::LoadingStage;
 use standby::StandbyLayers;
-
-/// Checkpoints being written at once; another one is left out, unless its version is still the
-/// sealed one when a write has ended.
-const WRITES_MAX: usize = 2;
 
 /// An event that the runtime handles.
 #[derive(Clone, Debug)]
@@ -141,39 +141,6 @@ enum RuntimePhase<M: StageFactory, S> {
     Active(Box<ActiveStage<M, S>>),
 }
 
-/// Layers of a version that are being made durable.
-struct LayerWrites {
-    version: Step,
-    generation: Generation,
-    /// The layers, and the digest of each that is durable.
-    layers: Vec<(LayerId, Option<Digest>)>,
-    busy_milliticks: u32,
-}
-
-impl LayerWrites {
-    /// The digests of all layers, if all are durable.
-    fn digests(&self) -> Option<Vec<LayerDigest>> {
-        self.layers.iter().map(|(layer, durable)| Some((*layer, (*durable)?))).collect()
-    }
-}
-
-/// An inventory that was reported, and the versions of all layers and copies then.
-struct ReportedInventory {
-    versions: Vec<(LayerId, Step)>,
-    layers: Vec<HeldLayer>,
-}
-
-impl ReportedInventory {
-    /// The digest of a layer, unless it is not in the inventory, or is there twice with different
-    /// bits.
-    fn digest(&self, image: &LayerImage) -> Option<Digest> {
-        let is_it = |held: &&HeldLayer| (held.layer, held.version) == (image.layer, image.version);
-        let mut found = self.layers.iter().filter(is_it).map(|held| held.digest);
-        let digest = found.next()?;
-        found.next().is_none().then_some(digest)
-    }
-}
-
 /// The runtime of a worker.
 pub struct WorkerRuntime<M: StageFactory, S> {
     setup: RuntimeSetup,
@@ -186,15 +153,8 @@ pub struct WorkerRuntime<M: StageFactory, S> {
     phase: RuntimePhase<M, S>,
     /// What is copied ahead of a planned change.
     standby: Option<StandbyLayers<M::Copy>>,
-    writing: VecDeque<LayerWrites>,
-    /// The version whose write was deferred, because as many were under way as may be.
-    deferred_write: Option<Step>,
-    /// The inventory that was reported last, while no update is computed: a plan that is begun anew
-    /// requests it again, and the plan that follows is loaded with the same layers
-    /// (docs/decisions/0061).
-    inventory: Option<ReportedInventory>,
-    /// The step whose gradient was reported last.
-    reported: Option<Step>,
+    writes: CheckpointWrites,
+    inventory: InventoryCache,
     /// Why memory did not hold the stage of the last plan, until [`WorkerRuntime::take_refusal`]
     /// returns it.
     refusal: Option<AllocateError>,
@@ -213,10 +173,8 @@ impl<M: StageFactory, S: BatchSource + Clone> WorkerRuntime<M, S> {
             idle_layers: BTreeMap::new(),
             phase: RuntimePhase::Idle,
             standby: None,
-            writing: VecDeque::new(),
-            deferred_write: None,
-            inventory: None,
-            reported: None,
+            writes: CheckpointWrites::default(),
+            inventory: InventoryCache::default(),
             refusal: None,
             outbox: VecDeque::new(),
         }
@@ -233,11 +191,7 @@ impl<M: StageFactory, S: BatchSource + Clone> WorkerRuntime<M, S> {
             RuntimeInput::Peer(frame) => return self.handle_peer(frame),
             RuntimeInput::Read { version, layer, read } => self.handle_read(version, layer, read),
             RuntimeInput::Exported { version, busy_milliticks } => {
-                let writing = self.writing.iter_mut().find(|writing| writing.version == version);
-                if let Some(writing) = writing {
-                    writing.busy_milliticks =
-                        writing.busy_milliticks.saturating_add(busy_milliticks);
-                }
+                self.writes.count_busy(version, busy_milliticks);
             }
             RuntimeInput::Written { version, layer, generation, durable } => {
                 self.handle_written((version, generation), layer, durable);
@@ -290,6 +244,11 @@ impl<M: StageFactory, S: BatchSource + Clone> WorkerRuntime<M, S> {
         &self.idle_layers
     }
 
+    /// Layers that are kept on standby, as far as they are here.
+    pub fn standby_copies(&self) -> impl Iterator<Item = &M::Copy> {
+        self.standby.iter().flat_map(StandbyLayers::copies)
+    }
+
     fn handle_command(&mut self, command: WorkerCommand) {
         match command {
             WorkerCommand::ApplySeal(seal) => {
@@ -297,7 +256,9 @@ impl<M: StageFactory, S: BatchSource + Clone> WorkerRuntime<M, S> {
                     active.settle(&seal);
                     self.collect();
                 }
-                self.settle_standby(&seal);
+                if let Some(standby) = &mut self.standby {
+                    standby.settle(&seal);
+                }
             }
             WorkerCommand::Stop => self.stop(),
             WorkerCommand::Load(command) => self.begin_loading(*command),
@@ -314,7 +275,7 @@ impl<M: StageFactory, S: BatchSource + Clone> WorkerRuntime<M, S> {
             WorkerCommand::Rewind => {
                 self.phase = RuntimePhase::Idle;
                 self.standby = None;
-                (self.inventory, self.reported) = (None, None);
+                self.inventory = InventoryCache::default();
                 self.idle_layers.clear();
             }
             WorkerCommand::Release => {
@@ -334,10 +295,10 @@ impl<M: StageFactory, S: BatchSource + Clone> WorkerRuntime<M, S> {
             WorkerCommand::Forget => {
                 self.phase = RuntimePhase::Idle;
                 self.standby = None;
-                (self.inventory, self.reported) = (None, None);
+                self.inventory = InventoryCache::default();
                 self.me = None;
                 self.idle_layers.clear();
-                self.writing.clear();
+                self.writes.forget();
             }
         }
     }
@@ -358,20 +319,15 @@ impl<M: StageFactory, S: BatchSource + Clone> WorkerRuntime<M, S> {
         }
     }
 
-    /// Reports what is held. If no version was sealed since the last time, and no update computed,
-    /// nothing is hashed again.
+    /// Reports what is held.
     fn report_inventory(&mut self, index: u64) {
         let idle = self.idle_layers.values().map(|image| (image.layer, image.version));
         let active = self.active_stage().map_or(Vec::new(), ActiveStage::versions);
         let has_active = !active.is_empty();
         let versions: Vec<_> = idle.chain(active).collect();
-        let reported = self.inventory.take();
-        let reported = reported.filter(|old| has_active && old.versions == versions);
-        let layers = reported.map_or_else(|| self.inventory(), |reported| reported.layers);
-        // The candidate of a gradient that was reported may yet be taken back.
-        let is_updating = versions.iter().any(|(_, version)| Some(*version) <= self.reported);
-        self.inventory =
-            (!is_updating).then(|| ReportedInventory { versions, layers: layers.clone() });
+        let mut cache = std::mem::take(&mut self.inventory);
+        let layers = cache.layers(versions, has_active, || self.inventory());
+        self.inventory = cache;
         self.report(WorkerEvent::Inventory { index, layers });
     }
 
@@ -403,7 +359,33 @@ impl<M: StageFactory, S: BatchSource + Clone> WorkerRuntime<M, S> {
             }
             RuntimePhase::Active(active) => active.count_tick(),
         }
-        self.tick_standby();
+        if let Some(standby) = &mut self.standby {
+            standby.count_tick();
+        }
+        self.drive_standby();
+    }
+
+    fn begin_pre_copy(&mut self, me: Holder, pre_copy: Option<Arc<PreCopyPlan>>) {
+        if let RuntimePhase::Active(active) = &mut self.phase {
+            active.set_pre_copy(pre_copy.clone());
+        }
+        let before = self.standby.take();
+        self.standby = pre_copy.and_then(|pre_copy| StandbyLayers::new(me, pre_copy, before));
+        self.drive_standby();
+    }
+
+    /// Requests what is missing, reports when nothing is, and moves layers to a plan that loads
+    /// them.
+    fn drive_standby(&mut self) {
+        match &self.phase {
+            RuntimePhase::Idle | RuntimePhase::Active(_) => {
+                let Some(standby) = &mut self.standby else { return };
+                self.outbox.extend(standby.request_missing());
+                let event = standby.take_event();
+                self.outbox.extend(event.map(RuntimeOutput::Event));
+            }
+            RuntimePhase::Loading(_) => self.load_standby(),
+        }
     }
 
     fn report(&mut self, event: WorkerEvent) {
@@ -417,7 +399,7 @@ impl<M: StageFactory, S: BatchSource + Clone> WorkerRuntime<M, S> {
         let sealed = active.collect(&mut self.outbox);
         for output in self.outbox.range(before..) {
             if let RuntimeOutput::Event(WorkerEvent::Reported { report, .. }) = output {
-                (self.reported, self.inventory) = (Some(report.turn.step), None);
+                self.inventory.count_report(report.turn.step);
             }
         }
         if let Some(version) = sealed {
@@ -441,18 +423,14 @@ impl<M: StageFactory, S: BatchSource + Clone> WorkerRuntime<M, S> {
     /// Writes a sealed version; rule R5: nothing else ever is.
     fn write(&mut self, version: Step) {
         let RuntimePhase::Active(active) = &mut self.phase else { return };
-        // What was under way before a rewind came to this version again is not reported any more.
-        self.writing.retain(|writing| writing.version != version);
-        if self.writing.len() >= WRITES_MAX {
-            self.deferred_write = Some(version);
+        if !self.writes.admit(version) {
             return;
         }
         let images = active.export(version);
         let generation = active.plan().generation;
-        let layers = images.iter().map(|image| (image.layer, None)).collect();
+        self.writes.begin(version, generation, &images);
         let write = |image| RuntimeOutput::Write { image, generation };
         self.outbox.extend(images.into_iter().map(write));
-        self.writing.push_back(LayerWrites { version, generation, layers, busy_milliticks: 0 });
     }
 
     fn handle_written(
@@ -461,20 +439,10 @@ impl<M: StageFactory, S: BatchSource + Clone> WorkerRuntime<M, S> {
         layer: LayerId,
         durable: Option<Digest>,
     ) {
-        // What was written before a rewind came to this version again is of another plan.
-        let is_it = |writing: &LayerWrites| (writing.version, writing.generation) == written;
-        let Some(position) = self.writing.iter().position(is_it) else { return };
-        let writing = &mut self.writing[position];
-        let Some(found) = writing.layers.iter_mut().find(|(of, _)| *of == layer) else { return };
-        found.1 = durable;
-        let digests = writing.digests();
-        if durable.is_some() && digests.is_none() {
-            return;
-        }
-        let LayerWrites { version, generation, busy_milliticks, .. } =
-            self.writing.remove(position).expect("found above");
-        if let Some(layers) = digests {
-            self.report(WorkerEvent::Saved { version, generation, layers, busy_milliticks });
+        match self.writes.finish_layer(written, layer, durable) {
+            WriteProgress::Waiting => return,
+            WriteProgress::Failed => {}
+            WriteProgress::Saved(event) => self.report(event),
         }
         self.write_deferred();
     }
@@ -482,7 +450,7 @@ impl<M: StageFactory, S: BatchSource + Clone> WorkerRuntime<M, S> {
     /// Writes the version that was deferred, if nothing was sealed since: the last version of a
     /// run, or the one that it is held at, stays to be written.
     fn write_deferred(&mut self) {
-        let Some(version) = self.deferred_write.take() else { return };
+        let Some(version) = self.writes.take_deferred() else { return };
         let RuntimePhase::Active(active) = &self.phase else { return };
         if active.is_at(version) {
             self.write(version);

@@ -7,8 +7,10 @@
 
 mod backend_executor;
 mod chunk_workspace;
+mod commits;
 mod engine;
 mod evaluation;
+mod events;
 mod executor;
 mod frame;
 mod inbox;
@@ -17,21 +19,26 @@ mod injection;
 mod offload_target;
 mod partial;
 mod pass_pool;
+mod phase;
 mod reductions;
-mod running;
+mod runner;
 mod slots;
 mod stash_store;
 mod updates;
+mod validation;
 
 pub(crate) use slots::SlotPool;
 
 pub use backend_executor::BackendExecutor;
-pub use engine::{
-    EngineActivity, EngineProgress, Event, EventRefusal, Output, StageEngine, StageSetup,
-    WaitReason,
-};
+pub use engine::StageEngine;
 pub use evaluation::HELD_OUT_MAX;
-pub use executor::{StageExecutor, UpdateRequest};
+pub use events::{
+    EngineActivity, EngineProgress, Event, EventRefusal, Output, StageSetup, WaitReason,
+};
+pub use executor::{
+    GradientExecutor, OperationClock, PassExecutor, SealedState, StageExecutor, UpdateExecutor,
+    UpdateRequest,
+};
 pub use frame::{Frame, PassMode};
 pub use inbox::BoundaryFrameRefusal;
 pub use initial_weights::InitialWeights;

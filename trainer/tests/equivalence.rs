@@ -265,7 +265,10 @@ fn held_out_loss_is_the_references_and_changes_nothing() {
     for step in 0..STEPS {
         run.step(Step(step), false);
         if (step + 1) % 2 == 0 {
-            expected.push((step + 1, run.held_out_loss(HELD_OUT_MAX).expect("there is some")));
+            expected.push((
+                step + 1,
+                run.held_out_loss(HELD_OUT_MAX).expect("no fault").expect("there is some"),
+            ));
         }
     }
     assert!(expected.len() == 3 && expected[2].1 < expected[0].1, "{expected:?}");
@@ -356,7 +359,10 @@ fn held_out_text_is_read_with_few_microbatches_under_way() {
             let mut run = SerialReference::new(&setup, backend, corpus.clone()).expect("memory");
             let losses = (0..2).map(|step| {
                 run.step(Step(step), false);
-                (step + 1, run.held_out_loss(HELD_OUT_MAX).expect("there is some"))
+                (
+                    step + 1,
+                    run.held_out_loss(HELD_OUT_MAX).expect("no fault").expect("there is some"),
+                )
             });
             assert_eq!(outcome.evaluations, losses.collect::<Vec<_>>(), "{kind}");
             assert_eq!(outcome.digest, run.digest(), "{kind}");

@@ -23,7 +23,7 @@ use zbelastic_trainer::model::{Family, model_layers};
 use zbelastic_trainer::runtime::{
     PeerBody, PeerFrame, PeerFrameRefusal, RuntimeInput, RuntimeOutput, RuntimeSetup, WorkerRuntime,
 };
-use zbelastic_trainer::stage::StageExecutor;
+use zbelastic_trainer::stage::SealedState;
 use zbelastic_types::{
     Attempt, Digest, Generation, Incarnation, LayerId, NodeId, StageIndex, Step,
 };
@@ -199,8 +199,8 @@ fn an_image_stays_as_it_was_while_its_layer_goes_on() {
         };
         let mut copy = model.copy(image).expect("memory");
         let turn = Turn { generation: Generation(1), attempt: Attempt(0), step: Step(0) };
-        let g = (0..image.w.len()).map(|i| i as f32 * 1e-3 - 0.1).collect();
-        let gradient = Arc::new(LayerGradient { layer: image.layer, turn, g });
+        let g: Vec<f32> = (0..image.w.len()).map(|i| i as f32 * 1e-3 - 0.1).collect();
+        let gradient = Arc::new(LayerGradient { layer: image.layer, turn, g: g.into() });
         copy.hold(&GradientPart::whole(gradient)).expect("the open step");
         let seal = Seal {
             turn,

@@ -274,7 +274,7 @@ fn first_step(setup: &StageSetup) -> (BTreeMap<String, Vec<f32>>, ReferenceStep)
     let mut gradients = BTreeMap::new();
     for layer in run.layers() {
         for tensor in &layer.spec.tensors {
-            let floats = zbelastic_kernels::Backend::download(
+            let floats = zbelastic_kernels::DeviceMemory::download(
                 run.backend(),
                 BufferView::new(&layer.g, tensor.range.clone()),
             );
@@ -328,7 +328,10 @@ fn held_out_loss_is_the_references() {
             let mut run = SerialReference::new(&setup, backend, corpus.clone()).expect("memory");
             let losses = (0..2).map(|step| {
                 run.step(Step(step), false);
-                (step + 1, run.held_out_loss(HELD_OUT_MAX).expect("there is some"))
+                (
+                    step + 1,
+                    run.held_out_loss(HELD_OUT_MAX).expect("no fault").expect("there is some"),
+                )
             });
             assert_eq!(outcome.evaluations, losses.collect::<Vec<_>>());
             assert_eq!(outcome.digest, run.digest());

@@ -25,7 +25,7 @@ use zbelastic_trainer::plan::BatchShape;
 use zbelastic_trainer::runtime::{
     PeerBody, PeerFrame, PeerFrameRefusal, RuntimeInput, RuntimeOutput, RuntimeSetup, WorkerRuntime,
 };
-use zbelastic_trainer::stage::{EngineProgress, StageExecutor, StageSetup};
+use zbelastic_trainer::stage::{EngineProgress, SealedState, StageSetup};
 use zbelastic_types::{
     Attempt, Digest, Generation, Incarnation, LayerId, NodeId, StageIndex, Step,
 };
@@ -239,7 +239,7 @@ impl OwnerAndStandby {
             match output {
                 RuntimeOutput::Peer { frame, .. } => {
                     if let PeerBody::StandbyLayer { image, .. } = &frame.body {
-                        self.floats_ahead += image.w.len() + image.m.len() + image.v.len();
+                        self.floats_ahead += image.float_count();
                     }
                     self.frames.push(frame);
                 }
@@ -289,10 +289,11 @@ impl OwnerAndStandby {
         let version = executor.version();
         let expected = executor.digests();
         let expected: BTreeMap<LayerId, Digest> = expected.into_iter().collect();
-        let attested: BTreeMap<_, _> = executor.attested().into_iter().collect();
+        let attested = executor.attested().expect("no fault");
+        let attested: BTreeMap<_, _> = attested.into_iter().collect();
         for copy in self.standby.standby_copies().filter(|copy| copy.version() == version) {
             assert_eq!(copy.digest(), expected[&copy.layer()], "at version {version}");
-            assert_eq!(copy.fingerprint(), attested[&copy.layer()], "at version {version}");
+            assert_eq!(copy.fingerprint(), Ok(attested[&copy.layer()]), "at version {version}");
         }
     }
 
@@ -515,14 +516,14 @@ fn what_does_not_belong_is_not_kept_and_strangers_are_not_served() {
     pair.deliver();
     let good = pair.frames[0].clone();
     let PeerBody::StandbyLayer { open, image } = &good.body else { panic!("{good:?}") };
-    let layer = image.layer;
-    let version = image.version;
+    let layer = image.layer();
+    let version = image.version();
     let open = *open;
     let expected = GENERATION;
     let found = GENERATION.next();
-    let mut shorter = (**image).clone();
+    let mut shorter = image.wait().expect("no fault");
     shorter.w = shorter.w[1..].to_vec().into();
-    let body = PeerBody::StandbyLayer { open, image: Arc::new(shorter) };
+    let body = PeerBody::StandbyLayer { open, image: Arc::new(shorter.into()) };
     let refused = [
         (
             PeerFrame { generation: found, ..good.clone() },

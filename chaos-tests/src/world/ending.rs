@@ -9,7 +9,7 @@ use zbelastic_consensus::raft::{ENTRY_BYTES_MAX, LogEntry, Payload, RaftRecord, 
 use zbelastic_consensus::state::{PlanPhase, State};
 use zbelastic_trainer::data::BatchSource;
 use zbelastic_trainer::elastic::StageFactory;
-use zbelastic_trainer::stage::StageExecutor;
+use zbelastic_trainer::stage::SealedState;
 use zbelastic_types::{ClusterId, NodeId, Step};
 
 use super::World;

@@ -5,7 +5,7 @@ use zbelastic_schedule::Op;
 use zbelastic_trainer::data::BatchSource;
 use zbelastic_trainer::elastic::{LayerCopy, LoadedLayer, StageFactory, layer_digest};
 use zbelastic_trainer::runtime::{PeerBody, PeerFrame, RuntimeInput, RuntimeOutput};
-use zbelastic_trainer::stage::{EngineActivity, EngineProgress, StageExecutor};
+use zbelastic_trainer::stage::{EngineActivity, EngineProgress, SealedState};
 use zbelastic_types::{Generation, NodeId};
 
 use super::{SimulatedPacket, World, WorldEvent};

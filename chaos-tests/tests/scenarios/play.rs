@@ -26,7 +26,7 @@ use zbelastic_consensus::plan::{DriftedPart, PlanReason, PlanRecord};
 use zbelastic_consensus::session::SessionInput;
 use zbelastic_consensus::state::{PlanPhase, State};
 use zbelastic_trainer::runtime::RuntimeInput;
-use zbelastic_trainer::stage::StageExecutor;
+use zbelastic_trainer::stage::SealedState;
 use zbelastic_types::{ClusterId, NodeId, Step};
 
 pub use cast::{PlayOptions, STEPS};

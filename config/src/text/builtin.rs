@@ -10,7 +10,7 @@ macro_rules! pages {
     };
 }
 
-const PAGES: [(&str, &str); 83] = pages![
+const PAGES: [(&str, &str); 84] = pages![
     "architecture.md",
     "assumptions.md",
     "benchmarks.md",
@@ -84,6 +84,7 @@ const PAGES: [(&str, &str); 83] = pages![
     "decisions/0062-names-are-those-of-the-field.md",
     "decisions/0063-planning-is-a-package.md",
     "decisions/0064-the-command-line-is-a-package.md",
+    "decisions/0065-a-backend-is-several-traits.md",
     "glossary.md",
     "hacking.md",
     "numerics.md",

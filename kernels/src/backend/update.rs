@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use crate::fingerprint::StateSums;
+use crate::pending::Pending;
 
 /// A sum of squares over a tensor, in f64.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -15,7 +15,7 @@ pub struct SquareSum {
     pub nonfinite: u64,
 }
 
-/// Elements that a processor sums as one chain in [`super::Backend::sum_squares`].
+/// Elements that a processor sums as one chain in [`super::Optimizer::sum_squares`].
 pub const SQUARE_SUM_CHUNK: usize = 65_536;
 
 /// The numbers of one AdamW step, rounded once (Loshchilov and Hutter, arXiv 1711.05101). For each
@@ -110,11 +110,11 @@ pub trait PackedWeightsOptimizer<B, M> {
     );
 
     /// The same for many layers, and the sum of squares of the gradient of each of their tensors,
-    /// from one read of it: the bits of [`Self::candidate`] and of [`super::Backend::sum_squares`].
+    /// from one read of it: the bits of [`Self::candidate`] and of [`super::Optimizer::sum_squares`].
     fn candidates_and_squares(&self, layers: Vec<LayerCandidate<'_, B, M>>) -> Vec<SquareSum>;
 
     /// Weights and moments after the same step, in place: the bits of
-    /// [`super::Backend::adamw_in_place`], whose packed weights are there already.
+    /// [`super::Optimizer::adamw_in_place`], whose packed weights are there already.
     fn commit(&self, runs: &[AdamWRange], g: &B, w: &mut B, m: &mut B, v: &mut B);
 
     /// The same, and the sums of the fingerprint of the state that it leaves, in the same pass.
@@ -126,5 +126,5 @@ pub trait PackedWeightsOptimizer<B, M> {
         w: &mut B,
         m: &mut B,
         v: &mut B,
-    ) -> StateSums;
+    ) -> Pending<[u64; 2]>;
 }

@@ -53,6 +53,7 @@ fn run<B: Backend>(
     let mut logits = poisoned_rows(device, rows * shape.outputs);
     let mut log_sums = poisoned(device, rows);
     let loss = device.head_forward(&x, &matrix, targets, &mut logits, &mut log_sums);
+    let loss = loss.wait().expect("no fault");
     let before = download(device, &logits);
     let mut dx = poisoned_rows(device, rows * shape.inputs);
     device.head_backward_input(targets, scale, &log_sums, &matrix, &mut logits, &mut dx);

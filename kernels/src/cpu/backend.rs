@@ -1,21 +1,19 @@
 //! The operations of [`Backend`], each called in the module that implements it.
 
-use std::convert::Infallible;
+mod memory;
+mod updates;
+
 use std::ops::Range;
 
 use super::buffer::{CpuArena, CpuBuffer};
 use super::lanes::InstructionSet;
-use super::matmul::{MatrixPair, OuterProduct, PASSING_ROWS, PairWriter, outer_product};
+use super::matmul::{MatrixPair, OuterProduct, PASSING_ROWS, outer_product};
 use super::threads::Threads;
-use super::{
-    activation, attention, embed, fingerprint, head, linear, norm, optimizer, probe, rotate,
-    versions,
-};
+use super::{activation, attention, embed, head, linear, norm, probe, rotate};
 use crate::backend::{
-    Accumulate, AdamWCoefficients, AllocateError, AttentionShape, Backend, BackwardEpilogue,
-    BufferView, BufferViewMut, EarlierSlice, EmbedGradient, ForwardEpilogue, HostFloats,
-    LinearGradient, MatrixPart, MatrixShape, Norm, NormGradient, RotaryDirection, RowsShape,
-    SquareSum, StateSums,
+    Accumulate, AllocateError, AttentionShape, Backend, BackwardEpilogue, BufferView, EarlierSlice,
+    EmbedGradient, ForwardEpilogue, LinearGradient, MatrixShape, Norm, NormGradient, Pending,
+    RotaryDirection, RowsShape,
 };
 use crate::sizes::{ByteCounts, DeviceSizes};
 
@@ -93,17 +91,6 @@ fn read<'a>(view: &BufferView<'a, CpuBuffer>) -> &'a [f32] {
     &view.buffer.as_slice()[view.range.clone()]
 }
 
-/// Writers of the matrices within `range`, and where in it they lie.
-fn writers<'a>(
-    range: &Range<usize>,
-    matrices: &'a mut [MatrixPart<'_, CpuMatrix>],
-) -> Vec<(Range<usize>, PairWriter<'a>)> {
-    let inner = |part: &MatrixPart<'_, CpuMatrix>| {
-        part.range.start - range.start..part.range.end - range.start
-    };
-    matrices.iter_mut().map(|part| (inner(part), part.matrix.0.writer())).collect()
-}
-
 /// Two pieces of a buffer, to be written at once.
 fn split(
     buffer: &mut CpuBuffer,
@@ -133,67 +120,6 @@ impl ByteCounts for CpuBackend {
 }
 
 impl Backend for CpuBackend {
-    type Buffer = CpuBuffer;
-    type Matrix = CpuMatrix;
-    type OffloadBuffer = Infallible;
-
-    fn allocate(&self, len: usize) -> Result<CpuBuffer, AllocateError> {
-        self.arena.allocate(len)
-    }
-
-    fn len(&self, buffer: &CpuBuffer) -> usize {
-        buffer.as_slice().len()
-    }
-
-    fn upload(&self, from: &[f32], to: BufferViewMut<'_, CpuBuffer>) {
-        to.buffer.as_mut_slice()[to.range].copy_from_slice(from);
-    }
-
-    fn adopt(&self, floats: &HostFloats) -> Result<CpuBuffer, AllocateError> {
-        if let Some(block) = floats.shared() {
-            return Ok(CpuBuffer::sharing(block.clone()));
-        }
-        let mut buffer = self.allocate(floats.len())?;
-        buffer.as_mut_slice().copy_from_slice(floats);
-        Ok(buffer)
-    }
-
-    fn share(&self, from: &CpuBuffer) -> HostFloats {
-        HostFloats::sharing(from.share())
-    }
-
-    fn begin_download(&self, from: &mut CpuBuffer) -> HostFloats {
-        self.share(from)
-    }
-
-    fn download(&self, from: BufferView<'_, CpuBuffer>) -> Vec<f32> {
-        read(&from).to_vec()
-    }
-
-    fn copy(&self, from: BufferView<'_, CpuBuffer>, to: BufferViewMut<'_, CpuBuffer>) {
-        to.buffer.as_mut_slice()[to.range].copy_from_slice(read(&from));
-    }
-
-    fn reserve_offload(&self, _bytes: u64) -> Result<Option<Infallible>, AllocateError> {
-        Ok(None)
-    }
-
-    fn offload(&self, _parts: &mut [&mut CpuBuffer], host: &mut Infallible, _start: u64) {
-        match *host {}
-    }
-
-    fn reload(&self, host: &mut Infallible, _start: u64, _parts: &mut [&mut CpuBuffer]) {
-        match *host {}
-    }
-
-    fn allocate_matrix(&self, shape: MatrixShape) -> Result<CpuMatrix, AllocateError> {
-        Ok(CpuMatrix(MatrixPair::zeroed(&self.arena, shape)?))
-    }
-
-    fn load_matrix(&self, from: BufferView<'_, CpuBuffer>, to: &mut CpuMatrix) {
-        optimizer::load_matrix(self, read(&from), &mut to.0);
-    }
-
     fn embed_forward(
         &self,
         sequence_len: usize,
@@ -439,10 +365,10 @@ impl Backend for CpuBackend {
         targets: &[u32],
         logits: &mut CpuBuffer,
         log_sums: &mut CpuBuffer,
-    ) -> f64 {
+    ) -> Pending<f64> {
         let logits = logits.as_mut_slice();
         let log_sums = log_sums.as_mut_slice();
-        head::forward(self, x.as_slice(), &matrix.0.forward, targets, logits, log_sums)
+        head::forward(self, x.as_slice(), &matrix.0.forward, targets, logits, log_sums).into()
     }
 
     fn head_backward_input(
@@ -458,94 +384,5 @@ impl Backend for CpuBackend {
         let gradient = gradient.as_mut_slice();
         let log_sums = log_sums.as_slice();
         head::backward_input(self, targets, scale, log_sums, &matrix.0.backward, logits, gradient);
-    }
-
-    fn sum_squares(&self, x: BufferView<'_, CpuBuffer>) -> SquareSum {
-        optimizer::sum_squares(self, read(&x))
-    }
-
-    fn state_sums(&self, w: &CpuBuffer, m: &CpuBuffer, v: &CpuBuffer) -> StateSums {
-        fingerprint::state_sums(self, [w, m, v].map(CpuBuffer::as_slice)).into()
-    }
-
-    fn adamw_candidate(
-        &self,
-        range: Range<usize>,
-        w: &CpuBuffer,
-        m: &CpuBuffer,
-        v: &CpuBuffer,
-        g: &CpuBuffer,
-        numbers: AdamWCoefficients,
-        candidate: &mut CpuBuffer,
-        matrices: &mut [MatrixPart<'_, CpuMatrix>],
-    ) {
-        let state = optimizer::CandidateState {
-            w: &w.as_slice()[range.clone()],
-            m: &m.as_slice()[range.clone()],
-            v: &v.as_slice()[range.clone()],
-            g: &g.as_slice()[range.clone()],
-        };
-        let matrices = writers(&range, matrices);
-        let candidate = &mut candidate.as_mut_slice()[range.clone()];
-        optimizer::candidate(self, state, numbers, candidate, &matrices);
-    }
-
-    fn adamw_commit(
-        &self,
-        range: Range<usize>,
-        g: &CpuBuffer,
-        numbers: AdamWCoefficients,
-        m: &mut CpuBuffer,
-        v: &mut CpuBuffer,
-    ) {
-        let g = &g.as_slice()[range.clone()];
-        let m = &mut m.as_mut_slice()[range.clone()];
-        let v = &mut v.as_mut_slice()[range];
-        optimizer::commit(self, g, numbers, m, v);
-    }
-
-    fn adamw_in_place(
-        &self,
-        range: Range<usize>,
-        g: &CpuBuffer,
-        numbers: AdamWCoefficients,
-        w: &mut CpuBuffer,
-        m: &mut CpuBuffer,
-        v: &mut CpuBuffer,
-        matrices: &mut [MatrixPart<'_, CpuMatrix>],
-    ) {
-        let matrices = writers(&range, matrices);
-        let g = &g.as_slice()[range.clone()];
-        let [w, m, v] = [w, m, v].map(|buffer| &mut buffer.as_mut_slice()[range.clone()]);
-        optimizer::in_place(self, g, numbers, [w, m, v], &matrices);
-    }
-
-    fn adam_ahead(
-        &self,
-        w: &CpuBuffer,
-        m: &CpuBuffer,
-        v: &CpuBuffer,
-        numbers: AdamWCoefficients,
-        to: &mut CpuBuffer,
-    ) {
-        versions::adam_ahead([w, m, v].map(CpuBuffer::as_slice), numbers, to.as_mut_slice());
-    }
-
-    fn weights_along(&self, w: &CpuBuffer, direction: &CpuBuffer, rate: f32, to: &mut CpuBuffer) {
-        versions::weights_along(w.as_slice(), direction.as_slice(), rate, to.as_mut_slice());
-    }
-
-    fn track_change(
-        &self,
-        before: &CpuBuffer,
-        after: &CpuBuffer,
-        decay: f32,
-        change: &mut CpuBuffer,
-    ) {
-        versions::track_change(before.as_slice(), after.as_slice(), decay, change.as_mut_slice());
-    }
-
-    fn pull_together(&self, alpha: f32, w: &mut CpuBuffer, reference: &mut CpuBuffer) {
-        versions::pull_together(alpha, w.as_mut_slice(), reference.as_mut_slice());
     }
 }

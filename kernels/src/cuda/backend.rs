@@ -1,10 +1,14 @@
-//! A device with its memory, as the trainer knows it; its operations are in [`operations`].
+//! A device with its memory, as the trainer knows it; its operations are in [`operations`],
+//! [`transfers`] and [`updates`].
 //!
 //! Operations return nothing, so the first fault of the device is recorded: from then on nothing is
-//! launched, whatever is read is NaN, and [`CudaBackend::fault`] returns why. A NaN in a sum of
-//! squares is never applied to the weights, so a fault cannot be mistaken for a result.
+//! launched, a value that is read later is the fault ([`Pending`]), what is read at once is NaN, and
+//! [`CudaBackend::fault`] returns why. A NaN in a sum of squares is never applied to the weights, so
+//! a fault cannot be mistaken for a result.
 
 mod operations;
+mod transfers;
+mod updates;
 
 use std::cell::{Cell, RefCell};
 use std::sync::{Arc, OnceLock};
@@ -27,6 +31,7 @@ use super::timestamps::UnreadTimestamps;
 use crate::allocate::MemoryShortage;
 use crate::backend::{AllocateError, Backend, BufferView, MatrixShape};
 use crate::fault::AllocationPurpose;
+use crate::pending::Pending;
 use crate::scratch::{ScratchSlot, slot_bytes};
 use crate::sizes::{
     ByteCounts, DeviceSizes, MemoryClaim, region_bytes, scratch_bytes, staging_bytes,
@@ -163,13 +168,26 @@ impl<D: Device> CudaBackend<D> {
 
     /// Runs an operation unless one has failed before; `otherwise` is its result then.
     fn run_or<T>(&self, otherwise: T, operation: impl FnOnce() -> Result<T, DeviceFault>) -> T {
-        if self.fault.get().is_some() {
-            return otherwise;
+        self.run_result(operation).unwrap_or(otherwise)
+    }
+
+    /// Runs an operation whose result is read later; a fault takes its place.
+    fn run_pending<T>(
+        &self,
+        operation: impl FnOnce() -> Result<Pending<T>, DeviceFault>,
+    ) -> Pending<T> {
+        self.run_result(operation).unwrap_or_else(Pending::Failed)
+    }
+
+    /// Runs an operation unless one has failed before.
+    fn run_result<T>(
+        &self,
+        operation: impl FnOnce() -> Result<T, DeviceFault>,
+    ) -> Result<T, DeviceFault> {
+        match self.fault.get() {
+            Some(first) => Err(first.clone()),
+            None => operation().inspect_err(|fault| self.record_fault(fault.clone())),
         }
-        operation().unwrap_or_else(|fault| {
-            self.record_fault(fault);
-            otherwise
-        })
     }
 
     /// Records the first fault.

@@ -22,6 +22,7 @@ use super::pinned_buffers::{PendingCopy, PinnedBufferPool};
 use super::source::Precision;
 use super::transfer::numbers_of;
 use crate::host_floats::{HostFloats, PendingFloats};
+use crate::pending::{DeviceValue, Pending};
 
 /// Downloads of a backend that are pending at once: gradient, weights and both moments of 1,024
 /// layers.
@@ -35,36 +36,23 @@ pub(super) const LIMITS: (usize, u64) = (DOWNLOADS_MAX, DOWNLOAD_BYTES_MAX);
 /// A buffer on its way to the host.
 struct PendingDownload<D: Device> {
     precision: Precision,
-    /// The fault of the backend that the buffer is of.
-    fault: Arc<OnceLock<DeviceFault>>,
     /// The bytes of the buffer, until they have been read. Locked by the reader that takes them.
     copied: Mutex<Option<PendingCopy<D>>>,
-    len: usize,
     element: ElementType,
-    floats: OnceLock<Vec<f32>>,
+    floats: OnceLock<Result<HostFloats, DeviceFault>>,
 }
 
 impl<D: Device> PendingDownload<D> {
-    fn read(&self) -> Vec<f32> {
+    fn read_copy(&self) -> Result<HostFloats, DeviceFault> {
         let copied = self.copied.lock().unwrap_or_else(PoisonError::into_inner).take();
-        match copied.expect("it is read once").bytes() {
-            Some(bytes) => numbers_of(&bytes, self.element, self.precision).into_floats(),
-            None => vec![f32::NAN; self.len],
-        }
+        let bytes = copied.expect("it is read once").bytes()?;
+        Ok(numbers_of(&bytes, self.element, self.precision).into_floats().into())
     }
 }
 
-impl<D: Device> PendingFloats for PendingDownload<D> {
-    fn count(&self) -> usize {
-        self.len
-    }
-
-    fn floats(&self) -> &[f32] {
-        self.floats.get_or_init(|| self.read())
-    }
-
-    fn fault(&self) -> Option<DeviceFault> {
-        self.fault.get().cloned()
+impl<D: Device> DeviceValue<HostFloats> for PendingDownload<D> {
+    fn read(&self) -> Result<HostFloats, DeviceFault> {
+        self.floats.get_or_init(|| self.read_copy()).clone()
     }
 }
 
@@ -73,7 +61,7 @@ pub(super) fn begin_download<D: Device>(
     backend: &CudaBackend<D>,
     pool: &PinnedBufferPool<D>,
     from: &mut CudaBuffer<D>,
-) -> Result<Option<HostFloats>, DeviceFault> {
+) -> Result<Option<PendingFloats>, DeviceFault> {
     let device = backend.shared_device();
     let element = from.element();
     let len = from.len();
@@ -88,11 +76,9 @@ pub(super) fn begin_download<D: Device>(
     from.set_reader(CopyGuard::new(copied.arrived().clone(), backend.next_copy()));
     let download = PendingDownload {
         precision: device.precision(),
-        fault: backend.shared_fault(),
         copied: Mutex::new(Some(copied)),
-        len,
         element,
         floats: OnceLock::new(),
     };
-    Ok(Some(HostFloats::pending(Arc::new(download))))
+    Ok(Some(PendingFloats::new(len, Pending::OnDevice(Arc::new(download)))))
 }

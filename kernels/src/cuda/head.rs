@@ -6,10 +6,10 @@ use super::device::{Device, DeviceAddress, MatrixProduct, ProductKind};
 use super::embed::list;
 use super::error::DeviceFault;
 use super::kernel::{Arguments, Kernel, Launch};
-use super::losses::{pending_loss, sum};
+use super::losses::pending_loss;
 use super::memory::CudaBuffer;
+use crate::pending::Pending;
 use crate::scratch::ScratchSlot;
-use crate::tensor_handle::Loss;
 
 /// Threads of a block: HEAD_THREADS of `head.cu`.
 const THREADS: usize = 256;
@@ -111,21 +111,7 @@ pub(super) fn forward<D: Device>(
     targets: &[u32],
     logits: &mut CudaBuffer<D>,
     log_sums: &mut CudaBuffer<D>,
-) -> Result<f64, DeviceFault> {
-    let rows = losses(device, x, matrix, targets, logits, log_sums)?;
-    let mut bytes = vec![0; targets.len() * 8];
-    device.device().read(rows, &mut bytes)?;
-    Ok(sum(&bytes))
-}
-
-pub(super) fn forward_pending<D: Device>(
-    device: &CudaBackend<D>,
-    x: &CudaBuffer<D>,
-    matrix: &CudaMatrix<D>,
-    targets: &[u32],
-    logits: &mut CudaBuffer<D>,
-    log_sums: &mut CudaBuffer<D>,
-) -> Result<Loss, DeviceFault> {
+) -> Result<Pending<f64>, DeviceFault> {
     let rows = losses(device, x, matrix, targets, logits, log_sums)?;
     pending_loss(device, (rows, targets.len()))
 }

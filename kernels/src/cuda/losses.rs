@@ -7,9 +7,8 @@ use super::backend::CudaBackend;
 use super::device::{Device, DeviceAddress, Stream};
 use super::error::DeviceFault;
 use super::pinned_buffers::{PendingCopy, PinnedBufferPool};
-use crate::fingerprint::{PendingSums, StateSums};
+use crate::pending::{DeviceValue, Pending};
 use crate::scratch::STATE_SUMS_BYTES;
-use crate::tensor_handle::{Loss, PendingLoss};
 
 /// Unread losses and sums of a backend: those of the largest step, and of one before that
 /// was dropped. One more is waited for at once.
@@ -20,20 +19,20 @@ pub(super) fn pinned_buffers<D: Device>() -> PinnedBufferPool<D> {
     PinnedBufferPool::new((LOSSES_MAX, u64::MAX))
 }
 
-impl<D: Device> PendingLoss for PendingCopy<D> {
-    fn wait(&self) -> f64 {
-        self.bytes().map_or(f64::NAN, |bytes| sum(&bytes))
+impl<D: Device> DeviceValue<f64> for PendingCopy<D> {
+    fn read(&self) -> Result<f64, DeviceFault> {
+        self.bytes().map(|bytes| sum(&bytes))
     }
 }
 
-impl<D: Device> PendingSums for PendingCopy<D> {
-    fn wait(&self) -> [u64; 2] {
-        self.bytes().map_or([0; 2], |bytes| pair(&bytes))
+impl<D: Device> DeviceValue<[u64; 2]> for PendingCopy<D> {
+    fn read(&self) -> Result<[u64; 2], DeviceFault> {
+        self.bytes().map(|bytes| pair(&bytes))
     }
 }
 
 /// The sum of losses in the order of rows.
-pub(super) fn sum(bytes: &[u8]) -> f64 {
+fn sum(bytes: &[u8]) -> f64 {
     let (losses, _) = bytes.as_chunks::<8>();
     losses.iter().map(|loss| f64::from_le_bytes(*loss)).sum()
 }
@@ -47,10 +46,10 @@ fn pair(bytes: &[u8]) -> [u64; 2] {
 pub(super) fn pending_loss<D: Device>(
     backend: &CudaBackend<D>,
     (rows, count): (DeviceAddress, usize),
-) -> Result<Loss, DeviceFault> {
+) -> Result<Pending<f64>, DeviceFault> {
     let bytes = count * 8;
     Ok(match enqueue_copy(backend, rows, bytes)? {
-        Some(copy) => Loss::Pending(copy),
+        Some(copy) => Pending::OnDevice(Arc::new(copy)),
         None => sum(&read(backend, rows, bytes)?).into(),
     })
 }
@@ -59,9 +58,9 @@ pub(super) fn pending_loss<D: Device>(
 pub(super) fn pending_sums<D: Device>(
     backend: &CudaBackend<D>,
     sums: DeviceAddress,
-) -> Result<StateSums, DeviceFault> {
+) -> Result<Pending<[u64; 2]>, DeviceFault> {
     Ok(match enqueue_copy(backend, sums, STATE_SUMS_BYTES)? {
-        Some(copy) => StateSums::Pending(copy),
+        Some(copy) => Pending::OnDevice(Arc::new(copy)),
         None => pair(&read(backend, sums, STATE_SUMS_BYTES)?).into(),
     })
 }
@@ -82,7 +81,6 @@ fn enqueue_copy<D: Device>(
     backend: &CudaBackend<D>,
     from: DeviceAddress,
     bytes: usize,
-) -> Result<Option<Arc<PendingCopy<D>>>, DeviceFault> {
-    let copy = backend.losses().enqueue_copy(backend, Stream::Compute, (from, bytes as u64))?;
-    Ok(copy.map(Arc::new))
+) -> Result<Option<PendingCopy<D>>, DeviceFault> {
+    backend.losses().enqueue_copy(backend, Stream::Compute, (from, bytes as u64))
 }

@@ -9,7 +9,7 @@ use super::kernel::{Arguments, Kernel, Launch};
 use super::memory::CudaBuffer;
 use super::state_sums::PartialSums;
 use crate::backend::{AdamWCoefficients, AdamWRange, LayerCandidate, MatrixPart, UpdateState};
-use crate::fingerprint::StateSums;
+use crate::pending::Pending;
 use crate::scratch::{STEPPED_TENSOR_BYTES, SUMMED_PLACES};
 
 /// STRETCHES_MAX of `optimizer.cu`, and the threads of a block, which are its STATE_THREADS.
@@ -108,7 +108,7 @@ fn launch<D: Device>(
 fn launch_summed<D: Device>(
     device: &CudaBackend<D>,
     stretches: &[Stretch],
-) -> Result<StateSums, DeviceFault> {
+) -> Result<Pending<[u64; 2]>, DeviceFault> {
     let blocks = stretches.iter().map(Stretch::blocks).sum();
     let parts = PartialSums::new(device, blocks)?;
     let mut done = 0;
@@ -286,7 +286,7 @@ pub(super) fn in_place_summed<D: Device>(
     runs: &[AdamWRange],
     g: &CudaBuffer<D>,
     state: &InPlaceState<'_, D>,
-) -> Result<StateSums, DeviceFault> {
+) -> Result<Pending<[u64; 2]>, DeviceFault> {
     let parts = [state.m, state.v].into_iter().chain(state.w);
     assert!(parts.into_iter().all(|part| end(runs) == part.len()), "runs cover the state");
     launch_summed(device, &state.stretches(runs, g, &[]))

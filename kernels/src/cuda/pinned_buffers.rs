@@ -81,7 +81,7 @@ impl<D: Device> PinnedBufferPool<D> {
 /// Bytes on their way to a pinned buffer, which is returned to its pool when this is dropped.
 pub(super) struct PendingCopy<D: Device> {
     device: Arc<CommandRecorder<D>>,
-    /// The fault of the backend, set before a failed copy is reported as no result.
+    /// The fault of the backend, set before a failed copy is reported.
     fault: Arc<OnceLock<DeviceFault>>,
     /// The buffer, until this is dropped.
     buffer: Option<PinnedBuffer<D>>,
@@ -95,17 +95,28 @@ impl<D: Device> PendingCopy<D> {
         &self.arrived
     }
 
-    /// Waits for the bytes and returns them; nothing if the device has failed.
-    pub(super) fn bytes(&self) -> Option<Vec<u8>> {
+    /// Waits for the bytes and returns them; the fault if the device has failed.
+    pub(super) fn bytes(&self) -> Result<Vec<u8>, DeviceFault> {
         let buffer = self.buffer.as_ref().expect("there until this is dropped");
-        if let Err(fault) = self.device.host_wait(&self.arrived) {
-            // Only the first one counts.
-            let _first = self.fault.set(fault);
-            return None;
-        }
+        checked(&self.fault, self.device.host_wait(&self.arrived))?;
         let mut bytes = vec![0; buffer.bytes as usize];
         self.device.read_host(buffer.start(), &mut bytes);
-        Some(bytes)
+        Ok(bytes)
+    }
+}
+
+/// What was read for a backend, unless that has failed: only its first fault counts, and nothing
+/// that is read behind it is a result.
+pub(super) fn checked<T>(
+    fault: &OnceLock<DeviceFault>,
+    read: Result<T, DeviceFault>,
+) -> Result<T, DeviceFault> {
+    if let Err(found) = &read {
+        let _first = fault.get_or_init(|| found.clone());
+    }
+    match fault.get() {
+        Some(first) => Err(first.clone()),
+        None => read,
     }
 }
 

@@ -9,7 +9,6 @@
 //! the fences behind which it has been read. A receiver with another kind of device reads the
 //! numbers, which pass through pinned memory in a stream of their own.
 
-use std::any::Any;
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -20,11 +19,13 @@ use super::device::{Device, DeviceAddress, Stream};
 use super::error::DeviceFault;
 use super::memory::{CudaBuffer, ElementType, RegionAllocator};
 use super::pinned::PinnedMemory;
+use super::pinned_buffers::checked;
 use super::recorder::CommandRecorder;
 use super::transfer::{bytes_of, numbers_of};
 use crate::backend::{BufferView, BufferViewMut};
+use crate::pending::{DeviceValue, Pending};
 use crate::sizes::StagingReservation;
-use crate::tensor_handle::{HostTensor, PendingTensor, TensorHandle};
+use crate::tensor_handle::{HostTensor, TensorHandle};
 
 /// Memory for one boundary tensor.
 struct StagingBuffer<D: Device> {
@@ -174,24 +175,10 @@ impl<D: Device> StagedTensor<D> {
     }
 }
 
-impl<D: Device> PendingTensor for StagedTensor<D> {
-    fn count(&self) -> usize {
-        self.len
-    }
-
-    fn wait(&self) -> HostTensor {
-        match self.fetch() {
-            Ok(bytes) => numbers_of(&bytes, self.element, self.device.precision()),
-            Err(fault) => {
-                // Only the first one counts.
-                let _first = self.fault.set(fault);
-                HostTensor::Floats(vec![f32::NAN; self.len])
-            }
-        }
-    }
-
-    fn fault(&self) -> Option<DeviceFault> {
-        self.fault.get().cloned()
+impl<D: Device> DeviceValue<HostTensor> for StagedTensor<D> {
+    fn read(&self) -> Result<HostTensor, DeviceFault> {
+        let bytes = checked(&self.fault, self.fetch())?;
+        Ok(numbers_of(&bytes, self.element, self.device.precision()))
     }
 }
 
@@ -225,7 +212,7 @@ pub(super) fn export_tensor<D: Device>(
     device.flush()?;
     device.copy(from.buffer.at(from.range.start), staging.buffer.at(0), bytes)?;
     let filled = device.record_fence(Stream::Compute)?;
-    Ok(Some(TensorHandle::OnDevice(Arc::new(StagedTensor {
+    Ok(Some(of_staged(StagedTensor {
         device: device.clone(),
         fault: backend.shared_fault(),
         staging: Mutex::new(Some(staging)),
@@ -233,7 +220,11 @@ pub(super) fn export_tensor<D: Device>(
         len,
         element,
         pool: pool.return_sender.clone(),
-    }))))
+    })))
+}
+
+fn of_staged<D: Device>(tensor: StagedTensor<D>) -> TensorHandle {
+    TensorHandle::pending(tensor.len, Pending::OnDevice(Arc::new(tensor)))
 }
 
 /// Copies the tensor of a handle from a device of this kind; returns the handle if it is of
@@ -243,9 +234,8 @@ pub(super) fn import_tensor<D: Device>(
     tensor: TensorHandle,
     to: &BufferViewMut<'_, CudaBuffer<D>>,
 ) -> Result<Option<TensorHandle>, DeviceFault> {
-    let TensorHandle::OnDevice(pending) = &tensor else { return Ok(Some(tensor)) };
-    let any: &dyn Any = &**pending;
-    let Some(staged) = any.downcast_ref::<StagedTensor<D>>() else { return Ok(Some(tensor)) };
+    let staged = tensor.device_tensor().and_then(|any| any.downcast_ref::<StagedTensor<D>>());
+    let Some(staged) = staged else { return Ok(Some(tensor)) };
     let device = backend.device();
     let element_bytes =
         |element: ElementType, device: &CommandRecorder<D>| element.bytes(device.precision());
@@ -273,13 +263,13 @@ pub(super) fn begin_upload<D: Device>(
     let element = ElementType::Row;
     let len = numbers.len();
     let found = if len > 0 { pool.acquire(backend, element, len)? } else { None };
-    let Some(mut staging) = found else { return Ok(TensorHandle::OnHost(numbers)) };
+    let Some(mut staging) = found else { return Ok(numbers.into()) };
     let device = backend.shared_device();
     let at = match staging.host_mirror(element.bytes(device.precision()) * len as u64) {
         // Without such memory the numbers go the plain way, when they are used.
         Err(DeviceFault::OutOfHostMemory { .. }) => {
             pool.free.borrow_mut().push_back(staging);
-            return Ok(TensorHandle::OnHost(numbers));
+            return Ok(numbers.into());
         }
         at => at?,
     };
@@ -295,7 +285,7 @@ pub(super) fn begin_upload<D: Device>(
     device.copy_from_host(Stream::Upload, at, staging.buffer.at(0), bytes.len() as u64)?;
     let filled = device.record_fence(Stream::Upload)?;
     staging.host_read = Some(filled.clone());
-    Ok(TensorHandle::OnDevice(Arc::new(StagedTensor {
+    Ok(of_staged(StagedTensor {
         device: device.clone(),
         fault: backend.shared_fault(),
         staging: Mutex::new(Some(staging)),
@@ -303,5 +293,5 @@ pub(super) fn begin_upload<D: Device>(
         len,
         element,
         pool: pool.return_sender.clone(),
-    })))
+    }))
 }

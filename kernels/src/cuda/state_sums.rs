@@ -9,7 +9,7 @@ use super::error::DeviceFault;
 use super::kernel::{Arguments, Kernel, Launch};
 use super::losses;
 use super::memory::CudaBuffer;
-use crate::fingerprint::StateSums;
+use crate::pending::Pending;
 use crate::scratch::{STATE_SUMS_BYTES, SUMMED_PLACES, ScratchSlot};
 
 /// STATE_THREADS of `optimizer.cu`, of which each has four places.
@@ -38,7 +38,10 @@ impl PartialSums {
     }
 
     /// Enqueues the sum of all parts, which may be read later.
-    pub(super) fn add<D: Device>(self, device: &CudaBackend<D>) -> Result<StateSums, DeviceFault> {
+    pub(super) fn add<D: Device>(
+        self,
+        device: &CudaBackend<D>,
+    ) -> Result<Pending<[u64; 2]>, DeviceFault> {
         let sums = device.scratch(ScratchSlot::Results, STATE_SUMS_BYTES)?;
         let arguments = Arguments::new().address(self.start).count(self.count).address(sums);
         device.launch(&Launch::blocks(Kernel::AddStateSums, [1, 1], THREADS, arguments))?;
@@ -50,7 +53,7 @@ impl PartialSums {
 pub(super) fn of_state<D: Device>(
     device: &CudaBackend<D>,
     state: [&CudaBuffer<D>; 3],
-) -> Result<StateSums, DeviceFault> {
+) -> Result<Pending<[u64; 2]>, DeviceFault> {
     let count = state[0].len();
     assert!(state.iter().all(|part| part.len() == count), "moments are as long as weights");
     let blocks = count.div_ceil(SUMMED_PLACES);

@@ -10,9 +10,9 @@ use super::device::{MatrixProduct, ProductKind};
 use super::{CudaBackend, CudaBuffer, DeviceFault};
 use crate::backend::{
     Accumulate, AdamWCoefficients, AdamWRange, AllocateError, AttentionShape, Backend,
-    BackwardEpilogue, BufferView, BufferViewMut, EmbedGradient, ForwardEpilogue, LayerCandidate,
-    LinearGradient, MatrixPart, MatrixShape, Norm, PackedWeightsOptimizer, RotaryDirection,
-    RowsShape, UpdateState,
+    BackwardEpilogue, BufferView, BufferViewMut, DeviceMemory, EmbedGradient, ForwardEpilogue,
+    LayerCandidate, LinearGradient, MatrixPart, MatrixShape, Norm, Optimizer,
+    PackedWeightsOptimizer, RotaryDirection, RowsShape, UpdateState,
 };
 
 /// The sizes of what is timed.

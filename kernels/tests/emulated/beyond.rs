@@ -3,8 +3,9 @@
 use zbelastic_kernels::cuda::CudaBackend;
 use zbelastic_kernels::cuda::source::Precision;
 use zbelastic_kernels::{
-    Accumulate, Backend, BufferView, BufferViewMut, ByteCounts, CpuBackend, DeviceSizes,
-    LinearGradient, MatrixShape, MemoryClaim, ScratchOperation,
+    Accumulate, Backend, BufferView, BufferViewMut, ByteCounts, CpuBackend, DeviceClock,
+    DeviceMemory, DeviceSizes, LinearGradient, MatrixShape, MemoryClaim, Optimizer,
+    ScratchOperation,
 };
 
 use crate::device::{EmulatedDevice, LaneOrder, devices};
@@ -12,7 +13,7 @@ use crate::device::{EmulatedDevice, LaneOrder, devices};
 fn upload(
     device: &CudaBackend<EmulatedDevice>,
     floats: &[f32],
-) -> <CudaBackend<EmulatedDevice> as Backend>::Buffer {
+) -> <CudaBackend<EmulatedDevice> as DeviceMemory>::Buffer {
     let mut buffer = device.allocate(floats.len()).expect("memory for a test");
     device.upload(floats, BufferViewMut::new(&mut buffer, 0..floats.len()));
     buffer
@@ -74,6 +75,7 @@ fn head<B: Backend>(device: &B, rows: usize, shape: MatrixShape) -> Vec<f64> {
     let mut log_sums = filled(rows, 4);
     let mut dx = filled(rows * shape.inputs, 5);
     let loss = device.head_forward(&x, &matrix, &targets, &mut logits, &mut log_sums);
+    let loss = loss.wait().expect("no fault");
     device.head_backward_input(&targets, 0.5, &log_sums, &matrix, &mut logits, &mut dx);
     let rest = [all(&log_sums), all(&dx)].concat();
     [loss].into_iter().chain(rest.into_iter().map(f64::from)).collect()

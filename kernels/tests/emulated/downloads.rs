@@ -3,7 +3,9 @@
 use zbelastic_kernels::cuda::DOWNLOADS_MAX;
 use zbelastic_kernels::cuda::device::Stream;
 use zbelastic_kernels::cuda::source::Precision;
-use zbelastic_kernels::{Backend, BufferView, BufferViewMut, DeviceFault};
+use zbelastic_kernels::{
+    Backend, BufferView, BufferViewMut, DeviceFault, DeviceMemory, Optimizer, TensorTransfer,
+};
 
 use crate::device::{EmulatedDevice, LaneOrder};
 use crate::races::{DeviceCall, first_race, waits};
@@ -15,7 +17,11 @@ fn floats<B: Backend>(backend: &B, floats: &[f32]) -> B::Buffer {
     buffer
 }
 
-fn write(backend: &LoggedBackend, buffer: &mut <LoggedBackend as Backend>::Buffer, value: f32) {
+fn write(
+    backend: &LoggedBackend,
+    buffer: &mut <LoggedBackend as DeviceMemory>::Buffer,
+    value: f32,
+) {
     let len = backend.len(buffer);
     let other = floats(backend, &vec![value; len]);
     backend.order_after_copies(buffer);
@@ -40,9 +46,9 @@ fn a_download_holds_the_floats_of_its_time_and_waits_only_when_read() {
             assert_eq!(log.calls()[begin..].iter().filter(is_wait).count(), 0, "nothing waits");
         }
         for (round, floats) in pending.iter().enumerate() {
-            assert!(floats.is_pending() && floats.len() == 300);
+            assert!(floats.is_on_device() && floats.len() == 300);
+            let floats = floats.wait().expect("no fault");
             assert!(floats.iter().all(|x| *x == round as f32), "round {round}");
-            assert_eq!(floats.fault(), None);
         }
         let calls = log.calls();
         if let Some(race) = first_race(&calls, |_| false) {
@@ -74,11 +80,14 @@ fn memory_of_downloads_is_reused() {
         write(&one, &mut buffer, round as f32);
         let pending = one.begin_download(&mut buffer);
         let is_read = round % 2 == 0;
-        assert!(!is_read || pending[7] == round as f32);
+        assert!(!is_read || pending.wait().expect("no fault")[7] == round as f32);
         let _first = first.get_or_insert(pending);
     }
     let first = first.expect("there was a first");
-    assert!(first.iter().all(|x| *x == 0.0), "what was read is not overwritten");
+    assert!(
+        first.wait().expect("no fault").iter().all(|x| *x == 0.0),
+        "what was read is not overwritten"
+    );
     let mut places = Vec::new();
     for call in log.calls() {
         if let DeviceCall::Work { what: "copy_out", writes, .. } = call {
@@ -103,10 +112,10 @@ fn a_download_without_a_buffer_is_read_at_once() {
     assert!(backend.begin_download(&mut empty).is_empty());
     let mut buffer = floats(&backend, &[2.0; 5]);
     let all: Vec<_> = (0..=DOWNLOADS_MAX).map(|_| backend.begin_download(&mut buffer)).collect();
-    let unread = all.iter().filter(|floats| floats.is_pending()).count();
+    let unread = all.iter().filter(|floats| floats.is_on_device()).count();
     assert_eq!(unread, DOWNLOADS_MAX, "as many as there may be");
-    assert!(all.iter().all(|floats| floats[4] == 2.0));
-    assert!(backend.begin_download(&mut buffer).is_pending(), "it has been returned");
+    assert!(all.iter().all(|floats| floats.wait().expect("no fault")[4] == 2.0));
+    assert!(backend.begin_download(&mut buffer).is_on_device(), "it has been returned");
 }
 
 /// Floats of a device that failed are no result, and the reader gets the fault from them.
@@ -119,8 +128,9 @@ fn floats_of_a_failed_download_carry_a_fault() {
     let mut buffer = floats(&backend, &[1.0; 5]);
     let pending = backend.begin_download(&mut buffer);
     device.fail();
-    assert_eq!((pending.fault(), backend.fault()), (None, None), "no call has failed yet");
-    assert!(pending.iter().all(|x| x.is_nan()));
-    assert!(matches!(pending.fault(), Some(DeviceFault::Sticky { .. })), "{:?}", pending.fault());
-    assert_eq!(backend.fault(), pending.fault(), "its backend knows before it says anything else");
+    assert_eq!(backend.fault(), None, "no call has failed yet");
+    let fault = pending.wait().expect_err("the device failed");
+    assert!(matches!(fault, DeviceFault::Sticky { .. }), "{fault:?}");
+    assert_eq!(pending.wait(), Err(fault.clone()), "read again");
+    assert_eq!(backend.fault(), Some(fault), "its backend knows before it says anything else");
 }

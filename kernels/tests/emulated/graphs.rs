@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use zbelastic_kernels::cuda::source::Precision;
 use zbelastic_kernels::cuda::{CudaBackend, GraphCounts, GraphLimits, GraphMode};
-use zbelastic_kernels::{Backend, BufferView, BufferViewMut};
+use zbelastic_kernels::{Backend, BufferView, BufferViewMut, DeviceClock, DeviceMemory};
 
 use crate::device::{EmulatedDevice, GraphSupport, LaneOrder};
 use crate::passes::{bits, run};

@@ -4,8 +4,8 @@ use zbelastic_kernels::conformance::floats;
 use zbelastic_kernels::cuda::device::Device;
 use zbelastic_kernels::cuda::{CudaBackend, CudaBuffer};
 use zbelastic_kernels::{
-    Accumulate, Backend, BackwardEpilogue, BufferView, BufferViewMut, ForwardEpilogue,
-    LinearGradient, MatrixShape,
+    Accumulate, Backend, BackwardEpilogue, BufferView, BufferViewMut, DeviceMemory,
+    ForwardEpilogue, LinearGradient, MatrixShape,
 };
 
 const ROWS: usize = 9;

@@ -6,7 +6,8 @@ use zbelastic_kernels::StagingReservation;
 use zbelastic_kernels::cuda::CudaBackend;
 use zbelastic_kernels::cuda::source::Precision;
 use zbelastic_kernels::{
-    Backend, BufferView, BufferViewMut, CpuBackend, DeviceFault, TensorHandle,
+    Backend, BufferView, BufferViewMut, CpuBackend, DeviceFault, DeviceMemory, TensorHandle,
+    TensorTransfer,
 };
 
 use crate::device::{EmulatedDevice, LaneOrder};
@@ -34,7 +35,7 @@ fn rows<B: Backend>(backend: &B, floats: &[f32]) -> B::Buffer {
 fn imported<B: Backend>(to: &B, tensor: TensorHandle) -> Vec<f32> {
     let mut buffer = rows(to, &vec![-1.0; tensor.len()]);
     let len = tensor.len();
-    to.import_tensor(tensor, BufferViewMut::new(&mut buffer, 0..len));
+    to.import_tensor(tensor, BufferViewMut::new(&mut buffer, 0..len)).expect("no fault");
     to.download(BufferView::new(&buffer, 0..len))
 }
 
@@ -48,16 +49,16 @@ fn a_tensor_is_imported_as_it_was_exported_on_any_backend() {
         let x = rows(&one, &FLOATS);
         let bits = |floats: Vec<f32>| floats.into_iter().map(f32::to_bits).collect::<Vec<_>>();
         let tensor = one.export_tensor(BufferView::new(&x, 1..4));
-        assert!(matches!(tensor, TensorHandle::OnDevice(_)), "it stays on the device");
+        assert!(tensor.is_on_device(), "it stays on the device");
         let expected = FLOATS[1..4].iter().map(|x| x.to_bits()).collect::<Vec<_>>();
         assert_eq!(bits(imported(&other, tensor.clone())), expected);
         assert_eq!(bits(imported(&one, tensor.clone())), expected, "on the same backend");
         assert_eq!(bits(imported(&cpu, tensor.clone())), expected);
-        assert_eq!(bits(tensor.into_floats()), expected);
+        assert_eq!(bits(tensor.into_floats().expect("no fault")), expected);
         let arrived = one.begin_upload(TensorHandle::from(FLOATS[1..4].to_vec()));
         assert!(arrived.is_on_device(), "it is uploaded beside the work");
         assert_eq!(bits(imported(&one, arrived.clone())), expected);
-        assert_eq!(bits(arrived.into_floats()), expected);
+        assert_eq!(bits(arrived.into_floats().expect("no fault")), expected);
         let of_cpu = cpu.export_tensor(BufferView::new(&rows(&cpu, &FLOATS), 1..4));
         assert_eq!(bits(imported(&one, of_cpu)), expected);
         assert_eq!(first_race(&log.calls(), |_| false), None);
@@ -84,7 +85,8 @@ fn staging_buffers_are_few_and_reused() {
     let rounds = StagingReservation::ROTATED as u8 + 2;
     for round in 0..rounds {
         let tensor = one.export_tensor(BufferView::new(&rows(&one, &[f32::from(round); 4]), 0..4));
-        other.import_tensor(tensor, BufferViewMut::new(&mut arrived, 0..4));
+        let to = BufferViewMut::new(&mut arrived, 0..4);
+        other.import_tensor(tensor, to).expect("no fault");
     }
     assert_eq!(other.download(BufferView::new(&arrived, 0..4)), [f32::from(rounds - 1); 4]);
     let calls = log.calls();
@@ -100,17 +102,14 @@ fn staging_buffers_are_few_and_reused() {
     let all: Vec<TensorHandle> = (0..=StagingReservation::COUNT_MAX)
         .map(|_| one.export_tensor(BufferView::new(&x, 0..5)))
         .collect();
-    let staged = all.iter().filter(|tensor| matches!(tensor, TensorHandle::OnDevice(_))).count();
+    let staged = all.iter().filter(|tensor| tensor.is_on_device()).count();
     assert_eq!(
         staged,
         StagingReservation::COUNT_MAX - StagingReservation::ROTATED,
         "some buffers are of another length"
     );
-    assert!(all.into_iter().all(|tensor| tensor.into_floats() == FLOATS));
-    assert!(
-        matches!(one.export_tensor(BufferView::new(&x, 0..5)), TensorHandle::OnDevice(_)),
-        "they have been returned"
-    );
+    assert!(all.into_iter().all(|tensor| tensor.into_floats().expect("no fault") == FLOATS));
+    assert!(one.export_tensor(BufferView::new(&x, 0..5)).is_on_device(), "they have been returned");
 }
 
 /// The backend that exported a tensor may be dropped before it is read.
@@ -147,11 +146,10 @@ fn numbers_of_a_failed_device_carry_a_fault() {
     };
     let backend = CudaBackend::new(device.clone());
     let tensor = backend.export_tensor(BufferView::new(&rows(&backend, &FLOATS), 0..5));
-    let pending = tensor.device_tensor().expect("it lies in a staging buffer");
-    assert_eq!(pending.fault(), None);
+    assert!(tensor.is_on_device(), "it lies in a staging buffer");
     device.fail();
     assert_eq!(backend.fault(), None, "no call has failed yet");
-    assert!(tensor.into_floats().iter().all(|x| x.is_nan()));
-    assert!(matches!(pending.fault(), Some(DeviceFault::Sticky { .. })), "{:?}", pending.fault());
-    assert_eq!(backend.fault(), pending.fault(), "its backend knows before it says anything else");
+    let fault = tensor.into_floats().expect_err("the device failed");
+    assert!(matches!(fault, DeviceFault::Sticky { .. }), "{fault:?}");
+    assert_eq!(backend.fault(), Some(fault), "its backend knows before it says anything else");
 }

@@ -20,7 +20,7 @@ use zbelastic_transport::{FrameSender, OutgoingFrame};
 use zbelastic_types::NodeId;
 
 use super::device::{DeviceOutput, OutputsClosed, WorkerDeviceError};
-use super::frames::{OutgoingMessage, outgoing};
+use super::frames::{OutgoingError, OutgoingMessage, outgoing};
 
 /// Frames that wait for the dispatcher. When there are more the device thread waits for it: a
 /// device that is so far ahead of its network has nothing to gain.
@@ -132,12 +132,13 @@ fn is_gradient(body: &PeerBody) -> bool {
 fn is_pending(body: &PeerBody) -> bool {
     match body {
         PeerBody::Frame(frame) => frame.tensor.is_on_device(),
-        PeerBody::Gradients { parts, .. } => parts.iter().any(GradientPart::is_held),
+        PeerBody::Gradients { parts, .. } => parts.iter().any(GradientPart::is_on_device),
         PeerBody::StandbyUpdate { gradients, .. } => {
-            gradients.iter().any(|gradient| gradient.g.is_pending())
+            gradients.iter().any(|gradient| gradient.g.is_on_device())
         }
-        PeerBody::Layer(image) | PeerBody::StandbyLayer { image, .. } => image.is_held(),
-        PeerBody::Prefix(_)
+        PeerBody::StandbyLayer { image, .. } => image.is_on_device(),
+        PeerBody::Layer(_)
+        | PeerBody::Prefix(_)
         | PeerBody::Partial(_)
         | PeerBody::Fetch { .. }
         | PeerBody::StandbyRequest { .. } => false,
@@ -146,27 +147,8 @@ fn is_pending(body: &PeerBody) -> bool {
 
 impl<R: FrameCarrier> FrameForwarder<R> {
     fn send(&self, to: NodeId, frame: PeerFrame) -> Result<(), OutputsClosed> {
-        let (held, fault) = match &frame.body {
-            PeerBody::Frame(frame) => (frame.tensor.device_tensor(), None),
-            PeerBody::Gradients { parts, .. } => (None, parts.iter().find_map(GradientPart::wait)),
-            PeerBody::StandbyUpdate { gradients, .. } => {
-                (None, gradients.iter().find_map(|gradient| gradient.wait()))
-            }
-            PeerBody::Layer(image) | PeerBody::StandbyLayer { image, .. } => (None, image.wait()),
-            PeerBody::Prefix(_)
-            | PeerBody::Partial(_)
-            | PeerBody::Fetch { .. }
-            | PeerBody::StandbyRequest { .. } => (None, None),
-        };
         let is_gradient = is_gradient(&frame.body);
-        let sent = outgoing(frame);
-        if let Some(fault) = fault.or_else(|| held.and_then(|held| held.fault())) {
-            // What was read from a failed device is no result, and must not be sent as one.
-            let device = self.device.clone();
-            self.report(DeviceOutput::Failed(WorkerDeviceError::Fault { device, fault }))?;
-            return Err(OutputsClosed);
-        }
-        match sent {
+        match outgoing(frame) {
             Ok(OutgoingMessage::Frames(frames)) => {
                 frames.into_iter().for_each(|frame| match is_gradient {
                     true => self.carrier.submit_blocking(to, frame),
@@ -178,7 +160,12 @@ impl<R: FrameCarrier> FrameForwarder<R> {
                 self.report(DeviceOutput::Request { to, message })
             }
             Ok(OutgoingMessage::Layer(offer)) => self.report(DeviceOutput::Offer { to, offer }),
-            Err(error) => self.report(DeviceOutput::Failed(error.into())),
+            Err(OutgoingError::TooLong(error)) => self.report(DeviceOutput::Failed(error.into())),
+            Err(OutgoingError::Fault(fault)) => {
+                let device = self.device.clone();
+                self.report(DeviceOutput::Failed(WorkerDeviceError::Fault { device, fault }))?;
+                Err(OutputsClosed)
+            }
         }
     }
 

@@ -15,10 +15,10 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use zbelastic_consensus::member::Holder;
 use zbelastic_consensus::validation::{Prefix, Seal, Turn};
-use zbelastic_kernels::{DeviceFault, HostFloats, HostTensor, PendingFloats, TensorHandle};
+use zbelastic_kernels::{DeviceFault, HostFloats, HostTensor, TensorHandle};
 use zbelastic_schedule::{Flow, Pass};
 use zbelastic_trainer::elastic::{
-    FrameLimits, GRADIENT_FRAME_LIMITS, GradientPart, LayerGradient, LayerImage,
+    FrameLimits, GRADIENT_FRAME_LIMITS, GradientFloats, GradientPart, LayerGradient, LayerImage,
 };
 use zbelastic_trainer::plan::SLICES_OF_EQUAL_TIME_MAX;
 use zbelastic_trainer::runtime::{MessageNumber, PeerBody, PeerFrame};
@@ -179,7 +179,7 @@ pub enum FrameFault {
 enum FrameFloats {
     None,
     One(Vec<f32>),
-    Gradients(Vec<GradientPart>),
+    Gradients(Vec<GradientFloats>),
 }
 
 impl FrameBody for FrameFloats {
@@ -187,7 +187,7 @@ impl FrameBody for FrameFloats {
         match self {
             Self::None => Vec::new(),
             Self::One(floats) => vec![floats],
-            Self::Gradients(parts) => parts.iter().map(GradientPart::floats).collect(),
+            Self::Gradients(parts) => parts.iter().map(|part| &**part).collect(),
         }
     }
 }
@@ -196,17 +196,9 @@ impl FrameBody for FrameFloats {
 /// dropped.
 struct LaneFloats(FramePart);
 
-impl PendingFloats for LaneFloats {
-    fn count(&self) -> usize {
-        self.0.len()
-    }
-
-    fn floats(&self) -> &[f32] {
+impl AsRef<[f32]> for LaneFloats {
+    fn as_ref(&self) -> &[f32] {
         &self.0
-    }
-
-    fn fault(&self) -> Option<DeviceFault> {
-        None
     }
 }
 
@@ -232,12 +224,23 @@ pub struct LayerOffer {
     pub open: Option<Turn>,
 }
 
-/// Sorts a worker's frame by how it travels.
+/// Why a worker's frame is not sent.
+#[derive(Debug, thiserror::Error)]
+pub enum OutgoingError {
+    /// It is longer than the lane takes.
+    #[error(transparent)]
+    TooLong(#[from] FrameTooLarge),
+    /// The device failed before it was read.
+    #[error(transparent)]
+    Fault(#[from] DeviceFault),
+}
+
+/// Sorts a worker's frame by how it travels. What a device still copies is waited for.
 ///
 /// # Errors
-/// If a boundary tensor is longer than the lane takes. No plan that was loaded has one:
-/// [`FrameExpectations::rules`] refuses it.
-pub fn outgoing(frame: PeerFrame) -> Result<OutgoingMessage, FrameTooLarge> {
+/// If the device fails, or a boundary tensor is longer than the lane takes. No plan that was loaded
+/// has one: [`FrameExpectations::rules`] refuses it.
+pub fn outgoing(frame: PeerFrame) -> Result<OutgoingMessage, OutgoingError> {
     let PeerFrame { generation, sender, body } = frame;
     let one = |kind: TensorFrameKind, body: TensorFrameHeaderBody, floats: FrameFloats| {
         let header = TensorFrameHeader { generation, sender, body };
@@ -256,7 +259,7 @@ pub fn outgoing(frame: PeerFrame) -> Result<OutgoingMessage, FrameTooLarge> {
             FrameFloats::None,
         )?],
         PeerBody::Frame(Frame { turn, mode, flow, pass, tensor }) => {
-            let (kind, body, floats) = match tensor.into_host() {
+            let (kind, body, floats) = match tensor.into_host()? {
                 HostTensor::Floats(floats) => {
                     let body = TensorFrameHeaderBody::Frame { turn, lap: mode, flow, pass };
                     (TensorFrameKind::Boundary(pass.slice), body, floats)
@@ -281,8 +284,8 @@ pub fn outgoing(frame: PeerFrame) -> Result<OutgoingMessage, FrameTooLarge> {
             let headers = parts.iter().map(header).collect();
             let piece = number;
             let body = TensorFrameHeaderBody::Gradients { turn, of, parts: headers, piece };
-            let frame =
-                one(TensorFrameKind::Gradients(number.index), body, FrameFloats::Gradients(parts))?;
+            let floats = gradient_floats(&parts)?;
+            let frame = one(TensorFrameKind::Gradients(number.index), body, floats)?;
             vec![frame.with_urgency(Urgency::Background)]
         }
         // Which layers are followed changes from step to step, and a frame's length must not.
@@ -293,14 +296,11 @@ pub fn outgoing(frame: PeerFrame) -> Result<OutgoingMessage, FrameTooLarge> {
             });
             cut.map(|(layer, piece, parts)| {
                 let body = TensorFrameHeaderBody::Update { turn, before, layer, piece };
-                let frame = one(
-                    TensorFrameKind::Update(layer, piece.index),
-                    body,
-                    FrameFloats::Gradients(parts),
-                )?;
+                let floats = gradient_floats(&parts)?;
+                let frame = one(TensorFrameKind::Update(layer, piece.index), body, floats)?;
                 Ok(frame.with_urgency(Urgency::Background))
             })
-            .collect::<Result<_, _>>()?
+            .collect::<Result<_, OutgoingError>>()?
         }
         PeerBody::Partial(partial) => {
             let turn = partial.turn;
@@ -309,13 +309,10 @@ pub fn outgoing(frame: PeerFrame) -> Result<OutgoingMessage, FrameTooLarge> {
             let run = Arc::new(LayerGradient { layer: RUN, turn, g: run_of(partial).into() });
             let cut = pieces(run, PARTIAL_PIECES_MAX).map(|(piece, parts)| {
                 let body = TensorFrameHeaderBody::Partial { turn, chunk, losses, piece };
-                one(
-                    TensorFrameKind::Partial(chunk, piece.index),
-                    body,
-                    FrameFloats::Gradients(parts),
-                )
+                let floats = gradient_floats(&parts)?;
+                Ok(one(TensorFrameKind::Partial(chunk, piece.index), body, floats)?)
             });
-            cut.collect::<Result<_, _>>()?
+            cut.collect::<Result<_, OutgoingError>>()?
         }
         PeerBody::Fetch { layer, version } => {
             return Ok(OutgoingMessage::Request(LayerMessage::Fetch {
@@ -344,12 +341,18 @@ pub fn outgoing(frame: PeerFrame) -> Result<OutgoingMessage, FrameTooLarge> {
             return Ok(OutgoingMessage::Layer(LayerOffer {
                 generation,
                 sender,
-                image,
+                image: Arc::new(image.wait()?),
                 open: Some(open),
             }));
         }
     };
     Ok(OutgoingMessage::Frames(frames))
+}
+
+/// The floats of parts of a gradient, which are waited for.
+fn gradient_floats(parts: &[GradientPart]) -> Result<FrameFloats, DeviceFault> {
+    let floats = parts.iter().map(GradientPart::wait);
+    Ok(FrameFloats::Gradients(floats.collect::<Result<_, _>>()?))
 }
 
 /// The bits of two numbers in each float, the first one's below; behind an odd number of them
@@ -449,7 +452,7 @@ pub fn incoming(frame: ReceivedFrame) -> Result<IncomingFrame, FrameFault> {
             if expected != found {
                 return Err(FrameFault::Halves { expected, found });
             }
-            let tensor = TensorHandle::OnHost(HostTensor::Halves(unpaired(&floats, len as usize)));
+            let tensor = TensorHandle::from(HostTensor::Halves(unpaired(&floats, len as usize)));
             PeerBody::Frame(Frame { turn, mode, flow, pass, tensor })
         }
         TensorFrameHeaderBody::Receipt { turn, pass } => {
@@ -480,7 +483,7 @@ pub fn incoming(frame: ReceivedFrame) -> Result<IncomingFrame, FrameFault> {
                 return Err(FrameFault::Parts { expected, found });
             }
             let part = |((layer, first), floats): (PartHeader, FramePart)| {
-                let floats = HostFloats::pending(Arc::new(LaneFloats(floats)));
+                let floats = HostFloats::foreign(Arc::new(LaneFloats(floats)));
                 GradientPart::arrived(layer, turn, first as usize, floats)
             };
             let parts = headers.into_iter().zip(parts).map(part).collect();

@@ -237,7 +237,8 @@ impl<B: Backend, S: BatchSource> AsyncReference<B, S> {
             (0..setup.plan.chunks.len())
                 .for_each(|chunk| self.update(replica, self.coordinates(chunk, k)));
         }
-        loss.expect("the whole model has a loss")
+        let loss = loss.expect("the whole model has a loss");
+        loss.wait().expect("a reference runs on a device that works")
     }
 
     fn coordinates(&self, chunk: usize, k: u32) -> PassCoordinates {

@@ -1,5 +1,5 @@
 //! The numbers that asynchronous methods add to the optimizer's. What is done with them, element by
-//! element, are operations of a backend ([`zbelastic_kernels::Backend::adam_ahead`] and those
+//! element, are operations of a backend ([`zbelastic_kernels::AsyncOptimizer::adam_ahead`] and those
 //! behind it).
 
 /// How long a change is remembered that the correction spreads over `updates` updates: D to the

@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use zbelastic_kernels::{
-    Accumulate, AllocateError, Backend, BufferView, DeviceFault, Loss, TensorHandle,
+    Accumulate, AllocateError, Backend, BufferView, DeviceFault, Pending, TensorHandle,
 };
 use zbelastic_schedule::asynchronous::{
     AsyncKind, AsyncOp, AsyncProgram, DynamicRegion, WeightVersion,
@@ -119,7 +119,7 @@ pub struct AsyncStage<B: Backend, S> {
     /// What the last F or BW left, until a transfer takes it.
     result: Option<(Flow, Pass, TensorHandle)>,
     /// Losses that a device still computes: no more than microbatches are alive or in an update.
-    losses: VecDeque<(MicrobatchIndex, Loss)>,
+    losses: VecDeque<(MicrobatchIndex, Pending<f64>)>,
     position: ProgramPosition,
     outbox: VecDeque<AsyncOutput>,
     /// Of a device that runs later what is enqueued: its clock, and what passes took by it so far.
@@ -247,34 +247,34 @@ impl<B: Backend, S: BatchSource> AsyncStage<B, S> {
 
     /// Runs the next operation.
     pub fn run_next(&mut self) -> AsyncProgress {
-        let progress = self.run_next_op();
+        let progress = self.run_next_op().unwrap_or_else(AsyncProgress::Faulted);
         self.backend.fault().map_or(progress, AsyncProgress::Faulted)
     }
 
-    fn run_next_op(&mut self) -> AsyncProgress {
+    fn run_next_op(&mut self) -> Result<AsyncProgress, DeviceFault> {
         let Some(op) = self.next_op() else {
-            return if self.is_finished() {
+            return Ok(if self.is_finished() {
                 AsyncProgress::Finished
             } else {
                 AsyncProgress::Blocked
-            };
+            });
         };
         if let AsyncOp::Transfer(Transfer::Receive, flow, pass) = op
             && !self.inbox.contains_key(&(flow, pass))
         {
-            return AsyncProgress::Blocked;
+            return Ok(AsyncProgress::Blocked);
         }
-        self.run(op);
+        self.run(op)?;
         match &mut self.position {
             ProgramPosition::List(position) => *position += 1,
             ProgramPosition::Found(region) => region.finish_op(),
         }
         if self.is_finished() {
-            self.queue_losses();
+            self.queue_losses()?;
         }
         self.timer.end(&self.backend);
         self.backend.flush();
-        AsyncProgress::Ran(op)
+        Ok(AsyncProgress::Ran(op))
     }
 
     /// Whether every operation has run.
@@ -329,10 +329,10 @@ impl<B: Backend, S: BatchSource> AsyncStage<B, S> {
         region.next_op()
     }
 
-    fn run(&mut self, op: AsyncOp) {
+    fn run(&mut self, op: AsyncOp) -> Result<(), DeviceFault> {
         match op {
-            AsyncOp::Compute(Compute::F, pass, version) => self.forward(pass, version),
-            AsyncOp::Compute(Compute::BW, pass, version) => self.backward(pass, version),
+            AsyncOp::Compute(Compute::F, pass, version) => self.forward(pass, version)?,
+            AsyncOp::Compute(Compute::BW, pass, version) => self.backward(pass, version)?,
             AsyncOp::Compute(Compute::B | Compute::W | Compute::WE | Compute::R, ..) => {
                 unreachable!("a checked program has F and BW alone")
             }
@@ -348,7 +348,7 @@ impl<B: Backend, S: BatchSource> AsyncStage<B, S> {
                     self.weights.get_mut(&(chunk, version.replica)).expect("a chunk here");
                 let update = versions.step(&self.setup, &self.backend);
                 assert_eq!(update.version, version, "versions are counted one by one");
-                self.queue_losses();
+                self.queue_losses()?;
                 self.outbox.push_back(AsyncOutput::Update(update));
             }
             AsyncOp::Predict(chunk, rule, version) => {
@@ -375,15 +375,16 @@ impl<B: Backend, S: BatchSource> AsyncStage<B, S> {
             }
             AsyncOp::Dynamic(..) => unreachable!("a region is run as what it finds"),
         }
+        Ok(())
     }
 
     /// Waits for the losses that a device still computes, and passes them on.
-    fn queue_losses(&mut self) {
-        let losses = self
-            .losses
-            .drain(..)
-            .map(|(microbatch, loss)| AsyncOutput::Loss { microbatch, loss_sum: loss.wait() });
-        self.outbox.extend(losses);
+    fn queue_losses(&mut self) -> Result<(), DeviceFault> {
+        for (microbatch, loss) in self.losses.drain(..) {
+            let loss_sum = loss.wait()?;
+            self.outbox.push_back(AsyncOutput::Loss { microbatch, loss_sum });
+        }
+        Ok(())
     }
 
     fn batch(&self, microbatch: MicrobatchIndex) -> TokenBatch {
@@ -392,7 +393,7 @@ impl<B: Backend, S: BatchSource> AsyncStage<B, S> {
         self.source.training(step, MicrobatchIndex(microbatch.0 % program.microbatch_count))
     }
 
-    fn forward(&mut self, pass: Pass, version: WeightVersion) {
+    fn forward(&mut self, pass: Pass, version: WeightVersion) -> Result<(), DeviceFault> {
         let batch = self.batch(pass.microbatch);
         let operand = self.inbox.remove(&(Flow::Forward, pass));
         let context = context(&self.setup, &self.backend, &self.angles, Some(&self.timer));
@@ -400,23 +401,25 @@ impl<B: Backend, S: BatchSource> AsyncStage<B, S> {
         let memory = self.memory.get_mut(&pass.chunk).expect("a chunk here");
         let stash = memory.stashes.acquire(pass.microbatch);
         if let Some(input) = operand {
-            chunk.take_input(&self.backend, input, stash);
+            chunk.take_input(&self.backend, input, stash)?;
         }
         let logits = memory.logits.as_mut().map(|slots| slots.acquire(pass.microbatch));
         let microbatch = pass.microbatch;
         match chunk.forward_slice(&context, &batch, &[], stash, logits) {
-            Some(Loss::Ready(loss_sum)) => {
+            Some(loss) if loss.is_on_device() => self.losses.push_back((microbatch, loss)),
+            Some(loss) => {
+                let loss_sum = loss.into_value()?;
                 self.outbox.push_back(AsyncOutput::Loss { microbatch, loss_sum });
             }
-            Some(loss @ Loss::Pending(_)) => self.losses.push_back((microbatch, loss)),
             None => {
                 let output = chunk.send_output(&self.backend, stash);
                 self.result = Some((Flow::Forward, pass, output));
             }
         }
+        Ok(())
     }
 
-    fn backward(&mut self, pass: Pass, version: WeightVersion) {
+    fn backward(&mut self, pass: Pass, version: WeightVersion) -> Result<(), DeviceFault> {
         let batch = self.batch(pass.microbatch);
         let operand = self.inbox.remove(&(Flow::Backward, pass));
         let context = context(&self.setup, &self.backend, &self.angles, Some(&self.timer));
@@ -426,7 +429,7 @@ impl<B: Backend, S: BatchSource> AsyncStage<B, S> {
         let mut logits = memory.logits.as_mut().map(|slots| slots.get(pass.microbatch));
         let chunk = versions.reading(version);
         if let Some(gradient) = operand {
-            chunk.take_gradient(&self.backend, gradient, stash);
+            chunk.take_gradient(&self.backend, gradient, stash)?;
         }
         let loss = (&batch, self.setup.loss_scale());
         chunk.backward_input(&context, loss, stash, logits.as_deref_mut(), &mut self.scratch);
@@ -446,6 +449,7 @@ impl<B: Backend, S: BatchSource> AsyncStage<B, S> {
         if let Some(slots) = &mut memory.logits {
             slots.release(pass.microbatch);
         }
+        Ok(())
     }
 
     fn pass_on(&mut self, flow: Flow, pass: Pass) {

@@ -1,34 +1,24 @@
 //! Gradients on their way to the workers that keep copies of layers, in parts of bounded length.
 
-use std::ops::Range;
+use std::ops::{Deref, Range};
 use std::sync::Arc;
 
 use zbelastic_consensus::validation::Turn;
-use zbelastic_kernels::{DeviceFault, HostFloats};
+use zbelastic_kernels::{DeviceFault, HostFloats, PendingFloats};
 use zbelastic_types::LayerId;
 
 use super::CopyRefusal;
 use super::frame_split::{FrameLimits, split_into_frames};
 
 /// A layer's gradient on its way to a worker that keeps the layer's copy.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub struct LayerGradient {
     /// Id of the layer in model order.
     pub layer: LayerId,
     /// The turn it was computed in.
     pub turn: Turn,
     /// The gradient, in the layer's order. That of a device may still be on its way.
-    pub g: HostFloats,
-}
-
-impl LayerGradient {
-    /// Waits until it is here. What has ended the device that copied it, if anything has: then it
-    /// is none.
-    #[must_use]
-    pub fn wait(&self) -> Option<DeviceFault> {
-        let _here: &[f32] = &self.g;
-        self.g.fault()
-    }
+    pub g: PendingFloats,
 }
 
 /// Some floats of a layer's gradient. Parts of one gradient share its memory.
@@ -53,7 +43,7 @@ impl GradientPart {
     #[must_use]
     pub fn arrived(layer: LayerId, turn: Turn, first: usize, floats: HostFloats) -> Self {
         let range = 0..floats.len();
-        Self { gradient: Arc::new(LayerGradient { layer, turn, g: floats }), range, first }
+        Self { gradient: Arc::new(LayerGradient { layer, turn, g: floats.into() }), range, first }
     }
 
     /// The messages that gradients travel in, in order, one at least.
@@ -100,23 +90,33 @@ impl GradientPart {
         self.range.is_empty()
     }
 
+    /// Whether a device copies it, so that the reader may wait.
+    #[must_use]
+    pub fn is_on_device(&self) -> bool {
+        self.gradient.g.is_on_device()
+    }
+
     /// Its floats. Those that a device copies are waited for.
-    #[must_use]
-    pub fn floats(&self) -> &[f32] {
-        &self.gradient.g[self.range.clone()]
+    ///
+    /// # Errors
+    /// If the device failed before they were read.
+    pub fn wait(&self) -> Result<GradientFloats, DeviceFault> {
+        Ok(GradientFloats { floats: self.gradient.g.wait()?, range: self.range.clone() })
     }
+}
 
-    /// Whether a device copies it, so that the first reader may wait.
-    #[must_use]
-    pub fn is_held(&self) -> bool {
-        self.gradient.g.is_pending()
-    }
+/// Floats of a layer's gradient on the host.
+#[derive(Clone, Debug)]
+pub struct GradientFloats {
+    floats: HostFloats,
+    range: Range<usize>,
+}
 
-    /// Waits until it is here. What has ended the device that copied it, if anything has: then it
-    /// is none.
-    #[must_use]
-    pub fn wait(&self) -> Option<DeviceFault> {
-        self.gradient.wait()
+impl Deref for GradientFloats {
+    type Target = [f32];
+
+    fn deref(&self) -> &[f32] {
+        &self.floats[self.range.clone()]
     }
 }
 
@@ -174,7 +174,9 @@ mod tests {
     fn gradients_travel_in_messages_of_bounded_length_and_parts_name_their_offsets() {
         let gradients = [gradient(0, &[1.0, 2.0, 3.0]), gradient(1, &[4.0, 5.0])];
         let messages = GradientPart::messages(&gradients, FrameLimits { parts: 8, floats: 2 });
-        let shown = |part: &GradientPart| (part.layer().0, part.first(), part.floats().to_vec());
+        let shown = |part: &GradientPart| {
+            (part.layer().0, part.first(), part.wait().expect("no fault").to_vec())
+        };
         let shown: Vec<Vec<_>> = messages.iter().map(|m| m.iter().map(shown).collect()).collect();
         let expected = [
             vec![(0, 0, vec![1.0, 2.0])],

@@ -1,7 +1,7 @@
 //! A layer as it travels and as it lies in a checkpoint.
 
 use zbelastic_kernels::reference::state_sums;
-use zbelastic_kernels::{DeviceFault, HostFloats};
+use zbelastic_kernels::{DeviceFault, HostFloats, PendingFloats};
 use zbelastic_types::{Digest, Fingerprint, LayerId, Step};
 
 use super::assembler::LayerAssembler;
@@ -19,7 +19,7 @@ pub const fn image_bytes(float_count: usize) -> u64 {
     HEADER_LEN as u64 + 12 * float_count as u64
 }
 
-/// A layer's sealed state. That of a device may still be on its way: the first reader waits.
+/// A layer's sealed state.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LayerImage {
     /// Id of the layer in model order.
@@ -32,6 +32,64 @@ pub struct LayerImage {
     pub m: HostFloats,
     /// Second moments, in the order of the weights.
     pub v: HostFloats,
+}
+
+/// A layer's sealed state that may still be on its way from a device.
+#[derive(Clone, Debug)]
+pub struct PendingImage {
+    layer: LayerId,
+    version: Step,
+    /// Weights, first and second moments.
+    parts: [PendingFloats; 3],
+}
+
+impl PendingImage {
+    /// The state of a layer at a version: weights, first and second moments.
+    #[must_use]
+    pub const fn new(layer: LayerId, version: Step, parts: [PendingFloats; 3]) -> Self {
+        Self { layer, version, parts }
+    }
+
+    /// Id of the layer in model order.
+    #[must_use]
+    pub const fn layer(&self) -> LayerId {
+        self.layer
+    }
+
+    /// Steps sealed before it.
+    #[must_use]
+    pub const fn version(&self) -> Step {
+        self.version
+    }
+
+    /// Floats of weights and moments together, without a wait.
+    #[must_use]
+    pub fn float_count(&self) -> usize {
+        self.parts.iter().map(PendingFloats::len).sum()
+    }
+
+    /// Whether a device still copies it, so that the reader may wait.
+    #[must_use]
+    pub fn is_on_device(&self) -> bool {
+        self.parts.iter().any(PendingFloats::is_on_device)
+    }
+
+    /// The state. One that a device copies is waited for.
+    ///
+    /// # Errors
+    /// If the device failed before it was read.
+    pub fn wait(&self) -> Result<LayerImage, DeviceFault> {
+        let Self { layer, version, parts: [w, m, v] } = self;
+        let [w, m, v] = [w.wait()?, m.wait()?, v.wait()?];
+        Ok(LayerImage { layer: *layer, version: *version, w, m, v })
+    }
+}
+
+impl From<LayerImage> for PendingImage {
+    fn from(image: LayerImage) -> Self {
+        let LayerImage { layer, version, w, m, v } = image;
+        Self { layer, version, parts: [w, m, v].map(PendingFloats::from) }
+    }
 }
 
 /// Why bytes are no layer.
@@ -88,24 +146,6 @@ impl LayerImage {
             extend_with_floats(&mut bytes, part);
         }
         bytes
-    }
-
-    /// Whether a device still copies it, as far as is known without a wait.
-    #[must_use]
-    pub fn is_held(&self) -> bool {
-        [&self.w, &self.m, &self.v].into_iter().any(HostFloats::is_pending)
-    }
-
-    /// Waits until all of it is here. What has ended the device that copied it, if anything has:
-    /// then it is no state.
-    #[must_use]
-    pub fn wait(&self) -> Option<DeviceFault> {
-        let parts = [&self.w, &self.m, &self.v];
-        let wait = |part: &HostFloats| {
-            let _here: &[f32] = part;
-            part.fault()
-        };
-        parts.into_iter().find_map(wait)
     }
 
     /// What stands before its weights.

@@ -157,9 +157,10 @@ impl<B: Backend> LayerCopy for BackendCopy<B> {
         if part.layer() != self.layer() {
             return Err(CopyRefusal::OtherLayer);
         }
+        let floats = part.wait().map_err(|_| CopyRefusal::DeviceFailed)?;
         self.held.count(part, self.layer.spec.len())?;
         let range = part.first()..part.first() + part.len();
-        self.backend.upload(part.floats(), BufferViewMut::new(&mut self.layer.g, range));
+        self.backend.upload(&floats, BufferViewMut::new(&mut self.layer.g, range));
         Ok(())
     }
 
@@ -197,7 +198,7 @@ impl<B: Backend> LayerCopy for BackendCopy<B> {
         layer_digest(&self.image())
     }
 
-    fn fingerprint(&self) -> Fingerprint {
+    fn fingerprint(&self) -> Result<Fingerprint, DeviceFault> {
         self.layer.fingerprint_of(&self.layer.state_sums(&self.backend))
     }
 }

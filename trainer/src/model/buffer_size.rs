@@ -5,9 +5,9 @@ use zbelastic_kernels::{AllocateError, Backend, ByteCounts};
 /// A number of elements, and what they are: a device may hold activations in a smaller type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BufferSize {
-    /// Activations and their gradients: rows, a token each ([`Backend::allocate_rows`]).
+    /// Activations and their gradients: rows, a token each ([`DeviceMemory::allocate_rows`]).
     Rows(usize),
-    /// Sums and statistics, floats everywhere ([`Backend::allocate`]).
+    /// Sums and statistics, floats everywhere ([`DeviceMemory::allocate`]).
     Sums(usize),
 }
 

@@ -1,8 +1,8 @@
 //! A chunk: a run of layers on one stage, and what its passes keep.
 
 use zbelastic_kernels::{
-    Accumulate, AllocateError, Backend, BufferView, BufferViewMut, ByteCounts, EarlierSlice, Loss,
-    TensorHandle,
+    Accumulate, AllocateError, Backend, BufferView, BufferViewMut, ByteCounts, DeviceFault,
+    EarlierSlice, Pending, TensorHandle,
 };
 use zbelastic_types::Bytes;
 
@@ -73,9 +73,17 @@ impl<B: Backend> Chunk<B> {
     }
 
     /// Puts a boundary tensor that arrived where the first layer reads it.
-    pub fn take_input(&self, backend: &B, input: TensorHandle, stash: &mut PassStash<B::Buffer>) {
+    ///
+    /// # Errors
+    /// If the device that holds it failed before it was read.
+    pub fn take_input(
+        &self,
+        backend: &B,
+        input: TensorHandle,
+        stash: &mut PassStash<B::Buffer>,
+    ) -> Result<(), DeviceFault> {
         let len = input.len();
-        backend.import_tensor(input, BufferViewMut::new(&mut stash.residuals[0], 0..len));
+        backend.import_tensor(input, BufferViewMut::new(&mut stash.residuals[0], 0..len))
     }
 
     /// What the last layer left, on its way to the chunk after this one.
@@ -85,15 +93,18 @@ impl<B: Backend> Chunk<B> {
     }
 
     /// Puts the gradient that came back as a boundary tensor where B reads it.
+    ///
+    /// # Errors
+    /// If the device that holds it failed before it was read.
     pub fn take_gradient(
         &self,
         backend: &B,
         gradient: TensorHandle,
         stash: &mut PassStash<B::Buffer>,
-    ) {
+    ) -> Result<(), DeviceFault> {
         let len = gradient.len();
         let to = &mut stash.residuals[self.layers.len()];
-        backend.import_tensor(gradient, BufferViewMut::new(to, 0..len));
+        backend.import_tensor(gradient, BufferViewMut::new(to, 0..len))
     }
 
     /// What B left, on its way to the chunk before this one.
@@ -127,8 +138,8 @@ impl<B: Backend> Chunk<B> {
         batch: &TokenBatch,
         stash: &mut PassStash<B::Buffer>,
         logits: Option<&mut Logits<B::Buffer>>,
-    ) -> Option<f64> {
-        self.forward_slice(context, batch, &[], stash, logits).map(|loss| loss.wait())
+    ) -> Option<Pending<f64>> {
+        self.forward_slice(context, batch, &[], stash, logits)
     }
 
     /// F of a slice, with what the slices before it left, in order.
@@ -139,7 +150,7 @@ impl<B: Backend> Chunk<B> {
         earlier: &[&mut PassStash<B::Buffer>],
         stash: &mut PassStash<B::Buffer>,
         logits: Option<&mut Logits<B::Buffer>>,
-    ) -> Option<Loss> {
+    ) -> Option<Pending<f64>> {
         let made = (Projections::Made, earlier);
         self.run_forward((context, LayerOp::Forward), batch, made, stash, logits)
     }
@@ -151,7 +162,7 @@ impl<B: Backend> Chunk<B> {
         (projections, earlier): (Projections, &[&mut PassStash<B::Buffer>]),
         stash: &mut PassStash<B::Buffer>,
         mut logits: Option<&mut Logits<B::Buffer>>,
-    ) -> Option<Loss> {
+    ) -> Option<Pending<f64>> {
         let mut loss = None;
         context.begin();
         let PassStash { residuals, layers } = stash;

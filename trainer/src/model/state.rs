@@ -3,8 +3,8 @@
 use std::ops::Range;
 
 use zbelastic_kernels::{
-    AdamWRange, AllocateError, Backend, BufferView, BufferViewMut, LayerCandidate, MatrixPart,
-    StateSums, UpdateState,
+    AdamWRange, AllocateError, Backend, BufferView, BufferViewMut, DeviceFault, LayerCandidate,
+    MatrixPart, Pending, UpdateState,
 };
 use zbelastic_types::{Bytes, Fingerprint, Step};
 
@@ -12,7 +12,7 @@ use super::config::ModelConfig;
 use super::parts::{LayerParts, NonMatrixLayout};
 use super::tensors::LayerSpec;
 use crate::digest::fingerprint;
-use crate::elastic::LayerImage;
+use crate::elastic::{LayerImage, PendingImage};
 
 /// Which weights the passes read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,7 +47,7 @@ pub enum AfterCommit {
 /// A step writes the *pre-image* `w`, `m`, `v` by [`Self::commit_candidate`] or
 /// [`Self::update_in_place`] alone; the candidate lies beside it, so that dropping it restores
 /// everything. Beside steps [`Self::write_weights`] does, for versions of weights. On a device
-/// whose candidates are packed weights ([`Backend::packed_weights_optimizer`]) those of matrices
+/// whose candidates are packed weights ([`Optimizer::packed_weights_optimizer`]) those of matrices
 /// are the packed weights that passes read, and only what lies in no matrix has a place of its own.
 pub struct LayerState<B: Backend> {
     /// The layer's id and kind, and its tensors in order.
@@ -73,7 +73,7 @@ pub struct LayerState<B: Backend> {
     computed_ahead: Option<Vec<AdamWRange>>,
     version: Step,
     /// Those of the state's fingerprint, if the pass that wrote the state left them.
-    sums: Option<StateSums>,
+    sums: Option<Pending<[u64; 2]>>,
 }
 
 impl<B: Backend> LayerState<B> {
@@ -328,10 +328,10 @@ impl<B: Backend> LayerState<B> {
 
     /// The same, on its way to the host: the device goes on meanwhile.
     #[must_use]
-    pub fn pending_image(&mut self, backend: &B) -> LayerImage {
-        let [w, m, v] =
+    pub fn pending_image(&mut self, backend: &B) -> PendingImage {
+        let parts =
             [&mut self.w, &mut self.m, &mut self.v].map(|part| backend.begin_download(part));
-        LayerImage { layer: self.spec.layer, version: self.version, w, m, v }
+        PendingImage::new(self.spec.layer, self.version, parts)
     }
 
     /// What is written to the gradient from now on comes after the copy that still reads it.
@@ -380,14 +380,17 @@ impl<B: Backend> LayerState<B> {
 
     /// The sums of the sealed state's fingerprint; never the candidate's. Those that a commit left
     /// are there; otherwise the device goes over the state.
-    pub(crate) fn state_sums(&self, backend: &B) -> StateSums {
+    pub(crate) fn state_sums(&self, backend: &B) -> Pending<[u64; 2]> {
         let Self { w, m, v, .. } = self;
         self.sums.clone().unwrap_or_else(|| backend.state_sums(w, m, v))
     }
 
     /// The fingerprint of the sealed state from its sums, which are waited for.
-    pub(crate) fn fingerprint_of(&self, sums: &StateSums) -> Fingerprint {
-        fingerprint(self.spec.layer, self.version, self.spec.len(), sums.wait())
+    pub(crate) fn fingerprint_of(
+        &self,
+        sums: &Pending<[u64; 2]>,
+    ) -> Result<Fingerprint, DeviceFault> {
+        Ok(fingerprint(self.spec.layer, self.version, self.spec.len(), sums.wait()?))
     }
 }
 

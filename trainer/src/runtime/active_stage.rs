@@ -25,7 +25,7 @@ use crate::elastic::{
 };
 use crate::plan::Plan;
 use crate::stage::{
-    EngineProgress, Event, Output, StageEngine, StageExecutor, StageSetup, WaitReason,
+    EngineProgress, Event, Output, SealedState, StageEngine, StageSetup, WaitReason,
 };
 
 /// A stage of a plan that this worker runs: its engine, and the copies of other stages kept here.

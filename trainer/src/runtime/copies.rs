@@ -2,6 +2,7 @@
 
 use zbelastic_consensus::message::HeldUpdate;
 use zbelastic_consensus::validation::{LayerFingerprint, Seal, Turn};
+use zbelastic_kernels::DeviceFault;
 use zbelastic_types::StageIndex;
 
 use super::peers::{MessageNumber, PeerFrameRefusal};
@@ -45,8 +46,8 @@ impl<C: LayerCopy> StageCopy<C> {
     }
 
     /// Fingerprints of the state, in model order.
-    fn attested(&self) -> Vec<LayerFingerprint> {
-        self.layers.iter().map(|copy| (copy.layer(), copy.fingerprint())).collect()
+    fn attested(&self) -> Result<Vec<LayerFingerprint>, DeviceFault> {
+        self.layers.iter().map(|copy| Ok((copy.layer(), copy.fingerprint()?))).collect()
     }
 
     /// Accepts parts of a gradient, which come in order; yields what is to be reported once all of
@@ -96,7 +97,8 @@ impl<C: LayerCopy> StageCopy<C> {
         }
         self.held = Some(turn);
         let sums = self.layers.iter().flat_map(LayerCopy::sums).collect();
-        let state = if attests { self.attested() } else { Vec::new() };
+        let attested = if attests { self.attested() } else { Ok(Vec::new()) };
+        let state = attested.map_err(|_| refusal())?;
         Ok(Some(HeldUpdate { turn, of: self.of, sums, state }))
     }
 

@@ -256,8 +256,8 @@ impl<M: StageFactory, S: BatchSource + Clone> WorkerRuntime<M, S> {
         if let Some(image) = self.take_standby(loading, layer, source) {
             loading.images.insert(layer, image);
         } else if let Some(image) = self.local_image(loading, layer, source) {
-            let inventory = self.inventory.as_ref().filter(|_| names(source, loading.me.node));
-            let reported = inventory.and_then(|inventory| inventory.digest(&image));
+            let is_own = names(source, loading.me.node);
+            let reported = is_own.then(|| self.inventory.digest(&image)).flatten();
             loading.digests.extend(reported.map(|digest| (layer, digest)));
             loading.images.insert(layer, image);
         } else {

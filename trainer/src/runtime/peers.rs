@@ -6,11 +6,12 @@ use serde::{Deserialize, Serialize};
 use zbelastic_consensus::member::Holder;
 use zbelastic_consensus::mutant::{self, Mutant};
 use zbelastic_consensus::validation::{Prefix, Seal, Turn};
+use zbelastic_kernels::DeviceFault;
 use zbelastic_types::{Generation, LayerId, StageIndex, Step};
 
 use super::{RuntimeOutput, RuntimePhase, WorkerRuntime};
 use crate::data::BatchSource;
-use crate::elastic::{GradientPart, LayerGradient, LayerImage, StageFactory};
+use crate::elastic::{GradientPart, LayerGradient, LayerImage, PendingImage, StageFactory};
 use crate::stage::{EventRefusal, Frame, PartialGradient};
 
 /// What one worker sends another.
@@ -60,8 +61,8 @@ pub enum PeerBody {
     StandbyLayer {
         /// The turn whose seal it waits for.
         open: Turn,
-        /// The layer's sealed state.
-        image: Arc<LayerImage>,
+        /// The layer's sealed state, which the sender's device may still copy.
+        image: Arc<PendingImage>,
     },
     /// A gradient, for a worker that keeps the layers on standby.
     StandbyUpdate {
@@ -137,6 +138,9 @@ pub enum PeerFrameRefusal {
         /// Turn that the gradient was computed in.
         turn: Turn,
     },
+    /// The device that it lies on failed before it was read.
+    #[error("what was sent is lost: {0}")]
+    Lost(#[from] DeviceFault),
     /// The engine refuses it.
     #[error(transparent)]
     Engine(#[from] EventRefusal),
@@ -146,10 +150,16 @@ impl<M: StageFactory, S: BatchSource + Clone> WorkerRuntime<M, S> {
     pub(super) fn handle_peer(&mut self, frame: PeerFrame) -> Result<(), PeerFrameRefusal> {
         match frame.body {
             PeerBody::StandbyLayer { open, ref image } => {
-                self.handle_standby_layer(&frame, open, image)
+                let standby = self.standby.as_mut().ok_or(PeerFrameRefusal::NoStage)?;
+                standby.handle_layer(&self.model, &frame, open, image)?;
+                self.drive_standby();
+                Ok(())
             }
             PeerBody::StandbyUpdate { turn, before, ref gradients } => {
-                self.handle_standby_update(&frame, (turn, before), gradients)
+                let standby = self.standby.as_mut().ok_or(PeerFrameRefusal::NoStage)?;
+                standby.handle_update(&frame, (turn, before), gradients)?;
+                self.drive_standby();
+                Ok(())
             }
             PeerBody::Fetch { layer, version } => self.answer_fetch(&frame, layer, version),
             PeerBody::Layer(image) => {

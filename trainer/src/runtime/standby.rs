@@ -15,10 +15,11 @@ use zbelastic_consensus::session::WorkerEvent;
 use zbelastic_consensus::validation::{Seal, Turn};
 use zbelastic_types::{LayerId, NodeId, Step};
 
+use super::RuntimeOutput;
 use super::peers::{PeerBody, PeerFrame, PeerFrameRefusal};
-use super::{RuntimeOutput, RuntimePhase, WorkerRuntime};
-use crate::data::BatchSource;
-use crate::elastic::{GradientPart, LayerCopy, LayerGradient, LayerImage, StageFactory};
+use crate::elastic::{
+    GradientPart, LayerCopy, LayerGradient, LayerImage, PendingImage, StageFactory,
+};
 
 /// Layers that are requested and have not come, at once: a stage that exports is not training.
 const REQUESTS_MAX: usize = 2;
@@ -102,7 +103,11 @@ pub(super) struct StandbyLayers<C> {
 impl<C: LayerCopy> StandbyLayers<C> {
     /// The layers that `me` is to keep on standby, if any; those kept `before` are not fetched
     /// again.
-    fn new(me: Holder, pre_copy: Arc<PreCopyPlan>, before: Option<Self>) -> Option<Self> {
+    pub(super) fn new(
+        me: Holder,
+        pre_copy: Arc<PreCopyPlan>,
+        before: Option<Self>,
+    ) -> Option<Self> {
         let before = before.filter(|before| before.pre_copy.generation == pre_copy.generation);
         let (mut known, seals, tick) = match before {
             Some(before) => (before.layers, before.seals, before.tick),
@@ -148,7 +153,7 @@ impl<C: LayerCopy> StandbyLayers<C> {
     }
 
     /// Requests the layers that have not come, few at a time.
-    fn request_missing(&mut self) -> Vec<RuntimeOutput> {
+    pub(super) fn request_missing(&mut self) -> Vec<RuntimeOutput> {
         let generation = self.pre_copy.generation;
         let sender = self.me;
         let now = self.tick;
@@ -167,7 +172,7 @@ impl<C: LayerCopy> StandbyLayers<C> {
 
     /// The event that names the layers on standby, once no more are to come: those that memory does
     /// not hold are left out.
-    fn take_event(&mut self) -> Option<WorkerEvent> {
+    pub(super) fn take_event(&mut self) -> Option<WorkerEvent> {
         let is_over = self.layers.values().all(|standby_layer| !standby_layer.is_missing());
         if !is_over || self.is_reported {
             return None;
@@ -176,6 +181,59 @@ impl<C: LayerCopy> StandbyLayers<C> {
         let here = self.layers.iter().filter(|(_, standby_layer)| standby_layer.copy.is_some());
         let layers = here.map(|(layer, _)| *layer).collect();
         Some(WorkerEvent::Following { generation: self.pre_copy.generation, layers })
+    }
+
+    /// A tick of the node's clock.
+    pub(super) fn count_tick(&mut self) {
+        self.tick += 1;
+    }
+
+    /// A layer that was requested ahead. Of one that memory does not hold no copy is made.
+    pub(super) fn handle_layer<M: StageFactory<Copy = C>>(
+        &mut self,
+        model: &M,
+        frame: &PeerFrame,
+        open: Turn,
+        image: &PendingImage,
+    ) -> Result<(), PeerFrameRefusal> {
+        let layer = image.layer();
+        let version = image.version();
+        self.check_sender(frame, layer)?;
+        let image = image.wait()?;
+        if !model.fits(&image) {
+            return Err(PeerFrameRefusal::WrongShape { layer });
+        }
+        let standby_layer = self.layers.get_mut(&layer).expect("its owner was looked up");
+        if !standby_layer.is_missing() || version != open.step {
+            return Err(PeerFrameRefusal::Unrequested { layer, version, sender: frame.sender });
+        }
+        match model.copy(&image) {
+            Ok(copy) => standby_layer.copy = Some((copy, open)),
+            Err(_) => standby_layer.is_given_up = true,
+        }
+        standby_layer.advance(&self.seals);
+        Ok(())
+    }
+
+    /// The gradient of a turn, and the seal that led to it.
+    pub(super) fn handle_update(
+        &mut self,
+        frame: &PeerFrame,
+        (turn, before): (Turn, Option<Seal>),
+        gradients: &[Arc<LayerGradient>],
+    ) -> Result<(), PeerFrameRefusal> {
+        for gradient in gradients {
+            self.check_sender(frame, gradient.layer)?;
+        }
+        for gradient in gradients {
+            let standby_layer = self.layers.get_mut(&gradient.layer);
+            standby_layer.expect("its owner was looked up").hold(turn, gradients);
+        }
+        match before {
+            Some(seal) => self.settle(&seal),
+            None => self.layers.values_mut().for_each(|layer| layer.advance(&self.seals)),
+        }
+        Ok(())
     }
 
     /// S3: a layer on standby comes from the worker that trains it, under the plan in force.
@@ -189,102 +247,6 @@ impl<C: LayerCopy> StandbyLayers<C> {
         let is_owner =
             self.layers.get(&layer).is_some_and(|standby_layer| standby_layer.owner == sender);
         if is_owner { Ok(()) } else { Err(PeerFrameRefusal::Stranger { sender }) }
-    }
-}
-
-impl<M: StageFactory, S: BatchSource + Clone> WorkerRuntime<M, S> {
-    /// Layers that are kept on standby, as far as they are here.
-    pub fn standby_copies(&self) -> impl Iterator<Item = &M::Copy> {
-        self.standby.iter().flat_map(StandbyLayers::copies)
-    }
-
-    pub(super) fn begin_pre_copy(&mut self, me: Holder, pre_copy: Option<Arc<PreCopyPlan>>) {
-        if let RuntimePhase::Active(active) = &mut self.phase {
-            active.set_pre_copy(pre_copy.clone());
-        }
-        let before = self.standby.take();
-        self.standby = pre_copy.and_then(|pre_copy| StandbyLayers::new(me, pre_copy, before));
-        self.drive_standby();
-    }
-
-    pub(super) fn tick_standby(&mut self) {
-        if let Some(standby) = &mut self.standby {
-            standby.tick += 1;
-        }
-        self.drive_standby();
-    }
-
-    /// Requests what is missing, reports when nothing is, and moves layers to a plan that loads
-    /// them.
-    fn drive_standby(&mut self) {
-        match &self.phase {
-            RuntimePhase::Idle | RuntimePhase::Active(_) => {
-                let Some(standby) = &mut self.standby else { return };
-                self.outbox.extend(standby.request_missing());
-                let event = standby.take_event();
-                self.outbox.extend(event.map(RuntimeOutput::Event));
-            }
-            RuntimePhase::Loading(_) => self.load_standby(),
-        }
-    }
-
-    pub(super) fn settle_standby(&mut self, seal: &Seal) {
-        if let Some(standby) = &mut self.standby {
-            standby.settle(seal);
-        }
-    }
-
-    /// A layer that was requested ahead.
-    pub(super) fn handle_standby_layer(
-        &mut self,
-        frame: &PeerFrame,
-        open: Turn,
-        image: &Arc<LayerImage>,
-    ) -> Result<(), PeerFrameRefusal> {
-        let standby = self.standby.as_mut().ok_or(PeerFrameRefusal::NoStage)?;
-        let layer = image.layer;
-        let version = image.version;
-        standby.check_sender(frame, layer)?;
-        if !self.model.fits(image) {
-            return Err(PeerFrameRefusal::WrongShape { layer });
-        }
-        let standby_layer = standby.layers.get_mut(&layer).expect("its owner was looked up");
-        if !standby_layer.is_missing() || version != open.step {
-            return Err(PeerFrameRefusal::Unrequested { layer, version, sender: frame.sender });
-        }
-        match self.model.copy(image) {
-            Ok(copy) => standby_layer.copy = Some((copy, open)),
-            Err(_) => standby_layer.is_given_up = true,
-        }
-        standby_layer.advance(&standby.seals);
-        self.drive_standby();
-        Ok(())
-    }
-
-    /// The gradient of a turn, and the seal that led to it.
-    pub(super) fn handle_standby_update(
-        &mut self,
-        frame: &PeerFrame,
-        (turn, before): (Turn, Option<Seal>),
-        gradients: &[Arc<LayerGradient>],
-    ) -> Result<(), PeerFrameRefusal> {
-        let standby = self.standby.as_mut().ok_or(PeerFrameRefusal::NoStage)?;
-        for gradient in gradients.iter() {
-            standby.check_sender(frame, gradient.layer)?;
-        }
-        for gradient in gradients.iter() {
-            let standby_layer = standby.layers.get_mut(&gradient.layer);
-            standby_layer.expect("its owner was looked up").hold(turn, gradients);
-        }
-        match before {
-            Some(seal) => standby.settle(&seal),
-            None => standby
-                .layers
-                .values_mut()
-                .for_each(|standby_layer| standby_layer.advance(&standby.seals)),
-        }
-        self.drive_standby();
-        Ok(())
     }
 }
 

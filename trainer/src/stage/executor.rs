@@ -2,14 +2,14 @@
 
 use zbelastic_consensus::checkpoint::LayerDigest;
 use zbelastic_consensus::validation::{LayerFingerprint, TensorSum};
-use zbelastic_kernels::{DeviceFault, HostFloats, Loss, TensorHandle};
+use zbelastic_kernels::{DeviceFault, Pending, PendingFloats, TensorHandle};
 use zbelastic_schedule::{Flow, Pass};
 use zbelastic_types::{ChunkIndex, LayerId, SliceIndex, Step};
 
 use super::injection::Injection;
 use super::stash_store::StashStoreError;
 use crate::data::TokenBatch;
-use crate::elastic::{LayerImage, layer_digest, layer_fingerprint};
+use crate::elastic::{LayerImage, PendingImage, layer_digest, layer_fingerprint};
 use crate::model::Span;
 
 /// One optimizer update: what its numbers depend on besides the settings.
@@ -23,12 +23,16 @@ pub struct UpdateRequest {
     pub clip: f32,
 }
 
-/// The passes and updates of one stage. [`super::BackendExecutor`] does them on a device; a
-/// simulation may do them on hashes. The engine decides what runs when.
+/// What a stage engine computes with: passes, gradients and updates of the chunks of one stage.
+/// [`super::BackendExecutor`] does them on a device; a simulation may do them on hashes. The engine
+/// decides what runs when.
 ///
 /// Weights that passes read are those of the state, or the candidate's between
-/// [`Self::compute_candidate`] and [`Self::drop_candidate`] or [`Self::commit`].
-pub trait StageExecutor {
+/// [`UpdateExecutor::compute_candidate`] and [`UpdateExecutor::drop_candidate`] or
+/// [`UpdateExecutor::commit`].
+pub trait StageExecutor:
+    PassExecutor + GradientExecutor + UpdateExecutor + SealedState + OperationClock
+{
     /// What ended the device, if anything did. What was computed since is not a result.
     fn fault(&self) -> Option<DeviceFault> {
         None
@@ -40,53 +44,53 @@ pub trait StageExecutor {
     /// Whether a chunk is here.
     fn has_chunk(&self, chunk: ChunkIndex) -> bool;
 
+    /// The end of an operation: what was put off to be enqueued on a device at once is enqueued.
+    fn flush(&mut self) {}
+}
+
+/// The passes of a stage, and the boundary tensors between its chunks and those of others.
+pub trait PassExecutor {
     /// Floats of a boundary tensor of this slice.
     fn frame_len(&self, slice: SliceIndex) -> usize;
 
     /// Slots that passes under way hold.
     fn slots_in_use(&self) -> usize;
 
-    /// The end of an operation: what was put off to be enqueued on a device at once is enqueued.
-    fn flush(&mut self) {}
-
-    /// Operations whose times [`Self::spans`] would return: of a device that runs later what is
-    /// enqueued, and is timed by its own clock.
-    fn spans_recorded(&self) -> usize {
-        0
-    }
-
-    /// Their times since the last call, in order. Waits for them.
-    fn spans(&self) -> Vec<Span> {
-        Vec::new()
-    }
-
-    /// What the device's clock shows once all that was enqueued is done, if there is one. There
-    /// must be nothing left for [`Self::spans`] to return.
-    fn device_now_us(&self) -> Option<f64> {
-        None
-    }
-
     /// Frees what a dropped turn left.
     fn drop_passes(&mut self);
 
     /// F; yields the loss if the chunk has the head.
+    ///
+    /// # Errors
+    /// If the device that holds the operand failed before it was read.
     fn forward(
         &mut self,
         pass: Pass,
         batch: &TokenBatch,
         input: Option<TensorHandle>,
-    ) -> Option<Loss>;
+    ) -> Result<Option<Pending<f64>>, DeviceFault>;
 
     /// F whose stash is not read afterwards.
+    ///
+    /// # Errors
+    /// If the device that holds the operand failed before it was read.
     fn forward_only(
         &mut self,
         pass: Pass,
         batch: &TokenBatch,
         input: Option<TensorHandle>,
-    ) -> Option<Loss>;
+    ) -> Result<Option<Pending<f64>>, DeviceFault>;
 
     /// B: computes the gradient of the chunk's input.
-    fn backward_input(&mut self, pass: Pass, batch: &TokenBatch, gradient: Option<TensorHandle>);
+    ///
+    /// # Errors
+    /// If the device that holds the operand failed before it was read.
+    fn backward_input(
+        &mut self,
+        pass: Pass,
+        batch: &TokenBatch,
+        gradient: Option<TensorHandle>,
+    ) -> Result<(), DeviceFault>;
 
     /// W of the head's matrix, after which the logits are not read any more.
     fn head_weights(&mut self, pass: Pass);
@@ -120,7 +124,10 @@ pub trait StageExecutor {
 
     /// What the last F or B left.
     fn take_result(&mut self, flow: Flow, pass: Pass) -> TensorHandle;
+}
 
+/// The gradients of a step, once its last W has run.
+pub trait GradientExecutor {
     /// Floats of a chunk's gradient.
     fn partial_len(&self, chunk: ChunkIndex) -> usize;
 
@@ -148,12 +155,23 @@ pub trait StageExecutor {
     fn square_sums(&mut self) -> Vec<TensorSum>;
 
     /// The same, where an open gate would compute the candidate of `request` next: a device that
-    /// gains by it computes it as well. It is in force from [`Self::compute_candidate`] on, and not
+    /// gains by it computes it as well. It is in force from [`UpdateExecutor::compute_candidate`] on, and not
     /// before.
     fn square_sums_ahead(&mut self, _request: UpdateRequest) -> Vec<TensorSum> {
         self.square_sums()
     }
 
+    /// The frozen gradient of each layer, on its way: the reader waits for it.
+    fn gradients(&mut self) -> Vec<(LayerId, PendingFloats)>;
+
+    /// The frozen gradient of one layer, if it is here.
+    fn gradient(&mut self, layer: LayerId) -> Option<PendingFloats> {
+        self.gradients().into_iter().find_map(|(of, g)| (of == layer).then_some(g))
+    }
+}
+
+/// AdamW in two halves: a candidate ahead of the verdict, and what the verdict makes of it.
+pub trait UpdateExecutor {
     /// Computes candidate weights from the untouched state and puts them in force.
     fn compute_candidate(&mut self, request: UpdateRequest);
 
@@ -163,36 +181,32 @@ pub trait StageExecutor {
     /// Makes the candidate the state: moments, then weights; one version on.
     fn commit(&mut self, request: UpdateRequest);
 
-    /// The same, where [`Self::attested`] reports the state that it leaves in the next step.
+    /// The same, where [`SealedState::attested`] reports the state that it leaves in the next step.
     fn commit_to_attest(&mut self, request: UpdateRequest) {
         self.commit(request);
     }
 
     /// Leaves the state as it is, one version on.
     fn skip(&mut self, step: Step);
+}
 
+/// The layers of a stage as they are sealed; never the candidate.
+pub trait SealedState {
     /// Steps sealed before the state.
     fn version(&self) -> Step;
 
     /// The sealed state of each layer; never the candidate.
     fn images(&self) -> Vec<LayerImage>;
 
-    /// The sealed state of one layer, if it is here, on its way: the first reader waits for it.
-    fn pending_image(&mut self, layer: LayerId) -> Option<LayerImage> {
-        self.images().into_iter().find(|image| image.layer == layer)
+    /// The sealed state of one layer, if it is here, on its way: the reader waits for it.
+    fn pending_image(&mut self, layer: LayerId) -> Option<PendingImage> {
+        let image = self.images().into_iter().find(|image| image.layer == layer);
+        image.map(PendingImage::from)
     }
 
     /// The sealed state of the layers of second replicas on this stage.
     fn twin_images(&self) -> Vec<LayerImage> {
         Vec::new()
-    }
-
-    /// The frozen gradient of each layer, on its way: the first reader waits for it.
-    fn gradients(&mut self) -> Vec<(LayerId, HostFloats)>;
-
-    /// The frozen gradient of one layer, if it is here.
-    fn gradient(&mut self, layer: LayerId) -> Option<HostFloats> {
-        self.gradients().into_iter().find_map(|(of, g)| (of == layer).then_some(g))
     }
 
     /// The digest of each layer's sealed state, in the order of layers.
@@ -207,10 +221,34 @@ pub trait StageExecutor {
 
     /// The fingerprints of the state that a report carries now and then: of the layers of first
     /// replicas, then of those of second ones, each in the order of layers.
-    fn attested(&self) -> Vec<LayerFingerprint> {
+    ///
+    /// # Errors
+    /// If the device failed before they were read.
+    fn attested(&self) -> Result<Vec<LayerFingerprint>, DeviceFault> {
         let mut attested = fingerprints_of(&self.images());
         attested.extend(fingerprints_of(&self.twin_images()));
-        attested
+        Ok(attested)
+    }
+}
+
+/// Times of operations by the device's own clock. Every default is of a device whose operations are
+/// done when they return, so that the host's clock times them.
+pub trait OperationClock {
+    /// Operations whose times [`Self::spans`] would return: of a device that runs later what is
+    /// enqueued, and is timed by its own clock.
+    fn spans_recorded(&self) -> usize {
+        0
+    }
+
+    /// Their times since the last call, in order. Waits for them.
+    fn spans(&self) -> Vec<Span> {
+        Vec::new()
+    }
+
+    /// What the device's clock shows once all that was enqueued is done, if there is one. There
+    /// must be nothing left for [`Self::spans`] to return.
+    fn device_now_us(&self) -> Option<f64> {
+        None
     }
 }
 

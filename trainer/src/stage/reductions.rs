@@ -1,45 +1,49 @@
 //! SEND_G, RECV_G, LOCAL_G and REDUCE: the gradients of two replicas become one.
 
+use zbelastic_kernels::DeviceFault;
 use zbelastic_schedule::Reduction;
 use zbelastic_types::{ChunkIndex, MicrobatchIndex};
 
-use super::engine::{Output, StageEngine, WaitReason};
+use super::events::{Output, Stop, WaitReason};
 use super::executor::StageExecutor;
 use super::partial::{PartialGradient, PartialLength, PartialRefusal};
+use super::phase::StepLosses;
+use super::runner::StageRunner;
 use crate::data::BatchSource;
 
-impl<W: StageExecutor, S: BatchSource> StageEngine<W, S> {
+impl<W: StageExecutor, S: BatchSource> StageRunner<W, S> {
     pub(super) fn run_reduction(
         &mut self,
         reduction: Reduction,
         chunk: ChunkIndex,
-    ) -> Option<WaitReason> {
+        losses: &mut StepLosses,
+    ) -> Result<(), Stop> {
         match reduction {
             Reduction::Receive => {
                 let is_here = self.partials.has(chunk, self.turn);
-                return (!is_here).then_some(WaitReason::Partial { chunk });
+                return if is_here { Ok(()) } else { Err(WaitReason::Partial { chunk }.into()) };
             }
             Reduction::Send => {
-                let partial = self.partial_of(chunk);
+                let partial = self.partial_of(chunk, losses)?;
                 let to = self.setup.plan.placement().stage_of(partial.chunk);
                 let to = to.expect("a twin stands somewhere");
                 self.outbox.push_back(Output::Partial { to, partial });
             }
             Reduction::Local => {
-                let partial = self.partial_of(chunk);
+                let partial = self.partial_of(chunk, losses)?;
                 let accepted = self.accept_partial(partial);
                 assert_eq!(accepted, Ok(()), "a gradient of this stage is accepted at once");
             }
             Reduction::Add => {
                 let partial = self.partials.take(chunk, self.turn);
-                let PartialGradient { floats, losses, .. } = partial.expect("it was received");
-                self.executor.reduce(chunk, &floats);
-                for (microbatch, loss) in self.losses_of_twin(chunk).zip(losses) {
-                    self.losses[microbatch.index()] = Some(loss.into());
+                let partial = partial.expect("it was received");
+                self.executor.reduce(chunk, &partial.floats);
+                for (microbatch, loss) in self.losses_of_twin(chunk).zip(partial.losses) {
+                    losses.set_of_twin(microbatch, loss);
                 }
             }
         }
-        None
+        Ok(())
     }
 
     pub(super) fn accept_partial(
@@ -56,20 +60,17 @@ impl<W: StageExecutor, S: BatchSource> StageEngine<W, S> {
     }
 
     /// What `chunk` has of the gradient, for its twin.
-    fn partial_of(&self, chunk: ChunkIndex) -> PartialGradient {
+    fn partial_of(
+        &self,
+        chunk: ChunkIndex,
+        losses: &StepLosses,
+    ) -> Result<PartialGradient, DeviceFault> {
         let placement = self.setup.plan.placement();
         let twin = placement.twin_of(chunk).expect("only a chunk with a twin sends its gradient");
-        let loss = |microbatch: MicrobatchIndex| {
-            let loss = self.losses[microbatch.index()].as_ref();
-            loss.expect("every microbatch of the replica has a loss").wait()
-        };
-        let losses = self.losses_of_twin(twin).map(loss).collect();
-        PartialGradient {
-            turn: self.turn,
-            chunk: twin,
-            floats: self.executor.partial(chunk),
-            losses,
-        }
+        let losses = self.losses_of_twin(twin).map(|microbatch| losses.for_twin(microbatch));
+        let losses = losses.collect::<Result<_, _>>()?;
+        let floats = self.executor.partial(chunk);
+        Ok(PartialGradient { turn: self.turn, chunk: twin, floats, losses })
     }
 
     /// The microbatches whose losses the twin of `chunk` has, if it ends the model.

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use zbelastic_consensus::validation::{
     GuardPolicy, LayerFingerprint, LeaderHalf, Ledger, NonfinitePolicy, Seal, Turn, Verdict,
 };
-use zbelastic_kernels::{Backend, CpuBackend, HostThreads, TensorHandle};
+use zbelastic_kernels::{Backend, CpuBackend, HostThreads};
 use zbelastic_schedule::{
     ChunkMemory, CopyLanes, Costs, LowerOptions, OffloadChunks, OffloadRequest, ScheduleKind,
     Window, check, lower, offload,
@@ -25,7 +25,7 @@ use zbelastic_trainer::optimizer::{LrDecay, OptimizerConfig, WeightDecayScope};
 use zbelastic_trainer::plan::{BatchShape, Plan, PlanRequest, SliceBalance};
 use zbelastic_trainer::random::{RandomPurpose, RandomStream};
 use zbelastic_trainer::stage::{
-    BackendExecutor, EngineProgress, Event, InitialWeights, Output, StageEngine, StageExecutor,
+    BackendExecutor, EngineProgress, Event, InitialWeights, Output, SealedState, StageEngine,
     StageSetup,
 };
 use zbelastic_types::{Generation, LayerId, StageIndex, Step};
@@ -357,7 +357,7 @@ impl<B: Backend> StageCluster<B> {
             match output {
                 Output::Frame { to, mut frame } => {
                     if self.is_apart {
-                        frame.tensor = TensorHandle::OnHost(frame.tensor.into_host());
+                        frame.tensor = frame.tensor.into_host().expect("no fault").into();
                     }
                     self.send(from, to.0, StageWire::Event(Event::Frame(frame)));
                 }
@@ -412,7 +412,7 @@ impl<B: Backend> StageCluster<B> {
             assert_eq!((*layer, *found), (image.layer, layer_fingerprint(image)), "at {version}");
             outcome.attested += 1;
             if let Some(copy) = self.copies.get(layer) {
-                assert_eq!(copy.fingerprint(), *found, "a copy of {layer} at {version}");
+                assert_eq!(copy.fingerprint(), Ok(*found), "a copy of {layer} at {version}");
                 outcome.witnessed += 1;
             }
         }
@@ -422,6 +422,7 @@ impl<B: Backend> StageCluster<B> {
     fn read_gradients(&mut self, stage: usize, outcome: &mut PipelineOutcome) {
         for gradient in self.carried.remove(&stage).into_iter().flatten() {
             let LayerGradient { layer, turn, ref g } = *gradient;
+            let g = g.wait().expect("no fault");
             let bits = g.iter().map(|x| x.to_bits()).collect();
             outcome.gradients.insert((turn, layer), bits);
         }

@@ -166,7 +166,7 @@ fn a_copy_takes_what_is_counted() {
         copy.hold(&GradientPart::whole(Arc::new(gradient))).expect("its own");
         assert_eq!(copy.held(), Some(turn));
         copy.sums();
-        copy.fingerprint();
+        copy.fingerprint().expect("no fault");
         copies.push(copy);
     }
     let taken = device.peak_allocated_bytes() - DeviceSizes::WORKSPACE_BYTES;

@@ -9,10 +9,10 @@ use zbelastic_kernels::cuda::CudaBackend;
 use zbelastic_kernels::cuda::device::Stream;
 use zbelastic_kernels::cuda::source::Precision;
 use zbelastic_schedule::{ScheduleKind, Window};
-use zbelastic_trainer::elastic::LayerImage;
+use zbelastic_trainer::elastic::{LayerImage, PendingImage};
 use zbelastic_trainer::model::Family;
 use zbelastic_trainer::plan::Plan;
-use zbelastic_trainer::stage::{StageExecutor, UpdateRequest};
+use zbelastic_trainer::stage::{SealedState, UpdateExecutor, UpdateRequest};
 use zbelastic_types::{LayerId, StageIndex, Step};
 
 use crate::common::{StageCluster, corpus, offloaded, plan, policy, setup, tiny_model};
@@ -173,7 +173,7 @@ fn states_that_leave_are_read_before_a_commit_writes_over_them() {
     let mut executor = executor_after_a_step(CudaBackend::new(LoggedDevice::new(device, &log, 0)));
     let before = executor.images();
     let layers: Vec<LayerId> = before.iter().map(|image| image.layer).collect();
-    let pending: Vec<LayerImage> =
+    let pending: Vec<PendingImage> =
         layers.into_iter().filter_map(|layer| executor.pending_image(layer)).collect();
     let request = UpdateRequest { step: Step(0), number: 1, clip: 1.0 };
     executor.compute_candidate(request);
@@ -181,7 +181,8 @@ fn states_that_leave_are_read_before_a_commit_writes_over_them() {
     assert_eq!(pending.len(), before.len());
     for (found, expected) in pending.iter().zip(&before) {
         let parts = |image: &LayerImage| [&image.w, &image.m, &image.v].map(|part| part.to_vec());
-        assert!(parts(found) == parts(expected), "{}", found.layer);
+        let found = found.wait().expect("no fault");
+        assert!(parts(&found) == parts(expected), "{}", found.layer);
     }
     // COMMIT waits until they have left, and the host waits before it reads them.
     check(

@@ -10,7 +10,8 @@ use zbelastic_trainer::model::{
     Family, LayerClass, LayerOp, LayerSpec, LayerTimer, Span, TimeTotal, model_layers,
 };
 use zbelastic_trainer::stage::{
-    BackendExecutor, EngineProgress, StageEngine, StageExecutor, UpdateRequest,
+    BackendExecutor, EngineProgress, GradientExecutor, OperationClock, StageEngine, StageExecutor,
+    UpdateExecutor, UpdateRequest,
 };
 use zbelastic_types::{StageIndex, Step};
 

@@ -8,7 +8,9 @@ use zbelastic_consensus::validation::{
     CandidateAction, Gate, GuardPolicy, LeaderHalf, Ledger, NonfinitePolicy, Prefix, StageHalf,
     TensorSum, Verdict, clip_coefficient,
 };
-use zbelastic_kernels::{Backend, BufferView, BufferViewMut, CpuBackend, CpuBuffer};
+use zbelastic_kernels::{
+    BufferView, BufferViewMut, CpuBackend, CpuBuffer, DeviceMemory, Optimizer,
+};
 use zbelastic_trainer::optimizer::{LrDecay, OptimizerConfig, WeightDecayScope};
 use zbelastic_types::{Generation, StageIndex, Step, TensorIndex};
 

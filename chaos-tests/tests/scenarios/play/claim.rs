@@ -8,7 +8,7 @@ use zbelastic_consensus::plan::{PlanRecord, Promise};
 use zbelastic_consensus::state::{EntryRefusal, StateChange, copied_layers};
 use zbelastic_consensus::validation::{Seal, SealRefusal};
 use zbelastic_trainer::elastic::LayerCopy;
-use zbelastic_trainer::stage::StageExecutor;
+use zbelastic_trainer::stage::SealedState;
 use zbelastic_types::{LayerId, NodeId, StageIndex, Step};
 
 use super::Play;

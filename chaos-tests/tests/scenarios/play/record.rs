@@ -54,7 +54,7 @@ impl PlayRecord {
     pub fn sent(&mut self, body: &PeerBody) {
         let floats = |image: &LayerImage| image.w.len() + image.m.len() + image.v.len();
         match body {
-            PeerBody::StandbyLayer { image, .. } => self.floats_ahead += floats(image),
+            PeerBody::StandbyLayer { image, .. } => self.floats_ahead += image.float_count(),
             PeerBody::Layer(image) => self.floats_at_once += floats(image),
             PeerBody::Frame(_)
             | PeerBody::Prefix(_)

@@ -19,7 +19,7 @@ use zbelastic_trainer::elastic::{GRADIENT_FRAME_LIMITS, LoadedLayer, layer_diges
 use zbelastic_trainer::runtime::{
     ActiveStage, PeerFrameRefusal, RuntimeInput, RuntimeOutput, RuntimeSetup, WorkerRuntime,
 };
-use zbelastic_trainer::stage::{EngineActivity, EngineProgress, StageExecutor};
+use zbelastic_trainer::stage::{EngineActivity, EngineProgress, SealedState};
 use zbelastic_types::{Bytes, NodeId, Step};
 
 use super::network::{PlayMessage, PlayNetwork, PlayPacket};
@@ -82,6 +82,7 @@ impl PlayProcess {
                 | PeerFrameRefusal::Unrequested { .. }
                 | PeerFrameRefusal::WrongShape { .. }
                 | PeerFrameRefusal::Gradient { .. }
+                | PeerFrameRefusal::Lost(_)
                 | PeerFrameRefusal::Engine(_),
             ) => around.record.refused("frame"),
         }

@@ -1,43 +1,18 @@
 //! The operations of [`Backend`] on a device, each called in the module that implements it.
 
-use std::ops::Range;
-
 use super::super::device::Device;
 use super::super::error::DeviceFault;
-use super::super::memory::{CudaBuffer, ElementType};
-use super::super::offload::CudaOffloadBuffer;
+use super::super::memory::CudaBuffer;
 use super::super::source::Precision;
-use super::super::{
-    activation, attention, download, embed, head, linear, norm, offload, optimizer, squares,
-    staging, state_sums, timestamps, transfer, versions,
-};
+use super::super::{activation, attention, embed, head, linear, norm};
 use super::{CudaBackend, CudaMatrix};
 use crate::backend::{
-    Accumulate, AdamWCoefficients, AdamWRange, AllocateError, AttentionShape, Backend,
-    BackwardEpilogue, BufferView, BufferViewMut, EarlierSlice, EmbedGradient, ForwardEpilogue,
-    HostFloats, LayerCandidate, LinearGradient, Loss, MatrixPart, MatrixShape, Norm, NormGradient,
-    PackedWeightsOptimizer, RotaryDirection, RowsShape, SquareSum, StateSums, TensorHandle,
-    UpdateState,
+    Accumulate, AttentionShape, Backend, BackwardEpilogue, BufferView, EarlierSlice, EmbedGradient,
+    ForwardEpilogue, LinearGradient, MatrixShape, Norm, NormGradient, Pending, RotaryDirection,
+    RowsShape,
 };
-use crate::sizes::{ByteCounts, MemoryClaim};
 
 impl<D: Device> Backend for CudaBackend<D> {
-    type Buffer = CudaBuffer<D>;
-    type Matrix = CudaMatrix<D>;
-    type OffloadBuffer = CudaOffloadBuffer<D>;
-
-    fn allocate(&self, len: usize) -> Result<CudaBuffer<D>, AllocateError> {
-        self.buffer(ElementType::Float, len)
-    }
-
-    fn allocate_rows(&self, len: usize) -> Result<CudaBuffer<D>, AllocateError> {
-        self.buffer(ElementType::Row, len)
-    }
-
-    fn claim(&self, claim: &MemoryClaim<'_>) -> Result<(), AllocateError> {
-        self.take_claim(claim).map_err(|fault| self.refusal(self.claim_bytes(claim), fault))
-    }
-
     fn fault(&self) -> Option<DeviceFault> {
         self.fault.get().cloned()
     }
@@ -51,93 +26,6 @@ impl<D: Device> Backend for CudaBackend<D> {
             Precision::F32 => f64::from(f32::EPSILON) / 2.0,
             Precision::Bf16 => 1.0 / 256.0,
         }
-    }
-
-    fn len(&self, buffer: &CudaBuffer<D>) -> usize {
-        buffer.len()
-    }
-
-    fn upload(&self, from: &[f32], to: BufferViewMut<'_, CudaBuffer<D>>) {
-        self.run(|| transfer::upload(self, from, &to));
-    }
-
-    fn download(&self, from: BufferView<'_, CudaBuffer<D>>) -> Vec<f32> {
-        let nothing = || vec![f32::NAN; from.range.len()];
-        self.run_or(None, || transfer::download(self, &from).map(Some)).unwrap_or_else(nothing)
-    }
-
-    fn copy(&self, from: BufferView<'_, CudaBuffer<D>>, to: BufferViewMut<'_, CudaBuffer<D>>) {
-        self.run(|| transfer::copy(self, &from, &to));
-    }
-
-    fn is_asynchronous(&self) -> bool {
-        true
-    }
-
-    fn record_timestamp(&self) -> bool {
-        self.run_or(false, || timestamps::record_timestamp(self, &self.timestamps))
-    }
-
-    fn read_timestamps(&self) -> Vec<f64> {
-        self.run_or(Vec::new(), || timestamps::read(self, &self.timestamps))
-    }
-
-    fn export_tensor(&self, from: BufferView<'_, CudaBuffer<D>>) -> TensorHandle {
-        let staged =
-            self.run_or(None, || staging::export_tensor(self, &self.staging_pools[0], &from));
-        staged.unwrap_or_else(|| self.download(from).into())
-    }
-
-    fn import_tensor(&self, tensor: TensorHandle, to: BufferViewMut<'_, CudaBuffer<D>>) {
-        if let Some(tensor) = self.run_or(None, || staging::import_tensor(self, tensor, &to)) {
-            self.upload(&tensor.into_floats(), to);
-        }
-    }
-
-    fn begin_upload(&self, tensor: TensorHandle) -> TensorHandle {
-        let TensorHandle::OnHost(numbers) = tensor else { return tensor };
-        let nothing = TensorHandle::from(Vec::new());
-        self.run_or(nothing, || staging::begin_upload(self, &self.staging_pools[1], numbers))
-    }
-
-    fn begin_download(&self, from: &mut CudaBuffer<D>) -> HostFloats {
-        let pending = self.run_or(None, || download::begin_download(self, &self.downloads, from));
-        pending.unwrap_or_else(|| self.download(BufferView::new(from, 0..from.len())).into())
-    }
-
-    fn reserve_offload(&self, bytes: u64) -> Result<Option<CudaOffloadBuffer<D>>, AllocateError> {
-        offload::reserve(self, bytes).map(Some).map_err(|fault| self.refusal(bytes, fault))
-    }
-
-    fn offload(
-        &self,
-        parts: &mut [&mut CudaBuffer<D>],
-        host: &mut CudaOffloadBuffer<D>,
-        start: u64,
-    ) {
-        self.run(|| offload::offload(self, parts, host, start));
-    }
-
-    fn reload(
-        &self,
-        host: &mut CudaOffloadBuffer<D>,
-        start: u64,
-        parts: &mut [&mut CudaBuffer<D>],
-    ) {
-        self.run(|| offload::reload(self, parts, host, start));
-    }
-
-    fn order_after_copies(&self, buffer: &mut CudaBuffer<D>) {
-        self.run(|| offload::order_after_copies(self, buffer));
-    }
-
-    fn allocate_matrix(&self, shape: MatrixShape) -> Result<CudaMatrix<D>, AllocateError> {
-        let weights = self.buffer(ElementType::Row, shape.outputs * shape.inputs)?;
-        Ok(CudaMatrix { shape, weights })
-    }
-
-    fn load_matrix(&self, from: BufferView<'_, CudaBuffer<D>>, to: &mut CudaMatrix<D>) {
-        self.run(|| transfer::load_matrix(self, &from, to));
     }
 
     fn embed_forward(
@@ -319,20 +207,8 @@ impl<D: Device> Backend for CudaBackend<D> {
         targets: &[u32],
         logits: &mut CudaBuffer<D>,
         log_sums: &mut CudaBuffer<D>,
-    ) -> f64 {
-        self.run_or(f64::NAN, || head::forward(self, x, matrix, targets, logits, log_sums))
-    }
-
-    fn head_forward_pending(
-        &self,
-        x: &CudaBuffer<D>,
-        matrix: &CudaMatrix<D>,
-        targets: &[u32],
-        logits: &mut CudaBuffer<D>,
-        log_sums: &mut CudaBuffer<D>,
-    ) -> Loss {
-        let lost = Loss::Ready(f64::NAN);
-        self.run_or(lost, || head::forward_pending(self, x, matrix, targets, logits, log_sums))
+    ) -> Pending<f64> {
+        self.run_pending(|| head::forward(self, x, matrix, targets, logits, log_sums))
     }
 
     fn head_backward_input(
@@ -346,155 +222,5 @@ impl<D: Device> Backend for CudaBackend<D> {
     ) {
         let logits = logits_then_gradient;
         self.run(|| head::backward(self, targets, scale, log_sums, matrix, logits, gradient));
-    }
-
-    fn sum_squares(&self, x: BufferView<'_, CudaBuffer<D>>) -> SquareSum {
-        let mut sums = self.sum_squares_of_each(&[x]);
-        sums.pop().expect("one sum a tensor")
-    }
-
-    fn sum_squares_of_each(&self, tensors: &[BufferView<'_, CudaBuffer<D>>]) -> Vec<SquareSum> {
-        let lost = |x: &BufferView<'_, CudaBuffer<D>>| SquareSum {
-            sum: f64::NAN,
-            nonfinite: x.range.len() as u64,
-        };
-        let nothing = || tensors.iter().map(lost).collect();
-        self.run_or(None, || squares::sum_squares(self, tensors).map(Some)).unwrap_or_else(nothing)
-    }
-
-    fn state_sums(&self, w: &CudaBuffer<D>, m: &CudaBuffer<D>, v: &CudaBuffer<D>) -> StateSums {
-        self.run_or([0; 2].into(), || state_sums::of_state(self, [w, m, v]))
-    }
-
-    fn packed_weights_optimizer(
-        &self,
-    ) -> Option<&dyn PackedWeightsOptimizer<CudaBuffer<D>, CudaMatrix<D>>> {
-        Some(self)
-    }
-
-    fn adamw_candidate(
-        &self,
-        range: Range<usize>,
-        w: &CudaBuffer<D>,
-        m: &CudaBuffer<D>,
-        v: &CudaBuffer<D>,
-        g: &CudaBuffer<D>,
-        numbers: AdamWCoefficients,
-        candidate: &mut CudaBuffer<D>,
-        matrices: &mut [MatrixPart<'_, CudaMatrix<D>>],
-    ) {
-        let runs = optimizer::run(range, numbers);
-        let state = UpdateState { w, m, v, g };
-        let to = optimizer::CandidateTarget::Beside(candidate);
-        self.run(|| optimizer::candidate(self, &runs, &state, &to, matrices));
-    }
-
-    fn adamw_commit(
-        &self,
-        range: Range<usize>,
-        g: &CudaBuffer<D>,
-        numbers: AdamWCoefficients,
-        m: &mut CudaBuffer<D>,
-        v: &mut CudaBuffer<D>,
-    ) {
-        let state = optimizer::InPlaceState { w: None, m, v };
-        self.run(|| optimizer::in_place(self, &optimizer::run(range, numbers), g, &state, &[]));
-    }
-
-    fn adamw_in_place(
-        &self,
-        range: Range<usize>,
-        g: &CudaBuffer<D>,
-        numbers: AdamWCoefficients,
-        w: &mut CudaBuffer<D>,
-        m: &mut CudaBuffer<D>,
-        v: &mut CudaBuffer<D>,
-        matrices: &mut [MatrixPart<'_, CudaMatrix<D>>],
-    ) {
-        let state = optimizer::InPlaceState { w: Some(w), m, v };
-        let runs = optimizer::run(range, numbers);
-        self.run(|| optimizer::in_place(self, &runs, g, &state, matrices));
-    }
-
-    fn adam_ahead(
-        &self,
-        w: &CudaBuffer<D>,
-        m: &CudaBuffer<D>,
-        v: &CudaBuffer<D>,
-        numbers: AdamWCoefficients,
-        to: &mut CudaBuffer<D>,
-    ) {
-        self.run(|| versions::adam_ahead(self, [w, m, v], numbers, to));
-    }
-
-    fn weights_along(
-        &self,
-        w: &CudaBuffer<D>,
-        direction: &CudaBuffer<D>,
-        rate: f32,
-        to: &mut CudaBuffer<D>,
-    ) {
-        self.run(|| versions::weights_along(self, w, direction, rate, to));
-    }
-
-    fn track_change(
-        &self,
-        before: &CudaBuffer<D>,
-        after: &CudaBuffer<D>,
-        decay: f32,
-        change: &mut CudaBuffer<D>,
-    ) {
-        self.run(|| versions::track_change(self, before, after, decay, change));
-    }
-
-    fn pull_together(&self, alpha: f32, w: &mut CudaBuffer<D>, reference: &mut CudaBuffer<D>) {
-        self.run(|| versions::pull_together(self, alpha, w, reference));
-    }
-}
-
-impl<D: Device> PackedWeightsOptimizer<CudaBuffer<D>, CudaMatrix<D>> for CudaBackend<D> {
-    fn candidate(
-        &self,
-        runs: &[AdamWRange],
-        state: UpdateState<'_, CudaBuffer<D>>,
-        rest: &mut CudaBuffer<D>,
-        matrices: &mut [MatrixPart<'_, CudaMatrix<D>>],
-    ) {
-        let to = optimizer::CandidateTarget::Rest(rest);
-        self.run(|| optimizer::candidate(self, runs, &state, &to, matrices));
-    }
-
-    fn candidates_and_squares(
-        &self,
-        layers: Vec<LayerCandidate<'_, CudaBuffer<D>, CudaMatrix<D>>>,
-    ) -> Vec<SquareSum> {
-        let tensors = layers.iter().flat_map(|layer| &layer.tensors);
-        let lost = tensors.map(|range| SquareSum { sum: f64::NAN, nonfinite: range.len() as u64 });
-        let nothing: Vec<SquareSum> = lost.collect();
-        self.run_or(nothing, || squares::with_candidates(self, &layers))
-    }
-
-    fn commit(
-        &self,
-        runs: &[AdamWRange],
-        g: &CudaBuffer<D>,
-        w: &mut CudaBuffer<D>,
-        m: &mut CudaBuffer<D>,
-        v: &mut CudaBuffer<D>,
-    ) {
-        let state = optimizer::InPlaceState { w: Some(w), m, v };
-        self.run(|| optimizer::in_place(self, runs, g, &state, &[]));
-    }
-
-    fn commit_and_sum(
-        &self,
-        runs: &[AdamWRange],
-        g: &CudaBuffer<D>,
-        w: &mut CudaBuffer<D>,
-        m: &mut CudaBuffer<D>,
-        v: &mut CudaBuffer<D>,
-    ) -> StateSums {
-        let state = optimizer::InPlaceState { w: Some(w), m, v };
-        self.run_or([0; 2].into(), || optimizer::in_place_summed(self, runs, g, &state))
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use zbelastic_consensus::member::Holder;
 use zbelastic_consensus::validation::Turn;
-use zbelastic_kernels::{DeviceFault, HostTensor, PendingTensor, TensorHandle};
+use zbelastic_kernels::{DeviceFault, DeviceValue, HostTensor, Pending, TensorHandle};
 use zbelastic_schedule::{Flow, Pass};
 use zbelastic_trainer::stage::{Frame, PassMode};
 use zbelastic_types::{Attempt, Generation, Incarnation, Step};
@@ -42,20 +42,12 @@ struct SlowTensor {
     fault: Option<DeviceFault>,
 }
 
-impl PendingTensor for SlowTensor {
-    fn count(&self) -> usize {
-        1
-    }
-
-    fn wait(&self) -> HostTensor {
+impl DeviceValue<HostTensor> for SlowTensor {
+    fn read(&self) -> Result<HostTensor, DeviceFault> {
         let _nobody_asks = self.begun.send(());
         // A test that dropped its end has let it continue.
         let _ready = self.ready.lock().expect("one asks").recv();
-        HostTensor::Floats(vec![self.number])
-    }
-
-    fn fault(&self) -> Option<DeviceFault> {
-        self.fault.clone()
+        self.fault.clone().map_or_else(|| Ok(HostTensor::Floats(vec![self.number])), Err)
     }
 }
 
@@ -68,7 +60,8 @@ struct SlowTensorControl {
 fn slow(number: f32, fault: Option<DeviceFault>) -> (TensorHandle, SlowTensorControl) {
     let ((begun, begins), (ready, waits)) = (channel(), channel());
     let held = SlowTensor { number, begun, ready: Mutex::new(waits), fault };
-    (TensorHandle::OnDevice(Arc::new(held)), SlowTensorControl { begun: begins, ready })
+    let tensor = TensorHandle::pending(1, Pending::OnDevice(Arc::new(held)));
+    (tensor, SlowTensorControl { begun: begins, ready })
 }
 
 fn plain(number: f32) -> TensorHandle {

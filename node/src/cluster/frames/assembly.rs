@@ -134,7 +134,8 @@ mod tests {
         let Some(PeerFrame { body: PeerBody::StandbyUpdate { gradients, .. }, .. }) = frame else {
             return Vec::new();
         };
-        gradients.iter().map(|gradient| (gradient.layer.0, gradient.g.to_vec())).collect()
+        let floats = |g: &LayerGradient| g.g.wait().expect("no fault").to_vec();
+        gradients.iter().map(|gradient| (gradient.layer.0, floats(gradient))).collect()
     }
 
     #[test]

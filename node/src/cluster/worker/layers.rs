@@ -140,7 +140,7 @@ impl LayerExchange {
             ports.work_log.end_receiving();
         }
         let image = match image {
-            Ok(image) => Arc::new(image),
+            Ok(image) => image,
             // The runtime requests it again, from another worker.
             Err(error) => {
                 let text = format!("a layer from {sender} did not arrive: {error}");
@@ -153,8 +153,8 @@ impl LayerExchange {
         let took_us = duration.as_micros() as u64;
         ports.send_to_controllers(&NodeMessage::Moved { plan, bytes, took_us });
         let body = match open {
-            Some(open) => PeerBody::StandbyLayer { open, image },
-            None => PeerBody::Layer(image),
+            Some(open) => PeerBody::StandbyLayer { open, image: Arc::new(image.into()) },
+            None => PeerBody::Layer(Arc::new(image)),
         };
         ports.send_to_device(RuntimeInput::Peer(PeerFrame { generation, sender, body }));
     }

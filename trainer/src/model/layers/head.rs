@@ -1,6 +1,6 @@
 //! The head with the normalisation before it, and the loss.
 
-use zbelastic_kernels::{Accumulate, Backend, Loss};
+use zbelastic_kernels::{Accumulate, Backend, Pending};
 
 use super::{
     HeadStash, Logits, PassContext, PassScratch, linear_weights, norm_backward, norm_forward,
@@ -18,11 +18,11 @@ impl<T> HeadStash<T> {
         x: &T,
         targets: &[u32],
         logits: &mut Logits<T>,
-    ) -> Loss {
+    ) -> Pending<f64> {
         let LayerParts::Head { norm, .. } = &state.parts else { unreachable!() };
         norm_forward(context, state, norm, x, &mut self.0);
         let Logits { logits, log_sums } = logits;
-        context.backend.head_forward_pending(&self.0.y, state.matrix(0), targets, logits, log_sums)
+        context.backend.head_forward(&self.0.y, state.matrix(0), targets, logits, log_sums)
     }
 
     /// B, of `scale` times the loss.

@@ -1,11 +1,45 @@
 //! The optimizer's update on all layers of a stage, timed layer by layer.
 
 use zbelastic_kernels::Backend;
+use zbelastic_types::Step;
 
 use super::BackendExecutor;
 use crate::model::{AfterCommit, LayerOp, LayerState};
-use crate::optimizer::{OptimizerConfig, OptimizerUpdate, commit};
-use crate::stage::executor::UpdateRequest;
+use crate::optimizer::{
+    OptimizerConfig, OptimizerUpdate, commit, compute_candidate, drop_candidate, skip,
+};
+use crate::stage::executor::{UpdateExecutor, UpdateRequest};
+
+impl<B: Backend> UpdateExecutor for BackendExecutor<B> {
+    fn compute_candidate(&mut self, request: UpdateRequest) {
+        // The report and the step may lie in two turns, of which the second is timed.
+        let is_timed = self.timer.is_timed();
+        self.with_update(request, LayerOp::Candidate, |backend, layer, update| {
+            if is_timed {
+                layer.forget_computed_ahead();
+            }
+            compute_candidate(backend, layer, update);
+        });
+    }
+
+    fn drop_candidate(&mut self) {
+        let (backend, layers) = self.update_layers();
+        layers.for_each(|layer| drop_candidate(backend, layer));
+    }
+
+    fn commit(&mut self, request: UpdateRequest) {
+        self.commit_then(request, AfterCommit::Nothing);
+    }
+
+    fn commit_to_attest(&mut self, request: UpdateRequest) {
+        self.commit_then(request, AfterCommit::Attest);
+    }
+
+    fn skip(&mut self, step: Step) {
+        let (_, layers) = self.update_layers();
+        layers.for_each(|layer| skip(layer, step));
+    }
+}
 
 impl<B: Backend> BackendExecutor<B> {
     pub(super) fn commit_then(&mut self, request: UpdateRequest, then: AfterCommit) {

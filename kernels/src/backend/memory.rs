@@ -1,0 +1,147 @@
+//! The memory of a device: buffers, matrices, and what goes between them, the host and other
+//! devices.
+
+use super::{
+    AllocateError, BufferView, BufferViewMut, HostFloats, MatrixShape, PendingFloats, TensorHandle,
+};
+use crate::fault::DeviceFault;
+use crate::sizes::{ByteCounts, MemoryClaim};
+
+/// The memory of a device. Copies to and from the host are complete when they return.
+pub trait DeviceMemory: ByteCounts {
+    /// A run of 32-bit floats in the device's memory.
+    type Buffer;
+
+    /// A linear layer's matrix in the form in which products read it.
+    type Matrix;
+
+    /// Allocates memory at once for all that is allocated next through this handle, and for the
+    /// operations that are run through it later: none of them fails then for lack of memory. A
+    /// device that allocates memory as it is needed does nothing.
+    ///
+    /// # Errors
+    /// If the device's memory does not hold it.
+    fn claim(&self, claim: &MemoryClaim<'_>) -> Result<(), AllocateError> {
+        let _unused = claim;
+        Ok(())
+    }
+
+    /// A buffer of `len` zeros.
+    ///
+    /// # Errors
+    /// If the device's memory does not hold it.
+    fn allocate(&self, len: usize) -> Result<Self::Buffer, AllocateError>;
+
+    /// A buffer of `len` zeros for activations: rows of a residual stream, of queries, keys and
+    /// values, of gates, logits and their gradients. A device may hold these in a smaller type;
+    /// whatever is copied to it from the host is then rounded to that type.
+    ///
+    /// Parameters, their gradients and moments, statistics, logarithms of sums, rotary angles and
+    /// what later slices add to keys and values are sums of many terms or are read by many; they
+    /// come from [`DeviceMemory::allocate`].
+    ///
+    /// # Errors
+    /// If the device's memory does not hold it.
+    fn allocate_rows(&self, len: usize) -> Result<Self::Buffer, AllocateError> {
+        self.allocate(len)
+    }
+
+    /// The number of floats in a buffer.
+    fn len(&self, buffer: &Self::Buffer) -> usize;
+
+    /// Copies from the host; lengths are equal.
+    fn upload(&self, from: &[f32], to: BufferViewMut<'_, Self::Buffer>);
+
+    /// Copies a range of a buffer to the host.
+    fn download(&self, from: BufferView<'_, Self::Buffer>) -> Vec<f32>;
+
+    /// Copies within the device; lengths are equal.
+    fn copy(&self, from: BufferView<'_, Self::Buffer>, to: BufferViewMut<'_, Self::Buffer>);
+
+    /// A buffer that begins with these floats. What lies where the device reads it is not copied.
+    ///
+    /// # Errors
+    /// If the device's memory does not hold it.
+    fn adopt(&self, floats: &HostFloats) -> Result<Self::Buffer, AllocateError> {
+        let mut buffer = self.allocate(floats.len())?;
+        self.upload(floats, BufferViewMut::new(&mut buffer, 0..floats.len()));
+        Ok(buffer)
+    }
+
+    /// What a buffer holds now, on the host. What lies there already is not copied until it is
+    /// written.
+    fn share(&self, from: &Self::Buffer) -> HostFloats {
+        self.download(BufferView::new(from, 0..self.len(from))).into()
+    }
+
+    /// Allocates a matrix of zeros.
+    ///
+    /// # Errors
+    /// If the device's memory does not hold it.
+    fn allocate_matrix(&self, shape: MatrixShape) -> Result<Self::Matrix, AllocateError>;
+
+    /// Packs `from`, `outputs` by `inputs` in row-major order, into the form that products read.
+    fn load_matrix(&self, from: BufferView<'_, Self::Buffer>, to: &mut Self::Matrix);
+}
+
+/// What leaves a device and arrives there beside its work. Every default waits.
+pub trait TensorTransfer: DeviceMemory {
+    /// A copy for another backend, which may be on another thread. A device does not wait for
+    /// anything to make it.
+    fn export_tensor(&self, from: BufferView<'_, Self::Buffer>) -> TensorHandle {
+        self.download(from).into()
+    }
+
+    /// Copies the numbers of a tensor into a buffer; lengths are equal. A device that can copy them
+    /// from another does not wait for anything either.
+    ///
+    /// # Errors
+    /// If the numbers are waited for, and the device that holds them fails.
+    fn import_tensor(
+        &self,
+        tensor: TensorHandle,
+        to: BufferViewMut<'_, Self::Buffer>,
+    ) -> Result<(), DeviceFault> {
+        self.upload(&tensor.into_floats()?, to);
+        Ok(())
+    }
+
+    /// Begins to copy a tensor of activations that another process sent to the device, beside
+    /// whatever that does.
+    fn begin_upload(&self, tensor: TensorHandle) -> TensorHandle {
+        tensor
+    }
+
+    /// The floats of a buffer on their way to the host, beside whatever the device does next: the
+    /// reader waits. The buffer may be read meanwhile; before it is written the caller calls
+    /// [`TensorTransfer::order_after_copies`].
+    fn begin_download(&self, from: &mut Self::Buffer) -> PendingFloats {
+        self.download(BufferView::new(from, 0..self.len(from))).into()
+    }
+
+    /// Orders what is enqueued on the device from now on after the copies that still use this
+    /// buffer.
+    fn order_after_copies(&self, _buffer: &mut Self::Buffer) {}
+}
+
+/// Memory of the host for buffers of passes that are far from their backward pass.
+pub trait Offload: DeviceMemory {
+    /// Memory outside the device for buffers that are offloaded for a while.
+    type OffloadBuffer;
+
+    /// Memory of the host for offloaded buffers, allocated once. `None` if the device's memory is
+    /// the host's: then the caller that would offload a buffer keeps it.
+    ///
+    /// # Errors
+    /// If the host has no such memory left.
+    fn reserve_offload(&self, bytes: u64) -> Result<Option<Self::OffloadBuffer>, AllocateError>;
+
+    /// Copies buffers, one behind the other, to `host` from its byte `start` on, beside whatever
+    /// the device does next. Until [`TensorTransfer::order_after_copies`] nothing else may use them.
+    fn offload(&self, parts: &mut [&mut Self::Buffer], host: &mut Self::OffloadBuffer, start: u64);
+
+    /// Copies back what was offloaded from `start` on, into buffers of the same lengths, beside
+    /// whatever the device does next. Until [`TensorTransfer::order_after_copies`] nothing else may use
+    /// them.
+    fn reload(&self, host: &mut Self::OffloadBuffer, start: u64, parts: &mut [&mut Self::Buffer]);
+}

@@ -1,0 +1,112 @@
+//! AdamW in two halves, for a verdict that comes later: the candidate, and the commit.
+
+use std::ops::Range;
+
+use super::{
+    AdamWCoefficients, BufferView, DeviceMemory, MatrixPart, PackedWeightsOptimizer, Pending,
+    SquareSum,
+};
+
+/// The optimizer of a device.
+pub trait Optimizer: DeviceMemory {
+    /// The sum of squares of a tensor.
+    fn sum_squares(&self, x: BufferView<'_, Self::Buffer>) -> SquareSum;
+
+    /// The sums of squares of many tensors, each that of [`Optimizer::sum_squares`]; in one go where
+    /// a device gains by it.
+    fn sum_squares_of_each(&self, tensors: &[BufferView<'_, Self::Buffer>]) -> Vec<SquareSum> {
+        let sum = |x: &BufferView<'_, Self::Buffer>| {
+            self.sum_squares(BufferView::new(x.buffer, x.range.clone()))
+        };
+        tensors.iter().map(sum).collect()
+    }
+
+    /// The sums of a state's fingerprint ([`crate::fingerprint`]) over all of `w`, `m` and `v`,
+    /// which are of equal length. A device may leave them unfinished until they are read.
+    fn state_sums(&self, w: &Self::Buffer, m: &Self::Buffer, v: &Self::Buffer)
+    -> Pending<[u64; 2]>;
+
+    /// How an update ahead of its verdict is computed where candidates are packed weights; `None`
+    /// where they lie beside the state, as [`Optimizer::adamw_candidate`] leaves them.
+    fn packed_weights_optimizer(
+        &self,
+    ) -> Option<&dyn PackedWeightsOptimizer<Self::Buffer, Self::Matrix>> {
+        None
+    }
+
+    /// The weights after an AdamW step, beside the state: reads `w`, `m`, `v`, `g` over `range`
+    /// and writes `candidate` there. The matrices, which lie within `range` in order, are packed
+    /// into the form that products read at once, as by [`DeviceMemory::load_matrix`].
+    #[allow(clippy::too_many_arguments)]
+    fn adamw_candidate(
+        &self,
+        range: Range<usize>,
+        w: &Self::Buffer,
+        m: &Self::Buffer,
+        v: &Self::Buffer,
+        g: &Self::Buffer,
+        numbers: AdamWCoefficients,
+        candidate: &mut Self::Buffer,
+        matrices: &mut [MatrixPart<'_, Self::Matrix>],
+    );
+
+    /// The moments after the same step, in place.
+    fn adamw_commit(
+        &self,
+        range: Range<usize>,
+        g: &Self::Buffer,
+        numbers: AdamWCoefficients,
+        m: &mut Self::Buffer,
+        v: &mut Self::Buffer,
+    );
+
+    /// The same step as a trainer without validation takes it: weights and moments in place, in
+    /// one pass, and the matrices packed. What optimistic steps are measured against.
+    #[allow(clippy::too_many_arguments)]
+    fn adamw_in_place(
+        &self,
+        range: Range<usize>,
+        g: &Self::Buffer,
+        numbers: AdamWCoefficients,
+        w: &mut Self::Buffer,
+        m: &mut Self::Buffer,
+        v: &mut Self::Buffer,
+        matrices: &mut [MatrixPart<'_, Self::Matrix>],
+    );
+}
+
+/// What asynchronous schedules do with whole buffers of weights of one length, to the bits of
+/// [`crate::reference`].
+pub trait AsyncOptimizer: DeviceMemory {
+    /// `to = w + step * (m / (sqrt(v) / correction2 + epsilon))`: weights that many of Adam's steps
+    /// ahead as `step` is large.
+    fn adam_ahead(
+        &self,
+        w: &Self::Buffer,
+        m: &Self::Buffer,
+        v: &Self::Buffer,
+        numbers: AdamWCoefficients,
+        to: &mut Self::Buffer,
+    );
+
+    /// `to = w - rate * direction`.
+    fn weights_along(
+        &self,
+        w: &Self::Buffer,
+        direction: &Self::Buffer,
+        rate: f32,
+        to: &mut Self::Buffer,
+    );
+
+    /// `change = decay * change + (1 - decay) * (after - before)`.
+    fn track_change(
+        &self,
+        before: &Self::Buffer,
+        after: &Self::Buffer,
+        decay: f32,
+        change: &mut Self::Buffer,
+    );
+
+    /// `w` and `reference` move towards each other, each by `alpha` of their difference.
+    fn pull_together(&self, alpha: f32, w: &mut Self::Buffer, reference: &mut Self::Buffer);
+}

@@ -1,0 +1,89 @@
+//! The gradients of a stage, frozen behind the last W of a step.
+
+use zbelastic_consensus::validation::TensorSum;
+use zbelastic_kernels::{Backend, BufferView, BufferViewMut, PendingFloats};
+use zbelastic_types::{ChunkIndex, LayerId};
+
+use super::BackendExecutor;
+use crate::model::LayerState;
+use crate::optimizer::{square_sums, square_sums_ahead};
+use crate::stage::executor::{GradientExecutor, UpdateRequest};
+use crate::stage::injection::Injection;
+
+impl<B: Backend> GradientExecutor for BackendExecutor<B> {
+    fn freeze(&mut self, microbatch_count: u32) {
+        let chunks: Vec<ChunkIndex> = self.chunks.keys().copied().collect();
+        for chunk in chunks {
+            let expected = self.microbatches_of(chunk, microbatch_count) * self.cut.slice_count();
+            let workspace = self.chunks.get_mut(&chunk).expect("listed above");
+            assert_eq!(workspace.accumulated, expected, "every microbatch is in the gradient");
+            if workspace.chunk.has_head() {
+                assert_eq!(workspace.head_accumulated, expected, "in the head's as well");
+            }
+            (workspace.accumulated, workspace.head_accumulated) = (0, 0);
+        }
+    }
+
+    fn inject(&mut self, injection: &Injection) {
+        let (backend, layers) = self.update_layers();
+        layers.for_each(|layer| injection.apply(backend, layer));
+    }
+
+    fn square_sums(&mut self) -> Vec<TensorSum> {
+        square_sums(&self.backend, self.layers())
+    }
+
+    /// Not where updates are timed: each part is timed alone.
+    fn square_sums_ahead(&mut self, request: UpdateRequest) -> Vec<TensorSum> {
+        if self.backend.packed_weights_optimizer().is_none() || self.timer.is_timed() {
+            return self.square_sums();
+        }
+        let config = self.optimizer.clone();
+        let update = self.update(&config, request);
+        let Self { backend, chunks, placement, .. } = self;
+        let optimizer = backend.packed_weights_optimizer().expect("checked above");
+        let own = chunks.iter_mut().filter(|(chunk, _)| placement.replica_of(**chunk) == 0);
+        let layers = own.flat_map(|(_, workspace)| workspace.chunk.layers_mut());
+        square_sums_ahead::<B>(optimizer, layers, &update)
+    }
+
+    fn gradients(&mut self) -> Vec<(LayerId, PendingFloats)> {
+        let (backend, layers) = self.first_replica_layers();
+        layers.map(|layer| (layer.spec.layer, backend.begin_download(&mut layer.g))).collect()
+    }
+
+    fn gradient(&mut self, layer: LayerId) -> Option<PendingFloats> {
+        let (backend, mut layers) = self.first_replica_layers();
+        let found = layers.find(|found| found.spec.layer == layer);
+        found.map(|layer| backend.begin_download(&mut layer.g))
+    }
+
+    fn partial_len(&self, chunk: ChunkIndex) -> usize {
+        self.chunks[&chunk].chunk.layers().iter().map(|layer| layer.spec.len()).sum()
+    }
+
+    fn partial(&self, chunk: ChunkIndex) -> Vec<f32> {
+        let layers = self.chunks[&chunk].chunk.layers().iter();
+        let gradient = |layer: &LayerState<B>| {
+            self.backend.download(BufferView::new(&layer.g, 0..layer.spec.len()))
+        };
+        layers.flat_map(gradient).collect()
+    }
+
+    fn reduce(&mut self, chunk: ChunkIndex, twin: &[f32]) {
+        let is_first = self.placement.replica_of(chunk) == 0;
+        let own = self.partial(chunk);
+        assert_eq!(own.len(), twin.len(), "twins have the same layers");
+        let (first, second) = if is_first { (&own[..], twin) } else { (twin, &own[..]) };
+        let sum: Vec<f32> = first.iter().zip(second).map(|(a, b)| a + b).collect();
+        let workspace = self.chunks.get_mut(&chunk).expect("a chunk of this stage");
+        let mut start = 0;
+        for layer in workspace.chunk.layers_mut() {
+            let end = start + layer.spec.len();
+            layer.settle_gradient(&self.backend);
+            let to = BufferViewMut::new(&mut layer.g, 0..end - start);
+            self.backend.upload(&sum[start..end], to);
+            start = end;
+        }
+    }
+}
