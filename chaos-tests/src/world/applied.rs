@@ -109,7 +109,7 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
         self.checker.witnesses(node, layer).all(|witness| {
             let is_up = self.workers.get(&witness.node).is_some_and(|m| m.process.is_some());
             let is_live = self.newest_core().is_some_and(|core| core.state().is_live(witness));
-            !is_up || !is_live || self.checker.is_witness_lost(node, witness.node)
+            !is_up || !is_live || self.checker.damage.is_witness_lost(node, witness.node)
         })
     }
 
@@ -271,7 +271,7 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
 
     fn mark_loss(&mut self, at: NodeId, holder: Holder, reason: LossReason) {
         // Nothing is requested any more from a holder that the log takes for lost, rightly or not.
-        self.checker.disturbed(holder.node, self.now);
+        self.checker.damage.disturbed(holder.node, self.now);
         let follows = self.pre_copy.iter().flat_map(|pre_copy| &pre_copy.layers);
         let (follows, owns) = follows.fold((false, false), |(follows, owns), f| {
             (follows || f.follower == holder, owns || f.owner == holder)

@@ -105,7 +105,7 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
         machine.faults.borrow_mut().forget_flip();
         self.store.writer_crashed(node, &mut self.draws_store);
         self.note(|| format!("w{node} dies"));
-        self.checker.disturbed(node, self.now);
+        self.checker.damage.disturbed(node, self.now);
         self.close_connection(node);
         true
     }

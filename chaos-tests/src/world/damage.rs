@@ -93,7 +93,7 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
         let Some((version, layer, _)) = self.store.flip(&mut self.draws_store) else {
             return false;
         };
-        self.checker.store_damaged();
+        self.checker.damage.store_damaged();
         self.note(|| format!("layer {layer} of checkpoint {version} is damaged"));
         true
     }

@@ -27,11 +27,11 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
         self.mark(Marker::Halted);
         let is_excused = match reason {
             HaltReason::NothingToRestore => {
-                self.is_nothing_readable() || self.checker.reads_failed() >= PLANS_FAILED_MAX
+                self.is_nothing_readable() || self.checker.damage.reads_failed() >= PLANS_FAILED_MAX
             }
-            HaltReason::Untrusted => self.checker.is_contradicted(),
+            HaltReason::Untrusted => self.checker.damage.is_contradicted(),
             HaltReason::DiffersFromLog { step } => {
-                self.checker.marks_of(step) >= RECOMPUTE_REPLAYS_MAX as usize
+                self.checker.damage.marks_of(step) >= RECOMPUTE_REPLAYS_MAX as usize
             }
         };
         if !is_excused {

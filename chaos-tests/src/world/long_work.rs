@@ -73,7 +73,7 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
         process.busy = Some((number, outputs));
         process.is_hung = is_stuck;
         if is_stuck {
-            self.checker.disturbed(node, now);
+            self.checker.damage.disturbed(node, now);
             self.note(|| format!("w{node} gets stuck: {work:?}"));
         } else {
             self.note(|| format!("w{node} works for {} ms: {work:?}", us / 1000));

@@ -173,7 +173,7 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
         let machine = self.workers.get_mut(&node).expect("it is up");
         machine.slow_factor = u64::from(factor);
         machine.slow_until = until;
-        self.checker.disturbed(node, until);
+        self.checker.damage.disturbed(node, until);
         true
     }
 
@@ -185,7 +185,7 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
 
     fn close_some_connection(&mut self, draw: u64) -> bool {
         let Some(node) = pick(&self.up_workers(), draw) else { return false };
-        self.checker.disturbed(node, self.now);
+        self.checker.damage.disturbed(node, self.now);
         self.close_connection(node)
     }
 
@@ -242,7 +242,7 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
             machine.paused_until = until;
             is_up |= machine.process.is_some();
         }
-        self.checker.disturbed(node, until);
+        self.checker.damage.disturbed(node, until);
         is_up
     }
 
@@ -299,8 +299,8 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
         let until = self.now.after(us);
         for (from, to) in &links {
             self.network.cut(*from, *to);
-            self.checker.disturbed(*from, until);
-            self.checker.disturbed(*to, until);
+            self.checker.damage.disturbed(*from, until);
+            self.checker.damage.disturbed(*to, until);
         }
         self.queue.push(until, WorldEvent::HealLinks(links));
     }

@@ -147,7 +147,7 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
         process.busy = Some((number, outputs));
         process.is_hung = hangs;
         if hangs {
-            self.checker.disturbed(node, now);
+            self.checker.damage.disturbed(node, now);
             self.note(|| format!("w{node}: an operation hangs"));
         } else {
             let op_us = long.unwrap_or(op_us * factor);
@@ -273,7 +273,7 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
         let (version, layer, _) = key;
         self.transfer_ended(node, life);
         if fails {
-            self.checker.read_failed();
+            self.checker.damage.read_failed();
             self.note(|| format!("w{node} cannot read layer {layer} of checkpoint {version}"));
         }
         let read = bytes.and_then(|bytes| LoadedLayer::decode(&bytes).ok()).map(Box::new);
@@ -321,7 +321,7 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
         let WorkerEvent::Reported { report, .. } = event else { return };
         let effects = self.workers[&node].faults.borrow_mut().take_effects();
         for fault in effects {
-            self.checker.spoiled(node, self.now, report.turn, fault);
+            self.checker.damage.spoiled(node, self.now, report.turn, fault);
         }
     }
 
