@@ -1,58 +1,66 @@
-//! What must hold, looked at after every event. One file for each kind of promise.
+//! What must hold, looked at after every event. One checker for each kind of promise, in a file of
+//! its own, which owns what it remembers; what they share is passed to them.
 
 mod checkpoints;
 mod damage;
+mod entries;
 mod frames;
 mod history;
 mod leaders;
 mod plans;
+mod rewinds;
 mod states;
 #[cfg(test)]
 mod tests;
 mod verdicts;
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use zbelastic_consensus::checkpoint::{CheckpointRecord, LayerDigest};
+use zbelastic_consensus::entry::RewindReason;
 use zbelastic_consensus::job::JobSpec;
+use zbelastic_consensus::member::Holder;
 use zbelastic_consensus::plan::PlanRecord;
 use zbelastic_consensus::state::StateChange;
 use zbelastic_consensus::validation::{Seal, Turn, Verdict};
-use zbelastic_types::{Generation, NodeId, Step};
+use zbelastic_trainer::plan::Plan;
+use zbelastic_types::{Generation, LayerId, NodeId, Step};
 
 pub use self::checkpoints::named_pieces;
-use self::damage::DamageRecord;
+pub use self::damage::DamageRecord;
+use self::entries::EntryChecker;
+use self::history::HistoryChecker;
+use self::leaders::LeaderChecker;
+use self::plans::PlanChecker;
+use self::rewinds::RewindChecker;
+use self::verdicts::VerdictChecker;
 use crate::failure::{Invariant, LifeFailure};
 use crate::queue::VirtualTime;
 use crate::reference::LifeReference;
+use crate::store::SimulatedStore;
 
-/// What was seen, and what is wrong with it.
+/// The first invariant that is broken; whatever breaks behind it follows from it.
+#[derive(Default)]
+struct FirstFailure(Option<LifeFailure>);
+
+impl FirstFailure {
+    fn set(&mut self, invariant: Invariant, message: impl FnOnce() -> String) {
+        self.0.get_or_insert_with(|| LifeFailure::safety(invariant, message()));
+    }
+}
+
+/// Passes what was seen to the checkers that it concerns, and keeps the first failure.
 pub struct InvariantChecker {
-    reference: LifeReference,
-    spec: Arc<JobSpec>,
-    /// Final seals, by step: what was ever acknowledged.
-    acked: Vec<Seal>,
-    /// What was applied at each index, and the state after it.
-    seen: BTreeMap<u64, (u64, Option<u64>)>,
-    leaders: BTreeMap<u64, NodeId>,
-    plans: BTreeMap<Generation, Arc<PlanRecord>>,
-    /// Plans that were begun to load, and when.
-    adopted: BTreeMap<Generation, VirtualTime>,
-    resumed: BTreeSet<Generation>,
-    /// The last plan that ran, and when it was adopted.
-    ran: Option<(Arc<PlanRecord>, VirtualTime)>,
-    /// Whether the run went back since.
-    is_rewound: bool,
-    damage: DamageRecord,
-    verdicts: (Option<Verdict>, Option<Verdict>),
-    /// Replays of the open step so far.
-    replays: u32,
-    /// The turn that was open when a majority of the voters was down last.
-    quorum_lost_in: Option<Turn>,
-    /// The last entry that any leader had proposed when a majority of the voters went for good.
-    last_possible: Option<u64>,
+    /// What was done to the cluster.
+    pub damage: DamageRecord,
+    entries: EntryChecker,
+    history: HistoryChecker,
+    leaders: LeaderChecker,
+    plans: PlanChecker,
+    rewinds: RewindChecker,
+    verdicts: VerdictChecker,
     progressed_at: VirtualTime,
-    failure: Option<LifeFailure>,
+    failure: FirstFailure,
 }
 
 impl InvariantChecker {
@@ -60,35 +68,27 @@ impl InvariantChecker {
     #[must_use]
     pub fn new(reference: LifeReference, spec: Arc<JobSpec>) -> Self {
         Self {
-            reference,
-            spec,
-            acked: Vec::new(),
-            seen: BTreeMap::new(),
-            leaders: BTreeMap::new(),
-            plans: BTreeMap::new(),
-            adopted: BTreeMap::new(),
-            resumed: BTreeSet::new(),
-            ran: None,
-            is_rewound: false,
             damage: DamageRecord::default(),
-            verdicts: (None, None),
-            replays: 0,
-            quorum_lost_in: None,
-            last_possible: None,
+            entries: EntryChecker::default(),
+            history: HistoryChecker::new(reference),
+            leaders: LeaderChecker::default(),
+            plans: PlanChecker::default(),
+            rewinds: RewindChecker::default(),
+            verdicts: VerdictChecker::new(spec),
             progressed_at: VirtualTime(0),
-            failure: None,
+            failure: FirstFailure::default(),
         }
     }
 
     /// The first thing that is wrong, once.
     pub fn take_failure(&mut self) -> Option<LifeFailure> {
-        self.failure.take()
+        self.failure.0.take()
     }
 
     /// How many steps are sealed.
     #[must_use]
     pub fn sealed(&self) -> u64 {
-        self.acked.len() as u64
+        self.history.sealed()
     }
 
     /// When a step was last sealed for the first time.
@@ -100,38 +100,56 @@ impl InvariantChecker {
     /// The verdict before the last one.
     #[must_use]
     pub fn verdict_before(&self) -> Option<Verdict> {
-        self.verdicts.0
+        self.verdicts.before()
+    }
+
+    /// The plan that was loaded before this one.
+    #[must_use]
+    pub fn plan_before(&self, plan: &PlanRecord) -> Option<Arc<PlanRecord>> {
+        self.plans.plan_before(plan)
+    }
+
+    /// Whether a plan was never resumed.
+    #[must_use]
+    pub fn was_loading(&self, generation: Generation) -> bool {
+        self.plans.was_loading(generation)
+    }
+
+    /// The holders of copies of a layer that this node owns in the last plan that ran.
+    pub fn witnesses(&self, node: NodeId, layer: LayerId) -> impl Iterator<Item = Holder> + '_ {
+        self.rewinds.witnesses(node, layer)
     }
 
     /// A majority of the voters is gone: nothing after `last_index` may be agreed on. What was
     /// proposed before may be, by answers that were in flight.
     pub fn quorum_is_lost(&mut self, last_index: u64) {
-        self.last_possible = Some(last_index);
+        self.entries.quorum_is_lost(last_index);
+    }
+
+    /// Fewer voters are up than agree on anything, and this turn is open.
+    pub fn quorum_is_down(&mut self, open: Turn) {
+        self.leaders.quorum_is_down(open);
+    }
+
+    /// Whether that was so while this turn was open.
+    #[must_use]
+    pub fn was_quorum_down(&self, turn: Turn) -> bool {
+        self.leaders.was_quorum_down(turn)
     }
 
     /// A new cluster goes on from this version: what was sealed after it is to be sealed again.
     pub fn recovered_from(&mut self, version: Step) {
-        self.acked.truncate(version.index());
-        self.reference.rewind(&self.acked);
-        self.seen.clear();
-        self.leaders.clear();
-        self.plans.clear();
-        self.adopted.clear();
-        self.resumed.clear();
-        (self.ran, self.is_rewound) = (None, false);
-        (self.replays, self.quorum_lost_in) = (0, None);
-        self.last_possible = None;
-    }
-
-    fn fail(&mut self, invariant: Invariant, message: impl FnOnce() -> String) {
-        if self.failure.is_none() {
-            self.failure = Some(LifeFailure::safety(invariant, message()));
-        }
+        self.history.rewind(version);
+        self.verdicts.rewind();
+        self.entries = EntryChecker::default();
+        self.leaders = LeaderChecker::default();
+        self.plans = PlanChecker::default();
+        self.rewinds = RewindChecker::default();
     }
 
     /// An entry changed nothing somewhere, and why.
     pub fn refused(&mut self, index: u64, refusal: &str) {
-        self.check_same(index, refusal, None);
+        self.entries.check_same(&mut self.failure, index, refusal, None);
     }
 
     /// An entry was applied somewhere. Yields whether it was the first time.
@@ -142,39 +160,24 @@ impl InvariantChecker {
         change: &StateChange,
         state: Option<u64>,
     ) -> bool {
-        if !self.check_same(index, &format!("{change:?}"), state) {
+        let failure = &mut self.failure;
+        if !self.entries.check_same(failure, index, &format!("{change:?}"), state) {
             return false;
         }
-        if self.last_possible.is_some_and(|last| index > last) {
-            self.fail(Invariant::S6, || format!("#{index} agreed on without a majority"));
-        }
+        self.entries.check_possible(failure, index);
         match change {
             StateChange::Sealed { seal, is_repeated, adopted } => {
-                if seal.verdict.is_final() {
-                    self.progressed_at = now;
-                }
-                self.check_seal(seal, *is_repeated);
+                self.check_seal(now, seal, *is_repeated);
                 if let Some(plan) = adopted {
-                    self.planned(plan);
-                    self.adopted.insert(plan.generation, now);
+                    self.plans.adopted(&mut self.failure, plan, now);
                 }
             }
-            StateChange::Planned(plan) => self.planned(plan),
-            StateChange::Adopted(plan) => {
-                self.planned(plan);
-                self.adopted.insert(plan.generation, now);
-            }
+            StateChange::Planned(plan) => self.plans.planned(failure, plan),
+            StateChange::Adopted(plan) => self.plans.adopted(failure, plan, now),
             StateChange::Resumed(generation) => {
-                self.resumed.insert(*generation);
-                // A holder that is ready may die before the plan runs.
-                let plan = self.plans.get(generation).zip(self.adopted.get(generation));
-                self.ran = plan.map(|(plan, since)| (plan.clone(), *since));
-                self.is_rewound = false;
+                self.rewinds.resumed(self.plans.resumed(*generation));
             }
-            StateChange::Rewound { reason, .. } => {
-                self.check_rewind(*reason);
-                (self.replays, self.is_rewound) = (0, true);
-            }
+            StateChange::Rewound { reason, .. } => self.check_rewind(*reason),
             StateChange::Members(_)
             | StateChange::Ready(_)
             | StateChange::Durable { .. }
@@ -186,5 +189,85 @@ impl InvariantChecker {
             | StateChange::Format(_) => {}
         }
         true
+    }
+
+    fn check_seal(&mut self, now: VirtualTime, seal: &Seal, is_repeated: bool) {
+        let Self { damage, history, plans, verdicts, failure, .. } = self;
+        let is_final = seal.verdict.is_final();
+        if is_final {
+            self.progressed_at = now;
+        }
+        verdicts.note(seal.verdict);
+        plans.check_sealed(failure, seal.turn);
+        history.check_order(failure, seal, is_repeated);
+        if failure.0.is_some() || is_repeated {
+            return;
+        }
+        verdicts.check_verdict(failure, damage, seal, history.is_logged(seal.turn.step));
+        if is_final {
+            let sums = history.acknowledge(seal);
+            verdicts.check_sums(failure, history, seal, sums);
+        }
+    }
+
+    fn check_rewind(&mut self, reason: RewindReason) {
+        self.rewinds.check(&mut self.failure, &mut self.damage, reason);
+        self.verdicts.rewind();
+    }
+
+    /// A leader counted the message of a holder that is no member any more.
+    pub fn note_counted(&mut self, sender: Option<Holder>) {
+        self.failure.set(Invariant::S3, || {
+            format!("a message of {sender:?} was counted, and it is fenced")
+        });
+    }
+
+    /// A runtime accepted a frame while it had this plan.
+    pub fn processed(
+        &mut self,
+        generation: Generation,
+        sender: Holder,
+        plan: Option<(Generation, Vec<Holder>)>,
+    ) {
+        frames::check_processed(&mut self.failure, (generation, sender), plan);
+    }
+
+    /// A runtime runs a program.
+    pub fn runs(&mut self, record: &PlanRecord, plan: &Plan) {
+        self.plans.runs(&mut self.failure, record, plan);
+    }
+
+    /// A node became the leader of a term.
+    pub fn leads(&mut self, node: NodeId, term: u64) {
+        self.leaders.leads(&mut self.failure, node, term);
+    }
+
+    /// A node holds these layers at a version, and breaks this invariant if they are wrong: N2 if a
+    /// step was just rolled back there, else N1.
+    pub fn holds(
+        &mut self,
+        invariant: Invariant,
+        node: NodeId,
+        version: Step,
+        layers: &[LayerDigest],
+    ) {
+        states::check_held(&mut self.failure, &self.history, invariant, (node, version), layers);
+    }
+
+    /// A checkpoint is referred to: it names the undisturbed run's bits, and what it names can be
+    /// read. What a fault damaged need not be readable.
+    pub fn checkpoint(&mut self, store: &SimulatedStore, record: &CheckpointRecord) {
+        checkpoints::check_checkpoint(&mut self.failure, &self.history, store, record);
+    }
+
+    /// Whether every layer of a version is in the store, with the undisturbed run's bits.
+    #[must_use]
+    pub fn is_restorable(&self, store: &SimulatedStore, version: Step) -> bool {
+        checkpoints::is_restorable(&self.history, store, version)
+    }
+
+    /// The end: what the log remembers is what was acknowledged.
+    pub fn audit(&mut self, base: Step, history: &[Seal]) {
+        self.history.audit(&mut self.failure, base, history);
     }
 }

@@ -4,6 +4,7 @@
 //! crash loses, and take no decision of the protocol. After every event the checker looks.
 
 mod applied;
+mod controller_states;
 mod controllers;
 mod crash;
 mod damage;
@@ -14,14 +15,14 @@ mod numbers;
 mod planning;
 mod program_versions;
 mod storm;
+mod surroundings;
+mod worker_facts;
 mod worker_runtimes;
 mod workers;
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use zbelastic_consensus::checkpoint::CheckpointRecord;
-use zbelastic_consensus::core::{Core, Input};
+use zbelastic_consensus::core::Input;
 use zbelastic_consensus::job::{JobPhase, JobSpec};
 use zbelastic_consensus::message::Envelope;
 use zbelastic_consensus::session::SessionInput;
@@ -30,24 +31,24 @@ use zbelastic_trainer::data::BatchSource;
 use zbelastic_trainer::elastic::StageFactory;
 use zbelastic_trainer::runtime::PeerFrame;
 use zbelastic_trainer::stage::StageSetup;
-use zbelastic_types::{ClusterId, Generation, NodeId, Step};
+use zbelastic_types::{Generation, NodeId};
 
+use self::controllers::Controllers;
+use self::storm::StormFaults;
+use self::surroundings::Surroundings;
+use self::workers::Workers;
 use crate::case::LifeCase;
 use crate::check::InvariantChecker;
 use crate::crash_points::CrashPointCounts;
 use crate::failure::LifeFailure;
 use crate::log::EventLog;
-use crate::markers::{Marker, Markers};
-use crate::network::{NetworkLane, SimulatedNetwork};
+use crate::markers::Markers;
 use crate::numeric_faults::NumericFaults;
 use crate::options::LifeOptions;
-use crate::queue::{VirtualTime, VirtualTimeQueue};
-use crate::random::{DrawPurpose, Draws};
+use crate::queue::VirtualTime;
 use crate::reference::LifeReference;
-use crate::store::{PieceKey, SimulatedStore};
+use crate::store::PieceKey;
 use crate::work_durations::{BEAT_US, LONG_US_MAX};
-use machines::{ControllerMachine, WorkerMachine, WorkerProcess};
-use storm::Storm;
 
 /// A tick of a clock that is right, in microseconds.
 pub const TICK_US: u64 = 50_000;
@@ -199,49 +200,9 @@ pub struct LifeSetup<M, S> {
 
 /// A life in progress.
 pub struct World<'a, M: StageFactory, S> {
-    case: &'a LifeCase,
-    setup: LifeSetup<M, S>,
-    now: VirtualTime,
-    queue: VirtualTimeQueue<WorldEvent>,
-    network: SimulatedNetwork<SimulatedPacket>,
-    store: SimulatedStore,
-    draws_disk: Draws,
-    draws_work: Draws,
-    draws_target: Draws,
-    draws_store: Draws,
-    draws_pace: Draws,
-    programs: program_versions::ProgramVersions,
-    /// What is left of the time for long work.
-    long_us_left: u64,
-    /// The version that waits for its seal, once one was sealed.
-    open: Option<long_work::OpenVersion>,
-    cluster: ClusterId,
-    controllers: BTreeMap<NodeId, ControllerMachine>,
-    workers: BTreeMap<NodeId, WorkerMachine<M, S>>,
-    /// Controllers whose disks are gone, to be removed by an operator.
-    dead: BTreeSet<NodeId>,
-    /// Workers that were declared lost and live on.
-    fenced: BTreeSet<NodeId>,
-    node_next: u64,
-    controller_next: u64,
-    boot_next: u64,
-    storm: Storm,
-    checker: InvariantChecker,
-    markers: Markers,
-    log: &'a mut EventLog,
-    is_calm: bool,
-    /// More happened than anything is promised for.
-    is_excused: bool,
-    calm_at: VirtualTime,
-    /// The last index whose consequences for the store were drawn.
-    store_index: u64,
-    /// Checkpoints that the log refers to.
-    referred: BTreeMap<Step, CheckpointRecord>,
-    /// The version that becomes a checkpoint because time has passed.
-    timed_checkpoint: Option<Step>,
-    /// What is copied ahead.
-    pre_copy: Option<Arc<zbelastic_consensus::pre_copy::PreCopyPlan>>,
-    failure: Option<LifeFailure>,
+    env: Surroundings<'a>,
+    controllers: Controllers,
+    workers: Workers<M, S>,
 }
 
 /// What a life came to.
@@ -274,116 +235,89 @@ impl<'a, M: StageFactory, S: BatchSource + Clone> World<'a, M, S> {
         reference: LifeReference,
         log: &'a mut EventLog,
     ) -> Self {
-        let (seed, options) = (case.seed, &case.options);
-        let draws = |purpose| Draws::new(seed, purpose);
         let checker = InvariantChecker::new(reference, setup.spec.clone());
         let mut world = Self {
-            case,
-            now: VirtualTime(0),
-            queue: VirtualTimeQueue::default(),
-            network: SimulatedNetwork::new(options.network, draws(DrawPurpose::Network)),
-            store: SimulatedStore::default(),
-            draws_disk: draws(DrawPurpose::Disk),
-            draws_work: draws(DrawPurpose::Work),
-            programs: program_versions::ProgramVersions::new(case.seed),
-            draws_target: draws(DrawPurpose::Targets),
-            draws_store: draws(DrawPurpose::Store),
-            draws_pace: draws(DrawPurpose::Pace),
-            long_us_left: LONG_US_MAX,
-            open: None,
-            cluster: ClusterId(seed | 1),
-            controllers: BTreeMap::new(),
-            workers: BTreeMap::new(),
-            dead: BTreeSet::new(),
-            fenced: BTreeSet::new(),
-            node_next: 1 + u64::from(options.controllers),
-            controller_next: 1,
-            boot_next: 1,
-            setup,
-            storm: Storm::default(),
-            checker,
-            markers: Markers::default(),
-            log,
-            is_calm: false,
-            is_excused: false,
-            calm_at: VirtualTime(options.storm_us),
-            store_index: 0,
-            referred: BTreeMap::new(),
-            timed_checkpoint: None,
-            pre_copy: None,
-            failure: None,
+            env: Surroundings::new(case, checker, log),
+            controllers: Controllers::new(setup.stage.clone()),
+            workers: Workers::new(setup),
         };
         world.populate();
         world
     }
 
     fn populate(&mut self) {
-        let options = self.case.options.clone();
-        self.create_controllers(options.controllers, None);
+        let options = self.env.case.options.clone();
+        self.controllers.create_controllers(
+            &mut self.env,
+            &self.workers,
+            options.controllers,
+            None,
+        );
         for _ in 0..options.workers {
             self.add_worker();
         }
-        for (index, timed) in self.case.faults.iter().enumerate() {
-            self.queue.push(VirtualTime(timed.at_us), WorldEvent::Fault(index));
+        for (index, timed) in self.env.case.faults.iter().enumerate() {
+            self.env.queue.push(VirtualTime(timed.at_us), WorldEvent::Fault(index));
         }
-        self.queue.push(self.calm_at, WorldEvent::Calm);
-        self.queue.push(VirtualTime(ADMIN_US), WorldEvent::Admin);
+        self.env.queue.push(self.env.calm_at, WorldEvent::Calm);
+        self.env.queue.push(VirtualTime(ADMIN_US), WorldEvent::Admin);
     }
 
     /// Lives until the job is done, or something is wrong.
     #[must_use]
     pub fn run(mut self) -> LifeOutcome {
         let mut events = 0;
-        while self.failure.is_none() {
-            let Some((at, event)) = self.queue.pop() else {
-                self.fail(LifeFailure::liveness("nothing is left to happen"));
+        while self.env.failure.is_none() {
+            let Some((at, event)) = self.env.queue.pop() else {
+                self.env.fail(LifeFailure::liveness("nothing is left to happen"));
                 break;
             };
-            self.now = at;
+            self.env.now = at;
             events += 1;
-            self.log.mix(at.0);
+            self.env.log.mix(at.0);
             self.handle(event);
-            if !self.is_calm && self.is_little_left() {
+            self.settle();
+            if !self.env.is_calm && self.is_little_left() {
                 self.calm();
             }
-            if let Some(failure) = self.checker.take_failure() {
-                self.fail(failure);
+            if let Some(failure) = self.env.checker.take_failure() {
+                self.env.fail(failure);
             }
             if self.is_over(events) {
                 break;
             }
         }
-        if self.failure.is_none() {
+        if self.env.failure.is_none() {
             self.audit();
         }
-        self.log.mix(self.network.sent());
+        self.env.log.mix(self.env.network.sent());
         LifeOutcome {
-            failure: self.failure,
-            markers: self.markers,
-            crash_points: self.storm.crash_points,
-            steps: self.checker.sealed(),
-            faults: self.storm.faults,
-            faults_in_training: self.storm.faults_in_training,
-            virtual_us: self.now.0,
+            failure: self.env.failure,
+            markers: self.env.markers,
+            crash_points: self.env.storm.crash_points,
+            steps: self.env.checker.sealed(),
+            faults: self.env.storm.faults,
+            faults_in_training: self.env.storm.faults_in_training,
+            virtual_us: self.env.now.0,
             events,
         }
     }
 
     /// Whether the storm has to end, so that some steps are left for the time after it.
     fn is_little_left(&self) -> bool {
-        let LifeOptions { steps, steps_after, .. } = self.case.options;
-        steps_after > 0 && self.checker.sealed() + steps_after >= steps
+        let LifeOptions { steps, steps_after, .. } = self.env.case.options;
+        steps_after > 0 && self.env.checker.sealed() + steps_after >= steps
     }
 
     /// Whether the life ends here, well or not.
     fn is_over(&mut self, events: u64) -> bool {
-        if self.is_excused {
+        if self.env.is_excused {
             return true;
         }
-        if !self.is_calm {
+        if !self.env.is_calm {
             return false;
         }
-        if let Some(phase) = self.job_phase() {
+        if let Some(phase) = self.controllers.job_phase(&self.env) {
             match phase {
                 JobPhase::Done if self.is_settled() => return true,
                 JobPhase::Halted(reason) => {
@@ -393,135 +327,119 @@ impl<'a, M: StageFactory, S: BatchSource + Clone> World<'a, M, S> {
                 JobPhase::Done | JobPhase::Running | JobPhase::Paused | JobPhase::Stopped => {}
             }
         }
-        let moved = self.checker.progressed_at().max(self.calm_at);
-        let slack_us = if self.case.options.pace.is_some() { LONG_LIFE_US } else { 0 };
-        if self.now.0 > moved.0 + CALM_US_MAX + slack_us {
+        let moved = self.env.checker.progressed_at().max(self.env.calm_at);
+        let slack_us = if self.env.case.options.pace.is_some() { LONG_LIFE_US } else { 0 };
+        if self.env.now.0 > moved.0 + CALM_US_MAX + slack_us {
             let last = self.describe();
-            self.fail(LifeFailure::liveness(format!("nothing moves after the storm: {last}")));
-        } else if self.now.0 > self.calm_at.0 + LIFE_US_MAX + slack_us || events > EVENTS_MAX {
-            self.fail(LifeFailure::liveness("the life does not end"));
+            self.env.fail(LifeFailure::liveness(format!("nothing moves after the storm: {last}")));
+        } else if self.env.now.0 > self.env.calm_at.0 + LIFE_US_MAX + slack_us
+            || events > EVENTS_MAX
+        {
+            self.env.fail(LifeFailure::liveness("the life does not end"));
         }
-        self.failure.is_some()
-    }
-
-    fn fail(&mut self, failure: LifeFailure) {
-        self.note(|| format!("FAILED {failure}"));
-        self.failure.get_or_insert(failure);
-    }
-
-    /// A line about a change, if the log has a reader.
-    fn note(&mut self, line: impl FnOnce() -> String) {
-        let now = self.now;
-        self.log.line(|| format!("{now} {}", line()));
+        self.env.failure.is_some()
     }
 
     /// Whatever is for a process that stands still waits until it goes on.
     fn handle(&mut self, event: WorldEvent) {
         if let Some(until) = event.addressee().and_then(|node| self.paused_until(node)) {
-            self.queue.push(until, event);
+            self.env.queue.push(until, event);
             return;
         }
         match event {
             WorldEvent::Tick(node, life) => self.handle_tick(node, life),
             WorldEvent::Packet { from, to, packet } => self.handle_packet(from, to, packet),
-            WorldEvent::Synced { node, life } => self.handle_synced(node, life),
+            WorldEvent::Synced { node, life } => {
+                self.controllers.handle_synced(&mut self.env, &self.workers, node, life)
+            }
             WorldEvent::Reviewed { node, life, reviewed } => {
-                self.handle_reviewed(node, life, *reviewed);
+                self.controllers.handle_reviewed(
+                    &mut self.env,
+                    &self.workers,
+                    node,
+                    life,
+                    *reviewed,
+                );
             }
             WorldEvent::Solved { node, life, number, solution } => {
-                self.handle_solved(node, life, number, solution);
+                let input = Input::Solved { number, solution };
+                self.controllers.handle_command(&mut self.env, &self.workers, node, life, input);
             }
-            WorldEvent::OpDone { node, life, number } => self.handle_op_done(node, life, number),
-            WorldEvent::ReadDone { node, life, key } => self.handle_read_done(node, life, key),
+            WorldEvent::OpDone { node, life, number } => {
+                self.workers.handle_op_done(&mut self.env, node, life, number)
+            }
+            WorldEvent::ReadDone { node, life, key } => {
+                self.workers.handle_read_done(&mut self.env, node, life, key)
+            }
             WorldEvent::WriteDone { node, life, key, generation } => {
-                self.handle_write_done((node, life), (key, generation));
+                self.workers.handle_write_done(&mut self.env, (node, life), (key, generation));
             }
             WorldEvent::Served { node, life, to, frame } => {
-                self.handle_served(node, life, to, *frame)
+                self.workers.handle_served(&mut self.env, node, life, to, *frame)
             }
-            WorldEvent::Command { node, life, input } => self.handle_command(node, life, *input),
+            WorldEvent::Command { node, life, input } => {
+                self.controllers.handle_command(&mut self.env, &self.workers, node, life, *input)
+            }
             WorldEvent::Advice { node, life, input } => {
-                self.handle_operator_input(node, life, *input)
+                self.workers.handle_operator_input(&mut self.env, node, life, *input)
             }
-            WorldEvent::Fault(index) if self.now < self.storm.undisturbed_until => {
-                self.queue.push(self.storm.undisturbed_until, WorldEvent::Fault(index));
+            WorldEvent::Fault(index) if self.env.now < self.env.storm.undisturbed_until => {
+                self.env.queue.push(self.env.storm.undisturbed_until, WorldEvent::Fault(index));
             }
-            WorldEvent::Fault(index) => self.inject(index),
-            WorldEvent::StaleDisk { node, imaged_at } => self.set_disk_back(node, imaged_at),
+            WorldEvent::Fault(index) => StormFaults { world: self }.inject(index),
+            WorldEvent::StaleDisk { node, imaged_at } => {
+                StormFaults { world: self }.set_disk_back(node, imaged_at)
+            }
             WorldEvent::Restart(node) => self.restart(node),
             WorldEvent::Leave { node, life } => self.handle_leave(node, life),
             WorldEvent::HealLinks(links) => {
-                links.iter().for_each(|(from, to)| self.network.heal(*from, *to));
-                self.note(|| "links are whole".to_owned());
+                links.iter().for_each(|(from, to)| self.env.network.heal(*from, *to));
+                self.env.note(|| "links are whole".to_owned());
             }
             WorldEvent::DiskRecovers(node) => {
-                if let Some(machine) = self.controllers.get_mut(&node) {
+                if let Some(machine) = self.controllers.machines.get_mut(&node) {
                     machine.sync_us_extra = 0;
                 }
             }
             WorldEvent::RemoveReplaced(node) => self.remove_replaced(node),
             WorldEvent::Retired(node) => self.retired(node),
-            WorldEvent::StoreRecovers => self.store.fails = false,
+            WorldEvent::StoreRecovers => self.env.store.fails = false,
             WorldEvent::Recover => self.recover_by_force(),
-            WorldEvent::Calm if self.is_calm => {}
+            WorldEvent::Calm if self.env.is_calm => {}
             WorldEvent::Calm => self.calm(),
             WorldEvent::Admin => self.administer(),
         }
     }
 
     fn handle_tick(&mut self, node: NodeId, life: u64) {
-        if self.controllers.contains_key(&node) {
-            self.tick_controller(node, life);
+        if self.controllers.machines.contains_key(&node) {
+            self.controllers.tick_controller(&mut self.env, &self.workers, node, life);
         } else {
-            self.tick_worker(node, life);
+            self.workers.tick_worker(&mut self.env, node, life);
         }
     }
 
     fn handle_packet(&mut self, from: NodeId, to: NodeId, packet: SimulatedPacket) {
         match packet {
-            SimulatedPacket::Control(envelope) if self.controllers.contains_key(&to) => {
-                self.controller_message(from, to, envelope);
+            SimulatedPacket::Control(envelope) if self.controllers.machines.contains_key(&to) => {
+                self.controllers.controller_message(
+                    &mut self.env,
+                    &self.workers,
+                    from,
+                    to,
+                    envelope,
+                );
             }
-            SimulatedPacket::Control(envelope) => self.session_message(from, to, envelope),
-            SimulatedPacket::Peer(frame) => self.peer_frame(to, *frame),
+            SimulatedPacket::Control(envelope) => {
+                self.workers.session_message(&mut self.env, from, to, envelope)
+            }
+            SimulatedPacket::Peer(frame) => self.workers.peer_frame(&mut self.env, to, *frame),
         }
     }
 
     /// When a machine that stands still goes on.
     fn paused_until(&self, node: NodeId) -> Option<VirtualTime> {
-        let controller = self.controllers.get(&node).map(|machine| machine.paused_until);
-        let until =
-            controller.or_else(|| self.workers.get(&node).map(|machine| machine.paused_until));
-        until.filter(|until| *until > self.now)
-    }
-
-    fn send(&mut self, from: NodeId, to: NodeId, lane: NetworkLane, packet: SimulatedPacket) {
-        let Self { network, queue, now, .. } = self;
-        network.send((*now, from, to), lane, packet, |at, from, packet| {
-            queue.push(at, WorldEvent::Packet { from, to, packet });
-        });
-    }
-
-    /// The newest state that any controller has applied.
-    fn newest_core(&self) -> Option<&Core> {
-        let cores = self.controllers.values().filter_map(|machine| machine.core.as_ref());
-        let own = cores.filter(|core| core.state().cluster() == self.cluster);
-        own.max_by_key(|core| core.state().applied())
-    }
-
-    fn job_phase(&self) -> Option<JobPhase> {
-        self.newest_core()?.state().job().map(|job| job.phase)
-    }
-
-    /// The controller that leads, as itself sees it.
-    fn leader(&self) -> Option<NodeId> {
-        let leads = |machine: &ControllerMachine| {
-            machine.core.as_ref().is_some_and(|core| core.duties().is_some())
-        };
-        self.controllers.iter().find(|(_, machine)| leads(machine)).map(|(node, _)| *node)
-    }
-
-    fn mark(&mut self, marker: Marker) {
-        self.markers.hit(marker);
+        let controller = self.controllers.paused_until(&self.env, node);
+        controller.or_else(|| self.workers.paused_until(&self.env, node))
     }
 }

@@ -4,36 +4,38 @@ use zbelastic_consensus::checkpoint::CheckpointRecord;
 use zbelastic_trainer::elastic::{LayerImage, layer_digest};
 use zbelastic_types::{LayerId, Step};
 
-use super::InvariantChecker;
+use super::FirstFailure;
+use super::history::HistoryChecker;
 use crate::failure::Invariant;
 use crate::store::{PieceKey, SimulatedStore};
 
-impl InvariantChecker {
-    /// A checkpoint is referred to: it names the undisturbed run's bits, and what it names can be
-    /// read. What a fault damaged need not be readable.
-    pub fn checkpoint(&mut self, store: &SimulatedStore, record: &CheckpointRecord) {
-        let version = record.version;
-        if self.reference.version(version) != Some(&record.layers) {
-            self.fail(Invariant::C1, || format!("checkpoint {version} names other bits"));
-        }
-        let is_lost = |key: &PieceKey| !store.is_damaged(*key) && !is_readable(store, *key);
-        if named_pieces(record).any(|key| is_lost(&key)) {
-            self.fail(Invariant::C1, || format!("checkpoint {version} cannot be restored"));
-        }
+/// A checkpoint is referred to: it names the undisturbed run's bits, and what it names can be
+/// read. What a fault damaged need not be readable.
+pub(super) fn check_checkpoint(
+    failure: &mut FirstFailure,
+    history: &HistoryChecker,
+    store: &SimulatedStore,
+    record: &CheckpointRecord,
+) {
+    let version = record.version;
+    if history.version(version) != Some(&record.layers) {
+        failure.set(Invariant::C1, || format!("checkpoint {version} names other bits"));
     }
+    let is_lost = |key: &PieceKey| !store.is_damaged(*key) && !is_readable(store, *key);
+    if named_pieces(record).any(|key| is_lost(&key)) {
+        failure.set(Invariant::C1, || format!("checkpoint {version} cannot be restored"));
+    }
+}
 
-    /// Whether every layer of a version is in the store, with the undisturbed run's bits.
-    #[must_use]
-    pub fn is_restorable(&self, store: &SimulatedStore, version: Step) -> bool {
-        self.pieces(version).is_some_and(|mut keys| keys.all(|key| is_readable(store, key)))
-    }
-
-    /// What a version is made of, if the undisturbed run is that far.
-    fn pieces(&self, version: Step) -> Option<impl Iterator<Item = PieceKey>> {
-        let expected = self.reference.version(version)?.to_vec();
-        let layers = (0..).map(LayerId).zip(expected);
-        Some(layers.map(move |(layer, digest)| (version, layer, digest)))
-    }
+/// Whether every layer of a version is in the store, with the undisturbed run's bits.
+pub(super) fn is_restorable(
+    history: &HistoryChecker,
+    store: &SimulatedStore,
+    version: Step,
+) -> bool {
+    let Some(expected) = history.version(version) else { return false };
+    let layers = (0..).map(LayerId).zip(expected);
+    layers.map(|(layer, digest)| (version, layer, *digest)).all(|key| is_readable(store, key))
 }
 
 /// What a checkpoint is made of.

@@ -5,13 +5,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use zbelastic_consensus::validation::Turn;
 use zbelastic_types::{NodeId, Step};
 
-use super::InvariantChecker;
 use crate::numeric_faults::NumericFault;
 use crate::queue::VirtualTime;
 
 /// What took effect so far.
 #[derive(Debug, Default)]
-pub(super) struct DamageRecord {
+pub struct DamageRecord {
     /// Until when something last kept a node from its work, or took from it what it holds.
     disturbed_until: BTreeMap<NodeId, VirtualTime>,
     /// When a bit of a node's state flipped last.
@@ -29,10 +28,10 @@ pub(super) struct DamageRecord {
     reads_failed: usize,
 }
 
-impl InvariantChecker {
+impl DamageRecord {
     /// Something keeps a node from its work until then, or took from it what it holds.
     pub fn disturbed(&mut self, node: NodeId, until: VirtualTime) {
-        let known = self.damage.disturbed_until.entry(node).or_insert(until);
+        let known = self.disturbed_until.entry(node).or_insert(until);
         *known = (*known).max(until);
     }
 
@@ -40,74 +39,74 @@ impl InvariantChecker {
     pub fn spoiled(&mut self, node: NodeId, now: VirtualTime, turn: Turn, fault: NumericFault) {
         match fault {
             NumericFault::Mark(..) => {
-                self.damage.marked.insert(turn);
+                self.marked.insert(turn);
             }
-            NumericFault::SumFactor(_) => self.damage.wrong_sums += 1,
+            NumericFault::SumFactor(_) => self.wrong_sums += 1,
             NumericFault::StateFlip(_) => {
-                self.damage.flips += 1;
-                self.damage.flipped_at.insert(node, now);
+                self.flips += 1;
+                self.flipped_at.insert(node, now);
             }
         }
     }
 
     /// A piece of a checkpoint was damaged.
     pub fn store_damaged(&mut self) {
-        self.damage.is_store_damaged = true;
+        self.is_store_damaged = true;
     }
 
     /// A piece of a checkpoint could not be read this time.
     pub fn read_failed(&mut self) {
-        self.damage.reads_failed += 1;
+        self.reads_failed += 1;
     }
 
     /// How often a piece could not be read.
     #[must_use]
     pub fn reads_failed(&self) -> usize {
-        self.damage.reads_failed
+        self.reads_failed
     }
 
     /// Whether something happened to a node at this moment or later.
     pub(super) fn is_disturbed_since(&self, node: NodeId, since: VirtualTime) -> bool {
-        self.damage.disturbed_until.get(&node).is_some_and(|until| *until >= since)
+        self.disturbed_until.get(&node).is_some_and(|until| *until >= since)
     }
 
     /// Whether something happened to `witness` since a bit of the node's state flipped.
     #[must_use]
     pub fn is_witness_lost(&self, node: NodeId, witness: NodeId) -> bool {
-        let flipped_at = self.damage.flipped_at.get(&node);
+        let flipped_at = self.flipped_at.get(&node);
         flipped_at.is_some_and(|flipped_at| self.is_disturbed_since(witness, *flipped_at))
     }
 
     /// Whether a gradient that is not finite was reported for this turn.
     pub(super) fn is_marked(&self, turn: Turn) -> bool {
-        self.damage.marked.contains(&turn)
+        self.marked.contains(&turn)
     }
 
     /// Attempts of a step for which a gradient that is not finite was reported.
     #[must_use]
     pub fn marks_of(&self, step: Step) -> usize {
-        self.damage.marked.iter().filter(|turn| turn.step == step).count()
+        self.marked.iter().filter(|turn| turn.step == step).count()
     }
 
     /// Whether a state was wrong at some time.
     pub(super) fn has_flipped(&self) -> bool {
-        self.damage.flips > 0
+        self.flips > 0
     }
 
     /// Whether two nodes may have reported one thing differently.
     #[must_use]
     pub fn is_contradicted(&self) -> bool {
-        self.damage.wrong_sums + self.damage.flips > 0
+        self.wrong_sums + self.flips > 0
     }
 
     pub(super) fn is_store_damaged(&self) -> bool {
-        self.damage.is_store_damaged || self.damage.reads_failed > 0
+        self.is_store_damaged || self.reads_failed > 0
     }
 
     /// Takes a flipped bit for the reason of a way back. Yields whether there is one left.
     pub(super) fn take_flip(&mut self) -> bool {
-        let is_there = self.damage.flips_found < self.damage.flips;
-        self.damage.flips_found += u64::from(is_there);
+        let is_there = self.flips_found < self.flips;
+        self.flips_found += u64::from(is_there);
         is_there
     }
 }

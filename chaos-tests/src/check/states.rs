@@ -4,32 +4,31 @@
 use zbelastic_consensus::checkpoint::LayerDigest;
 use zbelastic_types::{NodeId, Step};
 
-use super::InvariantChecker;
+use super::FirstFailure;
+use super::history::HistoryChecker;
 use crate::failure::Invariant;
 
-impl InvariantChecker {
-    /// A node holds these layers at a version, and breaks this invariant if they are wrong: N2 if a
-    /// step was just rolled back there, else N1.
-    pub fn holds(
-        &mut self,
-        invariant: Invariant,
-        node: NodeId,
-        version: Step,
-        layers: &[LayerDigest],
-    ) {
-        let sealed = self.acked.len() as u64;
-        if version.0 > sealed {
-            self.fail(Invariant::S9, || {
-                format!("w{node} has version {version}, {sealed} steps are sealed")
-            });
-            return;
-        }
-        let Some(expected) = self.reference.version(version) else { return };
-        let wrong = layers.iter().find(|(layer, digest)| expected[layer.index()] != *digest);
-        if let Some((layer, digest)) = wrong.copied() {
-            self.fail(invariant, || {
-                format!("w{node}: layer {layer} of version {version} is {digest:?}")
-            });
-        }
+/// A node holds these layers at a version, and breaks this invariant if they are wrong: N2 if a
+/// step was just rolled back there, else N1.
+pub(super) fn check_held(
+    failure: &mut FirstFailure,
+    history: &HistoryChecker,
+    invariant: Invariant,
+    (node, version): (NodeId, Step),
+    layers: &[LayerDigest],
+) {
+    let sealed = history.sealed();
+    if version.0 > sealed {
+        failure.set(Invariant::S9, || {
+            format!("w{node} has version {version}, {sealed} steps are sealed")
+        });
+        return;
+    }
+    let Some(expected) = history.version(version) else { return };
+    let wrong = layers.iter().find(|(layer, digest)| expected[layer.index()] != *digest);
+    if let Some((layer, digest)) = wrong.copied() {
+        failure.set(invariant, || {
+            format!("w{node}: layer {layer} of version {version} is {digest:?}")
+        });
     }
 }

@@ -1,49 +1,85 @@
 //! What follows from an entry that was applied somewhere for the first time, outside of the cores:
 //! old checkpoints go, manifests are kept, markers are hit.
 
+use std::collections::{BTreeMap, BTreeSet};
+
+use zbelastic_consensus::checkpoint::CheckpointRecord;
 use zbelastic_consensus::codec;
+use zbelastic_consensus::core::Core;
 use zbelastic_consensus::entry::RewindReason;
 use zbelastic_consensus::member::{Holder, LossReason, MemberChange};
 use zbelastic_consensus::plan::{LayerSource, PlanReason, PlanRecord, Promise};
 use zbelastic_consensus::pre_copy::FollowedLayer;
 use zbelastic_consensus::state::StateChange;
 use zbelastic_consensus::validation::{Seal, Verdict};
-use zbelastic_trainer::data::BatchSource;
-use zbelastic_trainer::elastic::StageFactory;
 use zbelastic_types::{LayerId, NodeId, Step};
 
+use super::WorldEvent;
 use super::numbers::BOOTS_APART;
-use super::{World, WorldEvent};
+use super::surroundings::Surroundings;
+use super::worker_facts::WorkerFacts;
+use crate::failure::{Invariant, LifeFailure};
 use crate::markers::Marker;
+use crate::queue::VirtualTime;
 
 /// Stages that a life has at most that is not a large one: it has no more blocks.
 const STAGES_FEW: usize = 10;
 
-impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
-    pub(super) fn applied(&mut self, node: NodeId, index: u64, change: &StateChange) {
-        let core = self.controllers[&node].core.as_ref().expect("it applied something");
-        if core.state().cluster() != self.cluster {
-            return;
+/// What was applied, as far as anything outside of the cores depends on it.
+#[derive(Default)]
+pub(super) struct ChangeRecord {
+    /// The last index whose consequences for the store were drawn.
+    store_index: u64,
+    /// Checkpoints that the log refers to.
+    referred: BTreeMap<Step, CheckpointRecord>,
+    /// The version that becomes a checkpoint because time has passed.
+    timed_checkpoint: Option<Step>,
+    /// Workers that were declared lost and live on.
+    fenced: BTreeSet<NodeId>,
+    /// The version that waits for its seal, once one was sealed, and since when.
+    open: Option<(Step, VirtualTime)>,
+}
+
+impl ChangeRecord {
+    /// A new cluster begins, with this checkpoint.
+    pub(super) fn recovered(&mut self, checkpoint: Option<&CheckpointRecord>) {
+        self.referred.clear();
+        self.referred.extend(checkpoint.map(|record| (record.version, record.clone())));
+        (self.store_index, self.open) = (0, None);
+    }
+
+    /// A controller applied an entry; its core, and the newest of its cluster. Yields whether it is
+    /// the first time.
+    pub(super) fn applied(
+        &mut self,
+        env: &mut Surroundings<'_>,
+        workers: &dyn WorkerFacts,
+        (core, newest): (&Core, Option<&Core>),
+        index: u64,
+        change: &StateChange,
+    ) -> bool {
+        if core.state().cluster() != env.cluster {
+            return false;
         }
         let is_fresh = core.state().applied() == index;
         let state_digest = (is_fresh && matches!(change, StateChange::Sealed { .. }))
             .then(|| crate::digest_model::mix_bytes(&codec::encode(core.state())));
-        let is_new = self.checker.applied(self.now, index, change, state_digest);
+        let is_new = env.checker.applied(env.now, index, change, state_digest);
         if !is_new || index <= self.store_index {
-            return;
+            return false;
         }
         self.store_index = index;
-        self.note_change(node, index, change);
-        self.follow_open_version(node, change);
+        note_change(env, core, index, change);
+        self.follow_open_version(env, workers, core, change);
         match change {
-            StateChange::Checkpoint { version, .. } => self.keep_manifest(node, *version),
+            StateChange::Checkpoint { version, .. } => self.keep_manifest(env, core, *version),
             StateChange::Rewound { dropped, .. } => {
                 // Nothing is removed: versions it went past are computed, and named, again.
                 self.referred.retain(|version, _| !dropped.contains(version));
-                self.workers.values().for_each(|m| m.faults.borrow_mut().forget_flip());
+                workers.forget_flips();
             }
             StateChange::Adopted(plan) | StateChange::Sealed { adopted: Some(plan), .. } => {
-                self.check_witnesses(plan);
+                check_witnesses(env, workers, newest, plan);
             }
             StateChange::Members(_)
             | StateChange::Planned(_)
@@ -57,19 +93,28 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
             | StateChange::Access(_)
             | StateChange::Format(_) => {}
         }
-        self.mark_change(node, change);
+        self.mark_change(env, workers, core, change);
+        true
     }
 
     /// Which version is open, and that none is given up that a worker holds.
-    fn follow_open_version(&mut self, node: NodeId, change: &StateChange) {
+    fn follow_open_version(
+        &mut self,
+        env: &mut Surroundings<'_>,
+        workers: &dyn WorkerFacts,
+        core: &Core,
+        change: &StateChange,
+    ) {
         match change {
-            StateChange::Sealed { seal, .. } => self.open = Some((seal.next_turn().step, self.now)),
+            StateChange::Sealed { seal, .. } => self.open = Some((seal.next_turn().step, env.now)),
             StateChange::Rewound { to, reason, .. } => {
                 match reason {
-                    RewindReason::LayerLost { layer } => self.check_holders(node, *layer),
+                    RewindReason::LayerLost { layer } => {
+                        self.check_holders(env, workers, core, *layer)
+                    }
                     RewindReason::StateDiffers { .. } | RewindReason::Ordered => {}
                 }
-                self.open = Some((*to, self.now));
+                self.open = Some((*to, env.now));
             }
             StateChange::Members(_)
             | StateChange::Adopted(_)
@@ -86,35 +131,7 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
         }
     }
 
-    /// A flipped bit that is copied because no node is left that has it right is beyond what is
-    /// promised: two things went wrong within one step.
-    fn check_witnesses(&mut self, plan: &PlanRecord) {
-        let is_taken_over = self.workers.iter().any(|(node, machine)| {
-            let layer = machine.faults.borrow().flipped();
-            layer.is_some_and(|layer| match &plan.sources[layer.index()] {
-                LayerSource::Nodes(nodes) => nodes == &[*node] && self.has_no_witness(*node, layer),
-                LayerSource::Checkpoint { .. } | LayerSource::Initial => false,
-            })
-        });
-        if is_taken_over {
-            self.note(|| "a flipped bit is taken over, its witness is gone: enough".to_owned());
-            self.mark(Marker::WitnessLost);
-            self.is_excused = true;
-        }
-    }
-
-    /// Whether the copy holder of a node's layer is down, or something happened to it since a bit
-    /// of the layer flipped.
-    fn has_no_witness(&self, node: NodeId, layer: LayerId) -> bool {
-        self.checker.witnesses(node, layer).all(|witness| {
-            let is_up = self.workers.get(&witness.node).is_some_and(|m| m.process.is_some());
-            let is_live = self.newest_core().is_some_and(|core| core.state().is_live(witness));
-            !is_up || !is_live || self.checker.is_witness_lost(node, witness.node)
-        })
-    }
-
-    fn keep_manifest(&mut self, node: NodeId, version: Step) {
-        let core = self.controllers[&node].core.as_ref().expect("it applied something");
+    fn keep_manifest(&mut self, env: &mut Surroundings<'_>, core: &Core, version: Step) {
         let state = core.state();
         let record = state.checkpoints().iter().find(|found| found.version == version);
         let spec = state.job().map(|job| job.spec.clone());
@@ -122,86 +139,62 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
         // A controller that applied many entries at once may have let it go already.
         let (Some(record), Some(spec)) = (record, spec) else { return };
         let record = record.clone();
-        self.store.put_manifest(version, codec::encode(&(spec, &record)));
+        env.store.put_manifest(version, codec::encode(&(spec, &record)));
         if let Some(oldest) = oldest {
-            self.store.remove_before(oldest);
+            env.store.remove_before(oldest);
             self.referred.retain(|version, _| *version >= oldest);
         }
-        self.checker.checkpoint(&self.store, &record);
+        env.checker.checkpoint(&env.store, &record);
         self.referred.insert(version, record);
     }
 
     /// Every checkpoint that is referred to can be restored at any instant.
-    pub(super) fn audit_checkpoints(&mut self) {
+    pub(super) fn audit_checkpoints(&self, env: &mut Surroundings<'_>) {
         for record in self.referred.values() {
-            self.checker.checkpoint(&self.store, record);
+            env.checker.checkpoint(&env.store, record);
         }
     }
 
-    fn note_change(&mut self, node: NodeId, index: u64, change: &StateChange) {
-        self.note(|| {
-            let text = match change {
-                StateChange::Sealed { seal, is_repeated, .. } => {
-                    let again = if *is_repeated { " as before" } else { "" };
-                    format!("{} {} ({}){again}", seal.turn, seal.verdict.name(), seal.reason)
-                }
-                StateChange::Adopted(plan) | StateChange::Planned(plan) => {
-                    let stages: Vec<u64> = plan.stages.iter().map(|h| h.node.0).collect();
-                    format!(
-                        "generation {} from step {} over {stages:?}, {:?}: {}",
-                        plan.generation, plan.from_step, plan.promise, plan.reason
-                    )
-                }
-                StateChange::Members(_)
-                | StateChange::Ready(_)
-                | StateChange::Resumed(_)
-                | StateChange::Durable { .. }
-                | StateChange::Kept { .. }
-                | StateChange::Checkpoint { .. }
-                | StateChange::Rewound { .. }
-                | StateChange::Job { .. }
-                | StateChange::Removed { .. }
-                | StateChange::Access(_)
-                | StateChange::Format(_) => format!("{change:?}"),
-            };
-            format!("n{node} #{index} {text}")
-        });
-    }
-
-    fn mark_change(&mut self, node: NodeId, change: &StateChange) {
+    fn mark_change(
+        &mut self,
+        env: &mut Surroundings<'_>,
+        workers: &dyn WorkerFacts,
+        core: &Core,
+        change: &StateChange,
+    ) {
         match change {
             StateChange::Members(changes) => {
-                changes.iter().for_each(|change| self.mark_member(node, change));
+                changes.iter().for_each(|change| self.mark_member(env, workers, core, change));
             }
             StateChange::Adopted(plan) => {
-                self.pre_copy = None;
-                self.mark_plan(plan);
+                env.pre_copy = None;
+                mark_plan(env, plan);
             }
             StateChange::Sealed { seal, is_repeated, adopted } => {
                 if *is_repeated {
-                    self.mark(Marker::RepeatedAsSealed);
+                    env.mark(Marker::RepeatedAsSealed);
                 }
                 if let Some(plan) = adopted {
-                    self.mark(Marker::PlannedChange);
-                    self.mark_ahead(plan);
-                    self.mark_plan(plan);
+                    env.mark(Marker::PlannedChange);
+                    mark_ahead(env, plan);
+                    mark_plan(env, plan);
                 }
-                self.mark_verdict(node, seal);
+                mark_verdict(env, core, seal);
             }
             StateChange::Rewound { reason, dropped, .. } => {
-                self.mark(Marker::Rewound);
+                env.mark(Marker::Rewound);
                 if !dropped.is_empty() {
-                    self.mark(Marker::OlderCheckpointUsed);
+                    env.mark(Marker::OlderCheckpointUsed);
                 }
                 if let zbelastic_consensus::entry::RewindReason::StateDiffers { .. } = reason {
-                    self.mark(Marker::StateDiffered);
+                    env.mark(Marker::StateDiffered);
                 }
             }
-            StateChange::Format(_) => self.mark(Marker::FormatRaised),
+            StateChange::Format(_) => env.mark(Marker::FormatRaised),
             StateChange::Kept { version } => self.timed_checkpoint = Some(*version),
             StateChange::Checkpoint { version, .. } => {
                 if self.timed_checkpoint.take_if(|kept| *kept <= *version) == Some(*version) {
-                    self.mark(Marker::TimedCheckpoint);
+                    env.mark(Marker::TimedCheckpoint);
                 }
             }
             StateChange::Planned(_)
@@ -214,173 +207,265 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
         }
     }
 
-    /// Whether a planned change waits for which workers have come.
-    fn is_joining(&self, node: NodeId) -> bool {
-        let core = self.controllers[&node].core.as_ref();
-        let next = core.and_then(|core| core.state().next_plan());
-        next.is_some_and(|plan| matches!(plan.reason, PlanReason::Joined { .. }))
-    }
-
-    fn mark_verdict(&mut self, node: NodeId, seal: &Seal) {
-        let verdict = seal.verdict;
-        let before = self.checker.verdict_before();
-        match verdict {
-            Verdict::Keep => {}
-            Verdict::Clip { .. } => {
-                self.mark(Marker::Clipped);
-                if matches!(before, Some(Verdict::Skip | Verdict::Replay)) {
-                    self.mark(Marker::ClipAfterRollback);
-                }
-            }
-            Verdict::Skip => self.mark(Marker::Skipped),
-            Verdict::Replay => {
-                self.mark(Marker::Replayed);
-                if before == Some(Verdict::Replay) {
-                    self.mark(Marker::RolledBackTwice);
-                }
-            }
-        }
-        if self.is_joining(node) && verdict != Verdict::Keep {
-            self.mark(Marker::RollbackDuringJoin);
-        }
-        if self.checker.was_quorum_down(seal.turn) {
-            self.mark(Marker::QuorumLostWithinAttempt);
-        }
-    }
-
-    fn mark_member(&mut self, at: NodeId, change: &MemberChange) {
+    fn mark_member(
+        &mut self,
+        env: &mut Surroundings<'_>,
+        workers: &dyn WorkerFacts,
+        core: &Core,
+        change: &MemberChange,
+    ) {
         match change {
             MemberChange::Admit { node, .. } => {
-                if let Some(machine) = self.controllers.get_mut(node) {
-                    machine.was_admitted = true;
+                if let Some((_, old)) = env.storm.replaced.take_if(|(new, _)| new == node) {
+                    env.queue.push(env.now.after(1), WorldEvent::RemoveReplaced(old));
                 }
-                if let Some((_, old)) = self.storm.replaced.take_if(|(new, _)| new == node) {
-                    self.queue.push(self.now.after(1), WorldEvent::RemoveReplaced(old));
-                }
-                if self.pre_copy.is_some() && self.workers.contains_key(node) {
-                    self.mark(Marker::JoinedWhileFollowing);
+                if env.pre_copy.is_some() && workers.has(*node) {
+                    env.mark(Marker::JoinedWhileFollowing);
                 }
                 if self.fenced.remove(node) {
-                    self.mark(Marker::FencedNodeCameBack);
+                    env.mark(Marker::FencedNodeCameBack);
                 }
             }
-            MemberChange::Lost { holder, reason } => self.mark_loss(at, *holder, *reason),
+            MemberChange::Lost { holder, reason } => {
+                self.mark_loss(env, workers, core, *holder, *reason)
+            }
             MemberChange::Drain { .. } | MemberChange::Moved { .. } => {}
         }
     }
 
-    fn mark_loss(&mut self, at: NodeId, holder: Holder, reason: LossReason) {
+    fn mark_loss(
+        &mut self,
+        env: &mut Surroundings<'_>,
+        workers: &dyn WorkerFacts,
+        core: &Core,
+        holder: Holder,
+        reason: LossReason,
+    ) {
         // Nothing is requested any more from a holder that the log takes for lost, rightly or not.
-        self.checker.disturbed(holder.node, self.now);
-        let follows = self.pre_copy.iter().flat_map(|pre_copy| &pre_copy.layers);
+        env.checker.damage.disturbed(holder.node, env.now);
+        let follows = env.pre_copy.iter().flat_map(|pre_copy| &pre_copy.layers);
         let (follows, owns) = follows.fold((false, false), |(follows, owns), f| {
             (follows || f.follower == holder, owns || f.owner == holder)
         });
         if follows {
-            self.mark(Marker::FollowerLost);
+            env.mark(Marker::FollowerLost);
         }
         if owns {
-            self.mark(Marker::OwnerLostWhileFollowed);
+            env.mark(Marker::OwnerLostWhileFollowed);
         }
-        if self.is_fenced_alive(at, holder) {
+        if is_fenced_alive(workers, core, holder) {
             self.fenced.insert(holder.node);
         }
-        let is_joining = self.is_joining(at);
+        let is_joining = is_joining(core);
         match reason {
-            LossReason::Drained => return self.mark(Marker::Drained),
-            LossReason::OpOverdue { .. } => self.mark(Marker::HungNodeLost),
-            LossReason::NoProgress { .. } => self.mark(Marker::StuckNodeLost),
-            LossReason::Untrusted { .. } => self.mark(Marker::Quarantined),
+            LossReason::Drained => return env.mark(Marker::Drained),
+            LossReason::OpOverdue { .. } => env.mark(Marker::HungNodeLost),
+            LossReason::NoProgress { .. } => env.mark(Marker::StuckNodeLost),
+            LossReason::Untrusted { .. } => env.mark(Marker::Quarantined),
             LossReason::Closed
             | LossReason::Silent { .. }
             | LossReason::Superseded
             | LossReason::Removed
             | LossReason::OutOfMemory => {}
         }
-        if is_joining && self.workers.contains_key(&holder.node) {
-            self.mark(Marker::LossDuringJoin);
+        if is_joining && workers.has(holder.node) {
+            env.mark(Marker::LossDuringJoin);
         }
     }
 
-    /// Whether the very process runs that was declared lost.
-    fn is_fenced_alive(&self, at: NodeId, holder: Holder) -> bool {
-        let core = self.controllers[&at].core.as_ref().expect("it applied something");
-        let member = core.state().members().get(&holder.node);
-        let machine = self.workers.get(&holder.node).filter(|machine| machine.process.is_some());
-        member.zip(machine).is_some_and(|(member, machine)| {
-            (machine.boot..machine.boot + BOOTS_APART).contains(&member.boot)
-        })
+    /// L4: no sealed version is given up for want of a layer that a living member holds, unless
+    /// that member has itself answered that it does not.
+    fn check_holders(
+        &self,
+        env: &mut Surroundings<'_>,
+        workers: &dyn WorkerFacts,
+        core: &Core,
+        layer: LayerId,
+    ) {
+        let Some((version, since)) = self.open else { return };
+        if let Some(node) = workers.holder_of(core.state(), (layer, version), since) {
+            let message = format!(
+                "the run goes back for layer {layer} of version {version}, which w{node} holds"
+            );
+            env.fail(LifeFailure::safety(Invariant::L4, message));
+        }
     }
+}
 
-    /// Whether everybody holds what the plan needs of it when the plan begins.
-    fn mark_ahead(&mut self, plan: &PlanRecord) {
-        let Some(pre_copy) = self.pre_copy.take() else { return };
-        let is_named = |f: &FollowedLayer| match &plan.sources[f.layer.index()] {
-            LayerSource::Nodes(nodes) => nodes.contains(&f.follower.node),
+/// A flipped bit that is copied because no node is left that has it right is beyond what is
+/// promised: two things went wrong within one step.
+fn check_witnesses(
+    env: &mut Surroundings<'_>,
+    workers: &dyn WorkerFacts,
+    newest: Option<&Core>,
+    plan: &PlanRecord,
+) {
+    let is_taken_over =
+        workers.flipped().into_iter().any(|(node, layer)| match &plan.sources[layer.index()] {
+            LayerSource::Nodes(nodes) => {
+                nodes == &[node] && has_no_witness(env, workers, newest, (node, layer))
+            }
             LayerSource::Checkpoint { .. } | LayerSource::Initial => false,
-        };
-        if pre_copy.generation.next() == plan.generation && pre_copy.layers.iter().all(is_named) {
-            self.mark(Marker::CopiedAhead);
-        }
-    }
-
-    fn mark_plan(&mut self, plan: &PlanRecord) {
-        match plan.reason {
-            PlanReason::WindowSwitched { .. } => self.mark(Marker::WindowSwitched),
-            PlanReason::Stalled { .. } => self.mark(Marker::Stalled),
-            PlanReason::Contradiction { .. } => self.mark(Marker::SumContradicted),
-            PlanReason::First
-            | PlanReason::Lost { .. }
-            | PlanReason::Joined { .. }
-            | PlanReason::Draining { .. }
-            | PlanReason::LoadFailed { .. }
-            | PlanReason::Rewound
-            | PlanReason::Drifted { .. } => {}
-        }
-        let Some(before) = self.checker.plan_before(plan) else { return };
-        let old = before.stages.len();
-        let new = plan.stages.len();
-        if new < old {
-            self.mark(Marker::FewerStages);
-        }
-        if new > old {
-            self.mark(Marker::MoreStages);
-        }
-        if new > STAGES_FEW {
-            self.mark(Marker::ManyStages);
-        }
-        let is_kept =
-            before.promise == Promise::Kept && !self.checker.was_loading(before.generation);
-        let lost = before.stages.iter().filter(|holder| !plan.stages.contains(holder)).count();
-        let is_from_nodes = |source: &LayerSource| match source {
-            LayerSource::Nodes(_) => true,
-            LayerSource::Checkpoint { .. } | LayerSource::Initial => false,
-        };
-        let keeps_two = before.copies.iter().all(|copies| copies.len() == 2);
-        if is_kept && keeps_two && lost == 2 && plan.sources.iter().all(is_from_nodes) {
-            self.mark(Marker::PairSurvived);
-        }
-        if plan.stages.iter().all(|holder| !before.stages.contains(holder)) {
-            self.mark(Marker::AllStagesMoved);
-        }
-        if self.checker.was_loading(before.generation) {
-            self.mark(Marker::ReplannedWhileLoading);
-        }
-        let took_over = before.stage_indices().any(|stage| {
-            let owner = before.stages[stage.index()];
-            let is_lost = !plan.stages.contains(&owner);
-            let layer = before.layers_of(stage).next();
-            is_lost
-                && layer.is_some_and(|layer| match &plan.sources[layer.index()] {
-                    LayerSource::Nodes(nodes) => {
-                        let mut copies = before.copy_holders(stage);
-                        !nodes.contains(&owner.node) && copies.any(|c| nodes.contains(&c.node))
-                    }
-                    LayerSource::Checkpoint { .. } | LayerSource::Initial => false,
-                })
         });
-        if took_over {
-            self.mark(Marker::CopyTookOver);
+    if is_taken_over {
+        env.note(|| "a flipped bit is taken over, its witness is gone: enough".to_owned());
+        env.mark(Marker::WitnessLost);
+        env.is_excused = true;
+    }
+}
+
+/// Whether the copy holder of a node's layer is down, or something happened to it since a bit
+/// of the layer flipped.
+fn has_no_witness(
+    env: &Surroundings<'_>,
+    workers: &dyn WorkerFacts,
+    newest: Option<&Core>,
+    (node, layer): (NodeId, LayerId),
+) -> bool {
+    env.checker.witnesses(node, layer).all(|witness| {
+        let is_up = workers.running_boot(witness.node).is_some();
+        let is_live = newest.is_some_and(|core| core.state().is_live(witness));
+        !is_up || !is_live || env.checker.damage.is_witness_lost(node, witness.node)
+    })
+}
+
+fn note_change(env: &mut Surroundings<'_>, core: &Core, index: u64, change: &StateChange) {
+    env.note(|| {
+        let text = match change {
+            StateChange::Sealed { seal, is_repeated, .. } => {
+                let again = if *is_repeated { " as before" } else { "" };
+                format!("{} {} ({}){again}", seal.turn, seal.verdict.name(), seal.reason)
+            }
+            StateChange::Adopted(plan) | StateChange::Planned(plan) => {
+                let stages: Vec<u64> = plan.stages.iter().map(|h| h.node.0).collect();
+                format!(
+                    "generation {} from step {} over {stages:?}, {:?}: {}",
+                    plan.generation, plan.from_step, plan.promise, plan.reason
+                )
+            }
+            StateChange::Members(_)
+            | StateChange::Ready(_)
+            | StateChange::Resumed(_)
+            | StateChange::Durable { .. }
+            | StateChange::Kept { .. }
+            | StateChange::Checkpoint { .. }
+            | StateChange::Rewound { .. }
+            | StateChange::Job { .. }
+            | StateChange::Removed { .. }
+            | StateChange::Access(_)
+            | StateChange::Format(_) => format!("{change:?}"),
+        };
+        format!("n{} #{index} {text}", core.status().node)
+    });
+}
+
+/// Whether a planned change waits for which workers have come.
+fn is_joining(core: &Core) -> bool {
+    let next = core.state().next_plan();
+    next.is_some_and(|plan| matches!(plan.reason, PlanReason::Joined { .. }))
+}
+
+fn mark_verdict(env: &mut Surroundings<'_>, core: &Core, seal: &Seal) {
+    let verdict = seal.verdict;
+    let before = env.checker.verdict_before();
+    match verdict {
+        Verdict::Keep => {}
+        Verdict::Clip { .. } => {
+            env.mark(Marker::Clipped);
+            if matches!(before, Some(Verdict::Skip | Verdict::Replay)) {
+                env.mark(Marker::ClipAfterRollback);
+            }
         }
+        Verdict::Skip => env.mark(Marker::Skipped),
+        Verdict::Replay => {
+            env.mark(Marker::Replayed);
+            if before == Some(Verdict::Replay) {
+                env.mark(Marker::RolledBackTwice);
+            }
+        }
+    }
+    if is_joining(core) && verdict != Verdict::Keep {
+        env.mark(Marker::RollbackDuringJoin);
+    }
+    if env.checker.was_quorum_down(seal.turn) {
+        env.mark(Marker::QuorumLostWithinAttempt);
+    }
+}
+
+/// Whether the very process runs that was declared lost.
+fn is_fenced_alive(workers: &dyn WorkerFacts, core: &Core, holder: Holder) -> bool {
+    let member = core.state().members().get(&holder.node);
+    let boot = workers.running_boot(holder.node);
+    member.zip(boot).is_some_and(|(member, boot)| (boot..boot + BOOTS_APART).contains(&member.boot))
+}
+
+/// Whether everybody holds what the plan needs of it when the plan begins.
+fn mark_ahead(env: &mut Surroundings<'_>, plan: &PlanRecord) {
+    let Some(pre_copy) = env.pre_copy.take() else { return };
+    let is_named = |f: &FollowedLayer| match &plan.sources[f.layer.index()] {
+        LayerSource::Nodes(nodes) => nodes.contains(&f.follower.node),
+        LayerSource::Checkpoint { .. } | LayerSource::Initial => false,
+    };
+    if pre_copy.generation.next() == plan.generation && pre_copy.layers.iter().all(is_named) {
+        env.mark(Marker::CopiedAhead);
+    }
+}
+
+fn mark_plan(env: &mut Surroundings<'_>, plan: &PlanRecord) {
+    match plan.reason {
+        PlanReason::WindowSwitched { .. } => env.mark(Marker::WindowSwitched),
+        PlanReason::Stalled { .. } => env.mark(Marker::Stalled),
+        PlanReason::Contradiction { .. } => env.mark(Marker::SumContradicted),
+        PlanReason::First
+        | PlanReason::Lost { .. }
+        | PlanReason::Joined { .. }
+        | PlanReason::Draining { .. }
+        | PlanReason::LoadFailed { .. }
+        | PlanReason::Rewound
+        | PlanReason::Drifted { .. } => {}
+    }
+    let Some(before) = env.checker.plan_before(plan) else { return };
+    let old = before.stages.len();
+    let new = plan.stages.len();
+    if new < old {
+        env.mark(Marker::FewerStages);
+    }
+    if new > old {
+        env.mark(Marker::MoreStages);
+    }
+    if new > STAGES_FEW {
+        env.mark(Marker::ManyStages);
+    }
+    let is_kept = before.promise == Promise::Kept && !env.checker.was_loading(before.generation);
+    let lost = before.stages.iter().filter(|holder| !plan.stages.contains(holder)).count();
+    let is_from_nodes = |source: &LayerSource| match source {
+        LayerSource::Nodes(_) => true,
+        LayerSource::Checkpoint { .. } | LayerSource::Initial => false,
+    };
+    let keeps_two = before.copies.iter().all(|copies| copies.len() == 2);
+    if is_kept && keeps_two && lost == 2 && plan.sources.iter().all(is_from_nodes) {
+        env.mark(Marker::PairSurvived);
+    }
+    if plan.stages.iter().all(|holder| !before.stages.contains(holder)) {
+        env.mark(Marker::AllStagesMoved);
+    }
+    if env.checker.was_loading(before.generation) {
+        env.mark(Marker::ReplannedWhileLoading);
+    }
+    let took_over = before.stage_indices().any(|stage| {
+        let owner = before.stages[stage.index()];
+        let is_lost = !plan.stages.contains(&owner);
+        let layer = before.layers_of(stage).next();
+        is_lost
+            && layer.is_some_and(|layer| match &plan.sources[layer.index()] {
+                LayerSource::Nodes(nodes) => {
+                    let mut copies = before.copy_holders(stage);
+                    !nodes.contains(&owner.node) && copies.any(|c| nodes.contains(&c.node))
+                }
+                LayerSource::Checkpoint { .. } | LayerSource::Initial => false,
+            })
+    });
+    if took_over {
+        env.mark(Marker::CopyTookOver);
     }
 }

@@ -4,8 +4,8 @@ use zbelastic_trainer::data::BatchSource;
 use zbelastic_trainer::elastic::StageFactory;
 use zbelastic_types::NodeId;
 
-use super::storm::pick;
-use super::{World, WorldEvent};
+use super::WorldEvent;
+use super::storm::{StormFaults, pick};
 use crate::numeric_faults::NumericFault;
 use crate::options::ComputeModelKind;
 use crate::queue::VirtualTime;
@@ -18,83 +18,92 @@ const FLIPPED_US: u64 = 200_000;
 /// contradicts.
 const STAGES_TO_BLAME: usize = 3;
 
-impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
+impl<M: StageFactory, S: BatchSource + Clone> StormFaults<'_, '_, M, S> {
     pub(super) fn slow_disk(&mut self, draw: u64, sync_us: u64, us: u64) -> bool {
-        let Some(node) = pick(&self.controllers_in_use(), draw) else { return false };
-        let machine = self.controllers.get_mut(&node).expect("in use");
+        let Some(node) = pick(&self.world.controllers.controllers_in_use(), draw) else {
+            return false;
+        };
+        let machine = self.world.controllers.machines.get_mut(&node).expect("in use");
         machine.sync_us_extra = sync_us;
-        self.queue.push(self.now.after(us), WorldEvent::DiskRecovers(node));
+        self.world.env.queue.push(self.world.env.now.after(us), WorldEvent::DiskRecovers(node));
         machine.core.is_some()
     }
 
     /// A controller that may lose its disk, so that a majority stays. If there is none, nothing
     /// strikes.
     fn spare_controller(&mut self, draw: u64) -> Option<NodeId> {
-        let node = pick(&self.controllers_in_use(), draw);
-        node.filter(|node| self.can_lose(*node))
+        let node = pick(&self.world.controllers.controllers_in_use(), draw);
+        node.filter(|node| self.world.controllers.can_lose(&self.world.env, *node))
     }
 
     pub(super) fn fail_disk(&mut self, draw: u64) -> bool {
         let Some(node) = self.spare_controller(draw) else { return false };
-        self.controllers.get_mut(&node).expect("in use").disk.fails = true;
+        self.world.controllers.machines.get_mut(&node).expect("in use").disk.fails = true;
         true
     }
 
     pub(super) fn lose_disk(&mut self, draw: u64) -> bool {
         let Some(node) = self.spare_controller(draw) else { return false };
-        self.crash(node, None);
-        self.condemn(node);
+        self.world.crash(node, None);
+        self.world.condemn(node);
         true
     }
 
     pub(super) fn flip_disk(&mut self, draw: u64) -> bool {
         let Some(node) = self.spare_controller(draw) else { return false };
-        self.crash(node, Some(FLIPPED_US));
-        let machine = self.controllers.get_mut(&node).expect("in use");
-        machine.disk.flip(&mut self.draws_disk)
+        self.world.crash(node, Some(FLIPPED_US));
+        let machine = self.world.controllers.machines.get_mut(&node).expect("in use");
+        machine.disk.flip(&mut self.world.env.draws_disk)
     }
 
     pub(super) fn set_disk_back_later(&mut self, draw: u64, age_us: u64) -> bool {
         let Some(node) = self.spare_controller(draw) else { return false };
-        self.controllers.get_mut(&node).expect("in use").disk.take_image();
-        let imaged_at = self.now;
-        self.queue.push(self.now.after(age_us), WorldEvent::StaleDisk { node, imaged_at });
+        self.world.controllers.machines.get_mut(&node).expect("in use").disk.take_image();
+        let imaged_at = self.world.env.now;
+        self.world
+            .env
+            .queue
+            .push(self.world.env.now.after(age_us), WorldEvent::StaleDisk { node, imaged_at });
         false
     }
 
     /// A disk that was set back within its present boot is found out by controllers that saw what
     /// came after, if they are there. So they are.
     pub(super) fn set_disk_back(&mut self, node: NodeId, imaged_at: VirtualTime) {
-        let are_witnesses = self.controllers.iter().all(|(other, machine)| {
+        let are_witnesses = self.world.controllers.machines.iter().all(|(other, machine)| {
             let is_fit = machine.started_at <= imaged_at && machine.sync_us_extra == 0;
             machine.is_condemned || *other == node || is_fit
         });
-        let is_busy =
-            self.is_calm || self.now < self.storm.undisturbed_until || !self.network.is_whole();
-        if is_busy || !are_witnesses || !self.can_lose(node) {
+        let is_busy = self.world.env.is_calm
+            || self.world.env.now < self.world.env.storm.undisturbed_until
+            || !self.world.env.network.is_whole();
+        if is_busy || !are_witnesses || !self.world.controllers.can_lose(&self.world.env, node) {
             return;
         }
-        self.storm.undisturbed_until = self.now.after(FOUND_OUT_US);
-        self.crash(node, None);
-        self.note_injected();
-        let machine = self.controllers.get_mut(&node).expect("a controller");
+        self.world.env.storm.undisturbed_until = self.world.env.now.after(FOUND_OUT_US);
+        self.world.crash(node, None);
+        self.world.note_injected();
+        let machine = self.world.controllers.machines.get_mut(&node).expect("a controller");
         let is_older = machine.disk.restore_image();
-        self.note(|| format!("n{node} comes back with the disk of a while ago: {is_older}"));
-        self.restart_controller(node);
+        self.world
+            .env
+            .note(|| format!("n{node} comes back with the disk of a while ago: {is_older}"));
+        self.world.restart_controller(node);
     }
 
     pub(super) fn fail_store(&mut self, us: u64) -> bool {
-        self.store.fails = true;
-        self.queue.push(self.now.after(us), WorldEvent::StoreRecovers);
+        self.world.env.store.fails = true;
+        self.world.env.queue.push(self.world.env.now.after(us), WorldEvent::StoreRecovers);
         true
     }
 
     pub(super) fn flip_store(&mut self) -> bool {
-        let Some((version, layer, _)) = self.store.flip(&mut self.draws_store) else {
+        let Some((version, layer, _)) = self.world.env.store.flip(&mut self.world.env.draws_store)
+        else {
             return false;
         };
-        self.checker.store_damaged();
-        self.note(|| format!("layer {layer} of checkpoint {version} is damaged"));
+        self.world.env.checker.damage.store_damaged();
+        self.world.env.note(|| format!("layer {layer} of checkpoint {version} is damaged"));
         true
     }
 
@@ -118,14 +127,15 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
 
     /// The real kernels have no place where a bit of a state can be flipped from outside.
     pub(super) fn flip_state(&mut self, draw: u64, bit: u32) -> bool {
-        match self.case.options.model {
+        match self.world.env.case.options.model {
             ComputeModelKind::Digest => self.spoil(draw, NumericFault::StateFlip(1 << bit)),
             ComputeModelKind::Float => false,
         }
     }
 
     pub(super) fn break_device(&mut self, draw: u64) -> bool {
-        let is_one_broken = self.workers.values().any(|m| m.faults.borrow().always_wrong);
+        let is_one_broken =
+            self.world.workers.machines.values().any(|m| m.faults.borrow().always_wrong);
         if is_one_broken || self.stages_with_copies() < STAGES_TO_BLAME {
             return false;
         }
@@ -136,7 +146,11 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
 
     /// Stages of the plan in force, if others keep their updates.
     fn stages_with_copies(&self) -> usize {
-        let plan = self.newest_core().and_then(|core| core.state().plan());
+        let plan = self
+            .world
+            .controllers
+            .newest_core(&self.world.env)
+            .and_then(|core| core.state().plan());
         let kept = plan.filter(|plan| plan.record.promise.is_given());
         kept.map_or(0, |plan| plan.record.stages.len())
     }

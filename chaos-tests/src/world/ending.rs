@@ -13,6 +13,7 @@ use zbelastic_trainer::stage::SealedState;
 use zbelastic_types::{ClusterId, NodeId, Step};
 
 use super::World;
+use super::machines::ControllerMachine;
 use crate::check::named_pieces;
 use crate::disk::MachineDisk;
 use crate::failure::{Invariant, LifeFailure};
@@ -24,34 +25,38 @@ const INDEX_FIRST: u64 = 1;
 impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
     /// A run may be held only for something that a fault did.
     pub(super) fn check_halt(&mut self, reason: HaltReason) {
-        self.mark(Marker::Halted);
+        self.env.mark(Marker::Halted);
         let is_excused = match reason {
             HaltReason::NothingToRestore => {
-                self.is_nothing_readable() || self.checker.reads_failed() >= PLANS_FAILED_MAX
+                self.is_nothing_readable()
+                    || self.env.checker.damage.reads_failed() >= PLANS_FAILED_MAX
             }
-            HaltReason::Untrusted => self.checker.is_contradicted(),
+            HaltReason::Untrusted => self.env.checker.damage.is_contradicted(),
             HaltReason::DiffersFromLog { step } => {
-                self.checker.marks_of(step) >= RECOMPUTE_REPLAYS_MAX as usize
+                self.env.checker.damage.marks_of(step) >= RECOMPUTE_REPLAYS_MAX as usize
             }
         };
         if !is_excused {
-            self.fail(LifeFailure::safety(Invariant::N1, format!("the run is held: {reason}")));
+            self.env.fail(LifeFailure::safety(Invariant::N1, format!("the run is held: {reason}")));
         }
     }
 
     /// Whether a fault damaged each checkpoint that the log refers to.
     fn is_nothing_readable(&self) -> bool {
-        let checkpoints = self.newest_core().map_or(&[][..], |core| core.state().checkpoints());
-        let is_damaged = |key| self.store.is_damaged(key);
+        let checkpoints = self
+            .controllers
+            .newest_core(&self.env)
+            .map_or(&[][..], |core| core.state().checkpoints());
+        let is_damaged = |key| self.env.store.is_damaged(key);
         checkpoints.iter().all(|record| named_pieces(record).any(is_damaged))
     }
 
     /// Whether every voter has applied the end of the run, and every worker of the plan has its
     /// last version.
     pub(super) fn is_settled(&self) -> bool {
-        let Some(newest) = self.newest_core() else { return false };
+        let Some(newest) = self.controllers.newest_core(&self.env) else { return false };
         let state = newest.state();
-        let cores = self.controllers.values().filter_map(|machine| machine.core.as_ref());
+        let cores = self.controllers.machines.values().filter_map(|machine| machine.core.as_ref());
         let members = newest.status().members;
         let voters = cores.filter(|core| members.voters.contains(&core.status().node));
         let all_applied = voters.clone().all(|core| core.state().applied() == state.applied());
@@ -60,9 +65,12 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
             return false;
         }
         let Some(plan) = state.plan() else { return true };
-        let end = Step(self.setup.spec.step_count);
-        let active_stages =
-            self.workers.values().filter_map(|m| m.process.as_ref()?.runtime.active_stage());
+        let end = Step(self.workers.setup.spec.step_count);
+        let active_stages = self
+            .workers
+            .machines
+            .values()
+            .filter_map(|m| m.process.as_ref()?.runtime.active_stage());
         let is_of_plan = |holder| plan.record.stages.contains(&holder) && state.is_live(holder);
         let of_plan = active_stages.filter(|active| {
             active.plan().generation == plan.record.generation && is_of_plan(active.holder())
@@ -74,26 +82,28 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
 
     /// At the end: every log, every checkpoint that it refers to, states compared.
     pub(super) fn audit(&mut self) {
-        self.audit_checkpoints();
-        if let Some(core) = self.newest_core() {
+        self.controllers.record.audit_checkpoints(&mut self.env);
+        if let Some(core) = self.controllers.newest_core(&self.env) {
             let records = core.state().checkpoints().to_vec();
             let history: Vec<_> = core.state().history().seals().copied().collect();
             let base = core.state().history().base();
-            self.checker.audit(base, &history);
-            records.iter().for_each(|record| self.checker.checkpoint(&self.store, record));
+            self.env.checker.audit(base, &history);
+            records.iter().for_each(|record| self.env.checker.checkpoint(&self.env.store, record));
         }
         self.audit_logs();
         if crate::bug::is(crate::bug::Bug::Canary) {
-            self.fail(LifeFailure::safety(Invariant::Canary, "the canary sings"));
+            self.env.fail(LifeFailure::safety(Invariant::Canary, "the canary sings"));
         }
-        if let Some(failure) = self.checker.take_failure() {
-            self.fail(failure);
+        if let Some(failure) = self.env.checker.take_failure() {
+            self.env.fail(failure);
         }
     }
 
     /// How everything stands, for the reader of a failure in which nothing moves.
     pub(super) fn describe(&self) -> String {
-        let Some(core) = self.newest_core() else { return "no controller is up".to_owned() };
+        let Some(core) = self.controllers.newest_core(&self.env) else {
+            return "no controller is up".to_owned();
+        };
         let state = core.state();
         let plan = state.plan().map(|plan| {
             let phase = match &plan.phase {
@@ -105,13 +115,13 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
             };
             format!("generation {} {phase}", plan.record.generation)
         });
-        let leader = self.leader();
+        let leader = self.controllers.leader();
         let need = leader.and_then(|node| {
-            let core = self.controllers[&node].core.as_ref()?;
+            let core = self.controllers.machines[&node].core.as_ref()?;
             let duties = core.duties()?;
             Some(format!("{:?}, {:?}", duties.need(core.state()), duties.withheld(core.state())))
         });
-        let describe = |(node, machine): (&NodeId, &super::ControllerMachine)| match &machine.core {
+        let describe = |(node, machine): (&NodeId, &ControllerMachine)| match &machine.core {
             Some(core) => {
                 let status = core.status();
                 let applied = core.state().applied();
@@ -120,7 +130,7 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
             }
             None => format!("n{node} is down, condemned {}", machine.is_condemned),
         };
-        let controllers: Vec<_> = self.controllers.iter().map(describe).collect();
+        let controllers: Vec<_> = self.controllers.machines.iter().map(describe).collect();
         format!(
             "{}, {plan:?}, leader {leader:?}, {} live workers, {need:?}; {}",
             state.open_turn(),
@@ -131,7 +141,7 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
 
     /// S2: what each controller has applied follows from what is on its disk.
     fn audit_logs(&mut self) {
-        let machines = self.controllers.iter();
+        let machines = self.controllers.machines.iter();
         let differs = |core: &Core, disk: &MachineDisk| {
             let state = core.state();
             let replayed = replay(disk, state.cluster(), state.applied());
@@ -143,7 +153,7 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
         let differing: Vec<NodeId> = differing.map(|(node, _)| *node).collect();
         if let Some(node) = differing.first() {
             let message = format!("n{node} holds another state than its log leads to");
-            self.fail(LifeFailure::safety(Invariant::S2, message));
+            self.env.fail(LifeFailure::safety(Invariant::S2, message));
         }
     }
 }

@@ -15,6 +15,7 @@ use zbelastic_trainer::runtime::{RuntimeInput, RuntimeOutput, WorkerRuntime};
 use zbelastic_types::{Generation, NodeId, Step};
 
 use super::planning;
+use crate::crash_points::CrashPoint;
 use crate::disk::MachineDisk;
 use crate::numeric_faults::NumericFaults;
 use crate::planning::LifePlanner;
@@ -61,6 +62,24 @@ impl ControllerMachine {
             self.synced_at = self.sync_begins_at.after(sync_us + self.sync_us_extra);
         }
         self.synced_at
+    }
+
+    /// Whether a report, the first of its stage to this leader for the open turn, is one of several
+    /// that came, or the last of all.
+    pub(super) fn report_point(&mut self, holder: Holder, turn: Turn) -> Option<CrashPoint> {
+        let core = self.core.as_ref().filter(|core| core.duties().is_some())?;
+        let stages = &core.state().plan()?.record.stages;
+        if core.state().open_turn() != turn || !stages.contains(&holder) {
+            return None;
+        }
+        let reports = self.reports.take_if(|(of, _)| *of == turn);
+        let reports = reports.unwrap_or_else(|| (turn, BTreeSet::new()));
+        let (_, holders) = self.reports.insert(reports);
+        if !holders.insert(holder) {
+            return None;
+        }
+        let is_last = holders.len() == stages.len();
+        Some(if is_last { CrashPoint::BeforePropose } else { CrashPoint::StatsPartial })
     }
 }
 

@@ -1,19 +1,33 @@
 //! The numbers of nodes and starts.
 
-use zbelastic_trainer::data::BatchSource;
-use zbelastic_trainer::elastic::StageFactory;
 use zbelastic_types::NodeId;
 
-use super::World;
 use crate::access::{LATER_CONTROLLERS, nodes_max};
+use crate::options::LifeOptions;
 
 /// Between the numbers of two starts of processes.
 pub(super) const BOOTS_APART: u64 = 1000;
 
-impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
+/// The numbers that were given so far.
+pub(super) struct NodeNumbers {
+    /// Controllers and workers that a life begins with.
+    controllers: u32,
+    workers: u32,
+    node_next: u64,
+    controller_next: u64,
+    boot_next: u64,
+}
+
+impl NodeNumbers {
+    pub(super) fn new(options: &LifeOptions) -> Self {
+        let LifeOptions { controllers, workers, .. } = *options;
+        let node_next = 1 + u64::from(controllers);
+        Self { controllers, workers, node_next, controller_next: 1, boot_next: 1 }
+    }
+
     pub(super) fn new_node(&mut self) -> NodeId {
         let node = NodeId(self.node_next);
-        let last = u64::from(self.case.options.controllers) + nodes_max(self.case.options.workers);
+        let last = u64::from(self.controllers) + nodes_max(self.workers);
         assert!(node.0 <= last, "no node {node} was let in");
         self.node_next += 1;
         node
@@ -22,9 +36,9 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
     /// The first controllers are numbered before the workers, later ones far behind them.
     pub(super) fn new_controller(&mut self) -> NodeId {
         let node = NodeId(self.controller_next);
-        let end = LATER_CONTROLLERS + nodes_max(self.case.options.workers);
+        let end = LATER_CONTROLLERS + nodes_max(self.workers);
         assert!(node.0 < end, "no node {node} was let in");
-        let is_last = node.0 == u64::from(self.case.options.controllers);
+        let is_last = node.0 == u64::from(self.controllers);
         self.controller_next = if is_last { LATER_CONTROLLERS } else { node.0 + 1 };
         node
     }

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use zbelastic_consensus::core::Input;
+use zbelastic_consensus::core::{Core, Input};
 use zbelastic_consensus::member::Holder;
 use zbelastic_consensus::state::StateChange;
 use zbelastic_consensus::validation::Turn;
@@ -14,10 +14,14 @@ use zbelastic_schedule::{Compute, Op, Program};
 use zbelastic_trainer::data::BatchSource;
 use zbelastic_trainer::elastic::StageFactory;
 use zbelastic_trainer::plan::{LayerWork, StageTimes, layer_work};
-use zbelastic_trainer::stage::EngineActivity;
+use zbelastic_trainer::stage::{EngineActivity, StageSetup};
 use zbelastic_types::{Generation, NodeId, StageIndex};
 
-use super::{World, WorldEvent};
+use super::WorldEvent;
+use super::controllers::Controllers;
+use super::machines::{ControllerMachine, WorkerProcess};
+use super::surroundings::Surroundings;
+use super::worker_facts::WorkerFacts;
 use crate::failure::{Invariant, LifeFailure};
 use crate::markers::Marker;
 
@@ -43,7 +47,12 @@ impl PassTimes {
     }
 
     /// What the stage's passes of a turn took for a microbatch, if all of its program are there.
-    fn stage_times(&self, turn: Turn, program: &Program, stage: StageIndex) -> Option<StageTimes> {
+    pub(super) fn stage_times(
+        &self,
+        turn: Turn,
+        program: &Program,
+        stage: StageIndex,
+    ) -> Option<StageTimes> {
         let times = self.0.get(&turn)?;
         let planned = |compute: Compute| {
             let is_it = |op: &&Op| matches!(op, Op::Compute(found, _) if *found == compute);
@@ -69,17 +78,142 @@ impl PassTimes {
     }
 }
 
-impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
+impl Controllers {
+    /// Applies an entry to what a controller's process has measured, and has the plan in force judged if that is
+    /// due.
+    pub(super) fn note_pace(
+        &mut self,
+        env: &mut Surroundings<'_>,
+        workers: &dyn WorkerFacts,
+        node: NodeId,
+        change: &StateChange,
+    ) {
+        if env.case.options.drift.is_none() {
+            return;
+        }
+        let machine = self.machines.get_mut(&node).expect("a controller");
+        let measured = if let StateChange::Sealed { seal, adopted: None, .. } = change {
+            if machine.count_plan_step(seal.turn.generation) {
+                env.mark(Marker::DriftReplanned);
+            }
+            machine.core.as_ref().and_then(|core| measured_step(core, workers, seal.turn))
+        } else {
+            None
+        };
+        let Some(core) = &machine.core else { return };
+        let leads = core.duties().is_some();
+        let state = core.state();
+        let planner = &mut machine.planner;
+        if !planner.tracker.note_change(change, state, |_| measured) {
+            return;
+        }
+        let Some(review) = planner.tracker.begin_review(state, &planner.job, (leads, 0.0)) else {
+            planner.tracker.give_up_review();
+            return;
+        };
+        let reviewed = Box::new(review.judge(&planner.job));
+        let life = machine.life;
+        let at = env.now.after(env.draws_work.between(1_000, 40_000));
+        env.queue.push(at, WorldEvent::Reviewed { node, life, reviewed });
+    }
+
+    pub(super) fn handle_reviewed(
+        &mut self,
+        env: &mut Surroundings<'_>,
+        workers: &dyn WorkerFacts,
+        node: NodeId,
+        life: u64,
+        reviewed: ReviewedPlan,
+    ) {
+        let Some(machine) = self.machines.get_mut(&node) else { return };
+        let Some(core) = machine.core.as_ref().filter(|_| machine.life == life) else { return };
+        let plan = core.state().plan();
+        let is_of_drift = plan.is_some_and(|plan| plan.record.reason.is_drift());
+        let generation = core.state().generation();
+        let (of, steps) = machine.plan_steps;
+        let outcome = machine.planner.tracker.handle_review(generation, reviewed);
+        if let ReviewOutcome::Drifted { reason, is_replanned, text, .. } = outcome {
+            env.note(|| format!("n{node}: {text}: {reason}"));
+            if !is_replanned {
+                env.mark(Marker::DriftKept);
+            } else if is_of_drift && of == generation && steps < STEPS_APART {
+                let message = format!(
+                    "n{node} wants another plan for a drift after {steps} steps of one that was made for a drift"
+                );
+                env.fail(LifeFailure::safety(Invariant::L5, message));
+            }
+        }
+        self.send_estimate(env, workers, node);
+    }
+
+    /// Passes to the core and to the search what they do not know yet, if the controller leads.
+    pub(super) fn send_estimate(
+        &mut self,
+        env: &mut Surroundings<'_>,
+        workers: &dyn WorkerFacts,
+        node: NodeId,
+    ) {
+        if env.case.options.drift.is_none() {
+            return;
+        }
+        let Some(machine) = self.machines.get_mut(&node) else { return };
+        let Some(core) = &machine.core else { return };
+        let (leads, generation) = (core.duties().is_some(), core.state().generation());
+        let planner = &mut machine.planner;
+        let Some(estimate) = planner.tracker.unsent(leads).cloned() else { return };
+        planner.search.set_estimate(estimate);
+        let measurement = planner.tracker.note_sent(generation);
+        self.controller_input(env, workers, node, Input::Measured(Box::new(measurement)));
+    }
+}
+
+/// What the step of a turn took, if it is of the plan in force and all its stages have timed it.
+fn measured_step(core: &Core, workers: &dyn WorkerFacts, turn: Turn) -> Option<StepMeasurement> {
+    let plan = &core.state().plan()?.record;
+    let times = |(stage, holder): (StageIndex, &Holder)| {
+        workers.stage_times(holder.node, turn, &plan.program, stage)
+    };
+    let stages = plan.stage_indices().zip(&plan.stages).map(times);
+    let stages =
+        stages.collect::<Option<Vec<_>>>().filter(|_| plan.generation == turn.generation)?;
+    Some(StepMeasurement {
+        stages,
+        hops: BTreeMap::new(),
+        occupied: BTreeMap::new(),
+        verdict: None,
+    })
+}
+
+impl ControllerMachine {
+    /// Counts the steps of a plan that its process has seen sealed. Yields whether this is the first
+    /// of a plan that was made for a drift.
+    fn count_plan_step(&mut self, generation: Generation) -> bool {
+        let (of, steps) = &mut self.plan_steps;
+        if *of == generation {
+            *steps += 1;
+            return false;
+        }
+        self.plan_steps = (generation, 1);
+        let plan = self.core.as_ref().and_then(|core| core.state().plan());
+        plan.is_some_and(|plan| plan.record.reason.is_drift())
+    }
+}
+
+impl<M: StageFactory, S: BatchSource + Clone> WorkerProcess<M, S> {
     /// What a pass takes in a life whose machines differ in speed: the work that is counted for its layers, as a
     /// share of a step's. None in other lives.
-    pub(super) fn pass_us(&mut self, node: NodeId, activity: EngineActivity) -> Option<u64> {
-        let drift = self.case.options.drift?;
+    pub(super) fn pass_us(
+        &self,
+        env: &mut Surroundings<'_>,
+        stage: &StageSetup,
+        (node, activity): (NodeId, EngineActivity),
+    ) -> Option<u64> {
+        let drift = env.case.options.drift?;
         let EngineActivity::Op { op: Op::Compute(compute, pass), .. } = activity else {
             return None;
         };
-        let process = self.workers.get(&node)?.process.as_ref()?;
-        let plan = process.runtime.active_stage()?.plan();
-        let work = layer_work(&self.setup.stage.model, self.setup.stage.plan.batch.microbatch);
+        let plan = self.runtime.active_stage()?.plan();
+        let work = layer_work(&stage.model, stage.plan.batch.microbatch);
         let of_pass = |layer: u32| {
             let LayerWork { f, b, w, w_early } = work[layer as usize];
             match compute {
@@ -94,108 +228,7 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
         let microbatches = f64::from(plan.program.microbatch_count);
         let step = microbatches * work.iter().map(LayerWork::total).sum::<f64>();
         // Machines are alike once the storm is over, so that a life ends.
-        let slowness = if self.is_calm { 1 } else { drift.slowness(node, self.now) };
-        Some(drift.pass_us(pass / step, slowness, self.draws_work.share()))
-    }
-
-    /// What the step of a turn took, if it is of the plan in force and all its stages have timed it.
-    fn measured_step(&self, controller: NodeId, turn: Turn) -> Option<StepMeasurement> {
-        let core = self.controllers[&controller].core.as_ref()?;
-        let plan = &core.state().plan()?.record;
-        let times = |(stage, holder): (StageIndex, &Holder)| {
-            let process = self.workers.get(&holder.node)?.process.as_ref()?;
-            process.pass_times.stage_times(turn, &plan.program, stage)
-        };
-        let stages = plan.stage_indices().zip(&plan.stages).map(times);
-        let stages =
-            stages.collect::<Option<Vec<_>>>().filter(|_| plan.generation == turn.generation)?;
-        Some(StepMeasurement {
-            stages,
-            hops: BTreeMap::new(),
-            occupied: BTreeMap::new(),
-            verdict: None,
-        })
-    }
-
-    /// Applies an entry to what a controller's process has measured, and has the plan in force judged if that is
-    /// due.
-    pub(super) fn note_pace(&mut self, node: NodeId, change: &StateChange) {
-        if self.case.options.drift.is_none() {
-            return;
-        }
-        let measured = if let StateChange::Sealed { seal, adopted: None, .. } = change {
-            self.count_plan_step(node, seal.turn.generation);
-            self.measured_step(node, seal.turn)
-        } else {
-            None
-        };
-        let machine = self.controllers.get_mut(&node).expect("a controller");
-        let Some(core) = &machine.core else { return };
-        let leads = core.duties().is_some();
-        let state = core.state();
-        let planner = &mut machine.planner;
-        if !planner.tracker.note_change(change, state, |_| measured) {
-            return;
-        }
-        let Some(review) = planner.tracker.begin_review(state, &planner.job, (leads, 0.0)) else {
-            planner.tracker.give_up_review();
-            return;
-        };
-        let reviewed = Box::new(review.judge(&planner.job));
-        let life = machine.life;
-        let at = self.now.after(self.draws_work.between(1_000, 40_000));
-        self.queue.push(at, WorldEvent::Reviewed { node, life, reviewed });
-    }
-
-    /// Counts the steps of a plan that a controller's process has seen sealed.
-    fn count_plan_step(&mut self, node: NodeId, generation: Generation) {
-        let machine = self.controllers.get_mut(&node).expect("a controller");
-        let (of, steps) = &mut machine.plan_steps;
-        if *of == generation {
-            *steps += 1;
-            return;
-        }
-        machine.plan_steps = (generation, 1);
-        let plan = machine.core.as_ref().and_then(|core| core.state().plan());
-        if plan.is_some_and(|plan| plan.record.reason.is_drift()) {
-            self.mark(Marker::DriftReplanned);
-        }
-    }
-
-    pub(super) fn handle_reviewed(&mut self, node: NodeId, life: u64, reviewed: ReviewedPlan) {
-        let Some(machine) = self.controllers.get_mut(&node) else { return };
-        let Some(core) = machine.core.as_ref().filter(|_| machine.life == life) else { return };
-        let plan = core.state().plan();
-        let is_of_drift = plan.is_some_and(|plan| plan.record.reason.is_drift());
-        let generation = core.state().generation();
-        let (of, steps) = machine.plan_steps;
-        let outcome = machine.planner.tracker.handle_review(generation, reviewed);
-        if let ReviewOutcome::Drifted { reason, is_replanned, text, .. } = outcome {
-            self.note(|| format!("n{node}: {text}: {reason}"));
-            if !is_replanned {
-                self.mark(Marker::DriftKept);
-            } else if is_of_drift && of == generation && steps < STEPS_APART {
-                let message = format!(
-                    "n{node} wants another plan for a drift after {steps} steps of one that was made for a drift"
-                );
-                self.fail(LifeFailure::safety(Invariant::L5, message));
-            }
-        }
-        self.send_estimate(node);
-    }
-
-    /// Passes to the core and to the search what they do not know yet, if the controller leads.
-    pub(super) fn send_estimate(&mut self, node: NodeId) {
-        if self.case.options.drift.is_none() {
-            return;
-        }
-        let Some(machine) = self.controllers.get_mut(&node) else { return };
-        let Some(core) = &machine.core else { return };
-        let (leads, generation) = (core.duties().is_some(), core.state().generation());
-        let planner = &mut machine.planner;
-        let Some(estimate) = planner.tracker.unsent(leads).cloned() else { return };
-        planner.search.set_estimate(estimate);
-        let measurement = planner.tracker.note_sent(generation);
-        self.controller_input(node, Input::Measured(Box::new(measurement)));
+        let slowness = if env.is_calm { 1 } else { drift.slowness(node, env.now) };
+        Some(drift.pass_us(pass / step, slowness, env.draws_work.share()))
     }
 }

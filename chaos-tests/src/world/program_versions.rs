@@ -3,12 +3,9 @@
 use std::collections::BTreeMap;
 
 use zbelastic_consensus::codec::Format;
-use zbelastic_consensus::core::Input;
-use zbelastic_trainer::data::BatchSource;
-use zbelastic_trainer::elastic::StageFactory;
 use zbelastic_types::NodeId;
 
-use super::World;
+use super::surroundings::Surroundings;
 use crate::random::{DrawPurpose, Draws};
 
 /// The share of starts of an old program at which its machine gets the new one.
@@ -26,7 +23,7 @@ impl ProgramVersions {
     }
 }
 
-impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
+impl Surroundings<'_> {
     /// The newest format that a machine's program reads.
     pub(super) fn reads(&self, node: NodeId) -> Format {
         self.programs.reads.get(&node).copied().unwrap_or(Format::NEWEST)
@@ -46,18 +43,6 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
         } else if is_old && self.programs.draws.chance(CHANGED_SHARE) {
             self.programs.reads.insert(node, Format::NEWEST);
             self.note(|| format!("n{node} has the new program"));
-        }
-    }
-
-    /// A controller learns which program a node has that reaches it.
-    pub(super) fn connect(&mut self, to: NodeId, node: NodeId) {
-        if !self.case.options.old_programs {
-            return;
-        }
-        let reads = self.reads(node);
-        let core = self.controllers.get(&to).and_then(|machine| machine.core.as_ref());
-        if core.is_some_and(|core| core.reads(node) != Some(reads)) {
-            self.controller_input(to, Input::Connected { node, reads });
         }
     }
 }

@@ -1,12 +1,12 @@
 //! Injects the faults of a life into its world.
 
 use zbelastic_consensus::core::{Input, OperatorCommand};
-use zbelastic_consensus::job::JobPhase;
 use zbelastic_consensus::session::SessionInput;
 use zbelastic_trainer::data::BatchSource;
 use zbelastic_trainer::elastic::StageFactory;
 use zbelastic_types::NodeId;
 
+use super::machines::WorkerMachine;
 use super::{World, WorldEvent};
 use crate::crash_points::{CrashPoint, CrashPointCounts};
 use crate::faults::{PartitionKind, SimulatedFault};
@@ -51,26 +51,21 @@ pub(super) struct Storm {
     pub(super) is_majority_lost: bool,
 }
 
-impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
+/// Injects faults into a world.
+pub(super) struct StormFaults<'w, 'a, M: StageFactory, S> {
+    pub(super) world: &'w mut World<'a, M, S>,
+}
+
+impl<M: StageFactory, S: BatchSource + Clone> StormFaults<'_, '_, M, S> {
     pub(super) fn inject(&mut self, index: usize) {
-        if self.is_calm {
+        if self.world.env.is_calm {
             return;
         }
-        let fault = self.case.faults[index].fault;
-        self.note(|| format!("fault {fault:?}"));
+        let fault = self.world.env.case.faults[index].fault;
+        self.world.env.note(|| format!("fault {fault:?}"));
         if self.apply_fault(index, fault) {
-            self.note_injected();
+            self.world.note_injected();
         }
-    }
-
-    /// Something changed for the worse.
-    pub(super) fn note_injected(&mut self) {
-        self.storm.faults += 1;
-        let is_training = match self.job_phase() {
-            Some(JobPhase::Running | JobPhase::Paused) => true,
-            Some(JobPhase::Done | JobPhase::Halted(_) | JobPhase::Stopped) | None => false,
-        };
-        self.storm.faults_in_training += u64::from(is_training);
     }
 
     /// Injects a fault. Yields whether that changed anything; what only waits for its moment is
@@ -87,7 +82,12 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
             SimulatedFault::AllButOne { draw, down_us } => self.crash_all_but_one(draw, down_us),
             SimulatedFault::PowerCycle { down_us } => self.power_cycle(down_us),
             SimulatedFault::CrashAt { point, passes, down_us } => {
-                self.storm.armed.push(ArmedCrashPoint { point, passes, down_us, is_hit: false });
+                self.world.env.storm.armed.push(ArmedCrashPoint {
+                    point,
+                    passes,
+                    down_us,
+                    is_hit: false,
+                });
                 false
             }
             SimulatedFault::Pause { draw, us } => self.pause(draw, us),
@@ -120,14 +120,19 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
 
     /// Workers whose process runs.
     fn up_workers(&self) -> Vec<NodeId> {
-        let up = self.workers.iter().filter(|(_, machine)| machine.process.is_some());
+        let up =
+            self.world.workers.machines.iter().filter(|(_, machine)| machine.process.is_some());
         up.map(|(node, _)| *node).collect()
     }
 
     /// Workers whose process runs and that have a part in the plan in force, in the order of their
     /// stages.
     fn staged_workers(&self) -> Vec<NodeId> {
-        let plan = self.newest_core().and_then(|core| core.state().plan());
+        let plan = self
+            .world
+            .controllers
+            .newest_core(&self.world.env)
+            .and_then(|core| core.state().plan());
         let Some(plan) = plan else { return Vec::new() };
         let up = self.up_workers();
         let mut staged: Vec<NodeId> = plan.record.stages.iter().map(|holder| holder.node).collect();
@@ -136,18 +141,21 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
     }
 
     /// A worker that computes: what happens to the work of others changes nothing.
-    pub(super) fn some_worker(&mut self, draw: u64) -> Option<&mut super::WorkerMachine<M, S>> {
+    pub(super) fn some_worker(&mut self, draw: u64) -> Option<&mut WorkerMachine<M, S>> {
         let node = pick(&self.staged_workers(), draw)?;
-        self.workers.get_mut(&node)
+        self.world.workers.machines.get_mut(&node)
     }
 
     fn crash_some_controller(&mut self, draw: u64, down_us: u64) -> bool {
-        let node = pick(&self.controllers_in_use(), draw);
-        node.is_some_and(|node| self.crash(node, Some(down_us)))
+        let node = pick(&self.world.controllers.controllers_in_use(), draw);
+        node.is_some_and(|node| self.world.crash(node, Some(down_us)))
     }
 
     fn crash_leader(&mut self, down_us: u64) -> bool {
-        self.leader().is_some_and(|leader| self.crash(leader, Some(down_us)))
+        self.world
+            .controllers
+            .leader()
+            .is_some_and(|leader| self.world.crash(leader, Some(down_us)))
     }
 
     fn crash_workers(&mut self, draw: u64, count: usize, contiguous: bool, down_us: u64) -> bool {
@@ -156,7 +164,7 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
         } else {
             scattered(self.up_workers(), draw, count)
         };
-        let died = nodes.into_iter().filter(|node| self.crash(*node, Some(down_us))).count();
+        let died = nodes.into_iter().filter(|node| self.world.crash(*node, Some(down_us))).count();
         died > 0
     }
 
@@ -164,16 +172,16 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
         let up = self.up_workers();
         let stays = pick(&up, draw);
         let others = up.into_iter().filter(|node| Some(*node) != stays);
-        others.filter(|node| self.crash(*node, Some(down_us))).count() > 0
+        others.filter(|node| self.world.crash(*node, Some(down_us))).count() > 0
     }
 
     fn slow_worker(&mut self, draw: u64, factor: u32, us: u64) -> bool {
         let Some(node) = pick(&self.staged_workers(), draw) else { return false };
-        let until = self.now.after(us);
-        let machine = self.workers.get_mut(&node).expect("it is up");
+        let until = self.world.env.now.after(us);
+        let machine = self.world.workers.machines.get_mut(&node).expect("it is up");
         machine.slow_factor = u64::from(factor);
         machine.slow_until = until;
-        self.checker.disturbed(node, until);
+        self.world.env.checker.damage.disturbed(node, until);
         true
     }
 
@@ -185,69 +193,84 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
 
     fn close_some_connection(&mut self, draw: u64) -> bool {
         let Some(node) = pick(&self.up_workers(), draw) else { return false };
-        self.checker.disturbed(node, self.now);
-        self.close_connection(node)
+        self.world.env.checker.damage.disturbed(node, self.world.env.now);
+        self.world.close_connection(node)
     }
 
     fn join(&mut self, count: u32) -> bool {
-        let there = self.workers.values().filter(|machine| !machine.is_gone).count();
-        let workers = self.case.options.workers as usize;
+        let there = self.world.workers.machines.values().filter(|machine| !machine.is_gone).count();
+        let workers = self.world.env.case.options.workers as usize;
         let free_places = WORKERS_MAX.max(workers + WORKERS_MORE).saturating_sub(there);
         let count = (count as usize).min(free_places);
         for _ in 0..count {
-            self.add_worker();
+            self.world.add_worker();
         }
         count > 0
     }
 
     fn transfer(&mut self, draw: u64) -> bool {
-        let to = pick(&self.controllers_in_use(), draw);
-        let (Some(leader), Some(to)) = (self.leader(), to) else { return false };
-        self.command(leader, Input::Command(OperatorCommand::TransferLeader(to)));
+        let to = pick(&self.world.controllers.controllers_in_use(), draw);
+        let (Some(leader), Some(to)) = (self.world.controllers.leader(), to) else { return false };
+        self.world.command(leader, Input::Command(OperatorCommand::TransferLeader(to)));
         leader != to
     }
 
     /// Voters that do not agree on the set of voters cannot be counted: later they do.
     fn lose_majority_soon(&mut self, index: usize, draw: u64) -> bool {
-        let is_lost = self.lose_majority(draw);
-        if !is_lost && !self.storm.is_majority_lost {
-            self.queue.push(self.now.after(MAJORITY_RETRY_US), WorldEvent::Fault(index));
+        let is_lost = self.world.lose_majority(draw);
+        if !is_lost && !self.world.env.storm.is_majority_lost {
+            self.world
+                .env
+                .queue
+                .push(self.world.env.now.after(MAJORITY_RETRY_US), WorldEvent::Fault(index));
         }
         is_lost
     }
 
     fn power_cycle(&mut self, down_us: u64) -> bool {
-        self.mark(Marker::PowerCycled);
-        let nodes: Vec<NodeId> =
-            self.controllers.keys().chain(self.workers.keys()).copied().collect();
+        self.world.env.mark(Marker::PowerCycled);
+        let nodes: Vec<NodeId> = self
+            .world
+            .controllers
+            .machines
+            .keys()
+            .chain(self.world.workers.machines.keys())
+            .copied()
+            .collect();
         let mut died = 0;
         for node in nodes {
-            let extra = self.draws_target.below(1_500_000);
-            died += usize::from(self.crash(node, Some(down_us + extra)));
+            let extra = self.world.env.draws_target.below(1_500_000);
+            died += usize::from(self.world.crash(node, Some(down_us + extra)));
         }
         died > 0
     }
 
     fn pause(&mut self, draw: u64, us: u64) -> bool {
-        let nodes: Vec<NodeId> =
-            self.controllers.keys().chain(self.workers.keys()).copied().collect();
+        let nodes: Vec<NodeId> = self
+            .world
+            .controllers
+            .machines
+            .keys()
+            .chain(self.world.workers.machines.keys())
+            .copied()
+            .collect();
         let Some(node) = pick(&nodes, draw) else { return false };
-        let until = self.now.after(us);
+        let until = self.world.env.now.after(us);
         let mut is_up = false;
-        if let Some(machine) = self.controllers.get_mut(&node) {
+        if let Some(machine) = self.world.controllers.machines.get_mut(&node) {
             machine.paused_until = until;
             is_up |= machine.core.is_some();
         }
-        if let Some(machine) = self.workers.get_mut(&node) {
+        if let Some(machine) = self.world.workers.machines.get_mut(&node) {
             machine.paused_until = until;
             is_up |= machine.process.is_some();
         }
-        self.checker.disturbed(node, until);
+        self.world.env.checker.damage.disturbed(node, until);
         is_up
     }
 
     fn partition(&mut self, cut: PartitionKind, draw: u64, us: u64) -> bool {
-        let controllers = self.controllers_in_use();
+        let controllers = self.world.controllers.controllers_in_use();
         let mut all = controllers.clone();
         all.extend(self.up_workers());
         let (Some(one), Some(other)) = (pick(&all, draw), pick(&all, draw >> 20)) else {
@@ -276,77 +299,44 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
             }
         }
         let is_cut = !links.is_empty();
-        self.cut(links, us);
+        self.world.env.cut(links, us);
         is_cut
-    }
-
-    /// Cuts a controller that has just caught up and the leader off from all other controllers.
-    pub(super) fn cut_newcomer(&mut self, new: NodeId) {
-        let Some((_, us)) = self.storm.cut_at_install.take_if(|(node, _)| *node == new) else {
-            return;
-        };
-        let Some(leader) = self.leader() else { return };
-        let inside = [leader, new];
-        let mut outside = self.controllers_in_use();
-        outside.retain(|node| !inside.contains(node));
-        let pairs = outside.iter().flat_map(|out| inside.map(|within| (*out, within)));
-        let links = pairs.flat_map(|(one, other)| [(one, other), (other, one)]).collect();
-        self.note(|| format!("n{leader} and n{new} are cut off from {outside:?}"));
-        self.cut(links, us);
-    }
-
-    fn cut(&mut self, links: Vec<(NodeId, NodeId)>, us: u64) {
-        let until = self.now.after(us);
-        for (from, to) in &links {
-            self.network.cut(*from, *to);
-            self.checker.disturbed(*from, until);
-            self.checker.disturbed(*to, until);
-        }
-        self.queue.push(until, WorldEvent::HealLinks(links));
     }
 
     /// Another controller comes, and one that is well goes for it. Until it is gone it may not have
     /// learned of that, and think that it still votes.
     fn retire(&mut self, draw: u64, cut_us: Option<u64>) -> bool {
-        let leader = self.leader();
-        let mut nodes = self.controllers_in_use();
+        let leader = self.world.controllers.leader();
+        let mut nodes = self.world.controllers.controllers_in_use();
         nodes.retain(|node| Some(*node) != leader);
-        let Some(node) = pick(&nodes, draw).filter(|node| self.can_lose(*node)) else {
+        let Some(node) = pick(&nodes, draw)
+            .filter(|node| self.world.controllers.can_lose(&self.world.env, *node))
+        else {
             return false;
         };
-        self.controllers.get_mut(&node).expect("in use").is_retiring = true;
-        let new = self.add_controller(&[]);
-        self.storm.replaced = Some((new, node));
-        self.queue.push(self.now.after(RETIRED_US), WorldEvent::Retired(node));
-        self.storm.cut_at_install = cut_us.map(|us| (new, us));
+        self.world.controllers.machines.get_mut(&node).expect("in use").is_retiring = true;
+        let new = self.world.add_controller();
+        self.world.env.storm.replaced = Some((new, node));
+        self.world.env.queue.push(self.world.env.now.after(RETIRED_US), WorldEvent::Retired(node));
+        self.world.env.storm.cut_at_install = cut_us.map(|us| (new, us));
         true
-    }
-
-    /// The operator of the cluster takes the old one away as soon as the new one is admitted.
-    pub(super) fn remove_replaced(&mut self, old: NodeId) {
-        if let Some(leader) = self.leader() {
-            self.command(leader, Input::Command(OperatorCommand::Remove(old)));
-        }
-    }
-
-    pub(super) fn retired(&mut self, node: NodeId) {
-        self.crash(node, None);
-        self.controllers.get_mut(&node).expect("a controller").is_condemned = true;
-        self.dead.insert(node);
-        self.send_controllers();
     }
 
     fn drain(&mut self, draw: u64, grace_us: u64) -> bool {
         let up = self.up_workers();
         let Some(node) = pick(&up, draw).filter(|_| up.len() >= 2) else { return false };
-        let life = self.workers[&node].life;
-        self.send_operator_input(node, SessionInput::Drain);
-        let is_hasty = self.hits(CrashPoint::DrainHalf);
+        let life = self.world.workers.machines[&node].life;
+        self.world.send_operator_input(node, SessionInput::Drain);
+        let is_hasty = self.world.env.hits(CrashPoint::DrainHalf);
         let grace_us = if is_hasty { grace_us / 8 } else { grace_us };
         if is_hasty {
-            self.disarm();
+            self.world.env.disarm();
+            self.world.note_injected();
         }
-        self.queue.push(self.now.after(grace_us), WorldEvent::Leave { node, life });
+        self.world
+            .env
+            .queue
+            .push(self.world.env.now.after(grace_us), WorldEvent::Leave { node, life });
         true
     }
 }

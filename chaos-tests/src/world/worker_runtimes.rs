@@ -8,17 +8,19 @@ use zbelastic_trainer::runtime::{PeerBody, PeerFrame, RuntimeInput, RuntimeOutpu
 use zbelastic_trainer::stage::{EngineActivity, EngineProgress, SealedState};
 use zbelastic_types::{Generation, NodeId};
 
-use super::{SimulatedPacket, World, WorldEvent};
+use super::WorldEvent;
+use super::machines::WorkerMachine;
+use super::surroundings::Surroundings;
+use super::workers::Workers;
 use crate::bug::{self, Bug};
 use crate::crash_points::CrashPoint;
 use crate::failure::Invariant;
 use crate::markers::Marker;
-use crate::network::NetworkLane;
 use crate::store::PieceKey;
 use crate::work_durations::LongWork;
 
-impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
-    pub(super) fn peer_frame(&mut self, to: NodeId, frame: PeerFrame) {
+impl<M: StageFactory, S: BatchSource + Clone> Workers<M, S> {
+    pub(super) fn peer_frame(&mut self, env: &mut Surroundings<'_>, to: NodeId, frame: PeerFrame) {
         let point = match &frame.body {
             PeerBody::Layer(_) => Some(CrashPoint::TransferHalf),
             PeerBody::StandbyLayer { .. } => Some(CrashPoint::AheadHalf),
@@ -30,18 +32,24 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
             | PeerBody::Fetch { .. }
             | PeerBody::StandbyUpdate { .. } => None,
         };
-        if point.is_some_and(|point| self.hits(point)) {
-            self.crash_here(to);
+        if point.is_some_and(|point| env.hits(point)) {
+            self.crash_here(env, to);
             return;
         }
-        let Some(machine) = self.workers.get(&to) else { return };
+        let Some(machine) = self.machines.get(&to) else { return };
         let life = machine.life;
-        self.runtime_input(to, life, RuntimeInput::Peer(frame));
+        self.runtime_input(env, to, life, RuntimeInput::Peer(frame));
     }
 
     /// Passes an input to a runtime, now or when its operation is over.
-    pub(super) fn runtime_input(&mut self, node: NodeId, life: u64, input: RuntimeInput) {
-        let Some(machine) = self.workers.get_mut(&node) else { return };
+    pub(super) fn runtime_input(
+        &mut self,
+        env: &mut Surroundings<'_>,
+        node: NodeId,
+        life: u64,
+        input: RuntimeInput,
+    ) {
+        let Some(machine) = self.machines.get_mut(&node) else { return };
         if machine.life != life {
             return;
         }
@@ -50,11 +58,16 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
             process.backlog.push(input);
             return;
         }
-        self.apply_runtime_input(node, input);
-        self.run_runtime(node);
+        self.apply_runtime_input(env, node, input);
+        self.run_runtime(env, node);
     }
 
-    fn apply_runtime_input(&mut self, node: NodeId, input: RuntimeInput) {
+    fn apply_runtime_input(
+        &mut self,
+        env: &mut Surroundings<'_>,
+        node: NodeId,
+        input: RuntimeInput,
+    ) {
         let moves = match &input {
             RuntimeInput::Peer(frame) => {
                 matches!(frame.body, PeerBody::Layer(_) | PeerBody::StandbyLayer { .. })
@@ -75,7 +88,7 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
             | RuntimeInput::Exported { .. }
             | RuntimeInput::Written { .. } => None,
         };
-        let Some(machine) = self.workers.get_mut(&node) else { return };
+        let Some(machine) = self.machines.get_mut(&node) else { return };
         let Some(process) = &mut machine.process else { return };
         let plan = process.runtime.active_stage().map(|active| active.plan());
         let plan = plan.map(|plan| (plan.generation, plan.stages.clone()));
@@ -83,24 +96,24 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
         process.done += u64::from(moves && taken.is_ok());
         if let Some((generation, sender, true)) = frame {
             match taken {
-                Ok(()) => self.checker.processed(generation, sender, plan),
+                Ok(()) => env.checker.processed(generation, sender, plan),
                 Err(_) => {
                     let is_old = plan.is_some_and(|(now, _)| generation.0 + 2 <= now.0);
                     if is_old {
-                        self.mark(Marker::FrameTwoGenerationsOld);
+                        env.mark(Marker::FrameTwoGenerationsOld);
                     }
                 }
             }
         }
-        self.drive_runtime(node);
-        self.check_runtime(node);
-        self.check_standby_layers(node);
+        self.drive_runtime(env, node);
+        self.check_runtime(env, node);
+        self.check_standby_layers(env, node);
     }
 
     /// Runs operations until one takes time or none can run.
-    pub(super) fn run_runtime(&mut self, node: NodeId) {
+    pub(super) fn run_runtime(&mut self, env: &mut Surroundings<'_>, node: NodeId) {
         loop {
-            let Some(machine) = self.workers.get_mut(&node) else { return };
+            let Some(machine) = self.machines.get_mut(&node) else { return };
             let Some(process) = &mut machine.process else { return };
             if process.busy.is_some() {
                 return;
@@ -120,23 +133,26 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
                 EngineActivity::Settled { .. } => false,
             };
             if takes_time {
-                self.begin_op(node, activity);
+                self.begin_op(env, node, activity);
                 return;
             }
-            self.drive_runtime(node);
-            self.check_runtime(node);
+            self.drive_runtime(env, node);
+            self.check_runtime(env, node);
         }
     }
 
-    fn begin_op(&mut self, node: NodeId, activity: EngineActivity) {
-        let drawn_us = self.draws_work.between(1_000, self.case.options.op_us_max);
-        let op_us = self.pass_us(node, activity).unwrap_or(drawn_us);
-        let now = self.now;
-        let long = self.long_us(LongWork::Op);
+    fn begin_op(&mut self, env: &mut Surroundings<'_>, node: NodeId, activity: EngineActivity) {
+        let drawn_us = env.draws_work.between(1_000, env.case.options.op_us_max);
+        let process = self.machines.get(&node).and_then(|machine| machine.process.as_ref());
+        let stage = &self.setup.stage;
+        let pass_us = process.and_then(|process| process.pass_us(env, stage, (node, activity)));
+        let op_us = pass_us.unwrap_or(drawn_us);
+        let now = env.now;
+        let long = env.long_us(LongWork::Op);
         if let Some(us) = long {
-            self.note_long(LongWork::Op, us);
+            env.note_long(LongWork::Op, us);
         }
-        let machine = self.workers.get_mut(&node).expect("a worker");
+        let machine = self.machines.get_mut(&node).expect("a worker");
         let life = machine.life;
         let factor = if machine.slow_until > now { machine.slow_factor } else { 1 };
         let hangs = std::mem::take(&mut machine.hangs_next);
@@ -147,18 +163,24 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
         process.busy = Some((number, outputs));
         process.is_hung = hangs;
         if hangs {
-            self.checker.disturbed(node, now);
-            self.note(|| format!("w{node}: an operation hangs"));
+            env.checker.damage.disturbed(node, now);
+            env.note(|| format!("w{node}: an operation hangs"));
         } else {
             let op_us = long.unwrap_or(op_us * factor);
             process.pass_times.add(activity, op_us);
-            self.queue.push(now.after(op_us), WorldEvent::OpDone { node, life, number });
+            env.queue.push(now.after(op_us), WorldEvent::OpDone { node, life, number });
         }
-        self.report_to_session(node, WorkerEvent::Busy { is_busy: true });
+        self.report_to_session(env, node, WorkerEvent::Busy { is_busy: true });
     }
 
-    pub(super) fn handle_op_done(&mut self, node: NodeId, life: u64, number: u64) {
-        let Some(machine) = self.workers.get_mut(&node) else { return };
+    pub(super) fn handle_op_done(
+        &mut self,
+        env: &mut Surroundings<'_>,
+        node: NodeId,
+        life: u64,
+        number: u64,
+    ) {
+        let Some(machine) = self.machines.get_mut(&node) else { return };
         if machine.life != life {
             return;
         }
@@ -168,40 +190,45 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
         }
         let (_, outputs) = process.busy.take().expect("looked at above");
         process.done += 1;
-        self.report_to_session(node, WorkerEvent::Busy { is_busy: false });
+        self.report_to_session(env, node, WorkerEvent::Busy { is_busy: false });
         for output in outputs {
-            self.perform_runtime_output(node, output);
+            self.perform_runtime_output(env, node, output);
         }
-        self.check_runtime(node);
+        self.check_runtime(env, node);
         loop {
-            let Some(machine) = self.workers.get_mut(&node) else { return };
+            let Some(machine) = self.machines.get_mut(&node) else { return };
             let Some(process) = &mut machine.process else { return };
             if process.busy.is_some() || process.backlog.is_empty() {
                 break;
             }
             let input = process.backlog.remove(0);
-            self.apply_runtime_input(node, input);
+            self.apply_runtime_input(env, node, input);
         }
-        self.run_runtime(node);
+        self.run_runtime(env, node);
     }
 
-    fn drive_runtime(&mut self, node: NodeId) {
+    fn drive_runtime(&mut self, env: &mut Surroundings<'_>, node: NodeId) {
         loop {
-            let Some(machine) = self.workers.get_mut(&node) else { return };
+            let Some(machine) = self.machines.get_mut(&node) else { return };
             let Some(process) = &mut machine.process else { return };
             if process.busy.is_some() {
                 return;
             }
             let Some(output) = process.runtime.poll_output() else { return };
-            match self.long_answer(&output) {
-                Some(long) => self.begin_answer(node, output, long),
-                None => self.perform_runtime_output(node, output),
+            match env.long_answer(&output) {
+                Some(long) => self.begin_answer(env, node, output, long),
+                None => self.perform_runtime_output(env, node, output),
             }
         }
     }
 
-    fn perform_runtime_output(&mut self, node: NodeId, output: RuntimeOutput) {
-        let Some(machine) = self.workers.get(&node) else { return };
+    fn perform_runtime_output(
+        &mut self,
+        env: &mut Surroundings<'_>,
+        node: NodeId,
+        output: RuntimeOutput,
+    ) {
+        let Some(machine) = self.machines.get(&node) else { return };
         let Some(process) = &machine.process else { return };
         let life = machine.life;
         match output {
@@ -213,85 +240,90 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
                         "it is hashed once, and not stale"
                     );
                 }
-                self.note_numeric_faults(node, &event);
-                self.report_to_session(node, event);
+                self.note_numeric_faults(env, node, &event);
+                self.report_to_session(env, node, event);
             }
             RuntimeOutput::Peer { to, frame } => {
-                self.send_frame(node, to, frame);
+                self.send_frame(env, node, to, frame);
             }
             RuntimeOutput::Read { version, layer, digest } => {
-                let usual_us = self.draws_store.between(1_000, 60_000);
-                let at = self.transfer_ends(node, LongWork::Read, usual_us);
-                self.queue
+                let usual_us = env.draws_store.between(1_000, 60_000);
+                let at = self.transfer_ends(env, node, LongWork::Read, usual_us);
+                env.queue
                     .push(at, WorldEvent::ReadDone { node, life, key: (version, layer, digest) });
             }
             RuntimeOutput::Write { image, generation } => {
                 let key = (image.version, image.layer, layer_digest(&image));
-                self.begin_write((node, life), (key, generation), image.encode());
+                self.begin_write(env, (node, life), (key, generation), image.encode());
             }
             RuntimeOutput::Evaluated { .. } => {}
         }
     }
 
-    pub(super) fn send_peer(&mut self, node: NodeId, to: NodeId, frame: PeerFrame) {
-        self.send(node, to, NetworkLane::Tensor, SimulatedPacket::Peer(Box::new(frame)));
-    }
-
     fn begin_write(
         &mut self,
+        env: &mut Surroundings<'_>,
         (node, life): (NodeId, u64),
         (key, generation): (PieceKey, Generation),
         bytes: Vec<u8>,
     ) {
         let (version, layer, digest) = key;
-        self.store.put(key, bytes, node);
-        if self.hits(CrashPoint::PiecesHalf) {
-            self.crash_here(node);
+        env.store.put(key, bytes, node);
+        if env.hits(CrashPoint::PiecesHalf) {
+            self.crash_here(env, node);
             return;
         }
         if bug::is(Bug::M18RemovedTooEarly) {
-            self.store.versions().into_iter().filter(|old| *old < version).for_each(|old| {
-                self.store.remove(old);
+            env.store.versions().into_iter().filter(|old| *old < version).for_each(|old| {
+                env.store.remove(old);
             });
         }
-        let usual_us = self.draws_store.between(5_000, 900_000);
-        let at = self.transfer_ends(node, LongWork::Write, usual_us);
-        self.queue.push(at, WorldEvent::WriteDone { node, life, key, generation });
+        let usual_us = env.draws_store.between(5_000, 900_000);
+        let at = self.transfer_ends(env, node, LongWork::Write, usual_us);
+        env.queue.push(at, WorldEvent::WriteDone { node, life, key, generation });
         if bug::is(Bug::M8ToldBeforeDurable) {
             let written =
                 RuntimeInput::Written { version, layer, generation, durable: Some(digest) };
-            let machine = self.workers.get_mut(&node).expect("a worker");
+            let machine = self.machines.get_mut(&node).expect("a worker");
             if let Some(process) = &mut machine.process {
                 process.backlog.push(written);
             }
         }
     }
 
-    pub(super) fn handle_read_done(&mut self, node: NodeId, life: u64, key: PieceKey) {
-        let fails = !self.is_calm && self.draws_store.chance(self.case.options.read_failures);
-        let bytes = if fails { None } else { self.store.get(key) };
+    pub(super) fn handle_read_done(
+        &mut self,
+        env: &mut Surroundings<'_>,
+        node: NodeId,
+        life: u64,
+        key: PieceKey,
+    ) {
+        let fails = !env.is_calm && env.draws_store.chance(env.case.options.read_failures);
+        let bytes = if fails { None } else { env.store.get(key) };
         let (version, layer, _) = key;
         self.transfer_ended(node, life);
         if fails {
-            self.checker.read_failed();
-            self.note(|| format!("w{node} cannot read layer {layer} of checkpoint {version}"));
+            env.checker.damage.read_failed();
+            env.note(|| format!("w{node} cannot read layer {layer} of checkpoint {version}"));
         }
         let read = bytes.and_then(|bytes| LoadedLayer::decode(&bytes).ok()).map(Box::new);
-        self.runtime_input(node, life, RuntimeInput::Read { version, layer, read });
+        self.runtime_input(env, node, life, RuntimeInput::Read { version, layer, read });
     }
 
     pub(super) fn handle_write_done(
         &mut self,
+        env: &mut Surroundings<'_>,
         (node, life): (NodeId, u64),
         (key, generation): (PieceKey, Generation),
     ) {
-        if self.workers.get(&node).is_none_or(|machine| machine.life != life) {
+        if self.machines.get(&node).is_none_or(|machine| machine.life != life) {
             return;
         }
         self.transfer_ended(node, life);
         let (version, layer, digest) = key;
-        let durable = self.store.finish(key).then_some(digest);
+        let durable = env.store.finish(key).then_some(digest);
         self.runtime_input(
+            env,
             node,
             life,
             RuntimeInput::Written { version, layer, generation, durable },
@@ -301,40 +333,45 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
     /// Compares the standby layers of a runtime with the reference. While a bit of a state is
     /// flipped anywhere, that is what is followed; it is found out before the next seal, and given
     /// up.
-    fn check_standby_layers(&mut self, node: NodeId) {
-        let is_flipped = |m: &super::WorkerMachine<M, S>| m.faults.borrow().flipped().is_some();
-        if self.workers.values().any(is_flipped) {
+    fn check_standby_layers(&mut self, env: &mut Surroundings<'_>, node: NodeId) {
+        let is_flipped = |m: &WorkerMachine<M, S>| m.faults.borrow().flipped().is_some();
+        if self.machines.values().any(is_flipped) {
             return;
         }
-        let process = self.workers.get(&node).and_then(|machine| machine.process.as_ref());
+        let process = self.machines.get(&node).and_then(|machine| machine.process.as_ref());
         let process = process.filter(|process| {
-            process.session.cluster() == self.cluster && !process.may_follow_flipped
+            process.session.cluster() == env.cluster && !process.may_follow_flipped
         });
         for copy in process.iter().flat_map(|process| process.runtime.standby_copies()) {
             let layers = [(copy.layer(), copy.digest())];
-            self.checker.holds(Invariant::N1, node, copy.version(), &layers);
+            env.checker.holds(Invariant::N1, node, copy.version(), &layers);
         }
     }
 
     /// Notes which faults of numbers are in a report.
-    fn note_numeric_faults(&mut self, node: NodeId, event: &WorkerEvent) {
+    fn note_numeric_faults(
+        &mut self,
+        env: &mut Surroundings<'_>,
+        node: NodeId,
+        event: &WorkerEvent,
+    ) {
         let WorkerEvent::Reported { report, .. } = event else { return };
-        let effects = self.workers[&node].faults.borrow_mut().take_effects();
+        let effects = self.machines[&node].faults.borrow_mut().take_effects();
         for fault in effects {
-            self.checker.spoiled(node, self.now, report.turn, fault);
+            env.checker.damage.spoiled(node, env.now, report.turn, fault);
         }
     }
 
     /// Compares the layers that a runtime holds with the reference, whenever that changed or a step
     /// is run again.
-    fn check_runtime(&mut self, node: NodeId) {
-        let Some(machine) = self.workers.get_mut(&node) else { return };
+    fn check_runtime(&mut self, env: &mut Surroundings<'_>, node: NodeId) {
+        let Some(machine) = self.machines.get_mut(&node) else { return };
         let Some(process) = &mut machine.process else { return };
         // A worker that does not know yet that there is a new cluster holds what the old one
         // sealed.
         let forgets =
             |input: &RuntimeInput| matches!(input, RuntimeInput::Command(WorkerCommand::Forget));
-        if process.session.cluster() != self.cluster || process.backlog.iter().any(forgets) {
+        if process.session.cluster() != env.cluster || process.backlog.iter().any(forgets) {
             return;
         }
         // What was loaded and does not run yet is compared by the log itself.
@@ -350,15 +387,15 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
         let before = before.filter(|(turn, _)| turn.generation == open.generation);
         let is_rolled_back = before.is_some_and(|(_, version)| version == executor.version());
         let invariant = if is_rolled_back { Invariant::N2 } else { Invariant::N1 };
-        self.checker.holds(invariant, node, executor.version(), &executor.digests());
-        self.checker.holds(invariant, node, executor.version(), &executor.twin_digests());
+        env.checker.holds(invariant, node, executor.version(), &executor.digests());
+        env.checker.holds(invariant, node, executor.version(), &executor.twin_digests());
         for copy in active.copies() {
             let layers = [(copy.layer(), copy.digest())];
-            self.checker.holds(invariant, node, copy.version(), &layers);
+            env.checker.holds(invariant, node, copy.version(), &layers);
         }
-        self.checker.runs(active.plan(), active.engine().plan());
-        if before.is_some() && self.hits(CrashPoint::AfterStageApply) {
-            self.crash_here(node);
+        env.checker.runs(active.plan(), active.engine().plan());
+        if before.is_some() && env.hits(CrashPoint::AfterStageApply) {
+            self.crash_here(env, node);
         }
     }
 }

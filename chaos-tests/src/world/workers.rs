@@ -1,5 +1,6 @@
 //! The machines of workers: session and runtime.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use zbelastic_consensus::contact::Contact;
@@ -16,7 +17,9 @@ use zbelastic_trainer::elastic::{GRADIENT_FRAME_LIMITS, StageFactory};
 use zbelastic_trainer::runtime::{RuntimeInput, RuntimeSetup, WorkerRuntime};
 use zbelastic_types::{Bytes, NodeId};
 
-use super::{SimulatedPacket, WorkerMachine, WorkerProcess, World, WorldEvent};
+use super::machines::{WorkerMachine, WorkerProcess};
+use super::surroundings::{CrashedWorker, Surroundings};
+use super::{LifeSetup, SimulatedPacket, WorldEvent};
 use crate::bug::{self, Bug};
 use crate::crash_points::CrashPoint;
 use crate::network::NetworkLane;
@@ -26,11 +29,21 @@ use crate::queue::VirtualTime;
 const RESPAWN_US: u64 = 400_000;
 const SEAT_TIMING: SessionTiming = SessionTiming { beat_ticks: 4, resend_ticks: 5 };
 
-impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
+/// All workers of a life.
+pub(super) struct Workers<M: StageFactory, S> {
+    pub(super) machines: BTreeMap<NodeId, WorkerMachine<M, S>>,
+    pub(super) setup: LifeSetup<M, S>,
+}
+
+impl<M: StageFactory, S: BatchSource + Clone> Workers<M, S> {
+    pub(super) fn new(setup: LifeSetup<M, S>) -> Self {
+        Self { machines: BTreeMap::new(), setup }
+    }
+
     /// A machine that was not there before.
-    pub(super) fn add_worker(&mut self) -> NodeId {
-        let node = self.new_node();
-        let tick_us = self.draw_tick_us();
+    pub(super) fn add_worker(&mut self, env: &mut Surroundings<'_>, controllers: Vec<NodeId>) {
+        let node = env.numbers.new_node();
+        let tick_us = env.draw_tick_us();
         let machine = WorkerMachine {
             life: 0,
             boot: 0,
@@ -43,17 +56,21 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
             faults: crate::numeric_faults::NumericFaults::default(),
             is_gone: false,
         };
-        self.workers.insert(node, machine);
-        let is_first = self.now == VirtualTime(0);
-        self.choose_program(node, is_first);
-        self.restart_worker(node);
-        node
+        self.machines.insert(node, machine);
+        let is_first = env.now == VirtualTime(0);
+        env.choose_program(node, is_first);
+        self.restart_worker(env, node, controllers);
     }
 
-    pub(super) fn restart_worker(&mut self, node: NodeId) {
-        let boot = self.new_boot();
+    pub(super) fn restart_worker(
+        &mut self,
+        env: &mut Surroundings<'_>,
+        node: NodeId,
+        controllers: Vec<NodeId>,
+    ) {
+        let boot = env.numbers.new_boot();
         let setup = SessionSetup {
-            cluster: self.cluster,
+            cluster: env.cluster,
             node,
             boot,
             resources: Resources {
@@ -62,14 +79,14 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
                 class: zbelastic_consensus::class::DeviceClass::Processors,
             },
             contact: Contact::of_node(node),
-            controllers: self.controllers_in_use(),
+            controllers,
             timing: SEAT_TIMING,
         };
         let host_setup = RuntimeSetup {
             stage: self.setup.stage.clone(),
             gradient_limits: GRADIENT_FRAME_LIMITS,
         };
-        let machine = self.workers.get_mut(&node).expect("a worker");
+        let machine = self.machines.get_mut(&node).expect("a worker");
         if machine.process.is_some() || machine.is_gone {
             return;
         }
@@ -94,73 +111,83 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
         });
         let life = machine.life;
         let tick_us = machine.tick_us;
-        self.queue.push(self.now.after(tick_us), WorldEvent::Tick(node, life));
+        env.queue.push(env.now.after(tick_us), WorldEvent::Tick(node, life));
         if starts_again {
-            self.choose_program(node, false);
+            env.choose_program(node, false);
         }
-        self.note(|| format!("w{node} starts"));
-    }
-
-    /// Controllers that may be named to a worker.
-    pub(super) fn controllers_in_use(&self) -> Vec<NodeId> {
-        let in_use = self.controllers.iter().filter(|(_, machine)| !machine.is_condemned);
-        in_use.map(|(node, _)| *node).collect()
-    }
-
-    /// Everybody learns of other controllers.
-    pub(super) fn send_controllers(&mut self) {
-        let cluster = self.cluster;
-        let controllers = self.controllers_in_use();
-        let nodes: Vec<NodeId> = self.workers.keys().copied().collect();
-        for node in nodes {
-            let input = SessionInput::Controllers { cluster, controllers: controllers.clone() };
-            self.send_operator_input(node, input);
-        }
+        env.note(|| format!("w{node} starts"));
     }
 
     /// The operator of the cluster sends a worker an input; it arrives when the worker does not
     /// stand still.
-    pub(super) fn send_operator_input(&mut self, node: NodeId, input: SessionInput) {
-        let Some(machine) = self.workers.get(&node) else { return };
+    pub(super) fn send_operator_input(
+        &mut self,
+        env: &mut Surroundings<'_>,
+        node: NodeId,
+        input: SessionInput,
+    ) {
+        let Some(machine) = self.machines.get(&node) else { return };
         let life = machine.life;
-        match self.paused_until(node) {
+        match self.paused_until(env, node) {
             Some(until) => {
-                self.queue.push(until, WorldEvent::Advice { node, life, input: Box::new(input) });
+                env.queue.push(until, WorldEvent::Advice { node, life, input: Box::new(input) });
             }
-            None => self.session_input(node, input),
+            None => self.session_input(env, node, input),
         }
     }
 
-    pub(super) fn handle_operator_input(&mut self, node: NodeId, life: u64, input: SessionInput) {
-        if self.workers.get(&node).is_some_and(|machine| machine.life == life) {
-            self.session_input(node, input);
+    pub(super) fn handle_operator_input(
+        &mut self,
+        env: &mut Surroundings<'_>,
+        node: NodeId,
+        life: u64,
+        input: SessionInput,
+    ) {
+        if self.machines.get(&node).is_some_and(|machine| machine.life == life) {
+            self.session_input(env, node, input);
         }
     }
 
-    pub(super) fn tick_worker(&mut self, node: NodeId, life: u64) {
-        let Some(machine) = self.workers.get_mut(&node) else { return };
+    pub(super) fn tick_worker(&mut self, env: &mut Surroundings<'_>, node: NodeId, life: u64) {
+        let Some(machine) = self.machines.get_mut(&node) else { return };
         if machine.life != life {
             return;
         }
-        self.queue.push(self.now.after(machine.tick_us), WorldEvent::Tick(node, life));
-        self.report_progress(node);
-        self.session_input(node, SessionInput::Tick);
-        self.runtime_input(node, life, RuntimeInput::Tick);
+        env.queue.push(env.now.after(machine.tick_us), WorldEvent::Tick(node, life));
+        self.report_progress(env, node);
+        self.session_input(env, node, SessionInput::Tick);
+        self.runtime_input(env, node, life, RuntimeInput::Tick);
     }
 
-    pub(super) fn session_message(&mut self, from: NodeId, to: NodeId, message: Box<Envelope>) {
-        self.session_input(to, SessionInput::Message { from, message });
+    pub(super) fn session_message(
+        &mut self,
+        env: &mut Surroundings<'_>,
+        from: NodeId,
+        to: NodeId,
+        message: Box<Envelope>,
+    ) {
+        self.session_input(env, to, SessionInput::Message { from, message });
     }
 
-    pub(super) fn session_input(&mut self, node: NodeId, input: SessionInput) {
-        let Some(machine) = self.workers.get_mut(&node) else { return };
+    pub(super) fn session_input(
+        &mut self,
+        env: &mut Surroundings<'_>,
+        node: NodeId,
+        input: SessionInput,
+    ) {
+        let Some(machine) = self.machines.get_mut(&node) else { return };
         let Some(process) = &mut machine.process else { return };
         // A briefing that is refused changes nothing.
         let _ = process.session.handle(input);
-        self.drive_session(node);
+        self.drive_session(env, node);
     }
 
-    pub(super) fn report_to_session(&mut self, node: NodeId, event: WorkerEvent) {
+    pub(super) fn report_to_session(
+        &mut self,
+        env: &mut Surroundings<'_>,
+        node: NodeId,
+        event: WorkerEvent,
+    ) {
         let point = match &event {
             WorkerEvent::Reported { .. } => Some(CrashPoint::BeforeReport),
             WorkerEvent::Saved { .. } => Some(CrashPoint::PiecesDoneBeforeTold),
@@ -173,54 +200,54 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
             | WorkerEvent::Loaded { .. }
             | WorkerEvent::LoadFailed { .. } => None,
         };
-        if point.is_some_and(|point| self.hits(point)) {
-            self.crash_here(node);
+        if point.is_some_and(|point| env.hits(point)) {
+            self.crash_here(env, node);
             return;
         }
         if let WorkerEvent::Inventory { layers, .. } = &event
-            && let Some(process) = self.workers.get_mut(&node).and_then(|m| m.process.as_mut())
+            && let Some(process) = self.machines.get_mut(&node).and_then(|m| m.process.as_mut())
         {
-            process.reported_inventory = Some((self.now, layers.clone()));
+            process.reported_inventory = Some((env.now, layers.clone()));
         }
-        self.session_input(node, SessionInput::Event(event));
+        self.session_input(env, node, SessionInput::Event(event));
     }
 
-    fn drive_session(&mut self, node: NodeId) {
+    fn drive_session(&mut self, env: &mut Surroundings<'_>, node: NodeId) {
         loop {
-            let Some(machine) = self.workers.get_mut(&node) else { return };
+            let Some(machine) = self.machines.get_mut(&node) else { return };
             let life = machine.life;
             let Some(process) = &mut machine.process else { return };
             let Some(output) = process.session.poll_output() else { return };
             match output {
                 SessionOutput::Send { to, message } => {
-                    self.send(node, to, NetworkLane::Control, SimulatedPacket::Control(message));
+                    env.send(node, to, NetworkLane::Control, SimulatedPacket::Control(message));
                 }
                 SessionOutput::Command(command) => {
                     let is_settle = matches!(command, WorkerCommand::ApplySeal(_));
-                    if is_settle && self.hits(CrashPoint::BeforeStageApply) {
-                        self.crash_here(node);
+                    if is_settle && env.hits(CrashPoint::BeforeStageApply) {
+                        self.crash_here(env, node);
                         return;
                     }
                     let is_run = matches!(command, WorkerCommand::Run { .. });
-                    if is_run && self.hits(CrashPoint::BeforeStep) {
-                        self.crash_here(node);
+                    if is_run && env.hits(CrashPoint::BeforeStep) {
+                        self.crash_here(env, node);
                         return;
                     }
                     let command = self.tampered(node, command);
-                    self.note_command(node, &command);
+                    self.note_command(env, node, &command);
                     if command == WorkerCommand::Forget && self.is_hung(node) {
                         // Nothing ends an operation that hangs but the end of its process.
-                        self.crash(node, Some(RESPAWN_US));
+                        self.crash_within(env, (node, RESPAWN_US), false);
                         return;
                     }
-                    self.runtime_input(node, life, RuntimeInput::Command(command));
+                    self.runtime_input(env, node, life, RuntimeInput::Command(command));
                 }
             }
         }
     }
 
     fn is_hung(&self, node: NodeId) -> bool {
-        let process = self.workers.get(&node).and_then(|machine| machine.process.as_ref());
+        let process = self.machines.get(&node).and_then(|machine| machine.process.as_ref());
         process.is_some_and(|process| process.is_hung)
     }
 
@@ -228,10 +255,10 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
     fn tampered(&mut self, node: NodeId, command: WorkerCommand) -> WorkerCommand {
         if let WorkerCommand::ApplySeal(seal) = &command {
             let is_replaying = seal.verdict == Verdict::Replay;
-            self.workers[&node].faults.borrow_mut().is_replaying = is_replaying;
+            self.machines[&node].faults.borrow_mut().is_replaying = is_replaying;
         }
         let WorkerCommand::Load(mut load) = command else { return command };
-        let process = self.workers.get_mut(&node).and_then(|machine| machine.process.as_mut());
+        let process = self.machines.get_mut(&node).and_then(|machine| machine.process.as_mut());
         let program = load.plan.program.clone();
         let before = process.and_then(|process| process.last_program.replace(program));
         if let Some(program) = before.filter(|before| {
@@ -244,36 +271,36 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
         WorkerCommand::Load(load)
     }
 
-    fn note_command(&mut self, node: NodeId, command: &WorkerCommand) {
+    fn note_command(&mut self, env: &mut Surroundings<'_>, node: NodeId, command: &WorkerCommand) {
         match command {
             WorkerCommand::ApplySeal(_)
             | WorkerCommand::Release
             | WorkerCommand::TakeInventory { .. } => {}
-            WorkerCommand::Stop => self.note(|| format!("w{node} stops")),
+            WorkerCommand::Stop => env.note(|| format!("w{node} stops")),
             WorkerCommand::PreCopy { holder: me, pre_copy } => {
-                self.pre_copy.clone_from(pre_copy);
+                env.pre_copy.clone_from(pre_copy);
                 let followed = |r: &Arc<PreCopyPlan>| r.followed_by(*me).count();
                 let count = pre_copy.as_ref().map_or(0, followed);
-                self.note(|| format!("w{node} follows {count} layers"));
+                env.note(|| format!("w{node} follows {count} layers"));
             }
             WorkerCommand::Rewind => {
                 self.forget_flip(node);
-                self.note(|| format!("w{node} goes back"));
+                env.note(|| format!("w{node} goes back"));
             }
             WorkerCommand::Load(load) => {
                 let generation = load.plan.generation;
                 let stage = load.stage;
-                self.note(|| format!("w{node} loads stage {stage} of generation {generation}"));
+                env.note(|| format!("w{node} loads stage {stage} of generation {generation}"));
             }
             WorkerCommand::Run { generation } => {
-                self.note(|| format!("w{node} runs generation {generation}"));
+                env.note(|| format!("w{node} runs generation {generation}"));
             }
             WorkerCommand::Save { version, .. } => {
-                self.note(|| format!("w{node} is to write version {version}"));
+                env.note(|| format!("w{node} is to write version {version}"));
             }
             WorkerCommand::Forget => {
                 self.forget_flip(node);
-                self.note(|| format!("w{node} is fenced off and forgets"));
+                env.note(|| format!("w{node} is fenced off and forgets"));
             }
         }
     }
@@ -281,20 +308,52 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
     /// A node gives up what it holds. If a bit of it was flipped, others may follow that until
     /// they have given it up too.
     fn forget_flip(&mut self, node: NodeId) {
-        let is_flipped = self.workers[&node].faults.borrow().flipped().is_some();
-        self.workers[&node].faults.borrow_mut().forget_flip();
-        for (other, machine) in &mut self.workers {
+        let is_flipped = self.machines[&node].faults.borrow().flipped().is_some();
+        self.machines[&node].faults.borrow_mut().forget_flip();
+        for (other, machine) in &mut self.machines {
             let Some(process) = &mut machine.process else { continue };
             process.may_follow_flipped =
                 *other != node && (is_flipped || process.may_follow_flipped);
         }
     }
 
-    pub(super) fn handle_leave(&mut self, node: NodeId, life: u64) {
-        let Some(machine) = self.workers.get_mut(&node) else { return };
-        if machine.life == life {
-            machine.is_gone = true;
-            self.crash(node, None);
+    /// Ends a process. Yields whether it ran.
+    pub(super) fn crash_worker(&mut self, env: &mut Surroundings<'_>, node: NodeId) -> bool {
+        let Some(machine) = self.machines.get_mut(&node) else { return false };
+        if machine.process.take().is_none() {
+            return false;
         }
+        machine.life += 1;
+        machine.paused_until = VirtualTime(0);
+        // What it did not report is gone with it.
+        machine.faults.borrow_mut().take_effects();
+        machine.faults.borrow_mut().forget_flip();
+        env.store.writer_crashed(node, &mut env.draws_store);
+        env.note(|| format!("w{node} dies"));
+        env.checker.damage.disturbed(node, env.now);
+        true
+    }
+
+    /// Kills the process that has just come to a crash point, and disarms the point.
+    pub(super) fn crash_here(&mut self, env: &mut Surroundings<'_>, node: NodeId) {
+        let armed = env.disarm();
+        self.crash_within(env, (node, armed.down_us), true);
+    }
+
+    /// Kills a process in the middle of what it does. What others notice of that comes behind it.
+    fn crash_within(
+        &mut self,
+        env: &mut Surroundings<'_>,
+        (node, down_us): (NodeId, u64),
+        is_injected: bool,
+    ) {
+        let ran = self.crash_worker(env, node);
+        env.crashed.push_back(CrashedWorker { node, down_us, is_injected, ran });
+    }
+
+    /// When a machine that stands still goes on.
+    pub(super) fn paused_until(&self, env: &Surroundings<'_>, node: NodeId) -> Option<VirtualTime> {
+        let until = self.machines.get(&node).map(|machine| machine.paused_until);
+        until.filter(|until| *until > env.now)
     }
 }
