@@ -15,13 +15,14 @@ use std::process::Command;
 use serde_json::Value;
 
 /// Our packages, and which of the others each may name, in tests as well.
-const ARROWS: [(&str, &[&str]); 14] = [
+const ARROWS: [(&str, &[&str]); 15] = [
     ("types", &[]),
     (EMULATOR, &[]),
     ("kernels", &[]),
     ("checkpoint", &["types"]),
     ("transport", &["types"]),
     ("schedule", &["types"]),
+    ("tokenizer", &["types"]),
     ("consensus", &["schedule", "types"]),
     ("trainer", &["consensus", "kernels", "schedule", "types"]),
     ("planner", &["consensus", "kernels", "schedule", "trainer", "types"]),
@@ -82,8 +83,8 @@ const FUZZ: &str = "fuzz";
 const FUZZ_FOLDER: &str = "chaos-tests/fuzz";
 /// The one package of ours whose name does not begin with the program's.
 const CHAOS_TESTS: &str = "chaos-tests";
-const PURE: [&str; 7] =
-    ["types", "schedule", "consensus", "trainer", "planner", "policy", CHAOS_TESTS];
+const PURE: [&str; 8] =
+    ["types", "schedule", "consensus", "tokenizer", "trainer", "planner", "policy", CHAOS_TESTS];
 
 /// An outside crate and its owners.
 struct Fence {
@@ -105,12 +106,14 @@ const fn fence(
     Fence { name, packages, in_tests, files }
 }
 
-const FENCES: [Fence; 39] = [
+const FENCES: [Fence; 44] = [
+    fence("aho-corasick", &["tokenizer"], &[], &["tokenizer/src/byte_level/"]),
     fence(
         "blake3",
-        &["trainer", "checkpoint", "transport", "policy", "node"],
+        &["tokenizer", "trainer", "checkpoint", "transport", "policy", "node"],
         &[],
         &[
+            "tokenizer/src/",
             "trainer/src/digest.rs",
             "checkpoint/src/",
             "transport/src/",
@@ -160,6 +163,8 @@ const FENCES: [Fence; 39] = [
     fence("libm", &["kernels", "trainer"], &[], &["kernels/src/", "trainer/src/"]),
     fence("matrixmultiply", &["node"], &[], &["node/src/bench/gemm.rs"]),
     fence("memmap2", &["kernels"], &[], &["kernels/src/cpu/buffer.rs"]),
+    fence("minijinja", &["tokenizer"], &[], &["tokenizer/src/chat/"]),
+    fence("minijinja-contrib", &["tokenizer"], &[], &["tokenizer/src/chat/"]),
     fence(
         "postcard",
         &["consensus", "checkpoint", "transport", "node"],
@@ -175,15 +180,21 @@ const FENCES: [Fence; 39] = [
     fence(
         "libtest-mimic",
         &[],
-        &["schedule", "trainer"],
-        &["schedule/tests/oracles/", "trainer/tests/oracles/"],
+        &["schedule", "tokenizer", "trainer"],
+        &["schedule/tests/oracles/", "tokenizer/tests/oracles/", "trainer/tests/oracles/"],
     ),
-    fence("proptest", &[], &["schedule", "consensus", "trainer", "checkpoint", "transport"], &[""]),
+    fence(
+        "proptest",
+        &[],
+        &["schedule", "consensus", "tokenizer", "trainer", "checkpoint", "transport"],
+        &[""],
+    ),
     fence("protobuf", &["consensus"], &[], &["consensus/src/raft"]),
     fence("quinn", &["transport"], &[], &["transport/"]),
     fence("raft", &["consensus"], &[], &["consensus/src/raft"]),
     fence("rayon", &["kernels"], &[], &["kernels/src/cpu/threads.rs"]),
     fence("rcgen", &["transport"], &[], &["transport/src/identity/"]),
+    fence("regex-syntax", &["tokenizer"], &[], &["tokenizer/src/byte_level/"]),
     fence("ring", &["transport"], &[], &["transport/src/"]),
     fence("rustls", &["transport"], &[], &["transport/src/"]),
     fence(
@@ -209,6 +220,7 @@ const FENCES: [Fence; 39] = [
             "checkpoint",
             "transport",
             "consensus",
+            "tokenizer",
             "trainer",
             "policy",
             "preemption",
@@ -221,9 +233,10 @@ const FENCES: [Fence; 39] = [
     ),
     fence(
         "serde_json",
-        &["trainer", "preemption", "node", CHAOS_TESTS],
+        &["tokenizer", "trainer", "preemption", "node", CHAOS_TESTS],
         &[],
         &[
+            "tokenizer/src/",
             "trainer/src/hf/",
             "preemption/src/",
             "node/src/",
@@ -234,7 +247,12 @@ const FENCES: [Fence; 39] = [
     fence("sled", &["checkpoint"], &[], &["checkpoint/src/sled_"]),
     fence("slog", &["consensus"], &[], &["consensus/src/raft"]),
     fence("socket2", &["transport"], &[], &["transport/src/"]),
-    fence("tempfile", &[FUZZ], &["node", "checkpoint", "transport", CHAOS_TESTS], &[""]),
+    fence(
+        "tempfile",
+        &[FUZZ],
+        &["node", "checkpoint", "tokenizer", "transport", CHAOS_TESTS],
+        &[""],
+    ),
     fence(
         "thiserror",
         &[
@@ -243,6 +261,7 @@ const FENCES: [Fence; 39] = [
             "checkpoint",
             "transport",
             "consensus",
+            "tokenizer",
             "trainer",
             "policy",
             "preemption",
@@ -252,6 +271,7 @@ const FENCES: [Fence; 39] = [
         &[],
         &[""],
     ),
+    fence("tokenizers", &["tokenizer"], &[], &["tokenizer/src/"]),
     fence(
         "tokio",
         &["transport", "preemption", "node", FUZZ],
@@ -276,7 +296,11 @@ const BANS: [&str; 7] = [
 const LINES_MAX: usize = 600;
 /// A path out of the repository, which only tests with figures of other programs read.
 const OUTSIDE: &str = concat!("../", "shared");
-const ORACLE_TESTS: [&str; 2] = ["schedule/tests/oracles/main.rs", "trainer/tests/oracles/main.rs"];
+const ORACLE_TESTS: [&str; 3] = [
+    "schedule/tests/oracles/main.rs",
+    "tokenizer/tests/oracles/main.rs",
+    "trainer/tests/oracles/main.rs",
+];
 
 /// That one package names another.
 struct PackageDependency {
