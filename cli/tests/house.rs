@@ -36,7 +36,11 @@ const BANS: [&str; 7] = [
 const LINES_MAX: usize = 600;
 /// A path out of the repository, which only tests with figures of other programs read.
 const OUTSIDE: &str = concat!("../", "shared");
-const ORACLE_TESTS: [&str; 2] = ["schedule/tests/oracles/main.rs", "trainer/tests/oracles/main.rs"];
+const ORACLE_TESTS: [&str; 3] = [
+    "schedule/tests/oracles/main.rs",
+    "tokenizer/tests/oracles/main.rs",
+    "trainer/tests/oracles/main.rs",
+];
 
 /// That one package names another.
 struct PackageDependency {

@@ -1,7 +1,7 @@
 //! The tables of the house: the arrows between packages, and the owners of outside crates.
 
 /// Our packages, and which of the others each may name, in tests as well.
-pub const ARROWS: [(&str, &[&str]); 24] = [
+pub const ARROWS: &[(&str, &[&str])] = &[
     ("types", &[]),
     ("wording", &[]),
     (EMULATOR, &[]),
@@ -11,6 +11,7 @@ pub const ARROWS: [(&str, &[&str]); 24] = [
     ("transport", &["identity", "types"]),
     ("schedule", &["types"]),
     ("consensus", &["schedule", "types"]),
+    ("tokenizer", &["types"]),
     ("trainer", &["consensus", "kernels", "schedule", "types"]),
     ("planner", &["consensus", "kernels", "schedule", "trainer", "types"]),
     ("policy", &["checkpoint", "consensus", "identity", "trainer", "transport", "types"]),
@@ -156,8 +157,7 @@ pub const FUZZ_FOLDER: &str = "chaos-tests/fuzz";
 pub const CHAOS_TESTS: &str = "chaos-tests";
 /// Packages that the product is built without where a feature is left out: benchmarks and faults.
 pub const APART: [&str; 4] = ["bench", CHAOS_TESTS, "chaos-processes", FUZZ];
-pub const PURE: [&str; 7] =
-    ["types", "schedule", "consensus", "trainer", "planner", "policy", CHAOS_TESTS];
+pub const PURE: &[&str] = &["types", "schedule", "consensus", "tokenizer", "trainer", "planner", "policy", CHAOS_TESTS];
 
 /// An outside crate and its owners.
 pub struct Fence {
@@ -179,12 +179,14 @@ const fn fence(
     Fence { name, packages, in_tests, files }
 }
 
-pub const FENCES: [Fence; 43] = [
+pub const FENCES: &[Fence] = &[
+    fence("aho-corasick", &["tokenizer"], &[], &["tokenizer/src/byte_level/"]),
     fence(
         "blake3",
-        &["checkpoint", "transport", "trainer", "policy", "config", "api", "node", "cli"],
+        &["checkpoint", "transport", "tokenizer", "trainer", "policy", "config", "api", "node", "cli"],
         &[],
         &[
+            "tokenizer/src/",
             "trainer/src/digest.rs",
             "checkpoint/src/",
             "transport/src/",
@@ -235,6 +237,8 @@ pub const FENCES: [Fence; 43] = [
     fence("matrixmultiply", &["bench"], &[], &["bench/src/gemm.rs"]),
     fence("memmap2", &["kernels"], &[], &["kernels/src/cpu/buffer.rs"]),
     fence("pem", &["identity"], &[], &["identity/src/folder.rs"]),
+    fence("minijinja", &["tokenizer"], &[], &["tokenizer/src/chat/"]),
+    fence("minijinja-contrib", &["tokenizer"], &[], &["tokenizer/src/chat/"]),
     fence(
         "postcard",
         &["checkpoint", "identity", "transport", "consensus", "node"],
@@ -251,13 +255,13 @@ pub const FENCES: [Fence; 43] = [
     fence(
         "libtest-mimic",
         &[],
-        &["schedule", "trainer"],
-        &["schedule/tests/oracles/", "trainer/tests/oracles/"],
+        &["schedule", "tokenizer", "trainer"],
+        &["schedule/tests/oracles/", "tokenizer/tests/oracles/", "trainer/tests/oracles/"],
     ),
     fence(
         "proptest",
         &[],
-        &["checkpoint", "identity", "transport", "schedule", "consensus", "trainer"],
+        &["checkpoint", "identity", "transport", "schedule", "consensus", "tokenizer", "trainer"],
         &[""],
     ),
     fence("protobuf", &["consensus"], &[], &["consensus/src/raft"]),
@@ -277,6 +281,7 @@ pub const FENCES: [Fence; 43] = [
     ),
     fence("raft", &["consensus"], &[], &["consensus/src/raft"]),
     fence("rayon", &["kernels"], &[], &["kernels/src/cpu/threads.rs"]),
+    fence("regex-syntax", &["tokenizer"], &[], &["tokenizer/src/byte_level/"]),
     fence("rcgen", &["identity"], &[], &["identity/src/"]),
     fence("ring", &["identity", "transport"], &[], &["transport/src/", "identity/src/"]),
     fence("rustls", &["identity", "transport"], &[], &["transport/src/", "identity/src/"]),
@@ -307,6 +312,7 @@ pub const FENCES: [Fence; 43] = [
             "transport",
             "schedule",
             "consensus",
+            "tokenizer",
             "trainer",
             "policy",
             "preemption",
@@ -325,9 +331,10 @@ pub const FENCES: [Fence; 43] = [
     ),
     fence(
         "serde_json",
-        &["trainer", "preemption", "api", "node", "bench", CHAOS_TESTS, "chaos-processes", "cli"],
+        &["tokenizer", "trainer", "preemption", "api", "node", "bench", CHAOS_TESTS, "chaos-processes", "cli"],
         &[],
         &[
+            "tokenizer/src/",
             "trainer/src/hf/",
             "preemption/src/",
             "api/src/",
@@ -349,6 +356,7 @@ pub const FENCES: [Fence; 43] = [
             "checkpoint",
             "identity",
             "transport",
+            "tokenizer",
             "machine",
             "config",
             "node",
@@ -369,6 +377,7 @@ pub const FENCES: [Fence; 43] = [
             "transport",
             "schedule",
             "consensus",
+            "tokenizer",
             "trainer",
             "policy",
             "preemption",
@@ -403,6 +412,7 @@ pub const FENCES: [Fence; 43] = [
             FUZZ_FOLDER,
         ],
     ),
+    fence("tokenizers", &["tokenizer"], &[], &["tokenizer/src/"]),
     fence("toml", &["config"], &[], &["config/src/"]),
     fence("ureq", &["preemption"], &[], &["preemption/src/"]),
     fence("x509-parser", &["identity"], &[], &["identity/src/"]),

@@ -1,0 +1,177 @@
+//! A conversation, as chat data has it: `{"messages": [{"role": "user", "content": "Hi"}, …]}`.
+
+use minijinja::Value;
+use serde::Deserialize;
+
+/// The author of a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// Instructions that hold for the whole conversation.
+    System,
+    /// The same, as some templates name it.
+    Developer,
+    /// The person.
+    User,
+    /// The model, which is trained on its messages.
+    Assistant,
+    /// The result of a tool's call.
+    Tool,
+    /// The same, as older templates name it.
+    Function,
+    /// The same, as Llama 3.1 names it.
+    Ipython,
+}
+
+const ROLES: [(Role, &str); 7] = [
+    (Role::System, "system"),
+    (Role::Developer, "developer"),
+    (Role::User, "user"),
+    (Role::Assistant, "assistant"),
+    (Role::Tool, "tool"),
+    (Role::Function, "function"),
+    (Role::Ipython, "ipython"),
+];
+
+impl Role {
+    /// The role's name in data and templates.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        let row = ROLES.iter().find(|(role, _)| *role == self);
+        row.expect("every role has a row").1
+    }
+
+    fn of_name(name: &str) -> Option<Self> {
+        ROLES.iter().find(|row| row.1 == name).map(|row| row.0)
+    }
+}
+
+/// Messages in order, and the tools that the assistant may call.
+#[derive(Clone, Debug)]
+pub struct Conversation {
+    roles: Vec<Role>,
+    /// The messages with all their keys, as a template receives them.
+    messages: Vec<Value>,
+    tools: Option<Value>,
+}
+
+/// Why a text is no conversation. A message's index counts from 0.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ConversationError {
+    /// It is no JSON object with a list of messages.
+    #[error(
+        "column {column}: {cause}; expected {{\"messages\": [{{\"role\": …, \"content\": …}}]}}"
+    )]
+    Malformed {
+        /// The column of the line, counted from 1.
+        column: usize,
+        /// What is wrong there.
+        cause: String,
+    },
+    /// A message has no role.
+    #[error("message {message} has no role; expected {{\"role\": …, \"content\": …}}")]
+    NoRole {
+        /// Its index.
+        message: usize,
+    },
+    /// A message has a role that is none of a conversation's, such as `gpt` in ShareGPT's files.
+    #[error(
+        "message {message} has the role {found:?}; expected one of {}",
+        ROLES.map(|row| row.1).join(", ")
+    )]
+    UnknownRole {
+        /// Its index.
+        message: usize,
+        /// Its role.
+        found: String,
+    },
+    /// A message has neither a content nor calls of tools.
+    #[error("message {message} has neither a content nor tool_calls")]
+    NoContent {
+        /// Its index.
+        message: usize,
+    },
+}
+
+#[derive(Deserialize)]
+struct ConversationDocument {
+    messages: Vec<Value>,
+    tools: Option<Value>,
+}
+
+fn role_of(index: usize, message: &Value) -> Result<Role, ConversationError> {
+    let has = |key: &str| {
+        message.get_attr(key).is_ok_and(|value| !value.is_undefined() && !value.is_none())
+    };
+    let role = message.get_attr("role").ok().and_then(|role| role.as_str().map(str::to_owned));
+    let name = role.ok_or(ConversationError::NoRole { message: index })?;
+    let role = Role::of_name(&name);
+    let role = role.ok_or(ConversationError::UnknownRole { message: index, found: name })?;
+    if has("content") || has("tool_calls") {
+        Ok(role)
+    } else {
+        Err(ConversationError::NoContent { message: index })
+    }
+}
+
+impl Conversation {
+    /// Messages of text.
+    #[must_use]
+    pub fn new<'a>(messages: impl IntoIterator<Item = (Role, &'a str)>) -> Self {
+        let message = |(role, content): (Role, &str)| {
+            let keys = [("role", Value::from(role.name())), ("content", Value::from(content))];
+            (role, Value::from_pairs(keys))
+        };
+        let (roles, messages) = messages.into_iter().map(message).unzip();
+        Self { roles, messages, tools: None }
+    }
+
+    /// A line of chat data: an object with `messages`, and `tools` if there are any. Other keys of
+    /// a message reach the template as they are.
+    ///
+    /// # Errors
+    /// If it is no conversation.
+    pub fn from_json(line: &str) -> Result<Self, ConversationError> {
+        let document: ConversationDocument = serde_json::from_str(line).map_err(|cause| {
+            let column = cause.column();
+            let text = cause.to_string();
+            let place = format!(" at line {} column {column}", cause.line());
+            let cause = text.strip_suffix(&place).unwrap_or(&text).to_owned();
+            ConversationError::Malformed { column, cause }
+        })?;
+        let ConversationDocument { messages, tools } = document;
+        let roles = messages.iter().enumerate().map(|(index, message)| role_of(index, message));
+        Ok(Self { roles: roles.collect::<Result<_, _>>()?, messages, tools })
+    }
+
+    /// Number of messages.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.messages.len()
+    }
+
+    /// Whether there are no messages.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.messages.is_empty()
+    }
+
+    /// The authors of the messages.
+    #[must_use]
+    pub fn roles(&self) -> &[Role] {
+        &self.roles
+    }
+
+    /// The first messages, so many.
+    pub(super) fn first(&self, count: usize) -> Value {
+        self.messages[..count].iter().cloned().collect()
+    }
+
+    pub(super) fn tools(&self) -> Option<&Value> {
+        self.tools.as_ref()
+    }
+
+    /// Whether a character is in any message.
+    pub(super) fn contains(&self, c: char) -> bool {
+        self.messages.iter().any(|message| message.to_string().contains(c))
+    }
+}

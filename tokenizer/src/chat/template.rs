@@ -1,0 +1,310 @@
+//! A chat template: Jinja, as transformers runs it.
+
+use std::error::Error as _;
+use std::fmt;
+use std::ops::Range;
+
+use minijinja::syntax::SyntaxConfig;
+use minijinja::{Environment, Error, ErrorKind, Value};
+
+use super::Conversation;
+use super::python;
+use crate::EncodeError;
+
+/// Instructions that one rendering may execute, so that no template runs for ever.
+const FUEL: u64 = 50_000_000;
+const NAME: &str = "chat_template";
+/// Characters that never stand in a text (Unicode's noncharacters); they mark where the content of
+/// a `{% generation %}` begins and ends while the text is rendered.
+const GENERATION_BEGINS: char = '\u{fdd0}';
+const GENERATION_ENDS: char = '\u{fdd1}';
+const GENERATION_FILTER: &str = "zbelastic_generation";
+
+/// The day and time that a template sees.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TemplateDate {
+    /// Year of our calendar.
+    pub year: u16,
+    /// 1 to 12.
+    pub month: u8,
+    /// 1 to 31.
+    pub day: u8,
+    /// 0 to 23.
+    pub hour: u8,
+    /// 0 to 59.
+    pub minute: u8,
+    /// 0 to 59.
+    pub second: u8,
+}
+
+/// How a template is rendered.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TemplateOptions {
+    /// Whether the beginning of an answer is put behind the messages.
+    pub add_generation_prompt: bool,
+    /// The time that `strftime_now` formats. Without it the function is not defined, and templates
+    /// with a test for that (Llama 3.1's) write a fixed date: tokens do not depend on the day.
+    pub date: Option<TemplateDate>,
+}
+
+/// Why a conversation has no text or no tokens. A message's index counts from 0.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ChatError {
+    /// The tokenizer has no template.
+    #[error(
+        "the tokenizer has no chat template: put a chat_template.jinja beside its tokenizer.json, \
+         or use the tokenizer of the model's chat version"
+    )]
+    NoTemplate,
+    /// The template is not Jinja as it is understood here.
+    #[error("the chat template, line {line}: {cause}")]
+    Malformed {
+        /// Line of the template, counted from 1.
+        line: usize,
+        /// What is wrong there.
+        cause: String,
+    },
+    /// The template calls `raise_exception`.
+    #[error("the chat template refuses message {message}: {cause}")]
+    Refused {
+        /// Index of the first message with which it does.
+        message: usize,
+        /// What it says.
+        cause: String,
+    },
+    /// The template fails.
+    #[error("the chat template fails at message {message}, line {line}: {cause}")]
+    Failed {
+        /// Index of the first message with which it does.
+        message: usize,
+        /// Line of the template, counted from 1.
+        line: usize,
+        /// What is wrong there.
+        cause: String,
+    },
+    /// The part that the assistant writes cannot be found.
+    #[error(
+        "the chat template writes the messages before the answer in message {message} differently \
+         once it is there, so its tokens cannot be found: put {{% generation %}} and \
+         {{% endgeneration %}} around answers in the template"
+    )]
+    NoAnswer {
+        /// Index of the answer.
+        message: usize,
+    },
+    /// A message has a character that marks answers.
+    #[error("a message holds U+FDD0 or U+FDD1, which no text may: remove them from the data")]
+    Noncharacter,
+    /// The text has no ids.
+    #[error(transparent)]
+    Encode(#[from] EncodeError),
+}
+
+/// That a template has called `raise_exception`.
+#[derive(Debug)]
+struct Raised;
+
+impl fmt::Display for Raised {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("raise_exception")
+    }
+}
+
+impl std::error::Error for Raised {}
+
+/// A compiled template.
+#[derive(Debug)]
+pub(crate) struct ChatTemplate {
+    environment: Environment<'static>,
+    special_tokens: Vec<(&'static str, Value)>,
+    has_generation: bool,
+}
+
+/// A rendered conversation.
+#[derive(Debug, Default)]
+pub(super) struct Rendered {
+    pub(super) text: String,
+    /// The contents of `{% generation %}` blocks, in bytes of `text`.
+    pub(super) generations: Vec<Range<usize>>,
+}
+
+impl ChatTemplate {
+    /// `special_tokens` are the variables `bos_token` and so on.
+    pub(crate) fn compile(
+        source: &str,
+        special_tokens: &[(&'static str, String)],
+    ) -> Result<Self, ChatError> {
+        let mut environment = Environment::new();
+        let mut whitespace = SyntaxConfig::builder();
+        let syntax = whitespace.trim_blocks(true).lstrip_blocks(true).build();
+        environment.set_syntax(syntax.expect("only white space is configured"));
+        environment.set_fuel(Some(FUEL));
+        environment.set_unknown_method_callback(python::method);
+        environment.set_formatter(python::print);
+        environment.add_filter("trim", python::trim);
+        environment.add_filter("tojson", python::to_json);
+        environment.add_filter(GENERATION_FILTER, |text: &str| {
+            format!("{GENERATION_BEGINS}{text}{GENERATION_ENDS}")
+        });
+        environment.add_function("raise_exception", |cause: String| -> Result<Value, Error> {
+            Err(Error::new(ErrorKind::InvalidOperation, cause).with_source(Raised))
+        });
+        let rewritten = generation_as_filter(source);
+        let has_generation = rewritten != source;
+        environment.add_template_owned(NAME, rewritten).map_err(|cause| ChatError::Malformed {
+            line: cause.line().unwrap_or_default(),
+            cause: describe(&cause),
+        })?;
+        let value = |(name, content): &(&'static str, String)| (*name, Value::from(&content[..]));
+        let special_tokens = special_tokens.iter().map(value).collect();
+        Ok(Self { environment, special_tokens, has_generation })
+    }
+
+    /// Whether the template marks answers by `{% generation %}`.
+    pub(super) fn has_generation(&self) -> bool {
+        self.has_generation
+    }
+
+    /// The first `count` messages.
+    pub(super) fn render(
+        &self,
+        conversation: &Conversation,
+        count: usize,
+        options: &TemplateOptions,
+    ) -> Result<Rendered, Error> {
+        let mut variables = self.special_tokens.clone();
+        variables.push(("messages", conversation.first(count)));
+        variables.push(("tools", conversation.tools().cloned().unwrap_or(Value::from(()))));
+        variables.push(("documents", Value::from(())));
+        variables.push(("add_generation_prompt", Value::from(options.add_generation_prompt)));
+        if let Some(date) = options.date {
+            let now = Value::from_function(move |format: &str| date.format(format));
+            variables.push(("strftime_now", now));
+        }
+        let template = self.environment.get_template(NAME)?;
+        let text = template.render(Value::from_pairs(variables))?;
+        Ok(if self.has_generation {
+            cut_marks(&text)
+        } else {
+            Rendered { text, ..Rendered::default() }
+        })
+    }
+
+    /// A failure of the whole conversation, with the first message with which it is there.
+    pub(super) fn locate(
+        &self,
+        conversation: &Conversation,
+        options: &TemplateOptions,
+        failure: Error,
+    ) -> ChatError {
+        let fails = |count: &usize| self.render(conversation, *count, options).is_err();
+        let count = (1..=conversation.len()).find(fails).unwrap_or(conversation.len());
+        let message = count.saturating_sub(1);
+        let cause = describe(&failure);
+        let mut source = failure.source();
+        while let Some(found) = source {
+            if found.is::<Raised>() {
+                return ChatError::Refused { message, cause };
+            }
+            source = found.source();
+        }
+        ChatError::Failed { message, line: failure.line().unwrap_or_default(), cause }
+    }
+
+    /// Whether the messages hold a character that marks answers.
+    pub(super) fn check_marks(&self, conversation: &Conversation) -> Result<(), ChatError> {
+        let marks = [GENERATION_BEGINS, GENERATION_ENDS];
+        let is_wrong = self.has_generation && marks.iter().any(|mark| conversation.contains(*mark));
+        if is_wrong { Err(ChatError::Noncharacter) } else { Ok(()) }
+    }
+}
+
+fn describe(error: &Error) -> String {
+    error.detail().map_or_else(|| error.kind().to_string(), str::to_owned)
+}
+
+/// The template with `{% generation %}` blocks, which transformers adds to Jinja, as blocks of a
+/// filter, which have the same effect on white space.
+fn generation_as_filter(source: &str) -> String {
+    let mut result = String::with_capacity(source.len());
+    let mut rest = source;
+    while let Some(start) = rest.find("{%") {
+        let Some(length) = rest[start..].find("%}") else { break };
+        let tag = &rest[start + 2..start + length];
+        result.push_str(&rest[..start + 2]);
+        let word = tag.trim_matches(|c: char| c.is_whitespace() || c == '-' || c == '+');
+        match word {
+            "generation" => {
+                result.push_str(&tag.replace(word, &format!("filter {GENERATION_FILTER}")))
+            }
+            "endgeneration" => result.push_str(&tag.replace(word, "endfilter")),
+            _ => result.push_str(tag),
+        }
+        rest = &rest[start + length..];
+    }
+    result + rest
+}
+
+fn cut_marks(marked: &str) -> Rendered {
+    let mut rendered = Rendered::default();
+    let mut begin = 0;
+    for part in marked.split_inclusive([GENERATION_BEGINS, GENERATION_ENDS]) {
+        rendered.text.push_str(part.trim_end_matches([GENERATION_BEGINS, GENERATION_ENDS]));
+        if part.ends_with(GENERATION_BEGINS) {
+            begin = rendered.text.len();
+        } else if part.ends_with(GENERATION_ENDS) {
+            rendered.generations.push(begin..rendered.text.len());
+        }
+    }
+    rendered
+}
+
+const MONTHS: [&str; 12] = [
+    "January",
+    "February",
+    "March",
+    "April",
+    "May",
+    "June",
+    "July",
+    "August",
+    "September",
+    "October",
+    "November",
+    "December",
+];
+
+impl TemplateDate {
+    /// `strftime` with the directives that templates use.
+    fn format(&self, format: &str) -> Result<String, Error> {
+        let month = MONTHS.get(usize::from(self.month).wrapping_sub(1)).copied().unwrap_or("?");
+        let mut result = String::new();
+        let mut characters = format.chars();
+        while let Some(c) = characters.next() {
+            if c != '%' {
+                result.push(c);
+                continue;
+            }
+            let directive = characters.next().unwrap_or('%');
+            match directive {
+                'Y' => result += &self.year.to_string(),
+                'm' => result += &format!("{:02}", self.month),
+                'd' => result += &format!("{:02}", self.day),
+                'H' => result += &format!("{:02}", self.hour),
+                'M' => result += &format!("{:02}", self.minute),
+                'S' => result += &format!("{:02}", self.second),
+                'B' => result += month,
+                'b' => result += &month[..month.len().min(3)],
+                '%' => result.push('%'),
+                _ => {
+                    let cause = format!("strftime_now: %{directive} is not supported");
+                    return Err(Error::new(ErrorKind::InvalidOperation, cause));
+                }
+            }
+        }
+        Ok(result)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,85 @@
+use super::*;
+use crate::Role::{Assistant, System, User};
+
+fn compile(source: &str) -> ChatTemplate {
+    let tokens = [("bos_token", "<s>".to_owned())];
+    ChatTemplate::compile(source, &tokens).expect("the template is well formed")
+}
+
+fn check(source: &str, expected: &str) {
+    let conversation = Conversation::new([(User, "Hi"), (Assistant, "\u{1f} Ho\n")]);
+    let rendered = compile(source).render(&conversation, 2, &TemplateOptions::default());
+    assert_eq!(rendered.expect("it renders").text, expected, "{source}");
+}
+
+#[test]
+fn templates_find_what_they_expect_of_python() {
+    check("{{ bos_token }}{{ eos_token }}{{ messages[1]['content'] | trim }}", "<s>Ho");
+    check("{{ messages[1].content.strip() }}{{ 'xay'.lstrip('xy') }}", "Hoay");
+    check("{{ messages[0] | tojson }}", r#"{"role": "user", "content": "Hi"}"#);
+    check("{{ [1, '<é>'] | tojson(indent=2) }}", "[\n  1,\n  \"<é>\"\n]");
+    check("{{ none }}{{ true }}{{ 1 == 2 }}{{ 1 }}", "NoneTrueFalse1");
+    check(
+        "{% for m in messages %}{% if loop.last %}{% break %}{% endif %}{{ m.role }}{% endfor %}",
+        "user",
+    );
+    check("{% for m in messages[::-1] %}{{ m.role }},{% endfor %}", "assistant,user,");
+    check("{% set n = namespace(x=1) %}{% set n.x = 2 %}{{ n.x }}\n", "2");
+    check("  {% if true %}\n  a\n  {% endif %}\nb\n", "  a\nb");
+    check("{{ strftime_now is defined }}", "False");
+    check("{% if tools is not none %}x{% endif %}{{ 'a,b'.split(',')[-1] }}", "b");
+    check("{{ {'k': 1}.items() | list | length }}{{ 'ab'.startswith('a') }}", "1True");
+}
+
+#[test]
+fn a_date_is_formatted_as_in_python() {
+    let date = TemplateDate { year: 2024, month: 7, day: 6, hour: 9, minute: 5, second: 59 };
+    let options = TemplateOptions { date: Some(date), ..TemplateOptions::default() };
+    let conversation = Conversation::new([]);
+    let render = |source| compile(source).render(&conversation, 0, &options);
+    let rendered = render("{{ strftime_now('%d %b %Y, %B %m %H:%M:%S %%') }}").expect("it renders");
+    assert_eq!(rendered.text, "06 Jul 2024, July 07 09:05:59 %");
+    let failure = render("{{ strftime_now('%j') }}").expect_err("it is not supported");
+    assert_eq!(describe(&failure), "strftime_now: %j is not supported");
+}
+
+#[test]
+fn generation_blocks_mark_answers_and_leave_the_text_as_it_is() {
+    let source = "{%- for m in messages %}\n  <{{ m.role }}>\n  {%- generation -%}  \n {{ m.content }}!\n  {% endgeneration %}\n{% endfor %}";
+    let plain = source.replace("endgeneration", "endif").replace("generation", "if true");
+    let conversation = Conversation::new([(User, "a"), (Assistant, "é")]);
+    let options = TemplateOptions::default();
+    let marked = compile(source).render(&conversation, 2, &options).expect("it renders");
+    let plain = compile(&plain).render(&conversation, 2, &options).expect("it renders");
+    assert_eq!(marked.text, plain.text);
+    let answers: Vec<_> =
+        marked.generations.iter().map(|range| &marked.text[range.clone()]).collect();
+    assert_eq!(answers, ["a!\n", "é!\n"]);
+}
+
+#[test]
+fn failures_have_the_message_and_the_cause() {
+    let conversation = Conversation::new([(System, "s"), (User, "a"), (User, "b")]);
+    let options = TemplateOptions::default();
+    let failure = |source| {
+        let template = compile(source);
+        let failure = template.render(&conversation, 3, &options).expect_err("it fails");
+        template.locate(&conversation, &options, failure)
+    };
+    let refused = failure(
+        "{% for m in messages %}{% if loop.index0 > 1 and m.role == 'user' %}{{ raise_exception('roles must alternate') }}{% endif %}{% endfor %}",
+    );
+    assert_eq!(
+        refused,
+        ChatError::Refused { message: 2, cause: "roles must alternate".to_owned() }
+    );
+    let failed = failure(
+        "{% for m in messages %}\n{% if m.role == 'user' %}{{ m.name.x }}{% endif %}{% endfor %}",
+    );
+    assert!(matches!(failed, ChatError::Failed { message: 1, line: 2, .. }), "{failed}");
+    let endless =
+        failure("{% for a in range(90000) %}{% for b in range(90000) %}{% endfor %}{% endfor %}");
+    assert!(matches!(endless, ChatError::Failed { message: 0, .. }), "{endless}");
+    let malformed = ChatTemplate::compile("\n{% nonsense %}", &[]).expect_err("it is malformed");
+    assert!(matches!(malformed, ChatError::Malformed { line: 2, .. }), "{malformed}");
+}

@@ -1,0 +1,139 @@
+//! A tokenizer from the bytes of its files.
+
+use serde::Deserialize;
+use tokenizers::{Encoding, Token};
+use zbelastic_types::Digest;
+
+use crate::byte_level::ByteLevelBpe;
+use crate::chat::ChatTemplate;
+use crate::files::TOKENIZER_JSON;
+use crate::special_tokens::{NamedTokens, SpecialTokensMap};
+use crate::tokenizer::{Backend, JsonBackend};
+use crate::{Tokenizer, TokenizerFiles};
+
+/// The models that a `tokenizer.json` can have.
+const MODELS: [&str; 4] = ["BPE", "Unigram", "WordLevel", "WordPiece"];
+
+/// Why files are no tokenizer.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LoadError {
+    /// A file is no JSON, or has not the keys that it should have.
+    #[error("{file}, line {line} column {column}: {cause}; download or write the file again")]
+    Malformed {
+        /// Its name.
+        file: &'static str,
+        /// Counted from 1; 0 where it is not known.
+        line: usize,
+        /// Counted from 1; 0 where it is not known.
+        column: usize,
+        /// Expected there, and found.
+        cause: String,
+    },
+    /// The model is of a type that does not exist yet.
+    #[error(
+        "tokenizer.json: expected a model of type {}, found {found:?}; this program has to be \
+         taught it", MODELS.join(", ")
+    )]
+    UnknownModel {
+        /// Its type.
+        found: String,
+    },
+    /// The post-processor does more than put tokens in front and behind.
+    #[error(
+        "tokenizer.json: the post-processor does not keep a text's ids in one piece; expected \
+         special tokens in front and behind, as TemplateProcessing has with one $A"
+    )]
+    PostProcessor,
+}
+
+impl LoadError {
+    pub(crate) fn malformed(file: &'static str, cause: &serde_json::Error) -> Self {
+        let text = cause.to_string();
+        let place = format!(" at line {} column {}", cause.line(), cause.column());
+        let cause_text = text.strip_suffix(&place).unwrap_or(&text).to_owned();
+        Self::Malformed { file, line: cause.line(), column: cause.column(), cause: cause_text }
+    }
+}
+
+/// As much of a `tokenizer.json` as an exact error needs.
+#[derive(Deserialize)]
+struct Outline {
+    model: ModelOutline,
+}
+
+#[derive(Deserialize)]
+struct ModelOutline {
+    /// Files written before tokenizers 0.9 have none.
+    #[serde(rename = "type")]
+    kind: Option<String>,
+}
+
+impl Tokenizer {
+    /// The tokenizer that these files are.
+    ///
+    /// A chat template that cannot be compiled is no error until it is used.
+    ///
+    /// # Errors
+    /// If a file is malformed or has something in it that is not understood.
+    pub fn from_files(files: &TokenizerFiles) -> Result<Self, LoadError> {
+        let json = &files.tokenizer_json;
+        let mut slow = read_tokenizer_json(json)?;
+        let (prefix, suffix) = added_around(&mut slow)?;
+        let named = NamedTokens::read(files)?;
+        let special = SpecialTokensMap::read(files, &named, |token| slow.token_to_id(token))?;
+        let fast = ByteLevelBpe::new(json, |token| slow.token_to_id(token));
+        let highest = slow.get_vocab(true).into_values().max();
+        let source = match &files.chat_template {
+            Some(bytes) => Some(String::from_utf8_lossy(bytes).into_owned()),
+            None => named.chat_template.clone(),
+        };
+        let chat_template = source.map(|source| ChatTemplate::compile(&source, &named.contents));
+        Ok(Self {
+            backend: Backend::Json(Box::new(JsonBackend { slow, fast, prefix, suffix })),
+            special,
+            chat_template,
+            vocab_size: highest.map_or(0, |highest| highest + 1),
+            content_hash: Digest(*blake3::hash(json).as_bytes()),
+        })
+    }
+}
+
+fn read_tokenizer_json(json: &[u8]) -> Result<tokenizers::Tokenizer, LoadError> {
+    let malformed = |cause: &serde_json::Error| LoadError::malformed(TOKENIZER_JSON, cause);
+    let outline: Outline = serde_json::from_slice(json).map_err(|cause| malformed(&cause))?;
+    if let Some(found) = outline.model.kind.filter(|kind| !MODELS.contains(&&kind[..])) {
+        return Err(LoadError::UnknownModel { found });
+    }
+    let mut slow = tokenizers::Tokenizer::from_bytes(json).map_err(|cause| {
+        cause.downcast_ref().map(malformed).unwrap_or_else(|| LoadError::Malformed {
+            file: TOKENIZER_JSON,
+            line: 0,
+            column: 0,
+            cause: cause.to_string(),
+        })
+    })?;
+    // What a file says about cutting and filling up is meant for one use of it, not for corpora.
+    slow.with_padding(None);
+    slow.with_truncation(None).expect("no truncation is always allowed");
+    Ok(slow)
+}
+
+/// Detaches the post-processor, and returns the ids that it puts in front and behind.
+fn added_around(slow: &mut tokenizers::Tokenizer) -> Result<(Vec<u32>, Vec<u32>), LoadError> {
+    const TEXT_ID: u32 = 0;
+    let text = Encoding::from_tokens(vec![Token::new(TEXT_ID, "a".to_owned(), (0, 1))], 0);
+    let processed = slow.post_process(text, None, true).map_err(|_| LoadError::PostProcessor)?;
+    let ids = processed.get_ids();
+    let mask = processed.get_special_tokens_mask();
+    let place = mask.iter().position(|special| *special == 0);
+    let place = place.filter(|place| {
+        mask.iter().filter(|special| **special == 0).count() == 1 && ids[*place] == TEXT_ID
+    });
+    let place = place.ok_or(LoadError::PostProcessor)?;
+    let around = (ids[..place].to_vec(), ids[place + 1..].to_vec());
+    slow.with_post_processor(None::<tokenizers::PostProcessorWrapper>);
+    Ok(around)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,95 @@
+//! Conversations that have no tokens, and templates that mark answers themselves.
+
+use std::path::Path;
+
+use zbelastic_tokenizer::Role::{Assistant, System, User};
+use zbelastic_tokenizer::{
+    ChatError, Conversation, ConversationError, TemplateOptions, Tokenizer, TokenizerFiles,
+};
+
+const CHATML: &str = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{{ m.content }}{{ '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
+const MARKED: &str = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{% if m.role == 'assistant' %}{% generation %}{{ m.content + '<|im_end|>' }}{% endgeneration %}{% else %}{{ m.content + '<|im_end|>' }}{% endif %}{{ '\n' }}{% endfor %}";
+/// Leaves answers before the last one out, as templates of models that think do.
+const FORGETFUL: &str = "{% for m in messages %}{% if loop.last or m.role != 'assistant' %}{{ m.role + ': ' + m.content }}{% endif %}{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}";
+
+fn tokenizer(template: Option<&str>) -> Tokenizer {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/oracles/vectors/tokenizers/qwen_bpe");
+    let mut files = TokenizerFiles::read(Path::new(folder)).expect("the vector is whole");
+    match template {
+        Some(template) => files.chat_template = Some(template.as_bytes().to_vec()),
+        None => files.tokenizer_config = None,
+    }
+    Tokenizer::from_files(&files).expect("the vector is whole")
+}
+
+fn conversation() -> Conversation {
+    Conversation::new([
+        (System, "s"),
+        (User, "one?"),
+        (Assistant, "\n first <|im_end|> \u{2028}"),
+        (User, "two?"),
+        (Assistant, ""),
+        (User, "three?"),
+    ])
+}
+
+#[test]
+fn marks_and_rendering_by_parts_give_the_same_mask() {
+    let options = TemplateOptions::default();
+    let by_parts = tokenizer(Some(CHATML)).encode_chat(&conversation(), &options);
+    let by_marks = tokenizer(Some(MARKED)).encode_chat(&conversation(), &options);
+    let tokens = by_parts.expect("the template writes parts as it writes the whole");
+    assert_eq!(Ok(&tokens), by_marks.as_ref());
+    assert_eq!(tokens.ids.len(), tokens.mask.len());
+    let decode = |ids: Vec<u32>| {
+        let tokenizer = tokenizer(Some(CHATML));
+        tokenizer
+            .decode(&ids, zbelastic_tokenizer::SpecialTokens::Include)
+            .expect("ids have a text")
+    };
+    let answers = tokens.ids.iter().zip(&tokens.mask).filter(|(_, is_answer)| **is_answer);
+    let answers = decode(answers.map(|(id, _)| *id).collect());
+    // The header's newline and the content's first one may be one token.
+    assert_eq!(answers.trim_start(), "first <|im_end|> \u{2028}<|im_end|><|im_end|>");
+}
+
+#[test]
+fn what_has_no_tokens_is_refused_with_the_message() {
+    let encode = |template: Option<&str>, conversation: &Conversation| {
+        let tokens = tokenizer(template).encode_chat(conversation, &TemplateOptions::default());
+        tokens.expect_err("it is refused")
+    };
+    assert_eq!(encode(None, &conversation()), ChatError::NoTemplate);
+    assert_eq!(encode(Some(FORGETFUL), &conversation()), ChatError::NoAnswer { message: 2 });
+    let malformed = encode(Some("{% if %}"), &conversation());
+    assert!(matches!(malformed, ChatError::Malformed { line: 1, .. }), "{malformed}");
+    let refusing = "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system role') }}{% endif %}{% endfor %}";
+    let cause = "no system role".to_owned();
+    assert_eq!(encode(Some(refusing), &conversation()), ChatError::Refused { message: 0, cause });
+    let marked = Conversation::new([(Assistant, "a\u{fdd0}")]);
+    assert_eq!(encode(Some(MARKED), &marked), ChatError::Noncharacter);
+}
+
+#[test]
+fn lines_that_are_no_conversations_are_refused_with_the_place() {
+    let check = |line: &str, expected: &str| {
+        let error = Conversation::from_json(line).expect_err("it is refused").to_string();
+        assert!(error.starts_with(expected), "{error}");
+    };
+    check("{\"messages\": 1}", "column 14: ");
+    check("{\"text\": \"a\"}", "column ");
+    let user = r#"{"role": "user", "content": "a"}"#;
+    check(&format!("{{\"messages\": [{user}, {{}}]}}"), "message 1 has no role");
+    let gpt = r#"{"role": "gpt", "content": "a"}"#;
+    check(
+        &format!("{{\"messages\": [{user}, {gpt}]}}"),
+        "message 1 has the role \"gpt\"; expected",
+    );
+    let empty = r#"{"role": "assistant", "content": null}"#;
+    let expected = "message 1 has neither a content nor tool_calls";
+    check(&format!("{{\"messages\": [{user}, {empty}]}}"), expected);
+    let line = r#"{"messages": [{"role": "assistant", "tool_calls": []}], "id": 3}"#;
+    let called = Conversation::from_json(line).expect("a call needs no content");
+    assert_eq!((called.len(), called.roles()), (1, &[Assistant][..]));
+    assert!(matches!(Conversation::from_json(""), Err(ConversationError::Malformed { .. })));
+}
