@@ -15,7 +15,7 @@ use std::process::Command;
 use serde_json::Value;
 
 /// Our packages, and which of the others each may name, in tests as well.
-const ARROWS: [(&str, &[&str]); 14] = [
+const ARROWS: [(&str, &[&str]); 15] = [
     ("types", &[]),
     (EMULATOR, &[]),
     ("kernels", &[]),
@@ -27,6 +27,7 @@ const ARROWS: [(&str, &[&str]); 14] = [
     ("planner", &["consensus", "kernels", "schedule", "trainer", "types"]),
     ("policy", &["checkpoint", "consensus", "trainer", "transport", "types"]),
     ("preemption", &[]),
+    ("data", &["trainer", "types"]),
     (
         CHAOS_TESTS,
         &[
@@ -105,13 +106,14 @@ const fn fence(
     Fence { name, packages, in_tests, files }
 }
 
-const FENCES: [Fence; 39] = [
+const FENCES: [Fence; 42] = [
     fence(
         "blake3",
-        &["trainer", "checkpoint", "transport", "policy", "node"],
+        &["trainer", "checkpoint", "transport", "policy", "data", "node"],
         &[],
         &[
             "trainer/src/digest.rs",
+            "data/src/",
             "checkpoint/src/",
             "transport/src/",
             "policy/src/data.rs",
@@ -125,7 +127,12 @@ const FENCES: [Fence; 39] = [
         &[],
         &["trainer/src/digest.rs", "trainer/src/elastic/", "transport/src/", "node/src/cluster/"],
     ),
-    fence("bytes", &["transport", "node"], &[], &["transport/", "node/src/"]),
+    fence(
+        "bytes",
+        &["transport", "data", "node"],
+        &[],
+        &["transport/", "data/src/source/parquet_rows.rs", "node/src/"],
+    ),
     fence(
         "clap",
         &["node", CHAOS_TESTS],
@@ -147,7 +154,8 @@ const FENCES: [Fence; 39] = [
     fence("ctrlc", &["node"], &[], &["node/src/commands/chaos.rs"]),
     fence("cudarc", &["kernels", EMULATOR], &[], &["kernels/src/cuda/", "kernels/emulator/src/"]),
     fence("data-encoding", &["transport"], &[], &["transport/src/identity/"]),
-    fence("glob", &["node"], &[], &["node/src/text.rs"]),
+    fence("flate2", &["data"], &[], &["data/src/source/batch.rs"]),
+    fence("glob", &["data", "node"], &[], &["data/src/source/local.rs", "node/src/text.rs"]),
     fence("indicatif", &["node"], &[], &["node/src/train"]),
     fence(
         "libc",
@@ -159,7 +167,13 @@ const FENCES: [Fence; 39] = [
     fence("libloading", &[EMULATOR], &[], &["kernels/emulator/src/code.rs"]),
     fence("libm", &["kernels", "trainer"], &[], &["kernels/src/", "trainer/src/"]),
     fence("matrixmultiply", &["node"], &[], &["node/src/bench/gemm.rs"]),
-    fence("memmap2", &["kernels"], &[], &["kernels/src/cpu/buffer.rs"]),
+    fence(
+        "memmap2",
+        &["kernels", "data"],
+        &[],
+        &["kernels/src/cpu/buffer.rs", "data/src/store/mapped_shard.rs"],
+    ),
+    fence("parquet", &["data"], &[], &["data/src/source"]),
     fence(
         "postcard",
         &["consensus", "checkpoint", "transport", "node"],
@@ -175,16 +189,21 @@ const FENCES: [Fence; 39] = [
     fence(
         "libtest-mimic",
         &[],
-        &["schedule", "trainer"],
-        &["schedule/tests/oracles/", "trainer/tests/oracles/"],
+        &["schedule", "trainer", "data"],
+        &["schedule/tests/oracles/", "trainer/tests/oracles/", "data/tests/oracles/"],
     ),
-    fence("proptest", &[], &["schedule", "consensus", "trainer", "checkpoint", "transport"], &[""]),
+    fence(
+        "proptest",
+        &[],
+        &["schedule", "consensus", "trainer", "checkpoint", "transport", "data"],
+        &[""],
+    ),
     fence("protobuf", &["consensus"], &[], &["consensus/src/raft"]),
     fence("quinn", &["transport"], &[], &["transport/"]),
     fence("raft", &["consensus"], &[], &["consensus/src/raft"]),
     fence("rayon", &["kernels"], &[], &["kernels/src/cpu/threads.rs"]),
     fence("rcgen", &["transport"], &[], &["transport/src/identity/"]),
-    fence("ring", &["transport"], &[], &["transport/src/"]),
+    fence("ring", &["transport"], &["data"], &["transport/src/"]),
     fence("rustls", &["transport"], &[], &["transport/src/"]),
     fence(
         "rustix",
@@ -212,6 +231,7 @@ const FENCES: [Fence; 39] = [
             "trainer",
             "policy",
             "preemption",
+            "data",
             "node",
             CHAOS_TESTS,
             FUZZ,
@@ -221,10 +241,12 @@ const FENCES: [Fence; 39] = [
     ),
     fence(
         "serde_json",
-        &["trainer", "preemption", "node", CHAOS_TESTS],
+        &["trainer", "preemption", "data", "node", CHAOS_TESTS],
         &[],
         &[
             "trainer/src/hf/",
+            "data/src/checked_json.rs",
+            "data/src/source/",
             "preemption/src/",
             "node/src/",
             "chaos-tests/src/case.rs",
@@ -234,7 +256,7 @@ const FENCES: [Fence; 39] = [
     fence("sled", &["checkpoint"], &[], &["checkpoint/src/sled_"]),
     fence("slog", &["consensus"], &[], &["consensus/src/raft"]),
     fence("socket2", &["transport"], &[], &["transport/src/"]),
-    fence("tempfile", &[FUZZ], &["node", "checkpoint", "transport", CHAOS_TESTS], &[""]),
+    fence("tempfile", &[FUZZ], &["node", "checkpoint", "transport", "data", CHAOS_TESTS], &[""]),
     fence(
         "thiserror",
         &[
@@ -246,6 +268,7 @@ const FENCES: [Fence; 39] = [
             "trainer",
             "policy",
             "preemption",
+            "data",
             "node",
             CHAOS_TESTS,
         ],
@@ -261,6 +284,7 @@ const FENCES: [Fence; 39] = [
     fence("toml", &["node"], &[], &["node/src/config/"]),
     fence("ureq", &["preemption"], &[], &["preemption/src/"]),
     fence("x509-parser", &["transport"], &[], &["transport/src/identity/"]),
+    fence("zstd", &["data"], &[], &["data/src/source/batch.rs"]),
 ];
 
 /// Types and functions that every pure package's `clippy.toml` forbids.
@@ -276,7 +300,11 @@ const BANS: [&str; 7] = [
 const LINES_MAX: usize = 600;
 /// A path out of the repository, which only tests with figures of other programs read.
 const OUTSIDE: &str = concat!("../", "shared");
-const ORACLE_TESTS: [&str; 2] = ["schedule/tests/oracles/main.rs", "trainer/tests/oracles/main.rs"];
+const ORACLE_TESTS: [&str; 3] = [
+    "schedule/tests/oracles/main.rs",
+    "trainer/tests/oracles/main.rs",
+    "data/tests/oracles/main.rs",
+];
 
 /// That one package names another.
 struct PackageDependency {
