@@ -20,8 +20,11 @@
 
 mod atomic_file;
 mod checked_json;
+pub mod cursor;
 pub mod document;
 pub mod encode;
 pub mod prepare;
+pub mod show;
 pub mod source;
 pub mod store;
+pub mod window;
