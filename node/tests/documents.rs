@@ -66,6 +66,7 @@ fn paths_named(text: &str) -> impl Iterator<Item = &str> {
         "policy/",
         "checkpoint/",
         "transport/",
+        "data/",
         "node/",
         "docs/",
         "chaos-tests/",

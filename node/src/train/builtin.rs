@@ -10,7 +10,7 @@ macro_rules! pages {
     };
 }
 
-const PAGES: [(&str, &str); 82] = pages![
+const PAGES: [(&str, &str); 83] = pages![
     "architecture.md",
     "assumptions.md",
     "benchmarks.md",
@@ -90,6 +90,7 @@ const PAGES: [(&str, &str); 82] = pages![
     "schedule-ir.md",
     "schedules.md",
     "security.md",
+    "token-store.md",
     "validation.md",
     "waiting-times.md",
     "wire-format.md",
