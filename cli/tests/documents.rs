@@ -56,7 +56,7 @@ fn links_lead_somewhere() {
 
 /// Paths in backticks that begin with one of our folders and name a file.
 fn paths_named(text: &str) -> impl Iterator<Item = &str> {
-    const FOLDERS: [&str; 22] = [
+    const FOLDERS: [&str; 24] = [
         "types/",
         "schedule/",
         "kernels/",
@@ -73,12 +73,14 @@ fn paths_named(text: &str) -> impl Iterator<Item = &str> {
         "config/",
         "api/",
         "local/",
+        "data/",
         "node/",
         "cli/",
         "bench/",
         "docs/",
         "chaos-tests/",
         "chaos-processes/",
+        "tokenizer/",
     ];
     let quoted = text.split('`').skip(1).step_by(2);
     quoted.filter(|quote| {

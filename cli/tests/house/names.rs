@@ -53,7 +53,7 @@ struct TypeDefinition<'a> {
 }
 
 /// The package that a file belongs to, by the folder of its manifest.
-fn package_of(path: &str) -> &str {
+pub fn package_of(path: &str) -> &str {
     let nested = ["kernels/emulator", "chaos-tests/fuzz"];
     let found = nested.into_iter().find(|folder| path.starts_with(folder));
     found.unwrap_or_else(|| path.split('/').next().expect("a path has a part"))

@@ -17,6 +17,7 @@ pub const ARROWS: &[(&str, &[&str])] = &[
     ("policy", &["checkpoint", "consensus", "identity", "trainer", "transport", "types"]),
     ("preemption", &[]),
     ("timing", &["config", "consensus", "planner", "schedule", "trainer", "types"]),
+    ("data", &["trainer", "types"]),
     ("machine", &["kernels", "policy", "schedule", "trainer", "types", "wording"]),
     (
         "config",
@@ -157,7 +158,8 @@ pub const FUZZ_FOLDER: &str = "chaos-tests/fuzz";
 pub const CHAOS_TESTS: &str = "chaos-tests";
 /// Packages that the product is built without where a feature is left out: benchmarks and faults.
 pub const APART: [&str; 4] = ["bench", CHAOS_TESTS, "chaos-processes", FUZZ];
-pub const PURE: &[&str] = &["types", "schedule", "consensus", "tokenizer", "trainer", "planner", "policy", CHAOS_TESTS];
+pub const PURE: &[&str] =
+    &["types", "schedule", "consensus", "tokenizer", "trainer", "planner", "policy", CHAOS_TESTS];
 
 /// An outside crate and its owners.
 pub struct Fence {
@@ -183,7 +185,18 @@ pub const FENCES: &[Fence] = &[
     fence("aho-corasick", &["tokenizer"], &[], &["tokenizer/src/byte_level/"]),
     fence(
         "blake3",
-        &["checkpoint", "transport", "tokenizer", "trainer", "policy", "config", "api", "node", "cli"],
+        &[
+            "checkpoint",
+            "transport",
+            "tokenizer",
+            "trainer",
+            "policy",
+            "data",
+            "config",
+            "api",
+            "node",
+            "cli",
+        ],
         &[],
         &[
             "tokenizer/src/",
@@ -193,6 +206,7 @@ pub const FENCES: &[Fence] = &[
             "policy/src/data.rs",
             "policy/src/scrub.rs",
             "config/src/text",
+            "data/src/",
             "api/src/",
             "node/src/",
             "cli/src/commands/",
@@ -204,7 +218,12 @@ pub const FENCES: &[Fence] = &[
         &[],
         &["trainer/src/digest.rs", "trainer/src/elastic/", "transport/src/", "node/src/cluster/"],
     ),
-    fence("bytes", &["transport", "node"], &[], &["transport/", "node/src/"]),
+    fence(
+        "bytes",
+        &["transport", "data", "node"],
+        &[],
+        &["transport/", "data/src/source/parquet_rows.rs", "node/src/"],
+    ),
     fence(
         "clap",
         &["bench", CHAOS_TESTS, "chaos-processes", "cli"],
@@ -228,14 +247,21 @@ pub const FENCES: &[Fence] = &[
     fence("ctrlc", &["cli"], &[], &["cli/src/commands/chaos.rs"]),
     fence("cudarc", &[EMULATOR, "kernels"], &[], &["kernels/src/cuda/", "kernels/emulator/src/"]),
     fence("data-encoding", &["identity"], &[], &["identity/src/"]),
-    fence("glob", &["config"], &[], &["config/src/text.rs"]),
+    fence("flate2", &["data"], &[], &["data/src/source/batch.rs"]),
+    fence("glob", &["config", "data"], &[], &["config/src/text.rs", "data/src/source/local.rs"]),
     fence("indicatif", &["cli"], &[], &["cli/src/train"]),
     fence("libc", &["chaos-processes"], &[], &["chaos-processes/src/system.rs"]),
     fence("libfuzzer-sys", &[FUZZ], &[], &["chaos-tests/fuzz/src/main.rs"]),
     fence("libloading", &[EMULATOR], &[], &["kernels/emulator/src/code.rs"]),
     fence("libm", &["kernels", "trainer"], &[], &["kernels/src/", "trainer/src/"]),
     fence("matrixmultiply", &["bench"], &[], &["bench/src/gemm.rs"]),
-    fence("memmap2", &["kernels"], &[], &["kernels/src/cpu/buffer.rs"]),
+    fence(
+        "memmap2",
+        &["kernels", "data"],
+        &[],
+        &["kernels/src/cpu/buffer.rs", "data/src/store/mapped_shard.rs"],
+    ),
+    fence("parquet", &["data"], &[], &["data/src/source"]),
     fence("pem", &["identity"], &[], &["identity/src/folder.rs"]),
     fence("minijinja", &["tokenizer"], &[], &["tokenizer/src/chat/"]),
     fence("minijinja-contrib", &["tokenizer"], &[], &["tokenizer/src/chat/"]),
@@ -255,13 +281,27 @@ pub const FENCES: &[Fence] = &[
     fence(
         "libtest-mimic",
         &[],
-        &["schedule", "tokenizer", "trainer"],
-        &["schedule/tests/oracles/", "tokenizer/tests/oracles/", "trainer/tests/oracles/"],
+        &["schedule", "tokenizer", "trainer", "data"],
+        &[
+            "schedule/tests/oracles/",
+            "tokenizer/tests/oracles/",
+            "trainer/tests/oracles/",
+            "data/tests/oracles/",
+        ],
     ),
     fence(
         "proptest",
         &[],
-        &["checkpoint", "identity", "transport", "schedule", "consensus", "tokenizer", "trainer"],
+        &[
+            "checkpoint",
+            "identity",
+            "transport",
+            "schedule",
+            "consensus",
+            "tokenizer",
+            "trainer",
+            "data",
+        ],
         &[""],
     ),
     fence("protobuf", &["consensus"], &[], &["consensus/src/raft"]),
@@ -283,7 +323,7 @@ pub const FENCES: &[Fence] = &[
     fence("rayon", &["kernels"], &[], &["kernels/src/cpu/threads.rs"]),
     fence("regex-syntax", &["tokenizer"], &[], &["tokenizer/src/byte_level/"]),
     fence("rcgen", &["identity"], &[], &["identity/src/"]),
-    fence("ring", &["identity", "transport"], &[], &["transport/src/", "identity/src/"]),
+    fence("ring", &["identity", "transport"], &["data"], &["transport/src/", "identity/src/"]),
     fence("rustls", &["identity", "transport"], &[], &["transport/src/", "identity/src/"]),
     fence(
         "rustix",
@@ -316,6 +356,7 @@ pub const FENCES: &[Fence] = &[
             "trainer",
             "policy",
             "preemption",
+            "data",
             "timing",
             "config",
             "api",
@@ -331,10 +372,23 @@ pub const FENCES: &[Fence] = &[
     ),
     fence(
         "serde_json",
-        &["tokenizer", "trainer", "preemption", "api", "node", "bench", CHAOS_TESTS, "chaos-processes", "cli"],
+        &[
+            "tokenizer",
+            "trainer",
+            "preemption",
+            "data",
+            "api",
+            "node",
+            "bench",
+            CHAOS_TESTS,
+            "chaos-processes",
+            "cli",
+        ],
         &[],
         &[
             "tokenizer/src/",
+            "data/src/checked_json.rs",
+            "data/src/source/",
             "trainer/src/hf/",
             "preemption/src/",
             "api/src/",
@@ -357,6 +411,7 @@ pub const FENCES: &[Fence] = &[
             "identity",
             "transport",
             "tokenizer",
+            "data",
             "machine",
             "config",
             "node",
@@ -381,6 +436,7 @@ pub const FENCES: &[Fence] = &[
             "trainer",
             "policy",
             "preemption",
+            "data",
             "machine",
             "config",
             "api",
@@ -415,5 +471,6 @@ pub const FENCES: &[Fence] = &[
     fence("tokenizers", &["tokenizer"], &[], &["tokenizer/src/"]),
     fence("toml", &["config"], &[], &["config/src/"]),
     fence("ureq", &["preemption"], &[], &["preemption/src/"]),
+    fence("zstd", &["data"], &[], &["data/src/source/batch.rs"]),
     fence("x509-parser", &["identity"], &[], &["identity/src/"]),
 ];

@@ -10,7 +10,7 @@ macro_rules! pages {
     };
 }
 
-const PAGES: [(&str, &str); 84] = pages![
+const PAGES: [(&str, &str); 85] = pages![
     "architecture.md",
     "assumptions.md",
     "benchmarks.md",
@@ -92,6 +92,7 @@ const PAGES: [(&str, &str); 84] = pages![
     "schedule-ir.md",
     "schedules.md",
     "security.md",
+    "token-store.md",
     "validation.md",
     "waiting-times.md",
     "wire-format.md",

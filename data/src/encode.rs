@@ -1,0 +1,88 @@
+//! Documents to token ids.
+
+use crate::document::Document;
+
+/// BLAKE3 of whatever determines an encoder's ids, such as the bytes of a `tokenizer.json` and of a
+/// chat template.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TokenizerHash(pub blake3::Hash);
+
+/// The ids of a document or part.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct EncodedDocument {
+    /// Token ids, each below the vocabulary's size.
+    pub ids: Vec<u32>,
+    /// For each id, whether it counts in the loss as a target; `None` if all do.
+    pub loss_mask: Option<Vec<bool>>,
+}
+
+/// Why documents cannot be encoded.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum EncodeError {
+    /// The encoder has no chat template.
+    #[error("the tokenizer has no chat template, and a document is a chat")]
+    NoChatTemplate,
+    /// A chat cannot be rendered.
+    #[error("the chat template cannot render a document: {reason}")]
+    Render {
+        /// The template's error.
+        reason: String,
+    },
+    /// The tokenizer refuses a text.
+    #[error("the tokenizer cannot encode a document: {reason}")]
+    Tokenize {
+        /// The tokenizer's error.
+        reason: String,
+    },
+}
+
+/// An encoder. The same documents give the same ids, on every machine and in whatever batches.
+pub trait EncodeDocuments: Sync {
+    /// The name of this encoder by content.
+    fn tokenizer_hash(&self) -> TokenizerHash;
+
+    /// Number of token ids, all of which are below it.
+    fn vocabulary(&self) -> u32;
+
+    /// The id that is put behind every text, and that separates documents in files of ids.
+    fn end_of_text(&self) -> Option<u32>;
+
+    /// The ids of each document, in order; one for one. End-of-text tokens of [`Document::Text`] are
+    /// not among them, all tokens of a [`Document::Chat`] are.
+    ///
+    /// # Errors
+    /// If a document cannot be encoded.
+    fn encode(&self, documents: &[Document]) -> Result<Vec<EncodedDocument>, EncodeError>;
+}
+
+/// The built-in encoder: each byte of a text is its own id, and nothing is put between texts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BytesEncoder;
+
+/// One token for each value of a byte.
+const BYTES_VOCABULARY: u32 = 256;
+
+impl EncodeDocuments for BytesEncoder {
+    fn tokenizer_hash(&self) -> TokenizerHash {
+        TokenizerHash(blake3::hash(b"zbelastic bytes"))
+    }
+
+    fn vocabulary(&self) -> u32 {
+        BYTES_VOCABULARY
+    }
+
+    fn end_of_text(&self) -> Option<u32> {
+        None
+    }
+
+    fn encode(&self, documents: &[Document]) -> Result<Vec<EncodedDocument>, EncodeError> {
+        let ids = |document: &Document| match document {
+            Document::Text(part) => {
+                let ids = part.text.bytes().map(u32::from).collect();
+                Ok(EncodedDocument { ids, loss_mask: None })
+            }
+            Document::Chat(_) => Err(EncodeError::NoChatTemplate),
+        };
+        documents.iter().map(ids).collect()
+    }
+}

@@ -1,0 +1,239 @@
+//! Rows of a Parquet file.
+
+use std::io::{BufReader, Read};
+use std::sync::Arc;
+
+use bytes::Bytes;
+use parquet::errors::{ParquetError, Result as ParquetResult};
+use parquet::file::reader::{ChunkReader, FileReader, Length, SerializedFileReader};
+use parquet::record::reader::RowIter;
+use parquet::record::{Field, Row};
+use parquet::schema::types::Type;
+
+use super::json_line::{choose_field, document, text_document};
+use super::ranged::{CountedFile, RangedReader};
+use super::{BadDocument, SourceError, SourceItem};
+use crate::document::Document;
+
+/// Rows that are decoded at once. Their texts are slices of pages that are in memory anyway.
+const ROWS: usize = 64;
+
+/// A file, as the crate reads it.
+struct ParquetFile(Arc<CountedFile>);
+
+impl Length for ParquetFile {
+    fn len(&self) -> u64 {
+        self.0.len()
+    }
+}
+
+impl ChunkReader for ParquetFile {
+    type T = BufReader<RangedReader>;
+
+    fn get_read(&self, start: u64) -> ParquetResult<Self::T> {
+        Ok(BufReader::new(RangedReader::new(Arc::clone(&self.0), start)))
+    }
+
+    fn get_bytes(&self, start: u64, length: usize) -> ParquetResult<Bytes> {
+        let end = start.checked_add(length as u64).filter(|end| *end <= self.0.len());
+        if end.is_none() {
+            let expected = format!("{length} bytes at {start}, the file has {}", self.0.len());
+            return Err(ParquetError::EOF(expected));
+        }
+        let mut bytes = vec![0; length];
+        self.get_read(start)?.read_exact(&mut bytes)?;
+        Ok(bytes.into())
+    }
+}
+
+/// Reads a column of a file.
+pub(super) struct ParquetReader {
+    file: String,
+    column: String,
+    rows: RowIter<'static>,
+    rows_read: u64,
+    is_done: bool,
+}
+
+impl ParquetReader {
+    pub(super) fn new(
+        file: String,
+        opened: Arc<CountedFile>,
+        field: Option<&str>,
+    ) -> Result<Self, SourceError> {
+        let parquet = |source| SourceError::Parquet { file: file.clone(), source };
+        let reader = SerializedFileReader::new(ParquetFile(opened)).map_err(parquet)?;
+        let root = reader.metadata().file_metadata().schema().clone();
+        let columns = root.get_fields();
+        let names: Vec<_> = columns.iter().map(|column| column.name().to_owned()).collect();
+        let column = choose_field(field, &names).map_err(|problem| match problem {
+            BadDocument::NoField { expected, found } => {
+                SourceError::NoColumn { file: file.clone(), expected, found }
+            }
+            problem @ (BadDocument::Json { .. }
+            | BadDocument::FieldType { .. }
+            | BadDocument::TooLong { .. }) => {
+                SourceError::Bad { file: file.clone(), line: 0, problem }
+            }
+        })?;
+        let chosen = columns.iter().filter(|found| found.name() == column).take(1).cloned();
+        let projection = Type::group_type_builder(root.name()).with_fields(chosen.collect());
+        let projection = projection.build().map_err(parquet)?;
+        let rows = RowIter::from_file_into(Box::new(reader)).project(Some(projection));
+        let rows = rows.map_err(parquet)?.with_batch_size(ROWS);
+        Ok(Self { file, column, rows, rows_read: 0, is_done: false })
+    }
+
+    fn document(&self, row: &Row) -> Result<Document, BadDocument> {
+        let other = |found| Err(BadDocument::FieldType { field: self.column.clone(), found });
+        let value = row.get_column_iter().next().map(|(_, value)| value);
+        match value {
+            Some(Field::Str(text)) => text_document(text.clone()),
+            Some(Field::Bytes(bytes)) => match str::from_utf8(bytes.data()) {
+                Ok(text) => text_document(text.to_owned()),
+                Err(_) => other("bytes that are not UTF-8"),
+            },
+            Some(value) => {
+                let record = || row.to_json_value().to_string();
+                document(&self.column, &value.to_json_value(), record)
+            }
+            None => other("nothing"),
+        }
+    }
+}
+
+impl Iterator for ParquetReader {
+    type Item = Result<SourceItem, SourceError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.is_done {
+            return None;
+        }
+        let row = self.rows.next()?;
+        self.rows_read += 1;
+        self.is_done = row.is_err();
+        let item =
+            |row: Row| SourceItem::Row { number: self.rows_read, document: self.document(&row) };
+        let file = &self.file;
+        Some(row.map(item).map_err(|source| SourceError::Parquet { file: file.clone(), source }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+    use std::sync::Arc;
+
+    use parquet::basic::Compression;
+    use parquet::data_type::{ByteArray, ByteArrayType};
+    use parquet::file::properties::WriterProperties;
+    use parquet::file::writer::SerializedFileWriter;
+    use parquet::schema::parser::parse_message_type;
+    use serde_json::{Value, json};
+
+    use super::ParquetReader;
+    use crate::document::{Document, TextPart};
+    use crate::source::ranged::{CountedFile, RangedFile};
+    use crate::source::{BadDocument, SourceError, SourceItem};
+
+    const SCHEMA: &str = "message schema {
+        optional binary body (UTF8);
+        required group messages (LIST) { repeated group list { required group element {
+            required binary role (UTF8);
+            required binary content (UTF8);
+        } } }
+    }";
+
+    struct MemoryFile(Vec<u8>);
+
+    impl RangedFile for MemoryFile {
+        fn read_at(&self, into: &mut [u8], offset: u64) -> io::Result<usize> {
+            let rest = self.0.get(offset as usize..).unwrap_or_default();
+            let count = rest.len().min(into.len());
+            into[..count].copy_from_slice(&rest[..count]);
+            Ok(count)
+        }
+    }
+
+    /// Two rows: a body and two messages, and neither body nor messages.
+    fn file(compression: Compression) -> Vec<u8> {
+        let schema = Arc::new(parse_message_type(SCHEMA).expect("a schema"));
+        let properties = WriterProperties::builder().set_compression(compression).build();
+        let mut writer =
+            SerializedFileWriter::new(Vec::new(), schema, Arc::new(properties)).expect("a writer");
+        let mut rows = writer.next_row_group().expect("a row group");
+        let columns: [(&[&str], &[i16], Option<&[i16]>); 3] = [
+            (&["a"], &[1, 0], None),
+            (&["user", "assistant"], &[1, 1, 0], Some(&[0, 1, 0])),
+            (&["b", ""], &[1, 1, 0], Some(&[0, 1, 0])),
+        ];
+        for (values, definitions, repetitions) in columns {
+            let values: Vec<_> = values.iter().map(|value| ByteArray::from(*value)).collect();
+            let mut column = rows.next_column().expect("writable").expect("a column");
+            let typed = column.typed::<ByteArrayType>();
+            typed.write_batch(&values, Some(definitions), repetitions).expect("writable");
+            column.close().expect("writable");
+        }
+        rows.close().expect("writable");
+        writer.into_inner().expect("writable")
+    }
+
+    fn read(bytes: &[u8], field: Option<&str>) -> Result<Vec<SourceItem>, SourceError> {
+        let len = bytes.len() as u64;
+        let opened = CountedFile::new(Box::new(MemoryFile(bytes.to_vec())), len);
+        ParquetReader::new("a.parquet".to_owned(), Arc::new(opened), field)?.collect()
+    }
+
+    fn documents(bytes: &[u8], field: Option<&str>) -> Vec<Result<Document, BadDocument>> {
+        let items = read(bytes, field).expect("a whole file").into_iter();
+        let document = |(index, item): (usize, SourceItem)| {
+            let SourceItem::Row { number, document } = item else { panic!("rows are read") };
+            assert_eq!(number, index as u64 + 1);
+            document
+        };
+        items.enumerate().map(document).collect()
+    }
+
+    #[test]
+    fn a_column_is_read_in_every_compression() {
+        let all = [
+            Compression::UNCOMPRESSED,
+            Compression::SNAPPY,
+            Compression::GZIP(Default::default()),
+            Compression::LZ4_RAW,
+            Compression::ZSTD(Default::default()),
+        ];
+        for compression in all {
+            let text = Document::Text(TextPart::whole("a".to_owned()));
+            let null = BadDocument::FieldType { field: "body".to_owned(), found: "null" };
+            assert_eq!(documents(&file(compression), Some("body")), [Ok(text), Err(null)]);
+        }
+    }
+
+    #[test]
+    fn a_list_of_messages_is_a_chat() {
+        let found = documents(&file(Compression::SNAPPY), None).into_iter().map(|document| {
+            let Ok(Document::Chat(chat)) = document else { panic!("a chat") };
+            assert_eq!(chat.messages_field, "messages");
+            let record: Value = serde_json::from_str(&chat.record).expect("JSON");
+            (chat.message_count, record)
+        });
+        let messages = json!([
+            { "role": "user", "content": "b" },
+            { "role": "assistant", "content": "" },
+        ]);
+        let expected = [(2, json!({ "messages": messages })), (0, json!({ "messages": [] }))];
+        assert_eq!(found.collect::<Vec<_>>(), expected);
+    }
+
+    #[test]
+    fn what_is_no_whole_file_is_an_error() {
+        let whole = file(Compression::SNAPPY);
+        for len in 0..whole.len() {
+            let error = read(&whole[..len], None).expect_err("cut");
+            assert!(matches!(error, SourceError::Parquet { .. }), "{error}");
+        }
+        let error = read(&whole, Some("text")).expect_err("no such column").to_string();
+        assert_eq!(error, "a.parquet: has no column text, only body, messages");
+    }
+}

@@ -1,0 +1,301 @@
+//! Token stores: folders of shards that training reads.
+//!
+//! A shard is one file: its ids, then where documents end among them, then, if some do not count in
+//! the loss, a bit for each. `docs/token-store.md` has the bytes.
+
+mod layout;
+mod manifest;
+mod mapped_shard;
+mod shard_writer;
+
+pub use manifest::{ManifestFault, ShardRecord, StoreManifest};
+
+pub(crate) use manifest::{FORMAT_VERSION, MANIFEST_NAME, SHARDS_MAX, shard_name};
+pub(crate) use shard_writer::ShardWriter;
+
+use std::io;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use crate::checked_json::{self, CheckedJsonError};
+use mapped_shard::MappedShard;
+
+/// A store whose shards are mapped into memory.
+///
+/// Ids of a store are numbered from 0 through all its shards, and so are documents.
+#[derive(Debug)]
+pub struct TokenStore {
+    manifest: StoreManifest,
+    /// Mapped shards, each with the number of its first id and of its first document.
+    shards: Vec<PlacedShard>,
+}
+
+#[derive(Debug)]
+struct PlacedShard {
+    first_token: u64,
+    first_document: u64,
+    shard: MappedShard,
+}
+
+/// Why a store cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// The manifest cannot be read.
+    #[error("{}: {source}", path.display())]
+    Manifest {
+        /// Path of the manifest.
+        path: PathBuf,
+        /// What is wrong with the file.
+        source: CheckedJsonError,
+    },
+    /// The manifest contradicts itself.
+    #[error("{}: {source}", path.display())]
+    Content {
+        /// Path of the manifest.
+        path: PathBuf,
+        /// What is wrong with its content.
+        source: ManifestFault,
+    },
+    /// A shard cannot be opened or mapped.
+    #[error("{}: cannot be read: {source}", path.display())]
+    Io {
+        /// Path of the shard.
+        path: PathBuf,
+        /// The system's error.
+        source: io::Error,
+    },
+    /// A shard is truncated, or longer than it was written.
+    #[error("{}: has {found} bytes, expected {expected}", path.display())]
+    Length {
+        /// Path of the shard.
+        path: PathBuf,
+        /// Length of the file.
+        found: u64,
+        /// Length by the manifest.
+        expected: u64,
+    },
+    /// A shard has other bytes than were written.
+    #[error("{}: has hash {found}, expected {expected}", path.display())]
+    Hash {
+        /// Path of the shard.
+        path: PathBuf,
+        /// BLAKE3 of the file.
+        found: blake3::Hash,
+        /// The hash in the manifest.
+        expected: blake3::Hash,
+    },
+    /// The ends of a shard's documents do not grow, or lie beyond its ids.
+    #[error("{}: document {document} ends at id {found}, expected one in {expected:?}", path.display())]
+    DocumentEnd {
+        /// Path of the shard.
+        path: PathBuf,
+        /// Number of the document in the shard.
+        document: u64,
+        /// Where it ends by the shard.
+        found: u64,
+        /// Where it may end.
+        expected: Range<u64>,
+    },
+    /// The last document does not end.
+    #[error("{}: the last document does not end with the last id", path.display())]
+    OpenDocument {
+        /// Path of the last shard.
+        path: PathBuf,
+    },
+    /// An id is not below the size of the vocabulary.
+    #[error("{}: id {found} is outside a vocabulary of {vocabulary}", path.display())]
+    Vocabulary {
+        /// Path of the shard.
+        path: PathBuf,
+        /// The id.
+        found: u32,
+        /// Tokens of the vocabulary.
+        vocabulary: u32,
+    },
+    /// Ids beyond the last were requested.
+    #[error("ids {expected:?} were requested of {found}")]
+    Range {
+        /// The ids that were requested.
+        expected: Range<u64>,
+        /// Ids of the store.
+        found: u64,
+    },
+}
+
+/// Ids of a store with their documents.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TokenSpan {
+    /// Token ids.
+    pub ids: Vec<u32>,
+    /// For each id, the number of its document in the store.
+    pub documents: Vec<u64>,
+    /// For each id, whether it counts in the loss as a target.
+    pub loss_mask: Vec<bool>,
+}
+
+impl TokenStore {
+    /// Maps the shards of the store in `folder`. Lengths and document ends are checked; hashes are
+    /// checked by [`Self::verify`].
+    ///
+    /// The files must not be truncated while they are mapped: the system would end the process
+    /// (SIGBUS).
+    ///
+    /// # Errors
+    /// If the manifest or a shard is missing, damaged, or does not fit the others.
+    pub fn open(folder: &Path) -> Result<Self, StoreError> {
+        let path = folder.join(MANIFEST_NAME);
+        let manifest: StoreManifest = match checked_json::read(&path) {
+            Ok(manifest) => manifest,
+            Err(source) => return Err(StoreError::Manifest { path, source }),
+        };
+        manifest.check().map_err(|source| StoreError::Content { path, source })?;
+        let mut shards = Vec::new();
+        let mut first_token = 0;
+        let mut first_document = 0;
+        for (index, record) in manifest.shards.iter().enumerate() {
+            let path = folder.join(shard_name(index));
+            let shard = MappedShard::open(path, record, manifest.vocabulary)?;
+            shards.push(PlacedShard { first_token, first_document, shard });
+            first_token += record.tokens;
+            first_document += record.documents;
+        }
+        if let Some(last) = shards.last() {
+            last.shard.check_last_document_ends()?;
+        }
+        Ok(Self { manifest, shards })
+    }
+
+    /// What the store holds.
+    #[must_use]
+    pub fn manifest(&self) -> &StoreManifest {
+        &self.manifest
+    }
+
+    /// Number of ids.
+    #[must_use]
+    pub fn tokens(&self) -> u64 {
+        self.manifest.tokens()
+    }
+
+    /// Number of documents.
+    #[must_use]
+    pub fn documents(&self) -> u64 {
+        self.manifest.documents()
+    }
+
+    /// Compares the hash of every shard with the manifest's.
+    ///
+    /// # Errors
+    /// With the first shard that has other bytes.
+    pub fn verify(&self) -> Result<(), StoreError> {
+        let mut pairs = self.shards.iter().zip(&self.manifest.shards);
+        pairs.try_for_each(|(placed, record)| placed.shard.verify(record))
+    }
+
+    /// Reads ids with their documents and loss mask.
+    ///
+    /// # Errors
+    /// If there are no such ids, or one is outside the vocabulary.
+    pub fn read(&self, tokens: Range<u64>) -> Result<TokenSpan, StoreError> {
+        if tokens.start > tokens.end || tokens.end > self.tokens() {
+            return Err(StoreError::Range { expected: tokens, found: self.tokens() });
+        }
+        let mut span = TokenSpan::default();
+        let first = self.shards.partition_point(|placed| placed.first_token <= tokens.start);
+        for placed in &self.shards[first.saturating_sub(1)..] {
+            if placed.first_token >= tokens.end {
+                break;
+            }
+            let start = tokens.start.max(placed.first_token) - placed.first_token;
+            let end = (tokens.end - placed.first_token).min(placed.shard.tokens());
+            placed.shard.read(start..end, placed.first_document, &mut span)?;
+        }
+        Ok(span)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::manifest::SHARD_TOKENS_MAX;
+    use super::{
+        FORMAT_VERSION, ManifestFault, ShardRecord, StoreError, StoreManifest, TokenStore,
+    };
+    use crate::checked_json;
+    use crate::source::SourceCounts;
+
+    fn record(tokens: u64, documents: u64) -> ShardRecord {
+        ShardRecord { tokens, documents, has_loss_mask: false, hash: blake3::hash(b"") }
+    }
+
+    /// A store whose manifest has a valid checksum, and one shard with these bytes.
+    fn open(
+        folder: &Path,
+        manifest: &StoreManifest,
+        shard: &[u8],
+    ) -> Result<TokenStore, StoreError> {
+        std::fs::write(folder.join("00000.shard"), shard).expect("writable");
+        checked_json::write(&folder.join("manifest.json"), manifest).expect("writable");
+        TokenStore::open(folder)
+    }
+
+    fn manifest(shards: Vec<ShardRecord>) -> StoreManifest {
+        StoreManifest {
+            version: FORMAT_VERSION,
+            tokenizer: blake3::hash(b""),
+            vocabulary: 300,
+            end_of_text: Some(299),
+            sources: SourceCounts::default(),
+            shards,
+        }
+    }
+
+    #[test]
+    fn manifests_that_contradict_themselves_are_refused() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let check = |manifest: StoreManifest, expected: ManifestFault| match open(
+            folder.path(),
+            &manifest,
+            b"",
+        ) {
+            Err(StoreError::Content { source, .. }) => assert_eq!(source, expected),
+            other => panic!("{other:?}"),
+        };
+        let one = || manifest(vec![record(1, 1)]);
+        let fault = ManifestFault::Version { found: 2, expected: 1 };
+        check(StoreManifest { version: 2, ..one() }, fault);
+        check(StoreManifest { vocabulary: 0, ..one() }, ManifestFault::Vocabulary);
+        let fault = ManifestFault::EndOfText { found: 300, vocabulary: 300 };
+        check(StoreManifest { end_of_text: Some(300), ..one() }, fault);
+        let max = SHARD_TOKENS_MAX;
+        for (tokens, documents) in [(0, 0), (1, 2), (max + 1, 1), (u64::MAX, u64::MAX)] {
+            let fault = ManifestFault::ShardSize { shard: 0, tokens, documents, max };
+            check(manifest(vec![record(tokens, documents)]), fault);
+        }
+    }
+
+    #[test]
+    fn shards_that_contradict_the_manifest_are_refused() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let shard = |ids: &[u16], ends: &[u32]| {
+            let ids = ids.iter().flat_map(|id| id.to_le_bytes());
+            ids.chain(ends.iter().flat_map(|end| end.to_le_bytes())).collect::<Vec<_>>()
+        };
+        let open = |ids: &[u16], ends: &[u32]| {
+            let manifest = manifest(vec![record(ids.len() as u64, ends.len() as u64)]);
+            open(folder.path(), &manifest, &shard(ids, ends))
+        };
+        let store = open(&[1, 2, 299], &[1, 3]).expect("whole");
+        assert_eq!(store.read(0..3).expect("whole").documents, [0, 1, 1]);
+        assert!(matches!(store.verify(), Err(StoreError::Hash { .. })));
+        for ends in [[0, 3], [2, 2], [3, 1], [1, 4]] {
+            let error = open(&[1, 2, 3], &ends).expect_err("ends that do not grow");
+            assert!(matches!(error, StoreError::DocumentEnd { .. }), "{error}");
+        }
+        assert!(matches!(open(&[1, 2], &[1]), Err(StoreError::OpenDocument { .. })));
+        assert!(matches!(open(&[1, 2], &[]), Err(StoreError::OpenDocument { .. })));
+        let error = open(&[1, 300], &[2]).expect("whole").read(0..2).expect_err("no such id");
+        assert!(matches!(error, StoreError::Vocabulary { found: 300, .. }), "{error}");
+    }
+}

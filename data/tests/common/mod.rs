@@ -1,0 +1,70 @@
+//! Corpora and stores of tests.
+
+use std::fs;
+use std::num::NonZeroUsize;
+use std::ops::ControlFlow;
+use std::path::Path;
+
+use zbelastic_data::document::Document;
+use zbelastic_data::encode::{EncodeDocuments, EncodeError, EncodedDocument, TokenizerHash};
+use zbelastic_data::prepare::{PrepareError, PrepareRequest, prepare};
+use zbelastic_data::source::{LocalStorage, SourceOptions};
+use zbelastic_data::store::StoreManifest;
+
+/// Bytes as ids, 256 behind each text. Of a chat only the letters `b` count in the loss.
+pub struct TestEncoder;
+
+impl EncodeDocuments for TestEncoder {
+    fn tokenizer_hash(&self) -> TokenizerHash {
+        TokenizerHash(blake3::hash(b"test"))
+    }
+
+    fn vocabulary(&self) -> u32 {
+        257
+    }
+
+    fn end_of_text(&self) -> Option<u32> {
+        Some(256)
+    }
+
+    fn encode(&self, documents: &[Document]) -> Result<Vec<EncodedDocument>, EncodeError> {
+        let encoded = |document: &Document| match document {
+            Document::Text(part) => {
+                let ids = part.text.bytes().map(u32::from).collect();
+                EncodedDocument { ids, loss_mask: None }
+            }
+            Document::Chat(chat) => EncodedDocument {
+                ids: chat.record.bytes().map(u32::from).collect(),
+                loss_mask: Some(chat.record.bytes().map(|byte| byte == b'b').collect()),
+            },
+        };
+        Ok(documents.iter().map(encoded).collect())
+    }
+}
+
+/// A request for a store of everything in `FOLDER/sources`.
+pub fn request(folder: &Path, threads: usize, shard_tokens: u64) -> PrepareRequest {
+    PrepareRequest {
+        entries: vec![folder.join("sources").display().to_string()],
+        options: SourceOptions::default(),
+        threads: NonZeroUsize::new(threads).expect("threads"),
+        shard_tokens,
+        folder: folder.join("store"),
+    }
+}
+
+/// Writes a source.
+pub fn source(folder: &Path, name: &str, content: &[u8]) {
+    let path = folder.join("sources").join(name);
+    fs::create_dir_all(path.parent().expect("a folder")).expect("writable");
+    fs::write(path, content).expect("writable");
+}
+
+/// Makes a store, or stops when so many batches are written.
+pub fn make(request: &PrepareRequest, batches: usize) -> Result<StoreManifest, PrepareError> {
+    let mut written = 0;
+    prepare(request, &LocalStorage, &TestEncoder, &mut |_| {
+        written += 1;
+        if written < batches { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+    })
+}
