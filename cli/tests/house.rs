@@ -237,7 +237,8 @@ fn packages_depend_only_on_those_they_may() {
 
 #[test]
 fn pure_packages_forbid_clocks_threads_and_random_maps() {
-    let clippy = PURE.iter().map(|package| read(&root().join(package).join("clippy.toml")));
+    let clippy: Vec<_> =
+        PURE.iter().map(|package| read(&root().join(package).join("clippy.toml"))).collect();
     nothing(&missing_bans(&clippy));
 }
 

@@ -162,7 +162,9 @@ mod tests {
         let mut writer =
             SerializedFileWriter::new(Vec::new(), schema, Arc::new(properties)).expect("a writer");
         let mut rows = writer.next_row_group().expect("a row group");
-        let columns: [(&[&str], &[i16], Option<&[i16]>); 3] = [
+        /// Values of a column, their definition levels, and repetition levels if it is a list.
+        type Column<'a> = (&'a [&'a str], &'a [i16], Option<&'a [i16]>);
+        let columns: [Column<'_>; 3] = [
             (&["a"], &[1, 0], None),
             (&["user", "assistant"], &[1, 1, 0], Some(&[0, 1, 0])),
             (&["b", ""], &[1, 1, 0], Some(&[0, 1, 0])),
