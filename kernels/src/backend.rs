@@ -1,11 +1,10 @@
-//! What a device must be able to do: the operations a transformer's training step
-//! is made of.
+//! The operations that a device implements: those a transformer's training step is made of.
 //!
 //! Each operation is a whole fused stage of a layer, so that a device may keep what passes
 //! between the parts in registers. Every operation of the backward pass is split the zero-bubble
-//! way: `*_input` is B, what another operation waits for; `*_weights` is W, what ends only in a
-//! parameter's gradient. Forward and backward keep one order of arguments: shape, operands,
-//! parameters, results.
+//! way: `*_input` is B, the gradient that another operation waits for; `*_weights` is W, the
+//! part that ends only in a parameter's gradient. Forward and backward keep one order of
+//! arguments: shape, operands, parameters, results.
 //!
 //! An activation is a [`DeviceMemory::Buffer`] of rows; a row is one token. A parameter is a
 //! [`BufferView`] into a buffer that holds a layer's parameters side by side. Shapes are the
@@ -38,7 +37,7 @@ pub use crate::shapes::{
 };
 pub use crate::tensor_handle::TensorHandle;
 
-/// What follows the product in a linear layer's forward pass.
+/// The operation that follows the product in a linear layer's forward pass.
 #[derive(Debug)]
 pub enum ForwardEpilogue<'a, B> {
     /// Nothing follows the product.
@@ -113,16 +112,16 @@ pub struct EarlierSlice<'a, B> {
     pub key_value_gradient: &'a mut B,
 }
 
-/// A device that trains a model: the arithmetic of its passes, over what the other traits hold.
+/// A device that trains a model: the arithmetic of its passes, over the memory of the other traits.
 ///
-/// Whoever writes a backend writes one trait after another, each of a few methods:
+/// The author of a backend writes one trait after another, each of a few methods:
 ///
 /// | trait | what it is |
 /// |---|---|
 /// | [`DeviceMemory`] | buffers, and copies between them and the host |
 /// | [`Backend`] | forward and backward passes |
 /// | [`Optimizer`] | sums of squares, candidates and commits |
-/// | [`TensorTransfer`] | boundary tensors, and what leaves beside the work; by default it does not |
+/// | [`TensorTransfer`] | boundary tensors, and copies beside the work; by default the work waits |
 /// | [`Offload`] | buffers that are away for a while |
 /// | [`DeviceClock`] | timestamps of a device that works later; by default it does not |
 /// | [`AsyncOptimizer`] | weights of asynchronous schedules |
@@ -130,13 +129,13 @@ pub trait Backend:
     DeviceMemory + TensorTransfer + Offload + DeviceClock + Optimizer + AsyncOptimizer
 {
     /// The fault that ended the device, if any. Nothing that is read from then on is a result: the
-    /// caller checks this before it passes on what was computed.
+    /// caller checks this before it passes on computed values.
     fn fault(&self) -> Option<DeviceFault> {
         None
     }
 
     /// The end of an operation that the caller knows as one: commands that a device has collected
-    /// are issued to it now. Whatever the host reads is complete without this.
+    /// are issued to it now. Every read of the host is complete without this.
     fn flush(&self) {}
 
     /// The unit roundoff of the type of activations: half the distance from 1 to the next number.
@@ -281,8 +280,8 @@ pub trait Backend:
 
     /// B of a slice, which comes after that of all later ones: replaces its queries, keys and
     /// values by their gradients and adds to those of the earlier slices' keys and values. `later`
-    /// is what later slices have added to its own; without it this is the last slice, which
-    /// overwrites the gradients of the earlier ones instead.
+    /// holds the sums that later slices have added to its own; without it this is the last slice,
+    /// which overwrites the gradients of the earlier ones instead.
     #[allow(clippy::too_many_arguments)]
     fn attention_slice_backward(
         &self,
@@ -295,7 +294,7 @@ pub trait Backend:
         qkv_then_gradient: &mut Self::Buffer,
     );
 
-    /// `h = gelu(before)`: what [`ForwardEpilogue::Gelu`] left, to the same bits.
+    /// `h = gelu(before)`: the result of [`ForwardEpilogue::Gelu`], to the same bits.
     fn gelu_forward(&self, rows: RowsShape, before: &Self::Buffer, h: &mut Self::Buffer);
 
     /// `h = silu(gate) * up`; a row of `gate_up` holds `width` floats of each (Shazeer, arXiv

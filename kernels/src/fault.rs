@@ -1,13 +1,13 @@
 //! Faults that end a device for its process. The owner of a backend checks for one before it passes
 //! on anything that was computed: [`crate::Backend::fault`].
 
-/// What memory of a device was requested for.
+/// The purpose of requested memory of a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AllocationPurpose {
-    /// Buffers that were not counted before: of a tool, or of what does not know its size.
+    /// Buffers that were not counted before: of a tool, or of an owner that does not know its size.
     #[default]
     Buffers,
-    /// All that a stage, or the copy of a layer, takes at once.
+    /// All that a stage, or the copy of a layer, allocates at once.
     Claim,
     /// An operation that was not counted before.
     Scratch,
@@ -26,7 +26,7 @@ impl std::fmt::Display for AllocationPurpose {
     }
 }
 
-/// What a user can change when a device has too little memory.
+/// The settings that a user can change when a device has too little memory.
 pub(crate) const WHAT_NEEDS_LESS: &str = "a smaller train.microbatch, train.precision = \"bf16\", \
     memory.recompute, memory.offload, a lower schedule.max_mem or fewer stages on this device need \
     less";
@@ -42,7 +42,7 @@ pub enum DeviceFault {
     OutOfMemory {
         /// Bytes that were requested.
         asked_bytes: u64,
-        /// What the memory was requested for.
+        /// The purpose of the memory.
         purpose: AllocationPurpose,
         /// Bytes that were free for the request.
         free_bytes: u64,
@@ -71,7 +71,7 @@ pub enum DeviceFault {
         code: u32,
         /// The name of the code.
         name: String,
-        /// What the refusal comes of, and what to do.
+        /// The cause of the refusal, and its remedy.
         hint: &'static str,
     },
     /// Any other refusal of the driver or of cublasLt.
@@ -154,8 +154,8 @@ impl DeviceFault {
     }
 }
 
-/// Codes of a driver that cannot be used as things are (CUDA driver API, `CUresult`), and what
-/// helps.
+/// Codes of a driver that cannot be used as things are (CUDA driver API, `CUresult`), and the
+/// remedies.
 const UNREADY: [(u32, &str); 5] = [
     (46, "another process has the device to itself; `nvidia-smi -c DEFAULT` lets several share it"),
     (

@@ -1,9 +1,9 @@
-//! What single operations take of a device beside their buffers, counted without one. A stage
-//! allocates it when it is made, so that no operation in the middle of a run finds that there is
-//! none left.
+//! The memory that single operations use of a device beside their buffers, counted without one. A
+//! stage allocates it when it is made, so that no operation in the middle of a run finds that there
+//! is none left.
 //!
 //! The operations request their memory by the functions below; tests on an emulated device see that
-//! what was counted for a stage is never outgrown.
+//! the memory counted for a stage is never outgrown.
 
 use crate::precision::Precision;
 use crate::shapes::{AttentionShape, Norm, RowsShape};
@@ -18,8 +18,8 @@ pub(crate) const SQUARES_BYTES: usize = 16;
 pub(crate) const TENSOR_BYTES: usize = 24;
 /// Bytes of the structure `SteppedTensor` of `optimizer.cu`.
 pub(crate) const STEPPED_TENSOR_BYTES: usize = 104;
-/// Places that a block of `optimizer.cu` adds up for a fingerprint, and the bytes of what it
-/// leaves.
+/// Places that a block of `optimizer.cu` adds up for a fingerprint, and the bytes of the sums that
+/// it leaves.
 pub(crate) const SUMMED_PLACES: usize = 1024;
 pub(crate) const STATE_SUMS_BYTES: usize = 16;
 /// Timestamps that may wait to be read: two for each layer of each pass of a large step.
@@ -27,7 +27,7 @@ pub(crate) const TIMESTAMPS_MAX: usize = 16_384;
 /// Bytes of one timestamp, a `u64` of nanoseconds.
 pub(crate) const TIMESTAMP_BYTES: usize = 8;
 
-/// What scratch is for. Two of them may be in use at once.
+/// The purpose of scratch. Two of them may be in use at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ScratchSlot {
     /// Token ids, targets, lists of rows and of chunks.
@@ -49,7 +49,7 @@ pub(crate) enum ScratchSlot {
 /// The number of slots.
 pub(crate) const SLOT_COUNT: usize = 7;
 
-/// An operation that takes scratch, with the shape that determines how much.
+/// An operation that uses scratch, with the shape that determines how much.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum ScratchOperation {
     /// The embedding of so many tokens, and the gradient of its tables.
@@ -61,7 +61,7 @@ pub enum ScratchOperation {
     Norm {
         /// The kind of normalisation.
         norm: Norm,
-        /// The shape of what is normalised.
+        /// The shape of the rows that are normalised.
         rows: RowsShape,
     },
     /// The gradient of a linear layer's bias.
@@ -146,7 +146,7 @@ impl ScratchOperation {
     }
 }
 
-/// What each slot must hold for all of these operations.
+/// The bytes that each slot must hold for all of these operations.
 pub(crate) fn slot_bytes(
     operations: &[ScratchOperation],
     precision: Precision,

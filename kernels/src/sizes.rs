@@ -11,7 +11,8 @@ use crate::scratch::{ScratchOperation, slot_bytes};
 pub(crate) const CUDA_ALIGNMENT: u64 = 256;
 /// A driver allocates memory in pages of this size.
 const CUDA_PAGE_BYTES: u64 = 2 << 20;
-/// What the library of products may use while it multiplies, allocated when a device is opened.
+/// Workspace that the library of products may use while it multiplies, allocated when a device is
+/// opened.
 const CUDA_WORKSPACE_BYTES: u64 = 32 << 20;
 
 /// Memory for boundary tensors of one length: staging buffers for outgoing tensors and as many for
@@ -47,18 +48,18 @@ impl StagingReservation {
 pub struct MemoryClaim<'a> {
     /// Bytes of all buffers and matrices that are allocated next.
     pub buffers: u64,
-    /// Operations that are run later: all that take scratch.
+    /// Operations that are run later: all that use scratch.
     pub operations: &'a [ScratchOperation],
     /// Staging buffers for boundary tensors.
     pub staging: &'a [StagingReservation],
 }
 
-/// Counts the bytes that things take on a device.
+/// Counts the bytes of matrices, buffers and claims on a device.
 pub trait ByteCounts {
     /// The kind of devices that this is one of.
     fn sizes(&self) -> DeviceSizes;
 
-    /// Bytes a matrix of this shape takes beside its parameters.
+    /// Bytes a matrix of this shape needs beside its parameters.
     fn matrix_bytes(&self, shape: MatrixShape) -> u64 {
         match self.sizes() {
             DeviceSizes::Processors => crate::cpu::matrix_bytes(shape),
@@ -66,7 +67,7 @@ pub trait ByteCounts {
         }
     }
 
-    /// Bytes a buffer of `len` floats takes.
+    /// Bytes a buffer of `len` floats needs.
     fn buffer_bytes(&self, len: usize) -> u64 {
         match self.sizes() {
             DeviceSizes::Processors => CpuBuffer::bytes(len),
@@ -74,7 +75,7 @@ pub trait ByteCounts {
         }
     }
 
-    /// Bytes a buffer of `len` activations takes.
+    /// Bytes a buffer of `len` activations needs.
     fn rows_bytes(&self, len: usize) -> u64 {
         match self.sizes() {
             DeviceSizes::Processors => self.buffer_bytes(len),
@@ -99,8 +100,8 @@ pub trait ByteCounts {
         }
     }
 
-    /// Bytes that a claim takes in all. Processors take memory for scratch and messages when they
-    /// need it.
+    /// Bytes that a claim needs in all. Processors allocate memory for scratch and messages when
+    /// they need it.
     fn claim_bytes(&self, claim: &MemoryClaim<'_>) -> u64 {
         match self.sizes() {
             DeviceSizes::Processors => claim.buffers,
@@ -119,7 +120,7 @@ pub trait ByteCounts {
         }
     }
 
-    /// Bytes that a device takes to be opened, beside what its driver takes.
+    /// Bytes that a device needs to be opened, beside those of its driver.
     fn opening_bytes(&self) -> u64 {
         match self.sizes() {
             DeviceSizes::Processors => 0,
@@ -138,7 +139,7 @@ pub enum DeviceSizes {
 }
 
 impl DeviceSizes {
-    /// Bytes of workspace that an NVIDIA device takes for products when it is opened.
+    /// Bytes of workspace that an NVIDIA device allocates for products when it is opened.
     pub const WORKSPACE_BYTES: u64 = CUDA_WORKSPACE_BYTES;
 }
 
@@ -152,7 +153,7 @@ const fn aligned(bytes: u64) -> u64 {
     bytes.next_multiple_of(CUDA_ALIGNMENT)
 }
 
-/// Bytes that a region takes which must hold so many.
+/// Bytes that a region has which must hold so many.
 pub(crate) const fn region_bytes(bytes: u64) -> u64 {
     bytes.next_multiple_of(CUDA_PAGE_BYTES)
 }

@@ -1,4 +1,4 @@
-//! How long the operations of a program take.
+//! The times of the operations of a program.
 
 use zbelastic_types::{ChunkIndex, SliceIndex};
 
@@ -29,14 +29,14 @@ pub enum CopyLanes {
     InTurn,
 }
 
-/// Durations of what one pass of a chunk does beside its gradients.
+/// Durations of one pass of a chunk beside its gradients.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MemoryTimes {
-    /// R: what DROP freed is recomputed.
+    /// R: the activations that DROP freed are recomputed.
     pub recompute: f64,
-    /// OFFLOAD: what the pass keeps after F is copied out.
+    /// OFFLOAD: the activations kept after F are copied out.
     pub offload: f64,
-    /// RELOAD: it is copied back.
+    /// RELOAD: they are copied back.
     pub reload: f64,
 }
 
@@ -45,7 +45,8 @@ pub struct MemoryTimes {
 pub struct MemoryCosts {
     /// Which copies run at once.
     pub lanes: CopyLanes,
-    /// One entry a chunk, in model order; none at all if R takes as long as F and a copy no time.
+    /// One entry a chunk, in model order; none at all if R lasts as long as F and a copy needs no
+    /// time.
     pub chunks: Vec<MemoryTimes>,
 }
 
@@ -54,14 +55,14 @@ pub struct MemoryCosts {
 pub struct Costs {
     /// One entry a chunk, in model order.
     pub chunks: Vec<ChunkTimes>,
-    /// The share of a microbatch's times that each of its slices takes, adding up to one; empty if
-    /// all take the same. Later slices attend to more, so they take longer.
+    /// The share of a microbatch's times that each of its slices has, adding up to one; empty if
+    /// all are equal. Later slices attend to more, so theirs are larger.
     pub slice_shares: Vec<f64>,
     /// From when a result has left its stage to when it is on another one.
     pub link: f64,
     /// How long a result occupies the link to another stage for those after it: a message's bytes
     /// over the bandwidth. Each pair of stages has a link in each direction, which carries one at a
-    /// time. A slice's result has its part of a microbatch's bytes, and takes its part of this.
+    /// time. A slice's result has its part of a microbatch's bytes, and its part of this.
     pub occupancy: f64,
     /// From the arrival of the last report to the verdict being known on every stage.
     pub verdict: f64,
@@ -69,8 +70,8 @@ pub struct Costs {
     pub step: f64,
     /// R, OFFLOAD and RELOAD.
     pub memory: MemoryCosts,
-    /// What a chunk's gradient takes to its twin on another stage, beside a hop: one entry a chunk,
-    /// in model order; none at all if it occupies the link no longer than a result does.
+    /// The time of a chunk's gradient to its twin on another stage, beside a hop: one entry a
+    /// chunk, in model order; none at all if it occupies the link no longer than a result does.
     pub gradients: Vec<f64>,
 }
 
@@ -114,14 +115,14 @@ pub enum CostError {
     /// The slices of a microbatch do not make up a microbatch.
     #[error("expected shares of slices that add up to 1, found {sum}")]
     SliceShares {
-        /// What they add up to.
+        /// The sum of the shares.
         sum: f64,
     },
 }
 
 impl Costs {
-    /// Every stage takes `f`, `b` and `w`, divided evenly among its chunks of a replica, and a hop
-    /// between stages takes `link`. Verdict, step and early weights take no time.
+    /// Every stage needs `f`, `b` and `w`, divided evenly among its chunks of a replica, and a hop
+    /// between stages lasts `link`. Verdict, step and early weights need no time.
     #[must_use]
     pub fn even(placement: &Placement, f: f64, b: f64, w: f64, link: f64) -> Self {
         let share = |time: f64| time * placement.chunk_share();
@@ -140,8 +141,8 @@ impl Costs {
         }
     }
 
-    /// The same with an offload and a reload that take `round_trip` together for all that one
-    /// microbatch keeps on a stage, divided evenly among its chunks and between the two.
+    /// The same with an offload and a reload that last `round_trip` together for all activations
+    /// that one microbatch keeps on a stage, divided evenly among its chunks and between the two.
     #[must_use]
     pub fn with_round_trip(mut self, placement: &Placement, round_trip: f64) -> Self {
         let one_way = round_trip / 2.0 * placement.chunk_share();
@@ -154,19 +155,19 @@ impl Costs {
         self
     }
 
-    /// What a pass of `chunk` takes beside its gradients.
+    /// The times of a pass of `chunk` beside its gradients.
     pub(crate) fn memory_times(&self, chunk: ChunkIndex) -> MemoryTimes {
         let recompute = self.chunks[chunk.index()].f;
         let free = MemoryTimes { recompute, offload: 0.0, reload: 0.0 };
         self.memory.chunks.get(chunk.index()).copied().unwrap_or(free)
     }
 
-    /// What the gradient of `chunk` takes to another stage, beside a hop.
+    /// The time of the gradient of `chunk` to another stage, beside a hop.
     pub(crate) fn gradient_time(&self, chunk: ChunkIndex) -> f64 {
         self.gradients.get(chunk.index()).copied().unwrap_or(self.occupancy)
     }
 
-    /// The share of a microbatch's times that one of `slice_count` slices takes.
+    /// The share of a microbatch's times that one of `slice_count` slices has.
     pub(crate) fn slice_share(&self, slice: SliceIndex, slice_count: u32) -> f64 {
         match self.slice_shares.get(slice.index()) {
             Some(share) => *share,

@@ -1,10 +1,10 @@
-//! What a program keeps in memory while it runs.
+//! The memory of a program while it runs.
 //!
 //! The convention is the zero-bubble paper's (Qi et al., ICLR 2024, section 2.3): a pass is charged
-//! for what it keeps from the start of F on. B exchanges that for what W needs, at its start, and W
-//! or BW frees all of it when it is done. DROP frees what R takes again at its start; OFFLOAD frees
-//! everything, where it stands, and RELOAD takes it again, where it stands. What a
-//! pass needs only while it runs is not counted.
+//! for the activations it keeps from the start of F on. B exchanges them for the operands of W, at
+//! its start, and W or BW frees all of them when it is done. DROP frees the memory that R allocates
+//! again at its start; OFFLOAD frees everything, where it stands, and RELOAD allocates it again,
+//! where it stands. Memory that a pass needs only while it runs is not counted.
 
 use zbelastic_types::SliceIndex;
 
@@ -12,17 +12,17 @@ use crate::op::{Compute, MemoryOp, Op};
 use crate::pass_table::PassTable;
 use crate::program::Program;
 
-/// What the passes of a chunk keep for one microbatch, in any one unit of memory; each slice keeps
-/// an equal share of it. After W or BW nothing is kept.
+/// The memory that the passes of a chunk keep for one microbatch, in any one unit of memory; each
+/// slice keeps an equal share of it. After W or BW nothing is kept.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ChunkMemory {
     /// From F to B or BW: the activations.
     pub after_forward: f64,
-    /// From DROP to R: what the activations are recomputed from.
+    /// From DROP to R: the tensors from which activations are recomputed.
     pub after_drop: f64,
     /// From B to WE or W: the operands of the weights' gradient.
     pub after_input_gradient: f64,
-    /// From WE to W: what WE left of them.
+    /// From WE to W: the operands that WE left.
     pub after_early_weights: f64,
 }
 
@@ -59,7 +59,7 @@ pub(crate) fn peak_of_list(
     peak
 }
 
-/// What a pass keeps, and whether that is offloaded.
+/// The memory that a pass keeps, and whether it is offloaded.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct PassFootprint {
     amount: f64,
@@ -85,15 +85,15 @@ impl PassFootprint {
     }
 }
 
-/// How many passes of a chunk take memory at once: how many slots of an exact size to reserve. A
-/// pass that is offloaded takes none. What DROP frees is counted apart, because it is for the
-/// caller to decide what that is.
+/// How many passes of a chunk use memory at once: how many slots of an exact size to reserve. A
+/// pass that is offloaded uses none. Memory that DROP frees is counted apart, because it is for the
+/// caller to decide which part that is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LivePasses {
     /// From the start of F to the end of W or BW.
     pub slots: u32,
     /// From the start of F to the end of WE, or of W or BW where a pass has no WE: the slots of
-    /// what WE consumes.
+    /// the operands that WE consumes.
     pub early_slots: u32,
     /// As `slots`, but none from DROP to R.
     pub recomputed_slots: u32,
@@ -151,7 +151,7 @@ pub fn live_passes_of(
     most
 }
 
-/// Which memory a pass takes at one point of its stage's list.
+/// Which memory a pass uses at one point of its stage's list.
 #[derive(Clone, Copy, Default)]
 struct PassLiveness {
     is_alive: bool,
@@ -177,7 +177,7 @@ impl PassLiveness {
         }
     }
 
-    /// Changes the count of every kind of slot that the pass takes.
+    /// Changes the count of every kind of slot that the pass uses.
     fn count(self, slots: &mut LivePasses, change: impl Fn(u32) -> u32) {
         if self.is_offloaded {
             slots.offloaded = change(slots.offloaded);

@@ -6,7 +6,7 @@
 //! pass runs later than without them, unless a limit cannot be met otherwise; and no stage
 //! keeps more than without them.
 //!
-//! Every F is delayed as far as it can be without another pass being later: that is what makes time
+//! Every F is delayed as far as it can be without another pass being later: that makes time
 //! for copies while the pipeline fills. Then the list of each stage is gone through once. A pass is
 //! offloaded as soon as the lane is free, the one that is needed last first, unless the passes that
 //! are offloaded could then not be reloaded in time; and it is reloaded as late as it can be.
@@ -33,18 +33,18 @@ use timetable::Timetable;
 /// Which chunks of a stage may be offloaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OffloadChunks {
-    /// So many, from the first one on: what the first chunks keep lives longest.
+    /// So many, from the first one on: activations of the first chunks live longest.
     First(u32),
     /// As many as make a stage's memory smallest, or as its limit requires.
     Chosen,
 }
 
-/// What is offloaded, and by which costs and limits it is planned.
+/// The chunks that are offloaded, and the costs and limits of the plan.
 #[derive(Clone, Copy, Debug)]
 pub struct OffloadRequest<'a> {
-    /// How long passes and copies take.
+    /// The times of passes and copies.
     pub costs: &'a Costs,
-    /// What passes keep, in model order.
+    /// The memory that passes keep, in model order.
     pub memory: &'a [ChunkMemory],
     /// Which chunks may be offloaded.
     pub chunks: OffloadChunks,
@@ -58,9 +58,9 @@ pub struct OffloadRequest<'a> {
 /// met: the smaller, the more is offloaded, and the longer passes wait in the end.
 const COPY_TIME_SHARES: [f64; 5] = [1.0, 0.75, 0.5, 0.25, 0.0];
 
-/// The arithmetic of `program` with OFFLOAD and RELOAD. What it had of these before is replaced. To
+/// The arithmetic of `program` with OFFLOAD and RELOAD. Those that it had before are replaced. To
 /// be lowered afterwards, also if it was lowered before. A program with slices gets none: later
-/// slices of a microbatch read what earlier ones keep.
+/// slices of a microbatch read activations of earlier ones.
 ///
 /// # Errors
 /// If the costs are not this program's, or it does not reach its end.
@@ -138,7 +138,7 @@ impl OffloadPlan {
         self.limit.map_or(0.0, |limit| (self.peak - limit).max(0.0))
     }
 
-    /// The memory that plans are compared by: what is above the limit, or all where there is none.
+    /// The memory that plans are compared by: the part above the limit, or all where there is none.
     fn excess(&self) -> f64 {
         if self.limit.is_some() { self.above_limit() } else { self.peak }
     }

@@ -84,7 +84,7 @@ pub enum Compute {
     F,
     /// The gradient of the chunk's input.
     B,
-    /// The gradient of the chunk's weights: all of it, or what [`Compute::WE`] left.
+    /// The gradient of the chunk's weights: all of it, or the part that [`Compute::WE`] left.
     W,
     /// The part of W that keeps so large an operand that it runs right after its B: the output
     /// head, whose operand is one number per token and vocabulary entry.
@@ -92,8 +92,8 @@ pub enum Compute {
     /// B and W in one, as schedules without the split run it: the input's gradient is sent
     /// only when the weights' is done as well.
     BW,
-    /// The forward pass again, from what is kept after [`MemoryOp::Drop`]: it makes what B and W
-    /// need, and its result is not sent.
+    /// The forward pass again, from the tensors kept after [`MemoryOp::Drop`]: it makes the
+    /// operands that B and W need, and its result is not sent.
     R,
 }
 
@@ -149,21 +149,21 @@ pub enum Transfer {
     Local,
 }
 
-/// What is done to the memory that a pass keeps between F and B. Copies run on a lane of their own
+/// An operation on the memory that a pass keeps between F and B. Copies run on a lane of their own
 /// beside the passes, in the order of the list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum MemoryOp {
-    /// From here on the memory is free: what the pass keeps was copied to a second store. The copy
-    /// may begin when the pass's F is done; here it is waited for.
+    /// From here on the memory is free: the activations of the pass were copied to a second store.
+    /// The copy may begin when the pass's F is done; here it is waited for.
     Offload,
-    /// What was offloaded takes memory again. The copy begins here; the next R, B or BW of the pass
-    /// waits for it.
+    /// The offloaded activations use memory again. The copy begins here; the next R, B or BW of the
+    /// pass waits for it.
     Reload,
-    /// What R will recompute is freed.
+    /// The activations that R will recompute are freed.
     Drop,
 }
 
-/// What belongs to the optimizer step and its validation (`docs/validation.md`).
+/// An operation of the optimizer step and its validation (`docs/validation.md`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum UpdateOp {
     /// Freeze the gradient, send its sums of squares to the leader.
@@ -204,17 +204,17 @@ pub enum Op {
     Update(UpdateOp),
     /// The gradients of a chunk's two replicas become one.
     Reduce(Reduction, ChunkIndex),
-    /// What a pass keeps is offloaded, reloaded or dropped.
+    /// The activations of a pass are offloaded, reloaded or dropped.
     Memory(MemoryOp, Pass),
 }
 
 impl Op {
-    /// Whether it copies what a pass keeps to the second store, or back.
+    /// Whether it copies the activations of a pass to the second store, or back.
     pub(crate) const fn is_copy(self) -> bool {
         matches!(self, Self::Memory(MemoryOp::Offload | MemoryOp::Reload, _))
     }
 
-    /// What is computed, if something is.
+    /// The arithmetic and its pass, if it computes.
     pub(crate) const fn arithmetic(self) -> Option<(Compute, Pass)> {
         match self {
             Self::Compute(compute, pass) => Some((compute, pass)),

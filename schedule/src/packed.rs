@@ -1,11 +1,11 @@
-//! The lists of a program as bytes: what a steady pipeline repeats is written once.
+//! The lists of a program as bytes: the period that a steady pipeline repeats is written once.
 //!
 //! A plan of many stages and microbatches has millions of operations, and must fit into an entry of
 //! a log and into a message. Each operation becomes a *symbol*: its kind, which of the stage's
 //! chunks it is on, and how far its microbatch and slice are from those of the operation before of
 //! the same kind on the same chunk. In a steady pipeline the symbols of a stage repeat with a short
 //! period, and those of the next stage are nearly the same. So they are written as in LZ77: symbols
-//! as they are, and copies of what was written before.
+//! as they are, and copies of symbols written before.
 //!
 //! Nothing is assumed of the program: every program comes out as it went in, legal or not.
 
@@ -20,9 +20,9 @@ use crate::placement::Placement;
 /// is dropped, offloaded and reloaded.
 const OPS_PER_PASS_MAX: u64 = 12;
 /// Operations of a stage that are on no pass, for each of its chunks: updates and reductions. More
-/// than there are, which is what a bound of memory needs.
+/// than there are, as an upper bound of memory requires.
 const OTHER_OPS_MAX: u64 = 16;
-/// Symbols of the shortest copy: a copy takes up to as many bytes.
+/// Symbols of the shortest copy: the encoding of a copy has up to as many bytes.
 const COPY_MIN: usize = 4;
 /// Positions within a copy at which later copies may begin: the others are reached by the periods
 /// that a copy continues.
@@ -48,7 +48,7 @@ pub(crate) enum UnpackError {
         /// Number of operations that the bytes announce.
         found: u64,
     },
-    /// A symbol, or what one copies, was never written.
+    /// A symbol, or the symbols that one copies, was never written.
     #[error("a list names symbol or position {found}, there are {count}")]
     Unknown {
         /// How many there are.
@@ -64,7 +64,8 @@ pub(crate) enum UnpackError {
     },
 }
 
-/// Every kind of operation on a pass, on a chunk and on neither. What is written is the place here.
+/// Every kind of operation on a pass, on a chunk and on neither. The number that is written is
+/// the place here.
 const PASS_KINDS: [fn(Pass) -> Op; 15] = [
     |pass| Op::Compute(Compute::F, pass),
     |pass| Op::Compute(Compute::B, pass),

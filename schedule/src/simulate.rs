@@ -114,7 +114,7 @@ struct CopyLaneClock {
 }
 
 impl CopyLaneClock {
-    /// The lane that a copy takes, when it is free.
+    /// The time at which the lane of a copy is free.
     fn free(self, lanes: CopyLanes, memory: MemoryOp) -> f64 {
         match (lanes, memory) {
             (CopyLanes::Alternating | CopyLanes::InTurn, _) => self.out.max(self.back),
@@ -179,7 +179,7 @@ impl<'a> SimulationClock<'a> {
         self.now[stage.index()]
     }
 
-    /// Runs `op` as soon as its stage and what it waits for allow.
+    /// Runs `op` as soon as its stage and its dependencies allow.
     pub(crate) fn run(&mut self, stage: StageIndex, step: u32, op: Op) {
         if let Op::Memory(memory, pass) = op {
             return self.run_memory(stage, step, (memory, pass));
@@ -224,8 +224,8 @@ impl<'a> SimulationClock<'a> {
         self.slices[stage.index()].push(TimelineSlice { op, step, start, end });
     }
 
-    /// When what `op` depends on has arrived from other stages. What its own stage did is over: its
-    /// list is run in order.
+    /// When the dependencies of `op` have arrived from other stages. Its own stage's work is over:
+    /// its list is run in order.
     fn ready_at(&self, stage: StageIndex, step: u32, op: Op) -> f64 {
         match op {
             Op::Compute(Compute::F, pass) => self.arrival(step, Flow::Forward, pass),
@@ -305,7 +305,7 @@ impl<'a> SimulationClock<'a> {
         reports.iter().fold(0.0, |prefix, report| report.max(prefix) + self.costs.link)
     }
 
-    /// What a pass over a whole microbatch takes, and of it the share of its slice.
+    /// The time of a pass over a whole microbatch, times the share of its slice.
     fn duration(&self, step: u32, op: Op) -> f64 {
         let share = |pass: Pass| self.costs.slice_share(pass.slice, self.slice_count);
         op.pass().map_or(1.0, share) * self.whole_duration(step, op)

@@ -2,8 +2,8 @@
 //! for each stage; one chunk a stage, two in a vee, or several dealt round.
 //!
 //! Orders come from two families, those of the papers ([`rounds`] on a line, [`waves`] and the
-//! hand-made ZB-V over a vee, those made by hand where chunks are dealt round) and [`policy`]. What
-//! they cost is the longest span of a stage, the zero-bubble paper's measure, or more if the
+//! hand-made ZB-V over a vee, those made by hand where chunks are dealt round) and [`policy`].
+//! Their cost is the longest span of a stage, the zero-bubble paper's measure, or more if the
 //! verdict comes later than that, or the time until all have the verdict, if no step is left open
 //! ([`StepEnding`]). The search ends as soon as an order costs what every order costs at least by
 //! [`bound`]: then it is proven optimal. Otherwise the [`ScheduleSolution`] gives how far from
@@ -42,10 +42,10 @@ use problem::TOLERANCE;
 pub struct ScheduleSolution {
     /// The order, without transfers and updates ([`crate::lower`] adds them).
     pub program: Program,
-    /// What a step costs, by what ends it ([`StepEnding`]): the longest span of a stage, or the
+    /// The cost of a step, by its ending ([`StepEnding`]): the longest span of a stage, or the
     /// time to the verdict from the first gate or from the first start.
     pub cost: f64,
-    /// What every order costs at least.
+    /// A lower bound on the cost of every order.
     pub lower_bound: f64,
 }
 
@@ -133,20 +133,20 @@ pub enum SolveError {
          what one microbatch takes is within them, so a little more memory may be enough"
     )]
     NoOrder,
-    /// A limit below what one microbatch takes.
+    /// A limit below the memory of one microbatch.
     #[error("stage {stage}: one microbatch takes {needed}, the limit is {limit}")]
     Limit {
         /// Index of the stage in pipeline order.
         stage: StageIndex,
-        /// Memory that one microbatch takes at least.
+        /// Memory that one microbatch needs at least.
         needed: f64,
         /// Memory limit of the stage.
         limit: f64,
     },
 }
 
-/// What every order of a problem costs at least. Over two replicas that is no more than the work of
-/// the busiest stage.
+/// A lower bound on the cost of every order of a problem. Over two replicas that is no more than
+/// the work of the busiest stage.
 ///
 /// # Errors
 /// As [`solve`], but for placements with two replicas.
@@ -170,8 +170,8 @@ pub fn lower_bound(problem: &ScheduleProblem) -> Result<f64, SolveError> {
 /// and as little as brings them within their limits.
 ///
 /// # Errors
-/// If a number is no cost, or a limit is below what one microbatch takes: one at a time is always
-/// an order, unless it took copies to make it one.
+/// If a number is no cost, or a limit is below the memory of one microbatch: one at a time is
+/// always an order, unless it needed copies to make it one.
 ///
 /// # Panics
 /// Never, as long as one microbatch fits.
@@ -187,8 +187,8 @@ pub fn solve(problem: &ScheduleProblem) -> Result<ScheduleSolution, SolveError> 
     Ok(solve_without_savings(problem, PASSES_MAX))
 }
 
-/// The best order of a problem that was checked, and whose stages do nothing to keep less. At most
-/// `passes_max` passes are placed, over all tries of one kind.
+/// The best order of a problem that was checked, and in which stages do nothing to keep less. At
+/// most `passes_max` passes are placed, over all tries of one kind.
 fn solve_without_savings(problem: &ScheduleProblem, passes_max: usize) -> ScheduleSolution {
     let shape = problem.placement.shape();
     let pipeline = PipelineIndex::new(problem);
@@ -242,7 +242,7 @@ const PASSES_MAX: usize = 2_000_000;
 /// Rules that are tried however large a problem is.
 const RULES_MIN: usize = 8;
 /// Microbatches, counted on every stage, up to which a problem is small: tables have thousands of
-/// such, so what is tried for one is bounded by less.
+/// such, so the tries for one are bounded by less.
 const SMALL_SIZE_MAX: usize = 128;
 /// Rules that are tried for a small problem, for each time for which the first W may be held back,
 /// before the best of them are changed.
@@ -307,7 +307,7 @@ fn try_known_schedules<'a>(
     }
 }
 
-/// Tries orders made for other times than the problem's: what is gained and lost where a gap is
+/// Tries orders made for other times than the problem's: the gain and loss where a gap is
 /// filled is not known before the end, and another order may turn out to be better.
 fn try_waves_of_other_times<'a>(pipeline: &'a PipelineIndex<'a>, best: &mut BestOrder<'a>) {
     let mut left = best.tries(pipeline);
@@ -368,7 +368,7 @@ impl<'a> BestOrder<'a> {
         self.found.as_ref().is_some_and(|(cost, _)| reaches(*cost, self.lower_bound))
     }
 
-    /// Keeps an order if it is better. Yields whether there is none better than what is kept.
+    /// Keeps an order if it is better. Yields whether there is none better than the kept one.
     fn offer(&mut self, builder: Option<OrderBuilder<'a>>, rules: Option<Vec<StageRule>>) -> bool {
         let Some(builder) = builder else { return false };
         let cost = builder.cost();

@@ -15,12 +15,12 @@ pub struct TimelineSlice<O = Op> {
     pub step: u32,
     /// When it begins, after all it waited for.
     pub start: f64,
-    /// When it ends; the same as `start` for what takes no time.
+    /// When it ends; the same as `start` for an operation without a duration.
     pub end: f64,
 }
 
 impl<O> TimelineSlice<O> {
-    /// How long it takes.
+    /// Its duration.
     #[must_use]
     pub fn duration(&self) -> f64 {
         self.end - self.start
@@ -30,9 +30,9 @@ impl<O> TimelineSlice<O> {
 /// Every operation of every stage in time.
 ///
 /// There are two bubble rates because there are two ways to end a step. If each stage begins its
-/// next step when it has finished its own share, what counts is the longest span of any one stage
+/// next step when it has finished its own share, the measure is the longest span of any one stage
 /// ([`Timeline::bubble_span`], the zero-bubble paper's rate). If the optimizer is a barrier for
-/// all, what counts is the time from the first start anywhere to the last end anywhere
+/// all, the measure is the time from the first start anywhere to the last end anywhere
 /// ([`Timeline::bubble_sync`]).
 ///
 /// A program without steps is simulated as a whole, and all of it counts as one step here.
@@ -47,7 +47,7 @@ pub struct Timeline<O = Op> {
     pub(crate) slices: Vec<Vec<TimelineSlice<O>>>,
 }
 
-/// What a timeline covers: steps, or a whole program.
+/// The extent of a timeline: steps, or a whole program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TimelineExtent {
     /// So many steps, one after the other.
@@ -133,14 +133,14 @@ impl<O: TimelineOp> Timeline<O> {
         self.passes(stage, step).map(TimelineSlice::duration).sum()
     }
 
-    /// The longest span of any stage in `step`: what a step costs if no stage waits for others to
+    /// The longest span of any stage in `step`: the cost of a step if no stage waits for others to
     /// finish theirs.
     #[must_use]
     pub fn cost(&self, step: u32) -> f64 {
         self.stages().map(|stage| self.span(stage, step)).fold(0.0, f64::max)
     }
 
-    /// From the first start to the last end of any pass of `step`: what a step costs if the
+    /// From the first start to the last end of any pass of `step`: the cost of a step if the
     /// optimizer waits for all.
     #[must_use]
     pub fn makespan(&self, step: u32) -> f64 {

@@ -1,7 +1,7 @@
-//! Layers on the move: as they travel, as copies, and what makes stages from them.
+//! Layers on the move: as they travel, as copies, and the factory that makes stages from them.
 //!
-//! A layer is named by its id and its version, the number of steps sealed before it. What travels
-//! is always sealed state: weights and both moments.
+//! A layer is named by its id and its version, the number of steps sealed before it. The state that
+//! travels is always sealed state: weights and both moments.
 
 mod assembler;
 mod digester;
@@ -74,7 +74,7 @@ pub trait LayerCopy {
     /// Steps sealed before the state of the copy.
     fn version(&self) -> Step;
 
-    /// Keeps some floats of a gradient, which come in order; the first take the place of a gradient
+    /// Keeps some floats of a gradient, which come in order; the first replace a gradient
     /// that was held before.
     ///
     /// # Errors
@@ -108,14 +108,14 @@ pub trait LayerCopy {
     }
 }
 
-/// What a worker computes with: makes stages and copies from layers.
+/// The factory of a worker: makes stages and copies from layers.
 pub trait StageFactory {
-    /// What a stage computes with.
+    /// The executor that a stage computes with.
     type Executor: StageExecutor;
     /// A copy of a layer.
     type Copy: LayerCopy;
 
-    /// What ended the device, if anything did: neither stages nor copies have results any more.
+    /// The fault that ended the device, if any: neither stages nor copies have results any more.
     fn fault(&self) -> Option<DeviceFault> {
         None
     }

@@ -44,15 +44,15 @@ use zbelastic_types::{ChunkIndex, Generation, StageIndex};
 
 use crate::model::{LayerRange, MicrobatchShape, ModelConfig, Recompute};
 
-/// A batch: so many microbatches of one shape. Fixed by configuration, whatever the cluster looks
-/// like, because it is part of the arithmetic.
+/// A batch: so many microbatches of one shape. Fixed by configuration, for every shape of the
+/// cluster, because it is part of the arithmetic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BatchShape {
     /// Sequences of a microbatch, and tokens of each.
     pub microbatch: MicrobatchShape,
     /// Microbatches of a step, over all replicas.
     pub microbatch_count: u32,
-    /// In what slices are alike, where a schedule cuts sequences.
+    /// The quantity in which slices are alike, where a schedule cuts sequences.
     #[serde(default)]
     pub cut_by: SliceBalance,
 }
@@ -100,7 +100,7 @@ pub enum PlanError {
     /// Slices that sequences cannot be cut into.
     #[error("{slice_count} slices of equal {} for sequences of {sequence_len} tokens", alike(*by))]
     Slices {
-        /// In what they should be alike.
+        /// The quantity in which they should be alike.
         by: SliceBalance,
         /// Number of slices that was requested.
         slice_count: u32,
@@ -131,7 +131,7 @@ const fn alike(by: SliceBalance) -> &'static str {
     }
 }
 
-/// Which stage holds which layers, and what each of them runs.
+/// Which stage holds which layers, and the program of each.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plan {
     /// Generation number of the plan, which its messages carry.
@@ -142,11 +142,11 @@ pub struct Plan {
     pub chunks: Vec<LayerRange>,
     /// Shape of the microbatches and how many a step has.
     pub batch: BatchShape,
-    /// What DROP frees and R recomputes.
+    /// The parts that DROP frees and R recomputes.
     pub recompute: Recompute,
 }
 
-/// What a plan is made from.
+/// The input that a plan is made from.
 #[derive(Clone, Copy, Debug)]
 pub struct PlanRequest<'a> {
     /// Shape of the model.
@@ -195,7 +195,7 @@ impl PlanRequest<'_> {
     }
 }
 
-/// The layers of each chunk of one replica, so that the stage that takes longest takes as short as
+/// The layers of each chunk of one replica, so that the stage that is slowest is as fast as
 /// can be.
 fn cut(placement: &Placement, pace: &Pace) -> Vec<LayerRange> {
     let work: Vec<f64> = pace.layers.iter().map(LayerWork::total).collect();
@@ -258,7 +258,7 @@ impl Plan {
         Ok(Self { generation: Generation(0), program, chunks, batch, recompute })
     }
 
-    /// The same with activations recomputed: DROP and R in the program, whatever the schedule is.
+    /// The same with activations recomputed: DROP and R in the program, for every schedule.
     #[must_use]
     pub fn with_recompute(self, recompute: Recompute) -> Self {
         if !recompute.is_any() {

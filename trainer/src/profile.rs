@@ -1,8 +1,8 @@
 //! Measures how long the passes, the update, and the way to another store and back of each kind of
-//! layer take on a device.
+//! layer last on a device.
 //!
 //! Layers of one kind do the same work, so one of each kind is measured: alone, over one
-//! microbatch, with weights and inputs drawn, several times. What disturbs a measure makes it
+//! microbatch, with weights and inputs drawn, several times. A disturbance makes a measure
 //! longer, so the shortest counts. The clock is the caller's.
 
 use zbelastic_kernels::{Accumulate, AllocateError, Backend};
@@ -22,8 +22,8 @@ use crate::random::{RandomPurpose, RandomStream};
 /// memory for the first time.
 const MEASURES: u32 = 4;
 
-/// The pace of a device: seconds, if that is what `now` counts, for each layer of `model` over a
-/// microbatch of `shape`. Hops and verdicts are not measured here, and take no time.
+/// The pace of a device: seconds, if `now` counts those, for each layer of `model` over a
+/// microbatch of `shape`. Hops and verdicts are not measured here, and need no time.
 ///
 /// # Errors
 /// If the device's memory does not hold a layer and its passes.

@@ -1,10 +1,10 @@
 //! The same training, serial, in one loop, as simply written as can be.
 //!
 //! No pipeline, no program, no candidate, no verdict: microbatch after microbatch, then the norm,
-//! then AdamW in place. What this yields is right by being plain; [`crate::stage`] must yield the
-//! same bits. Where the plan has two replicas of the model, one runs after the other and their
-//! gradients are added at the end. Slices, like microbatches, are a part of the arithmetic: a plan
-//! that has them is compared with a loop that has them.
+//! then AdamW in place. Its results are right because the loop is plain; [`crate::stage`] must
+//! yield the same bits. Where the plan has two replicas of the model, one runs after the other and
+//! their gradients are added at the end. Slices, like microbatches, are a part of the arithmetic: a
+//! plan that has them is compared with a loop that has them.
 
 use zbelastic_kernels::reference::{AdamWState, adamw};
 use zbelastic_kernels::{
@@ -39,7 +39,7 @@ pub struct SerialReference<B: Backend, S> {
     version: Step,
 }
 
-/// What passes over a slice work in.
+/// The memory that passes over a slice work in.
 struct SliceMemory<T> {
     stash: PassStash<T>,
     logits: Logits<T>,
@@ -47,7 +47,7 @@ struct SliceMemory<T> {
     angles: Option<T>,
 }
 
-/// What a step showed.
+/// The results of a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ReferenceStep {
     /// The mean cross-entropy over the tokens of the step.
@@ -109,7 +109,7 @@ impl<B: Backend, S: BatchSource> SerialReference<B, S> {
     }
 
     /// The same step with B and W of a layer side by side and the device's own optimizer pass, in
-    /// place: what training costs without a pipeline and without validation. Benchmarks measure
+    /// place: the cost of training without a pipeline and without validation. Benchmarks measure
     /// against it.
     pub fn step_in_place(&mut self, step: Step) -> ReferenceStep {
         let batch = self.setup.plan.batch;

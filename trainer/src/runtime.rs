@@ -58,11 +58,11 @@ pub enum RuntimeInput {
         version: Step,
         /// Id of the layer in model order.
         layer: LayerId,
-        /// What was read; none if it could not be.
+        /// The layer that was read; none if it could not be.
         read: Option<Box<LoadedLayer>>,
     },
     /// Reading the layers of a version that is being written kept the device from computing for so
-    /// long; or the threads that write them took so much of the processors that it computes on.
+    /// long; or the threads that write them used so much of the processors that it computes on.
     /// Added up.
     Exported {
         /// Version that is being written.
@@ -151,7 +151,7 @@ pub struct WorkerRuntime<M: StageFactory, S> {
     /// Layers that no stage uses now, as sealed.
     idle_layers: BTreeMap<LayerId, Arc<LayerImage>>,
     phase: RuntimePhase<M, S>,
-    /// What is copied ahead of a planned change.
+    /// The layers copied ahead of a planned change.
     standby: Option<StandbyLayers<M::Copy>>,
     writes: CheckpointWrites,
     inventory: InventoryCache,
@@ -201,7 +201,7 @@ impl<M: StageFactory, S: BatchSource + Clone> WorkerRuntime<M, S> {
     }
 
     /// The next output, in order, until nothing is left. Everything that leaves a worker leaves
-    /// here, and nothing does once its device has given up: what is read then is no result.
+    /// here, and nothing does once its device has given up: values read then are no results.
     pub fn poll_output(&mut self) -> Option<RuntimeOutput> {
         if self.fault().is_some() {
             self.outbox.clear();
@@ -215,7 +215,7 @@ impl<M: StageFactory, S: BatchSource + Clone> WorkerRuntime<M, S> {
         self.refusal.take()
     }
 
-    /// What ended the device, if anything did. Only another process may go on.
+    /// The fault that ended the device, if any. Only another process may go on.
     #[must_use]
     pub fn fault(&self) -> Option<DeviceFault> {
         self.model.fault()
@@ -303,7 +303,7 @@ impl<M: StageFactory, S: BatchSource + Clone> WorkerRuntime<M, S> {
         }
     }
 
-    /// Drops what is not sealed; the sealed layers become idle.
+    /// Drops unsealed state; the sealed layers become idle.
     fn stop(&mut self) {
         if let RuntimePhase::Active(active) = &mut self.phase {
             active.abandon_unsealed();
@@ -319,7 +319,7 @@ impl<M: StageFactory, S: BatchSource + Clone> WorkerRuntime<M, S> {
         }
     }
 
-    /// Reports what is held.
+    /// Reports the layers that are held.
     fn report_inventory(&mut self, index: u64) {
         let idle = self.idle_layers.values().map(|image| (image.layer, image.version));
         let active = self.active_stage().map_or(Vec::new(), ActiveStage::versions);
@@ -331,7 +331,8 @@ impl<M: StageFactory, S: BatchSource + Clone> WorkerRuntime<M, S> {
         self.report(WorkerEvent::Inventory { index, layers });
     }
 
-    /// The layers that are held here, each with its version and digest: what an inventory reports.
+    /// The layers that are held here, each with its version and digest: the contents of an
+    /// inventory.
     #[must_use]
     pub fn inventory(&self) -> Vec<HeldLayer> {
         let held = |image: &Arc<LayerImage>| HeldLayer {
@@ -374,8 +375,8 @@ impl<M: StageFactory, S: BatchSource + Clone> WorkerRuntime<M, S> {
         self.drive_standby();
     }
 
-    /// Requests what is missing, reports when nothing is, and moves layers to a plan that loads
-    /// them.
+    /// Requests the missing layers, reports when none is missing, and moves layers to a plan that
+    /// loads them.
     fn drive_standby(&mut self) {
         match &self.phase {
             RuntimePhase::Idle | RuntimePhase::Active(_) => {
@@ -392,7 +393,7 @@ impl<M: StageFactory, S: BatchSource + Clone> WorkerRuntime<M, S> {
         self.outbox.push_back(RuntimeOutput::Event(event));
     }
 
-    /// Moves the outputs of the active stage to the outbox, and writes what it sealed.
+    /// Moves the outputs of the active stage to the outbox, and writes the state that it sealed.
     fn collect(&mut self) {
         let RuntimePhase::Active(active) = &mut self.phase else { return };
         let before = self.outbox.len();

@@ -1,8 +1,8 @@
 //! Text from a trained model.
 //!
 //! The model reads as many tokens as the longest sequence it was trained on, or fewer if a shorter
-//! context was requested, and computes them all again for each token: what it remembers lies in
-//! the tokens alone. Draws are a function of a seed and the token's position (rule R7).
+//! context was requested, and computes them all again for each token: its memory is
+//! in the tokens alone. Draws are a function of a seed and the token's position (rule R7).
 
 use zbelastic_kernels::{AllocateError, Backend, BufferView, DeviceFault};
 
@@ -27,9 +27,9 @@ pub struct Sampler<'a, B: Backend> {
 /// How tokens are drawn.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SamplingConfig {
-    /// What logits are divided by: below 1 the likely gets likelier.
+    /// The divisor of logits: below 1 the likely gets likelier.
     pub temperature: f64,
-    /// What draws are made from.
+    /// The seed of all draws.
     pub seed: u64,
 }
 
@@ -78,7 +78,7 @@ impl<'a, B: Backend> Sampler<'a, B> {
         tokens.split_off(prompt.len())
     }
 
-    /// What ended the device, if anything did: then what was drawn is no sample.
+    /// The fault that ended the device, if any: then the drawn tokens are no sample.
     #[must_use]
     pub fn fault(&self) -> Option<DeviceFault> {
         self.backend.fault()
@@ -89,7 +89,7 @@ impl<'a, B: Backend> Sampler<'a, B> {
         let context_len = self.shape.sequence_len;
         let seen = &tokens[tokens.len().saturating_sub(context_len)..];
         let mut inputs = seen.to_vec();
-        // What stands behind the last token is not seen by it.
+        // The last token does not see the positions behind it.
         inputs.resize(context_len, 0);
         let batch = TokenBatch { targets: vec![0; context_len], inputs };
         let context = PassContext {

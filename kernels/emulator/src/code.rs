@@ -14,7 +14,8 @@ use libloading::Library;
 /// if it wrote behind its shared memory.
 pub type KernelEntry = unsafe extern "C" fn(*const u32, u32, u32, bool, *mut *mut c_void) -> bool;
 
-/// What a kernel takes: writes as many sizes as the list holds, and returns how many there are.
+/// The sizes of a kernel's arguments: writes as many sizes as the list holds, and returns how many
+/// there are.
 type ArgumentSizesFunction = unsafe extern "C" fn(*mut usize, usize) -> usize;
 
 /// The most threads a block may have.
@@ -60,7 +61,8 @@ fn declared(source: &str) -> Vec<KernelDeclaration<'_>> {
     found
 }
 
-/// The whole program: what stands for the device, the source, and what is called from outside.
+/// The whole program: the code that emulates the device, the source, and the functions called from
+/// outside.
 fn program(source: &str) -> String {
     let own = source[1..].find(SECOND_PART).map_or(source.len(), |at| at + 1);
     let (prelude, text) = source.split_at(own);
@@ -155,7 +157,7 @@ pub struct LoadedKernel {
 }
 
 impl KernelLibrary {
-    /// Loads what [`build`] made.
+    /// Loads the library that [`build`] made.
     ///
     /// # Errors
     /// If it is not code of this machine.
@@ -179,7 +181,7 @@ impl KernelLibrary {
         unsafe { self.library.get::<T>(name.as_bytes()).ok().map(|symbol| *symbol) }
     }
 
-    /// A kernel and what a launch has to know of it.
+    /// A kernel and the properties that a launch has to know of it.
     pub(crate) fn kernel(&self, name: &str) -> Option<LoadedKernel> {
         let sizes: ArgumentSizesFunction = self.symbol(&format!("emulated_sizes_{name}"))?;
         let bound: ThreadsMaxFunction = self.symbol(&format!("emulated_bound_{name}"))?;

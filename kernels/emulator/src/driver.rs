@@ -1,7 +1,7 @@
 //! The driver's calls, under its names and with its types.
 //!
-//! Each checks first what the manual requires of a caller: that the driver is initialized, that a
-//! context is current, that what is named exists and belongs to that context.
+//! Each checks first the manual's requirements of a caller: that the driver is initialized, that a
+//! context is current, that every named object exists and belongs to that context.
 
 /// Calls under their own names, whose types are those that cudarc calls them with.
 macro_rules! calls {

@@ -4,17 +4,17 @@
 //! The shared library of this package has the calls of `libcuda`, `libnvrtc` and `libcublasLt` that
 //! zbelastic makes, under their names and with their types. [`EmulatedToolkit`] lays it into a
 //! folder under the three names; a program that finds that folder first runs on it without knowing,
-//! from `cuInit` to the last product. What is promised:
+//! from `cuInit` to the last product. Its promises:
 //!
 //! * Kernels are the real sources, compiled by this machine's C++ compiler and run thread by
 //!   thread.
-//! * What is enqueued in a stream is done when the driver may do it, and in the worst order that it
+//! * Work enqueued in a stream is done when the driver may do it, and in the worst order that it
 //!   may ([`ExecutionOrder`]): a reader that did not wait reads NaNs.
-//! * What the driver's manual forbids is refused as the driver refuses it: a stream of another
-//!   context, a wait within a capture, threads beyond a kernel's bounds.
+//! * A call that the driver's manual forbids is refused as the driver refuses it: a stream of
+//! another context, a wait within a capture, threads beyond a kernel's bounds.
 //! * Memory begins as NaNs, and a write beside it ends the process.
 //!
-//! It allows no conclusion about speed, nor about what a real driver does beside its manual.
+//! It allows no conclusion about speed, nor about the conduct of a real driver beside its manual.
 
 mod code;
 mod compiler;

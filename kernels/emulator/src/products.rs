@@ -22,7 +22,7 @@ const VERSION: usize = 130_000;
 const OPERATION_N: u32 = 0;
 const OPERATION_T: u32 = 1;
 
-/// What marks an algorithm as one of these.
+/// The mark of an algorithm that is one of these.
 const MARK: u64 = 0x7a62_656c_6173_7469;
 /// Bytes of workspace that an algorithm needs that splits sums.
 const SPLIT_BYTES: usize = 1 << 20;
@@ -34,15 +34,15 @@ struct MatmulDescription {
     is_second_transposed: bool,
 }
 
-/// What an algorithm may do.
+/// The schemes, workspace and alignments that an algorithm may use.
 struct MatmulPreference {
     schemes: u32,
     workspace_bytes: u64,
-    /// What the addresses of a, b, c and d are multiples of.
+    /// The alignments of the addresses of a, b, c and d.
     alignments: [u32; 4],
 }
 
-/// What addresses are multiples of if no preference is set.
+/// The alignment of addresses if no preference is set.
 const ALIGNMENT: u32 = 256;
 
 /// Ways to form a product, the likeliest first. They give different bits.

@@ -1,4 +1,4 @@
-//! The memory of a device: buffers, matrices, and what goes between them, the host and other
+//! The memory of a device: buffers, matrices, and the copies between them, the host and other
 //! devices.
 
 use super::{
@@ -34,11 +34,11 @@ pub trait DeviceMemory: ByteCounts {
 
     /// A buffer of `len` zeros for activations: rows of a residual stream, of queries, keys and
     /// values, of gates, logits and their gradients. A device may hold these in a smaller type;
-    /// whatever is copied to it from the host is then rounded to that type.
+    /// floats that are copied to it from the host are then rounded to that type.
     ///
     /// Parameters, their gradients and moments, statistics, logarithms of sums, rotary angles and
-    /// what later slices add to keys and values are sums of many terms or are read by many; they
-    /// come from [`DeviceMemory::allocate`].
+    /// the shares that later slices add to keys and values are sums of many terms or are read by
+    /// many; they come from [`DeviceMemory::allocate`].
     ///
     /// # Errors
     /// If the device's memory does not hold it.
@@ -58,7 +58,8 @@ pub trait DeviceMemory: ByteCounts {
     /// Copies within the device; lengths are equal.
     fn copy(&self, from: BufferView<'_, Self::Buffer>, to: BufferViewMut<'_, Self::Buffer>);
 
-    /// A buffer that begins with these floats. What lies where the device reads it is not copied.
+    /// A buffer that begins with these floats. Floats that lie where the device reads them are not
+    /// copied.
     ///
     /// # Errors
     /// If the device's memory does not hold it.
@@ -68,8 +69,8 @@ pub trait DeviceMemory: ByteCounts {
         Ok(buffer)
     }
 
-    /// What a buffer holds now, on the host. What lies there already is not copied until it is
-    /// written.
+    /// The floats of a buffer now, on the host. Floats that lie there already are not copied until
+    /// they are written.
     fn share(&self, from: &Self::Buffer) -> HostFloats {
         self.download(BufferView::new(from, 0..self.len(from))).into()
     }
@@ -84,7 +85,7 @@ pub trait DeviceMemory: ByteCounts {
     fn load_matrix(&self, from: BufferView<'_, Self::Buffer>, to: &mut Self::Matrix);
 }
 
-/// What leaves a device and arrives there beside its work. Every default waits.
+/// Copies from and to a device beside its work. Every default waits.
 pub trait TensorTransfer: DeviceMemory {
     /// A copy for another backend, which may be on another thread. A device does not wait for
     /// anything to make it.
@@ -107,19 +108,19 @@ pub trait TensorTransfer: DeviceMemory {
     }
 
     /// Begins to copy a tensor of activations that another process sent to the device, beside
-    /// whatever that does.
+    /// the work of the device.
     fn begin_upload(&self, tensor: TensorHandle) -> TensorHandle {
         tensor
     }
 
-    /// The floats of a buffer on their way to the host, beside whatever the device does next: the
+    /// The floats of a buffer on their way to the host, beside the next work of the device: the
     /// reader waits. The buffer may be read meanwhile; before it is written the caller calls
     /// [`TensorTransfer::order_after_copies`].
     fn begin_download(&self, from: &mut Self::Buffer) -> PendingFloats {
         self.download(BufferView::new(from, 0..self.len(from))).into()
     }
 
-    /// Orders what is enqueued on the device from now on after the copies that still use this
+    /// Orders work enqueued on the device from now on after the copies that still use this
     /// buffer.
     fn order_after_copies(&self, _buffer: &mut Self::Buffer) {}
 }
@@ -136,12 +137,12 @@ pub trait Offload: DeviceMemory {
     /// If the host has no such memory left.
     fn reserve_offload(&self, bytes: u64) -> Result<Option<Self::OffloadBuffer>, AllocateError>;
 
-    /// Copies buffers, one behind the other, to `host` from its byte `start` on, beside whatever
+    /// Copies buffers, one behind the other, to `host` from its byte `start` on, beside all that
     /// the device does next. Until [`TensorTransfer::order_after_copies`] nothing else may use them.
     fn offload(&self, parts: &mut [&mut Self::Buffer], host: &mut Self::OffloadBuffer, start: u64);
 
-    /// Copies back what was offloaded from `start` on, into buffers of the same lengths, beside
-    /// whatever the device does next. Until [`TensorTransfer::order_after_copies`] nothing else may use
-    /// them.
+    /// Copies back the floats offloaded from `start` on, into buffers of the same lengths, beside
+    /// the next work of the device. Until [`TensorTransfer::order_after_copies`] nothing else may
+    /// use them.
     fn reload(&self, host: &mut Self::OffloadBuffer, start: u64, parts: &mut [&mut Self::Buffer]);
 }

@@ -1,4 +1,4 @@
-//! What an update of weights is computed from, and how it is done where candidates are packed
+//! The operands of an update of weights, and how it is done where candidates are packed
 //! weights.
 
 use std::ops::Range;
@@ -63,7 +63,7 @@ pub struct AdamWRange {
     pub numbers: AdamWCoefficients,
 }
 
-/// What an update is computed from.
+/// The operands of an update.
 #[derive(Debug)]
 pub struct UpdateState<'a, B> {
     /// Buffer of the layer's weights.
@@ -93,14 +93,14 @@ pub struct LayerCandidate<'a, B, M> {
 }
 
 /// AdamW in halves on a device where packed weights are a matrix's weights, rounded to the type
-/// that products read, and take no more memory than these. There the candidate of a matrix is its
-/// packed weights: a step before the verdict takes memory for what lies in no matrix, and for
+/// that products read, and use no more memory than these. There the candidate of a matrix is its
+/// packed weights: a step before the verdict needs memory for the parameters in no matrix, and for
 /// nothing else.
 ///
 /// Runs cover a layer from its beginning, in order, and so do the matrices that lie within them.
 pub trait PackedWeightsOptimizer<B, M> {
-    /// The weights after the step, from the unchanged state: matrices as packed weights, and what
-    /// lies in none of them into `rest`, stretch after stretch without gaps.
+    /// The weights after the step, from the unchanged state: matrices as packed weights, and
+    /// parameters that lie in none of them into `rest`, stretch after stretch without gaps.
     fn candidate(
         &self,
         runs: &[AdamWRange],

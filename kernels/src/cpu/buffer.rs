@@ -11,11 +11,11 @@ use memmap2::MmapMut;
 
 use crate::backend::AllocateError;
 
-/// A region is at least this large; what is larger gets one of its own.
+/// A region is at least this large; a larger buffer gets one of its own.
 const REGION_BYTES_MIN: usize = 32 << 20;
 /// Buffers start on a multiple of this: two cache lines, which processors fetch in pairs.
 const ALIGNMENT: usize = 128;
-/// A huge page. What is smaller than one comes from the process's allocator: a mapping of its own
+/// A huge page. A smaller buffer comes from the process's allocator: a mapping of its own
 /// costs three system calls, and a process may have only so many (65,530 on Linux).
 const MAPPED_BYTES_MIN: usize = 2 << 20;
 
@@ -42,7 +42,7 @@ struct ZeroedRegion {
     start: *mut f32,
 }
 
-// SAFETY: the pointers are only read; what they point to is divided among buffers that do not
+// SAFETY: the pointers are only read; the memory they point to is divided among buffers that do not
 // overlap.
 unsafe impl Send for ZeroedRegion {}
 // SAFETY: as above.
@@ -50,7 +50,7 @@ unsafe impl Sync for ZeroedRegion {}
 
 /// Cuts buffers from a region, and allocates another one when it is used up.
 pub(super) struct CpuArena {
-    /// The region in use and how much of it is taken. Held for the few instructions of a cut.
+    /// The region in use and how much of it is used. Held for the few instructions of a cut.
     current: Mutex<Option<(Arc<ZeroedRegion>, usize, usize)>>,
 }
 
@@ -134,7 +134,7 @@ impl FloatBlock {
     }
 
     /// The floats of a block that others may hold, to be written: if others do, of a copy that
-    /// takes its place, and theirs stay as they are.
+    /// replaces it, and theirs stay as they are.
     ///
     /// # Panics
     /// If the system has no memory for a copy.
@@ -172,12 +172,12 @@ impl CpuBuffer {
         Self(block)
     }
 
-    /// The floats that the buffer holds now, whatever is written to it later.
+    /// The floats that the buffer holds now, independent of later writes.
     pub(super) fn share(&self) -> Arc<FloatBlock> {
         self.0.clone()
     }
 
-    /// Bytes a buffer of `len` floats takes.
+    /// Bytes a buffer of `len` floats needs.
     #[must_use]
     pub fn bytes(len: usize) -> u64 {
         (len * 4).next_multiple_of(ALIGNMENT) as u64

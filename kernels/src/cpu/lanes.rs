@@ -1,4 +1,4 @@
-//! Sixteen 32-bit floats at once, whatever the processor's registers hold.
+//! Sixteen 32-bit floats at once, for registers of any width.
 //!
 //! Every elementwise loop and every reduction of the CPU backend is written once over [`Lanes`].
 //! The count is part of the arithmetic's definition, not of the processor: a reduction runs over
@@ -23,7 +23,7 @@ pub(crate) const LANES: usize = 16;
 /// A vector of sixteen floats.
 ///
 /// Values exist only inside functions that [`dispatch!`] made, which checked that the processor
-/// has the instructions; that is what makes the safe methods safe.
+/// has the instructions; that makes the safe methods safe.
 pub(crate) trait Lanes: Copy {
     /// A vector whose lanes are all `x`.
     fn splat(x: f32) -> Self;
@@ -181,7 +181,7 @@ pub enum InstructionSet {
     /// 256-bit vectors with fused multiply-add.
     #[cfg(target_arch = "x86_64")]
     Avx2,
-    /// Whatever the compiler makes of plain Rust.
+    /// The code that the compiler makes of plain Rust.
     Portable,
 }
 

@@ -2,8 +2,8 @@
 //!
 //! For each shape the library is queried once for the best of its algorithms; the algorithm is
 //! cached and may be kept with a run ([`AlgorithmPin`]), so that a shape has one algorithm for
-//! ever. None that splits a sum over blocks is allowed, and the workspace is ours: what a product
-//! gives depends on its operands and on the version of the library alone.
+//! ever. None that splits a sum over blocks is allowed, and the workspace is ours: the bits that a
+//! product gives depend on its operands and on the version of the library alone.
 //!
 //! The library counts columns first. A row-major matrix is the transpose of a column-major one, so
 //! each product here is requested as its transpose, `result^T = right^T * left^T`.
@@ -35,8 +35,8 @@ const WORKSPACE_BYTES: u64 = DeviceSizes::WORKSPACE_BYTES;
 const OPERATION_N: u32 = 0;
 const OPERATION_T: u32 = 1;
 
-/// What decides which algorithm a product gets. Lengths, types and alignments are all that the
-/// library looks at.
+/// The key that decides which algorithm a product gets. Lengths, types and alignments are all that
+/// the library looks at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct AlgorithmKey {
     kind: ProductKind,
@@ -46,7 +46,7 @@ struct AlgorithmKey {
     inputs: usize,
     /// The largest powers of two up to [`ALIGNMENT`] that divide the addresses.
     alignments: [u64; 3],
-    /// The same of what is added.
+    /// The same of the addend.
     addend: Option<u64>,
 }
 
@@ -229,7 +229,8 @@ fn description(
 /// No algorithm that splits a sum over blocks.
 const UNSPLIT: Scheme = Scheme::CUBLASLT_REDUCTION_SCHEME_NONE;
 
-/// What an algorithm may use: our workspace, these alignments, and these ways to add split sums.
+/// The preference for an algorithm: our workspace, these alignments, and these ways to add split
+/// sums.
 fn preference(
     key: &AlgorithmKey,
     schemes: Scheme,
@@ -355,7 +356,7 @@ impl CublasProducts {
         }
     }
 
-    /// What the library proposes for a plan, the likeliest first, `COUNT` at most.
+    /// The library's proposals for a plan, the likeliest first, `COUNT` at most.
     fn proposals<const COUNT: usize>(
         &self,
         plan: &MatmulPlan,

@@ -1,5 +1,5 @@
-//! What the operations need of a device: memory, launches and products in one order, and copies
-//! beside them.
+//! The parts of a device that operations use: memory, launches and products in one order, and
+//! copies beside them.
 //!
 //! [`super::CudaDevice`] is a real one. The tests have another, which runs the same kernels on
 //! processors, so that everything above this trait is tried without a device.
@@ -32,7 +32,7 @@ pub enum ProductKind {
     /// `gradient^T * x`: left is `rows` by `outputs`, right is `rows` by `inputs`, both in the type
     /// of activations; the result is `outputs` by `inputs` in f32.
     Weights {
-        /// Whether the result continues what is there.
+        /// Whether the result continues the sums that are there.
         is_added: bool,
     },
 }
@@ -54,7 +54,7 @@ pub struct MatrixProduct {
     pub right: DeviceAddress,
     /// Address that receives the product.
     pub result: DeviceAddress,
-    /// What is added to a forward product before it is rounded, as long as the result and of its
+    /// The tensor added to a forward product before it is rounded, as long as the result and of its
     /// type.
     pub addend: Option<DeviceAddress>,
 }
@@ -95,11 +95,11 @@ impl DeviceCommand {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct GraphId(pub u64);
 
-/// A queue of a device. What is enqueued in one happens in that order, and beside what is enqueued
+/// A queue of a device. Commands enqueued in one run in that order, and beside the commands
 /// in the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Stream {
-    /// Kernels, products, and whatever does not name another.
+    /// Kernels, products, and commands that name no other stream.
     Compute,
     /// Copies to the host.
     Download,
@@ -112,7 +112,7 @@ impl Stream {
     pub const ALL: [Self; 3] = [Self::Compute, Self::Download, Self::Upload];
 }
 
-/// A device. What is enqueued on it happens in the order of the calls, except in other streams than
+/// A device. Commands enqueued on it run in the order of the calls, except in other streams than
 /// [`Stream::Compute`]; `read` waits for all that was enqueued in that one.
 ///
 /// Memory that two streams use needs a [`Device::record_fence`] in the one that is first and a
@@ -124,22 +124,22 @@ pub trait Device: Send + Sync + 'static {
     /// The type of activations.
     fn precision(&self) -> Precision;
 
-    /// Memory, whatever is in it, at a multiple of 256.
+    /// Uninitialized memory, at a multiple of 256.
     ///
     /// # Errors
     /// If there is none left.
     fn allocate(&self, bytes: u64) -> Result<DeviceAddress, DeviceFault>;
 
-    /// Frees what `allocate` returned, once no stream uses it any more.
+    /// Frees memory that `allocate` returned, once no stream uses it any more.
     fn free(&self, address: DeviceAddress);
 
-    /// Memory of the host that the device copies by itself, whatever is in it.
+    /// Uninitialized memory of the host that the device copies by itself.
     ///
     /// # Errors
     /// If there is none left.
     fn allocate_host(&self, bytes: u64) -> Result<DeviceAddress, DeviceFault>;
 
-    /// Frees what `allocate_host` returned, once no stream of this device uses it any more.
+    /// Frees memory that `allocate_host` returned, once no stream of this device uses it any more.
     fn free_host(&self, address: DeviceAddress);
 
     /// Writes memory of `allocate_host`, at once: no stream may use it.
@@ -208,7 +208,7 @@ pub trait Device: Send + Sync + 'static {
     /// If the driver reports a fault.
     fn record_fence(&self, stream: Stream) -> Result<Self::Fence, DeviceFault>;
 
-    /// What is enqueued in `stream` from now on happens after that fence. The caller does not wait.
+    /// Commands enqueued in `stream` from now on run after that fence. The caller does not wait.
     ///
     /// # Errors
     /// If the driver reports a fault.
@@ -242,7 +242,7 @@ pub trait Device: Send + Sync + 'static {
         Ok(None)
     }
 
-    /// Runs what a graph was made of.
+    /// Runs the commands of a graph.
     ///
     /// # Errors
     /// If the driver reports a fault.

@@ -1,6 +1,6 @@
 //! A real device: its context, its streams, the kernels' modules, memory and products.
 //!
-//! All work goes into one stream, so what is enqueued first happens first and scratch may be reused
+//! All work goes into one stream, so work enqueued first happens first and scratch may be reused
 //! by the next operation; copies to and from the host have two more ([`super::streams`]). A
 //! pipeline's stages on one device are devices that were opened once each, with streams of their
 //! own.
@@ -42,7 +42,7 @@ pub struct CudaDevice {
     modules: Vec<sys::CUmodule>,
     functions: BTreeMap<&'static str, sys::CUfunction>,
     products: Option<CublasProducts>,
-    /// The stream's graphs, held while anything is enqueued: what another thread enqueues must not
+    /// The stream's graphs, held while anything is enqueued: commands of another thread must not
     /// be captured in a graph that is being made.
     graphs: Mutex<StreamGraphs>,
 }
@@ -62,8 +62,8 @@ pub struct OpenedDevice {
 }
 
 impl CudaDevice {
-    /// Opens device `index` for this type of activations: compiles what is not in the cache, loads
-    /// the kernels, and allocates the workspace of products.
+    /// Opens device `index` for this type of activations: compiles the kernels that are not in the
+    /// cache, loads the kernels, and allocates the workspace of products.
     ///
     /// # Errors
     /// If something is missing, too old, absent or refused; each error names the remedy.
@@ -174,7 +174,7 @@ impl CudaDevice {
         self.products.as_ref().expect("an open device has them")
     }
 
-    /// What the driver reported of the device when it was opened.
+    /// The properties that the driver reported of the device when it was opened.
     #[must_use]
     pub fn info(&self) -> &DeviceProperties {
         &self.info
@@ -209,8 +209,8 @@ impl CudaDevice {
         self.products().pin(pins)
     }
 
-    /// The seconds of the fastest algorithm that the library knows for a product, whatever bits it
-    /// gives.
+    /// The seconds of the fastest algorithm that the library knows for a product, with any bits
+    /// that it gives.
     ///
     /// # Errors
     /// If the library reports an error.

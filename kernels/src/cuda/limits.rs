@@ -1,4 +1,4 @@
-//! What kernels cannot count or hold, reported before a run begins.
+//! Sizes that kernels cannot count or hold, reported before a run begins.
 //!
 //! The operations assert the same limits where they launch. The code that knows the model and the
 //! plan checks here first, so that a shape which is too large is an error with two numbers in it
@@ -13,7 +13,7 @@ use super::kernel::{GRID_Y_MAX, THINGS_MAX};
 pub struct PassShape {
     /// Sequences in a microbatch.
     pub sequences: usize,
-    /// Tokens of each sequence that one pass takes: of the longest slice.
+    /// Tokens of each sequence that one pass reads: of the longest slice.
     pub sequence_len: usize,
     /// Slices of a sequence.
     pub slices: usize,
@@ -29,8 +29,8 @@ pub struct PassShape {
     pub mlp_width: usize,
 }
 
-/// A limit that a model or its batch goes beyond. Each holds what is allowed and what was
-/// requested.
+/// A limit that a model or its batch goes beyond. Each holds the allowed and the
+/// requested value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LimitError {
     /// Heads are too wide.
@@ -74,7 +74,7 @@ pub enum LimitError {
         /// Tokens that were requested.
         found: usize,
     },
-    /// Kernels count what they work on in 32 bits.
+    /// Kernels count their elements in 32 bits.
     #[error(
         "one operation of a pass takes {found} threads, the device counts at most {limit}; lower \
          train.microbatch"
@@ -93,17 +93,17 @@ impl PassShape {
         self.sequences * self.sequence_len
     }
 
-    /// The most threads that one operation of a pass takes.
+    /// The most threads that one operation of a pass needs.
     fn threads(&self) -> usize {
         let Self { sequence_len, width, heads, kv_heads, head_width, mlp_width, .. } = *self;
         let rows = self.rows();
         let queries = heads * head_width;
         let keys = kv_heads * head_width;
-        // What is computed element by element takes four of a row's floats a thread.
+        // Elementwise kernels compute four of a row's floats a thread.
         let of_rows = [width, queries + 2 * keys, 2 * mlp_width].map(|width| width.div_ceil(4));
         let widest = of_rows.into_iter().max().expect("there are three");
-        // Rotary angles take a pair a thread, gradients of keys and values and of positions one
-        // float.
+        // A thread computes a pair of rotary angles, or one float of the gradients of keys and
+        // values and of positions.
         let rotated = (queries + keys).div_ceil(2);
         (rows * widest.max(rotated).max(2 * keys)).max(sequence_len * width)
     }

@@ -16,14 +16,14 @@ use crate::fault::AllocationPurpose;
 use crate::scratch::{SLOT_COUNT, ScratchSlot};
 use crate::sizes::{ByteCounts, DeviceSizes, region_bytes};
 
-/// A region is at least this large; what is larger gets one of its own.
+/// A region is at least this large; a larger buffer gets one of its own.
 const REGION_BYTES_MIN: u64 = 32 << 20;
 pub(super) use crate::sizes::CUDA_ALIGNMENT as ALIGNMENT;
 
 /// The type of a buffer's elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ElementType {
-    /// A 32-bit float, whatever the precision.
+    /// A 32-bit float, in every precision.
     Float,
     /// An activation, in the type that the device computes with.
     Row,
@@ -197,7 +197,7 @@ impl<D: Device> RegionOffset<D> {
     }
 }
 
-/// Bytes that `len` elements take.
+/// Bytes that `len` elements need.
 pub(super) fn buffer_bytes(precision: Precision, element: ElementType, len: usize) -> u64 {
     match element {
         ElementType::Float => DeviceSizes::Cuda(precision).buffer_bytes(len),
@@ -244,8 +244,8 @@ impl<D: Device> CudaArena<D> {
     }
 }
 
-/// Memory that is reused by one operation after the other. What a claim names is there from its
-/// beginning; anything else grows to the largest one's need and stays.
+/// Memory that is reused by one operation after the other. A slot that a claim names is there from
+/// its beginning; anything else grows to the largest one's need and stays.
 pub(super) struct ScratchMemory<D: Device> {
     slots: RefCell<[Option<SlotMemory<D>>; SLOT_COUNT]>,
 }

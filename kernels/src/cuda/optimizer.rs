@@ -1,4 +1,4 @@
-//! AdamW in halves, a launch a layer, and the fingerprint of what it leaves.
+//! AdamW in halves, a launch a layer, and the fingerprint of its results.
 
 use std::ops::Range;
 
@@ -15,7 +15,7 @@ use crate::scratch::{STEPPED_TENSOR_BYTES, SUMMED_PLACES};
 /// STRETCHES_MAX of `optimizer.cu`, and the threads of a block, which are its STATE_THREADS.
 const STRETCHES_MAX: usize = 16;
 const STRETCH_THREADS: usize = 256;
-/// Elements that a block of [`STRETCH_THREADS`] takes.
+/// Elements that a block of [`STRETCH_THREADS`] processes.
 const STRETCH_BLOCK: usize = SUMMED_PLACES;
 
 /// The structure `AdamW` of `optimizer.cu`.
@@ -90,7 +90,7 @@ fn table(stretches: &[Stretch]) -> (Vec<u32>, usize) {
     (table, blocks)
 }
 
-/// One launch for as many stretches as it takes.
+/// One launch for as many stretches as it accepts.
 fn launch<D: Device>(
     device: &CudaBackend<D>,
     kernel: Kernel,
@@ -124,7 +124,7 @@ fn launch_summed<D: Device>(
 }
 
 /// Part of a layer: a matrix, with the address of its packed weights if these are written too, or
-/// what lies between.
+/// a run without a matrix.
 struct LayerExtent<'a> {
     range: Range<usize>,
     packed: Option<DeviceAddress>,

@@ -1,11 +1,11 @@
 //! The commands that a device is issued between two borders, and which of them are worth a graph.
 //!
 //! Passes issue the same commands to a device again and again, with the same addresses. A *segment*
-//! is what was recorded between two borders. Seen for the second time it becomes a graph of the
-//! device, and from then on it is one call. A graph is found by all words of its segment, never by
-//! less, so it does exactly what its commands would do. What changes each time, as updates of
-//! weights do with their numbers, is never seen twice: of such segments only a hash is kept, and
-//! only of the last ones.
+//! is the run of commands recorded between two borders. Seen for the second time it becomes a graph
+//! of the device, and from then on it is one call. A graph is found by all words of its segment,
+//! never by less, so it does exactly what its commands would do. A segment that changes each
+//! time, as updates of weights do with their numbers, is never seen twice: of such segments only a
+//! hash is kept, and only of the last ones.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +17,7 @@ use crate::fingerprint::{GOLDEN, mix};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GraphLimits {
     /// Graphs at once. Beyond it one that was not used for [`STALE`] times as many segments is
-    /// evicted; while all are in use, further segments stay what they are.
+    /// evicted; while all are in use, further segments stay commands.
     pub graphs: usize,
     /// Hashes of segments that were seen once. Beyond it the oldest is forgotten.
     pub seen: usize,
@@ -30,16 +30,16 @@ pub struct GraphLimits {
 
 impl GraphLimits {
     /// A stage of a dozen layers with a dozen passes alive has some two hundred segments. A graph
-    /// of sixty commands takes some ten thousand bytes of a device.
+    /// of sixty commands needs some ten thousand bytes of a device.
     pub const DEFAULT: Self = Self { graphs: 512, seen: 4096, commands_min: 8, commands_max: 64 };
 }
 
 /// If more segments come in turn than there may be graphs, those that are kept must stay: one that
-/// is evicted for the next would be made again in each turn, which takes longer than issuing its
+/// is evicted for the next would be made again in each turn, which lasts longer than issuing its
 /// commands.
 pub const STALE: u64 = 4;
 
-/// What to do with a segment.
+/// The decision about a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SegmentDecision {
     /// Issue its commands one by one.
@@ -87,7 +87,7 @@ impl SegmentCache {
         }
     }
 
-    /// Decides what to do with a segment of `count` commands, which `words` encode.
+    /// Decides the treatment of a segment of `count` commands, which `words` encode.
     pub fn decide(&mut self, count: usize, words: &[u64]) -> SegmentDecision {
         if count < self.limits.commands_min {
             return SegmentDecision::Issue;

@@ -1,4 +1,4 @@
-//! What each operation takes beside its floor: the bytes it must move at the rate of a plain copy,
+//! The time of each operation beside its floor: the bytes it must move at the rate of a plain copy,
 //! and the arithmetic of its products at the rate of one large product, both measured in the same
 //! run.
 
@@ -15,7 +15,7 @@ use crate::backend::{
     PackedWeightsOptimizer, RotaryDirection, RowsShape, UpdateState,
 };
 
-/// The sizes of what is timed.
+/// The sizes of the operations that are timed.
 #[derive(Clone, Copy, Debug)]
 pub struct TimedSizes {
     /// Sequences in a pass.
@@ -28,7 +28,7 @@ pub struct TimedSizes {
     pub vocabulary: usize,
     /// Weights that an update is computed of.
     pub parameters: usize,
-    /// Floats that are copied to know what a copy takes.
+    /// Floats that are copied to measure the rate of a copy.
     pub copied: usize,
     /// Rows and columns of the product whose rate all products are compared with.
     pub square: usize,
@@ -98,9 +98,9 @@ pub enum RooflineBound {
 pub struct OperationTime {
     /// Name of the operation.
     pub name: String,
-    /// Microseconds that it took.
+    /// Microseconds that it lasted.
     pub us: f64,
-    /// Microseconds that it takes at least: its floor.
+    /// Microseconds that it needs at least: its floor.
     pub floor_us: f64,
     /// Whether the floor follows from memory or from arithmetic.
     pub bound: RooflineBound,
@@ -212,7 +212,7 @@ impl<D: TimedDevice> TimingTable<'_, D> {
         Ok(())
     }
 
-    /// Records beside the product that was timed last what the library's fastest algorithm takes.
+    /// Records beside the product that was timed last the time of the library's fastest algorithm.
     fn compare(&mut self, product: &MatrixProduct) -> Result<(), DeviceFault> {
         let fastest = self.harness.fastest_product_s(product)?;
         let row = self.rows.last_mut().expect("a product was timed");

@@ -1,10 +1,10 @@
 //! Makes the programs of asynchronous schedules, ready to run.
 //!
-//! In three passes over a stage's list. The *order* of F and BW is 1F1B without a flush, or what a
-//! kind has instead. *Versions* are laid on it by counting updates as they come. Then it is known
-//! which operation reads each version last, and what must be *kept*: a version that is read after
-//! the update which would destroy it is stashed before and freed after. Transfers follow from the
-//! placement, as in synchronous programs.
+//! In three passes over a stage's list. The *order* of F and BW is 1F1B without a flush, or the
+//! order that a kind has instead. *Versions* are laid on it by counting updates as they come. Then
+//! it is known which operation reads each version last, and the versions that must be *kept*: a
+//! version that is read after the update which would destroy it is stashed before and freed after.
+//! Transfers follow from the placement, as in synchronous programs.
 
 mod order;
 mod stashing;
@@ -32,7 +32,7 @@ pub struct AsyncRequest {
     pub minibatch_count: u32,
     /// Number of microbatches of each minibatch.
     pub microbatch_count: u32,
-    /// Pipelines side by side (AvgPipe; others have one whatever stands here).
+    /// Pipelines side by side (AvgPipe; others have one for every value here).
     pub replica_count: u32,
     /// The options of a region whose order is found while it runs (AMPNet).
     pub dynamic: DynamicOptions,
@@ -48,7 +48,7 @@ pub enum AsyncGenerateError {
     Count {
         /// The schedule that was requested.
         kind: AsyncKind,
-        /// Name of what is counted, as the error text has it.
+        /// Name of the quantity that is counted, as the error text has it.
         name: &'static str,
         /// The most there may be.
         max: u64,
@@ -86,7 +86,7 @@ pub enum AsyncGenerateError {
         /// The variant that was requested.
         variant: AsyncVariant,
     },
-    /// Minibatches are dealt round over the pipelines, and each takes as many.
+    /// Minibatches are dealt round over the pipelines, and each gets as many.
     #[error("{minibatch_count} minibatches cannot be dealt evenly to {replica_count} pipelines")]
     UnevenPipelines {
         /// The requested number of minibatches.

@@ -1,9 +1,9 @@
 //! A region whose order is found while it runs (AMPNet: Gaunt et al., arXiv 1705.09786).
 //!
-//! A stage runs what is ready, backward passes before forward ones, and records what it ran, so
-//! that the order can be shown, checked and run again. The first stage admits as many microbatches
-//! as may be in flight. The order depends on what arrives when: an executor learns that from its
-//! neighbours' messages, the simulator from its clock.
+//! A stage runs the passes that are ready, backward passes before forward ones, and records each of
+//! them, so that the order can be shown, checked and run again. The first stage admits as many
+//! microbatches as may be in flight. The order depends on the times of arrivals: an executor learns
+//! these from its neighbours' messages, the simulator from its clock.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -73,7 +73,7 @@ impl DynamicRegion {
         }
     }
 
-    /// The operation that is next of what was chosen.
+    /// The operation that is next of the chosen pass.
     #[must_use]
     pub fn next_op(&self) -> Option<AsyncOp> {
         self.chosen.front().copied()

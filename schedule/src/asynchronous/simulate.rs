@@ -3,7 +3,7 @@
 //! There is no flush, so all of a program is simulated at once, as if it were one long step. What
 //! an operation waits for, how long a result takes to arrive and which passes a stage runs are the
 //! same events there and here. An update takes the time of STEP and waits for nothing; operations
-//! on versions, a stash, a prediction, an average, take no time. The order of a region that has
+//! on versions, a stash, a prediction, an average, need no time. The order of a region that has
 //! none is found with the same clock first ([`dynamic_order`]), by the rule by which a stage finds
 //! it.
 
@@ -80,7 +80,7 @@ fn event(op: AsyncOp) -> Op {
         AsyncOp::Compute(compute, pass, _) => Op::Compute(compute, pass),
         AsyncOp::Transfer(transfer, flow, pass) => Op::Transfer(transfer, flow, pass),
         AsyncOp::Step(..) => Op::Update(UpdateOp::Step),
-        // As COMMIT, these wait for nothing and take no time.
+        // As COMMIT, these wait for nothing and need no time.
         AsyncOp::Predict(..) | AsyncOp::Stash(..) | AsyncOp::Free(..) | AsyncOp::Average(..) => {
             Op::Update(UpdateOp::Commit)
         }

@@ -1,5 +1,5 @@
-//! Rules about memory: what is offloaded is reloaded, what is dropped is recomputed, and nothing is
-//! computed with what is not resident.
+//! Rules about memory: offloaded activations are reloaded, dropped ones are recomputed, and nothing
+//! is computed with activations that are not resident.
 
 use super::passes::count;
 use super::{ScheduleViolation, ViolationList, ops_of};
@@ -65,7 +65,7 @@ pub(super) fn recompute_count(program: &Program, violations: &mut ViolationList)
     }
 }
 
-/// Nothing is computed with what is offloaded.
+/// Nothing is computed with offloaded activations.
 pub(super) fn computes_offloaded(program: &Program, violations: &mut ViolationList) {
     each_after(program, |stage, op, after| {
         let is_offloaded = matches!(after, Some(Op::Memory(MemoryOp::Offload, _)));
@@ -95,8 +95,8 @@ pub(super) fn never_reloaded(program: &Program, violations: &mut ViolationList) 
     }
 }
 
-/// What a slice keeps is not offloaded: later slices of its microbatch read it in F, R and B. DROP
-/// keeps what they read.
+/// Activations of a slice are not offloaded: later slices of its microbatch read them in F, R
+/// and B. DROP keeps the tensors they read.
 pub(super) fn sliced_memory(program: &Program, violations: &mut ViolationList) {
     if program.slice_count <= 1 {
         return;
@@ -108,7 +108,7 @@ pub(super) fn sliced_memory(program: &Program, violations: &mut ViolationList) {
     }
 }
 
-/// Every pass and every operation on memory, with what the same stage did before with the same
+/// Every pass and every operation on memory, with the same stage's operation before it on the same
 /// pass.
 fn each_after(
     program: &Program,

@@ -1,4 +1,4 @@
-//! What a rule reports when a program breaks it: one variant a rule.
+//! The report of a rule when a program breaks it: one variant a rule.
 
 use zbelastic_types::{ChunkIndex, SliceIndex, StageIndex};
 
@@ -98,7 +98,7 @@ pub enum ScheduleViolation {
         last_chunk: ChunkIndex,
         /// How often WE was found.
         found: u32,
-        /// Whether the pass has a W that WE could take a share of.
+        /// Whether the pass has a W that WE could compute a share of.
         is_split: bool,
     },
     /// The operations of a pass are not in the order F, R, B or BW, WE, W.
@@ -141,7 +141,7 @@ pub enum ScheduleViolation {
     ResultKept {
         /// Index of the stage in pipeline order.
         stage: StageIndex,
-        /// The operation whose result it is.
+        /// The operation that made the result.
         op: Op,
         /// The transfer that should follow.
         expected: Op,
@@ -207,7 +207,7 @@ pub enum ScheduleViolation {
         stage: StageIndex,
         /// The first operation that adds to the weights' gradient.
         accumulation: Option<Op>,
-        /// What stands before it, from the gate on, at most two operations.
+        /// The operations before it, from the gate on, at most two operations.
         found: Vec<Op>,
     },
     /// An operation that makes one gradient of those of a chunk and its twin is missing, or occurs
@@ -242,7 +242,7 @@ pub enum ScheduleViolation {
         stage: StageIndex,
         /// The operation that breaks the rule.
         op: Op,
-        /// What the stage did last with the pass.
+        /// The stage's last operation on the pass.
         after: Option<Op>,
     },
     /// RELOAD does not follow the pass's OFFLOAD.
@@ -255,7 +255,7 @@ pub enum ScheduleViolation {
         stage: StageIndex,
         /// The operation that breaks the rule.
         op: Op,
-        /// What the stage did last with the pass.
+        /// The stage's last operation on the pass.
         after: Option<Op>,
     },
     /// DROP does not follow the pass's F.
@@ -268,7 +268,7 @@ pub enum ScheduleViolation {
         stage: StageIndex,
         /// The operation that breaks the rule.
         op: Op,
-        /// What the stage did last with the pass.
+        /// The stage's last operation on the pass.
         after: Option<Op>,
     },
     /// R does not follow the pass's DROP or RELOAD.
@@ -281,7 +281,7 @@ pub enum ScheduleViolation {
         stage: StageIndex,
         /// The operation that breaks the rule.
         op: Op,
-        /// What the stage did last with the pass.
+        /// The stage's last operation on the pass.
         after: Option<Op>,
     },
     /// A pass has not as many R as DROP.
@@ -302,7 +302,7 @@ pub enum ScheduleViolation {
         /// The operation that breaks the rule.
         op: Op,
     },
-    /// What a slice keeps is offloaded or reloaded, and later slices read it.
+    /// Activations of a slice are offloaded or reloaded, and later slices read them.
     #[error("stage {stage}: expected what a slice keeps to stay here until its B, found {op}")]
     SlicedMemory {
         /// Index of the stage in pipeline order.
@@ -310,7 +310,7 @@ pub enum ScheduleViolation {
         /// The operation that breaks the rule.
         op: Op,
     },
-    /// The step ends and what a pass keeps is still offloaded.
+    /// The step ends and the activations of a pass are still offloaded.
     #[error("{}: expected RELOAD after OFFLOAD, found the end", pass_text(*pass))]
     NeverReloaded {
         /// The pass: its chunk, microbatch and slice.

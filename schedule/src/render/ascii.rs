@@ -13,7 +13,7 @@ const BLOCK_COUNT_MAX: usize = 64;
 
 /// `timeline` in rows of at most `columns` characters beside the stage's name.
 ///
-/// Every pass takes a share of the row that is proportional to its time, at least one character. If
+/// Every pass has a share of the row that is proportional to its time, at least one character. If
 /// the row is wide enough, the shortest pass gets a whole number of characters, so that equal times
 /// look equal. A microbatch's number, with its slice behind a point, is written where it fits
 /// whole, and left out otherwise.
@@ -26,8 +26,8 @@ pub fn draw<O: TimelineOp>(timeline: &Timeline<O>, columns: usize) -> String {
 }
 
 /// The same in blocks of rows, where a block goes on where the one before ended, wide enough for
-/// every number. A pass is drawn whole where it begins; what of it belongs to the next block is
-/// filled with `>` there.
+/// every number. A pass is drawn whole where it begins; the part of it that belongs to the next
+/// block is filled with `>` there.
 #[must_use]
 pub fn draw_wrapped<O: TimelineOp>(timeline: &Timeline<O>, columns: usize) -> String {
     let scale = Scale::unsqueezed(timeline, columns);
@@ -121,14 +121,14 @@ impl Scale {
     }
 }
 
-/// The time of the shortest pass that takes any, or of the whole timeline.
+/// The time of the shortest pass that has any, or of the whole timeline.
 fn shortest_pass<O: TimelineOp>(timeline: &Timeline<O>) -> f64 {
     let passes = timeline.all_slices().filter(|slice| slice.op.computed().is_some());
     let durations = passes.map(TimelineSlice::duration).filter(|duration| *duration > 0.0);
     durations.fold(end(timeline), f64::min)
 }
 
-/// Columns `from` to `to` of the whole, and to `end` at most of what goes on behind them.
+/// Columns `from` to `to` of the whole, and to `end` at most of passes that go on behind them.
 struct ColumnBlock<'a> {
     scale: &'a Scale,
     from: usize,
@@ -169,7 +169,7 @@ impl ColumnBlock<'_> {
         self.labelled_row(timeline, stage, (row, labelled))
     }
 
-    /// What is copied out of the stage's memory and back; empty if nothing is.
+    /// Copies out of the stage's memory and back; empty if there are none.
     fn copies_row<O: TimelineOp>(&self, timeline: &Timeline<O>, stage: StageIndex) -> String {
         let labelled = |slice: &TimelineSlice<O>| match slice.op.appearance() {
             OpAppearance::CopyOut(pass) => Some(("O".to_owned(), pass, 0)),
@@ -183,7 +183,7 @@ impl ColumnBlock<'_> {
         self.labelled_row(timeline, stage, (vec![' '; self.to - self.from], labelled))
     }
 
-    /// A row of boxes with letters and number, each as long as what it stands for.
+    /// A row of boxes with letters and number, each as long as its operation.
     fn labelled_row<O: TimelineOp>(
         &self,
         timeline: &Timeline<O>,
@@ -215,8 +215,8 @@ impl ColumnBlock<'_> {
         row.into_iter().collect::<String>().trim_end().to_owned()
     }
 
-    /// Where the gate lets the stage pass, where it steps, and what it does to versions; empty if
-    /// it does nothing of that. What is done at one time stands side by side.
+    /// Where the gate lets the stage pass, where it steps, and its operations on versions; empty if
+    /// it does nothing of that. Marks of one time stand side by side.
     fn marks_row<O: TimelineOp>(&self, timeline: &Timeline<O>, stage: StageIndex) -> String {
         let mut row: Vec<char> = Vec::new();
         for slice in timeline.slices(stage) {
@@ -224,7 +224,7 @@ impl ColumnBlock<'_> {
             let letter = MARKS.iter().find(|(found, ..)| *found == mark).expect("all are listed").1;
             let from = self.scale.column(slice.start);
             let to = self.scale.column(slice.end);
-            // What ends the last step stands after the last pass.
+            // The ending of the last step stands after the last pass.
             let end = if self.is_last { usize::MAX } else { self.to };
             let (from, to) = (from.max(self.from), to.max(from + 1).min(end));
             if from >= to {
@@ -239,7 +239,7 @@ impl ColumnBlock<'_> {
 }
 
 /// Letters and number; if both do not fit, the letters; if these do not, the first. A
-/// number is never cut, because what is left of it would be another number.
+/// number is never cut, because the digits left of it would be another number.
 fn label(letters: String, number: &str, width: usize, is_later: bool) -> String {
     let letters = if is_later { letters.to_lowercase() } else { letters };
     let whole = format!("{letters}{number}");

@@ -15,20 +15,20 @@ pub struct ChromeTraceTrack {
     pub process: String,
     /// The line's own name.
     pub thread: String,
-    /// What happened on it, in any order.
+    /// The slices on it, in any order.
     pub slices: Vec<TraceSlice>,
 }
 
-/// Something with a name that took time.
+/// Something with a name that lasted some time.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TraceSlice {
-    /// What it is called.
+    /// Its name.
     pub name: String,
-    /// What kind of thing it is; viewers colour and filter by it.
+    /// Its category; viewers colour and filter by it.
     pub category: &'static str,
     /// When it began, in microseconds since the start of the trace.
     pub start_us: f64,
-    /// How long it took, in microseconds.
+    /// Its duration, in microseconds.
     pub duration_us: f64,
 }
 
@@ -55,7 +55,7 @@ pub fn write_trace(tracks: &[ChromeTraceTrack]) -> String {
 }
 
 /// One track a stage, with passes and updates, and one below it with its copies, if it has any;
-/// transfers take no time of their own and are left out. One unit of the timeline becomes `unit_us`
+/// transfers need no time of their own and are left out. One unit of the timeline becomes `unit_us`
 /// microseconds.
 #[must_use]
 pub fn timeline_tracks<O: TimelineOp>(
@@ -98,8 +98,8 @@ pub fn timeline_tracks<O: TimelineOp>(
     timeline.stages().flat_map(of_stage).collect()
 }
 
-/// What viewers colour and filter an operation by; `None` for transfers and DROP, which take no
-/// time.
+/// The category by which viewers colour and filter an operation; `None` for transfers and DROP,
+/// which need no time.
 #[must_use]
 pub fn category<O: TimelineOp>(op: O) -> Option<&'static str> {
     match op.appearance() {

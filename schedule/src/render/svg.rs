@@ -22,11 +22,11 @@ const PLOT_WIDTH_MIN: f64 = 720.0;
 const PLOT_WIDTH_MAX: f64 = 12_000.0;
 const DIGIT_WIDTH: f64 = 6.0;
 const TICK_WIDTH_MIN: f64 = 60.0;
-/// So that a step that takes no time is still seen.
+/// So that a step that needs no time is still seen.
 const STEP_WIDTH_MIN: f64 = 3.0;
-/// Copies, and what is done to versions, are drawn between their stage's row and the next.
+/// Copies, and operations on versions, are drawn between their stage's row and the next.
 const COPY_HEIGHT: f64 = ROW_GAP - 1.0;
-/// What is done to versions takes no time; so many of it fit below one pass.
+/// Operations on versions need no time; so many of them fit below one pass.
 const VERSION_WIDTH: f64 = PASS_WIDTH / 4.0;
 
 const STYLE: &str = "text{font:10px sans-serif;fill:#222}.title{font-size:13px}\
@@ -40,8 +40,8 @@ rect{stroke:#fff;stroke-width:.5}.row{fill:#f1f1f1}.f{fill:#79aee8}.b{fill:#6fcb
 
 /// `timeline` as the text of an SVG file: a row of boxes a stage, the number of the microbatch in
 /// each box where it fits, a lighter shade for a stage's later chunk, a red line where the
-/// gate lets the stage pass, a dark box for the step, below the row a thin box a copy or what is
-/// done to a version, and a broken line around what has no order before it runs.
+/// gate lets the stage pass, a dark box for the step, below the row a thin box a copy or an
+/// operation on a version, and a broken line around a region without an order before it runs.
 #[must_use]
 pub fn draw<O: TimelineOp>(timeline: &Timeline<O>) -> String {
     let picture = SvgPicture::new(timeline);
@@ -145,7 +145,7 @@ impl<'a, O: TimelineOp> SvgPicture<'a, O> {
         svg
     }
 
-    /// A pass, or what ends a step.
+    /// A pass, or the ending of a step.
     fn slice_box(&self, stage: StageIndex, slice: &TimelineSlice<O>) -> Option<String> {
         let (class, width_min, number) = match slice.op.appearance() {
             OpAppearance::Pass(compute, pass, replica) => {
@@ -189,7 +189,7 @@ impl<'a, O: TimelineOp> SvgPicture<'a, O> {
         Some(svg)
     }
 
-    /// What is done to versions, side by side where it is done at one time.
+    /// Operations on versions, side by side where they are done at one time.
     fn versions(&self, stage: StageIndex) -> String {
         let y = self.row_top(stage.0) + ROW_HEIGHT;
         let mut svg = String::new();

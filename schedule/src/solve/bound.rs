@@ -1,11 +1,12 @@
-//! A lower bound on what any order of a step costs: the longest span of a stage, from the start of
-//! its first forward pass to the end of its last weight gradient, and what the step's ending adds.
+//! A lower bound on the cost of any order of a step: the longest span of a stage, from the start of
+//! its first forward pass to the end of its last weight gradient, and the cost that the step's
+//! ending adds.
 //!
-//! Three things take time on every stage, whatever the order. Its own work, with what it must wait
-//! before its first B (the *head*: a microbatch has to go through the rest of the model and back,
-//! and memory allows only so many forward passes meanwhile) and after its last F (the *tail*,
-//! likewise). The round trip through a busier stage behind it. And memory times time: what each
-//! microbatch keeps for as long as it must.
+//! Three things need time on every stage, whatever the order. Its own work, with the time that it
+//! must wait before its first B (the *head*: a microbatch has to go through the rest of the model
+//! and back, and memory allows only so many forward passes meanwhile) and after its last F (the
+//! *tail*, likewise). The round trip through a busier stage behind it. And memory times time: the
+//! memory that each microbatch keeps for as long as it must.
 //!
 //! Where a step is left open, each stage waits for the verdict on the step before at its first
 //! weight gradient: from there on a stage has work of its own, and behind that comes the verdict.
@@ -14,7 +15,7 @@
 //! one: its first pass is an F of the lower chunk, its first B one of the upper chunk, its last F
 //! one of the upper chunk, and the last microbatch to leave it leaves the lower chunk. With one
 //! chunk the two are the same. With more than two, the lower and the upper one are the ends, and
-//! less is known of what it waits.
+//! less is known of its waiting.
 
 use super::pipeline::PipelineIndex;
 use super::problem::{ChunkCosts, TOLERANCE};
@@ -124,8 +125,8 @@ impl<'a> StageBound<'a> {
         (turnaround - held.min(all)).max(delay_to_second - of_lower).max(0.0)
     }
 
-    /// What it waits after its last F: after that it has only so much to do until that microbatch
-    /// comes back.
+    /// The time that it waits after its last F: after that it has only so much to do until that
+    /// microbatch comes back.
     fn tail(&self) -> f64 {
         if self.chunk_count() > 2 {
             return 0.0;
@@ -185,7 +186,7 @@ impl<'a> StageBound<'a> {
     }
 
     /// Its own work from its first W on. Before that nothing is given back, so that memory holds
-    /// only so many microbatches; what is dense in time is taken first and divided at will.
+    /// only so many microbatches; the W densest in time is counted first and divided at will.
     fn behind_gate(&self) -> f64 {
         let m = f64::from(self.microbatch_count());
         let chunks = self.pipeline.chunks_of(self.index).iter();
@@ -207,7 +208,7 @@ impl<'a> StageBound<'a> {
         self.pipeline.work(self.index) - before
     }
 
-    /// Its own work, with what it waits at both ends.
+    /// Its own work, with its waiting at both ends.
     fn alone(&self, head: f64) -> f64 {
         let tail = self.tail();
         let is_apart = f64::from(self.microbatch_count()) * self.forwards_kept() > self.limit;
@@ -215,7 +216,7 @@ impl<'a> StageBound<'a> {
         self.pipeline.work(self.index) + waits
     }
 
-    /// What each microbatch keeps, for as long as it must, against the memory there is.
+    /// The memory that each microbatch keeps, for as long as it must, against the memory there is.
     fn by_memory(&self) -> f64 {
         let kept = |chunk: &usize| {
             let ChunkCosts { b, after_forward, after_input_gradient, .. } =
@@ -251,7 +252,7 @@ impl<'a> StageBound<'a> {
 }
 
 /// The time of the W whose operands fit into `rest`, of two chunks with so many microbatches each,
-/// at most: what is dense is taken first and divided at will, or all of them are as small as the
+/// at most: the denser one is counted first and divided at will, or all of them are as small as the
 /// smaller and as long as the longer, whichever gives less.
 fn most_weights(rest: f64, one: (&ChunkCosts, u32), other: (&ChunkCosts, u32)) -> f64 {
     let size = |of: (&ChunkCosts, u32)| of.0.after_input_gradient;

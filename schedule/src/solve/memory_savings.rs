@@ -1,12 +1,12 @@
-//! Orders for stages whose memory is short, and what stages may do about it: activations are
+//! Orders for stages that are short of memory, and the remedies of stages: activations are
 //! dropped and recomputed (Chen et al., arXiv 1604.06174), or offloaded and reloaded (Wan et al.,
 //! ICML 2025, arXiv 2503.01328).
 //!
 //! Both go with any order, so the search has two parts. Orders are made as if there were more
 //! memory than there is, or as if every pass were longer and kept less; then each stage's list is
-//! brought within its limit, with as few recomputed and offloaded passes as that takes, and the
+//! brought within its limit, with as few recomputed and offloaded passes as that needs, and the
 //! result is simulated: its cost counts. The bound is that of the same problem where recomputing
-//! and copying take no time.
+//! and copying need no time.
 
 mod limits;
 
@@ -20,32 +20,33 @@ use crate::program::Program;
 use crate::simulate::simulate;
 use limits::within_limits;
 
-/// What stages may do where memory is short; nothing by itself.
+/// The means of stages to save memory where it is short; nothing by itself.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct MemorySavings {
-    /// By chunk, in model order: what recomputing a pass takes; empty if no pass is recomputed.
+    /// By chunk, in model order: the time and memory of recomputing a pass; empty if no pass is
+    /// recomputed.
     pub recomputes: Vec<RecomputeCost>,
-    /// By chunk, in model order: how long its copies take; empty if nothing is offloaded.
+    /// By chunk, in model order: the times of its copies; empty if nothing is offloaded.
     pub offloads: Vec<OffloadTransfer>,
     /// Which copies run at once.
     pub lanes: CopyLanes,
 }
 
-/// What it takes to drop the activations of a pass after F and to recompute them before B.
+/// The cost of dropping the activations of a pass after F and of recomputing them before B.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RecomputeCost {
-    /// How long R takes.
+    /// The time of R.
     pub time: f64,
     /// The memory that it keeps from DROP to R.
     pub after_drop: f64,
 }
 
-/// How long it takes to offload what a pass keeps, and to reload it.
+/// The times of offloading the activations of a pass, and of reloading them.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct OffloadTransfer {
-    /// How long OFFLOAD takes.
+    /// The time of OFFLOAD.
     pub offload: f64,
-    /// How long RELOAD takes.
+    /// The time of RELOAD.
     pub reload: f64,
 }
 
@@ -56,7 +57,7 @@ impl MemorySavings {
         !self.recomputes.is_empty() || !self.offloads.is_empty()
     }
 
-    /// What a chunk's pass keeps while it waits for its B, at least.
+    /// The memory that a chunk's pass keeps while it waits for its B, at least.
     pub(super) fn waiting_memory_min(&self, chunk: usize, costs: &ChunkCosts) -> f64 {
         if !self.offloads.is_empty() {
             return 0.0;
@@ -80,7 +81,7 @@ const DRAFT_PASSES_MAX: usize = 100_000;
 /// How often orders are made anew for stages that recompute as much as was found to be needed.
 const ANTICIPATED_ROUNDS: usize = 2;
 
-/// The same problem with recomputing and copying taken as free: no order costs less than its bound.
+/// The same problem with recomputing and copying free of cost: no order costs less than its bound.
 pub(super) fn relaxed(problem: &ScheduleProblem) -> ScheduleProblem {
     let relaxed = |(chunk, costs): (usize, &ChunkCosts)| {
         let after_forward = problem.memory_savings.waiting_memory_min(chunk, costs);
@@ -96,8 +97,8 @@ pub(super) fn relaxed(problem: &ScheduleProblem) -> ScheduleProblem {
     ScheduleProblem { chunks, limits, memory_savings: MemorySavings::default(), ..problem.clone() }
 }
 
-/// The best order that is found of a problem whose stages may recompute or offload; none costs less
-/// than `lower_bound`.
+/// The best order that is found of a problem in which stages may recompute or offload; none costs
+/// less than `lower_bound`.
 pub(super) fn solve(
     problem: &ScheduleProblem,
     lower_bound: f64,
@@ -145,7 +146,7 @@ impl BestWithinLimits<'_> {
     }
 }
 
-/// An order of a problem whose stages do nothing to keep less, if there is one.
+/// An order of a problem in which stages do nothing to keep less, if there is one.
 fn solved(problem: &ScheduleProblem) -> Option<Program> {
     problem.check().ok()?;
     Some(solve_without_savings(problem, DRAFT_PASSES_MAX).program)
@@ -170,7 +171,8 @@ fn cost(problem: &ScheduleProblem, program: &Program) -> f64 {
     problem.cost(&timeline.expect("what was made of a program that ran to its end does so"))
 }
 
-/// What an order is made for, before its stages' lists are brought within their limits.
+/// The changed problem that an order is made for, before its stages' lists are brought within
+/// their limits.
 #[derive(Clone, Copy, Debug)]
 enum OrderDraft {
     /// Limits that are so many times those of the problem.
@@ -251,7 +253,7 @@ fn with_limits_for_one(problem: &ScheduleProblem) -> ScheduleProblem {
     without_savings(problem, (0..).zip(&problem.limits).map(of_stage).collect())
 }
 
-/// Chunks whose every pass is recomputed, so that B is longer, with the memory that is kept after
+/// Chunks that recompute every pass, so that B is longer, with the memory that is kept after
 /// DROP.
 fn recomputed(problem: &ScheduleProblem) -> impl Iterator<Item = (ChunkCosts, f64)> {
     let of_chunk = |(costs, recompute): (&ChunkCosts, &RecomputeCost)| {
@@ -261,7 +263,7 @@ fn recomputed(problem: &ScheduleProblem) -> impl Iterator<Item = (ChunkCosts, f6
     problem.chunks.iter().zip(&problem.memory_savings.recomputes).map(of_chunk)
 }
 
-/// Chunks whose every pass is offloaded and reloaded, while their stage does nothing else.
+/// Chunks that offload and reload every pass, while their stage does nothing else.
 fn offloaded(problem: &ScheduleProblem) -> impl Iterator<Item = (ChunkCosts, f64)> {
     let of_chunk = |(costs, transfer): (&ChunkCosts, &OffloadTransfer)| {
         let OffloadTransfer { offload, reload } = *transfer;
@@ -276,7 +278,7 @@ fn fused((costs, rest): (ChunkCosts, f64)) -> (ChunkCosts, f64) {
 }
 
 /// Chunks that keep only so much between F and B, on stages that have memory for one whole pass.
-/// What they keep after B counts as if it were kept before.
+/// The activations that they keep after B count as if they were kept before.
 fn with_one_pass_resident(
     problem: &ScheduleProblem,
     chunks: impl Iterator<Item = (ChunkCosts, f64)>,
@@ -293,7 +295,7 @@ fn with_one_pass_resident(
         };
         let rest = |chunk: usize| chunks[chunk].after_forward;
         let running = of_chunks(&|chunk| problem.chunks[chunk].after_forward - rest(chunk));
-        // Of what takes no memory there may be any number.
+        // Of passes without memory there may be any number.
         if of_chunks(&rest) > 0.0 { limit - running } else { f64::INFINITY }
     };
     let limits = (0..).zip(&problem.limits).map(of_stage).collect();

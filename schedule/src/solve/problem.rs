@@ -37,14 +37,15 @@ pub struct StageCosts {
     pub limit: f64,
 }
 
-/// A pipeline whose operations are to be put into an order.
+/// A pipeline with operations that are to be put into an order.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ScheduleProblem {
     /// Which stage holds which chunk.
     pub placement: Placement,
     /// By chunk, in model order: times and memory.
     pub chunks: Vec<ChunkCosts>,
-    /// By stage: memory there is for what its chunks keep; infinite if it is no matter.
+    /// By stage: memory there is for the activations that its chunks keep; infinite if it is no
+    /// matter.
     pub limits: Vec<f64>,
     /// From the end of a pass to the arrival of its result on another stage.
     pub link: f64,
@@ -52,31 +53,31 @@ pub struct ScheduleProblem {
     pub occupancy: f64,
     /// Microbatches in a step.
     pub microbatch_count: u32,
-    /// What ends a step.
+    /// The ending of a step.
     pub ending: StepEnding,
     /// How stages may recompute and offload to keep less.
     pub memory_savings: MemorySavings,
 }
 
-/// What ends a step, and how the next one follows.
+/// The ending of a step, and how the next one follows.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StepEnding {
     /// With one step open, the next begins on a stage when that is done with this one, and waits
-    /// for the verdict on this one before its own first weight gradient: what counts is the longest
+    /// for the verdict on this one before its own first weight gradient: its cost is the longest
     /// span of a stage, or, if that is longer, the time from the first weight gradient of any stage
     /// to the verdict. Steps can follow each other that closely, and more so where stages that wait
     /// for the verdict are not those that others wait for. With none, all wait for all and for the
-    /// verdict: what counts is the time from the first start to there.
+    /// verdict: the cost is the time from the first start to there.
     pub window: Window,
     /// From the last stage's end to the verdict being known on every stage.
     pub verdict: f64,
-    /// By stage: what it does behind its last W, such as adding gradients up among copies of the
-    /// pipeline; empty if that is nothing.
+    /// By stage: the time of its work behind its last W, such as adding gradients up among copies
+    /// of the pipeline; empty if there is none.
     pub after: Vec<f64>,
 }
 
 impl StepEnding {
-    /// What a step costs, of its longest span, its last end and the first gate that the next one
+    /// The cost of a step, from its longest span, its last end and the first gate that the next one
     /// meets.
     pub(super) fn cost(
         &self,
@@ -107,7 +108,7 @@ impl Default for StepEnding {
     }
 }
 
-/// What a number of a problem belongs to.
+/// The part of a problem that a number belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CostOwner {
     /// The number belongs to a chunk.
@@ -119,7 +120,7 @@ pub enum CostOwner {
 }
 
 impl ScheduleProblem {
-    /// Stages, each of which divides what it takes evenly among its chunks.
+    /// Stages, each of which divides its time evenly among its chunks.
     ///
     /// # Panics
     /// If there are not as many stages as `placement` has.
@@ -159,7 +160,7 @@ impl ScheduleProblem {
         }
     }
 
-    /// What its passes take, to simulate a program of it; verdict and step take no time.
+    /// The times of its passes, to simulate a program of it; verdict and step need no time.
     #[must_use]
     pub fn costs(&self) -> Costs {
         let times = |chunk: &ChunkCosts| {
@@ -195,7 +196,7 @@ impl ScheduleProblem {
         MemoryCosts { lanes: *lanes, chunks }
     }
 
-    /// What a step of arithmetic costs that was simulated with these costs, by what ends it.
+    /// The cost of a step of arithmetic that was simulated with these costs, by its ending.
     ///
     /// # Panics
     /// If it has other stages.
@@ -218,7 +219,7 @@ impl ScheduleProblem {
         )
     }
 
-    /// What its passes keep, in model order; a WE gives nothing back.
+    /// The memory that its passes keep, in model order; a WE gives nothing back.
     #[must_use]
     pub fn memory(&self) -> Vec<ChunkMemory> {
         let recomputes = &self.memory_savings.recomputes;
@@ -233,7 +234,8 @@ impl ScheduleProblem {
         self.chunks.iter().enumerate().map(kept).collect()
     }
 
-    /// Whether each stage's memory holds what it keeps under `program`, an order of this problem.
+    /// Whether each stage's memory holds the activations it keeps under `program`, an order of this
+    /// problem.
     ///
     /// # Panics
     /// If it is an order of another problem.
@@ -242,15 +244,15 @@ impl ScheduleProblem {
         self.stages_that_fit(program).all(|fits| fits)
     }
 
-    /// By stage, whether its memory holds what it keeps under `program`.
+    /// By stage, whether its memory holds the activations it keeps under `program`.
     pub(super) fn stages_that_fit(&self, program: &Program) -> impl Iterator<Item = bool> {
         let peaks = peak_memory(program, &self.memory());
         let fits = |(peak, limit): (f64, &f64)| peak <= limit * (1.0 + TOLERANCE);
         peaks.into_iter().zip(&self.limits).map(fits)
     }
 
-    /// A bound that no order of a step is below: the work of the busiest stage, with what follows
-    /// its last W.
+    /// A bound that no order of a step is below: the work of the busiest stage, with the work that
+    /// follows its last W.
     pub(super) fn work_bound(&self) -> f64 {
         let mut work = vec![0.0; self.limits.len()];
         let mut weights = vec![0.0; self.limits.len()];
@@ -307,7 +309,7 @@ impl ScheduleProblem {
         Ok(())
     }
 
-    /// By stage: what one microbatch takes at least, each chunk's pass whole while it runs, and
+    /// By stage: the least memory of one microbatch, each chunk's pass whole while it runs, and
     /// those of the chunks before it as small as stages can make them.
     fn memory_needed(&self) -> Vec<f64> {
         let mut needed = vec![0.0; self.limits.len()];

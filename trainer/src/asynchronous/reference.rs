@@ -3,10 +3,10 @@
 //! No program and no pipeline: a microbatch goes through the whole model and back before the next
 //! one begins, and every chunk reads the version that a formula names. The formulas are those of
 //! the papers, for a pipeline of p stages in which stage s is a = p - 1 - s microbatches ahead, M
-//! microbatches a minibatch t, and k counting microbatches through the run. What this yields is
-//! right by being plain; [`super::AsyncStage`] must yield the same bits.
+//! microbatches a minibatch t, and k counting microbatches through the run. Its results are
+//! right because the loop is plain; [`super::AsyncStage`] must yield the same bits.
 //!
-//! AMPNet has no formula. What it did is in the order that it found ([`super::replay_found`]).
+//! AMPNet has no formula. Its run is in the order that it found ([`super::replay_found`]).
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -36,7 +36,7 @@ pub(super) struct LayerFloats {
     pub w: Vec<f32>,
     pub m: Vec<f32>,
     pub v: Vec<f32>,
-    /// What w changes by in an update, in the mean (PipeMare).
+    /// The change of w in an update, in the mean (PipeMare).
     delta: Vec<f32>,
 }
 
@@ -251,7 +251,7 @@ impl<B: Backend, S: BatchSource> AsyncReference<B, S> {
         PassCoordinates { chunk, stage, stages, ahead, k, microbatches, minibatch }
     }
 
-    /// Puts into the model what each chunk reads.
+    /// Puts into the model the weights that each chunk reads.
     fn load(&mut self, k: u32, replica: u32, direction: PassDirection) {
         for chunk in 0..self.setup.plan.chunks.len() {
             let weights = self.weights_read(replica, self.coordinates(chunk, k), direction);
@@ -262,7 +262,7 @@ impl<B: Backend, S: BatchSource> AsyncReference<B, S> {
         }
     }
 
-    /// The formulas: which version a chunk reads, and what is made of it.
+    /// The formulas: which version a chunk reads, and the prediction made of it.
     fn weights_read(
         &self,
         replica: u32,
@@ -379,7 +379,7 @@ impl<B: Backend, S: BatchSource> AsyncReference<B, S> {
         history.retain(|number, _| number + at.stages > base);
     }
 
-    /// What the run has come to.
+    /// The state that the run has reached.
     #[must_use]
     pub fn state(&self) -> AsyncState {
         let mut state = AsyncState::default();

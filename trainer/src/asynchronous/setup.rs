@@ -23,12 +23,12 @@ use crate::stage::{InitialWeights, Injection};
 pub struct AsyncHyperparameters {
     /// Updates over which PipeMare lets the learning rate of a stage rise to its full height.
     pub anneal_updates: u64,
-    /// The share of what lies between them by which a model and the reference pull each other
+    /// The share of the difference between them by which a model and the reference pull each other
     /// (AvgPipe).
     pub elastic_alpha: f32,
 }
 
-/// Which chunk has which layers, and what each stage runs.
+/// Which chunk has which layers, and the program of each stage.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AsyncPlan {
     /// The program of the whole run.
@@ -56,9 +56,9 @@ pub enum AsyncPlanError {
     /// An order that was found is of another run.
     #[error("expected the order of a run `{expected}`, found one of `{found}`")]
     OtherRun {
-        /// What the run's program begins with.
+        /// The beginning of the run's program.
         expected: String,
-        /// What the order begins with.
+        /// The beginning of the order.
         found: String,
     },
     /// An order that was found breaks rules, which no order of a run does.
@@ -125,8 +125,8 @@ impl AsyncPlan {
         chunks.map(|chunk| (chunk, self.chunks[chunk.index()]))
     }
 
-    /// What `stage` takes: the state of every pipeline it is part of with the versions kept beside
-    /// it and what a method remembers besides, and what passes keep.
+    /// The memory of `stage`: the state of every pipeline it is part of with the versions kept
+    /// beside it and the buffers of its method, and the activations of passes.
     #[must_use]
     pub fn stage_memory<B: ByteCounts>(
         &self,
@@ -171,7 +171,7 @@ impl AsyncPlan {
         }
     }
 
-    /// What `stage` takes of a device beside buffers.
+    /// The memory that `stage` needs of a device beside buffers.
     #[must_use]
     pub fn device_claim(&self, model: &ModelConfig, stage: StageIndex) -> DeviceClaim {
         let specs = model_layers(model);
@@ -192,7 +192,7 @@ impl AsyncPlan {
         )
     }
 
-    /// Weights of a chunk in all pipelines and versions, with what trains them.
+    /// Weights of a chunk in all pipelines and versions, with the buffers that train them.
     fn chunk_state<B: ByteCounts>(
         &self,
         backend: &B,
@@ -254,7 +254,7 @@ impl AsyncSetup {
         Step(minibatch * replicas + u64::from(replica))
     }
 
-    /// The learning rate of that update by its minibatch, without what a method makes of it.
+    /// The learning rate of that update by its minibatch, before the method changes it.
     #[must_use]
     pub fn lr_of_update(&self, replica: u32, base: u32) -> f64 {
         let minibatch = self.minibatch_of_update(replica, base);
@@ -279,7 +279,7 @@ impl AsyncSetup {
     }
 }
 
-/// What passes need beside the layers.
+/// The context of passes beside the layers.
 pub(super) fn context<'c, B: Backend>(
     setup: &'c AsyncSetup,
     backend: &'c B,

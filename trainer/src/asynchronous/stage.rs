@@ -1,10 +1,10 @@
 //! One stage of an asynchronous run: frames in, the next operation run, frames out.
 //!
-//! A state machine like [`crate::stage::StageEngine`], and smaller, because nothing is ever taken
+//! A state machine like [`crate::stage::StageEngine`], and smaller, because nothing is ever rolled
 //! back: it never blocks, its owner moves its outputs, and the same program gives the same
 //! bits in whatever order frames arrive. On a device it waits once an update, for sums of squares:
-//! what passes read is kept, predicted and averaged there, and boundary tensors go as tensor
-//! handles.
+//! the weights that passes read are kept, predicted and averaged there, and boundary tensors go as
+//! tensor handles.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -48,7 +48,7 @@ pub struct AsyncUpdate {
     pub lr: f64,
     /// The norm of the chunk's gradient, before clipping.
     pub norm: f64,
-    /// What the gradient was multiplied with; `None` if it was not finite and the update left out.
+    /// The factor of the gradient; `None` if it was not finite and the update left out.
     pub coefficient: Option<f32>,
 }
 
@@ -95,7 +95,7 @@ enum ProgramPosition {
     Found(Box<DynamicRegion>),
 }
 
-/// What the passes of a chunk keep.
+/// The slots of a chunk's passes.
 struct ChunkSlots<T> {
     stashes: SlotPool<PassStash<T>>,
     logits: Option<SlotPool<Logits<T>>>,
@@ -116,13 +116,13 @@ pub struct AsyncStage<B: Backend, S> {
     angles: Option<B::Buffer>,
     inbox: BTreeMap<(Flow, Pass), TensorHandle>,
     frames_max: usize,
-    /// What the last F or BW left, until a transfer takes it.
+    /// The result of the last F or BW, until a transfer sends it.
     result: Option<(Flow, Pass, TensorHandle)>,
     /// Losses that a device still computes: no more than microbatches are alive or in an update.
     losses: VecDeque<(MicrobatchIndex, Pending<f64>)>,
     position: ProgramPosition,
     outbox: VecDeque<AsyncOutput>,
-    /// Of a device that runs later what is enqueued: its clock, and what passes took by it so far.
+    /// Of a device that runs enqueued work later: its clock, and the time of passes by it so far.
     timer: LayerTimer,
     worked_us: f64,
 }
@@ -210,7 +210,7 @@ impl<B: Backend, S: BatchSource> AsyncStage<B, S> {
     /// Stores a frame until the pass that reads it runs.
     ///
     /// # Panics
-    /// If it is not what the plan says that a neighbour sends here: frames of one process are our
+    /// If it is not a frame that the plan has a neighbour send here: frames of one process are our
     /// own.
     pub fn handle(&mut self, frame: AsyncFrame) {
         let AsyncFrame { flow, pass, tensor } = frame;
@@ -223,14 +223,14 @@ impl<B: Backend, S: BatchSource> AsyncStage<B, S> {
         assert!(before.is_none(), "the operand of {pass:?} comes once");
     }
 
-    /// What ended the device, if anything did.
+    /// The fault that ended the device, if any.
     #[must_use]
     pub fn fault(&self) -> Option<DeviceFault> {
         self.backend.fault()
     }
 
-    /// What passes took by the device's own clock, as far as updates have waited for them. Nothing
-    /// where an operation is done when it returns.
+    /// The time of passes by the device's own clock, as far as updates have waited for them.
+    /// Nothing where an operation is done when it returns.
     #[must_use]
     pub fn worked_us(&self) -> Option<f64> {
         self.backend.is_asynchronous().then_some(self.worked_us)

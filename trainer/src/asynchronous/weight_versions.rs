@@ -35,7 +35,7 @@ pub(super) struct WeightVersions<B: Backend> {
     delay: f64,
 }
 
-/// What the weights of a chunk change by.
+/// The changes of a chunk's weights.
 struct WeightDeltas<T> {
     /// In an update, in the mean, layer by layer.
     means: Vec<T>,
@@ -64,13 +64,13 @@ fn lens(specs: &[LayerSpec]) -> impl Iterator<Item = usize> {
     specs.iter().map(LayerSpec::len).collect::<BTreeSet<_>>().into_iter()
 }
 
-/// What a chunk of these layers takes for what corrections are made of.
+/// The bytes of the buffers that corrections of a chunk of these layers are made of.
 pub(super) fn change_bytes<B: ByteCounts>(backend: &B, specs: &[LayerSpec]) -> Bytes {
     let all = specs.iter().map(LayerSpec::len).chain(lens(specs));
     Bytes(all.map(|len| backend.buffer_bytes(len)).sum())
 }
 
-/// What the weight versions of a chunk are made from.
+/// The plan that the weight versions of a chunk are made from.
 pub(super) struct WeightVersionsPlan<'a> {
     pub setup: &'a AsyncSetup,
     pub specs: &'a [LayerSpec],
@@ -204,7 +204,7 @@ impl<B: Backend> WeightVersions<B> {
         AsyncUpdate { version: self.version, lr, norm, coefficient: is_finite.then_some(clip) }
     }
 
-    /// What an update's learning rate is multiplied with: that of a warm-up is not late, and
+    /// The factor of an update's learning rate: that of a warm-up is not late, and
     /// annealing begins behind it.
     fn rate_share(&self, setup: &AsyncSetup, update: u32) -> f64 {
         match update.checked_sub(setup.plan.program.variant.warm_up()) {

@@ -14,8 +14,8 @@ const FLOAT_LEN: usize = 4;
 ///
 /// Weights and moments are allocated once, at their final length, when the header is there and
 /// announces as many bytes as are expected; each byte is copied once, to where it belongs, and
-/// hashed on its way. So a layer that arrives takes what it takes in training, and nothing of its
-/// length beside.
+/// hashed on its way. So a layer that arrives needs as much memory as in training, and nothing of
+/// its length beside.
 #[derive(Debug)]
 pub struct LayerAssembler {
     digester: ImageDigester,
@@ -62,7 +62,7 @@ impl LoadedLayer {
     }
 }
 
-/// What follows the header.
+/// The payload behind the header.
 #[derive(Debug)]
 struct LayerPayload {
     header: LayerHeader,
@@ -99,7 +99,8 @@ impl LayerAssembler {
     /// Appends the bytes that follow those pushed before.
     ///
     /// # Errors
-    /// If what is there cannot become the layer that is expected. Nothing more may be pushed then.
+    /// If the bytes so far cannot become the layer that is expected. Nothing more may be pushed
+    /// then.
     pub fn push(&mut self, bytes: &[u8]) -> Result<(), ImageError> {
         let Some((header, floats)) = self.digester.push_floats(bytes)? else { return Ok(()) };
         let payload = match &mut self.payload {

@@ -27,19 +27,19 @@ pub struct BackendStageFactory<F> {
     pub weights: InitialWeights,
     /// Makes a handle on the device.
     pub device: F,
-    /// What layers are drawn and hashed by before the device has them.
+    /// The threads that draw and hash layers before the device has them.
     pub host: HostThreads,
     /// Makes the second store of a stage, if offloaded passes go to another place than the
     /// host's memory.
     pub store: Option<StashStoreFactory>,
-    /// What layers of a stage are timed by, if they are.
+    /// The clock that times layers of a stage, if one does.
     pub clock: Option<fn() -> LayerClock>,
 }
 
 /// Makes a second store for so many bytes.
 pub type StashStoreFactory = Box<dyn Fn(Bytes) -> Box<dyn StashStore> + Send>;
 
-/// What a device is used for.
+/// The use of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeviceUse {
     /// To run a stage.
@@ -56,7 +56,7 @@ pub trait BackendFactory {
     /// A handle for this use.
     fn make(&self, device_use: DeviceUse) -> Self::Backend;
 
-    /// What ended the device, whichever handle found it.
+    /// The fault that ended the device, whichever handle found it.
     fn fault(&self) -> Option<DeviceFault>;
 }
 

@@ -28,7 +28,7 @@ const ENCODED_MORE: u64 = (HEADER_LEN - HASHED_HEAD_LEN) as u64;
 pub struct ChainingValue(pub [u8; 32]);
 
 /// Of an encoded layer of `image` bytes, how many come before the first subtree without a weight:
-/// what is read for the weights.
+/// the bytes that are read for the weights.
 #[must_use]
 pub fn weights_end(image: u64) -> u64 {
     ENCODED_MORE + tree(float_count(image)).cut
@@ -63,7 +63,7 @@ pub fn moment_value(
     Ok(ChainingValue(hasher.finish()))
 }
 
-/// Hashes what comes before the moments, in order.
+/// Hashes the bytes before the moments, in order.
 #[derive(Debug)]
 pub(super) struct WeightsHasher {
     tree: HashSubtrees,

@@ -1,4 +1,4 @@
-//! A chunk: a run of layers on one stage, and what its passes keep.
+//! A chunk: a run of layers on one stage, and the activations that its passes keep.
 
 use zbelastic_kernels::{
     Accumulate, AllocateError, Backend, BufferView, BufferViewMut, ByteCounts, DeviceFault,
@@ -18,7 +18,7 @@ use super::recompute::Recompute;
 use super::state::LayerState;
 use crate::data::TokenBatch;
 
-/// Adds up what a stash takes on `backend`.
+/// Adds up the bytes of a stash on `backend`.
 pub fn count_bytes<B: ByteCounts, R>(
     backend: &B,
     build: impl FnOnce(&mut dyn FnMut(BufferSize) -> Result<(), std::convert::Infallible>) -> R,
@@ -67,7 +67,7 @@ impl<B: Backend> Chunk<B> {
         self.layers.last().is_some_and(|layer| layer.spec.kind == LayerKind::Head)
     }
 
-    /// Puts what arrived where the first layer reads it.
+    /// Puts the tensor that arrived where the first layer reads it.
     pub fn set_input(&self, backend: &B, input: &[f32], stash: &mut PassStash<B::Buffer>) {
         backend.upload(input, BufferViewMut::new(&mut stash.residuals[0], 0..input.len()));
     }
@@ -86,7 +86,7 @@ impl<B: Backend> Chunk<B> {
         backend.import_tensor(input, BufferViewMut::new(&mut stash.residuals[0], 0..len))
     }
 
-    /// What the last layer left, on its way to the chunk after this one.
+    /// The result of the last layer, on its way to the chunk after this one.
     #[must_use]
     pub fn send_output(&self, backend: &B, stash: &PassStash<B::Buffer>) -> TensorHandle {
         pack(backend, &stash.residuals[self.layers.len()])
@@ -107,13 +107,13 @@ impl<B: Backend> Chunk<B> {
         backend.import_tensor(gradient, BufferViewMut::new(to, 0..len))
     }
 
-    /// What B left, on its way to the chunk before this one.
+    /// The gradient that B left, on its way to the chunk before this one.
     #[must_use]
     pub fn send_gradient(&self, backend: &B, stash: &PassStash<B::Buffer>) -> TensorHandle {
         pack(backend, &stash.residuals[0])
     }
 
-    /// What the last layer left for the chunk after this one.
+    /// The result of the last layer for the chunk after this one.
     #[must_use]
     pub fn output(&self, backend: &B, stash: &PassStash<B::Buffer>) -> Vec<f32> {
         download(backend, &stash.residuals[self.layers.len()])
@@ -125,7 +125,7 @@ impl<B: Backend> Chunk<B> {
         backend.upload(gradient, BufferViewMut::new(to, 0..gradient.len()));
     }
 
-    /// What B left for the chunk before this one.
+    /// The gradient that B left for the chunk before this one.
     #[must_use]
     pub fn input_gradient(&self, backend: &B, stash: &PassStash<B::Buffer>) -> Vec<f32> {
         download(backend, &stash.residuals[0])
@@ -142,7 +142,7 @@ impl<B: Backend> Chunk<B> {
         self.forward_slice(context, batch, &[], stash, logits)
     }
 
-    /// F of a slice, with what the slices before it left, in order.
+    /// F of a slice, with the keys and values of the slices before it, in order.
     pub fn forward_slice(
         &self,
         context: &PassContext<'_, B>,
@@ -187,8 +187,8 @@ impl<B: Backend> Chunk<B> {
         loss
     }
 
-    /// R: makes again what `recompute` selects, from the rest of the stash and from what the slices
-    /// before left, in order.
+    /// R: makes again what `recompute` selects, from the rest of the stash and from the keys and
+    /// values of the slices before, in order.
     pub fn recompute(
         &self,
         context: &PassContext<'_, B>,
@@ -374,12 +374,12 @@ fn pack<B: Backend>(backend: &B, buffer: &B::Buffer) -> TensorHandle {
     backend.export_tensor(BufferView::new(buffer, 0..backend.len(buffer)))
 }
 
-/// What a layer of a later slice attends to.
+/// The keys and values that a layer of a later slice attends to.
 fn attended<'s, T>(earlier: &'s [&mut PassStash<T>], layer: usize) -> Vec<&'s T> {
     earlier.iter().map(|slice| slice.attention(layer).qkv()).collect()
 }
 
-/// What a layer of earlier slices is to a later one.
+/// The keys, values and gradients in a layer of earlier slices that a later one uses.
 fn earlier_slices<'s, T>(
     earlier: &'s mut [&mut PassStash<T>],
     layer: usize,
@@ -393,7 +393,7 @@ fn earlier_slices<'s, T>(
     earlier.iter_mut().map(of_slice).collect()
 }
 
-/// Rotary angles of every position, as [`Backend::rotate`] takes them, if the model's family has
+/// Rotary angles of every position, as [`Backend::rotate`] receives them, if the model's family has
 /// them.
 ///
 /// # Errors

@@ -1,4 +1,4 @@
-//! What a layer's state takes on a device: claimed by plans, asserted where it is allocated.
+//! The bytes of a layer's state on a device: claimed by plans, asserted where it is allocated.
 
 use zbelastic_kernels::ByteCounts;
 use zbelastic_types::Bytes;
@@ -7,8 +7,8 @@ use super::config::ModelConfig;
 use super::parts::{LayerParts, NonMatrixLayout};
 use super::tensors::LayerSpec;
 
-/// What a layer takes that is trained: weights, candidate, both moments, gradient, and its matrices
-/// in the form products read.
+/// The bytes of a layer that is trained: weights, candidate, both moments, gradient, and its
+/// matrices in the form products read.
 #[must_use]
 pub fn layer_bytes<B: ByteCounts>(backend: &B, model: &ModelConfig, spec: &LayerSpec) -> Bytes {
     const BUFFERS: u64 = 4;
@@ -20,14 +20,14 @@ pub fn layer_bytes<B: ByteCounts>(backend: &B, model: &ModelConfig, spec: &Layer
     Bytes(floats) + matrix_bytes(backend, model, spec)
 }
 
-/// What a layer takes on which the optimizer is replayed.
+/// The bytes of a layer on which the optimizer is replayed.
 #[must_use]
 pub fn replayed_bytes<B: ByteCounts>(backend: &B, spec: &LayerSpec) -> Bytes {
     const BUFFERS: u64 = 4;
     Bytes(BUFFERS * backend.buffer_bytes(spec.len()))
 }
 
-/// What a layer takes that is read and not trained.
+/// The bytes of a layer that is read and not trained.
 #[must_use]
 pub fn frozen_bytes<B: ByteCounts>(backend: &B, model: &ModelConfig, spec: &LayerSpec) -> Bytes {
     Bytes(backend.buffer_bytes(spec.len())) + matrix_bytes(backend, model, spec)

@@ -1,10 +1,10 @@
-//! What the layers of a stage take, pass by pass, by a clock of the stage's owner.
+//! Times of the layers of a stage, pass by pass, by a clock of the stage's owner.
 //!
 //! Passes call the timer where one layer ends and the next begins, and the time between two such
 //! calls is the layer's. Nothing is computed otherwise for it, and without a clock nothing is
 //! read.
 //!
-//! A device that runs later what is enqueued records timestamps by its own clock, and is waited for
+//! A device that runs enqueued work later records timestamps by its own clock, and is waited for
 //! when they are read. A timestamp is a little work for it, so only some turns are timed there.
 
 use std::cell::{Cell, RefCell};
@@ -63,16 +63,16 @@ impl LayerClass {
     }
 }
 
-/// What is done to a layer.
+/// An operation on a layer: a pass, or half of an update.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LayerOp {
     /// The forward pass (F).
     Forward,
     /// The backward pass to the layer's input (B).
     InputGradient,
-    /// W, without what WE may run.
+    /// W, without the part that WE may run.
     WeightGradient,
-    /// What WE may run: W of the head's matrix.
+    /// The part that WE may run: W of the head's matrix.
     EarlyWeightGradient,
     /// The recomputation of the forward pass (R).
     Recompute,
@@ -87,7 +87,7 @@ impl LayerOp {
     pub const COUNT: usize = 7;
 }
 
-/// How often something was done, and what that took in all.
+/// How often something was run, and the time of all runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct TimeTotal {
     /// How often it was done.
@@ -97,24 +97,24 @@ pub struct TimeTotal {
 }
 
 impl TimeTotal {
-    /// What one takes, if there was one.
+    /// The mean time of one run, if there was one.
     #[must_use]
     pub fn mean_us(self) -> Option<f64> {
         (self.count > 0).then(|| self.us / f64::from(self.count))
     }
 }
 
-/// What the layers of a stage took since the last [`LayerTimer::take`].
+/// The times of a stage's layers since the last [`LayerTimer::take`].
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LayerTimes([[TimeTotal; LayerOp::COUNT]; LayerClass::COUNT]);
 
-/// Nothing takes so many microseconds, three thousand years, and no clock shows so few but none at
-/// all. What is computed with those in between is finite.
+/// Nothing lasts so many microseconds, three thousand years, and no clock shows so few but none at
+/// all. Results computed from those in between are finite.
 const US_MAX: f64 = 1e17;
 const US_MIN: f64 = 1e-9;
 
 impl LayerTimes {
-    /// What was spent on a part of the layers of a class.
+    /// The time that was spent on a part of the layers of a class.
     #[must_use]
     pub const fn spent(&self, class: LayerClass, part: LayerOp) -> TimeTotal {
         self.0[class.index()][part as usize]
@@ -149,20 +149,20 @@ pub struct Span {
     pub end_us: f64,
 }
 
-/// What was timed since the last [`LayerTimer::take`].
+/// The times that were measured since the last [`LayerTimer::take`].
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct StageTimings {
-    /// What layers took; none without a clock, and of a device that is behind if this turn was not
+    /// Times of layers; none without a clock, and of a device that is behind if this turn was not
     /// timed.
     pub layers: Option<LayerTimes>,
     /// Operations of a device that is behind.
     pub spans: Vec<Span>,
 }
 
-/// What a device has recorded a timestamp for.
+/// The event that a device has recorded a timestamp for.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum TimerMark {
-    /// An operation begins; what it reads is there.
+    /// An operation begins; its operands are there.
     Begin,
     /// A layer's part has ended.
     Layer(LayerClass, LayerOp),
@@ -170,8 +170,8 @@ enum TimerMark {
     End,
 }
 
-/// Of a device that is behind: turns at the beginning whose layers are timed, and after them one of
-/// so many.
+/// Of a device that is behind: turns at the beginning in which layers are timed, and after them one
+/// of so many.
 const FIRST_TURNS: u32 = 8;
 const TURNS_BETWEEN: u32 = 16;
 
@@ -181,7 +181,7 @@ pub struct LayerTimer {
     clock: Option<LayerClock>,
     border_us: Cell<f64>,
     times: RefCell<LayerTimes>,
-    /// What a device has recorded timestamps for, in order.
+    /// Events that a device has recorded timestamps for, in order.
     marks: RefCell<Vec<TimerMark>>,
     /// Whether an operation has begun there.
     is_open: Cell<bool>,
@@ -198,7 +198,7 @@ impl LayerTimer {
         Self { clock: Some(clock), ..Self::default() }
     }
 
-    /// A layer's part begins. The first one of an operation begins it: what it reads has come.
+    /// A layer's part begins. The first one of an operation begins it: its operands have come.
     pub fn begin<B: Backend>(&self, backend: &B) {
         let Some(clock) = &self.clock else { return };
         if !backend.is_asynchronous() {
@@ -234,7 +234,7 @@ impl LayerTimer {
         self.spans.get()
     }
 
-    /// What was timed since the last call, of which there is one a turn.
+    /// The times that were measured since the last call, of which there is one a turn.
     pub fn take<B: Backend>(&self, backend: &B) -> StageTimings {
         if self.clock.is_none() {
             return StageTimings::default();

@@ -1,7 +1,8 @@
-//! The three passes of each kind of layer, and what they keep. Each kind has a file below this one.
+//! The three passes of each kind of layer, and the activations that they keep. Each kind has a file
+//! below this one.
 //!
-//! F leaves in the stash what B and W need. B computes the gradient of the layer's input in place
-//! of that input. W adds to the weights' gradient, in microbatch order, whenever it runs.
+//! F leaves in the stash the operands of B and W. B computes the gradient of the layer's input in
+//! place of that input. W adds to the weights' gradient, in microbatch order, whenever it runs.
 
 mod attention;
 mod embed;
@@ -66,7 +67,7 @@ impl SlicePosition {
     }
 }
 
-/// What every pass needs beside the layer itself.
+/// The context of every pass beside the layer itself.
 pub struct PassContext<'a, B: Backend> {
     /// The device that the pass runs on.
     pub backend: &'a B,
@@ -114,32 +115,33 @@ pub(super) enum Projections {
     Found,
 }
 
-/// What F of an attention layer leaves.
+/// The activations that F of an attention layer leaves.
 pub struct AttentionStash<T> {
     normed: NormedStash<T>,
     qkv: T,
     out: T,
     log_sums: T,
-    /// What later slices add to the gradients of keys and values; empty where there are none.
+    /// The shares that later slices add to the gradients of keys and values; empty where there are
+    /// none.
     key_value_gradient: T,
 }
 
-/// What F of an MLP layer leaves. GELU keeps what it was given, SwiGLU its gate and up.
+/// The activations that F of an MLP layer leaves. GELU keeps its input, SwiGLU its gate and up.
 pub struct MlpStash<T> {
     normed: NormedStash<T>,
     before: T,
     hidden: T,
 }
 
-/// What a normalisation leaves: its result, its statistics, and from B on this microbatch's share
-/// of its parameters' gradient.
+/// The results of a normalisation: its output, its statistics, and from B on this microbatch's
+/// share of its parameters' gradient.
 pub struct NormedStash<T> {
     y: T,
     statistics: T,
     partials: T,
 }
 
-/// What F of the head leaves, without its logits.
+/// The activations that F of the head leaves, without its logits.
 pub struct HeadStash<T>(NormedStash<T>);
 
 /// The logits of a microbatch, and from B on their gradient: as large as all the rest together.
@@ -155,7 +157,7 @@ pub struct PassScratch<T> {
     hidden: T,
 }
 
-/// Sizes of everything a pass keeps, in floats, each handed to `make`. What it makes is memory, or
+/// Sizes of everything a pass keeps, in floats, each handed to `make`. `make` returns memory, or
 /// just a count.
 pub struct PassSizes<'a> {
     /// Shape of the model.
@@ -237,7 +239,7 @@ impl<'a> PassSizes<'a> {
         })
     }
 
-    /// Memory for what F of the head leaves, without its logits.
+    /// Memory for the activations that F of the head leaves, without its logits.
     ///
     /// # Errors
     /// Those of `make`.
@@ -298,8 +300,8 @@ fn norm_forward<B: Backend>(
     );
 }
 
-/// B of a normalisation: `gradient` of its result becomes the gradient of its input, added to what
-/// came along the residual stream.
+/// B of a normalisation: `gradient` of its result becomes the gradient of its input, added to the
+/// gradient that came along the residual stream.
 fn norm_backward<B: Backend>(
     context: &PassContext<'_, B>,
     state: &LayerState<B>,

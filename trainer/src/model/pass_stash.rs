@@ -1,4 +1,5 @@
-//! What a pass keeps, part by part: as lengths, as memory, and as floats on their way.
+//! The activations that a pass keeps, part by part: as lengths, as memory, and as floats on their
+//! way.
 
 use zbelastic_kernels::{Backend, BufferView, BufferViewMut};
 use zbelastic_types::{LayerId, LayerRange};
@@ -8,7 +9,7 @@ use super::config::LayerKind;
 use super::layers::{AttentionStash, HeadStash, Logits, MlpStash, PassSizes, StashPartsMut};
 use super::recompute::{Recompute, RecomputedParts, StashPart};
 
-/// What one layer's pass keeps.
+/// The activations that one layer's pass keeps.
 pub(super) enum LayerStash<T> {
     Embed,
     Attention(AttentionStash<T>),
@@ -16,9 +17,9 @@ pub(super) enum LayerStash<T> {
     Head(HeadStash<T>),
 }
 
-/// What one microbatch's passes over a chunk keep, from F to W.
+/// The activations that one microbatch's passes over a chunk keep, from F to W.
 ///
-/// `residuals[i]` is what layer `i` reads and, once its B has run, the gradient of that; the
+/// `residuals[i]` is the input of layer `i` and, once its B has run, the gradient of that; the
 /// last one is the chunk's result and then the gradient that came back.
 pub struct PassStash<T> {
     pub(super) residuals: Vec<T>,
@@ -26,7 +27,7 @@ pub struct PassStash<T> {
 }
 
 impl<T> PassStash<T> {
-    /// A stash for `layers`, its parts made by `make` from what they take.
+    /// A stash for `layers`, its parts made by `make` from their sizes.
     ///
     /// # Errors
     /// Those of `make`.
@@ -38,7 +39,7 @@ impl<T> PassStash<T> {
         buffer_sizes(sizes, layers).try_map(&mut |_, size| make(size))
     }
 
-    /// The same with what `recompute` keeps, and nothing of what it recomputes.
+    /// The same with the parts that `recompute` keeps, and none that it recomputes.
     ///
     /// # Errors
     /// Those of `make`.
@@ -54,7 +55,7 @@ impl<T> PassStash<T> {
         buffer_sizes(sizes, layers).try_map(&mut |part, size| make(kept(part, size)))
     }
 
-    /// The same with what `recompute` recomputes, and nothing else.
+    /// The same with the parts that `recompute` recomputes, and nothing else.
     ///
     /// # Errors
     /// Those of `make`.
@@ -70,7 +71,7 @@ impl<T> PassStash<T> {
         buffer_sizes(sizes, layers).try_map(&mut |part, size| make(again(part, size)))
     }
 
-    /// What the attention layer with this index, counted in the chunk, keeps.
+    /// The activations that the attention layer with this index, counted in the chunk, keeps.
     ///
     /// # Panics
     /// If that layer is another one.
@@ -83,7 +84,7 @@ impl<T> PassStash<T> {
         }
     }
 
-    /// Swaps the buffers of what is recomputed between two stashes, of which one has them.
+    /// Swaps the buffers of the recomputed parts between two stashes, of which one has them.
     pub fn swap_recomputed(&mut self, other: &mut Self, recomputed: RecomputedParts) {
         for ((part, own), (_, other)) in self.parts_mut().into_iter().zip(other.parts_mut()) {
             if recomputed.contain(part) {
@@ -131,7 +132,7 @@ impl<T> PassStash<T> {
         parts
     }
 
-    /// What lies here between F and B, part by part.
+    /// The buffers that F leaves for B, part by part.
     fn left_by_forward(&mut self) -> impl Iterator<Item = &mut T> {
         let parts = self.parts_mut().into_iter();
         parts.filter(|(part, _)| part.is_left_by_forward()).map(|(_, buffer)| buffer)
@@ -169,8 +170,8 @@ fn buffer_sizes(sizes: &PassSizes<'_>, layers: LayerRange) -> PassStash<BufferSi
     }
 }
 
-/// What F left in a pass's stash, and in its logits if it has some, part by part: what is
-/// offloaded with it.
+/// The buffers that F left in a pass's stash, and in its logits if it has some, part by part: they
+/// are offloaded with the pass.
 pub fn offload_parts<'s, B: Backend>(
     backend: &B,
     stash: &'s mut PassStash<B::Buffer>,
@@ -192,7 +193,7 @@ pub fn settle<B: Backend>(
     parts.chain(logits).for_each(|buffer| backend.order_after_copies(buffer));
 }
 
-/// What is in these parts, one behind the other.
+/// The floats in these parts, one behind the other.
 pub fn download_parts<B: Backend>(backend: &B, parts: &mut [&mut B::Buffer]) -> Vec<f32> {
     let mut floats = Vec::new();
     for buffer in parts {
@@ -202,7 +203,7 @@ pub fn download_parts<B: Backend>(backend: &B, parts: &mut [&mut B::Buffer]) -> 
     floats
 }
 
-/// Puts what [`download_parts`] took into other memory of the same sizes.
+/// Puts the floats of [`download_parts`] into other memory of the same sizes.
 ///
 /// # Panics
 /// If there are more floats or fewer.
@@ -217,7 +218,7 @@ pub fn upload_parts<B: Backend>(backend: &B, floats: &[f32], parts: &mut [&mut B
     assert!(remaining.is_empty(), "what is uploaded is what was downloaded");
 }
 
-/// What [`offload_parts`] are, part by part.
+/// The sizes of [`offload_parts`], part by part.
 #[must_use]
 pub fn offload_sizes(
     sizes: &PassSizes<'_>,

@@ -1,10 +1,10 @@
-//! What passes free between F and B, and recompute.
+//! Activations that passes free between F and B, and recompute.
 //!
-//! A pass keeps its parts in two pieces of memory: what is *kept* from F to W, and what is *made
+//! A pass keeps its parts in two pieces of memory: the part *kept* from F to W, and the part *made
 //! again*, which is there from F to DROP and from R to W only. R runs the operations of F on the
 //! same weights and operands, so it makes the same bits.
 //!
-//! A slice of a microbatch keeps what the others attend to, whatever is configured
+//! A slice of a microbatch keeps the activations that the others attend to, under any configuration
 //! ([`RecomputedParts`]): so R of one slice finds the keys and values of those before it.
 
 use serde::{Deserialize, Serialize};
@@ -15,14 +15,14 @@ pub enum Recompute {
     /// Nothing: everything is kept.
     #[default]
     None,
-    /// Everything but the chunk's input, and of slices what others of their microbatch read:
-    /// queries, keys and values.
+    /// Everything but the chunk's input, and of slices the activations that others of their
+    /// microbatch read: queries, keys and values.
     Full,
     /// The results of these operations of each layer.
     Selective(RecomputedOps),
 }
 
-/// Operations of a layer that are cheap for what they keep.
+/// Operations of a layer that are cheap for the memory they keep.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RecomputedOps {
     /// The normalisation before attention, MLP and head.
@@ -33,14 +33,14 @@ pub struct RecomputedOps {
     pub activation: bool,
 }
 
-/// A part of what a pass keeps.
+/// A part of the activations that a pass keeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum StashPart {
-    /// What the chunk reads; later the gradient of that.
+    /// The input of the chunk; later its gradient.
     Input,
-    /// What a later layer reads; later the gradient of that.
+    /// The input of a later layer; later its gradient.
     Boundary,
-    /// What the chunk passed on; later the gradient that came back.
+    /// The result that the chunk passed on; later the gradient that came back.
     Result,
     /// The result of a normalisation.
     Norm,
@@ -52,11 +52,11 @@ pub(super) enum StashPart {
     Qkv,
     /// The result of attention.
     Attention,
-    /// What belongs to it.
+    /// The logarithms of sums of its softmax.
     LogSums,
-    /// What later slices add to the gradients of keys and values.
+    /// The shares that later slices add to the gradients of keys and values.
     LaterGradient,
-    /// What the activation reads; later the gradient of that.
+    /// The input of the activation; later its gradient.
     Before,
     /// The result of the activation.
     Hidden,
@@ -101,16 +101,16 @@ impl Recompute {
         }
     }
 
-    /// What of passes is recomputed; `is_cut` is whether they are over slices.
+    /// The parts of passes that are recomputed; `is_cut` is whether they are over slices.
     #[must_use]
     pub const fn parts(self, is_cut: bool) -> RecomputedParts {
         RecomputedParts { recompute: self, is_cut }
     }
 }
 
-/// Which parts of a pass are recomputed: what is configured, without what other slices of its
-/// microbatch read or write. Later slices read keys and values, in F, in R and in B, and add to the
-/// gradients of these before the slice itself goes backward.
+/// Which parts of a pass are recomputed: the configured ones, without those that other slices of
+/// its microbatch read or write. Later slices read keys and values, in F, in R and in B, and add to
+/// the gradients of these before the slice itself goes backward.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecomputedParts {
     recompute: Recompute,

@@ -22,7 +22,7 @@ enum LiveWeights {
     Candidate,
 }
 
-/// What a layer is for, which decides the memory that it has.
+/// The purpose of a layer, which decides the memory that it has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum LayerRole {
     /// Passes and optimistic updates: everything.
@@ -33,7 +33,7 @@ enum LayerRole {
     Frozen,
 }
 
-/// What is done with a state that a commit leaves.
+/// The use of a state that a commit leaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AfterCommit {
     /// Nothing that changes how the commit runs.
@@ -48,7 +48,8 @@ pub enum AfterCommit {
 /// [`Self::update_in_place`] alone; the candidate lies beside it, so that dropping it restores
 /// everything. Beside steps [`Self::write_weights`] does, for versions of weights. On a device
 /// whose candidates are packed weights ([`Optimizer::packed_weights_optimizer`]) those of matrices
-/// are the packed weights that passes read, and only what lies in no matrix has a place of its own.
+/// are the packed weights that passes read, and only the parameters in no matrix have a place of
+/// their own.
 pub struct LayerState<B: Backend> {
     /// The layer's id and kind, and its tensors in order.
     pub spec: LayerSpec,
@@ -58,7 +59,7 @@ pub struct LayerState<B: Backend> {
     pub w: B::Buffer,
     /// Weights of a step that is not sealed yet: all of them, or those of no matrix.
     candidate: B::Buffer,
-    /// Where what lies in no matrix lies in the candidate, if nothing else does.
+    /// The places in the candidate of parameters that are in no matrix, if no others lie there.
     non_matrix: Option<NonMatrixLayout>,
     /// First moments of AdamW.
     pub m: B::Buffer,
@@ -91,8 +92,8 @@ impl<B: Backend> LayerState<B> {
         Self::with_role(backend, model, spec, start, LayerRole::Trained)
     }
 
-    /// The layer of an image, to be trained. What of the image lies where the device reads it is
-    /// not copied until it is written, or the image is gone.
+    /// The layer of an image, to be trained. Tensors of the image that lie where the device reads
+    /// them are not copied until they are written, or the image is gone.
     ///
     /// # Errors
     /// If the device's memory does not hold it.
@@ -205,7 +206,7 @@ impl<B: Backend> LayerState<B> {
         });
     }
 
-    /// Puts in force what `write` writes to the weights.
+    /// Puts in force the weights that `write` writes.
     pub(crate) fn write_weights(&mut self, backend: &B, write: impl FnOnce(&mut B::Buffer)) {
         self.settle_state(backend);
         write(&mut self.w);
@@ -258,13 +259,14 @@ impl<B: Backend> LayerState<B> {
         }
     }
 
-    /// The next candidate is computed whole, to the same bits, whatever is there of it.
+    /// The next candidate is computed whole, to the same bits, even if parts of it are there.
     pub(crate) fn forget_computed_ahead(&mut self) {
         self.computed_ahead = None;
     }
 
-    /// What a device needs to compute the candidate with the sums of squares, before it is
-    /// requested. Once it has, packed weights are no longer those of the state.
+    /// The buffers and matrices that a device needs to compute the candidate with the sums of
+    /// squares, before it is requested. Once it has, packed weights are no longer those of the
+    /// state.
     ///
     /// # Panics
     /// If a candidate is in force.
@@ -318,8 +320,8 @@ impl<B: Backend> LayerState<B> {
         self.version = step.next();
     }
 
-    /// The sealed state as it travels; never the candidate. What lies on the host is copied when it
-    /// is written while the image is there, and not before.
+    /// The sealed state as it travels; never the candidate. Floats on the host are copied when they
+    /// are written while the image is there, and not before.
     #[must_use]
     pub fn image(&self, backend: &B) -> LayerImage {
         let [w, m, v] = [&self.w, &self.m, &self.v].map(|part| backend.share(part));
@@ -334,12 +336,12 @@ impl<B: Backend> LayerState<B> {
         PendingImage::new(self.spec.layer, self.version, parts)
     }
 
-    /// What is written to the gradient from now on comes after the copy that still reads it.
+    /// Writes to the gradient from now on come after the copy that still reads it.
     pub(crate) fn settle_gradient(&mut self, backend: &B) {
         backend.order_after_copies(&mut self.g);
     }
 
-    /// What is written to weights and moments from now on comes after the copies that still read
+    /// Writes to weights and moments from now on come after the copies that still read
     /// them.
     fn settle_state(&mut self, backend: &B) {
         [&mut self.w, &mut self.m, &mut self.v]
@@ -348,7 +350,8 @@ impl<B: Backend> LayerState<B> {
     }
 
     /// The candidate becomes the state's weights, and the moments of the same step the state's;
-    /// what the passes read stays what it was. `runs` are those that the candidate was computed of.
+    /// the weights that passes read stay as they were. `runs` are those that the candidate was
+    /// computed of.
     ///
     /// Where a state is attested next, the device adds up its fingerprint in the same pass if it
     /// can.
@@ -394,7 +397,7 @@ impl<B: Backend> LayerState<B> {
     }
 }
 
-/// What a layer's state begins as.
+/// The first buffers of a layer's state.
 struct InitialState<B: Backend> {
     w: B::Buffer,
     m: B::Buffer,
@@ -424,7 +427,8 @@ impl<B: Backend> InitialState<B> {
     }
 }
 
-/// Where what lies in no matrix lies in a candidate, on a device where nothing else does.
+/// The places in a candidate of parameters that are in no matrix, on a device where no others lie
+/// there.
 fn non_matrix_layout<B: Backend>(
     backend: &B,
     parts: &LayerParts,

@@ -1,4 +1,4 @@
-//! What the optimizer does to a layer.
+//! The optimizer's update of a layer.
 
 use std::ops::Range;
 
@@ -44,7 +44,7 @@ fn tensor_sums(indices: Vec<TensorIndex>, sums: Vec<SquareSum>) -> Vec<TensorSum
     indices.into_iter().zip(sums).map(sum).collect()
 }
 
-/// What a gradient of this norm is multiplied with, where it need not be agreed on with other
+/// The factor of a gradient of this norm, where it need not be agreed on with other
 /// stages.
 #[must_use]
 pub fn clip_coefficient(clip_norm: Option<f64>, norm: f64) -> f32 {
@@ -52,7 +52,7 @@ pub fn clip_coefficient(clip_norm: Option<f64>, norm: f64) -> f32 {
     if coefficient < 1.0 { coefficient as f32 } else { 1.0 }
 }
 
-/// What one update is computed with.
+/// The settings that one update is computed with.
 #[derive(Clone, Copy, Debug)]
 pub struct OptimizerUpdate<'a> {
     /// Settings of the optimizer.
@@ -75,7 +75,8 @@ pub fn compute_candidate<B: Backend>(
     layer.compute_candidate(backend, &runs);
 }
 
-/// Updates weights and moments in place, once and for all: what a trainer without validation does.
+/// Updates weights and moments in place, once and for all: the update of a trainer without
+/// validation.
 pub fn update_in_place<B: Backend>(
     backend: &B,
     layer: &mut LayerState<B>,

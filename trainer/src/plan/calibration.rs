@@ -1,12 +1,12 @@
-//! What passes were found to take, as a pace: how fast each stage's machine is, and what the work
-//! takes on a machine of speed 1.
+//! The measured times of passes, as a pace: how fast each stage's machine is, and how long the work
+//! lasts on a machine of speed 1.
 //!
-//! A stage reports what its passes took as a whole, and what the layers of each class took of that.
-//! So a layer that takes longer than it is counted (the head beside a large softmax, the embedding,
-//! which is no product at all) is distinguished from a machine that is slow. Where layers were not
-//! timed, speeds follow from the work of a stage as it is counted, and how F, B and W compare is
-//! common to all: then such a layer makes its stage look slow, and the next plan gives the stage
-//! less to do.
+//! A stage reports the time of its passes as a whole, and the share of it that the layers of each
+//! class needed. So a layer that is slower than it is counted (the head beside a large softmax, the
+//! embedding, which is no product at all) is distinguished from a machine that is slow. Where
+//! layers were not timed, speeds follow from the work of a stage as it is counted, and how F, B and
+//! W compare is common to all: then such a layer makes its stage look slow, and the next plan gives
+//! the stage less to do.
 
 use std::cmp::Ordering;
 
@@ -16,7 +16,7 @@ use super::{ClassCosts, LayerCost, LayerWork, Pace, layer_work};
 use crate::model::{LayerClass, MicrobatchShape, ModelConfig, model_layers};
 use zbelastic_types::LayerId;
 
-/// What a stage took, in microseconds.
+/// The measured times of a stage, in microseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct StageTimes {
     /// F of a microbatch through all chunks of the stage.
@@ -29,7 +29,7 @@ pub struct StageTimes {
     pub bw: f64,
     /// The update of a step.
     pub update: f64,
-    /// What a layer took, where layers were timed.
+    /// Times of a layer of each class, where layers were timed.
     pub classes: ClassCosts,
     /// Copies to the second store and back, all of a step.
     pub copies: f64,
@@ -42,7 +42,7 @@ impl StageTimes {
         self.f + self.b + self.w + self.bw
     }
 
-    /// F, B and W; what is one pass is shared out as it is counted.
+    /// F, B and W; a pass that does both B and W is shared out as it is counted.
     fn split(&self, work: LayerWork) -> [f64; 3] {
         let share = work.b / (work.b + work.w).max(f64::MIN_POSITIVE);
         [self.f, self.b + self.bw * share, self.w + self.bw * (1.0 - share)]
@@ -58,11 +58,11 @@ pub struct StageSample {
     pub weights: f64,
     /// Layers of each class.
     pub layers: [f64; LayerClass::COUNT],
-    /// What its copies of a step are counted to take ([`Pace::estimated`]).
+    /// The counted time of its copies of a step ([`Pace::estimated`]).
     pub copied: f64,
     /// Speed that its machine reports of itself.
     pub reported_speed: f64,
-    /// What its passes, update and copies took.
+    /// The measured times of its passes, update and copies.
     pub times: StageTimes,
 }
 
@@ -98,7 +98,7 @@ impl StageSample {
         self
     }
 
-    /// Whether the sample can be used: the stage was given work, and took time.
+    /// Whether the sample can be used: the stage was given work, and its passes have a duration.
     fn is_informative(&self) -> bool {
         let times =
             [self.times.passes(), self.times.update, self.times.copies, self.reported_speed];
@@ -124,7 +124,7 @@ impl StageSample {
     }
 }
 
-/// What work takes on a machine of speed 1, in microseconds.
+/// The times of work on a machine of speed 1, in microseconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Calibration {
     /// A floating-point operation of F, as it is counted.
@@ -135,14 +135,14 @@ pub struct Calibration {
     pub w_us: f64,
     /// The update of a weight.
     pub update_us: f64,
-    /// What copies take of what they are counted to take, if there were any.
+    /// The measured time of copies over their counted time, if there were any.
     pub copies_us: Option<f64>,
-    /// What a layer takes; where that is not known, what is counted takes as long as the fields
+    /// The time of a layer; where that is not known, counted work lasts as long as the fields
     /// above give.
     pub classes: ClassCosts,
 }
 
-/// What work takes, and by stage the speed it was done at: `None` for a stage whose sample cannot
+/// The times of work, and by stage the speed it was done at: `None` for a stage whose sample cannot
 /// be used. Of stages as fast as they report, half are above speed and half below; a machine's
 /// speed is given in the unit in which machines report theirs. `None` if no sample can be used.
 #[must_use]
@@ -173,7 +173,7 @@ pub fn calibrate(stages: &[StageSample]) -> Option<(Calibration, Vec<Option<f64>
     Some((calibration, speeds.collect()))
 }
 
-/// What copies take of what they are counted to take.
+/// The measured time of copies over their counted time.
 fn copies_us<'a>(stages: impl Iterator<Item = (&'a StageSample, f64)>) -> Option<f64> {
     let copying = stages.filter(|(stage, _)| stage.copied > 0.0);
     let (counted, measured) = copying.fold((0.0, 0.0), |(counted, measured), (stage, speed)| {
@@ -194,13 +194,13 @@ pub fn median<T: Copy>(
     sorted.get(sorted.len() / 2).copied()
 }
 
-/// Speeds closer than this share to what a machine reports count as that: what is measured of a
+/// Speeds closer than this share to what a machine reports count as that: measurements of a
 /// machine that others use too varies by as much.
 const REPORTED_SPEED_TOLERANCE: f64 = 0.15;
 /// The share by which rounded speeds lie apart beyond.
 const SPEEDS_APART: f64 = 0.1;
 
-/// A speed with what is noise taken away, relative to what a machine reports of itself.
+/// A speed without its noise, relative to what a machine reports of itself.
 #[must_use]
 pub fn rounded_speed(speed: f64) -> f64 {
     let far = speed.ln();
@@ -213,7 +213,7 @@ pub fn rounded_speed(speed: f64) -> f64 {
 }
 
 impl Calibration {
-    /// What counted work takes.
+    /// The time of counted work.
     fn of_counted(&self, work: LayerWork) -> LayerWork {
         LayerWork {
             f: work.f * self.f_us,
@@ -223,8 +223,8 @@ impl Calibration {
         }
     }
 
-    /// The same, with classes of layers left as they were known before where what is found of them
-    /// differs from that by no more than machines vary: what a plan is made with does not follow
+    /// The same, with classes of layers left as they were known before where their measured times
+    /// differ from that by no more than machines vary: the times a plan is made with do not follow
     /// noise. All may have become slower alike, so a class is held against the halves of blocks.
     #[must_use]
     pub fn steadied(self, before: Option<&Self>) -> Self {

@@ -1,7 +1,7 @@
-//! Finds the schedule that takes least time among those that fit.
+//! Finds the schedule with the shortest step among those that fit.
 //!
-//! Times are those of a [`Pace`], counted or measured: what is compared are schedules of the same
-//! work on the same machines, so that a common factor does not matter.
+//! Times are those of a [`Pace`], counted or measured: the comparison is between schedules of the
+//! same work on the same machines, so that a common factor does not matter.
 
 use std::fmt;
 
@@ -17,11 +17,11 @@ use super::{
 use crate::model::{LayerRange, ModelConfig};
 
 /// The schedules that are worth trying where none is named: those that are the fastest somewhere,
-/// or take least memory. The others come close to one of these, or are made for what is not
-/// predicted here (traffic of weights, offloading, overlap within a layer), and each one that is
-/// tried takes a plan and a simulation. For three models of 8 to 32 blocks, each with a small and a
-/// large vocabulary, on 2, 4 and 8 stages with 8 and 32 microbatches, none of the others was faster
-/// than the best of these, and to try them all took a quarter longer.
+/// or need least memory. The others come close to one of these, or are made for effects that are
+/// not predicted here (traffic of weights, offloading, overlap within a layer), and each one that
+/// is tried costs a plan and a simulation. For three models of 8 to 32 blocks, each with a small
+/// and a large vocabulary, on 2, 4 and 8 stages with 8 and 32 microbatches, none of the others was
+/// faster than the best of these, and trying them all lasted a quarter longer.
 pub const AUTO_KINDS: [ScheduleKind; 10] = [
     ScheduleKind::GPipe,
     ScheduleKind::OneFOneB,
@@ -35,7 +35,7 @@ pub const AUTO_KINDS: [ScheduleKind; 10] = [
     ScheduleKind::VMin,
 ];
 
-/// What is to be planned.
+/// The work to plan, and the limits and times to plan it for.
 #[derive(Clone, Copy, Debug)]
 pub struct ChooseRequest<'a> {
     /// Shape of the model.
@@ -53,13 +53,13 @@ pub struct ChooseRequest<'a> {
     pub stage_count: u32,
     /// How far steps run ahead of their verdict.
     pub window: Window,
-    /// What passes do to keep less.
+    /// The means by which passes keep less memory.
     pub memory: MemoryPolicy,
     /// Other stages that each stage keeps a copy of; 0 if there are no copies.
     pub copies: u32,
-    /// The most that each stage may take; stages beyond may take anything.
+    /// The most that each stage may use; stages beyond have no limit.
     pub stage_bytes_max: &'a [Bytes],
-    /// How long things take.
+    /// Times of layers, messages and updates.
     pub pace: &'a Pace,
 }
 
@@ -76,18 +76,18 @@ impl<'a> ChooseRequest<'a> {
 pub struct ConsideredSchedule {
     /// Kind of the schedule.
     pub kind: ScheduleKind,
-    /// What it is predicted to do, or why it is out of the question.
+    /// The prediction for it, or why it is out of the question.
     pub outcome: Result<PlanPrediction, ScheduleRefusal>,
 }
 
-/// What a schedule that fits is expected to do.
+/// The predicted time and memory of a schedule that fits.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PlanPrediction {
     /// From step to step, in the unit of the pace.
     pub period: f64,
     /// The share of it in which the busiest stage waits.
     pub bubble: f64,
-    /// Memory of the stage that takes most.
+    /// Memory of the stage that needs most.
     pub stage_bytes: Bytes,
 }
 
@@ -100,11 +100,11 @@ pub enum ScheduleRefusal {
     /// A stage does not fit.
     #[error("stage {stage} needs {needed}, the limit is {limit}")]
     Memory {
-        /// The stage that takes most memory.
+        /// The stage that needs most memory.
         stage: StageIndex,
-        /// Memory that it takes.
+        /// Memory that it needs.
         needed: Bytes,
-        /// Memory that it may take.
+        /// Memory that it may use.
         limit: Bytes,
     },
 }
@@ -114,9 +114,9 @@ pub enum ScheduleRefusal {
 pub struct PlanChoice {
     /// The plan that was chosen.
     pub plan: Plan,
-    /// What its stages take.
+    /// The memory of its stages.
     pub memory: Vec<StageMemory>,
-    /// What was expected of it.
+    /// The step and memory that were predicted for it.
     pub prediction: PlanPrediction,
     /// All schedules that were looked at, the chosen one among them.
     pub considered: Vec<ConsideredSchedule>,
@@ -138,7 +138,7 @@ impl fmt::Display for PlanChoice {
     }
 }
 
-/// Chooses the shortest step, and of equal ones the one that takes least memory, and of those the
+/// Chooses the shortest step, and of equal ones the one that needs least memory, and of those the
 /// one that was named first.
 ///
 /// # Errors
@@ -173,7 +173,7 @@ pub fn choose<B: ByteCounts>(
     }
 }
 
-/// Periods closer than this share are taken for equal: the estimate is not better than that.
+/// Periods closer than this share count as equal: the estimate is not better than that.
 const PERIOD_TOLERANCE: f64 = 1e-3;
 
 fn is_better(a: &PlanPrediction, b: &PlanPrediction) -> bool {
@@ -210,7 +210,7 @@ fn consider<B: ByteCounts>(
     judged.reduce(better).expect("a kind has a plan")
 }
 
-/// What is to be expected of a plan, if it fits.
+/// The prediction for a plan, if it fits.
 fn judge<B: ByteCounts>(
     backend: &B,
     request: ChooseRequest<'_>,
@@ -236,8 +236,8 @@ fn judge<B: ByteCounts>(
     Ok((plan, memory, prediction))
 }
 
-/// The layers of chunks by where these stand: schedules of one placement share them, and to find
-/// them takes longer than anything else here.
+/// The layers of chunks by where these stand: schedules of one placement share them, and finding
+/// them lasts longer than anything else here.
 struct PartitionCache<'a> {
     pace: &'a Pace,
     found: Vec<(Placement, Vec<LayerRange>)>,
@@ -264,7 +264,7 @@ fn rhythm(plan: &Plan, pace: &Pace) -> Timeline {
         .expect("a plan's program runs to its end")
 }
 
-/// What a plan takes from step to step at a pace, in the pace's unit.
+/// The time from step to step of a plan at a pace, in the pace's unit.
 ///
 /// # Panics
 /// If the pace has times that are none.

@@ -1,5 +1,6 @@
-//! What a stage takes of a device beside buffers: scratch of the operations of its passes and
-//! updates, and staging buffers for boundary tensors. Processors take both as they come.
+//! The memory that a stage needs of a device beside buffers: scratch of the operations of its
+//! passes and updates, and staging buffers for boundary tensors. Processors allocate both as they
+//! come.
 
 use zbelastic_kernels::{RowsShape, ScratchOperation, StagingReservation};
 use zbelastic_schedule::{LivePasses, live_passes_of};
@@ -10,16 +11,16 @@ use crate::model::{
     Family, LayerKind, LayerParts, LayerRange, LayerSpec, ModelConfig, PassSizes, model_layers,
 };
 
-/// What a stage takes of its device beside buffers.
+/// The memory that a stage needs of its device beside buffers.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DeviceClaim {
-    /// Operations that take scratch, each once.
+    /// Operations that use scratch, each once.
     pub operations: Vec<ScratchOperation>,
     /// Staging buffers for boundary tensors, by their length.
     pub staging_buffers: Vec<StagingReservation>,
 }
 
-/// What `stage` takes under `plan` beside buffers.
+/// The memory that `stage` needs under `plan` beside buffers.
 #[must_use]
 pub fn device_claim(model: &ModelConfig, plan: &Plan, stage: StageIndex) -> DeviceClaim {
     let specs = model_layers(model);
@@ -52,8 +53,8 @@ fn add_operations(
     }
 }
 
-/// What a stage takes beside buffers that trains these layers without steps, with so many boundary
-/// tensors that are not read yet.
+/// The memory beside buffers of a stage that trains these layers without steps, with so many
+/// boundary tensors that are not read yet.
 #[must_use]
 pub fn asynchronous_claim(
     sizes: &PassSizes<'_>,

@@ -1,12 +1,12 @@
-//! Whether a plan still fits what its work is found to take, and whether another one is worth it.
+//! Whether a plan still fits the times that are measured, and whether another one is worth it.
 //!
-//! A plan is made for a pace. What its stages are found to take differs from that, and mostly it
-//! does not matter: all of them may have become slower alike, or one that waits anyway takes
+//! A plan is made for a pace. The measured times of its stages differ from it, and mostly that
+//! does not matter: all of them may have become slower alike, or one that waits anyway runs
 //! longer. How much that may be is the plan's *slack*: the share by which a stage's times may grow
-//! before the step is predicted to take longer. So what is found is simulated, with the plan as it
-//! is. If a step takes longer than it should, all stages being as the one that has kept its times
-//! best, the drift is beyond the slack; and if the best plan for what is found takes so much less
-//! that it pays in the steps that are left, that one should run.
+//! before the step is predicted to last longer. So the measured pace is simulated, with the plan as
+//! it is. If a step lasts longer than it should, all stages being as the one that has kept its
+//! times best, the drift is beyond the slack; and if the best plan for the measured pace needs so
+//! much less time that it pays in the steps that are left, that one should run.
 //!
 //! Pure: times come in, a judgement with its reason comes out. How often it is called, and how
 //! often it must come to the same before it is acted on, is the caller's.
@@ -25,16 +25,16 @@ pub const SLACK_MAX: f64 = 4.0;
 /// Halvings in the search for a slack: it is known to a thousandth of [`SLACK_MAX`].
 const HALVINGS: u32 = 10;
 
-/// What is left to be gained.
+/// The steps and the cost that decide whether another plan still pays.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ReplanStakes {
     /// Steps of the run.
     pub steps_left: u64,
-    /// What a change of plans takes, in the unit of what was found.
+    /// The time that a change of plans lasts, in the unit of the measured pace.
     pub change: f64,
 }
 
-/// What takes another time than it was planned with.
+/// The stage or link that needs another time than it was planned with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DriftSource {
     /// The passes of this stage.
@@ -43,36 +43,36 @@ pub enum DriftSource {
     Link,
 }
 
-/// How far a plan is from what is found.
+/// How far a plan is from the measured pace.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Drift {
     /// The stage or link that differs most.
     pub part: DriftSource,
-    /// What it should take: a stage for a microbatch, or a message.
+    /// The time that was planned for it: of a stage for a microbatch, or of a message.
     pub expected: f64,
-    /// What it takes, in the same unit.
+    /// The time that was measured, in the same unit.
     pub found: f64,
     /// The share by which it might have grown.
     pub slack: f64,
-    /// The share of a step that the best plan for what is found saves.
+    /// The share of a step that the best plan for the measured pace saves.
     pub gain: f64,
 }
 
-/// What is to be done about a plan.
+/// The decision about a plan.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum DriftJudgement {
-    /// Nothing: a step takes what it was planned to take.
+    /// Nothing: a step lasts as long as it was planned to.
     Within,
     /// Nothing: there is no plan that saves [`GAIN_MIN`] of a step.
     NoBetter(Drift),
-    /// Nothing: what the steps that are left would gain is less than a change takes.
+    /// Nothing: the gain over the steps that are left is less than the time of a change.
     TooLate(Drift),
     /// Another plan should run.
     Replan(Drift),
 }
 
 impl DriftJudgement {
-    /// What drifted, if something did.
+    /// The drift, if there is one.
     #[must_use]
     pub const fn drift(&self) -> Option<&Drift> {
         match self {
@@ -82,8 +82,8 @@ impl DriftJudgement {
     }
 }
 
-/// Judges a plan that was made for one pace by another, that was found. `best` is called for what
-/// the best plan for it takes from step to step, if it comes to that; `None` if there is none.
+/// Judges a plan that was made for one pace by another, that was found. `best` is called for the
+/// time of a step under the best plan for it, if it comes to that; `None` if there is none.
 ///
 /// # Panics
 /// If a pace is not of this plan's model, or has times that are none.
@@ -108,8 +108,8 @@ pub fn judge(
         gradients: planned.gradients.clone(),
         ..found.clone()
     };
-    // A machine that is slow is slow to receive messages, too: they are to blame for what stages
-    // alone do not explain.
+    // A machine that is slow is slow to receive messages, too: they are to blame for the delay that
+    // stages alone do not explain.
     let is_link = plan_period(plan, &stages_alone) <= should * (1.0 + PERIOD_GROWTH);
     let mut drift = if is_link { comparison.of_link() } else { comparison.of_stages() };
     let period = best().unwrap_or(now).min(now);
@@ -123,7 +123,7 @@ pub fn judge(
     }
 }
 
-/// The share by which the times of a stage may grow before a step of the plan takes longer.
+/// The share by which the times of a stage may grow before a step of the plan lasts longer.
 ///
 /// # Panics
 /// If the pace is not of this plan's model, or has times that are none.
@@ -140,13 +140,13 @@ pub fn slack(plan: &Plan, pace: &Pace, stage: StageIndex) -> f64 {
     most(plan, pace, speeds)
 }
 
-/// The same for a message, as a share of what the slowest stage takes for a microbatch.
+/// The same for a message, as a share of the slowest stage's time for a microbatch.
 fn link_slack(plan: &Plan, pace: &Pace) -> f64 {
     let slowest = stage_times(plan, pace).into_iter().fold(0.0, f64::max);
     most(plan, pace, |growth| Pace { link: pace.link + growth * slowest, ..pace.clone() })
 }
 
-/// The most that something may grow without a step that takes longer.
+/// The most that something may grow without a step that lasts longer.
 fn most(plan: &Plan, pace: &Pace, grown: impl Fn(f64) -> Pace) -> f64 {
     let limit = plan_period(plan, pace) * (1.0 + PERIOD_GROWTH);
     let fits = |growth: f64| plan_period(plan, &grown(growth)) <= limit;
@@ -166,9 +166,9 @@ fn most(plan: &Plan, pace: &Pace, grown: impl Fn(f64) -> Pace) -> f64 {
     fitting
 }
 
-/// What each stage takes for a microbatch, all passes together.
+/// The time of each stage for a microbatch, all passes together.
 fn stage_times(plan: &Plan, pace: &Pace) -> Vec<f64> {
-    // Microbatches take turns.
+    // Microbatches alternate between the replicas.
     let replicas = f64::from(plan.placement().replica_count());
     let time = |stage: StageIndex| {
         let layers = plan.chunks_of(stage).flat_map(|(_, layers)| layers.ids());
@@ -178,14 +178,14 @@ fn stage_times(plan: &Plan, pace: &Pace) -> Vec<f64> {
     (0..plan.placement().stage_count()).map(StageIndex).map(time).collect()
 }
 
-/// A plan by what it was made for and by what is found.
+/// A plan with the pace it was made for and the measured pace.
 struct PaceComparison<'a> {
     plan: &'a Plan,
-    /// What it was made for, in the unit of what is found, all stages being as the one that has
-    /// kept its times best.
+    /// The pace it was made for, in the unit of the measured one, all stages being as the one that
+    /// has kept its times best.
     expected: Pace,
     found: &'a Pace,
-    /// By stage: found over planned, and what it was planned with; nothing where nothing is done.
+    /// By stage: found over planned, and the planned time; nothing where nothing is done.
     ratios: Vec<(StageIndex, f64, f64)>,
 }
 
@@ -202,7 +202,7 @@ impl<'a> PaceComparison<'a> {
         }
         let expected = Pace {
             layers: planned.layers.iter().map(|work| work.scaled(least)).collect(),
-            // What an update, R, a copy or a verdict takes is the same whichever stage holds the
+            // The time of an update, R, a copy or a verdict is the same whichever stage holds the
             // layers: it does not drift.
             updates: found.updates.clone(),
             recomputes: found.recomputes.clone(),
@@ -213,7 +213,7 @@ impl<'a> PaceComparison<'a> {
         Some(Self { plan, expected, found, ratios })
     }
 
-    /// The stage that is furthest from what the others have become.
+    /// The stage that is furthest from the ratio of the others.
     fn of_stages(&self) -> Drift {
         let mut sorted: Vec<f64> = self.ratios.iter().map(|(_, ratio, _)| *ratio).collect();
         sorted.sort_by(f64::total_cmp);

@@ -1,13 +1,13 @@
-//! What a layer of each class takes, as stages have timed it: beside what it is counted to take.
+//! The times of a layer of each class, as stages have timed it: beside its counted times.
 //!
-//! What lies between two layers of a pass belongs to none of them (an operand is copied in, a
-//! result out), so what layers were found to take is stretched to what their stage's passes took as
-//! a whole.
+//! The time between two layers of a pass belongs to none of them (an operand is copied in, a
+//! result out), so the measured times of layers are stretched to the times of their stage's passes
+//! as a whole.
 
 use super::{LayerWork, StageTimes};
 use crate::model::{LayerClass, LayerOp, LayerTimes};
 
-/// What a layer takes on one machine.
+/// The times of a layer on one machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct LayerCost {
     /// Its passes for a microbatch.
@@ -18,10 +18,10 @@ pub struct LayerCost {
     pub recompute: Option<f64>,
 }
 
-/// By class of layers: what one of them takes, if one was timed.
+/// By class of layers: the times of one of them, if one was timed.
 pub type ClassCosts = [Option<LayerCost>; LayerClass::COUNT];
 
-/// What the layers of a stage took, in microseconds, where passes are over one of so many slices.
+/// The times of a stage's layers, in microseconds, where passes are over one of so many slices.
 #[must_use]
 pub fn class_costs(times: &LayerTimes, slice_count: u32) -> ClassCosts {
     LayerClass::ALL.map(|class| {
@@ -40,7 +40,7 @@ pub fn class_costs(times: &LayerTimes, slice_count: u32) -> ClassCosts {
     })
 }
 
-/// A stage's layers: how many of each class, and what one of them takes there.
+/// A stage's layers: how many of each class, and the times of one of them there.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct TimedLayers {
     pub(super) counts: [f64; LayerClass::COUNT],
@@ -48,7 +48,7 @@ pub(super) struct TimedLayers {
 }
 
 impl TimedLayers {
-    /// The layers of a stage whose passes took so long, if all of them were timed.
+    /// The layers of a stage whose passes lasted so long, if all of them were timed.
     pub(super) fn new(counts: [f64; LayerClass::COUNT], times: &StageTimes) -> Option<Self> {
         let mut costs = [LayerCost::default(); LayerClass::COUNT];
         for class in 0..LayerClass::COUNT {
@@ -87,7 +87,7 @@ impl TimedLayers {
     }
 }
 
-/// What a layer of each class takes on a machine of speed 1, by stages and the speed of each.
+/// The times of a layer of each class on a machine of speed 1, by stages and the speed of each.
 pub(super) fn costs_at_speed_one(stages: &[(TimedLayers, f64)]) -> ClassCosts {
     LayerClass::ALL.map(|class| {
         let of_class = |(layers, speed): &(TimedLayers, f64)| {

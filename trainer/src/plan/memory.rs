@@ -1,5 +1,5 @@
-//! What a stage takes on its device: claimed by the plan before anything is allocated, and asserted
-//! when it is.
+//! The memory of a stage on its device: claimed by the plan before anything is allocated, and
+//! asserted when it is.
 
 use std::collections::BTreeSet;
 
@@ -21,37 +21,38 @@ use crate::model::{
 pub struct StageMemory {
     /// Weights, candidate, moments, gradient, and the packed weights that products read.
     pub state: Bytes,
-    /// What passes keep between F and W, for as many microbatches as are alive at once.
+    /// Activations that passes keep between F and W, for as many microbatches as are alive at once.
     pub stash: Bytes,
-    /// What lives within one pass.
+    /// Buffers that live within one pass.
     pub scratch: Bytes,
     /// Boundary tensors in flight to this stage, and the gradients of twins.
     pub messages: Bytes,
     /// Copies of other stages' layers, the largest that it may have to keep; on a processor their
     /// gradients on their way here too.
     pub copies: Bytes,
-    /// What a device takes beside: scratch of single operations, the workspace of products, and the
-    /// rest of the pages that it hands out.
+    /// Memory that a device needs beside these: scratch of single operations, the workspace of
+    /// products, and the rest of the pages that it hands out.
     pub fixed: Bytes,
     /// The most that is offloaded to the second store at once. It is not part of any sum here.
     pub offload: Bytes,
 }
 
 impl StageMemory {
-    /// What lies on the device in buffers.
+    /// The bytes that lie on the device in buffers.
     #[must_use]
     pub fn device(&self) -> Bytes {
         self.state + self.stash + self.scratch
     }
 
-    /// The claim of a stage that takes this much, and `beside` buffers.
+    /// The claim of a stage that needs this much, and `beside` buffers.
     #[must_use]
     pub fn claim<'a>(&self, beside: &'a DeviceClaim) -> MemoryClaim<'a> {
         let DeviceClaim { operations, staging_buffers } = beside;
         MemoryClaim { buffers: self.device().0, operations, staging: staging_buffers }
     }
 
-    /// What is claimed of a device that took `opening` bytes before, as a person would name it.
+    /// The parts of the claim on a device that used `opening` bytes before, with their names for
+    /// users.
     #[must_use]
     pub fn parts(&self, opening: u64) -> Vec<(&'static str, u64)> {
         vec![
@@ -63,19 +64,19 @@ impl StageMemory {
         ]
     }
 
-    /// What is there whatever passes keep.
+    /// The memory that does not depend on the activations of passes.
     pub(super) fn beside_passes(&self) -> Bytes {
         Bytes(self.total().0 - (self.stash + self.messages).0)
     }
 
-    /// Every part but what is offloaded.
+    /// Every part but the offloaded activations.
     #[must_use]
     pub fn total(&self) -> Bytes {
         self.device() + self.messages + self.copies + self.fixed
     }
 }
 
-/// What each stage takes under `plan`, if it keeps the copies of `copies` others.
+/// The memory of each stage under `plan`, if it keeps the copies of `copies` others.
 #[must_use]
 pub fn plan_memory<B: ByteCounts>(
     backend: &B,
@@ -109,7 +110,7 @@ pub fn plan_memory<B: ByteCounts>(
     stages().map(with_copies).collect()
 }
 
-/// What one pass over a chunk takes while it is alive.
+/// The memory of one pass over a chunk while it is alive.
 pub(super) struct PassMemory {
     /// From F to W.
     pub(super) stash: Bytes,
@@ -145,7 +146,7 @@ fn pass_memory<B: ByteCounts>(
     }
 }
 
-/// What the passes of one microbatch over a chunk of a plan take: one, or those of its slices.
+/// The memory of one microbatch's passes over a chunk of a plan: one, or those of its slices.
 pub(super) fn microbatch_memory<B: ByteCounts>(
     backend: &B,
     model: &ModelConfig,
@@ -166,7 +167,7 @@ pub(super) fn microbatch_memory<B: ByteCounts>(
     cut.slices().map(of_slice).reduce(sum).expect("a cut has a slice")
 }
 
-/// What of a layer's part of a pass is offloaded, if nothing of it was dropped.
+/// The bytes of a layer's part of a pass that are offloaded, if nothing of it was dropped.
 pub(super) fn offload_bytes(sizes: &PassSizes<'_>, layer: u32) -> Bytes {
     let has_head = layer + 1 == sizes.model.layer_count();
     let layers = LayerRange::new(layer, layer + 1);
@@ -174,8 +175,8 @@ pub(super) fn offload_bytes(sizes: &PassSizes<'_>, layer: u32) -> Bytes {
     Bytes::of_f32(sizes.iter().map(|size| size.count()).sum())
 }
 
-/// What of a pass is offloaded at most: less than all of it if every pass that is offloaded was
-/// dropped before.
+/// The most bytes of a pass that are offloaded: less than all of it if every pass that is offloaded
+/// was dropped before.
 fn offload_sizes_max(
     program: &Program,
     sizes: &PassSizes<'_>,
@@ -214,7 +215,7 @@ impl OffloadClaim {
     }
 }
 
-/// What of `stage` is offloaded at once under `plan`, at most.
+/// The most that `stage` has offloaded at once under `plan`.
 #[must_use]
 pub fn offload_claims<B: ByteCounts>(
     backend: &B,
@@ -245,7 +246,7 @@ pub fn offload_claims<B: ByteCounts>(
     claims
 }
 
-/// What `stage` takes under `plan`, without copies of others.
+/// The memory of `stage` under `plan`, without copies of others.
 ///
 /// Slots, scratch memory and waiting frames have the length of a slice: where lengths differ, each
 /// has its own, for as many passes as are alive of that length.
@@ -303,12 +304,12 @@ impl StageMemory {
     }
 }
 
-/// What the copy of a layer takes.
+/// The bytes of the copy of a layer.
 fn copy_bytes<B: ByteCounts>(backend: &B, spec: &LayerSpec) -> Bytes {
     Bytes(backend.claim_bytes(&copy_claim(backend, spec, &copy_operations(spec))))
 }
 
-/// What the gradient of a copied layer takes until it lies in the copy: all of it may arrive during
+/// The bytes of a copied layer's gradient until it lies in the copy: all of it may arrive during
 /// one pass. It waits in the host's memory.
 fn arriving_bytes<B: ByteCounts>(backend: &B, spec: &LayerSpec) -> Bytes {
     match backend.sizes() {
@@ -317,7 +318,7 @@ fn arriving_bytes<B: ByteCounts>(backend: &B, spec: &LayerSpec) -> Bytes {
     }
 }
 
-/// Takes what is counted for a stage, `beside` its buffers as well.
+/// Claims the memory that is counted for a stage, `beside` its buffers as well.
 ///
 /// # Errors
 /// If the device's memory does not hold it.
@@ -332,7 +333,7 @@ pub(crate) fn claim_stage<B: Backend>(
     }
 }
 
-/// Takes what is counted for the copy of a layer.
+/// Claims the memory that is counted for the copy of a layer.
 ///
 /// # Errors
 /// If the device's memory does not hold it.
@@ -369,7 +370,7 @@ fn angle_bytes<B: ByteCounts>(backend: &B, model: &ModelConfig, cut: &SliceCut) 
 }
 
 impl StageMemory {
-    /// What passes of one length over a chunk take.
+    /// Adds the memory of passes of one length over a chunk.
     fn add_passes<B: ByteCounts>(
         &mut self,
         backend: &B,

@@ -16,17 +16,17 @@ use crate::model::Recompute;
 /// Which passes do something to keep less.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PassExtent {
-    /// All of a schedule that has it, whatever memory there is.
+    /// All of a schedule that has it, under any memory limit.
     #[default]
     Everywhere,
     /// As few as a stage's limit requires.
     WhereNeeded,
 }
 
-/// What passes do to keep less, and which.
+/// The means by which passes keep less, and the passes that use them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryPolicy {
-    /// What DROP frees and R recomputes.
+    /// The parts that DROP frees and R recomputes.
     pub recompute: Recompute,
     /// Which passes are recomputed.
     pub recomputed: PassExtent,
@@ -36,8 +36,8 @@ pub struct MemoryPolicy {
 }
 
 impl MemoryPolicy {
-    /// The plan with passes recomputed, if all are. Otherwise it stores what DROP would free, and
-    /// has no DROP.
+    /// The plan with passes recomputed, if all are. Otherwise it stores the parts that DROP would
+    /// free, and has no DROP.
     pub(super) fn applied(&self, plan: Plan) -> Plan {
         match self.recomputed {
             PassExtent::Everywhere => plan.with_recompute(self.recompute),
@@ -53,20 +53,21 @@ impl MemoryPolicy {
         self.recomputed == PassExtent::Everywhere && self.recompute.is_any()
     }
 
-    /// PipeOffload's selective schedule offloads what a limit requires, whatever `offloaded` is.
+    /// PipeOffload's selective schedule offloads what a limit requires, for every value of
+    /// `offloaded`.
     fn may_offload(&self, plan: &Plan) -> bool {
         let is_selective = plan.program.kind == ScheduleKind::PoSelective;
         (self.offloaded == PassExtent::WhereNeeded || is_selective) && plan.program.slice_count == 1
     }
 }
 
-/// How often limits are corrected by what slots and messages take beyond what is counted here: each
-/// pass that is offloaded for it leaves a message behind, so it takes some rounds.
+/// How often limits are corrected by the memory of slots and messages that is not counted here:
+/// each pass that is offloaded for it leaves a message behind, so it needs some rounds.
 const ROUNDS_MAX: u32 = 16;
 
 /// Plans over the same chunks that stay within the limits of their stages, if any limit is there
 /// and passes may do something about it: the plan's own order and one that is solved for. A solver
-/// knows no passes that are recomputed whatever memory there is, so for these it is the `others`
+/// knows no passes that are recomputed under any memory limit, so for these it is the `others`
 /// instead.
 pub(super) fn memory_limited_plans<B: ByteCounts>(
     backend: &B,
@@ -101,9 +102,9 @@ fn replan_copies(problem: &ScheduleProblem, order: &Program) -> Option<Program> 
     }
 }
 
-/// A plan within the limits. What is counted for a pass leaves out the message that one that is
+/// A plan within the limits. The memory counted for a pass leaves out the message that one that is
 /// offloaded may wait for, and that slots of different chunks are full at different times: where
-/// the plan takes more than that, so much less is to be kept.
+/// the plan needs more than that, so much less is to be kept.
 fn within_limits<B: ByteCounts>(
     backend: &B,
     request: ChooseRequest<'_>,

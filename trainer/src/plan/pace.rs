@@ -1,4 +1,4 @@
-//! How long things take: the layers of a model, a message, an update, on stages of unequal speed.
+//! Times of the layers of a model, of a message and of an update, on stages of unequal speed.
 //!
 //! A plan is made for a pace. Before anything is measured it is counted from arithmetic, and its
 //! unit is a floating-point operation of a stage of speed 1; afterwards it is measured
@@ -16,35 +16,35 @@ use crate::model::{LayerRange, MicrobatchShape, ModelConfig, PassSizes, Recomput
 /// 1.9 to 5.7 GB/s, which makes 11 to 36.
 const COPY_FLOP_PER_BYTE: u32 = 20;
 
-/// How long things take, in one unit.
+/// Times of layers, messages and updates, in one unit.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Pace {
     /// By layer, on a stage of speed 1.
     pub layers: Vec<LayerWork>,
     /// By layer: the update, on a stage of speed 1.
     pub updates: Vec<f64>,
-    /// By layer: what its part of a pass takes to be offloaded, and again to be reloaded, on a
+    /// By layer: the time to offload its part of a pass, and again to reload it, on a
     /// stage of speed 1.
     pub copies: Vec<f64>,
-    /// By layer: what R of it takes, on a stage of speed 1; nothing where it follows from F,
+    /// By layer: the time of its R, on a stage of speed 1; nothing where it follows from F,
     /// because it was not timed.
     pub recomputes: Vec<Option<f64>>,
     /// By stage, how many times faster it is than one of speed 1; stages beyond have speed 1.
     pub speeds: Vec<f64>,
     /// From when a result has left its stage to its arrival on another one.
     pub link: f64,
-    /// How long a result takes to leave: a microbatch's bytes over the bandwidth.
+    /// The time in which a result leaves: a microbatch's bytes over the bandwidth.
     pub occupancy: f64,
-    /// By layer: what its gradient takes to another stage, beside a link; empty if no time.
+    /// By layer: the time of its gradient to another stage, beside a link; empty if no time.
     pub gradients: Vec<f64>,
     /// From the last report to the verdict.
     pub verdict: f64,
-    /// How work grows along a sequence: it determines what share of it each slice takes.
+    /// How work grows along a sequence: it determines the share of it that each slice gets.
     pub token: TokenWork,
 }
 
 impl Pace {
-    /// As arithmetic alone has it: what is no product takes no time, and stages are equal.
+    /// As arithmetic alone has it: everything but products needs no time, and stages are equal.
     #[must_use]
     pub fn estimated(model: &ModelConfig, shape: MicrobatchShape) -> Self {
         let layers = layer_work(model, shape);
@@ -67,7 +67,7 @@ impl Pace {
         }
     }
 
-    /// Whether all its times are numbers: what machines report may be so wrong that they are not.
+    /// Whether all its times are numbers: reports of machines may be so wrong that they are not.
     #[must_use]
     pub fn is_finite(&self) -> bool {
         let of_layers = self.layers.iter().flat_map(|work| [work.f, work.b, work.w, work.w_early]);
@@ -85,7 +85,7 @@ impl Pace {
         self.speeds.get(stage.index()).copied().unwrap_or(1.0)
     }
 
-    /// What the operations of a plan take.
+    /// The times of a plan's operations.
     #[must_use]
     pub fn costs(&self, plan: &Plan) -> Costs {
         let placement = plan.placement();
@@ -106,7 +106,7 @@ impl Pace {
         }
     }
 
-    /// What the gradients of chunks take to their twins.
+    /// The times of the gradients of chunks to their twins.
     fn gradient_times(&self, plan: &Plan) -> Vec<f64> {
         if plan.placement().replica_count() == 1 || self.gradients.is_empty() {
             return Vec::new();
@@ -117,7 +117,7 @@ impl Pace {
         plan.chunks.iter().map(of_chunk).collect()
     }
 
-    /// What each slice takes of a microbatch's times; nothing where sequences are not cut.
+    /// The share of each slice in a microbatch's times; nothing where sequences are not cut.
     fn slice_shares(&self, plan: &Plan) -> Vec<f64> {
         if plan.program.slice_count == 1 {
             return Vec::new();
@@ -126,9 +126,10 @@ impl Pace {
         cut.slices().map(|slice| self.token.share(&cut, slice)).collect()
     }
 
-    /// What R takes, as it was timed, or else F again, or attention alone, because what else is
-    /// recomputed without a product takes next to nothing. What is copied is copied whole, whether
-    /// or not parts of it were dropped, by the stage itself: a stage is a thread on a processor.
+    /// The time of R, as it was measured, or else F again, or attention alone, because the rest
+    /// that is recomputed without a product needs next to no time. Activations are copied whole,
+    /// whether or not parts of it were dropped, by the stage itself: a stage is a thread on a
+    /// processor.
     pub(super) fn memory_costs(&self, plan: &Plan) -> MemoryCosts {
         let again = |layer: u32| {
             let LayerWork { f, w, .. } = self.layers[layer as usize];
@@ -136,7 +137,7 @@ impl Pace {
             let counted = match plan.recompute {
                 Recompute::None => return 0.0,
                 Recompute::Full => f,
-                // What F does beyond its products, of which W does each once as well.
+                // The time of F beyond its products, of which W does each once as well.
                 Recompute::Selective(ops) if ops.attention => (f - w).max(0.0),
                 Recompute::Selective(_) => 0.0,
             };
@@ -153,7 +154,7 @@ impl Pace {
         MemoryCosts { lanes: CopyLanes::InTurn, chunks }
     }
 
-    /// What the passes of chunks take where they stand.
+    /// The times of the passes of chunks on the stages that hold them.
     #[must_use]
     pub fn chunk_times(&self, placement: &Placement, chunks: &[LayerRange]) -> Vec<ChunkTimes> {
         let times = |(chunk, layers): (u32, &LayerRange)| {

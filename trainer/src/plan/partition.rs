@@ -6,8 +6,8 @@ use zbelastic_types::{ChunkIndex, StageIndex};
 use crate::model::LayerRange;
 
 /// Cuts layers with this much work into the placement's chunks of one replica, so that the stage
-/// that takes longest takes as short as can be; among such cuts, one whose longest chunk is short.
-/// A stage of speed 2 does its work in half the time; `speeds` has one entry a stage.
+/// that is slowest is as fast as can be; among such cuts, one whose longest chunk is
+/// short. A stage of speed 2 does its work in half the time; `speeds` has one entry a stage.
 ///
 /// Begins with equal shares, rounded in three ways, and shifts one or two runs of boundaries by a
 /// layer as long as that helps. Deterministic: the first best move is taken, and the first of the
@@ -41,7 +41,7 @@ pub fn partition(work: &[f64], placement: &Placement, speeds: &[f64]) -> Vec<Lay
 /// search: half first, so that the nearest cut wins where others are as light.
 const ROUNDINGS: [f64; 3] = [0.5, 0.0, 1.0];
 
-/// What is to be made small: the time of the stage that takes longest, then of the longest chunk,
+/// The cost to minimise: the time of the slowest stage, then of the longest chunk,
 /// then the sum of squares, which is smaller where time is spread evenly.
 type PartitionCost = (f64, f64, f64);
 
@@ -55,7 +55,7 @@ struct PartitionSearch<'a> {
 }
 
 impl PartitionSearch<'_> {
-    /// The ends of chunks that take about equally long, each with a layer; a layer of which the
+    /// The ends of chunks that last about equally long, each with a layer; a layer of which the
     /// part `rounding` fits into a chunk's share belongs to it.
     fn equal_shares(&self, rounding: f64) -> Vec<usize> {
         let Self { work, .. } = self;

@@ -1,13 +1,13 @@
 //! Where sequences are cut into slices.
 //!
 //! A slice is a unit of arithmetic, so a cut follows from the configuration alone: from the model,
-//! the length of sequences, how many slices there are and by what they are alike. It is computed in
-//! integers, from counted work and not from measured times, and so it is the same on every machine,
-//! on every number of stages and under every pace. What is written here is a part of the definition
-//! of the arithmetic: another cut trains to other bits.
+//! the length of sequences, how many slices there are and the quantity in which they are alike. It
+//! is computed in integers, from counted work and not from measured times, and so it is the same on
+//! every machine, on every number of stages and under every pace. This file is a part of the
+//! definition of the arithmetic: another cut trains to other bits.
 //!
 //! By time: a token costs the same products wherever it stands, and attention to all tokens before
-//! it, so that later slices, if they are to take as long as earlier ones, have fewer tokens (Sun et
+//! it, so that later slices, if they are to last as long as earlier ones, have fewer tokens (Sun et
 //! al., *Seq1F1B*, NAACL 2025, section 3.4, "computation-wise partition").
 
 use std::ops::Range;
@@ -18,13 +18,13 @@ use zbelastic_types::{LayerId, SliceIndex};
 use super::PlanError;
 use crate::model::{LayerKind, MicrobatchShape, ModelConfig, PassSizes, SlicePosition};
 
-/// In what the slices of a sequence are alike.
+/// The quantity in which the slices of a sequence are alike.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SliceBalance {
     /// They have equally many tokens.
     #[default]
     Tokens,
-    /// They take equally long, as work is counted.
+    /// They last equally long, as work is counted.
     Time,
 }
 
@@ -116,13 +116,13 @@ impl SliceCut {
         lens
     }
 
-    /// What a pass over a slice of `microbatch` works on.
+    /// The shape that a pass over a slice of `microbatch` works on.
     #[must_use]
     pub fn shape_of(&self, microbatch: MicrobatchShape, slice: SliceIndex) -> MicrobatchShape {
         MicrobatchShape { sequence_len: self.len_of(slice), ..microbatch }
     }
 
-    /// Sizes of what passes over slices of `len` tokens keep.
+    /// Sizes of the activations that passes over slices of `len` tokens keep.
     #[must_use]
     pub fn sizes<'a>(
         &self,
@@ -143,7 +143,7 @@ impl SliceCut {
 }
 
 /// The forward work of a sequence's first tokens, in multiplications and additions: that of the
-/// whole model, as the paper has it. Of B and W each slice takes the same share.
+/// whole model, as the paper has it. Of B and W each slice has the same share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TokenWork {
     /// Of the products, for each token.

@@ -14,9 +14,9 @@ use crate::model::LayerRange;
 /// Plans that may be better than a schedule's own within the memory there is, over the same chunks.
 ///
 /// The solver looks at the span of one step of arithmetic. How steps follow each other, where gates
-/// stand and what WE takes out of W is found by a simulation of the lowered plan: so there are
-/// several to choose from, the solver's and those made by hand. Schedules that are not solved for
-/// have none.
+/// stand and the share of W that WE computes are found by a simulation of the lowered plan: so
+/// there are several to choose from, the solver's and those made by hand. Schedules that are not
+/// solved for have none.
 pub(super) fn solved_plans<B: ByteCounts>(
     backend: &B,
     request: ChooseRequest<'_>,
@@ -45,7 +45,7 @@ pub(super) fn solved_plans<B: ByteCounts>(
 }
 
 /// Passes of a step up to which an order over a vee is solved for. With so many (8 stages, 16
-/// microbatches) a search that does not reach the bound takes 20 ms, with four times as many 250:
+/// microbatches) a search that does not reach the bound lasts 20 ms, with four times as many 250:
 /// longer than a cluster that lost a stage should stand still.
 const VEE_PASSES_MAX: u64 = 256;
 
@@ -90,8 +90,8 @@ fn with_early_first(times: &ChunkTimes) -> ChunkTimes {
 }
 
 /// Microbatches that a stage may keep if nothing limits its memory, as a multiple of the stages:
-/// what it takes to have no bubble at equal times, on a line and over a vee (Qi et al., ICLR 2024,
-/// section 2.2; arXiv 2401.10241 v1, section 6).
+/// as many as are needed to have no bubble at equal times, on a line and over a vee (Qi et al.,
+/// ICLR 2024, section 2.2; arXiv 2401.10241 v1, section 6).
 const fn depth(shape: PlacementShape) -> u32 {
     match shape {
         PlacementShape::Line => 2,
@@ -99,11 +99,11 @@ const fn depth(shape: PlacementShape) -> u32 {
     }
 }
 
-/// What the passes of a plan take, and what there is for them.
+/// The memory of a plan's passes, and the budgets of stages for them.
 pub(super) struct PlanPassMemory {
     /// By chunk, for one microbatch.
     pub(super) chunks: Vec<PassMemory>,
-    /// By stage: what its limit leaves for passes, in bytes; `None` if it has no limit.
+    /// By stage: the bytes that its limit leaves for passes; `None` if it has no limit.
     pub(super) pass_budgets: Vec<Option<f64>>,
 }
 
@@ -130,7 +130,8 @@ impl PlanPassMemory {
         times: &[ChunkTimes],
     ) -> ScheduleProblem {
         let costs = |(times, memory): (&ChunkTimes, &PassMemory)| {
-            // What is recomputed counts as if it were kept: an order for that is good without it.
+            // Recomputed activations count as if they were kept: an order for that is good without
+            // it.
             let PassMemory { stash, recomputed, logits, message } = *memory;
             let kept = (stash + recomputed + message).0 as f64;
             ChunkCosts {
@@ -167,7 +168,7 @@ impl PlanPassMemory {
     }
 }
 
-/// What a step of this plan takes at least in any order of its passes, whatever memory there is: a
+/// The least time of a step of this plan in any order of its passes, under any memory limit: a
 /// stage's next step begins when its list for this one is done. `None` for plans whose chunks go
 /// round, or whose passes are over slices.
 ///

@@ -34,7 +34,7 @@ pub(super) enum WriteProgress {
     Waiting,
     /// A layer could not be written, and so the version is not durable.
     Failed,
-    /// All layers are durable: what is reported of them.
+    /// All layers are durable: the event that reports them.
     Saved(WorkerEvent),
 }
 
@@ -49,7 +49,7 @@ pub(super) struct CheckpointWrites {
 impl CheckpointWrites {
     /// Whether a version can be written now; if not, it is deferred.
     pub(super) fn admit(&mut self, version: Step) -> bool {
-        // What was under way before a rewind came to this version again is not reported any more.
+        // A write under way before a rewind came to this version again is not reported any more.
         self.writing.retain(|writing| writing.version != version);
         let has_space = self.writing.len() < WRITES_MAX;
         if !has_space {
@@ -78,7 +78,7 @@ impl CheckpointWrites {
         layer: LayerId,
         durable: Option<Digest>,
     ) -> WriteProgress {
-        // What was written before a rewind came to this version again is of another plan.
+        // A layer written before a rewind came to this version again is of another plan.
         let is_it = |writing: &LayerWrites| (writing.version, writing.generation) == written;
         let Some(position) = self.writing.iter().position(is_it) else {
             return WriteProgress::Waiting;
@@ -110,7 +110,7 @@ impl CheckpointWrites {
         self.deferred.take()
     }
 
-    /// What is being written is not reported.
+    /// Writes that are under way are not reported.
     pub(super) fn forget(&mut self) {
         self.writing.clear();
     }

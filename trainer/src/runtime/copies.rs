@@ -50,7 +50,7 @@ impl<C: LayerCopy> StageCopy<C> {
         self.layers.iter().map(|copy| Ok((copy.layer(), copy.fingerprint()?))).collect()
     }
 
-    /// Accepts parts of a gradient, which come in order; yields what is to be reported once all of
+    /// Accepts parts of a gradient, which come in order; yields the update to report once all of
     /// it is held.
     pub(super) fn handle_gradients(
         &mut self,
@@ -89,7 +89,7 @@ impl<C: LayerCopy> StageCopy<C> {
         let refusal = || PeerFrameRefusal::Gradient { of: self.of, turn };
         for part in parts {
             let copy = self.layers.iter_mut().find(|copy| copy.layer() == part.layer());
-            // What is held half-way is not held: the whole of another may take its place.
+            // A gradient held half-way is not held: the whole of another may replace it.
             copy.ok_or_else(refusal)?.hold(part).map_err(|_| refusal())?;
         }
         if self.layers.iter().any(|copy| copy.held() != Some(turn)) {
@@ -102,7 +102,7 @@ impl<C: LayerCopy> StageCopy<C> {
         Ok(Some(HeldUpdate { turn, of: self.of, sums, state }))
     }
 
-    /// Applies a seal; yields what is to be reported of a gradient that waited for it.
+    /// Applies a seal; yields the update to report of a gradient that waited for it.
     pub(super) fn settle(&mut self, seal: &Seal, attests: bool) -> Option<HeldUpdate> {
         if seal.turn != self.open {
             return None;

@@ -24,7 +24,7 @@ const RETRY_DOUBLINGS: u32 = 3;
 /// How often a layer is requested, with none coming, until the runtime reports that it does not
 /// come: each node that a plan names for it gets one request.
 const REQUESTS_IN_VAIN: u32 = SOURCES_MAX as u32;
-/// Ticks that so many requests take. A runtime is given no tick while an operation runs or a layer
+/// Ticks that so many requests last. A runtime is given no tick while an operation runs or a layer
 /// is on its way. That no layer came in these is reported to the leader, which sees whether the
 /// nodes that are requested to send it get on: only where none does is the layer given up (rule
 /// R10), and until then it is requested again.
@@ -65,7 +65,7 @@ pub(super) struct LoadingStage {
     tick: u32,
     /// Tick at which a layer came last.
     arrived: u32,
-    /// What was here before: other workers may request it until all are ready.
+    /// Layers that were here before: other workers may request them until all are ready.
     offered: BTreeMap<LayerId, Arc<LayerImage>>,
 }
 
@@ -90,7 +90,8 @@ impl LoadingStage {
         self.command.plan.from_step
     }
 
-    /// What has come, and what was here before, whether the plan gives it to this node or not.
+    /// The layers that have come, and those that were here before, whether the plan gives them to
+    /// this node or not.
     pub(super) fn images(&self) -> impl Iterator<Item = &Arc<LayerImage>> {
         self.images.values().chain(self.offered.values())
     }
@@ -129,8 +130,9 @@ impl LoadingStage {
         }
     }
 
-    /// Requests again what has not come from other nodes, and reports it if nothing does. A read is
-    /// answered, so it is requested once, and waited for however long a layer takes to be read.
+    /// Requests again the layers that have not come from other nodes, and reports it if none
+    /// comes. A read is answered, so it is requested once, and waited for however long the read of
+    /// a layer lasts.
     pub(super) fn retry_requests(&mut self) -> Vec<RuntimeOutput> {
         self.tick += 1;
         let is_of_nodes = |(_, awaited): &(&LayerId, &AwaitedLayer)| match awaited.source {
@@ -186,7 +188,7 @@ impl LoadingStage {
         }
     }
 
-    /// A layer arrived, and what it was hashed to, if it was.
+    /// A layer arrived, and its digest, if it was hashed.
     pub(super) fn handle_image(
         &mut self,
         image: Arc<LayerImage>,
@@ -373,7 +375,7 @@ impl<M: StageFactory, S: BatchSource + Clone> WorkerRuntime<M, S> {
     }
 }
 
-/// Whether a source names this node, so that it is to use what it holds.
+/// Whether a source names this node, so that it is to use the layer it holds.
 fn names(source: &LayerSource, node: NodeId) -> bool {
     match source {
         LayerSource::Nodes(nodes) => nodes.contains(&node),

@@ -27,7 +27,7 @@ const REQUESTS_MAX: usize = 2;
 const RETRY_TICKS: u32 = 3;
 /// How often they are doubled.
 const RETRY_DOUBLINGS: u32 = 6;
-/// Updates of a layer that wait for the layer, or for what came before them. With one more it is
+/// Updates of a layer that wait for the layer, or for the updates before them. With one more it is
 /// too far behind, and is requested anew.
 const UPDATES_MAX: usize = 4;
 /// Seals that wait for gradients; the oldest goes.
@@ -138,7 +138,7 @@ impl<C: LayerCopy> StandbyLayers<C> {
         Some(LayerImage { version, ..image })
     }
 
-    /// Whether a layer is about to be at this version: what is missing is on its way.
+    /// Whether a layer is about to be at this version: the missing updates are on their way.
     pub(super) fn is_near(&self, layer: LayerId, version: Step) -> bool {
         let copy = self.layers.get(&layer).and_then(|standby_layer| standby_layer.copy.as_ref());
         copy.is_some_and(|(copy, _)| copy.version().next() == version)

@@ -1,4 +1,4 @@
-//! A stage's device with everything on it: what a stage computes with.
+//! A stage's device with everything on it: the executor of a stage.
 
 mod gradients;
 mod passes;
@@ -41,7 +41,7 @@ pub struct BackendExecutor<B: Backend> {
     scratch: BTreeMap<usize, PassScratch<B::Buffer>>,
     /// By slice, if the family has them.
     angles: Vec<B::Buffer>,
-    /// What the last F or B left, until a transfer takes it.
+    /// The result of the last F or B, until a transfer sends it.
     result: Option<(Flow, Pass, TensorHandle)>,
     recompute: Recompute,
     offload_target: OffloadTarget<B>,
@@ -56,17 +56,18 @@ impl<B: Backend> BackendExecutor<B> {
     /// The executor of a stage at the beginning of a run.
     ///
     /// # Errors
-    /// If the device's memory does not hold what the plan claims.
+    /// If the device's memory does not hold the plan's claim.
     pub fn new(setup: &StageSetup, stage: StageIndex, backend: B) -> Result<Self, AllocateError> {
         let layers = StageLayers::Initial(&setup.weights);
         Self::build(setup, stage, backend, layers, OffloadTarget::of_device)
     }
 
     /// The executor of a stage that goes on with layers that travelled here, in the order of
-    /// chunks. What of them lies where the device reads it is not copied until it is written.
+    /// chunks. Floats of them that lie where the device reads them are not copied until they are
+    /// written.
     ///
     /// # Errors
-    /// If the device's memory does not hold what the plan claims.
+    /// If the device's memory does not hold the plan's claim.
     ///
     /// # Panics
     /// If they are not those of this stage.
@@ -93,7 +94,7 @@ impl<B: Backend> BackendExecutor<B> {
     /// The same with a second store, made for the bytes of the floats that are offloaded.
     ///
     /// # Errors
-    /// If the device's memory does not hold what the plan claims.
+    /// If the device's memory does not hold the plan's claim.
     pub fn storing(
         setup: &StageSetup,
         stage: StageIndex,
@@ -183,7 +184,7 @@ impl<B: Backend> BackendExecutor<B> {
         Self { timer, ..self }
     }
 
-    /// What was timed since the last call, if there is a clock.
+    /// The times measured since the last call, if there is a clock.
     #[must_use]
     pub fn times(&self) -> StageTimings {
         self.timer.take(&self.backend)

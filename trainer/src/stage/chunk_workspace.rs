@@ -16,14 +16,14 @@ use crate::model::{
 };
 use crate::plan::SliceCut;
 
-/// What of a pass was offloaded beside its stash.
+/// The part of a pass that was offloaded beside its stash.
 #[derive(Clone, Copy, Debug)]
 struct OffloadedPass {
     has_recomputed: bool,
     has_logits: bool,
 }
 
-/// The chunk, and what a pass works in.
+/// The chunk, and the memory that a pass works in.
 pub(super) struct PassWorkingSet<'a, B: Backend> {
     pub(super) chunk: &'a mut Chunk<B>,
     pub(super) stash: &'a mut PassStash<B::Buffer>,
@@ -63,7 +63,7 @@ impl<B: Backend> ChunkWorkspace<B> {
         self.pools.values().map(PassPool::slots_in_use).sum::<usize>() + self.offloaded.len()
     }
 
-    /// The chunk, and what a pass works in, once no copy uses that any more.
+    /// The chunk, and the memory that a pass works in, once no copy uses it any more.
     pub(super) fn working(&mut self, backend: &B, part: MicrobatchSlice) -> PassWorkingSet<'_, B> {
         let has_offloaded = self.has_offloaded;
         let mut working = self.held(part);
@@ -106,12 +106,12 @@ impl<B: Backend> ChunkWorkspace<B> {
         self.pool(part).logits.release(part);
     }
 
-    /// Releases the slot of what can be recomputed: it is not read any more.
+    /// Releases the slot of the parts that can be recomputed: they are not read any more.
     pub(super) fn release_recomputed(&mut self, part: MicrobatchSlice) {
         self.pool(part).release_recomputed(part);
     }
 
-    /// Releases the slots of what R recomputes, as DROP runs.
+    /// Releases the slots of the parts that R recomputes, as DROP runs.
     pub(super) fn drop_recomputed(&mut self, part: MicrobatchSlice) {
         self.pool(part).drop_recomputed(part);
     }
@@ -144,7 +144,7 @@ impl<B: Backend> ChunkWorkspace<B> {
         self.has_offloaded = true;
     }
 
-    /// Acquires slots again for what of a pass was offloaded.
+    /// Acquires slots again for the offloaded parts of a pass.
     pub(super) fn acquire_reloaded(&mut self, part: MicrobatchSlice) {
         let left = self.offloaded.remove(&part);
         let OffloadedPass { has_recomputed, has_logits } =
@@ -185,10 +185,10 @@ pub(super) enum StageLayers<'a> {
 }
 
 impl StageLayers<'_> {
-    /// Those of the next chunk, taken out of what is left.
+    /// Those of the next chunk, taken out of the layers that are left.
     ///
     /// # Panics
-    /// If what travelled here is not of this stage.
+    /// If the layers that travelled here are not of this stage.
     pub(super) fn build<B: Backend>(
         &mut self,
         backend: &B,

@@ -34,7 +34,7 @@ impl<B: Backend, S: BatchSource> StageEngine<BackendExecutor<B>, S> {
     /// A stage at the beginning of a run.
     ///
     /// # Errors
-    /// If the device's memory does not hold what the plan claims.
+    /// If the device's memory does not hold the plan's claim.
     pub fn new(
         setup: Arc<StageSetup>,
         stage: StageIndex,
@@ -86,8 +86,8 @@ impl<W: StageExecutor, S: BatchSource> StageEngine<W, S> {
         }
     }
 
-    /// Ends the stage: what is sealed is carried out, everything else is dropped, and the layers
-    /// are left as they are sealed.
+    /// Ends the stage: a sealed step is carried out, everything else is dropped, and the layers are
+    /// left as they are sealed.
     #[must_use]
     pub fn into_executor(mut self) -> W {
         self.abandon_unsealed();
@@ -118,7 +118,7 @@ impl<W: StageExecutor, S: BatchSource> StageEngine<W, S> {
         self.validation.is_reported() && !self.is_committing()
     }
 
-    /// What the stage computes with.
+    /// The executor that the stage computes with.
     #[must_use]
     pub fn executor(&self) -> &W {
         &self.runner.executor
@@ -146,7 +146,7 @@ impl<W: StageExecutor, S: BatchSource> StageEngine<W, S> {
     }
 
     /// The next output for the engine's owner to deliver, in order, until none is left. Nothing
-    /// leaves a device that gave up: what it computed last may be anything, and would be taken for
+    /// leaves a device that gave up: its last results may be anything, and would look like
     /// a bad step.
     pub fn poll_output(&mut self) -> Option<Output> {
         if self.runner.executor.fault().is_some() {
@@ -248,8 +248,8 @@ impl<W: StageExecutor, S: BatchSource> StageEngine<W, S> {
         self.validation.updates()
     }
 
-    /// The sealed state of a layer on its way, and its gradient if one is frozen: what was sent
-    /// before the layer was requested.
+    /// The sealed state of a layer on its way, and its gradient if one is frozen: the layer's
+    /// part of messages that were sent before the layer was requested.
     pub(crate) fn pending_layer(
         &mut self,
         layer: LayerId,

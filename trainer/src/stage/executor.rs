@@ -12,7 +12,7 @@ use crate::data::TokenBatch;
 use crate::elastic::{LayerImage, PendingImage, layer_digest, layer_fingerprint};
 use crate::model::Span;
 
-/// One optimizer update: what its numbers depend on besides the settings.
+/// One optimizer update: the values that its numbers depend on besides the settings.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct UpdateRequest {
     /// Step that the update belongs to.
@@ -23,9 +23,9 @@ pub struct UpdateRequest {
     pub clip: f32,
 }
 
-/// What a stage engine computes with: passes, gradients and updates of the chunks of one stage.
+/// The arithmetic of a stage engine: passes, gradients and updates of the chunks of one stage.
 /// [`super::BackendExecutor`] does them on a device; a simulation may do them on hashes. The engine
-/// decides what runs when.
+/// decides the order in which they run.
 ///
 /// Weights that passes read are those of the state, or the candidate's between
 /// [`UpdateExecutor::compute_candidate`] and [`UpdateExecutor::drop_candidate`] or
@@ -33,7 +33,7 @@ pub struct UpdateRequest {
 pub trait StageExecutor:
     PassExecutor + GradientExecutor + UpdateExecutor + SealedState + OperationClock
 {
-    /// What ended the device, if anything did. What was computed since is not a result.
+    /// The fault that ended the device, if any. Values computed since are not results.
     fn fault(&self) -> Option<DeviceFault> {
         None
     }
@@ -44,7 +44,8 @@ pub trait StageExecutor:
     /// Whether a chunk is here.
     fn has_chunk(&self, chunk: ChunkIndex) -> bool;
 
-    /// The end of an operation: what was put off to be enqueued on a device at once is enqueued.
+    /// The end of an operation: commands that were put off to be enqueued on a device at once are
+    /// enqueued.
     fn flush(&mut self) {}
 }
 
@@ -56,7 +57,7 @@ pub trait PassExecutor {
     /// Slots that passes under way hold.
     fn slots_in_use(&self) -> usize;
 
-    /// Frees what a dropped turn left.
+    /// Frees the passes that a dropped turn left.
     fn drop_passes(&mut self);
 
     /// F; yields the loss if the chunk has the head.
@@ -70,7 +71,7 @@ pub trait PassExecutor {
         input: Option<TensorHandle>,
     ) -> Result<Option<Pending<f64>>, DeviceFault>;
 
-    /// F whose stash is not read afterwards.
+    /// F for a result alone: the stash is not read afterwards.
     ///
     /// # Errors
     /// If the device that holds the operand failed before it was read.
@@ -95,8 +96,8 @@ pub trait PassExecutor {
     /// W of the head's matrix, after which the logits are not read any more.
     fn head_weights(&mut self, pass: Pass);
 
-    /// W of what is left, after which the stash is not read any more. Microbatches add up in their
-    /// order.
+    /// W of the part that is left, after which the stash is not read any more. Microbatches add up
+    /// in their order.
     fn backward_weights(&mut self, pass: Pass, batch: &TokenBatch);
 
     /// DROP: frees the activations that R recomputes.
@@ -105,13 +106,13 @@ pub trait PassExecutor {
     /// R: recomputes the activations that DROP freed. The batch is that of F.
     fn recompute(&mut self, pass: Pass, batch: &TokenBatch);
 
-    /// OFFLOAD: what the pass keeps goes to the second store, and its slots are free.
+    /// OFFLOAD: the activations of the pass go to the second store, and their slots are free.
     ///
     /// # Errors
     /// If the store refuses it: then it is still here.
     fn offload(&mut self, pass: Pass) -> Result<(), StashStoreError>;
 
-    /// RELOAD: it takes slots and is back, to the same bits.
+    /// RELOAD: they acquire slots and are back, to the same bits.
     ///
     /// # Errors
     /// If the store does not give it back: then it stays offloaded.
@@ -122,7 +123,7 @@ pub trait PassExecutor {
         tensor
     }
 
-    /// What the last F or B left.
+    /// The result that the last F or B left.
     fn take_result(&mut self, flow: Flow, pass: Pass) -> TensorHandle;
 }
 
@@ -151,7 +152,7 @@ pub trait GradientExecutor {
     fn inject(&mut self, injection: &Injection);
 
     /// The sum of squares of each tensor's gradient, in model order within each chunk. Of two
-    /// replicas of a layer the first one's counts, here and in what is read of the state.
+    /// replicas of a layer the first one's counts, here and in all reads of the state.
     fn square_sums(&mut self) -> Vec<TensorSum>;
 
     /// The same, where an open gate would compute the candidate of `request` next: a device that
@@ -170,7 +171,7 @@ pub trait GradientExecutor {
     }
 }
 
-/// AdamW in two halves: a candidate ahead of the verdict, and what the verdict makes of it.
+/// AdamW in two halves: a candidate ahead of the verdict, and its commit or undo by the verdict.
 pub trait UpdateExecutor {
     /// Computes candidate weights from the untouched state and puts them in force.
     fn compute_candidate(&mut self, request: UpdateRequest);
@@ -234,8 +235,8 @@ pub trait SealedState {
 /// Times of operations by the device's own clock. Every default is of a device whose operations are
 /// done when they return, so that the host's clock times them.
 pub trait OperationClock {
-    /// Operations whose times [`Self::spans`] would return: of a device that runs later what is
-    /// enqueued, and is timed by its own clock.
+    /// Operations whose times [`Self::spans`] would return: of a device that runs later the work
+    /// that is enqueued, and is timed by its own clock.
     fn spans_recorded(&self) -> usize {
         0
     }
@@ -245,8 +246,8 @@ pub trait OperationClock {
         Vec::new()
     }
 
-    /// What the device's clock shows once all that was enqueued is done, if there is one. There
-    /// must be nothing left for [`Self::spans`] to return.
+    /// The time that the device's clock shows once all that was enqueued is done, if there is one.
+    /// There must be nothing left for [`Self::spans`] to return.
     fn device_now_us(&self) -> Option<f64> {
         None
     }

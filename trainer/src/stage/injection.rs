@@ -9,7 +9,7 @@ use zbelastic_types::Step;
 
 use crate::model::LayerState;
 
-/// What is done to a gradient.
+/// The corruption of a gradient.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Corruption {
     /// The first element becomes NaN.
@@ -62,7 +62,7 @@ pub enum InjectionParseError {
         key: &'static str,
         /// The value as it was written.
         value: String,
-        /// What may stand there.
+        /// The values that are accepted.
         expected: &'static str,
     },
     /// A key is missing.
@@ -113,7 +113,7 @@ fn bit(value: &str) -> Result<Corruption, InjectionParseError> {
     }
 }
 
-/// `value=bit=30` is taken as `bit=30`.
+/// `value=bit=30` is read as `bit=30`.
 fn corruption(value: &str) -> Result<Corruption, InjectionParseError> {
     match value {
         "nan" => Ok(Corruption::Nan),

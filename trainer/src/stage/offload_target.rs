@@ -1,5 +1,5 @@
 //! Where passes lie while they are offloaded: in memory that the device copies by itself, beside
-//! its work, or in a second store that takes and gives floats while the stage waits.
+//! its work, or in a second store that stores and returns floats while the stage waits.
 
 use std::collections::BTreeMap;
 
@@ -24,7 +24,7 @@ pub(super) struct OffloadSlots {
 pub(super) enum OffloadTarget<B: Backend> {
     /// The device's own way. Slots are as many as the plan claims, and do not move.
     Device { buffer: B::OffloadBuffer, pools: BTreeMap<(ChunkIndex, usize), OffloadSlots> },
-    /// A second store that takes and gives floats.
+    /// A second store that stores and returns floats.
     Store(Box<dyn StashStore>),
 }
 
@@ -51,7 +51,7 @@ impl<B: Backend> OffloadTarget<B> {
         Ok(Self::Device { buffer, pools })
     }
 
-    /// A second store made for what the plan claims, as floats.
+    /// A second store made for the plan's claims, as floats.
     pub(super) fn in_store(
         make: impl FnOnce(Bytes) -> Box<dyn StashStore>,
         claimed: &[OffloadClaim],
@@ -99,7 +99,7 @@ impl<B: Backend> OffloadTarget<B> {
                 let start = *pool.slots.get(part);
                 workspace.acquire_reloaded(part);
                 backend.reload(buffer, start, &mut workspace.offload_parts(backend, part));
-                // What is offloaded next into this slot comes after this copy: the device orders
+                // The next offload into this slot comes after this copy: the device orders
                 // them.
                 pool.slots.release(part);
             }
@@ -123,7 +123,7 @@ impl<B: Backend> OffloadTarget<B> {
     }
 }
 
-/// What a store of floats takes.
+/// The bytes of a store of floats.
 fn floats_of(claimed: &[OffloadClaim]) -> Bytes {
     claimed.iter().map(|claim| Bytes::of_f32(claim.pass_len) * u64::from(claim.count)).sum()
 }

@@ -1,8 +1,9 @@
 //! Memory for passes of one length over a chunk: as many slots as the plan claims.
 //!
-//! A pass takes a slot for what it keeps, one for what is recomputed, and one for logits, which is
-//! as large as all the rest. What is recomputed lies in memory of its own, which is exchanged with
-//! the empty parts of the stash, so that passes read one stash whatever was recomputed.
+//! A pass acquires a slot for the parts it keeps, one for the recomputed parts, and one for logits,
+//! which is as large as all the rest. Recomputed parts lie in memory of their own, which is
+//! exchanged with the empty parts of the stash, so that passes read one stash with or without
+//! recomputation.
 
 use zbelastic_kernels::Backend;
 use zbelastic_schedule::LivePasses;
@@ -25,7 +26,7 @@ pub(super) struct PassPool<B: Backend> {
 }
 
 impl<B: Backend> PassPool<B> {
-    /// The slots of a chunk of these layers, made by `make` from what they take.
+    /// The slots of a chunk of these layers, made by `make` from their sizes.
     pub(super) fn new<E>(
         (sizes, layers, has_head): (&PassSizes<'_>, LayerRange, bool),
         live: LivePasses,
@@ -72,7 +73,7 @@ impl<B: Backend> PassPool<B> {
         self.stashes.release(part);
     }
 
-    /// Releases the slots of what R recomputes, as DROP runs.
+    /// Releases the slots of the parts that R recomputes, as DROP runs.
     pub(super) fn drop_recomputed(&mut self, part: MicrobatchSlice) {
         self.release_recomputed(part);
         if self.has_head && self.recompute.recomputes_logits() {
@@ -104,8 +105,8 @@ impl<B: Backend> PassPool<B> {
         }
     }
 
-    /// Releases the slot of what can be recomputed: it is not read any more. Returns whether there
-    /// was one.
+    /// Releases the slot of the parts that can be recomputed: they are not read any more. Returns
+    /// whether there was one.
     pub(super) fn release_recomputed(&mut self, part: MicrobatchSlice) -> bool {
         let Some(recomputed) = self.recomputed.find(part) else { return false };
         self.stashes.get(part).swap_recomputed(recomputed, self.recomputed_parts);

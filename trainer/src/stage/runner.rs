@@ -22,7 +22,7 @@ use crate::data::{BatchSource, TokenBatch};
 /// of a neighbour's that is further for having dropped one; and one on held-out text.
 const FRAMES_PER_PASS: usize = 7;
 
-/// The executor of a stage with what it reads and what is to be sent.
+/// The executor of a stage with its inputs and its outputs.
 pub(super) struct StageRunner<W, S> {
     pub(super) setup: Arc<StageSetup>,
     pub(super) stage: StageIndex,
@@ -182,7 +182,7 @@ impl<W: StageExecutor, S: BatchSource> StageRunner<W, S> {
         Ok(())
     }
 
-    /// What the second store refuses is tried again when the engine runs next.
+    /// An operation that the second store refuses is tried again when the engine runs next.
     pub(super) fn run_memory(
         &mut self,
         memory: MemoryOp,
@@ -221,7 +221,7 @@ impl<W: StageExecutor, S: BatchSource> StageRunner<W, S> {
         Ok(())
     }
 
-    /// What the last F or B left, and the pass that reads it.
+    /// The result of the last F or B, and the pass that reads it.
     fn take_result(&mut self, flow: Flow, pass: Pass) -> (Pass, TensorHandle) {
         let after = self.setup.plan.placement().chunk_after(pass.chunk, flow);
         let chunk = after.expect("a result that is passed on has a reader");

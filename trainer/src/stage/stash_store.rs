@@ -1,4 +1,4 @@
-//! Where what a pass keeps lies while it is offloaded.
+//! The stores of a pass's activations while they are offloaded.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -6,16 +6,16 @@ use std::io;
 use zbelastic_schedule::Pass;
 use zbelastic_types::Bytes;
 
-/// A second store: what a stage's passes keep goes there between F and B, and comes back to the
+/// A second store: activations of a stage's passes go there between F and B, and come back to the
 /// same bits. It holds no more than the limit that it was made with.
 pub trait StashStore: Send {
-    /// Stores what `pass` keeps.
+    /// Stores the activations of `pass`.
     ///
     /// # Errors
-    /// If the store is full, or the medium fails. What was there stays, and nothing of this pass.
+    /// If the store is full, or the medium fails. The stored passes stay, and nothing of this pass.
     fn put(&mut self, pass: Pass, floats: &[f32]) -> Result<(), StashStoreError>;
 
-    /// Returns what `pass` keeps, and forgets it.
+    /// Returns the activations of `pass`, and forgets them.
     ///
     /// # Errors
     /// If there is nothing, or the medium fails.
@@ -31,9 +31,9 @@ pub enum StashStoreError {
     /// It may not grow so large.
     #[error("the second store may hold {limit}, {needed} are needed")]
     Full {
-        /// What it would hold.
+        /// Bytes that it would hold.
         needed: Bytes,
-        /// What it may hold.
+        /// Bytes that it may hold.
         limit: Bytes,
     },
     /// There is nothing of this pass.
@@ -42,7 +42,7 @@ pub enum StashStoreError {
         /// The pass whose floats are missing.
         pass: Pass,
     },
-    /// The medium does not take it.
+    /// The medium refuses the write.
     #[error("the second store cannot be written: {kind}")]
     Write {
         /// Kind of the error that the system returned.
@@ -56,7 +56,7 @@ pub enum StashStoreError {
     },
 }
 
-/// A limit in bytes: what is stored is reserved in it before.
+/// A limit in bytes: the bytes of a pass are reserved in it before they are stored.
 #[derive(Clone, Copy, Debug)]
 pub struct ByteBudget {
     limit: Bytes,

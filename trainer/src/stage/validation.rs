@@ -11,7 +11,7 @@ use super::events::WaitReason;
 use super::executor::UpdateRequest;
 use super::phase::PendingSeal;
 
-/// What a stage knows of the verdicts on its steps.
+/// A stage's share of the validation of its steps: prefix, seal and gate.
 pub(super) struct StageValidation {
     half: StageHalf,
     /// The sums of the stages before, until the gate reads them.
@@ -62,8 +62,8 @@ impl StageValidation {
     }
 
     /// The update that an open gate computes the candidate of, if this one's is expected to open.
-    /// Where the gate of the step before was open, this one's is taken to open as well: it does not
-    /// depend on that whether a candidate is in force, only whether it is there already.
+    /// Where the gate of the step before was open, this one's is expected to open as well: it does
+    /// not depend on that whether a candidate is in force, only whether it is there already.
     pub(super) fn expected_update(
         &self,
         window: Option<Window>,
@@ -78,7 +78,7 @@ impl StageValidation {
         UpdateRequest { step, number: self.half.updates() + 1, clip: 1.0 }
     }
 
-    /// The gradient is frozen: what is reported of it.
+    /// The gradient is frozen: its report.
     pub(super) fn report(
         &mut self,
         stage: StageIndex,
@@ -88,8 +88,8 @@ impl StageValidation {
         self.half.report(stage, sums, loss_sum)
     }
 
-    /// The prefix up to this stage and what its gate says to it, once the sums of the stages before
-    /// are there.
+    /// The prefix up to this stage and its gate's decision on it, once the sums of the stages
+    /// before are there.
     pub(super) fn gate(
         &mut self,
         turn: Turn,
@@ -112,7 +112,7 @@ impl StageValidation {
     pub(super) fn apply_seal(&mut self) -> Option<PendingSeal> {
         let seal = self.seal.take()?;
         let application = self.half.apply(&seal).expect("a seal is checked when it arrives");
-        // What is about a later turn came early, and is still to be read.
+        // A prefix of a later turn came early, and is still to be read.
         self.prefix = self.prefix.take().filter(|prefix| prefix.turn > seal.turn);
         Some(PendingSeal { application, seal })
     }

@@ -5,7 +5,7 @@
 //! output's gradient, and dK that of dS times the query.
 //!
 //! Of a slice, dK and dV of earlier slices' keys and values are shares, which are added to those of
-//! later slices; its own are complete with what later slices have added before.
+//! later slices; its own are complete with the shares that later slices have added before.
 
 use std::ops::Range;
 
@@ -32,15 +32,15 @@ pub(in super::super) struct SavedAttention<'a> {
     pub(in super::super) gradient: &'a [f32],
 }
 
-/// An earlier slice: what its queries, keys and values are, and where the gradients of its keys and
+/// An earlier slice: its queries, keys and values, and where the gradients of its keys and
 /// values are collected. A row of these holds a row of keys and then one of values.
 pub(in super::super) struct KeyValueGradients<'a> {
     pub(in super::super) qkv: &'a [f32],
     pub(in super::super) gradients: &'a mut [f32],
 }
 
-/// `later` is what later slices added to this one's keys and values; without it this is the last
-/// one, which begins the sums of the earlier ones.
+/// `later` holds the shares that later slices added to this one's keys and values; without it this
+/// is the last one, which begins the sums of the earlier ones.
 pub(in super::super) fn backward(
     cpu: &CpuBackend,
     shape: AttentionShape,
@@ -169,8 +169,8 @@ impl AttentionBackwardJob<'_> {
         })
     }
 
-    /// Copies what later slices have added for one head's columns, in all slices up to this one,
-    /// and returns whether there are later ones.
+    /// Copies the shares that later slices have added for one head's columns, in all slices up to
+    /// this one, and returns whether there are later ones.
     fn load_sums(&self, column: usize, to: &mut [f32]) -> bool {
         let AttentionShape { sequence_len, head_width, .. } = self.shape;
         let Some(later) = self.later else { return false };
@@ -374,7 +374,7 @@ fn dot_lanes<L: Lanes>(a: &[f32], b: &[f32]) -> f32 {
     sum.sum()
 }
 
-/// What a query's scores need to become gradients.
+/// The values that a query's scores need to become gradients.
 #[derive(Clone, Copy)]
 struct ScoreRow {
     query: usize,
@@ -382,7 +382,8 @@ struct ScoreRow {
     queries: usize,
     /// Keys of the block that the query sees.
     visible: usize,
-    /// Keys of the block that its neighbours see as well: what it does not see is zero up to here.
+    /// Keys of the block that its neighbours see as well: the keys it does not see are zero up to
+    /// here.
     seen: usize,
     scale: f32,
     log_sum: f32,

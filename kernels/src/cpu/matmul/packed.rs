@@ -28,7 +28,7 @@ impl PackedMatrix {
         Ok(Self { depth, columns, floats })
     }
 
-    /// Floats such a matrix takes.
+    /// Floats such a matrix has.
     pub(crate) fn packed_len(depth: usize, columns: usize) -> usize {
         depth * padded(columns)
     }
@@ -55,7 +55,7 @@ impl PackedMatrix {
     }
 }
 
-/// What becomes a run of panels of `rows` rows.
+/// The source of a run of panels of `rows` rows.
 pub(crate) struct PanelSource<'a> {
     /// A row-major matrix, or its transpose.
     pub(crate) floats: &'a [f32],
@@ -114,7 +114,7 @@ fn pack_transposed_lanes<L: Lanes>(source: PanelSource<'_>, panels: &mut [f32]) 
     }
 }
 
-/// `count` columns from `column` on of up to sixteen rows, transposed; what is missing is zero.
+/// `count` columns from `column` on of up to sixteen rows, transposed; missing rows are zero.
 #[inline(always)]
 fn square<L: Lanes>(
     floats: &[f32],

@@ -1,9 +1,9 @@
 //! The innermost loops: a strip of rows by the panels of the right factor.
 //!
 //! A tile of the product is half a strip by one panel, held in registers over the whole depth: with
-//! AVX-512 8 by 48, which takes 24 of 32 registers for sums. Taller tiles would read less of the
-//! panels, but a tile must also be issued: on a core whose other hardware thread is busy, what
-//! counts is the number of instructions for each multiply-add.
+//! AVX-512 8 by 48, which uses 24 of 32 registers for sums. Taller tiles would read less of the
+//! panels, but a tile must also be issued: on a core whose other hardware thread is busy, the cost
+//! is the number of instructions for each multiply-add.
 
 #[cfg(target_arch = "x86_64")]
 mod avx512;
@@ -31,7 +31,7 @@ struct Tile<'a> {
     to: *mut f32,
     /// Floats from one row of the product to the next.
     stride: usize,
-    /// Whether to add to what is there.
+    /// Whether to add to the product that is there.
     add: bool,
     /// The lines to be prefetched meanwhile.
     prefetcher: &'a mut Prefetcher,
@@ -65,11 +65,11 @@ pub(crate) struct ProductStrip<'a> {
     pub(crate) rows: usize,
     /// Columns in all; the last panel may be only partly used.
     pub(crate) columns: usize,
-    /// Whether to add to what is there.
+    /// Whether to add to the product that is there.
     pub(crate) add: bool,
 }
 
-/// Floats that panels of `columns` columns take for each factor.
+/// Floats that panels of `columns` columns have for each factor.
 pub(crate) fn padded(columns: usize) -> usize {
     columns.next_multiple_of(LANES)
 }
@@ -124,7 +124,7 @@ fn by_panels_lanes<K: TileKernel>(
     }
 }
 
-/// What a tile is the product of.
+/// The operands of a tile.
 #[derive(Clone, Copy)]
 struct TileOperands {
     depth: usize,

@@ -10,19 +10,20 @@ use crate::pass_table::PassTable;
 use crate::program::Program;
 use crate::solve::problem::TOLERANCE;
 
-/// Passes that are simulated at most while stages try each other's methods, whatever is gained.
+/// Passes that are simulated at most while stages try each other's methods, whatever the gain.
 const EXCHANGED_PASSES_MAX: usize = 100_000;
 
-/// What a stage does to keep less.
+/// The method of a stage to keep less.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum SavingMethod {
     /// Keeps everything, and is within its limit only by the order.
     None,
-    /// Drops what waits longest, and recomputes it.
+    /// Drops the passes that wait longest, and recomputes them.
     Recompute,
     /// Offloads passes, and waits for copies where it must.
     Offload,
-    /// Offloads the passes whose copies nothing waits for, and drops what is still above the limit.
+    /// Offloads the passes whose copies nothing waits for, and drops passes that are still above
+    /// the limit.
     OffloadThenRecompute,
 }
 
@@ -59,7 +60,7 @@ pub(super) fn within_limits(problem: &ScheduleProblem, order: &Program) -> Vec<P
         }
     }
     let untouched = by_method[0].clone();
-    // A stage that is within its limit stays as it is, whatever others do.
+    // A stage that is within its limit stays as it is, independent of the others.
     let filled = |lists: &StageLists| -> Option<Vec<Vec<Op>>> {
         untouched
             .iter()
@@ -125,7 +126,7 @@ fn offloading(problem: &ScheduleProblem, order: &Program, limits: Option<&[f64]>
     offload(order, request).expect("an order runs to its end")
 }
 
-/// The lists of the stages whose memory holds what they keep.
+/// The lists of the stages that have the memory for their activations.
 fn fitting(problem: &ScheduleProblem, program: &Program) -> StageLists {
     let fits = problem.stages_that_fit(program);
     program.stages.iter().zip(fits).map(|(ops, fits)| fits.then(|| ops.clone())).collect()
@@ -142,26 +143,26 @@ fn dropping(problem: &ScheduleProblem, program: &Program) -> StageLists {
     };
     let slices = f64::from(program.slice_count);
     let of_stage = |(stage, ops): (StageIndex, &[Op])| {
-        // What slices keep is counted as if each kept all of its microbatch.
+        // Activations of slices are counted as if each kept all of its microbatch.
         planner.limit = problem.limits[stage.index()] * (1.0 + TOLERANCE) * slices;
         planner.of_list(ops)
     };
     program.lists().map(of_stage).collect()
 }
 
-/// What is known of a pass while a list is gone through.
+/// The state of a pass while a list is gone through.
 #[derive(Clone, Copy, Default)]
 struct WaitingPass {
     kept: PassFootprint,
     /// The position of its B.
     due: usize,
-    /// Whether the list already fixes what becomes of it.
+    /// Whether the list already drops or offloads it.
     is_settled: bool,
     is_dropped: bool,
 }
 
-/// Goes through lists, and drops what would be above the limit: of the passes that wait the one
-/// that waits longest, which takes the fewest passes if all keep the same.
+/// Goes through lists, and drops the passes that would be above the limit: of the passes that wait
+/// the one that waits longest, which needs the fewest passes if all keep the same.
 struct DropPlanner {
     memory: Vec<ChunkMemory>,
     passes: PassTable<WaitingPass>,

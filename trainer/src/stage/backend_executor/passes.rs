@@ -112,7 +112,7 @@ impl<B: Backend> PassExecutor for BackendExecutor<B> {
         workspace.close_logits(part(pass));
     }
 
-    /// W of what is left, after which the stash is not read any more.
+    /// W of the part that is left, after which the stash is not read any more.
     fn backward_weights(&mut self, pass: Pass, batch: &TokenBatch) {
         let place = self.place_in_order(pass);
         let batch = &self.part_of(batch, pass);
@@ -156,7 +156,7 @@ impl<B: Backend> PassExecutor for BackendExecutor<B> {
         self.backend.begin_upload(tensor)
     }
 
-    /// What the last F or B left.
+    /// The result of the last F or B.
     fn take_result(&mut self, flow: Flow, pass: Pass) -> TensorHandle {
         match self.result.take() {
             Some((of_flow, of_pass, tensor)) if (of_flow, of_pass) == (flow, pass) => tensor,
@@ -185,7 +185,7 @@ impl<B: Backend> BackendExecutor<B> {
     }
 }
 
-/// What a pass has a slot for.
+/// The part of a microbatch that a pass has a slot for.
 const fn part(pass: Pass) -> MicrobatchSlice {
     (pass.microbatch, pass.slice)
 }

@@ -2,9 +2,9 @@
 //!
 //! For each factor the tile reads the panel's vectors and the strip's eight floats. A float that
 //! meets three vectors costs one broadcast and three multiply-adds, or three multiply-adds that
-//! broadcast by themselves: fewer instructions, more loads. Three rows of eight take the second
+//! broadcast by themselves: fewer instructions, more loads. Three rows of eight use the second
 //! way, which uses the load ports without filling them. A compiler decides this by counting uses
-//! and always takes the first way, hence assembly. On a core whose other hardware thread is busy,
+//! and always uses the first way, hence assembly. On a core whose other hardware thread is busy,
 //! the tile of 14 by 32 that the compiler makes reaches 71 to 78 % of the multiply-add peak, this
 //! one 85 %.
 //!
