@@ -1,4 +1,4 @@
-//! What is typed for clusters of real processes.
+//! The arguments of commands for clusters of real processes.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -14,12 +14,12 @@ const NODES_MAX: i64 = 256;
 /// No fault and no demonstration lasts longer, in seconds.
 const SECONDS_MAX: f64 = 86_400.0;
 
-/// What stands below the help of `run`.
+/// The text below the help of `run`.
 pub const RUN_EXIT_CODES: &str = "\
 Exit codes: 0 passed, 2 usage, 10 safety: an invariant was broken or the weights differ, 11
 liveness: no progress for a minute, 12 a process ended by itself, 14 the campaign itself, 130
 interrupted.";
-/// What stands below the help of `demo`.
+/// The text below the help of `demo`.
 pub const DEMO_EXIT_CODES: &str = "\
 Exit codes: 0 the weights are the same, 8 they differ, 11 no progress for a minute, 12 a
 process ended by itself, 14 the demonstration itself, 130 interrupted.";

@@ -1,10 +1,11 @@
 //! A run into which faults are injected, and which must end as if nothing had happened.
 //!
 //! Faults are injected one after the other, or several at once. The next ones wait until the run
-//! has recovered from the last ones, until what they did is taken back, and until their step: those
+//! has recovered from the last ones, until their effects are reverted, and until their step: those
 //! are spread evenly over the run. So each fault meets a run that makes progress, and the run has
 //! steps left in which to recover. A run goes on while a node is away, so it must be long enough
-//! for all its faults; how many steps that takes follows from how long a step takes without faults.
+//! for all its faults; the number of steps that they need follows from the duration of a step
+//! without faults.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -28,7 +29,7 @@ use super::undisturbed::{UndisturbedTraining, log_of};
 /// Steps before the first fault and after the last one, in distances between two faults, and as
 /// many times those that pass during the longest fault.
 const MARGINS: u64 = 2;
-/// No step is taken to be shorter, in milliseconds.
+/// No step is assumed to be shorter, in milliseconds.
 const STEP_MS_MIN: f64 = 0.1;
 /// Steps between two faults at least: one under way, one that shows that the run recovered, and two
 /// under the plan that follows.
@@ -36,10 +37,10 @@ pub const STEPS_APART_MIN: u64 = 4;
 /// More victims than this are printed as "everybody".
 const NAMES_MAX: usize = 4;
 
-/// What a campaign runs, and which faults it injects.
+/// The training that a campaign runs, and the faults that it injects.
 #[derive(Clone, Debug)]
 pub struct ProcessCampaignSetup {
-    /// What is trained; its steps are those of [`ProcessCampaignSetup::steps`].
+    /// The training; its steps are those of [`ProcessCampaignSetup::steps`].
     pub training: UndisturbedTraining,
     /// The cluster into which faults are injected.
     pub cluster: LocalClusterSetup,
@@ -55,7 +56,7 @@ pub struct ProcessCampaignSetup {
 }
 
 impl ProcessCampaignSetup {
-    /// Steps between two faults that are to be so far apart, if a step takes so long.
+    /// Steps between two faults that are to be so far apart, if a step lasts so long.
     #[must_use]
     pub fn distance(apart: Duration, step_ms: f64) -> u64 {
         let steps = apart.as_secs_f64() * 1e3 / step_ms.max(STEP_MS_MIN);
@@ -83,7 +84,8 @@ struct ProcessCampaign<'a, 'b> {
     rounds: u64,
     injections: Vec<FaultInjectionRecord>,
     missed: u64,
-    /// What its processes hold once half of the faults have been injected; nothing before that.
+    /// The resources that its processes hold once half of the faults have been injected; nothing
+    /// before that.
     halfway: Option<ResourceFootprint>,
     began: Instant,
     printed_at: Instant,
@@ -120,7 +122,7 @@ pub fn run(
         Err(error) => verdict_of(error)?,
         Ok(()) => match findings.violations.first() {
             Some(violation) => CampaignVerdict::Unsafe(violation.to_string()),
-            // Each sealed step takes more than one, so nodes found a path around the proxy, and
+            // Each sealed step needs more than one, so nodes found a path around the proxy, and
             // faults of the network hit no node.
             None if is_bypassed => {
                 CampaignVerdict::Harness("datagrams went past the proxy".to_owned())
@@ -166,7 +168,7 @@ fn blank(setup: &ProcessCampaignSetup, undisturbed: &UndisturbedRun) -> ProcessC
     }
 }
 
-/// What is wrong with the files of a run, and with its checkpoints if it came to its end.
+/// The violations in the files of a run, and in its checkpoints if it came to its end.
 fn judge(
     cluster: &LocalCluster,
     steps: u64,
@@ -174,7 +176,7 @@ fn judge(
     is_done: bool,
 ) -> LogFindings {
     let logs: Vec<_> = cluster.members().iter().map(log_of).collect();
-    // Of a run that did not come to its end, only what it did can be wrong.
+    // Of a run that did not come to its end, only the steps that it sealed can be wrong.
     let (steps, expected) = match is_done {
         true => (steps, undisturbed.clone()),
         false => {
@@ -198,7 +200,7 @@ fn verdict_of(error: LocalClusterError) -> Result<CampaignVerdict, LocalClusterE
         LocalClusterError::Late { .. } => Ok(CampaignVerdict::Stuck(error.to_string())),
         LocalClusterError::Halted { .. } => Ok(CampaignVerdict::Unsafe(error.to_string())),
         LocalClusterError::Surprise(_) => Ok(CampaignVerdict::Crashed(error.to_string())),
-        // Events that were taken back are a promise broken.
+        // Events that disappeared are a promise broken.
         LocalClusterError::Events(super::events::EventFileError::Shrunk { .. }) => {
             Ok(CampaignVerdict::Unsafe(error.to_string()))
         }

@@ -1,4 +1,4 @@
-//! What came of a campaign, for a person and as JSON.
+//! The report of a campaign, for a person and as JSON.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -11,7 +11,7 @@ use super::faults::{ProcessFault, ProcessFaultKind};
 use super::process_network::NetworkKind;
 use super::proxy::ProxyCounts;
 
-/// What stands in the table for recovery times of a kind if the run recovered from no fault of that
+/// The text in the table for recovery times of a kind if the run recovered from no fault of that
 /// kind in time.
 const UNRECOVERED: &str = "-";
 
@@ -30,7 +30,7 @@ pub struct FaultInjectionRecord {
     pub step: u64,
     /// The plan of that moment.
     pub generation: u64,
-    /// What showed that the run had recovered.
+    /// The event that showed that the run had recovered.
     pub recovery: Option<Recovery>,
 }
 
@@ -57,14 +57,14 @@ pub enum CampaignVerdict {
     Stuck(String),
     /// A process ended by itself.
     Crashed(String),
-    /// The campaign itself did not do what it should.
+    /// The campaign itself did not work as it should.
     Harness(String),
     /// The campaign was interrupted.
     Interrupted,
 }
 
 impl CampaignVerdict {
-    /// What a script reads: the codes of the simulator.
+    /// The exit code that a script reads: the codes of the simulator.
     #[must_use]
     pub const fn exit_code(&self) -> u8 {
         match self {
@@ -96,7 +96,7 @@ impl fmt::Display for CampaignVerdict {
 pub struct ProcessCampaignReport {
     /// The seed from which the faults are drawn.
     pub seed: u64,
-    /// What its processes reached each other by.
+    /// The network between its processes.
     pub wires: NetworkKind,
     /// Controllers at the beginning.
     pub controllers: u32,
@@ -104,9 +104,9 @@ pub struct ProcessCampaignReport {
     pub workers: u32,
     /// Steps of the run.
     pub steps: u64,
-    /// How long it took, in seconds.
+    /// Its duration, in seconds.
     pub seconds: f64,
-    /// What this machine could do to a cluster.
+    /// The faults that this machine could inject into a cluster.
     pub machine: Vec<String>,
     /// Faults that were injected, in order.
     pub strikes: Vec<FaultInjectionRecord>,
@@ -114,11 +114,11 @@ pub struct ProcessCampaignReport {
     pub missed: u64,
     /// From a fault to the next seal that needed no member that was hit.
     pub recovery: BTreeMap<ProcessFaultKind, DurationQuantiles>,
-    /// What the check of the event files found.
+    /// The findings of the check of the event files.
     pub findings: LogFindings,
     /// The digest of the final state without faults.
     pub digest_undisturbed: Option<String>,
-    /// What the proxy did, if there was one.
+    /// The counts of the proxy, if there was one.
     pub proxy: Option<ProxyCounts>,
     /// The verdict on the run.
     #[serde(flatten)]

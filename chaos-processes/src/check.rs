@@ -1,14 +1,14 @@
-//! What the event files of a whole run must hold. Pure: files in, violations out.
+//! The invariants of the event files of a whole run. Pure: files in, violations out.
 //!
-//! | id | what must hold |
+//! | id | invariant |
 //! |---|---|
 //! | S1 | the files together hold every step from the first to the last, and none holds a step twice within the life of a process |
-//! | S2 | what two files hold about a step is the same, to the last bit |
+//! | S2 | the facts of two files about a step are the same, to the last bit |
 //! | S6 | a step that was sealed is not sealed again under another plan, unless the run went back in between |
 //! | N1 | every step has the loss and the norm of the undisturbed run, and the final digest is its |
 //! | D1 | every step's batch is used once: by S1, since the batch follows from the step |
 //! | C1 | every copy of every checkpoint can be read (the cluster verifies them; its files are not read here) |
-//! | R1 | what processes hold does not grow with the run (looked at by the campaign, not in files) |
+//! | R1 | the resources of processes do not grow with the run (checked by the campaign, not here) |
 //! | E1 | a file has no broken lines but those that a killed or full node left |
 
 mod rewinds;
@@ -38,7 +38,7 @@ pub struct NodeLog<'a> {
 /// The run that nothing disturbed.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct UndisturbedRun {
-    /// What was agreed on at each step.
+    /// The facts that were agreed on at each step.
     pub steps: BTreeMap<u64, SealFacts>,
     /// The digest of its final state.
     pub digest: Option<String>,
@@ -46,12 +46,12 @@ pub struct UndisturbedRun {
     pub step_ms: f64,
 }
 
-/// What the files hold and must not.
+/// A violation of an invariant in the files.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct LogViolation {
     /// The invariant, by its name in the table above.
     pub id: &'static str,
-    /// What violates it, in words.
+    /// The violation, in words.
     pub what: String,
 }
 
@@ -61,10 +61,10 @@ impl fmt::Display for LogViolation {
     }
 }
 
-/// What the check of all files found.
+/// The findings of the check of all files.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct LogFindings {
-    /// What must not be; the first ones.
+    /// The first violations, up to a limit.
     pub violations: Vec<LogViolation>,
     /// The last sealed step.
     pub step: u64,

@@ -1,4 +1,4 @@
-//! What a cluster looks like, as far as its event files show. Pure: events in, answers out.
+//! The state of a cluster, as far as its event files show. Pure: events in, answers out.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,11 +18,11 @@ pub struct FirstSeal {
     pub at_us: u64,
     /// The plan it was computed under.
     pub generation: u64,
-    /// What was agreed on.
+    /// The facts that were agreed on.
     pub facts: SealFacts,
 }
 
-/// What is known so far.
+/// The facts that are known so far.
 #[derive(Clone, Debug, Default)]
 pub struct ClusterObservation {
     /// Which member has a name.

@@ -1,4 +1,4 @@
-//! What `zbelastic chaos run`, `measure`, `replay` and `demo` do.
+//! The commands `zbelastic chaos run`, `measure`, `replay` and `demo`.
 
 use std::fs;
 use std::io;
@@ -24,9 +24,10 @@ use crate::args::{DemoArgs, GroupArgs, MeasureArgs, ProcessRunArgs, ReplayArgs};
 
 /// Steps from which the time of a step is measured.
 const TRIAL_STEPS: u64 = 40;
-/// What makes processes of one machine talk as those of two would, so that faults meet it all.
+/// The variable that makes processes of one machine talk as those of two would, so that faults meet
+/// it all.
 const NO_SAME_HOST: (&str, &str) = ("ZBELASTIC_SAME_HOST", "off");
-/// What was typed does not fit together.
+/// The arguments do not fit together.
 const USAGE: u8 = 2;
 /// An invariant is broken.
 const UNSAFE: u8 = 10;
@@ -64,7 +65,7 @@ pub fn run(
     Ok(report.verdict.exit_code())
 }
 
-/// What a run without faults comes to, in as many steps as the faults of a campaign need, and how
+/// The result of a run without faults, in as many steps as the faults of a campaign need, and how
 /// many steps lie between two of them.
 fn undisturbed(
     args: &ProcessRunArgs,
@@ -260,7 +261,7 @@ fn mix(args: &ProcessRunArgs) -> ProcessFaultMix {
     ProcessFaultMix { count, kinds, power_cycles, longest_ms, together }
 }
 
-/// What the processes are to reach each other by.
+/// The network that is to connect the processes.
 fn network(args: &ProcessRunArgs, mix: &ProcessFaultMix) -> NetworkKind {
     match (args.namespaces, args.proxy || mix.kinds.iter().any(|kind| kind.is_network())) {
         (true, _) => NetworkKind::Namespaces,

@@ -1,4 +1,4 @@
-//! Command lines of the binary, and what it prints. Nothing else of this package knows a
+//! Command lines of the binary, and its output. Nothing else of this package knows a
 //! subcommand.
 
 mod answers;
@@ -41,7 +41,7 @@ pub enum SubcommandError {
         /// The error of the system.
         source: io::Error,
     },
-    /// The subcommand took longer than its limit.
+    /// The subcommand ran longer than its limit.
     #[error("`{command_line}` did not end within {limit:?}")]
     Late {
         /// The command line of the subcommand.
@@ -56,7 +56,7 @@ pub enum SubcommandError {
         command_line: String,
         /// Its exit code, or signal.
         code: String,
-        /// The last of what it printed.
+        /// The end of its output.
         output: String,
     },
     /// Its output is not the JSON that was expected.
@@ -64,14 +64,14 @@ pub enum SubcommandError {
     Answer {
         /// The command line of the subcommand.
         command_line: String,
-        /// What is wrong with it.
+        /// The error of the JSON parser.
         source: serde_json::Error,
-        /// The last of what it printed.
+        /// The end of its output.
         output: String,
     },
 }
 
-/// What a process is for.
+/// The role of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ProcessRole {
     /// A controller, which votes.
@@ -125,21 +125,21 @@ pub enum ClusterEntry<'a> {
 pub struct TestedBinary {
     /// Path of the binary.
     pub path: PathBuf,
-    /// What its processes find in their environment besides ours.
+    /// The variables that its processes find in their environment besides ours.
     pub environment: Vec<(String, String)>,
     /// The network namespace in which subcommands run, if it is not this process's own.
     pub namespace: Option<NetworkNamespace>,
 }
 
 impl TestedBinary {
-    /// A binary whose processes find what ours do.
+    /// A binary; its processes have the same environment as ours.
     #[must_use]
     pub fn at(path: PathBuf) -> Self {
         Self { path, environment: Vec::new(), namespace: None }
     }
 }
 
-/// What is trained: a configuration file, and keys that win over it.
+/// The training: a configuration file, and keys that win over it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TestedConfiguration {
     /// The file, if there is one; without it and without a preset, the binary has a default.
@@ -171,7 +171,7 @@ impl TestedConfiguration {
     }
 }
 
-/// What `token create --json` prints, as far as it matters here.
+/// The output of `token create --json`, as far as it matters here.
 #[derive(Debug, Deserialize)]
 struct ReportedToken {
     token: String,
@@ -179,7 +179,7 @@ struct ReportedToken {
     addresses: Vec<String>,
 }
 
-/// What a node needs to join a cluster.
+/// The texts that a node needs to join a cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct JoinTicket {
     /// The token that lets nodes in.
@@ -190,7 +190,7 @@ pub struct JoinTicket {
 
 impl TestedBinary {
     /// The command of a node's process, which stays in the foreground. Typed again, the node goes
-    /// on with what it keeps.
+    /// on with its stored state.
     #[must_use]
     pub fn node(&self, node: &ProcessSpec, entry: ClusterEntry<'_>) -> Command {
         let mut command = self.command();
@@ -228,7 +228,7 @@ impl TestedBinary {
         Ok(JoinTicket { token: answer.token, addresses: answer.addresses })
     }
 
-    /// Submits a configuration, for so many steps. It may take as long as its text is sent.
+    /// Submits a configuration, for so many steps. It may last as long as its text is sent.
     ///
     /// # Errors
     /// If it is refused.
@@ -246,7 +246,7 @@ impl TestedBinary {
     }
 
     /// Trains without a cluster, as one stage on all cores, and returns the lines that it printed.
-    /// It takes as long as its steps do: nothing outside can tell a long one from none.
+    /// It lasts as long as its steps do: nothing outside can distinguish a long one from none.
     ///
     /// # Errors
     /// If it does not come to its end.
@@ -263,7 +263,7 @@ impl TestedBinary {
         finish(&mut command, None)
     }
 
-    /// What stages of so many workers take.
+    /// The memory that stages of so many workers need.
     ///
     /// # Errors
     /// If nothing fits.
@@ -307,7 +307,7 @@ impl TestedBinary {
         run_json(&mut command, Some(limit))
     }
 
-    /// Reads every copy of every checkpoint that is referred to, however long disks take for it.
+    /// Reads every copy of every checkpoint that is referred to, however long disks need for it.
     ///
     /// # Errors
     /// If one is damaged, or no controller answers.
@@ -317,7 +317,7 @@ impl TestedBinary {
         finish(&mut command, None).map(|_| ())
     }
 
-    /// What a person types beside the nodes.
+    /// The command that a person types beside the nodes.
     fn subcommand(&self) -> Command {
         let mut command = self.command();
         if let Some(place) = &self.namespace {
@@ -355,7 +355,7 @@ fn run_json<T: DeserializeOwned>(
     })
 }
 
-/// Runs a subcommand to its end, and returns what it printed on its standard output. Without a
+/// Runs a subcommand to its end, and returns its standard output. Without a
 /// limit it ends when it has done its work, or gives its cluster up by itself.
 fn finish(command: &mut Command, limit: Option<Duration>) -> Result<String, SubcommandError> {
     let command_line = line(command);

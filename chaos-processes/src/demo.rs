@@ -18,7 +18,7 @@ use super::undisturbed::UndisturbedTraining;
 pub const DIFFERS: u8 = 8;
 /// Steps from which the time of a step here is measured.
 const TRIAL_STEPS: u64 = 40;
-/// The share of the time that training would take by itself. The rest goes to recovering.
+/// The share of the time that training would need by itself. The rest goes to recovering.
 const TRAINING_SHARE: f64 = 0.6;
 /// Time between two faults.
 const APART: Duration = Duration::from_secs(4);
@@ -27,7 +27,7 @@ const LONGEST_MS: u64 = 1500;
 const STEPS_MIN: u64 = 40;
 /// Between two lines about the step.
 const PRINT_EVERY: Duration = Duration::from_secs(1);
-/// What is trained: small enough for any machine.
+/// The configuration of the training: small enough for any machine.
 const CONFIG: &str = "\
 [model]
 preset = \"tiny\"
@@ -38,12 +38,12 @@ microbatch = 2
 seq_len = 64
 ";
 
-/// What a demonstration runs.
+/// The setup of a demonstration.
 #[derive(Clone, Debug)]
 pub struct DemoSetup {
     /// The binary that is started.
     pub program: TestedBinary,
-    /// How long the disturbed training takes, about.
+    /// The duration of the disturbed training, about.
     pub seconds: u64,
     /// Number of controllers of the cluster.
     pub controllers: u32,

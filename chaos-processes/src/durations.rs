@@ -1,4 +1,4 @@
-//! How long things took: sorted, and reported by quantiles.
+//! Durations: sorted, and reported by quantiles.
 
 use serde::Serialize;
 

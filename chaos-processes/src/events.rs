@@ -1,8 +1,9 @@
 //! The event files of nodes, read while they grow.
 //!
-//! A node appends one JSON object a line to `events.jsonl`. What is read here is what judging a run
-//! needs; keys and events that a later version adds are passed over. A line that is no JSON is
-//! kept as [`NodeEventKind::Torn`]: a process that dies while it writes may leave one.
+//! A node appends one JSON object a line to `events.jsonl`. The fields that are read here are those
+//! that judging a run needs; keys and events that a later version adds are passed over. A line that
+//! is no JSON is kept as [`NodeEventKind::Torn`]: a process that dies while it writes may leave
+//! one.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
@@ -10,7 +11,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-/// Bytes that are read of a file at once; what is longer is read in the next turn.
+/// Bytes that are read of a file at once; the rest is read in the next turn.
 const READ_BYTES_MAX: u64 = 4 << 20;
 /// No line is longer.
 const LINE_BYTES_MAX: usize = 1 << 20;
@@ -51,11 +52,11 @@ pub enum EventFileError {
 pub struct NodeEvent {
     /// When, by the clock on the wall, in microseconds since 1970; 0 if the line has no time.
     pub at_us: u64,
-    /// What the line reports.
+    /// The event that the line reports.
     pub kind: NodeEventKind,
 }
 
-/// What an event reports.
+/// The kind and content of an event.
 #[derive(Clone, Debug, PartialEq)]
 pub enum NodeEventKind {
     /// The node's process began.
@@ -125,7 +126,7 @@ pub enum NodeEventKind {
     },
 }
 
-/// What moved between nodes for a plan.
+/// The bytes that moved between nodes for a plan.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct PlanTraffic {
     /// Number of the plan, its generation.
@@ -145,13 +146,13 @@ pub struct SealEvent {
     pub step: u64,
     /// The plan it was computed under.
     pub generation: u64,
-    /// What every node must write alike.
+    /// The facts that every node must write alike.
     pub facts: SealFacts,
     /// The digest of the state after it, if it was attested.
     pub digest: Option<String>,
 }
 
-/// What was agreed on about a step. Numbers are compared by their bits.
+/// The facts that were agreed on about a step. Numbers are compared by their bits.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SealFacts {
     /// `keep`, `clip` or `skip`.

@@ -20,7 +20,7 @@ use super::system::{ProcessSignal, limit_files};
 const WORKERS_EXTRA_MAX: usize = 2;
 /// How often it is looked whether a worker that got SIGTERM has left.
 const LEAVING_LOOK: Duration = Duration::from_millis(20);
-/// A file that takes what is left of a small disk.
+/// A file that fills the rest of a small disk.
 const BALLAST: &str = "ballast";
 /// Bytes that are written into it at once.
 const BALLAST_BYTES: usize = 64 << 10;
@@ -41,7 +41,7 @@ pub struct FaultInjection {
 }
 
 impl FaultInjection {
-    /// What shows that the run recovered from it, if anything does.
+    /// The event that shows that the run recovered from it, if anything does.
     #[must_use]
     pub fn recovery(&self, cluster: &LocalCluster) -> Option<Recovery> {
         let seen = cluster.observation().recovery(self.at_us, self.step, self.generation);
@@ -51,7 +51,7 @@ impl FaultInjection {
     }
 }
 
-/// What takes a fault back.
+/// The action that reverts a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum FaultReversal {
     /// A process that died is started.
@@ -66,11 +66,11 @@ enum FaultReversal {
     Empty(MemberIndex),
     /// All links are reset to clear conditions.
     Clear,
-    /// What was recorded comes again.
+    /// The recorded datagrams come again.
     Replay { count: usize },
 }
 
-/// Injects faults into a cluster, and holds what is still to be reverted.
+/// Injects faults into a cluster, and holds the faults that are still to be reverted.
 #[derive(Debug)]
 pub struct ProcessFaultInjector {
     workers: usize,
@@ -86,7 +86,7 @@ impl ProcessFaultInjector {
         Self { workers, has_small_disks, due: Vec::new() }
     }
 
-    /// Whether nothing is left to be taken back.
+    /// Whether nothing is left to be reverted.
     #[must_use]
     pub fn is_idle(&self) -> bool {
         self.due.is_empty()
@@ -121,7 +121,7 @@ impl ProcessFaultInjector {
         Ok(Some(injection))
     }
 
-    /// Whether something that was done to a member is not taken back yet.
+    /// Whether something that was done to a member is not reverted yet.
     fn is_struck(&self, member: MemberIndex) -> bool {
         self.due.iter().any(|(_, reversal)| match reversal {
             FaultReversal::Start(victim)
@@ -265,7 +265,7 @@ impl ProcessFaultInjector {
         self.due.push((Instant::now() + Duration::from_millis(ms), reversal));
     }
 
-    /// Reverts what is due.
+    /// Reverts the faults that are due to be reverted.
     ///
     /// # Errors
     /// If the system does not do it.
@@ -345,7 +345,7 @@ fn disk_error(name: &str) -> impl FnOnce(io::Error) -> LocalClusterError {
     move |source| LocalClusterError::System { doing, source }
 }
 
-/// Writes until the disk takes no more.
+/// Writes until the disk is full.
 fn fill_up(path: &Path) -> io::Result<()> {
     let mut file = fs::File::create(path)?;
     let piece = vec![0; BALLAST_BYTES];
@@ -366,7 +366,7 @@ fn cut(
     members.iter().try_for_each(|member| cluster.cut(*member, cut))
 }
 
-/// The members whose process runs.
+/// The members with a running process.
 fn all(cluster: &LocalCluster) -> Vec<MemberIndex> {
     [ProcessRole::Controller, ProcessRole::Worker]
         .into_iter()

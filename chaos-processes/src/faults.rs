@@ -1,4 +1,4 @@
-//! What is done to a cluster of real processes: plain data, drawn from a seed.
+//! The faults of a cluster of real processes: plain data, drawn from a seed.
 //!
 //! A fault names its victims by a draw. Which nodes that selects is decided when it is injected,
 //! among those that are there then, so that a list of faults keeps its meaning in a cluster that
@@ -78,8 +78,8 @@ impl ProcessFaultKind {
         Self::Storm,
         Self::Replay,
     ];
-    /// Those of a campaign for which none are named: what needs no proxy, without power cycles,
-    /// which are counted by themselves.
+    /// Those of a campaign for which none are named: the kinds that need no proxy, without power
+    /// cycles, which are counted by themselves.
     pub const USUAL: [Self; 9] = [
         Self::KillWorker,
         Self::KillWorkers,
@@ -257,7 +257,7 @@ pub enum ProcessFault {
 }
 
 impl ProcessFault {
-    /// What kind it is.
+    /// The kind of the fault.
     #[must_use]
     pub const fn kind(&self) -> ProcessFaultKind {
         match self {
@@ -364,7 +364,7 @@ impl fmt::Display for ProcessFault {
     }
 }
 
-/// What is drawn for a campaign.
+/// The mix of faults that is drawn for a campaign.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProcessFaultMix {
     /// Faults besides power cycles.

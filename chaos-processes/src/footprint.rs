@@ -1,5 +1,6 @@
-//! What the processes of a cluster hold of this machine: descriptors, memory, and what they keep on
-//! disks. None of it may grow with the length of a run, whatever faults are injected into it.
+//! The resources that the processes of a cluster hold of this machine: descriptors, memory, and the
+//! files that they keep on disks. None of it may grow with the length of a run, whichever faults
+//! are injected into it.
 
 use std::fmt;
 use std::fs;
@@ -12,14 +13,15 @@ use super::resident::peak_bytes;
 /// Folders of a node that hold checkpoints and texts. Its event file and its log have limits of
 /// their own.
 const KEPT: [&str; 2] = ["store", "data"];
-/// From the middle of a campaign to its end nothing grows by more than this share of what it was.
+/// From the middle of a campaign to its end nothing grows by more than this share of its value in
+/// the middle.
 const GROWTH_MAX: f64 = 0.5;
-/// What may come beside that: a checkpoint that is written when it is looked at, or a connection
-/// more.
+/// The growth that is permitted beside that: a checkpoint that is written when it is looked at, or
+/// a connection more.
 const SLACK: ResourceFootprint =
     ResourceFootprint { descriptors: 64, resident: 128 << 20, kept: 64 << 20 };
 
-/// What the process that holds the most of it holds.
+/// The amounts of the process that holds the most of each resource.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ResourceFootprint {
     /// Open files and sockets.
@@ -63,7 +65,7 @@ impl ResourceFootprint {
         }
     }
 
-    /// What grew by more than it may since `before`, if anything did.
+    /// The resource that grew by more than it may since `before`, if anything did.
     #[must_use]
     pub fn growth_since(self, before: Self) -> Option<ResourceGrowth> {
         let pairs = [
@@ -94,7 +96,7 @@ fn of_member(member: &ClusterMember) -> ResourceFootprint {
     ResourceFootprint { descriptors, resident: peak_bytes(pid).unwrap_or(0), kept }
 }
 
-/// Files come and go meanwhile; what is gone is not counted.
+/// Files come and go meanwhile; a file that is gone is not counted.
 fn bytes_below(folder: &Path) -> io::Result<u64> {
     let mut bytes = 0;
     for entry in fs::read_dir(folder)?.flatten() {

@@ -1,4 +1,4 @@
-//! What a row of a measurement is held against. Pure: numbers in, verdicts and words out.
+//! The goals that a row of a measurement is held against. Pure: numbers in, verdicts and words out.
 
 use std::fmt;
 
@@ -23,7 +23,7 @@ impl GoalBound {
         }
     }
 
-    /// Whether a number keeps to it. What is no number does not.
+    /// Whether a number keeps to it. A value that is no number does not.
     #[must_use]
     pub fn is_met(self, measured: f64) -> bool {
         match self {
@@ -33,7 +33,7 @@ impl GoalBound {
     }
 }
 
-/// What a number counts.
+/// The unit of a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum GoalUnit {
@@ -55,18 +55,18 @@ impl GoalUnit {
     }
 }
 
-/// A goal, what was measured, and whether it is met.
+/// A goal, the measured number, and whether it is met.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct GoalResult {
-    /// What is measured against the goal, in words.
+    /// The quantity that is measured against the goal, in words.
     pub what: String,
     /// The bound that is to be met.
     pub goal: GoalBound,
-    /// What both numbers count.
+    /// The unit of both numbers.
     pub unit: GoalUnit,
-    /// What was measured; nothing if it could not be.
+    /// The measured number; nothing if it could not be.
     pub measured: Option<f64>,
-    /// Whether it is met. What was not measured is not.
+    /// Whether it is met. A goal without a measured number is not.
     pub is_met: bool,
 }
 
@@ -84,13 +84,13 @@ impl GoalResult {
         Self { what: what.into(), goal, unit, measured, is_met }
     }
 
-    /// Of what must not happen.
+    /// The goal for an event that must not happen.
     #[must_use]
     pub fn none_of(what: impl Into<String>, count: u64) -> Self {
         Self::new(what, GoalBound::AtMost(0.0), GoalUnit::Count, count as f64)
     }
 
-    /// Of what must happen to all of so many.
+    /// The goal for an event that must happen to all of so many.
     #[must_use]
     pub fn all_of(what: impl Into<String>, count: u64, all: u64) -> Self {
         Self::new(what, GoalBound::AtLeast(all as f64), GoalUnit::Count, count as f64)

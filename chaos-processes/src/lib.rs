@@ -1,9 +1,10 @@
-//! Clusters of real processes, and what is done to them.
+//! Clusters of real processes, and the faults that are injected into them.
 //!
 //! `chaos-tests` lives clusters in virtual time. This package starts the binary `zbelastic` many
-//! times on this machine, kills, stops and cuts off what it started, and looks at what a user could
-//! look at: the event files of the nodes, `status --json` and exit codes. It is a shell: it has
-//! clocks, threads, sockets, files and processes, and nothing of the simulator reads any of them.
+//! times on this machine, kills, stops and cuts off the processes that it started, and looks at the
+//! outputs that a user could look at: the event files of the nodes, `status --json` and exit codes.
+//! It is a shell: it has clocks, threads, sockets, files and processes, and nothing of the
+//! simulator reads any of them.
 //!
 //! It knows the binary by its command line only ([`contract`]), so it names neither `node` nor
 //! `transport`.

@@ -1,6 +1,6 @@
-//! What a link does to datagrams: pure, from one seed.
+//! The effects of a link on datagrams: pure, from one seed.
 //!
-//! A link decides about each datagram by the same number of draws whatever its conditions are, so
+//! A link decides about each datagram by the same number of draws under all conditions, so
 //! the fate of the n-th datagram of a link follows from the seed, n and the conditions at its time.
 //! The time is an input.
 //!
@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use chaos_tests::random::{DrawPurpose, Draws};
 
 /// How long a datagram may wait for a narrow link, in microseconds; one that would wait longer is
-/// lost, as with a router whose queue is full.
+/// lost, as with a router that has a full queue.
 pub const RATE_WAIT_US_MAX: u64 = 500_000;
 /// A datagram comes twice at most.
 pub const COPIES_MAX: usize = 2;
@@ -25,9 +25,9 @@ pub const COPIES_MAX: usize = 2;
 pub struct LinkConditions {
     /// Whether every datagram is dropped.
     pub is_cut: bool,
-    /// Microseconds that every datagram takes at least.
+    /// Microseconds that every datagram is under way at least.
     pub delay_us: u64,
-    /// Microseconds by which a datagram takes longer, at most.
+    /// Microseconds by which a datagram is under way longer, at most.
     pub jitter_us: u64,
     /// The share of datagrams that is lost.
     pub loss: f64,
@@ -84,7 +84,7 @@ impl fmt::Display for LinkConditions {
     }
 }
 
-/// What becomes of one copy of a datagram.
+/// The delivery of one copy of a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DatagramDelivery {
     /// The moment when it arrives, in microseconds.
@@ -93,7 +93,7 @@ pub struct DatagramDelivery {
     pub flipped_bit: Option<u64>,
 }
 
-/// What a link did so far.
+/// The counts of a link so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct LinkCounts {
     /// Datagrams that were sent.
@@ -117,14 +117,14 @@ pub struct LinkCounts {
 pub struct ProxyLink {
     draws: Draws,
     conditions: LinkConditions,
-    /// When the link is done with what it has, as far as its rate goes.
+    /// When the link is done with the datagrams that it has, as far as its rate goes.
     is_busy_until_us: u64,
     /// When the last datagram comes that keeps its place.
     last_us: u64,
     counts: LinkCounts,
 }
 
-/// What is drawn for a datagram.
+/// The draws for a datagram.
 struct DatagramDraw {
     is_lost: bool,
     is_twice: bool,
@@ -155,13 +155,13 @@ impl ProxyLink {
         self.conditions
     }
 
-    /// What it did so far.
+    /// The counts so far.
     #[must_use]
     pub const fn counts(&self) -> LinkCounts {
         self.counts
     }
 
-    /// A datagram of so many bytes is sent at this moment; what comes of it.
+    /// A datagram of so many bytes is sent at this moment; returns its deliveries.
     pub fn send(&mut self, now_us: u64, bytes: usize) -> [Option<DatagramDelivery>; COPIES_MAX] {
         let draw = self.draw(bytes);
         self.counts.sent += 1;

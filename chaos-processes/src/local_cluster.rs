@@ -1,7 +1,7 @@
 //! A cluster of real processes, with all operations of the harness on them.
 //!
 //! One thread owns a cluster: children die with the thread that started them, so that nothing of it
-//! survives a panic, Ctrl-C or SIGKILL of ours. What a process prints goes to a file beside its
+//! survives a panic, Ctrl-C or SIGKILL of ours. The output of a process goes to a file beside its
 //! data folder.
 
 mod member;
@@ -26,7 +26,7 @@ use super::system::{ProcessSignal, own_mounts, send};
 
 /// Between two polls of files and processes.
 pub const LOOK_EVERY: Duration = Duration::from_millis(5);
-/// How long a subcommand may take that exchanges a few small messages: it dials each controller in
+/// The time limit of a subcommand that exchanges a few small messages: it dials each controller in
 /// turn, of which some may be down.
 pub const VERB_LIMIT: Duration = Duration::from_secs(30);
 /// Members of a cluster, those that have gone included.
@@ -38,7 +38,7 @@ pub enum LocalClusterError {
     /// Files, ports or processes.
     #[error("{doing}: {source}")]
     System {
-        /// What was tried, in words.
+        /// The action that was tried, in words.
         doing: String,
         /// The error of the system.
         source: io::Error,
@@ -55,11 +55,11 @@ pub enum LocalClusterError {
     /// Something did not come.
     #[error("{what} did not come, and there was no progress for {limit:?}; {seen}")]
     Late {
-        /// What was waited for, in words.
+        /// The event that was waited for, in words.
         what: String,
         /// How long nothing made progress.
         limit: Duration,
-        /// What there is instead.
+        /// The state that was seen instead.
         seen: String,
     },
     /// The cluster has as many members as it may have.
@@ -74,7 +74,7 @@ pub enum LocalClusterError {
     /// The run without faults is not sound itself.
     #[error("the run without faults is not sound: {what}")]
     Undisturbed {
-        /// What is wrong with it.
+        /// The problem with it.
         what: String,
     },
     /// The output cannot be written.
@@ -85,7 +85,7 @@ pub enum LocalClusterError {
     Interrupted,
 }
 
-/// What a cluster begins with.
+/// The setup that a cluster begins with.
 #[derive(Clone, Debug)]
 pub struct LocalClusterSetup {
     /// The binary that is started.
@@ -98,7 +98,7 @@ pub struct LocalClusterSetup {
     pub workers: u32,
     /// Ports and the draws of links follow from it.
     pub seed: u64,
-    /// What its processes reach each other by.
+    /// The network between its processes.
     pub network: NetworkKind,
     /// Each worker's data folder is a disk of so many MiB in memory.
     pub small_disk_mib: Option<u32>,
@@ -134,7 +134,7 @@ fn site(index: MemberIndex) -> NetworkSite {
 }
 
 impl LocalCluster {
-    /// A cluster whose members have all begun.
+    /// A cluster of which all members have begun.
     ///
     /// # Errors
     /// If one of them does not come up, and there was no progress for `limit`.
@@ -354,7 +354,7 @@ impl LocalCluster {
     /// Submits a configuration.
     ///
     /// # Errors
-    /// If it is not taken.
+    /// If it is not accepted.
     pub fn run(&self, config: &TestedConfiguration, steps: u64) -> Result<(), LocalClusterError> {
         Ok(self.program.run(config, steps, self.admin())?)
     }
@@ -381,7 +381,7 @@ impl LocalCluster {
         self.program.verify(self.admin())
     }
 
-    /// What the event files show of the cluster.
+    /// The state of the cluster that the event files show.
     #[must_use]
     pub const fn observation(&self) -> &ClusterObservation {
         &self.observation
@@ -393,7 +393,7 @@ impl LocalCluster {
         &self.members
     }
 
-    /// Members of a role whose processes run.
+    /// Members of a role with running processes.
     #[must_use]
     pub fn running(&self, role: ProcessRole) -> Vec<MemberIndex> {
         let members = self.members.iter().enumerate();
@@ -431,7 +431,7 @@ impl LocalCluster {
         self.members[index].retire();
     }
 
-    /// Removes what a member that is gone has left on its disk, but for its event file.
+    /// Removes the files that a member that is gone has left on its disk, but for its event file.
     ///
     /// # Errors
     /// If the system does not do it.

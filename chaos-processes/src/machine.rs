@@ -1,5 +1,5 @@
-//! What this machine lets one do to a cluster, and what not: reported with every campaign, so that
-//! the report does not claim a fault that was not tried.
+//! The faults that this machine lets one inject into a cluster, and those that it does not:
+//! reported with every campaign, so that the report does not claim a fault that was not tried.
 
 use std::process::{Command, Stdio};
 

@@ -1,6 +1,6 @@
-//! What a cluster of real processes comes to, row by row, each held against its goal: runs that
-//! nothing disturbs, their speed, and how long one run takes to go on after each kind of fault.
-//! That run has an end, and its weights are compared with those of the same training in one
+//! The measurements of a cluster of real processes, row by row, each held against its goal: runs
+//! that nothing disturbs, their speed, and the time that one run needs to go on after each kind of
+//! fault. That run has an end, and its weights are compared with those of the same training in one
 //! process.
 
 mod fault_free;
@@ -29,13 +29,13 @@ use rows::steps_needed;
 const TRIAL_STEPS: u64 = 10;
 /// Processes do at least this share of the tokens a second of threads.
 const SPEED_MIN: f64 = 0.95;
-/// A step while a checkpoint is written takes at most so many times one without.
+/// A step while a checkpoint is written lasts at most so many times as long as one without.
 const CHECKPOINT_MAX: f64 = 1.02;
-/// From the last seal to the model's file it takes at most so many times writing plainly what is
-/// written then: the last checkpoint with its copies, and the model.
+/// The time from the last seal to the model's file is at most so many times that of writing plainly
+/// the files that are written then: the last checkpoint with its copies, and the model.
 const ENDING_MAX: f64 = 1.5;
 
-/// What is measured, and how often.
+/// The rows that are measured, and how often.
 #[derive(Clone, Debug)]
 pub struct MeasureSetup {
     /// The cluster that is measured.
@@ -61,15 +61,15 @@ pub struct MeasureSetup {
 /// A line of the table.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct MeasureRow {
-    /// What was done to the cluster, in words.
+    /// The faults of the row, in words.
     pub what: &'static str,
-    /// How long it took until something was sealed that shows that the run goes on.
+    /// The time until something was sealed that shows that the run goes on.
     pub next_seal: Option<DurationQuantiles>,
     /// How often a new plan followed.
     pub plans: u32,
-    /// What else was to be seen.
+    /// Further observations.
     pub note: String,
-    /// What it is held against.
+    /// The goals that it is held against.
     pub marks: Vec<GoalResult>,
 }
 
@@ -78,17 +78,17 @@ pub struct MeasureRow {
 pub struct MeasureReport {
     /// The rows of the table, in order.
     pub rows: Vec<MeasureRow>,
-    /// What processes took beside threads.
+    /// The speed of processes beside that of threads.
     pub speed: Option<ReportedBenchmark>,
-    /// What moved between nodes, over all plans.
+    /// The traffic between nodes, over all plans.
     pub moved: TotalTraffic,
-    /// What the check of the event files of the run with faults found.
+    /// The findings of the check of the event files of the run with faults.
     pub findings: LogFindings,
     /// Steps of that run.
     pub steps: u64,
     /// The digest that the same training has in one process.
     pub digest_undisturbed: Option<String>,
-    /// What this machine lets one do.
+    /// The faults that this machine permits.
     pub machine: Vec<String>,
 }
 
@@ -217,7 +217,7 @@ impl fmt::Display for MeasureRow {
     }
 }
 
-/// What stands above the rows.
+/// The heading above the rows.
 #[must_use]
 pub fn heading() -> String {
     format!(

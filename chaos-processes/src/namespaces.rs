@@ -1,5 +1,6 @@
-//! A network for each process of a cluster, made of what the kernel has: where the machine allows
-//! it, a second opinion to the proxy, with real interfaces, routes and a cable that can be pulled.
+//! A network for each process of a cluster, made of the kernel's own means: where the machine
+//! allows it, a second opinion to the proxy, with real interfaces, routes and a cable that can be
+//! pulled.
 //!
 //! ```text
 //!   a node's namespace            the hub's namespace
@@ -7,13 +8,13 @@
 //!   10.77.1.2 on eth0   --veth--  wire1, 10.77.0.1, route to 10.77.1.2
 //! ```
 //!
-//! The hub forwards between nodes and is where subcommands run. A cut in both directions takes the
+//! The hub forwards between nodes and is where subcommands run. A cut in both directions sets the
 //! hub's end of the veth pair down; a cut in one direction is a routing rule of the hub that drops
-//! what goes to a node, or what comes from it. Rules are in every kernel that has namespaces, which
+//! the packets to a node, or those from it. Rules are in every kernel that has namespaces, which
 //! nft and netem are not.
 //!
 //! A namespace has no name in the system: it lives as long as this holds it, or a process is in it,
-//! and nothing stays behind whatever ends us.
+//! and nothing stays behind, in whichever way our process ends.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -31,9 +32,9 @@ const HUB: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
 const PORT: u16 = 7400;
 /// Nodes of one third byte.
 const NODES_A_BYTE: u32 = 250;
-/// Rules that drop what goes to a node have this number and more.
+/// Rules that drop the packets to a node have this number and more.
 const DEAF_FIRST: u32 = 1_000;
-/// Rules that drop what comes from a node have this number and more.
+/// Rules that drop the packets from a node have this number and more.
 const MUTE_FIRST: u32 = 20_000;
 
 /// A network namespace, by the file that keeps it open.
@@ -53,7 +54,7 @@ impl NetworkNamespace {
         Ok(Self(Arc::new(made.join().expect("it does not panic")?)))
     }
 
-    /// What the command starts is in here.
+    /// The process that the command starts is in here.
     pub fn hold(&self, command: &mut Command) {
         enter_network(command, self.clone());
     }
@@ -199,7 +200,7 @@ impl NetworkNamespaces {
     }
 }
 
-/// What comes from one node for another is passed on.
+/// A packet from one node for another is passed on.
 fn forward(hub: &NetworkNamespace) -> io::Result<()> {
     let mut command = Command::new("sh");
     command.args(["-c", "echo 1 > /proc/sys/net/ipv4/ip_forward"]).stderr(Stdio::null());

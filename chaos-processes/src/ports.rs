@@ -1,7 +1,7 @@
 //! Ports for nodes.
 //!
-//! A node's port has to be free again when the node comes back after it was killed. So it is taken
-//! from below the range out of which the system gives ports to sockets that name none: no process
+//! A node's port has to be free again when the node comes back after it was killed. So it is chosen
+//! below the range out of which the system gives ports to sockets that name none: no process
 //! gets it by chance while the node is down. Other clusters of this machine are kept away by where
 //! the search begins, and by trying.
 
@@ -34,7 +34,7 @@ impl PortAllocator {
     /// A port that no process uses.
     ///
     /// # Errors
-    /// If many were tried, and each is taken.
+    /// If many were tried, and each is in use.
     pub fn take(&mut self) -> io::Result<SocketAddr> {
         for _ in 0..TRIES_MAX {
             let address = SocketAddr::from((Ipv4Addr::LOCALHOST, self.next));

@@ -13,7 +13,7 @@ use super::namespaces::{CutDirection, NetworkNamespace, NetworkNamespaces};
 use super::ports::PortAllocator;
 use super::proxy::{LinkSelector, NetworkSite, Proxy};
 
-/// What lies between two processes.
+/// The network between two processes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum NetworkKind {

@@ -1,12 +1,12 @@
 //! A proxy for datagrams on this machine, with conditions for each link.
 //!
-//! A node binds its own port and advertises the proxy's. What is sent there comes out at the
-//! node, and what the node answers goes back the same way, so every path between two nodes leads
+//! A node binds its own port and advertises the proxy's. A datagram that is sent there comes out at
+//! the node, and the node's answers go back the same way, so every path between two nodes leads
 //! through here: no rights and no kernel module are needed. Each direction of each pair is a
 //! [`ProxyLink`] with its own conditions.
 //!
 //! One thread does it ([`relay`]); requests of this handle go to it over a bounded queue. Queues
-//! are bounded everywhere: what does not fit is lost and counted, as with any router.
+//! are bounded everywhere: a datagram that does not fit is lost and counted, as with any router.
 //!
 //! It knows a sender by the address that its datagrams come from, which is a node's bound one. A
 //! sender that has no node's address, such as a command line, is [`NetworkSite::OUTSIDE`].
@@ -80,21 +80,21 @@ impl LinkSelector {
     }
 }
 
-/// What the proxy did so far.
+/// The counts of the proxy so far.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct ProxyCounts {
     /// Counts of each link.
     pub links: Vec<(LinkEndpoints, LinkCounts)>,
     /// Datagrams in flight that were dropped because there were too many.
     pub overflowed: u64,
-    /// Datagrams the system did not take.
+    /// Datagrams that the system did not accept.
     pub refused: u64,
     /// Recorded datagrams that were sent again.
     pub replayed: u64,
 }
 
 impl ProxyCounts {
-    /// Datagrams that one node sent to another, whatever became of them.
+    /// Datagrams that one node sent to another, those that were lost included.
     #[must_use]
     pub fn sent(&self) -> u64 {
         let is_inner = |endpoints: &LinkEndpoints| {
@@ -119,14 +119,14 @@ enum ProxyRequest {
 #[derive(Debug)]
 pub struct Proxy {
     requests: SyncSender<ProxyRequest>,
-    /// The thread sends here when it has done what was requested.
+    /// The thread sends here when it has carried out the request.
     done: Receiver<()>,
     wake_sender: UnixDatagram,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Proxy {
-    /// A proxy whose links all have clear conditions, and whose draws follow from the seed.
+    /// A proxy with clear conditions on all its links, and with draws that follow from the seed.
     ///
     /// # Errors
     /// If the system has no thread or no socket left.
@@ -142,8 +142,8 @@ impl Proxy {
         Ok(Self { requests, done, wake_sender, thread: Some(thread) })
     }
 
-    /// What reaches the address that is returned goes to `target`, which is where `site` has bound
-    /// itself or will, and sends from.
+    /// Datagrams that reach the address that is returned go to `target`, which is where `site` has
+    /// bound itself or will, and sends from.
     ///
     /// # Errors
     /// If there is no free port.
@@ -155,7 +155,7 @@ impl Proxy {
         Ok(address)
     }
 
-    /// Sets the conditions of these links, for whatever is sent after this returns.
+    /// Sets the conditions of these links, for all datagrams that are sent after this returns.
     pub fn set(&self, links: LinkSelector, conditions: LinkConditions) {
         self.request(ProxyRequest::Set { links, conditions });
     }
@@ -170,7 +170,7 @@ impl Proxy {
         self.request(ProxyRequest::Replay { links, count });
     }
 
-    /// What it did so far.
+    /// The counts so far.
     #[must_use]
     pub fn counts(&self) -> ProxyCounts {
         let (answer, counts) = sync_channel(1);

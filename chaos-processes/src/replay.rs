@@ -1,8 +1,8 @@
-//! A run whose workers come and go as those of a recorded fleet did, made smaller and faster.
+//! A run with workers that come and go as those of a recorded fleet did, made smaller and faster.
 //!
-//! The ideal that it is held against is what as many workers seal undisturbed on this machine,
-//! measured in the same command at each number that the fleet has: processes of one thread on few
-//! cores do not become faster than the cores, and neither does their ideal.
+//! The ideal that it is held against is the number of steps that as many workers seal undisturbed
+//! on this machine, measured in the same command at each number that the fleet has: processes of
+//! one thread on few cores do not become faster than the cores, and neither does their ideal.
 
 mod trace;
 
@@ -26,14 +26,14 @@ use super::system::ProcessSignal;
 use super::undisturbed::{UndisturbedTraining, log_of};
 use chaos_tests::random::{DrawPurpose, Draws};
 
-/// Of what is ideal, at least so much is sealed.
+/// Of the ideal number of steps, at least this share is sealed.
 const GOODPUT_MIN: f64 = 0.90;
 /// Steps before the window, so that it begins with a run that goes on.
 const STEPS_BEFORE: u64 = 4;
 /// A run has so many times the steps that are ideal, so that it does not end within the window.
 const STEPS_SPARE: f64 = 1.25;
 
-/// What a replay runs.
+/// The setup of a replay.
 #[derive(Clone, Debug)]
 pub struct ReplaySetup {
     /// The cluster; its workers are those that the fleet begins with.
@@ -50,7 +50,7 @@ pub struct ReplaySetup {
     pub cache: PathBuf,
 }
 
-/// What it came to.
+/// The outcome of a replay.
 #[derive(Clone, Debug, Serialize)]
 pub struct ReplayReport {
     /// Workers for each node of the trace.
@@ -69,11 +69,11 @@ pub struct ReplayReport {
     pub killed: u32,
     /// Number of workers that came.
     pub started: u32,
-    /// What the check of the event files found.
+    /// The findings of the check of the event files.
     pub findings: LogFindings,
     /// The digest that the same training has in one process.
     pub digest_undisturbed: Option<String>,
-    /// What it is held against.
+    /// The goals that it is held against.
     pub marks: Vec<GoalResult>,
 }
 
@@ -84,7 +84,7 @@ struct TraceReplay<'a, 'b> {
     draws: Draws,
     /// Workers that got SIGTERM, with the moment at which they are killed.
     terminating: Vec<(Instant, MemberIndex)>,
-    /// Workers that are gone and whose disks are to be cleared.
+    /// Workers that are gone and have disks that are to be cleared.
     gone: Vec<MemberIndex>,
     killed: u32,
     started: u32,
@@ -153,7 +153,7 @@ fn rates(
     let mut rates = BTreeMap::new();
     for workers in setup.fleet.sizes() {
         let training = setup.training(workers, setup.trial_steps);
-        // Not from the cache: how fast a machine is changes with what else it does.
+        // Not from the cache: how fast a machine is changes with its other work.
         let step_ms = training.undisturbed(&setup.cluster.folder, STANDSTILL, monitor)?.step_ms;
         monitor.print_line(&format!("{workers} workers undisturbed: {step_ms:.1} ms a step"))?;
         rates.insert(workers, 1e3 / step_ms);

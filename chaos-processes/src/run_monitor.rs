@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 use super::contract::ReportedStatus;
 use super::local_cluster::{LOOK_EVERY, LocalCluster, LocalClusterError};
 
-/// A cluster is given up when neither a step was sealed nor what any worker reports to have done
-/// changed for so long: longer than the loss of a node is noticed, a controller elected, a process
-/// started again and a connection dialled, one after the other, on a machine with too few cores.
-/// Nothing in it follows from the model.
+/// A cluster is given up when neither a step was sealed nor the work that any worker reports to
+/// have done changed for so long: longer than the loss of a node is noticed, a controller elected,
+/// a process started again and a connection dialled, one after the other, on a machine with too few
+/// cores. Nothing in it follows from the model.
 pub const STANDSTILL: Duration = Duration::from_secs(60);
 /// In a standstill, the cluster's status is requested after each of so many parts of it: seldom
 /// enough to disturb no node, often enough to notice a worker that works.
@@ -81,7 +81,7 @@ impl<'a> RunMonitor<'a> {
 pub struct StallDetector {
     step: u64,
     since: Instant,
-    /// What workers had done at the last request, by node.
+    /// The work of the workers at the last request, by node.
     work: BTreeMap<u64, u64>,
     polled_at: Instant,
 }
@@ -142,15 +142,15 @@ impl StallDetector {
     }
 }
 
-/// What each worker has done, by node.
+/// The work of each worker, by node.
 fn work_of(status: &ReportedStatus) -> BTreeMap<u64, u64> {
     let members = status.members.iter();
     members.filter_map(|member| Some((member.id, member.work?.done))).collect()
 }
 
-/// Whether a worker has done something that had not been reported before. The first answer is what
-/// others are compared with, and no progress by itself; a worker that begins anew counts from
-/// nothing.
+/// Whether a worker has done something that had not been reported before. The first answer is the
+/// base that others are compared with, and no progress by itself; a worker that begins anew counts
+/// from nothing.
 fn has_grown(known: &mut BTreeMap<u64, u64>, now: BTreeMap<u64, u64>) -> bool {
     let is_first = known.is_empty();
     let grown = now.iter().any(|(node, done)| known.get(node) != Some(done));

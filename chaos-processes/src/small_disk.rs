@@ -8,8 +8,8 @@ use std::thread;
 
 use super::system::own_mounts;
 
-/// A folder that is a disk of so many MiB, for this thread and what it starts. [`own_mounts`] comes
-/// first, so that the disk goes with them.
+/// A folder that is a disk of so many MiB, for this thread and the processes that it starts.
+/// [`own_mounts`] comes first, so that the disk goes with them.
 ///
 /// # Errors
 /// If the system does not allow it.
@@ -25,7 +25,7 @@ pub fn mount(folder: &Path, mib: u32) -> io::Result<()> {
     Err(io::Error::new(io::ErrorKind::PermissionDenied, stderr.trim().to_owned()))
 }
 
-/// Whether this machine allows it. A thread tries, and what it mounts goes with it.
+/// Whether this machine allows it. A thread tries, and its mount goes with it.
 #[must_use]
 pub fn is_possible() -> bool {
     let tried = thread::spawn(|| {

@@ -1,5 +1,5 @@
-//! What the system offers and the standard library does not: signals by number, children that die
-//! with us, limits of a process that runs, waiting for several sockets.
+//! The functions that the system offers and the standard library does not: signals by number,
+//! children that die with us, limits of a process that runs, waiting for several sockets.
 //!
 //! All `unsafe` of the package is in this file: it passes no memory.
 
@@ -19,7 +19,7 @@ use rustix::process::{
 };
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space, unshare_unsafe};
 
-/// What is sent to a process.
+/// A signal that is sent to a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProcessSignal {
     /// The process dies at once (SIGKILL).
@@ -82,7 +82,7 @@ pub fn tie(command: &mut Command) {
         }
         Ok(())
     };
-    // SAFETY: the closure allocates nothing and takes no lock.
+    // SAFETY: the closure allocates nothing and acquires no lock.
     unsafe { command.pre_exec(before_exec) };
 }
 
@@ -98,7 +98,8 @@ pub fn limit_files(child: u32, bytes: Option<u64>) -> io::Result<()> {
     Ok(())
 }
 
-/// Gives this thread, and what it starts, mounts of its own: they go when the last of them ends.
+/// Gives this thread, and the processes that it starts, mounts of its own: they go when the last of
+/// them ends.
 ///
 /// # Errors
 /// Without the right to do so.
@@ -108,7 +109,7 @@ pub fn own_mounts() -> io::Result<()> {
     Ok(mount_change("/", MountPropagationFlags::REC | MountPropagationFlags::PRIVATE)?)
 }
 
-/// Gives this thread, and what it starts, a network of its own.
+/// Gives this thread, and the processes that it starts, a network of its own.
 ///
 /// # Errors
 /// Without the right to do so.
@@ -117,7 +118,7 @@ pub fn own_network() -> io::Result<()> {
     Ok(unsafe { unshare_unsafe(UnshareFlags::NEWNET) }?)
 }
 
-/// This thread, and what it starts, is in this network from now on.
+/// This thread, with the processes that it starts, is in this network from now on.
 ///
 /// # Errors
 /// If it is none, or without the right to do so.
@@ -125,10 +126,10 @@ pub fn enter_network_here(network: &impl AsFd) -> io::Result<()> {
     Ok(move_into_link_name_space(network.as_fd(), Some(LinkNameSpaceType::Network))?)
 }
 
-/// What the command starts is in this network.
+/// The process that the command starts is in this network.
 pub fn enter_network(command: &mut Command, network: impl AsFd + Send + Sync + 'static) {
     let before_exec = move || enter_network_here(&network);
-    // SAFETY: the closure allocates nothing and takes no lock.
+    // SAFETY: the closure allocates nothing and acquires no lock.
     unsafe { command.pre_exec(before_exec) };
 }
 

@@ -51,7 +51,7 @@ impl TemporaryFolder {
 impl Drop for TemporaryFolder {
     fn drop(&mut self) {
         if !self.is_kept {
-            // What cannot be removed is left to the cleanup of temporary files.
+            // A file that cannot be removed is left to the cleanup of temporary files.
             let _ = fs::remove_dir_all(&self.path);
         }
     }

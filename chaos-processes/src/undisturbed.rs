@@ -1,5 +1,5 @@
-//! The same training without faults: what everything is compared with. It is run once for each
-//! binary, configuration and number of steps, and kept.
+//! The same training without faults: the run that everything is compared with. It is run once for
+//! each binary, configuration and number of steps, and kept.
 
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -41,12 +41,12 @@ impl UndisturbedTraining {
         (&self.program.path, program.len(), program.modified()?).hash(&mut hasher);
         let TestedConfiguration { file, set } = &self.config;
         let text = file.as_deref().map_or(Ok(Vec::new()), fs::read)?;
-        // How long a step takes depends on the workers, whatever it agrees on.
+        // The duration of a step depends on the workers, though the agreed facts do not.
         (file, text, set, self.steps, self.workers).hash(&mut hasher);
         Ok(hasher.finish())
     }
 
-    /// What a run without faults agrees on; from `cache` if it is there.
+    /// The facts that a run without faults agrees on; from `cache` if it is there.
     ///
     /// # Errors
     /// If the cluster does not come to its end because it makes no progress for `limit`.
@@ -70,8 +70,8 @@ impl UndisturbedTraining {
         Ok(undisturbed)
     }
 
-    /// What the same training agrees on in one process without a cluster; from `cache` if it is
-    /// there.
+    /// The facts that the same training agrees on in one process without a cluster; from `cache` if
+    /// it is there.
     ///
     /// # Errors
     /// If it does not come to its end.
@@ -128,7 +128,7 @@ impl UndisturbedTraining {
     }
 }
 
-/// What a training printed, read from its lines.
+/// The run of a training, read from the lines that it printed.
 fn parse_output(output: &str) -> UndisturbedRun {
     let mut found = UndisturbedRun::default();
     let mut times = SortedDurations::default();
@@ -154,7 +154,7 @@ pub fn log_of(member: &super::local_cluster::ClusterMember) -> NodeLog<'_> {
     NodeLog { name, events, disturbances: member.disturbances() }
 }
 
-/// Half of the steps took at most this.
+/// Half of the steps lasted at most this.
 fn step_ms(observation: &ClusterObservation) -> f64 {
     let seal_times_us: Vec<u64> = observation.seals().values().map(|seal| seal.at_us).collect();
     let gaps = seal_times_us.windows(2).map(|pair| pair[1].saturating_sub(pair[0]) as f64 / 1e3);

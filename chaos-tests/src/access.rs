@@ -24,8 +24,8 @@ pub fn contacts(nodes: &[NodeId]) -> impl Iterator<Item = (NodeId, Contact)> {
     nodes.iter().map(|node| (*node, Contact::of_node(*node)))
 }
 
-/// What the first `controllers` nodes show, and the workers numbered behind them, and the
-/// controllers that come later.
+/// The credentials that the first `controllers` nodes show, and the workers numbered behind them,
+/// and the controllers that come later.
 pub fn credentials(controllers: u64, workers: u32) -> impl Iterator<Item = (NodeId, Credential)> {
     let nodes_max = nodes_max(workers);
     let first = (1..=controllers).map(|node| credential(node, AccessRole::Controller));

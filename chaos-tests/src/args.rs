@@ -14,11 +14,11 @@ use crate::options::ComputeModelKind;
 const COUNT_DEFAULT: u64 = 100;
 /// Threads: more than machines have cores, and few enough to be started.
 const JOBS_MAX: usize = 1024;
-/// In mixed campaigns every so many-th seed computes with real kernels, which take five to six
+/// In mixed campaigns every so many-th seed computes with real kernels, which need five to six
 /// times as long.
 const FLOAT_EVERY: u64 = 30;
 
-/// What stands below the help of the command, whatever it is called.
+/// The text below the help of the command, under either of its names.
 pub const EXIT_CODES: &str = "\
 Exit codes: 0 every life passed, 2 usage, 10 safety: an invariant was broken, 11 liveness: nothing
 moved, 12 panic, 13 the same seed led to something else, 14 the campaign itself: in 1000 lives with
@@ -66,10 +66,10 @@ pub struct SimArgs {
     pub no_shrink: bool,
 }
 
-/// What lives one case, to which the flags of a campaign mean nothing.
+/// The arguments that live one case, to which the flags of a campaign mean nothing.
 const ONE: [&str; 2] = ["seed", "replay"];
 
-/// What computes in a campaign.
+/// The compute models of a campaign.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum ModelChoice {
     /// A model of hashes instead of floats.
@@ -80,7 +80,7 @@ pub enum ModelChoice {
     Mixed,
 }
 
-/// What is lived in a campaign.
+/// The worlds that a campaign lives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum WorldChoice {
     /// Clusters that train, through storms of faults.
@@ -91,7 +91,7 @@ pub enum WorldChoice {
 }
 
 impl ModelChoice {
-    /// A seed, with what computes in its life.
+    /// A seed, with the compute model of its life.
     #[must_use]
     pub fn ticket(self, seed: u64) -> LifeTicket {
         let model = match self {
@@ -104,7 +104,7 @@ impl ModelChoice {
     }
 }
 
-/// What there is to do.
+/// The task of a command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SimTask {
     /// One seed, line by line.
@@ -118,7 +118,7 @@ pub enum SimTask {
 }
 
 impl SimArgs {
-    /// What there is to do.
+    /// The task that the arguments select.
     #[must_use]
     pub fn work(&self) -> SimTask {
         let seed = self.seed.map(SimTask::Seed);

@@ -26,12 +26,12 @@ pub const FAILURES_SHRUNK: usize = 8;
 pub struct LifeTicket {
     /// The seed from which the case of the life is drawn.
     pub seed: u64,
-    /// What computes in the life.
+    /// The compute model of the life.
     pub model: ComputeModelKind,
 }
 
 impl LifeTicket {
-    /// What it is lived from.
+    /// The case that it is lived from.
     #[must_use]
     pub fn case(self) -> LifeCase {
         LifeCase::draw(self.seed, self.model)
@@ -60,14 +60,14 @@ impl fmt::Display for LifeTicket {
 /// A life that was lived.
 #[derive(Clone, Debug)]
 pub struct LifeResult {
-    /// What it came to.
+    /// The outcome of the life.
     pub outcome: LifeOutcome,
     /// The digest of its log.
     pub digest: u64,
 }
 
 impl LifeResult {
-    /// Lives a case. What panics in it is a failure, and prints nothing.
+    /// Lives a case. A panic in it is a failure, and prints nothing.
     #[must_use]
     pub fn of(case: &LifeCase) -> Self {
         let mut log = EventLog::quiet();
@@ -104,8 +104,8 @@ pub struct Campaign<'a> {
     pub jobs: NonZeroUsize,
     /// Whether every case is lived twice, and has to come to the same.
     pub is_twice: bool,
-    /// Lives a case: [`LifeResult::of`], with what a test has to set up on the thread it is called
-    /// on.
+    /// Lives a case: [`LifeResult::of`], with the state that a test has to set up on the thread it
+    /// is called on.
     pub live: &'a (dyn Fn(&LifeCase) -> LifeResult + Sync),
 }
 

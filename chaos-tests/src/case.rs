@@ -10,12 +10,12 @@ use crate::options::{ComputeModelKind, LifeOptions};
 
 /// The version of the file.
 const FORMAT_VERSION: u32 = 1;
-/// What the shortest operation of a life takes.
+/// The duration of the shortest operation of a life.
 pub(crate) const OP_US_LEAST: u64 = 1_000;
-/// What the shortest sync of a disk takes.
+/// The duration of the shortest sync of a disk.
 const SYNC_US_LEAST: u64 = 200;
 
-/// What a life is lived from: with the same case it is the same life.
+/// The inputs of a life: with the same case it is the same life.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LifeCase {
     /// The version of the file.
@@ -69,7 +69,7 @@ pub enum CaseError {
     },
 }
 
-/// What files of all versions have.
+/// The fields that files of all versions have.
 #[derive(Deserialize)]
 struct CaseHeader {
     format: u32,

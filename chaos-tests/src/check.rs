@@ -1,5 +1,5 @@
-//! What must hold, looked at after every event. One checker for each kind of promise, in a file of
-//! its own, which owns what it remembers; what they share is passed to them.
+//! The invariants, checked after every event. One checker for each kind of promise, in a file of
+//! its own, which owns the state that it remembers; shared state is passed to them.
 
 mod checkpoints;
 mod damage;
@@ -39,7 +39,7 @@ use crate::queue::VirtualTime;
 use crate::reference::LifeReference;
 use crate::store::SimulatedStore;
 
-/// The first invariant that is broken; whatever breaks behind it follows from it.
+/// The first invariant that is broken; any failure behind it follows from it.
 #[derive(Default)]
 struct FirstFailure(Option<LifeFailure>);
 
@@ -49,9 +49,9 @@ impl FirstFailure {
     }
 }
 
-/// Passes what was seen to the checkers that it concerns, and keeps the first failure.
+/// Passes each observation to the checkers that it concerns, and keeps the first failure.
 pub struct InvariantChecker {
-    /// What was done to the cluster.
+    /// The faults that were injected into the cluster.
     pub damage: DamageRecord,
     entries: EntryChecker,
     history: HistoryChecker,
@@ -120,8 +120,8 @@ impl InvariantChecker {
         self.rewinds.witnesses(node, layer)
     }
 
-    /// A majority of the voters is gone: nothing after `last_index` may be agreed on. What was
-    /// proposed before may be, by answers that were in flight.
+    /// A majority of the voters is gone: nothing after `last_index` may be agreed on. An entry that
+    /// was proposed before may be, by answers that were in flight.
     pub fn quorum_is_lost(&mut self, last_index: u64) {
         self.entries.quorum_is_lost(last_index);
     }
@@ -137,7 +137,8 @@ impl InvariantChecker {
         self.leaders.was_quorum_down(turn)
     }
 
-    /// A new cluster goes on from this version: what was sealed after it is to be sealed again.
+    /// A new cluster goes on from this version: the steps that were sealed after it are to be
+    /// sealed again.
     pub fn recovered_from(&mut self, version: Step) {
         self.history.rewind(version);
         self.verdicts.rewind();
@@ -254,8 +255,8 @@ impl InvariantChecker {
         states::check_held(&mut self.failure, &self.history, invariant, (node, version), layers);
     }
 
-    /// A checkpoint is referred to: it names the undisturbed run's bits, and what it names can be
-    /// read. What a fault damaged need not be readable.
+    /// A checkpoint is referred to: it names the undisturbed run's bits, and the pieces that it
+    /// names can be read. A piece that a fault damaged need not be readable.
     pub fn checkpoint(&mut self, store: &SimulatedStore, record: &CheckpointRecord) {
         checkpoints::check_checkpoint(&mut self.failure, &self.history, store, record);
     }
@@ -266,7 +267,7 @@ impl InvariantChecker {
         checkpoints::is_restorable(&self.history, store, version)
     }
 
-    /// The end: what the log remembers is what was acknowledged.
+    /// The end: the seals that the log remembers are those that were acknowledged.
     pub fn audit(&mut self, base: Step, history: &[Seal]) {
         self.history.audit(&mut self.failure, base, history);
     }

@@ -1,4 +1,4 @@
-//! What `chaos` and `zbelastic chaos sim` do: a life line by line, or many.
+//! The commands `chaos` and `zbelastic chaos sim`: a life line by line, or many.
 
 use std::fs;
 use std::io::{self, Write};
@@ -45,16 +45,16 @@ pub enum SimError {
         /// The error of the file system.
         source: io::Error,
     },
-    /// The output takes no more.
+    /// The output accepts no more.
     #[error("cannot write the output: {0}")]
     Output(#[from] io::Error),
 }
 
-/// Does what was typed, and returns the exit code. How far a campaign is goes to `progress`, all
-/// else to `out`.
+/// Executes the command that was typed, and returns the exit code. How far a campaign is goes to
+/// `progress`, all else to `out`.
 ///
 /// # Errors
-/// If a file holds no case, or an output takes no more.
+/// If a file holds no case, or an output accepts no more.
 pub fn run(args: &SimArgs, out: &mut dyn Write, progress: &mut dyn Write) -> Result<u8, SimError> {
     match args.work() {
         SimTask::Seed(seed) if args.world == WorldChoice::Housekeeping => {
@@ -132,7 +132,7 @@ fn live_with_log(case: &LifeCase, out: &mut dyn Write) -> io::Result<LifeResult>
         .map(|(outcome, digest)| LifeResult { outcome, digest })
 }
 
-/// Lives on another thread, and prints the lines on this one. Yields what came of it, and the log's
+/// Lives on another thread, and prints the lines on this one. Yields the result, and the log's
 /// digest.
 fn run_with_log<T: Send>(
     life: impl FnOnce(&mut EventLog) -> T + Send,

@@ -26,7 +26,7 @@ impl<T: Ord + Copy> OccurrenceCounts<T> {
         self.counts.get(&what).copied().unwrap_or(0)
     }
 
-    /// Adds what another life saw.
+    /// Adds the counts of another life.
     pub fn merge(&mut self, other: &Self) {
         for (what, count) in &other.counts {
             *self.counts.entry(*what).or_default() += count;

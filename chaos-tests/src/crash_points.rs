@@ -19,7 +19,7 @@ pub enum CrashPoint {
     BeforeSnapshotWrite,
     /// It is durable, older records are still there.
     AfterSnapshotBeforeTruncate,
-    /// A snapshot of another node took the place of the log.
+    /// A snapshot of another node replaced the log.
     AfterInstall,
     /// Some stages reported, others did not.
     StatsPartial,
@@ -37,7 +37,7 @@ pub enum CrashPoint {
     AdmittedBeforePlan,
     /// A controller that has no vote yet gets the log.
     LearnerCatchingUp,
-    /// A worker is ordered to run what it has loaded.
+    /// A worker is ordered to run the stage that it has loaded.
     BeforeStep,
     /// A worker learns of a seal.
     BeforeStageApply,

@@ -59,14 +59,14 @@ impl DigestLayer {
     }
 }
 
-/// What a pass keeps from F until W.
+/// The state that a pass keeps from F until W.
 #[derive(Clone, Debug, Default)]
 struct DigestStash {
     inputs: Vec<u64>,
     gradients: Vec<u64>,
     target: u64,
     end: u64,
-    /// What later slices add to each layer's gradient.
+    /// The contributions of later slices to each layer's gradient.
     added: Vec<u64>,
 }
 
@@ -75,7 +75,7 @@ pub struct DigestStageExecutor {
     shape: DigestShape,
     chunks: BTreeMap<ChunkIndex, Vec<DigestLayer>>,
     stashes: BTreeMap<(ChunkIndex, MicrobatchIndex, SliceIndex), DigestStash>,
-    /// What passes keep while it is away.
+    /// The stashes of passes while they are offloaded.
     offloaded: BTreeMap<(ChunkIndex, MicrobatchIndex, SliceIndex), DigestStash>,
     slice_count: u32,
     placement: Placement,
@@ -84,7 +84,7 @@ pub struct DigestStageExecutor {
     faults: NumericFaults,
     /// Whether another node keeps a copy, and would notice a wrong number.
     is_copied: bool,
-    /// Passes run and turns dropped: what only a known bug looks at.
+    /// Passes run and turns dropped: only a known bug looks at them.
     passes_run: u64,
     turns_dropped: u64,
     dropped: u64,
@@ -113,7 +113,7 @@ impl DigestStageExecutor {
         last.id.0 + 1 == self.shape.layer_count()
     }
 
-    /// What earlier slices of a pass left at a layer, in order.
+    /// The numbers that earlier slices of a pass left at a layer, in order.
     fn earlier(&self, pass: Pass, layer: usize) -> impl Iterator<Item = u64> + '_ {
         let Pass { chunk, microbatch, slice } = pass;
         let before = (chunk, microbatch, SliceIndex(0))..(chunk, microbatch, slice);
@@ -127,7 +127,7 @@ impl DigestStageExecutor {
 }
 
 impl DigestStageExecutor {
-    /// What F keeps that begins with `x`.
+    /// The stash of an F that begins with `x`.
     fn run_forward(&mut self, pass: Pass, batch: &TokenBatch, mut x: u64) -> DigestStash {
         let Pass { chunk, microbatch, slice } = pass;
         let step = Step(u64::from(batch.inputs[2]));
@@ -267,8 +267,8 @@ impl PassExecutor for DigestStageExecutor {
         }
     }
 
-    /// Everything but the chunk's input is made again; of slices, everything but what they read of
-    /// each other.
+    /// Everything but the chunk's input is made again; of slices, everything but the numbers that
+    /// they read of each other.
     fn drop_activations(&mut self, pass: Pass) {
         let is_cut = self.slice_count > 1;
         let stash =
@@ -422,7 +422,7 @@ impl OperationClock for DigestStageExecutor {}
 pub struct DigestModel {
     /// How the model is cut out.
     pub shape: DigestShape,
-    /// What goes wrong on this node.
+    /// The faults of this node's numbers.
     pub faults: NumericFaults,
     /// Gradients that a known bug leaves behind.
     pub leftovers: Rc<RefCell<BTreeMap<LayerId, DigestGradient>>>,

@@ -1,9 +1,10 @@
-//! A compute model in which a tensor is a number of 64 bits, and every operation a hash of what it
-//! reads.
+//! A compute model in which a tensor is a number of 64 bits, and every operation a hash of its
+//! inputs.
 //!
 //! It has no arithmetic to be right or wrong about, so it is quick; and a contribution that is
 //! stale, missing, there twice or out of order changes every number after it, so nothing is lost on
-//! it. The engine that runs it is the one that trains: this is only what the engine computes with.
+//! it. The engine that runs it is the one that trains: this is only the model that the engine
+//! computes with.
 
 use zbelastic_consensus::validation::TensorSum;
 use zbelastic_trainer::data::{BatchSource, TokenBatch};
@@ -11,7 +12,8 @@ use zbelastic_trainer::elastic::LayerImage;
 use zbelastic_trainer::stage::UpdateRequest;
 use zbelastic_types::{LayerId, MicrobatchIndex, SliceIndex, Step, TensorIndex};
 
-/// Floats of anything that travels: the two halves of a number, and a mark for what is not finite.
+/// Floats of anything that travels: the two halves of a number, and a mark for numbers that are not
+/// finite.
 pub(crate) const FRAME_LEN: usize = 3;
 
 /// How much larger the square of a spike is.
@@ -102,7 +104,7 @@ pub struct DigestLayerState {
     v: u64,
 }
 
-/// A layer's gradient: a number, and what marks it as not finite.
+/// A layer's gradient: a number, and the mark of one that is not finite.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct DigestGradient {
     hash: u64,
@@ -110,7 +112,7 @@ pub struct DigestGradient {
 }
 
 impl DigestGradient {
-    /// With a mark of what is not finite.
+    /// With a mark of a number that is not finite.
     #[must_use]
     pub fn marked(self, mark: f32) -> Self {
         Self { mark, ..self }
@@ -142,7 +144,7 @@ impl DigestGradient {
 }
 
 impl DigestLayerState {
-    /// What the passes read.
+    /// The weights that the passes read.
     #[must_use]
     pub fn weights(&self) -> u64 {
         self.w
@@ -191,18 +193,18 @@ impl DigestLayerState {
     }
 }
 
-/// What passes compute, here and in the reference.
+/// The numbers that passes compute, here and in the reference.
 pub mod passes {
     use super::{LayerId, MicrobatchIndex, SliceIndex, Step, mix, mix_all};
 
-    /// What a slice has of a microbatch's tokens; the first one, which may be all of it, the
-    /// tokens.
+    /// The part of a microbatch's tokens that a slice has; the first one, which may be all of it,
+    /// the tokens.
     #[must_use]
     pub fn slice(tokens: u64, slice: SliceIndex) -> u64 {
         if slice.0 == 0 { tokens } else { mix(tokens, u64::from(slice.0)) }
     }
 
-    /// F's look at what earlier slices left, in order.
+    /// F's attention over the keys that earlier slices left, in order.
     pub fn attend(x: u64, earlier: impl Iterator<Item = u64>) -> u64 {
         earlier.fold(x, mix)
     }
@@ -213,7 +215,7 @@ pub mod passes {
         mix_all(&[added, share, 41])
     }
 
-    /// The gradient with what later slices added, if there were any.
+    /// The gradient with the contributions of later slices, if there were any.
     #[must_use]
     pub fn gather(gradient: u64, added: u64) -> u64 {
         if added == 0 { gradient } else { mix(gradient, added) }
@@ -225,7 +227,7 @@ pub mod passes {
         mix_all(&[x, w, u64::from(layer.0), draw, 17])
     }
 
-    /// The draw of a layer for a microbatch: a function of what it is for (rule R7).
+    /// The draw of a layer for a microbatch: a function of its purpose (rule R7).
     #[must_use]
     pub fn draw(seed: u64, step: Step, microbatch: MicrobatchIndex, layer: LayerId) -> u64 {
         mix_all(&[seed, step.0, u64::from(microbatch.0), u64::from(layer.0), 19])
@@ -237,7 +239,7 @@ pub mod passes {
         mix_all(&[gradient, w, x, 23])
     }
 
-    /// W of a layer: what a microbatch adds.
+    /// W of a layer: the contribution of a microbatch.
     #[must_use]
     pub fn weights(gradient: u64, x: u64) -> u64 {
         mix_all(&[gradient, x, 29])

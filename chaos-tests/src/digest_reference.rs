@@ -1,4 +1,5 @@
-//! The same training in one loop: what every version must be, from nothing but the seals' verdicts.
+//! The same training in one loop: the values that every version must have, from nothing but the
+//! seals' verdicts.
 
 use zbelastic_consensus::validation::{Seal, TensorSum, Verdict};
 use zbelastic_trainer::data::{BatchSource, TokenBatch};
@@ -12,14 +13,14 @@ use crate::digest_model::{
 };
 use crate::reference::ReferenceSums;
 
-/// What gradients of a step are added up from.
+/// The addends of a step's gradients.
 #[derive(Clone, Copy, Debug)]
 pub struct GradientAddends {
     /// Number of microbatches of a step.
     pub microbatch_count: u32,
     /// Number of slices of each microbatch.
     pub slice_count: u32,
-    /// Replicas, which microbatches take turns in.
+    /// Replicas, to which microbatches go in turn.
     pub replica_count: u32,
 }
 
@@ -35,7 +36,7 @@ pub struct DigestReference {
     versions: Vec<Vec<Digest>>,
 }
 
-/// What a slice's forward pass left.
+/// The state that a slice's forward pass left.
 struct SlicePass {
     inputs: Vec<u64>,
     loss: f64,
@@ -44,7 +45,7 @@ struct SlicePass {
 }
 
 impl GradientAddends {
-    /// What a job's gradients are added up from.
+    /// The addends of a job's gradients.
     #[must_use]
     pub fn of(microbatch_count: u32, plan: &Plan) -> Self {
         let slice_count = plan.program.slice_count;
@@ -80,7 +81,7 @@ impl DigestReference {
         self.versions.get(version.index()).map(Vec::as_slice)
     }
 
-    /// The next step, under this verdict. Yields what an undisturbed run reports of it.
+    /// The next step, under this verdict. Yields the sums that an undisturbed run reports of it.
     ///
     /// # Panics
     /// If the seal is not final, or of another step.

@@ -15,13 +15,13 @@ pub struct MachineDisk {
     slots: Vec<DiskRecord>,
     /// Records that were trimmed away before the first one here.
     trimmed: u64,
-    /// What a snapshot of the machine would bring back.
+    /// The state that a snapshot of the machine would bring back.
     image: Option<(u64, Vec<Vec<u8>>)>,
     /// Whether writes to the disk fail.
     pub fails: bool,
 }
 
-/// What a crash did.
+/// The damage of a crash.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CrashDamage {
     /// Records that are gone.
@@ -54,7 +54,8 @@ impl MachineDisk {
         self.trimmed += count;
     }
 
-    /// Power goes: of what was not durable a part may be there, and the last of it torn.
+    /// Power goes: of the writes that were not durable a part may be there, and the last of it
+    /// torn.
     pub fn crash(&mut self, draws: &mut Draws) -> CrashDamage {
         let durable = self.slots.iter().take_while(|slot| slot.is_durable).count();
         let pending = self.slots.len() - durable;
@@ -67,7 +68,7 @@ impl MachineDisk {
             last.bytes.truncate(keep);
             damage.is_torn = true;
         }
-        // What came through the crash is what the platter holds.
+        // The slots that survived the crash are those that the platter holds.
         self.slots.iter_mut().for_each(|slot| slot.is_durable = true);
         damage
     }
@@ -103,13 +104,13 @@ impl MachineDisk {
         true
     }
 
-    /// Remembers what is durable now.
+    /// Remembers the slots that are durable now.
     pub fn take_image(&mut self) {
         let durable = self.slots.iter().take_while(|slot| slot.is_durable);
         self.image = Some((self.trimmed, durable.map(|slot| slot.bytes.clone()).collect()));
     }
 
-    /// Goes back to what was remembered. Yields whether that differs.
+    /// Goes back to the remembered image. Yields whether that differs.
     pub fn restore_image(&mut self) -> bool {
         let Some((trimmed, records)) = self.image.take() else { return false };
         let is_older = trimmed + (records.len() as u64) < self.end();

@@ -1,10 +1,10 @@
 //! Every order of events of a small world, gone through breadth first.
 //!
-//! The replicated state is the real one, and so is what decides: [`State::apply`] takes the
-//! entries, `StageHalf` applies seals, `OpenTurnReports` decides when one may be proposed,
-//! `restore_point` where a run goes on. What is made up is small: workers hold versions in place of
-//! tensors, and the log is a list of proposals that are agreed on in order, or lost from the end
-//! with their leader.
+//! The replicated state is the real one, and so are the deciding functions: [`State::apply`]
+//! applies the entries, `StageHalf` applies seals, `OpenTurnReports` decides when one may be
+//! proposed, `restore_point` where a run goes on. The modelled parts are small: workers hold
+//! versions in place of tensors, and the log is a list of proposals that are agreed on in order, or
+//! lost from the end with their leader.
 //!
 //! ```text
 //!  report -> held elsewhere -> proposed -> agreed on -> learned by each worker, one by one
@@ -16,11 +16,11 @@
 //! [`ModelBounds`] say. In every state that can be reached the checks of `check.rs` hold, and the
 //! run can end from it. The first violation comes with a shortest way to it.
 //!
-//! The promise is that of the last plan that ran: what is sealed is held by a worker that lives, as
-//! long as owner or copy does. If both are dead, the run may go back.
+//! The promise is that of the last plan that ran: the sealed layers are held by a worker that
+//! lives, as long as owner or copy does. If both are dead, the run may go back.
 //!
-//! A worker may also be taken for dead and live on. What it reports from then on must not count,
-//! and it forgets what it holds as soon as it learns of it.
+//! A worker may also be declared dead and live on. Its reports from then on must not count, and it
+//! forgets its layers as soon as it learns of it.
 //!
 //! Not modelled: activations and the order of operations within a step, gradients that come before
 //! the seal of the step before, fenced workers that come back, checkpoints, planned changes, skips
@@ -53,11 +53,11 @@ pub struct ModelBounds {
     pub steps: u64,
     /// Workers that may die.
     pub deaths: u8,
-    /// Workers that may be taken for dead, and live on.
+    /// Workers that may be declared dead, and live on.
     pub fences: u8,
     /// Leaders that may die.
     pub elections: u8,
-    /// Plans that take too long though no worker died.
+    /// Plans that last too long though no worker died.
     pub stalls: u8,
     /// States at which the search gives up.
     pub states_max: usize,

@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// What kind of failure.
+/// The kind of a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum FailureKind {
     /// An invariant is broken.
@@ -67,7 +67,7 @@ pub enum Invariant {
     L4,
     /// A process leaves a plan that was made for a drift alone for its steps, as far as it has seen them.
     L5,
-    /// No store grows beyond what is kept.
+    /// No store grows beyond the data that is kept.
     H1,
     /// A checkpoint is placed while members have disk space for it.
     H2,
@@ -75,11 +75,12 @@ pub enum Invariant {
     H3,
     /// A member that reports to keep a piece has it, and a checkpoint that came about is somewhere.
     H4,
-    /// There is a plan while nodes have memory for one, and no stage takes more than its node has.
+    /// There is a plan while nodes have memory for one, and no stage needs more than its node has.
     H6,
     /// A damaged store of checkpoints keeps no node from starting.
     H9,
-    /// What a member sends beyond its role ends no process, reserves nothing, and is not accepted.
+    /// A message that a member sends beyond its role ends no process, reserves nothing, and is not
+    /// accepted.
     H10,
     /// A member that was removed is cut off by all members within a second.
     H11,
@@ -92,7 +93,7 @@ pub enum Invariant {
 }
 
 impl Invariant {
-    /// Whether it is about what members do beside the protocol ([`crate::housekeeping`]).
+    /// Whether it is about the work of members beside the protocol ([`crate::housekeeping`]).
     #[must_use]
     pub const fn is_of_housekeeping(self) -> bool {
         match self {
@@ -131,11 +132,11 @@ impl Invariant {
 /// Why a life failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LifeFailure {
-    /// What kind of failure it is.
+    /// The kind of the failure.
     pub kind: FailureKind,
     /// The invariant, if one is broken.
     pub invariant: Option<Invariant>,
-    /// What was expected and found.
+    /// The expected and the found value.
     pub message: String,
 }
 

@@ -11,7 +11,7 @@ use crate::random::{DrawPurpose, Draws};
 pub enum PartitionKind {
     /// One node from all others.
     Isolate,
-    /// One node receives nothing, and others receive what it sends.
+    /// One node receives nothing, and others receive its messages.
     Deaf,
     /// Nothing that one node sends arrives, and it receives.
     Mute,
@@ -23,8 +23,8 @@ pub enum PartitionKind {
     Halves,
 }
 
-/// A fault. Machines are named by a draw, so that a fault keeps its meaning when others are taken
-/// away.
+/// A fault. Machines are named by a draw, so that a fault keeps its meaning when others are
+/// removed.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub enum SimulatedFault {
     /// A controller dies and comes back.
@@ -87,11 +87,11 @@ pub enum SimulatedFault {
         /// Microseconds for which they are cut.
         us: u64,
     },
-    /// A worker's operations take longer.
+    /// A worker's operations last longer.
     Slow {
         /// Draw that picks the worker.
         draw: u64,
-        /// How many times as long an operation takes.
+        /// The factor by which an operation lasts longer.
         factor: u32,
         /// Microseconds for which it is slow.
         us: u64,
@@ -103,14 +103,14 @@ pub enum SimulatedFault {
     },
     /// A connection between two machines closes.
     Close {
-        /// Draw that picks the worker whose connection it is.
+        /// Draw that picks the worker that the connection belongs to.
         draw: u64,
     },
-    /// Syncs of a disk take long.
+    /// Syncs of a disk are slow.
     SlowDisk {
-        /// Draw that picks the controller whose disk it is.
+        /// Draw that picks the controller that the disk belongs to.
         draw: u64,
-        /// Microseconds by which each sync takes longer.
+        /// Microseconds by which each sync lasts longer.
         sync_us: u64,
         /// Microseconds for which the disk is slow.
         us: u64,
@@ -169,7 +169,7 @@ pub enum SimulatedFault {
     },
     /// A device whose sums are always wrong from now on.
     AlwaysWrong {
-        /// Draw that picks the worker whose device it is.
+        /// Draw that picks the worker that the device belongs to.
         draw: u64,
     },
     /// Machines join the cluster as workers.

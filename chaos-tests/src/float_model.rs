@@ -38,7 +38,7 @@ pub fn one_thread(_: DeviceUse) -> CpuBackend {
 pub struct FloatModel {
     /// The model of the product on the processor's kernels.
     pub model: BackendStageFactory<CpuBackendFactory>,
-    /// What goes wrong on this node.
+    /// The faults of this node's numbers.
     pub faults: NumericFaults,
 }
 
@@ -77,7 +77,7 @@ pub struct FloatStageExecutor {
     faults: NumericFaults,
     /// Whether another node keeps a copy, and would notice a wrong number.
     is_copied: bool,
-    /// Candidates dropped: what only a known bug looks at.
+    /// Candidates dropped: only a known bug looks at them.
     dropped: u64,
 }
 

@@ -1,7 +1,7 @@
 //! Known bugs, hunted: a life after the other with a switch thrown, until one fails.
 //!
-//! Seeds are those of every other life, and nothing shows a life what to look for. What is caught
-//! here is therefore what a campaign would catch if the bug came back.
+//! Seeds are those of every other life, and nothing shows a life the bug to look for. A bug that is
+//! caught here is therefore one that a campaign would catch if it came back.
 
 mod known_bugs;
 

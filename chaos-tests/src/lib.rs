@@ -1,8 +1,8 @@
 //! Whole clusters in one thread, from one seed, under every fault there is a name for.
 //!
-//! [`case::LifeCase`] is what a life is lived from; [`life::live`] lives it. The cluster runs the
-//! very code of the product: controllers, sessions, worker runtimes and stage engines. What is made
-//! up is what lies around them: the network, the disks, the clocks, and the machines that die.
+//! [`case::LifeCase`] holds the inputs of a life; [`life::live`] lives it. The cluster runs the
+//! very code of the product: controllers, sessions, worker runtimes and stage engines. Only their
+//! surroundings are simulated: the network, the disks, the clocks, and the machines that die.
 
 pub mod access;
 pub mod args;

@@ -30,14 +30,14 @@ use crate::options::{ComputeModelKind, LifeOptions};
 use crate::reference::LifeReference;
 use crate::world::{LifeOutcome, LifeSetup, World};
 
-/// Ticks without a heartbeat until a leader of a life takes a member to be lost.
+/// Ticks without a heartbeat until a leader of a life declares a member lost.
 pub(crate) const LOST_AFTER_TICKS: u32 = 24;
 /// Ticks that it waits for more members when one joins.
 const SETTLE_TICKS: u32 = 8;
 
 /// The usual norm of a float life's gradient, so that a share of it clips now and then.
 const FLOAT_NORM: f64 = 1.0;
-/// The mean of what a tensor of the digest model adds to the square of the norm.
+/// The mean amount that a tensor of the digest model adds to the square of the norm.
 const DIGEST_SQUARE: f64 = 0.55;
 
 /// Lives a case. A panic of the code under test is a failure like others.

@@ -16,7 +16,7 @@ impl EventLog {
         Self::default()
     }
 
-    /// A log whose lines are sent to a reader as they come. Nothing more is sent to a reader that
+    /// A log that sends its lines to a reader as they come. Nothing more is sent to a reader that
     /// is gone, and the life is the same.
     #[must_use]
     pub fn with_reader(reader: SyncSender<String>) -> Self {

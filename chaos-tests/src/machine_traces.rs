@@ -1,6 +1,6 @@
 //! Machines that come and go as real ones did: public traces of preemptible instances.
 //!
-//! `traces/README.md` states where the tables come from and under which licence. A life takes a
+//! `traces/README.md` states where the tables come from and under which licence. A life chooses a
 //! window of one of them, compresses its time into its storm, and scales the batches down to its
 //! own number of machines.
 
@@ -14,7 +14,7 @@ const TRACES: [(&str, &str, f64); 3] = [
     ("aws_g4dn_2021", include_str!("../traces/aws_g4dn_2021.csv"), 24.0),
     ("gcp_v100_2021", include_str!("../traces/gcp_v100_2021.csv"), 80.0),
 ];
-/// Seconds of a trace that a life takes.
+/// Seconds of a trace that a life replays.
 const WINDOW_S: u64 = 3600;
 
 /// How many machines there were more or less, at a moment.
@@ -36,7 +36,7 @@ pub struct MachineTraceError {
     pub text: String,
 }
 
-/// The batches of a table whose first column is the time and whose last the nodes alive.
+/// The batches of a table with the time in its first column and the nodes alive in its last.
 ///
 /// # Errors
 /// If a line is not of that form.

@@ -16,14 +16,14 @@ struct ChaosCli {
     sim: SimArgs,
 }
 
-/// What the arguments name cannot be used.
+/// A value of the arguments cannot be used.
 const USAGE: u8 = 2;
 
 fn main() -> ExitCode {
     let args = ChaosCli::parse().sim;
     let code = match run(&args, &mut io::stdout().lock(), &mut io::stderr()) {
         Ok(code) => code,
-        // A reader that closed standard output (`| head`) has seen what it wanted.
+        // A reader that closed standard output (`| head`) has seen enough.
         Err(SimError::Output(error)) if error.kind() == ErrorKind::BrokenPipe => 0,
         Err(error) => {
             eprintln!("error: {error}");

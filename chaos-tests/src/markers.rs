@@ -39,7 +39,7 @@ pub enum Marker {
     ReplannedWhileLoading,
     /// A step that was sealed before came out the same again.
     RepeatedAsSealed,
-    /// A copy took the place of its owner.
+    /// A copy replaced its owner.
     CopyTookOver,
     /// The run went back to a checkpoint.
     Rewound,
@@ -61,7 +61,7 @@ pub enum Marker {
     PowerCycled,
     /// A new cluster began from a checkpoint of one that was lost.
     RecoveredByForce,
-    /// A node that hung was taken out.
+    /// A node that hung was removed.
     HungNodeLost,
     /// A node was declared lost, lived on and came back.
     FencedNodeCameBack,
@@ -90,18 +90,18 @@ pub enum Marker {
     FormatRaised,
     /// Nothing moved, and the same nodes began anew.
     Stalled,
-    /// An inventory took longer than what was once waited for it.
+    /// An inventory lasted longer than the leader once waited for it.
     LateInventory,
-    /// Layers of a plan took more than a hundred heartbeats to read, to move or to bring into
+    /// Layers of a plan needed more than a hundred heartbeats to read, to move or to bring into
     /// place.
     LongLoad,
-    /// An operation took more than a hundred heartbeats.
+    /// An operation lasted more than a hundred heartbeats.
     LongOperation,
-    /// A piece of a checkpoint took more than a hundred heartbeats to write.
+    /// A piece of a checkpoint needed more than a hundred heartbeats to be written.
     LongWrite,
-    /// A node that owed an answer and got no further was taken out.
+    /// A node that owed an answer and got no further was removed.
     StuckNodeLost,
-    /// A plan was made because machines take another time than it was made for.
+    /// A plan was made because machines need another time than the old plan was made for.
     DriftReplanned,
     /// Machines drifted, and the plan stayed: no other was much better, or too few steps were left.
     DriftKept,

@@ -1,4 +1,5 @@
-//! Links between nodes: what is lost, late, there twice, cut, or comes again long after.
+//! Links between nodes: the messages that are lost, late, there twice, cut off, or come again long
+//! after.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -31,7 +32,8 @@ pub struct SimulatedNetwork<P> {
     draws: Draws,
     /// Directed links that carry nothing, and how many partitions cut them.
     cut: BTreeMap<(NodeId, NodeId), u32>,
-    /// Messages that come again, of each lane by itself: what travels alone is sent far more often.
+    /// Messages that come again, of each lane by itself: control messages are sent far more
+    /// often.
     kept_control: KeptMessages<P>,
     kept_tensor: KeptMessages<P>,
     is_calm: bool,
@@ -65,7 +67,7 @@ impl<P: Clone> SimulatedNetwork<P> {
         *self.cut.entry((from, to)).or_default() += 1;
     }
 
-    /// Takes one cut of a direction back; another partition may still hold it.
+    /// Reverts one cut of a direction; another partition may still hold it.
     pub fn heal(&mut self, from: NodeId, to: NodeId) {
         if let Some(count) = self.cut.get_mut(&(from, to)) {
             *count -= 1;

@@ -1,4 +1,4 @@
-//! What goes wrong with a node's numbers, as its stage executor meets it.
+//! The faults of a node's numbers, as its stage executor meets them.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -16,16 +16,16 @@ pub enum NumericFault {
     StateFlip(u64),
 }
 
-/// What is still to go wrong on a node.
+/// The faults that are still to happen on a node.
 #[derive(Clone, Debug, Default)]
 pub struct PendingFaults {
     next: Option<NumericFault>,
-    /// A device whose sums are always wrong.
+    /// The device computes wrong sums, always.
     pub always_wrong: bool,
     flipped: Option<LayerId>,
-    /// Whether a step is about to be run again: what only a known bug looks at.
+    /// Whether a step is about to be run again: only a known bug looks at this.
     pub(crate) is_replaying: bool,
-    /// Faults that took effect and were not taken from here yet.
+    /// Faults that had an effect and were not removed from here yet.
     effects: Vec<NumericFault>,
 }
 
@@ -43,7 +43,7 @@ impl PendingFaults {
         (self.next, self.always_wrong) = (None, false);
     }
 
-    /// The layer whose state has a flipped bit.
+    /// The layer with a flipped bit in its state.
     #[must_use]
     pub fn flipped(&self) -> Option<LayerId> {
         self.flipped
@@ -54,7 +54,7 @@ impl PendingFaults {
         self.flipped = None;
     }
 
-    /// Faults that took effect since the last call.
+    /// Faults that had an effect since the last call.
     pub(crate) fn take_effects(&mut self) -> Vec<NumericFault> {
         std::mem::take(&mut self.effects)
     }

@@ -1,7 +1,7 @@
-//! What a life is like: everything is drawn from the seed, and printed.
+//! The options of a life: everything is drawn from the seed, and printed.
 //!
 //! Swarm testing (Groce et al., ISSTA 2012): a life has some classes of faults and not others,
-//! because a fault that is always injected hides what only shows without it.
+//! because a fault that is always injected hides the failures that only show without it.
 
 use std::fmt;
 
@@ -42,7 +42,7 @@ pub enum FaultClass {
     CrashPoints,
     /// Processes stand still and go on.
     Pauses,
-    /// Operations take long, or never end.
+    /// Operations last long, or never end.
     SlowWork,
     /// Disks are slow, fail, tear, forget or are lost.
     Disks,
@@ -82,7 +82,7 @@ impl FaultClass {
     ];
 }
 
-/// What the network does to every message.
+/// The faults that the network applies to every message.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct NetworkOptions {
     /// Share of control messages that are lost.
@@ -91,7 +91,7 @@ pub struct NetworkOptions {
     pub frame_loss: f64,
     /// Share of messages that come twice.
     pub duplicates: f64,
-    /// Share of messages that take far longer than others.
+    /// Share of messages that are under way far longer than others.
     pub late: f64,
     /// Share of messages of either kind that are kept and come again much later.
     pub old_frames: f64,
@@ -133,7 +133,7 @@ pub struct LifeOptions {
     pub checkpoints_kept: u32,
     /// Owners and copies compare their states at every so many steps.
     pub attest_every: u64,
-    /// What to do when a gradient is not finite.
+    /// The policy for a gradient that is not finite.
     pub nonfinite: NonfinitePolicy,
     /// How often a step is run again.
     pub replays: u32,
@@ -164,20 +164,20 @@ pub struct LifeOptions {
     /// its machines get this one as they start again.
     #[serde(default)]
     pub old_programs: bool,
-    /// Which work takes how long, in a life where it may take longer than heartbeats.
+    /// The duration of each kind of work, in a life where it may last longer than heartbeats.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pace: Option<WorkDurations>,
     /// How fast machines are, in a life where plans follow that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub drift: Option<SpeedDrift>,
-    /// What the network does.
+    /// The faults of the network.
     pub network: NetworkOptions,
     /// The classes of faults there are.
     pub classes: Vec<FaultClass>,
 }
 
-/// The schedules that are drawn from. Seeds are written down (`regressions.txt`), so what a seed
-/// draws stays as it is when there are more schedules; those are orders of the same operations.
+/// The schedules that are drawn from. Seeds are written down (`regressions.txt`), so the draws of a
+/// seed stay as they are when there are more schedules; those are orders of the same operations.
 const KINDS: [ScheduleKind; 7] = [
     ScheduleKind::GPipe,
     ScheduleKind::OneFOneB,
@@ -188,12 +188,12 @@ const KINDS: [ScheduleKind; 7] = [
     ScheduleKind::ZbV,
 ];
 
-/// What training would take without faults, as a share of the storm. Faults make it
+/// The duration of training without faults, as a share of the storm. Faults make it
 /// longer.
 const TRAINING_PERCENT: (u64, u64) = (70, 110);
 /// Steps that are left when the storm ends, at least.
 const STEPS_AFTER: (u64, u64) = (3, 8);
-/// Share of reads from the store that fail, if the store is one of what fails.
+/// Share of reads from the store that fail, if the store is among the things that fail.
 const READ_FAILURES: f64 = 0.03;
 /// Workers at the beginning of a life that is not a large one, at most.
 pub const WORKERS_FEW: u32 = 5;
@@ -215,11 +215,11 @@ const CHECKPOINT_TICKS: (u64, u64) = (40, 200);
 /// Operations of a microbatch in a stage: F, B and W.
 const MICROBATCH_OPS: u64 = 3;
 
-/// The longest operation with which training takes as long as this: steps follow each other, and in
+/// The longest operation with which training lasts as long as this: steps follow each other, and in
 /// each a microbatch goes through the stages behind all others.
 fn op_us_max(training_us: u64, steps: u64, stages: u32, microbatches: u32) -> u64 {
     let ops = steps * MICROBATCH_OPS * u64::from(stages + microbatches - 1);
-    // The shortest operation takes next to nothing, so that half of the longest is the mean.
+    // The shortest operation needs almost no time, so that half of the longest is the mean.
     2 * training_us / ops
 }
 
@@ -316,7 +316,7 @@ impl LifeOptions {
                 self.checkpoint_every = self.steps;
             }
         }
-        // Real kernels take too long for so many stages.
+        // Real kernels are too slow for so many stages.
         let range = match self.model {
             ComputeModelKind::Float => return,
             ComputeModelKind::Digest if share < HUGE_SHARE => HUGE_WORKERS,
@@ -329,7 +329,7 @@ impl LifeOptions {
     }
 
     /// The same life with so many workers, and a stage for each of them. It has fewer steps, so
-    /// that it does not take much longer.
+    /// that it does not last much longer.
     pub fn enlarge(&mut self, workers: u32) {
         let training_us = self.storm_us * TRAINING_PERCENT.0 / 100;
         self.drift = None;

@@ -11,18 +11,18 @@ use zbelastic_trainer::stage::StageSetup;
 use crate::options::LifeOptions;
 use crate::world::TICK_US;
 
-/// Ticks after which an operation of a life hangs, where none takes long.
+/// Ticks after which an operation of a life hangs, where none is long.
 const OP_TICKS_MAX: u32 = 40;
-/// How many times longer than planned an operation may take; clocks differ.
+/// The factor by which an operation may last longer than planned; clocks differ.
 const PATIENCE: u64 = 2;
 
-/// What a controller's process plans with. It is gone with the process.
+/// The planner of a controller's process. It is gone with the process.
 pub struct LifePlanner {
-    /// What plans of the life's job depend on.
+    /// The facts that plans of the life's job depend on.
     pub job: PlannerJob,
     /// Finds plans, and remembers them.
     pub search: PlanSearch,
-    /// What steps were measured to take.
+    /// The measured durations of steps.
     pub tracker: PaceTracker,
     op_ticks_max: u32,
 }
@@ -52,8 +52,8 @@ impl LifePlanner {
         }
     }
 
-    /// A plan over as many of the nodes as can be used. Operations of a life take as long as its options say,
-    /// and so does the time after which one hangs.
+    /// A plan over as many of the nodes as can be used. Operations of a life last as long as its
+    /// options say, and so does the time after which one hangs.
     ///
     /// # Errors
     /// If there is none for any number of them.

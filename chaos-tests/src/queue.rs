@@ -1,4 +1,4 @@
-//! Virtual time, and what happens when.
+//! Virtual time, and the queue of its events.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -67,7 +67,7 @@ impl<E> VirtualTimeQueue<E> {
         self.heap.push(Reverse(QueuedEvent { at, number: self.number, event }));
     }
 
-    /// Takes the next event, with its moment.
+    /// Removes the next event, with its moment.
     pub fn pop(&mut self) -> Option<(VirtualTime, E)> {
         self.heap.pop().map(|Reverse(entry)| (entry.at, entry.event))
     }

@@ -8,7 +8,7 @@ thread_local! {
     static IS_QUIET: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Puts back what was, also when the work panics.
+/// Restores the previous setting, also when the work panics.
 struct QuietGuard {
     was_quiet: bool,
 }
@@ -19,7 +19,7 @@ impl Drop for QuietGuard {
     }
 }
 
-/// Does the work; what panics on this thread meanwhile prints nothing.
+/// Does the work; a panic on this thread meanwhile prints nothing.
 ///
 /// Panics of other threads are printed as ever: a campaign may run beside a test that fails.
 pub fn quietly<T>(work: impl FnOnce() -> T) -> T {

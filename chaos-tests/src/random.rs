@@ -3,7 +3,7 @@
 use rand_xoshiro::SplitMix64;
 use rand_xoshiro::rand_core::{Rng, SeedableRng};
 
-/// What draws are for. A new kind of fault takes its own stream, so that old seeds keep theirs.
+/// The purposes of draws. A new kind of fault has its own stream, so that old seeds keep theirs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u64)]
 pub enum DrawPurpose {
@@ -11,23 +11,24 @@ pub enum DrawPurpose {
     Options = 1,
     /// When which fault comes.
     Faults = 2,
-    /// What the network does.
+    /// The faults of the network.
     Network = 3,
-    /// What disks do, and when.
+    /// The faults of disks, and their times.
     Disk = 4,
-    /// How long operations take.
+    /// The durations of operations.
     Work = 5,
     /// Which nodes a fault hits.
     Targets = 6,
-    /// What the checkpoint store does.
+    /// The faults of the checkpoint store.
     Store = 7,
-    /// Which work takes long.
+    /// The choice of long work.
     Pace = 8,
-    /// Which lives are large, and have checkpoints by time: what others draw stays as it was.
+    /// Which lives are large, and have checkpoints by time: the draws for other purposes stay as
+    /// they were.
     Extent = 9,
     /// Which options and faults a life of housekeeping has.
     Housekeeping = 10,
-    /// How long things take there, and what hostile members do.
+    /// The durations of work there, and the acts of hostile members.
     HousekeepingWork = 11,
     /// Which machines have which program.
     Programs = 12,

@@ -1,4 +1,4 @@
-//! What every version must be: the same training in one loop, without a cluster.
+//! The values that every version must have: the same training in one loop, without a cluster.
 
 use zbelastic_consensus::validation::Seal;
 use zbelastic_types::{Digest, Step};
@@ -6,7 +6,7 @@ use zbelastic_types::{Digest, Step};
 use crate::digest_reference::DigestReference;
 use crate::float_model::FloatReference;
 
-/// What a step comes to when nothing disturbs it.
+/// The sums of a step that nothing disturbs.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ReferenceSums {
     /// The sum of squares.

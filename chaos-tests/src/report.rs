@@ -1,4 +1,4 @@
-//! What a campaign came to.
+//! The outcome of a campaign.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,8 +10,9 @@ use crate::markers::{Marker, Markers};
 use crate::options::ComputeModelKind;
 
 /// Lives of the digest model from which on a marker that was never seen is a failure of the
-/// campaign. What one life in a hundred comes to is missing by chance once in twenty thousand such
-/// campaigns. Lives of the float model are few and do not have all faults, so they do not count.
+/// campaign. A marker that one life in a hundred hits is missing by chance once in twenty thousand
+/// such campaigns. Lives of the float model are few and do not have all faults, so they do not
+/// count.
 pub const LIVES_FOR_MARKERS: u64 = 1000;
 /// The same for crash points that are seldom reached: in twelve thousand lives a process died 63
 /// times with a drain half done, and about 110 times at each of the two others.
@@ -32,7 +33,7 @@ pub struct FailedLife {
     pub failure: LifeFailure,
 }
 
-/// What the lives of a campaign came to.
+/// The outcomes of the lives of a campaign.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CampaignReport {
     /// Number of lives that were run.
@@ -64,11 +65,12 @@ pub struct CampaignReport {
 /// How a campaign ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CampaignEnding {
-    /// Every life passed, and the campaign has seen what it must.
+    /// Every life passed, and the campaign has seen every marker that it must see.
     Passed,
     /// Lives failed; the worst kind of them.
     Failed(FailureKind),
-    /// All passed, and a marker was never seen: the campaign has not tried what it is there for.
+    /// All passed, and a marker was never seen: the campaign has not tried everything that it is
+    /// there for.
     MarkersMissed,
     /// Likewise with a crash point at which no process died.
     CrashPointsMissed,
@@ -158,7 +160,7 @@ impl CampaignReport {
         missing.filter(|point| self.digest_lives >= lives_for(point)).collect()
     }
 
-    /// Lives whose end a fault excused.
+    /// Lives with an end that a fault excused.
     #[must_use]
     pub fn excused(&self) -> u64 {
         Marker::EXCUSED.into_iter().map(|marker| self.markers.count(marker)).sum()

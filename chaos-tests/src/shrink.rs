@@ -2,7 +2,7 @@
 //!
 //! First whole classes of faults go, then faults one by one by delta debugging (Zeller and
 //! Hildebrandt, TSE 2002), then machines and steps. Faults name machines by draws and have a stream
-//! of draws of their own, so what is taken away leaves the rest as it is.
+//! of draws of their own, so a removed part leaves the rest as it is.
 
 use crate::case::LifeCase;
 use crate::failure::LifeFailure;
@@ -10,7 +10,7 @@ use crate::faults::SimulatedFault;
 use crate::options::{FaultClass, LifeOptions};
 use crate::report::FailedLife;
 
-/// Lives that a shrink may take: at some 30 ms each, a dozen seconds.
+/// Lives that a shrink may need: at some 30 ms each, a dozen seconds.
 pub const LIVES_MAX: u32 = 400;
 /// Steps below which a run is not worth making shorter.
 const STEPS_MIN: u64 = 2;
@@ -51,7 +51,7 @@ struct ShrinkSearch<F> {
 }
 
 impl<F: FnMut(&LifeCase) -> Option<LifeFailure>> ShrinkSearch<F> {
-    /// Whether this case takes the place of the smallest.
+    /// Whether this case replaces the smallest.
     fn try_case(&mut self, case: LifeCase) -> bool {
         if self.smallest.lives == LIVES_MAX {
             return false;
@@ -110,7 +110,7 @@ impl<F: FnMut(&LifeCase) -> Option<LifeFailure>> ShrinkSearch<F> {
             | self.drop_drift()
     }
 
-    /// Lets no work take long.
+    /// Lets no work be long.
     fn drop_pace(&mut self) -> bool {
         let mut case = self.smallest.case.clone();
         case.options.pace.take().is_some() && self.try_case(case)
@@ -150,7 +150,7 @@ impl<F: FnMut(&LifeCase) -> Option<LifeFailure>> ShrinkSearch<F> {
     }
 }
 
-/// The class that a fault is taken away with.
+/// The class that a fault is removed with.
 fn class_of(fault: &SimulatedFault) -> FaultClass {
     match fault {
         SimulatedFault::CrashWorkers { count: 1, .. }

@@ -1,7 +1,7 @@
-//! Lives in which machines differ in speed, and change it: what plans are measured and reviewed for.
+//! Lives in which machines differ in speed, and change it: the reason why plans are measured and reviewed.
 //!
-//! In most lives an operation takes any time, so that orders vary. In these it takes what its layers take on its
-//! machine, nearly: a controller measures that, and another plan is made when it pays.
+//! In most lives an operation has any duration, so that orders vary. In these it lasts about as long as its layers need
+//! on its machine: a controller measures that, and another plan is made when it pays.
 
 use serde::{Deserialize, Serialize};
 use zbelastic_types::NodeId;
@@ -14,25 +14,26 @@ const SHARE: f64 = 0.1;
 /// Steps of such a life, from and to: a plan is looked at after its first steps, three reviews must agree, and one
 /// that was made for a drift is left alone for its steps.
 const STEPS: (u64, u64) = (100, 130);
-/// How many times as long as on the fastest machine work takes, of which one is drawn.
+/// The factors, of which one is drawn, by which work lasts longer than on the fastest machine.
 const SLOWNESS: [u64; 6] = [1, 1, 1, 2, 3, 4];
-/// How far an operation is from what it should take, as a share.
+/// How far an operation is from its expected duration, as a share.
 const NOISE: f64 = 0.05;
 
 /// How speeds change in a life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SpeedDrift {
-    /// What all passes of a step over all layers take on the fastest machine, in microseconds.
+    /// The time that all passes of a step over all layers need on the fastest machine, in
+    /// microseconds.
     pub work_us: u64,
     /// Every machine draws its speed anew after so long, in microseconds.
     pub period_us: u64,
-    /// What speeds are drawn from.
+    /// The seed of the speeds.
     pub seed: u64,
 }
 
 impl SpeedDrift {
-    /// The drift of a seed, if its life has one, and the steps of that life, which take `training_us` together if
-    /// `stages` share the work evenly and wait as long as they work.
+    /// The drift of a seed, if its life has one, and the steps of that life, which last
+    /// `training_us` together if `stages` share the work evenly and wait as long as they work.
     #[must_use]
     pub fn draw(seed: u64, training_us: u64, stages: u32) -> Option<(Self, u64)> {
         let mut draws = Draws::new(seed, DrawPurpose::Speed);
@@ -46,7 +47,7 @@ impl SpeedDrift {
         Some((Self { work_us, period_us, seed: draws.number() }, steps))
     }
 
-    /// How many times as long as on the fastest machine work takes on this one, now.
+    /// The factor by which work lasts longer on this machine, now, than on the fastest one.
     #[must_use]
     pub fn slowness(&self, node: NodeId, now: VirtualTime) -> u64 {
         let period = now.0 / self.period_us;
@@ -54,7 +55,8 @@ impl SpeedDrift {
         *Draws::new(of, DrawPurpose::Speed).pick(&SLOWNESS)
     }
 
-    /// What a pass takes that is this share of a step's work on a machine, in microseconds; `noise` is in `[0, 1)`.
+    /// The duration on a machine of a pass that is this share of a step's work, in microseconds;
+    /// `noise` is in `[0, 1)`.
     #[must_use]
     pub fn pass_us(&self, share: f64, slowness: u64, noise: f64) -> u64 {
         let exact = self.work_us as f64 * share * slowness as f64;

@@ -1,4 +1,4 @@
-//! How long a campaign takes. A person reads it; no life ever does.
+//! The duration of a campaign. A person reads it; no life ever does.
 
 use std::time::{Duration, Instant};
 

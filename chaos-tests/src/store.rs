@@ -6,7 +6,7 @@ use zbelastic_types::{Digest, LayerId, NodeId, Step};
 
 use crate::random::Draws;
 
-/// What a piece is found by: its name is what it holds.
+/// The key of a piece: its name is the digest of its content.
 pub type PieceKey = (Step, LayerId, Digest);
 
 /// A piece that is being written, or is stored.
@@ -17,7 +17,7 @@ struct StoredPiece {
     state: PieceState,
 }
 
-/// What there is of a piece.
+/// The state of a piece in the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum PieceState {
     /// Nothing that survives its writer.
@@ -69,14 +69,15 @@ impl SimulatedStore {
         }
     }
 
-    /// Reads what there is of a piece.
+    /// Reads the bytes that there are of a piece.
     #[must_use]
     pub fn get(&self, key: PieceKey) -> Option<Vec<u8>> {
         let there = self.pieces.get(&key).filter(|piece| piece.state != PieceState::UnderWay);
         there.map(|piece| piece.bytes.clone())
     }
 
-    /// What a node was writing is lost with it, or there in part: its name, and some of its bytes.
+    /// A piece that a node was writing is lost with it, or there in part: its name, and some of its
+    /// bytes.
     pub fn writer_crashed(&mut self, writer: NodeId, draws: &mut Draws) {
         self.pieces.retain(|_, piece| {
             let is_under_way = piece.writer == writer && piece.state == PieceState::UnderWay;
@@ -110,7 +111,7 @@ impl SimulatedStore {
         self.pieces.get(&key).is_some_and(|piece| piece.state == PieceState::Damaged)
     }
 
-    /// Removes what lies before a version: nothing will refer to it again.
+    /// Removes the pieces before a version: nothing will refer to it again.
     pub fn remove_before(&mut self, version: Step) {
         self.pieces.retain(|(of, ..), _| *of >= version);
         self.manifests.retain(|of, _| *of >= version);
@@ -130,7 +131,7 @@ impl SimulatedStore {
         versions
     }
 
-    /// Keeps what is needed to begin again from a version.
+    /// Keeps the manifest that is needed to begin again from a version.
     pub fn put_manifest(&mut self, version: Step, bytes: Vec<u8>) {
         self.manifests.insert(version, bytes);
     }

@@ -1,22 +1,22 @@
-//! Lives whose work takes long: from a tenth of a heartbeat to a thousand of them.
+//! Lives with long work: from a tenth of a heartbeat to a thousand of them.
 //!
 //! In most lives work is quick beside heartbeats, as it is for a small model. In some it is not:
-//! each kind of work has a length of its own there, and now and then a piece of it takes that long.
+//! each kind of work has a length of its own there, and now and then a piece of it lasts that long.
 //! Nothing that is agreed on may depend on it (rules R9 and R10).
 
 use serde::{Deserialize, Serialize};
 
 use crate::random::{DrawPurpose, Draws};
 
-/// A heartbeat of a worker whose clock is right, in microseconds.
+/// The heartbeat interval of a worker with an accurate clock, in microseconds.
 pub const BEAT_US: u64 = 200_000;
-/// Share of lives whose work takes long.
+/// Share of lives with long work.
 const SHARE: f64 = 0.12;
 /// The shortest and the longest work, in tenths of heartbeats, as powers of ten.
 const TENTHS_EXPONENTS: (f64, f64) = (0.0, 4.0);
-/// What all the long work of a life takes together, at most: a life is to end.
+/// The most time that all the long work of a life needs together: a life is to end.
 pub const LONG_US_MAX: u64 = 600_000_000;
-/// Share of a kind of work that takes as long as the options of the life demand: operations are
+/// Share of a kind of work that lasts as long as the options of the life demand: operations are
 /// many.
 const LONG_OPS: f64 = 0.01;
 const LONG_TRANSFERS: f64 = 0.2;
@@ -24,7 +24,7 @@ const LONG_ANSWERS: f64 = 0.6;
 /// Share of long answers that never come, because the process that owes them gets no further.
 pub const STUCK_SHARE: f64 = 0.12;
 
-/// Work that may take long.
+/// Work that may last long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LongWork {
     /// An operation of a stage.
@@ -41,18 +41,18 @@ pub enum LongWork {
     Write,
 }
 
-/// How long long work takes, in microseconds.
+/// The durations of long work, in microseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WorkDurations {
-    /// How long an operation of a stage takes.
+    /// The duration of an operation of a stage.
     pub op_us: u64,
-    /// How long it takes to hash the layers of an inventory.
+    /// The time that hashing the layers of an inventory needs.
     pub hash_us: u64,
-    /// How long it takes to load a plan.
+    /// The time that loading a plan needs.
     pub load_us: u64,
     /// A layer is sent from one node to another.
     pub serve_us: u64,
-    /// How long it takes to read or write a layer of a checkpoint.
+    /// The time that reading or writing a layer of a checkpoint needs.
     pub disk_us: u64,
 }
 
@@ -77,7 +77,7 @@ impl WorkDurations {
         Some(Self { op_us, hash_us, load_us, serve_us, disk_us })
     }
 
-    /// How long work of a kind takes when it takes long, and how often it does.
+    /// The duration of long work of a kind, and the share of its pieces that last so long.
     #[must_use]
     pub fn of(&self, work: LongWork) -> (u64, f64) {
         match work {

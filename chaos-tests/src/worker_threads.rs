@@ -5,14 +5,14 @@ use std::sync::Mutex;
 use std::sync::mpsc::sync_channel;
 use std::thread;
 
-/// Results that may wait for each thread: a thread whose results are not received blocks.
+/// Results that may wait for each thread: a thread blocks while its results are not received.
 const RESULTS_WAITING: usize = 2;
 
 /// Does `work` on every item, on `jobs` threads, and hands the results to `done` on this one, as
 /// they come.
 ///
-/// A thread takes an item when it is free, so that a million of them cost no memory, and items that
-/// are only made while there is time for them come to an end.
+/// A thread fetches an item when it is free, so that a million of them cost no memory, and items
+/// that are only made while there is time for them come to an end.
 ///
 /// # Panics
 /// If `items`, `work` or `done` does.

@@ -1,7 +1,8 @@
 //! A life: a whole cluster in one thread, in virtual time.
 //!
-//! The machines here are shells and nothing else. They carry what the cores put out, lose what a
-//! crash loses, and take no decision of the protocol. After every event the checker looks.
+//! The machines here are shells and nothing else. They carry the outputs of the cores, lose the
+//! state that a crash loses, and make no decision of the protocol. After every event the checker
+//! looks.
 
 mod applied;
 mod controller_states;
@@ -56,22 +57,22 @@ pub const TICK_US: u64 = 50_000;
 const ADMIN_US: u64 = 500_000;
 /// After the storm, how long no step may be sealed for good.
 const CALM_US_MAX: u64 = 30_000_000;
-/// After the storm, how long a life may take at most.
+/// After the storm, the longest that a life may last.
 const LIFE_US_MAX: u64 = 400_000_000;
-/// How much longer both may be where work takes long: all of it, and an operation that hangs, which
+/// How much longer both may be where work is long: all of it, and an operation that hangs, which
 /// is given twice the longest.
 const LONG_LIFE_US: u64 = LONG_US_MAX + 2 * 1_000 * BEAT_US;
 /// Events of a life at most: one that goes in circles is a failure, not a loop.
 const EVENTS_MAX: u64 = 20_000_000;
 
-/// What travels between machines.
+/// A packet that travels between machines.
 #[derive(Clone, Debug)]
 pub(crate) enum SimulatedPacket {
     Control(Box<Envelope>),
     Peer(Box<PeerFrame>),
 }
 
-/// What happens at a moment.
+/// An event that happens at a moment.
 enum WorldEvent {
     Tick(NodeId, u64),
     Packet {
@@ -112,7 +113,7 @@ enum WorldEvent {
         /// The plan under which the version was sealed.
         generation: Generation,
     },
-    /// A layer that took long leaves.
+    /// A layer that was served for long leaves.
     Served {
         node: NodeId,
         life: u64,
@@ -152,7 +153,7 @@ enum WorldEvent {
 }
 
 impl WorldEvent {
-    /// The node whose process the event is for. What happens to a machine happens to one that
+    /// The node of the process that the event is for. A fault of a machine happens to one that
     /// stands still too.
     fn addressee(&self) -> Option<NodeId> {
         match self {
@@ -186,13 +187,13 @@ impl WorldEvent {
 type SolutionResult =
     Result<zbelastic_consensus::duty::PlanSolution, zbelastic_consensus::duty::PlanUnsolvable>;
 
-/// What a life is made of.
+/// The parts that a life is made of.
 pub struct LifeSetup<M, S> {
-    /// What is trained, and how.
+    /// The job to be trained.
     pub spec: Arc<JobSpec>,
-    /// What each stage is set up with.
+    /// The setup of each stage.
     pub stage: StageSetup,
-    /// Makes what a worker computes with.
+    /// Makes the model that a worker computes with.
     pub model: Box<dyn Fn(&NumericFaults) -> M>,
     /// The text that is trained on.
     pub source: S,
@@ -205,7 +206,7 @@ pub struct World<'a, M: StageFactory, S> {
     workers: Workers<M, S>,
 }
 
-/// What a life came to.
+/// The outcome of a life.
 #[derive(Clone, Debug)]
 pub struct LifeOutcome {
     /// Why it failed, if it did.
@@ -340,7 +341,7 @@ impl<'a, M: StageFactory, S: BatchSource + Clone> World<'a, M, S> {
         self.env.failure.is_some()
     }
 
-    /// Whatever is for a process that stands still waits until it goes on.
+    /// An event for a process that stands still waits until it goes on.
     fn handle(&mut self, event: WorldEvent) {
         if let Some(until) = event.addressee().and_then(|node| self.paused_until(node)) {
             self.env.queue.push(until, event);

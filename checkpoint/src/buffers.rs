@@ -17,7 +17,7 @@ const IDLE_MAX: usize = 2;
 /// The buffers of a store.
 #[derive(Debug, Default)]
 pub(crate) struct Buffers {
-    /// At most [`IDLE_MAX`]. Locked only to take one or to return one.
+    /// At most [`IDLE_MAX`]. Locked only to remove one or to return one.
     idle: Mutex<Vec<Vec<u8>>>,
 }
 
@@ -34,7 +34,7 @@ pub(crate) struct ChunkBuffer<'a> {
 }
 
 impl Buffers {
-    /// Takes an idle buffer, or makes one if there is none. It is empty.
+    /// Removes an idle buffer from the pool, or makes one if there is none. It is empty.
     pub(crate) fn take(&self) -> ChunkBuffer<'_> {
         let idle = self.idle().pop();
         let memory = idle.unwrap_or_else(|| vec![0; CHUNK_BYTES + DIRECT_BYTES]);
@@ -54,7 +54,7 @@ impl ChunkBuffer<'_> {
         &self.memory[self.start..self.start + self.length]
     }
 
-    /// Reads a chunk of `length` bytes, in place of what was there.
+    /// Reads a chunk of `length` bytes, in place of the bytes that were there.
     ///
     /// # Errors
     /// If `source` fails or has fewer. The buffer is empty then.

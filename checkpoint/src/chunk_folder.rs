@@ -52,14 +52,14 @@ struct FolderSyncState {
     synced: u64,
 }
 
-/// What lies at the path of a chunk.
+/// The content found at the path of a chunk.
 #[derive(Debug)]
 pub(crate) enum ChunkContent {
-    /// A file whose bytes have the hash in its name.
+    /// A file with bytes that have the hash in its name.
     Whole(Vec<u8>),
     /// A file that holds something else.
     Damaged {
-        /// The hash of what it holds.
+        /// The hash of its bytes.
         found: ChunkHash,
         /// How many bytes it has.
         found_bytes: u64,
@@ -69,7 +69,7 @@ pub(crate) enum ChunkContent {
     Nothing,
 }
 
-/// What lies at the path of a chunk, compared with the bytes that it should hold.
+/// The content at the path of a chunk, compared with the bytes that it should hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ChunkComparison {
     /// A file that holds them.
@@ -84,12 +84,12 @@ pub(crate) enum ChunkComparison {
 pub(crate) struct ChunkListing {
     /// Chunks that have a file.
     pub(crate) chunks: BTreeSet<ChunkHash>,
-    /// What is not the store's, by path.
+    /// Entries that are not the store's, by path.
     pub(crate) stray_entries: Vec<StrayEntry>,
 }
 
 impl ChunkFolder {
-    /// Opens the chunks in `folder`. Removes what a crash left half written.
+    /// Opens the chunks in `folder`. Removes the files that a crash left half written.
     pub(crate) fn open(files: Arc<dyn FileSystem>, folder: &Path) -> Result<Self, FileFault> {
         let entries = vec![FolderSyncState { changed: 1, synced: 0 }; SPREAD];
         let chunks = Self {
@@ -108,7 +108,7 @@ impl ChunkFolder {
         Ok(chunks)
     }
 
-    /// Reads what lies at the path of a chunk.
+    /// Reads the file at the path of a chunk.
     pub(crate) fn read(&self, hash: ChunkHash) -> ChunkContent {
         let path = self.path(hash);
         match self.files.read(&path, CHUNK_BYTES as u64) {
@@ -136,7 +136,7 @@ impl ChunkFolder {
         }
     }
 
-    /// Compares what lies at the path of a chunk with its bytes, which are not hashed.
+    /// Compares the file at the path of a chunk with its bytes, which are not hashed.
     pub(crate) fn compare(&self, hash: ChunkHash, bytes: &[u8]) -> ChunkComparison {
         match self.files.read(&self.path(hash), bytes.len() as u64) {
             Ok(found) if found == bytes => ChunkComparison::Same,

@@ -1,4 +1,4 @@
-//! What every log and every store must do, as tests that an implementation instantiates in one
+//! The duties of every log and every store, as tests that an implementation instantiates in one
 //! line.
 //!
 //! ```text
@@ -6,9 +6,9 @@
 //! zbelastic_checkpoint::store_conformance!(memory, MemoryStoreFixture::default);
 //! ```
 //!
-//! A fixture opens a log or a store. The cases open it, close it and open it again; what lies in
-//! memory alone is returned as it is. What happens when a medium fails or the power goes is not
-//! here: it depends on the medium.
+//! A fixture opens a log or a store. The cases open it, close it and open it again; a log or store
+//! that lies in memory alone is returned as it is. A failing medium and a loss of power are not
+//! tested here: they depend on the medium.
 
 mod log;
 mod pieces;

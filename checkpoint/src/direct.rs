@@ -4,8 +4,8 @@
 //! every byte is copied into a page that has to be found first, beside a training that needs the
 //! processor and the memory. With O_DIRECT the medium fetches the bytes from where they are.
 //!
-//! What goes directly is whole blocks of [`DIRECT_BYTES`]; what is left behind the last of them
-//! goes through the cache, by another handle of the same file. The two never touch the same block.
+//! Whole blocks of [`DIRECT_BYTES`] go directly; the rest behind the last of them goes through the
+//! cache, by another handle of the same file. The two never touch the same block.
 //! Not every file system supports O_DIRECT, and one that does not returns an error when a file is
 //! opened or written. Then that file is written through the cache from there on, and all that come
 //! after it.
@@ -41,7 +41,7 @@ impl DirectWrites {
         rest.map_err(FileFault::of(FileOperation::Write, path))
     }
 
-    /// Writes what can go directly, and returns how many bytes that were.
+    /// Writes the blocks that can go directly, and returns how many bytes that were.
     fn write_blocks(
         &self,
         files: &dyn FileSystem,

@@ -11,7 +11,7 @@ use crate::names::{ChunkDamage, ChunkHash, PieceName, PieceRecordFault};
 /// An operation on a file or folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FileOperation {
-    /// Reading the kind of what lies at a path.
+    /// Reading the kind of the entry at a path.
     Look,
     /// Listing the entries of a folder.
     List,
@@ -29,7 +29,7 @@ pub enum FileOperation {
     Write,
     /// Waiting until a file is on the medium.
     Sync,
-    /// Dropping what the system's cache holds of a file.
+    /// Dropping the bytes that the system's cache holds of a file.
     Forget,
     /// Waiting until the entries of a folder are on the medium.
     SyncFolder,
@@ -92,7 +92,7 @@ fn is_full(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 
-/// What is wrong with a database folder: the log's, or a store's index.
+/// The fault of a database folder: the log's, or a store's index.
 #[derive(Debug, Error)]
 pub enum DatabaseFault {
     /// The system refused something.
@@ -101,13 +101,13 @@ pub enum DatabaseFault {
     /// The bytes of the database are damaged.
     #[error("the database is damaged: {reason}")]
     Damaged {
-        /// What is wrong with it, as text.
+        /// The reason, as text.
         reason: String,
     },
     /// Another version of the database wrote the folder, or with other settings.
     #[error("the database was written otherwise: {reason}")]
     OtherVersion {
-        /// What is wrong with it, as text.
+        /// The reason, as text.
         reason: String,
     },
     /// The folder was in use before, and a file of the database is gone or empty.
@@ -116,8 +116,8 @@ pub enum DatabaseFault {
         /// Path of the file that is missing or empty.
         file: PathBuf,
     },
-    /// The database ends before what was acknowledged: it was damaged, or an older copy was
-    /// restored.
+    /// The database ends before the last batch that was acknowledged: it was damaged, or an older
+    /// copy was restored.
     #[error("the database ends at {found}, but {acknowledged} was acknowledged")]
     WentBack {
         /// The number of the last batch that was written and synced.
@@ -140,7 +140,7 @@ pub enum DatabaseFault {
         /// The file with the lock.
         file: PathBuf,
     },
-    /// A write failed before. What is on the medium is unknown until it is opened again.
+    /// A write failed before. The state of the medium is unknown until it is opened again.
     #[error("a write failed before, and nothing more is written")]
     Stopped,
     /// A row that this program did not write, or that is damaged.
@@ -148,13 +148,13 @@ pub enum DatabaseFault {
     BadRow {
         /// Its key in hexadecimal letters.
         row: String,
-        /// What is wrong with it.
+        /// The reason.
         reason: &'static str,
     },
 }
 
 impl DatabaseFault {
-    /// Whether what is there cannot be read, and will not be by trying again.
+    /// Whether the data that are there cannot be read, and will not be by trying again.
     #[must_use]
     pub fn is_damage(&self) -> bool {
         match self {
@@ -286,7 +286,7 @@ pub enum CheckpointStoreError {
     DamagedChunk {
         /// Name of the chunk: the hash that its bytes should have.
         expected: ChunkHash,
-        /// The hash of what is there.
+        /// The hash of the bytes that are there.
         found: ChunkHash,
         /// How many bytes are there.
         found_bytes: u64,
@@ -318,7 +318,7 @@ pub enum CheckpointStoreError {
     BadRecord {
         /// Name of the piece.
         name: PieceName,
-        /// What is wrong with it.
+        /// The fault of the record.
         fault: PieceRecordFault,
     },
     /// A manifest that cannot be one.
@@ -334,7 +334,7 @@ impl CheckpointStoreError {
     }
 
     /// Whether the disk or the user's share of it is full. If it was a chunk that did not fit, the
-    /// store stays usable: what was written halfway is removed. If it was the index, the store has
+    /// store stays usable: the half-written file is removed. If it was the index, the store has
     /// to be opened again when there is space.
     #[must_use]
     pub fn is_full(&self) -> bool {

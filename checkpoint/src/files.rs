@@ -18,7 +18,7 @@ pub use real::RealFileSystem;
 /// multiples. Media and file systems in use require 512 or 4,096.
 pub const DIRECT_BYTES: usize = 4096;
 
-/// What lies at a path.
+/// The kind of the entry at a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EntryKind {
     /// A plain file with so many bytes.
@@ -45,13 +45,13 @@ pub struct FolderEntry {
 
 /// The operations on files that stores and logs use.
 pub trait FileSystem: Debug + Send + Sync {
-    /// What lies at `path`, if anything does.
+    /// The kind of the entry at `path`, if there is one.
     ///
     /// # Errors
     /// If the system refuses.
     fn entry_kind(&self, path: &Path) -> io::Result<Option<EntryKind>>;
 
-    /// What lies in a folder, by name.
+    /// The entries of a folder, by name.
     ///
     /// # Errors
     /// If it is no folder or cannot be read.
@@ -76,7 +76,8 @@ pub trait FileSystem: Debug + Send + Sync {
     fn open(&self, path: &Path) -> io::Result<Box<dyn OpenFile>>;
 
     /// Opens a plain file for writing past the page cache (O_DIRECT), in blocks of
-    /// [`DIRECT_BYTES`]. A later read finds what was written, in whatever way the file was opened.
+    /// [`DIRECT_BYTES`]. A later read finds the bytes that were written, in whichever way the file
+    /// was opened.
     ///
     /// # Errors
     /// [`io::ErrorKind::InvalidInput`] or [`io::ErrorKind::Unsupported`] if the file system does
@@ -91,7 +92,7 @@ pub trait FileSystem: Debug + Send + Sync {
     /// If it is not there, no plain file, too large, or the medium fails.
     fn read(&self, path: &Path, bytes_max: u64) -> io::Result<Vec<u8>>;
 
-    /// Gives a file another name, in place of what has it.
+    /// Gives a file another name, in place of the file that has it.
     ///
     /// # Errors
     /// If the system refuses.
@@ -118,16 +119,16 @@ pub trait OpenFile: Debug + Send {
     /// If none was written.
     fn write_some(&mut self, offset: u64, bytes: &[u8]) -> io::Result<usize>;
 
-    /// Waits until its bytes, and what is needed to find them, are on the medium, by whichever
-    /// handle they were written.
+    /// Waits until its bytes, and the metadata that are needed to find them, are on the medium, by
+    /// whichever handle they were written.
     ///
     /// # Errors
     /// If they may not be. To try again is no use: the system may have forgotten them.
     fn sync(&mut self) -> io::Result<()>;
 
-    /// Has the system drop what its cache holds of the file and need not write any more, so that
-    /// the next read returns what the medium has. After a sync that failed the cache may hold what
-    /// was never written.
+    /// Has the system drop the pages that its cache holds of the file and need not write any more,
+    /// so that the next read returns the bytes of the medium. After a sync that failed the cache
+    /// may hold bytes that were never written.
     ///
     /// # Errors
     /// If the system refuses.

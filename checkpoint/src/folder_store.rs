@@ -1,4 +1,5 @@
-//! A store of files beside an index: chunks in [`ChunkFolder`], what they make up in an [`Index`].
+//! A store of files beside an index: chunks in [`ChunkFolder`], the pieces that they make up in an
+//! [`Index`].
 //!
 //! The rule that everything rests on: **a record in the index names only chunks whose bytes and
 //! names are durable**. To write, chunks come before the record; to remove, the record is removed
@@ -41,17 +42,18 @@ pub struct FolderStore<I> {
     index: I,
     chunks: ChunkFolder,
     buffers: Buffers,
-    /// Excludes writing of what uses chunks from removal of chunks. Taken before `under_way`.
+    /// Excludes writing of records that use chunks from removal of chunks. Acquired before
+    /// `under_way`.
     uses: RwLock<()>,
     /// Chunks written for a record that is not there yet.
     under_way: Mutex<BTreeSet<ChunkHash>>,
-    /// Whether a sync failed. What is on the medium is unknown from then on.
+    /// Whether a sync failed. The state of the medium is unknown from then on.
     has_failed: AtomicBool,
 }
 
 impl<I: Index> FolderStore<I> {
     /// Opens the store in `folder`, which is made if it is not there. Its parent must be there.
-    /// What a crash left half written is removed, and nothing else.
+    /// Files that a crash left half written are removed, and nothing else.
     ///
     /// # Errors
     /// If it is damaged, has lost something, is another's or of another version. Nothing is made
@@ -102,7 +104,7 @@ impl<I: Index> FolderStore<I> {
         self.under_way.lock().expect("nothing panics under the lock")
     }
 
-    /// The lock for writing what uses chunks.
+    /// The lock for writing records that use chunks.
     fn writing(&self) -> Result<RwLockReadGuard<'_, ()>, CheckpointStoreError> {
         if self.has_failed.load(Ordering::Acquire) {
             return Err(CheckpointStoreError::Stopped { folder: self.folder.clone() });
@@ -110,7 +112,8 @@ impl<I: Index> FolderStore<I> {
         Ok(self.uses.read().expect("no removal panics"))
     }
 
-    /// Stops the store after a sync that failed: the system may have dropped what it was to write.
+    /// Stops the store after a sync that failed: the system may have dropped the bytes that it was
+    /// to write.
     fn stop<T>(&self, result: Result<T, FileFault>) -> Result<T, CheckpointStoreError> {
         result.map_err(|fault| {
             self.has_failed.store(true, Ordering::Release);
@@ -122,7 +125,7 @@ impl<I: Index> FolderStore<I> {
         self.index.commit(changes).map_err(|fault| self.failed(fault))
     }
 
-    /// Reads a chunk of a piece onto the end of `bytes`, or returns what is wrong with it.
+    /// Reads a chunk of a piece onto the end of `bytes`, or returns its damage.
     fn read_chunk(
         &self,
         record: &PieceRecord,
@@ -151,7 +154,7 @@ impl<I: Index> FolderStore<I> {
     }
 }
 
-/// What is wrong with a chunk that holds something else.
+/// The damage of a chunk that holds something else.
 pub(crate) fn damage(
     index: usize,
     expected: ChunkHash,

@@ -10,7 +10,7 @@ use crate::index_rows;
 use crate::names::{ChunkDamage, ChunkHash, PieceName, PieceRecord};
 use crate::verify::{ManifestHealth, PieceHealth, Verification};
 
-/// What a chunk's file was found to be.
+/// The state in which a chunk's file was found.
 #[derive(Clone, Copy, Debug)]
 enum ChunkHealth {
     Whole { bytes: u64 },
@@ -19,7 +19,8 @@ enum ChunkHealth {
     Missing,
 }
 
-/// Reads everything and returns what is whole. What is removed meanwhile is left out.
+/// Reads everything and returns the parts that are whole. Parts that are removed meanwhile are left
+/// out.
 pub(crate) fn verify<I: Index>(
     store: &FolderStore<I>,
 ) -> Result<Verification, CheckpointStoreError> {

@@ -28,7 +28,7 @@ pub enum IndexChange {
 /// A row: a key with its value.
 pub type IndexRow = (Vec<u8>, Vec<u8>);
 
-/// A table whose changes are durable when the call returns. No key may begin with another one.
+/// A table with changes that are durable when the call returns. No key may begin with another one.
 pub trait Index: Debug + Send + Sync + Sized {
     /// Whether a table was ever made in `folder`.
     ///
@@ -55,7 +55,7 @@ pub trait Index: Debug + Send + Sync + Sized {
     /// If the medium fails or the value is damaged.
     fn value(&self, key: &[u8]) -> Result<Option<Vec<u8>>, DatabaseFault>;
 
-    /// The rows whose keys begin with `prefix`, in the order of the keys.
+    /// The rows with keys that begin with `prefix`, in the order of the keys.
     ///
     /// # Errors
     /// If the medium fails or a value is damaged.

@@ -7,7 +7,7 @@
 //!
 //! Rows `p` and `m`, without a run, are of program versions that had one run, and are not read.
 //! Numbers in keys are big endian, so that rows are in the order of versions and layers. The byte 1
-//! is the version of the value; what follows is in postcard's format.
+//! is the version of the value; the rest is in postcard's format.
 
 use std::collections::BTreeMap;
 

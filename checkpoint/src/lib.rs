@@ -1,14 +1,14 @@
 //! Checkpoints and logs that survive a loss of power.
 //!
 //! Two things are kept: the records of a controller ([`RecordLog`]) and the pieces of checkpoints
-//! ([`CheckpointStore`]). Whatever a call acknowledged is on the medium when the call returns, and
-//! whatever is read back was checked against the hash it was written under.
+//! ([`CheckpointStore`]). All data that a call acknowledged are on the medium when the call
+//! returns, and all bytes that are read back were checked against the hash they were written under.
 //! `docs/checkpoint-format.md` has the bytes, the invariants and the argument why a crash at any
 //! point breaks none of them.
 //!
-//! This package does not know what the bytes mean: a piece is a layer to others, and a name here.
-//! It reads no clock, starts no thread and sends no message. What may be removed is decided by
-//! [`plan_removals`], a pure function.
+//! This package does not know the meaning of the bytes: a piece is a layer to others, and a name
+//! here. It reads no clock, starts no thread and sends no message. The possible removals are
+//! decided by [`plan_removals`], a pure function.
 #![forbid(unsafe_code)]
 
 mod buffers;

@@ -46,7 +46,7 @@ pub enum FolderError {
     NotAFolder {
         /// Path of the folder.
         path: PathBuf,
-        /// What lies at the path instead of a folder.
+        /// The kind of the entry at the path, instead of a folder.
         found: EntryKind,
     },
     /// This user may not read in it.
@@ -97,7 +97,7 @@ pub enum FolderError {
     BadVersion {
         /// The path of the file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The reason.
         reason: &'static str,
     },
     /// It has no version and is not empty, so it is not a folder of this program.
@@ -149,7 +149,7 @@ impl LockedFolder {
     /// rights alone; one that is empty becomes a data folder.
     ///
     /// # Errors
-    /// If it cannot be used. What is in it stays as it is.
+    /// If it cannot be used. Its content stays as it is.
     pub fn open(path: &Path) -> Result<Self, FolderError> {
         make_folder(path)?;
         let refused = |error| refusal(path, FileOperation::List, error);

@@ -18,8 +18,8 @@ pub trait RecordLog: Send {
     /// returns, at the price of one sync for the batch. An empty batch costs nothing.
     ///
     /// # Errors
-    /// If they are not durable. After a failed write the log takes no further one until it is
-    /// opened again: what a failed sync left on the medium cannot be known.
+    /// If they are not durable. After a failed write the log accepts no further one until it is
+    /// opened again: the bytes that a failed sync left on the medium cannot be known.
     fn append(&mut self, records: &[Vec<u8>]) -> Result<(), LogError>;
 
     /// Removes the records before the number `before`. It need not be durable: after a crash some

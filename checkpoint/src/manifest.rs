@@ -1,4 +1,4 @@
-//! A checkpoint: the pieces of one version, and what is needed to go on from them.
+//! A checkpoint: the pieces of one version, and the state that is needed to go on from them.
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -76,7 +76,7 @@ pub enum ManifestFault {
 }
 
 impl Manifest {
-    /// Checks what must hold of every manifest.
+    /// Checks the invariants of every manifest.
     ///
     /// # Errors
     /// The first rule that does not hold.

@@ -1,4 +1,5 @@
-//! The names of chunks, which follow from their content, and of pieces, which say what they are of.
+//! The names of chunks, which follow from their content, and of pieces, which identify a layer of a
+//! version.
 
 use std::fmt;
 
@@ -84,8 +85,8 @@ impl fmt::Display for CheckpointId {
     }
 }
 
-/// What a piece is of: a layer as it was before a step. Never a stage, so that any number of stages
-/// can read what any other number wrote.
+/// The name of a piece: a layer as it was before a step. Never a stage, so that any number of
+/// stages can read the pieces that any other number wrote.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct PieceName {
     /// The run, and steps of it sealed before.
@@ -102,7 +103,7 @@ impl fmt::Display for PieceName {
     }
 }
 
-/// What a piece consists of.
+/// The chunks of a piece.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PieceRecord {
     /// Length of the piece in bytes.
@@ -166,7 +167,7 @@ impl PieceRecord {
     }
 }
 
-/// What is wrong with a chunk of a piece.
+/// The damage of a chunk of a piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum ChunkDamage {
     /// Its file is not there.
@@ -196,7 +197,7 @@ pub enum ChunkDamage {
         index: usize,
         /// Name of the chunk: the hash that its bytes should have.
         expected: ChunkHash,
-        /// The hash of what is there.
+        /// The hash of the bytes that are there.
         found: ChunkHash,
     },
     /// The medium does not yield its bytes, or something other than a file has its name.

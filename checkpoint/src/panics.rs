@@ -15,7 +15,7 @@ thread_local! {
     static IS_OPENING: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
 }
 
-/// Whether a panic of this thread, now, is taken for a damaged table and returned as that error. A
+/// Whether a panic of this thread, now, is treated as a damaged table and returned as that error. A
 /// panic hook that ends the process ignores these.
 #[must_use]
 pub fn is_expected_panic() -> bool {
@@ -23,7 +23,7 @@ pub fn is_expected_panic() -> bool {
     IS_OPENING.get() || (is_of_sled && OPENING.load(Ordering::Relaxed) > 0)
 }
 
-/// What `open` returns; `None` if it panics.
+/// The result of `open`; `None` if it panics.
 pub(crate) fn opened<T>(open: impl FnOnce() -> T) -> Option<T> {
     OPENING.fetch_add(1, Ordering::Relaxed);
     let was_opening = IS_OPENING.replace(true);

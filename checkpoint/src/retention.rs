@@ -1,4 +1,4 @@
-//! What may be removed from a store, and why. A pure decision.
+//! The removals that a store permits, and their reasons. A pure decision.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,7 +14,7 @@ pub struct StoreInventory {
     pub manifests: BTreeMap<CheckpointId, Manifest>,
     /// The pieces, with the record of each.
     pub pieces: BTreeMap<PieceName, PieceRecord>,
-    /// Chunks whose files are there.
+    /// Chunks that have a file.
     pub chunks: BTreeSet<ChunkHash>,
     /// Chunks that were written for a record that is not there yet.
     pub under_way: BTreeSet<ChunkHash>,
@@ -40,7 +40,7 @@ pub struct Removal {
     pub reason: RemovalReason,
 }
 
-/// What a removal takes from a store.
+/// The manifest, piece or chunk that a removal deletes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum RemovalTarget {
     /// The manifest of a version.
@@ -75,13 +75,14 @@ pub enum RemovalReason {
     NoPiece,
 }
 
-/// What may be removed of `inventory`, names before bytes: manifests, then pieces, then chunks.
+/// The removals that `inventory` permits, names before bytes: manifests, then pieces, then chunks.
 ///
-/// Never among it: the `keep_last` newest manifests of the newest run and those of `needed`
+/// Never among them: the `keep_last` newest manifests of the newest run and those of `needed`
 /// versions, a piece that one of these names, a piece of a needed or pending version, a chunk of a
 /// piece that stays, and a chunk that is under way. Pieces newer than the newest manifest and than
 /// the newest version that is needed stay as well: they belong to a checkpoint that this store has
-/// no manifest of yet. In a store without manifests, as a worker's is, only what is needed decides.
+/// no manifest of yet. In a store without manifests, as a worker's is, only the needed versions
+/// decide.
 #[must_use]
 pub fn plan_removals(inventory: &StoreInventory, needed: &RetentionRoots) -> Vec<Removal> {
     let kept = kept_manifests(inventory, needed);
@@ -116,7 +117,7 @@ fn kept_manifests<'a>(
     inventory: &'a StoreInventory,
     needed: &RetentionRoots,
 ) -> BTreeMap<CheckpointId, &'a Manifest> {
-    // Of runs before the newest that is needed only what is needed: any other was removed.
+    // Of runs before the newest that is needed, only needed manifests stay: any other was removed.
     let run = needed.versions.last().map(|version| version.run);
     let manifests = inventory.manifests.iter().rev();
     let of_run = manifests.filter(|(version, _)| run.is_none_or(|run| version.run >= run));

@@ -10,8 +10,8 @@
 //!
 //! When sled meets damage as it opens, it ends its log there and reports nothing. So each batch
 //! carries a sequence number, and the number of the last batch that was acknowledged is written
-//! into a file beside it, without a sync: it can be behind what is durable, never ahead of it. A
-//! table that ends before its mark has lost something and is refused.
+//! into a file beside it, without a sync: it can be behind the last durable batch, never ahead of
+//! it. A table that ends before its mark has lost something and is refused.
 
 use std::collections::BTreeSet;
 use std::fs::{File, TryLockError};
@@ -42,7 +42,7 @@ const DATABASE: &str = "db";
 const SETTINGS: &str = "conf";
 const BLOBS: &str = "blobs";
 const SNAPSHOT_PREFIX: &str = "snap.";
-/// If its settings have fewer bytes, sled takes them for none and begins anew.
+/// If its settings have fewer bytes, sled treats them as none and begins anew.
 const SETTINGS_BYTES_MIN: u64 = 9;
 /// Memory for pages. The tables are small: a thousand rows a checkpoint.
 const CACHE_BYTES: u64 = 32 << 20;
@@ -73,7 +73,7 @@ struct SledWriter {
     database: Box<dyn OpenFile>,
     mark: Box<dyn OpenFile>,
     blobs_synced: BTreeSet<String>,
-    /// Whether a write failed. What is on the medium is unknown from then on.
+    /// Whether a write failed. The state of the medium is unknown from then on.
     has_failed: bool,
 }
 
@@ -199,7 +199,7 @@ impl Index for SledDatabase {
     }
 }
 
-/// Checks what lies in the folder, and returns whether it was in use before.
+/// Checks the entries of the folder, and returns whether it was in use before.
 fn check_folder(files: &dyn FileSystem, folder: &Path) -> Result<bool, DatabaseFault> {
     files.create_folder(folder).map_err(DatabaseFault::Io)?;
     let entries = files.list(folder).map_err(DatabaseFault::Io)?;
@@ -258,7 +258,7 @@ fn forget_cached(files: &dyn FileSystem, folder: &Path) -> Result<(), DatabaseFa
     for entry in files.list(folder).map_err(DatabaseFault::Io)? {
         if let EntryKind::File { .. } = entry.kind {
             let file = files.open(&folder.join(entry.name));
-            // What waits to be written is written first, or it would stay in the cache.
+            // Bytes that wait to be written are written first, or they would stay in the cache.
             let forgotten =
                 file.and_then(|mut file| file.sync().and_then(|()| file.forget_cached()));
             forgotten.map_err(DatabaseFault::Io)?;
@@ -267,7 +267,7 @@ fn forget_cached(files: &dyn FileSystem, folder: &Path) -> Result<(), DatabaseFa
     Ok(())
 }
 
-/// Waits until no process holds the lock that sled takes on its file.
+/// Waits until no process holds the lock that sled acquires on its file.
 fn wait_for_release(database: &Path) -> Result<(), DatabaseFault> {
     let file = match File::open(database) {
         Ok(file) => file,

@@ -1,4 +1,4 @@
-//! A log in sled. What makes it durable is in `sled_database`.
+//! A log in sled. The code that makes it durable is in `sled_database`.
 //!
 //! The record with number n has the key `r n`, the oldest number that is kept the key `b`.
 
@@ -26,7 +26,7 @@ pub struct SledLog {
 
 impl SledLog {
     /// Whether a log was ever made in `folder`. A caller that knows that there must be one checks
-    /// this before it opens the log, and so does not take an empty disk for a new one.
+    /// this before it opens the log, and so does not mistake an empty disk for a new one.
     ///
     /// # Errors
     /// If the files fail.

@@ -31,12 +31,12 @@ pub(crate) fn part_key(key: &[u8], number: u32) -> Vec<u8> {
     [key, &number.to_be_bytes()].concat()
 }
 
-/// The key whose part has the key `part_key`.
+/// The key of the row with a part under the key `part_key`.
 pub(crate) fn key_of(part_key: &[u8]) -> Result<Vec<u8>, DatabaseFault> {
     Ok(split(part_key)?.0.to_vec())
 }
 
-/// The rows whose parts follow each other.
+/// The rows of parts that follow each other.
 pub(crate) fn join<B: AsRef<[u8]>>(
     parts: impl Iterator<Item = Result<(B, B), DatabaseFault>>,
 ) -> Result<Vec<IndexRow>, DatabaseFault> {

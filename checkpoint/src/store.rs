@@ -13,16 +13,17 @@ use crate::verify::Verification;
 
 /// Pieces, their chunks and manifests. Any number of threads may use one.
 ///
-/// What a call acknowledged is on the medium when it returns. What a call yields was checked
-/// against the hash it was written under.
+/// Data that a call acknowledged are on the medium when it returns. Bytes that a call yields were
+/// checked against the hash they were written under.
 pub trait CheckpointStore: Send + Sync {
     /// Writes a piece of `length` bytes, read as they are written: its chunks first, then their
     /// folder entries, then its record. Chunks that are there and whole are not written again,
-    /// those that are there and damaged are replaced. A few chunks are in memory at once, whatever
-    /// the length.
+    /// those that are there and damaged are replaced. A few chunks are in memory at once, for any
+    /// length.
     ///
     /// # Errors
-    /// If it is not durable, or `source` has fewer bytes. Nothing refers to what was written of it.
+    /// If it is not durable, or `source` has fewer bytes. Nothing refers to the chunks that were
+    /// written of it.
     fn put_from(
         &self,
         name: PieceName,
@@ -33,7 +34,7 @@ pub trait CheckpointStore: Send + Sync {
     /// The same for bytes in memory.
     ///
     /// # Errors
-    /// If it is not durable. Nothing refers to what was written of it.
+    /// If it is not durable. Nothing refers to the chunks that were written of it.
     fn put(&self, name: PieceName, bytes: &[u8]) -> Result<PieceRecord, CheckpointStoreError> {
         self.put_from(name, bytes.len() as u64, &mut &*bytes)
     }
@@ -45,7 +46,7 @@ pub trait CheckpointStore: Send + Sync {
     /// If it is not here, or which of its chunks are not whole.
     fn get(&self, name: PieceName) -> Result<Vec<u8>, CheckpointStoreError>;
 
-    /// What a piece consists of, if it is here. Its chunks are not read.
+    /// The record of a piece, which lists its chunks, if it is here. Its chunks are not read.
     ///
     /// # Errors
     /// If the index fails.
@@ -84,7 +85,7 @@ pub trait CheckpointStore: Send + Sync {
     /// If they are no chunk, or it is not durable.
     fn put_new_chunk(&self, bytes: &[u8]) -> Result<ChunkHash, CheckpointStoreError>;
 
-    /// Writes the record of a piece whose chunks came from elsewhere, durably.
+    /// Writes the record of a piece with chunks that came from elsewhere, durably.
     ///
     /// # Errors
     /// If a chunk of it is not here, or it is not durable.
@@ -113,20 +114,20 @@ pub trait CheckpointStore: Send + Sync {
     /// If the index fails.
     fn manifest(&self, version: CheckpointId) -> Result<Option<Manifest>, CheckpointStoreError>;
 
-    /// What is here, as [`crate::plan_removals`] takes it.
+    /// The content of the store, in the form that [`crate::plan_removals`] reads.
     ///
     /// # Errors
     /// If the medium fails.
     fn inventory(&self) -> Result<StoreInventory, CheckpointStoreError>;
 
-    /// Removes what was decided on, names before bytes. A chunk that a record names by now, or
-    /// that was written for one under way, stays. Returns what was removed.
+    /// Carries out the given removals, names before bytes. A chunk that a record names by now, or
+    /// that was written for one under way, stays. Returns the removals that were carried out.
     ///
     /// # Errors
-    /// If the medium fails. What is still named is still there.
+    /// If the medium fails. Data that are still named are still there.
     fn remove(&self, removals: &[Removal]) -> Result<Vec<Removal>, CheckpointStoreError>;
 
-    /// Reads everything and returns what is whole.
+    /// Reads everything and returns the parts that are whole.
     ///
     /// # Errors
     /// If the index or the folder cannot be read at all. A chunk that cannot be is in the answer.
@@ -148,7 +149,7 @@ pub(crate) fn chunk_lengths(length: u64) -> impl Iterator<Item = usize> {
     starts.map(move |start| (length - start).min(CHUNK_BYTES as u64) as usize)
 }
 
-/// What is wrong when a piece cannot be read from where it comes from.
+/// The error of a piece that cannot be read from its source.
 pub(crate) fn source_fault(name: PieceName) -> impl FnOnce(io::Error) -> CheckpointStoreError {
     move |source| CheckpointStoreError::Source { name, source }
 }
@@ -186,7 +187,7 @@ pub(crate) fn check_length(
     Err(CheckpointStoreError::Damaged { name, damage: vec![damage] })
 }
 
-/// The removals in an order in which no name is left without its bytes: what names a thing is
+/// The removals in an order in which no name is left without its bytes: the name of a thing is
 /// removed before the thing.
 pub(crate) fn names_first(removals: &[Removal]) -> Vec<Removal> {
     let mut removals = removals.to_vec();

@@ -14,7 +14,7 @@ pub struct Verification {
     /// Chunks that no record names, in order. They are left by a crash, or by a removal in
     /// progress.
     pub unnamed: Vec<ChunkHash>,
-    /// What lies in the folder and is not the store's. It is never touched.
+    /// Entries of the folder that are not the store's. They are never touched.
     pub stray_entries: Vec<StrayEntry>,
     /// Bytes that were read and hashed.
     pub bytes_read: u64,

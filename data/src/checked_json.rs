@@ -54,7 +54,7 @@ pub(crate) fn checksum(content: &impl Serialize) -> blake3::Hash {
     blake3::hash(&compact)
 }
 
-/// Writes `content` durably under `path`, replacing what was there at once.
+/// Writes `content` durably under `path`, replacing the file that was there at once.
 pub(crate) fn write<T: Serialize>(path: &Path, content: &T) -> io::Result<()> {
     let file = CheckedContent { checksum: checksum(content).to_hex().to_string(), content };
     let mut text = serde_json::to_vec_pretty(&file)?;
@@ -62,7 +62,7 @@ pub(crate) fn write<T: Serialize>(path: &Path, content: &T) -> io::Result<()> {
     atomic_file::write(path, &text)
 }
 
-/// Reads what [`write`] wrote.
+/// Reads a file that [`write`] wrote.
 pub(crate) fn read<T>(path: &Path) -> Result<T, CheckedJsonError>
 where
     T: Serialize + DeserializeOwned,

@@ -15,12 +15,12 @@ use zbelastic_types::{MicrobatchIndex, Step};
 use crate::store::{StoreError, TokenStore};
 use crate::window::{PackedWindow, Packing, window_count};
 
-/// Most that weights add up to, divided by what they have in common.
+/// Most that weights add up to, divided by their greatest common divisor.
 pub const WEIGHTS_SUM_MAX: u64 = 1 << 20;
 /// Most sources of a mixture.
 pub const SOURCES_MAX: usize = 1 << 10;
-/// What separates the order of blocks from that of windows, and one source's from another's: the
-/// golden ratio's fraction, whose multiples differ in all parts.
+/// The constant that separates the order of blocks from that of windows, and one source's from
+/// another's: the golden ratio's fraction, the multiples of which differ in all parts.
 const KEY: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// How windows are read.
@@ -32,7 +32,7 @@ pub struct CursorConfig {
     pub microbatch_count: u32,
     /// The share of each source's ids that is held out, from its end.
     pub held_out_share: f64,
-    /// What orders are drawn from.
+    /// The seed that orders are drawn from.
     pub seed: u64,
 }
 
@@ -73,7 +73,7 @@ pub enum CursorError {
     /// The weights are too far from each other.
     #[error("the weights add up to {found} in lowest terms, expected at most {max}")]
     Weights {
-        /// The sum of the weights, divided by what they have in common.
+        /// The sum of the weights, divided by their greatest common divisor.
         found: u64,
         /// Largest sum.
         max: u64,

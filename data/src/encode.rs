@@ -2,8 +2,8 @@
 
 use crate::document::Document;
 
-/// BLAKE3 of whatever determines an encoder's ids, such as the bytes of a `tokenizer.json` and of a
-/// chat template.
+/// BLAKE3 of the bytes that determine an encoder's ids, such as the bytes of a `tokenizer.json` and
+/// of a chat template.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TokenizerHash(pub blake3::Hash);
 
@@ -36,7 +36,7 @@ pub enum EncodeError {
     },
 }
 
-/// An encoder. The same documents give the same ids, on every machine and in whatever batches.
+/// An encoder. The same documents give the same ids, on every machine and in any batches.
 pub trait EncodeDocuments: Sync {
     /// The name of this encoder by content.
     fn tokenizer_hash(&self) -> TokenizerHash;

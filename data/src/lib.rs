@@ -8,12 +8,12 @@
 //!             cursor                                 window, from mapped shards
 //! ```
 //!
-//! What it promises:
+//! Its promises:
 //!
 //! - The bytes of a store depend on the sources, their order and the encoder, never on the number of
 //!   threads, or on how often [`prepare`](prepare::prepare) was killed and called again.
 //! - A shard or manifest exists under its name whole or not at all.
-//! - Memory is bounded by [`PREPARE_BYTES_MAX`](prepare::PREPARE_BYTES_MAX), whatever the corpus.
+//! - Memory is bounded by [`PREPARE_BYTES_MAX`](prepare::PREPARE_BYTES_MAX), for any corpus.
 //! - Any bytes in a store are read or refused by an error, never by a panic.
 //!
 //! `docs/token-store.md` has the bytes of the format.

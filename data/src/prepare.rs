@@ -35,9 +35,9 @@ use journal::{JOURNAL_NAME, PrepareJournal, request_hash};
 use pipeline::PipelineJob;
 use store_writer::StoreWriter;
 
-/// Most memory of [`prepare`], whatever the corpus. Of a document's byte there are at most, at
+/// Most memory of [`prepare`], for any corpus. Of a document's byte there are at most, at
 /// once: the item, its text, and an id of 4 bytes with its byte of loss mask, which is 7 for each
-/// of [`IN_FLIGHT_BYTES_MAX`], or 224 MiB. The ends of a shard's documents take up to 64 MiB, its
+/// of [`IN_FLIGHT_BYTES_MAX`], or 224 MiB. The ends of a shard's documents need up to 64 MiB, its
 /// loss mask 16, zstd's window 128, buffers some ten. The encoder's own memory is on top of it, and
 /// a page of a Parquet file, which is decompressed as a whole (writers make them of 1 MiB).
 pub const PREPARE_BYTES_MAX: Bytes = Bytes(512 << 20);
@@ -54,12 +54,12 @@ const THREADS_MAX: usize = 128;
 /// A file that is locked while a process prepares the store of a folder.
 const LOCK_NAME: &str = "prepare.lock";
 
-/// What a store is made of, and where.
+/// The sources that a store is made of, and its folder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PrepareRequest {
     /// Files, folders and globs.
     pub entries: Vec<String>,
-    /// What is read of them.
+    /// The options for reading them.
     pub options: SourceOptions,
     /// Number of threads that encode. It changes no byte of the store.
     pub threads: NonZeroUsize,
@@ -84,7 +84,8 @@ pub struct PrepareProgress {
     pub tokens_per_second: f64,
 }
 
-/// Why a store cannot be made. What is finished of it is kept, except if the request differs.
+/// Why a store cannot be made. The shards that are finished are kept, except if the request
+/// differs.
 #[derive(Debug, thiserror::Error)]
 pub enum PrepareError {
     /// The sources cannot be listed.
@@ -164,7 +165,7 @@ pub enum PrepareError {
     Journal {
         /// Path of the journal.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The error in it.
         source: CheckedJsonError,
     },
     /// A file of the store cannot be written.

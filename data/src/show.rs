@@ -23,7 +23,7 @@ pub struct ShowRequest {
 /// A store's counts, and samples of its windows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoreView {
-    /// What was read of the sources.
+    /// The counts of the documents that were read from the sources.
     pub sources: SourceCounts,
     /// Number of ids.
     pub tokens: u64,

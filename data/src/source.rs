@@ -44,20 +44,20 @@ pub const LINE_BYTES_MAX: usize = 16 << 20;
 /// a newline, give the same ids for the parts.
 pub const PART_BYTES_MAX: usize = 1 << 20;
 
-/// What is read of the sources.
+/// The options for reading the sources.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SourceOptions {
     /// The field or column with the text or the messages. Without one it is `text`, or else
     /// `messages`.
     pub field: Option<String>,
-    /// What ends a document in files of text, such as `<|endoftext|>`; it is not part of it. Without
-    /// one each file is a document.
+    /// The text that ends a document in files of text, such as `<|endoftext|>`; it is not part of
+    /// it. Without one each file is a document.
     pub separator: Option<String>,
     /// Whether lines that are no document are counted and left out, in place of an error.
     pub skip_bad: bool,
 }
 
-/// What was read of the sources.
+/// The counts of the documents that were read from the sources.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SourceCounts {
@@ -177,7 +177,7 @@ pub enum SourceError {
         file: String,
         /// Number of the line or row, from 1.
         line: u64,
-        /// What is wrong with it.
+        /// The problem of the document.
         problem: BadDocument,
     },
     /// A file of text is not UTF-8.

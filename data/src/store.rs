@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 use crate::checked_json::{self, CheckedJsonError};
 use mapped_shard::MappedShard;
 
-/// A store whose shards are mapped into memory.
+/// A store with its shards mapped into memory.
 ///
 /// Ids of a store are numbered from 0 through all its shards, and so are documents.
 #[derive(Debug)]
@@ -45,7 +45,7 @@ pub enum StoreError {
     Manifest {
         /// Path of the manifest.
         path: PathBuf,
-        /// What is wrong with the file.
+        /// The error of the file.
         source: CheckedJsonError,
     },
     /// The manifest contradicts itself.
@@ -53,7 +53,7 @@ pub enum StoreError {
     Content {
         /// Path of the manifest.
         path: PathBuf,
-        /// What is wrong with its content.
+        /// The fault of its content.
         source: ManifestFault,
     },
     /// A shard cannot be opened or mapped.
@@ -165,7 +165,7 @@ impl TokenStore {
         Ok(Self { manifest, shards })
     }
 
-    /// What the store holds.
+    /// The content of the store.
     #[must_use]
     pub fn manifest(&self) -> &StoreManifest {
         &self.manifest

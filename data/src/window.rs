@@ -2,7 +2,7 @@
 //!
 //! All documents stand one behind the other in one stream. Window w holds the ids w L to w L + L,
 //! both included: L inputs and, moved by one, L targets. The next window begins with this one's last
-//! id, and what is too short for a window at the end is left out. That holds for either packing.
+//! id, and an end of the stream too short for a window is left out. That holds for either packing.
 
 use std::ops::Range;
 
@@ -27,7 +27,7 @@ pub enum Packing {
 pub struct PackedWindow {
     /// The ids: L + 1.
     pub ids: Vec<u32>,
-    /// The position of each input: L. What was cut off before the window is not counted.
+    /// The position of each input: L. Ids that were cut off before the window are not counted.
     pub positions: Vec<u32>,
     /// For each id, the number of its document in the store: L + 1. With [`Packing::Documents`] an
     /// input attends to inputs of the same number.
@@ -56,13 +56,13 @@ impl PackedWindow {
         Self { ids, positions, documents, loss_mask }
     }
 
-    /// What the model sees: L.
+    /// The ids that the model sees: L.
     #[must_use]
     pub fn inputs(&self) -> &[u32] {
         &self.ids[..self.positions.len()]
     }
 
-    /// What it is to predict: L, with [`IGNORE_INDEX`] where that does not count.
+    /// The ids that it is to predict: L, with [`IGNORE_INDEX`] where that does not count.
     #[must_use]
     pub fn labels(&self) -> Vec<i32> {
         let targets = self.ids.iter().skip(1).zip(&self.loss_mask);

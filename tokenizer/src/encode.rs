@@ -42,7 +42,7 @@ pub enum EncodeError {
          unknown token can encode any text"
     )]
     Tokenizers {
-        /// What the crate `tokenizers` reports.
+        /// The error that the crate `tokenizers` reports.
         cause: String,
     },
 }

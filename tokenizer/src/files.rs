@@ -45,7 +45,7 @@ pub enum FolderError {
     Read {
         /// The file.
         path: PathBuf,
-        /// What the system reports.
+        /// The error that the system reports.
         cause: io::Error,
     },
     /// A file or its folder cannot be written.
@@ -53,7 +53,7 @@ pub enum FolderError {
     Write {
         /// The file or folder.
         path: PathBuf,
-        /// What the system reports.
+        /// The error that the system reports.
         cause: io::Error,
     },
     /// A file was read and is not understood.
@@ -61,7 +61,7 @@ pub enum FolderError {
     Load {
         /// The folder of the files.
         folder: PathBuf,
-        /// What is wrong, and in which of them.
+        /// The error, and the file that it is in.
         cause: LoadError,
     },
 }

@@ -9,7 +9,7 @@ use crate::special_tokens::SpecialTokensMap;
 
 /// Tokens of [`Tokenizer::bytes`].
 const BYTE_VALUES: u32 = 256;
-/// What the content hash of [`Tokenizer::bytes`] is the hash of.
+/// The bytes that the content hash of [`Tokenizer::bytes`] is the hash of.
 const BYTES_CONTENT: &[u8] = b"bytes";
 
 /// Turns text into token ids and back.
@@ -25,7 +25,7 @@ pub struct Tokenizer {
     pub(crate) content_hash: Digest,
 }
 
-/// What encodes and decodes.
+/// The implementation that encodes and decodes.
 #[derive(Debug)]
 pub(crate) enum Backend {
     Bytes,
@@ -50,7 +50,7 @@ pub enum DecodeError {
     /// A decoder of the `tokenizer.json` fails.
     #[error("the tokenizer cannot decode the ids: {cause}")]
     Tokenizers {
-        /// What the crate `tokenizers` reports.
+        /// The error that the crate `tokenizers` reports.
         cause: String,
     },
 }

@@ -1,6 +1,6 @@
-//! When a run went back, as far as event files show, and what that excuses: steps that were sealed
-//! before it under one plan, and after it under another. A run that goes back excuses nothing that
-//! it does later, or did before.
+//! When a run went back, as far as event files show, and the differences that this excuses: steps
+//! that were sealed before it under one plan, and after it under another. A run that goes back
+//! excuses nothing that it does later, or did before.
 
 use super::NodeLog;
 use crate::events::NodeEventKind;
@@ -17,7 +17,7 @@ pub(super) struct LoggedRewind {
     then: u64,
 }
 
-/// What was read of a rewind so far.
+/// The part of a rewind that was read so far.
 struct OpenRewind {
     to_step: u64,
     /// The last plan that the process wrote before, if it wrote any.
@@ -26,7 +26,7 @@ struct OpenRewind {
 
 impl OpenRewind {
     /// With the plan that was written next. A process that begins with the rewind wrote no plan
-    /// before it, and one that dies with it none after: then they are taken to follow each other.
+    /// before it, and one that dies with it none after: then they are assumed to follow each other.
     fn close(self, then: Option<u64>) -> Option<LoggedRewind> {
         let Self { to_step, from } = self;
         let from = from.or_else(|| then.map(|then| then.saturating_sub(1)))?;

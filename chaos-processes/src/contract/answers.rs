@@ -1,8 +1,8 @@
-//! What subcommands of the binary print, as far as it matters here.
+//! The output of the binary's subcommands, as far as it matters here.
 
 use serde::{Deserialize, Serialize};
 
-/// What `status --json` prints, as far as it matters here.
+/// The output of `status --json`, as far as it matters here.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct ReportedStatus {
@@ -24,11 +24,11 @@ pub struct ReportedMember {
     pub name: String,
     /// Index of its stage in the pipeline, if it has one.
     pub stage: Option<u64>,
-    /// What it has done, as it reported last.
+    /// The work that it has done, as it reported last.
     pub work: Option<ReportedWork>,
 }
 
-/// What a worker has done, as far as it matters here.
+/// The work that a worker has done, as far as it matters here.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct ReportedWork {
@@ -36,7 +36,7 @@ pub struct ReportedWork {
     pub done: u64,
 }
 
-/// What `plan --json` prints, as far as it matters here.
+/// The output of `plan --json`, as far as it matters here.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct ReportedPlan {
@@ -44,7 +44,7 @@ pub struct ReportedPlan {
     pub schedules: Vec<ReportedSchedule>,
 }
 
-/// What a schedule takes.
+/// The memory that a schedule needs.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct ReportedSchedule {
@@ -63,7 +63,7 @@ impl ReportedPlan {
     }
 }
 
-/// What `bench cluster --json` prints, as far as it matters here.
+/// The output of `bench cluster --json`, as far as it matters here.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ReportedBenchmark {
     /// A step, each worker a thread of one process, in milliseconds.
@@ -78,7 +78,7 @@ pub struct ReportedBenchmark {
     pub ending_ratio: Option<f64>,
 }
 
-/// What is trained, as far as it matters here.
+/// The job that is trained, as far as it matters here.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct ReportedJob {

@@ -52,7 +52,7 @@ pub struct UnexpectedExit {
     pub status: String,
     /// Whether it panicked or died by a signal.
     pub is_crash: bool,
-    /// The end of what it printed.
+    /// The end of its output.
     pub output: String,
 }
 
@@ -74,7 +74,7 @@ pub struct ClusterMember {
     /// Processes it has had.
     starts: usize,
     is_retired: bool,
-    /// What happened to it that may have left a line half written.
+    /// Disturbances, such as a kill, that may have left a line half written.
     disturbances: u32,
 }
 
@@ -105,7 +105,7 @@ impl ClusterMember {
         Ok(())
     }
 
-    /// A signal is about to be sent: what its process does then is expected.
+    /// A signal is about to be sent: the reaction of its process is then expected.
     pub(super) fn expects(&mut self, signal: ProcessSignal) {
         self.disturbances += u32::from(signal == ProcessSignal::Kill);
         self.status = match signal {
@@ -148,7 +148,7 @@ impl ClusterMember {
         Ok(())
     }
 
-    /// What is new in its file.
+    /// The new events in its file.
     pub(super) fn read(&mut self) -> Result<Vec<NodeEvent>, EventFileError> {
         let new = self.tail.poll()?;
         self.events.extend(new.iter().cloned());
@@ -195,7 +195,7 @@ impl ClusterMember {
         Ok(end_of(&String::from_utf8_lossy(&bytes)))
     }
 
-    /// What it was started as.
+    /// The specification that it was started with.
     #[must_use]
     pub const fn spec(&self) -> &ProcessSpec {
         &self.spec

@@ -1,5 +1,5 @@
 //! Runs that nothing disturbs: whether they end as the training in one process does, whether any
-//! node is suspected in them, and what memory their processes take.
+//! node is suspected in them, and the memory that their processes need.
 
 use std::collections::BTreeSet;
 
@@ -15,12 +15,12 @@ use crate::run_monitor::{RunMonitor, STANDSTILL};
 use crate::temporary_folder::TemporaryFolder;
 use crate::undisturbed::log_of;
 
-/// The most memory that a process may take over what its plan promises.
+/// The most memory that a process may hold, as a multiple of its plan's promise.
 const MEMORY_MAX: f64 = 1.15;
 /// Why a plan follows another one though nothing happened to any node.
 const DRIFTED: &str = "drifted";
 
-/// What runs without faults came to.
+/// The results of runs without faults.
 #[derive(Debug, Default)]
 struct FaultFreeSummary {
     runs: u64,
@@ -33,7 +33,7 @@ struct FaultFreeSummary {
     step_ms: SortedDurations,
 }
 
-/// Runs so many times, and holds what came of it against what one process came to.
+/// Runs so many times, and holds the results against those of one process.
 ///
 /// # Errors
 /// If a run does not come to its end.

@@ -32,7 +32,7 @@ use crate::undisturbed::log_of;
 /// All of a large cluster are members within this, in milliseconds.
 const MEMBERS_MS: f64 = 15_000.0;
 
-/// Which sealed steps a row may have computed again. They are compared with what was sealed, as
+/// Which sealed steps a row may have computed again. They are compared with the sealed facts, as
 /// ever.
 enum RecomputationRule {
     Never,
@@ -53,7 +53,7 @@ pub struct MeasureRun<'a, 'b> {
     /// Of a step that nothing disturbed.
     step_ms: f64,
     steps: u64,
-    /// How long it took until all were members, in milliseconds.
+    /// The time until all were members, in milliseconds.
     started_ms: f64,
 }
 
@@ -219,7 +219,8 @@ impl<'a, 'b> MeasureRun<'a, 'b> {
         Ok(down_us as f64 / 1e3)
     }
 
-    /// What it takes to read plainly, one file after the other, all that workers keep on disks.
+    /// The time of reading plainly, one file after the other, all that workers keep on
+    /// disks.
     fn read_disks(&self) -> Result<f64, LocalClusterError> {
         let began = Instant::now();
         for member in self.cluster.members() {
@@ -238,7 +239,7 @@ impl<'a, 'b> MeasureRun<'a, 'b> {
         self.cluster.observation().done().is_some()
     }
 
-    /// What shows that the run went on; nothing if it came to its end.
+    /// The event that shows that the run went on; nothing if it came to its end.
     fn recover(
         &mut self,
         injection: &FaultInjection,
@@ -380,7 +381,7 @@ impl<'a, 'b> MeasureRun<'a, 'b> {
         Ok(MeasureRow { what, next_seal, plans, note, marks })
     }
 
-    /// Waits for the end of the run, and compares it with what one process came to.
+    /// Waits for the end of the run, and compares it with the result of one process.
     ///
     /// # Errors
     /// If it does not come to its end.

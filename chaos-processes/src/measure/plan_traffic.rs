@@ -1,4 +1,4 @@
-//! What moved between nodes for plans, and how fast.
+//! The bytes that moved between nodes for plans, and their rates.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -7,15 +7,15 @@ use serde::Serialize;
 
 use crate::events::{NodeEvent, NodeEventKind, PlanTraffic};
 
-/// A seal after a loss may come so much later than its step and what moves for it take, in
-/// milliseconds: the loss is noticed, and a plan agreed on.
+/// A seal after a loss may come so much later than the time that its step and the bytes that move
+/// for it need, in milliseconds: the loss is noticed, and a plan agreed on.
 const AGREED_MS: f64 = 500.0;
-/// Layers may take so many times as long as the path takes to carry their bytes.
+/// Layers may need so many times as long as the path needs to carry their bytes.
 const MOVED_TIMES: f64 = 1.3;
 
-/// What moved for each plan. Several nodes report each, and it counts once: by the report with the
-/// most bytes, as the leader makes it. Others, and a controller that reports again what it finds in
-/// its log, may know of less.
+/// The traffic of each plan. Several nodes report each, and it counts once: by the report with the
+/// most bytes, as the leader makes it. Others, and a controller that reports again the plans that
+/// it finds in its log, may know of less.
 #[must_use]
 pub fn by_plan<'a>(events: impl Iterator<Item = &'a NodeEvent>) -> BTreeMap<u64, PlanTraffic> {
     let traffic = events.filter_map(|event| {
@@ -42,14 +42,14 @@ pub fn bandwidth(plans: &BTreeMap<u64, PlanTraffic>) -> Option<f64> {
     large.map(|traffic| traffic.bytes as f64 / traffic.ms).max_by(f64::total_cmp)
 }
 
-/// How late the seal after a loss may be, if a step takes so long and so much moves for it.
+/// How late the seal after a loss may be, if a step lasts so long and so much moves for it.
 #[must_use]
 pub fn allowed_ms(step_ms: f64, traffic: Option<&PlanTraffic>, bandwidth: Option<f64>) -> f64 {
     let carried = traffic.zip(bandwidth).map_or(0.0, |(traffic, rate)| traffic.bytes as f64 / rate);
     step_ms + carried * MOVED_TIMES + AGREED_MS
 }
 
-/// What moved between nodes, over all plans for which something had to.
+/// The bytes that moved between nodes, over all plans for which something had to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct TotalTraffic {
     /// Number of plans that moved layers.
@@ -65,7 +65,7 @@ pub struct TotalTraffic {
 }
 
 impl TotalTraffic {
-    /// Of what moved for each plan.
+    /// The total of the traffic of each plan.
     #[must_use]
     pub fn of(plans: &BTreeMap<u64, PlanTraffic>) -> Self {
         let add = |all: Self, traffic: &PlanTraffic| Self {

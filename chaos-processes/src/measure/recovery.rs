@@ -1,4 +1,4 @@
-//! What is done for a row of faults, and what comes of it. Pure: recoveries in, a row with its
+//! The faults of a row, and the result of them. Pure: recoveries in, a row with its
 //! marks out.
 
 use std::collections::BTreeMap;
@@ -15,13 +15,13 @@ use crate::goal::{GoalBound, GoalResult, GoalUnit};
 const LEADER_P50_MS: f64 = 1500.0;
 /// Ninety-nine of a hundred.
 const LEADER_P99_MS: f64 = 3000.0;
-/// After a power cycle, the next seal may come so much later than its step and reading what is on
-/// disks take, in milliseconds.
+/// After a power cycle, the next seal may come so much later than the time that its step and
+/// reading the disks need, in milliseconds.
 const POWER_MS: f64 = 2000.0;
-/// A power cycle costs the steps since the last checkpoint, which is at most so old: what a run
-/// keeps of `checkpoint.every_time` by itself.
+/// A power cycle costs the steps since the last checkpoint, which is at most so old: the value of
+/// `checkpoint.every_time` that a run keeps by itself.
 const AGAIN_MS: f64 = 60_000.0;
-/// A fault that was injected, and what followed.
+/// A fault that was injected, and the recovery that followed.
 #[derive(Clone, Copy, Debug)]
 pub struct RecoveryMeasurement {
     /// From the fault to the seal that shows recovery; where power went, from when all processes were
@@ -35,7 +35,7 @@ pub struct RecoveryMeasurement {
     pub generation: u64,
     /// Whether it is another one than before.
     pub is_planned_anew: bool,
-    /// What it took to read all that was on disks, where power went.
+    /// The time that reading all files on disks needed, where power went.
     pub read_ms: f64,
 }
 
@@ -59,7 +59,8 @@ pub fn fault(kind: MeasureRowKind, draw: u64) -> ProcessFault {
     }
 }
 
-/// What steps took that had been sealed and were computed again, against what they may take.
+/// The time of steps that had been sealed and were computed again, against the time that they may
+/// need.
 #[must_use]
 pub fn computed_again(ms: f64) -> GoalResult {
     let what = "sealed steps computed again, each cycle";

@@ -40,7 +40,7 @@ pub enum MeasureRowKind {
     Drains,
     /// SIGKILL to every process at once.
     PowerCycle,
-    /// SIGKILL to two workers whose stages are neighbours.
+    /// SIGKILL to two workers with neighbouring stages.
     TwoKilled,
     /// SIGKILL to eight workers of a large cluster, and sixteen that come.
     Mass,

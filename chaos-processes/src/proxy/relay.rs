@@ -15,7 +15,7 @@ use super::super::system::{wait_readable, widen};
 use super::{LinkEndpoints, LinkSelector, NetworkSite, ProxyCounts, ProxyRequest};
 
 /// Sources that listeners keep a socket for, all listeners together. The one that was silent
-/// longest is evicted; what it sends later gets a new one.
+/// longest is evicted; a datagram that it sends later opens a new one.
 const FLOWS_MAX: usize = 512;
 /// Most datagrams in flight.
 const PENDING_MAX: usize = 65_536;
@@ -23,11 +23,11 @@ const PENDING_MAX: usize = 65_536;
 const PENDING_BYTES_MAX: usize = 64 << 20;
 /// Datagrams of a link that are kept to be sent again: the oldest is dropped first.
 const RECORDED_MAX: usize = 256;
-/// Datagrams taken from one socket before others have their turn.
+/// Datagrams read from one socket before others have their turn.
 const BURST_MAX: usize = 64;
 /// No datagram is longer.
 const DATAGRAM_BYTES_MAX: usize = 65_536;
-/// What the sockets of the proxy may hold, if the system allows it.
+/// The bytes that each buffer of the proxy's sockets may hold, if the system allows it.
 const SOCKET_BYTES: u32 = 4 << 20;
 /// How long it waits if no datagram is in flight.
 const IDLE: Duration = Duration::from_secs(3600);
@@ -90,7 +90,7 @@ impl PartialOrd for PendingDatagram {
     }
 }
 
-/// What was kept of a link.
+/// The datagrams that were kept of a link.
 type LinkRecording = VecDeque<(u64, FlowDirection, Vec<u8>)>;
 
 pub(super) struct ProxyRelay {
@@ -220,7 +220,7 @@ impl ProxyRelay {
     }
 
     fn set(&mut self, links: LinkSelector, conditions: LinkConditions) {
-        // What came before and is about no other links has no effect any more.
+        // A condition that came before and is about no other links has no effect any more.
         self.conditions.retain(|(before, _)| links != LinkSelector::All && *before != links);
         self.conditions.push((links, conditions));
         let touched = self.links.iter_mut().filter(|(endpoints, _)| links.contains(**endpoints));
@@ -351,7 +351,7 @@ impl ProxyRelay {
         self.pending.push(Reverse(pending));
     }
 
-    /// Delivers whatever is due.
+    /// Delivers the datagrams that are due.
     fn deliver_due(&mut self) {
         let now_us = self.now_us();
         while self.pending.peek().is_some_and(|Reverse(next)| next.at_us <= now_us) {

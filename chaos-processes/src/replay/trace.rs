@@ -1,11 +1,11 @@
-//! The availability of a fleet over time, as it was recorded, and what a smaller fleet does that
+//! The availability of a fleet over time, as it was recorded, and the moves of a smaller fleet that
 //! follows it. Pure: text in, moves out.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What a file with events begins with.
+/// The header of a file with events.
 const EVENTS_HEADER: &str = "time_s,event,node,nodes_alive";
-/// What a file with counts begins with.
+/// The header of a file with counts.
 const COUNTS_HEADER: &str = "time_s,nodes_alive";
 
 /// Why a text is no trace.
@@ -22,7 +22,7 @@ pub enum FleetTraceError {
     Line {
         /// Number of the line, counted from 1.
         line: usize,
-        /// What should be there.
+        /// The form of the line that should be there.
         expected: &'static str,
         /// The text that was found instead.
         found: String,
@@ -43,7 +43,7 @@ pub enum FleetTraceError {
     },
 }
 
-/// What changed at one moment.
+/// The change at one moment.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct FleetTraceChange {
     /// The moment, in seconds of the trace.
@@ -101,8 +101,9 @@ impl FleetTrace {
         Ok(Self { changes })
     }
 
-    /// What at most so many workers do that replay a part of it, so many times as fast. The fleet
-    /// is made smaller by one scale for the whole part: its greatest count becomes `workers_max`.
+    /// The moves of at most so many workers that replay a part of it, so many times as fast. The
+    /// fleet is made smaller by one scale for the whole part: its greatest count becomes
+    /// `workers_max`.
     ///
     /// # Errors
     /// If there is no worker.
@@ -189,7 +190,7 @@ fn scaled(alive: u32, scale: f64) -> u32 {
     found.max(u32::from(alive > 0))
 }
 
-/// What changes in a fleet at one moment.
+/// The change of a fleet at one moment.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct FleetMove {
     /// Seconds after the beginning.
@@ -207,7 +208,7 @@ pub struct Fleet {
     pub scale: f64,
     /// Workers at the beginning.
     pub begin: u32,
-    /// What changes, in the order of time.
+    /// The changes, in the order of time.
     pub moves: Vec<FleetMove>,
     /// How long the fleet is followed, in seconds.
     pub seconds: f64,
@@ -240,7 +241,7 @@ impl Fleet {
         self.moves.iter().map(|found| found.kills).sum()
     }
 
-    /// Steps that the workers would seal if no change took any time: the integral of the rates,
+    /// Steps that the workers would seal if no change cost any time: the integral of the rates,
     /// in steps a second, that so many workers have undisturbed. No workers seal nothing.
     #[must_use]
     pub fn ideal_steps(&self, rates: &BTreeMap<u32, f64>) -> f64 {

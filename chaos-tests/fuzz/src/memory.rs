@@ -1,4 +1,4 @@
-//! How much memory a reader takes: an allocator that counts, and forwards to the system's.
+//! How much memory a reader allocates: an allocator that counts, and forwards to the system's.
 //!
 //! All `unsafe` of the package is in this file. Each method forwards its arguments as they are.
 
@@ -22,7 +22,7 @@ fn count(bytes: isize) {
     PEAK.set(PEAK.get().max(HELD.get()));
 }
 
-// SAFETY: every method does what the same method of `System` does, whose contract is the same.
+// SAFETY: every method calls the same method of `System`, under the same contract.
 unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(layout.size() as isize);
@@ -49,8 +49,8 @@ unsafe impl GlobalAlloc for CountingAllocator {
     }
 }
 
-/// What `work` yields, and the most bytes that this thread held at once in it, beyond those it held
-/// before.
+/// The result of `work`, and the most bytes that this thread held at once in it, beyond those it
+/// held before.
 pub fn peak_bytes<T>(work: impl FnOnce() -> T) -> (T, usize) {
     let before = HELD.get();
     PEAK.set(before);

@@ -1,4 +1,5 @@
-//! Inputs near a given one, the same at every run: what a test tries, where no coverage leads it.
+//! Inputs near a given one, the same at every run: those that a test tries, where no coverage leads
+//! it.
 
 use rand_xoshiro::SplitMix64;
 use rand_xoshiro::rand_core::{Rng, SeedableRng};
@@ -20,7 +21,7 @@ impl MutationDraws {
     }
 }
 
-/// So many inputs near `bytes`: cut, with bytes changed, put in, taken out or put in again, with
+/// So many inputs near `bytes`: cut, with bytes changed, put in, removed or put in again, with
 /// digits, or gone on with as another of `others` does.
 pub fn mutations<'a>(bytes: &'a [u8], others: &'a [Vec<u8>]) -> impl Iterator<Item = Vec<u8>> + 'a {
     let seed = bytes.iter().fold(bytes.len() as u64, |sum, byte| {

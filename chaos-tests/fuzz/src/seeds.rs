@@ -1,6 +1,6 @@
 //! Inputs that readers accept, from which a search begins: at least one for each target. They are
-//! made by the program itself, so they are of its present forms, whatever becomes of `corpus/`.
-//! Keys and certificates are drawn; everything else is the same at every run.
+//! made by the program itself, so they are of its present forms, independently of the files in
+//! `corpus/`. Keys and certificates are drawn; everything else is the same at every run.
 
 mod consensus;
 mod files;
@@ -13,7 +13,7 @@ impl Target {
     /// Inputs that its reader accepts.
     ///
     /// # Panics
-    /// If what the program makes is refused where it is made.
+    /// If an input that the program makes is refused where it is made.
     #[must_use]
     pub fn seeds(self) -> Vec<Vec<u8>> {
         match self {

@@ -1,4 +1,4 @@
-//! What is tried, by name.
+//! The readers that are tried, by name.
 
 use std::path::{Path, PathBuf};
 
@@ -7,10 +7,10 @@ use crate::targets::{
     certificates, chaos, checkpoint, consensus, node, schedule, trainer, transport,
 };
 
-/// What a reader did with an input.
+/// The result of a reader for an input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DecodeOutcome {
-    /// It took it in, or the first part of it.
+    /// It accepted the input, or the first part of it.
     Accepted,
     /// The reader refused the input.
     Refused,
@@ -22,7 +22,7 @@ impl DecodeOutcome {
     }
 }
 
-/// Bytes that any reader may take for its own purposes: buffers, tables, a runtime.
+/// Bytes that any reader may allocate for its own purposes: buffers, tables, a runtime.
 const MEMORY: usize = 4 << 20;
 /// Bytes of memory that a byte of input may become: a letter of TOML or JSON becomes a node of a
 /// tree, and a complaint with the place where it stands.
@@ -47,7 +47,7 @@ const fn large(memory: usize, spec: TargetSpec) -> TargetSpec {
 
 macro_rules! targets {
     ($($(#[$doc:meta])* $target:ident => $spec:expr,)+) => {
-        /// A decoder, parser or importer of the product, and what must hold of it.
+        /// A decoder, parser or importer of the product, and the properties that must hold of it.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub enum Target {
             $($(#[$doc])* $target,)+
@@ -103,7 +103,7 @@ targets! {
     RaftMessages => spec("raft-messages", consensus::raft_messages),
     /// Records of a controller's log.
     LogRecords => spec("log-records", consensus::log_records),
-    /// What a start makes of such records.
+    /// The state that a start derives from such records.
     Logs => spec("logs", consensus::logs),
     /// Schedule programs in their text form.
     Programs => large(schedule::PROGRAM_MEMORY, spec("programs", schedule::programs)),
@@ -123,7 +123,7 @@ targets! {
     Safetensors => spec("safetensors", trainer::safetensors),
     /// Weights with the `config.json` beside them.
     Imports => large(trainer::MODEL_MEMORY, spec("imports", trainer::imports)),
-    /// What is corrupted on purpose.
+    /// The corruptions on purpose.
     Injections => spec("injections", trainer::injections),
     /// Manifests in a store's index.
     Manifests => spec("manifests", checkpoint::manifests),
@@ -160,7 +160,7 @@ targets! {
 }
 
 impl Target {
-    /// What it is called, and its folder in `corpus/`.
+    /// Its name, and its folder in `corpus/`.
     #[must_use]
     pub const fn name(self) -> &'static str {
         self.spec().name

@@ -1,4 +1,4 @@
-//! What each target reads, by the package that reads it.
+//! The inputs of each target, by the package that reads it.
 
 pub mod certificates;
 pub mod chaos;

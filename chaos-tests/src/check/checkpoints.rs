@@ -1,4 +1,4 @@
-//! C1: what is referred to can be restored, and is what it was.
+//! C1: a checkpoint that is referred to can be restored, and has the bits it had.
 
 use zbelastic_consensus::checkpoint::CheckpointRecord;
 use zbelastic_trainer::elastic::{LayerImage, layer_digest};
@@ -9,8 +9,8 @@ use super::history::HistoryChecker;
 use crate::failure::Invariant;
 use crate::store::{PieceKey, SimulatedStore};
 
-/// A checkpoint is referred to: it names the undisturbed run's bits, and what it names can be
-/// read. What a fault damaged need not be readable.
+/// A checkpoint is referred to: it names the undisturbed run's bits, and the pieces that it names
+/// can be read. A piece that a fault damaged need not be readable.
 pub(super) fn check_checkpoint(
     failure: &mut FirstFailure,
     history: &HistoryChecker,
@@ -38,7 +38,7 @@ pub(super) fn is_restorable(
     layers.map(|(layer, digest)| (version, layer, *digest)).all(|key| is_readable(store, key))
 }
 
-/// What a checkpoint is made of.
+/// The pieces of a checkpoint.
 pub fn named_pieces(record: &CheckpointRecord) -> impl Iterator<Item = PieceKey> + '_ {
     let layers = (0..).map(LayerId).zip(record.layers.iter().copied());
     layers.map(|(layer, digest)| (record.version, layer, digest))

@@ -1,4 +1,5 @@
-//! What was done to the cluster and took effect: the excuses for what must not happen otherwise.
+//! The faults that had an effect on the cluster: the excuses for events that must not happen
+//! otherwise.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,10 +9,10 @@ use zbelastic_types::{NodeId, Step};
 use crate::numeric_faults::NumericFault;
 use crate::queue::VirtualTime;
 
-/// What took effect so far.
+/// The faults that had an effect so far.
 #[derive(Debug, Default)]
 pub struct DamageRecord {
-    /// Until when something last kept a node from its work, or took from it what it holds.
+    /// Until when something last kept a node from its work, or removed the state that it holds.
     disturbed_until: BTreeMap<NodeId, VirtualTime>,
     /// When a bit of a node's state flipped last.
     flipped_at: BTreeMap<NodeId, VirtualTime>,
@@ -19,7 +20,7 @@ pub struct DamageRecord {
     marked: BTreeSet<Turn>,
     /// Wrong sums that were reported.
     wrong_sums: u64,
-    /// Bits of states that flipped, and ways back that were taken for one.
+    /// Bits of states that flipped, and rewinds that were attributed to one.
     flips: u64,
     flips_found: u64,
     /// Whether a piece of a checkpoint was damaged.
@@ -29,13 +30,13 @@ pub struct DamageRecord {
 }
 
 impl DamageRecord {
-    /// Something keeps a node from its work until then, or took from it what it holds.
+    /// Something keeps a node from its work until then, or removed the state that it holds.
     pub fn disturbed(&mut self, node: NodeId, until: VirtualTime) {
         let known = self.disturbed_until.entry(node).or_insert(until);
         *known = (*known).max(until);
     }
 
-    /// A fault of numbers took effect in what a node reports of a turn.
+    /// A fault of numbers changed the numbers that a node reports of a turn.
     pub fn spoiled(&mut self, node: NodeId, now: VirtualTime, turn: Turn, fault: NumericFault) {
         match fault {
             NumericFault::Mark(..) => {
@@ -103,7 +104,7 @@ impl DamageRecord {
         self.is_store_damaged || self.reads_failed > 0
     }
 
-    /// Takes a flipped bit for the reason of a way back. Yields whether there is one left.
+    /// Attributes a rewind to a flipped bit. Yields whether there is one left.
     pub(super) fn take_flip(&mut self) -> bool {
         let is_there = self.flips_found < self.flips;
         self.flips_found += u64::from(is_there);

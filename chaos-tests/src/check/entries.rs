@@ -1,4 +1,4 @@
-//! S2, S6: what comes of an entry is the same everywhere, and nothing is agreed on without a
+//! S2, S6: the effect of an entry is the same everywhere, and nothing is agreed on without a
 //! majority.
 
 use std::collections::BTreeMap;
@@ -7,17 +7,17 @@ use super::FirstFailure;
 use crate::digest_model::mix_bytes;
 use crate::failure::Invariant;
 
-/// What came of each index of the log.
+/// The effect of each index of the log.
 #[derive(Default)]
 pub(super) struct EntryChecker {
-    /// What was applied at each index, and the state after it.
+    /// The entry that was applied at each index, and the state after it.
     seen: BTreeMap<u64, (u64, Option<u64>)>,
     /// The last entry that any leader had proposed when a majority of the voters went for good.
     last_possible: Option<u64>,
 }
 
 impl EntryChecker {
-    /// S2: what comes of an index is the same everywhere. Yields whether it is the first time.
+    /// S2: the effect of an index is the same everywhere. Yields whether it is the first time.
     pub(super) fn check_same(
         &mut self,
         failure: &mut FirstFailure,

@@ -8,10 +8,10 @@ use super::FirstFailure;
 use crate::failure::Invariant;
 use crate::reference::{LifeReference, ReferenceSums};
 
-/// What was ever acknowledged, and the undisturbed run as far.
+/// The seals that were ever acknowledged, and the undisturbed run as far.
 pub(super) struct HistoryChecker {
     reference: LifeReference,
-    /// Final seals, by step: what was ever acknowledged.
+    /// Final seals, by step: all that were ever acknowledged.
     acked: Vec<Seal>,
 }
 
@@ -68,19 +68,20 @@ impl HistoryChecker {
         }
     }
 
-    /// A step is sealed for good. Yields what it comes to in the undisturbed run.
+    /// A step is sealed for good. Yields its sums in the undisturbed run.
     pub(super) fn acknowledge(&mut self, seal: &Seal) -> ReferenceSums {
         self.acked.push(*seal);
         self.reference.advance(seal)
     }
 
-    /// A new cluster goes on from this version: what was sealed after it is to be sealed again.
+    /// A new cluster goes on from this version: the steps that were sealed after it are to be
+    /// sealed again.
     pub(super) fn rewind(&mut self, version: Step) {
         self.acked.truncate(version.index());
         self.reference.rewind(&self.acked);
     }
 
-    /// The end: what the log remembers is what was acknowledged.
+    /// The end: the seals that the log remembers are those that were acknowledged.
     pub(super) fn audit(&self, failure: &mut FirstFailure, base: Step, history: &[Seal]) {
         let head = base.0 + history.len() as u64;
         let acked = self.sealed();

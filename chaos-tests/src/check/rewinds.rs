@@ -1,4 +1,4 @@
-//! L3: a run goes back only with a reason that took effect.
+//! L3: a run goes back only for a reason that had an effect.
 
 use std::sync::Arc;
 

@@ -18,7 +18,7 @@ use crate::reference::ReferenceSums;
 /// Deviations at the border between spike and none that are not judged.
 const BORDER: f64 = 1e-6;
 
-/// The verdicts so far, and what the policy has of them.
+/// The verdicts so far, and the policy's state after them.
 pub(super) struct VerdictChecker {
     spec: Arc<JobSpec>,
     verdicts: (Option<Verdict>, Option<Verdict>),
@@ -81,7 +81,7 @@ impl VerdictChecker {
         self.check_spike(failure, history, seal, sums.square_sum);
     }
 
-    /// N5: a verdict fits its reason, its reason fits what was done to this very turn, and a step
+    /// N5: a verdict fits its reason, its reason fits the faults of this very turn, and a step
     /// is run again as often as the policy has it.
     pub(super) fn check_verdict(
         &self,
@@ -147,7 +147,8 @@ impl VerdictChecker {
         }
     }
 
-    /// By how many deviations a norm lies above what the steps that were taken lately allow.
+    /// By how many deviations a norm lies above the limit that follows from recently accepted
+    /// steps.
     fn spike_excess(&self, history: &HistoryChecker, square_sum: f64) -> Option<f64> {
         let allowed = self.spec.policy.spike_deviations?;
         let taken = history.before_last().filter(|seal| seal.verdict.coefficient().is_some());

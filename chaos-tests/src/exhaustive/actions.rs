@@ -10,8 +10,8 @@ use super::transition_cache::{EntryId, TransitionCache};
 pub(super) enum ModelAction {
     /// A stage computes, if it has not, and the leader receives its report.
     Report { node: NodeId },
-    /// A worker holds the update whose copy it keeps, if it does not, and the leader receives its
-    /// report.
+    /// A worker holds the update that it keeps the copy of, if it does not, and the leader receives
+    /// its report.
     Hold { node: NodeId },
     /// The leader proposes an entry.
     Propose { entry: EntryId },
@@ -26,9 +26,9 @@ pub(super) enum ModelAction {
     Notice { node: NodeId },
     /// It is agreed on that a worker is lost, and it lives on.
     Fence { node: NodeId },
-    /// A fenced worker learns of it, and forgets what it holds.
+    /// A fenced worker learns of it, and forgets its layers.
     Forget { node: NodeId },
-    /// A worker learns what is agreed on.
+    /// A worker learns the agreed entries.
     Learn { node: NodeId },
     /// A worker learns of the last seal, and not yet of the plan that came after it.
     LearnSeal { node: NodeId },

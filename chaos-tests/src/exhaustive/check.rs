@@ -1,4 +1,4 @@
-//! What must hold in every state, and what is wrong if it does not.
+//! The invariants of every state, and the violations of them.
 
 use std::fmt;
 
@@ -12,7 +12,7 @@ use super::model_state::ModelState;
 use super::transition_cache::TransitionCache;
 use super::worker::{ModelActiveStage, ModelStageCopy, ModelWorker, ModelWorkerPhase};
 
-/// What is wrong in a state or an action.
+/// A violation in a state or an action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ModelViolation {
     /// S1: a step was sealed twice, or one was left out.
@@ -36,9 +36,9 @@ pub enum ModelViolation {
         /// The turn that was sealed.
         turn: Turn,
     },
-    /// S3: the report of a worker that is taken for dead was counted.
+    /// S3: the report of a worker that was declared dead was counted.
     FencedCounted {
-        /// The worker that is taken for dead.
+        /// The worker that was declared dead.
         node: NodeId,
     },
     /// R8: an update was applied to a state that is not the one before it.
@@ -68,16 +68,16 @@ pub enum ModelViolation {
         /// The version there is.
         found: Step,
     },
-    /// What was sealed is nowhere, though one of the holders that promised it lives.
+    /// A sealed layer is nowhere, though one of the holders that promised it lives.
     SealedLost {
         /// The layer that is lost.
         layer: LayerId,
         /// The version that was sealed.
         version: Step,
     },
-    /// The leader takes the run back, though nothing is lost.
+    /// The leader rewinds the run, though nothing is lost.
     NeedlessRewind {
-        /// The layer that it takes for lost.
+        /// The layer that it believes to be lost.
         layer: LayerId,
     },
     /// The run can never end from here.
@@ -132,9 +132,9 @@ pub(super) fn check(
     (0..layer_count).map(LayerId).try_for_each(|layer| check_layer(transitions, world, layer))
 }
 
-/// A stage of the plan in force has the version of the log, or is one seal behind and has what the
-/// seal needs. One that ran ahead of a proposal is not wrong yet: the same sums lead to the same
-/// seal. It is once the attempt is over, and [`check_layer`] looks at that.
+/// A stage of the plan in force has the version of the log, or is one seal behind and has the
+/// gradient that the seal needs. One that ran ahead of a proposal is not wrong yet: the same sums
+/// lead to the same seal. It is once the attempt is over, and [`check_layer`] looks at that.
 fn check_version(state: &State, worker: &ModelWorker) -> Result<(), ModelViolation> {
     let Some(active) = worker.active_stage().filter(|_| worker.generation == state.generation())
     else {
@@ -213,7 +213,7 @@ fn will_have(worker: &ModelWorker, state: &State, layer: LayerId) -> bool {
     is_next && active.is_running && (own_will && is_own || is_copied)
 }
 
-/// Whether all holders of the layer by the last plan that ran are dead, or taken for it.
+/// Whether all holders of the layer by the last plan that ran are dead, or declared so.
 pub(super) fn is_excused(world: &ModelState, state: &State, layer: LayerId) -> bool {
     let plan = &world.ran;
     let stage = plan.stage_indices().find(|stage| plan.layers_of(*stage).any(|of| of == layer));

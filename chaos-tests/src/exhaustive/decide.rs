@@ -1,4 +1,4 @@
-//! What a leader decides: when to seal, and when to make another plan.
+//! The decisions of a leader: when to seal, and when to make another plan.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -35,8 +35,8 @@ pub(super) fn decide_seal(state: &State, world: &ModelState) -> Option<Seal> {
     sealing.decide(state).ok()
 }
 
-/// What a leader does about the plan: it starts one that is loaded, and makes another if the one in
-/// force cannot go on. Every live worker has answered by then, and so knows what is agreed on.
+/// The leader's decision on the plan: it starts one that is loaded, and makes another if the one in
+/// force cannot go on. Every live worker has answered by then, and so knows the agreed entries.
 pub(super) fn decide_plan(
     transitions: &TransitionCache,
     state: &State,
@@ -62,7 +62,7 @@ pub(super) fn decide_plan(
     }
 }
 
-/// What a leader does about a plan that takes too long, though no worker is to blame.
+/// The leader's decision on a plan that lasts too long, though no worker is to blame.
 pub(super) fn decide_plan_for_stall(
     transitions: &TransitionCache,
     state: &State,

@@ -1,4 +1,4 @@
-//! What is written in the log of the small world: its job, its plans, and numbers for tensors.
+//! The entries in the log of the small world: its job, its plans, and numbers for tensors.
 
 use zbelastic_consensus::checkpoint::LayerDigest;
 use zbelastic_consensus::contact::Contact;
@@ -135,7 +135,7 @@ fn stage_candidates(state: &State) -> Vec<Holder> {
     holders
 }
 
-/// One chunk a stage; the last takes what does not divide.
+/// One chunk a stage; the last has the remainder of the division.
 fn chunks(layer_count: u32, stage_count: u32) -> Vec<LayerRange> {
     let each = layer_count / stage_count;
     let end = |stage| if stage + 1 == stage_count { layer_count } else { (stage + 1) * each };

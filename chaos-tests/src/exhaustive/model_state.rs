@@ -16,12 +16,12 @@ use super::worker::{ModelActiveStage, ModelStageCopy, ModelWorker, ModelWorkerPh
 #[derive(Clone)]
 pub(super) struct ModelState {
     pub agreed: StateId,
-    /// What was proposed and is neither agreed on nor lost, in the order of the log.
+    /// The proposals that are neither agreed on nor lost, in the order of the log.
     pub in_flight: Vec<ProposalInFlight>,
     pub leader: ReceivedReports,
-    /// Workers that live, those that were taken for dead among them.
+    /// Workers that live, those that were declared dead among them.
     pub workers: BTreeMap<NodeId, ModelWorker>,
-    /// The last plan that ran. What it promised holds until the next one runs.
+    /// The last plan that ran. Its promise holds until the next one runs.
     pub ran: Arc<PlanRecord>,
     /// For each stage, the last turn that was computed by a worker that stood there.
     pub computed: BTreeMap<StageIndex, Turn>,
@@ -39,7 +39,7 @@ pub(super) struct ProposalInFlight {
     pub is_own: bool,
 }
 
-/// What a leader received about the open turn since its election.
+/// The reports that a leader received on the open turn since its election.
 #[derive(Clone, Default)]
 pub(super) struct ReceivedReports {
     pub reports: BTreeMap<StageIndex, Arc<(GradientReport, Vec<LayerFingerprint>)>>,
@@ -47,7 +47,7 @@ pub(super) struct ReceivedReports {
 }
 
 impl ModelState {
-    /// Workers that live and are not taken for dead.
+    /// Workers that live and are not declared dead.
     pub(super) fn counted<'a>(&'a self, state: &'a State) -> impl Iterator<Item = &'a ModelWorker> {
         self.workers.values().filter(|worker| !worker.is_fenced(state))
     }
@@ -66,8 +66,8 @@ impl ModelState {
         self.in_flight.iter_mut().for_each(|flying| flying.is_own = false);
     }
 
-    /// What makes this state another than the others. The contents of messages follow from their
-    /// turn and stage, so those are enough.
+    /// The facts that distinguish this state from the others. The contents of messages follow from
+    /// their turn and stage, so those are enough.
     pub(super) fn key(&self) -> Box<[u8]> {
         let mut key = StateKey(Vec::with_capacity(128));
         key.number(self.agreed.0.into());

@@ -8,12 +8,12 @@ use super::check::{ModelViolation, check};
 use super::model_state::ModelState;
 use super::steps::ProtocolModel;
 
-/// What a search came to.
+/// The outcome of a search.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Exploration {
     /// How many states were seen.
     pub states: usize,
-    /// Actions taken from them, those that led to a known state included.
+    /// Actions executed from them, those that led to a known state included.
     pub actions: usize,
     /// Actions from the beginning to the state that is farthest.
     pub depth: u32,
@@ -21,7 +21,7 @@ pub struct Exploration {
     pub finding: ExplorationFinding,
 }
 
-/// What a search found.
+/// The finding of a search.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ExplorationFinding {
     /// Everything holds in every state, and the run can end from each.
@@ -39,7 +39,7 @@ pub enum ExplorationFinding {
 
 /// Where a state was first seen.
 struct VisitedState {
-    /// The state before it, and what happened there.
+    /// The state before it, and the action there.
     from: Option<(u32, ModelAction)>,
     depth: u32,
     is_over: bool,

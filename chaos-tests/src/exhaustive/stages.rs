@@ -1,4 +1,4 @@
-//! What workers do: compute, hold, learn, load.
+//! The actions of workers: compute, hold, learn, load.
 
 use std::sync::Arc;
 
@@ -36,7 +36,7 @@ pub(super) fn report(
         after.workers.get_mut(&node).and_then(ModelWorker::active_stage_mut).expect("it stands");
     let computed = if active.reported.is_some() { Ok(()) } else { active.compute() };
     let reported = active.reported.clone();
-    // A worker that is taken for dead may compute for a plan before the one in force.
+    // A worker that was declared dead may compute for a plan before the one in force.
     let computed_last = after.computed.entry(stage).or_insert(turn);
     *computed_last = turn.max(*computed_last);
     let mut counted = Ok(());
@@ -83,12 +83,12 @@ pub(super) fn hold(
     next.push((ModelAction::Hold { node }, counted.map(|()| after)));
 }
 
-/// Whether a leader counts the reports of a worker: not of one that is taken for dead.
+/// Whether a leader counts the reports of a worker: not of one that was declared dead.
 fn is_counted(state: &State, world: &ModelState, node: NodeId) -> bool {
     !world.workers[&node].is_fenced(state) || mutant::is(Mutant::M12FencedAccepted)
 }
 
-/// S3: no report of a worker that is taken for dead is counted.
+/// S3: no report of a worker that was declared dead is counted.
 fn check_counted(state: &State, world: &ModelState, node: NodeId) -> Result<(), ModelViolation> {
     if world.workers[&node].is_fenced(state) {
         return Err(ModelViolation::FencedCounted { node });
@@ -96,7 +96,7 @@ fn check_counted(state: &State, world: &ModelState, node: NodeId) -> Result<(), 
     Ok(())
 }
 
-/// A worker that was taken for dead learns of it.
+/// A worker that was declared dead learns of it.
 pub(super) fn forget(
     state: &State,
     world: &ModelState,

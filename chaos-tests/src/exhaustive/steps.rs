@@ -1,4 +1,4 @@
-//! What can happen in a state, and what comes of it.
+//! The actions that are possible in a state, and the states they lead to.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ use super::worker::ModelWorker;
 use super::{ModelBounds, entries};
 use crate::access::credential;
 
-/// What comes of an action.
+/// The result of an action.
 pub(super) type ModelTransition = (ModelAction, Result<ModelState, ModelViolation>);
 
 /// The protocol model: its initial state and its transitions.
@@ -109,7 +109,7 @@ impl ProtocolModel {
         }
     }
 
-    /// What a leader with this state proposes. It proposes nothing that is in flight already.
+    /// The proposals of a leader with this state. It proposes nothing that is in flight already.
     fn propose(&mut self, state: &State, world: &ModelState, next: &mut Vec<ModelTransition>) {
         let own = world.in_flight.iter().filter(|flying| flying.is_own);
         let own: Vec<&Entry> = own.map(|flying| self.transitions.entry(flying.entry)).collect();
@@ -133,7 +133,7 @@ impl ProtocolModel {
         }
     }
 
-    /// The log is agreed on in order. What is in flight may be sent too early.
+    /// The log is agreed on in order. A proposal in flight may be sent too early.
     fn proceed(&mut self, world: &ModelState, next: &mut Vec<ModelTransition>) {
         if let Some(ProposalInFlight { entry, .. }) = world.in_flight.first().copied() {
             let mut after = world.clone();
@@ -179,7 +179,7 @@ impl ProtocolModel {
         Ok(world)
     }
 
-    /// What a leader with rule R1 off does: it sends a seal to workers when it proposes it.
+    /// The action of a leader with rule R1 off: it sends a seal to workers when it proposes it.
     fn send_proposed_seal(
         &self,
         world: &ModelState,
@@ -230,7 +230,7 @@ impl ProtocolModel {
     }
 }
 
-/// S1, and that every stage computed what is sealed, in the very attempt.
+/// S1, and that every stage computed the sealed sums, in the very attempt.
 fn check_sealed(state: &State, world: &ModelState, seal: &Seal) -> Result<(), ModelViolation> {
     let open = seal.turn.step;
     let found = state.open_turn().step;

@@ -14,7 +14,7 @@ pub(super) struct StateId(pub u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct EntryId(pub u32);
 
-/// What an entry comes to in a state, if it fits.
+/// The effect of an entry in a state, if it fits.
 pub(super) type EntryEffect = Option<(StateId, Arc<StateChange>)>;
 
 /// Every replicated state and every entry there was. Applying one to the other is a function, so it
@@ -55,8 +55,8 @@ impl TransitionCache {
         id
     }
 
-    /// Applies an entry. One that does not fit takes no index here, so that states which differ in
-    /// nothing else are one.
+    /// Applies an entry. One that does not fit receives no index here, so that states which differ
+    /// in nothing else are one.
     ///
     /// # Panics
     /// If an entry that is refused changes more than the index.

@@ -33,7 +33,7 @@ pub(super) enum ModelWorkerPhase {
     Active(ModelActiveStage),
 }
 
-/// A plan whose layers are being fetched.
+/// A plan that is being loaded: its layers are fetched.
 #[derive(Clone)]
 pub(super) struct ModelLoading {
     pub plan: Arc<PlanRecord>,
@@ -50,7 +50,7 @@ pub(super) struct ModelActiveStage {
     pub stage: StageIndex,
     pub half: StageHalf,
     pub version: Step,
-    /// What was reported on the open turn, with the state it began with.
+    /// The report on the open turn, with the state it began with.
     pub reported: Option<Arc<(GradientReport, Vec<LayerFingerprint>)>>,
     /// The turn for which there is a candidate.
     pub candidate: Option<Turn>,
@@ -63,9 +63,9 @@ pub(super) struct ModelActiveStage {
 pub(super) struct ModelStageCopy {
     pub of: StageIndex,
     pub version: Step,
-    /// The turn whose seal it applies next.
+    /// The turn that it applies the next seal of.
     pub open: Turn,
-    /// The turn whose gradient it holds.
+    /// The turn of the gradient that it holds.
     pub held: Option<Turn>,
 }
 
@@ -100,7 +100,7 @@ impl ModelWorker {
         }
     }
 
-    /// Whether it was taken for dead. No worker is admitted twice here.
+    /// Whether it was declared dead. No worker is admitted twice here.
     pub(super) fn is_fenced(&self, state: &State) -> bool {
         state.holder_of(self.me).is_none()
     }
@@ -166,7 +166,7 @@ impl ModelWorker {
         self.activate_once_complete(loading);
     }
 
-    /// Gives up what is not sealed; what is stays among the unused layers.
+    /// Gives up the candidate that is not sealed; sealed layers stay among the unused layers.
     fn stop(&mut self) {
         match std::mem::replace(&mut self.phase, ModelWorkerPhase::Idle) {
             ModelWorkerPhase::Idle => {}
@@ -231,7 +231,7 @@ impl ModelWorker {
         }
     }
 
-    /// What it holds, with versions.
+    /// The layers that it holds, with versions.
     pub(super) fn layers(&self) -> BTreeMap<LayerId, Vec<Step>> {
         let mut layers: BTreeMap<LayerId, Vec<Step>> = BTreeMap::new();
         let unused = self.unused_layers.iter().map(|(layer, version)| (*layer, *version));
@@ -257,7 +257,7 @@ impl ModelWorker {
         self.layers().into_iter().flat_map(held).collect()
     }
 
-    /// That it has loaded what the plan gives it.
+    /// The record that it has loaded the layers that the plan gives it.
     pub(super) fn ready(&self) -> Option<ReadyRecord> {
         let active = self.active_stage().filter(|active| !active.is_running)?;
         let ModelActiveStage { plan, stage, version, .. } = active;
@@ -334,7 +334,7 @@ impl ModelActiveStage {
         Ok(())
     }
 
-    /// What it holds: its layers and those of the copy.
+    /// The layers that it holds: its own and those of the copy.
     pub(super) fn layers(&self) -> impl Iterator<Item = (LayerId, Step)> + '_ {
         let own = self.plan.layers_of(self.stage).map(|layer| (layer, self.version));
         let copied = self
@@ -352,7 +352,7 @@ impl ModelStageCopy {
         self.update(plan)
     }
 
-    /// What is reported of the gradient that is held.
+    /// The report on the gradient that is held.
     pub(super) fn update(&self, plan: &PlanRecord) -> HeldUpdate {
         let turn = self.open;
         let of = self.of;

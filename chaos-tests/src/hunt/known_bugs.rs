@@ -1,4 +1,4 @@
-//! The bugs that are known: what is broken, and which check is there for it.
+//! The bugs that are known: the broken rule, and the check that is there for it.
 
 use std::fmt;
 
@@ -122,7 +122,7 @@ impl KnownBug {
         self.expected().iter().all(|invariant| invariant.is_of_housekeeping())
     }
 
-    /// What the switch breaks, in words.
+    /// The rule that the switch breaks, in words.
     #[must_use]
     pub const fn about(self) -> &'static str {
         match self {
@@ -295,7 +295,8 @@ impl KnownBug {
             Self::Mutant(Mutant::M40RemovalForgotten)
             | Self::Mutant(Mutant::M41WorkersIgnoreBans) => &[Invariant::H11],
             Self::Mutant(Mutant::M42NeverAtTheDoor) => &[Invariant::H12],
-            // What is not held elsewhere is not compared either: a bit that flips is sealed.
+            // An update that is not held elsewhere is not compared either: a bit that flips is
+            // sealed.
             Self::Mutant(Mutant::R3SealedBeforeHeld) => {
                 &[Invariant::N1, Invariant::N2, Invariant::N3, Invariant::L3]
             }

@@ -1,5 +1,5 @@
-//! What follows from an entry that was applied somewhere for the first time, outside of the cores:
-//! old checkpoints go, manifests are kept, markers are hit.
+//! The consequences of an entry that was applied somewhere for the first time, outside of the
+//! cores: old checkpoints go, manifests are kept, markers are hit.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -25,10 +25,10 @@ use crate::queue::VirtualTime;
 /// Stages that a life has at most that is not a large one: it has no more blocks.
 const STAGES_FEW: usize = 10;
 
-/// What was applied, as far as anything outside of the cores depends on it.
+/// The applied entries, as far as anything outside of the cores depends on them.
 #[derive(Default)]
 pub(super) struct ChangeRecord {
-    /// The last index whose consequences for the store were drawn.
+    /// The last index of which the consequences for the store were drawn.
     store_index: u64,
     /// Checkpoints that the log refers to.
     referred: BTreeMap<Step, CheckpointRecord>,
@@ -241,7 +241,7 @@ impl ChangeRecord {
         holder: Holder,
         reason: LossReason,
     ) {
-        // Nothing is requested any more from a holder that the log takes for lost, rightly or not.
+        // Nothing is requested any more from a holder that the log declares lost, rightly or not.
         env.checker.damage.disturbed(holder.node, env.now);
         let follows = env.pre_copy.iter().flat_map(|pre_copy| &pre_copy.layers);
         let (follows, owns) = follows.fold((false, false), |(follows, owns), f| {
@@ -292,8 +292,8 @@ impl ChangeRecord {
     }
 }
 
-/// A flipped bit that is copied because no node is left that has it right is beyond what is
-/// promised: two things went wrong within one step.
+/// A flipped bit that is copied because no node is left that has it right is beyond the promises:
+/// two things went wrong within one step.
 fn check_witnesses(
     env: &mut Surroundings<'_>,
     workers: &dyn WorkerFacts,
@@ -399,7 +399,7 @@ fn is_fenced_alive(workers: &dyn WorkerFacts, core: &Core, holder: Holder) -> bo
     member.zip(boot).is_some_and(|(member, boot)| (boot..boot + BOOTS_APART).contains(&member.boot))
 }
 
-/// Whether everybody holds what the plan needs of it when the plan begins.
+/// Whether everybody holds the layers that the plan needs of it when the plan begins.
 fn mark_ahead(env: &mut Surroundings<'_>, plan: &PlanRecord) {
     let Some(pre_copy) = env.pre_copy.take() else { return };
     let is_named = |f: &FollowedLayer| match &plan.sources[f.layer.index()] {

@@ -80,7 +80,7 @@ impl Controllers {
         }
     }
 
-    /// Whether a controller can be taken away for good, and a majority of voters stays.
+    /// Whether a controller can be removed for good, and a majority of voters stays.
     pub(super) fn can_lose(&self, env: &Surroundings<'_>, node: NodeId) -> bool {
         let Some(core) = self.leader().and_then(|leader| self.machines[&leader].core.as_ref())
         else {
@@ -156,7 +156,7 @@ impl Controllers {
         }
     }
 
-    /// Records what an entry changed, if it is the first time that it was applied anywhere.
+    /// Records the changes of an entry, if it is the first time that it was applied anywhere.
     pub(super) fn apply_change(
         &mut self,
         env: &mut Surroundings<'_>,

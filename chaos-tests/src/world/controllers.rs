@@ -38,17 +38,17 @@ use crate::queue::VirtualTime;
 const ELECTION_TICKS_MIN: u32 = 10;
 const ELECTION_TICKS_APART: u32 = 4;
 
-/// How long a leader of a life waits for what.
+/// The waiting times of a leader of a life.
 const TIMING: DutyTiming =
     DutyTiming { lost_after_ticks: LOST_AFTER_TICKS, progress_ticks: 200, inventory_ticks: 40 };
 
-/// All controllers of a life, and what they agreed on.
+/// All controllers of a life, and the entries that they agreed on.
 pub(super) struct Controllers {
     pub(super) machines: BTreeMap<NodeId, ControllerMachine>,
-    /// Controllers whose disks are gone, to be removed by an operator.
+    /// Controllers that lost their disks, to be removed by an operator.
     pub(super) dead: BTreeSet<NodeId>,
     pub(super) record: ChangeRecord,
-    /// What each stage is set up with, which plans depend on.
+    /// The setup of each stage, which plans depend on.
     stage: StageSetup,
 }
 
@@ -214,7 +214,7 @@ impl Controllers {
         }
     }
 
-    /// A controller whose disk is not to be used comes back as another node.
+    /// A controller with a disk that is not to be used comes back as another node.
     pub(super) fn condemn(
         &mut self,
         env: &mut Surroundings<'_>,
@@ -377,7 +377,7 @@ impl Controllers {
         }
     }
 
-    /// Carries out the outputs of a controller. A core queues what it sends to others before its
+    /// Carries out the outputs of a controller. A core queues its messages to others before its
     /// events about itself, so the latter are looked at first: a process that dies right behind an
     /// entry has sent nothing of it.
     pub(super) fn drive_controller(

@@ -13,8 +13,8 @@ use super::{World, WorldEvent};
 use crate::markers::Marker;
 
 impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
-    /// Kills whatever runs on a machine; it starts again after a while, or never. Yields whether
-    /// anything ran.
+    /// Kills the process that runs on a machine; it starts again after a while, or never. Yields
+    /// whether anything ran.
     pub(super) fn crash(&mut self, node: NodeId, down_us: Option<u64>) -> bool {
         let ran = if self.controllers.machines.contains_key(&node) {
             self.controllers.crash_controller(&mut self.env, node)
@@ -131,7 +131,7 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
         }
         let controllers: Vec<NodeId> = self.controllers.machines.keys().copied().collect();
         controllers.into_iter().chain(hung).for_each(|node| self.restart(node));
-        // Workers that were taken for untrusted stay away; one worker must be there.
+        // Workers that were declared untrusted stay away; one worker must be there.
         self.add_worker();
     }
 
@@ -172,7 +172,7 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
         }
     }
 
-    /// The operator of the cluster takes the old one away as soon as the new one is admitted.
+    /// The operator of the cluster removes the old one as soon as the new one is admitted.
     pub(super) fn remove_replaced(&mut self, old: NodeId) {
         if let Some(leader) = self.controllers.leader() {
             self.command(leader, Input::Command(OperatorCommand::Remove(old)));
@@ -186,8 +186,8 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
         self.send_controllers();
     }
 
-    /// Carries out what machines that have just run left to others: connections of workers that
-    /// died are closed, and workers learn of other controllers.
+    /// Carries out the work that machines which have just run left to others: connections of
+    /// workers that died are closed, and workers learn of other controllers.
     pub(super) fn settle(&mut self) {
         loop {
             if let Some(crashed) = self.env.crashed.pop_front() {
@@ -243,7 +243,7 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
         self.workers.add_worker(&mut self.env, controllers);
     }
 
-    /// A controller whose disk is not to be used comes back as another node.
+    /// A controller with a disk that is not to be used comes back as another node.
     pub(super) fn condemn(&mut self, node: NodeId) {
         self.controllers.condemn(&mut self.env, &self.workers, node);
         self.settle();

@@ -12,7 +12,7 @@ use crate::queue::VirtualTime;
 
 /// Within this time a disk that was set back is found out.
 const FOUND_OUT_US: u64 = 4_000_000;
-/// Until a controller starts again whose disk has a flipped bit.
+/// Until a controller with a flipped bit on its disk starts again.
 const FLIPPED_US: u64 = 200_000;
 /// Stages from which on a device that is always wrong can be distinguished from those it
 /// contradicts.
@@ -67,8 +67,8 @@ impl<M: StageFactory, S: BatchSource + Clone> StormFaults<'_, '_, M, S> {
         false
     }
 
-    /// A disk that was set back within its present boot is found out by controllers that saw what
-    /// came after, if they are there. So they are.
+    /// A disk that was set back within its present boot is found out by controllers that saw the
+    /// later entries, if they are there. So they are.
     pub(super) fn set_disk_back(&mut self, node: NodeId, imaged_at: VirtualTime) {
         let are_witnesses = self.world.controllers.machines.iter().all(|(other, machine)| {
             let is_fit = machine.started_at <= imaged_at && machine.sync_us_extra == 0;
@@ -114,8 +114,8 @@ impl<M: StageFactory, S: BatchSource + Clone> StormFaults<'_, '_, M, S> {
         true
     }
 
-    /// Numbers go wrong only where another node is there to notice: what is wrong and promised to
-    /// no copy is right by definition.
+    /// Numbers go wrong only where another node is there to notice: a wrong number that is promised
+    /// to no copy is right by definition.
     pub(super) fn spoil(&mut self, draw: u64, fault: NumericFault) -> bool {
         if self.stages_with_copies() == 0 {
             return false;

@@ -1,4 +1,4 @@
-//! How a life may end, and what is looked at then.
+//! How a life may end, and the final checks.
 
 use zbelastic_consensus::Entry;
 use zbelastic_consensus::codec::{self, Format};
@@ -139,7 +139,7 @@ impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
         )
     }
 
-    /// S2: what each controller has applied follows from what is on its disk.
+    /// S2: the entries that each controller has applied follow from those on its disk.
     fn audit_logs(&mut self) {
         let machines = self.controllers.machines.iter();
         let differs = |core: &Core, disk: &MachineDisk| {

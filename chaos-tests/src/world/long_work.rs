@@ -1,4 +1,4 @@
-//! Work that takes long: the process does nothing else meanwhile, its heart beats, and its
+//! Work that lasts long: the process does nothing else meanwhile, its heart beats, and its
 //! heartbeats report that it gets on.
 
 use zbelastic_consensus::session::{SessionInput, WorkerEvent};
@@ -15,7 +15,7 @@ use crate::queue::VirtualTime;
 use crate::work_durations::{LongWork, STUCK_SHARE};
 
 impl<M: StageFactory, S: BatchSource + Clone> WorkerProcess<M, S> {
-    /// Whether it does anything that takes time.
+    /// Whether it does anything that needs time.
     fn is_at_work(&self) -> bool {
         !self.is_hung && (self.busy.is_some() || self.transfers > 0)
     }
@@ -79,7 +79,7 @@ impl<M: StageFactory, S: BatchSource + Clone> Workers<M, S> {
         }
     }
 
-    /// A frame leaves, if it is one that takes long later.
+    /// Sends a frame; a layer that is served for long leaves later.
     pub(super) fn send_frame(
         &mut self,
         env: &mut Surroundings<'_>,
@@ -114,7 +114,7 @@ impl<M: StageFactory, S: BatchSource + Clone> Workers<M, S> {
         }
     }
 
-    /// A worker's process counts what it has done, and its heartbeats report the count.
+    /// A worker's process counts the work that it has done, and its heartbeats report the count.
     pub(super) fn report_progress(&mut self, env: &mut Surroundings<'_>, node: NodeId) {
         let machine = self.machines.get_mut(&node);
         let Some(process) = machine.and_then(|machine| machine.process.as_mut()) else { return };

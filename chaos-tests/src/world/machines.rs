@@ -25,21 +25,22 @@ use crate::queue::VirtualTime;
 pub(super) struct ControllerMachine {
     pub(super) life: u64,
     pub(super) core: Option<Core>,
-    /// What its process plans with.
+    /// The planner of its process.
     pub(super) planner: LifePlanner,
-    /// The plan whose steps its process sees sealed, and how many it has seen.
+    /// The plan of the steps that its process sees sealed, and how many it has seen.
     pub(super) plan_steps: (Generation, u64),
     pub(super) disk: MachineDisk,
     pub(super) paused_until: VirtualTime,
     pub(super) tick_us: u64,
-    /// Syncs follow each other. What is written before one begins is covered by it.
+    /// Syncs follow each other. A record that is written before one begins is covered by it.
     pub(super) sync_begins_at: VirtualTime,
     pub(super) synced_at: VirtualTime,
-    /// What stages have reported to it for which turn.
+    /// The turn for which stages have reported to it, and those stages.
     pub(super) reports: Option<(Turn, BTreeSet<Holder>)>,
     /// A seal that was agreed on while it led, and that was sent to no worker.
     pub(super) unsent_seal: Option<Turn>,
-    /// Writes that are not durable yet, in order: what to report, and the record after the last.
+    /// Writes that are not durable yet, in order: the token to report, and the record after the
+    /// last.
     pub(super) unsynced: VecDeque<(PersistToken, u64)>,
     pub(super) sync_us_extra: u64,
     pub(super) started_at: VirtualTime,
@@ -55,7 +56,7 @@ pub(super) struct ControllerMachine {
 }
 
 impl ControllerMachine {
-    /// When what is written now will be durable.
+    /// The moment at which a record that is written now will be durable.
     pub(super) fn sync_end(&mut self, now: VirtualTime, sync_us: u64) -> VirtualTime {
         if self.sync_begins_at <= now {
             self.sync_begins_at = self.synced_at.max(now);
@@ -97,7 +98,7 @@ pub(super) struct WorkerMachine<M: StageFactory, S> {
     pub(super) is_gone: bool,
 }
 
-/// What runs on a worker's machine.
+/// The process that runs on a worker's machine.
 pub(super) struct WorkerProcess<M: StageFactory, S> {
     pub(super) session: WorkerSession,
     pub(super) runtime: WorkerRuntime<M, S>,
@@ -105,20 +106,20 @@ pub(super) struct WorkerProcess<M: StageFactory, S> {
     pub(super) busy: Option<(u64, Vec<RuntimeOutput>)>,
     pub(super) backlog: Vec<RuntimeInput>,
     pub(super) op_number: u64,
-    /// What its passes took, of the last turns.
+    /// The durations of its passes, of the last turns.
     pub(super) pass_times: planning::PassTimes,
     /// The operation in progress never ends.
     pub(super) is_hung: bool,
-    /// The work it has done, and what it moves at the moment.
+    /// The work it has done, and the transfers that it makes at the moment.
     pub(super) done: u64,
     pub(super) transfers: u32,
-    /// What it reported last that it holds, and when.
+    /// The layers that it last reported to hold, and the time of that report.
     pub(super) reported_inventory: Option<(VirtualTime, Vec<HeldLayer>)>,
-    /// What the checker looked at last.
+    /// The turn and the step that the checker looked at last.
     pub(super) checked: Option<(Turn, Step)>,
     /// A bit of a state was flipped elsewhere, the node that held it has gone back, and the order
     /// to go back is still on its way to this one, which may follow that state.
     pub(super) may_follow_flipped: bool,
-    /// What only a known bug looks at.
+    /// State that only a known bug looks at.
     pub(super) last_program: Option<Program>,
 }

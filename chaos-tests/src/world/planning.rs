@@ -1,7 +1,8 @@
-//! What passes take in a life whose machines differ in speed, and what a controller's process makes of it.
+//! The durations of passes in a life with machines of different speeds, and the estimates that a controller's process
+//! derives from them.
 //!
 //! A worker's passes are timed as a worker's process times them, and a controller gets the times of a step if all
-//! stages have them. Reviews take a while; what a controller that does not lead any more comes to is not passed on.
+//! stages have them. A review lasts a while; the result of a controller that does not lead any more is not passed on.
 
 use std::collections::BTreeMap;
 
@@ -25,12 +26,12 @@ use super::worker_facts::WorkerFacts;
 use crate::failure::{Invariant, LifeFailure};
 use crate::markers::Marker;
 
-/// Turns whose passes a worker remembers: one is open, and one ahead of it may run.
+/// Turns of which a worker remembers the passes: one is open, and one ahead of it may run.
 const TURNS_MAX: usize = 3;
-/// What the update of a stage takes, in microseconds: it takes no time here.
+/// The duration of a stage's update, in microseconds: it costs no virtual time here.
 const UPDATE_US: f64 = 10.0;
 
-/// What the passes of a worker took, by turn: how many of a kind, and their microseconds.
+/// The durations of a worker's passes, by turn: how many of a kind, and their microseconds.
 #[derive(Default)]
 pub(super) struct PassTimes(BTreeMap<Turn, BTreeMap<Compute, (usize, u64)>>);
 
@@ -46,7 +47,8 @@ impl PassTimes {
         }
     }
 
-    /// What the stage's passes of a turn took for a microbatch, if all of its program are there.
+    /// The time that the stage's passes of a turn needed for a microbatch, if all of its program
+    /// are there.
     pub(super) fn stage_times(
         &self,
         turn: Turn,
@@ -79,8 +81,8 @@ impl PassTimes {
 }
 
 impl Controllers {
-    /// Applies an entry to what a controller's process has measured, and has the plan in force judged if that is
-    /// due.
+    /// Applies an entry to the measurements of a controller's process, and has the plan in force
+    /// judged if that is due.
     pub(super) fn note_pace(
         &mut self,
         env: &mut Surroundings<'_>,
@@ -146,7 +148,8 @@ impl Controllers {
         self.send_estimate(env, workers, node);
     }
 
-    /// Passes to the core and to the search what they do not know yet, if the controller leads.
+    /// Passes to the core and to the search the estimates that they do not have yet, if the
+    /// controller leads.
     pub(super) fn send_estimate(
         &mut self,
         env: &mut Surroundings<'_>,
@@ -167,7 +170,7 @@ impl Controllers {
     }
 }
 
-/// What the step of a turn took, if it is of the plan in force and all its stages have timed it.
+/// The duration of a turn's step, if it is of the plan in force and all its stages have timed it.
 fn measured_step(core: &Core, workers: &dyn WorkerFacts, turn: Turn) -> Option<StepMeasurement> {
     let plan = &core.state().plan()?.record;
     let times = |(stage, holder): (StageIndex, &Holder)| {
@@ -200,8 +203,8 @@ impl ControllerMachine {
 }
 
 impl<M: StageFactory, S: BatchSource + Clone> WorkerProcess<M, S> {
-    /// What a pass takes in a life whose machines differ in speed: the work that is counted for its layers, as a
-    /// share of a step's. None in other lives.
+    /// The duration of a pass in a life with machines of different speeds: the work that is counted
+    /// for its layers, as a share of a step's. None in other lives.
     pub(super) fn pass_us(
         &self,
         env: &mut Surroundings<'_>,

@@ -1,4 +1,4 @@
-//! Machines whose programs are changed for newer ones while the cluster trains.
+//! Machines with programs that are changed for newer ones while the cluster trains.
 
 use std::collections::BTreeMap;
 

@@ -32,7 +32,7 @@ pub(super) struct ArmedCrashPoint {
     pub(super) is_hit: bool,
 }
 
-/// What faults did, and what they still wait for.
+/// The effects of faults, and the conditions that they still wait for.
 #[derive(Default)]
 pub(super) struct Storm {
     pub(super) armed: Vec<ArmedCrashPoint>,
@@ -68,8 +68,8 @@ impl<M: StageFactory, S: BatchSource + Clone> StormFaults<'_, '_, M, S> {
         }
     }
 
-    /// Injects a fault. Yields whether that changed anything; what only waits for its moment is
-    /// counted then.
+    /// Injects a fault. Yields whether that changed anything; a fault that only waits for its
+    /// moment is counted then.
     fn apply_fault(&mut self, index: usize, fault: SimulatedFault) -> bool {
         match fault {
             SimulatedFault::CrashController { draw, down_us } => {
@@ -118,14 +118,14 @@ impl<M: StageFactory, S: BatchSource + Clone> StormFaults<'_, '_, M, S> {
         }
     }
 
-    /// Workers whose process runs.
+    /// Workers with a running process.
     fn up_workers(&self) -> Vec<NodeId> {
         let up =
             self.world.workers.machines.iter().filter(|(_, machine)| machine.process.is_some());
         up.map(|(node, _)| *node).collect()
     }
 
-    /// Workers whose process runs and that have a part in the plan in force, in the order of their
+    /// Workers that have a running process and a part in the plan in force, in the order of their
     /// stages.
     fn staged_workers(&self) -> Vec<NodeId> {
         let plan = self
@@ -140,7 +140,7 @@ impl<M: StageFactory, S: BatchSource + Clone> StormFaults<'_, '_, M, S> {
         staged
     }
 
-    /// A worker that computes: what happens to the work of others changes nothing.
+    /// A worker that computes: a fault in the work of others changes nothing.
     pub(super) fn some_worker(&mut self, draw: u64) -> Option<&mut WorkerMachine<M, S>> {
         let node = pick(&self.staged_workers(), draw)?;
         self.world.workers.machines.get_mut(&node)

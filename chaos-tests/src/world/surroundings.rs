@@ -1,5 +1,5 @@
-//! What the machines of a life stand in: time, the network, the store, what is drawn for them, what
-//! faults still wait for, and what is recorded of them.
+//! The surroundings of a life's machines: time, the network, the store, the random draws, the
+//! conditions that faults still wait for, and the records of the machines.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -30,12 +30,12 @@ use crate::work_durations::{BEAT_US, LONG_US_MAX, LongWork};
 
 /// Bytes of a manifest at most.
 const MANIFEST_BYTES_MAX: usize = 1 << 20;
-/// After so long what was requested was once taken for lost: 4 times 40 ticks.
+/// After so long a requested inventory was once assumed to be lost: 4 times 40 ticks.
 const OLD_INVENTORY_US: u64 = 8_000_000;
 /// Work of more than this is long beyond doubt.
 const HUNDRED_BEATS_US: u64 = 100 * BEAT_US;
 
-/// A worker's process that died in the middle of what it did: its connections close behind that.
+/// A worker's process that died in the middle of an input: its connections close behind that.
 pub(super) struct CrashedWorker {
     pub(super) node: NodeId,
     pub(super) down_us: u64,
@@ -45,7 +45,7 @@ pub(super) struct CrashedWorker {
     pub(super) is_injected: bool,
 }
 
-/// What all machines share.
+/// The state that all machines share.
 pub(super) struct Surroundings<'a> {
     pub(super) case: &'a LifeCase,
     pub(super) now: VirtualTime,
@@ -59,7 +59,7 @@ pub(super) struct Surroundings<'a> {
     pub(super) draws_pace: Draws,
     pub(super) programs: ProgramVersions,
     pub(super) numbers: NodeNumbers,
-    /// What is left of the time for long work.
+    /// The rest of the time for long work.
     pub(super) long_us_left: u64,
     pub(super) cluster: ClusterId,
     pub(super) storm: Storm,
@@ -70,9 +70,9 @@ pub(super) struct Surroundings<'a> {
     /// More happened than anything is promised for.
     pub(super) is_excused: bool,
     pub(super) calm_at: VirtualTime,
-    /// What is copied ahead.
+    /// The plan of the layers that are copied ahead.
     pub(super) pre_copy: Option<Arc<PreCopyPlan>>,
-    /// Workers whose connections are still to close, each once: `World::settle` empties it.
+    /// Workers with connections that are still to close, each once: `World::settle` empties it.
     pub(super) crashed: VecDeque<CrashedWorker>,
     /// How often the workers are still to be sent the controllers.
     pub(super) announcements: u32,
@@ -166,7 +166,7 @@ impl<'a> Surroundings<'a> {
         true
     }
 
-    /// Takes away the crash point that was hit, and counts it.
+    /// Removes the crash point that was hit, and counts it.
     pub(super) fn disarm(&mut self) -> ArmedCrashPoint {
         let index = self.storm.armed.iter().position(|armed| armed.is_hit);
         let armed = self.storm.armed.remove(index.expect("a crash point was hit"));
@@ -185,7 +185,7 @@ impl<'a> Surroundings<'a> {
         manifests.into_iter().find_map(decode)
     }
 
-    /// How long a piece of work takes, if it takes longer than in other lives.
+    /// The duration of a piece of work, if it lasts longer than in other lives.
     pub(super) fn long_us(&mut self, work: LongWork) -> Option<u64> {
         let (us, share) = self.case.options.pace?.of(work);
         if us > self.long_us_left || !self.draws_pace.chance(share) {
@@ -195,7 +195,8 @@ impl<'a> Surroundings<'a> {
         Some(us)
     }
 
-    /// What a process works on for long before it reports it.
+    /// The kind and duration of the work that a process does for long before it reports this
+    /// output.
     pub(super) fn long_answer(&mut self, output: &RuntimeOutput) -> Option<(LongWork, u64)> {
         let work = match output {
             RuntimeOutput::Event(WorkerEvent::Inventory { .. }) => LongWork::Hash,

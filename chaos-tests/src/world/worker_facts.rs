@@ -1,4 +1,4 @@
-//! What the entries of the log are compared with: what workers have and do.
+//! The facts that the entries of the log are compared with: the state and the work of the workers.
 
 use zbelastic_consensus::message::HeldLayer;
 use zbelastic_consensus::state::State;
@@ -12,14 +12,14 @@ use zbelastic_types::{LayerId, NodeId, StageIndex, Step};
 use super::workers::Workers;
 use crate::queue::VirtualTime;
 
-/// What controllers' changes are compared with. Nothing of it changes a worker but for a flipped
-/// bit, which is gone when the run goes back.
+/// The facts that controllers' changes are compared with. None of them changes a worker but for a
+/// flipped bit, which is gone when the run goes back.
 pub(super) trait WorkerFacts {
     /// Whether a node is a worker's.
     fn has(&self, node: NodeId) -> bool;
     /// The number of a worker's start, if its process runs.
     fn running_boot(&self, node: NodeId) -> Option<u64>;
-    /// Layers whose state has a flipped bit.
+    /// Layers with a flipped bit in their state.
     fn flipped(&self) -> Vec<(NodeId, LayerId)>;
     /// The flipped states are gone.
     fn forget_flips(&self);
@@ -31,7 +31,7 @@ pub(super) trait WorkerFacts {
         layer: (LayerId, Step),
         since: VirtualTime,
     ) -> Option<NodeId>;
-    /// What the passes of a turn took on a worker, if it has run all of the program.
+    /// The durations of a turn's passes on a worker, if it has run all of the program.
     fn stage_times(
         &self,
         node: NodeId,

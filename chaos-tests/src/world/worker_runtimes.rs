@@ -1,4 +1,4 @@
-//! Worker runtimes: operations that take time, frames, layers read and written.
+//! Worker runtimes: operations that need time, frames, layers read and written.
 
 use zbelastic_consensus::session::{WorkerCommand, WorkerEvent};
 use zbelastic_schedule::Op;
@@ -110,7 +110,7 @@ impl<M: StageFactory, S: BatchSource + Clone> Workers<M, S> {
         self.check_standby_layers(env, node);
     }
 
-    /// Runs operations until one takes time or none can run.
+    /// Runs operations until one needs time or none can run.
     pub(super) fn run_runtime(&mut self, env: &mut Surroundings<'_>, node: NodeId) {
         loop {
             let Some(machine) = self.machines.get_mut(&node) else { return };
@@ -331,8 +331,8 @@ impl<M: StageFactory, S: BatchSource + Clone> Workers<M, S> {
     }
 
     /// Compares the standby layers of a runtime with the reference. While a bit of a state is
-    /// flipped anywhere, that is what is followed; it is found out before the next seal, and given
-    /// up.
+    /// flipped anywhere, copies may follow the flipped state and are not compared; the flip is
+    /// found out before the next seal, and the state is given up.
     fn check_standby_layers(&mut self, env: &mut Surroundings<'_>, node: NodeId) {
         let is_flipped = |m: &WorkerMachine<M, S>| m.faults.borrow().flipped().is_some();
         if self.machines.values().any(is_flipped) {
@@ -367,14 +367,14 @@ impl<M: StageFactory, S: BatchSource + Clone> Workers<M, S> {
     fn check_runtime(&mut self, env: &mut Surroundings<'_>, node: NodeId) {
         let Some(machine) = self.machines.get_mut(&node) else { return };
         let Some(process) = &mut machine.process else { return };
-        // A worker that does not know yet that there is a new cluster holds what the old one
-        // sealed.
+        // A worker that does not know yet that there is a new cluster holds the steps that the old
+        // one sealed.
         let forgets =
             |input: &RuntimeInput| matches!(input, RuntimeInput::Command(WorkerCommand::Forget));
         if process.session.cluster() != env.cluster || process.backlog.iter().any(forgets) {
             return;
         }
-        // What was loaded and does not run yet is compared by the log itself.
+        // A stage that was loaded and does not run yet is compared by the log itself.
         let active = process.runtime.active_stage().filter(|active| active.is_running());
         let Some(active) = active else { return };
         let executor = active.engine().executor();

@@ -251,7 +251,7 @@ impl<M: StageFactory, S: BatchSource + Clone> Workers<M, S> {
         process.is_some_and(|process| process.is_hung)
     }
 
-    /// What a machine with a known bug does to a command.
+    /// The command as a machine with a known bug changes it.
     fn tampered(&mut self, node: NodeId, command: WorkerCommand) -> WorkerCommand {
         if let WorkerCommand::ApplySeal(seal) = &command {
             let is_replaying = seal.verdict == Verdict::Replay;
@@ -305,7 +305,7 @@ impl<M: StageFactory, S: BatchSource + Clone> Workers<M, S> {
         }
     }
 
-    /// A node gives up what it holds. If a bit of it was flipped, others may follow that until
+    /// A node gives up its layers. If a bit of it was flipped, others may follow that until
     /// they have given it up too.
     fn forget_flip(&mut self, node: NodeId) {
         let is_flipped = self.machines[&node].faults.borrow().flipped().is_some();
@@ -325,7 +325,7 @@ impl<M: StageFactory, S: BatchSource + Clone> Workers<M, S> {
         }
         machine.life += 1;
         machine.paused_until = VirtualTime(0);
-        // What it did not report is gone with it.
+        // Effects that it did not report are gone with it.
         machine.faults.borrow_mut().take_effects();
         machine.faults.borrow_mut().forget_flip();
         env.store.writer_crashed(node, &mut env.draws_store);
@@ -340,7 +340,8 @@ impl<M: StageFactory, S: BatchSource + Clone> Workers<M, S> {
         self.crash_within(env, (node, armed.down_us), true);
     }
 
-    /// Kills a process in the middle of what it does. What others notice of that comes behind it.
+    /// Kills a process in the middle of its work. The closing of its connections, which others
+    /// notice, comes behind it.
     fn crash_within(
         &mut self,
         env: &mut Surroundings<'_>,

@@ -60,7 +60,7 @@ impl UnnamedChunk<'_> {
         Ok(())
     }
 
-    /// Puts aside what has the chunk's name and is not the chunk.
+    /// Puts aside an entry that has the chunk's name and is not the chunk.
     pub(crate) fn put_aside_existing(&self) -> Result<(), FileFault> {
         let aside = self.chunks.folder.join(DAMAGED).join(self.hash.to_string());
         let path = self.chunks.path(self.hash);

@@ -1,4 +1,4 @@
-//! What every log must do.
+//! The duties of every log.
 
 use super::{LogFixture, noise};
 use crate::error::LogError;

@@ -1,4 +1,4 @@
-//! Pieces and manifests: what is written comes back.
+//! Pieces and manifests: the bytes that are written come back.
 
 use std::{io, thread};
 

@@ -1,4 +1,4 @@
-//! What is removed and what stays, and what verification finds.
+//! The data that are removed, the data that stay, and the findings of verification.
 
 use std::collections::BTreeSet;
 

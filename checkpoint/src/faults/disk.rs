@@ -1,9 +1,9 @@
-//! A disk in memory that records what would survive a loss of power.
+//! A disk in memory that records the data that would survive a loss of power.
 //!
-//! Every file and every folder has two states: what programs see, and what is on the medium. A sync
-//! makes the second equal to the first, for that file or that folder alone. A loss of power leaves
-//! for each sector of a file, for its length and for each name in a folder either state, drawn from
-//! a seed: writes reach the medium in any order or not at all.
+//! Every file and every folder has two states: the one that programs see, and the one on the
+//! medium. A sync makes the second equal to the first, for that file or that folder alone. A loss
+//! of power leaves for each sector of a file, for its length and for each name in a folder either
+//! state, drawn from a seed: writes reach the medium in any order or not at all.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -23,11 +23,11 @@ const SECTOR_BYTES: usize = 512;
 pub enum PowerLoss {
     /// It does not: only the process dies.
     ProcessOnly,
-    /// What was not synced is lost.
+    /// Writes that were not synced are lost.
     LosesAll,
-    /// What was not synced is lost or not, by a seed.
+    /// Each write that was not synced is lost or not, by a seed.
     LosesSome {
-        /// Seed of the random numbers that decide what is lost.
+        /// Seed of the random numbers that decide which writes are lost.
         seed: u64,
     },
 }
@@ -121,7 +121,7 @@ fn mixed(content: &FileContent, mut is_kept: impl FnMut() -> bool) -> Vec<u8> {
 }
 
 impl DiskState {
-    /// A name whose folder is gone is gone as well.
+    /// A name in a folder that is gone is gone as well.
     fn drop_orphans(&mut self) {
         let mut kept: BTreeMap<PathBuf, DiskEntry> = BTreeMap::new();
         // A folder comes before its entries.

@@ -207,7 +207,7 @@ fn killed() -> io::Error {
     io::Error::other("the process was killed")
 }
 
-/// A file system that fails as its [`FileFaultInjector`] prescribes, and otherwise does what the
+/// A file system that fails as its [`FileFaultInjector`] prescribes, and otherwise behaves as the
 /// one behind it does.
 #[derive(Debug)]
 pub struct FaultyFileSystem {

@@ -14,7 +14,7 @@ const FILE_BYTES_MAX: u64 = 64 << 20;
 const ROWS: &str = "rows";
 const ROWS_NEW: &str = "rows.new";
 
-/// An index whose every operation on files goes through [`FileSystem`], unlike sled's.
+/// An index that performs every operation on files through [`FileSystem`], unlike sled's.
 #[derive(Debug)]
 pub struct FileIndex {
     files: Arc<dyn FileSystem>,

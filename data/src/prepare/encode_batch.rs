@@ -17,7 +17,7 @@ pub(super) struct EncodedBatch {
     /// Numbers of ids, from the batch's beginning, behind which a document ends. Not strictly
     /// growing: there are documents of no ids.
     pub(super) ends: Vec<usize>,
-    /// What the batch adds to the counts.
+    /// The counts that the batch adds.
     pub(super) sources: SourceCounts,
     /// Where the next batch begins.
     pub(super) after: SourceCursor,
@@ -27,7 +27,7 @@ pub(super) struct EncodedBatch {
     pub(super) bytes_read: u64,
 }
 
-/// What batches are encoded with.
+/// The encoder and the options that batches are encoded with.
 pub(super) struct BatchEncoder<'a> {
     pub(super) encoder: &'a dyn EncodeDocuments,
     pub(super) listing: &'a SourceListing,

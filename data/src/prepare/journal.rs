@@ -1,4 +1,4 @@
-//! What is finished of a store, so that a later call goes on from there.
+//! The finished part of a store, so that a later call goes on from there.
 
 use serde::{Deserialize, Serialize};
 
@@ -28,7 +28,7 @@ pub(super) struct FinishedShard {
     pub(super) record: ShardRecord,
     /// Where in the sources the next shard begins.
     pub(super) after: SourceCursor,
-    /// What was read of the sources up to there.
+    /// The counts of the documents that were read from the sources up to there.
     pub(super) sources: SourceCounts,
     /// Whether the last document goes on in the next shard.
     pub(super) is_document_open: bool,

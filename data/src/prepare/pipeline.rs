@@ -13,7 +13,7 @@ use crate::source::{
 /// Batches that wait before an encoder, and behind it. Either blocks when there are more.
 const QUEUE_BATCHES: usize = 1;
 
-/// What the threads work on.
+/// The job that the threads work on.
 #[derive(Clone, Copy)]
 pub(super) struct PipelineJob<'a> {
     pub(super) listing: &'a SourceListing,

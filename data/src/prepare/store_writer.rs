@@ -20,7 +20,7 @@ pub(super) struct StoreWriter {
     folder: PathBuf,
     shard_tokens: u64,
     shard_documents: usize,
-    /// What the store's manifest will be, of the finished shards.
+    /// The store's later manifest, of the finished shards.
     manifest: StoreManifest,
     journal: PrepareJournal,
     /// The shard that is being written. One that is full is finished when ids come that do not
@@ -158,7 +158,7 @@ impl StoreWriter {
         Ok(self.manifest)
     }
 
-    /// Removes what a killed call for another request left.
+    /// Removes the files that a killed call for another request left.
     fn remove_other_shards(&self) -> Result<(), PrepareError> {
         let folder = &self.folder;
         let ours: Vec<_> = (0..self.manifest.shards.len()).map(shard_name).collect();

@@ -15,13 +15,13 @@ use super::token_file::TokenFileReader;
 use super::{SourceCursor, SourceError, SourceItem, SourceOptions};
 
 /// A batch ends with the item that reaches so many bytes. Shards end with a batch, so this is part
-/// of what determines a store's bytes.
+/// of the rules that determine a store's bytes.
 const BATCH_BYTES: usize = 256 << 10;
 /// Items of a batch at most, as many of them may be empty.
 const BATCH_ITEMS_MAX: usize = 4096;
 /// Bytes that are read of a file at once.
 const READ_BYTES: usize = 1 << 20;
-/// Largest window that zstd may require, as a power of two: 128 MiB, what `zstd --long` makes.
+/// Largest window that zstd may require, as a power of two: 128 MiB, the window of `zstd --long`.
 const ZSTD_WINDOW_LOG_MAX: u32 = 27;
 
 /// Consecutive items of the sources.
@@ -100,7 +100,7 @@ impl<'a> BatchReader<'a> {
         Ok((opened, items))
     }
 
-    /// Opens the cursor's file, and reads what was read of it before.
+    /// Opens the cursor's file, and reads again the part that was read of it before.
     fn open_at_cursor(&mut self) -> Result<(), SourceError> {
         let Some((file, format)) = self.listing.files.get(self.cursor.file as usize) else {
             return Ok(());

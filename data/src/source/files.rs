@@ -13,11 +13,11 @@ use super::ranged::SourceStorage;
 pub struct SourceFile {
     /// Its path or URL.
     pub path: String,
-    /// What is the same for all paths of the file: the path without links.
+    /// The name that is the same for all paths of the file: the path without links.
     pub canonical: String,
     /// Length of the file, compressed as it is.
     pub bytes: Bytes,
-    /// What changes when the file is written anew: its time of modification, or an ETag.
+    /// The value that changes when the file is written anew: its time of modification, or an ETag.
     pub version: String,
 }
 
@@ -59,7 +59,7 @@ pub enum SourceListError {
         /// The entry, as it was typed.
         entry: String,
     },
-    /// A file whose format is not known.
+    /// A file of an unknown format.
     #[error("{path} has no known format ({})", SourceFormat::EXTENSIONS)]
     Format {
         /// The file.

@@ -8,7 +8,7 @@ use crate::document::{Chat, Document, TextPart};
 /// Fields that are read if none is named: the first that is there.
 pub(super) const FIELDS: [&str; 2] = ["text", "messages"];
 
-/// The document in a line: a JSON object whose field is a text or a list of messages.
+/// The document in a line: a JSON object with a field that is a text or a list of messages.
 pub(crate) fn read_line(line: &[u8], field: Option<&str>) -> Result<Document, BadDocument> {
     let json = |reason: String| BadDocument::Json { reason };
     let text = str::from_utf8(line).map_err(|error| json(error.to_string()))?;

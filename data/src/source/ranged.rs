@@ -9,7 +9,7 @@ use super::files::{SourceFile, SourceListError};
 /// A place with files: the local disk, or an object store.
 pub trait SourceStorage: Sync {
     /// The files of an entry, which is a file, a folder or a glob, sorted by their paths. Files of
-    /// folders and globs whose format is not known are left out.
+    /// an unknown format in folders and globs are left out.
     ///
     /// # Errors
     /// If there is no such entry, it is no glob, or the place cannot be read.

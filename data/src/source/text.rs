@@ -5,13 +5,13 @@ use std::io::BufRead;
 use super::{PART_BYTES_MAX, SourceError, SourceItem};
 use crate::document::TextPart;
 
-/// Bytes that are read at once. Large, so that what is left of a buffer is moved rarely.
+/// Bytes that are read at once. Large, so that the rest of a buffer is moved rarely.
 const READ_BYTES: usize = 1 << 20;
 
 /// Documents of a file, or parts of them.
 ///
-/// A separator ends a document. What follows the last one is a document if it is not empty; without
-/// a separator the whole file is one, even if it is empty.
+/// A separator ends a document. The text after the last one is a document if it is not empty;
+/// without a separator the whole file is one, even if it is empty.
 pub(super) struct TextReader<R> {
     file: String,
     reader: R,

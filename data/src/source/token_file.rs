@@ -25,7 +25,8 @@ pub(crate) const NARROW_VOCABULARY_MAX: u32 = 1 << 16;
 pub enum TokenFileKind {
     /// Without a header, 2 bytes an id.
     NanoGpt,
-    /// Without a header, 4 bytes an id: what is written where a vocabulary is too large for 2.
+    /// Without a header, 4 bytes an id: the form that is written where a vocabulary is too large
+    /// for 2.
     WideNanoGpt,
     /// llm.c's header for GPT-2, 2 bytes an id.
     LlmcGpt2,

@@ -1,4 +1,4 @@
-//! What a store holds.
+//! The content of a store.
 
 use serde::{Deserialize, Serialize};
 
@@ -19,8 +19,8 @@ pub(crate) fn shard_name(index: usize) -> String {
     format!("{index:05}.shard")
 }
 
-/// What a token store holds. It names no path and no time, so that the same sources give the same
-/// manifest everywhere.
+/// The content of a token store. It names no path and no time, so that the same sources give the
+/// same manifest everywhere.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StoreManifest {
@@ -33,13 +33,14 @@ pub struct StoreManifest {
     pub vocabulary: u32,
     /// The id behind each text, if there is one.
     pub end_of_text: Option<u32>,
-    /// What was read of the sources. A document of no ids counts here and not in a shard.
+    /// The counts of the documents that were read from the sources. A document of no ids counts
+    /// here and not in a shard.
     pub sources: SourceCounts,
     /// The shards in order.
     pub shards: Vec<ShardRecord>,
 }
 
-/// What a shard holds.
+/// The content of a shard.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ShardRecord {
@@ -54,7 +55,7 @@ pub struct ShardRecord {
     pub hash: blake3::Hash,
 }
 
-/// What is wrong with a manifest that can be read.
+/// The fault of a manifest that can be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ManifestFault {
     /// Another version of the format.

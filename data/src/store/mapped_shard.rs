@@ -11,7 +11,7 @@ use super::layout::{ShardLayout, file_bytes};
 use super::manifest::ShardRecord;
 use super::{StoreError, TokenSpan};
 
-/// A shard, whose lengths and document ends were checked.
+/// A shard, with lengths and document ends that were checked.
 #[derive(Debug)]
 pub(super) struct MappedShard {
     path: PathBuf,
@@ -34,8 +34,8 @@ impl MappedShard {
             return Err(StoreError::Length { path, found, expected });
         }
         // SAFETY: the bytes are read as integers, of which every pattern is valid. Shards are written
-        // once, under another name; whoever alters one later may change what is read, which
-        // `verify` and the checks of each read notice.
+        // once, under another name; a program that alters one later may change the ids that are
+        // read, which `verify` and the checks of each read notice.
         let mapping = unsafe { Mmap::map(&file) }.map_err(io)?;
         let layout = ShardLayout::of(record, vocabulary);
         let shard = Self { path, mapping, layout, vocabulary };
@@ -97,7 +97,7 @@ impl MappedShard {
         mask.get(at / 8).is_none_or(|byte| byte >> (at % 8) & 1 == 1)
     }
 
-    /// Appends ids of this shard, whose first document has number `first_document`.
+    /// Appends ids of this shard; its first document has number `first_document`.
     pub(super) fn read(
         &self,
         tokens: Range<u64>,

@@ -73,13 +73,13 @@ impl ShardWriter {
         Ok(())
     }
 
-    /// Ends the document whose last id was appended last. Whether one ended there already is the
+    /// Ends the document that the last id was appended to. Whether one ended there already is the
     /// caller's to know.
     pub(crate) fn end_document(&mut self) {
         self.ends.push(u32::try_from(self.tokens).expect("shards have fewer than 2^32 ids"));
     }
 
-    /// Writes what was kept, and makes the shard durable under its name.
+    /// Writes the parts that were kept, and makes the shard durable under its name.
     pub(crate) fn finish(mut self) -> io::Result<ShardRecord> {
         let ends = std::mem::take(&mut self.ends);
         for some in ends.chunks(WRITE_BYTES) {

@@ -13,7 +13,7 @@ const SCANNED_BYTES_MAX: usize = 48;
 /// The rank of a pair that is not merged.
 const UNRANKED: u32 = u32::MAX;
 
-/// What two neighbours become.
+/// The symbol that two neighbours become.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Merge {
     /// Index in the list of merges.
@@ -31,7 +31,7 @@ impl Default for Merge {
 #[derive(Clone, Copy, Debug)]
 struct Symbol {
     id: u32,
-    /// What it becomes with the symbol after it.
+    /// The merge of it with the symbol after it.
     merge: Merge,
 }
 

@@ -1,4 +1,4 @@
-//! What a group of three sends and writes, and the bytes that are pinned for each form.
+//! The messages and records of a group of three, and the bytes that are pinned for each form.
 
 use std::collections::VecDeque;
 
@@ -35,7 +35,7 @@ pub fn entries() -> Vec<Vec<u8>> {
     entries.chunks(1).chain([entries.as_slice()]).map(|entries| encode(&entries.to_vec())).collect()
 }
 
-/// What a group of three did, as node 1 saw it.
+/// The acts of a group of three, as node 1 saw it.
 #[derive(Default)]
 struct RaftTranscript {
     /// Messages that it received, with their senders, and ticks, which have sender 0.

@@ -1,4 +1,4 @@
-//! What the harness reads of processes, of clouds and of lives that failed.
+//! The texts that the harness reads of processes, of clouds and of lives that failed.
 
 use chaos_tests::case::LifeCase;
 use chaos_tests::machine_traces::parse;

@@ -1,4 +1,4 @@
-//! What lies in a data folder.
+//! The files in a data folder.
 
 use std::cell::RefCell;
 use std::fs;
@@ -55,13 +55,13 @@ thread_local! {
     };
 }
 
-/// What a store yields that holds nothing but this row.
+/// The result of a read from a store that holds nothing but this row.
 fn with_row<T>(row: IndexRow, read: impl FnOnce(&FolderStore<SingleRowDatabase>) -> T) -> T {
     ROW.set(row);
     STORE.with(read)
 }
 
-/// The version whose row every manifest is put into.
+/// The version under which every manifest's row is put.
 #[must_use]
 pub fn version() -> CheckpointId {
     CheckpointId { run: RunId(1), version: Step(8) }
@@ -84,7 +84,7 @@ fn check_manifest(store: &FolderStore<SingleRowDatabase>) -> DecodeOutcome {
     DecodeOutcome::Accepted
 }
 
-/// The piece whose record every row is.
+/// The piece that every row is the record of.
 fn piece() -> PieceName {
     PieceName { version: version(), layer: LayerId(2), digest: Digest([5; 32]) }
 }

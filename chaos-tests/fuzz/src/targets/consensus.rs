@@ -1,4 +1,4 @@
-//! What controllers send each other, agree on and write down.
+//! The messages, entries and records of controllers.
 
 use std::fmt::Debug;
 use std::sync::LazyLock;
@@ -48,7 +48,7 @@ pub fn golden(text: &str) -> Vec<(String, Vec<u8>)> {
     blocks
 }
 
-/// What is believed to be a value is one: it survives being written and read again.
+/// Bytes that are believed to be a value are one: the value survives being written and read again.
 fn decoded<T: Serialize + DeserializeOwned + Debug>(bytes: &[u8]) -> Option<T> {
     let value: T = decode(bytes, bytes.len()).ok()?;
     let again = encode(&value);
@@ -74,7 +74,7 @@ fn apply(state: &mut State, entry: &Entry) {
     }
 }
 
-/// Entries from a new cluster on, and after a snapshot. What comes of them can be sent.
+/// Entries from a new cluster on, and after a snapshot. The resulting state can be sent.
 pub fn entries(bytes: &[u8]) -> DecodeOutcome {
     let Some(entries) = decoded::<Vec<Entry>>(bytes) else { return DecodeOutcome::Refused };
     for mut state in [State::new(ClusterId(1)), GOLDEN.clone()] {
@@ -98,7 +98,7 @@ pub fn snapshots(bytes: &[u8]) -> DecodeOutcome {
     DecodeOutcome::Accepted
 }
 
-/// What a node writes is durable at once; its other outputs are dropped.
+/// A node's writes are durable at once; its other outputs are dropped.
 fn settle(node: &mut RaftNode) {
     while let Some(output) = node.poll() {
         if let RaftOutput::Persist { token, .. } = output {
@@ -113,7 +113,7 @@ pub fn voters() -> [NodeId; 3] {
     [1, 2, 3].map(NodeId)
 }
 
-/// A message is handled or refused, whatever it holds; a sender of 0 is a tick.
+/// A message is handled or refused, independently of its content; a sender of 0 is a tick.
 pub fn raft_messages(bytes: &[u8]) -> DecodeOutcome {
     let Some(messages) = decoded::<Vec<(u8, RaftMessage)>>(bytes) else {
         return DecodeOutcome::Refused;
@@ -133,7 +133,7 @@ pub fn raft_messages(bytes: &[u8]) -> DecodeOutcome {
     DecodeOutcome::of(handled)
 }
 
-/// What is taken for a record is one.
+/// Bytes that are accepted as a record are one.
 pub fn log_records(bytes: &[u8]) -> DecodeOutcome {
     let Ok(record) = decode_record(bytes) else { return DecodeOutcome::Refused };
     assert_eq!(decode_record(&encode_record(&record)), Ok(record));

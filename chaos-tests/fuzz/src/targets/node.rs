@@ -1,4 +1,5 @@
-//! What people write, type and request, and what nodes send each other beside the protocol.
+//! The texts that people write, type and request, and the messages between nodes beside the
+//! protocol.
 
 use std::fmt::Debug;
 
@@ -134,7 +135,7 @@ pub fn machines(bytes: &[u8]) -> DecodeOutcome {
     DecodeOutcome::Accepted
 }
 
-/// What stands behind flags.
+/// The values of flags.
 pub fn flags(bytes: &[u8]) -> DecodeOutcome {
     let Ok(text) = std::str::from_utf8(bytes) else { return DecodeOutcome::Refused };
     if let Ok(address) = HostPort::parse(text) {

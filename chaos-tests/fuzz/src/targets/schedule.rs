@@ -8,7 +8,7 @@ use zbelastic_schedule::{PASS_COUNT_MAX, Program, check};
 use super::check_text;
 use crate::DecodeOutcome;
 
-/// Passes of a program that is also checked here: a check takes as long as a program is.
+/// Passes of a program that is also checked here: the time of a check grows with the program.
 const CHECKED_PASSES: u64 = 512;
 /// A few bytes may be a program of [`PASS_COUNT_MAX`] passes, each of which is up to 12 operations
 /// of 16 bytes, in a vector that grows by doubling.
@@ -20,7 +20,7 @@ fn check_legal(program: &Program) {
     }
 }
 
-/// A program is written in one way and read as what was written; a check of it ends.
+/// A program is written in one way and read as the same program; a check of it ends.
 pub fn programs(bytes: &[u8]) -> DecodeOutcome {
     let Ok(text) = std::str::from_utf8(bytes) else { return DecodeOutcome::Refused };
     let Ok(program) = text.parse::<Program>() else { return DecodeOutcome::Refused };

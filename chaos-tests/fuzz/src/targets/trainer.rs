@@ -16,7 +16,7 @@ pub const MODEL_MEMORY: usize = 128 << 20;
 /// Bytes that come at once where a layer comes in pieces.
 const PIECE_BYTES: usize = 7;
 
-/// The model whose weights are read.
+/// The model of the weights that are read.
 #[must_use]
 pub fn model() -> ModelConfig {
     ModelConfig {
@@ -98,8 +98,8 @@ pub fn safetensors(bytes: &[u8]) -> DecodeOutcome {
     import(&model(), bytes)
 }
 
-/// The same of the model that a `config.json` describes; a byte of zero ends it. What it announces
-/// costs no memory before the weights are found to be there.
+/// The same of the model that a `config.json` describes; a byte of zero ends it. A size that it
+/// announces costs no memory before the weights are found to be there.
 pub fn imports(bytes: &[u8]) -> DecodeOutcome {
     let (config, rest) = bytes.split_at(bytes.iter().position(|byte| *byte == 0).unwrap_or(0));
     let (Ok(text), Some((_, file))) = (std::str::from_utf8(config), rest.split_first()) else {
@@ -109,7 +109,7 @@ pub fn imports(bytes: &[u8]) -> DecodeOutcome {
     if model.errors().is_empty() { import(&model, file) } else { DecodeOutcome::Refused }
 }
 
-/// What is corrupted is written as it is read.
+/// A corruption is written as it is read.
 pub fn injections(bytes: &[u8]) -> DecodeOutcome {
     std::str::from_utf8(bytes).map_or(DecodeOutcome::Refused, check_text::<Injection>)
 }

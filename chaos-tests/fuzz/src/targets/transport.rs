@@ -1,4 +1,4 @@
-//! What a peer sends, and what people copy from one machine to another.
+//! The messages that a peer sends, and the texts that people copy from one machine to another.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -83,7 +83,8 @@ pub fn frames(bytes: &[u8]) -> DecodeOutcome {
     }
 }
 
-/// No message is empty or longer than any may be, and all together are no longer than what came.
+/// No message is empty or longer than any may be, and all together are no longer than the bytes
+/// that came.
 pub fn control(bytes: &[u8]) -> DecodeOutcome {
     let mut reader = ControlReader::new(bytes);
     let mut read = 0;
@@ -95,7 +96,7 @@ pub fn control(bytes: &[u8]) -> DecodeOutcome {
     DecodeOutcome::of(read > 0)
 }
 
-/// What is taken for a hello is one.
+/// Bytes that are accepted as a hello are one.
 pub fn hellos(mut bytes: &[u8]) -> DecodeOutcome {
     let Ok(hello) = block_on(PeerHello::read(VERSIONS, &mut bytes)) else {
         return DecodeOutcome::Refused;
@@ -105,7 +106,7 @@ pub fn hellos(mut bytes: &[u8]) -> DecodeOutcome {
     DecodeOutcome::Accepted
 }
 
-/// A holder answers a question by no more than what it holds.
+/// A holder answers a question by no more than the body that it holds.
 pub fn bulk_questions(bytes: &[u8]) -> DecodeOutcome {
     let body: Arc<dyn BulkBody> = Arc::new(vec![7_u8; BODY_BYTES]);
     let find = move |key: &[u8]| (key == b"body").then(|| Arc::clone(&body));
@@ -116,7 +117,7 @@ pub fn bulk_questions(bytes: &[u8]) -> DecodeOutcome {
     DecodeOutcome::of(served.is_ok_and(|served| served.chunks > 0))
 }
 
-/// What is taken for an offer is one.
+/// Bytes that are accepted as an offer are one.
 pub fn local_offers(bytes: &[u8]) -> DecodeOutcome {
     let Ok(offer) = LocalOffer::decode(bytes) else { return DecodeOutcome::Refused };
     assert!(offer.path.is_absolute());
@@ -128,14 +129,14 @@ fn check_same<T: PartialEq + Debug, E: Debug>(again: &Result<T, E>, value: &T) {
     assert_eq!(again.as_ref().expect("it reads what it wrote"), value);
 }
 
-/// What is taken for a request is one.
+/// Text that is accepted as a request is one.
 pub fn join_requests(bytes: &[u8]) -> DecodeOutcome {
     let Ok(request) = JoinRequest::decode(bytes) else { return DecodeOutcome::Refused };
     check_same(&JoinRequest::decode(&request.encode()), &request);
     DecodeOutcome::Accepted
 }
 
-/// What is taken for an answer is one.
+/// Text that is accepted as an answer is one.
 pub fn join_answers(bytes: &[u8]) -> DecodeOutcome {
     let Ok(answer) = JoinAnswer::decode(bytes) else { return DecodeOutcome::Refused };
     check_same(&JoinAnswer::decode(&answer.encode()), &answer);
