@@ -24,7 +24,7 @@ pub enum ApiAnswer {
     Token(TokenCreated),
     /// The answer to `token_list`: all tokens.
     Tokens(Vec<TokenInfo>),
-    /// To `token_revoke`, `node_drain` and `node_remove`: what changed, and for which nodes.
+    /// To `token_revoke`, `node_drain` and `node_remove`: the changes, and the nodes they concern.
     Done(ChangeSummary),
     /// To `run`: it begins or continues.
     Run(RunAccepted),
@@ -40,7 +40,7 @@ pub enum ApiAnswer {
     Checkpoint(CheckpointDetail),
     /// The answer to `checkpoint_verify`: one verified layer.
     Verified(LayerVerified),
-    /// The answer to `checkpoint_collect`: what each node removed.
+    /// The answer to `checkpoint_collect`: the chunks that each node removed.
     Collected(Vec<CollectionReport>),
     /// The answer to `checkpoint_export`: a piece of a layer.
     Layer(LayerPiece),
@@ -141,18 +141,18 @@ pub struct LogLine {
 pub struct TokenCreated {
     /// The token itself, as text.
     pub token: String,
-    /// What is known about it.
+    /// The description of the token.
     pub info: TokenInfo,
     /// Where a node that has it can join.
     pub addresses: Vec<String>,
 }
 
-/// What is known about a token.
+/// The description of a token.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TokenInfo {
     /// The id by which the token is listed and revoked.
     pub id: String,
-    /// What joins with it.
+    /// The role that it admits.
     pub role: TokenRole,
     /// When it was made.
     pub created_ms: u64,
@@ -164,13 +164,13 @@ pub struct TokenInfo {
     pub used: u32,
     /// Whether nodes that join with it are removed when they are lost.
     pub ephemeral: bool,
-    /// Whether it was taken back.
+    /// Whether it was revoked.
     pub revoked: bool,
     /// The note that its creator gave it.
     pub note: Option<String>,
 }
 
-/// What a command about nodes or tokens changed.
+/// The changes that a command about nodes or tokens made.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ChangeSummary {
     /// The change in words.
@@ -179,7 +179,7 @@ pub struct ChangeSummary {
     pub nodes: Vec<NodeId>,
 }
 
-/// What became of a run that was submitted.
+/// How a submitted run was handled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RunDisposition {
@@ -208,7 +208,7 @@ pub struct RunStatus {
     pub step: u64,
     /// Number of steps it has in all.
     pub step_count: u64,
-    /// What it branched off, if it did.
+    /// The run that it branched off, if it did.
     #[serde(default)]
     pub from: Option<OriginStatus>,
     /// Its checkpoints, by their steps.
@@ -235,7 +235,7 @@ pub struct OriginStatus {
 /// A run that was submitted.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RunAccepted {
-    /// What became of it.
+    /// How it was handled.
     pub disposition: RunDisposition,
     /// The first event that concerns it, for a client that follows the run.
     pub events_from: u64,
@@ -278,14 +278,14 @@ pub struct LayerDetail {
     pub holders: Vec<NodeId>,
 }
 
-/// What reading the copies of a layer showed.
+/// The condition of the copies of a layer, found by reading them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LayerVerified {
     /// The checkpoint's step: steps sealed before it.
     pub step: u64,
     /// Index of the layer, counted from 0.
     pub layer: u32,
-    /// Each copy, and what reading it showed.
+    /// Each copy, and its condition, found by reading it.
     pub copies: Vec<LayerCopyStatus>,
 }
 
@@ -310,7 +310,7 @@ pub enum CopyState {
     },
     /// The copy is damaged.
     Damaged {
-        /// What is damaged, in words.
+        /// The damaged object, in words.
         what: String,
     },
     /// The node does not answer, or does not have it.
@@ -320,7 +320,7 @@ pub enum CopyState {
     },
 }
 
-/// What a node removed.
+/// The chunks that a node removed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CollectionReport {
     /// The node that removed them.

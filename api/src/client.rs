@@ -1,8 +1,8 @@
 //! The client of the API: a command line.
 //!
 //! It uses no socket. Bytes travel through an [`Exchange`] that the caller brings. A redirect is
-//! followed, a few times; nothing is tried again in silence: what fails is reported, with what it
-//! means for a script.
+//! followed, a few times; nothing is tried again in silence: a failure is reported, with its means
+//! for a script.
 
 use zbelastic_types::NodeId;
 use zbelastic_wording::{CommandFailure, FailureCode, FailureDetail};
@@ -45,7 +45,7 @@ pub enum ClientError {
     Stranger {
         /// The address that answered.
         address: String,
-        /// What is wrong with it.
+        /// Why it is not of this cluster.
         reason: String,
     },
     /// The connection ended before the answer arrived. Whether the command was applied is not
@@ -63,7 +63,7 @@ pub enum ApiError {
     /// The message got no answer.
     #[error(transparent)]
     Client(#[from] ClientError),
-    /// What was received, or would have been sent, is no message.
+    /// The bytes received, or those to be sent, are no message.
     #[error("the node sent a message that cannot be decoded: {0}")]
     Wire(#[from] WireError),
     /// Too few controllers are there.
@@ -96,7 +96,7 @@ pub enum ApiError {
 /// Sends requests to a cluster, and receives their answers.
 pub struct ApiClient<'a> {
     addresses: Vec<String>,
-    /// Name of the run whose checkpoints are requested; none for the newest run's.
+    /// Name of the run that checkpoints are requested of; none for the newest run's.
     run: Option<String>,
     exchange: Exchange<'a>,
 }
@@ -104,7 +104,7 @@ pub struct ApiClient<'a> {
 /// Most bytes of a trace that are requested: eight steps of a hundred thousand operations.
 const TRACE_BYTES_MAX: usize = 128 << 20;
 
-/// Sends a request, and takes the answer that belongs to it.
+/// Sends a request, and returns the answer that belongs to it.
 macro_rules! answer_to {
     ($client:expr, $request:expr, $pattern:pat => $value:expr) => {{
         let request = $request;
@@ -124,7 +124,7 @@ impl<'a> ApiClient<'a> {
         Self { addresses, run: None, exchange }
     }
 
-    /// The same client, whose requests about checkpoints concern this run from now on.
+    /// The same client; its requests about checkpoints concern this run from now on.
     #[must_use]
     pub fn with_run(self, run: Option<String>) -> Self {
         Self { run, ..self }
@@ -187,13 +187,13 @@ impl<'a> ApiClient<'a> {
         answer_to!(self, ApiRequest::Status, ApiAnswer::Status(status) => *status)
     }
 
-    /// What happened from a sequence number on.
+    /// The events from a sequence number on.
     pub fn events(&mut self, from_sequence: u64, max: u32) -> Result<EventPage, ApiError> {
         let request = ApiRequest::Events { from_sequence, max };
         answer_to!(self, request, ApiAnswer::Events(events) => events)
     }
 
-    /// What a node logged from a sequence number on.
+    /// The lines that a node logged from a sequence number on.
     pub fn logs(&mut self, node: Option<NodeId>, from_sequence: u64) -> Result<LogPage, ApiError> {
         let request = ApiRequest::Logs { node, from_sequence, max: LOG_LINES_MAX };
         answer_to!(self, request, ApiAnswer::Logs(logs) => logs)
@@ -209,7 +209,7 @@ impl<'a> ApiClient<'a> {
         answer_to!(self, ApiRequest::TokenList, ApiAnswer::Tokens(tokens) => tokens)
     }
 
-    /// Sends a command that is answered by what changed.
+    /// Sends a command that is answered by a summary of its changes.
     pub fn change(&mut self, request: ApiRequest) -> Result<ChangeSummary, ApiError> {
         answer_to!(self, request, ApiAnswer::Done(summary) => summary)
     }
@@ -241,7 +241,7 @@ impl<'a> ApiClient<'a> {
         answer_to!(self, request, ApiAnswer::Checkpoint(detail) => detail)
     }
 
-    /// What stages did in the last steps, as the text of a trace file, if there is one.
+    /// The operations of stages in the last steps, as the text of a trace file, if there is one.
     pub fn trace(&mut self) -> Result<Option<String>, ApiError> {
         let mut text = Vec::new();
         loop {
@@ -264,7 +264,7 @@ impl<'a> ApiClient<'a> {
         answer_to!(self, request, ApiAnswer::Verified(verified) => verified)
     }
 
-    /// Removes what no checkpoint needs.
+    /// Removes the pieces that no checkpoint needs.
     pub fn collect(&mut self) -> Result<Vec<CollectionReport>, ApiError> {
         answer_to!(self, ApiRequest::CheckpointCollect, ApiAnswer::Collected(collected) => collected)
     }

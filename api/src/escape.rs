@@ -1,4 +1,4 @@
-//! Text of others on a terminal: what would move the cursor is written, not done.
+//! Text of others on a terminal: a sequence that would move the cursor is written, not executed.
 
 use std::borrow::Cow;
 use std::fmt::Write;

@@ -1,4 +1,4 @@
-//! What happened, as a node remembers it.
+//! Events, as a node remembers them.
 
 use std::fmt;
 
@@ -16,7 +16,7 @@ pub struct ClusterEvent {
     pub sequence: u64,
     /// When, in milliseconds since 1970.
     pub at_ms: u64,
-    /// What happened, with its details.
+    /// The event, with its details.
     #[serde(flatten)]
     pub kind: EventKind,
     /// The same in words, as the reporting node puts it.
@@ -32,7 +32,7 @@ impl ClusterEvent {
     }
 }
 
-/// What happened, by kind.
+/// Events, by kind.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum EventKind {
@@ -56,7 +56,7 @@ pub enum EventKind {
         node: NodeId,
         /// The name of the node.
         name: String,
-        /// What it is for.
+        /// Its role in the cluster.
         role: MemberRole,
     },
     /// A member started to drain.
@@ -157,7 +157,7 @@ pub enum EventKind {
         gnorm: Option<f64>,
         /// `keep`, `clip` or `skip`.
         verdict: String,
-        /// What the gradient was multiplied with.
+        /// The factor that the gradient was multiplied with.
         clip: Option<f64>,
         /// The learning rate of the step.
         lr: f64,
@@ -195,7 +195,7 @@ pub enum EventKind {
     Rollback {
         /// The number of the step, from 1.
         step: u64,
-        /// What was decided instead of a commit: `skip` or `replay`.
+        /// The verdict instead of a commit: `skip` or `replay`.
         verdict: String,
         /// Why the work was dropped, in words.
         reason: String,
@@ -229,10 +229,10 @@ pub enum EventKind {
     TokenCreated {
         /// The id by which the token is listed and revoked.
         id: String,
-        /// What joins with it.
+        /// The role that it admits.
         role: TokenRole,
     },
-    /// A token was taken back.
+    /// A token was revoked.
     TokenRevoked {
         /// The id by which the token is listed and revoked.
         id: String,

@@ -1,4 +1,4 @@
-//! What a command requests from a node, and what the node answers.
+//! Requests of commands to a node, and the node's answers.
 //!
 //! One request, one answer. A message is a head of JSON and a body of plain bytes:
 //!
@@ -7,8 +7,8 @@
 //! ```
 //!
 //! The body is empty but where text, layers or backups travel, in pieces of at most
-//! [`PIECE_BYTES_MAX`]. What a node sends is printed nowhere without escaping its control
-//! characters ([`escape`]). Field names of heads are what `--json` prints; `docs/cli.md` is their
+//! [`PIECE_BYTES_MAX`]. Text from a node is printed nowhere without escaping its control characters
+//! ([`escape`]). Field names of heads are those that `--json` prints; `docs/cli.md` is their
 //! contract.
 //!
 //! This module uses no socket and decides nothing: [`client`] sends through a function it is given,
@@ -55,16 +55,16 @@ pub const PIECE_BYTES_MAX: usize = 512 << 10;
 /// Layers of checkpoints that one command reads at once, each piece by piece. Of another one a node
 /// reads each chunk again for every piece of it.
 pub const LAYERS_READ_MAX: usize = 4;
-/// Most bytes of a request: what transport carries.
+/// Most bytes of a request: the limit of transport.
 pub const REQUEST_BYTES_MAX: usize = 1 << 20;
 /// Most bytes of a request's head: the rest is a piece.
 pub const REQUEST_HEAD_BYTES_MAX: usize = REQUEST_BYTES_MAX - PIECE_BYTES_MAX - 8;
 /// Most bytes of an answer's head. A status with every member, failure and checkpoint there may be
-/// takes less than a quarter; an answer full of events and one full of log lines fit too.
+/// fills less than a quarter; an answer full of events and one full of log lines fit too.
 pub const ANSWER_HEAD_BYTES_MAX: usize = 4 << 20;
 /// Most bytes of an answer.
 pub const ANSWER_BYTES_MAX: usize = 8 + ANSWER_HEAD_BYTES_MAX + PIECE_BYTES_MAX;
-/// Most bytes of a configuration that is submitted; in JSON, line ends and quotes take two.
+/// Most bytes of a configuration that is submitted; in JSON, line ends and quotes need two.
 pub const DOCUMENT_BYTES_MAX: usize = 128 << 10;
 /// Most bytes of a name of a node or a cluster, and of a note.
 pub const NAME_BYTES_MAX: usize = 64;

@@ -1,9 +1,9 @@
-//! What takes a worker long beside the passes of steps, as `status` shows it.
+//! Long work of a worker beside the passes of steps, as `status` shows it.
 
 use serde::{Deserialize, Serialize};
 use zbelastic_types::{Bytes, Step};
 
-/// What takes a worker long beside the passes of steps.
+/// Long work of a worker beside the passes of steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LongActivity {

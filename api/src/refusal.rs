@@ -14,10 +14,10 @@ use super::hex::HexDigest;
 pub enum ApiRefusal {
     /// The certificate of the sender does not allow this request.
     NotAuthorised {
-        /// What was requested, in words.
+        /// The request, in words.
         what: String,
     },
-    /// What was named does not exist.
+    /// The named object does not exist.
     NotFound {
         /// The kind of resource that was named.
         thing: ResourceKind,
@@ -28,31 +28,31 @@ pub enum ApiRefusal {
     WrongState(WrongState),
     /// The request makes no sense.
     Malformed {
-        /// What is wrong with it, in words.
+        /// The fault in it, in words.
         what: String,
     },
     /// The configuration cannot be run here.
     Config {
-        /// What is wrong, in order.
+        /// The problems, in order.
         problems: Vec<String>,
     },
     /// A number is out of bounds.
     TooLarge {
-        /// What is too large, in words.
+        /// The quantity that is too large, in words.
         what: String,
         /// The number that was given.
         found: u64,
-        /// The largest that is taken.
+        /// The largest that is accepted.
         max: u64,
     },
     /// No space is left on disk or in memory.
     OutOfResource {
-        /// For what, and where.
+        /// The purpose of the space, and its place.
         what: String,
     },
-    /// What was sent or read is damaged.
+    /// Bytes that were sent or read are damaged.
     Damaged {
-        /// What is damaged, in words.
+        /// The damaged object, in words.
         what: String,
         /// The digest it should have.
         expected: HexDigest,
@@ -61,12 +61,12 @@ pub enum ApiRefusal {
     },
     /// An error inside the node.
     Internal {
-        /// What failed, in words.
+        /// The operation that failed, in words.
         what: String,
     },
 }
 
-/// What can be named.
+/// The kind of a named object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ResourceKind {
@@ -116,10 +116,10 @@ pub enum WrongState {
     },
     /// Another run is called so.
     NameTaken {
-        /// The name that is taken.
+        /// The name that is in use.
         name: String,
     },
-    /// This run ended already, and what it made is kept.
+    /// This run ended already, and its result is kept.
     Kept {
         /// The name of the run that ended.
         name: String,
@@ -141,7 +141,7 @@ pub enum WrongState {
         /// Number of steps that the run would have.
         step_count: u64,
     },
-    /// A run that is under way has no other beginning than what would be removed.
+    /// A run that is under way has no other beginning than the one that would be removed.
     RunNeeded {
         /// Name of the run that is under way.
         by: String,
@@ -184,12 +184,12 @@ pub enum WrongState {
         /// The name of the node.
         name: String,
     },
-    /// The token was taken back already.
+    /// The token is revoked already.
     TokenRevoked {
         /// The id by which the token is listed and revoked.
         id: String,
     },
-    /// A piece does not follow what is there.
+    /// A piece does not follow the bytes that are there.
     OutOfOrder {
         /// Offset at which the next piece has to begin.
         expected: u64,
@@ -220,7 +220,7 @@ impl ResourceKind {
         }
     }
 
-    /// What shows which there are.
+    /// The command that lists those that exist.
     const fn listing(self) -> Option<&'static str> {
         match self {
             Self::Node => Some("`zbelastic node list` shows them all"),

@@ -13,15 +13,15 @@ use super::status::TokenRole;
 pub enum ApiRequest {
     /// The status of the cluster: members, job and plan.
     Status,
-    /// What happened, from a sequence number on. Answered at once, with nothing if there is
-    /// nothing: a client that follows sends the request again.
+    /// Events, from a sequence number on. Answered at once, with nothing if there is nothing: a
+    /// client that follows sends the request again.
     Events {
-        /// The first that is requested; what is older than the oldest kept is left out.
+        /// The first that is requested; events older than the oldest kept are left out.
         from_sequence: u64,
         /// How many at most, up to [`EVENTS_MAX`](super::EVENTS_MAX).
         max: u32,
     },
-    /// What a node logged.
+    /// Lines that a node logged.
     Logs {
         /// The node; none for the one that receives the request.
         node: Option<NodeId>,
@@ -34,7 +34,7 @@ pub enum ApiRequest {
     TokenCreate(TokenRequest),
     /// Lists every token that is still recorded.
     TokenList,
-    /// Take a token back.
+    /// Revoke a token.
     TokenRevoke {
         /// The public id of the token.
         id: String,
@@ -62,10 +62,10 @@ pub enum ApiRequest {
         /// The weights to begin with; without, they are drawn from the seed.
         #[serde(default)]
         weights: Option<CorpusDescription>,
-        /// What it is to be called; without, by its model's size.
+        /// The name that it is to have; without, by its model's size.
         #[serde(default)]
         name: Option<String>,
-        /// The run from whose last checkpoint it continues; without, it begins at step 0.
+        /// The run that it continues, from its last checkpoint; without, it begins at step 0.
         #[serde(default)]
         from: Option<String>,
     },
@@ -119,12 +119,12 @@ pub enum ApiRequest {
         /// The layer, counted from 0.
         layer: u32,
     },
-    /// Go back to a checkpoint; what was sealed after it is given up.
+    /// Go back to a checkpoint; steps sealed after it are given up.
     CheckpointRestore {
         /// The checkpoint's step: steps sealed before it.
         step: u64,
     },
-    /// Remove what no checkpoint needs any more, on every node.
+    /// Remove pieces that no checkpoint needs any more, on every node.
     CheckpointCollect,
     /// A piece of a layer's image.
     CheckpointExport {
@@ -151,7 +151,7 @@ pub enum ApiRequest {
         /// Which, counted from the weights on.
         subtree: u32,
     },
-    /// A piece of what stages did in the last steps, as the text of a trace file.
+    /// A piece of the operations of stages in the last steps, as the text of a trace file.
     Trace {
         /// Where the piece begins.
         offset: u64,
@@ -164,9 +164,9 @@ pub enum ApiRequest {
         /// Whether the old one is retired without waiting for members that are away.
         force: bool,
     },
-    /// A piece of what a cluster is recovered from.
+    /// A piece of the backup that a cluster is recovered from.
     ClusterBackup {
-        /// Which backup: none begins a new one, whose digest is in the answer.
+        /// Which backup: none begins a new one, and the answer has its digest.
         digest: Option<HexDigest>,
         /// Where the piece begins.
         offset: u64,
@@ -211,7 +211,7 @@ impl ApiRequest {
 /// The properties of a token that is to be created.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TokenRequest {
-    /// What it admits.
+    /// The role that it admits.
     pub role: TokenRole,
     /// How long it can be used.
     pub ttl_s: u64,

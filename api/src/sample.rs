@@ -91,7 +91,7 @@ pub fn checkpoint(step: u64) -> CheckpointStatus {
     }
 }
 
-/// What its layers and its link take.
+/// The times of its layers and its link.
 pub fn pace() -> PaceStatus {
     let layer = |layer: &str, f_us: f64| LayerPace {
         layer: layer.to_owned(),

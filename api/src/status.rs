@@ -37,13 +37,13 @@ pub struct StatusReport {
     pub promise: Option<PromiseStatus>,
     /// How long verdicts were waited for lately.
     pub verdict_wait: Option<VerdictWait>,
-    /// What work was found to take lately, as far as it was measured.
+    /// The recent times of work, as far as it was measured.
     pub pace: Option<PaceStatus>,
     /// The last failures, newest last; at most [`FAILURES_MAX`](super::FAILURES_MAX).
     pub failures: Vec<FailureStatus>,
     /// The durable checkpoints of the run, oldest first.
     pub checkpoints: Vec<CheckpointStatus>,
-    /// What was counted since the answering process started, by name.
+    /// The counts since the answering process started, by name.
     pub counters: BTreeMap<String, u64>,
 }
 
@@ -79,11 +79,11 @@ impl QuorumStatus {
     }
 }
 
-/// What a member is for.
+/// The role of a member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MemberRole {
-    /// Votes on what is agreed.
+    /// Votes on entries of the log.
     Controller,
     /// A worker, which runs a stage of a plan.
     Worker,
@@ -106,7 +106,7 @@ impl fmt::Display for MemberRole {
     }
 }
 
-/// What a token admits: a member, or a command line.
+/// The role that a token admits: a member, or a command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TokenRole {
@@ -163,7 +163,7 @@ pub enum MemberState {
     },
 }
 
-/// The path that frames take to a member.
+/// The path of frames to a member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MemberPath {
@@ -184,7 +184,7 @@ pub struct MemberStatus {
     pub id: NodeId,
     /// The name of the node.
     pub name: String,
-    /// What it is for.
+    /// Its role in the cluster.
     pub role: MemberRole,
     /// Whether it is present, draining or lost.
     pub standing: MemberState,
@@ -199,11 +199,12 @@ pub struct MemberStatus {
     pub stage: Option<u32>,
     /// Layers it holds, as in `0-4`.
     pub layers: Option<String>,
-    /// The stages whose layers it keeps copies of.
+    /// The stages that it keeps copies of layers for.
     pub copies_stages: Vec<u32>,
-    /// What it computes on: `cpu`, or a device's model with the versions that bits depend on.
+    /// The device that it computes on: `cpu`, or a device's model with the versions that bits
+    /// depend on.
     pub device: String,
-    /// Why it has no part in the job whatever happens, if that is so.
+    /// Why it has no part in the job in any event, if that is so.
     #[serde(default)]
     pub left_out: Option<String>,
     /// How much faster it is than a core of the slowest kind, in thousandths.
@@ -218,7 +219,7 @@ pub struct MemberStatus {
     pub round_trip_us: Option<u64>,
     /// The path to it from the answering node.
     pub road: MemberPath,
-    /// What it has done, as it reported last.
+    /// Its work, as it reported last.
     #[serde(default)]
     pub work: Option<WorkStatus>,
     /// The disk that its store of checkpoints lies on, as it reported last.
@@ -237,12 +238,12 @@ pub struct DiskStatus {
     pub low: bool,
 }
 
-/// What a worker has done, and what takes it long.
+/// The amount of a worker's work, and the long activity it is in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WorkStatus {
     /// A count that grows with each operation that runs and each byte of a layer that arrives.
     pub done: u64,
-    /// What takes it long beside the passes of steps.
+    /// Its long activity beside the passes of steps.
     pub activity: Option<LongActivity>,
 }
 
@@ -254,7 +255,7 @@ pub enum JobPhaseStatus {
     Running,
     /// It would run, and something is missing or under way.
     Waiting {
-        /// What the run waits for, in words.
+        /// The condition that the run waits for, in words.
         reason: String,
     },
     /// Paused by a command.
@@ -300,7 +301,7 @@ pub struct JobStatus {
     pub gnorm: Option<f64>,
     /// The learning rate of that step.
     pub lr: Option<f64>,
-    /// Milliseconds a step takes lately.
+    /// Milliseconds that a step lasts lately.
     pub step_ms: Option<f64>,
     /// Tokens a second lately.
     pub tokens_per_s: Option<f64>,
@@ -346,7 +347,7 @@ pub struct PlanStatus {
     pub from_step: u64,
     /// Why it was made.
     pub reason: String,
-    /// Whether its program runs, or what it waits for.
+    /// Whether its program runs, or the condition it waits for.
     pub waits_for: Option<String>,
 }
 
@@ -384,18 +385,18 @@ pub struct VerdictWait {
     pub steps: u64,
 }
 
-/// What work was found to take, in microseconds.
+/// The measured times of work, in microseconds.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PaceStatus {
     /// By class of layers, those that were timed.
     pub layers: Vec<LayerPace>,
-    /// Between nodes whose stages send each other something.
+    /// Between nodes that exchange tensors of neighbouring stages.
     pub links: Vec<LinkPace>,
     /// From the last report to the verdict, if it was waited for.
     pub verdict_us: Option<f64>,
 }
 
-/// What a layer takes on a node of speed 1000, for a microbatch.
+/// The time of a layer on a node of speed 1000, for a microbatch.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LayerPace {
     /// `embed`, `attention`, `mlp` or `head`.
@@ -412,7 +413,7 @@ pub struct LayerPace {
     pub recompute_us: Option<f64>,
 }
 
-/// What a boundary tensor takes between two nodes.
+/// The time of a boundary tensor between two nodes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LinkPace {
     /// The nodes, the lower number first.

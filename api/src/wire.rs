@@ -7,7 +7,7 @@ use super::answer::{ApiAnswer, BackupPiece, LayerPiece, TracePiece};
 use super::request::ApiRequest;
 use super::{ANSWER_HEAD_BYTES_MAX, PIECE_BYTES_MAX, REQUEST_HEAD_BYTES_MAX};
 
-/// What every message begins with: the number is that of the form.
+/// The first bytes of every message: the number is that of the form.
 const MAGIC: [u8; 4] = *b"zbe1";
 /// Bytes before the head.
 const PREFIX_BYTES: usize = 8;
@@ -41,7 +41,7 @@ pub enum WireError {
         /// Bytes that the body has.
         found: usize,
     },
-    /// The head is not what was expected.
+    /// The head is not of the expected form.
     #[error("the head cannot be read: {0}")]
     Json(#[from] serde_json::Error),
 }

@@ -128,7 +128,7 @@ pub struct BenchBubbleArgs {
 }
 
 impl BenchArgs {
-    /// The models asked for.
+    /// The requested models.
     #[must_use]
     pub fn configs(&self) -> &[BenchConfig] {
         if self.config.is_empty() { BenchConfig::value_variants() } else { &self.config }

@@ -1,5 +1,5 @@
-//! `bench bubble`: the time a pipeline loses beyond its plan, on devices that take exactly as
-//! long as planned.
+//! `bench bubble`: the time a pipeline loses beyond its plan, on devices with operations that last
+//! exactly as long as planned.
 
 use std::io::Write;
 
@@ -32,7 +32,7 @@ struct BubbleRow {
     step_ms: f64,
 }
 
-/// Steps of a plan that are simulated; the one before the last is what a run repeats.
+/// Steps of a plan that are simulated; the one before the last is the one that a run repeats.
 const PLANNED_STEPS: u32 = 4;
 
 /// Runs `bench bubble`.

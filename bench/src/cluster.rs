@@ -1,5 +1,5 @@
-//! `bench cluster`: what a process for each worker costs against a thread for each, what a
-//! checkpoint costs while it is written, and what the end of a run takes.
+//! `bench cluster`: the cost of a process for each worker against a thread for each, that of a
+//! checkpoint while it is written, and the time of the end of a run.
 //!
 //! Runs are started as a person would, in turns, and timed by the `at_ms` of their steps. Of each
 //! kind the best round counts.
@@ -31,7 +31,7 @@ const CHECKPOINT_NEVER: u64 = 0;
 /// The model of a run, below its folder.
 const MODEL_FILE: &str = "model/model.safetensors";
 /// Where the folders of a run's processes are, below its folder, where each keeps checkpoints, and
-/// what each of them writes.
+/// the files that each of them writes.
 const CLUSTER_FOLDER: &str = "cluster";
 const STORE_FOLDER: &str = "store";
 const EVENTS_FILE: &str = "events.jsonl";
@@ -56,8 +56,8 @@ struct ClusterReport {
     steps_with_checkpoint: usize,
     /// From the last seal to the model's file under its name, as processes.
     ending_ms: Option<f64>,
-    /// Writing what the end writes to the same disk, until it is durable: the last checkpoint with
-    /// its copies, and the model.
+    /// Writing the same bytes as the end to the same disk, until it is durable: the last checkpoint
+    /// with its copies, and the model.
     plain_write_ms: Option<f64>,
     /// `ending_ms` over `plain_write_ms`.
     ending_ratio: Option<f64>,
@@ -79,7 +79,7 @@ struct RunEndingTimes {
     plain_ms: f64,
 }
 
-/// How long steps and checkpoints took, by the times in the run's events: the moment of their
+/// The durations of steps and checkpoints, by the times in the run's events: the moment of their
 /// printing is less exact, as the run requests them from its controller now and then.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct RunTimeline {
@@ -104,7 +104,8 @@ impl RunTimeline {
         }
     }
 
-    /// How long steps took, the first ones aside: while a checkpoint was written, and without one.
+    /// The durations of steps, the first ones aside: while a checkpoint was written, and without
+    /// one.
     fn steps(&self) -> (Vec<f64>, Vec<f64>) {
         let mut now = 0.0;
         let mut span = |took: &f64| {
@@ -172,7 +173,8 @@ fn measure(args: &BenchClusterArgs) -> Result<ClusterReport, CommandFailure> {
         let calm = train(args, false, CHECKPOINT_NEVER)?;
         endings.extend(calm.ending);
         processes.push(pace(calm.timeline)?);
-        // It has older checkpoints on its disks, so what its end wrote is not to be seen.
+        // It has older checkpoints on its disks, so the bytes that its end wrote cannot be
+        // distinguished.
         let saving = train(args, false, checkpoint_every(args.steps))?;
         let (written, calm) = saving.timeline.steps();
         with.extend(written);
@@ -202,7 +204,7 @@ fn measure(args: &BenchClusterArgs) -> Result<ClusterReport, CommandFailure> {
     })
 }
 
-/// How long a step of a run took.
+/// The duration of a step of a run.
 fn pace(timeline: RunTimeline) -> Result<f64, CommandFailure> {
     let pace = median(timeline.steps().1, f64::total_cmp);
     pace.ok_or_else(|| failed(&"too few steps to measure anything: raise --steps"))
@@ -217,7 +219,7 @@ fn train(
     let name = format!("zbelastic-bench-cluster-{}", std::process::id());
     let folder = std::env::temp_dir().join(name);
     let trained = train_in(&folder, args, has_threads, every);
-    // What cannot be removed does not make the measurement wrong.
+    // A folder that cannot be removed does not make the measurement wrong.
     let _ = std::fs::remove_dir_all(&folder);
     trained
 }
@@ -291,8 +293,8 @@ fn collect_files(folder: &Path, files: &mut Vec<PathBuf>) -> io::Result<()> {
     Ok(())
 }
 
-/// How long it takes to write the bytes of these files into one until they are durable. Reading
-/// them does not count.
+/// The time to write the bytes of these files into one until they are durable. Reading them does
+/// not count.
 fn plain_write_ms(files: &[PathBuf], to: &Path) -> io::Result<f64> {
     let mut file = fs::File::create(to)?;
     let mut took = Duration::ZERO;

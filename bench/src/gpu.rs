@@ -1,8 +1,9 @@
-//! `bench gpu`: whether a device computes what it should, and how fast.
+//! `bench gpu`: whether a device computes correct results, and how fast.
 //!
 //! The conformance suite comes first, and nothing is timed on a device that does not pass it. Then
-//! what a plain copy and a large product reach, each operation beside the floor that follows from
-//! these two, and whole steps of models with one worker on the device and with several.
+//! the rates that a plain copy and a large product reach, each operation beside the floor that
+//! follows from these two, and whole steps of models with one worker on the device and with
+//! several.
 
 mod goals;
 mod models;
@@ -66,7 +67,7 @@ struct OperationTiming {
     /// The limit that the floor follows from.
     #[serde(serialize_with = "bound_name")]
     bound: RooflineBound,
-    /// Of a product: what the fastest of the library's algorithms takes, split sums among them.
+    /// Of a product: the time of the fastest of the library's algorithms, split sums among them.
     fastest_us: Option<f64>,
 }
 
@@ -101,7 +102,7 @@ pub fn run(args: &BenchGpuArgs, out: &mut dyn Write) -> Result<(), CommandError>
     Ok(())
 }
 
-/// Prints lines for a person, who does not want to wait for all of it.
+/// Prints lines for a person as results arrive, before all of it is done.
 struct ProgressPrinter<'a> {
     out: &'a mut dyn Write,
     is_json: bool,
@@ -209,7 +210,7 @@ fn of_type(
     })
 }
 
-/// However many workers train a model and whatever their schedule, the bits are the same.
+/// With any number of workers that train a model and any schedule, the bits are the same.
 fn agree(rows: &[models::GpuBenchRow], precision: Precision) -> Result<(), CommandFailure> {
     let Some([one, other]) = models::disagreeing(rows) else { return Ok(()) };
     let rows_and_losses = [one, other].map(|row| {
@@ -237,8 +238,8 @@ fn bound_name<S: serde::Serializer>(bound: &RooflineBound, to: S) -> Result<S::O
     })
 }
 
-/// What it took, its floor, and of the time that it took the shares of its floor and of the
-/// library's fastest algorithm.
+/// Its time, its floor, and of its time the shares of its floor and of the library's fastest
+/// algorithm.
 fn line_of_operation(operation: &OperationTiming) -> String {
     let OperationTiming { name, us, floor_us, fastest_us, .. } = operation;
     let share = |of: &f64| format!("{:.0}%", 100.0 * of / us);

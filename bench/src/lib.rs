@@ -1,7 +1,7 @@
 //! `bench`: speed of this machine on the models that results are compared on.
 //!
 //! Machines are shared and noisy, so everything that is compared is measured in turns within one
-//! run, and of each the best round counts: what disturbs a round makes it slower, never faster.
+//! run, and of each the best round counts: a disturbance of a round makes it slower, never faster.
 
 pub mod args;
 mod bubble;

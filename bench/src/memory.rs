@@ -1,4 +1,4 @@
-//! `bench memory`: the most memory that the process took, beside what the plan claims.
+//! `bench memory`: the peak memory of the process, beside the claim of the plan.
 
 use std::io::Write;
 use std::ops::ControlFlow;
@@ -31,7 +31,7 @@ pub struct MemoryReport {
     pub ratio: f64,
 }
 
-/// Steps after which a run takes no more memory.
+/// Steps after which the memory of a run grows no more.
 const STEPS: u64 = 3;
 
 /// Runs `bench memory`.
@@ -76,7 +76,7 @@ fn measure(args: &BenchMemoryArgs) -> Result<MemoryReport, CommandFailure> {
     Ok(MemoryReport { planned, resident_peak, ratio })
 }
 
-/// The same in a process of its own, because a process remembers the most it ever took.
+/// The same in a process of its own, because a process remembers its peak over all it ran.
 pub fn measure_apart(
     config: BenchConfig,
     kind: ScheduleKind,

@@ -43,7 +43,7 @@ impl<'a> OptimizerBench<'a> {
         OptimizerUpdate { config: self.case.optimizer(), lr: 1e-4, number: self.step.0, clip: 1.0 }
     }
 
-    /// One step as a trainer without validation takes it.
+    /// One step as a trainer without validation performs it.
     pub fn in_place(&mut self) -> Duration {
         let update = self.next_update();
         let began = Instant::now();

@@ -1,5 +1,5 @@
-//! A device that computes nothing and takes exactly as long as configured: the engine, the protocol
-//! and the threads around it are those of a run, so what is measured is theirs alone.
+//! A device that computes nothing and lasts exactly as long as configured: the engine, the protocol
+//! and the threads around it are those of a run, so the measured time is theirs alone.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::thread;
@@ -30,7 +30,7 @@ pub struct PassDurations {
     pub w: Duration,
 }
 
-/// Floats of a boundary tensor, whose values are not read.
+/// Floats of a boundary tensor; their values are not read.
 const FRAME_LEN: usize = 16;
 /// Every gradient is this, squared and summed.
 const SQUARE_SUM: f64 = 1e-6;

@@ -29,7 +29,7 @@ const PEAK_RUN_MAX: Duration = Duration::from_millis(400);
 #[derive(Clone, Copy)]
 struct BenchEffort {
     rounds: u32,
-    /// What a measure of one round takes at least.
+    /// The least duration of a measure of one round.
     round_time: Duration,
 }
 
@@ -41,13 +41,13 @@ impl BenchEffort {
         }
     }
 
-    /// Rounds when a step takes `step`: fewer of long ones, which even out by themselves what
-    /// disturbs them.
+    /// Rounds when a step lasts `step`: fewer of long ones, which even out disturbances by
+    /// themselves.
     fn rounds(self, step: Duration) -> u32 {
         if step > Duration::from_secs(1) { self.rounds.div_ceil(2) } else { self.rounds }
     }
 
-    /// Steps of a round when one takes `step`.
+    /// Steps of a round when one lasts `step`.
     fn steps(self, step: Duration) -> u32 {
         let count = self.round_time.as_secs_f64() / step.as_secs_f64().max(1e-6);
         (count.ceil() as u32).max(1)
@@ -84,7 +84,7 @@ fn measure(config: BenchConfig, effort: BenchEffort) -> Result<CaseReport, Comma
     };
     let engine_overhead = best.engine.as_secs_f64() / best.plain.as_secs_f64() - 1.0;
     let optimistic_ratio = optimistic.as_secs_f64() / in_place.as_secs_f64();
-    // The memory of this process is given back before another one takes as much.
+    // The memory of this process is given back before another one allocates as much.
     drop(case);
     Ok(CaseReport {
         config: config.name(),
@@ -99,7 +99,7 @@ fn measure(config: BenchConfig, effort: BenchEffort) -> Result<CaseReport, Comma
     })
 }
 
-/// The best rounds of what runs on one stage.
+/// The best rounds of the cases that run on one stage.
 struct SerialBest {
     parameters: u64,
     /// Of one thread and of two.

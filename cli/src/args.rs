@@ -1,4 +1,4 @@
-//! The command line as typed. What it means is converted once: configuration flags by
+//! The command line as typed. Its values are converted once: configuration flags by
 //! [`ConfigArgs::sources`], everything else where it is used.
 
 mod address;
@@ -156,7 +156,7 @@ Examples:
 /// Most letters of a name or id that is looked up: nothing longer exists.
 const SELECTOR_MAX: usize = 128;
 
-/// What names a thing: not empty, and not longer than any name is.
+/// The name of a thing: not empty, and not longer than any name is.
 fn short(text: &str) -> Result<String, String> {
     match text.len() {
         0 => Err("expected a name or a number".to_owned()),

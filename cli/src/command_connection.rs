@@ -112,7 +112,7 @@ struct CommandConnection {
     renewal_requested: Option<Instant>,
 }
 
-/// An open connection, and what it was opened with.
+/// An open connection, and the settings it was opened with.
 struct OpenConnection {
     addresses: Vec<String>,
     client: AdminClient,

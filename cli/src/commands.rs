@@ -1,5 +1,5 @@
-//! The commands, one file each. Each takes what was typed and writes what a person or a script
-//! reads to `out`.
+//! The commands, one file each. Each reads the typed flags and writes the text that a person or a
+//! script reads to `out`.
 
 #[cfg(feature = "chaos")]
 pub mod chaos;

@@ -26,11 +26,11 @@ pub struct TextSummary {
     pub size: Bytes,
     /// Files that were left out because they are not UTF-8.
     pub skipped: Vec<std::path::PathBuf>,
-    /// Files with what is worth knowing of how they are read.
+    /// Files with notes on how they are read.
     pub noted: Vec<(std::path::PathBuf, &'static str)>,
     /// BLAKE3 of its bytes, in hexadecimal.
     pub hash: String,
-    /// What a model that knows only how often each byte occurs would lose a token, in nats.
+    /// The loss per token, in nats, of a model that knows only how often each byte occurs.
     pub byte_entropy: f64,
     /// Windows that are trained on.
     pub training_windows: u64,
@@ -38,7 +38,7 @@ pub struct TextSummary {
     pub held_out_windows: u64,
 }
 
-/// Gathers the text that `loaded` names, or takes the built-in one, and cuts it.
+/// Gathers the text that `loaded` names, or uses the built-in one, and cuts it.
 ///
 /// # Errors
 /// With everything that is wrong with it.
@@ -46,7 +46,7 @@ pub fn load_text(loaded: &LoadedConfig) -> Result<RunCorpus, CommandFailure> {
     cut_text(gather_text(loaded)?, loaded)
 }
 
-/// Gathers the text that `loaded` names, or takes the built-in one.
+/// Gathers the text that `loaded` names, or uses the built-in one.
 ///
 /// # Errors
 /// With everything that is wrong with it.
@@ -110,7 +110,7 @@ fn corpus_failure(error: &CorpusError, place: &str) -> CommandFailure {
     CommandFailure::usage("the text", vec![detail])
 }
 
-/// The entropy of the bytes taken one by one, in nats.
+/// The entropy of the single bytes, in nats.
 fn byte_entropy(bytes: &[u8]) -> f64 {
     let mut counts = [0u64; 256];
     bytes.iter().for_each(|byte| counts[usize::from(*byte)] += 1);

@@ -1,8 +1,8 @@
-//! The command line of `zbelastic`: what was typed, what each command does and prints, a run on this
-//! machine, and how a folder becomes a node's.
+//! The command line of `zbelastic`: the typed flags, the work and the output of each command, a run
+//! on this machine, and how a folder becomes a node's.
 //!
 //! Cores and processes lie below: this package parses, calls them, and writes for persons and
-//! scripts what came of it.
+//! scripts the result.
 
 pub mod args;
 mod command_connection;

@@ -233,7 +233,7 @@ fn host_name(key: &NodeKey) -> String {
     format!("{host}-{number:04x}")
 }
 
-/// Founds a new cluster from one controller's folder; returns the folder with what was kept of the
+/// Founds a new cluster from one controller's folder; returns the folder with the kept files of the
 /// old one.
 ///
 /// # Errors

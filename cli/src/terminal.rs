@@ -34,7 +34,7 @@ pub fn prompt(question: &str) -> io::Result<String> {
     read_line()
 }
 
-/// The same for a secret: what is typed is not shown.
+/// The same for a secret: the typed letters are not shown.
 ///
 /// # Errors
 /// If there is no line.
@@ -45,7 +45,7 @@ pub fn prompt_secret(question: &str) -> io::Result<String> {
     hidden.local_modes.remove(LocalModes::ECHO);
     tcsetattr(&input, OptionalActions::Flush, &hidden)?;
     let answer = prompt(question);
-    // Shown again whatever the answer was.
+    // Shown again after any answer.
     tcsetattr(&input, OptionalActions::Flush, &shown)?;
     writeln!(io::stderr())?;
     answer

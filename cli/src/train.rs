@@ -1,7 +1,7 @@
 //! `train`: a whole cluster on this machine, from configuration to run folder.
 //!
 //! Before anything is written, everything is checked ([`prepare`]). Then workers train, each in its
-//! thread, and the coordinator decides (`zbelastic_local`); what happens is printed as it happens
+//! thread, and the coordinator decides (`zbelastic_local`); events are printed as they happen
 //! ([`reporter`]) and kept in the run folder ([`folder`]).
 
 mod asynchronous;
@@ -81,8 +81,8 @@ fn check_disk(args: &TrainArgs, prepared: &PreparedRun) -> Result<(), CommandFai
     disk::check_disk(&folder, &prepared.config, prepared.worker_count, prepared.sharing)
 }
 
-/// The effective configuration, and what beside it makes the run: workers and threads do not
-/// change a bit of its result, but the schedule may not exist for others.
+/// The effective configuration, and the flags that beside it make the run: workers and threads do
+/// not change a bit of its result, but the schedule may not exist for others.
 fn config_with_command(prepared: &PreparedRun) -> String {
     let workers = prepared.worker_count;
     let threads = prepared.job.threads;
@@ -220,7 +220,8 @@ fn exit_code(interrupt: &Interrupt) -> ExitCode {
     if interrupt.is_requested() { interrupt.code().into() } else { ExitCode::SUCCESS }
 }
 
-/// Where notices of taking this machine away are read from, unless the configuration ignores them.
+/// The settings to poll notices of this machine's withdrawal with, unless the configuration ignores
+/// them.
 fn notices(args: &TrainArgs, config: &RunConfig) -> Result<Option<NoticeSettings>, CommandFailure> {
     match config.elastic.on_notice {
         NoticePolicy::Ignore => Ok(None),
@@ -236,7 +237,7 @@ fn notices(args: &TrainArgs, config: &RunConfig) -> Result<Option<NoticeSettings
     }
 }
 
-/// Long enough to be hindered by what hinders a step, short enough not to be noticed.
+/// Long enough to be hindered by the same load as a step, short enough not to be noticed.
 const PEAK_RUN: Duration = Duration::from_millis(10);
 
 fn line_context(prepared: &PreparedRun) -> Result<StepLineContext, CommandFailure> {

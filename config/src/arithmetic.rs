@@ -1,11 +1,11 @@
-//! On what kind of device a run computes, and in which type: part of its arithmetic, so part of the
-//! job.
+//! On which kind of device a run computes, and in which type: part of its arithmetic, so part of
+//! the job.
 
 use serde::{Deserialize, Serialize};
 use zbelastic_kernels::{DeviceSizes, Precision};
 
-/// What results depend on beside the model and the batch. A document older than these keys is one
-/// of the CPU.
+/// The device and the type that results depend on beside the model and the batch. A document older
+/// than these keys is one of the CPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ArithmeticConfig {
     /// The kind of devices.
@@ -44,7 +44,7 @@ impl ArithmeticConfig {
         }
     }
 
-    /// How many bytes things take there: what a plan is made with.
+    /// Sizes in bytes there, which a plan is made with.
     #[must_use]
     pub const fn sizes(self) -> DeviceSizes {
         match self.device {

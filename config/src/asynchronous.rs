@@ -13,7 +13,7 @@ pub struct AsyncConfig {
     /// Steps that PipeMare runs synchronously first.
     #[serde(default)]
     pub pipemare_warmup: u64,
-    /// Whose version a microbatch of PipeDream reads.
+    /// The version of weights that a microbatch of PipeDream reads.
     #[serde(default)]
     pub pipedream_sync: PipeDreamSync,
     /// Pipelines that AvgPipe trains side by side.
@@ -45,7 +45,7 @@ impl Default for AsyncConfig {
     }
 }
 
-/// Whose version a microbatch of PipeDream reads.
+/// The version of weights that a microbatch of PipeDream reads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum PipeDreamSync {
     /// Each stage its own newest.

@@ -25,7 +25,7 @@ use super::{
 /// The run that `settings` describe.
 ///
 /// # Errors
-/// With every problem between keys. Keys whose value was refused are left out of that.
+/// With every problem between keys. Keys with a refused value are left out of that.
 pub fn build(settings: &ConfigSettings) -> Result<RunConfig, Vec<ConfigProblem>> {
     let reader = SettingsReader { settings };
     let mut builder =
@@ -197,7 +197,8 @@ impl ConfigBuilder<'_> {
         }
         let settings = self.reader.settings;
         let layer = |key: &Key| settings.origin(*key).layer();
-        // `max_by_key` takes the last of equals, and the first named is the likeliest to be wrong.
+        // `max_by_key` returns the last of equals, and the first named is the likeliest to be
+        // wrong.
         let blamed = keys.iter().copied().rev().max_by_key(layer).expect("a problem is about keys");
         let origin = settings.origin(blamed);
         let others = keys.iter().copied().filter(|key| *key != blamed);
@@ -214,7 +215,7 @@ impl ConfigBuilder<'_> {
         self.problems.push(problem(blamed, beside));
     }
 
-    /// What passes between two stages is one frame, and a frame has a limit.
+    /// A tensor between two stages is one frame, and a frame has a limit.
     fn check_boundary(&mut self, model: &ModelConfig, batch: &BatchShape) {
         let MicrobatchShape { sequences, sequence_len } = batch.microbatch;
         let tokens = sequences as u64 * sequence_len as u64;
@@ -233,7 +234,7 @@ impl ConfigBuilder<'_> {
         }
     }
 
-    /// What kernels of a device cannot count or hold.
+    /// Sizes that kernels of a device cannot count or hold.
     fn check_limits(&mut self, model: &ModelConfig, batch: &BatchShape) {
         let reader = self.reader;
         if reader.choice::<DeviceChoice>(Key::Device) != DeviceChoice::Cuda {

@@ -1,5 +1,5 @@
-//! The effective configuration as TOML: what a run was configured with, all of it, whatever it came
-//! from. Reading it gives the same configuration back.
+//! The effective configuration as TOML: every value that a run was configured with, from any layer.
+//! Reading it gives the same configuration back.
 
 use zbelastic_wording::duration_word;
 
@@ -19,8 +19,8 @@ pub fn write_documented(config: &RunConfig) -> String {
     write(config, row)
 }
 
-/// Every key with the origin of its value behind it. What follows from other keys is commented out,
-/// so that it goes on following when these are edited.
+/// Every key with the origin of its value behind it. A value that follows from other keys is
+/// commented out, so that it goes on following when these are edited.
 pub fn write_with_origins(config: &RunConfig, settings: &ConfigSettings) -> String {
     let row = |key: Key, value: &ConfigValue| {
         let origin = origin(config, settings, key);

@@ -21,23 +21,23 @@ use super::{
     RECOMPUTE_OPS, RecomputeMode, RecomputePasses, ReplanPolicy, ScheduleChoice, WindowChoice,
 };
 
-/// What a key has where no layer sets it.
+/// The value of a key where no layer sets it.
 #[derive(Clone, Copy, Debug)]
 pub enum KeyDefault {
     /// A default value, written in TOML.
     Literal(&'static str),
-    /// None, or what follows from other keys; described in words.
+    /// None, or a value that follows from other keys; described in words.
     Described(&'static str),
 }
 
-/// What is known about a key.
+/// The description of a key.
 #[derive(Clone, Copy, Debug)]
 pub struct KeySpec {
     /// Section and name, as in `train.steps`.
     pub name: &'static str,
-    /// What may stand there.
+    /// The kind of value that may stand there.
     pub kind: ValueKind,
-    /// What the key has where no layer sets it.
+    /// The value of the key where no layer sets it.
     pub fallback: KeyDefault,
     /// The key's meaning, in one sentence.
     pub doc: &'static str,
@@ -55,7 +55,7 @@ macro_rules! keys {
             /// Every key, section by section.
             pub const ALL: &[Self] = &[$(Self::$key,)*];
 
-            /// What is known about the key.
+            /// The description of the key.
             #[must_use]
             pub fn spec(self) -> KeySpec {
                 match self {
@@ -97,7 +97,7 @@ const UPDATE_COPIES_MAX: u64 = COPIES_MAX as u64;
 const SETTLE_MS_MAX: u64 = 60_000;
 /// A day: beyond that, checkpoints are spaced by steps.
 const CHECKPOINT_TIME_MS_MAX: u64 = 86_400_000;
-/// Below this, a busy machine is taken for a dead one.
+/// Below this, a busy machine is mistaken for a dead one.
 const DETECT_MS_MIN: u64 = HEARTBEATS_LEAST * HEARTBEAT_MS;
 /// A connection that is silent for so long is closed by transport, and that is a loss: a longer time
 /// would not be heeded.
@@ -250,7 +250,7 @@ keys! {
     Replan: "elastic.replan", Word(words::<ReplanPolicy>), Literal("\"drift\"");
 }
 
-/// The sections in the order of the table, each with what it is about.
+/// The sections in the order of the table, each with its subject.
 pub const SECTIONS: [(&str, &str); 9] = [
     ("model", "what is trained"),
     ("data", "what it is trained on"),

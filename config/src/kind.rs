@@ -8,7 +8,7 @@ use zbelastic_wording::{duration_word, parse_duration};
 
 use super::value::ConfigValue;
 
-/// The kind of value that a key takes.
+/// The kind of value that a key accepts.
 #[derive(Clone, Copy, Debug)]
 pub enum ValueKind {
     /// A text that is not empty.
@@ -33,7 +33,7 @@ pub enum ValueKind {
     Time(u64, u64),
 }
 
-/// Which numbers. All are finite, in single precision as well, which is what arithmetic is done in.
+/// Which numbers. All are finite, in single precision as well, the type of the arithmetic.
 #[derive(Clone, Copy, Debug)]
 pub enum NumberRange {
     /// Above 0, in single precision as well.
@@ -192,8 +192,8 @@ pub fn parse_size(text: &str) -> Option<Bytes> {
     (1..u64::MAX).contains(&bytes).then_some(Bytes(bytes))
 }
 
-/// A size with the largest unit that loses nothing: what [`ValueKind::Size`] reads back as the
-/// same.
+/// A size with the largest unit that loses nothing: the text that [`ValueKind::Size`] reads back as
+/// the same.
 #[must_use]
 pub fn size_text(size: Bytes) -> String {
     let fits = |scale: u64| size.0 >= scale && size.0.is_multiple_of(scale);

@@ -4,7 +4,7 @@
 //! default < preset < file < flags  ──layers──>  Settings  ──checks──>  RunConfig
 //! ```
 //!
-//! [`load`] reports everything that is wrong at once. What keys there are is written once, in
+//! [`load`] reports everything that is wrong at once. The list of keys is written once, in
 //! `key.rs`. This module reads files and decides nothing about a run that is not in them: which
 //! schedule `auto` becomes is decided by the planner.
 
@@ -87,11 +87,11 @@ pub struct RunConfig {
     pub steps: u64,
     /// Sequences of a step, and how they are divided.
     pub batch: BatchShape,
-    /// What weights and the order of the text are drawn from.
+    /// The seed that weights and the order of the text are drawn from.
     pub seed: u64,
     /// Evaluate after every so many steps; 0 only after the last.
     pub evaluate_every: u64,
-    /// What it computes on, and in which type.
+    /// The device that it computes on, and in which type.
     #[serde(default)]
     pub arithmetic: ArithmeticConfig,
     /// Optimizer, its learning rate and its constants.
@@ -112,12 +112,12 @@ pub struct RunConfig {
     pub stage_bytes_max: Option<Bytes>,
     /// How far steps run ahead of their verdict.
     pub window: WindowChoice,
-    /// What passes keep, and where.
+    /// The activations that passes keep, and where.
     #[serde(default)]
     pub memory: MemoryConfig,
     /// Checkpoints that a cluster stores.
     pub checkpoint: CheckpointConfig,
-    /// How a cluster takes it when nodes come and go.
+    /// How a cluster reacts when nodes come and go.
     pub elastic: ElasticConfig,
 }
 
@@ -137,7 +137,7 @@ pub struct CheckpointConfig {
     pub copies: u32,
 }
 
-/// How a cluster takes it when nodes come and go.
+/// How a cluster reacts when nodes come and go.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ElasticConfig {
     /// The fewest workers with which training goes on.
@@ -150,12 +150,12 @@ pub struct ElasticConfig {
     pub detect_timeout: Duration,
     /// Other nodes that hold each update before it is sealed.
     pub copies: u32,
-    /// Whether a plan that does not fit what is measured is given up for another.
+    /// Whether a plan that does not fit the measured times is given up for another.
     #[serde(default)]
     pub replan: ReplanPolicy,
 }
 
-/// Whether a plan follows what its work is found to take.
+/// Whether a plan follows the measured times of its work.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ReplanPolicy {
     /// It is given up when times drift beyond its slack and another one pays.
@@ -300,8 +300,8 @@ fn check(
 }
 
 impl RunConfig {
-    /// The whole configuration as TOML, every key with its meaning: what [`load`] reads back as
-    /// the same configuration.
+    /// The whole configuration as TOML, every key with its meaning: the text that [`load`] reads
+    /// back as the same configuration.
     #[must_use]
     pub fn effective(&self) -> String {
         effective::write_documented(self)

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use zbelastic_trainer::model::{Recompute, RecomputedOps};
 use zbelastic_trainer::plan::{MemoryPolicy, PassExtent};
 
-/// Memory that passes keep, and where. A document older than these keys takes their defaults.
+/// Memory that passes keep, and where. A document older than these keys has their defaults.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryConfig {
     /// How much is computed again.
@@ -21,7 +21,7 @@ pub struct MemoryConfig {
     pub offload_store: OffloadStore,
 }
 
-/// Which passes recompute what they gave up.
+/// Which passes recompute the activations they gave up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RecomputePasses {
     /// Every pass of a stage.
@@ -67,7 +67,7 @@ pub enum OffloadStore {
 pub const RECOMPUTE_OPS: [&str; 3] = ["norm", "attention", "activation"];
 
 impl MemoryConfig {
-    /// What a plan's passes do to keep less.
+    /// The measures by which a plan's passes keep less.
     #[must_use]
     pub const fn policy(&self) -> MemoryPolicy {
         let recomputed = match self.recompute_passes {

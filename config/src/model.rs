@@ -122,7 +122,7 @@ impl ConfigBuilder<'_> {
         absent.is_empty().then_some(model)
     }
 
-    /// The shape, with a 1 for what is not known.
+    /// The shape, with a 1 for each size that is not known.
     fn shape(&self) -> ModelConfig {
         let reader = self.reader;
         let optional = |key: Key| reader.value(key).map(|_| reader.size(key));

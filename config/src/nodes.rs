@@ -29,7 +29,7 @@ pub struct NodeSpec {
     pub name: String,
     /// How many times faster than the machine that plans.
     pub speed: f64,
-    /// Memory that a stage may take, if that is limited.
+    /// Memory that a stage may use, if that is limited.
     pub memory: Option<Bytes>,
 }
 
@@ -40,7 +40,7 @@ pub struct NetworkSpec {
     pub nodes: Vec<NodeSpec>,
     /// Of a message, in seconds.
     pub latency_s: f64,
-    /// Of a link; none for one that takes no time.
+    /// Of a link; none for one that needs no time.
     pub gbit_per_s: Option<f64>,
 }
 

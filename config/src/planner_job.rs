@@ -1,4 +1,4 @@
-//! What planning needs of a configuration.
+//! The part of a configuration that planning needs.
 
 use zbelastic_planner::PlannerJob;
 use zbelastic_schedule::asynchronous::AsyncKind;
@@ -6,7 +6,7 @@ use zbelastic_schedule::asynchronous::AsyncKind;
 use super::{RunConfig, ScheduleChoice};
 
 impl RunConfig {
-    /// What its plans depend on.
+    /// The job that its plans depend on.
     ///
     /// # Errors
     /// With the schedule, if it has no steps.

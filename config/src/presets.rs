@@ -1,11 +1,11 @@
-//! Presets: models whose sizes have a name.
+//! Presets: models with a name for their sizes.
 
 use super::key::Key;
 
 /// A model with its usual batch.
 #[derive(Debug)]
 pub struct Preset {
-    /// Name of the preset, as `model.preset` takes it.
+    /// Name of the preset, as `model.preset` accepts it.
     pub name: &'static str,
     /// The model and its purpose, in one sentence.
     pub doc: &'static str,

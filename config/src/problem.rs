@@ -67,11 +67,11 @@ pub enum ConfigProblem {
         /// The value behind the key.
         text: String,
     },
-    /// A key does not take its value.
+    /// A key does not accept its value.
     Value {
         /// Origin of the value.
         at: SettingOrigin,
-        /// The key that does not take it.
+        /// The key that does not accept it.
         key: Key,
         /// The value that was refused.
         found: ConfigValue,
@@ -125,7 +125,7 @@ pub enum ConfigProblem {
     Limit {
         /// Origin of the key's value.
         at: SettingOrigin,
-        /// What is beyond which limit.
+        /// The size that is beyond a limit, and that limit.
         error: LimitError,
         /// The other values that matter, if their origin is another.
         beside: Vec<EffectiveSetting>,
@@ -161,7 +161,7 @@ pub enum ConfigProblem {
     SliceLength {
         /// Origin of the key's value.
         at: SettingOrigin,
-        /// In what they should be alike.
+        /// The quantity in which they should be alike.
         by: SliceBalance,
         /// Slices of a sequence.
         slices: u32,

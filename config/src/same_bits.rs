@@ -5,8 +5,8 @@ use super::{CheckpointConfig, RunConfig, ScheduleChoice};
 
 impl RunConfig {
     /// Whether the other configuration makes the same bits: whether they differ in nothing but in
-    /// when and where passes run, in what is kept of them, and in what a cluster keeps (in the same
-    /// `checkpoint.dir`) and waits for.
+    /// when and where passes run, in the activations kept of them, and in the files a cluster keeps
+    /// (in the same `checkpoint.dir`) and waits for.
     #[must_use]
     pub fn makes_same_bits(&self, other: &Self) -> bool {
         let moved = Self {

@@ -1,7 +1,7 @@
 //! The value of every key, and the layer that set it last.
 //!
-//! Layers lie on each other: default, preset, file, flags. A value that its key does not take is
-//! reported and left out; what lies beneath it stays, and the key is remembered as refused, so that
+//! Layers lie on each other: default, preset, file, flags. A value that its key does not accept is
+//! reported and left out; the value beneath it stays, and the key is remembered as refused, so that
 //! problems between it and other keys are not reported.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -231,7 +231,7 @@ impl ConfigSettings {
     }
 }
 
-/// The value that a flag's text stands for: TOML if the key takes it as such, else plain text, so
+/// The value that a flag's text stands for: TOML if the key accepts it as such, else plain text, so
 /// that words need no quotes on a command line.
 #[must_use]
 pub fn flag_value(key: Key, text: &str) -> ConfigValue {
@@ -287,7 +287,7 @@ pub fn find_in_section(section: &str, name: &str, at: SettingOrigin) -> Result<K
     Err(ConfigProblem::UnknownKey { at, section, found, nearest })
 }
 
-/// The key whose name within its section is nearest.
+/// The key with the nearest name within its section.
 pub fn nearest_key(name: &str, keys: impl Iterator<Item = Key>) -> Option<Key> {
     let keys: Vec<Key> = keys.collect();
     let nearest = nearest(name, keys.iter().map(|key| key.short_name()))?;

@@ -1,4 +1,5 @@
-//! What needs a step, a verdict and a cluster, and is refused with a schedule that has none.
+//! Settings that need a step, a verdict and a cluster, and are refused with a schedule that has
+//! none.
 
 use zbelastic_consensus::validation::NonfinitePolicy;
 use zbelastic_schedule::ScheduleKind;
@@ -7,8 +8,8 @@ use zbelastic_wording::{CommandFailure, FailureDetail};
 
 use super::{OffloadMode, RecomputeMode, RunConfig, WindowChoice};
 
-/// Whether a cluster can run `config`: only what has steps can be sealed and taken back, and a job
-/// for which there is no plan on any number of nodes would wait for ever.
+/// Whether a cluster can run `config`: only a schedule with steps can be sealed and rolled back,
+/// and a job for which there is no plan on any number of nodes would wait for ever.
 ///
 /// # Errors
 /// If its schedule is asynchronous, or has more replicas than a step has microbatches.

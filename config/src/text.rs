@@ -47,7 +47,8 @@ pub struct TextFile {
 /// Forms that have more in them than the text they carry, by the end of a name.
 const FORMS: [&str; 4] = ["jsonl", "json", "csv", "tsv"];
 
-/// What is worth knowing of a file that was named. Of folders and globs, only text is taken.
+/// A warning about a file that was named, if there is a reason for one. Of folders and globs, only
+/// text is read.
 fn note_on(path: &Path, content: &[u8]) -> Option<&'static str> {
     let extension =
         path.extension().and_then(|extension| extension.to_str()).map(str::to_ascii_lowercase);
@@ -132,7 +133,7 @@ impl TextError {
 }
 
 /// Gathers the text of `entries`, which are files, folders or globs. A file that is named may hold
-/// any bytes; of folders and globs only UTF-8 is taken.
+/// any bytes; of folders and globs only UTF-8 is read.
 ///
 /// # Errors
 /// With everything that is wrong, entry by entry.
@@ -216,7 +217,7 @@ impl TextCollector {
 
     /// The size of the file, as far as it is text.
     fn take_file(&mut self, path: PathBuf, found: FileSelection) -> Result<Bytes, TextError> {
-        // What has no canonical path, such as a pipe, is known by the path it has.
+        // A file without a canonical path, such as a pipe, is known by the path it has.
         let canonical = fs::canonicalize(&path).unwrap_or_else(|_| path.clone());
         if let Some(size) = self.known.get(&canonical) {
             return Ok(*size);

@@ -17,7 +17,7 @@ pub enum ConfigValue {
     Flag(bool),
     /// A TOML array.
     List(Vec<ConfigValue>),
-    /// What no key takes, by name.
+    /// A type that no key accepts, by name.
     Other(&'static str),
 }
 
@@ -37,7 +37,7 @@ impl ConfigValue {
         match value {
             DeValue::String(text) => Self::Text(text.clone().into_owned()),
             DeValue::Integer(number) => Self::of_integer(number),
-            // What is too large for a float reads as infinite, which no key takes.
+            // A number too large for a float reads as infinite, which no key accepts.
             DeValue::Float(number) => {
                 number.as_str().parse().map_or(Self::Other("a number"), Self::Number)
             }

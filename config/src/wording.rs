@@ -1,4 +1,4 @@
-//! The messages for what is wrong with a configuration: one function a problem.
+//! The messages for the problems of a configuration: one function a problem.
 
 use std::io;
 use std::path::Path;
@@ -169,7 +169,7 @@ pub(super) fn model(
     }
 }
 
-/// The reason, and what else led to it.
+/// The reason, and the other settings that led to it.
 fn with_given(why: &str, beside: &[EffectiveSetting]) -> String {
     beside.iter().fold(why.to_owned(), |why, given| format!("{why}; {given}"))
 }

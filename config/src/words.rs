@@ -1,4 +1,4 @@
-//! The words behind keys, each with what it stands for.
+//! The words behind keys, each with the value it stands for.
 
 use zbelastic_consensus::validation::NonfinitePolicy;
 use zbelastic_schedule::asynchronous::AsyncKind;

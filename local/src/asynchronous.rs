@@ -9,7 +9,7 @@
 //! ```
 //!
 //! Stages never wait for the coordinator's answer, because there is nothing to agree on. Every
-//! mailbox has a limit: a stage's holds what its program lets neighbours send, and the
+//! mailbox has a limit: a stage's holds the messages that its program lets neighbours send, and the
 //! coordinator's makes stages wait while it is behind.
 
 mod async_coordinator;
@@ -100,7 +100,7 @@ pub struct AsyncJob<'a> {
 }
 
 /// Trains to the end, or until `observe` breaks or the run is interrupted: then every stage stops
-/// where it is, and what it has is the model.
+/// where it is, and the weights it has are the model.
 ///
 /// # Errors
 /// If memory could not be had, a device gave up, or a stage panicked. That the model cannot be
@@ -139,7 +139,7 @@ pub fn train_on<O: StageBackendFactory>(
     let layers = conducted.state.weights();
     let is_whole = conducted.steps_done == u64::from(program.minibatch_count);
     let evaluated = if is_whole { held_out_loss(factory, job, &layers) } else { Ok(None) };
-    // What was trained is not given up because it cannot be evaluated.
+    // A trained model is not given up because it cannot be evaluated.
     let (loss, failure) = match evaluated {
         Ok(loss) => (loss, None),
         Err(failure) => (None, Some(failure)),
@@ -163,7 +163,8 @@ pub fn train_on<O: StageBackendFactory>(
     })
 }
 
-/// The loss of the model as a whole on held-out text, on what the first stage computed with.
+/// The loss of the model as a whole on held-out text, on the backend that the first stage computed
+/// with.
 fn held_out_loss<O: StageBackendFactory>(
     factory: &O,
     job: &AsyncJob<'_>,
@@ -183,7 +184,7 @@ fn held_out_loss<O: StageBackendFactory>(
     }
 }
 
-/// The loss, unless the device gave up: then what came of it is none.
+/// The loss, unless the device gave up: then its result is none.
 fn checked(loss: Option<f64>, fault: Option<DeviceFault>) -> Result<Option<f64>, CommandFailure> {
     match fault {
         None => Ok(loss),

@@ -26,8 +26,8 @@ use super::messages::{MESSAGES_PER_WORKER, WorkerMessage, mailbox_limit};
 use super::progress_event::ProgressEvent;
 use super::worker::StageWorker;
 
-/// Runs `job` to its end on this machine's CPU. `observe` is called with what happens, and
-/// may end the run after the step under way by breaking.
+/// Runs `job` to its end on this machine's CPU. `observe` is called with each event, and may end
+/// the run after the step under way by breaking.
 ///
 /// # Errors
 /// If memory could not be had, or a worker panicked.

@@ -34,7 +34,7 @@ pub struct RunOutcome {
     pub digest: StateDigest,
     /// The last evaluation after the last step, if there was text for it.
     pub held_out: Option<HeldOutLoss>,
-    /// Time that the steps took.
+    /// Duration of the steps.
     pub elapsed: Duration,
     /// Steps that an earlier command had sealed, in another time.
     pub steps_before: u64,
@@ -133,7 +133,7 @@ impl<'a> Coordinator<'a> {
     /// Applies the proposal's seal, which one member decides alone, and sends it to every stage.
     fn seal(&mut self, Proposal { seal, went_ahead }: Proposal) {
         self.ledger.apply(&seal).expect("a proposal is about the open turn");
-        // Stages are sent the seal first; reporting it may take as long as it likes.
+        // Stages are sent the seal first; reporting it may last as long as it likes.
         let should_end = self.control.is_break() || self.job.interrupt.is_requested();
         if should_end && seal.verdict.is_final() {
             self.broadcast(&Event::Halt { after: seal.turn.step });

@@ -80,8 +80,8 @@ impl StageBackendFactory for CpuFactory {
     }
 }
 
-/// The executor of a stage whose passes are offloaded to files in a folder of its own, if there is
-/// one for them.
+/// The executor of a stage, with passes offloaded to files in a folder of its own, if there is one
+/// for them.
 pub(super) fn executor_with_store<B: Backend>(
     setup: &StageSetup,
     stage: StageIndex,

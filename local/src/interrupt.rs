@@ -1,5 +1,5 @@
-//! Requests that end a run early: Ctrl-C, SIGTERM, or a cloud's notice that the machine is taken
-//! away. Once to finish the step, twice to stop immediately.
+//! Requests that end a run early: Ctrl-C, SIGTERM, or a cloud's notice that the machine is
+//! withdrawn. Once to finish the step, twice to stop immediately.
 
 use std::io::{self, Write};
 use std::process;
@@ -12,8 +12,8 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use zbelastic_preemption::{NoticeCause, NoticeReport, NoticeSettings, NoticeWatch};
 use zbelastic_wording::{CommandFailure, FailureCode};
 
-/// How often the run was requested to end, and by whom first. Atomics, because signals and notices
-/// arrive on a thread of their own.
+/// How often the run was requested to end, and from which source first. Atomics, because signals
+/// and notices arrive on a thread of their own.
 #[derive(Clone, Debug, Default)]
 pub struct Interrupt {
     count: Arc<AtomicU32>,
@@ -130,7 +130,8 @@ async fn next(watch: &mut Option<NoticeWatch>) -> Option<NoticeReport> {
     watch.as_mut()?.reports.recv().await
 }
 
-/// Whether a report is a reason to end. What only may happen sooner here than elsewhere is none.
+/// Whether a report is a reason to end. An event that only may happen sooner here than elsewhere is
+/// none.
 fn notice_of(report: &NoticeReport) -> Option<StopRequest> {
     match report {
         NoticeReport::Notice(notice) => match notice.cause {

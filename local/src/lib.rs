@@ -1,7 +1,7 @@
 //! A run in one process: a thread for each stage, and a coordinator that decides.
 //!
 //! [`cluster`] is a run of steps, [`asynchronous`] one without steps. Neither reads a configuration
-//! nor writes a file: what happens is passed to an observer.
+//! nor writes a file: each event is passed to an observer.
 
 pub mod asynchronous;
 pub mod cluster;

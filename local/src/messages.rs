@@ -40,7 +40,7 @@ pub enum CoordinatorMessage {
         /// The allocation that failed.
         error: AllocateError,
     },
-    /// A stage's second store refused what it was given, or did not give it back.
+    /// A stage's second store refused the activations it was given, or did not give it back.
     StoreFailed {
         /// Stage whose store failed.
         stage: StageIndex,
@@ -86,7 +86,7 @@ pub struct StageResult {
 
 /// Messages that may wait for one worker. While it runs a single operation its neighbours send at
 /// most the frames that an engine accepts, which is seven for each of its passes, and the gradients
-/// of twins; sums, seals and the end of the run come to less than what is added for them.
+/// of twins; sums, seals and the end of the run come to less than the number added for them.
 pub fn mailbox_limit(plan: &Plan, stage: StageIndex) -> usize {
     const FRAMES_PER_PASS: usize = 7;
     const CONTROL: usize = 16;

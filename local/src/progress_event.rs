@@ -47,7 +47,7 @@ pub struct StepRecord {
     pub stage_count: u32,
 }
 
-/// A step whose gradient was refused.
+/// A step with a refused gradient.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rollback {
     /// Number of the step.

@@ -104,7 +104,7 @@ impl<O: ExecutorFactory> StageWorker<'_, O> {
         }
         self.report_slices(&engine, &mut slices);
         let result = result::<O>(&engine);
-        // What was read of a device that gave up meanwhile is no result.
+        // A value read of a device that gave up meanwhile is no result.
         if let Some(fault) = engine.executor().fault() {
             return self.report_fault(fault);
         }
@@ -113,7 +113,7 @@ impl<O: ExecutorFactory> StageWorker<'_, O> {
         self.report(CoordinatorMessage::Finished(result));
     }
 
-    /// Notes what was run. Transfers hand memory over and take no time worth drawing.
+    /// Notes the activity that was run. Transfers hand memory over and need no time worth drawing.
     fn log(
         &self,
         slices: &mut SliceLog,
@@ -134,7 +134,7 @@ impl<O: ExecutorFactory> StageWorker<'_, O> {
     }
 
     /// Notes a wait for a verdict or for the sums before it. To wait for a neighbour is the
-    /// bubble, and shows as what is between slices.
+    /// bubble, and shows as the gap between slices.
     fn log_wait(
         &self,
         slices: &mut SliceLog,
@@ -165,7 +165,7 @@ impl<O: ExecutorFactory> StageWorker<'_, O> {
     fn await_message(&self, engine: &mut WorkerEngine<O>) -> LoopControl {
         match self.mailbox.recv() {
             Ok(message) => handle::<O>(engine, message),
-            // Every sender is gone, so what is missing cannot come.
+            // Every sender is gone, so the missing messages cannot come.
             Err(_) => LoopControl::Abort,
         }
     }

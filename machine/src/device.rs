@@ -32,7 +32,7 @@ pub fn open(index: usize, precision: Precision) -> Result<Arc<CudaDevice>, OpenE
 }
 
 /// Has the kernels of a device compiled before anybody waits for it: a cluster that loads a plan
-/// takes a worker that does not answer for stalled.
+/// treats a worker that does not answer as stalled.
 ///
 /// # Errors
 /// If they cannot be compiled.
@@ -43,7 +43,7 @@ pub fn compile(probe: &DeviceProbe) -> Result<(), CommandFailure> {
     Ok(())
 }
 
-/// Prints once what stands in the way of keeping kernels: it is the same for all of them.
+/// Prints once the obstacle to keeping kernels: it is the same for all of them.
 fn warn(warning: Option<&CacheWarning>) {
     if let Some(warning) = warning {
         // With standard error closed there is nowhere to print it.
@@ -57,7 +57,7 @@ pub fn open_failure(index: usize, error: &OpenError) -> CommandFailure {
     CommandFailure::new(code_of(error), format!("{}: {error}", DeviceSelector::Cuda(index)))
 }
 
-/// What is missing is a resource; what should not happen is ours.
+/// A missing library or device is a resource; an error that should not happen is ours.
 #[must_use]
 pub const fn code_of(error: &OpenError) -> FailureCode {
     match error {
@@ -78,7 +78,7 @@ pub const fn code_of(error: &OpenError) -> FailureCode {
     }
 }
 
-/// The exit code of a run whose device gave up.
+/// The exit code of a run after its device gave up.
 #[must_use]
 pub const fn code_of_fault(fault: &DeviceFault) -> FailureCode {
     match fault {

@@ -1,4 +1,4 @@
-//! What is computed on, as typed: `cpu`, or devices of NVIDIA's by number.
+//! The devices that are computed on, as typed: `cpu`, or devices of NVIDIA's by number.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ const DEVICES_MAX: usize = 64;
 /// Digits of a device's number.
 const DIGITS_MAX: usize = 3;
 
-/// What a worker computes on.
+/// The device that a worker computes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeviceSelector {
     /// The cores of this machine's CPU.
@@ -34,7 +34,7 @@ pub enum DeviceError {
     /// A kind that this program does not compute on.
     #[error("this program computes on processors and NVIDIA devices: expected cpu or cuda:N")]
     OtherMaker,
-    /// What stands behind the colon is no number of a device.
+    /// The text behind the colon is no number of a device.
     #[error("\"{found}\" is no number of a device: expected cuda:N with N from 0, as in cuda:0")]
     Number {
         /// The text behind the colon.
@@ -80,7 +80,7 @@ impl DeviceSelector {
     }
 }
 
-/// What the workers of a run compute on.
+/// The devices that the workers of a run compute on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DeviceList {
     /// The cores of this machine's CPU.

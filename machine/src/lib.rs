@@ -1,4 +1,4 @@
-//! What this machine has: cores, memory, disks, NVIDIA devices, and how fast it multiplies.
+//! The resources of this machine: cores, memory, disks, NVIDIA devices, and how fast it multiplies.
 
 pub mod device;
 mod device_selector;
@@ -25,9 +25,9 @@ pub fn core_count() -> usize {
 }
 
 /// Multiply-adds on registers alone, in floating-point operations a second, of `threads` threads:
-/// what the arithmetic of a model is compared with. The best of several runs, because whatever
-/// disturbs one makes it slower. Each lasts about `duration`, which should be as long as what is
-/// compared: no step is as undisturbed as the luckiest millisecond.
+/// the rate that the arithmetic of a model is compared with. The best of several runs, because any
+/// disturbance makes one slower. Each lasts about `duration`, which should be as long as the
+/// computation that is compared: no step is as undisturbed as the luckiest millisecond.
 ///
 /// # Errors
 /// If the threads cannot be started.
@@ -69,7 +69,7 @@ pub fn disk_usage(folder: &Path) -> io::Result<DiskSpace> {
     Ok(DiskSpace { free, total })
 }
 
-/// The memory that this process may take, or `None` where the system does not report it: the
+/// The memory that this process may use, or `None` where the system does not report it: the
 /// machine's, or less in a control group.
 #[must_use]
 pub fn memory_total() -> Option<Bytes> {

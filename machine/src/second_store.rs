@@ -1,9 +1,9 @@
 //! The second store on a disk: stashes of passes lie in files while they are offloaded.
 //!
 //! One file a pass, in a folder of this store's own that nothing else reads. The bytes are those of
-//! the floats, little end first. What a process left that was killed is removed before the first
-//! file is written, and the folder goes with the store. Nothing here is kept beyond a run, so
-//! nothing is synced.
+//! the floats, little end first. Files that a killed process left are removed before the first file
+//! is written, and the folder goes with the store. Nothing here is kept beyond a run, so nothing is
+//! synced.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -106,7 +106,8 @@ impl Drop for FileSecondStore {
     fn drop(&mut self) {
         if self.is_open {
             drop(fs::remove_dir_all(&self.folder));
-            // The last one takes the folder of them all with it; a folder with others in it stays.
+            // The last one removes the folder of them all with it; a folder with others in it
+            // stays.
             drop(self.folder.parent().map(fs::remove_dir));
         }
     }

@@ -73,8 +73,8 @@ pub const FIRST_NODE: NodeId = NodeId(1);
 /// What an administrator's certificate names where others name a node.
 pub const ADMIN_NODE: NodeId = NodeId(0);
 
-/// Once a controller listens: which address an administrator's commands here use, and what to type
-/// next, on standard error, since standard output is not used here.
+/// Once a controller listens: which address an administrator's commands here use, and the command
+/// to type next, on standard error, since standard output is not used here.
 fn print_administrator_hint(
     folder: &NodeDataFolder,
     node_record: &NodeRecord,
@@ -151,7 +151,7 @@ pub fn serve_worker<M: WorkerDevice>(
 }
 
 /// Checks that a controller which started before still has its log: without it, it would vote again
-/// on what it has voted on.
+/// on entries it has voted on.
 fn check_has_log(folder: &NodeDataFolder, node_record: &NodeRecord) -> Result<(), CommandFailure> {
     // The folder of the log is made before the first start is counted.
     if node_record.boot == 0 || folder.log().exists() {

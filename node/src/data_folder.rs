@@ -1,11 +1,11 @@
-//! The data folder of a node: what lies where, and which process holds it.
+//! The data folder of a node: the place of each file, and which process holds it.
 //!
 //! ```text
 //! identity/        certificate and key of the node
 //! admin/           certificate and key of the administrator that ran `init` here, and cluster.json
-//! log/             what controllers agreed on
+//! log/             the log that controllers agreed on
 //! store/           checkpoints
-//! events.jsonl     what happened, and events.jsonl.1, what had happened before
+//! events.jsonl     the events, and events.jsonl.1, the events before these
 //! LOCK             held by the process that runs on the folder, with its number inside
 //! ```
 //!

@@ -28,15 +28,15 @@ pub fn read(path: &Path, bytes_max: u64) -> io::Result<Option<Vec<u8>>> {
 /// Writes beside the name, renames, and syncs the file and its folder.
 ///
 /// # Errors
-/// If it cannot be written; what was there before stays.
+/// If it cannot be written; the file before it stays.
 pub fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
     write_with(path, |to| to.write_all(bytes))
 }
 
-/// The same for what is written as it is made.
+/// The same for content that is written as it is made.
 ///
 /// # Errors
-/// If it cannot be made or written; what was there before stays.
+/// If it cannot be made or written; the file before it stays.
 pub fn write_with(
     path: &Path,
     write: impl FnOnce(&mut dyn Write) -> io::Result<()>,
@@ -61,7 +61,7 @@ pub fn beside(path: &Path) -> PathBuf {
     PathBuf::from(beside)
 }
 
-/// A new file. What was left under its name goes, and a link there is not followed: in a folder
+/// A new file. A file left under its name is removed, and a link there is not followed: in a folder
 /// that others may write to it could lead anywhere.
 ///
 /// # Errors

@@ -7,8 +7,8 @@
 //!     └───────────────┴───────────────┘
 //! ```
 //!
-//! Every request carries a token, which is fetched with a `PUT` and expires. What is not marked is
-//! not found. A hibernation begins with its notice.
+//! Every request carries a token, which is fetched with a `PUT` and expires. An instance that is
+//! not marked is not found. A hibernation begins with its notice.
 
 use std::time::{Duration, SystemTime};
 
@@ -111,7 +111,7 @@ fn read_recommendation(body: &str) -> Result<AwsAnswer, MetadataFault> {
 pub(super) struct AwsWatch {
     pace: PollTimings,
     token: Option<String>,
-    /// Whether the token was taken for anything yet.
+    /// Whether the token was accepted for any request yet.
     is_token_proven: bool,
     topic: AwsTopic,
     action: EventLatch,

@@ -67,7 +67,7 @@ struct ScheduledEvent {
     not_before: String,
 }
 
-/// What an answer with events means for the machine called `name`.
+/// The meaning of an answer with events for the machine called `name`.
 pub(super) fn read_azure(
     name: &str,
     status: u16,
@@ -89,7 +89,7 @@ fn read_event(name: &str, event: &ScheduledEvent, now: SystemTime) -> Option<Not
     let cause = match event.kind.as_str() {
         "Preempt" | "Terminate" => NoticeCause::Preempted,
         "Reboot" | "Redeploy" => NoticeCause::Maintenance,
-        // A pause of some seconds (`Freeze`), or what this version does not know.
+        // A pause of some seconds (`Freeze`), or an event that this version does not know.
         _ => return None,
     };
     // An event that has begun has no time any more.

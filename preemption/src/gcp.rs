@@ -1,8 +1,8 @@
 //! Google's notices: its server holds an answer back until it is another one than the last.
 //!
-//! Two values are watched, each by a machine and a thread of its own: whether the machine is taken
-//! away, and whether it is stopped for maintenance of its host. A move to another host while it
-//! runs is no reason to leave. The first request is answered at once; those that follow name the
+//! Two values are watched, each by a machine and a thread of its own: whether the machine is
+//! preempted, and whether it is stopped for maintenance of its host. A move to another host while
+//! it runs is no reason to leave. The first request is answered at once; those that follow name the
 //! answer that is known, so that no change between two requests is lost.
 
 use std::time::{Duration, SystemTime};
@@ -24,7 +24,7 @@ const TAG_CHARS_MAX: usize = 64;
 /// A value of the metadata that is watched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum GcpTopic {
-    /// Whether the machine is taken away.
+    /// Whether the machine is preempted.
     Preempted,
     /// Whether maintenance of its host is due.
     Maintenance,
@@ -38,7 +38,7 @@ pub(super) enum GcpAnswer {
     Fault(MetadataFault),
 }
 
-/// A request whose answer shows whether the server is Google's.
+/// A request for an answer that shows whether the server is Google's.
 pub(super) fn probe_request(patience: Duration) -> MetadataRequest {
     MetadataRequest::get("/computeMetadata/v1/instance/id", patience).header(FLAVOR_HEADER, FLAVOR)
 }
@@ -73,7 +73,7 @@ pub(super) fn read_gcp(topic: GcpTopic, answer: &MetadataResponse) -> GcpAnswer 
 pub(super) struct GcpWatch {
     pace: PollTimings,
     topic: GcpTopic,
-    /// Whether the last answer is known, and what it is called.
+    /// Whether the last answer is known, and its tag.
     last: LastEtag,
     latch: EventLatch,
     /// How often it was marked: distinguishes an event from the one before.
@@ -120,7 +120,7 @@ impl GcpWatch {
         let read = answer.map(|answer| (read_gcp(self.topic, &answer), answer.tag));
         let (read, tag) = match read {
             Ok((GcpAnswer::Fault(fault), _)) | Err(fault) => {
-                // Whatever happened meanwhile, the next answer comes at once.
+                // After any event meanwhile, the next answer comes at once.
                 self.last = LastEtag::Unknown;
                 return PollOutcome::failed(fault);
             }

@@ -1,4 +1,4 @@
-//! Notices of a cloud that this machine will be taken away, as its metadata service announces them.
+//! Notices of a cloud that this machine will be withdrawn, as its metadata service announces them.
 //!
 //! ```text
 //!             thread "notices"                                        the node
@@ -54,15 +54,15 @@ const ACKNOWLEDGEMENTS_MAX: usize = 16;
 /// Why a machine should be left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NoticeCause {
-    /// It is taken away.
+    /// It is preempted.
     Preempted,
-    /// It is likelier than others to be taken away soon.
+    /// It is likelier than others to be preempted soon.
     Rebalance,
     /// It is stopped or started anew for its upkeep.
     Maintenance,
 }
 
-/// That this machine will be taken away, or may be.
+/// That this machine will be withdrawn, or may be.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Notice {
     /// Why the machine goes: preempted, likely to be, or maintenance.
@@ -87,9 +87,9 @@ pub enum NoticeReport {
     Notice(Notice),
     /// A request failed, or an answer could not be parsed. Once for each kind.
     Trouble {
-        /// Cloud whose metadata service was polled.
+        /// Cloud of the metadata service that was polled.
         source: Cloud,
-        /// What went wrong with the request or its answer.
+        /// The fault of the request or its answer.
         fault: MetadataFault,
     },
 }
@@ -101,7 +101,7 @@ pub struct NoticeSettings {
     pub source: NoticeSource,
     /// Where the metadata service is, if it is not where clouds have it.
     pub base: Option<MetadataUrl>,
-    /// How often, and how long an answer may take.
+    /// How often, and how long an answer may be outstanding.
     pub pace: PollTimings,
 }
 
@@ -138,9 +138,9 @@ impl NoticeWatch {
         Ok(Self { reports, acknowledgements })
     }
 
-    /// Enqueues the acknowledgement that this machine is ready for what `notice` announces, so that
-    /// it need not be waited for. Azure begins the event at once; the other clouds have no
-    /// acknowledgements, and nothing is sent.
+    /// Enqueues the acknowledgement that this machine is ready for the event that `notice`
+    /// announces, so that it need not be waited for. Azure begins the event at once; the other
+    /// clouds have no acknowledgements, and nothing is sent.
     pub fn acknowledge(&self, notice: &Notice) {
         match notice.source {
             // Unsent, an event begins when its time has come: no harm is done.

@@ -110,7 +110,7 @@ impl MetadataClient {
         Self { agent: config.build().new_agent(), base }
     }
 
-    /// The answer to `metadata_request`. It takes no longer than its `patience`, and no more
+    /// The answer to `metadata_request`. It lasts no longer than its `patience`, and needs no more
     /// memory than an answer may have.
     pub(super) fn send(
         &self,
@@ -139,7 +139,7 @@ impl MetadataClient {
             }
         }?;
         let (head, body) = response.into_parts();
-        // The reader refuses what is as long as its limit.
+        // The reader refuses an answer as long as its limit.
         let limit = ANSWER_BYTES_MAX as u64 + 1;
         let body = body.into_with_config().limit(limit).read_to_vec()?;
         let Ok(body) = String::from_utf8(body) else {

@@ -15,7 +15,7 @@ pub(super) struct MetadataRequest {
     /// From the first slash on, with the query.
     pub(super) path: String,
     pub(super) headers: Vec<(&'static str, String)>,
-    /// How long the answer may take.
+    /// How long the answer is waited for.
     pub(super) patience: Duration,
 }
 
@@ -74,7 +74,7 @@ pub enum MetadataFault {
         /// The system's kind of error.
         kind: io::ErrorKind,
     },
-    /// It takes too long.
+    /// It lasts too long.
     #[error("the metadata service did not answer within {} ms", within.as_millis())]
     TooSlow {
         /// How long was waited.

@@ -1,4 +1,4 @@
-//! How often requests are sent, and how long an answer may take.
+//! How often requests are sent, and how long an answer is waited for.
 
 use std::time::Duration;
 
@@ -7,15 +7,15 @@ const AWS_POLL: Duration = Duration::from_secs(2);
 /// Between two polls of Microsoft's: a notice may be 30 s before.
 const AZURE_POLL: Duration = Duration::from_secs(1);
 /// How long Google's server is requested to hold an answer back while nothing changes. Shorter than
-/// what gateways allow an idle connection.
+/// the time that gateways allow an idle connection.
 const GCP_HANG: Duration = Duration::from_secs(60);
 /// After an answer of Google's, so that a server that never holds one back is not overrun. A change
 /// meanwhile is not lost: the next request names the last answer.
 const GCP_PAUSE: Duration = Duration::from_millis(250);
-/// How long an answer may take: it comes from the same host, in milliseconds.
+/// How long an answer is waited for: it comes from the same host, in milliseconds.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// How long Microsoft's first list of events may take: the first request switches them on, which
-/// is documented to take up to two minutes.
+/// How long Microsoft's first list of events is waited for: the first request switches them on,
+/// which is documented to last up to two minutes.
 const AZURE_FIRST_PATIENCE: Duration = Duration::from_secs(130);
 /// How long a cloud has to answer the probe.
 const PROBE_PATIENCE: Duration = Duration::from_millis(1500);
@@ -26,7 +26,7 @@ const FAULT_WAIT_MIN: Duration = Duration::from_secs(1);
 /// Doublings of the wait after which it is the longest in any case.
 const DOUBLINGS_MAX: u32 = 16;
 
-/// How often requests are sent, and how long an answer may take. The default is right for real
+/// How often requests are sent, and how long an answer is waited for. The default is right for real
 /// clouds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PollTimings {
@@ -38,9 +38,9 @@ pub struct PollTimings {
     pub gcp_hang: Duration,
     /// After each answer of Google's.
     pub gcp_pause: Duration,
-    /// How long an answer may take.
+    /// How long an answer is waited for.
     pub patience: Duration,
-    /// How long Microsoft's first list of events may take.
+    /// How long Microsoft's first list of events is waited for.
     pub azure_first_patience: Duration,
     /// How long a cloud has to answer the probe.
     pub probe_patience: Duration,

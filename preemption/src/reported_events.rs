@@ -53,7 +53,7 @@ impl ReportedEvents {
 }
 
 /// An event that is a state: it lasts from the answer that first shows it to the first that does
-/// not, whatever answers repeat meanwhile.
+/// not, no matter which answers repeat meanwhile.
 #[derive(Debug, Default)]
 pub(super) struct EventLatch {
     is_set: bool,

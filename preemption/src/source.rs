@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use thiserror::Error;
 
-/// A cloud whose notices are understood.
+/// A cloud with notices that are understood.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cloud {
     /// Amazon Web Services.

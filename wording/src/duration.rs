@@ -22,7 +22,7 @@ pub enum DurationError {
         /// The number that was typed without a unit.
         number: String,
     },
-    /// It takes longer than ten years.
+    /// It lasts longer than ten years.
     #[error("longer than ten years")]
     Long,
     /// It is no time at all.
@@ -74,8 +74,8 @@ pub fn parse_duration_above_zero(text: &str) -> Result<Duration, DurationError> 
     if duration.is_zero() { Err(DurationError::Zero) } else { Ok(duration) }
 }
 
-/// A duration with the largest units that lose nothing: what [`parse_duration`] reads back as the
-/// same.
+/// A duration with the largest units that lose nothing: the text that [`parse_duration`] reads back
+/// as the same.
 #[must_use]
 pub fn duration_word(duration: Duration) -> String {
     let total = duration.as_millis() as u64;

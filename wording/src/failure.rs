@@ -25,13 +25,13 @@ pub enum FailureCode {
     Unreachable = 3,
     /// The certificate or the token is not accepted, or does not allow the request.
     NotAuthorised = 4,
-    /// What was named does not exist.
+    /// The named object does not exist.
     NotFound = 5,
     /// Not possible in the state things are in.
     WrongState = 6,
     /// Out of disk, memory or device.
     OutOfResource = 7,
-    /// What was checked is not as it should be.
+    /// The object that was checked is not as it should be.
     VerificationFailed = 8,
     /// Too few members are there to decide.
     NoQuorum = 9,
@@ -90,7 +90,7 @@ impl FailureDetail {
         Self { why: Some(why.into()), ..self }
     }
 
-    /// The same, with what to do about it.
+    /// The same, with the remedy.
     #[must_use]
     pub fn hint(self, hint: impl Into<String>) -> Self {
         Self { hint: Some(hint.into()), ..self }
@@ -104,7 +104,7 @@ impl CommandFailure {
         Self { code, what: what.into(), details: Vec::new() }
     }
 
-    /// What was typed or configured cannot be used. Counts the details for `what`, which is
+    /// The typed or configured values cannot be used. Counts the details for `what`, which is
     /// something that has errors.
     #[must_use]
     pub fn usage(what: &str, details: Vec<FailureDetail>) -> Self {
@@ -144,7 +144,7 @@ impl fmt::Display for FailureDetail {
 pub enum CommandError {
     /// The command failed, for the reason given.
     Failed(CommandFailure),
-    /// Standard output does not take any more.
+    /// Standard output does not accept any more.
     Output(io::Error),
 }
 
@@ -162,8 +162,8 @@ impl From<io::Error> for CommandError {
 }
 
 impl CommandError {
-    /// Prints on standard error what happened, and returns the exit code. A reader who closed
-    /// standard output (`| head`) has seen what it wanted: that is no failure.
+    /// Prints on standard error the failure, and returns the exit code. A reader who closed
+    /// standard output (`| head`) has seen enough: that is no failure.
     #[must_use]
     pub fn report(self) -> process::ExitCode {
         let failure = match self {

@@ -1,7 +1,8 @@
-//! What every command prints alike: failures with their exit codes, numbers and durations.
+//! The parts that every command prints alike: failures with their exit codes, numbers and
+//! durations.
 //!
 //! A failure is one line, details below it, and a number for scripts ([`failure`]). Nothing here
-//! knows what a command does.
+//! knows the commands.
 
 mod duration;
 mod failure;

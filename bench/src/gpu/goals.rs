@@ -133,7 +133,7 @@ fn four_over_one(rows: &[GpuBenchRow]) -> Option<f64> {
     least(rows.iter().filter(|row| row.workers == 4).filter_map(ratio))
 }
 
-/// `optimism` is what an update before its verdict takes of one in place.
+/// `optimism` is the time of an update before its verdict as a share of one in place.
 fn optimism_of_step(
     optimism: f64,
     operations: &[OperationTiming],

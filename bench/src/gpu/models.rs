@@ -13,7 +13,7 @@ use zbelastic_wording::CommandFailure;
 use crate::case::BenchCase;
 use crate::pipelined::{PipelineRound, round_on};
 
-/// A model whose steps are measured.
+/// A model that steps are measured of.
 #[derive(Clone, Copy, Debug)]
 pub struct GpuBenchModel {
     name: &'static str,
@@ -68,13 +68,12 @@ pub struct GpuBenchFigures {
     pub mfu: f64,
     /// The share of a step in which the busiest stage waits.
     pub bubble: f64,
-    /// Loss of the last step: however many workers there are and whatever their schedule, the same
-    /// bits.
+    /// Loss of the last step: for any number of workers and any schedule, the same bits.
     pub loss: f64,
 }
 
 /// GPT-2 with 124 million parameters (Radford et al., 2019). Its vocabulary is a multiple of 64
-/// here and in what is compared with it: products of other widths are slow everywhere.
+/// here and in the run that is compared with it: products of other widths are slow everywhere.
 pub const SMALL_GPT2: GpuBenchModel =
     GpuBenchModel { name: "gpt2-124m", keys: &["model.preset=gpt2-124m", "model.vocab=50304"] };
 /// GPT-2 with 1.5 billion.
@@ -160,7 +159,7 @@ impl GpuBenchRun {
         BenchCase::configured(&self.keys())
     }
 
-    /// Measures it; `flop_per_s` is what the device does at best.
+    /// Measures it; `flop_per_s` is the highest rate of the device.
     pub fn measure<D: Device + Send + Sync>(
         &self,
         case: &BenchCase,

@@ -8,7 +8,7 @@ use zbelastic_api::ADDRESSES_MAX;
 
 /// The port when none is said.
 pub const PORT_DEFAULT: u16 = 7000;
-/// Most letters of a host: what DNS allows.
+/// Most letters of a host: the limit of DNS.
 const HOST_MAX: usize = 253;
 
 /// A host and a port, not looked up yet.
@@ -41,7 +41,7 @@ pub enum AddressError {
     Link {
         /// The text that was typed.
         found: String,
-        /// What it begins with.
+        /// The scheme that it begins with.
         scheme: String,
     },
     /// It has a zone, as addresses of one link have.

@@ -1,5 +1,5 @@
-//! The command line of `chaos`, as typed: what a simulated cluster and one of processes read is
-//! theirs.
+//! The command line of `chaos`, as typed: the flags that a simulated cluster and one of processes
+//! read are theirs.
 
 use chaos_tests::args::{EXIT_CODES, SimArgs};
 use clap::Subcommand;

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-/// What `doctor --help` ends with.
+/// The examples that `doctor --help` ends with.
 pub const DOCTOR_EXAMPLES: &str = "\
 Exit code 0 if nothing stands in the way, 7 if the machine has too little of something, 6 if it is
 in a state to be mended first.

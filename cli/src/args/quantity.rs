@@ -5,8 +5,8 @@ use zbelastic_config::parse_size;
 use zbelastic_consensus::contact::{ContactRefusal, check_name};
 use zbelastic_types::Bytes;
 
-/// Most characters of a name: what certificates and the log take, less what `init` puts behind the
-/// cluster's name for its first controller.
+/// Most characters of a name: the limit of certificates and of the log, less the suffix that `init`
+/// puts behind the cluster's name for its first controller.
 const NODE_NAME_MAX: usize = 63 - "-1".len();
 
 /// Why a text is no size or name.

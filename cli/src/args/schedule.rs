@@ -224,7 +224,7 @@ pub struct MemorySavingsArgs {
     pub offload: Option<String>,
 }
 
-/// Says that R takes as long as F.
+/// Says that R lasts as long as F.
 pub const AS_FORWARD: &str = "f";
 
 /// `schedule solve`. Lists have one value for all stages, or one a stage, with commas.

@@ -44,7 +44,7 @@ pub fn run(command: &ChaosCommand, out: &mut dyn Write) -> Result<ExitCode, Comm
     Ok(ExitCode::from(code))
 }
 
-/// This binary: what it starts is itself.
+/// The path of this binary, which starts processes of itself.
 fn own() -> Result<std::path::PathBuf, CommandFailure> {
     env::current_exe().map_err(|error| {
         CommandFailure::new(FailureCode::Internal, format!("cannot find this program: {error}"))

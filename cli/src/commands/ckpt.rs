@@ -49,7 +49,7 @@ pub fn run(command: &CheckpointCommand, out: &mut dyn Write) -> Result<(), Comma
 /// Runs `export`.
 ///
 /// # Errors
-/// If there is no such run or checkpoint, if what is received is damaged, or if it cannot be
+/// If there is no such run or checkpoint, if the received bytes are damaged, or if it cannot be
 /// written.
 pub fn export_run(args: &ExportArgs, out: &mut dyn Write) -> Result<(), CommandError> {
     let folder = args.folder.clone().unwrap_or_else(|| PathBuf::from(&args.run));

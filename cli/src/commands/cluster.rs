@@ -20,7 +20,7 @@ use super::reach::{confirm, connect, write_json};
 use crate::args::{ClusterCommand, RecoverArgs, RotateCaArgs};
 use crate::membership;
 
-/// Most bytes of a backup: what is agreed on is small; weights are not in it.
+/// Most bytes of a backup: the agreed state is small; weights are not in it.
 const BACKUP_BYTES_MAX: u64 = 256 << 20;
 /// A file of secrets: its owner alone reads it.
 const OWNER_ONLY: u32 = 0o600;

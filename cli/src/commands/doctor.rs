@@ -1,8 +1,9 @@
-//! `doctor`: whether this machine can be a node, and what to do where it cannot.
+//! `doctor`: whether this machine can be a node, and the remedies where it cannot.
 //!
 //! `read` gathers facts, `checks` judges them, `report` writes them out. Only the first reads the
-//! machine, so the report on any machine can be tested on every other. It reads only what a node
-//! uses: it measures no speed but that of writes, and contacts only the member of `--cluster`.
+//! machine, so the report on any machine can be tested on every other. It reads only the resources
+//! that a node uses: it measures no speed but that of writes, and contacts only the member of
+//! `--cluster`.
 
 mod checks;
 mod facts;
@@ -32,14 +33,15 @@ use zbelastic_wording::CommandError;
 use crate::args::DoctorArgs;
 use crate::command_connection::reach;
 
-/// What other modules provide: the data folder, and checks of a cluster and of permissions.
+/// The probes that other modules provide: the data folder, and checks of a cluster and of
+/// permissions.
 pub struct DoctorProbes<'a> {
     /// Path of the data folder.
     pub folder: &'a Path,
     /// Tries to reach a member of a cluster at an address as it was typed.
     pub dial: &'a dyn Fn(&str) -> DialOutcome,
-    /// What of a folder with an identity others may read although they should not, each as a
-    /// sentence. Of a folder that is not there: nothing.
+    /// The files of a folder with an identity that others may read although they should not, each
+    /// as a sentence. Of a folder that is not there: nothing.
     pub permissions: &'a dyn Fn(&Path) -> Vec<String>,
 }
 

@@ -8,9 +8,9 @@ use zbelastic_api::{ClusterEvent, EVENTS_MAX};
 /// How long to wait before the next request for events.
 pub const FOLLOW_PAUSE: Duration = Duration::from_millis(250);
 
-/// What was returned, and the sequence number to request next. Sequence numbers are those of one
-/// node's log; if another node answers, its events up to the time of the last event returned are
-/// left out.
+/// The events that were returned, and the sequence number to request next. Sequence numbers are
+/// those of one node's log; if another node answers, its events up to the time of the last event
+/// returned are left out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EventPoller {
     log: Option<u64>,

@@ -1,4 +1,4 @@
-//! `events` and `logs`: what happened, so far or as it happens.
+//! `events` and `logs`: the events and log lines so far, or each as it is written.
 
 use std::io::Write;
 use std::ops::ControlFlow;

@@ -1,4 +1,4 @@
-//! `plan`: what a run will do on machines, before anybody pays for them.
+//! `plan`: the forecast of a run on machines, before anybody pays for them.
 
 mod forecast;
 mod machines;
@@ -26,8 +26,8 @@ use forecast::{Forecast, ForecastInput};
 /// Runs `plan`.
 ///
 /// # Errors
-/// If what was typed is wrong, no schedule can be had at all, the cluster does not answer, or `out`
-/// or the picture cannot be written.
+/// If the typed flags are wrong, no schedule can be had at all, the cluster does not answer, or
+/// `out` or the picture cannot be written.
 pub fn run(args: &PlanArgs, out: &mut dyn Write) -> Result<(), CommandError> {
     let config = load(&args.config.sources())?.config;
     let kinds = config.schedule.kinds().map_err(has_no_steps)?;

@@ -1,4 +1,5 @@
-//! What commands share that send requests to a cluster: the client, and confirmation by a person.
+//! The parts shared by commands that send requests to a cluster: the client, and confirmation by a
+//! person.
 
 use std::io::{self, Write};
 
@@ -20,7 +21,7 @@ pub fn connect(args: &ClientArgs) -> Result<ApiClient<'static>, CommandFailure> 
     Ok(ApiClient::new(addresses, exchange(&folder)?))
 }
 
-/// Prompts for confirmation, unless `is_yes`; `consequence` is what will happen.
+/// Prompts for confirmation, unless `is_yes`; `consequence` is the effect of a yes.
 ///
 /// # Errors
 /// If the answer is not yes, or if there is no terminal to prompt on.

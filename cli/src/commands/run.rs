@@ -66,7 +66,7 @@ fn prepare(args: &RunArgs) -> Result<RunSubmission, CommandFailure> {
         let _ = writeln!(io::stderr(), "note: {note}");
     }
     let weights = match &loaded.config.weights {
-        // What a run goes on from has its weights.
+        // The run that it goes on from has its weights.
         WeightSource::HuggingFace { folder } if args.from.is_none() => {
             let (weights, _) = weights_of_folder(&loaded.config.model, folder)?;
             Some(weights)

@@ -25,7 +25,7 @@ use solve_task::{SolveMode, SolveResult, SolveTask};
 /// Runs a `schedule` command.
 ///
 /// # Errors
-/// If what was typed is wrong, or a file or `out` cannot be written.
+/// If the typed flags are wrong, or a file or `out` cannot be written.
 pub fn run(command: &ScheduleCommand, out: &mut dyn Write) -> Result<(), CommandError> {
     match command {
         ScheduleCommand::Render(args) => render(args, out),

@@ -46,7 +46,7 @@ fn is_live(member: &MemberStatus) -> bool {
     }
 }
 
-/// The token whose id is `typed`, or begins with it.
+/// The token with the id `typed`, or with one that begins with it.
 ///
 /// # Errors
 /// If there is none, or if it could be several.

@@ -23,7 +23,7 @@ use crate::token_source::find_token;
 ///
 /// # Errors
 /// If the folder has a certificate that is good still, if the token admits no command line, or if
-/// what was granted cannot be written.
+/// the granted certificate cannot be written.
 pub fn login(args: &LoginArgs, out: &mut dyn Write) -> Result<(), CommandError> {
     let folder = NodeDataFolder::of(args.folder.data_dir.as_deref());
     check_is_free(&folder)?;

@@ -1,6 +1,6 @@
-//! A node that starts again: what its folder holds of it, compared with what was typed, and with
-//! what else is in the folder. Nothing is created again in the place of something that was lost,
-//! and what was typed is never silently without effect.
+//! A node that starts again: the record in its folder, compared with the typed flags, and with the
+//! other files in the folder. Nothing is created again in the place of something that was lost, and
+//! no typed flag is silently without effect.
 
 use zbelastic_api::MemberRole;
 use zbelastic_identity::{Credentials, JoinToken, UnixSeconds};
@@ -10,7 +10,7 @@ use zbelastic_wording::{CommandFailure, FailureCode, FailureDetail};
 
 use crate::args::{InitArgs, JoinArgs};
 
-/// What a folder holds only after a node began in it.
+/// The files that a folder holds only after a node began in it.
 const TRACES_OF_INIT: [&str; 3] = ["identity/cert.pem", "admin", "log"];
 /// The same, for a node that joins: it may have died between its certificate and its `node.json`,
 /// and requests another with the same key then.
@@ -48,8 +48,8 @@ pub enum StartRole {
     Joiner,
 }
 
-/// Checks that `init` means the controller that is in the folder, and takes over where it is to
-/// listen and to be reached.
+/// Checks that `init` means the controller that is in the folder, and adopts the addresses where it
+/// is to listen and to be reached.
 ///
 /// # Errors
 /// If it is a worker's, or of a cluster with another name.
@@ -76,8 +76,8 @@ pub fn rejoin_as_founder(
     Ok(())
 }
 
-/// Checks that `join` means the node that is in the folder, and takes over where it is to listen
-/// and to be reached.
+/// Checks that `join` means the node that is in the folder, and adopts the addresses where it is to
+/// listen and to be reached.
 ///
 /// # Errors
 /// If another name, another role or another cluster's token was typed.

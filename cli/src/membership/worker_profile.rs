@@ -21,8 +21,8 @@ pub fn worker_profile(args: &JoinArgs, probe: Option<&DeviceProbe>) -> WorkerPro
         }
         Some(probe) => {
             let memory = args.memory.unwrap_or(Bytes(probe.free_bytes));
-            // The least that a multiprocessor does, whatever the model: it bounds how long an
-            // operation may take before it is held for hung, and nodes of one job have the same.
+            // The least that a multiprocessor does, for any model: it bounds how long an operation
+            // may last before it is held for hung, and nodes of one job have the same.
             let speed_permille = 1000 * probe.info.multiprocessor_count.max(1);
             Resources { memory, speed_permille, class: DeviceClass::Cuda(device_name(probe)) }
         }
@@ -39,8 +39,8 @@ pub fn threads_of(args: &JoinArgs) -> usize {
 fn device_name(probe: &DeviceProbe) -> DeviceName {
     let printable = |letter: char| if (' '..='~').contains(&letter) { letter } else { '?' };
     let text: String = probe.class().chars().map(printable).collect();
-    // A name that is too long is cut at its beginning: what distinguishes classes stands at the
-    // end.
+    // A name that is too long is cut at its beginning: the part that distinguishes classes stands
+    // at the end.
     let end = &text[text.len().saturating_sub(DEVICE_NAME_BYTES_MAX)..];
     DeviceName::new(end).expect("a class has a comma at least")
 }

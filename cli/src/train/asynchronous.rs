@@ -30,7 +30,7 @@ use super::prepare::{PreparedRun, stage_memory_detail};
 pub struct AsyncPlanChoice {
     /// The plan that stages follow.
     pub plan: AsyncPlan,
-    /// Memory that its stages take.
+    /// Memory that its stages need.
     pub memory: Vec<StageMemory>,
     /// The share of the time in which the busiest stage should wait; 0 where the order is found
     /// while it runs.
@@ -118,7 +118,7 @@ fn planned_bubble(config: &RunConfig, plan: &AsyncPlan, request: AsyncRequest) -
     }
     let pipelines = plan.program.replica_count;
     let minibatch_count = request.minibatch_count.min(SIMULATED_MAX.next_multiple_of(pipelines));
-    // What a warm-up costs is over when it is.
+    // The cost of a warm-up is over when it is.
     let variant = match request.variant {
         AsyncVariant::WarmUp(_) => AsyncVariant::Usual,
         variant @ (AsyncVariant::Usual | AsyncVariant::VerticalSync) => variant,

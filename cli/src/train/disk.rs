@@ -1,5 +1,5 @@
-//! Whether a disk holds what a run writes, checked before it begins: checkpoints that do not fit
-//! would end it hours later.
+//! Whether a disk holds the files that a run writes, checked before it begins: checkpoints that do
+//! not fit would end it hours later.
 
 use std::path::{Path, PathBuf};
 
@@ -15,8 +15,8 @@ use super::run_devices::DeviceSharing;
 /// Bytes of a weight in the model that a run leaves behind.
 const MODEL_BYTES_PER_WEIGHT: u64 = 4;
 
-/// What a run of so many workers writes, all of them on one disk: checkpoints with their copies,
-/// and the model behind the last one.
+/// The bytes that a run of so many workers writes, all of them on one disk: checkpoints with their
+/// copies, and the model behind the last one.
 fn needed(config: &RunConfig, worker_count: u32, sharing: DeviceSharing) -> (Bytes, u64) {
     let (_, weights) = model_size(&config.model);
     let model = MODEL_BYTES_PER_WEIGHT * weights;
@@ -34,7 +34,7 @@ fn needed(config: &RunConfig, worker_count: u32, sharing: DeviceSharing) -> (Byt
 /// Checks that a run's files fit the disk of its folder.
 ///
 /// # Errors
-/// If they do not, with what would help.
+/// If they do not, with a remedy.
 pub fn check_disk(
     folder: &Path,
     config: &RunConfig,
@@ -45,7 +45,7 @@ pub fn check_disk(
     // A relative folder is seen from each node's own, which lies in the run's.
     let path = config.checkpoint.folder.as_ref().map_or(folder.to_owned(), |dir| folder.join(dir));
     let path = existing(&path);
-    // A disk whose free space cannot be read is not refused: the first checkpoint will show.
+    // A disk with unreadable free space is not refused: the first checkpoint will show.
     match disk_space(&path) {
         Ok((free, _)) if free < needed => {
             Err(failure(&path, (needed, free), (checkpoint_count, config)))

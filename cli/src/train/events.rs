@@ -55,7 +55,7 @@ pub struct StepEvent {
     pub tokens: u64,
     /// The share of the step in which the busiest stage waited.
     pub bubble_measured: f64,
-    /// That share by the schedule, with what passes took lately.
+    /// That share by the schedule, with the recent times of passes.
     pub bubble_planned: f64,
     /// How often the step was attempted.
     pub attempts: u32,
@@ -88,13 +88,13 @@ pub struct DoneEvent {
     pub steps: u64,
     /// BLAKE3 of the training state, in hexadecimal.
     pub digest: String,
-    /// Tokens of all steps over the time they took.
+    /// Tokens of all steps over their duration.
     pub tokens_per_s: f64,
     /// Parameters of the model.
     pub params: u64,
     /// Name of the schedule.
     pub schedule: &'static str,
-    /// Workers that took part.
+    /// Workers that participated.
     pub workers: u32,
     /// The mean cross-entropy of held-out text after the last step, if there is any.
     pub held_out_loss: Option<f64>,

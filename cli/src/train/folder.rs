@@ -3,7 +3,7 @@
 //! ```text
 //! config.toml      the effective configuration, which `train` reads back
 //! metrics.jsonl    one object a line, as `--json` prints them
-//! run.json         what was run, on what text, with what plan, and how it ended
+//! run.json         the run: its model, text and plan, and how it ended
 //! trace.json       the last steps for Perfetto, planned and measured
 //! order.txt        the order that an asynchronous run found, if it was to find one
 //! sample.txt       generated text
@@ -22,7 +22,7 @@ use zbelastic_wording::{CommandFailure, FailureCode, FailureDetail, cannot_write
 pub const CONFIG: &str = "config.toml";
 /// File of the run's events, one JSON object a line.
 pub const METRICS: &str = "metrics.jsonl";
-/// What was run and how it ended.
+/// The description of the run, and how it ended.
 pub const RUN: &str = "run.json";
 /// File of the last steps as a trace for Perfetto.
 pub const TRACE: &str = "trace.json";
@@ -49,7 +49,7 @@ pub struct RunFolderRequest<'a> {
     pub config: &'a RunConfig,
     /// The same as the folder holds it: a line with workers and threads, then the effective keys.
     pub text: &'a str,
-    /// Whether it may go on from a run whose arithmetic is another one's.
+    /// Whether it may go on from a run of other arithmetic.
     pub may_branch: bool,
 }
 
@@ -60,8 +60,8 @@ pub enum RunStart {
     New,
     /// It was interrupted there.
     Resumed,
-    /// From the last checkpoint of the run that is there: only what changes no bit is another than
-    /// it had.
+    /// From the last checkpoint of the run that is there: only settings that change no bit differ
+    /// from those it had.
     ResumedFromCheckpoint,
     /// From the last checkpoint of the run that is there, by a configuration that makes other bits.
     Branched,
@@ -125,12 +125,12 @@ impl RunFolder {
         Ok(Self { path, start: RunStart::New, metrics, is_empty: true })
     }
 
-    /// Takes back the folder of a run that did not begin, so that its place is free for the next.
+    /// Removes the folder of a run that did not begin, so that its place is free for the next.
     pub fn discard_if_empty(self) {
         if !self.is_empty {
             return;
         }
-        // What cannot be removed stays; the failure that led here is the one to report.
+        // A file that cannot be removed stays; the failure that led here is the one to report.
         for name in [CONFIG, METRICS] {
             let _ = fs::remove_file(self.path.join(name));
         }
@@ -179,7 +179,7 @@ pub fn write_model(
     whole_file::write_with(&weights, tensors).map_err(|error| no_place(&weights, &error))
 }
 
-/// A place that cannot be written, with what to do about it.
+/// A place that cannot be written, with the remedy.
 fn no_place(path: &Path, error: &io::Error) -> CommandFailure {
     let mut failure = cannot_write(path, error);
     let detail = FailureDetail::new("a run needs a folder that can be made and written");
@@ -192,7 +192,7 @@ fn write_file(path: &Path, bytes: &[u8]) -> Result<(), CommandFailure> {
     whole_file::write(path, bytes).map_err(|error| no_place(path, &error))
 }
 
-/// Takes a folder for this process. The lock is the system's: it ends with the process.
+/// Locks a folder for this process. The lock is the system's: it ends with the process.
 fn take(path: &Path, metrics: &File) -> Result<(), CommandFailure> {
     match metrics.try_lock() {
         // A file system that knows no locks is trusted to have one user.
@@ -217,8 +217,8 @@ fn ended_early(path: &Path) -> bool {
     recorded_end(path).is_some_and(|run| run["interrupted"] == true)
 }
 
-/// How a run begins in a folder that may hold one. A branch takes a folder whose run is done as
-/// well.
+/// How a run begins in a folder that may hold one. A branch accepts a folder of a run that is done
+/// as well.
 fn start_in(path: &Path, request: RunFolderRequest<'_>) -> Result<RunStart, CommandFailure> {
     if !path.join(CLUSTER).is_dir() {
         return Ok(RunStart::New);
@@ -245,8 +245,8 @@ fn start_in(path: &Path, request: RunFolderRequest<'_>) -> Result<RunStart, Comm
     }
 }
 
-/// What a branch must have in common with the run that it goes on from, checked before that is
-/// ended.
+/// The settings that a branch must have in common with the run that it goes on from, checked
+/// before that is ended.
 fn check_branch(
     path: &Path,
     known: Option<&RunConfig>,
@@ -285,8 +285,8 @@ fn other_configuration(path: &Path) -> CommandFailure {
     failure
 }
 
-/// A branch has begun: the folder's configuration is its own from now on, and what a run that was
-/// done left is put aside, under the number of its steps.
+/// A branch has begun: the folder's configuration is its own from now on, and the files that a run
+/// that was done left is put aside, under the number of its steps.
 ///
 /// # Errors
 /// If something cannot be renamed or written.
@@ -297,7 +297,8 @@ pub fn begin_branch(path: &Path, config: &str) -> Result<(), CommandFailure> {
             (MODEL, format!("model-{steps}")),
             (SAMPLE, format!("sample-{steps}.txt")),
             (TRACE, format!("trace-{steps}.json")),
-            // The last one: as long as it is there, what is left is put aside by the next attempt.
+            // The last one: as long as it is there, the files left are put aside by the next
+            // attempt.
             (RUN, format!("run-{steps}.json")),
         ] {
             match fs::rename(path.join(name), path.join(aside)) {

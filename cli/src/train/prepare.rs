@@ -54,8 +54,8 @@ pub struct PreparedRun {
 pub enum RunPlan {
     /// A plan of synchronous steps.
     Synchronous(PlanChoice),
-    /// A program without steps. What needs a plan of steps for the whole model, as evaluation at
-    /// the end does, has one of a single stage beside it.
+    /// A program without steps. Work that needs a plan of steps for the whole model, as evaluation
+    /// at the end does, has one of a single stage beside it.
     Asynchronous {
         /// The asynchronous program and its plan.
         plan: AsyncPlanChoice,
@@ -83,7 +83,7 @@ impl RunPlan {
         }
     }
 
-    /// Memory that each stage takes.
+    /// Memory that each stage needs.
     #[must_use]
     pub fn memory(&self) -> &[StageMemory] {
         match self {
@@ -261,7 +261,7 @@ fn threads_per_worker(requested: Option<u32>, worker_count: u32, core_count: usi
 
 /// A plan that fits the memory of the run's devices. Stages that share a device have equal parts of
 /// it, as their workers report to a cluster. Threads need not: without such a plan they may have
-/// one whose stages take what there is between them.
+/// one with stages that share all the memory between them.
 ///
 /// # Errors
 /// If there is none, with the parts.
@@ -336,7 +336,7 @@ fn choose_plan(
 }
 
 /// The failure printed when no schedule will do. A size that is wrong for one schedule and a
-/// limit that is too low for others come down to the limit, which is what can be raised.
+/// limit that is too low for others come down to the limit, the one that can be raised.
 fn refusal_failure(
     refusals: &[(ScheduleKind, ScheduleRefusal)],
     config: &RunConfig,

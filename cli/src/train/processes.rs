@@ -1,6 +1,6 @@
 //! `train` as a cluster of processes on this machine: a controller, and a process for each worker
-//! that a person can kill. Whichever ends is started again, and what it held comes from the others;
-//! the run ends with the same bits.
+//! that a person can kill. Whichever ends is started again, and the layers it held come from the
+//! others; the run ends with the same bits.
 //!
 //! It is the cluster of `init`, `join` and `run`, certificates and all: nothing here has a path of
 //! its own. The processes' folders lie in the run folder, so that the same command with the same
@@ -73,8 +73,8 @@ struct ParentRun {
     step: Option<u64>,
 }
 
-/// Trains in processes whose folders lie in `location`. `observe` is called with what happens, and
-/// may end the run after the step under way by breaking.
+/// Trains in processes with folders in `location`. `observe` is called with each event, and may end
+/// the run after the step under way by breaking.
 ///
 /// # Errors
 /// If the cluster does not come to be, refuses, or does not get to the end.
@@ -215,8 +215,8 @@ fn workers_present(status: &StatusReport) -> usize {
     workers.filter(|member| member.standing == MemberState::Present).count()
 }
 
-/// What this run goes on from: the newest run, which is ended unless it is over. What would be
-/// refused afterwards is refused before that.
+/// The run that this one goes on from: the newest run, which is ended unless it is over. A request
+/// that would be refused afterwards is refused before that.
 fn parent_of(
     run_start: RunStart,
     submission: &JobSubmission,
@@ -277,7 +277,7 @@ fn check_steps_left(run: &RunStatus, submission: &JobSubmission) -> Result<(), C
     Err(ApiRefusal::WrongState(WrongState::NoStepsLeft { step, step_count }).failure())
 }
 
-/// Hands the job over, and what it needs as far as it is wanted. Yields the first event of it.
+/// Hands the job over, with the text and weights that are requested. Yields the first event of it.
 fn submit(
     submission: &JobSubmission,
     from: Option<String>,
@@ -327,7 +327,7 @@ fn upload(
     Ok(())
 }
 
-/// What the run ended with, out of its last checkpoint; the processes end.
+/// The final state of the run, out of its last checkpoint; the processes end.
 fn finish(
     ended: FollowOutcome,
     (steps_before, elapsed): (u64, Duration),

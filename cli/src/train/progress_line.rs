@@ -21,7 +21,7 @@ pub struct StepLineContext {
     pub peak_flop_per_s: Option<f64>,
     /// The fullest stage and its memory.
     pub fullest: (StageIndex, Bytes),
-    /// Memory that it may take, if that is known.
+    /// Memory that it may use, if that is known.
     pub bytes_max: Option<Bytes>,
 }
 
@@ -46,7 +46,7 @@ pub fn step_line(record: &StepRecord, context: &StepLineContext, eta: Duration) 
     let (stage, bytes) = context.fullest;
     let memory = context.bytes_max.map_or_else(|| bytes.to_string(), |max| share(bytes, max));
     let _ = write!(line, "  mem {memory} @s{stage}  g{generation} {stage_count} stages");
-    // Behind what every step has, so that nothing moves for it.
+    // Behind the fields of every step, so that nothing moves for it.
     match record.verdict {
         Verdict::Keep => {}
         Verdict::Clip { coefficient } => {

@@ -1,5 +1,5 @@
-//! Reports what happens while a run goes on: prints lines with a progress bar for a person, or JSON
-//! for a script, and writes the metrics file in both cases.
+//! Reports events while a run goes on: prints lines with a progress bar for a person, or JSON for a
+//! script, and writes the metrics file in both cases.
 
 use std::collections::VecDeque;
 use std::io::{self, IsTerminal, Write};
@@ -31,7 +31,7 @@ pub enum OutputAudience {
     Script,
 }
 
-/// Prints what happens, and writes it to the metrics.
+/// Prints events, and writes them to the metrics.
 pub struct Reporter<'a> {
     out: &'a mut dyn Write,
     folder: &'a mut RunFolder,
@@ -56,7 +56,7 @@ pub struct ReporterSummary {
     pub stop: Option<CommandError>,
 }
 
-/// Steps whose losses are averaged for the final one.
+/// Steps with losses that are averaged for the final one.
 const FINAL_STEPS: usize = 16;
 
 impl<'a> Reporter<'a> {
@@ -75,7 +75,7 @@ impl<'a> Reporter<'a> {
 
     /// Reports one event. Breaks if something cannot be written any more.
     pub fn observe(&mut self, event: &ProgressEvent) -> ControlFlow<()> {
-        // What comes after the first failure is still kept where that is possible.
+        // Events after the first failure are still kept where that is possible.
         let written = self.record(event);
         self.control(written)
     }
@@ -104,7 +104,7 @@ impl<'a> Reporter<'a> {
         self.control(written)
     }
 
-    /// Prints for a person what takes long; a script reads it from `status`. Breaks if it cannot be
+    /// Prints a long activity for a person; a script reads it from `status`. Breaks if it cannot be
     /// written.
     pub fn observe_activity(&mut self, what: &str) -> ControlFlow<()> {
         let Some(person) = self.person.as_ref().filter(|_| self.stop.is_none()) else {
@@ -168,7 +168,7 @@ impl<'a> Reporter<'a> {
         Ok(())
     }
 
-    /// The mean loss of the last steps, and what could not be written.
+    /// The mean loss of the last steps, and the failure to write, if there was one.
     pub fn finish(self) -> ReporterSummary {
         self.person.iter().for_each(|person| person.bar.finish_and_clear());
         let final_loss = self.losses.iter().sum::<f64>() / self.losses.len() as f64;

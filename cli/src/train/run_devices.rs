@@ -27,10 +27,10 @@ pub enum DeviceSharing {
     Processes,
 }
 
-/// What a driver takes of a device for another process that opens it, beside what its stage is
-/// counted with. It was chosen: drivers take a third to half a gibibyte for a process on the
-/// devices that kernels run on, and it was not measured here. What the first one takes is gone when
-/// free memory is read.
+/// The memory that a driver reserves of a device for another process that opens it, beside the
+/// bytes its stage is counted with. It was chosen: drivers reserve a third to half a gibibyte for a
+/// process on the devices that kernels run on, and it was not measured here. The memory of the
+/// first one is gone when free memory is read.
 const PROCESS_BYTES: u64 = 512 << 20;
 
 impl RunDevices {
@@ -61,7 +61,7 @@ impl RunDevices {
         }
     }
 
-    /// Whether there is the memory that the stages take.
+    /// Whether there is the memory that the stages need.
     ///
     /// # Errors
     /// If it is not, where.
@@ -81,7 +81,7 @@ impl RunDevices {
             // A device that is named twice has the stages of both.
             let is_here =
                 |stage: &usize| probes[stage % probes.len()].info.index == probe.info.index;
-            // Copies, and buffers for what is under way, lie on the device as well.
+            // Copies, and buffers for messages under way, lie on the device as well.
             let own = (0..stages.len()).filter(is_here);
             let own: Vec<(usize, Bytes)> = own.map(|it| (it, stages[it].total())).collect();
             if own.iter().map(|(_, needed)| *needed).sum::<Bytes>() > Bytes(probe.free_bytes) {
@@ -91,7 +91,7 @@ impl RunDevices {
         Ok(())
     }
 
-    /// Memory that a stage may take, if all take the same.
+    /// Memory that a stage may use, if all may use the same.
     #[must_use]
     pub fn share(&self, worker_count: u32, sharing: DeviceSharing) -> Option<Bytes> {
         match self {
@@ -103,8 +103,8 @@ impl RunDevices {
         }
     }
 
-    /// Memory that each stage may take of its device, which all of a device share alike; nothing
-    /// for the CPU, which share what the system has. Processes are a cluster, which places any
+    /// Memory that each stage may use of its device, which all of a device share alike; nothing for
+    /// the CPU, which share the memory of the system. Processes are a cluster, which places any
     /// stage on any worker and so plans all of them within the smallest part: no other part is
     /// larger.
     #[must_use]
@@ -164,7 +164,7 @@ fn within_smallest(mut parts: Vec<DeviceShare>) -> Vec<DeviceShare> {
     parts
 }
 
-/// The share of a device's memory that a stage may take.
+/// The share of a device's memory that a stage may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceShare {
     /// Number of the device.
@@ -173,9 +173,9 @@ pub struct DeviceShare {
     pub free: Bytes,
     /// Stages that share it.
     pub stages: u64,
-    /// Memory that each of them may take.
+    /// Memory that each of them may use.
     pub bytes: Bytes,
-    /// The device whose part is as small as this: its own, or that of the cluster's smallest part.
+    /// The device with a part as small as this: its own, or that of the cluster's smallest part.
     pub smallest: usize,
 }
 

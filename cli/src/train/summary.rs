@@ -1,5 +1,5 @@
-//! The beginning and the end of a run: what is printed before the first step, and what is written
-//! and printed after the last.
+//! The beginning and the end of a run: the text printed before the first step, and the files
+//! written and the text printed after the last.
 
 use std::io::{self, Write};
 use std::path::Path;
@@ -41,7 +41,7 @@ pub struct FinishedRun {
     pub is_interrupted: bool,
 }
 
-/// Prints what is going to be trained, on what, and how.
+/// Prints the model, the text and the plan of the run.
 ///
 /// # Errors
 /// If `out` cannot be written.
@@ -88,7 +88,7 @@ pub fn write_notes(prepared: &PreparedRun, out: &mut dyn Write) -> io::Result<()
     text.notes().try_for_each(|note| writeln!(out, "note: {note}"))
 }
 
-/// Writes what a run leaves behind, and prints how it ended.
+/// Writes the files that a run leaves behind, and prints how it ended.
 ///
 /// # Errors
 /// If something cannot be written; the model is written first. That there is no sample is a note.
@@ -113,7 +113,7 @@ pub fn write_end(
         folder.write(ORDER, order)?;
     }
     let mut notes = outcome.notes.clone();
-    // A run is no less done without it; an empty one takes the place of what was drawn before.
+    // A run is no less done without it; an empty one replaces the one that was drawn before.
     let sample = match sample(prepared, outcome) {
         Ok(sample) => format!("{sample}\n"),
         Err(failure) => {
@@ -171,7 +171,7 @@ fn print_notes(notes: &[String], out: &mut dyn Write) -> io::Result<()> {
     notes.iter().try_for_each(|note| writeln!(out, "note: {note}"))
 }
 
-/// Where the time of a step went, each cause beside what was planned.
+/// Where the time of a step went, each cause beside its planned share.
 fn causes_line(causes: &StepTimeBreakdown) -> String {
     let StepTimeBreakdown { planned_ms, computation_ms, messages_ms, verdicts_ms, rest_ms } =
         causes;
@@ -197,7 +197,7 @@ fn done_event(prepared: &PreparedRun, finished: &FinishedRun, folder: &Path) -> 
     }
 }
 
-/// Tokens that this command trained on, whatever was trained before it.
+/// Tokens that this command trained on, without those trained before it.
 fn tokens_now(prepared: &PreparedRun, outcome: &RunOutcome) -> u64 {
     outcome.steps_done.saturating_sub(outcome.steps_before) * prepared.config.batch.tokens()
 }
@@ -206,7 +206,7 @@ fn held_out_loss(outcome: &RunOutcome) -> Option<f64> {
     outcome.held_out.map(|held_out| held_out.loss).filter(|loss| loss.is_finite())
 }
 
-/// What was run and how it ended.
+/// The description of the run, and how it ended.
 fn run_json(prepared: &PreparedRun, finished: &FinishedRun) -> String {
     let PreparedRun { config, text, plan, worker_count, job, .. } = prepared;
     let outcome = &finished.outcome;
@@ -265,7 +265,7 @@ fn considered(plan: &RunPlan) -> Vec<serde_json::Value> {
     outcomes.collect()
 }
 
-/// Tokens of a sample, if they do not take too long.
+/// Tokens of a sample, if they do not last too long.
 const SAMPLE_TOKENS: usize = 240;
 /// Tokens it sees at most.
 const SAMPLE_CONTEXT: usize = 128;
@@ -275,7 +275,7 @@ const SAMPLE_TEMPERATURE: f64 = 0.7;
 /// A text begins as a paragraph does.
 const SAMPLE_PROMPT: [u8; 2] = *b"\n\n";
 
-/// Drawn on what the run computed on, in its type.
+/// Drawn on the device that the run computed on, in its type.
 fn sample(prepared: &PreparedRun, outcome: &RunOutcome) -> Result<String, CommandFailure> {
     let tokens = match &prepared.devices {
         RunDevices::Cpu => {
@@ -324,7 +324,7 @@ fn drawn<B: Backend>(
     }
 }
 
-/// What a terminal might take for a command is not shown as it is.
+/// A letter that a terminal might interpret as a command is not shown as it is.
 fn printable(letter: char) -> char {
     match letter {
         '\n' | '\t' => letter,

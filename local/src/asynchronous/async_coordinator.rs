@@ -171,8 +171,8 @@ impl<'a> AsyncCoordinator<'a> {
         true
     }
 
-    /// The update of every chunk that the minibatch's last microbatch is part of; what came before
-    /// is forgotten. Where the order is found while it runs it is the newest there is.
+    /// The update of every chunk that the minibatch's last microbatch is part of; all before it is
+    /// forgotten. Where the order is found while it runs it is the newest there is.
     fn updates_of(&mut self, minibatch: u32) -> Option<Vec<AsyncUpdate>> {
         let program = &self.setup.plan.program;
         let last = (minibatch + 1) * program.microbatch_count - 1;

@@ -54,7 +54,7 @@ impl<O: StageBackendFactory> AsyncStageWorker<'_, O> {
                 // The device's memory is given back before the coordinator puts the model together.
                 drop(stage);
                 match fault {
-                    // What was read of it is no result.
+                    // A value that was read of it is no result.
                     Some(fault) => self.report_fault(fault),
                     None => self.report(AsyncStageMessage::Finished {
                         stage: stage_index,

@@ -1,4 +1,4 @@
-//! How much work a worker process has done, and what takes it long just now. Counted where the work
+//! How much work a worker process has done, and its present long activity. Counted where the work
 //! is done, read by the event loop, and reported to controllers: it distinguishes slow nodes from
 //! stuck ones (rule of progress, docs/validation.md), and `status` shows how far a load, an
 //! evaluation or a checkpoint is.
@@ -62,7 +62,7 @@ impl DeviceGauge {
         self.edges.load(Ordering::Acquire)
     }
 
-    /// What the device has done.
+    /// The work that the device has done.
     #[must_use]
     pub fn work(&self) -> &WorkCounter {
         &self.work

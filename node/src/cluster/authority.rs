@@ -17,7 +17,7 @@ pub fn is_certified(rotation: &Rotation, own: &Credentials) -> bool {
 /// certificate: a folder that did not would be of no use.
 ///
 /// # Errors
-/// If what was agreed on are no authorities of this cluster.
+/// If the agreed certificates are no authorities of this cluster.
 #[must_use]
 pub fn updated_credentials(
     rotation: &Rotation,

@@ -1,5 +1,5 @@
-//! Work beside a node's event loop: what waits for disks, for other nodes or for hashes. The event
-//! loop receives a completion of each piece of work.
+//! Work beside a node's event loop: work that waits for disks, for other nodes or for hashes. The
+//! event loop receives a completion of each piece of work.
 
 use std::future::Future;
 
@@ -38,7 +38,7 @@ impl<C: Send + 'static> BackgroundTasks<C> {
         &self.checkpoint_thread
     }
 
-    /// Starts work whose completion, if it has one, the event loop receives.
+    /// Starts work; the event loop receives its completion, if it has one.
     pub fn spawn<T: Into<Option<C>> + Send>(&self, work: impl Future<Output = T> + Send + 'static) {
         let completions = self.completions.clone();
         tokio::spawn(async move {

@@ -1,6 +1,6 @@
-//! What this process offers to others over the bulk lane: layers for a plan, pieces of checkpoints,
-//! text. The event loop adds to it, transport's tasks read them; that is all its lock is
-//! for.
+//! Blobs that this process offers to others over the bulk lane: layers for a plan, pieces of
+//! checkpoints, text. The event loop adds to it, transport's tasks read them; that is all its lock
+//! is for.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -15,10 +15,10 @@ use super::wire::BulkKey;
 /// Layers offered at once: as many as a model may have, for the plan under way and the one before.
 const LAYERS_MAX: usize = 2048;
 
-/// Finds what is not in the registry itself, by name: pieces of checkpoints in the store.
+/// Finds blobs that are not in the registry itself, by name: pieces of checkpoints in the store.
 pub type FindStoredBlob = Box<dyn Fn(&BulkKey) -> Option<Arc<dyn BulkBody>> + Send + Sync>;
 
-/// What is offered. Cheap to clone.
+/// The offered blobs. Cheap to clone.
 #[derive(Clone)]
 pub struct BlobRegistry {
     layers: Arc<RwLock<BTreeMap<BulkKey, Arc<dyn BulkBody>>>>,
@@ -44,7 +44,7 @@ impl BlobRegistry {
         }
     }
 
-    /// Takes back what was offered for plans before this one.
+    /// Withdraws the layers that were offered for plans before this one.
     ///
     /// # Panics
     /// If a thread that held the lock panicked.
@@ -56,7 +56,7 @@ impl BlobRegistry {
         });
     }
 
-    /// Takes back what was offered under this name.
+    /// Withdraws the blob that was offered under this name.
     ///
     /// # Panics
     /// If a thread that held the lock panicked.
@@ -64,7 +64,7 @@ impl BlobRegistry {
         self.layers.write().expect("no thread panics while it holds the lock").remove(key);
     }
 
-    /// What is offered under this name.
+    /// The blob that is offered under this name.
     ///
     /// # Panics
     /// If a thread that held the lock panicked.

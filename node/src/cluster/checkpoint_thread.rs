@@ -1,8 +1,9 @@
-//! What a node keeps on its disk for the cluster: pieces of checkpoints, their manifests, text.
+//! Files that a node keeps on its disk for the cluster: pieces of checkpoints, their manifests,
+//! text.
 //!
 //! Disks are slow, so a thread does the work and reports the outcome to the event loop. A piece
 //! that a worker wrote is reported to be durable only when as many other nodes have it as the
-//! configuration requires: a machine that is preempted takes its disk with it.
+//! configuration requires: a machine that is preempted loses its disk as well.
 
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
@@ -89,13 +90,13 @@ pub enum StoreEvent {
         /// Why the write or the opening failed.
         failure: StoreWriteError,
     },
-    /// What no checkpoint needs any more is removed.
+    /// Pieces that no checkpoint needs any more are removed.
     Collected(FreedSpace),
     /// A piece was read again and is damaged.
     Rotten {
         /// The piece that is damaged.
         piece: PieceRef,
-        /// What was found to be wrong, in words.
+        /// The fault that was found, in words.
         why: String,
     },
     /// A text, or weights, was read again and is another one.
@@ -179,7 +180,7 @@ impl CheckpointThread {
         Ok((Self { commands, reports, store, data, moved, time }, outbox))
     }
 
-    /// Reports what was done beside the store's thread.
+    /// Reports work that was done beside the store's thread.
     pub async fn report(&self, event: StoreEvent) {
         // Without a receiver of reports the node ends.
         let _ = self.reports.send(event).await;
@@ -191,7 +192,7 @@ impl CheckpointThread {
         &self.moved
     }
 
-    /// The processor time that checkpoints take beside the device.
+    /// The processor time of checkpoints beside the device.
     #[must_use]
     pub fn time(&self) -> &CheckpointTime {
         &self.time
@@ -221,7 +222,7 @@ impl CheckpointThread {
         self.send(StoreCommand::Manifest(Box::new(manifest)))
     }
 
-    /// Removes what is not referred to.
+    /// Removes pieces and texts that are not referred to.
     ///
     /// # Errors
     /// If too many commands wait.
@@ -258,7 +259,8 @@ impl CheckpointThread {
         tokio::task::spawn_blocking(measure).await.ok().flatten()
     }
 
-    /// What others may fetch from here, by name; read when it is fetched, chunk by chunk.
+    /// The pieces that others may fetch from here, by name; read when it is fetched, chunk by
+    /// chunk.
     #[must_use]
     pub fn find(&self, key: &BulkKey) -> Option<Arc<dyn BulkBody>> {
         match key {
@@ -426,7 +428,7 @@ fn read(store: &impl CheckpointStore, piece: PieceRef, moved: &WorkCounter) -> O
     Some(LoadedLayer { image, digest })
 }
 
-/// Removes what is not referred to, and returns how much that was.
+/// Removes pieces and texts that are not referred to, and returns how much that was.
 ///
 /// # Errors
 /// If the medium fails.

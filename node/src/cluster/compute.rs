@@ -1,5 +1,5 @@
-//! What a worker computes on: opened on the device's thread when a job begins, because the type of
-//! activations is the job's.
+//! The device that a worker computes on: opened on the device's thread when a job begins, because
+//! the type of activations is the job's.
 
 use std::sync::Arc;
 
@@ -12,15 +12,15 @@ use zbelastic_trainer::elastic::{BackendFactory, DeviceUse};
 
 use super::device::WorkerDeviceError;
 
-/// What a worker computes on.
+/// The device that a worker computes on.
 pub trait WorkerDevice: Send + 'static {
-    /// What makes handles on it, for a job.
+    /// The factory of handles on it, for a job.
     type Factory: BackendFactory + Send;
 
     /// The name of the device, as it is typed and reported.
     fn name(&self) -> String;
 
-    /// Threads of the host for what is done to a layer before the device has it.
+    /// Threads of the host for the work on a layer before the device has it.
     fn host_threads(&self) -> usize;
 
     /// Opens it for a job.
@@ -53,7 +53,8 @@ impl WorkerDevice for CpuCores {
 
     fn open(&self, _: ArithmeticConfig) -> Result<CpuCoresFactory, WorkerDeviceError> {
         let threads = self.threads;
-        // What a copy or a stage takes later is taken with the same number of threads.
+        // Memory that a copy or a stage allocates later is allocated with the same number of
+        // threads.
         CpuBackend::new(threads)?;
         Ok(Box::new(move |requested| {
             let count = match requested {
@@ -99,7 +100,7 @@ where
     }
 }
 
-/// What opens a real device.
+/// The function that opens a real device.
 type OpenCudaDevice = Box<dyn Fn(Precision) -> Result<Arc<CudaDevice>, OpenError> + Send>;
 
 /// The device of this number.

@@ -5,7 +5,7 @@
 //! ```
 //!
 //! The event loop dispatches to components: each owns its fields, decides about them, and writes to
-//! the ports ([`ports::ControllerPorts`]) what is to be sent, proposed, logged or done beside the
+//! the ports ([`ports::ControllerPorts`]) the messages, proposals, log lines and work beside the
 //! loop.
 
 mod answers;
@@ -100,7 +100,7 @@ struct ControllerNode {
     rotation: AuthorityRotation,
     /// Strangers that wait for the use of their token to be agreed.
     joins: PendingJoins,
-    /// Commands of clients that wait for what was proposed for them.
+    /// Commands of clients that wait for the entries proposed for them.
     commands: PendingCommands<RequestReply, CommandAnswer>,
     pieces: CheckpointPieces,
     /// The layers that clients export, read from the store.
@@ -204,7 +204,7 @@ impl ControllerNode {
         self.perform();
     }
 
-    /// What status and refusals are made of.
+    /// The values that status and refusals are made of.
     fn view(&self) -> StatusView<'_> {
         StatusView {
             facts: &self.facts,
@@ -299,7 +299,7 @@ impl ControllerNode {
         }
     }
 
-    /// Whether what a message claims counts, if it makes a claim.
+    /// Whether the claim of a message counts, if it makes one.
     fn check_message(&self, from: PeerIdentity, message: &NodeMessage) -> Result<(), ClaimRefusal> {
         let Some(claim) = message.claim() else { return Ok(()) };
         let job = self.run_log.job().map(|job| &job.job);
@@ -399,7 +399,7 @@ impl ControllerNode {
         }
     }
 
-    /// The own disk was measured: the other controllers are sent what it has.
+    /// The own disk was measured: the other controllers are sent its free space.
     fn handle_disk_space(&mut self, found: Option<DiskSpace>) {
         let checkpoint = self.run_log.checkpoint_bytes();
         let Some((room, low)) = self.disks.note_measured(found, checkpoint) else { return };
@@ -409,7 +409,7 @@ impl ControllerNode {
     }
 
     /// A member reported the space on its disk. Each controller warns once, and the leader has
-    /// removed what is not referred to.
+    /// removed pieces that are not referred to.
     fn note_member_disk(&mut self, node: NodeId, reported: (DiskSpace, Option<DiskSpaceShortage>)) {
         if !self.ports.state().members().contains_key(&node) {
             return;
@@ -468,11 +468,11 @@ impl ControllerNode {
     }
 
     fn send_to_core(&mut self, input: Input) {
-        // What does not belong is counted by the core, and changes nothing.
+        // An input that does not belong is counted by the core, and changes nothing.
         let _ = self.ports.core.handle(input);
     }
 
-    /// Sends what was queued, and performs the core's outputs, until it has none left.
+    /// Sends the queued messages, and performs the core's outputs, until it has none left.
     fn perform(&mut self) {
         self.ports.outbox.flush(self.ports.tasks.transport());
         while let Some(output) = self.ports.core.poll_output() {

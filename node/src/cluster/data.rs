@@ -23,7 +23,7 @@ use crate::whole_file;
 /// Bytes of a text or of weights at most; as for a run in one process.
 pub const DATA_BYTES_MAX: u64 = 64 << 30;
 
-/// What a job is built from.
+/// The text and the weights that a job is built from.
 pub struct FetchedJob {
     /// The document of the job, with its name.
     pub document: Arc<NamedJob>,
@@ -35,7 +35,7 @@ pub struct FetchedJob {
     pub damaged: Vec<DamagedCopy>,
 }
 
-/// A node's copy of a text or of weights whose bytes do not have the named hash.
+/// A node's copy of a text or of weights with bytes that do not have the named hash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DamagedCopy {
     /// The node that has the copy.
@@ -89,7 +89,7 @@ pub enum FetchError {
     AllDamaged {
         /// The hash that was requested.
         hash: Digest,
-        /// The nodes whose copies are damaged.
+        /// The nodes with damaged copies.
         nodes: Vec<NodeId>,
     },
     /// A thread that hashed or wrote it panicked.
@@ -144,9 +144,9 @@ async fn read_local(name: DataName, paths: Vec<String>) -> Option<Vec<u8>> {
     (DataName::of(&text.bytes) == name).then_some(text.bytes)
 }
 
-/// Gets bytes by their hash: from this node's disk, or from others. If what arrived from all of
-/// them together has another hash, one copy is damaged: it is fetched from each holder alone then,
-/// until one is sound.
+/// Gets bytes by their hash: from this node's disk, or from others. If the bytes that arrived from
+/// all of them together have another hash, one copy is damaged: it is fetched from each holder
+/// alone then, until one is sound.
 ///
 /// # Errors
 /// If no node has them.

@@ -55,12 +55,13 @@ use super::process_exit::ProcessExit;
 use super::wire::LayerMessage;
 
 /// Inputs that wait for the device at once: frames of a step, commands and reads. A plan has at
-/// most seven frames for each pass under way; beyond this a peer sends what was never requested.
+/// most seven frames for each pass under way; beyond this a peer sends frames that were never
+/// requested.
 const INBOX_MAX: usize = 16_384;
 /// Outputs of the device that wait for the event loop.
 const OUTBOX_MAX: usize = 1024;
 
-/// What the device receives from the event loop and from other workers.
+/// Inputs that the device receives from the event loop and from other workers.
 pub enum DeviceInput {
     /// A job begins: all state of the job before it is dropped.
     Begin(Box<DeviceJob>),
@@ -68,8 +69,8 @@ pub enum DeviceInput {
     Runtime(RuntimeInput),
     /// A frame of another worker, and when it arrived.
     Frame(Box<PeerFrame>, Instant),
-    /// A piece of another worker's frame. What is cut is not timed: its pieces are messages of
-    /// their own.
+    /// A piece of another worker's frame. A frame that is cut is not timed: its pieces are messages
+    /// of their own.
     Piece(Box<FramePiece>),
 }
 
@@ -107,7 +108,7 @@ pub enum WorkerDeviceError {
         /// The fault that it reports.
         fault: DeviceFault,
     },
-    /// What leaves memory cannot be stored, or read again.
+    /// Activations that leave memory cannot be stored, or read again.
     #[error(transparent)]
     Store(#[from] StashStoreError),
     /// A boundary tensor does not fit into a frame.
@@ -130,7 +131,7 @@ impl WorkerDeviceError {
     }
 }
 
-/// What the device sends to the event loop.
+/// Reports of the device to the event loop.
 pub enum DeviceOutput {
     /// An event for the worker's session.
     Event(WorkerEvent),
@@ -188,11 +189,11 @@ pub struct StepTime {
     pub busy: Duration,
     /// The part of the span with nothing to run before a verdict.
     pub waited: Duration,
-    /// What was done when, up to a maximum count.
+    /// Slices of work with their times, up to a maximum count.
     pub slices: Vec<MeasuredSlice>,
-    /// What layers took since the report before, and the turn of this one.
+    /// The times of layers since the report before, and the turn of this one.
     pub layers: Option<(Turn, Box<LayerTimes>)>,
-    /// What arrived when, up to a maximum count.
+    /// Messages with their times of arrival, up to a maximum count.
     pub arrivals: Vec<MessageArrival>,
 }
 
@@ -227,7 +228,7 @@ impl DeviceHandle {
         let (outbox, outputs) = mpsc::channel(OUTBOX_MAX);
         let gauge = Arc::new(DeviceGauge::default());
         let shared_gauge = gauge.clone();
-        // Made on its own thread: what a device makes need not move between threads.
+        // Made on its own thread: handles that a device makes need not move between threads.
         let begin = move || DeviceThread {
             inbox: inputs,
             dispatcher: FrameDispatcher::new(frames, outbox.clone(), worker_device.name()),
@@ -440,7 +441,7 @@ impl<M: WorkerDevice> DeviceThread<M> {
         self.drain_outputs(began)
     }
 
-    /// Passes on the runtime's outputs. A runtime whose device failed has none any more; the fault
+    /// Passes on the runtime's outputs. A runtime with a failed device has none any more; the fault
     /// is sent to the event loop, and the runtime is dropped.
     ///
     /// Layers that are to be written were read from the device since `began`: so long it did not
@@ -496,7 +497,7 @@ impl<M: WorkerDevice> DeviceThread<M> {
         }
     }
 
-    /// What the step took that is about to be reported, if the runtime has a stage.
+    /// Adds the times of the step that is about to be reported, if the runtime has a stage.
     fn close_step(&mut self, turn: Turn) {
         let active_stage = self.runtime.as_ref().and_then(WorkerRuntime::active_stage);
         let Some(executor) = active_stage.map(|active_stage| active_stage.engine().executor())
@@ -519,7 +520,8 @@ impl<M: WorkerDevice> DeviceThread<M> {
 
 /// Second stores in files, each in a folder of its own: while a plan is loaded there may be two.
 fn file_stores(scratch: PathBuf) -> StashStoreFactory {
-    // Of a process that was killed. What cannot be removed is reported when something is written.
+    // The folder of a process that was killed. If it cannot be removed, that is reported when
+    // something is written.
     drop(std::fs::remove_dir_all(&scratch));
     let made = AtomicU64::new(0);
     Box::new(move |bytes| {
@@ -554,7 +556,7 @@ fn begin<M: WorkerDevice>(
         },
         clock: Some(layer_clock),
     };
-    // Each plan that is loaded takes the place of this one, and adds up as this one does.
+    // Each plan that is loaded replaces this one, and adds up as this one does.
     let kind = match config.schedule {
         ScheduleChoice::Kind(kind) if kind.is_sliced() => kind,
         ScheduleChoice::Kind(kind) if kind.replica_count() > 1 => ScheduleKind::Gems,

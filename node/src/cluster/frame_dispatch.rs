@@ -4,7 +4,7 @@
 //! go the same way, so that they keep their order.
 //!
 //! Gradients for copies go by another thread: no pass waits for them, there may be more of them
-//! than the queue to a peer takes, and none may be dropped. Those for followers may: a follower
+//! than the queue to a peer holds, and none may be dropped. Those for followers may: a follower
 //! that is too far behind requests its layer again.
 
 #[cfg(test)]
@@ -29,9 +29,9 @@ const FRAMES_QUEUED_MAX: usize = 64;
 /// stage of 2^32 floats for four receivers. They share the memory of the gradient.
 const GRADIENTS_MAX: usize = 4096;
 
-/// Takes frames to other workers.
+/// Carries frames to other workers.
 pub(super) trait FrameCarrier: Clone + Send + 'static {
-    /// Takes a frame, or drops it: a receiver that cannot be reached is lost, or will be; its plan
+    /// Sends a frame, or drops it: a receiver that cannot be reached is lost, or will be; its plan
     /// ends with it.
     fn submit(&self, to: NodeId, frame: OutgoingFrame);
 

@@ -1,7 +1,7 @@
-//! What a node reports: events in `events.jsonl` and for clients that request them, lines for its
-//! own log.
+//! Reports of a node: events in `events.jsonl` and for clients that request them, lines for its own
+//! log.
 //!
-//! Nothing here is needed to continue: a disk that takes no more lines costs lines, and nothing
+//! Nothing here is needed to continue: a disk that accepts no more lines costs lines, and nothing
 //! else.
 
 use std::collections::VecDeque;
@@ -22,7 +22,7 @@ const EVENTS_KEPT: usize = 8192;
 const LINES_KEPT: usize = 2048;
 /// Lines that wait for the disk at once; beyond it they are left out of the file.
 const LINES_WAITING_MAX: usize = 4096;
-/// Bytes of the file at most, some hundred thousand steps; what it had before is kept once, beside
+/// Bytes of the file at most, some hundred thousand steps; the file before it is kept once, beside
 /// it.
 const FILE_BYTES_MAX: u64 = 64 << 20;
 /// Where log lines are shown, beside being kept.
@@ -46,7 +46,7 @@ pub struct Journal {
 }
 
 impl Journal {
-    /// Begins to write behind what is in the file at `path`.
+    /// Begins to write behind the lines of the file at `path`.
     ///
     /// # Errors
     /// If it cannot be opened.

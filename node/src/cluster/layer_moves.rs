@@ -10,7 +10,7 @@ use zbelastic_types::Generation;
 /// Plans that are remembered, the newest ones.
 const PLANS_MAX: usize = 16;
 
-/// What moved for a plan.
+/// The layers that moved for a plan.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MovedLayers {
     /// Layers that arrived somewhere.
@@ -29,7 +29,7 @@ impl MovedLayers {
     }
 }
 
-/// What moved for the last plans.
+/// The layers that moved for the last plans.
 #[derive(Debug, Default)]
 pub struct LayerMoves {
     plans: BTreeMap<Generation, MovedLayers>,
@@ -49,7 +49,7 @@ impl LayerMoves {
         }
     }
 
-    /// What moved for a plan so far.
+    /// The layers that moved for a plan so far.
     #[must_use]
     pub fn of(&self, plan: Generation) -> MovedLayers {
         self.plans.get(&plan).copied().unwrap_or_default()

@@ -5,7 +5,7 @@ use std::fs;
 /// Where Linux names the machine, and this start of it: containers of one machine have files of the
 /// first kind of their own, or none, and the second in common.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
-/// What a machine without the file above is known by.
+/// The name that a machine without the file above is known by.
 const HOSTNAME: &str = "/etc/hostname";
 
 /// The number of this machine; 0 if it cannot be read.

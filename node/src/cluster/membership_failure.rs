@@ -1,4 +1,4 @@
-//! Failures of becoming and staying a member, with their exit codes and what to do about them.
+//! Failures of becoming and staying a member, with their exit codes and their remedies.
 
 use zbelastic_identity::{JoinError, JoinRefusal};
 use zbelastic_wording::{CommandFailure, FailureCode, FailureDetail};
@@ -44,7 +44,7 @@ pub fn cannot_join(error: JoinError) -> CommandFailure {
     failure
 }
 
-/// The exit code of a refusal, and what to do about it.
+/// The exit code of a refusal, and its remedy.
 fn refused_with(refusal: &JoinRefusal) -> (FailureCode, &'static str) {
     let denied = FailureCode::NotAuthorised;
     match refusal {
@@ -75,7 +75,7 @@ fn refused_with(refusal: &JoinRefusal) -> (FailureCode, &'static str) {
     }
 }
 
-/// What cannot be read of a node's knowledge of itself.
+/// The failure for a node's record that cannot be read.
 #[must_use]
 pub fn unreadable(error: &NodeRecordError) -> CommandFailure {
     let (code, hint) = match error {

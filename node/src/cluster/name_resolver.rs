@@ -9,11 +9,11 @@ use std::thread;
 
 use zbelastic_types::NodeId;
 
-/// Nodes whose names are resolved at once, each on a thread: one slow name delays as many others,
-/// not all.
+/// Nodes with names that are resolved at once, each on a thread: one slow name delays as many
+/// others, not all.
 const RESOLVING_MAX: usize = 16;
 
-/// Finds the addresses of a name and port; may take as long as it likes.
+/// Finds the addresses of a name and port; may last as long as it likes.
 pub type NameLookup = Arc<dyn Fn(&str) -> Vec<SocketAddr> + Send + Sync>;
 
 /// Looks addresses up with the system's resolver.
@@ -28,7 +28,7 @@ pub fn numbers(addresses: &[String]) -> Vec<SocketAddr> {
     addresses.iter().filter_map(|address| address.parse().ok()).collect()
 }
 
-/// Addresses as a socket takes them, for callers that may wait for the resolver; a name that does
+/// Addresses as a socket accepts them, for callers that may wait for the resolver; a name that does
 /// not resolve now is left out.
 #[must_use]
 pub fn resolve(addresses: &[String]) -> Vec<SocketAddr> {
@@ -41,7 +41,7 @@ pub struct NameResolver {
     lookup: NameLookup,
     /// Nodes that wait, in order, each with the addresses that were passed last.
     waiting: VecDeque<(NodeId, Vec<String>)>,
-    /// The nodes whose addresses are being resolved.
+    /// The nodes with addresses that are being resolved.
     under_way: BTreeMap<NodeId, Vec<String>>,
     answers: Receiver<(NodeId, Vec<SocketAddr>)>,
     answer: Sender<(NodeId, Vec<SocketAddr>)>,
@@ -68,7 +68,7 @@ impl NameResolver {
         numbers
     }
 
-    /// What was found since the last call. What does not resolve now is left out.
+    /// The addresses found since the last call. A name that does not resolve now is left out.
     pub fn poll(&mut self) -> Vec<(NodeId, Vec<SocketAddr>)> {
         let found: Vec<_> = self.answers.try_iter().collect();
         for (node, _) in &found {

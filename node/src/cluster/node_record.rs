@@ -1,5 +1,5 @@
-//! What a node knows of itself between two starts: which node of which cluster it is, how often it
-//! has started, and where it found controllers last.
+//! The record that a node keeps of itself between two starts: which node of which cluster it is,
+//! how often it has started, and where it found controllers last.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -34,7 +34,7 @@ pub struct NodeRecord {
     pub node: NodeId,
     /// The name of the node.
     pub name: String,
-    /// What it is for.
+    /// Its role in the cluster.
     pub role: MemberRole,
     /// How often it has started.
     pub boot: u64,
@@ -52,7 +52,7 @@ pub struct NodeRecord {
 /// Why the record of a node cannot be read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum NodeRecordError {
-    /// The file cannot be read or written, or is not what was written.
+    /// The file cannot be read or written, or does not hold the bytes that were written.
     #[error("{FILE} {0}")]
     File(#[from] CheckedError),
     /// Another version of this program wrote it.
@@ -63,7 +63,7 @@ pub enum NodeRecordError {
     },
 }
 
-/// What a node is when it begins.
+/// The identity of a node when it begins.
 pub struct NewNode {
     /// Id of the cluster, as in its certificates.
     pub cluster: ClusterId,
@@ -75,7 +75,7 @@ pub struct NewNode {
     pub node: NodeId,
     /// The name of the node.
     pub name: String,
-    /// What it is for.
+    /// Its role in the cluster.
     pub role: MemberRole,
     /// The address at which it listens.
     pub bind: SocketAddr,
@@ -107,7 +107,7 @@ impl NodeRecord {
         }
     }
 
-    /// Reads what is in `folder`; `None` if nothing is there.
+    /// Reads the record in `folder`; `None` if nothing is there.
     ///
     /// # Errors
     /// If there is a record that cannot be read.
@@ -115,7 +115,7 @@ impl NodeRecord {
         let Some(read) = checked_json::read(&folder.join(FILE), BYTES_MAX)? else {
             return Ok(None);
         };
-        // First: what a later version checks, and how, is its own affair.
+        // First: the checks of a later version are its own affair.
         let version = read.field("version").and_then(serde_json::Value::as_u64);
         match version.and_then(|version| u32::try_from(version).ok()) {
             Some(found) if found != VERSION => Err(NodeRecordError::Version { found }),
@@ -141,7 +141,8 @@ impl NodeRecord {
         writer.latest.send_replace(Some(self.clone()));
     }
 
-    /// The node starts once more: no two starts have the same number, whatever happens next.
+    /// The node starts once more: no two starts have the same number, even if one of them
+    /// fails.
     ///
     /// # Errors
     /// If that cannot be written down.
@@ -151,15 +152,15 @@ impl NodeRecord {
     }
 }
 
-/// Writes what a running node finds out, one save after the other and the newest last.
+/// Writes the findings of a running node, one save after the other and the newest last.
 pub struct NodeRecordWriter {
     latest: watch::Sender<Option<NodeRecord>>,
 }
 
 impl NodeRecordWriter {
-    /// Writes to `folder`, beside the event loop: disks are slow, and nothing waits for this. What
-    /// cannot be written is written with the next change; a start with what is there finds those
-    /// that are left of it.
+    /// Writes to `folder`, beside the event loop: disks are slow, and nothing waits for this. A
+    /// change that cannot be written is written with the next one; a start with the record there
+    /// finds those that are left of it.
     #[must_use]
     pub fn start(folder: NodeDataFolder) -> Self {
         let (latest, mut records) = watch::channel(None::<NodeRecord>);

@@ -1,5 +1,5 @@
-//! The connections of a node to the others: which are requested, which are up, what their ends mean
-//! for this process, and which controllers it remembers for its next start.
+//! The connections of a node to the others: which are requested, which are up, the meaning of their
+//! ends for this process, and which controllers it remembers for its next start.
 
 use std::net::SocketAddr;
 use std::time::Instant;
@@ -17,7 +17,7 @@ use super::peer_directory::PeerDirectory;
 use super::process_exit::ProcessExit;
 use super::violations::PeerViolations;
 
-/// What a node knows of its connections.
+/// A node's knowledge of its connections.
 pub struct PeerConnections {
     directory: PeerDirectory,
     /// Connections that ended because one end broke a rule.
@@ -57,7 +57,7 @@ impl PeerConnections {
         self.directory.roster()
     }
 
-    /// What this node keeps about itself between two starts.
+    /// The record that this node keeps about itself between two starts.
     #[must_use]
     pub const fn node_record(&self) -> &NodeRecord {
         &self.node_record

@@ -21,7 +21,7 @@ pub struct PeerDirectory {
     resolver: NameResolver,
     /// Where members are, as far as that was resolved; this node too.
     addresses: BTreeMap<NodeId, (Role, Vec<SocketAddr>)>,
-    /// Nodes whose ban [`Self::poll_banned`] has not returned yet.
+    /// Banned nodes that [`Self::poll_banned`] has not returned yet.
     banned_now: Vec<NodeId>,
 }
 
@@ -118,7 +118,7 @@ impl PeerDirectory {
         self.banned_now.extend(change.banned);
     }
 
-    /// Nodes whose connections were closed for good since the last call.
+    /// Nodes with connections that were closed for good since the last call.
     pub fn poll_banned(&mut self) -> Vec<NodeId> {
         std::mem::take(&mut self.banned_now)
     }

@@ -23,10 +23,10 @@ pub enum PieceFetchError {
     /// The disk is low.
     #[error(transparent)]
     Room(#[from] DiskSpaceShortage),
-    /// The holder does not give it, or the store does not take it.
+    /// The holder does not give it, or the store does not accept it.
     #[error("it was not received: {0}")]
     Fetch(#[from] BulkError),
-    /// What arrived is another piece, or the store does not accept it.
+    /// The bytes that arrived are another piece, or the store does not accept it.
     #[error(transparent)]
     Piece(#[from] PieceError),
     /// The thread that wrote it panicked.
@@ -52,7 +52,7 @@ pub async fn fetch_piece(
     refetch_piece(transport, checkpoint_thread, piece, holder, progress).await
 }
 
-/// The same for a piece of which something is here already: what is damaged of it is replaced.
+/// The same for a piece of which something is here already: its damaged chunks are replaced.
 ///
 /// # Errors
 /// As [`fetch_piece`].
@@ -79,7 +79,7 @@ pub async fn refetch_piece(
     Ok(finished.map_err(|_| PieceFetchError::Interrupted)??)
 }
 
-/// A sink whose processor time is counted.
+/// A sink that counts its processor time.
 struct MeteredSink<S> {
     sink: S,
     time: CheckpointTime,

@@ -100,7 +100,7 @@ impl PieceKeeper {
         self.queue.note_done(piece, requested_by);
     }
 
-    /// Reports to the nodes whose pieces wait here that they make progress, if pieces do and not
+    /// Reports to the owners of pieces that wait here that these make progress, if they do and not
     /// only ticks pass. `moved` are the bytes of pieces that arrived here, or went to or from the
     /// disk.
     pub fn handle_tick(&mut self, moved: u64, outbox: &mut Outbox) {

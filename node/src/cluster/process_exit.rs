@@ -12,7 +12,7 @@ use zbelastic_types::NodeId;
 use zbelastic_wording::{CommandFailure, FailureCode, FailureDetail};
 
 /// A draining worker that is connected to no controller for so long exits: longer than an
-/// election and a restart take.
+/// election and a restart last.
 pub const ALONE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Why a node drains.
@@ -20,7 +20,7 @@ pub const ALONE_TIMEOUT: Duration = Duration::from_secs(10);
 pub enum DrainCause {
     /// An operator requested it: the node is not to return.
     Person,
-    /// The system takes the machine away: the node should be started again elsewhere.
+    /// The system withdraws the machine: the node should be started again elsewhere.
     Preempted,
 }
 
@@ -45,7 +45,7 @@ pub enum NodeSignal {
 /// How the process ends.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ProcessExit {
-    /// It gave away what it had, and went.
+    /// It handed over its layers, and left.
     Drained(DrainCause),
     /// It drained, and was connected to no controller that could have completed that.
     Alone,
@@ -64,12 +64,12 @@ pub enum ProcessExit {
     OutOfResource(String),
     /// A part of the process ended or failed.
     Lost(String),
-    /// A newer program wrote what was agreed on.
+    /// A newer program wrote the agreed entries.
     Newer(String),
 }
 
 impl ProcessExit {
-    /// How a controller ends whose core cannot continue.
+    /// How a controller with a core that cannot continue ends.
     #[must_use]
     pub fn of_fatal(cause: &FatalCause) -> Self {
         match cause {

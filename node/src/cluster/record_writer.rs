@@ -1,5 +1,5 @@
-//! The thread that writes a controller's records. What waits while a write is under way is written
-//! with the next one, so that a busy controller pays for one synchronisation, not for many.
+//! The thread that writes a controller's records. Records that wait while a write is under way are
+//! written with the next one, so that a busy controller pays for one synchronisation, not for many.
 
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::thread;
@@ -11,18 +11,18 @@ use zbelastic_consensus::raft::{PersistToken, RaftRecord, RecordNumber, encode_r
 /// Writes that wait at once: more than a controller has under way before it steps down.
 const WRITES_MAX: usize = 1024;
 
-/// What is to be done.
+/// A command to the thread.
 enum RecordCommand {
     Persist { token: PersistToken, records: Vec<RaftRecord> },
     Trim { before: RecordNumber },
 }
 
-/// What became of it.
+/// The outcome of a write to the log.
 #[derive(Debug)]
 pub enum RecordWriteReport {
     /// The records are durable, and those before them.
     Durable(PersistToken),
-    /// The log takes no more. What was not reported is not durable.
+    /// The log accepts no more. Records that were not reported are not durable.
     Failed(LogError),
 }
 

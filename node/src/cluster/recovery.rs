@@ -1,10 +1,9 @@
 //! A new cluster out of one controller's folder, when a majority of the controllers is lost for
 //! good.
 //!
-//! What was agreed is lost, so it continues from the newest checkpoint that this
-//! controller's log holds, or, if the log is lost, of which it has the manifest. The new cluster
-//! has another id and another authority: a member of the old one is a stranger to it, whatever it
-//! remembers.
+//! The agreed state is lost, so it continues from the newest checkpoint that this controller's log
+//! holds, or, if the log is lost, of which it has the manifest. The new cluster has another id and
+//! another authority: a member of the old one is a stranger to it, no matter what it remembers.
 
 mod changeover;
 
@@ -40,8 +39,8 @@ pub use changeover::finish;
 /// The state that a recovered cluster begins with, beside the certificates.
 const BEGINNING: &str = "beginning.bin";
 
-/// A job, how far it is, the checkpoint from which it continues, and what it has computed on, as
-/// far as that is known.
+/// A job, how far it is, the checkpoint from which it continues, and the class of device it has
+/// computed on, as far as that is known.
 struct ResumedJob {
     phase: JobPhase,
     spec: Arc<JobSpec>,
@@ -49,7 +48,7 @@ struct ResumedJob {
     class: Option<DeviceClass>,
 }
 
-/// What a new cluster begins with.
+/// The state that a new cluster begins with.
 struct RecoveredState {
     /// The job that it continues with; none if the last run was removed, or has no checkpoint yet.
     resumed: Option<ResumedJob>,
@@ -59,12 +58,12 @@ struct RecoveredState {
     run_last: RunId,
 }
 
-/// What a manifest holds for a cluster that continues from it.
+/// The document that a manifest holds for a cluster that continues from it.
 #[derive(serde::Serialize, serde::Deserialize)]
 pub(super) struct CheckpointDocument {
     pub(super) spec: Arc<JobSpec>,
     pub(super) record: CheckpointRecord,
-    /// What the job computes on.
+    /// The class of device that the job computes on.
     pub(super) class: Option<DeviceClass>,
 }
 
@@ -78,8 +77,8 @@ impl CheckpointDocument {
     }
 }
 
-/// Makes a new cluster of the controller in `folder`, which this process holds. Yields where what
-/// was of the old one lies now.
+/// Makes a new cluster of the controller in `folder`, which this process holds. Yields where the
+/// files of the old one lie now.
 ///
 /// # Errors
 /// If it is no controller's, or has no checkpoint to continue from. Nothing is changed then.
@@ -125,9 +124,9 @@ pub fn beginning(identity: &Path) -> Result<Option<State>, CommandFailure> {
     Ok(Some(state))
 }
 
-/// What this controller knows of runs and their checkpoints: all that its log adds up to. A
-/// manifest is written when the log holds the checkpoint already, and so may be missing; where the
-/// log has a job, the manifests of other jobs are none of its.
+/// The runs and checkpoints that this controller knows: all that its log adds up to. A manifest is
+/// written when the log holds the checkpoint already, and so may be missing; where the log has a
+/// job, the manifests of other jobs are none of its.
 fn recovered_state(
     folder: &NodeDataFolder,
     cluster: ClusterId,
@@ -157,7 +156,7 @@ fn recovered_state(
                 let class = class.or(found.class);
                 ResumedJob { phase: job.phase, class, ..found }
             }),
-            // It has none yet, and what other runs made is not lost for that.
+            // It has none yet, and the checkpoints of other runs are not lost for that.
             Err(_) if !ended.is_empty() => None,
             Err(failure) => return Err(failure),
         },
@@ -165,8 +164,8 @@ fn recovered_state(
     Ok(RecoveredState { resumed, ended, run_last })
 }
 
-/// What the log adds up to; what a recovery left that was not started since, if there is no log;
-/// nothing if there is neither.
+/// The state that the log adds up to; the one that a recovery left that was not started since, if
+/// there is no log; nothing if there is neither.
 fn state_of_log(
     folder: &NodeDataFolder,
     cluster: ClusterId,
@@ -194,8 +193,8 @@ fn state_of_log(
     logged_state(cluster, &log).map(Some).map_err(|error| failure(&error))
 }
 
-/// What manifests hold: the newest checkpoint of each run, of which the newest run continues; only
-/// the job with this configuration, if one is named.
+/// The state that manifests hold: the newest checkpoint of each run, of which the newest run
+/// continues; only the job with this configuration, if one is named.
 fn state_of_store(
     folder: &NodeDataFolder,
     config: Option<Digest>,

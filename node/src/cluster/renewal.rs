@@ -1,6 +1,6 @@
 //! Certificates outlive no process and no folder that is used: a node with the authority renews its
-//! own and its administrator's, and a member whose certificate ended while it was off requests
-//! another one with the key that the cluster knows it by.
+//! own and its administrator's, and a member with a certificate that expired while it was off
+//! requests another one with the key that the cluster knows it by.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -40,8 +40,8 @@ pub fn controller_credentials(
     Ok(credentials)
 }
 
-/// Makes the administrator's certificate, or another one for the same key. It trusts whom the
-/// controller does whose folder this is.
+/// Makes the administrator's certificate, or another one for the same key. It trusts the same
+/// authorities as the controller of this folder.
 ///
 /// # Errors
 /// If it cannot be made or written.
@@ -55,8 +55,8 @@ pub fn renew_admin(
     admin.save(&folder.admin()).map_err(cannot_keep)
 }
 
-/// Whether the certificate in a folder is an operator's, a viewer's, or of another cluster: nobody
-/// becomes an administrator by what lies on a controller's machine.
+/// Whether the certificate in a folder is an operator's, a viewer's, or of another cluster: no
+/// person becomes an administrator by files on a controller's machine.
 fn is_of_another(folder: &NodeDataFolder, authority: &ClusterAuthority) -> bool {
     let held = Credentials::load_ended(&folder.admin(), None).map(|held| held.identity());
     held.is_ok_and(|held| (held.role, held.cluster) != (PeerRole::Admin, authority.cluster()))
@@ -160,7 +160,7 @@ impl From<CommandFailure> for RenewalError {
     }
 }
 
-/// Another certificate for a member whose own ended.
+/// Another certificate for a member with an expired one.
 ///
 /// # Errors
 /// If no leading controller was reached, or it has no such member.

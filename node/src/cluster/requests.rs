@@ -1,4 +1,5 @@
-//! Requests that nodes answer: which role may send which, and what every node answers alike.
+//! Requests that nodes answer: which role may send which, and the answers that every node gives
+//! alike.
 
 use zbelastic_identity::{PeerIdentity, PeerRole};
 use zbelastic_transport::RequestReply;
@@ -74,7 +75,7 @@ pub fn authorize(
     Err(ApiRefusal::NotAuthorised { what })
 }
 
-/// What a node reported, so many events from a number on.
+/// The events that a node reported, so many from a number on.
 #[must_use]
 pub fn events(journal: &Journal, (from, max): (u64, u32)) -> ApiAnswer {
     let max = max.min(EVENTS_MAX) as usize;
@@ -83,7 +84,7 @@ pub fn events(journal: &Journal, (from, max): (u64, u32)) -> ApiAnswer {
     ApiAnswer::Events(EventPage { log, first_sequence, next_sequence, events })
 }
 
-/// What a node logged, so many lines from a number on.
+/// The lines that a node logged, so many from a number on.
 #[must_use]
 pub fn logs(journal: &Journal, node: NodeId, (from, max): (u64, u32)) -> ApiAnswer {
     let max = max.min(LOG_LINES_MAX) as usize;

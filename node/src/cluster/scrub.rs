@@ -1,7 +1,7 @@
-//! The thread that reads again what lies on a node's disk, as [`zbelastic_policy::scrub`] plans it,
-//! and what is done about what rotted.
+//! The thread that reads the files on a node's disk again, as [`zbelastic_policy::scrub`] plans it,
+//! and the repair of those that rotted.
 //!
-//! A pass reads a chunk a second, and the next one begins where it ends: a tebibyte takes three
+//! A pass reads a chunk a second, and the next one begins where it ends: a tebibyte needs three
 //! days.
 
 use std::fs::{self, File};
@@ -26,7 +26,7 @@ use super::wire::PieceRef;
 /// slowed.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// Reads what a node holds, until reports are not received any more.
+/// Reads the pieces and texts that a node holds, until reports are not received any more.
 pub fn scrub(
     in_use: &watch::Receiver<StoreInUse>,
     data: &Path,
@@ -48,7 +48,8 @@ pub fn scrub(
     }
 }
 
-/// Texts and weights in their folder, each in a file that is named after what it should hash to.
+/// Texts and weights in their folder, each in a file that is named after the hash that it should
+/// have.
 struct DataFiles(PathBuf);
 
 impl DataFileAccess for DataFiles {

@@ -16,7 +16,7 @@ pub const LIFELINE_VARIABLE: &str = "ZBELASTIC_LIFELINE";
 /// Signals that wait at once: a key that is held down.
 const SIGNALS_MAX: usize = 16;
 
-/// Listens: SIGTERM is a machine being taken away, Ctrl-C an operator; a second one of either means
+/// Listens: SIGTERM is a machine being withdrawn, Ctrl-C an operator; a second one of either means
 /// now. A closed terminal is ignored: the node keeps running.
 ///
 /// # Errors

@@ -1,5 +1,5 @@
 //! The thread that searches plans, off the event loop. The leader sends a request, gets an answer, and proposes it;
-//! what the package `planner` decides about plans is called here.
+//! the decisions of the package `planner` about plans are called here.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
@@ -25,7 +25,7 @@ pub struct SolvedPlan {
     pub solution: Result<PlanSolution, PlanUnsolvable>,
 }
 
-/// What the thread answers.
+/// The answers of the thread.
 pub enum SolverAnswer {
     /// To a request for a plan.
     Solved(SolvedPlan),
@@ -33,7 +33,7 @@ pub enum SolverAnswer {
     Reviewed(Box<ReviewedPlan>),
 }
 
-/// What the thread receives.
+/// The commands to the thread.
 enum SolverCommand {
     Solve(Box<SolveRequest>),
     Review(Arc<JobSpec>, Box<PlanReview>),
@@ -78,12 +78,12 @@ impl SolverThread {
         }
     }
 
-    /// Has a plan of this job judged. Yields whether the thread has taken it.
+    /// Has a plan of this job judged. Yields whether the thread has accepted it.
     pub fn review(&self, spec: Arc<JobSpec>, review: PlanReview) -> bool {
         self.commands.try_send(SolverCommand::Review(spec, Box::new(review))).is_ok()
     }
 
-    /// Has plans made with what is known now. Yields whether they will be.
+    /// Has plans made with the present estimate. Yields whether they will be.
     pub fn set_estimate(&self, known: PaceEstimate) -> bool {
         self.commands.try_send(SolverCommand::SetEstimate(Box::new(known))).is_ok()
     }
@@ -112,7 +112,8 @@ impl SolverState {
                     }
                     is_received
                 }
-                // A plan whose job cannot be read is not judged: that is reported where it is worked on.
+                // A plan of a job that cannot be read is not judged: that is reported where it is
+                // worked on.
                 SolverCommand::Review(spec, review) => match self.job(&spec) {
                     Err(_) => true,
                     Ok(job) => {
@@ -138,7 +139,7 @@ impl SolverState {
         self.search.solve(&job, request.window, &request.nodes).map_err(unsolvable)
     }
 
-    /// What plans of the job depend on.
+    /// The planner's job that plans depend on.
     ///
     /// # Errors
     /// If its document cannot be read, or its schedule has no steps to seal. A cluster refuses such a job when

@@ -43,7 +43,7 @@ use super::stores::{OpenStores, StoreLocations, StoreOpenError};
 use super::worker::{self, WorkerParts, WorkerSetup};
 use crate::data_folder::NodeDataFolder;
 
-/// Writes that may be under way before a leader steps down, in ticks: disks of shared machines take
+/// Writes that may be under way before a leader steps down, in ticks: disks of shared machines need
 /// their time.
 const WRITE_TICKS_MAX: u32 = 200;
 
@@ -77,7 +77,7 @@ pub struct WorkerProfile {
 pub struct PreparedNode {
     /// Where its data is.
     pub folder: NodeDataFolder,
-    /// What the node keeps about itself between two starts.
+    /// The record that the node keeps about itself between two starts.
     pub node_record: NodeRecord,
     /// Its certificate and key.
     pub credentials: Credentials,
@@ -148,11 +148,11 @@ async fn open_parts(node: &mut PreparedNode) -> Result<NodeParts, CommandFailure
 /// The store that a node used last, as it was opened, replaced or missing.
 enum OpenedStore {
     Store(Arc<SledStore>),
-    /// Its index was damaged: what was there is put aside, and another one is begun.
+    /// Its index was damaged: the old store is put aside, and another one is begun.
     Replaced {
         /// The store that was begun.
         store: Arc<SledStore>,
-        /// What was wrong with the old one.
+        /// The fault of the old one.
         damage: StoreOpenError,
         /// The folder to which the old one was moved.
         aside: PathBuf,

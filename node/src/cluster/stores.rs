@@ -7,10 +7,10 @@
 //!   DATA/store.json             where the store was last
 //! ```
 //!
-//! Index and chunks lie together, so a store's own order of writing holds whatever disk it is on: a
-//! piece is reported to be kept when its chunks, their names and its record are durable there. Each
-//! node has a folder of its own in `DIR`, because several may share it, and one that removes what
-//! it does not refer to must not find what is another's.
+//! Index and chunks lie together, so a store's own order of writing holds on any disk: a piece is
+//! reported to be kept when its chunks, their names and its record are durable there. Each node has
+//! a folder of its own in `DIR`, because several may share it, and one that removes what it does
+//! not refer to must not find the files of another.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -76,7 +76,7 @@ pub enum StoreOpenError {
 }
 
 impl StoreOpenError {
-    /// What the error means for a node that starts.
+    /// The failure that the error means for a node that starts.
     #[must_use]
     pub fn opening_fault(&self) -> StoreOpeningFault {
         match self {
@@ -125,9 +125,9 @@ impl StoreLocations {
         node: NodeId,
     ) -> Result<PathBuf, StoreOpenError> {
         let Some(dir) = dir else { return Ok(self.folder.store()) };
-        // An absolute path takes the place of the data folder's.
+        // An absolute path replaces the data folder's.
         let dir = self.folder.root().join(dir);
-        // A cluster that was recovered has another id, and continues with what is there.
+        // A cluster that was recovered has another id, and continues with the store there.
         let last = self.read_location()?.filter(|last| last.parent() == Some(&dir));
         Ok(last.unwrap_or_else(|| dir.join(format!("{cluster}-{node}"))))
     }

@@ -10,9 +10,9 @@ use tokio::runtime::{Builder, Runtime};
 
 use zbelastic_wording::{CommandFailure, FailureCode};
 
-/// What frames and messages go through: passes of others wait for it.
+/// The thread that frames and messages go through: passes of others wait for it.
 const TRANSPORT: &str = "transport";
-/// Threads for disks and for hashes of what is sent: nothing waits for them.
+/// Threads for disks and for hashes of data that is sent: nothing waits for them.
 const BACKGROUND: &str = "background";
 
 /// The `nice` value of threads that nothing waits for: they get a third of the processor time that
@@ -51,12 +51,12 @@ pub fn runtime() -> Result<Runtime, CommandFailure> {
     runtime.map_err(|error| CommandFailure::new(FailureCode::OutOfResource, error.to_string()))
 }
 
-/// The processor time that threads beside the device took for checkpoints.
+/// The processor time that threads beside the device spent on checkpoints.
 #[derive(Clone, Debug, Default)]
 pub struct CheckpointTime(Arc<AtomicU64>);
 
 impl CheckpointTime {
-    /// Does a part of the work, and counts what it takes of its thread's processor time.
+    /// Does a part of the work, and counts the processor time of its thread.
     pub fn meter<T>(&self, work: impl FnOnce() -> T) -> T {
         let before = thread_time();
         let done = work();
@@ -65,7 +65,7 @@ impl CheckpointTime {
         done
     }
 
-    /// What was taken since this was called last.
+    /// The time spent since this was called last.
     #[must_use]
     pub fn take(&self) -> Duration {
         Duration::from_nanos(self.0.swap(0, Ordering::Relaxed))

@@ -7,13 +7,13 @@ use std::time::{Duration, SystemTime};
 
 use zbelastic_types::Digest;
 
-/// So long a file stays that no run refers to: what was uploaded, or fetched, for a run that is
+/// So long a file stays that no run refers to: an upload, or a fetched copy, for a run that is
 /// about to begin.
 const UNUSED_KEPT: Duration = Duration::from_secs(3600);
 
-/// Removes what lies in the folder of texts and weights under the name of none of these, and has
-/// lain there for an hour. Yields its bytes. What cannot be removed now is tried again after
-/// the next checkpoint.
+/// Removes files that lie in the folder of texts and weights under the name of none of these, and
+/// have lain there for an hour. Yields their bytes. A file that cannot be removed now is tried
+/// again after the next checkpoint.
 pub fn collect_data(folder: &Path, referred: &[Digest], now: SystemTime) -> u64 {
     let kept: BTreeSet<String> = referred.iter().map(|hash| format!("{hash}.data")).collect();
     let Ok(entries) = fs::read_dir(folder) else { return 0 };
@@ -21,7 +21,7 @@ pub fn collect_data(folder: &Path, referred: &[Digest], now: SystemTime) -> u64 
     for entry in entries.flatten() {
         let name = entry.file_name();
         let Some(name) = name.to_str() else { continue };
-        // A file whose write was cut off is not used either.
+        // A file that was not written to its end is not used either.
         let is_ours = name.ends_with(".data") || name.ends_with(".part");
         let Ok(found) = entry.metadata() else { continue };
         let age = found.modified().ok().and_then(|at| now.duration_since(at).ok());

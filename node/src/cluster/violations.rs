@@ -16,8 +16,8 @@ use super::frames::FrameClassName;
 
 /// The least time between two events about one node.
 pub const REPORT_INTERVAL: Duration = Duration::from_secs(10);
-/// Nodes that are remembered: as many as may be connected. Beyond it the one whose event was
-/// reported longest ago is dropped, with its count.
+/// Nodes that are remembered: as many as may be connected. Beyond it the one with the event that
+/// was reported longest ago is dropped, with its count.
 const NODES_MAX: usize = 1024;
 
 /// The nodes that broke rules, how often, and when that was reported last.

@@ -5,9 +5,9 @@
 //! ```
 //!
 //! The loop decides nothing of the protocol: the session's outputs are performed, and events are
-//! passed to it. What it waits for beside that belongs to components: each owns its fields, and
-//! writes to the ports ([`ports::WorkerPorts`]) what is to be sent, enqueued, logged or done beside
-//! the loop.
+//! passed to it. Work that it waits for beside that belongs to components: each owns its fields,
+//! and writes to the ports ([`ports::WorkerPorts`]) the messages, commands, log lines and work
+//! beside the loop.
 
 mod activity;
 mod certificate;
@@ -125,8 +125,8 @@ pub async fn run<M: WorkerDevice>(
 fn connect_lanes(transport: &Transport, device: &DeviceHandle, blob_registry: &BlobRegistry) {
     let to_device = device.clone();
     transport.set_frame_sink(Box::new(move |frame| {
-        // What cannot be decoded or accepted is dropped; a plan that misses it is given up and
-        // redone.
+        // A frame that cannot be decoded or accepted is dropped; a plan that misses it is given up
+        // and redone.
         let input = match incoming(frame) {
             Ok(IncomingFrame::Whole(frame)) => DeviceInput::Frame(frame, Instant::now()),
             Ok(IncomingFrame::Piece(piece)) => DeviceInput::Piece(piece),
@@ -236,8 +236,8 @@ impl WorkerNode {
                 if from.role != PeerRole::Controller {
                     return;
                 }
-                // What cannot be read or does not belong changes nothing, and is sent again if it
-                // matters.
+                // A message that cannot be read or does not belong changes nothing, and is sent
+                // again if it matters.
                 if let Ok(message) = Envelope::decode(body) {
                     let message = Box::new(message);
                     let input = SessionInput::Message { from: from.node, message };
@@ -252,8 +252,8 @@ impl WorkerNode {
         }
     }
 
-    /// Whether what a message claims counts, if it makes a claim. A worker passes on no reports
-    /// of others.
+    /// Whether the claim of a message counts, if it makes one. A worker passes on no reports of
+    /// others.
     fn check_message(&self, from: PeerIdentity, message: &NodeMessage) -> Result<(), ClaimRefusal> {
         let Some(claim) = message.claim() else { return Ok(()) };
         let job_data = self.job.data();
@@ -422,7 +422,7 @@ impl WorkerNode {
     }
 
     /// Reports to the session whether an operation is under way, and how much work was done; to
-    /// controllers what takes long, and to other nodes that their pieces make progress.
+    /// controllers the long activity, and to other nodes that their pieces make progress.
     fn report_work(&mut self) {
         let gauge = self.ports.device.gauge();
         if let Some(is_busy) = self.ports.work_log.note_edges(gauge.edges()) {
@@ -460,7 +460,7 @@ impl WorkerNode {
         }
     }
 
-    /// A controller sent what is referred to; the rest is removed.
+    /// A controller sent the names that are referred to; the rest is removed.
     fn collect(&mut self, referred: StoreReferences) {
         let run = self.job.run();
         let of_run = referred.versions.iter().filter(|version| Some(version.run) == run);
@@ -488,7 +488,8 @@ impl WorkerNode {
         }
     }
 
-    /// Answers what this node logged. All other requests are redirected to the controllers.
+    /// Answers with the lines that this node logged. All other requests are redirected to the
+    /// controllers.
     fn answer_client(&mut self, from: PeerIdentity, bytes: &[u8], reply: RequestReply) {
         // A request that cannot be decoded gets no answer.
         let Ok(request) = decode_request(bytes) else { return drop(reply) };
@@ -509,9 +510,10 @@ impl WorkerNode {
         requests::reply(reply, &answer);
     }
 
-    /// Sends what was queued, and performs the session's outputs, until it has none left.
+    /// Sends the queued messages, and performs the session's outputs, until it has none left.
     fn perform(&mut self) {
-        // Before all commands, and whether there are any: others fetch what is kept here for them.
+        // Before all commands, and whether there are any: others fetch the pieces kept here for
+        // them.
         self.job_store.follow_job(&mut self.ports);
         self.ports.outbox.flush(self.ports.tasks.transport());
         while let Some(output) = self.ports.session.poll_output() {

@@ -34,8 +34,8 @@ const WEIGHTS: &str = "model.safetensors";
 /// Writes the checkpoint of `step`, or the newest one, into `folder`.
 ///
 /// # Errors
-/// If there is no such checkpoint, if what is received is damaged, if the folder holds a model, or
-/// if it cannot be written.
+/// If there is no such checkpoint, if the received bytes are damaged, if the folder holds a model,
+/// or if it cannot be written.
 pub fn export<'a>(
     folder: &Path,
     step: Option<u64>,

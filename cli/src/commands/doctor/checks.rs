@@ -1,4 +1,4 @@
-//! The checks: from what is so to what that means for a node. Each is a function of facts alone.
+//! The checks: from facts to their meaning for a node. Each is a function of facts alone.
 
 mod clock;
 mod compute;

@@ -21,7 +21,7 @@ pub struct MachineFacts {
     pub clock: ClockFacts,
     /// The data folder and its file system.
     pub disk: DiskFacts,
-    /// What others may read although they should not, each as a sentence.
+    /// The files that others may read although they should not, each as a sentence.
     pub permissions: Vec<String>,
     /// Graphics cards, as devices of the system and as the driver lists them.
     pub gpu: GpuFacts,
@@ -29,7 +29,7 @@ pub struct MachineFacts {
     pub cluster: Option<ClusterFacts>,
 }
 
-/// Memory; `None` is what cannot be seen.
+/// Memory; `None` is a size that cannot be seen.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct MemoryFacts {
     /// Memory of the whole machine.
@@ -47,7 +47,7 @@ pub struct LimitFacts {
     pub open_files: Option<u64>,
     /// The hard limit, to which that can be raised.
     pub open_files_max: Option<u64>,
-    /// Bytes of address space that the process may take.
+    /// Bytes of address space that the process may use.
     pub address_space: Option<Bytes>,
 }
 
@@ -97,7 +97,7 @@ pub struct DiskFacts {
     pub space: Result<FilesystemSpace, io::ErrorKind>,
     /// The type of the file system there.
     pub filesystem: Option<String>,
-    /// How long writes took to be on the disk there, each.
+    /// The time until each write was on the disk there.
     pub sync_times: Result<Vec<Duration>, io::ErrorKind>,
 }
 
@@ -130,7 +130,7 @@ pub struct FilesystemSpace {
 pub struct GpuFacts {
     /// Devices of the system that this process can see, as in `/dev/nvidia0`.
     pub visible: Vec<String>,
-    /// What the driver finds, or why it cannot be used. No driver finds nothing.
+    /// The cards that the driver finds, or why it cannot be used. No driver finds nothing.
     pub cards: Result<Vec<GpuCard>, String>,
 }
 
@@ -157,7 +157,7 @@ pub struct ClusterFacts {
 pub enum DialOutcome {
     /// A member of the cluster answered.
     Reached {
-        /// Time that the answer took.
+        /// Time until the answer.
         took: Duration,
     },
     /// No answer came, or not one of a member.

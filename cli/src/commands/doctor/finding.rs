@@ -11,7 +11,7 @@ pub enum DoctorCheck {
     Memory,
     /// Files and connections that may be open.
     OpenFiles,
-    /// Address space that the process may take.
+    /// Address space that the process may use.
     AddressSpace,
     /// Receive buffer of a UDP socket.
     UdpBuffer,
@@ -27,7 +27,7 @@ pub enum DoctorCheck {
     DiskSpace,
     /// Files that can be made there.
     DiskFiles,
-    /// How long writes take to be on the disk.
+    /// The time until writes are on the disk.
     DiskSync,
     /// Permissions of the files with keys.
     Permissions,

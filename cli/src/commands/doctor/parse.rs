@@ -5,8 +5,8 @@ use std::path::{Component, Path, PathBuf};
 /// Folders that a control group lies below at most; more are not read.
 const GROUPS_MAX: usize = 32;
 
-/// Files that may hold a limit of memory for a process whose `/proc/self/cgroup` this is: those of
-/// its control group and of every one around it, of both versions.
+/// Files that may hold a limit of memory for a process with this `/proc/self/cgroup`: those of its
+/// control group and of every one around it, of both versions.
 pub(super) fn group_limit_files(text: &str) -> Vec<PathBuf> {
     let mut files = Vec::new();
     for line in text.lines() {
@@ -20,7 +20,7 @@ pub(super) fn group_limit_files(text: &str) -> Vec<PathBuf> {
             continue;
         };
         let group = Path::new(group.trim_start_matches('/'));
-        // A group outside of what this process can see begins with steps upwards.
+        // A group outside of the hierarchy that this process can see begins with steps upwards.
         if group.components().any(|part| !matches!(part, Component::Normal(_))) {
             continue;
         }

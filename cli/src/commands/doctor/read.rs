@@ -1,5 +1,5 @@
-//! Gathers facts. It changes nothing, but for one file that it writes beside the data to see how
-//! long that takes, and removes.
+//! Gathers facts. It changes nothing, but for one file that it writes beside the data to time the
+//! write, and removes.
 
 use std::env;
 use std::fs::{self, File, OpenOptions};
@@ -30,7 +30,7 @@ const ENTRIES_MAX: usize = 1024;
 const SYNC_COUNT: usize = 20;
 /// No write begins after that long.
 const SYNC_TIME_MAX: Duration = Duration::from_secs(5);
-/// What each writes: a page, as a log does.
+/// The bytes that each writes: a page, as a log does.
 const SYNC_BYTES: usize = 4096;
 /// Files that time synchronization daemons touch when they have set the clock.
 const CLOCK_FILES: [&str; 3] = [
@@ -60,7 +60,7 @@ fn entries(folder: impl AsRef<Path>) -> Vec<PathBuf> {
 pub(super) fn memory() -> MemoryFacts {
     let text = read("/proc/meminfo").unwrap_or_default();
     let files = group_limit_files(&read("/proc/self/cgroup").unwrap_or_default());
-    // What is no number is no limit.
+    // A text that is no number is no limit.
     let limits = files.iter().filter_map(|file| read(file)?.trim().parse().ok());
     MemoryFacts {
         machine: kibibytes_of(&text, "MemTotal:"),

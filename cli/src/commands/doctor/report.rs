@@ -30,14 +30,15 @@ impl FindingCounts {
     }
 }
 
-/// What stands in the way, if anything does. Too little of something, if there is that and more.
+/// The obstacle to a start, if the findings have one. Too little of something, if there is that and
+/// more.
 #[must_use]
 pub fn obstacle(findings: &[DoctorFinding]) -> Option<Obstacle> {
     let is = |wanted: Obstacle| findings.iter().any(|found| found.level == Severity::Error(wanted));
     [Obstacle::TooLittle, Obstacle::WrongState].into_iter().find(|wanted| is(*wanted))
 }
 
-/// A line for each finding, with why and what to do below it, and a line that counts them.
+/// A line for each finding, with the reason and the remedy below it, and a line that counts them.
 #[must_use]
 pub fn text(findings: &[DoctorFinding]) -> String {
     let mut text = String::new();

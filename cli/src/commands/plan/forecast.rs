@@ -35,9 +35,9 @@ pub struct ForecastRow {
     pub bubble: f64,
     /// Tokens trained a second.
     pub tokens_per_s: f64,
-    /// By stage, the memory that it takes, in bytes.
+    /// By stage, the memory that it needs, in bytes.
     pub stage_bytes: Vec<u64>,
-    /// Nodes whose memory does not hold their stage.
+    /// Nodes with too little memory for their stage.
     pub too_small: Vec<String>,
     /// Whether it is the one that would run.
     pub is_chosen: bool,
@@ -48,7 +48,7 @@ pub struct ForecastRow {
 pub struct NodeLossForecast {
     /// Number of machines that are lost.
     pub lost: usize,
-    /// Names of the machines whose loss is worst.
+    /// Names of the machines that are the worst to lose.
     pub nodes: Vec<String>,
     /// The plan after the loss; `None` if nothing fits, and training waits.
     pub then: Option<PlanAfterLoss>,
@@ -148,7 +148,7 @@ impl<'a> Forecast<'a> {
 
 /// Machines that are lost at once at most.
 const LOST_MAX: usize = 2;
-/// Machines of which every pair is tried; of more, the fastest are taken to be lost.
+/// Machines of which every pair is tried; of more, the fastest are assumed to be lost.
 const PAIRS_OF_MAX: usize = 12;
 
 /// Whether a stage must fit into its node.

@@ -40,7 +40,7 @@ fn live(status: &StatusReport, threads: usize) -> Result<NetworkSpec, CommandFai
         MemberState::Draining | MemberState::Lost { .. } => false,
     };
     let workers = status.members.iter();
-    // A worker whose device class is not the job's has no stage of it.
+    // A worker of another device class than the job's has no stage of it.
     let workers =
         workers.filter(|member| member.role == MemberRole::Worker && member.left_out.is_none());
     let mut workers: Vec<_> = workers.filter(|member| is_there(&member.standing)).collect();

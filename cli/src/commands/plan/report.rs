@@ -71,7 +71,7 @@ pub fn write_json<'a>(
     Ok(())
 }
 
-/// The model, a table of schedules, what is assumed, and what happens when nodes leave.
+/// The model, a table of schedules, the assumptions, and the effect of nodes that leave.
 pub fn write_text(
     forecast: &Forecast<'_>,
     threads: usize,

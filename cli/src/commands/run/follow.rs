@@ -1,4 +1,4 @@
-//! Follows a run to its end: the training line, and what happens beside it.
+//! Follows a run to its end: the training line, and the events beside it.
 
 use std::io::Write;
 
@@ -31,7 +31,7 @@ pub enum RunOutputMode {
     File,
 }
 
-/// Prints what happens until the run is over.
+/// Prints events until the run is over.
 ///
 /// # Errors
 /// If it ends otherwise than done, if no answer comes for too long, or if `out` cannot be written.
@@ -81,8 +81,8 @@ pub fn follow(
     }
 }
 
-/// Prints what a run waits for, once a minute: it may be for something that never comes. Returns
-/// the status requests in a row that found it waiting.
+/// Prints the condition that a run waits for, once a minute: it may be for something that never
+/// comes. Returns the status requests in a row that found it waiting.
 fn print_wait(
     job: &JobStatus,
     waited: u32,
@@ -97,7 +97,7 @@ fn print_wait(
     Ok(waited + 1)
 }
 
-/// Whether the cluster may answer again: a controller was lost, another one takes over.
+/// Whether the cluster may answer again: a controller was lost, another one becomes leader.
 fn is_passing(error: &ApiError) -> bool {
     match error {
         ApiError::Client(ClientError::Unreachable { .. } | ClientError::Broken { .. })

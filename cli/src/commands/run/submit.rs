@@ -48,12 +48,12 @@ impl RunSubmission {
     }
 }
 
-/// How often the cluster may request the text or the weights of one submission: a leader that takes
-/// over may have neither.
+/// How often the cluster may request the text or the weights of one submission: a new leader may
+/// have neither.
 const UPLOADS_MAX: u32 = 6;
 
 /// Submits, and uploads the text and the weights that the cluster requests. Prints to `progress`
-/// what is sent.
+/// the bytes that are sent.
 ///
 /// # Errors
 /// If the cluster refuses, or requests them too often.

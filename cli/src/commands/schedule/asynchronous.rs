@@ -1,6 +1,6 @@
 //! Schedules without steps: `schedule render` and `schedule simulate` of a whole run.
 //!
-//! What was typed means the same as for synchronous schedules where it means something; the rest is
+//! A flag means the same as for synchronous schedules where it means something; the rest are
 //! refused by name. There is no flush, so a run of several steps is simulated as one piece.
 
 mod report;
@@ -23,7 +23,7 @@ use super::{TRACE_UNIT_US, write_to};
 use crate::args::{AsyncArgs, ProgramArgs, RenderArgs, SimulateArgs};
 use report::AsyncScheduleReport;
 
-/// Whether an asynchronous schedule was requested by name, or is what was read.
+/// Whether an asynchronous schedule was requested by name, or is the one that was read.
 pub fn is_requested(args: &ProgramArgs, text: Option<&str>) -> bool {
     let is_kind = |kind: &String| kind.parse::<AsyncKind>().is_ok();
     args.kind.as_ref().is_some_and(is_kind)
@@ -81,7 +81,7 @@ impl AsyncSimulationInput {
     }
 }
 
-/// Memory that passes and versions of weights take.
+/// Memory of passes and of versions of weights.
 struct AsyncMemoryCosts {
     chunks: Vec<ChunkMemory>,
     /// One version of the weights of each stage.
@@ -149,7 +149,7 @@ fn read_replay(
     Some(AsyncSimulationInput { program, costs })
 }
 
-/// Refuses flags that only schedules with steps take.
+/// Refuses flags that only schedules with steps accept.
 fn refuse_synchronous(args: &ProgramArgs, parser: &mut InputParser) {
     let flags = [
         ("--chunks", args.chunks.is_some()),
@@ -182,7 +182,8 @@ fn read_program(
     parser.keep(generate_async(request).map_err(InputError::from))
 }
 
-/// The program that was requested by name. What no flag sets is as it is trained with.
+/// The program that was requested by name. A value that no flag sets is the one that it is trained
+/// with.
 fn request(args: &ProgramArgs, length: DefaultRunLength, parser: &mut InputParser) -> AsyncRequest {
     let kind = args.kind.as_ref().expect("required without --program");
     let kind: AsyncKind = kind.parse().expect("looked at before");
@@ -208,7 +209,7 @@ fn request(args: &ProgramArgs, length: DefaultRunLength, parser: &mut InputParse
     AsyncRequest { minibatch_count, ..request }
 }
 
-/// Refuses flags that only another schedule takes.
+/// Refuses flags that only another schedule accepts.
 fn refuse_of_others(kind: AsyncKind, flags: &AsyncArgs, parser: &mut InputParser) {
     let flags = [
         ("--pipelines", AsyncKind::AvgPipe, flags.pipelines.is_some()),
@@ -235,8 +236,8 @@ fn variant(kind: AsyncKind, flags: &AsyncArgs) -> AsyncVariant {
 /// Steps that a pipeline is full, if no number is given.
 const FULL_STEPS: u32 = 4;
 
-/// As many steps as it takes to fill the pipeline and to empty it, and those that it is full; of
-/// each pipeline if there are several.
+/// The steps that fill the pipeline and empty it, and those that it is full; of each pipeline if
+/// there are several.
 fn usual_steps(request: AsyncRequest, length: DefaultRunLength) -> u32 {
     let under_way = match request.kind {
         AsyncKind::AmpNet => request.stage_count.max(request.dynamic.cap),

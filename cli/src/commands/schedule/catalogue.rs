@@ -13,9 +13,9 @@ struct CatalogueEntry {
     name: &'static str,
     /// Time in which the stage with the longest span idles.
     idle: &'static str,
-    /// Most microbatches whose activations a stage keeps.
+    /// Most microbatches that a stage keeps activations of.
     peak_activations: &'static str,
-    /// The least, which is what a stage holds by default.
+    /// The least, which is the number a stage holds by default.
     chunks_per_stage: u32,
     /// Whether a stage may hold more.
     more_chunks: bool,

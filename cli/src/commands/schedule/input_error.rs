@@ -127,9 +127,9 @@ pub enum InputError {
     MemorySum {
         /// Index of the stage, from 0.
         stage: usize,
-        /// What F keeps, changed by B.
+        /// The memory that F keeps, changed by B.
         sum: f64,
-        /// What is kept after B according to `--mw`.
+        /// The memory kept after B according to `--mw`.
         after_b: f64,
     },
     /// A problem that has no solution.
@@ -148,7 +148,7 @@ pub enum InputError {
     NegativeMemory {
         /// Index of the stage, from 0.
         stage: usize,
-        /// What F keeps, changed by B.
+        /// The memory that F keeps, changed by B.
         sum: f64,
     },
 }

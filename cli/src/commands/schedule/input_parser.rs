@@ -2,7 +2,7 @@
 
 use super::input_error::InputError;
 
-/// Which numbers a flag takes.
+/// Which numbers a flag accepts.
 #[derive(Clone, Copy)]
 pub enum AllowedNumbers {
     /// Times and amounts: 0 or more.

@@ -48,7 +48,7 @@ pub fn replay(args: &ProgramArgs, text: Option<&str>) -> Result<SimulationInput,
     parser.finish(replay)
 }
 
-/// The replay that the flags describe, and what each chunk keeps.
+/// The replay that the flags describe, and the memory that each chunk keeps.
 pub fn replay_with_memory(
     args: &SimulateArgs,
     text: Option<&str>,
@@ -117,16 +117,16 @@ fn read_replay(
     let own_window = program.window;
     let program = if args.recompute { recompute(&program) } else { program };
     let program = offloaded(args, program, &costs, memory_input, parser)?;
-    // What lost its transfers gets them again.
+    // A program that lost its transfers gets them again.
     let own_window = own_window.filter(|_| program.window.is_none());
     let program = lowered(program, window.or(own_window));
     // In the first of several steps no stage waits for a verdict on the one before, and the last is
-    // followed by none; the middle one is what a run repeats.
+    // followed by none; the middle one is the step that a run repeats.
     let (step_count, step) = if program.window.is_some() { (3, 1) } else { (1, 0) };
     Some(SimulationInput { program, costs, step_count, step })
 }
 
-/// Refuses flags that only schedules without steps take.
+/// Refuses flags that only schedules without steps accept.
 fn refuse_asynchronous(args: &AsyncArgs, parser: &mut InputParser) {
     let AsyncArgs { steps, pipelines, cap, update_every, warm_up, vertical_sync } = args;
     let flags = [
@@ -142,7 +142,7 @@ fn refuse_asynchronous(args: &AsyncArgs, parser: &mut InputParser) {
     }
 }
 
-/// The share of a microbatch's times that each slice takes; nothing if all take the same.
+/// The share of a microbatch's times that each slice needs; nothing if all need the same.
 fn read_slice_shares(
     args: &ProgramArgs,
     slice_count: u32,
@@ -158,7 +158,7 @@ fn read_slice_shares(
     Some(times.into_iter().map(|time| time / sum).collect())
 }
 
-/// What R and copies take: R as long as F, a copy half of an offload and reload.
+/// The times of R and of copies: R as long as F, a copy half of an offload and reload.
 fn memory_times(
     placement: &Placement,
     chunks: &[ChunkTimes],
@@ -239,11 +239,11 @@ pub struct ProblemInput<'a> {
     pub mem_limit: Option<&'a str>,
     /// How stages may save memory where that is short.
     pub memory_savings: &'a MemorySavingsArgs,
-    /// What ends a step.
+    /// The end of a step.
     pub ending: &'a StepEndingArgs,
 }
 
-/// Stages with their times and memory, whatever chunks they hold.
+/// Stages with their times and memory, for any chunks they hold.
 pub struct PipelineCosts {
     costs: Vec<StageCosts>,
     link: f64,
@@ -311,7 +311,7 @@ pub fn stages(input: &ProblemInput<'_>) -> Result<PipelineCosts, Vec<InputError>
     let mut parser = InputParser::default();
     let kind = ScheduleKind::ZbAuto;
     let size = check_size(kind, PipelineSize::of(kind, input.stages, input.microbatches));
-    // Of a pipeline whose size is refused nothing else is read.
+    // Of a pipeline with a refused size nothing else is read.
     let is_size = parser.keep(size.map_err(InputError::from)).is_some();
     parser.stage_count = is_size.then_some(input.stages);
     let stages = parser.stage_count.and_then(|_| read_stages(input, &mut parser));
@@ -375,7 +375,7 @@ fn read_stages(args: &ProblemInput<'_>, parser: &mut InputParser) -> Option<Pipe
     })
 }
 
-/// What ends a step. Copies of a pipeline add up in a ring: each sends all of its gradient but one
+/// The end of a step. Copies of a pipeline add up in a ring: each sends all of its gradient but one
 /// part, as many parts as there are copies, to get the sum, and as much again to hand it on.
 fn read_ending(args: &StepEndingArgs, parser: &mut InputParser) -> Option<StepEnding> {
     let window = args.window.as_ref().map(|text| parser.keep(parse_window(text)));
@@ -390,7 +390,7 @@ fn read_ending(args: &StepEndingArgs, parser: &mut InputParser) -> Option<StepEn
     Some(StepEnding { window, verdict: verdict?, after })
 }
 
-/// A solution as a replay of it, and what each chunk keeps.
+/// A solution as a replay of it, and the memory that each chunk keeps.
 pub fn solved(problem: &ScheduleProblem, program: Program) -> (SimulationInput, Vec<ChunkMemory>) {
     (SimulationInput { program, costs: problem.costs(), step_count: 1, step: 0 }, problem.memory())
 }
@@ -528,7 +528,8 @@ pub(super) fn read_memory(args: &MemoryArgs, parser: &mut InputParser) -> Option
     Some(StageMemoryInput { after_f, after_d, after_b })
 }
 
-/// What each stage keeps from B to W. What W gives back, written as a negative number, is the same.
+/// The memory that each stage keeps from B to W. The memory that W gives back, written as a
+/// negative number, is the same.
 fn kept_after_b(
     after_f: &[f64],
     change: Option<Vec<f64>>,

@@ -45,8 +45,8 @@ pub struct ScheduleReport {
 /// How good a solution is.
 #[derive(Debug, Serialize)]
 pub struct SolutionQuality {
-    /// What the step costs, by what ends it: the longest span of a stage and what comes behind it,
-    /// or the time until all have the verdict.
+    /// The time of the step, by its end: the longest span of a stage and the work behind it, or the
+    /// time until all have the verdict.
     step_time: f64,
     lower_bound: f64,
     gap: f64,
@@ -55,7 +55,7 @@ pub struct SolutionQuality {
 }
 
 impl SolutionQuality {
-    /// Of a solution that took so long.
+    /// Of a solution that was searched for so long.
     pub fn new(solution: &ScheduleSolution, took: Duration) -> Self {
         Self {
             step_time: solution.cost,

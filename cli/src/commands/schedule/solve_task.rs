@@ -12,7 +12,7 @@ use zbelastic_schedule::{
 use super::input_error::InputError;
 use super::inputs::{self, ProblemInput};
 
-/// Requests the best of what is found over several placements.
+/// Requests the best of the solutions over several placements.
 const ANY: &str = "auto";
 /// Requests an order of chunks that are dealt round.
 const LOOP: &str = "loop";
@@ -23,8 +23,8 @@ const SOLVED: [ScheduleKind; 3] = [ScheduleKind::ZbAuto, ScheduleKind::ZbV, Sche
 /// The result that is requested for a schedule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SolveMode {
-    /// The best order over its placement, if it names any order there, and what it takes itself if
-    /// not.
+    /// The best order over its placement, if it names any order there, and the time of its own
+    /// order if not.
     Order,
     /// The time of the schedule's own order.
     Replay,
@@ -46,10 +46,10 @@ pub struct SolveResult<'a> {
     pub problem: &'a ScheduleProblem,
     /// The order, and how good it is.
     pub solution: ScheduleSolution,
-    /// Whether the stages' memory holds it. What takes more may cost less than any that does not,
-    /// so the bound says nothing about it.
+    /// Whether the stages' memory holds it. An order that needs more may cost less than any that
+    /// does not, so the bound says nothing about it.
     pub fits: bool,
-    /// How long it took to find it.
+    /// The duration of the search.
     pub took: Duration,
 }
 
@@ -118,7 +118,7 @@ impl SolveTask {
     /// Finds the order, or replays the schedule.
     ///
     /// # Errors
-    /// If whatever stages do does not bring any order within their limits.
+    /// If no measure of the stages brings any order within their limits.
     pub fn answer(&self) -> Result<SolveResult<'_>, SolveError> {
         const CHECKED: &str = "it was checked with its question";
         let began = Instant::now();

@@ -55,7 +55,7 @@ const THREADS_MAX: usize = 64;
 /// Details of wrong rows that are listed at most.
 const DETAILS_MAX: usize = 20;
 
-/// Answers every row of a table, and prints it with what was found. If rows are wrong, they are
+/// Answers every row of a table, and prints it with the solution. If rows are wrong, they are
 /// returned as a failure before anything is printed.
 pub fn answer(path: &Path, mode: SolveMode, out: &mut dyn Write) -> Result<(), CommandError> {
     let text = read(path)?;
@@ -242,7 +242,7 @@ impl ProblemRow<'_> {
 /// The results of the tasks, in their order.
 fn answer_all(tasks: &[SolveTask]) -> Vec<String> {
     let threads = thread::available_parallelism().map_or(1, NonZero::get).min(THREADS_MAX);
-    // A thread that is done takes the next row: one may take a hundred times as long as another.
+    // A thread that is done claims the next row: one may need a hundred times as long as another.
     let next = AtomicUsize::new(0);
     let of_thread = || -> Vec<(usize, String)> {
         let rows = iter::from_fn(|| {

@@ -23,7 +23,7 @@ use crate::token_source::TOKEN_VARIABLE;
 use crate::train::folder::CLUSTER;
 
 /// A process that ends by itself so often without a step sealed in between is not started again.
-/// One that is killed always is: that is what a run in processes is for.
+/// One that is killed always is: that is the purpose of a run in processes.
 const DEATHS_MAX: u32 = 5;
 /// The folder of the controller, and its name.
 const CONTROLLER: &str = "controller";
@@ -59,7 +59,7 @@ pub struct WorkerDevices {
     pub threads: usize,
     /// NVIDIA devices, dealt out in turn; none for the CPU.
     pub devices: Vec<usize>,
-    /// Memory that each may take of its device, for they do not know of each other.
+    /// Memory that each may use of its device, for they do not know of each other.
     pub memory: Option<Bytes>,
 }
 
@@ -223,7 +223,7 @@ impl ChildProcesses {
         let names: Vec<String> = self.processes.keys().cloned().collect();
         for name in names {
             let process = self.processes.get_mut(&name).expect("it was listed");
-            // A process whose state cannot be read is as good as running.
+            // A process with an unreadable state is as good as running.
             let Ok(Some(status)) = process.child.try_wait() else { continue };
             let deaths = process.deaths + u32::from(status.signal().is_none());
             if deaths > DEATHS_MAX {
@@ -257,7 +257,7 @@ impl ChildProcesses {
         lines[last..].iter().map(|line| FailureDetail::new((*line).to_owned()).at(name)).collect()
     }
 
-    /// Ends all of them. What they have sealed is on their disks.
+    /// Ends all of them. The steps they have sealed are on their disks.
     pub fn end(&mut self) {
         for process in self.processes.values_mut() {
             // Their lifeline is cut, so they end; the kill is for a process that does not read it.

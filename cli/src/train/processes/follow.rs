@@ -23,10 +23,10 @@ use super::stall::{GiveUpReason, STALL_TIMEOUT, StallWatch};
 use crate::commands::event_poller::EventPoller;
 use crate::train::events::RollbackEvent;
 
-/// Pause between two requests for the state of a run whose events do not show that it is over.
+/// Pause between two requests for the state of a run without an event that shows that it is over.
 const STATUS_PAUSE: Duration = Duration::from_millis(500);
 
-/// How often a person reads what takes long, and how long it must take to be worth a line.
+/// How often a person reads about a long activity, and how long it must last to be worth a line.
 const ACTIVITY_EVERY: Duration = Duration::from_secs(5);
 
 /// An event of a run, as it is reported to the observer.
@@ -62,7 +62,7 @@ pub struct FollowOutcome {
     pub held_out: Option<HeldOutLoss>,
 }
 
-/// Reports what happens until the run is over. The model is written once its checkpoint is durable.
+/// Reports events until the run is over. The model is written once its checkpoint is durable.
 ///
 /// # Errors
 /// If it ends otherwise than done or as requested, or no answer comes for too long.
@@ -101,7 +101,7 @@ pub fn follow(
         if tracker.may_be_over()
             && let Some(steps_done) = tracker.over((children, client), writer, observe)?
         {
-            // What was sealed between the last request and the end.
+            // Steps that were sealed between the last request and the end.
             let rest = poller.poll(client).unwrap_or_default();
             rest.events.iter().for_each(|event| tracker.report(event, observe));
             return Ok(tracker.ended(steps_done));
@@ -196,7 +196,7 @@ impl<'a> RunTracker<'a> {
         true
     }
 
-    /// The steps it ended with, if it is over and what it ended with is kept.
+    /// The steps it ended with, if it is over and its last checkpoint is kept.
     fn over(
         &mut self,
         (children, client): (&mut ChildProcesses, &mut ApiClient<'_>),

@@ -1,6 +1,6 @@
 //! The model that a run ends with: read out of its last checkpoint and written in a thread of its
 //! own, as soon as that checkpoint is durable. Workers may evaluate held-out text for longer than
-//! that takes.
+//! that lasts.
 
 use std::io;
 use std::path::PathBuf;
@@ -89,7 +89,7 @@ impl ModelWriter {
         self.begun = spawned.ok().map(|thread| (step, thread));
     }
 
-    /// What was written of a step. If that failed, as it does when a controller ends meanwhile, it
+    /// The model written of a step. If that failed, as it does when a controller ends meanwhile, it
     /// is tried once more here.
     ///
     /// # Errors

@@ -1,6 +1,6 @@
-//! When a run of processes on this machine is given up: never because something takes long, only
-//! because nothing makes progress. What counts as progress is what workers report: operations that
-//! run, bytes of layers that come, layers that become durable.
+//! When a run of processes on this machine is given up: never because something lasts long, only
+//! because nothing makes progress. Progress is the work that workers report: operations that run,
+//! bytes of layers that come, layers that become durable.
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ use zbelastic_wording::{CommandFailure, FailureCode, FailureDetail};
 /// with too few cores.
 pub(super) const STALL_TIMEOUT: Duration = Duration::from_secs(60);
 /// The same while workers are missing, which may be starting on devices: drivers, contexts and
-/// kernels that are compiled take minutes there, and no progress of that is reported.
+/// kernels that are compiled need minutes there, and no progress of that is reported.
 pub(super) const STARTUP_STALL_TIMEOUT: Duration = Duration::from_secs(600);
 /// No worker has evaluated for so long and no loss came: the worker that would report it is gone.
 /// The two reports may overtake each other by less than a heartbeat.
@@ -106,10 +106,10 @@ impl StallWatch {
         }
     }
 
-    /// Checks what a run does now.
+    /// Checks the present activity of a run.
     ///
     /// # Errors
-    /// If it waits, or writes what it ends with, and nothing has made progress for the limit.
+    /// If it waits, or writes its last checkpoint, and nothing has made progress for the limit.
     pub(super) fn check(
         &mut self,
         status: &StatusReport,

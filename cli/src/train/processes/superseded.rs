@@ -5,7 +5,8 @@ use zbelastic_api::{ApiRequest, JobPhaseStatus, RunStatus};
 
 /// Removes them, but for the parent of the run under way: a cluster keeps only so many runs that
 /// are over, and each time a run is started again with other workers leaves one. A run that came to
-/// its end stays until a person removes it. What cannot be removed now is removed the next time.
+/// its end stays until a person removes it. A run that cannot be removed now is removed the next
+/// time.
 pub fn remove_superseded(parent: &str, client: &mut ApiClient<'_>) {
     let Ok(runs) = client.runs() else { return };
     let superseded =

@@ -30,7 +30,7 @@ use zbelastic_api::{
     TokenRequest, WrongState, decode_request,
 };
 
-/// What becomes of a request.
+/// How a request proceeds.
 enum RequestOutcome {
     /// It is answered now.
     Answer(ApiAnswer),

@@ -1,4 +1,4 @@
-//! What follows at a controller from entries that were agreed on.
+//! The effects at a controller of entries that were agreed on.
 
 use std::time::Instant;
 

@@ -1,8 +1,7 @@
-//! `cluster rotate-ca`: another authority takes the place of the one that issues, while the cluster
-//! runs.
+//! `cluster rotate-ca`: another authority replaces the one that issues, while the cluster runs.
 //!
-//! What is next is decided by the state that is agreed on and by what members report; here it is
-//! carried out: keys are made and fetched, certificates issued, and folders written.
+//! The next step is decided by the state that is agreed on and by the reports of members; here it
+//! is carried out: keys are made and fetched, certificates issued, and folders written.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -31,7 +30,7 @@ use zbelastic_api::{
     ApiAnswer, ApiRefusal, ChangeSummary, EventKind, RotationProgress, RotationStatus,
 };
 
-/// This controller's part in a change of authority: what it knows beside what is agreed on.
+/// This controller's part in a change of authority: its knowledge beside the agreed state.
 #[derive(Default)]
 pub(super) struct AuthorityRotation {
     /// The authority that follows, once its key is here and until it issues.
@@ -268,7 +267,8 @@ impl AuthorityRotation {
         Ok(AuthorityChange::Announced { succession: Box::new(succession), is_forced })
     }
 
-    /// What a leader proposes for `cluster rotate-ca`; nothing if such a change is under way.
+    /// The change that a leader proposes for `cluster rotate-ca`; nothing if such a change is under
+    /// way.
     ///
     /// # Errors
     /// If no authority can be made.
@@ -402,7 +402,7 @@ fn next_authority(
     Ok(next)
 }
 
-/// An authority with what leads from it to the one before.
+/// An authority with the certificates that lead from it to the one before.
 fn bridged(authority: ClusterAuthority, rotation: &Rotation) -> ClusterAuthority {
     let Succession { bridge, old, .. } = rotation.succession.clone();
     authority.with_bridge(vec![bridge.into(), old.into()])

@@ -1,5 +1,6 @@
 //! Every controller holds the last checkpoint of each run that is over: the nodes that trained it
-//! are added and removed, and a node whose store was lost gets back what is not written again.
+//! are added and removed, and a node that lost its store gets back the pieces that are not written
+//! again.
 
 use std::collections::BTreeSet;
 
@@ -14,7 +15,7 @@ use crate::cluster::journal::Journal;
 use crate::cluster::piece_fetch::fetch_piece;
 use crate::cluster::wire::PieceRef;
 
-/// Ticks between two checks for what is missing here, if nothing happened: ten minutes.
+/// Ticks between two checks for pieces that are missing here, if nothing happened: ten minutes.
 const LOOK_TICKS: u32 = 60_000;
 /// Ticks to the next check after one that did not get every piece, doubled with each such: the
 /// nodes that have it may not be connected yet. Ten seconds.
@@ -29,7 +30,7 @@ pub(super) struct BackfillSchedule {
     missed: u32,
 }
 
-/// What became of a look.
+/// The result of a check.
 pub(super) struct BackfillResult {
     /// Pieces that were fetched.
     count: u64,
@@ -63,8 +64,8 @@ impl BackfillSchedule {
         wait == LOOK_TICKS && !has_all
     }
 
-    /// A tick passes. Fetches what is missing here of runs that are over, one piece at a time, if
-    /// that is due.
+    /// A tick passes. Fetches the pieces missing here of runs that are over, one piece at a time,
+    /// if that is due.
     pub(super) fn handle_tick(&mut self, ports: &ControllerPorts, progress: &WorkCounter) {
         if !self.is_due() {
             return;
@@ -86,7 +87,7 @@ impl BackfillSchedule {
         });
     }
 
-    /// What is missing was fetched, or not.
+    /// The missing pieces were fetched, or not.
     pub(super) fn handle_result(&mut self, result: BackfillResult, journal: &mut Journal) {
         let BackfillResult { count, failure } = result;
         let is_reported = self.end(failure.is_none());

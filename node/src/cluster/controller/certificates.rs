@@ -162,7 +162,8 @@ impl ControllerCertificates {
         Ok(issued.chain.iter().map(|part| part.to_vec()).collect())
     }
 
-    /// Another certificate for a worker whose own ended while it was off: its key identifies it.
+    /// Another certificate for a worker after its own ended while it was off: its key identifies
+    /// it.
     pub(super) fn certify_returning_member(
         &self,
         attempt: &JoinAttempt,

@@ -50,8 +50,8 @@ pub(super) fn verify(
     });
 }
 
-/// A piece of a layer's image, wherever it lies. What is not here is kept here from then on: a
-/// client that requests one piece requests the others.
+/// A piece of a layer's image, wherever it lies. A piece that is not here is kept here from then
+/// on: a client that requests one piece requests the others.
 pub(super) fn export(
     piece: PieceRef,
     offset: u64,
@@ -110,8 +110,8 @@ fn answer_from(
     });
 }
 
-/// Removes what no checkpoint needs, here and on every node that can be reached, and answers what
-/// each removed. Only the leader has all that is referred to.
+/// Removes pieces that no checkpoint needs, here and on every node that can be reached, and answers
+/// with the chunks and bytes that each removed. Only the leader has all that is referred to.
 pub(super) fn collect_all(ports: &ControllerPorts, reply: RequestReply) {
     let referred = ports.runs().references();
     let me = ports.me;
@@ -132,7 +132,7 @@ pub(super) fn collect_all(ports: &ControllerPorts, reply: RequestReply) {
     });
 }
 
-/// Another controller requests that this node remove what no checkpoint needs.
+/// Another controller requests that this node remove pieces that no checkpoint needs.
 pub(super) fn answer_collect(
     from: PeerIdentity,
     referred: StoreReferences,
@@ -149,7 +149,8 @@ pub(super) fn answer_collect(
     });
 }
 
-/// What a new cluster can be begun from, by force: the job and its newest checkpoint's record.
+/// The backup that a new cluster can be begun from, by force: the job and its newest checkpoint's
+/// record.
 pub(super) fn backup(state: &State, digest: Option<HexDigest>, offset: u64) -> ApiAnswer {
     let bytes = state.encode();
     let found = HexDigest(Digest(*blake3::hash(&bytes).as_bytes()));

@@ -20,7 +20,7 @@ pub(super) struct DataFetchResult {
 }
 
 impl DataFetchResult {
-    /// Logs the result, and sends nodes whose copy is damaged that they are to fetch it again.
+    /// Logs the result, and notifies nodes with a damaged copy that they are to fetch it again.
     pub(super) fn apply(self, ports: &mut ControllerPorts) {
         for DamagedCopy { node, name } in self.damaged {
             ports.journal.warn(damaged_text(node, name));
@@ -34,8 +34,8 @@ impl DataFetchResult {
     }
 }
 
-/// Whether a text is here. A run is about to begin with it, or has: it counts as new for what
-/// removes files that no run refers to.
+/// Whether a text is here. A run is about to begin with it, or has: it counts as new for the
+/// collection that removes files that no run refers to.
 pub(super) fn has_data(checkpoint_thread: &CheckpointThread, name: DataName) -> bool {
     let path = checkpoint_thread.data_path(name.hash);
     let is_here = fs::metadata(&path).is_ok_and(|found| found.len() == name.length);

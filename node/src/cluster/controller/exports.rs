@@ -30,7 +30,7 @@ impl Exports {
         self.is_read = true;
     }
 
-    /// The body of a piece: the one that is read, or what `find` finds.
+    /// The body of a piece: the one that is read, or the one that `find` finds.
     pub(super) fn body(
         &mut self,
         piece: PieceRef,

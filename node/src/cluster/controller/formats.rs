@@ -19,7 +19,7 @@ pub(super) fn read_by(versions: VersionRange) -> Format {
     numbers.filter_map(Format::of).rfind(is_read).unwrap_or(Format::OLDEST)
 }
 
-/// The format that the log has agreed on, and the nodes whose programs hold a newer one back.
+/// The format that the log has agreed on, and the nodes with programs that hold a newer one back.
 pub(super) fn format_status(core: &Core) -> FormatStatus {
     let mut held_back_by: Vec<_> = core.holding_format_back().collect();
     held_back_by.sort_unstable();

@@ -94,7 +94,7 @@ impl PendingJoins {
         }
     }
 
-    /// A joiner, or a member whose certificate ended, requests a certificate.
+    /// A joiner, or a member with an expired certificate, requests a certificate.
     pub(super) fn handle_join(
         &mut self,
         (attempt, reply): (JoinAttempt, JoinReply),
@@ -197,7 +197,7 @@ impl PendingJoins {
     }
 }
 
-/// Another certificate for a member whose own ended while it was off.
+/// Another certificate for a member after its own ended while it was off.
 fn renew_for_member(
     attempt: &JoinAttempt,
     (ports, directory): (&mut ControllerPorts, &PeerDirectory),

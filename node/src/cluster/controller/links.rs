@@ -1,5 +1,5 @@
-//! What a controller knows of the connections to members: the path of each, when it last received
-//! something, and what workers report of their work while they are connected.
+//! A controller's knowledge of the connections to members: the path of each, when it last received
+//! something, and the reports of workers about their work while they are connected.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -26,7 +26,7 @@ impl MemberLinks {
         self.paths.insert(node, path);
     }
 
-    /// The connection to a node ended, and with it what the node reported of its work.
+    /// The connection to a node ended, and with it the node's report of its work.
     pub(super) fn note_down(&mut self, node: NodeId) {
         self.paths.remove(&node);
         self.work_status.remove(&node);
@@ -56,7 +56,7 @@ impl MemberLinks {
         self.silent_for(node, now).is_some_and(|silent| silent < REACHABLE)
     }
 
-    /// What workers reported last of their work, while they are connected.
+    /// The last reports of workers about their work, while they are connected.
     pub(super) const fn work_status(&self) -> &BTreeMap<NodeId, WorkStatus> {
         &self.work_status
     }

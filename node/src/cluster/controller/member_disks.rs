@@ -1,4 +1,4 @@
-//! Space on the disks of all members: this node's own, and what others report of theirs.
+//! Space on the disks of all members: this node's own, and the reports of others about theirs.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,7 +9,7 @@ use super::ports::{ControllerCompletion, ControllerTasks};
 use crate::cluster::disk_space::{DiskSpace, DiskSpaceShortage, DiskSpaceWatch};
 use zbelastic_api::DiskStatus;
 
-/// What is known of the members' disks.
+/// The reported space of the members' disks.
 #[derive(Default)]
 pub(super) struct MemberDisks {
     own: DiskSpaceWatch,
@@ -23,7 +23,7 @@ impl MemberDisks {
         self.reported.remove(&node);
     }
 
-    /// What a node's disk has, if it reported that.
+    /// The space of a node's disk, if it reported that.
     pub(super) fn status(&self, node: NodeId) -> Option<DiskStatus> {
         let (DiskSpace { free, total }, low) = *self.reported.get(&node)?;
         Some(DiskStatus { free, total, low: low.is_some() })
@@ -40,8 +40,8 @@ impl MemberDisks {
         });
     }
 
-    /// The own disk was measured, for which a checkpoint takes so many bytes. Yields what is to be
-    /// reported of it, as others report theirs.
+    /// The own disk was measured, for which a checkpoint needs so many bytes. Yields the report of
+    /// it, as others report theirs.
     pub(super) fn note_measured(
         &mut self,
         found: Option<DiskSpace>,
@@ -51,7 +51,7 @@ impl MemberDisks {
         Some((found?, self.own.low()))
     }
 
-    /// A member's disk has so much space. Yields what changed for whoever looks after it.
+    /// A member's disk has so much space. Yields the change for the person that looks after it.
     pub(super) fn note(
         &mut self,
         node: NodeId,

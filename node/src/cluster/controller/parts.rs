@@ -1,4 +1,4 @@
-//! What a controller is started with, and the parts that it is made of.
+//! The setup that a controller is started with, and the parts that it is made of.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -18,7 +18,7 @@ use crate::cluster::record_writer::{RecordWriteReport, RecordWriter};
 use crate::cluster::solver::{SolverAnswer, SolverThread};
 use crate::cluster::stores::StoreLocations;
 
-/// What a controller is started with.
+/// The setup that a controller is started with.
 pub struct ControllerSetup {
     /// This controller's number in the cluster.
     pub node: NodeId,
@@ -28,7 +28,7 @@ pub struct ControllerSetup {
     pub founded_ms: Option<u64>,
     /// Controllers known so far, and where they are reached.
     pub controllers: BTreeMap<NodeId, Vec<SocketAddr>>,
-    /// What this node keeps about itself between two starts.
+    /// The record that this node keeps about itself between two starts.
     pub node_record: NodeRecord,
     /// Writes changes of that to disk.
     pub writer: NodeRecordWriter,
@@ -58,13 +58,13 @@ pub struct ControllerParts {
 
 /// The receivers of all events that a controller handles.
 pub struct ControllerInbox {
-    /// What becomes of its records.
+    /// The outcomes of writing its records.
     pub write_reports: mpsc::Receiver<RecordWriteReport>,
     /// Plans that were found, and reviews of those in force.
     pub solver_answers: mpsc::Receiver<SolverAnswer>,
-    /// What happens on the lanes.
+    /// Events of the lanes.
     pub events: EventQueue,
-    /// What becomes of what is stored.
+    /// Events of the store's thread.
     pub store_events: mpsc::Receiver<StoreEvent>,
     /// Signals of the system or of an operator to the process.
     pub signals: mpsc::Receiver<NodeSignal>,

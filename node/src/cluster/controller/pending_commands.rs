@@ -1,5 +1,5 @@
-//! Commands of clients that the core accepted: each is answered when what was proposed for it is
-//! applied, or when that takes too long.
+//! Commands of clients that the core accepted: each is answered when the entry proposed for it is
+//! applied, or when that lasts too long.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -13,9 +13,9 @@ const COMMANDS_PENDING_MAX: usize = 256;
 /// How long a command waits to be decided before it is answered that there is no quorum.
 pub(super) const COMMAND_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What a command is answered once it is applied.
+/// The answer to a command once it is applied.
 pub(super) enum CommandAnswer {
-    /// What was changed, and of which nodes.
+    /// The change, and its nodes.
     Done(ChangeSummary),
     /// A token was created: its id, its text, and where a node that has it can join.
     TokenCreated { id: TokenId, text: String, addresses: Vec<String> },
@@ -23,14 +23,14 @@ pub(super) enum CommandAnswer {
     TokenRevoked { token: TokenId, with_nodes: bool },
     /// The status of the job.
     Job,
-    /// A run was accepted, whose events begin at a sequence number.
+    /// A run was accepted; its events begin at a sequence number.
     Run { disposition: RunDisposition, events_from: u64 },
     /// How far the change of authority is.
     Rotation,
 }
 
-/// Commands that wait, by the index of their entries. `R` is where an answer goes, `A` what it is
-/// made of.
+/// Commands that wait, by the index of their entries. `R` is where an answer goes, `A` the parts it
+/// is made of.
 pub(super) struct PendingCommands<R, A> {
     pending: BTreeMap<u64, PendingCommand<R, A>>,
 }
@@ -65,7 +65,7 @@ impl<R, A> PendingCommands<R, A> {
         self.pending.insert(index, PendingCommand { since, reply, answer });
     }
 
-    /// The command whose entry has this index, which waits no longer.
+    /// The command with the entry at this index, which waits no longer.
     pub(super) fn remove(&mut self, index: u64) -> Option<(R, A)> {
         self.pending.remove(&index).map(|command| (command.reply, command.answer))
     }

@@ -66,7 +66,7 @@ impl CheckpointPieces {
         self.keeper.fetch_next(&ports.tasks);
     }
 
-    /// Reports to the nodes whose pieces wait here that they make progress.
+    /// Reports to the owners of pieces that wait here that these make progress.
     pub(super) fn handle_tick(&mut self, ports: &mut ControllerPorts) {
         let moved = ports.tasks.checkpoint_thread().moved().total();
         self.keeper.handle_tick(self.keeper.progress().total() + moved, &mut ports.outbox);
@@ -98,7 +98,7 @@ impl CheckpointPieces {
         ));
     }
 
-    /// The thread of the store reports what became of a piece.
+    /// The thread of the store reports the outcome for a piece.
     pub(super) fn handle_store_event(&self, event: StoreEvent, ports: &mut ControllerPorts) {
         match event {
             StoreEvent::Failed { failure } => ports.journal.warn(format!("the store: {failure}")),
@@ -128,7 +128,8 @@ impl CheckpointPieces {
     }
 }
 
-/// A checkpoint is complete: its manifest is kept, and what older ones alone needed is removed.
+/// A checkpoint is complete: its manifest is kept, and pieces that older ones alone needed are
+/// removed.
 pub(super) fn complete_checkpoint(version: Step, ports: &mut ControllerPorts) {
     let Some(manifest) = ports.runs().manifest(version) else { return };
     if let Err(error) = ports.tasks.checkpoint_thread().put_manifest(manifest) {
@@ -137,8 +138,8 @@ pub(super) fn complete_checkpoint(version: Step, ports: &mut ControllerPorts) {
     collect_unused(ports);
 }
 
-/// Removes what is not referred to, on every node. Only the leader sends this: another controller
-/// may not have applied yet what refers to a piece.
+/// Removes pieces that are not referred to, on every node. Only the leader sends this: another
+/// controller may not have applied yet the entry that refers to a piece.
 pub(super) fn collect_unused(ports: &mut ControllerPorts) {
     if !ports.leads() {
         return;
@@ -149,7 +150,7 @@ pub(super) fn collect_unused(ports: &mut ControllerPorts) {
     collect_local(referred, ports);
 }
 
-/// Removes what is not referred to from the store here.
+/// Removes pieces that are not referred to from the store here.
 pub(super) fn collect_local(referred: StoreReferences, ports: &mut ControllerPorts) {
     if let Err(error) = ports.tasks.checkpoint_thread().collect(referred) {
         ports.journal.warn(error.to_string());

@@ -1,6 +1,6 @@
-//! Plans on a controller: the thread that searches them, and what is known of the cluster's pace, by which they are
-//! made and reviewed. Entries and steps go to the tracker, reviews to the solver thread, and what comes of them to the
-//! core, the solver and the log.
+//! Plans on a controller: the thread that searches them, and the estimate of the cluster's pace, by
+//! which they are made and reviewed. Entries and steps go to the tracker, reviews to the solver
+//! thread, and their results to the core, the solver and the log.
 
 use zbelastic_consensus::core::{Core, Input};
 use zbelastic_consensus::duty::SolveRequest;
@@ -45,13 +45,13 @@ impl Planning {
         self.send_estimate(core);
     }
 
-    /// A tick passes: what waits for the solver or the core is passed on.
+    /// A tick passes: requests that wait for the solver or the core are passed on.
     pub(super) fn handle_tick(&mut self, core: &mut Core) {
         self.solver.handle_tick();
         self.send_estimate(core);
     }
 
-    /// Applies an entry to what is measured, and has the plan in force judged if that is due.
+    /// Applies an entry to the measurements, and has the plan in force judged if that is due.
     pub(super) fn note_change(&mut self, change: &StateChange, core: &Core, run_log: &RunLog) {
         let measure = |turn| run_log.measure(turn);
         if !self.tracker.note_change(change, core.state(), measure) {
@@ -91,8 +91,8 @@ impl Planning {
         self.send_estimate(&mut ports.core);
     }
 
-    /// Passes to the core and to the solver what they do not know yet; if too much waits there,
-    /// at the next tick.
+    /// Passes to the core and to the solver the estimate they do not know yet; if too much waits
+    /// there, at the next tick.
     fn send_estimate(&mut self, core: &mut Core) {
         let leads = core.status().leads_applied;
         let Some(estimate) = self.tracker.unsent(leads).cloned() else { return };
@@ -100,12 +100,12 @@ impl Planning {
             return;
         }
         let measurement = self.tracker.note_sent(core.state().generation());
-        // What does not belong is counted by the core, and changes nothing.
+        // A measurement that does not belong is counted by the core, and changes nothing.
         let _ = core.handle(Input::Measured(Box::new(measurement)));
     }
 }
 
-/// What was measured, as the API reports it.
+/// The measured times, as the API reports them.
 pub(super) fn pace_status(estimate: &PaceEstimate) -> PaceStatus {
     let classes = estimate.calibration.map_or_else(ClassCosts::default, |found| found.classes);
     let layer = |(class, cost): (LayerClass, Option<LayerCost>)| {

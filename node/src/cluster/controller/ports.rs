@@ -1,5 +1,5 @@
-//! What the components of a controller work with: the agreed state and its log, messages to other
-//! nodes, the journal, and work beside the event loop.
+//! The ports that the components of a controller work with: the agreed state and its log, messages
+//! to other nodes, the journal, and work beside the event loop.
 
 use zbelastic_consensus::core::{CommandOutcome, Core, CoreRefusal, OperatorCommand};
 use zbelastic_consensus::member::Role;
@@ -44,7 +44,7 @@ impl From<PieceFetchResult> for ControllerCompletion {
 /// Work beside the event loop of a controller.
 pub(super) type ControllerTasks = BackgroundTasks<ControllerCompletion>;
 
-/// What components of a controller read and write beside their own fields.
+/// The state that components of a controller read and write beside their own fields.
 pub(super) struct ControllerPorts {
     /// The id of this node.
     pub(super) me: NodeId,

@@ -1,5 +1,5 @@
-//! Runs that are kept, as they follow from what was agreed: the one under way, and those that ended;
-//! their checkpoints, and what stores keep of them.
+//! Runs that are kept, as they follow from the agreed entries: the one under way, and those that
+//! ended; their checkpoints, and the pieces that stores keep of them.
 
 use std::sync::Arc;
 
@@ -85,17 +85,17 @@ impl<'a> RunCatalog<'a> {
         self.all().find(|view| name.is_none_or(|name| view.spec.name == name))
     }
 
-    /// What a run is called, or its number if it is not kept.
+    /// The name of a run, or its number if it is not kept.
     pub(super) fn name_of(self, run: RunId) -> String {
         self.retained_name(run).unwrap_or_else(|| run.to_string())
     }
 
-    /// What a run is called, if it is kept.
+    /// The name of a run, if it is kept.
     pub(super) fn retained_name(self, run: RunId) -> Option<String> {
         self.all().find(|view| view.spec.run == run).map(|view| view.spec.name.clone())
     }
 
-    /// A run that ended, with what is kept of it, that was submitted as this document but for its
+    /// A run that ended, with its kept record, that was submitted as this document but for its
     /// name.
     pub(super) fn ended_as(self, job: &JobDocument) -> Option<String> {
         let is_same = |ended: &&RunRecord| {
@@ -241,7 +241,8 @@ pub(super) const fn is_over(phase: JobPhase) -> bool {
     }
 }
 
-/// What a recovery continues from. Of a document that this version cannot read there is none.
+/// The manifest that a recovery continues from. Of a document that this version cannot read there
+/// is none.
 fn manifest_of(
     spec: &Arc<JobSpec>,
     record: &CheckpointRecord,

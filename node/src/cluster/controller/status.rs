@@ -29,11 +29,11 @@ use zbelastic_api::{
 };
 use zbelastic_policy::tick::TICK;
 
-/// Workers whose activity is named where a run waits: as many as fit into a line. `status
-/// --json` has all.
+/// Workers with a named activity where a run waits: as many as fit into a line. `status --json` has
+/// all.
 const ACTIVITIES_SHOWN: usize = 3;
 
-/// What a controller was started as.
+/// The identity that a controller was started with.
 pub(super) struct ControllerFacts {
     /// The id of this node.
     pub(super) node: NodeId,
@@ -43,7 +43,7 @@ pub(super) struct ControllerFacts {
     pub(super) started: Instant,
 }
 
-/// What the status is made of: the agreed state, and what this controller knows beside that.
+/// The parts of the status: the agreed state, and this controller's knowledge beside that.
 #[derive(Clone, Copy)]
 pub(super) struct StatusView<'a> {
     pub(super) facts: &'a ControllerFacts,
@@ -119,7 +119,7 @@ impl StatusView<'_> {
         }
     }
 
-    /// The answer to a run that was submitted, whose events begin at a sequence number.
+    /// The answer to a run that was submitted; its events begin at a sequence number.
     pub(super) fn run_accepted(&self, disposition: RunDisposition, events_from: u64) -> ApiAnswer {
         match self.job_status() {
             Some(job) => ApiAnswer::Run(RunAccepted { disposition, events_from, job }),
@@ -267,7 +267,7 @@ impl StatusView<'_> {
         }
     }
 
-    /// What takes workers long, behind the reason why a run waits.
+    /// The long activities of workers, behind the reason why a run waits.
     fn activities(&self) -> String {
         let active = self
             .links

@@ -1,4 +1,4 @@
-//! A run that a client submits: what it would be, and what is to be done for it.
+//! A run that a client submits: its job, and the work to be done for it.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ pub(super) struct SubmittedRun {
     pub(super) weights: Option<CorpusDescription>,
     /// The name of the run, if the client chose one.
     pub(super) name: Option<String>,
-    /// The run from whose last checkpoint it continues.
+    /// The run that it continues, from its last checkpoint.
     pub(super) from: Option<String>,
 }
 
@@ -37,8 +37,8 @@ impl SubmittedRun {
     }
 }
 
-/// What is to be done for a run that may begin: whether its job is agreed on already, and if it is
-/// not running, the change to propose.
+/// The work for a run that may begin: whether its job is agreed on already, and if it is not
+/// running, the change to propose.
 pub(super) fn run_start(job: Option<&Job>, spec: JobSpec) -> (RunDisposition, Option<JobChange>) {
     match job.filter(|job| job.spec.config == spec.config).map(|job| job.phase) {
         Some(JobPhase::Running) => (RunDisposition::Attached, None),
@@ -114,7 +114,7 @@ fn config_refusal(failure: &CommandFailure) -> ApiRefusal {
     ApiRefusal::Config { problems }
 }
 
-/// What a run is called that has no other name: by its model's size.
+/// The name of a run that has no other: by its model's size.
 fn default_run_name(config: &RunConfig) -> String {
     let family = format!("{:?}", config.model.family).to_lowercase();
     run_name_of(&format!("{family}-{}x{}", config.model.blocks, config.model.width))

@@ -41,7 +41,7 @@ impl NewToken {
     }
 }
 
-/// What is known of all tokens.
+/// The descriptions of all tokens.
 pub(super) fn token_infos(access: &AccessRegistry) -> Vec<TokenInfo> {
     access.tokens().iter().map(|(id, token)| token_info(*id, token)).collect()
 }
@@ -53,7 +53,7 @@ pub(super) fn joined_with(token: TokenId, access: &AccessRegistry) -> Vec<NodeId
     of_token.map(|(node, _)| *node).collect()
 }
 
-/// What a token admits, as the API names it. No token admits an administrator.
+/// The role that a token admits, as the API names it. No token admits an administrator.
 pub(super) const fn token_role(role: AccessRole) -> TokenRole {
     match role {
         AccessRole::Controller => TokenRole::Controller,
@@ -63,7 +63,7 @@ pub(super) const fn token_role(role: AccessRole) -> TokenRole {
     }
 }
 
-/// What is known of a token.
+/// The description of a token.
 pub(super) fn token_info(id: TokenId, token: &TokenRecord) -> TokenInfo {
     let terms = &token.terms;
     TokenInfo {

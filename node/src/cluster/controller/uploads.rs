@@ -54,7 +54,7 @@ pub(super) struct UploadFile {
     unsynced: u64,
 }
 
-/// What became of a piece.
+/// The result of writing a piece.
 pub(super) struct UploadWriteResult {
     pub(super) hash: HexDigest,
     /// Bytes that are there with it.
@@ -63,7 +63,7 @@ pub(super) struct UploadWriteResult {
     pub(super) reply: RequestReply,
 }
 
-/// What became of an upload with a piece.
+/// The state of an upload after a piece.
 pub(super) enum AppendOutcome {
     /// The piece was appended, and more are expected.
     Part(Box<UploadFile>),
@@ -137,7 +137,7 @@ fn append(
         }
     });
     if written.is_err() {
-        // If it cannot be removed either, it is removed with what no run refers to.
+        // If it cannot be removed either, it is removed with files that no run refers to.
         let _ = fs::remove_file(partial_path);
     }
     written

@@ -2,7 +2,7 @@
 //! power goes.
 //!
 //! ```text
-//!   recovery.part/   what the new cluster begins with is written; nothing else was touched
+//!   recovery.part/   the new cluster's beginning is written; nothing else was touched
 //!   recovery/        it is complete and durable: from here on there is no way back
 //!                      log       -> before-CLUSTER/log
 //!                      admin     -> before-CLUSTER/admin,    recovery/admin    -> admin
@@ -29,19 +29,20 @@ const WHOLE: &str = "recovery";
 const RECORD_FILE: &str = "recovery.json";
 /// Bytes of it at most.
 const RECORD_BYTES_MAX: u64 = 4 << 10;
-/// What the old and the new cluster have of their own; of the log the new one has none yet.
+/// The folders that the old and the new cluster have of their own; of the log the new one has none
+/// yet.
 const PARTS: [&str; 3] = ["log", "admin", "identity"];
-/// Recoveries of one cluster whose old files are kept: its folder was put back from a copy each
+/// Recoveries of one cluster that keep its old files: its folder was put back from a copy each
 /// time.
 const KEPT_MAX: u32 = 16;
 
 #[derive(Serialize, Deserialize)]
 struct ChangeoverRecord {
-    /// The name of the folder for what was of the old cluster.
+    /// The name of the folder for the files of the old cluster.
     kept: String,
 }
 
-/// A folder whose files are renamed into another's place.
+/// A folder that is renamed into another's place.
 #[derive(Debug, PartialEq, Eq)]
 struct FolderMove {
     from: PathBuf,
@@ -49,7 +50,7 @@ struct FolderMove {
 }
 
 /// Has `write` write the new files below a folder of their own, and puts them in the place of the
-/// old ones. Yields where those are kept, as what was `before`.
+/// old ones. Yields where those are kept, under the name `before`.
 ///
 /// # Errors
 /// If a file cannot be written. Nothing was changed then, or [`finish`] makes the rest.
@@ -65,7 +66,7 @@ pub(super) fn change_over(
     })
 }
 
-/// Writes what the new cluster begins with, up to where there is no way back.
+/// Writes the files that the new cluster begins with, up to where there is no way back.
 fn prepare(
     folder: &NodeDataFolder,
     before: &str,
@@ -92,11 +93,11 @@ fn prepare(
     synced.map_err(failed)
 }
 
-/// Makes what is left of a recovery that was cut short. Yields where the old files are kept, if
-/// there was one that had no way back; what was cut short before that is removed.
+/// Completes a recovery that was cut short. Yields where the old files are kept, if there was one
+/// that had no way back; the files of one cut short before that are removed.
 ///
 /// # Errors
-/// If files cannot be moved, or what is there is not what a recovery leaves.
+/// If files cannot be moved, or the folder is not as a recovery leaves it.
 pub fn finish(folder: &NodeDataFolder) -> Result<Option<PathBuf>, CommandFailure> {
     let root = folder.root();
     let unfinished = root.join(PART);
@@ -121,7 +122,7 @@ pub fn finish(folder: &NodeDataFolder) -> Result<Option<PathBuf>, CommandFailure
         move_all(root, kept).map_err(|error| cannot_write(kept, &error))?;
         fs::remove_file(&record).map_err(|error| cannot_write(&record, &error))?;
     }
-    // It is empty but for what is not a recovery's, which stays and is reported as an error.
+    // It is empty but for files that are not a recovery's, which stay and are reported as an error.
     let removed = fs::remove_dir(&finished).and_then(|()| sync(root));
     removed.map_err(|error| cannot_write(&finished, &error))?;
     Ok(kept)
@@ -142,7 +143,7 @@ fn move_all(root: &Path, kept: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// The next step, by what is there.
+/// The next step, by the folders that are there.
 fn next_move(root: &Path, kept: &Path, is_there: &dyn Fn(&Path) -> bool) -> Option<FolderMove> {
     PARTS.iter().find_map(|name| {
         let current = root.join(name);

@@ -1,4 +1,4 @@
-//! What a worker reports of its work: that it makes progress, and how far long activities are.
+//! The reports of a worker about its work: that it makes progress, and how far long activities are.
 
 use std::collections::BTreeSet;
 
@@ -15,10 +15,10 @@ use zbelastic_policy::tick::ticks_of_seconds;
 /// of work in between.
 const REPORT_TICKS: u32 = 50;
 
-/// A command counts as work that makes progress while it takes no longer than this many times what
-/// its bytes should: machines share cores and memory.
+/// A command counts as work that makes progress while it lasts no longer than this many times the
+/// time its bytes should need: machines share cores and memory.
 const COMMAND_PATIENCE: f64 = 10.0;
-/// How long a command may take however little it is about, in seconds.
+/// How long a command may last for any number of bytes, in seconds.
 const COMMAND_SECONDS_MIN: f64 = 10.0;
 /// How often a command passes over each byte that is held: it draws or restores a layer, hashes it,
 /// and gives its memory back.
@@ -34,7 +34,7 @@ const EXPORT_TICKS: u32 = 200;
 /// minute.
 const EXPORT_PATIENCE: u32 = 6_000;
 
-/// What is under way, and what was reported of it.
+/// The work under way, and the last report of it.
 #[derive(Default)]
 pub(super) struct WorkLog {
     /// Bytes of layers that were verified on their way here.
@@ -72,7 +72,7 @@ struct CommandWatch {
 }
 
 impl CommandWatch {
-    /// Whether a command is under way that may take longer yet.
+    /// Whether a command is under way that may last longer yet.
     fn gets_on(&mut self, edges: u64) -> bool {
         let is_same = edges == self.seen && !edges.is_multiple_of(2);
         self.ticks = if is_same { self.ticks + 1 } else { 0 };
@@ -81,7 +81,7 @@ impl CommandWatch {
     }
 }
 
-/// Ticks that a command may take which passes over so many bytes.
+/// Ticks that a command may last which passes over so many bytes.
 fn command_ticks_max(held: u64) -> u32 {
     let seconds = COMMAND_PASSES * held as f64 / COMMAND_BYTES_PER_S;
     ticks_of_seconds(COMMAND_SECONDS_MIN + COMMAND_PATIENCE * seconds)
@@ -140,9 +140,9 @@ impl WorkLog {
         self.export_ticks = EXPORT_TICKS;
     }
 
-    /// A tick passes. Yields whether an evaluation behind the last step waits for what makes the
-    /// run last: a checkpoint on its way to disks, or a model that is written. `is_keeping`:
-    /// whether pieces are hashed, written, or kept for others.
+    /// A tick passes. Yields whether an evaluation behind the last step waits for the work that
+    /// makes the run last: a checkpoint on its way to disks, or a model that is written.
+    /// `is_keeping`: whether pieces are hashed, written, or kept for others.
     fn update_evaluation_wait(&mut self, is_evaluating: bool, is_keeping: bool) -> bool {
         self.export_ticks = self.export_ticks.saturating_sub(1);
         if !is_evaluating {
@@ -183,8 +183,9 @@ impl WorkLog {
         has_changed.then(|| !edges.is_multiple_of(2))
     }
 
-    /// A tick passes: what the device thread does is read from its gauge, and an evaluation waits
-    /// while pieces are kept (`is_keeping`). `written` are the bytes that went to or from the disk.
+    /// A tick passes: the activity of the device thread is read from its gauge, and an evaluation
+    /// waits while pieces are kept (`is_keeping`). `written` are the bytes that went to or from the
+    /// disk.
     pub(super) fn handle_tick(
         &mut self,
         gauge: &DeviceGauge,
@@ -204,7 +205,7 @@ impl WorkLog {
         WorkReport { pieces, progress: is_new.then_some(progress), activity }
     }
 
-    /// What controllers are sent of the work, if a report is due and it changed.
+    /// The report to controllers about the work, if a report is due and it changed.
     fn due_activity(
         &mut self,
         done: u64,
@@ -220,18 +221,18 @@ impl WorkLog {
     }
 }
 
-/// What a worker reports of its work after a tick.
+/// The reports of a worker about its work after a tick.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct WorkReport {
     /// Bytes of pieces that arrived here, or went to or from the disk.
     pub(super) pieces: u64,
     /// The count of work, if it grew: for the session.
     pub(super) progress: Option<u64>,
-    /// The count of work and what takes long, if that is due: for controllers.
+    /// The count of work and the long activity, if that is due: for controllers.
     pub(super) activity: Option<(u64, Option<LongActivity>)>,
 }
 
-/// Bytes that a node holds under a plan, whose layers have so many floats in each part.
+/// Bytes that a node holds under a plan of layers that have so many floats in each part.
 pub(super) fn held_bytes(
     plan: &PlanRecord,
     me: NodeId,

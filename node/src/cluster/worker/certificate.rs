@@ -47,7 +47,7 @@ impl WorkerCertificate {
         self.renewal.check_now();
     }
 
-    /// Follows a change of authority: what was agreed travels with where members are reached.
+    /// Follows a change of authority: the agreed state travels with the addresses of members.
     pub(super) fn follow_rotation(&mut self, ports: &mut WorkerPorts) {
         self.authority_ticks += 1;
         if self.authority_ticks < LOOK_TICKS {

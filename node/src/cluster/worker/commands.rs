@@ -1,4 +1,4 @@
-//! Commands of the session: passed on to the device, once it has what the job is built from.
+//! Commands of the session: passed on to the device, once it has the text and weights of the job.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use super::job::copies_ahead;
 use crate::cluster::process_exit::ProcessExit;
 
 impl WorkerNode {
-    /// A command of the session: executed once what the job is built from is here.
+    /// A command of the session: executed once the text and weights of the job are here.
     pub(super) fn execute(&mut self, command: WorkerCommand) {
         if let (WorkerCommand::Forget, Some(cause)) = (&command, self.drain.cause()) {
             self.ports.exit = Some(ProcessExit::Drained(cause));

@@ -7,7 +7,7 @@ use crate::cluster::process_exit::{ALONE_TIMEOUT, DrainCause, NodeSignal};
 use zbelastic_config::NoticePolicy;
 use zbelastic_policy::tick::ticks_of;
 
-/// What is done about a signal.
+/// The reaction to a signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum DrainAction {
     /// The worker leaves at once, without handing over any layer.
@@ -16,7 +16,7 @@ pub(super) enum DrainAction {
     Begin(DrainCause),
 }
 
-/// Whether a worker drains, and for what.
+/// Whether a worker drains, and for which cause.
 #[derive(Default)]
 pub(super) struct DrainWatch {
     cause: Option<DrainCause>,

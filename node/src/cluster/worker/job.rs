@@ -32,7 +32,7 @@ use zbelastic_machine::second_store::SECOND_STORE;
 /// beyond this the plan they belong to is long over.
 const COMMANDS_HELD_MAX: usize = 256;
 
-/// The job whose text and weights are here.
+/// The job with its text and weights, which are here.
 pub(super) struct ActiveJob {
     pub(super) document: Arc<NamedJob>,
     /// Floats in each part of each layer.
@@ -109,7 +109,7 @@ impl WorkerJob {
         self.active()?.layer_floats.get(layer.index()).copied()
     }
 
-    /// What is done about a notice of the cloud.
+    /// The reaction to a notice of the cloud.
     pub(super) fn notice_policy(&self) -> NoticePolicy {
         let policy = self.active().map(|job| job.document.job.config.elastic.on_notice);
         policy.unwrap_or(NoticePolicy::Drain)
@@ -125,7 +125,7 @@ impl WorkerJob {
         self.newest_sealed = self.newest_sealed.max(version);
     }
 
-    /// Whether this job is the one whose text and weights are here.
+    /// Whether this job is the one with text and weights that are here.
     pub(super) fn is_ready_for(&self, spec: &JobSpec) -> bool {
         let of = |job: &ActiveJob| (job.document.run, job.document.name);
         self.active().is_some_and(|job| of(job) == (spec.run, spec.config))
@@ -149,7 +149,7 @@ impl WorkerJob {
         }
     }
 
-    /// Fetches what the job is built from; commands wait, this one first.
+    /// Fetches the text and weights of the job; commands wait, this one first.
     pub(super) fn begin(
         &mut self,
         spec: &JobSpec,
@@ -176,7 +176,8 @@ impl WorkerJob {
         });
     }
 
-    /// What the job is built from was fetched, or not. Yields the commands that waited for it.
+    /// The text and weights of the job were fetched, or not. Yields the commands that waited for
+    /// it.
     pub(super) fn handle_fetched(
         &mut self,
         fetched: Result<FetchedJob, FetchError>,
@@ -250,7 +251,7 @@ impl WorkerJob {
 pub(super) struct JobStore {
     cluster: ClusterId,
     locations: StoreLocations,
-    /// The job whose store is used.
+    /// The job of the store that is used.
     job: Option<Digest>,
 }
 
@@ -287,8 +288,8 @@ pub(super) fn copies_ahead(pre_copy: &PreCopyPlan, me: Holder) -> bool {
 pub(super) fn fetch_again(name: DataName, holders: Vec<NodeId>, tasks: &WorkerTasks) {
     let transport = tasks.transport().clone();
     let checkpoint_thread = tasks.checkpoint_thread().clone();
-    // A sound copy is found to be sound, and stays; what cannot be fetched is reported where it is
-    // needed.
+    // A sound copy is found to be sound, and stays; a copy that cannot be fetched is reported where
+    // it is needed.
     tokio::spawn(async move {
         let _ = fetch_data(name, &transport, &checkpoint_thread, holders).await;
     });

@@ -27,7 +27,7 @@ struct OfferedLayer {
     key: BulkKey,
     generation: Generation,
     sender: Holder,
-    /// The turn whose seal it waits for, if it is requested ahead.
+    /// The turn of the seal that it waits for, if it is requested ahead.
     open: Option<Turn>,
 }
 
@@ -56,14 +56,15 @@ impl LayerExchange {
         self.fetching.is_empty()
     }
 
-    /// A plan is loaded: what was offered for those before, and what is on its way, is dropped.
+    /// A plan is loaded: layers that were offered for those before, or are on their way, are
+    /// dropped.
     pub(super) fn begin_plan(&mut self, generation: Generation, work_log: &mut WorkLog) {
         self.blob_registry.clear_before(generation);
         self.fetching.clear();
         work_log.end_receiving();
     }
 
-    /// All workers are ready: what was offered for this plan has been fetched, and a holder of a
+    /// All workers are ready: the layers offered for this plan have been fetched, and a holder of a
     /// layer keeps its owner from writing it in place.
     pub(super) fn end_loading(&self, generation: Generation) {
         self.blob_registry.clear_before(generation.next());
@@ -147,7 +148,7 @@ impl LayerExchange {
                 return ports.journal.log(text);
             }
         };
-        // What is requested ahead is for the plan after this one.
+        // A layer that is requested ahead is for the plan after this one.
         let plan = if open.is_some() { generation.next() } else { generation };
         let bytes = image_bytes(image.w.len());
         let took_us = duration.as_micros() as u64;

@@ -1,4 +1,4 @@
-//! What a worker is started with, and the parts that it is made of.
+//! The setup that a worker is started with, and the parts that it is made of.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -18,7 +18,7 @@ use crate::cluster::node_record::{NodeRecord, NodeRecordWriter};
 use crate::cluster::process_exit::NodeSignal;
 use crate::cluster::stores::StoreLocations;
 
-/// What a worker is started with.
+/// The setup that a worker is started with.
 pub struct WorkerSetup {
     /// Id of the cluster, as in its certificates.
     pub cluster: ClusterId,
@@ -35,7 +35,7 @@ pub struct WorkerSetup {
     /// Paths of texts that `--data-path` named; another text is fetched from the nodes that have
     /// it.
     pub data_paths: Vec<String>,
-    /// What this node keeps about itself between two starts.
+    /// The record that this node keeps about itself between two starts.
     pub node_record: NodeRecord,
     /// Writes changes of the node record to disk.
     pub writer: NodeRecordWriter,
@@ -61,6 +61,6 @@ pub struct WorkerParts {
     pub journal: Journal,
     /// Signals of the system or of an operator to the process.
     pub signals: mpsc::Receiver<NodeSignal>,
-    /// Notices of the cloud that the machine is taken away.
+    /// Notices of the cloud that the machine is withdrawn.
     pub notices: NoticeWatch,
 }

@@ -34,8 +34,8 @@ pub(super) struct SealedLayer {
 }
 
 /// Layers of checkpoints that wait to be hashed: one after the other, beside the event loop and the
-/// device. What was sealed under another plan or in another run leaves the queue when a later one
-/// comes, so there are no more than a runtime writes at once, the layers of two versions.
+/// device. A layer that was sealed under another plan or in another run leaves the queue when a
+/// later one comes, so there are no more than a runtime writes at once, the layers of two versions.
 #[derive(Default)]
 pub(super) struct HashQueue {
     waiting: VecDeque<SealedLayer>,
@@ -241,8 +241,8 @@ impl WorkerPieces {
     }
 
     /// Processors that hash and write layers, own ones and those that are kept for others, do not
-    /// compute meanwhile: it counts as if the device had stood still for what each of its threads
-    /// lost.
+    /// compute meanwhile: it counts as if the device had stood still for the time that each of its
+    /// threads lost.
     fn report_checkpoint_time(&self, version: Step, ports: &mut WorkerPorts) {
         let used = ports.tasks.checkpoint_thread().time().take();
         if let Some(threads) = self.shared_threads {
@@ -305,9 +305,9 @@ impl WorkerPieces {
         self.copies.note_progress(piece, node);
     }
 
-    /// A tick passes. Reports to the nodes whose pieces wait here that they make progress, if pieces
-    /// do and not only ticks pass; and gives up own ones that do not. `moved` are the bytes of
-    /// pieces that arrived here, or went to or from the disk.
+    /// A tick passes. Reports to the owners of pieces that wait here that these make progress, if
+    /// pieces do and not only ticks pass; and gives up own ones that do not. `moved` are the bytes
+    /// of pieces that arrived here, or went to or from the disk.
     pub(super) fn handle_tick(&mut self, moved: u64, ports: &mut WorkerPorts) {
         self.keeper.handle_tick(moved, &mut ports.outbox);
         let written = ports.tasks.checkpoint_thread().moved().total();
@@ -364,7 +364,7 @@ impl WorkerPieces {
         }
     }
 
-    /// The thread of the store reports what became of a piece.
+    /// The thread of the store reports the outcome for a piece.
     pub(super) fn handle_store_event(
         &mut self,
         event: StoreEvent,

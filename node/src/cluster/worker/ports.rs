@@ -1,5 +1,5 @@
-//! What the components of a worker work with: its session, its device, messages to other nodes, the
-//! journal, the log of its work, and work beside the event loop.
+//! The ports that the components of a worker work with: its session, its device, messages to other
+//! nodes, the journal, the log of its work, and work beside the event loop.
 
 use zbelastic_consensus::session::{SessionInput, WorkerEvent, WorkerSession};
 use zbelastic_policy::roster::Roster;
@@ -33,7 +33,7 @@ pub(super) enum WorkerCompletion {
     NoMember,
     /// The free and total space on the store's disk, if it is known.
     DiskSpace(Option<DiskSpace>),
-    /// What a job is built from.
+    /// The text and weights that a job is built from.
     Job(Box<Result<FetchedJob, FetchError>>),
 }
 
@@ -46,7 +46,7 @@ impl From<PieceFetchResult> for WorkerCompletion {
 /// Work beside the event loop of a worker.
 pub(super) type WorkerTasks = BackgroundTasks<WorkerCompletion>;
 
-/// What components of a worker read and write beside their own fields.
+/// The state that components of a worker read and write beside their own fields.
 pub(super) struct WorkerPorts {
     /// The id of this node.
     pub(super) me: NodeId,

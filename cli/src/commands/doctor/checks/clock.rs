@@ -46,7 +46,7 @@ fn check_sync(now: SystemTime, synced: Option<SystemTime>) -> DoctorFinding {
         )
         .why(format!("clocks of two nodes may differ by {}", age_text(DIFFERENCE_MAX)));
     };
-    // What is from later than now was set a moment ago, or the clock was set back since.
+    // A synchronisation from later than now was a moment ago, or the clock was set back since.
     let age = now.duration_since(synced).unwrap_or_default();
     let what = format!("set {} ago", age_text(age));
     if age > SYNC_AGE_MAX {

@@ -6,10 +6,10 @@ use crate::commands::doctor::facts::{GpuCard, GpuFacts, MemoryFacts};
 use crate::commands::doctor::finding::{DoctorCheck, DoctorFinding, Severity, level_of};
 
 /// Below this not even the smallest model trains: the process itself, its threads and a window of
-/// text take some tens of MiB, and so does a stage.
+/// text need some tens of MiB, and so does a stage.
 const MEMORY_LEAST: Bytes = Bytes(256 << 20);
 /// A stage of a model of 124 million parameters in a pipeline of four: a quarter of 1.5 GiB of
-/// weights and state, as much for what is moved and for activations.
+/// weights and state, as much for layers that are moved and for activations.
 const MEMORY_ENOUGH: Bytes = Bytes(2 << 30);
 
 pub(super) fn check_cores(cores: usize) -> DoctorFinding {
@@ -41,7 +41,7 @@ pub(super) fn check_memory(facts: &MemoryFacts) -> DoctorFinding {
             .why(format!("a small model's stage takes up to {MEMORY_ENOUGH}"))
             .hint("a larger machine, or more workers with smaller stages");
     }
-    // What a worker offers without --memory: three quarters.
+    // The memory that a worker offers without --memory: three quarters.
     let offered = Bytes(total.0 / 4 * 3);
     match available.filter(|available| *available < offered) {
         Some(available) => DoctorFinding::new(DoctorCheck::Memory, Severity::Warning, what)

@@ -1,4 +1,4 @@
-//! The data folder: free space, whether writes are durable, and who may read it.
+//! The data folder: free space, whether writes are durable, and the users that may read it.
 
 use std::io;
 use std::time::Duration;
@@ -18,15 +18,15 @@ const FREE_ENOUGH: Bytes = Bytes(6 << 30);
 const FILES_LEAST: u64 = 256;
 /// The same checkpoints in pieces, with space for as much again.
 const FILES_ENOUGH: u64 = 16_384;
-/// No disk has written anything in less: the way there and back alone takes as long.
+/// No disk has written anything in less: the way there and back alone lasts as long.
 const SYNC_UNREAL: Duration = Duration::from_micros(15);
-/// What a controller waits for before each answer; a turning disk takes about 15 ms.
+/// The sync that a controller waits for before each answer; a turning disk needs about 15 ms.
 const SYNC_SLOW: Duration = Duration::from_millis(50);
 /// File systems in memory.
 const IN_MEMORY: [&str; 2] = ["tmpfs", "ramfs"];
 /// File systems of containers, which go with them.
 const LAYERED: [&str; 3] = ["overlay", "aufs", "fuse-overlayfs"];
-/// File systems of other machines, whose locks and caches are their own.
+/// File systems of other machines, with locks and caches of their own.
 const REMOTE: [&str; 9] =
     ["nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "lustre", "fuse.sshfs", "fuse.gcsfuse"];
 

@@ -5,12 +5,12 @@ use zbelastic_types::Bytes;
 use crate::commands::doctor::facts::{LimitFacts, MemoryFacts};
 use crate::commands::doctor::finding::{DoctorCheck, DoctorFinding, Severity, level_of};
 
-/// With fewer a node does not start: log, store, threads' wake-ups and sockets take some fifty.
+/// With fewer a node does not start: log, store, threads' wake-ups and sockets need some fifty.
 const OPEN_FILES_LEAST: u64 = 64;
 /// Enough for the largest number of peers and pieces under way at once.
 const OPEN_FILES_ENOUGH: u64 = 1024;
-/// With fewer addresses not even threads and log find a place: a stack takes 2 MiB, an allocator's
-/// arena 64 MiB, and each has several.
+/// With fewer addresses not even threads and log find a place: a stack reserves 2 MiB, an
+/// allocator's arena 64 MiB, and each has several.
 const ADDRESSES_LEAST: Bytes = Bytes(1 << 30);
 
 pub(super) fn check_open_files(facts: &LimitFacts) -> DoctorFinding {

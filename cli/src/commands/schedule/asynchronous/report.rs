@@ -11,7 +11,7 @@ use zbelastic_wording::CommandError;
 use super::AsyncMemoryCosts;
 use crate::commands::schedule::report::short;
 
-/// What the figures of the whole run are of, and what those of the rhythm are of.
+/// The spans that the figures of the whole run and those of the rhythm are measured over.
 const MEASURED: &str = "the whole run, from its first pass to its last; period and steady while the \
                         pipeline is full";
 
