@@ -1,7 +1,7 @@
 //! Access to the cluster: tokens, and the credentials that were issued for them.
 //!
-//! A *token* admits a person or node that is not known yet; a *credential* is what a node has once
-//! it was let in. Both are part of what is agreed, so a token that may be used once is used once,
+//! A *token* admits a person or node that is not known yet; a node holds a *credential* once it was
+//! let in. Both are part of the agreed state, so a token that may be used once is used once,
 //! whichever node leads. There is no cryptography here: a verifier and a key are 32 bytes that code
 //! outside this package makes and compares. There is no clock either: an entry carries the time of
 //! the leader that proposed it, and every node applies that.
@@ -58,20 +58,20 @@ impl fmt::Display for TokenId {
 /// Role that a token or credential gives a person or node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum AccessRole {
-    /// An operator who may give every command.
+    /// An operator with the right to every command.
     Admin,
     /// A node that votes.
     Controller,
     /// A node that runs a stage.
     Worker,
-    /// An operator who may read, and give no command.
+    /// An operator with the right to read, and to no command.
     Viewer,
-    /// An operator who may give commands about runs and checkpoints.
+    /// An operator with the right to commands about runs and checkpoints.
     Operator,
 }
 
 impl AccessRole {
-    /// What such a node is as a member, if it can be one.
+    /// The role of such a node as a member, if it can be one.
     #[must_use]
     pub const fn member_role(self) -> Option<Role> {
         match self {
@@ -94,12 +94,12 @@ impl fmt::Display for AccessRole {
     }
 }
 
-/// What a token is good for.
+/// The terms of a token: the role that it gives, and the limits of its use.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TokenTerms {
     /// Role that the token gives.
     pub role: AccessRole,
-    /// What a proof of knowing its secret is held against.
+    /// The value that a proof of knowing its secret is checked against.
     pub verifier: [u8; 32],
     /// The key of the authority that it names, as a digest.
     pub authority: Digest,
@@ -127,7 +127,7 @@ pub struct TokenUse {
 /// A token as it is agreed on, with its uses.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TokenRecord {
-    /// What it is good for.
+    /// The terms of its use.
     pub terms: TokenTerms,
     /// Second of the Unix clock at which it was made.
     pub made_at_s: u64,
@@ -169,14 +169,14 @@ pub struct Credential {
     pub is_revoked: bool,
 }
 
-/// What happens to tokens and credentials. Times are those of the leader that proposes it.
+/// A change of tokens and credentials. Times are those of the leader that proposes it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum AccessChange {
     /// A token is made.
     TokenMade {
         /// Number of the token, drawn by its maker.
         token: TokenId,
-        /// What it is good for.
+        /// The terms of its use.
         terms: TokenTerms,
         /// Second of the Unix clock at which it is made.
         at_s: u64,
@@ -203,7 +203,7 @@ pub enum AccessChange {
     },
     /// A node that is known has a newer credential, perhaps with another key.
     Renewed {
-        /// The node whose credential is renewed.
+        /// The node that gets a renewed credential.
         node: NodeId,
         /// Its key, as a digest.
         key: Digest,
@@ -214,7 +214,7 @@ pub enum AccessChange {
     },
     /// A node is not admitted any more. If it is a member, it is lost.
     Revoked {
-        /// The node whose credential is revoked.
+        /// The node that loses its credential.
         node: NodeId,
     },
     /// An ephemeral node is absent for so long that it is forgotten.
@@ -226,7 +226,7 @@ pub enum AccessChange {
     Authority(AuthorityChange),
 }
 
-/// What a change of tokens and credentials came to.
+/// The outcome of a change of tokens and credentials.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AccessOutcome {
     /// There is such a token.
@@ -252,12 +252,12 @@ pub enum AccessOutcome {
     },
     /// A credential holds for longer.
     Renewed {
-        /// The node whose credential was renewed.
+        /// The node that got a renewed credential.
         node: NodeId,
     },
     /// A node is not admitted any more.
     Revoked {
-        /// The node whose credential was revoked.
+        /// The node that lost its credential.
         node: NodeId,
     },
     /// A node is not known any more.

@@ -1,4 +1,4 @@
-//! Checkpoints as the cluster knows them: what must be read, not where it lies.
+//! Checkpoints as the cluster knows them: the layers that must be read, not where they lie.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ pub const PENDING_MAX: usize = 4;
 /// A layer with the digest of its state.
 pub type LayerDigest = (LayerId, Digest);
 
-/// A version all of whose layers are durable.
+/// A version with durable copies of all its layers.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CheckpointRecord {
     /// The version: steps sealed before it.
@@ -38,8 +38,8 @@ pub struct PendingCheckpoint {
 }
 
 impl PendingCheckpoint {
-    /// The plan under which it was sealed. What was written of the same version under another one
-    /// was given up by a rewind.
+    /// The plan under which it was sealed. Layers that were written of the same version under
+    /// another one were given up by a rewind.
     #[must_use]
     pub fn generation(&self) -> Generation {
         self.ledger.open_turn().generation

@@ -7,7 +7,8 @@ use serde::{Deserialize, Serialize};
 /// Bytes of a device's name at most.
 pub const DEVICE_NAME_BYTES_MAX: usize = 96;
 
-/// What a node computes on, as far as bits depend on it. A job runs on nodes of one class.
+/// The device that a node computes on, as far as bits depend on it. A job runs on nodes of one
+/// class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum DeviceClass {
     /// Processor cores: all give the same bits.

@@ -1,12 +1,13 @@
 //! Bytes of entries, messages and snapshots: a format, then the fields.
 //!
-//! The form is postcard's: variable-length integers, no names. What does not decode to the last
-//! byte, or is larger than its limit, is refused before anything is allocated for it.
+//! The form is postcard's: variable-length integers, no names. Bytes that do not decode to the last
+//! one, or are more than their limit, are refused before anything is allocated for them.
 //!
 //! A program reads the format before its own as well, so that a cluster changes programs one node
 //! after the other (`docs/decisions/0059-formats-are-raised-by-an-entry.md`). Entries and snapshots
-//! are written in the format that is agreed on; what is not agreed on, messages and manifests, has
-//! the same form in all formats that are read, and is written in the oldest of them.
+//! are written in the format that is agreed on; bytes that are not agreed on, as messages and
+//! manifests, have the same form in all formats that are read, and are written in the oldest of
+//! them.
 
 #[cfg(test)]
 mod tests;
@@ -84,7 +85,7 @@ pub enum DecodeError {
     },
 }
 
-/// The bytes of a value whose form is the same in all formats that are read.
+/// The bytes of a value with a form that is the same in all formats that are read.
 ///
 /// # Panics
 /// Never for the types of this package: none has a form that cannot be written.

@@ -1,7 +1,7 @@
 //! Under which name and at which addresses a node is reached.
 //!
 //! An address is text here: the node that connects parses it. Only sizes are checked, so that
-//! whatever is agreed on stays small.
+//! the agreed state stays small.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -43,7 +43,7 @@ impl FailureDomain {
     }
 }
 
-/// Where a node is reached, and what people call it.
+/// The address and name of a node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Contact {
     /// Its name: 1 to [`NAME_BYTES_MAX`] of `a-z`, `0-9` and `-`.
@@ -54,7 +54,7 @@ pub struct Contact {
     pub place: FailureDomain,
 }
 
-/// Why a contact is not taken.
+/// Why a contact is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ContactRefusal {
     /// The name is empty or too long.
@@ -161,7 +161,7 @@ const fn is_allowed(c: char) -> bool {
 pub struct Contacts {
     /// The entry that changed them last; 0 if nothing is known.
     pub index: u64,
-    /// What each member is for, and where it is reached.
+    /// The role of each member, and its contact.
     pub members: BTreeMap<NodeId, (Role, Contact)>,
     /// Nodes that were removed, or are not trusted: no node connects to them or lets them connect.
     pub banned: BTreeSet<NodeId>,

@@ -1,10 +1,10 @@
 //! A controller: one voter's view of the log, the state that follows from it, and a leader's
 //! duties.
 //!
-//! `handle` takes one thing that happened and never blocks; `poll_output` returns the next thing to
-//! do, until there is none. Outputs come in the order in which they must be begun. A message that
-//! must not leave before something is durable is held back here until the shell calls
-//! [`Core::on_persisted`], so the shell may send whatever it is given.
+//! `handle` accepts one input and never blocks; `poll_output` returns the next thing to do, until
+//! there is none. Outputs come in the order in which they must be begun. A message that must not
+//! leave before something is durable is held back here until the shell calls
+//! [`Core::on_persisted`], so the shell may send every message that it is given.
 //!
 //! The same construction and the same inputs give the same outputs, bit for bit.
 
@@ -52,7 +52,7 @@ pub use logged::logged_state;
 pub use output::{Event, FatalCause, Output};
 pub use refusal::CoreRefusal;
 
-/// What a controller is constructed with.
+/// The parameters that a controller is constructed with.
 #[derive(Clone, Debug)]
 pub struct CoreSetup {
     /// The cluster that this controller belongs to. Messages of other clusters are refused.
@@ -84,7 +84,7 @@ pub enum CoreStart {
         /// Grows with each start of the node.
         boot: u64,
     },
-    /// From what it has on disk.
+    /// From the records that it has on disk.
     Recover {
         /// The log recovered from the records on disk.
         log: Box<RecoveredLog>,
@@ -144,7 +144,7 @@ impl Core {
     /// A controller that begins as `start` describes.
     ///
     /// # Errors
-    /// If what it has on disk cannot be used.
+    /// If the records on disk cannot be used.
     pub fn new(setup: CoreSetup, start: CoreStart) -> Result<Self, StartError> {
         let cluster = setup.cluster;
         let newest = setup.newest_format;
@@ -224,7 +224,7 @@ impl Core {
         self.outbox.pop()
     }
 
-    /// What is agreed, as far as it is known here.
+    /// The agreed state, as far as it is known here.
     #[must_use]
     pub fn state(&self) -> &State {
         &self.state
@@ -284,7 +284,7 @@ impl Core {
         }
     }
 
-    /// Carries out what follows, until nothing does.
+    /// Carries out the consequences, until there are none.
     fn advance(&mut self) {
         while !self.is_stopped {
             if let Some(output) = self.raft.poll() {

@@ -1,4 +1,4 @@
-//! What a leader does about the state: pure decisions over what it received since its election.
+//! The duties of a leader: pure decisions over the state and the messages since its election.
 //!
 //! Nothing here is agreed on, and nothing is kept: a new leader begins without any reports. Workers
 //! resend their reports until they are agreed, so a new leader receives them too.
@@ -68,12 +68,12 @@ pub struct DutyTiming {
     /// Ticks without a heartbeat until a member is lost, as long as no job sets its own number.
     pub lost_after_ticks: u32,
     /// Ticks without progress until a plan, an awaited answer or copying ahead is given up (rule
-    /// R10). It does not limit how long work may take; it is long beside the time between
-    /// heartbeats, which report progress.
+    /// R10). It does not limit the time of work; it is long beside the time between heartbeats,
+    /// which report progress.
     pub progress_ticks: u32,
     /// Ticks for which an inventory waits for all workers though each layer is held by one that has
     /// answered: with more answers there are more sources. A layer that none of them holds is
-    /// waited for as long as it takes (rule R9).
+    /// waited for without a limit (rule R9).
     pub inventory_ticks: u32,
 }
 
@@ -98,7 +98,7 @@ pub struct PlanSolution {
     /// The layers of each chunk.
     pub chunks: Vec<LayerRange>,
     /// The node at each stage, as its index among the nodes of the request. Not always the first
-    /// ones: a node whose memory does not hold a stage is left out.
+    /// ones: a node with too little memory for a stage is left out.
     pub stage_nodes: Vec<usize>,
     /// Ticks after which one of its operations hangs.
     pub op_ticks_max: u32,
@@ -146,7 +146,7 @@ impl NoPlan {
     }
 }
 
-/// What a decision leads to.
+/// The action that a decision leads to.
 #[derive(Clone, Debug, PartialEq)]
 pub enum LeaderAction {
     /// Propose this entry to the log.
@@ -155,7 +155,7 @@ pub enum LeaderAction {
     Solve(SolveRequest),
     /// Request from all workers an inventory of the layers that they hold.
     RequestInventory,
-    /// Send all workers what is to be copied ahead.
+    /// Send all workers the layers that are to be copied ahead.
     SendPreCopy,
     /// Go on without the plan that was requested, and report why.
     ReportNoPlan(NoPlan),
@@ -232,7 +232,7 @@ impl Duties {
             Entry::Durable { .. } if result.is_ok() && state.training().is_all_sealed() => {
                 self.watch.note_progress();
             }
-            // What is refused once is refused again. The worker may send its report again.
+            // An entry that is refused once is refused again. The worker may send its report again.
             Entry::Ready(refused) => self.loads.forget_refused(refused),
             Entry::Durable { version, holder, .. } if result.is_err() => {
                 self.saved.forget(*version, holder.node);
@@ -260,7 +260,7 @@ impl Duties {
                 | AccessChange::Renewed { .. }
                 | AccessChange::Authority(_),
             ) => {}
-            // Whatever came of it: if it was refused, it is counted anew.
+            // Whether it was applied or refused: if it was refused, it is counted anew.
             Entry::Access(AccessChange::Forgotten { node }) => self.absences.restart_count(*node),
         }
         if result.is_ok() {
@@ -268,8 +268,8 @@ impl Duties {
             self.checkpoint_timer.on_applied(state, entry, self.watch.now);
         }
         if let Err(EntryRefusal::DigestsDiffer { layer }) = result {
-            // Two workers loaded the same layer with different bits, or one not what its checkpoint
-            // has.
+            // Two workers loaded the same layer with different bits, or one not with those of its
+            // checkpoint.
             self.planning.faults.note_differing(state.generation(), *layer);
             self.loads.forget_ready();
         }
@@ -281,14 +281,14 @@ impl Duties {
         self.planning.faults.retain(generation);
     }
 
-    /// The next thing to do, until there is none. Each is returned once: what is proposed is
-    /// remembered by [`Self::on_proposed`].
+    /// The next thing to do, until there is none. Each is returned once: a proposal is remembered
+    /// by [`Self::on_proposed`].
     pub fn decide(&mut self, state: &State) -> Option<LeaderAction> {
         self.decide_entry(state).or_else(|| self.decide_plan(state))
     }
 
     /// The next thing to do that is no plan. Whether one is needed does not follow from reports of
-    /// a step, and takes a look at all members.
+    /// a step, and all members are examined for it.
     pub fn decide_entry(&mut self, state: &State) -> Option<LeaderAction> {
         if let Some(entry) = self.changes.decide(state, &self.watch) {
             return Some(LeaderAction::Propose(entry));
@@ -337,7 +337,7 @@ impl Duties {
         self.planning.requests_inventory_of(node)
     }
 
-    /// What is to be copied ahead of a plan that is being made.
+    /// The layers that are to be copied ahead of a plan that is being made.
     #[must_use]
     pub fn pre_copy(&self) -> Option<&Arc<PreCopyPlan>> {
         self.planning.pre_copy.as_ref()

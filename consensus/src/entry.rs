@@ -1,4 +1,4 @@
-//! What is agreed on, one entry of the log at a time.
+//! The entries of the log, which is agreed on one entry at a time.
 
 use serde::{Deserialize, Serialize};
 use zbelastic_types::{Generation, LayerId, Step};
@@ -15,7 +15,7 @@ use crate::validation::Seal;
 /// names and the most addresses that is less than an entry holds.
 pub const CHANGES_MAX: usize = MEMBERS_MAX;
 
-/// That a holder has loaded what a plan gives it.
+/// That a holder has loaded the layers that a plan gives it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReadyRecord {
     /// Generation of the plan whose layers are loaded.
@@ -41,7 +41,7 @@ pub enum RewindReason {
         /// Index of the layer in the model.
         layer: LayerId,
     },
-    /// An operator continues from there. What was sealed since does not bind the run any more.
+    /// An operator continues from there. Steps that were sealed since do not bind the run any more.
     Ordered,
 }
 

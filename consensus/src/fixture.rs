@@ -1,7 +1,6 @@
 //! A small cluster for tests: a model of four layers with a tensor each, and few nodes.
 //!
-//! [`Log`] applies entries as they come and knows the usual ones; a test names only what is
-//! unusual.
+//! [`Log`] applies entries as they come and knows the usual ones; a test names only the unusual.
 
 use std::sync::Arc;
 
@@ -77,14 +76,15 @@ pub(crate) fn program(stage_count: u32, window: Window) -> Program {
     lower(&compute, LowerOptions { window, early_head_weights: false })
 }
 
-/// One chunk a stage; the last takes what does not divide.
+/// One chunk a stage; the last also holds the remainder.
 pub(crate) fn chunks(stage_count: u32) -> Vec<LayerRange> {
     let each = LAYERS / stage_count;
     let end = |stage| if stage + 1 == stage_count { LAYERS } else { (stage + 1) * each };
     (0..stage_count).map(|stage| LayerRange::new(stage * each, end(stage))).collect()
 }
 
-/// Makes a plan over two stages one of two replicas: each stage trains what the other speaks for.
+/// Makes a plan over two stages one of two replicas: each stage trains the layers that the other
+/// speaks for.
 pub(crate) fn crossed(plan: &mut PlanRecord) {
     let two = generate(ScheduleKind::Chimera, 2, 2).expect("the size is legal");
     let options = LowerOptions { window: Window::One, early_head_weights: false };
@@ -92,7 +92,7 @@ pub(crate) fn crossed(plan: &mut PlanRecord) {
     plan.chunks = [LayerRange::new(0, 1), LayerRange::new(1, LAYERS)].repeat(2);
 }
 
-/// What a solver answers for so many nodes.
+/// The answer of a solver for so many nodes.
 pub(crate) fn solution(stage_count: u32, window: Window) -> PlanSolution {
     let program = program(stage_count, window);
     let chunks = chunks(stage_count);

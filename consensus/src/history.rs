@@ -1,8 +1,8 @@
-//! What was sealed, as far back as the run may have to go again.
+//! The sealed steps, as far back as the run may have to go again.
 //!
 //! A run that lost memory goes back to a checkpoint and computes the steps since anew. They were
 //! sealed before, and a step is sealed once: so the same verdict stands, and the sums must come
-//! out with the same bits. The history is what they are held against.
+//! out with the same bits. They are compared with the history.
 
 use std::collections::VecDeque;
 
@@ -70,7 +70,7 @@ impl SealHistory {
         (dropped as u32, last.count() as u32)
     }
 
-    /// What is agreed about a seal: everything but the turn, which a recomputation does not share.
+    /// The agreed part of a seal: everything but the turn, which a recomputation does not share.
     #[must_use]
     pub fn agrees(logged: &Seal, found: &Seal) -> bool {
         let Seal {
@@ -90,7 +90,7 @@ impl SealHistory {
             && logged.cursor_after == cursor_after
     }
 
-    /// Checks a seal against what is known of its step.
+    /// Checks a seal against the record of its step.
     ///
     /// # Errors
     /// If the step was sealed with other bits.
@@ -118,15 +118,15 @@ impl SealHistory {
         self.seals.push_back(seal);
     }
 
-    /// Forgets what lies before `base`.
+    /// Forgets the steps before `base`.
     pub(crate) fn forget_before(&mut self, base: Step) {
         while self.base < base && self.seals.pop_front().is_some() {
             self.base = self.base.next();
         }
     }
 
-    /// Forgets what was sealed from `head` on. What lies before what is remembered begins anew
-    /// there.
+    /// Forgets the steps that were sealed from `head` on. If all remembered steps are among them,
+    /// the history begins anew there.
     pub(crate) fn forget_from(&mut self, head: Step) {
         match head.0.checked_sub(self.base.0) {
             Some(count) => self.seals.truncate(count as usize),

@@ -1,4 +1,4 @@
-//! What is trained, as far as the cluster must agree on it.
+//! The job that is trained, as far as the cluster must agree on it.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -21,8 +21,8 @@ pub const LAYERS_MAX: usize = 1024;
 pub const TENSORS_MAX: u32 = 1 << 16;
 /// The most bytes of the document that describes a job.
 pub const DOCUMENT_BYTES_MAX: usize = 64 << 10;
-/// The most replays of one step that a job may allow: what does not come out finite by then never
-/// will.
+/// The most replays of one step that a job may allow: a step that is not finite by then never will
+/// be.
 pub const REPLAYS_MAX: u32 = 1000;
 /// The most copies of each layer beside its owner's.
 pub const COPIES_MAX: u32 = 2;
@@ -52,8 +52,8 @@ pub struct RunOrigin {
 }
 
 impl RunOrigin {
-    /// The run whose checkpoint a version of `run` is, which begins at `from`: what a branch begins
-    /// with was written by another.
+    /// The run that wrote the checkpoint of a version of `run`, which begins at `from`: the version
+    /// that a branch begins with was written by another.
     #[must_use]
     pub fn run_of(run: RunId, from: Option<Self>, version: Step) -> RunId {
         from.filter(|from| from.version == version).map_or(run, |from| from.run)
@@ -64,13 +64,14 @@ impl RunOrigin {
 /// plan: they do not depend on which nodes are there.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct JobSpec {
-    /// Which run of the cluster it is. The log gives it when the run begins, whatever was proposed.
+    /// Which run of the cluster it is. The log gives it when the run begins, and ignores the number
+    /// that was proposed.
     pub run: RunId,
-    /// What people call it; no other run of the cluster is called so.
+    /// Its name; no other run of the cluster has it.
     pub name: String,
-    /// What it branches off; none if it begins with weights of its own at step 0.
+    /// The version it branches off; none if it begins with weights of its own at step 0.
     pub from: Option<RunOrigin>,
-    /// Names the whole configuration, what is not here included.
+    /// Names the whole configuration, including the parts that are not here.
     pub config: Digest,
     /// The whole configuration, read where a stage is built. It is not read here.
     pub document: Vec<u8>,
@@ -82,7 +83,7 @@ pub struct JobSpec {
     pub microbatch_count: u32,
     /// Number of steps of the run.
     pub step_count: u64,
-    /// What a step must satisfy.
+    /// The conditions that a step must satisfy.
     pub policy: GuardPolicy,
     /// Whether steps run ahead of their verdict.
     pub window: WindowPolicy,
@@ -154,7 +155,7 @@ pub enum JobRefusal {
         /// Version that the branch names.
         version: Step,
     },
-    /// A branch has other layers than what it goes on from.
+    /// A branch has other layers than its origin.
     #[error("run {run} has another model")]
     OtherModel {
         /// Number of the run that the branch names.
@@ -234,7 +235,7 @@ pub enum JobRefusal {
     LayerBytes {
         /// Number of layers in the model.
         expected: usize,
-        /// Number of layers whose bytes are given.
+        /// Number of layers with given bytes.
         found: usize,
     },
     /// More copies than are kept.
@@ -329,7 +330,7 @@ impl JobSpec {
         self.attest_every > 0 && step.0.is_multiple_of(self.attest_every)
     }
 
-    /// The run whose checkpoint a version is.
+    /// The run that wrote the checkpoint of a version.
     #[must_use]
     pub fn run_of(&self, version: Step) -> RunId {
         RunOrigin::run_of(self.run, self.from, version)
@@ -348,7 +349,7 @@ impl JobSpec {
         self.checkpoint_every > 0 || self.checkpoint_ticks > 0
     }
 
-    /// Checks what a cluster can live with.
+    /// Checks the job against the limits of a cluster.
     ///
     /// # Errors
     /// If a size is out of bounds.
@@ -472,7 +473,7 @@ impl Job {
     }
 }
 
-/// What happens to the job.
+/// A change of the job.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum JobChange {
     /// A job with this configuration begins.

@@ -1,13 +1,13 @@
-//! What the cluster agrees on, and how.
+//! The state that the cluster agrees on, and the protocol by which it does.
 //!
 //! Two pure cores: [`Core`] is a controller, a voter of the Raft group that decides;
-//! [`WorkerSession`] is the part of a worker that exchanges messages with it. Both take what
-//! happened and return what to do. They know no tensor, device, socket or clock, draw nothing at
-//! random, and solve no schedule: a leader requests a plan and gets it as an input, and every node
-//! only checks it.
+//! [`WorkerSession`] is the part of a worker that exchanges messages with it. Both accept inputs
+//! and return outputs. They know no tensor, device, socket or clock, draw nothing at random, and
+//! solve no schedule: a leader requests a plan and gets it as an input, and every node only checks
+//! it.
 //!
 //! [`validation`] is how a step that was applied optimistically is kept, clipped, skipped or
-//! replayed; [`State`] is what follows from the log; [`duty`] is what a leader does about it.
+//! replayed; [`State`] follows from the log; [`duty`] is a leader's work on it.
 
 pub mod access;
 pub mod checkpoint;

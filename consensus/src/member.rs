@@ -12,7 +12,7 @@ use crate::contact::Contact;
 /// ones, and twice as many that were lost and may come back.
 pub const MEMBERS_MAX: usize = 1024;
 
-/// A node in one of its lives. What an earlier life left under way is not this one's.
+/// A node in one of its lives. Work that an earlier life left under way is not this one's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Holder {
     /// Number of the node in the cluster.
@@ -27,10 +27,10 @@ impl fmt::Display for Holder {
     }
 }
 
-/// What a node is for.
+/// The purpose of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Role {
-    /// Votes on what is agreed.
+    /// Votes on the log.
     Controller,
     /// Holds layers and runs a stage.
     Worker,
@@ -43,7 +43,7 @@ pub struct Resources {
     pub memory: Bytes,
     /// Its speed in thousandths of a reference device's.
     pub speed_permille: u32,
-    /// What it computes on: bits differ between classes.
+    /// The device that it computes on: bits differ between classes.
     pub class: DeviceClass,
 }
 
@@ -63,9 +63,9 @@ pub enum LossReason {
         /// Ticks without a heartbeat.
         ticks: u32,
     },
-    /// Its heartbeats arrive, but its operation takes longer than the plan allows.
+    /// Its heartbeats arrive, but its operation lasts longer than the plan allows.
     OpOverdue {
-        /// Ticks the operation has taken so far.
+        /// Ticks the operation has lasted so far.
         ticks: u32,
         /// Ticks that the plan allows an operation.
         ticks_max: u32,
@@ -86,7 +86,7 @@ pub enum LossReason {
     },
     /// A person ordered its removal.
     Removed,
-    /// Its memory did not hold what its plan gave it.
+    /// Its memory did not hold the layers that its plan gave it.
     OutOfMemory,
 }
 
@@ -128,7 +128,7 @@ impl fmt::Display for LossReason {
     }
 }
 
-/// What happens to one member.
+/// A change of one member.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum MemberChange {
     /// A node is admitted; the index of the entry becomes its incarnation.
@@ -158,7 +158,7 @@ pub enum MemberChange {
     },
     /// A member is reached elsewhere.
     Moved {
-        /// The member whose contact changed.
+        /// The member with a changed contact.
         holder: Holder,
         /// Where it is reached now.
         contact: Contact,

@@ -22,10 +22,10 @@ use crate::validation::{GradientReport, LayerFingerprint, Seal, TensorSum, Turn}
 /// Bytes of a message at most: a snapshot of the replicated state is the largest.
 pub const MESSAGE_BYTES_MAX: usize = 14 << 20;
 
-/// What a worker is doing.
+/// The activity of a worker.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WorkerActivity {
-    /// Ticks the operation under way has taken; 0 if none is.
+    /// Ticks the operation under way has lasted; 0 if none is.
     pub busy_ticks: u32,
     /// Ticks the last verdict was waited for.
     pub wait_ticks: u32,
@@ -49,7 +49,7 @@ pub struct HeldLayer {
 /// Why a layer cannot be had.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum LoadFault {
-    /// None of the named source nodes provides it, or what was read from the checkpoint does not
+    /// None of the named source nodes provides it, or the state read from the checkpoint does not
     /// match.
     Source,
     /// Memory does not hold the stage.
@@ -61,7 +61,7 @@ pub enum LoadFault {
 pub struct HeldUpdate {
     /// Generation, attempt and step of the update.
     pub turn: Turn,
-    /// The stage whose update it is.
+    /// The stage of the update.
     pub of: StageIndex,
     /// One sum for each of its tensors.
     pub sums: Vec<TensorSum>,
@@ -103,7 +103,7 @@ pub struct Briefing {
     pub pending: Vec<Step>,
     /// Where members are reached, if the receiver does not know the newest contacts yet.
     pub contacts: Option<PreEncoded<Contacts>>,
-    /// What is to be copied ahead of a planned change, as far as the sender knows.
+    /// The layers to copy ahead of a planned change, as far as the sender knows.
     pub pre_copy: Option<Arc<PreCopyPlan>>,
 }
 
@@ -216,7 +216,7 @@ pub enum Message {
     },
     /// A controller reports that its address differs from the agreed one.
     Moved {
-        /// The controller whose address changed.
+        /// The controller with a changed address.
         holder: Holder,
         /// Name, addresses and place of the controller now.
         contact: Contact,
@@ -249,7 +249,7 @@ impl Message {
 pub struct Envelope {
     /// The cluster it belongs to; members of others are strangers.
     pub cluster: ClusterId,
-    /// What is sent: the message of a controller or a worker.
+    /// The message that is sent: that of a controller or a worker.
     pub message: Message,
 }
 

@@ -3,11 +3,11 @@
 //! Without the feature `mutants` every question here is answered with a constant `false`. A switch
 //! holds for the thread it is thrown on, which is where a simulated cluster lives.
 
-/// A known bug in this package, in the trainer or in what a node decides beside the protocol. Names
-/// are those of `docs/chaos.md`.
+/// A known bug in this package, in the trainer or in the decisions of a node beside the protocol.
+/// Names are those of `docs/chaos.md`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Mutant {
-    /// R1 off, which is m24: what undoes a step is given up when its seal is proposed.
+    /// R1 off, which is m24: the state to undo a step is given up when its seal is proposed.
     M24UndoFreedAtProposal,
     /// R2 off: the generation of a seal is checked when it is proposed only.
     R2GenerationUnchecked,
@@ -25,7 +25,7 @@ pub enum Mutant {
     M10NanPasses,
     /// m11: voters change without joint consensus.
     M11NoJointConsensus,
-    /// m12: what a fenced node sends is accepted.
+    /// m12: messages of a fenced node are accepted.
     M12FencedAccepted,
     /// m16: squared sums are added stage by stage.
     M16NormByStage,
@@ -33,13 +33,13 @@ pub enum Mutant {
     M21WaitsForTheDead,
     /// m9: a step that is to be run again is left out.
     M9ReplayLeftOut,
-    /// m25: a rejected step counts in the picture of what is normal.
+    /// m25: a rejected step counts in the picture of a normal step.
     M25RejectedCounted,
     /// m26: a good step is left out.
     M26GoodStepSkipped,
     /// m27: a run goes back whenever a holder was lost.
     M27RewindsForEveryLoss,
-    /// m28: a plan begins with what was followed, whatever version it has.
+    /// m28: a plan begins with the layers that were followed, in any version.
     M28FollowedTooOld,
     /// m29: a layer is lost when an answer about it is late; R9 off.
     M29SilenceIsLoss,
@@ -49,7 +49,7 @@ pub enum Mutant {
     M31FirstRefusalFails,
     /// m32: bytes that came damaged from all holders together are requested from no holder alone.
     M32DamageEndsFetch,
-    /// m33: what is found damaged on the own disk is not reported.
+    /// m33: an item that is found damaged on the own disk is not reported.
     M33ScrubIsSilent,
     /// m34: plans are tried on the first nodes only.
     M34FirstNodesOnly,
@@ -59,7 +59,7 @@ pub enum Mutant {
     M36AnyCloseEnds,
     /// m37: a piece that is to be kept is not compared with the job's layers and versions.
     M37KeepsAnything,
-    /// m38: the digest of what came is not compared before it counts as kept.
+    /// m38: the digest of a received piece is not compared before it counts as kept.
     M38DigestUnchecked,
     /// m39: a held-out loss counts from any node, even one that does not train the last layer.
     M39LossOfAnybody,
@@ -67,10 +67,11 @@ pub enum Mutant {
     M40RemovalForgotten,
     /// m41: workers close no connection to a removed node.
     M41WorkersIgnoreBans,
-    /// m42: a node whose certificate expired requests a new one over connections that no peer
+    /// m42: a node with an expired certificate requests a new one over connections that no peer
     /// accepts.
     M42NeverAtTheDoor,
-    /// m43: the format is raised for the nodes that are connected, whatever the others read.
+    /// m43: the format is raised for the nodes that are connected, without regard to the formats
+    /// that the others read.
     M43RaisedForTheConnected,
     /// m44: a plan that was made for a drift is reviewed as soon as any other.
     M44DriftForgotten,

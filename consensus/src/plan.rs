@@ -13,7 +13,7 @@ use crate::job::{JobSpec, WindowPolicy};
 use crate::member::{Holder, LossReason};
 
 /// Stages a plan may have: 32 machines of eight devices. A program of so many stages with twice as
-/// many microbatches takes less than half of an entry.
+/// many microbatches fills less than half of an entry.
 pub const STAGES_MAX: usize = 256;
 /// Nodes named as the source of a layer.
 pub const SOURCES_MAX: usize = 8;
@@ -23,7 +23,7 @@ pub const SOURCES_MAX: usize = 8;
 pub enum LayerSource {
     /// From the memory of these nodes. A node that is named uses its own.
     Nodes(Vec<NodeId>),
-    /// From a checkpoint, whose layers are durable.
+    /// From a checkpoint, which has durable layers.
     Checkpoint {
         /// Version of the checkpoint: the number of steps sealed before it.
         version: Step,
@@ -61,7 +61,7 @@ pub enum Promise {
 }
 
 impl Promise {
-    /// What a plan over so many stages promises a job that requires so many copies.
+    /// The promise of a plan over so many stages to a job that requires so many copies.
     #[must_use]
     pub fn of(wanted: u32, stage_count: u32) -> Self {
         match (wanted, copies_at(wanted, stage_count)) {
@@ -147,21 +147,20 @@ pub enum PlanReason {
         /// Ticks the last verdicts were waited for.
         wait_ticks: u32,
     },
-    /// Things take so much longer, or shorter, than the plan was made for that another one is
-    /// better.
+    /// Work is so much longer, or shorter, than the plan was made for that another one is better.
     Drifted {
         /// The part that drifted furthest from its planned time.
         part: DriftedPart,
         /// Microseconds it was planned with: of a stage, all passes of a microbatch.
         expected_us: u64,
-        /// Microseconds it was found to take.
+        /// Microseconds that were measured.
         found_us: u64,
         /// The share of a step's time that the new plan saves, in thousandths.
         gain_permille: u32,
     },
 }
 
-/// What takes longer or shorter than a plan was made for.
+/// The work that lasts longer or shorter than a plan was made for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum DriftedPart {
     /// All passes of a stage over a microbatch.
@@ -176,7 +175,7 @@ pub enum DriftedPart {
 }
 
 impl PlanReason {
-    /// Whether the plan before is given up for what it takes, and for nothing else.
+    /// Whether the plan before is given up for the time of its work, and for nothing else.
     #[must_use]
     pub const fn is_drift(&self) -> bool {
         match self {
@@ -418,7 +417,7 @@ impl PlanRecord {
         stage.filter(|stage| *stage != of)
     }
 
-    /// The stages whose layers `stage` keeps a copy of.
+    /// The stages of which `stage` keeps a copy.
     pub fn copied_by(&self, stage: StageIndex) -> impl Iterator<Item = StageIndex> + '_ {
         self.stage_indices().filter(move |of| self.copies[of.index()].contains(&stage))
     }

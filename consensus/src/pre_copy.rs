@@ -24,7 +24,7 @@ pub struct FollowedLayer {
     pub owner: Holder,
 }
 
-/// What is to be copied ahead, and during which plan.
+/// The layers to copy ahead, and during which plan.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PreCopyPlan {
     /// Generation of the plan in force, during which layers are copied.
@@ -34,7 +34,7 @@ pub struct PreCopyPlan {
 }
 
 impl PreCopyPlan {
-    /// What has to move from `plan` to `next`, if anything has.
+    /// The layers that have to move from `plan` to `next`, if any.
     #[must_use]
     pub fn of(plan: &PlanRecord, next: &PlanRecord) -> Option<Self> {
         let owned = plan.stage_indices().flat_map(|stage| {
@@ -69,12 +69,12 @@ impl PreCopyPlan {
     }
 }
 
-/// What a stage needs: its own layers and those it keeps copies of, in model order.
+/// The layers that a stage needs: its own layers and those it keeps copies of, in model order.
 pub(crate) fn needed_layers(plan: &PlanRecord, stage: StageIndex) -> BTreeSet<LayerId> {
     plan.layers_of(stage).chain(copied_layers(plan, stage)).collect()
 }
 
-/// What a holder has in a plan.
+/// The layers of a holder in a plan.
 pub(crate) fn held_layers(plan: &PlanRecord, holder: Holder) -> BTreeSet<LayerId> {
     plan.stage_of(holder).map_or_else(BTreeSet::new, |stage| needed_layers(plan, stage))
 }

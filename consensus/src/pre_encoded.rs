@@ -21,7 +21,7 @@ pub struct PreEncoded<T> {
 }
 
 impl<T> PreEncoded<T> {
-    /// The value whose bytes are sent.
+    /// The value that the bytes encode.
     #[must_use]
     pub const fn value(&self) -> &Arc<T> {
         &self.value

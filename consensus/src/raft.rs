@@ -1,9 +1,9 @@
 //! The replicated log: raft-rs behind a door through which only values go.
 //!
-//! This is the one place that names `raft`, `slog` and `protobuf`. [`RaftNode`] takes ticks,
-//! messages, proposals and reports of what is durable, and yields [`RaftOutput`]s: what to send,
-//! what to write, what is agreed. It owns no clock, socket, file or randomness; the same inputs
-//! give the same outputs, bit for bit.
+//! This is the one place that names `raft`, `slog` and `protobuf`. [`RaftNode`] accepts ticks,
+//! messages, proposals and reports of durable writes, and yields [`RaftOutput`]s: messages to send,
+//! records to write, entries that are agreed. It owns no clock, socket, file or randomness; the
+//! same inputs give the same outputs, bit for bit.
 //!
 //! ```text
 //!            tick, handle, propose, change_voters, compact
@@ -13,19 +13,20 @@
 //!                               +---- on_persisted <-----+
 //! ```
 //!
-//! What it promises:
-//! - P1: a message that reports what this node remembers leaves only once that is durable.
+//! Its promises:
+//! - P1: a message that reports this node's memory leaves only once that is durable.
 //! - P2: entries are handed out in order of index, without a gap, each once per start.
-//! - P3: no input makes raft-rs panic: what it would panic on is refused before, with the reason.
+//! - P3: no input makes raft-rs panic: an input on which it would panic is refused before,
+//!   with the reason.
 //! - P4: bytes of others are never parsed as protobuf: messages and records have their own strict
 //!   form, and entries that change the voters are rebuilt from it.
 //! - P5: a disk that was set back is found out by the peers that answer before the node takes part, as
-//!   long as one of them remembers what the disk forgot. See [`RaftHello`].
+//!   long as one of them remembers the records that the disk forgot. See [`RaftHello`].
 //! - P6: voters change through joint consensus alone (Ongaro's dissertation, section 4.3), and
 //!   the joint state is left by itself.
 //!
-//! What it does not do: check signatures (a member that lies about what it has may break a
-//! promise), read without a log entry, keep anything for a node that is no longer in the log.
+//! It does not check signatures (a member that lies about its records may break a promise), read
+//! without a log entry, or keep anything for a node that is no longer in the log.
 
 mod bytes;
 mod driver;

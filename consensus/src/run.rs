@@ -1,4 +1,4 @@
-//! Runs that ended, and what is kept of each: what another run does never touches it.
+//! Runs that ended, and the record that is kept of each: another run never changes it.
 
 use std::sync::Arc;
 
@@ -36,8 +36,8 @@ impl RunRecord {
     }
 }
 
-/// What a run may be called: 1 to 63 of `a-z`, `0-9`, `-`, `_` and `.`, the first a letter or a
-/// digit. It is safe in a path and on a command line.
+/// The rule for the name of a run: 1 to 63 of `a-z`, `0-9`, `-`, `_` and `.`, the first a letter or
+/// a digit. It is safe in a path and on a command line.
 #[must_use]
 pub fn is_run_name(name: &str) -> bool {
     let is_first = |byte: &u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
@@ -48,8 +48,8 @@ pub fn is_run_name(name: &str) -> bool {
         && bytes.iter().all(is_legal)
 }
 
-/// What a run is called whose name comes from elsewhere, as from a file: what cannot stand in a
-/// name becomes a dash.
+/// The name of a run that is named after something else, as a file: characters that cannot stand in
+/// a name become dashes.
 #[must_use]
 pub fn run_name_of(text: &str) -> String {
     let legal = |letter: char| match letter.to_ascii_lowercase() {

@@ -1,9 +1,9 @@
-//! The part of a worker that takes part in what is agreed.
+//! The part of a worker that follows the agreed state.
 //!
 //! A session connects the controllers with the worker's *runtime*, which holds layers and runs the
-//! stage. It requests admission, sends heartbeats, resends what the runtime reports until a
-//! briefing shows that it is agreed, and turns briefings into commands. It takes no decision: what
-//! it does follows from the last briefing.
+//! stage. It requests admission, sends heartbeats, resends the runtime's reports until a briefing
+//! shows that they are agreed, and turns briefings into commands. It decides nothing: its actions
+//! follow from the last briefing.
 //!
 //! ```text
 //! controllers  -- Briefing -->  WorkerSession  -- WorkerCommand -->  runtime
@@ -35,7 +35,8 @@ use crate::validation::Turn;
 pub use briefing::BriefingRefusal;
 pub use command::{LoadCommand, WorkerCommand, WorkerEvent};
 
-/// The most versions whose `Saved` message is resent. For a new one the oldest is forgotten.
+/// The most versions for which the `Saved` message is resent. For a new one the oldest is
+/// forgotten.
 const SAVED_MAX: usize = 4;
 
 /// How often a session sends, in ticks.
@@ -61,8 +62,8 @@ pub struct SessionSetup {
     pub resources: Resources,
     /// Where the node is reached.
     pub contact: Contact,
-    /// Controllers to request admission from. A member takes the controllers from the contacts it
-    /// received.
+    /// Controllers to request admission from. A member replaces them with the controllers among the
+    /// contacts it received.
     pub controllers: Vec<NodeId>,
     /// Ticks between heartbeats and between resends.
     pub timing: SessionTiming,
@@ -117,7 +118,7 @@ enum SessionStatus {
     Member(Box<Membership>),
 }
 
-/// What a member knows, and what it has to send.
+/// The knowledge of a member, and the messages that it has to send.
 #[derive(Debug)]
 struct Membership {
     holder: Holder,
@@ -138,7 +139,8 @@ struct Membership {
     unconfirmed: UnconfirmedMessages,
 }
 
-/// Messages whose content may not be agreed yet. Each is resent until a briefing shows that it is.
+/// Messages with content that may not be agreed yet. Each is resent until a briefing shows that it
+/// is.
 #[derive(Debug, Default)]
 struct UnconfirmedMessages {
     report: Option<(Turn, Message)>,
@@ -173,9 +175,9 @@ pub struct WorkerSession {
     contacts: Arc<Contacts>,
     spec: Option<Arc<JobSpec>>,
     pulse: WorkerActivity,
-    /// The most ticks that an operation may take by the newest plan, with or without a stage here.
+    /// The most ticks that an operation may last by the newest plan, with or without a stage here.
     op_ticks_max: Option<u32>,
-    /// Whether the machine is about to go, in whatever life.
+    /// Whether the machine is about to go, in any of its lives.
     is_draining: bool,
     tick: u64,
     outbox: VecDeque<SessionOutput>,
@@ -222,7 +224,7 @@ impl WorkerSession {
         Ok(())
     }
 
-    /// What to do, in order, until nothing is left.
+    /// The next thing to do, in order, until nothing is left.
     pub fn poll_output(&mut self) -> Option<SessionOutput> {
         self.outbox.pop_front()
     }
@@ -284,7 +286,7 @@ impl WorkerSession {
         }
     }
 
-    /// Whether the operation under way has taken longer than the newest plan allows, in ticks of
+    /// Whether the operation under way has lasted longer than the newest plan allows, in ticks of
     /// this process: the rule by which a leader declares a member lost
     /// ([`LossReason::OpOverdue`](crate::member::LossReason)). Only the end of the process ends
     /// such an operation.

@@ -1,7 +1,7 @@
 //! The state that all nodes agree on: a function of the entries applied, and of nothing else.
 //!
-//! Every entry is checked when it is applied, against the state it meets, whatever held when it was
-//! proposed (rule R2). One that does not fit changes nothing, and the refusal names the reason.
+//! Every entry is checked when it is applied, against the state it meets, not the one at its
+//! proposal (rule R2). One that does not fit changes nothing, and the refusal names the reason.
 //!
 //! [`State`] has two parts: the members with their credentials ([`ClusterMembership`]), and the job
 //! with its plans, seals and checkpoints ([`Training`]).
@@ -121,8 +121,8 @@ impl State {
         self
     }
 
-    /// The state of a new cluster that goes on from a checkpoint of another one, whose voters are
-    /// gone for good. Members and plans are not kept.
+    /// The state of a new cluster that goes on from a checkpoint of another one after its voters
+    /// are gone for good. Members and plans are not kept.
     #[must_use]
     pub fn recovered(cluster: ClusterId, spec: Arc<JobSpec>, checkpoint: CheckpointRecord) -> Self {
         Self { training: Training::recovered(spec, checkpoint), ..Self::new(cluster) }
@@ -251,7 +251,7 @@ impl State {
         self.training.plans.generation()
     }
 
-    /// What follows from the seals.
+    /// The ledger that follows from the seals.
     #[must_use]
     pub fn ledger(&self) -> &Ledger {
         self.training.seals.ledger()
@@ -299,7 +299,7 @@ impl State {
     }
 
     /// Whether a worker is about to go, and too few stay to go on without: unless it is written,
-    /// what is sealed here would be lost with the workers that hold it.
+    /// the steps sealed here would be lost with the workers that hold it.
     #[must_use]
     pub fn is_left_alone(&self) -> bool {
         self.training.is_left_alone(&self.membership)

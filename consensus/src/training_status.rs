@@ -1,4 +1,4 @@
-//! Why a run goes on, or does not: what status reports first.
+//! Why a run goes on, or does not: the first item of the status.
 
 use std::fmt;
 
@@ -11,8 +11,8 @@ use crate::state::{PlanPhase, State};
 /// The status of the training, as a controller knows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TrainingStatus {
-    /// No leader is known: nothing is agreed on, and nothing sealed. What is reported of the run
-    /// otherwise may be old.
+    /// No leader is known: nothing is agreed on, and nothing sealed. Other reports of the run may
+    /// be old.
     NoQuorum {
         /// Ticks since a leader was last known.
         ticks: u32,
@@ -36,9 +36,9 @@ pub enum TrainingStatus {
     Stopped,
     /// There are too few workers for a plan.
     WaitingForWorkers {
-        /// Workers there are whose devices fit the job.
+        /// Workers with devices that fit the job.
         present: u32,
-        /// Others, whose devices give other bits than the job's.
+        /// Workers with devices that give other bits than the job's.
         left_out: u32,
         /// Number of workers that a plan needs.
         needed: u32,
@@ -47,7 +47,7 @@ pub enum TrainingStatus {
     NoPlan(NoPlan),
     /// A plan is being made.
     Planning {
-        /// Workers whose answers it waits for, if this node leads.
+        /// Workers that it awaits answers from, if this node leads.
         awaited: Vec<AwaitedMember>,
     },
     /// Layers of a plan are on their way.
@@ -58,7 +58,7 @@ pub enum TrainingStatus {
         ready: u32,
         /// Number of stages in the plan.
         stages: u32,
-        /// Workers whose answers it waits for, if this node leads.
+        /// Workers that it awaits answers from, if this node leads.
         awaited: Vec<AwaitedMember>,
     },
     /// A plan's program runs.

@@ -1,9 +1,9 @@
 //! Validation of optimizer steps: applied first, judged afterwards, dropped exactly.
 //!
-//! A stage computes a *candidate* beside its state and goes on with it. What it needs to take the
-//! candidate back, it never overwrites: there is nothing to undo, only something to drop. The
-//! leader sums squares over all tensors in model order, [`decide`]s, and the decision becomes a
-//! [`Seal`] which every stage applies. `docs/validation.md` describes the whole protocol.
+//! A stage computes a *candidate* beside its state and goes on with it. It never overwrites the
+//! state to which it would go back: there is nothing to undo, only something to drop. The leader
+//! sums squares over all tensors in model order, [`decide`]s, and the decision becomes a [`Seal`]
+//! which every stage applies. `docs/validation.md` describes the whole protocol.
 //!
 //! ```text
 //! stage   W ... W | REPORT | STEP (candidate) | F F B of the next step | GATE | COMMIT | W ...
@@ -11,7 +11,7 @@
 //! leader             +--> Tally --> decide --> Seal -- agreed on ---------+
 //! ```
 //!
-//! The stage's part is [`StageHalf`], the leader's [`LeaderHalf`]; [`Ledger`] is what is agreed.
+//! The stage's part is [`StageHalf`], the leader's [`LeaderHalf`]; [`Ledger`] is the agreed part.
 //! The rules R1, R2, R4 and R8 are asserted where they are named.
 
 mod leader;

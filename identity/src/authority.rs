@@ -52,7 +52,7 @@ impl CertificateLife {
 #[derive(Clone)]
 pub struct ClusterAuthority {
     certificate: CertificateDer<'static>,
-    /// What leads from it to the authority before it, for members that trust only that one: the
+    /// The path from it to the authority before it, for members that trust only that one: the
     /// certificate that the earlier one made for this one's key, and the earlier one's own. Empty
     /// for a cluster's first.
     bridge: Vec<CertificateDer<'static>>,
@@ -77,7 +77,7 @@ impl fmt::Debug for AuthoritySecret {
 /// A certificate that was made for a member.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IssuedCertificate {
-    /// What the member shows: its certificate, then the authority's, then what leads to the
+    /// The chain that the member shows: its certificate, then the authority's, then the path to the
     /// authority before.
     pub chain: Vec<CertificateDer<'static>>,
     /// Serial number of the certificate.
@@ -131,7 +131,7 @@ impl ClusterAuthority {
     }
 
     /// Another authority for the same cluster, with a key of its own. This one vouches for it, so a
-    /// member that trusts only this one trusts what the other one issues as well.
+    /// member that trusts only this one trusts the certificates of the other one as well.
     ///
     /// # Errors
     /// If this authority is not good now, or the certificate library refuses.
@@ -149,13 +149,13 @@ impl ClusterAuthority {
         Ok(next.with_bridge(vec![vouched.der().clone(), self.certificate.clone()]))
     }
 
-    /// The same, with what leads to the authority before it.
+    /// The same, with the path to the authority before it.
     #[must_use]
     pub fn with_bridge(self, bridge: Vec<CertificateDer<'static>>) -> Self {
         Self { bridge, ..self }
     }
 
-    /// What leads to the authority before it: the certificate that one made for this one, then that
+    /// The path to the authority before it: the certificate that one made for this one, then that
     /// one's own.
     #[must_use]
     pub fn bridge(&self) -> &[CertificateDer<'static>] {
@@ -170,7 +170,7 @@ impl ClusterAuthority {
         Ok(())
     }
 
-    /// What stands behind a member's own certificate in what it shows.
+    /// The certificates behind a member's own in the chain that it shows.
     pub(super) fn path(&self) -> impl Iterator<Item = CertificateDer<'static>> {
         std::iter::once(&self.certificate).chain(&self.bridge).cloned()
     }
@@ -286,7 +286,7 @@ fn refused(error: rcgen::Error) -> AuthorityFault {
     AuthorityFault::Refused(error.to_string())
 }
 
-/// What all certificates of ours have in common: one name, a window, and nothing else.
+/// The parameters that all certificates of ours share: one name, a window, and nothing else.
 fn parameters(name: String, window: ValidityWindow) -> Result<CertificateParams, AuthorityFault> {
     let epoch = date_time_ymd(1970, 1, 1);
     let mut params = CertificateParams::default();
@@ -297,7 +297,7 @@ fn parameters(name: String, window: ValidityWindow) -> Result<CertificateParams,
     Ok(params)
 }
 
-/// What all authorities have in common.
+/// The parameters that all authorities share.
 fn authority_parameters(
     cluster: ClusterId,
     window: ValidityWindow,
@@ -310,8 +310,8 @@ fn authority_parameters(
     Ok(params)
 }
 
-/// A number that cannot be guessed: for the id of a new cluster, and for what tells a process from
-/// one with a copy of its folder.
+/// A number that cannot be guessed: for the id of a new cluster, and for the mark that
+/// distinguishes a process from one with a copy of its folder.
 ///
 /// # Panics
 /// If the machine has no random numbers.

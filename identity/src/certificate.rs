@@ -1,5 +1,5 @@
-//! What is read from a certificate: its key, its window, its serial number, and its holder's
-//! identity.
+//! The fields that are read from a certificate: its key, its window, its serial number, and its
+//! holder's identity.
 //!
 //! Reading proves nothing. A certificate is trusted after [`super::verify`] led it to a root.
 
@@ -108,7 +108,7 @@ pub(super) struct AuthorityCertificate {
 /// handshake led them to the authority.
 ///
 /// # Errors
-/// If they are not what a handshake lets through.
+/// If they are not those that a handshake lets through.
 pub fn peer_of(certificates: &[CertificateDer<'_>]) -> Result<PeerIdentity, CertificateFault> {
     check_chain_size(certificates)?;
     read_member(&certificates[0]).map(|member| member.identity)
@@ -167,7 +167,7 @@ pub(super) fn read_authority(bytes: &[u8]) -> Result<AuthorityCertificate, Certi
     })
 }
 
-/// The digest of a public key's bytes, by which keys are told apart.
+/// The digest of a public key's bytes, by which keys are distinguished.
 pub(super) fn pin(spki: &[u8]) -> SpkiPin {
     let digest = digest(&SHA256, spki);
     SpkiPin(digest.as_ref().try_into().expect("SHA-256 has 32 bytes"))

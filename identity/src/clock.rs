@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use time::UtcDateTime;
 
-/// How far two clocks may be apart: what a machine without time service drifts in weeks.
+/// How far two clocks may be apart: the drift of a machine without time service in weeks.
 pub const CLOCK_TOLERANCE_SECONDS: u64 = 5 * 60;
 
 /// 9999-12-31 23:59:59 UTC, the last second of the calendar that is used here.
@@ -44,7 +44,7 @@ impl UnixSeconds {
     }
 }
 
-/// As `2026-11-21 15:46:37 UTC`. What is later than the year 9999 is written as its last second.
+/// As `2026-11-21 15:46:37 UTC`. A time after the year 9999 is written as its last second.
 impl fmt::Display for UnixSeconds {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let date = UtcDateTime::from_unix_timestamp(self.0.min(YEAR_9999_END) as i64)

@@ -1,4 +1,5 @@
-//! What a member shows and what it trusts: its certificates, its key, its roots.
+//! The proofs that a member shows, and the roots that it trusts: its certificates, its key, its
+//! roots.
 
 use std::fmt;
 use std::sync::Arc;
@@ -58,7 +59,7 @@ pub enum CredentialsFault {
 }
 
 impl Credentials {
-    /// Puts together what belongs together. `chain` begins with the member's own certificate.
+    /// Puts the parts together. `chain` begins with the member's own certificate.
     ///
     /// # Errors
     /// If the parts do not belong together. Whether they are good now is another question:
@@ -150,7 +151,8 @@ impl Credentials {
         Self::new(self.parts.chain.clone(), self.parts.key.clone(), roots)
     }
 
-    /// Whether the certificate was issued by this authority, whatever it leads to beside that.
+    /// Whether the certificate was issued by this authority, independently of other authorities
+    /// that it leads to.
     #[must_use]
     pub fn is_by(&self, authority: &CertificateDer<'static>) -> bool {
         let check = PeerCheck::new(self.identity().cluster, std::slice::from_ref(authority));

@@ -77,10 +77,10 @@ pub enum IdentityFolderFault {
         path: PathBuf,
         /// Permission bits of the folder or file.
         found: u32,
-        /// The widest that are taken.
+        /// The widest permissions that are accepted.
         expected: u32,
     },
-    /// Its bytes are not what they should be.
+    /// Its bytes are not those that belong there.
     #[error("{} is damaged: {why}", path.display())]
     Damaged {
         /// Path of the folder or file.
@@ -125,7 +125,7 @@ pub enum IdentityFileDamage {
     /// It is longer than any of ours.
     #[error("more than {FILE_BYTES_MAX} bytes")]
     TooLong,
-    /// It is not in PEM, or has no part or too many of what it should hold.
+    /// It is not in PEM, or has too few or too many of the parts that it should hold.
     #[error("not the PEM text that belongs there")]
     NoPem,
     /// The key in it is none.
@@ -186,7 +186,7 @@ impl Credentials {
     /// that cluster.
     ///
     /// # Errors
-    /// With what is wrong, each kind of fault apart.
+    /// With the fault, each kind apart.
     pub fn load(
         folder: &Path,
         expected: Option<ClusterId>,
@@ -209,8 +209,8 @@ impl Credentials {
     }
 
     /// The same, whether their time is over or not: with
-    /// [`JoinSetup::of_member`](super::JoinSetup::of_member) a member whose certificate ended
-    /// requests another one.
+    /// [`JoinSetup::of_member`](super::JoinSetup::of_member) a member requests another certificate
+    /// after its own ended.
     ///
     /// # Errors
     /// As [`Self::load`], but for the clock.
@@ -251,21 +251,21 @@ impl ClusterAuthority {
             Ok(roots) if !roots.contains(self.certificate()) => {
                 Err(IdentityFolderFault::Occupied { path })
             }
-            // What is known of the one before, or of the one that follows, stays.
+            // The record of the one before, or of the one that follows, stays.
             Ok(_) if self.bridge().is_empty() => Ok(()),
             Ok(_) | Err(IdentityFolderFault::Missing { .. }) => self.save_path(folder),
             Err(fault) => Err(fault),
         }
     }
 
-    /// Its certificate, and what leads to the one before, whose certificate is the last.
+    /// Its certificate, and the path to the one before, which ends with that one's certificate.
     fn save_path(&self, folder: &Path) -> Result<(), IdentityFolderFault> {
         let path: Vec<_> = self.path().collect();
         replace(folder, ROOTS_FILE, &certificates_text(&path))
     }
 
     /// Writes the authority that follows the one in `folder`, which is the end of its bridge. It
-    /// takes the place of another one that was to follow.
+    /// replaces another one that was to follow.
     ///
     /// # Errors
     /// If it does not follow that one, or something cannot be written.
@@ -274,7 +274,7 @@ impl ClusterAuthority {
         if self.bridge().last() != Some(now.certificate()) {
             return Err(IdentityFolderFault::Occupied { path: folder.join(NEXT_KEY_FILE) });
         }
-        // A key whose certificate is not there is of no use, so the certificate comes first.
+        // A key without its certificate is of no use, so the certificate comes first.
         self.save_path(folder)?;
         replace(folder, NEXT_KEY_FILE, &key_text(self.key()))
     }
@@ -282,7 +282,7 @@ impl ClusterAuthority {
     /// The authority that follows the one in `folder`.
     ///
     /// # Errors
-    /// With what is wrong. `Missing` for the key means that none is to follow.
+    /// With the fault. `Missing` for the key means that none is to follow.
     pub fn load_next(
         folder: &Path,
         expected: Option<ClusterId>,
@@ -290,8 +290,7 @@ impl ClusterAuthority {
         Self::load_with(folder, NEXT_KEY_FILE, expected)
     }
 
-    /// The authority that follows takes the place of the one in `folder`, whose key is gone with
-    /// that.
+    /// The authority that follows replaces the one in `folder`, and that one's key is gone with it.
     ///
     /// # Errors
     /// If there is none, or the disk fails.
@@ -305,7 +304,7 @@ impl ClusterAuthority {
     /// The authority in `folder`. With `expected`, only of that cluster.
     ///
     /// # Errors
-    /// With what is wrong. `Missing` for the key means that the folder is not of a controller.
+    /// With the fault. `Missing` for the key means that the folder is not of a controller.
     pub fn load(folder: &Path, expected: Option<ClusterId>) -> Result<Self, IdentityFolderFault> {
         Self::load_with(folder, AUTHORITY_KEY_FILE, expected)
     }
@@ -333,8 +332,8 @@ impl ClusterAuthority {
     }
 }
 
-/// What of an identity's folder others may open although they should not. For a check that changes
-/// nothing; what is missing is no fault here.
+/// The files of an identity's folder that others may open although they should not. For a check
+/// that changes nothing; a missing file is no fault here.
 #[must_use]
 pub fn check_permissions(folder: &Path) -> Vec<IdentityFolderFault> {
     let paths =

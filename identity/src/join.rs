@@ -14,8 +14,9 @@
 //!     |  certificate for my key, of that cluster, by that authority?  |
 //! ```
 //!
-//! The proof is bound to the channel by what TLS derives for it (RFC 5705), so it is worth nothing
-//! on another connection: neither repeated nor passed on. The token's secret never travels.
+//! The proof is bound to the channel by the key material that TLS exports for it (RFC 5705), so it
+//! is worth nothing on another connection: neither repeated nor passed on. The token's secret never
+//! travels.
 
 mod dial;
 mod message;

@@ -1,4 +1,4 @@
-//! A member's own key, and what others are shown of it: a signing request.
+//! A member's own key, and the signing request that shows its public half to others.
 //!
 //! Only the key of a request is used. One that requests more, such as a name or the right to sign
 //! others, is refused instead of being read generously.
@@ -21,7 +21,7 @@ use super::certificate::pin;
 /// The longest request that is looked at. Ours have about 200 bytes.
 pub const REQUEST_BYTES_MAX: usize = 8 << 10;
 
-/// What a key for stateless resets is derived for.
+/// The label with which a key for stateless resets is derived.
 const RESET_LABEL: &[u8] = b"zbelastic stateless reset 1";
 
 /// The SHA-256 of a public key: by it the same request, sent again, is recognised.

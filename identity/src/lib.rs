@@ -7,9 +7,9 @@
 //!        +------ zbe-join/1 --------+   (the only exchange without a certificate of one's own)
 //! ```
 //!
-//! A certificate names its holder in one place, a URI: [`PeerIdentity`]. Whatever else is in
-//! it is neither read nor trusted. What a role may do is decided elsewhere; here is only decided
-//! which peer it is. The whole is described in `docs/security.md`.
+//! A certificate names its holder in one place, a URI: [`PeerIdentity`]. All other fields in it are
+//! neither read nor trusted. The rights of a role are decided elsewhere; here is only decided which
+//! peer it is. The whole is described in `docs/security.md`.
 
 mod authority;
 mod certificate;

@@ -1,5 +1,5 @@
 //! The name that a person gives a node. Names are shown to people and in logs, so they hold nothing
-//! that a terminal, a page or a database could take for more than a name.
+//! that a terminal, a page or a database could interpret as more than a name.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,7 +7,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-/// The longest name: what a label of a host name may have.
+/// The longest name: the length limit of a label of a host name.
 pub const NAME_CHARS_MAX: usize = 63;
 
 /// A name of 1 to 63 of `a-z`, `0-9` and `-`.

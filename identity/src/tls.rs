@@ -158,7 +158,7 @@ pub(super) fn client_config(
     Ok(config)
 }
 
-/// What every dialler's configuration has in common.
+/// The settings that every dialler's configuration shares.
 pub(super) fn harden_client(config: &mut ClientConfig) {
     config.resumption = Resumption::disabled();
     config.enable_early_data = false;
@@ -169,7 +169,7 @@ pub(super) fn harden_client(config: &mut ClientConfig) {
 #[derive(Debug)]
 struct MemberVerifier {
     check: PeerCheck,
-    /// The peers that a dialler expects. The side that is dialled takes any member.
+    /// The peers that a dialler expects. The side that is dialled accepts any member.
     expected: ExpectedPeer,
     /// Whether a client must have a certificate.
     mandatory: bool,

@@ -1,4 +1,4 @@
-//! What lets a joiner request a certificate: a token, one line to paste.
+//! Tokens: one line to paste, with which a joiner requests a certificate.
 //!
 //! ```text
 //!   zbt1.w.00c0ffee00c0ffee.<52 letters>.<52 letters>.1f2e3d4c
@@ -7,13 +7,13 @@
 //! ```
 //!
 //! Base 32 in lower case without padding, digits hexadecimal in lower case. There is one text for
-//! a token. The CRC finds every single wrong character, so a bad paste is told from a wrong token
-//! without a connection. The role in it is what a person reads; what counts is the record that the
-//! cluster keeps under the id.
+//! a token. The CRC finds every single wrong character, so a bad paste is distinguished from a
+//! wrong token without a connection. The role in it is for people to read; the one that counts is
+//! in the record that the cluster keeps under the id.
 //!
 //! The cluster keeps a key that is derived from the secret, never the secret: [`TokenVerifier`].
 //! A thief of that key can pass for the token's holder, so it is kept as a secret too, but it
-//! does not open what else the person may have pasted the token into.
+//! does not open other programs that the person may have pasted the token into.
 
 use std::fmt;
 use std::sync::LazyLock;
@@ -27,9 +27,9 @@ use thiserror::Error;
 use super::certificate::SpkiPin;
 use super::role::PeerRole;
 
-/// The first part of every token of this form: what scanners for lost secrets look for.
+/// The first part of every token of this form: the mark that scanners for lost secrets look for.
 const FORM: &str = "zbt1";
-/// What every form of token begins with.
+/// The prefix of every form of token.
 const FAMILY: &str = "zbt";
 /// Form, role, id, secret, pin, CRC-32 and the dots between them.
 const TOKEN_CHARS: usize = FORM.len() + 1 + ID_DIGITS + 2 * KEY_LETTERS + CRC_DIGITS + 5;
@@ -47,14 +47,14 @@ static BASE_32: LazyLock<Encoding> = LazyLock::new(|| {
     specification.encoding().expect("32 letters that differ are an encoding")
 });
 
-/// The public name of a token, for lists and for taking it back.
+/// The public name of a token, for lists and for revoking it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct JoinTokenId(pub u64);
 
 impl JoinTokenId {
-    /// Of no token: with it a member whose certificate ended requests another one. Its key, which
-    /// the cluster keeps the digest of, is what it shows instead.
+    /// Of no token: with it a member requests another certificate after its own ended. It shows its
+    /// key instead, of which the cluster keeps the digest.
     pub const MEMBER: Self = Self(0);
 }
 
@@ -73,7 +73,7 @@ pub struct JoinToken {
     pin: SpkiPin,
 }
 
-/// What the cluster keeps of a token: enough to check a proof, not the token.
+/// The cluster's record of a token: enough to check a proof, not the token.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct TokenVerifier([u8; 32]);
@@ -89,13 +89,13 @@ pub enum TokenFault {
     /// The checksum is right and the form is not ours.
     #[error("a token of a form that this program does not know, it knows {FORM}")]
     OtherForm,
-    /// The checksum is right and what it covers is no token.
+    /// The checksum is right and the text that it covers is no token.
     #[error("the checksum is right and the text is no token: the program that made it is wrong")]
     Malformed,
 }
 
 impl JoinToken {
-    /// A new token for a role in the cluster whose authority has this pin.
+    /// A new token for a role in the cluster with the authority of this pin.
     ///
     /// # Panics
     /// If the machine has no source of random numbers.
@@ -111,7 +111,7 @@ impl JoinToken {
         Self { role, id: JoinTokenId(u64::from_le_bytes(id)), secret, pin }
     }
 
-    /// What a member shows in a token's place: it names the authority, and proves nothing.
+    /// The text that a member shows in a token's place: it names the authority, and proves nothing.
     #[must_use]
     pub(super) const fn of_member(role: PeerRole, pin: SpkiPin) -> Self {
         Self { role, id: JoinTokenId::MEMBER, secret: [0; 32], pin }
@@ -160,7 +160,7 @@ impl JoinToken {
         format!("{body}.{}", checksum_text(&body))
     }
 
-    /// The role in the token's text. What counts is the role in the cluster's record of the token.
+    /// The role in the token's text. The one that counts is in the cluster's record of the token.
     #[must_use]
     pub fn role(&self) -> PeerRole {
         self.role
@@ -178,8 +178,8 @@ impl JoinToken {
         self.pin
     }
 
-    /// What the cluster keeps of it. Derived for this id and role, so that a record under another
-    /// id or role accepts no proof of this token.
+    /// The verifier that the cluster keeps of it. Derived for this id and role, so that a record
+    /// under another id or role accepts no proof of this token.
     #[must_use]
     pub fn verifier(&self) -> TokenVerifier {
         let mut context = hmac::Context::with_key(&hmac::Key::new(hmac::HMAC_SHA256, &self.secret));

@@ -32,7 +32,7 @@ pub enum ExpectedPeer {
 /// Why a peer's connection is refused.
 #[derive(Clone, Debug, PartialEq, Error)]
 pub enum PeerIdentityRefusal {
-    /// What it presented is not a certificate of a member.
+    /// The certificate that it presented is not that of a member.
     #[error(transparent)]
     Certificate(#[from] CertificateFault),
     /// It is of another cluster.
@@ -69,7 +69,7 @@ pub enum PeerIdentityRefusal {
     },
 }
 
-/// What peers are checked against.
+/// The cluster and the roots that peers are checked against.
 #[derive(Clone, Debug)]
 pub(super) struct PeerCheck {
     cluster: ClusterId,
@@ -149,7 +149,7 @@ impl PeerCheck {
         let now = UnixTime::since_unix_epoch(std::time::Duration::from_secs(judged.0));
         let algorithms = self.algorithms.all;
         // Every certificate of ours may be used at either end of a connection, so one way of
-        // following signatures serves both; what a role may do is not encoded in such usages.
+        // following signatures serves both; the rights of a role are not encoded in such usages.
         verify_server_cert_signed_by_trust_anchor(&own, &self.roots, others, now, algorithms)
     }
 }

@@ -15,21 +15,21 @@ use zbelastic_types::NodeId;
 use crate::fallback::PlannerJob;
 use crate::node_choices::NodeResources;
 
-/// What is known of the cluster's pace. Nothing at the beginning: work is counted, nodes are as
-/// fast as they report, and messages take no time.
+/// The known pace of the cluster. Nothing is known at the beginning: work is counted, nodes are as
+/// fast as they report, and messages need no time.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PaceEstimate {
-    /// What counted work takes on a node of speed 1.
+    /// The time of counted work on a node of speed 1.
     pub calibration: Option<Calibration>,
     /// Nodes that are not as fast as they report, in thousandths of a reference device's.
     pub speeds: BTreeMap<NodeId, u32>,
-    /// What a boundary tensor takes from node to node, the lower number first.
+    /// The times of a boundary tensor from node to node, the lower number first.
     pub links: BTreeMap<(NodeId, NodeId), LinkTimes>,
     /// From the last report to the verdict, in microseconds; nothing before one was waited for.
     pub verdict_us: f64,
 }
 
-/// What a boundary tensor takes to another node, in microseconds.
+/// The times of a boundary tensor to another node, in microseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct LinkTimes {
     /// However short it is; all of it, if nothing separated the part that depends on its length.
@@ -46,12 +46,13 @@ impl LinkTimes {
     }
 }
 
-/// A verdict that takes so much more or less than was known is another one: it is seldom waited
-/// for, and then by the stage that was late.
+/// A verdict with a time this far from the known one is another one: it is seldom waited for, and
+/// then by the stage that was late.
 const VERDICT_APART: f64 = 0.5;
 
 impl PaceEstimate {
-    /// Whether this holds what was never timed before, or a verdict that takes quite another time.
+    /// Whether this holds an item that was never timed before, or a verdict with quite another
+    /// time.
     #[must_use]
     pub fn differs_from(&self, before: &Self) -> bool {
         let timed = |estimate: &Self| {
@@ -111,7 +112,7 @@ impl PaceEstimate {
     }
 
     /// The times of the slowest link between neighbours in this order. One that was never used is
-    /// taken for as fast as the others.
+    /// assumed to be as fast as the others.
     #[must_use]
     pub fn link(&self, nodes: &[NodeResources]) -> LinkTimes {
         let slower = |a: &LinkTimes, b: &LinkTimes| a.total_us().total_cmp(&b.total_us());

@@ -1,5 +1,5 @@
-//! What planning needs of a job, and what a run goes on with on so many nodes: the requested schedule need not
-//! exist for every number of stages.
+//! The inputs of planning from a job, and the schedules that a run goes on with on so many nodes: the requested
+//! schedule need not exist for every number of stages.
 
 use zbelastic_consensus::plan::copies_at;
 use zbelastic_kernels::DeviceSizes;
@@ -13,7 +13,7 @@ use zbelastic_types::Bytes;
 /// The schedule of two replicas that exists for every number of stages.
 const REPLICAS_ANYWHERE: [ScheduleKind; 1] = [ScheduleKind::Gems];
 
-/// What of a job's configuration its plans depend on.
+/// The parts of a job's configuration that its plans depend on.
 #[derive(Clone, Debug)]
 pub struct PlannerJob {
     /// Shape of the model.
@@ -28,7 +28,7 @@ pub struct PlannerJob {
     pub chunks_per_stage: Option<u32>,
     /// Slices that sequences are cut into; none for as many as each schedule has by itself.
     pub slice_count: Option<u32>,
-    /// What passes do to keep less.
+    /// The way in which passes keep less.
     pub memory: MemoryPolicy,
     /// Other nodes that hold each update before it is sealed.
     pub copies: u32,
@@ -50,8 +50,8 @@ pub struct PlanFallback<'a> {
 }
 
 impl PlannerJob {
-    /// What to try on `most` nodes, one after the other until something can be had. Every one trains
-    /// to the same bits.
+    /// The fallbacks to try on `most` nodes, one after the other until one can be had. Every one
+    /// trains to the same bits.
     ///
     /// Most schedules give way to any other before a node is left out. How slices and replicas add up
     /// is a part of the arithmetic, so these give way to none that adds up in another order: slices to
@@ -75,7 +75,7 @@ impl PlannerJob {
         counts.flat_map(|count| [own(count), others(&AUTO_KINDS, count)]).collect()
     }
 
-    /// The best plan for a fallback at a pace, with the most that each stage may take.
+    /// The best plan for a fallback at a pace, with the memory limit of each stage.
     ///
     /// # Errors
     /// Why no schedule of the fallback can be had.

@@ -1,4 +1,4 @@
-//! What the steps of the plan in force took, as far as it is remembered for a review.
+//! The times of the steps of the plan in force, as far as they are remembered for a review.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -18,8 +18,8 @@ use crate::node_choices::NodeResources;
 /// Steps that a review looks at: the middle one of each time counts, so two may be anything.
 pub const REVIEW_STEPS: usize = 5;
 
-/// Steps of these in which a verdict must have been waited for, to measure how long it takes: where
-/// most are there in time, the few that are not show how long the slowest take.
+/// Steps of these in which a verdict must have been waited for, to measure its time: where most are
+/// there in time, the few that are not show the time of the slowest.
 const VERDICTS_LEAST: usize = REVIEW_STEPS / 2 + 1;
 
 /// The last steps of a plan.
@@ -29,7 +29,7 @@ pub struct PaceHistory {
 }
 
 impl PaceHistory {
-    /// Drops what was measured.
+    /// Drops the measurements.
     pub fn clear(&mut self) {
         self.steps.clear();
     }
@@ -42,9 +42,9 @@ impl PaceHistory {
         self.steps.push_back(step);
     }
 
-    /// What is known once these steps are, `known` being what was known before them; nothing before
-    /// there are [`REVIEW_STEPS`], or if nothing follows from them. `nodes` are those at the stages
-    /// of `plan`, with their resources.
+    /// The estimate with these steps, `known` being the one before them; nothing before there are
+    /// [`REVIEW_STEPS`], or if nothing follows from them. `nodes` are those at the stages of
+    /// `plan`, with their resources.
     #[must_use]
     pub fn estimate(
         &self,
@@ -108,7 +108,7 @@ impl PaceHistory {
         }
     }
 
-    /// What a layer took, in the steps in which it was timed.
+    /// The time of a layer, in the steps in which it was timed.
     fn layer_cost(&self, stage: StageIndex, class: LayerClass) -> Option<LayerCost> {
         let timed = self.steps.iter().map(|step| step.stages[stage.index()]);
         let timed: Vec<LayerCost> = timed.filter_map(|s| s.classes[class.index()]).collect();
@@ -126,7 +126,7 @@ impl PaceHistory {
         })
     }
 
-    /// What is occupied is a part of the hop; the rest is latency.
+    /// The time in which the link is occupied is a part of the hop; the rest is latency.
     fn links(&self) -> BTreeMap<(StageIndex, StageIndex), LinkTimes> {
         let occupied = self.medians(|step| &step.occupied);
         let link = |(pair, hop_us): ((StageIndex, StageIndex), f64)| {
@@ -148,7 +148,7 @@ impl PaceHistory {
     }
 }
 
-/// What a stage's copies of a step are counted to take.
+/// The time that is counted for a stage's copies of a step.
 fn copied(job: &PlannerJob, plan: &PlanRecord, stage: StageIndex) -> f64 {
     let copies = Pace::estimated(&job.model, job.batch.microbatch).copies;
     let of_op = |op: &Op| match op {

@@ -1,5 +1,4 @@
-//! Which plan a cluster trains by: what is searched, what its work was measured to take, and when another plan
-//! is worth a change.
+//! Which plan a cluster trains by: the search, the measured times of its work, and when another plan is worth a change.
 //!
 //! ```text
 //!   job, nodes ──▶ PlanSearch ──▶ plan ──▶ steps ──▶ PaceHistory ──▶ PaceEstimate
@@ -7,11 +6,11 @@
 //!                      └──────── PlanMeasurement, estimate ◀── PaceTracker ◀┘
 //! ```
 //!
-//! - [`PlannerJob`]: what of a job's configuration a plan depends on, and the fallbacks that are tried.
+//! - [`PlannerJob`]: the parts of a job's configuration that a plan depends on, and the fallbacks that are tried.
 //! - [`PlanSearch`]: finds plans, remembers them, and looks ahead to the loss of each node.
-//! - [`StepMeasurement`], [`PaceHistory`], [`PaceEstimate`]: what steps took, the medians of a review, and what
-//!   plans are made with.
-//! - [`PlanReview`]: the plan in force, judged by what its work takes.
+//! - [`StepMeasurement`], [`PaceHistory`], [`PaceEstimate`]: the times of steps, the medians of a review, and the
+//!   estimate that plans are made with.
+//! - [`PlanReview`]: the plan in force, judged by the times of its work.
 //! - [`PlanWatch`], [`PaceTracker`]: when a plan is reviewed, and when a judgement is acted on.
 //!
 //! Pure: steps, nodes and answers come in, plans and reasons go out. A controller's process calls it from its

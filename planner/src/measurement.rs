@@ -1,4 +1,4 @@
-//! What a step took, stage by stage and from stage to stage.
+//! The times of a step, stage by stage and from stage to stage.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ pub struct StepMeasurement {
     /// Of a boundary tensor between two stages, the lower one first, in microseconds. Pairs of
     /// which one never waited for the other are left out.
     pub hops: BTreeMap<(StageIndex, StageIndex), f64>,
-    /// Of that, what the boundary tensors of a microbatch keep the link occupied for, where
+    /// The part of that in which the boundary tensors of a microbatch occupy the link, where
     /// messages of several lengths showed it.
     pub occupied: BTreeMap<(StageIndex, StageIndex), f64>,
     /// From the last report of the step before to its verdict, if that was waited for.

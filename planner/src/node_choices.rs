@@ -1,5 +1,5 @@
-//! Which nodes a plan is tried on, and what the stage of each may take. A node with little memory
-//! is left out where others suffice, wherever it stands, and limits no other node's stage.
+//! Which nodes a plan is tried on, and the memory limit of each one's stage. A node with little
+//! memory is left out where others suffice, wherever it stands, and limits no other node's stage.
 
 use std::cmp::Reverse;
 
@@ -13,8 +13,8 @@ pub type NodeResources = (NodeId, Resources);
 /// The limit of a stage that has none: more than any node has, and as much can be added to it.
 const UNLIMITED: Bytes = Bytes(1 << 60);
 
-/// What the stage of each node may take: its node's memory, and what the configuration allows.
-/// Empty if no node has a limit.
+/// The memory that the stage of each node may use: its node's memory, and the limit of the
+/// configuration. Empty if no node has a limit.
 #[must_use]
 pub fn memory_limits(most: Option<Bytes>, nodes: &[NodeResources]) -> Vec<Bytes> {
     let own = |(_, resources): &NodeResources| Some(resources.memory).filter(|memory| memory.0 > 0);

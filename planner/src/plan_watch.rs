@@ -51,7 +51,7 @@ impl PlanWatch {
         *self = Self { drifts, steps_until_review: apart, ..Self::default() };
     }
 
-    /// A step of the plan is sealed. Yields whether what it took is to be remembered.
+    /// A step of the plan is sealed. Yields whether its times are to be remembered.
     pub fn note_step(&mut self) -> bool {
         if self.steps_until_review > 0 {
             self.steps_until_review -= 1;
@@ -70,7 +70,7 @@ impl PlanWatch {
         is_due
     }
 
-    /// A review that cannot be: there is nothing to judge, or the solver takes no review now.
+    /// A review that cannot be: there is nothing to judge, or the solver accepts no review now.
     pub fn give_up_review(&mut self) {
         self.is_under_review = false;
     }

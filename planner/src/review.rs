@@ -1,4 +1,4 @@
-//! A plan in force, judged by what its work was found to take.
+//! A plan in force, judged by the measured times of its work.
 
 use std::sync::Arc;
 
@@ -12,18 +12,18 @@ use crate::fallback::PlannerJob;
 use crate::node_choices::NodeResources;
 use crate::search::PlanQuery;
 
-/// What is to be judged.
+/// The plan that is to be judged, and its circumstances.
 #[derive(Clone, Debug)]
 pub struct PlanReview {
     /// The plan in force.
     pub plan: Arc<PlanRecord>,
-    /// The nodes at its stages, with what they brought.
+    /// The nodes at its stages, with their resources.
     pub nodes: Vec<NodeResources>,
-    /// What it was made with.
+    /// The estimate that it was made with.
     pub planned: PaceEstimate,
     /// The pace as it is found to be now.
     pub found: PaceEstimate,
-    /// What is left to be gained, in microseconds.
+    /// The time that is left to be gained, in microseconds.
     pub stakes: ReplanStakes,
 }
 
@@ -32,7 +32,7 @@ pub struct PlanReview {
 pub struct ReviewedPlan {
     /// On the plan of this generation.
     pub generation: Generation,
-    /// The nodes at its stages, with what they brought.
+    /// The nodes at its stages, with their resources.
     pub nodes: Vec<NodeResources>,
     /// The pace as it was found to be.
     pub found: PaceEstimate,

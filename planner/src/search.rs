@@ -1,5 +1,5 @@
-//! Finds the plan of a job on some nodes, remembers what it found, and looks ahead: the plans for one node less
-//! and one more are found before they are needed, so that a loss does not wait for a search.
+//! Finds the plan of a job on some nodes, remembers the plans that it found, and looks ahead: the plans for one node
+//! less and one more are found before they are needed, so that a loss does not wait for a search.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -17,19 +17,20 @@ use crate::node_choices::{NodeResources, first_plan, memory_limits};
 
 /// Solutions remembered; with more, those for the most nodes go first.
 const REMEMBERED_MAX: usize = 256;
-/// What a device of speed 1000 does in a second, in floating-point operations: one core of the kind
-/// that this was measured on, rounded down.
+/// Floating-point operations per second of a device of speed 1000: one core of the kind that this
+/// was measured on, rounded down.
 const REFERENCE_FLOP_PER_S: f64 = 2e10;
 /// Bytes that an update moves for each weight, at most: the squares of its gradient, its candidate, its
-/// commit, and the fingerprint of what comes of it (docs/decisions/0038).
+/// commit, and the fingerprint of the result (docs/decisions/0038).
 const UPDATE_BYTES_PER_WEIGHT: f64 = 64.0;
-/// What a device of speed 1000 moves in a second at least, in bytes, with its neighbours doing the same. It
-/// was chosen, and nobody has measured it: memory of machines that are rented gives several times as much.
+/// Bytes per second that a device of speed 1000 moves at least, with its neighbours doing the same.
+/// It was chosen, and nobody has measured it: memory of machines that are rented gives several
+/// times as much.
 const REFERENCE_BYTES_PER_S: f64 = 1e9;
-/// How many times longer than predicted an operation may take: cores are shared, and shared cores
+/// How many times longer than predicted an operation may last: cores are shared, and shared cores
 /// are preempted.
 const PATIENCE: f64 = 10.0;
-/// An operation may take so long however small it is, in seconds: the longest a busy machine keeps a
+/// Seconds that an operation may last however small it is: the longest a busy machine keeps a
 /// thread waiting, with room.
 const OP_SECONDS_MIN: f64 = 1.0;
 
@@ -37,14 +38,14 @@ const OP_SECONDS_MIN: f64 = 1.0;
 /// mostly are like the others.
 const LOSSES_MAX: usize = 8;
 
-/// What a plan depends on, beside the job and what counted work takes.
+/// The inputs of a plan, beside the job and the time of counted work.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct PlanQuery {
     stage_count: u32,
     kinds: Vec<ScheduleKind>,
     chunks_per_stage: Option<u32>,
     is_ahead: bool,
-    /// What each stage may take, by stage; none if all may take anything.
+    /// The memory that each stage may use, by stage; none if no stage has a limit.
     pub(crate) bytes_max: Vec<Bytes>,
     /// By stage, in thousandths of a reference device's.
     speeds: Vec<u32>,
@@ -80,13 +81,13 @@ pub struct PlanSearch {
 }
 
 impl PlanSearch {
-    /// A search that has found nothing, for a cluster whose ticks are so long.
+    /// A search that has found nothing, for a cluster with ticks of this length.
     #[must_use]
     pub fn new(tick: Duration) -> Self {
         Self { tick, estimate: PaceEstimate::default(), found: BTreeMap::new() }
     }
 
-    /// Forgets what was found: the job is another one.
+    /// Forgets the plans that were found: the job is another one.
     pub fn clear(&mut self) {
         self.found.clear();
     }
@@ -173,14 +174,15 @@ impl PlanSearch {
     }
 }
 
-/// Seconds after which an operation hangs: so many times what the longest one should take on the slowest
-/// node. That is a pass of a chunk, or the update of a stage, whichever takes longer.
+/// Seconds after which an operation hangs: a multiple of the predicted time of the longest one on
+/// the slowest node. That is a pass of a chunk, or the update of a stage, whichever is longer.
 fn op_seconds_max(job: &PlannerJob, plan: &Plan, nodes: &[NodeResources]) -> f64 {
     let work = layer_work(&job.model, job.batch.microbatch);
     let of_chunk =
         |chunk: &LayerRange| -> f64 { chunk.ids().map(|layer| work[layer as usize].total()).sum() };
     let of_pass = plan.chunks.iter().map(of_chunk).fold(0.0, f64::max);
-    // A device does later what it was sent: an operation that reads the result waits for all of a step.
+    // A device executes its launches later: an operation that reads the result waits for all of a
+    // step.
     let passes = match job.sizes {
         DeviceSizes::Processors => 1,
         DeviceSizes::Cuda(_) => job.batch.microbatch_count,

@@ -1,5 +1,5 @@
-//! What a controller knows of the cluster's pace. Every controller follows the steps; the leader has the plan in
-//! force reviewed, and passes the outcome to its core.
+//! A controller's knowledge of the cluster's pace. Every controller follows the steps; the leader has the plan in force
+//! reviewed, and passes the outcome to its core.
 
 use zbelastic_consensus::duty::PlanMeasurement;
 use zbelastic_consensus::member::{Holder, Member};
@@ -17,24 +17,24 @@ use crate::node_choices::NodeResources;
 use crate::plan_watch::PlanWatch;
 use crate::review::{PlanReview, ReviewedPlan};
 
-/// A change of plans is taken to cost so much, in microseconds, whatever the last one did: the step
-/// that ran ahead of it is run again, and layers are copied while others compute.
+/// A change of plans is assumed to cost at least this many microseconds, even if the last one cost
+/// less: the step that ran ahead of it is run again, and layers are copied while others compute.
 const CHANGE_US_MIN: f64 = 1e6;
-/// A change is taken to cost as many times what the last one was waited for.
+/// A change is assumed to cost this many times the pause that the last one caused.
 const PAUSES: f64 = 2.0;
 
-/// What is known, and what is under way.
+/// The pace that is known, and the review that is under way.
 #[derive(Debug, Default)]
 pub struct PaceTracker {
     job: Option<Digest>,
-    /// What plans are made with.
+    /// The estimate that new plans are made with.
     estimate: PaceEstimate,
-    /// What the plan in force was made with.
+    /// The estimate that the plan in force was made with.
     planned: PaceEstimate,
-    /// What the last steps took that were looked at, whether or not it was acted on.
+    /// The times of the last steps that were examined, whether or not they led to another plan.
     measured: Option<PaceEstimate>,
     history: PaceHistory,
-    /// The plan whose steps these are.
+    /// The plan that these steps belong to.
     generation: Option<Generation>,
     plan_watch: PlanWatch,
     /// Why the plan in force does not fit, if it does not.
@@ -43,7 +43,7 @@ pub struct PaceTracker {
     is_sent: bool,
 }
 
-/// What a judgement on the plan in force came to.
+/// The outcome of a judgement on the plan in force.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ReviewOutcome {
     /// It is on another plan, or too few reviews agree: nothing changes.
@@ -52,7 +52,7 @@ pub enum ReviewOutcome {
     Fits,
     /// Something drifted beyond the plan's slack.
     Drifted {
-        /// What drifted, and what another plan saves.
+        /// The drift, and the time that another plan saves.
         reason: PlanReason,
         /// The share by which it might have grown.
         slack: f64,
@@ -71,7 +71,7 @@ impl PaceTracker {
         }
     }
 
-    /// A plan begins: it was made with what is known.
+    /// A plan begins: it was made with the estimate that is known.
     fn begin(&mut self, plan: &PlanRecord) {
         self.generation = Some(plan.generation);
         self.planned = self.estimate.clone();
@@ -88,13 +88,13 @@ impl PaceTracker {
         }
     }
 
-    /// What was measured last, whether or not it was acted on.
+    /// The last measurement, whether or not it led to another plan.
     #[must_use]
     pub const fn measured(&self) -> Option<&PaceEstimate> {
         self.measured.as_ref()
     }
 
-    /// How fast a node is taken to be, in thousandths of a reference device's.
+    /// The speed that is assumed of a node, in thousandths of a reference device's.
     #[must_use]
     pub fn speed_permille(&self, node: NodeId, member: &Member) -> u32 {
         let found = self.estimate.speeds.get(&node).copied();
@@ -146,8 +146,9 @@ impl PaceTracker {
         }
     }
 
-    /// Looks at what the last steps took, now that a review is due. Yields what is to be judged, if this node
-    /// leads and the plan in force may change; `pause_us` is what the last change of plans was waited for.
+    /// Examines the times of the last steps, now that a review is due. Yields the review that is to
+    /// be judged, if this node leads and the plan in force may change; `pause_us` is the pause that
+    /// the last change of plans caused.
     pub fn begin_review(
         &mut self,
         state: &State,
@@ -169,12 +170,13 @@ impl PaceTracker {
         Some(PlanReview { plan, nodes, planned, found, stakes })
     }
 
-    /// The review that was due is not under way: there is nothing to judge, or nobody who judges now.
+    /// The review that was due is not under way: there is nothing to judge, or no judge is free
+    /// now.
     pub fn give_up_review(&mut self) {
         self.plan_watch.give_up_review();
     }
 
-    /// What the last steps of the plan in force took, and the nodes at its stages.
+    /// The times of the last steps of the plan in force, and the nodes at its stages.
     fn measure(
         &self,
         state: &State,
@@ -191,7 +193,7 @@ impl PaceTracker {
         Some((nodes, found))
     }
 
-    /// A judgement on the plan in force, whose generation is given, or on one that was.
+    /// A judgement on the plan with the given generation, which is in force or was.
     pub fn handle_review(
         &mut self,
         generation: Generation,
@@ -211,14 +213,15 @@ impl PaceTracker {
             DriftJudgement::Within => "the plan stays",
         };
         let Some(drift) = judgement.drift() else {
-            // The plan in force fits; those to come are made with what nobody knew before.
+            // The plan in force fits; those to come are made with the new findings.
             if found.differs_from(&self.estimate) {
                 self.estimate = found;
                 self.is_sent = false;
             }
             return ReviewOutcome::Fits;
         };
-        // The plan in force is judged by this from now on: what was reported need not be reported again.
+        // The plan in force is judged by this from now on: a drift that was reported need not be
+        // reported again.
         self.estimate = found.clone();
         self.planned = found;
         self.is_sent = false;
@@ -228,7 +231,8 @@ impl PaceTracker {
         ReviewOutcome::Drifted { reason, slack: drift.slack, is_replanned, text }
     }
 
-    /// What the solver does not know yet, if this node leads. A core that has just come to lead knows nothing.
+    /// The estimate that the solver does not know yet, if this node leads. A core that has just
+    /// come to lead knows nothing.
     pub fn unsent(&mut self, leads: bool) -> Option<&PaceEstimate> {
         if !leads {
             self.is_sent = false;
@@ -236,7 +240,8 @@ impl PaceTracker {
         (leads && !self.is_sent).then_some(&self.estimate)
     }
 
-    /// The solver has it: yields what the core is to get, whose plan in force has this generation.
+    /// The solver has the estimate: yields the measurement for the core, for the plan in force with
+    /// this generation.
     pub fn note_sent(&mut self, generation: Generation) -> PlanMeasurement {
         self.is_sent = true;
         let (speeds, drift) = (self.estimate.speeds.clone(), self.drift.clone());

@@ -1,5 +1,5 @@
-//! What a node removes from its store of checkpoints: all that the cluster does not refer to, on
-//! every node alike, whether it keeps manifests or not.
+//! The items that a node removes from its store of checkpoints: all that the cluster does not refer
+//! to, on every node alike, whether it keeps manifests or not.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,10 +10,10 @@ use zbelastic_consensus::mutant::{self, Mutant};
 
 use crate::piece::{FreedSpace, StoreReferences};
 
-/// Manifests kept whatever the cluster refers to.
+/// Manifests kept even if the cluster does not refer to them.
 const KEEP_LAST: usize = 1;
 
-/// Removes what the cluster does not refer to, and returns how much that was.
+/// Removes the items that the cluster does not refer to, and returns how much that was.
 ///
 /// # Errors
 /// If the medium fails.

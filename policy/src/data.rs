@@ -49,18 +49,18 @@ pub enum DataFetchAction {
     Request(Vec<NodeId>),
     /// The bytes are there. These nodes have damaged copies and are to fetch theirs again.
     Done {
-        /// Nodes whose copies are damaged.
+        /// Nodes with damaged copies.
         damaged: Vec<NodeId>,
     },
     /// No node has the bytes undamaged.
     Failed {
-        /// Nodes whose copies are damaged.
+        /// Nodes with damaged copies.
         damaged: Vec<NodeId>,
     },
 }
 
 /// A fetch of bytes by their hash. Chunks come from all holders at once, and only the whole has a
-/// hash: one corrupt copy spoils what comes from all. Each holder gets a request alone then, until
+/// hash: one corrupt copy spoils the result of all. Each holder gets a request alone then, until
 /// one is sound.
 #[derive(Clone, Debug)]
 pub struct DataFetch {
@@ -71,7 +71,7 @@ pub struct DataFetch {
 }
 
 impl DataFetch {
-    /// A fetch from these, the best first, and what is to be done first.
+    /// A fetch from these, the best first, and the first action.
     #[must_use]
     pub fn new(holders: Vec<NodeId>) -> (Self, DataFetchAction) {
         let first = DataFetchAction::Request(holders.clone());
@@ -80,7 +80,7 @@ impl DataFetch {
         (Self { together: Some(holders), alone, requested: None, damaged }, first)
     }
 
-    /// Applies the result of the last request, and returns what to do next.
+    /// Applies the result of the last request, and returns the next action.
     pub fn note(&mut self, outcome: DataFetchOutcome) -> DataFetchAction {
         if let Some(holders) = self.together.take() {
             match outcome {

@@ -9,10 +9,9 @@ use zbelastic_types::Bytes;
 
 /// The part of a disk that pieces leave free: one of so many. As much as ext4 keeps for its owner.
 const RESERVE_PARTS: u64 = 20;
-/// The most that they leave free: many times what a log of the largest cluster holds between two
-/// snapshots.
+/// The most that they leave free: many times the log of the largest cluster between two snapshots.
 const RESERVE_MAX: Bytes = Bytes(512 << 20);
-/// Ticks from one measurement to the next. What may be written meanwhile is checked piece by piece.
+/// Ticks from one measurement to the next. Pieces written meanwhile are checked one by one.
 const MEASURE_TICKS: u32 = 500;
 /// A disk that was low is so until a checkpoint and one of so many parts of it fit.
 const AMPLE_PARTS: u64 = 4;
@@ -60,7 +59,7 @@ impl DiskSpace {
 /// A change of state that a measurement of the disk found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DiskSpaceChange {
-    /// Less is free than a checkpoint takes, which was not so before.
+    /// Less is free than a checkpoint needs, which was not so before.
     Low(DiskSpaceShortage),
     /// It was low, and has space again.
     Ample,

@@ -29,7 +29,7 @@ pub struct KeepQueue {
 pub struct KeepQueueFull;
 
 impl KeepQueue {
-    /// A piece is to be kept for a node. What is there already is kept once.
+    /// A piece is to be kept for a node. A piece that is there already is kept once.
     ///
     /// # Errors
     /// If too much waits.

@@ -1,12 +1,12 @@
-//! What a node decides beside the protocol: which pieces of checkpoints it keeps and for which
-//! nodes, which nodes it requests to keep its own, what it removes, what it reads again, what it
-//! trusts of its peers, and when it renews its certificate.
+//! The decisions of a node beside the protocol: which pieces of checkpoints it keeps and for which
+//! nodes, which nodes it requests to keep its own, which items it removes, which it reads again,
+//! how far it trusts its peers, and when it renews its certificate.
 //!
 //! Policy apart from mechanism: `node` owns the sockets, disks, clocks and threads, and calls these
 //! functions for decisions. So does a simulated cluster (`chaos-tests`), with stores that fail,
-//! disks that are full, members that lie and clocks that were moved. A store is whatever implements
-//! [`zbelastic_checkpoint::CheckpointStore`]; of the packages that do input and output only names,
-//! roles and reasons are used.
+//! disks that are full, members that lie and clocks that were moved. A store is any type that
+//! implements [`zbelastic_checkpoint::CheckpointStore`]; of the packages that do input and output
+//! only names, roles and reasons are used.
 
 pub mod collect;
 pub mod data;

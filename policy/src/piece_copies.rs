@@ -10,8 +10,8 @@ use zbelastic_types::{Generation, NodeId};
 use crate::piece::PieceRef;
 
 /// Ticks without any progress of a piece, here or where it is to be kept, until the nodes that
-/// write it are given up: half of what a plan stands still before it is (rule R10), so that another
-/// node gets the request first.
+/// write it are given up: half of the ticks without progress until a plan is (rule R10), so that
+/// another node gets the request first.
 const STILL_TICKS_MAX: u32 = 1000;
 
 /// Pieces that were written here and are to be kept elsewhere too before they count as durable.
@@ -117,7 +117,7 @@ impl PieceCopies {
         self.under_way.insert(piece, state);
     }
 
-    /// The store here has it, or cannot take it.
+    /// The store here has it, or cannot store it.
     pub fn note_local(&mut self, piece: PieceRef, is_durable: bool) -> PieceCopyAction {
         self.note(piece, |state| state.is_local = Some(is_durable))
     }
@@ -133,7 +133,7 @@ impl PieceCopies {
         })
     }
 
-    /// A node is gone, or its connection: it is not waited for. What it kept it still has on its
+    /// A node is gone, or its connection: it is not waited for. It still has its pieces on its
     /// disk.
     pub fn note_down(&mut self, node: NodeId) -> Vec<(PieceRef, PieceCopyAction)> {
         let requested = self.under_way.iter().filter(|(_, state)| state.requested.contains(&node));

@@ -1,6 +1,6 @@
-//! A piece of a checkpoint that comes from another node, written as it arrives: what is in memory
-//! of it are the chunks that are not whole yet, whatever the layer. It counts as kept once the
-//! digest of all that was written is the one in the request to keep it.
+//! A piece of a checkpoint that comes from another node, written as it arrives: only its chunks
+//! that are not whole yet are in memory, however large the layer. It counts as kept once the digest
+//! of all that was written is the one in the request to keep it.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -20,7 +20,7 @@ use crate::work_counter::WorkCounter;
 /// Why the bytes that came are not kept.
 #[derive(Debug, thiserror::Error)]
 pub enum PieceError {
-    /// The store does not take it.
+    /// The store refuses it.
     #[error(transparent)]
     Store(#[from] CheckpointStoreError),
     /// It is no layer.
@@ -44,7 +44,8 @@ pub enum PieceError {
     },
 }
 
-/// Writes a piece chunk by chunk. Dropped before [`Self::finish`], what it wrote may be removed.
+/// Writes a piece chunk by chunk. If it is dropped before [`Self::finish`], the chunks that it
+/// wrote may be removed.
 pub struct PieceSink<S: CheckpointStore> {
     store: Arc<S>,
     piece: PieceRef,
@@ -63,7 +64,7 @@ pub struct PieceSink<S: CheckpointStore> {
 }
 
 impl<S: CheckpointStore> PieceSink<S> {
-    /// A sink for a piece; bytes that the store took are counted in `written`.
+    /// A sink for a piece; bytes that the store accepted are counted in `written`.
     #[must_use]
     pub fn new(store: Arc<S>, piece: PieceRef, written: WorkCounter) -> Self {
         let digester = ImageDigester::new(piece.length);
@@ -107,7 +108,7 @@ impl<S: CheckpointStore> PieceSink<S> {
     /// Compares the digest, and gives the piece its name.
     ///
     /// # Errors
-    /// If it is not what was announced, or the store does not take it.
+    /// If it is not the piece that was announced, or the store refuses it.
     pub fn finish(mut self) -> Result<(), PieceError> {
         let expected = self.piece.length;
         let record = self.record();

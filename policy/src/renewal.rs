@@ -41,8 +41,8 @@ pub struct RenewalWatch {
 }
 
 impl RenewalWatch {
-    /// A tick. Checks the certificate, unless something was done for it lately, and returns what is
-    /// to be done: a machine that was suspended does it when it wakes.
+    /// A tick. Checks the certificate, unless something was done for it lately, and returns the
+    /// next action: a machine that was suspended does it when it wakes.
     pub fn handle_tick(&mut self, status: impl FnOnce() -> CertificateStatus) -> RenewalAction {
         if self.ticks > 0 {
             self.ticks -= 1;

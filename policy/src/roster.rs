@@ -1,5 +1,5 @@
 //! Members of the cluster as this node has them from the log: the nodes from which it requests
-//! pieces and texts, those it requests to keep pieces, and those whose connections it no longer
+//! pieces and texts, those it requests to keep pieces, and those with connections that it no longer
 //! accepts.
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,4 +1,4 @@
-//! Scrubbing: what lies on a node's disk is read again now and then, so that corrupt items are
+//! Scrubbing: the items on a node's disk are read again now and then, so that corrupt items are
 //! found and fetched again while other nodes have them undamaged. Pieces of checkpoints chunk by
 //! chunk, texts and weights as a whole.
 
@@ -13,7 +13,7 @@ use crate::piece::PieceRef;
 
 /// Texts and weights as they lie on a node's disk, each under the hash that its bytes should have.
 pub trait DataFileAccess {
-    /// One of them, opened. What takes its place meanwhile changes nothing about it.
+    /// One of them, opened. An item that replaces it meanwhile changes nothing about it.
     type File;
 
     /// All that are there.
@@ -63,7 +63,7 @@ pub struct Scrubber<D: DataFileAccess> {
 }
 
 impl<D: DataFileAccess> Scrubber<D> {
-    /// One whose first pass begins behind so many items, or as many less as there are.
+    /// A scrub with a first pass that begins behind so many items, or as many less as there are.
     #[must_use]
     pub const fn new(data: D, turned: u64) -> Self {
         Self { data, items: VecDeque::new(), reading: None, turned }
@@ -75,7 +75,7 @@ impl<D: DataFileAccess> Scrubber<D> {
         self.items.is_empty() && self.reading.is_none()
     }
 
-    /// Reads the next chunk. Returns what is damaged.
+    /// Reads the next chunk. Returns the item that is found corrupt.
     pub fn step(&mut self, store: &impl CheckpointStore) -> Option<CorruptItem> {
         if self.reading.is_none() {
             self.reading = self.next(store);
@@ -120,7 +120,7 @@ impl<D: DataFileAccess> Scrubber<D> {
                 self.reading = Some(ScrubRead::Piece { name, record, next: next + 1 });
                 None
             }
-            // What was removed meanwhile is not damaged.
+            // An item that was removed meanwhile is not damaged.
             Err(_) if matches!(store.record(name), Ok(None)) => None,
             Err(error) => {
                 let piece = PieceRef::of(name, record.length);

@@ -1,16 +1,16 @@
-//! What a node does that cannot open its store of checkpoints. Pieces lie on other nodes as well: a
-//! damaged index keeps no node from starting, least of all a voter whose log is sound.
+//! The decision of a node that cannot open its store of checkpoints. Pieces lie on other nodes as
+//! well: a damaged index keeps no node from starting, least of all a voter whose log is sound.
 
 use zbelastic_consensus::mutant::{self, Mutant};
 
 /// Stores that were put aside and are kept. Behind that a node with a disk that damages one after
-/// the other does not start, and none of what it had is gone.
+/// the other does not start, and no piece that it had is gone.
 pub const ASIDE_MAX: u32 = 3;
 
 /// The fault of a store that was to be opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StoreOpeningFault {
-    /// What is there cannot be read, and will not be by trying again.
+    /// The store cannot be read, and another attempt will fail as well.
     Damage,
     /// The store could not be opened for another reason.
     Store,
@@ -18,10 +18,10 @@ pub enum StoreOpeningFault {
     Place,
 }
 
-/// The decision of a node whose store cannot be opened.
+/// The decision of a node that cannot open its store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StoreOpeningAction {
-    /// What is there is put aside under this number, and another store is begun.
+    /// The store is put aside under this number, and another store is begun.
     BeginAnew {
         /// From 1 to [`ASIDE_MAX`].
         aside: u32,

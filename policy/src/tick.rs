@@ -26,10 +26,10 @@ const ELECTION_TICKS_APART: u32 = 5;
 const ELECTION_NUMBERS: u64 = 8;
 
 /// Without any progress for so long, work that makes no progress is given up. Progress comes with
-/// each heartbeat, however long work takes: this is more than three hundred of them.
+/// each heartbeat, however long work lasts: this is more than three hundred of them.
 const PROGRESS_TIMEOUT: Duration = Duration::from_secs(20);
 /// How long an inventory waits for workers that did not answer though it has a source of each
-/// layer: a little more than an idle worker takes. Nothing is lost when it ends.
+/// layer: a little more than an idle worker needs. Nothing is lost when it ends.
 const INVENTORY_TIMEOUT: Duration = Duration::from_millis(400);
 
 /// How long a leader waits for what. A job's configuration sets how long a member of its cluster

@@ -1,4 +1,4 @@
-//! What a node trusts of its peers: which of their messages count, and which ends of connections
+//! The trust of a node in its peers: which of their messages count, and which ends of connections
 //! mean that this process is to end. One certificate ends no other node, and its messages count
 //! only within its role.
 
@@ -27,7 +27,7 @@ pub fn is_refused_removal(role: PeerRole, problem: &DialProblem) -> bool {
 }
 
 /// Whether a connection was refused because this program is too old for the cluster. Only a
-/// controller knows what the log is written in, and it is not written in an older format again.
+/// controller knows the format of the log, and it is not written in an older one again.
 #[must_use]
 pub fn is_outdated(role: PeerRole, problem: &DialProblem) -> bool {
     let is_newer =
@@ -58,10 +58,10 @@ impl DuplicateIdentityReports {
     }
 }
 
-/// What a message of a member requests or reports, as far as not every member may.
+/// The request or report of a member's message, as far as not every member may make it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MemberClaim {
-    /// What the cluster does not refer to is to be removed.
+    /// Items that the cluster does not refer to are to be removed.
     Collect,
     /// A client reads layers of a checkpoint.
     Exporting,
@@ -78,7 +78,7 @@ pub enum MemberClaim {
     KeepData(DataName),
 }
 
-/// What a node checks claims against.
+/// The facts that a node checks claims against.
 #[derive(Clone, Copy, Debug)]
 pub struct ClaimContext<'a> {
     /// Role of this node.
@@ -116,7 +116,7 @@ pub enum ClaimRefusal {
     NotOfJob,
 }
 
-/// Checks what a member requests or reports.
+/// Checks the request or report of a member.
 ///
 /// # Errors
 /// If it does not count.
@@ -145,7 +145,8 @@ pub fn check_claim(
                 Err(ClaimRefusal::Head)
             }
         }
-        // A controller passes on what was uploaded to it; a worker accepts the data of its job.
+        // A controller passes on data that was uploaded to it; a worker accepts the data of its
+        // job.
         MemberClaim::KeepData(_) if is_controller && context.own == PeerRole::Controller => Ok(()),
         MemberClaim::KeepData(name) if context.job_data.contains(&name) => Ok(()),
         MemberClaim::KeepData(_) => Err(ClaimRefusal::NotOfJob),

@@ -1,11 +1,11 @@
-//! How long a message occupies its link, derived from how long it takes in all.
+//! How long a message occupies its link, derived from its time in all.
 //!
-//! A message takes latency, and time for each of its bytes. Messages of one length show only the
+//! A message needs latency, and time for each of its bytes. Messages of one length show only the
 //! sum; those of two lengths on the same link show both. Boundary tensors are of one length, a
 //! stage's gradient for the stage that keeps its copy is much longer, and sums of the stages before
 //! have no floats at all. Each is sent when an operation ends, by the sender's clock, and arrives
-//! by the receiver's. What these clocks differ by is in the times of both lengths, and not in their
-//! difference.
+//! by the receiver's. The difference of these clocks is in the times of both lengths, and not in
+//! their difference.
 
 use std::collections::BTreeMap;
 
@@ -65,7 +65,7 @@ pub struct MessageArrival {
 }
 
 impl MessageArrival {
-    /// The arrival of a message, if it is one whose link is timed.
+    /// The arrival of a message, if it is one on a timed link.
     pub fn of(body: &PeerBody, at_us: f64) -> Option<Self> {
         let (what, floats) = match body {
             PeerBody::Frame(frame) => match frame.mode {
@@ -145,8 +145,8 @@ impl RunTiming {
         found.into_iter().map(|(pair, both)| (pair, mean(both))).collect()
     }
 
-    /// By sender and receiver. Boundary tensors are those of `turn`; what is sent when a step ends
-    /// is that of all steps that are kept, for what `turn` has of it may not be reported yet.
+    /// By sender and receiver. Boundary tensors are those of `turn`; messages that are sent when a
+    /// step ends are those of all steps that are kept, for those of `turn` may not be reported yet.
     fn lags_by_link(&self, turn: Turn) -> BTreeMap<(StageIndex, StageIndex), MessageLags> {
         let placement = self.setup.plan.placement();
         let passes = passes_of(&self.slices, turn);
@@ -192,7 +192,7 @@ impl RunTiming {
         is_free.then_some((from, end_us))
     }
 
-    /// The end of an update of a stage, and what the stage did right before it.
+    /// The end of an update of a stage, and the operation of the stage right before it.
     pub(super) fn update_ended(
         &self,
         stage: StageIndex,

@@ -1,9 +1,10 @@
-//! Why steps take as long as they do, beside what their plan says.
+//! The causes of the time that steps need, beside the prediction of their plan.
 //!
-//! The plan is the program simulated with what passes took in the first steps. The same program is
-//! simulated again with what every single pass of a step took, and once more with what messages
-//! took: what each of these adds is what it costs. Waits for verdicts are reported by the stages.
-//! What is left is the rest: threads that were not woken, and everything between two operations.
+//! The plan is the program simulated with the times of passes in the first steps. The same program
+//! is simulated again with the time of every single pass of a step, and once more with the times of
+//! messages: the time that each simulation adds is the cost of its cause. Waits for verdicts are
+//! reported by the stages. The remainder is the rest: threads that were not woken, and everything
+//! between two operations.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -16,14 +17,14 @@ use zbelastic_types::StageIndex;
 
 use super::{MeasuredSlice, MeasuredSpan, PLANNED_STEPS, SliceActivity, longest, total_us};
 
-/// Where the time of a step goes, in milliseconds: the sum is what it took.
+/// Where the time of a step goes, in milliseconds: the sum is its duration.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct StepTimeBreakdown {
     /// The time that the plan predicts.
     pub planned_ms: f64,
-    /// Time that passes took more or less than in the first steps.
+    /// Time by which passes were longer or shorter than in the first steps.
     pub computation_ms: f64,
-    /// Time that results took to other stages.
+    /// Time that results needed on the way to other stages.
     pub messages_ms: f64,
     /// Time that was waited for verdicts, and for the sums before them.
     pub verdicts_ms: f64,
@@ -162,7 +163,7 @@ fn lag_us(placement: &Placement, passes: &PassIntervals) -> f64 {
     lags.get(lags.len() / 2).copied().unwrap_or(0.0)
 }
 
-/// Where and when what a pass reads was made, if that was on another stage.
+/// Where and when the input of a pass was made, if that was on another stage.
 pub(super) fn made(
     placement: &Placement,
     passes: &PassIntervals,

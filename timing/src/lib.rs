@@ -5,7 +5,7 @@
 //! span of a stage from its first pass of a step to its last, under window 0 the time from the
 //! first pass anywhere to the last anywhere; and of that the share in which the busiest stage did
 //! not work. Passes of a turn that was dropped are no work, so a rollback shows as a bubble. The
-//! plan is simulated with the medians of what passes took lately.
+//! plan is simulated with the medians of the latest times of passes.
 
 mod arrivals;
 mod causes;
@@ -83,8 +83,7 @@ pub struct MeasuredSlice {
     pub end_us: f64,
 }
 
-/// No clock shows so many microseconds: three thousand years. What is computed with less stays
-/// finite.
+/// No clock shows so many microseconds: three thousand years. Computations with less stay finite.
 pub(crate) const US_MAX: f64 = 1e17;
 
 impl MeasuredSlice {
@@ -139,7 +138,7 @@ impl MeasuredSlice {
 pub struct BubbleShares {
     /// The share as it was measured.
     pub measured: f64,
-    /// As it is planned, with what passes take on this machine.
+    /// As it is planned, with the times of passes on this machine.
     pub planned: f64,
     /// Where the time of the steps so far went, once there is a plan to hold it against.
     pub causes: Option<StepTimeBreakdown>,
@@ -168,12 +167,12 @@ pub struct RunTiming {
     commits: DurationSamples,
     /// Steps that have ended.
     ended: u32,
-    /// What passes took in the first of them: what the others are held against.
+    /// The times of passes in the first of them, against which the others are compared.
     profile: Option<BaselineProfile>,
     causes: Option<StepTimeBreakdown>,
 }
 
-/// Steps whose times make the profile. The very first ones touch memory for the first time.
+/// Steps that make the profile. The very first ones touch memory for the first time.
 const PROFILED_STEPS: u32 = 4;
 
 impl RunTiming {
@@ -246,7 +245,7 @@ impl RunTiming {
         BubbleShares { measured: measured_bubble(&extents, window), planned, causes: self.causes }
     }
 
-    /// Takes the step into the mean of its causes.
+    /// Adds the step to the means of the causes.
     fn explain(&mut self, turn: Turn, extents: &[MeasuredSpan]) {
         self.ended += 1;
         let Some(profile) = &self.profile else {
@@ -275,7 +274,7 @@ impl RunTiming {
         }
     }
 
-    /// The program simulated with what was measured, in microseconds.
+    /// The program simulated with the measured times, in microseconds.
     pub fn planned_timeline(&self, step_count: u32) -> Timeline {
         let program = &self.setup.plan.program;
         simulate(program, &self.costs(), step_count).expect("a plan's program runs to its end")
@@ -303,7 +302,7 @@ impl RunTiming {
                 w: median(Compute::W) + w_early,
                 w_early,
             };
-            // What is copied is copied between passes here: the plan has no time for it.
+            // Copies are made between passes here: the plan has no time for them.
             let recompute = median(Compute::R);
             costs.memory.chunks.push(MemoryTimes { recompute, offload: 0.0, reload: 0.0 });
         }
@@ -339,7 +338,7 @@ impl RunTiming {
     }
 }
 
-/// Steps simulated for the planned bubble; the one in the middle is what a run repeats.
+/// Steps simulated for the planned bubble; a run repeats the one in the middle.
 const PLANNED_STEPS: u32 = 3;
 
 /// One stage's part of a step.

@@ -1,10 +1,10 @@
 //! Times of a step, stage by stage and from stage to stage.
 //!
 //! Times of one stage are compared with each other, and times of two stages never as they are:
-//! their clocks may be those of two machines. What a message takes is seen where a stage waited for
-//! it, as the time from the end of the pass that made it on the one clock to the begin of the pass
-//! that waited on the other. That is wrong by what the clocks differ, and by the same in the other
-//! direction: forward and backward together it cancels out, so a hop is the mean of both.
+//! their clocks may be those of two machines. The time of a message is seen where a stage waited
+//! for it, as the time from the end of the pass that made it on the one clock to the begin of the
+//! pass that waited on the other. That is wrong by the difference of the clocks, and by the same in
+//! the other direction: forward and backward together it cancels out, so a hop is the mean of both.
 
 use std::collections::BTreeMap;
 
@@ -23,7 +23,8 @@ use super::{DurationSamples, MeasuredSlice, RunTiming, SliceActivity};
 const WAITED_US_MIN: f64 = 50.0;
 
 impl RunTiming {
-    /// What the step that `turn` brought to its end took, if every stage reported all its passes.
+    /// The times of the step that `turn` brought to its end, if every stage reported all its
+    /// passes.
     pub fn measure(&self, turn: Turn) -> Option<StepMeasurement> {
         let stages = (0..self.slices.len() as u32).map(StageIndex);
         let stages = stages.map(|stage| self.stage_times(stage, turn)).collect::<Option<_>>()?;
@@ -122,7 +123,7 @@ impl RunTiming {
         let lags = self.lags(turn);
         let both = |((from, to), there): (&(StageIndex, StageIndex), &DurationSamples)| {
             let back = lags.get(&(*to, *from)).filter(|_| from < to)?;
-            // What is left below nothing is what clocks drift within a step.
+            // A remainder below nothing is the drift of clocks within a step.
             let hop = (there.median() + back.median()) / 2.0;
             Some(((*from, *to), hop.max(0.0)))
         };

@@ -1,18 +1,19 @@
 //! The slices of a stage on their way to the trace and the timing.
 //!
 //! On a device with a queue of launches, the host's clock shows when a pass was launched. Its
-//! slices get the device's times when they are taken, moved by what the two clocks are apart.
+//! slices get the device's times when they are removed, shifted by the offset between the two
+//! clocks.
 
 use zbelastic_trainer::model::Span;
 use zbelastic_trainer::stage::StageExecutor;
 
 use super::{MeasuredSlice, RunClock};
 
-/// The slices of a stage since they were last taken.
+/// The slices of a stage since they were last removed.
 #[derive(Debug, Default)]
 pub struct SliceLog {
     slices: Vec<MeasuredSlice>,
-    /// Which of them the device's spans belong to, in order; none for what is not drawn.
+    /// Which of them the device's spans belong to, in order; none for a span that is not drawn.
     of_spans: Vec<Option<usize>>,
     /// By how much the host's clock is ahead of the device's, once it is known.
     ahead_us: Option<f64>,
@@ -33,7 +34,7 @@ impl SliceLog {
         self.slices.len()
     }
 
-    /// Adds a slice, if what was done is drawn, by the host's clock for now.
+    /// Adds a slice, if its operation is drawn, by the host's clock for now.
     pub fn push<W: StageExecutor>(&mut self, executor: &W, slice: Option<MeasuredSlice>) {
         let noted = executor.spans_recorded();
         if noted < self.of_spans.len() {
@@ -46,7 +47,7 @@ impl SliceLog {
         self.slices.extend(slice);
     }
 
-    /// Takes all of it, with the spans that `executor` recorded.
+    /// Removes all of it, with the spans that `executor` recorded.
     pub fn take<W: StageExecutor>(
         &mut self,
         executor: &W,

@@ -1,5 +1,5 @@
-//! The last steps of a run as tracks for Perfetto: what stages did, and below it what by their plan
-//! they should have done.
+//! The last steps of a run as tracks for Perfetto: the operations of stages, and below them those
+//! of their plan.
 
 use zbelastic_schedule::render::chrome_trace::{
     ChromeTraceTrack, TraceSlice, category, timeline_tracks, write_trace,

@@ -8,7 +8,7 @@
 //!
 //! The fetching side knows the length beforehand. Memory for a chunk is allocated when its bytes
 //! begin to arrive, given to the caller's sink when they are verified, and used again. Each chunk
-//! is held against its checksum; what is damaged, and what a broken stream did not bring, is
+//! is compared with its checksum; a damaged chunk, or one that a broken stream did not bring, is
 //! requested of another holder. The checksum is the holder's own: that the bytes are those which
 //! were meant is for the caller to check. Streams carry any number of requests, one after another,
 //! so that there is no pause between two.

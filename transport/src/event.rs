@@ -1,4 +1,4 @@
-//! What the transport reports to the node, through one bounded queue.
+//! The events that the transport reports to the node, through one bounded queue.
 //!
 //! Events of peers, requests and joins are never dropped in silence: an event of a peer waits for
 //! space, a request or a join without space is answered as busy. Control messages may be dropped,
@@ -30,8 +30,8 @@ pub enum TransportEvent {
         /// The path that the lanes to it use.
         path: TransportPath,
     },
-    /// A peer that was up is not there any more. What was on its way may be lost. When another
-    /// connection took its place, an `Up` follows at once.
+    /// A peer that was up is not there any more. Messages on the way may be lost. When another
+    /// connection replaced it, an `Up` follows at once.
     Down {
         /// Identity of the peer.
         peer: PeerIdentity,
@@ -54,8 +54,8 @@ pub enum TransportEvent {
         /// Where the answer goes. To drop it is to leave the request unanswered.
         reply: RequestReply,
     },
-    /// A joiner with a token requests to become a member, or a member whose certificate ended
-    /// another one.
+    /// A joiner with a token requests to become a member, or a member requests another certificate
+    /// after its own ended.
     Join {
         /// The attempt: token, key, name and address of the joiner.
         attempt: JoinAttempt,
@@ -140,7 +140,7 @@ pub enum DownReason {
     Banned,
     /// It closed the connection for a reason of its own.
     ClosedByPeer(CloseCode),
-    /// We closed the connection because of what it sent.
+    /// We closed the connection because of a message or frame that it sent.
     Violation(PeerViolation),
     /// The connection broke below us.
     Broken,
@@ -148,14 +148,14 @@ pub enum DownReason {
     Closing,
 }
 
-/// The receiving end of the events. One owner, which takes them in order.
+/// The receiving end of the events. One owner, which receives them in order.
 #[derive(Debug)]
 pub struct EventQueue {
     pub(crate) receiver: mpsc::Receiver<TransportEvent>,
 }
 
 impl EventQueue {
-    /// The next event; `None` after the transport has closed and all was taken.
+    /// The next event; `None` after the transport has closed and all events were received.
     pub async fn next(&mut self) -> Option<TransportEvent> {
         self.receiver.recv().await
     }

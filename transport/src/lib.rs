@@ -2,7 +2,7 @@
 //!
 //! One process has one [`Transport`]: a UDP socket that speaks QUIC with TLS on both sides, and
 //! Unix sockets to processes of the same host. It promises that a peer has the identity in its
-//! certificate, that every queue and length is bounded, and that what peers send was checked
+//! certificate, that every queue and length is bounded, and that messages of peers were checked
 //! against their role before the node sees it. It carries four lanes:
 //!
 //! - *Control*: messages that may be lost; the oldest are dropped first.
@@ -11,7 +11,7 @@
 //! - *Bulk*: long bodies from several holders, in chunks that are verified.
 //!
 //! It does not interpret the bytes, decides nothing about the cluster, and prints nothing:
-//! what happens is a [`TransportEvent`] or a number in [`TransportCounters`].
+//! each occurrence is a [`TransportEvent`] or a number in [`TransportCounters`].
 
 pub mod bulk;
 pub mod control;

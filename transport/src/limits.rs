@@ -1,4 +1,4 @@
-//! Every limit of the wire, with its default and what happens when it is reached.
+//! Every limit of the wire, with its default and its effect when it is reached.
 //!
 //! A limit that is here may be set by the process. One that two processes must share to understand
 //! each other, such as the length of a control frame, is a constant, and `docs/wire-format.md`
@@ -19,7 +19,7 @@ pub const ANSWER_BYTES_MAX: usize = 16 << 20;
 /// Most addresses kept of one peer. More are left out.
 pub const PEER_ADDRESSES_MAX: usize = 8;
 
-/// The limits of one process. Each says what happens when it is reached.
+/// The limits of one process. Each names the effect when it is reached.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TransportLimits {
     /// Handshakes under way at once. One more ends the oldest of the address that has the most, if
@@ -35,7 +35,7 @@ pub struct TransportLimits {
     /// be under way: a sender that writes another's address on its datagrams does not keep that one
     /// out.
     pub handshakes_per_address_before_retry: usize,
-    /// How long a handshake and the hello after it may take. Then the connection is closed.
+    /// Time limit of a handshake and the hello after it. Then the connection is closed.
     pub handshake_within: Duration,
     /// How long a peer may be silent before it counts as lost.
     pub idle_within: Duration,
@@ -48,7 +48,7 @@ pub struct TransportLimits {
     /// Connections of members at once. More are refused.
     pub members_max: usize,
     /// Connections of people at once: admins, operators and viewers. One more closes the oldest of
-    /// the person who has the most, or is refused if no person has more than one beyond the
+    /// the person with the most, or is refused if no person has more than one beyond the
     /// newcomer's.
     pub clients_max: usize,
     /// Joins that wait for the node's decision at once. More are refused.
@@ -72,13 +72,13 @@ pub struct TransportLimits {
     /// Requests that wait for an answer of the node, of all peers together. More are answered as
     /// busy.
     pub requests_open_max: usize,
-    /// How long a request may take, as the requester counts.
+    /// Time limit of a request, as the requester counts.
     pub request_within: Duration,
     /// The first pause before a peer is dialled again.
     pub redial_first: Duration,
     /// The longest pause before a peer is dialled again.
     pub redial_longest: Duration,
-    /// How long one address may take to answer before the next one is tried.
+    /// Time within which one address must answer before the next one is tried.
     pub dial_within: Duration,
     /// How long the node with the higher id waits for the other one to dial before it dials.
     pub dial_patience: Duration,

@@ -1,8 +1,8 @@
-//! The peers of this process: which are desired, which are connected, which may send what.
+//! The peers of this process: which are desired, which are connected, the rights of each to send.
 //!
 //! One task, the [`PeerSupervisor`], owns their state. It dials peers that are desired and not
-//! connected, decides which of two connections stays, and closes those of banned peers. What it
-//! decides is in pure functions beside it.
+//! connected, decides which of two connections stays, and closes those of banned peers. Its
+//! decisions are in pure functions beside it.
 
 mod admission;
 mod backoff;

@@ -1,4 +1,4 @@
-//! What a state is compared by, where it lies.
+//! The fingerprint that a state is compared by, where it lies.
 
 use std::fmt;
 

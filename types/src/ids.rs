@@ -86,7 +86,7 @@ id! {
 }
 id! {
     /// One life of a node in the cluster: the index of the log entry that admitted it. It fences
-    /// what an earlier life left under way.
+    /// work that an earlier life left under way.
     Incarnation(u64)
 }
 id! {

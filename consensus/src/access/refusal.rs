@@ -95,7 +95,7 @@ pub enum AccessRefusal {
     /// Its credential was revoked.
     #[error("the credential of node {node} was revoked")]
     Revoked {
-        /// The node whose credential was revoked.
+        /// The node that lost its credential.
         node: NodeId,
     },
     /// No controller would be left to vote.

@@ -1,4 +1,4 @@
-//! What is remembered of tokens and credentials. Everything is checked before it is written.
+//! The records of tokens and credentials. Everything is checked before it is written.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -19,7 +19,7 @@ use crate::mutant::{self, Mutant};
 pub struct AccessRegistry {
     pub(super) tokens: BTreeMap<TokenId, TokenRecord>,
     credentials: BTreeMap<NodeId, Credential>,
-    /// The number the next node takes.
+    /// The number of the next node.
     node_next: NodeId,
     /// The last change of authority.
     pub(super) rotation: Option<Rotation>,
@@ -46,7 +46,7 @@ impl AccessRegistry {
         &self.credentials
     }
 
-    /// The number the next node takes.
+    /// The number of the next node.
     #[must_use]
     pub fn node_next(&self) -> NodeId {
         self.node_next
@@ -251,7 +251,7 @@ impl AccessRegistry {
         }
     }
 
-    /// Nodes whose credential was revoked.
+    /// Nodes with a revoked credential.
     pub fn revoked(&self) -> impl Iterator<Item = NodeId> {
         let revoked = self.credentials.iter().filter(|(_, found)| found.is_revoked);
         revoked.map(|(node, _)| *node)

@@ -21,15 +21,15 @@ use crate::member::{Member, Role};
 /// Bytes of one of an authority's certificates.
 pub const AUTHORITY_BYTES_MAX: usize = 4 << 10;
 
-/// An authority, the one before it, and what leads from one to the other.
+/// An authority, the one before it, and the path from one to the other.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Succession {
     /// The digest of the new authority's key, by which tokens name it.
     pub key: Digest,
     /// The new authority's certificate.
     pub certificate: Vec<u8>,
-    /// What the old authority made for the new one's key: a member that believes only the old one
-    /// believes the new one by it.
+    /// The certificate that the old authority made for the new one's key: a member that believes
+    /// only the old one believes the new one by it.
     pub bridge: Vec<u8>,
     /// The old authority's certificate.
     pub old: Vec<u8>,
@@ -92,7 +92,7 @@ impl Rotation {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum AuthorityChange {
     /// Another authority is to follow the one that issues; or, while none issued, one that is
-    /// announced already, whose key is lost.
+    /// announced already and lost its key.
     Announced {
         /// The new authority, the old one, and the bridge between them.
         succession: Box<Succession>,
@@ -131,14 +131,14 @@ pub struct AuthorityReport {
     pub has_key: bool,
 }
 
-/// What is to be done next about a change of authority.
+/// The next action in a change of authority.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RotationStep {
     /// Nothing: none is under way.
     Nothing,
     /// Wait for these members, and for people who may be away until this second.
     Wait {
-        /// Members that lack what the phase requires.
+        /// Members that do not yet meet the requirement of the phase.
         nodes: Vec<NodeId>,
         /// Second of the Unix clock until which those that are away have time; none if it does not
         /// run.
@@ -153,8 +153,8 @@ pub enum RotationStep {
 }
 
 impl Rotation {
-    /// What is to be done next, as far as members reported. A member that is there is always waited
-    /// for; one that is away until its time is over, unless a person does not want to.
+    /// The next action, as far as members reported. A member that is there is always waited for;
+    /// one that is away until its time is over, unless a person does not want to.
     #[must_use]
     pub fn next_step(
         &self,
@@ -267,14 +267,14 @@ impl AccessRegistry {
         found.ok_or(AccessRefusal::OtherAuthority { found: key })
     }
 
-    /// Takes a step that was checked. Yields how far the change is now, and the tokens that are
+    /// Applies a step that was checked. Yields how far the change is now, and the tokens that are
     /// revoked by it.
     pub(crate) fn rotate(&mut self, change: AuthorityChange) -> (RotationPhase, Vec<TokenId>) {
         let phase = match change {
             AuthorityChange::Announced { succession, is_forced } => {
                 let succession = *succession;
                 let phase = RotationPhase::Announced;
-                // What an operator requires of the change holds for the authority that is announced
+                // An operator's demand on the change holds for the authority that is announced
                 // anew.
                 let is_forced = is_forced
                     || self.rotation.as_ref().is_some_and(|last| {

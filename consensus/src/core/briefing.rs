@@ -1,4 +1,4 @@
-//! Briefings: what controllers send to workers.
+//! Briefings: the messages from controllers to workers.
 
 use std::sync::Arc;
 
@@ -29,7 +29,7 @@ impl BriefingOmissions {
     pub(super) const CONTACTS: Self = Self { plan: false, contacts: true };
     pub(super) const NOTHING: Self = Self { plan: false, contacts: false };
 
-    /// What the briefing leaves out that workers are sent after a change, if it concerns them.
+    /// The omissions of the briefing to workers after a change, if it concerns them.
     pub(super) fn after(change: &StateChange) -> Option<Self> {
         match change {
             StateChange::Members(_)
@@ -74,7 +74,7 @@ pub(super) struct KnownByWorker {
     pub(super) contacts: u64,
 }
 
-/// What briefings are made of: the parts that all workers are sent alike are encoded once.
+/// The parts of briefings: those that all workers are sent alike are encoded once.
 pub(super) struct BriefingParts {
     /// Index of the last entry that workers must be briefed about.
     due_index: u64,
@@ -104,7 +104,7 @@ impl BriefingParts {
         }
     }
 
-    /// What the answer to a heartbeat leaves out. None if no answer is due: the worker lacks
+    /// The omissions of the answer to a heartbeat. None if no answer is due: the worker lacks
     /// nothing, and `is_forced` is not set because it is fenced off or its inventory is requested.
     pub(super) fn answer_to(
         &self,
@@ -168,7 +168,7 @@ impl BriefingParts {
     }
 }
 
-/// What is to be copied ahead: for the plan that waits, or else for the one that is being made.
+/// The layers to copy ahead: for the plan that waits, or else for the one that is being made.
 fn pre_copy(state: &State, duties: Option<&Duties>) -> Option<Arc<PreCopyPlan>> {
     let planned = state.plan().zip(state.next_plan());
     match planned {
@@ -177,7 +177,7 @@ fn pre_copy(state: &State, duties: Option<&Duties>) -> Option<Arc<PreCopyPlan>> 
     }
 }
 
-/// Encodes `value`, unless it is what was encoded last.
+/// Encodes `value`, unless it is the value that was encoded last.
 fn refresh<T: serde::Serialize>(encoded: &mut Option<PreEncoded<T>>, value: Option<&Arc<T>>) {
     let is_known = match (&*encoded, value) {
         (Some(encoded), Some(value)) => encoded.is_same_value(value),

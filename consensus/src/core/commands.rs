@@ -1,5 +1,5 @@
 //! Commands of an operator. Each is checked here before it is proposed, so that the reason for a
-//! refusal is returned at once; what is proposed is checked again when it is applied.
+//! refusal is returned at once; a proposal is checked again when it is applied.
 
 use zbelastic_types::{NodeId, Step};
 
@@ -16,7 +16,7 @@ pub enum OperatorCommand {
     /// A change of the job, such as its start or a pause.
     Job(JobChange),
     /// A job that is held goes back to a checkpoint, or to its beginning, and is free from there:
-    /// what was sealed since does not bind it.
+    /// steps that were sealed since do not bind it.
     Restore {
         /// The version to go back to, as a number of sealed steps.
         to: Step,
@@ -35,7 +35,7 @@ pub enum OperatorCommand {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CommandOutcome {
     /// It was proposed. When the entry of this index is applied, and was proposed in this term, it
-    /// was this one. An event reports what it changed, or why it changed nothing.
+    /// was this one. An event reports its change, or why it changed nothing.
     Proposed {
         /// Index of the proposed entry in the log.
         index: u64,
@@ -47,8 +47,8 @@ pub enum CommandOutcome {
 }
 
 impl Core {
-    /// Handles a command. What is done with it is returned at once; what is to be sent or written
-    /// for it follows by [`Core::poll_output`], as for every input.
+    /// Handles a command. The decision on it is returned at once; messages and writes for it follow
+    /// by [`Core::poll_output`], as for every input.
     ///
     /// # Errors
     /// If it is refused: it is counted, and nothing changes.

@@ -20,7 +20,7 @@ pub(super) struct ReadFormats {
 }
 
 impl ReadFormats {
-    /// What this node reads; no other is connected.
+    /// The formats that this node reads; no other is connected.
     pub(super) fn new(node: NodeId, newest: Format) -> Self {
         Self { node, newest, connected: BTreeMap::new() }
     }
@@ -39,8 +39,8 @@ impl ReadFormats {
     }
 
     /// Voters, learners and workers counted on that do not read a newer format than the one that is
-    /// agreed on, or are not connected, so that it is not known what they read: the format stays as
-    /// it is until there is none. Empty if this program does not read a newer one itself.
+    /// agreed on, or are not connected, so that the formats they read are not known: the format
+    /// stays as it is until there is none. Empty if this program does not read a newer one itself.
     pub(super) fn holding_back(
         &self,
         state: &State,

@@ -1,4 +1,4 @@
-//! What happens to a controller.
+//! The inputs of a controller.
 
 use zbelastic_types::NodeId;
 
@@ -35,10 +35,10 @@ pub enum Input {
     },
     /// The connection to a node closed.
     Closed {
-        /// The node whose connection closed.
+        /// The node at the other end of the connection that closed.
         node: NodeId,
     },
-    /// What was measured of the plan in force. Only a leader accepts it.
+    /// The measurement of the plan in force. Only a leader accepts it.
     Measured(Box<PlanMeasurement>),
     /// A command of an operator.
     Command(OperatorCommand),

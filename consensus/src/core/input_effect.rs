@@ -3,8 +3,9 @@
 use super::Input;
 use crate::message::Message;
 
-/// What an input may lead to. With a look at all members for each report of a step, a leader's work
-/// for a step would grow with the square of the workers; each tick looks at everything.
+/// The work that an input may lead to. With a look at all members for each report of a step, a
+/// leader's work for a step would grow with the square of the workers; each tick looks at
+/// everything.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum InputEffect {
     /// Nothing is due until the next tick: the input shows that a worker is present.

@@ -1,4 +1,4 @@
-//! The state that a log adds up to, without a node that takes part.
+//! The state that a log adds up to, without a node that participates.
 
 use zbelastic_types::ClusterId;
 

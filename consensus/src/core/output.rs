@@ -1,4 +1,4 @@
-//! What a controller returns to be done.
+//! The outputs of a controller, for its shell to carry out.
 
 use std::collections::VecDeque;
 
@@ -34,7 +34,7 @@ pub enum Output {
     },
     /// Find a plan; the answer is an [`super::Input::Solved`].
     Solve(SolveRequest),
-    /// For logs, status and tests: what was agreed, or why not.
+    /// For logs, status and tests: the entry that was agreed, or why none was.
     Event(Event),
     /// This node must stop. The cause says whether, and as what, it may come back.
     Fatal(FatalCause),
@@ -47,7 +47,7 @@ pub enum Event {
     Applied {
         /// Index of the entry in the log.
         index: u64,
-        /// What the entry changed in the state.
+        /// The change of the state by the entry.
         change: Box<StateChange>,
     },
     /// An entry changed nothing.
@@ -61,7 +61,7 @@ pub enum Event {
     },
     /// A plan that is needed is not proposed.
     NoPlan(NoPlan),
-    /// A snapshot took the place of entries.
+    /// A snapshot replaced entries.
     Installed {
         /// Index of the last entry that the snapshot holds.
         index: u64,
@@ -78,15 +78,15 @@ pub enum Event {
 /// Why a node must stop.
 #[derive(Clone, Debug, PartialEq)]
 pub enum FatalCause {
-    /// Its log cannot be that of the voter whose id it has. It may come back as a new one only.
+    /// Its log cannot be that of the voter with its id. It may come back as a new one only.
     Log(FatalReason),
     /// An entry or snapshot that is agreed on and that this program cannot read: of another
     /// version, or not of the form that this program knows. It must not be left out, or this node
     /// would apply something else than the others. The log is intact: the node may come back with
     /// the program that wrote it, or with a newer one.
     Version(DecodeError),
-    /// A snapshot of another cluster. What is on disk now is not this cluster's: the node may come
-    /// back as a new one only.
+    /// A snapshot of another cluster. The state on disk now is not this cluster's: the node may
+    /// come back as a new one only.
     OtherCluster {
         /// The cluster that this node belongs to.
         expected: ClusterId,

@@ -25,7 +25,7 @@ pub enum CoreRefusal {
     /// It cannot be proposed.
     #[error(transparent)]
     Propose(#[from] ProposeRefusal),
-    /// It does not fit what is agreed.
+    /// It does not fit the agreed state.
     #[error(transparent)]
     Worker(#[from] InputRefusal),
     /// Only a leader accepts it.

@@ -121,8 +121,8 @@ impl Core {
         }
     }
 
-    /// Sends all workers a briefing. A worker that lacks what it leaves out gets that with the
-    /// answer to its next heartbeat.
+    /// Sends all workers a briefing. A worker that lacks an omitted part gets it with the answer to
+    /// its next heartbeat.
     pub(super) fn brief_workers(&mut self, omissions: BriefingOmissions) {
         let workers: Vec<_> = self.state.live_workers().map(|(holder, _)| holder.node).collect();
         for node in workers {
@@ -171,7 +171,7 @@ impl Core {
         }
     }
 
-    /// What a leader with a known bug does: it sends workers a seal that is not agreed on yet.
+    /// A leader's known bug: it sends workers a seal that is not agreed on yet.
     pub(super) fn send_proposal(&mut self, seal: Seal) {
         let workers: Vec<_> = self.state.live_workers().map(|(holder, _)| holder.node).collect();
         for node in workers {

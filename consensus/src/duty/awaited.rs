@@ -28,10 +28,10 @@ impl fmt::Display for AwaitedAnswer {
     }
 }
 
-/// A member whose answer a leader waits for.
+/// A member that a leader awaits an answer from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AwaitedMember {
-    /// The member whose answer is awaited.
+    /// The member that has to answer.
     pub node: NodeId,
     /// The answer that the leader waits for.
     pub answer: AwaitedAnswer,
@@ -54,7 +54,7 @@ struct OutstandingAnswer {
 }
 
 impl Duties {
-    /// The members whose answers are waited for.
+    /// The members that have to answer.
     #[must_use]
     pub fn awaited_members(&self, state: &State) -> Vec<AwaitedMember> {
         let awaited = |OutstandingAnswer { holder, answer, since }| {
@@ -64,7 +64,7 @@ impl Duties {
         self.outstanding_answers(state).into_iter().map(awaited).collect()
     }
 
-    /// R10: members whose answer is awaited and that make no progress.
+    /// R10: members that have to answer and make no progress.
     pub(super) fn without_progress(&self, state: &State) -> Vec<(Holder, LossReason)> {
         let lost = self.outstanding_answers(state).into_iter().filter_map(
             |OutstandingAnswer { holder, since, .. }| {

@@ -54,7 +54,7 @@ impl Blame {
         Some((one, other))
     }
 
-    /// A turn was sealed: what is long ago is forgotten.
+    /// A turn was sealed: pairs of long ago are forgotten.
     pub(super) fn on_sealed(&mut self) {
         self.seals += 1;
         let seals = self.seals;

@@ -1,6 +1,6 @@
 //! When a version becomes a checkpoint because time has passed.
 //!
-//! What a run loses when no node holds a layer any more is what it sealed since its last
+//! When no node holds a layer any more, a run loses the steps that it sealed since its last
 //! checkpoint. A number of steps says little of how long that is, so a leader counts ticks as well.
 //! It never spends more than 2 % of the time on it: workers report how long writing kept their
 //! devices from computing.
@@ -14,11 +14,10 @@ use crate::entry::Entry;
 use crate::job::JobSpec;
 use crate::state::State;
 
-/// How many times longer than what a checkpoint takes of the devices' time the next one is waited
-/// for: 2 % of the time.
+/// Multiple of the devices' time for a checkpoint after which the next one is due: 2 % of the time.
 pub const COST_SHARE: u64 = 50;
 
-/// What a leader knows of the checkpoints that there were.
+/// A leader's knowledge of past checkpoints.
 #[derive(Debug, Default)]
 pub(super) struct CheckpointTimer {
     /// When the last one was complete, or one under way came closer to it.
@@ -49,7 +48,7 @@ impl CheckpointTimer {
         self.busy.retain(|other, _| *other > version);
     }
 
-    /// Forgets what was reported of versions that are not under way.
+    /// Forgets the reports on versions that are not under way.
     pub(super) fn retain(&mut self, is_pending: impl Fn(Step) -> bool) {
         self.busy.retain(|version, _| is_pending(*version));
     }

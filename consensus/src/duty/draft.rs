@@ -1,5 +1,5 @@
-//! A plan under way: what it was begun for, from which workers an inventory was requested, and
-//! their answers.
+//! A plan under way: the reason it was begun for, from which workers an inventory was requested,
+//! and their answers.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -18,7 +18,8 @@ use crate::plan::PlanReason;
 use crate::pre_copy::PreCopyPlan;
 use crate::state::State;
 
-/// What a plan under way was begun for. If that has changed, the plan is begun anew.
+/// The circumstances that a plan under way was begun for. If they have changed, the plan is begun
+/// anew.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct PlanBasis {
     pub(super) generation: Generation,
@@ -29,7 +30,7 @@ pub(super) struct PlanBasis {
     /// The open step, for a plan that begins with it.
     pub(super) open: Option<Step>,
     pub(super) window: Option<Window>,
-    /// What the plan in force does not fit, for one that is to fit it.
+    /// The drift that the plan in force does not fit, for one that is to fit it.
     pub(super) drift: Option<PlanReason>,
 }
 
@@ -54,7 +55,7 @@ pub(super) struct PlanDraft {
     pub(super) pre_copy: Option<PreCopyProgress>,
 }
 
-/// What is copied ahead of a plan under way.
+/// The copies ahead of a plan under way.
 #[derive(Debug)]
 pub(super) struct PreCopyProgress {
     pub(super) since: u64,
@@ -104,7 +105,7 @@ impl PlanDraft {
         Ok(solution)
     }
 
-    /// Workers whose inventory was requested, and that have not answered.
+    /// Workers that were requested an inventory, and have not answered.
     pub(super) fn missing(&self) -> impl Iterator<Item = Holder> + '_ {
         let is_requested = self.inventory_request.is_some() && self.basis.is_now;
         let is_missing = |holder: &&Holder| !self.inventory.contains_key(&holder.node);
@@ -112,7 +113,7 @@ impl PlanDraft {
     }
 }
 
-/// The plan under way, if there is one, and what the next one is made with.
+/// The plan under way, if there is one, and the inputs of the next one.
 #[derive(Debug, Default)]
 pub(super) struct Planning {
     pub(super) number: u64,
@@ -123,8 +124,8 @@ pub(super) struct Planning {
     /// The workers that are there, if those without a stage were found to be of no use: other needs
     /// are looked at then.
     unused: Option<BTreeSet<Holder>>,
-    /// What is to be copied ahead. It outlives the draft it was made for, because the next one
-    /// mostly needs the same.
+    /// The layers to copy ahead. It outlives the draft it was made for, because the next one mostly
+    /// needs the same.
     pub(super) pre_copy: Option<Arc<PreCopyPlan>>,
     pub(super) measured: MeasuredSpeeds,
     pub(super) faults: PlanFaults,
@@ -156,7 +157,7 @@ impl Planning {
         }
     }
 
-    /// Nothing better than what there is was found, and nothing will be as things stand.
+    /// No plan better than the one in force was found, and nothing will be as things stand.
     pub(super) fn settle(&mut self) {
         self.last_basis = self.draft.take().map(|draft| draft.basis);
         if let Some(basis) = self.last_basis.as_ref().filter(|basis| basis.is_for_spares()) {

@@ -12,12 +12,12 @@ use crate::state::State;
 /// Plans that could not load from a checkpoint, until another one is gone back to.
 pub const PLANS_FAILED_MAX: usize = 3;
 
-/// What was found wrong with the plan in force. Each is of the plan with this generation.
+/// The faults that were found in the plan in force. Each is of the plan with this generation.
 #[derive(Debug, Default)]
 pub(super) struct PlanFaults {
     /// Why the plan must go, if it must.
     trouble: Option<(Generation, PlanReason)>,
-    /// A layer whose states differ between two holders, or from its checkpoint.
+    /// A layer with states that differ between two holders, or from its checkpoint.
     differing: Option<(Generation, LayerId)>,
     /// The plan in which two holders contradicted each other; they do so until there is another.
     contradicted: Option<Generation>,
@@ -29,7 +29,7 @@ impl PlanFaults {
         self.trouble.get_or_insert((generation, reason));
     }
 
-    /// Notes a layer whose states differ.
+    /// Notes a layer with states that differ.
     pub(super) fn note_differing(&mut self, generation: Generation, layer: LayerId) {
         self.differing = Some((generation, layer));
     }
@@ -49,7 +49,7 @@ impl PlanFaults {
         self.trouble.is_some()
     }
 
-    /// The layer whose states differ in the plan of this generation.
+    /// The layer with states that differ in the plan of this generation.
     pub(super) fn differing(&self, generation: Generation) -> Option<LayerId> {
         self.differing.filter(|(of, _)| *of == generation).map(|(_, layer)| layer)
     }
@@ -59,7 +59,7 @@ impl PlanFaults {
         self.contradicted == Some(generation)
     }
 
-    /// Whether nothing is known to be wrong with what is loaded.
+    /// Whether no fault of the loaded layers is known.
     pub(super) fn is_sound(&self) -> bool {
         self.trouble.is_none() && self.differing.is_none()
     }
@@ -69,7 +69,7 @@ impl PlanFaults {
         self.differing = None;
     }
 
-    /// Forgets what was wrong with other plans than that of this generation.
+    /// Forgets the faults of other plans than that of this generation.
     pub(super) fn retain(&mut self, generation: Generation) {
         self.trouble = self.trouble.take().filter(|(of, _)| *of == generation);
         self.differing = self.differing.filter(|(of, _)| *of == generation);
@@ -94,8 +94,8 @@ impl UnreadCheckpoints {
         failed.map(|(version, _)| *version).collect()
     }
 
-    /// What was read, or is written anew, can be read; and the operator who orders the run to go on
-    /// may have repaired what could not be.
+    /// A checkpoint that was read, or is written anew, can be read; and the operator who orders the
+    /// run to go on may have repaired one that could not be.
     pub(super) fn on_applied(&mut self, state: &State, entry: &Entry) {
         match entry {
             Entry::Checkpoint { version } => {

@@ -55,7 +55,7 @@ struct HeartbeatRecord {
     gaps: HeartbeatGaps,
 }
 
-/// What the heartbeats of the workers reported.
+/// The reports in the heartbeats of the workers.
 #[derive(Debug, Default)]
 pub(super) struct HeartbeatMonitor {
     records: BTreeMap<NodeId, HeartbeatRecord>,
@@ -100,7 +100,7 @@ impl HeartbeatMonitor {
         self.records.values().map(|record| record.pulse.wait_ticks).max().unwrap_or(0)
     }
 
-    /// Members that are silent, or whose work hangs.
+    /// Members that are silent, or have work that hangs.
     pub(super) fn overdue(
         &self,
         state: &State,

@@ -1,4 +1,4 @@
-//! What workers report to a leader.
+//! The reports of workers to a leader.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -358,7 +358,7 @@ fn layer_count(state: &State) -> u32 {
     state.job().map_or(0, |job| job.spec.layer_count())
 }
 
-/// What is to be proposed fits into an entry, and does not contradict itself.
+/// The record to propose fits into an entry, and does not contradict itself.
 fn check_record(state: &State, layers: &[LayerDigest]) -> Result<(), InputRefusal> {
     let layer_count = layer_count(state);
     let found = layers.len();

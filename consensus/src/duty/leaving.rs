@@ -7,8 +7,8 @@ use crate::job::JobPhase;
 use crate::member::{Holder, LossReason, Member, MemberChange, MembershipStatus};
 use crate::state::{PlanPhase, State};
 
-/// A machine that is taken away with no worker to hand over to saves what it holds. Takes a
-/// look at all members, so not for each report of a step.
+/// A machine that leaves with no worker to hand over to saves the state that it holds. Examines all
+/// members, so not for each report of a step.
 pub(super) fn decide_saved(state: &State, watch: &DutyWatch) -> Option<Entry> {
     let spec = state.running_spec()?;
     let is_needed = state.is_left_alone() && !state.training().is_being_kept();
@@ -41,8 +41,8 @@ pub(super) fn decide_drained(state: &State, watch: &DutyWatch) -> Option<MemberC
     (!watch.is_in_flight(ProposalLane::Members)).then_some(change)
 }
 
-/// Whether the run is held, or left by workers that cannot hand over, and what it stands at is
-/// durable: it goes on from there with the workers that are there then.
+/// Whether the run is held, or left by workers that cannot hand over, and its version is durable:
+/// it goes on from there with the workers that are there then.
 fn is_saved(state: &State) -> bool {
     let is_held = state.job().is_some_and(|job| job.phase == JobPhase::Paused);
     let is_durable = state.pending().is_empty() && state.training().is_at_checkpoint();

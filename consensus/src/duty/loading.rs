@@ -1,4 +1,4 @@
-//! What the holders of a plan that loads reported.
+//! The reports of the holders of a plan that loads.
 
 use std::collections::{BTreeMap, BTreeSet};
 

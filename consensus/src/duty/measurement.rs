@@ -1,8 +1,8 @@
 //! How fast nodes were found to be, and that the plan in force does not fit them any more.
 //!
 //! Nothing is measured here: the program that runs a leader times the work, compares it with the
-//! plan and passes the result in. Only that counts, so a leader that gets none plans with what
-//! nodes brought when they were admitted. Nothing of it is agreed on: a plan that is made for it
+//! plan and passes the result in. Only that counts, so a leader that gets none plans with the
+//! resources of nodes at their admission. Nothing of it is agreed on: a plan that is made for it
 //! is.
 
 use std::collections::BTreeMap;
@@ -14,12 +14,12 @@ use crate::member::{Holder, Resources};
 use crate::plan::PlanReason;
 use crate::state::State;
 
-/// What was measured of the plan in force.
+/// The measurement of the plan in force.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlanMeasurement {
     /// Generation of the plan that was measured.
     pub generation: Generation,
-    /// By node, its speed in thousandths of a reference device's: it takes the place of what the
+    /// By node, its speed in thousandths of a reference device's: it replaces the speed that the
     /// node brought. Nodes that are not here have the speed that they brought.
     pub speeds: BTreeMap<NodeId, u32>,
     /// Why another plan is wanted, if one is: a [`PlanReason::Drifted`].
@@ -52,7 +52,7 @@ impl MeasuredSpeeds {
         self.drift = None;
     }
 
-    /// What was measured of the plan in force. The first drift of a plan stands until there is
+    /// The measurement of the plan in force. The first drift of a plan stands until there is
     /// another plan, so that one that is being made is not begun anew for another number.
     ///
     /// # Errors

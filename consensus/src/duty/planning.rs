@@ -86,7 +86,7 @@ impl Planning {
         plan: &PlanRecord,
     ) -> Option<PlanReason> {
         let spec = state.running_spec()?;
-        // There is no worker to plan with: what is held is saved.
+        // There is no worker to plan with: the state that is held is saved.
         if state.is_left_alone() {
             return None;
         }
@@ -209,7 +209,7 @@ impl Planning {
             && draft.inventory_request.is_none()
         {
             draft.inventory_request = Some(state.applied());
-            // A worker that answers may have given up what ran ahead: there is no way back from
+            // A worker that answers may have given up the work ahead: there is no way back from
             // here.
             self.faults.note_trouble(state.generation(), reason.clone());
             return Some(LeaderAction::RequestInventory);
@@ -468,13 +468,13 @@ enum PreCopyState {
     Ends(BTreeSet<(Holder, LayerId)>),
 }
 
-/// What a leader with a known bug does: it counts a late answer as one that names no layers.
+/// A leader's known bug: it counts a late answer as one that names no layers.
 fn takes_silence_for_loss(watch: &DutyWatch, since: u64) -> bool {
     let patience = u64::from(PATIENCE * watch.timing.inventory_ticks);
     mutant::is(Mutant::M29SilenceIsLoss) && watch.now - since > patience
 }
 
-/// What a leader with a known bug does about a holder that was lost.
+/// The reaction of a leader with a known bug to a lost holder.
 fn rewinds_needlessly(reason: &PlanReason) -> bool {
     mutant::is(Mutant::M27RewindsForEveryLoss) && matches!(reason, PlanReason::Lost { .. })
 }

@@ -8,14 +8,14 @@ use crate::checkpoint::CheckpointRecord;
 use crate::message::HeldLayer;
 use crate::plan::{LayerSource, SOURCES_MAX};
 
-/// What is known about where layers are.
+/// The known places of layers.
 #[derive(Clone, Copy, Debug)]
 pub struct LayerInventory<'a> {
     /// The version that is open: steps sealed so far.
     pub open: Step,
     /// Layers of the model.
     pub layer_count: u32,
-    /// What nodes hold in memory, if memory may be believed.
+    /// The layers that nodes hold in memory, if memory may be trusted.
     pub held: Option<&'a BTreeMap<NodeId, Vec<HeldLayer>>>,
     /// Checkpoints, oldest first.
     pub checkpoints: &'a [CheckpointRecord],

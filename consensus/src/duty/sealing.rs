@@ -55,7 +55,7 @@ pub enum WithheldReason {
     },
 }
 
-/// Pairs of holders of a stage's layers, its owner first, whose reports differ.
+/// Pairs of holders of a stage's layers, its owner first, with reports that differ.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Contradiction {
     /// The first layer in which reports of a pair differ.
@@ -101,7 +101,7 @@ impl fmt::Display for WithheldReason {
     }
 }
 
-/// What is known about the open turn.
+/// The reports on the open turn.
 #[derive(Debug)]
 pub struct OpenTurnReports {
     turn: Turn,
@@ -112,12 +112,12 @@ pub struct OpenTurnReports {
     /// The result of comparing the reports of all holders of a stage's layers, for each stage with
     /// a report: computed anew at each report of one of them, and not at those of other stages.
     compared: BTreeMap<StageIndex, Result<(), WithheldReason>>,
-    /// The first stage whose holders have not all reported the same: those before it need no other
-    /// look.
+    /// The first stage of which not all holders have reported the same: those before it need no
+    /// other look.
     first_open: StageIndex,
 }
 
-/// What one holder of a stage's layers reported of its update.
+/// The report of one holder of a stage's layers on its update.
 #[derive(Clone, Copy)]
 struct HeldUpdateReport<'a> {
     by: Holder,
@@ -166,7 +166,7 @@ impl OpenTurnReports {
         self.compare(state, of);
     }
 
-    /// Compares what all holders of a stage's layers have reported so far.
+    /// Compares the reports of all holders of a stage's layers so far.
     fn compare(&mut self, state: &State, stage: StageIndex) {
         let (Some(job), Some(plan)) = (state.job(), state.plan()) else { return };
         if stage.index() >= plan.record.stages.len() {
@@ -216,14 +216,14 @@ impl OpenTurnReports {
         }
     }
 
-    /// What a leader with a known bug adds up: another partition gives other bits.
+    /// The sum of a leader with a known bug: another partition gives other bits.
     fn sum_by_stage(&self) -> f64 {
         let reports = self.reports.values().map(|(report, _)| &report.sums);
         let stages = reports.map(|sums| sums.iter().map(|sum| sum.square_sum).sum::<f64>());
         stages.sum()
     }
 
-    /// R3: what is promised to survive is elsewhere, and is the same there.
+    /// R3: the copies that are promised exist on other nodes, and are the same there.
     fn check_copies(&self, spec: &JobSpec, plan: &PlanRecord) -> Result<(), WithheldReason> {
         let stage = self.first_open;
         if stage.index() >= plan.stages.len() {
@@ -272,7 +272,7 @@ impl OpenTurnReports {
         Ok(())
     }
 
-    /// What all holders of a stage's layers reported, its owner first.
+    /// The reports of all holders of a stage's layers, its owner first.
     fn update_reports(
         &self,
         plan: &PlanRecord,
@@ -310,7 +310,7 @@ fn check_states(
         .map_or(Ok(()), |found| Err(WithheldReason::State(found)))
 }
 
-/// What a stage attests of its own layers, and then of a second replica's.
+/// A stage's attestations of its own layers, and then of a second replica's.
 fn attested<'a>(
     plan: &PlanRecord,
     stage: StageIndex,
@@ -336,7 +336,7 @@ fn contradiction(
     found
 }
 
-/// The layer of the first tensor whose sums differ.
+/// The layer of the first tensor with different sums.
 fn differing_sum(
     spec: &JobSpec,
     one: HeldUpdateReport<'_>,
@@ -349,14 +349,14 @@ fn differing_sum(
     differs.and_then(|sum| spec.layer_of(sum.tensor))
 }
 
-/// The first layer whose states differ.
+/// The first layer with different states.
 fn differing_state(one: HeldUpdateReport<'_>, other: HeldUpdateReport<'_>) -> Option<LayerId> {
     let mut pairs = one.state.iter().zip(other.state);
     pairs.find(|(found, expected)| found != expected).map(|(found, _)| found.0)
 }
 
-/// What becomes of a step that was sealed before a rewind: the same, if it comes out the same. A
-/// step that was left out is left out again, because what spoiled it need not come again.
+/// The seal of a step that was sealed before a rewind: the same, if it comes out the same. A step
+/// that was left out is left out again, because the fault that spoiled it need not come again.
 fn repeated(logged: &Seal, found: &Seal, ledger: &Ledger) -> Result<Seal, WithheldReason> {
     let again = Seal { turn: found.turn, ..*logged };
     let is_taken = logged.verdict.coefficient().is_some();

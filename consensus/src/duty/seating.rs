@@ -11,11 +11,11 @@ use crate::member::{Holder, Resources};
 use crate::plan::{LayerSource, PlanRecord, copies_at};
 use crate::pre_copy::{held_layers, needed_layers};
 
-/// The cost of a stage that no holder may take. Those of all stages together are below 2^62.
+/// The cost of a stage that no holder may get. Those of all stages together are below 2^62.
 const FORBIDDEN: u64 = 1 << 55;
 
 /// Holders in the order of stages. A holder that stays keeps its place in the order, a new one
-/// fills the place of one that went, and what is left over goes to the end.
+/// fills the place of one that went, and holders that are left over go to the end.
 #[must_use]
 pub(super) fn seating(before: Option<&PlanRecord>, available: &[Holder]) -> Vec<Holder> {
     let stages = before.map_or(&[][..], |plan| &plan.stages);
@@ -61,7 +61,7 @@ pub(super) fn reseated(
 }
 
 /// The fewest bytes that had to move between nodes from one plan to the next, whichever of its
-/// nodes had got which stage. What comes from a checkpoint is left out.
+/// nodes had got which stage. Bytes from a checkpoint are left out.
 #[must_use]
 pub fn least_moved(before: &PlanRecord, plan: &PlanRecord, spec: &JobSpec) -> u64 {
     let is_held = |layer: &LayerId| match &plan.sources[layer.index()] {

@@ -1,5 +1,5 @@
-//! A leader's clock, the heartbeats it received, and what it has proposed: what every decision looks
-//! at beside the state.
+//! A leader's clock, the heartbeats it received, and its proposals: the inputs of every decision
+//! beside the state.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use crate::message::WorkerActivity;
 use crate::state::State;
 use crate::validation::Turn;
 
-/// What is proposed at most once at a time.
+/// Kinds of proposals, each of which is made at most once at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum ProposalLane {
     Members,
@@ -28,7 +28,7 @@ pub(super) enum ProposalLane {
     Format,
 }
 
-/// What a leader's decisions look at beside the state.
+/// The inputs of a leader's decisions beside the state.
 #[derive(Debug)]
 pub(super) struct DutyWatch {
     pub(super) timing: DutyTiming,
@@ -56,7 +56,7 @@ impl DutyWatch {
         self.heartbeats.record_heartbeat(holder, self.now, pulse);
     }
 
-    /// Members that are silent, or whose work hangs.
+    /// Members that are silent, or have work that hangs.
     pub(super) fn overdue(&self, state: &State) -> Vec<(Holder, LossReason)> {
         let configured = self.timing.lost_after_ticks;
         let lost_after_ticks = state.job().map_or(configured, |job| job.spec.lost_after_ticks);

@@ -15,7 +15,7 @@ pub const ROLLBACKS_TO_WAIT: u32 = 29;
 pub const ROLLBACKS_TO_GO: u32 = 24;
 /// Ticks of waiting for a verdict up to which waiting for it costs little.
 pub const WAIT_TICKS_SHORT: u32 = 1;
-/// Ticks of waiting for a verdict from which on going ahead pays whatever the rate. Far from
+/// Ticks of waiting for a verdict from which on going ahead pays at every rate. Far from
 /// [`WAIT_TICKS_SHORT`]: a wait is measured in whole ticks, and one more or less says nothing.
 pub const WAIT_TICKS_LONG: u32 = 5;
 /// Steps that a plan runs before its window is switched: the seals that are looked at must be its

@@ -1,4 +1,4 @@
-//! raft-rs as a node drives it: its role and indices, and what may be proposed to it now.
+//! raft-rs as a node drives it: its role and indices, and the proposals that are possible now.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,7 +13,7 @@ use super::record::HardVote;
 use super::setup::{PROMOTE_LAG_MAX, RaftSetup};
 use super::storage::LogStore;
 
-/// raft-rs, with what it must be reported in time.
+/// raft-rs, with the reports that it must get in time.
 pub(super) struct RaftDriver {
     pub(super) raw: RawNode<LogStore>,
     /// Ticks since each follower was sent a snapshot that it has not acknowledged.
@@ -135,7 +135,7 @@ impl RaftDriver {
     /// The mutant: each step at once, without a majority of both sides.
     pub(super) fn apply_bare(&mut self, changes: &[NodeChange]) {
         for &change in changes {
-            // A step that cannot be taken is left out.
+            // A change that cannot be applied is left out.
             let _ = self.raw.apply_conf_change(&bare_change(change));
         }
     }

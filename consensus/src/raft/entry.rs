@@ -24,7 +24,7 @@ pub struct LogEntry {
     pub payload: Payload,
 }
 
-/// What an entry holds.
+/// The content of an entry.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Payload {
     /// A proposal. Empty for the entry with which a leader begins its term.

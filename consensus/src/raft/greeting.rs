@@ -15,8 +15,8 @@
 //!   anyone says stale: stop for good
 //! ```
 //!
-//! The node that counted on what was forgotten may be one voter alone, so all are greeted. Some may
-//! be lost for good: after [`GREET_TICKS`] a majority will do.
+//! The node that counted on the forgotten records may be one voter alone, so all are greeted. Some
+//! may be lost for good: after [`GREET_TICKS`] a majority will do.
 //!
 //! Boots are remembered on disk, terms and acknowledgements in memory. A disk that was set back to
 //! its present boot is therefore found out only if one of the peers that answer is still the
@@ -32,13 +32,14 @@ use zbelastic_types::NodeId;
 use super::members::Members;
 use super::setup::NODES_MAX;
 
-/// Nodes whose boots are remembered. Beyond, unknown nodes get no answer until some are removed.
+/// Nodes with boots that are remembered. Beyond, unknown nodes get no answer until some are
+/// removed.
 pub(super) const PEERS_MAX: usize = 4 * NODES_MAX;
 
 /// Ticks that a greeting waits for voters that do not answer.
 pub(super) const GREET_TICKS: u32 = 60;
 
-/// What a node that started remembers.
+/// The memory of a node that started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RaftHello {
     /// How often it has started, this start included.
@@ -71,7 +72,7 @@ pub struct Welcome {
     pub members: Members,
 }
 
-/// What a peer remembers that the greeting node does not.
+/// The records that a peer remembers and the greeting node does not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, Error)]
 pub enum StaleCause {
     /// The node has started this often already, from another copy of the disk or later.
@@ -100,7 +101,7 @@ pub enum StaleCause {
     },
 }
 
-/// What this node has seen of another since it started.
+/// The observations of another node since this one started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct PeerObservation {
     /// The latest term it wrote down.
@@ -113,7 +114,7 @@ struct PeerObservation {
     committed: u64,
 }
 
-/// What is remembered of other nodes.
+/// The records of other nodes.
 #[derive(Clone, Debug, Default)]
 pub(super) struct PeerTable {
     boots: BTreeMap<NodeId, (u64, u64)>,
@@ -205,7 +206,7 @@ impl PeerObservation {
         if self.term > hello.term {
             return Some(StaleCause::Term { seen: self.term, found: hello.term });
         }
-        // A later leader may have replaced what was acknowledged and not committed.
+        // A later leader may have replaced entries that were acknowledged and not committed.
         let seen = if self.ack_term >= hello.term {
             self.ack_index.max(self.committed)
         } else {

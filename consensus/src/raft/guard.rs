@@ -1,4 +1,4 @@
-//! What is checked before raft-rs sees a message (P3).
+//! The checks before raft-rs sees a message (P3).
 //!
 //! raft-rs trusts its peers: a commit index beyond the log, a gap between entries or a snapshot
 //! with strange members ends the process. Each check here names the assertion it stands before.
@@ -13,7 +13,7 @@ use super::refusal::RaftRefusal;
 use super::setup::{ENTRY_BYTES_MAX, NUMBER_MAX, SNAPSHOT_BYTES_MAX};
 use super::storage::LogStore;
 
-/// What a message is checked against.
+/// The state that a message is checked against.
 pub(super) struct MessageGuard<'a> {
     pub raw: &'a RawNode<LogStore>,
     pub members: &'a Members,
@@ -162,13 +162,13 @@ fn check_number(quantity: &'static str, found: u64, least: u64) -> Result<(), Ra
     Ok(())
 }
 
-/// Checks what needs no state to be checked.
+/// Checks the fields that need no state to be checked.
 fn check_form(message: &WireMessage) -> Result<(), RaftRefusal> {
     match &message.body {
         RaftMessageBody::Append { index, log_term, commit, entries } => {
             check_number("the commit index", *commit, 0)?;
-            // Term 0 is what raft-rs finds wherever there is no entry, also beyond the last one.
-            // All logs begin with a snapshot, so entries follow some entry.
+            // raft-rs finds term 0 wherever there is no entry, also beyond the last one. All logs
+            // begin with a snapshot, so entries follow some entry.
             check_number("the index", *index, 1)?;
             check_number("the term of the log", *log_term, 1)?;
             check_entries(message.term, (*index, *log_term), entries)

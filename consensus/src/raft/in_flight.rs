@@ -1,4 +1,4 @@
-//! What was handed out for persisting and is not reported yet.
+//! Records that were handed out for persisting and are not reported yet.
 
 use std::collections::VecDeque;
 
@@ -22,7 +22,7 @@ pub(super) struct InFlightWrite {
     pub snapshot: Option<SnapshotInstall>,
     /// Whether all records before are replaced by its records.
     pub replaces: bool,
-    /// What may be sent once it is durable (P1).
+    /// Messages that may be sent once it is durable (P1).
     pub held: Vec<(NodeId, RaftMessage)>,
 }
 

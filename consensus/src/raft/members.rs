@@ -34,7 +34,7 @@ pub enum VoterChange {
     Replace {
         /// The voter that leaves.
         old: NodeId,
-        /// The learner that takes its place.
+        /// The learner that replaces it.
         new: NodeId,
     },
 }
@@ -165,7 +165,7 @@ impl Members {
         self.voters.len() == 1 && self.all_voters().all(|voter| voter == node)
     }
 
-    /// Checks what raft-rs would panic on.
+    /// Checks for the faults that raft-rs would panic on.
     pub(super) fn check(&self) -> Result<(), MembersFault> {
         if self.voters.is_empty() {
             return Err(MembersFault::NoVoters);

@@ -30,7 +30,7 @@ pub(super) struct WireMessage {
     pub body: RaftMessageBody,
 }
 
-/// The content of a message of Raft. What raft-rs knows beyond this is not used here.
+/// The content of a message of Raft. Other fields that raft-rs knows are not used here.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum RaftMessageBody {
     Append { index: u64, log_term: u64, commit: u64, entries: Vec<LogEntry> },
@@ -145,7 +145,7 @@ impl RaftMessageBody {
     }
 
     /// Whether the term of such a message is one its sender has written down. The term of a
-    /// pre-vote is one it would take.
+    /// pre-vote is one it would enter.
     pub(super) fn carries_durable_term(&self) -> bool {
         match self {
             Self::Vote { kind: VoteKind::Trial, .. } | Self::VoteAnswer { is_trial: true, .. } => {

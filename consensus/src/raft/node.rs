@@ -40,7 +40,7 @@ pub struct RaftNode {
     outbox: DurableOutbox,
     members: MemberHistory,
     peers: PeerTable,
-    /// Index and term of the last entry or snapshot taken by [`Self::poll`].
+    /// Index and term of the last entry or snapshot returned by [`Self::poll`].
     applied: (u64, u64),
     snapshot_due_at: u64,
     announced: (u64, u64),
@@ -205,7 +205,7 @@ impl RaftNode {
         MessageGuard { raw: &self.driver.raw, members: self.members.current(), is_log_under_way }
     }
 
-    /// Remembers what others have written down, in case they forget (P5).
+    /// Remembers the durable state of others, in case they forget (P5).
     fn observe_peer(&mut self, message: &WireMessage) {
         let raft = &self.driver.raw.raft;
         if message.body.carries_durable_term() {
@@ -222,7 +222,7 @@ impl RaftNode {
         }
     }
 
-    /// What was handed out with `token` is durable.
+    /// The records that were handed out with `token` are durable.
     ///
     /// # Panics
     /// If tokens are reported out of order or twice.
@@ -368,7 +368,7 @@ impl RaftNode {
         self.driver.check_lead(self.setup.uncommitted_max)
     }
 
-    /// What can be seen of this node.
+    /// The visible status of this node.
     #[must_use]
     pub fn status(&self) -> RaftStatus {
         let raft = &self.driver.raw.raft;

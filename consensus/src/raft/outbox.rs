@@ -1,5 +1,5 @@
-//! What a node hands out: in order, and messages that report what it remembers only once that is
-//! durable (P1).
+//! The outputs of a node: in order, and messages that report its memory only once that is durable
+//! (P1).
 
 use std::collections::VecDeque;
 
@@ -21,7 +21,7 @@ pub(super) struct DurableOutbox {
 }
 
 impl DurableOutbox {
-    /// The outbox of a node that recovered `hard`, and whose next record has this number.
+    /// The outbox of a node that recovered `hard`, and gives its next record this number.
     pub(super) fn new(hard: HardVote, next_record: RecordNumber) -> Self {
         let writes = InFlightWrites::new(next_record);
         Self { outputs: VecDeque::new(), writes, written: hard, durable: hard }

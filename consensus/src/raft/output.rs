@@ -1,9 +1,9 @@
 //! Actions that a Raft node hands out.
 //!
-//! The order: [`RaftOutput::LeaderChanged`], then what may be sent before anything is durable,
-//! then what is to be persisted, then what is agreed. When a token is reported: first
-//! [`RaftOutput::Installed`], then [`RaftOutput::Trim`], then what waited for the token to be
-//! sent, then what follows from it. [`RaftOutput::Fatal`] is the last output there is.
+//! The order: [`RaftOutput::LeaderChanged`], then messages that may be sent before anything is
+//! durable, then records to persist, then entries that are agreed. When a token is reported: first
+//! [`RaftOutput::Installed`], then [`RaftOutput::Trim`], then messages that waited for the token,
+//! then outputs that follow from it. [`RaftOutput::Fatal`] is the last output there is.
 
 use zbelastic_types::NodeId;
 
@@ -83,11 +83,11 @@ pub struct CommittedEntry {
 /// Why a node must stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FatalReason {
-    /// A peer remembers what this node's disk does not.
+    /// A peer remembers a record that this node's disk does not.
     StaleDisk {
         /// The peer that remembers it.
         by: NodeId,
-        /// What the peer remembers and the disk does not.
+        /// The record that the peer remembers and the disk does not.
         cause: StaleCause,
     },
     /// The leader knows entries to be on this node that are not there.

@@ -18,7 +18,7 @@ pub enum ProposeRefusal {
     /// The lead is being handed on.
     #[error("the lead is being transferred")]
     Transferring,
-    /// An empty entry is what begins a term.
+    /// An empty entry begins a term.
     #[error("a proposal without bytes")]
     Empty,
     /// The proposal has too many bytes.

@@ -1,4 +1,4 @@
-//! What is written down, and its bytes.
+//! The records that are written down, and their bytes.
 //!
 //! ```text
 //!   byte  0        1        5        9
@@ -8,8 +8,8 @@
 //!                    little endian;  the CRC is over version, length and body
 //! ```
 //!
-//! A version that is not ours is told apart from damage: a newer program wrote it, and to cut it
-//! away would be to forget what that program promised.
+//! A version that is not ours is distinguished from damage: a newer program wrote it, and to cut it
+//! away would be to forget the promises of that program.
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -24,9 +24,9 @@ const HEADER_BYTES: usize = 9;
 /// One thing a node must not forget. The shell writes records in order and keeps them whole.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RaftRecord {
-    /// What the node promised to others.
+    /// The promise of the node to others.
     HardState(HardVote),
-    /// Entries that follow what is there, or replace it from the first of them on.
+    /// Entries that follow those in the log, or replace them from the first of these on.
     Append(Vec<LogEntry>),
     /// A state in place of the log up to its index. Later entries stay if they continue it.
     Snapshot(SnapshotImage),
@@ -48,7 +48,7 @@ pub enum RaftRecord {
     },
 }
 
-/// What a node promised to others: its term, its vote in it, and what it knows to be committed.
+/// The promise of a node to others: its term, its vote in it, and the commit index that it knows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HardVote {
     /// The latest term the node has seen.
@@ -59,7 +59,7 @@ pub struct HardVote {
     pub commit: u64,
 }
 
-/// What is wrong with the bytes of a record.
+/// A fault of the bytes of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum RaftRecordFault {
     /// Another version of this program wrote it.
@@ -131,7 +131,7 @@ pub fn decode_record(bytes: &[u8]) -> Result<RaftRecord, RaftRecordFault> {
     if bytes.len() < HEADER_BYTES {
         return Err(too_short);
     }
-    // Zeros are what a file that was extended and not filled holds.
+    // A file that was extended and not filled holds zeros.
     if version != RECORD_VERSION && version != 0 {
         return Err(RaftRecordFault::UnknownVersion { found: version });
     }

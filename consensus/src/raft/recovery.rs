@@ -1,4 +1,4 @@
-//! What the records of a disk add up to.
+//! The log that the records of a disk add up to.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use super::entry::{LogEntry, Payload, SnapshotImage};
 use super::output::RecordNumber;
 use super::record::{HardVote, RaftRecord, RaftRecordFault, decode_record};
 
-/// What the records of a disk add up to. Starting a node consumes it.
+/// The log that the records of a disk add up to. Starting a node consumes it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RecoveredLog {
     /// Whether the last record was torn. The shell must cut it off before it writes another.
@@ -32,7 +32,7 @@ pub enum RecoverError {
     BadRecord {
         /// Which record, counted from 0.
         number: u64,
-        /// What is wrong with it.
+        /// The fault of the record.
         fault: RaftRecordFault,
     },
     /// Entries are missing before those of a record.
@@ -45,7 +45,7 @@ pub enum RecoverError {
         /// The entry that is there.
         found: u64,
     },
-    /// Entries would replace what was committed.
+    /// Entries would replace committed ones.
     #[error("record {number} replaces entry {found}, up to {commit} all is committed")]
     ReplacesCommitted {
         /// Number of the record, counted from 0.
@@ -110,7 +110,7 @@ impl RecoveredLog {
         self.snapshot.as_ref().map(|image| image.data.as_slice())
     }
 
-    /// What was proposed in the entries behind the snapshot, by index, whether it is known to be
+    /// The proposals in the entries behind the snapshot, by index, whether they are known to be
     /// agreed or not. Empty for an entry that begins a term or changes members.
     pub fn proposals(&self) -> impl Iterator<Item = (u64, &[u8])> {
         self.entries.iter().map(|entry| match &entry.payload {
@@ -129,7 +129,7 @@ impl RecoveredLog {
         self.entries.last().map_or(snapshot, |entry| entry.term)
     }
 
-    /// What the node promised. A torn write may have left out the hard state that belongs to
+    /// The promise of the node. A torn write may have left out the hard state that belongs to
     /// entries or to a snapshot; a term without a hard state is one it never voted in.
     pub(super) fn promise(&self) -> HardVote {
         let mut hard = self.hard;

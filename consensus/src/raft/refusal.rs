@@ -16,7 +16,7 @@ pub enum RaftRefusal {
     /// The node still greets the others to find whether its disk is stale.
     #[error("this node is greeting")]
     Greeting,
-    /// A leader's snapshot is being written; what else comes is lost and will be sent again.
+    /// A leader's snapshot is being written; all other messages are lost and will be sent again.
     #[error("this node is writing a snapshot")]
     Installing,
     /// The message has too many bytes.
@@ -65,7 +65,7 @@ pub enum RaftRefusal {
     /// A number that no honest node reaches, or 0 where none can be.
     #[error("{quantity} is {found}")]
     BadNumber {
-        /// What the number is.
+        /// The name of the number.
         quantity: &'static str,
         /// The number in the message.
         found: u64,
@@ -90,7 +90,7 @@ pub enum RaftRefusal {
         /// Bytes of the entry.
         found: usize,
     },
-    /// What is committed here is another in the message.
+    /// An entry that is committed here is another in the message.
     #[error("entry {index} is committed with term {expected}, the message says {found}")]
     ContradictsCommitted {
         /// Index of the entry.
@@ -134,7 +134,7 @@ pub enum RaftRefusal {
         /// The last index of this node's log.
         last_index: u64,
     },
-    /// A vote that was not requested yet: the request waits for what is being written.
+    /// A vote that was not requested yet: the request waits for a write.
     #[error("a vote that was not requested")]
     EarlyVote,
     /// A node without any log has nothing to vote by.

@@ -1,4 +1,4 @@
-//! What a node is started with, and the limits that all nodes of a cluster share.
+//! The parameters that a node is started with, and the limits that all nodes of a cluster share.
 
 use thiserror::Error;
 use zbelastic_types::NodeId;
@@ -8,11 +8,10 @@ use super::members::MembersFault;
 /// Bytes of one proposal. A larger one is refused.
 pub const ENTRY_BYTES_MAX: usize = 1 << 20;
 /// Bytes of a state machine's snapshot. A larger one is refused, and the log keeps growing. It
-/// follows from the limits of what is agreed on: 3.3 MB of tokens' uses, two plans of an entry
-/// each, 1.2 MB of credentials, 0.8 MB of members, 0.6 MB of checkpoints, and less than 1 MB of all
-/// else.
+/// follows from the limits of the agreed state: 3.3 MB of tokens' uses, two plans of an entry each,
+/// 1.2 MB of credentials, 0.8 MB of members, 0.6 MB of checkpoints, and less than 1 MB of all else.
 pub const SNAPSHOT_BYTES_MAX: usize = 12 << 20;
-/// Bytes of one message: a snapshot and what surrounds it. A larger one is refused.
+/// Bytes of one message: a snapshot and its envelope. A larger one is refused.
 pub const MESSAGE_BYTES_MAX: usize = SNAPSHOT_BYTES_MAX + (64 << 10);
 /// Voters and learners of a cluster together. A change beyond is refused.
 pub const NODES_MAX: usize = 64;
@@ -23,7 +22,7 @@ pub const PROMOTE_LAG_MAX: u64 = 256;
 /// Bytes of entries gathered in one append, unless one entry alone is larger.
 pub(super) const APPEND_BYTES: u64 = 256 << 10;
 
-/// What a node is started with.
+/// The parameters that a node is started with.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RaftSetup {
     /// The id of this node. Never 0.
@@ -44,9 +43,9 @@ pub struct RaftSetup {
     pub uncommitted_max: u64,
     /// Appends under way to one follower. At the limit it waits for an answer.
     pub appends_max: usize,
-    /// Ticks after which a snapshot that brought no answer is taken for lost and sent again.
+    /// Ticks after which a snapshot that brought no answer counts as lost and is sent again.
     pub snapshot_retry_ticks: u32,
-    /// Ticks that a write may take. Beyond, a leader steps down: it could agree to much and hand
+    /// Ticks that a write may last. Beyond, a leader steps down: it could agree to much and hand
     /// out nothing.
     pub write_ticks_max: u32,
 }
@@ -125,7 +124,7 @@ pub enum RaftStartError {
     /// The members are not usable.
     #[error("the members are not usable: {fault}")]
     BadMembers {
-        /// What is wrong with them.
+        /// The fault of the members.
         fault: MembersFault,
     },
     /// The first voters do not include this node.

@@ -1,4 +1,4 @@
-//! What a node starts with: nothing, the voters of a new cluster, or what its disk remembers.
+//! The start of a node: with nothing, the voters of a new cluster, or the log on its disk.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use super::record::{HardVote, RaftRecord};
 use super::recovery::RecoveredLog;
 use super::setup::{RaftStartError, SNAPSHOT_BYTES_MAX};
 
-/// What a node starts with.
+/// The state that a node starts with.
 #[derive(Default)]
 pub(super) struct RaftStart {
     pub hard: HardVote,

@@ -1,4 +1,4 @@
-//! What can be seen of a node.
+//! The visible status of a node.
 
 use zbelastic_types::NodeId;
 

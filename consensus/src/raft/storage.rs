@@ -66,7 +66,7 @@ impl LogStore {
         self.entries.extend(entries.iter().cloned());
     }
 
-    /// Takes a leader's snapshot in place of all that is here.
+    /// Installs a leader's snapshot in place of all that is here.
     pub(super) fn install(&mut self, snapshot: Snapshot) {
         let metadata = snapshot.get_metadata();
         self.before = (metadata.index, metadata.term);
@@ -74,7 +74,8 @@ impl LogStore {
         self.snapshot = snapshot;
     }
 
-    /// Takes a snapshot of what is here and forgets entries before it, but for the last `tail`.
+    /// Stores a snapshot of the applied state and forgets entries before it, but for the last
+    /// `tail`.
     pub(super) fn compact(&mut self, snapshot: Snapshot, tail: u64) {
         let index = snapshot.get_metadata().index;
         assert!(index > self.snapshot_index(), "a snapshot holds more than the one before");
@@ -143,7 +144,7 @@ impl Storage for LogStore {
         Ok(self.last())
     }
 
-    /// The snapshot for `to`. One from before it became a member it could not take: raft-rs
+    /// The snapshot for `to`. One from before it became a member it could not install: raft-rs
     /// throws away a snapshot in which the receiver is no member.
     fn snapshot(&self, _request_index: u64, to: u64) -> ::raft::Result<Snapshot> {
         let members = Members::from_raft(self.snapshot.get_metadata().get_conf_state());

@@ -1,4 +1,4 @@
-//! Briefings: what is agreed, turned into commands for the runtime.
+//! Briefings: the agreed state, turned into commands for the runtime.
 
 use std::sync::Arc;
 
@@ -167,7 +167,7 @@ impl WorkerSession {
         }
     }
 
-    /// This life is over: whatever it held is not the cluster's any more.
+    /// This life is over: the layers that it held are not the cluster's any more.
     pub(super) fn leave_membership(&mut self) {
         if let SessionStatus::Member(_) = &self.status {
             self.status = SessionStatus::Outside;
@@ -228,7 +228,7 @@ impl WorkerSession {
         }
     }
 
-    /// Gives up what was held before the rewind, however long ago that was.
+    /// Gives up the layers that were held before the rewind, however long ago that was.
     fn rewind(&mut self, briefing: &Briefing) {
         let SessionStatus::Member(member) = &mut self.status else { return };
         if member.rewinds == briefing.rewinds {
@@ -241,8 +241,8 @@ impl WorkerSession {
         self.push_command(WorkerCommand::Rewind);
     }
 
-    /// Commands an inventory, unless one is being taken or was taken since: that one is resent
-    /// until it is known, and each beat until then is answered with the same request.
+    /// Commands an inventory, unless one is being made or was made since: that one is resent until
+    /// it is known, and each beat until then is answered with the same request.
     fn take_inventory(&mut self, index: u64) {
         let SessionStatus::Member(member) = &mut self.status else { return };
         let is_taken =
@@ -314,8 +314,8 @@ impl WorkerSession {
         }
     }
 
-    /// Applies the plan of what is to be copied ahead, if it names this worker. Only the leader can
-    /// end it: other controllers do not know what the leader plans.
+    /// Applies the plan of the layers to copy ahead, if it names this worker. Only the leader can
+    /// end it: other controllers do not know the leader's plans.
     fn update_pre_copy(&mut self, from: NodeId, briefing: &Briefing) {
         let SessionStatus::Member(member) = &mut self.status else { return };
         let holder = member.holder;
@@ -333,7 +333,7 @@ impl WorkerSession {
 }
 
 impl Membership {
-    /// Forgets what was copied ahead. Yields whether anything was.
+    /// Forgets the layers that were copied ahead. Yields whether anything was.
     fn end_pre_copy(&mut self) -> bool {
         self.unconfirmed.following = None;
         self.pre_copy.take().is_some()

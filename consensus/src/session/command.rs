@@ -44,30 +44,29 @@ pub enum WorkerCommand {
         generation: Generation,
     },
     /// Write a version as soon as it is the sealed one, if it still can be; answered by
-    /// [`WorkerEvent::Saved`]. What the configuration makes a checkpoint is written without a
-    /// command.
+    /// [`WorkerEvent::Saved`]. Checkpoints by the configuration are written without a command.
     Save {
         /// Generation of the plan under which the version is sealed.
         generation: Generation,
         /// The version to write: the number of steps sealed before it.
         version: Step,
     },
-    /// Copy ahead what a planned change will need here, and help others to; answered by
-    /// [`WorkerEvent::Following`] if anything is to be followed here. Replaces what was copied
-    /// ahead before.
+    /// Copy ahead the layers that a planned change will need here, and help others to; answered by
+    /// [`WorkerEvent::Following`] if anything is to be followed here. Replaces the layers that were
+    /// copied ahead before.
     PreCopy {
         /// This worker, in its current life.
         holder: Holder,
         /// The layers to follow, each with its follower and owner; `None` ends copying ahead.
         pre_copy: Option<Arc<PreCopyPlan>>,
     },
-    /// Give up the attempt under way and all layers: the run was rewound, and what was held before
+    /// Give up the attempt under way and all layers: the run was rewound, and the state held before
     /// is not trusted.
     Rewind,
     /// Drop layers that no stage here uses: every holder has the layers of its stage and copies.
     Release,
     /// Report the layers that are held; answered by [`WorkerEvent::Inventory`]. The plan is about
-    /// to change, so what ran ahead of a seal that waits for its gate may be given up.
+    /// to change, so work ahead of a seal that waits for its gate may be given up.
     TakeInventory {
         /// Index of the briefing that requested the inventory, returned with the answer.
         index: u64,

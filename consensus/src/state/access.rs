@@ -1,4 +1,4 @@
-//! Tokens and credentials: what an entry about them does to members.
+//! Tokens and credentials: the effect of an entry about them on members.
 
 use std::collections::BTreeMap;
 
@@ -104,7 +104,7 @@ impl ClusterMembership {
             }
             AccessChange::Authority(change) => {
                 let (phase, revoked) = self.access.rotate(change);
-                // What members believe travels with where they are reached.
+                // The authorities that members trust travel with their contacts.
                 self.contacts_index = index;
                 AccessOutcome::Authority { phase, revoked }
             }
@@ -112,7 +112,7 @@ impl ClusterMembership {
         Ok(StateChange::Access(outcome))
     }
 
-    /// What is to be done next about a change of authority, as far as members reported.
+    /// The next action in a change of authority, as far as members reported.
     #[must_use]
     pub fn rotation_step(
         &self,

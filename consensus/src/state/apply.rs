@@ -1,4 +1,4 @@
-//! Entries, one by one, and what each changes.
+//! Entries, one by one, and the change of the state by each.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::member::{Holder, MemberChange};
 use crate::plan::PlanRecord;
 use crate::validation::Seal;
 
-/// What an entry changed.
+/// The change of the state by an entry.
 #[derive(Clone, Debug, PartialEq)]
 pub enum StateChange {
     /// Members; those changes of the entry that fit.

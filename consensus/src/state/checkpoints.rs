@@ -36,8 +36,8 @@ impl CheckpointRegistry {
         &self.pending
     }
 
-    /// The version that becomes a checkpoint when it is the open one, whatever the configuration
-    /// says.
+    /// The version that becomes a checkpoint when it is the open one, independently of the
+    /// configuration.
     #[must_use]
     pub fn due(&self) -> Option<Step> {
         self.due
@@ -112,8 +112,8 @@ impl CheckpointRegistry {
         Ok(())
     }
 
-    /// Adds the checkpoint of a version all of whose layers are durable. What was under way before
-    /// it is given up.
+    /// Adds the checkpoint of a version all of whose layers are durable. Checkpoints under way
+    /// before it are given up.
     pub(super) fn complete(&mut self, version: Step, expected: u32) -> Result<(), EntryRefusal> {
         let pending = self.pending.iter().find(|pending| pending.version == version);
         let pending = pending.ok_or(EntryRefusal::NoCheckpoint { version })?;
@@ -134,7 +134,7 @@ impl CheckpointRegistry {
         self.durable.drain(..surplus).map(|found| found.version).collect()
     }
 
-    /// Drops what lies behind a version. Yields the versions of the checkpoints dropped.
+    /// Drops the checkpoints behind a version. Yields the versions of the checkpoints dropped.
     pub(super) fn rewind(&mut self, to: Step) -> Vec<Step> {
         self.pending.retain(|pending| pending.version <= to);
         self.due = None;
@@ -142,13 +142,13 @@ impl CheckpointRegistry {
         self.durable.drain(kept..).map(|found| found.version).collect()
     }
 
-    /// Gives up what is under way.
+    /// Gives up the checkpoint that is under way.
     pub(super) fn give_up_pending(&mut self) {
         self.pending.clear();
         self.due = None;
     }
 
-    /// Takes the newest checkpoint out.
+    /// Removes the newest checkpoint.
     pub(super) fn take_newest(&mut self) -> Option<CheckpointRecord> {
         self.durable.pop()
     }

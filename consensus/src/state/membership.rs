@@ -1,4 +1,5 @@
-//! The members, and what lets a node be one: its credential, and that it is not quarantined.
+//! The members, and the conditions of membership: the node's credential, and that it is not
+//! quarantined.
 
 use std::collections::{BTreeMap, BTreeSet};
 

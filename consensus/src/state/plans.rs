@@ -71,7 +71,7 @@ impl PlanSlots {
         self.current.as_ref().map_or(self.generation_last, |plan| plan.record.generation)
     }
 
-    /// The number the next plan takes.
+    /// The number of the next plan.
     #[must_use]
     pub fn generation_next(&self) -> Generation {
         self.generation_last.next()
@@ -111,8 +111,8 @@ impl PlanSlots {
         self.holders().filter(|holder| status(*holder) == draining).count() as u32
     }
 
-    /// Whether a holder in the plan in force went after what it held was saved: no node holds what
-    /// it reported since.
+    /// Whether a holder in the plan in force went after its state was saved: no node holds the
+    /// state that it reported since.
     #[must_use]
     pub fn has_drained_holder(&self, membership: &ClusterMembership) -> bool {
         self.holders().any(|holder| match membership.status_of(holder.node) {
@@ -149,7 +149,7 @@ impl PlanSlots {
         self.next = Some(record);
     }
 
-    /// Puts a plan in force, whose holders load their layers now.
+    /// Puts a plan in force: its holders load their layers now.
     pub(super) fn load(&mut self, record: Arc<PlanRecord>) {
         self.generation_last = self.generation_last.max(record.generation);
         let phase = PlanPhase::Loading(vec![None; record.stages.len()]);
@@ -157,7 +157,7 @@ impl PlanSlots {
         self.next = None;
     }
 
-    /// Takes the planned change, if its step is the open one.
+    /// Removes and returns the planned change, if its step is the open one.
     pub(super) fn take_due(&mut self, open: Step) -> Option<Arc<PlanRecord>> {
         self.next.take_if(|next| next.from_step <= open)
     }

@@ -77,7 +77,7 @@ pub enum EntryRefusal {
         /// Number of stages that are not ready.
         missing: u32,
     },
-    /// What two nodes loaded, or what was loaded and what was to be, differ.
+    /// The states that two nodes loaded differ, or the loaded state and the expected one.
     #[error("layer {layer} was loaded with different digests")]
     DigestsDiffer {
         /// Index of the layer that differs.
@@ -129,7 +129,7 @@ pub enum EntryRefusal {
         /// The open version.
         open: Step,
     },
-    /// The run cannot go back that far: what was sealed since is forgotten.
+    /// The run cannot go back that far: the steps sealed since are forgotten.
     #[error("version {to} lies before {base}, what was sealed in between is forgotten")]
     Forgotten {
         /// Version that the entry names.

@@ -19,7 +19,7 @@ pub struct RunRegistry {
     last: RunId,
     /// Runs that ended before the job began, oldest first.
     ended: Vec<RunRecord>,
-    /// What the job's first plan computed on.
+    /// The class of the devices of the job's first plan.
     pub(super) class: Option<DeviceClass>,
 }
 
@@ -52,7 +52,7 @@ impl RunRegistry {
         self.last
     }
 
-    /// The number that the next run takes.
+    /// The number of the next run.
     #[must_use]
     pub fn run_next(&self) -> RunId {
         self.last.next()
@@ -133,7 +133,7 @@ impl RunRegistry {
     }
 
     /// Another job may begin when there is none, or when the last one ended, under a name that no
-    /// run has: what is kept of a run stays.
+    /// run has: the record of a run stays.
     fn check_start(
         &self,
         spec: &JobSpec,
@@ -163,7 +163,7 @@ impl RunRegistry {
         }
     }
 
-    /// A branch goes on from what is kept of a run that is over, with the same layers.
+    /// A branch goes on from the checkpoint of a run that is over, with the same layers.
     fn check_origin(
         &self,
         spec: &JobSpec,
@@ -194,8 +194,8 @@ impl RunRegistry {
         known.or_else(|| Some((&job?.spec, self.own_checkpoint(checkpoints)?)))
     }
 
-    /// The last checkpoint of the job that it wrote itself: what a branch begins with is its
-    /// parent's.
+    /// The last checkpoint of the job that it wrote itself: the checkpoint that a branch begins
+    /// with is its parent's.
     pub(super) fn own_checkpoint<'a>(
         &self,
         checkpoints: &'a CheckpointRegistry,

@@ -1,4 +1,4 @@
-//! What follows from the seals, and how far they can be taken back.
+//! The state that follows from the seals, and how far they can be undone.
 
 use serde::{Deserialize, Serialize};
 use zbelastic_types::{Generation, Step};
@@ -23,7 +23,7 @@ impl SealedSteps {
         Self { ledger, history: SealHistory::default(), last_seal: None, rewinds: 0 }
     }
 
-    /// What follows from the seals.
+    /// The ledger that follows from the seals.
     #[must_use]
     pub fn ledger(&self) -> &Ledger {
         &self.ledger
@@ -47,14 +47,14 @@ impl SealedSteps {
         self.last_seal.as_ref()
     }
 
-    /// How often the run went back. What was held before it did is not believed.
+    /// How often the run went back. Layers that were held before it did are not trusted.
     #[must_use]
     pub fn rewinds(&self) -> u64 {
         self.rewinds
     }
 
-    /// Applies a seal. One that is final and new takes the place of the oldest if there is no room
-    /// and the oldest may be forgotten. Yields whether the step was sealed before.
+    /// Applies a seal. One that is final and new replaces the oldest if there is no room and the
+    /// oldest may be forgotten. Yields whether the step was sealed before.
     pub(super) fn apply(&mut self, seal: Seal, may_forget: bool) -> Result<bool, EntryRefusal> {
         self.ledger.check(&seal)?;
         self.history.check(&seal)?;
@@ -74,7 +74,8 @@ impl SealedSteps {
         self.history = SealHistory::default();
     }
 
-    /// Begins at a version that another run or cluster ended with, whose steps are not known.
+    /// Begins at a version that another run or cluster ended with, and of which the steps are not
+    /// known.
     pub(super) fn begin_at(&mut self, version: Step, ledger: Ledger) {
         self.ledger = ledger;
         self.history = SealHistory::starting_at(version);
@@ -87,7 +88,7 @@ impl SealedSteps {
         self.rewinds += 1;
     }
 
-    /// Drops the last seal: workers drop what they hold.
+    /// Drops the last seal: workers drop the layers that they hold.
     pub(super) fn drop_held(&mut self) {
         self.last_seal = None;
         self.rewinds += 1;

@@ -1,7 +1,7 @@
-//! What is trained: the job with its plans, its sealed steps and its checkpoints.
+//! The training: the job with its plans, its sealed steps and its checkpoints.
 //!
-//! Each of the four parts owns its fields; here is what concerns more than one of them. Whether a
-//! holder is counted on is the membership's to say, which is an argument.
+//! Each of the four parts owns its fields; here is the code that concerns more than one of them.
+//! Whether a holder is counted on is the membership's to say, which is an argument.
 
 mod job;
 mod steps;
@@ -79,7 +79,7 @@ impl Training {
         &self.checkpoints
     }
 
-    /// Whether a job is under way whose steps are all sealed, so that nothing is missing but the
+    /// Whether a job is under way with all of its steps sealed, so that nothing is missing but the
     /// checkpoint behind the last one.
     #[must_use]
     pub fn is_all_sealed(&self) -> bool {
@@ -112,7 +112,7 @@ impl Training {
     }
 
     /// Whether a worker is about to go, and too few stay to go on without: unless it is written,
-    /// what is sealed here would be lost with the workers that hold it.
+    /// the steps sealed here would be lost with the workers that hold it.
     pub(super) fn is_left_alone(&self, membership: &ClusterMembership) -> bool {
         let Some(spec) = self.runs.running_spec() else { return false };
         let mut staying = 0;

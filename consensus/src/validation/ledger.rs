@@ -1,4 +1,4 @@
-//! What is agreed about the steps so far: the part of the replicated state that seals change.
+//! The agreed record of the steps so far: the part of the replicated state that seals change.
 
 use std::collections::VecDeque;
 
@@ -48,17 +48,17 @@ impl Ledger {
         self.replays
     }
 
-    /// What the next verdict may depend on.
+    /// The history that the next verdict may depend on.
     pub(super) fn history<'a>(&self, norms: &'a [f64]) -> VerdictHistory<'a> {
         VerdictHistory { norms, replays: self.replays, spike_skips: self.spike_skips }
     }
 
-    /// Norms of the steps taken lately, oldest first.
+    /// Norms of the steps that were applied lately, oldest first.
     pub(super) fn norms(&self) -> Vec<f64> {
         self.norms.iter().copied().collect()
     }
 
-    /// Checks a seal against what comes next.
+    /// Checks a seal against the open turn and the counters before it.
     ///
     /// # Errors
     /// If it is not about the open turn (rules R2 and R8), or its counters do not follow.

@@ -1,4 +1,4 @@
-//! What stages report about their gradients.
+//! The reports of stages about their gradients.
 
 use super::seal::Turn;
 use serde::{Deserialize, Serialize};
@@ -40,7 +40,7 @@ impl TensorSum {
 pub struct GradientReport {
     /// The generation, attempt and step that it is about.
     pub turn: Turn,
-    /// The stage whose gradient it is.
+    /// The stage of the gradient.
     pub stage: StageIndex,
     /// One sum for each tensor of the stage.
     pub sums: Vec<TensorSum>,
@@ -49,7 +49,7 @@ pub struct GradientReport {
 }
 
 /// The sums of all stages so far, on the way down the pipeline. It decides whether a stage goes
-/// ahead with its candidate, never what the verdict is.
+/// ahead with its candidate, and never sets the verdict.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Prefix {
     /// The generation, attempt and step that it is about.
@@ -59,7 +59,8 @@ pub struct Prefix {
 }
 
 impl Prefix {
-    /// What a stage passes on: what it received, if it is not the first, and its own sums.
+    /// The sums that a stage passes on: those it received, if it is not the first, and its own
+    /// sums.
     #[must_use]
     pub fn of(report: &GradientReport, received: Option<&Self>) -> Self {
         let start = received.map_or(0.0, |prefix| prefix.square_sum);

@@ -12,8 +12,8 @@ use crate::mutant::{self, Mutant};
 /// a run that was dropped.
 ///
 /// Attempts count on from step to step as long as a plan lasts, so that no two runs of a step ever
-/// carry the same tag, and turns order as they happened: what was dropped lies before what came
-/// after it, even if it had got further.
+/// carry the same tag, and turns order as they happened: work that was dropped lies before work
+/// that came after it, even if it had got further.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Turn {
     /// Number of the plan that the step is computed under.
@@ -32,7 +32,7 @@ impl fmt::Display for Turn {
 }
 
 impl Turn {
-    /// What follows once this turn got `verdict`. Work on the next step that was begun on a
+    /// The turn that follows once this one got `verdict`. Work on the next step that was begun on a
     /// candidate which was not kept is fenced off by the next attempt number.
     #[must_use]
     pub fn after(self, verdict: Verdict) -> Self {
@@ -53,7 +53,7 @@ impl Turn {
 pub struct Seal {
     /// The turn that is decided on.
     pub turn: Turn,
-    /// What becomes of the step.
+    /// The decision on the step.
     pub verdict: Verdict,
     /// Why; for people, and for the spike guard's count.
     pub reason: Reason,
@@ -63,7 +63,7 @@ pub struct Seal {
     pub loss_sum_bits: u64,
     /// Optimizer updates applied so far, this one included if it is applied.
     pub updates_after: u64,
-    /// The step whose batch is read next.
+    /// The step with the batch that is read next.
     pub cursor_after: Step,
 }
 

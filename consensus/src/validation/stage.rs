@@ -6,7 +6,7 @@ use super::report::{GradientReport, Prefix, TensorSum};
 use super::seal::{Seal, SealRefusal, Turn, check_turn};
 use super::verdict::{Gate, Verdict};
 
-/// What to do about the candidate when a seal is applied.
+/// The action on the candidate when a seal is applied.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum CandidateAction {
     /// The one there is was computed with the sealed coefficient: leave it.
@@ -16,18 +16,18 @@ pub enum CandidateAction {
         /// The scale of the gradient: one, or below one if it is clipped.
         coefficient: f32,
     },
-    /// Drop what there is: the state's weights are in force again.
+    /// Drop the candidate, if there is one: the state's weights are in force again.
     Drop,
     /// There is none, and none is needed.
     None,
 }
 
-/// What applying a seal means for a stage, in this order.
+/// The actions of a stage on a seal, in this order.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SealApplication {
-    /// What to do first, about the candidate.
+    /// The first action, on the candidate.
     pub candidate: CandidateAction,
-    /// Then, if the step is taken, the moments with this coefficient, and the candidate becomes
+    /// Then, if the step is applied, the moments with this coefficient, and the candidate becomes
     /// the state (rule R8: from version `t - 1` only).
     pub commit: Option<f32>,
     /// Whether work on the next step was begun on weights that are not its weights; it must be
@@ -62,7 +62,7 @@ impl StageHalf {
         Self { open, updates, phase: StepPhase::Accumulating, clip_norm }
     }
 
-    /// The turn whose seal is applied next.
+    /// The turn with the seal that is applied next.
     #[must_use]
     pub fn open_turn(&self) -> Turn {
         self.open
@@ -86,7 +86,7 @@ impl StageHalf {
         self.phase != StepPhase::Accumulating
     }
 
-    /// The gradient is frozen: what is reported of it.
+    /// The gradient is frozen: the report of it.
     ///
     /// # Panics
     /// If it was reported before.

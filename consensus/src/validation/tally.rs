@@ -14,7 +14,7 @@ pub enum ReportRefusal {
     OtherTurn {
         /// The turn that waits for its seal.
         expected: Turn,
-        /// What the report is about.
+        /// The turn that the report is about.
         found: Turn,
     },
     /// It names a tensor the model does not have.
@@ -90,7 +90,7 @@ impl Tally {
     /// Counts a report. One that was counted before changes nothing.
     ///
     /// # Errors
-    /// If the report is about something else, or contradicts what was counted.
+    /// If the report is about another turn, or contradicts one that was counted.
     pub fn add(&mut self, report: &GradientReport) -> Result<(), ReportRefusal> {
         self.check(report)?;
         for sum in &report.sums {
@@ -144,7 +144,7 @@ impl Tally {
         Some(TallySummary { sums, loss_sum: self.loss_sum?, first_stage_sum })
     }
 
-    /// The turn whose reports are counted.
+    /// The turn of the reports that are counted.
     #[must_use]
     pub fn turn(&self) -> Turn {
         self.turn
@@ -157,19 +157,19 @@ pub struct TallySummary {
     sums: Vec<TensorSum>,
     /// The sum of cross-entropies over the step's tokens.
     pub loss_sum: f64,
-    /// What the first stage's gate saw.
+    /// The sum at the first stage's gate.
     pub first_stage_sum: f64,
 }
 
 impl TallySummary {
     /// The sum of squares over all tensors: one chain of additions in canonical order, in f64, so
-    /// that it does not depend on which stage held what.
+    /// that it does not depend on the assignment of layers to stages.
     #[must_use]
     pub fn square_sum(&self) -> f64 {
         self.sums.iter().fold(0.0, |sum, tensor| sum + tensor.square_sum)
     }
 
-    /// Why this step cannot be taken, if something is not finite.
+    /// Why this step cannot be applied, if something is not finite.
     pub(super) fn nonfinite_reason(&self, replays: u32) -> Option<Reason> {
         let is_bad = |sum: &&TensorSum| sum.nonfinite > 0 || !sum.square_sum.is_finite();
         let mut bad = self.sums.iter().filter(is_bad);

@@ -8,7 +8,7 @@ use zbelastic_types::TensorIndex;
 use super::tally::TallySummary;
 use crate::mutant::{self, Mutant};
 
-/// What to do when a gradient is not finite.
+/// The treatment of a gradient that is not finite.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum NonfinitePolicy {
@@ -18,35 +18,35 @@ pub enum NonfinitePolicy {
     Replay,
 }
 
-/// What a step must satisfy.
+/// The conditions that a step must satisfy.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GuardPolicy {
     /// The largest global gradient norm that is applied as it is; `None` never clips.
     pub clip_norm: Option<f64>,
-    /// What to do when a gradient is not finite.
+    /// The treatment of a gradient that is not finite.
     pub nonfinite: NonfinitePolicy,
     /// How often a step is run again.
     pub replays_max: u32,
-    /// Skip a step whose norm lies this many standard deviations above the recent mean; `None`
-    /// never does.
+    /// Skip a step with a norm this many standard deviations above the recent mean; `None` never
+    /// does.
     pub spike_deviations: Option<f64>,
 }
 
 /// Sealed norms that must be known before one can be called a spike.
 pub const SPIKE_WARMUP: usize = 16;
 /// Steps in a row that may be skipped as spikes; the next one is accepted and becomes part of the
-/// picture, so that a run whose gradients have grown for good goes on.
+/// picture, so that a run goes on after its gradients have grown for good.
 pub const SPIKE_SKIPS_MAX: u32 = 3;
-/// The least standard deviation assumed, as a share of the mean: a run whose norms hardly vary
+/// The least standard deviation assumed, as a share of the mean: a run with norms that hardly vary
 /// must not call a change in the second digit a spike.
 const DEVIATION_SHARE_MIN: f64 = 0.01;
 
-/// What becomes of a step.
+/// The decision on a step.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Verdict {
     /// The optimistic candidate becomes the state.
     Keep,
-    /// The step is taken with the gradient scaled.
+    /// The step is applied with the gradient scaled.
     Clip {
         /// The scale of the gradient, at most one.
         coefficient: f32,
@@ -58,7 +58,7 @@ pub enum Verdict {
 }
 
 impl Verdict {
-    /// The scale of the gradient, if the step is taken.
+    /// The scale of the gradient, if the step is applied.
     #[must_use]
     pub const fn coefficient(self) -> Option<f32> {
         match self {
@@ -89,13 +89,13 @@ impl Verdict {
     }
 }
 
-/// Why a verdict is what it is.
+/// The grounds of a verdict.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Reason {
     /// Finite, and not above the clip norm.
     Sound,
-    /// The norm is above the clip norm; so far above, if the step is not taken, that no `f32`
-    /// scales the gradient to it.
+    /// The norm is above the clip norm; so far above, if the step is left out, that no `f32` scales
+    /// the gradient to it.
     LargeNorm {
         /// The largest norm that is applied as it is.
         clip_norm: f64,
@@ -122,7 +122,7 @@ pub enum Reason {
         /// Replays of the step so far.
         replays: u32,
     },
-    /// The norm lies far above what it was lately.
+    /// The norm lies far above those of the last steps.
     Spike {
         /// Standard deviations above the mean.
         deviations: f64,
@@ -172,21 +172,21 @@ impl fmt::Display for Reason {
     }
 }
 
-/// A verdict with what led to it.
+/// A verdict with its grounds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct VerdictDecision {
-    /// What becomes of the step.
+    /// The decision on the step.
     pub verdict: Verdict,
-    /// Why the verdict is what it is.
+    /// The grounds of the verdict.
     pub reason: Reason,
     /// The sum of squares over all tensors.
     pub square_sum: f64,
 }
 
-/// What a verdict may depend on beside the step's own sums: what was agreed before.
+/// The agreed history that a verdict may depend on, beside the step's own sums.
 #[derive(Clone, Copy, Debug)]
 pub struct VerdictHistory<'a> {
-    /// Norms of the steps taken lately.
+    /// Norms of the steps that were applied lately.
     pub norms: &'a [f64],
     /// Replays of this step so far.
     pub replays: u32,
@@ -202,8 +202,8 @@ pub fn clip_coefficient(square_sum: f64, clip_norm: f64) -> f64 {
     clip_norm / (square_sum.sqrt() + 1e-6)
 }
 
-/// Decides on a step. The same sums and history give the same verdict on every node, in whatever
-/// order the reports came (invariant N5).
+/// Decides on a step. The same sums and history give the same verdict on every node, in any order
+/// of the reports (invariant N5).
 #[must_use]
 pub fn decide(
     summary: &TallySummary,
@@ -232,7 +232,7 @@ pub fn decide(
         reason = Reason::SpikeAccepted { deviations };
     }
     match policy.clip_norm.map(|clip_norm| (clip_norm, clip_coefficient(square_sum, clip_norm))) {
-        // Taken, it would count as a step and change nothing.
+        // If it were applied, it would count as a step and change nothing.
         Some((clip_norm, coefficient))
             if coefficient as f32 == 0.0 && !mutant::is(Mutant::M10NanPasses) =>
         {
@@ -248,7 +248,7 @@ pub fn decide(
     }
 }
 
-/// The verdict on a step that cannot be taken.
+/// The verdict on a step that cannot be applied.
 fn left_out(policy: &GuardPolicy, history: VerdictHistory<'_>) -> Verdict {
     match policy.nonfinite {
         NonfinitePolicy::Replay if history.replays < policy.replays_max => Verdict::Replay,

@@ -10,7 +10,7 @@ use crate::UnixSeconds;
 /// Requests membership of a cluster, with a token.
 ///
 /// # Errors
-/// If there is no certificate. What passes with time may be tried again with the same key.
+/// If there is no certificate. A fault that passes with time may be tried again with the same key.
 pub async fn join_cluster(setup: &JoinSetup) -> Result<JoinedMember, JoinError> {
     let is_v6 = !setup.cluster.is_empty() && setup.cluster.iter().all(SocketAddr::is_ipv6);
     let any: IpAddr =

@@ -214,7 +214,7 @@ pub enum JoinRefusal {
         #[serde(deserialize_with = "at_most::<_, _, ADDRESSES_MAX>")]
         leader: Vec<SocketAddr>,
     },
-    /// The cluster cannot decide now: too few controllers, or it took too long.
+    /// The cluster cannot decide now: too few controllers, or the decision exceeded its time.
     #[error("the cluster cannot let anyone in right now, try again later")]
     NotReady,
     /// A member requested another certificate, and there is none with its key.
@@ -268,7 +268,7 @@ fn decode<'a, T: Deserialize<'a>>(bytes: &'a [u8], maximum: usize) -> Result<T, 
     }
 }
 
-/// A list of at most `MAX`. Grows as it is read, whatever length is announced.
+/// A list of at most `MAX`. Grows as it is read, not by the length that is announced.
 fn at_most<'de, D, T, const MAX: usize>(deserializer: D) -> Result<Vec<T>, D::Error>
 where
     D: Deserializer<'de>,

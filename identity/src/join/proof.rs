@@ -17,7 +17,7 @@ const PROOF_LABEL: &[u8] = b"zbelastic join proof 1";
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct ChannelBinding(pub(super) [u8; 32]);
 
-/// A connection whose handshake is not complete.
+/// A connection with an incomplete handshake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the connection has no value of its own: its handshake is not complete")]
 pub struct BindingFault;
@@ -43,7 +43,7 @@ impl fmt::Debug for ChannelBinding {
     }
 }
 
-/// What a proof is about.
+/// The claim that a proof is about.
 #[derive(Clone, Copy)]
 pub(super) struct ProofClaim<'a> {
     pub channel: &'a ChannelBinding,

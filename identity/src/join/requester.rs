@@ -29,9 +29,10 @@ use super::pinned::{self, JoinServerFault};
 use super::proof::{BindingFault, ChannelBinding, ProofClaim, request_digest};
 use super::serve::DECISION_SECONDS_MAX;
 
-/// How long one address may take to answer a dial. A handshake takes three round trips.
+/// Time within which one address must answer a dial. A handshake needs three round trips.
 const DIAL_SECONDS_MAX: u64 = 5;
-/// How long an answer may take: the cluster's time to decide, and the way there and back.
+/// Time within which an answer must arrive: the cluster's time to decide, and the way there and
+/// back.
 const ANSWER_SECONDS_MAX: u64 = DECISION_SECONDS_MAX + 5;
 /// The most dials of one attempt, so that controllers which point at each other end.
 const DIALS_MAX: usize = 32;
@@ -41,7 +42,7 @@ const DIALS_PER_ADDRESS_MAX: usize = 4;
 /// TLS requires a name where we have none. It is not sent and not checked.
 const NO_NAME: &str = "zbelastic.invalid";
 
-/// What a joiner brings.
+/// The parameters of a joiner's request.
 #[derive(Clone, Debug)]
 pub struct JoinSetup {
     /// The token to join with.
@@ -50,8 +51,8 @@ pub struct JoinSetup {
     pub role: PeerRole,
     /// Name of the node.
     pub name: NodeName,
-    /// The node's key. The same one in a second attempt, so that a use of the token whose answer
-    /// was lost is not a second use.
+    /// The node's key. The same one in a second attempt, so that a repeated use of the token, after
+    /// the answer was lost, is not a second use.
     pub key: NodeKey,
     /// Where members of the cluster may be.
     pub cluster: Vec<SocketAddr>,
@@ -60,8 +61,8 @@ pub struct JoinSetup {
 }
 
 impl JoinSetup {
-    /// The request of a member whose certificate ended: another one for its key, from a controller
-    /// of its own cluster. No token is needed.
+    /// The request of a member after its certificate ended: another one for its key, from a
+    /// controller of its own cluster. No token is needed.
     ///
     /// # Errors
     /// If its root is none.
@@ -83,7 +84,7 @@ impl JoinSetup {
     }
 }
 
-/// What a joiner has once it is a member.
+/// The credentials and contacts of a joiner once it is a member.
 #[derive(Clone, Debug)]
 pub struct JoinedMember {
     /// Its certificate, key and root.
@@ -94,7 +95,7 @@ pub struct JoinedMember {
     pub authority: Option<ClusterAuthority>,
 }
 
-/// What became of the dials of an attempt that reached no controller which could decide.
+/// The outcomes of the dials of an attempt that reached no controller which could decide.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct JoinDials {
     /// Each address, and why it did not help.
@@ -118,7 +119,7 @@ pub enum JoinError {
     WrongServer {
         /// Address of the server.
         address: SocketAddr,
-        /// What is wrong with the server.
+        /// The fault of the server.
         fault: JoinServerFault,
     },
     /// The cluster refused the request.
@@ -134,12 +135,12 @@ pub enum JoinError {
     WrongGrant {
         /// Address of the controller that sent the grant.
         address: SocketAddr,
-        /// What is wrong with the grant.
+        /// The fault of the grant.
         fault: GrantFault,
     },
 }
 
-/// What is wrong with a grant.
+/// A fault of a grant.
 #[derive(Clone, Debug, PartialEq, Error)]
 pub enum GrantFault {
     /// The parts do not fit together.
@@ -167,7 +168,7 @@ pub enum GrantFault {
     Secret(#[from] AuthorityFault),
 }
 
-/// What one dial led to, if not to membership or the end of the attempt.
+/// The outcome of one dial, if not membership or the end of the attempt.
 enum JoinDialFailure {
     /// Try the next address, and these first.
     TryOther { reason: String, leader: Vec<SocketAddr> },
@@ -176,7 +177,7 @@ enum JoinDialFailure {
 }
 
 /// Requests a certificate of the cluster that the token names: dials its addresses in turn, follows
-/// to the leader, and checks what it gets. Nothing is sent to a server that is not of that cluster.
+/// to the leader, and checks the grant. Nothing is sent to a server that is not of that cluster.
 ///
 /// # Errors
 /// If there is no certificate. `NobodyDecided` and some refusals pass with time; trying again, with

@@ -20,11 +20,12 @@ use super::message::{
 };
 use super::proof::{BindingFault, ChannelBinding, ProofClaim, request_digest};
 
-/// How long a joiner may take to open its stream, and again to send its request.
+/// Time within which a joiner must open its stream, and then again within which it must send its
+/// request.
 pub const READ_SECONDS_MAX: u64 = 5;
-/// How long the cluster may take to decide. An election and a commit take below five seconds.
+/// Time within which the cluster must decide. An election and a commit need less than five seconds.
 pub const DECISION_SECONDS_MAX: u64 = 20;
-/// How long a joiner may take to read its answer.
+/// Time within which a joiner must read its answer.
 const GOODBYE_SECONDS_MAX: u64 = 5;
 
 /// A joiner's request to join, well-formed and not yet verified.
@@ -67,8 +68,8 @@ impl JoinAttempt {
         Err(JoinRefusal::WrongProof { token: self.token })
     }
 
-    /// Whether it is a member whose certificate ended. That the key is its own was checked with its
-    /// signing request; a certificate for it is of use to no other process.
+    /// Whether it is a member with a certificate that ended. That the key is its own was checked
+    /// with its signing request; a certificate for it is of use to no other process.
     #[must_use]
     pub fn is_of_member(&self) -> bool {
         self.token == JoinTokenId::MEMBER
@@ -87,7 +88,7 @@ pub enum JoinReadFault {
     /// Reading the request failed.
     #[error("a joiner went away: {0}")]
     Broken(#[from] io::Error),
-    /// It took too long.
+    /// It exceeded its time.
     #[error("a joiner sent nothing for {READ_SECONDS_MAX} seconds")]
     TooSlow,
     /// The bytes that it sent are no request.

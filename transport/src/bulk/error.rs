@@ -61,7 +61,7 @@ pub enum HolderError {
     /// There is no connection to it.
     #[error("cannot be reached: {0}")]
     Unreachable(#[source] io::Error),
-    /// It does not have what was requested.
+    /// It does not have the requested body.
     #[error("does not have it")]
     UnknownKey,
     /// It has something of another length.
@@ -84,7 +84,7 @@ pub enum HolderError {
     /// No byte came for too long.
     #[error("sent nothing for too long")]
     Stalled,
-    /// It was so much slower than another that the other took over.
+    /// It was so much slower than another that its chunks went to the other.
     #[error("was overtaken by a faster one")]
     Overtaken,
     /// It sent a status byte that is no answer.

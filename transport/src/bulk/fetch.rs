@@ -25,8 +25,8 @@ use super::wire::{BULK_BYTES_MAX, KEY_BYTES_MAX, chunk_count};
 pub const HOLDERS_MAX: usize = 16;
 /// The most reports that wait for the coordinator, each with a chunk at most: one of each holder.
 const REPORTS_MAX: usize = HOLDERS_MAX;
-/// The most bytes that [`fetch`] gives as one vector. What may be longer goes through
-/// [`fetch_into`], whose memory does not grow with the length.
+/// The most bytes that [`fetch`] gives as one vector. Bodies that may be longer go through
+/// [`fetch_into`], which does not need more memory for a longer body.
 pub const FETCH_WHOLE_BYTES_MAX: u64 = 16 << 30;
 
 /// The body to fetch, and its holders.
@@ -42,10 +42,11 @@ pub struct BulkFetch {
     pub progress: Option<Arc<AtomicU64>>,
 }
 
-/// Fetches into one vector, which grows with what arrives. As [`fetch_into`] otherwise.
+/// Fetches into one vector, which grows as bytes arrive. As [`fetch_into`] otherwise.
 ///
 /// # Errors
-/// If the request is not possible, every holder failed, or there is no memory for what arrives.
+/// If the request is not possible, every holder failed, or there is no memory for the bytes that
+/// arrive.
 ///
 /// # Panics
 /// Outside a tokio runtime.
@@ -190,7 +191,7 @@ impl FetchCoordinator {
         })
     }
 
-    /// Signals the task of a holder to give up what it owes, if another should have it.
+    /// Signals the task of a holder to give up its owed chunks, if another should have them.
     fn overtake(&mut self, now: Duration) {
         let Some(victim) = self.scheduler.poll_yield(now) else { return };
         let task =
@@ -206,7 +207,7 @@ impl FetchCoordinator {
         while let Some(range) = self.scheduler.poll_range(holder, now) {
             let fetch_holder = &mut self.holders[holder];
             if let Some(task) = &fetch_holder.task {
-                // A task that has ended has reported so; what it owes is then given out again.
+                // A task that has ended has reported so; its owed chunks are then given out again.
                 let _ = task.ranges.try_send(range);
                 continue;
             }

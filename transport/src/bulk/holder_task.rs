@@ -15,11 +15,11 @@ use super::spare::SpareChunks;
 use super::streams::{ChunkReader, RequestWriter};
 use super::wire::ChunkRequest;
 
-/// How long a stream to a holder may take to open. A liveness bound of the network: a connection
-/// whose peer is silent ends after as long, and a local socket is accepted at once.
+/// Time within which a stream to a holder must open. A liveness bound of the network: a connection
+/// with a silent peer ends after as long, and a local socket is accepted at once.
 const OPEN_WITHIN: Duration = Duration::from_secs(10);
 /// How long a holder that owes chunks may send no byte at all. A rule about progress: however slow
-/// a path is, bytes keep arriving on it. Covers that the holder looks for what was requested.
+/// a path is, bytes keep arriving on it. Covers the holder's search for the requested body.
 const SILENT_WITHIN: Duration = Duration::from_secs(30);
 
 /// A range of chunks to request.
@@ -34,7 +34,7 @@ pub(super) enum HolderTaskReport {
     Ended { holder: usize, error: HolderError },
 }
 
-/// What a task is started with.
+/// The parameters that a task is started with.
 pub(super) struct HolderTaskSetup {
     pub(super) holder: usize,
     pub(super) key: Vec<u8>,
@@ -42,7 +42,7 @@ pub(super) struct HolderTaskSetup {
     pub(super) ranges: mpsc::Receiver<ChunkRange>,
     pub(super) reports: mpsc::Sender<HolderTaskReport>,
     pub(super) spare: SpareChunks,
-    /// Resolves when another holder should take over.
+    /// Resolves when another holder should continue in its place.
     pub(super) overtaken: oneshot::Receiver<()>,
 }
 
@@ -88,7 +88,7 @@ impl HolderTaskSetup {
             tokio::select! {
                 _ = &mut self.overtaken => return HolderError::Overtaken,
                 range = self.ranges.recv() => {
-                    // Without a sender the fetch is over, and what this returns is not read.
+                    // Without a sender the fetch is over, and the value returned here is not read.
                     let Some(range) = range else { return HolderError::Overtaken };
                     if !chunk_reader.is_waiting() {
                         silent_until = Instant::now() + SILENT_WITHIN;

@@ -2,8 +2,8 @@
 //!
 //! Chunks are missing, requested of one holder, or here. A holder that works gets a few ranges
 //! ahead, so that it never waits for the next; ranges grow smaller towards the end, so that all
-//! holders end together. A holder that has nothing to do takes over what was requested of a much
-//! slower one. No chunk is requested of two holders at once.
+//! holders end together. A holder that has nothing to do is given the chunks that a much slower one
+//! owes. No chunk is requested of two holders at once.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -21,8 +21,8 @@ const FAILURE_PAUSE: Duration = Duration::from_millis(100);
 /// time, so that of two that are stalled one has the time to reach its deadline.
 const OVERTAKEN_PAUSE: Duration = Duration::from_secs(1);
 const DOUBLINGS_MAX: u32 = 6;
-/// A holder is overtaken if it would need this many times as long for what it owes as the idle one,
-/// and [`STEAL_FLOOR`] beyond that. To be overtaken costs what is on the way.
+/// A holder is overtaken if it would need this many times as long for its owed chunks as the idle
+/// one, and [`STEAL_FLOOR`] beyond that. To be overtaken costs the bytes on the way.
 const STEAL_FACTOR: u32 = 4;
 const STEAL_FLOOR: Duration = Duration::from_millis(200);
 /// How often holders are compared while one of them has nothing to do.
@@ -43,7 +43,7 @@ struct HolderState {
     ranges: VecDeque<Range<u64>>,
     /// When it last got a range after a pause, or sent a chunk.
     last_active: Duration,
-    /// Time that it takes for a chunk, as a sliding mean; none before its first.
+    /// Time that it needs for a chunk, as a sliding mean; none before its first.
     pace: Option<Duration>,
     /// Since its last chunk.
     failures: u32,
@@ -52,7 +52,7 @@ struct HolderState {
     status: HolderStatus,
 }
 
-/// Why a holder gives up what it owes.
+/// Why a holder gives up its owed chunks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum HolderSetback {
     /// It was overtaken: [`FetchScheduler::poll_yield`] chose it.
@@ -69,7 +69,7 @@ enum HolderStatus {
     Ready,
     /// To be left alone until then.
     Paused(Duration),
-    /// Was chosen to give up what it owes, and its setback is not yet reported.
+    /// Was chosen to give up its owed chunks, and its setback is not yet reported.
     Yielding,
     /// Gets no more ranges.
     Excluded,
@@ -96,7 +96,7 @@ impl FetchScheduler {
         self.arrived
     }
 
-    /// Chunks to request of `holder` now, in addition to what it owes.
+    /// Chunks to request of `holder` now, in addition to those it owes.
     pub(super) fn poll_range(&mut self, holder: usize, now: Duration) -> Option<Range<u64>> {
         let size = self.range_chunks();
         let state = &mut self.holders[holder];
@@ -121,7 +121,7 @@ impl FetchScheduler {
         Some(range)
     }
 
-    /// What is missing divided by the ranges that are open when all work, within bounds.
+    /// The missing chunks divided by the ranges that are open when all work, within bounds.
     fn range_chunks(&self) -> u64 {
         let missing: u64 = self.missing.iter().map(|range| range.end - range.start).sum();
         let working = self.holders.iter().filter(|holder| holder.status != HolderStatus::Excluded);
@@ -145,7 +145,7 @@ impl FetchScheduler {
         self.arrived += 1;
     }
 
-    /// What `holder` owed is missing again. It is left alone for a while, or for good.
+    /// The chunks that `holder` owed are missing again. It is left alone for a while, or for good.
     pub(super) fn on_setback(&mut self, holder: usize, setback: HolderSetback, now: Duration) {
         let state = &mut self.holders[holder];
         // The front goes in last, so that it is requested first.
@@ -166,8 +166,8 @@ impl FetchScheduler {
         };
     }
 
-    /// A holder that has to give up what it owes, because another is idle and much faster. It owes
-    /// all of that until [`FetchScheduler::on_setback`].
+    /// A holder that has to give up its owed chunks, because another is idle and much faster. It
+    /// owes all of that until [`FetchScheduler::on_setback`].
     pub(super) fn poll_yield(&mut self, now: Duration) -> Option<usize> {
         let is_yielding = |holder: &HolderState| holder.status == HolderStatus::Yielding;
         if !self.missing.is_empty() || self.holders.iter().any(is_yielding) {

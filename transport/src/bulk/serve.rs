@@ -21,9 +21,9 @@ use super::wire::{
 
 /// How many chunks are read ahead of the one that is written.
 const AHEAD_CHUNKS: usize = 2;
-/// How long a peer may take no byte at all of what is written to it. A rule about progress: a slow
-/// peer is served for as long as it reads, one that stopped is left alone, since it holds
-/// [`AHEAD_CHUNKS`] and one more in memory.
+/// How long a peer may read no byte at all of an answer. A rule about progress: a slow peer is
+/// served for as long as it reads, one that stopped is left alone, since it holds [`AHEAD_CHUNKS`]
+/// and one more in memory.
 const UNREAD_WITHIN: Duration = Duration::from_secs(60);
 /// Size in bytes of the buffer that requests are read into.
 const READ_AHEAD_BYTES: usize = 1024;
@@ -60,11 +60,11 @@ pub enum ServeBulkError {
     Stream(#[from] io::Error),
 }
 
-/// Answers requests until the peer ends the stream. `find` gives what a key names, and is called
-/// on a thread that may block.
+/// Answers requests until the peer ends the stream. `find` gives the body that a key names, and is
+/// called on a thread that may block.
 ///
 /// # Errors
-/// If the peer sends a malformed request, the stream fails, or what is held cannot be read.
+/// If the peer sends a malformed request, the stream fails, or the body cannot be read.
 pub async fn serve<R, W, F>(
     reader: R,
     mut writer: W,
@@ -169,7 +169,7 @@ fn lent(body: &dyn BulkBody, chunk: u64) -> Option<&[u8]> {
     body.lend(chunk * CHUNK_BYTES as u64, chunk_bytes(body.len(), chunk))
 }
 
-/// Writes all slices, in as few writes as the stream takes.
+/// Writes all slices, in as few writes as the stream allows.
 async fn write<W>(writer: &mut W, mut slices: &mut [IoSlice<'_>]) -> Result<(), ServeBulkError>
 where
     W: AsyncWrite + Unpin,

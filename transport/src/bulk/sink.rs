@@ -12,7 +12,7 @@ use super::wire::CHUNK_BYTES;
 /// down instead of filling memory: one chunk is written, the others bridge a pause of the sink.
 pub(super) const SINK_AHEAD: usize = 4;
 
-/// Takes the verified bytes of a fetch.
+/// Receives the verified bytes of a fetch.
 pub trait ChunkSink: Send + 'static {
     /// Writes the bytes of a chunk to `offset`. Called on a thread that may block, once for each
     /// chunk, in the order in which chunks were verified, which is not that of their offsets.

@@ -15,8 +15,8 @@ pub(super) struct SpareChunks {
 }
 
 impl SpareChunks {
-    /// Empty memory with capacity for so many bytes. What was given last is given out first: it is
-    /// still near the processor.
+    /// Empty memory with capacity for so many bytes. The memory that was returned last is given out
+    /// first: it is still near the processor.
     pub(super) fn take(&self, bytes: usize) -> Vec<u8> {
         let last = self.unused.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let mut buffer = last.unwrap_or_default();

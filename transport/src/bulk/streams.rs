@@ -1,5 +1,5 @@
-//! A holder's stream, piecewise: requests go out and what comes is sorted. Both may be left
-//! half-way and taken up again, so that one task does both at once.
+//! A holder's stream, piecewise: requests go out and the bytes that arrive are sorted. Both may be
+//! left half-way and resumed, so that one task does both at once.
 
 use std::collections::VecDeque;
 use std::io;
@@ -14,7 +14,7 @@ use super::sink::VerifiedChunk;
 use super::spare::SpareChunks;
 use super::wire::{ANSWER_BYTES, CHECKSUM_BYTES, ChunkAnswer, ChunkRequest, chunk_bytes};
 
-/// What is read ahead of answers and checksums. The bytes of chunks pass it by.
+/// Bytes that are read ahead of answers and checksums. The bytes of chunks pass it by.
 const READ_AHEAD_BYTES: usize = 4096;
 
 /// Requests on their way out.
@@ -51,7 +51,7 @@ struct PendingRange {
     has_answer: bool,
 }
 
-/// What comes next. Follows from what was requested only after a chunk was begun.
+/// The next part to read. Follows from the requests only after a chunk was begun.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ReadStage {
     /// An answer, or the checksum of a chunk that has none.
@@ -75,7 +75,7 @@ impl<W> RequestWriter<W> {
 }
 
 impl<W: AsyncWrite + Unpin> RequestWriter<W> {
-    /// Sends some of what waits. May be dropped half-way.
+    /// Sends some of the bytes that wait. May be dropped half-way.
     pub(super) async fn send(&mut self) -> io::Result<()> {
         if self.sent < self.bytes.len() {
             let sent = self.writer.write(&self.bytes[self.sent..]).await?;
@@ -105,8 +105,8 @@ impl<R: AsyncRead + Unpin> ChunkReader<R> {
         }
     }
 
-    /// Reads some of what comes, and gives a chunk when it is complete and verified. May be dropped
-    /// half-way.
+    /// Reads some of the bytes that arrived, and gives a chunk when it is complete and verified.
+    /// May be dropped half-way.
     ///
     /// # Errors
     /// If the stream fails, the answer is another one, or a chunk does not match its checksum.

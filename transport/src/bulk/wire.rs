@@ -12,16 +12,16 @@ pub const CHUNK_BYTES: usize = 1 << 20;
 pub const KEY_BYTES_MAX: usize = 256;
 /// The most bytes that are fetched at once: 64 GiB.
 pub const BULK_BYTES_MAX: u64 = 64 << 30;
-/// The bytes of a chunk's checksum: CRC-32 as in IEEE 802.3. It finds what a holder's memory or a
-/// local socket damaged; over a network TLS authenticates each packet. Whether a holder gave the
-/// right bytes no checksum of its own can show: layers from checkpoints and texts are compared
+/// The bytes of a chunk's checksum: CRC-32 as in IEEE 802.3. It finds bytes that a holder's memory
+/// or a local socket damaged; over a network TLS authenticates each packet. Whether a holder gave
+/// the right bytes no checksum of its own can show: layers from checkpoints and texts are compared
 /// with a digest that is known beforehand, and states that are copied with each other's
 /// fingerprints.
 pub(super) const CHECKSUM_BYTES: usize = 4;
 /// The bytes of an answer before its chunks.
 pub(super) const ANSWER_BYTES: usize = 9;
 
-/// A range of chunks of what a key names.
+/// A range of chunks of the body that a key names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ChunkRequest {
     pub(super) key: Vec<u8>,

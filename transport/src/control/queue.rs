@@ -8,13 +8,13 @@ use tokio::sync::Notify;
 
 use crate::limits::{CONTROL_FRAME_BYTES_MAX, CONTROL_MESSAGE_BYTES_MAX};
 
-/// Most bytes that are taken for one write.
+/// Most bytes of one write.
 pub(super) const BATCH_BYTES_MAX: usize = 256 << 10;
 /// Most long messages that wait for one connection.
 const LONG_MESSAGES_MAX: usize = 4;
 
 /// The messages that wait for one connection. Senders enqueue messages, the tasks of the connection
-/// take them out.
+/// remove them.
 #[derive(Debug)]
 pub(crate) struct ControlQueue {
     pub(super) short: MessageQueue,
@@ -92,7 +92,7 @@ impl MessageQueue {
         dropped
     }
 
-    /// Takes the oldest, as many as one write takes. Waits until there is one; may be dropped
+    /// Removes the oldest, as many as one write holds. Waits until there is one; may be dropped
     /// while it waits.
     pub(super) async fn take(&self, into: &mut Vec<Bytes>) {
         while !self.try_take(into) {
@@ -100,7 +100,7 @@ impl MessageQueue {
         }
     }
 
-    /// Takes the oldest, as many as one write takes, if there is one.
+    /// Removes the oldest, as many as one write holds, if there is one.
     pub(super) fn try_take(&self, into: &mut Vec<Bytes>) -> bool {
         let mut queued = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
         let mut bytes = 0;

@@ -58,7 +58,7 @@ impl From<ControlHeaderFault> for ControlFault {
 }
 
 impl<R: AsyncRead + Unpin> ControlReader<R> {
-    /// Reads what a peer sends on `stream`.
+    /// Reads the messages that a peer sends on `stream`.
     #[must_use]
     pub fn new(stream: R) -> Self {
         Self { stream: BufReader::with_capacity(READ_AHEAD_BYTES, stream), long: None }
@@ -67,8 +67,8 @@ impl<R: AsyncRead + Unpin> ControlReader<R> {
     /// The next message, or `None` at an end between two frames. Not to be dropped half-way.
     ///
     /// # Errors
-    /// If the peer sends what no message begins with, or the stream breaks. Not to be called again
-    /// then.
+    /// If the peer sends bytes that no message begins with, or the stream breaks. Not to be called
+    /// again then.
     pub async fn read(&mut self) -> Result<Option<Bytes>, ControlFault> {
         loop {
             let Some(header) = self.read_header().await? else {

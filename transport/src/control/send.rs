@@ -1,4 +1,4 @@
-//! Control messages onto a stream. What waits is written together and flushed at once.
+//! Control messages onto a stream. Messages that wait are written together and flushed at once.
 
 use std::io;
 

@@ -16,7 +16,7 @@ pub(super) enum ControlFrameKind {
     Piece,
 }
 
-/// A header whose length is within the limit of its kind.
+/// A header with a length within the limit of its kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ControlFrameHeader {
     pub(super) kind: ControlFrameKind,

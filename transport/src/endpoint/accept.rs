@@ -80,7 +80,7 @@ struct FailedAttempt {
 
 /// The result of a handshake.
 enum HandshakeOutcome {
-    /// A peer, whose connection the supervisor has now.
+    /// A peer with a connection that the supervisor has now.
     Peer,
     /// A joiner, which requests to become a member.
     Joiner(Connection),

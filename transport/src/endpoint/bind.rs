@@ -1,4 +1,4 @@
-//! How a transport begins and ends: which tasks there are and who owns what.
+//! How a transport begins and ends: its tasks and their owners.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ use crate::event::EventQueue;
 use crate::frame::{FrameRules, PartPool};
 use crate::peers::{DesiredPeers, Directory, PeerSupervisor};
 
-/// Peers whose hello was read and that wait for the supervisor. More wait with their handshake.
+/// Peers that wait for the supervisor after their hello was read. More wait with their handshake.
 const CONNECTIONS_WAITING_MAX: usize = 64;
 
 pub(super) async fn bind(setup: TransportSetup) -> Result<(Shared, EventQueue), BindError> {

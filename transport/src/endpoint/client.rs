@@ -42,7 +42,7 @@ impl AdminClient {
     ///
     /// # Errors
     ///
-    /// Every address was tried; the error holds what came of each.
+    /// Every address was tried; the error holds the fault of each.
     pub async fn connect(
         addresses: &[String],
         credentials: Credentials,

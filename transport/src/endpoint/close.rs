@@ -17,7 +17,7 @@ pub enum CloseCode {
     Replaced,
     /// A process with the same identity is there, and it started later.
     DuplicateIdentity,
-    /// The role may not send what was sent.
+    /// The role may not send this kind of message.
     Forbidden,
     /// A length is above its limit, or not the one expected.
     Length,

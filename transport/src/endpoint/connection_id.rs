@@ -8,9 +8,9 @@ use ring::rand::{SecureRandom, SystemRandom};
 /// Bytes of an id: so many that two processes at one port, one after the other, share none.
 const ID_BYTES: usize = 8;
 
-/// Draws ids. The generator that QUIC's library takes by default has a key of its own in each
-/// process, and drops packets whose id another process gave out: the process after a restart could
-/// not answer them with a stateless reset.
+/// Draws ids. The default generator of QUIC's library has a key of its own in each process, and
+/// drops packets with an id that another process gave out: the process after a restart could not
+/// answer them with a stateless reset.
 #[derive(Debug)]
 pub(super) struct RandomConnectionIds;
 

@@ -1,4 +1,4 @@
-//! What every task of a transport shares.
+//! The state that every task of a transport shares.
 
 use std::sync::Arc;
 
@@ -15,11 +15,11 @@ use crate::frame::{FrameRules, PartPool};
 use crate::limits::TransportLimits;
 use crate::peers::{DesiredPeers, Directory};
 
-/// Of the space for events, one part in this many is kept for what must not be lost.
+/// Of the space for events, one part in this many is kept for events that must not be lost.
 const EVENTS_RESERVED_SHARE: usize = 8;
 
-/// What every task of a transport shares. What changes here is changed by the node's calls and by
-/// the supervisor of the peers alone.
+/// The state that every task of a transport shares. It is changed by the node's calls and by the
+/// supervisor of the peers alone.
 pub(crate) struct TransportContext {
     pub(crate) own: PeerIdentity,
     pub(crate) start: ProcessStart,
@@ -56,7 +56,7 @@ impl EventSender {
         let _ = self.sender.send(event).await;
     }
 
-    /// Enqueues an event that may be lost or refused, if there is space beside what is reserved.
+    /// Enqueues an event that may be lost or refused, if there is space beside the reserved part.
     pub(crate) fn try_send(&self, event: TransportEvent) -> bool {
         self.sender.capacity() > self.reserved && self.sender.try_send(event).is_ok()
     }

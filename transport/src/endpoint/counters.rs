@@ -1,15 +1,15 @@
-//! What was carried, dropped and refused, counted from the start.
+//! Counters of traffic that was carried, dropped and refused, from the start.
 
 /// A reading of the counters.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TransportCounters {
     /// Counters of the Control lane.
     pub control: ControlCounters,
-    /// Counters of the Tensor lane, whose units are frames.
+    /// Counters of the Tensor lane, in frames.
     pub frames: LaneCounters,
     /// Frames that broke their rule. Each closed its connection.
     pub frames_refused: u64,
-    /// Counters of the Bulk lane, whose units are chunks.
+    /// Counters of the Bulk lane, in chunks.
     pub bulk: LaneCounters,
     /// Counters of requests, sent and received.
     pub requests: RequestCounters,
@@ -45,7 +45,7 @@ pub struct ControlCounters {
     pub dropped_queue_full: u64,
     /// Messages dropped because no path led to the peer.
     pub dropped_no_path: u64,
-    /// Messages dropped because the node did not take its events.
+    /// Messages dropped because the node did not receive its events.
     pub dropped_events_full: u64,
     /// Messages not sent because they are empty or longer than the limit.
     pub dropped_not_sendable: u64,
@@ -83,11 +83,11 @@ pub struct AcceptCounters {
     pub ignored_of_address: u64,
     /// Handshakes that failed: wrong cluster, no certificate, damage.
     pub failed: u64,
-    /// Handshakes or hellos that took too long.
+    /// Handshakes or hellos that exceeded their time.
     pub late: u64,
     /// Members refused: banned, forged, crowded, duplicate.
     pub refused: u64,
-    /// Connections closed because of what the peer sent.
+    /// Connections closed because of messages or frames that the peer sent.
     pub violations: u64,
     /// Connections that are open now.
     pub open: u64,

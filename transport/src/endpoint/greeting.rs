@@ -1,4 +1,4 @@
-//! From an address or an attempt to a peer whose hello was read.
+//! From an address or an attempt to a peer with a hello that was read.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
@@ -24,7 +24,7 @@ pub(super) const SERVER_NAME: &str = "zbelastic";
 /// The first byte of the stream on which hellos go. `docs/wire-format.md` lists the others.
 pub(super) const HELLO_STREAM: u8 = 0x01;
 
-/// A connection whose peer is known and whose hello was read.
+/// A connection with a known peer, after its hello was read.
 pub(crate) struct PeerConnection {
     pub(crate) peer: PeerIdentity,
     pub(super) connection: Connection,
@@ -50,7 +50,7 @@ pub(crate) struct ConnectionCloser {
     first_reason: Arc<OnceLock<DownReason>>,
 }
 
-/// Why no address of a peer led to it: the last address and what came of it.
+/// Why no address of a peer led to it: the last address and its fault.
 #[derive(Debug)]
 pub(crate) struct PeerDialFailure {
     pub(crate) address: SocketAddr,
@@ -90,7 +90,7 @@ impl ConnectionCloser {
 
     /// Closes, and sends the peer a code of its own.
     pub(crate) fn close_as(&self, reason: DownReason, code: CloseCode) {
-        // Only the first reason counts: what follows is its consequence.
+        // Only the first reason counts: later ones are its consequences.
         let _ = self.first_reason.set(reason);
         self.connection.close(code.number().into(), &[]);
     }

@@ -25,7 +25,7 @@ use crate::local::{HostIdentity, LocalOffer};
 const BODY_BYTES_MAX: usize = 1024;
 const HEAD_BYTES: usize = 6;
 
-/// What a process sends about itself on a new connection.
+/// The facts that a process sends about itself on a new connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PeerHello {
     /// The protocol versions it supports.
@@ -69,7 +69,7 @@ pub enum HelloFault {
 }
 
 impl PeerHello {
-    /// The hello of a process whose start means nothing to the peer.
+    /// The hello of a process with a start that means nothing to the peer.
     pub(crate) const fn anonymous(versions: VersionRange) -> Self {
         let start = ProcessStart { boot: 0, life: 0 };
         Self { versions, start, attempt: 0, host: None, offer: None }

@@ -69,8 +69,8 @@ impl JoinerStatus {
     }
 }
 
-/// Serves one joiner on its connection. The node decides, whatever failed before from the same
-/// address; only how a failure is answered depends on that. Each wait within has its own end.
+/// Serves one joiner on its connection. The node decides, regardless of failures before from the
+/// same address; only how a failure is answered depends on that. Each wait within has its own end.
 pub(super) async fn serve_join(
     context: Arc<TransportContext>,
     connection: Connection,

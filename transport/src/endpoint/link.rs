@@ -41,7 +41,7 @@ use zbelastic_identity::PeerIdentity;
 /// as it knows.
 const ORDERLY_CLOSE: Duration = Duration::from_millis(500);
 
-/// A connection to a member whose lanes work. Senders enqueue here.
+/// A connection to a member, with lanes that work. Senders enqueue here.
 #[derive(Debug)]
 pub(crate) struct PeerLink {
     pub(crate) peer: PeerIdentity,
@@ -69,7 +69,7 @@ enum LaneEnd {
     Over,
     /// The peer's end of a same-host socket is gone.
     SocketGone,
-    /// The peer sent what it must not.
+    /// The peer sent a message or frame that it must not.
     Violation(PeerViolation),
 }
 

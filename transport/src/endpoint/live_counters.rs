@@ -68,7 +68,7 @@ pub(crate) struct AtomicGauge {
     highest: AtomicU64,
 }
 
-/// One of what a gauge counts, for as long as it is held.
+/// One unit that a gauge counts, for as long as it is held.
 #[derive(Debug)]
 pub(crate) struct GaugeGuard<'a>(&'a AtomicGauge);
 

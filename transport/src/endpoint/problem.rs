@@ -1,4 +1,4 @@
-//! What the error of a broken connection means for the peer that was dialled.
+//! The meaning of a broken connection's error for the peer that was dialled.
 
 use quinn::ConnectionError;
 
@@ -9,10 +9,10 @@ use super::close::CloseCode;
 const TLS_ALERTS: std::ops::RangeInclusive<u64> = 0x100..=0x1ff;
 /// The code that stands in every refusal of a certificate by its time, at either end.
 const CLOCK_CODE: &str = "E2010";
-/// The code that stands in every refusal of a certificate whose authority is not trusted.
+/// The code that stands in every refusal of a certificate by an untrusted authority.
 const AUTHORITY_CODE: &str = "E2015";
 
-/// What the error of a broken connection means for the peer that was dialled.
+/// The meaning of a broken connection's error for the peer that was dialled.
 pub(super) fn problem_of(error: &ConnectionError) -> DialProblem {
     match error {
         ConnectionError::TimedOut => DialProblem::NobodyAnswers,

@@ -1,4 +1,4 @@
-//! What a transport is made of, and why one cannot be made.
+//! The parts of a transport, and why one cannot be made.
 
 use std::io;
 use std::net::SocketAddr;
@@ -15,7 +15,7 @@ use crate::local::LocalBindError;
 pub struct TransportSetup {
     /// The certificate and key of this process, and the authorities that it trusts.
     pub credentials: Credentials,
-    /// The UDP address to listen at. Port 0 takes any free one.
+    /// The UDP address to listen at. Port 0 means any free one.
     pub bind: SocketAddr,
     /// Where this process puts its same-host sockets. `None`: QUIC only.
     pub local_folder: Option<PathBuf>,
@@ -31,7 +31,7 @@ pub struct TransportSetup {
 pub struct ProcessStart {
     /// Counted from 1 in the node's data folder.
     pub boot: u64,
-    /// Drawn at the start: it tells this process from one with a copy of the folder.
+    /// Drawn at the start: it distinguishes this process from one with a copy of the folder.
     pub life: u64,
 }
 

@@ -7,8 +7,8 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 use super::setup::BindError;
 
-/// A socket that listens at an address, with as much buffer space as the system gives of what is
-/// requested.
+/// A socket that listens at an address, with as much of the requested buffer space as the system
+/// gives.
 pub(super) fn bind_udp(address: SocketAddr, buffer_bytes: usize) -> Result<UdpSocket, BindError> {
     open(address, buffer_bytes).map_err(|source| refused(address, source))
 }
@@ -28,7 +28,7 @@ fn refused(address: SocketAddr, source: io::Error) -> BindError {
 
 fn open(address: SocketAddr, buffer_bytes: usize) -> io::Result<UdpSocket> {
     let socket = Socket::new(Domain::for_address(address), Type::DGRAM, Some(Protocol::UDP))?;
-    // The system caps these at its own limits; what it gives is enough to work.
+    // The system caps these at its own limits; the space that it gives is enough to work.
     socket.set_recv_buffer_size(buffer_bytes)?;
     socket.set_send_buffer_size(buffer_bytes)?;
     if address.is_ipv6() {

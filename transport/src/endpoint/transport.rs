@@ -36,7 +36,7 @@ pub struct Transport {
     shared: Arc<Shared>,
 }
 
-/// What the handles share. Dropped with the last of them, it closes the transport.
+/// The state that the handles share. Dropped with the last of them, it closes the transport.
 pub(super) struct Shared {
     pub(super) context: Arc<TransportContext>,
     pub(super) address: SocketAddr,
@@ -107,7 +107,7 @@ impl Transport {
         self.shared.context.desired_peers.send_if_modified(|desired| desired.remove(node));
     }
 
-    /// The member was removed: closes what is there at once, and refuses it from now on.
+    /// The member was removed: closes its connection at once, and refuses it from now on.
     pub fn ban(&self, node: NodeId) {
         self.shared.context.desired_peers.send_if_modified(|desired| desired.ban(node));
     }
@@ -118,13 +118,13 @@ impl Transport {
         self.shared.context.versions.retire_before(oldest);
     }
 
-    /// Closes the connections of people. A person whose certificate is trusted can connect again.
+    /// Closes the connections of people. A person with a trusted certificate can connect again.
     pub fn close_clients(&self) {
         self.shared.context.desired_peers.send_modify(|desired| desired.clients_closed += 1);
     }
 
-    /// Sends a control message: its first byte is a [`crate::ControlKind`]. Never blocks; what does
-    /// not fit or has no path is dropped and counted.
+    /// Sends a control message: its first byte is a [`crate::ControlKind`]. Never blocks; a message
+    /// that does not fit or has no path is dropped and counted.
     pub fn send(&self, to: NodeId, bytes: Bytes) {
         let counters = &self.shared.context.counters;
         let Some(link) = self.shared.context.directory.get(to) else {
@@ -207,7 +207,7 @@ impl Transport {
     pub async fn close(&self) {
         self.shared.context.desired_peers.send_modify(|desired| desired.closing = true);
         let mut closed = self.shared.closed.clone();
-        // An error means that the runtime took the tasks down; then all is closed as well.
+        // An error means that the runtime ended the tasks; then all is closed as well.
         let _ = closed.wait_for(|closed| *closed).await;
     }
 }

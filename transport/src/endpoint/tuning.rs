@@ -15,7 +15,8 @@ use super::connection_id::RandomConnectionIds;
 use super::setup::BindError;
 use crate::limits::TransportLimits;
 
-/// What a connection may send before its peer is known, and an unauthenticated peer at any time.
+/// Bytes that a connection may send before its peer is known, and an unauthenticated peer at any
+/// time.
 const STRANGER_WINDOW_BYTES: u32 = 64 << 10;
 /// Handshake bytes kept of a connection: four certificates of 8 KiB do not come at once.
 const HANDSHAKE_BYTES_MAX: usize = 16 << 10;
@@ -27,12 +28,12 @@ const ATTEMPTS_BYTES_MAX: u64 = 1 << 20;
 const ATTEMPTS_MAX: usize = 1024;
 /// The largest packet that is tried: a jumbo frame of Ethernet less its headers.
 const PACKET_BYTES_MAX: u16 = 8952;
-/// What a round trip is taken for before one was measured. Ours are machines of one site; the
-/// standard's third of a second would make the first loss cost a second.
+/// The time that is assumed for a round trip before one was measured. Ours are machines of one
+/// site; the standard's third of a second would make the first loss cost a second.
 const ROUND_TRIP_GUESS: Duration = Duration::from_millis(50);
-/// What may be under way before anything is known of the path. The standard's two packets of the
-/// largest size are one probe for that size and no space for anything else; and quinn-proto up to
-/// 0.11.19 lets a full window hold up even the packet that closes.
+/// Bytes that may be under way before anything is known of the path. The standard's two packets of
+/// the largest size are one probe for that size and no space for anything else; and quinn-proto up
+/// to 0.11.19 lets a full window hold up even the packet that closes.
 const WINDOW_AT_FIRST_BYTES: u64 = 16 * PACKET_BYTES_MAX as u64;
 /// One stream may hold a quarter of a connection's window: three that stall leave a quarter free.
 const STREAM_SHARE: u32 = 4;
@@ -97,7 +98,7 @@ fn unusable(error: impl std::fmt::Display) -> BindError {
     BindError::Credentials { why: error.to_string() }
 }
 
-/// What holds for a connection until [`open_for_member`] or [`open_for_client`].
+/// The configuration of a connection until [`open_for_member`] or [`open_for_client`].
 pub(super) fn before_known(limits: &TransportLimits) -> TransportConfig {
     let mut mtu = MtuDiscoveryConfig::default();
     mtu.upper_bound(PACKET_BYTES_MAX);

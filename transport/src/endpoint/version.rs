@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU16, Ordering};
 
 use serde::{Deserialize, Serialize};
 
-/// The versions this program supports. They tell programs apart: version 3 has the messages of
+/// The versions this program supports. They distinguish programs: version 3 has the messages of
 /// version 2, and is supported by programs that read the log's format 10.
 pub const VERSIONS: VersionRange = VersionRange { oldest: 2, newest: 3 };
 

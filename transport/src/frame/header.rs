@@ -1,4 +1,4 @@
-//! A frame's first bytes, and what they allow.
+//! A frame's first bytes, and the decisions that they allow.
 
 use thiserror::Error;
 
@@ -24,7 +24,7 @@ pub(super) struct FrameHeader {
 /// The decision about a frame that was announced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FrameAdmission {
-    /// It matches its rule: take it.
+    /// It matches its rule: accept it.
     Take,
     /// No rule names its class: read past it.
     Skip,

@@ -10,7 +10,7 @@ use super::header::{FRAME_BYTES_MAX, META_BYTES_MAX};
 use super::pool::FramePart;
 use super::rules::{FRAME_PARTS_MAX, FrameClass, body_bytes};
 
-/// Floats that are written from where they lie. What `parts` yields does not change while a frame
+/// Floats that are written from where they lie. The result of `parts` does not change while a frame
 /// is under way.
 pub trait FrameBody: Send + Sync {
     /// The parts, in order.
@@ -67,7 +67,7 @@ impl OutgoingFrame {
     /// A frame of `class`, which is critical.
     ///
     /// # Errors
-    /// If no receiver would take it.
+    /// If no receiver would accept it.
     pub fn new(
         class: FrameClass,
         meta: Vec<u8>,

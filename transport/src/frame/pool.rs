@@ -56,7 +56,7 @@ impl PartPool {
 
     fn put(&self, floats: Vec<f32>) {
         let dropped = self.buffers.lock().unwrap_or_else(PoisonError::into_inner).put(floats);
-        // To give pages back takes time, during which the lock should be free.
+        // To give pages back needs time, during which the lock should be free.
         drop(dropped);
     }
 

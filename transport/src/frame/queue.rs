@@ -136,16 +136,16 @@ impl UrgencySender {
     }
 }
 
-/// The units of space that a frame takes while it waits.
+/// The units of space that a frame occupies while it waits.
 fn units(frame: &OutgoingFrame) -> u32 {
     let units = frame.body_bytes().div_ceil(UNIT_BYTES).min(u64::from(QUEUE_UNITS));
     u32::try_from(units).expect("not above the units of a queue")
 }
 
 impl FrameOutlet {
-    /// Writes what is put in, critical frames before others, until every [`FrameQueue`] is dropped.
-    /// `on_written` gets the bytes of each frame that went. A frame that fails is lost; what waits
-    /// stays for another stream.
+    /// Writes the frames that are enqueued, critical ones before others, until every [`FrameQueue`]
+    /// is dropped. `on_written` gets the bytes of each frame that went. A frame that fails is lost;
+    /// frames that wait stay for another stream.
     ///
     /// # Errors
     /// If the stream fails.

@@ -16,8 +16,8 @@ use super::message::ReceivedFrame;
 use super::pool::{FramePart, PartPool};
 use super::rules::{FrameClass, FrameRules};
 
-/// What is read ahead of a frame: its header and meta come with one read of the stream, and longer
-/// parts pass the buffer by.
+/// Bytes that are read ahead of a frame: its header and meta come with one read of the stream, and
+/// longer parts pass the buffer by.
 const READ_AHEAD_BYTES: usize = 8192;
 /// The piece in which a frame without rule is read past.
 const SCRATCH_BYTES: usize = 64 * 1024;
@@ -47,7 +47,7 @@ pub enum FrameArrival {
 /// Why no more frames can come from a stream.
 #[derive(Debug, Error)]
 pub enum ReadFrameError {
-    /// The peer announced what it must not send.
+    /// The peer announced a frame that it must not send.
     #[error(transparent)]
     Refused(#[from] FrameRejection),
     /// The stream ended within a frame.
@@ -65,8 +65,8 @@ impl From<io::Error> for ReadFrameError {
 }
 
 impl<R: AsyncRead + Unpin> FrameReader<R> {
-    /// Reads what `from` sends on `stream`. Each frame is held to the rules of the moment in which
-    /// its header came. Memory for parts is `pool`'s.
+    /// Reads the frames that `from` sends on `stream`. Each frame is held to the rules of the
+    /// moment in which its header came. Memory for parts is `pool`'s.
     #[must_use]
     pub fn new(
         stream: R,
@@ -81,7 +81,7 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
     /// half-way, and not to be called again after an error.
     ///
     /// # Errors
-    /// If the peer announces what it must not send, or the stream breaks.
+    /// If the peer announces a frame that it must not send, or the stream breaks.
     pub async fn read(&mut self) -> Result<Option<FrameArrival>, ReadFrameError> {
         let Some(header) = self.read_header().await? else {
             return Ok(None);
@@ -137,8 +137,8 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
 }
 
 /// So many floats from a stream, least significant byte first, into memory of the pool that nothing
-/// was written to before: what comes by is most of what a stage reads, and zeros in it would be
-/// written for nothing.
+/// was written to before: these parts are most of the bytes that a stage reads, and zeros in it
+/// would be written for nothing.
 async fn read_part<R: AsyncRead + Unpin>(
     stream: &mut R,
     count: usize,
@@ -164,8 +164,8 @@ async fn read_part<R: AsyncRead + Unpin>(
     }
     let filled = unfilled.filled().as_ptr();
     assert!(std::ptr::eq(filled, floats.as_ptr().cast()), "a stream fills what it is given");
-    // SAFETY: what is filled is this memory, all of it: `unfilled` counts only bytes that were
-    // written, and there is no space left in it. Any four bytes are a float.
+    // SAFETY: all of this memory is filled: `unfilled` counts only bytes that were written, and
+    // there is no space left in it. Any four bytes are a float.
     unsafe { floats.set_len(count) };
     Ok(part)
 }

@@ -1,4 +1,4 @@
-//! What frames peers may send now, and how long each part of them is.
+//! The frames that peers may send now, and how long each part of them is.
 
 use std::collections::BTreeMap;
 
@@ -26,7 +26,7 @@ pub struct FrameRules {
 /// Why a rule cannot be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum RuleError {
-    /// Its frames would have more parts than a write takes.
+    /// Its frames would have more parts than a write may have.
     #[error("frames of class {} have {found} parts, at most {FRAME_PARTS_MAX} are possible", class.0)]
     TooManyParts {
         /// The class that the rule is for.

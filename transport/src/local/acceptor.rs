@@ -20,17 +20,17 @@ use super::offer::{LocalLane, LocalSecret, SECRET_BYTES};
 /// The most connections that have not shown a secret yet. One more, and the oldest is closed: one
 /// that is silent cannot keep others out.
 pub const UNAUTHENTICATED_MAX: usize = 16;
-/// How long a connection may take to show a secret.
+/// Time within which a connection must show a secret.
 pub const GREETING_DEADLINE: Duration = Duration::from_secs(5);
-/// The most connections that wait to be taken from a listener. Those after them count as
-/// unauthenticated until there is space.
+/// The most connections that wait in a listener. Those after them count as unauthenticated until
+/// there is space.
 pub(super) const ARRIVALS_MAX: usize = 32;
 /// The pause after a failure to accept, as for lack of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Size in bytes of the socket buffer that is requested of the system. It may give less.
 const SOCKET_BUFFER_BYTES: usize = 4 << 20;
 
-/// What a connection is checked against.
+/// The admissions that a connection is checked against.
 #[derive(Clone)]
 pub(super) struct LocalAcceptor {
     user: u32,

@@ -12,7 +12,7 @@ use super::acceptor::enlarge_send_buffer;
 use super::folder::own_user;
 use super::offer::{HostIdentity, LocalLane, LocalOffer, SECRET_BYTES};
 
-/// How long a listener may take to show that it is the right one.
+/// Time within which a listener must show that it is the right one.
 pub const DIAL_DEADLINE: Duration = Duration::from_secs(5);
 
 /// Why an offer leads to no connection. The other path serves then.
@@ -35,7 +35,7 @@ pub enum LocalDialError {
     /// The listener does not know the secret, or did not show it in time.
     #[error("the listener is not the process that made the offer")]
     WrongListener,
-    /// It took too long.
+    /// It exceeded the deadline.
     #[error("no answer within {DIAL_DEADLINE:?}")]
     Deadline,
     /// A system call on the connection failed.

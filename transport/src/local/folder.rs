@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use thiserror::Error;
 use tokio::net::UnixStream;
 
-/// The most bytes of a socket's path: what the system's address can hold.
+/// The most bytes of a socket's path: the capacity of the system's address.
 pub const SOCKET_PATH_BYTES_MAX: usize = 107;
 const SOCKET_NAME: &str = "local.sock";
 const FOLDER_MODE: u32 = 0o700;
@@ -31,7 +31,7 @@ pub enum LocalFolderError {
     /// There is something else in its place.
     #[error("{path}: is no folder")]
     NoFolder {
-        /// Path of what is there instead.
+        /// Path of the file that is there instead.
         path: PathBuf,
     },
     /// Another user owns it.
@@ -102,8 +102,8 @@ fn is_short(path: &Path) -> bool {
     path.as_os_str().len() <= SOCKET_PATH_BYTES_MAX
 }
 
-/// Makes `path` if it is not there. What is there is not changed, only refused: a mistyped path
-/// should not lock others out of a folder that is theirs as well.
+/// Makes `path` if it is not there. An existing folder is not changed, only refused: a mistyped
+/// path should not lock others out of a folder that is theirs as well.
 fn make_private(path: &Path, user: u32) -> Result<(), LocalFolderError> {
     let owned = || path.to_owned();
     let unusable = |source| LocalFolderError::Unusable { path: owned(), source };

@@ -19,7 +19,7 @@ use super::acceptor::{ARRIVALS_MAX, LocalAcceptor};
 use super::folder::{LocalFolderError, SocketLocation, own_user, prepare};
 use super::offer::{HostIdentity, LocalLane, LocalOffer, LocalSecret};
 
-/// How long an old socket may take to show that a process listens.
+/// Time within which an old socket must show that a process listens.
 const STALE_DEADLINE: Duration = Duration::from_secs(1);
 
 /// Number of an admission, which no other one of its listener has.
@@ -37,11 +37,11 @@ pub struct LocalAdmission {
 /// A connection that showed the secret of an admission.
 #[derive(Debug)]
 pub struct LocalArrival {
-    /// The admission whose secret it showed.
+    /// The admission of the secret that it showed.
     pub admission: LocalAdmissionId,
     /// The peer that the admission is for.
     pub peer: NodeId,
-    /// What the connection is for.
+    /// The purpose of the connection.
     pub lane: LocalLane,
     /// The connection, from its first byte after the greeting on.
     pub stream: UnixStream,
@@ -94,7 +94,8 @@ type AdmittedSender = Arc<watch::Sender<AdmittedSecrets>>;
 
 impl LocalListener {
     /// Listens in `folder`, which is made if it is not there, or if its path is too long for a
-    /// socket, in a folder of its own below `temporary`. What a dead process left is removed.
+    /// socket, in a folder of its own below `temporary`. Sockets that a dead process left are
+    /// removed.
     ///
     /// # Errors
     /// If no socket can be there.
@@ -155,7 +156,7 @@ impl LocalListener {
 }
 
 impl Drop for LocalListener {
-    /// What cannot be removed is removed by the next process that listens there.
+    /// A socket that cannot be removed is removed by the next process that listens there.
     fn drop(&mut self) {
         self.acceptor.abort();
         let _ = fs::remove_file(&self.location.socket);

@@ -1,4 +1,4 @@
-//! What a process sends to a peer about its socket, and what the peer shows there.
+//! The offer of a process's socket to a peer, and the proof that the peer shows there.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -23,7 +23,7 @@ const PROOF_CONTEXT: &[u8] = b"zbelastic same-host road, listener's proof, versi
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HostIdentity(String);
 
-/// What a connection of the same-host path is for.
+/// The purpose of a connection of the same-host path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum LocalLane {
     /// Messages of the control lane.
@@ -38,7 +38,7 @@ pub enum LocalLane {
 #[derive(Clone, Copy, Serialize, Deserialize)]
 pub(super) struct LocalSecret([u8; SECRET_BYTES]);
 
-/// Where a process listens, and what to show there. To be sent over an authenticated and
+/// Where a process listens, and the secret to show there. To be sent over an authenticated and
 /// encrypted connection alone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LocalOffer {
@@ -129,14 +129,14 @@ impl LocalSecret {
         &self.0
     }
 
-    /// What the listener answers, which shows that it knew the secret beforehand.
+    /// The answer of the listener, which shows that it knew the secret beforehand.
     pub(super) fn proof(&self) -> blake3::Hash {
         blake3::keyed_hash(&self.0, PROOF_CONTEXT)
     }
 }
 
 impl PartialEq for LocalSecret {
-    /// Takes as long for any two secrets: hashes are compared in constant time.
+    /// The time is the same for any two secrets: hashes are compared in constant time.
     fn eq(&self, other: &Self) -> bool {
         blake3::Hash::from_bytes(self.0) == blake3::Hash::from_bytes(other.0)
     }

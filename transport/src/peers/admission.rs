@@ -10,7 +10,7 @@ use zbelastic_types::NodeId;
 
 use crate::endpoint::{CloseCode, ProcessStart};
 
-/// What both ends know of a connection.
+/// The facts of a connection that both ends know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LinkFacts {
     /// The start of the peer.
@@ -21,7 +21,7 @@ pub(crate) struct LinkFacts {
     pub(crate) attempt: u64,
 }
 
-/// What becomes of a new connection.
+/// The decision on a new connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LinkDecision {
     /// It is accepted: the peer has no connection.
@@ -50,7 +50,8 @@ pub(crate) fn admit(newest_boot: u64, present: Option<LinkFacts>, new: LinkFacts
     }
 }
 
-/// What the lower id dialled is preferred; of two by the same dialler, the later one.
+/// The connection that the lower id dialled is preferred; of two by the same dialler, the later
+/// one.
 fn between_same_processes(present: LinkFacts, new: LinkFacts) -> LinkDecision {
     let rank = |facts: LinkFacts| (facts.dialled_by_lower, facts.attempt);
     if rank(new) > rank(present) {
@@ -60,19 +61,19 @@ fn between_same_processes(present: LinkFacts, new: LinkFacts) -> LinkDecision {
     }
 }
 
-/// What becomes of a new connection of a person's command line.
+/// The decision on a new connection of a person's command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ClientDecision {
     /// It is accepted.
     Take,
-    /// It replaces this one, the oldest of the person who has the most.
+    /// It replaces this one, the oldest of the person with the most.
     Replace(u64),
     /// The connections are at their limit, and none is replaced for it.
     Refuse,
 }
 
 /// Decides which people keep connections: no person is shut out by the connections of one other.
-/// `open` are those that are there, in the order in which they came, and whose they are.
+/// `open` are those that are there, in the order in which they came, with their owners.
 pub(crate) fn admit_client(
     open: impl Iterator<Item = (u64, NodeId)>,
     person: NodeId,
@@ -84,7 +85,7 @@ pub(crate) fn admit_client(
         return ClientDecision::Take;
     }
     let own = of.get(&person).map_or(0, Vec::len);
-    // A person who has as many as the newcomer would have keeps them.
+    // A person with as many as the newcomer would have keeps them.
     match of.values().max_by_key(|clients| clients.len()) {
         Some(most) if most.len() > own + 1 => ClientDecision::Replace(most[0]),
         Some(_) | None => ClientDecision::Refuse,

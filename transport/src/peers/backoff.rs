@@ -9,7 +9,7 @@ use crate::limits::TransportLimits;
 
 /// Steps of jitter: a pause is between a half and the whole of its length.
 const JITTER_STEPS: u32 = 1024;
-/// Doublings after which a pause grows no more, whatever the limits.
+/// Doublings after which a pause grows no more, with any limits.
 const DOUBLINGS_MAX: u32 = 16;
 
 /// The pause before the attempt after `failures` failures. Two nodes that lost the same peer at

@@ -2,7 +2,7 @@
 
 use zbelastic_identity::PeerRole;
 
-/// The kinds of things a member can send, as far as the transport tells them apart.
+/// The kinds of things a member can send, as far as the transport distinguishes them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum MessageKind {
     /// A control message of the given kind.

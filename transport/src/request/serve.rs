@@ -13,7 +13,7 @@ use crate::limits::{ANSWER_BYTES_MAX, REQUEST_BYTES_MAX};
 /// The steps in which memory grows for bytes that were announced.
 const GROWTH_BYTES: usize = 64 << 10;
 
-/// What became of a request, as it travels.
+/// The outcome of a request, as it travels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RequestOutcome {
     Answer,

@@ -1,4 +1,4 @@
-//! Moving raft-rs along: what it is ready to have done becomes outputs.
+//! Moving raft-rs along: the work in each `Ready` becomes outputs.
 
 use ::raft::Ready;
 use ::raft::eraftpb::{Entry, EntryType, Message, Snapshot};
@@ -14,7 +14,7 @@ use super::super::record::RaftRecord;
 use super::{RaftNode, is_joint_skipped};
 
 impl RaftNode {
-    /// Takes from raft-rs what is ready until nothing is.
+    /// Handles each `Ready` of raft-rs until there is none.
     pub(super) fn settle(&mut self) {
         while self.driver.raw.has_ready() {
             let ready = self.driver.raw.ready();
@@ -65,7 +65,7 @@ impl RaftNode {
         }
     }
 
-    /// Writes what a ready holds. Entries come before the hard state that may call them
+    /// Writes the records of a `Ready`. Entries come before the hard state that may call them
     /// committed, since a torn write keeps the former alone.
     fn write(&mut self, entries: &[Entry], snapshot: Snapshot) {
         let mut records = Vec::new();
@@ -106,7 +106,7 @@ impl RaftNode {
         write.replaces = replaces;
     }
 
-    /// What must follow a snapshot that replaces all earlier records.
+    /// The records that must follow a snapshot that replaces all earlier records.
     pub(super) fn identity(&self) -> Vec<RaftRecord> {
         let own = RaftRecord::Boot { node: self.setup.node, boot: self.boot };
         let peers = self.peers.boots();
@@ -114,7 +114,7 @@ impl RaftNode {
         std::iter::once(own).chain(peers).collect()
     }
 
-    /// Hands out what is agreed, and changes the members where an entry holds changes of them.
+    /// Hands out the agreed entries, and changes the members where an entry holds changes of them.
     fn apply(&mut self, committed: Vec<Entry>) {
         let Some(applied) = committed.last().map(|entry| entry.index) else { return };
         let members = self.members.current().clone();
@@ -177,7 +177,7 @@ impl RaftNode {
         }
     }
 
-    /// What was handed out with `token` is durable.
+    /// The records that were handed out with `token` are durable.
     pub(super) fn finish_write(&mut self, token: PersistToken) {
         let write = self.outbox.end_write(token);
         if write.ready > 0 {

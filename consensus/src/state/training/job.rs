@@ -44,8 +44,8 @@ impl Training {
         Ok(StateChange::Job { phase, dropped })
     }
 
-    /// What is left of the job before is its last checkpoint, and the numbers of its plans, which
-    /// are never given again. Yields the versions of its other checkpoints.
+    /// The job before leaves its last checkpoint, and the numbers of its plans, which are never
+    /// given again. Yields the versions of its other checkpoints.
     fn start(&mut self, spec: Arc<JobSpec>) -> Vec<Step> {
         let origin = spec.from.and_then(|from| self.runs.ended_with(from.run, &self.checkpoints));
         let origin = origin.map(|(_, checkpoint)| checkpoint.clone());
@@ -80,7 +80,8 @@ impl Training {
         self.seals.restart(self.plans.generation_last());
     }
 
-    /// No plan is in force, and what workers hold is not believed any more: they drop it.
+    /// No plan is in force, and the layers that workers hold are not trusted any more: they drop
+    /// them.
     fn drop_plan(&mut self) {
         self.plans.clear();
         self.seals.drop_held();

@@ -107,7 +107,7 @@ impl Training {
         let spec = self.runs.spec()?.clone();
         self.checkpoints.complete(version, spec.layer_count())?;
         // The job is done with the checkpoint behind its last step: without it no node would have
-        // what was trained once its workers are gone.
+        // the trained weights once its workers are gone.
         if self.is_all_sealed() && self.is_at_checkpoint() {
             self.runs.job.as_mut().expect("it is under way").phase = JobPhase::Done;
         }
@@ -163,7 +163,8 @@ impl Training {
                     return Err(EntryRefusal::Forgotten { to, base });
                 }
             }
-            // The operator who commands it wants to go on from there, whatever was sealed since.
+            // The operator who commands it wants to go on from there, and drops the steps sealed
+            // since.
             RewindReason::Ordered => {
                 self.check_restore(to)?;
                 self.seals.history.forget_from(to);

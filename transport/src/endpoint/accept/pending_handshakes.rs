@@ -11,7 +11,7 @@ use zbelastic_identity::network_of;
 
 use super::{HandshakeCounts, HandshakeOutcome};
 
-/// How long a handshake is left alone by newer ones: it takes three round trips and some
+/// How long a handshake is left alone by newer ones: it needs three round trips and some
 /// milliseconds of two processors. A dialler that is not answered meanwhile sends again by itself.
 const EVICTION_AGE_MIN: Duration = Duration::from_secs(1);
 
@@ -96,7 +96,7 @@ impl PendingHandshakes {
         true
     }
 
-    /// What came of the next one that ends: nothing if it panicked. `None` while there is none. A
+    /// The outcome of the next one that ends: nothing if it panicked. `None` while there is none. A
     /// call that is dropped before it ends loses nothing.
     pub(super) async fn next(&mut self) -> Option<Option<HandshakeOutcome>> {
         let ended = self.tasks.join_next_with_id().await?;

@@ -16,12 +16,12 @@ use crate::event::TransportPath;
 use crate::frame::{FrameOutlet, frame_queue};
 use crate::local::{LocalAdmission, LocalArrival, LocalLane, LocalOffer, dial};
 
-/// A connection whose path is known, and what its lanes need.
+/// A connection with a known path, and the inputs of its lanes.
 pub(super) struct EstablishedLink {
     pub(super) link: Arc<PeerLink>,
     pub(super) outlet: FrameOutlet,
     pub(super) sockets: Option<LocalSockets>,
-    /// What comes to our same-host socket by this connection's admission, and the admission.
+    /// The connections to our same-host socket by this connection's admission, and the admission.
     pub(super) arrivals: Option<(mpsc::Receiver<LocalArrival>, LocalAdmission)>,
 }
 
@@ -78,7 +78,7 @@ pub(super) async fn establish(
     Some(EstablishedLink { link, outlet, sockets, arrivals })
 }
 
-/// The admission for a dialler whose hello names this host.
+/// The admission for a dialler with a hello that names this host.
 async fn admission_for(
     hub: Option<&LocalHub>,
     hello: &PeerHello,

@@ -74,7 +74,7 @@ async fn send_short(context: Arc<TransportContext>, link: Arc<PeerLink>) -> Lane
             break;
         };
         let count = |units, bytes| context.counters.control.sent(TransportPath::Quic, units, bytes);
-        // It returns only when the stream breaks; what was in it is lost, as this lane may.
+        // It returns only when the stream breaks; the frames in it are lost, as this lane may.
         let _ = write_short(&link.control, &mut stream, count).await;
     }
     LaneEnd::Over

@@ -1,4 +1,4 @@
-//! What comes on a lane, on either path.
+//! The messages that arrive on a lane, on either path.
 
 use std::sync::Arc;
 

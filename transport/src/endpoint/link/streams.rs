@@ -1,4 +1,4 @@
-//! What comes over QUIC: streams, each identified by its first byte.
+//! Streams over QUIC, each identified by its first byte.
 
 use std::sync::Arc;
 
@@ -25,7 +25,7 @@ pub(crate) const REQUEST_STREAM: u8 = 0x20;
 /// Requests for bodies, both ways.
 pub(in crate::endpoint) const BULK_STREAM: u8 = 0x21;
 
-/// Takes streams that come one way, until the connection ends or one of them breaks the rules.
+/// Accepts streams that come one way, until the connection ends or one of them breaks the rules.
 pub(super) async fn accept_one_way(context: Arc<TransportContext>, link: Arc<PeerLink>) -> LaneEnd {
     let mut streams = JoinSet::new();
     loop {
@@ -68,7 +68,7 @@ async fn handle_one_way(
     }
 }
 
-/// Takes streams that go both ways. `path` is that of a member; a client has none, and only sends
+/// Accepts streams that go both ways. `path` is that of a member; a client has none, and only sends
 /// requests.
 pub(super) async fn accept_two_way(
     context: Arc<TransportContext>,
