@@ -10,10 +10,10 @@ use zbelastic_api::client::{ClientError, Exchange};
 use zbelastic_identity::{ClusterAuthority, Credentials, PeerRole, UnixSeconds, random_number};
 use zbelastic_node::cluster::ADMIN_NODE;
 use zbelastic_node::cluster::threads::runtime;
-use zbelastic_node::cluster::wire::{self, NodeAnswer, NodeRequest};
 use zbelastic_node::data_folder::NodeDataFolder;
 use zbelastic_transport::{AdminClient, ConnectError, DialProblem, RequestError};
 use zbelastic_types::ClusterId;
+use zbelastic_wire::{self as wire, NodeAnswer, NodeRequest};
 use zbelastic_wording::{CommandFailure, FailureDetail};
 
 use crate::args::{AddressList, ClientArgs};

@@ -36,11 +36,11 @@ use zbelastic_local::progress_event::ProgressEvent;
 use zbelastic_machine as machine;
 use zbelastic_machine::DeviceList;
 use zbelastic_machine::second_store::SECOND_STORE;
-use zbelastic_node::cluster::document::{DataName, JobDocument};
 use zbelastic_preemption::NoticeSettings;
 use zbelastic_trainer::model::model_layers;
 use zbelastic_trainer::plan::model_flop_per_token;
 use zbelastic_types::StageIndex;
+use zbelastic_wire::document::{DataName, JobDocument};
 use zbelastic_wording::{CommandError, CommandFailure, FailureCode, FailureDetail};
 
 use crate::args::TrainArgs;

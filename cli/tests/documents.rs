@@ -56,7 +56,7 @@ fn links_lead_somewhere() {
 
 /// Paths in backticks that begin with one of our folders and name a file.
 fn paths_named(text: &str) -> impl Iterator<Item = &str> {
-    const FOLDERS: [&str; 24] = [
+    const FOLDERS: [&str; 25] = [
         "types/",
         "schedule/",
         "kernels/",
@@ -72,6 +72,7 @@ fn paths_named(text: &str) -> impl Iterator<Item = &str> {
         "machine/",
         "config/",
         "api/",
+        "wire/",
         "local/",
         "data/",
         "node/",

@@ -16,9 +16,7 @@ pub mod compute;
 mod controller;
 pub mod data;
 mod device;
-pub mod document;
 mod frame_dispatch;
-pub mod frames;
 pub mod journal;
 mod layer_moves;
 mod machine_id;
@@ -46,7 +44,6 @@ mod stores;
 pub mod threads;
 mod unused_data;
 mod violations;
-pub mod wire;
 mod worker;
 
 use std::net::SocketAddr;

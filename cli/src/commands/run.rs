@@ -18,8 +18,8 @@ use zbelastic_api::{
     CorpusDescription, DOCUMENT_BYTES_MAX, HexDigest, RunAccepted, RunDisposition,
 };
 use zbelastic_config::{LoadedConfig, WeightSource, check_cluster_can_run, load};
-use zbelastic_node::cluster::document::DataName;
 use zbelastic_types::Bytes;
+use zbelastic_wire::document::DataName;
 use zbelastic_wording::{CommandError, CommandFailure, FailureDetail};
 
 use super::event_poller::FOLLOW_PAUSE;

@@ -24,10 +24,10 @@ use zbelastic_api::{
     WrongState,
 };
 use zbelastic_local::coordinator::RunOutcome;
-use zbelastic_node::cluster::document::{DataName, JobDocument};
 use zbelastic_node::data_folder::NodeDataFolder;
 use zbelastic_trainer::digest::StateDigest;
 use zbelastic_types::Bytes;
+use zbelastic_wire::document::{DataName, JobDocument};
 use zbelastic_wording::{CommandFailure, FailureCode, FailureDetail};
 
 use super::folder::{RunStart, begin_branch};

@@ -12,9 +12,9 @@ use zbelastic_api::{
     TokenRequest, TokenRole,
 };
 use zbelastic_config::load_document;
-use zbelastic_node::cluster::document::{DataName, JobDocument};
 use zbelastic_node::data_folder::NodeDataFolder;
 use zbelastic_types::Bytes;
+use zbelastic_wire::document::{DataName, JobDocument};
 
 /// What may take so long on the slowest machine there is.
 pub const PATIENCE: Duration = Duration::from_secs(240);

@@ -24,7 +24,6 @@ use std::sync::Arc;
 use zbelastic_config::load_document;
 use zbelastic_kernels::Precision;
 use zbelastic_kernels::cuda::CudaBackend;
-use zbelastic_node::cluster::document::{DataName, JobDocument};
 use zbelastic_schedule::{ScheduleKind, Window};
 use zbelastic_trainer::data::Corpus;
 use zbelastic_trainer::digest::StateDigest;
@@ -32,6 +31,7 @@ use zbelastic_trainer::plan::{Plan, PlanRequest};
 use zbelastic_trainer::reference::SerialReference;
 use zbelastic_trainer::stage::{InitialWeights, StageSetup};
 use zbelastic_types::Step;
+use zbelastic_wire::document::{DataName, JobDocument};
 
 use device::{EmulatedDevice, LaneOrder};
 

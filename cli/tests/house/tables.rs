@@ -49,6 +49,22 @@ pub const ARROWS: &[(&str, &[&str])] = &[
         ],
     ),
     (
+        "wire",
+        &[
+            "api",
+            "config",
+            "consensus",
+            "identity",
+            "kernels",
+            "policy",
+            "schedule",
+            "timing",
+            "trainer",
+            "transport",
+            "types",
+        ],
+    ),
+    (
         "node",
         &[
             "api",
@@ -66,6 +82,7 @@ pub const ARROWS: &[(&str, &[&str])] = &[
             "trainer",
             "transport",
             "types",
+            "wire",
             "wording",
         ],
     ),
@@ -121,6 +138,7 @@ pub const ARROWS: &[(&str, &[&str])] = &[
             "trainer",
             "transport",
             "types",
+            "wire",
             "wording",
         ],
     ),
@@ -142,6 +160,7 @@ pub const ARROWS: &[(&str, &[&str])] = &[
             "trainer",
             "transport",
             "types",
+            "wire",
             "wording",
         ],
     ),
@@ -158,8 +177,17 @@ pub const FUZZ_FOLDER: &str = "chaos-tests/fuzz";
 pub const CHAOS_TESTS: &str = "chaos-tests";
 /// Packages that the product is built without where a feature is left out: benchmarks and faults.
 pub const APART: [&str; 4] = ["bench", CHAOS_TESTS, "chaos-processes", FUZZ];
-pub const PURE: &[&str] =
-    &["types", "schedule", "consensus", "tokenizer", "trainer", "planner", "policy", CHAOS_TESTS];
+pub const PURE: &[&str] = &[
+    "types",
+    "schedule",
+    "consensus",
+    "tokenizer",
+    "trainer",
+    "planner",
+    "policy",
+    "wire",
+    CHAOS_TESTS,
+];
 
 /// An outside crate and its owners.
 pub struct Fence {
@@ -267,7 +295,7 @@ pub const FENCES: &[Fence] = &[
     fence("minijinja-contrib", &["tokenizer"], &[], &["tokenizer/src/chat/"]),
     fence(
         "postcard",
-        &["checkpoint", "identity", "transport", "consensus", "node"],
+        &["checkpoint", "identity", "transport", "consensus", "wire"],
         &[],
         &[
             "consensus/src/codec.rs",
@@ -275,7 +303,7 @@ pub const FENCES: &[Fence] = &[
             "checkpoint/src/",
             "transport/src/",
             "identity/src/",
-            "node/src/",
+            "wire/src/",
         ],
     ),
     fence(
@@ -360,6 +388,7 @@ pub const FENCES: &[Fence] = &[
             "timing",
             "config",
             "api",
+            "wire",
             "node",
             "bench",
             CHAOS_TESTS,
@@ -378,6 +407,7 @@ pub const FENCES: &[Fence] = &[
             "preemption",
             "data",
             "api",
+            "wire",
             "node",
             "bench",
             CHAOS_TESTS,
@@ -392,6 +422,7 @@ pub const FENCES: &[Fence] = &[
             "trainer/src/hf/",
             "preemption/src/",
             "api/src/",
+            "wire/src/document.rs",
             "node/src/",
             "cli/src/",
             "bench/src/",
@@ -440,6 +471,7 @@ pub const FENCES: &[Fence] = &[
             "machine",
             "config",
             "api",
+            "wire",
             "node",
             CHAOS_TESTS,
             "chaos-processes",

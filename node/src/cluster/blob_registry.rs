@@ -9,8 +9,7 @@ use std::sync::{Arc, RwLock};
 use zbelastic_trainer::elastic::LayerImage;
 use zbelastic_transport::BulkBody;
 use zbelastic_types::Generation;
-
-use super::wire::BulkKey;
+use zbelastic_wire::BulkKey;
 
 /// Layers offered at once: as many as a model may have, for the plan under way and the one before.
 const LAYERS_MAX: usize = 2048;

@@ -21,17 +21,17 @@ use zbelastic_policy::collect::collect_garbage as collect_pieces;
 use zbelastic_trainer::elastic::{LayerAssembler, LoadedLayer};
 use zbelastic_transport::BulkBody;
 use zbelastic_types::{Bytes, Digest};
+use zbelastic_wire::document::DataName;
+use zbelastic_wire::{BulkKey, FreedSpace, NodeAnswer, PieceRef, StoreReferences};
 
 use super::activity::WorkCounter;
 use super::blob_registry::{BodyReader, LayerBody};
 use super::data::FileBody;
 use super::disk_space::{DiskSpace, DiskSpaceShortage};
-use super::document::DataName;
 use super::scrub::scrub;
 use super::stores::{OpenStores, StoreOpenError};
 use super::threads::{CheckpointTime, raise_niceness};
 use super::unused_data::collect_data;
-use super::wire::{BulkKey, FreedSpace, NodeAnswer, PieceRef, StoreReferences};
 
 /// Commands that wait for the disk at once: the pieces of two checkpoints of the largest model.
 const COMMANDS_MAX: usize = 4096;

@@ -14,10 +14,10 @@ use zbelastic_trainer::hf::{ImportError, import_safetensors};
 use zbelastic_trainer::stage::InitialWeights;
 use zbelastic_transport::{BulkBody, BulkError, BulkFetch, Transport};
 use zbelastic_types::{Bytes, Digest, NodeId};
+use zbelastic_wire::document::{DataName, NamedJob};
+use zbelastic_wire::{self as wire, BulkKey};
 
 use super::checkpoint_thread::CheckpointThread;
-use super::document::{DataName, NamedJob};
-use super::wire::{self, BulkKey};
 use crate::whole_file;
 
 /// Bytes of a text or of weights at most; as for a run in one process.

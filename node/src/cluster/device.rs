@@ -44,15 +44,15 @@ use zbelastic_trainer::stage::{
 use zbelastic_transport::FrameSender;
 use zbelastic_transport::frame::FrameTooLarge;
 use zbelastic_types::{Digest, Generation, LayerId, NodeId, Step};
+use zbelastic_wire::LayerMessage;
+use zbelastic_wire::document::NamedJob;
+use zbelastic_wire::frames::{FrameAssembly, FramePiece, LayerOffer};
 use zbelastic_wording::FailureCode;
 
 use super::activity::DeviceGauge;
 use super::compute::WorkerDevice;
-use super::document::NamedJob;
 use super::frame_dispatch::FrameDispatcher;
-use super::frames::{FrameAssembly, FramePiece, LayerOffer};
 use super::process_exit::ProcessExit;
-use super::wire::LayerMessage;
 
 /// Inputs that wait for the device at once: frames of a step, commands and reads. A plan has at
 /// most seven frames for each pass under way; beyond this a peer sends frames that were never

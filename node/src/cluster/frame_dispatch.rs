@@ -18,9 +18,9 @@ use zbelastic_trainer::elastic::GradientPart;
 use zbelastic_trainer::runtime::{PeerBody, PeerFrame};
 use zbelastic_transport::{FrameSender, OutgoingFrame};
 use zbelastic_types::NodeId;
+use zbelastic_wire::frames::{OutgoingError, OutgoingMessage, outgoing};
 
 use super::device::{DeviceOutput, OutputsClosed, WorkerDeviceError};
-use super::frames::{OutgoingError, OutgoingMessage, outgoing};
 
 /// Frames that wait for the dispatcher. When there are more the device thread waits for it: a
 /// device that is so far ahead of its network has nothing to gain.

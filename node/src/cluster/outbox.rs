@@ -3,8 +3,7 @@
 
 use zbelastic_transport::{ControlKind, Transport};
 use zbelastic_types::NodeId;
-
-use super::wire::{self, NodeMessage};
+use zbelastic_wire::{self as wire, NodeMessage};
 
 /// The messages that wait to be sent. They are sent after each event, and one event queues a few
 /// messages to each member at most.

@@ -7,12 +7,12 @@ use zbelastic_checkpoint::{CheckpointStore, SledStore};
 use zbelastic_policy::piece_sink::{PieceError, PieceSink};
 use zbelastic_transport::{BulkError, BulkFetch, ChunkSink, Transport};
 use zbelastic_types::NodeId;
+use zbelastic_wire::{self as wire, BulkKey, PieceRef};
 
 use super::activity::WorkCounter;
 use super::checkpoint_thread::{CheckpointThread, check_disk_space};
 use super::disk_space::DiskSpaceShortage;
 use super::threads::CheckpointTime;
-use super::wire::{self, BulkKey, PieceRef};
 
 /// Why a piece is not kept.
 #[derive(Debug, thiserror::Error)]

@@ -2,6 +2,7 @@
 //! the other, and answered when they are durable here.
 
 use zbelastic_types::NodeId;
+use zbelastic_wire::{NodeMessage, PieceRef};
 
 use super::activity::WorkCounter;
 use super::background::BackgroundTasks;
@@ -10,7 +11,6 @@ use super::keep_queue::{KeepQueue, KeepQueueFull};
 use super::keep_rule::KeepRefusal;
 use super::outbox::Outbox;
 use super::piece_fetch::{PieceFetchError, fetch_piece};
-use super::wire::{NodeMessage, PieceRef};
 
 /// The result of fetching a piece that is to be kept for another node.
 pub struct PieceFetchResult {

@@ -274,10 +274,10 @@ mod tests {
     use zbelastic_consensus::raft::{Members, RaftRecord, SnapshotImage, encode_record};
     use zbelastic_consensus::validation::Ledger;
     use zbelastic_types::{Generation, LayerId, Step};
+    use zbelastic_wire::document::{DataName, JobDocument};
 
     use super::*;
 
-    use crate::cluster::document::{DataName, JobDocument};
     use zbelastic_config::load_document;
 
     fn job() -> JobSpec {

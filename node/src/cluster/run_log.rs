@@ -18,11 +18,11 @@ use zbelastic_planner::StepMeasurement;
 use zbelastic_schedule::Window;
 use zbelastic_trainer::model::LayerTimes;
 use zbelastic_types::{Bytes, Generation, NodeId, RunId, StageIndex, Step, TensorIndex};
+use zbelastic_wire::document::NamedJob;
+use zbelastic_wire::layer_bytes;
 
-use super::document::NamedJob;
 use super::layer_moves::LayerMoves;
 use super::step_timings::StepTimings;
-use super::wire::layer_bytes;
 use checkpoints::CheckpointTimes;
 use failures::FailureLog;
 use pace::RunPace;

@@ -15,12 +15,12 @@ use zbelastic_api::HexDigest;
 use zbelastic_policy::scrub::{CorruptItem, DataFileAccess, Scrubber};
 use zbelastic_transport::Transport;
 use zbelastic_types::{Digest, NodeId};
+use zbelastic_wire::PieceRef;
 
 use super::activity::WorkCounter;
 use super::checkpoint_thread::{CheckpointThread, StoreEvent, StoreInUse};
 use super::piece_fetch::refetch_piece;
 use super::threads::raise_niceness;
-use super::wire::PieceRef;
 
 /// From one chunk to the next. A disk reads a hundred times as much, so other readers are not
 /// slowed.
@@ -129,9 +129,9 @@ mod tests {
         RemovalTarget, SledStore,
     };
     use zbelastic_types::{LayerId, RunId, Step};
+    use zbelastic_wire::document::DataName;
 
     use super::*;
-    use crate::cluster::document::DataName;
 
     fn name(layer: u32) -> PieceName {
         let version = CheckpointId { run: RunId(1), version: Step(4) };

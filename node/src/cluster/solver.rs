@@ -11,8 +11,7 @@ use zbelastic_consensus::job::JobSpec;
 use zbelastic_planner::{PaceEstimate, PlanReview, PlanSearch, PlannerJob, ReviewedPlan};
 use zbelastic_policy::tick::TICK;
 use zbelastic_types::Digest;
-
-use super::document::JobDocument;
+use zbelastic_wire::document::JobDocument;
 
 /// Requests that wait at once: a leader sends one at a time, and gives up those before it.
 const REQUESTS_MAX: usize = 4;

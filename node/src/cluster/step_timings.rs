@@ -16,8 +16,7 @@ use zbelastic_trainer::model::LayerTimes;
 use zbelastic_trainer::plan::{Plan, class_costs};
 use zbelastic_trainer::stage::{InitialWeights, StageSetup};
 use zbelastic_types::{Generation, StageIndex};
-
-use super::document::NamedJob;
+use zbelastic_wire::document::NamedJob;
 
 /// Operations of a program, over all stages, up to which its bubble is planned again at each step:
 /// to simulate so many takes a few milliseconds, and a leader has other work.
@@ -148,9 +147,9 @@ mod tests {
     use zbelastic_trainer::model::{LayerClass, LayerOp};
     use zbelastic_trainer::plan::{Plan, PlanRequest};
     use zbelastic_types::{Attempt, Incarnation, NodeId, RunId, Step};
+    use zbelastic_wire::document::{DataName, JobDocument};
 
     use super::*;
-    use crate::cluster::document::{DataName, JobDocument};
     use zbelastic_config::{RunConfig, load_document};
     use zbelastic_timing::ArrivalKind;
 

@@ -11,8 +11,7 @@ use std::time::{Duration, Instant};
 use zbelastic_api::EventKind;
 use zbelastic_transport::{CloseCode, DownReason, FrameRejection, PeerViolation};
 use zbelastic_types::NodeId;
-
-use super::frames::FrameClassName;
+use zbelastic_wire::frames::FrameClassName;
 
 /// The least time between two events about one node.
 pub const REPORT_INTERVAL: Duration = Duration::from_secs(10);

@@ -3,11 +3,11 @@
 use zbelastic_checkpoint::{Manifest, PieceName, PieceRecord};
 use zbelastic_config::load_document;
 use zbelastic_consensus::codec::encode;
-use zbelastic_node::cluster::document::{DataName, JobDocument};
 use zbelastic_trainer::elastic::LayerImage;
 use zbelastic_trainer::hf::{config_json, write_safetensors};
 use zbelastic_trainer::model::{Family, ModelConfig, initial_weights, model_layers};
 use zbelastic_types::{Digest, LayerId, Step};
+use zbelastic_wire::document::{DataName, JobDocument};
 
 use super::texts;
 use crate::targets::checkpoint::version;

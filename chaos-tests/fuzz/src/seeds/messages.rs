@@ -13,18 +13,18 @@ use zbelastic_identity::{
     ClusterAuthority, ControllerContact, JoinAnswer, JoinGrant, JoinRefusal, JoinRequest,
     JoinToken, JoinTokenId, NodeKey, PeerRole, SpkiPin, UnixSeconds,
 };
-use zbelastic_node::cluster::document::DataName;
-use zbelastic_node::cluster::frames::{OutgoingMessage, outgoing};
-use zbelastic_node::cluster::wire::{
-    self, BulkKey, FreedSpace, LayerMessage, NodeAnswer, NodeMessage, NodeRequest, PieceRef,
-    StoreReferences,
-};
 use zbelastic_schedule::{Flow, Pass};
 use zbelastic_trainer::elastic::LayerGradient;
 use zbelastic_trainer::runtime::{PeerBody, PeerFrame};
 use zbelastic_trainer::stage::{Frame, PartialGradient, PassMode};
 use zbelastic_types::{
     Attempt, ChunkIndex, ClusterId, Digest, Generation, Incarnation, LayerId, NodeId, RunId, Step,
+};
+use zbelastic_wire::document::DataName;
+use zbelastic_wire::frames::{OutgoingMessage, outgoing};
+use zbelastic_wire::{
+    self as wire, BulkKey, FreedSpace, LayerMessage, NodeAnswer, NodeMessage, NodeRequest,
+    PieceRef, StoreReferences,
 };
 
 use crate::targets::node::FrameFields;

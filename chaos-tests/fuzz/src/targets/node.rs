@@ -10,15 +10,13 @@ use zbelastic_cli::args::{AddressList, HostPort};
 use zbelastic_config::{ConfigValue, NODES_MAX, load_document, parse_injections, read_nodes};
 use zbelastic_consensus::codec::decode as decode_form;
 use zbelastic_machine::{DeviceList, DeviceSelector};
-use zbelastic_node::cluster::document::JobDocument;
-use zbelastic_node::cluster::frames::{FrameAssembly, IncomingFrame, incoming};
 use zbelastic_node::cluster::node_record::NodeRecord;
-use zbelastic_node::cluster::wire::{
-    BulkKey, NodeAnswer, NodeMessage, NodeRequest, decode, encode,
-};
 use zbelastic_node::data_folder::NodeDataFolder;
 use zbelastic_preemption::{MetadataUrl, NoticeSource};
 use zbelastic_transport::{FrameClass, FramePart, ReceivedFrame};
+use zbelastic_wire::document::JobDocument;
+use zbelastic_wire::frames::{FrameAssembly, IncomingFrame, incoming};
+use zbelastic_wire::{BulkKey, NodeAnswer, NodeMessage, NodeRequest, decode, encode};
 use zbelastic_wording::parse_duration;
 
 use super::transport::SENDER;

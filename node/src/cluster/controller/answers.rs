@@ -10,6 +10,7 @@ use zbelastic_consensus::state::EntryRefusal;
 use zbelastic_identity::PeerIdentity;
 use zbelastic_transport::RequestReply;
 use zbelastic_types::{Digest, NodeId, RunId, Step};
+use zbelastic_wire::{self as wire, NodeAnswer, NodeMessage, NodeRequest};
 
 use super::ControllerNode;
 use super::checkpoints::{
@@ -24,7 +25,6 @@ use super::tokens::{NewToken, joined_with, token_info, token_infos};
 use super::uploads::UploadWriteResult;
 use crate::cluster::journal::now_s;
 use crate::cluster::requests;
-use crate::cluster::wire::{self, NodeAnswer, NodeMessage, NodeRequest};
 use zbelastic_api::{
     ApiAnswer, ApiRefusal, ApiRequest, ChangeSummary, ResourceKind, RunAbsence, TokenCreated,
     TokenRequest, WrongState, decode_request,

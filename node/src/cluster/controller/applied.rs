@@ -5,13 +5,13 @@ use std::time::Instant;
 use zbelastic_consensus::access::AccessOutcome;
 use zbelastic_consensus::core::Event as CoreEvent;
 use zbelastic_consensus::state::StateChange;
+use zbelastic_wire::document::JobDocument;
 
 use super::ControllerNode;
 use super::data::ensure_data;
 use super::formats::version_of;
 use super::pieces::{collect_unused, complete_checkpoint};
 use super::tokens::token_role;
-use crate::cluster::document::JobDocument;
 use crate::cluster::journal::now_ms;
 use zbelastic_api::EventKind;
 

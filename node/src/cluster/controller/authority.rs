@@ -19,13 +19,13 @@ use zbelastic_identity::{
 };
 use zbelastic_policy::roster::Roster;
 use zbelastic_types::{Digest, NodeId};
+use zbelastic_wire::{self as wire, NodeAnswer, NodeMessage, NodeRequest};
 
 use super::certificates::ControllerCertificates;
 use super::ports::{ControllerCompletion, ControllerPorts};
 use super::status::name_of_member;
 use crate::cluster::authority::{LOOK_TICKS, is_certified, report, updated_credentials};
 use crate::cluster::journal::{Journal, now_s};
-use crate::cluster::wire::{self, NodeAnswer, NodeMessage, NodeRequest};
 use zbelastic_api::{
     ApiAnswer, ApiRefusal, ChangeSummary, EventKind, RotationProgress, RotationStatus,
 };

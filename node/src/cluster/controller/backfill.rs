@@ -7,13 +7,13 @@ use std::collections::BTreeSet;
 use zbelastic_checkpoint::{CheckpointStore as _, Manifest};
 use zbelastic_transport::Transport;
 use zbelastic_types::NodeId;
+use zbelastic_wire::PieceRef;
 
 use super::ports::{ControllerCompletion, ControllerPorts};
 use crate::cluster::activity::WorkCounter;
 use crate::cluster::checkpoint_thread::CheckpointThread;
 use crate::cluster::journal::Journal;
 use crate::cluster::piece_fetch::fetch_piece;
-use crate::cluster::wire::PieceRef;
 
 /// Ticks between two checks for pieces that are missing here, if nothing happened: ten minutes.
 const LOOK_TICKS: u32 = 60_000;

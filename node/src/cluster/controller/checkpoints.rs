@@ -8,6 +8,9 @@ use zbelastic_identity::{PeerIdentity, PeerRole};
 use zbelastic_trainer::elastic::{LayerImage, layer_digest, moment_subtrees, moment_value};
 use zbelastic_transport::{BulkBody, BulkFetch, RequestReply, Transport};
 use zbelastic_types::{Bytes, Digest, NodeId};
+use zbelastic_wire::{
+    self as wire, BulkKey, FreedSpace, NodeAnswer, NodeRequest, PieceRef, StoreReferences,
+};
 
 use super::answers::not_found;
 use super::exports::Exports;
@@ -15,9 +18,6 @@ use super::ports::{ControllerPorts, holders};
 use crate::cluster::checkpoint_thread::{CheckpointThread, collect_now};
 use crate::cluster::requests;
 use crate::cluster::run_log::RunLog;
-use crate::cluster::wire::{
-    self, BulkKey, FreedSpace, NodeAnswer, NodeRequest, PieceRef, StoreReferences,
-};
 use zbelastic_api::{
     ApiAnswer, ApiRefusal, BackupPiece, CollectionReport, CopyState, HexDigest, LayerCopyStatus,
     LayerPiece, LayerVerified, PIECE_BYTES_MAX, ResourceKind, TracePiece, encode_answer,

@@ -4,12 +4,12 @@ use std::fs;
 use std::time::SystemTime;
 
 use zbelastic_types::NodeId;
+use zbelastic_wire::NodeMessage;
+use zbelastic_wire::document::{DataName, JobDocument};
 
 use super::ports::{ControllerCompletion, ControllerPorts, ControllerTasks};
 use crate::cluster::checkpoint_thread::CheckpointThread;
 use crate::cluster::data::{DamagedCopy, damaged_text, fetch_data, read_if_same};
-use crate::cluster::document::{DataName, JobDocument};
-use crate::cluster::wire::NodeMessage;
 use zbelastic_api::HexDigest;
 
 /// A text was fetched, or not.

@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use zbelastic_transport::BulkBody;
+use zbelastic_wire::PieceRef;
 
-use crate::cluster::wire::PieceRef;
 use zbelastic_api::LAYERS_READ_MAX;
 
 /// Ticks between two messages to workers that layers are read.

@@ -3,6 +3,7 @@
 
 use zbelastic_policy::data::expected_name;
 use zbelastic_types::{Bytes, NodeId, Step};
+use zbelastic_wire::{FreedSpace, NodeMessage, PieceRef, SaveFailed, StoreReferences};
 
 use super::data::fetch_data_of;
 use super::ports::ControllerPorts;
@@ -12,7 +13,6 @@ use crate::cluster::keep_rule::check_keep;
 use crate::cluster::piece_keeper::{PieceFetchResult, PieceKeeper};
 use crate::cluster::run_log::RunLog;
 use crate::cluster::scrub::{damaged_piece_text, repair, repair_text};
-use crate::cluster::wire::{FreedSpace, NodeMessage, PieceRef, SaveFailed, StoreReferences};
 
 /// The pieces of checkpoints that a controller keeps.
 #[derive(Default)]

@@ -3,13 +3,13 @@
 use zbelastic_checkpoint::CheckpointStore as _;
 use zbelastic_consensus::job::{JobPhase, RunOrigin};
 use zbelastic_types::{Bytes, NodeId};
+use zbelastic_wire::PieceRef;
+use zbelastic_wire::document::JobDocument;
 
 use super::answers::not_found;
 use super::ports::holders;
 use super::runs::{RetainedRun, RunCatalog, digest_of};
 use super::status::StatusView;
-use crate::cluster::document::JobDocument;
-use crate::cluster::wire::PieceRef;
 use zbelastic_api::{
     ApiAnswer, CheckpointDetail, CheckpointStatus, HexDigest, JobPhaseStatus, LayerDetail,
     OriginStatus, ResourceKind, RunStatus,

@@ -13,11 +13,11 @@ use zbelastic_consensus::state::State;
 use zbelastic_policy::data::DataName;
 use zbelastic_trainer::digest::state_digest;
 use zbelastic_types::{Bytes, Digest, LayerId, RunId, Step};
+use zbelastic_wire::document::JobDocument;
+use zbelastic_wire::{PieceRef, StoreReferences};
 
 use super::checkpoints::no_layer;
-use crate::cluster::document::JobDocument;
 use crate::cluster::recovery::CheckpointDocument;
-use crate::cluster::wire::{PieceRef, StoreReferences};
 use zbelastic_api::{ApiRefusal, EventKind, HexDigest, ResourceKind, WrongState};
 
 /// A run that is kept.

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use zbelastic_consensus::job::{Job, JobChange, JobPhase, JobSpec};
 use zbelastic_consensus::run::run_name_of;
 use zbelastic_consensus::state::State;
+use zbelastic_wire::document::{DataName, DocumentError, JobDocument};
 
 use super::runs::RunCatalog;
-use crate::cluster::document::{DataName, DocumentError, JobDocument};
 use zbelastic_api::{ApiRefusal, CorpusDescription, RunDisposition, WrongState};
 use zbelastic_config::{RunConfig, WeightSource, check_cluster_can_run, load_document};
 use zbelastic_wording::CommandFailure;

@@ -8,12 +8,12 @@ use std::path::{Path, PathBuf};
 
 use zbelastic_transport::RequestReply;
 use zbelastic_types::{Bytes, Digest};
+use zbelastic_wire::document::DataName;
 
 use super::answers::not_found;
 use super::ports::{ControllerCompletion, ControllerTasks};
 use crate::cluster::data::DATA_BYTES_MAX;
 use crate::cluster::disk_space::DiskSpaceShortage;
-use crate::cluster::document::DataName;
 use crate::whole_file;
 use zbelastic_api::{ApiAnswer, ApiRefusal, HexDigest, ResourceKind, UploadProgress, WrongState};
 use zbelastic_machine::disk_usage;

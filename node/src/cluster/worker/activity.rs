@@ -6,9 +6,9 @@ use zbelastic_consensus::plan::PlanRecord;
 use zbelastic_consensus::state::copied_layers;
 use zbelastic_trainer::elastic::image_bytes;
 use zbelastic_types::{Bytes, LayerId, NodeId, Step};
+use zbelastic_wire::PieceRef;
 
 use crate::cluster::activity::{DeviceGauge, LongActivity, WorkCounter};
-use crate::cluster::wire::PieceRef;
 use zbelastic_policy::tick::ticks_of_seconds;
 
 /// Ticks between two reports of an activity: faster is not readable, and heartbeats carry the count

@@ -7,13 +7,13 @@ use std::path::PathBuf;
 use zbelastic_identity::{Credentials, UnixSeconds};
 use zbelastic_policy::renewal::{CertificateStatus, RenewalAction, RenewalWatch};
 use zbelastic_policy::roster::Roster;
+use zbelastic_wire::{self as wire, NodeAnswer, NodeMessage, NodeRequest};
 
 use super::ports::{WorkerCompletion, WorkerPorts, WorkerTasks};
 use crate::cluster::authority::{LOOK_TICKS, is_certified, report, updated_credentials};
 use crate::cluster::journal::Journal;
 use crate::cluster::node_record::NodeRecord;
 use crate::cluster::renewal::request_renewal;
-use crate::cluster::wire::{self, NodeAnswer, NodeMessage, NodeRequest};
 
 /// The certificate of a worker, and when it is renewed.
 pub(super) struct WorkerCertificate {

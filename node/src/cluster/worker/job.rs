@@ -14,17 +14,17 @@ use zbelastic_policy::roster::Roster;
 use zbelastic_trainer::elastic::image_bytes;
 use zbelastic_trainer::model::{LayerSpec, model_layers};
 use zbelastic_types::{ClusterId, Digest, LayerId, NodeId, RunId, Step};
+use zbelastic_wire::NodeMessage;
+use zbelastic_wire::document::{DataName, JobDocument, NamedJob};
+use zbelastic_wire::frames::FrameExpectations;
 
 use super::ports::{WorkerCompletion, WorkerPorts, WorkerTasks};
 use crate::cluster::data::{
     DamagedCopy, FetchError, FetchedJob, damaged_text, fetch_data, fetch_job,
 };
 use crate::cluster::device::{DeviceInput, DeviceJob};
-use crate::cluster::document::{DataName, JobDocument, NamedJob};
-use crate::cluster::frames::FrameExpectations;
 use crate::cluster::process_exit::ProcessExit;
 use crate::cluster::stores::StoreLocations;
-use crate::cluster::wire::NodeMessage;
 use zbelastic_config::NoticePolicy;
 use zbelastic_machine::second_store::SECOND_STORE;
 

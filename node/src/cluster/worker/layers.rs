@@ -12,14 +12,14 @@ use zbelastic_trainer::elastic::{LayerImage, ScatteredLayer, image_bytes};
 use zbelastic_trainer::runtime::{PeerBody, PeerFrame, RuntimeInput};
 use zbelastic_transport::{BulkFetch, ChunkSink, Transport};
 use zbelastic_types::{Generation, NodeId};
+use zbelastic_wire::frames::LayerOffer;
+use zbelastic_wire::{self as wire, BulkKey, LayerMessage, NodeMessage};
 
 use super::activity::WorkLog;
 use super::job::WorkerJob;
 use super::ports::{WorkerCompletion, WorkerPorts};
 use crate::cluster::blob_registry::{BlobRegistry, LayerBody};
-use crate::cluster::frames::LayerOffer;
 use crate::cluster::outbox::Outbox;
-use crate::cluster::wire::{self, BulkKey, LayerMessage, NodeMessage};
 
 /// A layer that can be fetched.
 #[derive(Clone, Copy)]

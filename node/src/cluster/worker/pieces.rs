@@ -11,6 +11,7 @@ use zbelastic_trainer::elastic::{LayerImage, LoadedLayer, image_bytes, layer_dig
 use zbelastic_trainer::runtime::RuntimeInput;
 use zbelastic_transport::BulkFetch;
 use zbelastic_types::{Bytes, Digest, Generation, LayerId, NodeId, RunId, Step};
+use zbelastic_wire::{self as wire, BulkKey, FreedSpace, NodeMessage, PieceRef, SaveFailed};
 
 use super::job::{ActiveJob, WorkerJob, fetch_again};
 use super::layers::fetch_image;
@@ -23,7 +24,6 @@ use crate::cluster::keep_rule::check_keep;
 use crate::cluster::piece_copies::{PieceCopies, PieceCopyAction};
 use crate::cluster::piece_keeper::{PieceFetchResult, PieceKeeper};
 use crate::cluster::scrub::{damaged_piece_text, repair, repair_text};
-use crate::cluster::wire::{self, BulkKey, FreedSpace, NodeMessage, PieceRef, SaveFailed};
 use zbelastic_policy::tick::milliticks;
 
 /// A layer of a checkpoint, the plan under which it was sealed, and the run that was loaded then.

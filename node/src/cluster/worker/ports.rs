@@ -5,6 +5,7 @@ use zbelastic_consensus::session::{SessionInput, WorkerEvent, WorkerSession};
 use zbelastic_policy::roster::Roster;
 use zbelastic_trainer::runtime::RuntimeInput;
 use zbelastic_types::NodeId;
+use zbelastic_wire::NodeMessage;
 
 use super::activity::WorkLog;
 use super::layers::LayerFetchResult;
@@ -17,7 +18,6 @@ use crate::cluster::journal::Journal;
 use crate::cluster::outbox::Outbox;
 use crate::cluster::piece_keeper::PieceFetchResult;
 use crate::cluster::process_exit::ProcessExit;
-use crate::cluster::wire::NodeMessage;
 
 /// The result of work that was done beside the event loop.
 pub(super) enum WorkerCompletion {

@@ -4,8 +4,10 @@
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use zbelastic_config::{DeviceChoice, RunConfig, WindowChoice};
 use zbelastic_consensus::job::{JobSpec, RunOrigin};
 use zbelastic_consensus::plan::STAGES_MAX;
+use zbelastic_policy::tick::ticks_of;
 use zbelastic_schedule::Window;
 use zbelastic_trainer::data::{Corpus, CorpusConfig, CorpusError};
 use zbelastic_trainer::model::model_layers;
@@ -14,9 +16,7 @@ use zbelastic_types::{Digest, RunId, Step};
 
 pub use zbelastic_policy::data::DataName;
 
-use super::wire::layer_bytes;
-use zbelastic_config::{DeviceChoice, RunConfig, WindowChoice};
-use zbelastic_policy::tick::ticks_of;
+use crate::messages::layer_bytes;
 
 /// The version of the document's form.
 pub const DOCUMENT_VERSION: u32 = 1;
@@ -228,8 +228,9 @@ const fn fixed(window: Window) -> zbelastic_consensus::job::WindowPolicy {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use zbelastic_config::load_document;
+
+    use super::*;
 
     #[test]
     fn what_the_configuration_says_about_time_is_agreed_on_with_the_job() {

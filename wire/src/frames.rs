@@ -29,7 +29,7 @@ use zbelastic_transport::{
 };
 use zbelastic_types::{ChunkIndex, Generation, LayerId, NodeId, SliceIndex, StageIndex};
 
-use super::wire::{LayerMessage, decode, encode};
+use crate::messages::{LayerMessage, decode, encode};
 use assembly::AssembledFrame;
 pub use assembly::{FrameAssembly, FramePiece};
 pub use rules::FrameExpectations;

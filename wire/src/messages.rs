@@ -1,21 +1,20 @@
 //! What the processes of a cluster send each other, as bytes: the first byte of a control message
-//! determines what it is. What travels as floats is in [`super::frames`].
+//! determines what it is. What travels as floats is in [`crate::frames`].
 
 use serde::{Deserialize, Serialize};
+use zbelastic_api::LongActivity;
 use zbelastic_consensus::access::AuthorityReport;
 use zbelastic_consensus::member::Holder;
 use zbelastic_consensus::validation::Turn;
 use zbelastic_identity::AuthoritySecret;
+use zbelastic_policy::data::DataName;
+use zbelastic_policy::disk_space::{DiskSpace, DiskSpaceShortage};
 use zbelastic_policy::trust::MemberClaim;
+use zbelastic_timing::{MeasuredSlice, MessageArrival};
 use zbelastic_trainer::model::{LayerSpec, LayerTimes};
 use zbelastic_types::{Digest, Generation, LayerId, StageIndex, Step};
 
 pub use zbelastic_policy::piece::{FreedSpace, PieceRef, SaveFailed, StoreReferences};
-
-use super::activity::LongActivity;
-use super::disk_space::{DiskSpace, DiskSpaceShortage};
-use super::document::DataName;
-use zbelastic_timing::{MeasuredSlice, MessageArrival};
 
 /// Layers on their way between workers. The bytes themselves travel as bulk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -283,11 +282,11 @@ pub fn decode<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, postcard::Er
 #[cfg(test)]
 mod tests {
     use zbelastic_schedule::{Flow, Pass};
+    use zbelastic_timing::ArrivalKind;
     use zbelastic_trainer::model::{LayerClass, LayerOp};
     use zbelastic_types::Attempt;
 
     use super::*;
-    use zbelastic_timing::ArrivalKind;
 
     #[test]
     fn what_layers_took_travels_and_takes_a_few_hundred_bytes() {
