@@ -9,15 +9,20 @@
 
 mod agreed;
 mod campaign;
+mod certificates;
 mod check;
+mod cluster;
 mod disk;
 mod fault_injection;
 mod hostile;
+mod keeping;
 mod member;
 mod net;
 mod options;
 mod pieces;
 mod plans;
+mod surroundings;
+mod texts;
 mod world;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -11,7 +11,8 @@ pub use template::{ChatError, TemplateDate, TemplateOptions};
 
 pub(crate) use template::ChatTemplate;
 
-use crate::{Encoding, Tokenizer};
+use crate::backend::Backend;
+use crate::encode::Encoding;
 
 /// A conversation as tokens.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -25,18 +26,38 @@ pub struct ChatTokens {
     pub mask: Vec<bool>,
 }
 
-impl Tokenizer {
-    /// The text of a conversation by the tokenizer's chat template, as `apply_chat_template` of
-    /// transformers renders it.
+/// How a tokenizer renders conversations: its template, and the tokens that end a turn.
+#[derive(Debug, Default)]
+pub(crate) struct ChatFormat {
+    /// The template, or why it cannot be compiled.
+    template: Option<Result<ChatTemplate, ChatError>>,
+    /// The contents of tokens that end a turn: well-known ones that the tokenizer has, and those
+    /// that end generation.
+    end_of_turn: Vec<String>,
+}
+
+impl ChatFormat {
+    pub(crate) fn new(
+        template: Option<Result<ChatTemplate, ChatError>>,
+        backend: &Backend,
+        stop_ids: &[u32],
+    ) -> Self {
+        let known = mask::END_OF_TURN.into_iter();
+        let known = known.filter(|token| backend.token_to_id(token).is_some()).map(str::to_owned);
+        let stops = stop_ids.iter().filter_map(|id| backend.id_to_token(*id));
+        Self { template, end_of_turn: known.chain(stops).collect() }
+    }
+
+    /// The text of a conversation.
     ///
     /// # Errors
     /// If there is no template, or it fails.
-    pub fn apply_chat_template(
+    pub(crate) fn apply(
         &self,
         conversation: &Conversation,
         options: &TemplateOptions,
     ) -> Result<String, ChatError> {
-        let template = self.chat_template()?;
+        let template = self.template()?;
         let rendered = template.render(conversation, conversation.len(), options);
         rendered
             .map(|rendered| rendered.text)
@@ -45,37 +66,24 @@ impl Tokenizer {
 
     /// The tokens of a conversation and which of them to train on.
     ///
-    /// A template with `{% generation %}` marks states itself which part the assistant writes. Without
-    /// them an answer begins where the messages before it end, rendered with the prompt for a
-    /// generation, and ends after its end-of-turn token. A token with any character of an answer
-    /// counts. Special tokens that are written in a message become special tokens.
-    ///
     /// # Errors
     /// If there is no template, it fails, its answers cannot be found, or the text has no ids.
-    pub fn encode_chat(
+    pub(crate) fn encode(
         &self,
+        backend: &Backend,
         conversation: &Conversation,
         options: &TemplateOptions,
     ) -> Result<ChatTokens, ChatError> {
-        let template = self.chat_template()?;
+        let template = self.template()?;
         let options = TemplateOptions { add_generation_prompt: false, ..*options };
-        let ends = self.end_of_turn_tokens();
-        let masked = mask::answers(template, conversation, &options, &ends)?;
-        let Encoding { ids, offsets } = self.encode_with_offsets(&masked.text)?;
+        let masked = mask::answers(template, conversation, &options, &self.end_of_turn)?;
+        let Encoding { ids, offsets } = backend.encode_with_offsets(&masked.text)?;
         let mask = mask::of_offsets(&offsets, &masked.answers);
         Ok(ChatTokens { text: masked.text, ids, mask })
     }
 
-    fn chat_template(&self) -> Result<&ChatTemplate, ChatError> {
-        let template = self.chat_template.as_ref().ok_or(ChatError::NoTemplate)?;
+    fn template(&self) -> Result<&ChatTemplate, ChatError> {
+        let template = self.template.as_ref().ok_or(ChatError::NoTemplate)?;
         template.as_ref().map_err(Clone::clone)
-    }
-
-    /// The contents of tokens that end a turn: those that end generation, and well-known ones that
-    /// the tokenizer has.
-    fn end_of_turn_tokens(&self) -> Vec<String> {
-        let known = mask::END_OF_TURN.into_iter().filter(|token| self.token_to_id(token).is_some());
-        let stops = self.stop_ids().iter().filter_map(|id| self.id_to_token(*id));
-        known.map(str::to_owned).chain(stops).collect()
     }
 }

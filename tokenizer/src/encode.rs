@@ -1,12 +1,9 @@
-//! Text to ids: one text, one with offsets, or many on several threads.
+//! Ids of texts, why a text has none, and documents on several threads.
 
 use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
-
-use crate::Tokenizer;
-use crate::tokenizer::Backend;
 
 /// Documents that a thread encodes before it claims the next ones.
 const DOCUMENTS_PER_CLAIM: usize = 16;
@@ -55,71 +52,6 @@ pub struct EncodeDocumentsError {
     pub document: usize,
     /// Why this one has none.
     pub cause: EncodeError,
-}
-
-impl Tokenizer {
-    /// The ids of a text. Special and added tokens that are written in it become their ids.
-    ///
-    /// # Errors
-    /// If the vocabulary has no token for a part of it.
-    pub fn encode(&self, text: &str, special: SpecialTokens) -> Result<Vec<u32>, EncodeError> {
-        let json = match &self.backend {
-            Backend::Bytes => return Ok(text.bytes().map(u32::from).collect()),
-            Backend::Json(json) => json,
-        };
-        let is_included = special == SpecialTokens::Include;
-        let mut ids = if is_included { json.prefix.clone() } else { Vec::new() };
-        let is_encoded = json.fast.as_ref().is_some_and(|fast| fast.encode(text, &mut ids));
-        if !is_encoded {
-            let encoding = json.slow.encode_fast(text, false).map_err(encode_error)?;
-            ids.extend_from_slice(encoding.get_ids());
-        }
-        ids.extend_from_slice(if is_included { &json.suffix } else { &[] });
-        Ok(ids)
-    }
-
-    /// The ids of a text with their offsets; nothing is put in front or behind.
-    ///
-    /// # Errors
-    /// If the vocabulary has no token for a part of it.
-    pub fn encode_with_offsets(&self, text: &str) -> Result<Encoding, EncodeError> {
-        match &self.backend {
-            Backend::Bytes => {
-                let lengths = text.char_indices().map(|(start, c)| start..start + c.len_utf8());
-                let offsets = lengths.flat_map(|range| range.clone().map(move |_| range.clone()));
-                let ids = text.bytes().map(u32::from).collect();
-                Ok(Encoding { ids, offsets: offsets.collect() })
-            }
-            Backend::Json(json) => {
-                let encoding = json.slow.encode(text, false).map_err(encode_error)?;
-                let offsets = encoding.get_offsets().iter().map(|(start, end)| *start..*end);
-                Ok(Encoding { ids: encoding.get_ids().to_vec(), offsets: offsets.collect() })
-            }
-        }
-    }
-
-    /// The ids of each of `documents`, encoded on `threads` threads. Any number of threads gives
-    /// the same.
-    ///
-    /// # Errors
-    /// If a document cannot be encoded: the first that cannot.
-    pub fn encode_documents<D: AsRef<str> + Sync>(
-        &self,
-        documents: &[D],
-        special: SpecialTokens,
-        threads: NonZeroUsize,
-    ) -> Result<Vec<Vec<u32>>, EncodeDocumentsError> {
-        let encode = |document: &D| self.encode(document.as_ref(), special);
-        map_in_order(documents, threads, encode)
-            .into_iter()
-            .enumerate()
-            .map(|(document, ids)| ids.map_err(|cause| EncodeDocumentsError { document, cause }))
-            .collect()
-    }
-}
-
-fn encode_error(cause: tokenizers::Error) -> EncodeError {
-    EncodeError::Tokenizers { cause: cause.to_string() }
 }
 
 /// `map` of each item, in the order of the items, computed on `threads` threads.

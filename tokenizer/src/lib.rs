@@ -11,6 +11,7 @@
 //!
 //! Files are read in `files.rs` alone; everything else is a function of bytes.
 
+mod backend;
 mod byte_level;
 mod chat;
 mod decode_stream;
@@ -22,6 +23,7 @@ mod table;
 mod tokenizer;
 pub mod train;
 
+pub use backend::DecodeError;
 pub use byte_level::SplitPattern;
 pub use chat::{
     ChatError, ChatTokens, Conversation, ConversationError, Role, TemplateDate, TemplateOptions,
@@ -30,4 +32,4 @@ pub use decode_stream::DecodeStream;
 pub use encode::{EncodeDocumentsError, EncodeError, Encoding, SpecialTokens};
 pub use files::{FolderError, TokenizerFiles};
 pub use load::LoadError;
-pub use tokenizer::{DecodeError, Tokenizer, VocabularyError};
+pub use tokenizer::{Tokenizer, VocabularyError};

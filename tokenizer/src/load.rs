@@ -4,11 +4,11 @@ use serde::Deserialize;
 use tokenizers::{Encoding, Token};
 use zbelastic_types::Digest;
 
+use crate::backend::{Backend, JsonBackend};
 use crate::byte_level::ByteLevelBpe;
-use crate::chat::ChatTemplate;
+use crate::chat::{ChatFormat, ChatTemplate};
 use crate::files::TOKENIZER_JSON;
 use crate::special_tokens::{NamedTokens, SpecialTokensMap};
-use crate::tokenizer::{Backend, JsonBackend};
 use crate::{Tokenizer, TokenizerFiles};
 
 /// The models that a `tokenizer.json` can have.
@@ -87,11 +87,12 @@ impl Tokenizer {
             Some(bytes) => Some(String::from_utf8_lossy(bytes).into_owned()),
             None => named.chat_template.clone(),
         };
-        let chat_template = source.map(|source| ChatTemplate::compile(&source, &named.contents));
+        let template = source.map(|source| ChatTemplate::compile(&source, &named.contents));
+        let backend = Backend::Json(Box::new(JsonBackend { slow, fast, prefix, suffix }));
         Ok(Self {
-            backend: Backend::Json(Box::new(JsonBackend { slow, fast, prefix, suffix })),
+            chat: ChatFormat::new(template, &backend, &special.stop),
+            backend,
             special,
-            chat_template,
             vocab_size: highest.map_or(0, |highest| highest + 1),
             content_hash: Digest(*blake3::hash(json).as_bytes()),
         })

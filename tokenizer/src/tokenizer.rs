@@ -1,10 +1,13 @@
-//! The tokenizer itself: its vocabulary, its special tokens, decoding.
+//! The tokenizer itself: its vocabulary, its special tokens, and the parts that encode, decode and
+//! render.
+
+use std::num::NonZeroUsize;
 
 use zbelastic_types::Digest;
 
-use crate::SpecialTokens;
-use crate::byte_level::ByteLevelBpe;
-use crate::chat::ChatTemplate;
+use crate::backend::{Backend, DecodeError};
+use crate::chat::{ChatError, ChatFormat, ChatTokens, Conversation, TemplateOptions};
+use crate::encode::{EncodeDocumentsError, EncodeError, Encoding, SpecialTokens};
 use crate::special_tokens::SpecialTokensMap;
 
 /// Tokens of [`Tokenizer::bytes`].
@@ -19,40 +22,9 @@ const BYTES_CONTENT: &[u8] = b"bytes";
 pub struct Tokenizer {
     pub(crate) backend: Backend,
     pub(crate) special: SpecialTokensMap,
-    /// The template, or why it cannot be compiled.
-    pub(crate) chat_template: Option<Result<ChatTemplate, crate::ChatError>>,
+    pub(crate) chat: ChatFormat,
     pub(crate) vocab_size: u32,
     pub(crate) content_hash: Digest,
-}
-
-/// The implementation that encodes and decodes.
-#[derive(Debug)]
-pub(crate) enum Backend {
-    Bytes,
-    Json(Box<JsonBackend>),
-}
-
-/// A `tokenizer.json`.
-#[derive(Debug)]
-pub(crate) struct JsonBackend {
-    /// The crate's tokenizer, without its post-processor.
-    pub(crate) slow: tokenizers::Tokenizer,
-    pub(crate) fast: Option<ByteLevelBpe>,
-    /// Special tokens that the post-processor puts in front.
-    pub(crate) prefix: Vec<u32>,
-    /// Special tokens that the post-processor puts behind.
-    pub(crate) suffix: Vec<u32>,
-}
-
-/// That ids have no text.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum DecodeError {
-    /// A decoder of the `tokenizer.json` fails.
-    #[error("the tokenizer cannot decode the ids: {cause}")]
-    Tokenizers {
-        /// The error that the crate `tokenizers` reports.
-        cause: String,
-    },
 }
 
 /// That a model has fewer tokens than its tokenizer.
@@ -76,7 +48,7 @@ impl Tokenizer {
         Self {
             backend: Backend::Bytes,
             special: SpecialTokensMap::default(),
-            chat_template: None,
+            chat: ChatFormat::default(),
             vocab_size: BYTE_VALUES,
             content_hash: Digest(*blake3::hash(BYTES_CONTENT).as_bytes()),
         }
@@ -123,31 +95,49 @@ impl Tokenizer {
     /// `tokenizers` encodes, several times as slowly.
     #[must_use]
     pub fn is_fast(&self) -> bool {
-        match &self.backend {
-            Backend::Bytes => true,
-            Backend::Json(json) => json.fast.is_some(),
-        }
+        self.backend.is_fast()
     }
 
     /// The id of a token by its content, as `tokenizer.json` writes it.
     #[must_use]
     pub fn token_to_id(&self, token: &str) -> Option<u32> {
-        match &self.backend {
-            Backend::Bytes => match token.as_bytes() {
-                [byte] => Some(u32::from(*byte)),
-                [] | [_, ..] => None,
-            },
-            Backend::Json(json) => json.slow.token_to_id(token),
-        }
+        self.backend.token_to_id(token)
     }
 
     /// The content of a token by its id, as `tokenizer.json` writes it.
     #[must_use]
     pub fn id_to_token(&self, id: u32) -> Option<String> {
-        match &self.backend {
-            Backend::Bytes => u8::try_from(id).ok().map(|byte| char::from(byte).to_string()),
-            Backend::Json(json) => json.slow.id_to_token(id),
-        }
+        self.backend.id_to_token(id)
+    }
+
+    /// The ids of a text. Special and added tokens that are written in it become their ids.
+    ///
+    /// # Errors
+    /// If the vocabulary has no token for a part of it.
+    pub fn encode(&self, text: &str, special: SpecialTokens) -> Result<Vec<u32>, EncodeError> {
+        self.backend.encode(text, special)
+    }
+
+    /// The ids of a text with their offsets; nothing is put in front or behind.
+    ///
+    /// # Errors
+    /// If the vocabulary has no token for a part of it.
+    pub fn encode_with_offsets(&self, text: &str) -> Result<Encoding, EncodeError> {
+        self.backend.encode_with_offsets(text)
+    }
+
+    /// The ids of each of `documents`, encoded on `threads` threads. Any number of threads gives
+    /// the same.
+    ///
+    /// # Errors
+    /// If a document cannot be encoded: the first that cannot.
+    pub fn encode_documents<D: AsRef<str> + Sync>(
+        &self,
+        documents: &[D],
+        special: SpecialTokens,
+        threads: NonZeroUsize,
+    ) -> Result<Vec<Vec<u32>>, EncodeDocumentsError> {
+        self.backend.encode_documents(documents, special, threads)
     }
 
     /// The text of ids. Bytes that are no UTF-8 become U+FFFD; an id that is no token's has no text.
@@ -156,16 +146,37 @@ impl Tokenizer {
     /// # Errors
     /// If a decoder fails.
     pub fn decode(&self, ids: &[u32], special: SpecialTokens) -> Result<String, DecodeError> {
-        match &self.backend {
-            Backend::Bytes => {
-                let bytes = ids.iter().filter_map(|id| u8::try_from(*id).ok());
-                Ok(String::from_utf8_lossy(&bytes.collect::<Vec<_>>()).into_owned())
-            }
-            Backend::Json(json) => json
-                .slow
-                .decode(ids, special == SpecialTokens::Exclude)
-                .map_err(|cause| DecodeError::Tokenizers { cause: cause.to_string() }),
-        }
+        self.backend.decode(ids, special)
+    }
+
+    /// The text of a conversation by the tokenizer's chat template, as `apply_chat_template` of
+    /// transformers renders it.
+    ///
+    /// # Errors
+    /// If there is no template, or it fails.
+    pub fn apply_chat_template(
+        &self,
+        conversation: &Conversation,
+        options: &TemplateOptions,
+    ) -> Result<String, ChatError> {
+        self.chat.apply(conversation, options)
+    }
+
+    /// The tokens of a conversation and which of them to train on.
+    ///
+    /// A template with `{% generation %}` marks states itself which part the assistant writes. Without
+    /// them an answer begins where the messages before it end, rendered with the prompt for a
+    /// generation, and ends after its end-of-turn token. A token with any character of an answer
+    /// counts. Special tokens that are written in a message become special tokens.
+    ///
+    /// # Errors
+    /// If there is no template, it fails, its answers cannot be found, or the text has no ids.
+    pub fn encode_chat(
+        &self,
+        conversation: &Conversation,
+        options: &TemplateOptions,
+    ) -> Result<ChatTokens, ChatError> {
+        self.chat.encode(&self.backend, conversation, options)
     }
 
     /// Whether a model of `model` tokens has one for each id. A model may have more: many pad their

@@ -8,9 +8,10 @@ use zbelastic_policy::data::DataName;
 use zbelastic_policy::piece::PieceRef;
 use zbelastic_types::{Bytes, NodeId, Step};
 
+use super::cluster::HousekeepingCluster;
 use super::member::HousekeepingMember;
 use super::options::STORM_US;
-use super::world::{HousekeepingWorld, MEMORY_AMPLE, MemberMessage, SECOND_US};
+use super::world::{MEMORY_AMPLE, MemberMessage, SECOND_US};
 use crate::failure::{FailureKind, Invariant, LifeFailure};
 use crate::queue::VirtualTime;
 
@@ -137,7 +138,8 @@ pub struct HousekeepingChecker {
     removed: BTreeMap<NodeId, VirtualTime>,
     /// When each node collected last, by the number of the checkpoint.
     collected: BTreeMap<NodeId, u64>,
-    contacts_sent: u64,
+    /// What is wrong first.
+    pub(super) failure: Option<LifeFailure>,
 }
 
 impl HousekeepingChecker {
@@ -175,45 +177,26 @@ impl HousekeepingChecker {
         self.collected.insert(node, count);
     }
 
-    pub(super) fn has_newer_contacts(&self, index: u64) -> bool {
-        index > self.contacts_sent
+    /// The first failure of a life counts.
+    pub(super) fn fail(&mut self, failure: LifeFailure) {
+        self.failure.get_or_insert(failure);
     }
 
-    pub(super) fn note_contacts_sent(&mut self, index: u64) {
-        self.contacts_sent = index;
-    }
-}
-
-impl HousekeepingWorld<'_> {
     fn broken(&mut self, invariant: Invariant, message: impl FnOnce() -> String) {
         self.fail(LifeFailure::safety(invariant, message()));
     }
 
-    /// Looked at ten times a second, and each second.
-    pub(super) fn check_promises(&mut self) {
-        self.check_bans();
-        if !self.is_second() {
-            return;
-        }
-        self.note_certificates();
-        self.check_certificates();
-        self.check_disks();
-        self.check_rot();
-        self.check_texts();
-        self.check_placed();
-    }
-
     /// H11: a member that was removed is cut off by every member that is there, within a second.
-    fn check_bans(&mut self) {
+    pub(super) fn check_bans(&mut self, cluster: &HousekeepingCluster) {
         let removed: Vec<(NodeId, VirtualTime)> =
-            self.check.removed.iter().map(|(node, at)| (*node, *at)).collect();
+            self.removed.iter().map(|(node, at)| (*node, *at)).collect();
         for (gone, since) in removed {
             let over = |member: &&HousekeepingMember| {
-                let is_late = self.is_over(member.led_since.max(since), BANNED_S);
+                let is_late = cluster.is_over(member.led_since.max(since), BANNED_S);
                 member.node != gone && member.is_honest_and_up() && is_late
             };
-            let open = self.members.values().filter(over);
-            let open = open.map(|member| member.node).find(|node| self.is_linked(*node, gone));
+            let open = cluster.members.values().filter(over);
+            let open = open.map(|member| member.node).find(|node| cluster.is_linked(*node, gone));
             if let Some(node) = open {
                 let message = || format!("n{gone} was removed at {since}, n{node} is connected");
                 self.broken(Invariant::H11, message);
@@ -222,10 +205,10 @@ impl HousekeepingWorld<'_> {
     }
 
     /// H12: no certificate is over for long while a process could have another one.
-    fn check_certificates(&mut self) {
-        let members = self.agreed.members();
-        let late = self.members.values().filter(|member| {
-            let is_over = member.ended_since.is_some_and(|since| self.is_over(since, RENEWED_S));
+    pub(super) fn check_certificates(&mut self, cluster: &HousekeepingCluster) {
+        let members = cluster.agreed.members();
+        let late = cluster.members.values().filter(|member| {
+            let is_over = member.ended_since.is_some_and(|since| cluster.is_over(since, RENEWED_S));
             is_over && !member.is_hostile && members.contains(&member.node)
         });
         if let Some(node) = late.map(|member| member.node).next() {
@@ -234,23 +217,23 @@ impl HousekeepingWorld<'_> {
     }
 
     /// H1: no store has more versions than are kept, under way, or failed since.
-    fn check_disks(&mut self) {
-        let under_way = self.agreed.pending.len() + self.agreed.failed;
-        let most = self.options.kept + VERSIONS_BESIDE + under_way;
-        let count = self.agreed.count;
-        let leader = self.leader();
-        for member in self.members.values().filter(|member| member.is_honest_and_up()) {
+    pub(super) fn check_disks(&mut self, cluster: &HousekeepingCluster) {
+        let under_way = cluster.agreed.pending.len() + cluster.agreed.failed;
+        let most = cluster.options.kept + VERSIONS_BESIDE + under_way;
+        let count = cluster.agreed.count;
+        let leader = cluster.leader();
+        for member in cluster.members.values().filter(|member| member.is_honest_and_up()) {
             let is_reached =
-                leader.is_some_and(|at| at == member.node || self.is_linked(at, member.node));
+                leader.is_some_and(|at| at == member.node || cluster.is_linked(at, member.node));
             // What may go it learned with the last checkpoint.
-            let is_due = self.is_over(member.led_since.max(member.able_since), 1)
-                && self.check.collected.get(&member.node).is_some_and(|at| *at >= count);
+            let is_due = cluster.is_over(member.led_since.max(member.able_since), 1)
+                && self.collected.get(&member.node).is_some_and(|at| *at >= count);
             let Some(store) = member.disk.store().filter(|_| is_reached && is_due) else {
                 continue;
             };
             let names = store.names().expect("a disk in memory does not fail");
             let versions: BTreeSet<_> = names.iter().map(|name| name.version).collect();
-            let found = versions.len().max(names.len().div_ceil(self.options.layers as usize));
+            let found = versions.len().max(names.len().div_ceil(cluster.options.layers as usize));
             if found > most {
                 let message = format!("n{} has {found} versions, {most} at most", member.node);
                 return self.broken(Invariant::H1, || message);
@@ -259,28 +242,28 @@ impl HousekeepingWorld<'_> {
     }
 
     /// H3: what rotted is sound again, as long as a disk has it sound.
-    fn check_rot(&mut self) {
-        let rotten: Vec<_> = self.check.rotten.iter().map(|(at, since)| (*at, *since)).collect();
+    pub(super) fn check_rot(&mut self, cluster: &HousekeepingCluster) {
+        let rotten: Vec<_> = self.rotten.iter().map(|(at, since)| (*at, *since)).collect();
         for ((node, piece), since) in rotten {
-            let member = &self.members[&node];
+            let member = &cluster.members[&node];
             let is_kept = member
                 .disk
                 .store()
                 .is_none_or(|store| store.record(piece.name()).is_ok_and(|r| r.is_some()));
-            if self.sound(node, piece) || (member.is_up() && !is_kept) {
-                self.check.rotten.remove(&(node, piece));
+            if cluster.sound(node, piece) || (member.is_up() && !is_kept) {
+                self.rotten.remove(&(node, piece));
                 continue;
             }
             let can_mend = member.is_up() && member.has_disk();
-            let mut others = self.members.values().filter(|other| other.is_honest_and_up());
+            let mut others = cluster.members.values().filter(|other| other.is_honest_and_up());
             let known = member.process.roster.holders(&member.process.contacts);
             let is_there = others.any(|other| {
-                let is_near = self.is_linked(node, other.node) && known.contains(&other.node);
-                is_near && self.sound(other.node, piece)
+                let is_near = cluster.is_linked(node, other.node) && known.contains(&other.node);
+                is_near && cluster.sound(other.node, piece)
             });
             if !can_mend || !is_there {
-                self.check.rotten.insert((node, piece), self.now);
-            } else if self.is_over(since, MENDED_S) {
+                self.rotten.insert((node, piece), cluster.now);
+            } else if cluster.is_over(since, MENDED_S) {
                 let message = format!(
                     "layer {} of {} rotted at n{node} at {since}",
                     piece.layer, piece.version
@@ -291,35 +274,37 @@ impl HousekeepingWorld<'_> {
     }
 
     /// H3 for texts: a member that wants one has it, and a damaged one is fetched again.
-    fn check_texts(&mut self) {
-        let name = self.text_name();
+    pub(super) fn check_texts(&mut self, cluster: &HousekeepingCluster) {
+        let name = cluster.text_name;
         let has_sound = |member: &HousekeepingMember| {
             member.texts.get(name.hash).is_some_and(|bytes| DataName::of(&bytes) == name)
         };
         let mut late = None;
-        for member in self.members.values().filter(|member| !member.is_hostile) {
+        for member in cluster.members.values().filter(|member| !member.is_hostile) {
             let node = member.node;
-            let mut others = self.members.values().filter(|other| other.is_honest_and_up());
+            let mut others = cluster.members.values().filter(|other| other.is_honest_and_up());
             let known = member.process.roster.holders(&member.process.contacts);
             let is_there = others.any(|other| {
-                self.is_linked(node, other.node) && known.contains(&other.node) && has_sound(other)
+                cluster.is_linked(node, other.node)
+                    && known.contains(&other.node)
+                    && has_sound(other)
             });
             let can = member.is_up() && is_there;
             let is_missing = member.texts.get(name.hash).is_none();
             let (since, limit) = if is_missing {
-                (&mut self.check.texts_missing, TEXT_S)
+                (&mut self.texts_missing, TEXT_S)
             } else {
-                (&mut self.check.rotten_texts, MENDED_S)
+                (&mut self.rotten_texts, MENDED_S)
             };
             if has_sound(member) {
-                self.check.texts_missing.remove(&node);
-                self.check.rotten_texts.remove(&node);
+                self.texts_missing.remove(&node);
+                self.rotten_texts.remove(&node);
                 continue;
             }
-            let since = since.entry(node).or_insert(self.now);
+            let since = since.entry(node).or_insert(cluster.now);
             if !can {
-                *since = self.now;
-            } else if self.now.0 >= since.0 + limit * SECOND_US {
+                *since = cluster.now;
+            } else if cluster.now.0 >= since.0 + limit * SECOND_US {
                 late = Some((node, *since));
             }
         }
@@ -330,16 +315,16 @@ impl HousekeepingWorld<'_> {
     }
 
     /// H2: when all is well, a checkpoint that was begun is placed soon.
-    fn check_placed(&mut self) {
+    pub(super) fn check_placed(&mut self, cluster: &HousekeepingCluster) {
         let settled_at = VirtualTime(STORM_US + SETTLED_S * SECOND_US);
-        let members = self.agreed.members();
-        let begun = self.agreed.pending.iter();
-        let mut open = begun.filter(|(version, _)| !self.check.failed.contains(version));
+        let members = cluster.agreed.members();
+        let begun = cluster.agreed.pending.iter();
+        let mut open = begun.filter(|(version, _)| !self.failed.contains(version));
         let late = open.find(|(_, pending)| {
             let mut owners = pending.owners.values();
             let are_there = owners
-                .all(|(node, life)| self.members[node].life == *life && members.contains(node));
-            are_there && pending.begun >= settled_at && self.is_over(pending.begun, PLACED_S)
+                .all(|(node, life)| cluster.members[node].life == *life && members.contains(node));
+            are_there && pending.begun >= settled_at && cluster.is_over(pending.begun, PLACED_S)
         });
         if let Some((version, pending)) = late {
             let owners = pending.owners.iter();
@@ -358,26 +343,26 @@ impl HousekeepingWorld<'_> {
     /// and none only if no member could.
     pub(super) fn check_copies(
         &mut self,
+        cluster: &HousekeepingCluster,
         node: NodeId,
         piece: PieceRef,
         (copies, wanted): (usize, usize),
     ) {
-        let Some(begun) = self.agreed.pending.get(&piece.version).map(|pending| pending.begun)
+        let Some(begun) = cluster.agreed.pending.get(&piece.version).map(|pending| pending.begun)
         else {
             return;
         };
-        let able = self.members.values().filter(|member| {
-            let is_near = member.node == node || self.is_linked(node, member.node);
+        let able = cluster.members.values().filter(|member| {
+            let is_near = member.node == node || cluster.is_linked(node, member.node);
             let is_able = member.is_honest_and_up() && member.has_disk();
             is_able && is_near && member.able_since < begun
         });
         let able = able.count();
         let layer = piece.layer;
         let version = piece.version;
-        self.line(|| format!("layer {layer} of {version}: {copies} of {wanted} copies"));
         let enough = if copies == 0 { 1 } else { wanted };
         if copies == 0 {
-            self.check.failed.insert(version);
+            self.failed.insert(version);
         }
         if able >= enough {
             let message = format!(
@@ -385,36 +370,51 @@ impl HousekeepingWorld<'_> {
             );
             self.broken(Invariant::H2, || message);
         } else {
-            self.check.markers.note(HousekeepingMarker::Excused);
+            self.markers.note(HousekeepingMarker::Excused);
         }
     }
 
     /// H4: a member that reports to keep a piece has it.
-    pub(super) fn check_kept(&mut self, node: NodeId, piece: PieceRef) {
-        if self.check.rotten.contains_key(&(node, piece)) {
+    pub(super) fn check_kept(
+        &mut self,
+        cluster: &HousekeepingCluster,
+        node: NodeId,
+        piece: PieceRef,
+    ) {
+        if self.rotten.contains_key(&(node, piece)) {
             return;
         }
-        if !self.sound(node, piece) {
+        if !cluster.sound(node, piece) {
             let layer = piece.layer;
             let version = piece.version;
             let message = || format!("n{node} says it keeps layer {layer} of {version}: not that");
             self.broken(Invariant::H4, message);
         }
-        self.check.note_holder(piece, node);
+        self.note_holder(piece, node);
     }
 
     /// H10: no message makes a node fetch what no layer can be.
-    pub(super) fn check_fetch(&mut self, node: NodeId, from: NodeId, piece: PieceRef) {
-        let most = self.layer_bytes.iter().max().copied().unwrap_or_default();
-        if piece.length > most {
-            let length = Bytes(piece.length);
+    pub(super) fn check_fetch(
+        &mut self,
+        (node, from): (NodeId, NodeId),
+        piece: PieceRef,
+        most: Bytes,
+    ) {
+        let length = Bytes(piece.length);
+        if length > most {
             let message = || format!("n{from} makes n{node} fetch {length}");
             self.broken(Invariant::H10, message);
         }
     }
 
     /// H10: what a hostile member sends, and what only others may send, changes nothing.
-    pub(super) fn check_claimed(&mut self, node: NodeId, from: NodeId, message: &MemberMessage) {
+    pub(super) fn check_claimed(
+        &mut self,
+        cluster: &HousekeepingCluster,
+        node: NodeId,
+        from: NodeId,
+        message: &MemberMessage,
+    ) {
         let is_claim = match message {
             MemberMessage::Collect(_)
             | MemberMessage::KeepData(_)
@@ -427,16 +427,21 @@ impl HousekeepingWorld<'_> {
             | MemberMessage::SaveFailed(_)
             | MemberMessage::Contacts(_) => false,
         };
-        if is_claim && self.members[&from].is_hostile {
+        if is_claim && cluster.members[&from].is_hostile {
             let message = format!("n{node} believes n{from}: {message:?}");
             self.broken(Invariant::H10, || message);
         }
     }
 
     /// H10: no process ends because of what a hostile member sends.
-    pub(super) fn check_end(&mut self, node: NodeId, because_of: NodeId) {
-        let is_removed = self.check.removed.contains_key(&node);
-        if !is_removed && !self.members[&node].is_hostile {
+    pub(super) fn check_end(
+        &mut self,
+        cluster: &HousekeepingCluster,
+        node: NodeId,
+        because_of: NodeId,
+    ) {
+        let is_removed = self.removed.contains_key(&node);
+        if !is_removed && !cluster.members[&node].is_hostile {
             self.broken(Invariant::H10, || format!("n{because_of} ends n{node}"));
         }
     }
@@ -450,10 +455,11 @@ impl HousekeepingWorld<'_> {
     /// has.
     pub(super) fn check_plan(
         &mut self,
+        cluster: &HousekeepingCluster,
         nodes: &[NodeResources],
         solved: Result<Vec<(NodeId, Bytes)>, String>,
     ) {
-        let memory = |node: &NodeId| self.members[node].memory;
+        let memory = |node: &NodeId| cluster.members[node].memory;
         let ample = nodes.iter().filter(|(node, _)| memory(node) == MEMORY_AMPLE).count();
         let message = match solved {
             Ok(stages) => {
@@ -468,31 +474,31 @@ impl HousekeepingWorld<'_> {
     }
 
     /// H4 and H2 at the end of a life.
-    pub(super) fn check_ending(&mut self) {
-        let Some((version, pieces)) = self.agreed.checkpoints.last_key_value() else {
-            return self.check_any(None);
+    pub(super) fn check_ending(&mut self, cluster: &HousekeepingCluster) {
+        let Some((version, pieces)) = cluster.agreed.checkpoints.last_key_value() else {
+            return self.check_any(cluster, None);
         };
         let version = *version;
         let pieces = pieces.clone();
         for piece in pieces {
-            let holders = self.check.holders.get(&piece).cloned().unwrap_or_default();
-            let should = holders.iter().any(|node| self.members[node].disk.store().is_some());
-            let has = self.members.keys().any(|node| self.sound(*node, piece));
-            if should && !has && !self.check.lied.contains(&piece) {
+            let holders = self.holders.get(&piece).cloned().unwrap_or_default();
+            let should = holders.iter().any(|node| cluster.members[node].disk.store().is_some());
+            let has = cluster.members.keys().any(|node| cluster.sound(*node, piece));
+            if should && !has && !self.lied.contains(&piece) {
                 let message = format!("layer {} of checkpoint {version} is nowhere", piece.layer);
                 return self.broken(Invariant::H4, || message);
             }
         }
-        self.check_any(Some(version));
+        self.check_any(cluster, Some(version));
     }
 
     /// After the storm a checkpoint is completed, if there is a plan.
-    fn check_any(&mut self, last: Option<Step>) {
-        let is_recent = last.is_some_and(|version| version.0 + 40 > self.agreed.newest.0);
-        let able = self.members.values().filter(|member| member.is_honest_and_up()).count();
-        let is_possible = self.plans.current().is_some() && able > self.options.copies;
+    fn check_any(&mut self, cluster: &HousekeepingCluster, last: Option<Step>) {
+        let is_recent = last.is_some_and(|version| version.0 + 40 > cluster.agreed.newest.0);
+        let able = cluster.members.values().filter(|member| member.is_honest_and_up()).count();
+        let is_possible = cluster.plans.current().is_some() && able > cluster.options.copies;
         if is_possible && !is_recent {
-            let newest = self.agreed.newest;
+            let newest = cluster.agreed.newest;
             self.fail(liveness(format!(
                 "{newest} steps are sealed, the last checkpoint is {last:?}"
             )));

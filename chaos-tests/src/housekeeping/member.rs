@@ -138,6 +138,12 @@ impl HousekeepingMember {
         self.is_up() && !self.is_hostile
     }
 
+    /// Whether its disk stores what there is space for.
+    #[must_use]
+    pub fn has_disk(&self) -> bool {
+        !self.disk.is_filled && !self.disk.is_stuck && self.disk.store().is_some()
+    }
+
     /// What its clock shows when the right one shows `now`.
     #[must_use]
     pub const fn clock(&self, now: UnixSeconds) -> UnixSeconds {

@@ -1,22 +1,21 @@
-//! Checkpoints of a life: begun, written, kept for others, removed, read again.
+//! Checkpoints of a life: begun, written, copied to other members, removed.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use zbelastic_checkpoint::{CheckpointId, CheckpointStore, Manifest, PieceName};
-use zbelastic_policy::WorkCounter;
+use zbelastic_checkpoint::CheckpointStore;
 use zbelastic_policy::collect::collect_garbage;
-use zbelastic_policy::keep_rule::check_keep;
+use zbelastic_policy::disk_space::DiskSpaceChange;
 use zbelastic_policy::piece::{PieceRef, StoreReferences};
-use zbelastic_policy::piece_sink::PieceSink;
-use zbelastic_policy::scrub::CorruptItem;
+use zbelastic_policy::piece_copies::PieceCopyAction;
 use zbelastic_trainer::elastic::{LayerImage, image_bytes, layer_digest};
-use zbelastic_transport::ChunkSink;
-use zbelastic_types::{Digest, LayerId, NodeId, Step};
+use zbelastic_types::{Bytes, LayerId, NodeId, Step};
 
 use super::agreed::{RUN, UnfinishedCheckpoint};
 use super::check::HousekeepingMarker;
-use super::world::{FetchReason, HousekeepingEvent, HousekeepingWorld, MemberMessage, SECOND_US};
+use super::options::HousekeepingOptions;
+use super::surroundings::HousekeepingSurroundings;
+use super::world::{HousekeepingEvent, MemberMessage};
 
 /// Steps from one checkpoint to the next.
 const STEPS: u64 = 4;
@@ -49,55 +48,85 @@ pub(super) fn piece_of(layer: u32, version: u64) -> (PieceRef, Vec<u8>) {
     (PieceRef { run: RUN, version, layer, digest, length }, bytes)
 }
 
-impl HousekeepingWorld<'_> {
+/// Checkpoints of a life: what is written of them, and how often.
+pub(super) struct MemberCheckpoints {
+    /// From one checkpoint to the next.
+    every_us: u64,
+    /// The longest that a piece takes to be written.
+    write_us: u64,
+    /// Copies of a piece that are wanted on other nodes.
+    copies: usize,
+    /// Number of checkpoints that are kept.
+    kept: usize,
+}
+
+impl MemberCheckpoints {
+    pub(super) fn new(options: &HousekeepingOptions) -> Self {
+        Self {
+            every_us: options.checkpoint_us,
+            write_us: options.write_us,
+            copies: options.copies,
+            kept: options.kept,
+        }
+    }
+
     /// A version is sealed that becomes a checkpoint: the holders of its layers write them.
-    pub(super) fn begin_checkpoint(&mut self) {
-        self.queue.push(self.now.after(self.options.checkpoint_us), HousekeepingEvent::Checkpoint);
-        let plan = self.plans.current().cloned();
-        let Some((plan, leader)) = plan.zip(self.leader()) else { return };
+    pub(super) fn begin_checkpoint(&self, env: &mut HousekeepingSurroundings<'_>) {
+        env.queue.push(env.cluster.now.after(self.every_us), HousekeepingEvent::Checkpoint);
+        let plan = env.cluster.plans.current().cloned();
+        let Some((plan, leader)) = plan.zip(env.cluster.leader()) else { return };
         // Nothing is sealed while the leader lacks a connection with the node of a stage.
         let lives = |node: &NodeId| {
-            let member = self.members.get(node).filter(|member| member.is_up());
-            member.filter(|_| self.is_linked(leader, *node)).map(|member| member.life)
+            let member = env.cluster.members.get(node).filter(|member| member.is_up());
+            member.filter(|_| env.cluster.is_linked(leader, *node)).map(|member| member.life)
         };
         let stage_nodes: Option<Vec<(NodeId, u64)>> =
             plan.stages.iter().map(|at| Some((at.node, lives(&at.node)?))).collect();
         let Some(stage_nodes) = stage_nodes else { return };
-        self.agreed.newest = Step(self.agreed.newest.0 + STEPS);
-        let version = self.agreed.newest;
+        env.cluster.agreed.newest = Step(env.cluster.agreed.newest.0 + STEPS);
+        let version = env.cluster.agreed.newest;
         let owner = |layer: LayerId| (layer, stage_nodes[layer.index() % stage_nodes.len()]);
-        let owners: BTreeMap<_, _> = self.layers().map(owner).collect();
-        let begun = self.now;
+        let owners: BTreeMap<_, _> = env.cluster.layers().map(owner).collect();
+        let begun = env.cluster.now;
         let generation = plan.generation;
         let durable = BTreeMap::new();
-        self.line(|| format!("checkpoint {version} of plan {generation} begins"));
+        env.line(|| format!("checkpoint {version} of plan {generation} begins"));
         let pending = UnfinishedCheckpoint { begun, generation, owners: owners.clone(), durable };
-        self.agreed.pending.insert(version, pending);
-        self.members.values_mut().for_each(|member| member.process.newest = version);
+        env.cluster.agreed.pending.insert(version, pending);
+        env.cluster.members.values_mut().for_each(|member| member.process.newest = version);
         for (layer, (node, _)) in owners {
             let (piece, bytes) = piece_of(layer.0, version.0);
-            self.save(node, (piece, bytes));
+            self.save(env, node, (piece, bytes));
         }
     }
 
-    fn save(&mut self, node: NodeId, (piece, bytes): (PieceRef, Vec<u8>)) {
-        let generation = self.agreed.pending[&piece.version].generation;
-        let copies = self.options.copies;
-        let at = self.now.after(self.draws.between(100, self.options.write_us));
-        let member = self.members.get_mut(&node).expect("a member");
+    fn save(
+        &self,
+        env: &mut HousekeepingSurroundings<'_>,
+        node: NodeId,
+        (piece, bytes): (PieceRef, Vec<u8>),
+    ) {
+        let generation = env.cluster.agreed.pending[&piece.version].generation;
+        let copies = self.copies;
+        let at = env.cluster.now.after(env.draws.between(100, self.write_us));
+        let member = env.cluster.members.get_mut(&node).expect("a member");
         let process = &mut member.process;
         let others = process.roster.keepers(&process.contacts, piece.layer);
         process.copies.begin((piece, generation), copies, others);
         process.offered.insert(piece, Arc::new(bytes));
-        self.queue.push(at, HousekeepingEvent::Written { at: (node, member.life), piece });
+        env.queue.push(at, HousekeepingEvent::Written { at: (node, member.life), piece });
     }
 
     /// A piece of a member's own comes to its disk.
-    pub(super) fn handle_written(&mut self, at: (NodeId, u64), piece: PieceRef) {
-        let Some(member) = self.process(at) else { return };
+    pub(super) fn handle_written(
+        &self,
+        env: &mut HousekeepingSurroundings<'_>,
+        at: (NodeId, u64),
+        piece: PieceRef,
+    ) {
+        let Some(member) = env.cluster.process(at) else { return };
         let Some(bytes) = member.process.offered.get(&piece).cloned() else { return };
-        let has_space =
-            member.disk.disk_space().check(zbelastic_types::Bytes(piece.length)).is_ok();
+        let has_space = member.disk.disk_space().check(Bytes(piece.length)).is_ok();
         let is_taken = has_space && !member.disk.is_stuck;
         let store = member.disk.store().filter(|_| is_taken).cloned();
         let put = store.map(|store| store.put(piece.name(), &bytes));
@@ -106,198 +135,149 @@ impl HousekeepingWorld<'_> {
         member.process.stored_bytes += u64::from(is_here) * piece.length;
         let next = member.process.copies.note_local(piece, is_here);
         if is_here {
-            self.check.note_holder(piece, at.0);
+            env.check.note_holder(piece, at.0);
         } else {
-            self.check.markers.note(HousekeepingMarker::OwnStoreRefused);
-            self.line(|| format!("n{} has no room: {}, or {failure:?}", at.0, !has_space));
+            env.check.markers.note(HousekeepingMarker::OwnStoreRefused);
+            env.line(|| format!("n{} has no room: {}, or {failure:?}", at.0, !has_space));
         }
-        self.continue_copying(at.0, piece, next);
+        self.continue_copying(env, at.0, piece, next);
     }
 
     /// All layers of a version are durable, or one more.
-    pub(super) fn note_durable(&mut self, piece: PieceRef) {
-        if !self.agreed.note_durable(piece, self.options.kept) {
+    fn note_durable(&self, env: &mut HousekeepingSurroundings<'_>, piece: PieceRef) {
+        if !env.cluster.agreed.note_durable(piece, self.kept) {
             return;
         }
         let version = piece.version;
-        self.line(|| format!("checkpoint {version} is there"));
-        self.check.markers.note(HousekeepingMarker::Checkpoint);
+        env.line(|| format!("checkpoint {version} is there"));
+        env.check.markers.note(HousekeepingMarker::Checkpoint);
         // One that was late may be older than all that are kept.
-        let Some(manifest) = self.manifest(version) else { return };
-        let controllers = self.controllers();
+        let Some(manifest) = env.cluster.manifest(version) else { return };
+        let controllers = env.cluster.controllers();
         for node in controllers {
-            let member = self.members.get(&node).filter(|member| member.is_up());
+            let member = env.cluster.members.get(&node).filter(|member| member.is_up());
             // A disk that takes nothing has no manifest either.
             if let Some(store) = member.and_then(|member| member.disk.store()) {
                 let _ = store.put_manifest(&manifest);
             }
         }
-        self.collect_unused();
-    }
-
-    fn manifest(&self, version: Step) -> Option<Manifest> {
-        let pieces = self.agreed.checkpoints.get(&version)?;
-        let layers: Vec<PieceName> = pieces.iter().map(|piece| piece.name()).collect();
-        Some(Manifest {
-            version: CheckpointId { run: RUN, version },
-            layers,
-            document: vec![1],
-            data: self.text_name().hash,
-            program: "life".to_owned(),
-            seed: 0,
-        })
+        self.collect_unused(env);
     }
 
     /// Every node removes what no checkpoint refers to.
-    pub(super) fn collect_unused(&mut self) {
-        let Some(leader) = self.leader() else { return };
-        let referred = self.agreed.referred(self.text_name().hash);
-        for node in self.agreed.members() {
+    fn collect_unused(&self, env: &mut HousekeepingSurroundings<'_>) {
+        let Some(leader) = env.cluster.leader() else { return };
+        let referred = env.cluster.agreed.referred(env.cluster.text_name.hash);
+        for node in env.cluster.agreed.members() {
             if node == leader {
-                self.collect_at(node, &referred);
+                self.collect_at(env, node, &referred);
             } else {
-                self.send(leader, node, MemberMessage::Collect(referred.clone()));
+                env.send(leader, node, MemberMessage::Collect(referred.clone()));
             }
         }
     }
 
-    pub(super) fn collect_at(&mut self, node: NodeId, referred: &StoreReferences) {
-        let count = self.agreed.count;
-        let member = self.members.get_mut(&node).expect("a member");
+    pub(super) fn collect_at(
+        &self,
+        env: &mut HousekeepingSurroundings<'_>,
+        node: NodeId,
+        referred: &StoreReferences,
+    ) {
+        let count = env.cluster.agreed.count;
+        let member = env.cluster.members.get_mut(&node).expect("a member");
         let Some(store) = member.disk.store() else { return };
         collect_garbage(&**store, referred).expect("a disk in memory does not fail");
-        self.check.note_collected(node, count);
+        env.check.note_collected(node, count);
     }
 
-    /// Another node requests that a piece is kept here.
-    pub(super) fn keep_for(&mut self, node: NodeId, from: NodeId, piece: PieceRef) {
-        let layer_bytes = self.layer_bytes.clone();
-        let member = self.members.get_mut(&node).expect("a member");
-        let job = Some((RUN, layer_bytes.as_slice()));
-        let is_kept = check_keep(piece, job, member.process.newest).is_ok()
-            && member.process.keeping.push(piece, from).is_ok();
-        if is_kept {
-            self.keep_next(node);
-        } else {
-            self.check.markers.note(HousekeepingMarker::KeepRefused);
-            self.send(node, from, MemberMessage::NotKept(piece));
-        }
-    }
-
-    fn keep_next(&mut self, node: NodeId) {
-        let member = self.members.get_mut(&node).expect("a member");
-        if let Some((piece, from)) = member.process.keeping.poll() {
-            self.fetch(node, from, piece, FetchReason::Keep);
-        }
-    }
-
-    /// A piece is being sent here.
-    pub(super) fn fetch(
-        &mut self,
+    /// Does what is next for a piece of a member's own.
+    pub(super) fn continue_copying(
+        &self,
+        env: &mut HousekeepingSurroundings<'_>,
         node: NodeId,
-        from: NodeId,
         piece: PieceRef,
-        reason: FetchReason,
+        next: PieceCopyAction,
     ) {
-        let took = self.draws.between(100, self.options.write_us) + self.latency();
-        self.check_fetch(node, from, piece);
-        let at = (node, self.members[&node].life);
-        self.queue
-            .push(self.now.after(took), HousekeepingEvent::Fetched { at, from, piece, reason });
-    }
-
-    pub(super) fn handle_fetched(
-        &mut self,
-        at: (NodeId, u64),
-        (from, piece): (NodeId, PieceRef),
-        reason: FetchReason,
-    ) {
-        let node = at.0;
-        let served = self.serve(node, from, piece);
-        let Some(member) = self.process(at) else { return };
-        let store = member.disk.store().filter(|_| !member.disk.is_stuck).cloned();
-        let is_here = store.as_ref().is_some_and(|store| {
-            matches!(reason, FetchReason::Keep) && matches!(store.record(piece.name()), Ok(Some(_)))
-        });
-        let has_space =
-            member.disk.disk_space().check(zbelastic_types::Bytes(piece.length)).is_ok();
-        let store = store.filter(|_| has_space);
-        let is_kept = is_here
-            || store.zip(served).is_some_and(|(store, bytes)| {
-                let mut sink = PieceSink::new(store, piece, WorkCounter::default());
-                sink.write(0, &bytes).is_ok() && sink.finish().is_ok()
-            });
-        member.process.stored_bytes += u64::from(is_kept) * piece.length;
-        match reason {
-            FetchReason::Keep => self.answer_keep(node, from, (piece, is_kept)),
-            FetchReason::Mend(others) if !is_kept => self.mend(node, piece, others),
-            FetchReason::Mend(_) => self.check.markers.note(HousekeepingMarker::PieceMended),
-        }
-    }
-
-    fn answer_keep(&mut self, node: NodeId, from: NodeId, (piece, is_kept): (PieceRef, bool)) {
-        if is_kept {
-            self.check_kept(node, piece);
-        } else {
-            self.check.markers.note(HousekeepingMarker::KeepFailed);
-        }
-        let answer =
-            if is_kept { MemberMessage::Kept(piece) } else { MemberMessage::NotKept(piece) };
-        self.send(node, from, answer);
-        let member = self.members.get_mut(&node).expect("a member");
-        member.process.keeping.note_done(piece, from);
-        self.keep_next(node);
-    }
-
-    /// What a node returns to a member that requests a piece.
-    fn serve(&self, node: NodeId, from: NodeId, piece: PieceRef) -> Option<Arc<Vec<u8>>> {
-        let holder = self.members.get(&from).filter(|member| member.is_up())?;
-        if !self.is_linked(node, from) {
-            return None;
-        }
-        if holder.is_hostile {
-            return Some(Arc::new(super::hostile::served(piece)));
-        }
-        let offered = holder.process.offered.get(&piece).cloned();
-        let stored = || Some(Arc::new(holder.disk.store()?.get(piece.name()).ok()?));
-        offered.or_else(stored)
-    }
-
-    /// A second's worth of reading again, on each disk.
-    pub(super) fn scrub(&mut self) {
-        let up: Vec<NodeId> =
-            self.up().filter(|member| !member.is_hostile).map(|member| member.node).collect();
-        for node in up {
-            let member = self.members.get_mut(&node).expect("a member");
-            let Some(store) = member.disk.store().cloned() else { continue };
-            let rotten = member.process.scrubber.step(&*store);
-            let others = member.process.roster.holders(&member.process.contacts);
-            match rotten {
-                Some(CorruptItem::Piece { piece, .. }) => {
-                    self.line(|| format!("n{node} finds layer {} rotten", piece.layer));
-                    self.mend(node, piece, others);
+        match next {
+            PieceCopyAction::Wait => {}
+            PieceCopyAction::Request(nodes) => {
+                nodes.into_iter().for_each(|to| env.send(node, to, MemberMessage::Keep(piece)));
+            }
+            PieceCopyAction::Durable { copies, wanted, .. } => {
+                self.end_copying(env, node, piece);
+                if copies < wanted {
+                    self.note_copies(env, node, piece, (copies, wanted));
                 }
-                Some(CorruptItem::Data(name)) => {
-                    self.line(|| format!("n{node} finds its text rotten"));
-                    self.fetch_text(node, name, others);
-                }
-                None => {}
+                self.note_durable(env, piece);
+            }
+            PieceCopyAction::Failed { wanted, .. } => {
+                self.end_copying(env, node, piece);
+                self.note_copies(env, node, piece, (0, wanted));
+                let controllers = env.cluster.controllers();
+                let failed = MemberMessage::SaveFailed(piece.version);
+                controllers.into_iter().for_each(|to| env.send(node, to, failed.clone()));
             }
         }
     }
 
-    /// A piece is fetched again from the first of these nodes that has it.
-    fn mend(&mut self, node: NodeId, piece: PieceRef, mut others: Vec<NodeId>) {
-        if others.is_empty() {
-            return self.check.markers.note(HousekeepingMarker::NobodyHasPiece);
+    /// A piece has fewer copies than are wanted.
+    fn note_copies(
+        &self,
+        env: &mut HousekeepingSurroundings<'_>,
+        node: NodeId,
+        piece: PieceRef,
+        (copies, wanted): (usize, usize),
+    ) {
+        let PieceRef { layer, version, .. } = piece;
+        if env.cluster.agreed.pending.contains_key(&version) {
+            env.line(|| format!("layer {layer} of {version}: {copies} of {wanted} copies"));
         }
-        let from = others.remove(0);
-        self.fetch(node, from, piece, FetchReason::Mend(others));
+        env.check.check_copies(&env.cluster, node, piece, (copies, wanted));
+    }
+
+    fn end_copying(&self, env: &mut HousekeepingSurroundings<'_>, node: NodeId, piece: PieceRef) {
+        let member = env.cluster.members.get_mut(&node).expect("a member");
+        member.process.offered.remove(&piece);
+    }
+
+    /// Versions whose layers no node writes any more are given up.
+    pub(super) fn drop_lost(&self, env: &mut HousekeepingSurroundings<'_>) {
+        let members = env.cluster.agreed.members();
+        let is_lost = |(node, life): &(NodeId, u64)| {
+            let member = &env.cluster.members[node];
+            member.life != *life || !members.contains(node)
+        };
+        let lost: Vec<Step> = { env.cluster.agreed.pending.iter() }
+            .filter(|(_, pending)| {
+                let open = pending.owners.iter();
+                let mut open = open.filter(|(layer, _)| !pending.durable.contains_key(layer));
+                open.any(|(_, owner)| is_lost(owner))
+            })
+            .map(|(version, _)| *version)
+            .collect();
+        for version in lost {
+            env.cluster.agreed.give_up(version);
+        }
+    }
+
+    pub(super) fn note_copy(
+        &self,
+        env: &mut HousekeepingSurroundings<'_>,
+        node: NodeId,
+        from: NodeId,
+        (piece, is_kept): (PieceRef, bool),
+    ) {
+        if is_kept {
+            env.check.note_keep_claimed(piece, from, env.cluster.members[&from].is_hostile);
+        }
+        let member = env.cluster.members.get_mut(&node).expect("a member");
+        let next = member.process.copies.note_kept(piece, from, is_kept);
+        self.continue_copying(env, node, piece, next);
     }
 
     /// Time passes for the pieces of a member.
-    pub(super) fn tick_pieces(&mut self, node: NodeId) {
-        let member = self.members.get_mut(&node).expect("a member");
+    pub(super) fn tick_pieces(&self, env: &mut HousekeepingSurroundings<'_>, node: NodeId) {
+        let member = env.cluster.members.get_mut(&node).expect("a member");
         let process = &mut member.process;
         let keeping = process.keeping.handle_tick(process.stored_bytes);
         if std::mem::replace(&mut process.stored_bytes_before, process.stored_bytes)
@@ -307,48 +287,29 @@ impl HousekeepingWorld<'_> {
         }
         let late = process.copies.handle_tick();
         for (piece, to) in keeping {
-            self.send(node, to, MemberMessage::Keeping(piece));
+            env.send(node, to, MemberMessage::Keeping(piece));
         }
         for (piece, next) in late {
-            self.check.markers.note(HousekeepingMarker::KeeperSilent);
-            self.continue_copying(node, piece, next);
+            env.check.markers.note(HousekeepingMarker::KeeperSilent);
+            self.continue_copying(env, node, piece, next);
         }
     }
 
-    /// Versions whose layers no node writes any more are given up.
-    pub(super) fn drop_lost(&mut self) {
-        let members = self.agreed.members();
-        let is_lost = |(node, life): &(NodeId, u64)| {
-            let member = &self.members[node];
-            member.life != *life || !members.contains(node)
-        };
-        let lost: Vec<Step> = { self.agreed.pending.iter() }
-            .filter(|(_, pending)| {
-                let open = pending.owners.iter();
-                let mut open = open.filter(|(layer, _)| !pending.durable.contains_key(layer));
-                open.any(|(_, owner)| is_lost(owner))
-            })
-            .map(|(version, _)| *version)
-            .collect();
-        for version in lost {
-            self.agreed.give_up(version);
+    /// A look at a member's disk.
+    pub(super) fn tick_disk_space(&self, env: &mut HousekeepingSurroundings<'_>, node: NodeId) {
+        let checkpoint = env.cluster.checkpoint_bytes;
+        let member = env.cluster.members.get_mut(&node).expect("a member");
+        if !member.process.disk_watch.handle_tick() {
+            return;
+        }
+        let space = member.disk.disk_space();
+        let change = member.process.disk_watch.note(Some(space), checkpoint);
+        match change {
+            Some(DiskSpaceChange::Low(_)) => {
+                env.check.markers.note(HousekeepingMarker::DiskLow);
+                self.collect_unused(env);
+            }
+            Some(DiskSpaceChange::Ample) | None => {}
         }
     }
-
-    /// The sound bytes of a piece in the store of a member.
-    pub(super) fn sound(&self, node: NodeId, piece: PieceRef) -> bool {
-        let store = self.members[&node].disk.store();
-        let bytes = store.and_then(|store| store.get(piece.name()).ok());
-        bytes.is_some_and(|bytes| digest_of(&bytes) == Some(piece.digest))
-    }
-
-    /// Whether so many seconds are over since a moment.
-    pub(super) fn is_over(&self, since: crate::queue::VirtualTime, seconds: u64) -> bool {
-        self.now.0 >= since.0 + seconds * SECOND_US
-    }
-}
-
-/// The digest of the layer in `bytes`.
-fn digest_of(bytes: &[u8]) -> Option<Digest> {
-    LayerImage::decode(bytes).ok().map(|image| layer_digest(&image))
 }

@@ -17,7 +17,8 @@ use zbelastic_trainer::plan::{
 use zbelastic_types::{Bytes, Generation, Incarnation, NodeId, Step};
 
 use super::check::HousekeepingMarker;
-use super::world::HousekeepingWorld;
+use super::surroundings::HousekeepingSurroundings;
+use super::world::MemberMessage;
 
 /// What is tried: whatever takes least memory is among it.
 const KINDS: [ScheduleKind; 2] = [ScheduleKind::OneFOneB, ScheduleKind::ZbH1];
@@ -126,25 +127,25 @@ fn record(plan: Plan, generation: Generation, at: &[NodeId]) -> PlanRecord {
     }
 }
 
-impl HousekeepingWorld<'_> {
+impl HousekeepingSurroundings<'_> {
     /// A plan for the workers that are there, if others were there before. No member knows which
     /// one is hostile, but it is not given a stage here: what a stage may do to a run is looked at
     /// elsewhere.
     pub(super) fn replan(&mut self) {
-        let members = self.agreed.members();
+        let members = self.cluster.agreed.members();
         let worker = |node: &NodeId| {
-            let member = &self.members[node];
+            let member = &self.cluster.members[node];
             let is_there = member.is_honest_and_up() && member.role == Role::Worker;
             let memory = member.memory;
             let class = DeviceClass::Processors;
             is_there.then_some((*node, Resources { memory, speed_permille: 1000, class }))
         };
         let nodes: Vec<NodeResources> = members.iter().filter_map(worker).collect();
-        if nodes == self.plans.nodes {
+        if nodes == self.cluster.plans.nodes {
             return self.report_held_out_loss();
         }
-        self.plans.nodes.clone_from(&nodes);
-        let solved = self.plans.solve(&nodes);
+        self.cluster.plans.nodes.clone_from(&nodes);
+        let solved = self.cluster.plans.solve(&nodes);
         match &solved {
             Ok(stages) if stages.len() < nodes.len() => {
                 self.check.markers.note(HousekeepingMarker::NodeLeftOut)
@@ -152,6 +153,16 @@ impl HousekeepingWorld<'_> {
             Ok(_) | Err(_) => {}
         }
         self.line(|| format!("plan for {} nodes: {solved:?}", nodes.len()));
-        self.check_plan(&nodes, solved);
+        self.check.check_plan(&self.cluster, &nodes, solved);
+    }
+
+    /// The worker with the head reports the loss of held-out text.
+    fn report_held_out_loss(&mut self) {
+        let Some(plan) = self.cluster.plans.current().cloned() else { return };
+        let head = plan.stages.iter().map(|at| at.node).find(|node| plan.has_head(*node));
+        let head = head.filter(|node| self.cluster.members[node].role == Role::Worker);
+        if let (Some(head), Some(leader)) = (head, self.cluster.leader()) {
+            self.send(head, leader, MemberMessage::HeldOut);
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! The members of a life, what lies between them, and time.
+//! A life: what happens in it and when, and the components that handle it.
 //!
 //! Members tick together, 100 times a second; messages, fetches and writes take as long as is drawn
 //! for them. What a member decides comes from `zbelastic_policy`; what it received, sent, wrote and
@@ -9,19 +9,23 @@ use std::sync::Arc;
 
 use zbelastic_consensus::contact::Contacts;
 use zbelastic_consensus::member::Role;
-use zbelastic_identity::{UnixSeconds, ValidityWindow};
 use zbelastic_policy::data::{DataFetchOutcome, DataName};
 use zbelastic_policy::piece::{PieceRef, StoreReferences};
-use zbelastic_policy::piece_copies::PieceCopyAction;
-use zbelastic_types::{Bytes, LayerId, NodeId, Step};
+use zbelastic_types::{Bytes, NodeId, Step};
 
 use super::agreed::AgreedState;
-use super::check::HousekeepingChecker;
-use super::disk::{MemberDisk, MemberTexts};
-use super::member::{HousekeepingMember, MemberProcess, MemberProcessState};
+use super::check::{HousekeepingChecker, HousekeepingMarker};
+use super::cluster::HousekeepingCluster;
+use super::fault_injection::MemberFaults;
+use super::hostile::HostileMember;
+use super::keeping::MemberKeeping;
+use super::member::MemberProcessState;
+use super::net::MemberConnections;
 use super::options::{CALM_US, HousekeepingFault, HousekeepingOptions, STORM_US};
+use super::pieces::MemberCheckpoints;
 use super::plans::PlanHistory;
-use crate::failure::LifeFailure;
+use super::surroundings::HousekeepingSurroundings;
+use super::texts::TextFetches;
 use crate::log::EventLog;
 use crate::queue::{VirtualTime, VirtualTimeQueue};
 use crate::random::{DrawPurpose, Draws};
@@ -32,14 +36,10 @@ pub(super) const TICK_US: u64 = 10_000;
 pub(super) const LOOK_US: u64 = 100_000;
 /// From one attempt to fetch a text to the next, and from one chunk read again to the next.
 pub(super) const SECOND_US: u64 = 1_000_000;
-/// When a life begins, on the calendar.
-const BEGINNING: UnixSeconds = UnixSeconds(1_700_000_000);
-/// How long a certificate is good.
-pub(super) const LIFE_S: u64 = 24 * 3600;
-/// How far apart clocks are at most: what certificates tolerate, less a minute.
-const SKEW_S_MAX: u64 = 240;
 /// Nodes that come during a life at most.
 const JOINS_MAX: u64 = 16;
+/// A message to a process that stands still waits so long at a time.
+const STANDS_STILL_US: u64 = 100_000;
 /// Bytes of the text.
 const TEXT_BYTES: usize = 3000;
 /// Memory of a node with enough of it, and of one with little.
@@ -110,24 +110,12 @@ impl HousekeepingEvent {
 
 /// A life in progress.
 pub struct HousekeepingWorld<'a> {
-    pub(super) options: HousekeepingOptions,
-    pub(super) draws: Draws,
-    pub(super) now: VirtualTime,
-    pub(super) queue: VirtualTimeQueue<HousekeepingEvent>,
-    pub(super) members: BTreeMap<NodeId, HousekeepingMember>,
-    /// Which members are connected, each pair with the lower number first.
-    pub(super) links: BTreeSet<(NodeId, NodeId)>,
-    pub(super) agreed: AgreedState,
-    pub(super) plans: PlanHistory,
-    pub(super) check: HousekeepingChecker,
-    pub(super) text: Arc<Vec<u8>>,
-    /// Hours that passed at once.
-    pub(super) skipped_s: u64,
-    /// Bytes of each layer of a checkpoint.
-    pub(super) layer_bytes: Vec<u64>,
-    node_next: u64,
-    pub(super) log: &'a mut EventLog,
-    pub(super) failure: Option<LifeFailure>,
+    env: HousekeepingSurroundings<'a>,
+    connections: MemberConnections,
+    keeping: MemberKeeping,
+    texts: TextFetches,
+    hostile: HostileMember,
+    faults: MemberFaults,
 }
 
 impl<'a> HousekeepingWorld<'a> {
@@ -135,261 +123,202 @@ impl<'a> HousekeepingWorld<'a> {
     #[must_use]
     pub fn new(seed: u64, options: HousekeepingOptions, log: &'a mut EventLog) -> Self {
         let mut draws = Draws::new(seed, DrawPurpose::HousekeepingWork);
-        let text = (0..TEXT_BYTES).map(|_| draws.number() as u8).collect();
+        let text: Vec<u8> = (0..TEXT_BYTES).map(|_| draws.number() as u8).collect();
         let layer_bytes = (0..options.layers).map(|layer| super::pieces::bytes_of(layer, 0));
+        let layer_bytes: Vec<u64> = layer_bytes.collect();
         let first = options.controllers + options.workers;
-        let agreed = AgreedState::new(options.controllers, first + JOINS_MAX, options.is_ephemeral);
-        let mut world = Self {
-            layer_bytes: layer_bytes.collect(),
+        let hostile = options.is_hostile.then_some(NodeId(options.controllers + 1));
+        let cluster = HousekeepingCluster {
+            checkpoint_bytes: Bytes(layer_bytes.iter().sum()),
             plans: PlanHistory::new(options.layers),
-            draws,
             now: VirtualTime(0),
-            queue: VirtualTimeQueue::default(),
             members: BTreeMap::new(),
             links: BTreeSet::new(),
-            agreed,
-            check: HousekeepingChecker::default(),
-            text: Arc::new(text),
+            agreed: AgreedState::new(options.controllers, first + JOINS_MAX, options.is_ephemeral),
+            text_name: DataName::of(&text),
             skipped_s: 0,
-            node_next: first + 1,
             options,
-            log,
-            failure: None,
+        };
+        let mut world = Self {
+            connections: MemberConnections::new(MemberCheckpoints::new(&cluster.options)),
+            keeping: MemberKeeping { layer_bytes, write_us: cluster.options.write_us },
+            texts: TextFetches { text },
+            hostile: HostileMember { node: hostile },
+            faults: MemberFaults {
+                node_next: NodeId(first + 1),
+                node_last: NodeId(first + JOINS_MAX),
+            },
+            env: HousekeepingSurroundings {
+                cluster,
+                draws,
+                queue: VirtualTimeQueue::default(),
+                check: HousekeepingChecker::default(),
+                log,
+            },
         };
         world.populate();
         world
     }
 
     fn populate(&mut self) {
-        for node in 1..=self.options.controllers {
-            self.add(NodeId(node), Role::Controller, MEMORY_AMPLE);
-            self.members[&NodeId(node)].texts.put(self.text_name().hash, self.text.to_vec());
+        let Self { env, texts, hostile, .. } = self;
+        let controllers = env.cluster.options.controllers;
+        for node in 1..=controllers {
+            env.add(NodeId(node), Role::Controller, MEMORY_AMPLE);
+            env.cluster.members[&NodeId(node)]
+                .texts
+                .put(env.cluster.text_name.hash, texts.text.clone());
         }
-        let hostile = self.options.is_hostile.then_some(self.options.controllers + 1);
-        for (index, is_small) in self.options.small.clone().into_iter().enumerate() {
-            let node = self.options.controllers + 1 + index as u64;
-            self.add_worker(NodeId(node), if is_small { MEMORY_LITTLE } else { MEMORY_AMPLE });
-            let member = self.members.get_mut(&NodeId(node)).expect("it was added");
-            member.is_hostile = Some(node) == hostile;
+        for (index, is_small) in env.cluster.options.small.clone().into_iter().enumerate() {
+            let node = NodeId(controllers + 1 + index as u64);
+            env.add_worker(node, if is_small { MEMORY_LITTLE } else { MEMORY_AMPLE });
+            let member = env.cluster.members.get_mut(&node).expect("it was added");
+            member.is_hostile = hostile.node == Some(node);
         }
-        for (at, fault) in self.options.faults.clone() {
-            self.queue.push(at, HousekeepingEvent::Strike(fault));
+        for (at, fault) in env.cluster.options.faults.clone() {
+            env.queue.push(at, HousekeepingEvent::Strike(fault));
         }
-        self.queue.push(VirtualTime(0), HousekeepingEvent::Tick);
-        self.queue.push(VirtualTime(0), HousekeepingEvent::Look);
-        self.queue.push(VirtualTime(self.options.checkpoint_us), HousekeepingEvent::Checkpoint);
-        self.queue.push(VirtualTime(SECOND_US), HousekeepingEvent::Attack);
-    }
-
-    fn add_worker(&mut self, node: NodeId, memory: Bytes) {
-        self.agreed.admit(node, memory);
-        self.add(node, Role::Worker, memory);
-    }
-
-    fn add(&mut self, node: NodeId, role: Role, memory: Bytes) {
-        let texts = MemberTexts::default();
-        let checkpoint: u64 = self.layer_bytes.iter().sum();
-        // Disk space for all that is kept, and as much again for what fails.
-        let total = checkpoint * (self.options.kept as u64 + 4) * 2;
-        let process = MemberProcess::new(node, self.controllers(), &texts, self.draws.number());
-        let age_s = self.draws.below(LIFE_S / 2);
-        let member = HousekeepingMember {
-            node,
-            role,
-            is_hostile: false,
-            running: MemberProcessState::Up,
-            life: 0,
-            memory,
-            disk: MemberDisk::new(total),
-            texts,
-            skew_s: self.draws.below(SKEW_S_MAX),
-            window: window_from(UnixSeconds(self.calendar().0 - age_s)),
-            process,
-            able_since: self.now,
-            led_since: self.now,
-            ended_since: None,
-        };
-        self.members.insert(node, member);
-    }
-
-    /// A worker comes, if there are numbers left.
-    pub(super) fn join(&mut self) {
-        if self.node_next > self.options.controllers + self.options.workers + JOINS_MAX {
-            return;
-        }
-        let node = NodeId(self.node_next);
-        self.node_next += 1;
-        self.line(|| format!("w{node} joins"));
-        self.add_worker(node, MEMORY_AMPLE);
+        env.queue.push(VirtualTime(0), HousekeepingEvent::Tick);
+        env.queue.push(VirtualTime(0), HousekeepingEvent::Look);
+        env.queue
+            .push(VirtualTime(env.cluster.options.checkpoint_us), HousekeepingEvent::Checkpoint);
+        env.queue.push(VirtualTime(SECOND_US), HousekeepingEvent::Attack);
     }
 
     /// Lives to the end.
     pub fn run(mut self) -> super::HousekeepingOutcome {
         let end = VirtualTime(STORM_US + CALM_US);
-        while let Some((at, event)) = self.queue.pop() {
-            if at > end || self.failure.is_some() {
+        while let Some((at, event)) = self.env.queue.pop() {
+            if at > end || self.env.check.failure.is_some() {
                 break;
             }
-            self.now = at;
+            self.env.cluster.now = at;
             self.handle(event);
         }
-        if self.failure.is_none() {
-            self.check_ending();
+        if self.env.check.failure.is_none() {
+            self.env.check.check_ending(&self.env.cluster);
         }
         super::HousekeepingOutcome {
-            failure: self.failure,
-            markers: self.check.markers,
-            checkpoints: self.agreed.count,
-            virtual_us: self.now.0,
+            failure: self.env.check.failure,
+            markers: self.env.check.markers,
+            checkpoints: self.env.cluster.agreed.count,
+            virtual_us: self.env.cluster.now.0,
         }
     }
 
     fn handle(&mut self, event: HousekeepingEvent) {
         // What a process has under way comes to it when it goes on.
-        if event.at().is_some_and(|at| self.is_paused(at)) {
-            return self.queue.push(self.now.after(LOOK_US), event);
+        if event.at().is_some_and(|at| self.env.cluster.is_paused(at)) {
+            return self.env.queue.push(self.env.cluster.now.after(LOOK_US), event);
         }
         match event {
             HousekeepingEvent::Tick => self.tick(),
             HousekeepingEvent::Look => self.run_periodic_work(),
-            HousekeepingEvent::Strike(fault) => self.inject(fault),
-            HousekeepingEvent::Checkpoint => self.begin_checkpoint(),
-            HousekeepingEvent::Attack => self.attack(),
+            HousekeepingEvent::Strike(fault) => {
+                self.faults.inject(&mut self.env, &self.connections, fault)
+            }
+            HousekeepingEvent::Checkpoint => {
+                self.connections.checkpoints.begin_checkpoint(&mut self.env)
+            }
+            HousekeepingEvent::Attack => self.hostile.attack(&mut self.env, &self.connections),
             HousekeepingEvent::Message { from, to, message } => self.deliver(from, to, message),
-            HousekeepingEvent::Written { at, piece } => self.handle_written(at, piece),
+            HousekeepingEvent::Written { at, piece } => {
+                self.connections.checkpoints.handle_written(&mut self.env, at, piece)
+            }
             HousekeepingEvent::Fetched { at, from, piece, reason } => {
-                self.handle_fetched(at, (from, piece), reason);
+                self.keeping.handle_fetched(&mut self.env, at, (from, piece), reason);
             }
             HousekeepingEvent::Texts { at, requested, outcome } => {
-                self.handle_text(at, &requested, outcome)
+                self.texts.handle_text(&mut self.env, at, &requested, outcome)
             }
-            HousekeepingEvent::Renewed { at, is_at_door } => self.handle_renewed(at, is_at_door),
-            HousekeepingEvent::Restart { node } => self.restart(node),
-            HousekeepingEvent::Resume { node } => self.resume(node),
-            HousekeepingEvent::DiskAgain { node } => self.free_disk(node),
+            HousekeepingEvent::Renewed { at, is_at_door } => {
+                self.env.handle_renewed(at, is_at_door)
+            }
+            HousekeepingEvent::Restart { node } => self.faults.restart(&mut self.env, node),
+            HousekeepingEvent::Resume { node } => self.faults.resume(&mut self.env, node),
+            HousekeepingEvent::DiskAgain { node } => self.faults.free_disk(&mut self.env, node),
         }
     }
 
     fn tick(&mut self) {
-        self.queue.push(self.now.after(TICK_US), HousekeepingEvent::Tick);
-        let up: Vec<NodeId> = self.up().map(|member| member.node).collect();
+        self.env.queue.push(self.env.cluster.now.after(TICK_US), HousekeepingEvent::Tick);
+        let up: Vec<NodeId> = self.env.cluster.up().map(|member| member.node).collect();
         for node in up {
-            self.tick_pieces(node);
-            self.tick_certificate(node);
-            self.tick_disk_space(node);
+            self.connections.checkpoints.tick_pieces(&mut self.env, node);
+            self.env.tick_certificate(node);
+            self.connections.checkpoints.tick_disk_space(&mut self.env, node);
         }
     }
 
     fn run_periodic_work(&mut self) {
-        self.queue.push(self.now.after(LOOK_US), HousekeepingEvent::Look);
-        self.connect();
-        self.send_contacts();
-        if self.now.0.is_multiple_of(SECOND_US) {
-            self.scrub();
-            self.fetch_missing_texts();
-            self.replan();
-            self.drop_lost();
+        self.env.queue.push(self.env.cluster.now.after(LOOK_US), HousekeepingEvent::Look);
+        self.connections.connect(&mut self.env);
+        self.connections.send_contacts(&mut self.env);
+        if self.env.cluster.is_second() {
+            self.keeping.scrub(&mut self.env, &self.texts);
+            self.texts.fetch_missing_texts(&mut self.env);
+            self.env.replan();
+            self.connections.checkpoints.drop_lost(&mut self.env);
         }
-        self.check_promises();
+        self.env.check_promises();
     }
 
-    /// The leader: the first controller that runs.
-    pub(super) fn leader(&self) -> Option<NodeId> {
-        let controllers = self.up().filter(|member| member.role == Role::Controller);
-        let valid = |member: &&HousekeepingMember| !member.is_ended(self.calendar());
-        controllers.filter(valid).map(|member| member.node).next()
-    }
-
-    pub(super) fn up(&self) -> impl Iterator<Item = &HousekeepingMember> {
-        self.members.values().filter(|member| member.is_up())
-    }
-
-    pub(super) fn controllers(&self) -> BTreeSet<NodeId> {
-        (1..=self.options.controllers).map(NodeId).collect()
-    }
-
-    fn is_paused(&self, (node, life): (NodeId, u64)) -> bool {
-        let member = &self.members[&node];
-        member.running == MemberProcessState::Paused && member.life == life
-    }
-
-    /// A process in one of its lives, if it runs.
-    pub(super) fn process(
-        &mut self,
-        (node, life): (NodeId, u64),
-    ) -> Option<&mut HousekeepingMember> {
-        self.members.get_mut(&node).filter(|member| member.is_up() && member.life == life)
-    }
-
-    /// The time that a right clock shows.
-    pub(super) fn calendar(&self) -> UnixSeconds {
-        BEGINNING.plus(self.skipped_s + self.now.0 / SECOND_US)
-    }
-
-    pub(super) fn text_name(&self) -> DataName {
-        DataName::of(&self.text)
-    }
-
-    pub(super) fn line(&mut self, line: impl FnOnce() -> String) {
-        let now = self.now;
-        self.log.line(|| format!("{now} {}", line()));
-    }
-
-    /// The first failure of a life counts.
-    pub(super) fn fail(&mut self, failure: LifeFailure) {
-        self.failure.get_or_insert(failure);
-    }
-
-    pub(super) fn latency(&mut self) -> u64 {
-        self.draws.between(100, self.options.link_us)
-    }
-
-    pub(super) fn send(&mut self, from: NodeId, to: NodeId, message: MemberMessage) {
-        let at = self.now.after(self.latency());
-        self.queue.push(at, HousekeepingEvent::Message { from, to, message });
-    }
-
-    /// Does what is next for a piece of a member's own.
-    pub(super) fn continue_copying(
-        &mut self,
-        node: NodeId,
-        piece: PieceRef,
-        next: PieceCopyAction,
-    ) {
-        match next {
-            PieceCopyAction::Wait => {}
-            PieceCopyAction::Request(nodes) => {
-                nodes.into_iter().for_each(|to| self.send(node, to, MemberMessage::Keep(piece)));
+    /// A message arrives, if the connection is there.
+    fn deliver(&mut self, from: NodeId, to: NodeId, message: MemberMessage) {
+        match self.env.cluster.members[&to].running {
+            MemberProcessState::Up if from == to || self.env.cluster.is_linked(from, to) => {
+                self.handle_message(to, from, message)
             }
-            PieceCopyAction::Durable { copies, wanted, .. } => {
-                self.end_copying(node, piece);
-                if copies < wanted {
-                    self.check_copies(node, piece, (copies, wanted));
+            MemberProcessState::Paused if self.env.cluster.is_linked(from, to) => {
+                let at = self.env.cluster.now.after(STANDS_STILL_US);
+                self.env.queue.push(at, HousekeepingEvent::Message { from, to, message });
+            }
+            MemberProcessState::Up
+            | MemberProcessState::Paused
+            | MemberProcessState::Down
+            | MemberProcessState::Ended => {}
+        }
+    }
+
+    fn handle_message(&mut self, node: NodeId, from: NodeId, message: MemberMessage) {
+        if self.env.cluster.members[&node].is_hostile {
+            return self.hostile.handle_hostile_message(&mut self.env, node, from, message);
+        }
+        if !self.env.cluster.counts(node, from, &message) {
+            return self.env.check.markers.note(HousekeepingMarker::ClaimRefused);
+        }
+        self.env.check.check_claimed(&self.env.cluster, node, from, &message);
+        match message {
+            MemberMessage::Keep(piece) => self.keeping.keep_for(&mut self.env, node, from, piece),
+            MemberMessage::Kept(piece) => {
+                self.connections.checkpoints.note_copy(&mut self.env, node, from, (piece, true))
+            }
+            MemberMessage::NotKept(piece) => {
+                self.connections.checkpoints.note_copy(&mut self.env, node, from, (piece, false))
+            }
+            MemberMessage::Keeping(piece) => {
+                let member = self.env.cluster.members.get_mut(&node).expect("a member");
+                member.process.copies.note_progress(piece, from);
+            }
+            MemberMessage::Collect(referred) => {
+                self.connections.checkpoints.collect_at(&mut self.env, node, &referred)
+            }
+            MemberMessage::KeepData(name) => {
+                self.texts.fetch_text(&mut self.env, node, name, vec![from])
+            }
+            MemberMessage::HeldOut | MemberMessage::StageReport => {}
+            MemberMessage::SaveFailed(version) => {
+                let owners =
+                    self.env.cluster.agreed.pending.get(&version).map(|pending| &pending.owners);
+                let is_owner = owners.is_some_and(|all| all.values().any(|(at, _)| *at == from));
+                if Some(node) == self.env.cluster.leader() && is_owner {
+                    self.env.line(|| format!("checkpoint {version} failed, n{from} says"));
+                    self.env.cluster.agreed.give_up(version);
                 }
-                self.note_durable(piece);
             }
-            PieceCopyAction::Failed { wanted, .. } => {
-                self.end_copying(node, piece);
-                self.check_copies(node, piece, (0, wanted));
-                let controllers = self.controllers();
-                let failed = MemberMessage::SaveFailed(piece.version);
-                controllers.into_iter().for_each(|to| self.send(node, to, failed.clone()));
+            MemberMessage::Contacts(contacts) => {
+                self.connections.follow(&mut self.env, node, contacts)
             }
         }
     }
-
-    fn end_copying(&mut self, node: NodeId, piece: PieceRef) {
-        let member = self.members.get_mut(&node).expect("a member");
-        member.process.offered.remove(&piece);
-    }
-
-    /// The layers that a checkpoint has.
-    pub(super) fn layers(&self) -> impl Iterator<Item = LayerId> + use<> {
-        (0..self.options.layers).map(LayerId)
-    }
-}
-
-/// A certificate that was made then.
-pub(super) fn window_from(not_before: UnixSeconds) -> ValidityWindow {
-    ValidityWindow { not_before, not_after: not_before.plus(LIFE_S) }
 }

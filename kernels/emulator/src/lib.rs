@@ -11,7 +11,7 @@
 //! * Work enqueued in a stream is done when the driver may do it, and in the worst order that it
 //!   may ([`ExecutionOrder`]): a reader that did not wait reads NaNs.
 //! * A call that the driver's manual forbids is refused as the driver refuses it: a stream of
-//! another context, a wait within a capture, threads beyond a kernel's bounds.
+//!   another context, a wait within a capture, threads beyond a kernel's bounds.
 //! * Memory begins as NaNs, and a write beside it ends the process.
 //!
 //! It allows no conclusion about speed, nor about the conduct of a real driver beside its manual.
