@@ -5,7 +5,7 @@ use std::num::NonZeroUsize;
 use crate::byte_level::ByteLevelBpe;
 use crate::encode::{EncodeDocumentsError, EncodeError, Encoding, SpecialTokens, map_in_order};
 
-/// What the ids of a tokenizer stand for.
+/// The implementation that encodes and decodes.
 #[derive(Debug)]
 pub(crate) enum Backend {
     Bytes,
@@ -30,7 +30,7 @@ pub enum DecodeError {
     /// A decoder of the `tokenizer.json` fails.
     #[error("the tokenizer cannot decode the ids: {cause}")]
     Tokenizers {
-        /// What the crate `tokenizers` reports.
+        /// The error that the crate `tokenizers` reports.
         cause: String,
     },
 }

@@ -138,7 +138,7 @@ pub struct HousekeepingChecker {
     removed: BTreeMap<NodeId, VirtualTime>,
     /// When each node collected last, by the number of the checkpoint.
     collected: BTreeMap<NodeId, u64>,
-    /// What is wrong first.
+    /// The first failure of the life.
     pub(super) failure: Option<LifeFailure>,
 }
 

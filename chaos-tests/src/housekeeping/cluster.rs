@@ -1,5 +1,5 @@
-//! What there is in a life of housekeeping: its members, what lies between them, and what they agreed
-//! on. The checks look at it, and change nothing of it.
+//! The state of a life of housekeeping: its members, the links between them, and the state that they
+//! agreed on. The checks read it, and change nothing of it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -23,7 +23,7 @@ use crate::queue::VirtualTime;
 /// When a life begins, on the calendar.
 const BEGINNING: UnixSeconds = UnixSeconds(1_700_000_000);
 
-/// The members of a life, and what lies between them.
+/// The members of a life, and the links between them.
 pub(super) struct HousekeepingCluster {
     pub(super) options: HousekeepingOptions,
     pub(super) now: VirtualTime,

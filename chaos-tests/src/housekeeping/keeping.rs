@@ -51,7 +51,7 @@ impl MemberKeeping {
         }
     }
 
-    /// A piece is being sent here.
+    /// A piece is fetched from a member.
     fn fetch(
         &self,
         env: &mut HousekeepingSurroundings<'_>,

@@ -48,7 +48,7 @@ pub(super) fn piece_of(layer: u32, version: u64) -> (PieceRef, Vec<u8>) {
     (PieceRef { run: RUN, version, layer, digest, length }, bytes)
 }
 
-/// Checkpoints of a life: what is written of them, and how often.
+/// Begins checkpoints, writes their pieces and requests copies of them.
 pub(super) struct MemberCheckpoints {
     /// From one checkpoint to the next.
     every_us: u64,

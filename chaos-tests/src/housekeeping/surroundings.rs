@@ -1,4 +1,5 @@
-//! What the components of a life share: the cluster, time, draws, the checks and the log.
+//! The state that the components of a life share: the cluster, the queue of events, draws, the checks
+//! and the log.
 
 use zbelastic_consensus::member::Role;
 use zbelastic_identity::UnixSeconds;
@@ -17,7 +18,7 @@ use crate::random::Draws;
 /// How far apart clocks are at most: what certificates tolerate, less a minute.
 const SKEW_S_MAX: u64 = 240;
 
-/// What every component of a life reads and changes.
+/// The state that every component of a life reads and changes.
 pub(super) struct HousekeepingSurroundings<'a> {
     pub(super) cluster: HousekeepingCluster,
     pub(super) draws: Draws,
@@ -74,7 +75,7 @@ impl HousekeepingSurroundings<'_> {
         self.cluster.members.insert(node, member);
     }
 
-    /// Looked at ten times a second, and each second.
+    /// Checks bans ten times a second, and all else once a second.
     pub(super) fn check_promises(&mut self) {
         self.check.check_bans(&self.cluster);
         if !self.cluster.is_second() {

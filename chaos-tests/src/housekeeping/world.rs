@@ -1,4 +1,4 @@
-//! A life: what happens in it and when, and the components that handle it.
+//! A life: its events in the order of virtual time, and the components that handle them.
 //!
 //! Members tick together, 100 times a second; messages, fetches and writes take as long as is drawn
 //! for them. What a member decides comes from `zbelastic_policy`; what it received, sent, wrote and
