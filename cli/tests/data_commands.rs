@@ -156,8 +156,8 @@ fn what_was_interrupted_or_killed_goes_on_to_the_same_store() {
     let message = text(&stderr);
     assert_eq!(status.code(), Some(130), "{message}");
     assert!(message.contains("finishing the batch"), "{message}");
-    assert!(message.contains("error: interrupted\n  store: "), "{message}");
-    assert!(message.contains("finished shards are kept\n  try: the same command"), "{message}");
+    assert!(message.contains("error: interrupted\n  store: keeps "), "{message}");
+    assert!(message.contains("\n  try: the same command goes on behind them"), "{message}");
     site.refused("data show store", 6, &["is not finished", "try: "]);
     assert_eq!(end_behind_first_shard(&site, line, Signal::KILL).status.code(), None);
     site.printed(line);

@@ -41,9 +41,9 @@ pub fn run(args: &DataPrepareArgs, out: &mut dyn Write) -> Result<(), CommandErr
         }
     });
     progress.finish();
-    let manifest = made.map_err(|error| match error {
-        PrepareError::Stopped => interrupted(&interrupt, &args.to),
-        other => failure::of_prepare(&other),
+    let manifest = made.map_err(|error| match matches!(error, PrepareError::Stopped) {
+        true => interrupted(&interrupt, &args.to),
+        false => failure::of_prepare(&error),
     })?;
     if args.json {
         write_json(args, &manifest, out)?;
@@ -85,7 +85,7 @@ fn interrupted(interrupt: &Interrupt, folder: &Path) -> CommandFailure {
     let names = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.file_name());
     let shards = names.filter(|name| name.as_encoded_bytes().ends_with(b".shard")).count();
     let mut failure = CommandFailure::new(interrupt.code(), "interrupted");
-    let kept = format!("{} finished shards are kept", grouped(shards as u64));
+    let kept = format!("keeps {}", super::counted(shards, "finished shard"));
     let detail = FailureDetail::new(kept).at(folder.display().to_string());
     failure.details = vec![detail.hint("the same command goes on behind them")];
     failure

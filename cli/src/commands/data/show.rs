@@ -98,10 +98,10 @@ fn encoder(
 /// Prints what a store holds, a line each.
 pub fn write_counts(manifest: &StoreManifest, out: &mut dyn Write) -> Result<(), CommandError> {
     let tokens = grouped(manifest.tokens());
-    let shards = grouped(manifest.shards.len() as u64);
+    let shards = super::counted(manifest.shards.len(), "shard");
     let vocabulary = grouped(manifest.vocabulary.into());
     let sources = manifest.sources;
-    writeln!(out, "tokens     {tokens} in {shards} shards, of a vocabulary of {vocabulary}")?;
+    writeln!(out, "tokens     {tokens} in {shards}, of a vocabulary of {vocabulary}")?;
     write!(out, "documents  {}", grouped(sources.documents))?;
     for (count, what) in [(sources.empty, "empty"), (sources.bad, "bad ones left out")] {
         if count > 0 {
