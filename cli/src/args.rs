@@ -5,6 +5,7 @@ mod address;
 #[cfg(feature = "chaos")]
 mod chaos;
 mod client;
+mod corpus;
 mod doctor;
 mod membership;
 mod operate;
@@ -18,6 +19,9 @@ pub use address::{AddressError, AddressList, HostPort, PORT_DEFAULT};
 #[cfg(feature = "chaos")]
 pub use chaos::ChaosCommand;
 pub use client::{ClientArgs, FolderArgs, ReadArgs};
+pub use corpus::{
+    DataCommand, DataPrepareArgs, DataShowArgs, TokenizerCommand, TokenizerTrainArgs,
+};
 pub use doctor::{DOCTOR_EXAMPLES, DoctorArgs};
 pub use membership::{
     ClusterCommand, InitArgs, JoinArgs, LeaveArgs, LoginArgs, NodeCommand, NodeRemoveArgs,
@@ -129,6 +133,12 @@ pub enum CliCommand {
     /// Draw, time and list pipeline schedules.
     #[command(subcommand)]
     Schedule(ScheduleCommand),
+    /// Tokenizers: text to token ids.
+    #[command(subcommand)]
+    Tokenizer(TokenizerCommand),
+    /// Token stores: what training reads of a corpus that is larger than memory.
+    #[command(subcommand)]
+    Data(DataCommand),
     /// Check, show and explain configurations.
     #[command(subcommand)]
     Config(ConfigCommand),

@@ -10,8 +10,10 @@ pub mod commands;
 mod corpus;
 pub mod membership;
 pub mod panics;
+mod progress;
 mod terminal;
 mod token_source;
+mod tokenizer_encoder;
 pub mod train;
 mod weights;
 

@@ -20,6 +20,8 @@ fn run(cli: &Cli) -> Result<ExitCode, CommandError> {
     match &cli.command {
         CliCommand::Schedule(command) => commands::schedule::run(command, &mut out)?,
         CliCommand::Plan(args) => commands::plan::run(args, &mut out)?,
+        CliCommand::Tokenizer(command) => commands::tokenizer::run(command, &mut out)?,
+        CliCommand::Data(command) => commands::data::run(command, &mut out)?,
         CliCommand::Config(command) => commands::config::run(command, &mut out)?,
         CliCommand::Train(args) => {
             panics::end_the_process();

@@ -60,7 +60,7 @@ pub fn run(args: &TrainArgs, out: &mut dyn Write) -> Result<ExitCode, CommandErr
     let mut prepared = prepare(args)?;
     let context = if args.json { None } else { Some(line_context(&prepared)?) };
     check_disk(args, &prepared)?;
-    prepared.job.interrupt = Interrupt::listen(notices(args, &prepared.config)?)?;
+    prepared.job.interrupt = Interrupt::listen(notices(args, &prepared.config)?, "step")?;
     let config = config_with_command(&prepared);
     let request =
         RunFolderRequest { config: &prepared.config, text: &config, may_branch: args.branch };

@@ -65,6 +65,9 @@ fn every_command_has_help_with_an_example() {
         "runs show",
         "runs remove",
         "export",
+        "tokenizer train",
+        "data prepare",
+        "data show",
         "cluster info",
         "cluster backup",
         "cluster recover",
@@ -78,9 +81,20 @@ fn every_command_has_help_with_an_example() {
         assert!(help.contains(&format!("zbelastic {command}")), "{help}");
         assert!(help.contains("Example"), "{help}");
     }
-    for group in
-        ["schedule", "config", "bench", "chaos", "token", "node", "ckpt", "cluster", "runs"]
-    {
+    let groups = [
+        "schedule",
+        "config",
+        "bench",
+        "chaos",
+        "token",
+        "node",
+        "ckpt",
+        "cluster",
+        "runs",
+        "tokenizer",
+        "data",
+    ];
+    for group in groups {
         assert!(printed(&[group, "--help"]).contains("Commands:"));
     }
     assert!(printed(&["--help"]).contains("Exit codes:"));

@@ -30,8 +30,10 @@ use crate::checked_json::{self, CheckedJsonError};
 use crate::encode::{EncodeDocuments, EncodeError};
 use crate::source::{SourceError, SourceListError, SourceListing, SourceOptions, SourceStorage};
 use crate::store::{MANIFEST_NAME, StoreManifest};
+pub use journal::JOURNAL_NAME;
+
 use encode_batch::EncodedBatch;
-use journal::{JOURNAL_NAME, PrepareJournal, request_hash};
+use journal::{PrepareJournal, request_hash};
 use pipeline::PipelineJob;
 use store_writer::StoreWriter;
 

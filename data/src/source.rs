@@ -11,6 +11,7 @@
 //! text. [`SourceStorage`] is the seam to other places than the local disk.
 
 mod batch;
+mod documents;
 mod files;
 mod format;
 mod json_line;
@@ -21,6 +22,7 @@ mod ranged;
 mod text;
 mod token_file;
 
+pub use documents::read_documents;
 pub use files::{SourceFile, SourceListError, SourceListing};
 pub use format::{Compression, SourceFormat};
 pub use local::LocalStorage;

@@ -8,9 +8,9 @@ mod manifest;
 mod mapped_shard;
 mod shard_writer;
 
-pub use manifest::{ManifestFault, ShardRecord, StoreManifest};
+pub use manifest::{MANIFEST_NAME, ManifestFault, ShardRecord, StoreManifest};
 
-pub(crate) use manifest::{FORMAT_VERSION, MANIFEST_NAME, SHARDS_MAX, shard_name};
+pub(crate) use manifest::{FORMAT_VERSION, SHARDS_MAX, shard_name};
 pub(crate) use shard_writer::ShardWriter;
 
 use std::io;

@@ -38,11 +38,15 @@ struct Signals {
 }
 
 impl Interrupt {
-    /// Listens for signals, and for notices by `settings`; none if notices are to be ignored.
+    /// Listens for signals, and for notices by `settings`; none if notices are to be ignored. `unit`
+    /// is what the caller finishes before it ends, such as the step.
     ///
     /// # Errors
     /// If the system does not allow it.
-    pub fn listen(settings: Option<NoticeSettings>) -> Result<Self, CommandFailure> {
+    pub fn listen(
+        settings: Option<NoticeSettings>,
+        unit: &'static str,
+    ) -> Result<Self, CommandFailure> {
         let cannot = |what: &str, error: &dyn std::fmt::Display| {
             CommandFailure::new(
                 FailureCode::OutOfResource,
@@ -62,12 +66,12 @@ impl Interrupt {
         let watch = watch.map_err(|error| cannot("notices", &error))?;
         let interrupt = Self::default();
         let clone = interrupt.clone();
-        let listen = move || runtime.block_on(clone.serve(signals, watch));
+        let listen = move || runtime.block_on(clone.serve(signals, watch, unit));
         let started = thread::Builder::new().name("signals".to_owned()).spawn(listen);
         started.map(|_| interrupt).map_err(|error| cannot("signals", &error))
     }
 
-    async fn serve(self, mut signals: Signals, mut watch: Option<NoticeWatch>) {
+    async fn serve(self, mut signals: Signals, mut watch: Option<NoticeWatch>, unit: &str) {
         loop {
             let request = tokio::select! {
                 Some(()) = signals.interrupt.recv() => StopRequest::Person,
@@ -79,29 +83,29 @@ impl Interrupt {
                 },
                 else => return,
             };
-            self.note(&request);
+            self.note(&request, unit);
         }
     }
 
-    fn note(&self, request: &StopRequest) {
-        let Some(message) = self.answer(request) else { process::exit(self.code() as i32) };
+    fn note(&self, request: &StopRequest, unit: &str) {
+        let Some(message) = self.answer(request, unit) else { process::exit(self.code() as i32) };
         // Standard error may be closed; the run ends all the same.
         let _ = writeln!(io::stderr(), "\n{message}");
     }
 
     /// The message printed for a request; none if it is the second, and the process ends
     /// immediately.
-    fn answer(&self, request: &StopRequest) -> Option<String> {
+    fn answer(&self, request: &StopRequest, unit: &str) -> Option<String> {
         let is_first = self.count.fetch_add(1, Ordering::SeqCst) == 0;
         if is_first {
             self.is_preempted.store(*request != StopRequest::Person, Ordering::SeqCst);
         }
         let message = match request {
             StopRequest::Person => {
-                "finishing the step; press Ctrl-C again to stop immediately".to_owned()
+                format!("finishing the {unit}; press Ctrl-C again to stop immediately")
             }
-            StopRequest::Terminate => "SIGTERM: finishing the step".to_owned(),
-            StopRequest::Notice(what) => format!("{what}: finishing the step"),
+            StopRequest::Terminate => format!("SIGTERM: finishing the {unit}"),
+            StopRequest::Notice(what) => format!("{what}: finishing the {unit}"),
         };
         // A notice comes before the signal of the same machine: it is no second request.
         let is_notice = matches!(request, StopRequest::Notice(_));
@@ -160,11 +164,11 @@ mod tests {
         for (first, code) in codes {
             let interrupt = Interrupt::default();
             assert!(!interrupt.is_requested());
-            let message = interrupt.answer(&first).expect("the step is finished");
+            let message = interrupt.answer(&first, "step").expect("the step is finished");
             assert!(message.contains("finishing the step"), "{message}");
             assert!(interrupt.is_requested() && interrupt.code() == code);
-            assert!(interrupt.answer(&StopRequest::Notice("again".to_owned())).is_some());
-            assert_eq!(interrupt.answer(&StopRequest::Person), None);
+            assert!(interrupt.answer(&StopRequest::Notice("again".to_owned()), "step").is_some());
+            assert_eq!(interrupt.answer(&StopRequest::Person, "step"), None);
             assert_eq!(interrupt.code(), code);
         }
     }

@@ -93,3 +93,16 @@ fn lines_that_are_no_conversations_are_refused_with_the_place() {
     assert_eq!((called.len(), called.roles()), (1, &[Assistant][..]));
     assert!(matches!(Conversation::from_json(""), Err(ConversationError::Malformed { .. })));
 }
+
+#[test]
+fn messages_are_read_from_the_field_that_is_named() {
+    let line = r#"{"id": 3, "turns": [{"role": "user", "content": "Hi"}], "tools": null}"#;
+    let conversation = Conversation::from_json_field(line, "turns").expect("a conversation");
+    assert_eq!(conversation.roles(), [User]);
+    assert_eq!(
+        Conversation::from_json_field(line, "messages").err(),
+        Conversation::from_json(line).err()
+    );
+    let missing = Conversation::from_json_field(line, "id").expect_err("a number").to_string();
+    assert!(missing.contains("missing list `id`"), "{missing}");
+}

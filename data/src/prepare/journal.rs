@@ -9,7 +9,7 @@ use crate::source::{SourceCounts, SourceCursor, SourceListing};
 use crate::store::{FORMAT_VERSION, ShardRecord};
 
 /// Name of the journal in the folder of a store that is not finished.
-pub(super) const JOURNAL_NAME: &str = "prepare.json";
+pub const JOURNAL_NAME: &str = "prepare.json";
 
 /// The finished shards of a request.
 #[derive(Debug, Serialize, Deserialize)]

@@ -8,7 +8,7 @@ use crate::source::SourceCounts;
 /// Version of the format of manifests and shards.
 pub(crate) const FORMAT_VERSION: u32 = 1;
 /// Name of the manifest in the folder of a store.
-pub(crate) const MANIFEST_NAME: &str = "manifest.json";
+pub const MANIFEST_NAME: &str = "manifest.json";
 /// Most ids of a shard; ends of documents are 32-bit numbers.
 pub(crate) const SHARD_TOKENS_MAX: u64 = u32::MAX as u64;
 /// Most shards of a store: a hundred thousand billion ids.

@@ -1,5 +1,7 @@
 //! A conversation, as chat data has it: `{"messages": [{"role": "user", "content": "Hi"}, …]}`.
 
+use std::collections::BTreeMap;
+
 use minijinja::Value;
 use serde::Deserialize;
 
@@ -98,6 +100,19 @@ struct ConversationDocument {
     tools: Option<Value>,
 }
 
+/// The key of the messages, unless another is named.
+const MESSAGES: &str = "messages";
+/// The key of the tools.
+const TOOLS: &str = "tools";
+
+fn malformed(cause: &serde_json::Error) -> ConversationError {
+    let column = cause.column();
+    let text = cause.to_string();
+    let place = format!(" at line {} column {column}", cause.line());
+    let cause = text.strip_suffix(&place).unwrap_or(&text).to_owned();
+    ConversationError::Malformed { column, cause }
+}
+
 fn role_of(index: usize, message: &Value) -> Result<Role, ConversationError> {
     let has = |key: &str| {
         message.get_attr(key).is_ok_and(|value| !value.is_undefined() && !value.is_none())
@@ -131,14 +146,32 @@ impl Conversation {
     /// # Errors
     /// If it is no conversation.
     pub fn from_json(line: &str) -> Result<Self, ConversationError> {
-        let document: ConversationDocument = serde_json::from_str(line).map_err(|cause| {
-            let column = cause.column();
-            let text = cause.to_string();
-            let place = format!(" at line {} column {column}", cause.line());
-            let cause = text.strip_suffix(&place).unwrap_or(&text).to_owned();
-            ConversationError::Malformed { column, cause }
-        })?;
+        let document: ConversationDocument =
+            serde_json::from_str(line).map_err(|cause| malformed(&cause))?;
         let ConversationDocument { messages, tools } = document;
+        Self::of_messages(messages, tools)
+    }
+
+    /// The same, with the messages in `field`, as some data sets have them.
+    ///
+    /// # Errors
+    /// If it is no conversation.
+    pub fn from_json_field(line: &str, field: &str) -> Result<Self, ConversationError> {
+        if field == MESSAGES {
+            return Self::from_json(line);
+        }
+        let mut keys: BTreeMap<String, Value> =
+            serde_json::from_str(line).map_err(|cause| malformed(&cause))?;
+        let messages =
+            keys.remove(field).and_then(|messages| Some(messages.try_iter().ok()?.collect()));
+        let messages = messages.ok_or_else(|| ConversationError::Malformed {
+            column: 0,
+            cause: format!("missing list `{field}`"),
+        })?;
+        Self::of_messages(messages, keys.remove(TOOLS).filter(|tools| !tools.is_none()))
+    }
+
+    fn of_messages(messages: Vec<Value>, tools: Option<Value>) -> Result<Self, ConversationError> {
         let roles = messages.iter().enumerate().map(|(index, message)| role_of(index, message));
         Ok(Self { roles: roles.collect::<Result<_, _>>()?, messages, tools })
     }

@@ -1,0 +1,29 @@
+//! `data`: token stores, made and shown.
+
+pub(super) mod failure;
+mod prepare;
+mod show;
+
+use std::io::Write;
+
+use zbelastic_wording::CommandError;
+use zbelastic_wording::figures::grouped;
+
+use crate::args::DataCommand;
+
+/// Runs a `data` command.
+///
+/// # Errors
+/// If the sources, the tokenizer or the store are wrong, or the store or `out` cannot be written.
+pub fn run(command: &DataCommand, out: &mut dyn Write) -> Result<(), CommandError> {
+    match command {
+        DataCommand::Prepare(args) => prepare::run(args, out),
+        DataCommand::Show(args) => show::run(args, out),
+    }
+}
+
+/// So many things of this name, in words.
+fn counted(count: usize, name: &str) -> String {
+    let ending = if count == 1 { "" } else { "s" };
+    format!("{} {name}{ending}", grouped(count as u64))
+}

@@ -1,0 +1,224 @@
+//! What a person reads of an error of sources, tokenizers and stores.
+
+use std::path::Path;
+
+use zbelastic_data::encode::EncodeError;
+use zbelastic_data::prepare::PrepareError;
+use zbelastic_data::source::{BadDocument, SourceError, SourceListError};
+use zbelastic_data::store::StoreError;
+use zbelastic_tokenizer::FolderError;
+use zbelastic_wording::{CommandFailure, FailureCode, FailureDetail, cannot_write};
+
+/// A failure with one detail.
+fn failure(code: FailureCode, what: &str, detail: FailureDetail) -> CommandFailure {
+    CommandFailure { code, what: what.to_owned(), details: vec![detail] }
+}
+
+fn corpus(detail: FailureDetail) -> CommandFailure {
+    CommandFailure::usage("the corpus", vec![detail])
+}
+
+/// Entries that give no files.
+pub fn of_list(error: &SourceListError) -> CommandFailure {
+    let detail = FailureDetail::new(error.to_string());
+    match error {
+        SourceListError::NotFound { .. } => {
+            let detail =
+                detail.hint("a file, a folder, or a glob in quotes such as 'notes/**/*.md'");
+            failure(FailureCode::NotFound, "the corpus has an error", detail)
+        }
+        SourceListError::NothingMatched { .. } => {
+            failure(FailureCode::NotFound, "the corpus has an error", detail)
+        }
+        SourceListError::Format { .. } => {
+            corpus(detail.hint("rename the file after what is in it, such as .txt or .jsonl"))
+        }
+        SourceListError::Unreadable { .. } | SourceListError::Glob { .. } => corpus(detail),
+    }
+}
+
+/// A source that cannot be read.
+pub fn of_source(error: &SourceError) -> CommandFailure {
+    match error {
+        SourceError::Io { file, source } => {
+            let what = format!("cannot be read: {source}");
+            corpus(FailureDetail::new(what).at(file.clone()))
+        }
+        SourceError::Bad { file, line, problem } => {
+            let place = format!("{file}:{line}");
+            corpus(FailureDetail::new(problem.to_string()).at(place).hint(bad_hint(problem)))
+        }
+        SourceError::NotUtf8 { file, offset } => {
+            let detail = FailureDetail::new(format!("byte {offset} is not UTF-8"));
+            corpus(detail.at(file.clone()).hint("iconv -f latin1 -t utf-8, or leave the file out"))
+        }
+        SourceError::NoColumn { .. } => {
+            let detail = FailureDetail::new(error.to_string());
+            corpus(detail.hint("--field NAME, with one of these columns"))
+        }
+        SourceError::Parquet { .. } => {
+            let detail = FailureDetail::new(error.to_string());
+            corpus(detail.hint("download or write the file again"))
+        }
+        SourceError::TokenCount { .. } => {
+            let detail = FailureDetail::new(error.to_string());
+            corpus(detail.hint("download or write the file again: it was cut short"))
+        }
+        SourceError::TokenVersion { .. } | SourceError::EmptySeparator => {
+            corpus(FailureDetail::new(error.to_string()))
+        }
+    }
+}
+
+fn bad_hint(problem: &BadDocument) -> &'static str {
+    match problem {
+        BadDocument::NoField { .. } => "--field NAME, with one of these; --skip-bad leaves it out",
+        BadDocument::Json { .. } | BadDocument::FieldType { .. } | BadDocument::TooLong { .. } => {
+            "mend the line; --skip-bad counts such lines and leaves them out"
+        }
+    }
+}
+
+/// A folder of a tokenizer, as it was typed.
+pub fn of_folder(typed: &Path, error: &FolderError) -> CommandFailure {
+    let place = typed.display().to_string();
+    match error {
+        FolderError::Missing { .. } => {
+            let detail = FailureDetail::new("there is no tokenizer.json").at(place);
+            let detail = detail.hint(
+                "`zbelastic tokenizer train` makes one; `save_pretrained` of transformers writes \
+                 a model's; --tokenizer bytes needs none",
+            );
+            failure(FailureCode::NotFound, "the tokenizer has an error", detail)
+        }
+        FolderError::Read { path, cause } => {
+            let detail = FailureDetail::new(format!("cannot be read: {cause}"));
+            CommandFailure::usage("the tokenizer", vec![detail.at(path.display().to_string())])
+        }
+        FolderError::Write { path, cause } => cannot_write(path, cause),
+        FolderError::Load { cause, .. } => {
+            let detail = FailureDetail::new(cause.to_string()).at(place);
+            CommandFailure::usage("the tokenizer", vec![detail])
+        }
+    }
+}
+
+fn of_encode(file: &str, error: &EncodeError) -> CommandFailure {
+    let detail = FailureDetail::new(error.to_string()).at(file);
+    corpus(match error {
+        EncodeError::NoChatTemplate => {
+            detail.why("a list of messages becomes text by the chat template of a tokenizer").hint(
+                "--tokenizer with a chat model's folder, a chat_template.jinja beside its \
+                 tokenizer.json, or --field NAME of a text",
+            )
+        }
+        EncodeError::Render { .. } => detail.hint("mend the record, or the template"),
+        EncodeError::Tokenize { .. } => detail,
+    })
+}
+
+/// A store that cannot be made. [`PrepareError::Stopped`] is the caller's to explain.
+pub fn of_prepare(error: &PrepareError) -> CommandFailure {
+    let detail = FailureDetail::new(error.to_string());
+    let refused = "the token store cannot be made";
+    match error {
+        PrepareError::List(error) => of_list(error),
+        PrepareError::Source(error) => of_source(error),
+        PrepareError::Encode { file, source } => of_encode(file, source),
+        PrepareError::EncodedCount { .. }
+        | PrepareError::LossMask { .. }
+        | PrepareError::Panicked => failure(FailureCode::Internal, refused, detail),
+        PrepareError::Vocabulary { .. } => {
+            corpus(detail.hint("--tokenizer with the tokenizer that made these ids"))
+        }
+        PrepareError::ShardTokens { .. } => {
+            CommandFailure::usage("the command", vec![detail.at("--shard-tokens")])
+        }
+        PrepareError::Shards { .. } => {
+            CommandFailure::usage("the command", vec![detail.hint("--shard-tokens of more")])
+        }
+        PrepareError::Exists { folder } => {
+            let show = format!("zbelastic data show {}", folder.display());
+            let hint = format!("`{show}`; or --to another folder, or remove this one first");
+            failure(FailureCode::WrongState, refused, detail.hint(hint))
+        }
+        PrepareError::NotEmpty { .. } => {
+            failure(FailureCode::WrongState, refused, detail.hint("--to a new folder"))
+        }
+        PrepareError::Busy { .. } => {
+            let detail = detail.hint("wait until it is done, or --to another folder");
+            failure(FailureCode::WrongState, refused, detail)
+        }
+        PrepareError::Journal { .. } => {
+            let detail = detail.hint("remove the folder: the store is made anew");
+            failure(FailureCode::VerificationFailed, refused, detail)
+        }
+        PrepareError::Write { path, source } => {
+            let mut failure = cannot_write(path, source);
+            failure.details = vec![match failure.code == FailureCode::OutOfResource {
+                true => FailureDetail::new("finished shards are kept")
+                    .hint("make room, then the same command goes on"),
+                false => FailureDetail::new("the store is not finished")
+                    .hint("--to a folder that can be written"),
+            }];
+            failure
+        }
+        PrepareError::Stopped => failure(FailureCode::Interrupted, refused, detail),
+    }
+}
+
+/// A store that cannot be read.
+pub fn of_store(error: &StoreError) -> CommandFailure {
+    let detail = FailureDetail::new(error.to_string());
+    let damaged = "the token store is damaged";
+    match error {
+        StoreError::Io { .. } => CommandFailure::usage("the token store", vec![detail]),
+        StoreError::Range { .. } => failure(FailureCode::Internal, damaged, detail),
+        StoreError::Manifest { .. }
+        | StoreError::Content { .. }
+        | StoreError::Length { .. }
+        | StoreError::Hash { .. }
+        | StoreError::DocumentEnd { .. }
+        | StoreError::OpenDocument { .. }
+        | StoreError::Vocabulary { .. } => {
+            let hint = "remove the folder, and make the store again with `zbelastic data prepare`";
+            failure(FailureCode::VerificationFailed, damaged, detail.hint(hint))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+    use std::path::PathBuf;
+
+    use super::*;
+
+    #[test]
+    fn a_full_disk_is_out_of_resource_and_keeps_what_is_finished() {
+        let error = |kind: io::ErrorKind| PrepareError::Write {
+            path: PathBuf::from("store/00001.shard.part"),
+            source: kind.into(),
+        };
+        let check = |kind, code, hint: &str| {
+            let failure = of_prepare(&error(kind));
+            assert_eq!(failure.code, code, "{failure}");
+            let text = failure.to_string();
+            assert!(text.contains("cannot write store/00001.shard.part"), "{text}");
+            assert!(text.contains(hint), "{text}");
+        };
+        let full = "finished shards are kept\n  try: make room, then the same command goes on";
+        check(io::ErrorKind::StorageFull, FailureCode::OutOfResource, full);
+        let denied = "try: --to a folder that can be written";
+        check(io::ErrorKind::PermissionDenied, FailureCode::Usage, denied);
+    }
+
+    #[test]
+    fn a_shard_that_was_cut_short_is_damaged() {
+        let path = PathBuf::from("store/00000.shard");
+        let failure = of_store(&StoreError::Length { path, found: 3, expected: 4 });
+        assert_eq!(failure.code, FailureCode::VerificationFailed);
+        let text = failure.to_string();
+        assert!(text.contains("store/00000.shard: has 3 bytes, expected 4"), "{text}");
+    }
+}

@@ -1,0 +1,131 @@
+//! `data prepare`: sources to a token store.
+
+use std::fs;
+use std::io::Write;
+use std::num::NonZeroUsize;
+use std::ops::ControlFlow;
+use std::path::Path;
+use std::time::Instant;
+
+use serde_json::json;
+use zbelastic_data::encode::EncodeDocuments;
+use zbelastic_data::prepare::{PrepareError, PrepareProgress, PrepareRequest, prepare};
+use zbelastic_data::source::{LocalStorage, SourceOptions};
+use zbelastic_data::store::StoreManifest;
+use zbelastic_local::interrupt::Interrupt;
+use zbelastic_machine::core_count;
+use zbelastic_wording::figures::{duration_text, grouped};
+use zbelastic_wording::{CommandError, CommandFailure, FailureDetail};
+
+use super::failure;
+use crate::args::DataPrepareArgs;
+use crate::progress::CommandProgress;
+use crate::tokenizer_encoder::TokenizerEncoder;
+
+/// Runs `data prepare`.
+///
+/// # Errors
+/// If the sources or the tokenizer are wrong, the store or `out` cannot be written, or a signal
+/// ended it.
+pub fn run(args: &DataPrepareArgs, out: &mut dyn Write) -> Result<(), CommandError> {
+    let encoder = TokenizerEncoder::open(&args.tokenizer);
+    let encoder = encoder.map_err(|error| failure::of_folder(&args.tokenizer, &error))?;
+    let interrupt = Interrupt::listen(None, "batch")?;
+    let began = Instant::now();
+    let mut progress = CommandProgress::new();
+    let made = prepare(&request(args), &LocalStorage, &encoder, &mut |at| {
+        progress.report(at.bytes_read.0, at.bytes_total.0, || progress_text(at));
+        match interrupt.is_requested() {
+            true => ControlFlow::Break(()),
+            false => ControlFlow::Continue(()),
+        }
+    });
+    progress.finish();
+    let manifest = made.map_err(|error| match matches!(error, PrepareError::Stopped) {
+        true => interrupted(&interrupt, &args.to),
+        false => failure::of_prepare(&error),
+    })?;
+    if args.json {
+        write_json(args, &manifest, out)?;
+        return Ok(());
+    }
+    write_summary(args, &manifest, out)?;
+    writeln!(out, "took       {}", duration_text(began.elapsed()))?;
+    if encoder.end_of_text().is_none() && args.tokenizer != Path::new("bytes") {
+        writeln!(out, "note: the tokenizer names no eos_token, so no token ends a document")?;
+    }
+    let folder = args.to.display();
+    let tokenizer = args.tokenizer.display();
+    writeln!(out, "next: zbelastic data show {folder} --tokenizer {tokenizer}")?;
+    Ok(())
+}
+
+fn request(args: &DataPrepareArgs) -> PrepareRequest {
+    let threads = args.threads.map_or_else(core_count, |threads| threads as usize);
+    let field = args.field.clone();
+    PrepareRequest {
+        entries: args.sources.clone(),
+        options: SourceOptions { field, separator: None, skip_bad: args.skip_bad },
+        threads: NonZeroUsize::new(threads).unwrap_or(NonZeroUsize::MIN),
+        shard_tokens: args.shard_tokens,
+        folder: args.to.clone(),
+    }
+}
+
+fn progress_text(at: &PrepareProgress) -> String {
+    let PrepareProgress { bytes_read, bytes_total, documents, tokens, tokens_per_second } = *at;
+    let rate = grouped(tokens_per_second.round() as u64);
+    let documents = grouped(documents);
+    let tokens = grouped(tokens);
+    format!("{bytes_read} of {bytes_total}, {documents} documents, {tokens} tokens, {rate} tok/s")
+}
+
+/// That a signal ended the command, what is kept, and how to go on.
+fn interrupted(interrupt: &Interrupt, folder: &Path) -> CommandFailure {
+    let names = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.file_name());
+    let shards = names.filter(|name| name.as_encoded_bytes().ends_with(b".shard")).count();
+    let mut failure = CommandFailure::new(interrupt.code(), "interrupted");
+    let kept = format!("keeps {}", super::counted(shards, "finished shard"));
+    let detail = FailureDetail::new(kept).at(folder.display().to_string());
+    failure.details = vec![detail.hint("the same command goes on behind them")];
+    failure
+}
+
+fn write_summary(
+    args: &DataPrepareArgs,
+    manifest: &StoreManifest,
+    out: &mut dyn Write,
+) -> Result<(), CommandError> {
+    writeln!(out, "✔ {}", args.to.display())?;
+    super::show::write_counts(manifest, out)
+}
+
+fn write_json(
+    args: &DataPrepareArgs,
+    manifest: &StoreManifest,
+    out: &mut dyn Write,
+) -> Result<(), CommandError> {
+    let mut report = super::show::counts_json(manifest);
+    report["folder"] = json!(args.to.display().to_string());
+    writeln!(out, "{report:#}")?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use zbelastic_types::Bytes;
+
+    #[test]
+    fn progress_has_bytes_counts_and_the_rate() {
+        let at = PrepareProgress {
+            bytes_read: Bytes(3 << 20),
+            bytes_total: Bytes(1 << 30),
+            documents: 1234,
+            tokens: 56_789,
+            tokens_per_second: 12_345.4,
+        };
+        let expected = "3.00 MiB of 1.00 GiB, 1,234 documents, 56,789 tokens, 12,345 tok/s";
+        assert_eq!(progress_text(&at), expected);
+    }
+}

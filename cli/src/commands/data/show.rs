@@ -1,0 +1,165 @@
+//! `data show`: what a store holds, and samples of its windows.
+
+use std::io::Write;
+use std::ops::Range;
+
+use serde_json::{Value, json};
+use zbelastic_api::escape;
+use zbelastic_data::encode::EncodeDocuments;
+use zbelastic_data::prepare::JOURNAL_NAME;
+use zbelastic_data::show::{ShowRequest, StoreView, WindowSample, show};
+use zbelastic_data::store::{MANIFEST_NAME, StoreManifest, TokenStore};
+use zbelastic_data::window::Packing;
+use zbelastic_wording::figures::grouped;
+use zbelastic_wording::{CommandError, CommandFailure, FailureCode, FailureDetail};
+
+use super::failure;
+use crate::args::DataShowArgs;
+use crate::tokenizer_encoder::TokenizerEncoder;
+
+/// Runs `data show`.
+///
+/// # Errors
+/// If there is no store, it is damaged, the tokenizer is another one, or `out` cannot be written.
+pub fn run(args: &DataShowArgs, out: &mut dyn Write) -> Result<(), CommandError> {
+    check_folder(args)?;
+    let store = TokenStore::open(&args.folder).map_err(|error| failure::of_store(&error))?;
+    let encoder = encoder(args, store.manifest())?;
+    let request = ShowRequest {
+        sequence_len: args.window as usize,
+        packing: Packing::Concat,
+        samples: args.samples as usize,
+    };
+    let decode = |ids: &[u32]| match &encoder {
+        Some(encoder) => encoder.decode(ids),
+        None => ids.iter().map(u32::to_string).collect::<Vec<_>>().join(" "),
+    };
+    let view = show(&store, &request, &decode).map_err(|error| failure::of_store(&error))?;
+    if args.json {
+        let mut report = counts_json(store.manifest());
+        report["windows"] = json!(view.windows);
+        let samples = view.samples.iter().map(|sample| sample_json(sample, encoder.is_some()));
+        report["samples"] = samples.collect();
+        writeln!(out, "{report:#}")?;
+        return Ok(());
+    }
+    write_counts(store.manifest(), out)?;
+    let window = grouped(args.window.into());
+    writeln!(out, "windows    {} of {window} tokens", grouped(view.windows))?;
+    write_samples(&view, out)?;
+    if view.windows == 0 {
+        writeln!(out, "note: the store is shorter than a window; --window N shows shorter ones")?;
+    }
+    if encoder.is_none() && !view.samples.is_empty() {
+        writeln!(out, "\nnote: these are ids; --tokenizer DIR shows their text")?;
+    }
+    Ok(())
+}
+
+/// Names what is wrong with a folder that holds no finished store.
+fn check_folder(args: &DataShowArgs) -> Result<(), CommandFailure> {
+    if args.folder.join(MANIFEST_NAME).exists() {
+        return Ok(());
+    }
+    let folder = args.folder.display();
+    let (code, what, hint) = if args.folder.join(JOURNAL_NAME).exists() {
+        let what = format!("the token store in {folder} is not finished");
+        (FailureCode::WrongState, what, "the same `zbelastic data prepare` again, which goes on")
+    } else {
+        let what = format!("there is no token store in {folder}");
+        (FailureCode::NotFound, what, "`zbelastic data prepare SOURCES --to DIR` makes one")
+    };
+    let detail = FailureDetail::new(format!("it has no {MANIFEST_NAME}")).hint(hint);
+    Err(CommandFailure { code, what, details: vec![detail] })
+}
+
+/// What decodes the store's ids: the tokenizer that was named, or bytes if it is of those.
+fn encoder(
+    args: &DataShowArgs,
+    manifest: &StoreManifest,
+) -> Result<Option<TokenizerEncoder>, CommandFailure> {
+    let Some(path) = &args.tokenizer else {
+        let bytes = TokenizerEncoder::bytes();
+        return Ok(Some(bytes).filter(|bytes| bytes.tokenizer_hash().0 == manifest.tokenizer));
+    };
+    let encoder = TokenizerEncoder::open(path).map_err(|error| failure::of_folder(path, &error))?;
+    let found = encoder.tokenizer_hash().0;
+    if found == manifest.tokenizer {
+        return Ok(Some(encoder));
+    }
+    let what = format!("has hash {found}, the store's has {}", manifest.tokenizer);
+    let detail = FailureDetail::new(what).at(path.display().to_string());
+    let detail = detail
+        .why("another tokenizer, or another of its files, gives the ids another meaning")
+        .hint("the tokenizer that the store was made with, or none to see ids");
+    Err(CommandFailure::usage("the tokenizer", vec![detail]))
+}
+
+/// Prints what a store holds, a line each.
+pub fn write_counts(manifest: &StoreManifest, out: &mut dyn Write) -> Result<(), CommandError> {
+    let tokens = grouped(manifest.tokens());
+    let shards = super::counted(manifest.shards.len(), "shard");
+    let vocabulary = grouped(manifest.vocabulary.into());
+    let sources = manifest.sources;
+    writeln!(out, "tokens     {tokens} in {shards}, of a vocabulary of {vocabulary}")?;
+    write!(out, "documents  {}", grouped(sources.documents))?;
+    for (count, what) in [(sources.empty, "empty"), (sources.bad, "bad ones left out")] {
+        if count > 0 {
+            write!(out, ", {} {what}", grouped(count))?;
+        }
+    }
+    writeln!(out, "\ntokenizer  {}", manifest.tokenizer)?;
+    writeln!(out, "store      {}", manifest.hash())?;
+    Ok(())
+}
+
+/// What a store holds, for scripts.
+pub fn counts_json(manifest: &StoreManifest) -> Value {
+    let StoreManifest { vocabulary, end_of_text, sources, .. } = manifest;
+    json!({
+        "tokens": manifest.tokens(),
+        "shards": manifest.shards.len(),
+        "vocabulary": vocabulary,
+        "end_of_text": end_of_text,
+        "documents": sources.documents,
+        "empty": sources.empty,
+        "bad": sources.bad,
+        "tokenizer": manifest.tokenizer.to_string(),
+        "store": manifest.hash().to_string(),
+    })
+}
+
+fn write_samples(view: &StoreView, out: &mut dyn Write) -> Result<(), CommandError> {
+    for sample in &view.samples {
+        let targets = sample.ids.len().saturating_sub(1);
+        let counted: usize = sample.loss_spans.iter().map(Range::len).sum();
+        let window = grouped(sample.window);
+        writeln!(out, "\nwindow {window}: {counted} of {targets} targets count in the loss")?;
+        for document in &sample.documents {
+            let Range { start, end } = document.ids;
+            let number = grouped(document.document);
+            writeln!(out, "  document {number}, ids {start} to {}", end.saturating_sub(1))?;
+            for line in document.text.split('\n') {
+                writeln!(out, "  │ {}", escape(line))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn sample_json(sample: &WindowSample, has_text: bool) -> Value {
+    let pair = |span: &Range<usize>| json!([span.start, span.end]);
+    let documents = sample.documents.iter().map(|document| {
+        json!({
+            "document": document.document,
+            "ids": pair(&document.ids),
+            "text": has_text.then_some(&document.text),
+        })
+    });
+    json!({
+        "window": sample.window,
+        "ids": sample.ids,
+        "documents": documents.collect::<Value>(),
+        "loss": sample.loss_spans.iter().map(pair).collect::<Value>(),
+    })
+}

@@ -1,0 +1,126 @@
+//! A tokenizer as the encoder of a token store: documents to ids, chats by the chat template.
+
+use std::path::Path;
+
+use zbelastic_data::document::{Chat, Document, TextPart};
+use zbelastic_data::encode::{
+    BytesEncoder, EncodeDocuments, EncodeError, EncodedDocument, TokenizerHash,
+};
+use zbelastic_tokenizer::{
+    ChatError, Conversation, FolderError, SpecialTokens, TemplateOptions, Tokenizer, TokenizerFiles,
+};
+
+/// What `--tokenizer` says for the built-in tokenizer.
+const BYTES: &str = "bytes";
+
+/// A tokenizer with the name of its content.
+#[derive(Debug)]
+pub struct TokenizerEncoder {
+    tokenizer: Tokenizer,
+    hash: TokenizerHash,
+    /// The beginning-of-text token, if the tokenizer puts one in front of a text. What it puts
+    /// behind is left to the store, which ends every text with the end-of-text token.
+    beginning: Option<u32>,
+}
+
+impl TokenizerEncoder {
+    /// The built-in tokenizer, with the ids and the hash of [`BytesEncoder`].
+    pub fn bytes() -> Self {
+        let hash = BytesEncoder.tokenizer_hash();
+        Self { tokenizer: Tokenizer::bytes(), hash, beginning: None }
+    }
+
+    /// The tokenizer of a model's folder, of a `tokenizer.json`, or for `bytes` the built-in one.
+    ///
+    /// # Errors
+    /// If there is none, or its files cannot be read or understood.
+    pub fn open(path: &Path) -> Result<Self, FolderError> {
+        if path == Path::new(BYTES) {
+            return Ok(Self::bytes());
+        }
+        let files = TokenizerFiles::read(path)?;
+        let tokenizer = Tokenizer::from_files(&files);
+        let tokenizer =
+            tokenizer.map_err(|cause| FolderError::Load { folder: path.to_owned(), cause })?;
+        let hash = hash_of(&files, &tokenizer);
+        // An empty text has those tokens alone that are put around every text.
+        let around = tokenizer.encode("", SpecialTokens::Include).unwrap_or_default();
+        let beginning = around.first().copied().filter(|first| tokenizer.bos_id() == Some(*first));
+        Ok(Self { tokenizer, hash, beginning })
+    }
+
+    /// The text of ids, special tokens included.
+    pub fn decode(&self, ids: &[u32]) -> String {
+        let text = self.tokenizer.decode(ids, SpecialTokens::Include);
+        text.unwrap_or_else(|error| format!("({error})"))
+    }
+
+    fn encode_text(&self, part: &TextPart) -> Result<EncodedDocument, EncodeError> {
+        let encoded = self.tokenizer.encode(&part.text, SpecialTokens::Exclude);
+        let encoded =
+            encoded.map_err(|error| EncodeError::Tokenize { reason: error.to_string() })?;
+        let mut ids: Vec<u32> = self.beginning.filter(|_| part.is_first).into_iter().collect();
+        ids.extend(encoded);
+        Ok(EncodedDocument { ids, loss_mask: None })
+    }
+
+    fn encode_chat(&self, chat: &Chat) -> Result<EncodedDocument, EncodeError> {
+        let conversation = Conversation::from_json_field(&chat.record, &chat.messages_field);
+        let conversation =
+            conversation.map_err(|error| EncodeError::Render { reason: error.to_string() })?;
+        let tokens = self.tokenizer.encode_chat(&conversation, &TemplateOptions::default());
+        let tokens = tokens.map_err(|error| match error {
+            ChatError::NoTemplate => EncodeError::NoChatTemplate,
+            ChatError::Encode(error) => EncodeError::Tokenize { reason: error.to_string() },
+            ChatError::Malformed { .. }
+            | ChatError::Refused { .. }
+            | ChatError::Failed { .. }
+            | ChatError::NoAnswer { .. }
+            | ChatError::Noncharacter => EncodeError::Render { reason: error.to_string() },
+        })?;
+        Ok(EncodedDocument { ids: tokens.ids, loss_mask: Some(tokens.mask) })
+    }
+}
+
+impl EncodeDocuments for TokenizerEncoder {
+    fn tokenizer_hash(&self) -> TokenizerHash {
+        self.hash
+    }
+
+    fn vocabulary(&self) -> u32 {
+        self.tokenizer.vocab_size()
+    }
+
+    fn end_of_text(&self) -> Option<u32> {
+        self.tokenizer.eos_id()
+    }
+
+    fn encode(&self, documents: &[Document]) -> Result<Vec<EncodedDocument>, EncodeError> {
+        let encode = |document: &Document| match document {
+            Document::Text(part) => self.encode_text(part),
+            Document::Chat(chat) => self.encode_chat(chat),
+        };
+        documents.iter().map(encode).collect()
+    }
+}
+
+/// BLAKE3 of what determines ids and loss masks: of each file that is read for them its length and
+/// bytes, and the ids that end generation. What else `generation_config.json` has, such as a
+/// temperature, changes no id.
+fn hash_of(files: &TokenizerFiles, tokenizer: &Tokenizer) -> TokenizerHash {
+    let mut hasher = blake3::Hasher::new();
+    let TokenizerFiles { tokenizer_json, tokenizer_config, special_tokens_map, .. } = files;
+    let others = [tokenizer_config, special_tokens_map, &files.chat_template];
+    let others = others.into_iter().map(|bytes| bytes.as_deref().unwrap_or_default());
+    for bytes in std::iter::once(&tokenizer_json[..]).chain(others) {
+        hasher.update(&(bytes.len() as u64).to_le_bytes());
+        hasher.update(bytes);
+    }
+    for id in tokenizer.stop_ids() {
+        hasher.update(&id.to_le_bytes());
+    }
+    TokenizerHash(hasher.finalize())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,224 @@
+//! `tokenizer train`, `data prepare` and `data show` as a person runs them.
+
+mod common;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use common::{refusal, text, zbelastic};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+/// Three documents, of which the last is empty, as `gzip` compresses them.
+const CORPUS_GZ: &[u8] =
+    b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x02\x03\xab\x56\x2a\x49\xad\x28\x51\xb2\x52\x50\x0a\xc9\
+    \x48\x55\x48\x4e\x2c\x51\x28\x4e\x2c\xd1\x53\xaa\xe5\xaa\x86\x4b\x38\x2a\x14\x64\x16\xa4\
+    \xe6\x64\xe6\xa5\x2a\x64\x24\x16\x2b\x14\x97\x24\xa6\xa7\x16\xa3\x2a\x01\x72\x00\x4f\x84\
+    \xdb\x52\x49\x00\x00\x00";
+
+const TEMPLATE: &str = "{% for message in messages %}{{ message.role }}: {% generation %}\
+    {{ message.content }}{% endgeneration %}\n{% endfor %}";
+
+/// A folder in which commands are run.
+struct Site(tempfile::TempDir);
+
+impl Site {
+    fn new() -> Self {
+        Self(tempfile::tempdir().expect("a folder"))
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn write(&self, name: &str, bytes: impl AsRef<[u8]>) {
+        fs::write(self.path(name), bytes).expect("writable");
+    }
+
+    fn command(&self, line: &str) -> Command {
+        let mut command = zbelastic(&line.split(' ').collect::<Vec<_>>());
+        command.current_dir(self.0.path());
+        command
+    }
+
+    /// Standard output of a command that succeeds.
+    fn printed(&self, line: &str) -> String {
+        let Output { status, stdout, stderr } = self.command(line).output().expect("it runs");
+        assert!(status.success(), "{line}: {}", text(&stderr));
+        text(&stdout)
+    }
+
+    fn json(&self, line: &str) -> Value {
+        let printed = self.printed(&format!("{line} --json"));
+        serde_json::from_str(&printed).unwrap_or_else(|error| panic!("{printed}: {error}"))
+    }
+
+    /// Runs a command that fails with `code`, and whose message has all of `parts`.
+    fn refused(&self, line: &str, code: i32, parts: &[&str]) {
+        let message = refusal(&mut self.command(line), code);
+        for part in parts {
+            assert!(message.contains(part), "{line}: no {part:?} in:\n{message}");
+        }
+    }
+
+    /// A tokenizer of 400 tokens of two pages of the documentation, in `tok`.
+    fn with_tokenizer() -> Self {
+        let site = Self::new();
+        let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs");
+        let docs = docs.display();
+        let pages = format!("{docs}/run-folder.md {docs}/waiting-times.md");
+        let special = "--special <|im_start|> <|im_end|>";
+        let made = site.printed(&format!(
+            "tokenizer train --vocab 400 --to tok --text {pages} {special} --threads 2"
+        ));
+        assert!(made.starts_with("✔ 400 tokens from "), "{made}");
+        site
+    }
+}
+
+#[test]
+fn a_tokenizer_is_trained_a_store_made_with_it_and_shown() {
+    let site = Site::with_tokenizer();
+    site.write("a.txt", "A worker holds a stage.\n\u{1b}[2J");
+    site.write("b.jsonl.gz", CORPUS_GZ);
+    let made = site.json("data prepare a.txt b.jsonl.gz --tokenizer tok --to store --threads 2");
+    assert_eq!((&made["documents"], &made["empty"]), (&4.into(), &1.into()), "{made}");
+    assert_eq!((&made["vocabulary"], &made["end_of_text"]), (&400.into(), &0.into()), "{made}");
+    let made = site.printed("data prepare a.txt b.jsonl.gz --tokenizer tok --to again --threads 1");
+    assert!(made.contains("documents  4, 1 empty"), "{made}");
+    for name in ["manifest.json", "00000.shard"] {
+        let read = |store: &str| fs::read(site.path(store).join(name)).expect("readable");
+        assert_eq!(read("store"), read("again"), "{name}");
+    }
+    let line = "data show store --tokenizer tok --samples 1 --window 12";
+    let shown = site.json(line);
+    let document = &shown["samples"][0]["documents"][0];
+    assert!(document["text"].as_str().expect("a text").starts_with("A worker"), "{shown}");
+    assert_eq!(shown["samples"][0]["ids"].as_array().map(Vec::len), Some(13));
+    let shown = site.printed("data show store --tokenizer tok --samples 1 --window 32");
+    assert!(shown.contains("\n  │ A worker holds a stage.\n"), "{shown}");
+    assert!(shown.contains("\\u{1b}[2J<|endoftext|>"), "{shown}");
+    let ids = site.printed("data show store --samples 1 --window 12");
+    assert!(ids.contains("note: these are ids"), "{ids}");
+    site.refused("data show store --tokenizer bytes", 2, &["the store's has", "try: "]);
+}
+
+#[test]
+fn a_store_of_bytes_needs_no_tokenizer() {
+    let site = Site::new();
+    site.write("a.txt", "one two three");
+    site.printed("data prepare a.txt --to store");
+    let shown = site.printed("data show store --window 7 --samples 1");
+    assert!(shown.contains("windows    1 of 7 tokens"), "{shown}");
+    assert!(shown.contains("  │ one two \n"), "{shown}");
+    let shown = site.printed("data show store");
+    assert!(shown.contains("note: the store is shorter than a window"), "{shown}");
+}
+
+#[test]
+fn chats_are_rendered_by_the_template_beside_the_tokenizer() {
+    let site = Site::with_tokenizer();
+    let chat = r#"{"turns": [{"role": "user", "content": "Hi"}]}"#;
+    site.write("chat.jsonl", chat);
+    let line = "data prepare chat.jsonl --field turns --tokenizer tok --to store";
+    site.refused(line, 2, &["chat.jsonl: ", "no chat template", "try: ", "chat_template.jinja"]);
+    site.write("tok/chat_template.jinja", TEMPLATE);
+    site.printed(line);
+    let shown = site.json("data show store --tokenizer tok --window 4 --samples 1");
+    assert_ne!(shown["samples"][0]["loss"][0], serde_json::json!([0, 4]), "{shown}");
+}
+
+/// Starts `line` and ends it with `signal` behind the first shard.
+fn end_behind_first_shard(site: &Site, line: &str, signal: Signal) -> Output {
+    let mut command = site.command(line);
+    command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
+    let child = command.spawn().expect("it runs");
+    let began = Instant::now();
+    while !site.path("store/00000.shard").exists() {
+        assert!(began.elapsed() < Duration::from_secs(60), "no shard");
+        thread::sleep(Duration::from_millis(1));
+    }
+    kill_process(Pid::from_child(&child), signal).expect("it is alive");
+    child.wait_with_output().expect("it ends")
+}
+
+#[test]
+fn what_was_interrupted_or_killed_goes_on_to_the_same_store() {
+    let site = Site::new();
+    let lines: String = (0..600_000).map(|line| format!("line {line} of the corpus\n")).collect();
+    site.write("a.txt", lines);
+    site.printed("data prepare a.txt --to whole --shard-tokens 100000");
+    let line = "data prepare a.txt --to store --shard-tokens 100000";
+    let Output { status, stderr, .. } = end_behind_first_shard(&site, line, Signal::INT);
+    let message = text(&stderr);
+    assert_eq!(status.code(), Some(130), "{message}");
+    assert!(message.contains("finishing the batch"), "{message}");
+    assert!(message.contains("error: interrupted\n  store: keeps "), "{message}");
+    assert!(message.contains("\n  try: the same command goes on behind them"), "{message}");
+    site.refused("data show store", 6, &["is not finished", "try: "]);
+    assert_eq!(end_behind_first_shard(&site, line, Signal::KILL).status.code(), None);
+    site.printed(line);
+    let manifest = |store: &str| fs::read(site.path(store).join("manifest.json")).expect("whole");
+    assert_eq!(manifest("store"), manifest("whole"));
+    site.refused(line, 6, &["there is a store already", "zbelastic data show store"]);
+}
+
+#[test]
+fn what_is_wrong_with_a_corpus_is_said_with_its_place() {
+    let site = Site::new();
+    site.write("bad.jsonl", "{\"text\": \"a\"}\n{\"text\": \"b\n{\"body\": \"c\"}\n");
+    let to = "--to store";
+    site.refused(&format!("data prepare nowhere {to}"), 5, &["nowhere does not exist", "try: "]);
+    site.refused(&format!("data prepare bad.jsonl {to}"), 2, &["  bad.jsonl:2: is no JSON object"]);
+    site.write("fields.jsonl", "{\"body\": \"c\", \"id\": \"d\"}\n");
+    let parts = ["fields.jsonl:1: has no field title, only body, id", "try: --field NAME"];
+    site.refused(&format!("data prepare fields.jsonl --field title {to}"), 2, &parts);
+    site.write("latin.txt", b"caf\xe9");
+    site.refused(&format!("data prepare latin.txt {to}"), 2, &["latin.txt: byte 3 is not UTF-8"]);
+    site.write("a.pdf", "");
+    site.refused(&format!("data prepare a.pdf {to}"), 2, &["a.pdf has no known format", "try: "]);
+    let made = site.json(&format!("data prepare bad.jsonl --skip-bad {to}"));
+    assert_eq!((&made["documents"], &made["bad"]), (&1.into(), &2.into()), "{made}");
+}
+
+#[test]
+fn what_is_wrong_with_a_tokenizer_or_a_folder_is_said() {
+    let site = Site::new();
+    site.write("a.txt", "one two three");
+    let prepare = "data prepare a.txt --to store --tokenizer";
+    site.refused(&format!("{prepare} nowhere"), 5, &["nowhere: there is no tokenizer.json", "try"]);
+    fs::create_dir(site.path("broken")).expect("a folder");
+    site.write("broken/tokenizer.json", "{\"model\": ");
+    site.refused(&format!("{prepare} broken"), 2, &["broken: tokenizer.json, line 1 column"]);
+    site.refused("data prepare a.txt --to broken", 6, &["other files", "try: --to a new folder"]);
+    site.refused("data show broken", 5, &["no token store in broken", "try: "]);
+    site.refused("data show nowhere", 5, &["no token store in nowhere"]);
+    let train = "tokenizer train --text a.txt";
+    site.refused(&format!("{train} --vocab 300 --to broken"), 6, &["is there already", "try: "]);
+    site.refused(&format!("{train} --vocab 9 --to tok"), 2, &["--vocab: ", "try: --vocab 257"]);
+    let special = format!("{train} --vocab 300 --to tok --special x");
+    site.refused(&special, 2, &["--special: ", "cannot be a special token"]);
+    site.write("empty.txt", "");
+    site.refused("tokenizer train --text empty.txt --vocab 300 --to tok", 2, &["texts are empty"]);
+    site.write("ids.bin", [0; 4]);
+    site.refused("tokenizer train --text ids.bin --vocab 300 --to tok", 2, &["ids.bin: holds"]);
+    let made = site.printed(&format!("{train} --vocab 300 --to tok"));
+    assert!(made.contains("note: not 300: no other pair"), "{made}");
+}
+
+#[test]
+fn a_folder_that_cannot_be_written_and_a_damaged_store_are_said() {
+    let site = Site::new();
+    site.write("a.txt", "one two three");
+    let refused = ["cannot write /dev/full", "try: "];
+    site.refused("data prepare a.txt --to /dev/full", 2, &refused);
+    site.printed("data prepare a.txt --to store");
+    let shard = site.path("store/00000.shard");
+    let mut bytes = fs::read(&shard).expect("whole");
+    bytes.pop();
+    fs::write(&shard, bytes).expect("writable");
+    site.refused("data show store", 8, &["the token store is damaged", "00000.shard", "try: "]);
+}
