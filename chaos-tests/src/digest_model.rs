@@ -265,7 +265,7 @@ impl BatchSource for DigestSource {
         let hash = mix_all(&[self.seed, step.0, u64::from(microbatch.0), 37]);
         // The draw of R7 needs the step; it travels with the text.
         let inputs = vec![hash as u32, (hash >> 32) as u32, step.0 as u32];
-        TokenBatch { inputs, targets: vec![(hash >> 16) as u32] }
+        TokenBatch::new(inputs, vec![(hash >> 16) as u32])
     }
 
     fn held_out(&self, _index: u32) -> Option<TokenBatch> {

@@ -11,16 +11,34 @@ use std::ops::Range;
 
 use zbelastic_types::{MicrobatchIndex, Step};
 
+/// The target of a row that does not count in the loss, as PyTorch's `ignore_index`.
+pub const IGNORED_TARGET: u32 = u32::MAX;
+
 /// One microbatch: for each row, a token and the token after it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TokenBatch {
     /// What the model sees, sequence by sequence.
     pub inputs: Vec<u32>,
-    /// The tokens that follow those, which the model is to predict.
+    /// The tokens that follow those, which the model is to predict, or [`IGNORED_TARGET`].
     pub targets: Vec<u32>,
+    /// For each row, where in its sequence its document begins: attention sees nothing before, and
+    /// learned positions count from there. Without it each sequence is one document.
+    pub document_starts: Option<Vec<u32>>,
 }
 
 impl TokenBatch {
+    /// Sequences that are one document each, of which every target counts.
+    #[must_use]
+    pub fn new(inputs: Vec<u32>, targets: Vec<u32>) -> Self {
+        Self { inputs, targets, document_starts: None }
+    }
+
+    /// Number of targets that count in the loss.
+    #[must_use]
+    pub fn target_count(&self) -> u64 {
+        self.targets.iter().filter(|target| **target != IGNORED_TARGET).count() as u64
+    }
+
     /// These tokens of each sequence, where one has `sequence_len`.
     #[must_use]
     pub fn slice(&self, sequence_len: usize, tokens: &Range<usize>) -> Self {
@@ -28,7 +46,8 @@ impl TokenBatch {
             let sequences = all.chunks_exact(sequence_len);
             sequences.flat_map(|sequence| sequence[tokens.clone()].to_vec()).collect()
         };
-        Self { inputs: cut(&self.inputs), targets: cut(&self.targets) }
+        let document_starts = self.document_starts.as_deref().map(cut);
+        Self { inputs: cut(&self.inputs), targets: cut(&self.targets), document_starts }
     }
 }
 

@@ -114,7 +114,7 @@ impl<'a, B: Backend> LayerProfiler<'a, B> {
             scratch: sizes.scratch(&mut make)?,
             chunk: Chunk::new(vec![LayerState::new(backend, model, spec, &weights)?]),
             angles: rotary_angles(backend, model, shape)?,
-            batch: TokenBatch { inputs: tokens.clone(), targets: tokens },
+            batch: TokenBatch::new(tokens.clone(), tokens),
             drawn: drawn(sizes.residual()),
             backend,
             model,

@@ -91,7 +91,7 @@ impl<'a, B: Backend> Sampler<'a, B> {
         let mut inputs = seen.to_vec();
         // The last token does not see the positions behind it.
         inputs.resize(context_len, 0);
-        let batch = TokenBatch { targets: vec![0; context_len], inputs };
+        let batch = TokenBatch::new(inputs, vec![0; context_len]);
         let context = PassContext {
             backend: &self.backend,
             model: self.model,

@@ -26,7 +26,7 @@ fn likeliest(model: &ModelConfig, tokens: &[u32]) -> u32 {
     let rows = BATCH.microbatch.rows();
     let mut inputs = tokens.to_vec();
     inputs.resize(rows, 1);
-    let logits = run.logits(&TokenBatch { inputs, targets: vec![0; rows] });
+    let logits = run.logits(&TokenBatch::new(inputs, vec![0; rows]));
     let vocabulary = model.vocabulary as usize;
     let row = &logits[(tokens.len() - 1) * vocabulary..tokens.len() * vocabulary];
     let most = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);

@@ -356,7 +356,7 @@ fn logits_lie_as_without_slices() {
     let logits = |shape: BatchShape, slices| {
         let setup = sliced(&model, shape, slices);
         let tokens: Vec<u32> = (0..shape.microbatch.rows() as u32).collect();
-        let batch = zbelastic_trainer::data::TokenBatch { inputs: tokens.clone(), targets: tokens };
+        let batch = zbelastic_trainer::data::TokenBatch::new(tokens.clone(), tokens);
         reference(&setup).logits(&batch)
     };
     assert_eq!(logits(batch(3), 4), logits(batch(3), 1));

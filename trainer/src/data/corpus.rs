@@ -135,7 +135,7 @@ impl Corpus {
     }
 
     fn batch(&self, starts: impl Iterator<Item = usize>) -> TokenBatch {
-        let mut batch = TokenBatch { inputs: Vec::new(), targets: Vec::new() };
+        let mut batch = TokenBatch::default();
         for start in starts {
             let window = &self.tokens[start..=start + self.shape.sequence_len];
             batch.inputs.extend(window.iter().take(self.shape.sequence_len).map(|t| u32::from(*t)));

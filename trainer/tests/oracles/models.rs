@@ -29,7 +29,7 @@ impl BatchSource for OracleBatches {
         let row = step.0 as usize * self.sequences + microbatch.index();
         let ids = self.ids[row * self.tokens..][..self.tokens].iter().map(|id| *id as u32);
         let ids: Vec<u32> = ids.collect();
-        TokenBatch { inputs: ids[..self.tokens - 1].to_vec(), targets: ids[1..].to_vec() }
+        TokenBatch::new(ids[..self.tokens - 1].to_vec(), ids[1..].to_vec())
     }
 
     fn held_out(&self, _: u32) -> Option<TokenBatch> {
