@@ -185,6 +185,7 @@ fn stage_setup(
             lr_min: 0.0,
             warmup: 4,
             decay: LrDecay::Cosine,
+            decay_steps: 0,
             betas: [0.9, 0.95],
             epsilon: 1e-8,
             weight_decay: 0.1,

@@ -157,6 +157,7 @@ fn optimizer(reader: &SettingsReader<'_>) -> OptimizerConfig {
         lr_min: reader.number(Key::LrMin),
         warmup: reader.count(Key::Warmup),
         decay: reader.choice(Key::Decay),
+        decay_steps: reader.count(Key::DecaySteps),
         betas: reader.pair(Key::Betas),
         epsilon: reader.number(Key::Eps),
         weight_decay: reader.number(Key::WeightDecay),

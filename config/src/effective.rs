@@ -114,6 +114,7 @@ fn value_of(config: &RunConfig, key: Key) -> Option<ConfigValue> {
         Key::Clip => ConfigValue::Number(guard.clip_norm.unwrap_or(0.0)),
         Key::Warmup => whole(optimizer.warmup),
         Key::Decay => word(optimizer.decay),
+        Key::DecaySteps => whole(optimizer.decay_steps),
         Key::Schedule => word(config.schedule),
         Key::Chunks => size(config.chunks_per_stage.unwrap_or(0)),
         Key::Slices => size(config.slice_count.unwrap_or(0)),

@@ -176,6 +176,8 @@ keys! {
     Warmup: "optimizer.warmup", Count(0, STEPS_MAX), Literal("20");
     /// How the learning rate falls after the warm-up.
     Decay: "optimizer.decay", Word(words::<LrDecay>), Literal("\"cosine\"");
+    /// With decay = "wsd": the last steps, in which the learning rate falls; 0: a tenth of all steps.
+    DecaySteps: "optimizer.decay_steps", Count(0, STEPS_MAX), Literal("0");
 
     /// The pipeline schedule; auto takes the fastest that fits.
     Schedule: "schedule.kind", Word(words::<ScheduleChoice>), Literal("\"auto\"");

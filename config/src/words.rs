@@ -54,7 +54,13 @@ impl ConfigWord for PrecisionChoice {
 
 impl ConfigWord for LrDecay {
     fn table() -> Vec<(&'static str, Self)> {
-        vec![("cosine", Self::Cosine), ("linear", Self::Linear), ("constant", Self::Constant)]
+        vec![
+            ("cosine", Self::Cosine),
+            ("linear", Self::Linear),
+            ("constant", Self::Constant),
+            ("wsd", Self::Wsd),
+            ("inverse_sqrt", Self::InverseSqrt),
+        ]
     }
 }
 

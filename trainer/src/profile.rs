@@ -200,6 +200,7 @@ mod tests {
         lr_min: 0.0,
         warmup: 0,
         decay: LrDecay::Constant,
+        decay_steps: 0,
         betas: [0.9, 0.95],
         epsilon: 1e-8,
         weight_decay: 0.1,

@@ -65,6 +65,7 @@ pub fn optimizer() -> OptimizerConfig {
         lr_min: 0.0,
         warmup: 2,
         decay: LrDecay::Cosine,
+        decay_steps: 0,
         betas: [0.9, 0.95],
         epsilon: 1e-8,
         weight_decay: 0.1,

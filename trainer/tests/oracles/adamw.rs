@@ -109,6 +109,7 @@ pub fn vectors_are_met_bit_for_bit(path: &Path) {
         lr_min: 0.0,
         warmup: 0,
         decay: LrDecay::Constant,
+        decay_steps: 0,
         betas: [number(&hyper["beta1"]), number(&hyper["beta2"])],
         epsilon: number(&hyper["eps"]),
         weight_decay: number(&hyper["weight_decay"]),

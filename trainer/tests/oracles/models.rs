@@ -94,6 +94,7 @@ fn setup(model: &ModelConfig, weights: Vec<Vec<f32>>, shape: &[usize]) -> StageS
             lr_min: 0.0,
             warmup: 0,
             decay: LrDecay::Constant,
+            decay_steps: 0,
             betas: [0.9, 0.95],
             epsilon: 1e-8,
             weight_decay: 0.1,
