@@ -159,6 +159,8 @@ fn what_was_interrupted_or_killed_goes_on_to_the_same_store() {
     assert!(message.contains("error: interrupted\n  store: keeps "), "{message}");
     assert!(message.contains("\n  try: the same command goes on behind them"), "{message}");
     site.refused("data show store", 6, &["is not finished", "try: "]);
+    let other = ["has finished shards of another request", "try: the same request again, --to"];
+    site.refused("data prepare a.txt --to store --shard-tokens 200000", 6, &other);
     assert_eq!(end_behind_first_shard(&site, line, Signal::KILL).status.code(), None);
     site.printed(line);
     let manifest = |store: &str| fs::read(site.path(store).join("manifest.json")).expect("whole");

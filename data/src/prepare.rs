@@ -11,6 +11,7 @@
 //! order needs no sorting and the store does not depend on how many there are. A shard ends with the
 //! batch that fills it. When it is durable, the journal notes where in the sources the next one
 //! begins; a later call with the same request verifies the shards of the journal and goes on there.
+//! Shards of another request are refused: no file that was finished is ever removed.
 
 mod encode_batch;
 mod journal;
@@ -29,7 +30,7 @@ use zbelastic_types::Bytes;
 use crate::checked_json::{self, CheckedJsonError};
 use crate::encode::{EncodeDocuments, EncodeError};
 use crate::source::{SourceError, SourceListError, SourceListing, SourceOptions, SourceStorage};
-use crate::store::{MANIFEST_NAME, StoreManifest};
+use crate::store::{MANIFEST_NAME, SHARD_EXTENSION, StoreManifest};
 pub use journal::JOURNAL_NAME;
 
 use encode_batch::EncodedBatch;
@@ -86,8 +87,7 @@ pub struct PrepareProgress {
     pub tokens_per_second: f64,
 }
 
-/// Why a store cannot be made. The shards that are finished are kept, except if the request
-/// differs.
+/// Why a store cannot be made. The shards that are finished are kept.
 #[derive(Debug, thiserror::Error)]
 pub enum PrepareError {
     /// The sources cannot be listed.
@@ -150,6 +150,13 @@ pub enum PrepareError {
         /// The folder of the store.
         folder: PathBuf,
     },
+    /// The folder has finished shards of another request: other sources, options or encoder, or a
+    /// source that was written anew.
+    #[error("{}: has finished shards of another request", folder.display())]
+    OtherRequest {
+        /// The folder of the store.
+        folder: PathBuf,
+    },
     /// The folder has files, and none is a journal.
     #[error("{}: has other files than those of a store", folder.display())]
     NotEmpty {
@@ -191,8 +198,8 @@ pub enum PrepareError {
 /// `on_progress` is called after each batch; with [`ControlFlow::Break`] it stops the call.
 ///
 /// # Errors
-/// If the sources cannot be read, a document cannot be encoded, the store cannot be written, or is
-/// there already.
+/// If the sources cannot be read, a document cannot be encoded, the store cannot be written, or it or
+/// a part of another is there already.
 pub fn prepare(
     request: &PrepareRequest,
     storage: &dyn SourceStorage,
@@ -253,11 +260,15 @@ fn check_folder(folder: &Path) -> Result<(), PrepareError> {
     Ok(())
 }
 
-/// The journal of a call that was killed, if it was for this request; or else a new one.
+/// The journal of a call that was killed, if it was for this request; or else a new one, unless the
+/// other request has finished a shard.
 fn open_journal(folder: &Path, request: blake3::Hash) -> Result<PrepareJournal, PrepareError> {
     let path = folder.join(JOURNAL_NAME);
     match checked_json::read::<PrepareJournal>(&path) {
         Ok(journal) if journal.request == request => return Ok(journal),
+        Ok(_) if has_shard(folder)? => {
+            return Err(PrepareError::OtherRequest { folder: folder.to_owned() });
+        }
         Ok(_) => {}
         Err(CheckedJsonError::Io(error)) if error.kind() == io::ErrorKind::NotFound => {}
         Err(source) => return Err(PrepareError::Journal { path, source }),
@@ -265,6 +276,16 @@ fn open_journal(folder: &Path, request: blake3::Hash) -> Result<PrepareJournal, 
     let journal = PrepareJournal { request, shards: Vec::new() };
     checked_json::write(&path, &journal).map_err(|source| write_error(&path, source))?;
     Ok(journal)
+}
+
+fn has_shard(folder: &Path) -> Result<bool, PrepareError> {
+    for entry in fs::read_dir(folder).map_err(|source| write_error(folder, source))? {
+        let entry = entry.map_err(|source| write_error(folder, source))?;
+        if entry.file_name().as_encoded_bytes().ends_with(SHARD_EXTENSION.as_bytes()) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 fn write_shards(

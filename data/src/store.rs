@@ -10,7 +10,7 @@ mod shard_writer;
 
 pub use manifest::{MANIFEST_NAME, ManifestFault, ShardRecord, StoreManifest};
 
-pub(crate) use manifest::{FORMAT_VERSION, SHARDS_MAX, shard_name};
+pub(crate) use manifest::{FORMAT_VERSION, SHARD_EXTENSION, SHARDS_MAX, shard_name};
 pub(crate) use shard_writer::ShardWriter;
 
 use std::io;

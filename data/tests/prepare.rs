@@ -94,18 +94,37 @@ fn a_damaged_shard_of_an_unfinished_store_is_made_anew() {
     let mut bytes = fs::read(&shard).expect("finished");
     bytes[100] ^= 1;
     fs::write(&shard, bytes).expect("writable");
-    fs::write(request.folder.join("00099.shard"), "of another request").expect("writable");
     make(&request, WITHOUT_END).expect("a store");
     assert_eq!(files(&request.folder), expected);
 }
 
 #[test]
-fn a_stop_for_another_request_begins_anew() {
+fn finished_shards_of_another_request_are_refused_and_kept() {
+    let folder = corpus();
+    let smaller = request(folder.path(), 2, 100_000);
+    assert!(matches!(make(&smaller, 8), Err(PrepareError::Stopped)));
+    let kept = files(&smaller.folder);
+    assert!(kept.contains_key("00000.shard"), "{:?}", kept.keys());
+    let mut others = vec![request(folder.path(), 2, 300_000), smaller.clone(), smaller.clone()];
+    others[1].options.skip_bad = true;
+    let more = folder.path().join("more.txt");
+    fs::write(&more, "more").expect("writable");
+    others[2].entries.push(more.display().to_string());
+    for other in others {
+        assert!(matches!(make(&other, WITHOUT_END), Err(PrepareError::OtherRequest { .. })));
+        assert_eq!(files(&smaller.folder), kept, "nothing was written or removed");
+    }
+    make(&smaller, WITHOUT_END).expect("the same request goes on");
+    assert_eq!(files(&smaller.folder)["00000.shard"], kept["00000.shard"]);
+}
+
+#[test]
+fn a_request_that_finished_no_shard_gives_way_to_another() {
     let folder = corpus();
     let expected = make_again(folder.path(), 2);
     fs::remove_dir_all(folder.path().join("store")).expect("removable");
-    let smaller = request(folder.path(), 2, 100_000);
-    assert!(matches!(make(&smaller, 8), Err(PrepareError::Stopped)));
+    let larger = request(folder.path(), 2, 600_000);
+    assert!(matches!(make(&larger, 1), Err(PrepareError::Stopped)));
     make(&request(folder.path(), 2, 300_000), WITHOUT_END).expect("a store");
     assert_eq!(files(&folder.path().join("store")), expected);
 }

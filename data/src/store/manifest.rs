@@ -14,9 +14,12 @@ pub(crate) const SHARD_TOKENS_MAX: u64 = u32::MAX as u64;
 /// Most shards of a store: a hundred thousand billion ids.
 pub(crate) const SHARDS_MAX: usize = 1 << 18;
 
+/// How the names of shards end.
+pub(crate) const SHARD_EXTENSION: &str = ".shard";
+
 /// The name of a shard in the folder of its store.
 pub(crate) fn shard_name(index: usize) -> String {
-    format!("{index:05}.shard")
+    format!("{index:05}{SHARD_EXTENSION}")
 }
 
 /// The content of a token store. It names no path and no time, so that the same sources give the

@@ -142,6 +142,12 @@ pub fn of_prepare(error: &PrepareError) -> CommandFailure {
             let hint = format!("`{show}`; or --to another folder, or remove this one first");
             failure(FailureCode::WrongState, refused, detail.hint(hint))
         }
+        PrepareError::OtherRequest { .. } => {
+            let detail = detail
+                .why("sources, options and tokenizer, and files with their times, name a request")
+                .hint("the same request again, --to another folder, or remove this one first");
+            failure(FailureCode::WrongState, refused, detail)
+        }
         PrepareError::NotEmpty { .. } => {
             failure(FailureCode::WrongState, refused, detail.hint("--to a new folder"))
         }
