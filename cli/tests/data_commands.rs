@@ -124,7 +124,7 @@ fn chats_are_rendered_by_the_template_beside_the_tokenizer() {
     let chat = r#"{"turns": [{"role": "user", "content": "Hi"}]}"#;
     site.write("chat.jsonl", chat);
     let line = "data prepare chat.jsonl --field turns --tokenizer tok --to store";
-    site.refused(line, 2, &["chat.jsonl: ", "no chat template", "try: ", "chat_template.jinja"]);
+    site.refused(line, 2, &["chat.jsonl:1: ", "no chat template", "try: ", "chat_template.jinja"]);
     site.write("tok/chat_template.jinja", TEMPLATE);
     site.printed(line);
     let shown = site.json("data show store --tokenizer tok --window 4 --samples 1");

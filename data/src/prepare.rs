@@ -97,20 +97,14 @@ pub enum PrepareError {
     #[error(transparent)]
     Source(#[from] SourceError),
     /// A document cannot be encoded.
-    #[error("{file}: {source}")]
+    #[error("{file}:{line}: {source}")]
     Encode {
-        /// Path of a file of the batch.
+        /// Path of its file.
         file: String,
+        /// Number of its line or row, or of the line of text where it or its part begins, from 1.
+        line: u64,
         /// The encoder's error.
         source: EncodeError,
-    },
-    /// The encoder yields another number of documents than it was given.
-    #[error("the encoder yields {found} documents, expected {expected}")]
-    EncodedCount {
-        /// Documents that it yields.
-        found: usize,
-        /// Documents that it was given.
-        expected: usize,
     },
     /// The encoder yields a loss mask of another length than its ids.
     #[error("the encoder yields a loss mask of {found} ids, expected {expected}")]
@@ -123,7 +117,7 @@ pub enum PrepareError {
     /// An id is not below the size of the vocabulary.
     #[error("{file}: id {found} is outside a vocabulary of {vocabulary}")]
     Vocabulary {
-        /// Path of a file of the batch.
+        /// Path of the file.
         file: String,
         /// The id.
         found: u32,

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use common::{make, request, source};
+use common::{REFUSED, make, request, source};
 use tempfile::TempDir;
 use zbelastic_data::prepare::PrepareError;
 use zbelastic_data::source::{BadDocument, PART_BYTES_MAX, SourceError, SourceListError};
@@ -168,6 +168,25 @@ fn bad_lines_are_named_or_counted() {
     request.options.skip_bad = true;
     let sources = make(&request, WITHOUT_END).expect("a store").sources;
     assert_eq!((sources.documents, sources.empty, sources.bad), (1, 0, 2));
+}
+
+#[test]
+fn a_document_that_cannot_be_encoded_is_named_by_file_and_line() {
+    let check = |name: &str, content: &str, expected: &str| {
+        let folder = tempfile::tempdir().expect("a folder");
+        // Another file of the same batch stands in front.
+        source(folder.path(), "a.jsonl", b"{\"text\": \"a\"}\n");
+        source(folder.path(), name, content.as_bytes());
+        let mut request = request(folder.path(), 2, 100);
+        request.options.separator = Some("%%".to_owned());
+        let error = make(&request, WITHOUT_END).expect_err("it is refused").to_string();
+        let expected =
+            format!("{expected}: the tokenizer cannot encode the document: it is refused");
+        assert!(error.ends_with(&expected), "{error}");
+    };
+    let line = |text: &str| format!("{{\"text\": \"{text}\"}}\n");
+    check("b.jsonl", &(line("b") + "\n" + &line(REFUSED)), "/b.jsonl:3");
+    check("b.txt", &format!("one\n%%\ntwo {REFUSED}"), "/b.txt:2");
 }
 
 #[test]

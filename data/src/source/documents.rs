@@ -40,7 +40,7 @@ fn documents_of(
         }
     };
     let items = batch.items.into_iter().filter_map(|(file, item)| match item {
-        SourceItem::Text(part) => Some(Ok(Document::Text(part))),
+        SourceItem::Text { part, .. } => Some(Ok(Document::Text(part))),
         SourceItem::Line { number, bytes } => {
             unless_bad(file, number, read_line(&bytes, options.field.as_deref()))
         }
