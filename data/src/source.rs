@@ -17,6 +17,7 @@ mod format;
 mod json_line;
 mod lines;
 mod local;
+mod parquet_json;
 mod parquet_rows;
 mod ranged;
 mod text;
