@@ -23,7 +23,7 @@ mod ranged;
 mod text;
 mod token_file;
 
-pub use documents::read_documents;
+pub use documents::{ReadDocument, read_documents};
 pub use files::{SourceFile, SourceListError, SourceListing};
 pub use format::{Compression, SourceFormat};
 pub use local::LocalStorage;
