@@ -110,6 +110,9 @@ fn a_tokenizer_is_trained_a_store_made_with_it_and_shown() {
 fn a_store_of_bytes_needs_no_tokenizer() {
     let site = Site::new();
     site.write("a.txt", "one two three");
+    site.write("b.txt", "one%%two%%three");
+    let made = site.json("data prepare b.txt --separator %% --to three");
+    assert_eq!((&made["documents"], &made["tokens"]), (&3.into(), &11.into()), "{made}");
     site.printed("data prepare a.txt --to store");
     let shown = site.printed("data show store --window 7 --samples 1");
     assert!(shown.contains("windows    1 of 7 tokens"), "{shown}");

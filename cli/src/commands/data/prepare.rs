@@ -63,9 +63,10 @@ pub fn run(args: &DataPrepareArgs, out: &mut dyn Write) -> Result<(), CommandErr
 fn request(args: &DataPrepareArgs) -> PrepareRequest {
     let threads = args.threads.map_or_else(core_count, |threads| threads as usize);
     let field = args.field.clone();
+    let separator = args.separator.clone();
     PrepareRequest {
         entries: args.sources.clone(),
-        options: SourceOptions { field, separator: None, skip_bad: args.skip_bad },
+        options: SourceOptions { field, separator, skip_bad: args.skip_bad },
         threads: NonZeroUsize::new(threads).unwrap_or(NonZeroUsize::MIN),
         shard_tokens: args.shard_tokens,
         folder: args.to.clone(),
