@@ -190,6 +190,17 @@ fn what_is_wrong_with_a_corpus_is_said_with_its_place() {
 }
 
 #[test]
+fn files_of_the_store_itself_are_no_sources() {
+    let site = Site::new();
+    site.write("a.txt", "one");
+    site.write("bad.jsonl", "{");
+    site.refused("data prepare . --to store", 2, &["bad.jsonl:1: is no JSON object"]);
+    let made = site.printed("data prepare . --to store --skip-bad");
+    assert!(made.contains("documents  1, 1 bad ones left out"), "{made}");
+    assert!(made.contains("note: left out of the sources: 1 file in store itself"), "{made}");
+}
+
+#[test]
 fn what_is_wrong_with_a_tokenizer_or_a_folder_is_said() {
     let site = Site::new();
     site.write("a.txt", "one two three");

@@ -83,6 +83,8 @@ pub struct PrepareProgress {
     pub documents: u64,
     /// Ids so far, those of shards that were kept included.
     pub tokens: u64,
+    /// Files of the sources that lie in the folder of the store itself, and are left out.
+    pub files_left_out: usize,
     /// Ids a second since this call began to encode; 0 in the beginning.
     pub tokens_per_second: f64,
 }
@@ -204,10 +206,12 @@ pub fn prepare(
         let found = request.shard_tokens;
         return Err(PrepareError::ShardTokens { found, max: SHARD_TOKENS_MAX });
     }
-    let listing = SourceListing::of(&request.entries, storage)?;
+    let mut listing = SourceListing::of(&request.entries, storage)?;
     let folder = &request.folder;
     fs::create_dir_all(folder).map_err(|source| write_error(folder, source))?;
     check_folder(folder)?;
+    // The journal of a call that was killed looks like a file of documents.
+    listing.leave_out(&fs::canonicalize(folder).map_err(|source| write_error(folder, source))?);
     let lock = lock_folder(folder)?;
     // Another process may have finished the store between the first check and the lock.
     check_folder(folder)?;
@@ -302,6 +306,7 @@ fn write_shards(
             bytes_read: Bytes(batch.bytes_read),
             bytes_total,
             documents: writer.sources().documents,
+            files_left_out: listing.left_out,
             tokens,
             tokens_per_second: if seconds > 0.0 { (tokens - kept) as f64 / seconds } else { 0.0 },
         };

@@ -119,6 +119,20 @@ fn finished_shards_of_another_request_are_refused_and_kept() {
 }
 
 #[test]
+fn a_store_among_its_sources_does_not_read_itself() {
+    let folder = corpus();
+    let expected = make_again(folder.path(), 2);
+    let mut request = request(folder.path(), 2, 300_000);
+    request.folder = folder.path().join("sources/store");
+    for batches in [8, 3] {
+        assert!(matches!(make(&request, batches), Err(PrepareError::Stopped)));
+        assert!(request.folder.join("prepare.json").exists(), "it is named as a source is");
+    }
+    make(&request, WITHOUT_END).expect("a store");
+    assert_eq!(files(&request.folder), expected);
+}
+
+#[test]
 fn a_request_that_finished_no_shard_gives_way_to_another() {
     let folder = corpus();
     let expected = make_again(folder.path(), 2);
