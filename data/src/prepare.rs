@@ -34,7 +34,7 @@ use crate::store::{MANIFEST_NAME, SHARD_EXTENSION, StoreManifest};
 pub use journal::JOURNAL_NAME;
 
 use encode_batch::EncodedBatch;
-use journal::{PrepareJournal, request_hash};
+use journal::{JOURNAL_BYTES_MAX, PrepareJournal, request_hash};
 use pipeline::PipelineJob;
 use store_writer::StoreWriter;
 
@@ -262,7 +262,7 @@ fn check_folder(folder: &Path) -> Result<(), PrepareError> {
 /// other request has finished a shard.
 fn open_journal(folder: &Path, request: blake3::Hash) -> Result<PrepareJournal, PrepareError> {
     let path = folder.join(JOURNAL_NAME);
-    match checked_json::read::<PrepareJournal>(&path) {
+    match checked_json::read::<PrepareJournal>(&path, JOURNAL_BYTES_MAX) {
         Ok(journal) if journal.request == request => return Ok(journal),
         Ok(_) if has_shard(folder)? => {
             return Err(PrepareError::OtherRequest { folder: folder.to_owned() });

@@ -10,7 +10,9 @@ mod shard_writer;
 
 pub use manifest::{MANIFEST_NAME, ManifestFault, ShardRecord, StoreManifest};
 
-pub(crate) use manifest::{FORMAT_VERSION, SHARD_EXTENSION, SHARDS_MAX, shard_name};
+pub(crate) use manifest::{
+    FORMAT_VERSION, MANIFEST_BYTES_MAX, SHARD_EXTENSION, SHARDS_MAX, shard_name,
+};
 pub(crate) use shard_writer::ShardWriter;
 
 use std::io;
@@ -145,7 +147,7 @@ impl TokenStore {
     /// If the manifest or a shard is missing, damaged, or does not fit the others.
     pub fn open(folder: &Path) -> Result<Self, StoreError> {
         let path = folder.join(MANIFEST_NAME);
-        let manifest: StoreManifest = match checked_json::read(&path) {
+        let manifest: StoreManifest = match checked_json::read(&path, MANIFEST_BYTES_MAX) {
             Ok(manifest) => manifest,
             Err(source) => return Err(StoreError::Manifest { path, source }),
         };
