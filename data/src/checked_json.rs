@@ -10,8 +10,7 @@ use std::path::Path;
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-
-use crate::atomic_file;
+use zbelastic_whole_file as whole_file;
 
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -53,7 +52,7 @@ pub(crate) fn checksum(content: &impl Serialize) -> blake3::Hash {
 
 /// Writes `content` durably under `path`, replacing the file that was there at once.
 pub(crate) fn write<T: Serialize>(path: &Path, content: &T) -> io::Result<()> {
-    atomic_file::write(path, &text(content)?)
+    whole_file::write(path, &text(content)?)
 }
 
 /// The bytes of the file.

@@ -18,7 +18,7 @@ mod journal;
 mod pipeline;
 mod store_writer;
 
-use std::fs::{self, File, TryLockError};
+use std::fs::{self, File};
 use std::io;
 use std::num::NonZeroUsize;
 use std::ops::ControlFlow;
@@ -26,6 +26,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use zbelastic_types::Bytes;
+use zbelastic_whole_file::{self as whole_file, LockError, holder_text};
 
 use crate::checked_json::{self, CheckedJsonError};
 use crate::encode::{EncodeDocuments, EncodeError};
@@ -160,10 +161,12 @@ pub enum PrepareError {
         folder: PathBuf,
     },
     /// Another process prepares the store.
-    #[error("{}: another process is making this store", folder.display())]
+    #[error("{}: {} is making this store", folder.display(), holder_text(*holder))]
     Busy {
         /// The folder of the store.
         folder: PathBuf,
+        /// The number of the process, if it has written it.
+        holder: Option<u32>,
     },
     /// The journal of an unfinished store cannot be read.
     #[error("{}: {source}", path.display())]
@@ -230,13 +233,12 @@ fn write_error(path: &Path, source: io::Error) -> PrepareError {
 
 fn lock_folder(folder: &Path) -> Result<File, PrepareError> {
     let path = folder.join(LOCK_NAME);
-    let opened = File::options().create(true).append(true).open(&path);
-    let file = opened.map_err(|source| write_error(&path, source))?;
-    match file.try_lock() {
-        Ok(()) => Ok(file),
-        Err(TryLockError::WouldBlock) => Err(PrepareError::Busy { folder: folder.to_owned() }),
-        Err(TryLockError::Error(source)) => Err(write_error(&path, source)),
-    }
+    whole_file::lock(&path).map_err(|error| match error {
+        LockError::Held { holder } => PrepareError::Busy { folder: folder.to_owned(), holder },
+        LockError::Open(source) | LockError::Lock(source) | LockError::Write(source) => {
+            write_error(&path, source)
+        }
+    })
 }
 
 /// Refuses a finished store, and a folder of others.

@@ -4,10 +4,11 @@ use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use zbelastic_whole_file as whole_file;
+
 use super::encode_batch::EncodedBatch;
 use super::journal::{FinishedShard, JOURNAL_NAME, PrepareJournal};
 use super::{PrepareError, PrepareRequest, SHARD_DOCUMENTS, write_error};
-use crate::atomic_file;
 use crate::checked_json;
 use crate::encode::EncodeDocuments;
 use crate::source::{SourceCounts, SourceCursor};
@@ -153,7 +154,7 @@ impl StoreWriter {
         let written = checked_json::write(&path, &self.manifest);
         written.map_err(|source| write_error(&path, source))?;
         let path = self.folder.join(JOURNAL_NAME);
-        atomic_file::remove(&path).map_err(|source| write_error(&path, source))?;
+        whole_file::remove(&path).map_err(|source| write_error(&path, source))?;
         Ok(self.manifest)
     }
 }
