@@ -10,7 +10,7 @@ use zbelastic_data::document::{Chat, Document};
 use zbelastic_data::source::{
     LocalStorage, SourceFormat, SourceListing, SourceOptions, read_documents,
 };
-use zbelastic_machine::core_count;
+use zbelastic_machine::thread_count;
 use zbelastic_tokenizer::train::{TrainError, TrainProgress, TrainRequest, train};
 use zbelastic_tokenizer::{Tokenizer, TokenizerFiles};
 use zbelastic_types::Bytes;
@@ -119,7 +119,7 @@ fn request(args: &TokenizerTrainArgs) -> TrainRequest {
     // The token that ends documents is there in any case.
     let others = args.special.iter().filter(|token| request.eos_token.as_ref() != Some(*token));
     request.special_tokens.extend(others.cloned().collect::<Vec<_>>());
-    let threads = args.threads.map_or_else(core_count, |threads| threads as usize);
+    let threads = thread_count(args.threads);
     request.threads = NonZeroUsize::new(threads).unwrap_or(NonZeroUsize::MIN);
     request
 }

@@ -13,7 +13,7 @@ use zbelastic_data::prepare::{PrepareError, PrepareProgress, PrepareRequest, pre
 use zbelastic_data::source::{LocalStorage, SourceOptions};
 use zbelastic_data::store::StoreManifest;
 use zbelastic_local::interrupt::Interrupt;
-use zbelastic_machine::core_count;
+use zbelastic_machine::thread_count;
 use zbelastic_wording::figures::{duration_text, grouped};
 use zbelastic_wording::{CommandError, CommandFailure, FailureDetail};
 
@@ -67,7 +67,7 @@ pub fn run(args: &DataPrepareArgs, out: &mut dyn Write) -> Result<(), CommandErr
 }
 
 fn request(args: &DataPrepareArgs) -> PrepareRequest {
-    let threads = args.threads.map_or_else(core_count, |threads| threads as usize);
+    let threads = thread_count(args.threads);
     let field = args.field.clone();
     let separator = args.separator.clone();
     PrepareRequest {
