@@ -72,8 +72,6 @@ pub const NAME_BYTES_MAX: usize = 64;
 pub const EVENTS_MAX: u32 = 512;
 /// Most log lines in an answer.
 pub const LOG_LINES_MAX: u32 = 512;
-/// Most bytes of a log line; a longer one is cut.
-pub const LOG_LINE_BYTES_MAX: usize = 1024;
 /// Most failures a status remembers.
 pub const FAILURES_MAX: usize = 8;
 /// Most addresses in an answer, and in a list that is typed.

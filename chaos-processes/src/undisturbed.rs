@@ -7,6 +7,8 @@ use std::io;
 use std::path::Path;
 use std::time::Duration;
 
+use zbelastic_whole_file as whole_file;
+
 use super::check::{NodeLog, UndisturbedRun, check};
 use super::cluster_observation::ClusterObservation;
 use super::contract::{TestedBinary, TestedConfiguration};
@@ -170,9 +172,7 @@ fn save(path: &Path, undisturbed: &UndisturbedRun) -> io::Result<()> {
         fs::create_dir_all(folder)?;
     }
     // Another campaign may read it meanwhile, so it is whole under its name.
-    let beside = path.with_extension(format!("{}.part", std::process::id()));
-    fs::write(&beside, serde_json::to_vec(undisturbed)?)?;
-    fs::rename(&beside, path)
+    whole_file::write_to_cache(path, &serde_json::to_vec(undisturbed)?)
 }
 
 #[cfg(test)]

@@ -4,14 +4,13 @@
 //! released with the process however it ends. A folder of a newer program is left alone. Nothing
 //! here makes a folder anew in the place of one that is damaged.
 
-use std::fs::{DirBuilder, File, OpenOptions, TryLockError};
-use std::io::{self, Read, Seek, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::fs::{self, DirBuilder, File};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::{fs, process};
 
-use rustix::fs::OFlags;
 use thiserror::Error;
+use zbelastic_whole_file::{LockError, holder_text};
 
 use crate::error::{FileFault, FileOperation};
 use crate::files::{EntryKind, FileSystem, RealFileSystem, write_all};
@@ -24,7 +23,7 @@ const PROGRAM_NEEDED: &str = env!("CARGO_PKG_VERSION");
 const LOCK: &str = "LOCK";
 const VERSION: &str = "VERSION";
 const VERSION_NEW: &str = "VERSION.new";
-/// Bytes of `VERSION` and of `LOCK` at most.
+/// Bytes of `VERSION` at most.
 const TEXT_BYTES_MAX: u64 = 1024;
 /// The first word of `VERSION`.
 const TITLE: &str = "zbelastic-data";
@@ -72,7 +71,7 @@ pub enum FolderError {
         path: PathBuf,
     },
     /// Another process uses it.
-    #[error("{} is in use by {}", path.display(), owner_text(*owner))]
+    #[error("{} is in use by {}", path.display(), holder_text(*owner))]
     InUse {
         /// Path of the folder.
         path: PathBuf,
@@ -138,10 +137,6 @@ fn kind_text(kind: EntryKind) -> &'static str {
         EntryKind::Link => "a link",
         EntryKind::Special => "a device, a pipe or a socket",
     }
-}
-
-fn owner_text(owner: Option<u32>) -> String {
-    owner.map_or("another process".to_owned(), |owner| format!("process {owner}"))
 }
 
 impl LockedFolder {
@@ -235,30 +230,13 @@ fn refusal(path: &Path, operation: FileOperation, error: io::Error) -> FolderErr
 
 fn lock(folder: &Path) -> Result<File, FolderError> {
     let path = folder.join(LOCK);
-    let mut options = OpenOptions::new();
-    options.read(true).write(true).create(true).truncate(false).mode(0o600);
-    let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
-    let opened = options.custom_flags(flags.bits() as i32).open(&path);
-    let mut file = opened.map_err(|error| refusal(folder, FileOperation::Create, error))?;
-    match file.try_lock() {
-        Ok(()) => {}
-        Err(TryLockError::WouldBlock) => {
-            let mut text = String::new();
-            let read = file.take(TEXT_BYTES_MAX).read_to_string(&mut text);
-            let owner = read.ok().and_then(|_| text.trim().parse().ok());
-            return Err(FolderError::InUse { path: folder.to_owned(), owner });
-        }
-        Err(TryLockError::Error(error)) => {
-            return Err(FileFault::of(FileOperation::Lock, &path)(error).into());
-        }
-    }
-    let mut write = || {
-        file.set_len(0)?;
-        file.rewind()?;
-        writeln!(file, "{}", process::id())
-    };
-    write().map_err(FileFault::of(FileOperation::Write, &path))?;
-    Ok(file)
+    let fault = |operation, error| FileFault::of(operation, &path)(error).into();
+    zbelastic_whole_file::lock(&path).map_err(|error| match error {
+        LockError::Open(error) => refusal(folder, FileOperation::Create, error),
+        LockError::Held { holder } => FolderError::InUse { path: folder.to_owned(), owner: holder },
+        LockError::Lock(error) => fault(FileOperation::Lock, error),
+        LockError::Write(error) => fault(FileOperation::Write, error),
+    })
 }
 
 fn write_version(folder: &Path) -> Result<(), FolderError> {

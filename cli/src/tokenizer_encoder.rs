@@ -95,12 +95,11 @@ impl EncodeDocuments for TokenizerEncoder {
         self.tokenizer.eos_id()
     }
 
-    fn encode(&self, documents: &[Document]) -> Result<Vec<EncodedDocument>, EncodeError> {
-        let encode = |document: &Document| match document {
+    fn encode(&self, document: &Document) -> Result<EncodedDocument, EncodeError> {
+        match document {
             Document::Text(part) => self.encode_text(part),
             Document::Chat(chat) => self.encode_chat(chat),
-        };
-        documents.iter().map(encode).collect()
+        }
     }
 }
 

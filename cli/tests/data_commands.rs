@@ -110,6 +110,9 @@ fn a_tokenizer_is_trained_a_store_made_with_it_and_shown() {
 fn a_store_of_bytes_needs_no_tokenizer() {
     let site = Site::new();
     site.write("a.txt", "one two three");
+    site.write("b.txt", "one%%two%%three");
+    let made = site.json("data prepare b.txt --separator %% --to three");
+    assert_eq!((&made["documents"], &made["tokens"]), (&3.into(), &11.into()), "{made}");
     site.printed("data prepare a.txt --to store");
     let shown = site.printed("data show store --window 7 --samples 1");
     assert!(shown.contains("windows    1 of 7 tokens"), "{shown}");
@@ -124,7 +127,7 @@ fn chats_are_rendered_by_the_template_beside_the_tokenizer() {
     let chat = r#"{"turns": [{"role": "user", "content": "Hi"}]}"#;
     site.write("chat.jsonl", chat);
     let line = "data prepare chat.jsonl --field turns --tokenizer tok --to store";
-    site.refused(line, 2, &["chat.jsonl: ", "no chat template", "try: ", "chat_template.jinja"]);
+    site.refused(line, 2, &["chat.jsonl:1: ", "no chat template", "try: ", "chat_template.jinja"]);
     site.write("tok/chat_template.jinja", TEMPLATE);
     site.printed(line);
     let shown = site.json("data show store --tokenizer tok --window 4 --samples 1");
@@ -159,6 +162,8 @@ fn what_was_interrupted_or_killed_goes_on_to_the_same_store() {
     assert!(message.contains("error: interrupted\n  store: keeps "), "{message}");
     assert!(message.contains("\n  try: the same command goes on behind them"), "{message}");
     site.refused("data show store", 6, &["is not finished", "try: "]);
+    let other = ["has finished shards of another request", "try: the same request again, --to"];
+    site.refused("data prepare a.txt --to store --shard-tokens 200000", 6, &other);
     assert_eq!(end_behind_first_shard(&site, line, Signal::KILL).status.code(), None);
     site.printed(line);
     let manifest = |store: &str| fs::read(site.path(store).join("manifest.json")).expect("whole");
@@ -182,6 +187,17 @@ fn what_is_wrong_with_a_corpus_is_said_with_its_place() {
     site.refused(&format!("data prepare a.pdf {to}"), 2, &["a.pdf has no known format", "try: "]);
     let made = site.json(&format!("data prepare bad.jsonl --skip-bad {to}"));
     assert_eq!((&made["documents"], &made["bad"]), (&1.into(), &2.into()), "{made}");
+}
+
+#[test]
+fn files_of_the_store_itself_are_no_sources() {
+    let site = Site::new();
+    site.write("a.txt", "one");
+    site.write("bad.jsonl", "{");
+    site.refused("data prepare . --to store", 2, &["bad.jsonl:1: is no JSON object"]);
+    let made = site.printed("data prepare . --to store --skip-bad");
+    assert!(made.contains("documents  1, 1 bad ones left out"), "{made}");
+    assert!(made.contains("note: left out of the sources: 1 file in store itself"), "{made}");
 }
 
 #[test]

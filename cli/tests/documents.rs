@@ -1,8 +1,13 @@
 //! The documents agree with the program's own descriptions of itself.
 
+#[path = "common/members.rs"]
+mod members;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+
+use members::members;
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
@@ -56,36 +61,11 @@ fn links_lead_somewhere() {
 
 /// Paths in backticks that begin with one of our folders and name a file.
 fn paths_named(text: &str) -> impl Iterator<Item = &str> {
-    const FOLDERS: [&str; 25] = [
-        "types/",
-        "schedule/",
-        "kernels/",
-        "consensus/",
-        "trainer/",
-        "planner/",
-        "policy/",
-        "checkpoint/",
-        "identity/",
-        "transport/",
-        "wording/",
-        "timing/",
-        "machine/",
-        "config/",
-        "api/",
-        "wire/",
-        "local/",
-        "data/",
-        "node/",
-        "cli/",
-        "bench/",
-        "docs/",
-        "chaos-tests/",
-        "chaos-processes/",
-        "tokenizer/",
-    ];
     let quoted = text.split('`').skip(1).step_by(2);
     quoted.filter(|quote| {
-        let is_path = FOLDERS.iter().any(|folder| quote.starts_with(folder));
+        let mut folders = members().iter().map(String::as_str).chain(["docs"]);
+        let is_path = folders
+            .any(|folder| quote.strip_prefix(folder).is_some_and(|rest| rest.starts_with('/')));
         is_path && !quote.contains(['*', ' ', '<', '{', ':', 'N'])
     })
 }

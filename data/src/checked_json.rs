@@ -10,11 +10,7 @@ use std::path::Path;
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-
-use crate::atomic_file;
-
-/// Most bytes of such a file. A shard has 250 bytes in it, so this is some hundred thousand shards.
-pub(crate) const FILE_BYTES_MAX: u64 = 64 << 20;
+use zbelastic_whole_file as whole_file;
 
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -56,21 +52,26 @@ pub(crate) fn checksum(content: &impl Serialize) -> blake3::Hash {
 
 /// Writes `content` durably under `path`, replacing the file that was there at once.
 pub(crate) fn write<T: Serialize>(path: &Path, content: &T) -> io::Result<()> {
+    whole_file::write(path, &text(content)?)
+}
+
+/// The bytes of the file.
+pub(crate) fn text<T: Serialize>(content: &T) -> io::Result<Vec<u8>> {
     let file = CheckedContent { checksum: checksum(content).to_hex().to_string(), content };
     let mut text = serde_json::to_vec_pretty(&file)?;
     text.push(b'\n');
-    atomic_file::write(path, &text)
+    Ok(text)
 }
 
-/// Reads a file that [`write`] wrote.
-pub(crate) fn read<T>(path: &Path) -> Result<T, CheckedJsonError>
+/// Reads a file of at most `bytes_max` that [`write`] wrote.
+pub(crate) fn read<T>(path: &Path, bytes_max: u64) -> Result<T, CheckedJsonError>
 where
     T: Serialize + DeserializeOwned,
 {
     let mut text = Vec::new();
-    File::open(path)?.take(FILE_BYTES_MAX + 1).read_to_end(&mut text)?;
-    if text.len() as u64 > FILE_BYTES_MAX {
-        return Err(CheckedJsonError::TooLarge { max: FILE_BYTES_MAX });
+    File::open(path)?.take(bytes_max + 1).read_to_end(&mut text)?;
+    if text.len() as u64 > bytes_max {
+        return Err(CheckedJsonError::TooLarge { max: bytes_max });
     }
     let file: CheckedContent<T> = serde_json::from_slice(&text).map_err(CheckedJsonError::Form)?;
     let found = checksum(&file.content).to_hex().to_string();

@@ -16,27 +16,27 @@ pub struct EncodedDocument {
     pub loss_mask: Option<Vec<bool>>,
 }
 
-/// Why documents cannot be encoded.
+/// Why a document cannot be encoded.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EncodeError {
     /// The encoder has no chat template.
-    #[error("the tokenizer has no chat template, and a document is a chat")]
+    #[error("the tokenizer has no chat template, and the document is a chat")]
     NoChatTemplate,
     /// A chat cannot be rendered.
-    #[error("the chat template cannot render a document: {reason}")]
+    #[error("the chat template cannot render the document: {reason}")]
     Render {
         /// The template's error.
         reason: String,
     },
     /// The tokenizer refuses a text.
-    #[error("the tokenizer cannot encode a document: {reason}")]
+    #[error("the tokenizer cannot encode the document: {reason}")]
     Tokenize {
         /// The tokenizer's error.
         reason: String,
     },
 }
 
-/// An encoder. The same documents give the same ids, on every machine and in any batches.
+/// An encoder. The same document gives the same ids, on every machine and beside any others.
 pub trait EncodeDocuments: Sync {
     /// The name of this encoder by content.
     fn tokenizer_hash(&self) -> TokenizerHash;
@@ -47,12 +47,12 @@ pub trait EncodeDocuments: Sync {
     /// The id that is put behind every text, and that separates documents in files of ids.
     fn end_of_text(&self) -> Option<u32>;
 
-    /// The ids of each document, in order; one for one. End-of-text tokens of [`Document::Text`] are
-    /// not among them, all tokens of a [`Document::Chat`] are.
+    /// The ids of a document. The end-of-text token of a [`Document::Text`] is not among them, all
+    /// tokens of a [`Document::Chat`] are.
     ///
     /// # Errors
-    /// If a document cannot be encoded.
-    fn encode(&self, documents: &[Document]) -> Result<Vec<EncodedDocument>, EncodeError>;
+    /// If the document cannot be encoded.
+    fn encode(&self, document: &Document) -> Result<EncodedDocument, EncodeError>;
 }
 
 /// The built-in encoder: each byte of a text is its own id, and nothing is put between texts.
@@ -75,14 +75,13 @@ impl EncodeDocuments for BytesEncoder {
         None
     }
 
-    fn encode(&self, documents: &[Document]) -> Result<Vec<EncodedDocument>, EncodeError> {
-        let ids = |document: &Document| match document {
+    fn encode(&self, document: &Document) -> Result<EncodedDocument, EncodeError> {
+        match document {
             Document::Text(part) => {
                 let ids = part.text.bytes().map(u32::from).collect();
                 Ok(EncodedDocument { ids, loss_mask: None })
             }
             Document::Chat(_) => Err(EncodeError::NoChatTemplate),
-        };
-        documents.iter().map(ids).collect()
+        }
     }
 }

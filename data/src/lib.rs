@@ -18,7 +18,6 @@
 //!
 //! `docs/token-store.md` has the bytes of the format.
 
-mod atomic_file;
 mod checked_json;
 pub mod cursor;
 pub mod document;

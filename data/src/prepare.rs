@@ -11,13 +11,14 @@
 //! order needs no sorting and the store does not depend on how many there are. A shard ends with the
 //! batch that fills it. When it is durable, the journal notes where in the sources the next one
 //! begins; a later call with the same request verifies the shards of the journal and goes on there.
+//! Shards of another request are refused: no file that was finished is ever removed.
 
 mod encode_batch;
 mod journal;
 mod pipeline;
 mod store_writer;
 
-use std::fs::{self, File, TryLockError};
+use std::fs::{self, File};
 use std::io;
 use std::num::NonZeroUsize;
 use std::ops::ControlFlow;
@@ -25,15 +26,16 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use zbelastic_types::Bytes;
+use zbelastic_whole_file::{self as whole_file, LockError, holder_text};
 
 use crate::checked_json::{self, CheckedJsonError};
 use crate::encode::{EncodeDocuments, EncodeError};
 use crate::source::{SourceError, SourceListError, SourceListing, SourceOptions, SourceStorage};
-use crate::store::{MANIFEST_NAME, StoreManifest};
+use crate::store::{MANIFEST_NAME, SHARD_EXTENSION, StoreManifest};
 pub use journal::JOURNAL_NAME;
 
 use encode_batch::EncodedBatch;
-use journal::{PrepareJournal, request_hash};
+use journal::{JOURNAL_BYTES_MAX, PrepareJournal, request_hash};
 use pipeline::PipelineJob;
 use store_writer::StoreWriter;
 
@@ -82,12 +84,13 @@ pub struct PrepareProgress {
     pub documents: u64,
     /// Ids so far, those of shards that were kept included.
     pub tokens: u64,
+    /// Files of the sources that lie in the folder of the store itself, and are left out.
+    pub files_left_out: usize,
     /// Ids a second since this call began to encode; 0 in the beginning.
     pub tokens_per_second: f64,
 }
 
-/// Why a store cannot be made. The shards that are finished are kept, except if the request
-/// differs.
+/// Why a store cannot be made. The shards that are finished are kept.
 #[derive(Debug, thiserror::Error)]
 pub enum PrepareError {
     /// The sources cannot be listed.
@@ -97,20 +100,14 @@ pub enum PrepareError {
     #[error(transparent)]
     Source(#[from] SourceError),
     /// A document cannot be encoded.
-    #[error("{file}: {source}")]
+    #[error("{file}:{line}: {source}")]
     Encode {
-        /// Path of a file of the batch.
+        /// Path of its file.
         file: String,
+        /// Number of its line or row, or of the line of text where it or its part begins, from 1.
+        line: u64,
         /// The encoder's error.
         source: EncodeError,
-    },
-    /// The encoder yields another number of documents than it was given.
-    #[error("the encoder yields {found} documents, expected {expected}")]
-    EncodedCount {
-        /// Documents that it yields.
-        found: usize,
-        /// Documents that it was given.
-        expected: usize,
     },
     /// The encoder yields a loss mask of another length than its ids.
     #[error("the encoder yields a loss mask of {found} ids, expected {expected}")]
@@ -123,7 +120,7 @@ pub enum PrepareError {
     /// An id is not below the size of the vocabulary.
     #[error("{file}: id {found} is outside a vocabulary of {vocabulary}")]
     Vocabulary {
-        /// Path of a file of the batch.
+        /// Path of the file.
         file: String,
         /// The id.
         found: u32,
@@ -150,6 +147,13 @@ pub enum PrepareError {
         /// The folder of the store.
         folder: PathBuf,
     },
+    /// The folder has finished shards of another request: other sources, options or encoder, or a
+    /// source that was written anew.
+    #[error("{}: has finished shards of another request", folder.display())]
+    OtherRequest {
+        /// The folder of the store.
+        folder: PathBuf,
+    },
     /// The folder has files, and none is a journal.
     #[error("{}: has other files than those of a store", folder.display())]
     NotEmpty {
@@ -157,10 +161,12 @@ pub enum PrepareError {
         folder: PathBuf,
     },
     /// Another process prepares the store.
-    #[error("{}: another process is making this store", folder.display())]
+    #[error("{}: {} is making this store", folder.display(), holder_text(*holder))]
     Busy {
         /// The folder of the store.
         folder: PathBuf,
+        /// The number of the process, if it has written it.
+        holder: Option<u32>,
     },
     /// The journal of an unfinished store cannot be read.
     #[error("{}: {source}", path.display())]
@@ -191,8 +197,8 @@ pub enum PrepareError {
 /// `on_progress` is called after each batch; with [`ControlFlow::Break`] it stops the call.
 ///
 /// # Errors
-/// If the sources cannot be read, a document cannot be encoded, the store cannot be written, or is
-/// there already.
+/// If the sources cannot be read, a document cannot be encoded, the store cannot be written, or it or
+/// a part of another is there already.
 pub fn prepare(
     request: &PrepareRequest,
     storage: &dyn SourceStorage,
@@ -203,10 +209,12 @@ pub fn prepare(
         let found = request.shard_tokens;
         return Err(PrepareError::ShardTokens { found, max: SHARD_TOKENS_MAX });
     }
-    let listing = SourceListing::of(&request.entries, storage)?;
+    let mut listing = SourceListing::of(&request.entries, storage)?;
     let folder = &request.folder;
     fs::create_dir_all(folder).map_err(|source| write_error(folder, source))?;
     check_folder(folder)?;
+    // The journal of a call that was killed looks like a file of documents.
+    listing.leave_out(&fs::canonicalize(folder).map_err(|source| write_error(folder, source))?);
     let lock = lock_folder(folder)?;
     // Another process may have finished the store between the first check and the lock.
     check_folder(folder)?;
@@ -225,13 +233,12 @@ fn write_error(path: &Path, source: io::Error) -> PrepareError {
 
 fn lock_folder(folder: &Path) -> Result<File, PrepareError> {
     let path = folder.join(LOCK_NAME);
-    let opened = File::options().create(true).append(true).open(&path);
-    let file = opened.map_err(|source| write_error(&path, source))?;
-    match file.try_lock() {
-        Ok(()) => Ok(file),
-        Err(TryLockError::WouldBlock) => Err(PrepareError::Busy { folder: folder.to_owned() }),
-        Err(TryLockError::Error(source)) => Err(write_error(&path, source)),
-    }
+    whole_file::lock(&path).map_err(|error| match error {
+        LockError::Held { holder } => PrepareError::Busy { folder: folder.to_owned(), holder },
+        LockError::Open(source) | LockError::Lock(source) | LockError::Write(source) => {
+            write_error(&path, source)
+        }
+    })
 }
 
 /// Refuses a finished store, and a folder of others.
@@ -253,11 +260,15 @@ fn check_folder(folder: &Path) -> Result<(), PrepareError> {
     Ok(())
 }
 
-/// The journal of a call that was killed, if it was for this request; or else a new one.
+/// The journal of a call that was killed, if it was for this request; or else a new one, unless the
+/// other request has finished a shard.
 fn open_journal(folder: &Path, request: blake3::Hash) -> Result<PrepareJournal, PrepareError> {
     let path = folder.join(JOURNAL_NAME);
-    match checked_json::read::<PrepareJournal>(&path) {
+    match checked_json::read::<PrepareJournal>(&path, JOURNAL_BYTES_MAX) {
         Ok(journal) if journal.request == request => return Ok(journal),
+        Ok(_) if has_shard(folder)? => {
+            return Err(PrepareError::OtherRequest { folder: folder.to_owned() });
+        }
         Ok(_) => {}
         Err(CheckedJsonError::Io(error)) if error.kind() == io::ErrorKind::NotFound => {}
         Err(source) => return Err(PrepareError::Journal { path, source }),
@@ -265,6 +276,16 @@ fn open_journal(folder: &Path, request: blake3::Hash) -> Result<PrepareJournal, 
     let journal = PrepareJournal { request, shards: Vec::new() };
     checked_json::write(&path, &journal).map_err(|source| write_error(&path, source))?;
     Ok(journal)
+}
+
+fn has_shard(folder: &Path) -> Result<bool, PrepareError> {
+    for entry in fs::read_dir(folder).map_err(|source| write_error(folder, source))? {
+        let entry = entry.map_err(|source| write_error(folder, source))?;
+        if entry.file_name().as_encoded_bytes().ends_with(SHARD_EXTENSION.as_bytes()) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 fn write_shards(
@@ -287,6 +308,7 @@ fn write_shards(
             bytes_read: Bytes(batch.bytes_read),
             bytes_total,
             documents: writer.sources().documents,
+            files_left_out: listing.left_out,
             tokens,
             tokens_per_second: if seconds > 0.0 { (tokens - kept) as f64 / seconds } else { 0.0 },
         };

@@ -2,7 +2,6 @@
 
 use std::ops::Range;
 
-use crate::source::SourceCounts;
 use crate::store::{StoreError, TokenStore};
 use crate::window::{Packing, equal_spans, window_count};
 
@@ -20,17 +19,9 @@ pub struct ShowRequest {
     pub samples: usize,
 }
 
-/// A store's counts, and samples of its windows.
+/// Samples of a store's windows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoreView {
-    /// The counts of the documents that were read from the sources.
-    pub sources: SourceCounts,
-    /// Number of ids.
-    pub tokens: u64,
-    /// Documents that have ids.
-    pub documents: u64,
-    /// Number of shards.
-    pub shards: usize,
     /// Windows of the requested length.
     pub windows: u64,
     /// The samples.
@@ -75,14 +66,7 @@ pub fn show(
     // At most 1,000 times a number of windows, which ids of less than 2^50 have.
     let numbers = (0..count).map(|at| at * windows / count);
     let samples = numbers.map(|window| sample(store, request, window, decode));
-    Ok(StoreView {
-        sources: store.manifest().sources,
-        tokens: store.tokens(),
-        documents: store.documents(),
-        shards: store.manifest().shards.len(),
-        windows,
-        samples: samples.collect::<Result<_, _>>()?,
-    })
+    Ok(StoreView { windows, samples: samples.collect::<Result<_, _>>()? })
 }
 
 fn sample(

@@ -17,12 +17,13 @@ mod format;
 mod json_line;
 mod lines;
 mod local;
+mod parquet_json;
 mod parquet_rows;
 mod ranged;
 mod text;
 mod token_file;
 
-pub use documents::read_documents;
+pub use documents::{ReadDocument, read_documents};
 pub use files::{SourceFile, SourceListError, SourceListing};
 pub use format::{Compression, SourceFormat};
 pub use local::LocalStorage;
@@ -92,8 +93,9 @@ pub(crate) struct SourceCursor {
 /// The smallest thing that is read of a file at once.
 #[derive(Debug)]
 pub(crate) enum SourceItem {
-    /// A document of a text file, or a part of one.
-    Text(TextPart),
+    /// A document of a text file, or a part of one, with the number of the line, from 1, in which
+    /// it begins.
+    Text { line: u64, part: TextPart },
     /// A line of JSON, with its number from 1.
     Line { number: u64, bytes: Vec<u8> },
     /// A row, which was decoded already.
@@ -106,7 +108,7 @@ impl SourceItem {
     /// Bytes in memory, by which batches are bounded.
     fn bytes(&self) -> usize {
         match self {
-            Self::Text(part) => part.text.len(),
+            Self::Text { part, .. } => part.text.len(),
             Self::Line { bytes, .. } => bytes.len(),
             Self::Row { document: Ok(Document::Text(part)), .. } => part.text.len(),
             Self::Row { document: Ok(Document::Chat(chat)), .. } => chat.record.len(),

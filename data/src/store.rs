@@ -10,7 +10,9 @@ mod shard_writer;
 
 pub use manifest::{MANIFEST_NAME, ManifestFault, ShardRecord, StoreManifest};
 
-pub(crate) use manifest::{FORMAT_VERSION, SHARDS_MAX, shard_name};
+pub(crate) use manifest::{
+    FORMAT_VERSION, MANIFEST_BYTES_MAX, SHARD_EXTENSION, SHARDS_MAX, shard_name,
+};
 pub(crate) use shard_writer::ShardWriter;
 
 use std::io;
@@ -134,8 +136,9 @@ pub struct TokenSpan {
 }
 
 impl TokenStore {
-    /// Maps the shards of the store in `folder`. Lengths and document ends are checked; hashes are
-    /// checked by [`Self::verify`].
+    /// Maps the shards of the store in `folder`. Their lengths are checked, and that the last
+    /// document ends; each read checks the ids and ends that it reads, [`Self::verify`] all. So the
+    /// time to open a store grows with the number of its shards, not with their length.
     ///
     /// The files must not be truncated while they are mapped: the system would end the process
     /// (SIGBUS).
@@ -144,7 +147,7 @@ impl TokenStore {
     /// If the manifest or a shard is missing, damaged, or does not fit the others.
     pub fn open(folder: &Path) -> Result<Self, StoreError> {
         let path = folder.join(MANIFEST_NAME);
-        let manifest: StoreManifest = match checked_json::read(&path) {
+        let manifest: StoreManifest = match checked_json::read(&path, MANIFEST_BYTES_MAX) {
             Ok(manifest) => manifest,
             Err(source) => return Err(StoreError::Manifest { path, source }),
         };
@@ -183,10 +186,10 @@ impl TokenStore {
         self.manifest.documents()
     }
 
-    /// Compares the hash of every shard with the manifest's.
+    /// Compares the hash of every shard with the manifest's, and checks that ends of documents grow.
     ///
     /// # Errors
-    /// With the first shard that has other bytes.
+    /// With the first shard that has other bytes, or ends that do not grow.
     pub fn verify(&self) -> Result<(), StoreError> {
         let mut pairs = self.shards.iter().zip(&self.manifest.shards);
         pairs.try_for_each(|(placed, record)| placed.shard.verify(record))
@@ -195,7 +198,7 @@ impl TokenStore {
     /// Reads ids with their documents and loss mask.
     ///
     /// # Errors
-    /// If there are no such ids, or one is outside the vocabulary.
+    /// If there are no such ids, one is outside the vocabulary, or ends of documents do not grow.
     pub fn read(&self, tokens: Range<u64>) -> Result<TokenSpan, StoreError> {
         if tokens.start > tokens.end || tokens.end > self.tokens() {
             return Err(StoreError::Range { expected: tokens, found: self.tokens() });
@@ -283,16 +286,26 @@ mod tests {
             ids.chain(ends.iter().flat_map(|end| end.to_le_bytes())).collect::<Vec<_>>()
         };
         let open = |ids: &[u16], ends: &[u32]| {
-            let manifest = manifest(vec![record(ids.len() as u64, ends.len() as u64)]);
-            open(folder.path(), &manifest, &shard(ids, ends))
+            let shard = shard(ids, ends);
+            let record = record(ids.len() as u64, ends.len() as u64);
+            let record = ShardRecord { hash: blake3::hash(&shard), ..record };
+            open(folder.path(), &manifest(vec![record]), &shard)
         };
         let store = open(&[1, 2, 299], &[1, 3]).expect("whole");
         assert_eq!(store.read(0..3).expect("whole").documents, [0, 1, 1]);
-        assert!(matches!(store.verify(), Err(StoreError::Hash { .. })));
-        for ends in [[0, 3], [2, 2], [3, 1], [1, 4]] {
-            let error = open(&[1, 2, 3], &ends).expect_err("ends that do not grow");
-            assert!(matches!(error, StoreError::DocumentEnd { .. }), "{error}");
+        store.verify().expect("whole");
+        for ends in [[2, 2, 4], [3, 1, 4], [1, 9, 4]] {
+            let store = open(&[1, 2, 3, 4], &ends).expect("ends are not read when it is opened");
+            for found in [store.read(0..4).err(), store.verify().err()] {
+                assert!(
+                    matches!(found, Some(StoreError::DocumentEnd { .. })),
+                    "{ends:?} {found:?}"
+                );
+            }
         }
+        let store = open(&[1, 2, 3], &[0, 3]).expect("ends are not read when it is opened");
+        assert!(matches!(store.verify(), Err(StoreError::DocumentEnd { found: 0, .. })));
+        assert!(matches!(open(&[1, 2, 3], &[1, 4]), Err(StoreError::OpenDocument { .. })));
         assert!(matches!(open(&[1, 2], &[1]), Err(StoreError::OpenDocument { .. })));
         assert!(matches!(open(&[1, 2], &[]), Err(StoreError::OpenDocument { .. })));
         let error = open(&[1, 300], &[2]).expect("whole").read(0..2).expect_err("no such id");

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use common::{make, request, source};
+use common::{REFUSED, make, request, source};
 use tempfile::TempDir;
 use zbelastic_data::prepare::PrepareError;
 use zbelastic_data::source::{BadDocument, PART_BYTES_MAX, SourceError, SourceListError};
@@ -94,18 +94,51 @@ fn a_damaged_shard_of_an_unfinished_store_is_made_anew() {
     let mut bytes = fs::read(&shard).expect("finished");
     bytes[100] ^= 1;
     fs::write(&shard, bytes).expect("writable");
-    fs::write(request.folder.join("00099.shard"), "of another request").expect("writable");
     make(&request, WITHOUT_END).expect("a store");
     assert_eq!(files(&request.folder), expected);
 }
 
 #[test]
-fn a_stop_for_another_request_begins_anew() {
+fn finished_shards_of_another_request_are_refused_and_kept() {
+    let folder = corpus();
+    let smaller = request(folder.path(), 2, 100_000);
+    assert!(matches!(make(&smaller, 8), Err(PrepareError::Stopped)));
+    let kept = files(&smaller.folder);
+    assert!(kept.contains_key("00000.shard"), "{:?}", kept.keys());
+    let mut others = vec![request(folder.path(), 2, 300_000), smaller.clone(), smaller.clone()];
+    others[1].options.skip_bad = true;
+    let more = folder.path().join("more.txt");
+    fs::write(&more, "more").expect("writable");
+    others[2].entries.push(more.display().to_string());
+    for other in others {
+        assert!(matches!(make(&other, WITHOUT_END), Err(PrepareError::OtherRequest { .. })));
+        assert_eq!(files(&smaller.folder), kept, "nothing was written or removed");
+    }
+    make(&smaller, WITHOUT_END).expect("the same request goes on");
+    assert_eq!(files(&smaller.folder)["00000.shard"], kept["00000.shard"]);
+}
+
+#[test]
+fn a_store_among_its_sources_does_not_read_itself() {
+    let folder = corpus();
+    let expected = make_again(folder.path(), 2);
+    let mut request = request(folder.path(), 2, 300_000);
+    request.folder = folder.path().join("sources/store");
+    for batches in [8, 3] {
+        assert!(matches!(make(&request, batches), Err(PrepareError::Stopped)));
+        assert!(request.folder.join("prepare.json").exists(), "it is named as a source is");
+    }
+    make(&request, WITHOUT_END).expect("a store");
+    assert_eq!(files(&request.folder), expected);
+}
+
+#[test]
+fn a_request_that_finished_no_shard_gives_way_to_another() {
     let folder = corpus();
     let expected = make_again(folder.path(), 2);
     fs::remove_dir_all(folder.path().join("store")).expect("removable");
-    let smaller = request(folder.path(), 2, 100_000);
-    assert!(matches!(make(&smaller, 8), Err(PrepareError::Stopped)));
+    let larger = request(folder.path(), 2, 600_000);
+    assert!(matches!(make(&larger, 1), Err(PrepareError::Stopped)));
     make(&request(folder.path(), 2, 300_000), WITHOUT_END).expect("a store");
     assert_eq!(files(&folder.path().join("store")), expected);
 }
@@ -149,6 +182,25 @@ fn bad_lines_are_named_or_counted() {
     request.options.skip_bad = true;
     let sources = make(&request, WITHOUT_END).expect("a store").sources;
     assert_eq!((sources.documents, sources.empty, sources.bad), (1, 0, 2));
+}
+
+#[test]
+fn a_document_that_cannot_be_encoded_is_named_by_file_and_line() {
+    let check = |name: &str, content: &str, expected: &str| {
+        let folder = tempfile::tempdir().expect("a folder");
+        // Another file of the same batch stands in front.
+        source(folder.path(), "a.jsonl", b"{\"text\": \"a\"}\n");
+        source(folder.path(), name, content.as_bytes());
+        let mut request = request(folder.path(), 2, 100);
+        request.options.separator = Some("%%".to_owned());
+        let error = make(&request, WITHOUT_END).expect_err("it is refused").to_string();
+        let expected =
+            format!("{expected}: the tokenizer cannot encode the document: it is refused");
+        assert!(error.ends_with(&expected), "{error}");
+    };
+    let line = |text: &str| format!("{{\"text\": \"{text}\"}}\n");
+    check("b.jsonl", &(line("b") + "\n" + &line(REFUSED)), "/b.jsonl:3");
+    check("b.txt", &format!("one\n%%\ntwo {REFUSED}"), "/b.txt:2");
 }
 
 #[test]

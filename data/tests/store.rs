@@ -66,7 +66,6 @@ fn samples_show_documents_and_what_counts_in_the_loss() {
     let request = ShowRequest { sequence_len: 60, packing: Packing::Documents, samples: 5 };
     let decode = |ids: &[u32]| ids.iter().map(|id| char::from_u32(*id).unwrap_or('?')).collect();
     let view = show(&store, &request, &decode).expect("whole");
-    assert_eq!((view.tokens, view.documents), (store.tokens(), store.documents()));
     assert_eq!(view.samples.len(), 5);
     let sample = &view.samples[0];
     let chat = "{\"messages\": [{\"role\": \"b\", \"content\": \"abc\"}]}";

@@ -24,6 +24,7 @@ use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer};
 use thiserror::Error;
 use zbelastic_types::ClusterId;
+use zbelastic_whole_file as whole_file;
 
 use super::authority::{AuthorityFault, ClusterAuthority};
 use super::certificate::{CHAIN_CERTIFICATES_MAX, read_authority};
@@ -430,22 +431,8 @@ fn prepare(folder: &Path) -> Result<(), IdentityFolderFault> {
 /// Puts a file in the place of another in one step, and both onto the disk.
 fn replace(folder: &Path, name: &str, text: &str) -> Result<(), IdentityFolderFault> {
     let path = folder.join(name);
-    let draft = folder.join(format!(".{name}.new"));
-    write_whole(folder, &path, &draft, text)
+    whole_file::write_private(&path, text.as_bytes())
         .map_err(|source| IdentityFolderFault::Unwritable { path, source })
-}
-
-fn write_whole(folder: &Path, path: &Path, draft: &Path, text: &str) -> io::Result<()> {
-    match fs::remove_file(draft) {
-        Ok(()) => {}
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-        Err(error) => return Err(error),
-    }
-    let mut file = OpenOptions::new().write(true).create_new(true).mode(FILE_MODE).open(draft)?;
-    file.write_all(text.as_bytes())?;
-    file.sync_all()?;
-    fs::rename(draft, path)?;
-    File::open(folder)?.sync_all()
 }
 
 fn key_text(key: &NodeKey) -> String {

@@ -24,6 +24,12 @@ pub fn core_count() -> usize {
     thread::available_parallelism().map_or(1, Into::into)
 }
 
+/// Threads to compute with: as many as were requested, or one a core.
+#[must_use]
+pub fn thread_count(requested: Option<u32>) -> usize {
+    requested.map_or_else(core_count, |threads| threads as usize)
+}
+
 /// Multiply-adds on registers alone, in floating-point operations a second, of `threads` threads:
 /// the rate that the arithmetic of a model is compared with. The best of several runs, because any
 /// disturbance makes one slower. Each lasts about `duration`, which should be as long as the

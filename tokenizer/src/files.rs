@@ -4,6 +4,8 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use zbelastic_whole_file as whole_file;
+
 use crate::{LoadError, Tokenizer};
 
 pub(crate) const TOKENIZER_JSON: &str = "tokenizer.json";
@@ -85,7 +87,8 @@ impl TokenizerFiles {
         })
     }
 
-    /// Writes those that are there into a folder, which is created if it is missing.
+    /// Writes those that are there into a folder, which is created if it is missing: each whole and
+    /// durable, `tokenizer.json` last, so that a folder which has one has all.
     ///
     /// # Errors
     /// If the folder or a file cannot be written.
@@ -99,9 +102,9 @@ impl TokenizerFiles {
             (CHAT_TEMPLATE, &self.chat_template),
         ];
         let others = others.into_iter().filter_map(|(name, bytes)| Some((name, bytes.as_ref()?)));
-        for (name, bytes) in [(TOKENIZER_JSON, &self.tokenizer_json)].into_iter().chain(others) {
+        for (name, bytes) in others.chain([(TOKENIZER_JSON, &self.tokenizer_json)]) {
             let path = folder.join(name);
-            fs::write(&path, bytes).map_err(|cause| failed(&path, cause))?;
+            whole_file::write(&path, bytes).map_err(|cause| failed(&path, cause))?;
         }
         Ok(())
     }
@@ -124,5 +127,32 @@ impl Tokenizer {
         let files = TokenizerFiles::read(path)?;
         Self::from_files(&files)
             .map_err(|cause| FolderError::Load { folder: path.to_owned(), cause })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::{FolderError, TokenizerFiles};
+
+    #[test]
+    fn tokenizer_json_is_written_last_so_that_a_folder_with_it_is_whole() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("tok");
+        let files = TokenizerFiles {
+            tokenizer_json: b"{}".to_vec(),
+            tokenizer_config: Some(b"{}".to_vec()),
+            chat_template: Some(b"{{ messages }}".to_vec()),
+            ..TokenizerFiles::default()
+        };
+        // What is in the way of the last of the others keeps the folder from being a tokenizer.
+        let in_the_way = path.join("chat_template.jinja");
+        fs::create_dir_all(in_the_way.join("full")).expect("writable");
+        assert!(matches!(files.write(&path), Err(FolderError::Write { .. })));
+        assert!(matches!(TokenizerFiles::read(&path), Err(FolderError::Missing { .. })));
+        fs::remove_dir_all(in_the_way).expect("removable");
+        files.write(&path).expect("writable");
+        assert_eq!(TokenizerFiles::read(&path).expect("whole"), files);
     }
 }

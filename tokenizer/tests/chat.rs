@@ -106,3 +106,40 @@ fn messages_are_read_from_the_field_that_is_named() {
     let missing = Conversation::from_json_field(line, "id").expect_err("a number").to_string();
     assert!(missing.contains("missing list `id`"), "{missing}");
 }
+
+#[test]
+fn tools_reach_the_template_as_a_list_whatever_a_data_set_has_them_in() {
+    let template = "{% if tools is not none %}{{ tools | tojson }}{% endif %}";
+    let tokenizer = tokenizer(Some(template));
+    let line = |tools: &str| {
+        let messages = r#"[{"role": "user", "content": "Hi"}]"#;
+        format!("{{\"messages\": {messages}, \"turns\": {messages}, \"tools\": {tools}}}")
+    };
+    let both = |tools: &str| {
+        let line = line(tools);
+        ["messages", "turns"].map(|field| Conversation::from_json_field(&line, field))
+    };
+    let check = |tools: &str, expected: &str| {
+        for conversation in both(tools) {
+            let conversation = conversation.expect("a conversation");
+            let text = tokenizer.apply_chat_template(&conversation, &TemplateOptions::default());
+            assert_eq!(text.as_deref(), Ok(expected), "{tools}");
+        }
+    };
+    check(r#"[{"type": "function", "a": 1}]"#, r#"[{"type": "function", "a": 1}]"#);
+    check(r#""[{\"type\":\"function\",\"a\":1}]""#, r#"[{"type": "function", "a": 1}]"#);
+    check("null", "");
+    check(r#""null""#, "");
+    check("[]", "[]");
+    check(r#""""#, "[]");
+    let refused = |tools: &str, expected: &str| {
+        for conversation in both(tools) {
+            let error = conversation.expect_err("no tools").to_string();
+            assert!(error.starts_with(expected), "{error}");
+        }
+    };
+    refused(r#""[{""#, "tools are a text that is no JSON (EOF");
+    refused(r#"["a"]"#, "tools are a list of other things; expected a list of JSON schemas");
+    refused("{}", "tools are map; ");
+    refused("3", "tools are number; ");
+}

@@ -3,6 +3,7 @@
 //! `corpus/`. Keys and certificates are drawn; everything else is the same at every run.
 
 mod consensus;
+mod corpora;
 mod files;
 mod messages;
 mod programs;
@@ -74,6 +75,18 @@ impl Target {
             Self::EventLines => vec![files::EVENT_LINES.as_bytes().to_vec()],
             Self::Traces => texts(&files::TRACES),
             Self::Cases => vec![files::CASE.as_bytes().to_vec()],
+            Self::Texts => corpora::plain_texts(),
+            Self::JsonLines => corpora::json_lines(),
+            Self::GzipLines => corpora::gzip_lines(),
+            Self::ZstdLines => corpora::zstd_lines(),
+            Self::ParquetRows => corpora::parquet_rows(),
+            Self::TokenFiles => corpora::token_files(),
+            Self::StoreManifests => corpora::store_manifests(),
+            Self::Shards => corpora::shards(),
+            Self::Journals => corpora::journals(),
+            Self::Tokenizers => corpora::tokenizers(),
+            Self::ChatTemplates => corpora::templates(),
+            Self::Chats => corpora::chats(),
         }
     }
 }

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use crate::memory::peak_bytes;
 use crate::targets::{
-    certificates, chaos, checkpoint, consensus, node, schedule, trainer, transport,
+    certificates, chaos, checkpoint, consensus, data, node, schedule, tokenizer, trainer, transport,
 };
 
 /// The result of a reader for an input.
@@ -157,6 +157,31 @@ targets! {
     Traces => spec("traces", chaos::traces),
     /// JSON files of a simulated life.
     Cases => spec("cases", chaos::cases),
+    /// Text files of a corpus.
+    Texts => large(data::SOURCE_MEMORY, spec("texts", data::texts)),
+    /// Lines of JSON.
+    JsonLines => large(data::SOURCE_MEMORY, spec("json-lines", data::json_lines)),
+    /// Lines that gzip compressed.
+    GzipLines => large(data::SOURCE_MEMORY, spec("gzip-lines", data::gzip_lines)),
+    /// Lines that zstd compressed.
+    ZstdLines => large(data::SOURCE_MEMORY, spec("zstd-lines", data::zstd_lines)),
+    /// Rows of Parquet files.
+    ParquetRows => large(data::SOURCE_MEMORY, spec("parquet-rows", data::parquet_rows)),
+    /// Ids as nanoGPT and llm.c store them.
+    TokenFiles => spec("token-files", data::token_files),
+    /// Manifests of token stores.
+    StoreManifests => spec("store-manifests", data::store_manifests),
+    /// Shards of token stores.
+    Shards => spec("shards", data::shards),
+    /// Journals of token stores that are not finished.
+    Journals => spec("journals", data::journals),
+    /// `tokenizer.json` with its `tokenizer_config.json`.
+    Tokenizers => large(tokenizer::TOKENIZER_MEMORY, spec("tokenizers", tokenizer::tokenizers)),
+    /// Chat templates.
+    ChatTemplates =>
+        large(tokenizer::TEMPLATE_MEMORY, spec("chat-templates", tokenizer::templates)),
+    /// Lines of chat data.
+    Chats => spec("chats", tokenizer::chats),
 }
 
 impl Target {

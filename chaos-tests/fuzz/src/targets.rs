@@ -4,8 +4,10 @@ pub mod certificates;
 pub mod chaos;
 pub mod checkpoint;
 pub mod consensus;
+pub mod data;
 pub mod node;
 pub mod schedule;
+pub mod tokenizer;
 pub mod trainer;
 pub mod transport;
 

@@ -147,7 +147,7 @@ impl HousekeepingChecker {
         self.holders.entry(piece).or_default().insert(node);
     }
 
-    pub(super) fn note_keep_claimed(&mut self, piece: PieceRef, _node: NodeId, is_hostile: bool) {
+    pub(super) fn note_keep_claimed(&mut self, piece: PieceRef, is_hostile: bool) {
         if is_hostile {
             self.lied.insert(piece);
         }

@@ -268,7 +268,7 @@ impl MemberCheckpoints {
         (piece, is_kept): (PieceRef, bool),
     ) {
         if is_kept {
-            env.check.note_keep_claimed(piece, from, env.cluster.members[&from].is_hostile);
+            env.check.note_keep_claimed(piece, env.cluster.members[&from].is_hostile);
         }
         let member = env.cluster.members.get_mut(&node).expect("a member");
         let next = member.process.copies.note_kept(piece, from, is_kept);

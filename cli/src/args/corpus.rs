@@ -103,6 +103,10 @@ pub struct DataPrepareArgs {
     /// The field or column with the text or the messages [default: text, or else messages].
     #[arg(long, value_name = "NAME")]
     pub field: Option<String>,
+    /// The text that ends a document in files of text, such as '<|endoftext|>' [default: each file is
+    /// a document].
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true, value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    pub separator: Option<String>,
     /// Count and leave out lines and rows that are no document; without it the first ends the
     /// command.
     #[arg(long)]

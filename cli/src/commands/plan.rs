@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use zbelastic_config::{RunConfig, load, nearest};
 use zbelastic_kernels::CpuBackend;
-use zbelastic_machine::core_count;
+use zbelastic_machine::thread_count;
 use zbelastic_schedule::ScheduleKind;
 use zbelastic_schedule::asynchronous::AsyncKind;
 use zbelastic_schedule::render::svg;
@@ -32,7 +32,7 @@ pub fn run(args: &PlanArgs, out: &mut dyn Write) -> Result<(), CommandError> {
     let config = load(&args.config.sources())?.config;
     let kinds = config.schedule.kinds().map_err(has_no_steps)?;
     let compared = compared(&args.compare)?;
-    let threads = args.threads.map_or_else(core_count, |threads| threads as usize);
+    let threads = thread_count(args.threads);
     let network_spec = machines::machines(args, threads)?;
     let pace = measured(&config, threads)?;
     let input = ForecastInput { config: &config, kinds, network: &network_spec, pace: &pace };

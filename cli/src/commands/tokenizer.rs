@@ -1,5 +1,6 @@
 //! `tokenizer train`.
 
+use std::cell::Cell;
 use std::io::Write;
 use std::num::NonZeroUsize;
 use std::time::Instant;
@@ -9,7 +10,7 @@ use zbelastic_data::document::{Chat, Document};
 use zbelastic_data::source::{
     LocalStorage, SourceFormat, SourceListing, SourceOptions, read_documents,
 };
-use zbelastic_machine::core_count;
+use zbelastic_machine::thread_count;
 use zbelastic_tokenizer::train::{TrainError, TrainProgress, TrainRequest, train};
 use zbelastic_tokenizer::{Tokenizer, TokenizerFiles};
 use zbelastic_types::Bytes;
@@ -93,13 +94,17 @@ fn train_on_texts(
     let options = SourceOptions { field: args.field.clone(), ..SourceOptions::default() };
     let mut stopped = None;
     let mut text = Bytes(0);
+    let bytes_read = Cell::new(Bytes(0));
     let texts = read_documents(&listing, &LocalStorage, &options).map_while(|document| {
-        let read = document.map(text_of).map_err(|error| stopped = Some(error)).ok()?;
+        let read = document.map_err(|error| stopped = Some(error)).ok()?;
+        bytes_read.set(read.bytes_read);
+        let read = text_of(read.document);
         text.0 += read.len() as u64;
         Some(read)
     });
     let part = TrainingPart::Words;
-    let mut report = TrainReport { progress, part, total: listing.bytes() };
+    let mut report =
+        TrainReport { progress, part, bytes_read: &bytes_read, total: listing.bytes() };
     let trained = train(&request(args), texts, |at| report.report(at));
     if let Some(error) = stopped {
         return Err(failure::of_source(&error));
@@ -114,7 +119,7 @@ fn request(args: &TokenizerTrainArgs) -> TrainRequest {
     // The token that ends documents is there in any case.
     let others = args.special.iter().filter(|token| request.eos_token.as_ref() != Some(*token));
     request.special_tokens.extend(others.cloned().collect::<Vec<_>>());
-    let threads = args.threads.map_or_else(core_count, |threads| threads as usize);
+    let threads = thread_count(args.threads);
     request.threads = NonZeroUsize::new(threads).unwrap_or(NonZeroUsize::MIN);
     request
 }
@@ -156,6 +161,8 @@ enum TrainingPart {
 struct TrainReport<'a> {
     progress: &'a mut CommandProgress,
     part: TrainingPart,
+    /// Bytes that were read of the files, compressed as they are.
+    bytes_read: &'a Cell<Bytes>,
     /// Bytes of all files, compressed as they are.
     total: Bytes,
 }
@@ -166,7 +173,7 @@ impl TrainReport<'_> {
             TrainProgress::Words { bytes, words } => {
                 let rate =
                     Bytes((bytes as f64 / self.progress.elapsed().as_secs_f64().max(1e-3)) as u64);
-                self.progress.report(bytes, self.total.0, || {
+                self.progress.report(self.bytes_read.get().0, self.total.0, || {
                     let words = grouped(words as u64);
                     format!("counting words: {} of text, {rate}/s, {words} words", Bytes(bytes))
                 });

@@ -4,7 +4,7 @@ use zbelastic_consensus::class::{DEVICE_NAME_BYTES_MAX, DeviceClass, DeviceName}
 use zbelastic_consensus::member::Resources;
 use zbelastic_kernels::cuda::DeviceProbe;
 use zbelastic_machine::device::{compile, probe_device};
-use zbelastic_machine::{DeviceSelector, core_count, memory_total};
+use zbelastic_machine::{DeviceSelector, memory_total, thread_count};
 use zbelastic_node::cluster::{SPEED_OF_A_THREAD, WorkerProfile};
 use zbelastic_types::Bytes;
 use zbelastic_wording::{CommandFailure, FailureDetail};
@@ -32,7 +32,7 @@ pub fn worker_profile(args: &JoinArgs, probe: Option<&DeviceProbe>) -> WorkerPro
 
 /// Number of threads that compute.
 pub fn threads_of(args: &JoinArgs) -> usize {
-    args.threads.map_or_else(core_count, |threads| threads as usize)
+    thread_count(args.threads)
 }
 
 /// The class of a device as it is agreed on.

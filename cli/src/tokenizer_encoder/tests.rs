@@ -30,12 +30,14 @@ fn chat(field: &str) -> Document {
 #[test]
 fn the_built_in_tokenizer_is_the_encoder_of_bytes() {
     let encoder = TokenizerEncoder::open(Path::new("bytes")).expect("built in");
-    let documents = ["", "a\0é😀\r\n"].map(|text| Document::Text(TextPart::whole(text.to_owned())));
-    assert_eq!(encoder.encode(&documents), BytesEncoder.encode(&documents));
+    for text in ["", "a\0é😀\r\n"] {
+        let document = Document::Text(TextPart::whole(text.to_owned()));
+        assert_eq!(encoder.encode(&document), BytesEncoder.encode(&document));
+    }
     assert_eq!(encoder.tokenizer_hash(), BytesEncoder.tokenizer_hash());
     assert_eq!(encoder.vocabulary(), BytesEncoder.vocabulary());
     assert_eq!(encoder.end_of_text(), BytesEncoder.end_of_text());
-    assert_eq!(encoder.encode(&[chat("messages")]), Err(EncodeError::NoChatTemplate));
+    assert_eq!(encoder.encode(&chat("messages")), Err(EncodeError::NoChatTemplate));
 }
 
 #[test]
@@ -45,7 +47,7 @@ fn parts_have_the_ids_of_their_texts_and_the_end_is_left_to_the_store() {
     let encoder = TokenizerEncoder::open(folder.path()).expect("a tokenizer");
     assert_eq!(encoder.end_of_text(), Some(0));
     let whole = Document::Text(TextPart::whole("the cat".to_owned()));
-    let encoded = encoder.encode(&[whole]).expect("any text").remove(0);
+    let encoded = encoder.encode(&whole).expect("any text");
     assert_eq!((encoder.decode(&encoded.ids).as_str(), encoded.loss_mask), ("the cat", None));
     assert!(!encoded.ids.contains(&0), "{:?}", encoded.ids);
 }
@@ -68,8 +70,8 @@ fn a_beginning_token_stands_before_first_parts_alone() {
     fs::write(&path, json.to_string()).expect("writable");
     let encoder = TokenizerEncoder::open(&path).expect("a tokenizer");
     let part = |is_first| TextPart { text: "the".to_owned(), is_first, is_last: false };
-    let documents = [true, false].map(|is_first| Document::Text(part(is_first)));
-    let encoded = encoder.encode(&documents).expect("any text");
+    let encoded = [true, false]
+        .map(|is_first| encoder.encode(&Document::Text(part(is_first))).expect("any text"));
     assert_eq!(encoded[0].ids[0], 0);
     assert_eq!(encoded[0].ids[1..], encoded[1].ids);
 }
@@ -80,11 +82,12 @@ fn chats_are_rendered_and_what_the_assistant_writes_counts() {
     write_tokenizer(folder.path());
     let encoder = TokenizerEncoder::open(folder.path()).expect("a tokenizer");
     let no_template = encoder.tokenizer_hash();
-    assert_eq!(encoder.encode(&[chat("messages")]), Err(EncodeError::NoChatTemplate));
+    assert_eq!(encoder.encode(&chat("messages")), Err(EncodeError::NoChatTemplate));
     fs::write(folder.path().join("chat_template.jinja"), TEMPLATE).expect("writable");
     let encoder = TokenizerEncoder::open(folder.path()).expect("a tokenizer");
     assert_ne!(encoder.tokenizer_hash(), no_template);
-    let encoded = encoder.encode(&[chat("messages"), chat("turns")]).expect("rendered");
+    let encoded =
+        ["messages", "turns"].map(|field| encoder.encode(&chat(field)).expect("rendered"));
     assert_eq!(encoded[0], encoded[1]);
     let mask = encoded[0].loss_mask.as_ref().expect("a chat");
     let ids = encoded[0].ids.iter().zip(mask);
@@ -95,7 +98,7 @@ fn chats_are_rendered_and_what_the_assistant_writes_counts() {
     let Document::Chat(unknown) = unknown else { unreachable!("a chat") };
     let record = unknown.record.replace("assistant", "gpt");
     let unknown = Document::Chat(Chat { record, ..unknown });
-    let error = encoder.encode(&[unknown]).expect_err("no role").to_string();
+    let error = encoder.encode(&unknown).expect_err("no role").to_string();
     assert!(error.contains("message 1 has the role \"gpt\""), "{error}");
 }
 

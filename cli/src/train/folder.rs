@@ -15,7 +15,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use zbelastic_config::{RunConfig, load_document};
-use zbelastic_node::whole_file;
+use zbelastic_whole_file as whole_file;
 use zbelastic_wording::{CommandFailure, FailureCode, FailureDetail, cannot_write};
 
 /// File of the effective configuration.

@@ -2,10 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+use super::members::members;
 use super::names::{is_test, production};
 use super::{SourceFile, code};
 
-/// Packages whose top modules still name each other in circles.
+/// Packages whose top modules still name each other in circles. One that does no longer is taken off
+/// the list.
 const WITH_CYCLES: [&str; 9] = [
     "chaos-tests",
     "checkpoint",
@@ -126,6 +128,22 @@ fn module_cycles(package: &str, sources: &[SourceFile]) -> Vec<String> {
     found
 }
 
+/// Cycles of packages that may have none, and packages that may have some and have none.
+fn wrong_cycles<'a>(
+    packages: impl Iterator<Item = &'a str>,
+    sources: &[SourceFile],
+) -> Vec<String> {
+    let wrong = packages.flat_map(|package| {
+        let found = module_cycles(package, sources);
+        match (WITH_CYCLES.contains(&package), found.is_empty()) {
+            (true, true) => vec![format!("{package}: has no cycle, and is listed with some")],
+            (true, false) => Vec::new(),
+            (false, _) => found,
+        }
+    });
+    wrong.collect()
+}
+
 fn production_lines(package: &str, sources: &[SourceFile]) -> usize {
     let files = sources.iter().filter(|file| !is_test(&file.path));
     let files = files.filter(|file| below(package, &file.path).is_some());
@@ -141,10 +159,7 @@ fn too_long(package: &str, lines_max: usize, sources: &[SourceFile]) -> Vec<Stri
 #[test]
 fn no_module_names_another_that_leads_back_to_it() {
     let sources = code("src");
-    let packages = super::packages().filter(|package| !WITH_CYCLES.contains(package));
-    let found: Vec<String> =
-        packages.flat_map(|package| module_cycles(package, &sources)).collect();
-    super::nothing(&found);
+    super::nothing(&wrong_cycles(members().iter().map(String::as_str), &sources));
 }
 
 #[test]
@@ -169,6 +184,8 @@ fn planted_cycles_and_lines_are_found() {
         module_cycles("node", &sources)
     };
     assert_eq!(cycles("use crate::b::B;"), ["node: a → b → d → a"]);
+    let tamed = wrong_cycles([WITH_CYCLES[0]].into_iter(), &[]);
+    assert_eq!(tamed, ["chaos-tests: has no cycle, and is listed with some"]);
     assert_eq!(cycles("fn f() { crate::d::g(); }"), ["node: a → d → a"]);
     super::nothing(&cycles("// crate::b\nuse other_crate::b;\nuse a::crate::d;"));
     super::nothing(&cycles("#[cfg(test)]\nmod tests {\n    use crate::b::B;\n}"));

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use super::members::members;
 use super::{SourceFile, code};
 
 /// Names that may be there more than once in a package, because the module says whose they are.
@@ -54,9 +55,10 @@ struct TypeDefinition<'a> {
 
 /// The package that a file belongs to, by the folder of its manifest.
 pub fn package_of(path: &str) -> &str {
-    let nested = ["kernels/emulator", "chaos-tests/fuzz"];
-    let found = nested.into_iter().find(|folder| path.starts_with(folder));
-    found.unwrap_or_else(|| path.split('/').next().expect("a path has a part"))
+    let is_below =
+        |folder: &&String| path.strip_prefix(**folder).is_some_and(|rest| rest.starts_with('/'));
+    let lengths = members().iter().filter(is_below).map(String::len);
+    &path[..lengths.max().unwrap_or_else(|| panic!("{path} is in no package"))]
 }
 
 pub fn is_test(path: &str) -> bool {

@@ -4,20 +4,21 @@
 pub const ARROWS: &[(&str, &[&str])] = &[
     ("types", &[]),
     ("wording", &[]),
+    ("whole-file", &[]),
     (EMULATOR, &[]),
-    ("kernels", &[]),
-    ("checkpoint", &["types"]),
-    ("identity", &["types"]),
+    ("kernels", &["whole-file"]),
+    ("checkpoint", &["types", "whole-file"]),
+    ("identity", &["types", "whole-file"]),
     ("transport", &["identity", "types"]),
     ("schedule", &["types"]),
     ("consensus", &["schedule", "types"]),
-    ("tokenizer", &["types"]),
+    ("tokenizer", &["types", "whole-file"]),
     ("trainer", &["consensus", "kernels", "schedule", "types"]),
     ("planner", &["consensus", "kernels", "schedule", "trainer", "types"]),
     ("policy", &["checkpoint", "consensus", "identity", "trainer", "transport", "types"]),
     ("preemption", &[]),
     ("timing", &["config", "consensus", "planner", "schedule", "trainer", "types"]),
-    ("data", &["trainer", "types"]),
+    ("data", &["trainer", "types", "whole-file"]),
     ("machine", &["kernels", "policy", "schedule", "trainer", "types", "wording"]),
     (
         "config",
@@ -82,6 +83,7 @@ pub const ARROWS: &[(&str, &[&str])] = &[
             "trainer",
             "transport",
             "types",
+            "whole-file",
             "wire",
             "wording",
         ],
@@ -116,7 +118,7 @@ pub const ARROWS: &[(&str, &[&str])] = &[
             "types",
         ],
     ),
-    ("chaos-processes", &[CHAOS_TESTS]),
+    ("chaos-processes", &[CHAOS_TESTS, "whole-file"]),
     (
         "cli",
         &[
@@ -140,6 +142,7 @@ pub const ARROWS: &[(&str, &[&str])] = &[
             "trainer",
             "transport",
             "types",
+            "whole-file",
             "wire",
             "wording",
         ],
@@ -154,11 +157,13 @@ pub const ARROWS: &[(&str, &[&str])] = &[
             "cli",
             "config",
             "consensus",
+            "data",
             "identity",
             "machine",
             "node",
             "preemption",
             "schedule",
+            "tokenizer",
             "trainer",
             "transport",
             "types",
@@ -170,7 +175,6 @@ pub const ARROWS: &[(&str, &[&str])] = &[
 /// The one package that nobody but tests may name, below the folder of those whose devices it
 /// stands for.
 pub const EMULATOR: &str = "emulator";
-pub const EMULATOR_FOLDER: &str = "kernels/emulator";
 pub const TESTED_ON_EMULATOR: [&str; 3] = ["kernels", "trainer", "cli"];
 /// The package that fuzzes the readers of all others, on which none depends.
 pub const FUZZ: &str = "fuzz";
@@ -358,16 +362,15 @@ pub const FENCES: &[Fence] = &[
     fence("rustls", &["identity", "transport"], &[], &["transport/src/", "identity/src/"]),
     fence(
         "rustix",
-        &["checkpoint", "machine", "node", "chaos-processes", "cli"],
+        &["whole-file", "checkpoint", "machine", "node", "chaos-processes", "cli"],
         &[],
         &[
             "chaos-processes/src/system.rs",
             "checkpoint/src/direct.rs",
             "checkpoint/src/files/real.rs",
-            "checkpoint/src/locked_folder.rs",
             "node/src/cluster/threads.rs",
             "node/src/data_folder.rs",
-            "node/src/whole_file.rs",
+            "whole-file/src/",
             "machine/src/lib.rs",
             "cli/src/terminal.rs",
             "cli/src/commands/doctor/",
@@ -416,6 +419,7 @@ pub const FENCES: &[Fence] = &[
             CHAOS_TESTS,
             "chaos-processes",
             "cli",
+            FUZZ,
         ],
         &[],
         &[
@@ -431,6 +435,7 @@ pub const FENCES: &[Fence] = &[
             "bench/src/",
             "chaos-tests/src/case.rs",
             "chaos-processes/src/",
+            FUZZ_FOLDER,
         ],
     ),
     fence("sled", &["checkpoint"], &[], &["checkpoint/src/sled_"]),
@@ -441,6 +446,7 @@ pub const FENCES: &[Fence] = &[
         "tempfile",
         &[FUZZ],
         &[
+            "whole-file",
             "checkpoint",
             "identity",
             "transport",
@@ -460,6 +466,7 @@ pub const FENCES: &[Fence] = &[
         "thiserror",
         &[
             "wording",
+            "whole-file",
             "kernels",
             "checkpoint",
             "identity",

@@ -4,8 +4,8 @@ use super::PrepareError;
 use crate::document::Document;
 use crate::encode::{EncodeDocuments, EncodedDocument};
 use crate::source::{
-    Batch, SourceCounts, SourceCursor, SourceError, SourceItem, SourceListing, SourceOptions,
-    TokenRun, read_line,
+    BadDocument, Batch, SourceCounts, SourceCursor, SourceError, SourceItem, SourceListing,
+    SourceOptions, TokenRun, read_line,
 };
 
 /// A batch, encoded.
@@ -37,26 +37,22 @@ pub(super) struct BatchEncoder<'a> {
 impl BatchEncoder<'_> {
     pub(super) fn encode(&self, batch: Batch) -> Result<EncodedBatch, PrepareError> {
         let Batch { items, after, bytes, bytes_read } = batch;
-        let file = items.first().map_or(0, |(file, _)| *file);
         let mut encoded = EncodedBatch { after, bytes, bytes_read, ..EncodedBatch::default() };
-        let mut documents = Vec::new();
         for (file, item) in items {
             match item {
-                SourceItem::Text(part) => documents.push(Document::Text(part)),
+                SourceItem::Text { line, part } => {
+                    self.append_document(file, line, &Document::Text(part), &mut encoded)?;
+                }
                 SourceItem::Line { number, bytes } => {
                     let document = read_line(&bytes, self.options.field.as_deref());
-                    documents.extend(self.unless_bad(file, number, document, &mut encoded)?);
+                    self.append_unless_bad(file, number, document, &mut encoded)?;
                 }
                 SourceItem::Row { number, document } => {
-                    documents.extend(self.unless_bad(file, number, document, &mut encoded)?);
+                    self.append_unless_bad(file, number, document, &mut encoded)?;
                 }
-                SourceItem::Tokens(run) => {
-                    self.append_documents(file, &mut documents, &mut encoded)?;
-                    self.append_run(file, &run, &mut encoded)?;
-                }
+                SourceItem::Tokens(run) => self.append_run(file, &run, &mut encoded)?,
             }
         }
-        self.append_documents(file, &mut documents, &mut encoded)?;
         Ok(encoded)
     }
 
@@ -64,53 +60,48 @@ impl BatchEncoder<'_> {
         self.listing.files[file as usize].0.path.clone()
     }
 
-    /// The document, or nothing if it is bad and bad ones are skipped.
-    fn unless_bad(
+    /// Appends the document, or counts it if it is bad and bad ones are skipped.
+    fn append_unless_bad(
         &self,
         file: u64,
         line: u64,
-        document: Result<Document, crate::source::BadDocument>,
+        document: Result<Document, BadDocument>,
         encoded: &mut EncodedBatch,
-    ) -> Result<Option<Document>, SourceError> {
+    ) -> Result<(), PrepareError> {
         match document {
-            Ok(document) => Ok(Some(document)),
+            Ok(document) => self.append_document(file, line, &document, encoded),
             Err(_) if self.options.skip_bad => {
                 encoded.sources.bad += 1;
-                Ok(None)
+                Ok(())
             }
-            Err(problem) => Err(SourceError::Bad { file: self.path(file), line, problem }),
+            Err(problem) => Err(SourceError::Bad { file: self.path(file), line, problem }.into()),
         }
     }
 
-    fn append_documents(
+    fn append_document(
         &self,
         file: u64,
-        documents: &mut Vec<Document>,
+        line: u64,
+        document: &Document,
         encoded: &mut EncodedBatch,
     ) -> Result<(), PrepareError> {
-        let documents = std::mem::take(documents);
-        let ids = self.encoder.encode(&documents);
-        let ids = ids.map_err(|source| PrepareError::Encode { file: self.path(file), source })?;
-        if ids.len() != documents.len() {
-            let expected = documents.len();
-            return Err(PrepareError::EncodedCount { found: ids.len(), expected });
-        }
-        for (document, ids) in documents.iter().zip(ids) {
-            encoded.sources.empty += u64::from(document.is_empty());
-            self.append_ids(file, ids, encoded)?;
-            let is_last = match document {
-                Document::Text(part) => {
-                    let end_of_text = self.encoder.end_of_text().filter(|_| part.is_last);
-                    encoded.loss_mask.extend(end_of_text.map(|_| true));
-                    encoded.ids.extend(end_of_text);
-                    part.is_last
-                }
-                Document::Chat(_) => true,
-            };
-            if is_last {
-                encoded.ends.push(encoded.ids.len());
-                encoded.sources.documents += 1;
+        let ids = self.encoder.encode(document);
+        let ids =
+            ids.map_err(|source| PrepareError::Encode { file: self.path(file), line, source })?;
+        encoded.sources.empty += u64::from(document.is_empty());
+        self.append_ids(file, ids, encoded)?;
+        let is_last = match document {
+            Document::Text(part) => {
+                let end_of_text = self.encoder.end_of_text().filter(|_| part.is_last);
+                encoded.loss_mask.extend(end_of_text.map(|_| true));
+                encoded.ids.extend(end_of_text);
+                part.is_last
             }
+            Document::Chat(_) => true,
+        };
+        if is_last {
+            encoded.ends.push(encoded.ids.len());
+            encoded.sources.documents += 1;
         }
         Ok(())
     }
@@ -123,12 +114,15 @@ impl BatchEncoder<'_> {
     ) -> Result<(), PrepareError> {
         self.check_ids(file, &document.ids)?;
         let count = document.ids.len();
-        let loss_mask = document.loss_mask.unwrap_or_else(|| vec![true; count]);
-        if loss_mask.len() != count {
-            return Err(PrepareError::LossMask { found: loss_mask.len(), expected: count });
+        let before = encoded.loss_mask.len();
+        match document.loss_mask {
+            Some(mask) if mask.len() != count => {
+                return Err(PrepareError::LossMask { found: mask.len(), expected: count });
+            }
+            Some(mask) => encoded.loss_mask.extend(mask),
+            None => encoded.loss_mask.resize(before + count, true),
         }
         encoded.ids.extend(document.ids);
-        encoded.loss_mask.extend(loss_mask);
         Ok(())
     }
 

@@ -6,10 +6,17 @@ use super::PrepareRequest;
 use crate::checked_json::{self, hex_hash};
 use crate::encode::EncodeDocuments;
 use crate::source::{SourceCounts, SourceCursor, SourceListing};
-use crate::store::{FORMAT_VERSION, ShardRecord};
+use crate::store::{FORMAT_VERSION, SHARDS_MAX, ShardRecord};
 
 /// Name of the journal in the folder of a store that is not finished.
 pub const JOURNAL_NAME: &str = "prepare.json";
+
+/// Most bytes of a shard in the journal: names, white space, eight numbers of 20 digits, and a hash.
+const FINISHED_BYTES_MAX: u64 = 768;
+/// Most bytes of the rest of the journal.
+const HEAD_BYTES_MAX: u64 = 1 << 10;
+/// Most bytes of a journal, which has [`SHARDS_MAX`] shards at most.
+pub(super) const JOURNAL_BYTES_MAX: u64 = HEAD_BYTES_MAX + SHARDS_MAX as u64 * FINISHED_BYTES_MAX;
 
 /// The finished shards of a request.
 #[derive(Debug, Serialize, Deserialize)]
@@ -67,4 +74,31 @@ pub(super) fn request_hash(
         shard_tokens: request.shard_tokens,
         files: files.collect(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{FINISHED_BYTES_MAX, FinishedShard, HEAD_BYTES_MAX, PrepareJournal};
+    use crate::checked_json;
+    use crate::source::{SourceCounts, SourceCursor};
+    use crate::store::ShardRecord;
+
+    #[test]
+    fn the_largest_journal_is_within_the_limit_of_its_file() {
+        let max = u64::MAX;
+        let hash = blake3::hash(b"");
+        let shard = FinishedShard {
+            record: ShardRecord { tokens: max, documents: max, has_loss_mask: false, hash },
+            after: SourceCursor { file: max, items: max },
+            sources: SourceCounts { documents: max, empty: max, bad: max },
+            is_document_open: false,
+        };
+        let bytes = |shards: usize| {
+            let journal = PrepareJournal { request: hash, shards: vec![shard.clone(); shards] };
+            checked_json::text(&journal).expect("it serializes").len() as u64
+        };
+        assert!(bytes(0) <= HEAD_BYTES_MAX, "{}", bytes(0));
+        let shard = (bytes(101) - bytes(1)) / 100;
+        assert!(shard <= FINISHED_BYTES_MAX, "{shard}");
+    }
 }

@@ -1,13 +1,14 @@
 //! Cuts encoded batches into shards, and notes which are finished.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
+
+use zbelastic_whole_file as whole_file;
 
 use super::encode_batch::EncodedBatch;
 use super::journal::{FinishedShard, JOURNAL_NAME, PrepareJournal};
 use super::{PrepareError, PrepareRequest, SHARD_DOCUMENTS, write_error};
-use crate::atomic_file;
 use crate::checked_json;
 use crate::encode::EncodeDocuments;
 use crate::source::{SourceCounts, SourceCursor};
@@ -149,30 +150,12 @@ impl StoreWriter {
     pub(super) fn finish(mut self) -> Result<StoreManifest, PrepareError> {
         self.end_document();
         self.finish_shard()?;
-        self.remove_other_shards()?;
         let path = self.folder.join(MANIFEST_NAME);
         let written = checked_json::write(&path, &self.manifest);
         written.map_err(|source| write_error(&path, source))?;
         let path = self.folder.join(JOURNAL_NAME);
-        atomic_file::remove(&path).map_err(|source| write_error(&path, source))?;
+        whole_file::remove(&path).map_err(|source| write_error(&path, source))?;
         Ok(self.manifest)
-    }
-
-    /// Removes the files that a killed call for another request left.
-    fn remove_other_shards(&self) -> Result<(), PrepareError> {
-        let folder = &self.folder;
-        let ours: Vec<_> = (0..self.manifest.shards.len()).map(shard_name).collect();
-        let entries = fs::read_dir(folder).map_err(|source| write_error(folder, source))?;
-        for entry in entries {
-            let entry = entry.map_err(|source| write_error(folder, source))?;
-            let name = entry.file_name().to_string_lossy().into_owned();
-            let is_shard = name.ends_with(".shard") || name.ends_with(".shard.part");
-            if is_shard && !ours.contains(&name) {
-                let path = entry.path();
-                fs::remove_file(&path).map_err(|source| write_error(&path, source))?;
-            }
-        }
-        Ok(())
     }
 }
 

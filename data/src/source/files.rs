@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::io;
+use std::path::Path;
 
 use zbelastic_types::Bytes;
 
@@ -26,6 +27,8 @@ pub struct SourceFile {
 pub struct SourceListing {
     /// The files with their formats: entry by entry, within an entry by path, each once.
     pub files: Vec<(SourceFile, SourceFormat)>,
+    /// Number of files that were left out, as they lie in the folder of the store itself.
+    pub left_out: usize,
 }
 
 /// Why entries give no files.
@@ -90,7 +93,14 @@ impl SourceListing {
                 }
             }
         }
-        Ok(Self { files })
+        Ok(Self { files, left_out: 0 })
+    }
+
+    /// Leaves out the files below a folder, which is given without links.
+    pub(crate) fn leave_out(&mut self, folder: &Path) {
+        let before = self.files.len();
+        self.files.retain(|(file, _)| !Path::new(&file.canonical).starts_with(folder));
+        self.left_out += before - self.files.len();
     }
 
     /// Length of all files, compressed as they are.

@@ -6,7 +6,9 @@ use super::{BadDocument, LINE_BYTES_MAX};
 use crate::document::{Chat, Document, TextPart};
 
 /// Fields that are read if none is named: the first that is there.
-pub(super) const FIELDS: [&str; 2] = ["text", "messages"];
+const FIELDS: [&str; 2] = ["text", "messages"];
+/// The field with the tools of a chat, which templates read beside the messages.
+pub(super) const TOOLS: &str = "tools";
 
 /// The document in a line: a JSON object with a field that is a text or a list of messages.
 pub(crate) fn read_line(line: &[u8], field: Option<&str>) -> Result<Document, BadDocument> {
@@ -16,7 +18,7 @@ pub(crate) fn read_line(line: &[u8], field: Option<&str>) -> Result<Document, Ba
         serde_json::from_str(text).map_err(|error| json(error.to_string()))?;
     let names = || object.keys().cloned().collect::<Vec<_>>();
     let field = choose_field(field, &names())?;
-    document(&field, object.get(&field).unwrap_or(&Value::Null), || text.to_owned())
+    document(&field, object.get(&field).unwrap_or(&Value::Null), text)
 }
 
 /// The field to read, of those that are there.
@@ -30,19 +32,16 @@ pub(super) fn choose_field(field: Option<&str>, names: &[String]) -> Result<Stri
     found.ok_or_else(|| BadDocument::NoField { expected, found: names.to_vec() })
 }
 
-/// The document that `value` is, in a record that `record` yields as JSON.
-pub(super) fn document(
-    field: &str,
-    value: &Value,
-    record: impl FnOnce() -> String,
-) -> Result<Document, BadDocument> {
+/// The document that `value` is, in a record of this JSON.
+fn document(field: &str, value: &Value, record: &str) -> Result<Document, BadDocument> {
     let other = |found| Err(BadDocument::FieldType { field: field.to_owned(), found });
     match value {
         Value::String(text) => text_document(text.clone()),
         Value::Array(messages) if messages.iter().all(Value::is_object) => {
             let message_count = messages.len();
             let messages_field = field.to_owned();
-            Ok(Document::Chat(Chat { record: record(), messages_field, message_count }))
+            let record = record.to_owned();
+            Ok(Document::Chat(Chat { record, messages_field, message_count }))
         }
         Value::Array(_) => other("a list of other things"),
         Value::Null => other("null"),

@@ -8,11 +8,12 @@ use parquet::errors::{ParquetError, Result as ParquetResult};
 use parquet::file::reader::{ChunkReader, FileReader, Length, SerializedFileReader};
 use parquet::record::reader::RowIter;
 use parquet::record::{Field, Row};
-use parquet::schema::types::Type;
+use parquet::schema::types::{Type, TypePtr};
 
-use super::json_line::{choose_field, document, text_document};
+use super::json_line::{TOOLS, choose_field, read_line, text_document};
+use super::parquet_json::record;
 use super::ranged::{CountedFile, RangedReader};
-use super::{BadDocument, SourceError, SourceItem};
+use super::{BadDocument, LINE_BYTES_MAX, SourceError, SourceItem};
 use crate::document::Document;
 
 /// Rows that are decoded at once. Their texts are slices of pages that are in memory anyway.
@@ -46,7 +47,7 @@ impl ChunkReader for ParquetFile {
     }
 }
 
-/// Reads a column of a file.
+/// Reads a column of a file, and of chats the column `tools` too.
 pub(super) struct ParquetReader {
     file: String,
     column: String,
@@ -76,8 +77,8 @@ impl ParquetReader {
                 SourceError::Bad { file: file.clone(), line: 0, problem }
             }
         })?;
-        let chosen = columns.iter().filter(|found| found.name() == column).take(1).cloned();
-        let projection = Type::group_type_builder(root.name()).with_fields(chosen.collect());
+        let projection = Type::group_type_builder(root.name());
+        let projection = projection.with_fields(columns_to_read(columns, &column));
         let projection = projection.build().map_err(parquet)?;
         let rows = RowIter::from_file_into(Box::new(reader)).project(Some(projection));
         let rows = rows.map_err(parquet)?.with_batch_size(ROWS);
@@ -86,20 +87,33 @@ impl ParquetReader {
 
     fn document(&self, row: &Row) -> Result<Document, BadDocument> {
         let other = |found| Err(BadDocument::FieldType { field: self.column.clone(), found });
-        let value = row.get_column_iter().next().map(|(_, value)| value);
-        match value {
+        let mut values = row.get_column_iter();
+        match values.find(|(name, _)| **name == self.column).map(|(_, value)| value) {
             Some(Field::Str(text)) => text_document(text.clone()),
             Some(Field::Bytes(bytes)) => match str::from_utf8(bytes.data()) {
                 Ok(text) => text_document(text.to_owned()),
                 Err(_) => other("bytes that are not UTF-8"),
             },
-            Some(value) => {
-                let record = || row.to_json_value().to_string();
-                document(&self.column, &value.to_json_value(), record)
+            Some(_) => {
+                let record = record(row);
+                if record.len() > LINE_BYTES_MAX {
+                    return Err(BadDocument::TooLong { max: LINE_BYTES_MAX });
+                }
+                read_line(record.as_bytes(), Some(&self.column))
             }
             None => other("nothing"),
         }
     }
+}
+
+/// The column with this name, and behind or before it the tools if it is no text.
+fn columns_to_read(columns: &[TypePtr], chosen: &str) -> Vec<TypePtr> {
+    let is_text = |column: &&TypePtr| column.name() == chosen && column.is_primitive();
+    let has_tools = !columns.iter().any(|column| is_text(&column));
+    let is_read = |name: &str| name == chosen || has_tools && name == TOOLS;
+    let mut read: Vec<_> = columns.iter().filter(|column| is_read(column.name())).collect();
+    read.dedup_by_key(|column| column.name());
+    read.into_iter().cloned().collect()
 }
 
 impl Iterator for ParquetReader {
@@ -129,7 +143,6 @@ mod tests {
     use parquet::file::properties::WriterProperties;
     use parquet::file::writer::SerializedFileWriter;
     use parquet::schema::parser::parse_message_type;
-    use serde_json::{Value, json};
 
     use super::ParquetReader;
     use crate::document::{Document, TextPart};
@@ -138,6 +151,7 @@ mod tests {
 
     const SCHEMA: &str = "message schema {
         optional binary body (UTF8);
+        optional binary tools (UTF8);
         required group messages (LIST) { repeated group list { required group element {
             required binary role (UTF8);
             required binary content (UTF8);
@@ -164,8 +178,9 @@ mod tests {
         let mut rows = writer.next_row_group().expect("a row group");
         /// Values of a column, their definition levels, and repetition levels if it is a list.
         type Column<'a> = (&'a [&'a str], &'a [i16], Option<&'a [i16]>);
-        let columns: [Column<'_>; 3] = [
+        let columns: [Column<'_>; 4] = [
             (&["a"], &[1, 0], None),
+            (&["[{}]"], &[1, 0], None),
             (&["user", "assistant"], &[1, 1, 0], Some(&[0, 1, 0])),
             (&["b", ""], &[1, 1, 0], Some(&[0, 1, 0])),
         ];
@@ -213,18 +228,17 @@ mod tests {
     }
 
     #[test]
-    fn a_list_of_messages_is_a_chat() {
+    fn a_list_of_messages_is_a_chat_with_its_tools_and_the_order_of_its_keys() {
         let found = documents(&file(Compression::SNAPPY), None).into_iter().map(|document| {
             let Ok(Document::Chat(chat)) = document else { panic!("a chat") };
             assert_eq!(chat.messages_field, "messages");
-            let record: Value = serde_json::from_str(&chat.record).expect("JSON");
-            (chat.message_count, record)
+            (chat.message_count, chat.record)
         });
-        let messages = json!([
-            { "role": "user", "content": "b" },
-            { "role": "assistant", "content": "" },
-        ]);
-        let expected = [(2, json!({ "messages": messages })), (0, json!({ "messages": [] }))];
+        let messages = r#"[{"role":"user","content":"b"},{"role":"assistant","content":""}]"#;
+        let expected = [
+            (2, format!(r#"{{"tools":"[{{}}]","messages":{messages}}}"#)),
+            (0, r#"{"tools":null,"messages":[]}"#.to_owned()),
+        ];
         assert_eq!(found.collect::<Vec<_>>(), expected);
     }
 
@@ -236,6 +250,6 @@ mod tests {
             assert!(matches!(error, SourceError::Parquet { .. }), "{error}");
         }
         let error = read(&whole, Some("text")).expect_err("no such column").to_string();
-        assert_eq!(error, "a.parquet: has no column text, only body, messages");
+        assert_eq!(error, "a.parquet: has no column text, only body, tools, messages");
     }
 }

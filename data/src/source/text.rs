@@ -21,6 +21,8 @@ pub(super) struct TextReader<R> {
     begin: usize,
     /// Offset of the buffer in the file.
     buffer_offset: u64,
+    /// Number of the line, from 1, in which the next part begins.
+    line: u64,
     is_at_end: bool,
     is_first: bool,
     is_done: bool,
@@ -54,6 +56,7 @@ impl<R: BufRead> TextReader<R> {
             buffer: Vec::new(),
             begin: 0,
             buffer_offset: 0,
+            line: 1,
             is_at_end: false,
             is_first: true,
             is_done: false,
@@ -93,19 +96,27 @@ impl<R: BufRead> TextReader<R> {
     }
 
     /// The next `len` bytes as a part, and `skipped` bytes behind them left out.
-    fn part(&mut self, len: usize, skipped: usize, is_last: bool) -> Result<TextPart, SourceError> {
+    fn part(
+        &mut self,
+        len: usize,
+        skipped: usize,
+        is_last: bool,
+    ) -> Result<SourceItem, SourceError> {
         let bytes = &self.buffer[self.begin..self.begin + len];
         let text = str::from_utf8(bytes).map_err(|error| SourceError::NotUtf8 {
             file: self.file.clone(),
             offset: self.buffer_offset + (self.begin + error.valid_up_to()) as u64,
         })?;
         let part = TextPart { text: text.to_owned(), is_first: self.is_first, is_last };
+        let item = SourceItem::Text { line: self.line, part };
+        let passed = &self.buffer[self.begin..self.begin + len + skipped];
+        self.line += passed.iter().filter(|byte| **byte == b'\n').count() as u64;
         self.begin += len + skipped;
         self.is_first = is_last;
-        Ok(part)
+        Ok(item)
     }
 
-    fn next_part(&mut self) -> Result<Option<TextPart>, SourceError> {
+    fn next_part(&mut self) -> Result<Option<SourceItem>, SourceError> {
         loop {
             match self.part_end() {
                 PartEnd::Unknown => self.fill()?,
@@ -134,7 +145,7 @@ impl<R: BufRead> Iterator for TextReader<R> {
         }
         let part = self.next_part();
         self.is_done |= part.is_err();
-        part.map(|part| part.map(SourceItem::Text)).transpose()
+        part.transpose()
     }
 }
 
@@ -182,7 +193,9 @@ mod tests {
         let reader = BufReader::with_capacity(7, text);
         let reader = TextReader::new("a.txt".to_owned(), reader, separator)?;
         let of = |item| {
-            let SourceItem::Text(part) = item else { panic!("a text reader yields {item:?}") };
+            let SourceItem::Text { part, .. } = item else {
+                panic!("a text reader yields {item:?}")
+            };
             (part.text, part.is_first, part.is_last)
         };
         reader.map(|item| item.map(of)).collect()
@@ -202,6 +215,17 @@ mod tests {
         check("<|e|>", Some("<|e|>"), &[""]);
         check("a<|e|><|e|>\r\nb<|e|>", Some("<|e|>"), &["a", "", "\r\nb"]);
         check("a<|<|e|>b", Some("<|e|>"), &["a<|", "b"]);
+    }
+
+    #[test]
+    fn a_part_knows_the_line_in_which_it_begins() {
+        let reader = TextReader::new("a.txt".to_owned(), &b"a\nb%\n%\nc\n%\n%d"[..], Some("%\n%"));
+        let line = |item| match item {
+            Ok(SourceItem::Text { line, .. }) => line,
+            other => panic!("a text reader yields {other:?}"),
+        };
+        let lines: Vec<_> = reader.expect("a separator").map(line).collect();
+        assert_eq!(lines, [1, 3, 6]);
     }
 
     #[test]

@@ -11,12 +11,21 @@ pub(crate) const FORMAT_VERSION: u32 = 1;
 pub const MANIFEST_NAME: &str = "manifest.json";
 /// Most ids of a shard; ends of documents are 32-bit numbers.
 pub(crate) const SHARD_TOKENS_MAX: u64 = u32::MAX as u64;
-/// Most shards of a store: a hundred thousand billion ids.
+/// Most shards of a store: of the usual size 2^44 ids, ten times what any model was trained on.
 pub(crate) const SHARDS_MAX: usize = 1 << 18;
+/// Most bytes of a shard in the manifest: names, white space, numbers of 20 digits, and a hash.
+const RECORD_BYTES_MAX: u64 = 256;
+/// Most bytes of the rest of the manifest.
+const HEAD_BYTES_MAX: u64 = 1 << 10;
+/// Most bytes of a manifest, which has [`SHARDS_MAX`] shards at most.
+pub(crate) const MANIFEST_BYTES_MAX: u64 = HEAD_BYTES_MAX + SHARDS_MAX as u64 * RECORD_BYTES_MAX;
+
+/// How the names of shards end.
+pub(crate) const SHARD_EXTENSION: &str = ".shard";
 
 /// The name of a shard in the folder of its store.
 pub(crate) fn shard_name(index: usize) -> String {
-    format!("{index:05}.shard")
+    format!("{index:05}{SHARD_EXTENSION}")
 }
 
 /// The content of a token store. It names no path and no time, so that the same sources give the
@@ -145,5 +154,34 @@ impl StoreManifest {
             return Err(ManifestFault::Shards { found: self.shards.len(), max: SHARDS_MAX });
         }
         self.shards.iter().enumerate().try_for_each(|(index, shard)| shard.check(index))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{HEAD_BYTES_MAX, RECORD_BYTES_MAX, ShardRecord, StoreManifest};
+    use crate::checked_json;
+    use crate::source::SourceCounts;
+
+    #[test]
+    fn the_largest_manifest_is_within_the_limit_of_its_file() {
+        let hash = blake3::hash(b"");
+        let record =
+            ShardRecord { tokens: u64::MAX, documents: u64::MAX, has_loss_mask: false, hash };
+        let sources = SourceCounts { documents: u64::MAX, empty: u64::MAX, bad: u64::MAX };
+        let bytes = |shards: usize| {
+            let manifest = StoreManifest {
+                version: u32::MAX,
+                tokenizer: hash,
+                vocabulary: u32::MAX,
+                end_of_text: Some(u32::MAX),
+                sources,
+                shards: vec![record.clone(); shards],
+            };
+            checked_json::text(&manifest).expect("it serializes").len() as u64
+        };
+        assert!(bytes(0) <= HEAD_BYTES_MAX, "{}", bytes(0));
+        let record = (bytes(101) - bytes(1)) / 100;
+        assert!(record <= RECORD_BYTES_MAX, "{record}");
     }
 }

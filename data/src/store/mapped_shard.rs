@@ -11,7 +11,7 @@ use super::layout::{ShardLayout, file_bytes};
 use super::manifest::ShardRecord;
 use super::{StoreError, TokenSpan};
 
-/// A shard, with lengths and document ends that were checked.
+/// A shard whose length was checked.
 #[derive(Debug)]
 pub(super) struct MappedShard {
     path: PathBuf,
@@ -38,9 +38,7 @@ impl MappedShard {
         // read, which `verify` and the checks of each read notice.
         let mapping = unsafe { Mmap::map(&file) }.map_err(io)?;
         let layout = ShardLayout::of(record, vocabulary);
-        let shard = Self { path, mapping, layout, vocabulary };
-        shard.check_ends()?;
-        Ok(shard)
+        Ok(Self { path, mapping, layout, vocabulary })
     }
 
     pub(super) fn tokens(&self) -> u64 {
@@ -53,7 +51,7 @@ impl MappedShard {
             let expected = record.hash;
             return Err(StoreError::Hash { path: self.path.clone(), found, expected });
         }
-        Ok(())
+        self.check_ends()
     }
 
     /// Numbers of ids behind which documents end.
@@ -62,18 +60,24 @@ impl MappedShard {
     }
 
     fn check_ends(&self) -> Result<(), StoreError> {
-        let mut least = 1;
-        for (document, end) in self.ends().iter().enumerate() {
-            let found = u64::from(u32::from_le_bytes(*end));
-            let expected = least..self.tokens() + 1;
-            if !expected.contains(&found) {
-                let path = self.path.clone();
-                let document = document as u64;
-                return Err(StoreError::DocumentEnd { path, document, found, expected });
-            }
-            least = found + 1;
+        let mut begin = 0;
+        for document in 0..self.ends().len() {
+            begin = self.document_end(document, begin)?.unwrap_or(begin);
         }
         Ok(())
+    }
+
+    /// Where a document that goes on behind `begin` ids ends; nothing if that is in another shard.
+    fn document_end(&self, document: usize, begin: u64) -> Result<Option<u64>, StoreError> {
+        let Some(end) = self.ends().get(document) else { return Ok(None) };
+        let found = u64::from(u32::from_le_bytes(*end));
+        let expected = begin + 1..self.tokens() + 1;
+        if !expected.contains(&found) {
+            let path = self.path.clone();
+            let document = document as u64;
+            return Err(StoreError::DocumentEnd { path, document, found, expected });
+        }
+        Ok(Some(found))
     }
 
     pub(super) fn check_last_document_ends(&self) -> Result<(), StoreError> {
@@ -104,25 +108,29 @@ impl MappedShard {
         first_document: u64,
         to: &mut TokenSpan,
     ) -> Result<(), StoreError> {
-        let ends = self.ends();
-        let end = |document: usize| {
-            ends.get(document).map_or(u64::MAX, |end| u32::from_le_bytes(*end).into())
-        };
         let is_before = |end: &[u8; 4]| u64::from(u32::from_le_bytes(*end)) <= tokens.start;
-        let mut document = ends.partition_point(is_before);
-        for at in tokens {
-            if at >= end(document) {
-                document += 1;
+        let mut document = self.ends().partition_point(is_before);
+        let mut begin = tokens.start;
+        while begin < tokens.end {
+            let end = self.document_end(document, begin)?.unwrap_or(tokens.end).min(tokens.end);
+            for at in begin..end {
+                to.ids.push(self.known_id(at as usize)?);
+                to.documents.push(first_document + document as u64);
+                to.loss_mask.push(self.is_in_loss(at as usize));
             }
-            let found = self.id(at as usize);
-            if found >= self.vocabulary {
-                let path = self.path.clone();
-                return Err(StoreError::Vocabulary { path, found, vocabulary: self.vocabulary });
-            }
-            to.ids.push(found);
-            to.documents.push(first_document + document as u64);
-            to.loss_mask.push(self.is_in_loss(at as usize));
+            begin = end;
+            document += 1;
         }
         Ok(())
+    }
+
+    /// The id, if the vocabulary has it.
+    fn known_id(&self, at: usize) -> Result<u32, StoreError> {
+        let found = self.id(at);
+        if found < self.vocabulary {
+            return Ok(found);
+        }
+        let path = self.path.clone();
+        Err(StoreError::Vocabulary { path, found, vocabulary: self.vocabulary })
     }
 }

@@ -4,9 +4,10 @@ use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::PathBuf;
 
+use zbelastic_whole_file as whole_file;
+
 use super::layout::id_bytes;
 use super::manifest::ShardRecord;
-use crate::atomic_file;
 
 /// Bytes that are written at once.
 const WRITE_BYTES: usize = 1 << 20;
@@ -27,7 +28,10 @@ pub(crate) struct ShardWriter {
 
 impl ShardWriter {
     pub(crate) fn create(path: PathBuf, vocabulary: u32) -> io::Result<Self> {
-        let file = BufWriter::with_capacity(WRITE_BYTES, atomic_file::create_part(&path)?);
+        let file = BufWriter::with_capacity(
+            WRITE_BYTES,
+            whole_file::create(&whole_file::part_path(&path))?,
+        );
         Ok(Self {
             path,
             file,
@@ -90,7 +94,7 @@ impl ShardWriter {
             self.write(&loss_mask)?;
         }
         let file = self.file.into_inner().map_err(io::IntoInnerError::into_error)?;
-        atomic_file::publish(&file, &self.path)?;
+        whole_file::publish(&file, &whole_file::part_path(&self.path), &self.path)?;
         Ok(ShardRecord {
             tokens: self.tokens,
             documents: ends.len() as u64,

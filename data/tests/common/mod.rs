@@ -11,6 +11,9 @@ use zbelastic_data::prepare::{PrepareError, PrepareRequest, prepare};
 use zbelastic_data::source::{LocalStorage, SourceOptions};
 use zbelastic_data::store::StoreManifest;
 
+/// A text or chat with this is refused by [`TestEncoder`].
+pub const REFUSED: &str = "<refused>";
+
 /// Bytes as ids, 256 behind each text. Of a chat only the letters `b` count in the loss.
 pub struct TestEncoder;
 
@@ -27,18 +30,17 @@ impl EncodeDocuments for TestEncoder {
         Some(256)
     }
 
-    fn encode(&self, documents: &[Document]) -> Result<Vec<EncodedDocument>, EncodeError> {
-        let encoded = |document: &Document| match document {
-            Document::Text(part) => {
-                let ids = part.text.bytes().map(u32::from).collect();
-                EncodedDocument { ids, loss_mask: None }
+    fn encode(&self, document: &Document) -> Result<EncodedDocument, EncodeError> {
+        let (text, loss_mask) = match document {
+            Document::Text(part) => (&part.text, None),
+            Document::Chat(chat) => {
+                (&chat.record, Some(chat.record.bytes().map(|byte| byte == b'b').collect()))
             }
-            Document::Chat(chat) => EncodedDocument {
-                ids: chat.record.bytes().map(u32::from).collect(),
-                loss_mask: Some(chat.record.bytes().map(|byte| byte == b'b').collect()),
-            },
         };
-        Ok(documents.iter().map(encoded).collect())
+        if text.contains(REFUSED) {
+            return Err(EncodeError::Tokenize { reason: "it is refused".to_owned() });
+        }
+        Ok(EncodedDocument { ids: text.bytes().map(u32::from).collect(), loss_mask })
     }
 }
 

@@ -38,14 +38,11 @@ impl EncodeDocuments for TableEncoder {
         Some(0)
     }
 
-    fn encode(&self, documents: &[Document]) -> Result<Vec<EncodedDocument>, EncodeError> {
-        let ids = |document| {
-            let ids = self.0.get(text(document)).cloned();
-            let reason = format!("{:?} is no document of the oracle", text(document));
-            let ids = ids.ok_or(EncodeError::Tokenize { reason })?;
-            Ok(EncodedDocument { ids, loss_mask: None })
-        };
-        documents.iter().map(ids).collect()
+    fn encode(&self, document: &Document) -> Result<EncodedDocument, EncodeError> {
+        let ids = self.0.get(text(document)).cloned();
+        let reason = format!("{:?} is no document of the oracle", text(document));
+        let ids = ids.ok_or(EncodeError::Tokenize { reason })?;
+        Ok(EncodedDocument { ids, loss_mask: None })
     }
 }
 
@@ -65,10 +62,9 @@ impl EncodeDocuments for EndedBytesEncoder {
         Some(256)
     }
 
-    fn encode(&self, documents: &[Document]) -> Result<Vec<EncodedDocument>, EncodeError> {
-        let ids = |document| text(document).bytes().map(u32::from).collect();
-        let encoded = |document| EncodedDocument { ids: ids(document), loss_mask: None };
-        Ok(documents.iter().map(encoded).collect())
+    fn encode(&self, document: &Document) -> Result<EncodedDocument, EncodeError> {
+        let ids = text(document).bytes().map(u32::from).collect();
+        Ok(EncodedDocument { ids, loss_mask: None })
     }
 }
 

@@ -232,7 +232,7 @@ fn a_renewed_certificate_takes_the_place_of_the_old_one() {
         authority.issue(&old.key().requested(), identity.role, identity.node, later).unwrap();
     let renewed = old.renewed(issued.chain).unwrap();
     // A draft that a crash left is no obstacle.
-    fs::write(fixture.file(".cert.pem.new"), "half").unwrap();
+    fs::write(fixture.file("cert.pem.part"), "half").unwrap();
     renewed.save(&fixture.folder).unwrap();
     let read = Credentials::load(&fixture.folder, None, later).unwrap();
     assert_eq!(read.serial(), renewed.serial());

@@ -12,6 +12,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::SystemTime;
 
+use zbelastic_whole_file as whole_file;
+
 use super::compiler::Compiler;
 use super::error::{CacheWarning, CompileError, CudaVersion};
 use super::source::CompilationUnit;
@@ -140,12 +142,7 @@ impl KernelCache {
         bytes.extend(key);
         bytes.extend(hash(0, code).to_le_bytes());
         bytes.extend(code);
-        let beside = path.with_extension(format!("{}.part", std::process::id()));
-        let written = fs::write(&beside, bytes).and_then(|()| fs::rename(&beside, &path));
-        written.map_err(|error| {
-            let _may_not_be_there = fs::remove_file(&beside);
-            warn(&path)(error)
-        })?;
+        whole_file::write_to_cache(&path, &bytes).map_err(warn(&path))?;
         self.drop_oldest();
         Ok(())
     }

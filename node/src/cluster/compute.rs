@@ -7,7 +7,7 @@ use zbelastic_config::ArithmeticConfig;
 use zbelastic_kernels::cuda::device::Device;
 use zbelastic_kernels::cuda::{CudaBackend, CudaDevice, OpenError};
 use zbelastic_kernels::{CpuBackend, DeviceFault, Precision};
-use zbelastic_machine::{DeviceSelector, device};
+use zbelastic_machine::{DeviceSelector, core_count, device};
 use zbelastic_trainer::elastic::{BackendFactory, DeviceUse};
 
 use super::device::WorkerDeviceError;
@@ -86,7 +86,7 @@ where
     }
 
     fn host_threads(&self) -> usize {
-        std::thread::available_parallelism().map_or(1, usize::from)
+        core_count()
     }
 
     fn open(

@@ -112,7 +112,7 @@ impl StepTimings {
 impl std::fmt::Debug for StepTimings {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let generation = self.plan.as_ref().map(|(generation, _)| generation);
-        f.debug_struct("Stopwatch").field("generation", &generation).finish_non_exhaustive()
+        f.debug_struct("StepTimings").field("generation", &generation).finish_non_exhaustive()
     }
 }
 

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use minijinja::Value;
+use minijinja::value::ValueKind;
 use serde::Deserialize;
 
 /// The author of a message.
@@ -86,6 +87,14 @@ pub enum ConversationError {
         /// Its role.
         found: String,
     },
+    /// The tools are no list of objects, nor a text that is one in JSON.
+    #[error(
+        "tools are {found}; expected a list of JSON schemas, {{\"type\": \"function\", …}} each"
+    )]
+    Tools {
+        /// What they are.
+        found: String,
+    },
     /// A message has neither a content nor calls of tools.
     #[error("message {message} has neither a content nor tool_calls")]
     NoContent {
@@ -98,6 +107,31 @@ pub enum ConversationError {
 struct ConversationDocument {
     messages: Vec<Value>,
     tools: Option<Value>,
+}
+
+/// The tools as a template receives them: the schemas of functions, as transformers requires them.
+/// Data sets of one type a column have them as a text of JSON.
+fn check_tools(tools: Value) -> Result<Option<Value>, ConversationError> {
+    let found = |found: String| Err(ConversationError::Tools { found });
+    let tools = match tools.as_str() {
+        // Of no characters are no tools.
+        Some("") => Value::from_iter::<[Value; 0]>([]),
+        Some(text) => match serde_json::from_str(text) {
+            Ok(tools) => tools,
+            Err(error) => return found(format!("a text that is no JSON ({error})")),
+        },
+        None => tools,
+    };
+    let is_of_objects = |value: &Value| {
+        let mut items = value.try_iter().into_iter().flatten();
+        items.all(|item| item.kind() == ValueKind::Map)
+    };
+    match tools.kind() {
+        ValueKind::None | ValueKind::Undefined => Ok(None),
+        ValueKind::Seq if is_of_objects(&tools) => Ok(Some(tools)),
+        ValueKind::Seq => found("a list of other things".to_owned()),
+        kind => found(kind.to_string()),
+    }
 }
 
 /// The key of the messages, unless another is named.
@@ -168,12 +202,14 @@ impl Conversation {
             column: 0,
             cause: format!("missing list `{field}`"),
         })?;
-        Self::of_messages(messages, keys.remove(TOOLS).filter(|tools| !tools.is_none()))
+        Self::of_messages(messages, keys.remove(TOOLS))
     }
 
     fn of_messages(messages: Vec<Value>, tools: Option<Value>) -> Result<Self, ConversationError> {
         let roles = messages.iter().enumerate().map(|(index, message)| role_of(index, message));
-        Ok(Self { roles: roles.collect::<Result<_, _>>()?, messages, tools })
+        let roles = roles.collect::<Result<_, _>>()?;
+        let tools = tools.map(check_tools).transpose()?.flatten();
+        Ok(Self { roles, messages, tools })
     }
 
     /// Number of messages.

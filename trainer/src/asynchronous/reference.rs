@@ -201,6 +201,9 @@ impl<B: Backend, S: BatchSource> AsyncReference<B, S> {
     }
 
     /// The whole run; the sum of cross-entropies of each microbatch.
+    ///
+    /// # Panics
+    /// If an operation of the device fails, or the run has more than 2^32 - 1 microbatches.
     pub fn run(&mut self) -> Vec<f64> {
         let total = self.setup.plan.program.microbatches_total();
         (0..u32::try_from(total).expect("checked")).map(|k| self.microbatch(k)).collect()

@@ -17,13 +17,13 @@ use zbelastic_api::{
 };
 use zbelastic_config::load_document;
 use zbelastic_kernels::HostFloats;
-use zbelastic_node::whole_file;
 use zbelastic_trainer::elastic::{
     ChainingValue, LayerAssembler, LoadedWeights, image_bytes, moment_subtrees, weights_end,
 };
 use zbelastic_trainer::hf::{config_json, write_safetensors};
 use zbelastic_trainer::model::{LayerSpec, ModelConfig, model_layers};
 use zbelastic_types::{Bytes, LayerId, Step};
+use zbelastic_whole_file as whole_file;
 use zbelastic_wording::{CommandError, CommandFailure, FailureCode, FailureDetail, cannot_write};
 
 /// File of the model's description.

@@ -103,8 +103,8 @@ pub fn of_folder(typed: &Path, error: &FolderError) -> CommandFailure {
     }
 }
 
-fn of_encode(file: &str, error: &EncodeError) -> CommandFailure {
-    let detail = FailureDetail::new(error.to_string()).at(file);
+fn of_encode(place: String, error: &EncodeError) -> CommandFailure {
+    let detail = FailureDetail::new(error.to_string()).at(place);
     corpus(match error {
         EncodeError::NoChatTemplate => {
             detail.why("a list of messages becomes text by the chat template of a tokenizer").hint(
@@ -124,10 +124,10 @@ pub fn of_prepare(error: &PrepareError) -> CommandFailure {
     match error {
         PrepareError::List(error) => of_list(error),
         PrepareError::Source(error) => of_source(error),
-        PrepareError::Encode { file, source } => of_encode(file, source),
-        PrepareError::EncodedCount { .. }
-        | PrepareError::LossMask { .. }
-        | PrepareError::Panicked => failure(FailureCode::Internal, refused, detail),
+        PrepareError::Encode { file, line, source } => of_encode(format!("{file}:{line}"), source),
+        PrepareError::LossMask { .. } | PrepareError::Panicked => {
+            failure(FailureCode::Internal, refused, detail)
+        }
         PrepareError::Vocabulary { .. } => {
             corpus(detail.hint("--tokenizer with the tokenizer that made these ids"))
         }
@@ -141,6 +141,12 @@ pub fn of_prepare(error: &PrepareError) -> CommandFailure {
             let show = format!("zbelastic data show {}", folder.display());
             let hint = format!("`{show}`; or --to another folder, or remove this one first");
             failure(FailureCode::WrongState, refused, detail.hint(hint))
+        }
+        PrepareError::OtherRequest { .. } => {
+            let detail = detail
+                .why("sources, options and tokenizer, and files with their times, name a request")
+                .hint("the same request again, --to another folder, or remove this one first");
+            failure(FailureCode::WrongState, refused, detail)
         }
         PrepareError::NotEmpty { .. } => {
             failure(FailureCode::WrongState, refused, detail.hint("--to a new folder"))

@@ -13,7 +13,7 @@ use zbelastic_data::prepare::{PrepareError, PrepareProgress, PrepareRequest, pre
 use zbelastic_data::source::{LocalStorage, SourceOptions};
 use zbelastic_data::store::StoreManifest;
 use zbelastic_local::interrupt::Interrupt;
-use zbelastic_machine::core_count;
+use zbelastic_machine::thread_count;
 use zbelastic_wording::figures::{duration_text, grouped};
 use zbelastic_wording::{CommandError, CommandFailure, FailureDetail};
 
@@ -33,8 +33,10 @@ pub fn run(args: &DataPrepareArgs, out: &mut dyn Write) -> Result<(), CommandErr
     let interrupt = Interrupt::listen(None, "batch")?;
     let began = Instant::now();
     let mut progress = CommandProgress::new();
+    let mut left_out = 0;
     let made = prepare(&request(args), &LocalStorage, &encoder, &mut |at| {
         progress.report(at.bytes_read.0, at.bytes_total.0, || progress_text(at));
+        left_out = at.files_left_out;
         match interrupt.is_requested() {
             true => ControlFlow::Break(()),
             false => ControlFlow::Continue(()),
@@ -55,17 +57,22 @@ pub fn run(args: &DataPrepareArgs, out: &mut dyn Write) -> Result<(), CommandErr
         writeln!(out, "note: the tokenizer names no eos_token, so no token ends a document")?;
     }
     let folder = args.to.display();
+    if left_out > 0 {
+        let files = super::counted(left_out, "file");
+        writeln!(out, "note: left out of the sources: {files} in {folder} itself")?;
+    }
     let tokenizer = args.tokenizer.display();
     writeln!(out, "next: zbelastic data show {folder} --tokenizer {tokenizer}")?;
     Ok(())
 }
 
 fn request(args: &DataPrepareArgs) -> PrepareRequest {
-    let threads = args.threads.map_or_else(core_count, |threads| threads as usize);
+    let threads = thread_count(args.threads);
     let field = args.field.clone();
+    let separator = args.separator.clone();
     PrepareRequest {
         entries: args.sources.clone(),
-        options: SourceOptions { field, separator: None, skip_bad: args.skip_bad },
+        options: SourceOptions { field, separator, skip_bad: args.skip_bad },
         threads: NonZeroUsize::new(threads).unwrap_or(NonZeroUsize::MIN),
         shard_tokens: args.shard_tokens,
         folder: args.to.clone(),
@@ -73,7 +80,7 @@ fn request(args: &DataPrepareArgs) -> PrepareRequest {
 }
 
 fn progress_text(at: &PrepareProgress) -> String {
-    let PrepareProgress { bytes_read, bytes_total, documents, tokens, tokens_per_second } = *at;
+    let PrepareProgress { bytes_read, bytes_total, documents, tokens, tokens_per_second, .. } = *at;
     let rate = grouped(tokens_per_second.round() as u64);
     let documents = grouped(documents);
     let tokens = grouped(tokens);

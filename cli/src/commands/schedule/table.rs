@@ -4,11 +4,11 @@
 use std::fs;
 use std::io::{self, Write};
 use std::iter;
-use std::num::NonZero;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
+use zbelastic_machine::core_count;
 use zbelastic_schedule::{ScheduleSolution, peak_memory};
 use zbelastic_wording::{CommandError, CommandFailure, FailureDetail};
 
@@ -241,7 +241,7 @@ impl ProblemRow<'_> {
 
 /// The results of the tasks, in their order.
 fn answer_all(tasks: &[SolveTask]) -> Vec<String> {
-    let threads = thread::available_parallelism().map_or(1, NonZero::get).min(THREADS_MAX);
+    let threads = core_count().min(THREADS_MAX);
     // A thread that is done claims the next row: one may need a hundred times as long as another.
     let next = AtomicUsize::new(0);
     let of_thread = || -> Vec<(usize, String)> {

@@ -15,8 +15,8 @@ use zbelastic_machine::DeviceSelector;
 use zbelastic_node::cluster::node_record::NodeRecord;
 use zbelastic_node::cluster::signals::LIFELINE_VARIABLE;
 use zbelastic_node::data_folder::NodeDataFolder;
-use zbelastic_node::whole_file;
 use zbelastic_types::Bytes;
+use zbelastic_whole_file as whole_file;
 use zbelastic_wording::{CommandFailure, FailureCode, FailureDetail};
 
 use crate::token_source::TOKEN_VARIABLE;

@@ -14,9 +14,9 @@ use super::answers::not_found;
 use super::ports::{ControllerCompletion, ControllerTasks};
 use crate::cluster::data::DATA_BYTES_MAX;
 use crate::cluster::disk_space::DiskSpaceShortage;
-use crate::whole_file;
 use zbelastic_api::{ApiAnswer, ApiRefusal, HexDigest, ResourceKind, UploadProgress, WrongState};
 use zbelastic_machine::disk_usage;
+use zbelastic_whole_file as whole_file;
 
 /// Uploads under way at once; for another one the first that is not being written to is given up.
 const UPLOADS_MAX: usize = 4;
@@ -110,7 +110,7 @@ impl UploadFile {
         if found != expected {
             return Err(UploadFault::Other { found });
         }
-        Ok(whole_file::give_name(&self.file, &self.partial_path, &self.path)?)
+        Ok(whole_file::publish(&self.file, &self.partial_path, &self.path)?)
     }
 }
 

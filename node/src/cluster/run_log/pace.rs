@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
+use zbelastic_trainer::plan::median;
 use zbelastic_types::StageIndex;
 
 use super::milliseconds;
@@ -68,7 +69,7 @@ impl RunPace {
 
     /// The time from seal to seal, as the median of the last ones.
     pub(super) fn step_time(&self) -> Option<Duration> {
-        median(&self.step_times)
+        median(self.step_times.iter().copied(), Ord::cmp)
     }
 
     /// The last steps, and how long they took together.
@@ -84,7 +85,7 @@ impl RunPace {
     /// How long verdicts were waited for lately.
     pub(super) fn verdict_wait(&self) -> Option<VerdictWait> {
         let max = self.verdict_waits.iter().max().copied()?;
-        let p50 = median(&self.verdict_waits)?;
+        let p50 = median(self.verdict_waits.iter().copied(), Ord::cmp)?;
         let steps = self.verdict_waits.len() as u64;
         Some(VerdictWait { p50_ms: milliseconds(p50), max_ms: milliseconds(max), steps })
     }
@@ -102,12 +103,6 @@ fn push(times: &mut VecDeque<Duration>, time: Duration) {
     while times.len() > SEALS_MEASURED {
         times.pop_front();
     }
-}
-
-fn median(times: &VecDeque<Duration>) -> Option<Duration> {
-    let mut times: Vec<Duration> = times.iter().copied().collect();
-    times.sort_unstable();
-    times.get(times.len() / 2).copied()
 }
 
 #[cfg(test)]
