@@ -8,6 +8,7 @@ mod client;
 mod corpus;
 mod doctor;
 mod membership;
+mod models;
 mod operate;
 mod plan;
 mod quantity;
@@ -28,8 +29,9 @@ pub use membership::{
     RecoverArgs, RoleArg, RotateCaArgs, TokenCommand, TokenCreateArgs, TokenRevokeArgs,
     TokenSourceArgs,
 };
+pub use models::{EvalArgs, ExportArgs, ExportType, GenerateArgs};
 pub use operate::{
-    CheckpointCommand, EventsArgs, ExportArgs, LogsArgs, RunArgs, RunsCommand, StatusArgs, StopArgs,
+    CheckpointCommand, EventsArgs, LogsArgs, RunArgs, RunsCommand, StatusArgs, StopArgs,
 };
 pub use plan::{PLAN_EXAMPLES, PlanArgs};
 pub use quantity::QuantityError;
@@ -63,6 +65,8 @@ Examples:
   zbelastic init                                      a cluster; prints the line to join it with
   zbelastic run run.toml                              train on the cluster
   zbelastic config show > run.toml                    a configuration to begin with
+  zbelastic export runs/quickstart-1 --to model       the trained model, for transformers and others
+  zbelastic generate runs/quickstart-1 --prompt 'The '
   zbelastic schedule render --kind zb-h2 --stages 4 --microbatches 8
 
 Exit codes: 0 ok, 1 internal, 2 usage or configuration, 3 cannot reach the cluster, 4 not
@@ -118,9 +122,15 @@ pub enum CliCommand {
     /// Runs of the cluster: the one under way, and those that ended.
     #[command(subcommand)]
     Runs(RunsCommand),
-    /// Write a run's model as config.json and model.safetensors with Hugging Face's names.
-    #[command(after_help = operate::EXPORT_EXAMPLES)]
+    /// Write a run's model as a folder that transformers loads, with tokenizer and model card.
+    #[command(after_help = models::EXPORT_EXAMPLES)]
     Export(ExportArgs),
+    /// Continue a text with the model of a run or of a folder.
+    #[command(after_help = models::GENERATE_EXAMPLES)]
+    Generate(GenerateArgs),
+    /// Loss, perplexity and bits per byte of a model on texts.
+    #[command(after_help = models::EVAL_EXAMPLES)]
+    Eval(EvalArgs),
     /// Checkpoints of a run.
     #[command(subcommand)]
     Ckpt(CheckpointCommand),

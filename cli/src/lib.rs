@@ -11,6 +11,8 @@ mod corpus;
 pub mod membership;
 pub mod panics;
 mod progress;
+mod saved_model;
+mod scratch_folder;
 mod terminal;
 mod token_source;
 mod tokenizer_encoder;

@@ -53,7 +53,9 @@ fn run(cli: &Cli) -> Result<ExitCode, CommandError> {
         CliCommand::Events(args) => commands::events::run_events(args, &mut out)?,
         CliCommand::Logs(args) => commands::events::run_logs(args, &mut out)?,
         CliCommand::Runs(command) => commands::runs::run(command, &mut out)?,
-        CliCommand::Export(args) => commands::ckpt::export_run(args, &mut out)?,
+        CliCommand::Export(args) => commands::export::run(args, &mut out)?,
+        CliCommand::Generate(args) => commands::generate::run(args, &mut out)?,
+        CliCommand::Eval(args) => commands::eval::run(args, &mut out)?,
         CliCommand::Ckpt(command) => commands::ckpt::run(command, &mut out)?,
         CliCommand::Cluster(command) => commands::cluster::run(command, &mut out)?,
         // A simulated life is printed step by step, so its lines are not held back.

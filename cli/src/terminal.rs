@@ -23,6 +23,16 @@ pub fn has_person() -> bool {
     io::stdin().is_terminal() && io::stderr().is_terminal()
 }
 
+/// The letter, or the replacement character for one that a terminal might interpret as a command.
+#[must_use]
+pub fn printable(letter: char) -> char {
+    match letter {
+        '\n' | '\t' => letter,
+        other if other.is_control() => char::REPLACEMENT_CHARACTER,
+        other => other,
+    }
+}
+
 /// Prompts on standard error, and reads a line.
 ///
 /// # Errors

@@ -49,6 +49,20 @@ impl TokenizerEncoder {
         Ok(Self { tokenizer, hash, beginning })
     }
 
+    /// The tokenizer itself.
+    pub fn tokenizer(&self) -> &Tokenizer {
+        &self.tokenizer
+    }
+
+    /// The ids of a text as those of a document's beginning: nothing is put behind.
+    ///
+    /// # Errors
+    /// If the vocabulary has no token for a part of it.
+    pub fn encode_prompt(&self, text: &str) -> Result<Vec<u32>, EncodeError> {
+        let part = TextPart { text: text.to_owned(), is_first: true, is_last: false };
+        Ok(self.encode_text(&part)?.ids)
+    }
+
     /// The text of ids, special tokens included.
     pub fn decode(&self, ids: &[u32]) -> String {
         let text = self.tokenizer.decode(ids, SpecialTokens::Include);

@@ -7,7 +7,7 @@
 mod asynchronous;
 mod disk;
 mod events;
-mod folder;
+pub(crate) mod folder;
 pub mod prepare;
 mod processes;
 pub mod progress_line;

@@ -18,6 +18,7 @@ pub mod data;
 mod device;
 mod frame_dispatch;
 pub mod journal;
+pub mod kept_checkpoints;
 mod layer_moves;
 mod machine_id;
 pub mod membership_failure;

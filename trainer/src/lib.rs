@@ -9,8 +9,10 @@
 
 pub mod asynchronous;
 pub mod data;
+pub mod decoder;
 pub mod digest;
 pub mod elastic;
+pub mod evaluator;
 pub mod hf;
 pub mod model;
 pub mod optimizer;

@@ -8,6 +8,7 @@ mod buffer_size;
 mod chunk;
 mod config;
 mod initial;
+mod key_value_cache;
 mod layer_bytes;
 mod layer_times;
 mod layers;
@@ -21,6 +22,7 @@ pub use buffer_size::BufferSize;
 pub use chunk::{Chunk, count_bytes, rotary_angles, slice_angles};
 pub use config::{Family, LayerKind, ModelConfig, ModelError};
 pub use initial::{draw_weights, initial_weights};
+pub use key_value_cache::KeyValueCache;
 pub use layer_bytes::{frozen_bytes, layer_bytes, replayed_bytes};
 pub use layer_times::{
     LayerClass, LayerClock, LayerOp, LayerTimer, LayerTimes, Span, StageTimings, TimeTotal,

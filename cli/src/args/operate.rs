@@ -1,6 +1,5 @@
 //! `run`, `pause`, `resume`, `stop`, `status`, `events`, `logs` and `ckpt` as typed.
 
-use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
@@ -99,30 +98,6 @@ pub enum RunsCommand {
         client: ClientArgs,
     },
 }
-
-/// `export`.
-#[derive(Args, Clone, Debug)]
-pub struct ExportArgs {
-    /// Which run.
-    #[arg(value_name = "RUN", value_parser = run_name)]
-    pub run: String,
-    /// Where to [default: the run's name].
-    #[arg(value_name = "DIR")]
-    pub folder: Option<PathBuf>,
-    /// Which checkpoint of it [default: the newest].
-    #[arg(long, value_name = "N")]
-    pub step: Option<u64>,
-    /// The cluster.
-    #[command(flatten)]
-    pub client: ClientArgs,
-}
-
-pub(super) const EXPORT_EXAMPLES: &str = "\
-The folder may exist, without a model in it. transformers loads it, and so does model.from_hf.
-
-Examples:
-  zbelastic export baseline
-  zbelastic export baseline out/model --step 300";
 
 /// `stop`.
 #[derive(Args, Clone, Debug)]
@@ -248,25 +223,5 @@ Examples:
         /// The cluster, and how to answer.
         #[command(flatten)]
         read: ReadArgs,
-    },
-    /// Write a checkpoint's model as config.json and model.safetensors with Hugging Face's names.
-    #[command(after_help = "\
-The folder may exist, without a model in it. transformers loads it, and so does model.from_hf.
-
-Example:
-  zbelastic ckpt export model-300 --step 300")]
-    Export {
-        /// Where to.
-        #[arg(value_name = "DIR")]
-        folder: PathBuf,
-        /// Which [default: the newest].
-        #[arg(long, value_name = "N")]
-        step: Option<u64>,
-        /// Whose [default: the newest run's].
-        #[arg(long, value_name = "RUN", value_parser = run_name)]
-        run: Option<String>,
-        /// The cluster.
-        #[command(flatten)]
-        client: ClientArgs,
     },
 }

@@ -15,6 +15,9 @@ pub enum QuantityError {
     /// It is no size.
     #[error("expected a size such as 10GiB, 512MiB or plain bytes")]
     Size,
+    /// It is no size of a file of weights.
+    #[error("expected a size such as 5GB, 500MB or 2GiB, and more than nothing")]
+    ShardSize,
     /// Thousands instead of 1024.
     #[error("expected a size such as 10GiB: units are of 1024, {written}iB instead of {written}B")]
     DecimalSize {
@@ -52,6 +55,22 @@ pub fn parse_bytes(text: &str) -> Result<Bytes, QuantityError> {
         }
         (None, Some(_) | None) => Err(QuantityError::Size),
     }
+}
+
+/// Bytes of a file of weights: `5GB`, `500MB`, `2GiB`. KB, MB and GB are of 1,000, as transformers
+/// counts them.
+///
+/// # Errors
+/// If it is none, or no bytes at all.
+pub fn parse_shard_bytes(text: &str) -> Result<u64, QuantityError> {
+    let text = text.trim();
+    let thousands = [("KB", 1_000), ("MB", 1_000_000), ("GB", 1_000_000_000)];
+    let decimal = thousands.into_iter().find_map(|(unit, bytes)| {
+        let number: u64 = text.strip_suffix(unit)?.trim_end().parse().ok()?;
+        number.checked_mul(bytes)
+    });
+    let bytes = decimal.or_else(|| parse_size(text).map(|size| size.0));
+    bytes.filter(|bytes| *bytes > 0).ok_or(QuantityError::ShardSize)
 }
 
 /// A name of a cluster or a node.
@@ -100,6 +119,18 @@ mod tests {
         assert_eq!(parse_bytes("10GB"), Err(QuantityError::DecimalSize { written: 'G' }));
         for text in ["", "0", "lots", "GiB", "-1", "B"] {
             assert_eq!(parse_bytes(text), Err(QuantityError::Size), "{text}");
+        }
+    }
+
+    #[test]
+    fn files_of_weights_are_of_thousands() {
+        let check = |text, expected| assert_eq!(parse_shard_bytes(text), expected, "{text}");
+        check("5GB", Ok(5_000_000_000));
+        check("200 KB", Ok(200_000));
+        check("2GiB", Ok(2 << 30));
+        check("4096", Ok(4096));
+        for text in ["", "0", "0MB", "-1", "GB", "1.5GB", "99999999999GB"] {
+            check(text, Err(QuantityError::ShardSize));
         }
     }
 

@@ -104,7 +104,13 @@ fn wrong_flags_are_explained() {
     check(&["token", "revoke", ""], "expected a name or a number");
     check(&["node", "show"], "<NODE>");
     check(&["ckpt", "show", "newest"], "invalid digit");
-    check(&["ckpt", "export"], "<DIR>");
+    check(&["export", "baseline"], "--to <DIR>");
+    check(&["export", "a", "--to", "b", "--dtype", "int8"], "[possible values: f32, bf16, f16]");
+    check(&["export", "a", "--to", "b", "--shard", "0"], "expected a size such as 5GB");
+    check(&["generate", "a"], "--prompt <TEXT>");
+    check(&["generate", "a", "--prompt", "b", "--top-k", "0"], "0 is not in 1..");
+    check(&["eval", "a"], "--text <PATH>...|--tokens <STORE>");
+    check(&["eval", "a", "--text", "b", "--tokens", "c"], "cannot be used with");
     check(&["cluster", "recover", "--yes"], "--force-new-cluster");
     check(&["status", "--interval", "soon"], "expected a duration");
 }
@@ -137,7 +143,7 @@ fn what_reads_has_json_and_what_destroys_has_yes() {
     ];
     destroys.iter().for_each(|line| drop(parse(&format!("zbelastic {line} --yes"))));
     let requests =
-        ["pause", "resume", "node drain 1", "cluster backup f", "ckpt export d --step 3"];
+        ["pause", "resume", "node drain 1", "cluster backup f", "export d --to e --step 3"];
     let requests = requests.iter().chain(&reads).chain(&destroys[..5]);
     requests.for_each(|line| drop(parse(&format!("zbelastic {line} --cluster a --data-dir d"))));
 }

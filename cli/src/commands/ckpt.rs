@@ -1,11 +1,9 @@
-//! `ckpt list`, `show`, `verify`, `restore`, `gc` and `export`.
+//! `ckpt list`, `show`, `verify`, `restore` and `gc`.
 
-pub mod export;
 mod verify;
 
 use std::fmt::Write as _;
 use std::io::Write;
-use std::path::PathBuf;
 use std::time::Duration;
 
 use zbelastic_api::client::ApiClient;
@@ -17,7 +15,7 @@ use super::clock::{date_text, now_ms};
 use super::job::job_line;
 use super::reach::{confirm, connect, write_json};
 use super::table::{ColumnAlign, TextTable};
-use crate::args::{CheckpointCommand, ClientArgs, ExportArgs};
+use crate::args::{CheckpointCommand, ClientArgs};
 
 /// Runs a `ckpt` command.
 ///
@@ -40,21 +38,7 @@ pub fn run(command: &CheckpointCommand, out: &mut dyn Write) -> Result<(), Comma
         CheckpointCommand::Gc { yes, read } => {
             collect(*yes, read.json, &mut connect(&read.client)?, out)
         }
-        CheckpointCommand::Export { folder, step, run, client } => {
-            export::export(folder, *step, || of_run(client, run), out)
-        }
     }
-}
-
-/// Runs `export`.
-///
-/// # Errors
-/// If there is no such run or checkpoint, if the received bytes are damaged, or if it cannot be
-/// written.
-pub fn export_run(args: &ExportArgs, out: &mut dyn Write) -> Result<(), CommandError> {
-    let folder = args.folder.clone().unwrap_or_else(|| PathBuf::from(&args.run));
-    let run = Some(args.run.clone());
-    export::export(&folder, args.step, || of_run(&args.client, &run), out)
 }
 
 fn of_run(args: &ClientArgs, run: &Option<String>) -> Result<ApiClient<'static>, CommandFailure> {

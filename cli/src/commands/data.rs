@@ -1,6 +1,6 @@
 //! `data`: token stores, made and shown.
 
-pub(super) mod failure;
+pub(crate) mod failure;
 mod prepare;
 mod show;
 

@@ -28,6 +28,7 @@ use super::folder::{ORDER, RUN, RunFolder, SAMPLE, TRACE, write_model};
 use super::prepare::{PreparedRun, RunPlan};
 use super::reporter::OutputAudience;
 use super::run_devices::RunDevices;
+use crate::terminal::printable;
 
 /// A run that came to its end.
 pub struct FinishedRun {
@@ -314,21 +315,12 @@ fn drawn<B: Backend>(
     let sampler = Sampler::new(backend, &config.model, context_len, &outcome.layers);
     let mut sampler = sampler.map_err(no_memory)?;
     let prompt = SAMPLE_PROMPT.map(|byte| u32::from(byte).min(config.model.vocabulary - 1));
-    let draw = SamplingConfig { temperature: SAMPLE_TEMPERATURE, seed: config.seed };
-    let tokens = sampler.continue_text(&prompt, token_count, draw);
+    let draw = SamplingConfig::of_all(SAMPLE_TEMPERATURE, config.seed);
+    let tokens = sampler.continue_text(&prompt, token_count, draw).map_err(no_memory)?;
     match sampler.fault() {
         None => Ok(tokens),
         Some(fault) => {
             Err(CommandFailure::new(code_of_fault(&fault), format!("no sample: {fault}")))
         }
-    }
-}
-
-/// A letter that a terminal might interpret as a command is not shown as it is.
-fn printable(letter: char) -> char {
-    match letter {
-        '\n' | '\t' => letter,
-        other if other.is_control() => char::REPLACEMENT_CHARACTER,
-        other => other,
     }
 }

@@ -49,9 +49,9 @@ fn who_looks_on_reads_and_an_operator_runs_and_neither_lets_anybody_in() {
         denied(folder, &["node", "drain", "w"]);
     }
     let model = site.path("model").display().to_string();
-    denied(&viewer, &["export", "theirs", &model]);
+    denied(&viewer, &["export", "theirs", "--to", &model]);
     denied(&viewer, &["runs", "remove", "theirs", "--yes"]);
-    stdout_on(&operator, &["export", "theirs", &model]);
+    stdout_on(&operator, &["export", "theirs", "--to", &model]);
     stdout_on(&operator, &["runs", "remove", "theirs", "--yes"]);
     assert_eq!(site.status()["members"].as_array().expect("a list").len(), 2, "no member more");
 }

@@ -26,7 +26,7 @@ fn runs(site: &ControllerSite) -> Vec<(String, String, Vec<u64>)> {
 
 fn exported(site: &ControllerSite, run: &str, folder: &str) -> Vec<u8> {
     let path = site.path(folder);
-    site.stdout_of(&["export", run, &path.display().to_string()]);
+    site.stdout_of(&["export", run, "--to", &path.display().to_string()]);
     fs::read(path.join("model.safetensors")).expect("written")
 }
 
@@ -71,7 +71,7 @@ fn a_new_run_takes_nothing_from_the_runs_before_it() {
     let stderr = site.refused(&[&line[..], &["--name", "A b"]].concat(), 2);
     assert!(stderr.contains("expected 1 to 63 of a-z"), "{stderr}");
 
-    let stderr = site.refused(&["export", "frist"], 5);
+    let stderr = site.refused(&["export", "frist", "--to", "nowhere"], 5);
     assert!(stderr.contains("there is no run frist") && stderr.contains("runs list"), "{stderr}");
     let stderr = site.refused(&["runs", "remove", "first"], 2);
     assert!(stderr.contains("its checkpoint of step 7") && stderr.contains("--yes"), "{stderr}");
@@ -81,7 +81,7 @@ fn a_new_run_takes_nothing_from_the_runs_before_it() {
         [site.controller.folder.clone(), worker.folder.clone()].map(|data| chunk_bytes(&data));
     site.stdout_of(&["runs", "remove", "first", "--yes"]);
     assert_eq!(runs(&site).len(), 1);
-    site.refused(&["export", "first"], 5);
+    site.refused(&["export", "first", "--to", "nowhere"], 5);
     for (data, before) in [&site.controller.folder, &worker.folder].into_iter().zip(before) {
         wait_until("the checkpoint of the run that was removed goes", || {
             let after = chunk_bytes(data);

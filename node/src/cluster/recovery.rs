@@ -69,7 +69,7 @@ pub(super) struct CheckpointDocument {
 
 impl CheckpointDocument {
     /// Those of versions before there were classes do not name one.
-    fn decode(bytes: &[u8]) -> Option<Self> {
+    pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
         const LIMIT: usize = zbelastic_checkpoint::DOCUMENT_BYTES_MAX;
         let before = || codec::decode::<(Arc<JobSpec>, CheckpointRecord)>(bytes, LIMIT);
         let unnamed = |(spec, record)| Self { spec, record, class: None };

@@ -1,15 +1,10 @@
-//! Tensors by their Hugging Face names, and safetensors files of them.
+//! Tensors by their Hugging Face names, and how they are read from safetensors files.
 
 use std::collections::BTreeMap;
-use std::io;
-use std::ops::Range;
 
-use safetensors::tensor::{Dtype, Metadata, SafeTensorError, SafeTensors, TensorInfo, TensorView};
+use safetensors::tensor::{Dtype, SafeTensorError, SafeTensors, TensorView};
 
 use crate::model::{Family, LayerKind, LayerSpec, ModelConfig, TensorSpec, model_layers};
-
-/// Elements of a tensor that are brought into form at once when a file is written: 4 MiB of them.
-const WRITTEN_AT_ONCE: usize = 1 << 20;
 
 /// A tensor as transformers knows it.
 #[derive(Clone, Debug, PartialEq)]
@@ -55,16 +50,17 @@ pub enum ImportError {
 }
 
 /// Where a piece of a layer's floats is found in a file's tensor.
-struct TensorSource {
-    name: String,
+pub(super) struct TensorSource {
+    pub(super) name: String,
     /// The whole tensor in the file.
-    shape: Vec<usize>,
-    is_transposed: bool,
+    pub(super) shape: Vec<usize>,
+    pub(super) is_transposed: bool,
     /// The first of our rows within it, if it holds several of our tensors.
-    first_row: usize,
+    pub(super) first_row: usize,
 }
 
-fn source(model: &ModelConfig, layer: &LayerSpec, tensor: &TensorSpec) -> TensorSource {
+/// Where a tensor of ours is found in a file.
+pub(super) fn source(model: &ModelConfig, layer: &LayerSpec, tensor: &TensorSpec) -> TensorSource {
     match model.family {
         Family::Gpt2 => gpt2_source(model, layer, tensor),
         Family::Llama => llama_source(layer, tensor),
@@ -181,114 +177,6 @@ pub fn to_named(model: &ModelConfig, layers: &[Vec<f32>]) -> Vec<NamedTensor> {
     named.into_values().collect()
 }
 
-/// A tensor of a file, and where its elements lie among our layers.
-struct FileTensor<'a> {
-    shape: Vec<usize>,
-    parts: Vec<FileTensorPart<'a>>,
-}
-
-/// A part of a file's tensor that is a tensor of ours.
-struct FileTensorPart<'a> {
-    /// Our rows and columns.
-    shape: [usize; 2],
-    floats: &'a [f32],
-    source: TensorSource,
-}
-
-impl FileTensorPart<'_> {
-    /// Writes what lies in these rows of the file's tensor, `width` elements each.
-    fn fill(&self, rows: &Range<usize>, width: usize, into: &mut [[u8; 4]]) {
-        let ([own_rows, columns], first) = (self.shape, self.source.first_row);
-        for (row, into) in rows.clone().zip(into.chunks_exact_mut(width)) {
-            if self.source.is_transposed {
-                let column = self.floats[row..].iter().step_by(columns);
-                for (to, x) in into[first..first + own_rows].iter_mut().zip(column) {
-                    *to = x.to_le_bytes();
-                }
-            } else if let Some(own) = row.checked_sub(first).filter(|own| *own < own_rows) {
-                for (to, x) in into.iter_mut().zip(&self.floats[own * columns..][..columns]) {
-                    *to = x.to_le_bytes();
-                }
-            }
-        }
-    }
-}
-
-impl FileTensor<'_> {
-    fn len(&self) -> usize {
-        self.shape.iter().product()
-    }
-
-    /// Writes its elements, [`WRITTEN_AT_ONCE`] at a time or a row of more.
-    fn write(&self, to: &mut dyn io::Write) -> io::Result<()> {
-        let rows = self.shape[0];
-        let width = self.shape.get(1).copied().unwrap_or(1);
-        let step = (WRITTEN_AT_ONCE / width.max(1)).clamp(1, rows.max(1));
-        let mut elements = vec![[0; 4]; step * width];
-        for start in (0..rows).step_by(step) {
-            let taken = start..rows.min(start + step);
-            let elements = &mut elements[..taken.len() * width];
-            self.parts.iter().for_each(|part| part.fill(&taken, width, elements));
-            to.write_all(elements.as_flattened())?;
-        }
-        Ok(())
-    }
-}
-
-/// The tensors of a file of these weights, by their names.
-fn file_tensors<'a>(
-    model: &ModelConfig,
-    layers: &'a [impl AsRef<[f32]>],
-) -> BTreeMap<String, FileTensor<'a>> {
-    let mut tensors: BTreeMap<String, FileTensor<'a>> = BTreeMap::new();
-    for (spec, floats) in model_layers(model).iter().zip(layers) {
-        for tensor in &spec.tensors {
-            let source = source(model, spec, tensor);
-            let shape = match tensor.shape[..] {
-                [rows, columns] => [rows, columns],
-                _ => [tensor.range.len(), 1],
-            };
-            let floats = &floats.as_ref()[tensor.range.clone()];
-            let empty = || FileTensor { shape: source.shape.clone(), parts: Vec::new() };
-            let entry = tensors.entry(source.name.clone()).or_insert_with(empty);
-            entry.parts.push(FileTensorPart { shape, floats, source });
-        }
-    }
-    tensors
-}
-
-/// Writes a safetensors file of these weights. Few megabytes of it are in memory at once.
-///
-/// # Errors
-/// If `to` cannot be written.
-///
-/// # Panics
-/// Never: shapes and lengths agree by construction.
-pub fn write_safetensors(
-    model: &ModelConfig,
-    layers: &[impl AsRef<[f32]>],
-    to: &mut dyn io::Write,
-) -> io::Result<()> {
-    let tensors = file_tensors(model, layers);
-    let mut offset = 0;
-    let info = |(name, tensor): (&String, &FileTensor<'_>)| {
-        let start = offset;
-        offset += 4 * tensor.len();
-        let shape = tensor.shape.clone();
-        let data_offsets = (start, offset);
-        (name.clone(), TensorInfo { dtype: Dtype::F32, shape, data_offsets })
-    };
-    let infos = tensors.iter().map(info).collect();
-    let format = [("format".to_owned(), "pt".to_owned())].into();
-    let metadata = Metadata::new(Some(format), infos).expect("tensors lie one behind the other");
-    let mut header = serde_json::to_vec(&metadata).expect("names and numbers");
-    // Elements begin on a multiple of eight bytes.
-    header.resize(header.len().next_multiple_of(8), b' ');
-    to.write_all(&(header.len() as u64).to_le_bytes())?;
-    to.write_all(&header)?;
-    tensors.values().try_for_each(|tensor| tensor.write(to))
-}
-
 /// The weights of `model` in a safetensors file, layer by layer.
 ///
 /// # Errors
@@ -339,10 +227,8 @@ fn read(view: &TensorView<'_>) -> Vec<f32> {
 
 #[cfg(test)]
 mod tests {
-    use safetensors::tensor::{TensorView, serialize};
-
-    use super::{Dtype, ImportError, import_safetensors, to_named, write_safetensors};
-    use crate::hf::{config_json, parse_config};
+    use super::{ImportError, import_safetensors};
+    use crate::hf::{config_json, parse_config, write_safetensors};
     use crate::model::{Family, ModelConfig, initial_weights, model_layers};
 
     fn model(family: Family) -> ModelConfig {
@@ -367,31 +253,6 @@ mod tests {
         let mut file = Vec::new();
         write_safetensors(model, layers, &mut file).expect("memory");
         file
-    }
-
-    #[test]
-    fn a_file_that_is_written_in_parts_is_the_one_that_the_crate_makes() {
-        for family in [Family::Gpt2, Family::Llama] {
-            // Wide enough that a matrix is written in more than one part.
-            let model = ModelConfig { width: 1500, mlp_width: 1501, ..model(family) };
-            let model = ModelConfig { blocks: 1, head_width: 750, kv_heads: 2, ..model };
-            let layers: Vec<Vec<f32>> =
-                model_layers(&model).iter().map(|spec| initial_weights(spec, 1)).collect();
-            let named: Vec<_> = { to_named(&model, &layers).into_iter() }
-                .map(|tensor| {
-                    let bytes: Vec<u8> =
-                        tensor.floats.iter().flat_map(|x| x.to_le_bytes()).collect();
-                    (tensor.name, tensor.shape, bytes)
-                })
-                .collect();
-            let views = named.iter().map(|(name, shape, bytes)| {
-                let view = TensorView::new(Dtype::F32, shape.clone(), bytes);
-                (name.clone(), view.expect("a tensor is as long as its shape"))
-            });
-            let metadata = [("format".to_owned(), "pt".to_owned())].into();
-            let expected = serialize(views, Some(metadata)).expect("views are complete");
-            assert!(file(&model, &layers) == expected, "{family:?}");
-        }
     }
 
     #[test]

@@ -16,6 +16,7 @@ use super::layers::{
 use super::pass_stash::{LayerStash, PassStash, download};
 use super::recompute::Recompute;
 use super::state::LayerState;
+use super::tensors::model_layers;
 use crate::data::TokenBatch;
 
 /// Adds up the bytes of a stash on `backend`.
@@ -42,6 +43,21 @@ impl<B: Backend> Chunk<B> {
     #[must_use]
     pub fn new(layers: Vec<LayerState<B>>) -> Self {
         Self { layers }
+    }
+
+    /// The whole of `model` for passes alone, with these weights of each layer in its order.
+    ///
+    /// # Errors
+    /// If the device's memory does not hold it.
+    pub fn frozen<W: AsRef<[f32]>>(
+        backend: &B,
+        model: &ModelConfig,
+        weights: impl IntoIterator<Item = W>,
+    ) -> Result<Self, AllocateError> {
+        let layers = model_layers(model).into_iter().zip(weights);
+        let layers = layers
+            .map(|(spec, weights)| LayerState::frozen(backend, model, spec, weights.as_ref()));
+        Ok(Self::new(layers.collect::<Result<_, _>>()?))
     }
 
     /// The layers of the chunk, in model order.

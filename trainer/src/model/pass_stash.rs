@@ -71,6 +71,26 @@ impl<T> PassStash<T> {
         buffer_sizes(sizes, layers).try_map(&mut |part, size| make(again(part, size)))
     }
 
+    /// A stash of queries, keys and values, and of nothing else.
+    ///
+    /// # Errors
+    /// Those of `make`.
+    pub(super) fn build_qkv<E>(
+        sizes: &PassSizes<'_>,
+        layers: LayerRange,
+        make: &mut impl FnMut(BufferSize) -> Result<T, E>,
+    ) -> Result<Self, E> {
+        let kept =
+            |part, size: BufferSize| if part == StashPart::Qkv { size } else { size.emptied() };
+        buffer_sizes(sizes, layers).try_map(&mut |part, size| make(kept(part, size)))
+    }
+
+    /// The queries, keys and values of each attention layer, in order.
+    pub(super) fn qkv_mut(&mut self) -> Vec<&mut T> {
+        let parts = self.parts_mut().into_iter();
+        parts.filter(|(part, _)| *part == StashPart::Qkv).map(|(_, buffer)| buffer).collect()
+    }
+
     /// The activations that the attention layer with this index, counted in the chunk, keeps.
     ///
     /// # Panics

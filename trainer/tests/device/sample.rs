@@ -25,8 +25,8 @@ fn a_sample_is_drawn_on_a_device_or_its_fault_is_returned() {
             if gives_up {
                 device.fail();
             }
-            let draw = SamplingConfig { temperature: 1.0, seed: 5 };
-            let tokens = sampler.continue_text(&[7, 9], 12, draw);
+            let draw = SamplingConfig::of_all(1.0, 5);
+            let tokens = sampler.continue_text(&[7, 9], 12, draw).expect("memory");
             Some((tokens, sampler.fault()))
         };
         let Some((tokens, fault)) = drawn(LaneOrder::Forwards, false) else { return };

@@ -5,6 +5,7 @@
 
 mod adamw;
 mod models;
+mod written;
 
 use std::path::{Path, PathBuf};
 
@@ -16,6 +17,8 @@ type Compare = fn(&Path);
 /// Figures of one kind, and how a case of them is compared.
 struct Kind {
     name: &'static str,
+    /// What is compared, behind the kind in a test's name.
+    what: &'static str,
     compare: Compare,
     /// Whether what the case requires is supported; if not, its test is ignored.
     is_supported: fn(&Path) -> bool,
@@ -23,11 +26,21 @@ struct Kind {
 
 const MODELS: Kind = Kind {
     name: "hf",
+    what: "",
     compare: models::model_trains_as_in_transformers,
     is_supported: models::is_importable,
 };
+const WRITTEN: Kind = Kind {
+    name: "hf",
+    what: "_written",
+    compare: written::weights_are_written_as_transformers_writes_them,
+    is_supported: written::is_readable,
+};
+/// More models, of which the folder alone has some.
+const MORE_WRITTEN: Kind = Kind { name: "models", ..WRITTEN };
 const ADAMW: Kind = Kind {
     name: "adamw_vectors.json",
+    what: "",
     compare: adamw::vectors_are_met_bit_for_bit,
     is_supported: |_| true,
 };
@@ -48,7 +61,8 @@ fn cases(kind: &Kind, folder: &Path) -> Vec<PathBuf> {
 
 fn trial(kind: &Kind, origin: &str, path: PathBuf) -> Trial {
     let case = path.file_stem().map(|name| name.to_string_lossy().into_owned());
-    let name = format!("oracle_{origin}_{}_{}", kind.name.replace('.', "_"), case.expect("a name"));
+    let [kind_name, what] = [kind.name.replace('.', "_"), kind.what.to_owned()];
+    let name = format!("oracle_{origin}_{kind_name}{what}_{}", case.expect("a name"));
     let is_supported = (kind.is_supported)(&path);
     let compare = kind.compare;
     let trial = Trial::test(name, move || {
@@ -66,7 +80,7 @@ fn folder_trials(kind: &Kind, folder: &Path, is_required: bool) -> Vec<Trial> {
         return found.into_iter().map(|path| trial(kind, "folder", path)).collect();
     }
     let missing = format!("no {} in {}", kind.name, folder.display());
-    let name = format!("oracle_folder_{}", kind.name.replace('.', "_"));
+    let name = format!("oracle_folder_{}{}", kind.name.replace('.', "_"), kind.what);
     vec![Trial::test(name, || Err(missing.into())).with_ignored_flag(!is_required)]
 }
 
@@ -82,7 +96,9 @@ fn trials() -> Vec<Trial> {
         let small = small.into_iter().map(|path| trial(kind, "vectors", path));
         small.chain(folder_trials(kind, &folder, is_required)).collect::<Vec<_>>()
     };
-    [MODELS, ADAMW].iter().flat_map(of_kind).collect()
+    let mut trials: Vec<_> = [MODELS, WRITTEN, ADAMW].iter().flat_map(of_kind).collect();
+    trials.extend(folder_trials(&MORE_WRITTEN, &folder, is_required));
+    trials
 }
 
 fn main() {

@@ -15,7 +15,7 @@ use zbelastic_trainer::model::ModelConfig;
 use zbelastic_wording::{CommandFailure, FailureCode};
 
 use super::connect;
-use crate::commands::ckpt::export::weights;
+use crate::commands::export::checkpoint::weights;
 use crate::train::folder::write_model;
 
 /// The last checkpoint, and its weights, which the run folder holds as a model.

@@ -1,12 +1,8 @@
-//! `ckpt export`: a checkpoint's weights as a folder in Hugging Face's form.
+//! A checkpoint of a cluster: its weights, for a folder in Hugging Face's form.
 //!
 //! Layers come as the images they are stored as, piece by piece, and are checked against the digest
 //! that the cluster agreed on. Moments are not sent: chaining values of the hash stand for them.
-//! Nothing is written before all of it is there.
 
-use std::fs;
-use std::io::Write;
-use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
@@ -20,48 +16,25 @@ use zbelastic_kernels::HostFloats;
 use zbelastic_trainer::elastic::{
     ChainingValue, LayerAssembler, LoadedWeights, image_bytes, moment_subtrees, weights_end,
 };
-use zbelastic_trainer::hf::{config_json, write_safetensors};
 use zbelastic_trainer::model::{LayerSpec, ModelConfig, model_layers};
-use zbelastic_types::{Bytes, LayerId, Step};
-use zbelastic_whole_file as whole_file;
-use zbelastic_wording::{CommandError, CommandFailure, FailureCode, FailureDetail, cannot_write};
+use zbelastic_types::{LayerId, Step};
+use zbelastic_wording::{CommandFailure, FailureCode};
 
-/// File of the model's description.
-const CONFIG: &str = "config.json";
-/// File of the weights.
-const WEIGHTS: &str = "model.safetensors";
-
-/// Writes the checkpoint of `step`, or the newest one, into `folder`.
+/// The checkpoint of `step`, or the newest one, and the model that it is of.
 ///
 /// # Errors
-/// If there is no such checkpoint, if the received bytes are damaged, if the folder holds a model,
-/// or if it cannot be written.
-pub fn export<'a>(
-    folder: &Path,
+/// If there is no such checkpoint, or it is not of the model that its configuration describes.
+pub fn describe(
     step: Option<u64>,
-    connect: impl Fn() -> Result<ApiClient<'a>, CommandFailure> + Sync,
-    out: &mut dyn Write,
-) -> Result<(), CommandError> {
-    check_free(folder)?;
-    let mut client = connect()?;
+    client: &mut ApiClient<'_>,
+) -> Result<(CheckpointDetail, ModelConfig), CommandFailure> {
     let step = match step {
         Some(step) => step,
-        None => newest(&mut client)?,
+        None => newest(client)?,
     };
     let detail = client.checkpoint(step).map_err(CommandFailure::from)?;
     let model = model_of(&detail)?;
-    let layers = weights(&detail, &model, connect)?;
-    fs::create_dir_all(folder).map_err(|error| cannot_write(folder, &error))?;
-    let written =
-        whole_file::write_with(&folder.join(WEIGHTS), |to| write_safetensors(&model, &layers, to));
-    written.map_err(|error| cannot_write(&folder.join(WEIGHTS), &error))?;
-    let written = whole_file::write(&folder.join(CONFIG), config_json(&model).as_bytes());
-    written.map_err(|error| cannot_write(&folder.join(CONFIG), &error))?;
-    let floats: usize = layers.iter().map(|weights| weights.len()).sum();
-    let shown = folder.display();
-    let size = Bytes::of_f32(floats);
-    writeln!(out, "checkpoint {step}: {floats} parameters, {size}, in {shown}")?;
-    Ok(())
+    Ok((detail, model))
 }
 
 /// The weights of a checkpoint, layer by layer, each checked against its digest: by as many
@@ -98,16 +71,6 @@ pub fn weights<'a>(
     let mut found: Vec<_> = found?.into_iter().flatten().collect();
     found.sort_unstable_by_key(|(at, _)| *at);
     Ok(found.into_iter().map(|(_, weights)| weights).collect())
-}
-
-fn check_free(folder: &Path) -> Result<(), CommandFailure> {
-    let held = [CONFIG, WEIGHTS].into_iter().find(|name| folder.join(name).exists());
-    let Some(held) = held else { return Ok(()) };
-    let what = format!("{} holds a model already", folder.display());
-    let mut failure = CommandFailure::new(FailureCode::WrongState, what);
-    let detail = FailureDetail::new(format!("there is {held}"));
-    failure.details = vec![detail.hint("another folder, or remove what is in this one")];
-    Err(failure)
 }
 
 fn newest(client: &mut ApiClient<'_>) -> Result<u64, CommandFailure> {
@@ -196,8 +159,7 @@ fn wrong(name: &str, what: &str) -> CommandFailure {
 #[cfg(test)]
 mod tests {
     use zbelastic_trainer::elastic::{LayerImage, layer_digest, moment_value};
-    use zbelastic_trainer::hf::import_safetensors;
-    use zbelastic_types::Digest;
+    use zbelastic_types::{Bytes, Digest};
 
     use super::*;
     use zbelastic_api::sample::{self, digest, scripted};
@@ -262,17 +224,16 @@ mod tests {
         ApiClient::new(vec!["a:7000".to_owned()], Box::new(exchange))
     }
 
-    fn exported(
-        folder: &Path,
+    fn read(
         detail: &CheckpointDetail,
         images: &[LayerImage],
-    ) -> Result<String, FailureCode> {
-        let mut out = Vec::new();
-        match export(folder, Some(100), || Ok(client(detail, images)), &mut out) {
-            Ok(()) => Ok(String::from_utf8(out).expect("UTF-8")),
-            Err(CommandError::Failed(failure)) => Err(failure.code),
-            Err(CommandError::Output(error)) => panic!("{error}"),
-        }
+    ) -> Result<Vec<Vec<f32>>, FailureCode> {
+        let connect = || Ok(client(detail, images));
+        let (detail, model) = connect()
+            .and_then(|mut client| describe(Some(100), &mut client))
+            .map_err(|failure| failure.code)?;
+        let layers = weights(&detail, &model, connect).map_err(|failure| failure.code)?;
+        Ok(layers.iter().map(|layer| layer.to_vec()).collect())
     }
 
     fn subtrees(bytes: &[u8]) -> Vec<ApiAnswer> {
@@ -287,31 +248,16 @@ mod tests {
 
     #[test]
     fn weights_come_out_as_they_went_in() {
-        let parent = tempfile::tempdir().expect("a folder");
-        let folder = parent.path().join("model");
         let images = images();
-        let printed = exported(&folder, &detail(&images), &images).expect("exported");
-        assert!(printed.starts_with("checkpoint 100: "), "{printed}");
-        let file = fs::read(folder.join(WEIGHTS)).expect("written");
-        let layers = import_safetensors(&model(), &file).expect("a model");
         let expected: Vec<Vec<f32>> = images.iter().map(|image| image.w.to_vec()).collect();
-        assert_eq!(layers, expected);
-        assert_eq!(
-            fs::read_to_string(folder.join(CONFIG)).expect("written"),
-            config_json(&model())
-        );
-        let again = exported(&folder, &detail(&images), &images);
-        assert_eq!(again, Err(FailureCode::WrongState));
+        assert_eq!(read(&detail(&images), &images), Ok(expected));
     }
 
     #[test]
-    fn what_is_damaged_is_not_written() {
-        let parent = tempfile::tempdir().expect("a folder");
-        let folder = parent.path().join("model");
+    fn what_is_damaged_is_not_read() {
         let images = images();
         let check = |detail: CheckpointDetail, images: &[LayerImage]| {
-            assert_eq!(exported(&folder, &detail, images), Err(FailureCode::VerificationFailed));
-            assert!(!folder.exists());
+            assert_eq!(read(&detail, images), Err(FailureCode::VerificationFailed));
         };
         let mut flipped = images.clone();
         let mut floats = flipped[1].w.to_vec();

@@ -1,0 +1,346 @@
+//! `export`: the model of a run as a folder that transformers loads, with its tokenizer and a card.
+
+mod card;
+pub mod checkpoint;
+mod folder;
+mod kept;
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use serde_json::{Value, json};
+use zbelastic_api::CheckpointDetail;
+use zbelastic_consensus::run::is_run_name;
+use zbelastic_tokenizer::{Tokenizer, TokenizerFiles};
+use zbelastic_trainer::hf::{
+    SpecialTokenIds, WeightsFiles, WriteWeightsError, exported_config_json, generation_config_json,
+};
+use zbelastic_trainer::model::{ModelConfig, model_size};
+use zbelastic_types::Bytes;
+use zbelastic_wording::figures::grouped;
+use zbelastic_wording::{CommandError, CommandFailure, FailureCode, FailureDetail, cannot_write};
+
+use self::card::{ModelCard, RunRecord, WrittenFile};
+use self::folder::{PartialFolder, check_empty};
+use self::kept::KeptModel;
+use super::reach::{connect, write_json};
+use crate::args::ExportArgs;
+use crate::commands::data::failure::of_folder;
+use crate::progress::CommandProgress;
+use crate::saved_model::{LeftRun, SavedModel, open_encoder};
+
+const CONFIG: &str = "config.json";
+const GENERATION_CONFIG: &str = "generation_config.json";
+const INDEX: &str = "model.safetensors.index.json";
+const CARD: &str = "README.md";
+/// What configurations, headers and the card take at most beside weights and tokenizer.
+const SMALL_FILES: u64 = 1 << 22;
+
+/// A model that is to be exported, without its weights.
+struct ExportedModel {
+    config: ModelConfig,
+    tokenizer: Option<TokenizerFiles>,
+    special_ids: SpecialTokenIds,
+    run: Option<RunRecord>,
+    weights: WeightsSource,
+}
+
+/// Where the weights are read.
+enum WeightsSource {
+    Folder(SavedModel),
+    Kept(KeptModel),
+    Checkpoint(CheckpointDetail),
+}
+
+/// Runs `export`.
+///
+/// # Errors
+/// If there is no such run or model, if what is read is damaged, if a weight is too large for the
+/// type, or if the folder is taken or cannot be written.
+pub fn run(args: &ExportArgs, out: &mut dyn Write) -> Result<(), CommandError> {
+    check_empty(&args.to)?;
+    let exported = find(args)?;
+    let kind = args.dtype.weight_type();
+    let files = WeightsFiles::new(&exported.config, kind, args.shard);
+    let tokenizer_bytes = exported.tokenizer.as_ref().map_or(0, tokenizer_bytes);
+    let needed = Bytes(files.weight_bytes() + tokenizer_bytes + SMALL_FILES);
+    let partial = PartialFolder::begin(&args.to, needed)?;
+    let written = write(args, &exported, &files, &partial);
+    let written = written.inspect_err(|_| partial.remove())?;
+    partial.finish()?;
+    report(args, &exported, &written, out)
+}
+
+/// The model that was named: that of a folder, or else of the cluster's run of that name.
+fn find(args: &ExportArgs) -> Result<ExportedModel, CommandFailure> {
+    let path = Path::new(&args.run);
+    let may_be_of_cluster = args.client.cluster.is_some() || !path.is_dir();
+    if may_be_of_cluster && is_run_name(&args.run) {
+        return of_cluster(args);
+    }
+    match SavedModel::open(path, args.step) {
+        Ok(saved) => of_folder_model(saved),
+        Err(failure) => match (failure.code, LeftRun::of_processes(path)) {
+            // The run left no such model, and its processes may keep a checkpoint of it.
+            (FailureCode::NotFound | FailureCode::WrongState, Some(run)) => {
+                of_kept(KeptModel::find(&run, args.step)?, &run)
+            }
+            (_, Some(_) | None) => Err(failure),
+        },
+    }
+}
+
+/// A checkpoint that the processes of a run folder keep.
+fn of_kept(kept: KeptModel, run: &LeftRun) -> Result<ExportedModel, CommandFailure> {
+    let none = SpecialTokenIds::default();
+    let (tokenizer, special_ids) = read_tokenizer(run.tokenizer_folder(), &kept.config, none)?;
+    Ok(ExportedModel {
+        config: kept.config.clone(),
+        tokenizer,
+        special_ids,
+        run: Some(kept.run.clone()),
+        weights: WeightsSource::Kept(kept),
+    })
+}
+
+fn of_cluster(args: &ExportArgs) -> Result<ExportedModel, CommandFailure> {
+    let client = connect(&args.client).map_err(|mut failure| {
+        let what = format!("there is no folder {}, so it is a run of the cluster", args.run);
+        failure.details.push(FailureDetail::new(what));
+        failure
+    })?;
+    let mut client = client.with_run(Some(args.run.clone()));
+    let (detail, config) = checkpoint::describe(args.step, &mut client)?;
+    let run = RunRecord {
+        name: args.run.clone(),
+        steps: Some(detail.summary.step),
+        state_digest: Some(detail.summary.digest.to_string()),
+        layer_digests: detail.layers.iter().map(|layer| layer.digest.to_string()).collect(),
+        text_hash: Some(detail.corpus.to_string()),
+        document: detail.document.clone(),
+    };
+    Ok(ExportedModel {
+        config,
+        tokenizer: None,
+        special_ids: SpecialTokenIds::default(),
+        run: Some(run),
+        weights: WeightsSource::Checkpoint(detail),
+    })
+}
+
+fn of_folder_model(saved: SavedModel) -> Result<ExportedModel, CommandFailure> {
+    let of_model = saved.special_ids.clone();
+    let (tokenizer, special_ids) =
+        read_tokenizer(saved.tokenizer_folder(), &saved.config, of_model)?;
+    Ok(ExportedModel {
+        config: saved.config.clone(),
+        tokenizer,
+        special_ids,
+        run: saved.run.as_ref().map(run_record),
+        weights: WeightsSource::Folder(saved),
+    })
+}
+
+/// The files of a tokenizer, and the special tokens that a model has with it.
+fn read_tokenizer(
+    folder: Option<PathBuf>,
+    config: &ModelConfig,
+    of_model: SpecialTokenIds,
+) -> Result<(Option<TokenizerFiles>, SpecialTokenIds), CommandFailure> {
+    let Some(folder) = folder else { return Ok((None, of_model)) };
+    let encoder = open_encoder(&folder, config.vocabulary)?;
+    let files = TokenizerFiles::read(&folder).map_err(|error| of_folder(&folder, &error))?;
+    Ok((Some(files), ids_of(encoder.tokenizer(), of_model)))
+}
+
+/// The tokenizer's special tokens; where it names none, those of the model.
+fn ids_of(tokenizer: &Tokenizer, of_model: SpecialTokenIds) -> SpecialTokenIds {
+    let or = |id: Option<u32>, of_model: Value| id.map_or(of_model, Value::from);
+    SpecialTokenIds {
+        bos: or(tokenizer.bos_id(), of_model.bos),
+        eos: or(tokenizer.eos_id(), of_model.eos),
+        pad: or(tokenizer.pad_id(), of_model.pad),
+    }
+}
+
+/// What a run folder recorded of its run.
+fn run_record(run: &LeftRun) -> RunRecord {
+    let LeftRun { folder, record, document } = run;
+    let word = |value: &Value| value.as_str().map(str::to_owned);
+    RunRecord {
+        name: name_of(folder),
+        steps: record["steps"].as_u64(),
+        state_digest: word(&record["digest"]),
+        layer_digests: Vec::new(),
+        text_hash: word(&record["text"]["hash"]),
+        document: document.clone(),
+    }
+}
+
+/// The name of a run by its folder.
+fn name_of(folder: &Path) -> String {
+    let name = folder.canonicalize().unwrap_or_else(|_| folder.to_owned());
+    let name = name.file_name().map(|name| name.to_string_lossy().into_owned());
+    name.unwrap_or_else(|| "model".to_owned())
+}
+
+fn tokenizer_bytes(files: &TokenizerFiles) -> u64 {
+    let TokenizerFiles {
+        tokenizer_json,
+        tokenizer_config,
+        special_tokens_map,
+        generation_config,
+        chat_template,
+    } = files;
+    let others = [tokenizer_config, special_tokens_map, generation_config, chat_template];
+    let others = others.into_iter().flatten().map(Vec::len).sum::<usize>();
+    (tokenizer_json.len() + others) as u64
+}
+
+/// Writes all files of the model, and describes those of its weights.
+fn write(
+    args: &ExportArgs,
+    exported: &ExportedModel,
+    files: &WeightsFiles,
+    partial: &PartialFolder,
+) -> Result<Vec<WrittenFile>, CommandFailure> {
+    let written = match &exported.weights {
+        WeightsSource::Folder(saved) => write_weights(files, &saved.weights()?, partial)?,
+        WeightsSource::Kept(kept) => write_weights(files, &kept.weights()?, partial)?,
+        WeightsSource::Checkpoint(detail) => {
+            let connect = || Ok(connect(&args.client)?.with_run(Some(args.run.clone())));
+            let layers = checkpoint::weights(detail, &exported.config, connect)?;
+            write_weights(files, &layers, partial)?
+        }
+    };
+    let kind = args.dtype.weight_type();
+    let ids = &exported.special_ids;
+    if let Some(index) = files.index_json() {
+        partial.write_text(INDEX, &index)?;
+    }
+    partial.write_text(CONFIG, &exported_config_json(&exported.config, kind, ids))?;
+    // A tokenizer's own says more: how to draw, and every id that ends a text.
+    let has_generation = |files: &TokenizerFiles| files.generation_config.is_some();
+    if !exported.tokenizer.as_ref().is_some_and(has_generation) {
+        partial.write_text(GENERATION_CONFIG, &generation_config_json(ids))?;
+    }
+    if let Some(tokenizer) = &exported.tokenizer {
+        tokenizer.write(partial.path()).map_err(|error| of_folder(partial.path(), &error))?;
+    }
+    let card = ModelCard {
+        model: &exported.config,
+        kind,
+        has_tokenizer: exported.tokenizer.is_some(),
+        run: exported.run.as_ref(),
+        files: &written,
+    };
+    partial.write_text(CARD, &card::render(&card))?;
+    Ok(written)
+}
+
+fn write_weights(
+    files: &WeightsFiles,
+    layers: &[impl AsRef<[f32]>],
+    partial: &PartialFolder,
+) -> Result<Vec<WrittenFile>, CommandFailure> {
+    let mut progress = CommandProgress::new();
+    let total = files.weight_bytes();
+    let mut done = 0;
+    let mut written = Vec::with_capacity(files.files().len());
+    for file in files.files() {
+        let mut report = |bytes: u64| {
+            done += bytes;
+            progress.report(done, total, || format!("writing {} of {}", Bytes(done), Bytes(total)));
+        };
+        let name = file.name().to_owned();
+        let mut hash = blake3::Hasher::new();
+        let mut length = 0;
+        let write = |to: &mut File| {
+            let mut to =
+                HashedFile { to, hash: &mut hash, length: &mut length, report: &mut report };
+            file.write(layers, &mut to)
+        };
+        partial.write(&name, write, WriteWeightsError::File).map_err(|error| match error {
+            WriteWeightsError::File(error) => cannot_write(&partial.file(&name), &error),
+            WriteWeightsError::Overflow { .. } => too_large(&error),
+        })?;
+        let hash = hash.finalize().to_hex().to_string();
+        written.push(WrittenFile { name, bytes: length, hash });
+    }
+    progress.finish();
+    Ok(written)
+}
+
+/// A file whose bytes are hashed and counted as they are written.
+struct HashedFile<'a> {
+    to: &'a mut File,
+    hash: &'a mut blake3::Hasher,
+    length: &'a mut u64,
+    report: &'a mut dyn FnMut(u64),
+}
+
+impl Write for HashedFile<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let count = self.to.write(bytes)?;
+        self.hash.update(&bytes[..count]);
+        *self.length += count as u64;
+        (self.report)(count as u64);
+        Ok(count)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.to.flush()
+    }
+}
+
+fn too_large(error: &WriteWeightsError) -> CommandFailure {
+    let detail = FailureDetail::new(error.to_string()).at("--dtype");
+    let detail = detail.hint("--dtype bf16, which has the range of f32, or --dtype f32");
+    let what = "the weights do not fit the type".to_owned();
+    CommandFailure { code: FailureCode::Usage, what, details: vec![detail] }
+}
+
+fn report(
+    args: &ExportArgs,
+    exported: &ExportedModel,
+    written: &[WrittenFile],
+    out: &mut dyn Write,
+) -> Result<(), CommandError> {
+    let (_, parameters) = model_size(&exported.config);
+    let bytes: u64 = written.iter().map(|file| file.bytes).sum();
+    let folder = args.to.display();
+    let kind = args.dtype.weight_type().torch_name();
+    let step = exported.run.as_ref().and_then(|run| run.steps);
+    if args.json {
+        let files: Vec<Value> = written
+            .iter()
+            .map(|file| json!({ "name": file.name, "bytes": file.bytes, "blake3": file.hash }))
+            .collect();
+        let digest = exported.run.as_ref().and_then(|run| run.state_digest.clone());
+        return write_json(
+            out,
+            &json!({
+                "folder": folder.to_string(), "parameters": parameters, "dtype": kind,
+                "step": step, "digest": digest, "tokenizer": exported.tokenizer.is_some(),
+                "files": files,
+            }),
+        );
+    }
+    let of = step.map_or(String::new(), |step| format!("checkpoint {step}: "));
+    let count = match written.len() {
+        1 => "1 file".to_owned(),
+        count => format!("{count} files"),
+    };
+    let parameters = grouped(parameters);
+    writeln!(
+        out,
+        "✔ {of}{parameters} parameters, {} of {kind} in {count}: {folder}",
+        Bytes(bytes)
+    )?;
+    if exported.tokenizer.is_none() {
+        writeln!(out, "note: there is no tokenizer with it: each byte of a text is a token")?;
+    }
+    writeln!(out, "next: zbelastic generate {folder} --prompt TEXT")?;
+    Ok(())
+}

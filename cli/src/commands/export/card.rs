@@ -1,0 +1,197 @@
+//! The `README.md` of an exported model: what it is, which run it comes from, and by which digests
+//! that can be checked. The same model has the same card: it names no time and no machine.
+
+use std::fmt::Write as _;
+
+use zbelastic_trainer::hf::WeightType;
+use zbelastic_trainer::model::{ModelConfig, model_size};
+use zbelastic_wording::figures::grouped;
+
+/// The run of a model, as far as it was recorded.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct RunRecord {
+    /// Its name, or that of its folder.
+    pub name: String,
+    /// Steps behind the weights.
+    pub steps: Option<u64>,
+    /// Digest of weights, moments and updates after them.
+    pub state_digest: Option<String>,
+    /// The digests of the layers that it is a hash over, in the model's order; empty where only the
+    /// whole was recorded.
+    pub layer_digests: Vec<String>,
+    /// BLAKE3 of the text.
+    pub text_hash: Option<String>,
+    /// The configuration, as TOML.
+    pub document: String,
+}
+
+/// A file of weights, as it was written.
+#[derive(Clone, Debug, PartialEq)]
+pub struct WrittenFile {
+    /// Its name.
+    pub name: String,
+    /// Its length.
+    pub bytes: u64,
+    /// BLAKE3 of its bytes, in hexadecimal.
+    pub hash: String,
+}
+
+/// What a card says.
+#[derive(Clone, Copy, Debug)]
+pub struct ModelCard<'a> {
+    /// The model.
+    pub model: &'a ModelConfig,
+    /// The type of its weights.
+    pub kind: WeightType,
+    /// Whether a tokenizer lies beside it.
+    pub has_tokenizer: bool,
+    /// The run that made it; nothing for a model that no run of ours left.
+    pub run: Option<&'a RunRecord>,
+    /// Its files of weights.
+    pub files: &'a [WrittenFile],
+}
+
+/// The card in Markdown.
+#[must_use]
+pub fn render(card: &ModelCard<'_>) -> String {
+    let mut text = String::from(
+        "---\nlibrary_name: transformers\npipeline_tag: text-generation\ntags:\n- zbelastic\n---\n\n",
+    );
+    let name = card.run.map_or("model", |run| &run.name);
+    let _ = writeln!(text, "# {name}\n");
+    write_model(&mut text, card);
+    write_use(&mut text, card.has_tokenizer);
+    if let Some(run) = card.run {
+        write_certificate(&mut text, run);
+    }
+    write_files(&mut text, card.files);
+    if let Some(run) = card.run.filter(|run| !run.document.is_empty()) {
+        // A document has no fence of its own: TOML knows no backticks outside texts.
+        let _ = writeln!(text, "## Configuration\n\n````toml\n{}\n````", run.document.trim_end());
+    }
+    text
+}
+
+fn write_model(text: &mut String, card: &ModelCard<'_>) {
+    let ModelConfig { family, blocks, width, heads, kv_heads, vocabulary, positions, .. } =
+        card.model;
+    let (_, parameters) = model_size(card.model);
+    let rows = [
+        ("parameters", grouped(parameters)),
+        ("family", format!("{family:?}").to_lowercase()),
+        ("layers", blocks.to_string()),
+        ("width", width.to_string()),
+        ("heads", format!("{heads}, of keys and values {kv_heads}")),
+        ("vocabulary", grouped(u64::from(*vocabulary))),
+        ("context", grouped(u64::from(*positions))),
+        ("weights", card.kind.torch_name().to_owned()),
+    ];
+    text.push_str("| | |\n|---|---|\n");
+    for (name, value) in rows {
+        let _ = writeln!(text, "| {name} | {value} |");
+    }
+    text.push('\n');
+}
+
+fn write_use(text: &mut String, has_tokenizer: bool) {
+    text.push_str("## Use\n\n```python\n");
+    text.push_str(if has_tokenizer {
+        "from transformers import AutoModelForCausalLM, AutoTokenizer\n\n\
+         model = AutoModelForCausalLM.from_pretrained(\"DIR\", dtype=\"auto\")\n\
+         tokenizer = AutoTokenizer.from_pretrained(\"DIR\")\n"
+    } else {
+        "from transformers import AutoModelForCausalLM\n\n\
+         model = AutoModelForCausalLM.from_pretrained(\"DIR\", dtype=\"auto\")\n\
+         # Each byte of a text is the token of its value.\n"
+    });
+    text.push_str("```\n\nWithout Python: `zbelastic generate DIR --prompt TEXT`.\n\n");
+}
+
+fn write_certificate(text: &mut String, run: &RunRecord) {
+    text.push_str("## Certificate\n\nTrained with zbelastic");
+    match run.steps {
+        Some(1) => text.push_str(" for 1 step.\n"),
+        Some(steps) => {
+            let _ = writeln!(text, " for {} steps.", grouped(steps));
+        }
+        None => text.push_str(".\n"),
+    }
+    if let Some(digest) = &run.state_digest {
+        let _ = writeln!(
+            text,
+            "The digest of the training state behind these weights is\n\n    {digest}\n\n\
+             It is a BLAKE3 hash over the digests of all layers, each over weights and both moments, \
+             and the\nnumber of updates. The configuration below on the same text has the same \
+             digest again, whatever the\nworkers, the schedule and the failures."
+        );
+    }
+    if let Some(hash) = &run.text_hash {
+        let _ = writeln!(text, "\nThe text has the BLAKE3 hash\n\n    {hash}");
+    }
+    if !run.layer_digests.is_empty() {
+        text.push_str("\n| layer | digest |\n|---:|---|\n");
+        for (layer, digest) in run.layer_digests.iter().enumerate() {
+            let _ = writeln!(text, "| {layer} | `{digest}` |");
+        }
+    }
+    text.push('\n');
+}
+
+fn write_files(text: &mut String, files: &[WrittenFile]) {
+    text.push_str("## Files of weights\n\n| file | bytes | BLAKE3 |\n|---|---:|---|\n");
+    for WrittenFile { name, bytes, hash } in files {
+        let _ = writeln!(text, "| `{name}` | {} | `{hash}` |", grouped(*bytes));
+    }
+    text.push('\n');
+}
+
+#[cfg(test)]
+mod tests {
+    use zbelastic_config::load_document;
+
+    use super::*;
+
+    #[test]
+    fn a_card_names_model_run_and_digests() {
+        let model = load_document("test", "[model]\npreset = \"tiny\"\n").expect("legal").config;
+        let run = RunRecord {
+            name: "baseline".to_owned(),
+            steps: Some(1200),
+            state_digest: Some("ab".repeat(32)),
+            layer_digests: vec!["cd".repeat(32)],
+            text_hash: Some("ef".repeat(32)),
+            document: "[train]\nsteps = 1200\n".to_owned(),
+        };
+        let file = WrittenFile {
+            name: "model.safetensors".to_owned(),
+            bytes: 4096,
+            hash: "01".repeat(32),
+        };
+        let kind = WeightType::Bf16;
+        let files = [file];
+        let card = ModelCard {
+            model: &model.model,
+            kind,
+            has_tokenizer: false,
+            run: Some(&run),
+            files: &files,
+        };
+        let text = render(&card);
+        assert!(text.starts_with("---\nlibrary_name: transformers\n"), "{text}");
+        for part in [
+            "# baseline\n",
+            "| weights | bfloat16 |",
+            "for 1,200 steps",
+            &"ab".repeat(32),
+            &format!("| 0 | `{}` |", "cd".repeat(32)),
+            &"ef".repeat(32),
+            &format!("| `model.safetensors` | 4,096 | `{}` |", "01".repeat(32)),
+            "````toml\n[train]\nsteps = 1200\n````",
+        ] {
+            assert!(text.contains(part), "no {part:?} in:\n{text}");
+        }
+        let foreign = render(&ModelCard { run: None, has_tokenizer: true, ..card });
+        assert!(foreign.contains("# model\n") && !foreign.contains("Certificate"), "{foreign}");
+        assert!(foreign.contains("AutoTokenizer"), "{foreign}");
+    }
+}

@@ -1,0 +1,302 @@
+//! Models that lie in folders: those that runs left, and any in Hugging Face's form.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+use zbelastic_trainer::hf::{SpecialTokenIds, parse_config};
+use zbelastic_trainer::model::ModelConfig;
+use zbelastic_wording::{CommandFailure, FailureCode, FailureDetail};
+
+use crate::commands::data::failure::of_folder;
+use crate::tokenizer_encoder::TokenizerEncoder;
+use crate::train::folder::{CLUSTER, CONFIG, MODEL, RUN};
+use crate::weights::weights_of_folder;
+
+/// File of a model's description.
+const MODEL_CONFIG: &str = "config.json";
+/// File that a tokenizer has at least.
+const TOKENIZER: &str = "tokenizer.json";
+
+/// The run that left a model.
+#[derive(Clone, Debug)]
+pub struct LeftRun {
+    /// Its folder.
+    pub folder: PathBuf,
+    /// `run.json`, or nothing where it is missing.
+    pub record: Value,
+    /// `config.toml`.
+    pub document: String,
+}
+
+impl LeftRun {
+    /// The run in a folder.
+    fn read(folder: &Path) -> Self {
+        Self {
+            folder: folder.to_owned(),
+            record: read_json(&folder.join(RUN)),
+            document: fs::read_to_string(folder.join(CONFIG)).unwrap_or_default(),
+        }
+    }
+
+    /// The run in a folder, if it was one of processes, which keep checkpoints.
+    pub fn of_processes(folder: &Path) -> Option<Self> {
+        let is_there = folder.join(CLUSTER).is_dir() && folder.join(CONFIG).is_file();
+        is_there.then(|| Self::read(folder))
+    }
+
+    /// The folder of the tokenizer that it was trained with; nothing for one of bytes.
+    pub fn tokenizer_folder(&self) -> Option<PathBuf> {
+        let folders = [MODEL, "tokenizer"].map(|name| self.folder.join(name));
+        folders.into_iter().find(|folder| folder.join(TOKENIZER).is_file())
+    }
+}
+
+/// A model in a folder, described; its weights are read by [`SavedModel::weights`].
+#[derive(Clone, Debug)]
+pub struct SavedModel {
+    /// Folder of `config.json` and the weights.
+    pub folder: PathBuf,
+    /// Its shape.
+    pub config: ModelConfig,
+    /// The ids that its `config.json` names.
+    pub special_ids: SpecialTokenIds,
+    /// The run that left it, if one did.
+    pub run: Option<LeftRun>,
+}
+
+/// Whether a run lies or lay in a folder.
+fn is_run(path: &Path) -> bool {
+    path.join(MODEL).is_dir() || path.join(CONFIG).is_file()
+}
+
+impl SavedModel {
+    /// The model in `path`, a run's folder or a model's; of a run that of `step`, or its last one.
+    ///
+    /// # Errors
+    /// If there is none, or it is described in a way that is not understood.
+    pub fn open(path: &Path, step: Option<u64>) -> Result<Self, CommandFailure> {
+        if is_run(path) {
+            let run = LeftRun::read(path);
+            let (folder, record) = model_of_run(&run, step)?;
+            return Self::describe(folder, Some(LeftRun { record, ..run }));
+        }
+        if !path.join(MODEL_CONFIG).is_file() {
+            return Err(no_model(path));
+        }
+        if step.is_some() {
+            let what = format!("{} is a model, not a run", path.display());
+            let detail = FailureDetail::new(what).at("--step");
+            let detail = detail.hint("no --step; or the folder of the run");
+            return Err(CommandFailure::usage("the model", vec![detail]));
+        }
+        Self::describe(path.to_owned(), None)
+    }
+
+    fn describe(folder: PathBuf, run: Option<LeftRun>) -> Result<Self, CommandFailure> {
+        let path = folder.join(MODEL_CONFIG);
+        let wrong = |details: Vec<FailureDetail>| {
+            let place = path.display().to_string();
+            let details = details.into_iter().map(|detail| detail.at(place.clone())).collect();
+            CommandFailure::usage("the model", details)
+        };
+        let text = fs::read_to_string(&path)
+            .map_err(|error| wrong(vec![FailureDetail::new(format!("cannot be read: {error}"))]))?;
+        let config = parse_config(&text)
+            .map_err(|error| wrong(vec![FailureDetail::new(error.to_string())]))?;
+        let errors = config.errors().into_iter();
+        let errors: Vec<_> = errors.map(|error| FailureDetail::new(error.to_string())).collect();
+        if !errors.is_empty() {
+            return Err(wrong(errors));
+        }
+        let special_ids = SpecialTokenIds::of_config(&text);
+        Ok(Self { folder, config, special_ids, run })
+    }
+
+    /// The weights, layer by layer.
+    ///
+    /// # Errors
+    /// If they cannot be read, or are not the model's.
+    pub fn weights(&self) -> Result<Vec<Vec<f32>>, CommandFailure> {
+        let (_, layers) =
+            weights_of_folder(&self.config, &self.folder).map_err(|mut failure| {
+                // The model was named on the command line, not by a key.
+                failure.details.iter_mut().for_each(|detail| detail.place = None);
+                failure
+            })?;
+        Ok(layers)
+    }
+
+    /// The folder of its tokenizer: the model's, or the run's; nothing where there is none.
+    pub fn tokenizer_folder(&self) -> Option<PathBuf> {
+        let beside = Some(self.folder.clone()).filter(|folder| folder.join(TOKENIZER).is_file());
+        beside.or_else(|| self.run.as_ref()?.tokenizer_folder())
+    }
+
+    /// What encodes text for it: the tokenizer beside it, or the built-in one of bytes.
+    ///
+    /// # Errors
+    /// If there is none for a model of other tokens than bytes, it cannot be read or understood, or
+    /// it has more tokens than the model.
+    pub fn encoder(&self) -> Result<TokenizerEncoder, CommandFailure> {
+        let vocabulary = self.config.vocabulary;
+        if let Some(folder) = self.tokenizer_folder() {
+            return open_encoder(&folder, vocabulary);
+        }
+        // A run without a tokenizer was trained on bytes, however many tokens its model has.
+        let bytes = TokenizerEncoder::bytes();
+        if self.run.is_none() && vocabulary > bytes.tokenizer().vocab_size() {
+            return Err(no_tokenizer(self));
+        }
+        checked(bytes, &self.folder, vocabulary)
+    }
+}
+
+/// The tokenizer in a folder.
+///
+/// # Errors
+/// If it cannot be read or understood, or has more tokens than a model of `vocabulary`.
+pub fn open_encoder(folder: &Path, vocabulary: u32) -> Result<TokenizerEncoder, CommandFailure> {
+    let encoder = TokenizerEncoder::open(folder).map_err(|error| of_folder(folder, &error))?;
+    checked(encoder, folder, vocabulary)
+}
+
+/// An encoder that has no id which a model of `vocabulary` tokens lacks.
+fn checked(
+    encoder: TokenizerEncoder,
+    folder: &Path,
+    vocabulary: u32,
+) -> Result<TokenizerEncoder, CommandFailure> {
+    encoder.tokenizer().check_vocabulary(vocabulary).map_err(|error| {
+        let detail = FailureDetail::new(error.to_string()).at(folder.display().to_string());
+        CommandFailure::usage("the tokenizer", vec![detail])
+    })?;
+    Ok(encoder)
+}
+
+fn no_tokenizer(model: &SavedModel) -> CommandFailure {
+    let vocabulary = model.config.vocabulary;
+    let what = format!("there is no tokenizer.json, and the model has {vocabulary} tokens");
+    let detail = FailureDetail::new(what).at(model.folder.display().to_string());
+    let detail = detail
+        .why("text is read as bytes without one, and a model of bytes has 256 tokens")
+        .hint("copy tokenizer.json and tokenizer_config.json of the model into its folder");
+    CommandFailure::usage("the tokenizer", vec![detail])
+}
+
+fn read_json(path: &Path) -> Value {
+    fs::read(path).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default()
+}
+
+/// The folder of the model that a run left after `step` steps, or at its end, and what it recorded
+/// then.
+fn model_of_run(run: &LeftRun, step: Option<u64>) -> Result<(PathBuf, Value), CommandFailure> {
+    let LeftRun { folder, record, .. } = run;
+    let last = folder.join(MODEL);
+    let is_there = |path: &Path| path.join(MODEL_CONFIG).is_file();
+    let steps = record["steps"].as_u64();
+    match step {
+        None if is_there(&last) => Ok((last, record.clone())),
+        None => Err(unfinished(folder)),
+        Some(step) if steps == Some(step) && is_there(&last) => Ok((last, record.clone())),
+        Some(step) => {
+            // A branch puts aside what the run before it left.
+            let aside = folder.join(format!("{MODEL}-{step}"));
+            if !is_there(&aside) {
+                return Err(no_step(folder, step, steps.filter(|_| is_there(&last))));
+            }
+            Ok((aside, read_json(&folder.join(format!("run-{step}.json")))))
+        }
+    }
+}
+
+fn no_model(path: &Path) -> CommandFailure {
+    let (what, found) = match path.exists() {
+        true => ("holds neither a run nor a model", "it has no config.toml and no config.json"),
+        false => ("is not there", "no such folder"),
+    };
+    let what = format!("{} {what}", path.display());
+    let detail = FailureDetail::new(found);
+    let hint = "the folder that `zbelastic train` named at its end, or one with config.json and \
+                model.safetensors";
+    CommandFailure { code: FailureCode::NotFound, what, details: vec![detail.hint(hint)] }
+}
+
+fn unfinished(folder: &Path) -> CommandFailure {
+    let shown = folder.display();
+    let what = format!("the run in {shown} has left no model yet");
+    let detail = FailureDetail::new("it is under way, or was killed before its end");
+    let hint = format!(
+        "wait for its end; or `zbelastic train {shown}/{CONFIG} --out {shown}`, which goes on; or \
+         `zbelastic export {shown} --to DIR`, which takes its last checkpoint"
+    );
+    CommandFailure { code: FailureCode::WrongState, what, details: vec![detail.hint(hint)] }
+}
+
+fn no_step(folder: &Path, step: u64, last: Option<u64>) -> CommandFailure {
+    let what = format!("{} holds no model of step {step}", folder.display());
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
+    let aside = names.filter_map(|name| name.strip_prefix("model-")?.parse::<u64>().ok());
+    let mut steps: Vec<u64> = aside.chain(last).collect();
+    steps.sort_unstable();
+    let steps: Vec<String> = steps.iter().map(u64::to_string).collect();
+    let there = match steps.is_empty() {
+        true => "there is none at all".to_owned(),
+        false => format!("there are those of steps {}", steps.join(", ")),
+    };
+    let detail = FailureDetail::new(there).at("--step");
+    CommandFailure {
+        code: FailureCode::NotFound,
+        what,
+        details: vec![detail.hint(
+            "one of these, or none for the last; `zbelastic export --step` finds what the run's \
+             processes keep, too",
+        )],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(path: &Path, step: Option<u64>) -> (FailureCode, String) {
+        let failure = SavedModel::open(path, step).expect_err("no model");
+        (failure.code, failure.to_string())
+    }
+
+    #[test]
+    fn a_folder_without_a_model_is_named_with_what_it_lacks() {
+        let parent = tempfile::tempdir().expect("a folder");
+        let (code, text) = refused(&parent.path().join("nowhere"), None);
+        assert!(code == FailureCode::NotFound && text.contains("is not there"), "{text}");
+        let (code, text) = refused(parent.path(), None);
+        assert!(code == FailureCode::NotFound && text.contains("no config.json"), "{text}");
+        fs::write(parent.path().join(CONFIG), "").expect("writable");
+        let (code, text) = refused(parent.path(), None);
+        assert!(code == FailureCode::WrongState && text.contains("left no model yet"), "{text}");
+    }
+
+    #[test]
+    fn the_model_of_a_step_is_the_last_or_one_that_was_put_aside() {
+        let parent = tempfile::tempdir().expect("a folder");
+        let run = parent.path();
+        let model = zbelastic_config::load_document("test", "[model]\npreset = \"tiny\"\n");
+        let text = zbelastic_trainer::hf::config_json(&model.expect("legal").config.model);
+        for name in [MODEL, "model-10"] {
+            fs::create_dir(run.join(name)).expect("writable");
+            fs::write(run.join(name).join(MODEL_CONFIG), &text).expect("writable");
+        }
+        fs::write(run.join(RUN), r#"{"steps":20}"#).expect("writable");
+        let found = |step| SavedModel::open(run, step).expect("there").folder;
+        assert_eq!(found(None), run.join(MODEL));
+        assert_eq!(found(Some(20)), run.join(MODEL));
+        assert_eq!(found(Some(10)), run.join("model-10"));
+        let (code, text) = refused(run, Some(15));
+        assert!(code == FailureCode::NotFound && text.contains("of steps 10, 20"), "{text}");
+        let (code, text) = refused(&run.join(MODEL), Some(20));
+        assert!(code == FailureCode::Usage && text.contains("not a run"), "{text}");
+        fs::write(run.join(MODEL).join(MODEL_CONFIG), "{").expect("writable");
+        assert_eq!(refused(run, None).0, FailureCode::Usage);
+    }
+}

@@ -1,0 +1,287 @@
+//! Safetensors files of weights, one or several with an index, as `save_pretrained` of transformers
+//! lays them out.
+//!
+//! A file is written tensor by tensor, few megabytes at a time. Which tensor lies in which file
+//! follows from the model, the type and the largest file alone, and so do all bytes.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::ops::Range;
+
+use safetensors::tensor::{Dtype, Metadata, TensorInfo};
+use serde_json::json;
+
+use super::names::{TensorSource, source};
+use super::weight_type::WeightType;
+use crate::model::{ModelConfig, model_layers};
+
+/// Elements of a tensor that are brought into form at once: 4 MiB of them.
+const WRITTEN_AT_ONCE: usize = 1 << 20;
+
+/// The name of the weights where they are one file.
+const ONE_FILE: &str = "model.safetensors";
+
+/// Why weights are not written.
+#[derive(Debug, thiserror::Error)]
+pub enum WriteWeightsError {
+    /// The file does not accept them.
+    #[error(transparent)]
+    File(#[from] io::Error),
+    /// A weight is too large for the type.
+    #[error("a weight of {tensor} is {found:e}, more than {} holds", kind.torch_name())]
+    Overflow {
+        /// Its tensor, by transformers' name.
+        tensor: String,
+        /// The weight.
+        found: f32,
+        /// The type that weights are written in.
+        kind: WeightType,
+    },
+}
+
+/// A tensor of a file, and where its elements lie among our layers.
+#[derive(Default)]
+struct FileTensor {
+    shape: Vec<usize>,
+    parts: Vec<FileTensorPart>,
+}
+
+/// A part of a file's tensor that is a tensor of ours.
+struct FileTensorPart {
+    /// Index of our layer, and where in it the tensor lies.
+    layer: usize,
+    range: Range<usize>,
+    /// Our rows and columns.
+    shape: [usize; 2],
+    source: TensorSource,
+}
+
+impl FileTensorPart {
+    /// Writes what lies in these rows of the file's tensor, `width` elements each.
+    fn fill(&self, floats: &[f32], rows: &Range<usize>, width: usize, into: &mut [f32]) {
+        let floats = &floats[self.range.clone()];
+        let ([own_rows, columns], first) = (self.shape, self.source.first_row);
+        for (row, into) in rows.clone().zip(into.chunks_exact_mut(width)) {
+            if self.source.is_transposed {
+                let column = floats[row..].iter().step_by(columns);
+                for (to, x) in into[first..first + own_rows].iter_mut().zip(column) {
+                    *to = *x;
+                }
+            } else if let Some(own) = row.checked_sub(first).filter(|own| *own < own_rows) {
+                into.copy_from_slice(&floats[own * columns..][..columns]);
+            }
+        }
+    }
+}
+
+impl FileTensor {
+    fn len(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// Writes its elements, [`WRITTEN_AT_ONCE`] at a time or a row of more.
+    fn write(
+        &self,
+        name: &str,
+        kind: WeightType,
+        layers: &[impl AsRef<[f32]>],
+        to: &mut dyn io::Write,
+    ) -> Result<(), WriteWeightsError> {
+        let rows = self.shape[0];
+        let width = self.shape.get(1).copied().unwrap_or(1);
+        let step = (WRITTEN_AT_ONCE / width.max(1)).clamp(1, rows.max(1));
+        let mut elements = vec![0.0; step * width];
+        let mut bytes = Vec::with_capacity(step * width * kind.bytes());
+        for start in (0..rows).step_by(step) {
+            let taken = start..rows.min(start + step);
+            let elements = &mut elements[..taken.len() * width];
+            for part in &self.parts {
+                part.fill(layers[part.layer].as_ref(), &taken, width, elements);
+            }
+            bytes.clear();
+            kind.encode(elements, &mut bytes).map_err(|found| WriteWeightsError::Overflow {
+                tensor: name.to_owned(),
+                found,
+                kind,
+            })?;
+            to.write_all(&bytes)?;
+        }
+        Ok(())
+    }
+}
+
+/// The tensors of a model's files in the order of the model, with their names.
+fn file_tensors(model: &ModelConfig) -> Vec<(String, FileTensor)> {
+    let mut tensors: Vec<(String, FileTensor)> = Vec::new();
+    let mut places: BTreeMap<String, usize> = BTreeMap::new();
+    for (layer, spec) in model_layers(model).iter().enumerate() {
+        for tensor in &spec.tensors {
+            let source = source(model, spec, tensor);
+            let shape = match tensor.shape[..] {
+                [rows, columns] => [rows, columns],
+                _ => [tensor.range.len(), 1],
+            };
+            let place = *places.entry(source.name.clone()).or_insert(tensors.len());
+            if place == tensors.len() {
+                let shape = source.shape.clone();
+                tensors.push((source.name.clone(), FileTensor { shape, parts: Vec::new() }));
+            }
+            let part = FileTensorPart { layer, range: tensor.range.clone(), shape, source };
+            tensors[place].1.parts.push(part);
+        }
+    }
+    tensors
+}
+
+/// One file of weights that is to be written.
+pub struct WeightsFile {
+    name: String,
+    kind: WeightType,
+    /// By name, as they lie in the file.
+    tensors: BTreeMap<String, FileTensor>,
+}
+
+impl WeightsFile {
+    /// Its name in the model's folder.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Bytes of its weights, without the header.
+    fn weight_bytes(&self) -> u64 {
+        self.tensors.values().map(|tensor| tensor_bytes(tensor, self.kind)).sum()
+    }
+
+    fn header(&self) -> Vec<u8> {
+        let mut offset = 0;
+        let info = |(name, tensor): (&String, &FileTensor)| {
+            let start = offset;
+            offset += self.kind.bytes() * tensor.len();
+            let shape = tensor.shape.clone();
+            let dtype = match self.kind {
+                WeightType::F32 => Dtype::F32,
+                WeightType::Bf16 => Dtype::BF16,
+                WeightType::F16 => Dtype::F16,
+            };
+            (name.clone(), TensorInfo { dtype, shape, data_offsets: (start, offset) })
+        };
+        let infos = self.tensors.iter().map(info).collect();
+        let format = [("format".to_owned(), "pt".to_owned())].into();
+        let metadata = Metadata::new(Some(format), infos);
+        let metadata = metadata.expect("tensors lie one behind the other");
+        let mut header = serde_json::to_vec(&metadata).expect("names and numbers");
+        // Elements begin on a multiple of eight bytes.
+        header.resize(header.len().next_multiple_of(8), b' ');
+        header
+    }
+
+    /// Writes the file with the weights of `layers`, all of the model in its order.
+    ///
+    /// # Errors
+    /// If `to` does not accept it, or a weight is too large for the type.
+    ///
+    /// # Panics
+    /// Never: shapes and lengths agree by construction.
+    pub fn write(
+        &self,
+        layers: &[impl AsRef<[f32]>],
+        to: &mut dyn io::Write,
+    ) -> Result<(), WriteWeightsError> {
+        let header = self.header();
+        to.write_all(&(header.len() as u64).to_le_bytes())?;
+        to.write_all(&header)?;
+        let mut tensors = self.tensors.iter();
+        tensors.try_for_each(|(name, tensor)| tensor.write(name, self.kind, layers, to))
+    }
+}
+
+fn tensor_bytes(tensor: &FileTensor, kind: WeightType) -> u64 {
+    tensor.len() as u64 * kind.bytes() as u64
+}
+
+/// The files that a model's weights are written to.
+pub struct WeightsFiles {
+    files: Vec<WeightsFile>,
+}
+
+impl WeightsFiles {
+    /// Files of at most `bytes_max` bytes of weights each, filled in the order of the model. A
+    /// tensor of more has a file to itself.
+    #[must_use]
+    pub fn new(model: &ModelConfig, kind: WeightType, bytes_max: u64) -> Self {
+        let mut shards: Vec<BTreeMap<String, FileTensor>> = vec![BTreeMap::new()];
+        let mut filled = 0;
+        for (name, tensor) in file_tensors(model) {
+            let bytes = tensor_bytes(&tensor, kind);
+            if filled > 0 && filled + bytes > bytes_max {
+                shards.push(BTreeMap::new());
+                filled = 0;
+            }
+            filled += bytes;
+            shards.last_mut().expect("there is one").insert(name, tensor);
+        }
+        let count = shards.len();
+        let shards = shards.into_iter().enumerate();
+        let files = shards.map(|(index, tensors)| {
+            let name = match count {
+                1 => ONE_FILE.to_owned(),
+                _ => format!("model-{:05}-of-{count:05}.safetensors", index + 1),
+            };
+            WeightsFile { name, kind, tensors }
+        });
+        Self { files: files.collect() }
+    }
+
+    /// The files, in order.
+    #[must_use]
+    pub fn files(&self) -> &[WeightsFile] {
+        &self.files
+    }
+
+    /// Bytes of all weights.
+    #[must_use]
+    pub fn weight_bytes(&self) -> u64 {
+        self.files.iter().map(WeightsFile::weight_bytes).sum()
+    }
+
+    /// `model.safetensors.index.json`: which file holds which tensor; nothing for one file.
+    ///
+    /// # Panics
+    /// Never: the parts are plain names and numbers.
+    #[must_use]
+    pub fn index_json(&self) -> Option<String> {
+        if self.files.len() == 1 {
+            return None;
+        }
+        let tensors = self.files.iter().flat_map(|file| file.tensors.values());
+        let parameters: usize = tensors.map(FileTensor::len).sum();
+        let names = |file: &WeightsFile| {
+            let name = file.name.clone();
+            file.tensors.keys().map(|tensor| (tensor.clone(), name.clone())).collect::<Vec<_>>()
+        };
+        let weight_map: BTreeMap<_, _> = self.files.iter().flat_map(names).collect();
+        let metadata = json!({ "total_parameters": parameters, "total_size": self.weight_bytes() });
+        let index = json!({ "metadata": metadata, "weight_map": weight_map });
+        Some(serde_json::to_string_pretty(&index).expect("names and numbers") + "\n")
+    }
+}
+
+/// Writes one safetensors file of these weights, as they are.
+///
+/// # Errors
+/// If `to` cannot be written.
+///
+/// # Panics
+/// Never: floats fit floats.
+pub fn write_safetensors(
+    model: &ModelConfig,
+    layers: &[impl AsRef<[f32]>],
+    to: &mut dyn io::Write,
+) -> io::Result<()> {
+    let all = WeightsFiles::new(model, WeightType::F32, u64::MAX);
+    all.files[0].write(layers, to).map_err(|error| match error {
+        WriteWeightsError::File(error) => error,
+        WriteWeightsError::Overflow { .. } => unreachable!("weights are not rounded"),
+    })
+}
