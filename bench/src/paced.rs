@@ -12,7 +12,7 @@ use zbelastic_local::executor_factory::ExecutorFactory;
 use zbelastic_schedule::{Flow, Pass, Placement};
 use zbelastic_trainer::data::TokenBatch;
 use zbelastic_trainer::elastic::LayerImage;
-use zbelastic_trainer::model::{LayerSpec, model_layers};
+use zbelastic_trainer::model::{LayerSpec, TiedEnd, model_layers};
 use zbelastic_trainer::stage::{
     GradientExecutor, Injection, OperationClock, PassExecutor, SealedState, StageExecutor,
     StageSetup, StashStoreError, UpdateExecutor, UpdateRequest,
@@ -189,12 +189,22 @@ impl GradientExecutor for PacedExecutor {
 
     fn reduce(&mut self, _chunk: ChunkIndex, _twin: &[f32]) {}
 
+    fn tied_len(&self) -> usize {
+        FRAME_LEN
+    }
+
+    fn tied_part(&self, _chunk: ChunkIndex, _end: TiedEnd) -> Vec<f32> {
+        vec![0.0; FRAME_LEN]
+    }
+
+    fn tie(&mut self, _chunk: ChunkIndex, _end: TiedEnd, _other: &[f32]) {}
+
     fn freeze(&mut self, _microbatch_count: u32) {}
 
     fn inject(&mut self, _injection: &Injection) {}
 
     fn square_sums(&mut self) -> Vec<TensorSum> {
-        let tensors = self.layers().flat_map(|layer| &layer.tensors);
+        let tensors = self.layers().flat_map(LayerSpec::own_tensors);
         let sum = |tensor: &zbelastic_trainer::model::TensorSpec| TensorSum {
             tensor: tensor.index,
             square_sum: SQUARE_SUM,

@@ -24,6 +24,8 @@ pub enum Bug {
     M17ReplayFromOtherState,
     /// m18: an old checkpoint is removed before the new one is agreed on.
     M18RemovedTooEarly,
+    /// m45: the stage with the embedding adds the parts of a tied gradient in the other order.
+    M45EmbeddingAddsFirst,
     /// The canary: every life fails.
     Canary,
 }

@@ -12,6 +12,7 @@ use zbelastic_trainer::data::TokenBatch;
 use zbelastic_trainer::elastic::{
     CopyRefusal, GradientPart, GradientProgress, LayerCopy, LayerImage, StageFactory, layer_digest,
 };
+use zbelastic_trainer::model::TiedEnd;
 use zbelastic_trainer::stage::{
     GradientExecutor, Injection, OperationClock, PassExecutor, SealedState, StageExecutor,
     StageSetup, StashStoreError, UpdateExecutor, UpdateRequest,
@@ -324,6 +325,35 @@ impl GradientExecutor for DigestStageExecutor {
             let twin = DigestGradient::of_floats(twin);
             layer.g = if is_first { own.reduced(twin) } else { twin.reduced(own) };
         }
+    }
+
+    fn tied_len(&self) -> usize {
+        FRAME_LEN
+    }
+
+    fn tied_part(&self, chunk: ChunkIndex, end: TiedEnd) -> Vec<f32> {
+        let layers = &self.chunks[&chunk];
+        let layer = match end {
+            TiedEnd::Embedding => layers.first(),
+            TiedEnd::Head => layers.last(),
+        };
+        layer.expect("a chunk has layers").g.floats()
+    }
+
+    fn tie(&mut self, chunk: ChunkIndex, end: TiedEnd, other: &[f32]) {
+        let other = DigestGradient::of_floats(other);
+        let layers = self.chunks.get_mut(&chunk).expect("a chunk of this stage");
+        let layer = match end {
+            TiedEnd::Embedding => layers.first_mut(),
+            TiedEnd::Head => layers.last_mut(),
+        };
+        let layer = layer.expect("a chunk has layers");
+        let is_turned = bug::is(Bug::M45EmbeddingAddsFirst);
+        layer.g = match end {
+            TiedEnd::Embedding if is_turned => layer.g.tied(layer.g, other),
+            TiedEnd::Embedding => layer.g.tied(other, layer.g),
+            TiedEnd::Head => layer.g.tied(layer.g, other),
+        };
     }
 
     fn freeze(&mut self, microbatch_count: u32) {

@@ -141,6 +141,14 @@ impl DigestGradient {
     pub fn reduced(self, second: Self) -> Self {
         Self { hash: mix_all(&[self.hash, second.hash, 43]), mark: self.mark + second.mark }
     }
+
+    /// The gradient of a layer at an end of a tied model: its own, and the head's part plus the
+    /// embedding's of the matrix that both have.
+    #[must_use]
+    pub fn tied(self, head: Self, embedding: Self) -> Self {
+        let hash = mix_all(&[self.hash, head.hash, embedding.hash, 47]);
+        Self { hash, mark: head.mark + embedding.mark }
+    }
 }
 
 impl DigestLayerState {

@@ -22,6 +22,8 @@ pub struct GradientAddends {
     pub slice_count: u32,
     /// Replicas, to which microbatches go in turn.
     pub replica_count: u32,
+    /// Whether the last layer shares a matrix with the first.
+    pub is_tied: bool,
 }
 
 /// A serial run, one step behind the seals.
@@ -49,7 +51,8 @@ impl GradientAddends {
     #[must_use]
     pub fn of(microbatch_count: u32, plan: &Plan) -> Self {
         let slice_count = plan.program.slice_count;
-        Self { microbatch_count, slice_count, replica_count: plan.placement().replica_count() }
+        let replica_count = plan.placement().replica_count();
+        Self { microbatch_count, slice_count, replica_count, is_tied: plan.program.is_tied() }
     }
 }
 
@@ -59,7 +62,7 @@ impl DigestReference {
     pub fn new(shape: DigestShape, microbatch_count: u32) -> Self {
         Self::with_addends(
             shape,
-            GradientAddends { microbatch_count, slice_count: 1, replica_count: 1 },
+            GradientAddends { microbatch_count, slice_count: 1, replica_count: 1, is_tied: false },
         )
     }
 
@@ -118,7 +121,8 @@ impl DigestReference {
 
     /// The first replica's sum, and then the second one's; losses in the order of microbatches.
     fn gradients(&self, step: Step) -> (Vec<DigestGradient>, f64) {
-        let GradientAddends { microbatch_count, slice_count, replica_count } = self.addends;
+        let GradientAddends { microbatch_count, slice_count, replica_count, is_tied } =
+            self.addends;
         let mut sums =
             vec![vec![DigestGradient::default(); self.layers.len()]; replica_count as usize];
         let mut loss_sum = 0.0;
@@ -147,7 +151,14 @@ impl DigestReference {
             |first: Vec<DigestGradient>, second: Vec<DigestGradient>| -> Vec<DigestGradient> {
                 first.into_iter().zip(second).map(|(a, b)| a.reduced(b)).collect()
             };
-        (sums.into_iter().reduce(reduce).expect("there is a replica"), loss_sum)
+        let mut gradients = sums.into_iter().reduce(reduce).expect("there is a replica");
+        if let [embedding, .., head] = &mut gradients[..]
+            && is_tied
+        {
+            let of_head = head.tied(*head, *embedding);
+            (*embedding, *head) = (embedding.tied(*head, *embedding), of_head);
+        }
+        (gradients, loss_sum)
     }
 
     fn forward(

@@ -11,6 +11,7 @@ use zbelastic_trainer::data::{Corpus, TokenBatch};
 use zbelastic_trainer::elastic::{
     BackendCopy, BackendStageFactory, DeviceUse, LayerImage, StageFactory, layer_digest,
 };
+use zbelastic_trainer::model::TiedEnd;
 use zbelastic_trainer::reference::SerialReference;
 use zbelastic_trainer::stage::{
     BackendExecutor, Corruption, GradientExecutor, Injection, OperationClock, PassExecutor,
@@ -171,6 +172,18 @@ impl GradientExecutor for FloatStageExecutor {
 
     fn reduce(&mut self, chunk: ChunkIndex, twin: &[f32]) {
         self.executor.reduce(chunk, twin);
+    }
+
+    fn tied_len(&self) -> usize {
+        self.executor.tied_len()
+    }
+
+    fn tied_part(&self, chunk: ChunkIndex, end: TiedEnd) -> Vec<f32> {
+        self.executor.tied_part(chunk, end)
+    }
+
+    fn tie(&mut self, chunk: ChunkIndex, end: TiedEnd, other: &[f32]) {
+        self.executor.tie(chunk, end, other);
     }
 
     fn freeze(&mut self, microbatch_count: u32) {

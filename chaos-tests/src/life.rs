@@ -107,7 +107,7 @@ pub fn parts(case: &LifeCase) -> (JobSpec, StageSetup) {
     let options = &case.options;
     let model = model(options, case.seed);
     let layer_tensors: Vec<u32> =
-        model_layers(&model).iter().map(|layer| layer.tensors.len() as u32).collect();
+        model_layers(&model).iter().map(|layer| layer.own_tensors().count() as u32).collect();
     let tensors: u32 = layer_tensors.iter().sum();
     let usual = match options.model {
         ComputeModelKind::Digest => (f64::from(tensors) * DIGEST_SQUARE).sqrt(),
@@ -219,7 +219,7 @@ fn model(options: &LifeOptions, seed: u64) -> ModelConfig {
         positions: 8,
         norm_epsilon: 1e-5,
         rope_theta: 10_000.0,
-        tied: false,
+        tied: options.tied,
     }
 }
 

@@ -105,6 +105,8 @@ pub enum Marker {
     DriftReplanned,
     /// Machines drifted, and the plan stayed: no other was much better, or too few steps were left.
     DriftKept,
+    /// The ends of a tied model made one gradient of their parts across two stages.
+    TiedAcrossStages,
     /// A bit of a state flipped, and the holder that could have reported it was lost in the same
     /// step: nothing is promised then, and the life ends.
     WitnessLost,
@@ -114,7 +116,7 @@ pub enum Marker {
 
 impl Marker {
     /// All markers, in the order of the report.
-    pub const ALL: [Self; 51] = [
+    pub const ALL: [Self; 52] = [
         Self::Clipped,
         Self::Skipped,
         Self::Replayed,
@@ -164,6 +166,7 @@ impl Marker {
         Self::StuckNodeLost,
         Self::DriftReplanned,
         Self::DriftKept,
+        Self::TiedAcrossStages,
         Self::WitnessLost,
         Self::Halted,
     ];

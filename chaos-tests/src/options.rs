@@ -167,6 +167,9 @@ pub struct LifeOptions {
     /// The duration of each kind of work, in a life where it may last longer than heartbeats.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pace: Option<WorkDurations>,
+    /// Whether the head of the model is tied to its embedding.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub tied: bool,
     /// How fast machines are, in a life where plans follow that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub drift: Option<SpeedDrift>,
@@ -210,6 +213,8 @@ const LARGE_STEPS: u64 = 12;
 const TIMED_SHARE: f64 = 0.2;
 /// The share of lives in which programs are changed.
 const OLD_PROGRAMS_SHARE: f64 = 0.2;
+/// The share of lives whose model has a tied head.
+const TIED_SHARE: f64 = 0.25;
 /// Ticks from one such checkpoint to the next: some steps.
 const CHECKPOINT_TICKS: (u64, u64) = (40, 200);
 /// Operations of a microbatch in a stage: F, B and W.
@@ -279,6 +284,7 @@ impl LifeOptions {
             steps_after: draws.between(STEPS_AFTER.0, STEPS_AFTER.1),
             read_failures: if classes.contains(&FaultClass::Store) { READ_FAILURES } else { 0.0 },
             pace: WorkDurations::draw(seed),
+            tied: Draws::new(seed, DrawPurpose::Tied).chance(TIED_SHARE),
             drift: None,
             old_programs: false,
             network: draw_network(&mut draws, &classes),

@@ -34,6 +34,8 @@ pub enum DrawPurpose {
     Programs = 12,
     /// How fast machines are in lives where that changes.
     Speed = 13,
+    /// Which models have a head that is tied to the embedding.
+    Tied = 14,
 }
 
 /// A stream of draws: SplitMix64 (Steele, Lea and Flood, OOPSLA 2014).

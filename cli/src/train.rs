@@ -37,7 +37,7 @@ use zbelastic_machine as machine;
 use zbelastic_machine::DeviceList;
 use zbelastic_machine::second_store::SECOND_STORE;
 use zbelastic_preemption::NoticeSettings;
-use zbelastic_trainer::model::model_layers;
+use zbelastic_trainer::model::{LayerSpec, model_layers};
 use zbelastic_trainer::plan::model_flop_per_token;
 use zbelastic_types::StageIndex;
 use zbelastic_wire::document::{DataName, JobDocument};
@@ -110,7 +110,7 @@ fn train_into(
         OutputAudience::Script => drop(summary::write_notes(prepared, &mut io::stderr())),
     }
     let layers = model_layers(&prepared.config.model);
-    let names = layers.into_iter().flat_map(|layer| layer.tensors).map(|tensor| tensor.name);
+    let names = layers.iter().flat_map(LayerSpec::own_tensors).map(|tensor| tensor.name.clone());
     let names = names.collect();
     let run_start = folder.start();
     let mut reporter = Reporter::new(out, folder, context, names);

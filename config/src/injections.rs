@@ -84,7 +84,7 @@ fn step_detail(injection: &Injection, steps: u64) -> FailureDetail {
 }
 
 fn tensor_detail(injection: &Injection, layers: &[LayerSpec]) -> FailureDetail {
-    let tensors = || layers.iter().flat_map(|layer| &layer.tensors);
+    let tensors = || layers.iter().flat_map(LayerSpec::own_tensors);
     let meant = nearest(&injection.tensor, tensors().map(|tensor| tensor.name.as_str()));
     let hint = meant.map_or_else(|| names_by_example(tensors()), str::to_owned);
     FailureDetail::new(format!("the model has no tensor `{}`", injection.tensor))

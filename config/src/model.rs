@@ -199,7 +199,6 @@ fn blamed_keys(error: &ModelError, has_head_dim: bool) -> &'static [Key] {
         ModelError::WideHead { .. } => &[Key::Heads, Key::Width],
         ModelError::GroupedGpt2 { .. } => &[Key::KvHeads, Key::Family],
         ModelError::LargeLayer { .. } => &[Key::Width, Key::Vocab, Key::MlpWidth],
-        ModelError::Tied => &[Key::Tied],
         ModelError::NotPositive { name, .. } if *name == "rope_theta" => &[Key::RopeTheta],
         ModelError::NotPositive { .. } => &[Key::NormEps],
     }

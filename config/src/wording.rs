@@ -183,7 +183,6 @@ fn model_why(error: &ModelError) -> &'static str {
         ModelError::WideHead { .. } => "the attention kernel holds a head's queries in one strip",
         ModelError::GroupedGpt2 { .. } => "only llama shares key heads among query heads",
         ModelError::LargeLayer { .. } => "a layer is one piece of a checkpoint",
-        ModelError::Tied => "the embedding and the head stand at the two ends of the pipeline",
         ModelError::NotPositive { .. } => "it is divided by or taken to a power",
     }
 }
@@ -211,7 +210,6 @@ fn model_hint(error: &ModelError) -> Option<String> {
         ModelError::LargeLayer { .. } => {
             Some("a smaller model.vocab, model.width or model.mlp_width".to_owned())
         }
-        ModelError::Tied => Some("model.tied = false".to_owned()),
     }
 }
 

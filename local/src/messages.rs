@@ -85,8 +85,8 @@ pub struct StageResult {
 }
 
 /// Messages that may wait for one worker. While it runs a single operation its neighbours send at
-/// most the frames that an engine accepts, which is seven for each of its passes, and the gradients
-/// of twins; sums, seals and the end of the run come to less than the number added for them.
+/// most the frames that an engine accepts, which is seven for each of its passes, and the parts of
+/// gradients of twins and of tied ends; sums, seals and the end of the run come to less than the number added for them.
 pub fn mailbox_limit(plan: &Plan, stage: StageIndex) -> usize {
     const FRAMES_PER_PASS: usize = 7;
     const CONTROL: usize = 16;

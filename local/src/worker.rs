@@ -239,7 +239,7 @@ fn handle<O: ExecutorFactory>(engine: &mut WorkerEngine<O>, message: WorkerMessa
             refusal @ (PartialRefusal::Length { .. }
             | PartialRefusal::Elsewhere { .. }
             | PartialRefusal::Full { .. }),
-        )) => panic!("gradients of twins follow the plan: {refusal}"),
+        )) => panic!("parts of gradients follow the plan: {refusal}"),
         Err(EventRefusal::Seal(refusal)) => panic!("seals come in order: {refusal}"),
     }
 }

@@ -77,12 +77,19 @@ impl TimelineOp for Op {
             }
             Self::Update(UpdateOp::Step) => OpAppearance::Mark(TimelineMark::Step),
             Self::Update(UpdateOp::Report | UpdateOp::Commit) => OpAppearance::Bookkeeping,
-            Self::Reduce(Reduction::Add, _) => OpAppearance::Mark(TimelineMark::Reduce),
+            Self::Reduce(Reduction::Add | Reduction::Tie, _) => {
+                OpAppearance::Mark(TimelineMark::Reduce)
+            }
             Self::Transfer(..)
             | Self::Memory(MemoryOp::Drop, _)
-            | Self::Reduce(Reduction::Send | Reduction::Receive | Reduction::Local, _) => {
-                OpAppearance::Nothing
-            }
+            | Self::Reduce(
+                Reduction::Send
+                | Reduction::Receive
+                | Reduction::Local
+                | Reduction::SendTied
+                | Reduction::ReceiveTied,
+                _,
+            ) => OpAppearance::Nothing,
         }
     }
 

@@ -67,6 +67,7 @@ pub fn check(program: &Program) -> Result<(), Vec<ScheduleViolation>> {
             transfers::stray_transfer,
             reductions::reduction_count,
             reductions::reduction_order,
+            reductions::tie_order,
             updates::update_sequence,
             updates::update_tail,
             updates::gate_place,
@@ -148,6 +149,7 @@ mod tests {
     use crate::lower::{LowerOptions, lower};
     use crate::op::Op;
     use crate::program::{PASS_COUNT_MAX, Program, Window};
+    use crate::ties::tie_ends;
     use crate::walk::{Deadlock, DeadlockedStage};
 
     /// Split backward, window one, early weights.
@@ -250,7 +252,12 @@ mod tests {
         for window in [Window::Zero, Window::One] {
             for early_head_weights in [false, true] {
                 let options = LowerOptions { window, early_head_weights };
-                assert_eq!(check(&lower(&program, options)), Ok(()), "{kind} {size:?} {options:?}");
+                let lowered = lower(&program, options);
+                assert_eq!(check(&lowered), Ok(()), "{kind} {size:?} {options:?}");
+                if window == Window::One {
+                    let tied = tie_ends(&lowered);
+                    assert_eq!(check(&tied), Ok(()), "{kind} {size:?} {options:?}, tied");
+                }
             }
         }
     }

@@ -73,6 +73,8 @@ pub struct Costs {
     /// The time of a chunk's gradient to its twin on another stage, beside a hop: one entry a
     /// chunk, in model order; none at all if it occupies the link no longer than a result does.
     pub gradients: Vec<f64>,
+    /// The time of a tied matrix's gradient from one end of the model to the other, beside a hop.
+    pub tied: f64,
 }
 
 /// A duration no simulation can run with.
@@ -138,6 +140,7 @@ impl Costs {
             step: 0.0,
             memory: MemoryCosts::default(),
             gradients: Vec::new(),
+            tied: 0.0,
         }
     }
 
@@ -185,6 +188,7 @@ impl Costs {
             ("occupancy", self.occupancy),
             ("verdict", self.verdict),
             ("step", self.step),
+            ("tied", self.tied),
         ])?;
         for (chunk, times) in (0..).map(ChunkIndex).zip(&self.chunks) {
             let ChunkTimes { f, b, w, w_early } = *times;

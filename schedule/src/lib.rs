@@ -25,6 +25,7 @@ mod recompute;
 pub mod render;
 mod simulate;
 mod solve;
+mod ties;
 mod timeline;
 mod walk;
 
@@ -46,5 +47,6 @@ pub use solve::{
     ScheduleSolution, SolveError, StageCosts, StepEnding, fit_memory_limits, lower_bound, solve,
     solve_any,
 };
+pub use ties::tie_ends;
 pub use timeline::{Timeline, TimelineExtent, TimelineSlice};
 pub use walk::{Deadlock, DeadlockedStage};

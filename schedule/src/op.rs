@@ -178,8 +178,12 @@ pub enum UpdateOp {
     Commit,
 }
 
-/// How the gradients of two replicas of a chunk become one: each holder passes its own to the
-/// other, which is summed over the microbatches of its replica, and both add the two in one order.
+/// How two gradients of the same parameters become one, before a step is reported.
+///
+/// Those of two replicas of a chunk: each holder passes its own to the other, which is summed over
+/// the microbatches of its replica, and both add the two in one order. Then those of the matrix that
+/// a tied head shares with the embedding: each end of the model passes its part to the other, and
+/// both add the two in one order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Reduction {
     /// The chunk's own gradient is sent to the stage that holds its twin.
@@ -190,6 +194,25 @@ pub enum Reduction {
     Local,
     /// Replica 0's gradient and replica 1's are added: from here on both chunks have the same.
     Add,
+    /// The chunk's own part of the shared matrix's gradient is sent to the stage with the other end
+    /// of the model.
+    SendTied,
+    /// The other end's part of the shared matrix's gradient arrives from another stage.
+    ReceiveTied,
+    /// The head's part and the embedding's are added: from here on both ends have the same. Where
+    /// both are on one stage, the chunk with the embedding names it.
+    Tie,
+}
+
+impl Reduction {
+    /// Whether it is of the matrix that a tied head shares with the embedding.
+    #[must_use]
+    pub const fn is_of_tied(self) -> bool {
+        match self {
+            Self::SendTied | Self::ReceiveTied | Self::Tie => true,
+            Self::Send | Self::Receive | Self::Local | Self::Add => false,
+        }
+    }
 }
 
 /// One operation of a program.
@@ -202,7 +225,7 @@ pub enum Op {
     Transfer(Transfer, Flow, Pass),
     /// The step and its validation.
     Update(UpdateOp),
-    /// The gradients of a chunk's two replicas become one.
+    /// Gradients of a chunk's two replicas, or of the model's two ends, become one.
     Reduce(Reduction, ChunkIndex),
     /// The activations of a pass are offloaded, reloaded or dropped.
     Memory(MemoryOp, Pass),
@@ -300,11 +323,14 @@ const UPDATE_TEXT: [(UpdateOp, &str); 5] = [
     (UpdateOp::Commit, "COMMIT"),
 ];
 
-const REDUCTION_TEXT: [(Reduction, &str); 4] = [
+const REDUCTION_TEXT: [(Reduction, &str); 7] = [
     (Reduction::Send, "SEND_G"),
     (Reduction::Receive, "RECV_G"),
     (Reduction::Local, "LOCAL_G"),
     (Reduction::Add, "REDUCE"),
+    (Reduction::SendTied, "SEND_T"),
+    (Reduction::ReceiveTied, "RECV_T"),
+    (Reduction::Tie, "TIE"),
 ];
 const MEMORY_TEXT: [(MemoryOp, &str); 3] =
     [(MemoryOp::Offload, "OFFLOAD"), (MemoryOp::Reload, "RELOAD"), (MemoryOp::Drop, "DROP")];
@@ -416,6 +442,9 @@ mod tests {
         check("2LOCAL_B9", Op::Transfer(Transfer::Local, Flow::Backward, Pass::new(2, 9)));
         check("GATE_PREVIOUS", Op::Update(UpdateOp::GatePrevious));
         check("3REDUCE", Op::Reduce(Reduction::Add, ChunkIndex(3)));
+        check("0TIE", Op::Reduce(Reduction::Tie, ChunkIndex(0)));
+        check("3SEND_T", Op::Reduce(Reduction::SendTied, ChunkIndex(3)));
+        check("3RECV_T", Op::Reduce(Reduction::ReceiveTied, ChunkIndex(3)));
         check("10RECV_G", Op::Reduce(Reduction::Receive, ChunkIndex(10)));
         check("2R0", Op::Compute(Compute::R, Pass::new(2, 0)));
         check("2OFFLOAD0", Op::Memory(MemoryOp::Offload, Pass::new(2, 0)));

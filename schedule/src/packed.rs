@@ -64,8 +64,8 @@ pub(crate) enum UnpackError {
     },
 }
 
-/// Every kind of operation on a pass, on a chunk and on neither. The number that is written is
-/// the place here.
+/// Every kind of operation on a pass, on a chunk and on neither, and those on a chunk that came
+/// later. The number that is written is the place here.
 const PASS_KINDS: [fn(Pass) -> Op; 15] = [
     |pass| Op::Compute(Compute::F, pass),
     |pass| Op::Compute(Compute::B, pass),
@@ -85,6 +85,7 @@ const PASS_KINDS: [fn(Pass) -> Op; 15] = [
 ];
 const CHUNK_KINDS: [Reduction; 4] =
     [Reduction::Send, Reduction::Receive, Reduction::Local, Reduction::Add];
+const TIED_KINDS: [Reduction; 3] = [Reduction::SendTied, Reduction::ReceiveTied, Reduction::Tie];
 const UPDATES: [UpdateOp; 5] = [
     UpdateOp::Report,
     UpdateOp::Step,
@@ -93,9 +94,11 @@ const UPDATES: [UpdateOp; 5] = [
     UpdateOp::Commit,
 ];
 
-/// The place of an operation's kind: those on passes first, then those on chunks, then the others.
+/// The place of an operation's kind: those on passes first, then those on chunks, the updates, and
+/// those of tied ends.
 const fn kind_of(op: Op) -> usize {
     let on_chunks = PASS_KINDS.len();
+    let tied = on_chunks + CHUNK_KINDS.len() + UPDATES.len();
     match op {
         Op::Compute(compute, _) => match compute {
             Compute::F => 0,
@@ -118,15 +121,15 @@ const fn kind_of(op: Op) -> usize {
             MemoryOp::Reload => 13,
             MemoryOp::Drop => 14,
         },
-        Op::Reduce(reduction, _) => {
-            on_chunks
-                + match reduction {
-                    Reduction::Send => 0,
-                    Reduction::Receive => 1,
-                    Reduction::Local => 2,
-                    Reduction::Add => 3,
-                }
-        }
+        Op::Reduce(reduction, _) => match reduction {
+            Reduction::Send => on_chunks,
+            Reduction::Receive => on_chunks + 1,
+            Reduction::Local => on_chunks + 2,
+            Reduction::Add => on_chunks + 3,
+            Reduction::SendTied => tied,
+            Reduction::ReceiveTied => tied + 1,
+            Reduction::Tie => tied + 2,
+        },
         Op::Update(update) => {
             on_chunks
                 + CHUNK_KINDS.len()
@@ -182,12 +185,17 @@ impl StageCodec {
         let place = usize::try_from(kind).map_err(|_| bad)?;
         let on_passes = PASS_KINDS.len();
         let on_chunks = PASS_KINDS.len() + CHUNK_KINDS.len();
-        if place >= on_chunks {
-            return UPDATES.get(place - on_chunks).copied().map(Op::Update).ok_or(bad);
+        let updates = on_chunks + UPDATES.len();
+        if (on_chunks..updates).contains(&place) {
+            return Ok(Op::Update(UPDATES[place - on_chunks]));
         }
         let own = usize::try_from(chunk).ok().and_then(|place| self.chunks.get(place)).copied();
         let foreign = |chunk: u64| small(chunk.wrapping_sub(self.chunks.len() as u64) as i64);
         let index = own.map_or_else(|| foreign(chunk).map(ChunkIndex), Ok)?;
+        if place >= updates {
+            let reduction = TIED_KINDS.get(place - updates).copied().ok_or(bad)?;
+            return Ok(Op::Reduce(reduction, index));
+        }
         if place >= on_passes {
             return Ok(Op::Reduce(CHUNK_KINDS[place - on_passes], index));
         }
@@ -396,6 +404,7 @@ mod tests {
     use crate::op::Pass;
     use crate::placement::Placement;
     use crate::program::{Program, Window};
+    use crate::ties::tie_ends;
 
     fn lowered(kind: ScheduleKind, stages: u32, microbatches: u32) -> Program {
         let options = LowerOptions { window: Window::One, early_head_weights: true };
@@ -426,7 +435,9 @@ mod tests {
             for (stages, microbatches) in [(2, 4), (4, 8), (8, 32)] {
                 let options = LowerOptions { window: Window::One, early_head_weights: true };
                 if let Ok(program) = generate(kind, stages, microbatches) {
-                    check(&lower(&program, options), usize::MAX);
+                    let lowered = lower(&program, options);
+                    check(&lowered, usize::MAX);
+                    check(&tie_ends(&lowered), usize::MAX);
                 }
             }
         }

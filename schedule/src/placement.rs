@@ -224,6 +224,23 @@ impl Placement {
         (self.replica_count == 2 && chunk.0 < count).then(|| ChunkIndex((chunk.0 + half) % count))
     }
 
+    /// The chunk at the other end of the model, whose part of a tied matrix's gradient is added to
+    /// that of `chunk`; nothing between the ends. Of two replicas, whose gradients are the same by
+    /// then, it is the one on the stage of `chunk`. A chunk that is all of the model has both ends.
+    #[must_use]
+    pub fn other_end_of(&self, chunk: ChunkIndex) -> Option<ChunkIndex> {
+        let replica = self.replica_of(chunk) * self.chunks_per_replica();
+        let last = replica + self.chunks_per_replica() - 1;
+        let other = match (self.is_first(chunk), self.is_last(chunk)) {
+            (true, _) => ChunkIndex(last),
+            (false, true) => ChunkIndex(replica),
+            (false, false) => return None,
+        };
+        let is_here = |other: &ChunkIndex| self.stage_of(*other) == self.stage_of(chunk);
+        let twin = self.twin_of(other).filter(|twin| !is_here(&other) && is_here(twin));
+        Some(twin.unwrap_or(other))
+    }
+
     /// The place of `chunk` along the model: the same for the same layers of both replicas.
     #[must_use]
     pub fn position_of(&self, chunk: ChunkIndex) -> usize {
@@ -343,6 +360,22 @@ mod tests {
         check(PlacementShape::Line, 0, 0, false);
         check(PlacementShape::Loop, 1, TEXT_COUNT_MAX, true);
         check(PlacementShape::Loop, 1, TEXT_COUNT_MAX + 1, false);
+    }
+
+    #[test]
+    fn the_ends_of_the_model_find_each_other() {
+        let check = |placement: &Placement, ends: &[(u32, u32)]| {
+            let found = (0..placement.chunk_count())
+                .filter_map(|c| Some((c, placement.other_end_of(ChunkIndex(c))?.0)));
+            assert_eq!(found.collect::<Vec<_>>(), ends);
+        };
+        check(&Placement::line(1), &[(0, 0)]);
+        check(&Placement::line(3), &[(0, 2), (2, 0)]);
+        check(&Placement::looped(2, 2), &[(0, 3), (3, 0)]);
+        check(&Placement::vee(3), &[(0, 5), (5, 0)]);
+        check(&Placement::cross(1), &[(0, 0), (1, 1)]);
+        // Each end's twin is on the stage of the other end.
+        check(&Placement::cross(3), &[(0, 5), (2, 3), (3, 2), (5, 0)]);
     }
 
     #[test]

@@ -118,6 +118,13 @@ impl Program {
         }
     }
 
+    /// Whether it makes one gradient of those of the two ends of the model ([`crate::tie_ends`]).
+    #[must_use]
+    pub fn is_tied(&self) -> bool {
+        let is_tie = |op: &Op| matches!(op, Op::Reduce(reduction, _) if reduction.is_of_tied());
+        self.stages.iter().flatten().any(is_tie)
+    }
+
     /// The same without OFFLOAD and RELOAD.
     #[must_use]
     pub fn without_copies(&self) -> Self {

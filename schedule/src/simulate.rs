@@ -144,7 +144,8 @@ pub(crate) struct SimulationClock<'a> {
     link_free_at: BTreeMap<(StageIndex, StageIndex), f64>,
     /// By step, then by stage: when it has reported.
     reports: Vec<Vec<f64>>,
-    /// By step, then by chunk: when its own gradient was sent to its twin.
+    /// By step, then by chunk: when its own gradient was sent to its twin, or its part of a tied
+    /// matrix's to the other end of the model. No chunk does both: ends with twins meet on a stage.
     gradient_sent_at: Vec<Vec<f64>>,
     slices: Vec<Vec<TimelineSlice>>,
 }
@@ -246,9 +247,12 @@ impl<'a> SimulationClock<'a> {
                 Some(Window::Zero) | None => 0.0,
             },
             Op::Update(UpdateOp::Report | UpdateOp::Commit) => 0.0,
-            Op::Reduce(Reduction::Send | Reduction::Local, _) => 0.0,
+            Op::Reduce(Reduction::Send | Reduction::Local | Reduction::SendTied, _) => 0.0,
             Op::Reduce(Reduction::Receive | Reduction::Add, chunk) => {
                 self.twin_arrival(step, chunk)
+            }
+            Op::Reduce(Reduction::ReceiveTied | Reduction::Tie, chunk) => {
+                self.tied_arrival(step, chunk)
             }
             Op::Memory(..) => unreachable!("copies run on lanes of their own"),
         }
@@ -260,6 +264,16 @@ impl<'a> SimulationClock<'a> {
         let is_here = self.placement.stage_of(twin) == self.placement.stage_of(chunk);
         let carried = if is_here { 0.0 } else { self.costs.gradient_time(twin) };
         self.gradient_sent_at[step as usize][twin.index()] + carried + self.hop(twin, chunk)
+    }
+
+    /// When the other end's part of a tied matrix's gradient is on the stage of `chunk`.
+    fn tied_arrival(&self, step: u32, chunk: ChunkIndex) -> f64 {
+        let end = self.placement.other_end_of(chunk).expect("the walk visits ends only");
+        if self.placement.stage_of(end) == self.placement.stage_of(chunk) {
+            return 0.0;
+        }
+        let sent = self.gradient_sent_at[step as usize][end.index()];
+        sent + self.costs.tied + self.hop(end, chunk)
     }
 
     /// When the operand of `pass` is on its stage: a hop after it was sent by the stage before.
@@ -347,13 +361,16 @@ impl<'a> SimulationClock<'a> {
             }
             Op::Compute(Compute::WE, pass) => self.ends_mut(step, pass).ran_early = true,
             Op::Update(UpdateOp::Report) => self.reports[step as usize][stage.index()] = end,
-            Op::Reduce(Reduction::Send | Reduction::Local, chunk) => {
+            Op::Reduce(Reduction::Send | Reduction::Local | Reduction::SendTied, chunk) => {
                 self.gradient_sent_at[step as usize][chunk.index()] = end;
             }
             Op::Compute(Compute::W | Compute::R, _)
             | Op::Transfer(..)
             | Op::Memory(..)
-            | Op::Reduce(Reduction::Receive | Reduction::Add, _)
+            | Op::Reduce(
+                Reduction::Receive | Reduction::Add | Reduction::ReceiveTied | Reduction::Tie,
+                _,
+            )
             | Op::Update(
                 UpdateOp::Step | UpdateOp::GatePrevious | UpdateOp::GateThis | UpdateOp::Commit,
             ) => {}

@@ -94,6 +94,8 @@ struct Walk<'a> {
     reports: Vec<StepReports>,
     /// By step, then by chunk: whether its own gradient was sent to its twin.
     gradients_sent: Vec<Vec<bool>>,
+    /// By step, then by chunk: whether its part of a tied matrix's was sent to the other end.
+    tied_sent: Vec<Vec<bool>>,
 }
 
 /// Which stages have reported a step.
@@ -117,6 +119,7 @@ impl<'a> Walk<'a> {
             done: vec![PassTable::new(program, PassCompletion::default()); steps],
             reports: vec![StepReports { sent: vec![false; stage_count], prefix: 0 }; steps],
             gradients_sent: vec![vec![false; program.placement.chunk_count() as usize]; steps],
+            tied_sent: vec![vec![false; program.placement.chunk_count() as usize]; steps],
         }
     }
 
@@ -172,11 +175,16 @@ impl<'a> Walk<'a> {
     }
 
     fn is_reduction_ready(&self, step: u32, reduction: Reduction, chunk: ChunkIndex) -> bool {
-        let Some(twin) = self.program.placement.twin_of(chunk) else { return false };
-        match reduction {
-            Reduction::Send | Reduction::Local => true,
-            Reduction::Receive | Reduction::Add => self.gradients_sent[step as usize][twin.index()],
+        let placement = &self.program.placement;
+        if reduction.is_of_tied() {
+            let Some(end) = placement.other_end_of(chunk) else { return false };
+            let is_here = placement.stage_of(end) == placement.stage_of(chunk);
+            let is_sent = self.tied_sent[step as usize][end.index()];
+            return reduction == Reduction::SendTied || is_here || is_sent;
         }
+        let Some(twin) = placement.twin_of(chunk) else { return false };
+        let is_sent = self.gradients_sent[step as usize][twin.index()];
+        matches!(reduction, Reduction::Send | Reduction::Local) || is_sent
     }
 
     fn has_pass(&self, pass: Pass) -> bool {
@@ -198,12 +206,20 @@ impl<'a> Walk<'a> {
             }
             Op::Update(UpdateOp::Report) => self.finish_report(stage, step),
             Op::Reduce(Reduction::Send | Reduction::Local, chunk) => {
-                self.finish_gradient_send(step, chunk)
+                self.gradients_sent[step as usize][chunk.index()] = true;
+                self.wake(self.program.placement.twin_of(chunk));
+            }
+            Op::Reduce(Reduction::SendTied, chunk) => {
+                self.tied_sent[step as usize][chunk.index()] = true;
+                self.wake(self.program.placement.other_end_of(chunk));
             }
             Op::Compute(Compute::W | Compute::WE | Compute::R, _)
             | Op::Transfer(..)
             | Op::Memory(..)
-            | Op::Reduce(Reduction::Receive | Reduction::Add, _)
+            | Op::Reduce(
+                Reduction::Receive | Reduction::Add | Reduction::ReceiveTied | Reduction::Tie,
+                _,
+            )
             | Op::Update(
                 UpdateOp::Step | UpdateOp::GatePrevious | UpdateOp::GateThis | UpdateOp::Commit,
             ) => {}
@@ -223,11 +239,6 @@ impl<'a> Walk<'a> {
         }
         let placement = &self.program.placement;
         self.wake(placement.chunk_after(pass.chunk, flow));
-    }
-
-    fn finish_gradient_send(&mut self, step: u32, chunk: ChunkIndex) {
-        self.gradients_sent[step as usize][chunk.index()] = true;
-        self.wake(self.program.placement.twin_of(chunk));
     }
 
     /// Wakes the stage that holds `chunk`.

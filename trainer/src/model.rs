@@ -20,7 +20,7 @@ mod tensors;
 
 pub use buffer_size::BufferSize;
 pub use chunk::{Chunk, count_bytes, rotary_angles, slice_angles};
-pub use config::{Family, LayerKind, ModelConfig, ModelError};
+pub use config::{Family, LayerKind, ModelConfig, ModelError, TiedEnd};
 pub use initial::{draw_weights, initial_weights};
 pub use key_value_cache::KeyValueCache;
 pub use layer_bytes::{frozen_bytes, layer_bytes, replayed_bytes};

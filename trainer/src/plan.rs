@@ -38,7 +38,7 @@ pub use work::{LayerWork, layer_work, model_flop_per_token};
 use serde::{Deserialize, Serialize};
 use zbelastic_schedule::{
     GenerateError, LowerOptions, PipelineSize, Placement, Program, ScheduleKind, ScheduleViolation,
-    Window, check, check_size, generate_sized, lower,
+    Window, check, check_size, generate_sized, lower, tie_ends,
 };
 use zbelastic_types::{ChunkIndex, Generation, StageIndex};
 
@@ -251,7 +251,8 @@ impl Plan {
         }
         let chunks = chunks.repeat(placement.replica_count() as usize);
         let early_head_weights = kind.splits_backward();
-        let program = lower(compute, LowerOptions { window, early_head_weights });
+        let lowered = lower(compute, LowerOptions { window, early_head_weights });
+        let program = if model.tied { tie_ends(&lowered) } else { lowered };
         let violations: Result<(), Vec<ScheduleViolation>> = check(&program);
         assert_eq!(violations, Ok(()), "what is generated or solved, and lowered, is legal");
         let recompute = Recompute::None;
@@ -267,7 +268,8 @@ impl Plan {
         let window = self.program.window.expect("a plan is lowered");
         let early_head_weights = self.program.kind.splits_backward();
         let order = zbelastic_schedule::recompute(&self.program);
-        let program = lower(&order, LowerOptions { window, early_head_weights });
+        let lowered = lower(&order, LowerOptions { window, early_head_weights });
+        let program = if self.program.is_tied() { tie_ends(&lowered) } else { lowered };
         assert_eq!(check(&program), Ok(()), "R goes with every legal program");
         Self { program, recompute, ..self }
     }

@@ -3,8 +3,11 @@
 //! No pipeline, no program, no candidate, no verdict: microbatch after microbatch, then the norm,
 //! then AdamW in place. Its results are right because the loop is plain; [`crate::stage`] must
 //! yield the same bits. Where the plan has two replicas of the model, one runs after the other and
-//! their gradients are added at the end. Slices, like microbatches, are a part of the arithmetic: a
+//! their gradients are added at the end; then, where the head is tied to the embedding, the two
+//! parts of their matrix's gradient. Slices, like microbatches, are a part of the arithmetic: a
 //! plan that has them is compared with a loop that has them.
+
+use std::ops::Range;
 
 use zbelastic_kernels::reference::{AdamWState, adamw};
 use zbelastic_kernels::{
@@ -148,7 +151,25 @@ impl<B: Backend, S: BatchSource> SerialReference<B, S> {
                 before = self.gradients();
             }
         }
+        self.tie_gradients();
         losses.into_iter().flatten().fold(0.0, |sum, loss| sum + loss)
+    }
+
+    /// Where the head is tied to the embedding: the head's part of their matrix's gradient plus the
+    /// embedding's, at both ends of the model.
+    fn tie_gradients(&mut self) {
+        let [embedding, .., head] = self.model.layers_mut() else { return };
+        let [Some(embedded), Some(of_head)] = [&embedding, &head].map(|l| l.spec.tied_range())
+        else {
+            return;
+        };
+        let read = |layer: &LayerState<B>, range: &Range<usize>| {
+            self.backend.download(BufferView::new(&layer.g, range.clone()))
+        };
+        let parts = read(head, &of_head).into_iter().zip(read(embedding, &embedded));
+        let sum: Vec<f32> = parts.map(|(head, embedding)| head + embedding).collect();
+        self.backend.upload(&sum, BufferViewMut::new(&mut embedding.g, embedded));
+        self.backend.upload(&sum, BufferViewMut::new(&mut head.g, of_head));
     }
 
     /// The gradient of each layer, in model order.
@@ -233,7 +254,7 @@ impl<B: Backend, S: BatchSource> SerialReference<B, S> {
     fn square_sum(&self) -> f64 {
         let mut total = 0.0;
         for layer in self.model.layers() {
-            for tensor in &layer.spec.tensors {
+            for tensor in layer.spec.own_tensors() {
                 let view = BufferView::new(&layer.g, tensor.range.clone());
                 total += self.backend.sum_squares(view).sum;
             }

@@ -176,7 +176,7 @@ impl JobDocument {
             from: self.from,
             config: DataName::of(&bytes).hash,
             document: bytes,
-            layer_tensors: layers.iter().map(|layer| layer.tensors.len() as u32).collect(),
+            layer_tensors: layers.iter().map(|layer| layer.own_tensors().count() as u32).collect(),
             layer_bytes: layers.iter().map(layer_bytes).collect(),
             microbatch_count: config.batch.microbatch_count,
             step_count: config.steps,

@@ -531,7 +531,7 @@ impl fmt::Display for FrameClassName {
             PARTIALS.. => {
                 let chunk = (kind - PARTIALS) / PARTIAL_PIECES_MAX;
                 let piece = (kind - PARTIALS) % PARTIAL_PIECES_MAX;
-                write!(f, "piece {piece} of a twin's gradient for chunk {chunk}")?;
+                write!(f, "piece {piece} of a gradient that chunk {chunk} adds")?;
             }
             HALVES..HALVES_END => {
                 write!(f, "a boundary tensor of slice {} in bfloat16", kind - HALVES)?;

@@ -18,7 +18,7 @@ pub enum KnownBug {
 
 impl KnownBug {
     /// All of them, by their numbers.
-    pub const ALL: [Self; 44] = [
+    pub const ALL: [Self; 45] = [
         Self::Bug(Bug::M1AckBeforeSync),
         Self::Mutant(Mutant::M2TurnUnchecked),
         Self::Bug(Bug::M3MomentsNotRestored),
@@ -59,6 +59,7 @@ impl KnownBug {
         Self::Mutant(Mutant::M42NeverAtTheDoor),
         Self::Mutant(Mutant::M43RaisedForTheConnected),
         Self::Mutant(Mutant::M44DriftForgotten),
+        Self::Bug(Bug::M45EmbeddingAddsFirst),
         Self::Mutant(Mutant::R2GenerationUnchecked),
         Self::Mutant(Mutant::R3SealedBeforeHeld),
         Self::Mutant(Mutant::R5CheckpointBeforeSeal),
@@ -109,6 +110,7 @@ impl KnownBug {
             Self::Mutant(Mutant::M42NeverAtTheDoor) => "m42",
             Self::Mutant(Mutant::M43RaisedForTheConnected) => "m43",
             Self::Mutant(Mutant::M44DriftForgotten) => "m44",
+            Self::Bug(Bug::M45EmbeddingAddsFirst) => "m45",
             Self::Mutant(Mutant::R2GenerationUnchecked) => "R2",
             Self::Mutant(Mutant::R3SealedBeforeHeld) => "R3",
             Self::Mutant(Mutant::R5CheckpointBeforeSeal) => "R5",
@@ -224,6 +226,9 @@ impl KnownBug {
             Self::Mutant(Mutant::M44DriftForgotten) => {
                 "a plan that was made for a drift is reviewed as soon as any other"
             }
+            Self::Bug(Bug::M45EmbeddingAddsFirst) => {
+                "the stage with the embedding adds the parts of a tied gradient in the other order"
+            }
             Self::Mutant(Mutant::R2GenerationUnchecked) => {
                 "the generation of a seal is checked when it is proposed only"
             }
@@ -252,6 +257,7 @@ impl KnownBug {
             Self::Bug(Bug::M4GradientsKept)
             | Self::Bug(Bug::M13DrawsNotRolledBack)
             | Self::Bug(Bug::M15OrderDependsOnSchedule)
+            | Self::Bug(Bug::M45EmbeddingAddsFirst)
             | Self::Mutant(Mutant::M16NormByStage) => &[Invariant::N3],
             Self::Bug(Bug::M5OldProgram) | Self::Mutant(Mutant::R2GenerationUnchecked) => {
                 &[Invariant::S4]

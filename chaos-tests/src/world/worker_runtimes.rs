@@ -1,7 +1,7 @@
 //! Worker runtimes: operations that need time, frames, layers read and written.
 
 use zbelastic_consensus::session::{WorkerCommand, WorkerEvent};
-use zbelastic_schedule::Op;
+use zbelastic_schedule::{Op, Reduction};
 use zbelastic_trainer::data::BatchSource;
 use zbelastic_trainer::elastic::{LayerCopy, LoadedLayer, StageFactory, layer_digest};
 use zbelastic_trainer::runtime::{PeerBody, PeerFrame, RuntimeInput, RuntimeOutput};
@@ -128,6 +128,10 @@ impl<M: StageFactory, S: BatchSource + Clone> Workers<M, S> {
             };
             process.done += 1;
             let takes_time = match activity {
+                EngineActivity::Op { op: Op::Reduce(Reduction::ReceiveTied, _), .. } => {
+                    env.mark(Marker::TiedAcrossStages);
+                    false
+                }
                 EngineActivity::Op { op, .. } => matches!(op, Op::Compute(..)),
                 EngineActivity::Evaluation { .. } => true,
                 EngineActivity::Settled { .. } => false,

@@ -136,6 +136,7 @@ fn planned_bubble(config: &RunConfig, plan: &AsyncPlan, request: AsyncRequest) -
         step: 0.0,
         memory: MemoryCosts::default(),
         gradients: Vec::new(),
+        tied: 0.0,
     };
     let timeline = simulate(&short, &costs, 1).expect("a checked program runs to its end");
     timeline.bubble_span(0)
@@ -149,6 +150,10 @@ fn plan_failure(error: &AsyncPlanError, kind: AsyncKind) -> CommandFailure {
             let why = "each worker is a stage, and each chunk of a stage holds a layer or more";
             detail.at("--workers").why(why).hint(format!("--workers {} or fewer", most.max(1)))
         }
+        AsyncPlanError::Tied { .. } => detail
+            .at("model.tied")
+            .why("no update waits for a gradient of another stage there")
+            .hint("model.tied = false, or a schedule with steps such as zb-h1 or 1f1b"),
         AsyncPlanError::OtherRun { .. } | AsyncPlanError::Order { .. } => {
             detail.at("schedule.ampnet_order")
         }

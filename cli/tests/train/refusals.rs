@@ -39,7 +39,8 @@ fn values_that_no_run_can_have_are_refused() {
     }
     check("--set optimizer.lr=-1", &["optimizer.lr: expected a finite number from 0, found -1"]);
     check("--steps 0", &["--steps: train.steps: expected a whole number from 1", "found 0"]);
-    check("--set model.tied=true", &["model.tied", "not supported", "try: model.tied = false"]);
+    let tied = ["model.tied", "updates each chunk by itself", "try: model.tied = false"];
+    check("--set model.tied=true --schedule pipedream", &tied);
     check("--set model.vocab=255", &["255 tokens are too few for text", "try: model.vocab = 256"]);
     let folder = ["no/where/config.json cannot be read", "model.width stands beside model.from_hf"];
     check("--set model.from_hf=no/where", &folder);

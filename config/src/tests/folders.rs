@@ -43,8 +43,6 @@ fn a_folder_and_keys_do_not_both_say_what_the_model_is() {
   --set: model.layers stands beside model.from_hf
   why: the folder's config.json says what the model is
   try: leave out model.layers or model.from_hf
-  config.json: a head tied to the token embedding is not supported yet
-  why: the embedding and the head stand at the two ends of the pipeline
   config.json: 5 heads do not divide a width of 24
   why: a head is width / heads wide unless model.head_dim says more";
     assert_eq!(details.join("\n"), expected);

@@ -196,7 +196,7 @@ fn keys_that_do_not_go_together_are_refused_at_the_last_one() {
   try: model.heads = 3 or 6, or set model.head_dim",
     );
     check_tiny(
-        "kv_heads = 3\nvocab = 100\ntied = true\n",
+        "kv_heads = 3\nvocab = 100\n",
         "
   run.toml:3: model.kv_heads: 3 key and value heads do not divide 4 query heads
   why: every key head serves the same number of query heads; model.heads = 4 (preset tiny)
@@ -204,9 +204,6 @@ fn keys_that_do_not_go_together_are_refused_at_the_last_one() {
   run.toml:3: model.kv_heads: the gpt2 family has as many key heads as query heads: 4, found 3
   why: only llama shares key heads among query heads; model.family = \"gpt2\" (preset tiny)
   try: model.kv_heads = 4, or model.family = \"llama\"
-  run.toml:5: model.tied: a head tied to the token embedding is not supported yet
-  why: the embedding and the head stand at the two ends of the pipeline
-  try: model.tied = false
   run.toml:4: model.vocab: 100 tokens are too few for text
   why: text is read as bytes, each byte is a token, and there are 256 of them
   try: model.vocab = 256",

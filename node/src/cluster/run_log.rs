@@ -16,7 +16,7 @@ use zbelastic_consensus::state::{State, StateChange};
 use zbelastic_consensus::validation::{Seal, Turn};
 use zbelastic_planner::StepMeasurement;
 use zbelastic_schedule::Window;
-use zbelastic_trainer::model::LayerTimes;
+use zbelastic_trainer::model::{LayerSpec, LayerTimes};
 use zbelastic_types::{Bytes, Generation, NodeId, RunId, StageIndex, Step, TensorIndex};
 use zbelastic_wire::document::NamedJob;
 use zbelastic_wire::layer_bytes;
@@ -81,7 +81,9 @@ impl RunLog {
             tokens: config.batch.tokens(),
             step_count: config.steps,
             layer_bytes: specs.iter().map(layer_bytes).collect(),
-            tensor_names: specs.iter().flat_map(|s| &s.tensors).map(|t| t.name.clone()).collect(),
+            tensor_names: (specs.iter().flat_map(LayerSpec::own_tensors))
+                .map(|t| t.name.clone())
+                .collect(),
             job,
         };
         *self = Self { job: Some(facts), ..Self::default() };

@@ -8,9 +8,10 @@ use super::{ScheduleViolation, ViolationList, ops_of};
 use crate::lower::exchange_of;
 use crate::op::{Op, Reduction};
 use crate::program::Program;
+use crate::ties::{TiedOps, ties_of};
 
-/// The gradient of a chunk with a twin is passed to it and added to its own, each exactly once; no
-/// other gradient is.
+/// The gradient of a chunk with a twin is passed to it and added to its own, each exactly once, and
+/// so are those of the ends of a model that are tied; no other gradient is.
 pub(super) fn reduction_count(program: &Program, violations: &mut ViolationList) {
     if program.window.is_none() {
         return;
@@ -23,6 +24,11 @@ pub(super) fn reduction_count(program: &Program, violations: &mut ViolationList)
             if let Op::Reduce(reduction, chunk) = op {
                 counts.entry((chunk, reduction)).or_default().0 += 1;
             }
+        }
+    }
+    for op in ties_of(program) {
+        if let Op::Reduce(reduction, chunk) = op {
+            counts.entry((chunk, reduction)).or_default().0 += 1;
         }
     }
     for (_, op) in ops_of(program) {
@@ -47,6 +53,10 @@ pub(super) fn reduction_order(program: &Program, violations: &mut ViolationList)
             Op::Reduce(Reduction::Add, _) => ReductionProgress::Added,
             Op::Reduce(Reduction::Send | Reduction::Local, _) => ReductionProgress::Sent,
             Op::Reduce(Reduction::Receive, _) => ReductionProgress::Arrived,
+            // Those of tied ends have a rule of their own.
+            Op::Reduce(Reduction::SendTied | Reduction::ReceiveTied | Reduction::Tie, _) => {
+                continue;
+            }
             Op::Compute(..) if op.accumulates() => ReductionProgress::Accumulated,
             Op::Compute(..) | Op::Transfer(..) | Op::Update(_) | Op::Memory(..) => continue,
         };
@@ -58,6 +68,21 @@ pub(super) fn reduction_order(program: &Program, violations: &mut ViolationList)
             Some((later, _)) if *later >= rank => {}
             Some(_) | None => {
                 latest.insert(chunk, (rank, op));
+            }
+        }
+    }
+}
+
+/// The parts of a tied matrix's gradient are complete before they are sent and before they are
+/// added, and nothing adds to the sum.
+pub(super) fn tie_order(program: &Program, violations: &mut ViolationList) {
+    for (stage, ops) in program.lists() {
+        let tied = TiedOps::new(&program.placement, ops);
+        let is_tie = |(_, op): &(usize, &Op)| matches!(op, Op::Reduce(reduction, _) if reduction.is_of_tied());
+        for (position, &after) in ops.iter().enumerate().filter(is_tie) {
+            let late = ops[position + 1..].iter().filter(|op| tied.must_precede(after, **op));
+            for &op in late {
+                violations.add(ScheduleViolation::ReductionOrder { stage, op, after });
             }
         }
     }
@@ -128,6 +153,55 @@ mod tests {
         find(CROSS, "2RECV_G 2REDUCE", "2REDUCE 2RECV_G", order(1, "2RECV_G", "2REDUCE"));
         let early = "0RECV_B0 0RECV_G 0BW0 0SEND_G 0REDUCE";
         legal(&CROSS.replace("0RECV_B0 0BW0 0SEND_G 0RECV_G 0REDUCE", early));
+    }
+
+    /// Ends on two stages, with early weights.
+    const TIED: &str = "program zb-h1 line stages 2 chunks 2 microbatches 2 window 1
+        stage 0: 0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0B0 GATE_PREVIOUS COMMIT 0W0 \
+            0RECV_B1 0B1 0W1 0SEND_T 0RECV_T 0TIE REPORT STEP
+        stage 1: 1RECV_F0 1F0 1B0 1SEND_B0 GATE_PREVIOUS COMMIT 1WE0 \
+            1RECV_F1 1F1 1B1 1SEND_B1 1WE1 1SEND_T 1W0 1W1 1RECV_T 1TIE REPORT STEP";
+
+    /// Both ends on one stage.
+    const TIED_VEE: &str = "program zb-v vee stages 2 chunks 4 microbatches 1 window 1
+        stage 0: 0F0 0SEND_F0 3RECV_F0 3F0 3B0 3SEND_B0 GATE_PREVIOUS COMMIT 3W0 \
+            0RECV_B0 0B0 0W0 0TIE REPORT STEP
+        stage 1: 1RECV_F0 1F0 1LOCAL_F0 2F0 2SEND_F0 2RECV_B0 2B0 2LOCAL_B0 \
+            GATE_PREVIOUS COMMIT 2W0 1B0 1SEND_B0 1W0 REPORT STEP";
+
+    #[test]
+    fn gradients_of_tied_ends_are_added_once_at_both() {
+        find(TIED, "1TIE ", "", count("1TIE", 1, 0));
+        find(TIED, "0TIE ", "0TIE 0TIE ", count("0TIE", 1, 2));
+        find(TIED, "0SEND_T ", "", count("0SEND_T", 1, 0));
+        find(TIED, "1RECV_T ", "", count("1RECV_T", 1, 0));
+        find(TIED_VEE, "0TIE ", "0TIE 3TIE ", count("3TIE", 0, 1));
+        find(TIED_VEE, "1W0 REPORT", "1W0 1TIE REPORT", count("1TIE", 0, 1));
+    }
+
+    #[test]
+    fn parts_of_a_tied_gradient_are_complete_before_they_leave() {
+        let order = |stage, late: &str, early: &str| {
+            let (op, after) = (op(late), op(early));
+            ScheduleViolation::ReductionOrder { stage: StageIndex(stage), op, after }
+        };
+        find(TIED, "1WE1 1SEND_T", "1SEND_T 1WE1", order(1, "1WE1", "1SEND_T"));
+        find(TIED, "0W1 0SEND_T", "0SEND_T 0W1", order(0, "0W1", "0SEND_T"));
+        find(TIED, "0RECV_T 0TIE", "0TIE 0RECV_T", order(0, "0RECV_T", "0TIE"));
+        find(TIED_VEE, "0W0 0TIE", "0TIE 0W0", order(0, "0W0", "0TIE"));
+        find(TIED_VEE, "3W0 ", "0TIE 3W0 ", order(0, "3W0", "0TIE"));
+        legal(&TIED.replace("1SEND_T 1W0 1W1", "1W0 1W1 1SEND_T"));
+        // It may have arrived long before.
+        legal(&TIED.replace("0W1 0SEND_T 0RECV_T", "0RECV_T 0W1 0SEND_T"));
+        let wait = TIED.replace("1SEND_T 1W0 1W1 1RECV_T", "1RECV_T 1SEND_T 1W0 1W1");
+        let at =
+            |stage, text| DeadlockedStage { stage: StageIndex(stage), step: 0, op: Some(op(text)) };
+        let places = vec![at(0, "0RECV_T"), at(1, "1RECV_T")];
+        let found = crate::check::check(
+            &wait.replace("0SEND_T 0RECV_T", "0RECV_T 0SEND_T").parse().expect("a program"),
+        );
+        let deadlock = ScheduleViolation::Deadlock(Deadlock { places });
+        assert!(found.expect_err("each waits for the other").contains(&deadlock));
     }
 
     #[test]

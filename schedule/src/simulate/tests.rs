@@ -6,6 +6,7 @@ use crate::generate::generate;
 use crate::kind::ScheduleKind;
 use crate::lower::{LowerOptions, lower};
 use crate::program::{Program, Window};
+use crate::ties::tie_ends;
 use crate::timeline::{Timeline, TimelineSlice};
 
 fn program(kind: ScheduleKind) -> Program {
@@ -138,6 +139,23 @@ fn gradients_of_twins_meet_a_hop_after_the_later_one_is_complete() {
     // Two more each for F and B of both microbatches, and then for the gradient itself.
     let slow = Costs { occupancy: 2.0, ..costs };
     assert_eq!(at(&slow, 0, "0REDUCE"), 13.0 + 4.0 * 2.0);
+}
+
+/// Each part needs a hop and its own time; the head's has arrived long before the embedding's.
+#[test]
+fn tied_ends_wait_for_the_part_that_comes_last() {
+    let options = LowerOptions { window: Window::One, early_head_weights: true };
+    let program = tie_ends(&lower(&program(ScheduleKind::ZbH1), options));
+    let costs = Costs::even(&program.placement, 1.0, 1.0, 1.0, 0.5);
+    let at = |costs: &Costs, stage, op| {
+        let timeline = simulate(&program, costs, 1).expect("the program is legal");
+        slice(&timeline, stage, 0, op).start
+    };
+    let sent = at(&costs, 0, "0SEND_T");
+    assert!(at(&costs, 1, "1SEND_T") < sent);
+    assert_eq!((at(&costs, 0, "0TIE"), at(&costs, 1, "1TIE")), (sent, sent + 0.5));
+    let slow = Costs { tied: 3.0, ..costs };
+    assert_eq!((at(&slow, 1, "1TIE"), at(&slow, 1, "REPORT")), (sent + 3.5, sent + 3.5));
 }
 
 #[test]

@@ -178,6 +178,7 @@ impl ScheduleProblem {
             step: 0.0,
             memory: self.memory_costs(),
             gradients: Vec::new(),
+            tied: 0.0,
         }
     }
 

@@ -53,6 +53,15 @@ pub enum AsyncPlanError {
     /// The schedule does not exist for this size.
     #[error(transparent)]
     Generate(#[from] AsyncGenerateError),
+    /// The two ends of a tied model would be updated at different times.
+    #[error(
+        "{kind} updates each chunk by itself, and a head tied to the token embedding is updated \
+             together with it; every schedule with steps does that"
+    )]
+    Tied {
+        /// The schedule that was requested.
+        kind: AsyncKind,
+    },
     /// An order that was found is of another run.
     #[error("expected the order of a run `{expected}`, found one of `{found}`")]
     OtherRun {
@@ -79,6 +88,9 @@ impl AsyncPlan {
         batch: BatchShape,
         request: AsyncRequest,
     ) -> Result<Self, AsyncPlanError> {
+        if model.tied {
+            return Err(AsyncPlanError::Tied { kind: request.kind });
+        }
         let blocks = model.blocks;
         let placement = request.kind.placement(request.stage_count);
         let chunk_count = placement.chunk_count();

@@ -42,7 +42,7 @@ pub struct ModelConfig {
     pub norm_epsilon: f32,
     /// The base of rotary frequencies.
     pub rope_theta: f64,
-    /// Whether the head shares the token embedding.
+    /// Whether the head's matrix is the token embedding once more: one tensor, at both ends.
     pub tied: bool,
 }
 
@@ -63,6 +63,27 @@ pub enum LayerKind {
     },
     /// The final normalisation, the output head and the loss.
     Head,
+}
+
+/// An end of a model whose head is tied to the token embedding.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TiedEnd {
+    /// The first layer, which owns the matrix.
+    Embedding,
+    /// The last layer, which has it once more.
+    Head,
+}
+
+impl TiedEnd {
+    /// The sum of the two parts of a gradient, the head's first, where `own` is that of this end.
+    #[must_use]
+    pub fn sum(self, own: &[f32], other: &[f32]) -> Vec<f32> {
+        let [head, embedding] = match self {
+            Self::Embedding => [other, own],
+            Self::Head => [own, other],
+        };
+        head.iter().zip(embedding).map(|(head, embedding)| head + embedding).collect()
+    }
 }
 
 /// What is wrong with a model's shape.
@@ -120,9 +141,6 @@ pub enum ModelError {
         /// Floats that the layer has.
         found: u64,
     },
-    /// Not built yet.
-    #[error("a head tied to the token embedding is not supported yet")]
-    Tied,
     /// A number that cannot be used.
     #[error("{name} must be a finite number above 0, found {found}")]
     NotPositive {
@@ -166,9 +184,6 @@ impl ModelConfig {
                 errors.push(ModelError::OddHeadWidth { head_width });
             }
             Family::Gpt2 | Family::Llama => {}
-        }
-        if self.tied {
-            errors.push(ModelError::Tied);
         }
         let numbers = [("norm_eps", f64::from(self.norm_epsilon)), ("rope_theta", self.rope_theta)];
         for (name, found) in numbers {

@@ -3,6 +3,9 @@
 //! A layer's parameters lie side by side in one buffer, in canonical order; matrices that a kernel
 //! reads as one (queries, keys and values; gate and up) are neighbours. Canonical order over the
 //! whole model is layer by layer in this order, whatever stage holds what.
+//!
+//! Where the head is tied to the embedding, the head's buffer ends with the token embedding once
+//! more, under its name and its number: it is one tensor, and the embedding owns it.
 
 use std::ops::Range;
 
@@ -26,6 +29,9 @@ pub struct TensorSpec {
     pub name: String,
     /// Its number in canonical order.
     pub index: TensorIndex,
+    /// Whether it is a tensor of an earlier layer once more. It has the name, the number, the
+    /// gradient and the update of that one, and is counted and reported there alone.
+    pub is_shared: bool,
     /// Rows and columns of a matrix, or the length of a vector.
     pub shape: Vec<usize>,
     /// Where it lies in its layer's buffer.
@@ -66,12 +72,33 @@ impl LayerSpec {
         self.len() == 0
     }
 
+    /// The tensors that are counted and reported with this layer: all that it owns.
+    pub fn own_tensors(&self) -> impl Iterator<Item = &TensorSpec> {
+        self.tensors.iter().filter(|tensor| !tensor.is_shared)
+    }
+
+    /// Where the matrix lies that a tied head shares with the embedding, if this layer is one of
+    /// the two.
+    #[must_use]
+    pub fn tied_range(&self) -> Option<Range<usize>> {
+        let tensor = match self.kind {
+            LayerKind::Embed => self.tensors.first(),
+            LayerKind::Head => self.tensors.last().filter(|tensor| tensor.is_shared),
+            LayerKind::Attention { .. } | LayerKind::Mlp { .. } => None,
+        };
+        tensor.map(|tensor| tensor.range.clone())
+    }
+
     /// Where the `count` tensors from number `first` of the layer on lie, as one piece.
     #[must_use]
     pub fn span(&self, first: usize, count: usize) -> Range<usize> {
         self.tensors[first].range.start..self.tensors[first + count - 1].range.end
     }
 }
+
+/// The token embedding, which is the first tensor of every model.
+const TOKENS: &str = "embed.tokens";
+const TOKENS_INDEX: TensorIndex = TensorIndex(0);
 
 /// Deviation of initial weights (Radford et al., 2019, section 2.3).
 const DEVIATION: f64 = 0.02;
@@ -92,12 +119,12 @@ pub fn model_layers(model: &ModelConfig) -> Vec<LayerSpec> {
         .collect()
 }
 
-/// The number of tensors and of parameters of a model.
+/// The number of tensors and of parameters of a model. What two layers share counts once.
 #[must_use]
 pub fn model_size(model: &ModelConfig) -> (u32, u64) {
     let layers = model_layers(model);
-    let tensors = layers.iter().map(|layer| layer.tensors.len() as u32).sum();
-    (tensors, layers.iter().map(|layer| layer.len() as u64).sum())
+    let own = || layers.iter().flat_map(LayerSpec::own_tensors);
+    (own().count() as u32, own().map(|tensor| tensor.range.len() as u64).sum())
 }
 
 struct SpecBuilder {
@@ -111,7 +138,14 @@ impl SpecBuilder {
         let range = start..start + shape.iter().product::<usize>();
         let index = self.next;
         self.next = self.next.next();
-        self.tensors.push(TensorSpec { name, index, shape: shape.to_vec(), range, initial });
+        let shape = shape.to_vec();
+        self.tensors.push(TensorSpec { name, index, is_shared: false, shape, range, initial });
+    }
+
+    /// The last tensor is the one of number `owned` once more.
+    fn share_last(&mut self, owned: TensorIndex) {
+        let last = self.tensors.last_mut().expect("a tensor was added");
+        (last.index, last.is_shared) = (owned, true);
     }
 
     fn norm(&mut self, model: &ModelConfig, name: &str) {
@@ -147,7 +181,7 @@ impl SpecBuilder {
         match kind {
             LayerKind::Embed => {
                 let tokens = [model.vocabulary as usize, width];
-                self.add("embed.tokens".into(), &tokens, TensorInit::Normal(DEVIATION));
+                self.add(TOKENS.into(), &tokens, TensorInit::Normal(DEVIATION));
                 if model.family == Family::Gpt2 {
                     let positions = [model.positions as usize, width];
                     self.add("embed.positions".into(), &positions, TensorInit::Normal(DEVIATION));
@@ -179,7 +213,11 @@ impl SpecBuilder {
             LayerKind::Head => {
                 self.norm(model, "norm");
                 let head = [model.vocabulary as usize, width];
-                self.add("head".into(), &head, TensorInit::Normal(DEVIATION));
+                let name = if model.tied { TOKENS } else { "head" };
+                self.add(name.into(), &head, TensorInit::Normal(DEVIATION));
+                if model.tied {
+                    self.share_last(TOKENS_INDEX);
+                }
             }
         }
     }

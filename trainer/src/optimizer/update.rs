@@ -15,7 +15,7 @@ pub fn square_sums<'a, B: Backend + 'a>(
     layers: impl IntoIterator<Item = &'a LayerState<B>>,
 ) -> Vec<TensorSum> {
     let of_layer = |layer: &'a LayerState<B>| {
-        let tensors = layer.spec.tensors.iter();
+        let tensors = layer.spec.own_tensors();
         tensors.map(move |tensor| (tensor.index, BufferView::new(&layer.g, tensor.range.clone())))
     };
     let (indices, parts): (Vec<_>, Vec<_>) = layers.into_iter().flat_map(of_layer).unzip();
@@ -29,13 +29,17 @@ pub fn square_sums_ahead<'a, B: Backend + 'a>(
     layers: impl IntoIterator<Item = &'a mut LayerState<B>>,
     update: &OptimizerUpdate<'_>,
 ) -> Vec<TensorSum> {
-    let mut indices = Vec::new();
+    let mut owned = Vec::new();
     let candidate = |layer: &'a mut LayerState<B>| {
-        indices.extend(layer.spec.tensors.iter().map(|tensor| tensor.index));
+        owned.extend(
+            layer.spec.tensors.iter().map(|tensor| (!tensor.is_shared).then_some(tensor.index)),
+        );
         layer.candidate_ahead(numbered_runs(layer, update))
     };
     let candidates = layers.into_iter().map(candidate).collect();
-    tensor_sums(indices, optimizer.candidates_and_squares(candidates))
+    let sums = owned.into_iter().zip(optimizer.candidates_and_squares(candidates));
+    let (indices, sums) = sums.filter_map(|(index, sum)| Some((index?, sum))).unzip();
+    tensor_sums(indices, sums)
 }
 
 fn tensor_sums(indices: Vec<TensorIndex>, sums: Vec<SquareSum>) -> Vec<TensorSum> {

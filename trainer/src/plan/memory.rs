@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use zbelastic_kernels::{
     AllocateError, Backend, ByteCounts, DeviceSizes, MemoryClaim, ScratchOperation,
 };
-use zbelastic_schedule::{LivePasses, MemoryOp, Pass, Program, live_passes_of};
+use zbelastic_schedule::{LivePasses, MemoryOp, Op, Pass, Program, Reduction, live_passes_of};
 use zbelastic_types::{Bytes, ChunkIndex, StageIndex};
 
 use super::device_claim::{DeviceClaim, device_claim, squares, state_sums};
@@ -25,7 +25,7 @@ pub struct StageMemory {
     pub stash: Bytes,
     /// Buffers that live within one pass.
     pub scratch: Bytes,
-    /// Boundary tensors in flight to this stage, and the gradients of twins.
+    /// Boundary tensors in flight to this stage, and the gradients of twins and of tied ends.
     pub messages: Bytes,
     /// Copies of other stages' layers, the largest that it may have to keep; on a processor their
     /// gradients on their way here too.
@@ -268,6 +268,11 @@ pub fn stage_memory<B: ByteCounts>(
             let floats: usize = layers.ids().map(|layer| specs[layer as usize].len()).sum();
             // One on its way out, and the twin's that came.
             messages += Bytes::of_f32(2 * floats);
+        }
+        if plan.program.ops(stage).contains(&Op::Reduce(Reduction::SendTied, chunk)) {
+            let matrix = model.head_matrix();
+            // One part on its way out, and the other end's that came.
+            messages += Bytes::of_f32(2 * matrix.outputs * matrix.inputs);
         }
     }
     let cut = plan.cut(model);

@@ -103,6 +103,7 @@ impl Pace {
             step: (0..placement.stage_count()).map(StageIndex).map(update).fold(0.0, f64::max),
             memory: self.memory_costs(plan),
             gradients: self.gradient_times(plan),
+            tied: self.tied_time(plan),
         }
     }
 
@@ -115,6 +116,13 @@ impl Pace {
             layers.ids().map(|layer| self.gradients[layer as usize]).sum()
         };
         plan.chunks.iter().map(of_chunk).collect()
+    }
+
+    /// The time of a tied matrix's gradient to the other end of the model: that of the embedding's
+    /// layer, which is little more than the matrix.
+    fn tied_time(&self, plan: &Plan) -> f64 {
+        let time = self.gradients.first().copied().unwrap_or(0.0);
+        if plan.program.is_tied() { time } else { 0.0 }
     }
 
     /// The share of each slice in a microbatch's times; nothing where sequences are not cut.

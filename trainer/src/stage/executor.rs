@@ -10,7 +10,7 @@ use super::injection::Injection;
 use super::stash_store::StashStoreError;
 use crate::data::TokenBatch;
 use crate::elastic::{LayerImage, PendingImage, layer_digest, layer_fingerprint};
-use crate::model::Span;
+use crate::model::{Span, TiedEnd};
 
 /// One optimizer update: the values that its numbers depend on besides the settings.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -141,6 +141,16 @@ pub trait GradientExecutor {
     /// Makes the gradient of `chunk` the sum of both replicas', the first replica's first, where
     /// `twin` is the other one's.
     fn reduce(&mut self, chunk: ChunkIndex, twin: &[f32]);
+
+    /// Floats of the gradient of the matrix that a tied head shares with the embedding.
+    fn tied_len(&self) -> usize;
+
+    /// The part of that gradient that `chunk`, at this end of the model, has.
+    fn tied_part(&self, chunk: ChunkIndex, end: TiedEnd) -> Vec<f32>;
+
+    /// Makes that gradient at `chunk`, which is at `end` of the model, the sum of both parts, the
+    /// head's first, where `other` is that of the other end.
+    fn tie(&mut self, chunk: ChunkIndex, end: TiedEnd, other: &[f32]);
 
     /// The gradient is complete: the next step's begins anew.
     ///

@@ -168,7 +168,8 @@ impl Injection {
         self.step == step.0 + 1 && replays < self.attempts
     }
 
-    /// Corrupts the gradient, if the tensor is of this layer.
+    /// Corrupts the gradient, if the tensor is of this layer. One that two layers share has its name
+    /// in both, and is struck in both alike.
     pub fn apply<B: Backend>(&self, backend: &B, layer: &mut LayerState<B>) {
         let name = self.tensor.strip_suffix(".weight").unwrap_or(&self.tensor);
         let Some(tensor) = layer.spec.tensors.iter().find(|tensor| tensor.name == name) else {

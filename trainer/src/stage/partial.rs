@@ -1,8 +1,10 @@
-//! One replica's gradient of a chunk on its way to the other's.
+//! A part of a gradient on its way to the stage that has the other part.
 //!
 //! Where a program has two replicas of the model, each sums the gradients of its own microbatches.
 //! Before a step is reported the two sums are added, the first replica's first, by both stages that
-//! hold them: so both have the same bits, and go on having them.
+//! hold them: so both have the same bits, and go on having them. Where the head is tied to the
+//! embedding, both ends of the model add their parts of one matrix's gradient likewise, the head's
+//! first. A chunk never waits for both: with replicas both ends of the model are on one stage.
 
 use std::collections::BTreeMap;
 
@@ -13,14 +15,15 @@ use zbelastic_types::ChunkIndex;
 /// for having dropped one.
 pub const PARTIALS_PER_CHUNK: usize = 3;
 
-/// A chunk's gradient over the microbatches of one replica.
+/// A chunk's gradient over the microbatches of one replica, or one end's part of a tied matrix's.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PartialGradient {
     /// The turn it was computed in.
     pub turn: Turn,
-    /// The chunk that adds it to its own: the twin of the one it was computed on.
+    /// The chunk that adds it to its own: the twin of the one it was computed on, or the other end
+    /// of the model.
     pub chunk: ChunkIndex,
-    /// The gradient, layer after layer.
+    /// The gradient, layer after layer, or that of the tied matrix.
     pub floats: Vec<f32>,
     /// Cross-entropies of the replica's microbatches in order, if the chunk ends the model.
     pub losses: Vec<f64>,
@@ -56,7 +59,7 @@ pub enum PartialRefusal {
         /// Lengths of the gradient that arrived.
         found: PartialLength,
     },
-    /// Its chunk is not on this stage, or has no twin.
+    /// Its chunk is not on this stage, or waits for no gradient of another.
     #[error("a gradient for chunk {chunk}, which waits for none on this stage")]
     Elsewhere {
         /// The chunk that should add it.

@@ -9,10 +9,10 @@ use std::sync::Arc;
 use zbelastic_consensus::validation::{
     GuardPolicy, LayerFingerprint, LeaderHalf, Ledger, NonfinitePolicy, Seal, Turn, Verdict,
 };
-use zbelastic_kernels::{Backend, CpuBackend, HostThreads};
+use zbelastic_kernels::{Backend, BufferView, CpuBackend, HostThreads};
 use zbelastic_schedule::{
     ChunkMemory, CopyLanes, Costs, LowerOptions, OffloadChunks, OffloadRequest, ScheduleKind,
-    Window, check, lower, offload,
+    Window, check, lower, offload, tie_ends,
 };
 use zbelastic_trainer::data::{Corpus, CorpusConfig};
 use zbelastic_trainer::digest::{StateDigest, state_digest};
@@ -131,7 +131,8 @@ pub fn offloaded(plan: &Plan, k: f64) -> Plan {
     let window = plan.program.window.expect("a plan is lowered");
     let early_head_weights = plan.program.kind.splits_backward();
     let options = LowerOptions { window, early_head_weights };
-    let program = lower(&order, options);
+    let lowered = lower(&order, options);
+    let program = if plan.program.is_tied() { tie_ends(&lowered) } else { lowered };
     assert_eq!(check(&program), Ok(()));
     Plan { program, ..plan.clone() }
 }
@@ -349,7 +350,26 @@ impl<B: Backend> StageCluster<B> {
         for engine in &self.engines {
             assert_eq!(engine.updates(), self.ledger.updates());
         }
+        self.check_ends();
         outcome
+    }
+
+    /// The two ends of a tied model have one matrix, with its moments and its gradient.
+    fn check_ends(&self) {
+        let mut ends: Vec<Vec<Vec<u32>>> = Vec::new();
+        for engine in &self.engines {
+            let tied = engine.layers().filter_map(|l| Some((l, l.spec.tied_range()?)));
+            ends.extend(tied.map(|(layer, range)| {
+                let bits = |buffer| {
+                    let floats = engine.backend().download(BufferView::new(buffer, range.clone()));
+                    floats.into_iter().map(f32::to_bits).collect()
+                };
+                [&layer.w, &layer.m, &layer.v, &layer.g].map(bits).to_vec()
+            }));
+        }
+        if let [one, other] = &ends[..] {
+            assert!(one == other, "the ends of the model differ");
+        }
     }
 
     fn collect(&mut self, stage: usize, outcome: &mut PipelineOutcome) {

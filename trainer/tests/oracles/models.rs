@@ -131,12 +131,6 @@ fn compare(what: &str, found: &[f32], expected: &[f32], error_max: f32) {
     }
 }
 
-/// Whether the weights of the model in the folder `path` can be imported. Those of a tied head
-/// cannot yet.
-pub fn is_importable(path: &Path) -> bool {
-    !model_of(path).tied
-}
-
 fn model_of(path: &Path) -> ModelConfig {
     let config = std::fs::read_to_string(path.join("config.json")).expect("readable");
     parse_config(&config).unwrap_or_else(|error| panic!("{}: {error}", path.display()))

@@ -7,7 +7,7 @@ use zbelastic_trainer::model::{ModelConfig, model_layers};
 use zbelastic_trainer::plan::{BatchShape, TokenWork};
 use zbelastic_transport::FrameRules;
 use zbelastic_transport::frame::RuleError;
-use zbelastic_types::{NodeId, SliceIndex, StageIndex};
+use zbelastic_types::{ChunkIndex, NodeId, SliceIndex, StageIndex};
 
 use super::{
     BOUNDARIES_MAX, GRADIENT_FRAMES_MAX, LAYER_PIECES_MAX, PARTIAL_PIECES_MAX, TensorFrameKind,
@@ -31,8 +31,8 @@ pub struct FrameExpectations<'a> {
 
 impl FrameExpectations<'_> {
     /// The rules of it: from every stage of the plan boundary tensors and sums, its gradient if
-    /// this node keeps a copy of it, and its part of one if this node trains the same layers; from
-    /// every owner that is followed the gradients of its layers.
+    /// this node keeps a copy of it, and its part of one if this node trains the same layers, or the
+    /// other end of a tied model; from every owner that is followed the gradients of its layers.
     ///
     /// # Errors
     /// If a plan has longer frames than the lane takes.
@@ -42,6 +42,7 @@ impl FrameExpectations<'_> {
         if let Some(plan) = self.plan {
             let now = plan.generation;
             let boundaries = self.boundaries(plan);
+            let is_tied = plan.program.is_tied();
             let own = plan.stages.iter().position(|holder| holder.node == self.me);
             let own = own.map(|stage| StageIndex(stage as u32));
             let stages = plan.stages.iter().zip(plan.stage_indices());
@@ -65,6 +66,9 @@ impl FrameExpectations<'_> {
                 rules.allow(holder.node, TensorFrameKind::Receipt.of(now), Vec::new())?;
                 if let Some(own) = own.filter(|own| plan.twin_of(*own) == Some(of)) {
                     self.allow_partials(&mut rules, (plan, own), holder.node)?;
+                }
+                if let Some(own) = own.filter(|_| is_tied) {
+                    self.allow_tied_part(&mut rules, plan, [own, of], holder.node)?;
                 }
                 if !plan.copy_holders(of).any(|holder| holder.node == self.me) {
                     continue;
@@ -113,14 +117,27 @@ impl FrameExpectations<'_> {
             });
             let layers = plan.chunks[chunk.index()].layers();
             let floats: usize = layers.map(|layer| specs[layer.index()].len()).sum();
-            let len = floats + 2 * extra as usize;
-            let frames = split_into_frames(&[len], piece_limits(len, PARTIAL_PIECES_MAX));
-            for (piece, parts) in (0..).zip(frames) {
-                let class = TensorFrameKind::Partial(chunk, piece).of(plan.generation);
-                rules.allow(from, class, parts.iter().map(|part| part.floats.len()).collect())?;
-            }
+            allow_partial(rules, (plan, chunk), floats + 2 * extra as usize, from)?;
         }
         Ok(())
+    }
+
+    /// What a stage gets from the one with the other end of a model whose head is tied.
+    fn allow_tied_part(
+        &self,
+        rules: &mut FrameRules,
+        plan: &PlanRecord,
+        [stage, other]: [StageIndex; 2],
+        from: NodeId,
+    ) -> Result<(), RuleError> {
+        let placement = &plan.program.placement;
+        let stage_of_end = |chunk| placement.stage_of(placement.other_end_of(chunk)?);
+        let mut ends =
+            placement.chunks_of(stage).filter(|chunk| stage_of_end(*chunk) == Some(other));
+        let matrix = self.model.head_matrix();
+        ends.try_for_each(|chunk| {
+            allow_partial(rules, (plan, chunk), matrix.outputs * matrix.inputs, from)
+        })
     }
 
     /// Floats of the boundary tensors of each slice that has a kind of its own. A plan whose slices
@@ -133,4 +150,19 @@ impl FrameExpectations<'_> {
         let slices = cut.slices().take(BOUNDARIES_MAX as usize);
         slices.map(|slice| (slice, floats(slice))).collect()
     }
+}
+
+/// The frames of a gradient of `len` floats that `chunk` adds to its own.
+fn allow_partial(
+    rules: &mut FrameRules,
+    (plan, chunk): (&PlanRecord, ChunkIndex),
+    len: usize,
+    from: NodeId,
+) -> Result<(), RuleError> {
+    let frames = split_into_frames(&[len], piece_limits(len, PARTIAL_PIECES_MAX));
+    for (piece, parts) in (0..).zip(frames) {
+        let class = TensorFrameKind::Partial(chunk, piece).of(plan.generation);
+        rules.allow(from, class, parts.iter().map(|part| part.floats.len()).collect())?;
+    }
+    Ok(())
 }

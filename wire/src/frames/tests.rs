@@ -4,7 +4,7 @@ use zbelastic_config::{RunConfig, load_document};
 use zbelastic_consensus::plan::{PlanReason, Promise};
 use zbelastic_identity::{PeerIdentity, PeerRole};
 use zbelastic_schedule::{
-    LowerOptions, PipelineSize, ScheduleKind, Window, generate, generate_sized, lower,
+    LowerOptions, PipelineSize, ScheduleKind, Window, generate, generate_sized, lower, tie_ends,
 };
 use zbelastic_trainer::model::MicrobatchShape;
 use zbelastic_trainer::plan::SliceBalance;
@@ -295,10 +295,37 @@ fn what_twins_exchange_arrives_to_the_bit_at_the_length_of_its_chunk() {
         let PeerBody::Partial(found) = found.body else { panic!("a partial gradient") };
         assert_eq!(found, partial);
         let name = FrameClassName(sent[0].class()).to_string();
-        assert_eq!(name, format!("piece 0 of a twin's gradient for chunk {chunk} of plan 368"));
+        assert_eq!(name, format!("piece 0 of a gradient that chunk {chunk} adds of plan 368"));
     }
     let strange = TensorFrameKind::Partial(ChunkIndex(0), 0).of(GENERATION);
     assert_eq!(rules.parts(NodeId(1), strange), None, "chunk 0 is node 1's own");
+}
+
+/// Three stages: the first and the last send each other a matrix, and nobody else does.
+#[test]
+fn the_ends_of_a_tied_model_send_each_other_a_matrix() {
+    let mut config = config();
+    config.model.tied = true;
+    let compute = generate(ScheduleKind::OneFOneB, 3, 5).expect("the size is legal");
+    let options = LowerOptions { window: Window::One, early_head_weights: false };
+    let program = tie_ends(&lower(&compute, options));
+    let ends = [(0, 2), (2, 4), (4, 2 * LAYERS)];
+    let chunks = ends.map(|(start, end)| LayerRange::new(start, end)).to_vec();
+    let stages = [1, 2, 3].map(holder).to_vec();
+    let copies = vec![Vec::new(); stages.len()];
+    let plan = PlanRecord { program, chunks, stages, copies, ..plan() };
+    let rules_of = |node| {
+        let me = NodeId(node);
+        let (model, batch) = (&config.model, config.batch);
+        let expected = FrameExpectations { me, model, batch, plan: Some(&plan), precopy: None };
+        expected.rules().expect("short enough")
+    };
+    let class = |chunk| TensorFrameKind::Partial(ChunkIndex(chunk), 0).of(GENERATION);
+    let len = (config.model.vocabulary * config.model.width) as usize;
+    assert_eq!(rules_of(1).parts(NodeId(3), class(0)), Some(&[len][..]));
+    assert_eq!(rules_of(3).parts(NodeId(1), class(2)), Some(&[len][..]));
+    assert_eq!(rules_of(1).parts(NodeId(2), class(0)), None);
+    assert_eq!(rules_of(2).parts(NodeId(1), class(1)), None);
 }
 
 /// The largest plan there may be: no two kinds of its frames share a class.

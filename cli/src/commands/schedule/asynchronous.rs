@@ -145,6 +145,7 @@ fn read_replay(
         step,
         memory,
         gradients: Vec::new(),
+        tied: 0.0,
     };
     Some(AsyncSimulationInput { program, costs })
 }

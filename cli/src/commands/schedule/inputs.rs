@@ -113,6 +113,7 @@ fn read_replay(
         step,
         memory,
         gradients: Vec::new(),
+        tied: 0.0,
     };
     let own_window = program.window;
     let program = if args.recompute { recompute(&program) } else { program };

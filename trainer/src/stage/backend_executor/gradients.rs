@@ -5,10 +5,13 @@ use zbelastic_kernels::{Backend, BufferView, BufferViewMut, PendingFloats};
 use zbelastic_types::{ChunkIndex, LayerId};
 
 use super::BackendExecutor;
-use crate::model::LayerState;
+use crate::model::{LayerState, TiedEnd};
 use crate::optimizer::{square_sums, square_sums_ahead};
 use crate::stage::executor::{GradientExecutor, UpdateRequest};
 use crate::stage::injection::Injection;
+
+/// Why a layer has the matrix that a tied head shares with the embedding.
+const HAS_MATRIX: &str = "an end of a tied model has the matrix";
 
 impl<B: Backend> GradientExecutor for BackendExecutor<B> {
     fn freeze(&mut self, microbatch_count: u32) {
@@ -68,6 +71,36 @@ impl<B: Backend> GradientExecutor for BackendExecutor<B> {
             self.backend.download(BufferView::new(&layer.g, 0..layer.spec.len()))
         };
         layers.flat_map(gradient).collect()
+    }
+
+    fn tied_len(&self) -> usize {
+        let matrix = self.model.head_matrix();
+        matrix.outputs * matrix.inputs
+    }
+
+    fn tied_part(&self, chunk: ChunkIndex, end: TiedEnd) -> Vec<f32> {
+        let layers = self.chunks[&chunk].chunk.layers();
+        let layer = match end {
+            TiedEnd::Embedding => layers.first(),
+            TiedEnd::Head => layers.last(),
+        };
+        let layer = layer.expect("a chunk has layers");
+        let range = layer.spec.tied_range().expect(HAS_MATRIX);
+        self.backend.download(BufferView::new(&layer.g, range))
+    }
+
+    fn tie(&mut self, chunk: ChunkIndex, end: TiedEnd, other: &[f32]) {
+        let sum = end.sum(&self.tied_part(chunk, end), other);
+        let workspace = self.chunks.get_mut(&chunk).expect("a chunk of this stage");
+        let layers = workspace.chunk.layers_mut();
+        let layer = match end {
+            TiedEnd::Embedding => layers.first_mut(),
+            TiedEnd::Head => layers.last_mut(),
+        };
+        let layer = layer.expect("a chunk has layers");
+        let range = layer.spec.tied_range().expect(HAS_MATRIX);
+        layer.settle_gradient(&self.backend);
+        self.backend.upload(&sum, BufferViewMut::new(&mut layer.g, range));
     }
 
     fn reduce(&mut self, chunk: ChunkIndex, twin: &[f32]) {

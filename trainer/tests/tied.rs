@@ -1,0 +1,303 @@
+//! Models whose head is tied to the token embedding: one matrix at both ends of the pipeline. The
+//! bits of the serial reference, whatever the stages, the schedule, the window, the threads, the
+//! clipping and the rollbacks; and that reference against finite differences.
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use common::{BATCH, StageCluster, corpus, offloaded, plan, policy, setup, tiny_model};
+use zbelastic_consensus::validation::NonfinitePolicy;
+use zbelastic_kernels::{BufferView, CpuBackend, DeviceMemory};
+use zbelastic_schedule::asynchronous::{
+    AsyncKind, AsyncRequest, AsyncVariant, DynamicOptions, DynamicRule,
+};
+use zbelastic_schedule::{Op, PipelineSize, Reduction, ScheduleKind, Window, check_size};
+use zbelastic_trainer::asynchronous::{AsyncPlan, AsyncPlanError};
+use zbelastic_trainer::digest::StateDigest;
+use zbelastic_trainer::model::{Family, ModelConfig, Recompute, model_layers, model_size};
+use zbelastic_trainer::plan::{Pace, Plan, PlanRequest, plan_period, stage_memory};
+use zbelastic_trainer::random::{RandomPurpose, RandomStream};
+use zbelastic_trainer::reference::{ReferenceStep, SerialReference};
+use zbelastic_trainer::stage::{InitialWeights, StageSetup};
+use zbelastic_types::{Bytes, StageIndex, Step};
+
+const STEPS: u64 = 4;
+/// The step whose gradient is corrupted, as people count.
+const STRUCK: u64 = 3;
+const CLIP_NORM: Option<f64> = Some(0.5);
+
+fn tied_model(family: Family) -> ModelConfig {
+    ModelConfig { tied: true, ..tiny_model(family) }
+}
+
+fn tied_setup(plan: Plan, family: Family) -> StageSetup {
+    StageSetup { clip_norm: CLIP_NORM, ..setup(tied_model(family), plan, STEPS) }
+}
+
+fn reference(
+    setup: &StageSetup,
+) -> SerialReference<CpuBackend, Arc<zbelastic_trainer::data::Corpus>> {
+    let backend = CpuBackend::new(1).expect("one thread");
+    SerialReference::new(setup, backend, corpus()).expect("memory")
+}
+
+/// The steps of a serial run of this arithmetic, and its digest.
+fn serial(setup: &StageSetup, skipped: Option<u64>) -> (Vec<ReferenceStep>, StateDigest) {
+    let mut run = reference(setup);
+    let step = |step| run.step(Step(step), skipped == Some(step + 1));
+    ((0..setup.step_count).map(step).collect(), run.digest())
+}
+
+/// Every schedule, with as many chunks as it has by itself and with more.
+fn every_plan(model: &ModelConfig) -> Vec<Plan> {
+    let mut plans = Vec::new();
+    for kind in ScheduleKind::ALL {
+        let least = kind.chunk_counts().least();
+        for (stage_count, chunks) in (1..=4).map(|p| (p, least)).chain([(1, 4), (2, 5), (3, 3)]) {
+            let slice_count = if kind.is_sliced() { 2 } else { 1 };
+            let microbatch_count = BATCH.microbatch_count;
+            let chunks_per_stage = chunks;
+            let size =
+                PipelineSize { stage_count, chunks_per_stage, microbatch_count, slice_count };
+            if check_size(kind, size).is_err() {
+                continue;
+            }
+            for window in [Window::Zero, Window::One] {
+                let request = PlanRequest {
+                    model,
+                    batch: BATCH,
+                    kind,
+                    chunks_per_stage: Some(chunks),
+                    slice_count: Some(slice_count),
+                    stage_count,
+                    window,
+                };
+                plans.push(Plan::new(request).expect("the size exists"));
+            }
+        }
+    }
+    plans
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum StruckStepFate {
+    Nothing,
+    Replayed,
+    Skipped,
+}
+
+/// Replicas and slices are a part of the arithmetic; stages, chunks and orders are not.
+#[test]
+fn every_schedule_has_the_bits_of_the_reference() {
+    let mut kinds = std::collections::BTreeSet::new();
+    let (mut local, mut sent) = (0, 0);
+    for family in [Family::Gpt2, Family::Llama] {
+        let model = tied_model(family);
+        let mut expected: BTreeMap<(u32, u32, bool), (Vec<ReferenceStep>, StateDigest)> =
+            BTreeMap::new();
+        for (run, plan) in every_plan(&model).into_iter().enumerate() {
+            let fates =
+                [StruckStepFate::Nothing, StruckStepFate::Replayed, StruckStepFate::Skipped];
+            let fate = fates[run % fates.len()];
+            let threads = 1 + run % 2;
+            let (stage_count, window) = (plan.placement().stage_count(), plan.program.window);
+            let kind = plan.program.kind;
+            let case = format!("{family:?} {kind} {stage_count} stages {window:?} {fate:?}");
+            kinds.insert(format!("{kind} {stage_count}"));
+            let is_sent = |op: &Op| matches!(op, Op::Reduce(Reduction::SendTied, _));
+            match plan.program.stages.iter().flatten().any(|op| is_sent(op)) {
+                true => sent += 1,
+                false => local += 1,
+            }
+            let mut setup = tied_setup(plan, family);
+            let skipped = (fate == StruckStepFate::Skipped).then_some(STRUCK);
+            let addends = (
+                setup.plan.placement().replica_count(),
+                setup.plan.program.slice_count,
+                skipped.is_some(),
+            );
+            let (steps, digest) =
+                expected.entry(addends).or_insert_with(|| serial(&setup, skipped)).clone();
+            if fate != StruckStepFate::Nothing {
+                let text = format!("step={STRUCK},tensor=embed.tokens,value=nan");
+                setup.injections = vec![text.parse().expect("a legal injection")];
+            }
+            let nonfinite = match fate {
+                StruckStepFate::Replayed => NonfinitePolicy::Replay,
+                StruckStepFate::Nothing | StruckStepFate::Skipped => NonfinitePolicy::Skip,
+            };
+            let policy = policy(CLIP_NORM, nonfinite);
+            let outcome = StageCluster::new(&setup, policy, threads, run as u64).run();
+            assert_eq!(outcome.digest, digest, "{case}");
+            let sums = outcome.seals.iter().filter(|seal| seal.verdict.is_final());
+            let sums: Vec<u64> = sums.map(|seal| seal.square_sum_bits).collect();
+            let norms = steps.iter().map(|step| step.square_sum.to_bits());
+            let norms: Vec<u64> = norms.collect();
+            let struck = |step: usize| fate == StruckStepFate::Skipped && step as u64 + 1 == STRUCK;
+            for step in (0..STEPS as usize).filter(|step| !struck(*step)) {
+                assert_eq!(sums[step], norms[step], "{case}: the norm of step {step}");
+            }
+        }
+    }
+    assert!(local > 100 && sent > 100, "{local} plans with both ends on a stage, {sent} without");
+    assert!(kinds.len() > 60, "{kinds:?}");
+}
+
+/// The digests of each partition are those of one stage without slices and replicas.
+#[test]
+fn partitions_of_one_arithmetic_have_one_digest() {
+    let model = tied_model(Family::Gpt2);
+    let one = tied_setup(plan(&model, ScheduleKind::GPipe, 1, Window::Zero), Family::Gpt2);
+    let (_, expected) = serial(&one, None);
+    for (kind, stage_count) in [(ScheduleKind::ZbH2, 4), (ScheduleKind::ZbV, 3)] {
+        let setup = tied_setup(plan(&model, kind, stage_count, Window::One), Family::Gpt2);
+        assert_eq!(serial(&setup, None).1, expected);
+    }
+    let untied = setup(tiny_model(Family::Gpt2), one.plan.clone(), STEPS);
+    let untied = StageSetup { clip_norm: CLIP_NORM, ..untied };
+    assert_ne!(serial(&untied, None).1, expected);
+}
+
+/// A gradient that was corrupted and stays finite is applied: by both ends alike.
+#[test]
+fn a_corrupted_gradient_is_corrupted_at_both_ends() {
+    let model = tied_model(Family::Llama);
+    let digest = |kind, stage_count, text: &str| {
+        let mut setup = tied_setup(plan(&model, kind, stage_count, Window::One), Family::Llama);
+        setup.injections = vec![text.parse().expect("a legal injection")];
+        let policy = policy(CLIP_NORM, NonfinitePolicy::Skip);
+        StageCluster::new(&setup, policy, 1, 9).run().digest
+    };
+    let flip = "step=2,tensor=embed.tokens,bit=22";
+    let expected = digest(ScheduleKind::GPipe, 1, flip);
+    assert_eq!(digest(ScheduleKind::ZbH1, 3, flip), expected);
+    assert_eq!(digest(ScheduleKind::ZbV, 2, flip), expected);
+    let beyond = "step=9,tensor=embed.tokens,bit=22";
+    assert_ne!(digest(ScheduleKind::GPipe, 1, beyond), expected);
+}
+
+/// Copies that follow the gradients of owners have their bits, of both ends.
+#[test]
+fn copies_follow_the_gradient_of_both_ends() {
+    let model = tied_model(Family::Gpt2);
+    for (kind, stage_count) in [(ScheduleKind::ZbH1, 3), (ScheduleKind::ZbV, 2)] {
+        let mut setup = tied_setup(plan(&model, kind, stage_count, Window::One), Family::Gpt2);
+        (setup.copies_wanted, setup.attest_every) = (true, 1);
+        let policy = policy(CLIP_NORM, NonfinitePolicy::Skip);
+        let outcome = StageCluster::new(&setup, policy, 1, 4).witnessed(&setup).run();
+        let layers = model_layers(&model).len();
+        assert_eq!(outcome.witnessed, layers * STEPS as usize, "{kind}");
+    }
+}
+
+#[test]
+fn less_memory_changes_no_bit() {
+    let model = tied_model(Family::Llama);
+    let plan = plan(&model, ScheduleKind::ZbH1, 3, Window::One);
+    let (_, expected) = serial(&tied_setup(plan.clone(), Family::Llama), None);
+    for plan in [plan.clone().with_recompute(Recompute::Full), offloaded(&plan, 0.5)] {
+        assert!(plan.program.is_tied());
+        let setup = tied_setup(plan, Family::Llama);
+        let policy = policy(CLIP_NORM, NonfinitePolicy::Skip);
+        assert_eq!(StageCluster::new(&setup, policy, 1, 2).run().digest, expected);
+    }
+}
+
+/// The directional derivative of the loss, along a direction that changes the matrix at both ends.
+#[test]
+fn the_gradient_of_the_matrix_is_that_of_finite_differences() {
+    for family in [Family::Gpt2, Family::Llama] {
+        let model = tied_model(family);
+        let mut setup = tied_setup(plan(&model, ScheduleKind::GPipe, 1, Window::Zero), family);
+        let specs = model_layers(&model);
+        let start: Vec<Vec<f32>> =
+            specs.iter().map(|spec| setup.weights.of_layer(spec).to_vec()).collect();
+        let ends = [0, specs.len() - 1];
+        let ranges = ends.map(|layer| specs[layer].tied_range().expect("both ends have it"));
+        assert_eq!(start[ends[0]][ranges[0].clone()], start[ends[1]][ranges[1].clone()]);
+        let draws = RandomStream::new(8, RandomPurpose::Sampling, 0);
+        let direction: Vec<f32> = (0..ranges[0].len() as u64)
+            .map(|i| if draws.block(i)[0] % 2 == 0 { 1.0 } else { -1.0 })
+            .collect();
+        let mut loss_at = |distance: f32| {
+            let mut weights = start.clone();
+            for (layer, range) in ends.iter().zip(&ranges) {
+                let matrix = &mut weights[*layer][range.clone()];
+                matrix.iter_mut().zip(&direction).for_each(|(w, d)| *w += distance * d);
+            }
+            setup.weights = InitialWeights::Given(Arc::new(weights));
+            let mut run = reference(&setup);
+            let loss = run.step(Step(0), true).loss;
+            let layer = &run.layers()[ends[1]];
+            (loss, run.backend().download(BufferView::new(&layer.g, ranges[1].clone())))
+        };
+        let (_, gradient) = loss_at(0.0);
+        const DISTANCE: f32 = 1e-3;
+        let slope = (loss_at(DISTANCE).0 - loss_at(-DISTANCE).0) / (2.0 * f64::from(DISTANCE));
+        let expected: f64 =
+            gradient.iter().zip(&direction).map(|(g, d)| f64::from(*g) * f64::from(*d)).sum();
+        assert!((slope - expected).abs() < 0.01 * expected.abs(), "{slope}, expected {expected}");
+    }
+}
+
+#[test]
+fn the_matrix_is_counted_once_and_kept_at_both_ends() {
+    let tied = tied_model(Family::Llama);
+    let untied = tiny_model(Family::Llama);
+    let matrix = u64::from(tied.vocabulary * tied.width);
+    let (tensors, parameters) = model_size(&untied);
+    assert_eq!(model_size(&tied), (tensors - 1, parameters - matrix));
+    let len = |model| model_layers(model).iter().map(|spec| spec.len() as u64).sum::<u64>();
+    assert_eq!((len(&tied), len(&untied)), (parameters, parameters));
+}
+
+/// Each end has memory for the part that it sends and for the one that arrives, and messages last
+/// as long as the matrix needs.
+#[test]
+fn plans_count_the_exchange() {
+    let model = tied_model(Family::Gpt2);
+    let backend = CpuBackend::new(1).expect("one thread");
+    let messages = |model: &ModelConfig, kind, stage| {
+        let plan = plan(model, kind, 3, Window::One);
+        stage_memory(&backend, model, &plan, StageIndex(stage)).messages
+    };
+    let untied = tiny_model(Family::Gpt2);
+    let matrix = Bytes::of_f32(2 * (model.vocabulary * model.width) as usize);
+    for (kind, stage, expected) in [
+        (ScheduleKind::ZbH1, 0, matrix),
+        (ScheduleKind::ZbH1, 1, Bytes(0)),
+        (ScheduleKind::ZbH1, 2, matrix),
+        (ScheduleKind::ZbV, 0, Bytes(0)),
+    ] {
+        assert_eq!(messages(&model, kind, stage), messages(&untied, kind, stage) + expected);
+    }
+    let period = |kind, gradient| {
+        let plan = plan(&model, kind, 3, Window::One);
+        let mut pace = Pace::estimated(&model, BATCH.microbatch);
+        pace.gradients = vec![gradient; model.layer_count() as usize];
+        plan_period(&plan, &pace)
+    };
+    let step = period(ScheduleKind::OneFOneB, 0.0);
+    assert!(period(ScheduleKind::OneFOneB, step) > step, "a slow link is waited for");
+    assert_eq!(period(ScheduleKind::ZbV, step), period(ScheduleKind::ZbV, 0.0));
+}
+
+#[test]
+fn schedules_without_steps_refuse_a_tied_model() {
+    let request = AsyncRequest {
+        kind: AsyncKind::PipeDream,
+        stage_count: 2,
+        minibatch_count: 4,
+        microbatch_count: 1,
+        replica_count: 1,
+        dynamic: DynamicOptions { rule: DynamicRule::Oldest, cap: 1, update_every: 1 },
+        variant: AsyncVariant::Usual,
+    };
+    let kind = request.kind;
+    let found = AsyncPlan::new(&tied_model(Family::Gpt2), BATCH, request);
+    assert_eq!(found, Err(AsyncPlanError::Tied { kind }));
+    let untied = AsyncPlan::new(&tiny_model(Family::Gpt2), BATCH, request);
+    assert!(!matches!(untied, Err(AsyncPlanError::Tied { .. })));
+}
