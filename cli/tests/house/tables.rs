@@ -23,6 +23,7 @@ pub const ARROWS: &[(&str, &[&str])] = &[
         "config",
         &[
             "consensus",
+            "data",
             "kernels",
             "planner",
             "policy",
@@ -38,6 +39,7 @@ pub const ARROWS: &[(&str, &[&str])] = &[
         "local",
         &[
             "consensus",
+            "data",
             "kernels",
             "machine",
             "preemption",
@@ -54,6 +56,7 @@ pub const ARROWS: &[(&str, &[&str])] = &[
             "api",
             "config",
             "consensus",
+            "data",
             "identity",
             "kernels",
             "policy",
@@ -71,6 +74,7 @@ pub const ARROWS: &[(&str, &[&str])] = &[
             "checkpoint",
             "config",
             "consensus",
+            "data",
             "identity",
             "kernels",
             "machine",
@@ -91,6 +95,7 @@ pub const ARROWS: &[(&str, &[&str])] = &[
         &[
             "config",
             "consensus",
+            "data",
             "kernels",
             "local",
             "machine",
