@@ -18,6 +18,7 @@ pub mod data;
 mod device;
 mod frame_dispatch;
 pub mod journal;
+mod kept_data;
 mod layer_moves;
 mod machine_id;
 pub mod membership_failure;

@@ -1,6 +1,5 @@
 //! `data`: token stores, made and shown.
 
-pub(super) mod failure;
 mod prepare;
 mod show;
 

@@ -3,23 +3,22 @@
 use std::fs;
 use std::io::Write;
 use std::num::NonZeroUsize;
-use std::ops::ControlFlow;
 use std::path::Path;
 use std::time::Instant;
 
 use serde_json::json;
 use zbelastic_data::encode::EncodeDocuments;
-use zbelastic_data::prepare::{PrepareError, PrepareProgress, PrepareRequest, prepare};
-use zbelastic_data::source::{LocalStorage, SourceOptions};
+use zbelastic_data::prepare::{PrepareError, PrepareRequest};
+use zbelastic_data::source::SourceOptions;
 use zbelastic_data::store::StoreManifest;
 use zbelastic_local::interrupt::Interrupt;
 use zbelastic_machine::core_count;
-use zbelastic_wording::figures::{duration_text, grouped};
+use zbelastic_wording::figures::duration_text;
 use zbelastic_wording::{CommandError, CommandFailure, FailureDetail};
 
-use super::failure;
 use crate::args::DataPrepareArgs;
-use crate::progress::CommandProgress;
+use crate::data_failure as failure;
+use crate::store_maker::make_store;
 use crate::tokenizer_encoder::TokenizerEncoder;
 
 /// Runs `data prepare`.
@@ -32,15 +31,7 @@ pub fn run(args: &DataPrepareArgs, out: &mut dyn Write) -> Result<(), CommandErr
     let encoder = encoder.map_err(|error| failure::of_folder(&args.tokenizer, &error))?;
     let interrupt = Interrupt::listen(None, "batch")?;
     let began = Instant::now();
-    let mut progress = CommandProgress::new();
-    let made = prepare(&request(args), &LocalStorage, &encoder, &mut |at| {
-        progress.report(at.bytes_read.0, at.bytes_total.0, || progress_text(at));
-        match interrupt.is_requested() {
-            true => ControlFlow::Break(()),
-            false => ControlFlow::Continue(()),
-        }
-    });
-    progress.finish();
+    let made = make_store(&request(args), &encoder, &|| interrupt.is_requested());
     let manifest = made.map_err(|error| match matches!(error, PrepareError::Stopped) {
         true => interrupted(&interrupt, &args.to),
         false => failure::of_prepare(&error),
@@ -72,14 +63,6 @@ fn request(args: &DataPrepareArgs) -> PrepareRequest {
     }
 }
 
-fn progress_text(at: &PrepareProgress) -> String {
-    let PrepareProgress { bytes_read, bytes_total, documents, tokens, tokens_per_second } = *at;
-    let rate = grouped(tokens_per_second.round() as u64);
-    let documents = grouped(documents);
-    let tokens = grouped(tokens);
-    format!("{bytes_read} of {bytes_total}, {documents} documents, {tokens} tokens, {rate} tok/s")
-}
-
 /// That a signal ended the command, what is kept, and how to go on.
 fn interrupted(interrupt: &Interrupt, folder: &Path) -> CommandFailure {
     let names = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.file_name());
@@ -109,23 +92,4 @@ fn write_json(
     report["folder"] = json!(args.to.display().to_string());
     writeln!(out, "{report:#}")?;
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use zbelastic_types::Bytes;
-
-    #[test]
-    fn progress_has_bytes_counts_and_the_rate() {
-        let at = PrepareProgress {
-            bytes_read: Bytes(3 << 20),
-            bytes_total: Bytes(1 << 30),
-            documents: 1234,
-            tokens: 56_789,
-            tokens_per_second: 12_345.4,
-        };
-        let expected = "3.00 MiB of 1.00 GiB, 1,234 documents, 56,789 tokens, 12,345 tok/s";
-        assert_eq!(progress_text(&at), expected);
-    }
 }
