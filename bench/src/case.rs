@@ -5,6 +5,7 @@ use std::sync::Arc;
 use zbelastic_config::text::builtin;
 use zbelastic_config::{ConfigFlag, ConfigSources, load};
 use zbelastic_consensus::validation::{GuardPolicy, NonfinitePolicy};
+use zbelastic_data::training_data::TrainingData;
 use zbelastic_schedule::{ScheduleKind, Window};
 use zbelastic_trainer::data::{Corpus, CorpusConfig};
 use zbelastic_trainer::model::{MicrobatchShape, ModelConfig, initial_weights, model_layers};
@@ -132,7 +133,7 @@ impl BenchCase {
     ///
     /// # Errors
     /// If it is too short, which would be a mistake of ours.
-    pub fn corpus(&self, split: BatchSplit) -> Result<Arc<Corpus>, CommandFailure> {
+    pub fn corpus(&self, split: BatchSplit) -> Result<Arc<TrainingData>, CommandFailure> {
         let BatchShape { microbatch, microbatch_count, .. } = self.batch(split);
         let cut = CorpusConfig {
             shape: microbatch,
@@ -142,7 +143,7 @@ impl BenchCase {
             vocabulary: self.model.vocabulary,
         };
         let corpus = Corpus::new(builtin::text().bytes, &cut);
-        Ok(Arc::new(corpus.map_err(|error| out_of_resource(&error))?))
+        Ok(Arc::new(TrainingData::Text(corpus.map_err(|error| out_of_resource(&error))?)))
     }
 
     /// Settings of the optimizer.

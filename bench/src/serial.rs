@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use zbelastic_consensus::validation::{LeaderHalf, Ledger};
+use zbelastic_data::training_data::TrainingData;
 use zbelastic_kernels::{Backend, CpuBackend};
 use zbelastic_schedule::ScheduleKind;
-use zbelastic_trainer::data::Corpus;
 use zbelastic_trainer::model::model_size;
 use zbelastic_trainer::reference::SerialReference;
 use zbelastic_trainer::stage::{
@@ -23,7 +23,7 @@ pub const ENDLESS: u64 = 1_000_000;
 
 /// A run on one stage that is advanced step by step.
 pub struct SerialEngine {
-    engine: StageEngine<BackendExecutor<CpuBackend>, Arc<Corpus>>,
+    engine: StageEngine<BackendExecutor<CpuBackend>, Arc<TrainingData>>,
     ledger: Ledger,
     leader: LeaderHalf,
 }
@@ -83,7 +83,7 @@ impl SerialEngine {
 /// The plain loop over the same microbatches: B and W of a layer together, the norm, AdamW in
 /// place.
 pub struct PlainLoop<B: Backend> {
-    run: SerialReference<B, Arc<Corpus>>,
+    run: SerialReference<B, Arc<TrainingData>>,
     step: Step,
 }
 
@@ -91,7 +91,7 @@ impl PlainLoop<CpuBackend> {
     /// The loop over the batches of `setup`.
     pub fn new(
         setup: &StageSetup,
-        corpus: Arc<Corpus>,
+        corpus: Arc<TrainingData>,
         threads: usize,
     ) -> Result<Self, CommandFailure> {
         let backend = CpuBackend::new(threads).map_err(|error| out_of_resource(&error))?;

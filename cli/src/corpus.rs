@@ -1,18 +1,37 @@
-//! The text of a run, cut into windows.
+//! What a run trains on, cut into windows: a text, or token stores.
 
+use std::fmt;
+use std::path::PathBuf;
+
+use serde_json::{Value, json};
 use zbelastic_config::text::builtin;
 use zbelastic_config::text::{self, TrainingText};
 use zbelastic_config::{Key, LoadedConfig};
+use zbelastic_data::training_data::TrainingData;
 use zbelastic_trainer::data::{Corpus, CorpusConfig, CorpusError};
 use zbelastic_types::Bytes;
 use zbelastic_wording::{CommandFailure, FailureDetail};
 
-/// A text as training will read it.
+use crate::run_tokenizer::RunTokenizer;
+use crate::stores::{StoresSummary, load_stores};
+
+/// A text or stores as training will read them.
 pub struct RunCorpus {
-    /// Windows of the text, to train on and held out.
-    pub corpus: Corpus,
-    /// Summary of the text for the heading and the notes.
-    pub about: TextSummary,
+    /// Windows to train on and held out.
+    pub corpus: TrainingData,
+    /// Summary for the heading and the notes.
+    pub about: DataSummary,
+    /// The tokenizer of its tokens.
+    pub tokenizer: RunTokenizer,
+}
+
+/// Summary of what a run trains on.
+#[derive(Clone, Debug, PartialEq)]
+pub enum DataSummary {
+    /// It trains on a text.
+    Text(TextSummary),
+    /// It trains on token stores.
+    Stores(StoresSummary),
 }
 
 /// Summary of a text for the heading and the notes.
@@ -38,12 +57,19 @@ pub struct TextSummary {
     pub held_out_windows: u64,
 }
 
-/// Gathers the text that `loaded` names, or uses the built-in one, and cuts it.
+/// Opens the stores that `loaded` names, or gathers the text that it names, or uses the built-in
+/// one, and cuts it.
 ///
 /// # Errors
 /// With everything that is wrong with it.
-pub fn load_text(loaded: &LoadedConfig) -> Result<RunCorpus, CommandFailure> {
-    cut_text(gather_text(loaded)?, loaded)
+pub fn load_data(loaded: &LoadedConfig) -> Result<RunCorpus, CommandFailure> {
+    if !loaded.config.tokens.stores.is_empty() {
+        return load_stores(loaded);
+    }
+    let (corpus, about) = cut_text(gather_text(loaded)?, loaded)?;
+    let corpus = TrainingData::Text(corpus);
+    let tokenizer = RunTokenizer::Bytes;
+    Ok(RunCorpus { corpus, about: DataSummary::Text(about), tokenizer })
 }
 
 /// Gathers the text that `loaded` names, or uses the built-in one.
@@ -65,7 +91,10 @@ pub fn gather_text(loaded: &LoadedConfig) -> Result<TrainingText, CommandFailure
 ///
 /// # Errors
 /// If it cannot be trained on.
-pub fn cut_text(text: TrainingText, loaded: &LoadedConfig) -> Result<RunCorpus, CommandFailure> {
+pub fn cut_text(
+    text: TrainingText,
+    loaded: &LoadedConfig,
+) -> Result<(Corpus, TextSummary), CommandFailure> {
     let config = &loaded.config;
     let place = loaded.settings.origin(Key::Text).to_string();
     let cut = CorpusConfig {
@@ -92,7 +121,7 @@ pub fn cut_text(text: TrainingText, loaded: &LoadedConfig) -> Result<RunCorpus, 
         training_windows: corpus.training_windows(),
         held_out_windows: corpus.held_out_windows(),
     };
-    Ok(RunCorpus { corpus, about })
+    Ok((corpus, about))
 }
 
 /// The failure for a text that cannot be trained on; `place` is where its entries were named.
@@ -119,6 +148,71 @@ fn byte_entropy(bytes: &[u8]) -> f64 {
     shares.map(|share| -share * share.ln()).sum()
 }
 
+impl DataSummary {
+    /// Notes, printed before a run.
+    pub fn notes(&self) -> Vec<String> {
+        match self {
+            Self::Text(text) => text.notes().collect(),
+            Self::Stores(_) => Vec::new(),
+        }
+    }
+
+    /// Windows that are trained on in an epoch.
+    pub fn training_windows(&self) -> u64 {
+        match self {
+            Self::Text(text) => text.training_windows,
+            Self::Stores(stores) => stores.training_windows,
+        }
+    }
+
+    /// Windows that are held out.
+    pub fn held_out_windows(&self) -> u64 {
+        match self {
+            Self::Text(text) => text.held_out_windows,
+            Self::Stores(stores) => stores.held_out_windows,
+        }
+    }
+
+    /// Folders of token stores.
+    pub fn folders(&self) -> Vec<PathBuf> {
+        match self {
+            Self::Text(_) => Vec::new(),
+            Self::Stores(summary) => {
+                summary.stores.iter().map(|store| store.share.folder.clone()).collect()
+            }
+        }
+    }
+
+    /// What `run.json` has of it, under its [word](Self::word).
+    pub fn json(&self) -> Value {
+        match self {
+            Self::Text(text) => json!({
+                "bytes": text.size, "files": text.file_count, "blake3": text.hash,
+                "skipped": text.skipped, "builtin": text.is_builtin,
+                "byte_entropy": text.byte_entropy,
+            }),
+            Self::Stores(stores) => stores.json(),
+        }
+    }
+
+    /// The word for it in headings.
+    pub fn word(&self) -> &'static str {
+        match self {
+            Self::Text(_) => "text",
+            Self::Stores(_) => "tokens",
+        }
+    }
+}
+
+impl fmt::Display for DataSummary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Text(text) => write!(f, "{text}"),
+            Self::Stores(stores) => write!(f, "{stores}"),
+        }
+    }
+}
+
 impl TextSummary {
     /// Notes on the text, printed before a run.
     pub fn notes(&self) -> impl Iterator<Item = String> {
@@ -130,8 +224,8 @@ impl TextSummary {
     }
 }
 
-impl std::fmt::Display for TextSummary {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Display for TextSummary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let files = match self.file_count {
             1 => "1 file".to_owned(),
             count => format!("{count} files"),

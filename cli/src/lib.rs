@@ -5,14 +5,19 @@
 //! scripts the result.
 
 pub mod args;
+mod blob;
 mod command_connection;
 pub mod commands;
 mod corpus;
+mod data_failure;
 pub mod membership;
 pub mod panics;
 mod progress;
+mod run_tokenizer;
 mod saved_model;
 mod scratch_folder;
+mod store_maker;
+mod stores;
 mod terminal;
 mod token_source;
 mod tokenizer_encoder;

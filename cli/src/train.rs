@@ -26,6 +26,7 @@ use std::time::Duration;
 
 use zbelastic_config::{NoticePolicy, OffloadStore, RunConfig, WeightSource};
 use zbelastic_consensus::run::run_name_of;
+use zbelastic_data::training_data::TrainingData;
 use zbelastic_kernels::cuda::GraphMode;
 use zbelastic_local::cluster;
 use zbelastic_local::coordinator::RunOutcome;
@@ -40,10 +41,14 @@ use zbelastic_preemption::NoticeSettings;
 use zbelastic_trainer::model::{LayerSpec, model_layers};
 use zbelastic_trainer::plan::model_flop_per_token;
 use zbelastic_types::StageIndex;
-use zbelastic_wire::document::{DataName, JobDocument};
+use zbelastic_wire::document::JobDocument;
+use zbelastic_wire::job_store::stores_name;
 use zbelastic_wording::{CommandError, CommandFailure, FailureCode, FailureDetail};
 
 use crate::args::TrainArgs;
+use crate::blob::Blob;
+use crate::corpus::DataSummary;
+pub use folder::RUNS;
 use folder::{RunFolder, RunFolderRequest};
 use prepare::{PreparedRun, RunPlan, prepare};
 use processes::{ClusterRunEvent, JobSubmission, RunLocation};
@@ -195,7 +200,6 @@ fn scratch(config: &RunConfig, folder: &Path) -> Option<PathBuf> {
 
 /// The submission to the processes: the run's configuration, text and weights.
 fn submission(prepared: &PreparedRun) -> Result<JobSubmission, CommandFailure> {
-    let text = prepared.job.corpus.text().to_vec();
     let mut config = prepared.config.clone();
     let weights = match &config.weights {
         WeightSource::Drawn => None,
@@ -208,12 +212,29 @@ fn submission(prepared: &PreparedRun) -> Result<JobSubmission, CommandFailure> {
     };
     // Paths are this run's, not the job's: it goes on wherever the same text lies.
     config.text.clear();
+    config.tokens.stores.clear();
+    config.tokens.tokenizer = None;
     let toml = config.effective();
-    let mut document =
-        JobDocument::new(run_name_of(&prepared.name), config, toml, DataName::of(&text));
-    document.weights = weights.as_deref().map(DataName::of);
+    let weights = weights.map(|bytes| Blob::of_bytes("weights", bytes));
+    let new = |name| JobDocument::new(run_name_of(&prepared.name), config, toml, name);
+    let (mut document, mut blobs) = match (&*prepared.job.corpus, &prepared.text) {
+        (TrainingData::Text(corpus), _) => {
+            let text = Blob::of_bytes("text", corpus.text().to_vec());
+            (new(text.name), vec![text])
+        }
+        (TrainingData::Stores(_), DataSummary::Stores(stores)) => {
+            let job_stores = stores.job_stores();
+            let name = stores_name(&job_stores, stores.packing);
+            (new(name).over_stores(job_stores), stores.blobs())
+        }
+        (TrainingData::Stores(_), DataSummary::Text(_)) => {
+            unreachable!("a summary is that of what is trained on")
+        }
+    };
+    document.weights = weights.as_ref().map(|weights| weights.name);
     document.injections = prepared.job.setup.injections.clone();
-    Ok(JobSubmission { document, data: std::iter::once(text).chain(weights).collect() })
+    blobs.extend(weights);
+    Ok(JobSubmission { document, data: blobs })
 }
 
 fn exit_code(interrupt: &Interrupt) -> ExitCode {

@@ -6,6 +6,8 @@ mod harness;
 mod replicas;
 #[path = "cluster/storage.rs"]
 mod storage;
+#[path = "cluster/stores.rs"]
+mod stores;
 
 use std::net::SocketAddr;
 use std::process::Command;

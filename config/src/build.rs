@@ -17,6 +17,7 @@ use super::memory::ops_of_names;
 use super::problem::{ConfigProblem, EffectiveSetting};
 use super::reader::SettingsReader;
 use super::settings::ConfigSettings;
+use super::tokens::tokens_config;
 use super::{
     ArithmeticConfig, AsyncConfig, CheckpointConfig, DeviceChoice, ElasticConfig, MemoryConfig,
     PrecisionChoice, RunConfig, ScheduleChoice, WeightSource,
@@ -60,6 +61,7 @@ fn run_config(
         model,
         weights,
         text: reader.texts(Key::Text),
+        tokens: tokens_config(reader),
         held_out_share: reader.number(Key::HeldOut),
         steps: reader.count(Key::Steps),
         batch,

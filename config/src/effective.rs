@@ -93,6 +93,18 @@ fn value_of(config: &RunConfig, key: Key) -> Option<ConfigValue> {
         Key::RopeTheta => ConfigValue::Number(model.rope_theta),
         Key::Tied => ConfigValue::Flag(model.tied),
         Key::Text => ConfigValue::List(config.text.iter().map(|entry| text(entry)).collect()),
+        // Of a run without tokens these keys say nothing: its configuration is as it always was.
+        Key::Tokens if config.tokens.stores.is_empty() => return None,
+        Key::Tokens => {
+            let stores = config.tokens.stores.iter();
+            ConfigValue::List(stores.map(|share| text(&share.entry())).collect())
+        }
+        Key::Packing if config.tokens.is_bytes() => return None,
+        Key::Packing => word(config.tokens.packing),
+        Key::Tokenizer => match &config.tokens.tokenizer {
+            None => return None,
+            Some(tokenizer) => text(&tokenizer.display().to_string()),
+        },
         Key::HeldOut => ConfigValue::Number(config.held_out_share),
         Key::Steps => whole(config.steps),
         Key::GlobalBatch => {

@@ -7,6 +7,7 @@ use zbelastic_consensus::checkpoint::CHECKPOINTS_MAX;
 use zbelastic_consensus::job::{CHECKPOINT_EVERY_MAX, COPIES_MAX};
 use zbelastic_consensus::plan::STAGES_MAX;
 use zbelastic_consensus::validation::NonfinitePolicy;
+use zbelastic_data::window::Packing;
 use zbelastic_policy::tick::{HEARTBEAT_MS, HEARTBEATS_LEAST};
 use zbelastic_schedule::TEXT_COUNT_MAX;
 use zbelastic_trainer::model::Family;
@@ -125,7 +126,7 @@ keys! {
     /// Width of the MLP's hidden layer.
     MlpWidth: "model.mlp_width", Count(1, WIDTH_MAX * 4),
         Described("gpt2: 4 * width; llama: 8/3 * width, up to a multiple of 32");
-    /// Tokens the model knows; text read as bytes needs 256.
+    /// Tokens the model knows; text read as bytes needs 256, and data.tokens its stores' vocabulary.
     Vocab: "model.vocab", Count(1, VOCAB_MAX), Literal("256");
     /// Added inside normalisations.
     NormEps: "model.norm_eps", Number(AboveZero), Literal("1e-5");
@@ -136,6 +137,12 @@ keys! {
 
     /// Files, folders and globs to train on, seen from the working folder; none: the built-in text.
     Text: "data.text", Texts, Literal("[]");
+    /// Token stores to train on in place of text, each with a weight if it is not 1, as in "stores/a=3".
+    Tokens: "data.tokens", Texts, Literal("[]");
+    /// Of stores, whether the documents of a window see each other: concat, or not: documents.
+    Packing: "data.packing", Word(words::<Packing>), Literal("\"concat\"");
+    /// What makes tokens of data.text and text of samples: bytes, or a tokenizer.json or its folder.
+    Tokenizer: "data.tokenizer", Text, Described("\"bytes\"");
     /// Share of the text, from its end, that is never trained on but evaluated on.
     HeldOut: "data.held_out", Number(UpTo(HELD_OUT_MAX)), Literal("0.05");
 

@@ -32,6 +32,7 @@ mod steps;
 #[cfg(test)]
 mod tests;
 pub mod text;
+mod tokens;
 mod value;
 mod wording;
 mod words;
@@ -51,6 +52,7 @@ pub use plan_failure::plan_failure;
 pub use presets::{PRESET_DEFAULT, PRESETS, Preset};
 pub use settings::{ConfigFlag, ConfigSettings, ConfigSources, Setting, SettingOrigin, flag_value};
 pub use steps::{check_cluster_can_run, check_needs_no_steps};
+pub use tokens::{BYTES_TOKENIZER, StoreShare, TokensConfig, TokensError};
 pub use value::ConfigValue;
 
 use std::path::PathBuf;
@@ -81,6 +83,9 @@ pub struct RunConfig {
     pub weights: WeightSource,
     /// Files, folders and globs of text; none for the built-in one.
     pub text: Vec<String>,
+    /// Token stores in place of text, and how they are read.
+    #[serde(default, skip_serializing_if = "TokensConfig::is_bytes")]
+    pub tokens: TokensConfig,
     /// The share of the text that is held out.
     pub held_out_share: f64,
     /// Optimizer steps to train.

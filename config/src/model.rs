@@ -11,6 +11,7 @@ use super::build::ConfigBuilder;
 use super::key::Key;
 use super::note::BYTE_VALUES;
 use super::problem::ConfigProblem;
+use super::tokens::tokens_config;
 
 /// Keys that give a model its shape, which a folder gives as well.
 const SHAPE_KEYS: [Key; 12] = [
@@ -37,8 +38,17 @@ const NEEDED_KEYS: [Key; 4] = [Key::Family, Key::Layers, Key::Width, Key::Heads]
 impl ConfigBuilder<'_> {
     /// The model, unless too little is known about it.
     pub fn model(&mut self) -> Option<(ModelConfig, WeightSource)> {
+        let manifests = self.store_manifests();
+        let largest = manifests.iter().map(|(_, manifest)| manifest.vocabulary).max();
+        let (model, weights) = self.model_for(largest)?;
+        self.check_stores(manifests, model.vocabulary);
+        Some((model, weights))
+    }
+
+    /// The model, which reads ids of stores with so large a vocabulary, if it reads any.
+    fn model_for(&mut self, largest: Option<u32>) -> Option<(ModelConfig, WeightSource)> {
         let Some(folder) = self.reader.text(Key::FromHf).map(PathBuf::from) else {
-            return self.shaped_model().map(|model| (model, WeightSource::Drawn));
+            return self.shaped_model(largest).map(|model| (model, WeightSource::Drawn));
         };
         let settings = self.reader.settings;
         for key in SHAPE_KEYS.into_iter().filter(|key| settings.origin(*key).is_explicit()) {
@@ -69,7 +79,9 @@ impl ConfigBuilder<'_> {
         let wrong = |error| ConfigProblem::FolderModel { path: path.clone(), error };
         self.problems.extend(errors.into_iter().map(wrong));
         self.check_positions(&model);
-        self.check_tokenizer(folder, model.vocabulary);
+        if self.reads_bytes() {
+            self.check_tokenizer(folder, model.vocabulary);
+        }
         Some(model)
     }
 
@@ -97,7 +109,7 @@ impl ConfigBuilder<'_> {
     }
 
     /// The model of the shape that keys describe.
-    fn shaped_model(&mut self) -> Option<ModelConfig> {
+    fn shaped_model(&mut self, largest: Option<u32>) -> Option<ModelConfig> {
         let reader = self.reader;
         let absent: Vec<Key> =
             NEEDED_KEYS.into_iter().filter(|key| reader.value(*key).is_none()).collect();
@@ -107,7 +119,7 @@ impl ConfigBuilder<'_> {
             self.problems.push(ConfigProblem::Missing { keys: missing });
         }
         self.unsound.extend(&absent);
-        let model = self.shape();
+        let model = self.shape(largest);
         for error in self.shape_errors(&model) {
             let keys = blamed_keys(&error, reader.value(Key::HeadDim).is_some());
             let settings = reader.settings;
@@ -118,12 +130,21 @@ impl ConfigBuilder<'_> {
                 beside,
             });
         }
-        self.check_vocabulary(model.vocabulary);
+        if self.reads_bytes() {
+            self.check_vocabulary(model.vocabulary);
+        }
         absent.is_empty().then_some(model)
     }
 
-    /// The shape, with a 1 for each size that is not known.
-    fn shape(&self) -> ModelConfig {
+    /// Whether each byte of a text is a token.
+    fn reads_bytes(&self) -> bool {
+        let tokens = tokens_config(&self.reader);
+        tokens.tokenizer.is_none() && self.reader.texts(Key::Tokens).is_empty()
+    }
+
+    /// The shape, with a 1 for each size that is not known. The vocabulary, if it is not set, is
+    /// that of the stores.
+    fn shape(&self, largest: Option<u32>) -> ModelConfig {
         let reader = self.reader;
         let optional = |key: Key| reader.value(key).map(|_| reader.size(key));
         let size = |key: Key| optional(key).unwrap_or(1);
@@ -145,7 +166,9 @@ impl ConfigBuilder<'_> {
             kv_heads: optional(Key::KvHeads).unwrap_or(heads),
             head_width: optional(Key::HeadDim).unwrap_or(width / heads),
             mlp_width: optional(Key::MlpWidth).unwrap_or_else(mlp_width),
-            vocabulary: reader.size(Key::Vocab),
+            vocabulary: largest
+                .filter(|_| !reader.settings.origin(Key::Vocab).is_explicit())
+                .unwrap_or_else(|| reader.size(Key::Vocab)),
             positions: reader.size(Key::SeqLen),
             norm_epsilon: reader.number(Key::NormEps) as f32,
             rope_theta: reader.number(Key::RopeTheta),

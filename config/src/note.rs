@@ -47,11 +47,18 @@ pub fn notes(config: &RunConfig) -> Vec<ConfigNote> {
         WeightSource::HuggingFace { .. } => true,
         WeightSource::Drawn => false,
     };
+    let reads_bytes = config.tokens.is_bytes();
     let all = [
         (warmup > steps, ConfigNote::LongWarmup { warmup, steps }),
         (lr_min > lr, ConfigNote::RisingRate { lr, lr_min }),
-        (from_folder && vocabulary < BYTE_VALUES, ConfigNote::FewTokens { vocabulary }),
-        (from_folder && vocabulary > BYTE_VALUES, ConfigNote::ManyTokens { vocabulary }),
+        (
+            from_folder && reads_bytes && vocabulary < BYTE_VALUES,
+            ConfigNote::FewTokens { vocabulary },
+        ),
+        (
+            from_folder && reads_bytes && vocabulary > BYTE_VALUES,
+            ConfigNote::ManyTokens { vocabulary },
+        ),
     ];
     all.into_iter().filter_map(|(holds, note)| holds.then_some(note)).collect()
 }

@@ -13,6 +13,7 @@ use zbelastic_wording::FailureDetail;
 
 use super::key::Key;
 use super::settings::SettingOrigin;
+use super::tokens::TokensError;
 use super::value::ConfigValue;
 use super::wording;
 
@@ -177,6 +178,13 @@ pub enum ConfigProblem {
         /// Tokens of the model.
         vocabulary: u32,
     },
+    /// Stores cannot be trained on.
+    Tokens {
+        /// Where they are named.
+        at: SettingOrigin,
+        /// Why they cannot be.
+        error: TokensError,
+    },
     /// The folder's model reads tokens that are no bytes.
     Tokenizer {
         /// Path of the tokenizer in the folder.
@@ -272,6 +280,7 @@ impl ConfigProblem {
                 wording::slice_length(at, (*by, *slices, *sequence_len), beside)
             }
             Self::Vocabulary { at, vocabulary } => wording::vocabulary(at, *vocabulary),
+            Self::Tokens { at, error } => error.detail(at),
             Self::Tokenizer { path, vocabulary } => wording::tokenizer(path, *vocabulary),
             Self::FolderUnreadable { at, path, error } => {
                 wording::folder_unreadable(at, path, error)

@@ -1,6 +1,7 @@
 //! The words behind keys, each with the value it stands for.
 
 use zbelastic_consensus::validation::NonfinitePolicy;
+use zbelastic_data::window::Packing;
 use zbelastic_schedule::asynchronous::AsyncKind;
 use zbelastic_schedule::{ScheduleKind, Window};
 use zbelastic_trainer::model::Family;
@@ -37,6 +38,12 @@ pub fn words<T: ConfigWord>() -> Vec<&'static str> {
 impl ConfigWord for Family {
     fn table() -> Vec<(&'static str, Self)> {
         vec![("gpt2", Self::Gpt2), ("llama", Self::Llama)]
+    }
+}
+
+impl ConfigWord for Packing {
+    fn table() -> Vec<(&'static str, Self)> {
+        vec![("concat", Self::Concat), ("documents", Self::Documents)]
     }
 }
 

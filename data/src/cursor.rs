@@ -12,8 +12,7 @@ use zbelastic_trainer::data::Permutation;
 use zbelastic_trainer::model::MicrobatchShape;
 use zbelastic_types::{MicrobatchIndex, Step};
 
-use crate::store::{StoreError, TokenStore};
-use crate::window::{PackedWindow, Packing, window_count};
+use crate::window::window_count;
 
 /// Most that weights add up to, divided by their greatest common divisor.
 pub const WEIGHTS_SUM_MAX: u64 = 1 << 20;
@@ -177,6 +176,12 @@ impl WindowCursor {
         WindowAddress { source, epoch, window: order.at(read % training) }
     }
 
+    /// The shape of the microbatches that are read.
+    #[must_use]
+    pub fn shape(&self) -> MicrobatchShape {
+        self.config.shape
+    }
+
     /// The source and first id of the window at an address.
     #[must_use]
     pub fn first_token(&self, address: WindowAddress) -> u64 {
@@ -227,80 +232,6 @@ fn source_windows(
     }
     let held_out = window_count(held_out_tokens, sequence_len);
     Ok(SourceWindows { weight, weights_before, training, held_out_start, held_out })
-}
-
-/// Stores that are read as a mixture.
-#[derive(Debug)]
-pub struct StoreMixture {
-    stores: Vec<TokenStore>,
-    cursor: WindowCursor,
-    packing: Packing,
-}
-
-impl StoreMixture {
-    /// Reads these stores by their weights.
-    ///
-    /// # Errors
-    /// If there is none, one is too short for a window, or weights are too far from each other.
-    pub fn new(
-        stores: Vec<(TokenStore, NonZeroU32)>,
-        packing: Packing,
-        config: &CursorConfig,
-    ) -> Result<Self, CursorError> {
-        let share = |(store, weight): &(TokenStore, NonZeroU32)| SourceShare {
-            tokens: store.tokens(),
-            weight: *weight,
-        };
-        let shares: Vec<_> = stores.iter().map(share).collect();
-        let cursor = WindowCursor::new(&shares, config)?;
-        let stores = stores.into_iter().map(|(store, _)| store).collect();
-        Ok(Self { stores, cursor, packing })
-    }
-
-    /// The order in which windows are read.
-    #[must_use]
-    pub fn cursor(&self) -> &WindowCursor {
-        &self.cursor
-    }
-
-    /// The windows of a microbatch, one a sequence.
-    ///
-    /// # Errors
-    /// If a store is damaged.
-    pub fn training(
-        &self,
-        step: Step,
-        microbatch: MicrobatchIndex,
-    ) -> Result<Vec<PackedWindow>, StoreError> {
-        let sequences = 0..self.cursor.config.shape.sequences;
-        let window = |sequence| {
-            let address = self.cursor.window(step, microbatch, sequence);
-            self.read(address.source, self.cursor.first_token(address))
-        };
-        sequences.map(window).collect()
-    }
-
-    /// The windows of a held-out microbatch, or `None` beyond the last. A last one that is not full
-    /// is left out, except if it is the only one: then its windows repeat.
-    ///
-    /// # Errors
-    /// If a store is damaged.
-    pub fn held_out(&self, index: u32) -> Result<Option<Vec<PackedWindow>>, StoreError> {
-        let sequences = self.cursor.config.shape.sequences as u64;
-        let windows = self.cursor.held_out_windows();
-        let full = windows / sequences;
-        let count = if full == 0 { windows.min(1) } else { full };
-        if u64::from(index) >= count {
-            return Ok(None);
-        }
-        let numbers = (0..sequences).map(|at| (u64::from(index) * sequences + at) % windows);
-        let places = numbers.filter_map(|number| self.cursor.held_out(number));
-        places.map(|(source, first)| self.read(source, first)).collect::<Result<_, _>>().map(Some)
-    }
-
-    fn read(&self, source: usize, first: u64) -> Result<PackedWindow, StoreError> {
-        self.stores[source].window(first, self.cursor.config.shape.sequence_len, self.packing)
-    }
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@
 //!    source     one thread      encode, many threads             store
 //!
 //!   (seed, step, microbatch) ──> addresses of windows ──> ids, positions, labels   training
-//!             cursor                                 window, from mapped shards
+//!             cursor                                 window, from mapped shards; mixture
 //! ```
 //!
 //! Its promises:
@@ -22,8 +22,10 @@ mod checked_json;
 pub mod cursor;
 pub mod document;
 pub mod encode;
+pub mod mixture;
 pub mod prepare;
 pub mod show;
 pub mod source;
 pub mod store;
+pub mod training_data;
 pub mod window;

@@ -73,6 +73,20 @@ pub struct PrepareRequest {
     pub folder: PathBuf,
 }
 
+/// A name for the store of a request: it differs where the store's bytes would, and where a file was
+/// written anew.
+///
+/// # Errors
+/// If the sources cannot be listed.
+pub fn request_name(
+    request: &PrepareRequest,
+    storage: &dyn SourceStorage,
+    encoder: &dyn EncodeDocuments,
+) -> Result<blake3::Hash, PrepareError> {
+    let listing = SourceListing::of(&request.entries, storage)?;
+    Ok(request_hash(request, &listing, encoder))
+}
+
 /// How far a store is.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PrepareProgress {

@@ -8,19 +8,24 @@ mod manifest;
 mod mapped_shard;
 mod shard_writer;
 
-pub use manifest::{MANIFEST_NAME, ManifestFault, ShardRecord, StoreManifest};
+pub use manifest::{MANIFEST_NAME, ManifestFault, ShardRecord, StoreManifest, shard_name};
 
-pub(crate) use manifest::{
-    FORMAT_VERSION, MANIFEST_BYTES_MAX, SHARD_EXTENSION, SHARDS_MAX, shard_name,
-};
+pub(crate) use manifest::{FORMAT_VERSION, MANIFEST_BYTES_MAX, SHARD_EXTENSION, SHARDS_MAX};
 pub(crate) use shard_writer::ShardWriter;
 
 use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::checked_json::{self, CheckedJsonError};
+use crate::checked_json::CheckedJsonError;
 use mapped_shard::MappedShard;
+
+/// Bytes of a store's pages that are in memory at most, by the estimate of [`READ_PAGES_BYTES`].
+const RESIDENT_BYTES_MAX: u64 = 64 << 20;
+/// Bytes of pages that a read has in memory beside its ids: the system maps 64 KiB around a page
+/// that is read, at both ends of the window, in its loss mask, and where documents end.
+const READ_PAGES_BYTES: u64 = 4 * (64 << 10);
 
 /// A store with its shards mapped into memory.
 ///
@@ -30,6 +35,8 @@ pub struct TokenStore {
     manifest: StoreManifest,
     /// Mapped shards, each with the number of its first id and of its first document.
     shards: Vec<PlacedShard>,
+    /// Bytes of pages that were read since they were given back last.
+    resident_bytes: AtomicU64,
 }
 
 #[derive(Debug)]
@@ -146,17 +153,28 @@ impl TokenStore {
     /// # Errors
     /// If the manifest or a shard is missing, damaged, or does not fit the others.
     pub fn open(folder: &Path) -> Result<Self, StoreError> {
-        let path = folder.join(MANIFEST_NAME);
-        let manifest: StoreManifest = match checked_json::read(&path, MANIFEST_BYTES_MAX) {
-            Ok(manifest) => manifest,
-            Err(source) => return Err(StoreError::Manifest { path, source }),
-        };
-        manifest.check().map_err(|source| StoreError::Content { path, source })?;
+        let manifest = StoreManifest::read(folder)?;
+        let paths = (0..manifest.shards.len()).map(|index| folder.join(shard_name(index)));
+        let paths = paths.collect();
+        Self::of_shards(manifest, paths)
+    }
+
+    /// Maps the shards of a manifest that lie under other names, in the order of the manifest.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    ///
+    /// # Panics
+    /// If there are more or fewer paths than shards.
+    pub fn of_shards(manifest: StoreManifest, paths: Vec<PathBuf>) -> Result<Self, StoreError> {
+        assert_eq!(paths.len(), manifest.shards.len(), "each shard has a path");
+        manifest
+            .check()
+            .map_err(|source| StoreError::Content { path: MANIFEST_NAME.into(), source })?;
         let mut shards = Vec::new();
         let mut first_token = 0;
         let mut first_document = 0;
-        for (index, record) in manifest.shards.iter().enumerate() {
-            let path = folder.join(shard_name(index));
+        for (record, path) in manifest.shards.iter().zip(paths) {
             let shard = MappedShard::open(path, record, manifest.vocabulary)?;
             shards.push(PlacedShard { first_token, first_document, shard });
             first_token += record.tokens;
@@ -165,7 +183,7 @@ impl TokenStore {
         if let Some(last) = shards.last() {
             last.shard.check_last_document_ends()?;
         }
-        Ok(Self { manifest, shards })
+        Ok(Self { manifest, shards, resident_bytes: AtomicU64::new(0) })
     }
 
     /// The content of the store.
@@ -186,10 +204,11 @@ impl TokenStore {
         self.manifest.documents()
     }
 
-    /// Compares the hash of every shard with the manifest's, and checks that ends of documents grow.
+    /// Compares the hash of every shard with the manifest's, its ids with the vocabulary, and checks
+    /// that ends of documents grow.
     ///
     /// # Errors
-    /// With the first shard that has other bytes, or ends that do not grow.
+    /// With the first shard that has other bytes, such an id, or ends that do not grow.
     pub fn verify(&self) -> Result<(), StoreError> {
         let mut pairs = self.shards.iter().zip(&self.manifest.shards);
         pairs.try_for_each(|(placed, record)| placed.shard.verify(record))
@@ -198,7 +217,8 @@ impl TokenStore {
     /// Reads ids with their documents and loss mask.
     ///
     /// # Errors
-    /// If there are no such ids, one is outside the vocabulary, or ends of documents do not grow.
+    /// If there are no such ids, one is outside the vocabulary, ends of documents do not grow, or a
+    /// shard was truncated.
     pub fn read(&self, tokens: Range<u64>) -> Result<TokenSpan, StoreError> {
         if tokens.start > tokens.end || tokens.end > self.tokens() {
             return Err(StoreError::Range { expected: tokens, found: self.tokens() });
@@ -209,11 +229,22 @@ impl TokenStore {
             if placed.first_token >= tokens.end {
                 break;
             }
+            placed.shard.check_length()?;
             let start = tokens.start.max(placed.first_token) - placed.first_token;
             let end = (tokens.end - placed.first_token).min(placed.shard.tokens());
             placed.shard.read(start..end, placed.first_document, &mut span)?;
+            self.note_read((end - start) * layout::id_bytes(self.manifest.vocabulary));
         }
         Ok(span)
+    }
+
+    /// Pages of a store stay in memory up to a limit, however large it is.
+    fn note_read(&self, bytes: u64) {
+        let more = bytes + READ_PAGES_BYTES;
+        if self.resident_bytes.fetch_add(more, Ordering::Relaxed) + more > RESIDENT_BYTES_MAX {
+            self.resident_bytes.store(0, Ordering::Relaxed);
+            self.shards.iter().for_each(|placed| placed.shard.release());
+        }
     }
 }
 

@@ -6,16 +6,19 @@
 
 use std::ops::Range;
 
+use serde::{Deserialize, Serialize};
+
 use crate::store::{StoreError, TokenSpan, TokenStore};
 
 /// The label of a target that does not count in the loss, PyTorch's `ignore_index`.
 pub const IGNORE_INDEX: i32 = -100;
 
 /// Whether the documents of a window are seen by each other.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Packing {
     /// A window is one sequence: positions count through, an input attends to all before it, and the
     /// first id of a document is a target of the last one before.
+    #[default]
     Concat,
     /// Positions begin again with each document, attention stays within one (a block-diagonal
     /// mask), and a document's first id is no target.

@@ -10,14 +10,15 @@ use std::path::Path;
 use common::{make, request, source};
 use proptest::prelude::*;
 use tempfile::TempDir;
-use zbelastic_data::cursor::{CursorConfig, StoreMixture};
+use zbelastic_data::cursor::CursorConfig;
 use zbelastic_data::encode::BytesEncoder;
+use zbelastic_data::mixture::StoreMixture;
 use zbelastic_data::prepare::prepare;
 use zbelastic_data::show::{ShowRequest, show};
 use zbelastic_data::source::LocalStorage;
 use zbelastic_data::store::{StoreError, TokenStore};
-use zbelastic_data::window::Packing;
-use zbelastic_trainer::data::{BatchSource, Corpus, CorpusConfig};
+use zbelastic_data::window::{IGNORE_INDEX, Packing};
+use zbelastic_trainer::data::{BatchSource, Corpus, CorpusConfig, IGNORED_TARGET};
 use zbelastic_trainer::model::MicrobatchShape;
 use zbelastic_types::{MicrobatchIndex, Step};
 
@@ -86,25 +87,150 @@ fn bytes_of_one_text_are_trained_on_as_before() {
     prepare(&request, &LocalStorage, &BytesEncoder, &mut on_progress).expect("a store");
     let shape = MicrobatchShape { sequences: 3, sequence_len: 16 };
     let config = CursorConfig { shape, microbatch_count: 2, held_out_share: 0.05, seed: 9 };
-    let stores = vec![(open(folder.path()).expect("a store"), NonZeroU32::MIN)];
-    let mixture = StoreMixture::new(stores, Packing::Concat, &config).expect("long enough");
+    let mixture =
+        mixture(vec![(open(folder.path()).expect("a store"), 1)], Packing::Concat, &config);
     let before =
         CorpusConfig { shape, microbatch_count: 2, held_out_share: 0.05, seed: 9, vocabulary: 256 };
     let before = Corpus::new(text, &before).expect("long enough");
     for (step, index) in [(0, 0), (0, 1), (7, 1), (1000, 0)] {
-        let expected = before.training(Step(step), MicrobatchIndex(index));
-        let found = mixture.training(Step(step), MicrobatchIndex(index)).expect("whole");
-        let inputs: Vec<_> = found.iter().flat_map(|window| window.inputs().to_vec()).collect();
-        assert_eq!(inputs, expected.inputs);
-        let labels: Vec<_> = found.iter().flat_map(|window| window.labels()).collect();
-        assert!(labels.iter().map(|label| *label as u32).eq(expected.targets));
+        let place = (Step(step), MicrobatchIndex(index));
+        assert_eq!(mixture.training(place.0, place.1), before.training(place.0, place.1));
     }
     for index in 0..10 {
-        let expected = before.held_out(index).map(|batch| batch.inputs);
-        let found = mixture.held_out(index).expect("whole");
-        let inputs = |window: &zbelastic_data::window::PackedWindow| window.inputs().to_vec();
-        assert_eq!(found.map(|all| all.iter().flat_map(inputs).collect::<Vec<_>>()), expected);
+        assert_eq!(mixture.held_out(index), before.held_out(index));
     }
+}
+
+/// A mixture that has its stores.
+fn mixture(
+    stores: Vec<(TokenStore, u32)>,
+    packing: Packing,
+    config: &CursorConfig,
+) -> StoreMixture {
+    let shares = stores
+        .iter()
+        .map(|(store, weight)| (store.manifest(), NonZeroU32::new(*weight).expect("a weight")));
+    let mixture = StoreMixture::new(shares, packing, config).expect("long enough");
+    mixture.provide(stores.into_iter().map(|(store, _)| store).collect());
+    mixture
+}
+
+const SHAPE: MicrobatchShape = MicrobatchShape { sequences: 4, sequence_len: 50 };
+const CONFIG: CursorConfig =
+    CursorConfig { shape: SHAPE, microbatch_count: 2, held_out_share: 0.1, seed: 3 };
+
+/// A batch is the windows of its microbatch: documents begin where positions do, and what does not
+/// count in the loss is no target.
+#[test]
+fn batches_are_packed_windows() {
+    let one = store();
+    let other = tempfile::tempdir().expect("a folder");
+    let chat = "{\"messages\": [{\"role\": \"b\", \"content\": \"abc\"}]}\n".repeat(50);
+    source(other.path(), "a.jsonl", chat.as_bytes());
+    make(&request(other.path(), 1, 1000), usize::MAX).expect("a store");
+    let stores = || {
+        [(&one, 2), (&other, 1)]
+            .map(|(folder, weight)| (open(folder.path()).expect("a store"), weight))
+    };
+    for packing in [Packing::Concat, Packing::Documents] {
+        let mixture = mixture(stores().into(), packing, &CONFIG);
+        let read = stores();
+        let mut ignored = 0;
+        let mut from_other = 0;
+        for (step, index) in (0..40).flat_map(|step| [(step, 0), (step, 1)]) {
+            let (step, index) = (Step(step), MicrobatchIndex(index));
+            let batch = mixture.training(step, index);
+            assert_eq!(batch.document_starts.is_some(), packing == Packing::Documents);
+            for sequence in 0..SHAPE.sequences {
+                let address = mixture.cursor().window(step, index, sequence);
+                let first = mixture.cursor().first_token(address);
+                let window = read[address.source].0.window(first, 50, packing).expect("whole");
+                let rows = sequence * 50..(sequence + 1) * 50;
+                assert_eq!(batch.inputs[rows.clone()], *window.inputs());
+                let labels = window.labels();
+                let targets = batch.targets[rows.clone()].iter().map(|target| match *target {
+                    IGNORED_TARGET => IGNORE_INDEX,
+                    id => id as i32,
+                });
+                assert!(targets.eq(labels.iter().copied()));
+                ignored += labels.iter().filter(|label| **label == IGNORE_INDEX).count();
+                from_other += address.source;
+                let Some(starts) = &batch.document_starts else { continue };
+                for block in window.blocks() {
+                    let starts = &starts[rows.clone()][block.clone()];
+                    assert!(starts.iter().all(|start| *start == block.start as u32));
+                }
+            }
+        }
+        assert_eq!(from_other, 107, "a third of 320, by the block");
+        assert!(ignored > 0, "{packing:?}");
+    }
+}
+
+/// A node with a stage in the middle knows how many batches there are without one shard.
+#[test]
+fn without_stores_there_are_as_many_batches_and_they_are_empty() {
+    let folder = store();
+    let store = open(folder.path()).expect("a store");
+    let new = |store: &TokenStore| {
+        StoreMixture::new([(store.manifest(), NonZeroU32::MIN)], Packing::Concat, &CONFIG)
+    };
+    let without = new(&store).expect("long enough");
+    let whole = mixture(vec![(store, 1)], Packing::Concat, &CONFIG);
+    let count = |mixture: &StoreMixture| {
+        (0..)
+            .map_while(|index| mixture.held_out(index))
+            .map(|batch| batch.inputs.len())
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(count(&without).len(), count(&whole).len());
+    assert!(count(&without).iter().all(|length| *length == 0));
+    assert!(count(&whole).iter().all(|length| *length == 200));
+    assert_eq!(without.training(Step(0), MicrobatchIndex(0)).inputs, [0; 0]);
+    assert!(without.fault().is_none());
+}
+
+/// A shard that is truncated while it is mapped is a fault that names it, and not the end of the
+/// process.
+#[test]
+fn damage_that_is_met_in_training_is_a_fault() {
+    let folder = store();
+    let check = |damage: &dyn Fn(&Path), is_expected: &dyn Fn(&StoreError) -> bool| {
+        let whole =
+            mixture(vec![(open(folder.path()).expect("a store"), 1)], Packing::Concat, &CONFIG);
+        let first = whole.training(Step(0), MicrobatchIndex(0));
+        let shards = fs::read_dir(folder.path().join("store")).expect("readable");
+        let shards: Vec<_> = shards.map(|entry| entry.expect("readable").path()).collect();
+        let shards: Vec<_> = shards
+            .into_iter()
+            .filter(|path| path.extension().is_some_and(|found| found == "shard"))
+            .map(|path| (fs::read(&path).expect("readable"), path))
+            .collect();
+        shards.iter().for_each(|(_, path)| damage(path));
+        let batch = whole.training(Step(0), MicrobatchIndex(0));
+        assert_eq!(batch.inputs.len(), first.inputs.len());
+        let fault = whole.fault().expect("met");
+        assert!(is_expected(fault) && fault.to_string().contains(".shard: "), "{fault}");
+        shards.iter().for_each(|(bytes, path)| {
+            // Another file: the one that is mapped stays as it is.
+            let _ = fs::remove_file(path);
+            fs::write(path, bytes).expect("writable");
+        });
+    };
+    let truncate = |path: &Path| {
+        let file = fs::OpenOptions::new().write(true).open(path).expect("writable");
+        file.set_len(0).expect("writable");
+    };
+    check(&truncate, &|fault| matches!(fault, StoreError::Length { found: 0, .. }));
+    check(&|path| fs::remove_file(path).expect("removable"), &|fault| {
+        matches!(fault, StoreError::Io { .. })
+    });
+    let overwrite = |path: &Path| {
+        let length = fs::metadata(path).expect("there").len() as usize;
+        let mut file = fs::OpenOptions::new().write(true).open(path).expect("writable");
+        std::io::Write::write_all(&mut file, &vec![0xff; length]).expect("writable");
+    };
+    check(&overwrite, &|fault| matches!(fault, StoreError::Vocabulary { found: 0xffff, .. }));
 }
 
 #[test]

@@ -22,11 +22,11 @@ use std::sync::mpsc::sync_channel;
 use std::thread;
 use std::time::Duration;
 
+use zbelastic_data::training_data::TrainingData;
 use zbelastic_kernels::{AllocateError, Backend, DeviceFault};
 use zbelastic_machine::device::code_of_fault;
 use zbelastic_schedule::asynchronous::AsyncOp;
 use zbelastic_trainer::asynchronous::{AsyncOutput, AsyncSetup, AsyncState, frames_max};
-use zbelastic_trainer::data::Corpus;
 use zbelastic_trainer::reference::SerialReference;
 use zbelastic_trainer::stage::{HELD_OUT_MAX, InitialWeights, StageSetup};
 use zbelastic_types::StageIndex;
@@ -78,6 +78,13 @@ pub enum AsyncStageMessage {
         /// Error of the device.
         fault: DeviceFault,
     },
+    /// A stage could not read a batch. Nothing that it computed of it has left the stage.
+    Unreadable {
+        /// Stage that was to read it.
+        stage: StageIndex,
+        /// What was wrong with the store.
+        error: String,
+    },
     /// The stage's thread panicked.
     Died {
         /// Stage of that thread.
@@ -92,7 +99,7 @@ pub struct AsyncJob<'a> {
     /// The model in one stage, as it is evaluated at the end.
     pub whole: &'a StageSetup,
     /// Where batches come from.
-    pub corpus: Arc<Corpus>,
+    pub corpus: Arc<TrainingData>,
     /// Whether the run should end.
     pub interrupt: &'a Interrupt,
     /// The share of the time in which the busiest stage should wait.
@@ -178,7 +185,12 @@ fn held_out_loss<O: StageBackendFactory>(
     let setup = StageSetup { weights, ..job.whole.clone() };
     let whole = SerialReference::new(&setup, backend, job.corpus.clone());
     let mut whole = whole.map_err(no_memory)?;
-    match whole.held_out_loss(HELD_OUT_MAX) {
+    let loss = whole.held_out_loss(HELD_OUT_MAX);
+    if let Some(fault) = job.corpus.fault() {
+        let what = format!("no held-out loss: {fault}");
+        return Err(CommandFailure::new(FailureCode::VerificationFailed, what));
+    }
+    match loss {
         Ok(loss) => checked(loss, whole.backend().fault()),
         Err(fault) => checked(None, Some(fault)),
     }

@@ -121,6 +121,9 @@ impl<'a> Coordinator<'a> {
                 CoordinatorMessage::StoreFailed { stage, error } => {
                     return Err(store_failed(stage, error));
                 }
+                CoordinatorMessage::Unreadable { stage, error } => {
+                    return Err(unreadable(stage, error, self.steps_done));
+                }
                 CoordinatorMessage::Faulted { stage, device, fault } => {
                     return Err(faulted(stage, &device, &fault, self.steps_done));
                 }
@@ -240,6 +243,17 @@ fn store_failed(stage: StageIndex, error: StashStoreError) -> CommandFailure {
         FailureDetail::new("what passes keep could not leave memory or come back")
             .hint("space on the disk of the run's folder, or memory.offload_store = \"memory\""),
     ];
+    failure
+}
+
+/// A store that was altered or removed while it was read ends a run in one process.
+pub(super) fn unreadable(stage: StageIndex, error: String, steps_done: u64) -> CommandFailure {
+    let what = format!("stage {stage} cannot read what it trains on");
+    let mut failure = CommandFailure::new(FailureCode::VerificationFailed, what);
+    let why = format!("steps sealed before: {steps_done}; none of them is affected");
+    failure.details = vec![FailureDetail::new(error).why(why).hint(
+        "leave stores alone while a run reads them; `zbelastic data prepare` makes one again",
+    )];
     failure
 }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use zbelastic_consensus::validation::GuardPolicy;
-use zbelastic_trainer::data::Corpus;
+use zbelastic_data::training_data::TrainingData;
 use zbelastic_trainer::stage::StageSetup;
 
 use super::interrupt::Interrupt;
@@ -15,7 +15,7 @@ pub struct TrainingJob {
     /// Which steps are accepted: the guard's policy.
     pub policy: GuardPolicy,
     /// Where batches come from.
-    pub corpus: Arc<Corpus>,
+    pub corpus: Arc<TrainingData>,
     /// Threads that compute, in each worker.
     pub threads: usize,
     /// Whether the run should end with the step under way.

@@ -47,6 +47,13 @@ pub enum CoordinatorMessage {
         /// Error of the stash store.
         error: StashStoreError,
     },
+    /// A stage could not read a batch. Nothing that it computed of it has left the stage.
+    Unreadable {
+        /// Stage that was to read it.
+        stage: StageIndex,
+        /// What was wrong with the store.
+        error: String,
+    },
     /// A stage's device gave up. Nothing that it computed since has left it.
     Faulted {
         /// Stage whose device failed.

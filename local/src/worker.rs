@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError};
 use std::thread;
 
+use zbelastic_data::training_data::TrainingData;
 use zbelastic_kernels::{AllocateError, DeviceFault};
 use zbelastic_schedule::render::chrome_trace::category;
 use zbelastic_timing::{
     MeasuredSlice, RunClock, SLICES_REPORTED_MAX, SliceActivity, SliceLog, TakenSlices,
 };
-use zbelastic_trainer::data::Corpus;
 use zbelastic_trainer::elastic::layer_digest;
 use zbelastic_trainer::stage::{
     BoundaryFrameRefusal, EngineActivity, EngineProgress, Event, EventRefusal, OperationClock,
@@ -20,7 +20,7 @@ use zbelastic_types::StageIndex;
 use super::executor_factory::ExecutorFactory;
 use super::messages::{CoordinatorMessage, HeldOutLoss, StageResult, WorkerMessage};
 
-type WorkerEngine<O> = StageEngine<<O as ExecutorFactory>::Executor, Arc<Corpus>>;
+type WorkerEngine<O> = StageEngine<<O as ExecutorFactory>::Executor, Arc<TrainingData>>;
 
 /// The worker of a stage, before it begins.
 pub struct StageWorker<'a, O> {
@@ -29,7 +29,7 @@ pub struct StageWorker<'a, O> {
     /// The setup of all stages.
     pub setup: Arc<StageSetup>,
     /// Where batches come from.
-    pub corpus: Arc<Corpus>,
+    pub corpus: Arc<TrainingData>,
     /// The factory of its executor.
     pub factory: &'a O,
     /// The clock that all slices are read from.
@@ -79,6 +79,12 @@ impl<O: ExecutorFactory> StageWorker<'_, O> {
             }
             let start_us = self.clock.now_us();
             let progress = engine.run_next();
+            if let Some(fault) = self.corpus.fault() {
+                // Nothing that was computed of such a batch leaves the stage.
+                let stage = self.stage;
+                let error = fault.to_string();
+                return self.report(CoordinatorMessage::Unreadable { stage, error });
+            }
             if let &EngineProgress::Ran(activity) = &progress {
                 self.log(&mut slices, &engine, SliceActivity::Ran(activity), start_us);
             }

@@ -19,6 +19,7 @@ mod device;
 mod frame_dispatch;
 pub mod journal;
 pub mod kept_checkpoints;
+mod kept_data;
 mod layer_moves;
 mod machine_id;
 pub mod membership_failure;

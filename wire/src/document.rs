@@ -1,12 +1,17 @@
 //! What a cluster trains: everything a worker builds its part from, in one document that travels
 //! through the log. Text and weights are too large for it and are named by their hash.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use zbelastic_config::{DeviceChoice, RunConfig, WindowChoice};
 use zbelastic_consensus::job::{JobSpec, RunOrigin};
 use zbelastic_consensus::plan::STAGES_MAX;
+use zbelastic_consensus::run::run_name_of;
+use zbelastic_data::cursor::CursorError;
+use zbelastic_data::mixture::StoreMixture;
+use zbelastic_data::store::ManifestFault;
 use zbelastic_policy::tick::ticks_of;
 use zbelastic_schedule::Window;
 use zbelastic_trainer::data::{Corpus, CorpusConfig, CorpusError};
@@ -16,14 +21,25 @@ use zbelastic_types::{Digest, RunId, Step};
 
 pub use zbelastic_policy::data::DataName;
 
+use crate::job_store::{JobStore, stores_name};
 use crate::messages::layer_bytes;
 
-/// The version of the document's form.
-pub const DOCUMENT_VERSION: u32 = 1;
+/// The newest version of the document's form, which token stores need: a program that does not know
+/// them must not train on something else.
+pub const DOCUMENT_VERSION: u32 = 2;
+/// The version of the form of documents that train on text.
+const TEXT_DOCUMENT_VERSION: u32 = 1;
 /// Bytes of a document at most.
 pub const DOCUMENT_BYTES_MAX: usize = 64 << 10;
 /// Owners and copies compare their states at every so many steps.
 const ATTEST_EVERY: u64 = 16;
+
+/// The name of a run that has no other: by its model's size.
+#[must_use]
+pub fn default_run_name(config: &RunConfig) -> String {
+    let family = format!("{:?}", config.model.family).to_lowercase();
+    run_name_of(&format!("{family}-{}x{}", config.model.blocks, config.model.width))
+}
 
 /// A job as submitted.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -41,8 +57,11 @@ pub struct JobDocument {
     pub config: RunConfig,
     /// The same as TOML, as it stands in a configuration file.
     pub toml: String,
-    /// The hash and length of the text.
+    /// The hash and length of the text; with stores, the name of what is read of them.
     pub text: DataName,
+    /// Token stores that are trained on in place of a text.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub stores: Vec<JobStore>,
     /// The weights that training begins with, if they are not drawn.
     pub weights: Option<DataName>,
     /// Gradients corrupted on purpose.
@@ -67,17 +86,25 @@ pub enum DocumentError {
     #[error("the job's document cannot be read: {0}")]
     Form(#[from] serde_json::Error),
     /// Another version of this program wrote it.
-    #[error("a job's document of version {found}, this program reads version {DOCUMENT_VERSION}")]
+    #[error(
+        "a job's document of version {found}, this program reads versions 1 to {DOCUMENT_VERSION}"
+    )]
     Version {
         /// The version that the document names.
         found: u32,
     },
     /// It is too large for the log.
-    #[error("a job's document of {found} bytes, at most {DOCUMENT_BYTES_MAX}")]
+    #[error(
+        "a job's document of {found} bytes, at most {DOCUMENT_BYTES_MAX}: with fewer shards (`zbelastic \
+         data prepare --shard-tokens`) it is shorter"
+    )]
     Size {
         /// The document's length in bytes.
         found: usize,
     },
+    /// A store contradicts itself.
+    #[error("the job's token store {0}")]
+    Store(#[from] ManifestFault),
     /// Its name is another one's.
     #[error("the job's document is {found}, the job names {expected}")]
     Name {
@@ -97,10 +124,14 @@ impl NamedJob {
 }
 
 impl JobDocument {
-    /// Its text, and its weights if it has some.
+    /// Its text or the shards of its stores, and its weights if it has some.
     #[must_use]
     pub fn data(&self) -> Vec<DataName> {
-        std::iter::once(self.text).chain(self.weights).collect()
+        if self.stores.is_empty() {
+            return std::iter::once(self.text).chain(self.weights).collect();
+        }
+        let shards: BTreeSet<DataName> = self.stores.iter().flat_map(JobStore::shards).collect();
+        shards.into_iter().chain(self.weights).collect()
     }
 
     /// The document's bytes.
@@ -147,21 +178,31 @@ impl JobDocument {
             return Err(DocumentError::Size { found });
         }
         let DocumentVersionHeader { version: found } = serde_json::from_slice(bytes)?;
-        if found != DOCUMENT_VERSION {
+        if !(TEXT_DOCUMENT_VERSION..=DOCUMENT_VERSION).contains(&found) {
             return Err(DocumentError::Version { found });
         }
-        Ok(serde_json::from_slice(bytes)?)
+        let document: Self = serde_json::from_slice(bytes)?;
+        document.stores.iter().try_for_each(|store| store.manifest.check())?;
+        Ok(document)
     }
 
     /// The job that a configuration and the hash of its text make.
     #[must_use]
     pub fn new(name: String, config: RunConfig, toml: String, text: DataName) -> Self {
         let program = env!("CARGO_PKG_VERSION").to_owned();
-        let version = DOCUMENT_VERSION;
+        let version = TEXT_DOCUMENT_VERSION;
         let from = None;
         let weights = None;
+        let stores = Vec::new();
         let injections = Vec::new();
-        Self { version, program, name, from, config, toml, text, weights, injections }
+        Self { version, program, name, from, config, toml, text, stores, weights, injections }
+    }
+
+    /// The same job over token stores.
+    #[must_use]
+    pub fn over_stores(self, stores: Vec<JobStore>) -> Self {
+        let text = stores_name(&stores, self.config.tokens.packing);
+        Self { version: DOCUMENT_VERSION, text, stores, ..self }
     }
 
     /// What the cluster must agree on, of this document's `bytes`.
@@ -203,6 +244,16 @@ impl JobDocument {
             lost_after_ticks: ticks_of(config.elastic.detect_timeout),
             settle_ticks: ticks_of(config.elastic.settle),
         }
+    }
+
+    /// The mixture of its stores, which are not provided yet.
+    ///
+    /// # Errors
+    /// If they cannot be trained on.
+    pub fn mixture(&self) -> Result<StoreMixture, CursorError> {
+        let config = &self.config;
+        let stores = self.stores.iter().map(|store| (&store.manifest, store.weight));
+        StoreMixture::new(stores, config.tokens.packing, &config.cursor())
     }
 
     /// The windows of its text.

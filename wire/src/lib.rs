@@ -5,6 +5,7 @@
 
 pub mod document;
 pub mod frames;
+pub mod job_store;
 mod messages;
 
 pub use messages::{

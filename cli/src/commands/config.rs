@@ -11,7 +11,8 @@ use zbelastic_trainer::model::model_size;
 use zbelastic_wording::{CommandError, CommandFailure, FailureDetail};
 
 use crate::args::{ConfigCommand, ConfigReadArgs};
-use crate::corpus::{TextSummary, load_text};
+use crate::corpus::{DataSummary, load_data};
+use crate::store_maker::with_vocabulary;
 
 /// Runs a `config` command.
 ///
@@ -27,8 +28,9 @@ pub fn run(command: &ConfigCommand, out: &mut dyn Write) -> Result<(), CommandEr
 }
 
 fn check(args: &ConfigReadArgs, out: &mut dyn Write) -> Result<(), CommandError> {
-    let checked = load(&args.config.sources())
-        .and_then(|loaded| load_text(&loaded).map(|text| (loaded, text.about)));
+    let checked = with_vocabulary(args.config.sources())
+        .and_then(|sources| load(&sources))
+        .and_then(|loaded| load_data(&loaded).map(|text| (loaded, text.about)));
     if args.json {
         write_json(out, &check_report(&checked))?;
         return checked.map(drop).map_err(CommandError::from);
@@ -40,7 +42,7 @@ fn check(args: &ConfigReadArgs, out: &mut dyn Write) -> Result<(), CommandError>
 
 fn write_summary(
     loaded: &LoadedConfig,
-    text: &TextSummary,
+    text: &DataSummary,
     out: &mut dyn Write,
 ) -> Result<(), CommandError> {
     let config = &loaded.config;
@@ -66,8 +68,8 @@ fn write_summary(
         sequences * count as usize,
         batch.microbatch.sequence_len,
     )?;
-    writeln!(out, "text   {text}")?;
-    text.notes().try_for_each(|note| writeln!(out, "note: {note}"))?;
+    writeln!(out, "{:<7}{text}", text.word())?;
+    text.notes().iter().try_for_each(|note| writeln!(out, "note: {note}"))?;
     for note in &loaded.notes {
         writeln!(out, "note: {note}")?;
     }
@@ -75,18 +77,21 @@ fn write_summary(
 }
 
 fn check_report(
-    checked: &Result<(LoadedConfig, TextSummary), CommandFailure>,
+    checked: &Result<(LoadedConfig, DataSummary), CommandFailure>,
 ) -> serde_json::Value {
     match checked {
         Ok((loaded, text)) => {
             let notes: Vec<String> = loaded.notes.iter().map(ToString::to_string).collect();
-            let text = json!({
-                "bytes": text.size,
-                "files": text.file_count,
-                "skipped": text.skipped.len(),
-                "blake3": text.hash,
-            });
-            json!({ "ok": true, "notes": notes, "text": text })
+            let found = match text {
+                DataSummary::Text(text) => json!({
+                    "bytes": text.size,
+                    "files": text.file_count,
+                    "skipped": text.skipped.len(),
+                    "blake3": text.hash,
+                }),
+                DataSummary::Stores(stores) => stores.json(),
+            };
+            json!({ "ok": true, "notes": notes, text.word(): found })
         }
         Err(failure) => {
             let error = |detail: &FailureDetail| {
@@ -100,7 +105,7 @@ fn check_report(
 }
 
 fn show(args: &ConfigReadArgs, out: &mut dyn Write) -> Result<(), CommandError> {
-    let loaded = load(&args.config.sources())?;
+    let loaded = load(&with_vocabulary(args.config.sources())?)?;
     if !args.json {
         write!(out, "{}", loaded.effective_with_origins())?;
         return Ok(());

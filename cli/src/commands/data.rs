@@ -1,6 +1,5 @@
 //! `data`: token stores, made and shown.
 
-pub(crate) mod failure;
 mod prepare;
 mod show;
 

@@ -21,6 +21,7 @@ use zbelastic_wording::{CommandError, CommandFailure, FailureCode, FailureDetail
 
 use super::schedule::write_to;
 use crate::args::PlanArgs;
+use crate::store_maker::with_vocabulary;
 use forecast::{Forecast, ForecastInput};
 
 /// Runs `plan`.
@@ -29,7 +30,7 @@ use forecast::{Forecast, ForecastInput};
 /// If the typed flags are wrong, no schedule can be had at all, the cluster does not answer, or
 /// `out` or the picture cannot be written.
 pub fn run(args: &PlanArgs, out: &mut dyn Write) -> Result<(), CommandError> {
-    let config = load(&args.config.sources())?.config;
+    let config = load(&with_vocabulary(args.config.sources())?)?.config;
     let kinds = config.schedule.kinds().map_err(has_no_steps)?;
     let compared = compared(&args.compare)?;
     let threads = thread_count(args.threads);

@@ -12,21 +12,27 @@ mod follow;
 mod submit;
 
 use std::io::{self, IsTerminal, Write};
+use std::path::Path;
 use std::thread;
 
 use zbelastic_api::{
     CorpusDescription, DOCUMENT_BYTES_MAX, HexDigest, RunAccepted, RunDisposition,
 };
-use zbelastic_config::{LoadedConfig, WeightSource, check_cluster_can_run, load};
+use zbelastic_config::{LoadedConfig, RunConfig, WeightSource, check_cluster_can_run, load};
 use zbelastic_types::Bytes;
-use zbelastic_wire::document::DataName;
+use zbelastic_wire::document::{DataName, JobDocument, default_run_name};
+use zbelastic_wire::job_store::stores_name;
 use zbelastic_wording::{CommandError, CommandFailure, FailureDetail};
 
 use super::event_poller::FOLLOW_PAUSE;
 use super::job::job_line;
 use super::reach::{connect, write_json_line};
 use crate::args::RunArgs;
-use crate::corpus::{cut_text, gather_text};
+use crate::blob::Blob;
+use crate::corpus::{DataSummary, cut_text, gather_text};
+use crate::store_maker::with_text_store;
+use crate::stores::{StoresSummary, load_stores};
+use crate::train::RUNS;
 use crate::weights::weights_of_folder;
 use follow::{RunOutputMode, follow};
 use submit::{RunSubmission, submit};
@@ -55,12 +61,20 @@ pub fn run(args: &RunArgs, out: &mut dyn Write) -> Result<(), CommandError> {
 }
 
 fn prepare(args: &RunArgs) -> Result<RunSubmission, CommandFailure> {
-    let loaded = load(&args.config.sources())?;
+    let sources = with_text_store(args.config.sources(), Path::new(RUNS))?;
+    let loaded = load(&sources)?;
     check_cluster_can_run(&loaded.config)?;
-    let text = gather_text(&loaded)?;
-    let bytes = text.bytes.clone();
-    let hash = text.hash;
-    cut_text(text, &loaded)?;
+    let data = if loaded.config.tokens.stores.is_empty() {
+        let text = gather_text(&loaded)?;
+        let bytes = text.bytes.clone();
+        cut_text(text, &loaded)?;
+        RunData::Text(Blob::of_bytes("text", bytes))
+    } else {
+        match load_stores(&loaded)?.about {
+            DataSummary::Stores(stores) => RunData::Stores(stores),
+            DataSummary::Text(_) => unreachable!("a summary is that of what is trained on"),
+        }
+    };
     for note in &loaded.notes {
         // With standard error closed there is nowhere to print it.
         let _ = writeln!(io::stderr(), "note: {note}");
@@ -73,27 +87,64 @@ fn prepare(args: &RunArgs) -> Result<RunSubmission, CommandFailure> {
         }
         WeightSource::HuggingFace { .. } | WeightSource::Drawn => None,
     };
-    let document = document(loaded)?;
-    let corpus =
-        CorpusDescription { hash: HexDigest::from(hash), length: Bytes(bytes.len() as u64) };
-    let weights = weights.map(|bytes| {
-        let name = DataName::of(&bytes);
-        let described =
-            CorpusDescription { hash: HexDigest(name.hash), length: Bytes(name.length) };
-        (described, bytes)
-    });
+    let weights = weights.map(|bytes| Blob::of_bytes("weights", bytes));
+    let weights_name = weights.as_ref().map(|blob| blob.name);
+    let (document, corpus, mut blobs) = match data {
+        RunData::Text(text) => (document(loaded)?, text.name, vec![text]),
+        RunData::Stores(stores) => {
+            let job = store_job(loaded, &stores, weights_name)?;
+            (job.0, job.1, stores.blobs())
+        }
+    };
+    blobs.extend(weights);
+    let corpus = description(corpus);
+    let weights = weights_name.map(description);
     let name = args.name.clone();
     let from = args.from.clone();
-    Ok(RunSubmission { document, corpus, text: bytes, weights, name, from })
+    Ok(RunSubmission { document, corpus, weights, blobs, name, from })
+}
+
+/// What is submitted with a configuration.
+enum RunData {
+    Text(Blob),
+    Stores(StoresSummary),
+}
+
+fn description(name: DataName) -> CorpusDescription {
+    CorpusDescription { hash: HexDigest(name.hash), length: Bytes(name.length) }
+}
+
+/// A complete document: a configuration alone does not say what is in the stores.
+fn store_job(
+    loaded: LoadedConfig,
+    stores: &StoresSummary,
+    weights: Option<DataName>,
+) -> Result<(String, DataName), CommandFailure> {
+    let config = without_paths(loaded.config);
+    let toml = config.effective();
+    let job_stores = stores.job_stores();
+    let name = stores_name(&job_stores, stores.packing);
+    let job = JobDocument::new(default_run_name(&config), config, toml, name);
+    let job = JobDocument { weights, ..job.over_stores(job_stores) };
+    let bytes = job.encode().map_err(|error| {
+        CommandFailure::usage("the token stores", vec![FailureDetail::new(error.to_string())])
+    })?;
+    Ok((String::from_utf8(bytes).expect("JSON is UTF-8"), name))
+}
+
+/// Paths are those of this machine, and not of the job.
+fn without_paths(mut config: RunConfig) -> RunConfig {
+    config.text.clear();
+    config.tokens.stores.clear();
+    config.tokens.tokenizer = None;
+    config.weights = WeightSource::Drawn;
+    config
 }
 
 /// The configuration as it is submitted: without paths of this machine. The model of a folder is
 /// described by keys; its weights are sent beside it.
 fn document(loaded: LoadedConfig) -> Result<String, CommandFailure> {
-    let mut config = loaded.config;
-    config.text.clear();
-    config.weights = WeightSource::Drawn;
-    let document = config.effective();
+    let document = without_paths(loaded.config).effective();
     let found = document.len();
     if found <= DOCUMENT_BYTES_MAX {
         return Ok(document);

@@ -17,8 +17,8 @@ use zbelastic_types::Bytes;
 use zbelastic_wording::figures::{duration_text, grouped};
 use zbelastic_wording::{CommandError, CommandFailure, FailureCode, FailureDetail};
 
-use super::data::failure;
 use crate::args::{TokenizerCommand, TokenizerTrainArgs};
+use crate::data_failure as failure;
 use crate::progress::CommandProgress;
 
 /// Runs a `tokenizer` command.

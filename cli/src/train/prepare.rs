@@ -23,9 +23,12 @@ use zbelastic_types::{Bytes, StageIndex};
 use zbelastic_wording::{CommandFailure, FailureCode, FailureDetail};
 
 use super::asynchronous::{AsyncPlanChoice, choose_async};
+use super::folder::RUNS;
 use super::run_devices::{DeviceShare, DeviceSharing, RunDevices};
 use crate::args::TrainArgs;
-use crate::corpus::{TextSummary, load_text};
+use crate::corpus::{DataSummary, load_data};
+use crate::run_tokenizer::RunTokenizer;
+use crate::store_maker::with_text_store;
 use crate::weights::weights_of_folder;
 
 /// A run that can begin.
@@ -36,8 +39,10 @@ pub struct PreparedRun {
     pub config: RunConfig,
     /// Notes that are printed before the run begins.
     pub notes: Vec<ConfigNote>,
-    /// About the text that it trains on.
-    pub text: TextSummary,
+    /// About the text or the stores that it trains on.
+    pub text: DataSummary,
+    /// The tokenizer of its tokens.
+    pub tokenizer: RunTokenizer,
     /// Its plan, and why that.
     pub plan: RunPlan,
     /// Its stages, each with a worker.
@@ -146,13 +151,15 @@ fn sources(args: &TrainArgs) -> ConfigSources {
     sources
 }
 
-/// Reads and checks all that `args` name. Writes nothing.
+/// Reads and checks all that `args` name. Writes nothing but a store of tokens, if it names text and
+/// a tokenizer.
 ///
 /// # Errors
 /// With everything that is wrong with configuration and injections, or with the first of text,
 /// weights, plan and memory that is.
 pub fn prepare(args: &TrainArgs) -> Result<PreparedRun, CommandFailure> {
-    let sources = sources(args);
+    let runs = args.out.as_deref().unwrap_or(Path::new(RUNS));
+    let sources = with_text_store(sources(args), runs)?;
     let (loaded, injections) = match load_with_injections(&sources, &args.inject) {
         Ok((loaded, injections)) => (loaded, Ok(injections)),
         // Without a configuration there is no text and no plan to speak of.
@@ -160,7 +167,7 @@ pub fn prepare(args: &TrainArgs) -> Result<PreparedRun, CommandFailure> {
     };
     let devices = RunDevices::find(args.device.as_ref(), loaded.config.arithmetic.device)?;
     let worker_count = args.workers.unwrap_or_else(|| workers_default(&loaded.config));
-    let text = load_text(&loaded);
+    let text = load_data(&loaded);
     // Threads of one process are lost together.
     let copies_wanted = if args.threads_only { 0 } else { loaded.config.elastic.copies };
     let copies = copies_at(copies_wanted, worker_count);
@@ -184,6 +191,7 @@ pub fn prepare(args: &TrainArgs) -> Result<PreparedRun, CommandFailure> {
         config,
         notes,
         text: text.about,
+        tokenizer: text.tokenizer,
         plan,
         worker_count,
         devices,

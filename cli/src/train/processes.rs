@@ -20,19 +20,19 @@ use std::time::{Duration, Instant};
 use zbelastic_api::client::{ApiClient, ApiError};
 use zbelastic_api::{
     ApiAnswer, ApiRefusal, ApiRequest, CorpusDescription, HexDigest, JobPhaseStatus, MemberRole,
-    MemberState, PIECE_BYTES_MAX, RunStatus, StatusReport, TokenRequest, TokenRole, UploadProgress,
-    WrongState,
+    MemberState, RunStatus, StatusReport, TokenRequest, TokenRole, UploadProgress, WrongState,
 };
 use zbelastic_local::coordinator::RunOutcome;
 use zbelastic_node::data_folder::NodeDataFolder;
 use zbelastic_trainer::digest::StateDigest;
 use zbelastic_types::Bytes;
-use zbelastic_wire::document::{DataName, JobDocument};
+use zbelastic_wire::document::JobDocument;
 use zbelastic_wording::{CommandFailure, FailureCode, FailureDetail};
 
 use super::folder::{RunStart, begin_branch};
 use super::prepare::PreparedRun;
 use super::run_devices::DeviceSharing;
+use crate::blob::Blob;
 use crate::command_connection::exchange;
 use children::{ChildProcesses, WorkerDevices};
 use follow::{FollowOptions, FollowOutcome, RunObserver, follow};
@@ -51,8 +51,8 @@ const TOKEN_S: u64 = 3600;
 pub struct JobSubmission {
     /// Configuration of the job.
     pub document: JobDocument,
-    /// Its text, and the weights that it begins with.
-    pub data: Vec<Vec<u8>>,
+    /// Its text or the shards of its stores, and the weights that it begins with.
+    pub data: Vec<Blob>,
 }
 
 /// Where a run of processes lies, and how it begins.
@@ -92,6 +92,7 @@ pub fn train(
             .share(prepared.worker_count, DeviceSharing::Processes)
             .filter(|_| !devices.is_empty()),
         devices,
+        stores: prepared.text.folders(),
     };
     let RunLocation { folder, config, start: run_start } = location;
     let mut children = ChildProcesses::new(folder, workers)?;
@@ -130,7 +131,7 @@ pub fn train(
     let began = Instant::now();
     let options = FollowOptions {
         interrupt: &prepared.job.interrupt,
-        reads_held_out: prepared.text.held_out_windows > 0,
+        reads_held_out: prepared.text.held_out_windows() > 0,
         bubble_planned: prepared.plan.bubble(),
     };
     let mut writer = ModelWriter::new(ModelSource {
@@ -310,19 +311,19 @@ fn upload(
     client: &mut ApiClient<'_>,
 ) -> Result<(), CommandFailure> {
     let UploadProgress { hash, held } = held;
-    let wanted = |bytes: &&Vec<u8>| HexDigest(DataName::of(bytes).hash) == hash;
-    let bytes = submission.data.iter().find(wanted).ok_or_else(|| {
+    let wanted = |blob: &&Blob| HexDigest(blob.name.hash) == hash;
+    let blob = submission.data.iter().find(wanted).ok_or_else(|| {
         CommandFailure::new(
             FailureCode::Internal,
             format!("the controller wants {hash}, which is not here"),
         )
     })?;
-    let mut offset = held as usize;
-    while offset < bytes.len() {
-        let end = bytes.len().min(offset + PIECE_BYTES_MAX);
-        let bytes = bytes[offset..end].to_vec();
-        client.put_data(ApiRequest::PutData { hash, offset: offset as u64, bytes })?;
-        offset = end;
+    let mut offset = held;
+    while offset < blob.name.length {
+        let bytes = blob.piece(offset)?;
+        let next = offset + bytes.len() as u64;
+        client.put_data(ApiRequest::PutData { hash, offset, bytes })?;
+        offset = next;
     }
     Ok(())
 }

@@ -24,10 +24,11 @@ use zbelastic_wording::figures::{duration_text, grouped, tokens_per_s};
 use zbelastic_wording::{CommandError, CommandFailure, FailureCode};
 
 use super::events::{DoneEvent, RunEvent};
-use super::folder::{ORDER, RUN, RunFolder, SAMPLE, TRACE, write_model};
+use super::folder::{MODEL, ORDER, RUN, RunFolder, SAMPLE, TRACE, write_model};
 use super::prepare::{PreparedRun, RunPlan};
 use super::reporter::OutputAudience;
 use super::run_devices::RunDevices;
+use crate::corpus::DataSummary;
 use crate::terminal::printable;
 
 /// A run that came to its end.
@@ -60,10 +61,10 @@ pub fn write_heading(prepared: &PreparedRun, folder: &Path, out: &mut dyn Write)
         out,
         "model   {family}, {blocks} layers of width {width}, {parameters} parameters{from}"
     )?;
-    let windows = text.training_windows;
-    let held_out = text.held_out_windows;
+    let windows = text.training_windows();
+    let held_out = text.held_out_windows();
     let length = config.batch.microbatch.sequence_len;
-    writeln!(out, "text    {text}; {windows} windows of {length}, {held_out} held out")?;
+    writeln!(out, "{:<8}{text}; {windows} windows of {length}, {held_out} held out", text.word())?;
     let sequences = config.batch.microbatch.sequences;
     let count = config.batch.microbatch_count;
     let total = sequences * count as usize;
@@ -84,9 +85,10 @@ pub fn write_heading(prepared: &PreparedRun, folder: &Path, out: &mut dyn Write)
 /// # Errors
 /// If `out` cannot be written.
 pub fn write_notes(prepared: &PreparedRun, out: &mut dyn Write) -> io::Result<()> {
-    let PreparedRun { notes, text, .. } = prepared;
+    let PreparedRun { notes, text, tokenizer, .. } = prepared;
     notes.iter().try_for_each(|note| writeln!(out, "note: {note}"))?;
-    text.notes().try_for_each(|note| writeln!(out, "note: {note}"))
+    tokenizer.note().iter().try_for_each(|note| writeln!(out, "note: {note}"))?;
+    text.notes().iter().try_for_each(|note| writeln!(out, "note: {note}"))
 }
 
 /// Writes the files that a run leaves behind, and prints how it ended.
@@ -106,6 +108,7 @@ pub fn write_end(
         let write = |to: &mut dyn Write| write_safetensors(model, &outcome.layers, to);
         write_model(folder.path(), &config_json(model), write)?;
     }
+    prepared.tokenizer.write(&folder.path().join(MODEL))?;
     folder.write(RUN, &run_json(prepared, finished))?;
     if let Some(trace) = &outcome.trace {
         folder.write(TRACE, trace)?;
@@ -154,12 +157,18 @@ fn write_ending(
     let now =
         if steps_now == *steps_done { String::new() } else { format!(", {steps_now} of them") };
     writeln!(out, "\n{mark} {steps_done} steps{now} in {time}, {rate} tok/s")?;
-    let entropy = prepared.text.byte_entropy;
-    write!(out, "loss    {:.3} nats a byte over the last steps", finished.final_loss)?;
+    let (unit, entropy) = match &prepared.text {
+        DataSummary::Text(text) => ("byte", Some(text.byte_entropy)),
+        DataSummary::Stores(_) => ("token", None),
+    };
+    write!(out, "loss    {:.3} nats a {unit} over the last steps", finished.final_loss)?;
     if let Some(held_out) = held_out {
         write!(out, ", {:.3} on held-out text", held_out.loss)?;
     }
-    writeln!(out, "; single bytes have an entropy of {entropy:.3}")?;
+    match entropy {
+        Some(entropy) => writeln!(out, "; single bytes have an entropy of {entropy:.3}")?,
+        None => writeln!(out)?,
+    }
     if let Some(causes) = &finished.causes {
         writeln!(out, "{}", causes_line(causes))?;
     }
@@ -212,11 +221,9 @@ fn run_json(prepared: &PreparedRun, finished: &FinishedRun) -> String {
     let PreparedRun { config, text, plan, worker_count, job, .. } = prepared;
     let outcome = &finished.outcome;
     let chunks: Vec<_> = plan.chunks().iter().map(|layers| layers.ids()).collect();
-    let run = json!({
+    let mut run = json!({
         "version": env!("CARGO_PKG_VERSION"),
         "seed": config.seed,
-        "text": { "bytes": text.size, "files": text.file_count, "blake3": text.hash,
-                  "skipped": text.skipped, "builtin": text.is_builtin, "byte_entropy": text.byte_entropy },
         "params": model_size(&config.model).1,
         "injections": job.setup.injections,
         "plan": {
@@ -236,6 +243,7 @@ fn run_json(prepared: &PreparedRun, finished: &FinishedRun) -> String {
         "seconds": outcome.elapsed.as_secs_f64(),
         "digest": outcome.digest.to_string(),
     });
+    run[text.word()] = text.json();
     format!("{run:#}\n")
 }
 
@@ -273,8 +281,6 @@ const SAMPLE_CONTEXT: usize = 128;
 /// Arithmetic spent on a sample: a few seconds of a core.
 const SAMPLE_FLOP_MAX: f64 = 3e11;
 const SAMPLE_TEMPERATURE: f64 = 0.7;
-/// A text begins as a paragraph does.
-const SAMPLE_PROMPT: [u8; 2] = *b"\n\n";
 
 /// Drawn on the device that the run computed on, in its type.
 fn sample(prepared: &PreparedRun, outcome: &RunOutcome) -> Result<String, CommandFailure> {
@@ -293,9 +299,7 @@ fn sample(prepared: &PreparedRun, outcome: &RunOutcome) -> Result<String, Comman
             drawn(CudaBackend::new(device), prepared, outcome)?
         }
     };
-    // A vocabulary beyond bytes has tokens that no text of this run uses.
-    let bytes: Vec<u8> = tokens.iter().map(|token| u8::try_from(*token).unwrap_or(b'?')).collect();
-    Ok(String::from_utf8_lossy(&bytes).chars().map(printable).collect())
+    Ok(prepared.tokenizer.decode(&tokens).chars().map(printable).collect())
 }
 
 fn no_memory(error: AllocateError) -> CommandFailure {
@@ -314,7 +318,8 @@ fn drawn<B: Backend>(
     let token_count = ((SAMPLE_FLOP_MAX / forward_flop) as usize).clamp(1, SAMPLE_TOKENS);
     let sampler = Sampler::new(backend, &config.model, context_len, &outcome.layers);
     let mut sampler = sampler.map_err(no_memory)?;
-    let prompt = SAMPLE_PROMPT.map(|byte| u32::from(byte).min(config.model.vocabulary - 1));
+    let last = config.model.vocabulary - 1;
+    let prompt: Vec<u32> = prepared.tokenizer.prompt().iter().map(|id| *id.min(&last)).collect();
     let draw = SamplingConfig::of_all(SAMPLE_TEMPERATURE, config.seed);
     let tokens = sampler.continue_text(&prompt, token_count, draw).map_err(no_memory)?;
     match sampler.fault() {

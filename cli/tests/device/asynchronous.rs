@@ -3,6 +3,7 @@
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
+use zbelastic_data::training_data::TrainingData;
 use zbelastic_kernels::Precision;
 use zbelastic_kernels::cuda::{CudaBackend, GraphMode};
 use zbelastic_local::asynchronous::{AsyncJob, train_on};
@@ -16,7 +17,6 @@ use zbelastic_schedule::asynchronous::{
 use zbelastic_trainer::asynchronous::{
     AsyncHyperparameters, AsyncPlan, AsyncReference, AsyncSetup,
 };
-use zbelastic_trainer::data::Corpus;
 use zbelastic_trainer::digest::StateDigest;
 use zbelastic_trainer::stage::StageSetup;
 use zbelastic_wording::{CommandFailure, FailureCode};
@@ -27,7 +27,10 @@ use crate::{emulated, setup, toml};
 const STEPS: u64 = 6;
 
 /// The setup of a run of three stages, that of one stage with the whole model, and the text.
-fn asynchronous(kind: AsyncKind, precision: Precision) -> (AsyncSetup, StageSetup, Arc<Corpus>) {
+fn asynchronous(
+    kind: AsyncKind,
+    precision: Precision,
+) -> (AsyncSetup, StageSetup, Arc<TrainingData>) {
     let (whole, corpus) = setup(&toml(STEPS, precision), ScheduleKind::GPipe, 1);
     let request = AsyncRequest {
         kind,

@@ -22,10 +22,10 @@ mod threads;
 use std::sync::Arc;
 
 use zbelastic_config::load_document;
+use zbelastic_data::training_data::TrainingData;
 use zbelastic_kernels::Precision;
 use zbelastic_kernels::cuda::CudaBackend;
 use zbelastic_schedule::{ScheduleKind, Window};
-use zbelastic_trainer::data::Corpus;
 use zbelastic_trainer::digest::StateDigest;
 use zbelastic_trainer::plan::{Plan, PlanRequest};
 use zbelastic_trainer::reference::SerialReference;
@@ -60,7 +60,7 @@ fn emulated(precision: Precision, order: LaneOrder) -> Option<Arc<EmulatedDevice
 }
 
 /// The setup of a run's stages, and its text.
-fn setup(toml: &str, kind: ScheduleKind, stage_count: u32) -> (StageSetup, Arc<Corpus>) {
+fn setup(toml: &str, kind: ScheduleKind, stage_count: u32) -> (StageSetup, Arc<TrainingData>) {
     let config = load_document("test", toml).expect("a configuration").config;
     let text = text();
     let name = DataName::of(&text);
@@ -86,7 +86,8 @@ fn setup(toml: &str, kind: ScheduleKind, stage_count: u32) -> (StageSetup, Arc<C
         copies_wanted: false,
         attest_every: 0,
     };
-    (setup, Arc::new(job.corpus(text).expect("long enough")))
+    let corpus = job.corpus(text).expect("long enough");
+    (setup, Arc::new(TrainingData::Text(corpus)))
 }
 
 /// The outcome of a serial run on one device.

@@ -24,6 +24,7 @@ pub const ARROWS: &[(&str, &[&str])] = &[
         "config",
         &[
             "consensus",
+            "data",
             "kernels",
             "planner",
             "policy",
@@ -39,6 +40,7 @@ pub const ARROWS: &[(&str, &[&str])] = &[
         "local",
         &[
             "consensus",
+            "data",
             "kernels",
             "machine",
             "preemption",
@@ -55,6 +57,7 @@ pub const ARROWS: &[(&str, &[&str])] = &[
             "api",
             "config",
             "consensus",
+            "data",
             "identity",
             "kernels",
             "policy",
@@ -72,6 +75,7 @@ pub const ARROWS: &[(&str, &[&str])] = &[
             "checkpoint",
             "config",
             "consensus",
+            "data",
             "identity",
             "kernels",
             "machine",
@@ -93,6 +97,7 @@ pub const ARROWS: &[(&str, &[&str])] = &[
         &[
             "config",
             "consensus",
+            "data",
             "kernels",
             "local",
             "machine",

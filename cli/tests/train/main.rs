@@ -18,5 +18,6 @@ mod reading;
 mod refusals;
 mod replicas;
 mod slices;
+mod stores;
 mod text_folder;
 mod trace;

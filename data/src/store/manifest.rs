@@ -1,7 +1,11 @@
 //! The content of a store.
 
+use std::path::Path;
+
 use serde::{Deserialize, Serialize};
 
+use super::StoreError;
+use super::layout::file_bytes;
 use crate::checked_json::{self, hex_hash};
 use crate::source::SourceCounts;
 
@@ -24,7 +28,8 @@ pub(crate) const MANIFEST_BYTES_MAX: u64 = HEAD_BYTES_MAX + SHARDS_MAX as u64 * 
 pub(crate) const SHARD_EXTENSION: &str = ".shard";
 
 /// The name of a shard in the folder of its store.
-pub(crate) fn shard_name(index: usize) -> String {
+#[must_use]
+pub fn shard_name(index: usize) -> String {
     format!("{index:05}{SHARD_EXTENSION}")
 }
 
@@ -120,6 +125,27 @@ impl ShardRecord {
 }
 
 impl StoreManifest {
+    /// Reads the manifest of the store in `folder`.
+    ///
+    /// # Errors
+    /// If there is none, or it is damaged or contradicts itself.
+    pub fn read(folder: &Path) -> Result<Self, StoreError> {
+        let path = folder.join(MANIFEST_NAME);
+        let manifest: Self = match checked_json::read(&path, MANIFEST_BYTES_MAX) {
+            Ok(manifest) => manifest,
+            Err(source) => return Err(StoreError::Manifest { path, source }),
+        };
+        match manifest.check() {
+            Ok(()) => Ok(manifest),
+            Err(source) => Err(StoreError::Content { path, source }),
+        }
+    }
+
+    /// Length of each shard's file, in bytes.
+    pub fn shard_bytes(&self) -> impl Iterator<Item = u64> {
+        self.shards.iter().map(|record| file_bytes(record, self.vocabulary))
+    }
+
     /// Number of ids.
     #[must_use]
     pub fn tokens(&self) -> u64 {
@@ -138,7 +164,12 @@ impl StoreManifest {
         checked_json::checksum(self)
     }
 
-    pub(crate) fn check(&self) -> Result<(), ManifestFault> {
+    /// Checks that it does not contradict itself: whatever it says then, no arithmetic with it
+    /// overflows.
+    ///
+    /// # Errors
+    /// With the first contradiction.
+    pub fn check(&self) -> Result<(), ManifestFault> {
         let vocabulary = self.vocabulary;
         if self.version != FORMAT_VERSION {
             let expected = FORMAT_VERSION;

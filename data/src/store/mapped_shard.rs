@@ -1,15 +1,18 @@
 //! A shard that is mapped into memory.
 
-use std::fs::File;
-use std::io;
+use std::fs::{self, File};
+use std::io::{self, Read};
 use std::ops::Range;
 use std::path::PathBuf;
 
-use memmap2::Mmap;
+use memmap2::{Advice, Mmap, UncheckedAdvice};
 
 use super::layout::{ShardLayout, file_bytes};
 use super::manifest::ShardRecord;
 use super::{StoreError, TokenSpan};
+
+/// Bytes that are hashed at once; a multiple of an id's.
+const VERIFY_BYTES: usize = 1 << 20;
 
 /// A shard whose length was checked.
 #[derive(Debug)]
@@ -38,20 +41,80 @@ impl MappedShard {
         // read, which `verify` and the checks of each read notice.
         let mapping = unsafe { Mmap::map(&file) }.map_err(io)?;
         let layout = ShardLayout::of(record, vocabulary);
+        // Windows lie anywhere: pages behind one that is read are not those that are read next. A
+        // system that does not heed it is slower.
+        let _ = mapping.advise(Advice::Random);
         Ok(Self { path, mapping, layout, vocabulary })
+    }
+
+    /// Gives the memory of pages that were read back to the system; they are read again when they
+    /// are needed.
+    pub(super) fn release(&self) {
+        // SAFETY: the mapping is shared and was never written through, so a page that is dropped
+        // comes back from the file with the same bytes. A system that refuses keeps them.
+        let _ = unsafe { self.mapping.unchecked_advise(UncheckedAdvice::DontNeed) };
+    }
+
+    /// Whether the file still has the length that was mapped: to read behind its end would end the
+    /// process.
+    pub(super) fn check_length(&self) -> Result<(), StoreError> {
+        let path = || self.path.clone();
+        let found = fs::metadata(&self.path);
+        let found = found.map_err(|source| StoreError::Io { path: path(), source })?.len();
+        let expected = self.mapping.len() as u64;
+        if found != expected {
+            return Err(StoreError::Length { path: path(), found, expected });
+        }
+        Ok(())
     }
 
     pub(super) fn tokens(&self) -> u64 {
         (self.layout.ids.len() / self.layout.id_bytes) as u64
     }
 
+    /// Compares the file's hash, and then its ids with the vocabulary. It is read and not mapped, so
+    /// that no more than a buffer of it is in memory.
     pub(super) fn verify(&self, record: &ShardRecord) -> Result<(), StoreError> {
-        let found = blake3::hash(&self.mapping);
+        let io = |source: io::Error| StoreError::Io { path: self.path.clone(), source };
+        let mut file = File::open(&self.path).map_err(io)?;
+        let mut hasher = blake3::Hasher::new();
+        let mut buffer = Vec::with_capacity(VERIFY_BYTES);
+        let mut id_bytes_left = self.layout.ids.len();
+        let mut greatest = 0;
+        loop {
+            buffer.clear();
+            file.by_ref().take(VERIFY_BYTES as u64).read_to_end(&mut buffer).map_err(io)?;
+            if buffer.is_empty() {
+                break;
+            }
+            hasher.update(&buffer);
+            let ids = &buffer[..buffer.len().min(id_bytes_left)];
+            id_bytes_left -= ids.len();
+            greatest = greatest.max(self.greatest_id(ids));
+        }
+        let found = hasher.finalize();
         if found != record.hash {
             let expected = record.hash;
             return Err(StoreError::Hash { path: self.path.clone(), found, expected });
         }
+        self.check_id(greatest)?;
         self.check_ends()
+    }
+
+    fn greatest_id(&self, ids: &[u8]) -> u32 {
+        let greatest = match self.layout.id_bytes {
+            2 => ids.as_chunks().0.iter().map(|id| u16::from_le_bytes(*id).into()).max(),
+            _ => ids.as_chunks().0.iter().map(|id| u32::from_le_bytes(*id)).max(),
+        };
+        greatest.unwrap_or(0)
+    }
+
+    fn check_id(&self, found: u32) -> Result<(), StoreError> {
+        if found >= self.vocabulary {
+            let path = self.path.clone();
+            return Err(StoreError::Vocabulary { path, found, vocabulary: self.vocabulary });
+        }
+        Ok(())
     }
 
     /// Numbers of ids behind which documents end.
@@ -114,7 +177,9 @@ impl MappedShard {
         while begin < tokens.end {
             let end = self.document_end(document, begin)?.unwrap_or(tokens.end).min(tokens.end);
             for at in begin..end {
-                to.ids.push(self.known_id(at as usize)?);
+                let found = self.id(at as usize);
+                self.check_id(found)?;
+                to.ids.push(found);
                 to.documents.push(first_document + document as u64);
                 to.loss_mask.push(self.is_in_loss(at as usize));
             }
@@ -122,15 +187,5 @@ impl MappedShard {
             document += 1;
         }
         Ok(())
-    }
-
-    /// The id, if the vocabulary has it.
-    fn known_id(&self, at: usize) -> Result<u32, StoreError> {
-        let found = self.id(at);
-        if found < self.vocabulary {
-            return Ok(found);
-        }
-        let path = self.path.clone();
-        Err(StoreError::Vocabulary { path, found, vocabulary: self.vocabulary })
     }
 }

@@ -19,7 +19,7 @@ use zbelastic_types::{MicrobatchIndex, StageIndex, Step};
 use zbelastic_wording::{CommandFailure, FailureDetail};
 
 use super::AsyncStageMessage;
-use crate::coordinator::{died, out_of_memory};
+use crate::coordinator::{died, out_of_memory, unreadable};
 use crate::interrupt::Interrupt;
 use crate::progress_event::{ProgressEvent, StepRecord};
 
@@ -103,6 +103,10 @@ impl<'a> AsyncCoordinator<'a> {
                 }
                 AsyncStageMessage::OutOfMemory { stage, error } => {
                     failure = failure.or(Some(out_of_memory(stage, &error)));
+                }
+                AsyncStageMessage::Unreadable { stage, error } => {
+                    let steps_done = self.steps_done.into();
+                    failure = failure.or_else(|| Some(unreadable(stage, error, steps_done)));
                 }
                 AsyncStageMessage::Faulted { stage, device, fault } => {
                     failure = failure.or_else(|| Some(self.faulted(stage, &device, &fault)));

@@ -6,11 +6,11 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use zbelastic_data::training_data::TrainingData;
 use zbelastic_kernels::DeviceFault;
 use zbelastic_trainer::asynchronous::{
     AsyncFrame, AsyncOutput, AsyncProgress, AsyncSetup, AsyncStage,
 };
-use zbelastic_trainer::data::Corpus;
 use zbelastic_types::StageIndex;
 
 use super::AsyncStageMessage;
@@ -23,7 +23,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(50);
 pub struct AsyncStageWorker<'a, O: StageBackendFactory> {
     pub stage: StageIndex,
     pub setup: Arc<AsyncSetup>,
-    pub corpus: Arc<Corpus>,
+    pub corpus: Arc<TrainingData>,
     /// The factory that makes its backend.
     pub factory: &'a O,
     pub mailbox: Receiver<AsyncFrame>,
@@ -34,7 +34,7 @@ pub struct AsyncStageWorker<'a, O: StageBackendFactory> {
     pub stop: &'a AtomicBool,
 }
 
-type WorkerStage<O> = AsyncStage<<O as StageBackendFactory>::Backend, Arc<Corpus>>;
+type WorkerStage<O> = AsyncStage<<O as StageBackendFactory>::Backend, Arc<TrainingData>>;
 
 impl<O: StageBackendFactory> AsyncStageWorker<'_, O> {
     /// Trains to the end of the program, or until the coordinator stops it.
@@ -51,12 +51,17 @@ impl<O: StageBackendFactory> AsyncStageWorker<'_, O> {
                 let state = stage.state();
                 let found = stage.found().map(<[_]>::to_vec);
                 let fault = stage.fault();
+                let unreadable = self.corpus.fault();
                 // The device's memory is given back before the coordinator puts the model together.
                 drop(stage);
-                match fault {
+                match (fault, unreadable) {
                     // A value that was read of it is no result.
-                    Some(fault) => self.report_fault(fault),
-                    None => self.report(AsyncStageMessage::Finished {
+                    (Some(fault), _) => self.report_fault(fault),
+                    (None, Some(fault)) => self.report(AsyncStageMessage::Unreadable {
+                        stage: stage_index,
+                        error: fault.to_string(),
+                    }),
+                    (None, None) => self.report(AsyncStageMessage::Finished {
                         stage: stage_index,
                         state,
                         found,
@@ -80,6 +85,9 @@ impl<O: StageBackendFactory> AsyncStageWorker<'_, O> {
             self.mailbox.try_iter().for_each(|frame| stage.handle(frame));
             let began = Instant::now();
             let progress = stage.run_next();
+            if self.corpus.fault().is_some() {
+                return;
+            }
             busy = match (&progress, stage.worked_us()) {
                 (_, Some(worked_us)) => Duration::from_secs_f64(worked_us / 1e6),
                 (AsyncProgress::Ran(_), None) => busy + began.elapsed(),

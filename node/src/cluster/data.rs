@@ -7,9 +7,13 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 
+use zbelastic_data::cursor::CursorError;
+use zbelastic_data::store::StoreError;
+use zbelastic_data::training_data::TrainingData;
 use zbelastic_machine::disk_usage;
 use zbelastic_policy::data::{DataFetch, DataFetchAction, DataFetchOutcome};
-use zbelastic_trainer::data::{Corpus, CorpusError};
+use zbelastic_policy::disk_space::DiskSpaceShortage;
+use zbelastic_trainer::data::CorpusError;
 use zbelastic_trainer::hf::{ImportError, import_safetensors};
 use zbelastic_trainer::stage::InitialWeights;
 use zbelastic_transport::{BulkBody, BulkError, BulkFetch, Transport};
@@ -27,8 +31,8 @@ pub const DATA_BYTES_MAX: u64 = 64 << 30;
 pub struct FetchedJob {
     /// The document of the job, with its name.
     pub document: Arc<NamedJob>,
-    /// The text that is trained on.
-    pub corpus: Arc<Corpus>,
+    /// What is trained on: a text, or stores, which are provided when a stage here reads tokens.
+    pub corpus: Arc<TrainingData>,
     /// The weights that training begins with.
     pub weights: InitialWeights,
     /// Copies that were found damaged on the way.
@@ -95,9 +99,21 @@ pub enum FetchError {
     /// A thread that hashed or wrote it panicked.
     #[error("the thread that checked it ended")]
     Interrupted,
+    /// It cannot be kept on the disk.
+    #[error("it cannot be kept: {0}")]
+    Disk(#[from] io::Error),
+    /// The disk has no space for it.
+    #[error("it cannot be kept: {0}")]
+    Room(#[from] DiskSpaceShortage),
     /// The text cannot be trained on.
     #[error("the text: {0}")]
     Corpus(#[from] CorpusError),
+    /// The stores cannot be trained on.
+    #[error("the token stores: {0}")]
+    Mixture(#[from] CursorError),
+    /// A store is damaged.
+    #[error("the token store: {0}")]
+    Store(#[from] StoreError),
     /// The weights are not the model's.
     #[error("the weights: {0}")]
     Weights(#[from] ImportError),
@@ -113,14 +129,17 @@ pub async fn fetch_job(
     holders: Vec<NodeId>,
     local: Vec<String>,
 ) -> Result<FetchedJob, FetchError> {
-    let FetchedData { bytes: text, mut damaged } = match read_local(document.job.text, local).await
-    {
-        Some(bytes) => FetchedData { bytes, damaged: Vec::new() },
-        None => {
-            fetch_data(document.job.text, transport, checkpoint_thread, holders.clone()).await?
-        }
+    let (corpus, mut damaged) = if document.job.stores.is_empty() {
+        let route = (transport, checkpoint_thread);
+        let FetchedData { bytes, damaged } = match read_local(document.job.text, local).await {
+            Some(bytes) => FetchedData { bytes, damaged: Vec::new() },
+            None => fetch_data(document.job.text, route.0, route.1, holders.clone()).await?,
+        };
+        (TrainingData::Text(document.job.corpus(bytes)?), damaged)
+    } else {
+        (TrainingData::Stores(document.job.mixture()?), Vec::new())
     };
-    let corpus = Arc::new(document.job.corpus(text)?);
+    let corpus = Arc::new(corpus);
     let weights = match document.job.weights {
         None => InitialWeights::Drawn { seed: document.job.config.seed },
         Some(name) => {
@@ -165,7 +184,9 @@ pub async fn fetch_data(
     if let Ok(Some(bytes)) = own {
         return Ok(FetchedData { bytes, damaged: Vec::new() });
     }
-    let found = fetch_from_some(name, transport, holders).await?;
+    let fetch = |nodes| fetch_from(name, transport, nodes);
+    let (bytes, damaged) = fetch_from_some(name, holders, fetch).await?;
+    let found = FetchedData { bytes, damaged };
     let written = tokio::task::spawn_blocking(move || {
         // A node with no space for it keeps it in memory, and requests it again after the next
         // start.
@@ -193,21 +214,26 @@ async fn fetch_from(
     if found == hash { Ok(bytes) } else { Err(FetchError::Other { expected: hash, found }) }
 }
 
-async fn fetch_from_some(
+/// Fetches data with `fetch`, from all holders, or if one of them has a damaged copy from each alone
+/// until one is sound. Yields the copies that were found damaged.
+///
+/// # Errors
+/// If no node has it.
+pub(super) async fn fetch_from_some<T, F: Future<Output = Result<T, FetchError>>>(
     name: DataName,
-    transport: &Transport,
     holders: Vec<NodeId>,
-) -> Result<FetchedData, FetchError> {
+    fetch: impl Fn(Vec<NodeId>) -> F,
+) -> Result<(T, Vec<DamagedCopy>), FetchError> {
     let copies = |nodes: Vec<NodeId>| nodes.into_iter().map(|node| DamagedCopy { node, name });
-    let (mut fetch, mut next) = DataFetch::new(holders);
+    let (mut decision, mut next) = DataFetch::new(holders);
     let mut last = Err(FetchError::Interrupted);
     let mut attempts = 0;
     loop {
         match next {
             DataFetchAction::Request(nodes) => {
-                last = fetch_from(name, transport, nodes).await;
+                last = fetch(nodes).await;
                 attempts += 1;
-                next = fetch.note(match &last {
+                next = decision.note(match &last {
                     Ok(_) => DataFetchOutcome::Sound,
                     Err(FetchError::Other { .. }) => DataFetchOutcome::Damaged,
                     Err(_) => DataFetchOutcome::Missing,
@@ -215,14 +241,12 @@ async fn fetch_from_some(
             }
             DataFetchAction::Done { damaged } => {
                 let damaged = copies(damaged).collect();
-                return last.map(|bytes| FetchedData { bytes, damaged });
+                return last.map(|fetched| (fetched, damaged));
             }
             DataFetchAction::Failed { damaged: nodes } if attempts > 1 => {
                 return Err(FetchError::AllDamaged { hash: name.hash, nodes });
             }
-            DataFetchAction::Failed { .. } => {
-                return last.map(|bytes| FetchedData { bytes, damaged: Vec::new() });
-            }
+            DataFetchAction::Failed { .. } => return last.map(|fetched| (fetched, Vec::new())),
         }
     }
 }

@@ -19,6 +19,7 @@ use tokio::sync::mpsc;
 use zbelastic_config::{OffloadStore, ScheduleChoice};
 use zbelastic_consensus::session::WorkerEvent;
 use zbelastic_consensus::validation::Turn;
+use zbelastic_data::training_data::TrainingData;
 use zbelastic_kernels::cuda::OpenError;
 use zbelastic_kernels::{AllocateError, DeviceFault, HostThreads};
 use zbelastic_machine::device::{code_of, code_of_fault};
@@ -29,7 +30,6 @@ use zbelastic_timing::{
     ARRIVALS_REPORTED_MAX, MeasuredSlice, MessageArrival, RunClock, SLICES_REPORTED_MAX,
     SliceActivity, SliceLog, TakenSlices,
 };
-use zbelastic_trainer::data::Corpus;
 use zbelastic_trainer::elastic::{
     BackendStageFactory, GRADIENT_FRAME_LIMITS, LayerImage, StashStoreFactory,
 };
@@ -78,8 +78,8 @@ pub enum DeviceInput {
 pub struct DeviceJob {
     /// The document of the job, with its name.
     pub document: Arc<NamedJob>,
-    /// The text that is trained on.
-    pub corpus: Arc<Corpus>,
+    /// What is trained on.
+    pub corpus: Arc<TrainingData>,
     /// The weights that training begins with.
     pub weights: InitialWeights,
     /// The folder for stashes that leave memory, if they are stored in files.
@@ -111,6 +111,9 @@ pub enum WorkerDeviceError {
     /// Activations that leave memory cannot be stored, or read again.
     #[error(transparent)]
     Store(#[from] StashStoreError),
+    /// A batch cannot be read: a store was altered while it was in use.
+    #[error("the token store: {0}")]
+    Unreadable(String),
     /// A boundary tensor does not fit into a frame.
     #[error("a tensor cannot be sent: {0}")]
     Frame(#[from] FrameTooLarge),
@@ -124,6 +127,8 @@ impl WorkerDeviceError {
             Self::Open { error, .. } => code_of(error),
             Self::Fault { fault, .. } => code_of_fault(fault),
             Self::Allocate(_) | Self::Store(_) | Self::Frame(_) => FailureCode::OutOfResource,
+            // The process starts again, and fetches what is damaged from others.
+            Self::Unreadable(_) => FailureCode::Internal,
         };
         let message = self.to_string();
         let is_ours = code == FailureCode::Internal;
@@ -236,6 +241,7 @@ impl DeviceHandle {
             outbox,
             gauge: shared_gauge,
             runtime: None,
+            corpus: None,
             assembly: FrameAssembly::default(),
             step: StepTime::default(),
             slices: SliceLog::default(),
@@ -266,7 +272,7 @@ impl DeviceHandle {
 }
 
 type DeviceRuntime<M> =
-    WorkerRuntime<BackendStageFactory<<M as WorkerDevice>::Factory>, Arc<Corpus>>;
+    WorkerRuntime<BackendStageFactory<<M as WorkerDevice>::Factory>, Arc<TrainingData>>;
 
 struct DeviceThread<M: WorkerDevice> {
     worker_device: M,
@@ -275,6 +281,8 @@ struct DeviceThread<M: WorkerDevice> {
     dispatcher: FrameDispatcher,
     gauge: Arc<DeviceGauge>,
     runtime: Option<DeviceRuntime<M>>,
+    /// What the runtime's stage reads.
+    corpus: Option<Arc<TrainingData>>,
     /// Frames of which some pieces have arrived.
     assembly: FrameAssembly,
     step: StepTime,
@@ -324,6 +332,13 @@ impl<M: WorkerDevice> DeviceThread<M> {
         self.gauge.mark_edge();
         let progress = runtime.run_next();
         self.gauge.mark_edge();
+        if let Some(fault) = self.corpus.as_deref().and_then(TrainingData::fault) {
+            // Nothing that was computed of such a batch leaves the device.
+            let error = WorkerDeviceError::Unreadable(fault.to_string());
+            self.runtime = None;
+            self.emit(DeviceOutput::Failed(error))?;
+            return Ok(false);
+        }
         let active_stage = runtime.active_stage();
         self.gauge
             .evaluation()
@@ -414,6 +429,7 @@ impl<M: WorkerDevice> DeviceThread<M> {
             DeviceInput::Begin(job) => {
                 // The memory of the job before is released first: it may not suffice for both.
                 self.runtime = None;
+                self.corpus = Some(job.corpus.clone());
                 match begin(&self.worker_device, *job) {
                     Ok(runtime) => self.runtime = Some(runtime),
                     Err(error) => self.emit(DeviceOutput::Failed(error))?,

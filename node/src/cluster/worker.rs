@@ -348,6 +348,10 @@ impl WorkerNode {
             }
             WorkerCompletion::DiskSpace(found) => self.handle_disk_space(found),
             WorkerCompletion::NoMember => ports.exit = Some(ProcessExit::Removed),
+            WorkerCompletion::Stores { job, fetched } => {
+                let held = self.job.handle_stores(job, *fetched, ports);
+                held.into_iter().for_each(|command| self.execute(command));
+            }
             WorkerCompletion::Job(fetched) => {
                 let held = self.job.handle_fetched(*fetched, (ports, &self.identity));
                 held.into_iter().for_each(|command| self.execute(command));

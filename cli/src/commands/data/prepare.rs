@@ -3,23 +3,22 @@
 use std::fs;
 use std::io::Write;
 use std::num::NonZeroUsize;
-use std::ops::ControlFlow;
 use std::path::Path;
 use std::time::Instant;
 
 use serde_json::json;
 use zbelastic_data::encode::EncodeDocuments;
-use zbelastic_data::prepare::{PrepareError, PrepareProgress, PrepareRequest, prepare};
-use zbelastic_data::source::{LocalStorage, SourceOptions};
+use zbelastic_data::prepare::{PrepareError, PrepareRequest};
+use zbelastic_data::source::SourceOptions;
 use zbelastic_data::store::StoreManifest;
 use zbelastic_local::interrupt::Interrupt;
 use zbelastic_machine::thread_count;
-use zbelastic_wording::figures::{duration_text, grouped};
+use zbelastic_wording::figures::duration_text;
 use zbelastic_wording::{CommandError, CommandFailure, FailureDetail};
 
-use super::failure;
 use crate::args::DataPrepareArgs;
-use crate::progress::CommandProgress;
+use crate::data_failure as failure;
+use crate::store_maker::{MadeStore, make_store};
 use crate::tokenizer_encoder::TokenizerEncoder;
 
 /// Runs `data prepare`.
@@ -32,21 +31,12 @@ pub fn run(args: &DataPrepareArgs, out: &mut dyn Write) -> Result<(), CommandErr
     let encoder = encoder.map_err(|error| failure::of_folder(&args.tokenizer, &error))?;
     let interrupt = Interrupt::listen(None, "batch")?;
     let began = Instant::now();
-    let mut progress = CommandProgress::new();
-    let mut left_out = 0;
-    let made = prepare(&request(args), &LocalStorage, &encoder, &mut |at| {
-        progress.report(at.bytes_read.0, at.bytes_total.0, || progress_text(at));
-        left_out = at.files_left_out;
-        match interrupt.is_requested() {
-            true => ControlFlow::Break(()),
-            false => ControlFlow::Continue(()),
-        }
-    });
-    progress.finish();
-    let manifest = made.map_err(|error| match matches!(error, PrepareError::Stopped) {
-        true => interrupted(&interrupt, &args.to),
-        false => failure::of_prepare(&error),
-    })?;
+    let made = make_store(&request(args), &encoder, &|| interrupt.is_requested());
+    let MadeStore { manifest, files_left_out } =
+        made.map_err(|error| match matches!(error, PrepareError::Stopped) {
+            true => interrupted(&interrupt, &args.to),
+            false => failure::of_prepare(&error),
+        })?;
     if args.json {
         write_json(args, &manifest, out)?;
         return Ok(());
@@ -57,8 +47,8 @@ pub fn run(args: &DataPrepareArgs, out: &mut dyn Write) -> Result<(), CommandErr
         writeln!(out, "note: the tokenizer names no eos_token, so no token ends a document")?;
     }
     let folder = args.to.display();
-    if left_out > 0 {
-        let files = super::counted(left_out, "file");
+    if files_left_out > 0 {
+        let files = super::counted(files_left_out, "file");
         writeln!(out, "note: left out of the sources: {files} in {folder} itself")?;
     }
     let tokenizer = args.tokenizer.display();
@@ -77,14 +67,6 @@ fn request(args: &DataPrepareArgs) -> PrepareRequest {
         shard_tokens: args.shard_tokens,
         folder: args.to.clone(),
     }
-}
-
-fn progress_text(at: &PrepareProgress) -> String {
-    let PrepareProgress { bytes_read, bytes_total, documents, tokens, tokens_per_second, .. } = *at;
-    let rate = grouped(tokens_per_second.round() as u64);
-    let documents = grouped(documents);
-    let tokens = grouped(tokens);
-    format!("{bytes_read} of {bytes_total}, {documents} documents, {tokens} tokens, {rate} tok/s")
 }
 
 /// That a signal ended the command, what is kept, and how to go on.
@@ -116,23 +98,4 @@ fn write_json(
     report["folder"] = json!(args.to.display().to_string());
     writeln!(out, "{report:#}")?;
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use zbelastic_types::Bytes;
-
-    #[test]
-    fn progress_has_bytes_counts_and_the_rate() {
-        let at = PrepareProgress {
-            bytes_read: Bytes(3 << 20),
-            bytes_total: Bytes(1 << 30),
-            documents: 1234,
-            tokens: 56_789,
-            tokens_per_second: 12_345.4,
-        };
-        let expected = "3.00 MiB of 1.00 GiB, 1,234 documents, 56,789 tokens, 12,345 tok/s";
-        assert_eq!(progress_text(&at), expected);
-    }
 }

@@ -13,8 +13,8 @@ use zbelastic_data::window::Packing;
 use zbelastic_wording::figures::grouped;
 use zbelastic_wording::{CommandError, CommandFailure, FailureCode, FailureDetail};
 
-use super::failure;
 use crate::args::DataShowArgs;
+use crate::data_failure as failure;
 use crate::tokenizer_encoder::TokenizerEncoder;
 
 /// Runs `data show`.

@@ -1,58 +1,45 @@
-//! Submits a run: the configuration, and the text and the weights if they are not there yet.
+//! Submits a run: the configuration, and its data where that is not there yet.
 
 use std::io::Write;
 
 use zbelastic_api::client::{ApiClient, ApiError};
 use zbelastic_api::{
-    ApiAnswer, ApiRequest, CorpusDescription, HexDigest, PIECE_BYTES_MAX, RunAccepted,
-    UploadProgress,
+    ApiAnswer, ApiRequest, CorpusDescription, HexDigest, RunAccepted, UploadProgress,
 };
 use zbelastic_types::Bytes;
 use zbelastic_wording::{CommandFailure, FailureCode};
 
-/// A run's configuration, text and weights, as they are submitted.
+use crate::blob::Blob;
+
+/// A run's configuration and data, as they are submitted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RunSubmission {
-    /// The effective configuration, as TOML.
+    /// The effective configuration, as TOML, or the document of a job over token stores.
     pub document: String,
-    /// Hash and length of the text.
+    /// Hash and length of the text, or the name of what is read of the stores.
     pub corpus: CorpusDescription,
-    /// Bytes of the text.
-    pub text: Vec<u8>,
-    /// The name and the bytes of the weights to begin with, if they are not drawn.
-    pub weights: Option<(CorpusDescription, Vec<u8>)>,
+    /// The name of the weights to begin with, if they are not drawn.
+    pub weights: Option<CorpusDescription>,
+    /// The text or the shards of the stores, and the weights.
+    pub blobs: Vec<Blob>,
     /// The name of the run, if one was given.
     pub name: Option<String>,
     /// The run that it goes on from, if it does.
     pub from: Option<String>,
 }
 
-/// Bytes that the cluster requests.
-struct RequestedBlob<'a> {
-    kind: &'static str,
-    hash: HexDigest,
-    bytes: &'a [u8],
-}
-
 impl RunSubmission {
-    /// The weights if they have this hash, or else the text: the answer is checked against it.
-    fn blob_of(&self, hash: HexDigest) -> RequestedBlob<'_> {
-        match &self.weights {
-            Some((name, bytes)) if name.hash == hash => {
-                RequestedBlob { kind: "weights", hash, bytes: bytes.as_slice() }
-            }
-            Some(_) | None => {
-                RequestedBlob { kind: "text", hash: self.corpus.hash, bytes: self.text.as_slice() }
-            }
-        }
+    /// The data with this hash, or else the first: the answer is checked against it.
+    fn blob_of(&self, hash: HexDigest) -> Option<&Blob> {
+        let found = self.blobs.iter().find(|blob| HexDigest(blob.name.hash) == hash);
+        found.or(self.blobs.first())
     }
 }
 
-/// How often the cluster may request the text or the weights of one submission: a new leader may
-/// have neither.
-const UPLOADS_MAX: u32 = 6;
+/// How often the cluster may request the data of one submission: a new leader may have none.
+const UPLOADS_MAX: usize = 6;
 
-/// Submits, and uploads the text and the weights that the cluster requests. Prints to `progress`
+/// Submits, and uploads the data that the cluster requests. Prints to `progress`
 /// the bytes that are sent.
 ///
 /// # Errors
@@ -63,12 +50,11 @@ pub fn submit(
     progress: &mut dyn Write,
 ) -> Result<RunAccepted, CommandFailure> {
     let RunSubmission { document, corpus, weights, name, from, .. } = submission;
-    let weights = weights.as_ref().map(|(name, _)| *name);
     let document = document.clone();
     let name = name.clone();
     let from = from.clone();
-    let request = ApiRequest::Run { document, corpus: *corpus, weights, name, from };
-    for _ in 0..=UPLOADS_MAX {
+    let request = ApiRequest::Run { document, corpus: *corpus, weights: *weights, name, from };
+    for _ in 0..=UPLOADS_MAX * submission.blobs.len() {
         let answer = client.send(&request)?;
         let found = answer.name();
         if let ApiAnswer::Run(accepted) = answer {
@@ -77,30 +63,29 @@ pub fn submit(
         let ApiAnswer::DataWanted(held) = answer else {
             return Err(ApiError::Unexpected { request: request.name(), found }.into());
         };
+        let Some(blob) = submission.blob_of(held.hash) else { break };
+        let length = Bytes(blob.name.length);
         // With standard error closed there is nowhere to print it.
-        let blob = submission.blob_of(held.hash);
-        let length = Bytes(blob.bytes.len() as u64);
         let _ = writeln!(progress, "sent: {length} of {}", blob.kind);
-        upload(&blob, held, client)?;
+        upload(blob, held, client)?;
     }
     let kind = format!("the cluster has lost what it was sent {UPLOADS_MAX} times");
     Err(CommandFailure::new(FailureCode::Internal, kind))
 }
 
 fn upload(
-    blob: &RequestedBlob<'_>,
+    blob: &Blob,
     held: UploadProgress,
     client: &mut ApiClient<'_>,
 ) -> Result<(), CommandFailure> {
-    let RequestedBlob { hash, bytes: all, .. } = *blob;
-    let mut begin = check_held(held, hash, 0, all.len())?;
-    while begin < all.len() {
-        let end = all.len().min(begin + PIECE_BYTES_MAX);
-        let bytes = all[begin..end].to_vec();
-        let piece = ApiRequest::PutData { hash, offset: begin as u64, bytes };
+    let hash = HexDigest(blob.name.hash);
+    let length = blob.name.length;
+    let mut begin = check_held(held, hash, 0, length)?;
+    while begin < length {
+        let piece = ApiRequest::PutData { hash, offset: begin, bytes: blob.piece(begin)? };
         let held = client.put_data(piece)?;
         // Each piece must get further, so this ends.
-        begin = check_held(held, hash, begin + 1, all.len())?;
+        begin = check_held(held, hash, begin + 1, length)?;
     }
     Ok(())
 }
@@ -109,13 +94,13 @@ fn upload(
 fn check_held(
     held: UploadProgress,
     hash: HexDigest,
-    min: usize,
-    max: usize,
-) -> Result<usize, CommandFailure> {
-    let begin = usize::try_from(held.held).ok().filter(|begin| (min..=max).contains(begin));
+    min: u64,
+    max: u64,
+) -> Result<u64, CommandFailure> {
+    let begin = Some(held.held).filter(|begin| (min..=max).contains(begin));
     begin.filter(|_| held.hash == hash).ok_or_else(|| {
         let found = Bytes(held.held);
-        let length = Bytes(max as u64);
+        let length = Bytes(max);
         let what = format!("the cluster says it has {found} of {length}: out of order");
         CommandFailure::new(FailureCode::Internal, what)
     })
@@ -125,17 +110,29 @@ fn check_held(
 mod tests {
     use super::*;
     use zbelastic_api::sample::{self, digest, scripted};
-    use zbelastic_api::{ApiRefusal, RunDisposition, WrongState};
+    use zbelastic_api::{ApiRefusal, PIECE_BYTES_MAX, RunDisposition, WrongState};
+
+    fn text(length: usize) -> Blob {
+        Blob::of_bytes("text", (0..length).map(|index| index as u8).collect())
+    }
 
     fn submission(length: usize) -> RunSubmission {
-        let corpus = CorpusDescription { hash: digest(1), length: Bytes(length as u64) };
-        let text = (0..length).map(|index| index as u8).collect();
+        let text = text(length);
+        let corpus =
+            CorpusDescription { hash: HexDigest(text.name.hash), length: Bytes(length as u64) };
         let document = "[train]\n".to_owned();
-        RunSubmission { document, corpus, text, weights: None, name: None, from: None }
+        let blobs = vec![text];
+        RunSubmission { document, corpus, weights: None, blobs, name: None, from: None }
+    }
+
+    /// A request for the text of a submission.
+    fn held_of(length: usize, held: u64) -> ApiAnswer {
+        let hash = HexDigest(text(length).name.hash);
+        ApiAnswer::DataWanted(UploadProgress { hash, held })
     }
 
     fn held(held: u64) -> ApiAnswer {
-        ApiAnswer::DataWanted(UploadProgress { hash: digest(1), held })
+        held_of(10, held)
     }
 
     fn accepted() -> ApiAnswer {
@@ -167,11 +164,12 @@ mod tests {
     #[test]
     fn a_text_travels_in_pieces_from_where_it_stopped() {
         let length = 2 * PIECE_BYTES_MAX + 7;
+        let held = |at: usize| held_of(length, at as u64);
         let answers = vec![
             held(100),
-            held(100 + PIECE_BYTES_MAX as u64),
-            held(100 + 2 * PIECE_BYTES_MAX as u64 - 100),
-            held(length as u64),
+            held(100 + PIECE_BYTES_MAX),
+            held(2 * PIECE_BYTES_MAX),
+            held(length),
             accepted(),
         ];
         let (ended, requests) = submitted(answers, length);
@@ -187,10 +185,12 @@ mod tests {
 
     #[test]
     fn weights_travel_like_the_text_and_are_named_by_their_own_hash() {
-        let named = CorpusDescription { hash: digest(7), length: Bytes(5) };
-        let weights = Some((named, vec![0, 1, 2, 3, 4]));
-        let submission = RunSubmission { weights, ..submission(10) };
-        let of_weights = |held| ApiAnswer::DataWanted(UploadProgress { hash: digest(7), held });
+        let blob = Blob::of_bytes("weights", vec![0, 1, 2, 3, 4]);
+        let hash = HexDigest(blob.name.hash);
+        let named = CorpusDescription { hash, length: Bytes(5) };
+        let blobs = vec![text(10), blob];
+        let submission = RunSubmission { weights: Some(named), blobs, ..submission(10) };
+        let of_weights = |held| ApiAnswer::DataWanted(UploadProgress { hash, held });
         let answers = [held(0), held(10), of_weights(0), of_weights(5), accepted()];
         let (mut client, requests) = scripted(answers.into_iter().map(Ok).collect());
         let mut progress = Vec::new();
@@ -206,7 +206,7 @@ mod tests {
             Some((*hash, bytes.len()))
         };
         let sent: Vec<_> = requests.iter().filter_map(piece).collect();
-        assert_eq!(sent, [(digest(1), 10), (digest(7), 5)]);
+        assert_eq!(sent, [(HexDigest(text(10).name.hash), 10), (hash, 5)]);
         let progress = String::from_utf8(progress).expect("words");
         assert_eq!(progress, "sent: 10 B of text\nsent: 5 B of weights\n");
     }

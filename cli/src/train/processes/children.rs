@@ -61,6 +61,8 @@ pub struct WorkerDevices {
     pub devices: Vec<usize>,
     /// Memory that each may use of its device, for they do not know of each other.
     pub memory: Option<Bytes>,
+    /// Token stores of the run, which they read where they lie.
+    pub stores: Vec<PathBuf>,
 }
 
 impl WorkerDevices {
@@ -178,6 +180,9 @@ impl ChildProcesses {
         ];
         let mut arguments = arguments.map(str::to_owned).to_vec();
         arguments.extend(self.workers.device_arguments(number as usize - 1));
+        for store in &self.workers.stores {
+            arguments.extend(["--data-path".to_owned(), store.display().to_string()]);
+        }
         self.start(&name, LaunchSpec { arguments, token })
     }
 

@@ -8,8 +8,10 @@ use zbelastic_wire::NodeMessage;
 use zbelastic_wire::document::{DataName, JobDocument};
 
 use super::ports::{ControllerCompletion, ControllerPorts, ControllerTasks};
+use crate::cluster::activity::WorkCounter;
 use crate::cluster::checkpoint_thread::CheckpointThread;
-use crate::cluster::data::{DamagedCopy, damaged_text, fetch_data, read_if_same};
+use crate::cluster::data::{DamagedCopy, damaged_text};
+use crate::cluster::kept_data::{DataRoute, keep_data};
 use zbelastic_api::HexDigest;
 
 /// A text was fetched, or not.
@@ -60,20 +62,17 @@ pub(super) fn ensure_data(job: &JobDocument, ports: &ControllerPorts) {
 
 /// Fetches a text from nodes that may have it.
 pub(super) fn fetch_data_of(name: DataName, holders: Vec<NodeId>, tasks: &ControllerTasks) {
-    let transport = tasks.transport().clone();
-    let checkpoint_thread = tasks.checkpoint_thread().clone();
+    let route = DataRoute {
+        transport: tasks.transport().clone(),
+        checkpoint_thread: tasks.checkpoint_thread().clone(),
+        holders,
+        // A controller has no work that others wait for.
+        progress: WorkCounter::default(),
+    };
     tasks.spawn(async move {
-        let fetched = fetch_data(name, &transport, &checkpoint_thread, holders).await;
-        let (damaged, fetched) = match fetched {
-            Ok(found) => (found.damaged, Ok(())),
-            Err(error) => (Vec::new(), Err(error.to_string())),
-        };
-        let path = checkpoint_thread.data_path(name.hash);
-        let is_kept = move || read_if_same(&path, name).is_some();
-        let failure = match fetched {
-            Ok(()) if tokio::task::spawn_blocking(is_kept).await.unwrap_or(false) => None,
-            Ok(()) => Some("it cannot be written to the disk".to_owned()),
-            Err(why) => Some(why),
+        let (damaged, failure) = match keep_data(name, &route).await {
+            Ok(damaged) => (damaged, None),
+            Err(error) => (Vec::new(), Some(error.to_string())),
         };
         ControllerCompletion::Data(DataFetchResult { name, damaged, failure })
     });

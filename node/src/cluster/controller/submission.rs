@@ -3,13 +3,12 @@
 use std::sync::Arc;
 
 use zbelastic_consensus::job::{Job, JobChange, JobPhase, JobSpec};
-use zbelastic_consensus::run::run_name_of;
 use zbelastic_consensus::state::State;
-use zbelastic_wire::document::{DataName, DocumentError, JobDocument};
+use zbelastic_wire::document::{DataName, DocumentError, JobDocument, default_run_name};
 
 use super::runs::RunCatalog;
 use zbelastic_api::{ApiRefusal, CorpusDescription, RunDisposition, WrongState};
-use zbelastic_config::{RunConfig, WeightSource, check_cluster_can_run, load_document};
+use zbelastic_config::{WeightSource, check_cluster_can_run, load_document};
 use zbelastic_wording::CommandFailure;
 
 /// A run as a client submits it.
@@ -112,10 +111,4 @@ fn submitted_document(
 fn config_refusal(failure: &CommandFailure) -> ApiRefusal {
     let problems = failure.details.iter().map(|detail| detail.what.clone()).collect();
     ApiRefusal::Config { problems }
-}
-
-/// The name of a run that has no other: by its model's size.
-fn default_run_name(config: &RunConfig) -> String {
-    let family = format!("{:?}", config.model.family).to_lowercase();
-    run_name_of(&format!("{family}-{}x{}", config.model.blocks, config.model.width))
 }

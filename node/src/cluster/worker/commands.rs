@@ -27,6 +27,10 @@ impl WorkerNode {
             let layers = Vec::new();
             return self.ports.send_to_session(WorkerEvent::Inventory { index, layers });
         }
+        // Of one that waits for token stores the device knows which layers it holds.
+        if let WorkerCommand::TakeInventory { .. } = command {
+            return self.execute_now(command);
+        }
         match self.job.hold(command) {
             Ok(Some(command)) => self.execute_now(command),
             Ok(None) => {}
@@ -64,6 +68,11 @@ impl WorkerNode {
         if !self.job.is_ready_for(&load.spec) {
             let spec = load.spec.clone();
             return self.begin_job(&spec, WorkerCommand::Load(load));
+        }
+        if self.job.lacks_stores(&load.plan, self.ports.me) {
+            let ports = (&mut self.ports, self.connections.roster());
+            let command = WorkerCommand::Load(load);
+            return self.job.begin_stores(command, ports, self.data_paths.clone());
         }
         let floats = |layer| self.job.layer_floats(layer);
         if let Some(bytes) = held_bytes(&load.plan, self.ports.me, floats) {

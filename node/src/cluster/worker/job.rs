@@ -10,6 +10,7 @@ use zbelastic_consensus::member::Holder;
 use zbelastic_consensus::plan::PlanRecord;
 use zbelastic_consensus::pre_copy::PreCopyPlan;
 use zbelastic_consensus::session::WorkerCommand;
+use zbelastic_data::training_data::TrainingData;
 use zbelastic_policy::roster::Roster;
 use zbelastic_trainer::elastic::image_bytes;
 use zbelastic_trainer::model::{LayerSpec, model_layers};
@@ -17,12 +18,13 @@ use zbelastic_types::{ClusterId, Digest, LayerId, NodeId, RunId, Step};
 use zbelastic_wire::NodeMessage;
 use zbelastic_wire::document::{DataName, JobDocument, NamedJob};
 use zbelastic_wire::frames::FrameExpectations;
+use zbelastic_wire::job_store::reads_tokens;
 
 use super::ports::{WorkerCompletion, WorkerPorts, WorkerTasks};
-use crate::cluster::data::{
-    DamagedCopy, FetchError, FetchedJob, damaged_text, fetch_data, fetch_job,
-};
+use crate::cluster::activity::WorkCounter;
+use crate::cluster::data::{DamagedCopy, FetchError, FetchedJob, damaged_text, fetch_job};
 use crate::cluster::device::{DeviceInput, DeviceJob};
+use crate::cluster::kept_data::{DataRoute, FetchedStores, fetch_stores, keep_data};
 use crate::cluster::process_exit::ProcessExit;
 use crate::cluster::stores::StoreLocations;
 use zbelastic_config::NoticePolicy;
@@ -32,9 +34,14 @@ use zbelastic_machine::second_store::SECOND_STORE;
 /// beyond this the plan they belong to is long over.
 const COMMANDS_HELD_MAX: usize = 256;
 
-/// The job with its text and weights, which are here.
+/// The job with its text and weights, which are here. Of token stores the shards are here once a
+/// stage of this node reads tokens.
 pub(super) struct ActiveJob {
     pub(super) document: Arc<NamedJob>,
+    /// What is trained on, as the device reads it.
+    corpus: Arc<TrainingData>,
+    /// Commands that wait while the shards of its stores are fetched.
+    fetching_stores: Option<VecDeque<WorkerCommand>>,
     /// Floats in each part of each layer.
     layer_floats: Vec<usize>,
     /// The plan that was loaded last.
@@ -52,6 +59,17 @@ impl ActiveJob {
     /// Pieces of a checkpoint that other nodes are to have beside this one.
     pub(super) fn copies(&self) -> usize {
         self.document.job.config.checkpoint.copies as usize
+    }
+
+    /// Whether the node's stage of this plan reads stores that are not here.
+    fn lacks_stores(&self, plan: &PlanRecord, me: NodeId) -> bool {
+        match &*self.corpus {
+            TrainingData::Text(_) => false,
+            TrainingData::Stores(mixture) => {
+                let packing = self.document.job.config.tokens.packing;
+                !mixture.is_provided() && reads_tokens(plan, me, packing)
+            }
+        }
     }
 }
 
@@ -131,7 +149,12 @@ impl WorkerJob {
         self.active().is_some_and(|job| of(job) == (spec.run, spec.config))
     }
 
-    /// Holds a command back while the job's text is fetched. Yields it if none is.
+    /// Whether this job's stage of a plan reads stores that are not here.
+    pub(super) fn lacks_stores(&self, plan: &PlanRecord, me: NodeId) -> bool {
+        self.active().is_some_and(|job| job.lacks_stores(plan, me))
+    }
+
+    /// Holds a command back while the job's text or stores are fetched. Yields it if none is.
     ///
     /// # Errors
     /// If too many wait.
@@ -139,14 +162,16 @@ impl WorkerJob {
         &mut self,
         command: WorkerCommand,
     ) -> Result<Option<WorkerCommand>, TooManyCommands> {
-        match &mut self.readiness {
-            JobReadiness::Fetching(held) if held.len() < COMMANDS_HELD_MAX => {
-                held.push_back(command);
-                Ok(None)
-            }
-            JobReadiness::Fetching(_) => Err(TooManyCommands),
-            JobReadiness::Idle | JobReadiness::Ready(_) => Ok(Some(command)),
+        let held = match &mut self.readiness {
+            JobReadiness::Fetching(held) => held,
+            JobReadiness::Ready(ActiveJob { fetching_stores: Some(held), .. }) => held,
+            JobReadiness::Idle | JobReadiness::Ready(_) => return Ok(Some(command)),
+        };
+        if held.len() >= COMMANDS_HELD_MAX {
+            return Err(TooManyCommands);
         }
+        held.push_back(command);
+        Ok(None)
     }
 
     /// Fetches the text and weights of the job; commands wait, this one first.
@@ -195,19 +220,70 @@ impl WorkerJob {
                 return VecDeque::new();
             }
         };
-        for DamagedCopy { node, name } in damaged {
-            ports.journal.warn(damaged_text(node, name));
-            ports.outbox.send(node, NodeMessage::KeepData(name));
-        }
+        report_damaged(damaged, ports);
         let specs = model_layers(&document.job.config.model);
         let layer_floats = specs.iter().map(LayerSpec::len).collect();
         let scratch = identity.with_file_name(SECOND_STORE);
-        let job = DeviceJob { document: document.clone(), corpus, weights, scratch };
+        let job =
+            DeviceJob { document: document.clone(), corpus: corpus.clone(), weights, scratch };
         if !ports.enqueue(DeviceInput::Begin(Box::new(job))) {
             return VecDeque::new();
         }
-        let active = ActiveJob { document, layer_floats, plan: None, precopy: None };
+        let active = ActiveJob {
+            document,
+            corpus,
+            fetching_stores: None,
+            layer_floats,
+            plan: None,
+            precopy: None,
+        };
         self.readiness = JobReadiness::Ready(active);
+        held
+    }
+
+    /// Fetches the shards of the job's stores; commands wait, this one first.
+    pub(super) fn begin_stores(
+        &mut self,
+        command: WorkerCommand,
+        (ports, roster): (&mut WorkerPorts, &Roster),
+        local: Vec<String>,
+    ) {
+        let holders = ports.holders(roster);
+        let Some(job) = self.active_mut() else { return };
+        job.fetching_stores = Some([command].into());
+        let document = job.document.clone();
+        let progress = ports.work_log.pieces().clone();
+        let route = route(holders, progress, &ports.tasks);
+        ports.journal.log("the shards of its token stores are fetched".to_owned());
+        ports.tasks.spawn(async move {
+            let fetched = fetch_stores(&document.job.stores, &route, &local).await;
+            WorkerCompletion::Stores { job: document.name, fetched: Box::new(fetched) }
+        });
+    }
+
+    /// The shards of a job's stores were fetched, or not. Yields the commands that waited for them.
+    pub(super) fn handle_stores(
+        &mut self,
+        name: Digest,
+        fetched: Result<FetchedStores, FetchError>,
+        ports: &mut WorkerPorts,
+    ) -> VecDeque<WorkerCommand> {
+        let Some(job) = self.active_mut().filter(|job| job.document.name == name) else {
+            return VecDeque::new();
+        };
+        let held = job.fetching_stores.take().unwrap_or_default();
+        let FetchedStores { stores, damaged } = match fetched {
+            Ok(fetched) => fetched,
+            // As for a text: what waited is dropped, and a later plan fetches them again.
+            Err(error) => {
+                ports.journal.warn(format!("the token stores cannot be read: {error}"));
+                return VecDeque::new();
+            }
+        };
+        if let TrainingData::Stores(mixture) = &*job.corpus {
+            mixture.provide(stores);
+        }
+        report_damaged(damaged, ports);
         held
     }
 
@@ -286,13 +362,26 @@ pub(super) fn copies_ahead(pre_copy: &PreCopyPlan, me: Holder) -> bool {
 
 /// A copy of a text or of weights is damaged here: it is fetched again.
 pub(super) fn fetch_again(name: DataName, holders: Vec<NodeId>, tasks: &WorkerTasks) {
-    let transport = tasks.transport().clone();
-    let checkpoint_thread = tasks.checkpoint_thread().clone();
+    let route = route(holders, WorkCounter::default(), tasks);
     // A sound copy is found to be sound, and stays; a copy that cannot be fetched is reported where
     // it is needed.
     tokio::spawn(async move {
-        let _ = fetch_data(name, &transport, &checkpoint_thread, holders).await;
+        let _ = keep_data(name, &route).await;
     });
+}
+
+fn route(holders: Vec<NodeId>, progress: WorkCounter, tasks: &WorkerTasks) -> DataRoute {
+    let transport = tasks.transport().clone();
+    let checkpoint_thread = tasks.checkpoint_thread().clone();
+    DataRoute { transport, checkpoint_thread, holders, progress }
+}
+
+/// Nodes with damaged copies are to fetch them again.
+fn report_damaged(damaged: Vec<DamagedCopy>, ports: &mut WorkerPorts) {
+    for DamagedCopy { node, name } in damaged {
+        ports.journal.warn(damaged_text(node, name));
+        ports.outbox.send(node, NodeMessage::KeepData(name));
+    }
 }
 
 #[cfg(test)]

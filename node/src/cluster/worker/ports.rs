@@ -4,7 +4,7 @@
 use zbelastic_consensus::session::{SessionInput, WorkerEvent, WorkerSession};
 use zbelastic_policy::roster::Roster;
 use zbelastic_trainer::runtime::RuntimeInput;
-use zbelastic_types::NodeId;
+use zbelastic_types::{Digest, NodeId};
 use zbelastic_wire::NodeMessage;
 
 use super::activity::WorkLog;
@@ -15,6 +15,7 @@ use crate::cluster::data::{FetchError, FetchedJob};
 use crate::cluster::device::{DeviceHandle, DeviceInput};
 use crate::cluster::disk_space::DiskSpace;
 use crate::cluster::journal::Journal;
+use crate::cluster::kept_data::FetchedStores;
 use crate::cluster::outbox::Outbox;
 use crate::cluster::piece_keeper::PieceFetchResult;
 use crate::cluster::process_exit::ProcessExit;
@@ -35,6 +36,13 @@ pub(super) enum WorkerCompletion {
     DiskSpace(Option<DiskSpace>),
     /// The text and weights that a job is built from.
     Job(Box<Result<FetchedJob, FetchError>>),
+    /// The token stores of a job.
+    Stores {
+        /// The name of the job.
+        job: Digest,
+        /// The stores, or why there are none.
+        fetched: Box<Result<FetchedStores, FetchError>>,
+    },
 }
 
 impl From<PieceFetchResult> for WorkerCompletion {

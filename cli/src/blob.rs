@@ -1,0 +1,83 @@
+//! Bytes that a cluster requests of a command by their hash.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+
+use zbelastic_api::PIECE_BYTES_MAX;
+use zbelastic_wire::document::DataName;
+use zbelastic_wording::{CommandFailure, FailureDetail};
+
+/// Bytes with their hash and length.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Blob {
+    /// What it is, in a word.
+    pub kind: &'static str,
+    /// The hash and length of its bytes.
+    pub name: DataName,
+    body: BlobBody,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum BlobBody {
+    Memory(Vec<u8>),
+    /// A file that is read as it is sent.
+    File(PathBuf),
+}
+
+impl Blob {
+    /// Bytes in memory.
+    pub fn of_bytes(kind: &'static str, bytes: Vec<u8>) -> Self {
+        Self { kind, name: DataName::of(&bytes), body: BlobBody::Memory(bytes) }
+    }
+
+    /// A file with bytes of this name.
+    pub fn of_file(kind: &'static str, name: DataName, path: PathBuf) -> Self {
+        Self { kind, name, body: BlobBody::File(path) }
+    }
+
+    /// The piece from `offset` on, as long as a request takes.
+    ///
+    /// # Errors
+    /// If its file cannot be read.
+    pub fn piece(&self, offset: u64) -> Result<Vec<u8>, CommandFailure> {
+        let left = self.name.length.saturating_sub(offset);
+        let length = left.min(PIECE_BYTES_MAX as u64) as usize;
+        match &self.body {
+            BlobBody::Memory(bytes) => {
+                let start = bytes.len() - left as usize;
+                Ok(bytes[start..start + length].to_vec())
+            }
+            BlobBody::File(path) => {
+                let mut piece = vec![0; length];
+                let read = File::open(path).and_then(|file| file.read_exact_at(&mut piece, offset));
+                read.map(|()| piece).map_err(|error: io::Error| {
+                    let detail = FailureDetail::new(format!("cannot be read: {error}"));
+                    let detail = detail.at(path.display().to_string());
+                    CommandFailure::usage("the token store", vec![detail])
+                })
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_of_a_file_are_those_of_its_bytes() {
+        let bytes: Vec<u8> = (0..2 * PIECE_BYTES_MAX + 9).map(|at| (at % 251) as u8).collect();
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        std::fs::write(file.path(), &bytes).expect("writable");
+        let memory = Blob::of_bytes("text", bytes.clone());
+        let on_disk = Blob::of_file("shard", memory.name, file.path().to_owned());
+        for offset in [0, 7, PIECE_BYTES_MAX, 2 * PIECE_BYTES_MAX, bytes.len()] {
+            let expected = &bytes[offset..bytes.len().min(offset + PIECE_BYTES_MAX)];
+            for blob in [&memory, &on_disk] {
+                assert!(blob.piece(offset as u64).expect("readable") == expected, "{offset}");
+            }
+        }
+    }
+}

@@ -1,0 +1,98 @@
+//! Token stores in a cluster: who fetches shards, and what a kill on the way changes.
+
+use std::fs;
+use std::path::PathBuf;
+
+use serde_json::Value;
+
+use crate::harness::{PATIENCE, SpawnedCluster, zbelastic};
+
+const STEPS: u64 = 40;
+
+/// Files with this ending where a node keeps data by its hash.
+fn kept(cluster: &SpawnedCluster, node: &str, ending: &str) -> usize {
+    let folder = cluster.root.path().join(node).join("data");
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let paths = entries.map(|entry| entry.path());
+    paths.filter(|path| path.extension().is_some_and(|found| found == ending)).count()
+}
+
+/// Runs a command as an operator of the cluster, and yields what it prints.
+fn printed(cluster: &SpawnedCluster, arguments: &[&str]) -> String {
+    let mut command = zbelastic(&cluster.root.path().join("controller"));
+    let output = command.args(arguments).current_dir(cluster.root.path()).output();
+    let output = output.expect("the binary runs");
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{arguments:?}: {stderr}");
+    String::from_utf8(output.stdout).expect("UTF-8")
+}
+
+/// A store of so many bytes of text, and a configuration over it.
+fn configured(cluster: &SpawnedCluster, bytes: usize) -> PathBuf {
+    let line = |n: usize| format!("{n} times {} is {}\n", n % 7 + 2, n * (n % 7 + 2));
+    let mut text = String::new();
+    let mut n = 0;
+    while text.len() < bytes {
+        n += 1;
+        text += &line(n);
+    }
+    fs::write(cluster.root.path().join("text.txt"), text).expect("writable");
+    printed(cluster, &["data", "prepare", "text.txt", "--to", "store"]);
+    let config = cluster.root.path().join("run.toml");
+    let toml = format!(
+        "[model]\npreset = \"tiny\"\n[data]\ntokens = [\"store\"]\n[train]\nsteps = {STEPS}\n\
+         [schedule]\nkind = \"1f1b\"\n"
+    );
+    fs::write(&config, toml).expect("writable");
+    config
+}
+
+/// The digest of the same run in threads of one process.
+fn undisturbed(cluster: &SpawnedCluster) -> String {
+    let command = ["train", "run.toml", "--threads-only", "--workers", "2", "--json"];
+    let lines = printed(cluster, &command);
+    let last = lines.lines().last().expect("a run ends");
+    let done: Value = serde_json::from_str(last).expect("JSON");
+    done["digest"].as_str().expect("a text").to_owned()
+}
+
+/// The node that holds a stage.
+fn node_of(cluster: &SpawnedCluster, stage: u32) -> Option<String> {
+    let status = cluster.status()?;
+    status.plan.as_ref()?;
+    let found = status.members.iter().find(|member| member.stage == Some(stage))?;
+    Some(found.name.clone())
+}
+
+#[test]
+fn only_the_ends_of_the_pipeline_fetch_shards() {
+    let mut cluster = SpawnedCluster::new();
+    cluster.join_all(&["a", "b", "c"], 4);
+    configured(&cluster, 300_000);
+    printed(&cluster, &["run", "run.toml", "--detach"]);
+    let stages = cluster.wait("a plan of three stages", |cluster| {
+        (0..3).map(|stage| node_of(cluster, stage)).collect::<Option<Vec<_>>>()
+    });
+    assert_eq!(cluster.digest(STEPS).to_string(), undisturbed(&cluster));
+    let found: Vec<usize> = stages.iter().map(|node| kept(&cluster, node, "data")).collect();
+    assert_eq!(found, [1, 0, 1], "{stages:?}");
+}
+
+/// The first stage's machine dies while it fetches: another one fetches, and the bits are the same.
+#[test]
+fn a_first_stage_that_is_killed_while_it_fetches_changes_no_bit() {
+    let mut cluster = SpawnedCluster::new();
+    cluster.join_all(&["a", "b", "c"], 4);
+    configured(&cluster, 24 << 20);
+    printed(&cluster, &["run", "run.toml", "--detach"]);
+    let first = cluster.wait("a first stage", |cluster| node_of(cluster, 0));
+    let began = std::time::Instant::now();
+    while kept(&cluster, &first, "part") == 0 {
+        assert!(began.elapsed() < PATIENCE, "{first} fetches nothing");
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    let node = cluster.kill(&first);
+    assert_eq!((kept(&cluster, &first, "part"), kept(&cluster, &first, "data")), (1, 0));
+    cluster.restart(node, &["join", "--spot", "none"]);
+    assert_eq!(cluster.digest(STEPS).to_string(), undisturbed(&cluster));
+}

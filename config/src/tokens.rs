@@ -1,0 +1,265 @@
+//! The token stores that a run reads in place of text: which, with which weights, and whether the
+//! model fits them.
+
+use std::num::NonZeroU32;
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+use zbelastic_data::cursor::CursorConfig;
+use zbelastic_data::store::{StoreError, StoreManifest};
+use zbelastic_data::window::Packing;
+use zbelastic_wording::FailureDetail;
+
+use super::RunConfig;
+use super::build::ConfigBuilder;
+use super::key::Key;
+use super::problem::ConfigProblem;
+use super::reader::SettingsReader;
+use super::settings::SettingOrigin;
+
+/// The name of the built-in tokenizer, whose tokens are bytes.
+pub const BYTES_TOKENIZER: &str = "bytes";
+
+/// What a run reads in tokens.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TokensConfig {
+    /// Stores to train on; none to train on text.
+    pub stores: Vec<StoreShare>,
+    /// Whether the documents of a window see each other.
+    pub packing: Packing,
+    /// The tokenizer's folder or file; none for bytes.
+    pub tokenizer: Option<PathBuf>,
+}
+
+/// A store with its part in a mixture.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StoreShare {
+    /// The store's folder.
+    pub folder: PathBuf,
+    /// Its sequences, compared with those of the others.
+    pub weight: NonZeroU32,
+}
+
+/// Why stores cannot be trained on.
+#[derive(Debug, thiserror::Error)]
+pub enum TokensError {
+    /// A tokenizer without anything to read by it.
+    #[error("is empty, and so is data.text")]
+    NoText,
+    /// Text and stores are both named.
+    #[error("stands beside data.text")]
+    BesideText,
+    /// A weight is not a number from 1 on.
+    #[error("`{entry}`: {weight} is no weight")]
+    Weight {
+        /// The entry of the list.
+        entry: String,
+        /// What stands behind its last equals sign.
+        weight: String,
+    },
+    /// A store's manifest cannot be read.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// A store was made with another tokenizer than the first.
+    #[error("{} was made with tokenizer {found}, {} with {expected}", folder.display(), first.display())]
+    OtherTokenizer {
+        /// Folder of the store.
+        folder: PathBuf,
+        /// The hash of its tokenizer.
+        found: String,
+        /// Folder of the first store.
+        first: PathBuf,
+        /// The hash of the first store's tokenizer.
+        expected: String,
+    },
+    /// A store has ids that the model does not know.
+    #[error("{} has a vocabulary of {needed}, the model of {vocabulary}", folder.display())]
+    Vocabulary {
+        /// Folder of the store.
+        folder: PathBuf,
+        /// Ids of the store's vocabulary.
+        needed: u32,
+        /// Tokens that the model knows.
+        vocabulary: u32,
+    },
+}
+
+impl TokensConfig {
+    /// Whether text is read as bytes.
+    #[must_use]
+    pub fn is_bytes(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+impl StoreShare {
+    /// The share as it is written: the folder, and the weight if it is not 1.
+    #[must_use]
+    pub fn entry(&self) -> String {
+        let folder = self.folder.display().to_string();
+        // A folder whose name ends as a weight does needs one, to be read as a folder.
+        match (self.weight, split_weight(&folder)) {
+            (NonZeroU32::MIN, None) => folder,
+            (weight, _) => format!("{folder}={weight}"),
+        }
+    }
+
+    fn parse(entry: &str) -> Result<Self, TokensError> {
+        let (folder, weight) = match split_weight(entry) {
+            None => (entry, NonZeroU32::MIN),
+            Some((folder, digits)) => match digits.parse() {
+                Ok(weight) => (folder, weight),
+                Err(_) => {
+                    let weight = digits.to_owned();
+                    return Err(TokensError::Weight { entry: entry.to_owned(), weight });
+                }
+            },
+        };
+        Ok(Self { folder: PathBuf::from(folder), weight })
+    }
+}
+
+/// Splits an entry at its last equals sign, if a number follows.
+fn split_weight(entry: &str) -> Option<(&str, &str)> {
+    let (folder, weight) = entry.rsplit_once('=')?;
+    let is_number = !weight.is_empty() && weight.bytes().all(|byte| byte.is_ascii_digit());
+    is_number.then_some((folder, weight))
+}
+
+impl TokensError {
+    /// The error as it is printed; `at` is where the stores are named.
+    pub(super) fn detail(&self, at: &SettingOrigin) -> FailureDetail {
+        let detail = FailureDetail::new(format!("data.tokens: {self}")).at(at.to_string());
+        match self {
+            Self::NoText => detail
+                .why("data.tokenizer makes tokens of text that is named")
+                .hint("--text with files, or data.tokens with a store"),
+            Self::BesideText => detail
+                .why("a run reads text or stores")
+                .hint("leave out data.text, or `zbelastic data prepare` makes a store of it"),
+            Self::Weight { .. } => {
+                detail.why("weights are whole numbers from 1 on").hint("stores/a=3")
+            }
+            Self::Store(StoreError::Manifest { .. }) => detail
+                .why("a folder with a manifest.json is a store that is whole")
+                .hint("`zbelastic data prepare` makes one, and goes on with one that is not"),
+            Self::Store(_) => detail.hint("`zbelastic data prepare` makes it again"),
+            Self::OtherTokenizer { .. } => detail
+                .why("an id is another token in each")
+                .hint("prepare all stores of a mixture with one tokenizer"),
+            Self::Vocabulary { needed, .. } => detail
+                .why("an id is a row of the model's embedding")
+                .hint(format!("model.vocab = {needed} or more, or leave it out")),
+        }
+    }
+}
+
+impl RunConfig {
+    /// How windows of stores are read.
+    #[must_use]
+    pub fn cursor(&self) -> CursorConfig {
+        CursorConfig {
+            shape: self.batch.microbatch,
+            microbatch_count: self.batch.microbatch_count,
+            held_out_share: self.held_out_share,
+            seed: self.seed,
+        }
+    }
+}
+
+/// The entries of the key that are no shares are left out here, and reported by the builder.
+pub(super) fn tokens_config(reader: &SettingsReader<'_>) -> TokensConfig {
+    let tokenizer = reader.text(Key::Tokenizer).filter(|name| *name != BYTES_TOKENIZER);
+    let shares = reader.texts(Key::Tokens);
+    TokensConfig {
+        stores: shares.iter().filter_map(|entry| StoreShare::parse(entry).ok()).collect(),
+        packing: reader.choice(Key::Packing),
+        tokenizer: tokenizer.map(PathBuf::from),
+    }
+}
+
+impl ConfigBuilder<'_> {
+    /// The manifests of the stores that are named, with what is wrong with them reported.
+    pub(super) fn store_manifests(&mut self) -> Vec<(PathBuf, StoreManifest)> {
+        let mut manifests: Vec<(PathBuf, StoreManifest)> = Vec::new();
+        let entries = self.reader.texts(Key::Tokens);
+        let has_tokenizer = tokens_config(&self.reader).tokenizer.is_some();
+        if entries.is_empty() && has_tokenizer && self.reader.texts(Key::Text).is_empty() {
+            self.report_tokens(TokensError::NoText);
+        }
+        if !entries.is_empty() && !self.reader.texts(Key::Text).is_empty() {
+            self.report_tokens(TokensError::BesideText);
+        }
+        for entry in &entries {
+            let read = StoreShare::parse(entry).and_then(|StoreShare { folder, .. }| {
+                let manifest = StoreManifest::read(&folder)?;
+                Ok((folder, manifest))
+            });
+            match read {
+                Ok(found) => manifests.push(found),
+                Err(error) => self.report_tokens(error),
+            }
+        }
+        let Some((first, expected)) = manifests.first().cloned() else { return manifests };
+        for (folder, manifest) in &manifests {
+            if manifest.tokenizer != expected.tokenizer {
+                self.report_tokens(TokensError::OtherTokenizer {
+                    folder: folder.clone(),
+                    found: manifest.tokenizer.to_string(),
+                    first: first.clone(),
+                    expected: expected.tokenizer.to_string(),
+                });
+            }
+        }
+        manifests
+    }
+
+    /// Checks that the model knows the ids of all stores.
+    pub(super) fn check_stores(
+        &mut self,
+        manifests: Vec<(PathBuf, StoreManifest)>,
+        vocabulary: u32,
+    ) {
+        for (folder, manifest) in manifests {
+            let needed = manifest.vocabulary;
+            if needed > vocabulary {
+                self.report_tokens(TokensError::Vocabulary { folder, needed, vocabulary });
+            }
+        }
+    }
+
+    fn report_tokens(&mut self, error: TokensError) {
+        let key = match error {
+            TokensError::NoText => Key::Tokenizer,
+            TokensError::BesideText
+            | TokensError::Weight { .. }
+            | TokensError::Store(_)
+            | TokensError::OtherTokenizer { .. }
+            | TokensError::Vocabulary { .. } => Key::Tokens,
+        };
+        let at = self.reader.settings.origin(key);
+        self.report(&[key], |_, _| ConfigProblem::Tokens { at, error });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::StoreShare;
+
+    #[test]
+    fn weights_stand_behind_the_last_equals_sign() {
+        let check = |entry: &str, folder: &str, weight: u32| {
+            let share = StoreShare::parse(entry).expect("a share");
+            assert_eq!((share.folder.to_str(), share.weight.get()), (Some(folder), weight));
+            assert_eq!(StoreShare::parse(&share.entry()).expect("written"), share);
+        };
+        check("stores/a", "stores/a", 1);
+        check("stores/a=3", "stores/a", 3);
+        check("a=b", "a=b", 1);
+        check("a=2=1", "a=2", 1);
+        check("a=", "a=", 1);
+        for entry in ["a=0", "a=4294967296"] {
+            assert!(StoreShare::parse(entry).is_err(), "{entry}");
+        }
+    }
+}

@@ -1,0 +1,44 @@
+//! What a run is trained on: a text in memory, or stores on a disk.
+
+use zbelastic_trainer::data::{BatchSource, Corpus, TokenBatch};
+use zbelastic_types::{MicrobatchIndex, Step};
+
+use crate::mixture::StoreMixture;
+use crate::store::StoreError;
+
+/// What a run is trained on.
+#[derive(Debug)]
+pub enum TrainingData {
+    /// A text, of which each byte is a token.
+    Text(Corpus),
+    /// Token stores.
+    Stores(StoreMixture),
+}
+
+impl TrainingData {
+    /// What made a batch unreadable, if anything did: that batch, and all that was computed since,
+    /// must not be used.
+    #[must_use]
+    pub fn fault(&self) -> Option<&StoreError> {
+        match self {
+            Self::Text(_) => None,
+            Self::Stores(mixture) => mixture.fault(),
+        }
+    }
+}
+
+impl BatchSource for TrainingData {
+    fn training(&self, step: Step, microbatch: MicrobatchIndex) -> TokenBatch {
+        match self {
+            Self::Text(corpus) => corpus.training(step, microbatch),
+            Self::Stores(mixture) => mixture.training(step, microbatch),
+        }
+    }
+
+    fn held_out(&self, index: u32) -> Option<TokenBatch> {
+        match self {
+            Self::Text(corpus) => corpus.held_out(index),
+            Self::Stores(mixture) => mixture.held_out(index),
+        }
+    }
+}

@@ -1,0 +1,191 @@
+//! Data that is kept on this node's disk and never whole in memory: shards of token stores, and what
+//! a controller keeps for others. It is fetched chunk by chunk into a file beside its name, hashed,
+//! and renamed.
+
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use zbelastic_data::store::{MANIFEST_NAME, StoreManifest, TokenStore, shard_name};
+use zbelastic_machine::disk_usage;
+use zbelastic_transport::{BulkFetch, ChunkSink, Transport};
+use zbelastic_types::{Bytes, Digest, NodeId};
+use zbelastic_wire::document::DataName;
+use zbelastic_wire::job_store::JobStore;
+use zbelastic_wire::{self as wire, BulkKey};
+
+use super::activity::WorkCounter;
+use super::checkpoint_thread::CheckpointThread;
+use super::data::{DATA_BYTES_MAX, DamagedCopy, FetchError, fetch_from_some};
+use crate::whole_file;
+
+/// Bytes that are hashed at once.
+const HASH_BYTES: u64 = 1 << 20;
+/// Numbers files that are being fetched: two fetches of the same data write to two files.
+static FETCHES: AtomicU64 = AtomicU64::new(0);
+
+/// Stores with their shards on this node's disk.
+pub struct FetchedStores {
+    /// The stores, in the order of the job.
+    pub stores: Vec<TokenStore>,
+    /// Copies that were found damaged on the way.
+    pub damaged: Vec<DamagedCopy>,
+}
+
+/// Where data is fetched from and to, and how its progress is counted.
+#[derive(Clone)]
+pub struct DataRoute {
+    /// The connections to other nodes.
+    pub transport: Transport,
+    /// The folder that it is kept in.
+    pub checkpoint_thread: CheckpointThread,
+    /// The nodes that may have it.
+    pub holders: Vec<NodeId>,
+    /// Counts bytes that arrived or were hashed.
+    pub progress: WorkCounter,
+}
+
+/// Keeps data on this node's disk: there is nothing to do if it is there and sound. Yields the
+/// copies that were found damaged.
+///
+/// # Errors
+/// If no node has it, or the disk has no space for it.
+pub async fn keep_data(name: DataName, route: &DataRoute) -> Result<Vec<DamagedCopy>, FetchError> {
+    if name.length > DATA_BYTES_MAX {
+        return Err(FetchError::Size { found: name.length });
+    }
+    let path = route.checkpoint_thread.data_path(name.hash);
+    let progress = route.progress.clone();
+    let own = path.clone();
+    let is_here = tokio::task::spawn_blocking(move || is_sound(&own, name, &progress)).await;
+    if is_here.map_err(|_| FetchError::Interrupted)? {
+        return Ok(Vec::new());
+    }
+    let fetch = |holders| fetch_file(name, &path, route, holders);
+    let ((), damaged) = fetch_from_some(name, route.holders.clone(), fetch).await?;
+    Ok(damaged)
+}
+
+async fn fetch_file(
+    name: DataName,
+    path: &Path,
+    route: &DataRoute,
+    holders: Vec<NodeId>,
+) -> Result<(), FetchError> {
+    let DataName { hash, length } = name;
+    let number = FETCHES.fetch_add(1, Ordering::Relaxed);
+    let partial = PartialFile(path.with_extension(format!("{number}.part")));
+    let file = partial.create(length)?;
+    let key = wire::encode(&BulkKey::Data(hash));
+    let progress = Some(route.progress.shared());
+    let fetch = BulkFetch { holders, key, length, progress };
+    let fetched = route.transport.fetch_bulk_into(fetch, FileSink(file)).await;
+    let FileSink(file) = fetched.map_err(|error| FetchError::Fetch { hash, error })?;
+    let progress = route.progress.clone();
+    let path = path.to_owned();
+    let finished = tokio::task::spawn_blocking(move || {
+        let found = hash_of(&partial.0, &progress)?;
+        if found != hash {
+            return Err(FetchError::Other { expected: hash, found });
+        }
+        Ok(whole_file::give_name(&file, &partial.0, &path)?)
+    });
+    finished.await.map_err(|_| FetchError::Interrupted)?
+}
+
+/// A file that is not whole yet. It is removed unless it gets its name.
+struct PartialFile(PathBuf);
+
+impl PartialFile {
+    fn create(&self, length: u64) -> Result<File, FetchError> {
+        let folder = self.0.parent().unwrap_or(Path::new("."));
+        fs::create_dir_all(folder)?;
+        // Where free space is not known it is found out by writing.
+        disk_usage(folder).map_or(Ok(()), |space| space.check(Bytes(length)))?;
+        Ok(whole_file::create(&self.0)?)
+    }
+}
+
+impl Drop for PartialFile {
+    fn drop(&mut self) {
+        // It has its name, or is removed with files that no run refers to.
+        let _ = fs::remove_file(&self.0);
+    }
+}
+
+struct FileSink(File);
+
+impl ChunkSink for FileSink {
+    fn write(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        self.0.write_all_at(bytes, offset)
+    }
+}
+
+fn hash_of(path: &Path, progress: &WorkCounter) -> io::Result<Digest> {
+    let mut file = File::open(path)?;
+    let mut hasher = blake3::Hasher::new();
+    let mut buffer = Vec::with_capacity(HASH_BYTES as usize);
+    loop {
+        buffer.clear();
+        let count = file.by_ref().take(HASH_BYTES).read_to_end(&mut buffer)?;
+        if count == 0 {
+            return Ok(Digest(*hasher.finalize().as_bytes()));
+        }
+        hasher.update(&buffer);
+        progress.add(count as u64);
+    }
+}
+
+fn is_sound(path: &Path, name: DataName, progress: &WorkCounter) -> bool {
+    let length = fs::metadata(path).map(|found| found.len());
+    length.is_ok_and(|length| length == name.length)
+        && hash_of(path, progress).is_ok_and(|found| found == name.hash)
+}
+
+/// Gets the shards of all stores onto this node's disk, or finds them in a store at one of the
+/// configured paths, and maps them.
+///
+/// # Errors
+/// If no node has one, or it cannot be used.
+pub async fn fetch_stores(
+    stores: &[JobStore],
+    route: &DataRoute,
+    local: &[String],
+) -> Result<FetchedStores, FetchError> {
+    let mut fetched = FetchedStores { stores: Vec::new(), damaged: Vec::new() };
+    for store in stores {
+        let wanted = store.clone();
+        let paths = local.to_vec();
+        let progress = route.progress.clone();
+        let found =
+            tokio::task::spawn_blocking(move || local_store(&wanted, &paths, &progress)).await;
+        if let Some(found) = found.map_err(|_| FetchError::Interrupted)? {
+            fetched.stores.push(found);
+            continue;
+        }
+        let mut paths = Vec::new();
+        for shard in store.shards() {
+            fetched.damaged.extend(keep_data(shard, route).await?);
+            paths.push(route.checkpoint_thread.data_path(shard.hash));
+        }
+        let manifest = store.manifest.clone();
+        let opened =
+            tokio::task::spawn_blocking(move || TokenStore::of_shards(manifest, paths)).await;
+        fetched.stores.push(opened.map_err(|_| FetchError::Interrupted)??);
+    }
+    Ok(fetched)
+}
+
+/// A store with this content at one of the paths, if its shards are sound.
+fn local_store(store: &JobStore, paths: &[String], progress: &WorkCounter) -> Option<TokenStore> {
+    let folder = paths.iter().map(Path::new).find(|folder| {
+        let is_there = folder.join(MANIFEST_NAME).exists();
+        is_there && StoreManifest::read(folder).is_ok_and(|found| found == store.manifest)
+    })?;
+    let mut shards = store.shards().enumerate();
+    let is_sound =
+        shards.all(|(index, name)| is_sound(&folder.join(shard_name(index)), name, progress));
+    if is_sound { TokenStore::open(folder).ok() } else { None }
+}
