@@ -10,7 +10,7 @@ mod shard_writer;
 
 pub use manifest::{MANIFEST_NAME, ManifestFault, ShardRecord, StoreManifest, shard_name};
 
-pub(crate) use manifest::{FORMAT_VERSION, MANIFEST_BYTES_MAX, SHARD_EXTENSION, SHARDS_MAX};
+pub(crate) use manifest::{FORMAT_VERSION, SHARD_EXTENSION, SHARDS_MAX};
 pub(crate) use shard_writer::ShardWriter;
 
 use std::io;

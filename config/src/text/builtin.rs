@@ -10,7 +10,7 @@ macro_rules! pages {
     };
 }
 
-const PAGES: [(&str, &str); 89] = pages![
+const PAGES: [(&str, &str); 88] = pages![
     "architecture.md",
     "assumptions.md",
     "benchmarks.md",

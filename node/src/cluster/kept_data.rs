@@ -19,7 +19,7 @@ use zbelastic_wire::{self as wire, BulkKey};
 use super::activity::WorkCounter;
 use super::checkpoint_thread::CheckpointThread;
 use super::data::{DATA_BYTES_MAX, DamagedCopy, FetchError, fetch_from_some};
-use crate::whole_file;
+use zbelastic_whole_file as whole_file;
 
 /// Bytes that are hashed at once.
 const HASH_BYTES: u64 = 1 << 20;
@@ -90,7 +90,7 @@ async fn fetch_file(
         if found != hash {
             return Err(FetchError::Other { expected: hash, found });
         }
-        Ok(whole_file::give_name(&file, &partial.0, &path)?)
+        Ok(whole_file::publish(&file, &partial.0, &path)?)
     });
     finished.await.map_err(|_| FetchError::Interrupted)?
 }
