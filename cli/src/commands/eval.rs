@@ -28,9 +28,9 @@ use zbelastic_wording::figures::{duration_text, grouped};
 use zbelastic_wording::{CommandError, CommandFailure, FailureCode, FailureDetail, cannot_write};
 
 use self::targets::TargetBytes;
-use super::data::failure;
 use super::reach::write_json;
 use crate::args::EvalArgs;
+use crate::data_failure as failure;
 use crate::progress::CommandProgress;
 use crate::saved_model::SavedModel;
 use crate::scratch_folder::ScratchFolder;

@@ -26,7 +26,7 @@ use self::folder::{PartialFolder, check_empty};
 use self::kept::KeptModel;
 use super::reach::{connect, write_json};
 use crate::args::ExportArgs;
-use crate::commands::data::failure::of_folder;
+use crate::data_failure::of_folder;
 use crate::progress::CommandProgress;
 use crate::saved_model::{LeftRun, SavedModel, open_encoder};
 
