@@ -81,6 +81,9 @@ pub struct DigestStageExecutor {
     slice_count: u32,
     placement: Placement,
     accumulated: BTreeMap<ChunkIndex, u32>,
+    /// The gradient of the head's matrix, which WE completes before W does the layer's, and how many
+    /// contributions it has.
+    head_parts: BTreeMap<ChunkIndex, (u32, DigestGradient)>,
     result: Option<(Flow, Pass, u64)>,
     faults: NumericFaults,
     /// Whether another node keeps a copy, and would notice a wrong number.
@@ -112,6 +115,12 @@ impl DigestStageExecutor {
     fn has_end(&self, chunk: ChunkIndex) -> bool {
         let last = self.chunks[&chunk].last().expect("a chunk has layers");
         last.id.0 + 1 == self.shape.layer_count()
+    }
+
+    /// How many contributions to its chunk's gradient are added before this one.
+    fn place_in_order(&self, pass: Pass) -> u32 {
+        let turn = self.placement.turn_of_microbatch(pass.microbatch);
+        turn * self.slice_count + self.slice_count - 1 - pass.slice.0
     }
 
     /// The numbers that earlier slices of a pass left at a layer, in order.
@@ -165,6 +174,7 @@ impl PassExecutor for DigestStageExecutor {
     }
 
     fn drop_passes(&mut self) {
+        self.head_parts.values_mut().for_each(|(count, _)| *count = 0);
         self.stashes.clear();
         self.offloaded.clear();
         self.result = None;
@@ -244,14 +254,28 @@ impl PassExecutor for DigestStageExecutor {
         Ok(())
     }
 
-    fn head_weights(&mut self, _pass: Pass) {}
+    fn head_weights(&mut self, pass: Pass) {
+        let Pass { chunk, microbatch, slice } = pass;
+        let place = self.place_in_order(pass);
+        let stash = &self.stashes[&(chunk, microbatch, slice)];
+        let ends = stash.gradients.last().zip(stash.inputs.last());
+        let (gradient, input) = ends.expect("a chunk has layers");
+        let (count, part) = self.head_parts.entry(chunk).or_default();
+        assert_eq!(*count, place, "WE adds microbatches in order, and slices in reverse");
+        *count += 1;
+        let before = if place == 0 { DigestGradient::default() } else { *part };
+        *part = before.plus(passes::weights(*gradient, *input));
+    }
 
     fn backward_weights(&mut self, pass: Pass, _batch: &TokenBatch) {
         let Pass { chunk, microbatch, slice } = pass;
+        let place = self.place_in_order(pass);
+        let early = self.head_parts.get(&chunk).map_or(0, |(count, _)| *count);
+        if self.has_end(chunk) && early == place {
+            self.head_weights(pass);
+        }
         let stash = self.stashes.remove(&(chunk, microbatch, slice)).expect("B came first");
         let count = self.accumulated.entry(chunk).or_default();
-        let turn = self.placement.turn_of_microbatch(microbatch);
-        let place = turn * self.slice_count + self.slice_count - 1 - slice.0;
         assert_eq!(*count, place, "W adds microbatches in order, and slices in reverse");
         *count += 1;
         self.passes_run += 1;
@@ -325,6 +349,9 @@ impl GradientExecutor for DigestStageExecutor {
             let twin = DigestGradient::of_floats(twin);
             layer.g = if is_first { own.reduced(twin) } else { twin.reduced(own) };
         }
+        if let (Some(layer), Some((_, part))) = (layers.last(), self.head_parts.get_mut(&chunk)) {
+            *part = layer.g;
+        }
     }
 
     fn tied_len(&self) -> usize {
@@ -332,15 +359,14 @@ impl GradientExecutor for DigestStageExecutor {
     }
 
     fn tied_part(&self, chunk: ChunkIndex, end: TiedEnd) -> Vec<f32> {
-        let layers = &self.chunks[&chunk];
-        let layer = match end {
-            TiedEnd::Embedding => layers.first(),
-            TiedEnd::Head => layers.last(),
-        };
-        layer.expect("a chunk has layers").g.floats()
+        match end {
+            TiedEnd::Embedding => self.chunks[&chunk][0].g.floats(),
+            TiedEnd::Head => self.head_parts[&chunk].1.floats(),
+        }
     }
 
     fn tie(&mut self, chunk: ChunkIndex, end: TiedEnd, other: &[f32]) {
+        let own = DigestGradient::of_floats(&self.tied_part(chunk, end));
         let other = DigestGradient::of_floats(other);
         let layers = self.chunks.get_mut(&chunk).expect("a chunk of this stage");
         let layer = match end {
@@ -350,9 +376,9 @@ impl GradientExecutor for DigestStageExecutor {
         let layer = layer.expect("a chunk has layers");
         let is_turned = bug::is(Bug::M45EmbeddingAddsFirst);
         layer.g = match end {
-            TiedEnd::Embedding if is_turned => layer.g.tied(layer.g, other),
-            TiedEnd::Embedding => layer.g.tied(other, layer.g),
-            TiedEnd::Head => layer.g.tied(layer.g, other),
+            TiedEnd::Embedding if is_turned => layer.g.tied(own, other),
+            TiedEnd::Embedding => layer.g.tied(other, own),
+            TiedEnd::Head => layer.g.tied(own, other),
         };
     }
 
@@ -364,6 +390,7 @@ impl GradientExecutor for DigestStageExecutor {
             assert_eq!(*count, parts, "every microbatch is in the gradient");
             *count = 0;
         }
+        self.head_parts.values_mut().for_each(|(count, _)| *count = 0);
         self.is_first_turn = false;
         let mark = self.faults.borrow_mut().gradient_mark();
         if let Some(mark) = mark {
@@ -492,6 +519,7 @@ impl StageFactory for DigestModel {
         Ok(DigestStageExecutor {
             shape: self.shape.clone(),
             accumulated: chunks.keys().map(|chunk| (*chunk, 0)).collect(),
+            head_parts: BTreeMap::new(),
             chunks,
             stashes: BTreeMap::new(),
             slice_count: setup.plan.program.slice_count,
