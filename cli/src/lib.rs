@@ -11,7 +11,7 @@ mod corpus;
 pub mod membership;
 pub mod panics;
 mod progress;
-mod saved_model;
+mod run_files;
 mod scratch_folder;
 mod terminal;
 mod token_source;

@@ -4,6 +4,8 @@ pub(crate) mod failure;
 mod prepare;
 mod show;
 
+pub(crate) use show::open_store;
+
 use std::io::Write;
 
 use zbelastic_wording::CommandError;

@@ -4,6 +4,7 @@ mod card;
 pub mod checkpoint;
 mod folder;
 mod kept;
+mod kept_checkpoints;
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -27,8 +28,8 @@ use self::kept::KeptModel;
 use super::reach::{connect, write_json};
 use crate::args::ExportArgs;
 use crate::commands::data::failure::of_folder;
+use crate::commands::saved_model::{LeftRun, SavedModel, open_encoder};
 use crate::progress::CommandProgress;
-use crate::saved_model::{LeftRun, SavedModel, open_encoder};
 
 const CONFIG: &str = "config.json";
 const GENERATION_CONFIG: &str = "generation_config.json";
