@@ -21,6 +21,7 @@ pub mod plan;
 mod reach;
 pub mod run;
 pub mod runs;
+mod saved_model;
 pub mod schedule;
 mod select;
 pub mod status;

@@ -7,7 +7,7 @@
 mod asynchronous;
 mod disk;
 mod events;
-pub(crate) mod folder;
+mod folder;
 pub mod prepare;
 mod processes;
 pub mod progress_line;
@@ -48,7 +48,7 @@ use zbelastic_wording::{CommandError, CommandFailure, FailureCode, FailureDetail
 use crate::args::TrainArgs;
 use crate::blob::Blob;
 use crate::corpus::DataSummary;
-pub use folder::RUNS;
+use crate::run_files;
 use folder::{RunFolder, RunFolderRequest};
 use prepare::{PreparedRun, RunPlan, prepare};
 use processes::{ClusterRunEvent, JobSubmission, RunLocation};
@@ -79,8 +79,8 @@ pub fn run(args: &TrainArgs, out: &mut dyn Write) -> Result<ExitCode, CommandErr
 
 /// Checks that a new run's files fit the disk. One that goes on has most of them already.
 fn check_disk(args: &TrainArgs, prepared: &PreparedRun) -> Result<(), CommandFailure> {
-    let folder = args.out.clone().unwrap_or_else(|| PathBuf::from(folder::RUNS));
-    if folder.join(folder::CLUSTER).exists() {
+    let folder = args.out.clone().unwrap_or_else(|| PathBuf::from(run_files::RUNS));
+    if folder.join(run_files::CLUSTER).exists() {
         return Ok(());
     }
     disk::check_disk(&folder, &prepared.config, prepared.worker_count, prepared.sharing)

@@ -187,7 +187,7 @@ fn halves_and_shards_hold_the_weights_of_the_run() {
         }
     }
     assert_eq!(index["metadata"]["total_size"], bytes);
-    assert!(map.values().any(|file| file == "model-00002-of-00002.safetensors"), "{index}");
+    assert!(map.values().any(|file| file == "model-00004-of-00004.safetensors"), "{index}");
 }
 
 #[test]

@@ -24,11 +24,11 @@ pub struct Decoder<'a, B: Backend> {
     model: &'a ModelConfig,
     chunk: Chunk<B>,
     cache: KeyValueCache<B>,
-    memory: Option<PassMemory<B::Buffer>>,
+    memory: Option<DecoderMemory<B::Buffer>>,
 }
 
 /// The memory that a pass over so many tokens works in.
-struct PassMemory<T> {
+struct DecoderMemory<T> {
     tokens: usize,
     stash: PassStash<T>,
     logits: Logits<T>,
@@ -106,19 +106,22 @@ impl<'a, B: Backend> Decoder<'a, B> {
         // The loss of a pass is of no interest, and so are its targets.
         let batch = TokenBatch::new(tokens.to_vec(), vec![0; tokens.len()]);
         let earlier = self.cache.slices();
-        let PassMemory { stash, logits, .. } = &mut memory;
+        let DecoderMemory { stash, logits, .. } = &mut memory;
         self.chunk.forward_slice(&context, &batch, &earlier, stash, Some(logits));
         self.cache.take(&self.backend, self.model, tokens.len(), stash)?;
         self.memory = Some(memory);
         Ok(())
     }
 
-    fn memory_for(&self, shape: MicrobatchShape) -> Result<PassMemory<B::Buffer>, AllocateError> {
+    fn memory_for(
+        &self,
+        shape: MicrobatchShape,
+    ) -> Result<DecoderMemory<B::Buffer>, AllocateError> {
         // Nothing goes backward, so a slice needs no more than a whole sequence.
         let sizes = PassSizes::whole(self.model, shape);
         let mut make = |size: BufferSize| size.allocate(&self.backend);
         let layers = LayerRange::new(0, self.model.layer_count());
-        Ok(PassMemory {
+        Ok(DecoderMemory {
             tokens: shape.sequence_len,
             stash: PassStash::build(&sizes, layers, &mut make)?,
             logits: sizes.logits(&mut make)?,

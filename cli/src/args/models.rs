@@ -104,10 +104,10 @@ pub struct GenerateArgs {
     #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..=TOKENS_MAX))]
     pub max_tokens: u32,
     /// Divisor of the logits: below 1 the likely gets likelier, and 0 takes the likeliest.
-    #[arg(long, value_name = "T", default_value_t = 0.8)]
+    #[arg(long, value_name = "T", default_value_t = 0.8, allow_negative_numbers = true)]
     pub temperature: f64,
     /// Draw from the likeliest tokens that have this probability together.
-    #[arg(long, value_name = "P", default_value_t = 1.0)]
+    #[arg(long, value_name = "P", default_value_t = 1.0, allow_negative_numbers = true)]
     pub top_p: f64,
     /// Draw from so many of the likeliest tokens [default: all].
     #[arg(long, value_name = "K", value_parser = clap::value_parser!(u32).range(1..))]

@@ -3,6 +3,8 @@
 mod prepare;
 mod show;
 
+pub(crate) use show::open_store;
+
 use std::io::Write;
 
 use zbelastic_wording::CommandError;

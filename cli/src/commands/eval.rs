@@ -28,11 +28,12 @@ use zbelastic_wording::figures::{duration_text, grouped};
 use zbelastic_wording::{CommandError, CommandFailure, FailureCode, FailureDetail, cannot_write};
 
 use self::targets::TargetBytes;
+use super::data::open_store;
 use super::reach::write_json;
 use crate::args::EvalArgs;
+use crate::commands::saved_model::SavedModel;
 use crate::data_failure as failure;
 use crate::progress::CommandProgress;
-use crate::saved_model::SavedModel;
 use crate::scratch_folder::ScratchFolder;
 use crate::tokenizer_encoder::TokenizerEncoder;
 
@@ -85,7 +86,7 @@ pub fn run(args: &EvalArgs, out: &mut dyn Write) -> Result<(), CommandError> {
     let began = Instant::now();
     let totals = match &args.tokens {
         Some(folder) => {
-            let store = TokenStore::open(folder).map_err(|error| failure::of_store(&error))?;
+            let store = open_store(folder)?;
             let encoder = encoder_of_store(&saved, &store)?;
             evaluate(args, &saved, &store, encoder.as_ref(), window)?
         }

@@ -4,6 +4,7 @@ mod card;
 pub mod checkpoint;
 mod folder;
 mod kept;
+mod kept_checkpoints;
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -26,9 +27,9 @@ use self::folder::{PartialFolder, check_empty};
 use self::kept::KeptModel;
 use super::reach::{connect, write_json};
 use crate::args::ExportArgs;
+use crate::commands::saved_model::{LeftRun, SavedModel, open_encoder};
 use crate::data_failure::of_folder;
 use crate::progress::CommandProgress;
-use crate::saved_model::{LeftRun, SavedModel, open_encoder};
 
 const CONFIG: &str = "config.json";
 const GENERATION_CONFIG: &str = "generation_config.json";

@@ -18,7 +18,7 @@ use zbelastic_wording::{CommandError, CommandFailure, FailureCode, FailureDetail
 
 use super::reach::write_json;
 use crate::args::GenerateArgs;
-use crate::saved_model::SavedModel;
+use crate::commands::saved_model::SavedModel;
 use crate::terminal::printable;
 use crate::tokenizer_encoder::TokenizerEncoder;
 

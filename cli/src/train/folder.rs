@@ -18,27 +18,10 @@ use zbelastic_config::{RunConfig, load_document};
 use zbelastic_whole_file as whole_file;
 use zbelastic_wording::{CommandFailure, FailureCode, FailureDetail, cannot_write};
 
-/// File of the effective configuration.
-pub const CONFIG: &str = "config.toml";
-/// File of the run's events, one JSON object a line.
-pub const METRICS: &str = "metrics.jsonl";
-/// The description of the run, and how it ended.
-pub const RUN: &str = "run.json";
-/// File of the last steps as a trace for Perfetto.
-pub const TRACE: &str = "trace.json";
-/// The order that was found.
-pub const ORDER: &str = "order.txt";
-/// File of generated text.
-pub const SAMPLE: &str = "sample.txt";
-/// Folder of the trained model.
-pub const MODEL: &str = "model";
-/// The folders of the processes that train.
-pub const CLUSTER: &str = "cluster";
+use crate::run_files::{CLUSTER, CONFIG, METRICS, MODEL, RUN, RUNS, SAMPLE, TRACE};
 
 const ALL: [&str; 6] = [CONFIG, METRICS, RUN, TRACE, SAMPLE, MODEL];
 
-/// Where run folders lie if no folder is named.
-pub const RUNS: &str = "runs";
 /// Folders of one name below it.
 const RUNS_MAX: u32 = 9_999;
 

@@ -24,11 +24,12 @@ use zbelastic_wording::figures::{duration_text, grouped, tokens_per_s};
 use zbelastic_wording::{CommandError, CommandFailure, FailureCode};
 
 use super::events::{DoneEvent, RunEvent};
-use super::folder::{MODEL, ORDER, RUN, RunFolder, SAMPLE, TRACE, write_model};
+use super::folder::{RunFolder, write_model};
 use super::prepare::{PreparedRun, RunPlan};
 use super::reporter::OutputAudience;
 use super::run_devices::RunDevices;
 use crate::corpus::DataSummary;
+use crate::run_files::{ORDER, RUN, SAMPLE, TRACE};
 use crate::terminal::printable;
 
 /// A run that came to its end.

@@ -9,9 +9,9 @@ use zbelastic_local::executor_factory::ExecutorFactory;
 use zbelastic_trainer::stage::{BackendExecutor, StageSetup};
 use zbelastic_types::LayerId;
 
-use super::folder::{METRICS, MODEL, RUN, SAMPLE};
 use super::*;
 use crate::args::ConfigArgs;
+use crate::run_files::{METRICS, MODEL, RUN, SAMPLE};
 
 /// Two steps of a small model on two workers.
 fn prepared(schedule: &str) -> PreparedRun {

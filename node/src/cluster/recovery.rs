@@ -60,16 +60,19 @@ struct RecoveredState {
 
 /// The document that a manifest holds for a cluster that continues from it.
 #[derive(serde::Serialize, serde::Deserialize)]
-pub(super) struct CheckpointDocument {
-    pub(super) spec: Arc<JobSpec>,
-    pub(super) record: CheckpointRecord,
+pub struct CheckpointDocument {
+    /// The job that the checkpoint is of.
+    pub spec: Arc<JobSpec>,
+    /// The checkpoint, as the cluster agreed on it.
+    pub record: CheckpointRecord,
     /// The class of device that the job computes on.
-    pub(super) class: Option<DeviceClass>,
+    pub class: Option<DeviceClass>,
 }
 
 impl CheckpointDocument {
-    /// Those of versions before there were classes do not name one.
-    pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
+    /// The document of a manifest. Those of versions before there were classes do not name one.
+    #[must_use]
+    pub fn decode(bytes: &[u8]) -> Option<Self> {
         const LIMIT: usize = zbelastic_checkpoint::DOCUMENT_BYTES_MAX;
         let before = || codec::decode::<(Arc<JobSpec>, CheckpointRecord)>(bytes, LIMIT);
         let unnamed = |(spec, record)| Self { spec, record, class: None };

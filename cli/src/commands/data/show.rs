@@ -2,6 +2,7 @@
 
 use std::io::Write;
 use std::ops::Range;
+use std::path::Path;
 
 use serde_json::{Value, json};
 use zbelastic_api::escape;
@@ -22,8 +23,7 @@ use crate::tokenizer_encoder::TokenizerEncoder;
 /// # Errors
 /// If there is no store, it is damaged, the tokenizer is another one, or `out` cannot be written.
 pub fn run(args: &DataShowArgs, out: &mut dyn Write) -> Result<(), CommandError> {
-    check_folder(args)?;
-    let store = TokenStore::open(&args.folder).map_err(|error| failure::of_store(&error))?;
+    let store = open_store(&args.folder)?;
     let encoder = encoder(args, store.manifest())?;
     let request = ShowRequest {
         sequence_len: args.window as usize,
@@ -56,13 +56,17 @@ pub fn run(args: &DataShowArgs, out: &mut dyn Write) -> Result<(), CommandError>
     Ok(())
 }
 
-/// Names what is wrong with a folder that holds no finished store.
-fn check_folder(args: &DataShowArgs) -> Result<(), CommandFailure> {
-    if args.folder.join(MANIFEST_NAME).exists() {
-        return Ok(());
+/// The store in a folder.
+///
+/// # Errors
+/// If there is none, it is not finished, or it is damaged.
+pub fn open_store(folder: &Path) -> Result<TokenStore, CommandFailure> {
+    if folder.join(MANIFEST_NAME).exists() {
+        return TokenStore::open(folder).map_err(|error| failure::of_store(&error));
     }
-    let folder = args.folder.display();
-    let (code, what, hint) = if args.folder.join(JOURNAL_NAME).exists() {
+    let is_begun = folder.join(JOURNAL_NAME).exists();
+    let folder = folder.display();
+    let (code, what, hint) = if is_begun {
         let what = format!("the token store in {folder} is not finished");
         (FailureCode::WrongState, what, "the same `zbelastic data prepare` again, which goes on")
     } else {

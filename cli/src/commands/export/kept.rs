@@ -4,16 +4,14 @@
 use zbelastic_checkpoint::Manifest;
 use zbelastic_config::load_document;
 use zbelastic_kernels::HostFloats;
-use zbelastic_node::cluster::kept_checkpoints::{
-    KeptCheckpointError, KeptCheckpoints, node_folders,
-};
 use zbelastic_node::data_folder::NodeDataFolder;
 use zbelastic_trainer::model::{ModelConfig, model_layers};
 use zbelastic_wording::{CommandFailure, FailureCode, FailureDetail};
 
 use super::card::RunRecord;
-use crate::saved_model::LeftRun;
-use crate::train::folder::CLUSTER;
+use super::kept_checkpoints::{KeptCheckpointError, KeptCheckpoints, node_folders};
+use crate::commands::saved_model::LeftRun;
+use crate::run_files::CLUSTER;
 
 /// A checkpoint of a run folder, and the stores that it lies in.
 pub struct KeptModel {

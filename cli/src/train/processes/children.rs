@@ -19,8 +19,8 @@ use zbelastic_types::Bytes;
 use zbelastic_whole_file as whole_file;
 use zbelastic_wording::{CommandFailure, FailureCode, FailureDetail};
 
+use crate::run_files::CLUSTER;
 use crate::token_source::TOKEN_VARIABLE;
-use crate::train::folder::CLUSTER;
 
 /// A process that ends by itself so often without a step sealed in between is not started again.
 /// One that is killed always is: that is the purpose of a run in processes.

@@ -11,13 +11,12 @@ use zbelastic_checkpoint::{
     CheckpointStore as _, CheckpointStoreError, Manifest, PieceName, SledStore,
 };
 use zbelastic_kernels::HostFloats;
+use zbelastic_node::cluster::recovery::CheckpointDocument;
+use zbelastic_node::cluster::stores::{StoreLocations, StoreOpenError};
+use zbelastic_node::data_folder::{FolderLock, NodeDataFolder};
 use zbelastic_trainer::digest::{StateDigest, state_digest};
 use zbelastic_trainer::elastic::{ImageError, LayerAssembler, image_bytes};
 use zbelastic_types::Digest;
-
-use super::recovery::CheckpointDocument;
-use super::stores::{StoreLocations, StoreOpenError};
-use crate::data_folder::{FolderLock, NodeDataFolder};
 
 /// Folders of nodes at most: a run folder has one for each worker and one more.
 const FOLDERS_MAX: usize = 1024;

@@ -9,8 +9,8 @@ use zbelastic_trainer::model::ModelConfig;
 use zbelastic_wording::{CommandFailure, FailureCode, FailureDetail};
 
 use crate::data_failure::of_folder;
+use crate::run_files::{CLUSTER, CONFIG, MODEL, RUN};
 use crate::tokenizer_encoder::TokenizerEncoder;
-use crate::train::folder::{CLUSTER, CONFIG, MODEL, RUN};
 use crate::weights::weights_of_folder;
 
 /// File of a model's description.

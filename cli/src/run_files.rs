@@ -1,0 +1,21 @@
+//! The names of the files in a run folder, for the run that writes them and for the commands that
+//! read them.
+
+/// File of the effective configuration.
+pub const CONFIG: &str = "config.toml";
+/// File of the run's events, one JSON object a line.
+pub const METRICS: &str = "metrics.jsonl";
+/// The description of the run, and how it ended.
+pub const RUN: &str = "run.json";
+/// File of the last steps as a trace for Perfetto.
+pub const TRACE: &str = "trace.json";
+/// The order that was found.
+pub const ORDER: &str = "order.txt";
+/// File of generated text.
+pub const SAMPLE: &str = "sample.txt";
+/// Folder of the trained model.
+pub const MODEL: &str = "model";
+/// The folders of the processes that train.
+pub const CLUSTER: &str = "cluster";
+/// Where run folders lie if no folder is named.
+pub const RUNS: &str = "runs";
