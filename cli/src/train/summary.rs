@@ -29,7 +29,7 @@ use super::prepare::{PreparedRun, RunPlan};
 use super::reporter::OutputAudience;
 use super::run_devices::RunDevices;
 use crate::corpus::DataSummary;
-use crate::run_files::{ORDER, RUN, SAMPLE, TRACE};
+use crate::run_files::{MODEL, ORDER, RUN, SAMPLE, TRACE};
 use crate::terminal::printable;
 
 /// A run that came to its end.
