@@ -14,9 +14,9 @@
 //! Each kind of fault in a folder is an error of its own, because each has another remedy; nothing
 //! is ever made anew where something is.
 
-use std::fs::{self, DirBuilder, File, OpenOptions};
-use std::io::{self, Read as _, Write as _};
-use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, PermissionsExt as _};
+use std::fs::{self, DirBuilder, File};
+use std::io::{self, Read as _};
+use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
 use pem::{EncodeConfig, LineEnding, Pem, encode_config};
