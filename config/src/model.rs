@@ -146,6 +146,7 @@ impl ConfigBuilder<'_> {
             head_width: optional(Key::HeadDim).unwrap_or(width / heads),
             mlp_width: optional(Key::MlpWidth).unwrap_or_else(mlp_width),
             vocabulary: reader.size(Key::Vocab),
+            sliding_window: None,
             positions: reader.size(Key::SeqLen),
             norm_epsilon: reader.number(Key::NormEps) as f32,
             rope_theta: reader.number(Key::RopeTheta),

@@ -19,17 +19,33 @@ struct Kind {
     compare: Compare,
     /// Whether what the case requires is supported; if not, its test is ignored.
     is_supported: fn(&Path) -> bool,
+    /// Whether its cases are too large to travel with the package.
+    is_large: bool,
 }
 
 const MODELS: Kind = Kind {
     name: "hf",
     compare: models::model_trains_as_in_transformers,
     is_supported: models::is_importable,
+    is_large: false,
+};
+const PACKED: Kind = Kind {
+    name: "packing",
+    compare: models::model_trains_as_in_transformers,
+    is_supported: models::is_importable,
+    is_large: true,
+};
+const CHAT: Kind = Kind {
+    name: "chat",
+    compare: models::model_trains_as_in_transformers,
+    is_supported: models::is_importable,
+    is_large: true,
 };
 const ADAMW: Kind = Kind {
     name: "adamw_vectors.json",
     compare: adamw::vectors_are_met_bit_for_bit,
     is_supported: |_| true,
+    is_large: false,
 };
 
 /// The cases of a kind below `folder`: each folder in its folder, or its one file. None where
@@ -78,11 +94,11 @@ fn trials() -> Vec<Trial> {
     let is_required = std::env::var_os("ZBELASTIC_ORACLES_REQUIRED").is_some_and(|v| v == "1");
     let of_kind = |kind: &Kind| {
         let small: Vec<_> = cases(kind, vectors);
-        assert!(!small.is_empty(), "the package has vectors of {}", kind.name);
+        assert!(kind.is_large == small.is_empty(), "the package has vectors of {}", kind.name);
         let small = small.into_iter().map(|path| trial(kind, "vectors", path));
         small.chain(folder_trials(kind, &folder, is_required)).collect::<Vec<_>>()
     };
-    [MODELS, ADAMW].iter().flat_map(of_kind).collect()
+    [MODELS, PACKED, CHAT, ADAMW].iter().flat_map(of_kind).collect()
 }
 
 fn main() {
