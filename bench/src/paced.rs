@@ -144,7 +144,7 @@ impl PassExecutor for PacedExecutor {
     fn backward_input(
         &mut self,
         _pass: Pass,
-        _batch: &TokenBatch,
+        _loss: (&TokenBatch, f32),
         _gradient: Option<TensorHandle>,
     ) -> Result<(), DeviceFault> {
         take(self.times.b);

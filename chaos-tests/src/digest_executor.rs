@@ -225,7 +225,7 @@ impl PassExecutor for DigestStageExecutor {
     fn backward_input(
         &mut self,
         pass: Pass,
-        _batch: &TokenBatch,
+        _loss: (&TokenBatch, f32),
         gradient: Option<TensorHandle>,
     ) -> Result<(), DeviceFault> {
         let Pass { chunk, microbatch, slice } = pass;

@@ -126,10 +126,10 @@ impl PassExecutor for FloatStageExecutor {
     fn backward_input(
         &mut self,
         pass: Pass,
-        batch: &TokenBatch,
+        loss: (&TokenBatch, f32),
         gradient: Option<TensorHandle>,
     ) -> Result<(), DeviceFault> {
-        self.executor.backward_input(pass, batch, gradient)
+        self.executor.backward_input(pass, loss, gradient)
     }
 
     fn head_weights(&mut self, pass: Pass) {

@@ -216,6 +216,7 @@ fn model(options: &LifeOptions, seed: u64) -> ModelConfig {
         head_width: 4,
         mlp_width,
         vocabulary: 128,
+        sliding_window: None,
         positions: 8,
         norm_epsilon: 1e-5,
         rope_theta: 10_000.0,

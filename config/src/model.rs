@@ -169,6 +169,7 @@ impl ConfigBuilder<'_> {
             vocabulary: largest
                 .filter(|_| !reader.settings.origin(Key::Vocab).is_explicit())
                 .unwrap_or_else(|| reader.size(Key::Vocab)),
+            sliding_window: None,
             positions: reader.size(Key::SeqLen),
             norm_epsilon: reader.number(Key::NormEps) as f32,
             rope_theta: reader.number(Key::RopeTheta),

@@ -6,7 +6,8 @@
 // 32 of the others, a lane each. Scores are never stored: the backward pass computes them again from
 // the logarithms of their sums (Dao et al., arXiv 2205.14135, section 3.1). Keys are counted from the
 // beginning of the sequence and so are their tiles, so a query's result is the same whichever rows
-// are computed beside it, and whether its sequence is cut into slices or not.
+// are computed beside it, and whether its sequence is cut into slices or not. Tiles before the first key
+// that a block's queries see, and behind the last query that sees a block's keys, are left out.
 
 #define WARPS 8
 #define THREADS (WARPS * WARP)
@@ -66,7 +67,8 @@ DEVICE void load_keys(float *keys, float *values, const AttentionShape &s, const
 }
 
 KERNEL __launch_bounds__(THREADS, 2)
-    attention_forward(AttentionShape s, Slices slices, row_t *out, float *log_sums) {
+    attention_forward(AttentionShape s, Slices slices, const u32 *first_keys, row_t *out,
+                      float *log_sums) {
     DYNAMIC_SHARED(float, shared);
     const u32 width = s.head_width;
     const u32 stride = width + 1;
@@ -84,17 +86,21 @@ KERNEL __launch_bounds__(THREADS, 2)
     const u32 position = s.offset() + own;
     const u32 last = s.offset() + min(blockIdx.x * WARPS + WARPS, s.slice_len) - 1;
     const u64 row = u64(sequence) * s.slice_len + own;
+    const Mask mask = {first_keys};
+    const u32 first_key = is_row ? mask.first_key(row) : 0;
+    const u32 start =
+        mask.first_key(u64(sequence) * s.slice_len + blockIdx.x * WARPS) / TILE * TILE;
     if (is_row)
         load_row(query, slices.qkv[s.earlier] + row * s.row_width() + head * width, width);
     float max = MINUS_INFINITY;
     float sum = 0.0f;
     Share share = no_share();
-    for (u32 first = 0; first <= last; first += TILE) {
+    for (u32 first = start; first <= last; first += TILE) {
         __syncthreads();
         load_keys(keys, values, s, slices, sequence, kv_head, first);
         __syncthreads();
-        if (!is_row || first > position) continue;
-        const bool is_seen = first + lane <= position;
+        if (!is_row || first > position || first + TILE <= first_key) continue;
+        const bool is_seen = first + lane <= position && first + lane >= first_key;
         const float score =
             is_seen ? dot(query, keys + lane * stride, width) * s.scale : MINUS_INFINITY;
         const float new_max = fmaxf(max, warp_max(score));
@@ -132,8 +138,9 @@ KERNEL attention_products(const row_t *out, const row_t *gradient, float *produc
 
 // The gradients of queries, over the queries. Nobody reads another's query.
 KERNEL __launch_bounds__(THREADS, 2)
-    attention_backward_queries(AttentionShape s, Slices slices, const row_t *gradient,
-                                  const float *log_sums, const float *products, row_t *qkv) {
+    attention_backward_queries(AttentionShape s, Slices slices, const u32 *first_keys,
+                               const row_t *gradient, const float *log_sums,
+                               const float *products, row_t *qkv) {
     DYNAMIC_SHARED(float, shared);
     const u32 width = s.head_width;
     const u32 stride = width + 1;
@@ -152,6 +159,10 @@ KERNEL __launch_bounds__(THREADS, 2)
     const u32 position = s.offset() + own;
     const u32 last = s.offset() + min(blockIdx.x * WARPS + WARPS, s.slice_len) - 1;
     const u64 row = u64(sequence) * s.slice_len + own;
+    const Mask mask = {first_keys};
+    const u32 first_key = is_row ? mask.first_key(row) : 0;
+    const u32 start =
+        mask.first_key(u64(sequence) * s.slice_len + blockIdx.x * WARPS) / TILE * TILE;
     row_t *to = qkv + row * s.row_width() + head * width;
     float log_sum = 0.0f;
     float product = 0.0f;
@@ -162,13 +173,13 @@ KERNEL __launch_bounds__(THREADS, 2)
         product = products[row * s.heads + head];
     }
     Share share = no_share();
-    for (u32 first = 0; first <= last; first += TILE) {
+    for (u32 first = start; first <= last; first += TILE) {
         __syncthreads();
         load_keys(keys, values, s, slices, sequence, kv_head, first);
         __syncthreads();
-        if (!is_row || first > position) continue;
+        if (!is_row || first > position || first + TILE <= first_key) continue;
         float slope = 0.0f;
-        if (first + lane <= position) {
+        if (first + lane <= position && first + lane >= first_key) {
             const float score = dot(query, keys + lane * stride, width) * s.scale;
             const float weight = fixed_exp(score - log_sum);
             slope = weight * (dot(dout, values + lane * stride, width) - product) * s.scale;
@@ -202,9 +213,9 @@ DEVICE void load_queries(float *queries, float *douts, const AttentionShape &s, 
 
 // The gradients of keys and values from this slice's queries, heads and queries in order.
 KERNEL __launch_bounds__(THREADS, 2)
-    attention_backward_keys(AttentionShape s, Slices slices, SliceGradients gradients,
-                               const row_t *gradient, const float *log_sums,
-                               const float *products, u32 is_added) {
+    attention_backward_keys(AttentionShape s, Slices slices, const u32 *first_keys,
+                            SliceGradients gradients, const row_t *gradient,
+                            const float *log_sums, const float *products, u32 is_added) {
     DYNAMIC_SHARED(float, shared);
     const u32 width = s.head_width;
     const u32 stride = width + 1;
@@ -230,8 +241,10 @@ KERNEL __launch_bounds__(THREADS, 2)
     Share key_share = no_share();
     Share value_share = no_share();
     const u32 first_seen = first_key > s.offset() ? first_key - s.offset() : 0;
+    const Mask mask = {first_keys};
+    const u32 end = mask.query_end(s, sequence, min(first_key + WARPS, s.keys()));
     for (u32 head = kv_head * group; head < kv_head * group + group; ++head) {
-        for (u32 first = first_seen / TILE * TILE; first < s.slice_len; first += TILE) {
+        for (u32 first = first_seen / TILE * TILE; first < end; first += TILE) {
             __syncthreads();
             load_queries(queries, douts, s, slices.qkv[s.earlier], gradient, sequence, head,
                          first);
@@ -240,8 +253,10 @@ KERNEL __launch_bounds__(THREADS, 2)
             const u32 own = first + lane;
             float weight = 0.0f;
             float slope = 0.0f;
-            if (own < s.slice_len && s.offset() + own >= position) {
-                const u64 row = (u64(sequence) * s.slice_len + own) * s.heads + head;
+            const u64 query_row = u64(sequence) * s.slice_len + own;
+            if (own < s.slice_len && s.offset() + own >= position &&
+                mask.first_key(query_row) <= position) {
+                const u64 row = query_row * s.heads + head;
                 const float score = dot(key, queries + lane * stride, width) * s.scale;
                 weight = fixed_exp(score - log_sums[row]);
                 slope = dot(value, douts + lane * stride, width) - products[row];

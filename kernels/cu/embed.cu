@@ -3,9 +3,10 @@
 //   T  tokens (rows)        D  floats a row (width)
 //   S  tokens a sequence
 
-// One thread takes four columns of a row.
-KERNEL embed_forward(const u32 *tokens, const float *token_table, const float *position_table,
-                     row_t *out, u32 rows, u32 width, u32 sequence_len) {
+// One thread takes four columns of a row. Rows count through sequences if no positions are given.
+KERNEL embed_forward(const u32 *tokens, const u32 *positions, const float *token_table,
+                     const float *position_table, row_t *out, u32 rows, u32 width,
+                     u32 sequence_len) {
     const u32 pieces = (width + 3) / 4;
     const u32 piece = u32(thread_index());
     if (piece >= rows * pieces) return;
@@ -14,7 +15,8 @@ KERNEL embed_forward(const u32 *tokens, const float *token_table, const float *p
     const u32 count = within(column, width);
     Four x = load_four(token_table + u64(tokens[row]) * width + column, count);
     if (position_table) {
-        const Four p = load_four(position_table + u64(row % sequence_len) * width + column, count);
+        const u32 position = positions ? positions[row] : row % sequence_len;
+        const Four p = load_four(position_table + u64(position) * width + column, count);
         for (u32 i = 0; i < 4; ++i) x.x[i] = x.x[i] + p.x[i];
     }
     store_four(out + u64(row) * width + column, x, count);

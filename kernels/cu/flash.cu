@@ -5,7 +5,9 @@
 // After Dao (arXiv 2307.08691): a block takes 64 rows, 16 a warp, and goes through tiles of the
 // others in shared memory; scores stay in registers. The backward pass is two kernels, gradients of
 // keys and values over blocks of keys and of queries over blocks of queries, so that nothing needs
-// an atomic: seven products where one kernel would need five.
+// an atomic: seven products where one kernel would need five. Where rows do not see their sequences
+// from the beginning, tiles that no row of a block sees are left out; code without a mask has no
+// instruction for one.
 //
 // Fragments are those of mma.m16n8k16. With g = lane / 4 and t = lane % 4, a lane holds of
 //   A (16 x 16)  rows g and g + 8, columns 2t, 2t + 1, 2t + 8, 2t + 9
@@ -145,8 +147,31 @@ DEVICE void stage_keys(bf16 *keys, bf16 *values, const AttentionShape &s, const 
     }
 }
 
-template <u32 D>
-DEVICE void forward(const AttentionShape &s, const Slices &slices, row_t *out, float *log_sums) {
+// The keys that a row sees: those from `first` on, and so many behind it.
+template <bool MASKED>
+struct SeenKeys {
+    u32 first, behind;
+
+    DEVICE SeenKeys(const AttentionShape &s, const Mask &mask, u32 sequence, u32 own) {
+        const bool is_there = MASKED && own < s.slice_len;
+        first = is_there ? mask.first_key(u64(sequence) * s.slice_len + own) : 0;
+        behind = s.offset() + own - first;
+    }
+
+    DEVICE bool has(u32 position) const {
+        return MASKED ? position - first <= behind : position <= behind;
+    }
+};
+
+// The first position of the tile with the first key that a block of queries sees.
+template <bool MASKED>
+DEVICE u32 first_tile(const AttentionShape &s, const Mask &mask, u32 sequence, u32 query, u32 rows) {
+    return MASKED ? mask.first_key(u64(sequence) * s.slice_len + query) / rows * rows : 0;
+}
+
+template <u32 D, bool MASKED>
+DEVICE void forward(const AttentionShape &s, const Slices &slices, const Mask &mask, row_t *out,
+                    float *log_sums) {
     // Two tiles in turn: one is read while the next one comes.
     DYNAMIC_SHARED(bf16, shared);
     constexpr u32 TILE = BLOCK_ROWS * (D + PAD);
@@ -159,6 +184,7 @@ DEVICE void forward(const AttentionShape &s, const Slices &slices, row_t *out, f
     // Late blocks have the most keys, so they begin first.
     const u32 block_first = (gridDim.x - 1 - blockIdx.x) * BLOCK_ROWS;
     const u32 own[2] = {block_first + warp * 16 + g, block_first + warp * 16 + g + 8};
+    const SeenKeys<MASKED> seen[2] = {{s, mask, sequence, own[0]}, {s, mask, sequence, own[1]}};
     const u32 last = s.offset() + min(block_first + BLOCK_ROWS, s.slice_len) - 1;
     const row_t *queries = slices.qkv[s.earlier] +
                            u64(sequence) * s.slice_len * s.row_width() + head * D;
@@ -170,9 +196,10 @@ DEVICE void forward(const AttentionShape &s, const Slices &slices, row_t *out, f
     float max[2] = {MINUS_INFINITY, MINUS_INFINITY};
     float sum[2] = {0.0f, 0.0f};
     float o[D / 8][4] = {};
-    stage_keys<D, BLOCK_ROWS>(shared, shared + TILE, s, slices, sequence, kv_head, 0);
+    const u32 start = first_tile<MASKED>(s, mask, sequence, block_first, BLOCK_ROWS);
+    stage_keys<D, BLOCK_ROWS>(shared, shared + TILE, s, slices, sequence, kv_head, start);
     close_copies();
-    for (u32 first = 0, side = 0; first <= last; first += BLOCK_ROWS, side ^= 1) {
+    for (u32 first = start, side = 0; first <= last; first += BLOCK_ROWS, side ^= 1) {
         const bf16 *keys = shared + side * 2 * TILE;
         const bf16 *values = keys + TILE;
         bf16 *next = shared + (side ^ 1) * 2 * TILE;
@@ -199,15 +226,19 @@ DEVICE void forward(const AttentionShape &s, const Slices &slices, row_t *out, f
 #pragma unroll
             for (u32 i = 0; i < 4; ++i) {
                 const u32 position = first + n * 8 + t * 2 + i % 2;
-                const bool is_seen = position <= s.offset() + own[i / 2];
+                const bool is_seen = seen[i / 2].has(position);
                 score[n][i] = is_seen ? score[n][i] * scale : MINUS_INFINITY;
                 new_max[i / 2] = fmaxf(new_max[i / 2], score[n][i]);
             }
         }
+        float base[2];
 #pragma unroll
         for (u32 half = 0; half < 2; ++half) {
             new_max[half] = quad_max(new_max[half]);
-            const float rescale = fast_exp2(max[half] - new_max[half]);
+            // A row that has seen no key yet keeps its sums of zero.
+            const bool is_nothing = MASKED && new_max[half] == MINUS_INFINITY;
+            base[half] = is_nothing ? 0.0f : new_max[half];
+            const float rescale = fast_exp2(max[half] - base[half]);
             max[half] = new_max[half];
             sum[half] *= rescale;
 #pragma unroll
@@ -220,7 +251,7 @@ DEVICE void forward(const AttentionShape &s, const Slices &slices, row_t *out, f
         for (u32 n = 0; n < BLOCK_ROWS / 8; ++n) {
 #pragma unroll
             for (u32 i = 0; i < 4; ++i) {
-                score[n][i] = fast_exp2(score[n][i] - max[i / 2]);
+                score[n][i] = fast_exp2(score[n][i] - base[i / 2]);
                 sum[i / 2] += score[n][i];
             }
         }
@@ -258,13 +289,21 @@ DEVICE void forward(const AttentionShape &s, const Slices &slices, row_t *out, f
 }
 
 KERNEL __launch_bounds__(FLASH_THREADS, BLOCKS_MIN)
-    flash_forward_64(AttentionShape s, Slices slices, row_t *out, float *log_sums) {
-    forward<64>(s, slices, out, log_sums);
+    flash_forward_64(AttentionShape s, Slices slices, const u32 *first_keys, row_t *out,
+                     float *log_sums) {
+    if (first_keys)
+        forward<64, true>(s, slices, {first_keys}, out, log_sums);
+    else
+        forward<64, false>(s, slices, {}, out, log_sums);
 }
 
 KERNEL __launch_bounds__(FLASH_THREADS, BLOCKS_MIN)
-    flash_forward_128(AttentionShape s, Slices slices, row_t *out, float *log_sums) {
-    forward<128>(s, slices, out, log_sums);
+    flash_forward_128(AttentionShape s, Slices slices, const u32 *first_keys, row_t *out,
+                      float *log_sums) {
+    if (first_keys)
+        forward<128, true>(s, slices, {first_keys}, out, log_sums);
+    else
+        forward<128, false>(s, slices, {}, out, log_sums);
 }
 
 // Queries over which the gradients of keys are summed at a time, and keys for those of queries.
@@ -273,9 +312,10 @@ struct BackwardTile {
     static constexpr u32 ROWS = D == 64 ? 64 : 32;
 };
 
-template <u32 D>
-DEVICE void backward_queries(const AttentionShape &s, const Slices &slices, const row_t *gradient,
-                             const float *log_sums, const float *products, row_t *qkv) {
+template <u32 D, bool MASKED>
+DEVICE void backward_queries(const AttentionShape &s, const Slices &slices, const Mask &mask,
+                             const row_t *gradient, const float *log_sums, const float *products,
+                             row_t *qkv) {
     constexpr u32 KEYS = BackwardTile<D>::ROWS;
     DYNAMIC_SHARED(bf16, shared);
     constexpr u32 TILE = KEYS * (D + PAD);
@@ -287,6 +327,7 @@ DEVICE void backward_queries(const AttentionShape &s, const Slices &slices, cons
     const u32 kv_head = head / (s.heads / s.kv_heads);
     const u32 block_first = (gridDim.x - 1 - blockIdx.x) * BLOCK_ROWS;
     const u32 own[2] = {block_first + warp * 16 + g, block_first + warp * 16 + g + 8};
+    const SeenKeys<MASKED> seen[2] = {{s, mask, sequence, own[0]}, {s, mask, sequence, own[1]}};
     const u32 last = s.offset() + min(block_first + BLOCK_ROWS, s.slice_len) - 1;
     const float scale = s.scale * LOG2_E;
     row_t *to[2] = {nullptr, nullptr};
@@ -307,9 +348,10 @@ DEVICE void backward_queries(const AttentionShape &s, const Slices &slices, cons
     load_rows<D>(q, to[0], to[1]);
     load_rows<D>(dy, dout[0], dout[1]);
     float dq[D / 8][4] = {};
-    stage_keys<D, KEYS>(shared, shared + TILE, s, slices, sequence, kv_head, 0);
+    const u32 start = first_tile<MASKED>(s, mask, sequence, block_first, KEYS);
+    stage_keys<D, KEYS>(shared, shared + TILE, s, slices, sequence, kv_head, start);
     close_copies();
-    for (u32 first = 0, side = 0; first <= last; first += KEYS, side ^= 1) {
+    for (u32 first = start, side = 0; first <= last; first += KEYS, side ^= 1) {
         const bf16 *keys = shared + side * 2 * TILE;
         const bf16 *values = keys + TILE;
         bf16 *next = shared + (side ^ 1) * 2 * TILE;
@@ -338,7 +380,7 @@ DEVICE void backward_queries(const AttentionShape &s, const Slices &slices, cons
 #pragma unroll
             for (u32 i = 0; i < 4; ++i) {
                 const u32 position = first + n * 8 + t * 2 + i % 2;
-                const bool is_seen = position <= s.offset() + own[i / 2];
+                const bool is_seen = seen[i / 2].has(position);
                 const float weight = fast_exp2(score[n][i] * scale - log_sum[i / 2]);
                 slope[n][i] = is_seen ? weight * (slope[n][i] - product[i / 2]) : 0.0f;
             }
@@ -371,15 +413,23 @@ DEVICE void backward_queries(const AttentionShape &s, const Slices &slices, cons
 }
 
 KERNEL __launch_bounds__(FLASH_THREADS, BLOCKS_MIN)
-    flash_backward_queries_64(AttentionShape s, Slices slices, const row_t *gradient,
-                              const float *log_sums, const float *products, row_t *qkv) {
-    backward_queries<64>(s, slices, gradient, log_sums, products, qkv);
+    flash_backward_queries_64(AttentionShape s, Slices slices, const u32 *first_keys,
+                              const row_t *gradient, const float *log_sums,
+                              const float *products, row_t *qkv) {
+    if (first_keys)
+        backward_queries<64, true>(s, slices, {first_keys}, gradient, log_sums, products, qkv);
+    else
+        backward_queries<64, false>(s, slices, {}, gradient, log_sums, products, qkv);
 }
 
 KERNEL __launch_bounds__(FLASH_THREADS, BLOCKS_MIN)
-    flash_backward_queries_128(AttentionShape s, Slices slices, const row_t *gradient,
-                               const float *log_sums, const float *products, row_t *qkv) {
-    backward_queries<128>(s, slices, gradient, log_sums, products, qkv);
+    flash_backward_queries_128(AttentionShape s, Slices slices, const u32 *first_keys,
+                               const row_t *gradient, const float *log_sums,
+                               const float *products, row_t *qkv) {
+    if (first_keys)
+        backward_queries<128, true>(s, slices, {first_keys}, gradient, log_sums, products, qkv);
+    else
+        backward_queries<128, false>(s, slices, {}, gradient, log_sums, products, qkv);
 }
 
 // Begins to copy queries of a head and the gradients of their outputs, and copies their log sums
@@ -410,8 +460,8 @@ DEVICE void stage_queries(bf16 *queries, bf16 *douts, float *row_sums, float *ro
 }
 
 // A block of 64 keys; the scores are transposed, a warp's rows are keys.
-template <u32 D>
-DEVICE void backward_keys(const AttentionShape &s, const Slices &slices,
+template <u32 D, bool MASKED>
+DEVICE void backward_keys(const AttentionShape &s, const Slices &slices, const Mask &mask,
                           const SliceGradients &gradients, const row_t *gradient,
                           const float *log_sums, const float *products, u32 is_added) {
     constexpr u32 QUERIES = BackwardTile<D>::ROWS;
@@ -421,6 +471,7 @@ DEVICE void backward_keys(const AttentionShape &s, const Slices &slices,
     bf16 *tiles = values + BLOCK_ROWS * (D + PAD);
     constexpr u32 TILE = QUERIES * (D + PAD);
     float *numbers = reinterpret_cast<float *>(tiles + 4 * TILE);
+    u32 *row_firsts = reinterpret_cast<u32 *>(numbers + 4 * QUERIES);
     const u32 warp = threadIdx.x / WARP;
     const u32 g = threadIdx.x % WARP / 4;
     const u32 t = threadIdx.x % 4;
@@ -439,7 +490,9 @@ DEVICE void backward_keys(const AttentionShape &s, const Slices &slices,
     const u32 start = first_seen / QUERIES * QUERIES;
     const u32 first_head = kv_head * group;
     // The tiles of all heads in turn are one line; two of them are here at a time.
-    const u32 head_tiles = start < s.slice_len ? (s.slice_len - start + QUERIES - 1) / QUERIES : 0;
+    const u32 key_end = min(first_key + BLOCK_ROWS, s.keys());
+    const u32 end = MASKED ? mask.query_end(s, sequence, key_end) : s.slice_len;
+    const u32 head_tiles = start < end ? (end - start + QUERIES - 1) / QUERIES : 0;
     const u32 tile_count = group * head_tiles;
     const auto stage = [&](u32 tile) {
         bf16 *to = tiles + tile % 2 * 2 * TILE;
@@ -448,6 +501,13 @@ DEVICE void backward_keys(const AttentionShape &s, const Slices &slices,
                                   slices.qkv[s.earlier], gradient, log_sums, products, sequence,
                                   first_head + tile / head_tiles,
                                   start + tile % head_tiles * QUERIES);
+        if (!MASKED) return;
+        const u32 first = start + tile % head_tiles * QUERIES;
+        for (u32 row = threadIdx.x; row < QUERIES; row += FLASH_THREADS) {
+            const u64 from = u64(sequence) * s.slice_len + first + row;
+            const bool is_there = first + row < s.slice_len;
+            row_firsts[tile % 2 * QUERIES + row] = is_there ? mask.first_key(from) : 0;
+        }
     };
     if (tile_count > 0) stage(0);
     close_copies();
@@ -486,8 +546,10 @@ DEVICE void backward_keys(const AttentionShape &s, const Slices &slices,
 #pragma unroll
             for (u32 i = 0; i < 4; ++i) {
                 const u32 query = n * 8 + t * 2 + i % 2;
+                const bool is_before =
+                    MASKED && row_firsts[tile % 2 * QUERIES + query] > own[i / 2];
                 const bool is_seen = first + query < s.slice_len &&
-                                     s.offset() + first + query >= own[i / 2];
+                                     s.offset() + first + query >= own[i / 2] && !is_before;
                 const float p = fast_exp2(weight[n][i] * scale - row_sums[query]);
                 weight[n][i] = is_seen ? p : 0.0f;
                 slope[n][i] = is_seen ? p * (slope[n][i] - row_products[query]) : 0.0f;
@@ -538,15 +600,25 @@ DEVICE void backward_keys(const AttentionShape &s, const Slices &slices,
 }
 
 KERNEL __launch_bounds__(FLASH_THREADS, BLOCKS_MIN)
-    flash_backward_keys_64(AttentionShape s, Slices slices, SliceGradients gradients,
-                           const row_t *gradient, const float *log_sums, const float *products,
-                           u32 is_added) {
-    backward_keys<64>(s, slices, gradients, gradient, log_sums, products, is_added);
+    flash_backward_keys_64(AttentionShape s, Slices slices, const u32 *first_keys,
+                           SliceGradients gradients, const row_t *gradient,
+                           const float *log_sums, const float *products, u32 is_added) {
+    if (first_keys)
+        backward_keys<64, true>(s, slices, {first_keys}, gradients, gradient, log_sums, products,
+                                is_added);
+    else
+        backward_keys<64, false>(s, slices, {}, gradients, gradient, log_sums, products,
+                                 is_added);
 }
 
 KERNEL __launch_bounds__(FLASH_THREADS, BLOCKS_MIN)
-    flash_backward_keys_128(AttentionShape s, Slices slices, SliceGradients gradients,
-                            const row_t *gradient, const float *log_sums, const float *products,
-                            u32 is_added) {
-    backward_keys<128>(s, slices, gradients, gradient, log_sums, products, is_added);
+    flash_backward_keys_128(AttentionShape s, Slices slices, const u32 *first_keys,
+                            SliceGradients gradients, const row_t *gradient,
+                            const float *log_sums, const float *products, u32 is_added) {
+    if (first_keys)
+        backward_keys<128, true>(s, slices, {first_keys}, gradients, gradient, log_sums, products,
+                                is_added);
+    else
+        backward_keys<128, false>(s, slices, {}, gradients, gradient, log_sums, products,
+                                 is_added);
 }

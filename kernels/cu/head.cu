@@ -7,6 +7,8 @@
 
 #define HEAD_THREADS 256
 #define HEAD_WARPS (HEAD_THREADS / WARP)
+// The target of a row that does not count: IGNORED_TARGET of `shapes.rs`.
+#define IGNORED_TARGET 0xffffffffu
 
 struct Running {
     float max;
@@ -61,7 +63,8 @@ KERNEL head_forward(const row_t *logits, const u32 *targets, float *log_sums, do
     for (u32 warp = 1; warp < HEAD_WARPS; ++warp) all = join(all, parts[warp]);
     const double log_sum = double(all.max) + log(double(all.sum));
     log_sums[row] = float(log_sum);
-    losses[row] = log_sum - double(to_float(logits[targets[row]]));
+    const u32 target = targets[row];
+    losses[row] = target == IGNORED_TARGET ? 0.0 : log_sum - double(to_float(logits[target]));
 }
 
 // Logits to the gradient of `scale` times the loss.
@@ -80,6 +83,7 @@ KERNEL head_backward(row_t *logits, const u32 *targets, const float *log_sums, u
     for (u32 i = 0; i < 4; ++i) {
         v.x[i] = fixed_exp(v.x[i] - log_sum) * scale;
         if (column + i == target) v.x[i] -= scale;
+        if (target == IGNORED_TARGET) v.x[i] = 0.0f;
     }
     store_four(to, v, count);
 }

@@ -245,6 +245,28 @@ struct Slices {
     }
 };
 
+// The position of the first key that each row sees, if rows do not see their sequences from the
+// beginning. Within a sequence it never falls.
+struct Mask {
+    const u32 *first_keys;
+
+    DEVICE u32 first_key(u64 row) const { return first_keys ? first_keys[row] : 0; }
+
+    // The end of the queries of a slice's sequence that see a key before `key_end`.
+    DEVICE u32 query_end(const AttentionShape &s, u32 sequence, u32 key_end) const {
+        if (!first_keys) return s.slice_len;
+        const u32 *of_sequence = first_keys + u64(sequence) * s.slice_len;
+        u32 end = 0;
+        for (u32 rest = s.slice_len; rest > 0;) {
+            const u32 half = rest / 2;
+            const bool sees = of_sequence[end + half] < key_end;
+            end = sees ? end + half + 1 : end;
+            rest = sees ? rest - half - 1 : half;
+        }
+        return end;
+    }
+};
+
 // Where the gradients of keys and values go: rows of `key_width` floats of each, for each slice.
 // What earlier slices have is added to if `is_added`; the slice's own is always overwritten.
 struct SliceGradients {

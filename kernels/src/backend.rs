@@ -32,8 +32,8 @@ use crate::fault::DeviceFault;
 pub use crate::host_floats::{HostFloats, PendingFloats};
 pub use crate::pending::Pending;
 pub use crate::shapes::{
-    Accumulate, AttentionShape, BufferView, BufferViewMut, MatrixShape, Norm, RotaryDirection,
-    RowsShape,
+    Accumulate, AttentionMask, AttentionShape, BufferView, BufferViewMut, IGNORED_TARGET,
+    MatrixShape, Norm, RotaryDirection, RowPositions, RowsShape,
 };
 pub use crate::tensor_handle::TensorHandle;
 
@@ -143,10 +143,10 @@ pub trait Backend:
         f64::from(f32::EPSILON) / 2.0
     }
 
-    /// `out[i] = tokens_table[token_i] + positions_table[i mod sequence_len]`.
+    /// `out[i] = tokens_table[token_i] + positions_table[position_i]`.
     fn embed_forward(
         &self,
-        sequence_len: usize,
+        positions: RowPositions<'_>,
         tokens: &[u32],
         token_table: BufferView<'_, Self::Buffer>,
         position_table: Option<BufferView<'_, Self::Buffer>>,
@@ -156,7 +156,7 @@ pub trait Backend:
     /// W of the embedding: rows of `gradient` added to the tables in token order.
     fn embed_backward_weights(
         &self,
-        sequence_len: usize,
+        positions: RowPositions<'_>,
         tokens: &[u32],
         gradient: &Self::Buffer,
         to: EmbedGradient<'_, Self::Buffer>,
@@ -243,11 +243,12 @@ pub trait Backend:
         qkv: &mut Self::Buffer,
     );
 
-    /// Causal softmax attention; keeps the logarithm of each row's sum of exponentials in
-    /// `log_sums`, heads side by side.
+    /// Causal softmax attention to the keys that the mask leaves; keeps the logarithm of each row's sum of exponentials in
+    /// `log_sums`, heads side by side. What is masked takes part in sums as an exact zero.
     fn attention_forward(
         &self,
         shape: AttentionShape,
+        mask: AttentionMask<'_>,
         qkv: &Self::Buffer,
         out: &mut Self::Buffer,
         log_sums: &mut Self::Buffer,
@@ -258,6 +259,7 @@ pub trait Backend:
     fn attention_backward(
         &self,
         shape: AttentionShape,
+        mask: AttentionMask<'_>,
         out: &Self::Buffer,
         log_sums: &Self::Buffer,
         gradient: &Self::Buffer,
@@ -272,6 +274,7 @@ pub trait Backend:
     fn attention_slice_forward(
         &self,
         shape: AttentionShape,
+        mask: AttentionMask<'_>,
         earlier: &[&Self::Buffer],
         qkv: &Self::Buffer,
         out: &mut Self::Buffer,
@@ -286,6 +289,7 @@ pub trait Backend:
     fn attention_slice_backward(
         &self,
         shape: AttentionShape,
+        mask: AttentionMask<'_>,
         earlier: &mut [EarlierSlice<'_, Self::Buffer>],
         later: Option<&Self::Buffer>,
         out: &Self::Buffer,
@@ -311,7 +315,7 @@ pub trait Backend:
 
     /// Logits, the logarithm of each row's sum of their exponentials, and the sum over rows of the
     /// cross-entropy with `targets`, in nats: the loss, which the device may leave unfinished until
-    /// it is read.
+    /// it is read. A row whose target is [`IGNORED_TARGET`] adds nothing.
     fn head_forward(
         &self,
         x: &Self::Buffer,
@@ -322,7 +326,7 @@ pub trait Backend:
     ) -> Pending<f64>;
 
     /// B of the head: replaces logits by their gradient, scaled by `scale`, and computes the
-    /// gradient of `x`.
+    /// gradient of `x`. The gradient of a row whose target is [`IGNORED_TARGET`] is zero.
     #[allow(clippy::too_many_arguments)]
     fn head_backward_input(
         &self,

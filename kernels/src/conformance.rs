@@ -14,6 +14,7 @@ mod embed;
 mod fingerprint;
 mod head;
 mod linear;
+mod masks;
 mod norm;
 mod optimizer;
 mod probe;
@@ -25,8 +26,9 @@ pub use activation::{gelu, swiglu};
 pub use attention::{attention, attention_sees_no_future, rotation};
 pub use embed::embedding;
 pub use fingerprint::{commits_sum_what_they_leave, state_sums};
-pub use head::{head, head_is_stable_for_large_logits};
+pub use head::{head, head_ignores_rows_of_nan, head_is_stable_for_large_logits};
 pub use linear::{linear_backward, linear_forward, linear_nonfinite_stays, linear_weights};
+pub use masks::{attention_masks, attention_sees_no_other_document, masked_slices_are_the_whole};
 pub use norm::norms;
 pub use optimizer::{
     adamw_loads_matrices, adamw_meets_the_bits, candidates_that_are_packed_weights, square_sums,
@@ -53,8 +55,9 @@ macro_rules! conformance {
         $crate::conformance! { @$what $context;
             linear_forward, linear_backward, linear_weights, linear_nonfinite_stays, norms,
             gelu, swiglu, attention, attention_sees_no_future, rotation, embedding, head,
-            head_is_stable_for_large_logits, square_sums, adamw_meets_the_bits,
-            adamw_loads_matrices, attention_slices, slices_are_the_whole,
+            head_ignores_rows_of_nan, head_is_stable_for_large_logits, square_sums, adamw_meets_the_bits,
+            adamw_loads_matrices, attention_slices, slices_are_the_whole, attention_masks,
+            masked_slices_are_the_whole, attention_sees_no_other_document,
             candidates_that_are_packed_weights, state_sums, commits_sum_what_they_leave,
             candidates_with_squares, versions_meet_the_bits
         }

@@ -24,11 +24,12 @@ mod sizes;
 mod tensor_handle;
 
 pub use backend::{
-    Accumulate, AdamWCoefficients, AdamWRange, AllocateError, AsyncOptimizer, AttentionShape,
-    Backend, BackwardEpilogue, BufferView, BufferViewMut, DeviceClock, DeviceMemory, EarlierSlice,
-    EmbedGradient, ForwardEpilogue, LayerCandidate, LinearGradient, MatrixPart, MatrixShape, Norm,
-    NormGradient, Offload, Optimizer, PackedWeightsOptimizer, RotaryDirection, RowsShape,
-    SQUARE_SUM_CHUNK, SquareSum, TensorTransfer, UpdateState,
+    Accumulate, AdamWCoefficients, AdamWRange, AllocateError, AsyncOptimizer, AttentionMask,
+    AttentionShape, Backend, BackwardEpilogue, BufferView, BufferViewMut, DeviceClock,
+    DeviceMemory, EarlierSlice, EmbedGradient, ForwardEpilogue, IGNORED_TARGET, LayerCandidate,
+    LinearGradient, MatrixPart, MatrixShape, Norm, NormGradient, Offload, Optimizer,
+    PackedWeightsOptimizer, RotaryDirection, RowPositions, RowsShape, SQUARE_SUM_CHUNK, SquareSum,
+    TensorTransfer, UpdateState,
 };
 pub use cpu::{
     CpuBackend, CpuBuffer, CpuMatrix, HEAD_WIDTH_MAX, HostThreads, InstructionSet, NormalDraws,

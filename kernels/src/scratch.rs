@@ -74,7 +74,7 @@ pub enum ScratchOperation {
         /// The shape of GELU's input.
         rows: RowsShape,
     },
-    /// The gradient of attention.
+    /// Attention under a mask, and its gradient.
     Attention(AttentionShape),
     /// Logits and losses of so many tokens, and their gradients.
     Head {
@@ -124,6 +124,7 @@ impl ScratchOperation {
                 vec![(ScratchSlot::Product, rows.count * rows.width * precision.bytes())]
             }
             Self::Attention(shape) => vec![
+                (ScratchSlot::Lists, shape.rows() * 4),
                 (ScratchSlot::Product, key_values(shape) * 4),
                 (ScratchSlot::RowProducts, shape.rows() * shape.heads * 4),
             ],
@@ -221,8 +222,11 @@ mod tests {
         let kv_heads = 2;
         let head_width = 8;
         let shape = AttentionShape { sequences, sequence_len, heads, kv_heads, head_width };
-        let attention =
-            [(ScratchSlot::Product, 10 * 32 * 4), (ScratchSlot::RowProducts, 10 * 4 * 4)];
+        let attention = [
+            (ScratchSlot::Lists, 10 * 4),
+            (ScratchSlot::Product, 10 * 32 * 4),
+            (ScratchSlot::RowProducts, 10 * 4 * 4),
+        ];
         check(ScratchOperation::Attention(shape), &attention);
         let squares =
             [(ScratchSlot::Lists, 256), (ScratchSlot::Sums, 3 * 16), (ScratchSlot::Results, 32)];

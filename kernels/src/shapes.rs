@@ -139,6 +139,93 @@ impl AttentionShape {
     }
 }
 
+/// Which of the keys up to itself a query of causal attention sees.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AttentionMask<'a> {
+    /// All of its sequence.
+    Causal,
+    /// For each row, the position of the first key that it sees, counted from the beginning of its
+    /// sequence through earlier slices. It is at most the row's own position, and within a sequence
+    /// it never falls: documents one behind the other, and windows that slide, are such masks.
+    From(&'a [u32]),
+}
+
+impl AttentionMask<'_> {
+    /// That of one sequence's queries, where each sequence has `queries`.
+    pub(crate) fn of_sequence(self, sequence: usize, queries: usize) -> Self {
+        match self {
+            Self::Causal => Self::Causal,
+            Self::From(first_keys) => Self::From(&first_keys[sequence * queries..][..queries]),
+        }
+    }
+
+    /// The first key that a query of the sequence sees.
+    pub(crate) fn first_key(self, query: usize) -> usize {
+        match self {
+            Self::Causal => 0,
+            Self::From(first_keys) => first_keys[query] as usize,
+        }
+    }
+
+    /// The end of the queries, of `queries` of the sequence, that see a key before `key_end`.
+    pub(crate) fn query_end(self, key_end: usize, queries: usize) -> usize {
+        match self {
+            Self::Causal => queries,
+            Self::From(first_keys) => first_keys.partition_point(|key| (*key as usize) < key_end),
+        }
+    }
+
+    /// Checks that a mask is one of this shape, where `before` keys lie in earlier slices.
+    ///
+    /// # Panics
+    /// If it is not.
+    pub(crate) fn check(self, shape: AttentionShape, before: usize) {
+        let Self::From(first_keys) = self else { return };
+        assert_eq!(first_keys.len(), shape.rows(), "a mask has a first key for each row");
+        for of_sequence in first_keys.chunks_exact(shape.sequence_len) {
+            assert!(of_sequence.is_sorted(), "what a query does not see no later one sees");
+            let mut rows = (before..).zip(of_sequence);
+            assert!(rows.all(|(own, first)| *first as usize <= own), "a query sees itself");
+        }
+    }
+}
+
+/// Where the rows of an embedding are in the table of positions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RowPositions<'a> {
+    /// They count through each sequence.
+    Counted {
+        /// Tokens in a sequence.
+        sequence_len: usize,
+    },
+    /// The position of each row.
+    Given(&'a [u32]),
+}
+
+impl RowPositions<'_> {
+    /// The position of a row.
+    pub(crate) fn of(self, row: usize) -> usize {
+        match self {
+            Self::Counted { sequence_len } => row % sequence_len,
+            Self::Given(positions) => positions[row] as usize,
+        }
+    }
+
+    /// Checks that there are as many as `rows`.
+    ///
+    /// # Panics
+    /// If there are not.
+    pub(crate) fn check(self, rows: usize) {
+        match self {
+            Self::Counted { sequence_len } => assert!(rows.is_multiple_of(sequence_len)),
+            Self::Given(positions) => assert_eq!(positions.len(), rows),
+        }
+    }
+}
+
+/// The target of a row that does not count in the loss, as PyTorch's `ignore_index`.
+pub const IGNORED_TARGET: u32 = u32::MAX;
+
 /// The direction in which a rotary embedding turns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RotaryDirection {

@@ -228,6 +228,7 @@ pub(crate) mod tests {
             head_width: 16,
             mlp_width: 256,
             vocabulary: 256,
+            sliding_window: None,
             positions: 64,
             norm_epsilon: 1e-5,
             rope_theta: 10_000.0,

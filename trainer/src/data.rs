@@ -9,10 +9,8 @@ pub use permutation::Permutation;
 
 use std::ops::Range;
 
+pub use zbelastic_kernels::IGNORED_TARGET;
 use zbelastic_types::{MicrobatchIndex, Step};
-
-/// The target of a row that does not count in the loss, as PyTorch's `ignore_index`.
-pub const IGNORED_TARGET: u32 = u32::MAX;
 
 /// One microbatch: for each row, a token and the token after it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -51,10 +49,57 @@ impl TokenBatch {
     }
 }
 
+/// How many targets the microbatches of a step have. The loss of the step is the sum of the
+/// cross-entropies of those that count divided by their number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StepTargets {
+    /// All of them, one for each token.
+    pub all: u64,
+    /// Those that count in the loss.
+    pub counted: u64,
+}
+
+impl StepTargets {
+    /// Targets that all count.
+    #[must_use]
+    pub const fn all_counted(all: u64) -> Self {
+        Self { all, counted: all }
+    }
+
+    /// One over the number of those that count. Where none does, sums and gradients are zero
+    /// already.
+    #[must_use]
+    pub fn loss_scale(self) -> f32 {
+        (1.0 / self.counted.max(1) as f64) as f32
+    }
+
+    /// The sum of cross-entropies as it is reported: divided by all targets it is the mean over
+    /// those that count. Where all do it is the sum itself.
+    #[must_use]
+    pub fn reported_sum(self, loss_sum: f64) -> f64 {
+        if self.all == self.counted {
+            return loss_sum;
+        }
+        loss_sum * (self.all as f64 / self.counted.max(1) as f64)
+    }
+}
+
 /// Where batches come from. The same arguments give the same batch on every node, at any time.
 pub trait BatchSource {
     /// A microbatch of training text.
     fn training(&self, step: Step, microbatch: MicrobatchIndex) -> TokenBatch;
+
+    /// The targets of a step of so many microbatches: a pure function of the step, so that every
+    /// stage with a head scales by the same number.
+    fn targets(&self, step: Step, microbatch_count: u32) -> StepTargets {
+        let mut targets = StepTargets::all_counted(0);
+        for microbatch in (0..microbatch_count).map(MicrobatchIndex) {
+            let batch = self.training(step, microbatch);
+            targets.all += batch.targets.len() as u64;
+            targets.counted += batch.target_count();
+        }
+        targets
+    }
 
     /// A microbatch of held-out text, or `None` beyond the last.
     fn held_out(&self, index: u32) -> Option<TokenBatch>;
@@ -65,6 +110,10 @@ impl<S: BatchSource + ?Sized> BatchSource for &S {
         (**self).training(step, microbatch)
     }
 
+    fn targets(&self, step: Step, microbatch_count: u32) -> StepTargets {
+        (**self).targets(step, microbatch_count)
+    }
+
     fn held_out(&self, index: u32) -> Option<TokenBatch> {
         (**self).held_out(index)
     }
@@ -73,6 +122,10 @@ impl<S: BatchSource + ?Sized> BatchSource for &S {
 impl<S: BatchSource + ?Sized> BatchSource for std::sync::Arc<S> {
     fn training(&self, step: Step, microbatch: MicrobatchIndex) -> TokenBatch {
         (**self).training(step, microbatch)
+    }
+
+    fn targets(&self, step: Step, microbatch_count: u32) -> StepTargets {
+        (**self).targets(step, microbatch_count)
     }
 
     fn held_out(&self, index: u32) -> Option<TokenBatch> {

@@ -7,6 +7,7 @@
 mod buffer_size;
 mod chunk;
 mod config;
+mod documents;
 mod initial;
 mod key_value_cache;
 mod layer_bytes;

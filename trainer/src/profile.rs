@@ -221,6 +221,7 @@ mod tests {
                 head_width: 8,
                 mlp_width: 32,
                 vocabulary: 24,
+                sliding_window: None,
                 positions: 8,
                 norm_epsilon: 1e-5,
                 rope_theta: 1e4,

@@ -53,13 +53,13 @@ struct SliceMemory<T> {
 /// The results of a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ReferenceStep {
-    /// The mean cross-entropy over the tokens of the step.
+    /// The mean cross-entropy over the targets of the step that count.
     pub loss: f64,
     /// The global gradient norm before clipping.
     pub norm: f64,
     /// Its square, as it was added up.
     pub square_sum: f64,
-    /// The sum of cross-entropies, as it was added up.
+    /// The sum of cross-entropies, as it was added up and as it is reported.
     pub loss_sum: f64,
 }
 
@@ -100,7 +100,7 @@ impl<B: Backend, S: BatchSource> SerialReference<B, S> {
     /// # Panics
     /// If the device fails, as in each step.
     pub fn step(&mut self, step: Step, is_skipped: bool) -> ReferenceStep {
-        let batch = self.setup.plan.batch;
+        let tokens = self.setup.plan.batch.tokens() as f64;
         let loss_sum = self.accumulate(step, PassOrder::Apart);
         let square_sum = self.square_sum();
         let norm = square_sum.sqrt();
@@ -108,14 +108,14 @@ impl<B: Backend, S: BatchSource> SerialReference<B, S> {
         if !is_skipped {
             self.update(step, norm);
         }
-        ReferenceStep { loss: loss_sum / batch.tokens() as f64, norm, square_sum, loss_sum }
+        ReferenceStep { loss: loss_sum / tokens, norm, square_sum, loss_sum }
     }
 
     /// The same step with B and W of a layer side by side and the device's own optimizer pass, in
     /// place: the cost of training without a pipeline and without validation. Benchmarks measure
     /// against it.
     pub fn step_in_place(&mut self, step: Step) -> ReferenceStep {
-        let batch = self.setup.plan.batch;
+        let tokens = self.setup.plan.batch.tokens() as f64;
         let loss_sum = self.accumulate(step, PassOrder::Together);
         let square_sum = self.square_sum();
         let norm = square_sum.sqrt();
@@ -128,7 +128,7 @@ impl<B: Backend, S: BatchSource> SerialReference<B, S> {
         for layer in self.model.layers_mut() {
             update_in_place(&self.backend, layer, &update);
         }
-        ReferenceStep { loss: loss_sum / batch.tokens() as f64, norm, square_sum, loss_sum }
+        ReferenceStep { loss: loss_sum / tokens, norm, square_sum, loss_sum }
     }
 
     /// The gradient of a step, and the sum of its losses in microbatch order. Each replica sums
@@ -136,12 +136,15 @@ impl<B: Backend, S: BatchSource> SerialReference<B, S> {
     fn accumulate(&mut self, step: Step, order: PassOrder) -> f64 {
         let replica_count = self.setup.plan.placement().replica_count();
         let microbatch_count = self.setup.plan.batch.microbatch_count;
+        let targets = self.source.targets(step, microbatch_count);
         let mut losses = vec![Vec::new(); microbatch_count as usize];
         let mut before: Vec<Vec<f32>> = Vec::new();
         for replica in 0..replica_count {
             let mut accumulate = Accumulate::Start;
             for k in (replica..microbatch_count).step_by(replica_count as usize) {
-                losses[k as usize] = self.microbatch((step, MicrobatchIndex(k)), order, accumulate);
+                let scale = targets.loss_scale();
+                let of = (step, MicrobatchIndex(k));
+                losses[k as usize] = self.microbatch(of, scale, order, accumulate);
                 accumulate = Accumulate::Add;
             }
             if replica > 0 {
@@ -152,7 +155,7 @@ impl<B: Backend, S: BatchSource> SerialReference<B, S> {
             }
         }
         self.tie_gradients();
-        losses.into_iter().flatten().fold(0.0, |sum, loss| sum + loss)
+        targets.reported_sum(losses.into_iter().flatten().fold(0.0, |sum, loss| sum + loss))
     }
 
     /// Where the head is tied to the embedding: the head's part of their matrix's gradient plus the
@@ -194,12 +197,12 @@ impl<B: Backend, S: BatchSource> SerialReference<B, S> {
     fn microbatch(
         &mut self,
         (step, microbatch): (Step, MicrobatchIndex),
+        scale: f32,
         order: PassOrder,
         accumulate: Accumulate,
     ) -> Vec<f64> {
         let batch = self.source.training(step, microbatch);
         let losses = self.forward(&batch).expect(WORKS);
-        let scale = (1.0 / self.setup.plan.batch.tokens() as f64) as f32;
         for slice in (0..self.slices.len()).rev() {
             let tokens = slice_of(&self.cut, &batch, slice);
             let (before, own) = self.slices.split_at_mut(slice);
@@ -294,13 +297,13 @@ impl<B: Backend, S: BatchSource> SerialReference<B, S> {
     /// If the device fails.
     pub fn held_out_loss(&mut self, microbatches_max: u32) -> Result<Option<f64>, DeviceFault> {
         let mut loss_sum = 0.0;
-        let mut tokens = 0;
+        let mut targets = 0;
         for index in 0..microbatches_max {
             let Some(batch) = self.source.held_out(index) else { break };
             loss_sum = self.forward(&batch)?.into_iter().fold(loss_sum, |sum, loss| sum + loss);
-            tokens += batch.targets.len();
+            targets += batch.target_count();
         }
-        Ok((tokens > 0).then(|| loss_sum / tokens as f64))
+        Ok((targets > 0).then(|| loss_sum / targets as f64))
     }
 
     /// The logits of one batch, `rows` by vocabulary.

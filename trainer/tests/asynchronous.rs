@@ -196,3 +196,21 @@ fn a_gradient_that_is_not_finite_spoils_the_update_of_its_stage_alone() {
         assert!(state.layers.iter().all(|(_, image)| image.w.iter().all(|w| w.is_finite())));
     }
 }
+
+/// Documents, a window that slides and targets that do not count, of every method.
+#[test]
+fn methods_over_documents_equal_their_references() {
+    let over_documents = |kind| {
+        let mut setup = setup_for(Family::Llama, request(kind, (2, 5, 2)));
+        setup.model.sliding_window = Some(3);
+        setup
+    };
+    for kind in AsyncKind::ALL {
+        let setup = over_documents(kind);
+        if kind == AsyncKind::AmpNet {
+            check_against_replay(&CpuBackends, &setup);
+        } else {
+            check_against_serial(&CpuBackends, &setup);
+        }
+    }
+}

@@ -47,6 +47,7 @@ impl PlanHistory {
             head_width: 4,
             mlp_width: 16,
             vocabulary: 128,
+            sliding_window: None,
             positions: 8,
             norm_epsilon: 1e-5,
             rope_theta: 10_000.0,

@@ -55,8 +55,9 @@ struct TypeDefinition<'a> {
 
 /// The package that a file belongs to, by the folder of its manifest.
 pub fn package_of(path: &str) -> &str {
-    let is_below =
-        |folder: &&String| path.strip_prefix(**folder).is_some_and(|rest| rest.starts_with('/'));
+    let is_below = |folder: &&String| {
+        path.strip_prefix(folder.as_str()).is_some_and(|rest| rest.starts_with('/'))
+    };
     let lengths = members().iter().filter(is_below).map(String::len);
     &path[..lengths.max().unwrap_or_else(|| panic!("{path} is in no package"))]
 }

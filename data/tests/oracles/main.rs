@@ -1,7 +1,7 @@
 //! Figures made by others: windows that were packed for transformers, and one corpus in every format.
 //! A few travel with the package; all of those in the folder that `ZBELASTIC_ORACLES` names are run
-//! beside them. Without the folder, and for what is not supported yet, a test is counted as ignored;
-//! with `ZBELASTIC_ORACLES_REQUIRED=1` a missing folder fails.
+//! beside them. Without the folder a test is counted as ignored; with `ZBELASTIC_ORACLES_REQUIRED=1` a
+//! missing folder fails.
 
 mod datasets;
 mod encoders;
@@ -17,21 +17,17 @@ struct Kind {
     /// Whether a file or folder is a case; others belong to the cases.
     is_case: fn(&Path) -> bool,
     compare: fn(&Path),
-    /// Why the case cannot be run yet, in the words of a test's name.
-    missing: fn(&Path) -> Option<&'static str>,
 }
 
 const PACKING: Kind = Kind {
     name: "packing",
     is_case: packing::is_case,
     compare: packing::windows_are_those_of_the_oracle,
-    missing: packing::missing,
 };
 const DATASETS: Kind = Kind {
     name: "datasets",
     is_case: datasets::is_case,
     compare: datasets::documents_are_those_of_the_oracle,
-    missing: |_| None,
 };
 
 /// The cases of a kind below `folder`. None where it is not there.
@@ -44,15 +40,12 @@ fn cases(kind: &Kind, folder: &Path) -> Vec<PathBuf> {
 }
 
 fn trial(kind: &Kind, origin: &str, path: PathBuf) -> Trial {
-    let missing = (kind.missing)(&path);
     let case = path.file_name().expect("a case has a name").to_string_lossy().replace('.', "_");
-    let reason = missing.map_or(String::new(), |reason| format!("_{reason}"));
     let compare = kind.compare;
-    let trial = Trial::test(format!("oracle_{origin}_{}_{case}{reason}", kind.name), move || {
+    Trial::test(format!("oracle_{origin}_{}_{case}", kind.name), move || {
         compare(&path);
         Ok(())
-    });
-    trial.with_ignored_flag(missing.is_some())
+    })
 }
 
 /// The cases of the folder, or one test in their place that is ignored, or fails where they are

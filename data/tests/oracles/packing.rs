@@ -28,14 +28,10 @@ fn lines<T: serde::de::DeserializeOwned>(path: &Path) -> Vec<T> {
     lines.map(|line| serde_json::from_str(line).expect("JSON")).collect()
 }
 
-/// Files of windows, and folders of models.
+/// Files of windows: folders are of models, which the trainer is compared with.
 pub fn is_case(path: &Path) -> bool {
     let name = path.file_name().expect("a name").to_string_lossy();
-    path.is_dir() || name.starts_with("windows_")
-}
-
-pub fn missing(path: &Path) -> Option<&'static str> {
-    path.is_dir().then_some("needs_attention_within_documents")
+    name.starts_with("windows_")
 }
 
 /// The ids of each document that the windows hold as a whole, without the end-of-text token, and the

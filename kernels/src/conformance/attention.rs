@@ -1,7 +1,7 @@
 //! Attention and rotary embedding.
 
 use super::probe::{check, download, floats, poisoned, poisoned_rows, upload, upload_rows, widen};
-use crate::backend::{AttentionShape, Backend, RotaryDirection};
+use crate::backend::{AttentionMask, AttentionShape, Backend, RotaryDirection};
 use crate::reference;
 
 /// Sequences, length, heads, key heads, width: below and above strips, panels and key blocks, and
@@ -29,15 +29,16 @@ fn shape(
 
 pub(super) fn run<B: Backend>(
     device: &B,
-    shape: AttentionShape,
+    (shape, mask): (AttentionShape, AttentionMask<'_>),
     qkv: &[f32],
     dy: &[f32],
 ) -> Vec<Vec<f32>> {
     let mut qkv = upload_rows(device, qkv);
     let mut out = poisoned_rows(device, shape.rows() * shape.query_width());
     let mut log_sums = poisoned(device, shape.rows() * shape.heads);
-    device.attention_forward(shape, &qkv, &mut out, &mut log_sums);
-    device.attention_backward(shape, &out, &log_sums, &upload_rows(device, dy), &mut qkv);
+    device.attention_forward(shape, mask, &qkv, &mut out, &mut log_sums);
+    let dy = upload_rows(device, dy);
+    device.attention_backward(shape, mask, &out, &log_sums, &dy, &mut qkv);
     [&out, &log_sums, &qkv].map(|result| download(device, result)).to_vec()
 }
 
@@ -47,13 +48,22 @@ pub fn attention<B: Backend>(devices: &[B]) {
         let scaled = floats(shape.rows() * shape.qkv_width(), 1);
         let qkv: Vec<f32> = scaled.iter().map(|x| x * 2.0).collect();
         let dy = floats(shape.rows() * shape.query_width(), 2);
-        let (out, log_sums) = reference::attention_forward(shape, &widen(&qkv));
-        let gradient = reference::attention_backward(shape, &widen(&qkv), &widen(&dy));
-        let expected = [("out", out), ("log sums", log_sums), ("gradient", gradient)];
+        let expected = expected((shape, AttentionMask::Causal), &qkv, &dy);
         check(&format!("{shape:?}"), devices, &expected, ERROR_MAX, |device| {
-            run(device, shape, &qkv, &dy)
+            run(device, (shape, AttentionMask::Causal), &qkv, &dy)
         });
     }
+}
+
+/// What the reference computes of the results of [`run`].
+pub(super) fn expected(
+    (shape, mask): (AttentionShape, AttentionMask<'_>),
+    qkv: &[f32],
+    dy: &[f32],
+) -> [(&'static str, Vec<f64>); 3] {
+    let (out, log_sums) = reference::attention_forward(shape, mask, &widen(qkv));
+    let gradient = reference::attention_backward(shape, mask, &widen(qkv), &widen(dy));
+    [("out", out), ("log sums", log_sums), ("gradient", gradient)]
 }
 
 /// What comes later in a sequence, or in another one, changes no bit of an earlier row.
@@ -62,13 +72,13 @@ pub fn attention_sees_no_future<B: Backend>(devices: &[B]) {
     let qkv = floats(shape.rows() * shape.qkv_width(), 1);
     let dy = floats(shape.rows() * shape.query_width(), 2);
     for device in devices {
-        let before = &run(device, shape, &qkv, &dy)[0];
+        let before = &run(device, (shape, AttentionMask::Causal), &qkv, &dy)[0];
         for changed in [1, 13, 14, 31, 32, 69, 70] {
             let mut later = qkv.clone();
             for x in &mut later[changed * shape.qkv_width()..] {
                 *x = 3.0 - *x;
             }
-            let after = &run(device, shape, &later, &dy)[0];
+            let after = &run(device, (shape, AttentionMask::Causal), &later, &dy)[0];
             let rows = changed * shape.query_width();
             assert_eq!(before[..rows], after[..rows], "rows before {changed}");
             assert_ne!(before[rows..], after[rows..], "rows from {changed}");

@@ -3,20 +3,27 @@
 use super::probe::{
     check, download, floats, matrix, poisoned, poisoned_rows, tokens, upload_rows, widen,
 };
-use crate::backend::{Backend, MatrixShape};
+use crate::backend::{Backend, IGNORED_TARGET, MatrixShape};
 use crate::reference;
 
 /// A logit here is a sum of up to 390 products and reaches 20: its last bit is 2e-6, and the
 /// exponential turns that into a relative error.
 const ERROR_MAX: f64 = 2e-5;
 
-/// Forward and B; the loss is compared in the bits of its f64 between devices.
+/// Forward and B, of which every third target is ignored or none; the loss is compared in the bits
+/// of its f64 between devices.
 pub fn head<B: Backend>(devices: &[B]) {
-    for (rows, outputs, inputs) in [(1, 2, 3), (20, 97, 32), (300, 400, 24), (15, 1000, 390)] {
+    let shapes = [(1, 2, 3), (20, 97, 32), (300, 400, 24), (15, 1000, 390)];
+    for ((rows, outputs, inputs), is_any_ignored) in
+        shapes.into_iter().flat_map(|shape| [(shape, false), (shape, true)])
+    {
         let shape = MatrixShape { outputs, inputs };
         let x = floats(rows * inputs, 1);
         let w = floats(outputs * inputs, 2);
-        let targets = tokens(rows, outputs, 3);
+        let mut targets = tokens(rows, outputs, 3);
+        if is_any_ignored {
+            targets.iter_mut().step_by(3).for_each(|target| *target = IGNORED_TARGET);
+        }
         let scale = 0.125;
         let forward = reference::head_forward(shape, &widen(&x), &widen(&w), &targets);
         let back =
@@ -59,6 +66,22 @@ fn run<B: Backend>(
     device.head_backward_input(targets, scale, &log_sums, &matrix, &mut logits, &mut dx);
     let [log_sums, after, dx] = [&log_sums, &logits, &dx].map(|result| download(device, result));
     (loss, vec![before, log_sums, vec![loss as f32], after, dx])
+}
+
+/// A target that is ignored hides even a row of NaN: loss and gradient of all rows are numbers.
+pub fn head_ignores_rows_of_nan<B: Backend>(devices: &[B]) {
+    let shape = MatrixShape { outputs: 50, inputs: 16 };
+    let mut x = floats(3 * 16, 1);
+    x[16..32].fill(f32::NAN);
+    let w = floats(50 * 16, 2);
+    for device in devices {
+        let (loss, results) = run(device, shape, &x, &w, &[3, IGNORED_TARGET, 49], 1.0);
+        assert!(loss.is_finite(), "a loss of {loss}");
+        assert!(results[3].iter().chain(&results[4]).all(|x| x.is_finite()));
+        assert!(results[3][50..100].iter().chain(&results[4][16..32]).all(|x| *x == 0.0));
+        let nothing = run(device, shape, &x, &w, &[IGNORED_TARGET; 3], 0.0);
+        assert_eq!(nothing.0, 0.0, "a loss over nothing");
+    }
 }
 
 /// Logits in the hundreds neither overflow nor lose the loss.

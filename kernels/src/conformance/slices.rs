@@ -1,9 +1,8 @@
 //! Attention over slices of sequences.
 
-use super::attention::{ERROR_MAX, run};
-use super::probe::{check, download, floats, poisoned, poisoned_rows, upload_rows, widen};
-use crate::backend::{AttentionShape, Backend, EarlierSlice};
-use crate::reference;
+use super::attention::{ERROR_MAX, expected, run};
+use super::probe::{check, download, floats, poisoned, poisoned_rows, upload_rows};
+use crate::backend::{AttentionMask, AttentionShape, Backend, EarlierSlice};
 
 /// Sequences, lengths of slices, heads, key heads, width: slices that end within strips, panels and
 /// key blocks and at their ends, keys of one to four blocks, and slices that are equally long or
@@ -38,7 +37,7 @@ fn shapes() -> impl Iterator<Item = (AttentionShape, &'static [usize])> {
 }
 
 /// Queries, keys and values of a microbatch, and the gradient of attention's output.
-fn inputs(shape: AttentionShape) -> (Vec<f32>, Vec<f32>) {
+pub(super) fn inputs(shape: AttentionShape) -> (Vec<f32>, Vec<f32>) {
     let scaled = floats(shape.rows() * shape.qkv_width(), 1);
     let qkv = scaled.iter().map(|x| x * 2.0).collect();
     (qkv, floats(shape.rows() * shape.query_width(), 2))
@@ -66,6 +65,17 @@ fn cut(
     rows.flat_map(|row| from[row * width..][..width].iter().copied()).collect()
 }
 
+/// The mask of each slice.
+fn cut_mask(
+    whole: AttentionShape,
+    lens: &[usize],
+    mask: AttentionMask<'_>,
+) -> Option<Vec<Vec<u32>>> {
+    let AttentionMask::From(first_keys) = mask else { return None };
+    let of_slice = |slice| rows_of(whole, lens, slice).map(|row| first_keys[row]).collect();
+    Some((0..lens.len()).map(of_slice).collect())
+}
+
 /// A slice on a device.
 struct DeviceSlice<T> {
     qkv: T,
@@ -75,13 +85,19 @@ struct DeviceSlice<T> {
 }
 
 /// Forward in turn, and B in reverse: output, sums and gradients of whole sequences.
-fn run_slices<B: Backend>(
+pub(super) fn run_slices<B: Backend>(
     device: &B,
-    (whole, lens): (AttentionShape, &[usize]),
+    (whole, mask): (AttentionShape, AttentionMask<'_>),
+    lens: &[usize],
     qkv: &[f32],
     dy: &[f32],
 ) -> Vec<Vec<f32>> {
     let shape_of = |slice: usize| AttentionShape { sequence_len: lens[slice], ..whole };
+    let masks = cut_mask(whole, lens, mask);
+    let mask_of = |slice: usize| match &masks {
+        Some(masks) => AttentionMask::From(&masks[slice]),
+        None => AttentionMask::Causal,
+    };
     let widths = [whole.query_width(), whole.heads, whole.qkv_width()];
     let make = |slice| {
         let shape = shape_of(slice);
@@ -97,7 +113,8 @@ fn run_slices<B: Backend>(
         let (before, own) = parts.split_at_mut(slice);
         let earlier: Vec<&B::Buffer> = before.iter().map(|slice| &slice.qkv).collect();
         let DeviceSlice { qkv, out, log_sums, .. } = &mut own[0];
-        device.attention_slice_forward(shape_of(slice), &earlier, qkv, out, log_sums);
+        let of = (shape_of(slice), mask_of(slice));
+        device.attention_slice_forward(of.0, of.1, &earlier, qkv, out, log_sums);
     }
     for slice in (0..lens.len()).rev() {
         let gradient = upload_rows(device, &cut(whole, lens, slice, whole.query_width(), dy));
@@ -111,8 +128,16 @@ fn run_slices<B: Backend>(
             .collect();
         let DeviceSlice { qkv, key_value_gradient, out, log_sums } = &mut own[0];
         let later = (slice + 1 < lens.len()).then_some(&*key_value_gradient);
-        let shape = shape_of(slice);
-        device.attention_slice_backward(shape, &mut earlier, later, out, log_sums, &gradient, qkv);
+        device.attention_slice_backward(
+            shape_of(slice),
+            mask_of(slice),
+            &mut earlier,
+            later,
+            out,
+            log_sums,
+            &gradient,
+            qkv,
+        );
     }
     let mut results = widths.map(|width| vec![f32::NAN; whole.rows() * width]);
     for (slice, part) in parts.iter().enumerate() {
@@ -131,11 +156,9 @@ fn run_slices<B: Backend>(
 pub fn attention_slices<B: Backend>(devices: &[B]) {
     for (shape, lens) in shapes() {
         let (qkv, dy) = inputs(shape);
-        let (out, log_sums) = reference::attention_forward(shape, &widen(&qkv));
-        let gradient = reference::attention_backward(shape, &widen(&qkv), &widen(&dy));
-        let expected = [("out", out), ("log sums", log_sums), ("gradient", gradient)];
+        let expected = expected((shape, AttentionMask::Causal), &qkv, &dy);
         check(&format!("slices {lens:?} of {shape:?}"), devices, &expected, ERROR_MAX, |device| {
-            run_slices(device, (shape, lens), &qkv, &dy)
+            run_slices(device, (shape, AttentionMask::Causal), lens, &qkv, &dy)
         });
     }
 }
@@ -145,19 +168,28 @@ pub fn attention_slices<B: Backend>(devices: &[B]) {
 /// not: whole sequences add up queries from the first on, slices from the last.
 pub fn slices_are_the_whole<B: Backend>(devices: &[B]) {
     for (shape, lens) in shapes() {
-        let (qkv, dy) = inputs(shape);
-        for device in devices {
-            let whole = run(device, shape, &qkv, &dy);
-            let cut = run_slices(device, (shape, lens), &qkv, &dy);
-            let case = format!("slices {lens:?} of {shape:?}");
-            assert!(whole[0] == cut[0], "{case}: out");
-            assert!(whole[1] == cut[1], "{case}: log sums");
-            let same = if lens.len() == 1 { shape.qkv_width() } else { shape.query_width() };
-            let rows = |gradient: &[f32]| -> Vec<f32> {
-                let rows = gradient.chunks_exact(shape.qkv_width());
-                rows.flat_map(|row| row[..same].to_vec()).collect()
-            };
-            assert!(rows(&whole[2]) == rows(&cut[2]), "{case}: gradients");
-        }
+        check_the_whole(devices, (shape, AttentionMask::Causal), lens);
+    }
+}
+
+/// The same for one shape and mask.
+pub(super) fn check_the_whole<B: Backend>(
+    devices: &[B],
+    (shape, mask): (AttentionShape, AttentionMask<'_>),
+    lens: &[usize],
+) {
+    let (qkv, dy) = inputs(shape);
+    for device in devices {
+        let whole = run(device, (shape, mask), &qkv, &dy);
+        let cut = run_slices(device, (shape, mask), lens, &qkv, &dy);
+        let case = format!("slices {lens:?} of {shape:?}");
+        assert!(whole[0] == cut[0], "{case}: out");
+        assert!(whole[1] == cut[1], "{case}: log sums");
+        let same = if lens.len() == 1 { shape.qkv_width() } else { shape.query_width() };
+        let rows = |gradient: &[f32]| -> Vec<f32> {
+            let rows = gradient.chunks_exact(shape.qkv_width());
+            rows.flat_map(|row| row[..same].to_vec()).collect()
+        };
+        assert!(rows(&whole[2]) == rows(&cut[2]), "{case}: gradients");
     }
 }

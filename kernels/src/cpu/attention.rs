@@ -7,6 +7,10 @@
 //! appendix B). What is masked takes part in sums as an exact zero, equally far in every
 //! instruction set.
 //!
+//! Keys before all that a strip of queries sees are skipped, in whole panels. They come first in
+//! the sums of the queries, and exact zeros there change no bit: so these depend neither on the
+//! strip nor on the slice that a query is in.
+//!
 //! Sequences may be cut into slices, which need not be equally long. Queries are then those of one
 //! slice, and keys those of the slices before it as well. Keys are counted from the beginning of
 //! the sequence and so are their blocks: a query's sums have the same terms in the same order, cut
@@ -20,6 +24,7 @@ pub(super) use backward::{KeyValueGradients, SavedAttention, backward};
 pub(super) use forward::forward;
 
 use super::matmul::{BLOCK_DEPTH, PANEL, STRIP, padded};
+use crate::backend::AttentionMask;
 
 /// Query rows that go together: a strip.
 const QUERIES: usize = STRIP;
@@ -33,6 +38,11 @@ const SCORE_STRIDE: usize = BLOCK_DEPTH + 16;
 fn key_limit(first: usize, key_count: usize) -> usize {
     let seen = (first + QUERIES).min(key_count);
     seen.next_multiple_of(PANEL).min(padded(key_count))
+}
+
+/// The first key of the panel that holds the first key which the queries from `query` on may see.
+fn key_start(mask: AttentionMask<'_>, query: usize) -> usize {
+    mask.first_key(query) / PANEL * PANEL
 }
 
 /// The widest head: its products are one chain.

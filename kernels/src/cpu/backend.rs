@@ -11,9 +11,9 @@ use super::matmul::{MatrixPair, OuterProduct, PASSING_ROWS, outer_product};
 use super::threads::Threads;
 use super::{activation, attention, embed, head, linear, norm, probe, rotate};
 use crate::backend::{
-    Accumulate, AllocateError, AttentionShape, Backend, BackwardEpilogue, BufferView, EarlierSlice,
-    EmbedGradient, ForwardEpilogue, LinearGradient, MatrixShape, Norm, NormGradient, Pending,
-    RotaryDirection, RowsShape,
+    Accumulate, AllocateError, AttentionMask, AttentionShape, Backend, BackwardEpilogue,
+    BufferView, EarlierSlice, EmbedGradient, ForwardEpilogue, LinearGradient, MatrixShape, Norm,
+    NormGradient, Pending, RotaryDirection, RowPositions, RowsShape,
 };
 use crate::sizes::{ByteCounts, DeviceSizes};
 
@@ -122,35 +122,29 @@ impl ByteCounts for CpuBackend {
 impl Backend for CpuBackend {
     fn embed_forward(
         &self,
-        sequence_len: usize,
+        positions: RowPositions<'_>,
         tokens: &[u32],
         token_table: BufferView<'_, CpuBuffer>,
         position_table: Option<BufferView<'_, CpuBuffer>>,
         out: &mut CpuBuffer,
     ) {
-        let positions = position_table.as_ref().map(read);
-        embed::forward(
-            self,
-            sequence_len,
-            tokens,
-            read(&token_table),
-            positions,
-            out.as_mut_slice(),
-        );
+        let position_table = position_table.as_ref().map(read);
+        let tables = (read(&token_table), position_table);
+        embed::forward(self, positions, tokens, tables, out.as_mut_slice());
     }
 
     fn embed_backward_weights(
         &self,
-        sequence_len: usize,
+        positions: RowPositions<'_>,
         tokens: &[u32],
         gradient: &CpuBuffer,
         to: EmbedGradient<'_, CpuBuffer>,
         accumulate: Accumulate,
     ) {
-        let (token_table, positions) = split(to.buffer, to.tokens, to.positions);
-        let tables = embed::EmbedTableGradients { tokens: token_table, positions };
+        let (token_table, position_table) = split(to.buffer, to.tokens, to.positions);
+        let tables = embed::EmbedTableGradients { tokens: token_table, positions: position_table };
         let gradient = gradient.as_slice();
-        embed::backward_weights(self, sequence_len, tokens, gradient, tables, accumulate);
+        embed::backward_weights(self, positions, tokens, gradient, tables, accumulate);
     }
 
     fn norm_forward(
@@ -274,16 +268,18 @@ impl Backend for CpuBackend {
     fn attention_forward(
         &self,
         shape: AttentionShape,
+        mask: AttentionMask<'_>,
         qkv: &CpuBuffer,
         out: &mut CpuBuffer,
         log_sums: &mut CpuBuffer,
     ) {
-        self.attention_slice_forward(shape, &[], qkv, out, log_sums);
+        self.attention_slice_forward(shape, mask, &[], qkv, out, log_sums);
     }
 
     fn attention_backward(
         &self,
         shape: AttentionShape,
+        mask: AttentionMask<'_>,
         out: &CpuBuffer,
         log_sums: &CpuBuffer,
         gradient: &CpuBuffer,
@@ -293,6 +289,7 @@ impl Backend for CpuBackend {
         let later = None;
         self.attention_slice_backward(
             shape,
+            mask,
             earlier,
             later,
             out,
@@ -305,6 +302,7 @@ impl Backend for CpuBackend {
     fn attention_slice_forward(
         &self,
         shape: AttentionShape,
+        mask: AttentionMask<'_>,
         earlier: &[&CpuBuffer],
         qkv: &CpuBuffer,
         out: &mut CpuBuffer,
@@ -313,12 +311,13 @@ impl Backend for CpuBackend {
         let earlier: Vec<&[f32]> = earlier.iter().map(|slice| slice.as_slice()).collect();
         let out = out.as_mut_slice();
         let log_sums = log_sums.as_mut_slice();
-        attention::forward(self, shape, &earlier, qkv.as_slice(), out, log_sums);
+        attention::forward(self, (shape, mask), &earlier, qkv.as_slice(), out, log_sums);
     }
 
     fn attention_slice_backward(
         &self,
         shape: AttentionShape,
+        mask: AttentionMask<'_>,
         earlier: &mut [EarlierSlice<'_, CpuBuffer>],
         later: Option<&CpuBuffer>,
         out: &CpuBuffer,
@@ -337,7 +336,7 @@ impl Backend for CpuBackend {
         };
         let later = later.map(CpuBuffer::as_slice);
         let qkv = qkv_then_gradient.as_mut_slice();
-        attention::backward(self, shape, earlier.collect(), later, saved, qkv);
+        attention::backward(self, (shape, mask), earlier.collect(), later, saved, qkv);
     }
 
     fn gelu_forward(&self, rows: RowsShape, before: &CpuBuffer, h: &mut CpuBuffer) {

@@ -1,20 +1,20 @@
 //! Token and position embeddings.
 
 use super::backend::CpuBackend;
-use crate::backend::Accumulate;
+use crate::backend::{Accumulate, RowPositions};
 
 /// Floats zeroed as one task.
 const ZERO_CHUNK: usize = 1 << 20;
 
 pub(super) fn forward(
     cpu: &CpuBackend,
-    sequence_len: usize,
+    positions: RowPositions<'_>,
     tokens: &[u32],
-    token_table: &[f32],
-    position_table: Option<&[f32]>,
+    (token_table, position_table): (&[f32], Option<&[f32]>),
     out: &mut [f32],
 ) {
-    assert!(tokens.len().is_multiple_of(sequence_len) && out.len().is_multiple_of(tokens.len()));
+    positions.check(tokens.len());
+    assert!(out.len().is_multiple_of(tokens.len()));
     let width = out.len() / tokens.len();
     let share = cpu.rows_per_task(tokens.len());
     let pieces = tokens.chunks(share).zip(out.chunks_mut(share * width)).enumerate();
@@ -22,7 +22,7 @@ pub(super) fn forward(
         for (row, (token, out)) in tokens.iter().zip(out.chunks_exact_mut(width)).enumerate() {
             out.copy_from_slice(&token_table[*token as usize * width..][..width]);
             if let Some(table) = position_table {
-                let position = (piece * share + row) % sequence_len;
+                let position = positions.of(piece * share + row);
                 add(&table[position * width..][..width], out);
             }
         }
@@ -38,13 +38,13 @@ fn add(from: &[f32], to: &mut [f32]) {
 /// Rows are added in token order, so that a table row's sum is one chain whatever the threads do.
 pub(super) fn backward_weights(
     cpu: &CpuBackend,
-    sequence_len: usize,
+    positions: RowPositions<'_>,
     tokens: &[u32],
     gradient: &[f32],
     tables: EmbedTableGradients<'_>,
     accumulate: Accumulate,
 ) {
-    assert!(tokens.len().is_multiple_of(sequence_len));
+    positions.check(tokens.len());
     assert!(gradient.len().is_multiple_of(tokens.len()));
     let width = gradient.len() / tokens.len();
     let EmbedTableGradients { tokens: token_table, positions: mut position_table } = tables;
@@ -58,7 +58,7 @@ pub(super) fn backward_weights(
     for (row, (token, gradient)) in tokens.iter().zip(gradient.chunks_exact(width)).enumerate() {
         add(gradient, &mut token_table[*token as usize * width..][..width]);
         if let Some(table) = position_table.as_deref_mut() {
-            add(gradient, &mut table[row % sequence_len * width..][..width]);
+            add(gradient, &mut table[positions.of(row) * width..][..width]);
         }
     }
 }

@@ -12,6 +12,7 @@ use super::math::exp;
 use super::matmul::{
     LeftRows, PackedMatrix, RowBlock, RowProduct, SumStorage, multiply_rows, with_scratch,
 };
+use crate::backend::IGNORED_TARGET;
 
 /// A row's maximum and the sum of exponentials relative to it, so far.
 #[derive(Clone, Copy)]
@@ -55,9 +56,11 @@ pub(super) fn forward(
         });
         for (row, OnlineSoftmax { max, sum }) in running.into_iter().enumerate() {
             let log_sum = f64::from(max) + libm::log(f64::from(sum));
-            let logit = logits[row * vocabulary + targets[row] as usize];
             log_sums[row] = log_sum as f32;
-            losses[row] = log_sum - f64::from(logit);
+            if targets[row] != IGNORED_TARGET {
+                let logit = logits[row * vocabulary + targets[row] as usize];
+                losses[row] = log_sum - f64::from(logit);
+            }
         }
     });
     losses.iter().sum()
@@ -136,6 +139,10 @@ impl LeftRows for SoftmaxGradient<'_> {
             for row in block.rows.clone() {
                 let start = row * self.vocabulary;
                 let here = &mut self.logits_then_gradient[start..][block.columns.clone()];
+                if self.targets[row] == IGNORED_TARGET {
+                    here.fill(0.0);
+                    continue;
+                }
                 to_probabilities(self.set, self.log_sums[row], self.scale, here);
                 let target = self.targets[row] as usize;
                 if block.columns.contains(&target) {

@@ -3,11 +3,12 @@
 
 use super::backend::CudaBackend;
 use super::device::{Device, DeviceAddress};
+use super::embed::list;
 use super::error::DeviceFault;
 use super::kernel::{Arguments, Kernel, Launch};
 use super::memory::CudaBuffer;
 use super::source::Precision;
-use crate::backend::{AttentionShape, EarlierSlice};
+use crate::backend::{AttentionMask, AttentionShape, EarlierSlice};
 use crate::scratch::{ScratchSlot, key_values};
 
 /// Slices that a sequence may have: SLICES_MAX of `prelude.cuh`.
@@ -73,9 +74,9 @@ impl AttentionPlan {
             // Two tiles of keys and values in turn.
             forward: pass(forward, rows(4 * FLASH_ROWS)),
             backward_queries: pass(queries, rows(4 * tile)),
-            // Keys and values, and in turn two tiles of queries and gradients with two floats a
-            // row.
-            backward_keys: pass(keys, rows(2 * FLASH_ROWS + 4 * tile) + 4 * tile * 4),
+            // Keys and values, and in turn two tiles of queries and gradients with two floats and
+            // a first key a row.
+            backward_keys: pass(keys, rows(2 * FLASH_ROWS + 4 * tile) + 6 * tile * 4),
             rows: FLASH_ROWS,
             threads: FLASH_THREADS,
         }
@@ -145,9 +146,12 @@ impl AttentionSlices {
         self.first[self.earlier + 1] as usize
     }
 
-    /// The structures `AttentionShape` and `AttentionSlices` of `prelude.cuh`.
-    fn arguments(&self, shape: AttentionShape) -> Arguments {
-        Arguments::new().structure(&structure(shape, self)).table_with(&self.rows, &self.first)
+    /// The structures `AttentionShape` and `Slices` of `prelude.cuh`, and where first keys lie.
+    fn arguments(&self, shape: AttentionShape, first_keys: Option<DeviceAddress>) -> Arguments {
+        Arguments::new()
+            .structure(&structure(shape, self))
+            .table_with(&self.rows, &self.first)
+            .address_if(first_keys)
     }
 }
 
@@ -175,19 +179,34 @@ fn table(addresses: impl IntoIterator<Item = DeviceAddress>) -> [DeviceAddress; 
     table
 }
 
+/// Copies the first keys of a mask to the device, until the next list.
+fn mask_list<D: Device>(
+    device: &CudaBackend<D>,
+    mask: AttentionMask<'_>,
+) -> Result<Option<DeviceAddress>, DeviceFault> {
+    match mask {
+        AttentionMask::Causal => Ok(None),
+        AttentionMask::From(first_keys) => list(device, first_keys).map(Some),
+    }
+}
+
 pub(super) fn forward<D: Device>(
     device: &CudaBackend<D>,
-    shape: AttentionShape,
+    (shape, mask): (AttentionShape, AttentionMask<'_>),
     earlier: &[&CudaBuffer<D>],
     qkv: &CudaBuffer<D>,
     out: &mut CudaBuffer<D>,
     log_sums: &mut CudaBuffer<D>,
 ) -> Result<(), DeviceFault> {
     let slices = AttentionSlices::of(shape, earlier, qkv);
+    mask.check(shape, slices.before() as usize);
     assert_eq!(out.len(), shape.rows() * shape.query_width());
     assert_eq!(log_sums.len(), shape.rows() * shape.heads);
     let plan = AttentionPlan::of(device.precision(), shape.head_width);
-    let arguments = slices.arguments(shape).address(out.rows()).address(log_sums.floats(0));
+    let arguments = slices
+        .arguments(shape, mask_list(device, mask)?)
+        .address(out.rows())
+        .address(log_sums.floats(0));
     let grid = [shape.sequence_len.div_ceil(plan.rows), shape.sequences * shape.heads];
     device.launch(&plan.launch(plan.forward, grid, arguments))
 }
@@ -203,7 +222,7 @@ pub(super) struct CudaSavedAttention<'a, D: Device> {
 /// keys and values from scratch.
 pub(super) fn backward<D: Device>(
     device: &CudaBackend<D>,
-    shape: AttentionShape,
+    (shape, mask): (AttentionShape, AttentionMask<'_>),
     earlier: &mut [EarlierSlice<'_, CudaBuffer<D>>],
     later: Option<&CudaBuffer<D>>,
     saved: CudaSavedAttention<'_, D>,
@@ -211,11 +230,13 @@ pub(super) fn backward<D: Device>(
 ) -> Result<(), DeviceFault> {
     let before: Vec<&CudaBuffer<D>> = earlier.iter().map(|slice| slice.qkv).collect();
     let slices = AttentionSlices::of(shape, &before, qkv);
+    mask.check(shape, slices.before() as usize);
     let CudaSavedAttention { out, log_sums, gradient } = saved;
     assert_eq!(gradient.len(), shape.rows() * shape.query_width());
     assert_eq!(out.len(), gradient.len());
     let plan = AttentionPlan::of(device.precision(), shape.head_width);
     let products = row_products(device, shape, out, gradient)?;
+    let first_keys = mask_list(device, mask)?;
     let key_values = key_values(shape);
     let own = device.scratch(ScratchSlot::Product, key_values * 4)?;
     let earlier_gradients = earlier.iter().map(|slice| {
@@ -225,7 +246,7 @@ pub(super) fn backward<D: Device>(
     });
     let gradients = table(earlier_gradients.chain([own]));
     let arguments = slices
-        .arguments(shape)
+        .arguments(shape, first_keys)
         .table(&gradients)
         .address(gradient.rows())
         .address(log_sums.floats(0))
@@ -234,7 +255,7 @@ pub(super) fn backward<D: Device>(
     let grid = [slices.keys().div_ceil(plan.rows), shape.sequences * shape.kv_heads];
     device.launch(&plan.launch(plan.backward_keys, grid, arguments))?;
     let arguments = slices
-        .arguments(shape)
+        .arguments(shape, first_keys)
         .address(gradient.rows())
         .address(log_sums.floats(0))
         .address(products)

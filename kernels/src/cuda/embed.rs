@@ -5,7 +5,7 @@ use super::device::{Device, DeviceAddress};
 use super::error::DeviceFault;
 use super::kernel::{Arguments, Kernel, Launch};
 use super::memory::CudaBuffer;
-use crate::backend::{Accumulate, BufferView, EmbedGradient};
+use crate::backend::{Accumulate, BufferView, EmbedGradient, RowPositions};
 use crate::scratch::ScratchSlot;
 
 const THREADS: usize = 128;
@@ -26,19 +26,29 @@ pub(super) fn list<D: Device>(
 
 pub(super) fn forward<D: Device>(
     device: &CudaBackend<D>,
-    sequence_len: usize,
+    positions: RowPositions<'_>,
     tokens: &[u32],
     token_table: &BufferView<'_, CudaBuffer<D>>,
     position_table: Option<&BufferView<'_, CudaBuffer<D>>>,
     out: &mut CudaBuffer<D>,
 ) -> Result<(), DeviceFault> {
     let rows = tokens.len();
-    assert!(rows.is_multiple_of(sequence_len) && out.len().is_multiple_of(rows));
+    positions.check(rows);
+    assert!(out.len().is_multiple_of(rows));
     let width = out.len() / rows;
     let largest = tokens.iter().max().map_or(0, |token| *token as usize);
     assert!((largest + 1) * width <= token_table.range.len(), "token {largest} is in the table");
+    let (given, sequence_len) = match positions {
+        RowPositions::Counted { sequence_len } => (None, sequence_len),
+        RowPositions::Given(given) => (Some(given), 0),
+    };
+    if let (Some(given), Some(table)) = (given, position_table) {
+        check_positions(given, width, table.range.len());
+    }
+    let lists = list(device, &[tokens, given.unwrap_or_default()].concat())?;
     let arguments = Arguments::new()
-        .address(list(device, tokens)?)
+        .address(lists)
+        .address_if(given.map(|_| lists.plus(rows as u64 * 4)))
         .address(floats(token_table))
         .address_if(position_table.map(floats))
         .address(out.rows())
@@ -46,6 +56,11 @@ pub(super) fn forward<D: Device>(
         .size(width)
         .size(sequence_len);
     device.launch(&Launch::over(Kernel::EmbedForward, rows * width.div_ceil(4), arguments))
+}
+
+fn check_positions(given: &[u32], width: usize, table_len: usize) {
+    let largest = given.iter().max().map_or(0, |position| *position as usize);
+    assert!((largest + 1) * width <= table_len, "position {largest} is in the table");
 }
 
 /// Which rows of the gradient belong to which row of the table, each in order.
@@ -75,20 +90,51 @@ impl TokenRows {
 
 pub(super) fn backward<D: Device>(
     device: &CudaBackend<D>,
-    sequence_len: usize,
+    positions: RowPositions<'_>,
     tokens: &[u32],
     gradient: &CudaBuffer<D>,
     to: &EmbedGradient<'_, CudaBuffer<D>>,
     accumulate: Accumulate,
 ) -> Result<(), DeviceFault> {
-    assert!(tokens.len().is_multiple_of(sequence_len));
+    positions.check(tokens.len());
     assert!(gradient.len().is_multiple_of(tokens.len()));
     let width = gradient.len() / tokens.len();
-    let table = to.buffer.floats(to.tokens.start);
-    if accumulate == Accumulate::Start {
-        device.device().zero(table, to.tokens.len() as u64 * 4)?;
+    let tables = [Some(&to.tokens), to.positions.as_ref()];
+    for table in tables.into_iter().flatten().filter(|_| accumulate == Accumulate::Start) {
+        device.device().zero(to.buffer.floats(table.start), table.len() as u64 * 4)?;
     }
-    let TokenRows { entries, starts, rows } = TokenRows::of(tokens);
+    add_rows(device, tokens, gradient, to.buffer.floats(to.tokens.start), width)?;
+    let Some(table) = &to.positions else { return Ok(()) };
+    let address = to.buffer.floats(table.start);
+    match positions {
+        RowPositions::Counted { sequence_len } => {
+            // A model may have more of them than a sequence has, or a slice of one.
+            assert!(table.len() >= sequence_len * width);
+            let arguments = Arguments::new()
+                .address(gradient.rows())
+                .address(address)
+                .size(tokens.len() / sequence_len)
+                .size(sequence_len)
+                .size(width);
+            let count = sequence_len * width;
+            device.launch(&Launch::over(Kernel::PositionBackward, count, arguments))
+        }
+        RowPositions::Given(given) => {
+            check_positions(given, width, table.len());
+            add_rows(device, given, gradient, address, width)
+        }
+    }
+}
+
+/// Adds each row of the gradient to that row of a table which `entries` has for it.
+fn add_rows<D: Device>(
+    device: &CudaBackend<D>,
+    entries: &[u32],
+    gradient: &CudaBuffer<D>,
+    table: DeviceAddress,
+    width: usize,
+) -> Result<(), DeviceFault> {
+    let TokenRows { entries, starts, rows } = TokenRows::of(entries);
     let lists = list(device, &[&*entries, &*starts, &*rows].concat())?;
     let starts_at = lists.plus(entries.len() as u64 * 4);
     let arguments = Arguments::new()
@@ -99,21 +145,7 @@ pub(super) fn backward<D: Device>(
         .address(table)
         .size(width);
     let grid = [entries.len(), 1];
-    device.launch(&Launch::blocks(Kernel::EmbedBackward, grid, THREADS, arguments))?;
-    let Some(positions) = &to.positions else { return Ok(()) };
-    // A model may have more of them than a sequence has, or a slice of one.
-    assert!(positions.len() >= sequence_len * width);
-    let table = to.buffer.floats(positions.start);
-    if accumulate == Accumulate::Start {
-        device.device().zero(table, positions.len() as u64 * 4)?;
-    }
-    let arguments = Arguments::new()
-        .address(gradient.rows())
-        .address(table)
-        .size(tokens.len() / sequence_len)
-        .size(sequence_len)
-        .size(width);
-    device.launch(&Launch::over(Kernel::PositionBackward, sequence_len * width, arguments))
+    device.launch(&Launch::blocks(Kernel::EmbedBackward, grid, THREADS, arguments))
 }
 
 #[cfg(test)]

@@ -9,10 +9,10 @@ pub use harness::{TimedDevice, TimingHarness};
 use super::device::{MatrixProduct, ProductKind};
 use super::{CudaBackend, CudaBuffer, DeviceFault};
 use crate::backend::{
-    Accumulate, AdamWCoefficients, AdamWRange, AllocateError, AttentionShape, Backend,
-    BackwardEpilogue, BufferView, BufferViewMut, DeviceMemory, EmbedGradient, ForwardEpilogue,
-    LayerCandidate, LinearGradient, MatrixPart, MatrixShape, Norm, Optimizer,
-    PackedWeightsOptimizer, RotaryDirection, RowsShape, UpdateState,
+    Accumulate, AdamWCoefficients, AdamWRange, AllocateError, AttentionMask, AttentionShape,
+    Backend, BackwardEpilogue, BufferView, BufferViewMut, DeviceMemory, EmbedGradient,
+    ForwardEpilogue, LayerCandidate, LinearGradient, MatrixPart, MatrixShape, Norm, Optimizer,
+    PackedWeightsOptimizer, RotaryDirection, RowPositions, RowsShape, UpdateState,
 };
 
 /// The sizes of the operations that are timed.
@@ -83,6 +83,9 @@ impl WorkFloor {
         }
     }
 }
+
+/// Documents of a sequence where attention that stays within them is timed.
+const DOCUMENTS: usize = 8;
 
 /// The limit that an operation's floor follows from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -252,6 +255,7 @@ impl<D: TimedDevice> TimingTable<'_, D> {
 
     fn embedding(&mut self) -> Result<(), TimingError> {
         let TimedSizes { sequence_len, width, vocabulary, .. } = self.sizes;
+        let positions = RowPositions::Counted { sequence_len };
         let count = self.sizes.rows();
         let len = vocabulary * width;
         let tokens: Vec<u32> = (0..count).map(|row| (7 * row % vocabulary) as u32).collect();
@@ -260,12 +264,12 @@ impl<D: TimedDevice> TimingTable<'_, D> {
         let read = WorkFloor::of_bytes(4 * count * width + self.row_bytes(width));
         self.time("embed F", read, |device| {
             let table = BufferView::new(&table, 0..len);
-            device.embed_forward(sequence_len, &tokens, table, None, &mut out);
+            device.embed_forward(positions, &tokens, table, None, &mut out);
         })?;
         let written = WorkFloor::of_bytes(4 * len + self.row_bytes(width));
         self.time("embed W", written, |device| {
             let to = EmbedGradient { buffer: &mut table, tokens: 0..len, positions: None };
-            device.embed_backward_weights(sequence_len, &tokens, &out, to, Accumulate::Start);
+            device.embed_backward_weights(positions, &tokens, &out, to, Accumulate::Start);
         })?;
         Ok(())
     }
@@ -461,13 +465,26 @@ impl<D: TimedDevice> TimingTable<'_, D> {
         // One product over half of the square, two operations a term.
         let product = (shape.rows() * sequence_len * width) as f64;
         let forward = WorkFloor { bytes: 4 * self.row_bytes(width), flop: 2.0 * product };
-        self.time(format!("attention {head_width} F"), forward, |device| {
-            device.attention_forward(shape, &qkv, &mut out, &mut log_sums);
-        })?;
         let backward = WorkFloor { bytes: 8 * self.row_bytes(width), flop: 5.0 * product };
-        self.time(format!("attention {head_width} B"), backward, |device| {
-            device.attention_backward(shape, &out, &log_sums, &dout, &mut qkv);
-        })?;
+        // A mask that hides nothing shows what it costs, and short documents what it saves.
+        let [whole, short] = [1, DOCUMENTS].map(|count| {
+            let len = sequence_len.div_ceil(count);
+            let start = |row: usize| (row % sequence_len / len * len) as u32;
+            (0..shape.rows()).map(start).collect::<Vec<u32>>()
+        });
+        let short_name = format!(" {DOCUMENTS} documents");
+        for (name, mask) in [
+            ("", AttentionMask::Causal),
+            (" one document", AttentionMask::From(&whole)),
+            (&short_name, AttentionMask::From(&short)),
+        ] {
+            self.time(format!("attention {head_width} F{name}"), forward, |device| {
+                device.attention_forward(shape, mask, &qkv, &mut out, &mut log_sums);
+            })?;
+            self.time(format!("attention {head_width} B{name}"), backward, |device| {
+                device.attention_backward(shape, mask, &out, &log_sums, &dout, &mut qkv);
+            })?;
+        }
         Ok(())
     }
 }

@@ -1,6 +1,6 @@
 //! Causal attention and rotary embedding.
 
-use crate::backend::{AttentionShape, RotaryDirection};
+use crate::backend::{AttentionMask, AttentionShape, RotaryDirection};
 
 /// Offsets of a query head's pieces in a row of queries, keys and values.
 fn offsets(shape: AttentionShape, head: usize) -> (usize, usize, usize) {
@@ -13,19 +13,23 @@ fn dot(a: &[f64], b: &[f64]) -> f64 {
     a.iter().zip(b).map(|(a, b)| a * b).sum()
 }
 
-/// For every sequence, head and query, calls `visit` with the rows concerned and the weights on
-/// keys.
+/// For every sequence, head and query, calls `visit` with the row of the first key that it sees,
+/// its own, and the weights on those from the one to the other.
 fn each_query(
     shape: AttentionShape,
+    mask: AttentionMask<'_>,
     qkv: &[f64],
     mut visit: impl FnMut(usize, usize, usize, &[f64], f64),
 ) {
     let width = shape.qkv_width();
     let scale = 1.0 / (shape.head_width as f64).sqrt();
-    for first in (0..shape.rows()).step_by(shape.sequence_len) {
+    for sequence in 0..shape.sequences {
+        let start = sequence * shape.sequence_len;
+        let mask = mask.of_sequence(sequence, shape.sequence_len);
         for head in 0..shape.heads {
             let (q, k, _) = offsets(shape, head);
-            for row in first..first + shape.sequence_len {
+            for row in start..start + shape.sequence_len {
+                let first = start + mask.first_key(row - start);
                 let query = &qkv[row * width + q..][..shape.head_width];
                 let key = |key_row: usize| &qkv[key_row * width + k..][..shape.head_width];
                 let scores: Vec<f64> = (first..=row).map(|r| dot(query, key(r)) * scale).collect();
@@ -41,11 +45,15 @@ fn each_query(
 
 /// Attention's output, and the logarithm of each row's sum of exponentials, heads side by side.
 #[must_use]
-pub fn attention_forward(shape: AttentionShape, qkv: &[f64]) -> (Vec<f64>, Vec<f64>) {
+pub fn attention_forward(
+    shape: AttentionShape,
+    mask: AttentionMask<'_>,
+    qkv: &[f64],
+) -> (Vec<f64>, Vec<f64>) {
     let width = shape.head_width;
     let mut out = vec![0.0; shape.rows() * shape.query_width()];
     let mut log_sums = vec![0.0; shape.rows() * shape.heads];
-    each_query(shape, qkv, |first, head, row, weights, log_sum| {
+    each_query(shape, mask, qkv, |first, head, row, weights, log_sum| {
         let (_, _, v) = offsets(shape, head);
         log_sums[row * shape.heads + head] = log_sum;
         for (key, weight) in weights.iter().enumerate() {
@@ -59,12 +67,17 @@ pub fn attention_forward(shape: AttentionShape, qkv: &[f64]) -> (Vec<f64>, Vec<f
 
 /// The gradients of queries, keys and values, in a row's layout.
 #[must_use]
-pub fn attention_backward(shape: AttentionShape, qkv: &[f64], gradient: &[f64]) -> Vec<f64> {
+pub fn attention_backward(
+    shape: AttentionShape,
+    mask: AttentionMask<'_>,
+    qkv: &[f64],
+    gradient: &[f64],
+) -> Vec<f64> {
     let width = shape.head_width;
     let stride = shape.qkv_width();
     let scale = 1.0 / (width as f64).sqrt();
     let mut result = vec![0.0; qkv.len()];
-    each_query(shape, qkv, |first, head, row, weights, _| {
+    each_query(shape, mask, qkv, |first, head, row, weights, _| {
         let (q, k, v) = offsets(shape, head);
         let dy = &gradient[row * shape.query_width() + head * width..][..width];
         let value = |key: usize| &qkv[(first + key) * stride + v..][..width];

@@ -1,7 +1,7 @@
 //! The output head with its loss.
 
 use super::layers::{linear_backward_input, linear_backward_weights, linear_forward};
-use crate::backend::MatrixShape;
+use crate::backend::{IGNORED_TARGET, MatrixShape};
 
 /// The results of the head's forward pass.
 pub struct HeadResult {
@@ -9,7 +9,7 @@ pub struct HeadResult {
     pub logits: Vec<f64>,
     /// The logarithm of each row's sum of exponentials.
     pub log_sums: Vec<f64>,
-    /// The sum of cross-entropies over rows, in nats.
+    /// The sum of cross-entropies over rows with a target that counts, in nats.
     pub loss: f64,
 }
 
@@ -23,7 +23,9 @@ pub fn head_forward(shape: MatrixShape, x: &[f64], matrix: &[f64], targets: &[u3
         let max = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         let sum: f64 = row.iter().map(|logit| libm::exp(logit - max)).sum();
         let log_sum = max + libm::log(sum);
-        loss += log_sum - row[*target as usize];
+        if *target != IGNORED_TARGET {
+            loss += log_sum - row[*target as usize];
+        }
         log_sums.push(log_sum);
     }
     HeadResult { logits, log_sums, loss }
@@ -51,6 +53,10 @@ pub fn head_backward(
     let HeadResult { mut logits, log_sums, .. } = head_forward(shape, x, matrix, targets);
     let rows = logits.chunks_exact_mut(shape.outputs).zip(targets).zip(&log_sums);
     for ((row, target), log_sum) in rows {
+        if *target == IGNORED_TARGET {
+            row.fill(0.0);
+            continue;
+        }
         row.iter_mut().for_each(|logit| *logit = libm::exp(*logit - log_sum) * scale);
         row[*target as usize] -= scale;
     }

@@ -1,11 +1,11 @@
 //! Embedding, normalisation, linear layers and activations.
 
-use crate::backend::{MatrixShape, Norm, RowsShape};
+use crate::backend::{MatrixShape, Norm, RowPositions, RowsShape};
 
 /// Token rows, plus position rows if there are any.
 #[must_use]
 pub fn embed_forward(
-    sequence_len: usize,
+    positions: RowPositions<'_>,
     width: usize,
     tokens: &[u32],
     token_table: &[f64],
@@ -15,29 +15,29 @@ pub fn embed_forward(
     for (row, token) in tokens.iter().enumerate() {
         for column in 0..width {
             let position =
-                position_table.map_or(0.0, |table| table[row % sequence_len * width + column]);
+                position_table.map_or(0.0, |table| table[positions.of(row) * width + column]);
             out.push(token_table[*token as usize * width + column] + position);
         }
     }
     out
 }
 
-/// The gradients of the token table and of the position table.
+/// The gradients of the token table and of the position table, which have so many rows.
 #[must_use]
 pub fn embed_backward(
-    sequence_len: usize,
+    positions: RowPositions<'_>,
     width: usize,
-    vocabulary: usize,
+    (vocabulary, position_count): (usize, usize),
     tokens: &[u32],
     gradient: &[f64],
 ) -> (Vec<f64>, Vec<f64>) {
     let mut token_table = vec![0.0; vocabulary * width];
-    let mut position_table = vec![0.0; sequence_len * width];
+    let mut position_table = vec![0.0; position_count * width];
     for (row, token) in tokens.iter().enumerate() {
         for column in 0..width {
             let x = gradient[row * width + column];
             token_table[*token as usize * width + column] += x;
-            position_table[row % sequence_len * width + column] += x;
+            position_table[positions.of(row) * width + column] += x;
         }
     }
     (token_table, position_table)

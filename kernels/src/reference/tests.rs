@@ -5,7 +5,10 @@ use super::{
     head_backward, head_forward, linear_backward_input, linear_backward_weights, linear_forward,
     norm_backward, norm_forward, rotate, swiglu_backward, swiglu_forward,
 };
-use crate::backend::{AttentionShape, MatrixShape, Norm, RotaryDirection, RowsShape};
+use crate::backend::{
+    AttentionMask, AttentionShape, IGNORED_TARGET, MatrixShape, Norm, RotaryDirection,
+    RowPositions, RowsShape,
+};
 use crate::conformance::floats;
 
 const STEP: f64 = 1e-5;
@@ -85,9 +88,25 @@ fn attention_gradients() {
             AttentionShape { sequences: 2, sequence_len: 5, heads: 4, kv_heads, head_width: 2 };
         let qkv = numbers(shape.rows() * shape.qkv_width(), 1);
         let dy = numbers(shape.rows() * shape.query_width(), 2);
-        let found = attention_backward(shape, &qkv, &dy);
-        check(&found, &qkv, &dy, |qkv| attention_forward(shape, qkv).0);
+        let first_keys = [0, 0, 1, 3, 3, 0, 1, 2, 3, 4];
+        for mask in [AttentionMask::Causal, AttentionMask::From(&first_keys)] {
+            let found = attention_backward(shape, mask, &qkv, &dy);
+            check(&found, &qkv, &dy, |qkv| attention_forward(shape, mask, qkv).0);
+        }
     }
+}
+
+/// What [`attention_gradients`] cannot see: which keys a mask leaves.
+#[test]
+fn a_row_that_sees_itself_alone_has_its_own_value() {
+    let shape =
+        AttentionShape { sequences: 1, sequence_len: 3, heads: 1, kv_heads: 1, head_width: 2 };
+    let qkv = numbers(shape.rows() * shape.qkv_width(), 1);
+    let out = attention_forward(shape, AttentionMask::From(&[0, 1, 1]), &qkv).0;
+    assert_eq!(out[..2], qkv[4..6], "the first row");
+    assert_eq!(out[2..4], qkv[10..12], "the second, whose document begins with it");
+    let alone = AttentionShape { sequence_len: 2, ..shape };
+    assert_eq!(out[4..], attention_forward(alone, AttentionMask::Causal, &qkv[6..]).0[2..]);
 }
 
 #[test]
@@ -113,11 +132,14 @@ fn head_gradients() {
     let shape = MatrixShape { outputs: 6, inputs: 4 };
     let x = numbers(12, 1);
     let w = numbers(24, 2);
-    let targets = [5, 0, 3];
+    let targets = [5, IGNORED_TARGET, 3];
     let found = head_backward(shape, &x, &w, &targets, 0.25);
     let loss = |x: &[f64], w: &[f64]| vec![head_forward(shape, x, w, &targets).loss];
     check(&found.x, &x, &[0.25], |x| loss(x, &w));
     check(&found.matrix, &w, &[0.25], |w| loss(&x, w));
+    assert_eq!(found.x[4..8], [0.0; 4], "a row that is ignored");
+    let counted = [&x[..4], &x[8..]].concat();
+    assert_eq!(loss(&x, &w), [head_forward(shape, &counted, &w, &[5, 3]).loss]);
 }
 
 #[test]
@@ -126,7 +148,9 @@ fn embedding_gradients() {
     let table = numbers(9, 1);
     let positions = numbers(6, 2);
     let dy = numbers(12, 3);
-    let (dtable, dpositions) = embed_backward(2, 3, 3, &tokens, &dy);
-    check(&dtable, &table, &dy, |t| embed_forward(2, 3, &tokens, t, Some(&positions)));
-    check(&dpositions, &positions, &dy, |p| embed_forward(2, 3, &tokens, &table, Some(p)));
+    for at in [RowPositions::Counted { sequence_len: 2 }, RowPositions::Given(&[0, 0, 1, 0])] {
+        let (dtable, dpositions) = embed_backward(at, 3, (3, 2), &tokens, &dy);
+        check(&dtable, &table, &dy, |t| embed_forward(at, 3, &tokens, t, Some(&positions)));
+        check(&dpositions, &positions, &dy, |p| embed_forward(at, 3, &tokens, &table, Some(p)));
+    }
 }

@@ -215,7 +215,9 @@ impl<B: Backend, S: BatchSource> AsyncReference<B, S> {
         let minibatch = k / program.microbatch_count;
         let within = k % program.microbatch_count;
         let replica = minibatch % program.replica_count;
-        let batch = self.source.training(Step(minibatch.into()), MicrobatchIndex(within));
+        let step = Step(minibatch.into());
+        let batch = self.source.training(step, MicrobatchIndex(within));
+        let targets = self.source.targets(step, program.microbatch_count);
         let update_every = program.update_every;
         let is_first = k.is_multiple_of(update_every);
         let accumulate = if is_first { Accumulate::Start } else { Accumulate::Add };
@@ -231,7 +233,7 @@ impl<B: Backend, S: BatchSource> AsyncReference<B, S> {
         let stash = &mut self.stash;
         let logits = &mut self.logits;
         let scratch = &mut self.scratch;
-        let scaled = (&batch, setup.loss_scale());
+        let scaled = (&batch, setup.loss_scale(targets));
         self.model.backward_input(&context, scaled, stash, Some(logits), scratch);
         self.model.head_weights(&context, stash, logits, accumulate);
         self.model.backward_weights(&context, &batch, stash, accumulate);
@@ -241,7 +243,7 @@ impl<B: Backend, S: BatchSource> AsyncReference<B, S> {
                 .for_each(|chunk| self.update(replica, self.coordinates(chunk, k)));
         }
         let loss = loss.expect("the whole model has a loss");
-        loss.wait().expect("a reference runs on a device that works")
+        targets.reported_sum(loss.wait().expect("a reference runs on a device that works"))
     }
 
     fn coordinates(&self, chunk: usize, k: u32) -> PassCoordinates {

@@ -168,7 +168,9 @@ impl<'a, B: Backend, S: BatchSource> AsyncReplay<'a, B, S> {
             replayed.chunk.set_gradient(self.backend, &gradient, &mut stash);
         }
         let context = context(self.setup, self.backend, &self.angles, None);
-        let loss = (&batch, self.setup.loss_scale());
+        let within = self.setup.plan.program.microbatch_count;
+        let step = Step((pass.microbatch.0 / within).into());
+        let loss = (&batch, self.setup.loss_scale(self.source.targets(step, within)));
         replayed.chunk.backward_input(
             &context,
             loss,

@@ -8,6 +8,7 @@ use zbelastic_schedule::asynchronous::{
 use zbelastic_types::{Bytes, ChunkIndex, StageIndex, Step};
 
 use super::weight_versions::change_bytes;
+use crate::data::StepTargets;
 use crate::model::{
     Family, LayerRange, LayerSpec, LayerTimer, ModelConfig, PassContext, PassSizes, PassStash,
     SlicePosition, count_bytes, frozen_bytes, layer_bytes, model_layers,
@@ -284,10 +285,14 @@ impl AsyncSetup {
         self.injections.iter().filter(move |injection| is_first && injection.strikes(step, 0))
     }
 
-    /// One over the tokens of an update: the loss is their mean.
-    pub(super) fn loss_scale(&self) -> f32 {
-        let rows = self.plan.batch.microbatch.rows() as f64;
-        (1.0 / (rows * f64::from(self.plan.program.update_every))) as f32
+    /// What the loss of a microbatch of a minibatch with these targets is multiplied by: an update
+    /// has its share of those that count, by the number of its microbatches. Which these are may be
+    /// found at run time.
+    pub(super) fn loss_scale(&self, targets: StepTargets) -> f32 {
+        let AsyncProgram { update_every, microbatch_count, .. } = self.plan.program;
+        let counted = targets.counted.max(1) as f64;
+        let share = counted * f64::from(update_every) / f64::from(microbatch_count);
+        (1.0 / share) as f32
     }
 }
 

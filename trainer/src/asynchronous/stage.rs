@@ -21,7 +21,7 @@ use zbelastic_types::{Bytes, ChunkIndex, MicrobatchIndex, StageIndex, Step};
 use super::setup::{AsyncSetup, context};
 use super::state::AsyncState;
 use super::weight_versions::{WeightVersions, WeightVersionsPlan};
-use crate::data::{BatchSource, TokenBatch};
+use crate::data::{BatchSource, StepTargets, TokenBatch};
 use crate::model::{
     BufferSize, LayerTimer, Logits, PassScratch, PassSizes, PassStash, model_layers, rotary_angles,
 };
@@ -62,8 +62,8 @@ pub enum AsyncOutput {
         /// The tensor, with the pass that reads it.
         frame: AsyncFrame,
     },
-    /// The sum of cross-entropies over a microbatch, from the stage with the head; of a device with
-    /// the next update, which is waited for anyway.
+    /// The sum of cross-entropies over a microbatch as [`StepTargets::reported_sum`] reports it, from
+    /// the stage with the head; of a device with the next update, which is waited for anyway.
     Loss {
         /// Index of the microbatch in the run.
         microbatch: MicrobatchIndex,
@@ -101,6 +101,27 @@ struct ChunkSlots<T> {
     logits: Option<SlotPool<Logits<T>>>,
 }
 
+/// The targets of the minibatch that was counted last.
+#[derive(Default)]
+struct CountedMinibatch(Option<(u32, StepTargets)>);
+
+impl CountedMinibatch {
+    /// Those of the minibatch that a microbatch is of, counted unless they were counted last.
+    fn of<S: BatchSource>(
+        &mut self,
+        setup: &AsyncSetup,
+        source: &S,
+        microbatch: MicrobatchIndex,
+    ) -> StepTargets {
+        let program = &setup.plan.program;
+        let minibatch = program.minibatch_of(microbatch);
+        let known = self.0.filter(|(of, _)| *of == minibatch);
+        let count =
+            || (minibatch, source.targets(Step(minibatch.into()), program.microbatch_count));
+        self.0.insert(known.unwrap_or_else(count)).1
+    }
+}
+
 /// One stage of an asynchronous run.
 pub struct AsyncStage<B: Backend, S> {
     setup: Arc<AsyncSetup>,
@@ -120,6 +141,8 @@ pub struct AsyncStage<B: Backend, S> {
     result: Option<(Flow, Pass, TensorHandle)>,
     /// Losses that a device still computes: no more than microbatches are alive or in an update.
     losses: VecDeque<(MicrobatchIndex, Pending<f64>)>,
+    /// Targets of the minibatch that was counted last.
+    counted: CountedMinibatch,
     position: ProgramPosition,
     outbox: VecDeque<AsyncOutput>,
     /// Of a device that runs enqueued work later: its clock, and the time of passes by it so far.
@@ -199,6 +222,7 @@ impl<B: Backend, S: BatchSource> AsyncStage<B, S> {
             frames_max: frames_max(&setup.plan.program, stage),
             result: None,
             losses: VecDeque::new(),
+            counted: CountedMinibatch::default(),
             position,
             outbox: VecDeque::new(),
             timer,
@@ -381,7 +405,8 @@ impl<B: Backend, S: BatchSource> AsyncStage<B, S> {
     /// Waits for the losses that a device still computes, and passes them on.
     fn queue_losses(&mut self) -> Result<(), DeviceFault> {
         for (microbatch, loss) in self.losses.drain(..) {
-            let loss_sum = loss.wait()?;
+            let loss_sum =
+                self.counted.of(&self.setup, &self.source, microbatch).reported_sum(loss.wait()?);
             self.outbox.push_back(AsyncOutput::Loss { microbatch, loss_sum });
         }
         Ok(())
@@ -408,7 +433,8 @@ impl<B: Backend, S: BatchSource> AsyncStage<B, S> {
         match chunk.forward_slice(&context, &batch, &[], stash, logits) {
             Some(loss) if loss.is_on_device() => self.losses.push_back((microbatch, loss)),
             Some(loss) => {
-                let loss_sum = loss.into_value()?;
+                let targets = self.counted.of(&self.setup, &self.source, microbatch);
+                let loss_sum = targets.reported_sum(loss.into_value()?);
                 self.outbox.push_back(AsyncOutput::Loss { microbatch, loss_sum });
             }
             None => {
@@ -431,7 +457,13 @@ impl<B: Backend, S: BatchSource> AsyncStage<B, S> {
         if let Some(gradient) = operand {
             chunk.take_gradient(&self.backend, gradient, stash)?;
         }
-        let loss = (&batch, self.setup.loss_scale());
+        let scale = if logits.is_some() {
+            let targets = self.counted.of(&self.setup, &self.source, pass.microbatch);
+            self.setup.loss_scale(targets)
+        } else {
+            1.0
+        };
+        let loss = (&batch, scale);
         chunk.backward_input(&context, loss, stash, logits.as_deref_mut(), &mut self.scratch);
         if !chunk.has_embedding() {
             let output = chunk.send_gradient(&self.backend, stash);

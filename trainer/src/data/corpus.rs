@@ -3,7 +3,7 @@
 use zbelastic_types::{MicrobatchIndex, Step};
 
 use super::permutation::Permutation;
-use super::{BatchSource, TokenBatch};
+use super::{BatchSource, StepTargets, TokenBatch};
 use crate::model::MicrobatchShape;
 
 /// A text, split into training windows and held-out windows.
@@ -150,6 +150,11 @@ impl BatchSource for Corpus {
         let windows = (0..self.shape.sequences)
             .map(|sequence| self.window(step, microbatch, sequence).1 as usize);
         self.batch(windows.map(|window| window * self.shape.sequence_len))
+    }
+
+    /// Every target counts.
+    fn targets(&self, _: Step, microbatch_count: u32) -> StepTargets {
+        StepTargets::all_counted(self.shape.rows() as u64 * u64::from(microbatch_count))
     }
 
     /// Windows in the order of the text. A last microbatch that is not full is left out, except if

@@ -113,10 +113,11 @@ pub fn parse_config(text: &str) -> Result<ModelConfig, ConfigError> {
     match map.get("model_type").and_then(Value::as_str) {
         Some("gpt2") => parse_gpt2(&keys),
         Some("llama") => parse_llama(&keys),
+        Some("mistral") => parse_mistral(&keys),
         Some(_) | None => Err(ConfigError::Unsupported {
             key: "model_type",
             found: keys.text("model_type"),
-            supported: "\"gpt2\" or \"llama\"",
+            supported: "\"gpt2\", \"llama\" or \"mistral\"",
         }),
     }
 }
@@ -137,6 +138,7 @@ fn parse_gpt2(keys: &ConfigKeys<'_>) -> Result<ModelConfig, ConfigError> {
         head_width: width / heads.max(1),
         mlp_width: keys.optional("n_inner")?.unwrap_or(4 * width),
         vocabulary: keys.size("vocab_size")?,
+        sliding_window: None,
         positions: keys.size("n_positions")?,
         norm_epsilon: keys.float("layer_norm_epsilon", 1e-5)? as f32,
         rope_theta: 10_000.0,
@@ -164,11 +166,18 @@ fn parse_llama(keys: &ConfigKeys<'_>) -> Result<ModelConfig, ConfigError> {
         head_width: keys.optional("head_dim")?.unwrap_or(width / heads.max(1)),
         mlp_width: keys.size("intermediate_size")?,
         vocabulary: keys.size("vocab_size")?,
+        sliding_window: None,
         positions: keys.size("max_position_embeddings")?,
         norm_epsilon: keys.float("rms_norm_eps", 1e-6)? as f32,
         rope_theta: keys.float("rope_theta", rope.float("rope_theta", 10_000.0)?)?,
         tied: keys.flag("tie_word_embeddings", false)?,
     })
+}
+
+/// A Llama whose queries see no more keys than a window has.
+fn parse_mistral(keys: &ConfigKeys<'_>) -> Result<ModelConfig, ConfigError> {
+    let sliding_window = keys.optional("sliding_window")?;
+    Ok(ModelConfig { sliding_window, ..parse_llama(keys)? })
 }
 
 /// An f32 as the shortest decimal that reads back as it.

@@ -242,6 +242,7 @@ mod tests {
             head_width: if family == Family::Llama { 4 } else { 3 },
             mlp_width: 10,
             vocabulary: 11,
+            sliding_window: None,
             positions: 5,
             norm_epsilon: 1e-5,
             rope_theta: 10_000.0,

@@ -8,6 +8,7 @@ use zbelastic_types::Bytes;
 
 use super::buffer_size::BufferSize;
 use super::config::{Family, LayerKind, ModelConfig};
+use super::documents::FirstKeys;
 use super::layer_times::LayerOp;
 use super::layers::{
     Logits, MicrobatchShape, PassContext, PassScratch, Projections, SlicePosition, embed_forward,
@@ -180,6 +181,7 @@ impl<B: Backend> Chunk<B> {
         mut logits: Option<&mut Logits<B::Buffer>>,
     ) -> Option<Pending<f64>> {
         let mut loss = None;
+        let first_keys = FirstKeys::new(context, batch);
         context.begin();
         let PassStash { residuals, layers } = stash;
         for (index, (state, layer)) in self.layers.iter().zip(layers).enumerate() {
@@ -189,7 +191,8 @@ impl<B: Backend> Chunk<B> {
             match layer {
                 LayerStash::Embed => embed_forward(context, state, batch, y),
                 LayerStash::Attention(stash) => {
-                    let earlier = (projections, &attended(earlier, index)[..]);
+                    let earlier = &attended(earlier, index)[..];
+                    let earlier = (projections, first_keys.mask(), earlier);
                     stash.forward(context, state, earlier, x, y);
                 }
                 LayerStash::Mlp(stash) => stash.forward(context, state, x, y),
@@ -225,6 +228,7 @@ impl<B: Backend> Chunk<B> {
             }
             Recompute::Selective(ops) => ops,
         };
+        let first_keys = FirstKeys::new(context, batch);
         context.begin();
         let PassStash { residuals, layers } = stash;
         for (index, (state, layer)) in self.layers.iter().zip(layers).enumerate() {
@@ -232,7 +236,8 @@ impl<B: Backend> Chunk<B> {
             match layer {
                 LayerStash::Embed => {}
                 LayerStash::Attention(stash) => {
-                    stash.recompute(context, state, &attended(earlier, index), x, ops);
+                    let earlier = (first_keys.mask(), &attended(earlier, index)[..]);
+                    stash.recompute(context, state, earlier, x, ops);
                 }
                 LayerStash::Mlp(stash) => stash.recompute(context, state, x, ops),
                 LayerStash::Head(stash) => stash.recompute(context, state, x, ops),
@@ -263,6 +268,7 @@ impl<B: Backend> Chunk<B> {
         mut logits: Option<&mut Logits<B::Buffer>>,
         scratch: &mut PassScratch<B::Buffer>,
     ) {
+        let first_keys = FirstKeys::new(context, batch);
         context.begin();
         let PassStash { residuals, layers } = stash;
         for (index, (state, layer)) in self.layers.iter().zip(layers).enumerate().rev() {
@@ -272,8 +278,8 @@ impl<B: Backend> Chunk<B> {
             match layer {
                 LayerStash::Embed => {}
                 LayerStash::Attention(stash) => {
-                    let mut earlier = earlier_slices(earlier, index);
-                    stash.backward_input(context, state, &mut earlier, gradient, x, scratch);
+                    let earlier = (first_keys.mask(), &mut earlier_slices(earlier, index)[..]);
+                    stash.backward_input(context, state, earlier, gradient, x, scratch);
                 }
                 LayerStash::Mlp(stash) => {
                     stash.backward_input(context, state, gradient, x, scratch);
@@ -301,6 +307,7 @@ impl<B: Backend> Chunk<B> {
         scratch: &mut PassScratch<B::Buffer>,
         accumulate: Accumulate,
     ) {
+        let first_keys = FirstKeys::new(context, batch);
         let PassStash { residuals, layers } = stash;
         for (index, (state, layer)) in self.layers.iter_mut().zip(layers).enumerate().rev() {
             let (before, after) = residuals.split_at_mut(index + 1);
@@ -310,8 +317,8 @@ impl<B: Backend> Chunk<B> {
             match layer {
                 LayerStash::Embed => embed_weights(context, state, batch, gradient, accumulate),
                 LayerStash::Attention(stash) => {
-                    let mut earlier = earlier_slices(earlier, index);
-                    stash.backward_input(context, state, &mut earlier, gradient, x, scratch);
+                    let earlier = (first_keys.mask(), &mut earlier_slices(earlier, index)[..]);
+                    stash.backward_input(context, state, earlier, gradient, x, scratch);
                     stash.backward_weights(context, state, gradient, accumulate);
                 }
                 LayerStash::Mlp(stash) => {

@@ -36,6 +36,9 @@ pub struct ModelConfig {
     pub mlp_width: u32,
     /// Tokens of the vocabulary.
     pub vocabulary: u32,
+    /// Keys that a query sees at most, its own included; without it, all before it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sliding_window: Option<u32>,
     /// The longest sequence; GPT-2 learns a row for each position.
     pub positions: u32,
     /// Number added inside normalisations.
@@ -163,6 +166,7 @@ impl ModelConfig {
             ("head_dim", self.head_width),
             ("mlp_width", self.mlp_width),
             ("vocab", self.vocabulary),
+            ("sliding_window", self.sliding_window.unwrap_or(1)),
             ("the sequence length", self.positions),
         ];
         let zero = sizes.into_iter().filter(|(_, size)| *size == 0);

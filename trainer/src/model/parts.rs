@@ -191,6 +191,7 @@ mod tests {
                 head_width: 4,
                 mlp_width: 16,
                 vocabulary: 10,
+                sliding_window: None,
                 positions: 8,
                 norm_epsilon: 1e-5,
                 rope_theta: 1e4,

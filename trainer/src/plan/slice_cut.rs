@@ -239,6 +239,7 @@ mod tests {
         head_width: 64,
         mlp_width: 3072,
         vocabulary: 50_304,
+        sliding_window: None,
         positions: 1024,
         norm_epsilon: 1e-5,
         rope_theta: 1e4,

@@ -102,6 +102,7 @@ mod tests {
                 head_width: width / heads,
                 mlp_width: 4 * width,
                 vocabulary,
+                sliding_window: None,
                 positions: sequence_len as u32,
                 norm_epsilon: 1e-5,
                 rope_theta: 1e4,

@@ -47,8 +47,6 @@ pub struct BackendExecutor<B: Backend> {
     offload_target: OffloadTarget<B>,
     optimizer: OptimizerConfig,
     step_count: u64,
-    /// One over the tokens of a step: the loss is their mean.
-    loss_scale: f32,
     timer: LayerTimer,
 }
 
@@ -153,7 +151,6 @@ impl<B: Backend> BackendExecutor<B> {
         let layers = chunks.values().flat_map(|of: &ChunkWorkspace<B>| of.chunk.layers());
         let state: Bytes = layers.map(|layer| layer.allocated_bytes(&backend)).sum();
         assert_eq!(state, claim.state, "the plan claims what layers take");
-        let loss_scale = (1.0 / plan.batch.tokens() as f64) as f32;
         let claims = offload_claims(&backend, model, plan, stage);
         let (model, shape) = (model.clone(), microbatch);
         let placement = plan.placement().clone();
@@ -173,7 +170,6 @@ impl<B: Backend> BackendExecutor<B> {
             offload_target,
             optimizer,
             step_count,
-            loss_scale,
             timer: LayerTimer::default(),
         })
     }

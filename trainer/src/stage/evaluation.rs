@@ -156,7 +156,7 @@ impl Evaluation {
         if let Some(loss) = runner.executor.forward_only(pass, &batch, input)? {
             self.loss_sum += loss.wait()?;
             if pass.slice.0 + 1 == runner.setup.plan.program.slice_count {
-                self.token_count += batch.targets.len() as u64;
+                self.token_count += batch.target_count();
                 self.give_receipt(runner, pass.microbatch);
             }
             return Ok(());

@@ -82,14 +82,15 @@ pub trait PassExecutor {
         input: Option<TensorHandle>,
     ) -> Result<Option<Pending<f64>>, DeviceFault>;
 
-    /// B: computes the gradient of the chunk's input.
+    /// B: computes the gradient of the chunk's input, of `scale` times the loss if the chunk has the
+    /// head.
     ///
     /// # Errors
     /// If the device that holds the operand failed before it was read.
     fn backward_input(
         &mut self,
         pass: Pass,
-        batch: &TokenBatch,
+        loss: (&TokenBatch, f32),
         gradient: Option<TensorHandle>,
     ) -> Result<(), DeviceFault>;
 

@@ -7,6 +7,7 @@ use zbelastic_types::MicrobatchIndex;
 
 use super::evaluation::Evaluation;
 use super::events::StageSetup;
+use crate::data::StepTargets;
 
 /// The phase that an engine is in.
 #[derive(Debug)]
@@ -74,13 +75,20 @@ pub(super) struct PendingSeal {
 pub(super) struct StepLosses {
     losses: Vec<Option<Pending<f64>>>,
     slice_count: usize,
+    /// The targets of the step, once they are counted.
+    targets: Option<StepTargets>,
 }
 
 impl StepLosses {
     fn new(setup: &StageSetup) -> Self {
         let slice_count = setup.plan.program.slice_count as usize;
         let parts = setup.plan.batch.microbatch_count as usize * slice_count;
-        Self { losses: vec![None; parts], slice_count }
+        Self { losses: vec![None; parts], slice_count, targets: None }
+    }
+
+    /// The targets of the step, which `count` counts if that was not done yet.
+    pub(super) fn targets(&mut self, count: impl FnOnce() -> StepTargets) -> StepTargets {
+        *self.targets.get_or_insert_with(count)
     }
 
     /// Keeps the loss of a pass.

@@ -16,7 +16,7 @@ use super::inbox::{BoundaryFrameRefusal, FrameInbox};
 use super::partial::PartialInbox;
 use super::phase::StepLosses;
 use super::stash_store::StashStoreError;
-use crate::data::{BatchSource, TokenBatch};
+use crate::data::{BatchSource, StepTargets, TokenBatch};
 
 /// Frames that may wait for one pass: an activation and a gradient, of this turn, of the next, and
 /// of a neighbour's that is further for having dropped one; and one on held-out text.
@@ -166,20 +166,34 @@ impl<W: StageExecutor, S: BatchSource> StageRunner<W, S> {
                     losses.set(pass, loss);
                 }
             }
-            Compute::B => {
-                let gradient = self.take_operand(Flow::Backward, pass);
-                self.executor.backward_input(pass, &batch, gradient)?;
-            }
+            Compute::B => self.run_backward(pass, &batch, losses)?,
             Compute::R => self.executor.recompute(pass, &batch),
             Compute::WE => self.executor.head_weights(pass),
             Compute::W => self.executor.backward_weights(pass, &batch),
             Compute::BW => {
-                let gradient = self.take_operand(Flow::Backward, pass);
-                self.executor.backward_input(pass, &batch, gradient)?;
+                self.run_backward(pass, &batch, losses)?;
                 self.executor.backward_weights(pass, &batch);
             }
         }
         Ok(())
+    }
+
+    fn run_backward(
+        &mut self,
+        pass: Pass,
+        batch: &TokenBatch,
+        losses: &mut StepLosses,
+    ) -> Result<(), DeviceFault> {
+        let gradient = self.take_operand(Flow::Backward, pass);
+        let has_head = gradient.is_none();
+        let scale = if has_head { self.step_targets(losses).loss_scale() } else { 1.0 };
+        self.executor.backward_input(pass, (batch, scale), gradient)
+    }
+
+    /// The targets of the turn's step, counted once a turn.
+    pub(super) fn step_targets(&self, losses: &mut StepLosses) -> StepTargets {
+        let microbatch_count = self.setup.plan.batch.microbatch_count;
+        losses.targets(|| self.source.targets(self.turn.step, microbatch_count))
     }
 
     /// An operation that the second store refuses is tried again when the engine runs next.

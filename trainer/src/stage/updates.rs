@@ -33,7 +33,12 @@ impl<W: StageExecutor, S: BatchSource> StageEngine<W, S> {
         let expected = self.validation.expected_update(window, self.runner.turn.step);
         let sums = self.runner.freeze(expected);
         let program = self.phase.running();
-        let loss_sum = if self.runner.reports_loss() { Some(program.losses.sum()?) } else { None };
+        let loss_sum = if self.runner.reports_loss() {
+            let targets = self.runner.step_targets(&mut program.losses);
+            Some(targets.reported_sum(program.losses.sum()?))
+        } else {
+            None
+        };
         let report = self.validation.report(self.runner.stage, sums, loss_sum);
         program.report = Some(report.clone());
         self.runner.queue_report(report, self.has_standby_peers)

@@ -14,7 +14,7 @@ use zbelastic_trainer::asynchronous::{
     AsyncFrame, AsyncHyperparameters, AsyncOutput, AsyncPlan, AsyncProgress, AsyncReference,
     AsyncSetup, AsyncStage, AsyncState, frames_max, replay_found,
 };
-use zbelastic_trainer::data::Corpus;
+use zbelastic_trainer::data::BatchSource;
 use zbelastic_trainer::digest::StateDigest;
 use zbelastic_trainer::model::Family;
 use zbelastic_trainer::plan::BatchShape;
@@ -22,9 +22,10 @@ use zbelastic_trainer::random::{RandomPurpose, RandomStream};
 use zbelastic_trainer::stage::InitialWeights;
 use zbelastic_types::StageIndex;
 
+use crate::common::documents::Documents;
 use crate::common::{BATCH, corpus_for, optimizer, tiny_model};
 
-pub type CorpusStage<B> = AsyncStage<B, Arc<Corpus>>;
+pub type CorpusStage<B> = AsyncStage<B, Arc<dyn BatchSource + Send + Sync>>;
 
 /// Stages, minibatches, microbatches of each.
 pub type RunSize = (u32, u32, u32);
@@ -140,8 +141,13 @@ pub fn struck_runs() -> Vec<AsyncSetup> {
     [AsyncKind::PipeDream, AsyncKind::PipeMare, AsyncKind::XPipe].map(struck).into()
 }
 
-pub fn text(setup: &AsyncSetup) -> Arc<Corpus> {
-    corpus_for(setup.plan.batch, 0.05)
+/// The text of the other tests, as documents if the model has a window that slides.
+pub fn text(setup: &AsyncSetup) -> Arc<dyn BatchSource + Send + Sync> {
+    let corpus = corpus_for(setup.plan.batch, 0.05);
+    match setup.model.sliding_window {
+        Some(_) => Documents::new(corpus, setup.plan.batch.microbatch.sequence_len),
+        None => corpus,
+    }
 }
 
 fn stages<P: BackendProvider>(

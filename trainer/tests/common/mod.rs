@@ -3,6 +3,8 @@
 
 #![allow(dead_code)]
 
+pub mod documents;
+
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
@@ -14,7 +16,7 @@ use zbelastic_schedule::{
     ChunkMemory, CopyLanes, Costs, LowerOptions, OffloadChunks, OffloadRequest, ScheduleKind,
     Window, check, lower, offload, tie_ends,
 };
-use zbelastic_trainer::data::{Corpus, CorpusConfig};
+use zbelastic_trainer::data::{BatchSource, Corpus, CorpusConfig};
 use zbelastic_trainer::digest::{StateDigest, state_digest};
 use zbelastic_trainer::elastic::{
     BackendCopy, BackendStageFactory, DeviceUse, FrameLimits, GradientPart, LayerCopy,
@@ -45,6 +47,7 @@ pub fn tiny_model(family: Family) -> ModelConfig {
         head_width: 4,
         mlp_width,
         vocabulary: 128,
+        sliding_window: None,
         positions: 8,
         norm_epsilon: 1e-5,
         rope_theta: 10_000.0,
@@ -190,7 +193,7 @@ impl PipelineOutcome {
 
 /// A cluster of stages on this thread.
 pub struct StageCluster<B: Backend = CpuBackend> {
-    engines: Vec<StageEngine<BackendExecutor<B>, Arc<Corpus>>>,
+    engines: Vec<StageEngine<BackendExecutor<B>, Arc<dyn BatchSource>>>,
     /// By sender and receiver; the leader is number `u32::MAX`.
     wires: BTreeMap<(u32, u32), VecDeque<StageWire>>,
     ledger: Ledger,
@@ -221,7 +224,7 @@ impl StageCluster {
         policy: GuardPolicy,
         threads: usize,
         seed: u64,
-        corpus: Arc<Corpus>,
+        corpus: Arc<dyn BatchSource>,
     ) -> Self {
         let backend = |_| CpuBackend::new(threads).expect("threads");
         Self::on_backends(setup, policy, seed, corpus, backend)
@@ -233,7 +236,7 @@ impl<B: Backend> StageCluster<B> {
         setup: &StageSetup,
         policy: GuardPolicy,
         seed: u64,
-        corpus: Arc<Corpus>,
+        corpus: Arc<dyn BatchSource>,
         mut backend: impl FnMut(StageIndex) -> B,
     ) -> Self {
         let shared = Arc::new(setup.clone());

@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use safetensors::SafeTensors;
+use safetensors::{Dtype, SafeTensors};
 use serde_json::Value;
 use zbelastic_kernels::{Backend, BufferView, CpuBackend};
 use zbelastic_schedule::{ScheduleKind, Window};
-use zbelastic_trainer::data::{BatchSource, TokenBatch};
+use zbelastic_trainer::data::{BatchSource, IGNORED_TARGET, TokenBatch};
 use zbelastic_trainer::hf::{import_safetensors, parse_config, to_named};
 use zbelastic_trainer::model::{LayerState, MicrobatchShape, ModelConfig};
 use zbelastic_trainer::optimizer::{LrDecay, OptimizerConfig, WeightDecayScope};
@@ -20,16 +20,48 @@ use zbelastic_types::{MicrobatchIndex, Step};
 /// Token ids of every step, one sequence a microbatch.
 struct OracleBatches {
     ids: Vec<i32>,
+    /// For each id its document, if attention stays within one.
+    documents: Option<Vec<i32>>,
+    /// For each id whether it counts as a target, if not all do.
+    loss_mask: Option<Vec<i32>>,
     sequences: usize,
     tokens: usize,
+}
+
+impl OracleBatches {
+    /// Where the document of each input begins.
+    fn document_starts(documents: &[i32]) -> Vec<u32> {
+        let mut start = 0;
+        let inputs = documents.iter().zip(&documents[1..]).enumerate();
+        let starts = inputs.map(|(at, (own, next))| {
+            let of_this = start;
+            if own != next {
+                start = at as u32 + 1;
+            }
+            of_this
+        });
+        starts.collect()
+    }
 }
 
 impl BatchSource for OracleBatches {
     fn training(&self, step: Step, microbatch: MicrobatchIndex) -> TokenBatch {
         let row = step.0 as usize * self.sequences + microbatch.index();
-        let ids = self.ids[row * self.tokens..][..self.tokens].iter().map(|id| *id as u32);
-        let ids: Vec<u32> = ids.collect();
-        TokenBatch::new(ids[..self.tokens - 1].to_vec(), ids[1..].to_vec())
+        let of_row = |all: &[i32]| all[row * self.tokens..][..self.tokens].to_vec();
+        let ids: Vec<u32> = of_row(&self.ids).into_iter().map(|id| id as u32).collect();
+        let mut batch = TokenBatch::new(ids[..self.tokens - 1].to_vec(), ids[1..].to_vec());
+        if let Some(mask) = self.loss_mask.as_deref().map(of_row) {
+            for (target, counts) in batch.targets.iter_mut().zip(&mask[1..]) {
+                *target = if *counts == 1 { *target } else { IGNORED_TARGET };
+            }
+        }
+        if let Some(documents) = self.documents.as_deref().map(of_row) {
+            for (target, pair) in batch.targets.iter_mut().zip(documents.windows(2)) {
+                *target = if pair[0] == pair[1] { *target } else { IGNORED_TARGET };
+            }
+            batch.document_starts = Some(Self::document_starts(&documents));
+        }
+        batch
     }
 
     fn held_out(&self, _: u32) -> Option<TokenBatch> {
@@ -39,7 +71,8 @@ impl BatchSource for OracleBatches {
 
 struct OracleRun {
     floats: BTreeMap<String, Vec<f32>>,
-    ids: Vec<i32>,
+    /// Ids, documents, positions and masks.
+    integers: BTreeMap<String, Vec<i32>>,
     ids_shape: Vec<usize>,
     losses: Vec<f64>,
     norms: Vec<f64>,
@@ -50,13 +83,15 @@ impl OracleRun {
         let file = std::fs::read(folder.join("expected.safetensors")).expect("readable");
         let tensors = SafeTensors::deserialize(&file).expect("a safetensors file");
         let mut floats = BTreeMap::new();
-        let mut ids = Vec::new();
+        let mut integers = BTreeMap::new();
         let mut ids_shape = Vec::new();
         for (name, view) in tensors.tensors() {
             let words = view.data().as_chunks::<4>().0;
-            if name == "input_ids" {
-                ids = words.iter().map(|word| i32::from_le_bytes(*word)).collect();
-                ids_shape = view.shape().to_vec();
+            if view.dtype() == Dtype::I32 {
+                if name == "input_ids" {
+                    ids_shape = view.shape().to_vec();
+                }
+                integers.insert(name, words.iter().map(|w| i32::from_le_bytes(*w)).collect());
             } else {
                 floats.insert(name, words.iter().map(|w| f32::from_le_bytes(*w)).collect());
             }
@@ -67,7 +102,7 @@ impl OracleRun {
             let steps = json["trajectory"].as_array().expect("a list").iter();
             steps.map(|step| step[key].as_f64().expect("a number")).collect()
         };
-        Self { floats, ids, ids_shape, losses: column("loss"), norms: column("grad_norm") }
+        Self { floats, integers, ids_shape, losses: column("loss"), norms: column("grad_norm") }
     }
 }
 
@@ -131,6 +166,11 @@ fn compare(what: &str, found: &[f32], expected: &[f32], error_max: f32) {
     }
 }
 
+/// Whether the model in the folder `path` is one that can be trained.
+pub fn is_importable(path: &Path) -> bool {
+    model_of(path).errors().is_empty()
+}
+
 fn model_of(path: &Path) -> ModelConfig {
     let config = std::fs::read_to_string(path.join("config.json")).expect("readable");
     parse_config(&config).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
@@ -146,11 +186,15 @@ pub fn model_trains_as_in_transformers(path: &Path) {
 
 fn check_case(name: &str, model: &ModelConfig, weights: Vec<Vec<f32>>, expected: &OracleRun) {
     let setup = setup(model, weights, &expected.ids_shape);
+    let integers = |name: &str| expected.integers.get(name).cloned();
     let source = OracleBatches {
-        ids: expected.ids.clone(),
+        ids: integers("input_ids").expect("there are ids"),
+        documents: integers("document_ids"),
+        loss_mask: integers("loss_mask"),
         sequences: expected.ids_shape[1],
         tokens: expected.ids_shape[2],
     };
+    check_positions(name, &source, &integers("position_ids"), expected.losses.len());
     let logits: Vec<f32> = {
         let backend = CpuBackend::new(1).expect("one thread");
         let mut run = SerialReference::new(&setup, backend, &source).expect("memory");
@@ -175,6 +219,24 @@ fn check_case(name: &str, model: &ModelConfig, weights: Vec<Vec<f32>>, expected:
     }
     let parameters = floats_of(run.backend(), run.layers(), |layer| &layer.w);
     check_named(name, model, &parameters, "param_after6.", expected, 1e-3);
+}
+
+/// Positions count from where documents begin.
+fn check_positions(
+    name: &str,
+    source: &OracleBatches,
+    expected: &Option<Vec<i32>>,
+    step_count: usize,
+) {
+    let Some(expected) = expected else { return };
+    let steps = (0..step_count as u64).map(Step);
+    let parts = steps.flat_map(|s| (0..source.sequences as u32).map(move |m| (s, m)));
+    let found = parts.flat_map(|(step, microbatch)| {
+        let batch = source.training(step, MicrobatchIndex(microbatch));
+        let starts = batch.document_starts.expect("what has positions has documents");
+        starts.into_iter().zip(0..).map(|(start, at)| at - start as i32).collect::<Vec<_>>()
+    });
+    assert_eq!(&found.collect::<Vec<i32>>(), expected, "{name}: positions");
 }
 
 /// Compares every tensor of the file whose name begins with `prefix`.

@@ -28,6 +28,7 @@ pub fn model() -> ModelConfig {
         head_width: 2,
         mlp_width: 2,
         vocabulary: 3,
+        sliding_window: None,
         positions: 2,
         norm_epsilon: 1e-5,
         rope_theta: 10_000.0,

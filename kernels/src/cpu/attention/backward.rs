@@ -21,8 +21,8 @@ use super::forward::softmax_scale;
 use super::heads::{
     AttentionLengths, HeadColumns, HeadScratch, StridedColumns, slice_len, with_head_scratch,
 };
-use super::{QUERIES, SCORE_STRIDE, key_limit};
-use crate::backend::AttentionShape;
+use super::{QUERIES, SCORE_STRIDE, key_limit, key_start};
+use crate::backend::{AttentionMask, AttentionShape};
 
 /// Results of the forward pass, and the gradient of the output.
 #[derive(Clone, Copy)]
@@ -43,7 +43,7 @@ pub(in super::super) struct KeyValueGradients<'a> {
 /// is the last one, which begins the sums of the earlier ones.
 pub(in super::super) fn backward(
     cpu: &CpuBackend,
-    shape: AttentionShape,
+    (shape, mask): (AttentionShape, AttentionMask<'_>),
     earlier: Vec<KeyValueGradients<'_>>,
     later: Option<&[f32]>,
     saved: SavedAttention<'_>,
@@ -60,6 +60,7 @@ pub(in super::super) fn backward(
     let earlier: Vec<SharedEarlierSlice<'_>> =
         earlier.into_iter().map(|slice| SharedEarlierSlice::new(shape, slice)).collect();
     let lengths = AttentionLengths::new(shape, earlier.iter().map(|slice| slice.len).sum());
+    mask.check(shape, lengths.position(0));
     cpu.threads().run(shape.sequences * shape.kv_heads, |task| {
         let sequence = task / shape.kv_heads;
         let kv_head = task % shape.kv_heads;
@@ -67,8 +68,19 @@ pub(in super::super) fn backward(
         let set = cpu.instruction_set();
         let earlier = &earlier[..];
         let qkv = &qkv;
-        let job =
-            AttentionBackwardJob { set, shape, lengths, sequence, row, saved, earlier, later, qkv };
+        let mask = mask.of_sequence(sequence, shape.sequence_len);
+        let job = AttentionBackwardJob {
+            set,
+            shape,
+            mask,
+            lengths,
+            sequence,
+            row,
+            saved,
+            earlier,
+            later,
+            qkv,
+        };
         with_head_scratch(shape, lengths, true, |scratch| job.group(kv_head, scratch));
     });
 }
@@ -95,6 +107,8 @@ impl<'a> SharedEarlierSlice<'a> {
 struct AttentionBackwardJob<'a> {
     set: InstructionSet,
     shape: AttentionShape,
+    /// That of the sequence.
+    mask: AttentionMask<'a>,
     lengths: AttentionLengths,
     sequence: usize,
     /// The sequence's first row.
@@ -212,10 +226,15 @@ impl AttentionBackwardJob<'_> {
             scratch.dots[row] = dot(self.set, gradients.row(row), out.row(row));
         }
         let key_count = self.lengths.keys;
+        if self.mask.first_key(sequence_len - 1) > 0 {
+            // The sums of the blocks that are skipped.
+            scratch.query_gradients[..sequence_len * head_width].fill(0.0);
+        }
         for start in (0..key_count).step_by(BLOCK_DEPTH) {
             let keys = KeyBlock { head, start, len: BLOCK_DEPTH.min(key_count - start) };
             let from = self.lengths.first_query(start) / QUERIES * QUERIES;
-            for first in (from..sequence_len).step_by(QUERIES) {
+            let end = self.mask.query_end(start + keys.len, sequence_len);
+            for first in (from..end).step_by(QUERIES) {
                 self.queries(keys, first, scratch);
             }
             for first in (0..keys.len).step_by(STRIP) {
@@ -263,7 +282,8 @@ impl AttentionBackwardJob<'_> {
         queries.pack_strip(self.set, first, rows, &mut scratch.query_strip);
         let gradients = self.gradients(keys.head);
         gradients.pack_strip(self.set, first, rows, &mut scratch.gradient_strip);
-        self.score(keys, first, rows, scratch);
+        let skipped = key_start(self.mask, first).saturating_sub(keys.start);
+        self.score((keys, skipped), first, rows, scratch);
         // Keys that any of these queries sees.
         let position = self.lengths.position(first);
         let seen = (position + QUERIES - keys.start).min(padded(keys.len));
@@ -272,6 +292,8 @@ impl AttentionBackwardJob<'_> {
             let score_row = ScoreRow {
                 query,
                 queries: sequence_len,
+                skipped,
+                first: self.mask.first_key(query).saturating_sub(keys.start).min(keys.len),
                 visible: (position + row + 1).saturating_sub(keys.start).min(keys.len),
                 seen,
                 scale: softmax_scale(head_width),
@@ -288,21 +310,30 @@ impl AttentionBackwardJob<'_> {
                 &mut scratch.key_score_gradients,
             );
         }
-        self.add_query_gradient(keys, first..first + rows, seen.min(keys.len), scratch);
+        let seen = skipped..seen.min(keys.len);
+        self.add_query_gradient(keys, first..first + rows, seen, scratch);
     }
 
-    /// Scores of the packed queries, and the gradients of their weights.
-    fn score(&self, keys: KeyBlock, first: usize, rows: usize, scratch: &mut HeadScratch) {
+    /// Scores of the packed queries, and the gradients of their weights, without those of the keys
+    /// that are skipped.
+    fn score(
+        &self,
+        (keys, skipped): (KeyBlock, usize),
+        first: usize,
+        rows: usize,
+        scratch: &mut HeadScratch,
+    ) {
         let head_width = self.shape.head_width;
         let limit = key_limit(self.lengths.position(first), self.lengths.keys);
-        let columns = (limit - keys.start).min(BLOCK_DEPTH);
+        let columns = (limit - keys.start).min(BLOCK_DEPTH) - skipped;
         let products = [
             (&scratch.query_strip, &scratch.keys_as_columns, &mut scratch.scores),
             (&scratch.gradient_strip, &scratch.values_as_columns, &mut scratch.weight_gradients),
         ];
         for (strip, panels, floats) in products {
+            let floats = &mut floats[skipped..];
             let to = ProductStrip { floats, stride: SCORE_STRIDE, rows, columns, add: false };
-            let floats = &panels[keys.start * head_width..];
+            let floats = &panels[(keys.start + skipped) * head_width..];
             let panels = Panels { floats, rows: head_width, start: 0 };
             multiply_strip(self.set, head_width, strip, panels, PrefetchRange::NOTHING, to);
         }
@@ -313,11 +344,12 @@ impl AttentionBackwardJob<'_> {
         &self,
         keys: KeyBlock,
         rows: Range<usize>,
-        depth: usize,
+        seen: Range<usize>,
         scratch: &mut HeadScratch,
     ) {
         let head_width = self.shape.head_width;
-        let floats = &scratch.scores[..];
+        let depth = seen.len();
+        let floats = &scratch.scores[seen.start..];
         let source = RowSource { floats, stride: SCORE_STRIDE, rows: rows.len(), depth };
         pack_rows(self.set, source, &mut scratch.weight_strip);
         let to = ProductStrip {
@@ -328,16 +360,27 @@ impl AttentionBackwardJob<'_> {
             add: keys.start > 0,
         };
         let floats = &scratch.keys[keys.start * padded(head_width)..];
-        let panels = Panels { floats, rows: keys.len, start: 0 };
+        let panels = Panels { floats, rows: keys.len, start: seen.start };
         multiply_strip(self.set, depth, &scratch.weight_strip, panels, PrefetchRange::NOTHING, to);
     }
 
     /// A strip of keys: the sums over queries that are dV and dK.
     fn key_strip(&self, keys: KeyBlock, first: usize, add: bool, scratch: &mut HeadScratch) {
         let AttentionShape { sequence_len, head_width, .. } = self.shape;
+        let rows = STRIP.min(keys.len - first);
         let from = self.lengths.first_query(keys.start + first);
+        let end = self.mask.query_end(keys.start + first + rows, sequence_len);
+        if end <= from {
+            // Queries of earlier slices alone see these keys.
+            let here = (keys.start + first) * head_width..(keys.start + first + rows) * head_width;
+            if !add {
+                scratch.value_gradients[here.clone()].fill(0.0);
+                scratch.key_gradients[here].fill(0.0);
+            }
+            return;
+        }
         let mut add = add;
-        for block in (from / BLOCK_DEPTH * BLOCK_DEPTH..sequence_len).step_by(BLOCK_DEPTH) {
+        for block in (from / BLOCK_DEPTH * BLOCK_DEPTH..end).step_by(BLOCK_DEPTH) {
             let block_len = BLOCK_DEPTH.min(sequence_len - block);
             let query = from.max(block);
             let products = [
@@ -348,14 +391,14 @@ impl AttentionBackwardJob<'_> {
                 let to = ProductStrip {
                     floats: &mut floats[(keys.start + first) * head_width..],
                     stride: head_width,
-                    rows: STRIP.min(keys.len - first),
+                    rows,
                     columns: head_width,
                     add,
                 };
                 let floats = &panels[block * padded(head_width)..];
                 let panels = Panels { floats, rows: block_len, start: query - block };
                 let strip = &strips[first * sequence_len + query * STRIP..];
-                let depth = block + block_len - query;
+                let depth = end.min(block + block_len) - query;
                 multiply_strip(self.set, depth, strip, panels, PrefetchRange::NOTHING, to);
             }
             add = true;
@@ -380,7 +423,11 @@ struct ScoreRow {
     query: usize,
     /// Queries in all: a strip of keys holds a row of weights for each.
     queries: usize,
-    /// Keys of the block that the query sees.
+    /// Keys at the beginning of the block that none of its neighbours sees: they have no scores.
+    skipped: usize,
+    /// The first key of the block that the query sees.
+    first: usize,
+    /// The end of those that it sees.
     visible: usize,
     /// Keys of the block that its neighbours see as well: the keys it does not see are zero up to
     /// here.
@@ -405,8 +452,11 @@ fn score_gradient_lanes<L: Lanes>(
     key_weights: &mut [f32],
     key_score_gradients: &mut [f32],
 ) {
-    let ScoreRow { query, queries, visible, seen, scale, log_sum, dot } = row;
-    for at in (0..seen).step_by(LANES) {
+    let ScoreRow { query, queries, skipped, first, visible, seen, scale, log_sum, dot } = row;
+    if skipped < first {
+        scores[skipped..first].fill(f32::NEG_INFINITY);
+    }
+    for at in (skipped..seen).step_by(LANES) {
         let here = visible.max(at).min(at + LANES);
         let score = L::load_at(&scores[..here], at, f32::NEG_INFINITY);
         let weight = exp(score.mul(L::splat(scale)).sub(L::splat(log_sum)));

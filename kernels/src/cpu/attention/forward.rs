@@ -1,5 +1,7 @@
 //! The forward pass of attention.
 
+use std::ops::Range;
+
 use super::super::backend::CpuBackend;
 use super::super::lanes::{InstructionSet, LANES, Lanes, dispatch};
 use super::super::math::exp;
@@ -10,12 +12,12 @@ use super::super::shared::SharedRows;
 use super::heads::{
     AttentionLengths, HeadColumns, HeadScratch, StridedColumns, slice_len, with_head_scratch,
 };
-use super::{QUERIES, SCORE_STRIDE, key_limit};
-use crate::backend::AttentionShape;
+use super::{QUERIES, SCORE_STRIDE, key_limit, key_start};
+use crate::backend::{AttentionMask, AttentionShape};
 
 pub(in super::super) fn forward(
     cpu: &CpuBackend,
-    shape: AttentionShape,
+    (shape, mask): (AttentionShape, AttentionMask<'_>),
     earlier: &[&[f32]],
     qkv: &[f32],
     out: &mut [f32],
@@ -28,6 +30,7 @@ pub(in super::super) fn forward(
     let log_sums = SharedRows::new(log_sums, shape.heads);
     let lengths =
         AttentionLengths::new(shape, earlier.iter().map(|slice| slice_len(shape, slice)).sum());
+    mask.check(shape, lengths.position(0));
     cpu.threads().run(shape.sequences * shape.kv_heads, |task| {
         let sequence = task / shape.kv_heads;
         let kv_head = task % shape.kv_heads;
@@ -36,6 +39,7 @@ pub(in super::super) fn forward(
         let job = AttentionForwardJob {
             set: cpu.instruction_set(),
             shape,
+            mask: mask.of_sequence(sequence, shape.sequence_len),
             lengths,
             sequence,
             row,
@@ -57,6 +61,8 @@ pub(in super::super) fn forward(
 struct AttentionForwardJob<'a> {
     set: InstructionSet,
     shape: AttentionShape,
+    /// That of the sequence.
+    mask: AttentionMask<'a>,
     lengths: AttentionLengths,
     sequence: usize,
     /// The sequence's first row.
@@ -112,11 +118,14 @@ impl AttentionForwardJob<'_> {
         let position = self.lengths.position(first);
         let strip = &mut scratch.query_strip;
         self.columns(at.query).pack_strip(self.set, first, rows, strip);
-        self.score(position, rows, scratch);
+        let start = key_start(self.mask, first);
+        self.score(start, position, rows, scratch);
         let mut inverses = [0.0; QUERIES];
         for (row, inverse) in inverses.iter_mut().enumerate().take(rows) {
             let query_row = QueryRow {
                 row,
+                start,
+                first: self.mask.first_key(first + row),
                 visible: position + row + 1,
                 limit: key_limit(position, self.lengths.keys),
                 scale: softmax_scale(head_width),
@@ -127,7 +136,7 @@ impl AttentionForwardJob<'_> {
             let log_sum = unsafe { log_sums.piece(self.row + first + row, head, 1) };
             log_sum[0] = (f64::from(softmax.max) + libm::log(f64::from(softmax.sum))) as f32;
         }
-        self.weigh_values(rows, position + rows, scratch);
+        self.weigh_values(rows, start..position + rows, scratch);
         for (row, sums) in scratch.sums.chunks_exact(head_width).take(rows).enumerate() {
             // SAFETY: as above.
             let to = unsafe { out.piece(self.row + first + row, at.out, head_width) };
@@ -137,17 +146,18 @@ impl AttentionForwardJob<'_> {
         }
     }
 
-    /// Scores of the packed queries, from `position` on, with all keys they may see, in blocks of
-    /// [`BLOCK_DEPTH`] keys.
-    fn score(&self, position: usize, rows: usize, scratch: &mut HeadScratch) {
+    /// Scores of the packed queries, from `position` on, with all keys from `start` on that they
+    /// may see, in blocks of [`BLOCK_DEPTH`] keys.
+    fn score(&self, start: usize, position: usize, rows: usize, scratch: &mut HeadScratch) {
         let width = self.shape.head_width;
         let limit = key_limit(position, self.lengths.keys);
-        for (block, key) in (0..limit).step_by(BLOCK_DEPTH).enumerate() {
+        for KeyRange { block, skipped, len } in key_ranges(start..limit) {
+            let key = block * BLOCK_DEPTH + skipped;
             let to = ProductStrip {
-                floats: &mut scratch.scores[block * QUERIES * SCORE_STRIDE..],
+                floats: &mut scratch.scores[block * QUERIES * SCORE_STRIDE + skipped..],
                 stride: SCORE_STRIDE,
                 rows,
-                columns: BLOCK_DEPTH.min(limit - key),
+                columns: len - skipped,
                 add: false,
             };
             let floats = &scratch.keys_as_columns[key * width..];
@@ -164,11 +174,16 @@ impl AttentionForwardJob<'_> {
     }
 
     /// Weights times values, keys in order.
-    fn weigh_values(&self, rows: usize, keys: usize, scratch: &mut HeadScratch) {
+    fn weigh_values(&self, rows: usize, keys: Range<usize>, scratch: &mut HeadScratch) {
         let head_width = self.shape.head_width;
-        for (block, key) in (0..keys).step_by(BLOCK_DEPTH).enumerate() {
-            let depth = BLOCK_DEPTH.min(keys - key);
-            let floats = &scratch.scores[block * QUERIES * SCORE_STRIDE..];
+        if keys.start >= BLOCK_DEPTH {
+            // The sums of the blocks that are skipped.
+            scratch.sums[..rows * head_width].fill(0.0);
+        }
+        for KeyRange { block, skipped, len } in key_ranges(keys) {
+            let key = block * BLOCK_DEPTH;
+            let depth = len - skipped;
+            let floats = &scratch.scores[block * QUERIES * SCORE_STRIDE + skipped..];
             let weights = RowSource { floats, stride: SCORE_STRIDE, rows, depth };
             pack_rows(self.set, weights, &mut scratch.weight_strip);
             let to = ProductStrip {
@@ -181,7 +196,7 @@ impl AttentionForwardJob<'_> {
             let panels = Panels {
                 floats: &scratch.values[key * padded(head_width)..],
                 rows: BLOCK_DEPTH.min(self.lengths.keys - key),
-                start: 0,
+                start: skipped,
             };
             multiply_strip(
                 self.set,
@@ -200,13 +215,35 @@ pub(super) fn softmax_scale(head_width: usize) -> f32 {
     1.0 / (head_width as f32).sqrt()
 }
 
+/// The part of a block of keys that is not skipped.
+struct KeyRange {
+    block: usize,
+    /// Keys at the beginning of the block that are.
+    skipped: usize,
+    /// The number of keys in the block, those included.
+    len: usize,
+}
+
+/// The blocks that `keys` lie in, of which the first may not be whole.
+fn key_ranges(keys: Range<usize>) -> impl Iterator<Item = KeyRange> {
+    (keys.start / BLOCK_DEPTH..keys.end.div_ceil(BLOCK_DEPTH)).map(move |block| {
+        let first = block * BLOCK_DEPTH;
+        let skipped = keys.start.saturating_sub(first);
+        KeyRange { block, skipped, len: BLOCK_DEPTH.min(keys.end - first) }
+    })
+}
+
 /// A query among those whose scores lie together.
 #[derive(Clone, Copy)]
 struct QueryRow {
     row: usize,
-    /// The number of keys that the query sees.
+    /// The first key that it has a score for.
+    start: usize,
+    /// The first key that it sees.
+    first: usize,
+    /// The end of the keys that the query sees.
     visible: usize,
-    /// Keys it has scores for.
+    /// The end of those that it has scores for.
     limit: usize,
     scale: f32,
 }
@@ -225,27 +262,29 @@ dispatch!(
 /// Scores of the keys a query sees to exponentials relative to the largest, the others to zero.
 #[inline(always)]
 fn exponentiate_lanes<L: Lanes>(query_row: QueryRow, scores: &mut [f32]) -> SoftmaxRow {
-    let QueryRow { row, visible, limit, scale } = query_row;
+    let QueryRow { row, start, first, visible, limit, scale } = query_row;
+    for KeyRange { block, skipped, len } in key_ranges(start..first) {
+        let here = &mut scores[(block * QUERIES + row) * SCORE_STRIDE..];
+        here[skipped..len].fill(f32::NEG_INFINITY);
+    }
     let mut max = L::splat(f32::NEG_INFINITY);
-    for (block, first) in (0..visible).step_by(BLOCK_DEPTH).enumerate() {
-        let len = BLOCK_DEPTH.min(visible - first);
+    for KeyRange { block, skipped, len } in key_ranges(start..visible) {
         let seen = &scores[(block * QUERIES + row) * SCORE_STRIDE..][..len];
-        for at in (0..len).step_by(LANES) {
+        for at in (skipped..len).step_by(LANES) {
             max = max.max(L::load_at(seen, at, f32::NEG_INFINITY));
         }
     }
     let max = max.max_lane();
     let mut sum = L::splat(0.0);
-    for (block, first) in (0..limit).step_by(BLOCK_DEPTH).enumerate() {
+    for KeyRange { block, skipped, len: end } in key_ranges(start..limit) {
         let here = &mut scores[(block * QUERIES + row) * SCORE_STRIDE..];
-        let len = BLOCK_DEPTH.min(visible.saturating_sub(first));
-        for at in (0..len).step_by(LANES) {
+        let len = end.min(visible.saturating_sub(block * BLOCK_DEPTH));
+        for at in (skipped..len).step_by(LANES) {
             let seen = L::load_at(&here[..len], at, f32::NEG_INFINITY);
             let weight = exp(seen.sub(L::splat(max)).mul(L::splat(scale)));
             sum = sum.add(weight);
             weight.write_to(&mut here[at..]);
         }
-        let end = BLOCK_DEPTH.min(limit - first);
         if len < end {
             here[len..end].fill(0.0);
         }

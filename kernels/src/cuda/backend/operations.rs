@@ -7,9 +7,9 @@ use super::super::source::Precision;
 use super::super::{activation, attention, embed, head, linear, norm};
 use super::{CudaBackend, CudaMatrix};
 use crate::backend::{
-    Accumulate, AttentionShape, Backend, BackwardEpilogue, BufferView, EarlierSlice, EmbedGradient,
-    ForwardEpilogue, LinearGradient, MatrixShape, Norm, NormGradient, Pending, RotaryDirection,
-    RowsShape,
+    Accumulate, AttentionMask, AttentionShape, Backend, BackwardEpilogue, BufferView, EarlierSlice,
+    EmbedGradient, ForwardEpilogue, LinearGradient, MatrixShape, Norm, NormGradient, Pending,
+    RotaryDirection, RowPositions, RowsShape,
 };
 
 impl<D: Device> Backend for CudaBackend<D> {
@@ -30,25 +30,25 @@ impl<D: Device> Backend for CudaBackend<D> {
 
     fn embed_forward(
         &self,
-        sequence_len: usize,
+        positions: RowPositions<'_>,
         tokens: &[u32],
         token_table: BufferView<'_, CudaBuffer<D>>,
         position_table: Option<BufferView<'_, CudaBuffer<D>>>,
         out: &mut CudaBuffer<D>,
     ) {
-        let positions = position_table.as_ref();
-        self.run(|| embed::forward(self, sequence_len, tokens, &token_table, positions, out));
+        let position_table = position_table.as_ref();
+        self.run(|| embed::forward(self, positions, tokens, &token_table, position_table, out));
     }
 
     fn embed_backward_weights(
         &self,
-        sequence_len: usize,
+        positions: RowPositions<'_>,
         tokens: &[u32],
         gradient: &CudaBuffer<D>,
         to: EmbedGradient<'_, CudaBuffer<D>>,
         accumulate: Accumulate,
     ) {
-        self.run(|| embed::backward(self, sequence_len, tokens, gradient, &to, accumulate));
+        self.run(|| embed::backward(self, positions, tokens, gradient, &to, accumulate));
     }
 
     fn norm_forward(
@@ -138,16 +138,18 @@ impl<D: Device> Backend for CudaBackend<D> {
     fn attention_forward(
         &self,
         shape: AttentionShape,
+        mask: AttentionMask<'_>,
         qkv: &CudaBuffer<D>,
         out: &mut CudaBuffer<D>,
         log_sums: &mut CudaBuffer<D>,
     ) {
-        self.attention_slice_forward(shape, &[], qkv, out, log_sums);
+        self.attention_slice_forward(shape, mask, &[], qkv, out, log_sums);
     }
 
     fn attention_backward(
         &self,
         shape: AttentionShape,
+        mask: AttentionMask<'_>,
         out: &CudaBuffer<D>,
         log_sums: &CudaBuffer<D>,
         gradient: &CudaBuffer<D>,
@@ -155,23 +157,25 @@ impl<D: Device> Backend for CudaBackend<D> {
     ) {
         let nothing = &mut [];
         let qkv = qkv_then_gradient;
-        self.attention_slice_backward(shape, nothing, None, out, log_sums, gradient, qkv);
+        self.attention_slice_backward(shape, mask, nothing, None, out, log_sums, gradient, qkv);
     }
 
     fn attention_slice_forward(
         &self,
         shape: AttentionShape,
+        mask: AttentionMask<'_>,
         earlier: &[&CudaBuffer<D>],
         qkv: &CudaBuffer<D>,
         out: &mut CudaBuffer<D>,
         log_sums: &mut CudaBuffer<D>,
     ) {
-        self.run(|| attention::forward(self, shape, earlier, qkv, out, log_sums));
+        self.run(|| attention::forward(self, (shape, mask), earlier, qkv, out, log_sums));
     }
 
     fn attention_slice_backward(
         &self,
         shape: AttentionShape,
+        mask: AttentionMask<'_>,
         earlier: &mut [EarlierSlice<'_, CudaBuffer<D>>],
         later: Option<&CudaBuffer<D>>,
         out: &CudaBuffer<D>,
@@ -180,7 +184,9 @@ impl<D: Device> Backend for CudaBackend<D> {
         qkv_then_gradient: &mut CudaBuffer<D>,
     ) {
         let saved = attention::CudaSavedAttention { out, log_sums, gradient };
-        self.run(|| attention::backward(self, shape, earlier, later, saved, qkv_then_gradient));
+        let qkv = qkv_then_gradient;
+        let of = (shape, mask);
+        self.run(|| attention::backward(self, of, earlier, later, saved, qkv));
     }
 
     fn gelu_forward(&self, rows: RowsShape, before: &CudaBuffer<D>, h: &mut CudaBuffer<D>) {

@@ -1,7 +1,8 @@
 //! Attention with the normalisation before it.
 
 use zbelastic_kernels::{
-    Accumulate, Backend, BackwardEpilogue, EarlierSlice, ForwardEpilogue, RotaryDirection,
+    Accumulate, AttentionMask, Backend, BackwardEpilogue, EarlierSlice, ForwardEpilogue,
+    RotaryDirection,
 };
 
 use super::{
@@ -23,12 +24,13 @@ impl<T> AttentionStash<T> {
         EarlierSlice { qkv, key_value_gradient }
     }
 
-    /// F, with the queries, keys and values of earlier slices.
+    /// F, of queries that see what the mask leaves, with the queries, keys and values of earlier
+    /// slices.
     pub(in crate::model) fn forward<B: Backend<Buffer = T>>(
         &mut self,
         context: &PassContext<'_, B>,
         state: &LayerState<B>,
-        (projections, earlier): (Projections, &[&T]),
+        (projections, mask, earlier): (Projections, AttentionMask<'_>, &[&T]),
         x: &T,
         y: &mut T,
     ) {
@@ -38,7 +40,7 @@ impl<T> AttentionStash<T> {
             Projections::Made => self.project(context, state),
             Projections::Found => {}
         }
-        self.attend(context, earlier);
+        self.attend(context, mask, earlier);
         let bias = out.bias.as_ref().map(|bias| state.view(bias));
         let add = ForwardEpilogue::Add { skip: x };
         let rows = context.shape.rows();
@@ -71,11 +73,12 @@ impl<T> AttentionStash<T> {
     pub(super) fn attend<B: Backend<Buffer = T>>(
         &mut self,
         context: &PassContext<'_, B>,
+        mask: AttentionMask<'_>,
         earlier: &[&T],
     ) {
         let Self { qkv, out, log_sums, .. } = self;
         let shape = context.attention_shape();
-        context.backend.attention_slice_forward(shape, earlier, qkv, out, log_sums);
+        context.backend.attention_slice_forward(shape, mask, earlier, qkv, out, log_sums);
     }
 
     /// B, which adds to the gradients of earlier slices.
@@ -83,7 +86,7 @@ impl<T> AttentionStash<T> {
         &mut self,
         context: &PassContext<'_, B>,
         state: &LayerState<B>,
-        earlier: &mut [EarlierSlice<'_, T>],
+        (mask, earlier): (AttentionMask<'_>, &mut [EarlierSlice<'_, T>]),
         gradient: &T,
         x_then_gradient: &mut T,
         scratch: &mut PassScratch<T>,
@@ -97,6 +100,7 @@ impl<T> AttentionStash<T> {
         let later = (!context.place.is_last()).then_some(&self.key_value_gradient);
         backend.attention_slice_backward(
             shape,
+            mask,
             earlier,
             later,
             &self.out,

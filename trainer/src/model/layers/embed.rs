@@ -2,10 +2,11 @@
 
 use std::ops::Range;
 
-use zbelastic_kernels::{Accumulate, Backend, BufferViewMut, EmbedGradient};
+use zbelastic_kernels::{Accumulate, Backend, BufferViewMut, EmbedGradient, RowPositions};
 
 use super::PassContext;
 use crate::data::TokenBatch;
+use crate::model::documents::row_positions;
 use crate::model::parts::LayerParts;
 use crate::model::state::LayerState;
 
@@ -17,9 +18,10 @@ pub(in crate::model) fn embed_forward<B: Backend>(
     y: &mut B::Buffer,
 ) {
     let LayerParts::Embed { tokens, positions } = &state.parts else { unreachable!() };
-    let positions = positions.as_ref().map(|table| state.view(&of_slice(context, table)));
-    let len = context.shape.sequence_len;
-    context.backend.embed_forward(len, &batch.inputs, state.view(tokens), positions, y);
+    let given = row_positions(context, batch);
+    let at = PositionRows::new(context, given.as_deref());
+    let table = positions.as_ref().map(|table| state.view(&at.part_of(table)));
+    context.backend.embed_forward(at.rows, &batch.inputs, state.view(tokens), table, y);
 }
 
 /// W of the embedding.
@@ -39,17 +41,37 @@ pub(in crate::model) fn embed_weights<B: Backend>(
         let zeros = vec![0.0; table.len()];
         context.backend.upload(&zeros, BufferViewMut::new(&mut state.g, table.clone()));
     }
+    let given = row_positions(context, batch);
+    let at = PositionRows::new(context, given.as_deref());
     let to = EmbedGradient {
         buffer: &mut state.g,
         tokens: tokens.clone(),
-        positions: positions.as_ref().map(|table| of_slice(context, table)),
+        positions: positions.as_ref().map(|table| at.part_of(table)),
     };
-    let len = context.shape.sequence_len;
-    context.backend.embed_backward_weights(len, &batch.inputs, gradient, to, accumulate);
+    context.backend.embed_backward_weights(at.rows, &batch.inputs, gradient, to, accumulate);
 }
 
-/// The part of a table of positions from where the slice begins on.
-fn of_slice<B: Backend>(context: &PassContext<'_, B>, table: &Range<usize>) -> Range<usize> {
-    let first = context.place.first_position * context.model.width as usize;
-    table.start + first..table.end
+/// Where the rows of a pass are in the table of positions.
+struct PositionRows<'a> {
+    rows: RowPositions<'a>,
+    /// Floats of the table before the position that rows count from.
+    skipped: usize,
+}
+
+impl<'a> PositionRows<'a> {
+    /// Rows count from where their slice begins, or the positions of all are given.
+    fn new<B: Backend>(context: &PassContext<'_, B>, given: Option<&'a [u32]>) -> Self {
+        let sequence_len = context.shape.sequence_len;
+        match given {
+            Some(given) => Self { rows: RowPositions::Given(given), skipped: 0 },
+            None => Self {
+                rows: RowPositions::Counted { sequence_len },
+                skipped: context.place.first_position * context.model.width as usize,
+            },
+        }
+    }
+
+    fn part_of(&self, table: &Range<usize>) -> Range<usize> {
+        table.start + self.skipped..table.end
+    }
 }

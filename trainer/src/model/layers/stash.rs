@@ -1,6 +1,6 @@
 //! The parts of what a layer's pass keeps, and those that are recomputed without a product.
 
-use zbelastic_kernels::Backend;
+use zbelastic_kernels::{AttentionMask, Backend};
 
 use super::{AttentionStash, HeadStash, Logits, MlpStash, NormedStash, PassContext, norm_forward};
 use crate::model::config::Family;
@@ -61,7 +61,7 @@ impl<T> AttentionStash<T> {
         &mut self,
         context: &PassContext<'_, B>,
         state: &LayerState<B>,
-        earlier: &[&T],
+        (mask, earlier): (AttentionMask<'_>, &[&T]),
         x: &T,
         ops: RecomputedOps,
     ) {
@@ -70,7 +70,7 @@ impl<T> AttentionStash<T> {
             norm_forward(context, state, norm, x, &mut self.normed);
         }
         if ops.attention {
-            self.attend(context, earlier);
+            self.attend(context, mask, earlier);
         }
     }
 }

@@ -81,11 +81,11 @@ impl<B: Backend> PassExecutor for BackendExecutor<B> {
     fn backward_input(
         &mut self,
         pass: Pass,
-        batch: &TokenBatch,
+        (batch, scale): (&TokenBatch, f32),
         gradient: Option<TensorHandle>,
     ) -> Result<(), DeviceFault> {
         let batch = &self.part_of(batch, pass);
-        let loss = (&**batch, self.loss_scale);
+        let loss = (&**batch, scale);
         let (context, workspace, scratch) = self.context(pass);
         let PassWorkingSet { chunk, stash, mut earlier, logits } =
             workspace.working(context.backend, part(pass));
