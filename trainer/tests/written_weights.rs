@@ -27,6 +27,7 @@ fn model(family: Family) -> ModelConfig {
         norm_epsilon: 1e-5,
         rope_theta: 10_000.0,
         tied: false,
+        sliding_window: None,
     }
 }
 
