@@ -9,7 +9,7 @@ use super::buffer::{CpuArena, CpuBuffer};
 use super::lanes::InstructionSet;
 use super::matmul::{MatrixPair, OuterProduct, PASSING_ROWS, outer_product};
 use super::threads::Threads;
-use super::{activation, attention, embed, head, linear, norm, probe, rotate};
+use super::{activation, attention, embed, head, head_norm, linear, norm, probe, rotate};
 use crate::backend::{
     Accumulate, AllocateError, AttentionShape, Backend, BackwardEpilogue, BufferView, EarlierSlice,
     EmbedGradient, ForwardEpilogue, LinearGradient, MatrixShape, Norm, NormGradient, Pending,
@@ -259,6 +259,43 @@ impl Backend for CpuBackend {
             accumulate,
         };
         outer_product(self.set, &self.threads, operands, weight, bias);
+    }
+
+    fn head_norm_forward(
+        &self,
+        norm: Norm,
+        shape: AttentionShape,
+        weights: BufferView<'_, CpuBuffer>,
+        qkv: &mut CpuBuffer,
+        before: &mut CpuBuffer,
+        statistics: &mut CpuBuffer,
+    ) {
+        let weights = read(&weights);
+        let qkv = qkv.as_mut_slice();
+        let before = before.as_mut_slice();
+        head_norm::forward(self, norm, shape, weights, qkv, before, statistics.as_mut_slice());
+    }
+
+    fn head_norm_backward_input(
+        &self,
+        norm: Norm,
+        shape: AttentionShape,
+        statistics: &CpuBuffer,
+        weights: BufferView<'_, CpuBuffer>,
+        before: &mut CpuBuffer,
+        gradient: &mut CpuBuffer,
+        partials: &mut CpuBuffer,
+    ) {
+        head_norm::backward_input(
+            self,
+            norm,
+            shape,
+            read(&weights),
+            statistics.as_slice(),
+            before.as_mut_slice(),
+            gradient.as_mut_slice(),
+            partials.as_mut_slice(),
+        );
     }
 
     fn rotate(
