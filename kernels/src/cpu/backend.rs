@@ -286,16 +286,13 @@ impl Backend for CpuBackend {
         gradient: &mut CpuBuffer,
         partials: &mut CpuBuffer,
     ) {
-        head_norm::backward_input(
-            self,
-            norm,
-            shape,
-            read(&weights),
-            statistics.as_slice(),
-            before.as_mut_slice(),
-            gradient.as_mut_slice(),
-            partials.as_mut_slice(),
-        );
+        let operands = head_norm::HeadNormBackwardRows {
+            statistics: statistics.as_slice(),
+            before: before.as_mut_slice(),
+            gradient: gradient.as_mut_slice(),
+        };
+        let partials = partials.as_mut_slice();
+        head_norm::backward_input(self, norm, shape, read(&weights), operands, partials);
     }
 
     fn rotate(

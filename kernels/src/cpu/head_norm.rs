@@ -10,11 +10,6 @@ use super::norm::{
 };
 use crate::backend::{AttentionShape, Norm};
 
-/// Queries and keys of a row, and where the keys begin: in floats and in heads.
-fn splits(shape: AttentionShape) -> (usize, usize) {
-    (shape.query_width(), shape.heads)
-}
-
 fn check(shape: AttentionShape, norm: Norm, weights: &[f32], qkv: &[f32], before: &[f32]) {
     assert!(!norm.has_bias(), "heads are normalised without a bias");
     assert_eq!(weights.len(), 2 * shape.head_width);
@@ -44,13 +39,12 @@ pub(super) fn forward(
             .chunks_exact_mut(shape.qkv_width())
             .zip(before.chunks_exact_mut(shape.normed_width()))
             .zip(statistics.chunks_exact_mut(shape.normed_heads()));
-        let (width, heads) = splits(shape);
         for ((qkv, before), statistics) in rows {
             let normed = &mut qkv[..before.len()];
             before.copy_from_slice(normed);
-            let (queries, keys) = before.split_at(width);
-            let (normed_queries, normed_keys) = normed.split_at_mut(width);
-            let (query_statistics, key_statistics) = statistics.split_at_mut(heads);
+            let (queries, keys) = before.split_at(shape.query_width());
+            let (normed_queries, normed_keys) = normed.split_at_mut(shape.query_width());
+            let (query_statistics, key_statistics) = statistics.split_at_mut(shape.heads);
             let run = |weight, x: &[f32], y: &mut [f32], statistics: &mut [f32]| {
                 let parameters = NormParameters { weight, bias: None };
                 forward_rows(cpu.instruction_set(), norm, parameters, x, y, statistics);
@@ -61,11 +55,11 @@ pub(super) fn forward(
     });
 }
 
-/// The rows of a task.
-struct HeadRows<'a> {
-    statistics: &'a [f32],
-    before: &'a mut [f32],
-    gradient: &'a mut [f32],
+/// The operands of the gradient, for all rows or for a task's share of them.
+pub(super) struct HeadNormBackwardRows<'a> {
+    pub(super) statistics: &'a [f32],
+    pub(super) before: &'a mut [f32],
+    pub(super) gradient: &'a mut [f32],
 }
 
 pub(super) fn backward_input(
@@ -73,11 +67,10 @@ pub(super) fn backward_input(
     norm: Norm,
     shape: AttentionShape,
     weights: &[f32],
-    statistics: &[f32],
-    before: &mut [f32],
-    gradient: &mut [f32],
+    operands: HeadNormBackwardRows<'_>,
     partials: &mut [f32],
 ) {
+    let HeadNormBackwardRows { statistics, before, gradient } = operands;
     check(shape, norm, weights, gradient, before);
     assert_eq!(statistics.len(), shape.rows() * shape.normed_heads());
     assert_eq!(partials.len(), weights.len());
@@ -86,7 +79,11 @@ pub(super) fn backward_input(
         .chunks(PARTIAL_ROWS * shape.normed_heads())
         .zip(before.chunks_mut(PARTIAL_ROWS * shape.normed_width()))
         .zip(gradient.chunks_mut(PARTIAL_ROWS * shape.qkv_width()))
-        .map(|((statistics, before), gradient)| HeadRows { statistics, before, gradient })
+        .map(|((statistics, before), gradient)| HeadNormBackwardRows {
+            statistics,
+            before,
+            gradient,
+        })
         .zip(sums.chunks_exact_mut(partials.len()));
     cpu.threads().for_each(blocks.collect(), |(rows, sums)| {
         backward_block(cpu, norm, shape, weights, rows, sums);
@@ -99,19 +96,19 @@ fn backward_block(
     norm: Norm,
     shape: AttentionShape,
     weights: &[f32],
-    rows: HeadRows<'_>,
+    rows: HeadNormBackwardRows<'_>,
     sums: &mut [f32],
 ) {
     let (of_queries, of_keys) = weights.split_at(shape.head_width);
     let (query_sums, key_sums) = sums.split_at_mut(shape.head_width);
-    let (width, heads) = splits(shape);
+    let width = shape.query_width();
     let rows = { rows.statistics.chunks_exact(shape.normed_heads()) }
         .zip(rows.before.chunks_exact_mut(shape.normed_width()))
         .zip(rows.gradient.chunks_exact_mut(shape.qkv_width()));
     for ((statistics, before), gradient) in rows {
         let gradient = &mut gradient[..before.len()];
         let (queries, keys) = before.split_at_mut(width);
-        let (query_statistics, key_statistics) = statistics.split_at(heads);
+        let (query_statistics, key_statistics) = statistics.split_at(shape.heads);
         let run = |weight, gradient, statistics, x_then_gradient, sums: &mut [f32]| {
             let operands = NormBackwardRows { gradient, skip: None, statistics, x_then_gradient };
             backward_rows(cpu.instruction_set(), norm, weight, operands, sums);
