@@ -4,7 +4,21 @@
 //! queries, keys and values are one matrix.
 
 mod config;
+mod config_json;
+mod config_keys;
+mod import;
+mod import_error;
 mod names;
+mod shards;
+mod weight_file;
+mod write;
 
-pub use config::{ConfigError, config_json, parse_config};
-pub use names::{ImportError, NamedTensor, import_safetensors, to_named, write_safetensors};
+pub use config::parse_config;
+pub use config_json::config_json;
+pub use config_keys::ConfigError;
+pub use import::{WeightFile, import_files, import_safetensors};
+pub use import_error::{HeaderError, ImportError};
+pub use names::{NamedTensor, to_named};
+pub use shards::{SHARDS_MAX, ShardIndex, ShardIndexError};
+pub use weight_file::WeightBytes;
+pub use write::write_safetensors;

@@ -7,6 +7,7 @@
 mod buffer_size;
 mod chunk;
 mod config;
+mod features;
 mod initial;
 mod layer_bytes;
 mod layer_times;
@@ -20,6 +21,7 @@ mod tensors;
 pub use buffer_size::BufferSize;
 pub use chunk::{Chunk, count_bytes, rotary_angles, slice_angles};
 pub use config::{Family, LayerKind, ModelConfig, ModelError};
+pub use features::{AttentionBias, LlamaFeatures, RopeScaling};
 pub use initial::{draw_weights, initial_weights};
 pub use layer_bytes::{frozen_bytes, layer_bytes, replayed_bytes};
 pub use layer_times::{

@@ -9,8 +9,10 @@ use serde_json::Value;
 use zbelastic_kernels::{Backend, BufferView, CpuBackend};
 use zbelastic_schedule::{ScheduleKind, Window};
 use zbelastic_trainer::data::{BatchSource, TokenBatch};
-use zbelastic_trainer::hf::{import_safetensors, parse_config, to_named};
-use zbelastic_trainer::model::{LayerState, MicrobatchShape, ModelConfig};
+use zbelastic_trainer::hf::{
+    ConfigError, ShardIndex, WeightFile, config_json, import_files, parse_config, to_named,
+};
+use zbelastic_trainer::model::{LayerState, MicrobatchShape, ModelConfig, ModelError};
 use zbelastic_trainer::optimizer::{LrDecay, OptimizerConfig, WeightDecayScope};
 use zbelastic_trainer::plan::{BatchShape, Plan, PlanRequest, SliceBalance};
 use zbelastic_trainer::reference::SerialReference;
@@ -130,22 +132,52 @@ fn compare(what: &str, found: &[f32], expected: &[f32], error_max: f32) {
     }
 }
 
-/// Whether the weights of the model in the folder `path` can be imported. Those of a tied head
-/// cannot yet.
-pub fn is_importable(path: &Path) -> bool {
-    !model_of(path).tied
+/// The feature of the model in the folder `path` that its training lacks.
+pub fn missing_feature(path: &Path) -> Option<&'static str> {
+    match parse(path, "config.json") {
+        Ok(model) => model.errors().contains(&ModelError::Tied).then_some("a tied head"),
+        Err(_) => missing_parameter(path),
+    }
 }
 
-fn model_of(path: &Path) -> ModelConfig {
-    let config = std::fs::read_to_string(path.join("config.json")).expect("readable");
-    parse_config(&config).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+/// The feature that its configuration cannot be read for.
+pub fn missing_parameter(path: &Path) -> Option<&'static str> {
+    match parse(path, "config.json") {
+        Err(ConfigError::Unsupported { key, .. }) if key == "sliding_window" => Some("a window"),
+        // Anything else is a failure of the test.
+        Ok(_) | Err(_) => None,
+    }
+}
+
+fn parse(path: &Path, file: &str) -> Result<ModelConfig, ConfigError> {
+    parse_config(&std::fs::read_to_string(path.join(file)).expect("readable"))
+}
+
+/// The model is the same by an older spelling, and by the one that we write.
+pub fn configuration_is_read_in_all_spellings(path: &Path) {
+    let model = parse(path, "config.json").expect("a configuration");
+    if path.join("config_older.json").exists() {
+        assert_eq!(parse(path, "config_older.json").expect("the older one"), model);
+    }
+    assert_eq!(parse_config(&config_json(&model)).expect("our own"), model);
+}
+
+fn weights_of(model: &ModelConfig, path: &Path) -> Vec<Vec<f32>> {
+    let index = std::fs::read_to_string(path.join("model.safetensors.index.json"));
+    let index = index.ok().map(|text| ShardIndex::parse(&text).expect("an index"));
+    let names = index.as_ref().map_or(vec!["model.safetensors"], ShardIndex::files);
+    let read = |name: &&str| std::fs::read(path.join(name)).expect("readable");
+    let bytes: Vec<Vec<u8>> = names.iter().map(read).collect();
+    let bytes: Vec<&[u8]> = bytes.iter().map(|bytes| &bytes[..]).collect();
+    let files = names.iter().zip(&bytes);
+    let files = files.map(|(name, bytes)| WeightFile { name: (*name).to_owned(), bytes });
+    import_files(model, &files.collect::<Vec<_>>(), index.as_ref()).expect("its weights")
 }
 
 /// Logits, losses, norms, gradients and weights of the model in the folder `path`.
 pub fn model_trains_as_in_transformers(path: &Path) {
-    let model = model_of(path);
-    let file = std::fs::read(path.join("model.safetensors")).expect("readable");
-    let weights = import_safetensors(&model, &file).expect("its weights");
+    let model = parse(path, "config.json").unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    let weights = weights_of(&model, path);
     check_case(&path.display().to_string(), &model, weights, &OracleRun::read(path));
 }
 
