@@ -373,7 +373,7 @@ pub const FENCES: &[Fence] = &[
             "cli/src/commands/doctor/",
         ],
     ),
-    fence("safetensors", &["trainer"], &["cli"], &["trainer/src/hf/names.rs"]),
+    fence("safetensors", &["trainer"], &["cli"], &["trainer/src/hf/"]),
     fence(
         "serde",
         &[
