@@ -11,7 +11,7 @@ use zbelastic_consensus::validation::GuardPolicy;
 use zbelastic_schedule::{ScheduleKind, Window};
 use zbelastic_trainer::data::{Corpus, CorpusConfig};
 use zbelastic_trainer::elastic::BackendStageFactory;
-use zbelastic_trainer::model::{Family, MicrobatchShape, ModelConfig, model_layers};
+use zbelastic_trainer::model::{Family, LlamaFeatures, MicrobatchShape, ModelConfig, model_layers};
 use zbelastic_trainer::optimizer::{LrDecay, OptimizerConfig, WeightDecayScope};
 use zbelastic_trainer::plan::{BatchShape, Plan, PlanRequest, SliceBalance};
 use zbelastic_trainer::stage::{InitialWeights, StageSetup};
@@ -215,6 +215,7 @@ fn model(options: &LifeOptions, seed: u64) -> ModelConfig {
         kv_heads,
         head_width: 4,
         mlp_width,
+        features: LlamaFeatures::NONE,
         vocabulary: 128,
         sliding_window: None,
         positions: 8,

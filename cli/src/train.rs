@@ -17,14 +17,13 @@ mod summary;
 #[cfg(test)]
 mod tests;
 
-use std::fs;
 use std::io::{self, Write};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use zbelastic_config::{NoticePolicy, OffloadStore, RunConfig, WeightSource};
+use zbelastic_config::{NoticePolicy, OffloadStore, RunConfig};
 use zbelastic_consensus::run::run_name_of;
 use zbelastic_data::training_data::TrainingData;
 use zbelastic_kernels::cuda::GraphMode;
@@ -40,6 +39,7 @@ use zbelastic_machine::second_store::SECOND_STORE;
 use zbelastic_preemption::NoticeSettings;
 use zbelastic_trainer::model::{LayerSpec, model_layers};
 use zbelastic_trainer::plan::model_flop_per_token;
+use zbelastic_trainer::stage::InitialWeights;
 use zbelastic_types::StageIndex;
 use zbelastic_wire::document::JobDocument;
 use zbelastic_wire::job_store::stores_name;
@@ -49,6 +49,7 @@ use crate::args::TrainArgs;
 use crate::blob::Blob;
 use crate::corpus::DataSummary;
 use crate::run_files;
+use crate::weights::weights_file;
 use folder::{RunFolder, RunFolderRequest};
 use prepare::{PreparedRun, RunPlan, prepare};
 use processes::{ClusterRunEvent, JobSubmission, RunLocation};
@@ -127,7 +128,7 @@ fn train_into(
         let scratch = scratch(&prepared.config, &reporter.folder_path());
         train_in_threads(prepared, scratch, &mut |event| reporter.observe(event))
     } else {
-        let submission = submission(prepared)?;
+        let submission = submission(prepared);
         let folder_path = reporter.folder_path();
         let location = RunLocation { folder: &folder_path, config, start: run_start };
         processes::train(prepared, &submission, location, &mut |event| match event {
@@ -199,16 +200,11 @@ fn scratch(config: &RunConfig, folder: &Path) -> Option<PathBuf> {
 }
 
 /// The submission to the processes: the run's configuration, text and weights.
-fn submission(prepared: &PreparedRun) -> Result<JobSubmission, CommandFailure> {
+fn submission(prepared: &PreparedRun) -> JobSubmission {
     let mut config = prepared.config.clone();
-    let weights = match &config.weights {
-        WeightSource::Drawn => None,
-        WeightSource::HuggingFace { folder } => {
-            let path = folder.join("model.safetensors");
-            Some(fs::read(&path).map_err(|error| {
-                CommandFailure::new(FailureCode::Usage, format!("{}: {error}", path.display()))
-            })?)
-        }
+    let weights = match &prepared.job.setup.weights {
+        InitialWeights::Drawn { .. } => None,
+        InitialWeights::Given(layers) => Some(weights_file(&config.model, layers)),
     };
     // Paths are this run's, not the job's: it goes on wherever the same text lies.
     config.text.clear();
@@ -234,7 +230,7 @@ fn submission(prepared: &PreparedRun) -> Result<JobSubmission, CommandFailure> {
     document.weights = weights.as_ref().map(|weights| weights.name);
     document.injections = prepared.job.setup.injections.clone();
     blobs.extend(weights);
-    Ok(JobSubmission { document, data: blobs })
+    JobSubmission { document, data: blobs }
 }
 
 fn exit_code(interrupt: &Interrupt) -> ExitCode {

@@ -1,67 +1,175 @@
-//! The weights in a folder of Hugging Face's format.
+//! The weights in a folder of Hugging Face's format: in one file or in several with an index.
 
-use std::fs;
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use zbelastic_trainer::hf::import_safetensors;
+use zbelastic_trainer::hf::{
+    ImportError, ShardIndex, ShardIndexError, WeightBytes, WeightFile, import_files,
+    write_safetensors,
+};
 use zbelastic_trainer::model::ModelConfig;
 use zbelastic_types::Bytes;
 use zbelastic_wording::{CommandFailure, FailureDetail};
 
-/// Most bytes of a file of weights; a larger one cannot be trained on one machine.
+/// Most bytes of a model's weights; a larger one cannot be trained on one machine.
 const WEIGHTS_BYTES_MAX: u64 = 64 << 30;
+/// Most bytes of an index: a hundred for each of half a million tensors.
+const INDEX_BYTES_MAX: u64 = 64 << 20;
+/// The file of all weights.
+const WEIGHTS: &str = "model.safetensors";
+/// The file that says which of several files has which weights.
+const INDEX: &str = "model.safetensors.index.json";
 
-/// File that maps weights to one of several files.
-const SHARDS: &str = "model.safetensors.index.json";
+/// Why the weights of a folder cannot be used.
+#[derive(Debug, thiserror::Error)]
+enum WeightFolderError {
+    #[error("{name}: {error}")]
+    Open { name: String, error: io::Error },
+    #[error("{INDEX}: {0}")]
+    Index(#[from] ShardIndexError),
+    #[error("{name} has {found}, at most {}", Bytes(*max))]
+    Large { name: &'static str, found: Bytes, max: u64 },
+    #[error("{0}")]
+    Import(#[from] ImportError),
+}
 
-/// The bytes of a folder's `model.safetensors`, and the weights of each layer in them.
+/// A file on this machine's disk.
+struct DiskFile {
+    file: File,
+    length: u64,
+}
+
+impl DiskFile {
+    fn open(folder: &Path, name: &str) -> Result<Self, WeightFolderError> {
+        let open = || {
+            let file = File::open(folder.join(name))?;
+            let length = file.metadata()?.len();
+            Ok(Self { file, length })
+        };
+        open().map_err(|error| WeightFolderError::Open { name: name.to_owned(), error })
+    }
+}
+
+impl WeightBytes for DiskFile {
+    fn len(&self) -> u64 {
+        self.length
+    }
+
+    fn read(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        self.file.read_exact_at(into, offset)
+    }
+}
+
+/// The weights of a folder, layer by layer.
 ///
 /// # Errors
 /// If they cannot be read, or are not the model's.
 pub fn weights_of_folder(
     model: &ModelConfig,
     folder: &Path,
-) -> Result<(Vec<u8>, Vec<Vec<f32>>), CommandFailure> {
-    let path = folder.join("model.safetensors");
-    read_weights(model, &path).map_err(|why| {
-        let is_sharded = !path.exists() && folder.join(SHARDS).exists();
-        let detail = if is_sharded {
-            let what = format!("{}: the weights are spread over several files", folder.display());
-            FailureDetail::new(what).hint(
-                "one file of all: in Python, model.save_pretrained(FOLDER, max_shard_size=\"64GB\")",
-            )
-        } else {
-            FailureDetail::new(format!("{}: {why}", path.display()))
-                .hint("a folder with config.json and all weights in one model.safetensors")
-        };
-        CommandFailure::usage("the model", vec![detail.at("model.from_hf")])
+) -> Result<Vec<Vec<f32>>, CommandFailure> {
+    read_weights(model, folder).map_err(|error| {
+        let what = format!("{}: {error}", folder.display());
+        let hint = "a folder with config.json and the weights in model.safetensors, or in several \
+                    files with model.safetensors.index.json";
+        let detail = FailureDetail::new(what).hint(hint).at("model.from_hf");
+        CommandFailure::usage("the model", vec![detail])
     })
 }
 
-fn read_weights(model: &ModelConfig, path: &Path) -> Result<(Vec<u8>, Vec<Vec<f32>>), String> {
-    let size = fs::metadata(path).map_err(|error| error.to_string())?.len();
-    if size > WEIGHTS_BYTES_MAX {
-        return Err(format!("{} is more than {}", Bytes(size), Bytes(WEIGHTS_BYTES_MAX)));
+/// Weights as one file, as they are sent to a cluster: F32 under transformers' names, whatever types
+/// and files the folder has. The same weights are the same bytes.
+///
+/// # Panics
+/// Never: memory takes what is written to it.
+#[must_use]
+pub fn weights_file(model: &ModelConfig, layers: &[Vec<f32>]) -> Vec<u8> {
+    let mut file = Vec::with_capacity(layers.iter().map(|layer| 4 * layer.len()).sum());
+    write_safetensors(model, layers, &mut file).expect("memory can be written");
+    file
+}
+
+/// transformers reads the one file where there are both.
+fn read_weights(model: &ModelConfig, folder: &Path) -> Result<Vec<Vec<f32>>, WeightFolderError> {
+    let is_sharded = !folder.join(WEIGHTS).exists() && folder.join(INDEX).exists();
+    let index = if is_sharded { Some(read_index(folder)?) } else { None };
+    let names = index.as_ref().map_or_else(|| vec![WEIGHTS], ShardIndex::files);
+    let files = names.iter().map(|name| DiskFile::open(folder, name));
+    let files = files.collect::<Result<Vec<DiskFile>, _>>()?;
+    let bytes: u64 = files.iter().map(DiskFile::len).sum();
+    check_size("the model", bytes, WEIGHTS_BYTES_MAX)?;
+    let named = names.iter().zip(&files);
+    let files = named.map(|(name, bytes)| WeightFile { name: (*name).to_owned(), bytes });
+    Ok(import_files(model, &files.collect::<Vec<_>>(), index.as_ref())?)
+}
+
+fn read_index(folder: &Path) -> Result<ShardIndex, WeightFolderError> {
+    let file = DiskFile::open(folder, INDEX)?;
+    check_size(INDEX, file.len(), INDEX_BYTES_MAX)?;
+    let read = fs::read_to_string(folder.join(INDEX));
+    let text = read.map_err(|error| WeightFolderError::Open { name: INDEX.to_owned(), error })?;
+    Ok(ShardIndex::parse(&text)?)
+}
+
+fn check_size(name: &'static str, found: u64, max: u64) -> Result<(), WeightFolderError> {
+    if found > max {
+        return Err(WeightFolderError::Large { name, found: Bytes(found), max });
     }
-    let file = fs::read(path).map_err(|error| error.to_string())?;
-    let layers = import_safetensors(model, &file).map_err(|error| error.to_string())?;
-    Ok((file, layers))
+    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use zbelastic_config::load_document;
+    use zbelastic_trainer::hf::import_safetensors;
+    use zbelastic_trainer::model::{initial_weights, model_layers};
 
     use super::*;
 
+    fn model() -> ModelConfig {
+        let text = "[model]\npreset = \"tiny\"\nlayers = 2\nwidth = 16\n";
+        load_document("test", text).expect("legal").config.model
+    }
+
     #[test]
-    fn weights_in_several_files_are_reported_as_that() {
+    fn a_folder_without_weights_is_refused_with_what_it_should_have() {
         let folder = tempfile::tempdir().expect("a folder");
-        let config = load_document("test", "[model]\npreset = \"tiny\"\n").expect("legal").config;
-        let message =
-            || weights_of_folder(&config.model, folder.path()).expect_err("no weights").to_string();
-        assert!(message().contains("all weights in one model.safetensors"), "{}", message());
-        std::fs::write(folder.path().join(SHARDS), "{}").expect("room");
-        assert!(message().contains("the weights are spread over several files"), "{}", message());
+        let message = || {
+            let failure = weights_of_folder(&model(), folder.path());
+            failure.expect_err("no weights").to_string()
+        };
+        assert!(message().contains("model.safetensors: No such file"), "{}", message());
+        assert!(message().contains("model.safetensors.index.json"), "{}", message());
+        std::fs::write(folder.path().join(INDEX), "{}").expect("room");
+        assert!(message().contains("no index of weights"), "{}", message());
+        let index = r#"{"weight_map": {"wte.weight": "model-1.safetensors"}}"#;
+        std::fs::write(folder.path().join(INDEX), index).expect("room");
+        assert!(message().contains("model-1.safetensors: No such file"), "{}", message());
+    }
+
+    /// What a cluster is sent does not depend on how the folder holds it.
+    #[test]
+    fn weights_are_the_same_file_whatever_files_they_come_from() {
+        let model = model();
+        let layers: Vec<Vec<f32>> =
+            model_layers(&model).iter().map(|spec| initial_weights(spec, 1)).collect();
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut file = Vec::new();
+        write_safetensors(&model, &layers, &mut file).expect("memory");
+        std::fs::write(folder.path().join(WEIGHTS), &file).expect("room");
+        assert!(weights_of_folder(&model, folder.path()).expect("its weights") == layers);
+        let sent = || {
+            weights_file(&model, &weights_of_folder(&model, folder.path()).expect("its weights"))
+        };
+        assert!(sent() == file && import_safetensors(&model, &file).expect("its own") == layers);
+        let names = zbelastic_trainer::hf::to_named(&model, &layers);
+        let names = names.iter().map(|tensor| format!("{:?}: \"part.safetensors\"", tensor.name));
+        let names = names.collect::<Vec<_>>().join(", ");
+        let move_to = |name: &str| folder.path().join(name);
+        std::fs::rename(move_to(WEIGHTS), move_to("part.safetensors")).expect("a file");
+        std::fs::write(move_to(INDEX), format!("{{\"weight_map\": {{{names}}}}}")).expect("room");
+        assert!(sent() == file);
     }
 }

@@ -1,6 +1,7 @@
 //! The effective configuration as TOML: every value that a run was configured with, from any layer.
 //! Reading it gives the same configuration back.
 
+use zbelastic_trainer::model::{AttentionBias, ModelConfig, RopeScaling};
 use zbelastic_wording::duration_word;
 
 use super::key::{Key, KeyDefault, SECTIONS};
@@ -8,7 +9,7 @@ use super::kind::size_text;
 use super::memory::names_of_ops;
 use super::settings::{ConfigSettings, Setting, SettingOrigin};
 use super::value::ConfigValue;
-use super::words::ConfigWord;
+use super::words::{ConfigWord, RopeScalingKind};
 use super::{RunConfig, WeightSource};
 
 /// Every key with its meaning above it.
@@ -91,6 +92,23 @@ fn value_of(config: &RunConfig, key: Key) -> Option<ConfigValue> {
         Key::Vocab => size(model.vocabulary),
         Key::NormEps => ConfigValue::Number(shortest(model.norm_epsilon)),
         Key::RopeTheta => ConfigValue::Number(model.rope_theta),
+        // Features that few models have are named where a model has them, so that earlier programs
+        // read the configuration of any other.
+        Key::AttentionBias => match model.features.attention_bias {
+            AttentionBias::None => return None,
+            bias @ (AttentionBias::Qkv | AttentionBias::All) => word(bias),
+        },
+        Key::MlpBias => return model.features.mlp_bias.then_some(ConfigValue::Flag(true)),
+        Key::QkNorm => return model.features.qk_norm.then_some(ConfigValue::Flag(true)),
+        Key::RopeScaling => word(RopeNumbers::of(model)?.kind),
+        Key::RopeFactor => ConfigValue::Number(RopeNumbers::of(model)?.factor),
+        Key::RopeBands => {
+            let bands = RopeNumbers::of(model)?.bands?;
+            ConfigValue::List(bands.map(ConfigValue::Number).to_vec())
+        }
+        Key::RopeOriginal => size(RopeNumbers::of(model)?.original?),
+        Key::Positions if model.positions as usize == batch.microbatch.sequence_len => return None,
+        Key::Positions => size(model.positions),
         Key::Tied => ConfigValue::Flag(model.tied),
         Key::Text => ConfigValue::List(config.text.iter().map(|entry| text(entry)).collect()),
         // Of a run without tokens these keys say nothing: its configuration is as it always was.
@@ -170,6 +188,32 @@ fn value_of(config: &RunConfig, key: Key) -> Option<ConfigValue> {
         Key::Replan => word(elastic.replan),
     };
     Some(value)
+}
+
+/// A scaling of rotary frequencies as keys describe it.
+struct RopeNumbers {
+    kind: RopeScalingKind,
+    factor: f64,
+    bands: Option<[f64; 2]>,
+    original: Option<u32>,
+}
+
+impl RopeNumbers {
+    fn of(model: &ModelConfig) -> Option<Self> {
+        let (kind, factor, bands, original) = match model.features.rope_scaling? {
+            RopeScaling::Linear { factor } => (RopeScalingKind::Linear, factor, None, None),
+            RopeScaling::Llama3 {
+                factor,
+                low_freq_factor,
+                high_freq_factor,
+                original_positions,
+            } => {
+                let bands = [low_freq_factor, high_freq_factor];
+                (RopeScalingKind::Llama3, factor, Some(bands), Some(original_positions))
+            }
+        };
+        Some(Self { kind, factor, bands, original })
+    }
 }
 
 /// The double with the fewest digits that rounds to `single`.

@@ -10,13 +10,13 @@ use zbelastic_consensus::validation::NonfinitePolicy;
 use zbelastic_data::window::Packing;
 use zbelastic_policy::tick::{HEARTBEAT_MS, HEARTBEATS_LEAST};
 use zbelastic_schedule::TEXT_COUNT_MAX;
-use zbelastic_trainer::model::Family;
+use zbelastic_trainer::model::{AttentionBias, Family};
 use zbelastic_trainer::optimizer::{LrDecay, WeightDecayScope};
 use zbelastic_trainer::plan::SliceBalance;
 
 use super::kind::{NumberRange, ValueKind};
 use super::presets::preset_names;
-use super::words::words;
+use super::words::{RopeScalingKind, words};
 use super::{
     DeviceChoice, NoticePolicy, OffloadMode, OffloadStore, PipeDreamSync, PrecisionChoice,
     RECOMPUTE_OPS, RecomputeMode, RecomputePasses, ReplanPolicy, ScheduleChoice, WindowChoice,
@@ -82,6 +82,8 @@ const WIDTH_MAX: u64 = 1 << 20;
 const HEADS_MAX: u64 = 1 << 16;
 const VOCAB_MAX: u64 = 1 << 24;
 const SEQUENCE_MAX: u64 = 1 << 20;
+/// As many as a folder's configuration may have.
+const POSITIONS_MAX: u64 = 1 << 24;
 const STEPS_MAX: u64 = 1_000_000_000_000;
 const RETRIES_MAX: u64 = 1000;
 /// A batch of single sequences must not have more microbatches than a program may.
@@ -109,7 +111,7 @@ const HELD_OUT_MAX: f64 = 0.9;
 keys! {
     /// A model with its usual batch, by name; keys beside it override single values.
     Preset: "model.preset", Word(preset_names), Described("\"quickstart\" without a CONFIG, else none");
-    /// A folder with config.json and model.safetensors to take shape and weights from.
+    /// A folder of Hugging Face's format, config.json and safetensors, to take shape and weights from.
     FromHf: "model.from_hf", Text, Described("none");
     /// The family: gpt2 (LayerNorm, learned positions, GELU) or llama (RMSNorm, rotary, SwiGLU).
     Family: "model.family", Word(words::<Family>), Described("the preset's");
@@ -132,6 +134,22 @@ keys! {
     NormEps: "model.norm_eps", Number(AboveZero), Literal("1e-5");
     /// Base of the rotary frequencies (llama only).
     RopeTheta: "model.rope_theta", Number(AboveZero), Literal("10000.0");
+    /// Which projections of attention have biases: queries, keys and values, or the output too (llama).
+    AttentionBias: "model.attention_bias", Word(words::<AttentionBias>), Literal("\"none\"");
+    /// Whether the projections of the MLP have biases (llama only; gpt2 has all biases).
+    MlpBias: "model.mlp_bias", Flag, Literal("false");
+    /// Whether each head of queries and keys is normalised before it is rotated (llama only).
+    QkNorm: "model.qk_norm", Flag, Literal("false");
+    /// How rotary frequencies are scaled for longer sequences than those of the first training.
+    RopeScaling: "model.rope_scaling", Word(words::<RopeScalingKind>), Literal("\"none\"");
+    /// What frequencies are divided by; llama3 divides low ones only.
+    RopeFactor: "model.rope_factor", Number(AboveZero), Literal("8.0");
+    /// Turns in rope_original positions up to which llama3 divides, and from which it leaves alone.
+    RopeBands: "model.rope_bands", Pair(AboveZero), Literal("[1.0, 4.0]");
+    /// Positions of the first training, for llama3.
+    RopeOriginal: "model.rope_original", Count(1, POSITIONS_MAX), Literal("8192");
+    /// Positions that the model is made for; gpt2 learns a row for each.
+    Positions: "model.positions", Count(1, POSITIONS_MAX), Described("train.seq_len");
     /// Whether the head shares the token embedding.
     Tied: "model.tied", Flag, Literal("false");
 

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use zbelastic_trainer::hf::parse_config;
-use zbelastic_trainer::model::{Family, ModelConfig, ModelError};
+use zbelastic_trainer::model::{Family, LlamaFeatures, ModelConfig, ModelError, RopeScaling};
 
 use super::WeightSource;
 use super::build::ConfigBuilder;
@@ -12,9 +12,10 @@ use super::key::Key;
 use super::note::BYTE_VALUES;
 use super::problem::ConfigProblem;
 use super::tokens::tokens_config;
+use super::words::RopeScalingKind;
 
 /// Keys that give a model its shape, which a folder gives as well.
-const SHAPE_KEYS: [Key; 12] = [
+const SHAPE_KEYS: [Key; 20] = [
     Key::Preset,
     Key::Family,
     Key::Layers,
@@ -26,6 +27,14 @@ const SHAPE_KEYS: [Key; 12] = [
     Key::Vocab,
     Key::NormEps,
     Key::RopeTheta,
+    Key::AttentionBias,
+    Key::MlpBias,
+    Key::QkNorm,
+    Key::RopeScaling,
+    Key::RopeFactor,
+    Key::RopeBands,
+    Key::RopeOriginal,
+    Key::Positions,
     Key::Tied,
 ];
 
@@ -133,6 +142,7 @@ impl ConfigBuilder<'_> {
         if self.reads_bytes() {
             self.check_vocabulary(model.vocabulary);
         }
+        self.check_positions(&model);
         absent.is_empty().then_some(model)
     }
 
@@ -166,14 +176,36 @@ impl ConfigBuilder<'_> {
             kv_heads: optional(Key::KvHeads).unwrap_or(heads),
             head_width: optional(Key::HeadDim).unwrap_or(width / heads),
             mlp_width: optional(Key::MlpWidth).unwrap_or_else(mlp_width),
+            features: self.features(),
             vocabulary: largest
                 .filter(|_| !reader.settings.origin(Key::Vocab).is_explicit())
                 .unwrap_or_else(|| reader.size(Key::Vocab)),
             sliding_window: None,
-            positions: reader.size(Key::SeqLen),
+            positions: optional(Key::Positions).unwrap_or_else(|| reader.size(Key::SeqLen)),
             norm_epsilon: reader.number(Key::NormEps) as f32,
             rope_theta: reader.number(Key::RopeTheta),
             tied: reader.flag(Key::Tied),
+        }
+    }
+
+    fn features(&self) -> LlamaFeatures {
+        let reader = self.reader;
+        let factor = reader.number(Key::RopeFactor);
+        let [low_freq_factor, high_freq_factor] = reader.pair(Key::RopeBands);
+        LlamaFeatures {
+            attention_bias: reader.choice(Key::AttentionBias),
+            mlp_bias: reader.flag(Key::MlpBias),
+            qk_norm: reader.flag(Key::QkNorm),
+            rope_scaling: match reader.choice(Key::RopeScaling) {
+                RopeScalingKind::None => None,
+                RopeScalingKind::Linear => Some(RopeScaling::Linear { factor }),
+                RopeScalingKind::Llama3 => Some(RopeScaling::Llama3 {
+                    factor,
+                    low_freq_factor,
+                    high_freq_factor,
+                    original_positions: reader.size(Key::RopeOriginal),
+                }),
+            },
         }
     }
 
@@ -224,6 +256,11 @@ fn blamed_keys(error: &ModelError, has_head_dim: bool) -> &'static [Key] {
         ModelError::GroupedGpt2 { .. } => &[Key::KvHeads, Key::Family],
         ModelError::LargeLayer { .. } => &[Key::Width, Key::Vocab, Key::MlpWidth],
         ModelError::NotPositive { name, .. } if *name == "rope_theta" => &[Key::RopeTheta],
+        ModelError::NotPositive { name, .. } if name.contains("rope_scaling") => &[Key::RopeBands],
         ModelError::NotPositive { .. } => &[Key::NormEps],
+        ModelError::Gpt2Features => {
+            &[Key::AttentionBias, Key::MlpBias, Key::QkNorm, Key::RopeScaling, Key::Family]
+        }
+        ModelError::Features => &[Key::QkNorm, Key::MlpBias, Key::AttentionBias],
     }
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use zbelastic_consensus::validation::NonfinitePolicy;
 use zbelastic_schedule::{ScheduleKind, Window};
-use zbelastic_trainer::model::Family;
+use zbelastic_trainer::model::{AttentionBias, Family, LlamaFeatures, RopeScaling};
 use zbelastic_trainer::optimizer::{LrDecay, WeightDecayScope};
 use zbelastic_types::Bytes;
 use zbelastic_wording::{CommandFailure, FailureCode};
@@ -134,6 +134,13 @@ fn every_key_reaches_the_run() {
         vocab = 300
         norm_eps = 1e-6
         rope_theta = 5e5
+        attention_bias = "all"
+        qk_norm = true
+        rope_scaling = "llama3"
+        rope_factor = 4
+        rope_bands = [2, 8]
+        rope_original = 100
+        positions = 99
         [data]
         text = "one.txt"
         held_out = 0.2
@@ -169,7 +176,19 @@ fn every_key_reaches_the_run() {
     let model = &loaded.config.model;
     assert_eq!((model.blocks, model.width, model.mlp_width, model.vocabulary), (3, 48, 40, 300));
     assert_eq!((model.heads, model.kv_heads, model.head_width), (5, 1, 10));
-    assert_eq!((model.norm_epsilon, model.rope_theta, model.positions), (1e-6, 5e5, 16));
+    assert_eq!((model.norm_epsilon, model.rope_theta, model.positions), (1e-6, 5e5, 99));
+    let features = LlamaFeatures {
+        attention_bias: AttentionBias::All,
+        mlp_bias: false,
+        qk_norm: true,
+        rope_scaling: Some(RopeScaling::Llama3 {
+            factor: 4.0,
+            low_freq_factor: 2.0,
+            high_freq_factor: 8.0,
+            original_positions: 100,
+        }),
+    };
+    assert_eq!(model.features, features);
     assert_eq!((&config.text[..], config.held_out_share), (&["one.txt".to_owned()][..], 0.2));
     assert_eq!((config.steps, config.seed, config.evaluate_every), (7, u64::MAX, 2));
     assert_eq!((config.batch.microbatch.sequences, config.batch.microbatch_count), (3, 4));
@@ -207,6 +226,9 @@ fn the_effective_configuration_reads_back_as_the_same_run() {
         check(&[&format!("model.preset={}", preset.name)]);
     }
     check(&["model.norm_eps=1e-6", "model.head_dim=24", "model.heads=6", "model.kv_heads=3"]);
+    let llama = "model.family=llama";
+    check(&[llama, "model.mlp_bias=true", "model.rope_scaling=linear", "model.rope_factor=2.5"]);
+    check(&[llama, "model.attention_bias=qkv", "model.positions=4096"]);
     check(&["optimizer.clip=0", "guard.gnorm_z=2.5", "guard.nonfinite=replay", "train.seed=0"]);
     check(&["schedule.kind=1f1b", "schedule.window=0", "schedule.max_mem=1000"]);
     check(&["schedule.kind=gis", "schedule.chunks=3"]);

@@ -182,6 +182,10 @@ fn model_why(error: &ModelError) -> &'static str {
         ModelError::OddHeadWidth { .. } => "rotary positions turn pairs of columns",
         ModelError::WideHead { .. } => "the attention kernel holds a head's queries in one strip",
         ModelError::GroupedGpt2 { .. } => "only llama shares key heads among query heads",
+        ModelError::Gpt2Features => {
+            "they are features of later models, which are of the family llama"
+        }
+        ModelError::Features => "it could be exported for no other program",
         ModelError::LargeLayer { .. } => "a layer is one piece of a checkpoint",
         ModelError::NotPositive { .. } => "it is divided by or taken to a power",
     }
@@ -190,6 +194,11 @@ fn model_why(error: &ModelError) -> &'static str {
 fn model_hint(error: &ModelError) -> Option<String> {
     match error {
         ModelError::Zero { .. } | ModelError::NotPositive { .. } => None,
+        ModelError::Gpt2Features => Some("model.family = \"llama\", or leave the key out".to_owned()),
+        ModelError::Features => Some(
+            "one of model.qk_norm and model.mlp_bias, and model.attention_bias = \"qkv\" with neither"
+                .to_owned(),
+        ),
         ModelError::Heads { heads, width } => {
             let divisors = divisors_near((*width).into(), (*heads).into());
             Some(format!("model.heads = {divisors}, or set model.head_dim"))

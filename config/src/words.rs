@@ -4,7 +4,7 @@ use zbelastic_consensus::validation::NonfinitePolicy;
 use zbelastic_data::window::Packing;
 use zbelastic_schedule::asynchronous::AsyncKind;
 use zbelastic_schedule::{ScheduleKind, Window};
-use zbelastic_trainer::model::Family;
+use zbelastic_trainer::model::{AttentionBias, Family};
 use zbelastic_trainer::optimizer::{LrDecay, WeightDecayScope};
 use zbelastic_trainer::plan::SliceBalance;
 
@@ -44,6 +44,29 @@ impl ConfigWord for Family {
 impl ConfigWord for Packing {
     fn table() -> Vec<(&'static str, Self)> {
         vec![("concat", Self::Concat), ("documents", Self::Documents)]
+    }
+}
+
+impl ConfigWord for AttentionBias {
+    fn table() -> Vec<(&'static str, Self)> {
+        vec![("none", Self::None), ("qkv", Self::Qkv), ("all", Self::All)]
+    }
+}
+
+/// The kinds of `RopeScaling`, whose numbers have keys of their own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RopeScalingKind {
+    /// Frequencies as they are.
+    None,
+    /// All divided.
+    Linear,
+    /// Low ones divided.
+    Llama3,
+}
+
+impl ConfigWord for RopeScalingKind {
+    fn table() -> Vec<(&'static str, Self)> {
+        vec![("none", Self::None), ("linear", Self::Linear), ("llama3", Self::Llama3)]
     }
 }
 

@@ -1,4 +1,4 @@
-// LayerNorm and RMSNorm.
+// LayerNorm and RMSNorm of rows, and RMSNorm of each head of queries and keys.
 //
 //   N  rows        D  floats a row (width)
 //
@@ -79,8 +79,10 @@ DEVICE void group_sums(const row_t *dy, const row_t *x, const float *statistics,
     }
 }
 
-DEVICE void backward_row(const row_t *dy, const row_t *skip, const float *weight, row_t *x,
-                         u32 width, u32 is_layer, float mean, float inverse) {
+// The gradient of a row is written to `to`, which may be `dy` or `x`: a lane reads and writes the
+// same columns.
+DEVICE void backward_row(const row_t *dy, const row_t *skip, const float *weight, const row_t *x,
+                         row_t *to, u32 width, u32 is_layer, float mean, float inverse) {
     const u32 lane = threadIdx.x % WARP;
     float sum = 0.0f;
     float product = 0.0f;
@@ -109,7 +111,7 @@ DEVICE void backward_row(const row_t *dy, const row_t *skip, const float *weight
             const float through = d.x[i] * w.x[i] - mean_gradient - unit * mean_product;
             v.x[i] = fmaf(through, inverse, s.x[i]);
         }
-        store_four(x + at, v, count);
+        store_four(to + at, v, count);
     }
 }
 
@@ -127,7 +129,78 @@ KERNEL norm_backward(const row_t *dy, const row_t *skip, const float *weight,
         const float mean = is_layer ? statistics[u64(row) * 2] : 0.0f;
         const float inverse = is_layer ? statistics[u64(row) * 2 + 1] : statistics[row];
         const u64 start = u64(row) * width;
-        backward_row(dy + start, skip ? skip + start : skip, weight, x + start, width, is_layer,
-                     mean, inverse);
+        backward_row(dy + start, skip ? skip + start : skip, weight, x + start, x + start, width,
+                     is_layer, mean, inverse);
+    }
+}
+
+// A warp takes a head of a row's queries or keys, and keeps it as it was.
+KERNEL head_norm_forward(const float *weights, row_t *qkv, row_t *before, float *statistics,
+                         u32 rows, u32 query_heads, u32 normed_heads, u32 head_width,
+                         u32 row_width, float epsilon) {
+    const u64 index = u64(blockIdx.x) * NORM_WARPS + threadIdx.x / WARP;
+    if (index >= u64(rows) * normed_heads) return;
+    const u64 row = index / normed_heads;
+    const u32 head = u32(index - row * normed_heads);
+    row_t *x = qkv + row * row_width + u64(head) * head_width;
+    before += index * head_width;
+    const float *weight = weights + (head < query_heads ? 0 : head_width);
+    const float inverse =
+        1.0f / sqrtf(square_sum(x, head_width, 0.0f) / float(head_width) + epsilon);
+    const u32 lane = threadIdx.x % WARP;
+    if (lane == 0) statistics[index] = inverse;
+    for (u32 at = lane * 4; at < head_width; at += WARP * 4) {
+        const u32 count = within(at, head_width);
+        Four v = load_four(x + at, count);
+        const Four w = load_four(weight + at, count);
+        store_four(before + at, v, count);
+        for (u32 i = 0; i < 4; ++i) v.x[i] = v.x[i] * inverse * w.x[i];
+        store_four(x + at, v, count);
+    }
+}
+
+// The sums of the heads of a group's rows for each column: first those of queries, then of keys.
+DEVICE void head_sums(const row_t *before, const float *statistics, const row_t *gradient,
+                      float *partials, u32 first, u32 end, u32 query_heads, u32 normed_heads,
+                      u32 head_width, u32 row_width) {
+    for (u32 at = threadIdx.x; at < 2 * head_width; at += blockDim.x) {
+        const bool is_key = at >= head_width;
+        const u32 column = is_key ? at - head_width : at;
+        const u32 head_end = is_key ? normed_heads : query_heads;
+        float sum = 0.0f;
+        for (u64 row = first; row < end; ++row) {
+            for (u32 head = is_key ? query_heads : 0; head < head_end; ++head) {
+                const u64 index = row * normed_heads + head;
+                const float d =
+                    to_float(gradient[row * row_width + u64(head) * head_width + column]);
+                const float unit =
+                    to_float(before[index * head_width + column]) * statistics[index];
+                sum = fmaf(d, unit, sum);
+            }
+        }
+        partials[at] = sum;
+    }
+}
+
+// A block takes a group of rows, as `norm_backward` does; a warp takes a head. The gradient of
+// what was normalised replaces that of the result.
+KERNEL head_norm_backward(const row_t *before, const float *statistics, const float *weights,
+                          row_t *gradient, float *partials, u32 rows, u32 query_heads,
+                          u32 normed_heads, u32 head_width, u32 row_width) {
+    const u32 first = blockIdx.x * GROUP_ROWS;
+    const u32 end = min(first + GROUP_ROWS, rows);
+    partials += u64(blockIdx.x) * head_width * 2;
+    head_sums(before, statistics, gradient, partials, first, end, query_heads, normed_heads,
+              head_width, row_width);
+    __syncthreads();
+    const u32 heads = (end - first) * normed_heads;
+    for (u32 at = threadIdx.x / WARP; at < heads; at += BACKWARD_WARPS) {
+        const u64 row = first + at / normed_heads;
+        const u32 head = at % normed_heads;
+        const u64 index = row * normed_heads + head;
+        const float *weight = weights + (head < query_heads ? 0 : head_width);
+        row_t *dy = gradient + row * row_width + u64(head) * head_width;
+        backward_row(dy, nullptr, weight, before + index * head_width, dy, head_width, 0, 0.0f,
+                     statistics[index]);
     }
 }

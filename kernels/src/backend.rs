@@ -233,6 +233,36 @@ pub trait Backend:
         accumulate: Accumulate,
     );
 
+    /// Normalises each head of queries and of keys in place, by its root mean square; `weights` are
+    /// `head_width` floats for all heads of queries, and then as many for those of keys (Dehghani et
+    /// al., arXiv 2302.05442, section 2). Keeps what B needs: in `before` the queries and keys as they
+    /// were, without values, and a statistic for each head in `statistics`.
+    fn head_norm_forward(
+        &self,
+        norm: Norm,
+        shape: AttentionShape,
+        weights: BufferView<'_, Self::Buffer>,
+        qkv: &mut Self::Buffer,
+        before: &mut Self::Buffer,
+        statistics: &mut Self::Buffer,
+    );
+
+    /// B of that normalisation: replaces the gradients of queries and keys in `gradient`, whose rows
+    /// have those of values as well, and leaves this microbatch's share of the weights' gradient in
+    /// `partials` (`2 * head_width` floats). What `before` holds then has no meaning. W is
+    /// [`Backend::norm_backward_weights`] of that width.
+    #[allow(clippy::too_many_arguments)]
+    fn head_norm_backward_input(
+        &self,
+        norm: Norm,
+        shape: AttentionShape,
+        statistics: &Self::Buffer,
+        weights: BufferView<'_, Self::Buffer>,
+        before: &mut Self::Buffer,
+        gradient: &mut Self::Buffer,
+        partials: &mut Self::Buffer,
+    );
+
     /// Turns queries and keys by their position (Su et al., arXiv 2104.09864; halves, not pairs).
     /// `angles` holds, for each position, `head_width / 2` cosines and then as many sines.
     fn rotate(

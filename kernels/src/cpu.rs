@@ -12,6 +12,7 @@ mod draw;
 mod embed;
 mod fingerprint;
 mod head;
+mod head_norm;
 mod lanes;
 mod linear;
 mod math;

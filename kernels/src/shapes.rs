@@ -132,6 +132,18 @@ impl AttentionShape {
         self.kv_heads * self.head_width
     }
 
+    /// Heads of queries and of keys.
+    #[must_use]
+    pub const fn normed_heads(&self) -> usize {
+        self.heads + self.kv_heads
+    }
+
+    /// Floats of a row of queries and keys, without values.
+    #[must_use]
+    pub const fn normed_width(&self) -> usize {
+        self.normed_heads() * self.head_width
+    }
+
     /// Floats of a row of queries, keys and values.
     #[must_use]
     pub const fn qkv_width(&self) -> usize {

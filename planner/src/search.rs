@@ -210,7 +210,7 @@ fn weights_most(model: &ModelConfig, plan: &Plan) -> f64 {
 pub(crate) mod tests {
     use zbelastic_consensus::class::DeviceClass;
     use zbelastic_consensus::member::Resources;
-    use zbelastic_trainer::model::{Family, MicrobatchShape};
+    use zbelastic_trainer::model::{Family, LlamaFeatures, MicrobatchShape};
     use zbelastic_trainer::plan::{AUTO_KINDS, BatchShape, MemoryPolicy, SliceBalance};
 
     use super::*;
@@ -227,6 +227,7 @@ pub(crate) mod tests {
             kv_heads: 4,
             head_width: 16,
             mlp_width: 256,
+            features: LlamaFeatures::NONE,
             vocabulary: 256,
             sliding_window: None,
             positions: 64,

@@ -4,13 +4,25 @@
 //! queries, keys and values are one matrix.
 
 mod config;
+mod config_json;
+mod config_keys;
 mod exported_config;
+mod import;
+mod import_error;
 mod names;
+mod shards;
+mod weight_file;
 mod weight_type;
 mod write;
 
-pub use config::{ConfigError, config_json, parse_config};
+pub use config::parse_config;
+pub use config_json::config_json;
+pub use config_keys::ConfigError;
 pub use exported_config::{SpecialTokenIds, exported_config_json, generation_config_json};
-pub use names::{ImportError, NamedTensor, import_safetensors, to_named};
+pub use import::{WeightFile, import_files, import_safetensors};
+pub use import_error::{HeaderError, ImportError};
+pub use names::{NamedTensor, to_named};
+pub use shards::{SHARDS_MAX, ShardIndex, ShardIndexError};
+pub use weight_file::WeightBytes;
 pub use weight_type::WeightType;
 pub use write::{WeightsFile, WeightsFiles, WriteWeightsError, write_safetensors};

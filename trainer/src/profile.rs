@@ -192,7 +192,7 @@ mod tests {
     use zbelastic_kernels::CpuBackend;
 
     use super::measure_pace;
-    use crate::model::{Family, LayerKind, MicrobatchShape, ModelConfig};
+    use crate::model::{Family, LayerKind, LlamaFeatures, MicrobatchShape, ModelConfig};
     use crate::optimizer::{LrDecay, OptimizerConfig, WeightDecayScope};
 
     const OPTIMIZER: OptimizerConfig = OptimizerConfig {
@@ -220,6 +220,7 @@ mod tests {
                 kv_heads: 2,
                 head_width: 8,
                 mlp_width: 32,
+                features: LlamaFeatures::NONE,
                 vocabulary: 24,
                 sliding_window: None,
                 positions: 8,

@@ -9,7 +9,7 @@ use zbelastic_trainer::hf::{
     SpecialTokenIds, WeightType, WeightsFiles, WriteWeightsError, exported_config_json,
     generation_config_json, import_safetensors, parse_config, to_named, write_safetensors,
 };
-use zbelastic_trainer::model::{Family, ModelConfig, initial_weights, model_layers};
+use zbelastic_trainer::model::{Family, LlamaFeatures, ModelConfig, initial_weights, model_layers};
 
 const FAMILIES: [Family; 2] = [Family::Gpt2, Family::Llama];
 
@@ -22,6 +22,7 @@ fn model(family: Family) -> ModelConfig {
         kv_heads: if family == Family::Llama { 1 } else { 2 },
         head_width: 4,
         mlp_width: 10,
+        features: LlamaFeatures::NONE,
         vocabulary: 11,
         positions: 5,
         norm_epsilon: 1e-5,

@@ -10,7 +10,7 @@ use zbelastic_consensus::plan::{PlanReason, PlanRecord, Promise, PromiseOff};
 use zbelastic_kernels::DeviceSizes;
 use zbelastic_planner::{NodeResources, first_plan, memory_limits};
 use zbelastic_schedule::{ScheduleKind, Window};
-use zbelastic_trainer::model::{Family, MicrobatchShape, ModelConfig};
+use zbelastic_trainer::model::{Family, LlamaFeatures, MicrobatchShape, ModelConfig};
 use zbelastic_trainer::plan::{
     BatchShape, ChooseRequest, MemoryPolicy, Pace, Plan, SliceBalance, choose,
 };
@@ -46,6 +46,7 @@ impl PlanHistory {
             kv_heads: 2,
             head_width: 4,
             mlp_width: 16,
+            features: LlamaFeatures::NONE,
             vocabulary: 128,
             sliding_window: None,
             positions: 8,

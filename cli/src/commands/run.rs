@@ -33,7 +33,7 @@ use crate::corpus::{DataSummary, cut_text, gather_text};
 use crate::run_files::RUNS;
 use crate::store_maker::with_text_store;
 use crate::stores::{StoresSummary, load_stores};
-use crate::weights::weights_of_folder;
+use crate::weights::{weights_file, weights_of_folder};
 use follow::{RunOutputMode, follow};
 use submit::{RunSubmission, submit};
 
@@ -82,8 +82,8 @@ fn prepare(args: &RunArgs) -> Result<RunSubmission, CommandFailure> {
     let weights = match &loaded.config.weights {
         // The run that it goes on from has its weights.
         WeightSource::HuggingFace { folder } if args.from.is_none() => {
-            let (weights, _) = weights_of_folder(&loaded.config.model, folder)?;
-            Some(weights)
+            let model = &loaded.config.model;
+            Some(weights_file(model, &weights_of_folder(model, folder)?))
         }
         WeightSource::HuggingFace { .. } | WeightSource::Drawn => None,
     };

@@ -423,7 +423,7 @@ fn initial_weights(config: &RunConfig) -> Result<InitialWeights, CommandFailure>
     match &config.weights {
         WeightSource::Drawn => Ok(InitialWeights::Drawn { seed: config.seed }),
         WeightSource::HuggingFace { folder } => {
-            let (_, layers) = weights_of_folder(&config.model, folder)?;
+            let layers = weights_of_folder(&config.model, folder)?;
             Ok(InitialWeights::Given(Arc::new(layers)))
         }
     }

@@ -1,7 +1,7 @@
 //! Models whose shape is read from a folder.
 
 use super::{check_round_trip, set, without_folder};
-use crate::{ConfigNote, ConfigSources, WeightSource, load};
+use crate::{ConfigNote, ConfigSources, WeightSource, load, load_document};
 
 /// A folder with this `config.json`, and the sources that name it.
 fn folder_model(config: &str, flags: &[&str]) -> (tempfile::TempDir, ConfigSources) {
@@ -29,6 +29,31 @@ fn a_folder_says_what_the_model_is() {
     assert_eq!(loaded.config.batch.microbatch.sequence_len, 128);
     assert_eq!(loaded.notes, [ConfigNote::FewTokens { vocabulary: 101 }]);
     check_round_trip(&loaded);
+}
+
+/// A cluster is sent no folder: what the model is has to be said by keys.
+#[test]
+fn what_a_folder_says_can_be_said_by_keys() {
+    let sizes = r#""hidden_size": 32, "intermediate_size": 56, "num_attention_heads": 4,
+        "num_hidden_layers": 3, "head_dim": 16, "max_position_embeddings": 64, "vocab_size": 301"#;
+    let scaling = r#""rope_scaling": {"rope_type": "llama3", "factor": 4.5, "low_freq_factor": 2,
+        "high_freq_factor": 8, "original_max_position_embeddings": 16}"#;
+    let models = [
+        format!(r#"{{"model_type": "llama", "mlp_bias": true, {scaling}, {sizes}}}"#),
+        format!(r#"{{"model_type": "qwen2", {sizes}}}"#),
+        format!(r#"{{"model_type": "qwen3", "attention_bias": true, {sizes}}}"#),
+        r#"{"model_type": "gpt2", "n_embd": 24, "n_head": 4, "n_layer": 3, "n_positions": 64,
+            "vocab_size": 256, "tie_word_embeddings": false}"#
+            .to_owned(),
+    ];
+    for model in models {
+        let (_folder, sources) = folder_model(&model, &["train.seq_len=32"]);
+        let mut config = load(&sources).expect("legal").config;
+        assert_eq!(config.model.positions, 64);
+        config.weights = WeightSource::Drawn;
+        let again = load_document("again", &config.effective()).expect("legal").config;
+        assert_eq!(again.model, config.model, "{model}");
+    }
 }
 
 #[test]

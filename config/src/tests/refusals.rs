@@ -300,3 +300,20 @@ fn halves_need_a_device_that_has_them() {
     let halves = DeviceSizes::Cuda(Precision::Bf16);
     assert_eq!(config.arithmetic.sizes(), halves);
 }
+
+#[test]
+fn features_of_later_models_go_with_llama_and_only_some_together() {
+    let name = |text: &str| {
+        let failure = super::load_with(&format!("{}{text}", super::TINY), &[]);
+        failure.expect_err(text).details[0].to_string()
+    };
+    let found = name("qk_norm = true\n");
+    assert!(found.contains("run.toml:3: model.qk_norm: the gpt2 family has no"), "{found}");
+    let llama = "family = \"llama\"\n";
+    let found = name(&format!("{llama}qk_norm = true\nmlp_bias = true\n"));
+    assert!(found.contains("model.qk_norm: no model of transformers"), "{found}");
+    let found = name(&format!("{llama}rope_scaling = \"llama3\"\nrope_bands = [4, 1]\n"));
+    assert!(found.contains("model.rope_bands: high_freq_factor over low_freq_factor"), "{found}");
+    let found = name("positions = 8\n[train]\nseq_len = 9\n");
+    assert!(found.contains("train.seq_len"), "{found}");
+}

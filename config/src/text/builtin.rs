@@ -10,7 +10,7 @@ macro_rules! pages {
     };
 }
 
-const PAGES: [(&str, &str); 88] = pages![
+const PAGES: [(&str, &str); 89] = pages![
     "architecture.md",
     "assumptions.md",
     "benchmarks.md",
@@ -85,6 +85,7 @@ const PAGES: [(&str, &str); 88] = pages![
     "decisions/0063-planning-is-a-package.md",
     "decisions/0064-the-command-line-is-a-package.md",
     "decisions/0065-a-backend-is-several-traits.md",
+    "decisions/0067-a-model-of-others-is-read-whole-or-refused.md",
     "decisions/0068-a-tied-matrix-lies-at-both-ends.md",
     "decisions/0069-a-run-reads-token-stores.md",
     "decisions/0070-what-a-model-has-read-is-earlier-slices.md",

@@ -9,7 +9,7 @@ use super::buffer::{CpuArena, CpuBuffer};
 use super::lanes::InstructionSet;
 use super::matmul::{MatrixPair, OuterProduct, PASSING_ROWS, outer_product};
 use super::threads::Threads;
-use super::{activation, attention, embed, head, linear, norm, probe, rotate};
+use super::{activation, attention, embed, head, head_norm, linear, norm, probe, rotate};
 use crate::backend::{
     Accumulate, AllocateError, AttentionMask, AttentionShape, Backend, BackwardEpilogue,
     BufferView, EarlierSlice, EmbedGradient, ForwardEpilogue, LinearGradient, MatrixShape, Norm,
@@ -253,6 +253,40 @@ impl Backend for CpuBackend {
             accumulate,
         };
         outer_product(self.set, &self.threads, operands, weight, bias);
+    }
+
+    fn head_norm_forward(
+        &self,
+        norm: Norm,
+        shape: AttentionShape,
+        weights: BufferView<'_, CpuBuffer>,
+        qkv: &mut CpuBuffer,
+        before: &mut CpuBuffer,
+        statistics: &mut CpuBuffer,
+    ) {
+        let weights = read(&weights);
+        let qkv = qkv.as_mut_slice();
+        let before = before.as_mut_slice();
+        head_norm::forward(self, norm, shape, weights, qkv, before, statistics.as_mut_slice());
+    }
+
+    fn head_norm_backward_input(
+        &self,
+        norm: Norm,
+        shape: AttentionShape,
+        statistics: &CpuBuffer,
+        weights: BufferView<'_, CpuBuffer>,
+        before: &mut CpuBuffer,
+        gradient: &mut CpuBuffer,
+        partials: &mut CpuBuffer,
+    ) {
+        let operands = head_norm::HeadNormBackwardRows {
+            statistics: statistics.as_slice(),
+            before: before.as_mut_slice(),
+            gradient: gradient.as_mut_slice(),
+        };
+        let partials = partials.as_mut_slice();
+        head_norm::backward_input(self, norm, shape, read(&weights), operands, partials);
     }
 
     fn rotate(

@@ -6,7 +6,7 @@ use crate::backend::{Norm, RowsShape};
 
 /// Rows whose shares of the parameters' gradient are summed as one chain. Part of the
 /// arithmetic's definition.
-const PARTIAL_ROWS: usize = 64;
+pub(super) const PARTIAL_ROWS: usize = 64;
 
 /// A normalisation's weight and bias, `width` floats each.
 #[derive(Clone, Copy)]
@@ -40,7 +40,7 @@ pub(super) fn forward(
     });
 }
 
-dispatch!(fn forward_rows(
+dispatch!(pub(super) fn forward_rows(
     norm: Norm, parameters: NormParameters<'_>, x: &[f32], y: &mut [f32], statistics: &mut [f32],
 ) = forward_rows_lanes);
 
@@ -141,6 +141,11 @@ pub(super) fn backward_input(
     cpu.threads().for_each(tasks.collect(), |(operands, sums)| {
         backward_rows(cpu.instruction_set(), norm, weight, operands, sums);
     });
+    add_blocks(&sums, partials);
+}
+
+/// Adds up the sums of blocks of rows, block by block.
+pub(super) fn add_blocks(sums: &[f32], partials: &mut [f32]) {
     partials.fill(0.0);
     for block in sums.chunks_exact(partials.len()) {
         for (partial, sum) in partials.iter_mut().zip(block) {
@@ -154,7 +159,7 @@ pub(super) fn partials_len(norm: Norm, width: usize) -> usize {
     if norm.has_bias() { 2 * width } else { width }
 }
 
-dispatch!(fn backward_rows(
+dispatch!(pub(super) fn backward_rows(
     norm: Norm, weight: &[f32], operands: NormBackwardRows<'_>, sums: &mut [f32],
 ) = backward_rows_lanes);
 

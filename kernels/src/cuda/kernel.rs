@@ -14,6 +14,8 @@ pub enum Kernel {
     PositionBackward,
     NormForward,
     NormBackward,
+    HeadNormForward,
+    HeadNormBackward,
     FinishPlain,
     FinishGelu,
     GeluForward,
@@ -56,12 +58,14 @@ pub enum Kernel {
 
 impl Kernel {
     /// All kernels, in the order of the enum.
-    pub const ALL: [Self; 43] = [
+    pub const ALL: [Self; 45] = [
         Self::EmbedForward,
         Self::EmbedBackward,
         Self::PositionBackward,
         Self::NormForward,
         Self::NormBackward,
+        Self::HeadNormForward,
+        Self::HeadNormBackward,
         Self::FinishPlain,
         Self::FinishGelu,
         Self::GeluForward,
@@ -109,6 +113,8 @@ impl Kernel {
             Self::PositionBackward => ("position_backward", KernelFile::Embed),
             Self::NormForward => ("norm_forward", KernelFile::Norm),
             Self::NormBackward => ("norm_backward", KernelFile::Norm),
+            Self::HeadNormForward => ("head_norm_forward", KernelFile::Norm),
+            Self::HeadNormBackward => ("head_norm_backward", KernelFile::Norm),
             Self::FinishPlain => ("finish_plain", KernelFile::Elementwise),
             Self::FinishGelu => ("finish_gelu", KernelFile::Elementwise),
             Self::GeluForward => ("gelu_forward", KernelFile::Elementwise),

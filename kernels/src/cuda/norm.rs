@@ -6,7 +6,7 @@ use super::device::Device;
 use super::error::DeviceFault;
 use super::kernel::{Arguments, Kernel, Launch};
 use super::memory::CudaBuffer;
-use crate::backend::{Accumulate, BufferView, Norm, NormGradient, RowsShape};
+use crate::backend::{Accumulate, AttentionShape, BufferView, Norm, NormGradient, RowsShape};
 use crate::scratch::{GROUP_ROWS, ScratchSlot, partials_len, sums_bytes};
 
 /// NORM_WARPS and BACKWARD_WARPS of `norm.cu`, in rows and in threads.
@@ -90,6 +90,74 @@ pub(super) fn backward_input<D: Device>(
         BACKWARD_THREADS,
         arguments,
     ))?;
+    reduce(device, sums, groups, len, partials.floats(0), false)
+}
+
+/// Each head of queries and of keys, which a warp takes as a row.
+pub(super) fn heads_forward<D: Device>(
+    device: &CudaBackend<D>,
+    norm: Norm,
+    shape: AttentionShape,
+    weights: &BufferView<'_, CudaBuffer<D>>,
+    [qkv, before, statistics]: [&mut CudaBuffer<D>; 3],
+) -> Result<(), DeviceFault> {
+    check_heads(norm, shape, weights, [qkv, before, statistics]);
+    let arguments = Arguments::new()
+        .address(floats(weights))
+        .address(qkv.rows())
+        .address(before.rows())
+        .address(statistics.floats(0))
+        .size(shape.rows())
+        .size(shape.heads)
+        .size(shape.normed_heads())
+        .size(shape.head_width)
+        .size(shape.qkv_width())
+        .float(epsilon(norm));
+    let grid = [(shape.rows() * shape.normed_heads()).div_ceil(FORWARD_ROWS), 1];
+    device.launch(&Launch::blocks(Kernel::HeadNormForward, grid, FORWARD_ROWS * 32, arguments))
+}
+
+fn check_heads<D: Device>(
+    norm: Norm,
+    shape: AttentionShape,
+    weights: &BufferView<'_, CudaBuffer<D>>,
+    [qkv, before, statistics]: [&CudaBuffer<D>; 3],
+) {
+    assert!(!norm.has_bias(), "heads are normalised without a bias");
+    assert_eq!(weights.range.len(), 2 * shape.head_width);
+    assert_eq!(qkv.len(), shape.rows() * shape.qkv_width());
+    assert_eq!(before.len(), shape.rows() * shape.normed_width());
+    assert_eq!(statistics.len(), shape.rows() * shape.normed_heads());
+}
+
+pub(super) fn heads_backward<D: Device>(
+    device: &CudaBackend<D>,
+    norm: Norm,
+    shape: AttentionShape,
+    weights: &BufferView<'_, CudaBuffer<D>>,
+    [before, statistics]: [&CudaBuffer<D>; 2],
+    gradient: &mut CudaBuffer<D>,
+    partials: &mut CudaBuffer<D>,
+) -> Result<(), DeviceFault> {
+    check_heads(norm, shape, weights, [gradient, before, statistics]);
+    let len = partials_len(norm, 2 * shape.head_width);
+    assert_eq!(partials.len(), len);
+    let groups = shape.rows().div_ceil(GROUP_ROWS);
+    let sums = device.scratch(ScratchSlot::Sums, sums_bytes(shape.rows(), len))?;
+    let arguments = Arguments::new()
+        .address(before.rows())
+        .address(statistics.floats(0))
+        .address(floats(weights))
+        .address(gradient.rows())
+        .address(sums)
+        .size(shape.rows())
+        .size(shape.heads)
+        .size(shape.normed_heads())
+        .size(shape.head_width)
+        .size(shape.qkv_width());
+    let grid = [groups, 1];
+    let launch = Launch::blocks(Kernel::HeadNormBackward, grid, BACKWARD_THREADS, arguments);
+    device.launch(&launch)?;
     reduce(device, sums, groups, len, partials.floats(0), false)
 }
 

@@ -1,6 +1,8 @@
 //! Embedding, normalisation, linear layers and activations.
 
-use crate::backend::{MatrixShape, Norm, RowPositions, RowsShape};
+use std::ops::Range;
+
+use crate::backend::{AttentionShape, MatrixShape, Norm, RowPositions, RowsShape};
 
 /// Token rows, plus position rows if there are any.
 #[must_use]
@@ -114,6 +116,59 @@ pub fn norm_backward(
         }
     }
     result
+}
+
+/// Calls `visit` with the range of each head of queries and keys in a row of queries, keys and values,
+/// and with that of its weight.
+fn each_head(shape: AttentionShape, mut visit: impl FnMut(Range<usize>, Range<usize>)) {
+    let width = shape.head_width;
+    for row in 0..shape.rows() {
+        for head in 0..shape.normed_heads() {
+            let start = row * shape.qkv_width() + head * width;
+            let of_keys = if head < shape.heads { 0 } else { width };
+            visit(start..start + width, of_keys..of_keys + width);
+        }
+    }
+}
+
+/// Normalises each head of queries and keys, those of queries by the first half of `weights`.
+#[must_use]
+pub fn head_norm_forward(
+    norm: Norm,
+    shape: AttentionShape,
+    qkv: &[f64],
+    weights: &[f64],
+) -> Vec<f64> {
+    let mut result = qkv.to_vec();
+    let one = RowsShape { count: 1, width: shape.head_width };
+    each_head(shape, |head, weight| {
+        let normed = norm_forward(norm, one, &qkv[head.clone()], &weights[weight], None);
+        result[head].copy_from_slice(&normed);
+    });
+    result
+}
+
+/// The gradients of queries, keys and values, and of the weights.
+#[must_use]
+pub fn head_norm_backward(
+    norm: Norm,
+    shape: AttentionShape,
+    qkv: &[f64],
+    weights: &[f64],
+    gradient: &[f64],
+) -> (Vec<f64>, Vec<f64>) {
+    let mut result = gradient.to_vec();
+    let mut of_weights = vec![0.0; weights.len()];
+    let one = RowsShape { count: 1, width: shape.head_width };
+    each_head(shape, |head, weight| {
+        let dy = &gradient[head.clone()];
+        let back = norm_backward(norm, one, &qkv[head.clone()], &weights[weight.clone()], dy);
+        result[head].copy_from_slice(&back.x);
+        for (sum, x) in of_weights[weight].iter_mut().zip(&back.weight) {
+            *sum += x;
+        }
+    });
+    (result, of_weights)
 }
 
 /// `x * matrix^T + bias`.

@@ -2,106 +2,24 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::model::{Family, ModelConfig};
+use super::config_keys::{ConfigError, ConfigKeys};
+use crate::model::{AttentionBias, Family, LlamaFeatures, ModelConfig, RopeScaling};
 
-/// Why a configuration cannot be used.
-#[derive(Debug, thiserror::Error)]
-pub enum ConfigError {
-    /// It is no JSON object.
-    #[error("config.json is no JSON object: {0}")]
-    Json(#[from] serde_json::Error),
-    /// A key is missing or of another type.
-    #[error("config.json: expected `{key}` to be {expected}, found {found}")]
-    Key {
-        /// Name of the key in `config.json`.
-        key: &'static str,
-        /// What it should be.
-        expected: &'static str,
-        /// The value that the key has.
-        found: String,
-    },
-    /// A key has a value that is not supported.
-    #[error("config.json: `{key}` is {found}; only {supported} is supported")]
-    Unsupported {
-        /// Name of the key in `config.json`.
-        key: &'static str,
-        /// Value that stands there.
-        found: String,
-        /// What could stand there.
-        supported: &'static str,
-    },
+/// The model types of the Llama family, whose files say the same by other keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum LlamaType {
+    Llama,
+    Mistral,
+    Qwen2,
+    Qwen3,
 }
 
-/// The largest size taken for one: beyond it a file is broken sooner than a model that large.
-const SIZE_MAX: u32 = 1 << 24;
-const BLOCKS_MAX: u32 = 10_000;
-
-struct ConfigKeys<'a>(&'a Map<String, Value>);
-
-impl ConfigKeys<'_> {
-    fn text(&self, key: &'static str) -> String {
-        self.0.get(key).map_or("nothing".to_owned(), Value::to_string)
-    }
-
-    /// A whole number, or `None` if the key is missing or null.
-    fn optional(&self, key: &'static str) -> Result<Option<u32>, ConfigError> {
-        match self.0.get(key) {
-            None | Some(Value::Null) => Ok(None),
-            Some(value) => match value.as_u64().map(u32::try_from) {
-                Some(Ok(size)) if size <= SIZE_MAX => Ok(Some(size)),
-                Some(_) | None => Err(self.wrong(key, "a whole number up to 16777216")),
-            },
-        }
-    }
-
-    /// The number of blocks, each of which costs memory before anything is allocated.
-    fn blocks(&self, key: &'static str) -> Result<u32, ConfigError> {
-        let blocks = self.size(key)?;
-        let wrong = || self.wrong(key, "a whole number up to 10000");
-        (blocks <= BLOCKS_MAX).then_some(blocks).ok_or_else(wrong)
-    }
-
-    fn wrong(&self, key: &'static str, expected: &'static str) -> ConfigError {
-        ConfigError::Key { key, expected, found: self.text(key) }
-    }
-
-    fn size(&self, key: &'static str) -> Result<u32, ConfigError> {
-        self.optional(key)?.ok_or_else(|| self.wrong(key, "a whole number"))
-    }
-
-    fn float(&self, key: &'static str, default: f64) -> Result<f64, ConfigError> {
-        match self.0.get(key) {
-            None | Some(Value::Null) => Ok(default),
-            Some(value) => value.as_f64().ok_or_else(|| self.wrong(key, "a number")),
-        }
-    }
-
-    fn flag(&self, key: &'static str, default: bool) -> Result<bool, ConfigError> {
-        match self.0.get(key) {
-            None | Some(Value::Null) => Ok(default),
-            Some(value) => value.as_bool().ok_or_else(|| self.wrong(key, "true or false")),
-        }
-    }
-
-    /// Refuses anything but `supported` or nothing at all.
-    fn only(
-        &self,
-        key: &'static str,
-        supported: &'static str,
-        is_supported: impl Fn(&Value) -> bool,
-    ) -> Result<(), ConfigError> {
-        match self.0.get(key) {
-            Some(value) if !value.is_null() && !is_supported(value) => {
-                Err(ConfigError::Unsupported { key, found: value.to_string(), supported })
-            }
-            Some(_) | None => Ok(()),
-        }
-    }
-
-    fn only_false(&self, key: &'static str) -> Result<(), ConfigError> {
-        self.only(key, "false", |value| value == &json!(false))
-    }
-}
+/// Base of rotary frequencies in a file that has none.
+const ROPE_THETA: f64 = 10_000.0;
+/// The window of Mistral, Qwen2 and Qwen3 in a file that has none.
+const WINDOW: u32 = 4096;
+/// The first block with a window in a file that has none.
+const WINDOW_FIRST: u32 = 28;
 
 /// The model that a `config.json` describes.
 ///
@@ -109,17 +27,20 @@ impl ConfigKeys<'_> {
 /// If it is no configuration, or of a model that is not supported.
 pub fn parse_config(text: &str) -> Result<ModelConfig, ConfigError> {
     let map: Map<String, Value> = serde_json::from_str(text)?;
-    let keys = ConfigKeys(&map);
-    match map.get("model_type").and_then(Value::as_str) {
+    let keys = ConfigKeys::new(&map);
+    let model = match map.get("model_type").and_then(Value::as_str) {
         Some("gpt2") => parse_gpt2(&keys),
-        Some("llama") => parse_llama(&keys),
-        Some("mistral") => parse_mistral(&keys),
-        Some(_) | None => Err(ConfigError::Unsupported {
-            key: "model_type",
-            found: keys.text("model_type"),
-            supported: "\"gpt2\", \"llama\" or \"mistral\"",
-        }),
-    }
+        Some("llama") => parse_llama(&keys, LlamaType::Llama),
+        Some("mistral") => parse_llama(&keys, LlamaType::Mistral),
+        Some("qwen2") => parse_llama(&keys, LlamaType::Qwen2),
+        Some("qwen3") => parse_llama(&keys, LlamaType::Qwen3),
+        Some(_) | None => {
+            let supported = "\"gpt2\", \"llama\", \"mistral\", \"qwen2\" or \"qwen3\"";
+            Err(keys.unsupported("model_type", supported))
+        }
+    }?;
+    keys.check_all_read()?;
+    Ok(model)
 }
 
 fn parse_gpt2(keys: &ConfigKeys<'_>) -> Result<ModelConfig, ConfigError> {
@@ -129,6 +50,9 @@ fn parse_gpt2(keys: &ConfigKeys<'_>) -> Result<ModelConfig, ConfigError> {
     keys.only("scale_attn_weights", "true", |value| value == &json!(true))?;
     let width = keys.size("n_embd")?;
     let heads = keys.size("n_head")?;
+    let positions = keys.size("n_positions")?;
+    // Older files say the number of positions twice.
+    keys.only("n_ctx", "the number of n_positions", |value| value == &json!(positions))?;
     Ok(ModelConfig {
         family: Family::Gpt2,
         blocks: keys.blocks("n_layer")?,
@@ -137,101 +61,188 @@ fn parse_gpt2(keys: &ConfigKeys<'_>) -> Result<ModelConfig, ConfigError> {
         kv_heads: heads,
         head_width: width / heads.max(1),
         mlp_width: keys.optional("n_inner")?.unwrap_or(4 * width),
+        features: LlamaFeatures::NONE,
         vocabulary: keys.size("vocab_size")?,
         sliding_window: None,
-        positions: keys.size("n_positions")?,
+        positions,
         norm_epsilon: keys.float("layer_norm_epsilon", 1e-5)? as f32,
-        rope_theta: 10_000.0,
+        rope_theta: ROPE_THETA,
         tied: keys.flag("tie_word_embeddings", true)?,
     })
 }
 
-fn parse_llama(keys: &ConfigKeys<'_>) -> Result<ModelConfig, ConfigError> {
+fn parse_llama(keys: &ConfigKeys<'_>, kind: LlamaType) -> Result<ModelConfig, ConfigError> {
     keys.only("hidden_act", "\"silu\"", |value| value == "silu")?;
-    keys.only_false("attention_bias")?;
-    keys.only_false("mlp_bias")?;
-    keys.only("rope_scaling", "null", |_| false)?;
-    let empty = Map::new();
-    let rope = keys.0.get("rope_parameters").and_then(Value::as_object).unwrap_or(&empty);
-    let rope = ConfigKeys(rope);
-    rope.only("rope_type", "\"default\"", |value| value == "default")?;
+    keys.only_false("rope_interleaved")?;
     let width = keys.size("hidden_size")?;
     let heads = keys.size("num_attention_heads")?;
+    let blocks = keys.blocks("num_hidden_layers")?;
+    let positions = keys.size("max_position_embeddings")?;
+    let (rope_theta, rope_scaling) = rope(keys)?;
+    let sliding_window = window(keys, kind, blocks)?;
+    // Qwen3 fixes the width of a head where the file has none.
+    let head_width = match kind {
+        LlamaType::Qwen3 => 128,
+        LlamaType::Llama | LlamaType::Mistral | LlamaType::Qwen2 => width / heads.max(1),
+    };
     Ok(ModelConfig {
         family: Family::Llama,
-        blocks: keys.blocks("num_hidden_layers")?,
+        blocks,
         width,
         heads,
         kv_heads: keys.optional("num_key_value_heads")?.unwrap_or(heads),
-        head_width: keys.optional("head_dim")?.unwrap_or(width / heads.max(1)),
+        head_width: keys.optional("head_dim")?.unwrap_or(head_width),
         mlp_width: keys.size("intermediate_size")?,
+        features: LlamaFeatures { rope_scaling, ..features(keys, kind)? },
         vocabulary: keys.size("vocab_size")?,
-        sliding_window: None,
-        positions: keys.size("max_position_embeddings")?,
+        sliding_window,
+        positions,
         norm_epsilon: keys.float("rms_norm_eps", 1e-6)? as f32,
-        rope_theta: keys.float("rope_theta", rope.float("rope_theta", 10_000.0)?)?,
+        rope_theta,
         tied: keys.flag("tie_word_embeddings", false)?,
     })
 }
 
-/// A Llama whose queries see no more keys than a window has.
-fn parse_mistral(keys: &ConfigKeys<'_>) -> Result<ModelConfig, ConfigError> {
-    let sliding_window = keys.optional("sliding_window")?;
-    Ok(ModelConfig { sliding_window, ..parse_llama(keys)? })
+/// Biases and norms of a model type.
+fn features(keys: &ConfigKeys<'_>, kind: LlamaType) -> Result<LlamaFeatures, ConfigError> {
+    let of_key = |is_there| if is_there { AttentionBias::All } else { AttentionBias::None };
+    let mut features = LlamaFeatures::NONE;
+    match kind {
+        LlamaType::Llama => {
+            features.attention_bias = of_key(keys.flag("attention_bias", false)?);
+            features.mlp_bias = keys.flag("mlp_bias", false)?;
+        }
+        LlamaType::Mistral => {
+            keys.only_false("attention_bias")?;
+            keys.only_false("mlp_bias")?;
+        }
+        LlamaType::Qwen2 => {
+            // Other programs write what transformers has fixed.
+            keys.only("attention_bias", "true", |value| value == &json!(true))?;
+            keys.only_false("mlp_bias")?;
+            features.attention_bias = AttentionBias::Qkv;
+        }
+        LlamaType::Qwen3 => {
+            features.attention_bias = of_key(keys.flag("attention_bias", false)?);
+            keys.only_false("mlp_bias")?;
+            features.qk_norm = true;
+        }
+    }
+    Ok(features)
 }
 
-/// An f32 as the shortest decimal that reads back as it.
-fn decimal(x: f32) -> Value {
-    x.to_string().parse::<f64>().map_or(Value::Null, Value::from)
-}
-
-/// The `config.json` of a model. It names no special tokens, because bytes have none.
-///
-/// # Panics
-/// Never: the parts are plain numbers.
-#[must_use]
-pub fn config_json(model: &ModelConfig) -> String {
-    let value = match model.family {
-        Family::Gpt2 => json!({
-            "architectures": ["GPT2LMHeadModel"],
-            "model_type": "gpt2",
-            "activation_function": "gelu_new",
-            "n_embd": model.width,
-            "n_head": model.heads,
-            "n_inner": model.mlp_width,
-            "n_layer": model.blocks,
-            "n_positions": model.positions,
-            "layer_norm_epsilon": decimal(model.norm_epsilon),
-            "vocab_size": model.vocabulary,
-            "attn_pdrop": 0.0,
-            "embd_pdrop": 0.0,
-            "resid_pdrop": 0.0,
-            "tie_word_embeddings": model.tied,
-            "bos_token_id": null,
-            "eos_token_id": null,
-            "dtype": "float32",
-        }),
-        Family::Llama => json!({
-            "architectures": ["LlamaForCausalLM"],
-            "model_type": "llama",
-            "hidden_act": "silu",
-            "hidden_size": model.width,
-            "intermediate_size": model.mlp_width,
-            "num_attention_heads": model.heads,
-            "num_key_value_heads": model.kv_heads,
-            "num_hidden_layers": model.blocks,
-            "head_dim": model.head_width,
-            "max_position_embeddings": model.positions,
-            "rms_norm_eps": decimal(model.norm_epsilon),
-            "rope_theta": model.rope_theta,
-            "attention_bias": false,
-            "mlp_bias": false,
-            "vocab_size": model.vocabulary,
-            "tie_word_embeddings": model.tied,
-            "bos_token_id": null,
-            "eos_token_id": null,
-            "dtype": "float32",
-        }),
+/// The window that every block's attention is confined to, if there is one.
+fn window(keys: &ConfigKeys<'_>, kind: LlamaType, blocks: u32) -> Result<Option<u32>, ConfigError> {
+    let found = keys.optional("sliding_window")?;
+    let size = if keys.has("sliding_window") { found } else { Some(WINDOW) };
+    let first = keys.optional("max_window_layers")?.unwrap_or(WINDOW_FIRST);
+    let has_window = match kind {
+        LlamaType::Llama => {
+            keys.only("sliding_window", "null", |_| false)?;
+            keys.only_false("use_sliding_window")?;
+            false
+        }
+        LlamaType::Mistral => {
+            keys.only("use_sliding_window", "true", |value| value == &json!(true))?;
+            size.is_some()
+        }
+        LlamaType::Qwen2 | LlamaType::Qwen3 => {
+            keys.flag("use_sliding_window", false)? && size.is_some()
+        }
     };
-    serde_json::to_string_pretty(&value).expect("plain numbers are JSON") + "\n"
+    let of_block = |block: u32| match kind {
+        LlamaType::Llama | LlamaType::Mistral => has_window,
+        LlamaType::Qwen2 | LlamaType::Qwen3 => has_window && block >= first,
+    };
+    let windows = match keys.value("layer_types") {
+        None => (0..blocks).map(of_block).collect(),
+        Some(types) => layer_types(types, blocks)
+            .ok_or_else(|| keys.wrong("layer_types", "an attention type for each layer"))?,
+    };
+    let count = windows.iter().filter(|is_sliding| **is_sliding).count();
+    if count > 0 && count < windows.len() {
+        let key = if keys.has("layer_types") { "layer_types" } else { "max_window_layers" };
+        return Err(keys.unsupported(key, "the same attention in all layers"));
+    }
+    if count > 0 && !has_window {
+        return Err(keys.unsupported("layer_types", "\"full_attention\" without a window"));
+    }
+    Ok(size.filter(|_| count > 0))
 }
+
+/// Whether each block attends to a window.
+fn layer_types(types: &Value, blocks: u32) -> Option<Vec<bool>> {
+    let types = types.as_array().filter(|types| types.len() == blocks as usize)?;
+    let windows = types.iter().map(|name| match name.as_str() {
+        Some("full_attention") => Some(false),
+        Some("sliding_attention") => Some(true),
+        Some(_) | None => None,
+    });
+    windows.collect()
+}
+
+/// The base of rotary frequencies and their scaling: `rope_theta` and `rope_scaling`, or both in
+/// `rope_parameters`.
+fn rope(keys: &ConfigKeys<'_>) -> Result<(f64, Option<RopeScaling>), ConfigError> {
+    let whole = |value: &Value| value.as_f64() == Some(1.0);
+    keys.only("partial_rotary_factor", "1.0", whole)?;
+    let theta = keys.optional_float("rope_theta")?;
+    let scaling = keys.object("rope_scaling")?;
+    let parameters = keys.object("rope_parameters")?;
+    let older = scaling.map(|map| rope_object("rope_scaling.", map)).transpose()?;
+    let newer = parameters.map(|map| rope_object("rope_parameters.", map)).transpose()?;
+    let inner = match (older, newer) {
+        (Some(older), Some(newer)) if older != newer => {
+            return Err(contradiction(keys, "rope_scaling", "rope_parameters"));
+        }
+        (older, newer) => newer.or(older),
+    };
+    let (inner_theta, scaling) = inner.unwrap_or((None, None));
+    match (theta, inner_theta) {
+        (Some(theta), Some(inner)) if theta != inner => {
+            Err(contradiction(keys, "rope_theta", "rope_parameters"))
+        }
+        (theta, inner) => Ok((theta.or(inner).unwrap_or(ROPE_THETA), scaling)),
+    }
+}
+
+fn contradiction(keys: &ConfigKeys<'_>, key: &str, other: &str) -> ConfigError {
+    ConfigError::Contradiction {
+        key: keys.name(key),
+        found: keys.text(key),
+        other: keys.name(other),
+        expected: keys.text(other),
+    }
+}
+
+/// The base, if it is there, and the scaling that an object of rotary parameters describes.
+fn rope_object(
+    prefix: &'static str,
+    map: &Map<String, Value>,
+) -> Result<(Option<f64>, Option<RopeScaling>), ConfigError> {
+    let keys = ConfigKeys::within(prefix, map);
+    keys.only("partial_rotary_factor", "1.0", |value| value.as_f64() == Some(1.0))?;
+    let theta = keys.optional_float("rope_theta")?;
+    let number = |key| keys.optional_float(key)?.ok_or_else(|| keys.wrong(key, "a number"));
+    // Its name in files before transformers 4.43.
+    let older = keys.value("type");
+    let scaling = match keys.value("rope_type").or(older).map(Value::as_str) {
+        None | Some(Some("default")) => None,
+        Some(Some("linear")) => Some(RopeScaling::Linear { factor: number("factor")? }),
+        Some(Some("llama3")) => Some(RopeScaling::Llama3 {
+            factor: number("factor")?,
+            low_freq_factor: number("low_freq_factor")?,
+            high_freq_factor: number("high_freq_factor")?,
+            original_positions: keys.size("original_max_position_embeddings")?,
+        }),
+        Some(_) => {
+            let key = if keys.has("rope_type") { "rope_type" } else { "type" };
+            return Err(keys.unsupported(key, "\"default\", \"linear\" or \"llama3\""));
+        }
+    };
+    keys.check_all_read()?;
+    Ok((theta, scaling))
+}
+
+#[cfg(test)]
+mod tests;

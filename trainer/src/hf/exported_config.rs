@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::config::config_json;
+use super::config_json::config_json;
 use super::weight_type::WeightType;
 use crate::model::ModelConfig;
 

@@ -1,8 +1,6 @@
-//! Tensors by their Hugging Face names, and how they are read from safetensors files.
+//! Tensors by their Hugging Face names.
 
 use std::collections::BTreeMap;
-
-use safetensors::tensor::{Dtype, SafeTensorError, SafeTensors, TensorView};
 
 use crate::model::{Family, LayerKind, LayerSpec, ModelConfig, TensorSpec, model_layers};
 
@@ -17,38 +15,6 @@ pub struct NamedTensor {
     pub floats: Vec<f32>,
 }
 
-/// Why weights cannot be read.
-#[derive(Debug, thiserror::Error)]
-pub enum ImportError {
-    /// The file is no safetensors file.
-    #[error("the weights are no safetensors file: {0}")]
-    Format(#[from] SafeTensorError),
-    /// A tensor is missing.
-    #[error("the weights lack the tensor {name}")]
-    Missing {
-        /// Name of the tensor in the file.
-        name: String,
-    },
-    /// A tensor has another shape.
-    #[error("tensor {name} has shape {found:?}, expected {expected:?}")]
-    Shape {
-        /// Name of the tensor in the file.
-        name: String,
-        /// Shape that the model needs.
-        expected: Vec<usize>,
-        /// Shape that the file has.
-        found: Vec<usize>,
-    },
-    /// A tensor has another type.
-    #[error("tensor {name} is of type {found:?}, only F32 is supported")]
-    Type {
-        /// Name of the tensor in the file.
-        name: String,
-        /// Type of the tensor in the file.
-        found: Dtype,
-    },
-}
-
 /// Where a piece of a layer's floats is found in a file's tensor.
 pub(super) struct TensorSource {
     pub(super) name: String,
@@ -59,11 +25,42 @@ pub(super) struct TensorSource {
     pub(super) first_row: usize,
 }
 
-/// Where a tensor of ours is found in a file.
+/// The name of the head's own matrix.
+const HEAD: &str = "lm_head.weight";
+
 pub(super) fn source(model: &ModelConfig, layer: &LayerSpec, tensor: &TensorSpec) -> TensorSource {
     match model.family {
         Family::Gpt2 => gpt2_source(model, layer, tensor),
         Family::Llama => llama_source(layer, tensor),
+    }
+}
+
+/// The name without that of the model around the layers.
+pub(super) fn without_prefix(name: &str) -> &str {
+    let bare = name.strip_prefix("transformer.").or_else(|| name.strip_prefix("model."));
+    bare.unwrap_or(name)
+}
+
+/// The name of the matrix that a file may have a second time, if its head is tied.
+pub(super) fn tied_copy(model: &ModelConfig) -> Option<&'static str> {
+    model.tied.then_some(HEAD)
+}
+
+/// Whether a tensor of a file is a buffer, which is computed and not trained: causal masks of GPT-2,
+/// rotary frequencies of Llama.
+pub(super) fn is_buffer(model: &ModelConfig, name: &str) -> bool {
+    let name = without_prefix(name);
+    let of_block = |blocks: &str| {
+        let (block, part) = name.strip_prefix(blocks)?.split_once('.')?;
+        let block: u32 = block.parse().ok()?;
+        (block < model.blocks).then_some(part)
+    };
+    match model.family {
+        Family::Gpt2 => matches!(of_block("h."), Some("attn.bias" | "attn.masked_bias")),
+        Family::Llama => {
+            name == "rotary_emb.inv_freq"
+                || of_block("layers.") == Some("self_attn.rotary_emb.inv_freq")
+        }
     }
 }
 
@@ -100,7 +97,7 @@ fn gpt2_source(model: &ModelConfig, layer: &LayerSpec, tensor: &TensorSpec) -> T
         LayerKind::Attention { block } | LayerKind::Mlp { block } => {
             format!("transformer.h.{block}.{part}.{suffix}")
         }
-        LayerKind::Head if part == "lm_head" => format!("{part}.{suffix}"),
+        LayerKind::Head if part == "lm_head" => HEAD.to_owned(),
         LayerKind::Embed | LayerKind::Head => format!("transformer.{part}.{suffix}"),
     };
     let is_transposed = rows.is_some() && suffix == "weight";
@@ -114,7 +111,11 @@ fn gpt2_source(model: &ModelConfig, layer: &LayerSpec, tensor: &TensorSpec) -> T
 }
 
 fn llama_source(layer: &LayerSpec, tensor: &TensorSpec) -> TensorSource {
-    let part = match local_name(tensor) {
+    let (local, suffix) = match local_name(tensor).strip_suffix(".bias") {
+        Some(local) => (local, "bias"),
+        None => (local_name(tensor), "weight"),
+    };
+    let part = match local {
         "embed.tokens" => "embed_tokens",
         "norm1" => "input_layernorm",
         "norm2" => "post_attention_layernorm",
@@ -122,6 +123,8 @@ fn llama_source(layer: &LayerSpec, tensor: &TensorSpec) -> TensorSource {
         "attn.q" => "self_attn.q_proj",
         "attn.k" => "self_attn.k_proj",
         "attn.v" => "self_attn.v_proj",
+        "attn.q_norm" => "self_attn.q_norm",
+        "attn.k_norm" => "self_attn.k_norm",
         "attn.out" => "self_attn.o_proj",
         "mlp.gate" => "mlp.gate_proj",
         "mlp.up" => "mlp.up_proj",
@@ -131,10 +134,10 @@ fn llama_source(layer: &LayerSpec, tensor: &TensorSpec) -> TensorSource {
     };
     let name = match layer.kind {
         LayerKind::Attention { block } | LayerKind::Mlp { block } => {
-            format!("model.layers.{block}.{part}.weight")
+            format!("model.layers.{block}.{part}.{suffix}")
         }
-        LayerKind::Head if part == "lm_head" => format!("{part}.weight"),
-        LayerKind::Embed | LayerKind::Head => format!("model.{part}.weight"),
+        LayerKind::Head if part == "lm_head" => HEAD.to_owned(),
+        LayerKind::Embed | LayerKind::Head => format!("model.{part}.{suffix}"),
     };
     TensorSource { name, shape: tensor.shape.clone(), is_transposed: false, first_row: 0 }
 }
@@ -175,116 +178,4 @@ pub fn to_named(model: &ModelConfig, layers: &[Vec<f32>]) -> Vec<NamedTensor> {
         }
     }
     named.into_values().collect()
-}
-
-/// The weights of `model` in a safetensors file, layer by layer.
-///
-/// # Errors
-/// If the file is damaged, or lacks a tensor, or has one of another shape or type.
-pub fn import_safetensors(model: &ModelConfig, file: &[u8]) -> Result<Vec<Vec<f32>>, ImportError> {
-    let tensors = SafeTensors::deserialize(file)?;
-    let mut layers = Vec::new();
-    for spec in model_layers(model) {
-        // A few bytes of `config.json` may announce any size: memory is allocated for what is there.
-        let sources: Vec<TensorSource> =
-            spec.tensors.iter().map(|tensor| source(model, &spec, tensor)).collect();
-        sources.iter().try_for_each(|source| view(&tensors, source).map(drop))?;
-        let mut floats = vec![0.0; spec.len()];
-        for (tensor, source) in spec.tensors.iter().zip(&sources) {
-            let theirs = read(&view(&tensors, source)?);
-            each_element(tensor, source, |ours, index| floats[ours] = theirs[index]);
-        }
-        layers.push(floats);
-    }
-    Ok(layers)
-}
-
-/// The tensor of the file that is this source.
-fn view<'a>(
-    tensors: &SafeTensors<'a>,
-    source: &TensorSource,
-) -> Result<TensorView<'a>, ImportError> {
-    let name = || source.name.clone();
-    // Some checkpoints leave out the name of the model around the layers.
-    let bare = source.name.trim_start_matches("transformer.");
-    let view = tensors.tensor(&source.name).or_else(|_| tensors.tensor(bare));
-    let view = view.map_err(|_| ImportError::Missing { name: name() })?;
-    if view.shape() != source.shape {
-        let expected = source.shape.clone();
-        let found = view.shape().to_vec();
-        return Err(ImportError::Shape { name: name(), expected, found });
-    }
-    if view.dtype() != Dtype::F32 {
-        return Err(ImportError::Type { name: name(), found: view.dtype() });
-    }
-    Ok(view)
-}
-
-fn read(view: &TensorView<'_>) -> Vec<f32> {
-    let words = view.data().as_chunks::<4>().0;
-    words.iter().map(|word| f32::from_le_bytes(*word)).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::{ImportError, import_safetensors};
-    use crate::hf::{config_json, parse_config, write_safetensors};
-    use crate::model::{Family, ModelConfig, initial_weights, model_layers};
-
-    fn model(family: Family) -> ModelConfig {
-        let kv_heads = if family == Family::Llama { 1 } else { 2 };
-        ModelConfig {
-            family,
-            blocks: 2,
-            width: 6,
-            heads: 2,
-            kv_heads,
-            head_width: if family == Family::Llama { 4 } else { 3 },
-            mlp_width: 10,
-            vocabulary: 11,
-            sliding_window: None,
-            positions: 5,
-            norm_epsilon: 1e-5,
-            rope_theta: 10_000.0,
-            tied: false,
-        }
-    }
-
-    fn file(model: &ModelConfig, layers: &[Vec<f32>]) -> Vec<u8> {
-        let mut file = Vec::new();
-        write_safetensors(model, layers, &mut file).expect("memory");
-        file
-    }
-
-    #[test]
-    fn weights_and_configuration_come_back_as_they_went() {
-        for family in [Family::Gpt2, Family::Llama] {
-            let model = model(family);
-            let layers: Vec<_> =
-                model_layers(&model).iter().map(|spec| initial_weights(spec, 1)).collect();
-            let file = file(&model, &layers);
-            assert_eq!(import_safetensors(&model, &file).expect("its own file"), layers);
-            assert_eq!(parse_config(&config_json(&model)).expect("its own text"), model);
-        }
-    }
-
-    #[test]
-    fn a_file_that_does_not_fit_is_refused_with_its_tensor() {
-        let model = model(Family::Llama);
-        let layers: Vec<_> =
-            model_layers(&model).iter().map(|spec| initial_weights(spec, 1)).collect();
-        let file = file(&model, &layers);
-        let wider = ModelConfig { vocabulary: 12, ..model.clone() };
-        let error = import_safetensors(&wider, &file).expect_err("one row is missing");
-        assert!(matches!(&error, ImportError::Shape { name, .. } if name.contains("embed")));
-        let deeper = ModelConfig { blocks: 3, ..model.clone() };
-        let error = import_safetensors(&deeper, &file).expect_err("a block is missing");
-        assert!(matches!(&error, ImportError::Missing { name } if name.contains("layers.2")));
-        // More than any memory holds, and refused before any is allocated.
-        let huge = ModelConfig { width: 1 << 24, vocabulary: 1 << 24, ..model.clone() };
-        let error = import_safetensors(&huge, &file).expect_err("no file is as large");
-        assert!(matches!(&error, ImportError::Shape { name, .. } if name.contains("embed")));
-        let error = import_safetensors(&model, &file[..40]).expect_err("cut short");
-        assert!(matches!(error, ImportError::Format(_)));
-    }
 }

@@ -447,10 +447,7 @@ pub fn slice_angles<B: Backend>(
     let mut angles = Vec::with_capacity(shape.sequence_len * width);
     let first = place.first_position;
     for position in first..first + shape.sequence_len {
-        let angle = |pair: usize| {
-            let exponent = -((2 * pair) as f64) / width as f64;
-            position as f64 * libm::pow(model.rope_theta, exponent)
-        };
+        let angle = |pair: usize| position as f64 * model.rotary_frequency(pair);
         angles.extend((0..width / 2).map(|pair| libm::cos(angle(pair)) as f32));
         angles.extend((0..width / 2).map(|pair| libm::sin(angle(pair)) as f32));
     }

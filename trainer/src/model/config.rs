@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 use zbelastic_kernels::{AttentionShape, HEAD_WIDTH_MAX, MatrixShape, Norm};
 use zbelastic_types::LayerId;
 
+use super::features::{AttentionBias, LlamaFeatures, RopeScaling};
 use crate::elastic::FLOATS_MAX;
 
 /// The two families of decoder-only transformers.
@@ -12,8 +13,8 @@ use crate::elastic::FLOATS_MAX;
 pub enum Family {
     /// LayerNorm, learned positions, GELU in its tanh form, biases (Radford et al., 2019).
     Gpt2,
-    /// RMSNorm, rotary positions, SwiGLU, grouped queries, no biases (Touvron et al., arXiv
-    /// 2302.13971).
+    /// RMSNorm, rotary positions, SwiGLU, grouped queries (Touvron et al., arXiv 2302.13971), and
+    /// the [`LlamaFeatures`] of later models.
     Llama,
 }
 
@@ -34,6 +35,9 @@ pub struct ModelConfig {
     pub head_width: u32,
     /// Floats of a token in the hidden layer of the MLP.
     pub mlp_width: u32,
+    /// What the model has beyond its family, which is Llama then.
+    #[serde(default, skip_serializing_if = "LlamaFeatures::is_none")]
+    pub features: LlamaFeatures,
     /// Tokens of the vocabulary.
     pub vocabulary: u32,
     /// Keys that a query sees at most, its own included; without it, all before it.
@@ -136,6 +140,15 @@ pub enum ModelError {
         /// Number of heads that keys and values have.
         kv_heads: u32,
     },
+    /// Later models of the Llama family have these, GPT-2 has not.
+    #[error("the gpt2 family has no attention_bias, mlp_bias, qk_norm or rope_scaling of its own")]
+    Gpt2Features,
+    /// A combination that no other tool could load.
+    #[error(
+        "no model of transformers has this combination: mlp_bias goes with neither qk_norm nor \
+         attention_bias \"qkv\", and these two do not go together"
+    )]
+    Features,
     /// A layer that could not be written.
     #[error("layer {layer} has {found} weights, at most {FLOATS_MAX} fit into a checkpoint")]
     LargeLayer {
@@ -189,6 +202,7 @@ impl ModelConfig {
             }
             Family::Gpt2 | Family::Llama => {}
         }
+        errors.extend(self.feature_errors());
         let numbers = [("norm_eps", f64::from(self.norm_epsilon)), ("rope_theta", self.rope_theta)];
         for (name, found) in numbers {
             if !(found.is_finite() && found > 0.0) {
@@ -197,6 +211,22 @@ impl ModelConfig {
         }
         if errors.is_empty() {
             errors.extend(self.large_layer());
+        }
+        errors
+    }
+
+    fn feature_errors(&self) -> Vec<ModelError> {
+        let features = &self.features;
+        let wrong = features.rope_scaling.map(RopeScaling::wrong_numbers).unwrap_or_default();
+        let wrong = wrong.into_iter();
+        let mut errors: Vec<_> =
+            wrong.map(|(name, found)| ModelError::NotPositive { name, found }).collect();
+        match self.family {
+            Family::Gpt2 if !features.is_none() => errors.push(ModelError::Gpt2Features),
+            Family::Llama if !features.is_of_transformers(self.sliding_window) => {
+                errors.push(ModelError::Features);
+            }
+            Family::Gpt2 | Family::Llama => {}
         }
         errors
     }
@@ -238,13 +268,39 @@ impl ModelConfig {
         }
     }
 
-    /// Whether linear layers have biases.
+    /// Whether the projections to queries, keys and values have biases.
     #[must_use]
-    pub const fn has_biases(&self) -> bool {
+    pub const fn has_qkv_bias(&self) -> bool {
+        match (self.family, self.features.attention_bias) {
+            (Family::Gpt2, _) | (Family::Llama, AttentionBias::Qkv | AttentionBias::All) => true,
+            (Family::Llama, AttentionBias::None) => false,
+        }
+    }
+
+    /// Whether the projection after attention has a bias.
+    #[must_use]
+    pub const fn has_out_bias(&self) -> bool {
+        match (self.family, self.features.attention_bias) {
+            (Family::Gpt2, _) | (Family::Llama, AttentionBias::All) => true,
+            (Family::Llama, AttentionBias::None | AttentionBias::Qkv) => false,
+        }
+    }
+
+    /// Whether the MLP's projections have biases.
+    #[must_use]
+    pub const fn has_mlp_bias(&self) -> bool {
         match self.family {
             Family::Gpt2 => true,
-            Family::Llama => false,
+            Family::Llama => self.features.mlp_bias,
         }
+    }
+
+    /// The frequency of a pair of a head's floats, in radians a position.
+    #[must_use]
+    pub fn rotary_frequency(&self, pair: usize) -> f64 {
+        let exponent = -((2 * pair) as f64) / f64::from(self.head_width);
+        let frequency = libm::pow(self.rope_theta, exponent);
+        self.features.rope_scaling.map_or(frequency, |scaling| scaling.scaled(frequency))
     }
 
     /// Attention over a microbatch.

@@ -53,7 +53,9 @@ mod tests {
 
     use super::{FirstKeys, row_positions};
     use crate::data::TokenBatch;
-    use crate::model::{Family, MicrobatchShape, ModelConfig, PassContext, SlicePosition};
+    use crate::model::{
+        Family, LlamaFeatures, MicrobatchShape, ModelConfig, PassContext, SlicePosition,
+    };
 
     /// First keys and positions of two sequences of four tokens from `first_position` on.
     fn check(
@@ -71,6 +73,7 @@ mod tests {
             kv_heads: 1,
             head_width: 4,
             mlp_width: 4,
+            features: LlamaFeatures::NONE,
             vocabulary: 4,
             sliding_window,
             positions: 8,

@@ -118,12 +118,21 @@ pub(super) enum Projections {
 /// The activations that F of an attention layer leaves.
 pub struct AttentionStash<T> {
     normed: NormedStash<T>,
+    head_norm: HeadNormStash<T>,
     qkv: T,
     out: T,
     log_sums: T,
     /// The shares that later slices add to the gradients of keys and values; empty where there are
     /// none.
     key_value_gradient: T,
+}
+
+/// What B of the norm of queries and keys reads, and the share of its weights' gradient; empty where
+/// there is no such norm.
+pub struct HeadNormStash<T> {
+    before: T,
+    statistics: T,
+    partials: T,
 }
 
 /// The activations that F of an MLP layer leaves. GELU keeps its input, SwiGLU its gate and up.
@@ -198,6 +207,19 @@ impl<'a> PassSizes<'a> {
         })
     }
 
+    fn head_norm<T, E>(
+        &self,
+        make: &mut impl FnMut(BufferSize) -> Result<T, E>,
+    ) -> Result<HeadNormStash<T>, E> {
+        let shape = self.model.attention_shape(self.shape.sequences, self.shape.sequence_len);
+        let of_norm = |floats| if self.model.features.qk_norm { floats } else { 0 };
+        Ok(HeadNormStash {
+            before: make(BufferSize::Rows(of_norm(self.rows() * shape.normed_width())))?,
+            statistics: make(BufferSize::Sums(of_norm(self.rows() * shape.normed_heads())))?,
+            partials: make(BufferSize::Sums(of_norm(2 * shape.head_width)))?,
+        })
+    }
+
     /// Floats of the keys and values of a slice.
     fn key_values(&self) -> usize {
         self.rows() * (self.model.qkv_matrix().outputs - self.model.query_width())
@@ -213,6 +235,7 @@ impl<'a> PassSizes<'a> {
     ) -> Result<AttentionStash<T>, E> {
         Ok(AttentionStash {
             normed: self.normed(make)?,
+            head_norm: self.head_norm(make)?,
             qkv: make(BufferSize::Rows(self.rows() * self.model.qkv_matrix().outputs))?,
             out: make(BufferSize::Rows(self.rows() * self.model.query_width()))?,
             log_sums: make(BufferSize::Sums(self.rows() * self.model.heads as usize))?,

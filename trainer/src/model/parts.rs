@@ -43,6 +43,9 @@ pub enum LayerParts {
         norm: NormParts,
         /// Queries, keys and values.
         qkv: LinearParts,
+        /// The weights that heads of queries, and then those that heads of keys are normalised with,
+        /// if they are.
+        head_norms: Option<Range<usize>>,
         /// The matrix after attention.
         out: LinearParts,
     },
@@ -76,15 +79,16 @@ impl LayerParts {
             },
             LayerKind::Attention { .. } => Self::Attention {
                 norm: cursor.norm(model),
-                qkv: cursor.linear(model, model.qkv_matrix(), 3),
-                out: cursor.linear(model, model.out_matrix(), 1),
+                qkv: cursor.linear(model.qkv_matrix(), 3, model.has_qkv_bias()),
+                head_norms: model.features.qk_norm.then(|| cursor.take(2)),
+                out: cursor.linear(model.out_matrix(), 1, model.has_out_bias()),
             },
             LayerKind::Mlp { .. } => {
                 let matrices = model.up_matrix().outputs / model.mlp_width as usize;
                 Self::Mlp {
                     norm: cursor.norm(model),
-                    up: cursor.linear(model, model.up_matrix(), matrices),
-                    down: cursor.linear(model, model.down_matrix(), 1),
+                    up: cursor.linear(model.up_matrix(), matrices, model.has_mlp_bias()),
+                    down: cursor.linear(model.down_matrix(), 1, model.has_mlp_bias()),
                 }
             }
             LayerKind::Head => {
@@ -167,17 +171,17 @@ impl TensorCursor<'_> {
     }
 
     /// `count` matrices side by side, then as many biases.
-    fn linear(&mut self, model: &ModelConfig, shape: MatrixShape, count: usize) -> LinearParts {
+    fn linear(&mut self, shape: MatrixShape, count: usize, has_biases: bool) -> LinearParts {
         let weight = self.take(count);
         assert_eq!(weight.len(), shape.outputs * shape.inputs, "the matrices lie side by side");
-        LinearParts { shape, weight, bias: model.has_biases().then(|| self.take(count)) }
+        LinearParts { shape, weight, bias: has_biases.then(|| self.take(count)) }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::{Family, model_layers};
+    use crate::model::{Family, LlamaFeatures, model_layers};
 
     #[test]
     fn what_lies_in_no_matrix_lies_without_gaps() {
@@ -190,6 +194,7 @@ mod tests {
                 kv_heads: 1,
                 head_width: 4,
                 mlp_width: 16,
+                features: LlamaFeatures::NONE,
                 vocabulary: 10,
                 sliding_window: None,
                 positions: 8,

@@ -50,6 +50,8 @@ pub(super) enum StashPart {
     Partials,
     /// Queries, keys and values; later their gradients.
     Qkv,
+    /// Queries and keys before they were normalised, and statistics of that.
+    HeadNorm,
     /// The result of attention.
     Attention,
     /// The logarithms of sums of its softmax.
@@ -72,6 +74,7 @@ impl StashPart {
             | Self::Norm
             | Self::Statistics
             | Self::Qkv
+            | Self::HeadNorm
             | Self::Attention
             | Self::LogSums
             | Self::LaterGradient
@@ -124,7 +127,8 @@ impl RecomputedParts {
             Recompute::None => false,
             Recompute::Full => match part {
                 StashPart::Input => false,
-                StashPart::Qkv | StashPart::LaterGradient => !self.is_cut,
+                // Made with queries and keys, which are not made again in slices.
+                StashPart::Qkv | StashPart::HeadNorm | StashPart::LaterGradient => !self.is_cut,
                 StashPart::Boundary
                 | StashPart::Result
                 | StashPart::Norm
@@ -145,6 +149,7 @@ impl RecomputedParts {
                 | StashPart::Statistics
                 | StashPart::Partials
                 | StashPart::Qkv
+                | StashPart::HeadNorm
                 | StashPart::LaterGradient
                 | StashPart::Before => false,
             },

@@ -157,16 +157,11 @@ impl SpecBuilder {
     }
 
     /// Matrices that lie side by side, then their biases.
-    fn linears(
-        &mut self,
-        model: &ModelConfig,
-        matrices: &[(String, usize, usize)],
-        deviation: f64,
-    ) {
+    fn linears(&mut self, matrices: &[(String, usize, usize)], has_biases: bool, deviation: f64) {
         for (name, outputs, inputs) in matrices {
             self.add(name.clone(), &[*outputs, *inputs], TensorInit::Normal(deviation));
         }
-        if model.has_biases() {
+        if has_biases {
             for (name, outputs, _) in matrices {
                 self.add(format!("{name}.bias"), &[*outputs], TensorInit::Constant(0.0));
             }
@@ -194,21 +189,29 @@ impl SpecBuilder {
                 self.norm(model, &name("norm1"));
                 let qkv = [("attn.q", queries), ("attn.k", keys), ("attn.v", keys)];
                 let qkv = qkv.map(|(part, outputs)| (name(part), outputs, width));
-                self.linears(model, &qkv, DEVIATION);
-                self.linears(model, &[(name("attn.out"), width, queries)], residual);
+                self.linears(&qkv, model.has_qkv_bias(), DEVIATION);
+                if model.features.qk_norm {
+                    let head = [model.head_width as usize];
+                    self.add(name("attn.q_norm"), &head, TensorInit::Constant(1.0));
+                    self.add(name("attn.k_norm"), &head, TensorInit::Constant(1.0));
+                }
+                let out = [(name("attn.out"), width, queries)];
+                self.linears(&out, model.has_out_bias(), residual);
             }
             LayerKind::Mlp { block } => {
                 let name = |part: &str| format!("layers.{block}.{part}");
                 let hidden = model.mlp_width as usize;
                 self.norm(model, &name("norm2"));
+                let has_bias = model.has_mlp_bias();
                 let up = (name("mlp.up"), hidden, width);
                 match model.family {
-                    Family::Gpt2 => self.linears(model, &[up], DEVIATION),
+                    Family::Gpt2 => self.linears(&[up], has_bias, DEVIATION),
                     Family::Llama => {
-                        self.linears(model, &[(name("mlp.gate"), hidden, width), up], DEVIATION);
+                        let gate = (name("mlp.gate"), hidden, width);
+                        self.linears(&[gate, up], has_bias, DEVIATION);
                     }
                 }
-                self.linears(model, &[(name("mlp.down"), width, hidden)], residual);
+                self.linears(&[(name("mlp.down"), width, hidden)], has_bias, residual);
             }
             LayerKind::Head => {
                 self.norm(model, "norm");

@@ -227,7 +227,7 @@ mod tests {
     use zbelastic_types::SliceIndex;
 
     use super::{SliceBalance, SliceCut, TokenWork};
-    use crate::model::{Family, ModelConfig};
+    use crate::model::{Family, LlamaFeatures, ModelConfig};
     use crate::plan::PlanError;
 
     const GPT2_SMALL: ModelConfig = ModelConfig {
@@ -238,6 +238,7 @@ mod tests {
         kv_heads: 12,
         head_width: 64,
         mlp_width: 3072,
+        features: LlamaFeatures::NONE,
         vocabulary: 50_304,
         sliding_window: None,
         positions: 1024,

@@ -88,7 +88,7 @@ pub fn model_flop_per_token(model: &ModelConfig, shape: MicrobatchShape) -> f64 
 #[cfg(test)]
 mod tests {
     use super::model_flop_per_token;
-    use crate::model::{Family, MicrobatchShape, ModelConfig};
+    use crate::model::{Family, LlamaFeatures, MicrobatchShape, ModelConfig};
 
     #[test]
     fn work_is_that_of_the_benchmark_configurations() {
@@ -101,6 +101,7 @@ mod tests {
                 kv_heads: heads,
                 head_width: width / heads,
                 mlp_width: 4 * width,
+                features: LlamaFeatures::NONE,
                 vocabulary,
                 sliding_window: None,
                 positions: sequence_len as u32,

@@ -22,7 +22,10 @@ use zbelastic_trainer::elastic::{
     BackendCopy, BackendStageFactory, DeviceUse, FrameLimits, GradientPart, LayerCopy,
     LayerGradient, StageFactory, layer_digest, layer_fingerprint,
 };
-use zbelastic_trainer::model::{Family, MicrobatchShape, ModelConfig, model_layers, model_size};
+use zbelastic_trainer::model::{
+    AttentionBias, Family, LlamaFeatures, MicrobatchShape, ModelConfig, RopeScaling, model_layers,
+    model_size,
+};
 use zbelastic_trainer::optimizer::{LrDecay, OptimizerConfig, WeightDecayScope};
 use zbelastic_trainer::plan::{BatchShape, Plan, PlanRequest, SliceBalance};
 use zbelastic_trainer::random::{RandomPurpose, RandomStream};
@@ -46,6 +49,7 @@ pub fn tiny_model(family: Family) -> ModelConfig {
         kv_heads,
         head_width: 4,
         mlp_width,
+        features: LlamaFeatures::NONE,
         vocabulary: 128,
         sliding_window: None,
         positions: 8,
@@ -53,6 +57,22 @@ pub fn tiny_model(family: Family) -> ModelConfig {
         rope_theta: 10_000.0,
         tied: false,
     }
+}
+
+/// The Llama of these tests with every feature that a later one has.
+pub fn featured_model() -> ModelConfig {
+    let features = LlamaFeatures {
+        attention_bias: AttentionBias::All,
+        mlp_bias: true,
+        qk_norm: true,
+        rope_scaling: Some(RopeScaling::Llama3 {
+            factor: 8.0,
+            low_freq_factor: 1.0,
+            high_freq_factor: 4.0,
+            original_positions: 8,
+        }),
+    };
+    ModelConfig { head_width: 6, features, ..tiny_model(Family::Llama) }
 }
 
 /// Twelve microbatches: every schedule exists for one to four stages.

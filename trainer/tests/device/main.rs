@@ -28,7 +28,10 @@ mod times;
 use std::path::Path;
 use std::sync::Arc;
 
-use common::{StageCluster, corpus, offloaded, plan, plan_of_chunks, policy, setup, tiny_model};
+use common::{
+    StageCluster, corpus, featured_model, offloaded, plan, plan_of_chunks, policy, setup,
+    tiny_model,
+};
 use device::{EmulatedDevice, devices};
 use zbelastic_consensus::validation::NonfinitePolicy;
 use zbelastic_emulator::{EmulatedLibrary, EmulatedToolkit, EmulatorSettings, ExecutionOrder};
@@ -124,17 +127,21 @@ fn piped<P: DeviceProvider>(
     if seed % 2 == 1 { cluster.apart().run().digest } else { cluster.run().digest }
 }
 
-fn check<P: DeviceProvider>(family: Family, precision: Precision, tolerance: f64) {
-    let model = tiny_model(family);
+/// Both families, and all features of the second.
+fn models() -> [ModelConfig; 3] {
+    [tiny_model(Family::Gpt2), tiny_model(Family::Llama), featured_model()]
+}
+
+fn check<P: DeviceProvider>(model: &ModelConfig, precision: Precision, tolerance: f64) {
     let Some([one, other]) = P::two(precision) else { return };
-    let (expected, losses) = serial(&model, alone(&model), one);
-    assert_eq!(serial(&model, alone(&model), other), (expected, losses.clone()), "in any order");
+    let (expected, losses) = serial(model, alone(model), one);
+    assert_eq!(serial(model, alone(model), other), (expected, losses.clone()), "in any order");
     let processor = CpuBackend::new(1).expect("one thread");
-    let (on_processor, of_processor) = serial(&model, alone(&model), processor);
+    let (on_processor, of_processor) = serial(model, alone(model), processor);
     assert_ne!(expected, on_processor, "a device has a definition of its own");
     for (step, (found, loss)) in losses.iter().zip(&of_processor).enumerate() {
         let far = (found - loss).abs();
-        assert!(far <= tolerance * loss, "{family:?} {precision:?} step {step}: {found} {loss}");
+        assert!(far <= tolerance * loss, "{model:?} {precision:?} step {step}: {found} {loss}");
     }
     let orders = [
         (ScheduleKind::OneFOneB, 2, Window::Zero),
@@ -142,29 +149,27 @@ fn check<P: DeviceProvider>(family: Family, precision: Precision, tolerance: f64
         (ScheduleKind::ZbV, 2, Window::One),
     ];
     for (seed, (kind, stage_count, window)) in (0..).zip(orders) {
-        let found = piped::<P>(&model, plan(&model, kind, stage_count, window), (precision, seed));
-        assert_eq!(found, expected, "{family:?} {precision:?} {kind} {stage_count}");
+        let found = piped::<P>(model, plan(model, kind, stage_count, window), (precision, seed));
+        assert_eq!(found, expected, "{model:?} {precision:?} {kind} {stage_count}");
     }
 }
 
 #[test]
 fn floats_train_to_the_bits_of_one_device() {
-    check::<EmulatedDevices>(Family::Gpt2, Precision::F32, 1e-5);
-    check::<EmulatedDevices>(Family::Llama, Precision::F32, 1e-5);
+    models().iter().for_each(|it| check::<EmulatedDevices>(it, Precision::F32, 1e-5));
 }
 
 #[test]
 fn halves_train_to_the_bits_of_one_device() {
-    check::<EmulatedDevices>(Family::Gpt2, Precision::Bf16, 1e-2);
-    check::<EmulatedDevices>(Family::Llama, Precision::Bf16, 1e-2);
+    models().iter().for_each(|it| check::<EmulatedDevices>(it, Precision::Bf16, 1e-2));
 }
 
 /// All of it on a device, if there is one.
 #[test]
 fn a_device_of_this_machine_trains_to_its_own_bits() {
-    for family in [Family::Gpt2, Family::Llama] {
-        check::<CudaDevices>(family, Precision::F32, 1e-4);
-        check::<CudaDevices>(family, Precision::Bf16, 2e-2);
+    for model in models() {
+        check::<CudaDevices>(&model, Precision::F32, 1e-4);
+        check::<CudaDevices>(&model, Precision::Bf16, 2e-2);
     }
 }
 

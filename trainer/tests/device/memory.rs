@@ -11,12 +11,16 @@ use zbelastic_schedule::{MemoryOp, ScheduleKind, Window};
 use zbelastic_trainer::elastic::{
     BackendStageFactory, DeviceUse, GradientPart, LayerCopy, LayerGradient, StageFactory,
 };
-use zbelastic_trainer::model::{Family, MicrobatchShape, ModelConfig, Recompute, RecomputedOps};
+use zbelastic_trainer::model::{
+    Family, LlamaFeatures, MicrobatchShape, ModelConfig, Recompute, RecomputedOps,
+};
 use zbelastic_trainer::plan::{BatchShape, Plan, PlanRequest, StageMemory, plan_memory};
 use zbelastic_trainer::stage::BackendExecutor;
 use zbelastic_types::{Attempt, Bytes, Generation, LayerId, StageIndex, Step};
 
-use crate::common::{BATCH, StageCluster, corpus, offloaded, plan, policy, setup, tiny_model};
+use crate::common::{
+    BATCH, StageCluster, corpus, featured_model, offloaded, plan, policy, setup, tiny_model,
+};
 use crate::device::{EmulatedDevice, LaneOrder};
 
 /// What a count may be above what is taken, as a share: staging buffers that were never needed.
@@ -59,8 +63,7 @@ fn check(model: &ModelConfig, plan: &Plan, precision: Precision, seed: u64) {
 
 #[test]
 fn a_run_takes_what_its_plan_counts() {
-    for family in [Family::Gpt2, Family::Llama] {
-        let model = tiny_model(family);
+    for model in [tiny_model(Family::Gpt2), tiny_model(Family::Llama), featured_model()] {
         let plans = [
             plan(&model, ScheduleKind::GPipe, 1, Window::Zero),
             plan(&model, ScheduleKind::OneFOneB, 2, Window::Zero),
@@ -108,6 +111,7 @@ fn what_is_beside_buffers_is_a_few_percent() {
         kv_heads: 12,
         head_width: 64,
         mlp_width: 3072,
+        features: LlamaFeatures::NONE,
         vocabulary: 50_304,
         positions: 1024,
         ..tiny_model(Family::Gpt2)

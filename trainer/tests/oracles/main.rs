@@ -16,45 +16,58 @@ type Compare = fn(&Path);
 
 /// Figures of one kind, and how a case of them is compared.
 struct Kind {
-    name: &'static str,
-    /// What is compared, behind the kind in a test's name.
+    /// Folder or file below that of all figures.
+    place: &'static str,
+    /// What is compared, where one place has figures of two kinds.
     what: &'static str,
     compare: Compare,
-    /// Whether what the case requires is supported; if not, its test is ignored.
-    is_supported: fn(&Path) -> bool,
-    /// Whether its cases are too large to travel with the package.
-    is_large: bool,
+    /// What the case requires and is not supported, if anything: its test is ignored.
+    missing: fn(&Path) -> Option<&'static str>,
+    has_vectors: bool,
 }
 
-const MODELS: Kind = Kind {
-    name: "hf",
-    what: "",
-    compare: models::model_trains_as_in_transformers,
-    is_supported: models::is_importable,
-    is_large: false,
-};
-const PACKED: Kind = Kind { name: "packing", is_large: true, ..MODELS };
-const CHAT: Kind = Kind { name: "chat", is_large: true, ..MODELS };
-const WRITTEN: Kind = Kind {
-    name: "hf",
-    what: "_written",
-    compare: written::weights_are_written_as_transformers_writes_them,
-    is_supported: written::is_readable,
-    is_large: false,
-};
-const MORE_WRITTEN: Kind = Kind { name: "models", is_large: true, ..WRITTEN };
 const ADAMW: Kind = Kind {
-    name: "adamw_vectors.json",
+    place: "adamw_vectors.json",
     what: "",
     compare: adamw::vectors_are_met_bit_for_bit,
-    is_supported: |_| true,
-    is_large: false,
+    missing: |_| None,
+    has_vectors: true,
 };
+
+/// Models below `place`.
+const fn models(place: &'static str, has_vectors: bool) -> Kind {
+    let compare = models::model_trains_as_in_transformers;
+    Kind { place, what: "", compare, missing: |_| None, has_vectors }
+}
+
+/// Their configurations alone.
+const fn configurations(place: &'static str, has_vectors: bool) -> Kind {
+    let compare = models::configuration_is_read_in_all_spellings;
+    Kind { place, what: "_config", compare, missing: |_| None, has_vectors }
+}
+
+/// Weights as transformers has written them.
+const fn written(place: &'static str, has_vectors: bool) -> Kind {
+    let compare = written::weights_are_written_as_transformers_writes_them;
+    Kind { place, what: "_written", compare, missing: written::missing_file, has_vectors }
+}
+
+const KINDS: [Kind; 9] = [
+    models("hf", true),
+    configurations("hf", true),
+    written("hf", true),
+    models("models", false),
+    configurations("models", false),
+    written("models", false),
+    models("packing", false),
+    models("chat", false),
+    ADAMW,
+];
 
 /// The cases of a kind below `folder`: each folder in its folder, or its one file. None where
 /// neither is there.
 fn cases(kind: &Kind, folder: &Path) -> Vec<PathBuf> {
-    let path = folder.join(kind.name);
+    let path = folder.join(kind.place);
     if path.is_file() {
         return vec![path];
     }
@@ -65,17 +78,25 @@ fn cases(kind: &Kind, folder: &Path) -> Vec<PathBuf> {
     cases
 }
 
+fn name_of(kind: &Kind, origin: &str, case: &str) -> String {
+    format!("oracle_{origin}_{}{}{case}", kind.place.replace('.', "_"), kind.what)
+}
+
 fn trial(kind: &Kind, origin: &str, path: PathBuf) -> Trial {
-    let case = path.file_stem().map(|name| name.to_string_lossy().into_owned());
-    let [kind_name, what] = [kind.name.replace('.', "_"), kind.what.to_owned()];
-    let name = format!("oracle_{origin}_{kind_name}{what}_{}", case.expect("a name"));
-    let is_supported = (kind.is_supported)(&path);
+    let case = path.file_stem().expect("a name").to_string_lossy();
+    let name = name_of(kind, origin, &format!("_{case}"));
+    let missing = (kind.missing)(&path);
     let compare = kind.compare;
     let trial = Trial::test(name, move || {
         compare(&path);
         Ok(())
     });
-    trial.with_ignored_flag(!is_supported)
+    match missing {
+        Some(feature) => {
+            trial.with_kind(format!("not supported yet: {feature}")).with_ignored_flag(true)
+        }
+        None => trial,
+    }
 }
 
 /// The cases of the folder, or one test in their place that is ignored, or fails where they are
@@ -85,8 +106,8 @@ fn folder_trials(kind: &Kind, folder: &Path, is_required: bool) -> Vec<Trial> {
     if !found.is_empty() {
         return found.into_iter().map(|path| trial(kind, "folder", path)).collect();
     }
-    let missing = format!("no {} in {}", kind.name, folder.display());
-    let name = format!("oracle_folder_{}{}", kind.name.replace('.', "_"), kind.what);
+    let missing = format!("no {} in {}", kind.place, folder.display());
+    let name = name_of(kind, "folder", "");
     vec![Trial::test(name, || Err(missing.into())).with_ignored_flag(!is_required)]
 }
 
@@ -98,12 +119,11 @@ fn trials() -> Vec<Trial> {
     let is_required = std::env::var_os("ZBELASTIC_ORACLES_REQUIRED").is_some_and(|v| v == "1");
     let of_kind = |kind: &Kind| {
         let small: Vec<_> = cases(kind, vectors);
-        assert!(kind.is_large == small.is_empty(), "the package has vectors of {}", kind.name);
+        assert_eq!(!small.is_empty(), kind.has_vectors, "the package's vectors of {}", kind.place);
         let small = small.into_iter().map(|path| trial(kind, "vectors", path));
         small.chain(folder_trials(kind, &folder, is_required)).collect::<Vec<_>>()
     };
-    let kinds = [MODELS, PACKED, CHAT, WRITTEN, MORE_WRITTEN, ADAMW];
-    kinds.iter().flat_map(of_kind).collect()
+    KINDS.iter().flat_map(of_kind).collect()
 }
 
 fn main() {

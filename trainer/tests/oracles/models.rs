@@ -9,7 +9,9 @@ use serde_json::Value;
 use zbelastic_kernels::{Backend, BufferView, CpuBackend};
 use zbelastic_schedule::{ScheduleKind, Window};
 use zbelastic_trainer::data::{BatchSource, IGNORED_TARGET, TokenBatch};
-use zbelastic_trainer::hf::{import_safetensors, parse_config, to_named};
+use zbelastic_trainer::hf::{
+    ShardIndex, WeightFile, config_json, import_files, parse_config, to_named,
+};
 use zbelastic_trainer::model::{LayerState, MicrobatchShape, ModelConfig};
 use zbelastic_trainer::optimizer::{LrDecay, OptimizerConfig, WeightDecayScope};
 use zbelastic_trainer::plan::{BatchShape, Plan, PlanRequest, SliceBalance};
@@ -166,21 +168,36 @@ fn compare(what: &str, found: &[f32], expected: &[f32], error_max: f32) {
     }
 }
 
-/// Whether the model in the folder `path` is one that can be trained.
-pub fn is_importable(path: &Path) -> bool {
-    model_of(path).errors().is_empty()
+fn parse(path: &Path, file: &str) -> ModelConfig {
+    let text = std::fs::read_to_string(path.join(file)).expect("readable");
+    parse_config(&text).unwrap_or_else(|error| panic!("{}/{file}: {error}", path.display()))
 }
 
-fn model_of(path: &Path) -> ModelConfig {
-    let config = std::fs::read_to_string(path.join("config.json")).expect("readable");
-    parse_config(&config).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+/// The model is the same by an older spelling, and by the one that we write.
+pub fn configuration_is_read_in_all_spellings(path: &Path) {
+    let model = parse(path, "config.json");
+    if path.join("config_older.json").exists() {
+        assert_eq!(parse(path, "config_older.json"), model);
+    }
+    assert_eq!(parse_config(&config_json(&model)).expect("our own"), model);
+}
+
+fn weights_of(model: &ModelConfig, path: &Path) -> Vec<Vec<f32>> {
+    let index = std::fs::read_to_string(path.join("model.safetensors.index.json"));
+    let index = index.ok().map(|text| ShardIndex::parse(&text).expect("an index"));
+    let names = index.as_ref().map_or(vec!["model.safetensors"], ShardIndex::files);
+    let read = |name: &&str| std::fs::read(path.join(name)).expect("readable");
+    let bytes: Vec<Vec<u8>> = names.iter().map(read).collect();
+    let bytes: Vec<&[u8]> = bytes.iter().map(|bytes| &bytes[..]).collect();
+    let files = names.iter().zip(&bytes);
+    let files = files.map(|(name, bytes)| WeightFile { name: (*name).to_owned(), bytes });
+    import_files(model, &files.collect::<Vec<_>>(), index.as_ref()).expect("its weights")
 }
 
 /// Logits, losses, norms, gradients and weights of the model in the folder `path`.
 pub fn model_trains_as_in_transformers(path: &Path) {
-    let model = model_of(path);
-    let file = std::fs::read(path.join("model.safetensors")).expect("readable");
-    let weights = import_safetensors(&model, &file).expect("its weights");
+    let model = parse(path, "config.json");
+    let weights = weights_of(&model, path);
     check_case(&path.display().to_string(), &model, weights, &OracleRun::read(path));
 }
 

@@ -5,7 +5,9 @@ use zbelastic_config::load_document;
 use zbelastic_consensus::codec::encode;
 use zbelastic_trainer::elastic::LayerImage;
 use zbelastic_trainer::hf::{config_json, write_safetensors};
-use zbelastic_trainer::model::{Family, ModelConfig, initial_weights, model_layers};
+use zbelastic_trainer::model::{
+    AttentionBias, Family, LlamaFeatures, ModelConfig, RopeScaling, initial_weights, model_layers,
+};
 use zbelastic_types::{Digest, LayerId, Step};
 use zbelastic_wire::document::{DataName, JobDocument};
 
@@ -74,7 +76,19 @@ pub fn layer() -> Vec<u8> {
 
 pub fn model_configs() -> Vec<Vec<u8>> {
     let llama = ModelConfig { family: Family::Llama, ..model() };
-    [model(), llama].iter().map(|model| config_json(model).into_bytes()).collect()
+    let features = |attention_bias, qk_norm, rope_scaling| {
+        let features = LlamaFeatures { attention_bias, mlp_bias: false, qk_norm, rope_scaling };
+        ModelConfig { features, ..llama.clone() }
+    };
+    let llama3 = RopeScaling::Llama3 {
+        factor: 8.0,
+        low_freq_factor: 1.0,
+        high_freq_factor: 4.0,
+        original_positions: 8192,
+    };
+    let qwen2 = features(AttentionBias::Qkv, false, None);
+    let qwen3 = features(AttentionBias::All, true, Some(llama3));
+    [model(), llama, qwen2, qwen3].iter().map(|model| config_json(model).into_bytes()).collect()
 }
 
 pub fn safetensors() -> Vec<u8> {

@@ -5,7 +5,7 @@ use zbelastic_trainer::elastic::{
     moment_value, weights_end,
 };
 use zbelastic_trainer::hf::{config_json, import_safetensors, parse_config};
-use zbelastic_trainer::model::{Family, ModelConfig, model_layers};
+use zbelastic_trainer::model::{Family, LlamaFeatures, ModelConfig, model_layers};
 use zbelastic_trainer::stage::Injection;
 
 use super::check_text;
@@ -27,6 +27,7 @@ pub fn model() -> ModelConfig {
         kv_heads: 1,
         head_width: 2,
         mlp_width: 2,
+        features: LlamaFeatures::NONE,
         vocabulary: 3,
         sliding_window: None,
         positions: 2,

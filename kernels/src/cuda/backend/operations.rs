@@ -125,6 +125,33 @@ impl<D: Device> Backend for CudaBackend<D> {
         self.run(|| linear::backward_weights(self, rows, shape, x, gradient, &to, accumulate));
     }
 
+    fn head_norm_forward(
+        &self,
+        norm: Norm,
+        shape: AttentionShape,
+        weights: BufferView<'_, CudaBuffer<D>>,
+        qkv: &mut CudaBuffer<D>,
+        before: &mut CudaBuffer<D>,
+        statistics: &mut CudaBuffer<D>,
+    ) {
+        let results = [qkv, before, statistics];
+        self.run(|| norm::heads_forward(self, norm, shape, &weights, results));
+    }
+
+    fn head_norm_backward_input(
+        &self,
+        norm: Norm,
+        shape: AttentionShape,
+        statistics: &CudaBuffer<D>,
+        weights: BufferView<'_, CudaBuffer<D>>,
+        before: &mut CudaBuffer<D>,
+        gradient: &mut CudaBuffer<D>,
+        partials: &mut CudaBuffer<D>,
+    ) {
+        let kept = [&*before, statistics];
+        self.run(|| norm::heads_backward(self, norm, shape, &weights, kept, gradient, partials));
+    }
+
     fn rotate(
         &self,
         shape: AttentionShape,

@@ -2,7 +2,10 @@
 
 use zbelastic_kernels::{AttentionMask, Backend};
 
-use super::{AttentionStash, HeadStash, Logits, MlpStash, NormedStash, PassContext, norm_forward};
+use super::{
+    AttentionStash, HeadNormStash, HeadStash, Logits, MlpStash, NormedStash, PassContext,
+    norm_forward,
+};
 use crate::model::config::Family;
 use crate::model::parts::LayerParts;
 use crate::model::recompute::{RecomputedOps, StashPart};
@@ -32,6 +35,27 @@ impl<T> NormedStash<T> {
     }
 }
 
+impl<T> HeadNormStash<T> {
+    fn try_map<U, E>(
+        self,
+        make: &mut impl FnMut(StashPart, T) -> Result<U, E>,
+    ) -> Result<HeadNormStash<U>, E> {
+        Ok(HeadNormStash {
+            before: make(StashPart::HeadNorm, self.before)?,
+            statistics: make(StashPart::HeadNorm, self.statistics)?,
+            partials: make(StashPart::Partials, self.partials)?,
+        })
+    }
+
+    fn list<'a>(&'a mut self, parts: &mut StashPartsMut<'a, T>) {
+        parts.extend([
+            (StashPart::HeadNorm, &mut self.before),
+            (StashPart::HeadNorm, &mut self.statistics),
+            (StashPart::Partials, &mut self.partials),
+        ]);
+    }
+}
+
 impl<T> AttentionStash<T> {
     pub(in crate::model) fn try_map<U, E>(
         self,
@@ -39,6 +63,7 @@ impl<T> AttentionStash<T> {
     ) -> Result<AttentionStash<U>, E> {
         Ok(AttentionStash {
             normed: self.normed.try_map(make)?,
+            head_norm: self.head_norm.try_map(make)?,
             qkv: make(StashPart::Qkv, self.qkv)?,
             out: make(StashPart::Attention, self.out)?,
             log_sums: make(StashPart::LogSums, self.log_sums)?,
@@ -48,6 +73,7 @@ impl<T> AttentionStash<T> {
 
     pub(in crate::model) fn list<'a>(&'a mut self, parts: &mut StashPartsMut<'a, T>) {
         self.normed.list(parts);
+        self.head_norm.list(parts);
         parts.extend([
             (StashPart::Qkv, &mut self.qkv),
             (StashPart::Attention, &mut self.out),

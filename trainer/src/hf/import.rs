@@ -1,0 +1,246 @@
+//! Weights of others: which tensor of which file goes where, each read once.
+//!
+//! Files are read piece by piece in the order in which their tensors lie, into the layers' floats.
+//! Beside these a few hundred kilobytes are in memory. Nothing of a file is passed over: a tensor
+//! that is no parameter of the model has to be a buffer that is known as one.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use super::import_error::ImportError;
+use super::names::{TensorSource, is_buffer, source, tied_copy, without_prefix};
+use super::shards::ShardIndex;
+use super::weight_file::{READ_AT_ONCE, StoredTensor, TensorReader, WeightBytes, read_header};
+use crate::model::{ModelConfig, model_layers};
+
+/// Rows of a transposed matrix that are put into their place together: a line of a cache holds as
+/// many floats.
+const TILE_ROWS: usize = 16;
+
+/// A file of weights, with the name that errors call it.
+pub struct WeightFile<'a> {
+    /// Name of the file.
+    pub name: String,
+    /// Its bytes.
+    pub bytes: &'a dyn WeightBytes,
+}
+
+/// Where a part of a file's tensor goes.
+struct TensorTarget {
+    layer: usize,
+    range: Range<usize>,
+    /// Our rows and columns.
+    shape: [usize; 2],
+    source: TensorSource,
+}
+
+/// A tensor of a file, and where it goes.
+struct PlacedTensor {
+    file: usize,
+    tensor: StoredTensor,
+    targets: Vec<TensorTarget>,
+}
+
+/// The tensors of all files by name, each with the index of its file.
+type TensorsByName = BTreeMap<String, (usize, StoredTensor)>;
+
+/// The weights of `model` in one file, layer by layer.
+///
+/// # Errors
+/// If the file is damaged, or what is in it is not what the model has.
+pub fn import_safetensors(model: &ModelConfig, file: &[u8]) -> Result<Vec<Vec<f32>>, ImportError> {
+    let file = WeightFile { name: "the file of weights".to_owned(), bytes: &file };
+    import_files(model, &[file], None)
+}
+
+/// The weights of `model` in these files, layer by layer; `index` says which tensor is in which.
+///
+/// # Errors
+/// If a file is damaged, or what is in all of them is not what the model has.
+pub fn import_files(
+    model: &ModelConfig,
+    files: &[WeightFile<'_>],
+    index: Option<&ShardIndex>,
+) -> Result<Vec<Vec<f32>>, ImportError> {
+    let mut found = find_tensors(files)?;
+    if let Some(index) = index {
+        check_index(index, files, &found)?;
+    }
+    // A few bytes of `config.json` may announce any size: memory is allocated for what is there.
+    let mut placed = place(model, &mut found)?;
+    let copy = tied_copy(model).and_then(|name| found.remove(name));
+    check_extra(model, &found)?;
+    placed.sort_by_key(|placed| (placed.file, placed.tensor.start));
+    let mut layers: Vec<Vec<f32>> =
+        model_layers(model).iter().map(|spec| vec![0.0; spec.len()]).collect();
+    placed.iter().try_for_each(|placed| placed.read(&files[placed.file], &mut layers))?;
+    if let Some((file, tensor)) = copy {
+        let embedding = model_layers(model)[0].tensors[0].range.clone();
+        compare(&files[file], &tensor, &layers[0][embedding], model)?;
+    }
+    Ok(layers)
+}
+
+fn find_tensors(files: &[WeightFile<'_>]) -> Result<TensorsByName, ImportError> {
+    let mut found = TensorsByName::new();
+    for (index, file) in files.iter().enumerate() {
+        let name = || file.name.clone();
+        let tensors =
+            read_header(file.bytes).map_err(|error| ImportError::Format { file: name(), error })?;
+        for tensor in tensors {
+            let key = tensor.name.clone();
+            if let Some((first, tensor)) = found.insert(key, (index, tensor)) {
+                let first = files[first].name.clone();
+                return Err(ImportError::Twice { name: tensor.name, first, second: name() });
+            }
+        }
+    }
+    Ok(found)
+}
+
+fn check_index(
+    index: &ShardIndex,
+    files: &[WeightFile<'_>],
+    found: &TensorsByName,
+) -> Result<(), ImportError> {
+    for (name, file) in index.tensors() {
+        let is_there = found.get(name).is_some_and(|(at, _)| files[*at].name == *file);
+        if !is_there {
+            return Err(ImportError::Misplaced { name: name.clone(), file: file.clone() });
+        }
+    }
+    Ok(())
+}
+
+/// Finds the tensor of each of the model's parameters, and takes it out of `found`.
+fn place(model: &ModelConfig, found: &mut TensorsByName) -> Result<Vec<PlacedTensor>, ImportError> {
+    let mut placed: BTreeMap<String, PlacedTensor> = BTreeMap::new();
+    for (layer, spec) in model_layers(model).iter().enumerate() {
+        for tensor in &spec.tensors {
+            let source = source(model, spec, tensor);
+            let name = source.name.clone();
+            if !placed.contains_key(&name) {
+                let (file, tensor) = take(found, &source)?;
+                let targets = Vec::new();
+                placed.insert(name.clone(), PlacedTensor { file, tensor, targets });
+            }
+            let shape = match tensor.shape[..] {
+                [rows, columns] => [rows, columns],
+                _ => [tensor.range.len(), 1],
+            };
+            let range = tensor.range.clone();
+            let target = TensorTarget { layer, range, shape, source };
+            placed.get_mut(&name).expect("it was put there").targets.push(target);
+        }
+    }
+    Ok(placed.into_values().collect())
+}
+
+/// Takes out the tensor of a source. Some checkpoints leave out the name of the model around the
+/// layers.
+fn take(
+    found: &mut TensorsByName,
+    source: &TensorSource,
+) -> Result<(usize, StoredTensor), ImportError> {
+    let taken = found.remove(&source.name);
+    let taken = taken.or_else(|| found.remove(without_prefix(&source.name)));
+    let (file, tensor) = taken.ok_or_else(|| ImportError::Missing { name: source.name.clone() })?;
+    if tensor.shape != source.shape {
+        let expected = source.shape.clone();
+        return Err(ImportError::Shape { name: tensor.name, expected, found: tensor.shape });
+    }
+    tensor.check_type()?;
+    Ok((file, tensor))
+}
+
+fn check_extra(model: &ModelConfig, found: &TensorsByName) -> Result<(), ImportError> {
+    match found.keys().find(|name| !is_buffer(model, name)) {
+        Some(name) => Err(ImportError::Extra { name: name.clone() }),
+        None => Ok(()),
+    }
+}
+
+impl PlacedTensor {
+    /// Reads the tensor into the layers.
+    fn read(&self, file: &WeightFile<'_>, layers: &mut [Vec<f32>]) -> Result<(), ImportError> {
+        let mut reader = TensorReader::new(file.bytes, &file.name, &self.tensor)?;
+        if let [target] = &self.targets[..]
+            && target.is_whole()
+        {
+            return reader.read(0, &mut layers[target.layer][target.range.clone()]);
+        }
+        let rows = self.tensor.shape[0];
+        let width = self.tensor.shape.get(1).copied().unwrap_or(1);
+        let step = (READ_AT_ONCE / width.max(1)).clamp(1, rows.max(1));
+        let mut elements = vec![0.0; step * width];
+        for start in (0..rows).step_by(step) {
+            let taken = start..rows.min(start + step);
+            reader.read_rows(&taken, width, &mut elements)?;
+            for target in &self.targets {
+                let to = &mut layers[target.layer][target.range.clone()];
+                target.put(&taken, width, &elements, to);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl TensorTarget {
+    /// Whether its elements lie as those of the file's tensor do.
+    fn is_whole(&self) -> bool {
+        let len: usize = self.source.shape.iter().product();
+        !self.source.is_transposed && self.range.len() == len
+    }
+
+    /// Puts `rows` of the file's tensor, `width` elements each, where they belong.
+    fn put(&self, rows: &Range<usize>, width: usize, from: &[f32], to: &mut [f32]) {
+        let ([own_rows, columns], first) = (self.shape, self.source.first_row);
+        if !self.source.is_transposed {
+            for (row, from) in rows.clone().zip(from.chunks_exact(width)) {
+                if let Some(own) = row.checked_sub(first).filter(|own| *own < own_rows) {
+                    to[own * columns..][..columns].copy_from_slice(from);
+                }
+            }
+            return;
+        }
+        let tiles = rows.clone().step_by(TILE_ROWS).zip(from.chunks(TILE_ROWS * width));
+        for (column, tile) in tiles {
+            let count = (rows.end - column).min(TILE_ROWS);
+            for own in 0..own_rows {
+                let row = tile[first + own..].iter().step_by(width).take(count);
+                for (to, x) in to[own * columns + column..].iter_mut().zip(row) {
+                    *to = *x;
+                }
+            }
+        }
+    }
+}
+
+/// The matrix of a tied head that is in the files as well is the embedding.
+fn compare(
+    file: &WeightFile<'_>,
+    tensor: &StoredTensor,
+    embedding: &[f32],
+    model: &ModelConfig,
+) -> Result<(), ImportError> {
+    let name = || tensor.name.clone();
+    let expected = [model.vocabulary as usize, model.width as usize];
+    if tensor.shape != expected {
+        let found = tensor.shape.clone();
+        return Err(ImportError::Shape { name: name(), expected: expected.to_vec(), found });
+    }
+    let mut reader = TensorReader::new(file.bytes, &file.name, tensor)?;
+    let mut piece = vec![0.0; READ_AT_ONCE.min(embedding.len())];
+    for (at, expected) in embedding.chunks(READ_AT_ONCE).enumerate() {
+        let found = &mut piece[..expected.len()];
+        reader.read(at * READ_AT_ONCE, found)?;
+        if found != expected {
+            let other = "the embedding".to_owned();
+            return Err(ImportError::Untied { name: name(), other });
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

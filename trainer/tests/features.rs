@@ -1,0 +1,147 @@
+//! Models of the Llama family with everything that later ones have: biases, norms of queries and
+//! keys, scaled rotary frequencies. Pipelines of any cut and order, over slices, with activations
+//! that are made again or offloaded, come to the bits of the serial reference.
+
+mod common;
+
+use common::{
+    BATCH, StageCluster, corpus_for, featured_model, offloaded, plan_of_chunks, policy, setup,
+};
+use zbelastic_consensus::validation::NonfinitePolicy;
+use zbelastic_kernels::CpuBackend;
+use zbelastic_schedule::{ScheduleKind, Window};
+use zbelastic_trainer::digest::StateDigest;
+use zbelastic_trainer::model::{
+    AttentionBias, LlamaFeatures, ModelConfig, Recompute, RecomputedOps, model_layers,
+};
+use zbelastic_trainer::plan::{Plan, PlanRequest};
+use zbelastic_trainer::reference::SerialReference;
+use zbelastic_trainer::stage::StageSetup;
+use zbelastic_types::Step;
+
+const STEPS: u64 = 4;
+const CLIP_NORM: Option<f64> = Some(0.5);
+
+fn of_plan(model: &ModelConfig, plan: Plan) -> StageSetup {
+    StageSetup { clip_norm: CLIP_NORM, ..setup(model.clone(), plan, STEPS) }
+}
+
+fn plan(model: &ModelConfig, kind: ScheduleKind, stages: u32, window: Window) -> Plan {
+    plan_of_chunks(model, kind, None, stages, window)
+}
+
+fn sliced(model: &ModelConfig, stage_count: u32, slices: u32) -> Plan {
+    let request = PlanRequest {
+        model,
+        batch: BATCH,
+        kind: ScheduleKind::Seq1F1B,
+        chunks_per_stage: None,
+        slice_count: Some(slices),
+        stage_count,
+        window: Window::One,
+    };
+    Plan::new(request).expect("a legal plan")
+}
+
+fn serial(model: &ModelConfig, plan: Plan, threads: usize) -> StateDigest {
+    let setup = of_plan(model, plan);
+    let backend = CpuBackend::new(threads).expect("threads");
+    let corpus = corpus_for(setup.plan.batch, 0.05);
+    let mut run = SerialReference::new(&setup, backend, corpus).expect("memory");
+    for step in 0..STEPS {
+        run.step(Step(step), false);
+    }
+    run.digest()
+}
+
+/// The digest of a cluster that drops a candidate and runs a step again, if `seed` is even.
+fn pipeline(model: &ModelConfig, plan: Plan, seed: u64) -> StateDigest {
+    let mut setup = of_plan(model, plan);
+    let tensors = ["layers.1.attn.q_norm", "layers.2.attn.k_norm", "layers.0.attn.out.bias"];
+    if seed.is_multiple_of(2) {
+        let tensor = tensors[seed as usize / 2 % tensors.len()];
+        let text = format!("step=2,tensor={tensor},value=nan");
+        setup.injections = vec![text.parse().expect("a legal injection")];
+    }
+    let corpus = corpus_for(setup.plan.batch, 0.05);
+    let policy = policy(CLIP_NORM, NonfinitePolicy::Replay);
+    let threads = 1 + seed as usize % 2;
+    let outcome = StageCluster::with_corpus(&setup, policy, threads, seed, corpus).run();
+    assert_eq!(outcome.verdicts("replay"), usize::from(seed.is_multiple_of(2)), "seed {seed}");
+    outcome.digest
+}
+
+#[test]
+fn every_cut_and_order_equals_the_reference() {
+    let model = featured_model();
+    let expected = serial(&model, plan(&model, ScheduleKind::GPipe, 1, Window::Zero), 1);
+    let again = serial(&model, plan(&model, ScheduleKind::GPipe, 1, Window::Zero), 2);
+    assert_eq!(again, expected, "threads");
+    let some =
+        Recompute::Selective(RecomputedOps { norm: true, attention: true, activation: true });
+    let kinds = [
+        ScheduleKind::GPipe,
+        ScheduleKind::OneFOneB,
+        ScheduleKind::Interleaved,
+        ScheduleKind::ZbH1,
+        ScheduleKind::ZbV,
+    ];
+    let mut seed = 0;
+    for kind in kinds {
+        for stages in 1..=4 {
+            for window in [Window::Zero, Window::One] {
+                seed += 1;
+                let recompute = [Recompute::None, Recompute::Full, some][seed as usize % 3];
+                let plan = plan(&model, kind, stages, window).with_recompute(recompute);
+                let case = format!("{kind}, {stages} stages, window {window}, {recompute:?}");
+                assert_eq!(pipeline(&model, plan, seed), expected, "{case}");
+            }
+        }
+    }
+    let away = offloaded(&plan(&model, ScheduleKind::ZbH1, 2, Window::One), 0.0);
+    assert_eq!(pipeline(&model, away, 1), expected, "offloaded");
+}
+
+#[test]
+fn slices_equal_their_reference() {
+    let model = featured_model();
+    let mut seed = 0;
+    for slices in [2, 4] {
+        let expected = serial(&model, sliced(&model, 1, slices), 1);
+        for stages in 1..=3 {
+            for recompute in [Recompute::None, Recompute::Full] {
+                seed += 1;
+                let plan = sliced(&model, stages, slices).with_recompute(recompute);
+                let case = format!("{slices} slices, {stages} stages, {recompute:?}");
+                assert_eq!(pipeline(&model, plan, seed), expected, "{case}");
+            }
+        }
+    }
+}
+
+/// A feature that is left out of a pass is left out everywhere, and no digest would tell.
+#[test]
+fn each_feature_has_tensors_or_other_bits() {
+    let all = featured_model();
+    let digest =
+        |model: &ModelConfig| serial(model, plan(model, ScheduleKind::GPipe, 1, Window::Zero), 1);
+    let expected = digest(&all);
+    let without = |change: fn(&mut LlamaFeatures)| {
+        let mut features = all.features;
+        change(&mut features);
+        ModelConfig { features, ..all.clone() }
+    };
+    let tensors = |model: &ModelConfig| -> usize {
+        model_layers(model).iter().map(|layer| layer.tensors.len()).sum()
+    };
+    let blocks = all.blocks as usize;
+    let check = |model: ModelConfig, fewer: usize| {
+        assert_eq!(tensors(&all) - tensors(&model), fewer * blocks, "{:?}", model.features);
+        assert_ne!(digest(&model), expected, "{:?}", model.features);
+    };
+    check(without(|features| features.qk_norm = false), 2);
+    check(without(|features| features.mlp_bias = false), 3);
+    check(without(|features| features.attention_bias = AttentionBias::Qkv), 1);
+    check(without(|features| features.attention_bias = AttentionBias::None), 4);
+    check(without(|features| features.rope_scaling = None), 0);
+}
