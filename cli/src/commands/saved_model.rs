@@ -47,8 +47,7 @@ impl LeftRun {
 
     /// The folder of the tokenizer that it was trained with; nothing for one of bytes.
     pub fn tokenizer_folder(&self) -> Option<PathBuf> {
-        let folders = [MODEL, "tokenizer"].map(|name| self.folder.join(name));
-        folders.into_iter().find(|folder| folder.join(TOKENIZER).is_file())
+        Some(self.folder.join(MODEL)).filter(|folder| folder.join(TOKENIZER).is_file())
     }
 }
 
