@@ -4,19 +4,22 @@
 
 mod common;
 
+use std::sync::Arc;
+
 use common::{
     BATCH, StageCluster, corpus_for, featured_model, offloaded, plan_of_chunks, policy, setup,
 };
 use zbelastic_consensus::validation::NonfinitePolicy;
-use zbelastic_kernels::CpuBackend;
+use zbelastic_kernels::{BufferView, CpuBackend, DeviceMemory};
 use zbelastic_schedule::{ScheduleKind, Window};
 use zbelastic_trainer::digest::StateDigest;
 use zbelastic_trainer::model::{
-    AttentionBias, LlamaFeatures, ModelConfig, Recompute, RecomputedOps, model_layers,
+    AttentionBias, LayerState, LlamaFeatures, ModelConfig, Recompute, RecomputedOps,
+    initial_weights, model_layers,
 };
 use zbelastic_trainer::plan::{Plan, PlanRequest};
 use zbelastic_trainer::reference::SerialReference;
-use zbelastic_trainer::stage::StageSetup;
+use zbelastic_trainer::stage::{InitialWeights, StageSetup};
 use zbelastic_types::Step;
 
 const STEPS: u64 = 4;
@@ -144,4 +147,53 @@ fn each_feature_has_tensors_or_other_bits() {
     check(without(|features| features.attention_bias = AttentionBias::Qkv), 1);
     check(without(|features| features.attention_bias = AttentionBias::None), 4);
     check(without(|features| features.rope_scaling = None), 0);
+}
+
+/// Loss of the first step with these weights, and the gradients of all layers.
+fn first_step(model: &ModelConfig, weights: Vec<Vec<f32>>) -> (f64, Vec<Vec<f32>>) {
+    let mut setup = of_plan(model, plan(model, ScheduleKind::GPipe, 1, Window::Zero));
+    setup.weights = InitialWeights::Given(Arc::new(weights));
+    let corpus = corpus_for(setup.plan.batch, 0.05);
+    let backend = CpuBackend::new(1).expect("one thread");
+    let mut run = SerialReference::new(&setup, backend, corpus).expect("memory");
+    let loss = run.step(Step(0), false).loss;
+    let download = |layer: &LayerState<CpuBackend>| {
+        run.backend().download(BufferView::new(&layer.g, 0..layer.spec.len()))
+    };
+    (loss, run.layers().iter().map(download).collect())
+}
+
+/// Every pipeline could lack the same part of a pass. The gradient of each tensor of a block is held
+/// against the loss: along it, the loss changes by its length.
+#[test]
+fn gradients_are_those_of_the_loss() {
+    const FAR: f32 = 5e-3;
+    let model = featured_model();
+    let layers = model_layers(&model);
+    // Away from norms of one and biases of zero, at which a mistake may not show.
+    let mut weights: Vec<Vec<f32>> = layers.iter().map(|spec| initial_weights(spec, 1)).collect();
+    for (index, x) in weights.iter_mut().flatten().enumerate() {
+        *x += 0.1 * ((index * 7 % 11) as f32 / 11.0 - 0.45);
+    }
+    let (_, gradients) = first_step(&model, weights.clone());
+    for spec in &layers[1..3] {
+        let layer = spec.layer.0 as usize;
+        for tensor in &spec.tensors {
+            let gradient = &gradients[layer][tensor.range.clone()];
+            let length = gradient.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>().sqrt();
+            let moved = |by: f32| {
+                let mut weights = weights.clone();
+                let to = &mut weights[layer][tensor.range.clone()];
+                for (x, slope) in to.iter_mut().zip(gradient) {
+                    *x += by * slope / length as f32;
+                }
+                first_step(&model, weights).0
+            };
+            let found = (moved(FAR) - moved(-FAR)) / f64::from(2.0 * FAR);
+            let error = (found - length).abs();
+            let name = &tensor.name;
+            assert!(error <= 0.02 * length + 1e-5, "{name}: {length}, the loss says {found}");
+            assert!(length > 1e-4, "{name} has a gradient: {length}");
+        }
+    }
 }

@@ -256,7 +256,13 @@ pub const FENCES: &[Fence] = &[
         "bytemuck",
         &["transport", "trainer", "node"],
         &[],
-        &["trainer/src/digest.rs", "trainer/src/elastic/", "transport/src/", "node/src/cluster/"],
+        &[
+            "trainer/src/digest.rs",
+            "trainer/src/elastic/",
+            "trainer/src/hf/weight_file.rs",
+            "transport/src/",
+            "node/src/cluster/",
+        ],
     ),
     fence(
         "bytes",

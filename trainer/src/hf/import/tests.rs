@@ -54,6 +54,7 @@ fn a_file_that_is_written_in_parts_is_the_one_that_the_crate_makes() {
         let metadata = [("format".to_owned(), "pt".to_owned())].into();
         let expected = serialize(views, Some(metadata)).expect("views are complete");
         assert!(file(&model, &layers) == expected, "{family:?}");
+        assert!(import_safetensors(&model, &expected).expect("its own") == layers, "{family:?}");
     }
 }
 
