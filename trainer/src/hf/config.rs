@@ -191,7 +191,7 @@ fn decimal(x: f32) -> Value {
 /// Never: the parts are plain numbers.
 #[must_use]
 pub fn config_json(model: &ModelConfig) -> String {
-    let value = match model.family {
+    let mut value = match model.family {
         Family::Gpt2 => json!({
             "architectures": ["GPT2LMHeadModel"],
             "model_type": "gpt2",
@@ -233,5 +233,10 @@ pub fn config_json(model: &ModelConfig) -> String {
             "dtype": "float32",
         }),
     };
+    if let Some(window) = model.sliding_window {
+        value["architectures"] = json!(["MistralForCausalLM"]);
+        value["model_type"] = json!("mistral");
+        value["sliding_window"] = json!(window);
+    }
     serde_json::to_string_pretty(&value).expect("plain numbers are JSON") + "\n"
 }
