@@ -44,10 +44,12 @@ pub(crate) enum ScratchSlot {
     Results,
     /// Timestamps of the device's clock.
     Timestamps,
+    /// The first key of each row, of the mask that attention used last.
+    FirstKeys,
 }
 
 /// The number of slots.
-pub(crate) const SLOT_COUNT: usize = 7;
+pub(crate) const SLOT_COUNT: usize = 8;
 
 /// An operation that uses scratch, with the shape that determines how much.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -124,7 +126,7 @@ impl ScratchOperation {
                 vec![(ScratchSlot::Product, rows.count * rows.width * precision.bytes())]
             }
             Self::Attention(shape) => vec![
-                (ScratchSlot::Lists, shape.rows() * 4),
+                (ScratchSlot::FirstKeys, shape.rows() * 4),
                 (ScratchSlot::Product, key_values(shape) * 4),
                 (ScratchSlot::RowProducts, shape.rows() * shape.heads * 4),
             ],
@@ -223,7 +225,7 @@ mod tests {
         let head_width = 8;
         let shape = AttentionShape { sequences, sequence_len, heads, kv_heads, head_width };
         let attention = [
-            (ScratchSlot::Lists, 10 * 4),
+            (ScratchSlot::FirstKeys, 10 * 4),
             (ScratchSlot::Product, 10 * 32 * 4),
             (ScratchSlot::RowProducts, 10 * 4 * 4),
         ];

@@ -201,7 +201,7 @@ fn a_gradient_that_is_not_finite_spoils_the_update_of_its_stage_alone() {
 #[test]
 fn methods_over_documents_equal_their_references() {
     let over_documents = |kind| {
-        let mut setup = setup_for(Family::Llama, request(kind, (2, 5, 2)));
+        let mut setup = setup_for(Family::Llama, request(kind, (2, 6, 2)));
         setup.model.sliding_window = Some(3);
         setup
     };

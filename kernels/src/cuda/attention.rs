@@ -3,7 +3,7 @@
 
 use super::backend::CudaBackend;
 use super::device::{Device, DeviceAddress};
-use super::embed::list;
+use super::embed::bytes;
 use super::error::DeviceFault;
 use super::kernel::{Arguments, Kernel, Launch};
 use super::memory::CudaBuffer;
@@ -179,14 +179,21 @@ fn table(addresses: impl IntoIterator<Item = DeviceAddress>) -> [DeviceAddress; 
     table
 }
 
-/// Copies the first keys of a mask to the device, until the next list.
+/// The first keys of a mask on the device, until the next mask. The layers of a pass have the same
+/// one, which is copied once.
 fn mask_list<D: Device>(
     device: &CudaBackend<D>,
     mask: AttentionMask<'_>,
 ) -> Result<Option<DeviceAddress>, DeviceFault> {
     match mask {
         AttentionMask::Causal => Ok(None),
-        AttentionMask::From(first_keys) => list(device, first_keys).map(Some),
+        AttentionMask::From(first_keys) => {
+            let to = device.scratch(ScratchSlot::FirstKeys, first_keys.len() * 4)?;
+            if !device.replace_first_keys(to, first_keys) {
+                device.write(&bytes(first_keys), to)?;
+            }
+            Ok(Some(to))
+        }
     }
 }
 

@@ -56,6 +56,8 @@ pub struct CudaBackend<D: Device = CudaDevice> {
     /// Copies beside the work so far, and the last one that the work has waited for.
     copies: Cell<u64>,
     waited_copy: Cell<u64>,
+    /// The first keys that lie in scratch, and where.
+    first_keys: RefCell<Option<(DeviceAddress, Vec<u32>)>>,
 }
 
 /// A matrix in the type that products read, in row-major order.
@@ -104,6 +106,7 @@ impl<D: Device> CudaBackend<D> {
             downloads: PinnedBufferPool::new(download::LIMITS),
             copies: Cell::new(0),
             waited_copy: Cell::new(0),
+            first_keys: RefCell::default(),
         }
     }
 
@@ -157,6 +160,16 @@ impl<D: Device> CudaBackend<D> {
         bytes: usize,
     ) -> Result<DeviceAddress, DeviceFault> {
         self.scratch.take(&self.device, slot, bytes)
+    }
+
+    /// Notes which first keys lie at `at` from now on, and returns whether they lay there before.
+    pub(super) fn replace_first_keys(&self, at: DeviceAddress, first_keys: &[u32]) -> bool {
+        let mut known = self.first_keys.borrow_mut();
+        let is_same = known.as_ref().is_some_and(|(of, keys)| *of == at && keys == first_keys);
+        if !is_same {
+            *known = Some((at, first_keys.to_vec()));
+        }
+        is_same
     }
 
     pub(super) fn launch(&self, launch: &Launch) -> Result<(), DeviceFault> {

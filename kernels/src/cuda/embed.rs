@@ -10,7 +10,7 @@ use crate::scratch::ScratchSlot;
 
 const THREADS: usize = 128;
 
-fn bytes(words: &[u32]) -> Vec<u8> {
+pub(super) fn bytes(words: &[u32]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_le_bytes()).collect()
 }
 

@@ -28,6 +28,7 @@ mod times;
 use std::path::Path;
 use std::sync::Arc;
 
+use common::documents::Documents;
 use common::{
     StageCluster, corpus, featured_model, offloaded, plan, plan_of_chunks, policy, setup,
     tiny_model,
@@ -162,6 +163,37 @@ fn floats_train_to_the_bits_of_one_device() {
 #[test]
 fn halves_train_to_the_bits_of_one_device() {
     models().iter().for_each(|it| check::<EmulatedDevices>(it, Precision::Bf16, 1e-2));
+}
+
+/// Documents, a window that slides and targets that do not count: whole and cut into slices, kept
+/// and recomputed.
+#[test]
+fn documents_train_to_the_bits_of_one_device() {
+    for (family, precision) in [(Family::Gpt2, Precision::Bf16), (Family::Llama, Precision::F32)] {
+        let model = ModelConfig { sliding_window: Some(3), ..tiny_model(family) };
+        let source = || Documents::new(corpus(), model.positions as usize);
+        let Some([one, other]) = two(precision) else { return };
+        let whole = plan(&model, ScheduleKind::ZbH1, 2, Window::One);
+        let recomputed = whole.clone().with_recompute(Recompute::Full);
+        let sliced = plan(&model, ScheduleKind::Seq1F1B, 2, Window::Zero);
+        let of_processor = {
+            let setup = setup(model.clone(), whole.clone(), STEPS);
+            let processor = CpuBackend::new(1).expect("one thread");
+            SerialReference::new(&setup, processor, source()).expect("memory").step(Step(0), false)
+        };
+        for (seed, plan) in (0..).zip([whole, recomputed, sliced]) {
+            let setup = setup(model.clone(), plan, STEPS);
+            let mut run = SerialReference::new(&setup, one.sibling(), source()).expect("memory");
+            let loss = run.step(Step(0), false).loss;
+            let far = (loss - of_processor.loss).abs();
+            assert!(far <= 1e-2 * loss, "{family:?}: {loss} {}", of_processor.loss);
+            (1..STEPS).for_each(|step| drop(run.step(Step(step), false)));
+            let policy = policy(setup.clip_norm, NonfinitePolicy::Skip);
+            let backend = |_| other.sibling();
+            let cluster = StageCluster::on_backends(&setup, policy, seed, source(), backend);
+            assert_eq!(cluster.run().digest, run.digest(), "{family:?} {precision:?} {seed}");
+        }
+    }
 }
 
 /// All of it on a device, if there is one.
