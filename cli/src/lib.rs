@@ -15,7 +15,6 @@ pub mod panics;
 mod progress;
 mod run_tokenizer;
 mod store_maker;
-mod stores;
 mod terminal;
 mod token_source;
 mod tokenizer_encoder;

@@ -22,12 +22,14 @@ use crate::data_failure;
 use crate::progress::CommandProgress;
 use crate::tokenizer_encoder::TokenizerEncoder;
 
+/// Where run folders lie if no folder is named.
+pub const RUNS: &str = "runs";
 /// The folder of stores that are made of a run's text, within the run's folder or that of all runs.
 const TOKENS: &str = "tokens";
 /// Digits of a request's hash that name its store.
 const NAME_DIGITS: usize = 16;
 /// What a configuration says that this module sets.
-const FLAG: &str = "data.tokenizer";
+const FLAG: &str = "--tokenizer";
 
 /// Makes a store, with a progress bar, until `is_interrupted`.
 ///

@@ -48,7 +48,7 @@ use zbelastic_wording::{CommandError, CommandFailure, FailureCode, FailureDetail
 use crate::args::TrainArgs;
 use crate::blob::Blob;
 use crate::corpus::DataSummary;
-pub use folder::RUNS;
+use crate::store_maker::RUNS;
 use folder::{RunFolder, RunFolderRequest};
 use prepare::{PreparedRun, RunPlan, prepare};
 use processes::{ClusterRunEvent, JobSubmission, RunLocation};
@@ -79,7 +79,7 @@ pub fn run(args: &TrainArgs, out: &mut dyn Write) -> Result<ExitCode, CommandErr
 
 /// Checks that a new run's files fit the disk. One that goes on has most of them already.
 fn check_disk(args: &TrainArgs, prepared: &PreparedRun) -> Result<(), CommandFailure> {
-    let folder = args.out.clone().unwrap_or_else(|| PathBuf::from(folder::RUNS));
+    let folder = args.out.clone().unwrap_or_else(|| PathBuf::from(RUNS));
     if folder.join(folder::CLUSTER).exists() {
         return Ok(());
     }

@@ -2,7 +2,10 @@
 
 pub mod device;
 mod device_selector;
+pub mod own_address;
 pub mod second_store;
+pub mod unused_data;
+pub mod whole_file;
 
 pub use device_selector::{DeviceError, DeviceList, DeviceSelector};
 

@@ -9,7 +9,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
-use crate::whole_file;
+use zbelastic_machine::whole_file;
 
 /// The field of the check.
 const FIELD: &str = "check";

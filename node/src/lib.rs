@@ -6,4 +6,3 @@
 pub mod checked_json;
 pub mod cluster;
 pub mod data_folder;
-pub mod whole_file;

@@ -15,8 +15,10 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use zbelastic_config::{RunConfig, load_document};
-use zbelastic_node::whole_file;
+use zbelastic_machine::whole_file;
 use zbelastic_wording::{CommandFailure, FailureCode, FailureDetail, cannot_write};
+
+use crate::store_maker::RUNS;
 
 /// File of the effective configuration.
 pub const CONFIG: &str = "config.toml";
@@ -37,8 +39,6 @@ pub const CLUSTER: &str = "cluster";
 
 const ALL: [&str; 6] = [CONFIG, METRICS, RUN, TRACE, SAMPLE, MODEL];
 
-/// Where run folders lie if no folder is named.
-pub const RUNS: &str = "runs";
 /// Folders of one name below it.
 const RUNS_MAX: u32 = 9_999;
 

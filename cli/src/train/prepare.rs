@@ -23,12 +23,11 @@ use zbelastic_types::{Bytes, StageIndex};
 use zbelastic_wording::{CommandFailure, FailureCode, FailureDetail};
 
 use super::asynchronous::{AsyncPlanChoice, choose_async};
-use super::folder::RUNS;
 use super::run_devices::{DeviceShare, DeviceSharing, RunDevices};
 use crate::args::TrainArgs;
 use crate::corpus::{DataSummary, load_data};
 use crate::run_tokenizer::RunTokenizer;
-use crate::store_maker::with_text_store;
+use crate::store_maker::{RUNS, with_text_store};
 use crate::weights::weights_of_folder;
 
 /// A run that can begin.

@@ -372,7 +372,7 @@ pub const FENCES: &[Fence] = &[
             "checkpoint/src/locked_folder.rs",
             "node/src/cluster/threads.rs",
             "node/src/data_folder.rs",
-            "node/src/whole_file.rs",
+            "machine/src/whole_file.rs",
             "machine/src/lib.rs",
             "cli/src/terminal.rs",
             "cli/src/commands/doctor/",

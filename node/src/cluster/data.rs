@@ -22,7 +22,7 @@ use zbelastic_wire::document::{DataName, NamedJob};
 use zbelastic_wire::{self as wire, BulkKey};
 
 use super::checkpoint_thread::CheckpointThread;
-use crate::whole_file;
+use zbelastic_machine::whole_file;
 
 /// Bytes of a text or of weights at most; as for a run in one process.
 pub const DATA_BYTES_MAX: u64 = 64 << 30;

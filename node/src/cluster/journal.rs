@@ -14,7 +14,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use zbelastic_api::{ClusterEvent, EventKind, LogLine};
 
-use crate::whole_file;
+use zbelastic_machine::whole_file;
 
 /// Events kept in memory for clients that request them.
 const EVENTS_KEPT: usize = 8192;

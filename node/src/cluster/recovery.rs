@@ -32,7 +32,7 @@ use super::node_record::{NewNode, NodeRecord};
 use super::stores::StoreLocations;
 use super::{ADMIN_NODE, FIRST_NODE};
 use crate::data_folder::{AdminFile, NodeDataFolder};
-use crate::whole_file;
+use zbelastic_machine::whole_file;
 
 pub use changeover::finish;
 

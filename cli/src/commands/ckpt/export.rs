@@ -17,7 +17,7 @@ use zbelastic_api::{
 };
 use zbelastic_config::load_document;
 use zbelastic_kernels::HostFloats;
-use zbelastic_node::whole_file;
+use zbelastic_machine::whole_file;
 use zbelastic_trainer::elastic::{
     ChainingValue, LayerAssembler, LoadedWeights, image_bytes, moment_subtrees, weights_end,
 };

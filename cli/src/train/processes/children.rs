@@ -12,10 +12,10 @@ use std::time::{Duration, Instant};
 
 use zbelastic_config::size_text;
 use zbelastic_machine::DeviceSelector;
+use zbelastic_machine::whole_file;
 use zbelastic_node::cluster::node_record::NodeRecord;
 use zbelastic_node::cluster::signals::LIFELINE_VARIABLE;
 use zbelastic_node::data_folder::NodeDataFolder;
-use zbelastic_node::whole_file;
 use zbelastic_types::Bytes;
 use zbelastic_wording::{CommandFailure, FailureCode, FailureDetail};
 
