@@ -256,6 +256,12 @@ pub struct ConfigArgs {
     /// Files, folders and globs to train on [data.text].
     #[arg(long, value_name = "PATH", num_args = 1..)]
     pub text: Vec<String>,
+    /// Token stores to train on in place of text, as in --tokens a b=3 [data.tokens].
+    #[arg(long, value_name = "STORE", num_args = 1..)]
+    pub tokens: Vec<String>,
+    /// What makes tokens of text: bytes, a tokenizer.json or its folder [data.tokenizer].
+    #[arg(long, value_name = "PATH")]
+    pub tokenizer: Option<String>,
     /// Set any key of the configuration, as in --set train.steps=100; the last of several wins.
     #[arg(long, value_name = "KEY=VALUE")]
     pub set: Vec<String>,
@@ -272,15 +278,16 @@ impl ConfigArgs {
             ("--steps", Key::Steps, &self.steps),
             ("--window", Key::Window, &self.window),
             ("--seed", Key::Seed, &self.seed),
+            ("--tokenizer", Key::Tokenizer, &self.tokenizer),
         ];
         flags.extend(own.into_iter().filter_map(|(flag, key, text)| {
             let value = flag_value(key, text.as_ref()?);
             Some(ConfigFlag::Own { flag, key, value })
         }));
-        if !self.text.is_empty() {
-            let value =
-                ConfigValue::List(self.text.iter().cloned().map(ConfigValue::Text).collect());
-            flags.push(ConfigFlag::Own { flag: "--text", key: Key::Text, value });
+        let lists = [("--text", Key::Text, &self.text), ("--tokens", Key::Tokens, &self.tokens)];
+        for (flag, key, entries) in lists.into_iter().filter(|(.., entries)| !entries.is_empty()) {
+            let entries = entries.iter().cloned().map(ConfigValue::Text);
+            flags.push(ConfigFlag::Own { flag, key, value: ConfigValue::List(entries.collect()) });
         }
         ConfigSources { file: self.config.clone(), flags }
     }

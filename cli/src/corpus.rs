@@ -1,5 +1,9 @@
 //! What a run trains on, cut into windows: a text, or token stores.
 
+mod stores;
+
+pub use stores::{StoresSummary, load_stores};
+
 use std::fmt;
 use std::path::PathBuf;
 
@@ -13,7 +17,6 @@ use zbelastic_types::Bytes;
 use zbelastic_wording::{CommandFailure, FailureDetail};
 
 use crate::run_tokenizer::RunTokenizer;
-use crate::stores::{StoresSummary, load_stores};
 
 /// A text or stores as training will read them.
 pub struct RunCorpus {

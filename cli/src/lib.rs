@@ -17,7 +17,6 @@ mod run_files;
 mod run_tokenizer;
 mod scratch_folder;
 mod store_maker;
-mod stores;
 mod terminal;
 mod token_source;
 mod tokenizer_encoder;

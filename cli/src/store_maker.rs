@@ -27,7 +27,7 @@ const TOKENS: &str = "tokens";
 /// Digits of a request's hash that name its store.
 const NAME_DIGITS: usize = 16;
 /// What a configuration says that this module sets.
-const FLAG: &str = "data.tokenizer";
+const FLAG: &str = "--tokenizer";
 
 /// A store that was made.
 pub struct MadeStore {

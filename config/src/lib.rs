@@ -60,6 +60,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use zbelastic_consensus::validation::GuardPolicy;
+use zbelastic_data::cursor::CursorConfig;
 use zbelastic_schedule::asynchronous::AsyncKind;
 use zbelastic_schedule::{ScheduleKind, Window};
 use zbelastic_trainer::model::ModelConfig;
@@ -310,6 +311,17 @@ impl RunConfig {
     #[must_use]
     pub fn effective(&self) -> String {
         effective::write_documented(self)
+    }
+
+    /// How windows of stores are read.
+    #[must_use]
+    pub fn cursor(&self) -> CursorConfig {
+        CursorConfig {
+            shape: self.batch.microbatch,
+            microbatch_count: self.batch.microbatch_count,
+            held_out_share: self.held_out_share,
+            seed: self.seed,
+        }
     }
 }
 

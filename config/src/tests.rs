@@ -4,9 +4,11 @@ mod folders;
 mod injections;
 mod refusals;
 
+use std::path::Path;
 use std::time::Duration;
 
 use zbelastic_consensus::validation::NonfinitePolicy;
+use zbelastic_data::window::Packing;
 use zbelastic_schedule::{ScheduleKind, Window};
 use zbelastic_trainer::model::{AttentionBias, Family, LlamaFeatures, RopeScaling};
 use zbelastic_trainer::optimizer::{LrDecay, WeightDecayScope};
@@ -143,6 +145,8 @@ fn every_key_reaches_the_run() {
         positions = 99
         [data]
         text = "one.txt"
+        packing = "documents"
+        tokenizer = "tok"
         held_out = 0.2
         [train]
         steps = 7
@@ -190,6 +194,8 @@ fn every_key_reaches_the_run() {
     };
     assert_eq!(model.features, features);
     assert_eq!((&config.text[..], config.held_out_share), (&["one.txt".to_owned()][..], 0.2));
+    assert_eq!(config.tokens.packing, Packing::Documents);
+    assert_eq!(config.tokens.tokenizer.as_deref(), Some(Path::new("tok")));
     assert_eq!((config.steps, config.seed, config.evaluate_every), (7, u64::MAX, 2));
     assert_eq!((config.batch.microbatch.sequences, config.batch.microbatch_count), (3, 4));
     let optimizer = &config.optimizer;

@@ -5,12 +5,10 @@ use std::num::NonZeroU32;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
-use zbelastic_data::cursor::CursorConfig;
 use zbelastic_data::store::{StoreError, StoreManifest};
 use zbelastic_data::window::Packing;
 use zbelastic_wording::FailureDetail;
 
-use super::RunConfig;
 use super::build::ConfigBuilder;
 use super::key::Key;
 use super::problem::ConfigProblem;
@@ -150,19 +148,6 @@ impl TokensError {
             Self::Vocabulary { needed, .. } => detail
                 .why("an id is a row of the model's embedding")
                 .hint(format!("model.vocab = {needed} or more, or leave it out")),
-        }
-    }
-}
-
-impl RunConfig {
-    /// How windows of stores are read.
-    #[must_use]
-    pub fn cursor(&self) -> CursorConfig {
-        CursorConfig {
-            shape: self.batch.microbatch,
-            microbatch_count: self.batch.microbatch_count,
-            held_out_share: self.held_out_share,
-            seed: self.seed,
         }
     }
 }

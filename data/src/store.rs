@@ -13,7 +13,8 @@ pub use manifest::{MANIFEST_NAME, ManifestFault, ShardRecord, StoreManifest, sha
 pub(crate) use manifest::{FORMAT_VERSION, SHARD_EXTENSION, SHARDS_MAX};
 pub(crate) use shard_writer::ShardWriter;
 
-use std::io;
+use std::fs::File;
+use std::io::{self, Read};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,6 +22,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::checked_json::CheckedJsonError;
 use mapped_shard::MappedShard;
 
+/// Bytes of a file that are hashed at once.
+const HASH_BYTES: u64 = 1 << 20;
 /// Bytes of a store's pages that are in memory at most, by the estimate of [`READ_PAGES_BYTES`].
 const RESIDENT_BYTES_MAX: u64 = 64 << 20;
 /// Bytes of pages that a read has in memory beside its ids: the system maps 64 KiB around a page
@@ -245,6 +248,44 @@ impl TokenStore {
             self.resident_bytes.store(0, Ordering::Relaxed);
             self.shards.iter().for_each(|placed| placed.shard.release());
         }
+    }
+}
+
+/// A store with this content in one of the folders, if its shards are sound. Of each shard that is
+/// hashed for that `on_bytes` gets the bytes, piece by piece.
+pub fn find_store(
+    manifest: &StoreManifest,
+    folders: &[String],
+    on_bytes: &dyn Fn(u64),
+) -> Option<TokenStore> {
+    let folder = folders.iter().map(Path::new).find(|folder| {
+        let is_there = folder.join(MANIFEST_NAME).exists();
+        is_there && StoreManifest::read(folder).is_ok_and(|found| found == *manifest)
+    })?;
+    let mut shards = manifest.shards.iter().enumerate();
+    let is_sound = shards.all(|(index, record)| {
+        let found = hash_file(&folder.join(shard_name(index)), on_bytes);
+        found.is_ok_and(|found| found == record.hash)
+    });
+    if is_sound { TokenStore::open(folder).ok() } else { None }
+}
+
+/// BLAKE3 of a file of any length, read by pieces of a mebibyte; `on_bytes` gets the length of each.
+///
+/// # Errors
+/// If it cannot be read.
+pub fn hash_file(path: &Path, on_bytes: &dyn Fn(u64)) -> io::Result<blake3::Hash> {
+    let mut file = File::open(path)?;
+    let mut hasher = blake3::Hasher::new();
+    let mut buffer = Vec::with_capacity(HASH_BYTES as usize);
+    loop {
+        buffer.clear();
+        let count = file.by_ref().take(HASH_BYTES).read_to_end(&mut buffer)?;
+        if count == 0 {
+            return Ok(hasher.finalize());
+        }
+        hasher.update(&buffer);
+        on_bytes(count as u64);
     }
 }
 

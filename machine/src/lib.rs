@@ -2,7 +2,9 @@
 
 pub mod device;
 mod device_selector;
+pub mod own_address;
 pub mod second_store;
+pub mod unused_data;
 
 pub use device_selector::{DeviceError, DeviceList, DeviceSelector};
 

@@ -16,6 +16,7 @@ pub mod compute;
 mod controller;
 pub mod data;
 mod device;
+mod device_error;
 mod frame_dispatch;
 pub mod journal;
 mod kept_data;
@@ -25,7 +26,6 @@ pub mod membership_failure;
 pub mod name_resolver;
 pub mod node_record;
 mod outbox;
-mod own_address;
 mod peer_connections;
 mod peer_directory;
 mod piece_fetch;
@@ -43,7 +43,6 @@ mod start;
 mod step_timings;
 pub mod stores;
 pub mod threads;
-mod unused_data;
 mod violations;
 mod worker;
 
@@ -178,6 +177,10 @@ fn exit_code_of(exit: ProcessExit) -> Result<ExitCode, CommandError> {
 
 /// Where the first controller is reached from its own machine.
 fn local_address(bind: SocketAddr) -> String {
-    let ip = if bind.ip().is_unspecified() { own_address::loopback(bind) } else { bind.ip() };
+    let ip = if bind.ip().is_unspecified() {
+        zbelastic_machine::own_address::loopback(bind)
+    } else {
+        bind.ip()
+    };
     SocketAddr::new(ip, bind.port()).to_string()
 }

@@ -57,12 +57,11 @@ fn a_store_gives_the_same_bits_to_threads_and_to_processes_that_are_killed() {
     let mut child = processes.stdout(Stdio::piped()).spawn().expect("it runs");
     let mut stdout = std::io::BufReader::new(child.stdout.take().expect("piped"));
     let mut printed = String::new();
-    while !printed.contains("\"step\":20,") {
-        let read = std::io::BufRead::read_line(&mut stdout, &mut printed).expect("UTF-8");
-        assert!(read > 0, "{printed}");
-    }
-    // The process of the first stage, and one without a part in reading.
-    for name in ["worker-1", "worker-2"] {
+    for (step, name) in [(20, "worker-1"), (60, "worker-2"), (90, "worker-3")] {
+        while !printed.contains(&format!("\"step\":{step},")) {
+            let read = std::io::BufRead::read_line(&mut stdout, &mut printed).expect("UTF-8");
+            assert!(read > 0, "{printed}");
+        }
         let status = Command::new("kill").args(["-9", &process_of(&folder, name)]).status();
         assert!(status.expect("there is a kill").success());
     }
@@ -71,7 +70,6 @@ fn a_store_gives_the_same_bits_to_threads_and_to_processes_that_are_killed() {
     let killed = TrainingOutput::read(&folder, printed);
     let threads = folder.run(&format!("{more} --workers 2"));
     assert_eq!(killed.digest(), threads.digest());
-    assert_eq!(killed.each("loss"), threads.each("loss"));
     let fields = |run: &TrainingOutput| run.json("run.json")["tokens"].clone();
     assert_eq!(fields(&killed), fields(&threads));
     assert!(fields(&threads)["stores"][0]["epochs"].as_f64().is_some_and(|epochs| epochs > 0.0));
@@ -99,7 +97,7 @@ fn a_store_of_bytes_trains_to_the_bits_of_its_text() {
     let mut command = folder.small(&over("\"bytes\"", ""));
     let printed = succeed(&mut command);
     assert!(printed.contains("tokens  "), "{printed}");
-    assert!(printed.contains(" documents of bytes ("), "{printed}");
+    assert!(printed.contains(" tokens in 1 document of bytes ("), "{printed}");
     assert!(printed.contains("nats a token over the last steps"), "{printed}");
 }
 

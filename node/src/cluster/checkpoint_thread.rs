@@ -31,7 +31,7 @@ use super::disk_space::{DiskSpace, DiskSpaceShortage};
 use super::scrub::scrub;
 use super::stores::{OpenStores, StoreOpenError};
 use super::threads::{CheckpointTime, raise_niceness};
-use super::unused_data::collect_data;
+use zbelastic_machine::unused_data::collect_data;
 
 /// Commands that wait for the disk at once: the pieces of two checkpoints of the largest model.
 const COMMANDS_MAX: usize = 4096;

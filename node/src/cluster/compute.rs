@@ -10,7 +10,7 @@ use zbelastic_kernels::{CpuBackend, DeviceFault, Precision};
 use zbelastic_machine::{DeviceSelector, core_count, device};
 use zbelastic_trainer::elastic::{BackendFactory, DeviceUse};
 
-use super::device::WorkerDeviceError;
+use super::device_error::WorkerDeviceError;
 
 /// The device that a worker computes on.
 pub trait WorkerDevice: Send + 'static {

@@ -20,9 +20,7 @@ use zbelastic_config::{OffloadStore, ScheduleChoice};
 use zbelastic_consensus::session::WorkerEvent;
 use zbelastic_consensus::validation::Turn;
 use zbelastic_data::training_data::TrainingData;
-use zbelastic_kernels::cuda::OpenError;
-use zbelastic_kernels::{AllocateError, DeviceFault, HostThreads};
-use zbelastic_machine::device::{code_of, code_of_fault};
+use zbelastic_kernels::{AllocateError, HostThreads};
 use zbelastic_machine::second_store::FileSecondStore;
 use zbelastic_policy::tick::milliticks;
 use zbelastic_schedule::{Op, ScheduleKind, Window};
@@ -39,20 +37,18 @@ use zbelastic_trainer::runtime::{
     PeerBody, PeerFrame, RuntimeInput, RuntimeOutput, RuntimeSetup, WorkerRuntime,
 };
 use zbelastic_trainer::stage::{
-    EngineActivity, EngineProgress, InitialWeights, StageSetup, StashStoreError, WaitReason,
+    EngineActivity, EngineProgress, InitialWeights, StageSetup, WaitReason,
 };
 use zbelastic_transport::FrameSender;
-use zbelastic_transport::frame::FrameTooLarge;
 use zbelastic_types::{Digest, Generation, LayerId, NodeId, Step};
 use zbelastic_wire::LayerMessage;
 use zbelastic_wire::document::NamedJob;
 use zbelastic_wire::frames::{FrameAssembly, FramePiece, LayerOffer};
-use zbelastic_wording::FailureCode;
 
 use super::activity::DeviceGauge;
 use super::compute::WorkerDevice;
+use super::device_error::WorkerDeviceError;
 use super::frame_dispatch::FrameDispatcher;
-use super::process_exit::ProcessExit;
 
 /// Inputs that wait for the device at once: frames of a step, commands and reads. A plan has at
 /// most seven frames for each pass under way; beyond this a peer sends frames that were never
@@ -84,56 +80,6 @@ pub struct DeviceJob {
     pub weights: InitialWeights,
     /// The folder for stashes that leave memory, if they are stored in files.
     pub scratch: PathBuf,
-}
-
-/// Why the device cannot continue.
-#[derive(Debug, thiserror::Error)]
-pub enum WorkerDeviceError {
-    /// Memory does not suffice, or a thread cannot be started.
-    #[error(transparent)]
-    Allocate(#[from] AllocateError),
-    /// The device cannot be opened.
-    #[error("{device}: {error}")]
-    Open {
-        /// The name of the device, such as `cuda:0`.
-        device: String,
-        /// Why it cannot be opened.
-        error: OpenError,
-    },
-    /// The device failed.
-    #[error("{device}: {fault}")]
-    Fault {
-        /// The name of the device, such as `cuda:0`.
-        device: String,
-        /// The fault that it reports.
-        fault: DeviceFault,
-    },
-    /// Activations that leave memory cannot be stored, or read again.
-    #[error(transparent)]
-    Store(#[from] StashStoreError),
-    /// A batch cannot be read: a store was altered while it was in use.
-    #[error("the token store: {0}")]
-    Unreadable(String),
-    /// A boundary tensor does not fit into a frame.
-    #[error("a tensor cannot be sent: {0}")]
-    Frame(#[from] FrameTooLarge),
-}
-
-impl WorkerDeviceError {
-    /// How the process of a worker ends that has no device: the cluster continues without it.
-    #[must_use]
-    pub fn process_exit(&self) -> ProcessExit {
-        let code = match self {
-            Self::Open { error, .. } => code_of(error),
-            Self::Fault { fault, .. } => code_of_fault(fault),
-            Self::Allocate(_) | Self::Store(_) | Self::Frame(_) => FailureCode::OutOfResource,
-            // The process starts again, and fetches what is damaged from others.
-            Self::Unreadable(_) => FailureCode::Internal,
-        };
-        let message = self.to_string();
-        let is_ours = code == FailureCode::Internal;
-        if is_ours { ProcessExit::Lost(message) } else { ProcessExit::OutOfResource(message) }
-    }
 }
 
 /// Reports of the device to the event loop.

@@ -20,7 +20,8 @@ use zbelastic_transport::{FrameSender, OutgoingFrame};
 use zbelastic_types::NodeId;
 use zbelastic_wire::frames::{OutgoingError, OutgoingMessage, outgoing};
 
-use super::device::{DeviceOutput, OutputsClosed, WorkerDeviceError};
+use super::device::{DeviceOutput, OutputsClosed};
+use super::device_error::WorkerDeviceError;
 
 /// Frames that wait for the dispatcher. When there are more the device thread waits for it: a
 /// device that is so far ahead of its network has nothing to gain.

@@ -3,12 +3,12 @@
 //! and renamed.
 
 use std::fs::{self, File};
-use std::io::{self, Read};
+use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use zbelastic_data::store::{MANIFEST_NAME, StoreManifest, TokenStore, shard_name};
+use zbelastic_data::store::{TokenStore, find_store, hash_file};
 use zbelastic_machine::disk_usage;
 use zbelastic_transport::{BulkFetch, ChunkSink, Transport};
 use zbelastic_types::{Bytes, Digest, NodeId};
@@ -21,8 +21,6 @@ use super::checkpoint_thread::CheckpointThread;
 use super::data::{DATA_BYTES_MAX, DamagedCopy, FetchError, fetch_from_some};
 use zbelastic_whole_file as whole_file;
 
-/// Bytes that are hashed at once.
-const HASH_BYTES: u64 = 1 << 20;
 /// Numbers files that are being fetched: two fetches of the same data write to two files.
 static FETCHES: AtomicU64 = AtomicU64::new(0);
 
@@ -124,18 +122,7 @@ impl ChunkSink for FileSink {
 }
 
 fn hash_of(path: &Path, progress: &WorkCounter) -> io::Result<Digest> {
-    let mut file = File::open(path)?;
-    let mut hasher = blake3::Hasher::new();
-    let mut buffer = Vec::with_capacity(HASH_BYTES as usize);
-    loop {
-        buffer.clear();
-        let count = file.by_ref().take(HASH_BYTES).read_to_end(&mut buffer)?;
-        if count == 0 {
-            return Ok(Digest(*hasher.finalize().as_bytes()));
-        }
-        hasher.update(&buffer);
-        progress.add(count as u64);
-    }
+    hash_file(path, &|bytes| progress.add(bytes)).map(|hash| Digest(*hash.as_bytes()))
 }
 
 fn is_sound(path: &Path, name: DataName, progress: &WorkCounter) -> bool {
@@ -156,11 +143,13 @@ pub async fn fetch_stores(
 ) -> Result<FetchedStores, FetchError> {
     let mut fetched = FetchedStores { stores: Vec::new(), damaged: Vec::new() };
     for store in stores {
-        let wanted = store.clone();
+        let wanted = store.manifest.clone();
         let paths = local.to_vec();
         let progress = route.progress.clone();
-        let found =
-            tokio::task::spawn_blocking(move || local_store(&wanted, &paths, &progress)).await;
+        let found = tokio::task::spawn_blocking(move || {
+            find_store(&wanted, &paths, &|bytes| progress.add(bytes))
+        });
+        let found = found.await;
         if let Some(found) = found.map_err(|_| FetchError::Interrupted)? {
             fetched.stores.push(found);
             continue;
@@ -178,14 +167,37 @@ pub async fn fetch_stores(
     Ok(fetched)
 }
 
-/// A store with this content at one of the paths, if its shards are sound.
-fn local_store(store: &JobStore, paths: &[String], progress: &WorkCounter) -> Option<TokenStore> {
-    let folder = paths.iter().map(Path::new).find(|folder| {
-        let is_there = folder.join(MANIFEST_NAME).exists();
-        is_there && StoreManifest::read(folder).is_ok_and(|found| found == store.manifest)
-    })?;
-    let mut shards = store.shards().enumerate();
-    let is_sound =
-        shards.all(|(index, name)| is_sound(&folder.join(shard_name(index)), name, progress));
-    if is_sound { TokenStore::open(folder).ok() } else { None }
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_sound_with_its_bytes_alone_and_reading_it_is_progress() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("one.data");
+        let bytes = vec![7; (1 << 20) + 5];
+        let name = DataName::of(&bytes);
+        let progress = WorkCounter::default();
+        assert!(!is_sound(&path, name, &progress), "there is none");
+        fs::write(&path, &bytes).expect("writable");
+        assert!(is_sound(&path, name, &progress));
+        assert_eq!(progress.total(), name.length);
+        fs::write(&path, &bytes[1..]).expect("writable");
+        assert!(!is_sound(&path, name, &progress), "it was cut short");
+        fs::write(&path, vec![8; bytes.len()]).expect("writable");
+        assert!(!is_sound(&path, name, &progress), "it was altered");
+    }
+
+    #[test]
+    fn what_is_not_whole_leaves_nothing_and_what_has_no_space_is_not_begun() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let partial = PartialFile(folder.path().join("one.0.part"));
+        let error = partial.create(1 << 60).expect_err("no disk is so large");
+        assert!(matches!(error, FetchError::Room(_)), "{error}");
+        let mut sink = FileSink(partial.create(8).expect("space"));
+        sink.write(4, b"half").expect("writable");
+        assert_eq!(fs::read(&partial.0).expect("there"), b"\0\0\0\0half");
+        drop(partial);
+        assert_eq!(fs::read_dir(folder.path()).expect("readable").count(), 0);
+    }
 }

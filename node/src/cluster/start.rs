@@ -33,7 +33,6 @@ use super::controller::{self, ControllerInbox, ControllerParts, ControllerSetup}
 use super::journal::{Journal, LogEcho, now_s};
 use super::machine_id::machine_number;
 use super::node_record::{NodeRecord, NodeRecordWriter};
-use super::own_address::reachable_addresses;
 use super::print_administrator_hint;
 use super::process_exit::{NodeSignal, ProcessExit};
 use super::record_writer::RecordWriter;
@@ -42,6 +41,7 @@ use super::solver::SolverThread;
 use super::stores::{OpenStores, StoreLocations, StoreOpenError};
 use super::worker::{self, WorkerParts, WorkerSetup};
 use crate::data_folder::NodeDataFolder;
+use zbelastic_machine::own_address::reachable_addresses;
 
 /// Writes that may be under way before a leader steps down, in ticks: disks of shared machines need
 /// their time.

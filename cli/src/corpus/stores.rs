@@ -14,8 +14,8 @@ use zbelastic_wire::job_store::{JobStore, stores_name};
 use zbelastic_wording::figures::grouped;
 use zbelastic_wording::{CommandFailure, FailureDetail};
 
+use super::{DataSummary, RunCorpus};
 use crate::blob::Blob;
-use crate::corpus::{DataSummary, RunCorpus};
 use crate::data_failure;
 use crate::run_tokenizer::RunTokenizer;
 
@@ -154,8 +154,11 @@ impl fmt::Display for StoresSummary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let manifests = || self.stores.iter().map(|store| &store.manifest);
         let tokens = grouped(manifests().map(StoreManifest::tokens).sum());
-        let documents = grouped(manifests().map(StoreManifest::documents).sum());
-        write!(f, "{tokens} tokens in {documents} documents of ")?;
+        let documents = match manifests().map(StoreManifest::documents).sum() {
+            1 => "1 document".to_owned(),
+            count => format!("{} documents", grouped(count)),
+        };
+        write!(f, "{tokens} tokens in {documents} of ")?;
         let name =
             |store: &StoreSummary| format!("{} ({:.2} epochs)", store.share.entry(), store.epochs);
         let names: Vec<String> = self.stores.iter().map(name).collect();
