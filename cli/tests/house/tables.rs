@@ -5,6 +5,7 @@ pub const ARROWS: &[(&str, &[&str])] = &[
     ("types", &[]),
     ("wording", &[]),
     ("whole-file", &[]),
+    (ORACLES, &[]),
     (EMULATOR, &[]),
     ("kernels", &["whole-file"]),
     ("checkpoint", &["types", "whole-file"]),
@@ -180,7 +181,13 @@ pub const ARROWS: &[(&str, &[&str])] = &[
 /// The one package that nobody but tests may name, below the folder of those whose devices it
 /// stands for.
 pub const EMULATOR: &str = "emulator";
-pub const TESTED_ON_EMULATOR: [&str; 3] = ["kernels", "trainer", "cli"];
+/// The package that finds figures of other programs, for tests alone.
+pub const ORACLES: &str = "oracles";
+/// Packages that are for tests alone, and whose tests may name them.
+pub const FOR_TESTS: [(&str, &[&str]); 2] = [
+    (EMULATOR, &["kernels", "trainer", "cli"]),
+    (ORACLES, &["schedule", "tokenizer", "trainer", "data"]),
+];
 /// The package that fuzzes the readers of all others, on which none depends.
 pub const FUZZ: &str = "fuzz";
 pub const FUZZ_FOLDER: &str = "chaos-tests/fuzz";
@@ -324,17 +331,7 @@ pub const FENCES: &[Fence] = &[
             "wire/src/",
         ],
     ),
-    fence(
-        "libtest-mimic",
-        &[],
-        &["schedule", "tokenizer", "trainer", "data"],
-        &[
-            "schedule/tests/oracles/",
-            "tokenizer/tests/oracles/",
-            "trainer/tests/oracles/",
-            "data/tests/oracles/",
-        ],
-    ),
+    fence("libtest-mimic", &[ORACLES], &[], &["oracles/src/"]),
     fence(
         "proptest",
         &[],
@@ -355,7 +352,7 @@ pub const FENCES: &[Fence] = &[
     fence(
         "rand_xoshiro",
         &["schedule", "checkpoint", EMULATOR, CHAOS_TESTS, FUZZ],
-        &["consensus", "node", "cli"],
+        &["consensus", "cli"],
         &[
             "schedule/src/solve/hill_climb.rs",
             "consensus/src/",
@@ -458,6 +455,7 @@ pub const FENCES: &[Fence] = &[
         &[FUZZ],
         &[
             "whole-file",
+            ORACLES,
             "checkpoint",
             "identity",
             "transport",

@@ -1,16 +1,12 @@
 //! Replays of the hand-made schedules, and solved ones, against figures of another implementation:
-//! rows that travel with the package, and the whole tables of the folder that `ZBELASTIC_ORACLES`
-//! names. Without the folder its tests are counted as ignored; with `ZBELASTIC_ORACLES_REQUIRED=1`
-//! they fail.
+//! rows that travel with the package, and the whole tables of the folder of oracles.
 
 mod offloaded;
 mod solved;
 mod table;
 
-use std::path::PathBuf;
-
-use libtest_mimic::{Arguments, Trial};
 use table::{OracleRow, OracleTable};
+use zbelastic_oracles::{OracleTest, Oracles};
 use zbelastic_schedule::{
     ChunkMemory, Costs, PipelineSize, ScheduleKind, generate_sized, peak_memory, simulate,
 };
@@ -170,40 +166,17 @@ const COMPARISONS: [Comparison; 6] = [
     },
 ];
 
-fn oracle_folder() -> PathBuf {
-    let default = concat!(env!("CARGO_MANIFEST_DIR"), "/../../shared/oracles");
-    std::env::var_os("ZBELASTIC_ORACLES").map_or_else(|| default.into(), PathBuf::from)
-}
-
-fn is_required() -> bool {
-    std::env::var_os("ZBELASTIC_ORACLES_REQUIRED").is_some_and(|value| value == "1")
-}
-
 /// Each comparison twice: with the rows that travel with the package, and with the folder's whole
-/// table. A table that is missing is an ignored test, so the runner's last line counts it.
-fn trials() -> Vec<Trial> {
-    let every = Trial::test("oracle_rows_of_every_schedule_are_replayed", || {
+/// table.
+fn main() {
+    let oracles = Oracles::from_env();
+    let every = OracleTest::new("oracle_rows_of_every_schedule_are_replayed", || {
         replays_of_every_schedule_match(include_str!("vectors/replays.csv"));
-        Ok(())
     });
     let pairs = COMPARISONS.iter().flat_map(|comparison| {
-        let Comparison { name, file, vectors, compare } = comparison;
-        let small = Trial::test(format!("oracle_vectors_{name}"), move || {
-            compare(vectors);
-            Ok(())
-        });
-        let path = oracle_folder().join(file);
-        let is_ignored = !path.exists() && !is_required();
-        let large = Trial::test(format!("oracle_folder_{name}"), move || {
-            let table = std::fs::read_to_string(&path);
-            compare(&table.map_err(|error| format!("{}: {error}", path.display()))?);
-            Ok(())
-        });
-        [small, large.with_ignored_flag(is_ignored)]
+        let Comparison { name, file, vectors, compare } = *comparison;
+        let small = OracleTest::new(format!("oracle_vectors_{name}"), move || compare(vectors));
+        [small, oracles.of_file(name, file, compare)]
     });
-    std::iter::once(every).chain(pairs).collect()
-}
-
-fn main() {
-    libtest_mimic::run(&Arguments::from_args(), trials()).exit();
+    zbelastic_oracles::run(std::iter::once(every).chain(pairs))
 }

@@ -31,9 +31,9 @@ fn read(folder: &Path) -> (ModelConfig, Vec<u8>, Vec<Vec<f32>>) {
     (model, file, layers)
 }
 
-/// The file that a model has whose weights are compared with one file.
-pub fn missing_file(folder: &Path) -> Option<&'static str> {
-    (!folder.join(ONE_FILE).exists()).then_some(ONE_FILE)
+/// Weights of several files are not compared with one.
+pub fn missing(folder: &Path) -> Option<&'static str> {
+    (!folder.join(ONE_FILE).exists()).then_some("of_one_file")
 }
 
 /// Writes the model in its own type and compares the file. Files may hold buffers beside parameters,
