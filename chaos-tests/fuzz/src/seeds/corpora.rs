@@ -78,7 +78,7 @@ pub fn tokenizers() -> Vec<Vec<u8>> {
 pub fn templates() -> Vec<Vec<u8>> {
     texts(&[
         "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content | trim }}\
-         {% endfor %}{% if add_generation_prompt %}{{ bos_token }}{% endif %}",
+         {% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}",
         "{%- for m in messages -%}{% if m['role'] == 'assistant' %}{% generation %}\
          {{ m.content.strip() }}{% endgeneration %}{% endif %}{{ m | tojson(indent=2) }}{% endfor %}",
     ])

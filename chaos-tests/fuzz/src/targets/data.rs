@@ -11,7 +11,7 @@ use zbelastic_data::prepare::{JOURNAL_NAME, PrepareError, PrepareRequest, prepar
 use zbelastic_data::source::{LocalStorage, SourceListing, SourceOptions, read_documents};
 use zbelastic_data::store::{MANIFEST_NAME, StoreManifest, TokenStore};
 
-use super::{file, folder};
+use super::{file, folder, write};
 use crate::DecodeOutcome;
 
 /// What a reader holds: a megabyte before and one behind a decompressor, two of text, and a batch.
@@ -174,7 +174,12 @@ pub fn shard() -> Vec<u8> {
 
 /// A source of two batches, so that its store has two shards.
 fn source_of_two() -> PathBuf {
-    file("two.jsonl", "{\"text\": \"ab\"}\n".repeat(4100).as_bytes())
+    let path = folder().join("two.jsonl");
+    // One that is written anew is another source.
+    if !path.exists() {
+        write(&path, "{\"text\": \"ab\"}\n".repeat(4100).as_bytes());
+    }
+    path
 }
 
 thread_local! {
