@@ -41,11 +41,10 @@ pub fn missing(folder: &Path) -> Option<&'static str> {
 pub fn weights_are_written_as_transformers_writes_them(folder: &Path) {
     let (model, file, layers) = read(folder);
     let theirs = tensors(&file);
-    let kind = match theirs.values().next().expect("there are tensors").0 {
-        Dtype::BF16 => WeightType::Bf16,
-        Dtype::F16 => WeightType::F16,
-        _ => WeightType::F32,
-    };
+    let (dtype, ..) = theirs.values().next().expect("there are tensors");
+    let halves = [(Dtype::BF16, WeightType::Bf16), (Dtype::F16, WeightType::F16)];
+    let half = halves.into_iter().find_map(|(half, kind)| (half == *dtype).then_some(kind));
+    let kind = half.unwrap_or(WeightType::F32);
     let files = WeightsFiles::new(&model, kind, u64::MAX);
     let mut written = Vec::new();
     files.files()[0].write(&layers, &mut written).expect("weights fit their own type");
