@@ -28,7 +28,7 @@ use crate::args::TrainArgs;
 use crate::corpus::{DataSummary, load_data};
 use crate::run_files::RUNS;
 use crate::run_tokenizer::RunTokenizer;
-use crate::store_maker::{RUNS, with_text_store};
+use crate::store_maker::with_text_store;
 use crate::weights::weights_of_folder;
 
 /// A run that can begin.

@@ -64,7 +64,8 @@ fn costs() -> impl Strategy<Value = Costs> {
             let slice_shares = Vec::new();
             let gradients = Vec::new();
             let memory = MemoryCosts::default();
-            Costs { chunks, slice_shares, link, occupancy, verdict, step, memory, gradients }
+            let tied = 0.0;
+            Costs { chunks, slice_shares, link, occupancy, verdict, step, memory, gradients, tied }
         },
     )
 }

@@ -17,7 +17,6 @@ use zbelastic_node::cluster::signals::LIFELINE_VARIABLE;
 use zbelastic_node::data_folder::NodeDataFolder;
 use zbelastic_types::Bytes;
 use zbelastic_whole_file as whole_file;
-use zbelastic_whole_file as whole_file;
 use zbelastic_wording::{CommandFailure, FailureCode, FailureDetail};
 
 use crate::run_files::CLUSTER;
