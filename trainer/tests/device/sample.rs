@@ -26,12 +26,14 @@ fn a_sample_is_drawn_on_a_device_or_its_fault_is_returned() {
                 device.fail();
             }
             let draw = SamplingConfig::of_all(1.0, 5);
-            let tokens = sampler.continue_text(&[7, 9], 12, draw).expect("memory");
+            // A device that gave up gives no memory either.
+            let tokens = sampler.continue_text(&[7, 9], 12, draw).ok();
             Some((tokens, sampler.fault()))
         };
         let Some((tokens, fault)) = drawn(LaneOrder::Forwards, false) else { return };
         assert_eq!(fault, None);
-        assert!(tokens.iter().any(|token| *token != tokens[0]), "{tokens:?}");
+        let of_text = tokens.as_deref().expect("there is memory");
+        assert!(of_text.iter().any(|token| *token != of_text[0]), "{tokens:?}");
         assert_eq!(drawn(LaneOrder::Backwards, false), Some((tokens, None)));
         let (_, fault) = drawn(LaneOrder::Forwards, true).expect("there is a compiler");
         assert!(matches!(fault, Some(DeviceFault::Sticky { code: 700, .. })), "{fault:?}");
