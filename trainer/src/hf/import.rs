@@ -1,7 +1,7 @@
 //! Weights of others: which tensor of which file goes where, each read once.
 //!
 //! Files are read piece by piece in the order in which their tensors lie, into the layers' floats.
-//! Beside these a few hundred kilobytes are in memory. Nothing of a file is passed over: a tensor
+//! Beside these a few megabytes are in memory. Nothing of a file is passed over: a tensor
 //! that is no parameter of the model has to be a buffer that is known as one.
 
 use std::collections::BTreeMap;
@@ -13,9 +13,14 @@ use super::shards::ShardIndex;
 use super::weight_file::{READ_AT_ONCE, StoredTensor, TensorReader, WeightBytes, read_header};
 use crate::model::{ModelConfig, model_layers};
 
-/// Rows of a transposed matrix that are put into their place together: a line of a cache holds as
-/// many floats.
+/// Rows and columns of ours that are filled together from a transposed matrix, by way of a tile of a
+/// page: a line of a cache holds as many floats of the file, and rows of ours lie so far apart that
+/// caches would hold few of them at once.
 const TILE_ROWS: usize = 16;
+const TILE_COLUMNS: usize = 64;
+/// Elements of a tensor that are put into their place at once: rows of ours get so many neighbours
+/// then that few pages of memory are visited twice.
+const PLACED_AT_ONCE: usize = 1 << 18;
 
 /// A file of weights, with the name that errors call it.
 pub struct WeightFile<'a> {
@@ -171,7 +176,7 @@ impl PlacedTensor {
         }
         let rows = self.tensor.shape[0];
         let width = self.tensor.shape.get(1).copied().unwrap_or(1);
-        let step = (READ_AT_ONCE / width.max(1)).clamp(1, rows.max(1));
+        let step = (PLACED_AT_ONCE / width.max(1)).clamp(1, rows.max(1));
         let mut elements = vec![0.0; step * width];
         for start in (0..rows).step_by(step) {
             let taken = start..rows.min(start + step);
@@ -203,13 +208,20 @@ impl TensorTarget {
             }
             return;
         }
-        let tiles = rows.clone().step_by(TILE_ROWS).zip(from.chunks(TILE_ROWS * width));
-        for (column, tile) in tiles {
-            let count = (rows.end - column).min(TILE_ROWS);
-            for own in 0..own_rows {
-                let row = tile[first + own..].iter().step_by(width).take(count);
-                for (to, x) in to[own * columns + column..].iter_mut().zip(row) {
-                    *to = *x;
+        let mut tile = [[0.0; TILE_COLUMNS]; TILE_ROWS];
+        for start in (0..own_rows).step_by(TILE_ROWS) {
+            let tile = &mut tile[..TILE_ROWS.min(own_rows - start)];
+            for column in rows.clone().step_by(TILE_COLUMNS) {
+                let count = TILE_COLUMNS.min(rows.end - column);
+                let block = from[(column - rows.start) * width..].chunks_exact(width).take(count);
+                for (at, from) in block.enumerate() {
+                    for (own, x) in tile.iter_mut().zip(&from[first + start..]) {
+                        own[at] = *x;
+                    }
+                }
+                for (own, row) in tile.iter().enumerate() {
+                    let to = &mut to[(start + own) * columns + column..][..count];
+                    to.copy_from_slice(&row[..count]);
                 }
             }
         }

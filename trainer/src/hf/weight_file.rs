@@ -69,13 +69,16 @@ impl StoredTensor {
     }
 
     fn element_type(&self) -> Result<FloatType, ImportError> {
-        match self.dtype {
-            Dtype::F32 => Ok(FloatType::F32),
-            Dtype::F16 => Ok(FloatType::F16),
-            Dtype::BF16 => Ok(FloatType::Bf16),
-            // The crate's list is open.
-            found => Err(ImportError::Type { name: self.name.clone(), found }),
-        }
+        // The crate's list is open.
+        let known = [
+            (Dtype::F32, FloatType::F32),
+            (Dtype::F16, FloatType::F16),
+            (Dtype::BF16, FloatType::Bf16),
+        ];
+        let found = known.into_iter().find(|(dtype, _)| *dtype == self.dtype);
+        found
+            .map(|(_, float)| float)
+            .ok_or_else(|| ImportError::Type { name: self.name.clone(), found: self.dtype })
     }
 }
 

@@ -213,10 +213,10 @@ fn a_tied_head_that_is_in_the_file_as_well_has_to_be_the_embedding() {
 /// Small whole numbers are the same in all three types.
 #[test]
 fn halves_are_read_exactly_and_other_types_refused() {
-    let half = |dtype: Dtype, x: f32| match dtype {
-        Dtype::BF16 => (x.to_bits() >> 16) as u16,
-        // Numbers from 1 to 2047.
-        _ => (((x.to_bits() >> 23) - 112) << 10 | x.to_bits() >> 13 & 0x3ff) as u16,
+    // Numbers from 1 to 2047.
+    let f16_of = |x: f32| (((x.to_bits() >> 23) - 112) << 10 | x.to_bits() >> 13 & 0x3ff) as u16;
+    let half = |dtype: Dtype, x: f32| {
+        if dtype == Dtype::BF16 { (x.to_bits() >> 16) as u16 } else { f16_of(x) }
     };
     for model in [model(Family::Gpt2), model(Family::Llama)] {
         let bounded = |dtype| {
@@ -284,7 +284,7 @@ fn tensors_may_lie_in_several_files_each_where_the_index_says() {
     assert!(read(entries.clone(), back).expect("all of them") == layers);
     let error = read([names(front, "0"), names(back, "0")].concat(), back);
     assert!(matches!(error, Err(ImportError::Misplaced { .. })));
-    let twice = [&back[..], &front[..1]].concat();
+    let twice = [back, &front[..1]].concat();
     assert!(matches!(read(entries.clone(), &twice), Err(ImportError::Twice { .. })));
     assert!(matches!(read(entries, &back[1..]), Err(ImportError::Misplaced { .. })));
 }
