@@ -7,7 +7,6 @@
 mod buffer_size;
 mod chunk;
 mod config;
-mod documents;
 mod initial;
 mod layer_bytes;
 mod layer_times;
