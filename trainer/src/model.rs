@@ -7,7 +7,6 @@
 mod buffer_size;
 mod chunk;
 mod config;
-mod documents;
 mod features;
 mod initial;
 mod key_value_cache;

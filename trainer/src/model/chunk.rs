@@ -8,11 +8,10 @@ use zbelastic_types::Bytes;
 
 use super::buffer_size::BufferSize;
 use super::config::{Family, LayerKind, ModelConfig};
-use super::documents::FirstKeys;
 use super::layer_times::LayerOp;
 use super::layers::{
-    Logits, MicrobatchShape, PassContext, PassScratch, Projections, SlicePosition, embed_forward,
-    embed_weights,
+    FirstKeys, Logits, MicrobatchShape, PassContext, PassScratch, Projections, SlicePosition,
+    embed_forward, embed_weights,
 };
 use super::pass_stash::{LayerStash, PassStash, download};
 use super::recompute::Recompute;

@@ -5,11 +5,13 @@
 //! place of that input. W adds to the weights' gradient, in microbatch order, whenever it runs.
 
 mod attention;
+mod documents;
 mod embed;
 mod head;
 mod mlp;
 mod stash;
 
+pub(super) use documents::FirstKeys;
 pub(super) use embed::{embed_forward, embed_weights};
 pub(super) use stash::StashPartsMut;
 

@@ -187,9 +187,9 @@ fn documents_train_to_the_bits_of_one_device() {
             let loss = run.step(Step(0), false).loss;
             let far = (loss - of_processor.loss).abs();
             assert!(far <= 1e-2 * loss, "{family:?}: {loss} {}", of_processor.loss);
-            (1..STEPS).for_each(|step| {
+            for step in 1..STEPS {
                 run.step(Step(step), false);
-            });
+            }
             let policy = policy(setup.clip_norm, NonfinitePolicy::Skip);
             let backend = |_| other.sibling();
             let cluster = StageCluster::on_backends(&setup, policy, seed, source(), backend);

@@ -5,8 +5,8 @@ use std::ops::Range;
 use zbelastic_kernels::{Accumulate, Backend, BufferViewMut, EmbedGradient, RowPositions};
 
 use super::PassContext;
+use super::documents::row_positions;
 use crate::data::TokenBatch;
-use crate::model::documents::row_positions;
 use crate::model::parts::LayerParts;
 use crate::model::state::LayerState;
 

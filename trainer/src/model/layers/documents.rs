@@ -2,16 +2,19 @@
 
 use zbelastic_kernels::{AttentionMask, Backend};
 
-use super::layers::PassContext;
+use super::PassContext;
 use crate::data::TokenBatch;
 
 /// The first key that each row of a pass sees; `None` if all see their sequences from the
 /// beginning.
-pub(super) struct FirstKeys(Option<Vec<u32>>);
+pub(in crate::model) struct FirstKeys(Option<Vec<u32>>);
 
 impl FirstKeys {
     /// That of a batch: its documents and the model's window.
-    pub(super) fn new<B: Backend>(context: &PassContext<'_, B>, batch: &TokenBatch) -> Self {
+    pub(in crate::model) fn new<B: Backend>(
+        context: &PassContext<'_, B>,
+        batch: &TokenBatch,
+    ) -> Self {
         let len = context.shape.sequence_len;
         let first = context.place.first_position;
         let window = context.model.sliding_window.map(|window| window as usize);
@@ -29,7 +32,7 @@ impl FirstKeys {
         Self(first_keys.iter().any(|first| *first > 0).then_some(first_keys))
     }
 
-    pub(super) fn mask(&self) -> AttentionMask<'_> {
+    pub(in crate::model) fn mask(&self) -> AttentionMask<'_> {
         self.0.as_deref().map_or(AttentionMask::Causal, AttentionMask::From)
     }
 }
