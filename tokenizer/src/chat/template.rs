@@ -2,6 +2,7 @@
 
 use std::error::Error as _;
 use std::fmt;
+use std::io;
 use std::ops::Range;
 
 use minijinja::syntax::SyntaxConfig;
@@ -13,6 +14,9 @@ use crate::EncodeError;
 
 /// Instructions that one rendering may execute, so that no template runs for ever.
 const FUEL: u64 = 50_000_000;
+/// Most bytes of a rendered conversation: four times the longest line of chat data. Within its fuel a
+/// template can write gigabytes.
+const RENDERED_BYTES_MAX: usize = 64 << 20;
 const NAME: &str = "chat_template";
 /// Characters that never stand in a text (Unicode's noncharacters); they mark where the content of
 /// a `{% generation %}` begins and ends while the text is rendered.
@@ -182,7 +186,13 @@ impl ChatTemplate {
             variables.push(("strftime_now", now));
         }
         let template = self.environment.get_template(NAME)?;
-        let text = template.render(Value::from_pairs(variables))?;
+        let mut written = BoundedBytes(Vec::new());
+        let done = template.render_captured_to(Value::from_pairs(variables), &mut written);
+        done.map_err(|error| match error.kind() == ErrorKind::WriteFailure {
+            true => Error::new(ErrorKind::WriteFailure, BoundedBytes::full().to_string()),
+            false => error,
+        })?;
+        let text = String::from_utf8(written.0).expect("templates write text");
         Ok(if self.has_generation {
             cut_marks(&text)
         } else {
@@ -216,6 +226,30 @@ impl ChatTemplate {
         let marks = [GENERATION_BEGINS, GENERATION_ENDS];
         let is_wrong = self.has_generation && marks.iter().any(|mark| conversation.contains(*mark));
         if is_wrong { Err(ChatError::Noncharacter) } else { Ok(()) }
+    }
+}
+
+/// Text that is rendered, up to [`RENDERED_BYTES_MAX`].
+struct BoundedBytes(Vec<u8>);
+
+impl BoundedBytes {
+    fn full() -> io::Error {
+        let what = format!("it writes more than {RENDERED_BYTES_MAX} bytes");
+        io::Error::new(io::ErrorKind::FileTooLarge, what)
+    }
+}
+
+impl io::Write for BoundedBytes {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.0.len() + bytes.len() > RENDERED_BYTES_MAX {
+            return Err(Self::full());
+        }
+        self.0.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }
 

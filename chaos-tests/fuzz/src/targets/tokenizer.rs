@@ -9,8 +9,8 @@ use crate::DecodeOutcome;
 
 /// What a tokenizer holds by itself: tables of single bytes and of merges, and compiled patterns.
 pub const TOKENIZER_MEMORY: usize = 64 << 20;
-/// What a template may write within its steps.
-pub const TEMPLATE_MEMORY: usize = 256 << 20;
+/// What a template may write, which is doubled as it grows, twice where parts are compared, and its ids.
+pub const TEMPLATE_MEMORY: usize = 512 << 20;
 
 /// Texts that are encoded by each tokenizer that is accepted.
 const TEXTS: [&str; 4] = ["", "a", "the cat's 12 hats\n\n ", "<|endoftext|>\u{e9}\u{1f600}\0 x"];

@@ -83,3 +83,10 @@ fn failures_have_the_message_and_the_cause() {
     let malformed = ChatTemplate::compile("\n{% nonsense %}", &[]).expect_err("it is malformed");
     assert!(matches!(malformed, ChatError::Malformed { line: 2, .. }), "{malformed}");
 }
+
+#[test]
+fn a_template_that_writes_without_end_is_refused() {
+    let source = "{% for a in range(9999) %}{{ 'long ' * 9999 }}{% endfor %}";
+    let failure = compile(source).render(&Conversation::new([]), 0, &TemplateOptions::default());
+    assert_eq!(describe(&failure.expect_err("500 MB")), "it writes more than 67108864 bytes");
+}
