@@ -10,7 +10,7 @@ use std::sync::Arc;
 use zbelastic_data::cursor::CursorError;
 use zbelastic_data::store::StoreError;
 use zbelastic_data::training_data::TrainingData;
-use zbelastic_machine::disk_usage;
+use zbelastic_machine::{disk_usage, whole_file};
 use zbelastic_policy::data::{DataFetch, DataFetchAction, DataFetchOutcome};
 use zbelastic_policy::disk_space::DiskSpaceShortage;
 use zbelastic_trainer::data::CorpusError;
@@ -22,7 +22,6 @@ use zbelastic_wire::document::{DataName, NamedJob};
 use zbelastic_wire::{self as wire, BulkKey};
 
 use super::checkpoint_thread::CheckpointThread;
-use zbelastic_machine::whole_file;
 
 /// Bytes of a text or of weights at most; as for a run in one process.
 pub const DATA_BYTES_MAX: u64 = 64 << 30;
@@ -130,10 +129,10 @@ pub async fn fetch_job(
     local: Vec<String>,
 ) -> Result<FetchedJob, FetchError> {
     let (corpus, mut damaged) = if document.job.stores.is_empty() {
-        let route = (transport, checkpoint_thread);
-        let FetchedData { bytes, damaged } = match read_local(document.job.text, local).await {
+        let name = document.job.text;
+        let FetchedData { bytes, damaged } = match read_local(name, local).await {
             Some(bytes) => FetchedData { bytes, damaged: Vec::new() },
-            None => fetch_data(document.job.text, route.0, route.1, holders.clone()).await?,
+            None => fetch_data(name, transport, checkpoint_thread, holders.clone()).await?,
         };
         (TrainingData::Text(document.job.corpus(bytes)?), damaged)
     } else {

@@ -15,8 +15,7 @@ use super::ports::{ControllerCompletion, ControllerTasks};
 use crate::cluster::data::DATA_BYTES_MAX;
 use crate::cluster::disk_space::DiskSpaceShortage;
 use zbelastic_api::{ApiAnswer, ApiRefusal, HexDigest, ResourceKind, UploadProgress, WrongState};
-use zbelastic_machine::disk_usage;
-use zbelastic_machine::whole_file;
+use zbelastic_machine::{disk_usage, whole_file};
 
 /// Uploads under way at once; for another one the first that is not being written to is given up.
 const UPLOADS_MAX: usize = 4;
