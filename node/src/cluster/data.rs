@@ -10,7 +10,7 @@ use std::sync::Arc;
 use zbelastic_data::cursor::CursorError;
 use zbelastic_data::store::StoreError;
 use zbelastic_data::training_data::TrainingData;
-use zbelastic_machine::disk_usage;
+use zbelastic_machine::{disk_usage, whole_file};
 use zbelastic_policy::data::{DataFetch, DataFetchAction, DataFetchOutcome};
 use zbelastic_policy::disk_space::DiskSpaceShortage;
 use zbelastic_trainer::data::CorpusError;
@@ -130,10 +130,10 @@ pub async fn fetch_job(
     local: Vec<String>,
 ) -> Result<FetchedJob, FetchError> {
     let (corpus, mut damaged) = if document.job.stores.is_empty() {
-        let route = (transport, checkpoint_thread);
-        let FetchedData { bytes, damaged } = match read_local(document.job.text, local).await {
+        let name = document.job.text;
+        let FetchedData { bytes, damaged } = match read_local(name, local).await {
             Some(bytes) => FetchedData { bytes, damaged: Vec::new() },
-            None => fetch_data(document.job.text, route.0, route.1, holders.clone()).await?,
+            None => fetch_data(name, transport, checkpoint_thread, holders.clone()).await?,
         };
         (TrainingData::Text(document.job.corpus(bytes)?), damaged)
     } else {

@@ -1,6 +1,5 @@
-//! Data that is kept on this node's disk and never whole in memory: shards of token stores, and what
-//! a controller keeps for others. It is fetched chunk by chunk into a file beside its name, hashed,
-//! and renamed.
+//! Shards of token stores, and what a controller keeps for others: fetched chunk by chunk into a file
+//! beside its name, hashed and renamed, and never whole in memory.
 
 use std::fs::{self, File};
 use std::io;
@@ -9,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use zbelastic_data::store::{TokenStore, find_store, hash_file};
-use zbelastic_machine::disk_usage;
+use zbelastic_machine::{disk_usage, whole_file};
 use zbelastic_transport::{BulkFetch, ChunkSink, Transport};
 use zbelastic_types::{Bytes, Digest, NodeId};
 use zbelastic_wire::document::DataName;
@@ -33,7 +32,6 @@ pub struct FetchedStores {
 }
 
 /// Where data is fetched from and to, and how its progress is counted.
-#[derive(Clone)]
 pub struct DataRoute {
     /// The connections to other nodes.
     pub transport: Transport,
@@ -99,7 +97,6 @@ struct PartialFile(PathBuf);
 impl PartialFile {
     fn create(&self, length: u64) -> Result<File, FetchError> {
         let folder = self.0.parent().unwrap_or(Path::new("."));
-        fs::create_dir_all(folder)?;
         // Where free space is not known it is found out by writing.
         disk_usage(folder).map_or(Ok(()), |space| space.check(Bytes(length)))?;
         Ok(whole_file::create(&self.0)?)

@@ -66,7 +66,6 @@ pub(super) fn fetch_data_of(name: DataName, holders: Vec<NodeId>, tasks: &Contro
         transport: tasks.transport().clone(),
         checkpoint_thread: tasks.checkpoint_thread().clone(),
         holders,
-        // A controller has no work that others wait for.
         progress: WorkCounter::default(),
     };
     tasks.spawn(async move {

@@ -60,17 +60,6 @@ impl ActiveJob {
     pub(super) fn copies(&self) -> usize {
         self.document.job.config.checkpoint.copies as usize
     }
-
-    /// Whether the node's stage of this plan reads stores that are not here.
-    fn lacks_stores(&self, plan: &PlanRecord, me: NodeId) -> bool {
-        match &*self.corpus {
-            TrainingData::Text(_) => false,
-            TrainingData::Stores(mixture) => {
-                let packing = self.document.job.config.tokens.packing;
-                !mixture.is_provided() && reads_tokens(plan, me, packing)
-            }
-        }
-    }
 }
 
 /// Whether the job's text and weights are here.
@@ -149,9 +138,12 @@ impl WorkerJob {
         self.active().is_some_and(|job| of(job) == (spec.run, spec.config))
     }
 
-    /// Whether this job's stage of a plan reads stores that are not here.
+    /// Whether the node's stage of a plan reads stores that are not here.
     pub(super) fn lacks_stores(&self, plan: &PlanRecord, me: NodeId) -> bool {
-        self.active().is_some_and(|job| job.lacks_stores(plan, me))
+        let Some(job) = self.active() else { return false };
+        let TrainingData::Stores(mixture) = &*job.corpus else { return false };
+        let packing = job.document.job.config.tokens.packing;
+        !mixture.is_provided() && reads_tokens(plan, me, packing)
     }
 
     /// Holds a command back while the job's text or stores are fetched. Yields it if none is.
@@ -252,8 +244,7 @@ impl WorkerJob {
         let Some(job) = self.active_mut() else { return };
         job.fetching_stores = Some([command].into());
         let document = job.document.clone();
-        let progress = ports.work_log.pieces().clone();
-        let route = route(holders, progress, &ports.tasks);
+        let route = route(holders, ports.work_log.pieces().clone(), &ports.tasks);
         ports.journal.log("the shards of its token stores are fetched".to_owned());
         ports.tasks.spawn(async move {
             let fetched = fetch_stores(&document.job.stores, &route, &local).await;
