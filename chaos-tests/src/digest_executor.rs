@@ -5,60 +5,24 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use zbelastic_consensus::validation::{Seal, TensorSum, Turn};
+use zbelastic_consensus::validation::TensorSum;
 use zbelastic_kernels::{AllocateError, DeviceFault, Pending, PendingFloats, TensorHandle};
 use zbelastic_schedule::{Flow, Pass, Placement};
 use zbelastic_trainer::data::TokenBatch;
-use zbelastic_trainer::elastic::{
-    CopyRefusal, GradientPart, GradientProgress, LayerCopy, LayerImage, StageFactory, layer_digest,
-};
+use zbelastic_trainer::elastic::{LayerImage, StageFactory};
 use zbelastic_trainer::model::TiedEnd;
 use zbelastic_trainer::stage::{
     GradientExecutor, Injection, OperationClock, PassExecutor, SealedState, StageExecutor,
     StageSetup, StashStoreError, UpdateExecutor, UpdateRequest,
 };
-use zbelastic_types::{ChunkIndex, Digest, LayerId, MicrobatchIndex, SliceIndex, StageIndex, Step};
+use zbelastic_types::{ChunkIndex, LayerId, MicrobatchIndex, SliceIndex, StageIndex, Step};
 
 use crate::bug::{self, Bug};
+use crate::digest_layer::{DigestLayer, DigestLayerCopy};
 use crate::digest_model::{
-    DigestGradient, DigestLayerState, DigestShape, FRAME_LEN, mix, pack, passes, tokens, unpack,
+    DigestGradient, DigestShape, FRAME_LEN, mix, pack, passes, tokens, unpack,
 };
 use crate::numeric_faults::NumericFaults;
-
-/// A layer of a stage executor.
-#[derive(Clone, Debug)]
-struct DigestLayer {
-    id: LayerId,
-    version: Step,
-    state: DigestLayerState,
-    candidate: Option<u64>,
-    g: DigestGradient,
-}
-
-impl DigestLayer {
-    fn of_image(image: &LayerImage) -> Self {
-        let state = DigestLayerState::of_image(image);
-        let id = image.layer;
-        let version = image.version;
-        Self { id, version, state, candidate: None, g: DigestGradient::default() }
-    }
-
-    fn live(&self) -> u64 {
-        self.candidate.unwrap_or(self.state.weights())
-    }
-
-    fn commit(&mut self, update: UpdateRequest) {
-        assert_eq!(self.version, update.step, "R8: a verdict is applied once");
-        let candidate = self.candidate.take().expect("a candidate is committed");
-        self.state = self.state.committed(candidate, self.g, update.clip);
-        self.version = update.step.next();
-    }
-
-    fn skip(&mut self, step: Step) {
-        assert_eq!(self.version, step, "R8: a verdict is applied once");
-        (self.candidate, self.version) = (None, step.next());
-    }
-}
 
 /// The state that a pass keeps from F until W.
 #[derive(Clone, Debug, Default)]
@@ -81,8 +45,8 @@ pub struct DigestStageExecutor {
     slice_count: u32,
     placement: Placement,
     accumulated: BTreeMap<ChunkIndex, u32>,
-    /// The gradient of the head's matrix, which WE completes before W does the layer's, and how many
-    /// contributions it has.
+    /// The gradient of the head's matrix, which WE completes before W does the layer's, and how
+    /// many contributions it has.
     head_parts: BTreeMap<ChunkIndex, (u32, DigestGradient)>,
     result: Option<(Flow, Pass, u64)>,
     faults: NumericFaults,
@@ -537,86 +501,6 @@ impl StageFactory for DigestModel {
     }
 
     fn copy(&self, image: &LayerImage) -> Result<DigestLayerCopy, AllocateError> {
-        Ok(DigestLayerCopy {
-            shape: self.shape.clone(),
-            layer: DigestLayer::of_image(image),
-            floats: [0.0; FRAME_LEN],
-            held: GradientProgress::default(),
-        })
-    }
-}
-
-/// A copy of a layer on hashes.
-pub struct DigestLayerCopy {
-    shape: DigestShape,
-    layer: DigestLayer,
-    /// The floats of a gradient, as far as they came.
-    floats: [f32; FRAME_LEN],
-    held: GradientProgress,
-}
-
-impl LayerCopy for DigestLayerCopy {
-    fn layer(&self) -> LayerId {
-        self.layer.id
-    }
-
-    fn version(&self) -> Step {
-        self.layer.version
-    }
-
-    fn hold(&mut self, part: &GradientPart) -> Result<(), CopyRefusal> {
-        let expected = self.layer.version;
-        let found = part.turn().step;
-        if expected != found {
-            return Err(CopyRefusal::OtherStep { expected, found });
-        }
-        if part.layer() != self.layer.id {
-            return Err(CopyRefusal::OtherLayer);
-        }
-        let floats = part.wait().map_err(|_| CopyRefusal::DeviceFailed)?;
-        self.held.count(part, FRAME_LEN)?;
-        self.floats[part.first()..][..part.len()].copy_from_slice(&floats);
-        if self.held().is_some() {
-            self.layer.g = DigestGradient::of_floats(&self.floats);
-        }
-        Ok(())
-    }
-
-    fn held(&self) -> Option<Turn> {
-        self.held.whole(FRAME_LEN)
-    }
-
-    fn sums(&self) -> Vec<TensorSum> {
-        self.shape.sums(self.layer.id, self.layer.g)
-    }
-
-    fn apply(&mut self, seal: &Seal) -> Result<(), CopyRefusal> {
-        let step = seal.turn.step;
-        let turn = seal.turn;
-        let expected = self.layer.version;
-        let found = step;
-        if expected != found {
-            return Err(CopyRefusal::OtherStep { expected, found });
-        }
-        match seal.verdict.coefficient() {
-            Some(_) if self.held() != Some(turn) => return Err(CopyRefusal::NoGradient { turn }),
-            Some(clip) => {
-                let update = UpdateRequest { step, number: seal.updates_after, clip };
-                self.layer.candidate = Some(self.layer.state.candidate(self.layer.g, update));
-                self.layer.commit(update);
-            }
-            None if seal.verdict.is_final() => self.layer.skip(step),
-            None => {}
-        }
-        self.held.clear();
-        Ok(())
-    }
-
-    fn image(&self) -> LayerImage {
-        self.layer.state.image(self.layer.id, self.layer.version)
-    }
-
-    fn digest(&self) -> Digest {
-        layer_digest(&self.image())
+        Ok(DigestLayerCopy::new(self.shape.clone(), image))
     }
 }

@@ -14,6 +14,7 @@ pub mod command;
 pub mod counts;
 pub mod crash_points;
 pub mod digest_executor;
+pub mod digest_layer;
 pub mod digest_model;
 pub mod digest_reference;
 pub mod disk;

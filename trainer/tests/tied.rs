@@ -107,7 +107,7 @@ fn every_schedule_has_the_bits_of_the_reference() {
             let case = format!("{family:?} {kind} {stage_count} stages {window:?} {fate:?}");
             kinds.insert(format!("{kind} {stage_count}"));
             let is_sent = |op: &Op| matches!(op, Op::Reduce(Reduction::SendTied, _));
-            match plan.program.stages.iter().flatten().any(|op| is_sent(op)) {
+            match plan.program.stages.iter().flatten().any(is_sent) {
                 true => sent += 1,
                 false => local += 1,
             }
@@ -219,7 +219,7 @@ fn the_gradient_of_the_matrix_is_that_of_finite_differences() {
         assert_eq!(start[ends[0]][ranges[0].clone()], start[ends[1]][ranges[1].clone()]);
         let draws = RandomStream::new(8, RandomPurpose::Sampling, 0);
         let direction: Vec<f32> = (0..ranges[0].len() as u64)
-            .map(|i| if draws.block(i)[0] % 2 == 0 { 1.0 } else { -1.0 })
+            .map(|i| if draws.block(i)[0].is_multiple_of(2) { 1.0 } else { -1.0 })
             .collect();
         let mut loss_at = |distance: f32| {
             let mut weights = start.clone();

@@ -404,6 +404,11 @@ fn stage_setup(base: &StageSetup, plan: &PlanRecord, spec: &JobSpec) -> StageSet
     let found = replicas(&plan.program);
     let expected = replicas(&base.plan.program);
     assert_eq!(found, expected, "a plan has as many replicas as the job: they are arithmetic");
+    let is_tied = plan.program.is_tied();
+    assert_eq!(
+        is_tied, base.model.tied,
+        "a plan ties the ends of a model that is tied, and no other"
+    );
     let plan_of_run = Plan {
         generation: plan.generation,
         program: plan.program.clone(),
