@@ -183,7 +183,7 @@ pub enum ConfigProblem {
         /// Where they are named.
         at: SettingOrigin,
         /// Why they cannot be.
-        error: TokensError,
+        error: Box<TokensError>,
     },
     /// The folder's model reads tokens that are no bytes.
     Tokenizer {

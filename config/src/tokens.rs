@@ -223,7 +223,7 @@ impl ConfigBuilder<'_> {
             | TokensError::Vocabulary { .. } => Key::Tokens,
         };
         let at = self.reader.settings.origin(key);
-        self.report(&[key], |_, _| ConfigProblem::Tokens { at, error });
+        self.report(&[key], |_, _| ConfigProblem::Tokens { at, error: Box::new(error) });
     }
 }
 

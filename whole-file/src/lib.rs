@@ -218,8 +218,10 @@ mod tests {
         assert!(!fs::symlink_metadata(&path).expect("there").is_symlink());
     }
 
+    type WriteFile = fn(&Path, &[u8]) -> io::Result<()>;
+
     /// Every way to write a file.
-    fn writers() -> [fn(&Path, &[u8]) -> io::Result<()>; 3] {
+    fn writers() -> [WriteFile; 3] {
         [write, write_private, write_to_cache]
     }
 

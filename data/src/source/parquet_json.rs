@@ -25,16 +25,18 @@ fn write_pair(name: &str, value: &Field, to: &mut String) {
 }
 
 fn write_value(value: &Field, to: &mut String) {
-    match value {
-        Field::Group(row) => write_row(row, to),
-        Field::ListInternal(list) => write_list('[', ']', list.elements(), to, write_value),
-        Field::MapInternal(map) => {
-            write_list('{', '}', map.entries(), to, |(key, value), to| match key {
-                Field::Str(key) => write_pair(key, value, to),
-                other => write_pair(&other.to_json_value().to_string(), value, to),
-            })
-        }
-        primitive => to.push_str(&primitive.to_json_value().to_string()),
+    if let Field::Group(row) = value {
+        write_row(row, to);
+    } else if let Field::ListInternal(list) = value {
+        write_list('[', ']', list.elements(), to, write_value);
+    } else if let Field::MapInternal(map) = value {
+        write_list('{', '}', map.entries(), to, |(key, value), to| {
+            let json = key.to_json_value();
+            let name = json.as_str().map_or_else(|| json.to_string(), str::to_owned);
+            write_pair(&name, value, to);
+        });
+    } else {
+        to.push_str(&value.to_json_value().to_string());
     }
 }
 

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use zbelastic_data::cursor::CursorError;
 use zbelastic_data::store::StoreError;
 use zbelastic_data::training_data::TrainingData;
-use zbelastic_machine::{disk_usage, whole_file};
+use zbelastic_machine::disk_usage;
 use zbelastic_policy::data::{DataFetch, DataFetchAction, DataFetchOutcome};
 use zbelastic_policy::disk_space::DiskSpaceShortage;
 use zbelastic_trainer::data::CorpusError;

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use zbelastic_data::store::{TokenStore, find_store, hash_file};
-use zbelastic_machine::{disk_usage, whole_file};
+use zbelastic_machine::disk_usage;
 use zbelastic_transport::{BulkFetch, ChunkSink, Transport};
 use zbelastic_types::{Bytes, Digest, NodeId};
 use zbelastic_wire::document::DataName;

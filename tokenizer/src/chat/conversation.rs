@@ -126,11 +126,14 @@ fn check_tools(tools: Value) -> Result<Option<Value>, ConversationError> {
         let mut items = value.try_iter().into_iter().flatten();
         items.all(|item| item.kind() == ValueKind::Map)
     };
-    match tools.kind() {
-        ValueKind::None | ValueKind::Undefined => Ok(None),
-        ValueKind::Seq if is_of_objects(&tools) => Ok(Some(tools)),
-        ValueKind::Seq => found("a list of other things".to_owned()),
-        kind => found(kind.to_string()),
+    let kind = tools.kind();
+    if matches!(kind, ValueKind::None | ValueKind::Undefined) {
+        return Ok(None);
+    }
+    match (kind == ValueKind::Seq, is_of_objects(&tools)) {
+        (true, true) => Ok(Some(tools)),
+        (true, false) => found("a list of other things".to_owned()),
+        (false, _) => found(kind.to_string()),
     }
 }
 
