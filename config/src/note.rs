@@ -1,6 +1,9 @@
 //! Notes on values of a configuration that are legal and yet may not be meant.
 
 use std::fmt;
+use std::fs;
+
+use zbelastic_trainer::hf::dropout;
 
 use super::{RunConfig, WeightSource};
 
@@ -20,6 +23,13 @@ pub enum ConfigNote {
         lr: f64,
         /// The rate at the end.
         lr_min: f64,
+    },
+    /// The folder's model was trained with dropout, which training leaves out.
+    Dropout {
+        /// Key of its `config.json`.
+        key: String,
+        /// The share of activations that were left out.
+        rate: f64,
     },
     /// The folder's model knows fewer tokens than there are bytes.
     FewTokens {
@@ -60,7 +70,19 @@ pub fn notes(config: &RunConfig) -> Vec<ConfigNote> {
             ConfigNote::ManyTokens { vocabulary },
         ),
     ];
-    all.into_iter().filter_map(|(holds, note)| holds.then_some(note)).collect()
+    let notes = all.into_iter().filter_map(|(holds, note)| holds.then_some(note));
+    notes.chain(dropout_notes(&config.weights)).collect()
+}
+
+fn dropout_notes(weights: &WeightSource) -> Vec<ConfigNote> {
+    let folder = match weights {
+        WeightSource::HuggingFace { folder } => folder,
+        WeightSource::Drawn => return Vec::new(),
+    };
+    // It was read a moment ago; if it cannot be any more, the weights cannot be read either.
+    let text = fs::read_to_string(folder.join("config.json")).unwrap_or_default();
+    let found = dropout(&text).into_iter();
+    found.map(|(key, rate)| ConfigNote::Dropout { key, rate }).collect()
 }
 
 impl fmt::Display for ConfigNote {
@@ -75,6 +97,11 @@ impl fmt::Display for ConfigNote {
                 f,
                 "optimizer.lr_min = {lr_min} is above optimizer.lr = {lr}: \
                  the learning rate rises after the warm-up"
+            ),
+            Self::Dropout { key, rate } => write!(
+                f,
+                "the model's config.json has {key} = {rate}: training has no dropout and leaves \
+                 it out"
             ),
             Self::FewTokens { vocabulary } => write!(
                 f,

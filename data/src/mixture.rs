@@ -7,7 +7,7 @@
 use std::num::NonZeroU32;
 use std::sync::OnceLock;
 
-use zbelastic_trainer::data::{BatchSource, IGNORED_TARGET, TokenBatch};
+use zbelastic_trainer::data::{BatchSource, IGNORED_TARGET, StepTargets, TokenBatch};
 use zbelastic_types::{MicrobatchIndex, Step};
 
 use crate::cursor::{CursorConfig, CursorError, SourceShare, WindowCursor};
@@ -19,6 +19,8 @@ use crate::window::{PackedWindow, Packing};
 pub struct StoreMixture {
     cursor: WindowCursor,
     packing: Packing,
+    /// Whether some targets may not count in the loss.
+    is_masked: bool,
     stores: OnceLock<Vec<TokenStore>>,
     fault: OnceLock<StoreError>,
 }
@@ -38,9 +40,12 @@ impl StoreMixture {
             tokens: manifest.tokens(),
             weight,
         };
+        let stores: Vec<_> = stores.into_iter().collect();
+        let mut shards = stores.iter().flat_map(|(manifest, _)| &manifest.shards);
+        let is_masked = packing == Packing::Documents || shards.any(|shard| shard.has_loss_mask);
         let shares: Vec<_> = stores.into_iter().map(share).collect();
         let cursor = WindowCursor::new(&shares, config)?;
-        Ok(Self { cursor, packing, stores: OnceLock::new(), fault: OnceLock::new() })
+        Ok(Self { cursor, packing, is_masked, stores: OnceLock::new(), fault: OnceLock::new() })
     }
 
     /// Gives it the stores to read, in the order of their contents. Given again they are dropped.
@@ -139,6 +144,16 @@ impl BatchSource for StoreMixture {
             Ok(windows) => self.batch(&windows),
             Err(fault) => self.unreadable(fault),
         }
+    }
+
+    /// Read only where some targets may not count.
+    fn targets(&self, step: Step, microbatch_count: u32) -> StepTargets {
+        if !self.is_masked {
+            let rows = self.cursor.shape().rows() as u64;
+            return StepTargets::all_counted(rows * u64::from(microbatch_count));
+        }
+        let microbatches = (0..microbatch_count).map(MicrobatchIndex);
+        StepTargets::of_batches(microbatches.map(|microbatch| self.training(step, microbatch)))
     }
 
     fn held_out(&self, index: u32) -> Option<TokenBatch> {

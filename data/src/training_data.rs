@@ -1,6 +1,6 @@
 //! What a run is trained on: a text in memory, or stores on a disk.
 
-use zbelastic_trainer::data::{BatchSource, Corpus, TokenBatch};
+use zbelastic_trainer::data::{BatchSource, Corpus, StepTargets, TokenBatch};
 use zbelastic_types::{MicrobatchIndex, Step};
 
 use crate::mixture::StoreMixture;
@@ -32,6 +32,13 @@ impl BatchSource for TrainingData {
         match self {
             Self::Text(corpus) => corpus.training(step, microbatch),
             Self::Stores(mixture) => mixture.training(step, microbatch),
+        }
+    }
+
+    fn targets(&self, step: Step, microbatch_count: u32) -> StepTargets {
+        match self {
+            Self::Text(corpus) => corpus.targets(step, microbatch_count),
+            Self::Stores(mixture) => mixture.targets(step, microbatch_count),
         }
     }
 

@@ -18,7 +18,7 @@ use zbelastic_data::show::{ShowRequest, show};
 use zbelastic_data::source::LocalStorage;
 use zbelastic_data::store::{StoreError, TokenStore};
 use zbelastic_data::window::{IGNORE_INDEX, Packing};
-use zbelastic_trainer::data::{BatchSource, Corpus, CorpusConfig, IGNORED_TARGET};
+use zbelastic_trainer::data::{BatchSource, Corpus, CorpusConfig, IGNORED_TARGET, StepTargets};
 use zbelastic_trainer::model::MicrobatchShape;
 use zbelastic_types::{MicrobatchIndex, Step};
 
@@ -141,6 +141,8 @@ fn batches_are_packed_windows() {
             let (step, index) = (Step(step), MicrobatchIndex(index));
             let batch = mixture.training(step, index);
             assert_eq!(batch.document_starts.is_some(), packing == Packing::Documents);
+            let both = [0, 1].map(|index| mixture.training(step, MicrobatchIndex(index)));
+            assert_eq!(mixture.targets(step, 2), StepTargets::of_batches(both));
             for sequence in 0..SHAPE.sequences {
                 let address = mixture.cursor().window(step, index, sequence);
                 let first = mixture.cursor().first_token(address);

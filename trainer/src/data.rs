@@ -66,6 +66,15 @@ impl StepTargets {
         Self { all, counted: all }
     }
 
+    /// The targets of these batches.
+    pub fn of_batches(batches: impl IntoIterator<Item = TokenBatch>) -> Self {
+        let none = Self::all_counted(0);
+        batches.into_iter().fold(none, |sum, batch| Self {
+            all: sum.all + batch.targets.len() as u64,
+            counted: sum.counted + batch.target_count(),
+        })
+    }
+
     /// One over the number of those that count. Where none does, sums and gradients are zero
     /// already.
     #[must_use]
@@ -92,13 +101,8 @@ pub trait BatchSource {
     /// The targets of a step of so many microbatches: a pure function of the step, so that every
     /// stage with a head scales by the same number.
     fn targets(&self, step: Step, microbatch_count: u32) -> StepTargets {
-        let mut targets = StepTargets::all_counted(0);
-        for microbatch in (0..microbatch_count).map(MicrobatchIndex) {
-            let batch = self.training(step, microbatch);
-            targets.all += batch.targets.len() as u64;
-            targets.counted += batch.target_count();
-        }
-        targets
+        let microbatches = (0..microbatch_count).map(MicrobatchIndex);
+        StepTargets::of_batches(microbatches.map(|microbatch| self.training(step, microbatch)))
     }
 
     /// A microbatch of held-out text, or `None` beyond the last.

@@ -17,7 +17,7 @@ mod write;
 
 pub use config::parse_config;
 pub use config_json::config_json;
-pub use config_keys::ConfigError;
+pub use config_keys::{ConfigError, dropout};
 pub use exported_config::{SpecialTokenIds, exported_config_json, generation_config_json};
 pub use import::{WeightFile, import_files, import_safetensors};
 pub use import_error::{HeaderError, ImportError};

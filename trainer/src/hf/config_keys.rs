@@ -44,16 +44,6 @@ pub enum ConfigError {
         /// The value that follows from the other key.
         expected: String,
     },
-    /// Training has no dropout.
-    #[error(
-        "config.json: `{key}` is {found}, and zbelastic trains without dropout; set it to 0.0 there"
-    )]
-    Dropout {
-        /// Name of the key in `config.json`.
-        key: String,
-        /// Value that stands there.
-        found: String,
-    },
     /// A key that nothing reads.
     #[error(
         "config.json: `{key}` = {found} is not understood; remove the key if the model is the same \
@@ -158,6 +148,14 @@ const DROPOUTS: [&str; 7] = [
     "mlp_dropout",
     "resid_pdrop",
 ];
+
+/// The dropout that a `config.json` has, by its keys, and that training leaves out.
+#[must_use]
+pub fn dropout(text: &str) -> Vec<(String, f64)> {
+    let map: Map<String, Value> = serde_json::from_str(text).unwrap_or_default();
+    let rate = |key: &str| map.get(key).and_then(Value::as_f64).filter(|rate| *rate != 0.0);
+    DROPOUTS.iter().filter_map(|key| Some(((*key).to_owned(), rate(key)?))).collect()
+}
 
 /// The keys of an object, and which of them were read.
 pub(super) struct ConfigKeys<'a> {
@@ -272,17 +270,16 @@ impl<'a> ConfigKeys<'a> {
         self.only(key, "false", |value| value == &Value::Bool(false))
     }
 
-    /// Refuses dropout, and the first key that nothing has read and that does matter.
+    /// Refuses the first key that nothing has read and that does matter. Dropout is
+    /// [noted](super::dropout) and not refused: weights that were trained with it are the same model.
     pub(super) fn check_all_read(&self) -> Result<(), ConfigError> {
         for (key, value) in self.map {
             if self.read.borrow().contains(key.as_str()) || WITHOUT_EFFECT.contains(&key.as_str()) {
                 continue;
             }
-            if DROPOUTS.contains(&key.as_str()) {
-                if value.is_null() || value.as_f64() == Some(0.0) {
-                    continue;
-                }
-                return Err(ConfigError::Dropout { key: self.name(key), found: self.text(key) });
+            let is_rate = value.is_null() || value.is_number();
+            if DROPOUTS.contains(&key.as_str()) && is_rate {
+                continue;
             }
             return Err(ConfigError::Unknown { key: self.name(key), found: self.text(key) });
         }
@@ -309,12 +306,16 @@ mod tests {
         };
         check(r#"{"width": 4, "use_cache": true, "attn_pdrop": 0, "resid_pdrop": 0.0}"#, None);
         check(r#"{"width": 4, "attention_dropout": null}"#, None);
-        check(
-            r#"{"width": 4, "attn_pdrop": 0.1}"#,
-            Some("`rope.attn_pdrop` is 0.1, and zbelastic"),
-        );
-        check(r#"{"width": 4, "attn_pdrop": "0"}"#, Some("without dropout"));
+        check(r#"{"width": 4, "attn_pdrop": 0.1}"#, None);
+        check(r#"{"width": 4, "attn_pdrop": "0"}"#, Some("`rope.attn_pdrop` = \"0\" is not"));
         check(r#"{"width": 4, "hue": [1]}"#, Some("`rope.hue` = [1] is not understood"));
         check(r#"{"width": 4, "hue": null}"#, Some("`rope.hue`"));
+    }
+
+    #[test]
+    fn dropout_is_what_is_not_zero() {
+        let text = r#"{"attn_pdrop": 0.1, "embd_pdrop": 0.0, "resid_pdrop": null}"#;
+        assert_eq!(dropout(text), [("attn_pdrop".to_owned(), 0.1)]);
+        assert_eq!(dropout("no JSON"), []);
     }
 }
