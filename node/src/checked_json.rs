@@ -8,7 +8,6 @@ use std::path::Path;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
-
 use zbelastic_whole_file as whole_file;
 
 /// The field of the check.

@@ -301,6 +301,25 @@ mod tests {
         check("[elastic]\nsettle = \"1m\"\ndetect_timeout = \"10s\"\n", 1000, 6000);
     }
 
+    /// Keys that came later stand only in documents of runs that use them, so that a document of
+    /// before is read, and has the name that it had.
+    #[test]
+    fn what_a_run_does_not_use_is_not_in_its_document() {
+        let keys = ["stores", "tokens", "features", "sliding_window", "decay_steps"];
+        let check = |text: &str, expected: &[&str]| {
+            let toml = format!("[model]\npreset = \"tiny\"\n{text}");
+            let config = load_document("test", &toml).expect("legal").config;
+            let job = JobDocument::new("test".to_owned(), config, toml, DataName::of(b"text"));
+            let bytes = job.encode().expect("short");
+            let text = String::from_utf8(bytes.clone()).expect("JSON");
+            let found = keys.into_iter().filter(|key| text.contains(&format!("\"{key}\":")));
+            assert_eq!(found.collect::<Vec<_>>(), expected);
+            assert_eq!(JobDocument::decode(&bytes).expect("its own bytes"), job);
+        };
+        check("", &[]);
+        check("[optimizer]\ndecay = \"wsd\"\ndecay_steps = 5\n", &["decay_steps"]);
+    }
+
     /// The words of `elastic.detect_timeout` name both numbers.
     #[test]
     fn the_heartbeat_is_what_the_configuration_says_it_is() {

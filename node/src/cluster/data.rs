@@ -18,11 +18,11 @@ use zbelastic_trainer::hf::{ImportError, import_safetensors};
 use zbelastic_trainer::stage::InitialWeights;
 use zbelastic_transport::{BulkBody, BulkError, BulkFetch, Transport};
 use zbelastic_types::{Bytes, Digest, NodeId};
+use zbelastic_whole_file as whole_file;
 use zbelastic_wire::document::{DataName, NamedJob};
 use zbelastic_wire::{self as wire, BulkKey};
 
 use super::checkpoint_thread::CheckpointThread;
-use zbelastic_whole_file as whole_file;
 
 /// Bytes of a text or of weights at most; as for a run in one process.
 pub const DATA_BYTES_MAX: u64 = 64 << 30;
@@ -186,15 +186,14 @@ pub async fn fetch_data(
     }
     let fetch = |nodes| fetch_from(name, transport, nodes);
     let (bytes, damaged) = fetch_from_some(name, holders, fetch).await?;
-    let found = FetchedData { bytes, damaged };
     let written = tokio::task::spawn_blocking(move || {
         // A node with no space for it keeps it in memory, and requests it again after the next
         // start.
         let space = disk_usage(path.parent().unwrap_or(Path::new(".")));
         if space.is_ok_and(|space| space.check(Bytes(name.length)).is_ok()) {
-            let _ = whole_file::write(&path, &found.bytes);
+            let _ = whole_file::write(&path, &bytes);
         }
-        found
+        FetchedData { bytes, damaged }
     });
     written.await.map_err(|_| FetchError::Interrupted)
 }

@@ -13,7 +13,6 @@ use std::thread;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use zbelastic_api::{ClusterEvent, EventKind, LogLine};
-
 use zbelastic_whole_file as whole_file;
 
 /// Events kept in memory for clients that request them.

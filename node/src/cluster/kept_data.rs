@@ -11,6 +11,7 @@ use zbelastic_data::store::{TokenStore, find_store, hash_file};
 use zbelastic_machine::disk_usage;
 use zbelastic_transport::{BulkFetch, ChunkSink, Transport};
 use zbelastic_types::{Bytes, Digest, NodeId};
+use zbelastic_whole_file as whole_file;
 use zbelastic_wire::document::DataName;
 use zbelastic_wire::job_store::JobStore;
 use zbelastic_wire::{self as wire, BulkKey};
@@ -18,7 +19,6 @@ use zbelastic_wire::{self as wire, BulkKey};
 use super::activity::WorkCounter;
 use super::checkpoint_thread::CheckpointThread;
 use super::data::{DATA_BYTES_MAX, DamagedCopy, FetchError, fetch_from_some};
-use zbelastic_whole_file as whole_file;
 
 /// Numbers files that are being fetched: two fetches of the same data write to two files.
 static FETCHES: AtomicU64 = AtomicU64::new(0);

@@ -25,6 +25,7 @@ use zbelastic_consensus::run::RunRecord;
 use zbelastic_consensus::state::State;
 use zbelastic_identity::{ClusterAuthority, PeerRole, UnixSeconds, random_number};
 use zbelastic_types::{ClusterId, Digest, RunId};
+use zbelastic_whole_file as whole_file;
 use zbelastic_wording::{CommandFailure, FailureCode, FailureDetail, cannot_write};
 
 use super::membership_failure::{cannot_certify, cannot_keep, unreadable};
@@ -32,7 +33,6 @@ use super::node_record::{NewNode, NodeRecord};
 use super::stores::StoreLocations;
 use super::{ADMIN_NODE, FIRST_NODE};
 use crate::data_folder::{AdminFile, NodeDataFolder};
-use zbelastic_whole_file as whole_file;
 
 pub use changeover::finish;
 

@@ -208,14 +208,6 @@ mod tests {
     }
 
     #[test]
-    fn settings_of_before_are_read_and_written_as_they_were() {
-        let config = config(LrDecay::Cosine);
-        let text = serde_json::to_string(&config).expect("plain numbers");
-        assert!(text.contains(r#""decay":"cosine","betas""#), "{text}");
-        assert_eq!(serde_json::from_str::<OptimizerConfig>(&text).expect("its own text"), config);
-    }
-
-    #[test]
     fn a_run_shorter_than_its_warm_up_never_leaves_it() {
         assert_eq!(config(LrDecay::Cosine).lr_at(Step(1), 2), 0.5);
     }
