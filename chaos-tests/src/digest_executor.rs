@@ -329,9 +329,9 @@ impl GradientExecutor for DigestStageExecutor {
         }
     }
 
-    fn tie(&mut self, chunk: ChunkIndex, end: TiedEnd, other: &[f32]) {
+    fn tie(&mut self, chunk: ChunkIndex, end: TiedEnd, other: Vec<f32>) {
         let own = DigestGradient::of_floats(&self.tied_part(chunk, end));
-        let other = DigestGradient::of_floats(other);
+        let other = DigestGradient::of_floats(&other);
         let layers = self.chunks.get_mut(&chunk).expect("a chunk of this stage");
         let layer = match end {
             TiedEnd::Embedding => layers.first_mut(),

@@ -182,7 +182,7 @@ impl GradientExecutor for FloatStageExecutor {
         self.executor.tied_part(chunk, end)
     }
 
-    fn tie(&mut self, chunk: ChunkIndex, end: TiedEnd, other: &[f32]) {
+    fn tie(&mut self, chunk: ChunkIndex, end: TiedEnd, other: Vec<f32>) {
         self.executor.tie(chunk, end, other);
     }
 

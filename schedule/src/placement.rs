@@ -229,6 +229,9 @@ impl Placement {
     /// then, it is the one on the stage of `chunk`. A chunk that is all of the model has both ends.
     #[must_use]
     pub fn other_end_of(&self, chunk: ChunkIndex) -> Option<ChunkIndex> {
+        if chunk.0 >= self.chunk_count() {
+            return None;
+        }
         let replica = self.replica_of(chunk) * self.chunks_per_replica();
         let last = replica + self.chunks_per_replica() - 1;
         let other = match (self.is_first(chunk), self.is_last(chunk)) {

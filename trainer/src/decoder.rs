@@ -71,8 +71,10 @@ impl<'a, B: Backend> Decoder<'a, B> {
     /// If the device's memory does not hold it.
     ///
     /// # Panics
-    /// If there are no tokens.
+    /// If there are no tokens, or with those that were read more than the model has positions.
     pub fn read(&mut self, tokens: &[u32]) -> Result<Vec<f32>, AllocateError> {
+        let positions = self.cache.tokens() + tokens.len();
+        assert!(positions <= self.model.positions as usize, "{positions} positions are read");
         let mut last = 0;
         for tokens in tokens.chunks(PASS_TOKENS_MAX) {
             self.pass(tokens)?;

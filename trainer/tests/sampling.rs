@@ -73,8 +73,9 @@ fn text(model: &ModelConfig, len: usize) -> Vec<u32> {
 
 #[test]
 fn a_token_at_a_time_has_the_bits_of_the_whole() {
-    for family in [Family::Gpt2, Family::Llama] {
-        let model = ModelConfig { positions: 200, ..tiny_model(family) };
+    let windows = [(Family::Gpt2, None), (Family::Llama, None), (Family::Llama, Some(3))];
+    for (family, sliding_window) in windows {
+        let model = ModelConfig { positions: 200, sliding_window, ..tiny_model(family) };
         let weights = weights(&model);
         let tokens = text(&model, 200);
         let whole = whole_logits(&model, &weights, &tokens);
@@ -88,7 +89,7 @@ fn a_token_at_a_time_has_the_bits_of_the_whole() {
                 let expected = &whole[(len - 1) * vocabulary..len * vocabulary];
                 assert!(
                     logits.iter().zip(expected).all(|(a, b)| a.to_bits() == b.to_bits()),
-                    "{family:?}: token {len} behind a prompt of {prompt_len}"
+                    "{family:?} {sliding_window:?}: token {len} behind a prompt of {prompt_len}"
                 );
                 read = len;
             }

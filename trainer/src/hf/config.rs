@@ -80,6 +80,12 @@ fn parse_llama(keys: &ConfigKeys<'_>, kind: LlamaType) -> Result<ModelConfig, Co
     let positions = keys.size("max_position_embeddings")?;
     let (rope_theta, rope_scaling) = rope(keys)?;
     let sliding_window = window(keys, kind, blocks)?;
+    // What transformers has for a key that is not there; for one that is null, as many as heads.
+    let kv_heads = match kind {
+        LlamaType::Mistral if !keys.has("num_key_value_heads") => 8,
+        LlamaType::Qwen2 | LlamaType::Qwen3 if !keys.has("num_key_value_heads") => 32,
+        LlamaType::Llama | LlamaType::Mistral | LlamaType::Qwen2 | LlamaType::Qwen3 => heads,
+    };
     // Qwen3 fixes the width of a head where the file has none.
     let head_width = match kind {
         LlamaType::Qwen3 => 128,
@@ -90,7 +96,7 @@ fn parse_llama(keys: &ConfigKeys<'_>, kind: LlamaType) -> Result<ModelConfig, Co
         blocks,
         width,
         heads,
-        kv_heads: keys.optional("num_key_value_heads")?.unwrap_or(heads),
+        kv_heads: keys.optional("num_key_value_heads")?.unwrap_or(kv_heads),
         head_width: keys.optional("head_dim")?.unwrap_or(head_width),
         mlp_width: keys.size("intermediate_size")?,
         features: LlamaFeatures { rope_scaling, ..features(keys, kind)? },
@@ -191,18 +197,22 @@ fn rope(keys: &ConfigKeys<'_>) -> Result<(f64, Option<RopeScaling>), ConfigError
     let parameters = keys.object("rope_parameters")?;
     let older = scaling.map(|map| rope_object("rope_scaling.", map)).transpose()?;
     let newer = parameters.map(|map| rope_object("rope_parameters.", map)).transpose()?;
-    let inner = match (older, newer) {
-        (Some(older), Some(newer)) if older != newer => {
+    let scaling = match (older, newer) {
+        (Some((_, older)), Some((_, newer))) if older != newer => {
             return Err(contradiction(keys, "rope_scaling", "rope_parameters"));
         }
-        (older, newer) => newer.or(older),
+        (older, newer) => newer.or(older).and_then(|(_, scaling)| scaling),
     };
-    let (inner_theta, scaling) = inner.unwrap_or((None, None));
-    match (theta, inner_theta) {
-        (Some(theta), Some(inner)) if theta != inner => {
-            Err(contradiction(keys, "rope_theta", "rope_parameters"))
-        }
-        (theta, inner) => Ok((theta.or(inner).unwrap_or(ROPE_THETA), scaling)),
+    let thetas = [
+        ("rope_theta", theta),
+        ("rope_parameters", newer.and_then(|(theta, _)| theta)),
+        ("rope_scaling", older.and_then(|(theta, _)| theta)),
+    ];
+    let mut named = thetas.into_iter().filter_map(|(key, theta)| Some((key, theta?)));
+    let Some((key, theta)) = named.next() else { return Ok((ROPE_THETA, scaling)) };
+    match named.find(|(_, other)| *other != theta) {
+        Some((other, _)) => Err(contradiction(keys, key, other)),
+        None => Ok((theta, scaling)),
     }
 }
 

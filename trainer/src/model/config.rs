@@ -82,14 +82,17 @@ pub enum TiedEnd {
 }
 
 impl TiedEnd {
-    /// The sum of the two parts of a gradient, the head's first, where `own` is that of this end.
+    /// The sum of the two parts of a gradient, in the memory of the other end's, where `own` is that
+    /// of this end. It is the head's part plus the embedding's: of two floats the same either way.
     #[must_use]
-    pub fn sum(self, own: &[f32], other: &[f32]) -> Vec<f32> {
-        let [head, embedding] = match self {
-            Self::Embedding => [other, own],
-            Self::Head => [own, other],
-        };
-        head.iter().zip(embedding).map(|(head, embedding)| head + embedding).collect()
+    pub fn sum(self, own: &[f32], mut other: Vec<f32>) -> Vec<f32> {
+        for (other, own) in other.iter_mut().zip(own) {
+            *other = match self {
+                Self::Embedding => *other + own,
+                Self::Head => own + *other,
+            };
+        }
+        other
     }
 }
 
@@ -222,7 +225,9 @@ impl ModelConfig {
         let mut errors: Vec<_> =
             wrong.map(|(name, found)| ModelError::NotPositive { name, found }).collect();
         match self.family {
-            Family::Gpt2 if !features.is_none() => errors.push(ModelError::Gpt2Features),
+            Family::Gpt2 if !features.is_none() || self.sliding_window.is_some() => {
+                errors.push(ModelError::Gpt2Features);
+            }
             Family::Llama if !features.is_of_transformers(self.sliding_window) => {
                 errors.push(ModelError::Features);
             }

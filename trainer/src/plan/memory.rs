@@ -269,10 +269,11 @@ pub fn stage_memory<B: ByteCounts>(
             // One on its way out, and the twin's that came.
             messages += Bytes::of_f32(2 * floats);
         }
-        if plan.program.ops(stage).contains(&Op::Reduce(Reduction::SendTied, chunk)) {
+        if plan.program.ops(stage).contains(&Op::Reduce(Reduction::Tie, chunk)) {
             let matrix = model.head_matrix();
-            // One part on its way out, and the other end's that came.
-            messages += Bytes::of_f32(2 * matrix.outputs * matrix.inputs);
+            // One part on its way out, the other end's that came, and what is added to it; or, where
+            // both ends are here, their two parts and what is added to one.
+            messages += Bytes::of_f32(3 * matrix.outputs * matrix.inputs);
         }
     }
     let cut = plan.cut(model);

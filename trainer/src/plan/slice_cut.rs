@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 use zbelastic_types::{LayerId, SliceIndex};
 
 use super::PlanError;
+use super::work::twice_the_pairs;
 use crate::model::{LayerKind, MicrobatchShape, ModelConfig, PassSizes, SlicePosition};
 
 /// The quantity in which the slices of a sequence are alike.
@@ -149,8 +150,9 @@ pub struct TokenWork {
     /// Of the products, for each token.
     products: u128,
     /// Of attention: for the first n tokens of a sequence so much times n squared, half of a square
-    /// of scores and half of one of weighted values.
+    /// of scores and half of one of weighted values; with a sliding window less.
     attention: u128,
+    sliding_window: Option<u32>,
 }
 
 impl TokenWork {
@@ -166,13 +168,13 @@ impl TokenWork {
         let kinds = (0..model.layer_count()).map(|layer| model.layer_kind(LayerId(layer)));
         let products = kinds.flat_map(matrices).map(|m| (m.outputs * m.inputs) as u128).sum();
         let attention = u128::from(model.blocks) * model.query_width() as u128;
-        Self { products, attention }
+        Self { products, attention, sliding_window: model.sliding_window }
     }
 
     /// Sequences have 2^20 tokens at most, and matrices 2^44 numbers: it fits, and many times over.
     fn of_first(self, tokens: usize) -> u128 {
         let tokens = tokens as u128;
-        tokens * (self.products + self.attention * tokens)
+        tokens * self.products + self.attention * twice_the_pairs(tokens, self.sliding_window)
     }
 
     /// The share of a sequence's work that is a slice's.
@@ -271,7 +273,7 @@ mod tests {
     fn ends_are_nearest_to_equal_parts_of_the_work() {
         let works = [(1, 0), (0, 1), (100, 1), (1, 100), (7, 3)];
         for (products, attention) in works {
-            let work = TokenWork { products, attention };
+            let work = TokenWork { products, attention, sliding_window: None };
             for (len, count) in (1..=40).flat_map(|len| (1..=len.min(9)).map(move |n| (len, n))) {
                 let cut =
                     SliceCut::new(SliceBalance::Time, work, len, count as u32).expect("legal");
@@ -292,11 +294,25 @@ mod tests {
 
     #[test]
     fn without_attention_equal_times_are_equal_lengths() {
-        let work = TokenWork { products: 5, attention: 0 };
+        let work = TokenWork { products: 5, attention: 0, sliding_window: None };
         assert_eq!(lens(SliceBalance::Time, work, 48, 6), lens(SliceBalance::Tokens, work, 48, 6));
-        let alone = TokenWork { products: 0, attention: 1 };
+        let alone = TokenWork { products: 0, attention: 1, sliding_window: None };
         // Squares: a half of the work is before 1/sqrt(2) of the way.
         assert_eq!(lens(SliceBalance::Time, alone, 1000, 2), [707, 293]);
+    }
+
+    /// Behind the window every token has the same work.
+    #[test]
+    fn a_window_makes_late_slices_as_long_as_others() {
+        let windowed = TokenWork { products: 0, attention: 1, sliding_window: Some(100) };
+        let found = lens(SliceBalance::Time, windowed, 10_000, 4);
+        assert!(found.iter().all(|len| len.abs_diff(2500) <= 50), "{found:?}");
+        let wide = TokenWork { sliding_window: Some(10_000), ..windowed };
+        let whole = TokenWork { sliding_window: None, ..windowed };
+        assert_eq!(
+            lens(SliceBalance::Time, wide, 10_000, 4),
+            lens(SliceBalance::Time, whole, 10_000, 4)
+        );
     }
 
     #[test]
@@ -321,7 +337,7 @@ mod tests {
 
     #[test]
     fn cuts_that_cannot_be_are_refused() {
-        let work = TokenWork { products: 1, attention: 1 };
+        let work = TokenWork { products: 1, attention: 1, sliding_window: None };
         for (by, count, len) in [
             (SliceBalance::Tokens, 3, 8),
             (SliceBalance::Tokens, 16, 8),

@@ -50,13 +50,25 @@ impl std::ops::Add for LayerWork {
     }
 }
 
+/// Twice the number of pairs of a query and a key that it sees, of the first `tokens` of a sequence:
+/// their square, less what lies outside of a sliding window. Documents within a sequence are not
+/// known here; with them there are fewer.
+pub(super) fn twice_the_pairs(tokens: u128, sliding_window: Option<u32>) -> u128 {
+    match sliding_window.map(u128::from) {
+        Some(window) if window < tokens => window * window + 2 * window * (tokens - window),
+        Some(_) | None => tokens * tokens,
+    }
+}
+
 /// The work of every layer, in order.
 #[must_use]
 pub fn layer_work(model: &ModelConfig, shape: MicrobatchShape) -> Vec<LayerWork> {
     let rows = shape.rows() as f64;
     let product = |matrix: MatrixShape| 2.0 * rows * (matrix.outputs * matrix.inputs) as f64;
     // Scores and weighted values, half of each square: s/2 keys a query, twice.
-    let attention = 2.0 * rows * shape.sequence_len as f64 * model.query_width() as f64;
+    let tokens = shape.sequence_len as u128;
+    let keys = twice_the_pairs(tokens, model.sliding_window) as f64 / tokens as f64;
+    let attention = 2.0 * rows * keys * model.query_width() as f64;
     let layers = (0..model.layer_count()).map(|layer| model.layer_kind(LayerId(layer)));
     layers
         .map(|kind| {

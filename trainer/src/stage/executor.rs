@@ -151,7 +151,7 @@ pub trait GradientExecutor {
 
     /// Makes that gradient at `chunk`, which is at `end` of the model, the sum of both parts, the
     /// head's first, where `other` is that of the other end.
-    fn tie(&mut self, chunk: ChunkIndex, end: TiedEnd, other: &[f32]);
+    fn tie(&mut self, chunk: ChunkIndex, end: TiedEnd, other: Vec<f32>);
 
     /// The gradient is complete: the next step's begins anew.
     ///

@@ -72,14 +72,14 @@ impl<W: StageExecutor, S: BatchSource> StageRunner<W, S> {
         if let Some(other) = self.other_end_elsewhere(chunk) {
             assert!(!self.executor.has_chunk(other), "what is here is not sent");
             let partial = self.partials.take(chunk, self.turn).expect("it was received");
-            self.executor.tie(chunk, end, &partial.floats);
+            self.executor.tie(chunk, end, partial.floats);
             return;
         }
         let head = self.setup.plan.placement().other_end_of(chunk).expect("an end has another");
         let of_head = self.executor.tied_part(head, TiedEnd::Head);
         let embedded = self.executor.tied_part(chunk, TiedEnd::Embedding);
-        self.executor.tie(head, TiedEnd::Head, &embedded);
-        self.executor.tie(chunk, TiedEnd::Embedding, &of_head);
+        self.executor.tie(head, TiedEnd::Head, embedded);
+        self.executor.tie(chunk, TiedEnd::Embedding, of_head);
     }
 
     /// The end of the model that `chunk` is at; of one that is all of it, the embedding.

@@ -82,6 +82,9 @@ fn ops() -> impl Strategy<Value = Op> {
         Reduction::Receive,
         Reduction::Local,
         Reduction::Add,
+        Reduction::SendTied,
+        Reduction::ReceiveTied,
+        Reduction::Tie,
     ]);
     prop_oneof![
         (compute, pass()).prop_map(|(compute, pass)| Op::Compute(compute, pass)),

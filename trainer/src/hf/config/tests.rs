@@ -82,6 +82,26 @@ fn rotary_parameters_are_read_in_both_spellings() {
         "`rope_scaling",
     );
     check_refused("llama", r#", "rope_scaling": 4"#, "an object");
+    let both = r#", "rope_theta": null, "rope_scaling": {"type": "linear", "factor": 4},
+        "rope_parameters": {"rope_type": "linear", "rope_theta": 5e5, "factor": 4}"#;
+    check(both, 5e5, linear);
+    let other = r#", "rope_theta": null, "rope_scaling": {"type": "linear", "factor": 4},
+        "rope_parameters": {"rope_type": "linear", "rope_theta": 5e5, "factor": 3}"#;
+    check_refused("llama", other, "`rope_scaling`");
+}
+
+/// The defaults of transformers' classes.
+#[test]
+fn key_heads_that_are_not_named_are_those_of_the_type() {
+    let check = |model_type: &str, keys: &str, expected| {
+        assert_eq!(parsed(model_type, keys).kv_heads, expected, "{model_type} {keys}");
+    };
+    check("llama", "", 4);
+    check("mistral", "", 8);
+    check("qwen2", "", 32);
+    check("qwen3", "", 32);
+    check("mistral", r#", "num_key_value_heads": null"#, 4);
+    check("mistral", r#", "num_key_value_heads": 2"#, 2);
 }
 
 #[test]

@@ -89,7 +89,7 @@ impl<B: Backend> GradientExecutor for BackendExecutor<B> {
         self.backend.download(BufferView::new(&layer.g, range))
     }
 
-    fn tie(&mut self, chunk: ChunkIndex, end: TiedEnd, other: &[f32]) {
+    fn tie(&mut self, chunk: ChunkIndex, end: TiedEnd, other: Vec<f32>) {
         let sum = end.sum(&self.tied_part(chunk, end), other);
         let workspace = self.chunks.get_mut(&chunk).expect("a chunk of this stage");
         let layers = workspace.chunk.layers_mut();
