@@ -31,8 +31,14 @@ pub struct PartialFolder {
 /// Refuses a folder that has anything in it, before anything is read for it.
 ///
 /// # Errors
-/// If it has, or is no folder.
+/// If it has, is no folder, or has no name of its own.
 pub fn check_empty(to: &Path) -> Result<(), CommandFailure> {
+    // A folder that the process stands in, or `..` of one, cannot be replaced by renaming.
+    if to.file_name().is_none() {
+        let what = format!("{} does not end with a name", to.display());
+        let detail = FailureDetail::new(what).at("--to").hint("--to NAME, a new folder");
+        return Err(CommandFailure::usage("the folder", vec![detail]));
+    }
     let mut entries = match fs::read_dir(to) {
         Ok(entries) => entries,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -261,6 +267,15 @@ mod tests {
         next.write_text("config.json", "{}").expect("room");
         next.finish().expect("room");
         assert_eq!(names(&to), ["config.json"]);
+    }
+
+    #[test]
+    fn a_folder_without_a_name_is_refused() {
+        for to in [".", "..", "x/..", "/", ""] {
+            let refused = check_empty(Path::new(to)).expect_err("no name");
+            assert_eq!(refused.code, FailureCode::Usage, "{to}");
+            assert!(refused.to_string().contains("--to NAME, a new folder"), "{refused}");
+        }
     }
 
     #[test]
