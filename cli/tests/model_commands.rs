@@ -119,6 +119,9 @@ fn a_run_is_exported_whole_with_its_card() {
     let digest = record["digest"].as_str().expect("a digest");
     let hash = blake3_of_file(&card, "model.safetensors");
     assert!(card.contains(digest) && card.contains("for 6 steps"), "{card}");
+    let trained_on = blake3::hash(&fs::read(site.path("text.txt")).expect("written"));
+    let line = format!("The text has the BLAKE3 hash\n\n    {trained_on}\n");
+    assert!(card.contains(&line), "{card}");
     assert!(card.contains("````toml") && card.contains("seq_len = 64"), "{card}");
     assert!(!card.contains(&site.0.path().display().to_string()), "no machine: {card}");
 

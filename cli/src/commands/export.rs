@@ -22,7 +22,7 @@ use zbelastic_types::Bytes;
 use zbelastic_wording::figures::grouped;
 use zbelastic_wording::{CommandError, CommandFailure, FailureCode, FailureDetail, cannot_write};
 
-use self::card::{ModelCard, RunRecord, WrittenFile};
+use self::card::{ModelCard, RunRecord, TrainedData, WrittenFile};
 use self::folder::{PartialFolder, check_empty};
 use self::kept::KeptModel;
 use super::reach::{connect, write_json};
@@ -118,7 +118,7 @@ fn of_cluster(args: &ExportArgs) -> Result<ExportedModel, CommandFailure> {
         steps: Some(detail.summary.step),
         state_digest: Some(detail.summary.digest.to_string()),
         layer_digests: detail.layers.iter().map(|layer| layer.digest.to_string()).collect(),
-        text_hash: Some(detail.corpus.to_string()),
+        data: Some(TrainedData::Unknown(detail.corpus.to_string())),
         document: detail.document.clone(),
     };
     Ok(ExportedModel {
@@ -174,9 +174,15 @@ fn run_record(run: &LeftRun) -> RunRecord {
         steps: record["steps"].as_u64(),
         state_digest: word(&record["digest"]),
         layer_digests: Vec::new(),
-        text_hash: word(&record["text"]["hash"]),
+        data: trained_data(record),
         document: document.clone(),
     }
+}
+
+/// The hash of the text or of the stores, as `run.json` has it.
+fn trained_data(record: &Value) -> Option<TrainedData> {
+    let hash = |data: &str| record[data]["blake3"].as_str().map(str::to_owned);
+    hash("text").map(TrainedData::Text).or_else(|| hash("tokens").map(TrainedData::Stores))
 }
 
 /// The name of a run by its folder.

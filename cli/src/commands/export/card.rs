@@ -19,10 +19,21 @@ pub struct RunRecord {
     /// The digests of the layers that it is a hash over, in the model's order; empty where only the
     /// whole was recorded.
     pub layer_digests: Vec<String>,
-    /// BLAKE3 of the text.
-    pub text_hash: Option<String>,
+    /// What it was trained on.
+    pub data: Option<TrainedData>,
     /// The configuration, as TOML.
     pub document: String,
+}
+
+/// What a run was trained on, by the BLAKE3 hash of its content.
+#[derive(Clone, Debug, PartialEq)]
+pub enum TrainedData {
+    /// A text.
+    Text(String),
+    /// Token stores, their weights and packing.
+    Stores(String),
+    /// One of them: a checkpoint of a cluster has the hash alone.
+    Unknown(String),
 }
 
 /// A file of weights, as it was written.
@@ -121,12 +132,22 @@ fn write_certificate(text: &mut String, run: &RunRecord) {
             text,
             "The digest of the training state behind these weights is\n\n    {digest}\n\n\
              It is a BLAKE3 hash over the digests of all layers, each over weights and both moments, \
-             and the\nnumber of updates. The configuration below on the same text has the same \
+             and the\nnumber of updates. The configuration below on the same data has the same \
              digest again, whatever the\nworkers, the schedule and the failures."
         );
     }
-    if let Some(hash) = &run.text_hash {
-        let _ = writeln!(text, "\nThe text has the BLAKE3 hash\n\n    {hash}");
+    match &run.data {
+        Some(TrainedData::Text(hash)) => {
+            let _ = writeln!(text, "\nThe text has the BLAKE3 hash\n\n    {hash}");
+        }
+        Some(TrainedData::Stores(hash)) => {
+            let _ = writeln!(text, "\nThe token stores have the BLAKE3 hash\n\n    {hash}");
+        }
+        Some(TrainedData::Unknown(hash)) => {
+            let _ =
+                writeln!(text, "\nThe text or the token stores have the BLAKE3 hash\n\n    {hash}");
+        }
+        None => {}
     }
     if !run.layer_digests.is_empty() {
         text.push_str("\n| layer | digest |\n|---:|---|\n");
@@ -159,7 +180,7 @@ mod tests {
             steps: Some(1200),
             state_digest: Some("ab".repeat(32)),
             layer_digests: vec!["cd".repeat(32)],
-            text_hash: Some("ef".repeat(32)),
+            data: Some(TrainedData::Stores("ef".repeat(32))),
             document: "[train]\nsteps = 1200\n".to_owned(),
         };
         let file = WrittenFile {
@@ -184,7 +205,7 @@ mod tests {
             "for 1,200 steps",
             &"ab".repeat(32),
             &format!("| 0 | `{}` |", "cd".repeat(32)),
-            &"ef".repeat(32),
+            &format!("The token stores have the BLAKE3 hash\n\n    {}", "ef".repeat(32)),
             &format!("| `model.safetensors` | 4,096 | `{}` |", "01".repeat(32)),
             "````toml\n[train]\nsteps = 1200\n````",
         ] {
