@@ -45,6 +45,17 @@ impl Site {
         site
     }
 
+    /// A run over a token store of 300 tokens in `store`, made with the tokenizer in `tok`, which
+    /// the configuration does not name.
+    fn with_stores() -> Self {
+        let site = Self::new();
+        site.printed("tokenizer train --vocab 300 --to tok --text text.txt --threads 1");
+        site.printed("data prepare text.txt --tokenizer tok --to store --threads 1");
+        let line = TRAIN.replace("data.text=text.txt", "data.tokens=store");
+        site.printed(&format!("{line} --set model.vocab=300"));
+        site
+    }
+
     fn path(&self, name: &str) -> PathBuf {
         self.0.path().join(name)
     }
@@ -252,6 +263,24 @@ fn a_tokenizer_is_exported_with_its_model() {
     fs::remove_file(site.path("model/tokenizer.json")).expect("room");
     let parts = ["no tokenizer.json", "300 tokens", "copy tokenizer.json"];
     site.refused("generate model --prompt a", 2, &parts);
+}
+
+#[test]
+fn a_run_over_stores_without_its_tokenizer_reads_no_text_as_bytes() {
+    let site = Site::with_stores();
+    let parts = ["no tokenizer.json", "not of bytes", "into run/model", "data.tokenizer"];
+    site.refused("generate run --prompt a", 2, &parts);
+    site.refused("eval run --text text.txt", 2, &parts);
+    // Tokens of the store that it was trained on need no text.
+    assert!(site.json("eval run --tokens store")["loss"].is_number());
+    site.printed("data prepare text.txt --to bytes --threads 1");
+    site.refused("eval run --tokens bytes", 2, &["its tokenizer has hash", "the run's"]);
+    site.printed("export run --to out");
+    site.refused("generate out --prompt a", 2, &["no tokenizer.json", "300 tokens"]);
+    for name in ["tokenizer.json", "tokenizer_config.json"] {
+        fs::copy(site.path("tok").join(name), site.path("run/model").join(name)).expect("room");
+    }
+    site.printed("generate run --prompt a --max-tokens 2");
 }
 
 #[test]

@@ -23,7 +23,7 @@ use zbelastic_wording::figures::grouped;
 use zbelastic_wording::{CommandError, CommandFailure, FailureCode, FailureDetail, cannot_write};
 
 use self::card::{ModelCard, RunRecord, TrainedData, WrittenFile};
-use self::folder::{PartialFolder, check_empty};
+use self::folder::{CARD, CONFIG, GENERATION_CONFIG, INDEX, PartialFolder, check_empty};
 use self::kept::KeptModel;
 use super::reach::{connect, write_json};
 use crate::args::ExportArgs;
@@ -31,10 +31,6 @@ use crate::commands::saved_model::{LeftRun, SavedModel, open_encoder};
 use crate::data_failure::of_folder;
 use crate::progress::CommandProgress;
 
-const CONFIG: &str = "config.json";
-const GENERATION_CONFIG: &str = "generation_config.json";
-const INDEX: &str = "model.safetensors.index.json";
-const CARD: &str = "README.md";
 /// What configurations, headers and the card take at most beside weights and tokenizer.
 const SMALL_FILES: u64 = 1 << 22;
 

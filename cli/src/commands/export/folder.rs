@@ -14,8 +14,14 @@ use zbelastic_tokenizer::TokenizerFiles;
 use zbelastic_types::Bytes;
 use zbelastic_wording::{CommandFailure, FailureCode, FailureDetail, cannot_write};
 
-use super::{CARD, CONFIG, GENERATION_CONFIG, INDEX};
-
+/// File of the model's shape.
+pub const CONFIG: &str = "config.json";
+/// File of how text is generated.
+pub const GENERATION_CONFIG: &str = "generation_config.json";
+/// Where each tensor lies, if the weights are several files.
+pub const INDEX: &str = "model.safetensors.index.json";
+/// File of the model card.
+pub const CARD: &str = "README.md";
 /// Behind the name of a folder that is being written.
 const PARTIAL: &str = ".partial";
 
