@@ -4,8 +4,9 @@ mod common;
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 use common::{refusal, text, zbelastic};
 use safetensors::{Dtype, SafeTensors};
@@ -280,6 +281,29 @@ fn a_run_over_stores_without_its_tokenizer_reads_no_text_as_bytes() {
     for name in ["tokenizer.json", "tokenizer_config.json"] {
         fs::copy(site.path("tok").join(name), site.path("run/model").join(name)).expect("room");
     }
+    site.printed("generate run --prompt a --max-tokens 2");
+}
+
+#[test]
+fn a_run_has_its_tokenizer_from_the_beginning() {
+    let site = Site::new();
+    site.printed("tokenizer train --vocab 300 --to tok --text text.txt --threads 1");
+    let expected = site.files("tok");
+    let line = format!("{TRAIN} --set data.tokenizer=tok --json");
+    // More lines than a pipe holds, so that it is not done before they are read.
+    let line = line.replace("train.steps=6", "train.steps=300");
+    let mut run = site.command(&line).stdout(Stdio::piped()).spawn().expect("it runs");
+    let mut lines = BufReader::new(run.stdout.take().expect("piped")).lines();
+    lines.next().expect("an event").expect("readable");
+    // As a run that is killed here leaves it: a tokenizer alone is no model.
+    let kept = site.files("run/model");
+    assert!(kept["tokenizer.json"] == expected["tokenizer.json"], "{:?}", kept.keys());
+    assert!(!kept.contains_key("config.json"));
+    site.refused("generate run --prompt a", 6, &["left no model yet"]);
+    fs::remove_dir_all(site.path("tok")).expect("writable");
+    assert!(lines.all(|line| line.is_ok()));
+    assert!(run.wait().expect("it ends").success(), "it reads the tokenizer no second time");
+    assert!(site.path("run/run.json").is_file());
     site.printed("generate run --prompt a --max-tokens 2");
 }
 
