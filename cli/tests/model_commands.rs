@@ -276,8 +276,26 @@ fn a_run_over_stores_without_its_tokenizer_reads_no_text_as_bytes() {
     assert!(site.json("eval run --tokens store")["loss"].is_number());
     site.printed("data prepare text.txt --to bytes --threads 1");
     site.refused("eval run --tokens bytes", 2, &["its tokenizer has hash", "the run's"]);
-    site.printed("export run --to out");
+    let printed = site.printed("export run --to out");
+    assert!(printed.contains("no tokenizer for its 300 tokens: --tokenizer DIR"), "{printed}");
+    let card = text(&site.files("out")["README.md"]);
+    assert!(!card.contains("Each byte") && card.contains("is not here"), "{card}");
+    assert!(card.contains("The token stores have the BLAKE3 hash"), "{card}");
     site.refused("generate out --prompt a", 2, &["no tokenizer.json", "300 tokens"]);
+
+    site.printed("export run --tokenizer tok --to whole");
+    let files = site.files("whole");
+    assert!(files["tokenizer.json"] == site.files("tok")["tokenizer.json"]);
+    assert!(text(&files["README.md"]).contains("AutoTokenizer"));
+    site.printed("generate whole --prompt a --max-tokens 2");
+    site.printed("export out --tokenizer tok/tokenizer.json --to again");
+    assert!(site.files("again").contains_key("tokenizer.json"));
+    site.printed("tokenizer train --vocab 320 --to large --text text.txt --threads 1");
+    let parts = ["has 320 tokens, the model's vocabulary 300"];
+    site.refused("export run --tokenizer large --to none", 2, &parts);
+    site.printed("tokenizer train --vocab 290 --to small --text text.txt --threads 1");
+    site.refused("export run --tokenizer small --to none", 2, &["has hash", "the run's is"]);
+    assert!(!site.path("none").exists());
     for name in ["tokenizer.json", "tokenizer_config.json"] {
         fs::copy(site.path("tok").join(name), site.path("run/model").join(name)).expect("room");
     }
@@ -354,7 +372,7 @@ fn wrong_flags_and_prompts_are_refused() {
     let path = site.path("run/model/model.safetensors");
     let mut file = fs::read(&path).expect("left");
     let header = u64::from_le_bytes(file[..8].try_into().expect("eight")) as usize + 8;
-    file[header..].as_chunks_mut::<4>().0.iter_mut().for_each(|x| *x = f32::NAN.to_le_bytes());
+    file[header..].as_chunks_mut::<4>().0.iter_mut().for_each(|x| *x = f32::MAX.to_le_bytes());
     fs::write(&path, file).expect("room");
     site.refused("generate run --prompt a", 8, &["no numbers", "weights are damaged"]);
     site.refused("eval run --text text.txt", 8, &["loss is no number"]);

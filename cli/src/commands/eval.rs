@@ -31,7 +31,7 @@ use self::targets::TargetBytes;
 use super::data::open_store;
 use super::reach::write_json;
 use crate::args::EvalArgs;
-use crate::commands::saved_model::{LeftRun, RunTokens, SavedModel, bytes_hash};
+use crate::commands::saved_model::SavedModel;
 use crate::data_failure as failure;
 use crate::progress::CommandProgress;
 use crate::scratch_folder::ScratchFolder;
@@ -162,7 +162,9 @@ fn encoder_of_store(
         return Err(refused(what));
     }
     let is_bytes = saved.tokenizer_folder().is_none();
-    if let Some(expected) = saved.run.as_ref().filter(|_| is_bytes).and_then(hash_of_run) {
+    if let Some(expected) =
+        saved.run.as_ref().filter(|_| is_bytes).and_then(|run| run.tokens().hash())
+    {
         let found = manifest.tokenizer.to_string();
         if found != expected {
             return Err(refused(format!("its tokenizer has hash {found}, the run's {expected}")));
@@ -177,14 +179,6 @@ fn encoder_of_store(
         return Ok(None);
     }
     Err(refused(format!("its tokenizer has hash {}, the model's {found}", manifest.tokenizer)))
-}
-
-/// The hash of the tokenizer whose tokens a run was trained on, if it is known.
-fn hash_of_run(run: &LeftRun) -> Option<String> {
-    match run.tokens() {
-        RunTokens::Bytes => Some(bytes_hash()),
-        RunTokens::OfTokenizer { hash } => hash,
-    }
 }
 
 fn evaluate(

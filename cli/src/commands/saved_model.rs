@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
-use zbelastic_config::load_document;
+use zbelastic_config::{BYTE_VALUES, load_document};
 use zbelastic_data::encode::{BytesEncoder, EncodeDocuments};
 use zbelastic_trainer::hf::{SpecialTokenIds, parse_config};
 use zbelastic_trainer::model::ModelConfig;
@@ -17,8 +17,6 @@ use crate::weights::weights_of_folder;
 
 /// File of a model's description.
 const MODEL_CONFIG: &str = "config.json";
-/// Tokens of a model that reads bytes and no others.
-const BYTE_VALUES: u32 = 256;
 /// File that a tokenizer has at least.
 const TOKENIZER: &str = "tokenizer.json";
 
@@ -89,8 +87,27 @@ pub enum RunTokens {
     },
 }
 
+impl RunTokens {
+    /// The hash of their tokenizer, in hexadecimal, if it is known.
+    pub fn hash(&self) -> Option<String> {
+        match self {
+            Self::Bytes => Some(bytes_hash()),
+            Self::OfTokenizer { hash } => hash.clone(),
+        }
+    }
+}
+
+/// Whether each byte of a text is a token for a model without a tokenizer: as its run recorded it,
+/// however many tokens the model has, or else by their number.
+pub fn reads_bytes(of_run: Option<&RunTokens>, vocabulary: u32) -> bool {
+    match of_run {
+        Some(tokens) => *tokens == RunTokens::Bytes,
+        None => vocabulary <= BYTE_VALUES,
+    }
+}
+
 /// The hash of the tokenizer of bytes, in hexadecimal.
-pub fn bytes_hash() -> String {
+fn bytes_hash() -> String {
     BytesEncoder.tokenizer_hash().0.to_string()
 }
 
@@ -173,15 +190,6 @@ impl SavedModel {
         Some(self.folder.clone()).filter(|folder| folder.join(TOKENIZER).is_file())
     }
 
-    /// Whether each byte of a text is a token, where no tokenizer lies beside the model.
-    pub fn reads_bytes(&self) -> bool {
-        match &self.run {
-            // However many tokens its model has.
-            Some(run) => run.tokens() == RunTokens::Bytes,
-            None => self.config.vocabulary <= BYTE_VALUES,
-        }
-    }
-
     /// What encodes text for it: the tokenizer beside it, or the built-in one of bytes.
     ///
     /// # Errors
@@ -192,7 +200,8 @@ impl SavedModel {
         if let Some(folder) = self.tokenizer_folder() {
             return open_encoder(&folder, vocabulary);
         }
-        if !self.reads_bytes() {
+        let tokens = self.run.as_ref().map(LeftRun::tokens);
+        if !reads_bytes(tokens.as_ref(), vocabulary) {
             return Err(no_tokenizer(self));
         }
         checked(TokenizerEncoder::bytes(), &self.folder, vocabulary)

@@ -7,6 +7,8 @@ use zbelastic_trainer::hf::WeightType;
 use zbelastic_trainer::model::{ModelConfig, model_size};
 use zbelastic_wording::figures::grouped;
 
+use super::tokenizer_source::ExportedTokenizer;
+
 /// The run of a model, as far as it was recorded.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RunRecord {
@@ -54,8 +56,8 @@ pub struct ModelCard<'a> {
     pub model: &'a ModelConfig,
     /// The type of its weights.
     pub kind: WeightType,
-    /// Whether a tokenizer lies beside it.
-    pub has_tokenizer: bool,
+    /// What makes tokens of text for it.
+    pub tokenizer: &'a ExportedTokenizer,
     /// The run that made it; nothing for a model that no run of ours left.
     pub run: Option<&'a RunRecord>,
     /// Its files of weights.
@@ -71,7 +73,7 @@ pub fn render(card: &ModelCard<'_>) -> String {
     let name = card.run.map_or("model", |run| &run.name);
     let _ = writeln!(text, "# {name}\n");
     write_model(&mut text, card);
-    write_use(&mut text, card.has_tokenizer);
+    write_use(&mut text, card.tokenizer);
     if let Some(run) = card.run {
         write_certificate(&mut text, run);
     }
@@ -104,18 +106,24 @@ fn write_model(text: &mut String, card: &ModelCard<'_>) {
     text.push('\n');
 }
 
-fn write_use(text: &mut String, has_tokenizer: bool) {
-    text.push_str("## Use\n\n```python\n");
-    text.push_str(if has_tokenizer {
-        "from transformers import AutoModelForCausalLM, AutoTokenizer\n\n\
-         model = AutoModelForCausalLM.from_pretrained(\"DIR\", dtype=\"auto\")\n\
-         tokenizer = AutoTokenizer.from_pretrained(\"DIR\")\n"
-    } else {
-        "from transformers import AutoModelForCausalLM\n\n\
-         model = AutoModelForCausalLM.from_pretrained(\"DIR\", dtype=\"auto\")\n\
-         # Each byte of a text is the token of its value.\n"
-    });
-    text.push_str("```\n\nWithout Python: `zbelastic generate DIR --prompt TEXT`.\n\n");
+fn write_use(text: &mut String, tokenizer: &ExportedTokenizer) {
+    let (imports, how) = match tokenizer {
+        ExportedTokenizer::Files(_) => {
+            (", AutoTokenizer", "tokenizer = AutoTokenizer.from_pretrained(\"DIR\")")
+        }
+        ExportedTokenizer::Bytes => ("", "# Each byte of a text is the token of its value."),
+        ExportedTokenizer::Unknown => ("", "# The tokenizer that it was trained with is not here."),
+    };
+    let _ = writeln!(
+        text,
+        "## Use\n\n```python\nfrom transformers import AutoModelForCausalLM{imports}\n\n\
+         model = AutoModelForCausalLM.from_pretrained(\"DIR\", dtype=\"auto\")\n{how}\n```\n"
+    );
+    let before = match tokenizer {
+        ExportedTokenizer::Files(_) | ExportedTokenizer::Bytes => "",
+        ExportedTokenizer::Unknown => ", once its `tokenizer.json` lies in DIR",
+    };
+    let _ = writeln!(text, "Without Python{before}: `zbelastic generate DIR --prompt TEXT`.\n");
 }
 
 fn write_certificate(text: &mut String, run: &RunRecord) {
@@ -169,6 +177,7 @@ fn write_files(text: &mut String, files: &[WrittenFile]) {
 #[cfg(test)]
 mod tests {
     use zbelastic_config::load_document;
+    use zbelastic_tokenizer::TokenizerFiles;
 
     use super::*;
 
@@ -193,7 +202,7 @@ mod tests {
         let card = ModelCard {
             model: &model.model,
             kind,
-            has_tokenizer: false,
+            tokenizer: &ExportedTokenizer::Bytes,
             run: Some(&run),
             files: &files,
         };
@@ -211,7 +220,11 @@ mod tests {
         ] {
             assert!(text.contains(part), "no {part:?} in:\n{text}");
         }
-        let foreign = render(&ModelCard { run: None, has_tokenizer: true, ..card });
+        assert!(text.contains("# Each byte of a text is the token of its value."), "{text}");
+        let unknown = render(&ModelCard { tokenizer: &ExportedTokenizer::Unknown, ..card });
+        assert!(!unknown.contains("Each byte") && unknown.contains("is not here"), "{unknown}");
+        let files = ExportedTokenizer::Files(TokenizerFiles::default());
+        let foreign = render(&ModelCard { run: None, tokenizer: &files, ..card });
         assert!(foreign.contains("# model\n") && !foreign.contains("Certificate"), "{foreign}");
         assert!(foreign.contains("AutoTokenizer"), "{foreign}");
     }
