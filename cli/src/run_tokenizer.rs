@@ -1,12 +1,14 @@
 //! The tokenizer of a run: for the text of samples, and for whoever uses the model.
 
-use std::path::{Path, PathBuf};
+use std::fs;
+use std::io;
+use std::path::Path;
 
 use zbelastic_config::RunConfig;
 use zbelastic_data::encode::{BytesEncoder, EncodeDocuments};
 use zbelastic_data::store::StoreManifest;
 use zbelastic_tokenizer::TokenizerFiles;
-use zbelastic_wording::{CommandFailure, FailureDetail};
+use zbelastic_wording::{CommandFailure, FailureDetail, cannot_write};
 
 use crate::data_failure;
 use crate::tokenizer_encoder::TokenizerEncoder;
@@ -23,8 +25,8 @@ pub enum RunTokenizer {
     Files {
         /// Makes text of ids.
         encoder: Box<TokenizerEncoder>,
-        /// Where its files lie.
-        path: PathBuf,
+        /// Its files as they were read when the run began, for the run's folder.
+        files: Box<TokenizerFiles>,
     },
     /// Stores name a tokenizer by its hash, and the configuration does not say where it lies.
     Unknown {
@@ -40,13 +42,16 @@ impl RunTokenizer {
     /// If the configuration names another, or one that cannot be read.
     pub fn of_store(manifest: &StoreManifest, config: &RunConfig) -> Result<Self, CommandFailure> {
         if let Some(path) = &config.tokens.tokenizer {
-            let encoder = TokenizerEncoder::open(path);
-            let encoder = encoder.map_err(|error| data_failure::of_folder(path, &error))?;
+            let opened = TokenizerEncoder::open_with_files(path);
+            let (encoder, files) = opened.map_err(|error| data_failure::of_folder(path, &error))?;
             let found = encoder.tokenizer_hash().0;
             if found != manifest.tokenizer {
                 return Err(other_tokenizer(path, &found.to_string(), manifest));
             }
-            return Ok(Self::Files { encoder: Box::new(encoder), path: path.clone() });
+            return Ok(match files {
+                Some(files) => Self::Files { encoder: Box::new(encoder), files: Box::new(files) },
+                None => Self::Bytes,
+            });
         }
         if BytesEncoder.tokenizer_hash().0 == manifest.tokenizer {
             return Ok(Self::Bytes);
@@ -81,20 +86,34 @@ impl RunTokenizer {
         }
     }
 
-    /// Copies its files beside a model. Bytes have none.
+    /// Writes its files beside a model. Bytes have none.
     ///
     /// # Errors
-    /// If they cannot be read or written.
+    /// If they cannot be written.
     pub fn write(&self, folder: &Path) -> Result<(), CommandFailure> {
         match self {
             Self::Bytes | Self::Unknown { .. } => Ok(()),
-            Self::Files { path, .. } => {
-                let files = TokenizerFiles::read(path);
-                files
-                    .and_then(|files| files.write(folder))
-                    .map_err(|error| data_failure::of_folder(path, &error))
+            Self::Files { files, .. } => {
+                files.write(folder).map_err(|error| data_failure::of_folder(folder, &error))
             }
         }
+    }
+
+    /// Writes its files in place of those of another run.
+    ///
+    /// # Errors
+    /// If those cannot be removed, or its own cannot be written.
+    pub fn replace(&self, folder: &Path) -> Result<(), CommandFailure> {
+        for name in TokenizerFiles::NAMES {
+            let path = folder.join(name);
+            match fs::remove_file(&path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                    return Err(cannot_write(&path, &error));
+                }
+                Ok(()) | Err(_) => {}
+            }
+        }
+        self.write(folder)
     }
 
     /// A note where samples are ids.
@@ -117,4 +136,24 @@ fn other_tokenizer(path: &Path, found: &str, manifest: &StoreManifest) -> Comman
         .why("an id is another token in each")
         .hint("the tokenizer that `zbelastic data prepare` was given, or leave it out");
     CommandFailure::usage("the tokenizer", vec![detail])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_tokenizer_of_another_run_does_not_stay() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let files = TokenizerFiles {
+            tokenizer_json: b"{}".to_vec(),
+            chat_template: Some(b"{{ messages }}".to_vec()),
+            ..TokenizerFiles::default()
+        };
+        files.write(folder.path()).expect("writable");
+        RunTokenizer::Bytes.write(folder.path()).expect("nothing to write");
+        assert_eq!(TokenizerFiles::read(folder.path()).expect("it stays"), files);
+        RunTokenizer::Bytes.replace(folder.path()).expect("removable");
+        assert_eq!(fs::read_dir(folder.path()).expect("readable").count(), 0);
+    }
 }

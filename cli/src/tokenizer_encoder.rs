@@ -35,8 +35,16 @@ impl TokenizerEncoder {
     /// # Errors
     /// If there is none, or its files cannot be read or understood.
     pub fn open(path: &Path) -> Result<Self, FolderError> {
+        Self::open_with_files(path).map(|(encoder, _)| encoder)
+    }
+
+    /// The same with the files that it was read from; the built-in one has none.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn open_with_files(path: &Path) -> Result<(Self, Option<TokenizerFiles>), FolderError> {
         if path == Path::new(BYTES) {
-            return Ok(Self::bytes());
+            return Ok((Self::bytes(), None));
         }
         let files = TokenizerFiles::read(path)?;
         let tokenizer = Tokenizer::from_files(&files);
@@ -46,7 +54,7 @@ impl TokenizerEncoder {
         // An empty text has those tokens alone that are put around every text.
         let around = tokenizer.encode("", SpecialTokens::Include).unwrap_or_default();
         let beginning = around.first().copied().filter(|first| tokenizer.bos_id() == Some(*first));
-        Ok(Self { tokenizer, hash, beginning })
+        Ok((Self { tokenizer, hash, beginning }, Some(files)))
     }
 
     /// The tokenizer itself.

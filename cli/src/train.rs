@@ -50,7 +50,7 @@ use crate::blob::Blob;
 use crate::corpus::DataSummary;
 use crate::run_files;
 use crate::weights::weights_file;
-use folder::{RunFolder, RunFolderRequest};
+use folder::{RunFolder, RunFolderRequest, RunStart};
 use prepare::{PreparedRun, RunPlan, prepare};
 use processes::{ClusterRunEvent, JobSubmission, RunLocation};
 use progress_line::StepLineContext;
@@ -71,11 +71,25 @@ pub fn run(args: &TrainArgs, out: &mut dyn Write) -> Result<ExitCode, CommandErr
     let request =
         RunFolderRequest { config: &prepared.config, text: &config, may_branch: args.branch };
     let mut folder = RunFolder::open(args.out.as_deref(), &prepared.name, request)?;
-    let ended = train_into((&mut folder, &config), &prepared, context, out);
+    let ended = match write_tokenizer(&folder, &prepared) {
+        Ok(()) => train_into((&mut folder, &config), &prepared, context, out),
+        Err(failure) => Err(failure.into()),
+    };
     if ended.is_err() {
         folder.discard_if_empty();
     }
     ended
+}
+
+/// Writes the run's tokenizer into its folder, where a run that is killed has it as well. Until a
+/// branch has begun, the folder is that of the run that it goes on from.
+fn write_tokenizer(folder: &RunFolder, prepared: &PreparedRun) -> Result<(), CommandFailure> {
+    match folder.start() {
+        RunStart::New | RunStart::Resumed | RunStart::ResumedFromCheckpoint => {
+            prepared.tokenizer.write(&folder.path().join(run_files::MODEL))
+        }
+        RunStart::Branched => Ok(()),
+    }
 }
 
 /// Checks that a new run's files fit the disk. One that goes on has most of them already.

@@ -4,8 +4,9 @@ mod common;
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 use common::{refusal, text, zbelastic};
 use safetensors::{Dtype, SafeTensors};
@@ -42,6 +43,17 @@ impl Site {
         for name in ["tokenizer.json", "tokenizer_config.json"] {
             fs::copy(site.path("tok").join(name), site.path("model").join(name)).expect("room");
         }
+        site
+    }
+
+    /// A run over a token store of 300 tokens in `store`, made with the tokenizer in `tok`, which
+    /// the configuration does not name.
+    fn with_stores() -> Self {
+        let site = Self::new();
+        site.printed("tokenizer train --vocab 300 --to tok --text text.txt --threads 1");
+        site.printed("data prepare text.txt --tokenizer tok --to store --threads 1");
+        let line = TRAIN.replace("data.text=text.txt", "data.tokens=store");
+        site.printed(&format!("{line} --set model.vocab=300"));
         site
     }
 
@@ -119,6 +131,9 @@ fn a_run_is_exported_whole_with_its_card() {
     let digest = record["digest"].as_str().expect("a digest");
     let hash = blake3_of_file(&card, "model.safetensors");
     assert!(card.contains(digest) && card.contains("for 6 steps"), "{card}");
+    let trained_on = blake3::hash(&fs::read(site.path("text.txt")).expect("written"));
+    let line = format!("The text has the BLAKE3 hash\n\n    {trained_on}\n");
+    assert!(card.contains(&line), "{card}");
     assert!(card.contains("````toml") && card.contains("seq_len = 64"), "{card}");
     assert!(!card.contains(&site.0.path().display().to_string()), "no machine: {card}");
 
@@ -252,6 +267,65 @@ fn a_tokenizer_is_exported_with_its_model() {
 }
 
 #[test]
+fn a_run_over_stores_without_its_tokenizer_reads_no_text_as_bytes() {
+    let site = Site::with_stores();
+    let parts = ["no tokenizer.json", "not of bytes", "into run/model", "data.tokenizer"];
+    site.refused("generate run --prompt a", 2, &parts);
+    site.refused("eval run --text text.txt", 2, &parts);
+    // Tokens of the store that it was trained on need no text.
+    assert!(site.json("eval run --tokens store")["loss"].is_number());
+    site.printed("data prepare text.txt --to bytes --threads 1");
+    site.refused("eval run --tokens bytes", 2, &["its tokenizer has hash", "the run's"]);
+    let printed = site.printed("export run --to out");
+    assert!(printed.contains("no tokenizer for its 300 tokens: --tokenizer DIR"), "{printed}");
+    let card = text(&site.files("out")["README.md"]);
+    assert!(!card.contains("Each byte") && card.contains("is not here"), "{card}");
+    assert!(card.contains("The token stores have the BLAKE3 hash"), "{card}");
+    site.refused("generate out --prompt a", 2, &["no tokenizer.json", "300 tokens"]);
+
+    site.printed("export run --tokenizer tok --to whole");
+    let files = site.files("whole");
+    assert!(files["tokenizer.json"] == site.files("tok")["tokenizer.json"]);
+    assert!(text(&files["README.md"]).contains("AutoTokenizer"));
+    site.printed("generate whole --prompt a --max-tokens 2");
+    site.printed("export out --tokenizer tok/tokenizer.json --to again");
+    assert!(site.files("again").contains_key("tokenizer.json"));
+    site.printed("tokenizer train --vocab 320 --to large --text text.txt --threads 1");
+    let parts = ["has 320 tokens, the model's vocabulary 300"];
+    site.refused("export run --tokenizer large --to none", 2, &parts);
+    site.printed("tokenizer train --vocab 290 --to small --text text.txt --threads 1");
+    site.refused("export run --tokenizer small --to none", 2, &["has hash", "the run's is"]);
+    assert!(!site.path("none").exists());
+    for name in ["tokenizer.json", "tokenizer_config.json"] {
+        fs::copy(site.path("tok").join(name), site.path("run/model").join(name)).expect("room");
+    }
+    site.printed("generate run --prompt a --max-tokens 2");
+}
+
+#[test]
+fn a_run_has_its_tokenizer_from_the_beginning() {
+    let site = Site::new();
+    site.printed("tokenizer train --vocab 300 --to tok --text text.txt --threads 1");
+    let expected = site.files("tok");
+    let line = format!("{TRAIN} --set data.tokenizer=tok --json");
+    // More lines than a pipe holds, so that it is not done before they are read.
+    let line = line.replace("train.steps=6", "train.steps=300");
+    let mut run = site.command(&line).stdout(Stdio::piped()).spawn().expect("it runs");
+    let mut lines = BufReader::new(run.stdout.take().expect("piped")).lines();
+    lines.next().expect("an event").expect("readable");
+    // As a run that is killed here leaves it: a tokenizer alone is no model.
+    let kept = site.files("run/model");
+    assert!(kept["tokenizer.json"] == expected["tokenizer.json"], "{:?}", kept.keys());
+    assert!(!kept.contains_key("config.json"));
+    site.refused("generate run --prompt a", 6, &["left no model yet"]);
+    fs::remove_dir_all(site.path("tok")).expect("writable");
+    assert!(lines.all(|line| line.is_ok()));
+    assert!(run.wait().expect("it ends").success(), "it reads the tokenizer no second time");
+    assert!(site.path("run/run.json").is_file());
+    site.printed("generate run --prompt a --max-tokens 2");
+}
+
+#[test]
 fn text_is_generated_by_the_flags_and_the_seed() {
     let site = Site::with_run();
     let generated = |more: &str| site.printed(&format!("generate run --prompt 7 {more}"));
@@ -298,7 +372,7 @@ fn wrong_flags_and_prompts_are_refused() {
     let path = site.path("run/model/model.safetensors");
     let mut file = fs::read(&path).expect("left");
     let header = u64::from_le_bytes(file[..8].try_into().expect("eight")) as usize + 8;
-    file[header..].as_chunks_mut::<4>().0.iter_mut().for_each(|x| *x = f32::NAN.to_le_bytes());
+    file[header..].as_chunks_mut::<4>().0.iter_mut().for_each(|x| *x = f32::MAX.to_le_bytes());
     fs::write(&path, file).expect("room");
     site.refused("generate run --prompt a", 8, &["no numbers", "weights are damaged"]);
     site.refused("eval run --text text.txt", 8, &["loss is no number"]);

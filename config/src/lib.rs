@@ -47,7 +47,7 @@ pub use memory::{
 };
 pub use nearest::nearest;
 pub use nodes::{NODES_MAX, NetworkSpec, NodeSpec, read_nodes};
-pub use note::ConfigNote;
+pub use note::{BYTE_VALUES, ConfigNote};
 pub use plan_failure::plan_failure;
 pub use presets::{PRESET_DEFAULT, PRESETS, Preset};
 pub use settings::{ConfigFlag, ConfigSettings, ConfigSources, Setting, SettingOrigin, flag_value};

@@ -111,7 +111,8 @@ impl fmt::Display for ConfigNote {
             Self::ManyTokens { vocabulary } => write!(
                 f,
                 "the model knows {vocabulary} tokens, and text is read as bytes: what it learnt \
-                 about the others is of no use"
+                 about the others is of no use; data.tokenizer = \"FOLDER\" reads text by the \
+                 model's own tokenizer.json in FOLDER"
             ),
         }
     }

@@ -353,12 +353,17 @@ pub(super) fn vocabulary(at: &SettingOrigin, vocabulary: u32) -> FailureDetail {
 }
 
 pub(super) fn tokenizer(path: &Path, vocabulary: u32) -> FailureDetail {
+    let folder = path.parent().unwrap_or(path).display();
+    let hint = format!(
+        "data.tokenizer = \"{folder}\", which reads text by the model's own tokenizer.json; or a model \
+         that was trained on bytes, as `zbelastic train` writes them"
+    );
     FailureDetail::new(format!(
         "model.from_hf: the model has {vocabulary} tokens of its own tokenizer"
     ))
     .at(path.display().to_string())
     .why("text is read as bytes, and bytes mean other things to this model")
-    .hint("a model that was trained on bytes, as `zbelastic train` writes them")
+    .hint(hint)
 }
 
 pub(super) fn folder_unreadable(

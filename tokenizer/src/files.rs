@@ -69,6 +69,10 @@ pub enum FolderError {
 }
 
 impl TokenizerFiles {
+    /// The names of the files.
+    pub const NAMES: [&str; 5] =
+        [TOKENIZER_JSON, TOKENIZER_CONFIG, SPECIAL_TOKENS_MAP, GENERATION_CONFIG, CHAT_TEMPLATE];
+
     /// Reads them from a folder, or from the folder of a `tokenizer.json`.
     ///
     /// # Errors

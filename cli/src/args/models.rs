@@ -80,6 +80,9 @@ pub struct ExportArgs {
     /// thousands, as transformers counts.
     #[arg(long, value_name = "SIZE", default_value = "5GB", value_parser = parse_shard_bytes)]
     pub shard: u64,
+    /// The tokenizer's folder or tokenizer.json, if none lies beside the model, or in place of that.
+    #[arg(long, value_name = "DIR")]
+    pub tokenizer: Option<PathBuf>,
     /// Which checkpoint of the run [default: the newest].
     #[arg(long, value_name = "N")]
     pub step: Option<u64>,

@@ -162,6 +162,14 @@ fn encoder_of_store(
         return Err(refused(what));
     }
     let is_bytes = saved.tokenizer_folder().is_none();
+    if let Some(expected) =
+        saved.run.as_ref().filter(|_| is_bytes).and_then(|run| run.tokens().hash())
+    {
+        let found = manifest.tokenizer.to_string();
+        if found != expected {
+            return Err(refused(format!("its tokenizer has hash {found}, the run's {expected}")));
+        }
+    }
     let encoder = if is_bytes { TokenizerEncoder::bytes() } else { saved.encoder()? };
     let found = encoder.tokenizer_hash().0;
     if found == manifest.tokenizer {

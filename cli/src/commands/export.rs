@@ -5,15 +5,16 @@ pub mod checkpoint;
 mod folder;
 mod kept;
 mod kept_checkpoints;
+mod tokenizer_source;
 
 use std::fs::File;
 use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde_json::{Value, json};
 use zbelastic_api::CheckpointDetail;
 use zbelastic_consensus::run::is_run_name;
-use zbelastic_tokenizer::{Tokenizer, TokenizerFiles};
+use zbelastic_tokenizer::TokenizerFiles;
 use zbelastic_trainer::hf::{
     SpecialTokenIds, WeightsFiles, WriteWeightsError, exported_config_json, generation_config_json,
 };
@@ -22,26 +23,23 @@ use zbelastic_types::Bytes;
 use zbelastic_wording::figures::grouped;
 use zbelastic_wording::{CommandError, CommandFailure, FailureCode, FailureDetail, cannot_write};
 
-use self::card::{ModelCard, RunRecord, WrittenFile};
-use self::folder::{PartialFolder, check_empty};
+use self::card::{ModelCard, RunRecord, TrainedData, WrittenFile};
+use self::folder::{CARD, CONFIG, GENERATION_CONFIG, INDEX, PartialFolder, check_empty};
 use self::kept::KeptModel;
+use self::tokenizer_source::{ExportedTokenizer, TokenizerSource};
 use super::reach::{connect, write_json};
 use crate::args::ExportArgs;
-use crate::commands::saved_model::{LeftRun, SavedModel, open_encoder};
+use crate::commands::saved_model::{LeftRun, SavedModel};
 use crate::data_failure::of_folder;
 use crate::progress::CommandProgress;
 
-const CONFIG: &str = "config.json";
-const GENERATION_CONFIG: &str = "generation_config.json";
-const INDEX: &str = "model.safetensors.index.json";
-const CARD: &str = "README.md";
 /// What configurations, headers and the card take at most beside weights and tokenizer.
 const SMALL_FILES: u64 = 1 << 22;
 
 /// A model that is to be exported, without its weights.
 struct ExportedModel {
     config: ModelConfig,
-    tokenizer: Option<TokenizerFiles>,
+    tokenizer: ExportedTokenizer,
     special_ids: SpecialTokenIds,
     run: Option<RunRecord>,
     weights: WeightsSource,
@@ -64,7 +62,7 @@ pub fn run(args: &ExportArgs, out: &mut dyn Write) -> Result<(), CommandError> {
     let exported = find(args)?;
     let kind = args.dtype.weight_type();
     let files = WeightsFiles::new(&exported.config, kind, args.shard);
-    let tokenizer_bytes = exported.tokenizer.as_ref().map_or(0, tokenizer_bytes);
+    let tokenizer_bytes = exported.tokenizer.bytes();
     let needed = Bytes(files.weight_bytes() + tokenizer_bytes + SMALL_FILES);
     let partial = PartialFolder::begin(&args.to, needed)?;
     let written = write(args, &exported, &files, &partial);
@@ -81,11 +79,11 @@ fn find(args: &ExportArgs) -> Result<ExportedModel, CommandFailure> {
         return of_cluster(args);
     }
     match SavedModel::open(path, args.step) {
-        Ok(saved) => of_folder_model(saved),
+        Ok(saved) => of_folder_model(saved, args),
         Err(failure) => match (failure.code, LeftRun::of_processes(path)) {
             // The run left no such model, and its processes may keep a checkpoint of it.
             (FailureCode::NotFound | FailureCode::WrongState, Some(run)) => {
-                of_kept(KeptModel::find(&run, args.step)?, &run)
+                of_kept(KeptModel::find(&run, args.step)?, &run, args)
             }
             (_, Some(_) | None) => Err(failure),
         },
@@ -93,9 +91,18 @@ fn find(args: &ExportArgs) -> Result<ExportedModel, CommandFailure> {
 }
 
 /// A checkpoint that the processes of a run folder keep.
-fn of_kept(kept: KeptModel, run: &LeftRun) -> Result<ExportedModel, CommandFailure> {
-    let none = SpecialTokenIds::default();
-    let (tokenizer, special_ids) = read_tokenizer(run.tokenizer_folder(), &kept.config, none)?;
+fn of_kept(
+    kept: KeptModel,
+    run: &LeftRun,
+    args: &ExportArgs,
+) -> Result<ExportedModel, CommandFailure> {
+    let source = TokenizerSource {
+        named: args.tokenizer.as_deref(),
+        beside: run.tokenizer_folder(),
+        of_run: Some(run.tokens()),
+        of_model: SpecialTokenIds::default(),
+    };
+    let (tokenizer, special_ids) = source.read(&kept.config)?;
     Ok(ExportedModel {
         config: kept.config.clone(),
         tokenizer,
@@ -118,22 +125,33 @@ fn of_cluster(args: &ExportArgs) -> Result<ExportedModel, CommandFailure> {
         steps: Some(detail.summary.step),
         state_digest: Some(detail.summary.digest.to_string()),
         layer_digests: detail.layers.iter().map(|layer| layer.digest.to_string()).collect(),
-        text_hash: Some(detail.corpus.to_string()),
+        data: Some(TrainedData::Unknown(detail.corpus.to_string())),
         document: detail.document.clone(),
     };
+    let source = TokenizerSource {
+        named: args.tokenizer.as_deref(),
+        beside: None,
+        of_run: None,
+        of_model: SpecialTokenIds::default(),
+    };
+    let (tokenizer, special_ids) = source.read(&config)?;
     Ok(ExportedModel {
         config,
-        tokenizer: None,
-        special_ids: SpecialTokenIds::default(),
+        tokenizer,
+        special_ids,
         run: Some(run),
         weights: WeightsSource::Checkpoint(detail),
     })
 }
 
-fn of_folder_model(saved: SavedModel) -> Result<ExportedModel, CommandFailure> {
-    let of_model = saved.special_ids.clone();
-    let (tokenizer, special_ids) =
-        read_tokenizer(saved.tokenizer_folder(), &saved.config, of_model)?;
+fn of_folder_model(saved: SavedModel, args: &ExportArgs) -> Result<ExportedModel, CommandFailure> {
+    let source = TokenizerSource {
+        named: args.tokenizer.as_deref(),
+        beside: saved.tokenizer_folder(),
+        of_run: saved.run.as_ref().map(LeftRun::tokens),
+        of_model: saved.special_ids.clone(),
+    };
+    let (tokenizer, special_ids) = source.read(&saved.config)?;
     Ok(ExportedModel {
         config: saved.config.clone(),
         tokenizer,
@@ -141,28 +159,6 @@ fn of_folder_model(saved: SavedModel) -> Result<ExportedModel, CommandFailure> {
         run: saved.run.as_ref().map(run_record),
         weights: WeightsSource::Folder(saved),
     })
-}
-
-/// The files of a tokenizer, and the special tokens that a model has with it.
-fn read_tokenizer(
-    folder: Option<PathBuf>,
-    config: &ModelConfig,
-    of_model: SpecialTokenIds,
-) -> Result<(Option<TokenizerFiles>, SpecialTokenIds), CommandFailure> {
-    let Some(folder) = folder else { return Ok((None, of_model)) };
-    let encoder = open_encoder(&folder, config.vocabulary)?;
-    let files = TokenizerFiles::read(&folder).map_err(|error| of_folder(&folder, &error))?;
-    Ok((Some(files), ids_of(encoder.tokenizer(), of_model)))
-}
-
-/// The tokenizer's special tokens; where it names none, those of the model.
-fn ids_of(tokenizer: &Tokenizer, of_model: SpecialTokenIds) -> SpecialTokenIds {
-    let or = |id: Option<u32>, of_model: Value| id.map_or(of_model, Value::from);
-    SpecialTokenIds {
-        bos: or(tokenizer.bos_id(), of_model.bos),
-        eos: or(tokenizer.eos_id(), of_model.eos),
-        pad: or(tokenizer.pad_id(), of_model.pad),
-    }
 }
 
 /// What a run folder recorded of its run.
@@ -174,9 +170,15 @@ fn run_record(run: &LeftRun) -> RunRecord {
         steps: record["steps"].as_u64(),
         state_digest: word(&record["digest"]),
         layer_digests: Vec::new(),
-        text_hash: word(&record["text"]["hash"]),
+        data: trained_data(record),
         document: document.clone(),
     }
+}
+
+/// The hash of the text or of the stores, as `run.json` has it.
+fn trained_data(record: &Value) -> Option<TrainedData> {
+    let hash = |data: &str| record[data]["blake3"].as_str().map(str::to_owned);
+    hash("text").map(TrainedData::Text).or_else(|| hash("tokens").map(TrainedData::Stores))
 }
 
 /// The name of a run by its folder.
@@ -184,19 +186,6 @@ fn name_of(folder: &Path) -> String {
     let name = folder.canonicalize().unwrap_or_else(|_| folder.to_owned());
     let name = name.file_name().map(|name| name.to_string_lossy().into_owned());
     name.unwrap_or_else(|| "model".to_owned())
-}
-
-fn tokenizer_bytes(files: &TokenizerFiles) -> u64 {
-    let TokenizerFiles {
-        tokenizer_json,
-        tokenizer_config,
-        special_tokens_map,
-        generation_config,
-        chat_template,
-    } = files;
-    let others = [tokenizer_config, special_tokens_map, generation_config, chat_template];
-    let others = others.into_iter().flatten().map(Vec::len).sum::<usize>();
-    (tokenizer_json.len() + others) as u64
 }
 
 /// Writes all files of the model, and describes those of its weights.
@@ -223,16 +212,16 @@ fn write(
     partial.write_text(CONFIG, &exported_config_json(&exported.config, kind, ids))?;
     // A tokenizer's own says more: how to draw, and every id that ends a text.
     let has_generation = |files: &TokenizerFiles| files.generation_config.is_some();
-    if !exported.tokenizer.as_ref().is_some_and(has_generation) {
+    if !exported.tokenizer.files().is_some_and(has_generation) {
         partial.write_text(GENERATION_CONFIG, &generation_config_json(ids))?;
     }
-    if let Some(tokenizer) = &exported.tokenizer {
+    if let Some(tokenizer) = exported.tokenizer.files() {
         tokenizer.write(partial.path()).map_err(|error| of_folder(partial.path(), &error))?;
     }
     let card = ModelCard {
         model: &exported.config,
         kind,
-        has_tokenizer: exported.tokenizer.is_some(),
+        tokenizer: &exported.tokenizer,
         run: exported.run.as_ref(),
         files: &written,
     };
@@ -323,7 +312,7 @@ fn report(
             out,
             &json!({
                 "folder": folder.to_string(), "parameters": parameters, "dtype": kind,
-                "step": step, "digest": digest, "tokenizer": exported.tokenizer.is_some(),
+                "step": step, "digest": digest, "tokenizer": exported.tokenizer.files().is_some(),
                 "files": files,
             }),
         );
@@ -339,8 +328,17 @@ fn report(
         "✔ {of}{parameters} parameters, {} of {kind} in {count}: {folder}",
         Bytes(bytes)
     )?;
-    if exported.tokenizer.is_none() {
-        writeln!(out, "note: there is no tokenizer with it: each byte of a text is a token")?;
+    match exported.tokenizer {
+        ExportedTokenizer::Files(_) => {}
+        ExportedTokenizer::Bytes => {
+            writeln!(out, "note: there is no tokenizer with it: each byte of a text is a token")?;
+        }
+        ExportedTokenizer::Unknown => {
+            let tokens = exported.config.vocabulary;
+            let with = "--tokenizer DIR exports the one that it was trained with";
+            writeln!(out, "note: there is no tokenizer for its {tokens} tokens: {with}")?;
+            return Ok(());
+        }
     }
     writeln!(out, "next: zbelastic generate {folder} --prompt TEXT")?;
     Ok(())

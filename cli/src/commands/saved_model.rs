@@ -4,6 +4,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
+use zbelastic_config::{BYTE_VALUES, load_document};
+use zbelastic_data::encode::{BytesEncoder, EncodeDocuments};
 use zbelastic_trainer::hf::{SpecialTokenIds, parse_config};
 use zbelastic_trainer::model::ModelConfig;
 use zbelastic_wording::{CommandFailure, FailureCode, FailureDetail};
@@ -45,10 +47,68 @@ impl LeftRun {
         is_there.then(|| Self::read(folder))
     }
 
+    /// What its tokens are, as far as it recorded that.
+    pub fn tokens(&self) -> RunTokens {
+        let Some(stores) = self.record["tokens"]["stores"].as_array() else {
+            return match self.record.is_null() && self.names_stores() {
+                true => RunTokens::OfTokenizer { hash: None },
+                false => RunTokens::Bytes,
+            };
+        };
+        // All stores of a run have the same tokenizer.
+        match stores.first().and_then(|store| store["tokenizer"].as_str()) {
+            Some(hash) if hash == bytes_hash() => RunTokens::Bytes,
+            hash => RunTokens::OfTokenizer { hash: hash.map(str::to_owned) },
+        }
+    }
+
+    /// Whether its configuration names token stores.
+    fn names_stores(&self) -> bool {
+        load_document(CONFIG, &self.document)
+            .is_ok_and(|loaded| !loaded.config.tokens.stores.is_empty())
+    }
+
     /// The folder of the tokenizer that it was trained with; nothing for one of bytes.
     pub fn tokenizer_folder(&self) -> Option<PathBuf> {
         Some(self.folder.join(MODEL)).filter(|folder| folder.join(TOKENIZER).is_file())
     }
+}
+
+/// The tokens of a run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RunTokens {
+    /// Each byte of a text is one.
+    Bytes,
+    /// Those of token stores.
+    OfTokenizer {
+        /// The hash of the tokenizer that the stores were made with, in hexadecimal; nothing where
+        /// it was not recorded.
+        hash: Option<String>,
+    },
+}
+
+impl RunTokens {
+    /// The hash of their tokenizer, in hexadecimal, if it is known.
+    pub fn hash(&self) -> Option<String> {
+        match self {
+            Self::Bytes => Some(bytes_hash()),
+            Self::OfTokenizer { hash } => hash.clone(),
+        }
+    }
+}
+
+/// Whether each byte of a text is a token for a model without a tokenizer: as its run recorded it,
+/// however many tokens the model has, or else by their number.
+pub fn reads_bytes(of_run: Option<&RunTokens>, vocabulary: u32) -> bool {
+    match of_run {
+        Some(tokens) => *tokens == RunTokens::Bytes,
+        None => vocabulary <= BYTE_VALUES,
+    }
+}
+
+/// The hash of the tokenizer of bytes, in hexadecimal.
+fn bytes_hash() -> String {
+    BytesEncoder.tokenizer_hash().0.to_string()
 }
 
 /// A model in a folder, described; its weights are read by [`SavedModel::weights`].
@@ -125,10 +185,9 @@ impl SavedModel {
         Ok(layers)
     }
 
-    /// The folder of its tokenizer: the model's, or the run's; nothing where there is none.
+    /// The folder of its tokenizer, which is the model's; nothing where there is none.
     pub fn tokenizer_folder(&self) -> Option<PathBuf> {
-        let beside = Some(self.folder.clone()).filter(|folder| folder.join(TOKENIZER).is_file());
-        beside.or_else(|| self.run.as_ref()?.tokenizer_folder())
+        Some(self.folder.clone()).filter(|folder| folder.join(TOKENIZER).is_file())
     }
 
     /// What encodes text for it: the tokenizer beside it, or the built-in one of bytes.
@@ -141,12 +200,11 @@ impl SavedModel {
         if let Some(folder) = self.tokenizer_folder() {
             return open_encoder(&folder, vocabulary);
         }
-        // A run without a tokenizer was trained on bytes, however many tokens its model has.
-        let bytes = TokenizerEncoder::bytes();
-        if self.run.is_none() && vocabulary > bytes.tokenizer().vocab_size() {
+        let tokens = self.run.as_ref().map(LeftRun::tokens);
+        if !reads_bytes(tokens.as_ref(), vocabulary) {
             return Err(no_tokenizer(self));
         }
-        checked(bytes, &self.folder, vocabulary)
+        checked(TokenizerEncoder::bytes(), &self.folder, vocabulary)
     }
 }
 
@@ -174,12 +232,25 @@ fn checked(
 
 fn no_tokenizer(model: &SavedModel) -> CommandFailure {
     let vocabulary = model.config.vocabulary;
-    let what = format!("there is no tokenizer.json, and the model has {vocabulary} tokens");
-    let detail = FailureDetail::new(what).at(model.folder.display().to_string());
-    let detail = detail
-        .why("text is read as bytes without one, and a model of bytes has 256 tokens")
-        .hint("copy tokenizer.json and tokenizer_config.json of the model into its folder");
-    CommandFailure::usage("the tokenizer", vec![detail])
+    let (what, why) = match &model.run {
+        None => (
+            format!("there is no tokenizer.json, and the model has {vocabulary} tokens"),
+            "text is read as bytes without one, and a model of bytes has 256 tokens",
+        ),
+        Some(_) => (
+            "there is no tokenizer.json, and the run's token stores are not of bytes".to_owned(),
+            "without the tokenizer that made the stores, text is other tokens than the model knows",
+        ),
+    };
+    let folder = model.folder.display().to_string();
+    let hint = format!(
+        "copy tokenizer.json and tokenizer_config.json of the model's tokenizer into {folder}; \
+         data.tokenizer does that for the next run"
+    );
+    CommandFailure::usage(
+        "the tokenizer",
+        vec![FailureDetail::new(what).at(folder).why(why).hint(hint)],
+    )
 }
 
 fn read_json(path: &Path) -> Value {

@@ -135,7 +135,7 @@ impl StoresSummary {
             json!({
                 "folder": share.folder, "weight": share.weight, "tokens": manifest.tokens(),
                 "documents": manifest.documents(), "blake3": manifest.hash().to_string(),
-                "epochs": epochs,
+                "tokenizer": manifest.tokenizer.to_string(), "epochs": epochs,
             })
         };
         let name = stores_name(&self.job_stores(), self.packing).hash.to_string();

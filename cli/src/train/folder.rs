@@ -7,7 +7,10 @@
 //! trace.json       the last steps for Perfetto, planned and measured
 //! order.txt        the order that an asynchronous run found, if it was to find one
 //! sample.txt       generated text
-//! model/           config.json and model.safetensors with Hugging Face's names
+//! model/           config.json and model.safetensors with Hugging Face's names; the tokenizer's
+//!                  files, from the beginning of the run
+//! tokens/          the token store that was made of the run's text, if it names a tokenizer
+//! cluster/         the folders of the processes that trained
 //! ```
 
 use std::fs::{self, File, OpenOptions, TryLockError};
@@ -15,6 +18,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use zbelastic_config::{RunConfig, load_document};
+use zbelastic_tokenizer::TokenizerFiles;
 use zbelastic_whole_file as whole_file;
 use zbelastic_wording::{CommandFailure, FailureCode, FailureDetail, cannot_write};
 
@@ -117,6 +121,12 @@ impl RunFolder {
         for name in [CONFIG, METRICS] {
             let _ = fs::remove_file(self.path.join(name));
         }
+        // It was made for this run, and has nothing but the tokenizer yet.
+        let model = self.path.join(MODEL);
+        for name in TokenizerFiles::NAMES {
+            let _ = fs::remove_file(model.join(name));
+        }
+        let _ = fs::remove_dir(model);
         let _ = fs::remove_dir(&self.path);
     }
 
@@ -354,6 +364,17 @@ mod tests {
         assert_eq!(failure.code, FailureCode::WrongState);
         assert!(failure.to_string().contains("there is config.toml, metrics.jsonl"), "{failure}");
         assert_eq!(fs::read_to_string(out.join(METRICS)).expect("kept"), "{}\n");
+    }
+
+    #[test]
+    fn a_run_that_did_not_begin_leaves_no_tokenizer() {
+        let parent = tempfile::tempdir().expect("a folder");
+        let out = parent.path().join("run");
+        let folder = RunFolder::create(Some(&out), "unused", "[train]\n").expect("new");
+        let files = TokenizerFiles { tokenizer_json: b"{}".to_vec(), ..Default::default() };
+        files.write(&out.join(MODEL)).expect("writable");
+        folder.discard_if_empty();
+        assert!(!out.exists(), "its place is free for the next");
     }
 
     #[test]

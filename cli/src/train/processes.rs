@@ -34,6 +34,7 @@ use super::prepare::PreparedRun;
 use super::run_devices::DeviceSharing;
 use crate::blob::Blob;
 use crate::command_connection::exchange;
+use crate::run_files::MODEL;
 use children::{ChildProcesses, WorkerDevices};
 use follow::{FollowOptions, FollowOutcome, RunObserver, follow};
 use model::{ModelSource, ModelWriter, WrittenModel};
@@ -118,6 +119,9 @@ pub fn train(
     let accepted = submit(submission, from, &mut client)?;
     if let RunStart::ResumedFromCheckpoint | RunStart::Branched = run_start {
         begin_branch(folder, config)?;
+    }
+    if run_start == RunStart::Branched {
+        prepared.tokenizer.replace(&folder.join(MODEL))?;
     }
     if let Some(ParentRun { name, step }) = parent {
         remove_superseded(&name, &mut client);

@@ -29,7 +29,7 @@ use super::prepare::{PreparedRun, RunPlan};
 use super::reporter::OutputAudience;
 use super::run_devices::RunDevices;
 use crate::corpus::DataSummary;
-use crate::run_files::{MODEL, ORDER, RUN, SAMPLE, TRACE};
+use crate::run_files::{ORDER, RUN, SAMPLE, TRACE};
 use crate::terminal::printable;
 
 /// A run that came to its end.
@@ -109,7 +109,6 @@ pub fn write_end(
         let write = |to: &mut dyn Write| write_safetensors(model, &outcome.layers, to);
         write_model(folder.path(), &config_json(model), write)?;
     }
-    prepared.tokenizer.write(&folder.path().join(MODEL))?;
     folder.write(RUN, &run_json(prepared, finished))?;
     if let Some(trace) = &outcome.trace {
         folder.write(TRACE, trace)?;

@@ -100,6 +100,8 @@ fn a_model_that_reads_tokens_is_refused() {
         .replace("\"vocab_size\": 256", "\"vocab_size\": 257");
     let (folder, sources) = folder_model(&wide, &["train.seq_len=64"]);
     assert_eq!(load(&sources).expect("legal").notes, [ConfigNote::ManyTokens { vocabulary: 257 }]);
+    let note = ConfigNote::ManyTokens { vocabulary: 257 }.to_string();
+    assert!(note.contains("data.tokenizer = \"FOLDER\""), "{note}");
     let dropout = wide.replacen('{', "{\"attn_pdrop\": 0.1, \"embd_pdrop\": 0.0, ", 1);
     std::fs::write(folder.path().join("config.json"), dropout).expect("a file");
     let note = ConfigNote::Dropout { key: "attn_pdrop".to_owned(), rate: 0.1 };
@@ -109,4 +111,6 @@ fn a_model_that_reads_tokens_is_refused() {
     let failure = load(&sources).expect_err("it reads tokens");
     let what = "model.from_hf: the model has 257 tokens of its own tokenizer";
     assert_eq!(failure.details[0].what, what);
+    let own = format!("data.tokenizer = \"{}\"", folder.path().display());
+    assert!(failure.to_string().contains(&own), "{failure}");
 }

@@ -7,6 +7,8 @@ use zbelastic_trainer::hf::WeightType;
 use zbelastic_trainer::model::{ModelConfig, model_size};
 use zbelastic_wording::figures::grouped;
 
+use super::tokenizer_source::ExportedTokenizer;
+
 /// The run of a model, as far as it was recorded.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RunRecord {
@@ -19,10 +21,21 @@ pub struct RunRecord {
     /// The digests of the layers that it is a hash over, in the model's order; empty where only the
     /// whole was recorded.
     pub layer_digests: Vec<String>,
-    /// BLAKE3 of the text.
-    pub text_hash: Option<String>,
+    /// What it was trained on.
+    pub data: Option<TrainedData>,
     /// The configuration, as TOML.
     pub document: String,
+}
+
+/// What a run was trained on, by the BLAKE3 hash of its content.
+#[derive(Clone, Debug, PartialEq)]
+pub enum TrainedData {
+    /// A text.
+    Text(String),
+    /// Token stores, their weights and packing.
+    Stores(String),
+    /// One of them: a checkpoint of a cluster has the hash alone.
+    Unknown(String),
 }
 
 /// A file of weights, as it was written.
@@ -43,8 +56,8 @@ pub struct ModelCard<'a> {
     pub model: &'a ModelConfig,
     /// The type of its weights.
     pub kind: WeightType,
-    /// Whether a tokenizer lies beside it.
-    pub has_tokenizer: bool,
+    /// What makes tokens of text for it.
+    pub tokenizer: &'a ExportedTokenizer,
     /// The run that made it; nothing for a model that no run of ours left.
     pub run: Option<&'a RunRecord>,
     /// Its files of weights.
@@ -60,7 +73,7 @@ pub fn render(card: &ModelCard<'_>) -> String {
     let name = card.run.map_or("model", |run| &run.name);
     let _ = writeln!(text, "# {name}\n");
     write_model(&mut text, card);
-    write_use(&mut text, card.has_tokenizer);
+    write_use(&mut text, card.tokenizer);
     if let Some(run) = card.run {
         write_certificate(&mut text, run);
     }
@@ -93,18 +106,24 @@ fn write_model(text: &mut String, card: &ModelCard<'_>) {
     text.push('\n');
 }
 
-fn write_use(text: &mut String, has_tokenizer: bool) {
-    text.push_str("## Use\n\n```python\n");
-    text.push_str(if has_tokenizer {
-        "from transformers import AutoModelForCausalLM, AutoTokenizer\n\n\
-         model = AutoModelForCausalLM.from_pretrained(\"DIR\", dtype=\"auto\")\n\
-         tokenizer = AutoTokenizer.from_pretrained(\"DIR\")\n"
-    } else {
-        "from transformers import AutoModelForCausalLM\n\n\
-         model = AutoModelForCausalLM.from_pretrained(\"DIR\", dtype=\"auto\")\n\
-         # Each byte of a text is the token of its value.\n"
-    });
-    text.push_str("```\n\nWithout Python: `zbelastic generate DIR --prompt TEXT`.\n\n");
+fn write_use(text: &mut String, tokenizer: &ExportedTokenizer) {
+    let (imports, how) = match tokenizer {
+        ExportedTokenizer::Files(_) => {
+            (", AutoTokenizer", "tokenizer = AutoTokenizer.from_pretrained(\"DIR\")")
+        }
+        ExportedTokenizer::Bytes => ("", "# Each byte of a text is the token of its value."),
+        ExportedTokenizer::Unknown => ("", "# The tokenizer that it was trained with is not here."),
+    };
+    let _ = writeln!(
+        text,
+        "## Use\n\n```python\nfrom transformers import AutoModelForCausalLM{imports}\n\n\
+         model = AutoModelForCausalLM.from_pretrained(\"DIR\", dtype=\"auto\")\n{how}\n```\n"
+    );
+    let before = match tokenizer {
+        ExportedTokenizer::Files(_) | ExportedTokenizer::Bytes => "",
+        ExportedTokenizer::Unknown => ", once its `tokenizer.json` lies in DIR",
+    };
+    let _ = writeln!(text, "Without Python{before}: `zbelastic generate DIR --prompt TEXT`.\n");
 }
 
 fn write_certificate(text: &mut String, run: &RunRecord) {
@@ -121,12 +140,22 @@ fn write_certificate(text: &mut String, run: &RunRecord) {
             text,
             "The digest of the training state behind these weights is\n\n    {digest}\n\n\
              It is a BLAKE3 hash over the digests of all layers, each over weights and both moments, \
-             and the\nnumber of updates. The configuration below on the same text has the same \
+             and the\nnumber of updates. The configuration below on the same data has the same \
              digest again, whatever the\nworkers, the schedule and the failures."
         );
     }
-    if let Some(hash) = &run.text_hash {
-        let _ = writeln!(text, "\nThe text has the BLAKE3 hash\n\n    {hash}");
+    match &run.data {
+        Some(TrainedData::Text(hash)) => {
+            let _ = writeln!(text, "\nThe text has the BLAKE3 hash\n\n    {hash}");
+        }
+        Some(TrainedData::Stores(hash)) => {
+            let _ = writeln!(text, "\nThe token stores have the BLAKE3 hash\n\n    {hash}");
+        }
+        Some(TrainedData::Unknown(hash)) => {
+            let _ =
+                writeln!(text, "\nThe text or the token stores have the BLAKE3 hash\n\n    {hash}");
+        }
+        None => {}
     }
     if !run.layer_digests.is_empty() {
         text.push_str("\n| layer | digest |\n|---:|---|\n");
@@ -148,6 +177,7 @@ fn write_files(text: &mut String, files: &[WrittenFile]) {
 #[cfg(test)]
 mod tests {
     use zbelastic_config::load_document;
+    use zbelastic_tokenizer::TokenizerFiles;
 
     use super::*;
 
@@ -159,7 +189,7 @@ mod tests {
             steps: Some(1200),
             state_digest: Some("ab".repeat(32)),
             layer_digests: vec!["cd".repeat(32)],
-            text_hash: Some("ef".repeat(32)),
+            data: Some(TrainedData::Stores("ef".repeat(32))),
             document: "[train]\nsteps = 1200\n".to_owned(),
         };
         let file = WrittenFile {
@@ -172,7 +202,7 @@ mod tests {
         let card = ModelCard {
             model: &model.model,
             kind,
-            has_tokenizer: false,
+            tokenizer: &ExportedTokenizer::Bytes,
             run: Some(&run),
             files: &files,
         };
@@ -184,13 +214,17 @@ mod tests {
             "for 1,200 steps",
             &"ab".repeat(32),
             &format!("| 0 | `{}` |", "cd".repeat(32)),
-            &"ef".repeat(32),
+            &format!("The token stores have the BLAKE3 hash\n\n    {}", "ef".repeat(32)),
             &format!("| `model.safetensors` | 4,096 | `{}` |", "01".repeat(32)),
             "````toml\n[train]\nsteps = 1200\n````",
         ] {
             assert!(text.contains(part), "no {part:?} in:\n{text}");
         }
-        let foreign = render(&ModelCard { run: None, has_tokenizer: true, ..card });
+        assert!(text.contains("# Each byte of a text is the token of its value."), "{text}");
+        let unknown = render(&ModelCard { tokenizer: &ExportedTokenizer::Unknown, ..card });
+        assert!(!unknown.contains("Each byte") && unknown.contains("is not here"), "{unknown}");
+        let files = ExportedTokenizer::Files(TokenizerFiles::default());
+        let foreign = render(&ModelCard { run: None, tokenizer: &files, ..card });
         assert!(foreign.contains("# model\n") && !foreign.contains("Certificate"), "{foreign}");
         assert!(foreign.contains("AutoTokenizer"), "{foreign}");
     }

@@ -1,17 +1,27 @@
 //! A folder that is there whole or not at all: its files are written beside it, and the folder is
 //! renamed once all of them are durable.
 //!
-//! What a killed command left beside is removed by the next one, which a lock of the system keeps
-//! from removing the files of a command that still runs.
+//! What a killed command left beside is removed by the next one, if each of its names is one that
+//! `export` writes; a lock of the system keeps it from removing the files of a command that still
+//! runs.
 
 use std::fs::{self, File, TryLockError};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use zbelastic_machine::disk_space;
+use zbelastic_tokenizer::TokenizerFiles;
 use zbelastic_types::Bytes;
 use zbelastic_wording::{CommandFailure, FailureCode, FailureDetail, cannot_write};
 
+/// File of the model's shape.
+pub const CONFIG: &str = "config.json";
+/// File of how text is generated.
+pub const GENERATION_CONFIG: &str = "generation_config.json";
+/// Where each tensor lies, if the weights are several files.
+pub const INDEX: &str = "model.safetensors.index.json";
+/// File of the model card.
+pub const CARD: &str = "README.md";
 /// Behind the name of a folder that is being written.
 const PARTIAL: &str = ".partial";
 
@@ -27,8 +37,14 @@ pub struct PartialFolder {
 /// Refuses a folder that has anything in it, before anything is read for it.
 ///
 /// # Errors
-/// If it has, or is no folder.
+/// If it has, is no folder, or has no name of its own.
 pub fn check_empty(to: &Path) -> Result<(), CommandFailure> {
+    // A folder that the process stands in, or `..` of one, cannot be replaced by renaming.
+    if to.file_name().is_none() {
+        let what = format!("{} does not end with a name", to.display());
+        let detail = FailureDetail::new(what).at("--to").hint("--to NAME, a new folder");
+        return Err(CommandFailure::usage("the folder", vec![detail]));
+    }
     let mut entries = match fs::read_dir(to) {
         Ok(entries) => entries,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -48,7 +64,8 @@ impl PartialFolder {
     /// Begins a folder for `needed` bytes.
     ///
     /// # Errors
-    /// If the disk has not as many, another command writes the same folder, or it cannot be made.
+    /// If the disk has not as many, another command writes the same folder, something of another
+    /// origin has its name, or it cannot be made.
     pub fn begin(to: &Path, needed: Bytes) -> Result<Self, CommandFailure> {
         let mut name = to.file_name().map(ToOwned::to_owned).unwrap_or_default();
         name.push(PARTIAL);
@@ -63,16 +80,17 @@ impl PartialFolder {
             }
             Ok(()) | Err(_) => {}
         }
+        // Not through a link, which leads to a folder that no export made.
+        if !fs::symlink_metadata(&path).map_err(|error| failed(&error))?.is_dir() {
+            return Err(not_ours(&path, "it is no folder".to_owned()));
+        }
         let lock = File::open(&path).map_err(|error| failed(&error))?;
         match lock.try_lock() {
             // A file system that knows no locks is trusted to have one user.
             Ok(()) | Err(TryLockError::Error(_)) => {}
             Err(TryLockError::WouldBlock) => return Err(in_use(to)),
         }
-        for entry in fs::read_dir(&path).map_err(|error| failed(&error))? {
-            let entry = entry.map_err(|error| failed(&error))?;
-            fs::remove_file(entry.path()).map_err(|error| cannot_write(&entry.path(), &error))?;
-        }
+        remove_left(&path)?;
         Ok(Self { path, to: to.to_owned(), lock })
     }
 
@@ -139,6 +157,56 @@ impl PartialFolder {
     }
 }
 
+/// Removes what a killed command left: all of it, or nothing if anything there is of another
+/// origin.
+fn remove_left(path: &Path) -> Result<(), CommandFailure> {
+    let failed = |error: &io::Error| cannot_write(path, error);
+    let mut left = Vec::new();
+    for entry in fs::read_dir(path).map_err(|error| failed(&error))? {
+        let entry = entry.map_err(|error| failed(&error))?;
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let is_file = entry.file_type().map_err(|error| failed(&error))?.is_file();
+        if !is_file || !is_exported(&name) {
+            return Err(not_ours(path, format!("there is {name}")));
+        }
+        left.push(entry.path());
+    }
+    for file in left {
+        fs::remove_file(&file).map_err(|error| cannot_write(&file, &error))?;
+    }
+    Ok(())
+}
+
+/// Whether `export` writes a file of that name, whole or in part.
+fn is_exported(name: &str) -> bool {
+    let name = name.strip_suffix(".part").unwrap_or(name);
+    let is_shard = |name: &str| {
+        name.strip_prefix("model-")
+            .and_then(|rest| rest.strip_suffix(".safetensors"))
+            .and_then(|rest| rest.split_once("-of-"))
+            .is_some_and(|(index, count)| [index, count].into_iter().all(is_number))
+    };
+    [CARD, CONFIG, GENERATION_CONFIG, INDEX, "model.safetensors"].contains(&name)
+        || TokenizerFiles::NAMES.contains(&name)
+        || is_shard(name)
+}
+
+fn is_number(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())
+}
+
+fn not_ours(path: &Path, found: String) -> CommandFailure {
+    let shown = path.display();
+    let what = format!("{shown} is not what an export left");
+    let detail = FailureDetail::new(found).at("--to");
+    let detail = detail
+        .why(
+            "the model is written there until it is whole, and only files of an export are removed",
+        )
+        .hint(format!("--to another folder, or remove {shown}"));
+    CommandFailure { code: FailureCode::WrongState, what, details: vec![detail] }
+}
+
 fn parent_of(path: &Path) -> &Path {
     path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
@@ -196,13 +264,56 @@ mod tests {
         let parent = tempfile::tempdir().expect("a folder");
         let to = parent.path().join("model");
         let killed = PartialFolder::begin(&to, Bytes(1)).expect("room");
-        killed.write_text("half.safetensors", "half").expect("room");
+        for name in ["model-00001-of-00002.safetensors", "tokenizer.json.part", "config.json"] {
+            killed.write_text(name, "half").expect("room");
+        }
         drop(killed);
         fs::create_dir(&to).expect("an empty folder may be there");
         let next = PartialFolder::begin(&to, Bytes(1)).expect("its lock ended with it");
         next.write_text("config.json", "{}").expect("room");
         next.finish().expect("room");
         assert_eq!(names(&to), ["config.json"]);
+    }
+
+    #[test]
+    fn a_folder_without_a_name_is_refused() {
+        for to in [".", "..", "x/..", "/", ""] {
+            let refused = check_empty(Path::new(to)).expect_err("no name");
+            assert_eq!(refused.code, FailureCode::Usage, "{to}");
+            assert!(refused.to_string().contains("--to NAME, a new folder"), "{refused}");
+        }
+    }
+
+    #[test]
+    fn what_no_export_left_is_refused_and_stays() {
+        let parent = tempfile::tempdir().expect("a folder");
+        let to = parent.path().join("model");
+        let partial = parent.path().join("model.partial");
+        fs::create_dir(&partial).expect("room");
+        fs::write(partial.join("config.json"), "{}").expect("room");
+        let kept = |name: &str| {
+            let refused = PartialFolder::begin(&to, Bytes(1)).expect_err("not of an export");
+            assert_eq!(refused.code, FailureCode::WrongState);
+            assert!(refused.to_string().contains(&format!("there is {name}")), "{refused}");
+            assert_eq!(names(&partial).len(), 2, "nothing is removed");
+        };
+        for name in ["notes.txt", "thesis.part", "model-mine.safetensors"] {
+            fs::write(partial.join(name), "mine").expect("room");
+            kept(name);
+            fs::remove_file(partial.join(name)).expect("there");
+        }
+        fs::create_dir(partial.join("README.md")).expect("room");
+        kept("README.md");
+        fs::remove_dir(partial.join("README.md")).expect("there");
+        PartialFolder::begin(&to, Bytes(1)).expect("of an export").remove();
+
+        let elsewhere = parent.path().join("elsewhere");
+        fs::create_dir(&elsewhere).expect("room");
+        fs::write(elsewhere.join("config.json"), "mine").expect("room");
+        std::os::unix::fs::symlink(&elsewhere, &partial).expect("room");
+        let refused = PartialFolder::begin(&to, Bytes(1)).expect_err("a link");
+        assert!(refused.to_string().contains("it is no folder"), "{refused}");
+        assert_eq!(names(&elsewhere), ["config.json"]);
     }
 
     #[test]

@@ -8,7 +8,7 @@ use zbelastic_node::data_folder::NodeDataFolder;
 use zbelastic_trainer::model::{ModelConfig, model_layers};
 use zbelastic_wording::{CommandFailure, FailureCode, FailureDetail};
 
-use super::card::RunRecord;
+use super::card::{RunRecord, TrainedData};
 use super::kept_checkpoints::{KeptCheckpointError, KeptCheckpoints, node_folders};
 use crate::commands::saved_model::LeftRun;
 use crate::run_files::CLUSTER;
@@ -35,14 +35,19 @@ impl KeptModel {
         let locks = locks.map_err(|error| under_way(run, error))?;
         let kept = KeptCheckpoints::open(&folders, locks).map_err(|error| failure(&error))?;
         let manifest = kept.find(step).cloned().ok_or_else(|| no_step(run, step, &kept.steps()))?;
-        let config = load_document(&run.folder.display().to_string(), &run.document)?.config.model;
+        let config = load_document(&run.folder.display().to_string(), &run.document)?.config;
+        let data = match config.tokens.stores.is_empty() {
+            true => TrainedData::Text(manifest.data.to_string()),
+            false => TrainedData::Stores(manifest.data.to_string()),
+        };
+        let config = config.model;
         check_layers(&config, &manifest)?;
         let record = RunRecord {
             name: super::name_of(&run.folder),
             steps: Some(manifest.version.version.0),
             state_digest: KeptCheckpoints::digest(&manifest).map(|digest| digest.to_string()),
             layer_digests: manifest.layers.iter().map(|name| name.digest.to_string()).collect(),
-            text_hash: Some(manifest.data.to_string()),
+            data: Some(data),
             document: run.document.clone(),
         };
         Ok(Self { kept, manifest, config, run: record })

@@ -1,0 +1,111 @@
+//! The tokenizer that is exported with a model, or what is known of one that is not at hand.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+use zbelastic_data::encode::EncodeDocuments;
+use zbelastic_tokenizer::{Tokenizer, TokenizerFiles};
+use zbelastic_trainer::hf::SpecialTokenIds;
+use zbelastic_trainer::model::ModelConfig;
+use zbelastic_wording::{CommandFailure, FailureDetail};
+
+use crate::commands::saved_model::{RunTokens, open_encoder, reads_bytes};
+use crate::data_failure::of_folder;
+
+/// What makes tokens of text for an exported model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ExportedTokenizer {
+    /// These files, which are exported with it.
+    Files(TokenizerFiles),
+    /// Nothing: each byte of a text is the token of its value.
+    Bytes,
+    /// A tokenizer that is not at hand.
+    Unknown,
+}
+
+impl ExportedTokenizer {
+    /// The files that are exported.
+    pub fn files(&self) -> Option<&TokenizerFiles> {
+        match self {
+            Self::Files(files) => Some(files),
+            Self::Bytes | Self::Unknown => None,
+        }
+    }
+
+    /// The length of all of them.
+    pub fn bytes(&self) -> u64 {
+        self.files().map_or(0, tokenizer_bytes)
+    }
+}
+
+/// Where a tokenizer is read, and what is known of the model's.
+pub struct TokenizerSource<'a> {
+    /// The folder that `--tokenizer` names.
+    pub named: Option<&'a Path>,
+    /// The one that lies beside the model.
+    pub beside: Option<PathBuf>,
+    /// The tokens of the run, if one made the model.
+    pub of_run: Option<RunTokens>,
+    /// The ids that the model's own configuration names.
+    pub of_model: SpecialTokenIds,
+}
+
+impl TokenizerSource<'_> {
+    /// The tokenizer, and the special tokens that a model has with it.
+    ///
+    /// # Errors
+    /// If it cannot be read, has more tokens than the model, or is not that of the run.
+    pub fn read(
+        self,
+        config: &ModelConfig,
+    ) -> Result<(ExportedTokenizer, SpecialTokenIds), CommandFailure> {
+        let Some(folder) = self.named.map(Path::to_owned).or(self.beside) else {
+            let known = match reads_bytes(self.of_run.as_ref(), config.vocabulary) {
+                true => ExportedTokenizer::Bytes,
+                false => ExportedTokenizer::Unknown,
+            };
+            return Ok((known, self.of_model));
+        };
+        let encoder = open_encoder(&folder, config.vocabulary)?;
+        let found = encoder.tokenizer_hash().0.to_string();
+        match self.of_run.as_ref().filter(|_| self.named.is_some()).and_then(RunTokens::hash) {
+            Some(expected) if expected != found => return Err(other(&folder, &found, &expected)),
+            Some(_) | None => {}
+        }
+        let files = TokenizerFiles::read(&folder).map_err(|error| of_folder(&folder, &error))?;
+        let ids = ids_of(encoder.tokenizer(), self.of_model);
+        Ok((ExportedTokenizer::Files(files), ids))
+    }
+}
+
+fn other(folder: &Path, found: &str, expected: &str) -> CommandFailure {
+    let what = format!("{} has hash {found}, the run's is {expected}", folder.display());
+    let detail = FailureDetail::new(what).at("--tokenizer");
+    let detail = detail
+        .why("an id is another token in each")
+        .hint("the tokenizer that `zbelastic data prepare` was given, or leave it out");
+    CommandFailure::usage("the tokenizer", vec![detail])
+}
+
+/// The tokenizer's special tokens; where it names none, those of the model.
+fn ids_of(tokenizer: &Tokenizer, of_model: SpecialTokenIds) -> SpecialTokenIds {
+    let or = |id: Option<u32>, of_model: Value| id.map_or(of_model, Value::from);
+    SpecialTokenIds {
+        bos: or(tokenizer.bos_id(), of_model.bos),
+        eos: or(tokenizer.eos_id(), of_model.eos),
+        pad: or(tokenizer.pad_id(), of_model.pad),
+    }
+}
+
+fn tokenizer_bytes(files: &TokenizerFiles) -> u64 {
+    let TokenizerFiles {
+        tokenizer_json,
+        tokenizer_config,
+        special_tokens_map,
+        generation_config,
+        chat_template,
+    } = files;
+    let others = [tokenizer_config, special_tokens_map, generation_config, chat_template];
+    let others = others.into_iter().flatten().map(Vec::len).sum::<usize>();
+    (tokenizer_json.len() + others) as u64
+}
