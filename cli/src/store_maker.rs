@@ -1,6 +1,7 @@
 //! Token stores that commands make: with progress, and for a run whose configuration names text and
 //! a tokenizer.
 
+use std::fs;
 use std::num::NonZeroUsize;
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -14,6 +15,7 @@ use zbelastic_data::prepare::{
 };
 use zbelastic_data::source::{LocalStorage, SourceOptions};
 use zbelastic_data::store::{MANIFEST_NAME, StoreManifest};
+use zbelastic_local::interrupt::Interrupt;
 use zbelastic_machine::thread_count;
 use zbelastic_wording::figures::grouped;
 use zbelastic_wording::{CommandFailure, FailureDetail};
@@ -62,7 +64,8 @@ pub fn make_store(
 
 /// The sources of a configuration for training. If it names text and a tokenizer, a store is made of
 /// the text in a folder below `parent` and stands in place of the text; one that was made before is
-/// used again, and one that is not finished goes on.
+/// used again, and one that is not finished goes on. A request of `interrupt` ends it between two
+/// batches.
 ///
 /// # Errors
 /// If the store cannot be made, or the model does not know its tokens. What is wrong with the
@@ -70,6 +73,7 @@ pub fn make_store(
 pub fn with_text_store(
     mut sources: ConfigSources,
     parent: &Path,
+    interrupt: &Interrupt,
 ) -> Result<ConfigSources, CommandFailure> {
     let Some((loaded, encoder)) = text_and_tokenizer(&sources)? else { return Ok(sources) };
     check_vocabulary(&loaded, &encoder)?;
@@ -84,12 +88,27 @@ pub fn with_text_store(
     let name = request_name(&request, &LocalStorage, &encoder).map_err(failed)?;
     request.folder.push(&name.to_hex()[..NAME_DIGITS]);
     if !request.folder.join(MANIFEST_NAME).exists() {
-        make_store(&request, &encoder, &|| false).map_err(failed)?;
+        let made = make_store(&request, &encoder, &|| interrupt.is_requested());
+        made.map_err(|error| match matches!(error, PrepareError::Stopped) {
+            true => interrupted(interrupt, &request.folder),
+            false => failed(error),
+        })?;
     }
     let folder = ConfigValue::Text(request.folder.display().to_string());
     sources.flags.push(own(Key::Text, ConfigValue::List(Vec::new())));
     sources.flags.push(own(Key::Tokens, ConfigValue::List(vec![folder])));
     Ok(sources)
+}
+
+/// That a signal ended the making of a store, what is kept, and how to go on.
+pub fn interrupted(interrupt: &Interrupt, folder: &Path) -> CommandFailure {
+    let names = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.file_name());
+    let shards = names.filter(|name| name.as_encoded_bytes().ends_with(b".shard")).count();
+    let mut failure = CommandFailure::new(interrupt.code(), "interrupted");
+    let kept = format!("keeps {}", counted(shards, "finished shard"));
+    let detail = FailureDetail::new(kept).at(folder.display().to_string());
+    failure.details = vec![detail.hint("the same command goes on behind them")];
+    failure
 }
 
 /// The sources of a configuration that is only looked at: if it names text and a tokenizer, the
@@ -117,7 +136,7 @@ fn text_and_tokenizer(
 ) -> Result<Option<(LoadedConfig, TokenizerEncoder)>, CommandFailure> {
     let Ok(loaded) = load(sources) else { return Ok(None) };
     let tokens = &loaded.config.tokens;
-    let Some(path) = tokens.tokenizer.as_ref().filter(|_| tokens.stores.is_empty()) else {
+    let Some(path) = tokens.tokenizer.as_ref().filter(|_| tokens.is_encoded_text()) else {
         return Ok(None);
     };
     let encoder = TokenizerEncoder::open(path);
@@ -148,6 +167,12 @@ fn check_vocabulary(
         .why("an id is a row of the model's embedding")
         .hint(format!("model.vocab = {needed} or more, or leave it out"));
     Err(CommandFailure::usage("the configuration", vec![detail]))
+}
+
+/// So many things of this name, in words.
+pub fn counted(count: usize, name: &str) -> String {
+    let ending = if count == 1 { "" } else { "s" };
+    format!("{} {name}{ending}", grouped(count as u64))
 }
 
 fn progress_text(at: &PrepareProgress) -> String {

@@ -63,10 +63,10 @@ use summary::FinishedRun;
 /// # Errors
 /// If the run cannot begin, or its files cannot be written, or a worker is lost.
 pub fn run(args: &TrainArgs, out: &mut dyn Write) -> Result<ExitCode, CommandError> {
-    let mut prepared = prepare(args)?;
+    let listen = |config: &RunConfig| Interrupt::listen(notices(args, config)?, "step");
+    let prepared = prepare(args, listen)?;
     let context = if args.json { None } else { Some(line_context(&prepared)?) };
     check_disk(args, &prepared)?;
-    prepared.job.interrupt = Interrupt::listen(notices(args, &prepared.config)?, "step")?;
     let config = config_with_command(&prepared);
     let request =
         RunFolderRequest { config: &prepared.config, text: &config, may_branch: args.branch };

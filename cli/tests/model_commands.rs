@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 use common::{refusal, text, zbelastic};
+use rustix::process::{Pid, Signal, kill_process};
 use safetensors::{Dtype, SafeTensors};
 use serde_json::Value;
 
@@ -460,4 +461,59 @@ fn bytes_of_a_text_are_counted_whatever_the_tokens() {
     assert!(Path::new(&site.path("store")).exists());
     site.printed("data prepare text.txt --to bytes --threads 1");
     site.refused("eval model --tokens bytes", 2, &["its tokenizer has hash"]);
+}
+
+/// A run whose documents do not see each other is evaluated so, wherever its store lies by then.
+#[test]
+fn a_run_of_documents_is_evaluated_as_it_was_trained() {
+    let site = Site::new();
+    site.printed("tokenizer train --vocab 300 --to tok --text text.txt --threads 1");
+    let line = |n: u32| format!("{{\"text\": \"{n} and {n} are {}\"}}\n", n + n);
+    fs::write(site.path("lines.jsonl"), (1..=900).map(line).collect::<String>()).expect("room");
+    site.printed("data prepare lines.jsonl --tokenizer tok --to store --threads 1");
+    let over = "--set data.text=[] --set data.tokens=[\"store\"] --set data.packing=documents \
+        --set data.tokenizer=tok --set data.held_out=0.9 --set train.steps=1";
+    let train = TRAIN.replace("--threads-only ", "");
+    site.printed(&format!("{train} {over}"));
+    let record = parsed(&fs::read(site.path("run/run.json")).expect("written"));
+    let expected = record["held_out_loss"].as_f64().expect("a loss");
+    fs::rename(site.path("store"), site.path("moved")).expect("writable");
+    let number = |found: &Value| found["loss"].as_f64().expect("a loss");
+    let found = site.json("eval run --tokens moved");
+    assert_eq!(found["window"], 64, "the run's");
+    // A model that no run is known of is evaluated on one stream. The tenth of the windows that was
+    // trained on hardly changes the mean.
+    site.printed("export run --to model");
+    let stream = site.json("eval model --tokens moved --window 64");
+    assert!(found["tokens"].as_u64() < stream["tokens"].as_u64(), "{found} {stream}");
+    assert!((number(&found) - expected).abs() < 0.02, "{found}, expected {expected}");
+    assert!((number(&found) - number(&stream)).abs() > 1e-6);
+    let config = fs::read(site.path("run/config.toml")).expect("written");
+    fs::write(site.path("run/config.toml"), "[model]\nlayers = 0\n").expect("room");
+    site.refused("eval run --tokens moved", 2, &["run/config.toml:2", "model.layers"]);
+    fs::write(site.path("run/config.toml"), config).expect("room");
+
+    // As a run that was killed before it wrote its model.
+    fs::remove_dir_all(site.path("run/model")).expect("writable");
+    fs::remove_file(site.path("run/run.json")).expect("writable");
+    site.printed("export run --to last");
+    assert!(site.files("last")["model.safetensors"] == site.files("model")["model.safetensors"]);
+}
+
+#[test]
+fn an_interrupted_evaluation_leaves_nothing_behind() {
+    let site = Site::with_run();
+    fs::create_dir(site.path("scratch")).expect("room");
+    fs::write(site.path("long.txt"), "a line of the text\n".repeat(2_000_000)).expect("room");
+    let mut command = site.command("eval run --text long.txt --threads 1");
+    let child = command.env("TMPDIR", site.path("scratch")).stderr(Stdio::piped()).spawn();
+    let child = child.expect("it runs");
+    let is_empty = || fs::read_dir(site.path("scratch")).expect("readable").next().is_none();
+    while is_empty() {
+        std::thread::yield_now();
+    }
+    kill_process(Pid::from_child(&child), Signal::TERM).expect("it is alive");
+    let output = child.wait_with_output().expect("it ends");
+    assert_eq!(output.status.code(), Some(75), "{}", text(&output.stderr));
+    assert!(is_empty(), "its folder is gone");
 }

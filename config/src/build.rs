@@ -23,14 +23,27 @@ use super::{
     PrecisionChoice, RunConfig, ScheduleChoice, WeightSource,
 };
 
+/// Whether a run is yet to begin, or began with this configuration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ConfigOrigin {
+    /// It is yet to begin: the stores that it names are read and checked.
+    New,
+    /// It began: the stores were checked, and may be elsewhere by now. Their vocabulary is among
+    /// the keys.
+    Recorded,
+}
+
 /// The run that `settings` describe.
 ///
 /// # Errors
 /// With every problem between keys. Keys with a refused value are left out of that.
-pub fn build(settings: &ConfigSettings) -> Result<RunConfig, Vec<ConfigProblem>> {
+pub fn build(
+    settings: &ConfigSettings,
+    origin: ConfigOrigin,
+) -> Result<RunConfig, Vec<ConfigProblem>> {
     let reader = SettingsReader { settings };
-    let mut builder =
-        ConfigBuilder { reader, unsound: settings.refused().clone(), problems: Vec::new() };
+    let unsound = settings.refused().clone();
+    let mut builder = ConfigBuilder { reader, origin, unsound, problems: Vec::new() };
     let model = builder.model();
     let batch = builder.batch();
     if let Some((model, _)) = &model {
@@ -181,6 +194,8 @@ fn guard(reader: &SettingsReader<'_>) -> GuardPolicy {
 pub struct ConfigBuilder<'a> {
     /// Reader of the settings by their keys.
     pub reader: SettingsReader<'a>,
+    /// Whether the run is yet to begin.
+    pub origin: ConfigOrigin,
     /// Keys without a value that means anything.
     pub unsound: BTreeSet<Key>,
     /// Problems that were found so far.

@@ -117,7 +117,7 @@ fn value_of(config: &RunConfig, key: Key) -> Option<ConfigValue> {
             let stores = config.tokens.stores.iter();
             ConfigValue::List(stores.map(|share| text(&share.entry())).collect())
         }
-        Key::Packing if config.tokens.is_bytes() => return None,
+        Key::Packing if config.tokens.is_default() => return None,
         Key::Packing => word(config.tokens.packing),
         Key::Tokenizer => match &config.tokens.tokenizer {
             None => return None,

@@ -69,6 +69,7 @@ use zbelastic_trainer::plan::{AUTO_KINDS, BatchShape};
 use zbelastic_types::Bytes;
 use zbelastic_wording::CommandFailure;
 
+use build::ConfigOrigin;
 use problem::ConfigProblem;
 
 /// Bytes that a boundary tensor may have: those of a frame. It is not cut: the stage that waits for
@@ -85,7 +86,7 @@ pub struct RunConfig {
     /// Files, folders and globs of text; none for the built-in one.
     pub text: Vec<String>,
     /// Token stores in place of text, and how they are read.
-    #[serde(default, skip_serializing_if = "TokensConfig::is_bytes")]
+    #[serde(default, skip_serializing_if = "TokensConfig::is_default")]
     pub tokens: TokensConfig,
     /// The share of the text that is held out.
     pub held_out_share: f64,
@@ -273,7 +274,8 @@ pub struct LoadedConfig {
 /// With every problem found; a file that is not TOML is the only one then.
 pub fn load(sources: &ConfigSources) -> Result<LoadedConfig, CommandFailure> {
     let gathered = ConfigSettings::gather(sources);
-    gathered.map_err(|problem| vec![problem]).and_then(check).map_err(failure)
+    let gathered = gathered.map_err(|problem| vec![problem]);
+    gathered.and_then(|gathered| check(gathered, ConfigOrigin::New)).map_err(failure)
 }
 
 /// Reads and checks a configuration that is here as text; places in errors call it `name`.
@@ -281,8 +283,27 @@ pub fn load(sources: &ConfigSources) -> Result<LoadedConfig, CommandFailure> {
 /// # Errors
 /// As [`load`].
 pub fn load_document(name: &str, document: &str) -> Result<LoadedConfig, CommandFailure> {
+    load_text(name, document, ConfigOrigin::New)
+}
+
+/// Reads the effective configuration of a run that began, or the TOML of its job. The token stores
+/// that it names need not be where they were; a folder that `model.from_hf` names has to be, because
+/// it says what the model is.
+///
+/// # Errors
+/// As [`load`].
+pub fn load_recorded(name: &str, document: &str) -> Result<LoadedConfig, CommandFailure> {
+    load_text(name, document, ConfigOrigin::Recorded)
+}
+
+fn load_text(
+    name: &str,
+    document: &str,
+    origin: ConfigOrigin,
+) -> Result<LoadedConfig, CommandFailure> {
     let gathered = ConfigSettings::gather_document(name, document);
-    gathered.map_err(|problem| vec![problem]).and_then(check).map_err(failure)
+    let gathered = gathered.map_err(|problem| vec![problem]);
+    gathered.and_then(|gathered| check(gathered, origin)).map_err(failure)
 }
 
 fn failure(problems: Vec<ConfigProblem>) -> CommandFailure {
@@ -292,8 +313,9 @@ fn failure(problems: Vec<ConfigProblem>) -> CommandFailure {
 
 fn check(
     (settings, mut problems): (ConfigSettings, Vec<ConfigProblem>),
+    origin: ConfigOrigin,
 ) -> Result<LoadedConfig, Vec<ConfigProblem>> {
-    match build::build(&settings) {
+    match build::build(&settings, origin) {
         Ok(config) if problems.is_empty() => {
             Ok(LoadedConfig { notes: note::notes(&config), config, settings })
         }

@@ -7,7 +7,7 @@ use zbelastic_trainer::hf::parse_config;
 use zbelastic_trainer::model::{Family, LlamaFeatures, ModelConfig, ModelError, RopeScaling};
 
 use super::WeightSource;
-use super::build::ConfigBuilder;
+use super::build::{ConfigBuilder, ConfigOrigin};
 use super::key::Key;
 use super::note::BYTE_VALUES;
 use super::problem::ConfigProblem;
@@ -148,8 +148,11 @@ impl ConfigBuilder<'_> {
 
     /// Whether each byte of a text is a token.
     fn reads_bytes(&self) -> bool {
-        let tokens = tokens_config(&self.reader);
-        tokens.tokenizer.is_none() && self.reader.texts(Key::Tokens).is_empty()
+        match self.origin {
+            ConfigOrigin::New => tokens_config(&self.reader).is_bytes(),
+            // A job over stores does not name their folders.
+            ConfigOrigin::Recorded => false,
+        }
     }
 
     /// The shape, with a 1 for each size that is not known. The vocabulary, if it is not set, is

@@ -18,7 +18,7 @@ use zbelastic_wording::{CommandFailure, FailureCode};
 use super::{
     CheckpointConfig, ConfigFlag, ConfigNote, ConfigSources, ElasticConfig, Key, LoadedConfig,
     NoticePolicy, ReplanPolicy, ScheduleChoice, WeightSource, WindowChoice, flag_value, load,
-    load_document,
+    load_document, load_recorded,
 };
 
 /// A configuration file of this text; its name in errors is `run.toml`.
@@ -250,6 +250,36 @@ fn what_may_not_be_meant_is_noted() {
     assert_eq!(loaded.notes, [ConfigNote::LongWarmup { warmup: 20, steps: 5 }, rising]);
     let even = load_with(TINY, &[set("train.steps=20")]).expect("legal");
     assert_eq!(even.notes, []);
+}
+
+#[test]
+fn documents_are_kept_apart_only_where_they_are_known() {
+    check_tiny(
+        "[data]\ntext = \"a.txt\"\npacking = \"documents\"\n",
+        "
+  run.toml:5: data.packing: text that is read as bytes is one stream, in which no documents are known
+  why: attention would cross documents all the same
+  try: data.tokens, or data.tokenizer with data.text; or leave out data.packing",
+    );
+    let tokenized = "[data]\ntext = \"a.txt\"\ntokenizer = \"tok\"\npacking = \"documents\"\n";
+    let config = load_text(&format!("{TINY}{tokenized}")).expect("legal").config;
+    assert!(!config.tokens.is_bytes());
+    let bytes = load_text(TINY).expect("legal").config;
+    assert!(bytes.tokens.is_bytes() && bytes.tokens.is_default());
+}
+
+/// The stores of a run that began may be elsewhere, and its job does not name them.
+#[test]
+fn the_configuration_of_a_run_that_began_is_read_without_its_stores() {
+    let text = "[data]\ntokens = [\"no/where=2\"]\npacking = \"documents\"\n";
+    let text = format!("{TINY}vocab = 99\n{text}");
+    load_document("new", &text).expect_err("there is no store");
+    let mut config = load_recorded("run", &text).expect("it began").config;
+    assert_eq!((config.model.vocabulary, config.tokens.packing), (99, Packing::Documents));
+    assert_eq!(config.tokens.stores[0].folder, Path::new("no/where"));
+    assert_eq!(load_recorded("run", &config.effective()).expect("it began").config, config);
+    config.tokens.stores.clear();
+    assert_eq!(load_recorded("job", &config.effective()).expect("it began").config, config);
 }
 
 #[test]

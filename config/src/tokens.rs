@@ -9,7 +9,7 @@ use zbelastic_data::store::{StoreError, StoreManifest};
 use zbelastic_data::window::Packing;
 use zbelastic_wording::FailureDetail;
 
-use super::build::ConfigBuilder;
+use super::build::{ConfigBuilder, ConfigOrigin};
 use super::key::Key;
 use super::problem::ConfigProblem;
 use super::reader::SettingsReader;
@@ -47,6 +47,9 @@ pub enum TokensError {
     /// Text and stores are both named.
     #[error("stands beside data.text")]
     BesideText,
+    /// Documents are to be kept apart, and there are none.
+    #[error("text that is read as bytes is one stream, in which no documents are known")]
+    BytePacking,
     /// A weight is not a number from 1 on.
     #[error("`{entry}`: {weight} is no weight")]
     Weight {
@@ -86,6 +89,19 @@ impl TokensConfig {
     /// Whether text is read as bytes.
     #[must_use]
     pub fn is_bytes(&self) -> bool {
+        self.stores.is_empty() && self.tokenizer.is_none()
+    }
+
+    /// Whether text is to be encoded by a tokenizer.
+    #[must_use]
+    pub fn is_encoded_text(&self) -> bool {
+        self.stores.is_empty() && self.tokenizer.is_some()
+    }
+
+    /// Whether it says nothing: jobs over stores, whose folders are not named in them, say how
+    /// these are packed.
+    #[must_use]
+    pub fn is_default(&self) -> bool {
         *self == Self::default()
     }
 }
@@ -127,8 +143,12 @@ fn split_weight(entry: &str) -> Option<(&str, &str)> {
 impl TokensError {
     /// The error as it is printed; `at` is where the stores are named.
     pub(super) fn detail(&self, at: &SettingOrigin) -> FailureDetail {
-        let detail = FailureDetail::new(format!("data.tokens: {self}")).at(at.to_string());
+        let key = if matches!(self, Self::BytePacking) { "data.packing" } else { "data.tokens" };
+        let detail = FailureDetail::new(format!("{key}: {self}")).at(at.to_string());
         match self {
+            Self::BytePacking => detail
+                .why("attention would cross documents all the same")
+                .hint("data.tokens, or data.tokenizer with data.text; or leave out data.packing"),
             Self::NoText => detail
                 .why("data.tokenizer makes tokens of text that is named")
                 .hint("--text with files, or data.tokens with a store"),
@@ -167,8 +187,15 @@ impl ConfigBuilder<'_> {
     /// The manifests of the stores that are named, with what is wrong with them reported.
     pub(super) fn store_manifests(&mut self) -> Vec<(PathBuf, StoreManifest)> {
         let mut manifests: Vec<(PathBuf, StoreManifest)> = Vec::new();
+        if self.origin == ConfigOrigin::Recorded {
+            return manifests;
+        }
         let entries = self.reader.texts(Key::Tokens);
         let has_tokenizer = tokens_config(&self.reader).tokenizer.is_some();
+        let packing: Packing = self.reader.choice(Key::Packing);
+        if entries.is_empty() && !has_tokenizer && packing == Packing::Documents {
+            self.report_tokens(TokensError::BytePacking);
+        }
         if entries.is_empty() && has_tokenizer && self.reader.texts(Key::Text).is_empty() {
             self.report_tokens(TokensError::NoText);
         }
@@ -216,6 +243,7 @@ impl ConfigBuilder<'_> {
     fn report_tokens(&mut self, error: TokensError) {
         let key = match error {
             TokensError::NoText => Key::Tokenizer,
+            TokensError::BytePacking => Key::Packing,
             TokensError::BesideText
             | TokensError::Weight { .. }
             | TokensError::Store(_)

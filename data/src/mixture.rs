@@ -7,7 +7,7 @@
 use std::num::NonZeroU32;
 use std::sync::OnceLock;
 
-use zbelastic_trainer::data::{BatchSource, IGNORED_TARGET, StepTargets, TokenBatch};
+use zbelastic_trainer::data::{BatchSource, StepTargets, TokenBatch};
 use zbelastic_types::{MicrobatchIndex, Step};
 
 use crate::cursor::{CursorConfig, CursorError, SourceShare, WindowCursor};
@@ -118,16 +118,6 @@ impl StoreMixture {
         places.map(window).collect()
     }
 
-    fn batch(&self, windows: &[PackedWindow]) -> TokenBatch {
-        let inputs = windows.iter().flat_map(|window| window.inputs().iter().copied()).collect();
-        let targets = windows.iter().flat_map(targets).collect();
-        let document_starts = match self.packing {
-            Packing::Concat => None,
-            Packing::Documents => Some(windows.iter().flat_map(starts).collect()),
-        };
-        TokenBatch { document_starts, ..TokenBatch::new(inputs, targets) }
-    }
-
     /// A batch of the right shape in place of one that cannot be read.
     fn unreadable(&self, fault: StoreError) -> TokenBatch {
         // The first fault is the one to report.
@@ -141,7 +131,7 @@ impl StoreMixture {
 impl BatchSource for StoreMixture {
     fn training(&self, step: Step, microbatch: MicrobatchIndex) -> TokenBatch {
         match self.training_windows(step, microbatch) {
-            Ok(windows) => self.batch(&windows),
+            Ok(windows) => PackedWindow::batch(&windows, self.packing),
             Err(fault) => self.unreadable(fault),
         }
     }
@@ -158,19 +148,8 @@ impl BatchSource for StoreMixture {
 
     fn held_out(&self, index: u32) -> Option<TokenBatch> {
         match self.held_out_windows(index) {
-            Ok(windows) => windows.map(|windows| self.batch(&windows)),
+            Ok(windows) => windows.map(|windows| PackedWindow::batch(&windows, self.packing)),
             Err(fault) => Some(self.unreadable(fault)),
         }
     }
-}
-
-/// The ids that inputs are to predict.
-fn targets(window: &PackedWindow) -> impl Iterator<Item = u32> {
-    let targets = window.ids.iter().skip(1).zip(&window.loss_mask);
-    targets.map(|(id, is_in_loss)| if *is_in_loss { *id } else { IGNORED_TARGET })
-}
-
-/// For each input, which input of the window its document begins with.
-fn starts(window: &PackedWindow) -> impl Iterator<Item = u32> {
-    (0..).zip(&window.positions).map(|(at, position)| at - position)
 }

@@ -7,6 +7,7 @@
 use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
+use zbelastic_trainer::data::{IGNORED_TARGET, TokenBatch};
 
 use crate::store::{StoreError, TokenSpan, TokenStore};
 
@@ -74,6 +75,29 @@ impl PackedWindow {
             .collect()
     }
 
+    /// What a model reads of windows that were packed so, one a sequence.
+    #[must_use]
+    pub fn batch(windows: &[Self], packing: Packing) -> TokenBatch {
+        let inputs = windows.iter().flat_map(|window| window.inputs().iter().copied()).collect();
+        let targets = windows.iter().flat_map(Self::targets).collect();
+        let document_starts = match packing {
+            Packing::Concat => None,
+            Packing::Documents => Some(windows.iter().flat_map(Self::starts).collect()),
+        };
+        TokenBatch { document_starts, ..TokenBatch::new(inputs, targets) }
+    }
+
+    /// The ids that inputs are to predict.
+    fn targets(&self) -> impl Iterator<Item = u32> {
+        let targets = self.ids.iter().skip(1).zip(&self.loss_mask);
+        targets.map(|(id, is_in_loss)| if *is_in_loss { *id } else { IGNORED_TARGET })
+    }
+
+    /// For each input, which input of the window its document begins with.
+    fn starts(&self) -> impl Iterator<Item = u32> {
+        (0..).zip(&self.positions).map(|(at, position)| at - position)
+    }
+
     /// The inputs of each document: the blocks of the attention's mask.
     #[must_use]
     pub fn blocks(&self) -> Vec<Range<usize>> {
@@ -134,6 +158,9 @@ mod tests {
         assert_eq!(window.positions, [0, 1, 2, 0, 0]);
         assert_eq!(window.labels(), [IGNORE_INDEX, 0, IGNORE_INDEX, IGNORE_INDEX, 8]);
         assert_eq!(window.blocks(), [0..3, 3..4, 4..5]);
+        let batch = PackedWindow::batch(&[window], Packing::Documents);
+        assert_eq!(batch.document_starts, Some(vec![0, 0, 0, 3, 4]));
+        assert_eq!(batch.target_count(), 2);
     }
 
     #[test]

@@ -24,10 +24,10 @@ pub use zbelastic_policy::data::DataName;
 use crate::job_store::{JobStore, stores_name};
 use crate::messages::layer_bytes;
 
-/// The newest version of the document's form, which token stores need: a program that does not know
-/// them must not train on something else.
+/// The newest version of the document's form, which token stores need, and keys of the model and the
+/// optimizer that came with them: a program that does not know them must not train something else.
 pub const DOCUMENT_VERSION: u32 = 2;
-/// The version of the form of documents that train on text.
+/// The version of the form of documents that train on text, and use none of those keys.
 const TEXT_DOCUMENT_VERSION: u32 = 1;
 /// Bytes of a document at most.
 pub const DOCUMENT_BYTES_MAX: usize = 64 << 10;
@@ -190,7 +190,7 @@ impl JobDocument {
     #[must_use]
     pub fn new(name: String, config: RunConfig, toml: String, text: DataName) -> Self {
         let program = env!("CARGO_PKG_VERSION").to_owned();
-        let version = TEXT_DOCUMENT_VERSION;
+        let version = version_for(&config);
         let from = None;
         let weights = None;
         let stores = Vec::new();
@@ -273,6 +273,16 @@ impl JobDocument {
     }
 }
 
+/// The oldest version of the form whose programs know everything that `config` says of a run over
+/// text. They ignore keys that they do not know, and would train other bits.
+fn version_for(config: &RunConfig) -> u32 {
+    let model = &config.model;
+    let has_later_keys = !model.features.is_none()
+        || model.sliding_window.is_some()
+        || config.optimizer.decay_steps > 0;
+    if has_later_keys { DOCUMENT_VERSION } else { TEXT_DOCUMENT_VERSION }
+}
+
 const fn fixed(window: Window) -> zbelastic_consensus::job::WindowPolicy {
     zbelastic_consensus::job::WindowPolicy::Fixed(window)
 }
@@ -306,18 +316,24 @@ mod tests {
     #[test]
     fn what_a_run_does_not_use_is_not_in_its_document() {
         let keys = ["stores", "tokens", "features", "sliding_window", "decay_steps"];
-        let check = |text: &str, expected: &[&str]| {
+        let check_model = |window: Option<u32>, text: &str, expected: &[&str]| {
             let toml = format!("[model]\npreset = \"tiny\"\n{text}");
-            let config = load_document("test", &toml).expect("legal").config;
+            let mut config = load_document("test", &toml).expect("legal").config;
+            config.model.sliding_window = window;
             let job = JobDocument::new("test".to_owned(), config, toml, DataName::of(b"text"));
             let bytes = job.encode().expect("short");
             let text = String::from_utf8(bytes.clone()).expect("JSON");
             let found = keys.into_iter().filter(|key| text.contains(&format!("\"{key}\":")));
             assert_eq!(found.collect::<Vec<_>>(), expected);
+            // A program of before reads version 1, and ignores keys that it does not know.
+            assert_eq!(job.version, if expected.is_empty() { 1 } else { 2 }, "{expected:?}");
             assert_eq!(JobDocument::decode(&bytes).expect("its own bytes"), job);
         };
+        let check = |text: &str, expected: &[&str]| check_model(None, text, expected);
         check("", &[]);
         check("[optimizer]\ndecay = \"wsd\"\ndecay_steps = 5\n", &["decay_steps"]);
+        check("family = \"llama\"\nqk_norm = true\n", &["features"]);
+        check_model(Some(16), "", &["sliding_window"]);
     }
 
     /// The words of `elastic.detect_timeout` name both numbers.

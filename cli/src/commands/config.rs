@@ -1,18 +1,23 @@
 //! `config check`, `config show`, `config schema`.
 
+use std::fmt;
 use std::io::Write;
+use std::path::PathBuf;
 
 use serde::Serialize;
 use serde_json::{Map, json};
 use zbelastic_config::{
     ConfigValue, Key, KeyDefault, LoadedConfig, PRESETS, SECTIONS, WeightSource, load,
 };
+use zbelastic_data::source::{LocalStorage, SourceListing};
 use zbelastic_trainer::model::model_size;
+use zbelastic_types::Bytes;
 use zbelastic_wording::{CommandError, CommandFailure, FailureDetail};
 
 use crate::args::{ConfigCommand, ConfigReadArgs};
 use crate::corpus::{DataSummary, load_data};
-use crate::store_maker::with_vocabulary;
+use crate::data_failure;
+use crate::store_maker::{counted, with_vocabulary};
 
 /// Runs a `config` command.
 ///
@@ -27,10 +32,64 @@ pub fn run(command: &ConfigCommand, out: &mut dyn Write) -> Result<(), CommandEr
     }
 }
 
+/// What a configuration that is checked names to train on.
+enum CheckedData {
+    /// As training will read it.
+    Read(DataSummary),
+    /// Files of text that are there; `train` encodes them.
+    Listed { file_count: usize, size: Bytes, tokenizer: PathBuf },
+}
+
+impl CheckedData {
+    fn word(&self) -> &'static str {
+        match self {
+            Self::Read(data) => data.word(),
+            Self::Listed { .. } => "text",
+        }
+    }
+
+    fn notes(&self) -> Vec<String> {
+        match self {
+            Self::Read(data) => data.notes(),
+            Self::Listed { .. } => Vec::new(),
+        }
+    }
+}
+
+impl fmt::Display for CheckedData {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Read(data) => data.fmt(f),
+            Self::Listed { file_count, size, tokenizer } => {
+                let files = counted(*file_count, "file");
+                let tokenizer = tokenizer.display();
+                write!(f, "{} bytes in {files}, which `train` encodes by {tokenizer}", size.0)
+            }
+        }
+    }
+}
+
+fn checked_data(loaded: &LoadedConfig) -> Result<CheckedData, CommandFailure> {
+    let config = &loaded.config;
+    match &config.tokens.tokenizer {
+        Some(tokenizer) if config.tokens.is_encoded_text() => {
+            let listing = SourceListing::of(&config.text, &LocalStorage);
+            let listing = listing.map_err(|error| data_failure::of_list(&error))?;
+            let file_count = listing.files.len();
+            Ok(CheckedData::Listed {
+                file_count,
+                size: listing.bytes(),
+                tokenizer: tokenizer.clone(),
+            })
+        }
+        Some(_) | None => load_data(loaded).map(|data| CheckedData::Read(data.about)),
+    }
+}
+
 fn check(args: &ConfigReadArgs, out: &mut dyn Write) -> Result<(), CommandError> {
     let checked = with_vocabulary(args.config.sources())
         .and_then(|sources| load(&sources))
-        .and_then(|loaded| load_data(&loaded).map(|text| (loaded, text.about)));
+        .and_then(|loaded| checked_data(&loaded).map(|data| (loaded, data)));
     if args.json {
         write_json(out, &check_report(&checked))?;
         return checked.map(drop).map_err(CommandError::from);
@@ -42,7 +101,7 @@ fn check(args: &ConfigReadArgs, out: &mut dyn Write) -> Result<(), CommandError>
 
 fn write_summary(
     loaded: &LoadedConfig,
-    text: &DataSummary,
+    text: &CheckedData,
     out: &mut dyn Write,
 ) -> Result<(), CommandError> {
     let config = &loaded.config;
@@ -77,19 +136,22 @@ fn write_summary(
 }
 
 fn check_report(
-    checked: &Result<(LoadedConfig, DataSummary), CommandFailure>,
+    checked: &Result<(LoadedConfig, CheckedData), CommandFailure>,
 ) -> serde_json::Value {
     match checked {
         Ok((loaded, text)) => {
             let notes: Vec<String> = loaded.notes.iter().map(ToString::to_string).collect();
             let found = match text {
-                DataSummary::Text(text) => json!({
+                CheckedData::Read(DataSummary::Text(text)) => json!({
                     "bytes": text.size,
                     "files": text.file_count,
                     "skipped": text.skipped.len(),
                     "blake3": text.hash,
                 }),
-                DataSummary::Stores(stores) => stores.json(),
+                CheckedData::Read(DataSummary::Stores(stores)) => stores.json(),
+                CheckedData::Listed { file_count, size, tokenizer } => {
+                    json!({ "bytes": size, "files": file_count, "tokenizer": tokenizer })
+                }
             };
             json!({ "ok": true, "notes": notes, text.word(): found })
         }

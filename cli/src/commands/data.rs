@@ -8,7 +8,6 @@ pub(crate) use show::open_store;
 use std::io::Write;
 
 use zbelastic_wording::CommandError;
-use zbelastic_wording::figures::grouped;
 
 use crate::args::DataCommand;
 
@@ -21,10 +20,4 @@ pub fn run(command: &DataCommand, out: &mut dyn Write) -> Result<(), CommandErro
         DataCommand::Prepare(args) => prepare::run(args, out),
         DataCommand::Show(args) => show::run(args, out),
     }
-}
-
-/// So many things of this name, in words.
-fn counted(count: usize, name: &str) -> String {
-    let ending = if count == 1 { "" } else { "s" };
-    format!("{} {name}{ending}", grouped(count as u64))
 }

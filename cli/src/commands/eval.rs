@@ -8,21 +8,20 @@ mod targets;
 
 use std::io::Write;
 use std::num::NonZeroUsize;
-use std::ops::ControlFlow;
 use std::path::Path;
 use std::time::Instant;
 
 use serde_json::json;
-use zbelastic_config::load_document;
+use zbelastic_config::{RunConfig, load_recorded};
 use zbelastic_data::encode::EncodeDocuments;
-use zbelastic_data::prepare::{PrepareRequest, SHARD_TOKENS, prepare};
-use zbelastic_data::source::{LocalStorage, SourceOptions};
+use zbelastic_data::prepare::{PrepareError, PrepareRequest, SHARD_TOKENS};
+use zbelastic_data::source::SourceOptions;
 use zbelastic_data::store::TokenStore;
 use zbelastic_data::window::{PackedWindow, Packing, window_count};
 use zbelastic_kernels::{AllocateError, CpuBackend};
+use zbelastic_local::interrupt::Interrupt;
 use zbelastic_machine::core_count;
 use zbelastic_machine::device::code_of_fault;
-use zbelastic_trainer::data::{IGNORED_TARGET, TokenBatch};
 use zbelastic_trainer::evaluator::Evaluator;
 use zbelastic_wording::figures::{duration_text, grouped};
 use zbelastic_wording::{CommandError, CommandFailure, FailureCode, FailureDetail, cannot_write};
@@ -34,7 +33,9 @@ use crate::args::EvalArgs;
 use crate::commands::saved_model::SavedModel;
 use crate::data_failure as failure;
 use crate::progress::CommandProgress;
+use crate::run_files::CONFIG;
 use crate::scratch_folder::ScratchFolder;
+use crate::store_maker::make_store;
 use crate::tokenizer_encoder::TokenizerEncoder;
 
 /// Inputs of a window for models that no run of ours left, if their context is not shorter: beyond
@@ -75,47 +76,70 @@ impl EvalTotals {
     }
 }
 
+/// How windows are read and evaluated.
+struct EvalSetup<'a> {
+    args: &'a EvalArgs,
+    saved: &'a SavedModel,
+    /// Inputs of a window.
+    window: u32,
+    packing: Packing,
+    interrupt: Interrupt,
+}
+
 /// Runs `eval`.
 ///
 /// # Errors
 /// If there is no model, the texts or the store cannot be read or are not of its tokens, there is no
-/// window of them, or `out` cannot be written.
+/// window of them, `out` cannot be written, or a signal ended it.
 pub fn run(args: &EvalArgs, out: &mut dyn Write) -> Result<(), CommandError> {
     let saved = SavedModel::open(&args.run, args.step)?;
-    let window = window_of(args, &saved)?;
+    let trained = trained_config(&saved)?;
+    let window = window_of(args, &saved, trained.as_ref())?;
+    // The loss is to be that of the run's held-out windows.
+    let packing = trained.map_or(Packing::Concat, |config| config.tokens.packing);
+    let interrupt = Interrupt::listen(None, "window")?;
+    let setup = EvalSetup { args, saved: &saved, window, packing, interrupt };
     let began = Instant::now();
     let totals = match &args.tokens {
         Some(folder) => {
             let store = open_store(folder)?;
             let encoder = encoder_of_store(&saved, &store)?;
-            evaluate(args, &saved, &store, encoder.as_ref(), window)?
+            setup.evaluate(&store, encoder.as_ref())?
         }
         None => {
             let encoder = saved.encoder()?;
             let scratch =
                 ScratchFolder::new().map_err(|(path, error)| cannot_write(&path, &error))?;
             let folder = scratch.path().join("store");
-            let mut progress = CommandProgress::new();
-            let made = prepare(&request(args, &folder), &LocalStorage, &encoder, &mut |at| {
-                progress.report(at.bytes_read.0, at.bytes_total.0, || {
-                    format!("encoding {} of {}", at.bytes_read, at.bytes_total)
-                });
-                ControlFlow::Continue(())
-            });
-            progress.finish();
-            made.map_err(|error| failure::of_prepare(&error))?;
+            let is_interrupted = || setup.interrupt.is_requested();
+            let made = make_store(&request(args, &folder), &encoder, &is_interrupted);
+            made.map_err(|error| match matches!(error, PrepareError::Stopped) {
+                true => setup.interrupted(),
+                false => failure::of_prepare(&error),
+            })?;
             let store = TokenStore::open(&folder).map_err(|error| failure::of_store(&error))?;
-            evaluate(args, &saved, &store, Some(&encoder), window)?
+            setup.evaluate(&store, Some(&encoder))?
         }
     };
     report(args, &totals, began, out)
 }
 
+/// The configuration of the run that left the model, if one did and it is there.
+fn trained_config(saved: &SavedModel) -> Result<Option<RunConfig>, CommandFailure> {
+    let run = saved.run.as_ref().filter(|run| !run.document.is_empty());
+    let Some(run) = run else { return Ok(None) };
+    let name = run.folder.join(CONFIG).display().to_string();
+    load_recorded(&name, &run.document).map(|loaded| Some(loaded.config))
+}
+
 /// Inputs of a window: as typed, or as the run was trained, or as many as the model sees.
-fn window_of(args: &EvalArgs, saved: &SavedModel) -> Result<u32, CommandFailure> {
+fn window_of(
+    args: &EvalArgs,
+    saved: &SavedModel,
+    trained: Option<&RunConfig>,
+) -> Result<u32, CommandFailure> {
     let positions = saved.config.positions;
-    let trained = saved.run.as_ref().and_then(|run| load_document("run", &run.document).ok());
-    let trained = trained.map(|loaded| loaded.config.batch.microbatch.sequence_len as u32);
+    let trained = trained.map(|config| config.batch.microbatch.sequence_len as u32);
     let default = trained.unwrap_or(WINDOW_DEFAULT).min(positions);
     let window = args.window.unwrap_or(default);
     if window <= positions {
@@ -181,44 +205,57 @@ fn encoder_of_store(
     Err(refused(format!("its tokenizer has hash {}, the model's {found}", manifest.tokenizer)))
 }
 
-fn evaluate(
-    args: &EvalArgs,
-    saved: &SavedModel,
-    store: &TokenStore,
-    encoder: Option<&TokenizerEncoder>,
-    window: u32,
-) -> Result<EvalTotals, CommandFailure> {
-    let sequence_len = window as usize;
-    let windows = window_count(store.tokens(), u64::from(window));
-    if windows == 0 {
-        return Err(too_short(store.tokens(), window));
+impl EvalSetup<'_> {
+    fn evaluate(
+        &self,
+        store: &TokenStore,
+        encoder: Option<&TokenizerEncoder>,
+    ) -> Result<EvalTotals, CommandFailure> {
+        let Self { args, saved, window, packing, interrupt } = self;
+        let window = *window;
+        let packing = *packing;
+        let sequence_len = window as usize;
+        let windows = window_count(store.tokens(), u64::from(window));
+        if windows == 0 {
+            return Err(too_short(store.tokens(), window));
+        }
+        let windows = windows.min(args.windows_max.unwrap_or(u64::MAX));
+        let backend = CpuBackend::new(threads(args)).map_err(|error| no_memory(&error))?;
+        let model = &saved.config;
+        let evaluator = Evaluator::new(backend, model, sequence_len, saved.weights()?);
+        let mut evaluator = evaluator.map_err(|error| no_memory(&error))?;
+        let mut reading = EvalReading {
+            bytes: encoder.map(|encoder| TargetBytes::new(encoder.tokenizer())),
+            has_first: false,
+            totals: EvalTotals { window, windows, tokens: 0, bytes: None, loss_sum: 0.0 },
+        };
+        let mut progress = CommandProgress::new();
+        for index in 0..windows {
+            if interrupt.is_requested() {
+                return Err(self.interrupted());
+            }
+            let first = index * u64::from(window);
+            let packed = store.window(first, sequence_len, packing);
+            let packed = packed.map_err(|error| failure::of_store(&error))?;
+            reading.add(&mut evaluator, packed, packing)?;
+            let seconds = progress.elapsed().as_secs_f64().max(1e-9);
+            let rate = (index + 1) as f64 * f64::from(window) / seconds;
+            progress.report(index + 1, windows, || reading.totals.progress_text(index + 1, rate));
+        }
+        progress.finish();
+        reading.finish()
     }
-    let windows = windows.min(args.windows_max.unwrap_or(u64::MAX));
-    let backend = CpuBackend::new(threads(args)).map_err(|error| no_memory(&error))?;
-    let model = &saved.config;
-    let evaluator = Evaluator::new(backend, model, sequence_len, saved.weights()?);
-    let mut evaluator = evaluator.map_err(|error| no_memory(&error))?;
-    let mut reading = EvalReading {
-        bytes: encoder.map(|encoder| TargetBytes::new(encoder.tokenizer())),
-        totals: EvalTotals { window, windows, tokens: 0, bytes: None, loss_sum: 0.0 },
-    };
-    let mut progress = CommandProgress::new();
-    for index in 0..windows {
-        let first = index * u64::from(window);
-        let packed = store.window(first, sequence_len, Packing::Concat);
-        let packed = packed.map_err(|error| failure::of_store(&error))?;
-        reading.add(&mut evaluator, &packed, index == 0)?;
-        let seconds = progress.elapsed().as_secs_f64().max(1e-9);
-        let rate = (index + 1) as f64 * f64::from(window) / seconds;
-        progress.report(index + 1, windows, || reading.totals.progress_text(index + 1, rate));
+
+    fn interrupted(&self) -> CommandFailure {
+        CommandFailure::new(self.interrupt.code(), "interrupted")
     }
-    progress.finish();
-    reading.finish()
 }
 
 /// The windows read so far.
 struct EvalReading<'t> {
     bytes: Option<TargetBytes<'t>>,
+    /// Whether the first id, which is no target, was read.
+    has_first: bool,
     totals: EvalTotals,
 }
 
@@ -226,25 +263,26 @@ impl EvalReading<'_> {
     fn add(
         &mut self,
         evaluator: &mut Evaluator<'_, CpuBackend>,
-        window: &PackedWindow,
-        is_first: bool,
+        window: PackedWindow,
+        packing: Packing,
     ) -> Result<(), CommandFailure> {
-        let targets = || window.ids[1..].iter().copied().zip(window.loss_mask.iter().copied());
-        let labels = targets().map(|(id, counts)| if counts { id } else { IGNORED_TARGET });
-        let batch = TokenBatch::new(window.inputs().to_vec(), labels.collect());
+        let windows = [window];
+        let batch = PackedWindow::batch(&windows, packing);
         let loss = evaluator.loss_sum(&batch);
         self.totals.loss_sum +=
             loss.map_err(|fault| CommandFailure::new(code_of_fault(&fault), fault.to_string()))?;
         self.totals.tokens += batch.target_count();
         let Some(bytes) = &mut self.bytes else { return Ok(()) };
-        if is_first {
+        let [window] = windows;
+        if !std::mem::replace(&mut self.has_first, true) {
             bytes.add(window.ids[0], false)?;
         }
-        targets().try_for_each(|(id, counts)| bytes.add(id, counts))
+        let mut targets = window.ids[1..].iter().zip(&window.loss_mask);
+        targets.try_for_each(|(id, counts)| bytes.add(*id, *counts))
     }
 
     fn finish(self) -> Result<EvalTotals, CommandFailure> {
-        let Self { bytes, mut totals } = self;
+        let Self { bytes, mut totals, .. } = self;
         totals.bytes = bytes.map(|bytes| bytes.count());
         if totals.tokens == 0 {
             let detail = FailureDetail::new("no target of its windows counts in the loss");

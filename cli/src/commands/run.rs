@@ -19,6 +19,7 @@ use zbelastic_api::{
     CorpusDescription, DOCUMENT_BYTES_MAX, HexDigest, RunAccepted, RunDisposition,
 };
 use zbelastic_config::{LoadedConfig, RunConfig, WeightSource, check_cluster_can_run, load};
+use zbelastic_local::interrupt::Interrupt;
 use zbelastic_types::Bytes;
 use zbelastic_wire::document::{DataName, JobDocument, default_run_name};
 use zbelastic_wire::job_store::stores_name;
@@ -60,7 +61,7 @@ pub fn run(args: &RunArgs, out: &mut dyn Write) -> Result<(), CommandError> {
 }
 
 fn prepare(args: &RunArgs) -> Result<RunSubmission, CommandFailure> {
-    let sources = with_text_store(args.config.sources(), Path::new(RUNS))?;
+    let sources = with_text_store(args.config.sources(), Path::new(RUNS), &Interrupt::default())?;
     let loaded = load(&sources)?;
     check_cluster_can_run(&loaded.config)?;
     let data = if loaded.config.tokens.stores.is_empty() {

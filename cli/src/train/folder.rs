@@ -17,7 +17,7 @@ use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use zbelastic_config::{RunConfig, load_document};
+use zbelastic_config::{RunConfig, load_recorded};
 use zbelastic_tokenizer::TokenizerFiles;
 use zbelastic_whole_file as whole_file;
 use zbelastic_wording::{CommandFailure, FailureCode, FailureDetail, cannot_write};
@@ -225,7 +225,7 @@ fn start_in(path: &Path, request: RunFolderRequest<'_>) -> Result<RunStart, Comm
     if keys_of(&held) == keys_of(request.text) {
         return Ok(if is_done { RunStart::New } else { RunStart::Resumed });
     }
-    let known = load_document(&path.join(CONFIG).display().to_string(), &held);
+    let known = load_recorded(&path.join(CONFIG).display().to_string(), &held);
     let known = known.ok().map(|known| known.config);
     if !is_done && known.as_ref().is_some_and(|known| known.makes_same_bits(request.config)) {
         Ok(RunStart::ResumedFromCheckpoint)
@@ -306,6 +306,20 @@ pub fn begin_branch(path: &Path, config: &str) -> Result<(), CommandFailure> {
 }
 
 fn take_folder(path: &Path) -> Result<PathBuf, CommandFailure> {
+    check_holds_no_run(path)?;
+    fs::create_dir_all(path).map_err(|error| no_place(path, &error))?;
+    Ok(path.to_owned())
+}
+
+/// Refuses a folder of a run that no command goes on with, whatever its configuration, before
+/// anything is made in it.
+pub(super) fn check_can_begin(path: &Path, may_branch: bool) -> Result<(), CommandFailure> {
+    let is_of_processes = path.join(CLUSTER).is_dir();
+    let is_done = path.join(RUN).exists() && !ended_early(path);
+    if is_of_processes && (may_branch || !is_done) { Ok(()) } else { check_holds_no_run(path) }
+}
+
+fn check_holds_no_run(path: &Path) -> Result<(), CommandFailure> {
     let held: Vec<&str> = ALL.into_iter().filter(|name| path.join(name).exists()).collect();
     if !held.is_empty() {
         let what = format!("{} holds a run already", path.display());
@@ -318,8 +332,7 @@ fn take_folder(path: &Path) -> Result<PathBuf, CommandFailure> {
         ];
         return Err(failure);
     }
-    fs::create_dir_all(path).map_err(|error| no_place(path, &error))?;
-    Ok(path.to_owned())
+    Ok(())
 }
 
 fn first_free(parent: &Path, name: &str) -> Result<PathBuf, CommandFailure> {
@@ -441,7 +454,7 @@ mod tests {
     /// The folder, opened for a run with these keys.
     fn opened(out: &Path, keys: &str, may_branch: bool) -> Result<RunFolder, CommandFailure> {
         let keys = format!("[model]\npreset = \"tiny\"\n{keys}");
-        let config = load_document("test", &keys).expect("legal").config;
+        let config = zbelastic_config::load_document("test", &keys).expect("legal").config;
         let text = format!("# zbelastic train config.toml --workers 2\n{keys}");
         let request = RunFolderRequest { config: &config, text: &text, may_branch };
         RunFolder::open(Some(out), "unused", request)

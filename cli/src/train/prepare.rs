@@ -23,12 +23,13 @@ use zbelastic_types::{Bytes, StageIndex};
 use zbelastic_wording::{CommandFailure, FailureCode, FailureDetail};
 
 use super::asynchronous::{AsyncPlanChoice, choose_async};
+use super::folder::check_can_begin;
 use super::run_devices::{DeviceShare, DeviceSharing, RunDevices};
 use crate::args::TrainArgs;
-use crate::corpus::{DataSummary, load_data};
+use crate::corpus::{DataSummary, RunCorpus, load_data};
 use crate::run_files::RUNS;
 use crate::run_tokenizer::RunTokenizer;
-use crate::store_maker::with_text_store;
+use crate::store_maker::{with_text_store, with_vocabulary};
 use crate::weights::weights_of_folder;
 
 /// A run that can begin.
@@ -152,14 +153,16 @@ fn sources(args: &TrainArgs) -> ConfigSources {
 }
 
 /// Reads and checks all that `args` name. Writes nothing but a store of tokens, if it names text and
-/// a tokenizer.
+/// a tokenizer, after everything else was checked. `listen` gives the signals that end that.
 ///
 /// # Errors
 /// With everything that is wrong with configuration and injections, or with the first of text,
 /// weights, plan and memory that is.
-pub fn prepare(args: &TrainArgs) -> Result<PreparedRun, CommandFailure> {
-    let runs = args.out.as_deref().unwrap_or(Path::new(RUNS));
-    let sources = with_text_store(sources(args), runs)?;
+pub fn prepare(
+    args: &TrainArgs,
+    listen: impl FnOnce(&RunConfig) -> Result<Interrupt, CommandFailure>,
+) -> Result<PreparedRun, CommandFailure> {
+    let sources = with_vocabulary(sources(args))?;
     let (loaded, injections) = match load_with_injections(&sources, &args.inject) {
         Ok((loaded, injections)) => (loaded, Ok(injections)),
         // Without a configuration there is no text and no plan to speak of.
@@ -167,13 +170,18 @@ pub fn prepare(args: &TrainArgs) -> Result<PreparedRun, CommandFailure> {
     };
     let devices = RunDevices::find(args.device.as_ref(), loaded.config.arithmetic.device)?;
     let worker_count = args.workers.unwrap_or_else(|| workers_default(&loaded.config));
-    let text = load_data(&loaded);
+    let interrupt = listen(&loaded.config)?;
+    let text = data_in_reach(args, &loaded);
     // Threads of one process are lost together.
     let copies_wanted = if args.threads_only { 0 } else { loaded.config.elastic.copies };
     let copies = copies_at(copies_wanted, worker_count);
     let sharing = sharing(&loaded.config, args.threads_only);
     let plan = fitting_plan(&loaded.config, &devices, (worker_count, copies), sharing);
     let (injections, text, plan) = all_or_failures(injections, text, plan)?;
+    let (loaded, text) = match text {
+        Some(text) => (loaded, text),
+        None => store_of_text(args, &interrupt)?,
+    };
     let name = run_name(&loaded.settings, args.config.config.as_deref());
     let LoadedConfig { config, notes, .. } = loaded;
     let weights = initial_weights(&config)?;
@@ -184,7 +192,7 @@ pub fn prepare(args: &TrainArgs) -> Result<PreparedRun, CommandFailure> {
         policy: config.guard,
         corpus: Arc::new(text.corpus),
         threads,
-        interrupt: Interrupt::default(),
+        interrupt,
     };
     Ok(PreparedRun {
         name,
@@ -198,6 +206,29 @@ pub fn prepare(args: &TrainArgs) -> Result<PreparedRun, CommandFailure> {
         sharing,
         job,
     })
+}
+
+/// What the run trains on; nothing if a store is yet to be made of it, in a folder that has room for
+/// a run.
+fn data_in_reach(
+    args: &TrainArgs,
+    loaded: &LoadedConfig,
+) -> Result<Option<RunCorpus>, CommandFailure> {
+    if !loaded.config.tokens.is_encoded_text() {
+        return load_data(loaded).map(Some);
+    }
+    args.out.as_deref().map_or(Ok(()), |out| check_can_begin(out, args.branch)).map(|()| None)
+}
+
+/// Makes a store of the text, which may take hours.
+fn store_of_text(
+    args: &TrainArgs,
+    interrupt: &Interrupt,
+) -> Result<(LoadedConfig, RunCorpus), CommandFailure> {
+    let parent = args.out.as_deref().unwrap_or(Path::new(RUNS));
+    let loaded = load(&with_text_store(sources(args), parent, interrupt)?)?;
+    let text = load_data(&loaded)?;
+    Ok((loaded, text))
 }
 
 /// Without steps there is nothing that processes could agree on.

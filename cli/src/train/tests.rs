@@ -35,7 +35,7 @@ fn prepared(schedule: &str) -> PreparedRun {
         branch: false,
         inject: Vec::new(),
     };
-    prepare(&args).expect("it fits")
+    prepare(&args, |_| Ok(Interrupt::default())).expect("it fits")
 }
 
 /// Processors that have threads for so many backends and no more.

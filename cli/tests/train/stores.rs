@@ -190,3 +190,48 @@ fn text_and_a_tokenizer_make_a_store_behind_the_scenes() {
     let message = refusal(&mut folder.small("--set data.text=[] --set data.tokenizer=tok"), 2);
     assert!(message.contains("--text with files"), "{message}");
 }
+
+/// Encoding may take hours: what needs no store is refused before.
+#[test]
+fn a_store_is_made_after_everything_else_was_checked() {
+    let folder = prepared();
+    let tokenized = "--set data.tokenizer=tok --out one";
+    let check = |more: &str, code: i32, part: &str| {
+        let message = refusal(&mut folder.small(&format!("{tokenized} {more}")), code);
+        assert!(message.contains(part), "{more}: {message}");
+        assert!(!folder.path("one/tokens").exists(), "{more}: nothing was encoded");
+    };
+    check("--inject step=2,tensor=nowhere,value=nan", 2, "nowhere");
+    check("--workers 5", 2, "5 workers for a model of 4 layers");
+    let _ = folder.run("--out one");
+    check("", 6, "one holds a run already");
+    let mut command = folder.command("config check --set model.preset=tiny --json");
+    let command = command.args(["--text", "lines.jsonl", "--set", "data.tokenizer=tok"]);
+    let checked: Value = serde_json::from_str(&succeed(command)).expect("JSON");
+    let bytes = fs::metadata(folder.path("lines.jsonl")).expect("written").len();
+    assert_eq!(
+        checked["text"],
+        serde_json::json!({"bytes": bytes, "files": 1, "tokenizer": "tok"})
+    );
+}
+
+/// As docs/run-folder.md says of a run, and the same command goes on.
+#[test]
+fn a_signal_that_ends_encoding_has_the_code_of_an_interrupted_run() {
+    let folder = prepared();
+    let line = "{\"text\": \"a line of a corpus, which is not short\"}\n";
+    folder.write("lines.jsonl", line.repeat(300_000));
+    let more = "--set data.text=lines.jsonl --set data.tokenizer=tok --out one";
+    let child = folder.small(more).stdout(Stdio::null()).stderr(Stdio::piped()).spawn();
+    let child = child.expect("it runs");
+    while !folder.path("one/tokens").exists() {
+        std::thread::yield_now();
+    }
+    let status = Command::new("kill").args(["-TERM", &child.id().to_string()]).status();
+    assert!(status.expect("there is a kill").success());
+    let output = child.wait_with_output().expect("it ends");
+    let message = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(75), "{message}");
+    assert!(message.contains("error: interrupted\n  one/tokens/"), "{message}");
+    assert!(message.contains("the same command goes on"), "{message}");
+}

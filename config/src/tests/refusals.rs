@@ -61,7 +61,7 @@ fn words_are_refused_with_the_nearest() {
          po-half, po-full, po-selective, pipedream, pipedream-2bw, pipemare, xpipe, spectrain, wpipe, avgpipe, ampnet, found \"zb-h3\"
   why: The pipeline schedule; auto takes the fastest that fits.
   try: schedule.kind = \"zb-h1\"
-  run.toml:6: optimizer.decay: expected one of cosine, linear, constant, found \"cos\"
+  run.toml:6: optimizer.decay: expected one of cosine, linear, constant, wsd, inverse_sqrt, found \"cos\"
   why: How the learning rate falls after the warm-up.
   try: optimizer.decay = \"cosine\"",
     );

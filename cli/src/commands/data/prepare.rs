@@ -1,6 +1,5 @@
 //! `data prepare`: sources to a token store.
 
-use std::fs;
 use std::io::Write;
 use std::num::NonZeroUsize;
 use std::path::Path;
@@ -13,12 +12,12 @@ use zbelastic_data::source::SourceOptions;
 use zbelastic_data::store::StoreManifest;
 use zbelastic_local::interrupt::Interrupt;
 use zbelastic_machine::thread_count;
+use zbelastic_wording::CommandError;
 use zbelastic_wording::figures::duration_text;
-use zbelastic_wording::{CommandError, CommandFailure, FailureDetail};
 
 use crate::args::DataPrepareArgs;
 use crate::data_failure as failure;
-use crate::store_maker::{MadeStore, make_store};
+use crate::store_maker::{MadeStore, counted, interrupted, make_store};
 use crate::tokenizer_encoder::TokenizerEncoder;
 
 /// Runs `data prepare`.
@@ -48,7 +47,7 @@ pub fn run(args: &DataPrepareArgs, out: &mut dyn Write) -> Result<(), CommandErr
     }
     let folder = args.to.display();
     if files_left_out > 0 {
-        let files = super::counted(files_left_out, "file");
+        let files = counted(files_left_out, "file");
         writeln!(out, "note: left out of the sources: {files} in {folder} itself")?;
     }
     let tokenizer = args.tokenizer.display();
@@ -67,17 +66,6 @@ fn request(args: &DataPrepareArgs) -> PrepareRequest {
         shard_tokens: args.shard_tokens,
         folder: args.to.clone(),
     }
-}
-
-/// That a signal ended the command, what is kept, and how to go on.
-fn interrupted(interrupt: &Interrupt, folder: &Path) -> CommandFailure {
-    let names = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.file_name());
-    let shards = names.filter(|name| name.as_encoded_bytes().ends_with(b".shard")).count();
-    let mut failure = CommandFailure::new(interrupt.code(), "interrupted");
-    let kept = format!("keeps {}", super::counted(shards, "finished shard"));
-    let detail = FailureDetail::new(kept).at(folder.display().to_string());
-    failure.details = vec![detail.hint("the same command goes on behind them")];
-    failure
 }
 
 fn write_summary(

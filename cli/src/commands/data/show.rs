@@ -16,6 +16,7 @@ use zbelastic_wording::{CommandError, CommandFailure, FailureCode, FailureDetail
 
 use crate::args::DataShowArgs;
 use crate::data_failure as failure;
+use crate::store_maker::counted;
 use crate::tokenizer_encoder::TokenizerEncoder;
 
 /// Runs `data show`.
@@ -102,7 +103,7 @@ fn encoder(
 /// Prints what a store holds, a line each.
 pub fn write_counts(manifest: &StoreManifest, out: &mut dyn Write) -> Result<(), CommandError> {
     let tokens = grouped(manifest.tokens());
-    let shards = super::counted(manifest.shards.len(), "shard");
+    let shards = counted(manifest.shards.len(), "shard");
     let vocabulary = grouped(manifest.vocabulary.into());
     let sources = manifest.sources;
     writeln!(out, "tokens     {tokens} in {shards}, of a vocabulary of {vocabulary}")?;

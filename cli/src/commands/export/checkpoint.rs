@@ -11,7 +11,7 @@ use zbelastic_api::{
     ApiRefusal, CheckpointDetail, HexDigest, LAYERS_READ_MAX, LayerDetail, PIECE_BYTES_MAX,
     ResourceKind, escape,
 };
-use zbelastic_config::load_document;
+use zbelastic_config::load_recorded;
 use zbelastic_kernels::HostFloats;
 use zbelastic_trainer::elastic::{
     ChainingValue, LayerAssembler, LoadedWeights, image_bytes, moment_subtrees, weights_end,
@@ -85,7 +85,7 @@ fn newest(client: &mut ApiClient<'_>) -> Result<u64, CommandFailure> {
 /// The model, as the checkpoint's configuration describes it.
 fn model_of(detail: &CheckpointDetail) -> Result<ModelConfig, CommandFailure> {
     let step = detail.summary.step;
-    let loaded = load_document(&format!("checkpoint {step}"), &detail.document)?;
+    let loaded = load_recorded(&format!("checkpoint {step}"), &detail.document)?;
     let expected = model_layers(&loaded.config.model).len();
     let found = detail.layers.len();
     let are_in_order = (0..).zip(&detail.layers).all(|(index, layer)| layer.layer == index);
@@ -169,7 +169,7 @@ mod tests {
                             mlp_width = 16\n[train]\nseq_len = 16\n";
 
     fn model() -> ModelConfig {
-        load_document("test", DOCUMENT).expect("legal").config.model
+        zbelastic_config::load_document("test", DOCUMENT).expect("legal").config.model
     }
 
     /// Layers whose weights count upwards.

@@ -2,7 +2,7 @@
 //! model that the run left, or the last of a run that was killed before it left one.
 
 use zbelastic_checkpoint::Manifest;
-use zbelastic_config::load_document;
+use zbelastic_config::load_recorded;
 use zbelastic_kernels::HostFloats;
 use zbelastic_node::data_folder::NodeDataFolder;
 use zbelastic_trainer::model::{ModelConfig, model_layers};
@@ -35,7 +35,7 @@ impl KeptModel {
         let locks = locks.map_err(|error| under_way(run, error))?;
         let kept = KeptCheckpoints::open(&folders, locks).map_err(|error| failure(&error))?;
         let manifest = kept.find(step).cloned().ok_or_else(|| no_step(run, step, &kept.steps()))?;
-        let config = load_document(&run.folder.display().to_string(), &run.document)?.config;
+        let config = load_recorded(&run.folder.display().to_string(), &run.document)?.config;
         let data = match config.tokens.stores.is_empty() {
             true => TrainedData::Text(manifest.data.to_string()),
             false => TrainedData::Stores(manifest.data.to_string()),
