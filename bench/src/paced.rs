@@ -197,7 +197,7 @@ impl GradientExecutor for PacedExecutor {
         vec![0.0; FRAME_LEN]
     }
 
-    fn tie(&mut self, _chunk: ChunkIndex, _end: TiedEnd, _other: &[f32]) {}
+    fn tie(&mut self, _chunk: ChunkIndex, _end: TiedEnd, _other: Vec<f32>) {}
 
     fn freeze(&mut self, _microbatch_count: u32) {}
 
