@@ -78,7 +78,9 @@ fn only_the_ends_of_the_pipeline_fetch_shards() {
     assert_eq!(found, [1, 0, 1], "{stages:?}");
 }
 
-/// The first stage's machine dies while it fetches: another one fetches, and the bits are the same.
+/// The first stage's machine dies while it fetches: another one fetches, and the bits are the same. On
+/// a machine that is busy with other things the fetch may end before it is seen; then the node dies
+/// with its shard, and the rest holds as well.
 #[test]
 fn a_first_stage_that_is_killed_while_it_fetches_changes_no_bit() {
     let mut cluster = SpawnedCluster::new();
@@ -87,12 +89,12 @@ fn a_first_stage_that_is_killed_while_it_fetches_changes_no_bit() {
     printed(&cluster, &["run", "run.toml", "--detach"]);
     let first = cluster.wait("a first stage", |cluster| node_of(cluster, 0));
     let began = std::time::Instant::now();
-    while kept(&cluster, &first, "part") == 0 {
+    while kept(&cluster, &first, "part") + kept(&cluster, &first, "data") == 0 {
         assert!(began.elapsed() < PATIENCE, "{first} fetches nothing");
         std::thread::sleep(std::time::Duration::from_millis(1));
     }
     let node = cluster.kill(&first);
-    assert_eq!((kept(&cluster, &first, "part"), kept(&cluster, &first, "data")), (1, 0));
+    assert_eq!(kept(&cluster, &first, "part") + kept(&cluster, &first, "data"), 1);
     cluster.restart(node, &["join", "--spot", "none"]);
     assert_eq!(cluster.digest(STEPS).to_string(), undisturbed(&cluster));
 }
