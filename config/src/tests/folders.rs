@@ -35,7 +35,7 @@ fn a_folder_says_what_the_model_is() {
 #[test]
 fn what_a_folder_says_can_be_said_by_keys() {
     let sizes = r#""hidden_size": 32, "intermediate_size": 56, "num_attention_heads": 4,
-        "num_hidden_layers": 3, "head_dim": 16, "max_position_embeddings": 64, "vocab_size": 301"#;
+        "num_key_value_heads": 2, "num_hidden_layers": 3, "head_dim": 16, "max_position_embeddings": 64, "vocab_size": 301"#;
     let scaling = r#""rope_scaling": {"rope_type": "llama3", "factor": 4.5, "low_freq_factor": 2,
         "high_freq_factor": 8, "original_max_position_embeddings": 16}"#;
     let models = [
