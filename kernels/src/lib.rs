@@ -37,7 +37,7 @@ pub use cpu::{
 pub use fault::{AllocationPurpose, DeviceFault};
 pub use host_floats::{HostFloats, PendingFloats};
 pub use pending::{DeviceValue, Pending};
-pub use precision::Precision;
+pub use precision::{Precision, bf16_bits, float_of_bf16};
 pub use scratch::ScratchOperation;
 pub use sizes::{ByteCounts, DeviceSizes, MemoryClaim, StagingReservation};
 pub use tensor_handle::{HostTensor, TensorHandle};

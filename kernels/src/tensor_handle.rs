@@ -9,6 +9,7 @@ use std::fmt;
 
 use crate::fault::DeviceFault;
 use crate::pending::Pending;
+use crate::precision::float_of_bf16;
 
 /// Numbers on the host, in the type that they are computed with.
 #[derive(Clone, Debug, PartialEq)]
@@ -40,9 +41,7 @@ impl HostTensor {
     pub fn into_floats(self) -> Vec<f32> {
         match self {
             Self::Floats(floats) => floats,
-            Self::Halves(halves) => {
-                halves.into_iter().map(|half| f32::from_bits(u32::from(half) << 16)).collect()
-            }
+            Self::Halves(halves) => halves.into_iter().map(float_of_bf16).collect(),
         }
     }
 }

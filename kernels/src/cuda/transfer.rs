@@ -10,16 +10,8 @@ use super::kernel::{Arguments, Kernel, Launch};
 use super::memory::{CudaBuffer, ElementType};
 use super::source::Precision;
 use crate::backend::{BufferView, BufferViewMut};
+use crate::precision::bf16_bits;
 use crate::tensor_handle::HostTensor;
-
-/// The upper half of a float, rounded; a NaN stays one.
-fn to_bf16(x: f32) -> u16 {
-    let bits = x.to_bits();
-    if x.is_nan() {
-        return (bits >> 16) as u16 | 0x40;
-    }
-    ((bits + 0x7fff + (bits >> 16 & 1)) >> 16) as u16
-}
 
 /// Whether a buffer's elements are bfloat16: rows of 32-bit floats are floats.
 fn is_bf16<D: Device>(device: &CudaBackend<D>, buffer: &CudaBuffer<D>) -> bool {
@@ -29,7 +21,7 @@ fn is_bf16<D: Device>(device: &CudaBackend<D>, buffer: &CudaBuffer<D>) -> bool {
 fn bytes_of_floats(floats: &[f32], element: ElementType, precision: Precision) -> Vec<u8> {
     match (element, precision) {
         (ElementType::Row, Precision::Bf16) => {
-            floats.iter().flat_map(|x| to_bf16(*x).to_le_bytes()).collect()
+            floats.iter().flat_map(|x| bf16_bits(*x).to_le_bytes()).collect()
         }
         (ElementType::Row, Precision::F32) | (ElementType::Float, _) => {
             floats.iter().flat_map(|x| x.to_le_bytes()).collect()
@@ -116,29 +108,4 @@ pub(super) fn load_matrix<D: Device>(
     assert_eq!(from.range.len(), len);
     let arguments = Arguments::new().address(floats(from)).address(to.weights.rows()).count(len);
     device.launch(&Launch::over(Kernel::RowsFromFloats, len.div_ceil(4), arguments))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::to_bf16;
-
-    #[test]
-    fn rounding_is_to_the_nearest_with_ties_to_even() {
-        let check = |bits: u32, expected: u16| assert_eq!(to_bf16(f32::from_bits(bits)), expected);
-        check(0x3f80_0000, 0x3f80);
-        check(0x3f80_7fff, 0x3f80);
-        check(0x3f80_8000, 0x3f80);
-        check(0x3f80_8001, 0x3f81);
-        check(0x3f81_8000, 0x3f82);
-        check(0xbf81_8000, 0xbf82);
-        check(0x7f7f_ffff, 0x7f80);
-        check(0x7f80_0000, 0x7f80);
-        check(0x8000_0000, 0x8000);
-        let from_bf16 = |bits: u16| f32::from_bits(u32::from(bits) << 16);
-        assert!(from_bf16(to_bf16(f32::from_bits(0x7f80_0001))).is_nan());
-        for bits in 0..=u16::MAX {
-            let x = from_bf16(bits);
-            assert!(x.is_nan() || to_bf16(x) == bits, "{bits:x} comes back");
-        }
-    }
 }
