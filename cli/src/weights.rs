@@ -6,8 +6,8 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use zbelastic_trainer::hf::{
-    ImportError, ShardIndex, ShardIndexError, WeightBytes, WeightFile, import_files,
-    write_safetensors,
+    ImportError, ShardIndex, ShardIndexError, WEIGHTS_FILE, WEIGHTS_INDEX, WeightBytes, WeightFile,
+    import_files, write_safetensors,
 };
 use zbelastic_trainer::model::ModelConfig;
 use zbelastic_types::Bytes;
@@ -17,17 +17,13 @@ use zbelastic_wording::{CommandFailure, FailureDetail};
 const WEIGHTS_BYTES_MAX: u64 = 64 << 30;
 /// Most bytes of an index: a hundred for each of half a million tensors.
 const INDEX_BYTES_MAX: u64 = 64 << 20;
-/// The file of all weights.
-const WEIGHTS: &str = "model.safetensors";
-/// The file that says which of several files has which weights.
-const INDEX: &str = "model.safetensors.index.json";
 
 /// Why the weights of a folder cannot be used.
 #[derive(Debug, thiserror::Error)]
 enum WeightFolderError {
     #[error("{name}: {error}")]
     Open { name: String, error: io::Error },
-    #[error("{INDEX}: {0}")]
+    #[error("{WEIGHTS_INDEX}: {0}")]
     Index(#[from] ShardIndexError),
     #[error("{name} has {found}, at most {}", Bytes(*max))]
     Large { name: &'static str, found: Bytes, max: u64 },
@@ -93,9 +89,9 @@ pub fn weights_file(model: &ModelConfig, layers: &[Vec<f32>]) -> Vec<u8> {
 
 /// transformers reads the one file where there are both.
 fn read_weights(model: &ModelConfig, folder: &Path) -> Result<Vec<Vec<f32>>, WeightFolderError> {
-    let is_sharded = !folder.join(WEIGHTS).exists() && folder.join(INDEX).exists();
+    let is_sharded = !folder.join(WEIGHTS_FILE).exists() && folder.join(WEIGHTS_INDEX).exists();
     let index = if is_sharded { Some(read_index(folder)?) } else { None };
-    let names = index.as_ref().map_or_else(|| vec![WEIGHTS], ShardIndex::files);
+    let names = index.as_ref().map_or_else(|| vec![WEIGHTS_FILE], ShardIndex::files);
     let files = names.iter().map(|name| DiskFile::open(folder, name));
     let files = files.collect::<Result<Vec<DiskFile>, _>>()?;
     let bytes: u64 = files.iter().map(DiskFile::len).sum();
@@ -106,10 +102,11 @@ fn read_weights(model: &ModelConfig, folder: &Path) -> Result<Vec<Vec<f32>>, Wei
 }
 
 fn read_index(folder: &Path) -> Result<ShardIndex, WeightFolderError> {
-    let file = DiskFile::open(folder, INDEX)?;
-    check_size(INDEX, file.len(), INDEX_BYTES_MAX)?;
-    let read = fs::read_to_string(folder.join(INDEX));
-    let text = read.map_err(|error| WeightFolderError::Open { name: INDEX.to_owned(), error })?;
+    let file = DiskFile::open(folder, WEIGHTS_INDEX)?;
+    check_size(WEIGHTS_INDEX, file.len(), INDEX_BYTES_MAX)?;
+    let read = fs::read_to_string(folder.join(WEIGHTS_INDEX));
+    let text =
+        read.map_err(|error| WeightFolderError::Open { name: WEIGHTS_INDEX.to_owned(), error })?;
     Ok(ShardIndex::parse(&text)?)
 }
 
@@ -142,10 +139,10 @@ mod tests {
         };
         assert!(message().contains("model.safetensors: No such file"), "{}", message());
         assert!(message().contains("model.safetensors.index.json"), "{}", message());
-        std::fs::write(folder.path().join(INDEX), "{}").expect("room");
+        std::fs::write(folder.path().join(WEIGHTS_INDEX), "{}").expect("room");
         assert!(message().contains("no index of weights"), "{}", message());
         let index = r#"{"weight_map": {"wte.weight": "model-1.safetensors"}}"#;
-        std::fs::write(folder.path().join(INDEX), index).expect("room");
+        std::fs::write(folder.path().join(WEIGHTS_INDEX), index).expect("room");
         assert!(message().contains("model-1.safetensors: No such file"), "{}", message());
     }
 
@@ -158,7 +155,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let mut file = Vec::new();
         write_safetensors(&model, &layers, &mut file).expect("memory");
-        std::fs::write(folder.path().join(WEIGHTS), &file).expect("room");
+        std::fs::write(folder.path().join(WEIGHTS_FILE), &file).expect("room");
         assert!(weights_of_folder(&model, folder.path()).expect("its weights") == layers);
         let sent = || {
             weights_file(&model, &weights_of_folder(&model, folder.path()).expect("its weights"))
@@ -168,8 +165,9 @@ mod tests {
         let names = names.iter().map(|tensor| format!("{:?}: \"part.safetensors\"", tensor.name));
         let names = names.collect::<Vec<_>>().join(", ");
         let move_to = |name: &str| folder.path().join(name);
-        std::fs::rename(move_to(WEIGHTS), move_to("part.safetensors")).expect("a file");
-        std::fs::write(move_to(INDEX), format!("{{\"weight_map\": {{{names}}}}}")).expect("room");
+        std::fs::rename(move_to(WEIGHTS_FILE), move_to("part.safetensors")).expect("a file");
+        std::fs::write(move_to(WEIGHTS_INDEX), format!("{{\"weight_map\": {{{names}}}}}"))
+            .expect("room");
         assert!(sent() == file);
     }
 }

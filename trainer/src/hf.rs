@@ -21,8 +21,10 @@ pub use config_keys::{ConfigError, dropout};
 pub use exported_config::{SpecialTokenIds, exported_config_json, generation_config_json};
 pub use import::{WeightFile, import_files, import_safetensors};
 pub use import_error::{HeaderError, ImportError};
-pub use names::{NamedTensor, to_named};
 pub use shards::{SHARDS_MAX, ShardIndex, ShardIndexError};
 pub use weight_file::WeightBytes;
 pub use weight_type::WeightType;
-pub use write::{WeightsFile, WeightsFiles, WriteWeightsError, write_safetensors};
+pub use write::{
+    NamedTensor, WEIGHTS_FILE, WEIGHTS_INDEX, WeightsFile, WeightsFiles, WriteWeightsError,
+    to_named, write_safetensors,
+};

@@ -19,6 +19,7 @@ use std::path::{Path, PathBuf};
 
 use zbelastic_config::{RunConfig, load_recorded};
 use zbelastic_tokenizer::TokenizerFiles;
+use zbelastic_trainer::hf::WEIGHTS_FILE;
 use zbelastic_whole_file as whole_file;
 use zbelastic_wording::{CommandFailure, FailureCode, FailureDetail, cannot_write};
 
@@ -168,7 +169,7 @@ pub fn write_model(
     let folder = run.join(MODEL);
     fs::create_dir_all(&folder).map_err(|error| no_place(&folder, &error))?;
     write_file(&folder.join("config.json"), config.as_bytes())?;
-    let weights = folder.join("model.safetensors");
+    let weights = folder.join(WEIGHTS_FILE);
     whole_file::write_with(&weights, tensors).map_err(|error| no_place(&weights, &error))
 }
 

@@ -15,11 +15,14 @@ fn decimal(x: f32) -> Value {
 /// Never: the parts are plain numbers.
 #[must_use]
 pub fn config_json(model: &ModelConfig) -> String {
-    let value = match model.family {
+    serde_json::to_string_pretty(&config_value(model)).expect("plain numbers are JSON") + "\n"
+}
+
+pub(super) fn config_value(model: &ModelConfig) -> Value {
+    match model.family {
         Family::Gpt2 => gpt2(model),
         Family::Llama => llama(model),
-    };
-    serde_json::to_string_pretty(&value).expect("plain numbers are JSON") + "\n"
+    }
 }
 
 fn gpt2(model: &ModelConfig) -> Value {

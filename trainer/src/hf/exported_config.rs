@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::config_json::config_json;
+use super::config_json::config_value;
 use super::weight_type::WeightType;
 use crate::model::ModelConfig;
 
@@ -37,8 +37,7 @@ pub fn exported_config_json(
     kind: WeightType,
     ids: &SpecialTokenIds,
 ) -> String {
-    let text = config_json(model);
-    let mut keys: Map<String, Value> = serde_json::from_str(&text).expect("it was just written");
+    let mut keys = config_value(model);
     let SpecialTokenIds { bos, eos, pad } = ids.clone();
     let dtype = json!(kind.torch_name());
     // Programs older than transformers 4.56 read the type by its older name.
@@ -49,7 +48,9 @@ pub fn exported_config_json(
         ("dtype", dtype.clone()),
         ("torch_dtype", dtype),
     ];
-    keys.extend(more.map(|(key, value)| (key.to_owned(), value)));
+    for (key, value) in more {
+        keys[key] = value;
+    }
     serde_json::to_string_pretty(&keys).expect("plain numbers are JSON") + "\n"
 }
 

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use super::import_error::ImportError;
-use super::names::{TensorSource, is_buffer, source, tied_copy, without_prefix};
+use super::names::{FileTensor, TensorPart, file_tensors, is_buffer, tied_copy, without_prefix};
 use super::shards::ShardIndex;
 use super::weight_file::{READ_AT_ONCE, StoredTensor, TensorReader, WeightBytes, read_header};
 use crate::model::{ModelConfig, model_layers};
@@ -30,20 +30,11 @@ pub struct WeightFile<'a> {
     pub bytes: &'a dyn WeightBytes,
 }
 
-/// Where a part of a file's tensor goes.
-struct TensorTarget {
-    layer: usize,
-    range: Range<usize>,
-    /// Our rows and columns.
-    shape: [usize; 2],
-    source: TensorSource,
-}
-
-/// A tensor of a file, and where it goes.
+/// A tensor of the model's files, and the one that was found for it.
 struct PlacedTensor {
     file: usize,
-    tensor: StoredTensor,
-    targets: Vec<TensorTarget>,
+    stored: StoredTensor,
+    tensor: FileTensor,
 }
 
 /// The tensors of all files by name, each with the index of its file.
@@ -75,7 +66,7 @@ pub fn import_files(
     let mut placed = place(model, &mut found)?;
     let copy = tied_copy(model).and_then(|name| found.remove(name));
     check_extra(model, &found)?;
-    placed.sort_by_key(|placed| (placed.file, placed.tensor.start));
+    placed.sort_by_key(|placed| (placed.file, placed.stored.start));
     let mut layers: Vec<Vec<f32>> =
         model_layers(model).iter().map(|spec| vec![0.0; spec.len()]).collect();
     placed.iter().try_for_each(|placed| placed.read(&files[placed.file], &mut layers))?;
@@ -119,43 +110,28 @@ fn check_index(
 
 /// Finds the tensor of each of the model's parameters, and takes it out of `found`.
 fn place(model: &ModelConfig, found: &mut TensorsByName) -> Result<Vec<PlacedTensor>, ImportError> {
-    let mut placed: BTreeMap<String, PlacedTensor> = BTreeMap::new();
-    for (layer, spec) in model_layers(model).iter().enumerate() {
-        for tensor in &spec.tensors {
-            let source = source(model, spec, tensor);
-            let name = source.name.clone();
-            if !placed.contains_key(&name) {
-                let (file, tensor) = take(found, &source)?;
-                let targets = Vec::new();
-                placed.insert(name.clone(), PlacedTensor { file, tensor, targets });
-            }
-            let shape = match tensor.shape[..] {
-                [rows, columns] => [rows, columns],
-                _ => [tensor.range.len(), 1],
-            };
-            let range = tensor.range.clone();
-            let target = TensorTarget { layer, range, shape, source };
-            placed.get_mut(&name).expect("it was put there").targets.push(target);
-        }
-    }
-    Ok(placed.into_values().collect())
+    let placed = file_tensors(model).into_iter().map(|tensor| {
+        let (file, stored) = take(found, &tensor)?;
+        Ok(PlacedTensor { file, stored, tensor })
+    });
+    placed.collect()
 }
 
-/// Takes out the tensor of a source. Some checkpoints leave out the name of the model around the
+/// Takes out what is found for a tensor. Some checkpoints leave out the name of the model around the
 /// layers.
 fn take(
     found: &mut TensorsByName,
-    source: &TensorSource,
+    tensor: &FileTensor,
 ) -> Result<(usize, StoredTensor), ImportError> {
-    let taken = found.remove(&source.name);
-    let taken = taken.or_else(|| found.remove(without_prefix(&source.name)));
-    let (file, tensor) = taken.ok_or_else(|| ImportError::Missing { name: source.name.clone() })?;
-    if tensor.shape != source.shape {
-        let expected = source.shape.clone();
-        return Err(ImportError::Shape { name: tensor.name, expected, found: tensor.shape });
+    let taken = found.remove(&tensor.name);
+    let taken = taken.or_else(|| found.remove(without_prefix(&tensor.name)));
+    let (file, stored) = taken.ok_or_else(|| ImportError::Missing { name: tensor.name.clone() })?;
+    if stored.shape != tensor.shape {
+        let expected = tensor.shape.clone();
+        return Err(ImportError::Shape { name: stored.name, expected, found: stored.shape });
     }
-    tensor.check_type()?;
-    Ok((file, tensor))
+    stored.element_type()?;
+    Ok((file, stored))
 }
 
 fn check_extra(model: &ModelConfig, found: &TensorsByName) -> Result<(), ImportError> {
@@ -168,39 +144,33 @@ fn check_extra(model: &ModelConfig, found: &TensorsByName) -> Result<(), ImportE
 impl PlacedTensor {
     /// Reads the tensor into the layers.
     fn read(&self, file: &WeightFile<'_>, layers: &mut [Vec<f32>]) -> Result<(), ImportError> {
-        let mut reader = TensorReader::new(file.bytes, &file.name, &self.tensor)?;
-        if let [target] = &self.targets[..]
-            && target.is_whole()
+        let mut reader = TensorReader::new(file.bytes, &file.name, &self.stored)?;
+        if let [part] = &self.tensor.parts[..]
+            && !part.is_transposed
+            && part.range.len() == self.tensor.len()
         {
-            return reader.read(0, &mut layers[target.layer][target.range.clone()]);
+            return reader.read(0, &mut layers[part.layer][part.range.clone()]);
         }
-        let rows = self.tensor.shape[0];
-        let width = self.tensor.shape.get(1).copied().unwrap_or(1);
+        let (rows, width) = self.tensor.rows_and_width();
         let step = (PLACED_AT_ONCE / width.max(1)).clamp(1, rows.max(1));
         let mut elements = vec![0.0; step * width];
         for start in (0..rows).step_by(step) {
             let taken = start..rows.min(start + step);
             reader.read_rows(&taken, width, &mut elements)?;
-            for target in &self.targets {
-                let to = &mut layers[target.layer][target.range.clone()];
-                target.put(&taken, width, &elements, to);
+            for part in &self.tensor.parts {
+                let to = &mut layers[part.layer][part.range.clone()];
+                part.put(&taken, width, &elements, to);
             }
         }
         Ok(())
     }
 }
 
-impl TensorTarget {
-    /// Whether its elements lie as those of the file's tensor do.
-    fn is_whole(&self) -> bool {
-        let len: usize = self.source.shape.iter().product();
-        !self.source.is_transposed && self.range.len() == len
-    }
-
+impl TensorPart {
     /// Puts `rows` of the file's tensor, `width` elements each, where they belong.
     fn put(&self, rows: &Range<usize>, width: usize, from: &[f32], to: &mut [f32]) {
-        let ([own_rows, columns], first) = (self.shape, self.source.first_row);
-        if !self.source.is_transposed {
+        let ([own_rows, columns], first) = (self.shape, self.first_row);
+        if !self.is_transposed {
             for (row, from) in rows.clone().zip(from.chunks_exact(width)) {
                 if let Some(own) = row.checked_sub(first).filter(|own| *own < own_rows) {
                     to[own * columns..][..columns].copy_from_slice(from);

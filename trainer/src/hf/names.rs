@@ -1,34 +1,84 @@
 //! Tensors by their Hugging Face names.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use crate::model::{Family, LayerKind, LayerSpec, ModelConfig, TensorSpec, model_layers};
 
-/// A tensor as transformers knows it.
-#[derive(Clone, Debug, PartialEq)]
-pub struct NamedTensor {
-    /// Name of the tensor in the file.
-    pub name: String,
-    /// Length of each dimension.
-    pub shape: Vec<usize>,
-    /// Its floats in row-major order.
-    pub floats: Vec<f32>,
+/// A tensor of a file, and where its elements lie among our layers.
+#[derive(Debug)]
+pub(super) struct FileTensor {
+    /// Its name, as transformers has it.
+    pub(super) name: String,
+    pub(super) shape: Vec<usize>,
+    pub(super) parts: Vec<TensorPart>,
 }
 
-/// Where a piece of a layer's floats is found in a file's tensor.
-pub(super) struct TensorSource {
-    pub(super) name: String,
-    /// The whole tensor in the file.
-    pub(super) shape: Vec<usize>,
+impl FileTensor {
+    pub(super) fn len(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// Rows, and elements of each; a vector is one column.
+    pub(super) fn rows_and_width(&self) -> (usize, usize) {
+        (self.shape[0], self.shape.get(1).copied().unwrap_or(1))
+    }
+}
+
+/// A part of a file's tensor that is a tensor of ours.
+#[derive(Debug)]
+pub(super) struct TensorPart {
+    /// Index of our layer, and where in it the tensor lies.
+    pub(super) layer: usize,
+    pub(super) range: Range<usize>,
+    /// Our rows and columns.
+    pub(super) shape: [usize; 2],
+    /// Whether the file has our rows as columns.
     pub(super) is_transposed: bool,
-    /// The first of our rows within it, if it holds several of our tensors.
+    /// The first of our rows within the file's tensor, if that holds several of ours.
     pub(super) first_row: usize,
+    /// Whether another layer owns the tensor: then its elements are there already.
+    pub(super) is_shared: bool,
+}
+
+/// The tensors of a model's files, in the order of the model.
+pub(super) fn file_tensors(model: &ModelConfig) -> Vec<FileTensor> {
+    let mut tensors: Vec<FileTensor> = Vec::new();
+    let mut places: BTreeMap<String, usize> = BTreeMap::new();
+    for (layer, spec) in model_layers(model).iter().enumerate() {
+        for tensor in &spec.tensors {
+            let TensorSource { name, shape, is_transposed, first_row } =
+                source(model, spec, tensor);
+            let place = *places.entry(name.clone()).or_insert(tensors.len());
+            if place == tensors.len() {
+                tensors.push(FileTensor { name, shape, parts: Vec::new() });
+            }
+            let shape = match tensor.shape[..] {
+                [rows, columns] => [rows, columns],
+                _ => [tensor.range.len(), 1],
+            };
+            let range = tensor.range.clone();
+            let is_shared = tensor.is_shared;
+            let part = TensorPart { layer, range, shape, is_transposed, first_row, is_shared };
+            tensors[place].parts.push(part);
+        }
+    }
+    tensors
+}
+
+/// Where a tensor of ours is found in a file.
+struct TensorSource {
+    name: String,
+    /// The whole tensor in the file.
+    shape: Vec<usize>,
+    is_transposed: bool,
+    first_row: usize,
 }
 
 /// The name of the head's own matrix.
 const HEAD: &str = "lm_head.weight";
 
-pub(super) fn source(model: &ModelConfig, layer: &LayerSpec, tensor: &TensorSpec) -> TensorSource {
+fn source(model: &ModelConfig, layer: &LayerSpec, tensor: &TensorSpec) -> TensorSource {
     match model.family {
         Family::Gpt2 => gpt2_source(model, layer, tensor),
         Family::Llama => llama_source(layer, tensor),
@@ -140,42 +190,4 @@ fn llama_source(layer: &LayerSpec, tensor: &TensorSpec) -> TensorSource {
         LayerKind::Embed | LayerKind::Head => format!("model.{part}.{suffix}"),
     };
     TensorSource { name, shape: tensor.shape.clone(), is_transposed: false, first_row: 0 }
-}
-
-/// Our index and the file's for each element of a tensor.
-fn each_element(tensor: &TensorSpec, source: &TensorSource, mut visit: impl FnMut(usize, usize)) {
-    let (rows, columns) = match tensor.shape[..] {
-        [rows, columns] => (rows, columns),
-        _ => (tensor.range.len(), 1),
-    };
-    let their_columns = source.shape.get(1).copied().unwrap_or(1);
-    for row in 0..rows {
-        for column in 0..columns {
-            let (their_row, their_column) = if source.is_transposed {
-                (column, source.first_row + row)
-            } else {
-                (source.first_row + row, column)
-            };
-            let ours = tensor.range.start + row * columns + column;
-            visit(ours, their_row * their_columns + their_column);
-        }
-    }
-}
-
-/// Layers' floats (weights, gradients, anything of that shape) under transformers' names.
-#[must_use]
-pub fn to_named(model: &ModelConfig, layers: &[Vec<f32>]) -> Vec<NamedTensor> {
-    let mut named: BTreeMap<String, NamedTensor> = BTreeMap::new();
-    for (spec, floats) in model_layers(model).iter().zip(layers) {
-        for tensor in &spec.tensors {
-            let source = source(model, spec, tensor);
-            let entry = named.entry(source.name.clone()).or_insert_with(|| NamedTensor {
-                name: source.name.clone(),
-                shape: source.shape.clone(),
-                floats: vec![0.0; source.shape.iter().product()],
-            });
-            each_element(tensor, &source, |ours, theirs| entry.floats[theirs] = floats[ours]);
-        }
-    }
-    named.into_values().collect()
 }

@@ -4,8 +4,10 @@ use std::io;
 use std::ops::Range;
 
 use safetensors::tensor::{Dtype, Metadata, SafeTensorError};
+use zbelastic_kernels::float_of_bf16;
 
 use super::import_error::{HeaderError, ImportError};
+use super::weight_type::WeightType;
 
 /// Bytes of a header at most; as the crate has it.
 const HEADER_BYTES_MAX: u64 = 100_000_000;
@@ -44,14 +46,6 @@ impl WeightBytes for &[u8] {
     }
 }
 
-/// The type of a tensor's elements, each of which is a float exactly.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum FloatType {
-    F32,
-    F16,
-    Bf16,
-}
-
 /// A tensor of a file.
 #[derive(Clone, Debug)]
 pub(super) struct StoredTensor {
@@ -63,21 +57,9 @@ pub(super) struct StoredTensor {
 }
 
 impl StoredTensor {
-    /// Refuses elements of another type than those that are read.
-    pub(super) fn check_type(&self) -> Result<(), ImportError> {
-        self.element_type().map(drop)
-    }
-
-    fn element_type(&self) -> Result<FloatType, ImportError> {
-        // The crate's list is open.
-        let known = [
-            (Dtype::F32, FloatType::F32),
-            (Dtype::F16, FloatType::F16),
-            (Dtype::BF16, FloatType::Bf16),
-        ];
-        let found = known.into_iter().find(|(dtype, _)| *dtype == self.dtype);
-        found
-            .map(|(_, float)| float)
+    /// The type of its elements, if they are read.
+    pub(super) fn element_type(&self) -> Result<WeightType, ImportError> {
+        WeightType::of_dtype(self.dtype)
             .ok_or_else(|| ImportError::Type { name: self.name.clone(), found: self.dtype })
     }
 }
@@ -116,7 +98,7 @@ pub(super) struct TensorReader<'a> {
     bytes: &'a dyn WeightBytes,
     file: &'a str,
     tensor: &'a StoredTensor,
-    element_type: FloatType,
+    element_type: WeightType,
     halves: Vec<u8>,
 }
 
@@ -150,13 +132,13 @@ impl<'a> TensorReader<'a> {
     fn read_piece(&mut self, first: usize, into: &mut [f32]) -> io::Result<()> {
         let start = self.tensor.start;
         match self.element_type {
-            FloatType::F32 => {
+            WeightType::F32 => {
                 self.bytes.read(start + 4 * first as u64, bytemuck::cast_slice_mut(into))?;
                 // The file's order of bytes is this machine's almost everywhere.
                 into.iter_mut().for_each(|x| *x = f32::from_bits(u32::from_le(x.to_bits())));
             }
-            FloatType::F16 => self.read_halves(first, into, float_of_f16)?,
-            FloatType::Bf16 => self.read_halves(first, into, float_of_bf16)?,
+            WeightType::F16 => self.read_halves(first, into, float_of_f16)?,
+            WeightType::Bf16 => self.read_halves(first, into, float_of_bf16)?,
         }
         Ok(())
     }
@@ -192,10 +174,6 @@ const EXPONENT: u32 = 0x7f80_0000;
 fn has_nonfinite(floats: &[f32]) -> bool {
     let bits = floats.iter().map(|x| x.to_bits() & EXPONENT);
     bits.fold(0, u32::max) == EXPONENT
-}
-
-const fn float_of_bf16(half: u16) -> f32 {
-    f32::from_bits((half as u32) << 16)
 }
 
 /// Every half is a float exactly; without a branch, so that several are converted at once.

@@ -1,5 +1,8 @@
 //! The types in which weights are stored, and how floats are rounded to them.
 
+use safetensors::tensor::Dtype;
+use zbelastic_kernels::bf16_bits;
+
 /// The type of a file's weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WeightType {
@@ -12,6 +15,23 @@ pub enum WeightType {
 }
 
 impl WeightType {
+    /// The three types, each of whose weights is a float exactly.
+    const ALL: [Self; 3] = [Self::F32, Self::Bf16, Self::F16];
+
+    /// Its name in a file's header.
+    pub(super) const fn dtype(self) -> Dtype {
+        match self {
+            Self::F32 => Dtype::F32,
+            Self::Bf16 => Dtype::BF16,
+            Self::F16 => Dtype::F16,
+        }
+    }
+
+    /// The type of that name, of which the crate has more.
+    pub(super) fn of_dtype(dtype: Dtype) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| kind.dtype() == dtype)
+    }
+
     /// Bytes of a weight.
     #[must_use]
     pub const fn bytes(self) -> usize {
@@ -53,15 +73,6 @@ impl WeightType {
         }
         Ok(())
     }
-}
-
-/// The nearest bfloat16; a NaN stays one.
-fn bf16_bits(x: f32) -> u16 {
-    let bits = x.to_bits();
-    if x.is_nan() {
-        return (bits >> 16) as u16 | 0x40;
-    }
-    ((bits + 0x7fff + (bits >> 16 & 1)) >> 16) as u16
 }
 
 /// 2^24, by which the smallest subnormal binary16 is 1.

@@ -8,18 +8,20 @@ use std::collections::BTreeMap;
 use std::io;
 use std::ops::Range;
 
-use safetensors::tensor::{Dtype, Metadata, TensorInfo};
+use safetensors::tensor::{Metadata, TensorInfo};
 use serde_json::json;
 
-use super::names::{TensorSource, source};
+use super::names::{FileTensor, TensorPart, file_tensors};
 use super::weight_type::WeightType;
-use crate::model::{ModelConfig, model_layers};
+use crate::model::ModelConfig;
 
 /// Elements of a tensor that are brought into form at once: 4 MiB of them.
 const WRITTEN_AT_ONCE: usize = 1 << 20;
 
-/// The name of the weights where they are one file.
-const ONE_FILE: &str = "model.safetensors";
+/// The name of a model's weights where they are one file.
+pub const WEIGHTS_FILE: &str = "model.safetensors";
+/// The name of the file that says which of several files has which weights.
+pub const WEIGHTS_INDEX: &str = "model.safetensors.index.json";
 
 /// Why weights are not written.
 #[derive(Debug, thiserror::Error)]
@@ -39,30 +41,39 @@ pub enum WriteWeightsError {
     },
 }
 
-/// A tensor of a file, and where its elements lie among our layers.
-#[derive(Default)]
-struct FileTensor {
-    shape: Vec<usize>,
-    parts: Vec<FileTensorPart>,
+/// A tensor as transformers knows it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NamedTensor {
+    /// Name of the tensor in the file.
+    pub name: String,
+    /// Length of each dimension.
+    pub shape: Vec<usize>,
+    /// Its floats in row-major order.
+    pub floats: Vec<f32>,
 }
 
-/// A part of a file's tensor that is a tensor of ours.
-struct FileTensorPart {
-    /// Index of our layer, and where in it the tensor lies.
-    layer: usize,
-    range: Range<usize>,
-    /// Our rows and columns.
-    shape: [usize; 2],
-    source: TensorSource,
+/// Layers' floats (weights, gradients, anything of that shape) under transformers' names, in the
+/// order of the names.
+#[must_use]
+pub fn to_named(model: &ModelConfig, layers: &[Vec<f32>]) -> Vec<NamedTensor> {
+    let named = file_tensors(model).into_iter().map(|tensor| {
+        let (rows, _) = tensor.rows_and_width();
+        let mut floats = vec![0.0; tensor.len()];
+        tensor.fill(layers, &(0..rows), &mut floats);
+        NamedTensor { name: tensor.name, shape: tensor.shape, floats }
+    });
+    let mut named: Vec<_> = named.collect();
+    named.sort_by(|a, b| a.name.cmp(&b.name));
+    named
 }
 
-impl FileTensorPart {
+impl TensorPart {
     /// Writes what lies in these rows of the file's tensor, `width` elements each.
     fn fill(&self, floats: &[f32], rows: &Range<usize>, width: usize, into: &mut [f32]) {
         let floats = &floats[self.range.clone()];
-        let ([own_rows, columns], first) = (self.shape, self.source.first_row);
+        let ([own_rows, columns], first) = (self.shape, self.first_row);
         for (row, into) in rows.clone().zip(into.chunks_exact_mut(width)) {
-            if self.source.is_transposed {
+            if self.is_transposed {
                 let column = floats[row..].iter().step_by(columns);
                 for (to, x) in into[first..first + own_rows].iter_mut().zip(column) {
                     *to = *x;
@@ -75,32 +86,32 @@ impl FileTensorPart {
 }
 
 impl FileTensor {
-    fn len(&self) -> usize {
-        self.shape.iter().product()
+    /// Collects these rows from the layers.
+    fn fill(&self, layers: &[impl AsRef<[f32]>], rows: &Range<usize>, into: &mut [f32]) {
+        let (_, width) = self.rows_and_width();
+        for part in self.parts.iter().filter(|part| !part.is_shared) {
+            part.fill(layers[part.layer].as_ref(), rows, width, into);
+        }
     }
 
     /// Writes its elements, [`WRITTEN_AT_ONCE`] at a time or a row of more.
     fn write(
         &self,
-        name: &str,
         kind: WeightType,
         layers: &[impl AsRef<[f32]>],
         to: &mut dyn io::Write,
     ) -> Result<(), WriteWeightsError> {
-        let rows = self.shape[0];
-        let width = self.shape.get(1).copied().unwrap_or(1);
+        let (rows, width) = self.rows_and_width();
         let step = (WRITTEN_AT_ONCE / width.max(1)).clamp(1, rows.max(1));
         let mut elements = vec![0.0; step * width];
         let mut bytes = Vec::with_capacity(step * width * kind.bytes());
         for start in (0..rows).step_by(step) {
             let taken = start..rows.min(start + step);
             let elements = &mut elements[..taken.len() * width];
-            for part in &self.parts {
-                part.fill(layers[part.layer].as_ref(), &taken, width, elements);
-            }
+            self.fill(layers, &taken, elements);
             bytes.clear();
             kind.encode(elements, &mut bytes).map_err(|found| WriteWeightsError::Overflow {
-                tensor: name.to_owned(),
+                tensor: self.name.clone(),
                 found,
                 kind,
             })?;
@@ -108,29 +119,6 @@ impl FileTensor {
         }
         Ok(())
     }
-}
-
-/// The tensors of a model's files in the order of the model, with their names.
-fn file_tensors(model: &ModelConfig) -> Vec<(String, FileTensor)> {
-    let mut tensors: Vec<(String, FileTensor)> = Vec::new();
-    let mut places: BTreeMap<String, usize> = BTreeMap::new();
-    for (layer, spec) in model_layers(model).iter().enumerate() {
-        for tensor in &spec.tensors {
-            let source = source(model, spec, tensor);
-            let shape = match tensor.shape[..] {
-                [rows, columns] => [rows, columns],
-                _ => [tensor.range.len(), 1],
-            };
-            let place = *places.entry(source.name.clone()).or_insert(tensors.len());
-            if place == tensors.len() {
-                let shape = source.shape.clone();
-                tensors.push((source.name.clone(), FileTensor { shape, parts: Vec::new() }));
-            }
-            let part = FileTensorPart { layer, range: tensor.range.clone(), shape, source };
-            tensors[place].1.parts.push(part);
-        }
-    }
-    tensors
 }
 
 /// One file of weights that is to be written.
@@ -159,11 +147,7 @@ impl WeightsFile {
             let start = offset;
             offset += self.kind.bytes() * tensor.len();
             let shape = tensor.shape.clone();
-            let dtype = match self.kind {
-                WeightType::F32 => Dtype::F32,
-                WeightType::Bf16 => Dtype::BF16,
-                WeightType::F16 => Dtype::F16,
-            };
+            let dtype = self.kind.dtype();
             (name.clone(), TensorInfo { dtype, shape, data_offsets: (start, offset) })
         };
         let infos = self.tensors.iter().map(info).collect();
@@ -191,8 +175,7 @@ impl WeightsFile {
         let header = self.header();
         to.write_all(&(header.len() as u64).to_le_bytes())?;
         to.write_all(&header)?;
-        let mut tensors = self.tensors.iter();
-        tensors.try_for_each(|(name, tensor)| tensor.write(name, self.kind, layers, to))
+        self.tensors.values().try_for_each(|tensor| tensor.write(self.kind, layers, to))
     }
 }
 
@@ -212,20 +195,20 @@ impl WeightsFiles {
     pub fn new(model: &ModelConfig, kind: WeightType, bytes_max: u64) -> Self {
         let mut shards: Vec<BTreeMap<String, FileTensor>> = vec![BTreeMap::new()];
         let mut filled = 0;
-        for (name, tensor) in file_tensors(model) {
+        for tensor in file_tensors(model) {
             let bytes = tensor_bytes(&tensor, kind);
             if filled > 0 && filled + bytes > bytes_max {
                 shards.push(BTreeMap::new());
                 filled = 0;
             }
             filled += bytes;
-            shards.last_mut().expect("there is one").insert(name, tensor);
+            shards.last_mut().expect("there is one").insert(tensor.name.clone(), tensor);
         }
         let count = shards.len();
         let shards = shards.into_iter().enumerate();
         let files = shards.map(|(index, tensors)| {
             let name = match count {
-                1 => ONE_FILE.to_owned(),
+                1 => WEIGHTS_FILE.to_owned(),
                 _ => format!("model-{:05}-of-{count:05}.safetensors", index + 1),
             };
             WeightsFile { name, kind, tensors }

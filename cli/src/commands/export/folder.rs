@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 
 use zbelastic_machine::disk_space;
 use zbelastic_tokenizer::TokenizerFiles;
+use zbelastic_trainer::hf::{WEIGHTS_FILE, WEIGHTS_INDEX};
 use zbelastic_types::Bytes;
 use zbelastic_wording::{CommandFailure, FailureCode, FailureDetail, cannot_write};
 
@@ -18,8 +19,6 @@ use zbelastic_wording::{CommandFailure, FailureCode, FailureDetail, cannot_write
 pub const CONFIG: &str = "config.json";
 /// File of how text is generated.
 pub const GENERATION_CONFIG: &str = "generation_config.json";
-/// Where each tensor lies, if the weights are several files.
-pub const INDEX: &str = "model.safetensors.index.json";
 /// File of the model card.
 pub const CARD: &str = "README.md";
 /// Behind the name of a folder that is being written.
@@ -186,7 +185,7 @@ fn is_exported(name: &str) -> bool {
             .and_then(|rest| rest.split_once("-of-"))
             .is_some_and(|(index, count)| [index, count].into_iter().all(is_number))
     };
-    [CARD, CONFIG, GENERATION_CONFIG, INDEX, "model.safetensors"].contains(&name)
+    [CARD, CONFIG, GENERATION_CONFIG, WEIGHTS_INDEX, WEIGHTS_FILE].contains(&name)
         || TokenizerFiles::NAMES.contains(&name)
         || is_shard(name)
 }
