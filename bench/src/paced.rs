@@ -12,7 +12,7 @@ use zbelastic_local::executor_factory::ExecutorFactory;
 use zbelastic_schedule::{Flow, Pass, Placement};
 use zbelastic_trainer::data::TokenBatch;
 use zbelastic_trainer::elastic::LayerImage;
-use zbelastic_trainer::model::{LayerSpec, TiedEnd, model_layers};
+use zbelastic_trainer::model::{LayerSpec, TiedEnd, TiedParts, model_layers};
 use zbelastic_trainer::stage::{
     GradientExecutor, Injection, OperationClock, PassExecutor, SealedState, StageExecutor,
     StageSetup, StashStoreError, UpdateExecutor, UpdateRequest,
@@ -197,7 +197,7 @@ impl GradientExecutor for PacedExecutor {
         vec![0.0; FRAME_LEN]
     }
 
-    fn tie(&mut self, _chunk: ChunkIndex, _end: TiedEnd, _other: Vec<f32>) {}
+    fn tie(&mut self, _ends: &[(ChunkIndex, TiedEnd)], _parts: TiedParts) {}
 
     fn freeze(&mut self, _microbatch_count: u32) {}
 

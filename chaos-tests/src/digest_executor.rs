@@ -10,7 +10,7 @@ use zbelastic_kernels::{AllocateError, DeviceFault, Pending, PendingFloats, Tens
 use zbelastic_schedule::{Flow, Pass, Placement};
 use zbelastic_trainer::data::TokenBatch;
 use zbelastic_trainer::elastic::{LayerImage, StageFactory};
-use zbelastic_trainer::model::TiedEnd;
+use zbelastic_trainer::model::{TiedEnd, TiedParts};
 use zbelastic_trainer::stage::{
     GradientExecutor, Injection, OperationClock, PassExecutor, SealedState, StageExecutor,
     StageSetup, StashStoreError, UpdateExecutor, UpdateRequest,
@@ -324,26 +324,21 @@ impl GradientExecutor for DigestStageExecutor {
 
     fn tied_part(&self, chunk: ChunkIndex, end: TiedEnd) -> Vec<f32> {
         match end {
-            TiedEnd::Embedding => self.chunks[&chunk][0].g.floats(),
+            TiedEnd::Embedding => end.layer(&self.chunks[&chunk]).g.floats(),
             TiedEnd::Head => self.head_parts[&chunk].1.floats(),
         }
     }
 
-    fn tie(&mut self, chunk: ChunkIndex, end: TiedEnd, other: Vec<f32>) {
-        let own = DigestGradient::of_floats(&self.tied_part(chunk, end));
-        let other = DigestGradient::of_floats(&other);
-        let layers = self.chunks.get_mut(&chunk).expect("a chunk of this stage");
-        let layer = match end {
-            TiedEnd::Embedding => layers.first_mut(),
-            TiedEnd::Head => layers.last_mut(),
-        };
-        let layer = layer.expect("a chunk has layers");
-        let is_turned = bug::is(Bug::M45EmbeddingAddsFirst);
-        layer.g = match end {
-            TiedEnd::Embedding if is_turned => layer.g.tied(own, other),
-            TiedEnd::Embedding => layer.g.tied(other, own),
-            TiedEnd::Head => layer.g.tied(own, other),
-        };
+    fn tie(&mut self, ends: &[(ChunkIndex, TiedEnd)], parts: TiedParts) {
+        let head = DigestGradient::of_floats(&parts.head);
+        let embedding = DigestGradient::of_floats(&parts.embedding);
+        for (chunk, end) in ends {
+            let layers = self.chunks.get_mut(chunk).expect("a chunk of this stage");
+            let layer = end.layer_mut(layers);
+            let is_turned = *end == TiedEnd::Embedding && bug::is(Bug::M45EmbeddingAddsFirst);
+            let (first, second) = if is_turned { (embedding, head) } else { (head, embedding) };
+            layer.g = layer.g.tied(first, second);
+        }
     }
 
     fn freeze(&mut self, microbatch_count: u32) {

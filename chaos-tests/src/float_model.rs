@@ -11,7 +11,7 @@ use zbelastic_trainer::data::{Corpus, TokenBatch};
 use zbelastic_trainer::elastic::{
     BackendCopy, BackendStageFactory, DeviceUse, LayerImage, StageFactory, layer_digest,
 };
-use zbelastic_trainer::model::TiedEnd;
+use zbelastic_trainer::model::{TiedEnd, TiedParts};
 use zbelastic_trainer::reference::SerialReference;
 use zbelastic_trainer::stage::{
     BackendExecutor, Corruption, GradientExecutor, Injection, OperationClock, PassExecutor,
@@ -182,8 +182,8 @@ impl GradientExecutor for FloatStageExecutor {
         self.executor.tied_part(chunk, end)
     }
 
-    fn tie(&mut self, chunk: ChunkIndex, end: TiedEnd, other: Vec<f32>) {
-        self.executor.tie(chunk, end, other);
+    fn tie(&mut self, ends: &[(ChunkIndex, TiedEnd)], parts: TiedParts) {
+        self.executor.tie(ends, parts);
     }
 
     fn freeze(&mut self, microbatch_count: u32) {

@@ -136,14 +136,21 @@ impl BatchSource for StoreMixture {
         }
     }
 
-    /// Read only where some targets may not count.
+    /// Counted in the masks of the windows, which are read only where some targets may not count.
     fn targets(&self, step: Step, microbatch_count: u32) -> StepTargets {
+        let rows = self.cursor.shape().rows() as u64;
+        let all = StepTargets::all_counted(rows * u64::from(microbatch_count));
         if !self.is_masked {
-            let rows = self.cursor.shape().rows() as u64;
-            return StepTargets::all_counted(rows * u64::from(microbatch_count));
+            return all;
         }
-        let microbatches = (0..microbatch_count).map(MicrobatchIndex);
-        StepTargets::of_batches(microbatches.map(|microbatch| self.training(step, microbatch)))
+        let count = |microbatch| match self.training_windows(step, microbatch) {
+            Ok(windows) => {
+                let masks = windows.iter().flat_map(|window| &window.loss_mask);
+                masks.filter(|is_in_loss| **is_in_loss).count() as u64
+            }
+            Err(fault) => self.unreadable(fault).target_count(),
+        };
+        StepTargets { counted: (0..microbatch_count).map(MicrobatchIndex).map(count).sum(), ..all }
     }
 
     fn held_out(&self, index: u32) -> Option<TokenBatch> {

@@ -1,4 +1,4 @@
-// LayerNorm and RMSNorm of rows, and RMSNorm of each head of queries and keys.
+// LayerNorm and RMSNorm of rows, and QK-norm: RMSNorm of each head of queries and keys.
 //
 //   N  rows        D  floats a row (width)
 //
@@ -135,13 +135,13 @@ KERNEL norm_backward(const row_t *dy, const row_t *skip, const float *weight,
 }
 
 // A warp takes a head of a row's queries or keys, and keeps it as it was.
-KERNEL head_norm_forward(const float *weights, row_t *qkv, row_t *before, float *statistics,
-                         u32 rows, u32 query_heads, u32 normed_heads, u32 head_width,
-                         u32 row_width, float epsilon) {
+KERNEL qk_norm_forward(const float *weights, row_t *qkv, row_t *before, float *statistics,
+                       u32 rows, u32 query_heads, u32 qk_heads, u32 head_width, u32 row_width,
+                       float epsilon) {
     const u64 index = u64(blockIdx.x) * NORM_WARPS + threadIdx.x / WARP;
-    if (index >= u64(rows) * normed_heads) return;
-    const u64 row = index / normed_heads;
-    const u32 head = u32(index - row * normed_heads);
+    if (index >= u64(rows) * qk_heads) return;
+    const u64 row = index / qk_heads;
+    const u32 head = u32(index - row * qk_heads);
     row_t *x = qkv + row * row_width + u64(head) * head_width;
     before += index * head_width;
     const float *weight = weights + (head < query_heads ? 0 : head_width);
@@ -160,17 +160,17 @@ KERNEL head_norm_forward(const float *weights, row_t *qkv, row_t *before, float 
 }
 
 // The sums of the heads of a group's rows for each column: first those of queries, then of keys.
-DEVICE void head_sums(const row_t *before, const float *statistics, const row_t *gradient,
-                      float *partials, u32 first, u32 end, u32 query_heads, u32 normed_heads,
-                      u32 head_width, u32 row_width) {
+DEVICE void qk_norm_sums(const row_t *before, const float *statistics, const row_t *gradient,
+                         float *partials, u32 first, u32 end, u32 query_heads, u32 qk_heads,
+                         u32 head_width, u32 row_width) {
     for (u32 at = threadIdx.x; at < 2 * head_width; at += blockDim.x) {
         const bool is_key = at >= head_width;
         const u32 column = is_key ? at - head_width : at;
-        const u32 head_end = is_key ? normed_heads : query_heads;
+        const u32 head_end = is_key ? qk_heads : query_heads;
         float sum = 0.0f;
         for (u64 row = first; row < end; ++row) {
             for (u32 head = is_key ? query_heads : 0; head < head_end; ++head) {
-                const u64 index = row * normed_heads + head;
+                const u64 index = row * qk_heads + head;
                 const float d =
                     to_float(gradient[row * row_width + u64(head) * head_width + column]);
                 const float unit =
@@ -184,20 +184,20 @@ DEVICE void head_sums(const row_t *before, const float *statistics, const row_t 
 
 // A block takes a group of rows, as `norm_backward` does; a warp takes a head. The gradient of
 // what was normalised replaces that of the result.
-KERNEL head_norm_backward(const row_t *before, const float *statistics, const float *weights,
-                          row_t *gradient, float *partials, u32 rows, u32 query_heads,
-                          u32 normed_heads, u32 head_width, u32 row_width) {
+KERNEL qk_norm_backward(const row_t *before, const float *statistics, const float *weights,
+                        row_t *gradient, float *partials, u32 rows, u32 query_heads,
+                        u32 qk_heads, u32 head_width, u32 row_width) {
     const u32 first = blockIdx.x * GROUP_ROWS;
     const u32 end = min(first + GROUP_ROWS, rows);
     partials += u64(blockIdx.x) * head_width * 2;
-    head_sums(before, statistics, gradient, partials, first, end, query_heads, normed_heads,
-              head_width, row_width);
+    qk_norm_sums(before, statistics, gradient, partials, first, end, query_heads, qk_heads,
+                 head_width, row_width);
     __syncthreads();
-    const u32 heads = (end - first) * normed_heads;
+    const u32 heads = (end - first) * qk_heads;
     for (u32 at = threadIdx.x / WARP; at < heads; at += BACKWARD_WARPS) {
-        const u64 row = first + at / normed_heads;
-        const u32 head = at % normed_heads;
-        const u64 index = row * normed_heads + head;
+        const u64 row = first + at / qk_heads;
+        const u32 head = at % qk_heads;
+        const u64 index = row * qk_heads + head;
         const float *weight = weights + (head < query_heads ? 0 : head_width);
         row_t *dy = gradient + row * row_width + u64(head) * head_width;
         backward_row(dy, nullptr, weight, before + index * head_width, dy, head_width, 0, 0.0f,

@@ -246,7 +246,8 @@ struct Slices {
 };
 
 // The position of the first key that each row sees, if rows do not see their sequences from the
-// beginning. Within a sequence it never falls.
+// beginning: of packed documents (a block-diagonal mask), of a sliding window, or of both. Within a
+// sequence it never falls.
 struct Mask {
     const u32 *first_keys;
 

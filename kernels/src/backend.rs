@@ -233,11 +233,11 @@ pub trait Backend:
         accumulate: Accumulate,
     );
 
-    /// Normalises each head of queries and of keys in place, by its root mean square; `weights` are
-    /// `head_width` floats for all heads of queries, and then as many for those of keys (Dehghani et
-    /// al., arXiv 2302.05442, section 2). Keeps what B needs: in `before` the queries and keys as they
+    /// QK-norm: normalises each head of queries and of keys in place, by its root mean square;
+    /// `weights` are `head_width` floats for all heads of queries, and then as many for those of keys
+    /// (Dehghani et al., arXiv 2302.05442, section 2). Keeps what B needs: in `before` the queries and keys as they
     /// were, without values, and a statistic for each head in `statistics`.
-    fn head_norm_forward(
+    fn qk_norm_forward(
         &self,
         norm: Norm,
         shape: AttentionShape,
@@ -247,12 +247,12 @@ pub trait Backend:
         statistics: &mut Self::Buffer,
     );
 
-    /// B of that normalisation: replaces the gradients of queries and keys in `gradient`, whose rows
+    /// B of QK-norm: replaces the gradients of queries and keys in `gradient`, whose rows
     /// have those of values as well, and leaves this microbatch's share of the weights' gradient in
     /// `partials` (`2 * head_width` floats). What `before` holds then has no meaning. W is
     /// [`Backend::norm_backward_weights`] of that width.
     #[allow(clippy::too_many_arguments)]
-    fn head_norm_backward_input(
+    fn qk_norm_backward_input(
         &self,
         norm: Norm,
         shape: AttentionShape,
@@ -273,8 +273,9 @@ pub trait Backend:
         qkv: &mut Self::Buffer,
     );
 
-    /// Causal softmax attention to the keys that the mask leaves; keeps the logarithm of each row's sum of exponentials in
-    /// `log_sums`, heads side by side. What is masked takes part in sums as an exact zero.
+    /// Causal softmax attention to the keys that the mask leaves; keeps the logarithm of each row's
+    /// sum of exponentials in `log_sums`, heads side by side. What is masked takes part in sums as an
+    /// exact zero.
     fn attention_forward(
         &self,
         shape: AttentionShape,

@@ -29,7 +29,7 @@ pub use fingerprint::{commits_sum_what_they_leave, state_sums};
 pub use head::{head, head_ignores_rows_of_nan, head_is_stable_for_large_logits};
 pub use linear::{linear_backward, linear_forward, linear_nonfinite_stays, linear_weights};
 pub use masks::{attention_masks, attention_sees_no_other_document, masked_slices_are_the_whole};
-pub use norm::{head_norms, norms};
+pub use norm::{norms, qk_norms};
 pub use optimizer::{
     adamw_loads_matrices, adamw_meets_the_bits, candidates_that_are_packed_weights, square_sums,
 };
@@ -53,7 +53,7 @@ macro_rules! conformance {
     };
     (@each $what:ident $context:tt) => {
         $crate::conformance! { @$what $context;
-            linear_forward, linear_backward, linear_weights, linear_nonfinite_stays, norms, head_norms,
+            linear_forward, linear_backward, linear_weights, linear_nonfinite_stays, norms, qk_norms,
             gelu, swiglu, attention, attention_sees_no_future, rotation, embedding, head,
             head_ignores_rows_of_nan, head_is_stable_for_large_logits, square_sums, adamw_meets_the_bits,
             adamw_loads_matrices, attention_slices, slices_are_the_whole, attention_masks,

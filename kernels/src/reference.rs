@@ -15,9 +15,9 @@ pub use attention::{attention_backward, attention_forward, rotate};
 pub use fingerprint::state_sums;
 pub use head::{HeadGradients, HeadResult, head_backward, head_forward};
 pub use layers::{
-    NormGradients, embed_backward, embed_forward, gelu, gelu_slope, head_norm_backward,
-    head_norm_forward, linear_backward_input, linear_backward_weights, linear_forward,
-    norm_backward, norm_forward, swiglu_backward, swiglu_forward,
+    NormGradients, embed_backward, embed_forward, gelu, gelu_slope, linear_backward_input,
+    linear_backward_weights, linear_forward, norm_backward, norm_forward, qk_norm_backward,
+    qk_norm_forward, swiglu_backward, swiglu_forward,
 };
 pub use optimizer::{AdamWState, adamw};
 pub use versions::{adam_ahead, pull_together, track_change, weights_along};

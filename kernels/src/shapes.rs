@@ -134,14 +134,14 @@ impl AttentionShape {
 
     /// Heads of queries and of keys.
     #[must_use]
-    pub const fn normed_heads(&self) -> usize {
+    pub const fn qk_heads(&self) -> usize {
         self.heads + self.kv_heads
     }
 
     /// Floats of a row of queries and keys, without values.
     #[must_use]
-    pub const fn normed_width(&self) -> usize {
-        self.normed_heads() * self.head_width
+    pub const fn qk_width(&self) -> usize {
+        self.qk_heads() * self.head_width
     }
 
     /// Floats of a row of queries, keys and values.
@@ -158,7 +158,8 @@ pub enum AttentionMask<'a> {
     Causal,
     /// For each row, the position of the first key that it sees, counted from the beginning of its
     /// sequence through earlier slices. It is at most the row's own position, and within a sequence
-    /// it never falls: documents one behind the other, and windows that slide, are such masks.
+    /// it never falls. Such masks are the block-diagonal one of packed documents (`cu_seqlens` of
+    /// FlashAttention), a sliding window (its `window_size`), and both at once.
     From(&'a [u32]),
 }
 

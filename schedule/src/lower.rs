@@ -4,10 +4,10 @@
 //! pass that needs it, a result is sent right after the pass that made it. Where a chunk has a
 //! twin, the gradients of both replicas are added: each is sent to the other's stage right after
 //! the chunk's last operation, and is waited for at the end of the step; what a model with tied ends
-//! needs beside it is added by [`crate::tie_ends`]. Where the gate stands
-//! follows from the window. With window one it stands directly before the first operation that adds
-//! to the weights' gradient, the last moment at which the step before can still be dropped, so F
-//! and B of the new step run while the verdict travels.
+//! needs beside it is added by [`crate::tie_ends`]. Where the gate stands follows from the window.
+//! With window one it stands directly before the first operation that adds to the weights' gradient,
+//! the last moment at which the step before can still be dropped, so F and B of the new step run
+//! while the verdict travels.
 
 use std::collections::BTreeMap;
 

@@ -232,11 +232,11 @@ impl Placement {
         if chunk.0 >= self.chunk_count() {
             return None;
         }
-        let replica = self.replica_of(chunk) * self.chunks_per_replica();
-        let last = replica + self.chunks_per_replica() - 1;
+        let first = self.replica_of(chunk) * self.chunks_per_replica();
+        let last = first + self.chunks_per_replica() - 1;
         let other = match (self.is_first(chunk), self.is_last(chunk)) {
             (true, _) => ChunkIndex(last),
-            (false, true) => ChunkIndex(replica),
+            (false, true) => ChunkIndex(first),
             (false, false) => return None,
         };
         let is_here = |other: &ChunkIndex| self.stage_of(*other) == self.stage_of(chunk);

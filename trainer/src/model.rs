@@ -18,10 +18,11 @@ mod pass_stash;
 mod recompute;
 mod state;
 mod tensors;
+mod tied;
 
 pub use buffer_size::BufferSize;
 pub use chunk::{Chunk, count_bytes, rotary_angles, slice_angles};
-pub use config::{Family, LayerKind, ModelConfig, ModelError, TiedEnd};
+pub use config::{Family, LayerKind, ModelConfig, ModelError};
 pub use features::{AttentionBias, LlamaFeatures, RopeScaling};
 pub use initial::{draw_weights, initial_weights};
 pub use key_value_cache::KeyValueCache;
@@ -37,4 +38,5 @@ pub use pass_stash::{
 pub use recompute::{Recompute, RecomputedOps, RecomputedParts};
 pub use state::{AfterCommit, LayerState};
 pub use tensors::{LayerSpec, TensorInit, TensorSpec, find_tensor, model_layers, model_size};
+pub use tied::{TiedEnd, TiedParts};
 pub use zbelastic_types::LayerRange;

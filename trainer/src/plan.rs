@@ -204,6 +204,13 @@ fn cut(placement: &Placement, pace: &Pace) -> Vec<LayerRange> {
     partition(&work, placement, &speeds)
 }
 
+/// `order` with all that a cluster needs to run it.
+fn lowered(order: &Program, window: Window, is_tied: bool) -> Program {
+    let early_head_weights = order.kind.splits_backward();
+    let lowered = lower(order, LowerOptions { window, early_head_weights });
+    if is_tied { tie_ends(&lowered) } else { lowered }
+}
+
 impl Plan {
     /// A plan with layers spread so that the busiest stage has as little to do as can be.
     ///
@@ -235,7 +242,7 @@ impl Plan {
         chunks: Vec<LayerRange>,
         compute: &Program,
     ) -> Result<Self, PlanError> {
-        let PlanRequest { model, batch, kind, window, .. } = request;
+        let PlanRequest { model, batch, window, .. } = request;
         let placement = &compute.placement;
         let expected = placement.chunks_per_replica();
         let layer_count = model.layer_count();
@@ -250,9 +257,7 @@ impl Plan {
             return Err(PlanError::Partition { expected, found, end, layer_count });
         }
         let chunks = chunks.repeat(placement.replica_count() as usize);
-        let early_head_weights = kind.splits_backward();
-        let lowered = lower(compute, LowerOptions { window, early_head_weights });
-        let program = if model.tied { tie_ends(&lowered) } else { lowered };
+        let program = lowered(compute, window, model.tied);
         let violations: Result<(), Vec<ScheduleViolation>> = check(&program);
         assert_eq!(violations, Ok(()), "what is generated or solved, and lowered, is legal");
         let recompute = Recompute::None;
@@ -266,10 +271,8 @@ impl Plan {
             return self;
         }
         let window = self.program.window.expect("a plan is lowered");
-        let early_head_weights = self.program.kind.splits_backward();
         let order = zbelastic_schedule::recompute(&self.program);
-        let lowered = lower(&order, LowerOptions { window, early_head_weights });
-        let program = if self.program.is_tied() { tie_ends(&lowered) } else { lowered };
+        let program = lowered(&order, window, self.program.is_tied());
         assert_eq!(check(&program), Ok(()), "R goes with every legal program");
         Self { program, recompute, ..self }
     }

@@ -66,38 +66,38 @@ fn one_norm<B: Backend>(devices: &[B], norm: Norm, rows: RowsShape) {
     });
 }
 
-/// Heads of queries and keys, forward, B, and W of two microbatches. Values are left alone.
-pub fn head_norms<B: Backend>(devices: &[B]) {
+/// QK-norm, forward, B, and W of two microbatches. Values are left alone.
+pub fn qk_norms<B: Backend>(devices: &[B]) {
     let shapes = [(1, 1, 1, 1, 2), (2, 5, 3, 1, 16), (1, 65, 4, 2, 18), (3, 43, 2, 2, 40)];
     for (sequences, sequence_len, heads, kv_heads, head_width) in shapes {
-        one_head_norm(
+        one_qk_norm(
             devices,
             AttentionShape { sequences, sequence_len, heads, kv_heads, head_width },
         );
     }
 }
 
-fn one_head_norm<B: Backend>(devices: &[B], shape: AttentionShape) {
+fn one_qk_norm<B: Backend>(devices: &[B], shape: AttentionShape) {
     let norm = Norm::Rms { epsilon: 1e-6 };
     let width = 2 * shape.head_width;
     let qkv = floats(shape.rows() * shape.qkv_width(), 1);
     let dy = floats(qkv.len(), 2);
     let weights = floats(width, 3);
-    let y = reference::head_norm_forward(norm, shape, &widen(&qkv), &widen(&weights));
+    let y = reference::qk_norm_forward(norm, shape, &widen(&qkv), &widen(&weights));
     let (of_qkv, of_weights) =
-        reference::head_norm_backward(norm, shape, &widen(&qkv), &widen(&weights), &widen(&dy));
+        reference::qk_norm_backward(norm, shape, &widen(&qkv), &widen(&weights), &widen(&dy));
     let twice = of_weights.iter().map(|x| 2.0 * x).collect();
     let expected = [("y", y), ("gradient", of_qkv), ("weights", twice)];
-    check(&format!("head norm {shape:?}"), devices, &expected, ERROR_MAX, |device| {
+    check(&format!("QK-norm {shape:?}"), devices, &expected, ERROR_MAX, |device| {
         let mut y = upload_rows(device, &qkv);
         let mut gradient = upload_rows(device, &dy);
         let weights = upload(device, &weights);
-        let mut before = poisoned_rows(device, shape.rows() * shape.normed_width());
-        let mut statistics = poisoned(device, shape.rows() * shape.normed_heads());
+        let mut before = poisoned_rows(device, shape.rows() * shape.qk_width());
+        let mut statistics = poisoned(device, shape.rows() * shape.qk_heads());
         let view = || whole(device, &weights);
-        device.head_norm_forward(norm, shape, view(), &mut y, &mut before, &mut statistics);
+        device.qk_norm_forward(norm, shape, view(), &mut y, &mut before, &mut statistics);
         let mut partials = poisoned(device, width);
-        device.head_norm_backward_input(
+        device.qk_norm_backward_input(
             norm,
             shape,
             &statistics,

@@ -9,7 +9,7 @@ use super::buffer::{CpuArena, CpuBuffer};
 use super::lanes::InstructionSet;
 use super::matmul::{MatrixPair, OuterProduct, PASSING_ROWS, outer_product};
 use super::threads::Threads;
-use super::{activation, attention, embed, head, head_norm, linear, norm, probe, rotate};
+use super::{activation, attention, embed, head, linear, norm, probe, qk_norm, rotate};
 use crate::backend::{
     Accumulate, AllocateError, AttentionMask, AttentionShape, Backend, BackwardEpilogue,
     BufferView, EarlierSlice, EmbedGradient, ForwardEpilogue, LinearGradient, MatrixShape, Norm,
@@ -255,7 +255,7 @@ impl Backend for CpuBackend {
         outer_product(self.set, &self.threads, operands, weight, bias);
     }
 
-    fn head_norm_forward(
+    fn qk_norm_forward(
         &self,
         norm: Norm,
         shape: AttentionShape,
@@ -267,10 +267,10 @@ impl Backend for CpuBackend {
         let weights = read(&weights);
         let qkv = qkv.as_mut_slice();
         let before = before.as_mut_slice();
-        head_norm::forward(self, norm, shape, weights, qkv, before, statistics.as_mut_slice());
+        qk_norm::forward(self, norm, shape, weights, qkv, before, statistics.as_mut_slice());
     }
 
-    fn head_norm_backward_input(
+    fn qk_norm_backward_input(
         &self,
         norm: Norm,
         shape: AttentionShape,
@@ -280,13 +280,13 @@ impl Backend for CpuBackend {
         gradient: &mut CpuBuffer,
         partials: &mut CpuBuffer,
     ) {
-        let operands = head_norm::HeadNormBackwardRows {
+        let operands = qk_norm::QkNormBackwardRows {
             statistics: statistics.as_slice(),
             before: before.as_mut_slice(),
             gradient: gradient.as_mut_slice(),
         };
         let partials = partials.as_mut_slice();
-        head_norm::backward_input(self, norm, shape, read(&weights), operands, partials);
+        qk_norm::backward_input(self, norm, shape, read(&weights), operands, partials);
     }
 
     fn rotate(

@@ -93,15 +93,15 @@ pub(super) fn backward_input<D: Device>(
     reduce(device, sums, groups, len, partials.floats(0), false)
 }
 
-/// Each head of queries and of keys, which a warp takes as a row.
-pub(super) fn heads_forward<D: Device>(
+/// QK-norm: each head of queries and of keys, which a warp takes as a row.
+pub(super) fn qk_norm_forward<D: Device>(
     device: &CudaBackend<D>,
     norm: Norm,
     shape: AttentionShape,
     weights: &BufferView<'_, CudaBuffer<D>>,
     [qkv, before, statistics]: [&mut CudaBuffer<D>; 3],
 ) -> Result<(), DeviceFault> {
-    check_heads(norm, shape, weights, [qkv, before, statistics]);
+    check_qk_norm(norm, shape, weights, [qkv, before, statistics]);
     let arguments = Arguments::new()
         .address(floats(weights))
         .address(qkv.rows())
@@ -109,15 +109,15 @@ pub(super) fn heads_forward<D: Device>(
         .address(statistics.floats(0))
         .size(shape.rows())
         .size(shape.heads)
-        .size(shape.normed_heads())
+        .size(shape.qk_heads())
         .size(shape.head_width)
         .size(shape.qkv_width())
         .float(epsilon(norm));
-    let grid = [(shape.rows() * shape.normed_heads()).div_ceil(FORWARD_ROWS), 1];
-    device.launch(&Launch::blocks(Kernel::HeadNormForward, grid, FORWARD_ROWS * 32, arguments))
+    let grid = [(shape.rows() * shape.qk_heads()).div_ceil(FORWARD_ROWS), 1];
+    device.launch(&Launch::blocks(Kernel::QkNormForward, grid, FORWARD_ROWS * 32, arguments))
 }
 
-fn check_heads<D: Device>(
+fn check_qk_norm<D: Device>(
     norm: Norm,
     shape: AttentionShape,
     weights: &BufferView<'_, CudaBuffer<D>>,
@@ -126,11 +126,11 @@ fn check_heads<D: Device>(
     assert!(!norm.has_bias(), "heads are normalised without a bias");
     assert_eq!(weights.range.len(), 2 * shape.head_width);
     assert_eq!(qkv.len(), shape.rows() * shape.qkv_width());
-    assert_eq!(before.len(), shape.rows() * shape.normed_width());
-    assert_eq!(statistics.len(), shape.rows() * shape.normed_heads());
+    assert_eq!(before.len(), shape.rows() * shape.qk_width());
+    assert_eq!(statistics.len(), shape.rows() * shape.qk_heads());
 }
 
-pub(super) fn heads_backward<D: Device>(
+pub(super) fn qk_norm_backward<D: Device>(
     device: &CudaBackend<D>,
     norm: Norm,
     shape: AttentionShape,
@@ -139,7 +139,7 @@ pub(super) fn heads_backward<D: Device>(
     gradient: &mut CudaBuffer<D>,
     partials: &mut CudaBuffer<D>,
 ) -> Result<(), DeviceFault> {
-    check_heads(norm, shape, weights, [gradient, before, statistics]);
+    check_qk_norm(norm, shape, weights, [gradient, before, statistics]);
     let len = partials_len(norm, 2 * shape.head_width);
     assert_eq!(partials.len(), len);
     let groups = shape.rows().div_ceil(GROUP_ROWS);
@@ -152,11 +152,11 @@ pub(super) fn heads_backward<D: Device>(
         .address(sums)
         .size(shape.rows())
         .size(shape.heads)
-        .size(shape.normed_heads())
+        .size(shape.qk_heads())
         .size(shape.head_width)
         .size(shape.qkv_width());
     let grid = [groups, 1];
-    let launch = Launch::blocks(Kernel::HeadNormBackward, grid, BACKWARD_THREADS, arguments);
+    let launch = Launch::blocks(Kernel::QkNormBackward, grid, BACKWARD_THREADS, arguments);
     device.launch(&launch)?;
     reduce(device, sums, groups, len, partials.floats(0), false)
 }

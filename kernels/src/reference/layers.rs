@@ -123,7 +123,7 @@ pub fn norm_backward(
 fn each_head(shape: AttentionShape, mut visit: impl FnMut(Range<usize>, Range<usize>)) {
     let width = shape.head_width;
     for row in 0..shape.rows() {
-        for head in 0..shape.normed_heads() {
+        for head in 0..shape.qk_heads() {
             let start = row * shape.qkv_width() + head * width;
             let of_keys = if head < shape.heads { 0 } else { width };
             visit(start..start + width, of_keys..of_keys + width);
@@ -133,7 +133,7 @@ fn each_head(shape: AttentionShape, mut visit: impl FnMut(Range<usize>, Range<us
 
 /// Normalises each head of queries and keys, those of queries by the first half of `weights`.
 #[must_use]
-pub fn head_norm_forward(
+pub fn qk_norm_forward(
     norm: Norm,
     shape: AttentionShape,
     qkv: &[f64],
@@ -150,7 +150,7 @@ pub fn head_norm_forward(
 
 /// The gradients of queries, keys and values, and of the weights.
 #[must_use]
-pub fn head_norm_backward(
+pub fn qk_norm_backward(
     norm: Norm,
     shape: AttentionShape,
     qkv: &[f64],

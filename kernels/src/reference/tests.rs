@@ -2,8 +2,8 @@
 
 use super::{
     attention_backward, attention_forward, embed_backward, embed_forward, gelu, gelu_slope,
-    head_backward, head_forward, head_norm_backward, head_norm_forward, linear_backward_input,
-    linear_backward_weights, linear_forward, norm_backward, norm_forward, rotate, swiglu_backward,
+    head_backward, head_forward, linear_backward_input, linear_backward_weights, linear_forward,
+    norm_backward, norm_forward, qk_norm_backward, qk_norm_forward, rotate, swiglu_backward,
     swiglu_forward,
 };
 use crate::backend::{
@@ -129,16 +129,16 @@ fn rotation_turns_back_and_its_gradient_is_the_turn_back() {
 }
 
 #[test]
-fn head_norm_gradients() {
+fn qk_norm_gradients() {
     let norm = Norm::Rms { epsilon: 1e-5 };
     let shape =
         AttentionShape { sequences: 1, sequence_len: 3, heads: 4, kv_heads: 2, head_width: 4 };
     let qkv = numbers(shape.rows() * shape.qkv_width(), 1);
     let weights = numbers(2 * shape.head_width, 2);
     let dy = numbers(qkv.len(), 3);
-    let (of_qkv, of_weights) = head_norm_backward(norm, shape, &qkv, &weights, &dy);
-    check(&of_qkv, &qkv, &dy, |qkv| head_norm_forward(norm, shape, qkv, &weights));
-    check(&of_weights, &weights, &dy, |weights| head_norm_forward(norm, shape, &qkv, weights));
+    let (of_qkv, of_weights) = qk_norm_backward(norm, shape, &qkv, &weights, &dy);
+    check(&of_qkv, &qkv, &dy, |qkv| qk_norm_forward(norm, shape, qkv, &weights));
+    check(&of_weights, &weights, &dy, |weights| qk_norm_forward(norm, shape, &qkv, weights));
 }
 
 #[test]

@@ -168,9 +168,10 @@ impl<'a, B: Backend, S: BatchSource> AsyncReplay<'a, B, S> {
             replayed.chunk.set_gradient(self.backend, &gradient, &mut stash);
         }
         let context = context(self.setup, self.backend, &self.angles, None);
-        let within = self.setup.plan.program.microbatch_count;
-        let step = Step((pass.microbatch.0 / within).into());
-        let loss = (&batch, self.setup.loss_scale(self.source.targets(step, within)));
+        let program = &self.setup.plan.program;
+        let step = Step(program.minibatch_of(pass.microbatch).into());
+        let targets = self.source.targets(step, program.microbatch_count);
+        let loss = (&batch, self.setup.loss_scale(targets));
         replayed.chunk.backward_input(
             &context,
             loss,

@@ -444,11 +444,12 @@ pub fn slice_angles<B: Backend>(
     }
     let width = model.head_width as usize;
     let mut angles = Vec::with_capacity(shape.sequence_len * width);
+    let frequencies: Vec<f64> = (0..width / 2).map(|pair| model.rotary_frequency(pair)).collect();
     let first = place.first_position;
     for position in first..first + shape.sequence_len {
-        let angle = |pair: usize| position as f64 * model.rotary_frequency(pair);
-        angles.extend((0..width / 2).map(|pair| libm::cos(angle(pair)) as f32));
-        angles.extend((0..width / 2).map(|pair| libm::sin(angle(pair)) as f32));
+        let of_position = || frequencies.iter().map(|frequency| position as f64 * frequency);
+        angles.extend(of_position().map(|angle| libm::cos(angle) as f32));
+        angles.extend(of_position().map(|angle| libm::sin(angle) as f32));
     }
     let mut buffer = backend.allocate(angles.len())?;
     backend.upload(&angles, BufferViewMut::new(&mut buffer, 0..angles.len()));

@@ -72,30 +72,6 @@ pub enum LayerKind {
     Head,
 }
 
-/// An end of a model whose head is tied to the token embedding.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum TiedEnd {
-    /// The first layer, which owns the matrix.
-    Embedding,
-    /// The last layer, which has it once more.
-    Head,
-}
-
-impl TiedEnd {
-    /// The sum of the two parts of a gradient, in the memory of the other end's, where `own` is that
-    /// of this end. It is the head's part plus the embedding's: of two floats the same either way.
-    #[must_use]
-    pub fn sum(self, own: &[f32], mut other: Vec<f32>) -> Vec<f32> {
-        for (other, own) in other.iter_mut().zip(own) {
-            *other = match self {
-                Self::Embedding => *other + own,
-                Self::Head => own + *other,
-            };
-        }
-        other
-    }
-}
-
 /// What is wrong with a model's shape.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum ModelError {

@@ -86,8 +86,8 @@ pub struct LlamaFeatures {
     pub attention_bias: AttentionBias,
     /// Whether gate, up and down projection have biases.
     pub mlp_bias: bool,
-    /// Whether each head of queries and of keys is normalised before it is rotated, all heads by one
-    /// weight (Qwen3; Dehghani et al., arXiv 2302.05442, section 2).
+    /// QK-norm: whether each head of queries and of keys is normalised before it is rotated, all heads
+    /// by one weight (Qwen3; Dehghani et al., arXiv 2302.05442, section 2).
     pub qk_norm: bool,
     /// Changed rotary frequencies.
     pub rope_scaling: Option<RopeScaling>,

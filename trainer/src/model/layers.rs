@@ -120,7 +120,7 @@ pub(super) enum Projections {
 /// The activations that F of an attention layer leaves.
 pub struct AttentionStash<T> {
     normed: NormedStash<T>,
-    head_norm: HeadNormStash<T>,
+    qk_norm: QkNormStash<T>,
     qkv: T,
     out: T,
     log_sums: T,
@@ -129,9 +129,9 @@ pub struct AttentionStash<T> {
     key_value_gradient: T,
 }
 
-/// What B of the norm of queries and keys reads, and the share of its weights' gradient; empty where
-/// there is no such norm.
-pub struct HeadNormStash<T> {
+/// What B of QK-norm reads, and the share of its weights' gradient; empty where there is no such
+/// norm.
+pub struct QkNormStash<T> {
     before: T,
     statistics: T,
     partials: T,
@@ -209,15 +209,15 @@ impl<'a> PassSizes<'a> {
         })
     }
 
-    fn head_norm<T, E>(
+    fn qk_norm<T, E>(
         &self,
         make: &mut impl FnMut(BufferSize) -> Result<T, E>,
-    ) -> Result<HeadNormStash<T>, E> {
+    ) -> Result<QkNormStash<T>, E> {
         let shape = self.model.attention_shape(self.shape.sequences, self.shape.sequence_len);
         let of_norm = |floats| if self.model.features.qk_norm { floats } else { 0 };
-        Ok(HeadNormStash {
-            before: make(BufferSize::Rows(of_norm(self.rows() * shape.normed_width())))?,
-            statistics: make(BufferSize::Sums(of_norm(self.rows() * shape.normed_heads())))?,
+        Ok(QkNormStash {
+            before: make(BufferSize::Rows(of_norm(self.rows() * shape.qk_width())))?,
+            statistics: make(BufferSize::Sums(of_norm(self.rows() * shape.qk_heads())))?,
             partials: make(BufferSize::Sums(of_norm(2 * shape.head_width)))?,
         })
     }
@@ -237,7 +237,7 @@ impl<'a> PassSizes<'a> {
     ) -> Result<AttentionStash<T>, E> {
         Ok(AttentionStash {
             normed: self.normed(make)?,
-            head_norm: self.head_norm(make)?,
+            qk_norm: self.qk_norm(make)?,
             qkv: make(BufferSize::Rows(self.rows() * self.model.qkv_matrix().outputs))?,
             out: make(BufferSize::Rows(self.rows() * self.model.query_width()))?,
             log_sums: make(BufferSize::Sums(self.rows() * self.model.heads as usize))?,

@@ -45,7 +45,7 @@ pub enum LayerParts {
         qkv: LinearParts,
         /// The weights that heads of queries, and then those that heads of keys are normalised with,
         /// if they are.
-        head_norms: Option<Range<usize>>,
+        qk_norm: Option<Range<usize>>,
         /// The matrix after attention.
         out: LinearParts,
     },
@@ -80,7 +80,7 @@ impl LayerParts {
             LayerKind::Attention { .. } => Self::Attention {
                 norm: cursor.norm(model),
                 qkv: cursor.linear(model.qkv_matrix(), 3, model.has_qkv_bias()),
-                head_norms: model.features.qk_norm.then(|| cursor.take(2)),
+                qk_norm: model.features.qk_norm.then(|| cursor.take(2)),
                 out: cursor.linear(model.out_matrix(), 1, model.has_out_bias()),
             },
             LayerKind::Mlp { .. } => {

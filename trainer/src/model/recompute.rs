@@ -51,7 +51,7 @@ pub(super) enum StashPart {
     /// Queries, keys and values; later their gradients.
     Qkv,
     /// Queries and keys before they were normalised, and statistics of that.
-    HeadNorm,
+    QkNorm,
     /// The result of attention.
     Attention,
     /// The logarithms of sums of its softmax.
@@ -74,7 +74,7 @@ impl StashPart {
             | Self::Norm
             | Self::Statistics
             | Self::Qkv
-            | Self::HeadNorm
+            | Self::QkNorm
             | Self::Attention
             | Self::LogSums
             | Self::LaterGradient
@@ -128,7 +128,7 @@ impl RecomputedParts {
             Recompute::Full => match part {
                 StashPart::Input => false,
                 // Made with queries and keys, which are not made again in slices.
-                StashPart::Qkv | StashPart::HeadNorm | StashPart::LaterGradient => !self.is_cut,
+                StashPart::Qkv | StashPart::QkNorm | StashPart::LaterGradient => !self.is_cut,
                 StashPart::Boundary
                 | StashPart::Result
                 | StashPart::Norm
@@ -149,7 +149,7 @@ impl RecomputedParts {
                 | StashPart::Statistics
                 | StashPart::Partials
                 | StashPart::Qkv
-                | StashPart::HeadNorm
+                | StashPart::QkNorm
                 | StashPart::LaterGradient
                 | StashPart::Before => false,
             },

@@ -93,11 +93,11 @@ fn layer_operations(sizes: &PassSizes<'_>, spec: &LayerSpec) -> Vec<ScratchOpera
         LayerKind::Embed => vec![ScratchOperation::Embed { rows: shape.rows() }],
         LayerKind::Attention { .. } => {
             let shape = model.attention_shape(shape.sequences, shape.sequence_len);
-            let of_heads = model.features.qk_norm.then(|| ScratchOperation::Norm {
+            let qk_norm = model.features.qk_norm.then(|| ScratchOperation::Norm {
                 norm: model.norm(),
                 rows: rows(2 * shape.head_width),
             });
-            [norm, ScratchOperation::Attention(shape)].into_iter().chain(of_heads).collect()
+            [norm, ScratchOperation::Attention(shape)].into_iter().chain(qk_norm).collect()
         }
         LayerKind::Mlp { .. } => match model.family {
             Family::Gpt2 => {

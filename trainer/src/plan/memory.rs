@@ -271,8 +271,8 @@ pub fn stage_memory<B: ByteCounts>(
         }
         if plan.program.ops(stage).contains(&Op::Reduce(Reduction::Tie, chunk)) {
             let matrix = model.head_matrix();
-            // One part on its way out, the other end's that came, and what is added to it; or, where
-            // both ends are here, their two parts and what is added to one.
+            // One part on its way out, the other end's that came, and the own one that is added to
+            // it. Where both ends are here there are two, and none is on its way.
             messages += Bytes::of_f32(3 * matrix.outputs * matrix.inputs);
         }
     }

@@ -10,7 +10,7 @@ use super::injection::Injection;
 use super::stash_store::StashStoreError;
 use crate::data::TokenBatch;
 use crate::elastic::{LayerImage, PendingImage, layer_digest, layer_fingerprint};
-use crate::model::{Span, TiedEnd};
+use crate::model::{Span, TiedEnd, TiedParts};
 
 /// One optimizer update: the values that its numbers depend on besides the settings.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -149,9 +149,9 @@ pub trait GradientExecutor {
     /// The part of that gradient that `chunk`, at this end of the model, has.
     fn tied_part(&self, chunk: ChunkIndex, end: TiedEnd) -> Vec<f32>;
 
-    /// Makes that gradient at `chunk`, which is at `end` of the model, the sum of both parts, the
-    /// head's first, where `other` is that of the other end.
-    fn tie(&mut self, chunk: ChunkIndex, end: TiedEnd, other: Vec<f32>);
+    /// Makes that gradient the sum of both parts, the head's first, at the ends of the model that
+    /// are here: each a chunk, and the end that it is at.
+    fn tie(&mut self, ends: &[(ChunkIndex, TiedEnd)], parts: TiedParts);
 
     /// The gradient is complete: the next step's begins anew.
     ///

@@ -11,7 +11,7 @@ use super::partial::{PartialGradient, PartialLength, PartialRefusal};
 use super::phase::StepLosses;
 use super::runner::StageRunner;
 use crate::data::BatchSource;
-use crate::model::TiedEnd;
+use crate::model::{TiedEnd, TiedParts};
 
 impl<W: StageExecutor, S: BatchSource> StageRunner<W, S> {
     pub(super) fn run_reduction(
@@ -69,17 +69,22 @@ impl<W: StageExecutor, S: BatchSource> StageRunner<W, S> {
     /// if it is on this stage.
     fn tie(&mut self, chunk: ChunkIndex) {
         let end = self.end_of(chunk);
-        if let Some(other) = self.other_end_elsewhere(chunk) {
+        let mut ends = vec![(chunk, end)];
+        let own = self.executor.tied_part(chunk, end);
+        let other = if let Some(other) = self.other_end_elsewhere(chunk) {
             assert!(!self.executor.has_chunk(other), "what is here is not sent");
-            let partial = self.partials.take(chunk, self.turn).expect("it was received");
-            self.executor.tie(chunk, end, partial.floats);
-            return;
-        }
-        let head = self.setup.plan.placement().other_end_of(chunk).expect("an end has another");
-        let of_head = self.executor.tied_part(head, TiedEnd::Head);
-        let embedded = self.executor.tied_part(chunk, TiedEnd::Embedding);
-        self.executor.tie(head, TiedEnd::Head, embedded);
-        self.executor.tie(chunk, TiedEnd::Embedding, of_head);
+            self.partials.take(chunk, self.turn).expect("it was received").floats
+        } else {
+            let head = self.setup.plan.placement().other_end_of(chunk);
+            let head = head.expect("an end has another");
+            ends.push((head, TiedEnd::Head));
+            self.executor.tied_part(head, TiedEnd::Head)
+        };
+        let parts = match end {
+            TiedEnd::Embedding => TiedParts { head: other, embedding: own },
+            TiedEnd::Head => TiedParts { head: own, embedding: other },
+        };
+        self.executor.tie(&ends, parts);
     }
 
     /// The end of the model that `chunk` is at; of one that is all of it, the embedding.

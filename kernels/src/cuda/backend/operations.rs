@@ -125,7 +125,7 @@ impl<D: Device> Backend for CudaBackend<D> {
         self.run(|| linear::backward_weights(self, rows, shape, x, gradient, &to, accumulate));
     }
 
-    fn head_norm_forward(
+    fn qk_norm_forward(
         &self,
         norm: Norm,
         shape: AttentionShape,
@@ -135,10 +135,10 @@ impl<D: Device> Backend for CudaBackend<D> {
         statistics: &mut CudaBuffer<D>,
     ) {
         let results = [qkv, before, statistics];
-        self.run(|| norm::heads_forward(self, norm, shape, &weights, results));
+        self.run(|| norm::qk_norm_forward(self, norm, shape, &weights, results));
     }
 
-    fn head_norm_backward_input(
+    fn qk_norm_backward_input(
         &self,
         norm: Norm,
         shape: AttentionShape,
@@ -149,7 +149,7 @@ impl<D: Device> Backend for CudaBackend<D> {
         partials: &mut CudaBuffer<D>,
     ) {
         let kept = [&*before, statistics];
-        self.run(|| norm::heads_backward(self, norm, shape, &weights, kept, gradient, partials));
+        self.run(|| norm::qk_norm_backward(self, norm, shape, &weights, kept, gradient, partials));
     }
 
     fn rotate(

@@ -6,7 +6,7 @@ use zbelastic_kernels::{
 };
 
 use super::{
-    AttentionStash, HeadNormStash, PassContext, PassScratch, Projections, linear_weights,
+    AttentionStash, PassContext, PassScratch, Projections, QkNormStash, linear_weights,
     norm_backward, norm_forward, norm_weights,
 };
 use crate::model::parts::LayerParts;
@@ -59,7 +59,7 @@ impl<T> AttentionStash<T> {
         let bias = qkv.bias.as_ref().map(|bias| state.view(bias));
         let plain = ForwardEpilogue::Plain;
         backend.linear_forward(rows, &self.normed.y, state.matrix(0), bias, plain, &mut self.qkv);
-        self.normalise_heads(context, state);
+        self.qk_norm_forward(context, state);
         if let Some(angles) = context.angles {
             backend.rotate(
                 context.attention_shape(),
@@ -71,15 +71,15 @@ impl<T> AttentionStash<T> {
     }
 
     /// Normalises queries and keys head by head, if the model does.
-    fn normalise_heads<B: Backend<Buffer = T>>(
+    fn qk_norm_forward<B: Backend<Buffer = T>>(
         &mut self,
         context: &PassContext<'_, B>,
         state: &LayerState<B>,
     ) {
-        let LayerParts::Attention { head_norms, .. } = &state.parts else { unreachable!() };
-        let Some(weights) = head_norms else { return };
-        let HeadNormStash { before, statistics, .. } = &mut self.head_norm;
-        context.backend.head_norm_forward(
+        let LayerParts::Attention { qk_norm, .. } = &state.parts else { unreachable!() };
+        let Some(weights) = qk_norm else { return };
+        let QkNormStash { before, statistics, .. } = &mut self.qk_norm;
+        context.backend.qk_norm_forward(
             context.model.norm(),
             context.attention_shape(),
             state.view(weights),
@@ -90,15 +90,15 @@ impl<T> AttentionStash<T> {
     }
 
     /// B of that, in place of the gradients of queries and keys.
-    fn head_norm_backward<B: Backend<Buffer = T>>(
+    fn qk_norm_backward<B: Backend<Buffer = T>>(
         &mut self,
         context: &PassContext<'_, B>,
         state: &LayerState<B>,
     ) {
-        let LayerParts::Attention { head_norms, .. } = &state.parts else { unreachable!() };
-        let Some(weights) = head_norms else { return };
-        let HeadNormStash { before, statistics, partials } = &mut self.head_norm;
-        context.backend.head_norm_backward_input(
+        let LayerParts::Attention { qk_norm, .. } = &state.parts else { unreachable!() };
+        let Some(weights) = qk_norm else { return };
+        let QkNormStash { before, statistics, partials } = &mut self.qk_norm;
+        context.backend.qk_norm_backward_input(
             context.model.norm(),
             context.attention_shape(),
             statistics,
@@ -151,7 +151,7 @@ impl<T> AttentionStash<T> {
         if let Some(angles) = context.angles {
             backend.rotate(shape, angles, RotaryDirection::Backward, &mut self.qkv);
         }
-        self.head_norm_backward(context, state);
+        self.qk_norm_backward(context, state);
         let to = BackwardEpilogue::Plain { gradient: &mut scratch.rows };
         backend.linear_backward_input(rows, &self.qkv, state.matrix(0), to);
         let through = &scratch.rows;
@@ -166,14 +166,14 @@ impl<T> AttentionStash<T> {
         gradient: &T,
         accumulate: Accumulate,
     ) {
-        let LayerParts::Attention { norm, qkv, head_norms, out } = &state.parts else {
+        let LayerParts::Attention { norm, qkv, qk_norm, out } = &state.parts else {
             unreachable!()
         };
         let g = &mut state.g;
         linear_weights(context, g, out, &self.out, gradient, accumulate);
         linear_weights(context, g, qkv, &self.normed.y, &self.qkv, accumulate);
-        if let Some(weights) = head_norms {
-            let partials = &self.head_norm.partials;
+        if let Some(weights) = qk_norm {
+            let partials = &self.qk_norm.partials;
             let to = NormGradient { buffer: g, weight: weights.clone(), bias: None };
             let norm = context.model.norm();
             context.backend.norm_backward_weights(norm, weights.len(), partials, to, accumulate);

@@ -1,4 +1,5 @@
-//! Documents in a pass: which keys its rows see, and where they are in the table of positions.
+//! Documents and sliding windows in a pass: which keys its rows see, the attention mask, and where
+//! they are in the table of positions.
 
 use zbelastic_kernels::{AttentionMask, Backend};
 

@@ -18,7 +18,8 @@ pub(in crate::model) fn embed_forward<B: Backend>(
     y: &mut B::Buffer,
 ) {
     let LayerParts::Embed { tokens, positions } = &state.parts else { unreachable!() };
-    let given = row_positions(context, batch);
+    // Only a table needs them.
+    let given = positions.as_ref().and_then(|_| row_positions(context, batch));
     let at = PositionRows::new(context, given.as_deref());
     let table = positions.as_ref().map(|table| state.view(&at.part_of(table)));
     context.backend.embed_forward(at.rows, &batch.inputs, state.view(tokens), table, y);
@@ -41,7 +42,7 @@ pub(in crate::model) fn embed_weights<B: Backend>(
         let zeros = vec![0.0; table.len()];
         context.backend.upload(&zeros, BufferViewMut::new(&mut state.g, table.clone()));
     }
-    let given = row_positions(context, batch);
+    let given = positions.as_ref().and_then(|_| row_positions(context, batch));
     let at = PositionRows::new(context, given.as_deref());
     let to = EmbedGradient {
         buffer: &mut state.g,

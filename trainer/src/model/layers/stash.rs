@@ -3,7 +3,7 @@
 use zbelastic_kernels::{AttentionMask, Backend};
 
 use super::{
-    AttentionStash, HeadNormStash, HeadStash, Logits, MlpStash, NormedStash, PassContext,
+    AttentionStash, HeadStash, Logits, MlpStash, NormedStash, PassContext, QkNormStash,
     norm_forward,
 };
 use crate::model::config::Family;
@@ -35,22 +35,22 @@ impl<T> NormedStash<T> {
     }
 }
 
-impl<T> HeadNormStash<T> {
+impl<T> QkNormStash<T> {
     fn try_map<U, E>(
         self,
         make: &mut impl FnMut(StashPart, T) -> Result<U, E>,
-    ) -> Result<HeadNormStash<U>, E> {
-        Ok(HeadNormStash {
-            before: make(StashPart::HeadNorm, self.before)?,
-            statistics: make(StashPart::HeadNorm, self.statistics)?,
+    ) -> Result<QkNormStash<U>, E> {
+        Ok(QkNormStash {
+            before: make(StashPart::QkNorm, self.before)?,
+            statistics: make(StashPart::QkNorm, self.statistics)?,
             partials: make(StashPart::Partials, self.partials)?,
         })
     }
 
     fn list<'a>(&'a mut self, parts: &mut StashPartsMut<'a, T>) {
         parts.extend([
-            (StashPart::HeadNorm, &mut self.before),
-            (StashPart::HeadNorm, &mut self.statistics),
+            (StashPart::QkNorm, &mut self.before),
+            (StashPart::QkNorm, &mut self.statistics),
             (StashPart::Partials, &mut self.partials),
         ]);
     }
@@ -63,7 +63,7 @@ impl<T> AttentionStash<T> {
     ) -> Result<AttentionStash<U>, E> {
         Ok(AttentionStash {
             normed: self.normed.try_map(make)?,
-            head_norm: self.head_norm.try_map(make)?,
+            qk_norm: self.qk_norm.try_map(make)?,
             qkv: make(StashPart::Qkv, self.qkv)?,
             out: make(StashPart::Attention, self.out)?,
             log_sums: make(StashPart::LogSums, self.log_sums)?,
@@ -73,7 +73,7 @@ impl<T> AttentionStash<T> {
 
     pub(in crate::model) fn list<'a>(&'a mut self, parts: &mut StashPartsMut<'a, T>) {
         self.normed.list(parts);
-        self.head_norm.list(parts);
+        self.qk_norm.list(parts);
         parts.extend([
             (StashPart::Qkv, &mut self.qkv),
             (StashPart::Attention, &mut self.out),

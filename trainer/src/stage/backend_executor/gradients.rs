@@ -5,7 +5,7 @@ use zbelastic_kernels::{Backend, BufferView, BufferViewMut, PendingFloats};
 use zbelastic_types::{ChunkIndex, LayerId};
 
 use super::BackendExecutor;
-use crate::model::{LayerState, TiedEnd};
+use crate::model::{LayerState, TiedEnd, TiedParts};
 use crate::optimizer::{square_sums, square_sums_ahead};
 use crate::stage::executor::{GradientExecutor, UpdateRequest};
 use crate::stage::injection::Injection;
@@ -79,28 +79,20 @@ impl<B: Backend> GradientExecutor for BackendExecutor<B> {
     }
 
     fn tied_part(&self, chunk: ChunkIndex, end: TiedEnd) -> Vec<f32> {
-        let layers = self.chunks[&chunk].chunk.layers();
-        let layer = match end {
-            TiedEnd::Embedding => layers.first(),
-            TiedEnd::Head => layers.last(),
-        };
-        let layer = layer.expect("a chunk has layers");
+        let layer = end.layer(self.chunks[&chunk].chunk.layers());
         let range = layer.spec.tied_range().expect(HAS_MATRIX);
         self.backend.download(BufferView::new(&layer.g, range))
     }
 
-    fn tie(&mut self, chunk: ChunkIndex, end: TiedEnd, other: Vec<f32>) {
-        let sum = end.sum(&self.tied_part(chunk, end), other);
-        let workspace = self.chunks.get_mut(&chunk).expect("a chunk of this stage");
-        let layers = workspace.chunk.layers_mut();
-        let layer = match end {
-            TiedEnd::Embedding => layers.first_mut(),
-            TiedEnd::Head => layers.last_mut(),
-        };
-        let layer = layer.expect("a chunk has layers");
-        let range = layer.spec.tied_range().expect(HAS_MATRIX);
-        layer.settle_gradient(&self.backend);
-        self.backend.upload(&sum, BufferViewMut::new(&mut layer.g, range));
+    fn tie(&mut self, ends: &[(ChunkIndex, TiedEnd)], parts: TiedParts) {
+        let sum = parts.into_sum();
+        for (chunk, end) in ends {
+            let workspace = self.chunks.get_mut(chunk).expect("a chunk of this stage");
+            let layer = end.layer_mut(workspace.chunk.layers_mut());
+            let range = layer.spec.tied_range().expect(HAS_MATRIX);
+            layer.settle_gradient(&self.backend);
+            self.backend.upload(&sum, BufferViewMut::new(&mut layer.g, range));
+        }
     }
 
     fn reduce(&mut self, chunk: ChunkIndex, twin: &[f32]) {

@@ -1,4 +1,4 @@
-//! Normalisation of each head of queries and keys.
+//! QK-norm: normalisation of each head of queries and keys.
 //!
 //! A head is a row as `norm.rs` has it, and heads of one token lie side by side: so the arithmetic is
 //! that of rows. Shares of the weights' gradient are chains of the heads of so many tokens, token by
@@ -14,7 +14,7 @@ fn check(shape: AttentionShape, norm: Norm, weights: &[f32], qkv: &[f32], before
     assert!(!norm.has_bias(), "heads are normalised without a bias");
     assert_eq!(weights.len(), 2 * shape.head_width);
     assert_eq!(qkv.len(), shape.rows() * shape.qkv_width());
-    assert_eq!(before.len(), shape.rows() * shape.normed_width());
+    assert_eq!(before.len(), shape.rows() * shape.qk_width());
 }
 
 pub(super) fn forward(
@@ -27,18 +27,18 @@ pub(super) fn forward(
     statistics: &mut [f32],
 ) {
     check(shape, norm, weights, qkv, before);
-    assert_eq!(statistics.len(), shape.rows() * shape.normed_heads());
+    assert_eq!(statistics.len(), shape.rows() * shape.qk_heads());
     let share = cpu.rows_per_task(shape.rows());
     let pieces = qkv
         .chunks_mut(share * shape.qkv_width())
-        .zip(before.chunks_mut(share * shape.normed_width()))
-        .zip(statistics.chunks_mut(share * shape.normed_heads()));
+        .zip(before.chunks_mut(share * shape.qk_width()))
+        .zip(statistics.chunks_mut(share * shape.qk_heads()));
     let (of_queries, of_keys) = weights.split_at(shape.head_width);
     cpu.threads().for_each(pieces.collect(), |((qkv, before), statistics)| {
         let rows = qkv
             .chunks_exact_mut(shape.qkv_width())
-            .zip(before.chunks_exact_mut(shape.normed_width()))
-            .zip(statistics.chunks_exact_mut(shape.normed_heads()));
+            .zip(before.chunks_exact_mut(shape.qk_width()))
+            .zip(statistics.chunks_exact_mut(shape.qk_heads()));
         for ((qkv, before), statistics) in rows {
             let normed = &mut qkv[..before.len()];
             before.copy_from_slice(normed);
@@ -56,7 +56,7 @@ pub(super) fn forward(
 }
 
 /// The operands of the gradient, for all rows or for a task's share of them.
-pub(super) struct HeadNormBackwardRows<'a> {
+pub(super) struct QkNormBackwardRows<'a> {
     pub(super) statistics: &'a [f32],
     pub(super) before: &'a mut [f32],
     pub(super) gradient: &'a mut [f32],
@@ -67,23 +67,19 @@ pub(super) fn backward_input(
     norm: Norm,
     shape: AttentionShape,
     weights: &[f32],
-    operands: HeadNormBackwardRows<'_>,
+    operands: QkNormBackwardRows<'_>,
     partials: &mut [f32],
 ) {
-    let HeadNormBackwardRows { statistics, before, gradient } = operands;
+    let QkNormBackwardRows { statistics, before, gradient } = operands;
     check(shape, norm, weights, gradient, before);
-    assert_eq!(statistics.len(), shape.rows() * shape.normed_heads());
+    assert_eq!(statistics.len(), shape.rows() * shape.qk_heads());
     assert_eq!(partials.len(), weights.len());
     let mut sums = vec![0.0; shape.rows().div_ceil(PARTIAL_ROWS) * partials.len()];
     let blocks = statistics
-        .chunks(PARTIAL_ROWS * shape.normed_heads())
-        .zip(before.chunks_mut(PARTIAL_ROWS * shape.normed_width()))
+        .chunks(PARTIAL_ROWS * shape.qk_heads())
+        .zip(before.chunks_mut(PARTIAL_ROWS * shape.qk_width()))
         .zip(gradient.chunks_mut(PARTIAL_ROWS * shape.qkv_width()))
-        .map(|((statistics, before), gradient)| HeadNormBackwardRows {
-            statistics,
-            before,
-            gradient,
-        })
+        .map(|((statistics, before), gradient)| QkNormBackwardRows { statistics, before, gradient })
         .zip(sums.chunks_exact_mut(partials.len()));
     cpu.threads().for_each(blocks.collect(), |(rows, sums)| {
         backward_block(cpu, norm, shape, weights, rows, sums);
@@ -96,14 +92,14 @@ fn backward_block(
     norm: Norm,
     shape: AttentionShape,
     weights: &[f32],
-    rows: HeadNormBackwardRows<'_>,
+    rows: QkNormBackwardRows<'_>,
     sums: &mut [f32],
 ) {
     let (of_queries, of_keys) = weights.split_at(shape.head_width);
     let (query_sums, key_sums) = sums.split_at_mut(shape.head_width);
     let width = shape.query_width();
-    let rows = { rows.statistics.chunks_exact(shape.normed_heads()) }
-        .zip(rows.before.chunks_exact_mut(shape.normed_width()))
+    let rows = { rows.statistics.chunks_exact(shape.qk_heads()) }
+        .zip(rows.before.chunks_exact_mut(shape.qk_width()))
         .zip(rows.gradient.chunks_exact_mut(shape.qkv_width()));
     for ((statistics, before), gradient) in rows {
         let gradient = &mut gradient[..before.len()];
