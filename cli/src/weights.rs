@@ -17,10 +17,12 @@ use zbelastic_wording::{CommandFailure, FailureDetail};
 const WEIGHTS_BYTES_MAX: u64 = 64 << 30;
 /// Most bytes of an index: a hundred for each of half a million tensors.
 const INDEX_BYTES_MAX: u64 = 64 << 20;
+/// The file of a model's shape.
+pub const MODEL_CONFIG: &str = "config.json";
 /// The file of all weights.
-const WEIGHTS: &str = "model.safetensors";
+pub const WEIGHTS: &str = "model.safetensors";
 /// The file that says which of several files has which weights.
-const INDEX: &str = "model.safetensors.index.json";
+pub const INDEX: &str = "model.safetensors.index.json";
 
 /// Why the weights of a folder cannot be used.
 #[derive(Debug, thiserror::Error)]

@@ -24,7 +24,7 @@ use zbelastic_wording::figures::grouped;
 use zbelastic_wording::{CommandError, CommandFailure, FailureCode, FailureDetail, cannot_write};
 
 use self::card::{ModelCard, RunRecord, TrainedData, WrittenFile};
-use self::folder::{CARD, CONFIG, GENERATION_CONFIG, INDEX, PartialFolder, check_empty};
+use self::folder::{CARD, GENERATION_CONFIG, PartialFolder, check_empty};
 use self::kept::KeptModel;
 use self::tokenizer_source::{ExportedTokenizer, TokenizerSource};
 use super::reach::{connect, write_json};
@@ -32,6 +32,7 @@ use crate::args::ExportArgs;
 use crate::commands::saved_model::{LeftRun, SavedModel};
 use crate::data_failure::of_folder;
 use crate::progress::CommandProgress;
+use crate::weights::{INDEX, MODEL_CONFIG};
 
 /// What configurations, headers and the card take at most beside weights and tokenizer.
 const SMALL_FILES: u64 = 1 << 22;
@@ -209,7 +210,7 @@ fn write(
     if let Some(index) = files.index_json() {
         partial.write_text(INDEX, &index)?;
     }
-    partial.write_text(CONFIG, &exported_config_json(&exported.config, kind, ids))?;
+    partial.write_text(MODEL_CONFIG, &exported_config_json(&exported.config, kind, ids))?;
     // A tokenizer's own says more: how to draw, and every id that ends a text.
     let has_generation = |files: &TokenizerFiles| files.generation_config.is_some();
     if !exported.tokenizer.files().is_some_and(has_generation) {

@@ -13,10 +13,8 @@ use zbelastic_wording::{CommandFailure, FailureCode, FailureDetail};
 use crate::data_failure::of_folder;
 use crate::run_files::{CLUSTER, CONFIG, MODEL, RUN};
 use crate::tokenizer_encoder::TokenizerEncoder;
-use crate::weights::weights_of_folder;
+use crate::weights::{MODEL_CONFIG, weights_of_folder};
 
-/// File of a model's description.
-const MODEL_CONFIG: &str = "config.json";
 /// File that a tokenizer has at least.
 const TOKENIZER: &str = "tokenizer.json";
 

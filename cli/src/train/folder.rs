@@ -23,6 +23,7 @@ use zbelastic_whole_file as whole_file;
 use zbelastic_wording::{CommandFailure, FailureCode, FailureDetail, cannot_write};
 
 use crate::run_files::{CLUSTER, CONFIG, METRICS, MODEL, RUN, RUNS, SAMPLE, TRACE};
+use crate::weights::{MODEL_CONFIG, WEIGHTS};
 
 const ALL: [&str; 6] = [CONFIG, METRICS, RUN, TRACE, SAMPLE, MODEL];
 
@@ -167,8 +168,8 @@ pub fn write_model(
 ) -> Result<(), CommandFailure> {
     let folder = run.join(MODEL);
     fs::create_dir_all(&folder).map_err(|error| no_place(&folder, &error))?;
-    write_file(&folder.join("config.json"), config.as_bytes())?;
-    let weights = folder.join("model.safetensors");
+    write_file(&folder.join(MODEL_CONFIG), config.as_bytes())?;
+    let weights = folder.join(WEIGHTS);
     whole_file::write_with(&weights, tensors).map_err(|error| no_place(&weights, &error))
 }
 
