@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 use zbelastic_config::{BYTE_VALUES, load_document};
 use zbelastic_data::encode::{BytesEncoder, EncodeDocuments};
+use zbelastic_tokenizer::TokenizerFiles;
 use zbelastic_trainer::hf::{SpecialTokenIds, parse_config};
 use zbelastic_trainer::model::ModelConfig;
 use zbelastic_wording::{CommandFailure, FailureCode, FailureDetail};
@@ -196,36 +197,42 @@ impl SavedModel {
     pub fn encoder(&self) -> Result<TokenizerEncoder, CommandFailure> {
         let vocabulary = self.config.vocabulary;
         if let Some(folder) = self.tokenizer_folder() {
-            return open_encoder(&folder, vocabulary);
+            return open_encoder(&folder, vocabulary).map(|(encoder, _)| encoder);
         }
         let tokens = self.run.as_ref().map(LeftRun::tokens);
         if !reads_bytes(tokens.as_ref(), vocabulary) {
             return Err(no_tokenizer(self));
         }
-        checked(TokenizerEncoder::bytes(), &self.folder, vocabulary)
+        let encoder = TokenizerEncoder::bytes();
+        check_encoder(&encoder, &self.folder, vocabulary)?;
+        Ok(encoder)
     }
 }
 
-/// The tokenizer in a folder.
+/// The tokenizer in a folder, and its files; the built-in one has none.
 ///
 /// # Errors
 /// If it cannot be read or understood, or has more tokens than a model of `vocabulary`.
-pub fn open_encoder(folder: &Path, vocabulary: u32) -> Result<TokenizerEncoder, CommandFailure> {
-    let encoder = TokenizerEncoder::open(folder).map_err(|error| of_folder(folder, &error))?;
-    checked(encoder, folder, vocabulary)
-}
-
-/// An encoder that has no id which a model of `vocabulary` tokens lacks.
-fn checked(
-    encoder: TokenizerEncoder,
+pub fn open_encoder(
     folder: &Path,
     vocabulary: u32,
-) -> Result<TokenizerEncoder, CommandFailure> {
+) -> Result<(TokenizerEncoder, Option<TokenizerFiles>), CommandFailure> {
+    let opened = TokenizerEncoder::open_with_files(folder);
+    let (encoder, files) = opened.map_err(|error| of_folder(folder, &error))?;
+    check_encoder(&encoder, folder, vocabulary)?;
+    Ok((encoder, files))
+}
+
+/// Checks that an encoder has no id which a model of `vocabulary` tokens lacks.
+fn check_encoder(
+    encoder: &TokenizerEncoder,
+    folder: &Path,
+    vocabulary: u32,
+) -> Result<(), CommandFailure> {
     encoder.tokenizer().check_vocabulary(vocabulary).map_err(|error| {
         let detail = FailureDetail::new(error.to_string()).at(folder.display().to_string());
         CommandFailure::usage("the tokenizer", vec![detail])
-    })?;
-    Ok(encoder)
+    })
 }
 
 fn no_tokenizer(model: &SavedModel) -> CommandFailure {
