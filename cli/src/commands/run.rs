@@ -33,7 +33,7 @@ use crate::blob::Blob;
 use crate::corpus::{DataSummary, StoresSummary, cut_text, gather_text, load_stores};
 use crate::run_files::RUNS;
 use crate::store_maker::with_text_store;
-use crate::weights::{weights_file, weights_of_folder};
+use crate::weights::{weights_file, weights_from_hf};
 use follow::{RunOutputMode, follow};
 use submit::{RunSubmission, submit};
 
@@ -83,7 +83,7 @@ fn prepare(args: &RunArgs) -> Result<RunSubmission, CommandFailure> {
         // The run that it goes on from has its weights.
         WeightSource::HuggingFace { folder } if args.from.is_none() => {
             let model = &loaded.config.model;
-            Some(weights_file(model, &weights_of_folder(model, folder)?))
+            Some(weights_file(model, &weights_from_hf(model, folder)?))
         }
         WeightSource::HuggingFace { .. } | WeightSource::Drawn => None,
     };

@@ -176,12 +176,7 @@ impl SavedModel {
     /// # Errors
     /// If they cannot be read, or are not the model's.
     pub fn weights(&self) -> Result<Vec<Vec<f32>>, CommandFailure> {
-        let layers = weights_of_folder(&self.config, &self.folder).map_err(|mut failure| {
-            // The model was named on the command line, not by a key.
-            failure.details.iter_mut().for_each(|detail| detail.place = None);
-            failure
-        })?;
-        Ok(layers)
+        weights_of_folder(&self.config, &self.folder)
     }
 
     /// The folder of its tokenizer, which is the model's; nothing where there is none.
