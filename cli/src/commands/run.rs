@@ -22,7 +22,6 @@ use zbelastic_config::{LoadedConfig, RunConfig, WeightSource, check_cluster_can_
 use zbelastic_local::interrupt::Interrupt;
 use zbelastic_types::Bytes;
 use zbelastic_wire::document::{DataName, JobDocument, default_run_name};
-use zbelastic_wire::job_store::stores_name;
 use zbelastic_wording::{CommandError, CommandFailure, FailureDetail};
 
 use super::event_poller::FOLLOW_PAUSE;
@@ -122,23 +121,18 @@ fn store_job(
 ) -> Result<(String, DataName), CommandFailure> {
     let config = without_paths(loaded.config);
     let toml = config.effective();
-    let job_stores = stores.job_stores();
-    let name = stores_name(&job_stores, stores.packing);
-    let job = JobDocument::new(default_run_name(&config), config, toml, name);
-    let job = JobDocument { weights, ..job.over_stores(job_stores) };
+    let name = default_run_name(&config);
+    let job = JobDocument::over_stores(name, config, toml, stores.job_stores());
+    let job = JobDocument { weights, ..job };
     let bytes = job.encode().map_err(|error| {
         CommandFailure::usage("the token stores", vec![FailureDetail::new(error.to_string())])
     })?;
-    Ok((String::from_utf8(bytes).expect("JSON is UTF-8"), name))
+    Ok((String::from_utf8(bytes).expect("JSON is UTF-8"), job.text))
 }
 
 /// Paths are those of this machine, and not of the job.
-fn without_paths(mut config: RunConfig) -> RunConfig {
-    config.text.clear();
-    config.tokens.stores.clear();
-    config.tokens.tokenizer = None;
-    config.weights = WeightSource::Drawn;
-    config
+fn without_paths(config: RunConfig) -> RunConfig {
+    RunConfig { weights: WeightSource::Drawn, ..config.without_data_paths() }
 }
 
 /// The configuration as it is submitted: without paths of this machine. The model of a folder is
