@@ -29,7 +29,7 @@ use super::job::job_line;
 use super::reach::{connect, write_json_line};
 use crate::args::RunArgs;
 use crate::blob::Blob;
-use crate::corpus::{DataSummary, StoresSummary, cut_text, gather_text, load_stores};
+use crate::corpus::{StoresSummary, cut_text, gather_text, load_stores};
 use crate::run_files::RUNS;
 use crate::store_maker::with_text_store;
 use crate::weights::{weights_file, weights_from_hf};
@@ -69,10 +69,7 @@ fn prepare(args: &RunArgs) -> Result<RunSubmission, CommandFailure> {
         cut_text(text, &loaded)?;
         RunData::Text(Blob::of_bytes("text", bytes))
     } else {
-        match load_stores(&loaded)?.about {
-            DataSummary::Stores(stores) => RunData::Stores(stores),
-            DataSummary::Text(_) => unreachable!("a summary is that of what is trained on"),
-        }
+        RunData::Stores(load_stores(&loaded)?.about)
     };
     for note in &loaded.notes {
         // With standard error closed there is nowhere to print it.
