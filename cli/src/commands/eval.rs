@@ -20,8 +20,8 @@ use zbelastic_data::store::TokenStore;
 use zbelastic_data::window::{PackedWindow, Packing, window_count};
 use zbelastic_kernels::{AllocateError, CpuBackend};
 use zbelastic_local::interrupt::Interrupt;
-use zbelastic_machine::core_count;
 use zbelastic_machine::device::code_of_fault;
+use zbelastic_machine::thread_count;
 use zbelastic_trainer::evaluator::Evaluator;
 use zbelastic_wording::figures::{duration_text, grouped};
 use zbelastic_wording::{CommandError, CommandFailure, FailureCode, FailureDetail, cannot_write};
@@ -92,7 +92,7 @@ struct EvalSetup<'a> {
 /// If there is no model, the texts or the store cannot be read or are not of its tokens, there is no
 /// window of them, `out` cannot be written, or a signal ended it.
 pub fn run(args: &EvalArgs, out: &mut dyn Write) -> Result<(), CommandError> {
-    let saved = SavedModel::open(&args.run, args.step)?;
+    let saved = SavedModel::open(&args.model.run, args.model.step)?;
     let trained = trained_config(&saved)?;
     let window = window_of(args, &saved, trained.as_ref())?;
     // The loss is to be that of the run's held-out windows.
@@ -155,14 +155,10 @@ fn request(args: &EvalArgs, folder: &Path) -> PrepareRequest {
     PrepareRequest {
         entries: args.text.clone(),
         options: SourceOptions { field: args.field.clone(), ..SourceOptions::default() },
-        threads: NonZeroUsize::new(threads(args)).unwrap_or(NonZeroUsize::MIN),
+        threads: NonZeroUsize::new(thread_count(args.model.threads)).unwrap_or(NonZeroUsize::MIN),
         shard_tokens: SHARD_TOKENS,
         folder: folder.to_owned(),
     }
-}
-
-fn threads(args: &EvalArgs) -> usize {
-    args.threads.map_or_else(core_count, |threads| threads as usize)
 }
 
 /// The tokenizer of a store, if the model has it; nothing if the model has none at all.
@@ -220,7 +216,8 @@ impl EvalSetup<'_> {
             return Err(too_short(store.tokens(), window));
         }
         let windows = windows.min(args.windows_max.unwrap_or(u64::MAX));
-        let backend = CpuBackend::new(threads(args)).map_err(|error| no_memory(&error))?;
+        let backend =
+            CpuBackend::new(thread_count(args.model.threads)).map_err(|error| no_memory(&error))?;
         let model = &saved.config;
         let evaluator = Evaluator::new(backend, model, sequence_len, saved.weights()?);
         let mut evaluator = evaluator.map_err(|error| no_memory(&error))?;

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 use zbelastic_kernels::{AllocateError, CpuBackend};
-use zbelastic_machine::core_count;
 use zbelastic_machine::device::code_of_fault;
+use zbelastic_machine::thread_count;
 use zbelastic_tokenizer::{DecodeError, DecodeStream, SpecialTokens};
 use zbelastic_trainer::decoder::Decoder;
 use zbelastic_trainer::sample::SamplingConfig;
@@ -57,11 +57,11 @@ struct Generated {
 /// logits that are no numbers, or `out` cannot be written.
 pub fn run(args: &GenerateArgs, out: &mut dyn Write) -> Result<(), CommandError> {
     let draw = sampling(args)?;
-    let saved = SavedModel::open(&args.run, args.step)?;
+    let saved = SavedModel::open(&args.model.run, args.model.step)?;
     let encoder = saved.encoder()?;
     let prompt = prompt_ids(args, &saved, &encoder)?;
-    let threads = args.threads.map_or_else(core_count, |threads| threads as usize);
-    let backend = CpuBackend::new(threads).map_err(|error| no_memory(&error))?;
+    let backend =
+        CpuBackend::new(thread_count(args.model.threads)).map_err(|error| no_memory(&error))?;
     let decoder = Decoder::new(backend, &saved.config, saved.weights()?);
     let mut decoder = decoder.map_err(|error| no_memory(&error))?;
     let generation = Generation { args, encoder: &encoder, prompt: &prompt, draw };
