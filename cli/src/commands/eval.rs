@@ -24,13 +24,13 @@ use zbelastic_machine::device::code_of_fault;
 use zbelastic_machine::thread_count;
 use zbelastic_trainer::evaluator::Evaluator;
 use zbelastic_wording::figures::{duration_text, grouped};
-use zbelastic_wording::{CommandError, CommandFailure, FailureCode, FailureDetail, cannot_write};
+use zbelastic_wording::{CommandError, CommandFailure, FailureDetail, cannot_write};
 
 use self::targets::TargetBytes;
 use super::data::open_store;
 use super::reach::write_json;
 use crate::args::EvalArgs;
-use crate::commands::saved_model::SavedModel;
+use crate::commands::saved_model::{SavedModel, damaged, does_not_fit};
 use crate::data_failure as failure;
 use crate::progress::CommandProgress;
 use crate::run_files::CONFIG;
@@ -289,12 +289,7 @@ impl EvalReading<'_> {
         if totals.loss_sum.is_finite() {
             return Ok(totals);
         }
-        let what = "the model's loss is no number";
-        let mut failure = CommandFailure::new(FailureCode::VerificationFailed, what);
-        let detail =
-            FailureDetail::new("its weights are damaged, or of another type than they say");
-        failure.details = vec![detail.hint("export or download the model again")];
-        Err(failure)
+        Err(damaged("the model's loss is no number"))
     }
 }
 
@@ -309,8 +304,7 @@ fn too_short(found: u64, window: u32) -> CommandFailure {
 }
 
 fn no_memory(error: &AllocateError) -> CommandFailure {
-    let what = format!("the model does not fit: {error}");
-    let mut failure = CommandFailure::new(FailureCode::OutOfResource, what);
+    let mut failure = does_not_fit(error);
     let detail = FailureDetail::new("activations and logits of a window are kept beside it");
     failure.details = vec![detail.hint("a smaller --window")];
     failure

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 use zbelastic_config::{BYTE_VALUES, load_document};
 use zbelastic_data::encode::{BytesEncoder, EncodeDocuments};
+use zbelastic_kernels::AllocateError;
 use zbelastic_tokenizer::TokenizerFiles;
 use zbelastic_trainer::hf::{SpecialTokenIds, parse_config};
 use zbelastic_trainer::model::ModelConfig;
@@ -69,7 +70,7 @@ impl LeftRun {
 
     /// The folder of the tokenizer that it was trained with; nothing for one of bytes.
     pub fn tokenizer_folder(&self) -> Option<PathBuf> {
-        Some(self.folder.join(MODEL)).filter(|folder| folder.join(TOKENIZER).is_file())
+        tokenizer_in(self.folder.join(MODEL))
     }
 }
 
@@ -181,7 +182,7 @@ impl SavedModel {
 
     /// The folder of its tokenizer, which is the model's; nothing where there is none.
     pub fn tokenizer_folder(&self) -> Option<PathBuf> {
-        Some(self.folder.clone()).filter(|folder| folder.join(TOKENIZER).is_file())
+        tokenizer_in(self.folder.clone())
     }
 
     /// What encodes text for it: the tokenizer beside it, or the built-in one of bytes.
@@ -202,6 +203,11 @@ impl SavedModel {
         check_encoder(&encoder, &self.folder, vocabulary)?;
         Ok(encoder)
     }
+}
+
+/// The folder, if there is a tokenizer in it.
+fn tokenizer_in(folder: PathBuf) -> Option<PathBuf> {
+    folder.join(TOKENIZER).is_file().then_some(folder)
 }
 
 /// The tokenizer in a folder, and its files; the built-in one has none.
@@ -309,12 +315,7 @@ fn no_step(folder: &Path, step: u64, last: Option<u64>) -> CommandFailure {
     let aside = names.filter_map(|name| name.strip_prefix("model-")?.parse::<u64>().ok());
     let mut steps: Vec<u64> = aside.chain(last).collect();
     steps.sort_unstable();
-    let steps: Vec<String> = steps.iter().map(u64::to_string).collect();
-    let there = match steps.is_empty() {
-        true => "there is none at all".to_owned(),
-        false => format!("there are those of steps {}", steps.join(", ")),
-    };
-    let detail = FailureDetail::new(there).at("--step");
+    let detail = FailureDetail::new(steps_there(&steps)).at("--step");
     CommandFailure {
         code: FailureCode::NotFound,
         what,
@@ -323,6 +324,28 @@ fn no_step(folder: &Path, step: u64, last: Option<u64>) -> CommandFailure {
              processes keep, too",
         )],
     }
+}
+
+/// Which steps can be named in place of one that there is nothing of.
+pub fn steps_there(steps: &[u64]) -> String {
+    let steps: Vec<String> = steps.iter().map(u64::to_string).collect();
+    match steps.is_empty() {
+        true => "there is none at all".to_owned(),
+        false => format!("there are those of steps {}", steps.join(", ")),
+    }
+}
+
+/// That a model computes no numbers.
+pub fn damaged(what: &str) -> CommandFailure {
+    let mut failure = CommandFailure::new(FailureCode::VerificationFailed, what);
+    let detail = FailureDetail::new("its weights are damaged, or of another type than they say");
+    failure.details = vec![detail.hint("export or download the model again")];
+    failure
+}
+
+/// That memory does not suffice for a model.
+pub fn does_not_fit(error: &AllocateError) -> CommandFailure {
+    CommandFailure::new(FailureCode::OutOfResource, format!("the model does not fit: {error}"))
 }
 
 #[cfg(test)]
