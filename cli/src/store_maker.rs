@@ -17,7 +17,7 @@ use zbelastic_data::source::{LocalStorage, SourceOptions};
 use zbelastic_data::store::{MANIFEST_NAME, StoreManifest};
 use zbelastic_local::interrupt::Interrupt;
 use zbelastic_machine::thread_count;
-use zbelastic_wording::figures::grouped;
+use zbelastic_wording::figures::{counted, grouped};
 use zbelastic_wording::{CommandFailure, FailureDetail};
 
 use crate::data_failure;
@@ -105,7 +105,7 @@ pub fn interrupted(interrupt: &Interrupt, folder: &Path) -> CommandFailure {
     let names = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.file_name());
     let shards = names.filter(|name| name.as_encoded_bytes().ends_with(b".shard")).count();
     let mut failure = CommandFailure::new(interrupt.code(), "interrupted");
-    let kept = format!("keeps {}", counted(shards, "finished shard"));
+    let kept = format!("keeps {}", counted(shards as u64, "finished shard"));
     let detail = FailureDetail::new(kept).at(folder.display().to_string());
     failure.details = vec![detail.hint("the same command goes on behind them")];
     failure
@@ -167,12 +167,6 @@ fn check_vocabulary(
         .why("an id is a row of the model's embedding")
         .hint(format!("model.vocab = {needed} or more, or leave it out"));
     Err(CommandFailure::usage("the configuration", vec![detail]))
-}
-
-/// So many things of this name, in words.
-pub fn counted(count: usize, name: &str) -> String {
-    let ending = if count == 1 { "" } else { "s" };
-    format!("{} {name}{ending}", grouped(count as u64))
 }
 
 fn progress_text(at: &PrepareProgress) -> String {

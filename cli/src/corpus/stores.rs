@@ -10,7 +10,7 @@ use zbelastic_data::mixture::StoreMixture;
 use zbelastic_data::store::{StoreManifest, TokenStore, shard_name};
 use zbelastic_data::window::Packing;
 use zbelastic_wire::job_store::{JobStore, stores_name};
-use zbelastic_wording::figures::grouped;
+use zbelastic_wording::figures::{counted, grouped};
 use zbelastic_wording::{CommandFailure, FailureDetail};
 
 use crate::blob::Blob;
@@ -161,10 +161,7 @@ impl fmt::Display for StoresSummary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let manifests = || self.stores.iter().map(|store| &store.manifest);
         let tokens = grouped(manifests().map(StoreManifest::tokens).sum());
-        let documents = match manifests().map(StoreManifest::documents).sum() {
-            1 => "1 document".to_owned(),
-            count => format!("{} documents", grouped(count)),
-        };
+        let documents = counted(manifests().map(StoreManifest::documents).sum(), "document");
         write!(f, "{tokens} tokens in {documents} of ")?;
         let name =
             |store: &StoreSummary| format!("{} ({:.2} epochs)", store.share.entry(), store.epochs);

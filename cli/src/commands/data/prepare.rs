@@ -13,11 +13,11 @@ use zbelastic_data::store::StoreManifest;
 use zbelastic_local::interrupt::Interrupt;
 use zbelastic_machine::thread_count;
 use zbelastic_wording::CommandError;
-use zbelastic_wording::figures::duration_text;
+use zbelastic_wording::figures::{counted, duration_text};
 
 use crate::args::DataPrepareArgs;
 use crate::data_failure as failure;
-use crate::store_maker::{MadeStore, counted, interrupted, make_store};
+use crate::store_maker::{MadeStore, interrupted, make_store};
 use crate::tokenizer_encoder::TokenizerEncoder;
 
 /// Runs `data prepare`.
@@ -47,7 +47,7 @@ pub fn run(args: &DataPrepareArgs, out: &mut dyn Write) -> Result<(), CommandErr
     }
     let folder = args.to.display();
     if files_left_out > 0 {
-        let files = counted(files_left_out, "file");
+        let files = counted(files_left_out as u64, "file");
         writeln!(out, "note: left out of the sources: {files} in {folder} itself")?;
     }
     let tokenizer = args.tokenizer.display();
