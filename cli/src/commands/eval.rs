@@ -35,7 +35,7 @@ use crate::data_failure as failure;
 use crate::progress::CommandProgress;
 use crate::run_files::CONFIG;
 use crate::scratch_folder::ScratchFolder;
-use crate::store_maker::make_store;
+use crate::store_maker::try_make_store;
 use crate::tokenizer_encoder::TokenizerEncoder;
 
 /// Inputs of a window for models that no run of ours left, if their context is not shorter: beyond
@@ -111,8 +111,7 @@ pub fn run(args: &EvalArgs, out: &mut dyn Write) -> Result<(), CommandError> {
             let scratch =
                 ScratchFolder::new().map_err(|(path, error)| cannot_write(&path, &error))?;
             let folder = scratch.path().join("store");
-            let is_interrupted = || setup.interrupt.is_requested();
-            let made = make_store(&request(args, &folder), &encoder, &is_interrupted);
+            let made = try_make_store(&request(args, &folder), &encoder, &setup.interrupt);
             made.map_err(|error| match matches!(error, PrepareError::Stopped) {
                 true => setup.interrupted(),
                 false => failure::of_prepare(&error),

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use serde_json::json;
 use zbelastic_data::encode::EncodeDocuments;
-use zbelastic_data::prepare::{PrepareError, PrepareRequest};
+use zbelastic_data::prepare::PrepareRequest;
 use zbelastic_data::source::SourceOptions;
 use zbelastic_data::store::StoreManifest;
 use zbelastic_local::interrupt::Interrupt;
@@ -17,7 +17,7 @@ use zbelastic_wording::figures::{counted, duration_text};
 
 use crate::args::DataPrepareArgs;
 use crate::data_failure as failure;
-use crate::store_maker::{MadeStore, interrupted, make_store};
+use crate::store_maker::{MadeStore, make_store};
 use crate::tokenizer_encoder::TokenizerEncoder;
 
 /// Runs `data prepare`.
@@ -30,12 +30,7 @@ pub fn run(args: &DataPrepareArgs, out: &mut dyn Write) -> Result<(), CommandErr
     let encoder = encoder.map_err(|error| failure::of_folder(&args.tokenizer, &error))?;
     let interrupt = Interrupt::listen(None, "batch")?;
     let began = Instant::now();
-    let made = make_store(&request(args), &encoder, &|| interrupt.is_requested());
-    let MadeStore { manifest, files_left_out } =
-        made.map_err(|error| match matches!(error, PrepareError::Stopped) {
-            true => interrupted(&interrupt, &args.to),
-            false => failure::of_prepare(&error),
-        })?;
+    let MadeStore { manifest, files_left_out } = make_store(&request(args), &encoder, &interrupt)?;
     if args.json {
         write_json(args, &manifest, out)?;
         return Ok(());
