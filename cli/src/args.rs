@@ -189,6 +189,8 @@ fn short(text: &str) -> Result<String, String> {
 pub const WORKERS_MAX: i64 = zbelastic_consensus::plan::STAGES_MAX as i64;
 /// Threads of a worker: far more than a machine has cores, and few enough to be started.
 const THREADS_MAX: i64 = 64;
+/// Longest window of a token store that is shown or evaluated, in tokens.
+const WINDOW_MAX: i64 = 1 << 20;
 
 /// `train`.
 #[derive(Args, Debug)]

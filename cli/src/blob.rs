@@ -5,9 +5,11 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
-use zbelastic_api::PIECE_BYTES_MAX;
+use zbelastic_api::client::ApiClient;
+use zbelastic_api::{ApiRequest, HexDigest, PIECE_BYTES_MAX, UploadProgress};
+use zbelastic_types::Bytes;
 use zbelastic_wire::document::DataName;
-use zbelastic_wording::{CommandFailure, FailureDetail};
+use zbelastic_wording::{CommandFailure, FailureCode, FailureDetail};
 
 /// Bytes with their hash and length.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,11 +39,29 @@ impl Blob {
         Self { kind, name, body: BlobBody::File(path) }
     }
 
-    /// The piece from `offset` on, as long as a request takes.
+    /// Uploads what of it is not there yet.
     ///
     /// # Errors
-    /// If its file cannot be read.
-    pub fn piece(&self, offset: u64) -> Result<Vec<u8>, CommandFailure> {
+    /// If its file cannot be read, the cluster refuses, or says that it has something else.
+    pub fn upload(
+        &self,
+        held: UploadProgress,
+        client: &mut ApiClient<'_>,
+    ) -> Result<(), CommandFailure> {
+        let hash = HexDigest(self.name.hash);
+        let length = self.name.length;
+        let mut begin = check_held(held, hash, 0, length)?;
+        while begin < length {
+            let piece = ApiRequest::PutData { hash, offset: begin, bytes: self.piece(begin)? };
+            let held = client.put_data(piece)?;
+            // Each piece must get further, so this ends.
+            begin = check_held(held, hash, begin + 1, length)?;
+        }
+        Ok(())
+    }
+
+    /// The piece from `offset` on, as long as a request takes.
+    fn piece(&self, offset: u64) -> Result<Vec<u8>, CommandFailure> {
         let left = self.name.length.saturating_sub(offset);
         let length = left.min(PIECE_BYTES_MAX as u64) as usize;
         match &self.body {
@@ -60,6 +80,22 @@ impl Blob {
             }
         }
     }
+}
+
+/// Where the next piece begins, if that makes sense.
+fn check_held(
+    held: UploadProgress,
+    hash: HexDigest,
+    min: u64,
+    max: u64,
+) -> Result<u64, CommandFailure> {
+    let begin = Some(held.held).filter(|begin| (min..=max).contains(begin));
+    begin.filter(|_| held.hash == hash).ok_or_else(|| {
+        let found = Bytes(held.held);
+        let length = Bytes(max);
+        let what = format!("the cluster says it has {found} of {length}: out of order");
+        CommandFailure::new(FailureCode::Internal, what)
+    })
 }
 
 #[cfg(test)]

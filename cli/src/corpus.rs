@@ -2,7 +2,7 @@
 
 mod stores;
 
-pub use stores::{StoresSummary, load_stores};
+pub use stores::{LoadedStores, StoresSummary, load_stores};
 
 use std::fmt;
 use std::path::PathBuf;
@@ -67,7 +67,9 @@ pub struct TextSummary {
 /// With everything that is wrong with it.
 pub fn load_data(loaded: &LoadedConfig) -> Result<RunCorpus, CommandFailure> {
     if !loaded.config.tokens.stores.is_empty() {
-        return load_stores(loaded);
+        let LoadedStores { mixture, about, tokenizer } = load_stores(loaded)?;
+        let corpus = TrainingData::Stores(mixture);
+        return Ok(RunCorpus { corpus, about: DataSummary::Stores(about), tokenizer });
     }
     let (corpus, about) = cut_text(gather_text(loaded)?, loaded)?;
     let corpus = TrainingData::Text(corpus);

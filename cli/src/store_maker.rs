@@ -17,7 +17,7 @@ use zbelastic_data::source::{LocalStorage, SourceOptions};
 use zbelastic_data::store::{MANIFEST_NAME, StoreManifest};
 use zbelastic_local::interrupt::Interrupt;
 use zbelastic_machine::thread_count;
-use zbelastic_wording::figures::grouped;
+use zbelastic_wording::figures::{counted, grouped};
 use zbelastic_wording::{CommandFailure, FailureDetail};
 
 use crate::data_failure;
@@ -39,21 +39,39 @@ pub struct MadeStore {
     pub files_left_out: usize,
 }
 
-/// Makes a store, with a progress bar, until `is_interrupted`.
+/// Makes a store, with a progress bar. A request of `interrupt` ends it between two batches; what is
+/// finished then is kept, and the same request goes on.
 ///
 /// # Errors
 /// If it cannot be made.
 pub fn make_store(
     request: &PrepareRequest,
     encoder: &TokenizerEncoder,
-    is_interrupted: &dyn Fn() -> bool,
+    interrupt: &Interrupt,
+) -> Result<MadeStore, CommandFailure> {
+    try_make_store(request, encoder, interrupt).map_err(|error| {
+        match matches!(error, PrepareError::Stopped) {
+            true => interrupted(interrupt, &request.folder),
+            false => data_failure::of_prepare(&error),
+        }
+    })
+}
+
+/// The same, where the caller explains that it was stopped.
+///
+/// # Errors
+/// If it cannot be made.
+pub fn try_make_store(
+    request: &PrepareRequest,
+    encoder: &TokenizerEncoder,
+    interrupt: &Interrupt,
 ) -> Result<MadeStore, PrepareError> {
     let mut progress = CommandProgress::new();
     let mut files_left_out = 0;
     let made = prepare(request, &LocalStorage, encoder, &mut |at| {
         progress.report(at.bytes_read.0, at.bytes_total.0, || progress_text(at));
         files_left_out = at.files_left_out;
-        match is_interrupted() {
+        match interrupt.is_requested() {
             true => ControlFlow::Break(()),
             false => ControlFlow::Continue(()),
         }
@@ -84,15 +102,11 @@ pub fn with_text_store(
         shard_tokens: SHARD_TOKENS,
         folder: parent.join(TOKENS),
     };
-    let failed = |error: PrepareError| data_failure::of_prepare(&error);
-    let name = request_name(&request, &LocalStorage, &encoder).map_err(failed)?;
+    let name = request_name(&request, &LocalStorage, &encoder);
+    let name = name.map_err(|error| data_failure::of_prepare(&error))?;
     request.folder.push(&name.to_hex()[..NAME_DIGITS]);
     if !request.folder.join(MANIFEST_NAME).exists() {
-        let made = make_store(&request, &encoder, &|| interrupt.is_requested());
-        made.map_err(|error| match matches!(error, PrepareError::Stopped) {
-            true => interrupted(interrupt, &request.folder),
-            false => failed(error),
-        })?;
+        make_store(&request, &encoder, interrupt)?;
     }
     let folder = ConfigValue::Text(request.folder.display().to_string());
     sources.flags.push(own(Key::Text, ConfigValue::List(Vec::new())));
@@ -101,11 +115,11 @@ pub fn with_text_store(
 }
 
 /// That a signal ended the making of a store, what is kept, and how to go on.
-pub fn interrupted(interrupt: &Interrupt, folder: &Path) -> CommandFailure {
+fn interrupted(interrupt: &Interrupt, folder: &Path) -> CommandFailure {
     let names = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.file_name());
     let shards = names.filter(|name| name.as_encoded_bytes().ends_with(b".shard")).count();
     let mut failure = CommandFailure::new(interrupt.code(), "interrupted");
-    let kept = format!("keeps {}", counted(shards, "finished shard"));
+    let kept = format!("keeps {}", counted(shards as u64, "finished shard"));
     let detail = FailureDetail::new(kept).at(folder.display().to_string());
     failure.details = vec![detail.hint("the same command goes on behind them")];
     failure
@@ -167,12 +181,6 @@ fn check_vocabulary(
         .why("an id is a row of the model's embedding")
         .hint(format!("model.vocab = {needed} or more, or leave it out"));
     Err(CommandFailure::usage("the configuration", vec![detail]))
-}
-
-/// So many things of this name, in words.
-pub fn counted(count: usize, name: &str) -> String {
-    let ending = if count == 1 { "" } else { "s" };
-    format!("{} {name}{ending}", grouped(count as u64))
 }
 
 fn progress_text(at: &PrepareProgress) -> String {

@@ -42,7 +42,6 @@ use zbelastic_trainer::plan::model_flop_per_token;
 use zbelastic_trainer::stage::InitialWeights;
 use zbelastic_types::StageIndex;
 use zbelastic_wire::document::JobDocument;
-use zbelastic_wire::job_store::stores_name;
 use zbelastic_wording::{CommandError, CommandFailure, FailureCode, FailureDetail};
 
 use crate::args::TrainArgs;
@@ -215,27 +214,22 @@ fn scratch(config: &RunConfig, folder: &Path) -> Option<PathBuf> {
 
 /// The submission to the processes: the run's configuration, text and weights.
 fn submission(prepared: &PreparedRun) -> JobSubmission {
-    let mut config = prepared.config.clone();
+    let config = prepared.config.clone().without_data_paths();
     let weights = match &prepared.job.setup.weights {
         InitialWeights::Drawn { .. } => None,
         InitialWeights::Given(layers) => Some(weights_file(&config.model, layers)),
     };
-    // Paths are this run's, not the job's: it goes on wherever the same text lies.
-    config.text.clear();
-    config.tokens.stores.clear();
-    config.tokens.tokenizer = None;
     let toml = config.effective();
     let weights = weights.map(|bytes| Blob::of_bytes("weights", bytes));
-    let new = |name| JobDocument::new(run_name_of(&prepared.name), config, toml, name);
+    let name = run_name_of(&prepared.name);
     let (mut document, mut blobs) = match (&*prepared.job.corpus, &prepared.text) {
         (TrainingData::Text(corpus), _) => {
             let text = Blob::of_bytes("text", corpus.text().to_vec());
-            (new(text.name), vec![text])
+            (JobDocument::new(name, config, toml, text.name), vec![text])
         }
         (TrainingData::Stores(_), DataSummary::Stores(stores)) => {
-            let job_stores = stores.job_stores();
-            let name = stores_name(&job_stores, stores.packing);
-            (new(name).over_stores(job_stores), stores.blobs())
+            let job = JobDocument::over_stores(name, config, toml, stores.job_stores());
+            (job, stores.blobs())
         }
         (TrainingData::Stores(_), DataSummary::Text(_)) => {
             unreachable!("a summary is that of what is trained on")

@@ -66,13 +66,29 @@ pub fn weights_of_folder(
     model: &ModelConfig,
     folder: &Path,
 ) -> Result<Vec<Vec<f32>>, CommandFailure> {
-    read_weights(model, folder).map_err(|error| {
-        let what = format!("{}: {error}", folder.display());
-        let hint = "a folder with config.json and the weights in model.safetensors, or in several \
-                    files with model.safetensors.index.json";
-        let detail = FailureDetail::new(what).hint(hint).at("model.from_hf");
-        CommandFailure::usage("the model", vec![detail])
-    })
+    read_weights(model, folder).map_err(|error| failure(detail(folder, &error)))
+}
+
+/// The weights of the folder that `model.from_hf` names.
+///
+/// # Errors
+/// As [`weights_of_folder`].
+pub fn weights_from_hf(
+    model: &ModelConfig,
+    folder: &Path,
+) -> Result<Vec<Vec<f32>>, CommandFailure> {
+    let place = "model.from_hf";
+    read_weights(model, folder).map_err(|error| failure(detail(folder, &error).at(place)))
+}
+
+fn failure(detail: FailureDetail) -> CommandFailure {
+    CommandFailure::usage("the model", vec![detail])
+}
+
+fn detail(folder: &Path, error: &WeightFolderError) -> FailureDetail {
+    let hint = "a folder with config.json and the weights in model.safetensors, or in several \
+                files with model.safetensors.index.json";
+    FailureDetail::new(format!("{}: {error}", folder.display())).hint(hint)
 }
 
 /// Weights as one file, as they are sent to a cluster: F32 under transformers' names, whatever types

@@ -1,16 +1,18 @@
 //! `tokenizer train`, `data prepare` and `data show` as a person runs them.
 
 mod common;
+#[path = "common/site.rs"]
+mod site;
 
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::path::Path;
+use std::process::Output;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{refusal, text, zbelastic};
+use common::text;
 use rustix::process::{Pid, Signal, kill_process};
-use serde_json::Value;
+use site::Site;
 
 /// Three documents, of which the last is empty, as `gzip` compresses them.
 const CORPUS_GZ: &[u8] =
@@ -22,46 +24,9 @@ const CORPUS_GZ: &[u8] =
 const TEMPLATE: &str = "{% for message in messages %}{{ message.role }}: {% generation %}\
     {{ message.content }}{% endgeneration %}\n{% endfor %}";
 
-/// A folder in which commands are run.
-struct Site(tempfile::TempDir);
-
 impl Site {
-    fn new() -> Self {
-        Self(tempfile::tempdir().expect("a folder"))
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.0.path().join(name)
-    }
-
     fn write(&self, name: &str, bytes: impl AsRef<[u8]>) {
         fs::write(self.path(name), bytes).expect("writable");
-    }
-
-    fn command(&self, line: &str) -> Command {
-        let mut command = zbelastic(&line.split(' ').collect::<Vec<_>>());
-        command.current_dir(self.0.path());
-        command
-    }
-
-    /// Standard output of a command that succeeds.
-    fn printed(&self, line: &str) -> String {
-        let Output { status, stdout, stderr } = self.command(line).output().expect("it runs");
-        assert!(status.success(), "{line}: {}", text(&stderr));
-        text(&stdout)
-    }
-
-    fn json(&self, line: &str) -> Value {
-        let printed = self.printed(&format!("{line} --json"));
-        serde_json::from_str(&printed).unwrap_or_else(|error| panic!("{printed}: {error}"))
-    }
-
-    /// Runs a command that fails with `code`, and whose message has all of `parts`.
-    fn refused(&self, line: &str, code: i32, parts: &[&str]) {
-        let message = refusal(&mut self.command(line), code);
-        for part in parts {
-            assert!(message.contains(part), "{line}: no {part:?} in:\n{message}");
-        }
     }
 
     /// A tokenizer of 400 tokens of two pages of the documentation, in `tok`.

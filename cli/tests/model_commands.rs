@@ -1,42 +1,43 @@
 //! `export`, `generate` and `eval` as a person runs them, on a run of a small model.
 
 mod common;
+#[path = "common/site.rs"]
+mod site;
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{BufRead, BufReader};
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::path::Path;
+use std::process::Stdio;
 
-use common::{refusal, text, zbelastic};
+use common::{refusal, text};
 use rustix::process::{Pid, Signal, kill_process};
 use safetensors::{Dtype, SafeTensors};
 use serde_json::Value;
+use site::Site;
 
 /// A run of a model of bytes in `run`, and its text in `text.txt`.
 const TRAIN: &str = "train --set model.preset=tiny --set model.width=32 --set train.seq_len=64 \
     --set train.global_batch=4 --set train.microbatch=1 --set train.steps=6 \
     --set optimizer.lr=3e-3 --set data.text=text.txt --threads-only --workers 2 --out run";
 
-struct Site(tempfile::TempDir);
-
 impl Site {
-    fn new() -> Self {
-        let site = Self(tempfile::tempdir().expect("a folder"));
+    fn with_text() -> Self {
+        let site = Self::new();
         let line = |n: u32| format!("{n} times {} is {}\n", n % 7 + 2, n * (n % 7 + 2));
         fs::write(site.path("text.txt"), (1..=400).map(line).collect::<String>()).expect("room");
         site
     }
 
     fn with_run() -> Self {
-        let site = Self::new();
+        let site = Self::with_text();
         site.printed(TRAIN);
         site
     }
 
     /// The same with a tokenizer of 300 tokens and a model of as many in `model`.
     fn with_tokenizer() -> Self {
-        let site = Self::new();
+        let site = Self::with_text();
         site.printed("tokenizer train --vocab 300 --to tok --text text.txt --threads 1");
         site.printed(&format!("{TRAIN} --set model.vocab=300"));
         site.printed("export run --to model");
@@ -50,44 +51,12 @@ impl Site {
     /// A run over a token store of 300 tokens in `store`, made with the tokenizer in `tok`, which
     /// the configuration does not name.
     fn with_stores() -> Self {
-        let site = Self::new();
+        let site = Self::with_text();
         site.printed("tokenizer train --vocab 300 --to tok --text text.txt --threads 1");
         site.printed("data prepare text.txt --tokenizer tok --to store --threads 1");
         let line = TRAIN.replace("data.text=text.txt", "data.tokens=store");
         site.printed(&format!("{line} --set model.vocab=300"));
         site
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.0.path().join(name)
-    }
-
-    fn command(&self, line: &str) -> Command {
-        let mut command = zbelastic(&line.split_whitespace().collect::<Vec<_>>());
-        command.current_dir(self.0.path());
-        command
-    }
-
-    fn output(command: &mut Command) -> String {
-        let Output { status, stdout, stderr } = command.output().expect("it runs");
-        assert!(status.success(), "{command:?}: {}", text(&stderr));
-        text(&stdout)
-    }
-
-    fn printed(&self, line: &str) -> String {
-        Self::output(&mut self.command(line))
-    }
-
-    fn json(&self, line: &str) -> Value {
-        let printed = self.printed(&format!("{line} --json"));
-        serde_json::from_str(&printed).unwrap_or_else(|error| panic!("{printed}: {error}"))
-    }
-
-    fn refused(&self, line: &str, code: i32, parts: &[&str]) {
-        let message = refusal(&mut self.command(line), code);
-        for part in parts {
-            assert!(message.contains(part), "{line}: no {part:?} in:\n{message}");
-        }
     }
 
     /// The files of a folder, by name.
@@ -149,7 +118,7 @@ fn a_run_is_exported_whole_with_its_card() {
 
 #[test]
 fn checkpoints_that_processes_keep_are_exported() {
-    let site = Site::new();
+    let site = Site::with_text();
     let line = TRAIN.replace("--threads-only ", "");
     let more = "--set checkpoint.every=3 --set checkpoint.keep_last=4";
     site.printed(&format!("{line} {more}"));
@@ -305,7 +274,7 @@ fn a_run_over_stores_without_its_tokenizer_reads_no_text_as_bytes() {
 
 #[test]
 fn a_run_has_its_tokenizer_from_the_beginning() {
-    let site = Site::new();
+    let site = Site::with_text();
     site.printed("tokenizer train --vocab 300 --to tok --text text.txt --threads 1");
     let expected = site.files("tok");
     let line = format!("{TRAIN} --set data.tokenizer=tok --json");
@@ -466,7 +435,7 @@ fn bytes_of_a_text_are_counted_whatever_the_tokens() {
 /// A run whose documents do not see each other is evaluated so, wherever its store lies by then.
 #[test]
 fn a_run_of_documents_is_evaluated_as_it_was_trained() {
-    let site = Site::new();
+    let site = Site::with_text();
     site.printed("tokenizer train --vocab 300 --to tok --text text.txt --threads 1");
     let line = |n: u32| format!("{{\"text\": \"{n} and {n} are {}\"}}\n", n + n);
     fs::write(site.path("lines.jsonl"), (1..=900).map(line).collect::<String>()).expect("room");

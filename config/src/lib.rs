@@ -335,6 +335,16 @@ impl RunConfig {
         effective::write_documented(self)
     }
 
+    /// The same without the paths of text, stores and tokenizer: they are those of a machine, and a
+    /// job goes on wherever the same data lies.
+    #[must_use]
+    pub fn without_data_paths(mut self) -> Self {
+        self.text.clear();
+        self.tokens.stores.clear();
+        self.tokens.tokenizer = None;
+        self
+    }
+
     /// How windows of stores are read.
     #[must_use]
     pub fn cursor(&self) -> CursorConfig {

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use zbelastic_trainer::hf::parse_config;
+use zbelastic_trainer::hf::{MODEL_CONFIG, parse_config};
 use zbelastic_trainer::model::{Family, LlamaFeatures, ModelConfig, ModelError, RopeScaling};
 
 use super::WeightSource;
@@ -68,7 +68,7 @@ impl ConfigBuilder<'_> {
     }
 
     fn folder_model(&mut self, folder: &Path) -> Option<ModelConfig> {
-        let path = folder.join("config.json");
+        let path = folder.join(MODEL_CONFIG);
         let at = self.reader.settings.origin(Key::FromHf);
         let config = fs::read_to_string(&path)
             .map_err(|error| ConfigProblem::FolderUnreadable { at, path: path.clone(), error })

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::fs;
 
-use zbelastic_trainer::hf::dropout;
+use zbelastic_trainer::hf::{MODEL_CONFIG, dropout};
 
 use super::{RunConfig, WeightSource};
 
@@ -80,7 +80,7 @@ fn dropout_notes(weights: &WeightSource) -> Vec<ConfigNote> {
         WeightSource::Drawn => return Vec::new(),
     };
     // It was read a moment ago; if it cannot be any more, the weights cannot be read either.
-    let text = fs::read_to_string(folder.join("config.json")).unwrap_or_default();
+    let text = fs::read_to_string(folder.join(MODEL_CONFIG)).unwrap_or_default();
     let found = dropout(&text).into_iter();
     found.map(|(key, rate)| ConfigNote::Dropout { key, rate }).collect()
 }

@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::checked_json::CheckedJsonError;
 use mapped_shard::MappedShard;
 
-/// Bytes of a file that are hashed at once.
+/// Bytes of a file that are hashed at once; a multiple of an id's.
 const HASH_BYTES: u64 = 1 << 20;
 /// Bytes of a store's pages that are in memory at most, by the estimate of [`READ_PAGES_BYTES`].
 const RESIDENT_BYTES_MAX: u64 = 64 << 20;
@@ -275,6 +275,11 @@ pub fn find_store(
 /// # Errors
 /// If it cannot be read.
 pub fn hash_file(path: &Path, on_bytes: &dyn Fn(u64)) -> io::Result<blake3::Hash> {
+    hash_pieces(path, &mut |piece| on_bytes(piece.len() as u64))
+}
+
+/// The same; `on_piece` gets each piece, of which all but the last have [`HASH_BYTES`].
+fn hash_pieces(path: &Path, on_piece: &mut dyn FnMut(&[u8])) -> io::Result<blake3::Hash> {
     let mut file = File::open(path)?;
     let mut hasher = blake3::Hasher::new();
     let mut buffer = Vec::with_capacity(HASH_BYTES as usize);
@@ -285,7 +290,7 @@ pub fn hash_file(path: &Path, on_bytes: &dyn Fn(u64)) -> io::Result<blake3::Hash
             return Ok(hasher.finalize());
         }
         hasher.update(&buffer);
-        on_bytes(count as u64);
+        on_piece(&buffer);
     }
 }
 

@@ -91,6 +91,18 @@ impl TokenizerFiles {
         })
     }
 
+    /// Those that are there by their names, `tokenizer.json` last.
+    pub fn named(&self) -> impl Iterator<Item = (&'static str, &[u8])> {
+        let others = [
+            (TOKENIZER_CONFIG, &self.tokenizer_config),
+            (SPECIAL_TOKENS_MAP, &self.special_tokens_map),
+            (GENERATION_CONFIG, &self.generation_config),
+            (CHAT_TEMPLATE, &self.chat_template),
+        ];
+        let others = others.into_iter().filter_map(|(name, bytes)| Some((name, bytes.as_deref()?)));
+        others.chain([(TOKENIZER_JSON, &self.tokenizer_json[..])])
+    }
+
     /// Writes those that are there into a folder, which is created if it is missing: each whole and
     /// durable, `tokenizer.json` last, so that a folder which has one has all.
     ///
@@ -99,14 +111,7 @@ impl TokenizerFiles {
     pub fn write(&self, folder: &Path) -> Result<(), FolderError> {
         let failed = |path: &Path, cause| FolderError::Write { path: path.to_owned(), cause };
         fs::create_dir_all(folder).map_err(|cause| failed(folder, cause))?;
-        let others = [
-            (TOKENIZER_CONFIG, &self.tokenizer_config),
-            (SPECIAL_TOKENS_MAP, &self.special_tokens_map),
-            (GENERATION_CONFIG, &self.generation_config),
-            (CHAT_TEMPLATE, &self.chat_template),
-        ];
-        let others = others.into_iter().filter_map(|(name, bytes)| Some((name, bytes.as_ref()?)));
-        for (name, bytes) in others.chain([(TOKENIZER_JSON, &self.tokenizer_json)]) {
+        for (name, bytes) in self.named() {
             let path = folder.join(name);
             whole_file::write(&path, bytes).map_err(|cause| failed(&path, cause))?;
         }

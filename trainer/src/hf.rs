@@ -25,6 +25,6 @@ pub use shards::{SHARDS_MAX, ShardIndex, ShardIndexError};
 pub use weight_file::WeightBytes;
 pub use weight_type::WeightType;
 pub use write::{
-    NamedTensor, WEIGHTS_FILE, WEIGHTS_INDEX, WeightsFile, WeightsFiles, WriteWeightsError,
-    to_named, write_safetensors,
+    MODEL_CONFIG, NamedTensor, WEIGHTS_FILE, WEIGHTS_INDEX, WeightsFile, WeightsFiles,
+    WriteWeightsError, to_named, write_safetensors,
 };

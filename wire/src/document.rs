@@ -198,11 +198,16 @@ impl JobDocument {
         Self { version, program, name, from, config, toml, text, stores, weights, injections }
     }
 
-    /// The same job over token stores.
+    /// The job that a configuration and token stores make.
     #[must_use]
-    pub fn over_stores(self, stores: Vec<JobStore>) -> Self {
-        let text = stores_name(&stores, self.config.tokens.packing);
-        Self { version: DOCUMENT_VERSION, text, stores, ..self }
+    pub fn over_stores(
+        name: String,
+        config: RunConfig,
+        toml: String,
+        stores: Vec<JobStore>,
+    ) -> Self {
+        let text = stores_name(&stores, config.tokens.packing);
+        Self { version: DOCUMENT_VERSION, stores, ..Self::new(name, config, toml, text) }
     }
 
     /// What the cluster must agree on, of this document's `bytes`.

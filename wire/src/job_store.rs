@@ -88,8 +88,7 @@ mod tests {
     fn job(stores: Vec<JobStore>) -> JobDocument {
         let toml = "[model]\npreset = \"tiny\"\n";
         let config = load_document("test", toml).expect("legal").config;
-        let text = DataName::of(b"text");
-        JobDocument::new("test".to_owned(), config, toml.to_owned(), text).over_stores(stores)
+        JobDocument::over_stores("test".to_owned(), config, toml.to_owned(), stores)
     }
 
     #[test]

@@ -42,6 +42,13 @@ pub fn grouped(number: u64) -> String {
     text
 }
 
+/// So many things of this name, as in 1 file and 1,200 files.
+#[must_use]
+pub fn counted(count: u64, name: &str) -> String {
+    let ending = if count == 1 { "" } else { "s" };
+    format!("{} {name}{ending}", grouped(count))
+}
+
 /// As in 42s, 3m07 and 1h02.
 #[must_use]
 pub fn duration_text(duration: Duration) -> String {
@@ -91,5 +98,9 @@ mod tests {
         check(999, "999");
         check(1_000, "1,000");
         check(1_234_567, "1,234,567");
+        let check = |count, expected: &str| assert_eq!(counted(count, "shard"), expected);
+        check(0, "0 shards");
+        check(1, "1 shard");
+        check(1_200, "1,200 shards");
     }
 }

@@ -6,12 +6,10 @@ use clap::{Args, Subcommand};
 use zbelastic_data::prepare::{SHARD_TOKENS, SHARD_TOKENS_MAX};
 use zbelastic_data::show::SAMPLES_MAX;
 
-use super::THREADS_MAX;
+use super::{THREADS_MAX, WINDOW_MAX};
 
 /// Largest vocabulary that may be requested: far more tokens than any model has.
 const VOCABULARY_MAX: i64 = 1 << 24;
-/// Longest window that is shown, in tokens.
-const WINDOW_MAX: i64 = 1 << 20;
 
 const TOKENIZER_TRAIN_EXAMPLES: &str = "\
 The tokenizer is a byte-level BPE like GPT-2's, which any text has ids by. <|endoftext|> is id 0 and

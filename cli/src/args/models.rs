@@ -5,14 +5,12 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use zbelastic_trainer::hf::WeightType;
 
-use super::THREADS_MAX;
 use super::client::ClientArgs;
 use super::quantity::parse_shard_bytes;
+use super::{THREADS_MAX, WINDOW_MAX};
 
 /// Largest number of tokens that are generated at once: far more than any context.
 const TOKENS_MAX: i64 = 1 << 24;
-/// Longest window that is evaluated, in tokens.
-const WINDOW_MAX: i64 = 1 << 20;
 
 pub(super) const EXPORT_EXAMPLES: &str = "\
 RUN is the folder of a run (`train` left it), the name of a run of the cluster, or a folder with
@@ -94,12 +92,23 @@ pub struct ExportArgs {
     pub client: ClientArgs,
 }
 
-/// `generate`.
+/// A model in a folder, which a command computes with on this machine.
 #[derive(Args, Clone, Debug)]
-pub struct GenerateArgs {
+pub struct SavedModelArgs {
     /// A run's folder, or a model's.
     #[arg(value_name = "RUN")]
     pub run: PathBuf,
+    /// Threads that compute [default: this machine's cores].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=THREADS_MAX))]
+    pub threads: Option<u32>,
+    /// Which checkpoint of the run [default: the last].
+    #[arg(long, value_name = "N")]
+    pub step: Option<u64>,
+}
+
+/// `generate`.
+#[derive(Args, Clone, Debug)]
+pub struct GenerateArgs {
     /// The text to continue.
     #[arg(long, value_name = "TEXT")]
     pub prompt: String,
@@ -121,24 +130,18 @@ pub struct GenerateArgs {
     /// End with the tokenizer's end-of-text token, instead of going on behind it.
     #[arg(long)]
     pub stop_at_end: bool,
-    /// Threads that compute [default: this machine's cores].
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=THREADS_MAX))]
-    pub threads: Option<u32>,
     /// Print one JSON object at the end, instead of the text as it comes.
     #[arg(long)]
     pub json: bool,
-    /// Which checkpoint of the run [default: the last].
-    #[arg(long, value_name = "N")]
-    pub step: Option<u64>,
+    /// The model.
+    #[command(flatten)]
+    pub model: SavedModelArgs,
 }
 
 /// `eval`.
 #[derive(Args, Clone, Debug)]
 #[command(group(clap::ArgGroup::new("what").required(true).args(["text", "tokens"])))]
 pub struct EvalArgs {
-    /// A run's folder, or a model's.
-    #[arg(value_name = "RUN")]
-    pub run: PathBuf,
     /// Files, folders and globs of texts, as `data prepare` reads them.
     #[arg(long, value_name = "PATH", num_args = 1..)]
     pub text: Vec<String>,
@@ -155,13 +158,10 @@ pub struct EvalArgs {
     /// The field or column with the text [default: text, or else messages].
     #[arg(long, value_name = "NAME")]
     pub field: Option<String>,
-    /// Threads that compute [default: this machine's cores].
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=THREADS_MAX))]
-    pub threads: Option<u32>,
     /// Print one JSON object.
     #[arg(long)]
     pub json: bool,
-    /// Which checkpoint of the run [default: the last].
-    #[arg(long, value_name = "N")]
-    pub step: Option<u64>,
+    /// The model.
+    #[command(flatten)]
+    pub model: SavedModelArgs,
 }

@@ -12,12 +12,13 @@ use zbelastic_config::{
 use zbelastic_data::source::{LocalStorage, SourceListing};
 use zbelastic_trainer::model::model_size;
 use zbelastic_types::Bytes;
+use zbelastic_wording::figures::counted;
 use zbelastic_wording::{CommandError, CommandFailure, FailureDetail};
 
 use crate::args::{ConfigCommand, ConfigReadArgs};
 use crate::corpus::{DataSummary, load_data};
 use crate::data_failure;
-use crate::store_maker::{counted, with_vocabulary};
+use crate::store_maker::with_vocabulary;
 
 /// Runs a `config` command.
 ///
@@ -61,7 +62,7 @@ impl fmt::Display for CheckedData {
         match self {
             Self::Read(data) => data.fmt(f),
             Self::Listed { file_count, size, tokenizer } => {
-                let files = counted(*file_count, "file");
+                let files = counted(*file_count as u64, "file");
                 let tokenizer = tokenizer.display();
                 write!(f, "{} bytes in {files}, which `train` encodes by {tokenizer}", size.0)
             }

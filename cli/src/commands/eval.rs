@@ -20,22 +20,22 @@ use zbelastic_data::store::TokenStore;
 use zbelastic_data::window::{PackedWindow, Packing, window_count};
 use zbelastic_kernels::{AllocateError, CpuBackend};
 use zbelastic_local::interrupt::Interrupt;
-use zbelastic_machine::core_count;
 use zbelastic_machine::device::code_of_fault;
+use zbelastic_machine::thread_count;
 use zbelastic_trainer::evaluator::Evaluator;
 use zbelastic_wording::figures::{duration_text, grouped};
-use zbelastic_wording::{CommandError, CommandFailure, FailureCode, FailureDetail, cannot_write};
+use zbelastic_wording::{CommandError, CommandFailure, FailureDetail, cannot_write};
 
 use self::targets::TargetBytes;
 use super::data::open_store;
 use super::reach::write_json;
 use crate::args::EvalArgs;
-use crate::commands::saved_model::SavedModel;
+use crate::commands::saved_model::{SavedModel, damaged, does_not_fit};
 use crate::data_failure as failure;
 use crate::progress::CommandProgress;
 use crate::run_files::CONFIG;
 use crate::scratch_folder::ScratchFolder;
-use crate::store_maker::make_store;
+use crate::store_maker::try_make_store;
 use crate::tokenizer_encoder::TokenizerEncoder;
 
 /// Inputs of a window for models that no run of ours left, if their context is not shorter: beyond
@@ -92,7 +92,7 @@ struct EvalSetup<'a> {
 /// If there is no model, the texts or the store cannot be read or are not of its tokens, there is no
 /// window of them, `out` cannot be written, or a signal ended it.
 pub fn run(args: &EvalArgs, out: &mut dyn Write) -> Result<(), CommandError> {
-    let saved = SavedModel::open(&args.run, args.step)?;
+    let saved = SavedModel::open(&args.model.run, args.model.step)?;
     let trained = trained_config(&saved)?;
     let window = window_of(args, &saved, trained.as_ref())?;
     // The loss is to be that of the run's held-out windows.
@@ -111,8 +111,7 @@ pub fn run(args: &EvalArgs, out: &mut dyn Write) -> Result<(), CommandError> {
             let scratch =
                 ScratchFolder::new().map_err(|(path, error)| cannot_write(&path, &error))?;
             let folder = scratch.path().join("store");
-            let is_interrupted = || setup.interrupt.is_requested();
-            let made = make_store(&request(args, &folder), &encoder, &is_interrupted);
+            let made = try_make_store(&request(args, &folder), &encoder, &setup.interrupt);
             made.map_err(|error| match matches!(error, PrepareError::Stopped) {
                 true => setup.interrupted(),
                 false => failure::of_prepare(&error),
@@ -155,14 +154,10 @@ fn request(args: &EvalArgs, folder: &Path) -> PrepareRequest {
     PrepareRequest {
         entries: args.text.clone(),
         options: SourceOptions { field: args.field.clone(), ..SourceOptions::default() },
-        threads: NonZeroUsize::new(threads(args)).unwrap_or(NonZeroUsize::MIN),
+        threads: NonZeroUsize::new(thread_count(args.model.threads)).unwrap_or(NonZeroUsize::MIN),
         shard_tokens: SHARD_TOKENS,
         folder: folder.to_owned(),
     }
-}
-
-fn threads(args: &EvalArgs) -> usize {
-    args.threads.map_or_else(core_count, |threads| threads as usize)
 }
 
 /// The tokenizer of a store, if the model has it; nothing if the model has none at all.
@@ -220,7 +215,8 @@ impl EvalSetup<'_> {
             return Err(too_short(store.tokens(), window));
         }
         let windows = windows.min(args.windows_max.unwrap_or(u64::MAX));
-        let backend = CpuBackend::new(threads(args)).map_err(|error| no_memory(&error))?;
+        let backend =
+            CpuBackend::new(thread_count(args.model.threads)).map_err(|error| no_memory(&error))?;
         let model = &saved.config;
         let evaluator = Evaluator::new(backend, model, sequence_len, saved.weights()?);
         let mut evaluator = evaluator.map_err(|error| no_memory(&error))?;
@@ -292,12 +288,7 @@ impl EvalReading<'_> {
         if totals.loss_sum.is_finite() {
             return Ok(totals);
         }
-        let what = "the model's loss is no number";
-        let mut failure = CommandFailure::new(FailureCode::VerificationFailed, what);
-        let detail =
-            FailureDetail::new("its weights are damaged, or of another type than they say");
-        failure.details = vec![detail.hint("export or download the model again")];
-        Err(failure)
+        Err(damaged("the model's loss is no number"))
     }
 }
 
@@ -312,8 +303,7 @@ fn too_short(found: u64, window: u32) -> CommandFailure {
 }
 
 fn no_memory(error: &AllocateError) -> CommandFailure {
-    let what = format!("the model does not fit: {error}");
-    let mut failure = CommandFailure::new(FailureCode::OutOfResource, what);
+    let mut failure = does_not_fit(error);
     let detail = FailureDetail::new("activations and logits of a window are kept beside it");
     failure.details = vec![detail.hint("a smaller --window")];
     failure

@@ -16,8 +16,8 @@ use zbelastic_api::CheckpointDetail;
 use zbelastic_consensus::run::is_run_name;
 use zbelastic_tokenizer::TokenizerFiles;
 use zbelastic_trainer::hf::{
-    SpecialTokenIds, WEIGHTS_INDEX, WeightsFiles, WriteWeightsError, exported_config_json,
-    generation_config_json,
+    MODEL_CONFIG, SpecialTokenIds, WEIGHTS_INDEX, WeightsFiles, WriteWeightsError,
+    exported_config_json, generation_config_json,
 };
 use zbelastic_trainer::model::{ModelConfig, model_size};
 use zbelastic_types::Bytes;
@@ -25,7 +25,7 @@ use zbelastic_wording::figures::grouped;
 use zbelastic_wording::{CommandError, CommandFailure, FailureCode, FailureDetail, cannot_write};
 
 use self::card::{ModelCard, RunRecord, TrainedData, WrittenFile};
-use self::folder::{CARD, CONFIG, GENERATION_CONFIG, PartialFolder, check_empty};
+use self::folder::{CARD, GENERATION_CONFIG, PartialFolder, check_empty};
 use self::kept::KeptModel;
 use self::tokenizer_source::{ExportedTokenizer, TokenizerSource};
 use super::reach::{connect, write_json};
@@ -210,7 +210,7 @@ fn write(
     if let Some(index) = files.index_json() {
         partial.write_text(WEIGHTS_INDEX, &index)?;
     }
-    partial.write_text(CONFIG, &exported_config_json(&exported.config, kind, ids))?;
+    partial.write_text(MODEL_CONFIG, &exported_config_json(&exported.config, kind, ids))?;
     // A tokenizer's own says more: how to draw, and every id that ends a text.
     let has_generation = |files: &TokenizerFiles| files.generation_config.is_some();
     if !exported.tokenizer.files().is_some_and(has_generation) {

@@ -7,18 +7,18 @@ use std::io::{self, Write};
 use std::time::{Duration, Instant};
 
 use serde_json::json;
-use zbelastic_kernels::{AllocateError, CpuBackend};
-use zbelastic_machine::core_count;
+use zbelastic_kernels::CpuBackend;
 use zbelastic_machine::device::code_of_fault;
+use zbelastic_machine::thread_count;
 use zbelastic_tokenizer::{DecodeError, DecodeStream, SpecialTokens};
 use zbelastic_trainer::decoder::Decoder;
 use zbelastic_trainer::sample::SamplingConfig;
 use zbelastic_wording::figures::{duration_text, grouped};
-use zbelastic_wording::{CommandError, CommandFailure, FailureCode, FailureDetail};
+use zbelastic_wording::{CommandError, CommandFailure, FailureDetail};
 
 use super::reach::write_json;
 use crate::args::GenerateArgs;
-use crate::commands::saved_model::SavedModel;
+use crate::commands::saved_model::{SavedModel, damaged, does_not_fit};
 use crate::terminal::printable;
 use crate::tokenizer_encoder::TokenizerEncoder;
 
@@ -57,13 +57,13 @@ struct Generated {
 /// logits that are no numbers, or `out` cannot be written.
 pub fn run(args: &GenerateArgs, out: &mut dyn Write) -> Result<(), CommandError> {
     let draw = sampling(args)?;
-    let saved = SavedModel::open(&args.run, args.step)?;
+    let saved = SavedModel::open(&args.model.run, args.model.step)?;
     let encoder = saved.encoder()?;
     let prompt = prompt_ids(args, &saved, &encoder)?;
-    let threads = args.threads.map_or_else(core_count, |threads| threads as usize);
-    let backend = CpuBackend::new(threads).map_err(|error| no_memory(&error))?;
+    let backend =
+        CpuBackend::new(thread_count(args.model.threads)).map_err(|error| does_not_fit(&error))?;
     let decoder = Decoder::new(backend, &saved.config, saved.weights()?);
-    let mut decoder = decoder.map_err(|error| no_memory(&error))?;
+    let mut decoder = decoder.map_err(|error| does_not_fit(&error))?;
     let generation = Generation { args, encoder: &encoder, prompt: &prompt, draw };
     let positions = saved.config.positions;
     let began = Instant::now();
@@ -180,7 +180,7 @@ impl Generation<'_> {
             if let Some(reason) = self.stop(generated.ids.len(), positions) {
                 break reason;
             }
-            let logits = decoder.read(&next).map_err(|error| no_memory(&error))?;
+            let logits = decoder.read(&next).map_err(|error| does_not_fit(&error))?;
             check_logits(decoder, &logits)?;
             let position = self.prompt.len() + generated.ids.len();
             let id = self.draw.draw(&logits, position as u64);
@@ -220,18 +220,9 @@ fn check_logits(decoder: &Decoder<'_, CpuBackend>, logits: &[f32]) -> Result<(),
         return Err(CommandFailure::new(code_of_fault(&fault), fault.to_string()));
     }
     if logits.iter().any(|logit| logit.is_nan()) {
-        let what = "the model's logits are no numbers";
-        let mut failure = CommandFailure::new(FailureCode::VerificationFailed, what);
-        let detail =
-            FailureDetail::new("its weights are damaged, or of another type than they say");
-        failure.details = vec![detail.hint("export or download the model again")];
-        return Err(failure);
+        return Err(damaged("the model's logits are no numbers"));
     }
     Ok(())
-}
-
-fn no_memory(error: &AllocateError) -> CommandFailure {
-    CommandFailure::new(FailureCode::OutOfResource, format!("the model does not fit: {error}"))
 }
 
 fn no_text(error: &DecodeError) -> CommandFailure {

@@ -22,7 +22,6 @@ use zbelastic_config::{LoadedConfig, RunConfig, WeightSource, check_cluster_can_
 use zbelastic_local::interrupt::Interrupt;
 use zbelastic_types::Bytes;
 use zbelastic_wire::document::{DataName, JobDocument, default_run_name};
-use zbelastic_wire::job_store::stores_name;
 use zbelastic_wording::{CommandError, CommandFailure, FailureDetail};
 
 use super::event_poller::FOLLOW_PAUSE;
@@ -30,10 +29,10 @@ use super::job::job_line;
 use super::reach::{connect, write_json_line};
 use crate::args::RunArgs;
 use crate::blob::Blob;
-use crate::corpus::{DataSummary, StoresSummary, cut_text, gather_text, load_stores};
+use crate::corpus::{StoresSummary, cut_text, gather_text, load_stores};
 use crate::run_files::RUNS;
 use crate::store_maker::with_text_store;
-use crate::weights::{weights_file, weights_of_folder};
+use crate::weights::{weights_file, weights_from_hf};
 use follow::{RunOutputMode, follow};
 use submit::{RunSubmission, submit};
 
@@ -70,10 +69,7 @@ fn prepare(args: &RunArgs) -> Result<RunSubmission, CommandFailure> {
         cut_text(text, &loaded)?;
         RunData::Text(Blob::of_bytes("text", bytes))
     } else {
-        match load_stores(&loaded)?.about {
-            DataSummary::Stores(stores) => RunData::Stores(stores),
-            DataSummary::Text(_) => unreachable!("a summary is that of what is trained on"),
-        }
+        RunData::Stores(load_stores(&loaded)?.about)
     };
     for note in &loaded.notes {
         // With standard error closed there is nowhere to print it.
@@ -83,7 +79,7 @@ fn prepare(args: &RunArgs) -> Result<RunSubmission, CommandFailure> {
         // The run that it goes on from has its weights.
         WeightSource::HuggingFace { folder } if args.from.is_none() => {
             let model = &loaded.config.model;
-            Some(weights_file(model, &weights_of_folder(model, folder)?))
+            Some(weights_file(model, &weights_from_hf(model, folder)?))
         }
         WeightSource::HuggingFace { .. } | WeightSource::Drawn => None,
     };
@@ -122,23 +118,18 @@ fn store_job(
 ) -> Result<(String, DataName), CommandFailure> {
     let config = without_paths(loaded.config);
     let toml = config.effective();
-    let job_stores = stores.job_stores();
-    let name = stores_name(&job_stores, stores.packing);
-    let job = JobDocument::new(default_run_name(&config), config, toml, name);
-    let job = JobDocument { weights, ..job.over_stores(job_stores) };
+    let name = default_run_name(&config);
+    let job = JobDocument::over_stores(name, config, toml, stores.job_stores());
+    let job = JobDocument { weights, ..job };
     let bytes = job.encode().map_err(|error| {
         CommandFailure::usage("the token stores", vec![FailureDetail::new(error.to_string())])
     })?;
-    Ok((String::from_utf8(bytes).expect("JSON is UTF-8"), name))
+    Ok((String::from_utf8(bytes).expect("JSON is UTF-8"), job.text))
 }
 
 /// Paths are those of this machine, and not of the job.
-fn without_paths(mut config: RunConfig) -> RunConfig {
-    config.text.clear();
-    config.tokens.stores.clear();
-    config.tokens.tokenizer = None;
-    config.weights = WeightSource::Drawn;
-    config
+fn without_paths(config: RunConfig) -> RunConfig {
+    RunConfig { weights: WeightSource::Drawn, ..config.without_data_paths() }
 }
 
 /// The configuration as it is submitted: without paths of this machine. The model of a folder is

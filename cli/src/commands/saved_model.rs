@@ -6,7 +6,9 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 use zbelastic_config::{BYTE_VALUES, load_document};
 use zbelastic_data::encode::{BytesEncoder, EncodeDocuments};
-use zbelastic_trainer::hf::{SpecialTokenIds, parse_config};
+use zbelastic_kernels::AllocateError;
+use zbelastic_tokenizer::TokenizerFiles;
+use zbelastic_trainer::hf::{MODEL_CONFIG, SpecialTokenIds, parse_config};
 use zbelastic_trainer::model::ModelConfig;
 use zbelastic_wording::{CommandFailure, FailureCode, FailureDetail};
 
@@ -15,8 +17,6 @@ use crate::run_files::{CLUSTER, CONFIG, MODEL, RUN};
 use crate::tokenizer_encoder::TokenizerEncoder;
 use crate::weights::weights_of_folder;
 
-/// File of a model's description.
-const MODEL_CONFIG: &str = "config.json";
 /// File that a tokenizer has at least.
 const TOKENIZER: &str = "tokenizer.json";
 
@@ -70,7 +70,7 @@ impl LeftRun {
 
     /// The folder of the tokenizer that it was trained with; nothing for one of bytes.
     pub fn tokenizer_folder(&self) -> Option<PathBuf> {
-        Some(self.folder.join(MODEL)).filter(|folder| folder.join(TOKENIZER).is_file())
+        tokenizer_in(self.folder.join(MODEL))
     }
 }
 
@@ -177,17 +177,12 @@ impl SavedModel {
     /// # Errors
     /// If they cannot be read, or are not the model's.
     pub fn weights(&self) -> Result<Vec<Vec<f32>>, CommandFailure> {
-        let layers = weights_of_folder(&self.config, &self.folder).map_err(|mut failure| {
-            // The model was named on the command line, not by a key.
-            failure.details.iter_mut().for_each(|detail| detail.place = None);
-            failure
-        })?;
-        Ok(layers)
+        weights_of_folder(&self.config, &self.folder)
     }
 
     /// The folder of its tokenizer, which is the model's; nothing where there is none.
     pub fn tokenizer_folder(&self) -> Option<PathBuf> {
-        Some(self.folder.clone()).filter(|folder| folder.join(TOKENIZER).is_file())
+        tokenizer_in(self.folder.clone())
     }
 
     /// What encodes text for it: the tokenizer beside it, or the built-in one of bytes.
@@ -198,36 +193,47 @@ impl SavedModel {
     pub fn encoder(&self) -> Result<TokenizerEncoder, CommandFailure> {
         let vocabulary = self.config.vocabulary;
         if let Some(folder) = self.tokenizer_folder() {
-            return open_encoder(&folder, vocabulary);
+            return open_encoder(&folder, vocabulary).map(|(encoder, _)| encoder);
         }
         let tokens = self.run.as_ref().map(LeftRun::tokens);
         if !reads_bytes(tokens.as_ref(), vocabulary) {
             return Err(no_tokenizer(self));
         }
-        checked(TokenizerEncoder::bytes(), &self.folder, vocabulary)
+        let encoder = TokenizerEncoder::bytes();
+        check_encoder(&encoder, &self.folder, vocabulary)?;
+        Ok(encoder)
     }
 }
 
-/// The tokenizer in a folder.
+/// The folder, if there is a tokenizer in it.
+fn tokenizer_in(folder: PathBuf) -> Option<PathBuf> {
+    folder.join(TOKENIZER).is_file().then_some(folder)
+}
+
+/// The tokenizer in a folder, and its files; the built-in one has none.
 ///
 /// # Errors
 /// If it cannot be read or understood, or has more tokens than a model of `vocabulary`.
-pub fn open_encoder(folder: &Path, vocabulary: u32) -> Result<TokenizerEncoder, CommandFailure> {
-    let encoder = TokenizerEncoder::open(folder).map_err(|error| of_folder(folder, &error))?;
-    checked(encoder, folder, vocabulary)
-}
-
-/// An encoder that has no id which a model of `vocabulary` tokens lacks.
-fn checked(
-    encoder: TokenizerEncoder,
+pub fn open_encoder(
     folder: &Path,
     vocabulary: u32,
-) -> Result<TokenizerEncoder, CommandFailure> {
+) -> Result<(TokenizerEncoder, Option<TokenizerFiles>), CommandFailure> {
+    let opened = TokenizerEncoder::open_with_files(folder);
+    let (encoder, files) = opened.map_err(|error| of_folder(folder, &error))?;
+    check_encoder(&encoder, folder, vocabulary)?;
+    Ok((encoder, files))
+}
+
+/// Checks that an encoder has no id which a model of `vocabulary` tokens lacks.
+fn check_encoder(
+    encoder: &TokenizerEncoder,
+    folder: &Path,
+    vocabulary: u32,
+) -> Result<(), CommandFailure> {
     encoder.tokenizer().check_vocabulary(vocabulary).map_err(|error| {
         let detail = FailureDetail::new(error.to_string()).at(folder.display().to_string());
         CommandFailure::usage("the tokenizer", vec![detail])
-    })?;
-    Ok(encoder)
+    })
 }
 
 fn no_tokenizer(model: &SavedModel) -> CommandFailure {
@@ -309,12 +315,7 @@ fn no_step(folder: &Path, step: u64, last: Option<u64>) -> CommandFailure {
     let aside = names.filter_map(|name| name.strip_prefix("model-")?.parse::<u64>().ok());
     let mut steps: Vec<u64> = aside.chain(last).collect();
     steps.sort_unstable();
-    let steps: Vec<String> = steps.iter().map(u64::to_string).collect();
-    let there = match steps.is_empty() {
-        true => "there is none at all".to_owned(),
-        false => format!("there are those of steps {}", steps.join(", ")),
-    };
-    let detail = FailureDetail::new(there).at("--step");
+    let detail = FailureDetail::new(steps_there(&steps)).at("--step");
     CommandFailure {
         code: FailureCode::NotFound,
         what,
@@ -323,6 +324,28 @@ fn no_step(folder: &Path, step: u64, last: Option<u64>) -> CommandFailure {
              processes keep, too",
         )],
     }
+}
+
+/// Which steps can be named in place of one that there is nothing of.
+pub fn steps_there(steps: &[u64]) -> String {
+    let steps: Vec<String> = steps.iter().map(u64::to_string).collect();
+    match steps.is_empty() {
+        true => "there is none at all".to_owned(),
+        false => format!("there are those of steps {}", steps.join(", ")),
+    }
+}
+
+/// That a model computes no numbers.
+pub fn damaged(what: &str) -> CommandFailure {
+    let mut failure = CommandFailure::new(FailureCode::VerificationFailed, what);
+    let detail = FailureDetail::new("its weights are damaged, or of another type than they say");
+    failure.details = vec![detail.hint("export or download the model again")];
+    failure
+}
+
+/// That memory does not suffice for a model.
+pub fn does_not_fit(error: &AllocateError) -> CommandFailure {
+    CommandFailure::new(FailureCode::OutOfResource, format!("the model does not fit: {error}"))
 }
 
 #[cfg(test)]

@@ -8,13 +8,11 @@ use zbelastic_config::{LoadedConfig, RunConfig, StoreShare};
 use zbelastic_data::cursor::{CursorError, WindowCursor};
 use zbelastic_data::mixture::StoreMixture;
 use zbelastic_data::store::{StoreManifest, TokenStore, shard_name};
-use zbelastic_data::training_data::TrainingData;
 use zbelastic_data::window::Packing;
 use zbelastic_wire::job_store::{JobStore, stores_name};
-use zbelastic_wording::figures::grouped;
+use zbelastic_wording::figures::{counted, grouped};
 use zbelastic_wording::{CommandFailure, FailureDetail};
 
-use super::{DataSummary, RunCorpus};
 use crate::blob::Blob;
 use crate::data_failure;
 use crate::run_tokenizer::RunTokenizer;
@@ -43,11 +41,21 @@ pub struct StoreSummary {
     pub epochs: f64,
 }
 
+/// The stores of a run, ready to be read.
+pub struct LoadedStores {
+    /// What is read of them.
+    pub mixture: StoreMixture,
+    /// Summary for the heading and the run folder.
+    pub about: StoresSummary,
+    /// The tokenizer of their tokens.
+    pub tokenizer: RunTokenizer,
+}
+
 /// Opens the stores that `loaded` names, and verifies every shard.
 ///
 /// # Errors
 /// If one is damaged, or they cannot be trained on.
-pub fn load_stores(loaded: &LoadedConfig) -> Result<RunCorpus, CommandFailure> {
+pub fn load_stores(loaded: &LoadedConfig) -> Result<LoadedStores, CommandFailure> {
     let config = &loaded.config;
     let mut stores = Vec::new();
     for share in &config.tokens.stores {
@@ -65,8 +73,7 @@ pub fn load_stores(loaded: &LoadedConfig) -> Result<RunCorpus, CommandFailure> {
         None => RunTokenizer::Bytes,
     };
     mixture.provide(stores);
-    let corpus = TrainingData::Stores(mixture);
-    Ok(RunCorpus { corpus, about: DataSummary::Stores(about), tokenizer })
+    Ok(LoadedStores { mixture, about, tokenizer })
 }
 
 fn summary<'a>(
@@ -154,10 +161,7 @@ impl fmt::Display for StoresSummary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let manifests = || self.stores.iter().map(|store| &store.manifest);
         let tokens = grouped(manifests().map(StoreManifest::tokens).sum());
-        let documents = match manifests().map(StoreManifest::documents).sum() {
-            1 => "1 document".to_owned(),
-            count => format!("{} documents", grouped(count)),
-        };
+        let documents = counted(manifests().map(StoreManifest::documents).sum(), "document");
         write!(f, "{tokens} tokens in {documents} of ")?;
         let name =
             |store: &StoreSummary| format!("{} ({:.2} epochs)", store.share.entry(), store.epochs);

@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 
 use zbelastic_config::{RunConfig, load_recorded};
 use zbelastic_tokenizer::TokenizerFiles;
-use zbelastic_trainer::hf::WEIGHTS_FILE;
+use zbelastic_trainer::hf::{MODEL_CONFIG, WEIGHTS_FILE};
 use zbelastic_whole_file as whole_file;
 use zbelastic_wording::{CommandFailure, FailureCode, FailureDetail, cannot_write};
 
@@ -168,7 +168,7 @@ pub fn write_model(
 ) -> Result<(), CommandFailure> {
     let folder = run.join(MODEL);
     fs::create_dir_all(&folder).map_err(|error| no_place(&folder, &error))?;
-    write_file(&folder.join("config.json"), config.as_bytes())?;
+    write_file(&folder.join(MODEL_CONFIG), config.as_bytes())?;
     let weights = folder.join(WEIGHTS_FILE);
     whole_file::write_with(&weights, tensors).map_err(|error| no_place(&weights, &error))
 }

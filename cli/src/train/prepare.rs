@@ -30,7 +30,7 @@ use crate::corpus::{DataSummary, RunCorpus, load_data};
 use crate::run_files::RUNS;
 use crate::run_tokenizer::RunTokenizer;
 use crate::store_maker::{with_text_store, with_vocabulary};
-use crate::weights::weights_of_folder;
+use crate::weights::weights_from_hf;
 
 /// A run that can begin.
 pub struct PreparedRun {
@@ -454,7 +454,7 @@ fn initial_weights(config: &RunConfig) -> Result<InitialWeights, CommandFailure>
     match &config.weights {
         WeightSource::Drawn => Ok(InitialWeights::Drawn { seed: config.seed }),
         WeightSource::HuggingFace { folder } => {
-            let layers = weights_of_folder(&config.model, folder)?;
+            let layers = weights_from_hf(&config.model, folder)?;
             Ok(InitialWeights::Given(Arc::new(layers)))
         }
     }

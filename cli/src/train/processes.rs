@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use zbelastic_api::client::{ApiClient, ApiError};
 use zbelastic_api::{
     ApiAnswer, ApiRefusal, ApiRequest, CorpusDescription, HexDigest, JobPhaseStatus, MemberRole,
-    MemberState, RunStatus, StatusReport, TokenRequest, TokenRole, UploadProgress, WrongState,
+    MemberState, RunStatus, StatusReport, TokenRequest, TokenRole, WrongState,
 };
 use zbelastic_local::coordinator::RunOutcome;
 use zbelastic_node::data_folder::NodeDataFolder;
@@ -54,6 +54,17 @@ pub struct JobSubmission {
     pub document: JobDocument,
     /// Its text or the shards of its stores, and the weights that it begins with.
     pub data: Vec<Blob>,
+}
+
+impl JobSubmission {
+    /// The data with this hash.
+    fn blob_of(&self, hash: HexDigest) -> Result<&Blob, CommandFailure> {
+        let found = self.data.iter().find(|blob| HexDigest(blob.name.hash) == hash);
+        found.ok_or_else(|| {
+            let what = format!("the controller wants {hash}, which is not here");
+            CommandFailure::new(FailureCode::Internal, what)
+        })
+    }
 }
 
 /// Where a run of processes lies, and how it begins.
@@ -304,32 +315,9 @@ fn submit(
         let ApiAnswer::DataWanted(held) = answer else {
             return Err(ApiError::Unexpected { request: "run", found: answer.name() }.into());
         };
-        upload(submission, held, client)?;
+        submission.blob_of(held.hash)?.upload(held, client)?;
     }
     Err(CommandFailure::new(FailureCode::Internal, "the controller wants the text for ever"))
-}
-
-fn upload(
-    submission: &JobSubmission,
-    held: UploadProgress,
-    client: &mut ApiClient<'_>,
-) -> Result<(), CommandFailure> {
-    let UploadProgress { hash, held } = held;
-    let wanted = |blob: &&Blob| HexDigest(blob.name.hash) == hash;
-    let blob = submission.data.iter().find(wanted).ok_or_else(|| {
-        CommandFailure::new(
-            FailureCode::Internal,
-            format!("the controller wants {hash}, which is not here"),
-        )
-    })?;
-    let mut offset = held;
-    while offset < blob.name.length {
-        let bytes = blob.piece(offset)?;
-        let next = offset + bytes.len() as u64;
-        client.put_data(ApiRequest::PutData { hash, offset, bytes })?;
-        offset = next;
-    }
-    Ok(())
 }
 
 /// The final state of the run, out of its last checkpoint; the processes end.

@@ -1,8 +1,6 @@
 //! Cuts encoded batches into shards, and notes which are finished.
 
-use std::fs::File;
-use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use zbelastic_whole_file as whole_file;
 
@@ -13,7 +11,7 @@ use crate::checked_json;
 use crate::encode::EncodeDocuments;
 use crate::source::{SourceCounts, SourceCursor};
 use crate::store::{
-    FORMAT_VERSION, MANIFEST_NAME, SHARDS_MAX, ShardWriter, StoreManifest, shard_name,
+    FORMAT_VERSION, MANIFEST_NAME, SHARDS_MAX, ShardWriter, StoreManifest, hash_file, shard_name,
 };
 
 /// A store that is being written.
@@ -42,7 +40,8 @@ impl StoreWriter {
     ) -> Result<Self, PrepareError> {
         let folder = request.folder.clone();
         let is_kept = |(index, shard): &(usize, &FinishedShard)| {
-            hash_of(&folder.join(shard_name(*index))).is_ok_and(|hash| hash == shard.record.hash)
+            let found = hash_file(&folder.join(shard_name(*index)), &|_| {});
+            found.is_ok_and(|found| found == shard.record.hash)
         };
         let kept = journal.shards.iter().enumerate().take_while(is_kept).count();
         journal.shards.truncate(kept);
@@ -157,10 +156,4 @@ impl StoreWriter {
         whole_file::remove(&path).map_err(|source| write_error(&path, source))?;
         Ok(self.manifest)
     }
-}
-
-fn hash_of(path: &Path) -> io::Result<blake3::Hash> {
-    let mut hasher = blake3::Hasher::new();
-    hasher.update_reader(File::open(path)?)?;
-    Ok(hasher.finalize())
 }

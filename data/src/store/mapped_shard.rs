@@ -1,7 +1,7 @@
 //! A shard that is mapped into memory.
 
 use std::fs::{self, File};
-use std::io::{self, Read};
+use std::io;
 use std::ops::Range;
 use std::path::PathBuf;
 
@@ -9,10 +9,7 @@ use memmap2::{Advice, Mmap, UncheckedAdvice};
 
 use super::layout::{ShardLayout, file_bytes};
 use super::manifest::ShardRecord;
-use super::{StoreError, TokenSpan};
-
-/// Bytes that are hashed at once; a multiple of an id's.
-const VERIFY_BYTES: usize = 1 << 20;
+use super::{StoreError, TokenSpan, hash_pieces};
 
 /// A shard whose length was checked.
 #[derive(Debug)]
@@ -76,23 +73,14 @@ impl MappedShard {
     /// that no more than a buffer of it is in memory.
     pub(super) fn verify(&self, record: &ShardRecord) -> Result<(), StoreError> {
         let io = |source: io::Error| StoreError::Io { path: self.path.clone(), source };
-        let mut file = File::open(&self.path).map_err(io)?;
-        let mut hasher = blake3::Hasher::new();
-        let mut buffer = Vec::with_capacity(VERIFY_BYTES);
         let mut id_bytes_left = self.layout.ids.len();
         let mut greatest = 0;
-        loop {
-            buffer.clear();
-            file.by_ref().take(VERIFY_BYTES as u64).read_to_end(&mut buffer).map_err(io)?;
-            if buffer.is_empty() {
-                break;
-            }
-            hasher.update(&buffer);
-            let ids = &buffer[..buffer.len().min(id_bytes_left)];
+        let found = hash_pieces(&self.path, &mut |piece| {
+            let ids = &piece[..piece.len().min(id_bytes_left)];
             id_bytes_left -= ids.len();
             greatest = greatest.max(self.greatest_id(ids));
-        }
-        let found = hasher.finalize();
+        });
+        let found = found.map_err(io)?;
         if found != record.hash {
             let expected = record.hash;
             return Err(StoreError::Hash { path: self.path.clone(), found, expected });

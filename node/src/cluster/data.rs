@@ -56,11 +56,11 @@ pub fn damaged_text(node: NodeId, name: DataName) -> String {
 }
 
 /// Bytes that were requested by their hash.
-pub struct FetchedData {
+struct FetchedData {
     /// The bytes, which have that hash.
-    pub bytes: Vec<u8>,
+    bytes: Vec<u8>,
     /// Copies that were found damaged on the way.
-    pub damaged: Vec<DamagedCopy>,
+    damaged: Vec<DamagedCopy>,
 }
 
 /// Why a job cannot be built.
@@ -169,7 +169,7 @@ async fn read_local(name: DataName, paths: Vec<String>) -> Option<Vec<u8>> {
 ///
 /// # Errors
 /// If no node has them.
-pub async fn fetch_data(
+async fn fetch_data(
     name: DataName,
     transport: &Transport,
     checkpoint_thread: &CheckpointThread,
@@ -251,8 +251,7 @@ pub(super) async fn fetch_from_some<T, F: Future<Output = Result<T, FetchError>>
 }
 
 /// The bytes of a file, if they are these.
-#[must_use]
-pub fn read_if_same(path: &Path, name: DataName) -> Option<Vec<u8>> {
+fn read_if_same(path: &Path, name: DataName) -> Option<Vec<u8>> {
     if fs::metadata(path).ok()?.len() != name.length {
         return None;
     }

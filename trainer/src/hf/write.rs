@@ -18,6 +18,8 @@ use crate::model::ModelConfig;
 /// Elements of a tensor that are brought into form at once: 4 MiB of them.
 const WRITTEN_AT_ONCE: usize = 1 << 20;
 
+/// The name of the file of a model's shape.
+pub const MODEL_CONFIG: &str = "config.json";
 /// The name of a model's weights where they are one file.
 pub const WEIGHTS_FILE: &str = "model.safetensors";
 /// The name of the file that says which of several files has which weights.

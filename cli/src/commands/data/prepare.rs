@@ -7,17 +7,17 @@ use std::time::Instant;
 
 use serde_json::json;
 use zbelastic_data::encode::EncodeDocuments;
-use zbelastic_data::prepare::{PrepareError, PrepareRequest};
+use zbelastic_data::prepare::PrepareRequest;
 use zbelastic_data::source::SourceOptions;
 use zbelastic_data::store::StoreManifest;
 use zbelastic_local::interrupt::Interrupt;
 use zbelastic_machine::thread_count;
 use zbelastic_wording::CommandError;
-use zbelastic_wording::figures::duration_text;
+use zbelastic_wording::figures::{counted, duration_text};
 
 use crate::args::DataPrepareArgs;
 use crate::data_failure as failure;
-use crate::store_maker::{MadeStore, counted, interrupted, make_store};
+use crate::store_maker::{MadeStore, make_store};
 use crate::tokenizer_encoder::TokenizerEncoder;
 
 /// Runs `data prepare`.
@@ -30,12 +30,7 @@ pub fn run(args: &DataPrepareArgs, out: &mut dyn Write) -> Result<(), CommandErr
     let encoder = encoder.map_err(|error| failure::of_folder(&args.tokenizer, &error))?;
     let interrupt = Interrupt::listen(None, "batch")?;
     let began = Instant::now();
-    let made = make_store(&request(args), &encoder, &|| interrupt.is_requested());
-    let MadeStore { manifest, files_left_out } =
-        made.map_err(|error| match matches!(error, PrepareError::Stopped) {
-            true => interrupted(&interrupt, &args.to),
-            false => failure::of_prepare(&error),
-        })?;
+    let MadeStore { manifest, files_left_out } = make_store(&request(args), &encoder, &interrupt)?;
     if args.json {
         write_json(args, &manifest, out)?;
         return Ok(());
@@ -47,7 +42,7 @@ pub fn run(args: &DataPrepareArgs, out: &mut dyn Write) -> Result<(), CommandErr
     }
     let folder = args.to.display();
     if files_left_out > 0 {
-        let files = counted(files_left_out, "file");
+        let files = counted(files_left_out as u64, "file");
         writeln!(out, "note: left out of the sources: {files} in {folder} itself")?;
     }
     let tokenizer = args.tokenizer.display();

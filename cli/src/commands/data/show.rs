@@ -11,12 +11,11 @@ use zbelastic_data::prepare::JOURNAL_NAME;
 use zbelastic_data::show::{ShowRequest, StoreView, WindowSample, show};
 use zbelastic_data::store::{MANIFEST_NAME, StoreManifest, TokenStore};
 use zbelastic_data::window::Packing;
-use zbelastic_wording::figures::grouped;
+use zbelastic_wording::figures::{counted, grouped};
 use zbelastic_wording::{CommandError, CommandFailure, FailureCode, FailureDetail};
 
 use crate::args::DataShowArgs;
 use crate::data_failure as failure;
-use crate::store_maker::counted;
 use crate::tokenizer_encoder::TokenizerEncoder;
 
 /// Runs `data show`.
@@ -103,7 +102,7 @@ fn encoder(
 /// Prints what a store holds, a line each.
 pub fn write_counts(manifest: &StoreManifest, out: &mut dyn Write) -> Result<(), CommandError> {
     let tokens = grouped(manifest.tokens());
-    let shards = counted(manifest.shards.len(), "shard");
+    let shards = counted(manifest.shards.len() as u64, "shard");
     let vocabulary = grouped(manifest.vocabulary.into());
     let sources = manifest.sources;
     writeln!(out, "tokens     {tokens} in {shards}, of a vocabulary of {vocabulary}")?;

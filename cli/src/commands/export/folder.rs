@@ -11,12 +11,11 @@ use std::path::{Path, PathBuf};
 
 use zbelastic_machine::disk_space;
 use zbelastic_tokenizer::TokenizerFiles;
-use zbelastic_trainer::hf::{WEIGHTS_FILE, WEIGHTS_INDEX};
+use zbelastic_trainer::hf::{MODEL_CONFIG, WEIGHTS_FILE, WEIGHTS_INDEX};
 use zbelastic_types::Bytes;
+use zbelastic_whole_file as whole_file;
 use zbelastic_wording::{CommandFailure, FailureCode, FailureDetail, cannot_write};
 
-/// File of the model's shape.
-pub const CONFIG: &str = "config.json";
 /// File of how text is generated.
 pub const GENERATION_CONFIG: &str = "generation_config.json";
 /// File of the model card.
@@ -143,9 +142,7 @@ impl PartialFolder {
         for entry in fs::read_dir(&self.path)? {
             File::open(entry?.path())?.sync_all()?;
         }
-        self.lock.sync_all()?;
-        fs::rename(&self.path, &self.to)?;
-        File::open(parent_of(&self.to))?.sync_all()
+        whole_file::publish(&self.lock, &self.path, &self.to)
     }
 
     /// Removes what was written.
@@ -185,7 +182,7 @@ fn is_exported(name: &str) -> bool {
             .and_then(|rest| rest.split_once("-of-"))
             .is_some_and(|(index, count)| [index, count].into_iter().all(is_number))
     };
-    [CARD, CONFIG, GENERATION_CONFIG, WEIGHTS_INDEX, WEIGHTS_FILE].contains(&name)
+    [CARD, MODEL_CONFIG, GENERATION_CONFIG, WEIGHTS_INDEX, WEIGHTS_FILE].contains(&name)
         || TokenizerFiles::NAMES.contains(&name)
         || is_shard(name)
 }

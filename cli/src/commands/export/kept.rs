@@ -10,7 +10,7 @@ use zbelastic_wording::{CommandFailure, FailureCode, FailureDetail};
 
 use super::card::{RunRecord, TrainedData};
 use super::kept_checkpoints::{KeptCheckpointError, KeptCheckpoints, node_folders};
-use crate::commands::saved_model::LeftRun;
+use crate::commands::saved_model::{LeftRun, steps_there};
 use crate::run_files::CLUSTER;
 
 /// A checkpoint of a run folder, and the stores that it lies in.
@@ -106,12 +106,7 @@ fn no_step(run: &LeftRun, step: Option<u64>, steps: &[u64]) -> CommandFailure {
         Some(step) => format!("{folder} keeps no checkpoint of step {step}"),
         None => format!("the run in {folder} was ended before its first checkpoint"),
     };
-    let steps: Vec<String> = steps.iter().map(u64::to_string).collect();
-    let there = match steps.is_empty() {
-        true => "there is none at all".to_owned(),
-        false => format!("there are those of steps {}", steps.join(", ")),
-    };
-    let detail = FailureDetail::new(there).at("--step");
+    let detail = FailureDetail::new(steps_there(steps)).at("--step");
     let hint =
         "checkpoint.keep_last says how many are kept, and checkpoint.every how often there is one";
     CommandFailure { code: FailureCode::NotFound, what, details: vec![detail.hint(hint)] }

@@ -10,7 +10,6 @@ use zbelastic_trainer::model::ModelConfig;
 use zbelastic_wording::{CommandFailure, FailureDetail};
 
 use crate::commands::saved_model::{RunTokens, open_encoder, reads_bytes};
-use crate::data_failure::of_folder;
 
 /// What makes tokens of text for an exported model.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,7 +33,8 @@ impl ExportedTokenizer {
 
     /// The length of all of them.
     pub fn bytes(&self) -> u64 {
-        self.files().map_or(0, tokenizer_bytes)
+        let files = self.files().into_iter().flat_map(TokenizerFiles::named);
+        files.map(|(_, bytes)| bytes.len() as u64).sum()
     }
 }
 
@@ -66,15 +66,14 @@ impl TokenizerSource<'_> {
             };
             return Ok((known, self.of_model));
         };
-        let encoder = open_encoder(&folder, config.vocabulary)?;
+        let (encoder, files) = open_encoder(&folder, config.vocabulary)?;
         let found = encoder.tokenizer_hash().0.to_string();
         match self.of_run.as_ref().filter(|_| self.named.is_some()).and_then(RunTokens::hash) {
             Some(expected) if expected != found => return Err(other(&folder, &found, &expected)),
             Some(_) | None => {}
         }
-        let files = TokenizerFiles::read(&folder).map_err(|error| of_folder(&folder, &error))?;
         let ids = ids_of(encoder.tokenizer(), self.of_model);
-        Ok((ExportedTokenizer::Files(files), ids))
+        Ok((files.map_or(ExportedTokenizer::Bytes, ExportedTokenizer::Files), ids))
     }
 }
 
@@ -95,17 +94,4 @@ fn ids_of(tokenizer: &Tokenizer, of_model: SpecialTokenIds) -> SpecialTokenIds {
         eos: or(tokenizer.eos_id(), of_model.eos),
         pad: or(tokenizer.pad_id(), of_model.pad),
     }
-}
-
-fn tokenizer_bytes(files: &TokenizerFiles) -> u64 {
-    let TokenizerFiles {
-        tokenizer_json,
-        tokenizer_config,
-        special_tokens_map,
-        generation_config,
-        chat_template,
-    } = files;
-    let others = [tokenizer_config, special_tokens_map, generation_config, chat_template];
-    let others = others.into_iter().flatten().map(Vec::len).sum::<usize>();
-    (tokenizer_json.len() + others) as u64
 }

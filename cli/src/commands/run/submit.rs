@@ -3,9 +3,7 @@
 use std::io::Write;
 
 use zbelastic_api::client::{ApiClient, ApiError};
-use zbelastic_api::{
-    ApiAnswer, ApiRequest, CorpusDescription, HexDigest, RunAccepted, UploadProgress,
-};
+use zbelastic_api::{ApiAnswer, ApiRequest, CorpusDescription, HexDigest, RunAccepted};
 use zbelastic_types::Bytes;
 use zbelastic_wording::{CommandFailure, FailureCode};
 
@@ -67,50 +65,17 @@ pub fn submit(
         let length = Bytes(blob.name.length);
         // With standard error closed there is nowhere to print it.
         let _ = writeln!(progress, "sent: {length} of {}", blob.kind);
-        upload(blob, held, client)?;
+        blob.upload(held, client)?;
     }
     let kind = format!("the cluster has lost what it was sent {UPLOADS_MAX} times");
     Err(CommandFailure::new(FailureCode::Internal, kind))
-}
-
-fn upload(
-    blob: &Blob,
-    held: UploadProgress,
-    client: &mut ApiClient<'_>,
-) -> Result<(), CommandFailure> {
-    let hash = HexDigest(blob.name.hash);
-    let length = blob.name.length;
-    let mut begin = check_held(held, hash, 0, length)?;
-    while begin < length {
-        let piece = ApiRequest::PutData { hash, offset: begin, bytes: blob.piece(begin)? };
-        let held = client.put_data(piece)?;
-        // Each piece must get further, so this ends.
-        begin = check_held(held, hash, begin + 1, length)?;
-    }
-    Ok(())
-}
-
-/// Where the next piece begins, if that makes sense.
-fn check_held(
-    held: UploadProgress,
-    hash: HexDigest,
-    min: u64,
-    max: u64,
-) -> Result<u64, CommandFailure> {
-    let begin = Some(held.held).filter(|begin| (min..=max).contains(begin));
-    begin.filter(|_| held.hash == hash).ok_or_else(|| {
-        let found = Bytes(held.held);
-        let length = Bytes(max);
-        let what = format!("the cluster says it has {found} of {length}: out of order");
-        CommandFailure::new(FailureCode::Internal, what)
-    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use zbelastic_api::sample::{self, digest, scripted};
-    use zbelastic_api::{ApiRefusal, PIECE_BYTES_MAX, RunDisposition, WrongState};
+    use zbelastic_api::{ApiRefusal, PIECE_BYTES_MAX, RunDisposition, UploadProgress, WrongState};
 
     fn text(length: usize) -> Blob {
         Blob::of_bytes("text", (0..length).map(|index| index as u8).collect())
