@@ -459,6 +459,21 @@ DEVICE void stage_queries(bf16 *queries, bf16 *douts, float *row_sums, float *ro
     }
 }
 
+// The queries of a slice that see a key: those from `first` on, `count` of them. The first keys of
+// rows never fall, so that they follow one another.
+template <bool MASKED>
+struct SeeingQueries {
+    u32 first, count;
+
+    DEVICE SeeingQueries(const AttentionShape &s, const Mask &mask, u32 sequence, u32 key) {
+        first = key > s.offset() ? key - s.offset() : 0;
+        const u32 end = MASKED ? mask.query_end(s, sequence, key + 1) : s.slice_len;
+        count = end > first ? end - first : 0;
+    }
+
+    DEVICE bool has(u32 query) const { return query - first < count; }
+};
+
 // A block of 64 keys; the scores are transposed, a warp's rows are keys.
 template <u32 D, bool MASKED>
 DEVICE void backward_keys(const AttentionShape &s, const Slices &slices, const Mask &mask,
@@ -471,7 +486,6 @@ DEVICE void backward_keys(const AttentionShape &s, const Slices &slices, const M
     bf16 *tiles = values + BLOCK_ROWS * (D + PAD);
     constexpr u32 TILE = QUERIES * (D + PAD);
     float *numbers = reinterpret_cast<float *>(tiles + 4 * TILE);
-    u32 *row_firsts = reinterpret_cast<u32 *>(numbers + 4 * QUERIES);
     const u32 warp = threadIdx.x / WARP;
     const u32 g = threadIdx.x % WARP / 4;
     const u32 t = threadIdx.x % 4;
@@ -480,6 +494,8 @@ DEVICE void backward_keys(const AttentionShape &s, const Slices &slices, const M
     const u32 group = s.heads / s.kv_heads;
     const u32 first_key = blockIdx.x * BLOCK_ROWS;
     const u32 own[2] = {first_key + warp * 16 + g, first_key + warp * 16 + g + 8};
+    const SeeingQueries<MASKED> seeing[2] = {{s, mask, sequence, own[0]},
+                                             {s, mask, sequence, own[1]}};
     const float scale = s.scale * LOG2_E;
     stage_keys<D, BLOCK_ROWS>(keys, values, s, slices, sequence, kv_head, first_key);
     const bf16 *own_keys = keys + warp * 16 * (D + PAD);
@@ -501,13 +517,6 @@ DEVICE void backward_keys(const AttentionShape &s, const Slices &slices, const M
                                   slices.qkv[s.earlier], gradient, log_sums, products, sequence,
                                   first_head + tile / head_tiles,
                                   start + tile % head_tiles * QUERIES);
-        if (!MASKED) return;
-        const u32 first = start + tile % head_tiles * QUERIES;
-        for (u32 row = threadIdx.x; row < QUERIES; row += FLASH_THREADS) {
-            const u64 from = u64(sequence) * s.slice_len + first + row;
-            const bool is_there = first + row < s.slice_len;
-            row_firsts[tile % 2 * QUERIES + row] = is_there ? mask.first_key(from) : 0;
-        }
     };
     if (tile_count > 0) stage(0);
     close_copies();
@@ -546,10 +555,7 @@ DEVICE void backward_keys(const AttentionShape &s, const Slices &slices, const M
 #pragma unroll
             for (u32 i = 0; i < 4; ++i) {
                 const u32 query = n * 8 + t * 2 + i % 2;
-                const bool is_before =
-                    MASKED && row_firsts[tile % 2 * QUERIES + query] > own[i / 2];
-                const bool is_seen = first + query < s.slice_len &&
-                                     s.offset() + first + query >= own[i / 2] && !is_before;
+                const bool is_seen = seeing[i / 2].has(first + query);
                 const float p = fast_exp2(weight[n][i] * scale - row_sums[query]);
                 weight[n][i] = is_seen ? p : 0.0f;
                 slope[n][i] = is_seen ? p * (slope[n][i] - row_products[query]) : 0.0f;

@@ -74,9 +74,9 @@ impl AttentionPlan {
             // Two tiles of keys and values in turn.
             forward: pass(forward, rows(4 * FLASH_ROWS)),
             backward_queries: pass(queries, rows(4 * tile)),
-            // Keys and values, and in turn two tiles of queries and gradients with two floats and
-            // a first key a row.
-            backward_keys: pass(keys, rows(2 * FLASH_ROWS + 4 * tile) + 6 * tile * 4),
+            // Keys and values, and in turn two tiles of queries and gradients with two floats a
+            // row.
+            backward_keys: pass(keys, rows(2 * FLASH_ROWS + 4 * tile) + 4 * tile * 4),
             rows: FLASH_ROWS,
             threads: FLASH_THREADS,
         }
