@@ -109,6 +109,7 @@ impl BenchCase {
             model: model.clone(),
             plan: Plan::new(request).map_err(|error| no_plan(&error))?,
             optimizer: self.optimizer.clone(),
+            z_loss: 0.0,
             clip_norm: Some(CLIP_NORM),
             step_count,
             evaluate_every: 0,

@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 
 use zbelastic_consensus::checkpoint::LayerDigest;
 use zbelastic_consensus::validation::TensorSum;
-use zbelastic_kernels::{AllocateError, DeviceFault, Pending, PendingFloats, TensorHandle};
+use zbelastic_kernels::{
+    AllocateError, DeviceFault, LossScale, Pending, PendingFloats, TensorHandle,
+};
 use zbelastic_local::executor_factory::ExecutorFactory;
 use zbelastic_schedule::{Flow, Pass, Placement};
 use zbelastic_trainer::data::TokenBatch;
@@ -144,7 +146,7 @@ impl PassExecutor for PacedExecutor {
     fn backward_input(
         &mut self,
         _pass: Pass,
-        _loss: (&TokenBatch, f32),
+        _loss: (&TokenBatch, LossScale),
         _gradient: Option<TensorHandle>,
     ) -> Result<(), DeviceFault> {
         take(self.times.b);

@@ -6,7 +6,9 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use zbelastic_consensus::validation::TensorSum;
-use zbelastic_kernels::{AllocateError, DeviceFault, Pending, PendingFloats, TensorHandle};
+use zbelastic_kernels::{
+    AllocateError, DeviceFault, LossScale, Pending, PendingFloats, TensorHandle,
+};
 use zbelastic_schedule::{Flow, Pass, Placement};
 use zbelastic_trainer::data::TokenBatch;
 use zbelastic_trainer::elastic::{LayerImage, StageFactory};
@@ -189,7 +191,7 @@ impl PassExecutor for DigestStageExecutor {
     fn backward_input(
         &mut self,
         pass: Pass,
-        _loss: (&TokenBatch, f32),
+        _loss: (&TokenBatch, LossScale),
         gradient: Option<TensorHandle>,
     ) -> Result<(), DeviceFault> {
         let Pass { chunk, microbatch, slice } = pass;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use zbelastic_consensus::validation::{LayerFingerprint, Seal, TensorSum};
 use zbelastic_kernels::{
-    AllocateError, CpuBackend, DeviceFault, Pending, PendingFloats, TensorHandle,
+    AllocateError, CpuBackend, DeviceFault, LossScale, Pending, PendingFloats, TensorHandle,
 };
 use zbelastic_schedule::{Flow, Pass};
 use zbelastic_trainer::data::{Corpus, TokenBatch};
@@ -126,7 +126,7 @@ impl PassExecutor for FloatStageExecutor {
     fn backward_input(
         &mut self,
         pass: Pass,
-        loss: (&TokenBatch, f32),
+        loss: (&TokenBatch, LossScale),
         gradient: Option<TensorHandle>,
     ) -> Result<(), DeviceFault> {
         self.executor.backward_input(pass, loss, gradient)

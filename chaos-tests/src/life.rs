@@ -191,6 +191,7 @@ fn stage_setup(
             weight_decay: 0.1,
             decay_on: WeightDecayScope::Matrices,
         },
+        z_loss: 0.0,
         clip_norm,
         step_count: options.steps,
         evaluate_every: 0,

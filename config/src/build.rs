@@ -80,6 +80,7 @@ fn run_config(
         batch,
         seed: reader.count(Key::Seed),
         evaluate_every: reader.count(Key::EvalEvery),
+        z_loss: reader.number(Key::ZLoss),
         arithmetic: ArithmeticConfig {
             device: reader.choice(Key::Device),
             precision: reader.choice(Key::Precision),

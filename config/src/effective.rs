@@ -132,6 +132,9 @@ fn value_of(config: &RunConfig, key: Key) -> Option<ConfigValue> {
         Key::SeqLen => whole(batch.microbatch.sequence_len as u64),
         Key::Seed => whole(config.seed),
         Key::EvalEvery => whole(config.evaluate_every),
+        // As of features.
+        Key::ZLoss if config.z_loss == 0.0 => return None,
+        Key::ZLoss => ConfigValue::Number(config.z_loss),
         Key::Device => word(config.arithmetic.device),
         Key::Precision => word(config.arithmetic.precision),
         Key::Optimizer => text("adamw"),

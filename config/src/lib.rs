@@ -98,6 +98,10 @@ pub struct RunConfig {
     pub seed: u64,
     /// Evaluate after every so many steps; 0 only after the last.
     pub evaluate_every: u64,
+    /// Weight of the mean squared log sum of the head's softmax in the gradient (Chowdhery et al.,
+    /// arXiv 2204.02311, section 5); 0 for none.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub z_loss: f64,
     /// The device that it computes on, and in which type.
     #[serde(default)]
     pub arithmetic: ArithmeticConfig,
@@ -126,6 +130,10 @@ pub struct RunConfig {
     pub checkpoint: CheckpointConfig,
     /// How a cluster reacts when nodes come and go.
     pub elastic: ElasticConfig,
+}
+
+fn is_zero(number: &f64) -> bool {
+    *number == 0.0
 }
 
 /// Checkpoints that a cluster stores.

@@ -63,6 +63,7 @@ mod tests {
             "[train]\nsteps = 7\n",
             "[train]\nseed = 7\n",
             "[train]\nmicrobatch = 1\n",
+            "[train]\nz_loss = 0.0001\n",
             "[optimizer]\nlr = 0.002\n",
             "[schedule]\nkind = \"chimera\"\n",
             "[schedule]\nkind = \"seq1f1b\"\n",

@@ -67,9 +67,10 @@ KERNEL head_forward(const row_t *logits, const u32 *targets, float *log_sums, do
     losses[row] = target == IGNORED_TARGET ? 0.0 : log_sum - double(to_float(logits[target]));
 }
 
-// Logits to the gradient of `scale` times the loss.
+// Logits to the gradient of `scale` times the loss and, of each row, `slope` / 2 times the square of
+// its log sum (z-loss), whose gradient is `slope` times the log sum times the probabilities.
 KERNEL head_backward(row_t *logits, const u32 *targets, const float *log_sums, u32 rows,
-                     u32 vocabulary, float scale) {
+                     u32 vocabulary, float scale, float slope) {
     const u32 pieces = (vocabulary + 3) / 4;
     const u32 piece = u32(thread_index());
     if (piece >= rows * pieces) return;
@@ -77,11 +78,12 @@ KERNEL head_backward(row_t *logits, const u32 *targets, const float *log_sums, u
     const u32 column = (piece - row * pieces) * 4;
     const u32 count = within(column, vocabulary);
     const float log_sum = log_sums[row];
+    const float weight = scale + slope * log_sum;
     const u32 target = targets[row];
     row_t *to = logits + u64(row) * vocabulary + column;
     Four v = load_four(to, count);
     for (u32 i = 0; i < 4; ++i) {
-        v.x[i] = fixed_exp(v.x[i] - log_sum) * scale;
+        v.x[i] = fixed_exp(v.x[i] - log_sum) * weight;
         if (column + i == target) v.x[i] -= scale;
         if (target == IGNORED_TARGET) v.x[i] = 0.0f;
     }

@@ -33,7 +33,7 @@ pub use crate::host_floats::{HostFloats, PendingFloats};
 pub use crate::pending::Pending;
 pub use crate::shapes::{
     Accumulate, AttentionMask, AttentionShape, BufferView, BufferViewMut, IGNORED_TARGET,
-    MatrixShape, Norm, RotaryDirection, RowPositions, RowsShape,
+    LossScale, MatrixShape, Norm, RotaryDirection, RowPositions, RowsShape,
 };
 pub use crate::tensor_handle::TensorHandle;
 
@@ -356,13 +356,14 @@ pub trait Backend:
         log_sums: &mut Self::Buffer,
     ) -> Pending<f64>;
 
-    /// B of the head: replaces logits by their gradient, scaled by `scale`, and computes the
-    /// gradient of `x`. The gradient of a row whose target is [`IGNORED_TARGET`] is zero.
+    /// B of the head: replaces logits by their gradient, of the loss that `scale` describes, and
+    /// computes the gradient of `x`. The gradient of a row whose target is [`IGNORED_TARGET`] is
+    /// zero.
     #[allow(clippy::too_many_arguments)]
     fn head_backward_input(
         &self,
         targets: &[u32],
-        scale: f32,
+        scale: LossScale,
         log_sums: &Self::Buffer,
         matrix: &Self::Matrix,
         logits_then_gradient: &mut Self::Buffer,

@@ -239,6 +239,36 @@ impl RowPositions<'_> {
 /// The target of a row that does not count in the loss, as PyTorch's `ignore_index`.
 pub const IGNORED_TARGET: u32 = u32::MAX;
 
+/// What the sums over the rows of a head are scaled by where their gradient is taken.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LossScale {
+    /// The factor of the sum of cross-entropies.
+    pub cross_entropy: f32,
+    /// The factor of the sum of squared log sums, which keeps the softmax's normalizer near 1: z-loss
+    /// (Chowdhery et al., arXiv 2204.02311, section 5). 0 for none.
+    pub z_loss: f32,
+}
+
+impl LossScale {
+    /// Cross-entropies alone.
+    #[must_use]
+    pub const fn of_cross_entropy(factor: f32) -> Self {
+        Self { cross_entropy: factor, z_loss: 0.0 }
+    }
+
+    /// What z-loss adds to the factor of a row's probabilities, for each nat of its log sum: the
+    /// derivative of the square.
+    pub(crate) fn log_sum_slope(self) -> f32 {
+        2.0 * self.z_loss
+    }
+
+    /// The factor of a row's probabilities in the gradient of its logits. Without z-loss it is that
+    /// of the cross-entropy, to the bit.
+    pub(crate) fn of_probabilities(self, log_sum: f32) -> f32 {
+        self.cross_entropy + self.log_sum_slope() * log_sum
+    }
+}
+
 /// The direction in which a rotary embedding turns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RotaryDirection {

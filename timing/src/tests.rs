@@ -114,6 +114,7 @@ mod planned {
             plan: plan.expect("legal"),
             model: config.model,
             optimizer: config.optimizer,
+            z_loss: 0.0,
             clip_norm: None,
             step_count: 9,
             evaluate_every: 0,

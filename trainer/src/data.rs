@@ -10,6 +10,7 @@ pub use permutation::Permutation;
 use std::ops::Range;
 
 pub use zbelastic_kernels::IGNORED_TARGET;
+use zbelastic_kernels::LossScale;
 use zbelastic_types::{MicrobatchIndex, Step};
 
 /// One microbatch: for each row, a token and the token after it.
@@ -75,11 +76,11 @@ impl StepTargets {
         })
     }
 
-    /// One over the number of those that count. Where none does, sums and gradients are zero
-    /// already.
+    /// What makes means over those that count of the head's sums: of cross-entropies, and `z_loss`
+    /// times of squared log sums. Where none counts, sums and gradients are zero already.
     #[must_use]
-    pub fn loss_scale(self) -> f32 {
-        (1.0 / self.counted.max(1) as f64) as f32
+    pub fn loss_scale(self, z_loss: f64) -> LossScale {
+        loss_scale(self.counted.max(1) as f64, z_loss)
     }
 
     /// The sum of cross-entropies as it is reported: divided by all targets it is the mean over
@@ -91,6 +92,11 @@ impl StepTargets {
         }
         loss_sum * (self.all as f64 / self.counted.max(1) as f64)
     }
+}
+
+/// One over `count`, and `z_loss` over it; each is rounded once.
+pub(crate) fn loss_scale(count: f64, z_loss: f64) -> LossScale {
+    LossScale { cross_entropy: (1.0 / count) as f32, z_loss: (z_loss / count) as f32 }
 }
 
 /// Where batches come from. The same arguments give the same batch on every node, at any time.

@@ -5,7 +5,7 @@
 //! microbatch, with weights and inputs drawn, several times. A disturbance makes a measure
 //! longer, so the shortest counts. The clock is the caller's.
 
-use zbelastic_kernels::{Accumulate, AllocateError, Backend};
+use zbelastic_kernels::{Accumulate, AllocateError, Backend, LossScale};
 use zbelastic_types::Step;
 
 use crate::data::TokenBatch;
@@ -154,7 +154,7 @@ impl<'a, B: Backend> LayerProfiler<'a, B> {
         if !chunk.has_head() {
             chunk.set_gradient(*backend, drawn, stash);
         }
-        let loss = (&*batch, 1.0);
+        let loss = (&*batch, LossScale::of_cross_entropy(1.0));
         let b = timed(&mut || {
             chunk.backward_input(&context, loss, stash, logits.as_mut(), scratch);
         });

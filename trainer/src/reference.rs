@@ -11,7 +11,7 @@ use std::ops::Range;
 
 use zbelastic_kernels::reference::{AdamWState, adamw};
 use zbelastic_kernels::{
-    Accumulate, AllocateError, Backend, BufferView, BufferViewMut, DeviceFault,
+    Accumulate, AllocateError, Backend, BufferView, BufferViewMut, DeviceFault, LossScale,
 };
 use zbelastic_types::{MicrobatchIndex, SliceIndex, Step};
 
@@ -142,7 +142,7 @@ impl<B: Backend, S: BatchSource> SerialReference<B, S> {
         for replica in 0..replica_count {
             let mut accumulate = Accumulate::Start;
             for k in (replica..microbatch_count).step_by(replica_count as usize) {
-                let scale = targets.loss_scale();
+                let scale = targets.loss_scale(self.setup.z_loss);
                 let of = (step, MicrobatchIndex(k));
                 losses[k as usize] = self.microbatch(of, scale, order, accumulate);
                 accumulate = Accumulate::Add;
@@ -197,7 +197,7 @@ impl<B: Backend, S: BatchSource> SerialReference<B, S> {
     fn microbatch(
         &mut self,
         (step, microbatch): (Step, MicrobatchIndex),
-        scale: f32,
+        scale: LossScale,
         order: PassOrder,
         accumulate: Accumulate,
     ) -> Vec<f64> {

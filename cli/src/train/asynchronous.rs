@@ -201,7 +201,7 @@ pub fn train<O: StageBackendFactory>(
 }
 
 fn setup(prepared: &PreparedRun, choice: &AsyncPlanChoice) -> AsyncSetup {
-    let StageSetup { model, optimizer, clip_norm, weights, injections, .. } =
+    let StageSetup { model, optimizer, z_loss, clip_norm, weights, injections, .. } =
         (*prepared.job.setup).clone();
     let config = &prepared.config.asynchronous;
     let knobs = AsyncHyperparameters {
@@ -212,6 +212,7 @@ fn setup(prepared: &PreparedRun, choice: &AsyncPlanChoice) -> AsyncSetup {
         model,
         plan: choice.plan.clone(),
         optimizer,
+        z_loss,
         clip_norm,
         weights,
         injections,

@@ -282,6 +282,7 @@ fn stage_setup(
         model: config.model.clone(),
         plan: plan.clone(),
         optimizer: config.optimizer.clone(),
+        z_loss: config.z_loss,
         clip_norm: config.guard.clip_norm,
         step_count: config.steps,
         evaluate_every: config.evaluate_every,

@@ -42,11 +42,12 @@ fn asynchronous(
         variant: AsyncVariant::Usual,
     };
     let plan = AsyncPlan::new(&whole.model, whole.plan.batch, request);
-    let StageSetup { model, optimizer, clip_norm, weights, .. } = whole.clone();
+    let StageSetup { model, optimizer, z_loss, clip_norm, weights, .. } = whole.clone();
     let setup = AsyncSetup {
         model,
         plan: plan.expect("the size is legal"),
         optimizer,
+        z_loss,
         clip_norm,
         weights,
         injections: Vec::new(),

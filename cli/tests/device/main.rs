@@ -78,6 +78,7 @@ fn setup(toml: &str, kind: ScheduleKind, stage_count: u32) -> (StageSetup, Arc<T
         plan: Plan::new(request).expect("a plan"),
         model: config.model,
         optimizer: config.optimizer,
+        z_loss: config.z_loss,
         clip_norm: config.guard.clip_norm,
         step_count: config.steps,
         evaluate_every: config.evaluate_every,

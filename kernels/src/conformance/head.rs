@@ -3,20 +3,21 @@
 use super::probe::{
     check, download, floats, matrix, poisoned, poisoned_rows, tokens, upload_rows, widen,
 };
-use crate::backend::{Backend, IGNORED_TARGET, MatrixShape};
+use crate::backend::{Backend, IGNORED_TARGET, LossScale, MatrixShape};
 use crate::reference;
 
 /// A logit here is a sum of up to 390 products and reaches 20: its last bit is 2e-6, and the
 /// exponential turns that into a relative error.
 const ERROR_MAX: f64 = 2e-5;
 
-/// Forward and B, of which every third target is ignored or none; the loss is compared in the bits
-/// of its f64 between devices.
+/// Forward and B, of which every third target is ignored or none, without z-loss and with it; the
+/// loss is compared in the bits of its f64 between devices.
 pub fn head<B: Backend>(devices: &[B]) {
     let shapes = [(1, 2, 3), (20, 97, 32), (300, 400, 24), (15, 1000, 390)];
-    for ((rows, outputs, inputs), is_any_ignored) in
-        shapes.into_iter().flat_map(|shape| [(shape, false), (shape, true)])
-    {
+    let cases = shapes
+        .into_iter()
+        .flat_map(|shape| [(shape, false, 0.0), (shape, true, 0.0), (shape, true, 0.0625)]);
+    for ((rows, outputs, inputs), is_any_ignored, z_loss) in cases {
         let shape = MatrixShape { outputs, inputs };
         let x = floats(rows * inputs, 1);
         let w = floats(outputs * inputs, 2);
@@ -24,10 +25,10 @@ pub fn head<B: Backend>(devices: &[B]) {
         if is_any_ignored {
             targets.iter_mut().step_by(3).for_each(|target| *target = IGNORED_TARGET);
         }
-        let scale = 0.125;
+        let scale = LossScale { cross_entropy: 0.125, z_loss };
         let forward = reference::head_forward(shape, &widen(&x), &widen(&w), &targets);
-        let back =
-            reference::head_backward(shape, &widen(&x), &widen(&w), &targets, f64::from(scale));
+        let scales = [scale.cross_entropy, scale.z_loss].map(f64::from);
+        let back = reference::head_backward(shape, &widen(&x), &widen(&w), &targets, scales);
         let expected = [
             ("logits", forward.logits),
             ("log sums", forward.log_sums),
@@ -40,9 +41,13 @@ pub fn head<B: Backend>(devices: &[B]) {
             .map(|device| run(device, shape, &x, &w, &targets, scale).0.to_bits())
             .collect();
         assert!(losses.iter().all(|loss| *loss == losses[0]), "losses differ: {losses:?}");
-        check(&format!("head {shape:?}"), devices, &expected, ERROR_MAX, |device| {
-            run(device, shape, &x, &w, &targets, scale).1
-        });
+        check(
+            &format!("head {shape:?} z-loss {z_loss}"),
+            devices,
+            &expected,
+            ERROR_MAX,
+            |device| run(device, shape, &x, &w, &targets, scale).1,
+        );
     }
 }
 
@@ -52,7 +57,7 @@ fn run<B: Backend>(
     x: &[f32],
     w: &[f32],
     targets: &[u32],
-    scale: f32,
+    scale: LossScale,
 ) -> (f64, Vec<Vec<f32>>) {
     let rows = targets.len();
     let x = upload_rows(device, x);
@@ -74,12 +79,14 @@ pub fn head_ignores_rows_of_nan<B: Backend>(devices: &[B]) {
     let mut x = floats(3 * 16, 1);
     x[16..32].fill(f32::NAN);
     let w = floats(50 * 16, 2);
+    let of = LossScale::of_cross_entropy;
     for device in devices {
-        let (loss, results) = run(device, shape, &x, &w, &[3, IGNORED_TARGET, 49], 1.0);
+        let scale = LossScale { z_loss: 1e-4, ..of(1.0) };
+        let (loss, results) = run(device, shape, &x, &w, &[3, IGNORED_TARGET, 49], scale);
         assert!(loss.is_finite(), "a loss of {loss}");
         assert!(results[3].iter().chain(&results[4]).all(|x| x.is_finite()));
         assert!(results[3][50..100].iter().chain(&results[4][16..32]).all(|x| *x == 0.0));
-        let nothing = run(device, shape, &x, &w, &[IGNORED_TARGET; 3], 0.0);
+        let nothing = run(device, shape, &x, &w, &[IGNORED_TARGET; 3], of(0.0));
         assert_eq!(nothing.0, 0.0, "a loss over nothing");
     }
 }
@@ -92,7 +99,8 @@ pub fn head_is_stable_for_large_logits<B: Backend>(devices: &[B]) {
     let targets = [3, 499];
     let exact = reference::head_forward(shape, &widen(&x), &widen(&w), &targets).loss;
     for device in devices {
-        let (loss, results) = run(device, shape, &x, &w, &targets, 1.0);
+        let scale = LossScale { cross_entropy: 1.0, z_loss: 1e-4 };
+        let (loss, results) = run(device, shape, &x, &w, &targets, scale);
         let error_max = f64::max(1e-4, 4.0 * device.rounding());
         assert!((loss - exact).abs() < error_max * exact, "{loss}, expected {exact}");
         assert!(results.iter().flatten().all(|x| x.is_finite()));

@@ -12,8 +12,8 @@ use super::threads::Threads;
 use super::{activation, attention, embed, head, linear, norm, probe, qk_norm, rotate};
 use crate::backend::{
     Accumulate, AllocateError, AttentionMask, AttentionShape, Backend, BackwardEpilogue,
-    BufferView, EarlierSlice, EmbedGradient, ForwardEpilogue, LinearGradient, MatrixShape, Norm,
-    NormGradient, Pending, RotaryDirection, RowPositions, RowsShape,
+    BufferView, EarlierSlice, EmbedGradient, ForwardEpilogue, LinearGradient, LossScale,
+    MatrixShape, Norm, NormGradient, Pending, RotaryDirection, RowPositions, RowsShape,
 };
 use crate::sizes::{ByteCounts, DeviceSizes};
 
@@ -407,7 +407,7 @@ impl Backend for CpuBackend {
     fn head_backward_input(
         &self,
         targets: &[u32],
-        scale: f32,
+        scale: LossScale,
         log_sums: &CpuBuffer,
         matrix: &CpuMatrix,
         logits_then_gradient: &mut CpuBuffer,

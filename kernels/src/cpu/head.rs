@@ -12,7 +12,7 @@ use super::math::exp;
 use super::matmul::{
     LeftRows, PackedMatrix, RowBlock, RowProduct, SumStorage, multiply_rows, with_scratch,
 };
-use crate::backend::IGNORED_TARGET;
+use crate::backend::{IGNORED_TARGET, LossScale};
 
 /// A row's maximum and the sum of exponentials relative to it, so far.
 #[derive(Clone, Copy)]
@@ -94,7 +94,7 @@ struct BackwardTask<'a> {
 pub(super) fn backward_input(
     cpu: &CpuBackend,
     targets: &[u32],
-    scale: f32,
+    scale: LossScale,
     log_sums: &[f32],
     matrix: &PackedMatrix,
     logits_then_gradient: &mut [f32],
@@ -126,7 +126,7 @@ pub(super) fn backward_input(
 /// Logits that become their gradient when a block of them is visited for the first time.
 struct SoftmaxGradient<'a> {
     set: InstructionSet,
-    scale: f32,
+    scale: LossScale,
     targets: &'a [u32],
     log_sums: &'a [f32],
     vocabulary: usize,
@@ -143,10 +143,11 @@ impl LeftRows for SoftmaxGradient<'_> {
                     here.fill(0.0);
                     continue;
                 }
-                to_probabilities(self.set, self.log_sums[row], self.scale, here);
+                let log_sum = self.log_sums[row];
+                to_probabilities(self.set, log_sum, self.scale.of_probabilities(log_sum), here);
                 let target = self.targets[row] as usize;
                 if block.columns.contains(&target) {
-                    here[target - block.columns.start] -= self.scale;
+                    here[target - block.columns.start] -= self.scale.cross_entropy;
                 }
             }
         }
@@ -154,7 +155,12 @@ impl LeftRows for SoftmaxGradient<'_> {
     }
 }
 
-fn backward_task(set: InstructionSet, scale: f32, matrix: &PackedMatrix, task: BackwardTask<'_>) {
+fn backward_task(
+    set: InstructionSet,
+    scale: LossScale,
+    matrix: &PackedMatrix,
+    task: BackwardTask<'_>,
+) {
     let BackwardTask { targets, log_sums, logits_then_gradient, gradient } = task;
     let vocabulary = matrix.depth();
     let left = SoftmaxGradient { set, scale, targets, log_sums, vocabulary, logits_then_gradient };

@@ -8,7 +8,7 @@ use super::error::DeviceFault;
 use super::kernel::{Arguments, Kernel, Launch};
 use super::losses::pending_loss;
 use super::memory::CudaBuffer;
-use crate::backend::IGNORED_TARGET;
+use crate::backend::{IGNORED_TARGET, LossScale};
 use crate::pending::Pending;
 use crate::scratch::ScratchSlot;
 
@@ -121,7 +121,7 @@ pub(super) fn forward<D: Device>(
 pub(super) fn backward<D: Device>(
     device: &CudaBackend<D>,
     targets: &[u32],
-    scale: f32,
+    scale: LossScale,
     log_sums: &CudaBuffer<D>,
     matrix: &CudaMatrix<D>,
     logits_then_gradient: &mut CudaBuffer<D>,
@@ -140,7 +140,8 @@ pub(super) fn backward<D: Device>(
             .address(at.log_sums)
             .size(rows.len())
             .size(outputs)
-            .float(scale);
+            .float(scale.cross_entropy)
+            .float(scale.log_sum_slope());
         let count = rows.len() * outputs.div_ceil(4);
         device.launch(&Launch::over(Kernel::HeadBackward, count, arguments))?;
         device.device().multiply(&MatrixProduct {

@@ -11,8 +11,8 @@ use super::{CudaBackend, CudaBuffer, DeviceFault};
 use crate::backend::{
     Accumulate, AdamWCoefficients, AdamWRange, AllocateError, AttentionMask, AttentionShape,
     Backend, BackwardEpilogue, BufferView, BufferViewMut, DeviceMemory, EmbedGradient,
-    ForwardEpilogue, LayerCandidate, LinearGradient, MatrixPart, MatrixShape, Norm, Optimizer,
-    PackedWeightsOptimizer, RotaryDirection, RowPositions, RowsShape, UpdateState,
+    ForwardEpilogue, LayerCandidate, LinearGradient, LossScale, MatrixPart, MatrixShape, Norm,
+    Optimizer, PackedWeightsOptimizer, RotaryDirection, RowPositions, RowsShape, UpdateState,
 };
 
 /// The sizes of the operations that are timed.
@@ -449,7 +449,8 @@ impl<D: TimedDevice> TimingTable<'_, D> {
         let moved = moved + self.row_bytes(vocabulary);
         self.time("head B", WorkFloor { bytes: moved, flop }, |device| {
             let logits = &mut logits;
-            device.head_backward_input(&targets, 1.0, &log_sums, &matrix, logits, &mut dx);
+            let scale = LossScale::of_cross_entropy(1.0);
+            device.head_backward_input(&targets, scale, &log_sums, &matrix, logits, &mut dx);
         })?;
         Ok(())
     }

@@ -11,6 +11,8 @@ pub struct HeadResult {
     pub log_sums: Vec<f64>,
     /// The sum of cross-entropies over rows with a target that counts, in nats.
     pub loss: f64,
+    /// The sum of squared log sums over the same rows: z-loss, before its weight.
+    pub square_log_sum: f64,
 }
 
 /// The logits, their sums, and the loss of the head's forward pass.
@@ -19,16 +21,18 @@ pub fn head_forward(shape: MatrixShape, x: &[f64], matrix: &[f64], targets: &[u3
     let logits = linear_forward(shape, x, matrix, None);
     let mut log_sums = Vec::new();
     let mut loss = 0.0;
+    let mut square_log_sum = 0.0;
     for (row, target) in logits.chunks_exact(shape.outputs).zip(targets) {
         let max = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         let sum: f64 = row.iter().map(|logit| libm::exp(logit - max)).sum();
         let log_sum = max + libm::log(sum);
         if *target != IGNORED_TARGET {
             loss += log_sum - row[*target as usize];
+            square_log_sum += log_sum * log_sum;
         }
         log_sums.push(log_sum);
     }
-    HeadResult { logits, log_sums, loss }
+    HeadResult { logits, log_sums, loss, square_log_sum }
 }
 
 /// The gradients that the head's backward pass computes.
@@ -41,14 +45,15 @@ pub struct HeadGradients {
     pub matrix: Vec<f64>,
 }
 
-/// The gradients of `scale` times the loss.
+/// The gradients of `scale` times the loss plus `z_scale` times the sum of squared log sums
+/// (Chowdhery et al., arXiv 2204.02311, section 5).
 #[must_use]
 pub fn head_backward(
     shape: MatrixShape,
     x: &[f64],
     matrix: &[f64],
     targets: &[u32],
-    scale: f64,
+    [scale, z_scale]: [f64; 2],
 ) -> HeadGradients {
     let HeadResult { mut logits, log_sums, .. } = head_forward(shape, x, matrix, targets);
     let rows = logits.chunks_exact_mut(shape.outputs).zip(targets).zip(&log_sums);
@@ -57,7 +62,8 @@ pub fn head_backward(
             row.fill(0.0);
             continue;
         }
-        row.iter_mut().for_each(|logit| *logit = libm::exp(*logit - log_sum) * scale);
+        let weight = scale + 2.0 * z_scale * log_sum;
+        row.iter_mut().for_each(|logit| *logit = libm::exp(*logit - log_sum) * weight);
         row[*target as usize] -= scale;
     }
     let (weights, _) = linear_backward_weights(shape, x, &logits);

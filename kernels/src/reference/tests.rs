@@ -147,13 +147,19 @@ fn head_gradients() {
     let x = numbers(12, 1);
     let w = numbers(24, 2);
     let targets = [5, IGNORED_TARGET, 3];
-    let found = head_backward(shape, &x, &w, &targets, 0.25);
-    let loss = |x: &[f64], w: &[f64]| vec![head_forward(shape, x, w, &targets).loss];
-    check(&found.x, &x, &[0.25], |x| loss(x, &w));
-    check(&found.matrix, &w, &[0.25], |w| loss(&x, w));
-    assert_eq!(found.x[4..8], [0.0; 4], "a row that is ignored");
+    let loss = |x: &[f64], w: &[f64]| {
+        let head = head_forward(shape, x, w, &targets);
+        vec![head.loss, head.square_log_sum]
+    };
+    for scales in [[0.25, 0.0], [0.25, 0.5]] {
+        let found = head_backward(shape, &x, &w, &targets, scales);
+        check(&found.x, &x, &scales, |x| loss(x, &w));
+        check(&found.matrix, &w, &scales, |w| loss(&x, w));
+        assert_eq!(found.x[4..8], [0.0; 4], "a row that is ignored");
+    }
     let counted = [&x[..4], &x[8..]].concat();
-    assert_eq!(loss(&x, &w), [head_forward(shape, &counted, &w, &[5, 3]).loss]);
+    let alone = head_forward(shape, &counted, &w, &[5, 3]);
+    assert_eq!(loss(&x, &w), [alone.loss, alone.square_log_sum]);
 }
 
 #[test]

@@ -4,7 +4,7 @@ use zbelastic_kernels::cuda::CudaBackend;
 use zbelastic_kernels::cuda::source::Precision;
 use zbelastic_kernels::{
     Accumulate, Backend, BufferView, BufferViewMut, ByteCounts, CpuBackend, DeviceClock,
-    DeviceMemory, DeviceSizes, LinearGradient, MatrixShape, MemoryClaim, Optimizer,
+    DeviceMemory, DeviceSizes, LinearGradient, LossScale, MatrixShape, MemoryClaim, Optimizer,
     ScratchOperation,
 };
 
@@ -76,7 +76,8 @@ fn head<B: Backend>(device: &B, rows: usize, shape: MatrixShape) -> Vec<f64> {
     let mut dx = filled(rows * shape.inputs, 5);
     let loss = device.head_forward(&x, &matrix, &targets, &mut logits, &mut log_sums);
     let loss = loss.wait().expect("no fault");
-    device.head_backward_input(&targets, 0.5, &log_sums, &matrix, &mut logits, &mut dx);
+    let scale = LossScale { cross_entropy: 0.5, z_loss: 0.125 };
+    device.head_backward_input(&targets, scale, &log_sums, &matrix, &mut logits, &mut dx);
     let rest = [all(&log_sums), all(&dx)].concat();
     [loss].into_iter().chain(rest.into_iter().map(f64::from)).collect()
 }

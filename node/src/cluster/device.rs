@@ -542,6 +542,7 @@ fn begin<M: WorkerDevice>(
         model: config.model.clone(),
         plan,
         optimizer: config.optimizer.clone(),
+        z_loss: config.z_loss,
         clip_norm: config.guard.clip_norm,
         step_count: config.steps,
         evaluate_every: config.evaluate_every,

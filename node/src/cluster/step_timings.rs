@@ -129,6 +129,7 @@ fn setup(job: &NamedJob, plan: &PlanRecord) -> StageSetup {
             recompute: config.memory.recomputed(),
         },
         optimizer: config.optimizer.clone(),
+        z_loss: config.z_loss,
         clip_norm: config.guard.clip_norm,
         step_count: config.steps,
         evaluate_every: config.evaluate_every,

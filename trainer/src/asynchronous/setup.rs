@@ -1,6 +1,6 @@
 //! The configuration of an asynchronous run: the same for all stages, and for the reference.
 
-use zbelastic_kernels::{Backend, ByteCounts, DeviceSizes};
+use zbelastic_kernels::{Backend, ByteCounts, DeviceSizes, LossScale};
 use zbelastic_schedule::asynchronous::{
     AsyncGenerateError, AsyncKind, AsyncProgram, AsyncRequest, AsyncViolation, check_async,
     generate_async,
@@ -8,7 +8,7 @@ use zbelastic_schedule::asynchronous::{
 use zbelastic_types::{Bytes, ChunkIndex, StageIndex, Step};
 
 use super::weight_versions::change_bytes;
-use crate::data::StepTargets;
+use crate::data::{StepTargets, loss_scale};
 use crate::model::{
     Family, LayerRange, LayerSpec, LayerTimer, ModelConfig, PassContext, PassSizes, PassStash,
     SlicePosition, count_bytes, frozen_bytes, layer_bytes, model_layers,
@@ -245,6 +245,8 @@ pub struct AsyncSetup {
     pub plan: AsyncPlan,
     /// Settings of the optimizer.
     pub optimizer: OptimizerConfig,
+    /// Weight of the mean squared log sum in the gradient; 0 for none.
+    pub z_loss: f64,
     /// The largest norm of a chunk's gradient that is applied as it is.
     pub clip_norm: Option<f64>,
     /// Weights of the layers before the first step.
@@ -288,11 +290,11 @@ impl AsyncSetup {
     /// What the loss of a microbatch of a minibatch with these targets is multiplied by: an update
     /// has its share of those that count, by the number of its microbatches. Which these are may be
     /// found at run time.
-    pub(super) fn loss_scale(&self, targets: StepTargets) -> f32 {
+    pub(super) fn loss_scale(&self, targets: StepTargets) -> LossScale {
         let AsyncProgram { update_every, microbatch_count, .. } = self.plan.program;
         let counted = targets.counted.max(1) as f64;
         let share = counted * f64::from(update_every) / f64::from(microbatch_count);
-        (1.0 / share) as f32
+        loss_scale(share, self.z_loss)
     }
 }
 

@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use zbelastic_kernels::{
-    Accumulate, AllocateError, Backend, BufferView, DeviceFault, Pending, TensorHandle,
+    Accumulate, AllocateError, Backend, BufferView, DeviceFault, LossScale, Pending, TensorHandle,
 };
 use zbelastic_schedule::asynchronous::{
     AsyncKind, AsyncOp, AsyncProgram, DynamicRegion, WeightVersion,
@@ -461,7 +461,7 @@ impl<B: Backend, S: BatchSource> AsyncStage<B, S> {
             let targets = self.counted.of(&self.setup, &self.source, pass.microbatch);
             self.setup.loss_scale(targets)
         } else {
-            1.0
+            LossScale::of_cross_entropy(1.0)
         };
         let loss = (&batch, scale);
         chunk.backward_input(&context, loss, stash, logits.as_deref_mut(), &mut self.scratch);

@@ -2,7 +2,7 @@
 
 use zbelastic_kernels::{
     Accumulate, AllocateError, Backend, BufferView, BufferViewMut, ByteCounts, DeviceFault,
-    EarlierSlice, Pending, TensorHandle,
+    EarlierSlice, LossScale, Pending, TensorHandle,
 };
 use zbelastic_types::Bytes;
 
@@ -245,11 +245,11 @@ impl<B: Backend> Chunk<B> {
         }
     }
 
-    /// B, of `scale` times the loss.
+    /// B, of the loss that the scale describes.
     pub fn backward_input(
         &self,
         context: &PassContext<'_, B>,
-        loss: (&TokenBatch, f32),
+        loss: (&TokenBatch, LossScale),
         stash: &mut PassStash<B::Buffer>,
         logits: Option<&mut Logits<B::Buffer>>,
         scratch: &mut PassScratch<B::Buffer>,
@@ -261,7 +261,7 @@ impl<B: Backend> Chunk<B> {
     pub fn backward_input_slice(
         &self,
         context: &PassContext<'_, B>,
-        (batch, scale): (&TokenBatch, f32),
+        (batch, scale): (&TokenBatch, LossScale),
         earlier: &mut [&mut PassStash<B::Buffer>],
         stash: &mut PassStash<B::Buffer>,
         mut logits: Option<&mut Logits<B::Buffer>>,
@@ -299,7 +299,7 @@ impl<B: Backend> Chunk<B> {
     pub fn backward(
         &mut self,
         context: &PassContext<'_, B>,
-        (batch, scale): (&TokenBatch, f32),
+        (batch, scale): (&TokenBatch, LossScale),
         earlier: &mut [&mut PassStash<B::Buffer>],
         stash: &mut PassStash<B::Buffer>,
         logits: &mut Logits<B::Buffer>,

@@ -28,6 +28,9 @@ pub struct StageSetup {
     pub plan: Plan,
     /// Settings of the optimizer.
     pub optimizer: OptimizerConfig,
+    /// Weight of the mean squared log sum of the head in the gradient (z-loss); 0 for none. The
+    /// loss that is reported is the cross-entropy alone.
+    pub z_loss: f64,
     /// The largest gradient norm that is applied as it is.
     pub clip_norm: Option<f64>,
     /// Steps of the run.

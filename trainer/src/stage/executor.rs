@@ -2,7 +2,7 @@
 
 use zbelastic_consensus::checkpoint::LayerDigest;
 use zbelastic_consensus::validation::{LayerFingerprint, TensorSum};
-use zbelastic_kernels::{DeviceFault, Pending, PendingFloats, TensorHandle};
+use zbelastic_kernels::{DeviceFault, LossScale, Pending, PendingFloats, TensorHandle};
 use zbelastic_schedule::{Flow, Pass};
 use zbelastic_types::{ChunkIndex, LayerId, SliceIndex, Step};
 
@@ -82,15 +82,15 @@ pub trait PassExecutor {
         input: Option<TensorHandle>,
     ) -> Result<Option<Pending<f64>>, DeviceFault>;
 
-    /// B: computes the gradient of the chunk's input, of `scale` times the loss if the chunk has the
-    /// head.
+    /// B: computes the gradient of the chunk's input, of the loss that the scale describes if the
+    /// chunk has the head.
     ///
     /// # Errors
     /// If the device that holds the operand failed before it was read.
     fn backward_input(
         &mut self,
         pass: Pass,
-        loss: (&TokenBatch, f32),
+        loss: (&TokenBatch, LossScale),
         gradient: Option<TensorHandle>,
     ) -> Result<(), DeviceFault>;
 

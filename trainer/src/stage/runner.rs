@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use zbelastic_consensus::mutant::{self, Mutant};
 use zbelastic_consensus::validation::Turn;
-use zbelastic_kernels::{DeviceFault, TensorHandle};
+use zbelastic_kernels::{DeviceFault, LossScale, TensorHandle};
 use zbelastic_schedule::{Compute, Flow, MemoryOp, Pass, Transfer, Window};
 use zbelastic_types::{MicrobatchIndex, SliceIndex, StageIndex, Step};
 
@@ -186,7 +186,11 @@ impl<W: StageExecutor, S: BatchSource> StageRunner<W, S> {
     ) -> Result<(), DeviceFault> {
         let gradient = self.take_operand(Flow::Backward, pass);
         let has_head = gradient.is_none();
-        let scale = if has_head { self.step_targets(losses).loss_scale() } else { 1.0 };
+        let scale = if has_head {
+            self.step_targets(losses).loss_scale(self.setup.z_loss)
+        } else {
+            LossScale::of_cross_entropy(1.0)
+        };
         self.executor.backward_input(pass, (batch, scale), gradient)
     }
 

@@ -64,6 +64,7 @@ pub fn setup_for(family: Family, request: AsyncRequest) -> AsyncSetup {
         plan: plan.expect("the size is legal"),
         model,
         optimizer: optimizer(),
+        z_loss: 0.0,
         clip_norm: Some(1.0),
         weights: InitialWeights::Drawn { seed: 3 },
         injections: Vec::new(),
@@ -92,7 +93,7 @@ pub fn runs_of(kind: AsyncKind) -> Vec<AsyncSetup> {
     };
     let mut runs: Vec<_> = sizes.iter().map(|size| setup(kind, *size)).collect();
     let last = *sizes.last().expect("a size");
-    runs.push(setup_for(Family::Llama, request(kind, last)));
+    runs.push(AsyncSetup { z_loss: 0.05, ..setup_for(Family::Llama, request(kind, last)) });
     if kind == AsyncKind::AvgPipe {
         let three = AsyncRequest { replica_count: 3, ..request(kind, (2, 6, 2)) };
         runs.push(setup_for(Family::Gpt2, three));

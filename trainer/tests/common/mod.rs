@@ -101,6 +101,7 @@ pub fn setup(model: ModelConfig, plan: Plan, step_count: u64) -> StageSetup {
         model,
         plan,
         optimizer: optimizer(),
+        z_loss: 0.0,
         clip_norm: Some(1.0),
         step_count,
         evaluate_every: 0,

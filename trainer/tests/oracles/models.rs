@@ -137,6 +137,7 @@ fn setup(model: &ModelConfig, weights: Vec<Vec<f32>>, shape: &[usize]) -> StageS
             weight_decay: 0.1,
             decay_on: WeightDecayScope::All,
         },
+        z_loss: 0.0,
         clip_norm: Some(1.0),
         step_count: shape[0] as u64,
         evaluate_every: 0,

@@ -8,8 +8,8 @@ use super::super::{activation, attention, embed, head, linear, norm};
 use super::{CudaBackend, CudaMatrix};
 use crate::backend::{
     Accumulate, AttentionMask, AttentionShape, Backend, BackwardEpilogue, BufferView, EarlierSlice,
-    EmbedGradient, ForwardEpilogue, LinearGradient, MatrixShape, Norm, NormGradient, Pending,
-    RotaryDirection, RowPositions, RowsShape,
+    EmbedGradient, ForwardEpilogue, LinearGradient, LossScale, MatrixShape, Norm, NormGradient,
+    Pending, RotaryDirection, RowPositions, RowsShape,
 };
 
 impl<D: Device> Backend for CudaBackend<D> {
@@ -247,7 +247,7 @@ impl<D: Device> Backend for CudaBackend<D> {
     fn head_backward_input(
         &self,
         targets: &[u32],
-        scale: f32,
+        scale: LossScale,
         log_sums: &CudaBuffer<D>,
         matrix: &CudaMatrix<D>,
         logits_then_gradient: &mut CudaBuffer<D>,

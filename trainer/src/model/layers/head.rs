@@ -1,6 +1,6 @@
 //! The head with the normalisation before it, and the loss.
 
-use zbelastic_kernels::{Accumulate, Backend, Pending};
+use zbelastic_kernels::{Accumulate, Backend, LossScale, Pending};
 
 use super::{
     HeadStash, Logits, PassContext, PassScratch, linear_weights, norm_backward, norm_forward,
@@ -25,12 +25,12 @@ impl<T> HeadStash<T> {
         context.backend.head_forward(&self.0.y, state.matrix(0), targets, logits, log_sums)
     }
 
-    /// B, of `scale` times the loss.
+    /// B, of the loss that `scale` describes.
     pub(in crate::model) fn backward_input<B: Backend<Buffer = T>>(
         &mut self,
         context: &PassContext<'_, B>,
         state: &LayerState<B>,
-        (targets, scale): (&[u32], f32),
+        (targets, scale): (&[u32], LossScale),
         logits: &mut Logits<T>,
         x_then_gradient: &mut T,
         scratch: &mut PassScratch<T>,

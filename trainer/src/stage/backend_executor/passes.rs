@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use zbelastic_kernels::{Backend, DeviceFault, Pending, TensorHandle};
+use zbelastic_kernels::{Backend, DeviceFault, LossScale, Pending, TensorHandle};
 use zbelastic_schedule::{Flow, Pass};
 use zbelastic_types::SliceIndex;
 
@@ -81,7 +81,7 @@ impl<B: Backend> PassExecutor for BackendExecutor<B> {
     fn backward_input(
         &mut self,
         pass: Pass,
-        (batch, scale): (&TokenBatch, f32),
+        (batch, scale): (&TokenBatch, LossScale),
         gradient: Option<TensorHandle>,
     ) -> Result<(), DeviceFault> {
         let batch = &self.part_of(batch, pass);
