@@ -107,6 +107,7 @@ fn value_of(config: &RunConfig, key: Key) -> Option<ConfigValue> {
             ConfigValue::List(bands.map(ConfigValue::Number).to_vec())
         }
         Key::RopeOriginal => size(RopeNumbers::of(model)?.original?),
+        Key::SlidingWindow => size(model.sliding_window?),
         Key::Positions if model.positions as usize == batch.microbatch.sequence_len => return None,
         Key::Positions => size(model.positions),
         Key::Tied => ConfigValue::Flag(model.tied),

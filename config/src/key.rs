@@ -148,6 +148,8 @@ keys! {
     RopeBands: "model.rope_bands", Pair(AboveZero), Literal("[1.0, 4.0]");
     /// Positions of the first training, for llama3.
     RopeOriginal: "model.rope_original", Count(1, POSITIONS_MAX), Literal("8192");
+    /// Keys that a query sees at most, its own included, counted back from it (llama only).
+    SlidingWindow: "model.sliding_window", Count(1, POSITIONS_MAX), Described("none: all before it");
     /// Positions that the model is made for; gpt2 learns a row for each.
     Positions: "model.positions", Count(1, POSITIONS_MAX), Described("train.seq_len");
     /// Whether the head shares the token embedding.

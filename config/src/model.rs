@@ -15,7 +15,7 @@ use super::tokens::tokens_config;
 use super::words::RopeScalingKind;
 
 /// Keys that give a model its shape, which a folder gives as well.
-const SHAPE_KEYS: [Key; 20] = [
+const SHAPE_KEYS: [Key; 21] = [
     Key::Preset,
     Key::Family,
     Key::Layers,
@@ -34,6 +34,7 @@ const SHAPE_KEYS: [Key; 20] = [
     Key::RopeFactor,
     Key::RopeBands,
     Key::RopeOriginal,
+    Key::SlidingWindow,
     Key::Positions,
     Key::Tied,
 ];
@@ -183,7 +184,7 @@ impl ConfigBuilder<'_> {
             vocabulary: largest
                 .filter(|_| !reader.settings.origin(Key::Vocab).is_explicit())
                 .unwrap_or_else(|| reader.size(Key::Vocab)),
-            sliding_window: None,
+            sliding_window: optional(Key::SlidingWindow),
             positions: optional(Key::Positions).unwrap_or_else(|| reader.size(Key::SeqLen)),
             norm_epsilon: reader.number(Key::NormEps) as f32,
             rope_theta: reader.number(Key::RopeTheta),
@@ -261,9 +262,16 @@ fn blamed_keys(error: &ModelError, has_head_dim: bool) -> &'static [Key] {
         ModelError::NotPositive { name, .. } if *name == "rope_theta" => &[Key::RopeTheta],
         ModelError::NotPositive { name, .. } if name.contains("rope_scaling") => &[Key::RopeBands],
         ModelError::NotPositive { .. } => &[Key::NormEps],
-        ModelError::Gpt2Features => {
-            &[Key::AttentionBias, Key::MlpBias, Key::QkNorm, Key::RopeScaling, Key::Family]
+        ModelError::Gpt2Features => &[
+            Key::AttentionBias,
+            Key::MlpBias,
+            Key::QkNorm,
+            Key::RopeScaling,
+            Key::SlidingWindow,
+            Key::Family,
+        ],
+        ModelError::Features => {
+            &[Key::QkNorm, Key::MlpBias, Key::AttentionBias, Key::SlidingWindow]
         }
-        ModelError::Features => &[Key::QkNorm, Key::MlpBias, Key::AttentionBias],
     }
 }

@@ -142,6 +142,7 @@ fn every_key_reaches_the_run() {
         rope_factor = 4
         rope_bands = [2, 8]
         rope_original = 100
+        sliding_window = 9
         positions = 99
         [data]
         text = "one.txt"
@@ -181,6 +182,7 @@ fn every_key_reaches_the_run() {
     assert_eq!((model.blocks, model.width, model.mlp_width, model.vocabulary), (3, 48, 40, 300));
     assert_eq!((model.heads, model.kv_heads, model.head_width), (5, 1, 10));
     assert_eq!((model.norm_epsilon, model.rope_theta, model.positions), (1e-6, 5e5, 99));
+    assert_eq!(model.sliding_window, Some(9));
     let features = LlamaFeatures {
         attention_bias: AttentionBias::All,
         mlp_bias: false,
@@ -235,6 +237,7 @@ fn the_effective_configuration_reads_back_as_the_same_run() {
     let llama = "model.family=llama";
     check(&[llama, "model.mlp_bias=true", "model.rope_scaling=linear", "model.rope_factor=2.5"]);
     check(&[llama, "model.attention_bias=qkv", "model.positions=4096"]);
+    check(&[llama, "model.sliding_window=4096"]);
     check(&["optimizer.clip=0", "guard.gnorm_z=2.5", "guard.nonfinite=replay", "train.seed=0"]);
     check(&["schedule.kind=1f1b", "schedule.window=0", "schedule.max_mem=1000"]);
     check(&["schedule.kind=gis", "schedule.chunks=3"]);

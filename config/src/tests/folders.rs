@@ -41,6 +41,7 @@ fn what_a_folder_says_can_be_said_by_keys() {
     let models = [
         format!(r#"{{"model_type": "llama", "mlp_bias": true, {scaling}, {sizes}}}"#),
         format!(r#"{{"model_type": "qwen2", {sizes}}}"#),
+        format!(r#"{{"model_type": "mistral", "sliding_window": 20, {sizes}}}"#),
         format!(r#"{{"model_type": "qwen3", "attention_bias": true, {sizes}}}"#),
         r#"{"model_type": "gpt2", "n_embd": 24, "n_head": 4, "n_layer": 3, "n_positions": 64,
             "vocab_size": 256, "tie_word_embeddings": false}"#

@@ -309,7 +309,13 @@ fn features_of_later_models_go_with_llama_and_only_some_together() {
     };
     let found = name("qk_norm = true\n");
     assert!(found.contains("run.toml:3: model.qk_norm: the gpt2 family has no"), "{found}");
+    let found = name("sliding_window = 8\n");
+    assert!(found.contains("run.toml:3: model.sliding_window: the gpt2 family has no"), "{found}");
     let llama = "family = \"llama\"\n";
+    let found = name(&format!("{llama}sliding_window = 0\n"));
+    assert!(found.contains("model.sliding_window"), "{found}");
+    let found = name(&format!("{llama}sliding_window = 8\nmlp_bias = true\n"));
+    assert!(found.contains("no model of transformers"), "{found}");
     let found = name(&format!("{llama}qk_norm = true\nmlp_bias = true\n"));
     assert!(found.contains("model.qk_norm: no model of transformers"), "{found}");
     let found = name(&format!("{llama}rope_scaling = \"llama3\"\nrope_bands = [4, 1]\n"));

@@ -120,12 +120,15 @@ pub enum ModelError {
         kv_heads: u32,
     },
     /// Later models of the Llama family have these, GPT-2 has not.
-    #[error("the gpt2 family has no attention_bias, mlp_bias, qk_norm or rope_scaling of its own")]
+    #[error(
+        "the gpt2 family has no attention_bias, mlp_bias, qk_norm, rope_scaling or sliding_window of its own"
+    )]
     Gpt2Features,
     /// A combination that no other tool could load.
     #[error(
         "no model of transformers has this combination: mlp_bias goes with neither qk_norm nor \
-         attention_bias \"qkv\", and these two do not go together"
+         attention_bias \"qkv\", and these two do not go together; sliding_window without qk_norm goes \
+         with neither mlp_bias nor attention_bias \"all\""
     )]
     Features,
     /// A layer that could not be written.
