@@ -28,8 +28,8 @@ use super::{
 pub enum ConfigOrigin {
     /// It is yet to begin: the stores that it names are read and checked.
     New,
-    /// It began: the stores were checked, and may be elsewhere by now. Their vocabulary is among
-    /// the keys.
+    /// It began: its stores and the folder of its model were checked, and may be elsewhere by now.
+    /// The vocabulary and the shape of the model are among the keys.
     Recorded,
 }
 

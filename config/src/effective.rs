@@ -65,6 +65,27 @@ fn mark(config: &RunConfig, key: Key) -> &'static str {
     if is_of_folder(config, key) { "# " } else { "" }
 }
 
+/// The text of [`write_documented`], with those keys in force.
+pub fn with_folder_keys(document: &str) -> String {
+    let is_folder_named = document.lines().any(|line| line.starts_with("from_hf = "));
+    let names_key = |text: &str| {
+        let name = text.split_once(" = ").map(|(name, _)| name);
+        name.is_some_and(|name| Key::find("model", name).is_some_and(|key| key != Key::FromHf))
+    };
+    let mut is_of_model = false;
+    let mut text = String::with_capacity(document.len() + 1);
+    for line in document.lines() {
+        if line.starts_with('[') {
+            is_of_model = line.starts_with("[model]");
+        }
+        let behind_mark = line.strip_prefix("# ");
+        let key = behind_mark.filter(|text| is_folder_named && is_of_model && names_key(text));
+        text.push_str(key.unwrap_or(line));
+        text.push('\n');
+    }
+    text
+}
+
 fn is_of_folder(config: &RunConfig, key: Key) -> bool {
     match config.weights {
         WeightSource::Drawn => false,

@@ -295,13 +295,13 @@ pub fn load_document(name: &str, document: &str) -> Result<LoadedConfig, Command
 }
 
 /// Reads the effective configuration of a run that began, or the TOML of its job. The token stores
-/// that it names need not be where they were; a folder that `model.from_hf` names has to be, because
-/// it says what the model is.
+/// and the folder of `model.from_hf` that it names need not be where they were: what they say is
+/// among the keys.
 ///
 /// # Errors
 /// As [`load`].
 pub fn load_recorded(name: &str, document: &str) -> Result<LoadedConfig, CommandFailure> {
-    load_text(name, document, ConfigOrigin::Recorded)
+    load_text(name, &effective::with_folder_keys(document), ConfigOrigin::Recorded)
 }
 
 fn load_text(

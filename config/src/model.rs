@@ -61,7 +61,16 @@ impl ConfigBuilder<'_> {
             return self.shaped_model(largest).map(|model| (model, WeightSource::Drawn));
         };
         let settings = self.reader.settings;
-        for key in SHAPE_KEYS.into_iter().filter(|key| settings.origin(*key).is_explicit()) {
+        let is_set = |key: &Key| settings.origin(*key).is_explicit();
+        match self.origin {
+            ConfigOrigin::Recorded if SHAPE_KEYS.iter().any(is_set) => {
+                let weights = WeightSource::HuggingFace { folder };
+                return self.shaped_model(largest).map(|model| (model, weights));
+            }
+            // A text that this program did not write may have the folder alone.
+            ConfigOrigin::Recorded | ConfigOrigin::New => {}
+        }
+        for key in SHAPE_KEYS.into_iter().filter(is_set) {
             self.problems.push(ConfigProblem::TwoModels { at: settings.origin(key), key });
         }
         let model = self.folder_model(&folder)?;

@@ -1,7 +1,7 @@
 //! Models whose shape is read from a folder.
 
 use super::{check_round_trip, set, without_folder};
-use crate::{ConfigNote, ConfigSources, WeightSource, load, load_document};
+use crate::{ConfigNote, ConfigSources, WeightSource, load, load_document, load_recorded};
 
 /// A folder with this `config.json`, and the sources that name it.
 fn folder_model(config: &str, flags: &[&str]) -> (tempfile::TempDir, ConfigSources) {
@@ -54,6 +54,20 @@ fn what_a_folder_says_can_be_said_by_keys() {
         config.weights = WeightSource::Drawn;
         let again = load_document("again", &config.effective()).expect("legal").config;
         assert_eq!(again.model, config.model, "{model}");
+    }
+}
+
+/// A run is evaluated and exported wherever the folder is that its weights came from.
+#[test]
+fn a_run_that_began_needs_its_models_folder_no_more() {
+    let mistral = LLAMA.replace("\"llama\"", "\"mistral\", \"sliding_window\": 20");
+    for model in [LLAMA, &mistral] {
+        let (folder, sources) = folder_model(model, &["train.seq_len=32"]);
+        let config = load(&sources).expect("legal").config;
+        folder.close().expect("removed");
+        let recorded = config.effective();
+        assert!(load_document("new", &recorded).is_err(), "a new run reads the folder");
+        assert_eq!(load_recorded("run", &recorded).expect("it began").config, config);
     }
 }
 
