@@ -190,6 +190,31 @@ fn what_is_wrong_with_a_tokenizer_or_a_folder_is_said() {
     assert!(made.contains("note: not 300: no other pair"), "{made}");
 }
 
+/// Bytes that were altered are found by reading every shard, and by that alone.
+#[test]
+fn a_store_is_verified_shard_by_shard() {
+    let site = Site::new();
+    for name in ["a.txt", "b.txt", "c.txt"] {
+        site.write(name, "one two three four");
+    }
+    site.printed("data prepare a.txt b.txt c.txt --to store --shard-tokens 1 --threads 1");
+    let shards = site.json("data show store")["shards"].as_u64().expect("a count");
+    assert!(shards > 1, "{shards}");
+    let shown = site.printed("data show store --verify");
+    assert!(shown.contains("verified   every shard"), "{shown}");
+    assert_eq!(site.json("data show store --verify")["verified"], true);
+    for shard in ["store/00000.shard", "store/00001.shard"] {
+        let mut bytes = fs::read(site.path(shard)).expect("whole");
+        bytes[0] ^= 1;
+        fs::write(site.path(shard), bytes).expect("writable");
+    }
+    let shown = site.printed("data show store");
+    assert!(!shown.contains("verified"), "{shown}");
+    let parts = ["the token store is damaged", "00000.shard: has hash", "00001.shard: has hash"];
+    site.refused("data show store --verify", 8, &parts);
+    site.refused("data show store --verify --json", 8, &["00001.shard"]);
+}
+
 #[test]
 fn a_folder_that_cannot_be_written_and_a_damaged_store_are_said() {
     let site = Site::new();

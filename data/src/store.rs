@@ -213,8 +213,13 @@ impl TokenStore {
     /// # Errors
     /// With the first shard that has other bytes, such an id, or ends that do not grow.
     pub fn verify(&self) -> Result<(), StoreError> {
-        let mut pairs = self.shards.iter().zip(&self.manifest.shards);
-        pairs.try_for_each(|(placed, record)| placed.shard.verify(record))
+        self.shard_faults().next().map_or(Ok(()), Err)
+    }
+
+    /// The same of all shards: what is wrong with each that is not sound, in their order.
+    pub fn shard_faults(&self) -> impl Iterator<Item = StoreError> {
+        let pairs = self.shards.iter().zip(&self.manifest.shards);
+        pairs.filter_map(|(placed, record)| placed.shard.verify(record).err())
     }
 
     /// Reads ids with their documents and loss mask.

@@ -36,6 +36,7 @@ const DATA_SHOW_EXAMPLES: &str = "\
 Examples:
   zbelastic data show store
   zbelastic data show store --tokenizer tok --samples 10 --window 256
+  zbelastic data show store --verify
   zbelastic data show store --json | jq .tokens";
 
 /// `tokenizer`.
@@ -136,6 +137,9 @@ pub struct DataShowArgs {
     /// Tokens of a window.
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=WINDOW_MAX))]
     pub window: u32,
+    /// Read every shard first, and compare its hash with the manifest's.
+    #[arg(long)]
+    pub verify: bool,
     /// Print one JSON object.
     #[arg(long)]
     pub json: bool,

@@ -18,12 +18,18 @@ use crate::args::DataShowArgs;
 use crate::data_failure as failure;
 use crate::tokenizer_encoder::TokenizerEncoder;
 
+/// Damaged shards that are named at most.
+const DAMAGED_NAMED_MAX: usize = 16;
+
 /// Runs `data show`.
 ///
 /// # Errors
-/// If there is no store, it is damaged, the tokenizer is another one, or `out` cannot be written.
+/// If there is no store, it is damaged as far as it was read, the tokenizer is another one, or `out` cannot be written.
 pub fn run(args: &DataShowArgs, out: &mut dyn Write) -> Result<(), CommandError> {
     let store = open_store(&args.folder)?;
+    if args.verify {
+        verify(&store)?;
+    }
     let encoder = encoder(args, store.manifest())?;
     let request = ShowRequest {
         sequence_len: args.window as usize,
@@ -38,12 +44,16 @@ pub fn run(args: &DataShowArgs, out: &mut dyn Write) -> Result<(), CommandError>
     if args.json {
         let mut report = counts_json(store.manifest());
         report["windows"] = json!(view.windows);
+        report["verified"] = json!(args.verify);
         let samples = view.samples.iter().map(|sample| sample_json(sample, encoder.is_some()));
         report["samples"] = samples.collect();
         writeln!(out, "{report:#}")?;
         return Ok(());
     }
     write_counts(store.manifest(), out)?;
+    if args.verify {
+        writeln!(out, "verified   every shard has the hash that the manifest names")?;
+    }
     let window = grouped(args.window.into());
     writeln!(out, "windows    {} of {window} tokens", grouped(view.windows))?;
     write_samples(&view, out)?;
@@ -75,6 +85,21 @@ pub fn open_store(folder: &Path) -> Result<TokenStore, CommandFailure> {
     };
     let detail = FailureDetail::new(format!("it has no {MANIFEST_NAME}")).hint(hint);
     Err(CommandFailure { code, what, details: vec![detail] })
+}
+
+/// Reads every shard, and names those that are damaged, up to [`DAMAGED_NAMED_MAX`].
+fn verify(store: &TokenStore) -> Result<(), CommandFailure> {
+    let mut faults = store.shard_faults();
+    let Some(first) = faults.next() else { return Ok(()) };
+    let mut failure = failure::of_store(&first);
+    for fault in faults {
+        if failure.details.len() == DAMAGED_NAMED_MAX {
+            failure.details.push(FailureDetail::new("more shards may be damaged"));
+            break;
+        }
+        failure.details.extend(failure::of_store(&fault).details);
+    }
+    Err(failure)
 }
 
 /// What decodes the store's ids: the tokenizer that was named, or bytes if it is of those.
