@@ -239,7 +239,7 @@ fn a_tokenizer_is_exported_with_its_model() {
 #[test]
 fn a_run_over_stores_without_its_tokenizer_reads_no_text_as_bytes() {
     let site = Site::with_stores();
-    let parts = ["no tokenizer.json", "not of bytes", "into run/model", "data.tokenizer"];
+    let parts = ["no tokenizer.json", "not of bytes", "--tokenizer", "into run/model"];
     site.refused("generate run --prompt a", 2, &parts);
     site.refused("eval run --text text.txt", 2, &parts);
     // Tokens of the store that it was trained on need no text.
@@ -266,10 +266,39 @@ fn a_run_over_stores_without_its_tokenizer_reads_no_text_as_bytes() {
     site.printed("tokenizer train --vocab 290 --to small --text text.txt --threads 1");
     site.refused("export run --tokenizer small --to none", 2, &["has hash", "the run's is"]);
     assert!(!site.path("none").exists());
+    check_named_tokenizers(&site);
     for name in ["tokenizer.json", "tokenizer_config.json"] {
         fs::copy(site.path("tok").join(name), site.path("run/model").join(name)).expect("room");
     }
     site.printed("generate run --prompt a --max-tokens 2");
+}
+
+/// Of the run in `run` and the model in `out`, which have no tokenizer beside them, and of `whole`,
+/// which has.
+fn check_named_tokenizers(site: &Site) {
+    let generated = |line: &str| {
+        let json = site.json(&format!("{line} --prompt a --max-tokens 4"));
+        json["tokens"].to_string()
+    };
+    let expected = generated("generate whole");
+    for line in ["generate run --tokenizer tok", "generate out --tokenizer tok/tokenizer.json"] {
+        assert_eq!(generated(line), expected, "{line}");
+    }
+    for line in ["--text text.txt", "--tokens store"] {
+        let json = site.json(&format!("eval run {line} --tokenizer tok"));
+        assert!(json["bits_per_byte"].is_number(), "{line}: {json}");
+    }
+    let parts = ["has 320 tokens, the model's vocabulary 300"];
+    for line in ["generate out --prompt a", "generate whole --prompt a", "eval out --text text.txt"]
+    {
+        site.refused(&format!("{line} --tokenizer large"), 2, &parts);
+    }
+    let parts = ["has hash", "the run's is"];
+    site.refused("generate run --prompt a --tokenizer small", 2, &parts);
+    site.refused("eval run --text text.txt --tokenizer small", 2, &parts);
+    let parts = ["its tokenizer has hash", "the model's"];
+    site.refused("eval out --tokens store --tokenizer small", 2, &parts);
+    site.refused("generate out --prompt a --tokenizer nowhere", 5, &["nowhere"]);
 }
 
 #[test]

@@ -104,6 +104,9 @@ pub struct SavedModelArgs {
     /// Which checkpoint of the run [default: the last].
     #[arg(long, value_name = "N")]
     pub step: Option<u64>,
+    /// The tokenizer's folder or tokenizer.json, if none lies beside the model, or in place of that.
+    #[arg(long, value_name = "DIR|FILE")]
+    pub tokenizer: Option<PathBuf>,
 }
 
 /// `generate`.

@@ -92,7 +92,8 @@ struct EvalSetup<'a> {
 /// If there is no model, the texts or the store cannot be read or are not of its tokens, there is no
 /// window of them, `out` cannot be written, or a signal ended it.
 pub fn run(args: &EvalArgs, out: &mut dyn Write) -> Result<(), CommandError> {
-    let saved = SavedModel::open(&args.model.run, args.model.step)?;
+    let saved = SavedModel::open(&args.model.run, args.model.step)?
+        .with_tokenizer(args.model.tokenizer.as_deref());
     let trained = trained_config(&saved)?;
     let window = window_of(args, &saved, trained.as_ref())?;
     // The loss is to be that of the run's held-out windows.

@@ -57,7 +57,8 @@ struct Generated {
 /// logits that are no numbers, or `out` cannot be written.
 pub fn run(args: &GenerateArgs, out: &mut dyn Write) -> Result<(), CommandError> {
     let draw = sampling(args)?;
-    let saved = SavedModel::open(&args.model.run, args.model.step)?;
+    let saved = SavedModel::open(&args.model.run, args.model.step)?
+        .with_tokenizer(args.model.tokenizer.as_deref());
     let encoder = saved.encoder()?;
     let prompt = prompt_ids(args, &saved, &encoder)?;
     let backend =

@@ -122,6 +122,8 @@ pub struct SavedModel {
     pub special_ids: SpecialTokenIds,
     /// The run that left it, if one did.
     pub run: Option<LeftRun>,
+    /// The tokenizer that a flag names in place of the one beside it.
+    named_tokenizer: Option<PathBuf>,
 }
 
 /// Whether a run lies or lay in a folder.
@@ -169,7 +171,13 @@ impl SavedModel {
             return Err(wrong(errors));
         }
         let special_ids = SpecialTokenIds::of_config(&text);
-        Ok(Self { folder, config, special_ids, run })
+        Ok(Self { folder, config, special_ids, run, named_tokenizer: None })
+    }
+
+    /// The same model with the tokenizer of this folder or file, if there is one.
+    #[must_use]
+    pub fn with_tokenizer(self, named: Option<&Path>) -> Self {
+        Self { named_tokenizer: named.map(Path::to_owned), ..self }
     }
 
     /// The weights, layer by layer.
@@ -180,22 +188,28 @@ impl SavedModel {
         weights_of_folder(&self.config, &self.folder)
     }
 
-    /// The folder of its tokenizer, which is the model's; nothing where there is none.
+    /// The folder of its tokenizer: the one that was named, or else the model's; nothing where there
+    /// is none.
     pub fn tokenizer_folder(&self) -> Option<PathBuf> {
-        tokenizer_in(self.folder.clone())
+        self.named_tokenizer.clone().or_else(|| tokenizer_in(self.folder.clone()))
     }
 
-    /// What encodes text for it: the tokenizer beside it, or the built-in one of bytes.
+    /// What encodes text for it: the tokenizer that was named, the one beside it, or the built-in one
+    /// of bytes.
     ///
     /// # Errors
-    /// If there is none for a model of other tokens than bytes, it cannot be read or understood, or
-    /// it has more tokens than the model.
+    /// If there is none for a model of other tokens than bytes, it cannot be read or understood, it
+    /// has more tokens than the model, or one that was named is not that of the run.
     pub fn encoder(&self) -> Result<TokenizerEncoder, CommandFailure> {
         let vocabulary = self.config.vocabulary;
-        if let Some(folder) = self.tokenizer_folder() {
-            return open_encoder(&folder, vocabulary).map(|(encoder, _)| encoder);
-        }
         let tokens = self.run.as_ref().map(LeftRun::tokens);
+        if let Some(folder) = self.tokenizer_folder() {
+            let (encoder, _) = open_encoder(&folder, vocabulary)?;
+            if let Some(tokens) = tokens.filter(|_| self.named_tokenizer.is_some()) {
+                check_is_of_run(&encoder, &folder, &tokens)?;
+            }
+            return Ok(encoder);
+        }
         if !reads_bytes(tokens.as_ref(), vocabulary) {
             return Err(no_tokenizer(self));
         }
@@ -236,6 +250,27 @@ fn check_encoder(
     })
 }
 
+/// Checks that an encoder is the one that a run was trained with, as far as it recorded that.
+///
+/// # Errors
+/// If it is another one.
+pub fn check_is_of_run(
+    encoder: &TokenizerEncoder,
+    folder: &Path,
+    tokens: &RunTokens,
+) -> Result<(), CommandFailure> {
+    let found = encoder.tokenizer_hash().0.to_string();
+    let Some(expected) = tokens.hash().filter(|expected| *expected != found) else {
+        return Ok(());
+    };
+    let what = format!("{} has hash {found}, the run's is {expected}", folder.display());
+    let detail = FailureDetail::new(what).at("--tokenizer");
+    let detail = detail
+        .why("an id is another token in each")
+        .hint("the tokenizer that `zbelastic data prepare` was given, or leave it out");
+    Err(CommandFailure::usage("the tokenizer", vec![detail]))
+}
+
 fn no_tokenizer(model: &SavedModel) -> CommandFailure {
     let vocabulary = model.config.vocabulary;
     let (what, why) = match &model.run {
@@ -250,8 +285,8 @@ fn no_tokenizer(model: &SavedModel) -> CommandFailure {
     };
     let folder = model.folder.display().to_string();
     let hint = format!(
-        "copy tokenizer.json and tokenizer_config.json of the model's tokenizer into {folder}; \
-         data.tokenizer does that for the next run"
+        "--tokenizer with the folder of the model's tokenizer; or copy tokenizer.json and \
+         tokenizer_config.json into {folder}, which data.tokenizer does for the next run"
     );
     CommandFailure::usage(
         "the tokenizer",

@@ -3,13 +3,12 @@
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
-use zbelastic_data::encode::EncodeDocuments;
 use zbelastic_tokenizer::{Tokenizer, TokenizerFiles};
 use zbelastic_trainer::hf::SpecialTokenIds;
 use zbelastic_trainer::model::ModelConfig;
-use zbelastic_wording::{CommandFailure, FailureDetail};
+use zbelastic_wording::CommandFailure;
 
-use crate::commands::saved_model::{RunTokens, open_encoder, reads_bytes};
+use crate::commands::saved_model::{RunTokens, check_is_of_run, open_encoder, reads_bytes};
 
 /// What makes tokens of text for an exported model.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -67,23 +66,12 @@ impl TokenizerSource<'_> {
             return Ok((known, self.of_model));
         };
         let (encoder, files) = open_encoder(&folder, config.vocabulary)?;
-        let found = encoder.tokenizer_hash().0.to_string();
-        match self.of_run.as_ref().filter(|_| self.named.is_some()).and_then(RunTokens::hash) {
-            Some(expected) if expected != found => return Err(other(&folder, &found, &expected)),
-            Some(_) | None => {}
+        if let Some(tokens) = self.of_run.as_ref().filter(|_| self.named.is_some()) {
+            check_is_of_run(&encoder, &folder, tokens)?;
         }
         let ids = ids_of(encoder.tokenizer(), self.of_model);
         Ok((files.map_or(ExportedTokenizer::Bytes, ExportedTokenizer::Files), ids))
     }
-}
-
-fn other(folder: &Path, found: &str, expected: &str) -> CommandFailure {
-    let what = format!("{} has hash {found}, the run's is {expected}", folder.display());
-    let detail = FailureDetail::new(what).at("--tokenizer");
-    let detail = detail
-        .why("an id is another token in each")
-        .hint("the tokenizer that `zbelastic data prepare` was given, or leave it out");
-    CommandFailure::usage("the tokenizer", vec![detail])
 }
 
 /// The tokenizer's special tokens; where it names none, those of the model.
