@@ -82,16 +82,16 @@ pub fn try_make_store(
 
 /// The sources of a configuration for training. If it names text and a tokenizer, a store is made of
 /// the text in a folder below `parent` and stands in place of the text; one that was made before is
-/// used again, and one that is not finished goes on. A request of `interrupt` ends it between two
-/// batches.
+/// used again, and one that is not finished goes on. `listen` is called if one is made; a request of
+/// what it gives ends that between two batches.
 ///
 /// # Errors
-/// If the store cannot be made, or the model does not know its tokens. What is wrong with the
+/// If it cannot be listened, the store cannot be made, or the model does not know its tokens. What is wrong with the
 /// configuration itself is left to the caller to find.
 pub fn with_text_store(
     mut sources: ConfigSources,
     parent: &Path,
-    interrupt: &Interrupt,
+    listen: impl FnOnce() -> Result<Interrupt, CommandFailure>,
 ) -> Result<ConfigSources, CommandFailure> {
     let Some((loaded, encoder)) = text_and_tokenizer(&sources)? else { return Ok(sources) };
     check_vocabulary(&loaded, &encoder)?;
@@ -106,7 +106,7 @@ pub fn with_text_store(
     let name = name.map_err(|error| data_failure::of_prepare(&error))?;
     request.folder.push(&name.to_hex()[..NAME_DIGITS]);
     if !request.folder.join(MANIFEST_NAME).exists() {
-        make_store(&request, &encoder, interrupt)?;
+        make_store(&request, &encoder, &listen()?)?;
     }
     let folder = ConfigValue::Text(request.folder.display().to_string());
     sources.flags.push(own(Key::Text, ConfigValue::List(Vec::new())));

@@ -18,6 +18,8 @@ use zbelastic_wording::{CommandFailure, FailureCode};
 pub struct Interrupt {
     count: Arc<AtomicU32>,
     is_preempted: Arc<AtomicBool>,
+    /// Whether nothing is left to finish.
+    is_released: Arc<AtomicBool>,
 }
 
 /// The source of a request to end the run.
@@ -93,11 +95,12 @@ impl Interrupt {
         let _ = writeln!(io::stderr(), "\n{message}");
     }
 
-    /// The message printed for a request; none if it is the second, and the process ends
-    /// immediately.
+    /// The message printed for a request; none if it is the second or nothing is left to finish, and
+    /// the process ends immediately.
     fn answer(&self, request: &StopRequest, unit: &str) -> Option<String> {
         let is_first = self.count.fetch_add(1, Ordering::SeqCst) == 0;
-        if is_first {
+        let is_released = self.is_released.load(Ordering::SeqCst);
+        if is_first || is_released {
             self.is_preempted.store(*request != StopRequest::Person, Ordering::SeqCst);
         }
         let message = match request {
@@ -109,7 +112,13 @@ impl Interrupt {
         };
         // A notice comes before the signal of the same machine: it is no second request.
         let is_notice = matches!(request, StopRequest::Notice(_));
-        (is_first || is_notice).then_some(message)
+        (!is_released && (is_first || is_notice)).then_some(message)
+    }
+
+    /// Nothing is left to finish: from now on a request ends the process immediately, as one does
+    /// where nobody listens. A program that listened once cannot leave signals to the system again.
+    pub fn release(&self) {
+        self.is_released.store(true, Ordering::SeqCst);
     }
 
     /// Whether the run should end with the step under way.
@@ -153,6 +162,21 @@ fn notice_of(report: &NoticeReport) -> Option<StopRequest> {
 mod tests {
     use super::*;
     use zbelastic_preemption::{Cloud, EventId, Notice};
+
+    #[test]
+    fn with_nothing_left_to_finish_the_first_request_ends_the_process() {
+        let codes = [
+            (StopRequest::Person, FailureCode::Interrupted),
+            (StopRequest::Terminate, FailureCode::Drained),
+        ];
+        for (request, code) in codes {
+            let interrupt = Interrupt::default();
+            interrupt.release();
+            assert!(!interrupt.is_requested());
+            assert_eq!(interrupt.answer(&request, "batch"), None);
+            assert_eq!(interrupt.code(), code);
+        }
+    }
 
     #[test]
     fn the_first_wish_decides_how_a_run_ends_and_the_second_ends_it() {

@@ -18,7 +18,9 @@ use std::thread;
 use zbelastic_api::{
     CorpusDescription, DOCUMENT_BYTES_MAX, HexDigest, RunAccepted, RunDisposition,
 };
-use zbelastic_config::{LoadedConfig, RunConfig, WeightSource, check_cluster_can_run, load};
+use zbelastic_config::{
+    ConfigSources, LoadedConfig, RunConfig, WeightSource, check_cluster_can_run, load,
+};
 use zbelastic_local::interrupt::Interrupt;
 use zbelastic_types::Bytes;
 use zbelastic_wire::document::{DataName, JobDocument, default_run_name};
@@ -60,8 +62,7 @@ pub fn run(args: &RunArgs, out: &mut dyn Write) -> Result<(), CommandError> {
 }
 
 fn prepare(args: &RunArgs) -> Result<RunSubmission, CommandFailure> {
-    let sources = with_text_store(args.config.sources(), Path::new(RUNS), &Interrupt::default())?;
-    let loaded = load(&sources)?;
+    let loaded = load(&sources_with_store(args)?)?;
     check_cluster_can_run(&loaded.config)?;
     let data = if loaded.config.tokens.stores.is_empty() {
         let text = gather_text(&loaded)?;
@@ -98,6 +99,22 @@ fn prepare(args: &RunArgs) -> Result<RunSubmission, CommandFailure> {
     let name = args.name.clone();
     let from = args.from.clone();
     Ok(RunSubmission { document, corpus, weights, blobs, name, from })
+}
+
+/// The sources of the configuration. Signals are heeded while a store is made of its text, so that
+/// the batch under way is finished; before and behind that they end the command at once.
+fn sources_with_store(args: &RunArgs) -> Result<ConfigSources, CommandFailure> {
+    let mut listening = None;
+    let listen =
+        || Interrupt::listen(None, "batch").map(|interrupt| listening.insert(interrupt).clone());
+    let sources = with_text_store(args.config.sources(), Path::new(RUNS), listen)?;
+    let Some(interrupt) = listening else { return Ok(sources) };
+    interrupt.release();
+    match interrupt.is_requested() {
+        // It came behind the last batch: the store is there, and is found by the next command.
+        true => Err(CommandFailure::new(interrupt.code(), "interrupted")),
+        false => Ok(sources),
+    }
 }
 
 /// What is submitted with a configuration.

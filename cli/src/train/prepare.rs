@@ -226,7 +226,7 @@ fn store_of_text(
     interrupt: &Interrupt,
 ) -> Result<(LoadedConfig, RunCorpus), CommandFailure> {
     let parent = args.out.as_deref().unwrap_or(Path::new(RUNS));
-    let loaded = load(&with_text_store(sources(args), parent, interrupt)?)?;
+    let loaded = load(&with_text_store(sources(args), parent, || Ok(interrupt.clone()))?)?;
     let text = load_data(&loaded)?;
     Ok((loaded, text))
 }

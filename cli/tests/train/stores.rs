@@ -222,16 +222,30 @@ fn a_signal_that_ends_encoding_has_the_code_of_an_interrupted_run() {
     let line = "{\"text\": \"a line of a corpus, which is not short\"}\n";
     folder.write("lines.jsonl", line.repeat(300_000));
     let more = "--set data.text=lines.jsonl --set data.tokenizer=tok --out one";
-    let child = folder.small(more).stdout(Stdio::null()).stderr(Stdio::piped()).spawn();
+    check_ends_encoding((&folder, folder.small(more), "one/tokens"), "-TERM", 75);
+    let run = "run --set model.preset=tiny --text lines.jsonl --tokenizer tok";
+    check_ends_encoding((&folder, folder.command(run), "runs/tokens"), "-INT", 130);
+}
+
+/// A signal to a command that makes a store below `tokens`.
+fn check_ends_encoding(
+    (folder, mut command, tokens): (&TextFolder, Command, &str),
+    signal: &str,
+    code: i32,
+) {
+    let child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn();
     let child = child.expect("it runs");
-    while !folder.path("one/tokens").exists() {
+    while !folder.path(tokens).exists() {
         std::thread::yield_now();
     }
-    let status = Command::new("kill").args(["-TERM", &child.id().to_string()]).status();
+    let status = Command::new("kill").args([signal, &child.id().to_string()]).status();
     assert!(status.expect("there is a kill").success());
     let output = child.wait_with_output().expect("it ends");
     let message = text(&output.stderr);
-    assert_eq!(output.status.code(), Some(75), "{message}");
-    assert!(message.contains("error: interrupted\n  one/tokens/"), "{message}");
+    assert_eq!(output.status.code(), Some(code), "{message}");
+    assert!(message.contains(&format!("error: interrupted\n  {tokens}/")), "{message}");
     assert!(message.contains("the same command goes on"), "{message}");
+    let store = fs::read_dir(folder.path(tokens)).expect("readable").next().expect("begun");
+    let store = store.expect("readable").path();
+    assert!(!store.join("manifest.json").exists(), "{message}");
 }
