@@ -19,6 +19,7 @@ mod copies;
 mod inventory;
 mod loading_stage;
 mod peers;
+mod stage_refusal;
 mod standby;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -28,7 +29,7 @@ use zbelastic_consensus::member::Holder;
 use zbelastic_consensus::message::HeldLayer;
 use zbelastic_consensus::pre_copy::PreCopyPlan;
 use zbelastic_consensus::session::{WorkerCommand, WorkerEvent};
-use zbelastic_kernels::{AllocateError, DeviceFault};
+use zbelastic_kernels::DeviceFault;
 use zbelastic_types::{Digest, Generation, LayerId, Step};
 
 use crate::data::BatchSource;
@@ -37,6 +38,7 @@ use crate::stage::{EngineProgress, StageSetup};
 
 pub use active_stage::ActiveStage;
 pub use peers::{MessageNumber, PeerBody, PeerFrame, PeerFrameRefusal};
+pub use stage_refusal::{PlanMismatch, StageRefusal};
 
 use checkpoint_writes::{CheckpointWrites, WriteProgress};
 use inventory::InventoryCache;
@@ -155,9 +157,8 @@ pub struct WorkerRuntime<M: StageFactory, S> {
     standby: Option<StandbyLayers<M::Copy>>,
     writes: CheckpointWrites,
     inventory: InventoryCache,
-    /// Why memory did not hold the stage of the last plan, until [`WorkerRuntime::take_refusal`]
-    /// returns it.
-    refusal: Option<AllocateError>,
+    /// Why the stage of the last plan was not run, until [`WorkerRuntime::take_refusal`] returns it.
+    refusal: Option<StageRefusal>,
     outbox: VecDeque<RuntimeOutput>,
 }
 
@@ -209,9 +210,9 @@ impl<M: StageFactory, S: BatchSource + Clone> WorkerRuntime<M, S> {
         self.outbox.pop_front()
     }
 
-    /// Why memory did not hold a stage, if that happened since the last call. The cluster receives
-    /// the failure as an event; this is for the operator of the machine.
-    pub fn take_refusal(&mut self) -> Option<AllocateError> {
+    /// Why a stage was not run, if that happened since the last call. The cluster receives the
+    /// failure as an event; this is for the operator of the machine.
+    pub fn take_refusal(&mut self) -> Option<StageRefusal> {
         self.refusal.take()
     }
 

@@ -19,9 +19,11 @@ use zbelastic_trainer::elastic::{
     BackendStageFactory, DeviceUse, FrameLimits, GradientPart, LayerCopy, LayerGradient,
     LayerImage, StageFactory, layer_digest,
 };
-use zbelastic_trainer::model::{Family, model_layers};
+use zbelastic_trainer::model::{Family, ModelConfig, model_layers};
+use zbelastic_trainer::plan::Plan;
 use zbelastic_trainer::runtime::{
-    PeerBody, PeerFrame, PeerFrameRefusal, RuntimeInput, RuntimeOutput, RuntimeSetup, WorkerRuntime,
+    PeerBody, PeerFrame, PeerFrameRefusal, PlanMismatch, RuntimeInput, RuntimeOutput, RuntimeSetup,
+    StageRefusal, WorkerRuntime,
 };
 use zbelastic_trainer::stage::SealedState;
 use zbelastic_types::{
@@ -103,8 +105,15 @@ fn inventory(runtime: &mut CpuWorker) -> BTreeSet<LayerId> {
 
 type CpuWorker = WorkerRuntime<BackendStageFactory<fn(DeviceUse) -> CpuBackend>, Arc<Corpus>>;
 
+fn tiny() -> ModelConfig {
+    common::tiny_model(Family::Llama)
+}
+
 fn runtime() -> CpuWorker {
-    let model = common::tiny_model(Family::Llama);
+    runtime_of(tiny())
+}
+
+fn runtime_of(model: ModelConfig) -> CpuWorker {
     let setup = common::plan(&model, ScheduleKind::ZbH1, 1, Window::One);
     let stage = common::setup(model.clone(), setup, 4);
     let optimizer = stage.optimizer.clone();
@@ -307,6 +316,39 @@ fn a_layer_that_was_not_requested_from_its_sender_is_refused() {
     assert!(is_loaded(&mut loader));
     let late = loader.handle(RuntimeInput::Peer(good));
     assert_eq!(late, Err(PeerFrameRefusal::NoStage));
+}
+
+/// A plan that ties the ends of a model that is not tied, or the other way round, would train other
+/// bits: the worker names why it does not run it, reports it, and loads the plan after it.
+#[test]
+fn a_plan_of_another_arithmetic_is_refused() {
+    let tied = ModelConfig { tied: true, ..common::tiny_model(Family::Llama) };
+    let legal = plan(1, [1, 2, 3], LayerSource::Initial);
+    for (model, kind, mismatch) in [
+        (&tied, ScheduleKind::ZbH1, PlanMismatch::Tied),
+        (&tiny(), ScheduleKind::Seq1F1B, PlanMismatch::Slices { expected: 1, found: 2 }),
+        (&tiny(), ScheduleKind::Gems, PlanMismatch::Replicas { expected: 1, found: 2 }),
+    ] {
+        let Plan { program, chunks, .. } = common::plan(model, kind, STAGES, Window::One);
+        check_refused(runtime(), &PlanRecord { program, chunks, ..legal.clone() }, mismatch);
+    }
+    check_refused(runtime_of(tied), &legal, PlanMismatch::Untied);
+}
+
+fn check_refused(mut runtime: CpuWorker, wrong: &PlanRecord, expected: PlanMismatch) {
+    runtime.handle(load(wrong, 1)).expect("a command");
+    let failed = outputs(&mut runtime).into_iter().find_map(|output| match output {
+        RuntimeOutput::Event(WorkerEvent::LoadFailed { generation, cause, .. }) => {
+            Some((generation, cause))
+        }
+        _ => None,
+    });
+    assert_eq!(failed, Some((Generation(1), LoadFault::Source)), "{expected:?}");
+    match runtime.take_refusal() {
+        Some(StageRefusal::Plan(found)) => assert_eq!(found, expected),
+        other => panic!("{expected:?}: {other:?}"),
+    }
+    assert!(runtime.active_stage().is_none());
 }
 
 #[test]

@@ -20,7 +20,7 @@ use zbelastic_config::{OffloadStore, ScheduleChoice};
 use zbelastic_consensus::session::WorkerEvent;
 use zbelastic_consensus::validation::Turn;
 use zbelastic_data::training_data::TrainingData;
-use zbelastic_kernels::{AllocateError, HostThreads};
+use zbelastic_kernels::HostThreads;
 use zbelastic_machine::second_store::FileSecondStore;
 use zbelastic_policy::tick::milliticks;
 use zbelastic_schedule::{Op, ScheduleKind, Window};
@@ -34,7 +34,7 @@ use zbelastic_trainer::elastic::{
 use zbelastic_trainer::model::{LayerClock, LayerTimes, StageTimings};
 use zbelastic_trainer::plan::{Plan, PlanRequest};
 use zbelastic_trainer::runtime::{
-    PeerBody, PeerFrame, RuntimeInput, RuntimeOutput, RuntimeSetup, WorkerRuntime,
+    PeerBody, PeerFrame, RuntimeInput, RuntimeOutput, RuntimeSetup, StageRefusal, WorkerRuntime,
 };
 use zbelastic_trainer::stage::{
     EngineActivity, EngineProgress, InitialWeights, StageSetup, WaitReason,
@@ -125,8 +125,8 @@ pub enum DeviceOutput {
     },
     /// How a step's time was spent here.
     StepTime(StepTime),
-    /// Memory did not suffice for a stage. The session has reported it to the cluster.
-    OutOfMemory(AllocateError),
+    /// A stage was not run. The session has reported it to the cluster.
+    StageRefused(StageRefusal),
     /// The device cannot be opened, or has failed.
     Failed(WorkerDeviceError),
 }
@@ -422,8 +422,8 @@ impl<M: WorkerDevice> DeviceThread<M> {
             // It leads to nothing that could be refused.
             let _ = runtime.handle(RuntimeInput::Exported { version, busy_milliticks });
         }
-        if let Some(error) = self.runtime.as_mut().and_then(WorkerRuntime::take_refusal) {
-            self.emit(DeviceOutput::OutOfMemory(error))?;
+        if let Some(refusal) = self.runtime.as_mut().and_then(WorkerRuntime::take_refusal) {
+            self.emit(DeviceOutput::StageRefused(refusal))?;
         }
         let Some(fault) = self.runtime.as_ref().and_then(WorkerRuntime::fault) else {
             return Ok(());

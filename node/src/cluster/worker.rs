@@ -325,9 +325,8 @@ impl WorkerNode {
                 self.ports.send_to_controllers(&NodeMessage::Evaluated { steps_done, loss });
             }
             DeviceOutput::StepTime(step) => report_step_time(step, &mut self.ports),
-            DeviceOutput::OutOfMemory(error) => {
-                let text = format!("its memory did not hold its stage: {error}");
-                self.ports.journal.warn(text);
+            DeviceOutput::StageRefused(refusal) => {
+                self.ports.journal.warn(format!("it does not run its stage: {refusal}"));
             }
             DeviceOutput::Failed(error) => self.ports.exit = Some(error.process_exit()),
         }

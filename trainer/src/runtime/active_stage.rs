@@ -12,11 +12,11 @@ use zbelastic_consensus::pre_copy::PreCopyPlan;
 use zbelastic_consensus::session::{LoadCommand, WorkerEvent};
 use zbelastic_consensus::validation::{Seal, Turn};
 use zbelastic_kernels::AllocateError;
-use zbelastic_schedule::Program;
 use zbelastic_types::{Generation, LayerId, NodeId, StageIndex, Step};
 
 use super::copies::StageCopy;
 use super::peers::{MessageNumber, PeerBody, PeerFrame, PeerFrameRefusal};
+use super::stage_refusal::{StageRefusal, check_arithmetic};
 use super::standby::StandbyPeers;
 use super::{RuntimeOutput, RuntimeSetup};
 use crate::data::BatchSource;
@@ -54,9 +54,10 @@ impl<M: StageFactory, S: BatchSource + Clone> ActiveStage<M, S> {
         (setup, model, source): (&RuntimeSetup, &M, S),
         command: LoadCommand,
         images: &BTreeMap<LayerId, Arc<LayerImage>>,
-    ) -> Result<Self, AllocateError> {
+    ) -> Result<Self, StageRefusal> {
         let LoadCommand { plan, stage, spec, turn, updates, is_pending: _ } = command;
         let image = |layer: LayerId| Arc::clone(&images[&layer]);
+        check_arithmetic(&setup.stage, &plan)?;
         let stage_setup = Arc::new(stage_setup(&setup.stage, &plan, &spec));
         let trained: Vec<_> = plan.layers_at(stage).map(image).collect();
         let executor = model.executor(&stage_setup, stage, &trained)?;
@@ -64,7 +65,8 @@ impl<M: StageFactory, S: BatchSource + Clone> ActiveStage<M, S> {
         let mut copies = Vec::new();
         for of in plan.copied_by(stage) {
             let layers = plan.layers_of(of).map(|layer| model.copy(&image(layer)));
-            copies.push(StageCopy::new(of, layers.collect::<Result<_, _>>()?, turn));
+            let layers = layers.collect::<Result<_, AllocateError>>()?;
+            copies.push(StageCopy::new(of, layers, turn));
         }
         Ok(Self {
             plan,
@@ -393,22 +395,10 @@ impl<M: StageFactory, S: BatchSource + Clone> ActiveStage<M, S> {
     }
 }
 
-/// The run's setup under a plan of the log.
+/// The run's setup under a plan of the log, which has its arithmetic.
 fn stage_setup(base: &StageSetup, plan: &PlanRecord, spec: &JobSpec) -> StageSetup {
     let batch = base.plan.batch;
     let recompute = base.plan.recompute;
-    let slices = plan.program.slice_count;
-    let expected = base.plan.program.slice_count;
-    assert_eq!(slices, expected, "a plan cuts sequences as the job does: it is arithmetic");
-    let replicas = |of: &Program| of.placement.replica_count();
-    let found = replicas(&plan.program);
-    let expected = replicas(&base.plan.program);
-    assert_eq!(found, expected, "a plan has as many replicas as the job: they are arithmetic");
-    let is_tied = plan.program.is_tied();
-    assert_eq!(
-        is_tied, base.model.tied,
-        "a plan ties the ends of a model that is tied, and no other"
-    );
     let plan_of_run = Plan {
         generation: plan.generation,
         program: plan.program.clone(),
@@ -417,7 +407,7 @@ fn stage_setup(base: &StageSetup, plan: &PlanRecord, spec: &JobSpec) -> StageSet
         recompute,
     };
     // Without copies, the stage that trains a second replica is one to compare with.
-    let is_held_twice = spec.copies > 0 || found > 1;
+    let is_held_twice = spec.copies > 0 || plan.program.placement.replica_count() > 1;
     let attest_every = if is_held_twice { spec.attest_every } else { 0 };
     let copies_wanted = plan.promise.is_given();
     StageSetup { plan: plan_of_run, copies_wanted, attest_every, ..base.clone() }

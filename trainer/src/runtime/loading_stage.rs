@@ -365,10 +365,10 @@ impl<M: StageFactory, S: BatchSource + Clone> WorkerRuntime<M, S> {
                     self.write(version);
                 }
             }
-            Err(error) => {
-                self.refusal = Some(error);
+            Err(refusal) => {
                 let layer = own[0];
-                let cause = LoadFault::Memory;
+                let cause = refusal.fault();
+                self.refusal = Some(refusal);
                 self.report(WorkerEvent::LoadFailed { generation, layer, cause });
             }
         }
