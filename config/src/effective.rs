@@ -132,6 +132,9 @@ fn value_of(config: &RunConfig, key: Key) -> Option<ConfigValue> {
         Key::SeqLen => whole(batch.microbatch.sequence_len as u64),
         Key::Seed => whole(config.seed),
         Key::EvalEvery => whole(config.evaluate_every),
+        // As features of a model: a run that freezes nothing is written as it always was.
+        Key::Freeze if config.freeze.is_empty() => return None,
+        Key::Freeze => ConfigValue::List(config.freeze.iter().map(|entry| text(entry)).collect()),
         Key::Device => word(config.arithmetic.device),
         Key::Precision => word(config.arithmetic.precision),
         Key::Optimizer => text("adamw"),

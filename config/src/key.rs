@@ -176,6 +176,8 @@ keys! {
     Seed: "train.seed", Count(0, u64::MAX), Literal("1");
     /// Evaluate on held-out text after every so many steps; 0: only after the last.
     EvalEvery: "train.eval_every", Count(0, STEPS_MAX), Literal("0");
+    /// Tensors that are left as they are, by patterns over their names, as in "layers.0-7.attn".
+    Freeze: "train.freeze", Texts, Literal("[]");
     /// What it computes on: processors or NVIDIA devices. Their bits differ.
     Device: "train.device", Word(words::<DeviceChoice>), Literal("\"cpu\"");
     /// The type of activations and of operands of products; sums and weights are f32 in any case.

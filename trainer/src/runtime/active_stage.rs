@@ -406,7 +406,8 @@ fn stage_setup(base: &StageSetup, plan: &PlanRecord, spec: &JobSpec) -> StageSet
     assert_eq!(found, expected, "a plan has as many replicas as the job: they are arithmetic");
     let is_tied = plan.program.is_tied();
     assert_eq!(
-        is_tied, base.model.tied,
+        is_tied,
+        base.model.ties_gradients(),
         "a plan ties the ends of a model that is tied, and no other"
     );
     let plan_of_run = Plan {
