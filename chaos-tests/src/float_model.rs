@@ -189,11 +189,13 @@ impl GradientExecutor for FloatStageExecutor {
     fn freeze(&mut self, microbatch_count: u32) {
         self.executor.freeze(microbatch_count);
         if let Some(mark) = self.faults.borrow_mut().gradient_mark() {
-            let name =
-                self.executor.layers().next().map(|layer| layer.spec.tensors[0].name.clone());
-            let tensor = name.expect("a stage has layers");
-            let corruption = if mark.is_nan() { Corruption::Nan } else { Corruption::Infinity };
-            self.executor.inject(&Injection { step: 0, tensor, corruption, attempts: 1 });
+            let trained =
+                self.executor.layers().flat_map(|layer| layer.spec.trained_tensors()).next();
+            // Where all is frozen there is no gradient that could be wrong.
+            if let Some(tensor) = trained.map(|tensor| tensor.name.clone()) {
+                let corruption = if mark.is_nan() { Corruption::Nan } else { Corruption::Infinity };
+                self.executor.inject(&Injection { step: 0, tensor, corruption, attempts: 1 });
+            }
         }
     }
 
@@ -204,8 +206,9 @@ impl GradientExecutor for FloatStageExecutor {
     fn square_sums(&mut self) -> Vec<TensorSum> {
         let mut sums = self.executor.square_sums();
         let factor = self.is_copied.then(|| self.faults.borrow_mut().sum_factor()).flatten();
-        if let Some(factor) = factor {
-            sums[0].square_sum *= factor;
+        let computed = sums.iter_mut().find(|sum| sum.square_sum != 0.0);
+        if let Some((factor, sum)) = factor.zip(computed) {
+            sum.square_sum *= factor;
         }
         sums
     }

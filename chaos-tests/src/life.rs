@@ -11,7 +11,10 @@ use zbelastic_consensus::validation::GuardPolicy;
 use zbelastic_schedule::{ScheduleKind, Window};
 use zbelastic_trainer::data::{Corpus, CorpusConfig};
 use zbelastic_trainer::elastic::BackendStageFactory;
-use zbelastic_trainer::model::{Family, LlamaFeatures, MicrobatchShape, ModelConfig, model_layers};
+use zbelastic_trainer::model::{
+    Family, FrozenTensors, LlamaFeatures, MicrobatchShape, ModelConfig, frozen_tensors,
+    model_layers,
+};
 use zbelastic_trainer::optimizer::{LrDecay, OptimizerConfig, WeightDecayScope};
 use zbelastic_trainer::plan::{BatchShape, Plan, PlanRequest, SliceBalance};
 use zbelastic_trainer::stage::{InitialWeights, StageSetup};
@@ -202,7 +205,19 @@ fn stage_setup(
     }
 }
 
+/// Layers as a whole, and a part of a product.
+const FROZEN: [&str; 3] = ["embed", "layers.0", "layers.*.attn.k"];
+
 fn model(options: &LifeOptions, seed: u64) -> ModelConfig {
+    let model = trained_model(options, seed);
+    if !options.frozen {
+        return model;
+    }
+    let frozen = frozen_tensors(&model, &FROZEN.map(str::to_owned));
+    ModelConfig { frozen: frozen.expect("there are such tensors and others"), ..model }
+}
+
+fn trained_model(options: &LifeOptions, seed: u64) -> ModelConfig {
     let family = if seed.is_multiple_of(2) { Family::Gpt2 } else { Family::Llama };
     let (kv_heads, mlp_width) = match family {
         Family::Gpt2 => (2, 16),
@@ -223,6 +238,7 @@ fn model(options: &LifeOptions, seed: u64) -> ModelConfig {
         norm_epsilon: 1e-5,
         rope_theta: 10_000.0,
         tied: options.tied,
+        frozen: FrozenTensors::NONE,
     }
 }
 

@@ -44,7 +44,10 @@ pub fn build(
     let reader = SettingsReader { settings };
     let unsound = settings.refused().clone();
     let mut builder = ConfigBuilder { reader, origin, unsound, problems: Vec::new() };
-    let model = builder.model();
+    let mut model = builder.model();
+    if let Some((model, _)) = &mut model {
+        builder.freeze(model);
+    }
     let batch = builder.batch();
     if let Some((model, _)) = &model {
         builder.check_boundary(model, &batch);
@@ -85,6 +88,7 @@ fn run_config(
             device: reader.choice(Key::Device),
             precision: reader.choice(Key::Precision),
         },
+        freeze: reader.texts(Key::Freeze),
         optimizer: optimizer(reader),
         guard: guard(reader),
         schedule: reader.choice(Key::Schedule),

@@ -157,6 +157,9 @@ fn value_of(config: &RunConfig, key: Key) -> Option<ConfigValue> {
         // As of features.
         Key::ZLoss if config.z_loss == 0.0 => return None,
         Key::ZLoss => ConfigValue::Number(config.z_loss),
+        // As features of a model: a run that freezes nothing is written as it always was.
+        Key::Freeze if config.freeze.is_empty() => return None,
+        Key::Freeze => ConfigValue::List(config.freeze.iter().map(|entry| text(entry)).collect()),
         Key::Device => word(config.arithmetic.device),
         Key::Precision => word(config.arithmetic.precision),
         Key::Optimizer => text("adamw"),

@@ -69,8 +69,10 @@ pub fn check_injections(config: &RunConfig, injections: &[Injection]) -> Vec<Fai
     let layers = model_layers(&config.model);
     let details = injections.iter().flat_map(|injection| {
         let step = (injection.step > config.steps).then(|| step_detail(injection, config.steps));
-        let is_known = find_tensor(&layers, &injection.tensor).is_some();
-        let tensor = (!is_known).then(|| tensor_detail(injection, &layers));
+        let tensor = match find_tensor(&layers, &injection.tensor) {
+            None => Some(tensor_detail(injection, &layers)),
+            Some((_, tensor)) => tensor.is_frozen.then(|| frozen_detail(injection)),
+        };
         step.into_iter().chain(tensor)
     });
     details.collect()
@@ -81,6 +83,13 @@ fn step_detail(injection: &Injection, steps: u64) -> FailureDetail {
         .at(FLAG)
         .why("what never runs cannot be corrupted")
         .hint(format!("step=1 to step={steps}, or --steps {}", injection.step))
+}
+
+fn frozen_detail(injection: &Injection) -> FailureDetail {
+    FailureDetail::new(format!("`{}` is frozen and has no gradient", injection.tensor))
+        .at(FLAG)
+        .why("train.freeze leaves it as it is")
+        .hint("a tensor that is trained")
 }
 
 fn tensor_detail(injection: &Injection, layers: &[LayerSpec]) -> FailureDetail {

@@ -180,6 +180,8 @@ keys! {
     EvalEvery: "train.eval_every", Count(0, STEPS_MAX), Literal("0");
     /// Weight of z-loss, the mean squared log of the softmax normalizer; the reported loss is without it.
     ZLoss: "train.z_loss", Number(FromZero), Literal("0.0");
+    /// Tensors that are left as they are, by patterns over their names, as in "layers.0-7.attn".
+    Freeze: "train.freeze", Texts, Literal("[]");
     /// What it computes on: processors or NVIDIA devices. Their bits differ.
     Device: "train.device", Word(words::<DeviceChoice>), Literal("\"cpu\"");
     /// The type of activations and of operands of products; sums and weights are f32 in any case.

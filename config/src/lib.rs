@@ -13,6 +13,7 @@ mod asynchronous;
 mod build;
 mod effective;
 mod file;
+mod freeze;
 mod injections;
 mod key;
 mod kind;
@@ -105,6 +106,9 @@ pub struct RunConfig {
     /// The device that it computes on, and in which type.
     #[serde(default)]
     pub arithmetic: ArithmeticConfig,
+    /// Patterns over the names of the tensors that training leaves as they are; the model has these.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub freeze: Vec<String>,
     /// Optimizer, its learning rate and its constants.
     pub optimizer: OptimizerConfig,
     /// Which steps are accepted: the guard's policy.

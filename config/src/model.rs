@@ -4,7 +4,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use zbelastic_trainer::hf::{MODEL_CONFIG, parse_config};
-use zbelastic_trainer::model::{Family, LlamaFeatures, ModelConfig, ModelError, RopeScaling};
+use zbelastic_trainer::model::{
+    Family, FrozenTensors, LlamaFeatures, ModelConfig, ModelError, RopeScaling,
+};
 
 use super::WeightSource;
 use super::build::{ConfigBuilder, ConfigOrigin};
@@ -198,6 +200,7 @@ impl ConfigBuilder<'_> {
             norm_epsilon: reader.number(Key::NormEps) as f32,
             rope_theta: reader.number(Key::RopeTheta),
             tied: reader.flag(Key::Tied),
+            frozen: FrozenTensors::NONE,
         }
     }
 

@@ -7,10 +7,11 @@ use std::path::PathBuf;
 use zbelastic_kernels::cuda::limits::LimitError;
 use zbelastic_schedule::ScheduleKind;
 use zbelastic_trainer::hf::ConfigError;
-use zbelastic_trainer::model::ModelError;
+use zbelastic_trainer::model::{FreezeError, ModelError};
 use zbelastic_trainer::plan::SliceBalance;
 use zbelastic_wording::FailureDetail;
 
+use super::freeze::freeze_detail;
 use super::key::Key;
 use super::settings::SettingOrigin;
 use super::tokens::TokensError;
@@ -171,6 +172,15 @@ pub enum ConfigProblem {
         /// The other values that matter, if their origin is another.
         beside: Vec<EffectiveSetting>,
     },
+    /// Patterns choose no tensors that can be frozen.
+    Freeze {
+        /// Origin of the patterns.
+        at: SettingOrigin,
+        /// What is wrong with one, or with all of them.
+        error: FreezeError,
+        /// Names that may have been meant.
+        near: Vec<String>,
+    },
     /// Bytes are not tokens of the model.
     Vocabulary {
         /// Origin of the key's value.
@@ -279,6 +289,7 @@ impl ConfigProblem {
             Self::SliceLength { at, by, slices, sequence_len, beside } => {
                 wording::slice_length(at, (*by, *slices, *sequence_len), beside)
             }
+            Self::Freeze { at, error, near } => freeze_detail(at, error, near),
             Self::Vocabulary { at, vocabulary } => wording::vocabulary(at, *vocabulary),
             Self::Tokens { at, error } => error.detail(at),
             Self::Tokenizer { path, vocabulary } => wording::tokenizer(path, *vocabulary),

@@ -10,6 +10,8 @@ impl RunConfig {
     #[must_use]
     pub fn makes_same_bits(&self, other: &Self) -> bool {
         let moved = Self {
+            // The model has the tensors, whatever they are called by.
+            freeze: other.freeze.clone(),
             schedule: other.schedule,
             chunks_per_stage: other.chunks_per_stage,
             stage_bytes_max: other.stage_bytes_max,
@@ -59,11 +61,14 @@ mod tests {
         ] {
             assert!(held.makes_same_bits(&config(text)), "{text}");
         }
+        let named = |pattern: &str| config(&format!("[train]\nfreeze = [\"{pattern}\"]\n"));
+        assert!(named("embed").makes_same_bits(&named("embed.*")));
         for text in [
             "[train]\nsteps = 7\n",
             "[train]\nseed = 7\n",
             "[train]\nmicrobatch = 1\n",
             "[train]\nz_loss = 0.0001\n",
+            "[train]\nfreeze = [\"embed\"]\n",
             "[optimizer]\nlr = 0.002\n",
             "[schedule]\nkind = \"chimera\"\n",
             "[schedule]\nkind = \"seq1f1b\"\n",

@@ -10,15 +10,17 @@ use std::time::Duration;
 use zbelastic_consensus::validation::NonfinitePolicy;
 use zbelastic_data::window::Packing;
 use zbelastic_schedule::{ScheduleKind, Window};
-use zbelastic_trainer::model::{AttentionBias, Family, LlamaFeatures, RopeScaling};
+use zbelastic_trainer::model::{
+    AttentionBias, Family, LayerSpec, LlamaFeatures, RopeScaling, model_layers,
+};
 use zbelastic_trainer::optimizer::{LrDecay, WeightDecayScope};
 use zbelastic_types::Bytes;
 use zbelastic_wording::{CommandFailure, FailureCode};
 
 use super::{
     CheckpointConfig, ConfigFlag, ConfigNote, ConfigSources, ElasticConfig, Key, LoadedConfig,
-    NoticePolicy, ReplanPolicy, ScheduleChoice, WeightSource, WindowChoice, flag_value, load,
-    load_document, load_recorded,
+    NoticePolicy, ReplanPolicy, ScheduleChoice, WeightSource, WindowChoice, check_injections,
+    flag_value, load, load_document, load_recorded, parse_injections,
 };
 
 /// A configuration file of this text; its name in errors is `run.toml`.
@@ -111,6 +113,30 @@ fn later_layers_cover_earlier_ones() {
     assert_eq!(origin(Key::Lr), "--set");
     assert_eq!(origin(Key::Steps), "--steps");
     assert_eq!(origin(Key::Clip), "default");
+}
+
+/// Patterns are kept as they were written, and the model has the tensors; what is written back is read
+/// as the same.
+#[test]
+fn patterns_freeze_tensors_of_the_model() {
+    let text = format!("{TINY}[train]\nfreeze = [\"embed\", \"layers.0-1.attn.*.weight\"]\n");
+    let config = load_text(&text).expect("legal").config;
+    let layers = model_layers(&config.model);
+    let frozen = layers.iter().flat_map(LayerSpec::own_tensors).filter(|tensor| tensor.is_frozen);
+    let names: Vec<&str> = frozen.map(|tensor| tensor.name.as_str()).collect();
+    let attention =
+        |block: u32| ["q", "k", "v", "out"].map(|of| format!("layers.{block}.attn.{of}"));
+    let expected = [["embed.tokens", "embed.positions"].map(str::to_owned).to_vec()];
+    let expected = [expected.concat(), attention(0).to_vec(), attention(1).to_vec()].concat();
+    assert_eq!(names, expected);
+    let again = load_document("again", &config.effective()).expect("legal").config;
+    assert_eq!(again, config);
+    let all = load_text(TINY).expect("legal").config;
+    assert!(!all.effective().contains("freeze") && all.model.has_shape_of(&config.model));
+    let injection = "step=1,tensor=layers.1.attn.k,value=nan".to_owned();
+    let injections = parse_injections(&[injection]).expect("legal");
+    let found = check_injections(&config, &injections);
+    assert_eq!(found[0].what, "`layers.1.attn.k` is frozen and has no gradient");
 }
 
 #[test]

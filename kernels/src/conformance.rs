@@ -35,7 +35,7 @@ pub use optimizer::{
 };
 pub use probe::floats;
 pub use slices::{attention_slices, slices_are_the_whole};
-pub use stepped::candidates_with_squares;
+pub use stepped::{candidates_with_squares, frozen_tensors_are_left_alone};
 pub use versions::versions_meet_the_bits;
 
 use crate::backend::Backend;
@@ -59,7 +59,7 @@ macro_rules! conformance {
             adamw_loads_matrices, attention_slices, slices_are_the_whole, attention_masks,
             masked_slices_are_the_whole, attention_sees_no_other_document,
             candidates_that_are_packed_weights, state_sums, commits_sum_what_they_leave,
-            candidates_with_squares, versions_meet_the_bits
+            candidates_with_squares, frozen_tensors_are_left_alone, versions_meet_the_bits
         }
     };
     (@list (); $($test:ident),*) => {

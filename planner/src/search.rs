@@ -210,7 +210,7 @@ fn weights_most(model: &ModelConfig, plan: &Plan) -> f64 {
 pub(crate) mod tests {
     use zbelastic_consensus::class::DeviceClass;
     use zbelastic_consensus::member::Resources;
-    use zbelastic_trainer::model::{Family, LlamaFeatures, MicrobatchShape};
+    use zbelastic_trainer::model::{Family, FrozenTensors, LlamaFeatures, MicrobatchShape};
     use zbelastic_trainer::plan::{AUTO_KINDS, BatchShape, MemoryPolicy, SliceBalance};
 
     use super::*;
@@ -234,6 +234,7 @@ pub(crate) mod tests {
             norm_epsilon: 1e-5,
             rope_theta: 10_000.0,
             tied: false,
+            frozen: FrozenTensors::NONE,
         };
         let microbatch = MicrobatchShape { sequences: 2, sequence_len: 64 };
         PlannerJob {

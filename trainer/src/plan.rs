@@ -257,7 +257,7 @@ impl Plan {
             return Err(PlanError::Partition { expected, found, end, layer_count });
         }
         let chunks = chunks.repeat(placement.replica_count() as usize);
-        let program = lowered(compute, window, model.tied);
+        let program = lowered(compute, window, model.ties_gradients());
         let violations: Result<(), Vec<ScheduleViolation>> = check(&program);
         assert_eq!(violations, Ok(()), "what is generated or solved, and lowered, is legal");
         let recompute = Recompute::None;

@@ -1,9 +1,11 @@
 //! Measures how long the passes, the update, and the way to another store and back of each kind of
 //! layer last on a device.
 //!
-//! Layers of one kind do the same work, so one of each kind is measured: alone, over one
+//! Layers of one kind of which the same is frozen do the same work, so one of each is measured: alone, over one
 //! microbatch, with weights and inputs drawn, several times. A disturbance makes a measure
 //! longer, so the shortest counts. The clock is the caller's.
+
+use std::collections::BTreeMap;
 
 use zbelastic_kernels::{Accumulate, AllocateError, Backend, LossScale};
 use zbelastic_types::Step;
@@ -36,11 +38,14 @@ pub fn measure_pace<B: Backend>(
 ) -> Result<Pace, AllocateError> {
     let mut pace = Pace::estimated(model, shape);
     let specs = model_layers(model);
-    let kinds = specs.iter().map(|spec| LayerClass::of(spec.kind).index());
-    let mut measured: [Option<MeasuredLayer>; LayerClass::COUNT] = [None; LayerClass::COUNT];
+    let kinds = specs.iter().map(|spec| {
+        let are_frozen: Vec<bool> = spec.tensors.iter().map(|tensor| tensor.is_frozen).collect();
+        (LayerClass::of(spec.kind).index(), are_frozen)
+    });
+    let mut measured: BTreeMap<(usize, Vec<bool>), MeasuredLayer> = BTreeMap::new();
     for (index, kind) in kinds.enumerate() {
-        let found = match measured[kind] {
-            Some(found) => found,
+        let found = match measured.get(&kind) {
+            Some(found) => *found,
             None => {
                 let mut profiler = LayerProfiler::new(backend, model, shape, specs[index].clone())?;
                 (0..MEASURES)
@@ -51,7 +56,7 @@ pub fn measure_pace<B: Backend>(
                     .expect("more than one measure is made")
             }
         };
-        measured[kind] = Some(found);
+        measured.insert(kind, found);
         pace.layers[index] = found.work;
         pace.updates[index] = found.update;
         pace.copies[index] = found.copy;
@@ -192,7 +197,9 @@ mod tests {
     use zbelastic_kernels::CpuBackend;
 
     use super::measure_pace;
-    use crate::model::{Family, LayerKind, LlamaFeatures, MicrobatchShape, ModelConfig};
+    use crate::model::{
+        Family, FrozenTensors, LayerKind, LlamaFeatures, MicrobatchShape, ModelConfig,
+    };
     use crate::optimizer::{LrDecay, OptimizerConfig, WeightDecayScope};
 
     const OPTIMIZER: OptimizerConfig = OptimizerConfig {
@@ -227,6 +234,7 @@ mod tests {
                 norm_epsilon: 1e-5,
                 rope_theta: 1e4,
                 tied: false,
+                frozen: FrozenTensors::NONE,
             };
             let backend = CpuBackend::new(1).expect("one thread");
             let shape = MicrobatchShape { sequences: 2, sequence_len: 8 };

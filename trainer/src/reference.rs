@@ -161,6 +161,9 @@ impl<B: Backend, S: BatchSource> SerialReference<B, S> {
     /// Where the head is tied to the embedding: the head's part of their matrix's gradient plus the
     /// embedding's, at both ends of the model.
     fn tie_gradients(&mut self) {
+        if !self.setup.model.ties_gradients() {
+            return;
+        }
         let [embedding, .., head] = self.model.layers_mut() else { return };
         let [Some(embedded), Some(of_head)] = [&embedding, &head].map(|l| l.spec.tied_range())
         else {
@@ -257,7 +260,7 @@ impl<B: Backend, S: BatchSource> SerialReference<B, S> {
     fn square_sum(&self) -> f64 {
         let mut total = 0.0;
         for layer in self.model.layers() {
-            for tensor in layer.spec.own_tensors() {
+            for tensor in layer.spec.own_tensors().filter(|tensor| !tensor.is_frozen) {
                 let view = BufferView::new(&layer.g, tensor.range.clone());
                 total += self.backend.sum_squares(view).sum;
             }
@@ -271,7 +274,7 @@ impl<B: Backend, S: BatchSource> SerialReference<B, S> {
         self.updates += 1;
         let lr = optimizer.lr_at(step, *step_count);
         for layer in self.model.layers_mut() {
-            for tensor in layer.spec.tensors.clone() {
+            for tensor in layer.spec.tensors.clone().into_iter().filter(|t| !t.is_frozen) {
                 let is_decayed = optimizer.decays(tensor.is_matrix());
                 let numbers = optimizer.numbers(lr, self.updates, clip, is_decayed);
                 let read = |buffer: &B::Buffer| {

@@ -9,7 +9,9 @@ use zbelastic_trainer::hf::{
     SpecialTokenIds, WeightType, WeightsFiles, WriteWeightsError, exported_config_json,
     generation_config_json, import_safetensors, parse_config, to_named, write_safetensors,
 };
-use zbelastic_trainer::model::{Family, LlamaFeatures, ModelConfig, initial_weights, model_layers};
+use zbelastic_trainer::model::{
+    Family, FrozenTensors, LlamaFeatures, ModelConfig, initial_weights, model_layers,
+};
 
 const FAMILIES: [Family; 2] = [Family::Gpt2, Family::Llama];
 
@@ -28,6 +30,7 @@ fn model(family: Family) -> ModelConfig {
         norm_epsilon: 1e-5,
         rope_theta: 10_000.0,
         tied: false,
+        frozen: FrozenTensors::NONE,
         sliding_window: None,
     }
 }

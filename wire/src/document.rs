@@ -285,7 +285,8 @@ fn version_for(config: &RunConfig) -> u32 {
     let has_later_keys = !model.features.is_none()
         || model.sliding_window.is_some()
         || config.optimizer.decay_steps > 0
-        || config.z_loss > 0.0;
+        || config.z_loss > 0.0
+        || !model.frozen.is_none();
     if has_later_keys { DOCUMENT_VERSION } else { TEXT_DOCUMENT_VERSION }
 }
 
@@ -321,7 +322,16 @@ mod tests {
     /// before is read, and has the name that it had.
     #[test]
     fn what_a_run_does_not_use_is_not_in_its_document() {
-        let keys = ["stores", "tokens", "features", "sliding_window", "decay_steps", "z_loss"];
+        let keys = [
+            "stores",
+            "tokens",
+            "features",
+            "sliding_window",
+            "decay_steps",
+            "z_loss",
+            "frozen",
+            "freeze",
+        ];
         let check_model = |window: Option<u32>, text: &str, expected: &[&str]| {
             let toml = format!("[model]\npreset = \"tiny\"\n{text}");
             let mut config = load_document("test", &toml).expect("legal").config;
@@ -341,6 +351,7 @@ mod tests {
         check("[train]\nz_loss = 0.0001\n", &["z_loss"]);
         check("family = \"llama\"\nqk_norm = true\n", &["features"]);
         check_model(Some(16), "", &["sliding_window"]);
+        check("[train]\nfreeze = [\"embed\"]\n", &["frozen", "freeze"]);
     }
 
     /// The words of `elastic.detect_timeout` name both numbers.

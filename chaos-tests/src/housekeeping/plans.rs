@@ -10,7 +10,9 @@ use zbelastic_consensus::plan::{PlanReason, PlanRecord, Promise, PromiseOff};
 use zbelastic_kernels::DeviceSizes;
 use zbelastic_planner::{NodeResources, first_plan, memory_limits};
 use zbelastic_schedule::{ScheduleKind, Window};
-use zbelastic_trainer::model::{Family, LlamaFeatures, MicrobatchShape, ModelConfig};
+use zbelastic_trainer::model::{
+    Family, FrozenTensors, LlamaFeatures, MicrobatchShape, ModelConfig,
+};
 use zbelastic_trainer::plan::{
     BatchShape, ChooseRequest, MemoryPolicy, Pace, Plan, SliceBalance, choose,
 };
@@ -53,6 +55,7 @@ impl PlanHistory {
             norm_epsilon: 1e-5,
             rope_theta: 10_000.0,
             tied: false,
+            frozen: FrozenTensors::NONE,
         };
         Self { model, solved: BTreeMap::new(), current: None, nodes: Vec::new() }
     }

@@ -154,6 +154,10 @@ fn plan_failure(error: &AsyncPlanError, kind: AsyncKind) -> CommandFailure {
             .at("model.tied")
             .why("no update waits for a gradient of another stage there")
             .hint("model.tied = false, or a schedule with steps such as zb-h1 or 1f1b"),
+        AsyncPlanError::Frozen { .. } => detail
+            .at("train.freeze")
+            .why("weights there are predicted, averaged and corrected a layer at a time")
+            .hint("no train.freeze, or a schedule with steps such as zb-h1 or 1f1b"),
         AsyncPlanError::OtherRun { .. } | AsyncPlanError::Order { .. } => {
             detail.at("schedule.ampnet_order")
         }

@@ -254,7 +254,7 @@ fn check_branch(
         Err(failure)
     };
     match known {
-        Some(known) if known.model != config.model => other("[model]"),
+        Some(known) if !known.model.has_shape_of(&config.model) => other("[model]"),
         Some(known) if known.checkpoint.folder != config.checkpoint.folder => {
             other("checkpoint.dir")
         }

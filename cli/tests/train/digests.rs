@@ -82,6 +82,13 @@ fn workers_schedules_windows_and_threads_do_not_show_in_the_digest() {
     check(&WAYS, "");
 }
 
+/// Injections strike what is trained: neither attention of block 2 nor the embedding is frozen.
+#[test]
+fn nor_do_they_with_frozen_tensors() {
+    let frozen = "--set train.freeze=[\"layers.0-1\",\"layers.*.attn.q\",\"norm\"]";
+    check(&[variant(4, "zb-h1", "1", 1), variant(1, "1f1b", "0", 2)], frozen);
+}
+
 #[test]
 fn nor_do_they_with_grouped_queries_and_rotary_positions() {
     let llama = "--set model.family=llama --set model.kv_heads=2";

@@ -41,6 +41,13 @@ fn values_that_no_run_can_have_are_refused() {
     check("--steps 0", &["--steps: train.steps: expected a whole number from 1", "found 0"]);
     let tied = ["model.tied", "updates each chunk by itself", "try: model.tied = false"];
     check("--set model.tied=true --schedule pipedream", &tied);
+    let frozen = ["train.freeze", "updates whole layers", "try: no train.freeze"];
+    check("--set train.freeze=embed --schedule pipedream", &frozen);
+    let nothing = ["no tensor of the model matches `layer.0`", "why: ", "try: layers.0"];
+    check("--set train.freeze=layer.0", &nothing);
+    check("--set train.freeze=*", &["tensors of the model would be frozen"]);
+    let struck = "--set train.freeze=embed --inject step=1,tensor=embed.tokens,value=nan";
+    check(struck, &["`embed.tokens` is frozen and has no gradient"]);
     check("--set model.vocab=255", &["255 tokens are too few for text", "try: model.vocab = 256"]);
     let folder = ["no/where/config.json cannot be read", "model.width stands beside model.from_hf"];
     check("--set model.from_hf=no/where", &folder);

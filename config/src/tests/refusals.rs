@@ -22,7 +22,7 @@ fn unknown_names_are_refused_with_the_nearest() {
   try: optimizer.lr
   run.toml:8: unknown key `train.batch`
   why: what is not known is refused, so that a misspelt key is not ignored
-  try: one of steps, global_batch, microbatch, seq_len, seed, eval_every, device, precision
+  try: one of steps, global_batch, microbatch, seq_len, seed, eval_every, freeze, device, precision
   run.toml:10: unknown key `optimizer.lr_mim`
   why: what is not known is refused, so that a misspelt key is not ignored
   try: optimizer.lr_min",
@@ -43,6 +43,42 @@ fn unknown_names_are_refused_with_the_nearest() {
   --set: unknown key `modl.heads`
   why: what is not known is refused, so that a misspelt key is not ignored
   try: model.heads",
+    );
+}
+
+#[test]
+fn patterns_that_freeze_nothing_are_refused_with_near_names() {
+    let patterns = "\"embed\", \"layer.0-1.attn\", \"head.bias\", \"a..b\", \"layers.3-1\"";
+    check_tiny(
+        &format!("[train]\nfreeze = [{patterns}]\n"),
+        "
+  run.toml:4: train.freeze: no tensor of the model matches `layer.0-1.attn`
+  why: the family, the number of layers and what is tied decide which tensors there are; a tied head \
+         is frozen with embed
+  try: layers.0.attn, layers.1.attn, layers.2.attn, layers.3.attn
+  run.toml:4: train.freeze: no tensor of the model matches `head.bias`
+  why: the family, the number of layers and what is tied decide which tensors there are; a tied head \
+         is frozen with embed
+  try: parts of embed, layers.0-7.attn.q, layers.*.mlp.up.bias, norm, head
+  run.toml:4: train.freeze: `a..b` has an empty part; parts stand between dots, as in layers.0-7.attn
+  try: parts of embed, layers.0-7.attn.q, layers.*.mlp.up.bias, norm, head
+  run.toml:4: train.freeze: `layers.3-1` has a range that ends before it begins, 3 to 1
+  try: 1-3",
+    );
+    check_tiny(
+        "[train]\nfreeze = \"*\"\n",
+        "
+  run.toml:4: train.freeze: all 69 tensors of the model would be frozen
+  why: nothing would be left to train
+  try: leave a pattern out",
+    );
+    check_tiny(
+        "tied = true\n[train]\nfreeze = [\"head\"]\n",
+        "
+  run.toml:5: train.freeze: no tensor of the model matches `head`
+  why: the family, the number of layers and what is tied decide which tensors there are; a tied head \
+         is frozen with embed
+  try: embed",
     );
 }
 

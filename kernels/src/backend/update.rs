@@ -79,7 +79,7 @@ pub struct UpdateState<'a, B> {
 /// A layer's candidate, computed with the sums of squares of its gradient.
 #[derive(Debug)]
 pub struct LayerCandidate<'a, B, M> {
-    /// The numbers of the layer's update. They cover the layer from its beginning.
+    /// The numbers of the layer's update, for all that is updated of it, in order.
     pub runs: &'a [AdamWRange],
     /// The state that the candidate is computed from.
     pub state: UpdateState<'a, B>,
@@ -87,8 +87,8 @@ pub struct LayerCandidate<'a, B, M> {
     pub rest: &'a mut B,
     /// The layer's matrices, in order.
     pub matrices: Vec<MatrixPart<'a, M>>,
-    /// The layer's tensors, one behind the other: each lies in one run, and in one matrix or in
-    /// none.
+    /// The layer's tensors that are updated, in order: each lies in one run, and in one matrix or
+    /// in none. Together they are what runs cover.
     pub tensors: Vec<Range<usize>>,
 }
 
@@ -97,10 +97,12 @@ pub struct LayerCandidate<'a, B, M> {
 /// packed weights: a step before the verdict needs memory for the parameters in no matrix, and for
 /// nothing else.
 ///
-/// Runs cover a layer from its beginning, in order, and so do the matrices that lie within them.
+/// Runs are in order, and so are the matrices, all of the layer. What no run covers is frozen: nothing
+/// of it is written, neither state nor candidate.
 pub trait PackedWeightsOptimizer<B, M> {
     /// The weights after the step, from the unchanged state: matrices as packed weights, and
-    /// parameters that lie in none of them into `rest`, stretch after stretch without gaps.
+    /// parameters that lie in none of them into `rest`, at the place that they have in a layer
+    /// without matrices.
     fn candidate(
         &self,
         runs: &[AdamWRange],

@@ -4,11 +4,12 @@ use std::ops::Range;
 
 use super::optimizer::{numbers_of, place, products};
 use super::probe::same_bits;
-use super::probe::{download, floats, poisoned, upload};
+use super::probe::{download, floats, matrix, poisoned, upload};
 use crate::backend::{
     AdamWRange, Backend, BufferView, LayerCandidate, MatrixShape, PackedWeightsOptimizer,
     SquareSum, UpdateState,
 };
+use crate::reference::{AdamWState, adamw};
 
 const SHAPE: MatrixShape = MatrixShape { outputs: 60, inputs: 400 };
 
@@ -43,12 +44,29 @@ impl<B: Backend> SteppedLayer<B> {
     }
 
     fn candidate(&mut self) -> LayerCandidate<'_, B::Buffer, B::Matrix> {
+        let of_matrix = self.tensors[1].start..self.tensors[2].end;
+        self.candidate_of_matrix(of_matrix)
+    }
+
+    /// The candidate, with the matrix at this place.
+    fn candidate_of_matrix(
+        &mut self,
+        of_matrix: Range<usize>,
+    ) -> LayerCandidate<'_, B::Buffer, B::Matrix> {
         let Self { state: [w, m, v, g], rest, matrix, runs, tensors } = self;
-        let start = tensors[1].start;
-        let matrices =
-            place(std::slice::from_mut(matrix), &[start], &[SHAPE.outputs * SHAPE.inputs]);
+        let matrices = place(std::slice::from_mut(matrix), &[of_matrix.start], &[of_matrix.len()]);
         let state = UpdateState { w, m, v, g };
         LayerCandidate { runs, state, rest, matrices, tensors: tensors.clone() }
+    }
+
+    /// The candidate is these parameters in no matrix and this matrix.
+    fn check(&self, device: &B, (rest, matrix): (&[f32], &B::Matrix), case: &str) {
+        let found = download(device, &self.rest);
+        for (at, (found, expected)) in found.iter().zip(rest).enumerate() {
+            let is_same = found.to_bits() == expected.to_bits();
+            assert!(is_same || expected.is_nan() && found.is_nan(), "{case}: {at}");
+        }
+        same_bits(&products(device, SHAPE, &self.matrix), &products(device, SHAPE, matrix));
     }
 }
 
@@ -93,4 +111,58 @@ fn own<B: Backend>(device: &B, layer: &mut SteppedLayer<B>) -> Vec<SquareSum> {
     let sums = device.sum_squares_of_each(&views);
     optimizer.candidate(runs, state, rest, &mut matrices);
     sums
+}
+
+/// What no run covers keeps its state, its packed weights and its place among the candidates of
+/// parameters in no matrix; what a run covers is updated as it would be alone, a part of a matrix too.
+pub fn frozen_tensors_are_left_alone<B: Backend>(devices: &[B]) {
+    for device in devices {
+        let Some(optimizer) = device.packed_weights_optimizer() else { return };
+        for trained in [&[1, 3][..], &[0, 2], &[2], &[0, 3], &[0, 1, 2, 3], &[]] {
+            let case = format!("tensors {trained:?}");
+            let mut layer = SteppedLayer::new(device, 5, 40_000, 3);
+            let of_matrix = layer.tensors[1].start..layer.tensors[2].end;
+            let len = device.len(&layer.state[0]);
+            let start = [31, 32, 33, 34].map(|seed| floats(len, seed));
+            layer.state = start.each_ref().map(|part| upload(device, part));
+            let packed = BufferView::new(&layer.state[0], of_matrix.clone());
+            device.load_matrix(packed, &mut layer.matrix);
+            layer.tensors = trained.iter().map(|tensor| layer.tensors[*tensor].clone()).collect();
+            let run = |(range, index): (&Range<usize>, _)| AdamWRange {
+                range: range.clone(),
+                numbers: numbers_of(index),
+            };
+            layer.runs = layer.tensors.iter().zip(0..).map(run).collect();
+            let [w, m, v, g] = start;
+            let mut expected = AdamWState { w, m, v };
+            let mut rest = vec![f32::NAN; len];
+            for AdamWRange { range, numbers } in &layer.runs {
+                let part = |floats: &[f32]| floats[range.clone()].to_vec();
+                let AdamWState { w, m, v } = &expected;
+                let mut updated = AdamWState { w: part(w), m: part(m), v: part(v) };
+                adamw(&mut updated, &g[range.clone()], *numbers);
+                rest[range.clone()].copy_from_slice(&updated.w);
+                let AdamWState { w, m, v } = &mut expected;
+                for (to, from) in [(w, updated.w), (m, updated.m), (v, updated.v)] {
+                    to[range.clone()].copy_from_slice(&from);
+                }
+            }
+            rest.drain(of_matrix.clone());
+            let matrix = matrix(device, SHAPE, &expected.w[of_matrix.clone()]);
+            let candidate = layer.candidate_of_matrix(of_matrix.clone());
+            let sums = optimizer.candidates_and_squares(vec![candidate]);
+            assert_eq!(sums.len(), trained.len(), "{case}");
+            layer.check(device, (&rest, &matrix), &case);
+            let LayerCandidate { runs, state, rest: to, mut matrices, .. } =
+                layer.candidate_of_matrix(of_matrix);
+            optimizer.candidate(runs, state, to, &mut matrices);
+            layer.check(device, (&rest, &matrix), &case);
+            let SteppedLayer { state: [w, m, v, g], runs, .. } = &mut layer;
+            optimizer.commit(runs, g, w, m, v);
+            let AdamWState { w, m, v } = &expected;
+            for (found, expected) in layer.state.iter().zip([w, m, v]) {
+                same_bits(&download(device, found), expected);
+            }
+        }
+    }
 }

@@ -123,8 +123,8 @@ fn launch_summed<D: Device>(
     parts.add(device)
 }
 
-/// Part of a layer: a matrix, with the address of its packed weights if these are written too, or
-/// a run without a matrix.
+/// Part of a layer: a matrix, or the part of one that is updated, with the address of its packed
+/// weights if these are written too, or a run without a matrix.
 struct LayerExtent<'a> {
     range: Range<usize>,
     packed: Option<DeviceAddress>,
@@ -135,9 +135,12 @@ struct LayerExtent<'a> {
 fn pieces<'a, D: Device>(
     runs: &'a [AdamWRange],
     matrices: &[MatrixPart<'_, CudaMatrix<D>>],
+    element: usize,
 ) -> Vec<LayerExtent<'a>> {
     let mut pieces = Vec::new();
-    let mut matrices = matrices.iter().peekable();
+    for MatrixPart { range, matrix } in matrices {
+        assert_eq!(range.len(), matrix.shape.outputs * matrix.shape.inputs);
+    }
     for AdamWRange { range, numbers } in runs {
         let mut push = |range: Range<usize>, packed| {
             if !range.is_empty() {
@@ -145,18 +148,34 @@ fn pieces<'a, D: Device>(
             }
         };
         let mut done = range.start;
-        while let Some(part) = matrices.next_if(|part| part.range.end <= range.end) {
-            let shape = part.matrix.shape;
-            assert!(done <= part.range.start, "matrices in order, each within a run");
-            assert_eq!(part.range.len(), shape.outputs * shape.inputs);
-            push(done..part.range.start, None);
-            push(part.range.clone(), Some(part.matrix.weights.rows()));
-            done = part.range.end;
+        for part in matrices {
+            let within = part.range.start.max(done)..part.range.end.min(range.end);
+            if within.is_empty() {
+                continue;
+            }
+            push(done..within.start, None);
+            push(within.clone(), Some(packed_weights(part, within.start, element)));
+            done = within.end;
         }
         push(done..range.end, None);
     }
-    assert!(matrices.peek().is_none(), "the runs cover every matrix");
     pieces
+}
+
+/// Where the packed weights of a matrix's parameters from `start` on lie, of so many bytes each.
+fn packed_weights<D: Device>(
+    part: &MatrixPart<'_, CudaMatrix<D>>,
+    start: usize,
+    element: usize,
+) -> DeviceAddress {
+    let before = (start - part.range.start) * element;
+    DeviceAddress(part.matrix.weights.rows().0 + before as u64)
+}
+
+/// How many parameters of no matrix lie before `start`.
+fn rest_before<D: Device>(matrices: &[MatrixPart<'_, CudaMatrix<D>>], start: usize) -> usize {
+    let before = matrices.iter().map(|part| &part.range).filter(|range| range.end <= start);
+    start - before.map(Range::len).sum::<usize>()
 }
 
 fn end(runs: &[AdamWRange]) -> usize {
@@ -180,7 +199,7 @@ pub(super) fn candidate<D: Device>(
 ) -> Result<(), DeviceFault> {
     let UpdateState { w, m, v, g } = state;
     assert!([w, m, v, g].into_iter().all(|part| end(runs) <= part.len()));
-    let mut rest = 0;
+    let element = device.precision().bytes();
     let stretch = |LayerExtent { range, packed, numbers }: LayerExtent<'_>| {
         let to = match (to, packed) {
             (CandidateTarget::Beside(buffer), _) => {
@@ -189,9 +208,8 @@ pub(super) fn candidate<D: Device>(
             }
             (CandidateTarget::Rest(_), Some(_)) => None,
             (CandidateTarget::Rest(buffer), None) => {
-                let start = rest;
-                rest += range.len();
-                assert!(rest <= buffer.len(), "the buffer holds what lies in no matrix");
+                let start = rest_before(matrices, range.start);
+                assert!(start + range.len() <= buffer.len(), "it holds what lies in no matrix");
                 Some(buffer.floats(start))
             }
         };
@@ -199,40 +217,37 @@ pub(super) fn candidate<D: Device>(
         let w = Some(w.floats(range.start));
         Stretch { w, m, v, g, to, packed, range, numbers: *numbers }
     };
-    let stretches: Vec<Stretch> = pieces(runs, matrices).into_iter().map(stretch).collect();
+    let stretches: Vec<Stretch> =
+        pieces(runs, matrices, element).into_iter().map(stretch).collect();
     launch(device, Kernel::AdamwCandidate, &stretches)
 }
 
-/// The tensors of a layer, each with its numbers and where its candidate goes.
+/// The tensors of a layer that are updated, each with its numbers and where its candidate goes.
 pub(super) fn stepped<D: Device>(
     device: &CudaBackend<D>,
     layer: &LayerCandidate<'_, CudaBuffer<D>, CudaMatrix<D>>,
 ) -> Vec<Stretch> {
     let LayerCandidate { runs, state: UpdateState { w, m, v, g }, rest, matrices, tensors } = layer;
     assert!([w, m, v, g].into_iter().all(|part| end(runs) <= part.len()));
-    assert_eq!(tensors.last().map_or(0, |range| range.end), end(runs), "tensors cover the layer");
+    assert_eq!(tensors.last().map_or(0, |range| range.end), end(runs), "tensors cover the runs");
     let mut runs = runs.iter().peekable();
-    let mut matrices = matrices.iter().peekable();
     let mut done = 0;
-    let mut rest_done = 0;
     let element = device.precision().bytes();
     let stretch = |range: &Range<usize>| {
-        assert_eq!(range.start, done, "tensors lie one behind the other");
+        assert!(range.start >= done, "tensors are in order");
         done = range.end;
         while runs.next_if(|run| run.range.end <= range.start).is_some() {}
-        while matrices.next_if(|part| part.range.end <= range.start).is_some() {}
         let run = runs.peek().expect("runs cover every tensor");
-        assert!(range.end <= run.range.end, "a tensor lies in one run");
-        let part = matrices.peek().filter(|part| part.range.start <= range.start);
+        let is_in_run = run.range.start <= range.start && range.end <= run.range.end;
+        assert!(is_in_run, "a tensor lies in one run");
+        let part = matrices.iter().find(|part| part.range.contains(&range.start));
         let packed = part.map(|part| {
             assert!(range.end <= part.range.end, "a tensor lies in one matrix");
-            let before = (range.start - part.range.start) * element;
-            DeviceAddress(part.matrix.weights.rows().0 + before as u64)
+            packed_weights(part, range.start, element)
         });
         let to = packed.is_none().then(|| {
-            let start = rest_done;
-            rest_done += range.len();
-            assert!(rest_done <= rest.len(), "the buffer holds what lies in no matrix");
+            let start = rest_before(matrices, range.start);
+            assert!(start + range.len() <= rest.len(), "it holds what lies in no matrix");
             rest.floats(start)
         });
         let [w, m, v, g] = [w, m, v, g].map(|part| part.floats(range.start));
@@ -256,7 +271,7 @@ impl<D: Device> InPlaceState<'_, D> {
         &self,
         runs: &[AdamWRange],
         g: &CudaBuffer<D>,
-        matrices: &[MatrixPart<'_, CudaMatrix<D>>],
+        (matrices, element): (&[MatrixPart<'_, CudaMatrix<D>>], usize),
     ) -> Vec<Stretch> {
         let Self { w, m, v } = self;
         let all = [*m, *v, g].into_iter().chain(*w);
@@ -266,7 +281,7 @@ impl<D: Device> InPlaceState<'_, D> {
             let w = w.map(|w| w.floats(range.start));
             Stretch { w, m, v, g, to: None, packed, range, numbers: *numbers }
         };
-        pieces(runs, matrices).into_iter().map(stretch).collect()
+        pieces(runs, matrices, element).into_iter().map(stretch).collect()
     }
 }
 
@@ -277,7 +292,8 @@ pub(super) fn in_place<D: Device>(
     state: &InPlaceState<'_, D>,
     matrices: &[MatrixPart<'_, CudaMatrix<D>>],
 ) -> Result<(), DeviceFault> {
-    launch(device, Kernel::AdamwInPlace, &state.stretches(runs, g, matrices))
+    let packed = (matrices, device.precision().bytes());
+    launch(device, Kernel::AdamwInPlace, &state.stretches(runs, g, packed))
 }
 
 /// The same without matrices, and the sums of the state that it leaves.
@@ -289,7 +305,7 @@ pub(super) fn in_place_summed<D: Device>(
 ) -> Result<Pending<[u64; 2]>, DeviceFault> {
     let parts = [state.m, state.v].into_iter().chain(state.w);
     assert!(parts.into_iter().all(|part| end(runs) == part.len()), "runs cover the state");
-    launch_summed(device, &state.stretches(runs, g, &[]))
+    launch_summed(device, &state.stretches(runs, g, (&[], device.precision().bytes())))
 }
 
 /// `range` as one run.

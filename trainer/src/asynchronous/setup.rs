@@ -63,6 +63,15 @@ pub enum AsyncPlanError {
         /// The schedule that was requested.
         kind: AsyncKind,
     },
+    /// Its updates read and write whole layers.
+    #[error(
+        "{kind} updates whole layers, and trains all tensors of a model; every schedule with \
+             steps leaves frozen ones as they are"
+    )]
+    Frozen {
+        /// The schedule that was requested.
+        kind: AsyncKind,
+    },
     /// An order that was found is of another run.
     #[error("expected the order of a run `{expected}`, found one of `{found}`")]
     OtherRun {
@@ -91,6 +100,9 @@ impl AsyncPlan {
     ) -> Result<Self, AsyncPlanError> {
         if model.tied {
             return Err(AsyncPlanError::Tied { kind: request.kind });
+        }
+        if !model.frozen.is_none() {
+            return Err(AsyncPlanError::Frozen { kind: request.kind });
         }
         let blocks = model.blocks;
         let placement = request.kind.placement(request.stage_count);

@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use super::config_keys::{ConfigError, ConfigKeys};
-use crate::model::{AttentionBias, Family, LlamaFeatures, ModelConfig, RopeScaling};
+use crate::model::{AttentionBias, Family, FrozenTensors, LlamaFeatures, ModelConfig, RopeScaling};
 
 /// The model types of the Llama family, whose files say the same by other keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,6 +68,7 @@ fn parse_gpt2(keys: &ConfigKeys<'_>) -> Result<ModelConfig, ConfigError> {
         norm_epsilon: keys.float("layer_norm_epsilon", 1e-5)? as f32,
         rope_theta: ROPE_THETA,
         tied: keys.flag("tie_word_embeddings", true)?,
+        frozen: FrozenTensors::NONE,
     })
 }
 
@@ -105,6 +106,7 @@ fn parse_llama(keys: &ConfigKeys<'_>, kind: LlamaType) -> Result<ModelConfig, Co
         positions,
         norm_epsilon: keys.float("rms_norm_eps", 1e-6)? as f32,
         rope_theta,
+        frozen: FrozenTensors::NONE,
         tied: keys.flag("tie_word_embeddings", false)?,
     })
 }

@@ -2,10 +2,14 @@
 
 use serde::{Deserialize, Serialize};
 use zbelastic_kernels::{AttentionShape, HEAD_WIDTH_MAX, MatrixShape, Norm};
-use zbelastic_types::LayerId;
+use zbelastic_types::{LayerId, TensorIndex};
 
 use super::features::{AttentionBias, LlamaFeatures, RopeScaling};
+use super::frozen::FrozenTensors;
 use crate::elastic::FLOATS_MAX;
+
+/// The token embedding, which is the first tensor of every model.
+pub(super) const TOKENS_INDEX: TensorIndex = TensorIndex(0);
 
 /// The two families of decoder-only transformers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -51,6 +55,9 @@ pub struct ModelConfig {
     pub rope_theta: f64,
     /// Whether the head's matrix is the token embedding once more: one tensor, at both ends.
     pub tied: bool,
+    /// Tensors that training leaves as they are.
+    #[serde(default, skip_serializing_if = "FrozenTensors::is_none")]
+    pub frozen: FrozenTensors,
 }
 
 /// What kind of layer it is.
@@ -277,6 +284,20 @@ impl ModelConfig {
             Family::Gpt2 => true,
             Family::Llama => self.features.mlp_bias,
         }
+    }
+
+    /// Whether the other model has the same tensors, whichever of them are trained: a branch may
+    /// freeze others than the run that it goes on from.
+    #[must_use]
+    pub fn has_shape_of(&self, other: &Self) -> bool {
+        *self == Self { frozen: self.frozen.clone(), ..other.clone() }
+    }
+
+    /// Whether the two ends of the model have a part each of one gradient: the head is tied to the
+    /// embedding, and their matrix is trained.
+    #[must_use]
+    pub fn ties_gradients(&self) -> bool {
+        self.tied && !self.frozen.contains(TOKENS_INDEX)
     }
 
     /// The frequency of a pair of a head's floats, in radians a position.

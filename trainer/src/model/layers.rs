@@ -15,6 +15,8 @@ pub(super) use documents::FirstKeys;
 pub(super) use embed::{embed_forward, embed_weights};
 pub(super) use stash::StashPartsMut;
 
+use std::ops::Range;
+
 use zbelastic_kernels::{
     Accumulate, AttentionShape, Backend, LinearGradient, NormGradient, RowsShape,
 };
@@ -23,8 +25,9 @@ use zbelastic_types::SliceIndex;
 use super::buffer_size::BufferSize;
 use super::config::{Family, LayerKind, ModelConfig};
 use super::layer_times::{LayerOp, LayerTimer};
-use super::parts::{LinearParts, NormParts};
+use super::parts::{LayerParts, LinearParts, NormParts};
 use super::state::LayerState;
+use super::tensors::LayerSpec;
 
 /// The shape of a microbatch: how many sequences of how many tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -348,14 +351,39 @@ fn norm_backward<B: Backend>(
     );
 }
 
+/// The gradient of a layer as W adds to it. An operation all of whose parameters are frozen does not
+/// run. One that computes trained and frozen parameters together, as the product of queries, keys
+/// and values, leaves numbers in the places of the frozen ones that nothing reads.
+struct WeightGradients<'a, T> {
+    spec: &'a LayerSpec,
+    g: &'a mut T,
+}
+
+impl<'a, T> WeightGradients<'a, T> {
+    /// The gradient of a layer, and where its parameters lie.
+    fn of<B: Backend<Buffer = T>>(state: &'a mut LayerState<B>) -> (Self, &'a LayerParts) {
+        let LayerState { spec, parts, g, .. } = state;
+        (Self { spec, g }, parts)
+    }
+
+    /// `range`, if a tensor in it is trained.
+    fn trained<'r>(&self, range: &'r Option<Range<usize>>) -> Option<&'r Range<usize>> {
+        range.as_ref().filter(|range| self.spec.trains(range))
+    }
+}
+
 fn norm_weights<B: Backend>(
     context: &PassContext<'_, B>,
-    g: &mut B::Buffer,
+    to: &mut WeightGradients<'_, B::Buffer>,
     norm: &NormParts,
     stash: &NormedStash<B::Buffer>,
     accumulate: Accumulate,
 ) {
-    let to = NormGradient { buffer: g, weight: norm.weight.clone(), bias: norm.bias.clone() };
+    let NormParts { weight, bias } = norm;
+    if !to.spec.trains(weight) && to.trained(bias).is_none() {
+        return;
+    }
+    let to = NormGradient { buffer: to.g, weight: weight.clone(), bias: bias.clone() };
     let width = context.model.width as usize;
     let norm = context.model.norm();
     context.backend.norm_backward_weights(norm, width, &stash.partials, to, accumulate);
@@ -363,14 +391,18 @@ fn norm_weights<B: Backend>(
 
 fn linear_weights<B: Backend>(
     context: &PassContext<'_, B>,
-    g: &mut B::Buffer,
+    to: &mut WeightGradients<'_, B::Buffer>,
     linear: &LinearParts,
     x: &B::Buffer,
     gradient: &B::Buffer,
     accumulate: Accumulate,
 ) {
+    if !linear.is_trained(to.spec) {
+        return;
+    }
     let LinearParts { shape, weight, bias } = linear;
-    let to = LinearGradient { buffer: g, weight: weight.clone(), bias: bias.clone() };
+    let bias = to.trained(bias).cloned();
+    let to = LinearGradient { buffer: to.g, weight: weight.clone(), bias };
     let rows = context.shape.rows();
     context.backend.linear_backward_weights(rows, *shape, x, gradient, to, accumulate);
 }

@@ -27,6 +27,16 @@ pub struct LinearParts {
     pub bias: Option<Range<usize>>,
 }
 
+impl LinearParts {
+    /// Whether its W runs: whether some of its parameters are trained. Queries, keys and values, or
+    /// gate and up, are one product.
+    #[must_use]
+    pub fn is_trained(&self, spec: &LayerSpec) -> bool {
+        let ranges = std::iter::once(&self.weight).chain(&self.bias);
+        ranges.into_iter().any(|range| spec.trains(range))
+    }
+}
+
 /// The parameters of a layer, by what reads them.
 #[derive(Clone, Debug, PartialEq)]
 pub enum LayerParts {
@@ -181,7 +191,7 @@ impl TensorCursor<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::{Family, LlamaFeatures, model_layers};
+    use crate::model::{Family, FrozenTensors, LlamaFeatures, model_layers};
 
     #[test]
     fn what_lies_in_no_matrix_lies_without_gaps() {
@@ -201,6 +211,7 @@ mod tests {
                 norm_epsilon: 1e-5,
                 rope_theta: 1e4,
                 tied: false,
+                frozen: FrozenTensors::NONE,
             };
             for spec in model_layers(&model) {
                 let parts = LayerParts::new(&model, &spec);

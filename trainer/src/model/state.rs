@@ -4,13 +4,14 @@ use std::ops::Range;
 
 use zbelastic_kernels::{
     AdamWRange, AllocateError, Backend, BufferView, BufferViewMut, DeviceFault, LayerCandidate,
-    MatrixPart, Pending, UpdateState,
+    Pending, UpdateState,
 };
 use zbelastic_types::{Bytes, Fingerprint, Step};
 
 use super::config::ModelConfig;
 use super::parts::{LayerParts, NonMatrixLayout};
 use super::tensors::LayerSpec;
+use super::update_runs::{for_each_run, load_partly_frozen, neighbours, placed};
 use crate::digest::fingerprint;
 use crate::elastic::{LayerImage, PendingImage};
 
@@ -144,8 +145,31 @@ impl<B: Backend> LayerState<B> {
             version,
             sums,
         };
+        if role == LayerRole::Trained {
+            state.copy_frozen_to_candidate(backend);
+        }
         state.put_state_in_force(backend);
         Ok(state)
+    }
+
+    /// No update writes frozen parameters: what a candidate has of them was put there once. A
+    /// commit that exchanges state and candidate leaves it true.
+    fn copy_frozen_to_candidate(&mut self, backend: &B) {
+        let Self { spec, parts, w, candidate, non_matrix, .. } = self;
+        let is_in_matrix = |range: &Range<usize>| {
+            let mut matrices = parts.matrices().into_iter();
+            matrices
+                .any(|matrix| matrix.weight.start <= range.start && range.end <= matrix.weight.end)
+        };
+        for tensor in spec.tensors.iter().filter(|tensor| tensor.is_frozen) {
+            let place = match non_matrix {
+                Some(_) if is_in_matrix(&tensor.range) => continue,
+                Some(layout) => layout.place(&tensor.range),
+                None => tensor.range.clone(),
+            };
+            let from = BufferView::new(&*w, tensor.range.clone());
+            backend.copy(from, BufferViewMut::new(candidate, place));
+        }
     }
 
     /// A layer with these weights that can be read and not trained: it has no candidate, no moments
@@ -211,6 +235,9 @@ impl<B: Backend> LayerState<B> {
         self.settle_state(backend);
         write(&mut self.w);
         self.sums = None;
+        if backend.len(&self.candidate) > 0 {
+            self.copy_frozen_to_candidate(backend);
+        }
         self.put_state_in_force(backend);
     }
 
@@ -240,8 +267,8 @@ impl<B: Backend> LayerState<B> {
         }
     }
 
-    /// Computes candidate weights from the untouched state and puts them in force. `runs` cover the
-    /// layer, each with its numbers. One that was computed before it was requested is there
+    /// Computes candidate weights from the untouched state and puts them in force. `runs` cover what
+    /// is trained, each with its numbers. One that was computed before it was requested is there
     /// already.
     pub(crate) fn compute_candidate(&mut self, backend: &B, runs: &[AdamWRange]) {
         self.live = LiveWeights::Candidate;
@@ -256,6 +283,7 @@ impl<B: Backend> LayerState<B> {
             for_each_run(parts, matrices, runs, |AdamWRange { range, numbers }, within| {
                 backend.adamw_candidate(range, w, m, v, g, numbers, candidate, within);
             });
+            load_partly_frozen(backend, parts, matrices, runs, candidate);
         }
     }
 
@@ -276,7 +304,7 @@ impl<B: Backend> LayerState<B> {
     ) -> LayerCandidate<'_, B::Buffer, B::Matrix> {
         assert_eq!(self.live, LiveWeights::State, "a candidate in force is not computed again");
         let Self { spec, parts, w, candidate, m, v, g, matrices, computed_ahead, .. } = self;
-        let tensors = spec.tensors.iter().map(|tensor| tensor.range.clone()).collect();
+        let tensors = spec.trained_tensors().map(|tensor| tensor.range.clone()).collect();
         let runs = &*computed_ahead.insert(runs);
         let state = UpdateState { w, m, v, g };
         let matrices = placed(parts, matrices);
@@ -291,7 +319,7 @@ impl<B: Backend> LayerState<B> {
     }
 
     /// Updates weights and moments in place, as a trainer without validation does. `runs` cover
-    /// the layer, each with its numbers.
+    /// what is trained, each with its numbers.
     ///
     /// # Panics
     /// If a candidate is in force.
@@ -303,6 +331,7 @@ impl<B: Backend> LayerState<B> {
         for_each_run(parts, matrices, runs, |AdamWRange { range, numbers }, within| {
             backend.adamw_in_place(range, g, numbers, w, m, v, within);
         });
+        load_partly_frozen(backend, parts, matrices, runs, w);
     }
 
     /// The step whose verdict is applied next.
@@ -362,18 +391,19 @@ impl<B: Backend> LayerState<B> {
         assert_eq!(self.live, LiveWeights::Candidate, "only a candidate in force is committed");
         self.settle_state(backend);
         let Self { spec, w, candidate, m, v, g, .. } = self;
+        let covers_all = spec.trained_tensors().count() == spec.tensors.len();
         self.sums = match (backend.packed_weights_optimizer(), then) {
-            (Some(optimizer), AfterCommit::Attest) => {
+            (Some(optimizer), AfterCommit::Attest) if covers_all => {
                 Some(optimizer.commit_and_sum(runs, g, w, m, v))
             }
-            (Some(optimizer), AfterCommit::Nothing) => {
+            (Some(optimizer), AfterCommit::Attest | AfterCommit::Nothing) => {
                 optimizer.commit(runs, g, w, m, v);
                 None
             }
             (None, _) => {
-                let first = runs.first().expect("a layer has parameters");
-                // Moments are the same whether weights decay or not: one pass for all runs.
-                backend.adamw_commit(0..spec.len(), g, first.numbers, m, v);
+                for AdamWRange { range, numbers } in neighbours(runs) {
+                    backend.adamw_commit(range, g, numbers, m, v);
+                }
                 std::mem::swap(w, candidate);
                 None
             }
@@ -435,28 +465,4 @@ fn non_matrix_layout<B: Backend>(
     spec: &LayerSpec,
 ) -> Option<NonMatrixLayout> {
     backend.packed_weights_optimizer().map(|_| NonMatrixLayout::new(parts, spec))
-}
-
-/// Each matrix with its place.
-fn placed<'a, M>(parts: &LayerParts, matrices: &'a mut [M]) -> Vec<MatrixPart<'a, M>> {
-    let ranges = parts.matrices().into_iter().map(|linear| linear.weight.clone());
-    ranges.zip(matrices).map(|(range, matrix)| MatrixPart { range, matrix }).collect()
-}
-
-/// Calls `update` for each run with the matrices that lie within it.
-fn for_each_run<M>(
-    parts: &LayerParts,
-    matrices: &mut [M],
-    runs: &[AdamWRange],
-    mut update: impl FnMut(AdamWRange, &mut [MatrixPart<'_, M>]),
-) {
-    let mut matrices = placed(parts, matrices).into_iter().peekable();
-    for run in runs {
-        let mut within = Vec::new();
-        while let Some(part) = matrices.next_if(|part| part.range.end <= run.range.end) {
-            within.push(part);
-        }
-        update(run.clone(), &mut within);
-    }
-    assert!(matrices.peek().is_none(), "the runs cover every matrix");
 }

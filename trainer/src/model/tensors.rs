@@ -11,7 +11,7 @@ use std::ops::Range;
 
 use zbelastic_types::{LayerId, TensorIndex};
 
-use super::config::{Family, LayerKind, ModelConfig};
+use super::config::{Family, LayerKind, ModelConfig, TOKENS_INDEX};
 
 /// The values of a tensor before the first step.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -32,6 +32,9 @@ pub struct TensorSpec {
     /// Whether it is a tensor of an earlier layer once more. It has the name, the number, the
     /// gradient and the update of that one, and is counted and reported there alone.
     pub is_shared: bool,
+    /// Whether training leaves it as it is: it has no gradient and no update, and its moments are
+    /// not written.
+    pub is_frozen: bool,
     /// Rows and columns of a matrix, or the length of a vector.
     pub shape: Vec<usize>,
     /// Where it lies in its layer's buffer.
@@ -77,6 +80,24 @@ impl LayerSpec {
         self.tensors.iter().filter(|tensor| !tensor.is_shared)
     }
 
+    /// Whether a tensor that lies within `range` is trained.
+    #[must_use]
+    pub fn trains(&self, range: &Range<usize>) -> bool {
+        let is_within = |of: &Range<usize>| range.start <= of.start && of.end <= range.end;
+        self.trained_tensors().any(|tensor| is_within(&tensor.range))
+    }
+
+    /// Its tensors that are not frozen, those of an earlier layer included.
+    pub fn trained_tensors(&self) -> impl Iterator<Item = &TensorSpec> {
+        self.tensors.iter().filter(|tensor| !tensor.is_frozen)
+    }
+
+    /// Floats of its tensors that are not frozen.
+    #[must_use]
+    pub fn trained_floats(&self) -> usize {
+        self.trained_tensors().map(|tensor| tensor.range.len()).sum()
+    }
+
     /// Where the matrix lies that a tied head shares with the embedding, if this layer is one of
     /// the two.
     #[must_use]
@@ -96,9 +117,8 @@ impl LayerSpec {
     }
 }
 
-/// The token embedding, which is the first tensor of every model.
+/// The name of the token embedding.
 const TOKENS: &str = "embed.tokens";
-const TOKENS_INDEX: TensorIndex = TensorIndex(0);
 
 /// Deviation of initial weights (Radford et al., 2019, section 2.3).
 const DEVIATION: f64 = 0.02;
@@ -114,7 +134,11 @@ pub fn model_layers(model: &ModelConfig) -> Vec<LayerSpec> {
             let mut builder = SpecBuilder { next, tensors: Vec::new() };
             builder.layer(model, kind);
             next = builder.next;
-            LayerSpec { layer, kind, tensors: builder.tensors }
+            let mut tensors = builder.tensors;
+            for tensor in &mut tensors {
+                tensor.is_frozen = model.frozen.contains(tensor.index);
+            }
+            LayerSpec { layer, kind, tensors }
         })
         .collect()
 }
@@ -139,7 +163,15 @@ impl SpecBuilder {
         let index = self.next;
         self.next = self.next.next();
         let shape = shape.to_vec();
-        self.tensors.push(TensorSpec { name, index, is_shared: false, shape, range, initial });
+        self.tensors.push(TensorSpec {
+            name,
+            index,
+            is_shared: false,
+            is_frozen: false,
+            shape,
+            range,
+            initial,
+        });
     }
 
     /// The last tensor is the one of number `owned` once more.

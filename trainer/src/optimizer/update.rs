@@ -7,19 +7,34 @@ use zbelastic_kernels::{AdamWRange, Backend, BufferView, PackedWeightsOptimizer,
 use zbelastic_types::{Step, TensorIndex};
 
 use super::config::OptimizerConfig;
-use crate::model::{AfterCommit, LayerState};
+use crate::model::{AfterCommit, LayerState, TensorSpec};
 
-/// The sum of squares of each tensor's gradient, layer after layer, in one call of the device.
+/// The sum of squares of each tensor's gradient, layer after layer, in one call of the device. A
+/// frozen tensor has no gradient: it is reported as zero, which is not computed.
 pub fn square_sums<'a, B: Backend + 'a>(
     backend: &B,
     layers: impl IntoIterator<Item = &'a LayerState<B>>,
 ) -> Vec<TensorSum> {
-    let of_layer = |layer: &'a LayerState<B>| {
-        let tensors = layer.spec.own_tensors();
-        tensors.map(move |tensor| (tensor.index, BufferView::new(&layer.g, tensor.range.clone())))
-    };
-    let (indices, parts): (Vec<_>, Vec<_>) = layers.into_iter().flat_map(of_layer).unzip();
-    tensor_sums(indices, backend.sum_squares_of_each(&parts))
+    let mut reported = Vec::new();
+    let mut parts = Vec::new();
+    for layer in layers {
+        reported.extend(layer.spec.own_tensors().map(ReportedTensor::of));
+        let trained = layer.spec.own_tensors().filter(|tensor| !tensor.is_frozen);
+        parts.extend(trained.map(|tensor| BufferView::new(&layer.g, tensor.range.clone())));
+    }
+    tensor_sums(&reported, backend.sum_squares_of_each(&parts))
+}
+
+/// A tensor that a layer reports.
+struct ReportedTensor {
+    tensor: TensorIndex,
+    is_frozen: bool,
+}
+
+impl ReportedTensor {
+    fn of(tensor: &TensorSpec) -> Self {
+        Self { tensor: tensor.index, is_frozen: tensor.is_frozen }
+    }
 }
 
 /// The same, and the candidates that an open gate would compute, from one read of the gradient.
@@ -29,23 +44,31 @@ pub fn square_sums_ahead<'a, B: Backend + 'a>(
     layers: impl IntoIterator<Item = &'a mut LayerState<B>>,
     update: &OptimizerUpdate<'_>,
 ) -> Vec<TensorSum> {
-    let mut owned = Vec::new();
+    let mut reported = Vec::new();
+    let mut are_owned = Vec::new();
     let candidate = |layer: &'a mut LayerState<B>| {
-        owned.extend(
-            layer.spec.tensors.iter().map(|tensor| (!tensor.is_shared).then_some(tensor.index)),
-        );
+        reported.extend(layer.spec.own_tensors().map(ReportedTensor::of));
+        are_owned.extend(layer.spec.trained_tensors().map(|tensor| !tensor.is_shared));
         layer.candidate_ahead(numbered_runs(layer, update))
     };
     let candidates = layers.into_iter().map(candidate).collect();
-    let sums = owned.into_iter().zip(optimizer.candidates_and_squares(candidates));
-    let (indices, sums) = sums.filter_map(|(index, sum)| Some((index?, sum))).unzip();
-    tensor_sums(indices, sums)
+    let sums = are_owned.into_iter().zip(optimizer.candidates_and_squares(candidates));
+    let sums = sums.filter(|(is_owned, _)| *is_owned).map(|(_, sum)| sum).collect();
+    tensor_sums(&reported, sums)
 }
 
-fn tensor_sums(indices: Vec<TensorIndex>, sums: Vec<SquareSum>) -> Vec<TensorSum> {
-    let sum =
-        |(tensor, SquareSum { sum, nonfinite })| TensorSum { tensor, square_sum: sum, nonfinite };
-    indices.into_iter().zip(sums).map(sum).collect()
+/// The sums of trained tensors, in order, and zeros for the others.
+fn tensor_sums(reported: &[ReportedTensor], trained: Vec<SquareSum>) -> Vec<TensorSum> {
+    let mut trained = trained.into_iter();
+    let sum = |ReportedTensor { tensor, is_frozen }: &ReportedTensor| {
+        let tensor = *tensor;
+        if *is_frozen {
+            return TensorSum { tensor, square_sum: 0.0, nonfinite: 0 };
+        }
+        let SquareSum { sum, nonfinite } = trained.next().expect("a sum a trained tensor");
+        TensorSum { tensor, square_sum: sum, nonfinite }
+    };
+    reported.iter().map(sum).collect()
 }
 
 /// The factor of a gradient of this norm, where it need not be agreed on with other
@@ -143,16 +166,18 @@ pub fn skip<B: Backend>(layer: &mut LayerState<B>, step: Step) {
     layer.advance_from(step);
 }
 
-/// Neighbouring tensors that weight decay treats alike.
+/// Neighbouring tensors that weight decay treats alike, of those that are trained.
 fn decay_runs<B: Backend>(
     layer: &LayerState<B>,
     config: &OptimizerConfig,
 ) -> Vec<(Range<usize>, bool)> {
     let mut runs: Vec<(Range<usize>, bool)> = Vec::new();
-    for tensor in &layer.spec.tensors {
+    for tensor in layer.spec.trained_tensors() {
         let is_decayed = config.decays(tensor.is_matrix());
         match runs.last_mut() {
-            Some((range, last)) if *last == is_decayed => range.end = tensor.range.end,
+            Some((range, last)) if *last == is_decayed && range.end == tensor.range.start => {
+                range.end = tensor.range.end;
+            }
             Some(_) | None => runs.push((tensor.range.clone(), is_decayed)),
         }
     }

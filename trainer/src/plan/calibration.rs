@@ -12,6 +12,7 @@ use std::cmp::Ordering;
 
 use super::layer_costs::{TimedLayers, costs_at_speed_one};
 use super::rates::{MachineSample, rates, speeds};
+use super::work::trained_shares;
 use super::{ClassCosts, LayerCost, LayerWork, Pace, layer_work};
 use crate::model::{LayerClass, MicrobatchShape, ModelConfig, model_layers};
 use zbelastic_types::LayerId;
@@ -58,6 +59,8 @@ pub struct StageSample {
     pub weights: f64,
     /// Layers of each class.
     pub layers: [f64; LayerClass::COUNT],
+    /// The same, each as the share of its W that runs: less where tensors are frozen.
+    pub trained: [f64; LayerClass::COUNT],
     /// The counted time of its copies of a step ([`Pace::estimated`]).
     pub copied: f64,
     /// Speed that its machine reports of itself.
@@ -78,13 +81,24 @@ impl StageSample {
         let works = layer_work(model, shape);
         let specs = model_layers(model);
         let work = LayerWork::default();
-        let layer_counts = [0.0; LayerClass::COUNT];
-        let mut sample =
-            Self { work, weights: 0.0, layers: layer_counts, copied: 0.0, reported_speed, times };
+        let none = [0.0; LayerClass::COUNT];
+        let mut sample = Self {
+            work,
+            weights: 0.0,
+            layers: none,
+            trained: none,
+            copied: 0.0,
+            reported_speed,
+            times,
+        };
+        let shares = trained_shares(model);
         for layer in layers {
-            sample.work = sample.work + works[layer as usize];
-            sample.weights += specs[layer as usize].len() as f64;
-            sample.layers[LayerClass::of(model.layer_kind(LayerId(layer))).index()] += 1.0;
+            let class = LayerClass::of(model.layer_kind(LayerId(layer))).index();
+            let layer = layer as usize;
+            sample.work = sample.work + works[layer];
+            sample.weights += specs[layer].trained_floats() as f64;
+            sample.layers[class] += 1.0;
+            sample.trained[class] += shares[layer];
         }
         sample
     }
@@ -94,7 +108,8 @@ impl StageSample {
     pub fn in_turns(mut self, replica_count: u32) -> Self {
         let share = f64::from(replica_count).recip();
         let LayerWork { f, b, w, w_early } = &mut self.work;
-        [f, b, w, w_early].into_iter().chain(&mut self.layers).for_each(|each| *each *= share);
+        let counts = self.layers.iter_mut().chain(&mut self.trained);
+        [f, b, w, w_early].into_iter().chain(counts).for_each(|each| *each *= share);
         self
     }
 
@@ -118,7 +133,7 @@ impl StageSample {
     }
 
     fn by_class(&self) -> Option<(MachineSample, TimedLayers)> {
-        let layers = TimedLayers::new(self.layers, &self.times)?;
+        let layers = TimedLayers::new(self.layers, self.trained, &self.times)?;
         let (work, times) = layers.columns();
         Some((MachineSample { reported_speed: self.reported_speed, work, times }, layers))
     }
@@ -260,13 +275,14 @@ impl Pace {
         let specs = model_layers(model);
         let found = |layer: usize| classes[LayerClass::of(specs[layer].kind).index()];
         let counted = layer_work(model, shape).into_iter().enumerate();
+        let shares = trained_shares(model);
         let time = |(layer, work): (usize, LayerWork)| match found(layer) {
-            Some(cost) => cost.work,
+            Some(LayerCost { work, .. }) => work.with_trained_share(shares[layer]),
             None => calibration.of_counted(work),
         };
         let update = |layer: usize| match found(layer) {
             Some(cost) => cost.update,
-            None => specs[layer].len() as f64 * update_us,
+            None => specs[layer].trained_floats() as f64 * update_us,
         };
         let layers = counted.map(time).collect();
         let updates = (0..specs.len()).map(update).collect();
@@ -299,6 +315,7 @@ mod tests {
             work: work(size),
             weights: 10.0 * size,
             layers: [0.0; 4],
+            trained: [0.0; 4],
             copied: 0.0,
             reported_speed: 1.0,
             times,
@@ -376,6 +393,7 @@ mod tests {
                 work,
                 weights: 1.0,
                 layers: [0.0; 4],
+                trained: [0.0; 4],
                 copied: 0.0,
                 reported_speed: 1.0,
                 times,

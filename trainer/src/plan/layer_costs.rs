@@ -44,12 +44,18 @@ pub fn class_costs(times: &LayerTimes, slice_count: u32) -> ClassCosts {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct TimedLayers {
     pub(super) counts: [f64; LayerClass::COUNT],
+    /// Each layer as the share of its W that runs.
+    pub(super) trained: [f64; LayerClass::COUNT],
     pub(super) costs: [LayerCost; LayerClass::COUNT],
 }
 
 impl TimedLayers {
     /// The layers of a stage whose passes lasted so long, if all of them were timed.
-    pub(super) fn new(counts: [f64; LayerClass::COUNT], times: &StageTimes) -> Option<Self> {
+    pub(super) fn new(
+        counts: [f64; LayerClass::COUNT],
+        trained: [f64; LayerClass::COUNT],
+        times: &StageTimes,
+    ) -> Option<Self> {
         let mut costs = [LayerCost::default(); LayerClass::COUNT];
         for class in 0..LayerClass::COUNT {
             if counts[class] > 0.0 {
@@ -74,14 +80,15 @@ impl TimedLayers {
                 w_early: work.w_early * b_and_w,
             };
         }
-        Some(Self { counts, costs })
+        Some(Self { counts, trained, costs })
     }
 
     /// All layers of each class, as columns: F, B and W of each.
     pub(super) fn columns(&self) -> (Vec<f64>, Vec<f64>) {
-        let each = self.counts.iter().zip(&self.costs);
-        each.flat_map(|(count, LayerCost { work, .. })| {
-            [work.f, work.b, work.w].map(|time| (*count, count * time))
+        let each = self.counts.iter().zip(&self.trained).zip(&self.costs);
+        each.flat_map(|((count, trained), LayerCost { work, .. })| {
+            let passes = [(count, work.f), (count, work.b), (trained, work.w)];
+            passes.map(|(work, time)| (*work, count * time))
         })
         .unzip()
     }
@@ -91,22 +98,32 @@ impl TimedLayers {
 pub(super) fn costs_at_speed_one(stages: &[(TimedLayers, f64)]) -> ClassCosts {
     LayerClass::ALL.map(|class| {
         let of_class = |(layers, speed): &(TimedLayers, f64)| {
-            let count = layers.counts[class.index()];
-            let cost = layers.costs[class.index()];
-            (count > 0.0).then_some((count, cost, *speed))
+            let class = class.index();
+            let count = layers.counts[class];
+            let cost = layers.costs[class];
+            (count > 0.0).then_some(((count, layers.trained[class]), cost, *speed))
         };
-        let timed: Vec<(f64, LayerCost, f64)> = stages.iter().filter_map(of_class).collect();
+        let timed: Vec<((f64, f64), LayerCost, f64)> = stages.iter().filter_map(of_class).collect();
         let mean = |of: &dyn Fn(&LayerCost) -> Option<f64>| {
-            let known = timed.iter().filter_map(|(n, cost, speed)| Some((*n, of(cost)? * speed)));
+            let known = timed.iter();
+            let known = known.filter_map(|((n, _), cost, speed)| Some((*n, of(cost)? * speed)));
             let (count, sum) = known.fold((0.0, 0.0), |(n, sum), (m, us)| (n + m, sum + m * us));
             (count > 0.0).then(|| sum / count)
+        };
+        // Of layers that are trained only in part, W is that of as many whole ones.
+        let whole = |of: fn(&LayerWork) -> f64| {
+            let sums = timed
+                .iter()
+                .map(|((n, trained), cost, speed)| (*trained, n * of(&cost.work) * speed));
+            let (trained, sum) = sums.fold((0.0, 0.0), |(n, sum), (m, us)| (n + m, sum + us));
+            if trained > 0.0 { sum / trained } else { 0.0 }
         };
         Some(LayerCost {
             work: LayerWork {
                 f: mean(&|cost| Some(cost.work.f))?,
                 b: mean(&|cost| Some(cost.work.b))?,
-                w: mean(&|cost| Some(cost.work.w))?,
-                w_early: mean(&|cost| Some(cost.work.w_early))?,
+                w: whole(|work| work.w),
+                w_early: whole(|work| work.w_early),
             },
             update: mean(&|cost| Some(cost.update))?,
             recompute: mean(&|cost| cost.recompute),
@@ -149,11 +166,16 @@ mod tests {
         let cost = LayerCost { work, ..LayerCost::default() };
         let classes = [None, Some(cost), Some(cost), None];
         let times = StageTimes { f: 6.0, bw: 24.0, classes, ..StageTimes::default() };
-        let layers = TimedLayers::new([0.0, 1.0, 3.0, 0.0], &times).expect("all were timed");
+        let layers = TimedLayers::new([0.0, 1.0, 3.0, 0.0], [0.0, 1.0, 1.5, 0.0], &times)
+            .expect("all were timed");
         let (counts, took) = layers.columns();
-        assert_eq!(counts, [0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 3.0, 3.0, 3.0, 0.0, 0.0, 0.0]);
+        assert_eq!(counts, [0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 3.0, 3.0, 1.5, 0.0, 0.0, 0.0]);
         assert_eq!(took[3..9], [1.5, 4.0, 2.0, 4.5, 12.0, 6.0]);
         assert_eq!(layers.costs[1].work.w_early, 1.0);
-        assert_eq!(TimedLayers::new([1.0, 1.0, 3.0, 0.0], &times), None, "one was not");
+        let found = TimedLayers::new([1.0, 1.0, 3.0, 0.0], [1.0; 4], &times);
+        assert_eq!(found, None, "one was not");
+        let costs = costs_at_speed_one(&[(layers, 2.0)]);
+        let w = |class: usize| costs[class].expect("it was timed").work.w;
+        assert_eq!((w(1), w(2)), (4.0, 8.0), "half of the MLPs' W is that of half of them");
     }
 }

@@ -44,7 +44,8 @@ pub(super) fn rates(machines: &[MachineSample], speeds: &[f64]) -> Vec<f64> {
         let each = machines.iter().zip(speeds);
         let time: f64 = each.map(|(machine, speed)| machine.times[column] * speed).sum();
         let work: f64 = machines.iter().map(|machine| machine.work[column]).sum();
-        time / work.max(f64::MIN_POSITIVE)
+        // Of a column without work, as W where no product is trained, nothing is known.
+        if work > 0.0 { time / work } else { 0.0 }
     };
     (0..count).map(rate).collect()
 }

@@ -229,7 +229,7 @@ mod tests {
     use zbelastic_types::SliceIndex;
 
     use super::{SliceBalance, SliceCut, TokenWork};
-    use crate::model::{Family, LlamaFeatures, ModelConfig};
+    use crate::model::{Family, FrozenTensors, LlamaFeatures, ModelConfig};
     use crate::plan::PlanError;
 
     const GPT2_SMALL: ModelConfig = ModelConfig {
@@ -247,6 +247,7 @@ mod tests {
         norm_epsilon: 1e-5,
         rope_theta: 1e4,
         tied: false,
+        frozen: FrozenTensors::NONE,
     };
 
     fn lens(by: SliceBalance, work: TokenWork, sequence_len: usize, count: u32) -> Vec<usize> {

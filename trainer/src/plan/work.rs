@@ -6,7 +6,9 @@
 use zbelastic_kernels::MatrixShape;
 use zbelastic_types::LayerId;
 
-use crate::model::{LayerKind, MicrobatchShape, ModelConfig};
+use crate::model::{
+    LayerKind, LayerParts, LayerSpec, LinearParts, MicrobatchShape, ModelConfig, model_layers,
+};
 
 /// What one layer's passes take for one microbatch: floating-point operations as they are counted
 /// here, or a time where it was measured.
@@ -27,6 +29,12 @@ impl LayerWork {
     #[must_use]
     pub fn total(&self) -> f64 {
         self.f + self.b + self.w
+    }
+
+    /// The same where such a share of W runs.
+    #[must_use]
+    pub(super) fn with_trained_share(self, share: f64) -> Self {
+        Self { w: self.w * share, w_early: self.w_early * share, ..self }
     }
 
     /// So many times as much of each.
@@ -60,9 +68,36 @@ pub(super) fn twice_the_pairs(tokens: u128, sliding_window: Option<u32>) -> u128
     }
 }
 
-/// The work of every layer, in order.
+/// The work of every layer, in order. W of frozen products does not run.
 #[must_use]
 pub fn layer_work(model: &ModelConfig, shape: MicrobatchShape) -> Vec<LayerWork> {
+    let work = whole_layer_work(model, shape);
+    let shares = trained_shares(model).into_iter();
+    work.into_iter().zip(shares).map(|(work, share)| work.with_trained_share(share)).collect()
+}
+
+/// By layer, the share of its W that runs: of its products, or of the layer where it has none.
+#[must_use]
+pub(super) fn trained_shares(model: &ModelConfig) -> Vec<f64> {
+    if model.frozen.is_none() {
+        return vec![1.0; model.layer_count() as usize];
+    }
+    let share = |spec: LayerSpec| {
+        let parts = LayerParts::new(model, &spec);
+        let matrices = parts.matrices();
+        let floats = |is_it: &dyn Fn(&LinearParts) -> bool| -> usize {
+            matrices.iter().filter(|linear| is_it(linear)).map(|linear| linear.weight.len()).sum()
+        };
+        match floats(&|_| true) {
+            0 => f64::from(u8::from(spec.trained_tensors().next().is_some())),
+            all => floats(&|linear| linear.is_trained(&spec)) as f64 / all as f64,
+        }
+    };
+    model_layers(model).into_iter().map(share).collect()
+}
+
+/// The work of every layer, all of which is trained.
+fn whole_layer_work(model: &ModelConfig, shape: MicrobatchShape) -> Vec<LayerWork> {
     let rows = shape.rows() as f64;
     let product = |matrix: MatrixShape| 2.0 * rows * (matrix.outputs * matrix.inputs) as f64;
     // Scores and weighted values, half of each square: s/2 keys a query, twice.
@@ -100,7 +135,7 @@ pub fn model_flop_per_token(model: &ModelConfig, shape: MicrobatchShape) -> f64 
 #[cfg(test)]
 mod tests {
     use super::model_flop_per_token;
-    use crate::model::{Family, LlamaFeatures, MicrobatchShape, ModelConfig};
+    use crate::model::{Family, FrozenTensors, LlamaFeatures, MicrobatchShape, ModelConfig};
 
     #[test]
     fn work_is_that_of_the_benchmark_configurations() {
@@ -120,6 +155,7 @@ mod tests {
                 norm_epsilon: 1e-5,
                 rope_theta: 1e4,
                 tied: false,
+                frozen: FrozenTensors::NONE,
             };
             let found =
                 model_flop_per_token(&model, MicrobatchShape { sequences: 2, sequence_len }) / 1e6;

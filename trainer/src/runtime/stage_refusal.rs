@@ -47,10 +47,11 @@ pub enum PlanMismatch {
         /// Replicas of the plan.
         found: u32,
     },
-    /// The head is tied to the token embedding, and the two ends exchange no gradient.
+    /// The head is tied to the token embedding, their matrix is trained, and the two ends exchange no
+    /// gradient.
     #[error("the job's model is tied, and the plan exchanges no gradient between its ends")]
     Untied,
-    /// The two ends exchange a gradient, and the head has a matrix of its own.
+    /// The two ends exchange a gradient, and the head has a matrix of its own or theirs is frozen.
     #[error("the plan exchanges a gradient between the ends of the model, which are not tied")]
     Tied,
 }
@@ -67,7 +68,7 @@ pub(super) fn check_arithmetic(base: &StageSetup, plan: &PlanRecord) -> Result<(
     if found != expected {
         return Err(PlanMismatch::Replicas { expected, found });
     }
-    match (base.model.tied, plan.program.is_tied()) {
+    match (base.model.ties_gradients(), plan.program.is_tied()) {
         (true, false) => Err(PlanMismatch::Untied),
         (false, true) => Err(PlanMismatch::Tied),
         (true, true) | (false, false) => Ok(()),

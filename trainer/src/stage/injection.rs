@@ -168,11 +168,11 @@ impl Injection {
         self.step == step.0 + 1 && replays < self.attempts
     }
 
-    /// Corrupts the gradient, if the tensor is of this layer. One that two layers share has its name
+    /// Corrupts the gradient, if the tensor is of this layer and is trained. One that two layers share has its name
     /// in both, and is struck in both alike.
     pub fn apply<B: Backend>(&self, backend: &B, layer: &mut LayerState<B>) {
         let name = self.tensor.strip_suffix(".weight").unwrap_or(&self.tensor);
-        let Some(tensor) = layer.spec.tensors.iter().find(|tensor| tensor.name == name) else {
+        let Some(tensor) = layer.spec.trained_tensors().find(|tensor| tensor.name == name) else {
             return;
         };
         let range = match self.corruption {

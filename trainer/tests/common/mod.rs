@@ -23,8 +23,8 @@ use zbelastic_trainer::elastic::{
     LayerGradient, StageFactory, layer_digest, layer_fingerprint,
 };
 use zbelastic_trainer::model::{
-    AttentionBias, Family, LlamaFeatures, MicrobatchShape, ModelConfig, RopeScaling, model_layers,
-    model_size,
+    AttentionBias, Family, FrozenTensors, LlamaFeatures, MicrobatchShape, ModelConfig, RopeScaling,
+    model_layers, model_size,
 };
 use zbelastic_trainer::optimizer::{LrDecay, OptimizerConfig, WeightDecayScope};
 use zbelastic_trainer::plan::{BatchShape, Plan, PlanRequest, SliceBalance};
@@ -56,6 +56,7 @@ pub fn tiny_model(family: Family) -> ModelConfig {
         norm_epsilon: 1e-5,
         rope_theta: 10_000.0,
         tied: false,
+        frozen: FrozenTensors::NONE,
     }
 }
 

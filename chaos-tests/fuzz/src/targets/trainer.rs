@@ -5,7 +5,7 @@ use zbelastic_trainer::elastic::{
     moment_value, weights_end,
 };
 use zbelastic_trainer::hf::{config_json, import_safetensors, parse_config};
-use zbelastic_trainer::model::{Family, LlamaFeatures, ModelConfig, model_layers};
+use zbelastic_trainer::model::{Family, FrozenTensors, LlamaFeatures, ModelConfig, model_layers};
 use zbelastic_trainer::stage::Injection;
 
 use super::check_text;
@@ -34,6 +34,7 @@ pub fn model() -> ModelConfig {
         norm_epsilon: 1e-5,
         rope_theta: 10_000.0,
         tied: false,
+        frozen: FrozenTensors::NONE,
     }
 }
 

@@ -4,7 +4,9 @@ use safetensors::tensor::{TensorView, serialize};
 
 use super::*;
 use crate::hf::{HeaderError, NamedTensor, config_json, parse_config, to_named, write_safetensors};
-use crate::model::{AttentionBias, Family, LlamaFeatures, RopeScaling, initial_weights};
+use crate::model::{
+    AttentionBias, Family, FrozenTensors, LlamaFeatures, RopeScaling, initial_weights,
+};
 use safetensors::tensor::Dtype;
 
 fn model(family: Family) -> ModelConfig {
@@ -24,6 +26,7 @@ fn model(family: Family) -> ModelConfig {
         norm_epsilon: 1e-5,
         rope_theta: 10_000.0,
         tied: false,
+        frozen: FrozenTensors::NONE,
     }
 }
 

@@ -6,8 +6,8 @@ use zbelastic_kernels::{
 };
 
 use super::{
-    AttentionStash, PassContext, PassScratch, Projections, QkNormStash, linear_weights,
-    norm_backward, norm_forward, norm_weights,
+    AttentionStash, PassContext, PassScratch, Projections, QkNormStash, WeightGradients,
+    linear_weights, norm_backward, norm_forward, norm_weights,
 };
 use crate::model::parts::LayerParts;
 use crate::model::state::LayerState;
@@ -166,18 +166,16 @@ impl<T> AttentionStash<T> {
         gradient: &T,
         accumulate: Accumulate,
     ) {
-        let LayerParts::Attention { norm, qkv, qk_norm, out } = &state.parts else {
-            unreachable!()
-        };
-        let g = &mut state.g;
-        linear_weights(context, g, out, &self.out, gradient, accumulate);
-        linear_weights(context, g, qkv, &self.normed.y, &self.qkv, accumulate);
-        if let Some(weights) = qk_norm {
+        let (mut to, parts) = WeightGradients::of(state);
+        let LayerParts::Attention { norm, qkv, qk_norm, out } = parts else { unreachable!() };
+        linear_weights(context, &mut to, out, &self.out, gradient, accumulate);
+        linear_weights(context, &mut to, qkv, &self.normed.y, &self.qkv, accumulate);
+        if let Some(weights) = to.trained(qk_norm) {
             let partials = &self.qk_norm.partials;
-            let to = NormGradient { buffer: g, weight: weights.clone(), bias: None };
+            let to = NormGradient { buffer: to.g, weight: weights.clone(), bias: None };
             let norm = context.model.norm();
             context.backend.norm_backward_weights(norm, weights.len(), partials, to, accumulate);
         }
-        norm_weights(context, g, norm, &self.normed, accumulate);
+        norm_weights(context, &mut to, norm, &self.normed, accumulate);
     }
 }

@@ -58,7 +58,8 @@ mod tests {
     use super::{FirstKeys, row_positions};
     use crate::data::TokenBatch;
     use crate::model::{
-        Family, LlamaFeatures, MicrobatchShape, ModelConfig, PassContext, SlicePosition,
+        Family, FrozenTensors, LlamaFeatures, MicrobatchShape, ModelConfig, PassContext,
+        SlicePosition,
     };
 
     /// First keys and positions of two sequences of four tokens from `first_position` on.
@@ -84,6 +85,7 @@ mod tests {
             norm_epsilon: 1e-5,
             rope_theta: 1e4,
             tied: false,
+            frozen: FrozenTensors::NONE,
         };
         let backend = &CpuBackend::new(1).expect("one thread");
         let place = SlicePosition { slice: SliceIndex(0), count: 2, first_position };

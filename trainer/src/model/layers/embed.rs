@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use zbelastic_kernels::{Accumulate, Backend, BufferViewMut, EmbedGradient, RowPositions};
 
-use super::PassContext;
 use super::documents::row_positions;
+use super::{PassContext, WeightGradients};
 use crate::data::TokenBatch;
 use crate::model::parts::LayerParts;
 use crate::model::state::LayerState;
@@ -25,7 +25,8 @@ pub(in crate::model) fn embed_forward<B: Backend>(
     context.backend.embed_forward(at.rows, &batch.inputs, state.view(tokens), table, y);
 }
 
-/// W of the embedding.
+/// W of the embedding, unless it is frozen. Tokens' rows are added in the same operation as those of
+/// positions, which is left out if they are frozen.
 pub(in crate::model) fn embed_weights<B: Backend>(
     context: &PassContext<'_, B>,
     state: &mut LayerState<B>,
@@ -33,21 +34,26 @@ pub(in crate::model) fn embed_weights<B: Backend>(
     gradient: &B::Buffer,
     accumulate: Accumulate,
 ) {
-    let LayerParts::Embed { tokens, positions } = &state.parts else { unreachable!() };
+    let (to, parts) = WeightGradients::of(state);
+    let LayerParts::Embed { tokens, positions } = parts else { unreachable!() };
+    let positions = to.trained(positions);
+    if !to.spec.trains(tokens) && positions.is_none() {
+        return;
+    }
     if let Some(table) = positions
         && context.place.is_cut()
         && accumulate == Accumulate::Start
     {
         // The operation begins the gradient of this slice's positions only.
         let zeros = vec![0.0; table.len()];
-        context.backend.upload(&zeros, BufferViewMut::new(&mut state.g, table.clone()));
+        context.backend.upload(&zeros, BufferViewMut::new(to.g, table.clone()));
     }
-    let given = positions.as_ref().and_then(|_| row_positions(context, batch));
+    let given = positions.and_then(|_| row_positions(context, batch));
     let at = PositionRows::new(context, given.as_deref());
     let to = EmbedGradient {
-        buffer: &mut state.g,
+        buffer: to.g,
         tokens: tokens.clone(),
-        positions: positions.as_ref().map(|table| at.part_of(table)),
+        positions: positions.map(|table| at.part_of(table)),
     };
     context.backend.embed_backward_weights(at.rows, &batch.inputs, gradient, to, accumulate);
 }

@@ -3,8 +3,8 @@
 use zbelastic_kernels::{Accumulate, Backend, LossScale, Pending};
 
 use super::{
-    HeadStash, Logits, PassContext, PassScratch, linear_weights, norm_backward, norm_forward,
-    norm_weights,
+    HeadStash, Logits, PassContext, PassScratch, WeightGradients, linear_weights, norm_backward,
+    norm_forward, norm_weights,
 };
 use crate::model::parts::LayerParts;
 use crate::model::state::LayerState;
@@ -55,9 +55,9 @@ impl<T> HeadStash<T> {
         logits: &Logits<T>,
         accumulate: Accumulate,
     ) {
-        let LayerParts::Head { head, .. } = &state.parts else { unreachable!() };
-        let g = &mut state.g;
-        linear_weights(context, g, head, &self.0.y, &logits.logits, accumulate);
+        let (mut to, parts) = WeightGradients::of(state);
+        let LayerParts::Head { head, .. } = parts else { unreachable!() };
+        linear_weights(context, &mut to, head, &self.0.y, &logits.logits, accumulate);
     }
 
     /// W of the final normalisation.
@@ -67,7 +67,8 @@ impl<T> HeadStash<T> {
         state: &mut LayerState<B>,
         accumulate: Accumulate,
     ) {
-        let LayerParts::Head { norm, .. } = &state.parts else { unreachable!() };
-        norm_weights(context, &mut state.g, norm, &self.0, accumulate);
+        let (mut to, parts) = WeightGradients::of(state);
+        let LayerParts::Head { norm, .. } = parts else { unreachable!() };
+        norm_weights(context, &mut to, norm, &self.0, accumulate);
     }
 }

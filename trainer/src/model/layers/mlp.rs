@@ -3,7 +3,8 @@
 use zbelastic_kernels::{Accumulate, Backend, BackwardEpilogue, ForwardEpilogue};
 
 use super::{
-    MlpStash, PassContext, PassScratch, linear_weights, norm_backward, norm_forward, norm_weights,
+    MlpStash, PassContext, PassScratch, WeightGradients, linear_weights, norm_backward,
+    norm_forward, norm_weights,
 };
 use crate::model::config::Family;
 use crate::model::parts::LayerParts;
@@ -78,10 +79,10 @@ impl<T> MlpStash<T> {
         gradient: &T,
         accumulate: Accumulate,
     ) {
-        let LayerParts::Mlp { norm, up, down } = &state.parts else { unreachable!() };
-        let g = &mut state.g;
-        linear_weights(context, g, down, &self.hidden, gradient, accumulate);
-        linear_weights(context, g, up, &self.normed.y, &self.before, accumulate);
-        norm_weights(context, g, norm, &self.normed, accumulate);
+        let (mut to, parts) = WeightGradients::of(state);
+        let LayerParts::Mlp { norm, up, down } = parts else { unreachable!() };
+        linear_weights(context, &mut to, down, &self.hidden, gradient, accumulate);
+        linear_weights(context, &mut to, up, &self.normed.y, &self.before, accumulate);
+        norm_weights(context, &mut to, norm, &self.normed, accumulate);
     }
 }

@@ -1,0 +1,76 @@
+//! `train.freeze`: from patterns over names to the tensors that training leaves as they are.
+
+use std::collections::BTreeSet;
+
+use zbelastic_trainer::model::{FreezeError, LayerSpec, ModelConfig, frozen_tensors, model_layers};
+use zbelastic_wording::FailureDetail;
+
+use super::build::ConfigBuilder;
+use super::key::Key;
+use super::nearest::nearest_few;
+use super::problem::ConfigProblem;
+use super::settings::SettingOrigin;
+
+/// Names that are suggested for a pattern that matches none.
+const SUGGESTIONS_MAX: usize = 4;
+
+impl ConfigBuilder<'_> {
+    /// Freezes the tensors of `model` that the configuration names.
+    pub fn freeze(&mut self, model: &mut ModelConfig) {
+        let patterns = self.reader.texts(Key::Freeze);
+        if patterns.is_empty() {
+            return;
+        }
+        match frozen_tensors(model, &patterns) {
+            Ok(frozen) => model.frozen = frozen,
+            Err(errors) => {
+                let at = self.reader.settings.origin(Key::Freeze);
+                let problem = |error| {
+                    let near = near_names(model, &error);
+                    ConfigProblem::Freeze { at: at.clone(), error, near }
+                };
+                self.problems.extend(errors.into_iter().map(problem));
+            }
+        }
+    }
+}
+
+/// The names that a pattern without a tensor may have meant: of tensors, and of what they stand
+/// below.
+fn near_names(model: &ModelConfig, error: &FreezeError) -> Vec<String> {
+    let FreezeError::NoTensor { pattern } = error else { return Vec::new() };
+    if model.tied && pattern.split('.').next() == Some("head") {
+        // Its matrix is the token embedding.
+        return vec!["embed".to_owned()];
+    }
+    let layers = model_layers(model);
+    let mut names = BTreeSet::new();
+    for tensor in layers.iter().flat_map(LayerSpec::own_tensors) {
+        let dots = tensor.name.match_indices('.').map(|(at, _)| &tensor.name[..at]);
+        names.extend(dots.chain([tensor.name.as_str()]));
+    }
+    let near = nearest_few(pattern, names, SUGGESTIONS_MAX);
+    near.into_iter().map(str::to_owned).collect()
+}
+
+/// What is wrong with a pattern, or with all of them.
+pub fn freeze_detail(at: &SettingOrigin, error: &FreezeError, near: &[String]) -> FailureDetail {
+    const ALL_NAMES: &str = "parts of embed, layers.0-7.attn.q, layers.*.mlp.up.bias, norm, head";
+    let detail = FailureDetail::new(format!("train.freeze: {error}")).at(at.to_string());
+    match error {
+        FreezeError::NoTensor { .. } => {
+            let why = "the family, the number of layers and what is tied decide which tensors there \
+                       are; a tied head is frozen with embed";
+            let hint = match near {
+                [] => ALL_NAMES.to_owned(),
+                near => near.join(", "),
+            };
+            detail.why(why).hint(hint)
+        }
+        FreezeError::EmptyPart { .. } => detail.hint(ALL_NAMES),
+        FreezeError::Range { first, last, .. } => detail.hint(format!("{last}-{first}")),
+        FreezeError::Everything { .. } => {
+            detail.why("nothing would be left to train").hint("leave a pattern out")
+        }
+    }
+}

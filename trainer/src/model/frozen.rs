@@ -1,0 +1,58 @@
+//! Tensors that training leaves as they are.
+
+use serde::{Deserialize, Serialize};
+use zbelastic_types::TensorIndex;
+
+/// The tensors of a model that are not trained, by their numbers.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct FrozenTensors {
+    /// Neighbours together: the first, and the one behind the last. In order, and apart.
+    runs: Vec<[u32; 2]>,
+}
+
+impl FrozenTensors {
+    /// None: all tensors are trained.
+    pub const NONE: Self = Self { runs: Vec::new() };
+
+    /// Whether all tensors are trained.
+    #[must_use]
+    pub fn is_none(&self) -> bool {
+        self.runs.is_empty()
+    }
+
+    /// Whether a tensor is left as it is.
+    #[must_use]
+    pub fn contains(&self, tensor: TensorIndex) -> bool {
+        self.runs.iter().any(|[first, end]| (*first..*end).contains(&tensor.0))
+    }
+}
+
+impl FromIterator<TensorIndex> for FrozenTensors {
+    /// Tensors in canonical order.
+    fn from_iter<I: IntoIterator<Item = TensorIndex>>(tensors: I) -> Self {
+        let mut runs: Vec<[u32; 2]> = Vec::new();
+        for TensorIndex(tensor) in tensors {
+            match runs.last_mut() {
+                Some([_, end]) if *end == tensor => *end += 1,
+                Some(_) | None => runs.push([tensor, tensor + 1]),
+            }
+        }
+        Self { runs }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn neighbours_are_written_together() {
+        let frozen: FrozenTensors = [0, 1, 2, 5, 7, 8].map(TensorIndex).into_iter().collect();
+        let text = serde_json::to_string(&frozen).expect("JSON");
+        assert_eq!(text, "[[0,3],[5,6],[7,9]]");
+        assert_eq!(serde_json::from_str::<FrozenTensors>(&text).expect("its own text"), frozen);
+        let found = (0..10).filter(|tensor| frozen.contains(TensorIndex(*tensor)));
+        assert_eq!(found.collect::<Vec<_>>(), [0, 1, 2, 5, 7, 8]);
+    }
+}
