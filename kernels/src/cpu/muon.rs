@@ -14,7 +14,7 @@ use crate::backend::{
 
 /// Elements that one task computes.
 const CHUNK: usize = 1 << 16;
-/// Rows of a transposed matrix that one task writes: a cache line of each row of the source.
+/// Rows of a transposed matrix that are written side by side: a cache line of each row of the source.
 const ROWS_TRANSPOSED: usize = 16;
 
 /// The weights after the step, from the operands over the run's range.
@@ -133,12 +133,17 @@ fn add_scaled(cpu: &CpuBackend, to: &mut [f32], factor: f32, of_other: f32, othe
 /// Writes the transpose of `from`, a matrix of this shape.
 fn transpose(cpu: &CpuBackend, from: &[f32], shape: MatrixShape, to: &mut [f32]) {
     let MatrixShape { outputs, inputs } = shape;
-    let pieces = to.chunks_mut(ROWS_TRANSPOSED * outputs).enumerate().collect();
-    cpu.threads().for_each(pieces, |(index, to)| {
-        let columns = index * ROWS_TRANSPOSED..inputs.min((index + 1) * ROWS_TRANSPOSED);
-        for (row, from) in from.chunks_exact(inputs).enumerate() {
-            for (column, x) in from[columns.clone()].iter().enumerate() {
-                to[column * outputs + row] = *x;
+    let strip = ROWS_TRANSPOSED * outputs;
+    let strips_per_task = CHUNK.div_ceil(strip);
+    let tasks = to.chunks_mut(strips_per_task * strip).enumerate().collect();
+    cpu.threads().for_each(tasks, |(task, to)| {
+        for (index, to) in to.chunks_mut(strip).enumerate() {
+            let first = (task * strips_per_task + index) * ROWS_TRANSPOSED;
+            let columns = first..inputs.min(first + ROWS_TRANSPOSED);
+            for (row, from) in from.chunks_exact(inputs).enumerate() {
+                for (column, x) in from[columns.clone()].iter().enumerate() {
+                    to[column * outputs + row] = *x;
+                }
             }
         }
     });
