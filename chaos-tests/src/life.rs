@@ -12,7 +12,7 @@ use zbelastic_schedule::{ScheduleKind, Window};
 use zbelastic_trainer::data::{Corpus, CorpusConfig};
 use zbelastic_trainer::elastic::BackendStageFactory;
 use zbelastic_trainer::model::{Family, LlamaFeatures, MicrobatchShape, ModelConfig, model_layers};
-use zbelastic_trainer::optimizer::{LrDecay, OptimizerConfig, WeightDecayScope};
+use zbelastic_trainer::optimizer::{LrDecay, OptimizerConfig, OptimizerKind, WeightDecayScope};
 use zbelastic_trainer::plan::{BatchShape, Plan, PlanRequest, SliceBalance};
 use zbelastic_trainer::stage::{InitialWeights, StageSetup};
 use zbelastic_types::Digest;
@@ -181,6 +181,10 @@ fn stage_setup(
         plan,
         model,
         optimizer: OptimizerConfig {
+            kind: match options.muon {
+                true => OptimizerKind::Muon { momentum: 0.95 },
+                false => OptimizerKind::AdamW,
+            },
             lr: 1e-2,
             lr_min: 0.0,
             warmup: 4,

@@ -170,6 +170,9 @@ pub struct LifeOptions {
     /// Whether the head of the model is tied to its embedding.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub tied: bool,
+    /// Whether Muon updates the matrices of blocks.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub muon: bool,
     /// How fast machines are, in a life where plans follow that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub drift: Option<SpeedDrift>,
@@ -215,6 +218,8 @@ const TIMED_SHARE: f64 = 0.2;
 const OLD_PROGRAMS_SHARE: f64 = 0.2;
 /// The share of lives whose model has a tied head.
 const TIED_SHARE: f64 = 0.25;
+/// The share of lives whose model is trained by Muon.
+const MUON_SHARE: f64 = 0.25;
 /// Ticks from one such checkpoint to the next: some steps.
 const CHECKPOINT_TICKS: (u64, u64) = (40, 200);
 /// Operations of a microbatch in a stage: F, B and W.
@@ -285,6 +290,7 @@ impl LifeOptions {
             read_failures: if classes.contains(&FaultClass::Store) { READ_FAILURES } else { 0.0 },
             pace: WorkDurations::draw(seed),
             tied: Draws::new(seed, DrawPurpose::Tied).chance(TIED_SHARE),
+            muon: Draws::new(seed, DrawPurpose::Muon).chance(MUON_SHARE),
             drift: None,
             old_programs: false,
             network: draw_network(&mut draws, &classes),

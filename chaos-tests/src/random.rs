@@ -36,6 +36,8 @@ pub enum DrawPurpose {
     Speed = 13,
     /// Which models have a head that is tied to the embedding.
     Tied = 14,
+    /// Which models are trained by Muon.
+    Muon = 15,
 }
 
 /// A stream of draws: SplitMix64 (Steele, Lea and Flood, OOPSLA 2014).

@@ -12,6 +12,7 @@ mod initial;
 mod key_value_cache;
 mod layer_bytes;
 mod layer_times;
+mod layer_update;
 mod layers;
 mod parts;
 mod pass_stash;
@@ -30,6 +31,7 @@ pub use layer_bytes::{frozen_bytes, layer_bytes, replayed_bytes};
 pub use layer_times::{
     LayerClass, LayerClock, LayerOp, LayerTimer, LayerTimes, Span, StageTimings, TimeTotal,
 };
+pub(crate) use layer_update::LayerUpdate;
 pub use layers::{Logits, MicrobatchShape, PassContext, PassScratch, PassSizes, SlicePosition};
 pub use parts::{LayerParts, LinearParts, NormParts};
 pub use pass_stash::{

@@ -193,9 +193,10 @@ mod tests {
 
     use super::measure_pace;
     use crate::model::{Family, LayerKind, LlamaFeatures, MicrobatchShape, ModelConfig};
-    use crate::optimizer::{LrDecay, OptimizerConfig, WeightDecayScope};
+    use crate::optimizer::{LrDecay, OptimizerConfig, OptimizerKind, WeightDecayScope};
 
     const OPTIMIZER: OptimizerConfig = OptimizerConfig {
+        kind: OptimizerKind::AdamW,
         lr: 1e-3,
         lr_min: 0.0,
         warmup: 0,

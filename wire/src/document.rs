@@ -284,7 +284,8 @@ fn version_for(config: &RunConfig) -> u32 {
     let model = &config.model;
     let has_later_keys = !model.features.is_none()
         || model.sliding_window.is_some()
-        || config.optimizer.decay_steps > 0;
+        || config.optimizer.decay_steps > 0
+        || !config.optimizer.kind.is_adamw();
     if has_later_keys { DOCUMENT_VERSION } else { TEXT_DOCUMENT_VERSION }
 }
 
@@ -320,7 +321,7 @@ mod tests {
     /// before is read, and has the name that it had.
     #[test]
     fn what_a_run_does_not_use_is_not_in_its_document() {
-        let keys = ["stores", "tokens", "features", "sliding_window", "decay_steps"];
+        let keys = ["stores", "tokens", "features", "sliding_window", "decay_steps", "muon"];
         let check_model = |window: Option<u32>, text: &str, expected: &[&str]| {
             let toml = format!("[model]\npreset = \"tiny\"\n{text}");
             let mut config = load_document("test", &toml).expect("legal").config;
@@ -337,6 +338,7 @@ mod tests {
         let check = |text: &str, expected: &[&str]| check_model(None, text, expected);
         check("", &[]);
         check("[optimizer]\ndecay = \"wsd\"\ndecay_steps = 5\n", &["decay_steps"]);
+        check("[optimizer]\nkind = \"muon\"\n", &["muon"]);
         check("family = \"llama\"\nqk_norm = true\n", &["features"]);
         check_model(Some(16), "", &["sliding_window"]);
     }
