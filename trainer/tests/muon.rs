@@ -71,7 +71,8 @@ fn every_schedule_has_the_bits_of_the_reference() {
             let fates =
                 [StruckStepFate::Nothing, StruckStepFate::Replayed, StruckStepFate::Skipped];
             let fate = fates[run % fates.len()];
-            let (stage_count, window) = (plan.placement().stage_count(), plan.program.window);
+            let stage_count = plan.placement().stage_count();
+            let window = plan.program.window;
             let kind = plan.program.kind;
             let case =
                 format!("{:?} {kind} {stage_count} stages {window:?} {fate:?}", model.family);
@@ -94,7 +95,9 @@ fn every_schedule_has_the_bits_of_the_reference() {
                 StruckStepFate::Nothing | StruckStepFate::Skipped => NonfinitePolicy::Skip,
             };
             let policy = policy(CLIP_NORM, nonfinite);
-            let outcome = StageCluster::new(&setup, policy, 1 + run % 2, run as u64).run();
+            // Threads that wait for each other are slow on a busy machine: some runs have two.
+            let threads = if run % 16 == 5 { 2 } else { 1 };
+            let outcome = StageCluster::new(&setup, policy, threads, run as u64).run();
             assert_eq!(outcome.digest, digest, "{case}");
             clipped += outcome.verdicts("clip");
             rollbacks += outcome.rollbacks;
@@ -189,7 +192,8 @@ fn a_run_learns() {
     let mut setup = muon_setup(plan, &model);
     setup.step_count = 40;
     let (steps, _) = serial(&setup, None);
-    let (first, last) = (steps[0].loss, steps[39].loss);
+    let first = steps[0].loss;
+    let last = steps[39].loss;
     assert!(last < first - 1.0, "from {first} to {last}");
 }
 

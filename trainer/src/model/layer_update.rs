@@ -47,7 +47,8 @@ impl LayerUpdate {
     ) {
         let mut parts = placed(parts, matrices);
         for AdamWRange { range, numbers } in &self.adamw {
-            let (range, mut within) = (range.clone(), within(&mut parts, range));
+            let mut within = within(&mut parts, range);
+            let range = range.clone();
             match &mut target {
                 UpdateTarget::Candidate { w, m, v, candidate } => {
                     backend.adamw_candidate(range, w, m, v, g, *numbers, candidate, &mut within);
