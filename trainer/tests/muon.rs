@@ -95,8 +95,8 @@ fn every_schedule_has_the_bits_of_the_reference() {
                 StruckStepFate::Nothing | StruckStepFate::Skipped => NonfinitePolicy::Skip,
             };
             let policy = policy(CLIP_NORM, nonfinite);
-            // Threads that wait for each other are slow on a busy machine: some runs have two.
-            let threads = if run % 16 == 5 { 2 } else { 1 };
+            // Threads that wait for each other are slow on a busy machine: one run has two.
+            let threads = if run == 5 { 2 } else { 1 };
             let outcome = StageCluster::new(&setup, policy, threads, run as u64).run();
             assert_eq!(outcome.digest, digest, "{case}");
             clipped += outcome.verdicts("clip");
