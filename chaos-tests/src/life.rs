@@ -15,7 +15,7 @@ use zbelastic_trainer::model::{
     Family, FrozenTensors, LlamaFeatures, MicrobatchShape, ModelConfig, frozen_tensors,
     model_layers,
 };
-use zbelastic_trainer::optimizer::{LrDecay, OptimizerConfig, WeightDecayScope};
+use zbelastic_trainer::optimizer::{LrDecay, OptimizerConfig, OptimizerKind, WeightDecayScope};
 use zbelastic_trainer::plan::{BatchShape, Plan, PlanRequest, SliceBalance};
 use zbelastic_trainer::stage::{InitialWeights, StageSetup};
 use zbelastic_types::Digest;
@@ -184,6 +184,10 @@ fn stage_setup(
         plan,
         model,
         optimizer: OptimizerConfig {
+            kind: match options.muon {
+                true => OptimizerKind::Muon { momentum: 0.95 },
+                false => OptimizerKind::AdamW,
+            },
             lr: 1e-2,
             lr_min: 0.0,
             warmup: 4,

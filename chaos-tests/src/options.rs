@@ -173,6 +173,9 @@ pub struct LifeOptions {
     /// Whether some tensors of the model are frozen, in a life that computes with floats.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub frozen: bool,
+    /// Whether Muon updates the matrices of blocks.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub muon: bool,
     /// How fast machines are, in a life where plans follow that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub drift: Option<SpeedDrift>,
@@ -220,6 +223,8 @@ const OLD_PROGRAMS_SHARE: f64 = 0.2;
 const TIED_SHARE: f64 = 0.25;
 /// The share of lives with floats whose model has frozen tensors.
 const FROZEN_SHARE: f64 = 0.4;
+/// The share of lives whose model is trained by Muon.
+const MUON_SHARE: f64 = 0.25;
 /// Ticks from one such checkpoint to the next: some steps.
 const CHECKPOINT_TICKS: (u64, u64) = (40, 200);
 /// Operations of a microbatch in a stage: F, B and W.
@@ -292,6 +297,7 @@ impl LifeOptions {
             tied: Draws::new(seed, DrawPurpose::Tied).chance(TIED_SHARE),
             frozen: model == ComputeModelKind::Float
                 && Draws::new(seed, DrawPurpose::Frozen).chance(FROZEN_SHARE),
+            muon: Draws::new(seed, DrawPurpose::Muon).chance(MUON_SHARE),
             drift: None,
             old_programs: false,
             network: draw_network(&mut draws, &classes),

@@ -35,6 +35,7 @@ impl LifePlanner {
         let job = PlannerJob {
             model: setup.model.clone(),
             batch: setup.plan.batch,
+            optimizer: setup.optimizer.kind,
             kinds: vec![options.kind],
             is_auto: false,
             chunks_per_stage: None,

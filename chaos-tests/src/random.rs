@@ -38,6 +38,8 @@ pub enum DrawPurpose {
     Tied = 14,
     /// Which models have frozen tensors.
     Frozen = 15,
+    /// Which models are trained by Muon.
+    Muon = 16,
 }
 
 /// A stream of draws: SplitMix64 (Steele, Lea and Flood, OOPSLA 2014).

@@ -7,7 +7,7 @@ use std::time::Duration;
 use zbelastic_consensus::validation::GuardPolicy;
 use zbelastic_kernels::cuda::limits::{self, LimitError};
 use zbelastic_trainer::model::{MicrobatchShape, ModelConfig};
-use zbelastic_trainer::optimizer::OptimizerConfig;
+use zbelastic_trainer::optimizer::{OptimizerConfig, OptimizerKind};
 use zbelastic_trainer::plan::{BatchShape, is_legal_cut};
 use zbelastic_types::Bytes;
 
@@ -18,6 +18,7 @@ use super::problem::{ConfigProblem, EffectiveSetting};
 use super::reader::SettingsReader;
 use super::settings::ConfigSettings;
 use super::tokens::tokens_config;
+use super::words::OptimizerChoice;
 use super::{
     ArithmeticConfig, AsyncConfig, CheckpointConfig, DeviceChoice, ElasticConfig, MemoryConfig,
     PrecisionChoice, RunConfig, ScheduleChoice, WeightSource,
@@ -55,6 +56,7 @@ pub fn build(
     }
     builder.check_chunks();
     builder.check_precision();
+    builder.check_optimizer();
     builder.check_slices(&batch);
     match model {
         Some((model, weights)) if builder.problems.is_empty() => {
@@ -172,7 +174,12 @@ fn elastic(reader: &SettingsReader<'_>) -> ElasticConfig {
 }
 
 fn optimizer(reader: &SettingsReader<'_>) -> OptimizerConfig {
+    let kind = match reader.choice(Key::Optimizer) {
+        OptimizerChoice::AdamW => OptimizerKind::AdamW,
+        OptimizerChoice::Muon => OptimizerKind::Muon { momentum: reader.number(Key::MuonMomentum) },
+    };
     OptimizerConfig {
+        kind,
         lr: reader.number(Key::Lr),
         lr_min: reader.number(Key::LrMin),
         warmup: reader.count(Key::Warmup),
@@ -306,6 +313,26 @@ impl ConfigBuilder<'_> {
             self.report(&[Key::Precision, Key::Device], |key, beside| ConfigProblem::Precision {
                 at: settings.origin(key),
                 beside,
+            });
+        }
+    }
+
+    /// Muon has no kernels for devices, and no definition where weights have several versions.
+    fn check_optimizer(&mut self) {
+        let reader = self.reader;
+        if reader.choice::<OptimizerChoice>(Key::Optimizer) != OptimizerChoice::Muon {
+            return;
+        }
+        let settings = reader.settings;
+        if reader.choice::<DeviceChoice>(Key::Device) == DeviceChoice::Cuda {
+            self.report(&[Key::Optimizer, Key::Device], |key, beside| ConfigProblem::MuonDevice {
+                at: settings.origin(key),
+                beside,
+            });
+        }
+        if let ScheduleChoice::Asynchronous(kind) = reader.choice(Key::Schedule) {
+            self.report(&[Key::Optimizer, Key::Schedule], |key, beside| {
+                ConfigProblem::MuonSchedule { at: settings.origin(key), kind, beside }
             });
         }
     }

@@ -2,6 +2,7 @@
 //! Reading it gives the same configuration back.
 
 use zbelastic_trainer::model::{AttentionBias, ModelConfig, RopeScaling};
+use zbelastic_trainer::optimizer::OptimizerKind;
 use zbelastic_wording::duration_word;
 
 use super::key::{Key, KeyDefault, SECTIONS};
@@ -9,7 +10,7 @@ use super::kind::size_text;
 use super::memory::names_of_ops;
 use super::settings::{ConfigSettings, Setting, SettingOrigin};
 use super::value::ConfigValue;
-use super::words::{ConfigWord, RopeScalingKind};
+use super::words::{ConfigWord, OptimizerChoice, RopeScalingKind};
 use super::{RunConfig, WeightSource};
 
 /// Every key with its meaning above it.
@@ -162,7 +163,14 @@ fn value_of(config: &RunConfig, key: Key) -> Option<ConfigValue> {
         Key::Freeze => ConfigValue::List(config.freeze.iter().map(|entry| text(entry)).collect()),
         Key::Device => word(config.arithmetic.device),
         Key::Precision => word(config.arithmetic.precision),
-        Key::Optimizer => text("adamw"),
+        Key::Optimizer => word(match optimizer.kind {
+            OptimizerKind::AdamW => OptimizerChoice::AdamW,
+            OptimizerKind::Muon { .. } => OptimizerChoice::Muon,
+        }),
+        Key::MuonMomentum => match optimizer.kind {
+            OptimizerKind::AdamW => return None,
+            OptimizerKind::Muon { momentum } => ConfigValue::Number(momentum),
+        },
         Key::Lr => ConfigValue::Number(optimizer.lr),
         Key::LrMin => ConfigValue::Number(optimizer.lr_min),
         Key::Betas => ConfigValue::List(optimizer.betas.map(ConfigValue::Number).to_vec()),

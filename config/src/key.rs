@@ -16,7 +16,7 @@ use zbelastic_trainer::plan::SliceBalance;
 
 use super::kind::{NumberRange, ValueKind};
 use super::presets::preset_names;
-use super::words::{RopeScalingKind, words};
+use super::words::{OptimizerChoice, RopeScalingKind, words};
 use super::{
     DeviceChoice, NoticePolicy, OffloadMode, OffloadStore, PipeDreamSync, PrecisionChoice,
     RECOMPUTE_OPS, RecomputeMode, RecomputePasses, ReplanPolicy, ScheduleChoice, WindowChoice,
@@ -187,14 +187,16 @@ keys! {
     /// The type of activations and of operands of products; sums and weights are f32 in any case.
     Precision: "train.precision", Word(words::<PrecisionChoice>), Literal("\"f32\"");
 
-    /// The optimizer.
-    Optimizer: "optimizer.kind", Word(|| vec!["adamw"]), Literal("\"adamw\"");
+    /// AdamW for all, or Muon for the matrices of blocks and AdamW for the rest; Muon on processors only.
+    Optimizer: "optimizer.kind", Word(words::<OptimizerChoice>), Literal("\"adamw\"");
     /// Learning rate after the warm-up.
     Lr: "optimizer.lr", Number(FromZero), Literal("1e-3");
     /// Learning rate that the decay ends at.
     LrMin: "optimizer.lr_min", Number(FromZero), Literal("0.0");
     /// Decay rates of the two moments.
     Betas: "optimizer.betas", Pair(BelowOne), Literal("[0.9, 0.95]");
+    /// Decay rate of Muon's momentum.
+    MuonMomentum: "optimizer.muon_momentum", Number(BelowOne), Literal("0.95");
     /// Added to the denominator of an update.
     Eps: "optimizer.eps", Number(AboveZero), Literal("1e-8");
     /// Decay of the weights, as a share of the learning rate.

@@ -14,6 +14,7 @@ impl RunConfig {
         Ok(PlannerJob {
             model: self.model.clone(),
             batch: self.batch,
+            optimizer: self.optimizer.kind,
             kinds: self.schedule.kinds()?.to_vec(),
             is_auto: self.schedule == ScheduleChoice::Auto,
             chunks_per_stage: self.chunks_per_stage,

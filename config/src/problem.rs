@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use zbelastic_kernels::cuda::limits::LimitError;
 use zbelastic_schedule::ScheduleKind;
+use zbelastic_schedule::asynchronous::AsyncKind;
 use zbelastic_trainer::hf::ConfigError;
 use zbelastic_trainer::model::{FreezeError, ModelError};
 use zbelastic_trainer::plan::SliceBalance;
@@ -136,6 +137,22 @@ pub enum ConfigProblem {
     Precision {
         /// Origin of the key's value.
         at: SettingOrigin,
+        /// The other values that matter, if their origin is another.
+        beside: Vec<EffectiveSetting>,
+    },
+    /// Muon on a device, which has no kernels for it.
+    MuonDevice {
+        /// Origin of the key's value.
+        at: SettingOrigin,
+        /// The other values that matter, if their origin is another.
+        beside: Vec<EffectiveSetting>,
+    },
+    /// Muon under a schedule without steps.
+    MuonSchedule {
+        /// Origin of the key's value.
+        at: SettingOrigin,
+        /// The schedule.
+        kind: AsyncKind,
         /// The other values that matter, if their origin is another.
         beside: Vec<EffectiveSetting>,
     },
@@ -282,6 +299,8 @@ impl ConfigProblem {
             }
             Self::Limit { at, error, beside } => wording::limit(at, error, beside),
             Self::Precision { at, beside } => wording::precision(at, beside),
+            Self::MuonDevice { at, beside } => wording::muon_device(at, beside),
+            Self::MuonSchedule { at, kind, beside } => wording::muon_schedule(at, *kind, beside),
             Self::Chunks { at, kind, chunks, beside } => {
                 wording::chunks(at, *kind, *chunks, beside)
             }

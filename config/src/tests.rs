@@ -265,6 +265,7 @@ fn the_effective_configuration_reads_back_as_the_same_run() {
     check(&[llama, "model.attention_bias=qkv", "model.positions=4096"]);
     check(&[llama, "model.sliding_window=4096"]);
     check(&["optimizer.clip=0", "guard.gnorm_z=2.5", "guard.nonfinite=replay", "train.seed=0"]);
+    check(&["optimizer.kind=muon", "optimizer.muon_momentum=0.9"]);
     check(&["schedule.kind=1f1b", "schedule.window=0", "schedule.max_mem=1000"]);
     check(&["schedule.kind=gis", "schedule.chunks=3"]);
     check(&["schedule.kind=seq1f1b", "schedule.slices=4"]);

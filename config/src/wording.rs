@@ -4,6 +4,7 @@ use std::io;
 use std::path::Path;
 
 use zbelastic_kernels::cuda::limits::LimitError;
+use zbelastic_schedule::asynchronous::AsyncKind;
 use zbelastic_schedule::{GenerateError, ScheduleKind};
 use zbelastic_trainer::model::ModelError;
 use zbelastic_trainer::plan::{PlanError, SLICES_OF_EQUAL_TIME_MAX, SliceBalance};
@@ -280,6 +281,25 @@ pub(super) fn precision(at: &SettingOrigin, beside: &[EffectiveSetting]) -> Fail
         .at(at.to_string())
         .why(with_given("processors compute in f32 only", beside))
         .hint("train.device = \"cuda\" (or --device cuda:0), or train.precision = \"f32\"")
+}
+
+pub(super) fn muon_device(at: &SettingOrigin, beside: &[EffectiveSetting]) -> FailureDetail {
+    FailureDetail::new("optimizer.kind: muon on NVIDIA devices")
+        .at(at.to_string())
+        .why(with_given("only processors have kernels for it", beside))
+        .hint("train.device = \"cpu\", or optimizer.kind = \"adamw\"")
+}
+
+pub(super) fn muon_schedule(
+    at: &SettingOrigin,
+    kind: AsyncKind,
+    beside: &[EffectiveSetting],
+) -> FailureDetail {
+    let why = "asynchronous schedules have AdamW only";
+    FailureDetail::new(format!("optimizer.kind: muon under {kind}"))
+        .at(at.to_string())
+        .why(with_given(why, beside))
+        .hint("schedule.kind = \"auto\", or optimizer.kind = \"adamw\"")
 }
 
 pub(super) fn chunks(

@@ -53,6 +53,21 @@ impl ConfigWord for AttentionBias {
     }
 }
 
+/// The kinds of `OptimizerKind`, whose numbers have keys of their own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OptimizerChoice {
+    /// AdamW for every tensor.
+    AdamW,
+    /// Muon for the matrices of blocks.
+    Muon,
+}
+
+impl ConfigWord for OptimizerChoice {
+    fn table() -> Vec<(&'static str, Self)> {
+        vec![("adamw", Self::AdamW), ("muon", Self::Muon)]
+    }
+}
+
 /// The kinds of `RopeScaling`, whose numbers have keys of their own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RopeScalingKind {

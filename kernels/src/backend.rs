@@ -17,11 +17,16 @@ use std::ops::Range;
 
 mod clock;
 mod memory;
+mod muon;
 mod optimizer;
 mod update;
 
 pub use self::clock::DeviceClock;
 pub use self::memory::{DeviceMemory, Offload, TensorTransfer};
+pub use self::muon::{
+    MuonCoefficients, MuonMatrix, MuonOptimizer, MuonRange, NEWTON_SCHULZ, NEWTON_SCHULZ_EPSILON,
+    NEWTON_SCHULZ_ITERATIONS,
+};
 pub use self::optimizer::{AsyncOptimizer, Optimizer};
 pub use self::update::{
     AdamWCoefficients, AdamWRange, LayerCandidate, MatrixPart, PackedWeightsOptimizer,

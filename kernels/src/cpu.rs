@@ -16,6 +16,7 @@ mod lanes;
 mod linear;
 mod math;
 mod matmul;
+mod muon;
 mod norm;
 mod optimizer;
 mod probe;

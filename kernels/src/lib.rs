@@ -27,7 +27,8 @@ pub use backend::{
     Accumulate, AdamWCoefficients, AdamWRange, AllocateError, AsyncOptimizer, AttentionMask,
     AttentionShape, Backend, BackwardEpilogue, BufferView, BufferViewMut, DeviceClock,
     DeviceMemory, EarlierSlice, EmbedGradient, ForwardEpilogue, IGNORED_TARGET, LayerCandidate,
-    LinearGradient, LossScale, MatrixPart, MatrixShape, Norm, NormGradient, Offload, Optimizer,
+    LinearGradient, LossScale, MatrixPart, MatrixShape, MuonCoefficients, MuonMatrix,
+    MuonOptimizer, MuonRange, NEWTON_SCHULZ_ITERATIONS, Norm, NormGradient, Offload, Optimizer,
     PackedWeightsOptimizer, RotaryDirection, RowPositions, RowsShape, SQUARE_SUM_CHUNK, SquareSum,
     TensorTransfer, UpdateState,
 };

@@ -8,6 +8,7 @@ mod attention;
 mod fingerprint;
 mod head;
 mod layers;
+mod muon;
 mod optimizer;
 mod versions;
 
@@ -19,6 +20,7 @@ pub use layers::{
     linear_backward_weights, linear_forward, norm_backward, norm_forward, qk_norm_backward,
     qk_norm_forward, swiglu_backward, swiglu_forward,
 };
+pub use muon::{muon, newton_schulz};
 pub use optimizer::{AdamWState, adamw};
 pub use versions::{adam_ahead, pull_together, track_change, weights_along};
 

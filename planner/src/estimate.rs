@@ -106,7 +106,8 @@ impl PaceEstimate {
                 let fastest = speeds.clone().fold(1.0, f64::max);
                 // Nodes that are alike have speed 1 exactly.
                 let speeds = speeds.map(|permille| permille / fastest).collect();
-                Pace { speeds, ..Pace::estimated(model, shape) }
+                let counted = Pace::estimated(model, shape).with_updates(model, &job.optimizer);
+                Pace { speeds, ..counted }
             }
         }
     }

@@ -5,6 +5,7 @@ use zbelastic_consensus::plan::copies_at;
 use zbelastic_kernels::DeviceSizes;
 use zbelastic_schedule::{ScheduleKind, Window};
 use zbelastic_trainer::model::ModelConfig;
+use zbelastic_trainer::optimizer::OptimizerKind;
 use zbelastic_trainer::plan::{
     AUTO_KINDS, BatchShape, ChooseRequest, MemoryPolicy, Pace, PlanChoice, choose,
 };
@@ -20,6 +21,8 @@ pub struct PlannerJob {
     pub model: ModelConfig,
     /// Shape of the microbatches, and how many a step has.
     pub batch: BatchShape,
+    /// The optimizer, whose work counts until updates are timed.
+    pub optimizer: OptimizerKind,
     /// The schedules to choose from, at least one.
     pub kinds: Vec<ScheduleKind>,
     /// Whether any schedule may be chosen, because none was requested.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use zbelastic_consensus::duty::PlanSolution;
 use zbelastic_kernels::DeviceSizes;
 use zbelastic_schedule::{ScheduleKind, Window};
-use zbelastic_trainer::model::{ModelConfig, model_layers};
+use zbelastic_trainer::model::model_layers;
 use zbelastic_trainer::plan::{Pace, Plan, layer_work};
 use zbelastic_types::{Bytes, ChunkIndex, LayerRange, NodeId, StageIndex};
 
@@ -188,29 +188,37 @@ fn op_seconds_max(job: &PlannerJob, plan: &Plan, nodes: &[NodeResources]) -> f64
         DeviceSizes::Cuda(_) => job.batch.microbatch_count,
     };
     let pass_s = of_pass * f64::from(passes) / REFERENCE_FLOP_PER_S;
-    let update_s = weights_most(&job.model, plan) * UPDATE_BYTES_PER_WEIGHT / REFERENCE_BYTES_PER_S;
+    let update_s = update_seconds_most(job, plan);
     let slowest = nodes.iter().map(|(_, resources)| resources.speed_permille.max(1)).min();
     let speed = f64::from(slowest.unwrap_or(1000)) / 1000.0;
     OP_SECONDS_MIN + PATIENCE * pass_s.max(update_s) / speed
 }
 
-/// The weights of the stage that has most of them.
-fn weights_most(model: &ModelConfig, plan: &Plan) -> f64 {
-    let layers = model_layers(model);
-    let of_chunk = |chunk: ChunkIndex| -> usize {
-        plan.chunks[chunk.index()].ids().map(|layer| layers[layer as usize].len()).sum()
+/// Seconds of the longest update of a stage: its weights move through memory, and Muon's products are
+/// computed.
+fn update_seconds_most(job: &PlannerJob, plan: &Plan) -> f64 {
+    let specs = model_layers(&job.model);
+    let of_layer = |layer: u32| {
+        let spec = &specs[layer as usize];
+        let moved_s = spec.len() as f64 * UPDATE_BYTES_PER_WEIGHT / REFERENCE_BYTES_PER_S;
+        moved_s + job.optimizer.update_flop(spec) / REFERENCE_FLOP_PER_S
     };
+    let of_chunk =
+        |chunk: ChunkIndex| -> f64 { plan.chunks[chunk.index()].ids().map(of_layer).sum() };
     let placement = plan.placement();
     let stages = (0..placement.stage_count()).map(StageIndex);
-    let of_stage = |stage| placement.chunks_of(stage).map(of_chunk).sum::<usize>();
-    stages.map(of_stage).max().unwrap_or(0) as f64
+    let of_stage = |stage| placement.chunks_of(stage).map(of_chunk).sum::<f64>();
+    stages.map(of_stage).fold(0.0, f64::max)
 }
 
 #[cfg(test)]
 pub(crate) mod tests {
     use zbelastic_consensus::class::DeviceClass;
     use zbelastic_consensus::member::Resources;
-    use zbelastic_trainer::model::{Family, FrozenTensors, LlamaFeatures, MicrobatchShape};
+    use zbelastic_trainer::model::{
+        Family, FrozenTensors, LlamaFeatures, MicrobatchShape, ModelConfig,
+    };
+    use zbelastic_trainer::optimizer::OptimizerKind;
     use zbelastic_trainer::plan::{AUTO_KINDS, BatchShape, MemoryPolicy, SliceBalance};
 
     use super::*;
@@ -240,6 +248,7 @@ pub(crate) mod tests {
         PlannerJob {
             model,
             batch: BatchShape { microbatch, microbatch_count: 8, cut_by: SliceBalance::Tokens },
+            optimizer: OptimizerKind::AdamW,
             kinds: AUTO_KINDS.to_vec(),
             is_auto: true,
             chunks_per_stage: None,
@@ -275,6 +284,27 @@ pub(crate) mod tests {
         let least = PATIENCE * update_s / TICK.as_secs_f64();
         assert!(f64::from(large) >= least, "{large} ticks for {update_s} s");
         assert!(small < large);
+    }
+
+    /// Nor is one whose matrices are large beside its passes, where Muon multiplies them.
+    #[test]
+    fn an_operation_may_take_as_long_as_the_products_of_muon() {
+        let seconds = |optimizer| {
+            let mut job = PlannerJob { optimizer, ..job() };
+            job.model.width = 1024;
+            job.model.mlp_width = 4096;
+            job.batch.microbatch = MicrobatchShape { sequences: 1, sequence_len: 8 };
+            let found = PlanSearch::new(TICK).solve(&job, Window::One, &nodes(&[1]));
+            let ticks = found.expect("there is a plan").op_ticks_max;
+            (f64::from(ticks) * TICK.as_secs_f64(), job)
+        };
+        let (adamw, _) = seconds(OptimizerKind::AdamW);
+        let (muon, job) = seconds(OptimizerKind::Muon { momentum: 0.95 });
+        let specs = model_layers(&job.model);
+        let flop: f64 = specs.iter().map(|spec| job.optimizer.update_flop(spec)).sum();
+        let longer = muon - adamw;
+        let expected = PATIENCE * flop / REFERENCE_FLOP_PER_S;
+        assert!((longer - expected).abs() <= TICK.as_secs_f64(), "{longer}, expected {expected}");
     }
 
     /// A node that has no room for any stage is left out, wherever it stands.

@@ -282,8 +282,9 @@ impl RunTiming {
 
     /// The medians of the last steps; before there are any, an estimate from arithmetic alone.
     fn costs(&self) -> Costs {
-        let StageSetup { model, plan, .. } = &*self.setup;
-        let mut costs = Pace::estimated(model, plan.batch.microbatch).costs(plan);
+        let StageSetup { model, plan, optimizer, .. } = &*self.setup;
+        let pace = Pace::estimated(model, plan.batch.microbatch);
+        let mut costs = pace.with_updates(model, &optimizer.kind).costs(plan);
         if self.passes.is_empty() {
             return costs;
         }

@@ -14,6 +14,7 @@ mod initial;
 mod key_value_cache;
 mod layer_bytes;
 mod layer_times;
+mod layer_update;
 mod layers;
 mod parts;
 mod pass_stash;
@@ -21,7 +22,6 @@ mod recompute;
 mod state;
 mod tensors;
 mod tied;
-mod update_runs;
 
 pub use buffer_size::BufferSize;
 pub use chunk::{Chunk, count_bytes, rotary_angles, slice_angles};
@@ -35,6 +35,7 @@ pub use layer_bytes::{frozen_bytes, layer_bytes, replayed_bytes};
 pub use layer_times::{
     LayerClass, LayerClock, LayerOp, LayerTimer, LayerTimes, Span, StageTimings, TimeTotal,
 };
+pub(crate) use layer_update::LayerUpdate;
 pub use layers::{Logits, MicrobatchShape, PassContext, PassScratch, PassSizes, SlicePosition};
 pub use parts::{LayerParts, LinearParts, NormParts};
 pub use pass_stash::{

@@ -200,9 +200,10 @@ mod tests {
     use crate::model::{
         Family, FrozenTensors, LayerKind, LlamaFeatures, MicrobatchShape, ModelConfig,
     };
-    use crate::optimizer::{LrDecay, OptimizerConfig, WeightDecayScope};
+    use crate::optimizer::{LrDecay, OptimizerConfig, OptimizerKind, WeightDecayScope};
 
     const OPTIMIZER: OptimizerConfig = OptimizerConfig {
+        kind: OptimizerKind::AdamW,
         lr: 1e-3,
         lr_min: 0.0,
         warmup: 0,

@@ -9,7 +9,7 @@
 
 use std::ops::Range;
 
-use zbelastic_kernels::reference::{AdamWState, adamw};
+use zbelastic_kernels::reference::AdamWState;
 use zbelastic_kernels::{
     Accumulate, AllocateError, Backend, BufferView, BufferViewMut, DeviceFault, LossScale,
 };
@@ -273,17 +273,16 @@ impl<B: Backend, S: BatchSource> SerialReference<B, S> {
         let clip = clip_coefficient(*clip_norm, norm);
         self.updates += 1;
         let lr = optimizer.lr_at(step, *step_count);
+        let update = OptimizerUpdate { config: optimizer, lr, number: self.updates, clip };
         for layer in self.model.layers_mut() {
             for tensor in layer.spec.tensors.clone().into_iter().filter(|t| !t.is_frozen) {
-                let is_decayed = optimizer.decays(tensor.is_matrix());
-                let numbers = optimizer.numbers(lr, self.updates, clip, is_decayed);
                 let read = |buffer: &B::Buffer| {
                     self.backend.download(BufferView::new(buffer, tensor.range.clone()))
                 };
                 let g = read(&layer.g);
                 let mut state =
                     AdamWState { w: read(&layer.w), m: read(&layer.m), v: read(&layer.v) };
-                adamw(&mut state, &g, numbers);
+                update.apply_reference(&layer.spec, &tensor, &mut state, &g);
                 for (floats, buffer) in
                     [(state.w, &mut layer.w), (state.m, &mut layer.m), (state.v, &mut layer.v)]
                 {

@@ -7,17 +7,17 @@ mod common;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use common::{BATCH, StageCluster, corpus, offloaded, plan, policy, setup, tiny_model};
+use common::{BATCH, StageCluster, corpus, every_plan, offloaded, plan, policy, setup, tiny_model};
 use zbelastic_consensus::validation::NonfinitePolicy;
 use zbelastic_kernels::{BufferView, CpuBackend, DeviceMemory};
 use zbelastic_schedule::asynchronous::{
     AsyncKind, AsyncRequest, AsyncVariant, DynamicOptions, DynamicRule,
 };
-use zbelastic_schedule::{Op, PipelineSize, Reduction, ScheduleKind, Window, check_size};
+use zbelastic_schedule::{Op, Reduction, ScheduleKind, Window};
 use zbelastic_trainer::asynchronous::{AsyncPlan, AsyncPlanError};
 use zbelastic_trainer::digest::StateDigest;
 use zbelastic_trainer::model::{Family, ModelConfig, Recompute, model_layers, model_size};
-use zbelastic_trainer::plan::{Pace, Plan, PlanRequest, plan_period, stage_memory};
+use zbelastic_trainer::plan::{Pace, Plan, plan_period, stage_memory};
 use zbelastic_trainer::random::{RandomPurpose, RandomStream};
 use zbelastic_trainer::reference::{ReferenceStep, SerialReference};
 use zbelastic_trainer::stage::{InitialWeights, StageSetup};
@@ -48,37 +48,6 @@ fn serial(setup: &StageSetup, skipped: Option<u64>) -> (Vec<ReferenceStep>, Stat
     let mut run = reference(setup);
     let step = |step| run.step(Step(step), skipped == Some(step + 1));
     ((0..setup.step_count).map(step).collect(), run.digest())
-}
-
-/// Every schedule, with as many chunks as it has by itself and with more.
-fn every_plan(model: &ModelConfig) -> Vec<Plan> {
-    let mut plans = Vec::new();
-    for kind in ScheduleKind::ALL {
-        let least = kind.chunk_counts().least();
-        for (stage_count, chunks) in (1..=4).map(|p| (p, least)).chain([(1, 4), (2, 5), (3, 3)]) {
-            let slice_count = if kind.is_sliced() { 2 } else { 1 };
-            let microbatch_count = BATCH.microbatch_count;
-            let chunks_per_stage = chunks;
-            let size =
-                PipelineSize { stage_count, chunks_per_stage, microbatch_count, slice_count };
-            if check_size(kind, size).is_err() {
-                continue;
-            }
-            for window in [Window::Zero, Window::One] {
-                let request = PlanRequest {
-                    model,
-                    batch: BATCH,
-                    kind,
-                    chunks_per_stage: Some(chunks),
-                    slice_count: Some(slice_count),
-                    stage_count,
-                    window,
-                };
-                plans.push(Plan::new(request).expect("the size exists"));
-            }
-        }
-    }
-    plans
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -286,6 +286,7 @@ fn version_for(config: &RunConfig) -> u32 {
         || model.sliding_window.is_some()
         || config.optimizer.decay_steps > 0
         || config.z_loss > 0.0
+        || !config.optimizer.kind.is_adamw()
         || !model.frozen.is_none();
     if has_later_keys { DOCUMENT_VERSION } else { TEXT_DOCUMENT_VERSION }
 }
@@ -329,6 +330,7 @@ mod tests {
             "sliding_window",
             "decay_steps",
             "z_loss",
+            "muon",
             "frozen",
             "freeze",
         ];
@@ -349,6 +351,7 @@ mod tests {
         check("", &[]);
         check("[optimizer]\ndecay = \"wsd\"\ndecay_steps = 5\n", &["decay_steps"]);
         check("[train]\nz_loss = 0.0001\n", &["z_loss"]);
+        check("[optimizer]\nkind = \"muon\"\n", &["muon"]);
         check("family = \"llama\"\nqk_norm = true\n", &["features"]);
         check_model(Some(16), "", &["sliding_window"]);
         check("[train]\nfreeze = [\"embed\"]\n", &["frozen", "freeze"]);

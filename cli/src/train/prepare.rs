@@ -369,7 +369,8 @@ fn choose_plan(
         memory: config.memory.policy(),
         copies,
         stage_bytes_max: &limits,
-        pace: &Pace::estimated(&config.model, config.batch.microbatch),
+        pace: &Pace::estimated(&config.model, config.batch.microbatch)
+            .with_updates(&config.model, &config.optimizer.kind),
     };
     choose(&config.arithmetic.sizes(), request)
         .map_err(|refusals| refusal_failure(&refusals, config, worker_count, parts))

@@ -338,6 +338,24 @@ fn halves_need_a_device_that_has_them() {
 }
 
 #[test]
+fn muon_needs_processors_and_steps() {
+    check_tiny(
+        "[train]\ndevice = \"cuda\"\n[optimizer]\nkind = \"muon\"\n",
+        "
+  run.toml:6: optimizer.kind: muon on NVIDIA devices
+  why: only processors have kernels for it
+  try: train.device = \"cpu\", or optimizer.kind = \"adamw\"",
+    );
+    check_tiny(
+        "[schedule]\nkind = \"pipedream\"\n[optimizer]\nkind = \"muon\"\n",
+        "
+  run.toml:6: optimizer.kind: muon under pipedream
+  why: asynchronous schedules have AdamW only
+  try: schedule.kind = \"auto\", or optimizer.kind = \"adamw\"",
+    );
+}
+
+#[test]
 fn features_of_later_models_go_with_llama_and_only_some_together() {
     let name = |text: &str| {
         let failure = super::load_with(&format!("{}{text}", super::TINY), &[]);

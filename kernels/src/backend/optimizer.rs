@@ -3,8 +3,8 @@
 use std::ops::Range;
 
 use super::{
-    AdamWCoefficients, BufferView, DeviceMemory, MatrixPart, PackedWeightsOptimizer, Pending,
-    SquareSum,
+    AdamWCoefficients, BufferView, DeviceMemory, MatrixPart, MuonOptimizer, PackedWeightsOptimizer,
+    Pending, SquareSum,
 };
 
 /// The optimizer of a device.
@@ -31,6 +31,11 @@ pub trait Optimizer: DeviceMemory {
     fn packed_weights_optimizer(
         &self,
     ) -> Option<&dyn PackedWeightsOptimizer<Self::Buffer, Self::Matrix>> {
+        None
+    }
+
+    /// Muon, on a device that has it.
+    fn muon_optimizer(&self) -> Option<&dyn MuonOptimizer<Self::Buffer, Self::Matrix>> {
         None
     }
 

@@ -155,12 +155,16 @@ impl<B: Backend, S: BatchSource> AsyncStage<B, S> {
     ///
     /// # Errors
     /// If the device's memory does not hold it.
+    ///
+    /// # Panics
+    /// If the optimizer is not AdamW alone; configurations refuse others.
     pub fn new(
         setup: Arc<AsyncSetup>,
         stage: StageIndex,
         backend: B,
         source: S,
     ) -> Result<Self, AllocateError> {
+        assert!(setup.optimizer.kind.is_adamw(), "versions of weights are updated by AdamW");
         let plan = &setup.plan;
         let model = &setup.model;
         let sizes = PassSizes::whole(model, plan.batch.microbatch);

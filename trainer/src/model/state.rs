@@ -3,15 +3,15 @@
 use std::ops::Range;
 
 use zbelastic_kernels::{
-    AdamWRange, AllocateError, Backend, BufferView, BufferViewMut, DeviceFault, LayerCandidate,
-    Pending, UpdateState,
+    AllocateError, Backend, BufferView, BufferViewMut, DeviceFault, LayerCandidate, Pending,
+    UpdateState,
 };
 use zbelastic_types::{Bytes, Fingerprint, Step};
 
 use super::config::ModelConfig;
+use super::layer_update::{LayerUpdate, UpdateTarget, placed};
 use super::parts::{LayerParts, NonMatrixLayout};
 use super::tensors::LayerSpec;
-use super::update_runs::{for_each_run, load_partly_frozen, neighbours, placed};
 use crate::digest::fingerprint;
 use crate::elastic::{LayerImage, PendingImage};
 
@@ -62,9 +62,9 @@ pub struct LayerState<B: Backend> {
     candidate: B::Buffer,
     /// The places in the candidate of parameters that are in no matrix, if no others lie there.
     non_matrix: Option<NonMatrixLayout>,
-    /// First moments of AdamW.
+    /// First moments of AdamW, and Muon's momentum.
     pub m: B::Buffer,
-    /// Second moments of AdamW.
+    /// Second moments of AdamW; those of Muon's matrices stay zero.
     pub v: B::Buffer,
     /// Gradient, summed over microbatches.
     pub g: B::Buffer,
@@ -72,7 +72,7 @@ pub struct LayerState<B: Backend> {
     live: LiveWeights,
     /// The update whose candidate lies in the packed weights and was not requested yet. While it
     /// does, they must not be read: [`Self::undo_computed_ahead`].
-    computed_ahead: Option<Vec<AdamWRange>>,
+    computed_ahead: Option<LayerUpdate>,
     version: Step,
     /// Those of the state's fingerprint, if the pass that wrote the state left them.
     sums: Option<Pending<[u64; 2]>>,
@@ -267,23 +267,21 @@ impl<B: Backend> LayerState<B> {
         }
     }
 
-    /// Computes candidate weights from the untouched state and puts them in force. `runs` cover what
-    /// is trained, each with its numbers. One that was computed before it was requested is there
-    /// already.
-    pub(crate) fn compute_candidate(&mut self, backend: &B, runs: &[AdamWRange]) {
+    /// Computes candidate weights from the untouched state and puts them in force. One that was
+    /// computed before it was requested is there already.
+    pub(crate) fn compute_candidate(&mut self, backend: &B, update: &LayerUpdate) {
         self.live = LiveWeights::Candidate;
-        if self.computed_ahead.take().is_some_and(|ahead| ahead == runs) {
+        if self.computed_ahead.take().is_some_and(|ahead| ahead == *update) {
             return;
         }
         let Self { parts, w, candidate, m, v, g, matrices, .. } = self;
         if let Some(optimizer) = backend.packed_weights_optimizer() {
             let state = UpdateState { w, m, v, g };
-            optimizer.candidate(runs, state, candidate, &mut placed(parts, matrices));
+            let mut matrices = placed(parts, matrices);
+            optimizer.candidate(update.all_adamw(), state, candidate, &mut matrices);
         } else {
-            for_each_run(parts, matrices, runs, |AdamWRange { range, numbers }, within| {
-                backend.adamw_candidate(range, w, m, v, g, numbers, candidate, within);
-            });
-            load_partly_frozen(backend, parts, matrices, runs, candidate);
+            let target = UpdateTarget::Candidate { w, m, v, candidate };
+            update.apply(backend, (parts, matrices), g, target);
         }
     }
 
@@ -300,12 +298,12 @@ impl<B: Backend> LayerState<B> {
     /// If a candidate is in force.
     pub(crate) fn candidate_ahead(
         &mut self,
-        runs: Vec<AdamWRange>,
+        update: LayerUpdate,
     ) -> LayerCandidate<'_, B::Buffer, B::Matrix> {
         assert_eq!(self.live, LiveWeights::State, "a candidate in force is not computed again");
         let Self { spec, parts, w, candidate, m, v, g, matrices, computed_ahead, .. } = self;
         let tensors = spec.trained_tensors().map(|tensor| tensor.range.clone()).collect();
-        let runs = &*computed_ahead.insert(runs);
+        let runs = computed_ahead.insert(update).all_adamw();
         let state = UpdateState { w, m, v, g };
         let matrices = placed(parts, matrices);
         LayerCandidate { runs, state, rest: candidate, matrices, tensors }
@@ -318,20 +316,16 @@ impl<B: Backend> LayerState<B> {
         }
     }
 
-    /// Updates weights and moments in place, as a trainer without validation does. `runs` cover
-    /// what is trained, each with its numbers.
+    /// Updates weights and moments in place, as a trainer without validation does.
     ///
     /// # Panics
     /// If a candidate is in force.
-    pub(crate) fn update_in_place(&mut self, backend: &B, runs: &[AdamWRange]) {
+    pub(crate) fn update_in_place(&mut self, backend: &B, update: &LayerUpdate) {
         assert_eq!(self.live, LiveWeights::State, "there is nothing to validate");
         (self.computed_ahead, self.sums) = (None, None);
         self.settle_state(backend);
         let Self { parts, w, m, v, g, matrices, .. } = self;
-        for_each_run(parts, matrices, runs, |AdamWRange { range, numbers }, within| {
-            backend.adamw_in_place(range, g, numbers, w, m, v, within);
-        });
-        load_partly_frozen(backend, parts, matrices, runs, w);
+        update.apply(backend, (parts, matrices), g, UpdateTarget::InPlace { w, m, v });
     }
 
     /// The step whose verdict is applied next.
@@ -379,7 +373,7 @@ impl<B: Backend> LayerState<B> {
     }
 
     /// The candidate becomes the state's weights, and the moments of the same step the state's;
-    /// the weights that passes read stay as they were. `runs` are those that the candidate was
+    /// the weights that passes read stay as they were. `update` is the one that the candidate was
     /// computed of.
     ///
     /// Where a state is attested next, the device adds up its fingerprint in the same pass if it
@@ -387,23 +381,26 @@ impl<B: Backend> LayerState<B> {
     ///
     /// # Panics
     /// If the candidate is not in force.
-    pub(crate) fn commit_candidate(&mut self, backend: &B, runs: &[AdamWRange], then: AfterCommit) {
+    pub(crate) fn commit_candidate(
+        &mut self,
+        backend: &B,
+        update: &LayerUpdate,
+        then: AfterCommit,
+    ) {
         assert_eq!(self.live, LiveWeights::Candidate, "only a candidate in force is committed");
         self.settle_state(backend);
         let Self { spec, w, candidate, m, v, g, .. } = self;
         let covers_all = spec.trained_tensors().count() == spec.tensors.len();
         self.sums = match (backend.packed_weights_optimizer(), then) {
             (Some(optimizer), AfterCommit::Attest) if covers_all => {
-                Some(optimizer.commit_and_sum(runs, g, w, m, v))
+                Some(optimizer.commit_and_sum(update.all_adamw(), g, w, m, v))
             }
             (Some(optimizer), AfterCommit::Attest | AfterCommit::Nothing) => {
-                optimizer.commit(runs, g, w, m, v);
+                optimizer.commit(update.all_adamw(), g, w, m, v);
                 None
             }
             (None, _) => {
-                for AdamWRange { range, numbers } in neighbours(runs) {
-                    backend.adamw_commit(range, g, numbers, m, v);
-                }
+                update.commit(backend, g, [m, v]);
                 std::mem::swap(w, candidate);
                 None
             }

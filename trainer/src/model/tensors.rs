@@ -9,6 +9,7 @@
 
 use std::ops::Range;
 
+use zbelastic_kernels::MatrixShape;
 use zbelastic_types::{LayerId, TensorIndex};
 
 use super::config::{Family, LayerKind, ModelConfig, TOKENS_INDEX};
@@ -48,6 +49,16 @@ impl TensorSpec {
     #[must_use]
     pub fn is_matrix(&self) -> bool {
         self.shape.len() == 2
+    }
+
+    /// Rows and columns of a matrix.
+    ///
+    /// # Panics
+    /// If it is none.
+    #[must_use]
+    pub fn matrix_shape(&self) -> MatrixShape {
+        assert!(self.is_matrix(), "{} is a matrix", self.name);
+        MatrixShape { outputs: self.shape[0], inputs: self.shape[1] }
     }
 }
 

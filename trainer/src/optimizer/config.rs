@@ -4,6 +4,8 @@ use serde::{Deserialize, Serialize};
 use zbelastic_kernels::AdamWCoefficients;
 use zbelastic_types::Step;
 
+use super::kind::OptimizerKind;
+
 /// How the learning rate falls after its warm-up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -41,9 +43,13 @@ pub enum WeightDecayScope {
     All,
 }
 
-/// AdamW's settings (Loshchilov and Hutter, arXiv 1711.05101).
+/// The optimizer's settings: those of AdamW (Loshchilov and Hutter, arXiv 1711.05101), of which Muon
+/// has the learning rate and weight decay.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct OptimizerConfig {
+    /// AdamW, or Muon beside it.
+    #[serde(default, skip_serializing_if = "OptimizerKind::is_adamw")]
+    pub kind: OptimizerKind,
     /// The learning rate after warm-up.
     pub lr: f64,
     /// The learning rate at the end.
@@ -138,11 +144,12 @@ impl OptimizerConfig {
 
 #[cfg(test)]
 mod tests {
-    use super::{LrDecay, OptimizerConfig, WeightDecayScope};
+    use super::{LrDecay, OptimizerConfig, OptimizerKind, WeightDecayScope};
     use zbelastic_types::Step;
 
     fn config(decay: LrDecay) -> OptimizerConfig {
         OptimizerConfig {
+            kind: OptimizerKind::AdamW,
             lr: 1.0,
             lr_min: 0.2,
             warmup: 4,

@@ -1,13 +1,15 @@
 //! The optimizer's update of a layer.
 
-use std::ops::Range;
-
 use zbelastic_consensus::validation::TensorSum;
-use zbelastic_kernels::{AdamWRange, Backend, BufferView, PackedWeightsOptimizer, SquareSum};
+use zbelastic_kernels::reference::{AdamWState, adamw, muon};
+use zbelastic_kernels::{
+    AdamWRange, Backend, BufferView, MuonRange, PackedWeightsOptimizer, SquareSum,
+};
 use zbelastic_types::{Step, TensorIndex};
 
 use super::config::OptimizerConfig;
-use crate::model::{AfterCommit, LayerState, TensorSpec};
+use super::kind::{muon_coefficients, muon_matrix};
+use crate::model::{AfterCommit, LayerSpec, LayerState, LayerUpdate, TensorSpec};
 
 /// The sum of squares of each tensor's gradient, layer after layer, in one call of the device. A
 /// frozen tensor has no gradient: it is reported as zero, which is not computed.
@@ -49,7 +51,7 @@ pub fn square_sums_ahead<'a, B: Backend + 'a>(
     let candidate = |layer: &'a mut LayerState<B>| {
         reported.extend(layer.spec.own_tensors().map(ReportedTensor::of));
         are_owned.extend(layer.spec.trained_tensors().map(|tensor| !tensor.is_shared));
-        layer.candidate_ahead(numbered_runs(layer, update))
+        layer.candidate_ahead(update.of_layer(&layer.spec))
     };
     let candidates = layers.into_iter().map(candidate).collect();
     let sums = are_owned.into_iter().zip(optimizer.candidates_and_squares(candidates));
@@ -92,14 +94,82 @@ pub struct OptimizerUpdate<'a> {
     pub clip: f32,
 }
 
+impl OptimizerUpdate<'_> {
+    /// The ranges of a layer that are trained, as long as can be, each with its numbers.
+    pub(crate) fn of_layer(&self, spec: &LayerSpec) -> LayerUpdate {
+        let mut all = LayerUpdate::default();
+        for tensor in spec.trained_tensors() {
+            match self.config.kind.muon_momentum(spec, tensor) {
+                Some(momentum) => self.add_muon(&mut all.muon, tensor, momentum),
+                None => self.add_adamw(&mut all.adamw, tensor),
+            }
+        }
+        all
+    }
+
+    /// The update of one tensor by the slow definitions of both optimizers.
+    pub(crate) fn apply_reference(
+        &self,
+        spec: &LayerSpec,
+        tensor: &TensorSpec,
+        state: &mut AdamWState,
+        g: &[f32],
+    ) {
+        let Self { config, lr, number, clip } = *self;
+        match config.kind.muon_momentum(spec, tensor) {
+            Some(momentum) => {
+                let numbers = muon_coefficients(momentum, lr, config.weight_decay, clip);
+                let matrix = muon_matrix(tensor.matrix_shape(), lr);
+                muon(&mut state.w, &mut state.m, g, matrix, numbers);
+            }
+            None => {
+                let is_decayed = config.decays(tensor.is_matrix());
+                adamw(state, g, config.numbers(lr, number, clip, is_decayed));
+            }
+        }
+    }
+
+    /// Neighbouring tensors that weight decay treats alike are one range.
+    fn add_adamw(&self, ranges: &mut Vec<AdamWRange>, tensor: &TensorSpec) {
+        let Self { config, lr, number, clip } = *self;
+        let numbers = config.numbers(lr, number, clip, config.decays(tensor.is_matrix()));
+        let range = tensor.range.clone();
+        match ranges.last_mut() {
+            Some(last) if last.range.end == range.start && last.numbers == numbers => {
+                last.range.end = range.end;
+            }
+            Some(_) | None => ranges.push(AdamWRange { range, numbers }),
+        }
+    }
+
+    /// Queries, keys and values are three matrices, and gate and up two, though products read them
+    /// as one: each is orthogonalised by itself. Neighbours are one range, so that what is read as one
+    /// lies in one.
+    fn add_muon(&self, ranges: &mut Vec<MuonRange>, tensor: &TensorSpec, momentum: f64) {
+        let Self { config, lr, clip, .. } = *self;
+        let matrix = muon_matrix(tensor.matrix_shape(), lr);
+        let range = tensor.range.clone();
+        match ranges.last_mut() {
+            Some(last) if last.range.end == range.start => {
+                last.range.end = range.end;
+                last.matrices.push(matrix);
+            }
+            Some(_) | None => {
+                let numbers = muon_coefficients(momentum, lr, config.weight_decay, clip);
+                ranges.push(MuonRange { range, matrices: vec![matrix], numbers });
+            }
+        }
+    }
+}
+
 /// Computes candidate weights from the untouched state and puts them in force.
 pub fn compute_candidate<B: Backend>(
     backend: &B,
     layer: &mut LayerState<B>,
     update: &OptimizerUpdate<'_>,
 ) {
-    let runs = numbered_runs(layer, update);
-    layer.compute_candidate(backend, &runs);
+    let update = update.of_layer(&layer.spec);
+    layer.compute_candidate(backend, &update);
 }
 
 /// Updates weights and moments in place, once and for all: the update of a trainer without
@@ -109,18 +179,8 @@ pub fn update_in_place<B: Backend>(
     layer: &mut LayerState<B>,
     update: &OptimizerUpdate<'_>,
 ) {
-    let runs = numbered_runs(layer, update);
-    layer.update_in_place(backend, &runs);
-}
-
-fn numbered_runs<B: Backend>(
-    layer: &LayerState<B>,
-    update: &OptimizerUpdate<'_>,
-) -> Vec<AdamWRange> {
-    let OptimizerUpdate { config, lr, number, clip } = *update;
-    let runs = decay_runs(layer, config).into_iter();
-    let numbers = |is_decayed| config.numbers(lr, number, clip, is_decayed);
-    runs.map(|(range, is_decayed)| AdamWRange { range, numbers: numbers(is_decayed) }).collect()
+    let update = update.of_layer(&layer.spec);
+    layer.update_in_place(backend, &update);
 }
 
 /// Puts the state's weights back in force. Nothing else is to undo.
@@ -140,8 +200,8 @@ pub fn commit<B: Backend>(
     then: AfterCommit,
 ) {
     layer.advance_from(step);
-    let runs = numbered_runs(layer, update);
-    layer.commit_candidate(backend, &runs, then);
+    let update = update.of_layer(&layer.spec);
+    layer.commit_candidate(backend, &update, then);
 }
 
 /// Applies an update whose verdict is known: one pass, and the bits of candidate and commit.
@@ -164,22 +224,4 @@ pub fn replay<B: Backend>(
 /// If the layer is not at `step` (rule R8).
 pub fn skip<B: Backend>(layer: &mut LayerState<B>, step: Step) {
     layer.advance_from(step);
-}
-
-/// Neighbouring tensors that weight decay treats alike, of those that are trained.
-fn decay_runs<B: Backend>(
-    layer: &LayerState<B>,
-    config: &OptimizerConfig,
-) -> Vec<(Range<usize>, bool)> {
-    let mut runs: Vec<(Range<usize>, bool)> = Vec::new();
-    for tensor in layer.spec.trained_tensors() {
-        let is_decayed = config.decays(tensor.is_matrix());
-        match runs.last_mut() {
-            Some((range, last)) if *last == is_decayed && range.end == tensor.range.start => {
-                range.end = tensor.range.end;
-            }
-            Some(_) | None => runs.push((tensor.range.clone(), is_decayed)),
-        }
-    }
-    runs
 }

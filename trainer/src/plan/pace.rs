@@ -9,7 +9,8 @@ use zbelastic_types::StageIndex;
 
 use super::memory::offload_bytes;
 use super::{LayerWork, Plan, TokenWork, layer_work};
-use crate::model::{LayerRange, MicrobatchShape, ModelConfig, PassSizes, Recompute};
+use crate::model::{LayerRange, MicrobatchShape, ModelConfig, PassSizes, Recompute, model_layers};
+use crate::optimizer::OptimizerKind;
 
 /// Floating-point operations in the time in which a byte is offloaded or reloaded, before that is
 /// measured: one core of a shared machine did 43 to 67 GFLOP/s in F of a layer's halves and copied
@@ -65,6 +66,13 @@ impl Pace {
             verdict: 0.0,
             token: TokenWork::new(model),
         }
+    }
+
+    /// The same with the updates of an optimizer as arithmetic has them.
+    #[must_use]
+    pub fn with_updates(self, model: &ModelConfig, optimizer: &OptimizerKind) -> Self {
+        let updates = model_layers(model).iter().map(|spec| optimizer.update_flop(spec)).collect();
+        Self { updates, ..self }
     }
 
     /// Whether all its times are numbers: reports of machines may be so wrong that they are not.

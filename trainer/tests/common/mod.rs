@@ -13,8 +13,8 @@ use zbelastic_consensus::validation::{
 };
 use zbelastic_kernels::{Backend, BufferView, CpuBackend, HostThreads};
 use zbelastic_schedule::{
-    ChunkMemory, CopyLanes, Costs, LowerOptions, OffloadChunks, OffloadRequest, ScheduleKind,
-    Window, check, lower, offload, tie_ends,
+    ChunkMemory, CopyLanes, Costs, LowerOptions, OffloadChunks, OffloadRequest, PipelineSize,
+    ScheduleKind, Window, check, check_size, lower, offload, tie_ends,
 };
 use zbelastic_trainer::data::{BatchSource, Corpus, CorpusConfig};
 use zbelastic_trainer::digest::{StateDigest, state_digest};
@@ -26,7 +26,7 @@ use zbelastic_trainer::model::{
     AttentionBias, Family, FrozenTensors, LlamaFeatures, MicrobatchShape, ModelConfig, RopeScaling,
     model_layers, model_size,
 };
-use zbelastic_trainer::optimizer::{LrDecay, OptimizerConfig, WeightDecayScope};
+use zbelastic_trainer::optimizer::{LrDecay, OptimizerConfig, OptimizerKind, WeightDecayScope};
 use zbelastic_trainer::plan::{BatchShape, Plan, PlanRequest, SliceBalance};
 use zbelastic_trainer::random::{RandomPurpose, RandomStream};
 use zbelastic_trainer::stage::{
@@ -85,6 +85,7 @@ pub const BATCH: BatchShape = BatchShape {
 
 pub fn optimizer() -> OptimizerConfig {
     OptimizerConfig {
+        kind: OptimizerKind::AdamW,
         lr: 1e-2,
         lr_min: 0.0,
         warmup: 2,
@@ -115,6 +116,37 @@ pub fn setup(model: ModelConfig, plan: Plan, step_count: u64) -> StageSetup {
 
 pub fn plan(model: &ModelConfig, kind: ScheduleKind, stage_count: u32, window: Window) -> Plan {
     plan_of_chunks(model, kind, None, stage_count, window)
+}
+
+/// Every schedule, with as many chunks as it has by itself and with more.
+pub fn every_plan(model: &ModelConfig) -> Vec<Plan> {
+    let mut plans = Vec::new();
+    for kind in ScheduleKind::ALL {
+        let least = kind.chunk_counts().least();
+        for (stage_count, chunks) in (1..=4).map(|p| (p, least)).chain([(1, 4), (2, 5), (3, 3)]) {
+            let slice_count = if kind.is_sliced() { 2 } else { 1 };
+            let microbatch_count = BATCH.microbatch_count;
+            let chunks_per_stage = chunks;
+            let size =
+                PipelineSize { stage_count, chunks_per_stage, microbatch_count, slice_count };
+            if check_size(kind, size).is_err() {
+                continue;
+            }
+            for window in [Window::Zero, Window::One] {
+                let request = PlanRequest {
+                    model,
+                    batch: BATCH,
+                    kind,
+                    chunks_per_stage: Some(chunks),
+                    slice_count: Some(slice_count),
+                    stage_count,
+                    window,
+                };
+                plans.push(Plan::new(request).expect("the size exists"));
+            }
+        }
+    }
+    plans
 }
 
 /// A plan of stages with so many chunks each.

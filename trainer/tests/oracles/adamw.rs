@@ -11,7 +11,7 @@ use zbelastic_consensus::validation::{
 use zbelastic_kernels::{
     BufferView, BufferViewMut, CpuBackend, CpuBuffer, DeviceMemory, Optimizer,
 };
-use zbelastic_trainer::optimizer::{LrDecay, OptimizerConfig, WeightDecayScope};
+use zbelastic_trainer::optimizer::{LrDecay, OptimizerConfig, OptimizerKind, WeightDecayScope};
 use zbelastic_types::{Generation, StageIndex, Step, TensorIndex};
 
 fn list(value: &Value) -> &[Value] {
@@ -105,6 +105,7 @@ pub fn vectors_are_met_bit_for_bit(path: &Path) {
     let file: Value = serde_json::from_str(&text).expect("JSON");
     let hyper = &file["hyper"];
     let optimizer = OptimizerConfig {
+        kind: OptimizerKind::AdamW,
         lr: 0.0,
         lr_min: 0.0,
         warmup: 0,

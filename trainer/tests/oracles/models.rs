@@ -13,7 +13,7 @@ use zbelastic_trainer::hf::{
     ShardIndex, WeightFile, config_json, import_files, parse_config, to_named,
 };
 use zbelastic_trainer::model::{LayerState, MicrobatchShape, ModelConfig};
-use zbelastic_trainer::optimizer::{LrDecay, OptimizerConfig, WeightDecayScope};
+use zbelastic_trainer::optimizer::{LrDecay, OptimizerConfig, OptimizerKind, WeightDecayScope};
 use zbelastic_trainer::plan::{BatchShape, Plan, PlanRequest, SliceBalance};
 use zbelastic_trainer::reference::SerialReference;
 use zbelastic_trainer::stage::{InitialWeights, StageSetup};
@@ -127,6 +127,7 @@ fn setup(model: &ModelConfig, weights: Vec<Vec<f32>>, shape: &[usize]) -> StageS
         model: model.clone(),
         plan: Plan::new(request).expect("one stage is always legal"),
         optimizer: OptimizerConfig {
+            kind: OptimizerKind::AdamW,
             lr: 1e-3,
             lr_min: 0.0,
             warmup: 0,

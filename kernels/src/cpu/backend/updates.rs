@@ -1,14 +1,15 @@
-//! The operations of [`Optimizer`] and [`AsyncOptimizer`], each called in the module that implements
-//! it.
+//! The operations of [`Optimizer`], [`MuonOptimizer`] and [`AsyncOptimizer`], each called in the module
+//! that implements it.
 
 use std::ops::Range;
 
 use super::super::buffer::CpuBuffer;
 use super::super::matmul::PairWriter;
-use super::super::{fingerprint, optimizer, versions};
+use super::super::{fingerprint, muon, optimizer, versions};
 use super::{CpuBackend, CpuMatrix, read};
 use crate::backend::{
-    AdamWCoefficients, AsyncOptimizer, BufferView, MatrixPart, Optimizer, Pending, SquareSum,
+    AdamWCoefficients, AsyncOptimizer, BufferView, MatrixPart, MuonOptimizer, MuonRange, Optimizer,
+    Pending, SquareSum,
 };
 
 /// Writers of the matrices within `range`, and where in it they lie.
@@ -29,6 +30,10 @@ impl Optimizer for CpuBackend {
 
     fn state_sums(&self, w: &CpuBuffer, m: &CpuBuffer, v: &CpuBuffer) -> Pending<[u64; 2]> {
         fingerprint::state_sums(self, [w, m, v].map(CpuBuffer::as_slice)).into()
+    }
+
+    fn muon_optimizer(&self) -> Option<&dyn MuonOptimizer<CpuBuffer, CpuMatrix>> {
+        Some(self)
     }
 
     fn adamw_candidate(
@@ -81,6 +86,57 @@ impl Optimizer for CpuBackend {
         let g = &g.as_slice()[range.clone()];
         let [w, m, v] = [w, m, v].map(|buffer| &mut buffer.as_mut_slice()[range.clone()]);
         optimizer::in_place(self, g, numbers, [w, m, v], &matrices);
+    }
+}
+
+/// Packs matrices that lie within `range`, whose weights are `weights`.
+fn load(
+    cpu: &CpuBackend,
+    range: &Range<usize>,
+    weights: &[f32],
+    matrices: &mut [MatrixPart<'_, CpuMatrix>],
+) {
+    for part in matrices {
+        let inner = part.range.start - range.start..part.range.end - range.start;
+        optimizer::load_matrix(cpu, &weights[inner], &mut part.matrix.0);
+    }
+}
+
+impl MuonOptimizer<CpuBuffer, CpuMatrix> for CpuBackend {
+    fn candidate(
+        &self,
+        run: &MuonRange,
+        w: &CpuBuffer,
+        m: &CpuBuffer,
+        g: &CpuBuffer,
+        candidate: &mut CpuBuffer,
+        matrices: &mut [MatrixPart<'_, CpuMatrix>],
+    ) {
+        let operands = [w, m, g].map(|part| &part.as_slice()[run.range.clone()]);
+        let candidate = &mut candidate.as_mut_slice()[run.range.clone()];
+        muon::candidate(self, run, operands, candidate);
+        load(self, &run.range, candidate, matrices);
+    }
+
+    fn commit(&self, run: &MuonRange, g: &CpuBuffer, m: &mut CpuBuffer) {
+        let g = &g.as_slice()[run.range.clone()];
+        muon::commit(self, run.numbers, g, &mut m.as_mut_slice()[run.range.clone()]);
+    }
+
+    fn in_place(
+        &self,
+        run: &MuonRange,
+        g: &CpuBuffer,
+        w: &mut CpuBuffer,
+        m: &mut CpuBuffer,
+        matrices: &mut [MatrixPart<'_, CpuMatrix>],
+    ) {
+        let mut stepped = vec![0.0; run.range.len()];
+        let operands = [&*w, &*m, g].map(|part| &part.as_slice()[run.range.clone()]);
+        muon::candidate(self, run, operands, &mut stepped);
+        MuonOptimizer::commit(self, run, g, m);
+        load(self, &run.range, &stepped, matrices);
+        w.as_mut_slice()[run.range.clone()].copy_from_slice(&stepped);
     }
 }
 
