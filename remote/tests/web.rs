@@ -72,6 +72,7 @@ fn a_server_gives_the_store_of_local_files_in_bounded_ranges_while_it_is_busy() 
     let ranges = server.ranges();
     assert!(ranges.iter().all(|bytes| *bytes <= 4 << 20), "{ranges:?}");
     assert_eq!(ranges.iter().sum::<u64>(), (9 << 20) + 5 + 14, "nothing is read twice");
+    assert_eq!(server.ranges_of_any(), 0, "a condition goes with each");
 }
 
 #[test]

@@ -29,6 +29,8 @@ struct State {
     /// Requests until the files are replaced by these bytes.
     change: Option<(u32, Vec<u8>)>,
     ranges: Vec<u64>,
+    /// Ranges that were asked for whatever the version.
+    ranges_of_any: u32,
     has_no_etags: bool,
     has_no_conditions: bool,
 }
@@ -82,6 +84,11 @@ impl Server {
 
     pub fn set_conditions(&self, has_conditions: bool) {
         self.state().has_no_conditions = !has_conditions;
+    }
+
+    /// Ranges that were asked for without a condition.
+    pub fn ranges_of_any(&self) -> u32 {
+        self.state().ranges_of_any
     }
 
     /// Bytes of the ranges that were sent.
@@ -176,6 +183,7 @@ fn answer(request: &Request, state: &mut State) -> (Vec<u8>, bool) {
     }
     let end = (end + 1).min(file.len());
     let more = format!("{tag}Content-Range: bytes {begin}-{}/{}\r\n", end - 1, file.len());
+    state.ranges_of_any += u32::from(if_match.is_none());
     state.ranges.push((end - begin) as u64);
     let mut answer = head(206, end - begin, &more);
     let is_cut = fault == Fault::Cut;
