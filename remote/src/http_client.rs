@@ -60,7 +60,7 @@ pub(crate) enum HttpFailure {
     #[error("the metadata service of a cloud's machines does not answer ({reason})")]
     Metadata { reason: String },
     /// Neither a status nor worth another attempt, such as a certificate that is not trusted.
-    #[error("{host}: {reason}")]
+    #[error("{reason}")]
     Transport { host: String, reason: String },
     /// The server sends whole files only.
     #[error("{host} reads no ranges of files")]
@@ -231,9 +231,13 @@ fn host_of(uri: &Uri) -> String {
 
 fn attempt(agent: &Agent, request: &HttpRequest) -> Result<HttpResponse, FailedAttempt> {
     let transport = |error: ureq::Error| {
-        let failure =
-            HttpFailure::Transport { host: host_of(request.uri()), reason: error.to_string() };
-        FailedAttempt { failure, is_transient: is_transient(&error) }
+        let is_transient = is_transient(&error);
+        let reason = match error {
+            ureq::Error::Io(error) => error.to_string(),
+            error => error.to_string(),
+        };
+        let failure = HttpFailure::Transport { host: host_of(request.uri()), reason };
+        FailedAttempt { failure, is_transient }
     };
     let head =
         ureq::http::Request::builder().method(request.method().clone()).uri(request.uri().clone());

@@ -114,7 +114,9 @@ impl RemoteStore {
             }
             HttpFailure::Metadata { .. } => RemoteError::Credentials { scheme, reason },
             HttpFailure::NoRanges { host } => RemoteError::NoRanges { host },
-            HttpFailure::Transport { .. } => RemoteError::Other { reason },
+            HttpFailure::Transport { host, reason } => {
+                RemoteError::Other { reason: format!("{host}: {reason}") }
+            }
             HttpFailure::Stopped => RemoteError::Stopped,
         }
     }
