@@ -9,6 +9,8 @@ use zbelastic_data::store::StoreError;
 use zbelastic_tokenizer::FolderError;
 use zbelastic_wording::{CommandFailure, FailureCode, FailureDetail, cannot_write};
 
+use crate::remote_sources;
+
 /// A failure with one detail.
 fn failure(code: FailureCode, what: &str, detail: FailureDetail) -> CommandFailure {
     CommandFailure { code, what: what.to_owned(), details: vec![detail] }
@@ -20,6 +22,9 @@ fn corpus(detail: FailureDetail) -> CommandFailure {
 
 /// Entries that give no files.
 pub fn of_list(error: &SourceListError) -> CommandFailure {
+    if let Some(failure) = remote_sources::failure_of_list(error) {
+        return failure;
+    }
     let detail = FailureDetail::new(error.to_string());
     match error {
         SourceListError::NotFound { .. } => {
@@ -39,6 +44,9 @@ pub fn of_list(error: &SourceListError) -> CommandFailure {
 
 /// A source that cannot be read.
 pub fn of_source(error: &SourceError) -> CommandFailure {
+    if let Some(failure) = remote_sources::failure_of_source(error) {
+        return failure;
+    }
     match error {
         SourceError::Io { file, source } => {
             let what = format!("cannot be read: {source}");

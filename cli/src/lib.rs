@@ -13,6 +13,7 @@ mod data_failure;
 pub mod membership;
 pub mod panics;
 mod progress;
+mod remote_sources;
 mod run_files;
 mod run_tokenizer;
 mod scratch_folder;

@@ -51,9 +51,17 @@ impl CommandProgress {
             bar.set_position(done.min(total));
             bar.set_message(line());
         } else if self.last_line.elapsed() >= LINE_INTERVAL {
-            // With standard error closed there is nowhere to print it.
-            let _ = writeln!(io::stderr(), "{}", line());
+            print_line(&line());
             self.last_line = Instant::now();
+        }
+    }
+
+    /// Prints lines above the bar, from any thread.
+    pub fn line_printer(&self) -> impl Fn(&str) + Send + Sync + 'static {
+        let bar = self.bar.clone();
+        move |line| match &bar {
+            Some(bar) => bar.suspend(|| print_line(line)),
+            None => print_line(line),
         }
     }
 
@@ -66,6 +74,11 @@ impl CommandProgress {
     pub fn finish(&self) {
         self.bar.iter().for_each(ProgressBar::finish_and_clear);
     }
+}
+
+fn print_line(line: &str) {
+    // With standard error closed there is nowhere to print it.
+    let _ = writeln!(io::stderr(), "{line}");
 }
 
 /// Time for `left` units at the rate of those that are done; none before the first.

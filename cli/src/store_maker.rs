@@ -13,7 +13,7 @@ use zbelastic_data::encode::EncodeDocuments;
 use zbelastic_data::prepare::{
     PrepareError, PrepareProgress, PrepareRequest, SHARD_TOKENS, prepare, request_name,
 };
-use zbelastic_data::source::{LocalStorage, SourceOptions};
+use zbelastic_data::source::SourceOptions;
 use zbelastic_data::store::{MANIFEST_NAME, StoreManifest};
 use zbelastic_local::interrupt::Interrupt;
 use zbelastic_machine::thread_count;
@@ -22,6 +22,7 @@ use zbelastic_wording::{CommandFailure, FailureDetail};
 
 use crate::data_failure;
 use crate::progress::CommandProgress;
+use crate::remote_sources::{self, source_storage};
 use crate::tokenizer_encoder::TokenizerEncoder;
 
 /// The folder of stores that are made of a run's text, within the run's folder or that of all runs.
@@ -68,7 +69,8 @@ pub fn try_make_store(
 ) -> Result<MadeStore, PrepareError> {
     let mut progress = CommandProgress::new();
     let mut files_left_out = 0;
-    let made = prepare(request, &LocalStorage, encoder, &mut |at| {
+    let storage = source_storage(&progress, interrupt);
+    let made = prepare(request, &storage, encoder, &mut |at| {
         progress.report(at.bytes_read.0, at.bytes_total.0, || progress_text(at));
         files_left_out = at.files_left_out;
         match interrupt.is_requested() {
@@ -77,7 +79,11 @@ pub fn try_make_store(
         }
     });
     progress.finish();
-    Ok(MadeStore { manifest: made?, files_left_out })
+    match made {
+        Ok(manifest) => Ok(MadeStore { manifest, files_left_out }),
+        Err(error) if remote_sources::is_stopped(&error) => Err(PrepareError::Stopped),
+        Err(error) => Err(error),
+    }
 }
 
 /// The sources of a configuration for training. If it names text and a tokenizer, a store is made of
@@ -102,7 +108,8 @@ pub fn with_text_store(
         shard_tokens: SHARD_TOKENS,
         folder: parent.join(TOKENS),
     };
-    let name = request_name(&request, &LocalStorage, &encoder);
+    let storage = source_storage(&CommandProgress::new(), interrupt);
+    let name = request_name(&request, &storage, &encoder);
     let name = name.map_err(|error| data_failure::of_prepare(&error))?;
     request.folder.push(&name.to_hex()[..NAME_DIGITS]);
     if !request.folder.join(MANIFEST_NAME).exists() {

@@ -10,7 +10,7 @@ use std::process::Output;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::text;
+use common::{refusal, text};
 use rustix::process::{Pid, Signal, kill_process};
 use site::Site;
 
@@ -227,4 +227,36 @@ fn a_folder_that_cannot_be_written_and_a_damaged_store_are_said() {
     bytes.pop();
     fs::write(&shard, bytes).expect("writable");
     site.refused("data show store", 8, &["the token store is damaged", "00000.shard", "try: "]);
+}
+
+#[test]
+fn an_address_that_cannot_be_read_is_said_with_what_to_do_and_leaves_nothing() {
+    let site = Site::new();
+    let check = |entry: &str, code: i32, parts: &[&str]| {
+        let mut command = site.command(&format!("data prepare {entry} --to store"));
+        for (name, _) in std::env::vars_os() {
+            if ["AWS_", "AZURE_"].iter().any(|prefix| name.to_string_lossy().starts_with(prefix)) {
+                command.env_remove(name);
+            }
+        }
+        // Nothing listens there.
+        let message = refusal(command.env("AWS_METADATA_ENDPOINT", "http://127.0.0.1:9"), code);
+        for part in parts {
+            assert!(message.contains(part), "{entry}: no {part:?} in:\n{message}");
+        }
+        assert!(!site.path("store").exists(), "{message}");
+    };
+    check(
+        "s4://books/a.txt",
+        2,
+        &["s4://books/a.txt: is no address of a known", "try: such as s3"],
+    );
+    check("https://h.example/books/", 2, &["a web server lists no files", "try: the address of"]);
+    check("http://h.example/a.txt", 2, &["over plain http://", "try: https://"]);
+    check("s3://books/a.txt", 2, &["  s3://books/a.txt: no credentials: ", "AWS_ACCESS_KEY_ID"]);
+    check(
+        "az://books/a.txt",
+        2,
+        &["  az://books/a.txt: no credentials: ", "AZURE_STORAGE_ACCOUNT"],
+    );
 }

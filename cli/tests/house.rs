@@ -281,7 +281,7 @@ fn planted_dependencies_are_found() {
     nothing(&owner("schedule", "proptest", "dev"));
     assert_eq!(owner("schedule", "proptest", ""), ["schedule does not own proptest"]);
     assert_eq!(owner("consensus", "rayon", "dev"), ["consensus does not own rayon"]);
-    assert_eq!(owner("node", "hyper", ""), ["hyper, which node names, has no owner"]);
+    assert_eq!(owner("node", "reqwest", ""), ["reqwest, which node names, has no owner"]);
 }
 
 #[test]

@@ -391,10 +391,18 @@ pub(super) fn folder_unreadable(
     path: &Path,
     error: &io::Error,
 ) -> FailureDetail {
-    FailureDetail::new(format!("model.from_hf: {} cannot be read: {error}", path.display()))
+    let path = path.display().to_string();
+    let hint = match path.contains("://") {
+        true => {
+            "a folder on this machine, which `aws s3 sync`, `gcloud storage rsync` or `hf download` \
+             fills with config.json, the tokenizer and the weights"
+        }
+        false => "a folder with config.json and model.safetensors",
+    };
+    FailureDetail::new(format!("model.from_hf: {path} cannot be read: {error}"))
         .at(at.to_string())
         .why("the folder's config.json says what the model is")
-        .hint("a folder with config.json and model.safetensors")
+        .hint(hint)
 }
 
 pub(super) fn folder_model(path: &Path, error: &ModelError) -> FailureDetail {

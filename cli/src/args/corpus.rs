@@ -21,7 +21,8 @@ Examples:
   zbelastic data prepare corpus.jsonl.zst --tokenizer tok --to store";
 
 const DATA_PREPARE_EXAMPLES: &str = "\
-Sources are files, folders and globs: .txt and .md (a file is a document), .jsonl, .ndjson and .json
+Sources are files, folders and globs, here or in a bucket (s3://, gs://, az://), and https://
+addresses of files: .txt and .md (a file is a document), .jsonl, .ndjson and .json
 (a line is), all also .gz or .zst, .parquet (a row is), and .bin with ids of nanoGPT or llm.c. A
 field or column that is a list of messages is a chat: the tokenizer's chat template renders it, and
 what the assistant writes counts in the loss. Interrupted or killed, the same command goes on. The
@@ -30,6 +31,7 @@ bytes of the store do not depend on the number of threads.
 Examples:
   zbelastic data prepare book.txt --to store
   zbelastic data prepare 'wiki/*.jsonl.gz' --tokenizer tok --to store
+  zbelastic data prepare 's3://bucket/wiki/*.jsonl.zst' --tokenizer tok --to store
   zbelastic data prepare web.parquet --field content --skip-bad --tokenizer ../SmolLM2 --to store";
 
 const DATA_SHOW_EXAMPLES: &str = "\
@@ -90,7 +92,7 @@ pub enum DataCommand {
 /// `data prepare`.
 #[derive(Args, Debug)]
 pub struct DataPrepareArgs {
-    /// Files, folders and globs of documents.
+    /// Files, folders and globs of documents, or addresses: s3://, gs://, az://, https://.
     #[arg(value_name = "SOURCE", required = true)]
     pub sources: Vec<String>,
     /// A model's folder, a tokenizer.json, or bytes: each byte is a token.

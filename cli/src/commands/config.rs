@@ -9,7 +9,8 @@ use serde_json::{Map, json};
 use zbelastic_config::{
     ConfigValue, Key, KeyDefault, LoadedConfig, PRESETS, SECTIONS, WeightSource, load,
 };
-use zbelastic_data::source::{LocalStorage, SourceListing};
+use zbelastic_data::source::SourceListing;
+use zbelastic_local::interrupt::Interrupt;
 use zbelastic_trainer::model::model_size;
 use zbelastic_types::Bytes;
 use zbelastic_wording::figures::counted;
@@ -18,6 +19,8 @@ use zbelastic_wording::{CommandError, CommandFailure, FailureDetail};
 use crate::args::{ConfigCommand, ConfigReadArgs};
 use crate::corpus::{DataSummary, load_data};
 use crate::data_failure;
+use crate::progress::CommandProgress;
+use crate::remote_sources::source_storage;
 use crate::store_maker::with_vocabulary;
 
 /// Runs a `config` command.
@@ -74,7 +77,8 @@ fn checked_data(loaded: &LoadedConfig) -> Result<CheckedData, CommandFailure> {
     let config = &loaded.config;
     match &config.tokens.tokenizer {
         Some(tokenizer) if config.tokens.is_encoded_text() => {
-            let listing = SourceListing::of(&config.text, &LocalStorage);
+            let storage = source_storage(&CommandProgress::new(), &Interrupt::default());
+            let listing = SourceListing::of(&config.text, &storage);
             let listing = listing.map_err(|error| data_failure::of_list(&error))?;
             let file_count = listing.files.len();
             Ok(CheckedData::Listed {

@@ -7,9 +7,8 @@ use std::time::Instant;
 
 use serde_json::{Value, json};
 use zbelastic_data::document::{Chat, Document};
-use zbelastic_data::source::{
-    LocalStorage, SourceFormat, SourceListing, SourceOptions, read_documents,
-};
+use zbelastic_data::source::{SourceFormat, SourceListing, SourceOptions, read_documents};
+use zbelastic_local::interrupt::Interrupt;
 use zbelastic_machine::thread_count;
 use zbelastic_tokenizer::train::{TrainError, TrainProgress, TrainRequest, train};
 use zbelastic_tokenizer::{Tokenizer, TokenizerFiles};
@@ -20,6 +19,7 @@ use zbelastic_wording::{CommandError, CommandFailure, FailureCode, FailureDetail
 use crate::args::{TokenizerCommand, TokenizerTrainArgs};
 use crate::data_failure as failure;
 use crate::progress::CommandProgress;
+use crate::remote_sources::source_storage;
 
 /// Runs a `tokenizer` command.
 ///
@@ -88,14 +88,15 @@ fn train_on_texts(
     args: &TokenizerTrainArgs,
     progress: &mut CommandProgress,
 ) -> Result<TrainedTokenizer, CommandFailure> {
-    let listing = SourceListing::of(&args.text, &LocalStorage);
+    let storage = source_storage(progress, &Interrupt::default());
+    let listing = SourceListing::of(&args.text, &storage);
     let listing = listing.map_err(|error| failure::of_list(&error))?;
     refuse_ids(&listing)?;
     let options = SourceOptions { field: args.field.clone(), ..SourceOptions::default() };
     let mut stopped = None;
     let mut text = Bytes(0);
     let bytes_read = Cell::new(Bytes(0));
-    let texts = read_documents(&listing, &LocalStorage, &options).map_while(|document| {
+    let texts = read_documents(&listing, &storage, &options).map_while(|document| {
         let read = document.map_err(|error| stopped = Some(error)).ok()?;
         bytes_read.set(read.bytes_read);
         let read = text_of(read.document);

@@ -10,7 +10,7 @@ macro_rules! pages {
     };
 }
 
-const PAGES: [(&str, &str); 91] = pages![
+const PAGES: [(&str, &str); 92] = pages![
     "architecture.md",
     "assumptions.md",
     "benchmarks.md",
@@ -89,6 +89,7 @@ const PAGES: [(&str, &str); 91] = pages![
     "decisions/0068-a-tied-matrix-lies-at-both-ends.md",
     "decisions/0069-a-run-reads-token-stores.md",
     "decisions/0070-what-a-model-has-read-is-earlier-slices.md",
+    "decisions/0071-remote-sources-are-a-package.md",
     "decisions/0072-frozen-tensors-are-part-of-the-model.md",
     "decisions/0073-muon-has-the-moments-of-adamw.md",
     "glossary.md",

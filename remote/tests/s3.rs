@@ -1,0 +1,168 @@
+//! Stores made of buckets, read from an S3 server over a folder: the same bytes as of the folder, or an
+//! error that says what the server has not.
+
+mod common;
+mod s3_server;
+
+use std::fs;
+use std::num::NonZeroUsize;
+use std::ops::ControlFlow;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use common::{BytesEncoder, make};
+use s3_server::{S3Server, SECRET};
+use tempfile::TempDir;
+use zbelastic_data::prepare::{PrepareError, PrepareRequest, prepare};
+use zbelastic_data::source::{LocalStorage, SourceOptions, SourceStorage};
+use zbelastic_remote::{
+    Environment, Missing, OnRetry, RemoteError, RemoteStorage, RetryEvent, RetryPolicy, Scheme,
+};
+
+/// A bucket `books` whose order by bytes is not that of paths, and other files beside its texts.
+fn folder_with_bucket() -> TempDir {
+    let folder = tempfile::tempdir().expect("a folder");
+    let lines: String =
+        (0..60_000).map(|line| format!("{{\"text\": \"line {line}\"}}\n")).collect();
+    let files = [
+        ("corpus/a.txt", "a"),
+        ("corpus/a/b c.txt", "a/b"),
+        ("corpus/b.jsonl", "{\"text\": \"b\"}\n"),
+        ("corpus/lines.jsonl", &lines),
+        ("corpus/.hidden.txt", "hidden"),
+        ("corpus/notes.py", "notes"),
+        ("other.txt", "other"),
+    ];
+    for (name, content) in files {
+        let path = folder.path().join("buckets/books").join(name);
+        fs::create_dir_all(path.parent().expect("a folder")).expect("writable");
+        fs::write(path, content).expect("writable");
+    }
+    folder
+}
+
+/// Waits take no time, and what was said of them is kept.
+fn storage(environment: Environment) -> (RemoteStorage, Arc<Mutex<Vec<String>>>) {
+    let policy =
+        RetryPolicy { attempts_max: 3, wait_first: Duration::ZERO, wait_max: Duration::ZERO };
+    let notes = Arc::new(Mutex::new(Vec::new()));
+    let kept = Arc::clone(&notes);
+    let on_retry: OnRetry = Arc::new(move |event: RetryEvent<'_>| {
+        if let RetryEvent::Begins(notice) = event {
+            kept.lock().expect("not poisoned").push(notice.reason.clone());
+        }
+        ControlFlow::Continue(())
+    });
+    (RemoteStorage::new(environment, policy, on_retry), notes)
+}
+
+/// A store of `remote` is one of `local`, which is seen from the folder of buckets.
+fn check_same(folder: &Path, storage: &RemoteStorage, local: &str, remote: &[&str]) {
+    let stores = tempfile::tempdir().expect("a folder");
+    let local = local.split(' ').map(|name| folder.join("buckets").join(name));
+    let local = local.map(|path| path.display().to_string()).collect();
+    let expected = make(&LocalStorage, local, &stores.path().join("local")).expect("a store");
+    let entries = remote.iter().map(|entry| (*entry).to_owned()).collect();
+    let found = make(storage, entries, &stores.path().join("remote"));
+    assert_eq!(found.expect("a store"), expected, "{remote:?}");
+}
+
+#[test]
+fn a_bucket_gives_the_store_of_the_same_files_while_the_server_is_busy() {
+    let folder = folder_with_bucket();
+    let server = S3Server::start(&folder.path().join("buckets"), true);
+    let (storage, notes) = storage(server.environment(SECRET));
+    let check = |local, remote: &[&str]| check_same(folder.path(), &storage, local, remote);
+    check("books/corpus", &["s3://books/corpus/"]);
+    check("books/corpus", &["s3://books/corpus"]);
+    check("books", &["s3://books"]);
+    check("books/**/*.txt", &["s3://books/**/*.txt"]);
+    server.be_busy(2);
+    let both = ["s3://books/other.txt", "s3://books/corpus/lines.jsonl"];
+    check("books/other.txt books/corpus/lines.jsonl", &both);
+    let noted = notes.lock().expect("not poisoned").join(", ");
+    assert!(noted.starts_with("503") && noted.matches("503").count() == 2, "{noted}");
+}
+
+#[test]
+fn buckets_of_google_are_read_too() {
+    let folder = folder_with_bucket();
+    let server = S3Server::start(&folder.path().join("buckets"), false);
+    let variables =
+        [("GOOGLE_BASE_URL", server.endpoint()), ("GOOGLE_SKIP_SIGNATURE", "true".to_owned())];
+    let environment = variables.into_iter().map(|(name, value)| (name.to_owned(), value));
+    let (storage, _) = storage(environment.collect());
+    check_same(folder.path(), &storage, "books/corpus", &["gs://books/corpus/"]);
+}
+
+#[test]
+fn what_was_stopped_goes_on_to_the_same_store_unless_an_object_changed() {
+    let folder = folder_with_bucket();
+    let server = S3Server::start(&folder.path().join("buckets"), true);
+    let request = |store: &str| PrepareRequest {
+        entries: vec!["s3://books/corpus/".to_owned()],
+        options: SourceOptions::default(),
+        threads: NonZeroUsize::MIN,
+        shard_tokens: 100_000,
+        folder: folder.path().join(store),
+    };
+    let make = |store: &str, batches: u32| {
+        let (storage, _) = storage(server.environment(SECRET));
+        let mut written = 0;
+        prepare(&request(store), &storage, &BytesEncoder, &mut |_| {
+            written += 1;
+            if written < batches { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+        })
+    };
+    let whole = make("whole", u32::MAX).expect("a store");
+    assert!(whole.shards.len() > 2, "{}", whole.shards.len());
+    assert!(matches!(make("store", 6), Err(PrepareError::Stopped)));
+    assert!(folder.path().join("store/00000.shard").exists());
+    let object = folder.path().join("buckets/books/corpus/a.txt");
+    fs::write(&object, "another").expect("writable");
+    assert!(matches!(make("store", u32::MAX), Err(PrepareError::OtherRequest { .. })));
+    fs::write(&object, "a").expect("writable");
+    let written = fs::metadata(folder.path().join("buckets/books/corpus/b.jsonl"));
+    let time = written.expect("a file").modified().expect("a time");
+    let file = fs::File::options().write(true).open(&object).expect("a file");
+    file.set_modified(time).expect("writable");
+    assert_eq!(make("store", u32::MAX).expect("a store"), whole);
+}
+
+#[test]
+fn what_a_server_has_not_and_whom_it_refuses_are_told_apart() {
+    let folder = folder_with_bucket();
+    let server = S3Server::start(&folder.path().join("buckets"), true);
+    let refused = |environment: Environment, entry: &str| {
+        let (storage, _) = storage(environment);
+        let error = storage.list(entry).expect_err("refused");
+        RemoteError::find(&error).unwrap_or_else(|| panic!("{error}")).clone()
+    };
+    let check = |entry: &str, expected| {
+        let error = refused(server.environment(SECRET), entry);
+        let RemoteError::NotFound { place, missing } = &error else { panic!("{error}") };
+        assert!(entry.starts_with(&**place), "{place}");
+        assert_eq!(*missing, expected, "{entry}");
+    };
+    check("s3://nobody/a.txt", Missing::Bucket);
+    check("s3://nobody/", Missing::Bucket);
+    check("s3://books/a.txt", Missing::Key);
+    check("s3://books/corpus/a.tx", Missing::Key);
+    let error = refused(server.environment("another"), "s3://books/");
+    let RemoteError::Denied { scheme: Scheme::S3, reason } = &error else { panic!("{error}") };
+    assert_eq!(reason, "403 SignatureDoesNotMatch");
+    let variables = [
+        ("AWS_ENDPOINT_URL", server.endpoint()),
+        // Nothing listens there.
+        ("AWS_METADATA_ENDPOINT", "http://127.0.0.1:9".to_owned()),
+    ];
+    let variables = variables.into_iter().map(|(name, value)| (name.to_owned(), value));
+    let error = refused(variables.collect(), "s3://books/");
+    assert!(matches!(error, RemoteError::Credentials { scheme: Scheme::S3, .. }), "{error}");
+    let error = refused(Environment::default(), "az://container/");
+    assert!(matches!(error, RemoteError::Credentials { scheme: Scheme::Az, .. }), "{error}");
+    server.be_busy(u32::MAX);
+    let error = refused(server.environment(SECRET), "s3://books/");
+    assert!(matches!(error, RemoteError::Unavailable { attempts: 3, .. }), "{error}");
+}
