@@ -232,9 +232,11 @@ fn host_of(uri: &Uri) -> String {
 fn attempt(agent: &Agent, request: &HttpRequest) -> Result<HttpResponse, FailedAttempt> {
     let transport = |error: ureq::Error| {
         let is_transient = is_transient(&error);
-        let reason = match error {
-            ureq::Error::Io(error) => error.to_string(),
-            error => error.to_string(),
+        // Its own words say "io: " before those of the system.
+        let reason = if let ureq::Error::Io(error) = error {
+            error.to_string()
+        } else {
+            error.to_string()
         };
         let failure = HttpFailure::Transport { host: host_of(request.uri()), reason };
         FailedAttempt { failure, is_transient }
@@ -279,13 +281,13 @@ fn is_busy(status: u16) -> bool {
 
 /// A connection that was not made or broke. An untrusted certificate comes as invalid data.
 fn is_transient(error: &ureq::Error) -> bool {
-    match error {
-        ureq::Error::Io(error) => error.kind() != io::ErrorKind::InvalidData,
-        error => matches!(
-            error,
-            ureq::Error::Timeout(_) | ureq::Error::HostNotFound | ureq::Error::ConnectionFailed
-        ),
+    if let ureq::Error::Io(error) = error {
+        return error.kind() != io::ErrorKind::InvalidData;
     }
+    matches!(
+        error,
+        ureq::Error::Timeout(_) | ureq::Error::HostNotFound | ureq::Error::ConnectionFailed
+    )
 }
 
 /// The code in the XML of an error, which S3, Google and Azure send alike.

@@ -83,12 +83,10 @@ impl RemoteObject {
 
 /// An object that was listed and is not there any more.
 fn gone(error: RemoteError) -> RemoteError {
-    match error {
-        RemoteError::NotFound { place, missing: Missing::Key } => {
-            RemoteError::NotFound { place, missing: Missing::Gone }
-        }
-        error => error,
+    if let RemoteError::NotFound { place, missing: Missing::Key } = error {
+        return RemoteError::NotFound { place, missing: Missing::Gone };
     }
+    error
 }
 
 impl RangedFile for RemoteObject {
