@@ -42,8 +42,9 @@ use store_writer::StoreWriter;
 /// Most memory of [`prepare`], for any corpus. Of a document's byte there are at most, at
 /// once: the item, its text, and an id of 4 bytes with its byte of loss mask, which is 7 for each
 /// of [`IN_FLIGHT_BYTES_MAX`], or 224 MiB. The ends of a shard's documents need up to 64 MiB, its
-/// loss mask 16, zstd's window 128, buffers some ten. The encoder's own memory is on top of it, and
-/// a page of a Parquet file, which is decompressed as a whole (writers make them of 1 MiB).
+/// loss mask 16, zstd's window 128, buffers some ten; of an object on another machine 24 are held,
+/// and the names of a bucket's files take up to 23. The encoder's own memory is on top of it, and a
+/// page of a Parquet file, which is decompressed as a whole (writers make them of 1 MiB).
 pub const PREPARE_BYTES_MAX: Bytes = Bytes(512 << 20);
 /// Most bytes of items that are read and not written yet, unless it is a single batch.
 pub const IN_FLIGHT_BYTES_MAX: usize = 32 << 20;
