@@ -88,8 +88,8 @@ pub fn try_make_store(
 
 /// The sources of a configuration for training. If it names text and a tokenizer, a store is made of
 /// the text in a folder below `parent` and stands in place of the text; one that was made before is
-/// used again, and one that is not finished goes on. `listen` is called if one is made; a request of
-/// what it gives ends that between two batches.
+/// used again, and one that is not finished goes on. `listen` is called before servers are asked or a
+/// store is made; a request of what it gives ends that between two batches.
 ///
 /// # Errors
 /// If it cannot be listened, the store cannot be made, or the model does not know its tokens. What is wrong with the
@@ -108,12 +108,16 @@ pub fn with_text_store(
         shard_tokens: SHARD_TOKENS,
         folder: parent.join(TOKENS),
     };
-    let storage = source_storage(&CommandProgress::new(), interrupt);
+    let interrupt = listen()?;
+    let storage = source_storage(&CommandProgress::new(), &interrupt);
     let name = request_name(&request, &storage, &encoder);
-    let name = name.map_err(|error| data_failure::of_prepare(&error))?;
+    let name = name.map_err(|error| match remote_sources::is_stopped(&error) {
+        true => CommandFailure::new(interrupt.code(), "interrupted"),
+        false => data_failure::of_prepare(&error),
+    })?;
     request.folder.push(&name.to_hex()[..NAME_DIGITS]);
     if !request.folder.join(MANIFEST_NAME).exists() {
-        make_store(&request, &encoder, &listen()?)?;
+        make_store(&request, &encoder, &interrupt)?;
     }
     let folder = ConfigValue::Text(request.folder.display().to_string());
     sources.flags.push(own(Key::Text, ConfigValue::List(Vec::new())));

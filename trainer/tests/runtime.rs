@@ -337,11 +337,11 @@ fn a_plan_of_another_arithmetic_is_refused() {
 
 fn check_refused(mut runtime: CpuWorker, wrong: &PlanRecord, expected: PlanMismatch) {
     runtime.handle(load(wrong, 1)).expect("a command");
-    let failed = outputs(&mut runtime).into_iter().find_map(|output| match output {
-        RuntimeOutput::Event(WorkerEvent::LoadFailed { generation, cause, .. }) => {
-            Some((generation, cause))
-        }
-        _ => None,
+    let failed = outputs(&mut runtime).into_iter().find_map(|output| {
+        let RuntimeOutput::Event(WorkerEvent::LoadFailed { generation, cause, .. }) = output else {
+            return None;
+        };
+        Some((generation, cause))
     });
     assert_eq!(failed, Some((Generation(1), LoadFault::Source)), "{expected:?}");
     match runtime.take_refusal() {
