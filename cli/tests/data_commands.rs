@@ -195,9 +195,10 @@ fn what_is_wrong_with_a_tokenizer_or_a_folder_is_said() {
 fn a_store_is_verified_shard_by_shard() {
     let site = Site::new();
     for name in ["a.txt", "b.txt", "c.txt"] {
-        site.write(name, "one two three four");
+        // More than is encoded at once.
+        site.write(name, "one two three four\n".repeat(16_000));
     }
-    site.printed("data prepare a.txt b.txt c.txt --to store --shard-tokens 1 --threads 1");
+    site.printed("data prepare a.txt b.txt c.txt --to store --shard-tokens 1000");
     let shards = site.json("data show store")["shards"].as_u64().expect("a count");
     assert!(shards > 1, "{shards}");
     let shown = site.printed("data show store --verify");

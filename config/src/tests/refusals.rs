@@ -22,7 +22,7 @@ fn unknown_names_are_refused_with_the_nearest() {
   try: optimizer.lr
   run.toml:8: unknown key `train.batch`
   why: what is not known is refused, so that a misspelt key is not ignored
-  try: one of steps, global_batch, microbatch, seq_len, seed, eval_every, freeze, device, precision
+  try: one of steps, global_batch, microbatch, seq_len, seed, eval_every, z_loss, freeze, device, precision
   run.toml:10: unknown key `optimizer.lr_mim`
   why: what is not known is refused, so that a misspelt key is not ignored
   try: optimizer.lr_min",
