@@ -343,14 +343,14 @@ fn muon_needs_processors_and_steps() {
         "[train]\ndevice = \"cuda\"\n[optimizer]\nkind = \"muon\"\n",
         "
   run.toml:6: optimizer.kind: muon on NVIDIA devices
-  why: only processors have kernels for it
+  why: only processors have kernels for it; train.device = \"cuda\" (run.toml:4)
   try: train.device = \"cpu\", or optimizer.kind = \"adamw\"",
     );
     check_tiny(
         "[schedule]\nkind = \"pipedream\"\n[optimizer]\nkind = \"muon\"\n",
         "
   run.toml:6: optimizer.kind: muon under pipedream
-  why: asynchronous schedules have AdamW only
+  why: asynchronous schedules have AdamW only; schedule.kind = \"pipedream\" (run.toml:4)
   try: schedule.kind = \"auto\", or optimizer.kind = \"adamw\"",
     );
 }
