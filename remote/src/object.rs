@@ -84,9 +84,10 @@ impl RemoteObject {
 /// An object that was listed and is not there any more.
 fn gone(error: RemoteError) -> RemoteError {
     if let RemoteError::NotFound { place, missing: Missing::Key } = error {
-        return RemoteError::NotFound { place, missing: Missing::Gone };
+        RemoteError::NotFound { place, missing: Missing::Gone }
+    } else {
+        error
     }
-    error
 }
 
 impl RangedFile for RemoteObject {
