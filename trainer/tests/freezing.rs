@@ -22,7 +22,7 @@ use zbelastic_trainer::digest::StateDigest;
 use zbelastic_trainer::model::{
     Family, ModelConfig, Recompute, TensorSpec, frozen_tensors, model_layers,
 };
-use zbelastic_trainer::optimizer::clip_coefficient;
+use zbelastic_trainer::optimizer::{OptimizerKind, clip_coefficient};
 use zbelastic_trainer::plan::{LayerWork, Plan, PlanRequest, layer_work};
 use zbelastic_trainer::reference::{ReferenceStep, SerialReference};
 use zbelastic_trainer::stage::StageSetup;
@@ -139,6 +139,9 @@ fn every_schedule_has_the_bits_of_the_reference() {
             let case = format!("{kind}, {} stages, {model:?}", plan.placement().stage_count());
             assert_eq!(plan.program.is_tied(), model.ties_gradients(), "{case}");
             let mut setup = frozen_setup(plan, &model);
+            if index % 2 == 1 {
+                setup.optimizer.kind = OptimizerKind::Muon { momentum: 0.95 };
+            }
             let nonfinite = match run % 3 {
                 0 => NonfinitePolicy::Skip,
                 _ => NonfinitePolicy::Replay,
