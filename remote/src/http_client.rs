@@ -233,11 +233,8 @@ fn attempt(agent: &Agent, request: &HttpRequest) -> Result<HttpResponse, FailedA
     let transport = |error: ureq::Error| {
         let is_transient = is_transient(&error);
         // Its own words say "io: " before those of the system.
-        let reason = if let ureq::Error::Io(error) = error {
-            error.to_string()
-        } else {
-            error.to_string()
-        };
+        let reason =
+            if let ureq::Error::Io(error) = error { error.to_string() } else { error.to_string() };
         let failure = HttpFailure::Transport { host: host_of(request.uri()), reason };
         FailedAttempt { failure, is_transient }
     };
