@@ -12,6 +12,7 @@ use zbelastic_trainer::plan::{BatchShape, is_legal_cut};
 use zbelastic_types::Bytes;
 
 use super::BOUNDARY_BYTES_MAX;
+use super::freeze::freeze;
 use super::key::Key;
 use super::memory::ops_of_names;
 use super::problem::{ConfigProblem, EffectiveSetting};
@@ -47,7 +48,9 @@ pub fn build(
     let mut builder = ConfigBuilder { reader, origin, unsound, problems: Vec::new() };
     let mut model = builder.model();
     if let Some((model, _)) = &mut model {
-        builder.freeze(model);
+        let at = builder.reader.settings.origin(Key::Freeze);
+        let patterns = builder.reader.texts(Key::Freeze);
+        builder.problems.extend(freeze(model, &patterns, &at));
     }
     let batch = builder.batch();
     if let Some((model, _)) = &model {

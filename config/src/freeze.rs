@@ -5,8 +5,6 @@ use std::collections::BTreeSet;
 use zbelastic_trainer::model::{FreezeError, LayerSpec, ModelConfig, frozen_tensors, model_layers};
 use zbelastic_wording::FailureDetail;
 
-use super::build::ConfigBuilder;
-use super::key::Key;
 use super::nearest::nearest_few;
 use super::problem::ConfigProblem;
 use super::settings::SettingOrigin;
@@ -14,23 +12,27 @@ use super::settings::SettingOrigin;
 /// Names that are suggested for a pattern that matches none.
 const SUGGESTIONS_MAX: usize = 4;
 
-impl ConfigBuilder<'_> {
-    /// Freezes the tensors of `model` that the configuration names.
-    pub fn freeze(&mut self, model: &mut ModelConfig) {
-        let patterns = self.reader.texts(Key::Freeze);
-        if patterns.is_empty() {
-            return;
+/// Freezes the tensors of `model` that patterns, which were set at `at`, name. Returns what is wrong
+/// with them.
+pub fn freeze(
+    model: &mut ModelConfig,
+    patterns: &[String],
+    at: &SettingOrigin,
+) -> Vec<ConfigProblem> {
+    if patterns.is_empty() {
+        return Vec::new();
+    }
+    match frozen_tensors(model, patterns) {
+        Ok(frozen) => {
+            model.frozen = frozen;
+            Vec::new()
         }
-        match frozen_tensors(model, &patterns) {
-            Ok(frozen) => model.frozen = frozen,
-            Err(errors) => {
-                let at = self.reader.settings.origin(Key::Freeze);
-                let problem = |error| {
-                    let near = near_names(model, &error);
-                    ConfigProblem::Freeze { at: at.clone(), error, near }
-                };
-                self.problems.extend(errors.into_iter().map(problem));
-            }
+        Err(errors) => {
+            let problem = |error| {
+                let near = near_names(model, &error);
+                ConfigProblem::Freeze { at: at.clone(), error, near }
+            };
+            errors.into_iter().map(problem).collect()
         }
     }
 }

@@ -49,9 +49,7 @@ mod tests {
     #[test]
     fn neighbours_are_written_together() {
         let frozen: FrozenTensors = [0, 1, 2, 5, 7, 8].map(TensorIndex).into_iter().collect();
-        let text = serde_json::to_string(&frozen).expect("JSON");
-        assert_eq!(text, "[[0,3],[5,6],[7,9]]");
-        assert_eq!(serde_json::from_str::<FrozenTensors>(&text).expect("its own text"), frozen);
+        assert_eq!(frozen.runs, [[0, 3], [5, 6], [7, 9]]);
         let found = (0..10).filter(|tensor| frozen.contains(TensorIndex(*tensor)));
         assert_eq!(found.collect::<Vec<_>>(), [0, 1, 2, 5, 7, 8]);
     }

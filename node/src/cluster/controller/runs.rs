@@ -156,8 +156,7 @@ impl<'a> RunCatalog<'a> {
             });
         };
         let config = JobDocument::of_job(parent.spec).ok().map(|config| config.job.config);
-        let Some(config) = config.filter(|config| config.model.has_shape_of(&job.config.model))
-        else {
+        let Some(config) = config.filter(|it| it.model.has_shape_of(&job.config.model)) else {
             return Err(ApiRefusal::WrongState(WrongState::OtherModel { name }));
         };
         if config.checkpoint.folder != job.config.checkpoint.folder {
