@@ -10,7 +10,7 @@ macro_rules! pages {
     };
 }
 
-const PAGES: [(&str, &str); 92] = pages![
+const PAGES: [(&str, &str); 93] = pages![
     "architecture.md",
     "assumptions.md",
     "benchmarks.md",
@@ -95,6 +95,7 @@ const PAGES: [(&str, &str); 92] = pages![
     "glossary.md",
     "hacking.md",
     "numerics.md",
+    "quality.md",
     "run-folder.md",
     "schedule-ir.md",
     "schedules.md",
