@@ -66,7 +66,8 @@ use zbelastic_schedule::asynchronous::AsyncKind;
 use zbelastic_schedule::{ScheduleKind, Window};
 use zbelastic_trainer::model::ModelConfig;
 use zbelastic_trainer::optimizer::OptimizerConfig;
-use zbelastic_trainer::plan::{AUTO_KINDS, BatchShape};
+use zbelastic_trainer::plan::{AUTO_KINDS, BatchShape, Plan};
+use zbelastic_trainer::stage::{InitialWeights, StageSetup};
 use zbelastic_types::Bytes;
 use zbelastic_wording::CommandFailure;
 
@@ -355,6 +356,25 @@ impl RunConfig {
         self.tokens.stores.clear();
         self.tokens.tokenizer = None;
         self
+    }
+
+    /// The setup of the stages of a plan: weights are drawn, no gradient is corrupted, none is sent
+    /// to copies, and nothing is attested.
+    #[must_use]
+    pub fn stage_setup(&self, plan: Plan) -> StageSetup {
+        StageSetup {
+            model: self.model.clone(),
+            plan,
+            optimizer: self.optimizer.clone(),
+            z_loss: self.z_loss,
+            clip_norm: self.guard.clip_norm,
+            step_count: self.steps,
+            evaluate_every: self.evaluate_every,
+            weights: InitialWeights::Drawn { seed: self.seed },
+            injections: Vec::new(),
+            copies_wanted: false,
+            attest_every: 0,
+        }
     }
 
     /// How windows of stores are read.

@@ -18,7 +18,7 @@ use zbelastic_trainer::model::LayerRange;
 use zbelastic_trainer::plan::{
     ChooseRequest, Pace, Plan, PlanChoice, PlanError, ScheduleRefusal, StageMemory, choose,
 };
-use zbelastic_trainer::stage::{InitialWeights, Injection, StageSetup};
+use zbelastic_trainer::stage::{InitialWeights, StageSetup};
 use zbelastic_types::{Bytes, StageIndex};
 use zbelastic_wording::{CommandFailure, FailureCode, FailureDetail};
 
@@ -186,7 +186,8 @@ pub fn prepare(
     let LoadedConfig { config, notes, .. } = loaded;
     let weights = initial_weights(&config)?;
     let threads = threads_per_worker(args.threads, worker_count, core_count());
-    let setup = stage_setup(&config, plan.synchronous(), weights, injections);
+    let setup = config.stage_setup(plan.synchronous().clone());
+    let setup = StageSetup { weights, injections, ..setup };
     let job = TrainingJob {
         setup: Arc::new(setup),
         policy: config.guard,
@@ -270,27 +271,6 @@ fn run_name(settings: &ConfigSettings, file: Option<&Path>) -> String {
         })
     };
     stem.or_else(preset).unwrap_or_else(|| "run".to_owned())
-}
-
-fn stage_setup(
-    config: &RunConfig,
-    plan: &Plan,
-    weights: InitialWeights,
-    injections: Vec<Injection>,
-) -> StageSetup {
-    StageSetup {
-        model: config.model.clone(),
-        plan: plan.clone(),
-        optimizer: config.optimizer.clone(),
-        z_loss: config.z_loss,
-        clip_norm: config.guard.clip_norm,
-        step_count: config.steps,
-        evaluate_every: config.evaluate_every,
-        weights,
-        injections,
-        copies_wanted: false,
-        attest_every: 0,
-    }
 }
 
 /// The cores, shared out among the workers; each has one at least.

@@ -29,7 +29,7 @@ use zbelastic_schedule::{ScheduleKind, Window};
 use zbelastic_trainer::digest::StateDigest;
 use zbelastic_trainer::plan::{Plan, PlanRequest};
 use zbelastic_trainer::reference::SerialReference;
-use zbelastic_trainer::stage::{InitialWeights, StageSetup};
+use zbelastic_trainer::stage::StageSetup;
 use zbelastic_types::Step;
 use zbelastic_wire::document::{DataName, JobDocument};
 
@@ -74,19 +74,7 @@ fn setup(toml: &str, kind: ScheduleKind, stage_count: u32) -> (StageSetup, Arc<T
         stage_count,
         window: Window::One,
     };
-    let setup = StageSetup {
-        plan: Plan::new(request).expect("a plan"),
-        model: config.model,
-        optimizer: config.optimizer,
-        z_loss: config.z_loss,
-        clip_norm: config.guard.clip_norm,
-        step_count: config.steps,
-        evaluate_every: config.evaluate_every,
-        weights: InitialWeights::Drawn { seed: config.seed },
-        injections: Vec::new(),
-        copies_wanted: false,
-        attest_every: 0,
-    };
+    let setup = config.stage_setup(Plan::new(request).expect("a plan"));
     let corpus = job.corpus(text).expect("long enough");
     (setup, Arc::new(TrainingData::Text(corpus)))
 }

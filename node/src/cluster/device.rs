@@ -538,19 +538,8 @@ fn begin<M: WorkerDevice>(
     let plan = Plan::new(request)
         .expect("every model fits on one stage of the plainest schedule")
         .with_recompute(config.memory.recomputed());
-    let stage = StageSetup {
-        model: config.model.clone(),
-        plan,
-        optimizer: config.optimizer.clone(),
-        z_loss: config.z_loss,
-        clip_norm: config.guard.clip_norm,
-        step_count: config.steps,
-        evaluate_every: config.evaluate_every,
-        weights,
-        injections: document.job.injections.clone(),
-        copies_wanted: false,
-        attest_every: 0,
-    };
+    let injections = document.job.injections.clone();
+    let stage = StageSetup { weights, injections, ..config.stage_setup(plan) };
     Ok(WorkerRuntime::new(
         RuntimeSetup { stage, gradient_limits: GRADIENT_FRAME_LIMITS },
         model,

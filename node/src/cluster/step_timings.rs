@@ -14,7 +14,7 @@ use zbelastic_timing::{
 };
 use zbelastic_trainer::model::LayerTimes;
 use zbelastic_trainer::plan::{Plan, class_costs};
-use zbelastic_trainer::stage::{InitialWeights, StageSetup};
+use zbelastic_trainer::stage::StageSetup;
 use zbelastic_types::{Generation, StageIndex};
 use zbelastic_wire::document::NamedJob;
 
@@ -119,25 +119,13 @@ impl std::fmt::Debug for StepTimings {
 /// The run under a plan, as far as its times depend on it.
 fn setup(job: &NamedJob, plan: &PlanRecord) -> StageSetup {
     let config = &job.job.config;
-    StageSetup {
-        model: config.model.clone(),
-        plan: Plan {
-            generation: plan.generation,
-            program: plan.program.clone(),
-            chunks: plan.chunks.clone(),
-            batch: config.batch,
-            recompute: config.memory.recomputed(),
-        },
-        optimizer: config.optimizer.clone(),
-        z_loss: config.z_loss,
-        clip_norm: config.guard.clip_norm,
-        step_count: config.steps,
-        evaluate_every: config.evaluate_every,
-        weights: InitialWeights::Drawn { seed: config.seed },
-        injections: Vec::new(),
-        copies_wanted: false,
-        attest_every: 0,
-    }
+    config.stage_setup(Plan {
+        generation: plan.generation,
+        program: plan.program.clone(),
+        chunks: plan.chunks.clone(),
+        batch: config.batch,
+        recompute: config.memory.recomputed(),
+    })
 }
 
 #[cfg(test)]
