@@ -6,14 +6,14 @@ mod common;
 use std::sync::Arc;
 
 use common::documents::{Documents, SILENT};
-use common::{BATCH, StageCluster, corpus, policy, setup, tiny_model};
+use common::{BATCH, StageCluster, corpus, plan_if_any, policy, setup, tiny_model};
 use zbelastic_consensus::validation::NonfinitePolicy;
 use zbelastic_kernels::CpuBackend;
 use zbelastic_schedule::{ScheduleKind, Window};
 use zbelastic_trainer::data::{BatchSource, TokenBatch};
 use zbelastic_trainer::digest::StateDigest;
 use zbelastic_trainer::model::{Family, MicrobatchShape, ModelConfig, Recompute, RecomputedOps};
-use zbelastic_trainer::plan::{BatchShape, Plan, PlanRequest};
+use zbelastic_trainer::plan::BatchShape;
 use zbelastic_trainer::reference::SerialReference;
 use zbelastic_trainer::stage::{HELD_OUT_MAX, StageSetup};
 use zbelastic_types::Step;
@@ -50,16 +50,8 @@ fn setup_of(
     stage_count: u32,
     window: Window,
 ) -> Option<StageSetup> {
-    let request = PlanRequest {
-        model,
-        batch: BATCH,
-        kind,
-        chunks_per_stage: None,
-        slice_count: kind.is_sliced().then_some(4),
-        stage_count,
-        window,
-    };
-    Some(setup(model.clone(), Plan::new(request).ok()?, STEPS))
+    let plan = plan_if_any(model, kind, stage_count, window)?;
+    Some(setup(model.clone(), plan, STEPS))
 }
 
 /// Every schedule, of one to four stages: slices, replicas and several chunks a stage among them,

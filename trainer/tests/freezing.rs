@@ -6,16 +6,14 @@ mod common;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use common::serial::{reference, serial};
 use common::{
-    BATCH, StageCluster, corpus, featured_model, offloaded, plan, policy, setup, tiny_model,
+    BATCH, PIPEDREAM, StageCluster, featured_model, offloaded, plan, policy, setup, tiny_model,
 };
 use zbelastic_consensus::validation::NonfinitePolicy;
 use zbelastic_kernels::reference::{AdamWState, adamw};
 use zbelastic_kernels::{BufferView, CpuBackend, DeviceMemory};
-use zbelastic_schedule::asynchronous::{
-    AsyncKind, AsyncRequest, AsyncVariant, DynamicOptions, DynamicRule,
-};
-use zbelastic_schedule::{PipelineSize, ScheduleKind, Window, check_size};
+use zbelastic_schedule::{ScheduleKind, Window};
 use zbelastic_trainer::asynchronous::{AsyncPlan, AsyncPlanError};
 use zbelastic_trainer::data::Corpus;
 use zbelastic_trainer::digest::StateDigest;
@@ -23,7 +21,7 @@ use zbelastic_trainer::model::{
     Family, ModelConfig, Recompute, TensorSpec, frozen_tensors, model_layers,
 };
 use zbelastic_trainer::optimizer::{OptimizerKind, clip_coefficient};
-use zbelastic_trainer::plan::{LayerWork, Plan, PlanRequest, layer_work};
+use zbelastic_trainer::plan::{LayerWork, Plan, layer_work};
 use zbelastic_trainer::reference::{ReferenceStep, SerialReference};
 use zbelastic_trainer::stage::StageSetup;
 use zbelastic_types::Step;
@@ -75,44 +73,16 @@ fn frozen_setup(plan: Plan, model: &ModelConfig) -> StageSetup {
     StageSetup { clip_norm: CLIP_NORM, ..setup(model.clone(), plan, STEPS) }
 }
 
-fn reference(setup: &StageSetup) -> SerialReference<CpuBackend, Arc<Corpus>> {
-    let backend = CpuBackend::new(1).expect("one thread");
-    SerialReference::new(setup, backend, corpus()).expect("memory")
-}
-
-fn serial(setup: &StageSetup, skipped: Option<u64>) -> (Vec<ReferenceStep>, StateDigest) {
-    let mut run = reference(setup);
-    let step = |step| run.step(Step(step), skipped == Some(step + 1));
-    ((0..setup.step_count).map(step).collect(), run.digest())
-}
-
-/// Every schedule that has no arithmetic of its own at every number of stages, and those that have.
+/// Every schedule at every number of stages, with as many chunks as it has by itself.
 fn every_plan(model: &ModelConfig) -> Vec<Plan> {
-    let mut plans = Vec::new();
-    for kind in ScheduleKind::ALL {
-        for stage_count in 1..=4 {
-            let chunks_per_stage = kind.chunk_counts().least();
-            let slice_count = if kind.is_sliced() { 2 } else { 1 };
-            let microbatch_count = BATCH.microbatch_count;
-            let size =
-                PipelineSize { stage_count, chunks_per_stage, microbatch_count, slice_count };
-            if check_size(kind, size).is_err() {
-                continue;
-            }
-            let window = if stage_count % 2 == 0 { Window::One } else { Window::Zero };
-            let request = PlanRequest {
-                model,
-                batch: BATCH,
-                kind,
-                chunks_per_stage: Some(chunks_per_stage),
-                slice_count: Some(slice_count),
-                stage_count,
-                window,
-            };
-            plans.push(Plan::new(request).expect("the size exists"));
-        }
-    }
-    plans
+    let is_plain = |plan: &Plan| {
+        let placement = plan.placement();
+        let window =
+            if placement.stage_count().is_multiple_of(2) { Window::One } else { Window::Zero };
+        let least = plan.program.kind.chunk_counts().least();
+        plan.program.window == Some(window) && placement.chunks_per_stage() == least
+    };
+    common::every_plan(model).into_iter().filter(is_plain).collect()
 }
 
 /// A gradient that is no number strikes what is trained: the last block's MLP in all but one choice.
@@ -321,15 +291,7 @@ fn plans_count_no_work_for_frozen_products() {
 
 #[test]
 fn schedules_without_steps_refuse_frozen_tensors() {
-    let request = AsyncRequest {
-        kind: AsyncKind::PipeDream,
-        stage_count: 2,
-        minibatch_count: 4,
-        microbatch_count: 1,
-        replica_count: 1,
-        dynamic: DynamicOptions { rule: DynamicRule::Oldest, cap: 1, update_every: 1 },
-        variant: AsyncVariant::Usual,
-    };
+    let request = PIPEDREAM;
     let kind = request.kind;
     let frozen = frozen_model(&tiny_model(Family::Gpt2), &["embed"]);
     let found = AsyncPlan::new(&frozen, BATCH, request);

@@ -7,8 +7,9 @@ mod common;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use common::serial::{StruckStepFate, reference, serial};
 use common::{
-    StageCluster, corpus, every_plan, featured_model, optimizer, plan, policy, setup, tiny_model,
+    StageCluster, every_plan, featured_model, optimizer, plan, policy, setup, tiny_model,
 };
 use zbelastic_consensus::validation::NonfinitePolicy;
 use zbelastic_kernels::reference::newton_schulz;
@@ -40,25 +41,6 @@ fn muon_setup(plan: Plan, model: &ModelConfig) -> StageSetup {
     StageSetup { optimizer, clip_norm: CLIP_NORM, ..setup(model.clone(), plan, STEPS) }
 }
 
-fn reference(setup: &StageSetup) -> SerialReference<CpuBackend, Arc<Corpus>> {
-    let backend = CpuBackend::new(1).expect("one thread");
-    SerialReference::new(setup, backend, corpus()).expect("memory")
-}
-
-/// The steps of a serial run of this arithmetic, and its digest.
-fn serial(setup: &StageSetup, skipped: Option<u64>) -> (Vec<ReferenceStep>, StateDigest) {
-    let mut run = reference(setup);
-    let step = |step| run.step(Step(step), skipped == Some(step + 1));
-    ((0..setup.step_count).map(step).collect(), run.digest())
-}
-
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum StruckStepFate {
-    Nothing,
-    Replayed,
-    Skipped,
-}
-
 /// Replicas and slices are a part of the arithmetic; stages, chunks and orders are not.
 #[test]
 fn every_schedule_has_the_bits_of_the_reference() {
@@ -68,9 +50,7 @@ fn every_schedule_has_the_bits_of_the_reference() {
         let mut expected: BTreeMap<(u32, u32, bool), (Vec<ReferenceStep>, StateDigest)> =
             BTreeMap::new();
         for (run, plan) in every_plan(&model).into_iter().enumerate() {
-            let fates =
-                [StruckStepFate::Nothing, StruckStepFate::Replayed, StruckStepFate::Skipped];
-            let fate = fates[run % fates.len()];
+            let fate = StruckStepFate::ALL[run % StruckStepFate::ALL.len()];
             let stage_count = plan.placement().stage_count();
             let window = plan.program.window;
             let kind = plan.program.kind;
@@ -90,11 +70,7 @@ fn every_schedule_has_the_bits_of_the_reference() {
                 let text = format!("step={STRUCK},tensor=layers.1.attn.q,value=nan");
                 setup.injections = vec![text.parse().expect("a legal injection")];
             }
-            let nonfinite = match fate {
-                StruckStepFate::Replayed => NonfinitePolicy::Replay,
-                StruckStepFate::Nothing | StruckStepFate::Skipped => NonfinitePolicy::Skip,
-            };
-            let policy = policy(CLIP_NORM, nonfinite);
+            let policy = policy(CLIP_NORM, fate.policy());
             // Threads that wait for each other are slow on a busy machine: one run has two.
             let threads = if run == 5 { 2 } else { 1 };
             let outcome = StageCluster::new(&setup, policy, threads, run as u64).run();

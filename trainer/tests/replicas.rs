@@ -6,6 +6,7 @@ mod common;
 
 use std::sync::Arc;
 
+use common::serial::StruckStepFate;
 use common::{BATCH, StageCluster, corpus_for, policy, setup, tiny_model};
 use zbelastic_consensus::validation::NonfinitePolicy;
 use zbelastic_kernels::CpuBackend;
@@ -68,14 +69,6 @@ const SIZES: [(ScheduleKind, u32); 6] = [
     (ScheduleKind::Chimera, 4),
 ];
 
-/// What befalls the struck step.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum StruckStepFate {
-    Nothing,
-    Replayed,
-    Skipped,
-}
-
 #[test]
 fn both_replicas_equal_the_reference_whatever_befalls_them() {
     let mut runs = 0;
@@ -97,9 +90,7 @@ fn both_replicas_equal_the_reference_whatever_befalls_them() {
             assert_ne!(straight, skipping);
             for (kind, stage_count) in SIZES {
                 for window in [Window::Zero, Window::One] {
-                    for injected in
-                        [StruckStepFate::Nothing, StruckStepFate::Replayed, StruckStepFate::Skipped]
-                    {
+                    for injected in StruckStepFate::ALL {
                         runs += 1;
                         let request = request(&model, batch, kind, stage_count, window);
                         let plan = Plan::new(request).expect("a legal plan");
@@ -147,16 +138,10 @@ fn both_replicas_equal_the_reference_whatever_befalls_them() {
 /// The tensor is in the middle of the model, so that both holders are struck.
 fn strike(setup: &mut StageSetup, injected: StruckStepFate) -> NonfinitePolicy {
     let text = format!("step={STRUCK},tensor=layers.2.mlp.up,value=nan");
-    match injected {
-        StruckStepFate::Nothing => return NonfinitePolicy::Skip,
-        StruckStepFate::Replayed | StruckStepFate::Skipped => {
-            setup.injections = vec![text.parse().expect("a legal injection")];
-        }
+    if injected != StruckStepFate::Nothing {
+        setup.injections = vec![text.parse().expect("a legal injection")];
     }
-    match injected {
-        StruckStepFate::Replayed => NonfinitePolicy::Replay,
-        StruckStepFate::Nothing | StruckStepFate::Skipped => NonfinitePolicy::Skip,
-    }
+    injected.policy()
 }
 
 #[test]

@@ -7,19 +7,19 @@ mod common;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use common::{BATCH, StageCluster, corpus, every_plan, offloaded, plan, policy, setup, tiny_model};
+use common::serial::{StruckStepFate, reference, serial};
+use common::{
+    BATCH, PIPEDREAM, StageCluster, every_plan, offloaded, plan, policy, setup, tiny_model,
+};
 use zbelastic_consensus::validation::NonfinitePolicy;
 use zbelastic_kernels::{BufferView, CpuBackend, DeviceMemory};
-use zbelastic_schedule::asynchronous::{
-    AsyncKind, AsyncRequest, AsyncVariant, DynamicOptions, DynamicRule,
-};
 use zbelastic_schedule::{Op, Reduction, ScheduleKind, Window};
 use zbelastic_trainer::asynchronous::{AsyncPlan, AsyncPlanError};
 use zbelastic_trainer::digest::StateDigest;
 use zbelastic_trainer::model::{Family, ModelConfig, Recompute, model_layers, model_size};
 use zbelastic_trainer::plan::{Pace, Plan, plan_period, stage_memory};
 use zbelastic_trainer::random::{RandomPurpose, RandomStream};
-use zbelastic_trainer::reference::{ReferenceStep, SerialReference};
+use zbelastic_trainer::reference::ReferenceStep;
 use zbelastic_trainer::stage::{InitialWeights, StageSetup};
 use zbelastic_types::{Bytes, StageIndex, Step};
 
@@ -36,27 +36,6 @@ fn tied_setup(plan: Plan, family: Family) -> StageSetup {
     StageSetup { clip_norm: CLIP_NORM, ..setup(tied_model(family), plan, STEPS) }
 }
 
-fn reference(
-    setup: &StageSetup,
-) -> SerialReference<CpuBackend, Arc<zbelastic_trainer::data::Corpus>> {
-    let backend = CpuBackend::new(1).expect("one thread");
-    SerialReference::new(setup, backend, corpus()).expect("memory")
-}
-
-/// The steps of a serial run of this arithmetic, and its digest.
-fn serial(setup: &StageSetup, skipped: Option<u64>) -> (Vec<ReferenceStep>, StateDigest) {
-    let mut run = reference(setup);
-    let step = |step| run.step(Step(step), skipped == Some(step + 1));
-    ((0..setup.step_count).map(step).collect(), run.digest())
-}
-
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum StruckStepFate {
-    Nothing,
-    Replayed,
-    Skipped,
-}
-
 /// Replicas and slices are a part of the arithmetic; stages, chunks and orders are not.
 #[test]
 fn every_schedule_has_the_bits_of_the_reference() {
@@ -67,9 +46,7 @@ fn every_schedule_has_the_bits_of_the_reference() {
         let mut expected: BTreeMap<(u32, u32, bool), (Vec<ReferenceStep>, StateDigest)> =
             BTreeMap::new();
         for (run, plan) in every_plan(&model).into_iter().enumerate() {
-            let fates =
-                [StruckStepFate::Nothing, StruckStepFate::Replayed, StruckStepFate::Skipped];
-            let fate = fates[run % fates.len()];
+            let fate = StruckStepFate::ALL[run % StruckStepFate::ALL.len()];
             let threads = 1 + run % 2;
             let (stage_count, window) = (plan.placement().stage_count(), plan.program.window);
             let kind = plan.program.kind;
@@ -93,11 +70,7 @@ fn every_schedule_has_the_bits_of_the_reference() {
                 let text = format!("step={STRUCK},tensor=embed.tokens,value=nan");
                 setup.injections = vec![text.parse().expect("a legal injection")];
             }
-            let nonfinite = match fate {
-                StruckStepFate::Replayed => NonfinitePolicy::Replay,
-                StruckStepFate::Nothing | StruckStepFate::Skipped => NonfinitePolicy::Skip,
-            };
-            let policy = policy(CLIP_NORM, nonfinite);
+            let policy = policy(CLIP_NORM, fate.policy());
             let outcome = StageCluster::new(&setup, policy, threads, run as u64).run();
             assert_eq!(outcome.digest, digest, "{case}");
             let sums = outcome.seals.iter().filter(|seal| seal.verdict.is_final());
@@ -256,15 +229,7 @@ fn plans_count_the_exchange() {
 
 #[test]
 fn schedules_without_steps_refuse_a_tied_model() {
-    let request = AsyncRequest {
-        kind: AsyncKind::PipeDream,
-        stage_count: 2,
-        minibatch_count: 4,
-        microbatch_count: 1,
-        replica_count: 1,
-        dynamic: DynamicOptions { rule: DynamicRule::Oldest, cap: 1, update_every: 1 },
-        variant: AsyncVariant::Usual,
-    };
+    let request = PIPEDREAM;
     let kind = request.kind;
     let found = AsyncPlan::new(&tied_model(Family::Gpt2), BATCH, request);
     assert_eq!(found, Err(AsyncPlanError::Tied { kind }));

@@ -6,14 +6,13 @@ mod common;
 use std::sync::Arc;
 
 use common::documents::Documents;
-use common::{BATCH, StageCluster, corpus, policy, setup, tiny_model};
+use common::{BATCH, StageCluster, corpus, plan_if_any, policy, setup, tiny_model};
 use zbelastic_consensus::validation::NonfinitePolicy;
 use zbelastic_kernels::{BufferView, CpuBackend, DeviceMemory, IGNORED_TARGET};
 use zbelastic_schedule::{ScheduleKind, Window};
 use zbelastic_trainer::data::{BatchSource, StepTargets};
 use zbelastic_trainer::digest::StateDigest;
 use zbelastic_trainer::model::{Family, LayerState, ModelConfig, model_layers};
-use zbelastic_trainer::plan::{Plan, PlanRequest};
 use zbelastic_trainer::reference::SerialReference;
 use zbelastic_trainer::stage::{HELD_OUT_MAX, InitialWeights, StageSetup};
 use zbelastic_types::{MicrobatchIndex, Step};
@@ -48,16 +47,7 @@ fn setup_of(
     stage_count: u32,
     window: Window,
 ) -> Option<StageSetup> {
-    let request = PlanRequest {
-        model,
-        batch: BATCH,
-        kind,
-        chunks_per_stage: None,
-        slice_count: kind.is_sliced().then_some(4),
-        stage_count,
-        window,
-    };
-    let plan = Plan::new(request).ok()?;
+    let plan = plan_if_any(model, kind, stage_count, window)?;
     Some(StageSetup { z_loss: Z_LOSS, ..setup(model.clone(), plan, STEPS) })
 }
 

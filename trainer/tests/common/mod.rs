@@ -4,6 +4,7 @@
 #![allow(dead_code)]
 
 pub mod documents;
+pub mod serial;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -12,6 +13,9 @@ use zbelastic_consensus::validation::{
     GuardPolicy, LayerFingerprint, LeaderHalf, Ledger, NonfinitePolicy, Seal, Turn, Verdict,
 };
 use zbelastic_kernels::{Backend, BufferView, CpuBackend, HostThreads};
+use zbelastic_schedule::asynchronous::{
+    AsyncKind, AsyncRequest, AsyncVariant, DynamicOptions, DynamicRule,
+};
 use zbelastic_schedule::{
     ChunkMemory, CopyLanes, Costs, LowerOptions, OffloadChunks, OffloadRequest, PipelineSize,
     ScheduleKind, Window, check, check_size, lower, offload, tie_ends,
@@ -117,6 +121,37 @@ pub fn setup(model: ModelConfig, plan: Plan, step_count: u64) -> StageSetup {
 pub fn plan(model: &ModelConfig, kind: ScheduleKind, stage_count: u32, window: Window) -> Plan {
     plan_of_chunks(model, kind, None, stage_count, window)
 }
+
+/// A plan of the schedule with as many chunks as it has by itself and four slices if it has any, if
+/// there is one of so many stages.
+pub fn plan_if_any(
+    model: &ModelConfig,
+    kind: ScheduleKind,
+    stage_count: u32,
+    window: Window,
+) -> Option<Plan> {
+    let request = PlanRequest {
+        model,
+        batch: BATCH,
+        kind,
+        chunks_per_stage: None,
+        slice_count: kind.is_sliced().then_some(4),
+        stage_count,
+        window,
+    };
+    Plan::new(request).ok()
+}
+
+/// A schedule without steps, for what those refuse.
+pub const PIPEDREAM: AsyncRequest = AsyncRequest {
+    kind: AsyncKind::PipeDream,
+    stage_count: 2,
+    minibatch_count: 4,
+    microbatch_count: 1,
+    replica_count: 1,
+    dynamic: DynamicOptions { rule: DynamicRule::Oldest, cap: 1, update_every: 1 },
+    variant: AsyncVariant::Usual,
+};
 
 /// Every schedule, with as many chunks as it has by itself and with more.
 pub fn every_plan(model: &ModelConfig) -> Vec<Plan> {
