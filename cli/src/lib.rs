@@ -17,6 +17,7 @@ mod remote_sources;
 mod run_files;
 mod run_tokenizer;
 mod scratch_folder;
+mod step_line;
 mod store_maker;
 mod terminal;
 mod token_source;

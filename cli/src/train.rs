@@ -40,7 +40,6 @@ use zbelastic_preemption::NoticeSettings;
 use zbelastic_trainer::model::{LayerSpec, model_layers};
 use zbelastic_trainer::plan::model_flop_per_token;
 use zbelastic_trainer::stage::InitialWeights;
-use zbelastic_types::StageIndex;
 use zbelastic_wire::document::JobDocument;
 use zbelastic_wording::{CommandError, CommandFailure, FailureCode, FailureDetail};
 
@@ -266,7 +265,7 @@ fn notices(args: &TrainArgs, config: &RunConfig) -> Result<Option<NoticeSettings
 const PEAK_RUN: Duration = Duration::from_millis(10);
 
 fn line_context(prepared: &PreparedRun) -> Result<StepLineContext, CommandFailure> {
-    let PreparedRun { config, plan, worker_count, devices, sharing, job, .. } = prepared;
+    let PreparedRun { config, worker_count, devices, job, .. } = prepared;
     let threads = (*worker_count as usize * job.threads).min(machine::core_count());
     let peak_flop_per_s = match devices {
         RunDevices::Cpu => machine::peak_flop_per_s(threads, PEAK_RUN)
@@ -275,14 +274,9 @@ fn line_context(prepared: &PreparedRun) -> Result<StepLineContext, CommandFailur
         // `bench gpu` measures it, in seconds.
         RunDevices::Cuda(_) => None,
     };
-    let sizes = plan.memory().iter().map(|memory| memory.total());
-    let stages = (0..*worker_count).map(StageIndex);
-    let fullest = stages.zip(sizes).max_by_key(|(_, size)| *size).expect("there is a stage");
     Ok(StepLineContext {
         step_count: config.steps,
         flop_per_token: model_flop_per_token(&config.model, config.batch.microbatch),
         peak_flop_per_s,
-        fullest,
-        bytes_max: config.stage_bytes_max.or_else(|| devices.share(*worker_count, *sharing)),
     })
 }

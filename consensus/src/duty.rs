@@ -48,7 +48,7 @@ use crate::plan::PlanReason;
 use crate::pre_copy::PreCopyPlan;
 use crate::state::{EntryRefusal, State};
 
-pub use awaited::{AwaitedAnswer, AwaitedMember};
+pub use awaited::{AwaitedAnswer, AwaitedMember, AwaitedMembers};
 pub use blame::{DOUBT_SEALS_MAX, PAIR_CONTRADICTIONS_MAX};
 pub use checkpoint_timer::COST_SHARE;
 pub use ephemeral::EPHEMERAL_TICKS_MAX;

@@ -31,6 +31,7 @@ pub mod raft;
 pub mod run;
 pub mod session;
 pub mod state;
+pub mod tick;
 pub mod training_status;
 pub mod validation;
 

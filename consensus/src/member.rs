@@ -7,6 +7,7 @@ use zbelastic_types::{Bytes, Incarnation, NodeId};
 
 use crate::class::DeviceClass;
 use crate::contact::Contact;
+use crate::tick::Ticks;
 
 /// Members there may be, lost ones included: all that a plan can have stages for, as many spare
 /// ones, and twice as many that were lost and may come back.
@@ -112,12 +113,13 @@ impl fmt::Display for LossReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Closed => write!(f, "connection closed"),
-            Self::Silent { ticks } => write!(f, "not heard for {ticks} ticks"),
+            Self::Silent { ticks } => write!(f, "no heartbeat for {}", Ticks(*ticks)),
             Self::OpOverdue { ticks, ticks_max } => {
-                write!(f, "an operation took {ticks} ticks, {ticks_max} planned at most")
+                let most = Ticks(*ticks_max);
+                write!(f, "an operation took {}, {most} at most by the plan", Ticks(*ticks))
             }
             Self::NoProgress { ticks } => {
-                write!(f, "no progress for {ticks} ticks with what it owes")
+                write!(f, "no progress for {} with an answer due", Ticks(*ticks))
             }
             Self::Superseded => write!(f, "its process was started again"),
             Self::Drained => write!(f, "drained"),

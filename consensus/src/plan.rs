@@ -11,6 +11,7 @@ use zbelastic_types::{
 
 use crate::job::{JobSpec, WindowPolicy};
 use crate::member::{Holder, LossReason};
+use crate::tick::Ticks;
 
 /// Stages a plan may have: 32 machines of eight devices. A program of so many stages with twice as
 /// many microbatches fills less than half of an entry.
@@ -202,18 +203,18 @@ impl fmt::Display for PlanReason {
             Self::Joined { count } => write!(f, "{count} nodes joined"),
             Self::Draining { count: 1 } => write!(f, "1 node about to go"),
             Self::Draining { count } => write!(f, "{count} nodes about to go"),
-            Self::Stalled { ticks } => write!(f, "no seal for {ticks} ticks"),
+            Self::Stalled { ticks } => write!(f, "no step sealed for {}", Ticks(*ticks)),
             Self::LoadFailed { layer } => write!(f, "layer {layer} could not be loaded"),
             Self::Contradiction { layer } => write!(f, "contradiction about layer {layer}"),
             Self::Rewound => write!(f, "rewound"),
             Self::WindowSwitched { window, rollbacks, seals, wait_ticks } => write!(
                 f,
-                "window {}: {rollbacks} rollbacks in {seals} seals, verdicts waited for \
-                 {wait_ticks} ticks",
+                "window {}: {rollbacks} rollbacks in {seals} seals, {} waited for verdicts",
                 match window {
                     Window::Zero => 0,
                     Window::One => 1,
-                }
+                },
+                Ticks(*wait_ticks)
             ),
             Self::Drifted { part, expected_us, found_us, gain_permille } => {
                 match part {

@@ -4,9 +4,10 @@ use std::fmt;
 
 use zbelastic_types::Generation;
 
-use crate::duty::{AwaitedMember, NoPlan, WithheldReason};
+use crate::duty::{AwaitedMember, AwaitedMembers, NoPlan, WithheldReason};
 use crate::job::{HaltReason, JobPhase};
 use crate::state::{PlanPhase, State};
+use crate::tick::Ticks;
 
 /// The status of the training, as a controller knows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -136,7 +137,7 @@ impl fmt::Display for TrainingStatus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NoQuorum { ticks } => {
-                write!(f, "no quorum: nobody is known to lead for {ticks} ticks")
+                write!(f, "no quorum: no leader for {}", Ticks(*ticks))
             }
             Self::NoJob => write!(f, "there is no job"),
             Self::Paused => write!(f, "paused by order"),
@@ -158,12 +159,11 @@ impl fmt::Display for TrainingStatus {
             }
             Self::NoPlan(none) => none.fmt(f),
             Self::Planning { awaited } => {
-                write!(f, "a plan is being made")?;
-                write_awaited(f, awaited)
+                write!(f, "a plan is being made{}", AwaitedMembers(awaited))
             }
             Self::Loading { generation, ready, stages, awaited } => {
-                write!(f, "plan {generation} loads, {ready} of {stages} stages are ready")?;
-                write_awaited(f, awaited)
+                let awaited = AwaitedMembers(awaited);
+                write!(f, "plan {generation} loads, {ready} of {stages} stages are ready{awaited}")
             }
             Self::Running { generation, withheld: None } => write!(f, "plan {generation} runs"),
             Self::Running { generation, withheld: Some(reason) } => {
@@ -171,8 +171,4 @@ impl fmt::Display for TrainingStatus {
             }
         }
     }
-}
-
-fn write_awaited(f: &mut fmt::Formatter<'_>, awaited: &[AwaitedMember]) -> fmt::Result {
-    awaited.iter().try_for_each(|awaited| write!(f, "; waiting for {awaited}"))
 }

@@ -4,9 +4,7 @@ use std::time::Duration;
 
 use zbelastic_consensus::duty::DutyTiming;
 use zbelastic_consensus::session::SessionTiming;
-
-/// The length of a tick. Everything that a core counts in ticks is a multiple of this.
-pub const TICK: Duration = Duration::from_millis(10);
+pub use zbelastic_consensus::tick::TICK;
 
 /// A worker's heartbeat: more than ten in the default silence after which it is held for lost.
 pub const SESSION_TIMING: SessionTiming = SessionTiming { beat_ticks: 6, resend_ticks: 10 };

@@ -22,6 +22,28 @@ pub fn three_digits(number: f64) -> String {
     }
 }
 
+/// A count in up to five columns, as in 412, 9,994, 17.3k and 1.25M.
+#[must_use]
+pub fn short_count(number: f64) -> String {
+    match number {
+        _ if !number.is_finite() => format!("{number}"),
+        small if small < 9_999.5 => grouped(small.round() as u64),
+        thousands if thousands < 999_500.0 => format!("{}k", three_digits(thousands / 1e3)),
+        millions if millions < 999.5e6 => format!("{}M", three_digits(millions / 1e6)),
+        billions => format!("{}G", three_digits(billions / 1e9)),
+    }
+}
+
+/// A duration in up to six columns, as in 412 ms, 13.9 s and 3m07.
+#[must_use]
+pub fn short_time(duration: Duration) -> String {
+    match duration.as_secs_f64() {
+        short if short < 0.9995 => format!("{} ms", three_digits(short * 1e3)),
+        seconds if seconds < 99.95 => format!("{} s", three_digits(seconds)),
+        _ => duration_text(duration),
+    }
+}
+
 /// A number as in 5.9e-4.
 #[must_use]
 pub fn scientific(number: f64) -> String {
@@ -89,6 +111,25 @@ mod tests {
         check(60, "1m00");
         check(3_599, "59m59");
         check(3_600, "1h00");
+    }
+
+    #[test]
+    fn counts_and_times_are_short() {
+        let check = |number, expected: &str| assert_eq!(short_count(number), expected);
+        check(0.4, "0");
+        check(9_994.0, "9,994");
+        check(9_999.6, "10.0k");
+        check(127_184.4, "127k");
+        check(999_600.0, "1.00M");
+        check(2.5e9, "2.50G");
+        check(f64::INFINITY, "inf");
+        let check = |ms, expected: &str| {
+            assert_eq!(short_time(Duration::from_millis(ms)), expected);
+        };
+        check(412, "412 ms");
+        check(1_000, "1.00 s");
+        check(13_924, "13.9 s");
+        check(187_000, "3m07");
     }
 
     #[test]

@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use zbelastic_api::client::ApiClient;
 use zbelastic_api::{ClusterEvent, EventKind, LogLine, escape};
-use zbelastic_wording::figures::{duration_text, grouped, scientific, three_digits};
 use zbelastic_wording::{CommandError, CommandFailure};
 
 use super::clock::{date_text, time_text};
@@ -15,6 +14,7 @@ use super::event_poller::{EventPoller, FOLLOW_PAUSE};
 use super::reach::{connect, write_json_line};
 use super::select::select_node;
 use crate::args::{EventsArgs, LogsArgs};
+use crate::step_line::StepLine;
 
 /// Runs `events`.
 ///
@@ -145,40 +145,36 @@ fn step_text(kind: &EventKind) -> Option<String> {
         loss,
         gnorm,
         verdict,
-        clip,
-        lr,
         ms,
         tokens_per_s,
-        generation,
-        stages,
+        bubble,
         eta_s,
+        clip: _,
+        lr: _,
+        generation: _,
+        stages: _,
         attempts: _,
-        bubble: _,
         bubble_planned: _,
         causes: _,
     } = kind
     else {
         return None;
     };
-    let number = |number: &Option<f64>| number.map_or_else(|| "not finite".into(), three_digits);
-    let loss = loss.map_or_else(|| "not finite".into(), |loss| format!("{loss:.4}"));
-    let verdict = match (verdict.as_str(), clip) {
-        ("keep", _) => String::new(),
-        (verdict, Some(clip)) => format!("  {} {}", escape(verdict), three_digits(*clip)),
-        (verdict, None) => format!("  {}", escape(verdict)),
-    };
     let eta = eta_s.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
-    let eta = eta.map_or_else(String::new, |eta| format!("  eta {}", duration_text(eta)));
-    let width = step_count.to_string().len();
-    let lr = scientific(*lr);
-    let ms = three_digits(*ms);
-    let rate = grouped(tokens_per_s.round() as u64);
-    let stages = if *stages == 1 { "1 stage".to_owned() } else { format!("{stages} stages") };
-    Some(format!(
-        "step {step:>width$}/{step_count}  loss {loss}  gnorm {}  lr {lr}  {ms} ms  \
-         {rate} tok/s  g{generation} {stages}{verdict}{eta}",
-        number(gnorm)
-    ))
+    let verdict = Some(verdict.as_str()).filter(|verdict| *verdict != "keep").map(escape);
+    let line = StepLine {
+        step: *step,
+        step_count: *step_count,
+        loss: loss.unwrap_or(f64::NAN),
+        norm: gnorm.unwrap_or(f64::NAN),
+        elapsed: Duration::try_from_secs_f64(ms / 1e3).unwrap_or(Duration::MAX),
+        tokens_per_s: *tokens_per_s,
+        mfu: None,
+        bubble: *bubble,
+        eta,
+        verdict: verdict.as_deref(),
+    };
+    Some(line.text())
 }
 
 #[cfg(test)]
@@ -219,18 +215,18 @@ mod tests {
         };
         check(
             step(1280),
-            "step  1280/10000  loss 3.2145  gnorm 0.812  lr 5.9e-4  412 ms  127,184 tok/s  \
-             g7 4 stages  eta 1h02",
+            "step  1280/10000  loss 3.2145  norm 0.812  412 ms  127k tok/s  eta 1h02",
         );
         let mut clipped = step(7);
-        if let EventKind::Step { verdict, clip, loss, stages, eta_s, .. } = &mut clipped {
+        if let EventKind::Step { verdict, bubble, loss, eta_s, .. } = &mut clipped {
             *verdict = "clip".to_owned();
-            (*clip, *loss, *stages, *eta_s) = (Some(0.707), None, 1, None);
+            *bubble = Some(0.021);
+            *loss = None;
+            *eta_s = None;
         }
         check(
             clipped,
-            "step     7/10000  loss not finite  gnorm 0.812  lr 5.9e-4  412 ms  \
-             127,184 tok/s  g7 1 stage  clip 0.707",
+            "step     7/10000  loss NaN  norm 0.812  412 ms  127k tok/s  bubble 2.1%  clip",
         );
         let name = "gpu-\u{1b}c".to_owned();
         let reason = "connection closed".to_owned();

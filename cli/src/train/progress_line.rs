@@ -1,14 +1,13 @@
 //! The training line, and other lines that are printed of a run.
 
-use std::fmt::Write;
 use std::time::Duration;
 
 use zbelastic_consensus::validation::Verdict;
 use zbelastic_local::progress_event::StepRecord;
-use zbelastic_types::{Bytes, StageIndex};
-use zbelastic_wording::figures::{duration_text, grouped, scientific, three_digits, tokens_per_s};
+use zbelastic_wording::figures::tokens_per_s;
 
 use super::events::RollbackEvent;
+use crate::step_line::StepLine;
 
 /// Context of a line beside its step, the same for all steps of a run.
 #[derive(Clone, Debug, PartialEq)]
@@ -19,45 +18,26 @@ pub struct StepLineContext {
     pub flop_per_token: f64,
     /// Peak rate of the cores in use; none for devices.
     pub peak_flop_per_s: Option<f64>,
-    /// The fullest stage and its memory.
-    pub fullest: (StageIndex, Bytes),
-    /// Memory that it may use, if that is known.
-    pub bytes_max: Option<Bytes>,
 }
 
 /// The line of a step, `eta` before the end.
 pub fn step_line(record: &StepRecord, context: &StepLineContext, eta: Duration) -> String {
-    let step_count = context.step_count;
-    let StepRecord { generation, stage_count, .. } = record;
-    let width = step_count.to_string().len();
-    let step = record.step.0 + 1;
-    let mut line = format!("step {step:>width$}/{step_count}  loss {:.4}", record.loss);
-    let _ = write!(line, "  gnorm {}", three_digits(record.norm));
+    let StepLineContext { step_count, flop_per_token, peak_flop_per_s } = *context;
     let tokens_per_s = tokens_per_s(record.tokens, record.elapsed);
-    let _ = write!(line, "  lr {}", scientific(record.lr));
-    let _ = write!(line, "  {} ms", three_digits(record.elapsed.as_secs_f64() * 1e3));
-    let _ = write!(line, "  {} tok/s", grouped(tokens_per_s.round() as u64));
-    if let Some(peak) = context.peak_flop_per_s {
-        let _ = write!(line, "  mfu {:.1}%", 100.0 * tokens_per_s * context.flop_per_token / peak);
-    }
-    let measured = record.bubbles.measured;
-    let planned = record.bubbles.planned;
-    let _ = write!(line, "  bubble {:.1}% (plan {:.1}%)", 100.0 * measured, 100.0 * planned);
-    let (stage, bytes) = context.fullest;
-    let memory = context.bytes_max.map_or_else(|| bytes.to_string(), |max| share(bytes, max));
-    let _ = write!(line, "  mem {memory} @s{stage}  g{generation} {stage_count} stages");
-    // Behind the fields of every step, so that nothing moves for it.
-    match record.verdict {
-        Verdict::Keep => {}
-        Verdict::Clip { coefficient } => {
-            let _ = write!(line, "  clip {}", three_digits(f64::from(coefficient)));
-        }
-        Verdict::Skip | Verdict::Replay => {
-            let _ = write!(line, "  {}", record.verdict.name());
-        }
-    }
-    let _ = write!(line, "  eta {}", duration_text(eta));
-    line
+    let is_kept = matches!(record.verdict, Verdict::Keep);
+    let line = StepLine {
+        step: record.step.0 + 1,
+        step_count,
+        loss: record.loss,
+        norm: record.norm,
+        elapsed: record.elapsed,
+        tokens_per_s,
+        mfu: peak_flop_per_s.map(|peak| tokens_per_s * flop_per_token / peak),
+        bubble: Some(record.bubbles.measured),
+        eta: Some(eta),
+        verdict: (!is_kept).then(|| record.verdict.name()),
+    };
+    line.text()
 }
 
 /// The line of work that was dropped.
@@ -68,18 +48,6 @@ pub fn rollback_line(rollback: &RollbackEvent) -> String {
         false => ("skipped", "its batch is left out"),
     };
     format!("▲ step {step} {does}: {reason}; {next}")
-}
-
-/// `part` of `whole`, with one unit if both have the same.
-fn share(part: Bytes, whole: Bytes) -> String {
-    let part = part.to_string();
-    let whole = whole.to_string();
-    match (part.split_once(' '), whole.split_once(' ')) {
-        (Some((amount, unit)), Some((_, of_unit))) if unit == of_unit => {
-            format!("{amount}/{whole}")
-        }
-        (_, _) => format!("{part}/{whole}"),
-    }
 }
 
 #[cfg(test)]
@@ -107,46 +75,28 @@ mod tests {
     }
 
     fn context() -> StepLineContext {
-        StepLineContext {
-            step_count: 10_000,
-            flop_per_token: 1e6,
-            peak_flop_per_s: Some(333.8e9),
-            fullest: (StageIndex(2), Bytes(12_025_908_429)),
-            bytes_max: Some(Bytes(24 << 30)),
-        }
+        StepLineContext { step_count: 10_000, flop_per_token: 1e6, peak_flop_per_s: Some(333.8e9) }
     }
 
     #[test]
-    fn a_line_shows_all_about_a_step() {
+    fn a_line_shows_a_step_beside_its_run() {
         assert_eq!(
             step_line(&record(), &context(), Duration::from_secs(3_733)),
-            "step  1280/10000  loss 3.2145  gnorm 0.812  lr 5.9e-4  412 ms  127,184 tok/s  \
-             mfu 38.1%  bubble 2.1% (plan 1.8%)  mem 11.2/24.0 GiB @s2  g7 4 stages  eta 1h02"
+            "step  1280/10000  loss 3.2145  norm 0.812  412 ms  127k tok/s  mfu 38%  bubble 2.1%  \
+             eta 1h02"
         );
     }
 
     #[test]
-    fn a_verdict_that_is_not_keep_moves_no_other_column() {
-        let check = |norm, verdict, expected: &str| {
-            let record = StepRecord { norm, verdict, ..record() };
+    fn only_a_verdict_that_is_not_keep_is_named() {
+        let check = |verdict, expected: &str| {
+            let record = StepRecord { verdict, ..record() };
             let line = step_line(&record, &context(), Duration::ZERO);
-            assert!(line.contains(expected), "{line}");
+            assert!(line.ends_with(expected), "{line}");
         };
-        check(1.414, Verdict::Clip { coefficient: 0.707 }, "  g7 4 stages  clip 0.707  eta");
-        check(f64::NAN, Verdict::Skip, "  g7 4 stages  skip  eta");
-        check(f64::INFINITY, Verdict::Skip, "  gnorm inf  lr");
-    }
-
-    #[test]
-    fn memory_without_a_limit_is_printed_alone() {
-        let fullest = (StageIndex(0), Bytes(3 << 20));
-        let check = |bytes_max, expected: &str| {
-            let context = StepLineContext { fullest, bytes_max, ..context() };
-            let line = step_line(&record(), &context, Duration::ZERO);
-            assert!(line.contains(expected), "{line}");
-        };
-        check(None, "  mem 3.00 MiB @s0");
-        check(Some(Bytes(1 << 30)), "  mem 3.00 MiB/1.00 GiB @s0");
+        check(Verdict::Keep, "  eta 0s");
+        check(Verdict::Clip { coefficient: 0.707 }, "  eta 0s  clip");
+        check(Verdict::Skip, "  eta 0s  skip");
     }
 
     #[test]

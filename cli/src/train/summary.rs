@@ -20,6 +20,7 @@ use zbelastic_trainer::model::{ModelConfig, model_size};
 use zbelastic_trainer::plan::model_flop_per_token;
 use zbelastic_trainer::sample::{Sampler, SamplingConfig};
 use zbelastic_trainer::stage::Injection;
+use zbelastic_types::StageIndex;
 use zbelastic_wording::figures::{duration_text, grouped, tokens_per_s};
 use zbelastic_wording::{CommandError, CommandFailure, FailureCode};
 
@@ -72,6 +73,7 @@ pub fn write_heading(prepared: &PreparedRun, folder: &Path, out: &mut dyn Write)
     writeln!(out, "batch   {total} windows = {count} microbatches of {sequences}")?;
     writeln!(out, "plan    {plan}")?;
     writeln!(out, "workers {worker_count}{}", devices.text(job.threads))?;
+    writeln!(out, "memory  {}", fullest_stage(prepared))?;
     writeln!(out, "files   {}", folder.display())?;
     write_notes(prepared, out)?;
     for Injection { step, tensor, .. } in &job.setup.injections {
@@ -79,6 +81,17 @@ pub fn write_heading(prepared: &PreparedRun, folder: &Path, out: &mut dyn Write)
     }
     writeln!(out)?;
     out.flush()
+}
+
+/// What the fullest stage needs, of what it may use.
+fn fullest_stage(prepared: &PreparedRun) -> String {
+    let PreparedRun { config, plan, worker_count, devices, sharing, .. } = prepared;
+    let sizes = plan.memory().iter().map(|memory| memory.total());
+    let stages = (0..*worker_count).map(StageIndex);
+    let (stage, bytes) = stages.zip(sizes).max_by_key(|(_, size)| *size).expect("it has stages");
+    let most = config.stage_bytes_max.or_else(|| devices.share(*worker_count, *sharing));
+    let of_most = most.map_or_else(String::new, |most| format!(" of {most}"));
+    format!("{bytes}{of_most} in the fullest stage, {stage}")
 }
 
 /// Prints the notes about the configuration and the text.
@@ -173,8 +186,11 @@ fn write_ending(
         writeln!(out, "{}", causes_line(causes))?;
     }
     writeln!(out, "digest  {digest}")?;
-    writeln!(out, "files   {}\n", folder.display())?;
-    write!(out, "{sample}")
+    writeln!(out, "files   {}", folder.display())?;
+    match sample {
+        "" => Ok(()),
+        text => write!(out, "sample  drawn at temperature {SAMPLE_TEMPERATURE}:\n\n{text}"),
+    }
 }
 
 fn print_notes(notes: &[String], out: &mut dyn Write) -> io::Result<()> {

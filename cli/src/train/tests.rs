@@ -9,6 +9,8 @@ use zbelastic_local::executor_factory::ExecutorFactory;
 use zbelastic_trainer::stage::{BackendExecutor, StageSetup};
 use zbelastic_types::LayerId;
 
+use zbelastic_types::StageIndex;
+
 use super::*;
 use crate::args::ConfigArgs;
 use crate::run_files::{METRICS, MODEL, RUN, SAMPLE};

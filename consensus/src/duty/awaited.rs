@@ -9,6 +9,7 @@ use super::Duties;
 use crate::member::{Holder, LossReason};
 use crate::mutant::{self, Mutant};
 use crate::state::{PlanPhase, State};
+use crate::tick::Ticks;
 
 /// An answer that a leader waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,11 +20,12 @@ pub enum AwaitedAnswer {
     Ready,
 }
 
-impl fmt::Display for AwaitedAnswer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+impl AwaitedAnswer {
+    /// What members did not do yet.
+    fn undone(self) -> &'static str {
         match self {
-            Self::Inventory => write!(f, "has not said which layers it holds"),
-            Self::Ready => write!(f, "has not loaded its layers"),
+            Self::Inventory => "did not report yet which layers they hold",
+            Self::Ready => "did not load their layers yet",
         }
     }
 }
@@ -39,10 +41,33 @@ pub struct AwaitedMember {
     pub still_ticks: u32,
 }
 
-impl fmt::Display for AwaitedMember {
+/// Members that one line names; of more it says how many.
+const NAMED_MAX: usize = 8;
+/// A stillness that is worth a word: a second, in which a healthy member makes progress many times.
+const STILL_TICKS: u32 = 100;
+
+/// Members that a leader awaits answers from, as a line says it.
+pub struct AwaitedMembers<'a>(pub &'a [AwaitedMember]);
+
+impl fmt::Display for AwaitedMembers<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { node, answer, still_ticks } = self;
-        write!(f, "node {node}: {answer}, its last progress was {still_ticks} ticks ago")
+        for answer in [AwaitedAnswer::Inventory, AwaitedAnswer::Ready] {
+            let members = self.0.iter().filter(|awaited| awaited.answer == answer);
+            let members: Vec<&AwaitedMember> = members.collect();
+            let Some(still) = members.iter().map(|awaited| awaited.still_ticks).max() else {
+                continue;
+            };
+            let nodes: Vec<String> =
+                members.iter().take(NAMED_MAX).map(|it| it.node.to_string()).collect();
+            write!(f, "; waiting for nodes that {}: {}", answer.undone(), nodes.join(", "))?;
+            if members.len() > NAMED_MAX {
+                write!(f, " and {} more", members.len() - NAMED_MAX)?;
+            }
+            if still >= STILL_TICKS {
+                write!(f, " (no progress for {})", Ticks(still))?;
+            }
+        }
+        Ok(())
     }
 }
 
@@ -103,5 +128,37 @@ impl Duties {
         awaited
             .map(|(_, holder)| outstanding(*holder, AwaitedAnswer::Ready, self.watch.progress_at))
             .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn awaited(node: u64, answer: AwaitedAnswer, still_ticks: u32) -> AwaitedMember {
+        AwaitedMember { node: NodeId(node), answer, still_ticks }
+    }
+
+    #[test]
+    fn members_that_owe_the_same_are_named_together() {
+        let members = [
+            awaited(2, AwaitedAnswer::Ready, 3),
+            awaited(3, AwaitedAnswer::Inventory, 120),
+            awaited(4, AwaitedAnswer::Ready, 5),
+        ];
+        assert_eq!(
+            AwaitedMembers(&members).to_string(),
+            "; waiting for nodes that did not report yet which layers they hold: 3 (no progress \
+             for 1.2 s); waiting for nodes that did not load their layers yet: 2, 4"
+        );
+        assert_eq!(AwaitedMembers(&[]).to_string(), "");
+    }
+
+    #[test]
+    fn of_many_members_a_line_names_the_first() {
+        let members: Vec<AwaitedMember> =
+            (1..=32).map(|node| awaited(node, AwaitedAnswer::Ready, 0)).collect();
+        let text = AwaitedMembers(&members).to_string();
+        assert!(text.ends_with(": 1, 2, 3, 4, 5, 6, 7, 8 and 24 more"), "{text}");
     }
 }

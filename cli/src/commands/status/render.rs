@@ -8,7 +8,9 @@ use zbelastic_api::{
     PlanStatus, PromiseStatus, QuorumStatus, StatusReport, VerdictWait, escape,
 };
 use zbelastic_types::NodeId;
-use zbelastic_wording::figures::{duration_text, grouped, scientific, three_digits};
+use zbelastic_wording::figures::{
+    duration_text, scientific, short_count, short_time, three_digits,
+};
 
 use crate::commands::node::render_members;
 use crate::commands::table::fit;
@@ -87,10 +89,10 @@ fn job_lines(job: Option<&JobStatus>) -> Vec<String> {
     let _ = write!(first, ", step {}/{}", job.step, job.step_count);
     let parts = [
         job.loss.map(|loss| format!("loss {loss:.4}")),
-        job.gnorm.map(|norm| format!("gnorm {}", three_digits(norm))),
+        job.gnorm.map(|norm| format!("norm {}", three_digits(norm))),
         job.lr.map(|lr| format!("lr {}", scientific(lr))),
-        job.step_ms.map(|ms| format!("{} ms", three_digits(ms))),
-        job.tokens_per_s.map(|rate| format!("{} tok/s", grouped(rate.round() as u64))),
+        job.step_ms.and_then(time_text),
+        job.tokens_per_s.map(|rate| format!("{} tok/s", short_count(rate))),
         job.eta_s.and_then(eta_text),
     ];
     for part in parts.into_iter().flatten() {
@@ -101,6 +103,10 @@ fn job_lines(job: Option<&JobStatus>) -> Vec<String> {
         lines.push(format!("digest      {digest} after step {step}"));
     }
     lines
+}
+
+fn time_text(ms: f64) -> Option<String> {
+    Duration::try_from_secs_f64(ms / 1e3).ok().map(short_time)
 }
 
 fn eta_text(seconds: f64) -> Option<String> {
@@ -245,7 +251,7 @@ mod tests {
     fn a_run_in_its_middle() {
         let expected = "\
 cluster     wiki: ctl-1 (1) leads term 4, 2 of 3 controllers heard, not heard: node 7
-run         tiny: running, step 1280/10000  loss 3.2145  gnorm 0.812  lr 5.9e-4  412 ms  127,184 tok/s  eta 1h02
+run         tiny: running, step 1280/10000  loss 3.2145  norm 0.812  lr 5.9e-4  412 ms  127k tok/s  eta 1h02
 digest      0c0c0c0c0c0c0c0c0c0c0c0c0c0c0c0c0c0c0c0c0c0c0c0c0c0c0c0c0c0c0c0c after step 1200
 plan        g7: gpu-a (2) > gpu-b (3), zb-h1, window 1, bubble 2.1% (plan 1.8%), after step 1200: node 4 (14) lost: connection closed
 promise     kept: losing any one node loses no sealed step
@@ -319,7 +325,7 @@ node  name   role    state    stage  layers  memory  heard  road  address
         };
         let reason = || "two nodes contradict each other".to_owned();
         let check = |found: String, expected: &str| assert!(found.contains(expected), "{found}");
-        check(phase(JobPhaseStatus::Paused), "tiny: paused, step 1280/10000  gnorm 0.812");
+        check(phase(JobPhaseStatus::Paused), "tiny: paused, step 1280/10000  norm 0.812");
         check(phase(JobPhaseStatus::Done), "tiny: done, step");
         check(phase(JobPhaseStatus::Stopped), "tiny: stopped, step");
         check(phase(JobPhaseStatus::Halted { reason: reason() }), "HALTED (two nodes contradict");

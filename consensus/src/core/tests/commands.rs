@@ -291,7 +291,7 @@ fn status_says_why_nothing_is_sealed() {
     assert_eq!(training_status(&FixtureLog::with_job(two.clone(), &[1]).state), waits(1));
     let planning = training_status(&FixtureLog::with_job(two, &[1, 2]).state);
     assert_eq!(awaited(&planning), [(1, AwaitedAnswer::Inventory), (2, AwaitedAnswer::Inventory)]);
-    let text = "waiting for node 2: has not said which layers it holds";
+    let text = "waiting for nodes that did not report yet which layers they hold: 1, 2";
     assert!(planning.to_string().contains(text), "{planning}");
     let mut log = FixtureLog::with_job(spec(), &[1, 2]);
     log.adopt(log.plan(&[1, 2]));
