@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::super::lanes::InstructionSet;
+use super::super::instruction_set::InstructionSet;
 use super::packed::{PackedMatrix, PanelSource, pack_as_is, pack_transposed};
 use super::tile::padded;
 use super::{BLOCK_DEPTH, PANEL};

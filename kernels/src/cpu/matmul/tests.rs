@@ -5,7 +5,7 @@ use super::{multiply_rows, outer_product, with_scratch};
 use crate::backend::{Accumulate, MatrixShape};
 use crate::conformance::floats;
 use crate::cpu::buffer::CpuArena;
-use crate::cpu::lanes::InstructionSet;
+use crate::cpu::instruction_set::InstructionSet;
 use crate::cpu::threads::Threads;
 
 /// The definition of an element, one factor at a time.

@@ -12,7 +12,8 @@ mod prefetch;
 
 pub(crate) use prefetch::PrefetchRange;
 
-use super::super::lanes::{InstructionSet, LANES, dispatch};
+use super::super::instruction_set::InstructionSet;
+use super::super::lanes::{LANES, dispatch};
 use super::{BLOCK_DEPTH, PANEL};
 use prefetch::Prefetcher;
 
