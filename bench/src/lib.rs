@@ -12,6 +12,7 @@ mod gpu;
 mod memory;
 mod optimizer;
 mod paced;
+mod peak;
 mod pipelined;
 mod report;
 mod serial;

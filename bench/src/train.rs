@@ -3,6 +3,7 @@
 use std::io::Write;
 use std::time::Duration;
 
+use zbelastic_kernels::CpuBackend;
 use zbelastic_machine::peak_flop_per_s;
 use zbelastic_schedule::ScheduleKind;
 use zbelastic_trainer::model::model_size;
@@ -135,9 +136,8 @@ fn serial(case: &BenchCase, effort: BenchEffort) -> Result<SerialBest, CommandFa
         best.two_threads = best.two_threads.min(two_threads.steps(steps));
         for (threads, peak) in (1..).zip(&mut best.peaks) {
             let duration = best.one_thread / threads as u32;
-            let found = peak_flop_per_s(threads, duration.min(PEAK_RUN_MAX))
-                .map_err(|error| out_of_resource(&error))?;
-            *peak = peak.max(found);
+            let cpu = CpuBackend::new(threads).map_err(|error| out_of_resource(&error))?;
+            *peak = peak.max(peak_flop_per_s(&cpu, duration.min(PEAK_RUN_MAX)));
         }
         // Turn by turn, because the difference of these two is small.
         for _ in 0..steps {

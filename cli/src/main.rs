@@ -6,7 +6,8 @@ use std::process::ExitCode;
 use clap::Parser;
 use zbelastic_cli::args::{Cli, CliCommand};
 use zbelastic_cli::{commands, membership, panics, train};
-use zbelastic_wording::CommandError;
+use zbelastic_kernels::{InstructionSet, InstructionSetError};
+use zbelastic_wording::{CommandError, CommandFailure, FailureDetail};
 
 fn main() -> ExitCode {
     match run(&Cli::parse()) {
@@ -15,7 +16,16 @@ fn main() -> ExitCode {
     }
 }
 
+/// Checks `ZBELASTIC_CPU` before anything computes.
+fn check_instructions() -> Result<(), CommandFailure> {
+    let wrong = |error: InstructionSetError| {
+        CommandFailure::usage("the environment", vec![FailureDetail::new(error.to_string())])
+    };
+    InstructionSet::of_environment().map(drop).map_err(wrong)
+}
+
 fn run(cli: &Cli) -> Result<ExitCode, CommandError> {
+    check_instructions()?;
     let mut out = BufWriter::new(io::stdout().lock());
     match &cli.command {
         CliCommand::Schedule(command) => commands::schedule::run(command, &mut out)?,

@@ -27,6 +27,7 @@ use zbelastic_config::{NoticePolicy, OffloadStore, RunConfig};
 use zbelastic_consensus::run::run_name_of;
 use zbelastic_data::training_data::TrainingData;
 use zbelastic_kernels::cuda::GraphMode;
+use zbelastic_kernels::{AllocateError, CpuBackend};
 use zbelastic_local::cluster;
 use zbelastic_local::coordinator::RunOutcome;
 use zbelastic_local::device_factory::DeviceFactory;
@@ -268,9 +269,13 @@ fn line_context(prepared: &PreparedRun) -> Result<StepLineContext, CommandFailur
     let PreparedRun { config, worker_count, devices, job, .. } = prepared;
     let threads = (*worker_count as usize * job.threads).min(machine::core_count());
     let peak_flop_per_s = match devices {
-        RunDevices::Cpu => machine::peak_flop_per_s(threads, PEAK_RUN)
-            .map(Some)
-            .map_err(|error| CommandFailure::new(FailureCode::OutOfResource, error.to_string()))?,
+        RunDevices::Cpu => {
+            let refused = |error: AllocateError| {
+                CommandFailure::new(FailureCode::OutOfResource, error.to_string())
+            };
+            let cpu = CpuBackend::new(threads).map_err(refused)?;
+            Some(machine::peak_flop_per_s(&cpu, PEAK_RUN))
+        }
         // `bench gpu` measures it, in seconds.
         RunDevices::Cuda(_) => None,
     };

@@ -33,7 +33,8 @@ pub use backend::{
     TensorTransfer, UpdateState,
 };
 pub use cpu::{
-    CpuBackend, CpuBuffer, CpuMatrix, HEAD_WIDTH_MAX, HostThreads, InstructionSet, NormalDraws,
+    CPU_VARIABLE, CpuBackend, CpuBuffer, CpuMatrix, HEAD_WIDTH_MAX, HostThreads, InstructionSet,
+    InstructionSetError, NormalDraws,
 };
 pub use fault::{AllocationPurpose, DeviceFault};
 pub use host_floats::{HostFloats, PendingFloats};

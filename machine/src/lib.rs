@@ -16,7 +16,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::fs::statvfs;
-use zbelastic_kernels::{AllocateError, CpuBackend};
+use zbelastic_kernels::CpuBackend;
 use zbelastic_policy::disk_space::DiskSpace;
 use zbelastic_types::Bytes;
 
@@ -32,17 +32,15 @@ pub fn thread_count(requested: Option<u32>) -> usize {
     requested.map_or_else(core_count, |threads| threads as usize)
 }
 
-/// Multiply-adds on registers alone, in floating-point operations a second, of `threads` threads:
-/// the rate that the arithmetic of a model is compared with. The best of several runs, because any
-/// disturbance makes one slower. Each lasts about `duration`, which should be as long as the
-/// computation that is compared: no step is as undisturbed as the luckiest millisecond.
-///
-/// # Errors
-/// If the threads cannot be started.
-pub fn peak_flop_per_s(threads: usize, duration: Duration) -> Result<f64, AllocateError> {
+/// Multiply-adds on registers alone, in floating-point operations a second, of the threads of
+/// `cpu` with its instructions: the rate that the arithmetic of a model is compared with. The best
+/// of several runs, because any disturbance makes one slower. Each lasts about `duration`, which
+/// should be as long as the computation that is compared: no step is as undisturbed as the luckiest
+/// millisecond.
+#[must_use]
+pub fn peak_flop_per_s(cpu: &CpuBackend, duration: Duration) -> f64 {
     const RUNS: usize = 5;
-    const ROUNDS: usize = 100_000;
-    let cpu = CpuBackend::new(threads)?;
+    const ROUNDS: usize = 10_000;
     let run = |rounds: usize| {
         let began = Instant::now();
         let flop = black_box(cpu.multiply_adds(rounds));
@@ -54,7 +52,7 @@ pub fn peak_flop_per_s(threads: usize, duration: Duration) -> Result<f64, Alloca
         let (flop, seconds) = run(rounds);
         flop / seconds
     };
-    Ok((0..RUNS).map(rate).fold(0.0, f64::max))
+    (0..RUNS).map(rate).fold(0.0, f64::max)
 }
 
 /// Bytes of the disk that a folder lies on: how many this process may still write, and how many

@@ -1,6 +1,7 @@
 //! Arguments that cannot be meant, refused before any request is sent.
 
-use crate::site::refused;
+use crate::common::refusal;
+use crate::site::{refused, zbelastic};
 
 fn check(arguments: &[&str], expected: &str) {
     let folder = tempfile::tempdir().expect("a folder");
@@ -60,4 +61,19 @@ fn times_and_numbers_out_of_range_are_refused() {
     let controller = ["join", "--cluster", "a", "--role", "controller", "--device", "cuda:0"];
     check(&controller, "controllers compute nothing");
     check(&["ckpt", "restore", "-1", "--yes"], "-1");
+}
+
+#[test]
+fn kernels_that_the_machine_lacks_are_refused_with_those_it_has() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let absent = if cfg!(target_arch = "x86_64") { "neon" } else { "avx2" };
+    for (name, expected) in [
+        ("AVX2", "ZBELASTIC_CPU: found `AVX2`, expected one of portable, avx2, avx512, neon"),
+        (absent, "kernels for this processor; this machine has "),
+    ] {
+        let mut command = zbelastic(folder.path(), &["plan"]);
+        let stderr = refusal(command.env("ZBELASTIC_CPU", name), 2);
+        assert!(stderr.contains(expected), "{name}: {stderr}");
+        assert!(stderr.contains("portable"), "every machine has those: {stderr}");
+    }
 }

@@ -6,7 +6,7 @@ mod updates;
 use std::ops::Range;
 
 use super::buffer::{CpuArena, CpuBuffer};
-use super::lanes::InstructionSet;
+use super::instruction_set::InstructionSet;
 use super::matmul::{MatrixPair, OuterProduct, PASSING_ROWS, outer_product};
 use super::threads::Threads;
 use super::{activation, attention, embed, head, linear, norm, probe, qk_norm, rotate};
@@ -29,17 +29,16 @@ pub struct CpuBackend {
 pub struct CpuMatrix(MatrixPair);
 
 impl CpuBackend {
-    /// A device of `thread_count` threads, the calling one included, with the fastest
-    /// instructions the processor has.
+    /// A device of `thread_count` threads, the calling one included, with the instructions of
+    /// [`InstructionSet::of_environment`]; a program checks that at its start.
     ///
     /// # Errors
     /// If the system refuses the threads.
     ///
     /// # Panics
-    /// If `thread_count` is zero.
+    /// If `thread_count` is zero, or the environment names instructions that cannot be chosen.
     pub fn new(thread_count: usize) -> Result<Self, AllocateError> {
-        let fastest = InstructionSet::available()[0];
-        Self::with_instructions(thread_count, fastest)
+        Self::with_instructions(thread_count, InstructionSet::chosen())
     }
 
     /// The same with the given instruction set.

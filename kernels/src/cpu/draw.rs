@@ -6,7 +6,8 @@
 //! in more rounds are left to it. It makes no difference which caller draws, on which thread and
 //! with which instructions.
 
-use super::lanes::{InstructionSet, Lanes, dispatch};
+use super::instruction_set::InstructionSet;
+use super::lanes::{Lanes, dispatch};
 use super::threads::Threads;
 use crate::backend::AllocateError;
 
@@ -188,10 +189,9 @@ impl HostThreads {
     /// If the system refuses them.
     ///
     /// # Panics
-    /// If `count` is zero.
+    /// If `count` is zero, or `ZBELASTIC_CPU` names instructions that cannot be chosen.
     pub fn new(count: usize) -> Result<Self, AllocateError> {
-        let set = InstructionSet::available()[0];
-        Ok(Self { threads: Threads::new(count)?, set })
+        Ok(Self { threads: Threads::new(count)?, set: InstructionSet::chosen() })
     }
 
     /// The calling thread alone.

@@ -7,7 +7,8 @@
 use std::ops::Range;
 
 use super::backend::CpuBackend;
-use super::lanes::{InstructionSet, LANES, Lanes, dispatch};
+use super::instruction_set::InstructionSet;
+use super::lanes::{LANES, Lanes, dispatch};
 use super::math::exp;
 use super::matmul::{
     LeftRows, PackedMatrix, RowBlock, RowProduct, SumStorage, multiply_rows, with_scratch,

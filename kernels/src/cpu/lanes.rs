@@ -172,39 +172,6 @@ pub(crate) trait Lanes: Copy {
     }
 }
 
-/// The instruction set that the CPU backend uses.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum InstructionSet {
-    /// 512-bit vectors with fused multiply-add.
-    #[cfg(target_arch = "x86_64")]
-    Avx512,
-    /// 256-bit vectors with fused multiply-add.
-    #[cfg(target_arch = "x86_64")]
-    Avx2,
-    /// The code that the compiler makes of plain Rust.
-    Portable,
-}
-
-impl InstructionSet {
-    /// The instruction sets that this processor has, the fastest first.
-    #[must_use]
-    pub fn available() -> Vec<Self> {
-        let mut sets = Vec::new();
-        #[cfg(target_arch = "x86_64")]
-        {
-            let fma = is_x86_feature_detected!("fma") && is_x86_feature_detected!("avx2");
-            if fma && is_x86_feature_detected!("avx512f") {
-                sets.push(Self::Avx512);
-            }
-            if fma {
-                sets.push(Self::Avx2);
-            }
-        }
-        sets.push(Self::Portable);
-        sets
-    }
-}
-
 /// Makes a function that runs one generic over [`Lanes`] with the instructions of a given set.
 ///
 /// `dispatch!(fn name(a: A, b: B) -> R = generic)` gives
@@ -216,9 +183,9 @@ macro_rules! dispatch {
         $(#[$doc])*
         #[allow(clippy::too_many_arguments)]
         $vis fn $name(
-            set: $crate::cpu::lanes::InstructionSet, $($arg: $ty),*
+            set: $crate::cpu::instruction_set::InstructionSet, $($arg: $ty),*
         ) $(-> $ret)? {
-            use $crate::cpu::lanes::InstructionSet;
+            use $crate::cpu::instruction_set::InstructionSet;
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx512f,avx2,fma")]
             #[allow(clippy::too_many_arguments)]

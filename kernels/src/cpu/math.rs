@@ -83,7 +83,8 @@ pub(crate) fn silu_slope<L: Lanes>(x: L) -> L {
 
 #[cfg(test)]
 mod tests {
-    use super::super::lanes::{InstructionSet, LANES, Lanes, dispatch};
+    use super::super::instruction_set::InstructionSet;
+    use super::super::lanes::{LANES, Lanes, dispatch};
 
     macro_rules! over_lanes {
         ($name:ident, $generic:ident, $function:path) => {

@@ -16,6 +16,8 @@ mod rows;
 mod scratch;
 mod tile;
 
+use super::lanes::LANES;
+
 pub(crate) use outer::{OuterProduct, outer_product};
 pub(crate) use packed::{
     PackedMatrix, PanelSource, RowSource, STRIP_FLOATS, pack_as_is, pack_rows, pack_transposed,
@@ -31,8 +33,8 @@ pub(crate) const BLOCK_DEPTH: usize = 384;
 /// the blocks of the head's running softmax, and so part of the arithmetic: changing it changes
 /// bits.
 pub(crate) const BLOCK_COLUMNS: usize = 384;
-/// Columns of a packed panel.
-pub(crate) const PANEL: usize = 48;
+/// Columns of a packed panel: a vector for each factor.
+pub(crate) const PANEL: usize = LANES;
 
 #[cfg(test)]
 mod tests;

@@ -3,7 +3,8 @@
 use std::ops::Range;
 
 use super::super::backend::CpuBackend;
-use super::super::lanes::{InstructionSet, LANES, Lanes, dispatch};
+use super::super::instruction_set::InstructionSet;
+use super::super::lanes::{LANES, Lanes, dispatch};
 use super::super::math::exp;
 use super::super::matmul::{
     BLOCK_DEPTH, Panels, PrefetchRange, ProductStrip, RowSource, multiply_strip, pack_rows, padded,

@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 
-use super::super::lanes::InstructionSet;
+use super::super::instruction_set::InstructionSet;
 use super::super::matmul::{
     BLOCK_DEPTH, PanelSource, RowSource, STRIP_FLOATS, pack_as_is, pack_rows, pack_transposed,
     padded,

@@ -1,14 +1,17 @@
 //! Lanes in two 256-bit registers.
 
 use std::arch::x86_64::{
-    __m256, _CMP_LT_OQ, _MM_FROUND_NO_EXC, _MM_FROUND_TO_NEAREST_INT, _mm256_add_epi32,
-    _mm256_add_ps, _mm256_andnot_ps, _mm256_castsi256_ps, _mm256_cmp_ps, _mm256_cvtps_epi32,
-    _mm256_div_ps, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_max_ps, _mm256_min_ps, _mm256_mul_ps,
-    _mm256_round_ps, _mm256_set1_epi32, _mm256_set1_ps, _mm256_slli_epi32, _mm256_sqrt_ps,
-    _mm256_storeu_ps, _mm256_sub_ps,
+    __m256, _CMP_LT_OQ, _MM_FROUND_NO_EXC, _MM_FROUND_TO_NEAREST_INT, _mm_add_ps, _mm_add_ss,
+    _mm_cvtss_f32, _mm_max_ps, _mm_max_ss, _mm_movehdup_ps, _mm_movehl_ps, _mm256_add_epi32,
+    _mm256_add_ps, _mm256_andnot_ps, _mm256_castps256_ps128, _mm256_castsi256_ps, _mm256_cmp_ps,
+    _mm256_cvtps_epi32, _mm256_cvtps_pd, _mm256_div_ps, _mm256_extractf128_ps, _mm256_fmadd_pd,
+    _mm256_fmadd_ps, _mm256_loadu_pd, _mm256_loadu_ps, _mm256_max_ps, _mm256_min_ps, _mm256_mul_ps,
+    _mm256_permute2f128_ps, _mm256_round_ps, _mm256_set1_epi32, _mm256_set1_ps, _mm256_setzero_ps,
+    _mm256_shuffle_ps, _mm256_slli_epi32, _mm256_sqrt_ps, _mm256_storeu_pd, _mm256_storeu_ps,
+    _mm256_sub_ps, _mm256_unpackhi_ps, _mm256_unpacklo_ps,
 };
 
-use super::Lanes;
+use super::{LANES, Lanes};
 
 #[derive(Clone, Copy)]
 pub(crate) struct Avx2(__m256, __m256);
@@ -115,5 +118,92 @@ impl Lanes for Avx2 {
                 _mm256_castsi256_ps(_mm256_slli_epi32::<23>(high)),
             )
         }
+    }
+
+    #[inline(always)]
+    fn sum(self) -> f32 {
+        unsafe {
+            let eight = _mm256_add_ps(self.0, self.1);
+            let high = _mm256_extractf128_ps::<1>(eight);
+            let four = _mm_add_ps(_mm256_castps256_ps128(eight), high);
+            let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+            _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)))
+        }
+    }
+
+    #[inline(always)]
+    fn max_lane(self) -> f32 {
+        unsafe {
+            let eight = _mm256_max_ps(self.0, self.1);
+            let high = _mm256_extractf128_ps::<1>(eight);
+            let four = _mm_max_ps(_mm256_castps256_ps128(eight), high);
+            let two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+            _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)))
+        }
+    }
+
+    #[inline(always)]
+    fn add_squares(self, sums: &mut [f64; LANES / 2]) {
+        unsafe {
+            let to = sums.as_mut_ptr();
+            let low = _mm256_cvtps_pd(_mm256_castps256_ps128(self.0));
+            let high = _mm256_cvtps_pd(_mm256_extractf128_ps::<1>(self.0));
+            _mm256_storeu_pd(to, _mm256_fmadd_pd(low, low, _mm256_loadu_pd(to)));
+            let to = to.add(LANES / 4);
+            _mm256_storeu_pd(to, _mm256_fmadd_pd(high, high, _mm256_loadu_pd(to)));
+        }
+    }
+
+    /// Four squares of eight, those off the diagonal exchanged.
+    #[inline(always)]
+    fn transpose(rows: [Self; LANES]) -> [Self; LANES] {
+        unsafe {
+            let zero = _mm256_setzero_ps();
+            let mut columns = [Self(zero, zero); LANES];
+            let [mut a, mut b] = [[zero; 8]; 2];
+            for half in 0..2 {
+                for (i, row) in rows[8 * half..8 * half + 8].iter().enumerate() {
+                    (a[i], b[i]) = (row.0, row.1);
+                }
+                let squares = [transpose_8(a), transpose_8(b)];
+                for (i, x) in squares.into_iter().flatten().enumerate() {
+                    if half == 0 {
+                        columns[i].0 = x;
+                    } else {
+                        columns[i].1 = x;
+                    }
+                }
+            }
+            columns
+        }
+    }
+}
+
+/// Pairs, then quadruples within 128 bits, then the 128-bit halves among each other.
+///
+/// # Safety
+/// The processor has AVX2.
+#[inline(always)]
+unsafe fn transpose_8(rows: [__m256; 8]) -> [__m256; 8] {
+    unsafe {
+        let mut a = rows;
+        for pair in 0..4 {
+            a[2 * pair] = _mm256_unpacklo_ps(rows[2 * pair], rows[2 * pair + 1]);
+            a[2 * pair + 1] = _mm256_unpackhi_ps(rows[2 * pair], rows[2 * pair + 1]);
+        }
+        let mut b = a;
+        for quad in 0..2 {
+            let a = &a[4 * quad..4 * quad + 4];
+            b[4 * quad] = _mm256_shuffle_ps::<0b01_00_01_00>(a[0], a[2]);
+            b[4 * quad + 1] = _mm256_shuffle_ps::<0b11_10_11_10>(a[0], a[2]);
+            b[4 * quad + 2] = _mm256_shuffle_ps::<0b01_00_01_00>(a[1], a[3]);
+            b[4 * quad + 3] = _mm256_shuffle_ps::<0b11_10_11_10>(a[1], a[3]);
+        }
+        let mut columns = b;
+        for column in 0..4 {
+            columns[column] = _mm256_permute2f128_ps::<0x20>(b[column], b[column + 4]);
+            columns[column + 4] = _mm256_permute2f128_ps::<0x31>(b[column], b[column + 4]);
+        }
+        columns
     }
 }

@@ -2,7 +2,8 @@
 
 use std::ops::Range;
 
-use super::super::lanes::{InstructionSet, LANES, Lanes, dispatch};
+use super::super::instruction_set::InstructionSet;
+use super::super::lanes::{LANES, Lanes, dispatch};
 use super::packed::{PanelSource, STRIP_FLOATS, pack_as_is};
 use super::scratch::{MatmulScratch, STRIPS_PACKED, with_scratch};
 use super::tile::{Panels, PrefetchRange, ProductStrip, STRIP, multiply_strip};

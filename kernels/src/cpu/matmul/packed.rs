@@ -11,7 +11,7 @@ use crate::cpu::buffer::{CpuArena, CpuBuffer};
 /// A right factor of `depth` rows and `columns` columns, in panels of [`PANEL`] columns.
 ///
 /// Blocks of [`BLOCK_DEPTH`] rows follow each other; within a block, panels; within a panel, rows.
-/// The last panel is as wide as is left, in whole vectors; columns beyond the last are zero.
+/// Columns of the last panel beyond the last of the matrix are zero.
 pub(crate) struct PackedMatrix {
     depth: usize,
     columns: usize,
@@ -79,11 +79,7 @@ fn pack_as_is_lanes<L: Lanes>(source: PanelSource<'_>, panels: &mut [f32]) {
     for row in 0..rows {
         let from = &floats[row * stride..][columns.clone()];
         for first in (0..from.len()).step_by(PANEL) {
-            let width = padded(PANEL.min(from.len() - first));
-            let to = &mut panels[first * rows + row * width..][..width];
-            for at in (0..width).step_by(LANES) {
-                L::load_at(from, (first + at).min(from.len()), 0.0).write_to(&mut to[at..]);
-            }
+            L::load_at(from, first, 0.0).write_to(&mut panels[first * rows + row * PANEL..]);
         }
     }
 }
@@ -97,18 +93,13 @@ dispatch!(
 #[inline(always)]
 fn pack_transposed_lanes<L: Lanes>(source: PanelSource<'_>, panels: &mut [f32]) {
     let PanelSource { floats, stride, columns, rows } = source;
-    for first in (0..columns.len()).step_by(PANEL) {
-        let width = padded(PANEL.min(columns.len() - first));
-        let panel = &mut panels[first * rows..][..rows * width];
-        for at in (0..width).step_by(LANES) {
-            let start = columns.start + first + at;
-            let here = start..columns.end.min(start + LANES);
-            for row in (0..rows).step_by(LANES) {
-                let depth = LANES.min(rows - row);
-                let square = square::<L>(floats, stride, here.clone(), row, depth);
-                for (lanes, row) in square.into_iter().zip(row..row + depth) {
-                    lanes.write_to(&mut panel[row * width + at..]);
-                }
+    for (first, panel) in columns.clone().step_by(PANEL).zip(panels.chunks_mut(rows * PANEL)) {
+        let here = first..columns.end.min(first + PANEL);
+        for row in (0..rows).step_by(LANES) {
+            let depth = LANES.min(rows - row);
+            let square = square::<L>(floats, stride, here.clone(), row, depth);
+            for (lanes, row) in square.into_iter().zip(row..row + depth) {
+                lanes.write_to(&mut panel[row * PANEL..]);
             }
         }
     }

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::super::lanes::InstructionSet;
+use super::super::instruction_set::InstructionSet;
 use super::packed::{PackedMatrix, PanelSource, pack_as_is, pack_transposed};
 use super::tile::padded;
 use super::{BLOCK_DEPTH, PANEL};
@@ -10,9 +10,9 @@ use crate::backend::{AllocateError, MatrixShape};
 use crate::cpu::buffer::CpuArena;
 use crate::cpu::shared::SharedRows;
 
-/// Rows of the matrix that are packed as one piece: a panel of the forward product. They divide a
-/// block of the other one.
-pub(crate) const PIECE_ROWS: usize = PANEL;
+/// Rows of the matrix that are packed as one piece: a few panels of the forward product. They
+/// divide a block of the other one.
+pub(crate) const PIECE_ROWS: usize = 3 * PANEL;
 
 const _: () = assert!(BLOCK_DEPTH.is_multiple_of(PIECE_ROWS));
 
@@ -87,7 +87,7 @@ impl PairWriter<'_> {
         for start in (0..inputs).step_by(BLOCK_DEPTH) {
             let depth = BLOCK_DEPTH.min(inputs - start);
             let at = start * padded(outputs) + rows.start * depth;
-            // SAFETY: this piece's panel of the block, which no other piece has.
+            // SAFETY: this piece's panels of the block, which no other piece has.
             let to = unsafe { self.forward.piece(0, at, depth * padded(rows.len())) };
             let floats = &floats[start..];
             let source =

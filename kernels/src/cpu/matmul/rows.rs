@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::super::lanes::InstructionSet;
+use super::super::instruction_set::InstructionSet;
 use super::packed::{PackedMatrix, RowSource, pack_rows};
 use super::tile::{Panels, PrefetchRange, ProductStrip, STRIP, multiply_strip};
 use super::{BLOCK_COLUMNS, BLOCK_DEPTH};

@@ -5,7 +5,7 @@ use super::{multiply_rows, outer_product, with_scratch};
 use crate::backend::{Accumulate, MatrixShape};
 use crate::conformance::floats;
 use crate::cpu::buffer::CpuArena;
-use crate::cpu::lanes::InstructionSet;
+use crate::cpu::instruction_set::InstructionSet;
 use crate::cpu::threads::Threads;
 
 /// The definition of an element, one factor at a time.
@@ -24,15 +24,17 @@ fn define(
     total.unwrap_or(0.0)
 }
 
-/// Rows, columns, depth: around tiles of 8, strips of 16, panels of 48, unrolled fours and blocks
-/// of 384.
-const SHAPES: [(usize, usize, usize); 10] = [
+/// Rows, columns, depth: around tiles of 6 and 8, strips and panels of 16, three panels, unrolled
+/// fours and blocks of 384.
+const SHAPES: [(usize, usize, usize); 12] = [
     (1, 1, 1),
+    (6, 16, 5),
     (7, 15, 5),
     (8, 16, 31),
     (9, 17, 32),
     (15, 32, 383),
     (16, 48, 384),
+    (12, 64, 34),
     (17, 49, 385),
     (31, 383, 40),
     (9, 385, 769),

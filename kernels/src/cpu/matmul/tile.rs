@@ -1,33 +1,41 @@
 //! The innermost loops: a strip of rows by the panels of the right factor.
 //!
-//! A tile of the product is half a strip by one panel, held in registers over the whole depth: with
-//! AVX-512 8 by 48, which uses 24 of 32 registers for sums. Taller tiles would read less of the
-//! panels, but a tile must also be issued: on a core whose other hardware thread is busy, the cost
-//! is the number of instructions for each multiply-add.
+//! A tile of the product is some rows of a strip by one panel or a few, held in registers over the
+//! whole depth. How many is each instruction set's own choice ([`TileKernel`]): its registers
+//! decide. Taller tiles would read less of the panels, but a tile must also be issued: on a core
+//! whose other hardware thread is busy, the cost is the number of instructions for each
+//! multiply-add.
 
 #[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
 mod avx512;
-mod generic;
+mod portable;
 mod prefetch;
 
 pub(crate) use prefetch::PrefetchRange;
 
-use super::super::lanes::{InstructionSet, LANES, dispatch};
+use super::super::instruction_set::InstructionSet;
+use super::super::lanes::{LANES, dispatch};
 use super::{BLOCK_DEPTH, PANEL};
 use prefetch::Prefetcher;
 
 /// Rows of the left factor that are packed together: a vector for each factor.
 pub(crate) const STRIP: usize = LANES;
-/// Rows of a tile: half a strip.
-const ROWS: usize = STRIP / 2;
+/// Rows of the tallest tile.
+const ROWS_MAX: usize = STRIP / 2;
+/// Panels of the widest tile.
+const PANELS_MAX: usize = 3;
 
-/// A tile: half a strip, one panel, and where the sums go.
+/// A tile: some rows of a strip, some panels, and where the sums go.
 struct Tile<'a> {
     depth: usize,
     /// For each factor, the tile's rows side by side; [`STRIP`] floats to the next factor.
     left: *const f32,
-    /// For each factor, the panel's columns side by side.
+    /// For each factor, the first panel's columns side by side.
     panel: *const f32,
+    /// Floats from one panel to the next.
+    panel_stride: usize,
     to: *mut f32,
     /// Floats from one row of the product to the next.
     stride: usize,
@@ -37,12 +45,20 @@ struct Tile<'a> {
     prefetcher: &'a mut Prefetcher,
 }
 
-/// Sums [`ROWS`] rows by as many vectors as the panel is wide.
+/// The tiles of an instruction set.
 trait TileKernel {
+    /// The most panels of a tile, up to [`PANELS_MAX`].
+    const PANELS: usize;
+    /// The rows of each tile of a strip, up to [`ROWS_MAX`], together [`STRIP`].
+    const HEIGHTS: &'static [usize];
+
+    /// Sums a tile of `height` rows, one of [`Self::HEIGHTS`], by `panels` panels, up to
+    /// [`Self::PANELS`].
+    ///
     /// # Safety
     /// The operands are readable over the depth, `to` writable over the rows, and the processor
     /// has the kernel's instructions.
-    unsafe fn sum<const VECTORS: usize>(tile: Tile<'_>);
+    unsafe fn sum(height: usize, panels: usize, tile: Tile<'_>);
 }
 
 /// The right factor of a strip: panels side by side.
@@ -109,17 +125,32 @@ fn by_panels_lanes<K: TileKernel>(
     mut product: ProductStrip<'_>,
 ) {
     let panel_count = product.columns.div_ceil(PANEL);
-    for (index, first) in (0..product.columns).step_by(PANEL).enumerate() {
-        let width = PANEL.min(product.columns - first);
-        let panel = &panels.floats[first * panels.rows + panels.start * padded(width)..];
-        let mut prefetcher = prefetch_range.share(index, panel_count);
-        for row in (0..product.rows).step_by(ROWS) {
+    let panel_stride = panels.rows * PANEL;
+    // As many panels in each tile, or one fewer: 2 and 2, not 3 and 1.
+    let tile_count = panel_count.div_ceil(K::PANELS);
+    for index in 0..tile_count {
+        let first = panel_count * index / tile_count;
+        let count = panel_count * (index + 1) / tile_count - first;
+        let panel = &panels.floats[first * panel_stride + panels.start * PANEL..];
+        let mut prefetcher = prefetch_range.share(index, tile_count);
+        let mut row = 0;
+        for height in K::HEIGHTS {
+            if row >= product.rows {
+                break;
+            }
+            let operands = TileOperands {
+                depth,
+                left: strip.as_ptr().wrapping_add(row),
+                panel: panel.as_ptr(),
+                panel_stride,
+                height: *height,
+                panels: count,
+            };
             // SAFETY: `multiply_strip` checked every bound.
             unsafe {
-                let left = strip.as_ptr().add(row);
-                let operands = TileOperands { depth, left, panel: panel.as_ptr(), width };
-                one_tile::<K>(operands, &mut prefetcher, &mut product, (row, first));
+                one_tile::<K>(operands, &mut prefetcher, &mut product, (row, first * PANEL));
             }
+            row += height;
         }
     }
 }
@@ -130,7 +161,9 @@ struct TileOperands {
     depth: usize,
     left: *const f32,
     panel: *const f32,
-    width: usize,
+    panel_stride: usize,
+    height: usize,
+    panels: usize,
 }
 
 /// A tile at `(row, first)` of the product; one that is not whole goes through memory of its own.
@@ -144,27 +177,22 @@ unsafe fn one_tile<K: TileKernel>(
     product: &mut ProductStrip<'_>,
     (row, first): (usize, usize),
 ) {
-    let TileOperands { depth, left, panel, width } = operands;
-    let rows = ROWS.min(product.rows - row);
+    let TileOperands { depth, left, panel, panel_stride, height, panels } = operands;
+    let rows = height.min(product.rows - row);
+    let width = (panels * PANEL).min(product.columns - first);
     let floats = &mut product.floats[row * product.stride + first..];
-    let mut edge = [0.0f32; ROWS * PANEL];
-    let is_whole = rows == ROWS && width == padded(width);
+    let mut edge = [0.0f32; ROWS_MAX * PANELS_MAX * PANEL];
+    let is_whole = rows == height && width == panels * PANEL;
     let (to, stride, add) = if is_whole {
         (floats.as_mut_ptr(), product.stride, product.add)
     } else {
-        (edge.as_mut_ptr(), PANEL, false)
+        (edge.as_mut_ptr(), PANELS_MAX * PANEL, false)
     };
-    let tile = Tile { depth, left, panel, to, stride, add, prefetcher };
+    let tile = Tile { depth, left, panel, panel_stride, to, stride, add, prefetcher };
     // SAFETY: as the caller promises; an edge holds a whole tile.
-    unsafe {
-        match padded(width) / LANES {
-            1 => K::sum::<1>(tile),
-            2 => K::sum::<2>(tile),
-            _ => K::sum::<3>(tile),
-        }
-    }
+    unsafe { K::sum(height, panels, tile) };
     if !is_whole {
-        for (row, sums) in edge.chunks_exact(PANEL).take(rows).enumerate() {
+        for (row, sums) in edge.chunks_exact(PANELS_MAX * PANEL).take(rows).enumerate() {
             let to = &mut floats[row * product.stride..][..width];
             for (to, sum) in to.iter_mut().zip(sums) {
                 *to = if product.add { *to + sum } else { *sum };

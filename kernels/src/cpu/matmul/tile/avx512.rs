@@ -18,24 +18,39 @@ use std::arch::x86_64::{
 
 use super::super::super::lanes::{Avx512, LANES};
 use super::prefetch::fetch_product;
-use super::{ROWS, STRIP, Tile, TileKernel};
+use super::{STRIP, Tile, TileKernel};
 
 impl TileKernel for Avx512 {
+    const PANELS: usize = 3;
+    const HEIGHTS: &'static [usize] = &[ROWS; STRIP / ROWS];
+
     #[inline(always)]
-    unsafe fn sum<const VECTORS: usize>(tile: Tile<'_>) {
+    unsafe fn sum(height: usize, panels: usize, tile: Tile<'_>) {
+        assert_eq!(height, ROWS);
         // SAFETY: as the caller promises.
         unsafe {
-            match VECTORS {
+            match panels {
                 1 => sum_16(tile),
                 2 => sum_32(tile),
-                _ => sum_48(tile),
+                3 => sum_48(tile),
+                other => unreachable!("no tile has {other} panels"),
             }
         }
     }
 }
 
+/// Rows of a tile: with three panels 24 of 32 registers hold sums.
+const ROWS: usize = 8;
+
 /// Factors in one turn of the loop.
 const UNROLL: usize = 4;
+
+/// A panel's columns of a factor, `$panel` behind the first panel's.
+macro_rules! column {
+    ($right:literal, $factor:literal, $panel:literal) => {
+        concat!("vmovups {", $right, "}, [{panel} + 64*", $factor, $panel, "]\n")
+    };
+}
 
 /// A row whose float is broadcast once for all vectors. `$factor` is the one within the turn.
 macro_rules! shared {
@@ -57,11 +72,11 @@ macro_rules! own {
     };
 }
 
-/// One factor by a panel of 16 columns.
+/// One factor by a panel.
 macro_rules! step_16 {
     ($factor:literal) => {
         concat!(
-            "vmovups {r0}, [{panel} + 64*", $factor, "]\n",
+            column!("r0", $factor, ""),
             shared!($factor, 0, "s00" "r0"),
             own!($factor, 1, "s10" "r0"),
             own!($factor, 2, "s20" "r0"),
@@ -74,12 +89,12 @@ macro_rules! step_16 {
     };
 }
 
-/// One factor by a panel of 32 columns.
+/// One factor by two panels.
 macro_rules! step_32 {
     ($factor:literal) => {
         concat!(
-            "vmovups {r0}, [{panel} + 128*", $factor, "]\n",
-            "vmovups {r1}, [{panel} + 128*", $factor, " + 64]\n",
+            column!("r0", $factor, ""),
+            column!("r1", $factor, " + {next}"),
             shared!($factor, 0, "s00" "r0", "s01" "r1"),
             own!($factor, 1, "s10" "r0", "s11" "r1"),
             shared!($factor, 2, "s20" "r0", "s21" "r1"),
@@ -92,13 +107,13 @@ macro_rules! step_32 {
     };
 }
 
-/// One factor by a panel of 48 columns.
+/// One factor by three panels.
 macro_rules! step_48 {
     ($factor:literal) => {
         concat!(
-            "vmovups {r0}, [{panel} + 192*", $factor, "]\n",
-            "vmovups {r1}, [{panel} + 192*", $factor, " + 64]\n",
-            "vmovups {r2}, [{panel} + 192*", $factor, " + 128]\n",
+            column!("r0", $factor, ""),
+            column!("r1", $factor, " + {next}"),
+            column!("r2", $factor, " + 2*{next}"),
             shared!($factor, 0, "s00" "r0", "s01" "r1", "s02" "r2"),
             own!($factor, 1, "s10" "r0", "s11" "r1", "s12" "r2"),
             shared!($factor, 2, "s20" "r0", "s21" "r1", "s22" "r2"),
@@ -118,12 +133,13 @@ macro_rules! kernel {
         /// As [`TileKernel::sum`].
         #[target_feature(enable = "avx512f")]
         unsafe fn $name(tile: Tile<'_>) {
+            let next = 4 * tile.panel_stride;
             /// Runs the loop over `$text`, which takes `$factors` factors, `$turns` times.
             macro_rules! run {
                 ($text:expr, $factors:expr, $turns:expr, $left:ident, $panel:ident, $sums:ident) => {{
                     let [$([$($sum),+]),+] = &mut $sums;
                     asm!(
-                        "2:",
+                        "2: // {next}",
                         $text,
                         "add {left}, {left_bytes}",
                         "add {panel}, {panel_bytes}",
@@ -136,12 +152,13 @@ macro_rules! kernel {
                         panel = inout(reg) $panel,
                         turns = inout(reg) $turns => _,
                         left_bytes = const 4 * STRIP * $factors,
-                        panel_bytes = const 4 * LANES * $vectors * $factors,
+                        next = in(reg) next,
+                        panel_bytes = const 4 * LANES * $factors,
                         options(nostack, readonly),
                     );
                 }};
             }
-            let Tile { depth, mut left, mut panel, to, stride, add, prefetcher } = tile;
+            let Tile { depth, mut left, mut panel, to, stride, add, prefetcher, .. } = tile;
             let mut sums = [[_mm512_setzero_ps(); $vectors]; ROWS];
             let turns = depth / UNROLL;
             let fetches = prefetcher.lines_left().div_ceil(ROWS);

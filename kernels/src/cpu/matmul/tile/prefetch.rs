@@ -27,11 +27,11 @@ impl PrefetchRange {
         Self { start, stride, lines_per_row: width.div_ceil(LANES), rows }
     }
 
-    /// The share of panel `panel` of `panel_count`.
-    pub(super) fn share(&self, panel: usize, panel_count: usize) -> Prefetcher {
+    /// The share of tile `tile` of `tile_count`.
+    pub(super) fn share(&self, tile: usize, tile_count: usize) -> Prefetcher {
         let lines = self.rows * self.lines_per_row;
-        let first = lines * panel / panel_count;
-        let end = lines * (panel + 1) / panel_count;
+        let first = lines * tile / tile_count;
+        let end = lines * (tile + 1) / tile_count;
         let (row, column) = match self.lines_per_row {
             0 => (0, 0),
             lines => (first / lines, first % lines),

@@ -1,0 +1,104 @@
+//! The probe of the peak beside a loop in assembly, written apart from it: multiply-adds on
+//! registers alone.
+//!
+//! The probe is plain code over vectors, which a compiler may simplify. The loop here is what it
+//! must amount to, so the ratio of the two rates is one as long as the probe measures the processor.
+
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+
+use zbelastic_kernels::{CpuBackend, InstructionSet};
+use zbelastic_machine::peak_flop_per_s;
+
+/// Registers that hold sums: two units with a latency of four or five cycles need eight to ten.
+const CHAINS: usize = 12;
+/// Turns of a run: a few tens of milliseconds.
+const ROUNDS: u64 = 4_000_000;
+/// Runs of each, in turns.
+const RUNS: usize = 10;
+
+/// The best rates of both, in floating-point operations a second.
+#[derive(Clone, Copy, Debug)]
+pub struct PeakRates {
+    /// By [`peak_flop_per_s`].
+    pub probe: f64,
+    /// By the loop of this file.
+    pub assembly: f64,
+}
+
+/// Measures both in turns on one thread. `None` for an instruction set that has no loop here:
+/// portable code is what a compiler makes of it, so there is no second way to write it.
+pub fn measure(cpu: &CpuBackend) -> Option<PeakRates> {
+    let floats_per_chain = floats_per_register(cpu.instruction_set())?;
+    let flop = 2.0 * ROUNDS as f64 * (CHAINS * floats_per_chain) as f64;
+    let mut best = PeakRates { probe: 0.0, assembly: 0.0 };
+    for _ in 0..RUNS {
+        let began = Instant::now();
+        run(cpu.instruction_set(), ROUNDS);
+        best.assembly = best.assembly.max(flop / began.elapsed().as_secs_f64());
+        best.probe = best.probe.max(peak_flop_per_s(cpu, Duration::from_millis(30)));
+    }
+    Some(best)
+}
+
+fn floats_per_register(set: InstructionSet) -> Option<usize> {
+    match set {
+        #[cfg(target_arch = "x86_64")]
+        InstructionSet::Avx512 => Some(16),
+        #[cfg(target_arch = "x86_64")]
+        InstructionSet::Avx2 => Some(8),
+        InstructionSet::Portable => None,
+    }
+}
+
+/// Runs the loop of an instruction set that the processor has.
+fn run(set: InstructionSet, rounds: u64) {
+    match set {
+        // SAFETY: a backend has only sets that the processor has.
+        #[cfg(target_arch = "x86_64")]
+        InstructionSet::Avx512 => unsafe { zmm_chains(black_box(rounds)) },
+        // SAFETY: as above.
+        #[cfg(target_arch = "x86_64")]
+        InstructionSet::Avx2 => unsafe { ymm_chains(black_box(rounds)) },
+        InstructionSet::Portable => unreachable!("it has no loop"),
+    }
+}
+
+/// A function that adds `$one` squared to each of the registers `$sum`, over and over.
+#[cfg(target_arch = "x86_64")]
+macro_rules! chains {
+    ($name:ident, $features:literal, $one:tt, $($sum:tt)+) => {
+        /// # Safety
+        /// The processor has the instructions.
+        #[target_feature(enable = $features)]
+        unsafe fn $name(rounds: u64) {
+            // SAFETY: registers alone.
+            unsafe {
+                std::arch::asm!(
+                    concat!("vbroadcastss ", $one, ", xmm15"),
+                    $(concat!("vmovaps ", $sum, ", ", $one),)+
+                    "2:",
+                    $(concat!("vfmadd231ps ", $sum, ", ", $one, ", ", $one),)+
+                    "dec {rounds}",
+                    "jnz 2b",
+                    rounds = inout(reg) rounds => _,
+                    inout("xmm15") 1.0f32 => _,
+                    $(out($sum) _,)+
+                    out($one) _,
+                    options(nostack, nomem),
+                );
+            }
+        }
+    };
+}
+
+#[cfg(target_arch = "x86_64")]
+chains!(
+    zmm_chains, "avx512f", "zmm14", "zmm0" "zmm1" "zmm2" "zmm3" "zmm4" "zmm5" "zmm6" "zmm7"
+    "zmm8" "zmm9" "zmm10" "zmm11"
+);
+#[cfg(target_arch = "x86_64")]
+chains!(
+    ymm_chains, "avx2,fma", "ymm14", "ymm0" "ymm1" "ymm2" "ymm3" "ymm4" "ymm5" "ymm6" "ymm7"
+    "ymm8" "ymm9" "ymm10" "ymm11"
+);
