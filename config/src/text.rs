@@ -70,6 +70,12 @@ pub enum TextError {
         /// The entry of the list of texts, as it was typed.
         entry: String,
     },
+    /// It lies on another machine, and bytes are read from this one's files.
+    #[error("{entry} is an address, and data.tokenizer = \"bytes\" reads files of this machine")]
+    Remote {
+        /// The entry of the list of texts, as it was typed.
+        entry: String,
+    },
     /// A file or folder cannot be read.
     #[error("{} cannot be read: {source}", path.display())]
     Unreadable {
@@ -115,6 +121,12 @@ impl TextError {
             Self::NotFound { .. } => {
                 detail.hint("a path seen from the working folder, or a glob such as 'docs/**/*.md'")
             }
+            Self::Remote { entry } => detail
+                .why("text that is read as bytes is kept in memory; a token store may come from anywhere")
+                .hint(format!(
+                    "`zbelastic data prepare '{entry}' --tokenizer bytes --to STORE`, then --tokens STORE; \
+                     or name a tokenizer, and the run makes the store"
+                )),
             Self::Unreadable { .. } => {
                 detail.hint("a file that this user may read, or leave it out")
             }
@@ -197,7 +209,11 @@ impl TextCollector {
         if entry.contains(['*', '?', '[']) {
             return self.take_matched(entry, list_glob(entry)?);
         }
-        Err(TextError::NotFound { entry: entry.to_owned() })
+        let entry = entry.to_owned();
+        Err(match entry.contains("://") {
+            true => TextError::Remote { entry },
+            false => TextError::NotFound { entry },
+        })
     }
 
     fn take_matched(&mut self, entry: &str, mut files: Vec<PathBuf>) -> Result<(), TextError> {
@@ -390,12 +406,14 @@ mod tests {
     #[test]
     fn everything_wrong_is_reported_at_once() {
         let folder = folder(&[("empty.txt", b""), ("sub/.hidden", b"h"), ("x.bin", &[0xff])]);
-        let names = ["missing.txt", "empty.txt", "sub", "*.md", "*.bin", "a[", "empty*"];
+        let names =
+            ["missing.txt", "s3://b/c", "empty.txt", "sub", "*.md", "*.bin", "a[", "empty*"];
         check_wrong(
             &folder,
             &names,
             &[
                 "missing.txt does not exist",
+                "s3://b/c is an address, and data.tokenizer = \"bytes\" reads files of this machine",
                 "empty.txt is empty",
                 "sub has no file of text",
                 "*.md has no file of text",
