@@ -15,6 +15,7 @@ mod quantity;
 mod schedule;
 #[cfg(test)]
 mod tests;
+mod ui;
 
 pub use address::{AddressError, AddressList, HostPort, PORT_DEFAULT};
 #[cfg(feature = "chaos")]
@@ -40,6 +41,9 @@ pub use schedule::{
     ScheduleCommand, SimulateArgs, SolveArgs, StepEndingArgs,
 };
 
+pub use ui::{UI_ADDRESS, UiArgs};
+
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
@@ -113,6 +117,9 @@ pub enum CliCommand {
     /// Show how everything stands.
     #[command(after_help = operate::STATUS_EXAMPLES)]
     Status(StatusArgs),
+    /// Show the cluster as a live page in a browser, and as metrics for Prometheus.
+    #[command(after_help = ui::UI_EXAMPLES)]
+    Ui(UiArgs),
     /// Show what happened.
     #[command(after_help = operate::EVENTS_EXAMPLES)]
     Events(EventsArgs),
@@ -168,6 +175,7 @@ pub enum CliCommand {
 const TRAIN_EXAMPLES: &str = "\
 Examples:
   zbelastic train --steps 100
+  zbelastic train --ui                                with a live page in a browser
   zbelastic train run.toml --workers 4 --schedule zb-h1 --window 1
   zbelastic train run.toml --device cuda:0,cuda:1 --set train.precision=bf16
   zbelastic train --set model.preset=tiny --set optimizer.lr=3e-4 --text docs 'notes/*.md'
@@ -226,6 +234,19 @@ pub struct TrainArgs {
     /// or none.
     #[arg(long, value_name = "CLOUD", default_value_t = NoticeSource::Auto)]
     pub spot: NoticeSource,
+    /// Show the run as a live page in a browser while it trains [default address: 127.0.0.1:8088].
+    #[arg(
+        long,
+        value_name = "ADDR",
+        num_args = 0..=1,
+        default_missing_value = UI_ADDRESS,
+        value_parser = ui::parse_listen,
+        conflicts_with = "threads_only"
+    )]
+    pub ui: Option<SocketAddr>,
+    /// What a worker costs an hour, for the page.
+    #[arg(long, value_name = "PRICE", value_parser = ui::parse_price, requires = "ui")]
+    pub price: Option<f64>,
     /// Corrupt a gradient on purpose; may be given several times.
     ///
     /// SPEC is step=N,tensor=NAME,value=nan|inf|x1000|bit=B[,attempts=K]: in step N, counted from

@@ -28,3 +28,4 @@ pub mod status;
 mod table;
 pub mod token;
 pub mod tokenizer;
+pub mod ui;

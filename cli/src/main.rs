@@ -60,6 +60,7 @@ fn run(cli: &Cli) -> Result<ExitCode, CommandError> {
         CliCommand::Resume(args) => commands::job::resume(args, &mut out)?,
         CliCommand::Stop(args) => commands::job::stop(args, &mut out)?,
         CliCommand::Status(args) => commands::status::run(args, &mut out)?,
+        CliCommand::Ui(args) => commands::ui::run(args, &mut out)?,
         CliCommand::Events(args) => commands::events::run_events(args, &mut out)?,
         CliCommand::Logs(args) => commands::events::run_logs(args, &mut out)?,
         CliCommand::Runs(command) => commands::runs::run(command, &mut out)?,

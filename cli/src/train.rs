@@ -41,12 +41,15 @@ use zbelastic_preemption::NoticeSettings;
 use zbelastic_trainer::model::{LayerSpec, model_layers};
 use zbelastic_trainer::plan::model_flop_per_token;
 use zbelastic_trainer::stage::InitialWeights;
+use zbelastic_ui::UiServer;
+use zbelastic_view::RunCosts;
 use zbelastic_wire::document::JobDocument;
 use zbelastic_wording::{CommandError, CommandFailure, FailureCode, FailureDetail};
 
 use crate::args::TrainArgs;
 use crate::blob::Blob;
 use crate::corpus::DataSummary;
+use crate::live_page::start_server;
 use crate::run_files;
 use crate::weights::weights_file;
 use folder::{RunFolder, RunFolderRequest, RunStart};
@@ -69,15 +72,40 @@ pub fn run(args: &TrainArgs, out: &mut dyn Write) -> Result<ExitCode, CommandErr
     let config = config_with_command(&prepared);
     let request =
         RunFolderRequest { config: &prepared.config, text: &config, may_branch: args.branch };
+    let page = page(args, &prepared)?;
     let mut folder = RunFolder::open(args.out.as_deref(), &prepared.name, request)?;
     let ended = match write_tokenizer(&folder, &prepared) {
-        Ok(()) => train_into((&mut folder, &config), &prepared, context, out),
+        Ok(()) => train_into((&mut folder, &config), &prepared, context, page.as_ref(), out),
         Err(failure) => Err(failure.into()),
     };
     if ended.is_err() {
         folder.discard_if_empty();
     }
     ended
+}
+
+/// Starts the server of the live page, if there is to be one, before anything is written: a port that
+/// is taken costs no time then. Nobody but this machine's processes can be let in by a token, for the
+/// cluster is this command's own.
+fn page(args: &TrainArgs, prepared: &PreparedRun) -> Result<Option<UiServer>, CommandFailure> {
+    let Some(address) = args.ui else { return Ok(None) };
+    let wrong = |what: &str, hint: &str| {
+        CommandFailure::usage("--ui", vec![FailureDetail::new(what.to_owned()).hint(hint)])
+    };
+    if prepared.sharing == DeviceSharing::Threads {
+        return Err(wrong(
+            "the page shows a cluster, and this run is one process",
+            "a schedule with steps, in processes",
+        ));
+    }
+    if !address.ip().is_loopback() {
+        return Err(wrong(
+            "the cluster of `train` makes no tokens for other machines",
+            "a loopback address, and `ssh -L` from where the browser is",
+        ));
+    }
+    let costs = RunCosts { price_per_hour: args.price, ..RunCosts::default() };
+    start_server(address, costs, Vec::new()).map(Some)
 }
 
 /// Writes the run's tokenizer into its folder, where a run that is killed has it as well. Until a
@@ -119,11 +147,15 @@ fn train_into(
     (folder, config): (&mut RunFolder, &str),
     prepared: &PreparedRun,
     context: Option<StepLineContext>,
+    page: Option<&UiServer>,
     out: &mut dyn Write,
 ) -> Result<ExitCode, CommandError> {
     let audience = if context.is_some() { OutputAudience::Person } else { OutputAudience::Script };
     match audience {
-        OutputAudience::Person => summary::write_heading(prepared, folder.path(), out)?,
+        OutputAudience::Person => {
+            let page = page.map(|page| format!("http://{}/", page.address()));
+            summary::write_heading(prepared, folder.path(), page.as_deref(), out)?;
+        }
         // Not between a script and its JSON. With standard error closed there is nowhere to print
         // them.
         OutputAudience::Script => drop(summary::write_notes(prepared, &mut io::stderr())),
@@ -144,7 +176,8 @@ fn train_into(
         let submission = submission(prepared);
         let folder_path = reporter.folder_path();
         let location = RunLocation { folder: &folder_path, config, start: run_start };
-        processes::train(prepared, &submission, location, &mut |event| match event {
+        let page = page.map(UiServer::observer);
+        processes::train(prepared, &submission, location, page, &mut |event| match event {
             ClusterRunEvent::Progress(event) => reporter.observe(&event),
             ClusterRunEvent::Rollback(rollback) => reporter.observe_rollback(rollback),
             ClusterRunEvent::Event(event) => reporter.observe_event(event),

@@ -26,6 +26,7 @@ use zbelastic_local::coordinator::RunOutcome;
 use zbelastic_node::data_folder::NodeDataFolder;
 use zbelastic_trainer::digest::StateDigest;
 use zbelastic_types::Bytes;
+use zbelastic_ui::PageObserver;
 use zbelastic_wire::document::JobDocument;
 use zbelastic_wording::{CommandFailure, FailureCode, FailureDetail};
 
@@ -34,6 +35,7 @@ use super::prepare::PreparedRun;
 use super::run_devices::DeviceSharing;
 use crate::blob::Blob;
 use crate::command_connection::exchange;
+use crate::live_page::{ObservedCluster, observe_in_thread};
 use crate::run_files::MODEL;
 use children::{ChildProcesses, WorkerDevices};
 use follow::{FollowOptions, FollowOutcome, RunObserver, follow};
@@ -85,7 +87,7 @@ struct ParentRun {
     step: Option<u64>,
 }
 
-/// Trains in processes with folders in `location`. `observe` is called with each event, and may end
+/// Trains in processes with folders in `location`. `page` shows their cluster. `observe` is called with each event, and may end
 /// the run after the step under way by breaking.
 ///
 /// # Errors
@@ -94,6 +96,7 @@ pub fn train(
     prepared: &PreparedRun,
     submission: &JobSubmission,
     location: RunLocation<'_>,
+    page: Option<PageObserver>,
     observe: RunObserver<'_>,
 ) -> Result<RunOutcome, CommandFailure> {
     let devices = prepared.devices.indices();
@@ -111,6 +114,10 @@ pub fn train(
     children.start_controller()?;
     let mut client = connect(&children.controller(), children.address())?;
     poll_until(&mut children, &mut client, "the controller", leads)?;
+    if let Some(page) = page {
+        let addresses = vec![children.address()];
+        observe_in_thread(ObservedCluster { folder: children.controller(), addresses }, page)?;
+    }
     for number in 1..=prepared.worker_count {
         let token = if children.is_new(number) {
             Some(poll_until(&mut children, &mut client, "the controller", create_token)?)

@@ -45,11 +45,16 @@ pub struct FinishedRun {
     pub is_interrupted: bool,
 }
 
-/// Prints the model, the text and the plan of the run.
+/// Prints the model, the text and the plan of the run, and where its live page is.
 ///
 /// # Errors
 /// If `out` cannot be written.
-pub fn write_heading(prepared: &PreparedRun, folder: &Path, out: &mut dyn Write) -> io::Result<()> {
+pub fn write_heading(
+    prepared: &PreparedRun,
+    folder: &Path,
+    page: Option<&str>,
+    out: &mut dyn Write,
+) -> io::Result<()> {
     let PreparedRun { config, text, plan, worker_count, devices, job, .. } = prepared;
     let (_, parameters) = model_size(&config.model);
     let ModelConfig { family, blocks, width, .. } = &config.model;
@@ -75,6 +80,9 @@ pub fn write_heading(prepared: &PreparedRun, folder: &Path, out: &mut dyn Write)
     writeln!(out, "workers {worker_count}{}", devices.text(job.threads))?;
     writeln!(out, "memory  {}", fullest_stage(prepared))?;
     writeln!(out, "files   {}", folder.display())?;
+    if let Some(page) = page {
+        writeln!(out, "page    {page}")?;
+    }
     write_notes(prepared, out)?;
     for Injection { step, tensor, .. } in &job.setup.injections {
         writeln!(out, "note: the gradient of {tensor} is corrupted on purpose in step {step}")?;

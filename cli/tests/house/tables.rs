@@ -38,6 +38,8 @@ pub const ARROWS: &[(&str, &[&str])] = &[
         ],
     ),
     ("api", &["consensus", "timing", "types", "wording"]),
+    ("view", &["api", "types"]),
+    ("ui", &["api", "identity", "view"]),
     (
         "local",
         &[
@@ -150,6 +152,8 @@ pub const ARROWS: &[(&str, &[&str])] = &[
             "trainer",
             "transport",
             "types",
+            "ui",
+            "view",
             "whole-file",
             "wire",
             "wording",
@@ -206,6 +210,7 @@ pub const PURE: &[&str] = &[
     "planner",
     "policy",
     "wire",
+    "view",
     CHAOS_TESTS,
 ];
 
@@ -275,9 +280,9 @@ pub const FENCES: &[Fence] = &[
     ),
     fence(
         "bytes",
-        &["transport", "data", "remote", "node"],
+        &["transport", "data", "remote", "node", "ui"],
         &[],
-        &["transport/", "data/src/source/parquet_rows.rs", "remote/src/", "node/src/"],
+        &["transport/", "data/src/source/parquet_rows.rs", "remote/src/", "node/src/", "ui/src/"],
     ),
     fence(
         "clap",
@@ -310,9 +315,14 @@ pub const FENCES: &[Fence] = &[
         &[],
         &["config/src/text.rs", "data/src/source/local.rs", "remote/src/listing.rs"],
     ),
-    // An S3 server of tests.
-    fence("hyper", &[], &["remote"], &[]),
-    fence("hyper-util", &[], &["remote"], &[]),
+    // The live page, and an S3 server of tests.
+    fence(
+        "hyper",
+        &["ui"],
+        &["remote"],
+        &["ui/src/response.rs", "ui/src/routes.rs", "ui/src/server.rs"],
+    ),
+    fence("hyper-util", &["ui"], &["remote"], &["ui/src/server.rs"]),
     fence("indicatif", &["cli"], &[], &["cli/src/progress.rs", "cli/src/train"]),
     fence("libc", &["chaos-processes"], &[], &["chaos-processes/src/system.rs"]),
     fence("libfuzzer-sys", &[FUZZ], &[], &["chaos-tests/fuzz/src/main.rs"]),
@@ -369,6 +379,7 @@ pub const FENCES: &[Fence] = &[
         ],
         &[""],
     ),
+    fence("prometheus-client", &["view"], &[], &["view/src/metrics.rs"]),
     fence("protobuf", &["consensus"], &[], &["consensus/src/raft"]),
     fence("quinn", &["identity", "transport"], &[], &["transport/", "identity/src/"]),
     fence(
@@ -429,6 +440,7 @@ pub const FENCES: &[Fence] = &[
             "timing",
             "config",
             "api",
+            "view",
             "wire",
             "node",
             "bench",
@@ -448,6 +460,7 @@ pub const FENCES: &[Fence] = &[
             "preemption",
             "data",
             "api",
+            "view",
             "wire",
             "node",
             "bench",
@@ -464,6 +477,7 @@ pub const FENCES: &[Fence] = &[
             "trainer/src/hf/",
             "preemption/src/",
             "api/src/",
+            "view/src/",
             "wire/src/document.rs",
             "node/src/",
             "cli/src/",
@@ -522,6 +536,7 @@ pub const FENCES: &[Fence] = &[
             "machine",
             "config",
             "api",
+            "ui",
             "wire",
             "node",
             CHAOS_TESTS,
@@ -539,7 +554,7 @@ pub const FENCES: &[Fence] = &[
     ),
     fence(
         "tokio",
-        &["identity", "transport", "preemption", "local", "remote", "node", "cli", FUZZ],
+        &["identity", "transport", "preemption", "local", "remote", "node", "ui", "cli", FUZZ],
         &[],
         &[
             "transport/",
@@ -547,6 +562,7 @@ pub const FENCES: &[Fence] = &[
             "preemption/",
             "node/src/",
             "local/src/interrupt.rs",
+            "ui/src/",
             "cli/src/command_connection.rs",
             "identity/src/",
             FUZZ_FOLDER,

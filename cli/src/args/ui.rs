@@ -1,0 +1,76 @@
+//! `ui` and `--ui` as typed.
+
+use std::net::{Ipv4Addr, SocketAddr};
+
+use clap::Args;
+
+use super::address::{AddressError, parse_bind};
+use super::client::ClientArgs;
+
+pub(super) const UI_EXAMPLES: &str = "\
+The page is at the address that is printed, /metrics beside it. At a loopback address nobody logs in;
+at any other, a browser logs in with a token of `zbelastic token create --role viewer`, and a scraper
+sends it as `Authorization: Bearer`. Tokens and pages travel in the clear: on a network that is not
+trusted, leave it at the loopback address and forward its port with ssh.
+
+Examples:
+  zbelastic ui
+  zbelastic ui --cluster 10.0.0.1:7000 --data-dir ~/.zbelastic-wiki
+  zbelastic ui --listen 0.0.0.0:8088 --price 1.20
+  ssh -L 8088:localhost:8088 controller-1";
+
+/// Where the page is if nothing else is typed.
+pub const UI_ADDRESS: &str = "127.0.0.1:8088";
+
+/// An address to listen at: a port alone is one of the loopback address.
+pub fn parse_listen(text: &str) -> Result<SocketAddr, AddressError> {
+    match text.parse::<u16>() {
+        Ok(port) => Ok(SocketAddr::from((Ipv4Addr::LOCALHOST, port))),
+        Err(_) => parse_bind(text),
+    }
+}
+
+/// A price: not negative, and finite.
+pub fn parse_price(text: &str) -> Result<f64, String> {
+    let price = text.parse::<f64>().ok().filter(|price| price.is_finite() && *price >= 0.0);
+    price.ok_or_else(|| "expected a number that is not negative, such as 1.20".to_owned())
+}
+
+/// `ui`.
+#[derive(Args, Clone, Debug)]
+pub struct UiArgs {
+    /// Where the page is: an address of this machine with a port, or a port of the loopback address.
+    #[arg(long, value_name = "ADDR", default_value = UI_ADDRESS, value_parser = parse_listen)]
+    pub listen: SocketAddr,
+    /// What a worker costs an hour, in any currency: the page shows what the rest of the run costs.
+    #[arg(long, value_name = "PRICE", value_parser = parse_price)]
+    pub price: Option<f64>,
+    /// The cluster.
+    #[command(flatten)]
+    pub client: ClientArgs,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_port_is_one_of_the_loopback_address() {
+        let check = |text: &str, expected: &str| {
+            assert_eq!(parse_listen(text).expect(text).to_string(), expected);
+        };
+        check("8088", "127.0.0.1:8088");
+        check("0", "127.0.0.1:0");
+        check("0.0.0.0:80", "0.0.0.0:80");
+        check("[::1]:9", "[::1]:9");
+        assert!(parse_listen("70000").is_err() && parse_listen("localhost").is_err());
+    }
+
+    #[test]
+    fn a_price_is_a_number() {
+        assert_eq!(parse_price("1.20"), Ok(1.2));
+        for wrong in ["-1", "nan", "inf", "", "1 EUR"] {
+            assert!(parse_price(wrong).is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,36 @@
+//! `ui`: the live page of a cluster.
+
+use std::io::Write;
+
+use zbelastic_view::RunCosts;
+use zbelastic_wording::{CommandError, CommandFailure};
+
+use super::reach::connect;
+use crate::args::UiArgs;
+use crate::command_connection::request_addresses;
+use crate::live_page::{ObservedCluster, observe, start_server};
+
+/// Runs `ui`, until the process is ended.
+///
+/// # Errors
+/// If the cluster does not answer, or the page cannot be where it is to be.
+pub fn run(args: &UiArgs, out: &mut dyn Write) -> Result<(), CommandError> {
+    let status = connect(&args.client)?.status().map_err(CommandFailure::from)?;
+    let (folder, addresses) = request_addresses(&args.client)?;
+    let costs = RunCosts { price_per_hour: args.price, ..RunCosts::default() };
+    let server = start_server(args.listen, costs, addresses.clone())?;
+    let address = server.address();
+    let members = status.members.len();
+    writeln!(out, "page    http://{address}/")?;
+    writeln!(out, "metrics http://{address}/metrics")?;
+    writeln!(out, "cluster of {members} members; Ctrl-C ends the page, and nothing else")?;
+    if !address.ip().is_loopback() {
+        writeln!(
+            out,
+            "note: a browser logs in with a token: zbelastic token create --role viewer"
+        )?;
+    }
+    out.flush()?;
+    observe(&ObservedCluster { folder, addresses }, &server.observer())?;
+    Ok(())
+}

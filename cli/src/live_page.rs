@@ -1,0 +1,185 @@
+//! The live page of a cluster: the server, and the thread that observes the cluster for it.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use zbelastic_api::client::{ApiClient, ApiError};
+use zbelastic_identity::{
+    JoinError, JoinSetup, JoinToken, NodeKey, NodeName, PeerRole, join_cluster,
+};
+use zbelastic_node::cluster::name_resolver;
+use zbelastic_node::cluster::threads::{raise_niceness, runtime};
+use zbelastic_node::data_folder::NodeDataFolder;
+use zbelastic_ui::{
+    AccessPolicy, PageObserver, ServeError, TokenCheck, TokenRefusal, UiServer, UiSettings,
+};
+use zbelastic_view::{Observation, RunCosts};
+use zbelastic_wording::{CommandFailure, FailureCode, FailureDetail};
+
+use crate::command_connection::exchange;
+use crate::commands::event_poller::EventPoller;
+
+/// Between two requests while a page is open, and while none is: then only `/metrics` reads them.
+const OBSERVE_PAUSE: Duration = Duration::from_millis(250);
+const IDLE_PAUSE: Duration = Duration::from_secs(1);
+/// Between two requests for a status.
+const STATUS_PAUSE: Duration = Duration::from_millis(900);
+/// Lanes are requested after this many times what the answer took, and no sooner than a second
+/// after it: the controller spends less than a hundredth of its time on them.
+const TRACE_PAUSE_FACTOR: u32 = 100;
+const TRACE_PAUSE_MIN: Duration = Duration::from_secs(1);
+
+/// The name under which tokens of viewers are checked, in the cluster's log.
+const CHECK_NAME: &str = "page";
+
+/// The cluster that is shown.
+#[derive(Clone, Debug)]
+pub struct ObservedCluster {
+    /// The folder with a certificate that may read.
+    pub folder: NodeDataFolder,
+    /// Its nodes' addresses.
+    pub addresses: Vec<String>,
+}
+
+/// Starts the server of the page. `checks_at` are addresses at which tokens are checked.
+///
+/// # Errors
+/// If it cannot listen at `address`.
+pub fn start_server(
+    address: SocketAddr,
+    costs: RunCosts,
+    checks_at: Vec<String>,
+) -> Result<UiServer, CommandFailure> {
+    let policy = AccessPolicy::at(address, token_check(checks_at));
+    UiServer::start(UiSettings { address, policy, costs }, runtime()?).map_err(cannot_listen)
+}
+
+fn cannot_listen(error: ServeError) -> CommandFailure {
+    let hint = match &error {
+        ServeError::Taken { .. } => "another port, or port 0 for any that is free",
+        ServeError::NotPermitted { .. } => "a port from 1024 on",
+        ServeError::NotOurs { .. } => "127.0.0.1, or 0.0.0.0 for all addresses of this machine",
+        ServeError::Other { .. } => "another address",
+    };
+    let mut failure = CommandFailure::new(FailureCode::WrongState, error.to_string());
+    failure.details = vec![FailureDetail::new("the page needs an address of its own").hint(hint)];
+    failure
+}
+
+/// Checks tokens as `login` does: with a key of its own, whose certificate is dropped.
+fn token_check(addresses: Vec<String>) -> TokenCheck {
+    Arc::new(move |text: &str| {
+        let not_a_token = |reason: String| TokenRefusal::NotAToken { reason };
+        let token = JoinToken::parse(text).map_err(|error| not_a_token(error.to_string()))?;
+        let role = token.role();
+        if !matches!(role, PeerRole::Viewer | PeerRole::Operator) {
+            return Err(not_a_token(format!("it admits a {role}")));
+        }
+        let name: NodeName = CHECK_NAME.parse().expect("it is a name");
+        let cluster = name_resolver::resolve(&addresses);
+        let key = NodeKey::generate();
+        let setup = JoinSetup { token, role, name, key, cluster, advertised: Vec::new() };
+        let unanswered = |reason: String| TokenRefusal::Unanswered { reason };
+        let runtime = runtime().map_err(|failure| unanswered(failure.what))?;
+        match runtime.block_on(join_cluster(&setup)) {
+            Ok(_) => Ok(()),
+            Err(error @ (JoinError::Refused { .. } | JoinError::WrongServer { .. })) => {
+                Err(TokenRefusal::Refused { reason: error.to_string() })
+            }
+            Err(
+                error @ (JoinError::NobodyDecided { .. }
+                | JoinError::Setup(_)
+                | JoinError::WrongGrant { .. }),
+            ) => Err(unanswered(error.to_string())),
+        }
+    })
+}
+
+/// Observes the cluster in a thread, until the server ends.
+///
+/// # Errors
+/// If the system gives no threads.
+pub fn observe_in_thread(
+    cluster: ObservedCluster,
+    observer: PageObserver,
+) -> Result<(), CommandFailure> {
+    let run = move || {
+        // Training comes first: this thread gets what is left of the processors.
+        raise_niceness();
+        // Without threads for its connection there is nothing to observe, and nothing to stop for.
+        drop(observe(&cluster, &observer));
+    };
+    let spawned = thread::Builder::new().name("page".to_owned()).spawn(run);
+    spawned.map(drop).map_err(|error| {
+        CommandFailure::new(FailureCode::OutOfResource, format!("no thread for the page: {error}"))
+    })
+}
+
+/// Observes the cluster until the server has ended.
+///
+/// # Errors
+/// If the system gives no threads for the connection.
+pub fn observe(cluster: &ObservedCluster, observer: &PageObserver) -> Result<(), CommandFailure> {
+    let ObservedCluster { folder, addresses } = cluster;
+    let mut client = ApiClient::new(addresses.clone(), exchange(folder)?);
+    // A controller that joined does not know the name of its cluster; an administrator's folder does.
+    let name = folder.read_admin().map_or_else(|_| String::new(), |admin| admin.name);
+    let mut schedule = ObserverSchedule::begin(Instant::now());
+    let mut poller = EventPoller::starting_at(0);
+    loop {
+        let observed = observe_once(&mut client, &mut poller, &mut schedule, observer);
+        let observed = observed
+            .unwrap_or_else(|error| vec![Observation::Unanswered { reason: error.to_string() }]);
+        for mut observed in observed {
+            if let Observation::Status(status) = &mut observed
+                && status.cluster.name.is_empty()
+            {
+                name.clone_into(&mut status.cluster.name);
+            }
+            if !observer.send(observed) {
+                return Ok(());
+            }
+        }
+        thread::sleep(if observer.has_viewers() { OBSERVE_PAUSE } else { IDLE_PAUSE });
+    }
+}
+
+/// When a status and a trace are requested next.
+struct ObserverSchedule {
+    status_at: Instant,
+    trace_at: Instant,
+}
+
+impl ObserverSchedule {
+    const fn begin(now: Instant) -> Self {
+        Self { status_at: now, trace_at: now }
+    }
+}
+
+/// Everything that is due: all events since the last time, a status, lanes for open pages.
+fn observe_once(
+    client: &mut ApiClient<'_>,
+    poller: &mut EventPoller,
+    schedule: &mut ObserverSchedule,
+    observer: &PageObserver,
+) -> Result<Vec<Observation>, ApiError> {
+    let mut observed = Vec::new();
+    let polled = poller.poll(client)?;
+    if !polled.events.is_empty() {
+        // A full page is not the last one; the rest is requested the next time, which is soon.
+        observed.push(Observation::Events(polled.events));
+    }
+    if Instant::now() >= schedule.status_at {
+        observed.push(Observation::Status(Box::new(client.status()?)));
+        schedule.status_at = Instant::now() + STATUS_PAUSE;
+    }
+    if observer.has_viewers() && Instant::now() >= schedule.trace_at {
+        let asked_at = Instant::now();
+        observed.extend(client.trace()?.map(Observation::Trace));
+        let pause = asked_at.elapsed() * TRACE_PAUSE_FACTOR;
+        schedule.trace_at = Instant::now() + pause.max(TRACE_PAUSE_MIN);
+    }
+    Ok(observed)
+}

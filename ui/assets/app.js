@@ -1,0 +1,402 @@
+// The page: receives messages, keeps what they say, and draws it once a frame at most.
+"use strict";
+
+const STEPS_KEPT = 20000, MARKS_KEPT = 2000, LANES_KEPT = 50, ROWS_MAX = 1200, DECISIONS_SHOWN = 200;
+const byId = id => document.getElementById(id);
+const emptySteps = () => ({
+  step: [], at_ms: [], loss: [], gnorm: [], lr: [], ms: [], tokens_per_s: [], bubble: [], bubble_planned: [],
+  verdicts: [], attempts: [],
+});
+const state = {
+  source: { state: "connecting" }, status: null, head: null, steps: emptySteps(), held: [], marks: [], lanes: [],
+  shown: 0, isReport: false,
+};
+
+// ---- small helpers
+
+function element(name, properties = {}, ...children) {
+  const made = document.createElement(name);
+  for (const [key, value] of Object.entries(properties)) {
+    if (key === "class") made.className = value;
+    else if (key === "width") made.style.width = value;
+    else if (key === "fill") made.style.background = value;
+    else made[key] = value;
+  }
+  made.append(...children.filter(child => child != null));
+  return made;
+}
+
+const thousands = value => Math.round(value).toLocaleString("en");
+const percent = share => share == null ? "–" : `${(100 * share).toFixed(1)} %`;
+
+function bytes(count) {
+  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+  let unit = 0;
+  while (count >= 1024 && unit < 4) {
+    count /= 1024;
+    unit += 1;
+  }
+  return `${count >= 100 || unit === 0 ? Math.round(count) : count.toFixed(1)} ${units[unit]}`;
+}
+
+function duration(seconds) {
+  if (seconds == null) return "–";
+  if (seconds < 1) return `${Math.round(1000 * seconds)} ms`;
+  if (seconds < 60) return `${seconds.toFixed(seconds < 10 ? 1 : 0)} s`;
+  const minutes = Math.floor(seconds / 60), hours = Math.floor(minutes / 60), days = Math.floor(hours / 24);
+  if (days > 0) return `${days} d ${hours % 24} h`;
+  if (hours > 0) return `${hours} h ${minutes % 60} min`;
+  return `${minutes} min ${Math.floor(seconds % 60)} s`;
+}
+
+const clock = at => new Date(at).toLocaleTimeString("en-GB");
+
+// ---- messages
+
+function receive(message) {
+  switch (message.kind) {
+    case "snapshot":
+      Object.assign(state, {
+        source: message.source, status: message.status, head: message.head, steps: emptySteps(),
+        held: message.held_out, marks: message.marks, lanes: message.lanes,
+      });
+      appendSteps(message.steps);
+      break;
+    case "source":
+      state.source = message;
+      break;
+    case "status":
+      state.status = message.status;
+      state.head = message.head;
+      break;
+    case "added":
+      appendSteps(message.steps);
+      state.held.push(...message.held_out);
+      state.marks.push(...message.marks);
+      state.marks.splice(0, state.marks.length - MARKS_KEPT);
+      break;
+    case "rewound": {
+      const kept = state.steps.step.filter(step => step <= message.step).length;
+      for (const column of Object.values(state.steps)) column.length = kept;
+      state.held = state.held.filter(([step]) => step <= message.step);
+      state.lanes = state.lanes.filter(lanes => lanes.step <= message.step);
+      break;
+    }
+    case "lanes":
+      state.lanes.push(...message.lanes);
+      state.lanes.splice(0, state.lanes.length - LANES_KEPT);
+      break;
+  }
+  schedule(message.kind);
+}
+
+function appendSteps(columns) {
+  for (const [name, column] of Object.entries(state.steps)) {
+    const added = columns[name];
+    for (let index = 0; index < added.length; index++) column.push(added[index]);
+    if (column.length > STEPS_KEPT) column.splice(0, column.length - STEPS_KEPT);
+  }
+}
+
+// ---- drawing, at most once a frame
+
+const dirty = new Set();
+let isScheduled = false;
+
+function schedule(...kinds) {
+  kinds.forEach(kind => dirty.add(kind));
+  if (isScheduled) return;
+  isScheduled = true;
+  requestAnimationFrame(() => {
+    isScheduled = false;
+    const kinds = new Set(dirty);
+    dirty.clear();
+    const any = (...names) => names.some(name => kinds.has(name)) || kinds.has("snapshot") || kinds.has("all");
+    if (any("source", "status")) drawTop();
+    if (any("status", "source", "added")) drawTiles();
+    if (any("added", "rewound")) drawCharts();
+    if (any("lanes", "rewound", "status")) drawLanes();
+    if (any("status", "added")) drawNodes();
+    if (any("added")) drawDecisions();
+    if (any("status", "added")) drawGroup();
+  });
+}
+
+const PHASES = {
+  running: ["running", "good"], waiting: ["waiting", "warn"], paused: ["paused", "warn"], done: ["done", "good"],
+  stopped: ["stopped", "quiet"], halted: ["halted", "bad"],
+};
+
+function drawTop() {
+  const { status, source } = state;
+  const phase = status?.job ? PHASES[status.job.phase.state] : ["no run", "quiet"];
+  byId("phase").textContent = status ? phase[0] : "connecting";
+  byId("phase").className = `pill ${phase[1]}`;
+  byId("cluster").textContent = status ? [status.cluster.name, status.job?.name].filter(Boolean).join(" / ") : "";
+  const step = status?.job ? `${status.job.step}/${status.job.step_count} ` : "";
+  document.title = `${step}${status?.cluster.name ?? ""} · zbelastic`;
+  const isLive = source.state === "live";
+  byId("live").className = `live ${state.isReport ? "" : isLive ? "on" : "off"}`;
+  byId("live-text").textContent = state.isReport ? "a report" : isLive ? "live" : source.state;
+  const why = source.state === "lost" ? `The cluster does not answer: ${source.reason}. What is shown is of ${
+    status ? clock(status.at_ms) : "no time"}; this page goes on by itself.`
+    : !state.isReport && status && !isHeld(status) ? "Too few controllers are reachable to decide: steps are not sealed until enough are back."
+    : status?.job?.phase.state === "halted" || status?.job?.phase.state === "waiting" ? `The run is ${phase[0]}: ${status.job.phase.reason}` : "";
+  byId("banner").textContent = why;
+  byId("banner").hidden = !why;
+  byId("version").textContent = status ? `zbelastic ${status.version}` : "zbelastic";
+}
+
+const isHeld = status => status.quorum.reachable.length >= Math.floor(status.quorum.voters.length / 2) + 1;
+
+function tile(name, value, note, share) {
+  const small = element("small", { textContent: note ?? "\u00a0", title: note ?? "" });
+  const bar = share == null ? null : element("progress", { max: 1, value: share, ariaLabel: name });
+  return element("div", { class: "tile" }, element("span", { textContent: name }),
+    element("b", { textContent: value }), bar ?? small);
+}
+
+function drawTiles() {
+  const { status, head, steps } = state;
+  const job = status?.job, plan = status?.plan;
+  const tiles = [];
+  if (job) {
+    tiles.push(tile("step", `${thousands(job.step)} / ${thousands(job.step_count)}`, null, job.step / Math.max(1, job.step_count)));
+    tiles.push(tile("loss", job.loss == null ? "–" : job.loss.toFixed(4), state.held.length
+      ? `held-out ${figure(state.held.at(-1)[1], 4)}` : `norm ${job.gnorm == null ? "–" : job.gnorm.toPrecision(3)}`));
+    tiles.push(tile("tokens a second", job.tokens_per_s == null ? "–" : thousands(job.tokens_per_s),
+      job.step_ms == null ? null : `${duration(job.step_ms / 1000)} a step`));
+    tiles.push(tile("time left", job.step >= job.step_count ? "none" : duration(job.eta_s), job.lr == null ? null : `lr ${job.lr.toExponential(2)}`));
+  } else if (steps.step.length) {
+    tiles.push(tile("step", thousands(steps.step.at(-1))), tile("loss", figure(steps.loss.at(-1), 4)));
+    tiles.push(tile("tokens a second", thousands(steps.tokens_per_s.at(-1))));
+  }
+  if (plan) {
+    tiles.push(tile("bubble", percent(plan.bubble_measured), `planned ${percent(plan.bubble_planned)}`));
+  }
+  if (head?.goodput != null) tiles.push(tile("goodput", percent(head.goodput), "of the ideal so far"));
+  if (head?.mfu != null) tiles.push(tile("MFU", percent(head.mfu), "of this hardware's peak"));
+  if (head) {
+    const lost = status.members.filter(member => member.role === "worker" && member.standing.state === "lost").length;
+    tiles.push(tile("workers", String(head.workers), lost ? `${lost} lost` : "all there"));
+  }
+  if (head?.price_left != null) tiles.push(tile("price left", head.price_left.toFixed(2), `${head.price_per_hour.toFixed(2)} an hour`));
+  byId("tiles").replaceChildren(...tiles);
+}
+
+const charts = new Charts({ loss: byId("loss"), norm: byId("norm") }, isZoomed => { byId("zoom-out").disabled = !isZoomed; });
+
+function drawCharts() {
+  if (!state.steps.step.length) {
+    for (const id of ["loss", "norm"]) {
+      if (!charts.plots[id]) byId(id).replaceChildren(element("div", { class: "empty", textContent: id === "loss" ? "No step is sealed yet." : "" }));
+    }
+    return;
+  }
+  charts.draw(state.steps, state.held, state.marks);
+}
+
+const lanes = new Lanes(byId("lanes"), byId("lane-tip"));
+const CAUSES = [
+  ["computation_ms", "slower passes", "--b"], ["messages_ms", "messages", "--f"], ["verdicts_ms", "verdicts", "--u"], ["rest_ms", "rest", "--x"],
+];
+
+function drawLanes() {
+  const { plan, job } = state.status ?? {};
+  byId("plan").textContent = plan ? `${plan.schedule}, ${plan.stages.length} stages, window ${plan.window}, generation ${plan.generation}` : "";
+  const list = state.lanes, scrub = byId("scrub");
+  if (byId("follow").checked || state.shown >= list.length) state.shown = Math.max(0, list.length - 1);
+  scrub.max = Math.max(0, list.length - 1);
+  scrub.value = state.shown;
+  const found = list[state.shown];
+  byId("lane-step").textContent = found ? `step ${thousands(found.step)}` : "–";
+  if (lanes.lanes !== found || !found) lanes.draw(found);
+  const kinds = new Set(found ? [...found.measured, ...found.planned].flat().map(slice => slice.category) : []);
+  const shown = new Map();
+  for (const [kind, [name, colour]] of Object.entries(OPERATIONS)) if (kinds.has(kind)) shown.set(name, colour);
+  byId("lane-legend").replaceChildren(
+    ...[...shown].map(([name, colour]) => element("span", {}, element("i", { fill: `var(${colour})` }), name)),
+    found ? element("span", {}, "upper lane: measured, lower: planned") : "");
+  if (plan) {
+    const bubble = element("span", { class: "quiet", textContent: `bubble ${percent(plan.bubble_measured)} measured, ${percent(plan.bubble_planned)} planned` });
+    byId("bubble").replaceChildren(bubble);
+  }
+}
+
+const STANDINGS = { present: "present", draining: "draining", lost: "lost" };
+
+function memberState(member) {
+  const { standing } = member;
+  const since = member.last_heard_ms != null && member.last_heard_ms > 2000 ? `, silent for ${duration(member.last_heard_ms / 1000)}` : "";
+  if (standing.state === "lost") return `lost: ${standing.reason}`;
+  if (member.left_out) return `left out: ${member.left_out}`;
+  const activity = member.work?.activity ? Object.keys(Object(member.work.activity))[0] ?? String(member.work.activity) : "";
+  const isStandby = member.role === "worker" && member.stage == null;
+  return `${STANDINGS[standing.state]}${isStandby ? ", standby" : ""}${activity && typeof activity === "string" && isNaN(activity) ? `, ${activity.replaceAll("_", " ")}` : ""}${since}`;
+}
+
+function memoryCell(member) {
+  if (!member.memory) return element("td", { class: "mem", textContent: "–" });
+  const share = member.memory_used == null ? 0 : Math.min(1, member.memory_used / member.memory);
+  const bar = element("span", { class: "bar" }, element("i", { width: `${100 * share}%` }));
+  const text = member.memory_used == null ? bytes(member.memory) : `${bytes(member.memory_used)} of ${bytes(member.memory)}`;
+  return element("td", { class: "mem", title: text }, bar, member.memory_used == null ? bytes(member.memory) : bytes(member.memory_used));
+}
+
+function roundTrip(member) {
+  return member.round_trip_us == null ? "–" : `${(member.round_trip_us / 1000).toFixed(2)} ms`;
+}
+
+let nodesKey = "";
+
+function drawNodes() {
+  const { status } = state;
+  if (!status) return;
+  const workers = status.members.filter(member => member.role === "worker");
+  const there = workers.filter(member => member.standing.state !== "lost");
+  byId("node-count").textContent = `${there.length} of ${workers.length} workers are there`;
+  drawTimeline(byId("timeline"), state.marks, there.length, status.at_ms);
+  const words = byId("node-filter").value.toLowerCase();
+  const rank = member => member.standing.state === "lost" ? 1e7 : member.stage ?? 1e6;
+  const found = workers.filter(member => !words || `${member.name} ${member.zone} ${member.device} ${memberState(member)}`.toLowerCase().includes(words));
+  found.sort((a, b) => rank(a) - rank(b) || a.id - b.id);
+  const rows = found.slice(0, ROWS_MAX);
+  const key = JSON.stringify([words, rows.map(member => [member.id, member.standing, member.stage, member.layers, member.memory_used, roundTrip(member), memberState(member)])]);
+  if (key === nodesKey) return;
+  nodesKey = key;
+  byId("nodes").replaceChildren(...rows.map(member => {
+    const cell = (text, name = "") => element("td", { class: name, textContent: text });
+    const name = element("td", {}, element("span", { class: `dot ${member.standing.state}` }), member.name);
+    const copies = member.copies_stages.length ? ` (copies ${member.copies_stages.join(", ")})` : "";
+    return element("tr", { class: member.standing.state }, name, cell(member.stage == null ? "–" : `${member.stage}${copies}`), cell(member.layers ?? "–"),
+      cell(member.device), cell(member.zone || "–"), memoryCell(member), cell(roundTrip(member), "r"), cell(memberState(member), "why"));
+  }));
+}
+
+const TAGS = {
+  skip: ["skip", "warn"], replay: ["replay", "warn"], rewind: ["rewind", "bad"], plan: ["plan", ""], running: ["runs", "good"],
+  joined: ["joined", "good"], lost: ["lost", "bad"], draining: ["drains", "warn"], checkpoint: ["checkpoint", "quiet"],
+  leader: ["leader", ""], quorum: ["quorum", "warn"], run: ["run", ""], warning: ["warning", "warn"],
+};
+
+function drawDecisions() {
+  const shown = state.marks.slice(-DECISIONS_SHOWN).reverse();
+  byId("decisions").replaceChildren(...shown.map(mark => element("li", {},
+    element("time", { textContent: clock(mark.at_ms) }),
+    element("span", { class: `tag ${TAGS[mark.kind][1]}`, textContent: TAGS[mark.kind][0] }),
+    element("p", { textContent: mark.text }))));
+}
+
+function facts(list) {
+  return list.flatMap(([name, value]) => [element("dt", { textContent: name }), element("dd", { textContent: value })]);
+}
+
+function drawGroup() {
+  const { status } = state;
+  if (!status) return;
+  const named = id => status.members.find(member => member.id === id)?.name ?? `node ${id}`;
+  const promise = { kept: "kept", fewer: "fewer than configured", off: "off" };
+  byId("group").replaceChildren(...facts([
+    ["leader", status.leader == null ? "none" : `${named(status.leader)}, term ${status.term}`],
+    ["voters reachable", `${status.quorum.reachable.length} of ${status.quorum.voters.length}`],
+    ["wait for a verdict", status.verdict_wait ? `median ${status.verdict_wait.p50_ms.toFixed(1)} ms, longest ${status.verdict_wait.max_ms.toFixed(1)} ms` : "–"],
+    ["copies of each update", status.promise ? `${promise[status.promise.state]}${status.promise.copies != null ? `, ${status.promise.copies}` : `: ${status.promise.reason}`}` : "–"],
+    ["state digest", status.job?.digest ? `${status.job.digest.slice(0, 16)}… after step ${thousands(status.job.digest_step)}` : "–"],
+  ]));
+  byId("controllers").replaceChildren(...status.members.filter(member => member.role === "controller").map(member => {
+    const name = element("td", {}, element("span", { class: `dot ${member.standing.state}` }), member.name);
+    const isLeader = member.id === status.leader;
+    const last = member.id === status.answered_by ? "answers" : member.last_heard_ms == null ? "–" : `${duration(member.last_heard_ms / 1000)} ago`;
+    return element("tr", {}, name, element("td", { textContent: isLeader ? "leads" : memberState(member) }),
+      element("td", { class: "r", textContent: last }), element("td", { class: "r", textContent: roundTrip(member) }));
+  }));
+  byId("checkpoints").replaceChildren(...status.checkpoints.slice(-6).reverse().map(point => {
+    const right = text => element("td", { class: "r", textContent: text });
+    const age = point.at_ms == null ? "–" : duration(Math.max(0, status.at_ms - point.at_ms) / 1000);
+    return element("tr", {}, element("td", { textContent: `step ${thousands(point.step)}` }), right(age), right(bytes(point.bytes)),
+      right(String(point.copies)), element("td", { textContent: `${point.digest.slice(0, 8)}…`, title: point.digest }));
+  }));
+}
+
+// ---- keys, themes, the stream
+
+function scrubBy(by) {
+  byId("follow").checked = false;
+  state.shown = Math.min(Math.max(0, state.shown + by), Math.max(0, state.lanes.length - 1));
+  schedule("lanes");
+}
+
+function changeTheme() {
+  const root = document.documentElement, order = ["", "light", "dark"];
+  const next = order[(order.indexOf(root.dataset.theme ?? "") + 1) % 3];
+  if (next) root.dataset.theme = next;
+  else delete root.dataset.theme;
+  try { localStorage.setItem("theme", next); } catch { /* a page without storage forgets it */ }
+  restyle();
+}
+
+function restyle() {
+  charts.restyle();
+  lanes.draw(lanes.lanes);
+  drawLegends();
+  nodesKey = "";
+  schedule("all");
+}
+
+function drawLegends() {
+  byId("mark-legend").replaceChildren(...Object.values(MARKS).map(([name, colour, shape]) => {
+    const sign = element("i", { fill: `var(${colour})` });
+    if (shape === "dot") sign.style.borderRadius = "50%";
+    else sign.style.width = "3px";
+    return element("span", {}, sign, name);
+  }));
+}
+
+addEventListener("keydown", event => {
+  if (event.ctrlKey || event.metaKey || event.altKey || event.target.matches("input:not([type=checkbox]):not([type=range])")) return;
+  const keys = {
+    t: changeTheme, Escape: () => charts.reset(), f: () => { byId("follow").checked ^= 1; schedule("lanes"); },
+    ArrowLeft: () => scrubBy(-1), ArrowRight: () => scrubBy(1),
+  };
+  if (!keys[event.key]) return;
+  keys[event.key]();
+  if (event.key !== "Escape") event.preventDefault();
+});
+byId("theme").addEventListener("click", changeTheme);
+byId("older").addEventListener("click", () => scrubBy(-1));
+byId("newer").addEventListener("click", () => scrubBy(1));
+byId("scrub").addEventListener("input", event => scrubBy(event.target.value - state.shown));
+byId("follow").addEventListener("change", () => schedule("lanes"));
+byId("zoom-out").addEventListener("click", () => charts.reset());
+byId("log").addEventListener("change", event => { charts.log = event.target.checked; charts.redraw(); });
+byId("smooth").addEventListener("change", event => { charts.smooth = event.target.checked; charts.redraw(); });
+byId("node-filter").addEventListener("input", () => schedule("status"));
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", restyle);
+addEventListener("resize", () => schedule("status"));
+
+function connect() {
+  const stream = new EventSource("events");
+  stream.onmessage = event => receive(JSON.parse(event.data));
+  stream.onerror = () => {
+    state.source = { state: "lost", reason: "the connection to zbelastic ui ended" };
+    schedule("source");
+    if (stream.readyState !== EventSource.CLOSED) return;
+    // Refused: too many pages are open, or the session has ended. The browser does not try again.
+    fetch("status.json").then(answer => {
+      if (answer.status === 401) location.assign("login");
+      else setTimeout(connect, 5000);
+    }).catch(() => setTimeout(connect, 5000));
+  };
+}
+
+try { document.documentElement.dataset.theme = localStorage.getItem("theme") ?? ""; } catch { /* the system's theme */ }
+if (!document.documentElement.dataset.theme) delete document.documentElement.dataset.theme;
+drawLegends();
+schedule("all");
+const snapshot = byId("snapshot");
+if (snapshot) {
+  state.isReport = true;
+  receive(JSON.parse(snapshot.textContent));
+} else {
+  connect();
+}

@@ -1,0 +1,293 @@
+// The curves of loss and gradient norm, with marks of what happened, and the timeline of workers.
+"use strict";
+
+const MARKS = {
+  clip: ["clipped update", "--x", "tick"],
+  skip: ["skipped update", "--warn", "line"],
+  replay: ["replayed step", "--u", "line"],
+  rewind: ["rewind to a checkpoint", "--bad", "line"],
+  plan: ["plan change", "--f", "line"],
+  lost: ["worker lost", "--bad", "dot"],
+  joined: ["worker joined", "--good", "dot"],
+};
+
+const css = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+
+/** An exponential mean, which leaves out what is not finite. */
+function smoothed(values, weight) {
+  let mean = null;
+  return values.map(value => {
+    if (value == null) return null;
+    mean = mean == null ? value : mean * weight + value * (1 - weight);
+    return mean;
+  });
+}
+
+class Charts {
+  constructor(elements, onZoom) {
+    this.elements = elements;
+    this.onZoom = onZoom;
+    this.plots = {};
+    this.range = null;
+    this.log = false;
+    this.smooth = true;
+    this.steps = null;
+    this.marks = [];
+    new ResizeObserver(() => this.resize()).observe(elements.loss);
+  }
+
+  resize() {
+    for (const [name, plot] of Object.entries(this.plots)) {
+      const box = this.elements[name];
+      plot.setSize({ width: box.clientWidth, height: box.clientHeight });
+    }
+  }
+
+  /** Draws again with the colours of the theme. */
+  restyle() {
+    for (const plot of Object.values(this.plots)) plot.destroy();
+    this.plots = {};
+    if (this.steps) this.draw(this.steps, this.held, this.marks);
+  }
+
+  options(name, series, values) {
+    const box = this.elements[name];
+    const axis = {
+      stroke: css("--quiet"), grid: { stroke: css("--grid"), width: 1 }, ticks: { show: false },
+      font: "12px system-ui, sans-serif", gap: 4,
+    };
+    return {
+      width: box.clientWidth, height: box.clientHeight, legend: { show: false }, padding: [10, 12, 0, 0],
+      cursor: {
+        sync: { key: "run" }, drag: { x: true, y: false, setScale: true }, points: { size: 7 },
+      },
+      scales: {
+        x: { time: false, range: (plot, min, max) => this.range ?? (min === max ? [min - 1, max + 1] : [min, max]) },
+        y: this.log ? { distr: 3 } : { range: (plot, min, max) => spread(min, max) },
+      },
+      axes: [
+        { ...axis, size: 26, values: (plot, ticks) => ticks.map(tick => tick % 1 ? "" : tick.toLocaleString("en")) },
+        { ...axis, size: 52, values: (plot, ticks) => ticks.map(tick => tick == null ? "" : values(tick)) },
+      ],
+      series: [{}, ...series],
+      hooks: {
+        drawClear: [plot => this.drawMarks(plot)],
+        setCursor: [plot => this.onCursor(name, plot)],
+        setScale: [(plot, key) => { if (key === "x") this.onScale(plot); }],
+      },
+    };
+  }
+
+  onScale(plot) {
+    if (this.isSettling || !this.steps?.step.length) return;
+    const { min, max } = plot.scales.x;
+    const first = this.steps.step[0], last = this.steps.step.at(-1);
+    const isAll = min <= first && max >= last;
+    const range = isAll ? null : [min, max];
+    if (String(range) === String(this.range)) return;
+    this.range = range;
+    this.onZoom(!!range);
+    this.redraw();
+  }
+
+  reset() {
+    this.range = null;
+    this.onZoom(false);
+    this.redraw();
+  }
+
+  redraw() {
+    if (this.steps) this.draw(this.steps, this.held, this.marks);
+  }
+
+  draw(steps, held, marks) {
+    this.steps = steps;
+    this.held = held;
+    this.marks = marks;
+    if (!steps.step.length) return;
+    const weight = this.smooth ? Math.min(.96, Math.max(.5, 1 - 12 / steps.step.length)) : 0;
+    const heldAt = new Map(held);
+    const lossData = [
+      steps.step, steps.loss, this.smooth ? smoothed(steps.loss, weight) : steps.loss,
+      steps.step.map(step => heldAt.get(step) ?? null),
+    ];
+    const normData = [steps.step, steps.gnorm, this.smooth ? smoothed(steps.gnorm, weight) : steps.gnorm];
+    const curve = (colour, isFaint) => ({
+      stroke: isFaint ? fade(css(colour), .3) : css(colour), width: isFaint ? 1 : 1.8,
+      points: { show: steps.step.length < 3 }, spanGaps: true,
+    });
+    this.show("loss", lossData, () => [
+      curve("--loss", this.smooth), curve("--loss", false),
+      { stroke: css("--held"), width: 0, paths: () => null, points: { show: true, size: 7, fill: css("--held") } },
+    ], value => value.toPrecision(3));
+    this.show("norm", normData, () => [curve("--norm", this.smooth), curve("--norm", false)],
+      value => value >= 1e4 || value < .01 && value > 0 ? value.toExponential(0) : value.toPrecision(2));
+  }
+
+  show(name, data, series, values) {
+    this.isSettling = true;
+    const key = `${this.log}${this.smooth}`;
+    if (this.plots[name] && this.plots[name].madeFor !== key) {
+      this.plots[name].destroy();
+      delete this.plots[name];
+    }
+    if (!this.plots[name]) {
+      this.elements[name].replaceChildren();
+      this.plots[name] = new uPlot(this.options(name, series(), values), data, this.elements[name]);
+      this.plots[name].madeFor = key;
+    } else {
+      this.plots[name].setData(data);
+    }
+    this.isSettling = false;
+  }
+
+  /** Marks lie below the curves: thin lines for decisions, dots at the edge for members. */
+  drawMarks(plot) {
+    const { ctx, bbox } = plot;
+    const ratio = devicePixelRatio;
+    ctx.save();
+    ctx.beginPath();
+    ctx.rect(bbox.left, bbox.top, bbox.width, bbox.height);
+    ctx.clip();
+    const at = step => plot.valToPos(step, "x", true);
+    ctx.fillStyle = fade(css("--x"), .75);
+    this.steps?.step.forEach((step, index) => {
+      if (this.steps.verdicts[index] !== "c") return;
+      ctx.fillRect(at(step) - ratio / 2, bbox.top + bbox.height - 5 * ratio, ratio, 5 * ratio);
+    });
+    for (const mark of this.marks) {
+      const style = MARKS[mark.kind];
+      if (!style) continue;
+      const x = at(mark.step);
+      if (x < bbox.left - 9 || x > bbox.left + bbox.width + 9) continue;
+      ctx.strokeStyle = ctx.fillStyle = fade(css(style[1]), .8);
+      if (style[2] === "line") {
+        ctx.lineWidth = 1.2 * ratio;
+        ctx.setLineDash(mark.kind === "plan" ? [3 * ratio, 3 * ratio] : []);
+        ctx.beginPath();
+        ctx.moveTo(x, bbox.top);
+        ctx.lineTo(x, bbox.top + bbox.height);
+        ctx.stroke();
+      } else {
+        ctx.beginPath();
+        const y = bbox.top + (mark.kind === "lost" ? 5 : 13) * ratio;
+        ctx.arc(x, y, 3.6 * ratio, 0, 7);
+        ctx.fill();
+      }
+    }
+    ctx.restore();
+  }
+
+  onCursor(name, plot) {
+    const box = this.elements[name];
+    box.tip?.remove();
+    const index = plot.cursor.idx;
+    if (index == null || plot.cursor.left < 0) return;
+    const steps = this.steps, step = steps.step[index];
+    const near = this.marks.filter(mark => MARKS[mark.kind] &&
+      Math.abs(plot.valToPos(mark.step, "x") - plot.cursor.left) < 7);
+    const verdict = { c: "clipped", s: "skipped" }[steps.verdicts[index]];
+    const held = new Map(this.held).get(step);
+    const lines = [
+      `step ${step.toLocaleString("en")}${verdict ? ", " + verdict : ""}`,
+      name === "loss" ? `loss ${figure(steps.loss[index], 4)}${held != null ? `, held-out ${figure(held, 4)}` : ""}`
+        : `norm ${figure(steps.gnorm[index], 4)}, lr ${steps.lr[index].toExponential(2)}`,
+      ...(name === "loss" ? near.slice(-4).map(mark => mark.text) : []),
+    ];
+    const tip = document.createElement("div");
+    tip.className = "plot-tip";
+    for (const line of lines) tip.append(Object.assign(document.createElement("div"), { textContent: line }));
+    box.append(tip);
+    const left = plot.cursor.left + plot.over.offsetLeft;
+    const isLeft = left > box.clientWidth / 2;
+    tip.style.left = isLeft ? "" : `${left + 14}px`;
+    tip.style.right = isLeft ? `${box.clientWidth - left + 14}px` : "";
+    box.tip = tip;
+  }
+}
+
+function figure(value, digits) {
+  return value == null ? "not finite" : value.toFixed(digits);
+}
+
+/** A range with a margin; of equal ends one around them. */
+function spread(min, max) {
+  if (min == null) return [0, 1];
+  const margin = (max - min) * .06 || Math.abs(max) * .1 || 1;
+  return [min - margin, max + margin];
+}
+
+/** A colour `#rgb` or `#rrggbb` with this opacity. */
+function fade(colour, opacity) {
+  const digits = colour.length === 4 ? [...colour.slice(1)].map(digit => digit + digit).join("") : colour.slice(1, 7);
+  return `#${digits}${Math.round(opacity * 255).toString(16).padStart(2, "0")}`;
+}
+
+/** Sizes a canvas to its box in the device's pixels, and returns what draws on it. */
+function paper(canvas, height) {
+  const ratio = devicePixelRatio || 1;
+  const width = canvas.clientWidth || canvas.parentElement.clientWidth;
+  canvas.style.height = `${height}px`;
+  const wide = Math.round(width * ratio), high = Math.round(height * ratio);
+  if (canvas.width !== wide || canvas.height !== high) {
+    canvas.width = wide;
+    canvas.height = high;
+  }
+  const pen = canvas.getContext("2d");
+  pen.setTransform(ratio, 0, 0, ratio, 0, 0);
+  pen.clearRect(0, 0, width, height);
+  return { pen, width, height };
+}
+
+/** How many workers were there, with a dot for each that joined or was lost. */
+function drawTimeline(canvas, marks, workersNow, nowMs) {
+  const { pen, width, height } = paper(canvas, 54);
+  const events = marks.filter(mark => mark.kind === "joined" || mark.kind === "lost" || mark.kind === "draining");
+  const left = 30, right = width - 8, top = 8, bottom = height - 16;
+  pen.font = "11px system-ui, sans-serif";
+  pen.fillStyle = css("--quiet");
+  if (!marks.length || nowMs == null) return;
+  const from = marks[0].at_ms, span = Math.max(nowMs - from, 1000);
+  const x = at => left + (right - left) * Math.min(1, Math.max(0, (at - from) / span));
+  // The count is known now; before an event it was one less or one more.
+  const counts = [];
+  let count = workersNow;
+  for (const event of [...events].reverse()) {
+    counts.unshift([event.at_ms, count]);
+    if (event.kind === "lost") count += 1;
+    if (event.kind === "joined") count = Math.max(0, count - 1);
+  }
+  const most = Math.max(1, count, ...counts.map(([, found]) => found));
+  const y = found => bottom - (bottom - top) * found / most;
+  pen.beginPath();
+  pen.moveTo(left, y(count));
+  let last = count;
+  for (const [at, found] of counts) {
+    pen.lineTo(x(at), y(last));
+    pen.lineTo(x(at), y(found));
+    last = found;
+  }
+  pen.lineTo(right, y(last));
+  pen.strokeStyle = css("--accent");
+  pen.lineWidth = 1.6;
+  pen.stroke();
+  pen.lineTo(right, bottom);
+  pen.lineTo(left, bottom);
+  pen.closePath();
+  pen.fillStyle = fade(css("--accent"), .12);
+  pen.fill();
+  for (const event of events) {
+    pen.fillStyle = css({ joined: "--good", lost: "--bad", draining: "--warn" }[event.kind]);
+    pen.beginPath();
+    pen.arc(x(event.at_ms), bottom, 3, 0, 7);
+    pen.fill();
+  }
+  pen.fillStyle = css("--quiet");
+  pen.textAlign = "right";
+  pen.fillText(String(most), left - 6, top + 8);
+  pen.fillText("0", left - 6, bottom + 2);
+  pen.textAlign = "left";
+  pen.fillText(new Date(from).toLocaleTimeString(), left, height - 3);
+  pen.textAlign = "right";
+  pen.fillText("now", right, height - 3);
+}

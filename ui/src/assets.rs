@@ -1,0 +1,94 @@
+//! The files of the page, as they are in the program.
+
+/// A file of the page.
+pub struct PageAsset {
+    /// Its path in addresses.
+    pub path: &'static str,
+    /// Its media type.
+    pub content: &'static str,
+    /// Its text.
+    pub text: &'static str,
+}
+
+const HTML: &str = "text/html; charset=utf-8";
+const SCRIPT: &str = "text/javascript; charset=utf-8";
+const STYLE: &str = "text/css; charset=utf-8";
+
+/// The files that are served to whoever may look.
+pub const ASSETS: &[PageAsset] = &[
+    PageAsset { path: "/", content: HTML, text: include_str!("../assets/index.html") },
+    PageAsset { path: "/app.js", content: SCRIPT, text: include_str!("../assets/app.js") },
+    PageAsset { path: "/charts.js", content: SCRIPT, text: include_str!("../assets/charts.js") },
+    PageAsset { path: "/lanes.js", content: SCRIPT, text: include_str!("../assets/lanes.js") },
+    PageAsset { path: "/uplot.js", content: SCRIPT, text: include_str!("../assets/uplot.js") },
+    PageAsset { path: "/uplot.css", content: STYLE, text: include_str!("../assets/uplot.css") },
+];
+/// The style of the page, which the login needs too.
+pub const STYLE_SHEET: PageAsset =
+    PageAsset { path: "/style.css", content: STYLE, text: include_str!("../assets/style.css") };
+/// The page that a token is entered in.
+pub const LOGIN: PageAsset =
+    PageAsset { path: "/login", content: HTML, text: include_str!("../assets/login.html") };
+
+/// The page with everything in one file, showing `snapshot`, the JSON of a dashboard's snapshot. It
+/// connects to nothing.
+#[must_use]
+pub fn report_page(snapshot: &str) -> String {
+    // Within a script, `</` would end it; JSON has `<` in texts alone, where the escape is the same.
+    let snapshot = snapshot.replace('<', "\\u003c");
+    let mut page = ASSETS[0].text.to_owned();
+    for asset in ASSETS.iter().chain([&STYLE_SHEET]).skip(1) {
+        let name = asset.path.trim_start_matches('/');
+        let (linked, inlined) = if asset.content == STYLE {
+            let linked = format!("<link rel=\"stylesheet\" href=\"{name}\">");
+            (linked, format!("<style>{}</style>", asset.text))
+        } else {
+            let linked = format!("<script src=\"{name}\" defer></script>");
+            (linked, String::new())
+        };
+        page = page.replacen(&linked, &inlined, 1);
+    }
+    // Scripts run once the page is there, in the order of their links.
+    let mut scripts =
+        format!("<script type=\"application/json\" id=\"snapshot\">{snapshot}</script>\n");
+    for name in ["/uplot.js", "/charts.js", "/lanes.js", "/app.js"] {
+        let script = ASSETS.iter().find(|asset| asset.path == name).expect("it is an asset");
+        scripts.push_str(&format!("<script>{}</script>\n", script.text));
+    }
+    match page.rfind("</body>") {
+        Some(end) => page.insert_str(end, &scripts),
+        None => page.push_str(&scripts),
+    }
+    page
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Bytes of the page before compression: beyond it, it is not small.
+    const PAGE_BYTES_MAX: usize = 300 << 10;
+
+    #[test]
+    fn the_page_is_small_and_names_no_other_site() {
+        let assets = || ASSETS.iter().chain([&STYLE_SHEET, &LOGIN]);
+        let total: usize = assets().map(|asset| asset.text.len()).sum();
+        assert!(total < PAGE_BYTES_MAX, "{total} bytes");
+        for asset in assets() {
+            let outside = asset.text.replace("http://www.w3.org/", "");
+            let is_outside = outside.contains("http://")
+                || outside.contains("https://github")
+                || outside.contains("//cdn");
+            // The licence of uPlot in its first line names its repository.
+            assert!(!is_outside || asset.path == "/uplot.js", "{}", asset.path);
+        }
+    }
+
+    #[test]
+    fn a_report_is_one_file_whose_texts_end_no_script() {
+        let page = report_page("{\"text\":\"</script><b>\"}");
+        assert!(page.contains("{\"text\":\"\\u003c/script>\\u003cb>\"}"));
+        assert!(!page.contains("<link") && !page.contains("<script src"), "nothing is loaded");
+        assert!(page.contains("<style>") && page.contains("uPlot"));
+    }
+}

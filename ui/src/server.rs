@@ -1,0 +1,231 @@
+//! The listener: accepts connections up to a limit, and answers their requests.
+
+use std::convert::Infallible;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Instant;
+
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::io::AsyncWriteExt;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::runtime::Runtime;
+use tokio::sync::{Semaphore, mpsc, oneshot, watch};
+use tokio::time::{Duration, sleep, timeout};
+use zbelastic_view::{Dashboard, Observation, RunCosts};
+
+use crate::access::{AccessPolicy, SessionTable};
+use crate::hub::{HubSender, hub};
+use crate::routes;
+
+/// Connections that are answered at once: four for each page that may be open. One more gets 503 and
+/// is closed.
+pub const CONNECTIONS_MAX: usize = 4 * crate::VIEWERS_MAX;
+/// A client sends the head of its request within this.
+const HEAD_WITHIN: Duration = Duration::from_secs(10);
+/// A refusal is sent within this, or the connection is closed without it.
+const REFUSAL_WITHIN: Duration = Duration::from_secs(1);
+/// Pause after an error of `accept`, which is for want of file descriptors.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// Requests about sessions that wait.
+const SESSION_QUEUE_MAX: usize = 64;
+
+/// Why the server does not start.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    /// Another program listens at the address.
+    #[error("{address} is taken by another program")]
+    Taken {
+        /// The address that was given.
+        address: SocketAddr,
+    },
+    /// Ports below 1024 are the administrator's.
+    #[error("no permission to listen at {address}")]
+    NotPermitted {
+        /// The address that was given.
+        address: SocketAddr,
+    },
+    /// No network of this machine has the address.
+    #[error("{address} is not an address of this machine")]
+    NotOurs {
+        /// The address that was given.
+        address: SocketAddr,
+    },
+    /// Anything else.
+    #[error("cannot listen at {address}: {source}")]
+    Other {
+        /// The address that was given.
+        address: SocketAddr,
+        /// The system's error.
+        source: io::Error,
+    },
+}
+
+impl ServeError {
+    fn of(address: SocketAddr, source: io::Error) -> Self {
+        if source.kind() == io::ErrorKind::AddrInUse {
+            return Self::Taken { address };
+        }
+        if source.kind() == io::ErrorKind::PermissionDenied {
+            return Self::NotPermitted { address };
+        }
+        if source.kind() == io::ErrorKind::AddrNotAvailable {
+            return Self::NotOurs { address };
+        }
+        Self::Other { address, source }
+    }
+}
+
+/// Settings of a server.
+pub struct UiSettings {
+    /// Where it listens.
+    pub address: SocketAddr,
+    /// Who is let in.
+    pub policy: AccessPolicy,
+    /// What the run costs and could reach.
+    pub costs: RunCosts,
+}
+
+/// Parts of the server that every connection uses.
+pub struct SharedServer {
+    pub hub: HubSender,
+    pub policy: AccessPolicy,
+    pub sessions: mpsc::Sender<SessionRequest>,
+    /// Tokens that may be checked at once: one.
+    pub token_checks: Semaphore,
+}
+
+/// A request to the task that owns the sessions.
+pub enum SessionRequest {
+    /// Whether a session of this key is open.
+    IsOpen { key: String, now: Instant, reply: oneshot::Sender<bool> },
+    /// Opens one for a browser.
+    Open { now: Instant, reply: oneshot::Sender<String> },
+    /// Opens one for the token of a scraper.
+    OpenAs { key: String, now: Instant },
+}
+
+/// A server that runs in threads of its own until it is dropped.
+pub struct UiServer {
+    /// Dropped last: with it all tasks end.
+    _runtime: Runtime,
+    address: SocketAddr,
+    observed: mpsc::Sender<Observation>,
+    viewers: watch::Receiver<usize>,
+}
+
+impl UiServer {
+    /// Listens, and answers from threads of `runtime`.
+    ///
+    /// # Errors
+    /// If it cannot listen at the address.
+    pub fn start(settings: UiSettings, runtime: Runtime) -> Result<Self, ServeError> {
+        let UiSettings { address: wanted, policy, costs } = settings;
+        let listener = runtime.block_on(TcpListener::bind(wanted));
+        let listener = listener.map_err(|error| ServeError::of(wanted, error))?;
+        let address = listener.local_addr().map_err(|error| ServeError::of(wanted, error))?;
+        let (hub, sender) = hub(Dashboard::new(costs));
+        runtime.spawn(hub.run());
+        let (sessions, inbox) = mpsc::channel(SESSION_QUEUE_MAX);
+        runtime.spawn(keep_sessions(inbox));
+        let server =
+            SharedServer { hub: sender.clone(), policy, sessions, token_checks: Semaphore::new(1) };
+        runtime.spawn(accept_all(listener, Arc::new(server)));
+        let HubSender { observed, viewers, .. } = sender;
+        Ok(Self { _runtime: runtime, address, observed, viewers })
+    }
+
+    /// Where it listens.
+    #[must_use]
+    pub const fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Sends observations to the server.
+    #[must_use]
+    pub fn observer(&self) -> PageObserver {
+        PageObserver { observed: self.observed.clone(), viewers: self.viewers.clone() }
+    }
+}
+
+/// Sends observations to a server, from a thread that may wait.
+#[derive(Clone, Debug)]
+pub struct PageObserver {
+    observed: mpsc::Sender<Observation>,
+    viewers: watch::Receiver<usize>,
+}
+
+impl PageObserver {
+    /// Sends an observation; false if the server has ended. It waits for the hub, which waits for
+    /// no page.
+    ///
+    /// # Panics
+    /// If called within a task: its thread would stand still.
+    #[must_use]
+    pub fn send(&self, observation: Observation) -> bool {
+        self.observed.blocking_send(observation).is_ok()
+    }
+
+    /// Whether a page is open. Lanes are requested only for pages.
+    #[must_use]
+    pub fn has_viewers(&self) -> bool {
+        *self.viewers.borrow() > 0
+    }
+}
+
+async fn keep_sessions(mut requests: mpsc::Receiver<SessionRequest>) {
+    let mut sessions = SessionTable::default();
+    while let Some(request) = requests.recv().await {
+        match request {
+            SessionRequest::IsOpen { key, now, reply } => {
+                let _ = reply.send(sessions.is_open(&key, now));
+            }
+            SessionRequest::Open { now, reply } => {
+                let _ = reply.send(sessions.open(now));
+            }
+            SessionRequest::OpenAs { key, now } => sessions.open_as(key, now),
+        }
+    }
+}
+
+async fn accept_all(listener: TcpListener, server: Arc<SharedServer>) {
+    let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    loop {
+        let Ok((stream, _)) = listener.accept().await else {
+            sleep(ACCEPT_PAUSE).await;
+            continue;
+        };
+        match places.clone().try_acquire_owned() {
+            Ok(place) => {
+                let server = server.clone();
+                tokio::spawn(async move {
+                    serve(stream, server).await;
+                    drop(place);
+                });
+            }
+            // Sent before the next connection is accepted: refusals need no memory of their own.
+            Err(_) => drop(timeout(REFUSAL_WITHIN, refuse(stream)).await),
+        }
+    }
+}
+
+async fn refuse(mut stream: TcpStream) {
+    const REFUSAL: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 10\r\n\
+        Content-Length: 32\r\nConnection: close\r\n\r\ntoo many connections, come back\n";
+    let _ = stream.write_all(REFUSAL).await;
+    let _ = stream.shutdown().await;
+}
+
+async fn serve(stream: TcpStream, server: Arc<SharedServer>) {
+    let _ = stream.set_nodelay(true);
+    let service = service_fn(move |request| {
+        let server = server.clone();
+        async move { Ok::<_, Infallible>(routes::answer(server, request).await) }
+    });
+    let mut connection = http1::Builder::new();
+    connection.timer(TokioTimer::new()).header_read_timeout(HEAD_WITHIN);
+    // A client that breaks HTTP or goes away ends its own connection and nothing else.
+    let _ = connection.serve_connection(TokioIo::new(stream), service).await;
+}

@@ -1,0 +1,313 @@
+//! All that is shown: given observations, it returns the messages that open pages are sent.
+
+use std::collections::VecDeque;
+
+use zbelastic_api::{ClusterEvent, EventKind, HexDigest, StatusReport};
+
+use crate::head::{HeadFigures, RunCosts};
+use crate::lanes::LaneLog;
+use crate::mark::{MARKS_KEPT, PageMark};
+use crate::message::{PageMessage, SourceState};
+use crate::metrics::metrics_text;
+use crate::step_history::{StepHistory, StepPoint};
+
+/// An answer of the cluster, or that there was none.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Observation {
+    /// A status.
+    Status(Box<StatusReport>),
+    /// Events, in the order of the log.
+    Events(Vec<ClusterEvent>),
+    /// The text of a trace of the last steps.
+    Trace(String),
+    /// The cluster does not answer.
+    Unanswered {
+        /// Why, in words.
+        reason: String,
+    },
+}
+
+/// What was observed of a cluster so far, bounded.
+#[derive(Debug)]
+pub struct Dashboard {
+    costs: RunCosts,
+    source: SourceState,
+    status: Option<Box<StatusReport>>,
+    history: StepHistory,
+    marks: VecDeque<PageMark>,
+    lanes: LaneLog,
+    /// The configuration of the run that the history is of.
+    run: Option<HexDigest>,
+}
+
+impl Dashboard {
+    /// Nothing was observed yet.
+    #[must_use]
+    pub fn new(costs: RunCosts) -> Self {
+        Self {
+            costs,
+            source: SourceState::Connecting,
+            status: None,
+            history: StepHistory::default(),
+            marks: VecDeque::new(),
+            lanes: LaneLog::default(),
+            run: None,
+        }
+    }
+
+    /// Adds an observation, and returns the messages for pages that are open, as JSON.
+    pub fn observe(&mut self, observed: Observation) -> Vec<String> {
+        let source = match &observed {
+            Observation::Unanswered { reason } => SourceState::Lost { reason: reason.clone() },
+            Observation::Status(_) | Observation::Events(_) | Observation::Trace(_) => {
+                SourceState::Live
+            }
+        };
+        let mut messages = Vec::new();
+        if source != self.source {
+            messages.push(PageMessage::Source(source.clone()).json());
+            self.source = source;
+        }
+        match observed {
+            Observation::Status(status) => messages.push(self.observe_status(status)),
+            Observation::Events(events) => messages.extend(self.observe_events(&events)),
+            Observation::Trace(text) => {
+                let lanes = self.lanes.add_trace(&text);
+                if !lanes.is_empty() {
+                    messages.push(PageMessage::Lanes { lanes }.json());
+                }
+            }
+            Observation::Unanswered { .. } => {}
+        }
+        messages
+    }
+
+    fn observe_status(&mut self, status: Box<StatusReport>) -> String {
+        let head = HeadFigures::of(&status, &self.history, &self.costs);
+        let message = PageMessage::Status { status: &status, head }.json();
+        self.status = Some(status);
+        message
+    }
+
+    fn observe_events(&mut self, events: &[ClusterEvent]) -> Vec<String> {
+        let mut messages = Vec::new();
+        let mut batch = AddedBatch::default();
+        for event in events {
+            if let Some(step) = self.first_step_undone(&event.kind) {
+                messages.extend(batch.take_message());
+                self.history.rewind(step);
+                self.lanes.rewind(step);
+                messages.push(PageMessage::Rewound { step }.json());
+            }
+            self.add(event, &mut batch);
+        }
+        messages.extend(batch.take_message());
+        messages
+    }
+
+    /// The last step that stays, if an event gives up those behind it: a rewind, or another run.
+    fn first_step_undone(&mut self, kind: &EventKind) -> Option<u64> {
+        if let EventKind::Rewound { to_step, .. } = kind {
+            return Some(*to_step);
+        }
+        let EventKind::RunStarted { config, .. } = kind else { return None };
+        let before = self.run.replace(*config);
+        before.is_some_and(|before| before != *config).then_some(0)
+    }
+
+    fn add(&mut self, event: &ClusterEvent, batch: &mut AddedBatch) {
+        if let Some(point) = StepPoint::of(event.at_ms, &event.kind)
+            && self.history.push(point.clone())
+        {
+            batch.steps.push(point);
+        }
+        if let EventKind::HeldOut { step, loss } = event.kind
+            && self.history.push_held_out(step, loss)
+        {
+            batch.held_out.push((step, loss));
+        }
+        let sealed = self.history.steps().next_back().map_or(0, |point| point.step);
+        if let Some(mark) = PageMark::of(event, sealed) {
+            batch.marks.push(mark.clone());
+            self.marks.push_back(mark);
+            if self.marks.len() > MARKS_KEPT {
+                self.marks.pop_front();
+            }
+        }
+    }
+
+    /// The message for a page that was opened now, as JSON.
+    #[must_use]
+    pub fn snapshot(&self) -> String {
+        let status = self.status.as_deref();
+        let message = PageMessage::Snapshot {
+            source: self.source.clone(),
+            status,
+            head: status.map(|status| HeadFigures::of(status, &self.history, &self.costs)),
+            steps: self.history.steps().collect(),
+            held_out: self.history.held_out().collect(),
+            marks: self.marks.iter().collect(),
+            lanes: self.lanes.steps().collect(),
+        };
+        message.json()
+    }
+
+    /// The text that `/metrics` answers with.
+    #[must_use]
+    pub fn metrics(&self) -> String {
+        metrics_text(self)
+    }
+
+    /// Whether the cluster answers.
+    #[must_use]
+    pub const fn source(&self) -> &SourceState {
+        &self.source
+    }
+
+    /// The last status.
+    #[must_use]
+    pub fn status(&self) -> Option<&StatusReport> {
+        self.status.as_deref()
+    }
+
+    /// The figures that the last status does not have.
+    #[must_use]
+    pub fn head(&self) -> Option<HeadFigures> {
+        self.status().map(|status| HeadFigures::of(status, &self.history, &self.costs))
+    }
+
+    /// The sealed steps.
+    #[must_use]
+    pub const fn history(&self) -> &StepHistory {
+        &self.history
+    }
+
+    /// Marks, oldest first.
+    pub fn marks(&self) -> impl DoubleEndedIterator<Item = &PageMark> + ExactSizeIterator {
+        self.marks.iter()
+    }
+
+    /// The lanes of the last steps.
+    #[must_use]
+    pub const fn lanes(&self) -> &LaneLog {
+        &self.lanes
+    }
+}
+
+/// Steps and marks of one batch of events.
+#[derive(Default)]
+struct AddedBatch {
+    steps: Vec<StepPoint>,
+    held_out: Vec<(u64, Option<f64>)>,
+    marks: Vec<PageMark>,
+}
+
+impl AddedBatch {
+    /// The message with all of it, if there is any; the batch is empty then.
+    fn take_message(&mut self) -> Option<String> {
+        let Self { steps, held_out, marks } = std::mem::take(self);
+        if steps.is_empty() && held_out.is_empty() && marks.is_empty() {
+            return None;
+        }
+        let steps = steps.iter().collect();
+        Some(PageMessage::Added { steps, held_out, marks }.json())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::Value;
+    use zbelastic_api::sample;
+
+    fn step(number: u64) -> EventKind {
+        EventKind::Step {
+            step: number,
+            step_count: 100,
+            loss: Some(2.5),
+            gnorm: Some(0.5),
+            verdict: "clip".to_owned(),
+            clip: Some(0.5),
+            lr: 1e-3,
+            ms: 10.0,
+            tokens_per_s: 100.0,
+            attempts: 1,
+            bubble: Some(0.1),
+            bubble_planned: Some(0.05),
+            causes: None,
+            generation: 1,
+            stages: 2,
+            eta_s: Some(1.0),
+        }
+    }
+
+    fn events(kinds: Vec<EventKind>) -> Observation {
+        let events = (0..).zip(kinds).map(|(at, kind)| ClusterEvent::new(at, 1000 + at, kind));
+        Observation::Events(events.collect())
+    }
+
+    fn parsed(messages: &[String]) -> Vec<Value> {
+        messages.iter().map(|text| serde_json::from_str(text).expect("JSON")).collect()
+    }
+
+    #[test]
+    fn a_page_that_was_open_shows_the_same_as_one_that_is_opened_now() {
+        let mut dashboard = Dashboard::new(RunCosts::default());
+        let reason = || "no copies".to_owned();
+        let kinds = vec![
+            step(1),
+            step(2),
+            step(3),
+            EventKind::Rewound { to_step: 1, reason: reason() },
+            step(2),
+            EventKind::HeldOut { step: 2, loss: Some(2.0) },
+        ];
+        let messages = parsed(&dashboard.observe(events(kinds)));
+        let names: Vec<_> = messages.iter().map(|message| &message["kind"]).collect();
+        assert_eq!(names, ["source", "added", "rewound", "added"]);
+        let snapshot: Value = serde_json::from_str(&dashboard.snapshot()).expect("JSON");
+        assert_eq!(snapshot["steps"]["step"], serde_json::json!([1, 2]));
+        assert_eq!(snapshot["steps"]["verdicts"], "cc");
+        assert_eq!(snapshot["held_out"], serde_json::json!([[2, 2.0]]));
+        assert_eq!(snapshot["marks"][0]["kind"], "rewind");
+        assert_eq!(messages[1]["steps"]["step"], serde_json::json!([1, 2, 3]));
+        assert_eq!(messages[3]["steps"]["step"], serde_json::json!([2]));
+    }
+
+    #[test]
+    fn another_run_begins_with_an_empty_history() {
+        let mut dashboard = Dashboard::new(RunCosts::default());
+        let started =
+            |byte| EventKind::RunStarted { config: sample::digest(byte), step: 0, step_count: 9 };
+        let kinds = vec![started(1), step(1), step(2), started(1), step(3), started(2), step(1)];
+        dashboard.observe(events(kinds));
+        assert_eq!(dashboard.history().steps().map(|point| point.step).collect::<Vec<_>>(), [1]);
+    }
+
+    #[test]
+    fn a_cluster_that_does_not_answer_keeps_what_was_seen() {
+        let mut dashboard = Dashboard::new(RunCosts::default());
+        dashboard.observe(Observation::Status(Box::new(sample::status())));
+        dashboard.observe(events(vec![step(1)]));
+        let lost = || Observation::Unanswered { reason: "nobody".to_owned() };
+        assert_eq!(
+            parsed(&dashboard.observe(lost())),
+            [serde_json::json!({
+                "kind": "source", "state": "lost", "reason": "nobody"
+            })]
+        );
+        assert_eq!(dashboard.observe(lost()), Vec::<String>::new(), "it is known");
+        let snapshot: Value = serde_json::from_str(&dashboard.snapshot()).expect("JSON");
+        assert_eq!(snapshot["source"]["state"], "lost");
+        assert_eq!(snapshot["steps"]["step"], serde_json::json!([1]));
+        let status = serde_json::to_value(sample::status()).expect("JSON");
+        assert_eq!(snapshot["status"], status, "numbers are those of `status --json`");
+    }
+
+    #[test]
+    fn marks_are_bounded() {
+        let mut dashboard = Dashboard::new(RunCosts::default());
+        dashboard.observe(events(vec![EventKind::QuorumLost; MARKS_KEPT + 3]));
+        assert_eq!(dashboard.marks().len(), MARKS_KEPT);
+    }
+}
