@@ -74,6 +74,24 @@ pub(crate) trait Lanes: Copy {
         result
     }
 
+    /// Sixteen rows of sixteen floats from `from`, `stride` floats apart, as sixteen columns to
+    /// `to`, `to_stride` floats apart.
+    ///
+    /// # Safety
+    /// All of them are readable and writable; no alignment is required.
+    #[inline(always)]
+    unsafe fn transpose_square(from: *const f32, stride: usize, to: *mut f32, to_stride: usize) {
+        let mut rows = [Self::splat(0.0); LANES];
+        for (index, row) in rows.iter_mut().enumerate() {
+            // SAFETY: as the caller promises.
+            *row = unsafe { Self::load(from.add(index * stride)) };
+        }
+        for (index, column) in Self::transpose(rows).into_iter().enumerate() {
+            // SAFETY: as the caller promises.
+            unsafe { column.store(to.add(index * to_stride)) };
+        }
+    }
+
     /// The lanes as an array.
     #[inline(always)]
     fn to_array(self) -> [f32; LANES] {

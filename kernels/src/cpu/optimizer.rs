@@ -16,13 +16,7 @@ pub(super) fn sum_squares(cpu: &CpuBackend, x: &[f32]) -> SquareSum {
     let mut sums = vec![0.0; x.len().div_ceil(SQUARE_SUM_CHUNK)];
     let groups = x.chunks(CHAINS * SQUARE_SUM_CHUNK).zip(sums.chunks_mut(CHAINS));
     cpu.threads().for_each(groups.collect(), |(group, sums)| {
-        if group.len() == CHAINS * SQUARE_SUM_CHUNK {
-            sums.copy_from_slice(&sum_side_by_side(cpu.instruction_set(), group));
-        } else {
-            for (chunk, sum) in group.chunks(SQUARE_SUM_CHUNK).zip(sums) {
-                *sum = chunk.iter().fold(0.0, |sum, x| sum + f64::from(*x) * f64::from(*x));
-            }
-        }
+        sums.copy_from_slice(&sum_side_by_side(cpu.instruction_set(), group)[..sums.len()]);
     });
     let sum = sums.iter().fold(0.0, |total, sum| total + sum);
     let is_finite = sum.is_finite();
@@ -31,14 +25,19 @@ pub(super) fn sum_squares(cpu: &CpuBackend, x: &[f32]) -> SquareSum {
 }
 
 /// Each chunk's sum is one chain in index order; the chains advance together, sixteen elements of
-/// each at a time. A product of floats is exact in f64, so fusing it into the sum changes nothing.
+/// each at a time. A product of floats is exact in f64, so fusing it into the sum changes nothing;
+/// where a chunk is at its end, or missing, zeros are added to its sum, which change nothing either.
 #[inline(always)]
 fn side_by_side_lanes<L: Lanes>(group: &[f32]) -> [f64; CHAINS] {
     let mut sums = [0.0f64; CHAINS];
-    for at in (0..SQUARE_SUM_CHUNK).step_by(LANES) {
+    let mut chunks: [&[f32]; CHAINS] = [&[]; CHAINS];
+    for (to, chunk) in chunks.iter_mut().zip(group.chunks(SQUARE_SUM_CHUNK)) {
+        *to = chunk;
+    }
+    for at in (0..chunks[0].len()).step_by(LANES) {
         let mut square = [L::splat(0.0); LANES];
-        for (chain, lanes) in square.iter_mut().take(CHAINS).enumerate() {
-            *lanes = L::from_slice(&group[chain * SQUARE_SUM_CHUNK + at..]);
+        for (lanes, chunk) in square.iter_mut().zip(chunks) {
+            *lanes = L::load_at(chunk, at.min(chunk.len()), 0.0);
         }
         for lanes in L::transpose(square) {
             lanes.add_squares(&mut sums);

@@ -6,9 +6,9 @@ use std::arch::x86_64::{
     _mm256_add_ps, _mm256_andnot_ps, _mm256_castps256_ps128, _mm256_castsi256_ps, _mm256_cmp_ps,
     _mm256_cvtps_epi32, _mm256_cvtps_pd, _mm256_div_ps, _mm256_extractf128_ps, _mm256_fmadd_pd,
     _mm256_fmadd_ps, _mm256_loadu_pd, _mm256_loadu_ps, _mm256_max_ps, _mm256_min_ps, _mm256_mul_ps,
-    _mm256_permute2f128_ps, _mm256_round_ps, _mm256_set1_epi32, _mm256_set1_ps, _mm256_setzero_ps,
-    _mm256_shuffle_ps, _mm256_slli_epi32, _mm256_sqrt_ps, _mm256_storeu_pd, _mm256_storeu_ps,
-    _mm256_sub_ps, _mm256_unpackhi_ps, _mm256_unpacklo_ps,
+    _mm256_permute2f128_ps, _mm256_round_ps, _mm256_set1_epi32, _mm256_set1_ps, _mm256_shuffle_ps,
+    _mm256_slli_epi32, _mm256_sqrt_ps, _mm256_storeu_pd, _mm256_storeu_ps, _mm256_sub_ps,
+    _mm256_unpackhi_ps, _mm256_unpacklo_ps,
 };
 
 use super::{LANES, Lanes};
@@ -154,28 +154,44 @@ impl Lanes for Avx2 {
         }
     }
 
-    /// Four squares of eight, those off the diagonal exchanged.
+    /// Four squares of eight, those off the diagonal exchanged: each fits into registers, all sixteen
+    /// rows do not.
     #[inline(always)]
-    fn transpose(rows: [Self; LANES]) -> [Self; LANES] {
-        unsafe {
-            let zero = _mm256_setzero_ps();
-            let mut columns = [Self(zero, zero); LANES];
-            let [mut a, mut b] = [[zero; 8]; 2];
-            for half in 0..2 {
-                for (i, row) in rows[8 * half..8 * half + 8].iter().enumerate() {
-                    (a[i], b[i]) = (row.0, row.1);
-                }
-                let squares = [transpose_8(a), transpose_8(b)];
-                for (i, x) in squares.into_iter().flatten().enumerate() {
-                    if half == 0 {
-                        columns[i].0 = x;
-                    } else {
-                        columns[i].1 = x;
-                    }
+    unsafe fn transpose_square(from: *const f32, stride: usize, to: *mut f32, to_stride: usize) {
+        for (row, column) in [(0, 0), (0, 8), (8, 0), (8, 8)] {
+            // SAFETY: as the caller promises.
+            unsafe {
+                let from = from.add(row * stride + column);
+                let rows = std::array::from_fn(|i| _mm256_loadu_ps(from.add(i * stride)));
+                let to = to.add(column * to_stride + row);
+                for (i, lanes) in transpose_8(rows).into_iter().enumerate() {
+                    _mm256_storeu_ps(to.add(i * to_stride), lanes);
                 }
             }
-            columns
         }
+    }
+
+    #[inline(always)]
+    fn transpose(rows: [Self; LANES]) -> [Self; LANES] {
+        let mut square = [[0.0; LANES]; LANES];
+        for (lanes, row) in rows.into_iter().zip(&mut square) {
+            lanes.write_to(row);
+        }
+        let from = square;
+        // SAFETY: two squares of sixteen by sixteen.
+        unsafe {
+            Self::transpose_square(
+                from.as_flattened().as_ptr(),
+                LANES,
+                square.as_flattened_mut().as_mut_ptr(),
+                LANES,
+            );
+        }
+        let mut columns = rows;
+        for (lanes, column) in columns.iter_mut().zip(&square) {
+            *lanes = Self::from_slice(column);
+        }
+        columns
     }
 }
 

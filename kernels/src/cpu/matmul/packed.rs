@@ -97,38 +97,37 @@ fn pack_transposed_lanes<L: Lanes>(source: PanelSource<'_>, panels: &mut [f32]) 
         let here = first..columns.end.min(first + PANEL);
         for row in (0..rows).step_by(LANES) {
             let depth = LANES.min(rows - row);
-            let square = square::<L>(floats, stride, here.clone(), row, depth);
-            for (lanes, row) in square.into_iter().zip(row..row + depth) {
-                lanes.write_to(&mut panel[row * PANEL..]);
-            }
+            let to = &mut panel[row * PANEL..][..depth * PANEL];
+            transpose::<L>(floats, stride, here.clone(), row..row + depth, to);
         }
     }
 }
 
-/// `count` columns from `column` on of up to sixteen rows, transposed; missing rows are zero.
+/// Columns of up to sixteen rows become rows of sixteen floats in `to`; what is missing of them is
+/// zero.
 #[inline(always)]
-fn square<L: Lanes>(
+fn transpose<L: Lanes>(
     floats: &[f32],
     stride: usize,
     rows: Range<usize>,
-    column: usize,
-    count: usize,
-) -> [L; LANES] {
-    let mut square = [L::splat(0.0); LANES];
-    let last = (rows.end.max(1) - 1) * stride + column;
-    if rows.len() == LANES && count == LANES && last + LANES <= floats.len() {
-        // Spelled out for the compiler: sixteen of sixteen, so that nothing goes through memory.
-        for (index, lanes) in square.iter_mut().enumerate() {
-            // SAFETY: the last row was checked, and the others lie before it.
-            *lanes =
-                unsafe { L::load(floats.as_ptr().add((rows.start + index) * stride + column)) };
-        }
-    } else {
-        for (lanes, row) in square.iter_mut().zip(rows) {
-            *lanes = L::load_at(&floats[row * stride + column..][..count], 0, 0.0);
-        }
+    columns: Range<usize>,
+    to: &mut [f32],
+) {
+    assert_eq!(to.len(), columns.len() * LANES);
+    let first = rows.start * stride + columns.start;
+    let end = (rows.end.max(1) - 1) * stride + columns.end;
+    if rows.len() == LANES && columns.len() == LANES && end <= floats.len() {
+        // SAFETY: both ends were checked.
+        unsafe { L::transpose_square(floats.as_ptr().add(first), stride, to.as_mut_ptr(), LANES) };
+        return;
     }
-    L::transpose(square)
+    let mut square = [L::splat(0.0); LANES];
+    for (lanes, row) in square.iter_mut().zip(rows) {
+        *lanes = L::load_at(&floats[row * stride..][columns.clone()], 0, 0.0);
+    }
+    for (lanes, to) in L::transpose(square).into_iter().zip(to.chunks_exact_mut(LANES)) {
+        lanes.write_to(to);
+    }
 }
 
 /// Rows of a left factor that become a strip.
@@ -157,15 +156,6 @@ fn pack_rows_lanes<L: Lanes>(source: RowSource<'_>, strip: &mut [f32]) {
     let RowSource { floats, stride, rows, depth } = source;
     for (at, to) in (0..depth).step_by(LANES).zip(strip.chunks_mut(LANES * STRIP)) {
         let count = LANES.min(depth - at);
-        let square = square::<L>(floats, stride, 0..rows, at, count);
-        if count == LANES && to.len() == LANES * STRIP {
-            for (index, lanes) in square.into_iter().enumerate() {
-                lanes.write_to(&mut to[index * STRIP..]);
-            }
-        } else {
-            for (lanes, to) in square.into_iter().take(count).zip(to.chunks_exact_mut(STRIP)) {
-                lanes.write_to(to);
-            }
-        }
+        transpose::<L>(floats, stride, 0..rows, at..at + count, &mut to[..count * STRIP]);
     }
 }

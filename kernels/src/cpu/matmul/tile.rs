@@ -180,23 +180,24 @@ unsafe fn one_tile<K: TileKernel>(
     let TileOperands { depth, left, panel, panel_stride, height, panels } = operands;
     let rows = height.min(product.rows - row);
     let width = (panels * PANEL).min(product.columns - first);
-    let floats = &mut product.floats[row * product.stride + first..];
-    let mut edge = [0.0f32; ROWS_MAX * PANELS_MAX * PANEL];
-    let is_whole = rows == height && width == panels * PANEL;
-    let (to, stride, add) = if is_whole {
-        (floats.as_mut_ptr(), product.stride, product.add)
-    } else {
-        (edge.as_mut_ptr(), PANELS_MAX * PANEL, false)
+    let stride = product.stride;
+    let floats = &mut product.floats[row * stride + first..];
+    let add = product.add;
+    let mut sum = |to: *mut f32, stride: usize, add: bool| {
+        let tile = Tile { depth, left, panel, panel_stride, to, stride, add, prefetcher };
+        // SAFETY: as the caller promises; an edge holds a whole tile.
+        unsafe { K::sum(height, panels, tile) };
     };
-    let tile = Tile { depth, left, panel, panel_stride, to, stride, add, prefetcher };
-    // SAFETY: as the caller promises; an edge holds a whole tile.
-    unsafe { K::sum(height, panels, tile) };
-    if !is_whole {
-        for (row, sums) in edge.chunks_exact(PANELS_MAX * PANEL).take(rows).enumerate() {
-            let to = &mut floats[row * product.stride..][..width];
-            for (to, sum) in to.iter_mut().zip(sums) {
-                *to = if product.add { *to + sum } else { *sum };
-            }
+    if rows == height && width == panels * PANEL {
+        sum(floats.as_mut_ptr(), stride, add);
+        return;
+    }
+    let mut edge = [0.0f32; ROWS_MAX * PANELS_MAX * PANEL];
+    sum(edge.as_mut_ptr(), PANELS_MAX * PANEL, false);
+    for (row, sums) in edge.chunks_exact(PANELS_MAX * PANEL).take(rows).enumerate() {
+        let to = &mut floats[row * stride..][..width];
+        for (to, sum) in to.iter_mut().zip(sums) {
+            *to = if add { *to + sum } else { *sum };
         }
     }
 }

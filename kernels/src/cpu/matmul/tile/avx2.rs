@@ -175,13 +175,19 @@ kernel!(sum_6, 6, step_6, [s00 s01] [s10 s11] [s20 s21] [s30 s31] [s40 s41] [s50
 /// `to` is writable over the tile.
 #[target_feature(enable = "avx2,fma")]
 #[inline]
-unsafe fn store(sums: &[[__m256; VECTORS]], to: *mut f32, stride: usize, add: bool) {
-    for (row, sums) in sums.iter().enumerate() {
-        for (vector, sum) in sums.iter().enumerate() {
+unsafe fn store<const ROWS: usize>(
+    sums: &[[__m256; VECTORS]; ROWS],
+    to: *mut f32,
+    stride: usize,
+    add: bool,
+) {
+    for row in 0..ROWS {
+        for vector in 0..VECTORS {
             // SAFETY: as the caller promises.
             unsafe {
+                let sum = sums[row][vector];
                 let to = to.add(row * stride + vector * HALF);
-                let total = if add { _mm256_add_ps(_mm256_loadu_ps(to), *sum) } else { *sum };
+                let total = if add { _mm256_add_ps(_mm256_loadu_ps(to), sum) } else { sum };
                 _mm256_storeu_ps(to, total);
             }
         }
