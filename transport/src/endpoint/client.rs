@@ -2,9 +2,10 @@
 
 use std::fmt;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
 use std::time::Duration;
 
-use quinn::{ClientConfig, Connection, Endpoint, RecvStream, SendStream};
+use quinn::{ClientConfig, Connection, Endpoint, RecvStream, SendStream, TokioRuntime};
 use rustls::pki_types::CertificateDer;
 use thiserror::Error;
 use tokio::net::lookup_host;
@@ -17,7 +18,8 @@ use super::close::CloseCode;
 use super::greeting::{SERVER_NAME, exchange_hellos};
 use super::hello::PeerHello;
 use super::problem::problem_of;
-use super::tuning::{client_config, open_for_client};
+use super::socket::bind_udp;
+use super::tuning::{client_config, dialling_endpoint_config, open_for_client};
 use super::version::{VERSIONS, VersionRange};
 use crate::limits::{PEER_ADDRESSES_MAX, TransportLimits};
 use crate::request::{RequestError, send_request};
@@ -157,7 +159,11 @@ async fn dial(
     } else {
         (Ipv6Addr::UNSPECIFIED, 0).into()
     };
-    let endpoint = Endpoint::client(own).map_err(|error| other(error.to_string()))?;
+    let socket = bind_udp(own, limits.socket_buffer_bytes);
+    let socket = socket.map_err(|error| other(error.to_string()))?;
+    let config_of_endpoint = dialling_endpoint_config();
+    let endpoint = Endpoint::new(config_of_endpoint, None, socket, Arc::new(TokioRuntime))
+        .map_err(|error| other(error.to_string()))?;
     let connecting = endpoint
         .connect_with(config.clone(), address, SERVER_NAME)
         .map_err(|error| other(error.to_string()))?;

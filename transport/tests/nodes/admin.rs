@@ -1,6 +1,8 @@
 //! The command line's client.
 
-use std::net::UdpSocket;
+use std::net::{SocketAddr, UdpSocket};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use zbelastic_identity::{ClusterAuthority, PeerRole, UnixSeconds};
 use zbelastic_transport::{AdminClient, CloseCode, DialProblem, RequestError};
@@ -73,4 +75,57 @@ async fn a_banned_admin_is_closed_and_not_let_in_again() {
     assert_eq!(client.request(vec![1]).await, Err(RequestError::Broken));
     let error = AdminClient::connect(&[address(&node)], credentials).await.unwrap_err();
     assert_eq!(error.tried[0].problem, DialProblem::Refused(CloseCode::Banned));
+}
+
+/// Passes datagrams between one client and a node. Yields its address, and where it counts the
+/// bytes of the largest one to the client.
+async fn relay(node: SocketAddr) -> (SocketAddr, Arc<AtomicUsize>) {
+    const DATAGRAM_BYTES_MAX: usize = 65_535;
+    let front = tokio::net::UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    let back = tokio::net::UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    back.connect(node).await.unwrap();
+    let address = front.local_addr().unwrap();
+    let largest = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&largest);
+    tokio::spawn(async move {
+        let mut client = address;
+        let mut there = vec![0; DATAGRAM_BYTES_MAX];
+        let mut here = vec![0; DATAGRAM_BYTES_MAX];
+        loop {
+            // One that is lost here is sent again, as on any path.
+            tokio::select! {
+                Ok((bytes, from)) = front.recv_from(&mut there) => {
+                    client = from;
+                    let _ = back.send(&there[..bytes]).await;
+                }
+                Ok(bytes) = back.recv(&mut here) => {
+                    counted.fetch_max(bytes, Ordering::Relaxed);
+                    let _ = front.send_to(&here[..bytes], client).await;
+                }
+            }
+        }
+    });
+    (address, largest)
+}
+
+/// A model is read over such a connection. At the 1,472 bytes that a packet has by default each of
+/// its bytes costs several times as much.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_is_answered_in_packets_as_large_as_a_members() {
+    const ETHERNET_PAYLOAD_BYTES: usize = 1472;
+    let site = TransportSite::new();
+    let mut node = site.worker(1).await;
+    let (relay, largest) = relay(node.transport.local_addr()).await;
+    let credentials = site.credentials(PeerRole::Admin, 50);
+    let client = AdminClient::connect(&[relay.to_string()], credentials).await.unwrap();
+    let expected = vec![7; 8 << 20];
+    let body = expected.clone();
+    let (answered, ()) = tokio::join!(client.request(b"model".to_vec()), async {
+        let (_, _, reply) = node.request().await;
+        assert!(reply.answer(body));
+    });
+    assert!(answered.unwrap() == expected);
+    let largest = largest.load(Ordering::Relaxed);
+    assert!(largest > 4 * ETHERNET_PAYLOAD_BYTES, "at most {largest} bytes came at once");
+    client.close().await;
 }
