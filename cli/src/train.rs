@@ -122,13 +122,18 @@ fn train_into(
     context: Option<StepLineContext>,
     out: &mut dyn Write,
 ) -> Result<ExitCode, CommandError> {
-    let audience = if context.is_some() { OutputAudience::Person } else { OutputAudience::Script };
-    match audience {
-        OutputAudience::Person => summary::write_heading(prepared, folder.path(), out)?,
-        // Not between a script and its JSON. With standard error closed there is nowhere to print
-        // them.
-        OutputAudience::Script => drop(summary::write_notes(prepared, &mut io::stderr())),
-    }
+    let audience = match &context {
+        Some(context) => {
+            summary::write_heading(prepared, context.peak_flop_per_s, folder.path(), out)?;
+            OutputAudience::Person
+        }
+        None => {
+            // Not between a script and its JSON. With standard error closed there is nowhere to
+            // print them.
+            drop(summary::write_notes(prepared, &mut io::stderr()));
+            OutputAudience::Script
+        }
+    };
     let layers = model_layers(&prepared.config.model);
     let names = layers.iter().flat_map(LayerSpec::own_tensors).map(|tensor| tensor.name.clone());
     let names = names.collect();

@@ -10,8 +10,8 @@ use zbelastic_kernels::cuda::CudaBackend;
 use zbelastic_kernels::{AllocateError, Backend, CpuBackend};
 use zbelastic_local::coordinator::RunOutcome;
 use zbelastic_local::device_factory::DeviceFactory;
-use zbelastic_machine::core_count;
 use zbelastic_machine::device::code_of_fault;
+use zbelastic_machine::{core_count, kernels_text};
 use zbelastic_node::cluster::journal::now_ms;
 use zbelastic_schedule::Window;
 use zbelastic_timing::StepTimeBreakdown;
@@ -44,11 +44,17 @@ pub struct FinishedRun {
     pub is_interrupted: bool,
 }
 
-/// Prints the model, the text and the plan of the run.
+/// Prints the model, the text and the plan of the run, and on processors the kernels and the peak
+/// that the `mfu` of its steps is a share of.
 ///
 /// # Errors
 /// If `out` cannot be written.
-pub fn write_heading(prepared: &PreparedRun, folder: &Path, out: &mut dyn Write) -> io::Result<()> {
+pub fn write_heading(
+    prepared: &PreparedRun,
+    peak_flop_per_s: Option<f64>,
+    folder: &Path,
+    out: &mut dyn Write,
+) -> io::Result<()> {
     let PreparedRun { config, text, plan, worker_count, devices, job, .. } = prepared;
     let (_, parameters) = model_size(&config.model);
     let ModelConfig { family, blocks, width, .. } = &config.model;
@@ -72,6 +78,9 @@ pub fn write_heading(prepared: &PreparedRun, folder: &Path, out: &mut dyn Write)
     writeln!(out, "batch   {total} windows = {count} microbatches of {sequences}")?;
     writeln!(out, "plan    {plan}")?;
     writeln!(out, "workers {worker_count}{}", devices.text(job.threads))?;
+    if let Some(peak) = peak_flop_per_s {
+        writeln!(out, "cpu     {}; mfu is of {:.0} GFLOP/s", kernels_text(), peak / 1e9)?;
+    }
     writeln!(out, "files   {}", folder.display())?;
     write_notes(prepared, out)?;
     for Injection { step, tensor, .. } in &job.setup.injections {

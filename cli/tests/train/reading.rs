@@ -37,7 +37,9 @@ fn the_heading_says_what_is_trained_on_what_and_how() {
     let (lines, _) = watched(&folder, "--workers 3 --threads 2 --schedule zb-h1");
     let heading: Vec<&str> =
         lines.iter().take_while(|line| !line.is_empty()).map(String::as_str).collect();
-    let [model, text, batch, plan, workers, files] = heading[..] else { panic!("{heading:?}") };
+    let [model, text, batch, plan, workers, cpu, files] = heading[..] else {
+        panic!("{heading:?}")
+    };
     assert_eq!(model, "model   gpt2, 4 layers of width 32, 67,776 parameters");
     let size = std::fs::metadata(folder.path("text.txt")).expect("a file").len();
     assert!(text.starts_with(&format!("text    {size} bytes in 1 file; ")), "{text}");
@@ -45,6 +47,8 @@ fn the_heading_says_what_is_trained_on_what_and_how() {
     assert_eq!(batch, "batch   8 windows = 8 microbatches of 1");
     assert!(plan.starts_with("plan    zb-h1: planned bubble "), "{plan}");
     assert!(workers.starts_with("workers 3, each with 2 threads, on "), "{workers}");
+    assert!(cpu.starts_with("cpu     ") && cpu.contains(" kernels"), "{cpu}");
+    assert!(cpu.ends_with(" GFLOP/s"), "{cpu}");
     assert_eq!(files, "files   watched");
 }
 
