@@ -23,6 +23,12 @@ pub enum BenchCommand {
     /// The matrix products of the benchmark models.
     #[command(after_help = "Example:\n  zbelastic bench gemm --json")]
     Gemm(BenchArgs),
+    /// Each operation of a step of the benchmark models, beside the least time it could take.
+    #[command(after_help = "Example:\n  zbelastic bench ops --config B")]
+    Ops(BenchArgs),
+    /// The fastest of a few training steps of one model.
+    #[command(after_help = "Example:\n  zbelastic bench step --config B --threads 2")]
+    Step(BenchStepArgs),
     /// What pipelines lose beside what their plans say, on devices that take as long as planned.
     #[command(after_help = "Example:\n  zbelastic bench bubble --stages 8 --microbatches 32")]
     Bubble(BenchBubbleArgs),
@@ -34,7 +40,7 @@ pub enum BenchCommand {
     Gpu(BenchGpuArgs),
 }
 
-/// `bench train` and `bench gemm`.
+/// `bench train`, `bench gemm` and `bench ops`.
 #[derive(Args, Debug)]
 pub struct BenchArgs {
     /// Which models, with commas [default: all].
@@ -46,6 +52,23 @@ pub struct BenchArgs {
     /// Measure for a few seconds only.
     #[arg(long)]
     pub quick: bool,
+}
+
+/// `bench step`.
+#[derive(Args, Debug)]
+pub struct BenchStepArgs {
+    /// Which model.
+    #[arg(long, value_name = "NAME", default_value = "B", ignore_case = true)]
+    pub config: BenchConfig,
+    /// Threads that compute.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub threads: u32,
+    /// Steps that count, behind one that does not.
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub steps: u32,
+    /// Print JSON.
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// `bench memory`.

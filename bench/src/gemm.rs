@@ -107,7 +107,7 @@ fn write_product(product: &GemmResult, is_json: bool, out: &mut dyn Write) -> st
 /// The instruction sets to measure: the one that the environment names, or all with vectors of
 /// their own. Portable code calls a function for each multiply-add where the compiler may use no
 /// instruction for it: hours for the products of C.
-fn measured_sets() -> Vec<InstructionSet> {
+pub fn measured_sets() -> Vec<InstructionSet> {
     if std::env::var_os(CPU_VARIABLE).is_some_and(|name| !name.is_empty()) {
         return InstructionSet::of_environment().into_iter().collect();
     }

@@ -10,12 +10,14 @@ mod cluster;
 mod gemm;
 mod gpu;
 mod memory;
+mod ops;
 mod optimizer;
 mod paced;
 mod peak;
 mod pipelined;
 mod report;
 mod serial;
+mod step;
 mod train;
 
 use std::io::Write;
@@ -33,6 +35,8 @@ pub fn run(command: &BenchCommand, out: &mut dyn Write) -> Result<(), CommandErr
         BenchCommand::Train(args) => train::run(args, out),
         BenchCommand::Memory(args) => memory::run(args, out),
         BenchCommand::Gemm(args) => gemm::run(args, out),
+        BenchCommand::Ops(args) => ops::run(args, out),
+        BenchCommand::Step(args) => step::run(args, out),
         BenchCommand::Bubble(args) => bubble::run(args, out),
         BenchCommand::Cluster(args) => cluster::run(args, out),
         BenchCommand::Gpu(args) => gpu::run(args, out),

@@ -1,11 +1,14 @@
 //! The cost of a step before the verdict: a candidate beside the state and a commit, against
 //! AdamW in place.
 
+use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use zbelastic_kernels::{BufferViewMut, CpuBackend, DeviceMemory};
 use zbelastic_trainer::model::{AfterCommit, LayerState, model_layers};
-use zbelastic_trainer::optimizer::{OptimizerUpdate, commit, compute_candidate, update_in_place};
+use zbelastic_trainer::optimizer::{
+    OptimizerUpdate, commit, compute_candidate, square_sums, update_in_place,
+};
 use zbelastic_types::Step;
 use zbelastic_wording::CommandFailure;
 
@@ -15,13 +18,12 @@ use super::out_of_resource;
 /// All layers of a model with a gradient.
 pub struct OptimizerBench<'a> {
     case: &'a BenchCase,
-    backend: CpuBackend,
     layers: Vec<LayerState<CpuBackend>>,
     step: Step,
 }
 
 impl<'a> OptimizerBench<'a> {
-    /// The layers of `case`, on one thread.
+    /// The layers of `case`.
     pub fn new(case: &'a BenchCase) -> Result<Self, CommandFailure> {
         let backend = CpuBackend::new(1).map_err(|error| out_of_resource(&error))?;
         let layer = |spec| {
@@ -35,7 +37,7 @@ impl<'a> OptimizerBench<'a> {
         let layers = model_layers(&case.model).into_iter().map(layer);
         let layers: Result<_, zbelastic_kernels::AllocateError> = layers.collect();
         let layers = layers.map_err(|error| out_of_resource(&error))?;
-        Ok(Self { case, backend, layers, step: Step(0) })
+        Ok(Self { case, layers, step: Step(0) })
     }
 
     fn next_update(&mut self) -> OptimizerUpdate<'a> {
@@ -43,27 +45,35 @@ impl<'a> OptimizerBench<'a> {
         OptimizerUpdate { config: self.case.optimizer(), lr: 1e-4, number: self.step.0, clip: 1.0 }
     }
 
+    /// The sum of squares of each tensor.
+    pub fn square_sums(&mut self, backend: &CpuBackend) -> Duration {
+        let began = Instant::now();
+        black_box(square_sums(backend, &self.layers));
+        began.elapsed()
+    }
+
     /// One step as a trainer without validation performs it.
-    pub fn in_place(&mut self) -> Duration {
+    pub fn in_place(&mut self, backend: &CpuBackend) -> Duration {
         let update = self.next_update();
         let began = Instant::now();
         for layer in &mut self.layers {
-            update_in_place(&self.backend, layer, &update);
+            update_in_place(backend, layer, &update);
         }
         began.elapsed()
     }
 
-    /// One step that could have been dropped.
-    pub fn optimistic(&mut self) -> Duration {
+    /// One step that could have been dropped: its candidate, and its commit.
+    pub fn optimistic(&mut self, backend: &CpuBackend) -> [Duration; 2] {
         let update = self.next_update();
         let began = Instant::now();
         for layer in &mut self.layers {
-            compute_candidate(&self.backend, layer, &update);
+            compute_candidate(backend, layer, &update);
         }
+        let candidate = began.elapsed();
         for layer in &mut self.layers {
             let version = layer.version();
-            commit(&self.backend, layer, &update, version, AfterCommit::Nothing);
+            commit(backend, layer, &update, version, AfterCommit::Nothing);
         }
-        began.elapsed()
+        [candidate, began.elapsed() - candidate]
     }
 }

@@ -58,7 +58,7 @@ use processes::{ClusterRunEvent, JobSubmission, RunLocation};
 use progress_line::StepLineContext;
 use reporter::{OutputAudience, Reporter};
 use run_devices::{DeviceSharing, RunDevices};
-use summary::FinishedRun;
+use summary::{FinishedRun, HeadingFacts};
 
 /// Trains. The code is that of success, or of an interruption.
 ///
@@ -150,16 +150,24 @@ fn train_into(
     page: Option<&UiServer>,
     out: &mut dyn Write,
 ) -> Result<ExitCode, CommandError> {
-    let audience = if context.is_some() { OutputAudience::Person } else { OutputAudience::Script };
-    match audience {
-        OutputAudience::Person => {
+    let audience = match &context {
+        Some(context) => {
             let page = page.map(|page| format!("http://{}/", page.address()));
-            summary::write_heading(prepared, folder.path(), page.as_deref(), out)?;
+            let facts = HeadingFacts {
+                folder: folder.path(),
+                peak_flop_per_s: context.peak_flop_per_s,
+                page: page.as_deref(),
+            };
+            summary::write_heading(prepared, &facts, out)?;
+            OutputAudience::Person
         }
-        // Not between a script and its JSON. With standard error closed there is nowhere to print
-        // them.
-        OutputAudience::Script => drop(summary::write_notes(prepared, &mut io::stderr())),
-    }
+        None => {
+            // Not between a script and its JSON. With standard error closed there is nowhere to
+            // print them.
+            drop(summary::write_notes(prepared, &mut io::stderr()));
+            OutputAudience::Script
+        }
+    };
     let layers = model_layers(&prepared.config.model);
     let names = layers.iter().flat_map(LayerSpec::own_tensors).map(|tensor| tensor.name.clone());
     let names = names.collect();

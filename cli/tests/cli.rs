@@ -36,6 +36,8 @@ fn every_command_has_help_with_an_example() {
         "config schema",
         "bench train",
         "bench gemm",
+        "bench ops",
+        "bench step",
         "bench gpu",
         "chaos sim",
         "init",

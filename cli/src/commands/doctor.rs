@@ -2,8 +2,8 @@
 //!
 //! `read` gathers facts, `checks` judges them, `report` writes them out. Only the first reads the
 //! machine, so the report on any machine can be tested on every other. It reads only the resources
-//! that a node uses: it measures no speed but that of writes, and contacts only the member of
-//! `--cluster`.
+//! that a node uses: it measures no speed but those of writes and of multiplying, and contacts only
+//! the member of `--cluster`.
 
 mod checks;
 mod facts;
@@ -15,7 +15,7 @@ mod report;
 pub use checks::findings;
 pub use facts::{
     ClockFacts, ClusterFacts, DialOutcome, DiskFacts, FilesystemSpace, FolderState, GpuFacts, Ipv6,
-    LimitFacts, MachineFacts, MemoryFacts, NetworkFacts,
+    KernelFacts, LimitFacts, MachineFacts, MemoryFacts, NetworkFacts,
 };
 pub use finding::{DoctorCheck, DoctorFinding, Obstacle, Severity};
 pub use report::{json, obstacle, text};
@@ -97,6 +97,7 @@ fn gather(args: &DoctorArgs, probes: &DoctorProbes<'_>) -> MachineFacts {
         .map(|address| ClusterFacts { address: address.clone(), outcome: (probes.dial)(address) });
     MachineFacts {
         cores: core_count(),
+        kernels: read::kernels(),
         memory: read::memory(),
         limits: read::limits(),
         network: read::network(folder),

@@ -10,8 +10,8 @@ use zbelastic_kernels::cuda::CudaBackend;
 use zbelastic_kernels::{AllocateError, Backend, CpuBackend};
 use zbelastic_local::coordinator::RunOutcome;
 use zbelastic_local::device_factory::DeviceFactory;
-use zbelastic_machine::core_count;
 use zbelastic_machine::device::code_of_fault;
+use zbelastic_machine::{core_count, kernels_text};
 use zbelastic_node::cluster::journal::now_ms;
 use zbelastic_schedule::Window;
 use zbelastic_timing::StepTimeBreakdown;
@@ -45,14 +45,24 @@ pub struct FinishedRun {
     pub is_interrupted: bool,
 }
 
-/// Prints the model, the text and the plan of the run, and where its live page is.
+/// What a heading says beside what was prepared.
+pub struct HeadingFacts<'a> {
+    /// The run folder.
+    pub folder: &'a Path,
+    /// What the cores in use reach at best, which the `mfu` of steps is a share of; none for devices.
+    pub peak_flop_per_s: Option<f64>,
+    /// Address of the live page, if one is served.
+    pub page: Option<&'a str>,
+}
+
+/// Prints the model, the text and the plan of the run, what computes it, and where its files and its
+/// live page are.
 ///
 /// # Errors
 /// If `out` cannot be written.
 pub fn write_heading(
     prepared: &PreparedRun,
-    folder: &Path,
-    page: Option<&str>,
+    facts: &HeadingFacts<'_>,
     out: &mut dyn Write,
 ) -> io::Result<()> {
     let PreparedRun { config, text, plan, worker_count, devices, job, .. } = prepared;
@@ -79,8 +89,11 @@ pub fn write_heading(
     writeln!(out, "plan    {plan}")?;
     writeln!(out, "workers {worker_count}{}", devices.text(job.threads))?;
     writeln!(out, "memory  {}", fullest_stage(prepared))?;
-    writeln!(out, "files   {}", folder.display())?;
-    if let Some(page) = page {
+    if let Some(peak) = facts.peak_flop_per_s {
+        writeln!(out, "cpu     {}; mfu is of {:.0} GFLOP/s", kernels_text(), peak / 1e9)?;
+    }
+    writeln!(out, "files   {}", facts.folder.display())?;
+    if let Some(page) = facts.page {
         writeln!(out, "page    {page}")?;
     }
     write_notes(prepared, out)?;

@@ -37,7 +37,7 @@ fn the_heading_says_what_is_trained_on_what_and_how() {
     let (lines, _) = watched(&folder, "--workers 3 --threads 2 --schedule zb-h1");
     let heading: Vec<&str> =
         lines.iter().take_while(|line| !line.is_empty()).map(String::as_str).collect();
-    let [model, text, batch, plan, workers, memory, files] = heading[..] else {
+    let [model, text, batch, plan, workers, memory, cpu, files] = heading[..] else {
         panic!("{heading:?}")
     };
     assert_eq!(model, "model   gpt2, 4 layers of width 32, 67,776 parameters");
@@ -49,6 +49,8 @@ fn the_heading_says_what_is_trained_on_what_and_how() {
     assert!(workers.starts_with("workers 3, each with 2 threads, on "), "{workers}");
     assert!(memory.starts_with("memory  "), "{memory}");
     assert!(memory.contains(" in the fullest stage, "), "{memory}");
+    assert!(cpu.starts_with("cpu     ") && cpu.contains(" kernels"), "{cpu}");
+    assert!(cpu.ends_with(" GFLOP/s"), "{cpu}");
     assert_eq!(files, "files   watched");
 }
 

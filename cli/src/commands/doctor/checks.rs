@@ -12,10 +12,21 @@ use super::finding::DoctorFinding;
 /// All findings, in the order in which they are printed.
 #[must_use]
 pub fn findings(facts: &MachineFacts) -> Vec<DoctorFinding> {
-    let MachineFacts { cores, memory, limits, network, clock, disk, permissions, gpu, cluster } =
-        facts;
+    let MachineFacts {
+        cores,
+        kernels,
+        memory,
+        limits,
+        network,
+        clock,
+        disk,
+        permissions,
+        gpu,
+        cluster,
+    } = facts;
     let mut found = vec![
         compute::check_cores(*cores),
+        compute::check_kernels(kernels),
         compute::check_memory(memory),
         compute::check_gpu(gpu),
         limits::check_open_files(limits),

@@ -11,6 +11,8 @@ use zbelastic_types::Bytes;
 pub struct MachineFacts {
     /// Cores that this process may use.
     pub cores: usize,
+    /// How fast a core multiplies.
+    pub kernels: KernelFacts,
     /// Memory of the machine and of its control group.
     pub memory: MemoryFacts,
     /// Resource limits of this process.
@@ -27,6 +29,18 @@ pub struct MachineFacts {
     pub gpu: GpuFacts,
     /// The result of dialing a cluster, if one was named.
     pub cluster: Option<ClusterFacts>,
+}
+
+/// The kernels of processors and what they reach.
+#[derive(Clone, Debug)]
+pub struct KernelFacts {
+    /// The kernels in use and the others that the processor could use.
+    pub text: String,
+    /// Whether multiply-adds are instructions on vectors.
+    pub are_vectors: bool,
+    /// Multiply-adds of a core on registers alone, in floating-point operations a second, and the
+    /// share of it that a matrix product reaches; `None` if memory could not be had.
+    pub peak_and_share: Option<(f64, f64)>,
 }
 
 /// Memory; `None` is a size that cannot be seen.

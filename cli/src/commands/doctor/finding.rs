@@ -7,6 +7,8 @@ use zbelastic_wording::FailureCode;
 pub enum DoctorCheck {
     /// Cores to compute on.
     Cores,
+    /// Kernels that cores compute with.
+    Kernels,
     /// Memory to train in.
     Memory,
     /// Files and connections that may be open.
@@ -43,6 +45,7 @@ impl DoctorCheck {
     pub const fn name(self) -> &'static str {
         match self {
             Self::Cores => "cores",
+            Self::Kernels => "kernels",
             Self::Memory => "memory",
             Self::OpenFiles => "open-files",
             Self::AddressSpace => "address-space",

@@ -11,16 +11,16 @@ use std::time::{Duration, Instant, SystemTime};
 
 use rustix::fs::{StatVfsMountFlags, statvfs};
 use rustix::process::{Resource, getrlimit};
+use zbelastic_kernels::InstructionSet;
 use zbelastic_kernels::cuda::{self, DeviceProbe, DeviceProperties, probe};
-use zbelastic_machine::DeviceSelector;
+use zbelastic_machine::{DeviceSelector, kernels_text, kibibytes_of, product_share};
 use zbelastic_types::Bytes;
 
 use super::facts::{
-    ClockFacts, DiskFacts, FilesystemSpace, FolderState, GpuCard, GpuFacts, Ipv6, LimitFacts,
-    MemoryFacts, NetworkFacts,
+    ClockFacts, DiskFacts, FilesystemSpace, FolderState, GpuCard, GpuFacts, Ipv6, KernelFacts,
+    LimitFacts, MemoryFacts, NetworkFacts,
 };
 use super::parse::{filesystem_of, group_limit_files, is_card, is_routable};
-use zbelastic_machine::kibibytes_of;
 
 /// Most bytes of a file that are read.
 const FILE_BYTES_MAX: u64 = 1 << 20;
@@ -55,6 +55,14 @@ fn entries(folder: impl AsRef<Path>) -> Vec<PathBuf> {
     let mut paths: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
     paths.sort();
     paths
+}
+
+/// Measured for some milliseconds.
+pub(super) fn kernels() -> KernelFacts {
+    // The compiler makes vector instructions of portable kernels where all processors have them.
+    let are_vectors = cfg!(target_arch = "aarch64")
+        || InstructionSet::of_environment() != Ok(InstructionSet::Portable);
+    KernelFacts { text: kernels_text(), are_vectors, peak_and_share: product_share().ok() }
 }
 
 pub(super) fn memory() -> MemoryFacts {

@@ -1,8 +1,8 @@
-//! Cores, memory and graphics cards.
+//! Cores and their kernels, memory and graphics cards.
 
 use zbelastic_types::Bytes;
 
-use crate::commands::doctor::facts::{GpuCard, GpuFacts, MemoryFacts};
+use crate::commands::doctor::facts::{GpuCard, GpuFacts, KernelFacts, MemoryFacts};
 use crate::commands::doctor::finding::{DoctorCheck, DoctorFinding, Severity, level_of};
 
 /// Below this not even the smallest model trains: the process itself, its threads and a window of
@@ -18,6 +18,22 @@ pub(super) fn check_cores(cores: usize) -> DoctorFinding {
             .why("computing, sending and writing take turns on it"),
         more => DoctorFinding::fine(DoctorCheck::Cores, format!("{more} cores")),
     }
+}
+
+pub(super) fn check_kernels(facts: &KernelFacts) -> DoctorFinding {
+    let KernelFacts { text, are_vectors, peak_and_share } = facts;
+    let mut what = text.clone();
+    if let Some((peak, share)) = peak_and_share {
+        let gflop = peak / 1e9;
+        let share = 100.0 * share;
+        what += &format!("; a core reaches {gflop:.0} GFLOP/s, a product {share:.0} % of that");
+    }
+    if *are_vectors {
+        return DoctorFinding::fine(DoctorCheck::Kernels, what);
+    }
+    DoctorFinding::new(DoctorCheck::Kernels, Severity::Note, what)
+        .why("these are for every processor, and slower than those for vector instructions")
+        .hint("a processor with AVX2 or more, and no other ZBELASTIC_CPU")
 }
 
 pub(super) fn check_memory(facts: &MemoryFacts) -> DoctorFinding {
@@ -99,8 +115,8 @@ fn check_cards(cards: &[GpuCard]) -> DoctorFinding {
 #[cfg(test)]
 mod tests {
     use super::{
-        Bytes, DoctorFinding, GpuCard, GpuFacts, MEMORY_ENOUGH, MEMORY_LEAST, MemoryFacts,
-        Severity, check_cores, check_gpu, check_memory,
+        Bytes, DoctorFinding, GpuCard, GpuFacts, KernelFacts, MEMORY_ENOUGH, MEMORY_LEAST,
+        MemoryFacts, Severity, check_cores, check_gpu, check_kernels, check_memory,
     };
     use crate::commands::doctor::finding::Obstacle;
 
@@ -114,6 +130,20 @@ mod tests {
     fn one_core_is_worth_a_note() {
         assert_eq!(check_cores(1).level, Severity::Note);
         assert_eq!(check_cores(2).level, Severity::Fine);
+    }
+
+    #[test]
+    fn kernels_without_vectors_are_worth_a_note() {
+        let kernels = |are_vectors| KernelFacts {
+            text: "portable kernels".into(),
+            are_vectors,
+            peak_and_share: Some((1.18e11, 0.905)),
+        };
+        let fine = check_kernels(&kernels(true));
+        assert_eq!(fine.level, Severity::Fine);
+        let expected = "portable kernels; a core reaches 118 GFLOP/s, a product 90 % of that";
+        assert_eq!(fine.what, expected);
+        assert_eq!(check_kernels(&kernels(false)).level, Severity::Note);
     }
 
     #[test]

@@ -1,0 +1,209 @@
+#!/usr/bin/env python3
+"""Training steps of zbelastic on processors beside PyTorch's, in turns.
+
+    cargo build --release
+    python3 docs/compare_pytorch_cpu.py target/release/zbelastic
+    python3 docs/compare_pytorch_cpu.py target/release/zbelastic --config A,B --isa avx2 --out cpu.json
+
+The models are those of `zbelastic bench train`: GPT-2 blocks in f32 with a head of its own. A step is
+forward, backward, global norm, clipping at 1 and AdamW, the whole batch at once. PyTorch runs eagerly
+and compiled, with fused AdamW, each in a process of its own that waits while another is measured. A round
+measures each program once, and of each the fastest step of all rounds counts: what else runs on the
+machine makes steps slower, never faster. The table has tokens a second of both and their ratio.
+
+With `--isa avx2` both are held to AVX2: ZBELASTIC_CPU=avx2 here, ATEN_CPU_CAPABILITY=avx2,
+MKL_ENABLE_INSTRUCTIONS=AVX2 and ONEDNN_MAX_CPU_ISA=AVX2 there, which is how the column of AVX2 is
+measured on a machine with AVX-512. Needs torch 2.5 or newer, and a C++ compiler for the compiled model.
+"""
+
+import argparse
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+
+
+@dataclass
+class Shape:
+    """Layers, width, heads, tokens of a sequence, tokens of the vocabulary, sequences of a batch."""
+
+    layers: int
+    width: int
+    heads: int
+    length: int
+    vocabulary: int
+    batch: int
+
+
+SHAPES = {
+    "A": Shape(4, 256, 4, 128, 256, 8),
+    "B": Shape(6, 384, 6, 256, 4096, 8),
+    "C": Shape(12, 768, 12, 256, 50304, 2),
+}
+AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
+WARMUP_STEPS = 2
+
+
+def step_of(shape, is_compiled):
+    """A function that runs one training step."""
+    import torch
+    import torch.nn as nn
+    import torch.nn.functional as F
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            width = shape.width
+            self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+            self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+            self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+        def forward(self, x):
+            batch, length, width = x.shape
+            parts = self.qkv(self.norm1(x)).split(width, dim=2)
+            q, k, v = (part.view(batch, length, shape.heads, -1).transpose(1, 2) for part in parts)
+            y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+            x = x + self.out(y.transpose(1, 2).reshape(batch, length, width))
+            return x + self.down(F.gelu(self.up(self.norm2(x)), approximate="tanh"))
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.tokens = nn.Embedding(shape.vocabulary, shape.width)
+            self.positions = nn.Embedding(shape.length, shape.width)
+            self.blocks = nn.ModuleList(Block() for _ in range(shape.layers))
+            self.norm = nn.LayerNorm(shape.width)
+            self.head = nn.Linear(shape.width, shape.vocabulary, bias=False)
+
+        def forward(self, tokens, targets):
+            x = self.tokens(tokens) + self.positions.weight
+            for block in self.blocks:
+                x = block(x)
+            return F.cross_entropy(self.head(self.norm(x)).flatten(0, 1), targets.flatten())
+
+    torch.manual_seed(1)
+    model = Model()
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            nn.init.normal_(parameter, std=0.02)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=6e-4, betas=(0.9, 0.95), fused=True)
+    run = torch.compile(model) if is_compiled else model
+    text = torch.randint(0, shape.vocabulary, (shape.batch, shape.length + 1))
+    tokens, targets = text[:, :-1].contiguous(), text[:, 1:].contiguous()
+
+    def step():
+        loss = run(tokens, targets)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        if not math.isfinite(loss.item()):
+            sys.exit(f"the loss is {loss.item()}")
+
+    return step
+
+
+def serve(name, threads, mode):
+    """A process of PyTorch's: each line of its input is a number of steps, answered with the fastest."""
+    import torch
+
+    torch.set_num_threads(threads)
+    step = step_of(SHAPES[name], mode == "compiled")
+    for _ in range(WARMUP_STEPS):
+        step()
+    print(torch.__version__, torch.backends.cpu.get_cpu_capability(), flush=True)
+    for line in sys.stdin:
+        best = math.inf
+        for _ in range(int(line)):
+            start = time.perf_counter()
+            step()
+            best = min(best, time.perf_counter() - start)
+        print(best, flush=True)
+
+
+class Other:
+    """PyTorch in a process that waits for its turn."""
+
+    def __init__(self, name, threads, mode, environment):
+        command = [sys.executable, os.path.abspath(__file__), "--serve", name, str(threads), mode]
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment)
+        self.about = self.process.stdout.readline().strip()
+        if not self.about:
+            sys.exit(f"PyTorch ({mode}) did not start; its message is above")
+        self.best = math.inf
+
+    def turn(self, steps):
+        self.process.stdin.write(f"{steps}\n")
+        self.process.stdin.flush()
+        self.best = min(self.best, float(self.process.stdout.readline()))
+
+    def end(self):
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def ours(program, name, threads, steps, environment):
+    command = [program, "bench", "step", "--config", name, "--threads", str(threads), "--steps", str(steps), "--json"]
+    return json.loads(subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout)
+
+
+def compare(args, name, threads, isa):
+    """A row of the table."""
+    environment = dict(os.environ, OMP_NUM_THREADS=str(threads), ZBELASTIC_CPU=isa or "")
+    if isa == "avx2":
+        environment.update(AVX2)
+    modes = args.modes.split(",")
+    others = {mode: Other(name, threads, mode, environment) for mode in modes}
+    best = None
+    for _ in range(args.rounds):
+        for other in others.values():
+            other.turn(args.steps)
+        found = ours(args.program, name, threads, args.steps, environment)
+        if best is None or found["step_ms"] < best["step_ms"]:
+            best = found
+    tokens = SHAPES[name].batch * SHAPES[name].length
+    row = {"config": name, "threads": threads, "instructions": best["instructions"], "ours": best["tokens_per_s"],
+           "peak_share": best["peak_share"], "torch": next(iter(others.values())).about}
+    row.update({mode: tokens / other.best for mode, other in others.items()})
+    row["ratio"] = row["ours"] / max(row[mode] for mode in modes)
+    for other in others.values():
+        other.end()
+    rates = " ".join(f"{mode} {row[mode]:>7.0f}" for mode in modes)
+    print(f"{name} {row['instructions']:<8} {threads} thread{'s' if threads > 1 else ' '}  zbelastic {row['ours']:>7.0f}  "
+          f"{rates}  ratio {row['ratio']:.2f}  {100 * row['peak_share']:.0f} % of peak  ({row['torch']})", flush=True)
+    return row
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("program", nargs="?", help="the program zbelastic, built with --release")
+    parser.add_argument("--config", default="A,B,C")
+    parser.add_argument("--threads", default="1,2")
+    parser.add_argument("--isa", default="avx2,best", help="avx2 holds both to AVX2; best is whatever each chooses")
+    parser.add_argument("--modes", default="eager,compiled")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=3, help="steps of a turn")
+    parser.add_argument("--out", metavar="FILE", help="where to write the rows as JSON")
+    parser.add_argument("--serve", nargs=3, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.serve:
+        name, threads, mode = args.serve
+        return serve(name, int(threads), mode)
+    if not args.program:
+        parser.error("the path of the program is missing: target/release/zbelastic")
+    rows = []
+    for isa in args.isa.split(","):
+        for name in args.config.split(","):
+            for threads in args.threads.split(","):
+                rows.append(compare(args, name, int(threads), None if isa == "best" else isa))
+    if args.out:
+        with open(args.out, "w") as file:
+            json.dump(rows, file, indent=2)
+
+
+if __name__ == "__main__":
+    main()
