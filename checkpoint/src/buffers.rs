@@ -11,8 +11,9 @@ use crate::files::DIRECT_BYTES;
 use crate::names::CHUNK_BYTES;
 
 /// Buffers that are kept while no thread uses them: one for the piece that is written, one for a
-/// chunk that arrives beside it. A writer that finds none makes one, so no writer waits.
-const IDLE_MAX: usize = 2;
+/// chunk that arrives beside it, and two for chunks that are read for other nodes. Who finds none
+/// makes one, so nobody waits.
+const IDLE_MAX: usize = 4;
 
 /// The buffers of a store.
 #[derive(Debug, Default)]
@@ -63,6 +64,20 @@ impl ChunkBuffer<'_> {
         self.length = 0;
         source.read_exact(&mut self.memory[self.start..self.start + length])?;
         self.length = length;
+        Ok(())
+    }
+
+    /// Fills it by `read`, which is given the memory for a whole chunk, aligned, and returns how
+    /// many bytes of it it wrote.
+    ///
+    /// # Errors
+    /// Those of `read`. The buffer is empty then.
+    pub(crate) fn fill_by(
+        &mut self,
+        read: impl FnOnce(&mut [u8]) -> io::Result<usize>,
+    ) -> io::Result<()> {
+        self.length = 0;
+        self.length = read(&mut self.memory[self.start..self.start + CHUNK_BYTES])?;
         Ok(())
     }
 }

@@ -19,10 +19,11 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 
+use crate::buffers::ChunkBuffer;
 use crate::direct::DirectWrites;
 use crate::error::{FileFault, FileOperation};
 use crate::files::{EntryKind, FileSystem};
-use crate::names::{CHUNK_BYTES, ChunkHash};
+use crate::names::ChunkHash;
 use crate::verify::{StrayEntry, StrayKind};
 
 pub(crate) use unnamed_chunk::UnnamedChunk;
@@ -55,8 +56,8 @@ struct FolderSyncState {
 /// The content found at the path of a chunk.
 #[derive(Debug)]
 pub(crate) enum ChunkContent {
-    /// A file with bytes that have the hash in its name.
-    Whole(Vec<u8>),
+    /// A file with bytes that have the hash in its name, which are in the buffer now.
+    Whole,
     /// A file that holds something else.
     Damaged {
         /// The hash of its bytes.
@@ -108,14 +109,16 @@ impl ChunkFolder {
         Ok(chunks)
     }
 
-    /// Reads the file at the path of a chunk.
-    pub(crate) fn read(&self, hash: ChunkHash) -> ChunkContent {
+    /// Reads the file at the path of a chunk into `chunk`, past the page cache: what is copied from
+    /// there is copied beside a training, and a disk is checked by what lies on it.
+    pub(crate) fn read(&self, hash: ChunkHash, chunk: &mut ChunkBuffer<'_>) -> ChunkContent {
         let path = self.path(hash);
-        match self.files.read(&path, CHUNK_BYTES as u64) {
-            Ok(bytes) => {
-                let found = ChunkHash::of(&bytes);
+        match chunk.fill_by(|into| self.files.read_direct(&path, into)) {
+            Ok(()) => {
+                let bytes = chunk.bytes();
+                let found = ChunkHash::of(bytes);
                 if found == hash {
-                    ChunkContent::Whole(bytes)
+                    ChunkContent::Whole
                 } else {
                     ChunkContent::Damaged { found, found_bytes: bytes.len() as u64 }
                 }

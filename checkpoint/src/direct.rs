@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::buffers::ChunkBuffer;
 use crate::error::{FileFault, FileOperation};
-use crate::files::{DIRECT_BYTES, FileSystem, OpenFile, write_all};
+use crate::files::{DIRECT_BYTES, FileSystem, OpenFile, is_refusal, write_all};
 
 /// Whether the file system of a store supports direct writes, as far as is known.
 #[derive(Debug, Default)]
@@ -80,12 +80,6 @@ impl DirectWrites {
 /// Where the last whole block of so many bytes ends.
 const fn direct_end(length: usize) -> usize {
     length - length % DIRECT_BYTES
-}
-
-/// Whether this is the error of a file system that does not support O_DIRECT, or not of such
-/// blocks: EINVAL or EOPNOTSUPP. If it has another cause, writing through the cache will show it.
-fn is_refusal(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::InvalidInput | io::ErrorKind::Unsupported)
 }
 
 #[cfg(test)]

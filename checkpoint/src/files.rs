@@ -92,6 +92,19 @@ pub trait FileSystem: Debug + Send + Sync {
     /// If it is not there, no plain file, too large, or the medium fails.
     fn read(&self, path: &Path, bytes_max: u64) -> io::Result<Vec<u8>>;
 
+    /// Reads a plain file into memory that begins at a multiple of [`DIRECT_BYTES`] and has a
+    /// multiple of them, past the page cache where the file system supports that, and returns how
+    /// many bytes it has. [`io::ErrorKind::FileTooLarge`] if it has more than the memory, before
+    /// any is read.
+    ///
+    /// # Errors
+    /// As [`Self::read`].
+    fn read_direct(&self, path: &Path, into: &mut [u8]) -> io::Result<usize> {
+        let bytes = self.read(path, into.len() as u64)?;
+        into[..bytes.len()].copy_from_slice(&bytes);
+        Ok(bytes.len())
+    }
+
     /// Gives a file another name, in place of the file that has it.
     ///
     /// # Errors
@@ -152,4 +165,10 @@ pub fn write_all(file: &mut dyn OpenFile, mut offset: u64, mut bytes: &[u8]) -> 
         }
     }
     Ok(())
+}
+
+/// Whether this is the error of a file system that does not support O_DIRECT, or not of such
+/// blocks: EINVAL or EOPNOTSUPP. If it has another cause, the same through the cache will show it.
+pub(crate) fn is_refusal(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::InvalidInput | io::ErrorKind::Unsupported)
 }

@@ -96,6 +96,10 @@ impl<I: Index> FolderStore<I> {
         &self.chunks
     }
 
+    pub(crate) fn buffers(&self) -> &Buffers {
+        &self.buffers
+    }
+
     pub(crate) fn failed(&self, fault: DatabaseFault) -> CheckpointStoreError {
         CheckpointStoreError::Index { folder: self.folder.clone(), fault }
     }
@@ -134,13 +138,14 @@ impl<I: Index> FolderStore<I> {
     ) -> Option<ChunkDamage> {
         let expected = record.chunks[index];
         let expected_bytes = record.chunk_bytes(index);
-        match self.chunks.read(expected) {
-            ChunkContent::Whole(chunk) if chunk.len() as u64 == expected_bytes => {
-                bytes.extend(chunk);
+        let mut chunk = self.buffers.take();
+        match self.chunks.read(expected, &mut chunk) {
+            ChunkContent::Whole if chunk.bytes().len() as u64 == expected_bytes => {
+                bytes.extend_from_slice(chunk.bytes());
                 None
             }
-            ChunkContent::Whole(chunk) => {
-                let found_bytes = chunk.len() as u64;
+            ChunkContent::Whole => {
+                let found_bytes = chunk.bytes().len() as u64;
                 Some(ChunkDamage::Length { index, expected, expected_bytes, found_bytes })
             }
             ChunkContent::Damaged { found, found_bytes } => {
@@ -224,9 +229,14 @@ impl<I: Index> CheckpointStore for FolderStore<I> {
         Ok(pieces.into_keys().collect())
     }
 
-    fn chunk(&self, hash: ChunkHash) -> Result<Vec<u8>, CheckpointStoreError> {
-        match self.chunks.read(hash) {
-            ChunkContent::Whole(bytes) => Ok(bytes),
+    fn chunk_into(&self, hash: ChunkHash, into: &mut Vec<u8>) -> Result<(), CheckpointStoreError> {
+        into.clear();
+        let mut chunk = self.buffers.take();
+        match self.chunks.read(hash, &mut chunk) {
+            ChunkContent::Whole => {
+                into.extend_from_slice(chunk.bytes());
+                Ok(())
+            }
             ChunkContent::Damaged { found, found_bytes } => {
                 Err(CheckpointStoreError::DamagedChunk { expected: hash, found, found_bytes })
             }

@@ -68,8 +68,9 @@ pub(crate) fn verify<I: Index>(
 }
 
 fn chunk_health<I: Index>(store: &FolderStore<I>, hash: ChunkHash) -> ChunkHealth {
-    match store.chunks().read(hash) {
-        ChunkContent::Whole(bytes) => ChunkHealth::Whole { bytes: bytes.len() as u64 },
+    let mut chunk = store.buffers().take();
+    match store.chunks().read(hash, &mut chunk) {
+        ChunkContent::Whole => ChunkHealth::Whole { bytes: chunk.bytes().len() as u64 },
         ChunkContent::Damaged { found, found_bytes } => {
             ChunkHealth::Damaged { found, bytes: found_bytes }
         }

@@ -103,8 +103,12 @@ impl CheckpointStore for InMemoryStore {
         Ok(self.lock_state().pieces.keys().copied().collect())
     }
 
-    fn chunk(&self, hash: ChunkHash) -> Result<Vec<u8>, CheckpointStoreError> {
-        self.lock_state().chunks.get(&hash).cloned().ok_or(CheckpointStoreError::NoChunk { hash })
+    fn chunk_into(&self, hash: ChunkHash, into: &mut Vec<u8>) -> Result<(), CheckpointStoreError> {
+        into.clear();
+        let state = self.lock_state();
+        let bytes = state.chunks.get(&hash).ok_or(CheckpointStoreError::NoChunk { hash })?;
+        into.extend_from_slice(bytes);
+        Ok(())
     }
 
     fn missing(&self, record: &PieceRecord) -> Result<Vec<ChunkHash>, CheckpointStoreError> {

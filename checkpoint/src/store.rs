@@ -62,7 +62,18 @@ pub trait CheckpointStore: Send + Sync {
     ///
     /// # Errors
     /// If it is not here or not whole.
-    fn chunk(&self, hash: ChunkHash) -> Result<Vec<u8>, CheckpointStoreError>;
+    fn chunk(&self, hash: ChunkHash) -> Result<Vec<u8>, CheckpointStoreError> {
+        let mut bytes = Vec::new();
+        self.chunk_into(hash, &mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// The same in place of the bytes in `into`. A caller that reads chunk after chunk into one
+    /// vector does not have fresh pages cleared for each.
+    ///
+    /// # Errors
+    /// As [`Self::chunk`]. `into` is empty then.
+    fn chunk_into(&self, hash: ChunkHash, into: &mut Vec<u8>) -> Result<(), CheckpointStoreError>;
 
     /// Which chunks of a record are not here, each once. Their bytes are not read.
     ///

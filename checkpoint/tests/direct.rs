@@ -199,3 +199,28 @@ fn a_real_direct_write_is_read_whole_by_every_way() {
     assert_eq!(fs::read(&path).expect("readable"), expected);
     assert_eq!(RealFileSystem.read(&path, u64::MAX / 2).expect("readable"), expected);
 }
+
+/// Memory that is not aligned is refused by file systems that take O_DIRECT: then the bytes come
+/// through the cache.
+#[test]
+fn a_real_file_of_every_length_is_read_into_aligned_and_other_memory() {
+    let root = TempDir::new().expect("a folder");
+    let path = root.path().join("file");
+    let mut memory = vec![0; CHUNK_BYTES + 2 * DIRECT_BYTES];
+    let address = memory.as_ptr().addr();
+    let start = address.next_multiple_of(DIRECT_BYTES) - address;
+    for length in LENGTHS {
+        let bytes = noise(3, length);
+        fs::write(&path, &bytes).expect("there is space");
+        for start in [start, start + 1] {
+            memory.fill(0x5a);
+            let into = &mut memory[start..start + CHUNK_BYTES];
+            let read = RealFileSystem.read_direct(&path, into).expect("readable");
+            assert_eq!(read, length);
+            assert!(into[..read] == bytes, "{length} bytes at {start}");
+        }
+        let short = &mut memory[start..start + (length - 1) / DIRECT_BYTES * DIRECT_BYTES];
+        let error = RealFileSystem.read_direct(&path, short).expect_err("it has more");
+        assert_eq!(error.kind(), io::ErrorKind::FileTooLarge);
+    }
+}

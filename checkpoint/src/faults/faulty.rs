@@ -263,6 +263,11 @@ impl FileSystem for FaultyFileSystem {
         self.inner.read(path, bytes_max)
     }
 
+    fn read_direct(&self, path: &Path, into: &mut [u8]) -> io::Result<usize> {
+        self.faults.begin(FileOperation::Read, path, WriteRequest::NOTHING)?;
+        self.inner.read_direct(path, into)
+    }
+
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
         self.faults.begin(FileOperation::Rename, from, WriteRequest::NOTHING)?;
         self.inner.rename(from, to)

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use rustix::fs::OFlags;
 
-use super::{EntryKind, FileSystem, FolderEntry, OpenFile};
+use super::{EntryKind, FileSystem, FolderEntry, OpenFile, is_refusal};
 
 /// Rights of a new folder: its owner's alone.
 const FOLDER_MODE: u32 = 0o700;
@@ -95,6 +95,14 @@ impl FileSystem for RealFileSystem {
         Ok(bytes)
     }
 
+    fn read_direct(&self, path: &Path, into: &mut [u8]) -> io::Result<usize> {
+        match DIRECT_FLAG.map(|flag| read_with(OPEN_FLAGS | flag, path, into)) {
+            Some(Err(error)) if is_refusal(&error) => read_with(OPEN_FLAGS, path, into),
+            Some(read) => read,
+            None => read_with(OPEN_FLAGS, path, into),
+        }
+    }
+
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
         fs::rename(from, to)
     }
@@ -124,6 +132,26 @@ impl OpenFile for File {
         rustix::fs::fadvise(&*self, 0, None, rustix::fs::Advice::DontNeed)?;
         Ok(())
     }
+}
+
+/// Reads a plain file that is opened with these flags.
+fn read_with(flags: i32, path: &Path, into: &mut [u8]) -> io::Result<usize> {
+    let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
+    let expected = plain_bytes(&file)?;
+    if expected > into.len() as u64 {
+        return Err(io::ErrorKind::FileTooLarge.into());
+    }
+    let mut found = 0;
+    // As much as there is space for: a direct read asks for whole blocks, and stops with the file.
+    while (found as u64) < expected {
+        match file.read_at(&mut into[found..], found as u64) {
+            Ok(0) => break,
+            Ok(read) => found += read,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(found)
 }
 
 fn kind(metadata: &fs::Metadata) -> EntryKind {

@@ -299,7 +299,8 @@ impl PieceBody {
         let mut last = self.last.lock().map_err(|_| io::Error::other("a reader panicked"))?;
         if last.as_ref().is_none_or(|(of, _)| *of != index) {
             let hash = self.record.chunks.get(index).ok_or(io::ErrorKind::UnexpectedEof)?;
-            let bytes = self.store.chunk(*hash).map_err(io::Error::other)?;
+            let mut bytes = last.take().map(|(_, bytes)| bytes).unwrap_or_default();
+            self.store.chunk_into(*hash, &mut bytes).map_err(io::Error::other)?;
             *last = Some((index, bytes));
         }
         let (_, bytes) = last.as_ref().expect("read above");
@@ -419,8 +420,9 @@ fn fail_without_store(command: StoreCommand) -> Option<StoreEvent> {
 fn read(store: &impl CheckpointStore, piece: PieceRef, moved: &WorkCounter) -> Option<LoadedLayer> {
     let record = store.record(piece.name()).ok()??;
     let mut assembler = LayerAssembler::new(record.length);
+    let mut bytes = Vec::new();
     for hash in &record.chunks {
-        let bytes = store.chunk(*hash).ok()?;
+        store.chunk_into(*hash, &mut bytes).ok()?;
         assembler.push(&bytes).ok()?;
         moved.add(bytes.len() as u64);
     }
