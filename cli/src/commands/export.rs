@@ -21,7 +21,7 @@ use zbelastic_trainer::hf::{
     ADAPTER_CONFIG, MODEL_CONFIG, SpecialTokenIds, WEIGHTS_INDEX, WeightsFiles, WriteWeightsError,
     adapter_config_json, exported_config_json, generation_config_json,
 };
-use zbelastic_trainer::model::{LayerSpec, ModelConfig, merge_adapters, model_layers, model_size};
+use zbelastic_trainer::model::{ModelConfig, merge_adapters, model_size};
 use zbelastic_types::Bytes;
 use zbelastic_wording::figures::grouped;
 use zbelastic_wording::{CommandError, CommandFailure, FailureCode, FailureDetail, cannot_write};
@@ -363,10 +363,7 @@ fn report(
 ) -> Result<(), CommandError> {
     let is_adapter = exported.is_adapter(args);
     let parameters = match is_adapter {
-        true => {
-            let layers = model_layers(&exported.config);
-            layers.iter().map(LayerSpec::trained_floats).sum::<usize>() as u64
-        }
+        true => card::adapter_parameters(&exported.config),
         false => model_size(&exported.config.without_lora()).1,
     };
     let bytes: u64 = written.iter().map(|file| file.bytes).sum();

@@ -4,7 +4,7 @@
 use std::fmt::Write as _;
 
 use zbelastic_trainer::hf::WeightType;
-use zbelastic_trainer::model::{ModelConfig, model_size};
+use zbelastic_trainer::model::{LayerSpec, LoraConfig, ModelConfig, model_layers, model_size};
 use zbelastic_wording::figures::grouped;
 
 use super::tokenizer_source::ExportedTokenizer;
@@ -106,6 +106,12 @@ pub fn render(card: &ModelCard<'_>) -> String {
     text
 }
 
+/// Parameters of a model's adapters.
+#[must_use]
+pub fn adapter_parameters(model: &ModelConfig) -> u64 {
+    model_layers(model).iter().map(LayerSpec::trained_floats).sum::<usize>() as u64
+}
+
 fn write_model(text: &mut String, card: &ModelCard<'_>) {
     let ModelConfig { family, blocks, width, heads, kv_heads, vocabulary, positions, .. } =
         card.model;
@@ -121,7 +127,14 @@ fn write_model(text: &mut String, card: &ModelCard<'_>) {
         ("weights", card.kind.torch_name().to_owned()),
     ];
     text.push_str("| | |\n|---|---|\n");
-    for (name, value) in rows {
+    let lora =
+        card.model.lora.as_ref().filter(|_| matches!(card.form, ExportForm::Adapters { .. }));
+    let adapters = lora.map(|lora| {
+        let parameters = adapter_parameters(card.model);
+        let LoraConfig { rank, alpha, .. } = lora;
+        ("adapters", format!("{} parameters, rank {rank}, alpha {alpha}", grouped(parameters)))
+    });
+    for (name, value) in adapters.into_iter().chain(rows) {
         let _ = writeln!(text, "| {name} | {value} |");
     }
     text.push('\n');
