@@ -46,6 +46,11 @@ LOSS_DIFFERENCE_MAX = 1e-3
 WORKERS = 3
 # Sealed steps from one killed worker to the next.
 STEPS_BETWEEN_KILLS = 25
+# Adapters of all linear layers, with the learning rate that they are usually given: ten times that of all weights.
+LORA = [
+    word for key, value in {"lora.rank": 8, "lora.alpha": 16, "lora.targets": "all-linear", "optimizer.lr": 10 * LR}.items()
+    for word in ("--set", f"{key}={value}")
+]
 USER, ASSISTANT = "<|user|>", "<|assistant|>"
 TEMPLATE = (
     "{% for message in messages %}{% if message['role'] == 'user' %}" + USER + "{{ message['content'] }}"
@@ -160,18 +165,18 @@ class Study:
             self.call(*self.train_args(out, *args, "--threads-only"))
         return json.loads((out / "run.json").read_text())["digest"]
 
-    def killed(self, out, *args):
+    def killed(self, out, *args, struck="layers.2.mlp.up"):
         """The same run in processes of which one is killed again and again, with two gradients that get a NaN."""
-        kills = 0
+        kills, steps = 0, args[3]
         if not (out / "run.json").exists():
-            at = [self.steps // 3, self.steps * 2 // 3]
-            injected = [w for s in at for w in ("--inject", f"step={s},tensor=layers.2.mlp.up,value=nan")]
+            at = [steps // 3, steps * 2 // 3]
+            injected = [w for s in at for w in ("--inject", f"step={s},tensor={struck},value=nan")]
             process = subprocess.Popen(
                 [self.binary, *self.train_args(out, *args, *injected)], stdout=subprocess.DEVNULL
             )
             while process.poll() is None:
                 time.sleep(0.2)
-                if self.sealed(out) >= (kills + 1) * STEPS_BETWEEN_KILLS and self.sealed(out) < self.steps:
+                if self.sealed(out) >= (kills + 1) * STEPS_BETWEEN_KILLS and self.sealed(out) < steps:
                     kills += self.kill(out / "cluster" / f"worker-{kills % WORKERS + 1}" / "LOCK")
             if process.returncode:
                 sys.exit(f"zbelastic train ended with {process.returncode}; see {out}")
@@ -265,15 +270,24 @@ def fine_tuned(study, folder, text):
             study.call("data", "prepare", source, "--tokenizer", tokenizer, "--to", folder / f"{name}-store")
     out = folder / "chat-run"
     study.undisturbed(out, model, folder / "chats-store", tokenizer, study.steps // 3)
+    args = (model, folder / "chats-store", tokenizer, study.steps // 3, *LORA)
+    adapted = folder / "lora-run"
+    digest = study.undisturbed(adapted, *args)
+    disturbed, kills = study.killed(folder / "lora-killed", *args, struck="layers.2.mlp.up.lora_B")
+    study.expect(disturbed == digest, f"adapters: digest {disturbed[:16]} after {kills} kills and 2 NaNs, {digest[:16]} undisturbed")
     found = []
-    for path in (model, out / "model"):
+    for path in (model, out / "model", adapted / "model"):
         report = json.loads(study.call("eval", path, "--tokens", folder / "held-out-store", "--json"))
         prompt = f"{USER}{speech}{ASSISTANT}"
         sample = study.call("generate", path, "--prompt", prompt, "--max-tokens", 60, "--temperature", 0.8, "--stop-at-end")
         found.append((report["loss"], sample.strip()))
-    (before, first), (after, second) = found
+    (before, first), (after, second), (with_adapters, third) = found
     study.expect(after < before, f"chats: held-out loss {before:.4f} before, {after:.4f} after {study.steps // 3} steps")
-    print(f"--- asked\n{speech}\n--- before\n{first}\n--- after\n{second}")
+    study.expect(
+        with_adapters < before,
+        f"chats: held-out loss {before:.4f} before, {with_adapters:.4f} after {study.steps // 3} steps of adapters",
+    )
+    print(f"--- asked\n{speech}\n--- before\n{first}\n--- after\n{second}\n--- after, adapters alone\n{third}")
 
 
 def plot(curves, path):

@@ -12,8 +12,8 @@ use zbelastic_schedule::{ScheduleKind, Window};
 use zbelastic_trainer::data::{Corpus, CorpusConfig};
 use zbelastic_trainer::elastic::BackendStageFactory;
 use zbelastic_trainer::model::{
-    Family, FrozenTensors, LlamaFeatures, MicrobatchShape, ModelConfig, frozen_tensors,
-    model_layers,
+    Family, FrozenTensors, LlamaFeatures, LoraInit, LoraSettings, MicrobatchShape, ModelConfig,
+    frozen_tensors, model_layers,
 };
 use zbelastic_trainer::optimizer::{LrDecay, OptimizerConfig, OptimizerKind, WeightDecayScope};
 use zbelastic_trainer::plan::{BatchShape, Plan, PlanRequest, SliceBalance};
@@ -214,6 +214,11 @@ const FROZEN: [&str; 3] = ["embed", "layers.0", "layers.*.attn.k"];
 
 fn model(options: &LifeOptions, seed: u64) -> ModelConfig {
     let model = trained_model(options, seed);
+    if options.lora {
+        let targets = vec!["all-linear".to_owned()];
+        let settings = LoraSettings { rank: 2, alpha: 4.0, init: LoraInit::Kaiming, targets };
+        return settings.adapt(&model).expect("a rank of 2 fits");
+    }
     if !options.frozen {
         return model;
     }
@@ -243,6 +248,7 @@ fn trained_model(options: &LifeOptions, seed: u64) -> ModelConfig {
         rope_theta: 10_000.0,
         tied: options.tied,
         frozen: FrozenTensors::NONE,
+        lora: None,
     }
 }
 

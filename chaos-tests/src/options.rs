@@ -173,6 +173,9 @@ pub struct LifeOptions {
     /// Whether some tensors of the model are frozen, in a life that computes with floats.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub frozen: bool,
+    /// Whether adapters are trained and all else is frozen, in such a life.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub lora: bool,
     /// Whether Muon updates the matrices of blocks.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub muon: bool,
@@ -223,6 +226,8 @@ const OLD_PROGRAMS_SHARE: f64 = 0.2;
 const TIED_SHARE: f64 = 0.25;
 /// The share of lives with floats whose model has frozen tensors.
 const FROZEN_SHARE: f64 = 0.4;
+/// The share of the other lives with floats whose model has adapters.
+const LORA_SHARE: f64 = 0.4;
 /// The share of lives whose model is trained by Muon.
 const MUON_SHARE: f64 = 0.25;
 /// Ticks from one such checkpoint to the next: some steps.
@@ -297,12 +302,16 @@ impl LifeOptions {
             tied: Draws::new(seed, DrawPurpose::Tied).chance(TIED_SHARE),
             frozen: model == ComputeModelKind::Float
                 && Draws::new(seed, DrawPurpose::Frozen).chance(FROZEN_SHARE),
+            lora: false,
             muon: Draws::new(seed, DrawPurpose::Muon).chance(MUON_SHARE),
             drift: None,
             old_programs: false,
             network: draw_network(&mut draws, &classes),
             classes,
         };
+        options.lora = model == ComputeModelKind::Float
+            && !options.frozen
+            && Draws::new(seed, DrawPurpose::Lora).chance(LORA_SHARE);
         options.extend(&mut Draws::new(seed, DrawPurpose::Extent));
         options.draw_drift(seed, training_us);
         options.old_programs = Draws::new(seed, DrawPurpose::Programs).chance(OLD_PROGRAMS_SHARE);

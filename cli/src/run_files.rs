@@ -15,6 +15,8 @@ pub const ORDER: &str = "order.txt";
 pub const SAMPLE: &str = "sample.txt";
 /// Folder of the trained model.
 pub const MODEL: &str = "model";
+/// Folder within it of the adapters that were trained, in PEFT's format.
+pub const ADAPTER: &str = "adapter";
 /// The folders of the processes that train.
 pub const CLUSTER: &str = "cluster";
 /// Where run folders lie if no folder is named.

@@ -14,6 +14,7 @@ use zbelastic_types::Bytes;
 use super::BOUNDARY_BYTES_MAX;
 use super::freeze::freeze;
 use super::key::Key;
+use super::lora::{adapt, lora_settings};
 use super::memory::ops_of_names;
 use super::problem::{ConfigProblem, EffectiveSetting};
 use super::reader::SettingsReader;
@@ -51,6 +52,7 @@ pub fn build(
         let at = builder.reader.settings.origin(Key::Freeze);
         let patterns = builder.reader.texts(Key::Freeze);
         builder.problems.extend(freeze(model, &patterns, &at));
+        builder.problems.extend(adapt(model, &builder.reader));
     }
     let batch = builder.batch();
     if let Some((model, _)) = &model {
@@ -78,6 +80,7 @@ fn run_config(
     let max = reader.count(Key::MaxMem);
     let chunks = reader.size(Key::Chunks);
     let slices = reader.size(Key::Slices);
+    let lora = lora_settings(reader, model.family);
     RunConfig {
         model,
         weights,
@@ -94,6 +97,7 @@ fn run_config(
             precision: reader.choice(Key::Precision),
         },
         freeze: reader.texts(Key::Freeze),
+        lora,
         optimizer: optimizer(reader),
         guard: guard(reader),
         schedule: reader.choice(Key::Schedule),

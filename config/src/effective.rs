@@ -53,9 +53,13 @@ fn origin(config: &RunConfig, settings: &ConfigSettings, key: Key) -> SettingOri
 fn write(config: &RunConfig, row: impl Fn(Key, &ConfigValue) -> String) -> String {
     let mut text = String::from("# The effective configuration of a run.\n");
     for (section, about) in SECTIONS {
-        text.push_str(&format!("\n[{section}]  # {about}\n"));
         let rows = Key::of_section(section).filter_map(|key| Some((key, value_of(config, key)?)));
-        text.extend(rows.map(|(key, value)| row(key, &value)));
+        let rows: Vec<_> = rows.collect();
+        // A section that a run has nothing of is one that earlier programs may not know.
+        if !rows.is_empty() {
+            text.push_str(&format!("\n[{section}]  # {about}\n"));
+        }
+        text.extend(rows.iter().map(|(key, value)| row(*key, value)));
     }
     text
 }
@@ -161,6 +165,14 @@ fn value_of(config: &RunConfig, key: Key) -> Option<ConfigValue> {
         // As features of a model: a run that freezes nothing is written as it always was.
         Key::Freeze if config.freeze.is_empty() => return None,
         Key::Freeze => ConfigValue::List(config.freeze.iter().map(|entry| text(entry)).collect()),
+        // As of features.
+        Key::LoraRank => size(config.lora.as_ref()?.rank),
+        Key::LoraAlpha => ConfigValue::Number(config.lora.as_ref()?.alpha),
+        Key::LoraTargets => {
+            let targets = config.lora.as_ref()?.targets.iter();
+            ConfigValue::List(targets.map(|target| text(target)).collect())
+        }
+        Key::LoraInit => word(config.lora.as_ref()?.init),
         Key::Device => word(config.arithmetic.device),
         Key::Precision => word(config.arithmetic.precision),
         Key::Optimizer => word(match optimizer.kind {

@@ -10,7 +10,7 @@ use zbelastic_consensus::validation::NonfinitePolicy;
 use zbelastic_data::window::Packing;
 use zbelastic_policy::tick::{HEARTBEAT_MS, HEARTBEATS_LEAST};
 use zbelastic_schedule::TEXT_COUNT_MAX;
-use zbelastic_trainer::model::{AttentionBias, Family};
+use zbelastic_trainer::model::{AttentionBias, Family, LoraInit};
 use zbelastic_trainer::optimizer::{LrDecay, WeightDecayScope};
 use zbelastic_trainer::plan::SliceBalance;
 
@@ -187,6 +187,16 @@ keys! {
     /// The type of activations and of operands of products; sums and weights are f32 in any case.
     Precision: "train.precision", Word(words::<PrecisionChoice>), Literal("\"f32\"");
 
+    /// Rows of the first matrix of each low-rank adapter, and columns of its second; all else is frozen.
+    LoraRank: "lora.rank", Count(1, WIDTH_MAX), Described("none: no adapters");
+    /// The product of an adapter's matrices is multiplied by this over the rank.
+    LoraAlpha: "lora.alpha", Number(AboveZero), Described("lora.rank, for a factor of 1");
+    /// Linear layers of blocks with an adapter, by the ends of their names in transformers, or all-linear.
+    LoraTargets: "lora.targets", Texts,
+        Described("PEFT's: [\"q_proj\", \"v_proj\"] of llama, [\"c_attn\"] of gpt2");
+    /// What first matrices begin as, PEFT's default or its gaussian; second ones begin as zeros.
+    LoraInit: "lora.init", Word(words::<LoraInit>), Literal("\"kaiming\"");
+
     /// AdamW for all, or Muon for the matrices of blocks and AdamW for the rest; Muon on processors only.
     Optimizer: "optimizer.kind", Word(words::<OptimizerChoice>), Literal("\"adamw\"");
     /// Learning rate after the warm-up.
@@ -286,10 +296,11 @@ keys! {
 }
 
 /// The sections in the order of the table, each with its subject.
-pub const SECTIONS: [(&str, &str); 9] = [
+pub const SECTIONS: [(&str, &str); 10] = [
     ("model", "what is trained"),
     ("data", "what it is trained on"),
     ("train", "how long, in which batches"),
+    ("lora", "what is trained in place of the whole model"),
     ("optimizer", "how weights change"),
     ("schedule", "how the pipeline works"),
     ("memory", "what passes keep, and where"),

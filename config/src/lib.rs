@@ -17,6 +17,7 @@ mod freeze;
 mod injections;
 mod key;
 mod kind;
+mod lora;
 mod memory;
 mod model;
 mod nearest;
@@ -64,7 +65,7 @@ use zbelastic_consensus::validation::GuardPolicy;
 use zbelastic_data::cursor::CursorConfig;
 use zbelastic_schedule::asynchronous::AsyncKind;
 use zbelastic_schedule::{ScheduleKind, Window};
-use zbelastic_trainer::model::ModelConfig;
+use zbelastic_trainer::model::{LoraSettings, ModelConfig};
 use zbelastic_trainer::optimizer::OptimizerConfig;
 use zbelastic_trainer::plan::{AUTO_KINDS, BatchShape, Plan};
 use zbelastic_trainer::stage::{InitialWeights, StageSetup};
@@ -110,6 +111,9 @@ pub struct RunConfig {
     /// Patterns over the names of the tensors that training leaves as they are; the model has these.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub freeze: Vec<String>,
+    /// Low-rank adapters as they are written; the model has these.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lora: Option<LoraSettings>,
     /// Optimizer, its learning rate and its constants.
     pub optimizer: OptimizerConfig,
     /// Which steps are accepted: the guard's policy.

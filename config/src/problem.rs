@@ -8,12 +8,13 @@ use zbelastic_kernels::cuda::limits::LimitError;
 use zbelastic_schedule::ScheduleKind;
 use zbelastic_schedule::asynchronous::AsyncKind;
 use zbelastic_trainer::hf::ConfigError;
-use zbelastic_trainer::model::{FreezeError, ModelError};
+use zbelastic_trainer::model::{FreezeError, LoraError, ModelError};
 use zbelastic_trainer::plan::SliceBalance;
 use zbelastic_wording::FailureDetail;
 
 use super::freeze::freeze_detail;
 use super::key::Key;
+use super::lora::{lora_detail, with_freeze, without_rank};
 use super::settings::SettingOrigin;
 use super::tokens::TokensError;
 use super::value::ConfigValue;
@@ -198,6 +199,25 @@ pub enum ConfigProblem {
         /// Names that may have been meant.
         near: Vec<String>,
     },
+    /// Adapters that the model cannot have.
+    Lora {
+        /// Origin of the key's value.
+        at: SettingOrigin,
+        /// What is wrong with it.
+        error: LoraError,
+    },
+    /// Something of adapters is set, and they are not asked for.
+    LoraWithoutRank {
+        /// Origin of the key's value.
+        at: SettingOrigin,
+        /// The key.
+        key: Key,
+    },
+    /// What adapters freeze is to be frozen again.
+    LoraFreeze {
+        /// Origin of the patterns.
+        at: SettingOrigin,
+    },
     /// Bytes are not tokens of the model.
     Vocabulary {
         /// Origin of the key's value.
@@ -309,6 +329,9 @@ impl ConfigProblem {
                 wording::slice_length(at, (*by, *slices, *sequence_len), beside)
             }
             Self::Freeze { at, error, near } => freeze_detail(at, error, near),
+            Self::Lora { at, error } => lora_detail(at, error),
+            Self::LoraWithoutRank { at, key } => without_rank(at, *key),
+            Self::LoraFreeze { at } => with_freeze(at),
             Self::Vocabulary { at, vocabulary } => wording::vocabulary(at, *vocabulary),
             Self::Tokens { at, error } => error.detail(at),
             Self::Tokenizer { path, vocabulary } => wording::tokenizer(path, *vocabulary),

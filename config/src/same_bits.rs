@@ -12,6 +12,7 @@ impl RunConfig {
         let moved = Self {
             // The model has the tensors, whatever they are called by.
             freeze: other.freeze.clone(),
+            lora: other.lora.clone(),
             schedule: other.schedule,
             chunks_per_stage: other.chunks_per_stage,
             stage_bytes_max: other.stage_bytes_max,
@@ -63,12 +64,16 @@ mod tests {
         }
         let named = |pattern: &str| config(&format!("[train]\nfreeze = [\"{pattern}\"]\n"));
         assert!(named("embed").makes_same_bits(&named("embed.*")));
+        let adapted = |target: &str| config(&format!("[lora]\nrank = 2\ntargets = \"{target}\"\n"));
+        assert!(adapted("c_attn").makes_same_bits(&adapted("attn.c_attn")));
+        assert!(!adapted("c_attn").makes_same_bits(&adapted("c_fc")));
         for text in [
             "[train]\nsteps = 7\n",
             "[train]\nseed = 7\n",
             "[train]\nmicrobatch = 1\n",
             "[train]\nz_loss = 0.0001\n",
             "[train]\nfreeze = [\"embed\"]\n",
+            "[lora]\nrank = 2\n",
             "[optimizer]\nlr = 0.002\n",
             "[schedule]\nkind = \"chimera\"\n",
             "[schedule]\nkind = \"seq1f1b\"\n",

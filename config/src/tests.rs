@@ -115,6 +115,28 @@ fn later_layers_cover_earlier_ones() {
     assert_eq!(origin(Key::Clip), "default");
 }
 
+/// Targets are kept as they were written, and the model has the adapters; what is not set is what PEFT has.
+#[test]
+fn adapters_are_those_of_the_model() {
+    let check = |text: &str, names: &[&str], scale| {
+        let config = load_text(&format!("{TINY}{text}")).expect("legal").config;
+        let layers = model_layers(&config.model);
+        let trained = layers[1].trained_tensors().map(|tensor| tensor.name.as_str());
+        assert_eq!(trained.collect::<Vec<_>>(), names);
+        assert_eq!(config.model.lora.as_ref().map(|lora| lora.scale()), Some(scale));
+        let again = load_document("again", &config.effective()).expect("legal").config;
+        assert_eq!(again, config);
+    };
+    let attention = ["layers.0.attn.qkv.lora_A", "layers.0.attn.qkv.lora_B"];
+    check("[lora]\nrank = 4\n", &attention, 1.0);
+    check("[lora]\nrank = 4\nalpha = 6\ntargets = \"c_fc\"\n", &[], 1.5);
+    let out = ["layers.0.attn.out.lora_A", "layers.0.attn.out.lora_B"];
+    let text = "[lora]\nrank = 4\ntargets = [\"h.0-1.attn.c_proj\"]\ninit = \"gaussian\"\n";
+    check(text, &out, 1.0);
+    let all = load_text(TINY).expect("legal").config;
+    assert!(!all.effective().contains("lora") && all.lora.is_none());
+}
+
 /// Patterns are kept as they were written, and the model has the tensors; what is written back is read
 /// as the same.
 #[test]

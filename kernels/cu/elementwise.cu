@@ -125,3 +125,24 @@ KERNEL add_floats(const float *from, float *to, u64 count) {
     for (u32 i = 0; i < 4; ++i) v.x[i] += f.x[i];
     store_four(to + at, v, here);
 }
+
+// weights = base + scale * b * a, of rows of `inputs` elements: products in the order of the rank.
+KERNEL add_low_rank(const float *base, const float *a, const float *b, row_t *weights, u32 count,
+                    u32 inputs, u32 rank, float scale) {
+    const u32 at = blockIdx.x * blockDim.x + threadIdx.x;
+    if (at >= count) return;
+    const float *factors = b + u64(at / inputs) * rank;
+    const float *column = a + at % inputs;
+    float sum = 0.0f;
+    for (u32 k = 0; k < rank; ++k) sum = fmaf(factors[k], column[u64(k) * inputs], sum);
+    weights[at] = As<row_t>::from(fmaf(scale, sum, base[at]));
+}
+
+// Columns from `first` on of rows of `width` elements, multiplied.
+KERNEL scale_columns(const row_t *from, row_t *to, u32 count, u32 width, u32 first, u32 columns,
+                     float scale) {
+    const u32 at = blockIdx.x * blockDim.x + threadIdx.x;
+    if (at >= count) return;
+    const u64 source = u64(at / columns) * width + first + at % columns;
+    to[at] = As<row_t>::from(scale * to_float(from[source]));
+}

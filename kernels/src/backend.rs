@@ -15,12 +15,14 @@
 
 use std::ops::Range;
 
+mod adapter;
 mod clock;
 mod memory;
 mod muon;
 mod optimizer;
 mod update;
 
+pub use self::adapter::{AdapterArithmetic, AdapterView};
 pub use self::clock::DeviceClock;
 pub use self::memory::{DeviceMemory, Offload, TensorTransfer};
 pub use self::muon::{
@@ -130,8 +132,15 @@ pub struct EarlierSlice<'a, B> {
 /// | [`Offload`] | buffers that are away for a while |
 /// | [`DeviceClock`] | timestamps of a device that works later; by default it does not |
 /// | [`AsyncOptimizer`] | weights of asynchronous schedules |
+/// | [`AdapterArithmetic`] | matrices with low-rank adapters |
 pub trait Backend:
-    DeviceMemory + TensorTransfer + Offload + DeviceClock + Optimizer + AsyncOptimizer
+    DeviceMemory
+    + TensorTransfer
+    + Offload
+    + DeviceClock
+    + Optimizer
+    + AsyncOptimizer
+    + AdapterArithmetic
 {
     /// The fault that ended the device, if any. Nothing that is read from then on is a result: the
     /// caller checks this before it passes on computed values.

@@ -9,6 +9,7 @@
 //! The reference's own gradients are checked against finite differences beside it.
 
 mod activation;
+mod adapter;
 mod attention;
 mod embed;
 mod fingerprint;
@@ -24,6 +25,7 @@ mod stepped;
 mod versions;
 
 pub use activation::{gelu, swiglu};
+pub use adapter::{adapted_matrices, adapter_gradients};
 pub use attention::{attention, attention_sees_no_future, rotation};
 pub use embed::embedding;
 pub use fingerprint::{commits_sum_what_they_leave, state_sums};
@@ -62,7 +64,8 @@ macro_rules! conformance {
             masked_slices_are_the_whole, attention_sees_no_other_document,
             candidates_that_are_packed_weights, state_sums, commits_sum_what_they_leave,
             candidates_with_squares, frozen_tensors_are_left_alone, versions_meet_the_bits,
-            muon_meets_the_bits, muon_is_near_newton_schulz, muon_loads_matrices
+            muon_meets_the_bits, muon_is_near_newton_schulz, muon_loads_matrices,
+            adapted_matrices, adapter_gradients
         }
     };
     (@list (); $($test:ident),*) => {

@@ -5,6 +5,7 @@
 //! width. `docs/decisions/0002-own-matrix-kernel.md` gives the figures.
 
 mod activation;
+mod adapter;
 mod attention;
 mod backend;
 mod buffer;
@@ -27,6 +28,7 @@ mod shared;
 mod threads;
 mod versions;
 
+pub use adapter::LowRankProduct;
 pub use attention::HEAD_WIDTH_MAX;
 pub(crate) use backend::matrix_bytes;
 pub use backend::{CpuBackend, CpuMatrix};

@@ -10,6 +10,7 @@
 //! depend on the device's model and on the version of cublasLt.
 
 mod activation;
+mod adapter;
 mod architecture;
 mod attention;
 mod backend;

@@ -24,17 +24,17 @@ mod sizes;
 mod tensor_handle;
 
 pub use backend::{
-    Accumulate, AdamWCoefficients, AdamWRange, AllocateError, AsyncOptimizer, AttentionMask,
-    AttentionShape, Backend, BackwardEpilogue, BufferView, BufferViewMut, DeviceClock,
-    DeviceMemory, EarlierSlice, EmbedGradient, ForwardEpilogue, IGNORED_TARGET, LayerCandidate,
-    LinearGradient, LossScale, MatrixPart, MatrixShape, MuonCoefficients, MuonMatrix,
-    MuonOptimizer, MuonRange, NEWTON_SCHULZ_ITERATIONS, Norm, NormGradient, Offload, Optimizer,
-    PackedWeightsOptimizer, RotaryDirection, RowPositions, RowsShape, SQUARE_SUM_CHUNK, SquareSum,
-    TensorTransfer, UpdateState,
+    Accumulate, AdamWCoefficients, AdamWRange, AdapterArithmetic, AdapterView, AllocateError,
+    AsyncOptimizer, AttentionMask, AttentionShape, Backend, BackwardEpilogue, BufferView,
+    BufferViewMut, DeviceClock, DeviceMemory, EarlierSlice, EmbedGradient, ForwardEpilogue,
+    IGNORED_TARGET, LayerCandidate, LinearGradient, LossScale, MatrixPart, MatrixShape,
+    MuonCoefficients, MuonMatrix, MuonOptimizer, MuonRange, NEWTON_SCHULZ_ITERATIONS, Norm,
+    NormGradient, Offload, Optimizer, PackedWeightsOptimizer, RotaryDirection, RowPositions,
+    RowsShape, SQUARE_SUM_CHUNK, SquareSum, TensorTransfer, UpdateState,
 };
 pub use cpu::{
     CPU_VARIABLE, CpuBackend, CpuBuffer, CpuMatrix, HEAD_WIDTH_MAX, HostThreads, InstructionSet,
-    InstructionSetError, NormalDraws,
+    InstructionSetError, LowRankProduct, NormalDraws,
 };
 pub use fault::{AllocationPurpose, DeviceFault};
 pub use host_floats::{HostFloats, PendingFloats};

@@ -4,6 +4,7 @@
 //! too, and checked against finite differences of the forward functions, so that a backend can be
 //! compared with them element by element.
 
+mod adapter;
 mod attention;
 mod fingerprint;
 mod head;
@@ -12,6 +13,7 @@ mod muon;
 mod optimizer;
 mod versions;
 
+pub use adapter::{adapted_matrix, adapter_gradients};
 pub use attention::{attention_backward, attention_forward, rotate};
 pub use fingerprint::state_sums;
 pub use head::{HeadGradients, HeadResult, head_backward, head_forward};

@@ -16,6 +16,9 @@ mod layer_bytes;
 mod layer_times;
 mod layer_update;
 mod layers;
+mod lora;
+mod lora_targets;
+mod merge;
 mod parts;
 mod pass_stash;
 mod recompute;
@@ -29,7 +32,7 @@ pub use config::{Family, LayerKind, ModelConfig, ModelError};
 pub use features::{AttentionBias, LlamaFeatures, RopeScaling};
 pub use freeze::{FreezeError, frozen_tensors};
 pub use frozen::FrozenTensors;
-pub use initial::{draw_weights, initial_weights};
+pub use initial::{draw_adapters, draw_weights, initial_weights};
 pub use key_value_cache::KeyValueCache;
 pub use layer_bytes::{frozen_bytes, layer_bytes, replayed_bytes};
 pub use layer_times::{
@@ -37,12 +40,18 @@ pub use layer_times::{
 };
 pub(crate) use layer_update::LayerUpdate;
 pub use layers::{Logits, MicrobatchShape, PassContext, PassScratch, PassSizes, SlicePosition};
-pub use parts::{LayerParts, LinearParts, NormParts};
+pub(crate) use lora::adapted_linears;
+pub use lora::{LoraConfig, LoraInit, LoraLinear, LoraTarget};
+pub use lora_targets::{LoraError, LoraSettings};
+pub use merge::merge_adapters;
+pub use parts::{AdapterParts, LayerParts, LinearParts, NormParts};
 pub use pass_stash::{
     PassStash, download_parts, offload_parts, offload_sizes, settle, upload_parts,
 };
 pub use recompute::{Recompute, RecomputedOps, RecomputedParts};
 pub use state::{AfterCommit, LayerState};
-pub use tensors::{LayerSpec, TensorInit, TensorSpec, find_tensor, model_layers, model_size};
+pub use tensors::{
+    LayerSpec, TensorDraw, TensorInit, TensorSpec, find_tensor, model_layers, model_size,
+};
 pub use tied::{TiedEnd, TiedParts};
 pub use zbelastic_types::LayerRange;

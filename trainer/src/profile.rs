@@ -167,7 +167,7 @@ impl<'a, B: Backend> LayerProfiler<'a, B> {
             timed(&mut || chunk.head_weights(&context, stash, logits, Accumulate::Start))
         });
         let late = timed(&mut || {
-            chunk.backward_weights(&context, batch, stash, Accumulate::Start);
+            chunk.backward_weights(&context, batch, stash, scratch, Accumulate::Start);
         });
         let step = Step(u64::from(turn));
         let update = OptimizerUpdate { config: optimizer, lr: 0.0, number: step.0 + 1, clip: 1.0 };
@@ -236,6 +236,7 @@ mod tests {
                 rope_theta: 1e4,
                 tied: false,
                 frozen: FrozenTensors::NONE,
+                lora: None,
             };
             let backend = CpuBackend::new(1).expect("one thread");
             let shape = MicrobatchShape { sequences: 2, sequence_len: 8 };

@@ -14,6 +14,8 @@ pub enum RandomPurpose {
     Windows = 2,
     /// Sampling of generated text.
     Sampling = 3,
+    /// The first matrices of adapters.
+    Adapters = 4,
 }
 
 /// Numbers for one purpose and subject of a seed.

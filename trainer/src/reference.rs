@@ -229,7 +229,7 @@ impl<B: Backend, S: BatchSource> SerialReference<B, S> {
                         scratch,
                     );
                     model.head_weights(&context, stash, logits, accumulate);
-                    model.backward_weights(&context, &tokens, stash, accumulate);
+                    model.backward_weights(&context, &tokens, stash, scratch, accumulate);
                 }
                 PassOrder::Together => {
                     let earlier = &mut earlier;

@@ -78,6 +78,9 @@ pub struct ExportArgs {
     /// thousands, as transformers counts.
     #[arg(long, value_name = "SIZE", default_value = "5GB", value_parser = parse_shard_bytes)]
     pub shard: u64,
+    /// Of a run with `lora.rank`: the whole model with its adapters merged, and not the adapters alone.
+    #[arg(long)]
+    pub merge: bool,
     /// The tokenizer's folder or tokenizer.json, if none lies beside the model, or in place of that.
     #[arg(long, value_name = "DIR")]
     pub tokenizer: Option<PathBuf>,

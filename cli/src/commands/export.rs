@@ -13,18 +13,20 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 use zbelastic_api::CheckpointDetail;
+use zbelastic_config::{WeightSource, load_recorded};
 use zbelastic_consensus::run::is_run_name;
+use zbelastic_kernels::HostThreads;
 use zbelastic_tokenizer::TokenizerFiles;
 use zbelastic_trainer::hf::{
-    MODEL_CONFIG, SpecialTokenIds, WEIGHTS_INDEX, WeightsFiles, WriteWeightsError,
-    exported_config_json, generation_config_json,
+    ADAPTER_CONFIG, MODEL_CONFIG, SpecialTokenIds, WEIGHTS_INDEX, WeightsFiles, WriteWeightsError,
+    adapter_config_json, exported_config_json, generation_config_json,
 };
-use zbelastic_trainer::model::{ModelConfig, model_size};
+use zbelastic_trainer::model::{ModelConfig, merge_adapters, model_size};
 use zbelastic_types::Bytes;
 use zbelastic_wording::figures::grouped;
 use zbelastic_wording::{CommandError, CommandFailure, FailureCode, FailureDetail, cannot_write};
 
-use self::card::{ModelCard, RunRecord, TrainedData, WrittenFile};
+use self::card::{ExportForm, ModelCard, RunRecord, TrainedData, WrittenFile};
 use self::folder::{CARD, GENERATION_CONFIG, PartialFolder, check_empty};
 use self::kept::KeptModel;
 use self::tokenizer_source::{ExportedTokenizer, TokenizerSource};
@@ -49,6 +51,8 @@ struct ExportedModel {
 /// Where the weights are read.
 enum WeightsSource {
     Folder(SavedModel),
+    /// The floats of adapters that lie beside a model of a folder.
+    Adapters(Vec<Vec<f32>>),
     Kept(KeptModel),
     Checkpoint(CheckpointDetail),
 }
@@ -62,7 +66,10 @@ pub fn run(args: &ExportArgs, out: &mut dyn Write) -> Result<(), CommandError> {
     check_empty(&args.to)?;
     let exported = find(args)?;
     let kind = args.dtype.weight_type();
-    let files = WeightsFiles::new(&exported.config, kind, args.shard);
+    let files = match exported.is_adapter(args) {
+        true => WeightsFiles::of_adapters(&exported.config, kind),
+        false => WeightsFiles::new(&exported.config.without_lora(), kind, args.shard),
+    };
     let tokenizer_bytes = exported.tokenizer.bytes();
     let needed = Bytes(files.weight_bytes() + tokenizer_bytes + SMALL_FILES);
     let partial = PartialFolder::begin(&args.to, needed)?;
@@ -153,13 +160,14 @@ fn of_folder_model(saved: SavedModel, args: &ExportArgs) -> Result<ExportedModel
         of_model: saved.special_ids.clone(),
     };
     let (tokenizer, special_ids) = source.read(&saved.config)?;
-    Ok(ExportedModel {
-        config: saved.config.clone(),
-        tokenizer,
-        special_ids,
-        run: saved.run.as_ref().map(run_record),
-        weights: WeightsSource::Folder(saved),
-    })
+    let run = saved.run.as_ref().map(run_record);
+    // What lies in the folder is merged already.
+    let adapters = if args.merge { None } else { saved.adapters()? };
+    let (config, weights) = match adapters {
+        Some((config, layers)) => (config, WeightsSource::Adapters(layers)),
+        None => (saved.config.clone(), WeightsSource::Folder(saved)),
+    };
+    Ok(ExportedModel { config, tokenizer, special_ids, run, weights })
 }
 
 /// What a run folder recorded of its run.
@@ -196,24 +204,45 @@ fn write(
     files: &WeightsFiles,
     partial: &PartialFolder,
 ) -> Result<Vec<WrittenFile>, CommandFailure> {
+    let to = (files, partial);
     let written = match &exported.weights {
-        WeightsSource::Folder(saved) => write_weights(files, &saved.weights()?, partial)?,
-        WeightsSource::Kept(kept) => write_weights(files, &kept.weights()?, partial)?,
+        WeightsSource::Folder(saved) => write_layers(args, exported, &saved.weights()?, to)?,
+        WeightsSource::Adapters(layers) => write_layers(args, exported, layers, to)?,
+        WeightsSource::Kept(kept) => write_layers(args, exported, &kept.weights()?, to)?,
         WeightsSource::Checkpoint(detail) => {
             let connect = || Ok(connect(&args.client)?.with_run(Some(args.run.clone())));
             let layers = checkpoint::weights(detail, &exported.config, connect)?;
-            write_weights(files, &layers, partial)?
+            write_layers(args, exported, &layers, to)?
         }
     };
+    write_descriptions(args, exported, files, &written, partial)?;
+    Ok(written)
+}
+
+/// Writes all that lies beside the weights.
+fn write_descriptions(
+    args: &ExportArgs,
+    exported: &ExportedModel,
+    files: &WeightsFiles,
+    written: &[WrittenFile],
+    partial: &PartialFolder,
+) -> Result<(), CommandFailure> {
     let kind = args.dtype.weight_type();
     let ids = &exported.special_ids;
     if let Some(index) = files.index_json() {
         partial.write_text(WEIGHTS_INDEX, &index)?;
     }
-    partial.write_text(MODEL_CONFIG, &exported_config_json(&exported.config, kind, ids))?;
     // A tokenizer's own says more: how to draw, and every id that ends a text.
     let has_generation = |files: &TokenizerFiles| files.generation_config.is_some();
-    if !exported.tokenizer.files().is_some_and(has_generation) {
+    let base = exported.base();
+    let adapter_config = adapter_config_json(&exported.config, base.as_deref());
+    let adapter_config = adapter_config.filter(|_| exported.is_adapter(args));
+    if let Some(config) = &adapter_config {
+        partial.write_text(ADAPTER_CONFIG, config)?;
+    } else {
+        partial.write_text(MODEL_CONFIG, &exported_config_json(&exported.config, kind, ids))?;
+    }
+    if adapter_config.is_none() && !exported.tokenizer.files().is_some_and(has_generation) {
         partial.write_text(GENERATION_CONFIG, &generation_config_json(ids))?;
     }
     if let Some(tokenizer) = exported.tokenizer.files() {
@@ -224,10 +253,44 @@ fn write(
         kind,
         tokenizer: &exported.tokenizer,
         run: exported.run.as_ref(),
-        files: &written,
+        files: written,
+        form: match &adapter_config {
+            Some(_) => ExportForm::Adapters { base: base.as_deref() },
+            None => ExportForm::Whole,
+        },
     };
-    partial.write_text(CARD, &card::render(&card))?;
-    Ok(written)
+    partial.write_text(CARD, &card::render(&card))
+}
+
+impl ExportedModel {
+    /// Whether adapters are exported, and not a whole model.
+    fn is_adapter(&self, args: &ExportArgs) -> bool {
+        self.config.lora.is_some() && !args.merge
+    }
+
+    /// The folder of the model that adapters are of, as its run named it.
+    fn base(&self) -> Option<String> {
+        let document = &self.run.as_ref()?.document;
+        match load_recorded("the run's configuration", document).ok()?.config.weights {
+            WeightSource::Drawn => None,
+            WeightSource::HuggingFace { folder } => Some(folder.display().to_string()),
+        }
+    }
+}
+
+/// Writes the weights of these layers, with their adapters merged if they have any and these are not what is
+/// exported.
+fn write_layers(
+    args: &ExportArgs,
+    exported: &ExportedModel,
+    layers: &[impl AsRef<[f32]>],
+    (files, partial): (&WeightsFiles, &PartialFolder),
+) -> Result<Vec<WrittenFile>, CommandFailure> {
+    if exported.config.lora.is_none() || exported.is_adapter(args) {
+        return write_weights(files, layers, partial);
+    }
+    let merged = merge_adapters(&HostThreads::one(), &exported.config, layers);
+    write_weights(files, &merged, partial)
 }
 
 fn write_weights(
@@ -298,7 +361,11 @@ fn report(
     written: &[WrittenFile],
     out: &mut dyn Write,
 ) -> Result<(), CommandError> {
-    let (_, parameters) = model_size(&exported.config);
+    let is_adapter = exported.is_adapter(args);
+    let parameters = match is_adapter {
+        true => card::adapter_parameters(&exported.config),
+        false => model_size(&exported.config.without_lora()).1,
+    };
     let bytes: u64 = written.iter().map(|file| file.bytes).sum();
     let folder = args.to.display();
     let kind = args.dtype.weight_type().torch_name();
@@ -314,7 +381,7 @@ fn report(
             &json!({
                 "folder": folder.to_string(), "parameters": parameters, "dtype": kind,
                 "step": step, "digest": digest, "tokenizer": exported.tokenizer.files().is_some(),
-                "files": files,
+                "files": files, "adapter": is_adapter,
             }),
         );
     }
@@ -329,6 +396,10 @@ fn report(
         "✔ {of}{parameters} parameters, {} of {kind} in {count}: {folder}",
         Bytes(bytes)
     )?;
+    if is_adapter {
+        writeln!(out, "note: these are adapters for peft; --merge exports the whole model")?;
+        return Ok(());
+    }
     match exported.tokenizer {
         ExportedTokenizer::Files(_) => {}
         ExportedTokenizer::Bytes => {

@@ -4,16 +4,18 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
-use zbelastic_config::{BYTE_VALUES, load_document};
+use zbelastic_config::{BYTE_VALUES, load_document, load_recorded};
 use zbelastic_data::encode::{BytesEncoder, EncodeDocuments};
 use zbelastic_kernels::AllocateError;
 use zbelastic_tokenizer::TokenizerFiles;
-use zbelastic_trainer::hf::{MODEL_CONFIG, SpecialTokenIds, parse_config};
+use zbelastic_trainer::hf::{
+    ADAPTER_WEIGHTS, MODEL_CONFIG, SpecialTokenIds, import_adapters, parse_config,
+};
 use zbelastic_trainer::model::ModelConfig;
 use zbelastic_wording::{CommandFailure, FailureCode, FailureDetail};
 
 use crate::data_failure::of_folder;
-use crate::run_files::{CLUSTER, CONFIG, MODEL, RUN};
+use crate::run_files::{ADAPTER, CLUSTER, CONFIG, MODEL, RUN};
 use crate::tokenizer_encoder::TokenizerEncoder;
 use crate::weights::weights_of_folder;
 
@@ -186,6 +188,24 @@ impl SavedModel {
     /// If they cannot be read, or are not the model's.
     pub fn weights(&self) -> Result<Vec<Vec<f32>>, CommandFailure> {
         weights_of_folder(&self.config, &self.folder)
+    }
+
+    /// The adapters that its run trained, which are merged into it: the model that has them, and their floats in its
+    /// layers. Nothing for a model without.
+    ///
+    /// # Errors
+    /// If they cannot be read, or are not those of the run's configuration.
+    pub fn adapters(&self) -> Result<Option<(ModelConfig, Vec<Vec<f32>>)>, CommandFailure> {
+        let path = self.folder.join(ADAPTER).join(ADAPTER_WEIGHTS);
+        let Some(run) = self.run.as_ref().filter(|_| path.is_file()) else { return Ok(None) };
+        let model = load_recorded(CONFIG, &run.document)?.config.model;
+        let wrong = |what: String| {
+            let detail = FailureDetail::new(what).at(path.display().to_string());
+            CommandFailure::usage("the adapters", vec![detail])
+        };
+        let file = fs::read(&path).map_err(|error| wrong(format!("cannot be read: {error}")))?;
+        let layers = import_adapters(&model, &file).map_err(|error| wrong(error.to_string()))?;
+        Ok(Some((model, layers)))
     }
 
     /// The folder of its tokenizer: the one that was named, or else the model's; nothing where there

@@ -157,7 +157,9 @@ fn plan_failure(error: &AsyncPlanError, kind: AsyncKind) -> CommandFailure {
         AsyncPlanError::Frozen { .. } => detail
             .at("train.freeze")
             .why("weights there are predicted, averaged and corrected a layer at a time")
-            .hint("no train.freeze, or a schedule with steps such as zb-h1 or 1f1b"),
+            .hint(
+                "no train.freeze and no lora.rank, or a schedule with steps such as zb-h1 or 1f1b",
+            ),
         AsyncPlanError::OtherRun { .. } | AsyncPlanError::Order { .. } => {
             detail.at("schedule.ampnet_order")
         }

@@ -8,7 +8,8 @@
 //! order.txt        the order that an asynchronous run found, if it was to find one
 //! sample.txt       generated text
 //! model/           config.json and model.safetensors with Hugging Face's names; the tokenizer's
-//!                  files, from the beginning of the run
+//!                  files, from the beginning of the run; of a run with `lora.rank` the merged
+//!                  model, and its adapters in adapter/ with PEFT's names
 //! tokens/          the token store that was made of the run's text, if it names a tokenizer
 //! cluster/         the folders of the processes that trained
 //! ```
@@ -18,12 +19,17 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use zbelastic_config::{RunConfig, load_recorded};
+use zbelastic_kernels::HostThreads;
 use zbelastic_tokenizer::TokenizerFiles;
-use zbelastic_trainer::hf::{MODEL_CONFIG, WEIGHTS_FILE};
+use zbelastic_trainer::hf::{
+    ADAPTER_CONFIG, ADAPTER_WEIGHTS, MODEL_CONFIG, WEIGHTS_FILE, adapter_config_json, config_json,
+    write_adapters, write_safetensors,
+};
+use zbelastic_trainer::model::{ModelConfig, merge_adapters};
 use zbelastic_whole_file as whole_file;
 use zbelastic_wording::{CommandFailure, FailureCode, FailureDetail, cannot_write};
 
-use crate::run_files::{CLUSTER, CONFIG, METRICS, MODEL, RUN, RUNS, SAMPLE, TRACE};
+use crate::run_files::{ADAPTER, CLUSTER, CONFIG, METRICS, MODEL, RUN, RUNS, SAMPLE, TRACE};
 
 const ALL: [&str; 6] = [CONFIG, METRICS, RUN, TRACE, SAMPLE, MODEL];
 
@@ -157,11 +163,37 @@ impl RunFolder {
     }
 }
 
+/// Writes the model that a run has trained. With adapters it is the merged model, and they lie beside its
+/// weights.
+///
+/// # Errors
+/// If a file cannot be written.
+pub fn write_trained(
+    run: &Path,
+    model: &ModelConfig,
+    layers: &[impl AsRef<[f32]>],
+) -> Result<(), CommandFailure> {
+    let Some(adapter_config) = adapter_config_json(model, None) else {
+        let tensors = |to: &mut dyn Write| write_safetensors(model, layers, to);
+        return write_model(run, &config_json(model), tensors);
+    };
+    let plain = model.without_lora();
+    let merged = merge_adapters(&HostThreads::one(), model, layers);
+    let tensors = |to: &mut dyn Write| write_safetensors(&plain, &merged, to);
+    write_model(run, &config_json(&plain), tensors)?;
+    let folder = run.join(MODEL).join(ADAPTER);
+    fs::create_dir_all(&folder).map_err(|error| no_place(&folder, &error))?;
+    write_file(&folder.join(ADAPTER_CONFIG), adapter_config.as_bytes())?;
+    let weights = folder.join(ADAPTER_WEIGHTS);
+    let tensors = |to: &mut dyn Write| write_adapters(model, layers, to);
+    whole_file::write_with(&weights, tensors).map_err(|error| no_place(&weights, &error))
+}
+
 /// Writes the model in Hugging Face's form into a run folder.
 ///
 /// # Errors
 /// If it cannot be written.
-pub fn write_model(
+fn write_model(
     run: &Path,
     config: &str,
     tensors: impl FnOnce(&mut dyn Write) -> io::Result<()>,

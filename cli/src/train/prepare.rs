@@ -14,7 +14,7 @@ use zbelastic_local::interrupt::Interrupt;
 use zbelastic_local::job::TrainingJob;
 use zbelastic_machine::{DeviceList, core_count};
 use zbelastic_schedule::{GenerateError, ScheduleKind};
-use zbelastic_trainer::model::LayerRange;
+use zbelastic_trainer::model::{LayerRange, draw_adapters};
 use zbelastic_trainer::plan::{
     ChooseRequest, Pace, Plan, PlanChoice, PlanError, ScheduleRefusal, StageMemory, choose,
 };
@@ -436,7 +436,8 @@ fn initial_weights(config: &RunConfig) -> Result<InitialWeights, CommandFailure>
     match &config.weights {
         WeightSource::Drawn => Ok(InitialWeights::Drawn { seed: config.seed }),
         WeightSource::HuggingFace { folder } => {
-            let layers = weights_from_hf(&config.model, folder)?;
+            let mut layers = weights_from_hf(&config.model, folder)?;
+            draw_adapters(&config.model, config.seed, &mut layers);
             Ok(InitialWeights::Given(Arc::new(layers)))
         }
     }

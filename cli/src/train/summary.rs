@@ -15,7 +15,6 @@ use zbelastic_machine::{core_count, kernels_text};
 use zbelastic_node::cluster::journal::now_ms;
 use zbelastic_schedule::Window;
 use zbelastic_timing::StepTimeBreakdown;
-use zbelastic_trainer::hf::{config_json, write_safetensors};
 use zbelastic_trainer::model::{ModelConfig, model_size};
 use zbelastic_trainer::plan::model_flop_per_token;
 use zbelastic_trainer::sample::{Sampler, SamplingConfig};
@@ -25,7 +24,7 @@ use zbelastic_wording::figures::{duration_text, grouped, tokens_per_s};
 use zbelastic_wording::{CommandError, CommandFailure, FailureCode};
 
 use super::events::{DoneEvent, RunEvent};
-use super::folder::{RunFolder, write_model};
+use super::folder::{RunFolder, write_trained};
 use super::prepare::{PreparedRun, RunPlan};
 use super::reporter::OutputAudience;
 use super::run_devices::RunDevices;
@@ -140,8 +139,7 @@ pub fn write_end(
     let model = &prepared.config.model;
     let outcome = &finished.outcome;
     if !outcome.is_written {
-        let write = |to: &mut dyn Write| write_safetensors(model, &outcome.layers, to);
-        write_model(folder.path(), &config_json(model), write)?;
+        write_trained(folder.path(), model, &outcome.layers)?;
     }
     folder.write(RUN, &run_json(prepared, finished))?;
     if let Some(trace) = &outcome.trace {

@@ -36,6 +36,8 @@ fn prepared(schedule: &str) -> PreparedRun {
         out: None,
         branch: false,
         inject: Vec::new(),
+        ui: None,
+        price: None,
     };
     prepare(&args, |_| Ok(Interrupt::default())).expect("it fits")
 }

@@ -83,6 +83,38 @@ fn patterns_that_freeze_nothing_are_refused_with_near_names() {
 }
 
 #[test]
+fn adapters_that_cannot_be_are_refused_with_what_there_is() {
+    check_tiny(
+        "[lora]\nrank = 200\nalpha = 1e-80\ntargets = [\"c_attn\", \"q_proj\", \"h.3-1.c_fc\"]\n",
+        "
+  run.toml:5: lora.alpha: alpha must be a finite number above 0, found 1e-80
+  try: lora.rank, for a factor of 1, or twice that
+  run.toml:6: lora.targets: no linear layer of a block matches `q_proj`
+  why: embeddings, norms and the head have no adapters
+  try: attn.c_attn, attn.c_proj, mlp.c_fc, mlp.c_proj, or all-linear
+  run.toml:6: lora.targets: `h.3-1.c_fc` has a range that ends before it begins, 3 to 1
+  try: 1-3
+  run.toml:4: lora.rank: a rank of 200 is more than attn.c_attn has: it is 192 by 64
+  why: an adapter of a higher rank than its matrix adapts nothing more
+  try: at most 64",
+    );
+    check_tiny(
+        "[lora]\ntargets = []\n",
+        "
+  run.toml:4: lora.targets is set, and lora.rank is not
+  why: without a rank there are no adapters
+  try: lora.rank=8",
+    );
+    check_tiny(
+        "[lora]\nrank = 8\n[train]\nfreeze = [\"embed\"]\n",
+        "
+  run.toml:6: train.freeze stands beside lora.rank
+  why: with adapters all else is frozen already
+  try: no train.freeze; lora.targets says which layers have an adapter",
+    );
+}
+
+#[test]
 fn words_are_refused_with_the_nearest() {
     check_wrong(
         "[model]\npreset = \"tinny\"\n[schedule]\nkind = \"zb-h3\"\n[optimizer]\ndecay = \"cos\"\n",

@@ -1,5 +1,6 @@
 //! The operations of [`Backend`], each called in the module that implements it.
 
+mod adapters;
 mod memory;
 mod updates;
 

@@ -194,6 +194,14 @@ impl HostThreads {
         Ok(Self { threads: Threads::new(count)?, set: InstructionSet::chosen() })
     }
 
+    pub(super) fn threads(&self) -> &Threads {
+        &self.threads
+    }
+
+    pub(super) fn instruction_set(&self) -> InstructionSet {
+        self.set
+    }
+
     /// The calling thread alone.
     #[must_use]
     pub fn one() -> Self {

@@ -26,6 +26,8 @@ pub enum Kernel {
     RowsFromFloats,
     FloatsFromRows,
     AddFloats,
+    AddLowRank,
+    ScaleColumns,
     ColumnSums,
     ColumnSumsAgain,
     HeadForward,
@@ -58,7 +60,7 @@ pub enum Kernel {
 
 impl Kernel {
     /// All kernels, in the order of the enum.
-    pub const ALL: [Self; 45] = [
+    pub const ALL: [Self; 47] = [
         Self::EmbedForward,
         Self::EmbedBackward,
         Self::PositionBackward,
@@ -76,6 +78,8 @@ impl Kernel {
         Self::RowsFromFloats,
         Self::FloatsFromRows,
         Self::AddFloats,
+        Self::AddLowRank,
+        Self::ScaleColumns,
         Self::ColumnSums,
         Self::ColumnSumsAgain,
         Self::HeadForward,
@@ -125,6 +129,8 @@ impl Kernel {
             Self::RowsFromFloats => ("rows_from_floats", KernelFile::Elementwise),
             Self::FloatsFromRows => ("floats_from_rows", KernelFile::Elementwise),
             Self::AddFloats => ("add_floats", KernelFile::Elementwise),
+            Self::AddLowRank => ("add_low_rank", KernelFile::Elementwise),
+            Self::ScaleColumns => ("scale_columns", KernelFile::Elementwise),
             Self::ColumnSums => ("column_sums", KernelFile::Columns),
             Self::ColumnSumsAgain => ("column_sums_again", KernelFile::Columns),
             Self::HeadForward => ("head_forward", KernelFile::Head),

@@ -1,10 +1,10 @@
 //! Hand-written gradients against finite differences.
 
 use super::{
-    attention_backward, attention_forward, embed_backward, embed_forward, gelu, gelu_slope,
-    head_backward, head_forward, linear_backward_input, linear_backward_weights, linear_forward,
-    norm_backward, norm_forward, qk_norm_backward, qk_norm_forward, rotate, swiglu_backward,
-    swiglu_forward,
+    adapted_matrix, adapter_gradients, attention_backward, attention_forward, embed_backward,
+    embed_forward, gelu, gelu_slope, head_backward, head_forward, linear_backward_input,
+    linear_backward_weights, linear_forward, norm_backward, norm_forward, qk_norm_backward,
+    qk_norm_forward, rotate, swiglu_backward, swiglu_forward,
 };
 use crate::backend::{
     AttentionMask, AttentionShape, IGNORED_TARGET, MatrixShape, Norm, RotaryDirection,
@@ -173,4 +173,20 @@ fn embedding_gradients() {
         check(&dtable, &table, &dy, |t| embed_forward(at, 3, &tokens, t, Some(&positions)));
         check(&dpositions, &positions, &dy, |p| embed_forward(at, 3, &tokens, &table, Some(p)));
     }
+}
+
+#[test]
+fn adapters() {
+    let shape = MatrixShape { outputs: 5, inputs: 4 };
+    let x = numbers(3 * 4, 1);
+    let base = numbers(5 * 4, 2);
+    let a = numbers(2 * 4, 3);
+    let b = numbers(5 * 2, 4);
+    let weights = numbers(3 * 5, 5);
+    let y = |a: &[f64], b: &[f64]| {
+        linear_forward(shape, &x, &adapted_matrix(shape, 2, 1.5, &base, [a, b]), None)
+    };
+    let [of_a, of_b] = adapter_gradients(shape, 2, 1.5, [&a, &b], &x, &weights);
+    check(&of_a, &a, &weights, |a| y(a, &b));
+    check(&of_b, &b, &weights, |b| y(&a, b));
 }

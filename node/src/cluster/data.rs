@@ -15,6 +15,7 @@ use zbelastic_policy::data::{DataFetch, DataFetchAction, DataFetchOutcome};
 use zbelastic_policy::disk_space::DiskSpaceShortage;
 use zbelastic_trainer::data::CorpusError;
 use zbelastic_trainer::hf::{ImportError, import_safetensors};
+use zbelastic_trainer::model::draw_adapters;
 use zbelastic_trainer::stage::InitialWeights;
 use zbelastic_transport::{BulkBody, BulkError, BulkFetch, Transport};
 use zbelastic_types::{Bytes, Digest, NodeId};
@@ -145,7 +146,9 @@ pub async fn fetch_job(
         Some(name) => {
             let found = fetch_data(name, transport, checkpoint_thread, holders).await?;
             damaged.extend(found.damaged);
-            let layers = import_safetensors(&document.job.config.model, &found.bytes)?;
+            let config = &document.job.config;
+            let mut layers = import_safetensors(&config.model, &found.bytes)?;
+            draw_adapters(&config.model, config.seed, &mut layers);
             InitialWeights::Given(Arc::new(layers))
         }
     };

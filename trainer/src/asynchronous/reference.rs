@@ -236,7 +236,7 @@ impl<B: Backend, S: BatchSource> AsyncReference<B, S> {
         let scaled = (&batch, setup.loss_scale(targets));
         self.model.backward_input(&context, scaled, stash, Some(logits), scratch);
         self.model.head_weights(&context, stash, logits, accumulate);
-        self.model.backward_weights(&context, &batch, stash, accumulate);
+        self.model.backward_weights(&context, &batch, stash, scratch, accumulate);
 
         if (k + 1).is_multiple_of(update_every) {
             (0..setup.plan.chunks.len())

@@ -189,7 +189,7 @@ impl<'a, B: Backend, S: BatchSource> AsyncReplay<'a, B, S> {
         if let Some(logits) = &logits {
             replayed.chunk.head_weights(&context, &stash, logits, accumulate);
         }
-        replayed.chunk.backward_weights(&context, &batch, &stash, accumulate);
+        replayed.chunk.backward_weights(&context, &batch, &stash, &mut self.scratch, accumulate);
         true
     }
 

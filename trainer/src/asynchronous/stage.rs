@@ -480,7 +480,7 @@ impl<B: Backend, S: BatchSource> AsyncStage<B, S> {
         if let Some(logits) = logits {
             versions.newest.head_weights(&context, stash, logits, accumulate);
         }
-        versions.newest.backward_weights(&context, &batch, stash, accumulate);
+        versions.newest.backward_weights(&context, &batch, stash, &mut self.scratch, accumulate);
         memory.stashes.release(pass.microbatch);
         if let Some(slots) = &mut memory.logits {
             slots.release(pass.microbatch);

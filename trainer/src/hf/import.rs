@@ -7,8 +7,11 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
+use super::adapter::ADAPTER_WEIGHTS;
 use super::import_error::ImportError;
-use super::names::{FileTensor, TensorPart, file_tensors, is_buffer, tied_copy, without_prefix};
+use super::names::{
+    FileTensor, TensorPart, adapter_tensors, file_tensors, is_buffer, tied_copy, without_prefix,
+};
 use super::shards::ShardIndex;
 use super::weight_file::{READ_AT_ONCE, StoredTensor, TensorReader, WeightBytes, read_header};
 use crate::model::{ModelConfig, model_layers};
@@ -63,7 +66,7 @@ pub fn import_files(
         check_index(index, files, &found)?;
     }
     // A few bytes of `config.json` may announce any size: memory is allocated for what is there.
-    let mut placed = place(model, &mut found)?;
+    let mut placed = place(file_tensors(model), &mut found)?;
     let copy = tied_copy(model).and_then(|name| found.remove(name));
     check_extra(model, &found)?;
     placed.sort_by_key(|placed| (placed.file, placed.stored.start));
@@ -74,6 +77,23 @@ pub fn import_files(
         let embedding = model_layers(model)[0].tensors[0].range.clone();
         compare(&files[file], &tensor, &layers[0][embedding], model)?;
     }
+    Ok(layers)
+}
+
+/// The adapters of `model` in a file of PEFT's format, each in its place among the layers' floats; all else is zero.
+///
+/// # Errors
+/// As of [`import_files`].
+pub fn import_adapters(model: &ModelConfig, file: &[u8]) -> Result<Vec<Vec<f32>>, ImportError> {
+    let file = WeightFile { name: ADAPTER_WEIGHTS.to_owned(), bytes: &file };
+    let mut found = find_tensors(std::slice::from_ref(&file))?;
+    let placed = place(adapter_tensors(model), &mut found)?;
+    if let Some(name) = found.into_keys().next() {
+        return Err(ImportError::Extra { name });
+    }
+    let mut layers: Vec<Vec<f32>> =
+        model_layers(model).iter().map(|spec| vec![0.0; spec.len()]).collect();
+    placed.iter().try_for_each(|placed| placed.read(&file, &mut layers))?;
     Ok(layers)
 }
 
@@ -108,9 +128,12 @@ fn check_index(
     Ok(())
 }
 
-/// Finds the tensor of each of the model's parameters, and takes it out of `found`.
-fn place(model: &ModelConfig, found: &mut TensorsByName) -> Result<Vec<PlacedTensor>, ImportError> {
-    let placed = file_tensors(model).into_iter().map(|tensor| {
+/// Finds what there is for each of these tensors, and takes it out of `found`.
+fn place(
+    tensors: Vec<FileTensor>,
+    found: &mut TensorsByName,
+) -> Result<Vec<PlacedTensor>, ImportError> {
+    let placed = tensors.into_iter().map(|tensor| {
         let (file, stored) = take(found, &tensor)?;
         Ok(PlacedTensor { file, stored, tensor })
     });

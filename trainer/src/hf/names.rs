@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use crate::model::{Family, LayerKind, LayerSpec, ModelConfig, TensorSpec, model_layers};
+use crate::model::{
+    Family, LayerKind, LayerSpec, ModelConfig, TensorSpec, adapted_linears, model_layers,
+};
 
 /// A tensor of a file, and where its elements lie among our layers.
 #[derive(Debug)]
@@ -41,12 +43,12 @@ pub(super) struct TensorPart {
     pub(super) is_shared: bool,
 }
 
-/// The tensors of a model's files, in the order of the model.
+/// The tensors of a model's files, in the order of the model, without those of adapters.
 pub(super) fn file_tensors(model: &ModelConfig) -> Vec<FileTensor> {
     let mut tensors: Vec<FileTensor> = Vec::new();
     let mut places: BTreeMap<String, usize> = BTreeMap::new();
     for (layer, spec) in model_layers(model).iter().enumerate() {
-        for tensor in &spec.tensors {
+        for tensor in spec.tensors.iter().filter(|tensor| !tensor.is_adapter()) {
             let TensorSource { name, shape, is_transposed, first_row } =
                 source(model, spec, tensor);
             let place = *places.entry(name.clone()).or_insert(tensors.len());
@@ -61,6 +63,34 @@ pub(super) fn file_tensors(model: &ModelConfig) -> Vec<FileTensor> {
             let is_shared = tensor.is_shared;
             let part = TensorPart { layer, range, shape, is_transposed, first_row, is_shared };
             tensors[place].parts.push(part);
+        }
+    }
+    tensors
+}
+
+/// The tensors of a model's adapters as PEFT names them, in the order of the model.
+pub(super) fn adapter_tensors(model: &ModelConfig) -> Vec<FileTensor> {
+    const MATRICES: [&str; 2] = ["lora_A", "lora_B"];
+    let mut tensors = Vec::new();
+    for (layer, spec) in model_layers(model).iter().enumerate() {
+        let (LayerKind::Attention { block } | LayerKind::Mlp { block }) = spec.kind else {
+            continue;
+        };
+        let linears = adapted_linears(model, spec.kind).into_iter();
+        let names = linears.flat_map(|linear| MATRICES.map(|matrix| (linear, matrix)));
+        let adapters = spec.tensors.iter().filter(|tensor| tensor.is_adapter());
+        for ((linear, matrix), tensor) in names.zip(adapters) {
+            let module = linear.module_of(model.family, block);
+            let part = TensorPart {
+                layer,
+                range: tensor.range.clone(),
+                shape: [tensor.shape[0], tensor.shape[1]],
+                is_transposed: false,
+                first_row: 0,
+                is_shared: false,
+            };
+            let name = format!("base_model.model.{module}.{matrix}.weight");
+            tensors.push(FileTensor { name, shape: tensor.shape.clone(), parts: vec![part] });
         }
     }
     tensors

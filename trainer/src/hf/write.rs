@@ -11,7 +11,8 @@ use std::ops::Range;
 use safetensors::tensor::{Metadata, TensorInfo};
 use serde_json::json;
 
-use super::names::{FileTensor, TensorPart, file_tensors};
+use super::adapter::ADAPTER_WEIGHTS;
+use super::names::{FileTensor, TensorPart, adapter_tensors, file_tensors};
 use super::weight_type::WeightType;
 use crate::model::ModelConfig;
 
@@ -218,6 +219,14 @@ impl WeightsFiles {
         Self { files: files.collect() }
     }
 
+    /// The one file of a model's adapters, in PEFT's format.
+    #[must_use]
+    pub fn of_adapters(model: &ModelConfig, kind: WeightType) -> Self {
+        let tensors = adapter_tensors(model).into_iter();
+        let tensors = tensors.map(|tensor| (tensor.name.clone(), tensor)).collect();
+        Self { files: vec![WeightsFile { name: ADAPTER_WEIGHTS.to_owned(), kind, tensors }] }
+    }
+
     /// The files, in order.
     #[must_use]
     pub fn files(&self) -> &[WeightsFile] {
@@ -264,7 +273,27 @@ pub fn write_safetensors(
     layers: &[impl AsRef<[f32]>],
     to: &mut dyn io::Write,
 ) -> io::Result<()> {
-    let all = WeightsFiles::new(model, WeightType::F32, u64::MAX);
+    write_plain(&WeightsFiles::new(model, WeightType::F32, u64::MAX), layers, to)
+}
+
+/// Writes the file of a model's adapters, as they are.
+///
+/// # Errors
+/// If `to` cannot be written.
+pub fn write_adapters(
+    model: &ModelConfig,
+    layers: &[impl AsRef<[f32]>],
+    to: &mut dyn io::Write,
+) -> io::Result<()> {
+    write_plain(&WeightsFiles::of_adapters(model, WeightType::F32), layers, to)
+}
+
+/// Writes one file of floats.
+fn write_plain(
+    all: &WeightsFiles,
+    layers: &[impl AsRef<[f32]>],
+    to: &mut dyn io::Write,
+) -> io::Result<()> {
     all.files[0].write(layers, to).map_err(|error| match error {
         WriteWeightsError::File(error) => error,
         WriteWeightsError::Overflow { .. } => unreachable!("weights are not rounded"),

@@ -318,11 +318,11 @@ impl<B: Backend> Chunk<B> {
                 LayerStash::Attention(stash) => {
                     let earlier = (first_keys.mask(), &mut earlier_slices(earlier, index)[..]);
                     stash.backward_input(context, state, earlier, gradient, x, scratch);
-                    stash.backward_weights(context, state, gradient, accumulate);
+                    stash.backward_weights(context, state, gradient, scratch, accumulate);
                 }
                 LayerStash::Mlp(stash) => {
                     stash.backward_input(context, state, gradient, x, scratch);
-                    stash.backward_weights(context, state, gradient, accumulate);
+                    stash.backward_weights(context, state, gradient, scratch, accumulate);
                 }
                 LayerStash::Head(stash) => {
                     let loss = (&batch.targets[..], scale);
@@ -358,6 +358,7 @@ impl<B: Backend> Chunk<B> {
         context: &PassContext<'_, B>,
         batch: &TokenBatch,
         stash: &PassStash<B::Buffer>,
+        scratch: &mut PassScratch<B::Buffer>,
         accumulate: Accumulate,
     ) {
         context.begin();
@@ -368,10 +369,10 @@ impl<B: Backend> Chunk<B> {
             match layer {
                 LayerStash::Embed => embed_weights(context, state, batch, gradient, accumulate),
                 LayerStash::Attention(stash) => {
-                    stash.backward_weights(context, state, gradient, accumulate);
+                    stash.backward_weights(context, state, gradient, scratch, accumulate);
                 }
                 LayerStash::Mlp(stash) => {
-                    stash.backward_weights(context, state, gradient, accumulate);
+                    stash.backward_weights(context, state, gradient, scratch, accumulate);
                 }
                 LayerStash::Head(stash) => stash.norm_weights(context, state, accumulate),
             }

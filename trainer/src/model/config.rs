@@ -6,6 +6,7 @@ use zbelastic_types::{LayerId, TensorIndex};
 
 use super::features::{AttentionBias, LlamaFeatures, RopeScaling};
 use super::frozen::FrozenTensors;
+use super::lora::LoraConfig;
 use crate::elastic::FLOATS_MAX;
 
 /// The token embedding, which is the first tensor of every model.
@@ -58,6 +59,9 @@ pub struct ModelConfig {
     /// Tensors that training leaves as they are.
     #[serde(default, skip_serializing_if = "FrozenTensors::is_none")]
     pub frozen: FrozenTensors,
+    /// Low-rank adapters, which are trained while all else is frozen.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lora: Option<LoraConfig>,
 }
 
 /// What kind of layer it is.

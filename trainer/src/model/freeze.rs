@@ -84,7 +84,7 @@ pub fn frozen_tensors(
 }
 
 /// A pattern over names.
-struct NamePattern<'a> {
+pub(super) struct NamePattern<'a> {
     parts: Vec<PartPattern<'a>>,
 }
 
@@ -97,7 +97,7 @@ enum PartPattern<'a> {
 }
 
 impl<'a> NamePattern<'a> {
-    fn parse(pattern: &'a str) -> Result<Self, FreezeError> {
+    pub(super) fn parse(pattern: &'a str) -> Result<Self, FreezeError> {
         let part = |part: &'a str| {
             let written = || pattern.to_owned();
             match blocks(part) {
@@ -117,6 +117,13 @@ impl<'a> NamePattern<'a> {
         let is_bias = name.rsplit('.').next() == Some(BIAS);
         let mut parts = name.split('.').chain((!is_bias).then_some(WEIGHT));
         self.parts.iter().all(|pattern| parts.next().is_some_and(|part| pattern.matches(part)))
+    }
+
+    /// Whether it is the name, or the end of it.
+    pub(super) fn matches_end(&self, name: &str) -> bool {
+        let mut parts = name.rsplit('.');
+        let mut patterns = self.parts.iter().rev();
+        patterns.all(|pattern| parts.next().is_some_and(|part| pattern.matches(part)))
     }
 }
 
@@ -175,6 +182,7 @@ mod tests {
             rope_theta: 1e4,
             tied: false,
             frozen: FrozenTensors::NONE,
+            lora: None,
         }
     }
 

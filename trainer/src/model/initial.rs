@@ -2,8 +2,9 @@
 
 use zbelastic_kernels::{HostThreads, NormalDraws};
 
-use super::tensors::{LayerSpec, TensorInit};
-use crate::random::{RandomPurpose, RandomStream};
+use super::config::ModelConfig;
+use super::tensors::{LayerSpec, TensorInit, TensorSpec, model_layers};
+use crate::random::RandomStream;
 
 /// The initial parameters of a layer, in the order in which they lie.
 #[must_use]
@@ -24,11 +25,43 @@ pub fn draw_weights(host: &HostThreads, spec: &LayerSpec, seed: u64, weights: &m
         match tensor.initial {
             TensorInit::Constant(x) => to.fill(x),
             TensorInit::Normal(deviation) => {
-                let stream = RandomStream::new(seed, RandomPurpose::Weights, tensor.index.0);
+                let stream = stream(seed, tensor);
                 let key = stream.key();
                 let subject = stream.subject();
                 host.draw(NormalDraws { key, subject, deviation }, to);
             }
+            TensorInit::Uniform(bound) => draw_uniform(stream(seed, tensor), bound, to),
+        }
+    }
+}
+
+fn stream(seed: u64, tensor: &TensorSpec) -> RandomStream {
+    RandomStream::new(seed, tensor.draw.purpose, tensor.draw.subject)
+}
+
+/// Uniform numbers, four of each block.
+fn draw_uniform(stream: RandomStream, bound: f64, to: &mut [f32]) {
+    for (position, four) in (0..).zip(to.chunks_mut(4)) {
+        for (to, word) in four.iter_mut().zip(stream.block(position)) {
+            // In the middle of an interval of 2 to the power of -32.
+            let uniform = (f64::from(word) + 0.5) / 4_294_967_296.0;
+            *to = (bound * (2.0 * uniform - 1.0)) as f32;
+        }
+    }
+}
+
+/// Draws the adapters of a model whose other weights are `layers`; those stay.
+///
+/// # Panics
+/// If they are not the model's.
+pub fn draw_adapters(model: &ModelConfig, seed: u64, layers: &mut [Vec<f32>]) {
+    if model.lora.is_none() {
+        return;
+    }
+    for (mut spec, weights) in model_layers(model).into_iter().zip(layers) {
+        spec.tensors.retain(TensorSpec::is_adapter);
+        if !spec.tensors.is_empty() {
+            draw_weights(&HostThreads::one(), &spec, seed, weights);
         }
     }
 }
@@ -36,6 +69,7 @@ pub fn draw_weights(host: &HostThreads, spec: &LayerSpec, seed: u64, weights: &m
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::random::RandomPurpose;
 
     #[test]
     fn weights_are_those_of_their_stream_pair_by_pair() {

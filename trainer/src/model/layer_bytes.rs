@@ -17,7 +17,7 @@ pub fn layer_bytes<B: ByteCounts>(backend: &B, model: &ModelConfig, spec: &Layer
         false => spec.len(),
     };
     let floats = BUFFERS * backend.buffer_bytes(spec.len()) + backend.buffer_bytes(of_candidate);
-    Bytes(floats) + matrix_bytes(backend, model, spec)
+    Bytes(floats) + matrix_bytes(backend, model, spec) + adapter_bytes(backend, model, spec)
 }
 
 /// The bytes of a layer on which the optimizer is replayed.
@@ -37,4 +37,11 @@ fn matrix_bytes<B: ByteCounts>(backend: &B, model: &ModelConfig, spec: &LayerSpe
     let parts = LayerParts::new(model, spec);
     let matrices = parts.matrices().into_iter();
     Bytes(matrices.map(|linear| backend.matrix_bytes(linear.shape)).sum())
+}
+
+/// Both matrices of each adapter, which W reads.
+fn adapter_bytes<B: ByteCounts>(backend: &B, model: &ModelConfig, spec: &LayerSpec) -> Bytes {
+    let parts = LayerParts::new(model, spec);
+    let shapes = parts.adapters().into_iter().flat_map(|(adapter, inputs)| adapter.shapes(inputs));
+    Bytes(shapes.map(|shape| backend.matrix_bytes(shape)).sum())
 }

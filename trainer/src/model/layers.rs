@@ -15,16 +15,19 @@ pub(super) use documents::FirstKeys;
 pub(super) use embed::{embed_forward, embed_weights};
 pub(super) use stash::StashPartsMut;
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 use zbelastic_kernels::{
-    Accumulate, AttentionShape, Backend, LinearGradient, NormGradient, RowsShape,
+    Accumulate, AttentionShape, Backend, BackwardEpilogue, ForwardEpilogue, LinearGradient,
+    NormGradient, RowsShape,
 };
 use zbelastic_types::SliceIndex;
 
 use super::buffer_size::BufferSize;
 use super::config::{Family, LayerKind, ModelConfig};
 use super::layer_times::{LayerOp, LayerTimer};
+use super::lora::LoraConfig;
 use super::parts::{LayerParts, LinearParts, NormParts};
 use super::state::LayerState;
 use super::tensors::LayerSpec;
@@ -169,6 +172,16 @@ pub struct PassScratch<T> {
     rows: T,
     queries: T,
     hidden: T,
+    /// Of a model that has adapters.
+    adapters: Option<AdapterScratch<T>>,
+}
+
+/// Memory for W of one adapter after the other.
+struct AdapterScratch<T> {
+    /// The scaled gradient of adapted rows, by how many there are.
+    columns: BTreeMap<usize, T>,
+    /// As many floats of a token as the rank.
+    narrow: T,
 }
 
 /// Sizes of everything a pass keeps, in floats, each handed to `make`. `make` returns memory, or
@@ -290,6 +303,22 @@ impl<'a> PassSizes<'a> {
         Ok(Logits { logits, log_sums: make(BufferSize::Sums(self.rows()))? })
     }
 
+    fn adapters<T, E>(
+        &self,
+        lora: &LoraConfig,
+        make: &mut impl FnMut(BufferSize) -> Result<T, E>,
+    ) -> Result<AdapterScratch<T>, E> {
+        let narrow = make(BufferSize::Rows(self.rows() * lora.rank as usize))?;
+        let mut columns = BTreeMap::new();
+        for target in &lora.targets {
+            let outputs = target.linear.shape(self.model).outputs;
+            if !columns.contains_key(&outputs) {
+                columns.insert(outputs, make(BufferSize::Rows(self.rows() * outputs))?);
+            }
+        }
+        Ok(AdapterScratch { columns, narrow })
+    }
+
     /// A stage's scratch memory.
     ///
     /// # Errors
@@ -306,6 +335,7 @@ impl<'a> PassSizes<'a> {
             rows: make(BufferSize::Rows(self.residual()))?,
             queries: make(BufferSize::Rows(self.rows() * self.model.query_width()))?,
             hidden: make(BufferSize::Rows(hidden))?,
+            adapters: self.model.lora.as_ref().map(|lora| self.adapters(lora, make)).transpose()?,
         })
     }
 }
@@ -354,16 +384,18 @@ fn norm_backward<B: Backend>(
 /// The gradient of a layer as W adds to it. An operation all of whose parameters are frozen does not
 /// run. One that computes trained and frozen parameters together, as the product of queries, keys
 /// and values, leaves numbers in the places of the frozen ones that nothing reads.
-struct WeightGradients<'a, T> {
+struct WeightGradients<'a, B: Backend> {
     spec: &'a LayerSpec,
-    g: &'a mut T,
+    g: &'a mut B::Buffer,
+    /// Both matrices of each adapter.
+    adapters: &'a [[B::Matrix; 2]],
 }
 
-impl<'a, T> WeightGradients<'a, T> {
+impl<'a, B: Backend> WeightGradients<'a, B> {
     /// The gradient of a layer, and where its parameters lie.
-    fn of<B: Backend<Buffer = T>>(state: &'a mut LayerState<B>) -> (Self, &'a LayerParts) {
-        let LayerState { spec, parts, g, .. } = state;
-        (Self { spec, g }, parts)
+    fn of(state: &'a mut LayerState<B>) -> (Self, &'a LayerParts) {
+        let LayerState { spec, parts, g, adapters, .. } = state;
+        (Self { spec, g, adapters }, parts)
     }
 
     /// `range`, if a tensor in it is trained.
@@ -374,7 +406,7 @@ impl<'a, T> WeightGradients<'a, T> {
 
 fn norm_weights<B: Backend>(
     context: &PassContext<'_, B>,
-    to: &mut WeightGradients<'_, B::Buffer>,
+    to: &mut WeightGradients<'_, B>,
     norm: &NormParts,
     stash: &NormedStash<B::Buffer>,
     accumulate: Accumulate,
@@ -391,7 +423,7 @@ fn norm_weights<B: Backend>(
 
 fn linear_weights<B: Backend>(
     context: &PassContext<'_, B>,
-    to: &mut WeightGradients<'_, B::Buffer>,
+    to: &mut WeightGradients<'_, B>,
     linear: &LinearParts,
     x: &B::Buffer,
     gradient: &B::Buffer,
@@ -400,12 +432,46 @@ fn linear_weights<B: Backend>(
     if !linear.is_trained(to.spec) {
         return;
     }
-    let LinearParts { shape, weight, bias } = linear;
+    let LinearParts { shape, weight, bias, .. } = linear;
     let bias = to.trained(bias).cloned();
     let to = LinearGradient { buffer: to.g, weight: weight.clone(), bias };
     let rows = context.shape.rows();
     context.backend.linear_backward_weights(rows, *shape, x, gradient, to, accumulate);
 }
+
+/// W of a linear layer that may have adapters. With `d` the gradient of the layer's result, in the rows that an adapter
+/// adapts, and `s` its factor, the gradient of `A` is `(s d B)^T x`, and that of `B` is `(s d)^T (x A^T)`.
+fn adapted_weights<B: Backend>(
+    context: &PassContext<'_, B>,
+    to: &mut WeightGradients<'_, B>,
+    linear: &LinearParts,
+    x: &B::Buffer,
+    gradient: &B::Buffer,
+    scratch: &mut PassScratch<B::Buffer>,
+    accumulate: Accumulate,
+) {
+    linear_weights(context, to, linear, x, gradient, accumulate);
+    let backend = context.backend;
+    let rows = context.shape.rows();
+    for adapter in &linear.adapters {
+        let AdapterScratch { columns, narrow } = scratch.adapters.as_mut().expect(HAS_ADAPTERS);
+        let columns = columns.get_mut(&adapter.rows.len()).expect(HAS_ADAPTERS);
+        let [shape_a, shape_b] = adapter.shapes(linear.shape.inputs);
+        let [a, b] = &to.adapters[adapter.index];
+        let width = linear.shape.outputs;
+        backend.scale_columns(gradient, width, adapter.rows.clone(), adapter.scale, columns);
+        let through = BackwardEpilogue::Plain { gradient: narrow };
+        backend.linear_backward_input(rows, columns, b, through);
+        let of_a = LinearGradient { buffer: to.g, weight: adapter.a.clone(), bias: None };
+        backend.linear_backward_weights(rows, shape_a, x, narrow, of_a, accumulate);
+        backend.linear_forward(rows, x, a, None, ForwardEpilogue::Plain, narrow);
+        let of_b = LinearGradient { buffer: to.g, weight: adapter.b.clone(), bias: None };
+        backend.linear_backward_weights(rows, shape_b, narrow, columns, of_b, accumulate);
+    }
+}
+
+/// Why there is scratch memory for an adapter.
+const HAS_ADAPTERS: &str = "a model with adapters has scratch memory for them";
 
 impl<T> Logits<T> {
     /// The logits, `rows` by vocabulary, until B replaces them.

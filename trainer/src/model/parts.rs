@@ -2,9 +2,10 @@
 
 use std::ops::Range;
 
-use zbelastic_kernels::MatrixShape;
+use zbelastic_kernels::{AdapterView, BufferView, MatrixShape};
 
 use super::config::{LayerKind, ModelConfig};
+use super::lora::adapted_linears;
 use super::tensors::LayerSpec;
 
 /// Where a normalisation's parameters lie, as ranges of floats in the layer's buffer.
@@ -25,9 +26,55 @@ pub struct LinearParts {
     pub weight: Range<usize>,
     /// Floats of the bias, if the family has biases.
     pub bias: Option<Range<usize>>,
+    /// Those of its rows that have adapters.
+    pub adapters: Vec<AdapterParts>,
+}
+
+/// Where the parameters of an adapter of some rows of a matrix lie.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AdapterParts {
+    /// Its index among the adapters of its layer.
+    pub index: usize,
+    /// The adapted rows: outputs of the linear layer.
+    pub rows: Range<usize>,
+    /// Rows of its first matrix, and columns of its second.
+    pub rank: usize,
+    /// The factor of their product.
+    pub scale: f32,
+    /// Floats of the first matrix, `rank` by inputs.
+    pub a: Range<usize>,
+    /// Floats of the second matrix, adapted rows by `rank`.
+    pub b: Range<usize>,
+}
+
+impl AdapterParts {
+    /// The shapes of both matrices, of an adapter of a layer with so many inputs.
+    #[must_use]
+    pub fn shapes(&self, inputs: usize) -> [MatrixShape; 2] {
+        let a = MatrixShape { outputs: self.rank, inputs };
+        [a, MatrixShape { outputs: self.rows.len(), inputs: self.rank }]
+    }
+
+    /// Where both lie, for a device.
+    pub(super) fn view<'a, B>(
+        &self,
+        view: impl Fn(&Range<usize>) -> BufferView<'a, B>,
+    ) -> AdapterView<'a, B> {
+        let Self { rows, rank, scale, a, b, .. } = self;
+        AdapterView { rows: rows.clone(), rank: *rank, scale: *scale, a: view(a), b: view(b) }
+    }
 }
 
 impl LinearParts {
+    /// Elements of matrices that W of a row multiplies by: those of the matrix if its W runs, and for
+    /// an adapter both of its matrices twice.
+    #[must_use]
+    pub fn weight_gradient_products(&self, spec: &LayerSpec) -> usize {
+        let of_matrix = if self.is_trained(spec) { self.weight.len() } else { 0 };
+        let adapters = self.adapters.iter().map(|adapter| 2 * (adapter.a.len() + adapter.b.len()));
+        of_matrix + adapters.sum::<usize>()
+    }
+
     /// Whether its W runs: whether some of its parameters are trained. Queries, keys and values, or
     /// gate and up, are one product.
     #[must_use]
@@ -82,6 +129,25 @@ impl LayerParts {
     #[must_use]
     pub fn new(model: &ModelConfig, spec: &LayerSpec) -> Self {
         let mut cursor = TensorCursor { spec, next: 0 };
+        let mut parts = Self::of_base(model, &mut cursor);
+        for (index, linear) in adapted_linears(model, spec.kind).into_iter().enumerate() {
+            let lora = model.lora.as_ref().expect("something is adapted");
+            let adapter = AdapterParts {
+                index,
+                rows: linear.rows(model),
+                rank: lora.rank as usize,
+                scale: lora.scale(),
+                a: cursor.take(1),
+                b: cursor.take(1),
+            };
+            parts.matrices_mut()[linear.product()].adapters.push(adapter);
+        }
+        parts
+    }
+
+    /// Without adapters.
+    fn of_base(model: &ModelConfig, cursor: &mut TensorCursor<'_>) -> Self {
+        let spec = cursor.spec;
         match spec.kind {
             LayerKind::Embed => Self::Embed {
                 tokens: cursor.take(1),
@@ -105,7 +171,8 @@ impl LayerParts {
                 let norm = cursor.norm(model);
                 let shape = model.head_matrix();
                 let weight = cursor.take(1);
-                Self::Head { norm, head: LinearParts { shape, weight, bias: None } }
+                let head = LinearParts { shape, weight, bias: None, adapters: Vec::new() };
+                Self::Head { norm, head }
             }
         }
     }
@@ -119,6 +186,25 @@ impl LayerParts {
             Self::Mlp { up, down, .. } => vec![up, down],
             Self::Head { head, .. } => vec![head],
         }
+    }
+
+    fn matrices_mut(&mut self) -> Vec<&mut LinearParts> {
+        match self {
+            Self::Embed { .. } => vec![],
+            Self::Attention { qkv, out, .. } => vec![qkv, out],
+            Self::Mlp { up, down, .. } => vec![up, down],
+            Self::Head { head, .. } => vec![head],
+        }
+    }
+
+    /// The adapters of all matrices in the order in which they lie, each with the inputs of what it adapts.
+    #[must_use]
+    pub fn adapters(&self) -> Vec<(&AdapterParts, usize)> {
+        let all = self.matrices().into_iter().flat_map(|linear| {
+            let inputs = linear.shape.inputs;
+            linear.adapters.iter().map(move |adapter| (adapter, inputs))
+        });
+        all.collect()
     }
 }
 
@@ -184,7 +270,8 @@ impl TensorCursor<'_> {
     fn linear(&mut self, shape: MatrixShape, count: usize, has_biases: bool) -> LinearParts {
         let weight = self.take(count);
         assert_eq!(weight.len(), shape.outputs * shape.inputs, "the matrices lie side by side");
-        LinearParts { shape, weight, bias: has_biases.then(|| self.take(count)) }
+        let bias = has_biases.then(|| self.take(count));
+        LinearParts { shape, weight, bias, adapters: Vec::new() }
     }
 }
 
@@ -212,6 +299,7 @@ mod tests {
                 rope_theta: 1e4,
                 tied: false,
                 frozen: FrozenTensors::NONE,
+                lora: None,
             };
             for spec in model_layers(&model) {
                 let parts = LayerParts::new(&model, &spec);

@@ -69,6 +69,8 @@ pub struct LayerState<B: Backend> {
     /// Gradient, summed over microbatches.
     pub g: B::Buffer,
     matrices: Vec<B::Matrix>,
+    /// Both matrices of each adapter, where W runs.
+    pub(super) adapters: Vec<[B::Matrix; 2]>,
     live: LiveWeights,
     /// The update whose candidate lies in the packed weights and was not requested yet. While it
     /// does, they must not be read: [`Self::undo_computed_ahead`].
@@ -127,6 +129,7 @@ impl<B: Backend> LayerState<B> {
         let allocate = |linear: &super::parts::LinearParts| backend.allocate_matrix(linear.shape);
         let read = parts.matrices().into_iter().filter(|_| role != LayerRole::Replayed);
         let matrices = read.map(allocate).collect::<Result<_, _>>()?;
+        let adapters = adapter_matrices(backend, &parts, role)?;
         let live = LiveWeights::State;
         let computed_ahead = None;
         let sums = None;
@@ -140,6 +143,7 @@ impl<B: Backend> LayerState<B> {
             v,
             g,
             matrices,
+            adapters,
             live,
             computed_ahead,
             version,
@@ -208,12 +212,15 @@ impl<B: Backend> LayerState<B> {
     /// Bytes that this layer has allocated, counted from its buffers.
     #[must_use]
     pub fn allocated_bytes(&self, backend: &B) -> Bytes {
-        let Self { parts, w, candidate, m, v, g, matrices, .. } = self;
+        let Self { parts, w, candidate, m, v, g, matrices, adapters, .. } = self;
         let buffers =
             [w, candidate, m, v, g].map(|buffer| backend.buffer_bytes(backend.len(buffer)));
         let matrices = parts.matrices().into_iter().zip(matrices);
         let matrices = matrices.map(|(linear, _)| backend.matrix_bytes(linear.shape));
-        Bytes(buffers.into_iter().chain(matrices).sum())
+        let adapters = parts.adapters().into_iter().zip(adapters);
+        let adapters = adapters.flat_map(|((adapter, inputs), _)| adapter.shapes(inputs));
+        let adapters = adapters.map(|shape| backend.matrix_bytes(shape));
+        Bytes(buffers.into_iter().chain(matrices).chain(adapters).sum())
     }
 
     /// Puts other weights in force; moments and gradient stay.
@@ -263,8 +270,33 @@ impl<B: Backend> LayerState<B> {
     pub fn put_state_in_force(&mut self, backend: &B) {
         (self.live, self.computed_ahead) = (LiveWeights::State, None);
         for (matrix, linear) in self.matrices.iter_mut().zip(self.parts.matrices()) {
-            backend.load_matrix(BufferView::new(&self.w, linear.weight.clone()), matrix);
+            if linear.adapters.is_empty() {
+                backend.load_matrix(BufferView::new(&self.w, linear.weight.clone()), matrix);
+            }
         }
+        self.load_adapters(backend);
+    }
+
+    /// Puts the adapters in force that are among the live parameters: in the matrices that they adapt, which
+    /// are frozen themselves, and for W.
+    fn load_adapters(&mut self, backend: &B) {
+        let mut matrices = std::mem::take(&mut self.matrices);
+        let mut adapters = std::mem::take(&mut self.adapters);
+        for (matrix, linear) in matrices.iter_mut().zip(self.parts.matrices()) {
+            if linear.adapters.is_empty() {
+                continue;
+            }
+            assert!(!linear.is_trained(&self.spec), "what is adapted is frozen");
+            let views =
+                linear.adapters.iter().map(|adapter| adapter.view(|range| self.view(range)));
+            let base = BufferView::new(&self.w, linear.weight.clone());
+            backend.load_adapted_matrix(base, &views.collect::<Vec<_>>(), matrix);
+        }
+        for ([a, b], (parts, _)) in adapters.iter_mut().zip(self.parts.adapters()) {
+            backend.load_matrix(self.view(&parts.a), a);
+            backend.load_matrix(self.view(&parts.b), b);
+        }
+        (self.matrices, self.adapters) = (matrices, adapters);
     }
 
     /// Computes candidate weights from the untouched state and puts them in force. One that was
@@ -272,6 +304,7 @@ impl<B: Backend> LayerState<B> {
     pub(crate) fn compute_candidate(&mut self, backend: &B, update: &LayerUpdate) {
         self.live = LiveWeights::Candidate;
         if self.computed_ahead.take().is_some_and(|ahead| ahead == *update) {
+            self.load_adapters(backend);
             return;
         }
         let Self { parts, w, candidate, m, v, g, matrices, .. } = self;
@@ -283,6 +316,7 @@ impl<B: Backend> LayerState<B> {
             let target = UpdateTarget::Candidate { w, m, v, candidate };
             update.apply(backend, (parts, matrices), g, target);
         }
+        self.load_adapters(backend);
     }
 
     /// The next candidate is computed whole, to the same bits, even if parts of it are there.
@@ -326,6 +360,7 @@ impl<B: Backend> LayerState<B> {
         self.settle_state(backend);
         let Self { parts, w, m, v, g, matrices, .. } = self;
         update.apply(backend, (parts, matrices), g, UpdateTarget::InPlace { w, m, v });
+        self.load_adapters(backend);
     }
 
     /// The step whose verdict is applied next.
@@ -452,6 +487,20 @@ impl<B: Backend> InitialState<B> {
         let v = backend.adopt(v)?;
         Ok(Self { w, m, v, version: *version })
     }
+}
+
+/// Memory for both matrices of each adapter of a layer whose W runs.
+fn adapter_matrices<B: Backend>(
+    backend: &B,
+    parts: &LayerParts,
+    role: LayerRole,
+) -> Result<Vec<[B::Matrix; 2]>, AllocateError> {
+    let adapters = parts.adapters().into_iter().filter(|_| role == LayerRole::Trained);
+    let matrices = adapters.map(|(adapter, inputs)| {
+        let [a, b] = adapter.shapes(inputs);
+        Ok([backend.allocate_matrix(a)?, backend.allocate_matrix(b)?])
+    });
+    matrices.collect()
 }
 
 /// The places in a candidate of parameters that are in no matrix, on a device where no others lie

@@ -13,6 +13,8 @@ use zbelastic_kernels::MatrixShape;
 use zbelastic_types::{LayerId, TensorIndex};
 
 use super::config::{Family, LayerKind, ModelConfig, TOKENS_INDEX};
+use super::lora::{LoraInit, adapted_linears};
+use crate::random::RandomPurpose;
 
 /// The values of a tensor before the first step.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -21,6 +23,18 @@ pub enum TensorInit {
     Constant(f32),
     /// Normal with mean zero and this deviation.
     Normal(f64),
+    /// Uniform, no further from zero than this.
+    Uniform(f64),
+}
+
+/// The random numbers that a tensor's values are drawn from. They are not numbered as tensors are: what has
+/// no adapters is drawn as in a model without.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TensorDraw {
+    /// Weights, or those of adapters.
+    pub purpose: RandomPurpose,
+    /// A tensor's number in a model without adapters, or of an adapted linear layer.
+    pub subject: u32,
 }
 
 /// One parameter tensor of a layer.
@@ -42,6 +56,8 @@ pub struct TensorSpec {
     pub range: Range<usize>,
     /// How its values are set before the first step.
     pub initial: TensorInit,
+    /// The random numbers for that.
+    pub draw: TensorDraw,
 }
 
 impl TensorSpec {
@@ -49,6 +65,12 @@ impl TensorSpec {
     #[must_use]
     pub fn is_matrix(&self) -> bool {
         self.shape.len() == 2
+    }
+
+    /// Whether it is of an adapter, and not of the model that is adapted.
+    #[must_use]
+    pub fn is_adapter(&self) -> bool {
+        ADAPTER_SUFFIXES.iter().any(|suffix| self.name.ends_with(suffix))
     }
 
     /// Rows and columns of a matrix.
@@ -128,8 +150,14 @@ impl LayerSpec {
     }
 }
 
+/// The ends of the names of an adapter's two tensors, which are PEFT's.
+const ADAPTER_SUFFIXES: [&str; 2] = [".lora_A", ".lora_B"];
+
 /// The name of the token embedding.
 const TOKENS: &str = "embed.tokens";
+
+/// Draws of adapters that a layer has at most: a [`super::LoraLinear`] each.
+const LORA_LINEARS: u32 = 8;
 
 /// Deviation of initial weights (Radford et al., 2019, section 2.3).
 const DEVIATION: f64 = 0.02;
@@ -137,13 +165,14 @@ const DEVIATION: f64 = 0.02;
 /// All layers of a model, in order.
 #[must_use]
 pub fn model_layers(model: &ModelConfig) -> Vec<LayerSpec> {
-    let mut next = TensorIndex(0);
+    let mut next = NextTensor { index: TensorIndex(0), subject: 0 };
     let layers = (0..model.layer_count()).map(LayerId);
     layers
         .map(|layer| {
             let kind = model.layer_kind(layer);
             let mut builder = SpecBuilder { next, tensors: Vec::new() };
             builder.layer(model, kind);
+            builder.adapters(model, layer, kind);
             next = builder.next;
             let mut tensors = builder.tensors;
             for tensor in &mut tensors {
@@ -162,17 +191,30 @@ pub fn model_size(model: &ModelConfig) -> (u32, u64) {
     (own().count() as u32, own().map(|tensor| tensor.range.len() as u64).sum())
 }
 
+/// The number of the next tensor, and what it is drawn as.
+#[derive(Clone, Copy)]
+struct NextTensor {
+    index: TensorIndex,
+    subject: u32,
+}
+
 struct SpecBuilder {
-    next: TensorIndex,
+    next: NextTensor,
     tensors: Vec<TensorSpec>,
 }
 
 impl SpecBuilder {
     fn add(&mut self, name: String, shape: &[usize], initial: TensorInit) {
+        let draw = TensorDraw { purpose: RandomPurpose::Weights, subject: self.next.subject };
+        self.next.subject += 1;
+        self.add_drawn(name, shape, initial, draw);
+    }
+
+    fn add_drawn(&mut self, name: String, shape: &[usize], initial: TensorInit, draw: TensorDraw) {
         let start = self.tensors.last().map_or(0, |tensor| tensor.range.end);
         let range = start..start + shape.iter().product::<usize>();
-        let index = self.next;
-        self.next = self.next.next();
+        let index = self.next.index;
+        self.next.index = index.next();
         let shape = shape.to_vec();
         self.tensors.push(TensorSpec {
             name,
@@ -182,6 +224,7 @@ impl SpecBuilder {
             shape,
             range,
             initial,
+            draw,
         });
     }
 
@@ -189,6 +232,7 @@ impl SpecBuilder {
     fn share_last(&mut self, owned: TensorIndex) {
         let last = self.tensors.last_mut().expect("a tensor was added");
         (last.index, last.is_shared) = (owned, true);
+        last.draw.subject = owned.0;
     }
 
     fn norm(&mut self, model: &ModelConfig, name: &str) {
@@ -208,6 +252,29 @@ impl SpecBuilder {
             for (name, outputs, _) in matrices {
                 self.add(format!("{name}.bias"), &[*outputs], TensorInit::Constant(0.0));
             }
+        }
+    }
+
+    /// Behind all else, so that it lies as without adapters.
+    fn adapters(&mut self, model: &ModelConfig, layer: LayerId, kind: LayerKind) {
+        let (Some(lora), LayerKind::Attention { block } | LayerKind::Mlp { block }) =
+            (&model.lora, kind)
+        else {
+            return;
+        };
+        for linear in adapted_linears(model, kind) {
+            let MatrixShape { outputs, inputs } = linear.shape(model);
+            let rank = lora.rank as usize;
+            let initial = match lora.init {
+                LoraInit::Kaiming => TensorInit::Uniform((inputs as f64).sqrt().recip()),
+                LoraInit::Gaussian => TensorInit::Normal(f64::from(lora.rank).recip()),
+            };
+            let subject = layer.0 * LORA_LINEARS + linear as u32;
+            let draw = TensorDraw { purpose: RandomPurpose::Adapters, subject };
+            let name = |suffix| format!("layers.{block}.{}{suffix}", linear.local_name());
+            let [a, b] = ADAPTER_SUFFIXES.map(name);
+            self.add_drawn(a, &[rank, inputs], initial, draw);
+            self.add_drawn(b, &[outputs, rank], TensorInit::Constant(0.0), draw);
         }
     }
 

@@ -248,6 +248,7 @@ mod tests {
         rope_theta: 1e4,
         tied: false,
         frozen: FrozenTensors::NONE,
+        lora: None,
     };
 
     fn lens(by: SliceBalance, work: TokenWork, sequence_len: usize, count: u32) -> Vec<usize> {

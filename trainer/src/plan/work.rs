@@ -6,9 +6,7 @@
 use zbelastic_kernels::MatrixShape;
 use zbelastic_types::LayerId;
 
-use crate::model::{
-    LayerKind, LayerParts, LayerSpec, LinearParts, MicrobatchShape, ModelConfig, model_layers,
-};
+use crate::model::{LayerKind, LayerParts, LayerSpec, MicrobatchShape, ModelConfig, model_layers};
 
 /// What one layer's passes take for one microbatch: floating-point operations as they are counted
 /// here, or a time where it was measured.
@@ -76,7 +74,8 @@ pub fn layer_work(model: &ModelConfig, shape: MicrobatchShape) -> Vec<LayerWork>
     work.into_iter().zip(shares).map(|(work, share)| work.with_trained_share(share)).collect()
 }
 
-/// By layer, the share of its W that runs: of its products, or of the layer where it has none.
+/// By layer, the share of its W that runs: of its products, or of the layer where it has none. Adapters
+/// run products of their own.
 #[must_use]
 pub(super) fn trained_shares(model: &ModelConfig) -> Vec<f64> {
     if model.frozen.is_none() {
@@ -85,12 +84,10 @@ pub(super) fn trained_shares(model: &ModelConfig) -> Vec<f64> {
     let share = |spec: LayerSpec| {
         let parts = LayerParts::new(model, &spec);
         let matrices = parts.matrices();
-        let floats = |is_it: &dyn Fn(&LinearParts) -> bool| -> usize {
-            matrices.iter().filter(|linear| is_it(linear)).map(|linear| linear.weight.len()).sum()
-        };
-        match floats(&|_| true) {
+        let run: usize = matrices.iter().map(|linear| linear.weight_gradient_products(&spec)).sum();
+        match matrices.iter().map(|linear| linear.weight.len()).sum::<usize>() {
             0 => f64::from(u8::from(spec.trained_tensors().next().is_some())),
-            all => floats(&|linear| linear.is_trained(&spec)) as f64 / all as f64,
+            all => run as f64 / all as f64,
         }
     };
     model_layers(model).into_iter().map(share).collect()
@@ -156,6 +153,7 @@ mod tests {
                 rope_theta: 1e4,
                 tied: false,
                 frozen: FrozenTensors::NONE,
+                lora: None,
             };
             let found =
                 model_flop_per_token(&model, MicrobatchShape { sequences: 2, sequence_len }) / 1e6;

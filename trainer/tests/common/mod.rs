@@ -61,6 +61,7 @@ pub fn tiny_model(family: Family) -> ModelConfig {
         rope_theta: 10_000.0,
         tied: false,
         frozen: FrozenTensors::NONE,
+        lora: None,
     }
 }
 

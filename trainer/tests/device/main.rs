@@ -44,8 +44,8 @@ use zbelastic_kernels::{Backend, ByteCounts, CpuBackend, DeviceFault};
 use zbelastic_schedule::{MemoryOp, ScheduleKind, Window};
 use zbelastic_trainer::digest::StateDigest;
 use zbelastic_trainer::model::{
-    Family, LayerKind, LayerParts, ModelConfig, Recompute, RecomputedOps, frozen_tensors,
-    layer_bytes, model_layers, replayed_bytes,
+    Family, LayerKind, LayerParts, LoraInit, LoraSettings, ModelConfig, Recompute, RecomputedOps,
+    frozen_tensors, layer_bytes, model_layers, replayed_bytes,
 };
 use zbelastic_trainer::plan::Plan;
 use zbelastic_trainer::reference::SerialReference;
@@ -242,12 +242,19 @@ fn candidates_in_forms_are_dropped_without_a_trace() {
         let model = tiny_model(family);
         ModelConfig { frozen: frozen_tensors(&model, &patterns).expect("there are such"), ..model }
     };
+    let adapted = |family| {
+        let targets = vec!["all-linear".to_owned()];
+        let settings = LoraSettings { rank: 3, alpha: 6.0, init: LoraInit::Kaiming, targets };
+        settings.adapt(&tiny_model(family)).expect("a rank of 3 fits")
+    };
     let some = ["embed", "layers.0", "layers.*.attn.k", "layers.*.norm2", "layers.1.mlp.down"];
     for (model, precision) in [
         (tiny_model(Family::Gpt2), Precision::Bf16),
         (tiny_model(Family::Llama), Precision::F32),
         (frozen(Family::Gpt2, &some), Precision::F32),
         (frozen(Family::Llama, &some), Precision::Bf16),
+        (adapted(Family::Gpt2), Precision::Bf16),
+        (adapted(Family::Llama), Precision::F32),
     ] {
         let Some([one, other]) = two(precision) else { return };
         let mut setup = setup(model.clone(), alone(&model), STEPS);
@@ -259,7 +266,8 @@ fn candidates_in_forms_are_dropped_without_a_trace() {
         }
         setup.plan = plan(&model, ScheduleKind::ZbH1, 3, Window::One);
         setup.attest_every = 1;
-        let injection = "step=2,tensor=layers.3.mlp.down,value=nan";
+        let part = if model.lora.is_some() { ".lora_B" } else { "" };
+        let injection = format!("step=2,tensor=layers.3.mlp.down{part},value=nan");
         setup.injections = vec![injection.parse().expect("a legal injection")];
         let policy = policy(setup.clip_norm, NonfinitePolicy::Skip);
         let backend = |_| {

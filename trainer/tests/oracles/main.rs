@@ -1,6 +1,7 @@
 //! Figures made by others: models of transformers, and PyTorch's AdamW.
 
 mod adamw;
+mod adapters;
 mod models;
 mod written;
 
@@ -56,5 +57,6 @@ const KINDS: [OracleKind; 9] = [
 fn main() {
     let vectors = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/oracles/vectors"));
     let oracles = Oracles::from_env();
-    zbelastic_oracles::run(KINDS.iter().flat_map(|kind| oracles.of_kind(kind, vectors)))
+    let all = KINDS.iter().flat_map(|kind| oracles.of_kind(kind, vectors));
+    zbelastic_oracles::run(all.chain(adapters::tests(&vectors.join("lora"))))
 }

@@ -10,7 +10,7 @@ use zbelastic_kernels::{Backend, BufferView, CpuBackend};
 use zbelastic_schedule::{ScheduleKind, Window};
 use zbelastic_trainer::data::{BatchSource, IGNORED_TARGET, TokenBatch};
 use zbelastic_trainer::hf::{
-    ShardIndex, WeightFile, config_json, import_files, parse_config, to_named,
+    NamedTensor, ShardIndex, WeightFile, config_json, import_files, parse_config, to_named,
 };
 use zbelastic_trainer::model::{LayerState, MicrobatchShape, ModelConfig};
 use zbelastic_trainer::optimizer::{LrDecay, OptimizerConfig, OptimizerKind, WeightDecayScope};
@@ -71,7 +71,7 @@ impl BatchSource for OracleBatches {
     }
 }
 
-struct OracleRun {
+pub struct OracleRun {
     floats: BTreeMap<String, Vec<f32>>,
     /// Ids, documents, positions and masks.
     integers: BTreeMap<String, Vec<i32>>,
@@ -81,7 +81,7 @@ struct OracleRun {
 }
 
 impl OracleRun {
-    fn read(folder: &Path) -> Self {
+    pub fn read(folder: &Path) -> Self {
         let file = std::fs::read(folder.join("expected.safetensors")).expect("readable");
         let tensors = SafeTensors::deserialize(&file).expect("a safetensors file");
         let mut floats = BTreeMap::new();
@@ -170,7 +170,7 @@ fn compare(what: &str, found: &[f32], expected: &[f32], error_max: f32) {
     }
 }
 
-fn parse(path: &Path, file: &str) -> ModelConfig {
+pub fn parse(path: &Path, file: &str) -> ModelConfig {
     let text = std::fs::read_to_string(path.join(file)).expect("readable");
     parse_config(&text).unwrap_or_else(|error| panic!("{}/{file}: {error}", path.display()))
 }
@@ -184,7 +184,7 @@ pub fn configuration_is_read_in_all_spellings(path: &Path) {
     assert_eq!(parse_config(&config_json(&model)).expect("our own"), model);
 }
 
-fn weights_of(model: &ModelConfig, path: &Path) -> Vec<Vec<f32>> {
+pub fn weights_of(model: &ModelConfig, path: &Path) -> Vec<Vec<f32>> {
     let index = std::fs::read_to_string(path.join("model.safetensors.index.json"));
     let index = index.ok().map(|text| ShardIndex::parse(&text).expect("an index"));
     let names = index.as_ref().map_or(vec!["model.safetensors"], ShardIndex::files);
@@ -200,10 +200,18 @@ fn weights_of(model: &ModelConfig, path: &Path) -> Vec<Vec<f32>> {
 pub fn model_trains_as_in_transformers(path: &Path) {
     let model = parse(path, "config.json");
     let weights = weights_of(&model, path);
-    check_case(&path.display().to_string(), &model, weights, &OracleRun::read(path));
+    let named = |layers: &[Vec<f32>]| to_named(&model, layers);
+    check_case(&path.display().to_string(), &model, weights, &OracleRun::read(path), named);
 }
 
-fn check_case(name: &str, model: &ModelConfig, weights: Vec<Vec<f32>>, expected: &OracleRun) {
+/// Compares six steps; `named` names the tensors of layers that are compared.
+pub fn check_case(
+    name: &str,
+    model: &ModelConfig,
+    weights: Vec<Vec<f32>>,
+    expected: &OracleRun,
+    named: impl Fn(&[Vec<f32>]) -> Vec<NamedTensor>,
+) {
     let setup = setup(model, weights, &expected.ids_shape);
     let integers = |name: &str| expected.integers.get(name).cloned();
     let source = OracleBatches {
@@ -233,11 +241,11 @@ fn check_case(name: &str, model: &ModelConfig, weights: Vec<Vec<f32>>, expected:
         assert!((found.norm / norm - 1.0).abs() < 1e-4, "{name} step {step}: norm {}", found.norm);
         if step == 0 {
             let gradients = floats_of(run.backend(), run.layers(), |layer| &layer.g);
-            check_named(name, model, &gradients, "grad_step0.", expected, 1e-4);
+            check_named(name, named(&gradients), "grad_step0.", expected, 1e-4);
         }
     }
     let parameters = floats_of(run.backend(), run.layers(), |layer| &layer.w);
-    check_named(name, model, &parameters, "param_after6.", expected, 1e-3);
+    check_named(name, named(&parameters), "param_after6.", expected, 1e-3);
 }
 
 /// Positions count from where documents begin.
@@ -261,13 +269,11 @@ fn check_positions(
 /// Compares every tensor of the file whose name begins with `prefix`.
 fn check_named(
     case: &str,
-    model: &ModelConfig,
-    layers: &[Vec<f32>],
+    named: Vec<NamedTensor>,
     prefix: &str,
     expected: &OracleRun,
     error_max: f32,
 ) {
-    let named = to_named(model, layers);
     let there = expected.floats.keys().filter(|name| name.starts_with(prefix)).count();
     assert_eq!(there, named.len(), "{case}: tensors with {prefix}");
     for tensor in named {

@@ -35,6 +35,7 @@ pub fn model() -> ModelConfig {
         rope_theta: 10_000.0,
         tied: false,
         frozen: FrozenTensors::NONE,
+        lora: None,
     }
 }
 

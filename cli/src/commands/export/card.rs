@@ -4,7 +4,7 @@
 use std::fmt::Write as _;
 
 use zbelastic_trainer::hf::WeightType;
-use zbelastic_trainer::model::{ModelConfig, model_size};
+use zbelastic_trainer::model::{LayerSpec, LoraConfig, ModelConfig, model_layers, model_size};
 use zbelastic_wording::figures::grouped;
 
 use super::tokenizer_source::ExportedTokenizer;
@@ -62,18 +62,39 @@ pub struct ModelCard<'a> {
     pub run: Option<&'a RunRecord>,
     /// Its files of weights.
     pub files: &'a [WrittenFile],
+    /// Whether that is all of it.
+    pub form: ExportForm<'a>,
+}
+
+/// What is exported of a model.
+#[derive(Clone, Copy, Debug)]
+pub enum ExportForm<'a> {
+    /// All of it.
+    Whole,
+    /// Its adapters.
+    Adapters {
+        /// The folder of the model that they are of, if it lies in one.
+        base: Option<&'a str>,
+    },
 }
 
 /// The card in Markdown.
 #[must_use]
 pub fn render(card: &ModelCard<'_>) -> String {
-    let mut text = String::from(
-        "---\nlibrary_name: transformers\npipeline_tag: text-generation\ntags:\n- zbelastic\n---\n\n",
+    let library = match card.form {
+        ExportForm::Whole => "transformers",
+        ExportForm::Adapters { .. } => "peft",
+    };
+    let mut text = format!(
+        "---\nlibrary_name: {library}\npipeline_tag: text-generation\ntags:\n- zbelastic\n---\n\n",
     );
     let name = card.run.map_or("model", |run| &run.name);
     let _ = writeln!(text, "# {name}\n");
     write_model(&mut text, card);
-    write_use(&mut text, card.tokenizer);
+    match card.form {
+        ExportForm::Whole => write_use(&mut text, card.tokenizer),
+        ExportForm::Adapters { base } => write_adapter_use(&mut text, base),
+    }
     if let Some(run) = card.run {
         write_certificate(&mut text, run);
     }
@@ -85,10 +106,16 @@ pub fn render(card: &ModelCard<'_>) -> String {
     text
 }
 
+/// Parameters of a model's adapters.
+#[must_use]
+pub fn adapter_parameters(model: &ModelConfig) -> u64 {
+    model_layers(model).iter().map(LayerSpec::trained_floats).sum::<usize>() as u64
+}
+
 fn write_model(text: &mut String, card: &ModelCard<'_>) {
     let ModelConfig { family, blocks, width, heads, kv_heads, vocabulary, positions, .. } =
         card.model;
-    let (_, parameters) = model_size(card.model);
+    let (_, parameters) = model_size(&card.model.without_lora());
     let rows = [
         ("parameters", grouped(parameters)),
         ("family", format!("{family:?}").to_lowercase()),
@@ -100,10 +127,30 @@ fn write_model(text: &mut String, card: &ModelCard<'_>) {
         ("weights", card.kind.torch_name().to_owned()),
     ];
     text.push_str("| | |\n|---|---|\n");
-    for (name, value) in rows {
+    let lora =
+        card.model.lora.as_ref().filter(|_| matches!(card.form, ExportForm::Adapters { .. }));
+    let adapters = lora.map(|lora| {
+        let parameters = adapter_parameters(card.model);
+        let LoraConfig { rank, alpha, .. } = lora;
+        ("adapters", format!("{} parameters, rank {rank}, alpha {alpha}", grouped(parameters)))
+    });
+    for (name, value) in adapters.into_iter().chain(rows) {
         let _ = writeln!(text, "| {name} | {value} |");
     }
     text.push('\n');
+}
+
+/// How adapters are read: over the model that they are of.
+fn write_adapter_use(text: &mut String, base: Option<&str>) {
+    let base = base.unwrap_or("BASE");
+    let _ = writeln!(
+        text,
+        "These are low-rank adapters. The model that they are of is not here.\n\n\
+         ## Use\n\n```python\nfrom peft import PeftModel\n\
+         from transformers import AutoModelForCausalLM\n\n\
+         base = AutoModelForCausalLM.from_pretrained(\"{base}\")\n\
+         model = PeftModel.from_pretrained(base, \"DIR\")\n```\n"
+    );
 }
 
 fn write_use(text: &mut String, tokenizer: &ExportedTokenizer) {
@@ -205,6 +252,7 @@ mod tests {
             tokenizer: &ExportedTokenizer::Bytes,
             run: Some(&run),
             files: &files,
+            form: ExportForm::Whole,
         };
         let text = render(&card);
         assert!(text.starts_with("---\nlibrary_name: transformers\n"), "{text}");
@@ -221,6 +269,11 @@ mod tests {
             assert!(text.contains(part), "no {part:?} in:\n{text}");
         }
         assert!(text.contains("# Each byte of a text is the token of its value."), "{text}");
+        let form = ExportForm::Adapters { base: Some("models/base") };
+        let adapters = render(&ModelCard { form, ..card });
+        for part in ["library_name: peft\n", "from_pretrained(\"models/base\")", "PeftModel"] {
+            assert!(adapters.contains(part), "no {part:?} in:\n{adapters}");
+        }
         let unknown = render(&ModelCard { tokenizer: &ExportedTokenizer::Unknown, ..card });
         assert!(!unknown.contains("Each byte") && unknown.contains("is not here"), "{unknown}");
         let files = ExportedTokenizer::Files(TokenizerFiles::default());

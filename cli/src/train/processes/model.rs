@@ -2,7 +2,6 @@
 //! own, as soon as that checkpoint is durable. Workers may evaluate held-out text for longer than
 //! that lasts.
 
-use std::io;
 use std::path::PathBuf;
 use std::thread::{self, JoinHandle};
 
@@ -10,13 +9,12 @@ use zbelastic_api::CheckpointDetail;
 use zbelastic_api::client::ApiClient;
 use zbelastic_kernels::HostFloats;
 use zbelastic_node::data_folder::NodeDataFolder;
-use zbelastic_trainer::hf::{config_json, write_safetensors};
 use zbelastic_trainer::model::ModelConfig;
 use zbelastic_wording::{CommandFailure, FailureCode};
 
 use super::connect;
 use crate::commands::export::checkpoint::weights;
-use crate::train::folder::write_model;
+use crate::train::folder::write_trained;
 
 /// The last checkpoint, and its weights, which the run folder holds as a model.
 #[derive(Debug)]
@@ -53,8 +51,7 @@ impl ModelSource {
         let detail = client.checkpoint(step)?;
         let connect = || connect(&self.controller, self.address.clone());
         let layers = weights(&detail, &self.model, connect)?;
-        let tensors = |to: &mut dyn io::Write| write_safetensors(&self.model, &layers, to);
-        write_model(&self.folder, &config_json(&self.model), tensors)?;
+        write_trained(&self.folder, &self.model, &layers)?;
         Ok(WrittenModel { detail, layers })
     }
 }

@@ -1,15 +1,17 @@
 //! The operations of [`Backend`] on a device, each called in the module that implements it.
 
+use std::ops::Range;
+
 use super::super::device::Device;
 use super::super::error::DeviceFault;
 use super::super::memory::CudaBuffer;
 use super::super::source::Precision;
-use super::super::{activation, attention, embed, head, linear, norm};
+use super::super::{activation, adapter, attention, embed, head, linear, norm};
 use super::{CudaBackend, CudaMatrix};
 use crate::backend::{
-    Accumulate, AttentionMask, AttentionShape, Backend, BackwardEpilogue, BufferView, EarlierSlice,
-    EmbedGradient, ForwardEpilogue, LinearGradient, LossScale, MatrixShape, Norm, NormGradient,
-    Pending, RotaryDirection, RowPositions, RowsShape,
+    Accumulate, AdapterArithmetic, AdapterView, AttentionMask, AttentionShape, Backend,
+    BackwardEpilogue, BufferView, EarlierSlice, EmbedGradient, ForwardEpilogue, LinearGradient,
+    LossScale, MatrixShape, Norm, NormGradient, Pending, RotaryDirection, RowPositions, RowsShape,
 };
 
 impl<D: Device> Backend for CudaBackend<D> {
@@ -255,5 +257,27 @@ impl<D: Device> Backend for CudaBackend<D> {
     ) {
         let logits = logits_then_gradient;
         self.run(|| head::backward(self, targets, scale, log_sums, matrix, logits, gradient));
+    }
+}
+
+impl<D: Device> AdapterArithmetic for CudaBackend<D> {
+    fn load_adapted_matrix(
+        &self,
+        base: BufferView<'_, CudaBuffer<D>>,
+        adapters: &[AdapterView<'_, CudaBuffer<D>>],
+        matrix: &mut CudaMatrix<D>,
+    ) {
+        self.run(|| adapter::load_adapted_matrix(self, &base, adapters, matrix));
+    }
+
+    fn scale_columns(
+        &self,
+        from: &CudaBuffer<D>,
+        width: usize,
+        columns: Range<usize>,
+        scale: f32,
+        to: &mut CudaBuffer<D>,
+    ) {
+        self.run(|| adapter::scale_columns(self, from, width, &columns, scale, to));
     }
 }

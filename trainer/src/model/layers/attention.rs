@@ -7,7 +7,7 @@ use zbelastic_kernels::{
 
 use super::{
     AttentionStash, PassContext, PassScratch, Projections, QkNormStash, WeightGradients,
-    linear_weights, norm_backward, norm_forward, norm_weights,
+    adapted_weights, norm_backward, norm_forward, norm_weights,
 };
 use crate::model::parts::LayerParts;
 use crate::model::state::LayerState;
@@ -164,12 +164,13 @@ impl<T> AttentionStash<T> {
         context: &PassContext<'_, B>,
         state: &mut LayerState<B>,
         gradient: &T,
+        scratch: &mut PassScratch<T>,
         accumulate: Accumulate,
     ) {
         let (mut to, parts) = WeightGradients::of(state);
         let LayerParts::Attention { norm, qkv, qk_norm, out } = parts else { unreachable!() };
-        linear_weights(context, &mut to, out, &self.out, gradient, accumulate);
-        linear_weights(context, &mut to, qkv, &self.normed.y, &self.qkv, accumulate);
+        adapted_weights(context, &mut to, out, &self.out, gradient, scratch, accumulate);
+        adapted_weights(context, &mut to, qkv, &self.normed.y, &self.qkv, scratch, accumulate);
         if let Some(weights) = to.trained(qk_norm) {
             let partials = &self.qk_norm.partials;
             let to = NormGradient { buffer: to.g, weight: weights.clone(), bias: None };

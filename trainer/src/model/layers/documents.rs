@@ -86,6 +86,7 @@ mod tests {
             rope_theta: 1e4,
             tied: false,
             frozen: FrozenTensors::NONE,
+            lora: None,
         };
         let backend = &CpuBackend::new(1).expect("one thread");
         let place = SlicePosition { slice: SliceIndex(0), count: 2, first_position };

@@ -3,7 +3,7 @@
 use zbelastic_kernels::{Accumulate, Backend, BackwardEpilogue, ForwardEpilogue};
 
 use super::{
-    MlpStash, PassContext, PassScratch, WeightGradients, linear_weights, norm_backward,
+    MlpStash, PassContext, PassScratch, WeightGradients, adapted_weights, norm_backward,
     norm_forward, norm_weights,
 };
 use crate::model::config::Family;
@@ -77,12 +77,13 @@ impl<T> MlpStash<T> {
         context: &PassContext<'_, B>,
         state: &mut LayerState<B>,
         gradient: &T,
+        scratch: &mut PassScratch<T>,
         accumulate: Accumulate,
     ) {
         let (mut to, parts) = WeightGradients::of(state);
         let LayerParts::Mlp { norm, up, down } = parts else { unreachable!() };
-        linear_weights(context, &mut to, down, &self.hidden, gradient, accumulate);
-        linear_weights(context, &mut to, up, &self.normed.y, &self.before, accumulate);
+        adapted_weights(context, &mut to, down, &self.hidden, gradient, scratch, accumulate);
+        adapted_weights(context, &mut to, up, &self.normed.y, &self.before, scratch, accumulate);
         norm_weights(context, &mut to, norm, &self.normed, accumulate);
     }
 }

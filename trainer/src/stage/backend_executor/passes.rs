@@ -120,10 +120,10 @@ impl<B: Backend> PassExecutor for BackendExecutor<B> {
         if workspace.chunk.has_head() && workspace.head_accumulated == place {
             self.head_weights(pass);
         }
-        let (context, workspace, _) = self.context(pass);
+        let (context, workspace, scratch) = self.context(pass);
         let accumulate = next_in_order(place, &mut workspace.accumulated);
         let PassWorkingSet { chunk, stash, .. } = workspace.working(context.backend, part(pass));
-        chunk.backward_weights(&context, batch, stash, accumulate);
+        chunk.backward_weights(&context, batch, stash, scratch, accumulate);
         workspace.close(part(pass));
     }
 
