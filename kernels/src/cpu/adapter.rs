@@ -4,7 +4,8 @@ use std::ops::Range;
 
 use super::backend::CpuBackend;
 use super::draw::HostThreads;
-use super::lanes::{InstructionSet, LANES, Lanes, dispatch};
+use super::instruction_set::InstructionSet;
+use super::lanes::{LANES, Lanes, dispatch};
 use super::threads::Threads;
 
 /// Rows of a matrix that one task adapts.
