@@ -1,7 +1,7 @@
 //! Elementwise stages: bias, residual, GELU, SwiGLU.
 
 use super::backend::CpuBackend;
-use super::lanes::{LANES, Lanes, dispatch};
+use super::lanes::{LANES, Lanes, dispatch, is_line};
 use super::math::{gelu, gelu_slope, silu, silu_slope};
 use crate::backend::RowsShape;
 
@@ -15,7 +15,7 @@ dispatch!(
         = finish_add_lanes
 );
 dispatch!(
-    /// `before = y + bias; y = gelu(before)`.
+    /// `before = y + bias; y = gelu(before)`; [`super::lanes::fence`] must follow the last row.
     pub(super) fn finish_gelu(bias: Option<&[f32]>, before: &mut [f32], y: &mut [f32])
         = finish_gelu_lanes
 );
@@ -48,11 +48,19 @@ fn finish_add_lanes<L: Lanes>(bias: Option<&[f32]>, skip: &[f32], y: &mut [f32])
     }
 }
 
+/// `before` is read in the backward pass and goes past the caches.
 #[inline(always)]
 fn finish_gelu_lanes<L: Lanes>(bias: Option<&[f32]>, before: &mut [f32], y: &mut [f32]) {
+    assert_eq!(before.len(), y.len());
+    let streams = is_line(before);
     for at in (0..y.len()).step_by(LANES) {
         let x: L = biased(bias, y, at);
-        x.store_at(before, at);
+        if streams && at + LANES <= before.len() {
+            // SAFETY: the first of sixteen lies on a line, and there are sixteen.
+            unsafe { x.stream(before[at..].as_mut_ptr()) };
+        } else {
+            x.store_at(before, at);
+        }
         gelu(x).store_at(y, at);
     }
 }

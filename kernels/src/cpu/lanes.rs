@@ -40,6 +40,13 @@ pub(crate) trait Lanes: Copy {
     /// `to` is valid for writing sixteen floats; no alignment is required.
     unsafe fn store(self, to: *mut f32);
 
+    /// Sixteen floats to `to` past the caches, for what is read much later; [`fence`] must follow
+    /// before another thread may read them.
+    ///
+    /// # Safety
+    /// `to` is valid for writing sixteen floats, and a multiple of 64 bytes.
+    unsafe fn stream(self, to: *mut f32);
+
     fn add(self, other: Self) -> Self;
     fn sub(self, other: Self) -> Self;
     fn mul(self, other: Self) -> Self;
@@ -125,26 +132,12 @@ pub(crate) trait Lanes: Copy {
         }
     }
 
-    /// Lanes from up to sixteen floats, the missing ones `fill`.
-    #[inline(always)]
-    fn from_partial(from: &[f32], fill: f32) -> Self {
-        let mut lanes = [fill; LANES];
-        lanes[..from.len()].copy_from_slice(from);
-        Self::from_slice(&lanes)
-    }
-
-    /// Writes the first `to.len()` lanes.
-    #[inline(always)]
-    fn write_partial(self, to: &mut [f32]) {
-        to.copy_from_slice(&self.to_array()[..to.len()]);
-    }
-
     /// Lanes from `floats[at..]`; those beyond the end are `fill`.
     #[inline(always)]
     fn load_at(floats: &[f32], at: usize, fill: f32) -> Self {
         match floats[at..].first_chunk::<LANES>() {
             Some(lanes) => Self::from_slice(lanes),
-            None => Self::from_partial(&floats[at..], fill),
+            None => Self::from_slice(&filled(&floats[at..], fill)),
         }
     }
 
@@ -155,7 +148,7 @@ pub(crate) trait Lanes: Copy {
         if to.len() >= LANES {
             self.write_to(to);
         } else {
-            self.write_partial(to);
+            copy_front(&self.to_array(), to);
         }
     }
 
@@ -188,6 +181,37 @@ pub(crate) trait Lanes: Copy {
         }
         lanes[0]
     }
+}
+
+/// Whether floats lie where [`Lanes::stream`] may write them.
+pub(crate) fn is_line(floats: &[f32]) -> bool {
+    floats.as_ptr().addr().is_multiple_of(LANES * size_of::<f32>())
+}
+
+/// Orders what was streamed before everything that this thread writes from here on.
+pub(crate) fn fence() {
+    // SAFETY: every processor of this architecture has SSE.
+    #[cfg(target_arch = "x86_64")]
+    unsafe {
+        std::arch::x86_64::_mm_sfence();
+    }
+}
+
+/// Up to sixteen floats, the missing ones `fill`. Kept out of loops, so that whole vectors stay in
+/// registers there.
+#[cold]
+#[inline(never)]
+fn filled(from: &[f32], fill: f32) -> [f32; LANES] {
+    let mut lanes = [fill; LANES];
+    lanes[..from.len()].copy_from_slice(from);
+    lanes
+}
+
+/// The first of sixteen floats, as many as `to` holds; kept out of loops as [`filled`] is.
+#[cold]
+#[inline(never)]
+fn copy_front(lanes: &[f32; LANES], to: &mut [f32]) {
+    to.copy_from_slice(&lanes[..to.len()]);
 }
 
 /// Makes a function that runs one generic over [`Lanes`] with the instructions of a given set.

@@ -5,6 +5,7 @@ use std::ops::Range;
 use super::activation::{apply_gelu_slope, finish_add, finish_gelu, finish_plain};
 use super::backend::CpuBackend;
 use super::buffer::CpuBuffer;
+use super::lanes::fence;
 use super::matmul::{PackedMatrix, RowProduct, SumStorage, multiply_rows, with_scratch};
 use crate::backend::{BackwardEpilogue, ForwardEpilogue};
 
@@ -87,6 +88,7 @@ fn forward_task(
         let strip = scratch.strips.as_mut_slice();
         multiply_rows(factors, strip, SumStorage::Result(y), finish_row);
     });
+    fence();
 }
 
 pub(super) fn backward_input(

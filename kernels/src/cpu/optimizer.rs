@@ -12,41 +12,72 @@ const UPDATE_CHUNK: usize = 1 << 16;
 /// Chunks summed side by side, so that eight chains of additions hide each other's latency.
 const CHAINS: usize = 8;
 
+/// The sum of squares of one tensor.
 pub(super) fn sum_squares(cpu: &CpuBackend, x: &[f32]) -> SquareSum {
-    let mut sums = vec![0.0; x.len().div_ceil(SQUARE_SUM_CHUNK)];
-    let groups = x.chunks(CHAINS * SQUARE_SUM_CHUNK).zip(sums.chunks_mut(CHAINS));
-    cpu.threads().for_each(groups.collect(), |(group, sums)| {
-        sums.copy_from_slice(&sum_side_by_side(cpu.instruction_set(), group)[..sums.len()]);
-    });
-    let sum = sums.iter().fold(0.0, |total, sum| total + sum);
-    let is_finite = sum.is_finite();
-    let nonfinite = if is_finite { 0 } else { x.iter().filter(|x| !x.is_finite()).count() };
-    SquareSum { sum, nonfinite: nonfinite as u64 }
+    sum_squares_of_each(cpu, &[x]).pop().expect("one tensor, one sum")
 }
 
-/// Each chunk's sum is one chain in index order; the chains advance together, sixteen elements of
-/// each at a time. A product of floats is exact in f64, so fusing it into the sum changes nothing;
-/// where a chunk is at its end, or missing, zeros are added to its sum, which change nothing either.
-#[inline(always)]
-fn side_by_side_lanes<L: Lanes>(group: &[f32]) -> [f64; CHAINS] {
-    let mut sums = [0.0f64; CHAINS];
-    let mut chunks: [&[f32]; CHAINS] = [&[]; CHAINS];
-    for (to, chunk) in chunks.iter_mut().zip(group.chunks(SQUARE_SUM_CHUNK)) {
-        *to = chunk;
+/// The sum of squares of each tensor: chunks in index order, one chain of additions each, and the
+/// chunks of a tensor in order. Which chunks are summed side by side changes nothing, so those of
+/// all tensors are.
+pub(super) fn sum_squares_of_each(cpu: &CpuBackend, tensors: &[&[f32]]) -> Vec<SquareSum> {
+    let mut chunks: Vec<(usize, &[f32])> = Vec::new();
+    for tensor in tensors {
+        chunks.extend(tensor.chunks(SQUARE_SUM_CHUNK).zip(chunks.len()..).map(|(c, i)| (i, c)));
     }
-    for at in (0..chunks[0].len()).step_by(LANES) {
-        let mut square = [L::splat(0.0); LANES];
-        for (lanes, chunk) in square.iter_mut().zip(chunks) {
-            *lanes = L::load_at(chunk, at.min(chunk.len()), 0.0);
+    let mut sums = vec![0.0; chunks.len()];
+    chunks.sort_by_key(|(_, chunk)| std::cmp::Reverse(chunk.len()));
+    let mut grouped = vec![[0.0; CHAINS]; chunks.len().div_ceil(CHAINS)];
+    let tasks = chunks.chunks(CHAINS).zip(&mut grouped);
+    cpu.threads().for_each(tasks.collect(), |(group, sums)| {
+        let mut chains: [&[f32]; CHAINS] = [&[]; CHAINS];
+        for (chain, (_, chunk)) in chains.iter_mut().zip(group) {
+            *chain = chunk;
         }
-        for lanes in L::transpose(square) {
-            lanes.add_squares(&mut sums);
+        *sums = sum_side_by_side(cpu.instruction_set(), chains);
+    });
+    for ((index, _), sum) in chunks.iter().zip(grouped.as_flattened()) {
+        sums[*index] = *sum;
+    }
+    let mut sums = sums.into_iter();
+    let sum_of = |tensor: &&[f32]| {
+        let count = tensor.len().div_ceil(SQUARE_SUM_CHUNK);
+        let sum = sums.by_ref().take(count).fold(0.0, |total, sum| total + sum);
+        let nonfinite =
+            if f64::is_finite(sum) { 0 } else { tensor.iter().filter(|x| !x.is_finite()).count() };
+        SquareSum { sum, nonfinite: nonfinite as u64 }
+    };
+    tensors.iter().map(sum_of).collect()
+}
+
+/// The chains advance together, the longest first, sixteen elements of each at a time. A product of
+/// floats is exact in f64, so fusing it into the sum changes nothing, and neither does a zero in
+/// place of a chain that is at its end.
+#[inline(always)]
+fn side_by_side_lanes<L: Lanes>(chains: [&[f32]; CHAINS]) -> [f64; CHAINS] {
+    let mut sums = [0.0f64; CHAINS];
+    let mut at = 0;
+    for count in (1..=CHAINS).rev() {
+        let shortest = chains[count - 1];
+        let end = shortest.len() / LANES * LANES;
+        while at < end {
+            let mut square = [L::splat(0.0); LANES];
+            for (lanes, chain) in square.iter_mut().zip(&chains[..count]) {
+                *lanes = L::from_slice(&chain[at..]);
+            }
+            for lanes in L::transpose(square) {
+                lanes.add_squares(&mut sums);
+            }
+            at += LANES;
+        }
+        for x in shortest.get(at..).unwrap_or_default() {
+            sums[count - 1] += f64::from(*x) * f64::from(*x);
         }
     }
     sums
 }
 
-dispatch!(fn sum_side_by_side(group: &[f32]) -> [f64; CHAINS] = side_by_side_lanes);
+dispatch!(fn sum_side_by_side(chains: [&[f32]; CHAINS]) -> [f64; CHAINS] = side_by_side_lanes);
 
 /// The state a candidate is computed from, over the elements concerned.
 #[derive(Clone, Copy)]

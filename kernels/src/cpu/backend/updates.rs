@@ -28,6 +28,11 @@ impl Optimizer for CpuBackend {
         optimizer::sum_squares(self, read(&x))
     }
 
+    fn sum_squares_of_each(&self, tensors: &[BufferView<'_, CpuBuffer>]) -> Vec<SquareSum> {
+        let tensors: Vec<_> = tensors.iter().map(read).collect();
+        optimizer::sum_squares_of_each(self, &tensors)
+    }
+
     fn state_sums(&self, w: &CpuBuffer, m: &CpuBuffer, v: &CpuBuffer) -> Pending<[u64; 2]> {
         fingerprint::state_sums(self, [w, m, v].map(CpuBuffer::as_slice)).into()
     }

@@ -7,8 +7,8 @@ use std::arch::x86_64::{
     _mm256_cvtps_epi32, _mm256_cvtps_pd, _mm256_div_ps, _mm256_extractf128_ps, _mm256_fmadd_pd,
     _mm256_fmadd_ps, _mm256_loadu_pd, _mm256_loadu_ps, _mm256_max_ps, _mm256_min_ps, _mm256_mul_ps,
     _mm256_permute2f128_ps, _mm256_round_ps, _mm256_set1_epi32, _mm256_set1_ps, _mm256_shuffle_ps,
-    _mm256_slli_epi32, _mm256_sqrt_ps, _mm256_storeu_pd, _mm256_storeu_ps, _mm256_sub_ps,
-    _mm256_unpackhi_ps, _mm256_unpacklo_ps,
+    _mm256_slli_epi32, _mm256_sqrt_ps, _mm256_storeu_pd, _mm256_storeu_ps, _mm256_stream_ps,
+    _mm256_sub_ps, _mm256_unpackhi_ps, _mm256_unpacklo_ps,
 };
 
 use super::{LANES, Lanes};
@@ -44,6 +44,14 @@ impl Lanes for Avx2 {
         unsafe {
             _mm256_storeu_ps(to, self.0);
             _mm256_storeu_ps(to.add(8), self.1);
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn stream(self, to: *mut f32) {
+        unsafe {
+            _mm256_stream_ps(to, self.0);
+            _mm256_stream_ps(to.add(8), self.1);
         }
     }
 

@@ -9,8 +9,8 @@ use std::arch::x86_64::{
     _mm512_extractf64x4_pd, _mm512_fmadd_pd, _mm512_fmadd_ps, _mm512_loadu_pd, _mm512_loadu_ps,
     _mm512_mask_blend_ps, _mm512_max_ps, _mm512_min_ps, _mm512_mul_ps, _mm512_roundscale_ps,
     _mm512_set1_epi32, _mm512_set1_ps, _mm512_setzero_ps, _mm512_shuffle_f64x2, _mm512_slli_epi32,
-    _mm512_sqrt_ps, _mm512_storeu_pd, _mm512_storeu_ps, _mm512_sub_ps, _mm512_unpackhi_pd,
-    _mm512_unpackhi_ps, _mm512_unpacklo_pd, _mm512_unpacklo_ps,
+    _mm512_sqrt_ps, _mm512_storeu_pd, _mm512_storeu_ps, _mm512_stream_ps, _mm512_sub_ps,
+    _mm512_unpackhi_pd, _mm512_unpackhi_ps, _mm512_unpacklo_pd, _mm512_unpacklo_ps,
 };
 
 use super::{LANES, Lanes};
@@ -33,6 +33,11 @@ impl Lanes for Avx512 {
     #[inline(always)]
     unsafe fn store(self, to: *mut f32) {
         unsafe { _mm512_storeu_ps(to, self.0) }
+    }
+
+    #[inline(always)]
+    unsafe fn stream(self, to: *mut f32) {
+        unsafe { _mm512_stream_ps(to, self.0) }
     }
 
     #[inline(always)]

@@ -31,6 +31,12 @@ impl Lanes for Portable {
     }
 
     #[inline(always)]
+    unsafe fn stream(self, to: *mut f32) {
+        // SAFETY: as the caller promises.
+        unsafe { self.store(to) }
+    }
+
+    #[inline(always)]
     fn add(self, other: Self) -> Self {
         self.zip(other, |a, b| a + b)
     }

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::super::lanes::{LANES, Lanes, dispatch};
-use super::tile::{STRIP, padded};
+use super::tile::{STRIP, fetch_line, padded};
 use super::{BLOCK_DEPTH, PANEL};
 use crate::backend::AllocateError;
 use crate::cpu::buffer::{CpuArena, CpuBuffer};
@@ -72,13 +72,16 @@ dispatch!(
     pub(crate) fn pack_as_is(source: PanelSource<'_>, panels: &mut [f32]) = pack_as_is_lanes
 );
 
-/// Row by row, so that the source is read in the order in which it lies.
+/// Row by row, so that the source is read in the order in which it lies. Rows are too far apart for
+/// a processor to fetch the next ones by itself.
 #[inline(always)]
 fn pack_as_is_lanes<L: Lanes>(source: PanelSource<'_>, panels: &mut [f32]) {
+    const ROWS_AHEAD: usize = 4;
     let PanelSource { floats, stride, columns, rows } = source;
     for row in 0..rows {
         let from = &floats[row * stride..][columns.clone()];
         for first in (0..from.len()).step_by(PANEL) {
+            fetch_line::<true>(from.as_ptr().wrapping_add(ROWS_AHEAD * stride + first));
             L::load_at(from, first, 0.0).write_to(&mut panels[first * rows + row * PANEL..]);
         }
     }

@@ -14,6 +14,7 @@ mod portable;
 mod prefetch;
 
 pub(crate) use prefetch::PrefetchRange;
+pub(super) use prefetch::fetch_line;
 
 use super::super::instruction_set::InstructionSet;
 use super::super::lanes::{LANES, dispatch};

@@ -74,8 +74,9 @@ pub(super) fn fetch_product(line: *const f32) {
     fetch_line::<true>(line);
 }
 
+/// Fetches a line into the first-level cache or the second.
 #[inline(always)]
-fn fetch_line<const FIRST_LEVEL: bool>(from: *const f32) {
+pub(in super::super) fn fetch_line<const FIRST_LEVEL: bool>(from: *const f32) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: a prefetch is a hint; it reads nothing that the program could see.
     unsafe {
