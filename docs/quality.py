@@ -48,7 +48,7 @@ WORKERS = 3
 STEPS_BETWEEN_KILLS = 25
 # Adapters of all linear layers, with the learning rate that they are usually given: ten times that of all weights.
 LORA = [
-    word for key, value in {"lora.rank": 8, "lora.alpha": 16, "lora.targets": "all-linear", "optimizer.lr": 10 * LR}.items()
+    word for key, value in {"lora.rank": 8, "lora.alpha": 16, "lora.targets": "all-linear", "optimizer.lr": 3e-3}.items()
     for word in ("--set", f"{key}={value}")
 ]
 USER, ASSISTANT = "<|user|>", "<|assistant|>"

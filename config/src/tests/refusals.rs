@@ -87,8 +87,8 @@ fn adapters_that_cannot_be_are_refused_with_what_there_is() {
     check_tiny(
         "[lora]\nrank = 200\nalpha = 1e-80\ntargets = [\"c_attn\", \"q_proj\", \"h.3-1.c_fc\"]\n",
         "
-  run.toml:5: lora.alpha: alpha must be a finite number above 0, found 1e-80
-  try: lora.rank, for a factor of 1, or twice that
+  run.toml:5: lora.alpha: expected a finite number above 0, found 1e-80
+  why: a run computes in single precision, which has no such number
   run.toml:6: lora.targets: no linear layer of a block matches `q_proj`
   why: embeddings, norms and the head have no adapters
   try: attn.c_attn, attn.c_proj, mlp.c_fc, mlp.c_proj, or all-linear
