@@ -21,7 +21,6 @@ use std::io::{self, Write};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::Duration;
 
 use zbelastic_config::{NoticePolicy, OffloadStore, RunConfig};
 use zbelastic_consensus::run::run_name_of;
@@ -303,9 +302,6 @@ fn notices(args: &TrainArgs, config: &RunConfig) -> Result<Option<NoticeSettings
     }
 }
 
-/// Long enough to be hindered by the same load as a step, short enough not to be noticed.
-const PEAK_RUN: Duration = Duration::from_millis(10);
-
 fn line_context(prepared: &PreparedRun) -> Result<StepLineContext, CommandFailure> {
     let PreparedRun { config, worker_count, devices, job, .. } = prepared;
     let threads = (*worker_count as usize * job.threads).min(machine::core_count());
@@ -315,7 +311,7 @@ fn line_context(prepared: &PreparedRun) -> Result<StepLineContext, CommandFailur
                 CommandFailure::new(FailureCode::OutOfResource, error.to_string())
             };
             let cpu = CpuBackend::new(threads).map_err(refused)?;
-            Some(machine::peak_flop_per_s(&cpu, PEAK_RUN))
+            Some(machine::own_peak_flop_per_s(&cpu, threads))
         }
         // `bench gpu` measures it, in seconds.
         RunDevices::Cuda(_) => None,

@@ -16,6 +16,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::fs::statvfs;
+use rustix::time::{ClockId, clock_gettime};
 use zbelastic_kernels::{
     AllocateError, Backend, CpuBackend, DeviceMemory, ForwardEpilogue, InstructionSet, MatrixShape,
 };
@@ -55,6 +56,32 @@ pub fn peak_flop_per_s(cpu: &CpuBackend, duration: Duration) -> f64 {
         flop / seconds
     };
     (0..RUNS).map(rate).fold(0.0, f64::max)
+}
+
+/// [`peak_flop_per_s`] by the processor time of this process, which computes with `threads` threads
+/// and does nothing else meanwhile: what other programs take is not counted, so that the rate is
+/// that of the cores, on a machine that is busy as well.
+#[must_use]
+pub fn own_peak_flop_per_s(cpu: &CpuBackend, threads: usize) -> f64 {
+    const RUNS: usize = 5;
+    const ROUNDS: usize = 10_000;
+    /// Of each thread and run: short enough not to be noticed at the start of a program.
+    const SECONDS: f64 = 5e-3;
+    let rate = |rounds: usize| {
+        let before = processor_time();
+        let flop = black_box(cpu.multiply_adds(rounds));
+        let seconds = processor_time().saturating_sub(before).as_secs_f64();
+        flop / seconds.max(1e-9) * threads as f64
+    };
+    let flop_per_round = black_box(cpu.multiply_adds(1));
+    let rounds = (rate(ROUNDS) * SECONDS / flop_per_round).max(1.0) as usize;
+    (0..RUNS).map(|_| rate(rounds)).fold(0.0, f64::max)
+}
+
+/// Processor time of this process.
+fn processor_time() -> Duration {
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec as u32)
 }
 
 /// The kernels that this process computes with, and the others that the processor could.
