@@ -5,7 +5,7 @@ mod common;
 
 use common::{BATCH, StageCluster, corpus, corpus_for, plan, policy, setup, tiny_model};
 use zbelastic_consensus::validation::NonfinitePolicy;
-use zbelastic_kernels::CpuBackend;
+use zbelastic_kernels::{CpuBackend, InstructionSet};
 use zbelastic_schedule::{PipelineSize, ScheduleKind, Window, check_size};
 use zbelastic_trainer::digest::StateDigest;
 use zbelastic_trainer::model::{Family, LayerRange, ModelConfig};
@@ -20,7 +20,10 @@ const STRUCK: u64 = 3;
 
 /// The digest of a serial run, and how often each step was clipped.
 fn serial(setup: &StageSetup, skipped: &[u64]) -> (StateDigest, Vec<f64>) {
-    let backend = CpuBackend::new(1).expect("one thread");
+    serial_on(CpuBackend::new(1).expect("one thread"), setup, skipped)
+}
+
+fn serial_on(backend: CpuBackend, setup: &StageSetup, skipped: &[u64]) -> (StateDigest, Vec<f64>) {
     let mut run = SerialReference::new(setup, backend, corpus()).expect("memory");
     let step = |step| run.step(Step(step), skipped.contains(&(step + 1))).norm;
     let norms = (0..setup.step_count).map(step).collect();
@@ -370,13 +373,16 @@ fn held_out_text_is_read_with_few_microbatches_under_way() {
     }
 }
 
-/// The bits of two small runs. What changes them changes every run; it must be meant, and noted in
-/// the changelog.
+/// The bits of two small runs, with every instruction set that the machine has. What changes them
+/// changes every run; it must be meant, and noted in the changelog.
 #[test]
 fn digests_are_those_of_the_version_before() {
     let check = |family, expected: &str| {
-        let digest = serial(&base(&tiny_model(family)), &[]).0;
-        assert_eq!(digest.to_string(), expected, "{family:?}");
+        for set in InstructionSet::available() {
+            let backend = CpuBackend::with_instructions(2, set).expect("two threads");
+            let digest = serial_on(backend, &base(&tiny_model(family)), &[]).0;
+            assert_eq!(digest.to_string(), expected, "{family:?}, {set}");
+        }
     };
     check(Family::Gpt2, "c51af017c57c248894e79a3e63aea5de68b2be7be4cd5f3dafd0d3be83ac617e");
     check(Family::Llama, "ffc4c10b19e8b8b0d0338d16461aa92e37a392f066717fda869b36562922e9b1");

@@ -190,7 +190,8 @@ impl<'a> Table<'a, '_> {
         let mut sums = self.floats(partials_len)?;
         self.add("norm B, W", count, (0.0, 4 * moved), move |cpu| {
             let weight = BufferView::new(&parameters, 0..width);
-            let (x, partials) = (&mut x, &mut partials);
+            let x = &mut x;
+            let partials = &mut partials;
             let skip = Some(&skip);
             cpu.norm_backward_input(norm, rows, &gradient, skip, weight, &statistics, x, partials);
             let bias = norm.has_bias().then_some(width..2 * width);

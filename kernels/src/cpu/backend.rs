@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use super::buffer::{CpuArena, CpuBuffer};
 use super::instruction_set::InstructionSet;
-use super::matmul::{MatrixPair, OuterProduct, PASSING_ROWS, outer_product};
+use super::matmul::{MatrixPair, OuterProduct, PASSING_ROWS, STRIP, outer_product};
 use super::threads::Threads;
 use super::{activation, attention, embed, head, linear, norm, probe, qk_norm, rotate};
 use crate::backend::{
@@ -17,6 +17,9 @@ use crate::backend::{
     MatrixShape, Norm, NormGradient, Pending, RotaryDirection, RowPositions, RowsShape,
 };
 use crate::sizes::{ByteCounts, DeviceSizes};
+
+/// Rows below which a task would read the right factor's blocks more than it multiplies.
+const ROWS_PER_TASK_MIN: usize = 128;
 
 /// Processor cores as a device. Results depend neither on the thread count nor on the instruction
 /// set.
@@ -76,9 +79,17 @@ impl CpuBackend {
     }
 
     /// Rows a task takes where a few tasks a thread even out what the system does meanwhile. The
-    /// right factor's blocks are read again for each task, which costs a byte a cycle.
+    /// right factor's blocks are read again for each task, which for [`ROWS_PER_TASK_MIN`] rows
+    /// costs a byte a cycle.
     pub(super) fn rows_per_task(&self, rows: usize) -> usize {
-        rows.div_ceil(self.threads.count()).clamp(1, PASSING_ROWS)
+        const TASKS_PER_THREAD: usize = 3;
+        let thread_count = self.threads.count();
+        let even = rows.div_ceil(thread_count);
+        if thread_count == 1 {
+            return even.clamp(1, PASSING_ROWS);
+        }
+        let share = rows.div_ceil(TASKS_PER_THREAD * thread_count).next_multiple_of(STRIP);
+        share.max(ROWS_PER_TASK_MIN.min(even)).clamp(1, PASSING_ROWS)
     }
 
     /// Rows a task takes where the right factor is too large to be read once a task.
