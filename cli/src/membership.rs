@@ -34,6 +34,7 @@ use zbelastic_types::{ClusterId, NodeId};
 use zbelastic_wording::{CommandError, CommandFailure, FailureCode, FailureDetail};
 
 use crate::args::{AddressList, InitArgs, JoinArgs, PORT_DEFAULT, RecoverArgs};
+use crate::command_connection::typed_addresses;
 use crate::token_source::find_token;
 pub use login::login;
 use rejoin::StartRole;
@@ -133,8 +134,8 @@ pub fn join_on<M: WorkerDevice>(
     if node_record.role == MemberRole::Controller {
         return serve_controller(folder, node_record);
     }
-    let typed =
-        args.cluster.as_ref().map_or_else(Vec::new, |typed| name_resolver::resolve(&typed.texts()));
+    let typed = typed_addresses(args.cluster.as_ref())?;
+    let typed = typed.map_or_else(Vec::new, |typed| name_resolver::resolve(&typed.texts()));
     serve_worker(folder, node_record, typed, profile, device)
 }
 
@@ -143,7 +144,7 @@ async fn join_with_token(
     args: &JoinArgs,
     folder: &NodeDataFolder,
 ) -> Result<NodeRecord, CommandFailure> {
-    let Some(addresses) = &args.cluster else {
+    let Some(addresses) = typed_addresses(args.cluster.as_ref())? else {
         let detail =
             FailureDetail::new("--cluster is missing, and this folder has no member's identity")
                 .hint("zbelastic join --cluster ADDR --token TOKEN");
@@ -159,7 +160,7 @@ async fn join_with_token(
     let identity = folder.identity();
     let key = NodeKey::load_or_create(&identity).map_err(cannot_keep)?;
     let name = args.name.clone().unwrap_or_else(|| host_name(&key));
-    let cluster = resolve_all(addresses)?;
+    let cluster = resolve_all(&addresses)?;
     let bind = args.bind.unwrap_or_else(|| wildcard_address(&cluster));
     let advertised: Vec<String> = args.advertise.iter().map(ToString::to_string).collect();
     let setup = JoinSetup {

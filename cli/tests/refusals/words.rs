@@ -64,6 +64,14 @@ fn times_and_numbers_out_of_range_are_refused() {
 }
 
 #[test]
+fn addresses_of_the_environment_are_read_by_join() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut command = zbelastic(folder.path(), &["join", "--token", "zbt"]);
+    let stderr = refusal(command.env("ZBELASTIC_CLUSTER", "::"), 2);
+    assert!(stderr.contains("ZBELASTIC_CLUSTER"), "{stderr}");
+}
+
+#[test]
 fn kernels_that_the_machine_lacks_are_refused_with_those_it_has() {
     let folder = tempfile::tempdir().expect("a folder");
     let absent = if cfg!(target_arch = "x86_64") { "neon" } else { "avx2" };

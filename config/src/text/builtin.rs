@@ -94,6 +94,7 @@ const PAGES: [(&str, &str); 95] = pages![
     "decisions/0073-muon-has-the-moments-of-adamw.md",
     "decisions/0074-adapters-are-merged-into-what-passes-read.md",
     "decisions/0076-a-tile-for-each-instruction-set.md",
+    "deploy.md",
     "glossary.md",
     "hacking.md",
     "numerics.md",

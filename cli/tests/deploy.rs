@@ -1,0 +1,328 @@
+//! The recipes of `deploy/` and the page about them: every command line is one of the program, and
+//! what a place has a checker for passes that.
+//!
+//! A checker that is not installed is passed over with a line; `ZBELASTIC_TOOLS_REQUIRED` turns
+//! that into a failure. `ZBELASTIC_DEPLOY_TOOLS` names a folder in which checkers lie beside those
+//! of the path.
+
+use std::collections::BTreeSet;
+use std::env;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+/// Exposure that `systemd-analyze security` may find, in tenths of ten.
+const EXPOSURE_MAX: &str = "20";
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+/// Files below a folder of the repository, sorted.
+fn files_below(folder: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).expect("a folder").map(|entry| entry.expect("readable"));
+    let mut paths: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
+    paths.sort();
+    let below = |path: PathBuf| if path.is_dir() { files_below(&path) } else { vec![path] };
+    paths.into_iter().flat_map(below).collect()
+}
+
+/// The recipes that end with one of these.
+fn recipes(endings: &[&str]) -> Vec<PathBuf> {
+    let mut files = files_below(&root().join("deploy"));
+    files.retain(|path| endings.iter().any(|ending| path.to_string_lossy().ends_with(ending)));
+    assert!(!files.is_empty(), "there are recipes with {endings:?}");
+    files
+}
+
+fn read(path: &Path) -> String {
+    fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// The lines of shell in a page: its blocks of `sh`.
+fn shell_of_page(page: &str) -> String {
+    let blocks = page.split("```sh\n").skip(1);
+    blocks.map(|rest| rest.split("```").next().expect("a part")).collect()
+}
+
+/// The value that stands for a variable of the shell.
+fn stand_in(variable: &str) -> &'static str {
+    let is_number = ["port", "NTASKS", "PROCID"].iter().any(|part| variable.contains(part));
+    if is_number { "7" } else { "n7" }
+}
+
+/// A word of the shell with its variables replaced, or nothing if it is one that may be several
+/// words: a bare variable, `"$@"`, or the beginning or end of `${zone:+--zone "$zone"}`.
+fn expanded(word: &str) -> Option<String> {
+    let is_bare = word.starts_with('$') && !word.starts_with("${ZBELASTIC_CLUSTER}");
+    if is_bare || word == "\"$@\"" || word.ends_with("\"}") {
+        return None;
+    }
+    let mut text = String::new();
+    let mut rest = word;
+    while let Some((before, after)) = rest.split_once('$') {
+        let after = after.strip_prefix('{').unwrap_or(after);
+        let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
+        let end = after.find(|c| !is_name(c)).unwrap_or(after.len());
+        text = text + before + stand_in(&after[..end]);
+        rest = after[end..].strip_prefix('}').unwrap_or(&after[end..]);
+    }
+    text += rest;
+    text.retain(|c| !"\"'`".contains(c));
+    Some(text)
+}
+
+/// The arguments behind the program's name, up to the end of its command.
+fn arguments(words: &[&str]) -> Vec<String> {
+    let mut arguments = Vec::new();
+    for word in words {
+        let ends = word.starts_with(['#', '&', '|', '>', '<', ';', ')']) || word.starts_with("2>");
+        if ends {
+            break;
+        }
+        let kept = word.trim_end_matches([')', ';']);
+        arguments.extend(expanded(kept));
+        let is_last = kept.len() < word.len() || (word.len() > 1 && word.ends_with(['\'', '`']));
+        if is_last {
+            break;
+        }
+    }
+    arguments
+}
+
+/// Command lines of the program in lines of shell, YAML or units. Comments are prose as well: there a
+/// word that is no command does not follow the program's name.
+fn command_lines(text: &str, commands: &BTreeSet<String>) -> Vec<Vec<String>> {
+    let joined = text.replace("\\\n#", " ").replace("\\\n", " ");
+    let mut found = Vec::new();
+    for line in joined.lines().map(str::trim_start) {
+        let flat = if line.contains(": [") {
+            line.replace(['[', ']'], " ").replace(", ", " ")
+        } else {
+            line.into()
+        };
+        let words: Vec<&str> = flat.split_whitespace().collect();
+        for (place, word) in words.iter().enumerate() {
+            let program = word.trim_matches(['"', '\'', '`', '(', '$']);
+            let is_program = ["zbelastic", "0", "/usr/bin/zbelastic"].contains(&program);
+            let behind = &words[place + 1..];
+            let Some(command) =
+                behind.first().filter(|_| is_program || word.ends_with("=/usr/bin/zbelastic"))
+            else {
+                continue;
+            };
+            let command = command.trim_matches([',', '`', '\'']);
+            let is_flag_value =
+                place > 0 && words[place - 1].starts_with('-') && words[place - 1] != "--";
+            let is_word = !command.is_empty() && command.chars().all(|c| c.is_ascii_lowercase());
+            if !is_word || is_flag_value || (line.starts_with('#') && !commands.contains(command)) {
+                continue;
+            }
+            found.push(arguments(behind));
+        }
+    }
+    found
+}
+
+/// Arguments in a list of YAML with a line each, behind `args:`.
+fn listed_arguments(text: &str) -> Vec<Vec<String>> {
+    let lists = text.split("args:\n").skip(1);
+    let items = |list: &str| -> Vec<String> {
+        let lines = list.lines().map(str::trim_start);
+        lines.map_while(|line| line.strip_prefix("- ")).map(str::to_owned).collect()
+    };
+    lists.map(items).collect()
+}
+
+/// Arguments in the files that units read their environment from.
+fn arguments_of_environment(text: &str) -> Vec<Vec<String>> {
+    let words = |value: &str| arguments(&value.trim_matches('"').split(' ').collect::<Vec<_>>());
+    let lines = text.lines().map(|line| line.trim_start_matches('#'));
+    let found = lines.filter_map(|line| {
+        let worker = line
+            .strip_prefix("ZBELASTIC_WORKER=")
+            .map(|value| [vec!["join".to_owned()], words(value)].concat());
+        worker.or_else(|| line.strip_prefix("ZBELASTIC_CONTROLLER=").map(words))
+    });
+    found.collect()
+}
+
+/// The program's commands, as its help lists them.
+fn commands() -> BTreeSet<String> {
+    let output = Command::new(env!("CARGO_BIN_EXE_zbelastic")).arg("--help").output();
+    let help = String::from_utf8(output.expect("it runs").stdout).expect("UTF-8");
+    let (_, list) = help.split_once("Commands:\n").expect("a list of commands");
+    let lines = list.lines().take_while(|line| !line.is_empty());
+    lines.filter_map(|line| line.split_whitespace().next()).map(str::to_owned).collect()
+}
+
+/// What the program prints about arguments that it would not accept, or nothing: help is printed
+/// only once every argument before it was parsed.
+fn refusal(arguments: &[String]) -> Option<String> {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_zbelastic"));
+    let output = command.args(arguments).arg("--help").output().expect("it runs");
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    (!output.status.success()).then(|| format!("{arguments:?}: {text}"))
+}
+
+fn lines_of(path: &Path, commands: &BTreeSet<String>) -> Vec<Vec<String>> {
+    let text = read(path);
+    let ending = path.extension().and_then(|ending| ending.to_str());
+    match ending {
+        Some("env") => arguments_of_environment(&text),
+        Some("md") => command_lines(&shell_of_page(&text), commands),
+        Some(_) | None => [command_lines(&text, commands), listed_arguments(&text)].concat(),
+    }
+}
+
+#[test]
+fn every_command_line_is_one_of_the_program() {
+    let commands = commands();
+    let mut paths = files_below(&root().join("deploy"));
+    paths.push(root().join("docs/deploy.md"));
+    let mut named = BTreeSet::new();
+    let mut refused = Vec::new();
+    for path in paths {
+        for line in lines_of(&path, &commands) {
+            println!("{}: {line:?}", path.display());
+            refused.extend(refusal(&line).map(|why| format!("{}: {why}", path.display())));
+            named.extend(line.first().cloned());
+        }
+    }
+    assert!(refused.is_empty(), "{}", refused.join("\n"));
+    for command in ["doctor", "init", "join", "leave", "run", "status", "token"] {
+        assert!(named.contains(command), "no recipe has {command}: {named:?}");
+    }
+}
+
+#[test]
+fn planted_lines_are_found_and_refused() {
+    let commands = BTreeSet::from(["join".to_owned(), "token".to_owned()]);
+    let lines = |text| command_lines(text, &commands);
+    let found = lines(
+        "# `zbelastic join` is prose, zbelastic trains\nzbelastic tokn create \\\n  --uses 2 >file",
+    );
+    assert_eq!(
+        found,
+        [vec!["join".to_owned()], ["tokn", "create", "--uses", "2"].map(str::to_owned).into()]
+    );
+    assert!(refusal(&found[1]).is_some(), "no such command");
+    let yaml = lines("command: [zbelastic, join, --cluster, \"a:7000\"]");
+    assert_eq!(yaml, [["join", "--cluster", "a:7000"].map(str::to_owned)]);
+    assert_eq!(refusal(&yaml[0]), None);
+    let unit = lines("ExecStart=/usr/bin/zbelastic join --cluster ${ZBELASTIC_CLUSTER} $MORE");
+    assert_eq!(unit, [["join", "--cluster", "n7"].map(str::to_owned)]);
+    let flag = ["join", "--tokenfile", "f"].map(str::to_owned);
+    assert!(refusal(&flag).is_some_and(|why| why.contains("--token-file")), "a suggestion");
+}
+
+/// Addresses in Kubernetes' files have the port that the program takes without one, over UDP.
+#[test]
+fn ports_are_the_programs() {
+    for path in recipes(&["controllers.yaml", "workers.yaml", "network.yaml"]) {
+        let text = read(&path);
+        assert!(text.contains("7000"), "{}", path.display());
+        for line in text.lines().filter(|line| line.contains("ort: 70")) {
+            assert!(line.contains("7000"), "{}: {line}", path.display());
+        }
+        let ports = text.lines().filter(|line| line.contains("ort: 7000")).count();
+        assert_eq!(
+            ports,
+            text.matches("protocol: UDP").count() - text.matches("port: 53, protocol: UDP").count()
+        );
+    }
+    let page = read(&root().join("docs/deploy.md"));
+    assert!(page.contains("Controllers 7000"));
+}
+
+/// A checker of the folder of tools or of the path, or nothing and a printed line.
+fn tool(name: &str) -> Option<Command> {
+    let path = env::var_os("PATH").unwrap_or_default();
+    let folders = env::var_os("ZBELASTIC_DEPLOY_TOOLS").map(PathBuf::from);
+    let mut candidates = folders.into_iter().chain(env::split_paths(&path)).map(|it| it.join(name));
+    let found = candidates.find(|candidate| candidate.is_file());
+    if found.is_none() {
+        assert!(env::var_os("ZBELASTIC_TOOLS_REQUIRED").is_none(), "there is no {name}");
+        println!("skipped: there is no {name}");
+    }
+    found.map(Command::new)
+}
+
+/// Fails with what a checker printed if it is not content.
+fn content(output: &Output) {
+    let shown = [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text));
+    assert!(output.status.success(), "{}", shown.join("\n"));
+}
+
+#[test]
+fn units_are_sound_and_hardened() {
+    let Some(mut verify) = tool("systemd-analyze") else { return };
+    let folder = env::temp_dir().join(format!("zbelastic-units-{}", std::process::id()));
+    fs::create_dir_all(&folder).expect("a folder");
+    let units: Vec<PathBuf> = recipes(&[".service"])
+        .iter()
+        .map(|path| {
+            let unit = folder.join(path.file_name().expect("a name"));
+            let text = read(path).replace("/usr/bin/zbelastic", env!("CARGO_BIN_EXE_zbelastic"));
+            fs::write(&unit, text).expect("written");
+            unit
+        })
+        .collect();
+    let verified = verify.args(["verify", "--man=no"]).args(&units).output().expect("it runs");
+    let mut security = tool("systemd-analyze").expect("it was there");
+    security.args(["security", "--offline=true"]).arg(format!("--threshold={EXPOSURE_MAX}"));
+    let secured = security.args(&units).output().expect("it runs");
+    fs::remove_dir_all(&folder).expect("removed");
+    content(&verified);
+    assert_eq!(String::from_utf8_lossy(&verified.stderr), "");
+    content(&secured);
+}
+
+#[test]
+fn scripts_pass_shellcheck() {
+    let Some(mut shellcheck) = tool("shellcheck") else { return };
+    let scripts = recipes(&[".sbatch", ".sh"]);
+    content(&shellcheck.args(["--shell=bash"]).args(scripts).output().expect("it runs"));
+}
+
+#[test]
+fn the_containerfile_passes_hadolint() {
+    let Some(mut hadolint) = tool("hadolint") else { return };
+    content(&hadolint.args(recipes(&["Containerfile"])).output().expect("it runs"));
+}
+
+#[test]
+fn objects_have_the_schemas_of_kubernetes() {
+    let Some(mut validate) = tool("kubernetes-validate") else { return };
+    let objects = recipes(&["controllers.yaml", "workers.yaml", "network.yaml", "namespace.yaml"]);
+    content(&validate.arg("--strict").args(objects).output().expect("it runs"));
+}
+
+/// kubectl has kustomize in it; whoever has neither checks the objects alone.
+#[test]
+fn the_base_is_built_by_kustomize() {
+    let base = root().join("deploy/kubernetes");
+    let Ok(output) = Command::new("kubectl").arg("kustomize").arg(base).output() else {
+        println!("skipped: there is no kubectl");
+        return;
+    };
+    content(&output);
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(text.matches("namespace: zbelastic").count(), 8, "{text}");
+    assert!(text.contains("image: registry.example.com/zbelastic:0.1.0"), "{text}");
+}
+
+/// SkyPilot is large, and fetched by nobody's script: it is asked where it is installed.
+#[test]
+fn tasks_are_read_by_skypilot() {
+    let python = env::var_os("ZBELASTIC_SKYPILOT_PYTHON");
+    let Some(python) = python else {
+        println!("skipped: ZBELASTIC_SKYPILOT_PYTHON names no Python with SkyPilot");
+        return;
+    };
+    let loader = "import sys, yaml, sky\nfor path in sys.argv[1:]:\n    \
+                  task = yaml.safe_load(open(path))\n    task.pop('file_mounts')\n    \
+                  assert sky.Task.from_yaml_config(task).resources, path\n";
+    let tasks = recipes(&["skypilot/controller.yaml", "skypilot/worker.yaml"]);
+    content(&Command::new(python).args(["-c", loader]).args(tasks).output().expect("it runs"));
+}

@@ -1,0 +1,23 @@
+#!/bin/sh
+# A tarball of a binary: zbelastic-VERSION-MACHINE-linux.tar.gz with bin/ and share/, for /usr/local.
+#
+#   deploy/package/tarball.sh target/release/zbelastic [FOLDER]
+set -eu
+umask 022
+binary=$(realpath "$1")
+folder=$(realpath "${2:-.}")
+root=$(cd "$(dirname "$0")/../.." && pwd)
+version=$("$binary" --version | cut -d ' ' -f 2)
+name=zbelastic-$version-$(uname -m)-linux
+stage=$(mktemp -d)
+trap 'rm -rf "$stage"' EXIT
+
+install -D -m 0755 "$binary" "$stage/$name/bin/zbelastic"
+install -d "$stage/$name/share/doc/zbelastic"
+cp -R "$root/docs/." "$root/README.md" "$root/CHANGELOG.md" "$root/LICENSE" "$stage/$name/share/doc/zbelastic"
+cp -R "$root/deploy" "$stage/$name/share/doc/zbelastic/deploy"
+
+# The same binary and sources give the same bytes.
+tar -C "$stage" --sort=name --owner=0 --group=0 --numeric-owner --mtime="@${SOURCE_DATE_EPOCH:-0}" \
+    -cf - "$name" | gzip -n >"$folder/$name.tar.gz"
+echo "$folder/$name.tar.gz"
