@@ -10,6 +10,7 @@
 
 mod activation;
 mod attention;
+mod elementwise;
 mod embed;
 mod fingerprint;
 mod head;
@@ -25,6 +26,7 @@ mod versions;
 
 pub use activation::{gelu, swiglu};
 pub use attention::{attention, attention_sees_no_future, rotation};
+pub use elementwise::sums_of_buffers;
 pub use embed::embedding;
 pub use fingerprint::{commits_sum_what_they_leave, state_sums};
 pub use head::{head, head_ignores_rows_of_nan, head_is_stable_for_large_logits};
@@ -62,7 +64,7 @@ macro_rules! conformance {
             masked_slices_are_the_whole, attention_sees_no_other_document,
             candidates_that_are_packed_weights, state_sums, commits_sum_what_they_leave,
             candidates_with_squares, frozen_tensors_are_left_alone, versions_meet_the_bits,
-            muon_meets_the_bits, muon_is_near_newton_schulz, muon_loads_matrices
+            muon_meets_the_bits, muon_is_near_newton_schulz, muon_loads_matrices, sums_of_buffers
         }
     };
     (@list (); $($test:ident),*) => {
