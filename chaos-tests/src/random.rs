@@ -40,6 +40,8 @@ pub enum DrawPurpose {
     Frozen = 15,
     /// Which models are trained by Muon.
     Muon = 16,
+    /// How many lanes a job has.
+    Lanes = 17,
 }
 
 /// A stream of draws: SplitMix64 (Steele, Lea and Flood, OOPSLA 2014).

@@ -1,7 +1,7 @@
 //! Which keys may change without a bit of the result changing with them
 //! ([numerics](../../../docs/numerics.md)).
 
-use super::{CheckpointConfig, RunConfig, ScheduleChoice};
+use super::{CheckpointConfig, RunConfig};
 
 impl RunConfig {
     /// Whether the other configuration makes the same bits: whether they differ in nothing but in
@@ -27,18 +27,7 @@ impl RunConfig {
             ..self.clone()
         };
         let slices = |config: &Self| config.slice_count.unwrap_or(config.schedule.slice_count());
-        moved == *other
-            && replicas(&self.schedule) == replicas(&other.schedule)
-            && slices(self) == slices(other)
-    }
-}
-
-/// How often a schedule has the model: with two, gradients are added in another order.
-const fn replicas(schedule: &ScheduleChoice) -> u32 {
-    match schedule {
-        ScheduleChoice::Kind(kind) => kind.replica_count(),
-        // Two are never chosen unasked.
-        ScheduleChoice::Auto | ScheduleChoice::Asynchronous(_) => 1,
+        moved == *other && slices(self) == slices(other)
     }
 }
 
@@ -61,6 +50,9 @@ mod tests {
         ] {
             assert!(held.makes_same_bits(&config(text)), "{text}");
         }
+        let two_lanes = |schedule: &str| config(&format!("[train]\nlanes = 2\n{schedule}"));
+        let chimera = two_lanes("[schedule]\nkind = \"chimera\"\n");
+        assert!(two_lanes("").makes_same_bits(&chimera));
         let named = |pattern: &str| config(&format!("[train]\nfreeze = [\"{pattern}\"]\n"));
         assert!(named("embed").makes_same_bits(&named("embed.*")));
         for text in [
@@ -70,7 +62,7 @@ mod tests {
             "[train]\nz_loss = 0.0001\n",
             "[train]\nfreeze = [\"embed\"]\n",
             "[optimizer]\nlr = 0.002\n",
-            "[schedule]\nkind = \"chimera\"\n",
+            "[train]\nlanes = 2\n",
             "[schedule]\nkind = \"seq1f1b\"\n",
         ] {
             assert!(!held.makes_same_bits(&config(text)), "{text}");
