@@ -30,7 +30,7 @@ use crate::messages::layer_bytes;
 pub const DOCUMENT_VERSION: u32 = 3;
 /// The version of the form that token stores need, and keys of the model and the optimizer that came
 /// with them.
-const STORES_DOCUMENT_VERSION: u32 = 2;
+pub(crate) const STORES_DOCUMENT_VERSION: u32 = 2;
 /// The version of the form of documents that train on text, and use none of those keys.
 const TEXT_DOCUMENT_VERSION: u32 = 1;
 /// Bytes of a document at most.
