@@ -201,7 +201,7 @@ impl GradientExecutor for PacedExecutor {
 
     fn tie(&mut self, _ends: &[(ChunkIndex, TiedEnd)], _parts: TiedParts) {}
 
-    fn freeze(&mut self, _microbatch_count: u32) {}
+    fn freeze(&mut self) {}
 
     fn inject(&mut self, _injection: &Injection) {}
 

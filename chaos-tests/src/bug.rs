@@ -26,6 +26,8 @@ pub enum Bug {
     M18RemovedTooEarly,
     /// m45: the stage with the embedding adds the parts of a tied gradient in the other order.
     M45EmbeddingAddsFirst,
+    /// m46: sums of lanes are joined in the order in which they came, and not as the tree says.
+    M46FirstComeFirstJoined,
     /// The canary: every life fails.
     Canary,
 }

@@ -116,13 +116,15 @@ impl LifeCase {
     /// Whether a life can begin with these options: a file may have been written by hand.
     fn check(&self, path: &Path) -> Result<(), CaseError> {
         let LifeOptions { controllers, workers, blocks, microbatches, .. } = self.options;
-        let LifeOptions { steps, storm_us, op_us_max, sync_us_max, .. } = self.options;
+        let LifeOptions { steps, storm_us, op_us_max, sync_us_max, lanes, kind, .. } = self.options;
         let network = &self.options.network;
         let leasts = [
             ("controllers", controllers.into(), 1),
             ("workers", workers.into(), 1),
             ("blocks", blocks.into(), 1),
             ("microbatches", microbatches.into(), 1),
+            ("microbatches % lanes == 0", u64::from(microbatches.is_multiple_of(lanes.get())), 1),
+            ("lanes", lanes.get().into(), kind.replica_count().into()),
             ("steps", steps, 1),
             ("checkpoint_every", self.options.checkpoint_every, 1),
             ("checkpoints_kept", self.options.checkpoints_kept.into(), 1),

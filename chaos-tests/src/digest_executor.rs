@@ -13,6 +13,7 @@ use zbelastic_schedule::{Flow, Pass, Placement};
 use zbelastic_trainer::data::TokenBatch;
 use zbelastic_trainer::elastic::{LayerImage, StageFactory};
 use zbelastic_trainer::model::{TiedEnd, TiedParts};
+use zbelastic_trainer::plan::{LaneAddition, LaneMemory, LaneOrder};
 use zbelastic_trainer::stage::{
     GradientExecutor, Injection, OperationClock, PassExecutor, SealedState, StageExecutor,
     StageSetup, StashStoreError, UpdateExecutor, UpdateRequest,
@@ -46,10 +47,13 @@ pub struct DigestStageExecutor {
     offloaded: BTreeMap<(ChunkIndex, MicrobatchIndex, SliceIndex), DigestStash>,
     slice_count: u32,
     placement: Placement,
+    lane_order: LaneOrder,
     accumulated: BTreeMap<ChunkIndex, u32>,
-    /// The gradient of the head's matrix, which WE completes before W does the layer's, and how
-    /// many contributions it has.
-    head_parts: BTreeMap<ChunkIndex, (u32, DigestGradient)>,
+    /// The sums of lanes that wait, by layer of the chunk and by level.
+    waiting: BTreeMap<ChunkIndex, Vec<Vec<DigestGradient>>>,
+    /// The gradient of the head's matrix, which WE completes before W does the layer's, how many
+    /// contributions it has, and the sums that wait.
+    head_parts: BTreeMap<ChunkIndex, (u32, DigestGradient, Vec<DigestGradient>)>,
     result: Option<(Flow, Pass, u64)>,
     faults: NumericFaults,
     /// Whether another node keeps a copy, and would notice a wrong number.
@@ -81,12 +85,6 @@ impl DigestStageExecutor {
     fn has_end(&self, chunk: ChunkIndex) -> bool {
         let last = self.chunks[&chunk].last().expect("a chunk has layers");
         last.id.0 + 1 == self.shape.layer_count()
-    }
-
-    /// How many contributions to its chunk's gradient are added before this one.
-    fn place_in_order(&self, pass: Pass) -> u32 {
-        let turn = self.placement.turn_of_microbatch(pass.microbatch);
-        turn * self.slice_count + self.slice_count - 1 - pass.slice.0
     }
 
     /// The numbers that earlier slices of a pass left at a layer, in order.
@@ -140,7 +138,7 @@ impl PassExecutor for DigestStageExecutor {
     }
 
     fn drop_passes(&mut self) {
-        self.head_parts.values_mut().for_each(|(count, _)| *count = 0);
+        self.head_parts.values_mut().for_each(|(count, ..)| *count = 0);
         self.stashes.clear();
         self.offloaded.clear();
         self.result = None;
@@ -222,21 +220,24 @@ impl PassExecutor for DigestStageExecutor {
 
     fn head_weights(&mut self, pass: Pass) {
         let Pass { chunk, microbatch, slice } = pass;
-        let place = self.place_in_order(pass);
+        let place = self.lane_order.place_of(pass);
+        let levels = self.lane_order.levels();
         let stash = &self.stashes[&(chunk, microbatch, slice)];
         let ends = stash.gradients.last().zip(stash.inputs.last());
         let (gradient, input) = ends.expect("a chunk has layers");
-        let (count, part) = self.head_parts.entry(chunk).or_default();
+        let (count, part, waiting) = self.head_parts.entry(chunk).or_default();
         assert_eq!(*count, place, "WE adds microbatches in order, and slices in reverse");
         *count += 1;
-        let before = if place == 0 { DigestGradient::default() } else { *part };
-        *part = before.plus(passes::weights(*gradient, *input));
+        waiting.resize(levels, DigestGradient::default());
+        let share = passes::weights(*gradient, *input);
+        add_in_lane(self.lane_order.at(place), part, waiting, |before| before.plus(share));
     }
 
     fn backward_weights(&mut self, pass: Pass, _batch: &TokenBatch) {
         let Pass { chunk, microbatch, slice } = pass;
-        let place = self.place_in_order(pass);
-        let early = self.head_parts.get(&chunk).map_or(0, |(count, _)| *count);
+        let place = self.lane_order.place_of(pass);
+        let addition = self.lane_order.at(place);
+        let early = self.head_parts.get(&chunk).map_or(0, |(count, ..)| *count);
         if self.has_end(chunk) && early == place {
             self.head_weights(pass);
         }
@@ -247,14 +248,15 @@ impl PassExecutor for DigestStageExecutor {
         self.passes_run += 1;
         let order = if bug::is(Bug::M15OrderDependsOnSchedule) { self.passes_run } else { 0 };
         let layers = self.chunks.get_mut(&chunk).expect("a chunk of this stage");
+        let waiting = self.waiting.get_mut(&chunk).expect("a chunk of this stage");
+        let is_kept = bug::is(Bug::M4GradientsKept) && self.is_first_turn;
+        let is_first = addition.is_first && !(is_kept && place == 0);
+        let addition = LaneAddition { is_first, ..addition };
         let shares = stash.gradients.iter().zip(&stash.inputs);
-        for (layer, (gradient, input)) in layers.iter_mut().zip(shares) {
-            let is_kept = bug::is(Bug::M4GradientsKept) && self.is_first_turn;
-            if place == 0 && !is_kept {
-                layer.g = DigestGradient::default();
-            }
+        for ((layer, waiting), (gradient, input)) in layers.iter_mut().zip(waiting).zip(shares) {
             let share = passes::weights(*gradient, *input);
-            layer.g = layer.g.plus(if order > 0 { mix(share, order) } else { share });
+            let share = if order > 0 { mix(share, order) } else { share };
+            add_in_lane(addition, &mut layer.g, waiting, |before| before.plus(share));
         }
     }
 
@@ -315,7 +317,8 @@ impl GradientExecutor for DigestStageExecutor {
             let twin = DigestGradient::of_floats(twin);
             layer.g = if is_first { own.reduced(twin) } else { twin.reduced(own) };
         }
-        if let (Some(layer), Some((_, part))) = (layers.last(), self.head_parts.get_mut(&chunk)) {
+        if let (Some(layer), Some((_, part, _))) = (layers.last(), self.head_parts.get_mut(&chunk))
+        {
             *part = layer.g;
         }
     }
@@ -343,15 +346,13 @@ impl GradientExecutor for DigestStageExecutor {
         }
     }
 
-    fn freeze(&mut self, microbatch_count: u32) {
-        for (chunk, count) in &mut self.accumulated {
-            let replica = self.placement.replica_of(*chunk);
-            let parts =
-                self.placement.microbatches_of(replica, microbatch_count) * self.slice_count;
-            assert_eq!(*count, parts, "every microbatch is in the gradient");
+    fn freeze(&mut self) {
+        let expected = self.lane_order.additions();
+        for count in self.accumulated.values_mut() {
+            assert_eq!(*count, expected, "every microbatch is in the gradient");
             *count = 0;
         }
-        self.head_parts.values_mut().for_each(|(count, _)| *count = 0);
+        self.head_parts.values_mut().for_each(|(count, ..)| *count = 0);
         self.is_first_turn = false;
         let mark = self.faults.borrow_mut().gradient_mark();
         if let Some(mark) = mark {
@@ -381,6 +382,32 @@ impl GradientExecutor for DigestStageExecutor {
 
     fn gradients(&mut self) -> Vec<(LayerId, PendingFloats)> {
         self.layers().map(|layer| (layer.id, layer.g.floats().into())).collect()
+    }
+}
+
+/// Adds to a lane, and joins it with those that wait for it.
+fn add_in_lane(
+    addition: LaneAddition,
+    gradient: &mut DigestGradient,
+    waiting: &mut [DigestGradient],
+    add: impl FnOnce(DigestGradient) -> DigestGradient,
+) {
+    let LaneAddition { memory, is_first, carries } = addition;
+    let at = |memory: LaneMemory| match memory {
+        LaneMemory::Gradient => None,
+        LaneMemory::Level(level) => Some(level),
+    };
+    let before = at(memory).map_or(*gradient, |level| waiting[level]);
+    let mut sum = add(if is_first { DigestGradient::default() } else { before });
+    for joined in 0..carries {
+        // The sum that waits at the highest level is of the lanes that came first.
+        let is_first_come = bug::is(Bug::M46FirstComeFirstJoined);
+        let level = if is_first_come { carries - 1 - joined } else { joined };
+        sum = waiting[level].reduced(sum);
+    }
+    match at(memory) {
+        Some(level) => waiting[level] = sum,
+        None => *gradient = sum,
     }
 }
 
@@ -477,9 +504,14 @@ impl StageFactory for DigestModel {
             };
             chunks.insert(chunk, own.map(layer).collect::<Vec<_>>());
         }
+        let lane_order = setup.plan.lane_order();
+        let nothing = vec![DigestGradient::default(); lane_order.levels()];
+        let waiting = |layers: &Vec<DigestLayer>| vec![nothing.clone(); layers.len()];
         Ok(DigestStageExecutor {
             shape: self.shape.clone(),
             accumulated: chunks.keys().map(|chunk| (*chunk, 0)).collect(),
+            waiting: chunks.iter().map(|(chunk, layers)| (*chunk, waiting(layers))).collect(),
+            lane_order,
             head_parts: BTreeMap::new(),
             chunks,
             stashes: BTreeMap::new(),

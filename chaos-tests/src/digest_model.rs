@@ -136,7 +136,7 @@ impl DigestGradient {
         Self { hash: mix(self.hash, share), mark: self.mark }
     }
 
-    /// Adds the second replica's sum to the first one's.
+    /// The sum of two lanes, or of two subtrees of lanes: this one is on the left.
     #[must_use]
     pub fn reduced(self, second: Self) -> Self {
         Self { hash: mix_all(&[self.hash, second.hash, 43]), mark: self.mark + second.mark }

@@ -20,8 +20,8 @@ pub struct GradientAddends {
     pub microbatch_count: u32,
     /// Number of slices of each microbatch.
     pub slice_count: u32,
-    /// Replicas, to which microbatches go in turn.
-    pub replica_count: u32,
+    /// Number of lanes, each of a run of neighbouring microbatches.
+    pub lane_count: u32,
     /// Whether the last layer shares a matrix with the first.
     pub is_tied: bool,
 }
@@ -51,8 +51,8 @@ impl GradientAddends {
     #[must_use]
     pub fn of(microbatch_count: u32, plan: &Plan) -> Self {
         let slice_count = plan.program.slice_count;
-        let replica_count = plan.placement().replica_count();
-        Self { microbatch_count, slice_count, replica_count, is_tied: plan.program.is_tied() }
+        let lane_count = plan.batch.lanes.get();
+        Self { microbatch_count, slice_count, lane_count, is_tied: plan.program.is_tied() }
     }
 }
 
@@ -62,7 +62,7 @@ impl DigestReference {
     pub fn new(shape: DigestShape, microbatch_count: u32) -> Self {
         Self::with_addends(
             shape,
-            GradientAddends { microbatch_count, slice_count: 1, replica_count: 1, is_tied: false },
+            GradientAddends { microbatch_count, slice_count: 1, lane_count: 1, is_tied: false },
         )
     }
 
@@ -119,15 +119,15 @@ impl DigestReference {
         *self = Self::with_addends(self.shape.clone(), self.addends);
     }
 
-    /// The first replica's sum, and then the second one's; losses in the order of microbatches.
+    /// The sums of lanes, joined two by two until one is left; losses in the order of microbatches.
     fn gradients(&self, step: Step) -> (Vec<DigestGradient>, f64) {
-        let GradientAddends { microbatch_count, slice_count, replica_count, is_tied } =
-            self.addends;
+        let GradientAddends { microbatch_count, slice_count, lane_count, is_tied } = self.addends;
         let mut sums =
-            vec![vec![DigestGradient::default(); self.layers.len()]; replica_count as usize];
+            vec![vec![DigestGradient::default(); self.layers.len()]; lane_count as usize];
         let mut loss_sum = 0.0;
         for microbatch in (0..microbatch_count).map(MicrobatchIndex) {
-            let gradients = &mut sums[(microbatch.0 % replica_count) as usize];
+            let lane = microbatch.0 / (microbatch_count / lane_count);
+            let gradients = &mut sums[lane as usize];
             let batch = self.source.training(step, microbatch);
             let mut slices: Vec<SlicePass> = Vec::new();
             for slice in (0..slice_count).map(SliceIndex) {
@@ -147,11 +147,13 @@ impl DigestReference {
                 }
             }
         }
-        let reduce =
-            |first: Vec<DigestGradient>, second: Vec<DigestGradient>| -> Vec<DigestGradient> {
-                first.into_iter().zip(second).map(|(a, b)| a.reduced(b)).collect()
+        while sums.len() > 1 {
+            let join = |pair: &[Vec<DigestGradient>]| {
+                pair[0].iter().zip(&pair[1]).map(|(left, right)| left.reduced(*right)).collect()
             };
-        let mut gradients = sums.into_iter().reduce(reduce).expect("there is a replica");
+            sums = sums.chunks(2).map(join).collect();
+        }
+        let mut gradients = sums.pop().expect("there is a lane");
         if let [embedding, .., head] = &mut gradients[..]
             && is_tied
         {

@@ -186,8 +186,8 @@ impl GradientExecutor for FloatStageExecutor {
         self.executor.tie(ends, parts);
     }
 
-    fn freeze(&mut self, microbatch_count: u32) {
-        self.executor.freeze(microbatch_count);
+    fn freeze(&mut self) {
+        self.executor.freeze();
         if let Some(mark) = self.faults.borrow_mut().gradient_mark() {
             let trained =
                 self.executor.layers().flat_map(|layer| layer.spec.trained_tensors()).next();

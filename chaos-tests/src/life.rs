@@ -160,13 +160,10 @@ fn stage_setup(
         microbatch: MicrobatchShape { sequences: 1, sequence_len: 8 },
         microbatch_count: options.microbatches,
         cut_by: SliceBalance::Tokens,
+        lanes: options.lanes,
     };
-    // Slices and replicas are a part of the arithmetic, which the reference has from here.
-    let kind = match options.kind.replica_count() {
-        1 if options.kind.is_sliced() => options.kind,
-        1 => ScheduleKind::OneFOneB,
-        _ => ScheduleKind::Gems,
-    };
+    // Slices are a part of the arithmetic, which the reference has from here.
+    let kind = if options.kind.is_sliced() { options.kind } else { ScheduleKind::OneFOneB };
     let window = Window::One;
     let stage_count = 1;
     let chunks_per_stage = None;

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use zbelastic_consensus::job::WindowPolicy;
 use zbelastic_consensus::validation::NonfinitePolicy;
 use zbelastic_schedule::{ScheduleKind, Window};
+use zbelastic_trainer::plan::LaneCount;
 
 use crate::random::{DrawPurpose, Draws};
 use crate::speed_drift::SpeedDrift;
@@ -179,6 +180,9 @@ pub struct LifeOptions {
     /// Whether Muon updates the matrices of blocks.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub muon: bool,
+    /// Partial sums that the gradient of a step is a tree of.
+    #[serde(default, skip_serializing_if = "LaneCount::is_one")]
+    pub lanes: LaneCount,
     /// How fast machines are, in a life where plans follow that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub drift: Option<SpeedDrift>,
@@ -230,6 +234,10 @@ const FROZEN_SHARE: f64 = 0.4;
 const LORA_SHARE: f64 = 0.4;
 /// The share of lives whose model is trained by Muon.
 const MUON_SHARE: f64 = 0.25;
+/// The share of lives that have lanes, if their microbatches can be dealt to some, and of those among
+/// them whose lanes run in two directions where there is an even number of stages.
+const LANES_SHARE: f64 = 0.5;
+const DIRECTIONS_SHARE: f64 = 0.25;
 /// Ticks from one such checkpoint to the next: some steps.
 const CHECKPOINT_TICKS: (u64, u64) = (40, 200);
 /// Operations of a microbatch in a stage: F, B and W.
@@ -304,6 +312,7 @@ impl LifeOptions {
                 && Draws::new(seed, DrawPurpose::Frozen).chance(FROZEN_SHARE),
             lora: false,
             muon: Draws::new(seed, DrawPurpose::Muon).chance(MUON_SHARE),
+            lanes: LaneCount::ONE,
             drift: None,
             old_programs: false,
             network: draw_network(&mut draws, &classes),
@@ -313,9 +322,25 @@ impl LifeOptions {
             && !options.frozen
             && Draws::new(seed, DrawPurpose::Lora).chance(LORA_SHARE);
         options.extend(&mut Draws::new(seed, DrawPurpose::Extent));
+        options.draw_lanes(&mut Draws::new(seed, DrawPurpose::Lanes));
         options.draw_drift(seed, training_us);
         options.old_programs = Draws::new(seed, DrawPurpose::Programs).chance(OLD_PROGRAMS_SHARE);
         options
+    }
+
+    /// Some lives have lanes, as many as divide their microbatches; in some of these they run in two
+    /// directions.
+    fn draw_lanes(&mut self, draws: &mut Draws) {
+        let most = 1 << self.microbatches.trailing_zeros();
+        let few = most.min(2);
+        if !draws.chance(LANES_SHARE) || most == 1 {
+            return;
+        }
+        let found = *draws.pick(&[few, most]);
+        self.lanes = LaneCount::new(found).expect("a power of two, of few microbatches");
+        if draws.chance(DIRECTIONS_SHARE) {
+            self.kind = ScheduleKind::Chimera;
+        }
     }
 
     /// In some lives that are neither large nor full of long work machines differ in speed. Such a life has more
@@ -459,8 +484,8 @@ impl fmt::Display for LifeOptions {
         writeln!(
             f,
             "{model:?} model, {controllers} controllers, {workers} workers, {blocks} blocks, \
-             {microbatches} microbatches, {steps} steps, {kind}, window {:?}",
-            self.window
+             {microbatches} microbatches, {} lanes, {steps} steps, {kind}, window {:?}",
+            self.lanes, self.window
         )?;
         writeln!(
             f,

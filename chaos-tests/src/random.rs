@@ -42,6 +42,8 @@ pub enum DrawPurpose {
     Muon = 16,
     /// Which models have low-rank adapters.
     Lora = 17,
+    /// How many lanes a job has.
+    Lanes = 18,
 }
 
 /// A stream of draws: SplitMix64 (Steele, Lea and Flood, OOPSLA 2014).

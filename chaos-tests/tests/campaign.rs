@@ -10,6 +10,7 @@ use chaos_tests::case::LifeCase;
 use chaos_tests::options::ComputeModelKind;
 use chaos_tests::report::{CampaignEnding, CampaignReport, LIVES_FOR_MARKERS};
 use zbelastic_schedule::ScheduleKind;
+use zbelastic_trainer::plan::LaneCount;
 
 /// Lives with hashes: as many as have to show every marker.
 const DIGEST_LIVES: u64 = LIVES_FOR_MARKERS;
@@ -122,8 +123,8 @@ fn clusters_that_cut_sequences_live_through_their_faults() {
     }
 }
 
-/// The same with two replicas: a stage count that the schedule does not have falls to one it has,
-/// and then to another schedule that adds up in the same order.
+/// The same with lanes that run in two directions: where the schedule does not have so many stages,
+/// others go on with the same lanes.
 #[test]
 fn clusters_that_have_the_model_twice_live_through_their_faults() {
     let lives = (1..=REPLICAS_DIGEST_LIVES).map(|seed| (seed, ComputeModelKind::Digest));
@@ -134,7 +135,8 @@ fn clusters_that_have_the_model_twice_live_through_their_faults() {
         let mut case = LifeCase::draw(seed, model);
         case.options.kind =
             if seed.is_multiple_of(3) { ScheduleKind::Gems } else { ScheduleKind::Chimera };
-        case.options.microbatches = case.options.microbatches.max(2);
+        case.options.microbatches = if seed.is_multiple_of(2) { 2 } else { 4 };
+        case.options.lanes = LaneCount::new(2).expect("a power of two");
         let life = LifeResult::of(&case);
         assert_eq!(life.outcome.failure, None, "seed {seed}, {model:?}");
         assert!(life.outcome.steps >= case.options.steps, "seed {seed} ends before its last step");

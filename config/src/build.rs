@@ -8,7 +8,7 @@ use zbelastic_consensus::validation::GuardPolicy;
 use zbelastic_kernels::cuda::limits::{self, LimitError};
 use zbelastic_trainer::model::{MicrobatchShape, ModelConfig};
 use zbelastic_trainer::optimizer::{OptimizerConfig, OptimizerKind};
-use zbelastic_trainer::plan::{BatchShape, is_legal_cut};
+use zbelastic_trainer::plan::{AUTO_KINDS, BatchShape, LaneCount, LaneError, is_legal_cut};
 use zbelastic_types::Bytes;
 
 use super::BOUNDARY_BYTES_MAX;
@@ -63,6 +63,7 @@ pub fn build(
     builder.check_precision();
     builder.check_optimizer();
     builder.check_slices(&batch);
+    builder.check_lanes(&batch);
     match model {
         Some((model, weights)) if builder.problems.is_empty() => {
             Ok(run_config(&reader, model, weights, batch))
@@ -372,6 +373,38 @@ impl ConfigBuilder<'_> {
         }
     }
 
+    /// The lanes of a job: what is no number of lanes is reported, and one in its place.
+    fn lanes(&mut self) -> LaneCount {
+        let reader = self.reader;
+        LaneCount::new(reader.count(Key::Lanes) as u32).unwrap_or_else(|error| {
+            let at = reader.settings.origin(Key::Lanes);
+            self.problems.push(ConfigProblem::Lanes { at, error, beside: Vec::new() });
+            LaneCount::ONE
+        })
+    }
+
+    /// Lanes divide the microbatches, and a schedule of two directions runs half of them in each.
+    fn check_lanes(&mut self, batch: &BatchShape) {
+        let reader = self.reader;
+        let settings = reader.settings;
+        let kind = match reader.choice(Key::Schedule) {
+            ScheduleChoice::Kind(kind) => kind,
+            ScheduleChoice::Auto | ScheduleChoice::Asynchronous(_) => AUTO_KINDS[0],
+        };
+        let Err(error) = batch.check_lanes(kind) else { return };
+        let keys: &[Key] = match error {
+            LaneError::Directions { .. } => &[Key::Lanes, Key::Schedule],
+            LaneError::Count { .. } | LaneError::Microbatches { .. } => {
+                &[Key::Lanes, Key::Microbatch, Key::GlobalBatch]
+            }
+        };
+        self.report(keys, |key, beside| ConfigProblem::Lanes {
+            at: settings.origin(key),
+            error,
+            beside,
+        });
+    }
+
     fn batch(&mut self) -> BatchShape {
         let reader = self.reader;
         let global_batch = reader.count(Key::GlobalBatch);
@@ -392,6 +425,7 @@ impl ConfigBuilder<'_> {
             microbatch: MicrobatchShape { sequences: microbatch as usize, sequence_len },
             microbatch_count: (global_batch / microbatch) as u32,
             cut_by: reader.choice(Key::SliceCut),
+            lanes: self.lanes(),
         }
     }
 }

@@ -156,6 +156,9 @@ fn value_of(config: &RunConfig, key: Key) -> Option<ConfigValue> {
             whole(batch.microbatch.sequences as u64 * u64::from(batch.microbatch_count))
         }
         Key::Microbatch => whole(batch.microbatch.sequences as u64),
+        // As of features.
+        Key::Lanes if batch.lanes.is_one() => return None,
+        Key::Lanes => size(batch.lanes.get()),
         Key::SeqLen => whole(batch.microbatch.sequence_len as u64),
         Key::Seed => whole(config.seed),
         Key::EvalEvery => whole(config.evaluate_every),

@@ -12,7 +12,7 @@ use zbelastic_policy::tick::{HEARTBEAT_MS, HEARTBEATS_LEAST};
 use zbelastic_schedule::TEXT_COUNT_MAX;
 use zbelastic_trainer::model::{AttentionBias, Family, LoraInit};
 use zbelastic_trainer::optimizer::{LrDecay, WeightDecayScope};
-use zbelastic_trainer::plan::SliceBalance;
+use zbelastic_trainer::plan::{LaneCount, SliceBalance};
 
 use super::kind::{NumberRange, ValueKind};
 use super::presets::preset_names;
@@ -172,6 +172,8 @@ keys! {
     GlobalBatch: "train.global_batch", Count(1, BATCH_MAX), Literal("32");
     /// Sequences that pass through the pipeline together; must divide global_batch.
     Microbatch: "train.microbatch", Count(1, BATCH_MAX), Literal("4");
+    /// Partial sums that a step's gradient is a binary tree of: a power of two that divides the microbatches.
+    Lanes: "train.lanes", Count(1, LaneCount::MAX as u64), Literal("1");
     /// Tokens in a sequence.
     SeqLen: "train.seq_len", Count(1, SEQUENCE_MAX), Literal("128");
     /// What weights and the order of the text are drawn from.

@@ -243,15 +243,6 @@ impl ScheduleChoice {
             Self::Asynchronous(kind) => Err(*kind),
         }
     }
-
-    /// The requested schedule, if it has more than one replica of the model.
-    #[must_use]
-    pub fn of_replicas(self) -> Option<ScheduleKind> {
-        match self {
-            Self::Kind(kind) => Some(kind).filter(|kind| kind.replica_count() > 1),
-            Self::Auto | Self::Asynchronous(_) => None,
-        }
-    }
 }
 
 /// A window, or leave to choose one.

@@ -17,6 +17,9 @@ pub fn plan_failure(error: &PlanError, config: &RunConfig, workers: u32) -> Comm
             chunks(error, *layer_count / *stage_count, *layer_count / *chunks_per_stage)
         }
         PlanError::Generate(error) => generate(error, batch, workers),
+        PlanError::Lanes(error) => FailureDetail::new(error.to_string())
+            .at("train.lanes")
+            .why("lanes are a part of the arithmetic, so their number is not changed silently"),
         PlanError::Slices { by, slice_count, sequence_len } => {
             let (why, hint) = slice_hint(*by, *slice_count, *sequence_len as u64);
             let hint = format!("--set schedule.slices={hint}");
@@ -114,6 +117,14 @@ fn generate(error: &GenerateError, batch: SequenceBatch, workers: u32) -> Failur
                     .chain(["--schedule gems".to_owned(), OTHER_SCHEDULE.to_owned()])
                     .collect(),
             )),
+        GenerateError::OddMicrobatches { .. } => {
+            let even = batch.microbatch_for(|count| count.is_multiple_of(2));
+            let other = even.map(|(size, count)| microbatch_hint(size, count));
+            detail
+                .at("schedule.kind")
+                .why("each direction runs as many microbatches as the other")
+                .hint(one_of(other.into_iter().chain([OTHER_SCHEDULE.to_owned()]).collect()))
+        }
         GenerateError::UnevenGroups { stage_count, microbatch_count } => detail
             .at("schedule.kind")
             .why("interleaved deals microbatches in groups of one a worker")

@@ -9,7 +9,7 @@ use zbelastic_schedule::ScheduleKind;
 use zbelastic_schedule::asynchronous::AsyncKind;
 use zbelastic_trainer::hf::ConfigError;
 use zbelastic_trainer::model::{FreezeError, LoraError, ModelError};
-use zbelastic_trainer::plan::SliceBalance;
+use zbelastic_trainer::plan::{LaneError, SliceBalance};
 use zbelastic_wording::FailureDetail;
 
 use super::freeze::freeze_detail;
@@ -112,6 +112,15 @@ pub enum ConfigProblem {
         /// Sequences in the batch.
         global_batch: u64,
         /// The other of the two, if its origin is another.
+        beside: Vec<EffectiveSetting>,
+    },
+    /// Lanes that the step or the schedule cannot have.
+    Lanes {
+        /// Origin of the key's value.
+        at: SettingOrigin,
+        /// Why it cannot.
+        error: LaneError,
+        /// The other values that matter, if their origin is another.
         beside: Vec<EffectiveSetting>,
     },
     /// What passes between two stages for a microbatch does not fit into a frame.
@@ -314,6 +323,7 @@ impl ConfigProblem {
             Self::Microbatch { at, microbatch, global_batch, beside } => {
                 wording::microbatch(at, *microbatch, *global_batch, beside)
             }
+            Self::Lanes { at, error, beside } => wording::lanes(at, error, beside),
             Self::Boundary { at, tokens, width, beside } => {
                 wording::boundary(at, *tokens, *width, beside)
             }

@@ -1,7 +1,7 @@
 //! Which keys may change without a bit of the result changing with them
 //! ([numerics](../../../docs/numerics.md)).
 
-use super::{CheckpointConfig, RunConfig, ScheduleChoice};
+use super::{CheckpointConfig, RunConfig};
 
 impl RunConfig {
     /// Whether the other configuration makes the same bits: whether they differ in nothing but in
@@ -28,18 +28,7 @@ impl RunConfig {
             ..self.clone()
         };
         let slices = |config: &Self| config.slice_count.unwrap_or(config.schedule.slice_count());
-        moved == *other
-            && replicas(&self.schedule) == replicas(&other.schedule)
-            && slices(self) == slices(other)
-    }
-}
-
-/// How often a schedule has the model: with two, gradients are added in another order.
-const fn replicas(schedule: &ScheduleChoice) -> u32 {
-    match schedule {
-        ScheduleChoice::Kind(kind) => kind.replica_count(),
-        // Two are never chosen unasked.
-        ScheduleChoice::Auto | ScheduleChoice::Asynchronous(_) => 1,
+        moved == *other && slices(self) == slices(other)
     }
 }
 
@@ -62,6 +51,9 @@ mod tests {
         ] {
             assert!(held.makes_same_bits(&config(text)), "{text}");
         }
+        let two_lanes = |schedule: &str| config(&format!("[train]\nlanes = 2\n{schedule}"));
+        let chimera = two_lanes("[schedule]\nkind = \"chimera\"\n");
+        assert!(two_lanes("").makes_same_bits(&chimera));
         let named = |pattern: &str| config(&format!("[train]\nfreeze = [\"{pattern}\"]\n"));
         assert!(named("embed").makes_same_bits(&named("embed.*")));
         let adapted = |target: &str| config(&format!("[lora]\nrank = 2\ntargets = \"{target}\"\n"));
@@ -75,7 +67,7 @@ mod tests {
             "[train]\nfreeze = [\"embed\"]\n",
             "[lora]\nrank = 2\n",
             "[optimizer]\nlr = 0.002\n",
-            "[schedule]\nkind = \"chimera\"\n",
+            "[train]\nlanes = 2\n",
             "[schedule]\nkind = \"seq1f1b\"\n",
         ] {
             assert!(!held.makes_same_bits(&config(text)), "{text}");

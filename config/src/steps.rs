@@ -2,33 +2,18 @@
 //! none.
 
 use zbelastic_consensus::validation::NonfinitePolicy;
-use zbelastic_schedule::ScheduleKind;
 use zbelastic_schedule::asynchronous::AsyncKind;
 use zbelastic_wording::{CommandFailure, FailureDetail};
 
 use super::{OffloadMode, RecomputeMode, RunConfig, WindowChoice};
 
-/// Whether a cluster can run `config`: only a schedule with steps can be sealed and rolled back,
-/// and a job for which there is no plan on any number of nodes would wait for ever.
+/// Whether a cluster can run `config`: only a schedule with steps can be sealed and rolled back.
 ///
 /// # Errors
-/// If its schedule is asynchronous, or has more replicas than a step has microbatches.
+/// If its schedule is asynchronous.
 pub fn check_cluster_can_run(config: &RunConfig) -> Result<(), CommandFailure> {
     match config.schedule.kinds() {
-        Ok(kinds) => {
-            let found = config.batch.microbatch_count;
-            let fits = |kind: &ScheduleKind| kind.replica_count() <= found;
-            let Some(kind) = kinds.first().filter(|_| !kinds.iter().any(fits)) else {
-                return Ok(());
-            };
-            let detail = FailureDetail::new(format!(
-                "expected 2 microbatches a step or more, found {found}"
-            ))
-            .at("train.microbatch")
-            .why(format!("each replica of {kind} runs a microbatch or more"))
-            .hint("a smaller train.microbatch, a larger train.global_batch, or --schedule auto");
-            Err(CommandFailure::usage("the configuration", vec![detail]))
-        }
+        Ok(_) => Ok(()),
         Err(kind) => {
             let detail = FailureDetail::new(format!("{kind} is asynchronous"))
                 .at("schedule.kind")
@@ -54,6 +39,14 @@ pub fn check_needs_no_steps(config: &RunConfig, kind: AsyncKind) -> Result<(), C
                 "schedule.window",
                 "no verdict is waited for, so nothing can run ahead of one",
                 "--window auto",
+            ),
+        ),
+        (
+            !config.batch.lanes.is_one(),
+            refused(
+                "train.lanes",
+                "an update adds up its few microbatches as one chain, and no step is made of several",
+                "train.lanes = 1",
             ),
         ),
         (
@@ -123,10 +116,11 @@ mod tests {
     #[test]
     fn what_needs_steps_is_refused_with_what_to_do() {
         let text = "[schedule]\nwindow = 1\n[guard]\nnonfinite = \"replay\"\ngnorm_z = 6.0\n\
-                    [train]\neval_every = 10\n[memory]\nrecompute = \"full\"\noffload = \"needed\"\n";
+                    [train]\neval_every = 10\nlanes = 2\n[memory]\nrecompute = \"full\"\noffload = \"needed\"\n";
         let text = format!("[model]\npreset = \"tiny\"\n{text}");
         let expected = [
             "schedule.window",
+            "train.lanes",
             "guard.nonfinite",
             "guard.gnorm_z",
             "memory.recompute",
@@ -152,11 +146,6 @@ mod tests {
         assert_eq!(check_cluster_can_run(&config("zb-h1")), Ok(()));
         let failure = check_cluster_can_run(&config("pipedream-2bw")).expect_err("asynchronous");
         assert!(failure.to_string().contains("zbelastic train"), "{failure}");
-        assert_eq!(check_cluster_can_run(&config("chimera")), Ok(()));
-        let mut one = config("gems");
-        one.batch.microbatch_count = 1;
-        let failure = check_cluster_can_run(&one).expect_err("two replicas, one microbatch");
-        assert!(failure.to_string().contains("expected 2 microbatches"), "{failure}");
         assert_eq!(check_cluster_can_run(&config("seq1f1b")), Ok(()));
         assert_eq!(check_needs_no_steps(&config("xpipe"), AsyncKind::XPipe), Ok(()));
     }

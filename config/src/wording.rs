@@ -7,7 +7,9 @@ use zbelastic_kernels::cuda::limits::LimitError;
 use zbelastic_schedule::asynchronous::AsyncKind;
 use zbelastic_schedule::{GenerateError, ScheduleKind};
 use zbelastic_trainer::model::ModelError;
-use zbelastic_trainer::plan::{PlanError, SLICES_OF_EQUAL_TIME_MAX, SliceBalance};
+use zbelastic_trainer::plan::{
+    LaneCount, LaneError, PlanError, SLICES_OF_EQUAL_TIME_MAX, SliceBalance,
+};
 use zbelastic_wording::FailureDetail;
 
 use super::BOUNDARY_BYTES_MAX;
@@ -246,6 +248,33 @@ pub(super) fn microbatch(
         .at(at.to_string())
         .why(with_given("a step is so many whole microbatches", beside))
         .hint(format!("train.microbatch = {divisors}, or another train.global_batch"))
+}
+
+pub(super) fn lanes(
+    at: &SettingOrigin,
+    error: &LaneError,
+    beside: &[EffectiveSetting],
+) -> FailureDetail {
+    let (why, hint) = match *error {
+        LaneError::Count { found } => {
+            let above = found.next_power_of_two().min(LaneCount::MAX);
+            let hint = format!("train.lanes = {} or {above}", above / 2);
+            ("the gradient of a step is a binary tree over the lanes", hint)
+        }
+        LaneError::Microbatches { lanes, microbatch_count } => {
+            let most = lanes.get().min(1 << microbatch_count.trailing_zeros());
+            let hint = format!("train.lanes = {most}, or another train.microbatch");
+            ("each lane adds up as many microbatches as any other", hint)
+        }
+        LaneError::Directions { .. } => (
+            "each direction adds up half of the lanes, and lanes are a part of the arithmetic",
+            "train.lanes = 2 or more, or another schedule.kind".to_owned(),
+        ),
+    };
+    FailureDetail::new(format!("train.lanes: {error}"))
+        .at(at.to_string())
+        .why(with_given(why, beside))
+        .hint(hint)
 }
 
 pub(super) fn boundary(

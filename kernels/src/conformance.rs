@@ -11,6 +11,7 @@
 mod activation;
 mod adapter;
 mod attention;
+mod elementwise;
 mod embed;
 mod fingerprint;
 mod head;
@@ -27,6 +28,7 @@ mod versions;
 pub use activation::{gelu, swiglu};
 pub use adapter::{adapted_matrices, adapter_gradients};
 pub use attention::{attention, attention_sees_no_future, rotation};
+pub use elementwise::sums_of_buffers;
 pub use embed::embedding;
 pub use fingerprint::{commits_sum_what_they_leave, state_sums};
 pub use head::{head, head_ignores_rows_of_nan, head_is_stable_for_large_logits};
@@ -65,7 +67,7 @@ macro_rules! conformance {
             candidates_that_are_packed_weights, state_sums, commits_sum_what_they_leave,
             candidates_with_squares, frozen_tensors_are_left_alone, versions_meet_the_bits,
             muon_meets_the_bits, muon_is_near_newton_schulz, muon_loads_matrices,
-            adapted_matrices, adapter_gradients
+            adapted_matrices, adapter_gradients, sums_of_buffers
         }
     };
     (@list (); $($test:ident),*) => {

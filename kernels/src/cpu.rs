@@ -10,6 +10,7 @@ mod attention;
 mod backend;
 mod buffer;
 mod draw;
+mod elementwise;
 mod embed;
 mod fingerprint;
 mod head;

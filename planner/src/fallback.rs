@@ -11,9 +11,6 @@ use zbelastic_trainer::plan::{
 };
 use zbelastic_types::Bytes;
 
-/// The schedule of two replicas that exists for every number of stages.
-const REPLICAS_ANYWHERE: [ScheduleKind; 1] = [ScheduleKind::Gems];
-
 /// The parts of a job's configuration that its plans depend on.
 #[derive(Clone, Debug)]
 pub struct PlannerJob {
@@ -56,10 +53,8 @@ impl PlannerJob {
     /// The fallbacks to try on `most` nodes, one after the other until one can be had. Every one
     /// trains to the same bits.
     ///
-    /// Most schedules give way to any other before a node is left out. How slices and replicas add up
-    /// is a part of the arithmetic, so these give way to none that adds up in another order: slices to
-    /// none at all, and replicas to `gems`. That one keeps most of its stages waiting, so a node is
-    /// left out before.
+    /// A schedule gives way to any other before a node is left out. How slices add up is a part of the
+    /// arithmetic, so these give way to none.
     #[must_use]
     pub fn fallbacks(&self, most: u32) -> Vec<PlanFallback<'_>> {
         let (kinds, chunks_per_stage) = (self.kinds.as_slice(), self.chunks_per_stage);
@@ -70,10 +65,6 @@ impl PlannerJob {
         let counts = (1..=most).rev();
         if is_free || kinds.iter().any(|kind| kind.is_sliced()) {
             return counts.map(own).collect();
-        }
-        if kinds.iter().any(|kind| kind.replica_count() > 1) {
-            let anywhere = counts.clone().map(|count| others(&REPLICAS_ANYWHERE, count));
-            return counts.map(own).chain(anywhere).collect();
         }
         counts.flat_map(|count| [own(count), others(&AUTO_KINDS, count)]).collect()
     }
@@ -123,14 +114,14 @@ mod tests {
 
     #[test]
     fn what_gives_way_to_what_keeps_the_order_of_sums() {
-        use ScheduleKind::{Chimera, Gems, Seq1F1B, ZbV};
+        use ScheduleKind::{Chimera, Seq1F1B, ZbV};
         let auto = PlannerJob { kinds: AUTO_KINDS.to_vec(), is_auto: true, ..job() };
         let own =
             |stage_count| PlanFallback { kinds: &AUTO_KINDS, chunks_per_stage: None, stage_count };
         assert_eq!(auto.fallbacks(2), [own(2), own(1)]);
         check(ZbV, 2, &[(&[ZbV], 2), (&AUTO_KINDS, 2), (&[ZbV], 1), (&AUTO_KINDS, 1)]);
         check(Seq1F1B, 2, &[(&[Seq1F1B], 2), (&[Seq1F1B], 1)]);
-        let replicas = [(&[Chimera][..], 2), (&[Chimera], 1), (&[Gems], 2), (&[Gems], 1)];
-        check(Chimera, 2, &replicas);
+        let others: &[ScheduleKind] = &AUTO_KINDS;
+        check(Chimera, 2, &[(&[Chimera], 2), (others, 2), (&[Chimera], 1), (others, 1)]);
     }
 }

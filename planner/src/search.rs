@@ -219,7 +219,7 @@ pub(crate) mod tests {
         Family, FrozenTensors, LlamaFeatures, MicrobatchShape, ModelConfig,
     };
     use zbelastic_trainer::optimizer::OptimizerKind;
-    use zbelastic_trainer::plan::{AUTO_KINDS, BatchShape, MemoryPolicy, SliceBalance};
+    use zbelastic_trainer::plan::{AUTO_KINDS, BatchShape, LaneCount, MemoryPolicy, SliceBalance};
 
     use super::*;
 
@@ -248,7 +248,12 @@ pub(crate) mod tests {
         let microbatch = MicrobatchShape { sequences: 2, sequence_len: 64 };
         PlannerJob {
             model,
-            batch: BatchShape { microbatch, microbatch_count: 8, cut_by: SliceBalance::Tokens },
+            batch: BatchShape {
+                microbatch,
+                microbatch_count: 8,
+                cut_by: SliceBalance::Tokens,
+                lanes: LaneCount::ONE,
+            },
             optimizer: OptimizerKind::AdamW,
             kinds: AUTO_KINDS.to_vec(),
             is_auto: true,

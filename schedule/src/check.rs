@@ -242,6 +242,7 @@ mod tests {
             Err(
                 GenerateError::UnevenGroups { .. }
                 | GenerateError::FewMicrobatches { .. }
+                | GenerateError::OddMicrobatches { .. }
                 | GenerateError::OddStages { .. },
             ) => {
                 return;

@@ -50,7 +50,7 @@ pub fn generate(
 /// If there is no stage, no microbatch or too many of them, if a stage of `kind` does not hold so
 /// many chunks, if `kind` does not cut microbatches into so many slices, if it is interleaved and
 /// the microbatches do not form whole groups of one a stage, if it is DualPipeV and they are fewer
-/// than two a stage, if it has two replicas and there is one microbatch alone, or if it is Chimera
+/// than two a stage, if it has two replicas and microbatches are not even in number, or if it is Chimera
 /// and the stages are odd.
 pub fn generate_sized(kind: ScheduleKind, size: PipelineSize) -> Result<Program, GenerateError> {
     check_size(kind, size)?;
@@ -166,15 +166,18 @@ mod tests {
         );
         check(
             ScheduleKind::Gems,
-            (2, 3),
-            ["stage 0: 0F0 0BW0 3F1 3BW1 0F2 0BW2", "stage 1: 1F0 1BW0 2F1 2BW1 1F2 1BW2"],
+            (2, 4),
+            [
+                "stage 0: 0F0 0BW0 3F2 3BW2 0F1 0BW1 3F3 3BW3",
+                "stage 1: 1F0 1BW0 2F2 2BW2 1F1 1BW1 2F3 2BW3",
+            ],
         );
         check(
             ScheduleKind::Chimera,
             (4, 4),
             [
-                "stage 0: 0F0 0F2 7F1 7BW1 7F3 7BW3 0BW0 0BW2",
-                "stage 1: 1F0 6F1 1F2 6F3 6BW1 1BW0 6BW3 1BW2",
+                "stage 0: 0F0 0F1 7F2 7BW2 7F3 7BW3 0BW0 0BW1",
+                "stage 1: 1F0 6F2 1F1 6F3 6BW2 1BW0 6BW3 1BW1",
             ],
         );
         check(

@@ -11,8 +11,8 @@ pub(crate) struct PassTable<T> {
     cells: Vec<T>,
     microbatch_count: u32,
     slice_count: u32,
-    replica_count: u32,
     chunks_per_replica: u32,
+    microbatches_per_replica: u32,
 }
 
 impl<T: Copy> PassTable<T> {
@@ -26,10 +26,10 @@ impl<T: Copy> PassTable<T> {
         assert!(pass_count <= PASS_COUNT_MAX, "{pass_count} passes are more than {PASS_COUNT_MAX}");
         let cells = vec![cell; usize::try_from(pass_count).expect("the limit fits an address")];
         let placement = &program.placement;
-        let (replica_count, chunks_per_replica) =
-            (placement.replica_count(), placement.chunks_per_replica());
         let Program { microbatch_count, slice_count, .. } = *program;
-        Self { cells, microbatch_count, slice_count, replica_count, chunks_per_replica }
+        let chunks_per_replica = placement.chunks_per_replica();
+        let microbatches_per_replica = placement.microbatches_per_replica(microbatch_count);
+        Self { cells, microbatch_count, slice_count, chunks_per_replica, microbatches_per_replica }
     }
 
     /// The cell of `pass`.
@@ -56,8 +56,8 @@ impl<T: Copy> PassTable<T> {
 
     /// Whether chunk and microbatch belong to one replica.
     fn is_pass(&self, pass: Pass) -> bool {
-        self.replica_count == 1
-            || pass.chunk.0 / self.chunks_per_replica == pass.microbatch.0 % self.replica_count
+        let replica = pass.microbatch.0 / self.microbatches_per_replica;
+        pass.chunk.0 / self.chunks_per_replica == replica
     }
 
     fn position(&self, pass: Pass) -> Option<usize> {

@@ -12,8 +12,9 @@ use crate::program::TEXT_COUNT_MAX;
 /// highest holds as many chunks as any other.
 ///
 /// There may be two *replicas* of the model on the same stages, in opposite directions. The first
-/// half of the chunks are then replica 0, the second half replica 1; microbatches take turns, so
-/// that the replica of a pass follows from its chunk and from its microbatch alike.
+/// half of the chunks are then replica 0, the second half replica 1; so is it with the microbatches
+/// of a step, so that the replica of a pass follows from its chunk and from its microbatch alike.
+/// Each runs through half of a job's lanes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "PlacementForm", into = "PlacementForm")]
 pub struct Placement {
@@ -198,22 +199,16 @@ impl Placement {
         chunk.0 / self.chunks_per_replica()
     }
 
-    /// The replica that `microbatch` runs through: they take turns.
+    /// How many of a step's microbatches run through each replica: the first ones through the first.
     #[must_use]
-    pub fn replica_of_microbatch(&self, microbatch: MicrobatchIndex) -> u32 {
-        microbatch.0 % self.replica_count
+    pub fn microbatches_per_replica(&self, microbatch_count: u32) -> u32 {
+        microbatch_count.div_ceil(self.replica_count).max(1)
     }
 
-    /// How many microbatches of a step run through the replica of `microbatch` before it does.
+    /// The replica that `microbatch` of a step of so many runs through.
     #[must_use]
-    pub fn turn_of_microbatch(&self, microbatch: MicrobatchIndex) -> u32 {
-        microbatch.0 / self.replica_count
-    }
-
-    /// How many of a step's microbatches run through `replica`.
-    #[must_use]
-    pub fn microbatches_of(&self, replica: u32, microbatch_count: u32) -> u32 {
-        (microbatch_count + self.replica_count - 1 - replica) / self.replica_count
+    pub fn replica_of_microbatch(&self, microbatch: MicrobatchIndex, microbatch_count: u32) -> u32 {
+        microbatch.0 / self.microbatches_per_replica(microbatch_count)
     }
 
     /// The chunk with the same layers in the other replica, if there is one.
@@ -407,12 +402,13 @@ mod tests {
                 .collect::<Vec<_>>()
         );
         assert_eq!(Placement::line(3).twin_of(ChunkIndex(1)), None);
-        let turns: Vec<_> = (0..5)
-            .map(MicrobatchIndex)
-            .map(|k| (cross.replica_of_microbatch(k), cross.turn_of_microbatch(k)))
-            .collect();
-        assert_eq!(turns, [(0, 0), (1, 0), (0, 1), (1, 1), (0, 2)]);
-        assert_eq!((cross.microbatches_of(0, 5), cross.microbatches_of(1, 5)), (3, 2));
-        assert_eq!(Placement::vee(3).microbatches_of(0, 5), 5);
+        let replicas = |placement: &Placement, count| -> Vec<_> {
+            let all = (0..count).map(MicrobatchIndex);
+            all.map(|k| placement.replica_of_microbatch(k, count)).collect()
+        };
+        assert_eq!(replicas(&cross, 4), [0, 0, 1, 1]);
+        assert_eq!(replicas(&Placement::vee(3), 3), [0, 0, 0]);
+        assert_eq!(cross.microbatches_per_replica(4), 2);
+        assert_eq!(Placement::vee(3).microbatches_per_replica(5), 5);
     }
 }

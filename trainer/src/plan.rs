@@ -4,6 +4,7 @@ mod calibration;
 mod choose;
 mod device_claim;
 mod drift;
+mod lanes;
 mod layer_costs;
 mod memory;
 mod memory_policy;
@@ -25,6 +26,7 @@ pub use drift::{
     Drift, DriftJudgement, DriftSource, GAIN_MIN, PERIOD_GROWTH, ReplanStakes, SLACK_MAX, judge,
     slack,
 };
+pub use lanes::{LaneAddition, LaneCount, LaneError, LaneMemory, LaneOrder};
 pub use layer_costs::{ClassCosts, LayerCost, class_costs};
 pub use memory::{OffloadClaim, StageMemory, offload_claims, plan_memory, stage_memory};
 pub(crate) use memory::{claim_copy, claim_stage};
@@ -55,6 +57,9 @@ pub struct BatchShape {
     /// The quantity in which slices are alike, where a schedule cuts sequences.
     #[serde(default)]
     pub cut_by: SliceBalance,
+    /// The partial sums that the gradient of a step is a tree of.
+    #[serde(default, skip_serializing_if = "LaneCount::is_one")]
+    pub lanes: LaneCount,
 }
 
 impl BatchShape {
@@ -107,6 +112,9 @@ pub enum PlanError {
         /// Tokens of a sequence.
         sequence_len: usize,
     },
+    /// Lanes that the step or the schedule cannot have.
+    #[error(transparent)]
+    Lanes(#[from] LaneError),
     /// The layers named do not make up the model, one chunk after the other.
     #[error(
         "the partition has {found} chunks and ends at layer {end}; expected {expected} chunks \
@@ -184,6 +192,7 @@ impl PlanRequest<'_> {
             return Err(PlanError::Stages { stage_count: self.stage_count, blocks });
         }
         check_size(self.kind, self.size())?;
+        self.batch.check_lanes(self.kind)?;
         let PipelineSize { stage_count, chunks_per_stage, slice_count, .. } = self.size();
         self.batch.cut(TokenWork::new(self.model), slice_count)?;
         let chunk_count = stage_count * chunks_per_stage;
@@ -295,6 +304,12 @@ impl Plan {
     fn cut_of(&self, work: TokenWork) -> SliceCut {
         let cut = self.batch.cut(work, self.program.slice_count);
         cut.expect("a plan has slices that its sequences can be cut into")
+    }
+
+    /// The order in which gradients add up.
+    #[must_use]
+    pub fn lane_order(&self) -> LaneOrder {
+        LaneOrder::new(&self.batch, self.placement(), self.program.slice_count)
     }
 
     /// The layers of `chunk`.

@@ -2,10 +2,10 @@
 //!
 //! No pipeline, no program, no candidate, no verdict: microbatch after microbatch, then the norm,
 //! then AdamW in place. Its results are right because the loop is plain; [`crate::stage`] must
-//! yield the same bits. Where the plan has two replicas of the model, one runs after the other and
-//! their gradients are added at the end; then, where the head is tied to the embedding, the two
-//! parts of their matrix's gradient. Slices, like microbatches, are a part of the arithmetic: a
-//! plan that has them is compared with a loop that has them.
+//! yield the same bits. Lanes run one after the other, and their gradients are added as the tree
+//! over them says; then, where the head is tied to the embedding, the two parts of their matrix's
+//! gradient. Slices, like microbatches and lanes, are a part of the arithmetic: a plan that has them
+//! is compared with a loop that has them.
 
 use std::ops::Range;
 
@@ -23,7 +23,7 @@ use crate::model::{
     model_layers, slice_angles,
 };
 use crate::optimizer::{OptimizerUpdate, clip_coefficient, update_in_place};
-use crate::plan::SliceCut;
+use crate::plan::{BatchShape, SliceCut};
 use crate::stage::StageSetup;
 
 /// Why a step of the reference has its losses.
@@ -131,31 +131,42 @@ impl<B: Backend, S: BatchSource> SerialReference<B, S> {
         ReferenceStep { loss: loss_sum / tokens, norm, square_sum, loss_sum }
     }
 
-    /// The gradient of a step, and the sum of its losses in microbatch order. Each replica sums
-    /// over its own microbatches in order; then the first one's sum and the second one's are added.
+    /// The gradient of a step, and the sum of its losses in microbatch order.
     fn accumulate(&mut self, step: Step, order: PassOrder) -> f64 {
-        let replica_count = self.setup.plan.placement().replica_count();
-        let microbatch_count = self.setup.plan.batch.microbatch_count;
+        let BatchShape { microbatch_count, lanes, .. } = self.setup.plan.batch;
         let targets = self.source.targets(step, microbatch_count);
-        let mut losses = vec![Vec::new(); microbatch_count as usize];
-        let mut before: Vec<Vec<f32>> = Vec::new();
-        for replica in 0..replica_count {
-            let mut accumulate = Accumulate::Start;
-            for k in (replica..microbatch_count).step_by(replica_count as usize) {
-                let scale = targets.loss_scale(self.setup.z_loss);
-                let of = (step, MicrobatchIndex(k));
-                losses[k as usize] = self.microbatch(of, scale, order, accumulate);
-                accumulate = Accumulate::Add;
-            }
-            if replica > 0 {
-                self.add_gradients_before(&before);
-            }
-            if replica + 1 < replica_count {
-                before = self.gradients();
-            }
-        }
+        let scale = targets.loss_scale(self.setup.z_loss);
+        let losses = self.lanes((step, order, scale), 0..lanes.get());
         self.tie_gradients();
-        targets.reported_sum(losses.into_iter().flatten().fold(0.0, |sum, loss| sum + loss))
+        targets.reported_sum(losses.into_iter().fold(0.0, |sum, loss| sum + loss))
+    }
+
+    /// The gradient of some neighbouring lanes: that of one, or of the first half plus that of the
+    /// second. Yields the losses of their microbatches, in order.
+    fn lanes(&mut self, of: (Step, PassOrder, LossScale), lanes: Range<u32>) -> Vec<f64> {
+        if lanes.len() == 1 {
+            return self.lane(of, lanes.start);
+        }
+        let middle = u32::midpoint(lanes.start, lanes.end);
+        let mut losses = self.lanes(of, lanes.start..middle);
+        let left = self.gradients();
+        losses.extend(self.lanes(of, middle..lanes.end));
+        self.add_gradients_before(&left);
+        losses
+    }
+
+    /// The gradient of one lane: a chain over its microbatches.
+    fn lane(&mut self, (step, order, scale): (Step, PassOrder, LossScale), lane: u32) -> Vec<f64> {
+        let BatchShape { microbatch_count, lanes, .. } = self.setup.plan.batch;
+        let length = microbatch_count / lanes.get();
+        let mut losses = Vec::new();
+        let mut accumulate = Accumulate::Start;
+        for k in lane * length..(lane + 1) * length {
+            let of = (step, MicrobatchIndex(k));
+            losses.extend(self.microbatch(of, scale, order, accumulate));
+            accumulate = Accumulate::Add;
+        }
+        losses
     }
 
     /// Where the head is tied to the embedding: the head's part of their matrix's gradient plus the

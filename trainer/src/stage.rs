@@ -16,6 +16,7 @@ mod frame;
 mod inbox;
 mod initial_weights;
 mod injection;
+mod lane_sums;
 mod offload_target;
 mod partial;
 mod pass_pool;

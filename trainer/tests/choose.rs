@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{BATCH, tiny_model};
+use common::{BATCH, batch_for, tiny_model};
 use zbelastic_kernels::{CpuBackend, DeviceSizes, Precision};
 use zbelastic_schedule::{GenerateError, ScheduleKind, Window};
 use zbelastic_trainer::model::{Family, MicrobatchShape, ModelConfig, model_layers};
@@ -45,7 +45,8 @@ fn request<'a>(
 ) -> ChooseRequest<'a> {
     ChooseRequest {
         model,
-        batch: BATCH,
+        // Lanes for both directions.
+        batch: batch_for(ScheduleKind::Gems),
         kinds,
         chunks_per_stage: None,
         slice_count: None,

@@ -122,11 +122,8 @@ fn every_schedule_has_the_bits_of_the_reference() {
                 let text = format!("step={STRUCK},tensor={},value=nan", struck(&model));
                 setup.injections = vec![text.parse().expect("a legal injection")];
             }
-            let addends = (
-                setup.plan.placement().replica_count(),
-                setup.plan.program.slice_count,
-                skipped.is_some(),
-            );
+            let addends =
+                (setup.plan.batch.lanes.get(), setup.plan.program.slice_count, skipped.is_some());
             let (steps, digest) =
                 expected.entry(addends).or_insert_with(|| serial(&setup, skipped)).clone();
             let policy = policy(CLIP_NORM, nonfinite);

@@ -43,7 +43,7 @@ fn plan(model: &ModelConfig, kind: ScheduleKind, stages: u32, window: Window) ->
     plan_of_chunks(model, kind, None, stages, window)
 }
 
-/// The serial run of a schedule: with two replicas they add up apart.
+/// The serial run of a schedule: in as many lanes as it has directions.
 fn serial(model: &ModelConfig, (kind, stages): (ScheduleKind, u32)) -> StateDigest {
     let setup = of_plan(model, plan(model, kind, stages, Window::Zero));
     let backend = CpuBackend::new(1).expect("one thread");

@@ -41,7 +41,7 @@ fn muon_setup(plan: Plan, model: &ModelConfig) -> StageSetup {
     StageSetup { optimizer, clip_norm: CLIP_NORM, ..setup(model.clone(), plan, STEPS) }
 }
 
-/// Replicas and slices are a part of the arithmetic; stages, chunks and orders are not.
+/// Lanes and slices are a part of the arithmetic; stages, chunks and orders are not.
 #[test]
 fn every_schedule_has_the_bits_of_the_reference() {
     let mut kinds = BTreeSet::new();
@@ -59,11 +59,8 @@ fn every_schedule_has_the_bits_of_the_reference() {
             kinds.insert(format!("{kind} {stage_count}"));
             let mut setup = muon_setup(plan, &model);
             let skipped = (fate == StruckStepFate::Skipped).then_some(STRUCK);
-            let addends = (
-                setup.plan.placement().replica_count(),
-                setup.plan.program.slice_count,
-                skipped.is_some(),
-            );
+            let addends =
+                (setup.plan.batch.lanes.get(), setup.plan.program.slice_count, skipped.is_some());
             let (_, digest) =
                 expected.entry(addends).or_insert_with(|| serial(&setup, skipped)).clone();
             if fate != StruckStepFate::Nothing {

@@ -1,20 +1,22 @@
-//! Schedules with two replicas of the model against their serial reference, which sums gradients
-//! replica by replica: the same bits, whatever the number of stages, the schedule, the window, the
-//! threads, the clipping and the rollbacks; and both replicas end with the same bits.
+//! Schedules with two replicas of the model against the serial reference of two lanes, which knows of
+//! no replica: the same bits, whatever the number of stages, the schedule, the window, the threads,
+//! the clipping and the rollbacks; and both replicas end with the same bits.
 
 mod common;
 
 use std::sync::Arc;
 
 use common::serial::StruckStepFate;
-use common::{BATCH, StageCluster, corpus_for, policy, setup, tiny_model};
+use common::{StageCluster, corpus_for, policy, setup, tiny_model};
 use zbelastic_consensus::validation::NonfinitePolicy;
 use zbelastic_kernels::CpuBackend;
-use zbelastic_schedule::{ScheduleKind, Window};
+use zbelastic_schedule::{GenerateError, ScheduleKind, Window};
 use zbelastic_trainer::data::Corpus;
 use zbelastic_trainer::digest::StateDigest;
 use zbelastic_trainer::model::{Family, LayerRange, ModelConfig};
-use zbelastic_trainer::plan::{BatchShape, Plan, PlanRequest, plan_memory, stage_memory};
+use zbelastic_trainer::plan::{
+    BatchShape, LaneCount, LaneError, Plan, PlanError, PlanRequest, plan_memory, stage_memory,
+};
 use zbelastic_trainer::reference::{ReferenceStep, SerialReference};
 use zbelastic_trainer::stage::{HELD_OUT_MAX, StageSetup};
 use zbelastic_types::{Bytes, StageIndex, Step};
@@ -41,9 +43,16 @@ fn request(
     }
 }
 
-/// The setup of a serial run of two replicas: one stage holds both.
+/// The batch of the other tests in two lanes.
+const BATCH: BatchShape = BatchShape { lanes: TWO_LANES, ..common::BATCH };
+const TWO_LANES: LaneCount = match LaneCount::new(2) {
+    Ok(lanes) => lanes,
+    Err(_) => LaneCount::ONE,
+};
+
+/// The setup of a serial run of as many lanes: the schedule has one direction.
 fn serial_setup(model: &ModelConfig, batch: BatchShape) -> StageSetup {
-    let request = request(model, batch, ScheduleKind::Gems, 1, Window::Zero);
+    let request = request(model, batch, ScheduleKind::GPipe, 1, Window::Zero);
     setup(model.clone(), Plan::new(request).expect("a legal plan"), STEPS)
 }
 
@@ -73,7 +82,7 @@ const SIZES: [(ScheduleKind, u32); 6] = [
 fn both_replicas_equal_the_reference_whatever_befalls_them() {
     let mut runs = 0;
     for (family, microbatch_count) in
-        [(Family::Gpt2, 12), (Family::Llama, 7), (Family::Gpt2, 2), (Family::Llama, 4)]
+        [(Family::Gpt2, 12), (Family::Llama, 8), (Family::Gpt2, 2), (Family::Llama, 4)]
     {
         let model = tiny_model(family);
         let batch = BatchShape { microbatch_count, ..BATCH };
@@ -164,19 +173,29 @@ fn norms_and_losses_are_reported_once_and_are_the_references_to_the_bit() {
 
 /// What is summed is the same; the order is another, and so are the last bits.
 #[test]
-fn two_partial_sums_are_the_same_sum_in_another_order() {
+fn lanes_are_the_same_sum_in_another_order() {
     let model = tiny_model(Family::Llama);
     let corpus = corpus_for(BATCH, 0.05);
     let (two, of_two) = serial(&serial_setup(&model, BATCH), &corpus, &[]);
-    let plan = Plan::new(request(&model, BATCH, ScheduleKind::GPipe, 1, Window::Zero));
-    let one_setup = setup(model.clone(), plan.expect("legal"), STEPS);
-    let (one, of_one) = serial(&one_setup, &corpus, &[]);
+    let (one, of_one) = serial(&serial_setup(&model, common::BATCH), &corpus, &[]);
     assert_ne!(two, one);
     assert_eq!(of_two[0].loss_sum.to_bits(), of_one[0].loss_sum.to_bits());
     for (two, one) in of_two.iter().zip(&of_one) {
         assert!((two.norm - one.norm).abs() < 1e-4 * one.norm, "{two:?} {one:?}");
         assert!((two.loss - one.loss).abs() < 1e-4 * one.loss, "{two:?} {one:?}");
     }
+}
+
+/// Each direction runs a lane or more, and as many microbatches as the other.
+#[test]
+fn two_directions_need_two_lanes() {
+    let model = tiny_model(Family::Gpt2);
+    let kind = ScheduleKind::Chimera;
+    let of = |batch| Plan::new(request(&model, batch, kind, 2, Window::One)).expect_err("no plan");
+    let lanes = LaneCount::ONE;
+    assert_eq!(of(common::BATCH), PlanError::Lanes(LaneError::Directions { kind, lanes }));
+    let odd = BatchShape { microbatch_count: 7, ..BATCH };
+    assert_eq!(of(odd), PlanError::Generate(GenerateError::OddMicrobatches { kind, found: 7 }));
 }
 
 #[test]
@@ -280,7 +299,8 @@ fn a_stage_claims_the_state_of_both_replicas() {
     let ranges: Vec<LayerRange> =
         [(0, 3), (3, 7), (7, 10)].map(|(start, end)| LayerRange::new(start, end)).to_vec();
     let of = |kind| {
-        let request = request(&model, BATCH, kind, 3, Window::One);
+        let batch = common::batch_for(kind);
+        let request = request(&model, batch, kind, 3, Window::One);
         let plan = Plan::with_chunks(request, ranges.clone()).expect("a legal split");
         let stages = (0..3).map(StageIndex);
         stages.map(|stage| stage_memory(&backend, &model, &plan, stage)).collect::<Vec<_>>()

@@ -20,7 +20,7 @@ use zbelastic_trainer::elastic::{
     LayerImage, StageFactory, layer_digest,
 };
 use zbelastic_trainer::model::{Family, ModelConfig, model_layers};
-use zbelastic_trainer::plan::Plan;
+use zbelastic_trainer::plan::{LaneCount, Plan};
 use zbelastic_trainer::runtime::{
     PeerBody, PeerFrame, PeerFrameRefusal, PlanMismatch, RuntimeInput, RuntimeOutput, RuntimeSetup,
     StageRefusal, WorkerRuntime,
@@ -327,7 +327,7 @@ fn a_plan_of_another_arithmetic_is_refused() {
     for (model, kind, mismatch) in [
         (&tied, ScheduleKind::ZbH1, PlanMismatch::Tied),
         (&tiny(), ScheduleKind::Seq1F1B, PlanMismatch::Slices { expected: 1, found: 2 }),
-        (&tiny(), ScheduleKind::Gems, PlanMismatch::Replicas { expected: 1, found: 2 }),
+        (&tiny(), ScheduleKind::Gems, PlanMismatch::Directions { lanes: LaneCount::ONE, found: 2 }),
     ] {
         let Plan { program, chunks, .. } = common::plan(model, kind, STAGES, Window::One);
         check_refused(runtime(), &PlanRecord { program, chunks, ..legal.clone() }, mismatch);

@@ -37,7 +37,7 @@ const LONG: usize = 40;
 /// So many microbatches of [`LONG`] sequences, which are cut into slices of equal time.
 fn by_time(microbatch_count: u32) -> BatchShape {
     let microbatch = MicrobatchShape { sequence_len: LONG, ..BATCH.microbatch };
-    BatchShape { microbatch, microbatch_count, cut_by: SliceBalance::Time }
+    BatchShape { microbatch, microbatch_count, cut_by: SliceBalance::Time, ..BATCH }
 }
 
 /// The model of the other tests, for sequences of any length here.
@@ -368,7 +368,7 @@ fn slices_are_equally_long_or_take_equally_long() {
     let model = tiny_model(Family::Gpt2);
     let check = |by, slices, sequence_len, is_legal: bool| {
         let microbatch = MicrobatchShape { sequences: 2, sequence_len };
-        let batch = BatchShape { microbatch, microbatch_count: 3, cut_by: by };
+        let batch = BatchShape { microbatch, microbatch_count: 3, cut_by: by, ..BATCH };
         let found = Plan::new(request(&model, batch, 2, slices, Window::One)).map(|_| ());
         let refused = PlanError::Slices { by, slice_count: slices, sequence_len };
         assert_eq!(found, if is_legal { Ok(()) } else { Err(refused) });
@@ -392,7 +392,7 @@ fn slices_of_equal_time_make_a_shorter_step() {
     let model = ModelConfig { positions: 4096, ..tiny_model(Family::Gpt2) };
     let microbatch = MicrobatchShape { sequences: 1, sequence_len: 4096 };
     let period = |cut_by| {
-        let batch = BatchShape { microbatch, microbatch_count: 8, cut_by };
+        let batch = BatchShape { microbatch, microbatch_count: 8, cut_by, ..BATCH };
         let plan = Plan::new(request(&model, batch, 4, 4, Window::Zero)).expect("legal");
         let pace = Pace::estimated(&model, microbatch);
         (plan_period(&plan, &pace), pace.costs(&plan).slice_shares)

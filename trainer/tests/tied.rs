@@ -36,7 +36,7 @@ fn tied_setup(plan: Plan, family: Family) -> StageSetup {
     StageSetup { clip_norm: CLIP_NORM, ..setup(tied_model(family), plan, STEPS) }
 }
 
-/// Replicas and slices are a part of the arithmetic; stages, chunks and orders are not.
+/// Lanes and slices are a part of the arithmetic; stages, chunks and orders are not.
 #[test]
 fn every_schedule_has_the_bits_of_the_reference() {
     let mut kinds = std::collections::BTreeSet::new();
@@ -59,11 +59,8 @@ fn every_schedule_has_the_bits_of_the_reference() {
             }
             let mut setup = tied_setup(plan, family);
             let skipped = (fate == StruckStepFate::Skipped).then_some(STRUCK);
-            let addends = (
-                setup.plan.placement().replica_count(),
-                setup.plan.program.slice_count,
-                skipped.is_some(),
-            );
+            let addends =
+                (setup.plan.batch.lanes.get(), setup.plan.program.slice_count, skipped.is_some());
             let (steps, digest) =
                 expected.entry(addends).or_insert_with(|| serial(&setup, skipped)).clone();
             if fate != StruckStepFate::Nothing {

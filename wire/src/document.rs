@@ -16,6 +16,7 @@ use zbelastic_policy::tick::ticks_of;
 use zbelastic_schedule::Window;
 use zbelastic_trainer::data::{Corpus, CorpusConfig, CorpusError};
 use zbelastic_trainer::model::model_layers;
+use zbelastic_trainer::plan::LaneError;
 use zbelastic_trainer::stage::Injection;
 use zbelastic_types::{Digest, RunId, Step};
 
@@ -24,9 +25,12 @@ pub use zbelastic_policy::data::DataName;
 use crate::job_store::{JobStore, stores_name};
 use crate::messages::layer_bytes;
 
-/// The newest version of the document's form, which token stores need, and keys of the model and the
-/// optimizer that came with them: a program that does not know them must not train something else.
-pub const DOCUMENT_VERSION: u32 = 2;
+/// The newest version of the document's form, which lanes need: a program that does not know them
+/// must not train something else.
+pub const DOCUMENT_VERSION: u32 = 3;
+/// The version of the form that token stores need, and keys of the model and the optimizer that came
+/// with them.
+pub(crate) const STORES_DOCUMENT_VERSION: u32 = 2;
 /// The version of the form of documents that train on text, and use none of those keys.
 const TEXT_DOCUMENT_VERSION: u32 = 1;
 /// Bytes of a document at most.
@@ -102,6 +106,10 @@ pub enum DocumentError {
         /// The document's length in bytes.
         found: usize,
     },
+    /// Lanes that its step or its schedule cannot have. Before there were lanes, schedules of two
+    /// directions had an order of additions of their own, and no job goes on in another.
+    #[error("the job's lanes: {0}; it goes on under the program that began it")]
+    Lanes(#[from] LaneError),
     /// A store contradicts itself.
     #[error("the job's token store {0}")]
     Store(#[from] ManifestFault),
@@ -183,6 +191,8 @@ impl JobDocument {
         }
         let document: Self = serde_json::from_slice(bytes)?;
         document.stores.iter().try_for_each(|store| store.manifest.check())?;
+        let kinds = document.config.schedule.kinds().unwrap_or_default();
+        kinds.iter().try_for_each(|kind| document.config.batch.check_lanes(*kind))?;
         Ok(document)
     }
 
@@ -207,7 +217,8 @@ impl JobDocument {
         stores: Vec<JobStore>,
     ) -> Self {
         let text = stores_name(&stores, config.tokens.packing);
-        Self { version: DOCUMENT_VERSION, stores, ..Self::new(name, config, toml, text) }
+        let document = Self::new(name, config, toml, text);
+        Self { version: document.version.max(STORES_DOCUMENT_VERSION), stores, ..document }
     }
 
     /// What the cluster must agree on, of this document's `bytes`.
@@ -288,7 +299,11 @@ fn version_for(config: &RunConfig) -> u32 {
         || config.z_loss > 0.0
         || !config.optimizer.kind.is_adamw()
         || !model.frozen.is_none();
-    if has_later_keys { DOCUMENT_VERSION } else { TEXT_DOCUMENT_VERSION }
+    match (config.batch.lanes.is_one(), has_later_keys) {
+        (false, _) => DOCUMENT_VERSION,
+        (true, true) => STORES_DOCUMENT_VERSION,
+        (true, false) => TEXT_DOCUMENT_VERSION,
+    }
 }
 
 const fn fixed(window: Window) -> zbelastic_consensus::job::WindowPolicy {
@@ -298,6 +313,8 @@ const fn fixed(window: Window) -> zbelastic_consensus::job::WindowPolicy {
 #[cfg(test)]
 mod tests {
     use zbelastic_config::load_document;
+    use zbelastic_schedule::ScheduleKind;
+    use zbelastic_trainer::plan::LaneCount;
 
     use super::*;
 
@@ -324,6 +341,7 @@ mod tests {
     #[test]
     fn what_a_run_does_not_use_is_not_in_its_document() {
         let keys = [
+            "lanes",
             "stores",
             "tokens",
             "features",
@@ -344,17 +362,37 @@ mod tests {
             let found = keys.into_iter().filter(|key| text.contains(&format!("\"{key}\":")));
             assert_eq!(found.collect::<Vec<_>>(), expected);
             // A program of before reads version 1, and ignores keys that it does not know.
-            assert_eq!(job.version, if expected.is_empty() { 1 } else { 2 }, "{expected:?}");
+            let version = match expected {
+                [] => 1,
+                ["lanes"] => 3,
+                _ => 2,
+            };
+            assert_eq!(job.version, version, "{expected:?}");
             assert_eq!(JobDocument::decode(&bytes).expect("its own bytes"), job);
         };
         let check = |text: &str, expected: &[&str]| check_model(None, text, expected);
         check("", &[]);
         check("[optimizer]\ndecay = \"wsd\"\ndecay_steps = 5\n", &["decay_steps"]);
         check("[train]\nz_loss = 0.0001\n", &["z_loss"]);
+        check("[train]\nlanes = 4\n", &["lanes"]);
         check("[optimizer]\nkind = \"muon\"\n", &["muon"]);
         check("family = \"llama\"\nqk_norm = true\n", &["features"]);
         check_model(Some(16), "", &["sliding_window"]);
         check("[train]\nfreeze = [\"embed\"]\n", &["frozen", "freeze"]);
+    }
+
+    /// Before there were lanes, schedules of two directions had bits of their own.
+    #[test]
+    fn a_job_of_two_directions_without_lanes_is_refused() {
+        let toml = "[model]\npreset = \"tiny\"\n[train]\nlanes = 2\n[schedule]\nkind = \"gems\"\n";
+        let config = load_document("test", toml).expect("legal").config;
+        let text = DataName::of(b"text");
+        let mut job = JobDocument::new("test".to_owned(), config, toml.to_owned(), text);
+        assert!(JobDocument::decode(&job.encode().expect("short")).is_ok());
+        (job.version, job.config.batch.lanes) = (1, LaneCount::ONE);
+        let found = JobDocument::decode(&job.encode().expect("short")).expect_err("refused");
+        let expected = LaneError::Directions { kind: ScheduleKind::Gems, lanes: LaneCount::ONE };
+        assert!(matches!(found, DocumentError::Lanes(error) if error == expected), "{found}");
     }
 
     /// The words of `elastic.detect_timeout` name both numbers.

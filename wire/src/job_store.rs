@@ -64,7 +64,7 @@ mod tests {
     use zbelastic_data::store::ShardRecord;
 
     use super::*;
-    use crate::document::{DOCUMENT_VERSION, DocumentError, JobDocument};
+    use crate::document::{DocumentError, JobDocument, STORES_DOCUMENT_VERSION};
 
     fn manifest(vocabulary: u32, shards: Vec<ShardRecord>) -> StoreManifest {
         let tokenizer = BytesEncoder.tokenizer_hash().0;
@@ -95,7 +95,7 @@ mod tests {
     fn a_document_names_every_shard_once_and_reads_back() {
         let two = job(vec![store(300, &[1, 2]), store(300, &[2])]);
         let again = JobDocument::decode(&two.encode().expect("short")).expect("whole");
-        assert_eq!((&again, again.version), (&two, DOCUMENT_VERSION));
+        assert_eq!((&again, again.version), (&two, STORES_DOCUMENT_VERSION));
         let mut names: Vec<DataName> = store(300, &[1, 2]).shards().collect();
         names.sort_unstable();
         assert_eq!(two.data(), names);

@@ -14,7 +14,7 @@ use zbelastic_trainer::model::{
     Family, FrozenTensors, LlamaFeatures, MicrobatchShape, ModelConfig,
 };
 use zbelastic_trainer::plan::{
-    BatchShape, ChooseRequest, MemoryPolicy, Pace, Plan, SliceBalance, choose,
+    BatchShape, ChooseRequest, LaneCount, MemoryPolicy, Pace, Plan, SliceBalance, choose,
 };
 use zbelastic_types::{Bytes, Generation, Incarnation, NodeId, Step};
 
@@ -95,7 +95,12 @@ impl PlanHistory {
 
 fn search(model: &ModelConfig, stage_count: u32, limits: &[Bytes]) -> FoundPlan {
     let shape = MicrobatchShape { sequences: 1, sequence_len: 8 };
-    let batch = BatchShape { microbatch: shape, microbatch_count: 2, cut_by: SliceBalance::Tokens };
+    let batch = BatchShape {
+        microbatch: shape,
+        microbatch_count: 2,
+        cut_by: SliceBalance::Tokens,
+        lanes: LaneCount::ONE,
+    };
     let request = ChooseRequest {
         model,
         batch,

@@ -60,6 +60,7 @@ impl KnownBug {
         Self::Mutant(Mutant::M43RaisedForTheConnected),
         Self::Mutant(Mutant::M44DriftForgotten),
         Self::Bug(Bug::M45EmbeddingAddsFirst),
+        Self::Bug(Bug::M46FirstComeFirstJoined),
         Self::Mutant(Mutant::R2GenerationUnchecked),
         Self::Mutant(Mutant::R3SealedBeforeHeld),
         Self::Mutant(Mutant::R5CheckpointBeforeSeal),
@@ -111,6 +112,7 @@ impl KnownBug {
             Self::Mutant(Mutant::M43RaisedForTheConnected) => "m43",
             Self::Mutant(Mutant::M44DriftForgotten) => "m44",
             Self::Bug(Bug::M45EmbeddingAddsFirst) => "m45",
+            Self::Bug(Bug::M46FirstComeFirstJoined) => "m46",
             Self::Mutant(Mutant::R2GenerationUnchecked) => "R2",
             Self::Mutant(Mutant::R3SealedBeforeHeld) => "R3",
             Self::Mutant(Mutant::R5CheckpointBeforeSeal) => "R5",
@@ -229,6 +231,9 @@ impl KnownBug {
             Self::Bug(Bug::M45EmbeddingAddsFirst) => {
                 "the stage with the embedding adds the parts of a tied gradient in the other order"
             }
+            Self::Bug(Bug::M46FirstComeFirstJoined) => {
+                "sums of lanes are joined in the order in which they came, and not as the tree says"
+            }
             Self::Mutant(Mutant::R2GenerationUnchecked) => {
                 "the generation of a seal is checked when it is proposed only"
             }
@@ -258,6 +263,7 @@ impl KnownBug {
             | Self::Bug(Bug::M13DrawsNotRolledBack)
             | Self::Bug(Bug::M15OrderDependsOnSchedule)
             | Self::Bug(Bug::M45EmbeddingAddsFirst)
+            | Self::Bug(Bug::M46FirstComeFirstJoined)
             | Self::Mutant(Mutant::M16NormByStage) => &[Invariant::N3],
             Self::Bug(Bug::M5OldProgram) | Self::Mutant(Mutant::R2GenerationUnchecked) => {
                 &[Invariant::S4]

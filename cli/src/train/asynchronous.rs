@@ -160,6 +160,10 @@ fn plan_failure(error: &AsyncPlanError, kind: AsyncKind) -> CommandFailure {
             .hint(
                 "no train.freeze and no lora.rank, or a schedule with steps such as zb-h1 or 1f1b",
             ),
+        AsyncPlanError::Lanes { .. } => detail
+            .at("train.lanes")
+            .why("an update adds up its few microbatches as one chain")
+            .hint("train.lanes = 1, or a schedule with steps such as zb-h1 or 1f1b"),
         AsyncPlanError::OtherRun { .. } | AsyncPlanError::Order { .. } => {
             detail.at("schedule.ampnet_order")
         }

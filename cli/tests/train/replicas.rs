@@ -1,5 +1,5 @@
-//! Schedules with two replicas of the model, from the command line: they train to one set of bits
-//! whatever the workers, in threads and in processes.
+//! Schedules with two replicas of the model, from the command line: they train to the bits of every
+//! schedule with as many lanes, whatever the workers, in threads and in processes.
 
 use serde_json::json;
 
@@ -9,10 +9,11 @@ use crate::text_folder::{STEPS, TextFolder};
 #[test]
 fn both_schedules_train_to_the_bits_of_one_worker() {
     let folder = TextFolder::new();
-    let alone = folder.run("--schedule gems --workers 1 --threads 1");
+    let alone = folder.run("--schedule 1f1b --workers 1 --threads 1 --set train.lanes=2");
     for (kind, workers) in [("gems", 3), ("chimera", 2), ("chimera", 4)] {
         for window in [0, 1] {
-            let more = format!("--schedule {kind} --workers {workers} --window {window}");
+            let lanes = "--set train.lanes=2";
+            let more = format!("--schedule {kind} --workers {workers} --window {window} {lanes}");
             let run = folder.run(&format!("{more} --threads 2"));
             assert_eq!(run.digest(), alone.digest(), "{more}");
             assert_eq!(run.each("loss"), alone.each("loss"), "{more}");
@@ -30,7 +31,7 @@ fn both_schedules_train_to_the_bits_of_one_worker() {
 #[test]
 fn a_corrupted_gradient_is_left_out_of_both_replicas() {
     let folder = TextFolder::new();
-    let struck = "--inject step=3,tensor=layers.2.mlp.up,value=nan";
+    let struck = "--set train.lanes=2 --inject step=3,tensor=layers.2.mlp.up,value=nan";
     let alone = folder.run(&format!("--schedule gems --workers 1 {struck}"));
     let run = folder.run(&format!("--schedule chimera --workers 4 {struck}"));
     assert_eq!(run.digest(), alone.digest());
@@ -41,8 +42,9 @@ fn a_corrupted_gradient_is_left_out_of_both_replicas() {
 #[test]
 fn processes_train_to_the_bits_of_threads() {
     let folder = TextFolder::new();
-    let in_threads = folder.run("--schedule gems --workers 1");
+    let in_threads = folder.run("--schedule zb-h1 --workers 1 --set train.lanes=2");
     for more in ["--schedule chimera --workers 2", "--schedule gems --workers 3"] {
+        let more = &format!("{more} --set train.lanes=2");
         let run = folder.finish(&mut folder.small_in_processes(more));
         assert_eq!(run.digest(), in_threads.digest(), "{more}");
         assert_eq!(run.each("loss"), in_threads.each("loss"), "{more}");
@@ -60,18 +62,20 @@ fn sizes_that_do_not_fit_are_refused() {
     };
     let odd =
         ["--workers: chimera needs an even number of stages, found 3", "--workers 2, --workers 4"];
-    check("--schedule chimera --workers 3", &odd);
-    let few =
-        ["needs 2 microbatches or more, found 1", "each replica of gems", "train.microbatch=4"];
-    check("--schedule gems --workers 2 --set train.microbatch=8", &few);
+    check("--schedule chimera --workers 3 --set train.lanes=2", &odd);
+    let one_lane = ["gems runs lanes in two directions", "found 1", "train.lanes = 2 or more"];
+    check("--schedule gems --workers 2", &one_lane);
+    let few = ["1 microbatches cannot be dealt evenly to 2 lanes", "another train.microbatch"];
+    check("--schedule gems --workers 2 --set train.microbatch=8 --set train.lanes=2", &few);
     let odd = refusal(
         &mut folder.command(
-            "plan --set model.preset=tiny --set model.layers=4 --schedule chimera --nodes 3",
+            "plan --set model.preset=tiny --set model.layers=4 --set train.lanes=2 --schedule chimera \
+             --nodes 3",
         ),
         2,
     );
     assert!(
-        odd.contains("even number of stages, found 3") && odd.contains("one node less"),
+        odd.contains("even number of stages, found 3") && odd.contains("one node more or less"),
         "{odd}"
     );
 }

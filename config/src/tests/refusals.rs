@@ -22,7 +22,7 @@ fn unknown_names_are_refused_with_the_nearest() {
   try: optimizer.lr
   run.toml:8: unknown key `train.batch`
   why: what is not known is refused, so that a misspelt key is not ignored
-  try: one of steps, global_batch, microbatch, seq_len, seed, eval_every, z_loss, freeze, device, precision
+  try: one of steps, global_batch, microbatch, lanes, seq_len, seed, eval_every, z_loss, freeze, device, precision
   run.toml:10: unknown key `optimizer.lr_mim`
   why: what is not known is refused, so that a misspelt key is not ignored
   try: optimizer.lr_min",
@@ -408,4 +408,24 @@ fn features_of_later_models_go_with_llama_and_only_some_together() {
     assert!(found.contains("model.rope_bands: high_freq_factor over low_freq_factor"), "{found}");
     let found = name("positions = 8\n[train]\nseq_len = 9\n");
     assert!(found.contains("train.seq_len"), "{found}");
+}
+
+#[test]
+fn lanes_that_a_step_or_a_schedule_cannot_have_are_refused() {
+    let check = |text: &str, expected: [&str; 2]| {
+        let failure = load_text(&format!("{TINY}{text}")).expect_err("refused").to_string();
+        for part in expected {
+            assert!(failure.contains(part), "{failure}\nexpected {part}");
+        }
+    };
+    let found = ["a power of two from 1 to 64, found 3", "train.lanes = 2 or 4"];
+    check("[train]\nlanes = 3\n", found);
+    let range = ["train.lanes", "expected a whole number from 1 to 64, found 128"];
+    check("[train]\nlanes = 128\n", range);
+    let uneven = ["4 microbatches cannot be dealt evenly to 8 lanes", "train.lanes = 4"];
+    check("[train]\nglobal_batch = 12\nmicrobatch = 3\nlanes = 8\n", uneven);
+    let directions = ["chimera runs lanes in two directions", "train.lanes = 2 or more"];
+    check("[schedule]\nkind = \"chimera\"\n", directions);
+    let loaded = load_text(&format!("{TINY}[train]\nlanes = 8\n")).expect("eight microbatches");
+    assert_eq!(loaded.config.batch.lanes.get(), 8);
 }

@@ -10,7 +10,7 @@ macro_rules! pages {
     };
 }
 
-const PAGES: [(&str, &str); 95] = pages![
+const PAGES: [(&str, &str); 97] = pages![
     "architecture.md",
     "assumptions.md",
     "benchmarks.md",
@@ -93,6 +93,7 @@ const PAGES: [(&str, &str); 95] = pages![
     "decisions/0072-frozen-tensors-are-part-of-the-model.md",
     "decisions/0073-muon-has-the-moments-of-adamw.md",
     "decisions/0074-adapters-are-merged-into-what-passes-read.md",
+    "decisions/0075-a-gradient-is-a-tree-of-lanes.md",
     "decisions/0076-a-tile-for-each-instruction-set.md",
     "deploy.md",
     "glossary.md",

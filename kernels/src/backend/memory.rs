@@ -58,6 +58,9 @@ pub trait DeviceMemory: ByteCounts {
     /// Copies within the device; lengths are equal.
     fn copy(&self, from: BufferView<'_, Self::Buffer>, to: BufferViewMut<'_, Self::Buffer>);
 
+    /// `to` becomes `from + to`, element by element and each sum rounded once; lengths are equal.
+    fn add(&self, from: BufferView<'_, Self::Buffer>, to: BufferViewMut<'_, Self::Buffer>);
+
     /// A buffer that begins with these floats. Floats that lie where the device reads them are not
     /// copied.
     ///

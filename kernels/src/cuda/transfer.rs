@@ -99,6 +99,19 @@ pub(super) fn copy<D: Device>(
     }
 }
 
+pub(super) fn add<D: Device>(
+    device: &CudaBackend<D>,
+    from: &BufferView<'_, CudaBuffer<D>>,
+    to: &BufferViewMut<'_, CudaBuffer<D>>,
+) -> Result<(), DeviceFault> {
+    let len = from.range.len();
+    assert_eq!(len, to.range.len());
+    assert!(from.range.end <= from.buffer.len() && to.range.end <= to.buffer.len());
+    let target = to.buffer.floats(to.range.start);
+    let arguments = Arguments::new().address(floats(from)).address(target).count(len);
+    device.launch(&Launch::over(Kernel::AddFloats, len.div_ceil(4), arguments))
+}
+
 pub(super) fn load_matrix<D: Device>(
     device: &CudaBackend<D>,
     from: &BufferView<'_, CudaBuffer<D>>,

@@ -521,7 +521,6 @@ fn begin<M: WorkerDevice>(
     // Each plan that is loaded replaces this one, and adds up as this one does.
     let kind = match config.schedule {
         ScheduleChoice::Kind(kind) if kind.is_sliced() => kind,
-        ScheduleChoice::Kind(kind) if kind.replica_count() > 1 => ScheduleKind::Gems,
         ScheduleChoice::Kind(_) | ScheduleChoice::Auto | ScheduleChoice::Asynchronous(_) => {
             ScheduleKind::OneFOneB
         }

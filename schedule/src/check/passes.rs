@@ -42,7 +42,7 @@ pub(super) fn other_replica(program: &Program, violations: &mut ViolationList) {
     let placement = &program.placement;
     for (stage, op) in ops_of(program) {
         let Some(pass) = op.pass() else { continue };
-        let expected = placement.replica_of_microbatch(pass.microbatch);
+        let expected = placement.replica_of_microbatch(pass.microbatch, program.microbatch_count);
         let found = placement.replica_of(pass.chunk);
         if found != expected && pass.chunk.0 < placement.chunk_count() {
             violations.add(ScheduleViolation::OtherReplica { stage, op, expected, found });

@@ -3,7 +3,8 @@
 //!
 //! Where one direction has its pipeline full the other has its end, so each works in the other's
 //! bubble. The price is a second copy of the weights on every stage, and one exchange of gradients
-//! a step. Microbatches take turns: even ones run down the stages, odd ones up.
+//! a step. The first half of a step's microbatches run down the stages, the second half up; the two
+//! directions take turns.
 
 use super::{PipelineSize, compute};
 use crate::op::{Compute, Op};
@@ -11,9 +12,9 @@ use crate::op::{Compute, Op};
 /// One microbatch after the other, for a memory of one. The F of the next begins where the B of
 /// this one began and follows it from stage to stage, so at most two are in flight.
 pub(super) fn gems(size: PipelineSize, stage: u32) -> Vec<Op> {
-    let passes = |k: u32| {
-        let chunk = chunk_of(size, stage, k);
-        [compute(Compute::F, chunk, k), compute(Compute::BW, chunk, k)]
+    let passes = |begun: u32| {
+        let TurnPlace { chunk, microbatch, .. } = TurnPlace::new(size, stage, begun);
+        [compute(Compute::F, chunk, microbatch), compute(Compute::BW, chunk, microbatch)]
     };
     (0..size.microbatch_count).flat_map(passes).collect()
 }
@@ -32,22 +33,40 @@ pub(super) fn chimera(size: PipelineSize, stage: u32) -> Vec<Op> {
 fn slots(size: PipelineSize, stage: u32) -> Vec<(u64, Op)> {
     let stages = u64::from(size.stage_count);
     let mut slots = Vec::new();
-    for k in 0..size.microbatch_count {
-        let behind = if k.is_multiple_of(2) { stage } else { size.stage_count - 1 - stage };
-        let turn = u64::from(k / 2);
+    for begun in 0..size.microbatch_count {
+        let TurnPlace { turn, behind, chunk, microbatch } = TurnPlace::new(size, stage, begun);
         let half = stages / 2;
         let begins = turn / half * 2 * stages + turn % half * 2;
-        let chunk = chunk_of(size, stage, k);
-        slots.push((begins + u64::from(behind), compute(Compute::F, chunk, k)));
-        let back = 2 * stages - 1 - u64::from(behind);
-        slots.push((begins + back, compute(Compute::BW, chunk, k)));
+        let behind = u64::from(behind);
+        slots.push((begins + behind, compute(Compute::F, chunk, microbatch)));
+        let back = 2 * stages - 1 - behind;
+        slots.push((begins + back, compute(Compute::BW, chunk, microbatch)));
     }
     slots
 }
 
-/// The stage's chunk of the replica that microbatch `k` runs through.
-fn chunk_of(size: PipelineSize, stage: u32, k: u32) -> u32 {
-    if k.is_multiple_of(2) { stage } else { 2 * size.stage_count - 1 - stage }
+/// A microbatch at a stage: directions take turns to begin one.
+struct TurnPlace {
+    /// How many of its direction began before it.
+    turn: u64,
+    /// How many stages of its direction come before this one.
+    behind: u32,
+    /// The stage's chunk of the replica that it runs through.
+    chunk: u32,
+    microbatch: u32,
+}
+
+impl TurnPlace {
+    /// The one that begins after `begun` others.
+    fn new(size: PipelineSize, stage: u32, begun: u32) -> Self {
+        let turn = begun / 2;
+        let up = size.stage_count - 1 - stage;
+        let (behind, chunk, first) = match begun % 2 {
+            0 => (stage, stage, 0),
+            _ => (up, size.stage_count + up, size.microbatch_count / 2),
+        };
+        Self { turn: turn.into(), behind, chunk, microbatch: first + turn }
+    }
 }
 
 #[cfg(test)]
@@ -58,7 +77,7 @@ mod tests {
 
     #[test]
     fn directions_never_share_a_slot() {
-        for (stages, microbatches) in [(2, 7), (4, 4), (4, 13), (6, 18), (8, 40)] {
+        for (stages, microbatches) in [(2, 6), (4, 4), (4, 14), (6, 18), (8, 40)] {
             let size = PipelineSize {
                 stage_count: stages,
                 chunks_per_stage: 2,

@@ -96,6 +96,14 @@ pub enum GenerateError {
         /// The requested number of stages.
         found: u32,
     },
+    /// Two directions run one half of a step's microbatches each.
+    #[error("{kind} needs an even number of microbatches, found {found}")]
+    OddMicrobatches {
+        /// The schedule that was requested.
+        kind: ScheduleKind,
+        /// The requested number of microbatches per step.
+        found: u32,
+    },
     /// A number of slices that the schedule does not have.
     #[error("{kind} {}, found {found}", slices_text(*kind))]
     SliceCount {
@@ -150,6 +158,9 @@ pub fn check_size(kind: ScheduleKind, size: PipelineSize) -> Result<(), Generate
     let found = microbatch_count;
     if found < least {
         return Err(GenerateError::FewMicrobatches { kind, stage_count, least, found });
+    }
+    if !found.is_multiple_of(kind.replica_count()) {
+        return Err(GenerateError::OddMicrobatches { kind, found });
     }
     Ok(())
 }
@@ -312,6 +323,7 @@ mod tests {
             let few = GenerateError::FewMicrobatches { kind, stage_count, least: 2, found: 1 };
             check(kind, (stage_count, 1), Err(few));
             check(kind, (stage_count, 2), Ok(()));
+            check(kind, (stage_count, 5), Err(GenerateError::OddMicrobatches { kind, found: 5 }));
         }
         let kind = ScheduleKind::Chimera;
         check(kind, (3, 4), Err(GenerateError::OddStages { kind, found: 3 }));

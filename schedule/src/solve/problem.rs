@@ -259,8 +259,7 @@ impl ScheduleProblem {
         let mut weights = vec![0.0; self.limits.len()];
         for (chunk, costs) in (0..).map(ChunkIndex).zip(&self.chunks) {
             let stage = self.placement.stage_of(chunk).expect("it was counted");
-            let replica = self.placement.replica_of(chunk);
-            let microbatches = self.placement.microbatches_of(replica, self.microbatch_count);
+            let microbatches = self.placement.microbatches_per_replica(self.microbatch_count);
             work[stage.index()] += f64::from(microbatches) * (costs.f + costs.b + costs.w);
             weights[stage.index()] += f64::from(microbatches) * costs.w;
         }

@@ -15,7 +15,8 @@ use crate::model::{
 };
 use crate::optimizer::OptimizerConfig;
 use crate::plan::{
-    BatchShape, DeviceClaim, LayerWork, StageMemory, asynchronous_claim, layer_work, partition,
+    BatchShape, DeviceClaim, LaneCount, LayerWork, StageMemory, asynchronous_claim, layer_work,
+    partition,
 };
 use crate::stage::{InitialWeights, Injection};
 
@@ -72,6 +73,14 @@ pub enum AsyncPlanError {
         /// The schedule that was requested.
         kind: AsyncKind,
     },
+    /// Its updates add up their microbatches as one chain.
+    #[error("{kind} has no steps whose gradient could be added up in {lanes} lanes, but in 1")]
+    Lanes {
+        /// The schedule that was requested.
+        kind: AsyncKind,
+        /// Lanes of the batch.
+        lanes: LaneCount,
+    },
     /// An order that was found is of another run.
     #[error("expected the order of a run `{expected}`, found one of `{found}`")]
     OtherRun {
@@ -103,6 +112,9 @@ impl AsyncPlan {
         }
         if !model.frozen.is_none() {
             return Err(AsyncPlanError::Frozen { kind: request.kind });
+        }
+        if !batch.lanes.is_one() {
+            return Err(AsyncPlanError::Lanes { kind: request.kind, lanes: batch.lanes });
         }
         let blocks = model.blocks;
         let placement = request.kind.placement(request.stage_count);

@@ -168,7 +168,7 @@ fn most(plan: &Plan, pace: &Pace, grown: impl Fn(f64) -> Pace) -> f64 {
 
 /// The time of each stage for a microbatch, all passes together.
 fn stage_times(plan: &Plan, pace: &Pace) -> Vec<f64> {
-    // Microbatches alternate between the replicas.
+    // Each replica runs its share of the microbatches.
     let replicas = f64::from(plan.placement().replica_count());
     let time = |stage: StageIndex| {
         let layers = plan.chunks_of(stage).flat_map(|(_, layers)| layers.ids());

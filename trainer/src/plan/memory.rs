@@ -19,7 +19,8 @@ use crate::model::{
 /// Memory that a stage claims, part by part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StageMemory {
-    /// Weights, candidate, moments, gradient, and the packed weights that products read.
+    /// Weights, candidate, moments, gradient, sums of lanes that wait to be joined with it, and the
+    /// packed weights that products read.
     pub state: Bytes,
     /// Activations that passes keep between F and W, for as many microbatches as are alive at once.
     pub stash: Bytes,
@@ -262,7 +263,9 @@ pub fn stage_memory<B: ByteCounts>(
     let mut messages = Bytes(0);
     for (chunk, layers) in plan.chunks_of(stage) {
         for layer in layers.ids() {
-            state += layer_bytes(backend, model, &specs[layer as usize]);
+            let spec = &specs[layer as usize];
+            let sums = plan.lane_order().levels() as u64 * backend.buffer_bytes(spec.len());
+            state += layer_bytes(backend, model, spec) + Bytes(sums);
         }
         if plan.placement().twin_of(chunk).is_some() {
             let floats: usize = layers.ids().map(|layer| specs[layer as usize].len()).sum();

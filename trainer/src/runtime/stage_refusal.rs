@@ -4,6 +4,7 @@ use zbelastic_consensus::message::LoadFault;
 use zbelastic_consensus::plan::PlanRecord;
 use zbelastic_kernels::AllocateError;
 
+use crate::plan::LaneCount;
 use crate::stage::StageSetup;
 
 /// Why a stage of a plan cannot be run. The cluster is sent a [`LoadFault`]; this is for the
@@ -39,12 +40,12 @@ pub enum PlanMismatch {
         /// Slices of the plan.
         found: u32,
     },
-    /// It has the model another number of times.
-    #[error("the plan has {found} replicas of the model, the job has {expected}")]
-    Replicas {
-        /// Replicas of the job.
-        expected: u32,
-        /// Replicas of the plan.
+    /// It runs in more directions than there are lanes.
+    #[error("the plan runs lanes in {found} directions, the job has {lanes} of them")]
+    Directions {
+        /// Lanes of the job.
+        lanes: LaneCount,
+        /// Replicas of the plan, one a direction.
         found: u32,
     },
     /// The head is tied to the token embedding, their matrix is trained, and the two ends exchange no
@@ -64,9 +65,9 @@ pub(super) fn check_arithmetic(base: &StageSetup, plan: &PlanRecord) -> Result<(
         return Err(PlanMismatch::Slices { expected, found });
     }
     let found = plan.program.placement.replica_count();
-    let expected = base.plan.program.placement.replica_count();
-    if found != expected {
-        return Err(PlanMismatch::Replicas { expected, found });
+    let lanes = base.plan.batch.lanes;
+    if found > lanes.get() {
+        return Err(PlanMismatch::Directions { lanes, found });
     }
     match (base.model.ties_gradients(), plan.program.is_tied()) {
         (true, false) => Err(PlanMismatch::Untied),

@@ -15,6 +15,7 @@ use zbelastic_types::{Bytes, ChunkIndex, StageIndex};
 use super::chunk_workspace::{ChunkWorkspace, StageLayers};
 use super::events::StageSetup;
 use super::executor::{OperationClock, StageExecutor};
+use super::lane_sums::LaneSums;
 use super::offload_target::OffloadTarget;
 use super::pass_pool::PassPool;
 use super::stash_store::StashStore;
@@ -25,7 +26,7 @@ use crate::model::{
 };
 use crate::optimizer::OptimizerConfig;
 use crate::plan::{
-    OffloadClaim, SliceCut, claim_stage, device_claim, offload_claims, stage_memory,
+    LaneOrder, OffloadClaim, SliceCut, claim_stage, device_claim, offload_claims, stage_memory,
 };
 
 /// A stage's device with everything on it.
@@ -36,6 +37,7 @@ pub struct BackendExecutor<B: Backend> {
     shape: MicrobatchShape,
     placement: Placement,
     cut: SliceCut,
+    lane_order: LaneOrder,
     chunks: BTreeMap<ChunkIndex, ChunkWorkspace<B>>,
     /// By the length of slices.
     scratch: BTreeMap<usize, PassScratch<B::Buffer>>,
@@ -133,10 +135,13 @@ impl<B: Backend> BackendExecutor<B> {
                 pools.entry(chunk).or_default().insert(len, pool);
             }
         }
+        let lane_order = plan.lane_order();
         let mut chunks = BTreeMap::new();
         for (chunk, range) in plan.chunks_of(stage) {
-            let held = Chunk::new(layers.build(&backend, model, range)?);
+            let held = layers.build(&backend, model, range)?;
+            let lanes = LaneSums::new(&backend, &held, lane_order.levels())?;
             let pools = pools.remove(&chunk).expect("made above");
+            let held = (Chunk::new(held), lanes);
             chunks.insert(chunk, ChunkWorkspace::new(held, pools, cut.clone()));
         }
         layers.finish();
@@ -148,8 +153,8 @@ impl<B: Backend> BackendExecutor<B> {
         let of_angles = angles.iter().map(|angles| backend.buffer_bytes(backend.len(angles)));
         allocated += Bytes(of_angles.sum());
         assert_eq!(allocated, claim.stash + claim.scratch, "the plan claims what is allocated");
-        let layers = chunks.values().flat_map(|of: &ChunkWorkspace<B>| of.chunk.layers());
-        let state: Bytes = layers.map(|layer| layer.allocated_bytes(&backend)).sum();
+        let of_chunk = |chunk: &ChunkWorkspace<B>| chunk.state_bytes(&backend);
+        let state: Bytes = chunks.values().map(of_chunk).sum();
         assert_eq!(state, claim.state, "the plan claims what layers take");
         let claims = offload_claims(&backend, model, plan, stage);
         let (model, shape) = (model.clone(), microbatch);
@@ -162,6 +167,7 @@ impl<B: Backend> BackendExecutor<B> {
             shape,
             placement,
             cut,
+            lane_order,
             chunks,
             scratch,
             angles,
@@ -206,11 +212,6 @@ impl<B: Backend> BackendExecutor<B> {
         let chunks =
             self.chunks.iter().filter(move |(chunk, _)| is_it(self.placement.replica_of(**chunk)));
         chunks.flat_map(|(_, workspace)| workspace.chunk.layers())
-    }
-
-    /// How many microbatches of a step a chunk sees.
-    fn microbatches_of(&self, chunk: ChunkIndex, microbatch_count: u32) -> u32 {
-        self.placement.microbatches_of(self.placement.replica_of(chunk), microbatch_count)
     }
 
     /// The device, and the layers of first replicas on this stage.

@@ -4,17 +4,18 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use zbelastic_kernels::{Accumulate, AllocateError, Backend, HostThreads};
-use zbelastic_types::{LayerRange, SliceIndex};
+use zbelastic_kernels::{AllocateError, Backend, HostThreads};
+use zbelastic_types::{Bytes, LayerRange, SliceIndex};
 
 use super::initial_weights::InitialWeights;
+use super::lane_sums::LaneSums;
 pub(super) use super::pass_pool::MicrobatchSlice;
 use super::pass_pool::PassPool;
 use crate::elastic::LayerImage;
 use crate::model::{
     Chunk, LayerState, Logits, ModelConfig, PassStash, model_layers, offload_parts, settle,
 };
-use crate::plan::SliceCut;
+use crate::plan::{LaneAddition, LaneOrder, SliceCut};
 
 /// The part of a pass that was offloaded beside its stash.
 #[derive(Clone, Copy, Debug)]
@@ -26,6 +27,8 @@ struct OffloadedPass {
 /// The chunk, and the memory that a pass works in.
 pub(super) struct PassWorkingSet<'a, B: Backend> {
     pub(super) chunk: &'a mut Chunk<B>,
+    /// The sums that its gradient is joined with.
+    pub(super) lanes: &'a mut LaneSums<B>,
     pub(super) stash: &'a mut PassStash<B::Buffer>,
     /// Those of the slices before, in order.
     pub(super) earlier: Vec<&'a mut PassStash<B::Buffer>>,
@@ -35,6 +38,7 @@ pub(super) struct PassWorkingSet<'a, B: Backend> {
 /// A chunk with the memory its passes work in.
 pub(super) struct ChunkWorkspace<B: Backend> {
     pub(super) chunk: Chunk<B>,
+    lanes: LaneSums<B>,
     /// By the length of slices.
     pools: BTreeMap<usize, PassPool<B>>,
     cut: SliceCut,
@@ -48,10 +52,27 @@ pub(super) struct ChunkWorkspace<B: Backend> {
 
 impl<B: Backend> ChunkWorkspace<B> {
     /// A chunk with pools for each length of `cut`.
-    pub(super) fn new(chunk: Chunk<B>, pools: BTreeMap<usize, PassPool<B>>, cut: SliceCut) -> Self {
-        let offloaded = BTreeMap::new();
-        let has_offloaded = false;
-        Self { chunk, pools, cut, offloaded, has_offloaded, accumulated: 0, head_accumulated: 0 }
+    pub(super) fn new(
+        (chunk, lanes): (Chunk<B>, LaneSums<B>),
+        pools: BTreeMap<usize, PassPool<B>>,
+        cut: SliceCut,
+    ) -> Self {
+        Self {
+            chunk,
+            lanes,
+            pools,
+            cut,
+            offloaded: BTreeMap::new(),
+            has_offloaded: false,
+            accumulated: 0,
+            head_accumulated: 0,
+        }
+    }
+
+    /// Bytes of the layers' state, and of the sums of lanes.
+    pub(super) fn state_bytes(&self, backend: &B) -> Bytes {
+        let layers = self.chunk.layers().iter().map(|layer| layer.allocated_bytes(backend));
+        layers.sum::<Bytes>() + self.lanes.allocated_bytes(backend)
     }
 
     fn pool(&mut self, part: MicrobatchSlice) -> &mut PassPool<B> {
@@ -88,7 +109,7 @@ impl<B: Backend> ChunkWorkspace<B> {
         let mut earlier: Vec<&mut PassStash<B::Buffer>> =
             held.into_iter().map(|(_, stash)| stash).collect();
         let stash = earlier.pop().expect("a slot a slice");
-        PassWorkingSet { chunk: &mut self.chunk, stash, earlier, logits }
+        PassWorkingSet { chunk: &mut self.chunk, lanes: &mut self.lanes, stash, earlier, logits }
     }
 
     /// Acquires the slots of a pass, as F begins.
@@ -169,10 +190,10 @@ impl<B: Backend> ChunkWorkspace<B> {
 
 /// The order rule: gradients add up in microbatch order, and slices of a microbatch from the last
 /// to the first, whenever W runs. `place` counts them, those of one replica.
-pub(super) fn next_in_order(place: u32, accumulated: &mut u32) -> Accumulate {
+pub(super) fn next_in_order(order: &LaneOrder, place: u32, accumulated: &mut u32) -> LaneAddition {
     assert_eq!(place, *accumulated, "W adds microbatches in order, and slices in reverse");
     *accumulated += 1;
-    if place == 0 { Accumulate::Start } else { Accumulate::Add }
+    order.at(place)
 }
 
 /// Where the layers of a stage come from.

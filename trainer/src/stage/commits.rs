@@ -14,7 +14,7 @@ impl<W: StageExecutor, S: BatchSource> StageRunner<W, S> {
     /// Freezes the gradient of the turn; yields its sums. The candidate of `expected` is computed
     /// with them where a device gains by it.
     pub(super) fn freeze(&mut self, expected: Option<UpdateRequest>) -> Vec<TensorSum> {
-        self.executor.freeze(self.setup.plan.batch.microbatch_count);
+        self.executor.freeze();
         assert_eq!(self.executor.slots_in_use(), 0, "the last W freed the last slot");
         let step = self.turn.step;
         let replays = self.replays_of(step);

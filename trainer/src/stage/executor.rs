@@ -157,7 +157,7 @@ pub trait GradientExecutor {
     ///
     /// # Panics
     /// If a microbatch is missing.
-    fn freeze(&mut self, microbatch_count: u32);
+    fn freeze(&mut self);
 
     /// Corrupts a gradient on purpose, if its tensor is here.
     fn inject(&mut self, injection: &Injection);

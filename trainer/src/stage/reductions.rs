@@ -143,9 +143,9 @@ impl<W: StageExecutor, S: BatchSource> StageRunner<W, S> {
     ) -> impl Iterator<Item = MicrobatchIndex> + use<W, S> {
         let placement = self.setup.plan.placement();
         let twin = placement.twin_of(chunk).filter(|twin| placement.is_last(*twin));
-        let replica_count = placement.replica_count();
-        let replica = twin.map(|twin| placement.replica_of(twin));
-        let all = (0..self.setup.plan.batch.microbatch_count).map(MicrobatchIndex);
-        all.filter(move |microbatch| replica == Some(microbatch.0 % replica_count))
+        let count = placement.microbatches_per_replica(self.setup.plan.batch.microbatch_count);
+        let first = twin.map_or(0, |twin| placement.replica_of(twin) * count);
+        let count = if twin.is_some() { count } else { 0 };
+        (first..first + count).map(MicrobatchIndex)
     }
 }

@@ -31,7 +31,7 @@ use zbelastic_trainer::model::{
     model_layers, model_size,
 };
 use zbelastic_trainer::optimizer::{LrDecay, OptimizerConfig, OptimizerKind, WeightDecayScope};
-use zbelastic_trainer::plan::{BatchShape, Plan, PlanRequest, SliceBalance};
+use zbelastic_trainer::plan::{BatchShape, LaneCount, Plan, PlanRequest, SliceBalance};
 use zbelastic_trainer::random::{RandomPurpose, RandomStream};
 use zbelastic_trainer::stage::{
     BackendExecutor, EngineProgress, Event, InitialWeights, Output, SealedState, StageEngine,
@@ -86,7 +86,14 @@ pub const BATCH: BatchShape = BatchShape {
     microbatch: MicrobatchShape { sequences: 2, sequence_len: 8 },
     microbatch_count: 12,
     cut_by: SliceBalance::Tokens,
+    lanes: LaneCount::ONE,
 };
+
+/// The same in as many lanes as the schedule has directions.
+pub fn batch_for(kind: ScheduleKind) -> BatchShape {
+    let lanes = LaneCount::new(kind.replica_count()).expect("one direction, or two");
+    BatchShape { lanes, ..BATCH }
+}
 
 pub fn optimizer() -> OptimizerConfig {
     OptimizerConfig {
@@ -133,7 +140,7 @@ pub fn plan_if_any(
 ) -> Option<Plan> {
     let request = PlanRequest {
         model,
-        batch: BATCH,
+        batch: batch_for(kind),
         kind,
         chunks_per_stage: None,
         slice_count: kind.is_sliced().then_some(4),
@@ -171,7 +178,7 @@ pub fn every_plan(model: &ModelConfig) -> Vec<Plan> {
             for window in [Window::Zero, Window::One] {
                 let request = PlanRequest {
                     model,
-                    batch: BATCH,
+                    batch: batch_for(kind),
                     kind,
                     chunks_per_stage: Some(chunks),
                     slice_count: Some(slice_count),
@@ -193,7 +200,7 @@ pub fn plan_of_chunks(
     stage_count: u32,
     window: Window,
 ) -> Plan {
-    let batch = BATCH;
+    let batch = batch_for(kind);
     Plan::new(PlanRequest {
         model,
         batch,

@@ -14,7 +14,7 @@ use zbelastic_trainer::hf::{
 };
 use zbelastic_trainer::model::{LayerState, MicrobatchShape, ModelConfig};
 use zbelastic_trainer::optimizer::{LrDecay, OptimizerConfig, OptimizerKind, WeightDecayScope};
-use zbelastic_trainer::plan::{BatchShape, Plan, PlanRequest, SliceBalance};
+use zbelastic_trainer::plan::{BatchShape, LaneCount, Plan, PlanRequest, SliceBalance};
 use zbelastic_trainer::reference::SerialReference;
 use zbelastic_trainer::stage::{InitialWeights, StageSetup};
 use zbelastic_types::{MicrobatchIndex, Step};
@@ -110,8 +110,12 @@ impl OracleRun {
 
 fn setup(model: &ModelConfig, weights: Vec<Vec<f32>>, shape: &[usize]) -> StageSetup {
     let microbatch = MicrobatchShape { sequences: 1, sequence_len: shape[2] - 1 };
-    let batch =
-        BatchShape { microbatch, microbatch_count: shape[1] as u32, cut_by: SliceBalance::Tokens };
+    let batch = BatchShape {
+        microbatch,
+        microbatch_count: shape[1] as u32,
+        cut_by: SliceBalance::Tokens,
+        lanes: LaneCount::ONE,
+    };
     let kind = ScheduleKind::ZbH1;
     let window = Window::One;
     let request = PlanRequest {

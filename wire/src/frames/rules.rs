@@ -112,9 +112,8 @@ impl FrameExpectations<'_> {
         let placement = &plan.program.placement;
         for chunk in placement.chunks_of(stage) {
             let twin = placement.twin_of(chunk).filter(|twin| placement.is_last(*twin));
-            let extra = twin.map_or(0, |twin| {
-                placement.microbatches_of(placement.replica_of(twin), plan.program.microbatch_count)
-            });
+            let extra = twin
+                .map_or(0, |_| placement.microbatches_per_replica(plan.program.microbatch_count));
             let layers = plan.chunks[chunk.index()].layers();
             let floats: usize = layers.map(|layer| specs[layer.index()].len()).sum();
             allow_partial(rules, (plan, chunk), floats + 2 * extra as usize, from)?;

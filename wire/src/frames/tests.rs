@@ -272,7 +272,7 @@ fn a_boundary_tensor_that_is_too_long_is_refused_before_it_is_sent() {
 #[test]
 fn what_twins_exchange_arrives_to_the_bit_at_the_length_of_its_chunk() {
     let config = config();
-    let compute = generate(ScheduleKind::Chimera, 2, 5).expect("the size is legal");
+    let compute = generate(ScheduleKind::Chimera, 2, 6).expect("the size is legal");
     let options = LowerOptions { window: Window::One, early_head_weights: false };
     let ranges = [LayerRange::new(0, 3), LayerRange::new(3, 2 * LAYERS)];
     let plan = PlanRecord { program: lower(&compute, options), chunks: ranges.repeat(2), ..plan() };
@@ -281,8 +281,8 @@ fn what_twins_exchange_arrives_to_the_bit_at_the_length_of_its_chunk() {
     let floats_of = |layers: LayerRange| -> usize {
         layers.layers().map(|layer| specs[layer.index()].len()).sum()
     };
-    // Node 1 has chunks 0 and 3; the second replica has two of five microbatches.
-    for (chunk, layers, losses) in [(2, ranges[0], 0), (1, ranges[1], 2)] {
+    // Node 1 has chunks 0 and 3; the second replica has three of six microbatches.
+    for (chunk, layers, losses) in [(2, ranges[0], 0), (1, ranges[1], 3)] {
         let floats: Vec<f32> = (0..floats_of(layers)).map(|i| i as f32 + 0.5).collect();
         let losses: Vec<f64> = (0..losses).map(|i| f64::from(i) + 1.0 / 3.0).collect();
         let chunk = ChunkIndex(chunk);

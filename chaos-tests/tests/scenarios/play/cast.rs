@@ -9,6 +9,7 @@ use chaos_tests::options::{ComputeModelKind, LifeOptions};
 use zbelastic_consensus::job::{JobSpec, WindowPolicy};
 use zbelastic_consensus::validation::NonfinitePolicy;
 use zbelastic_schedule::{ScheduleKind, Window};
+use zbelastic_trainer::plan::LaneCount;
 use zbelastic_trainer::stage::StageSetup;
 
 /// Steps of the run: enough for something to happen in the middle of it.
@@ -75,6 +76,7 @@ impl PlaySetup {
             microbatches: 4,
             steps: STEPS,
             kind: cast.kind,
+            lanes: LaneCount::new(cast.kind.replica_count()).expect("one direction, or two"),
             window: WindowPolicy::Fixed(Window::One),
             copies: cast.copies,
             checkpoint_every: cast.checkpoint_every,

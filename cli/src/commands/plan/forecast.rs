@@ -344,7 +344,7 @@ fn does_not_fit(
     };
     if let Some(last) = failure.details.pop() {
         let hint = match refusals.iter().all(is_odd) {
-            true => "one node less, which a cluster leaves without a stage, or --schedule gems",
+            true => "one node more or less, or --schedule gems",
             false => {
                 "more nodes or more of their memory, a higher schedule.max_mem, or a smaller \
                  train.microbatch"

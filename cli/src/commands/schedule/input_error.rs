@@ -254,6 +254,10 @@ fn size_hint(detail: FailureDetail, error: &GenerateError) -> FailureDetail {
         GenerateError::FewMicrobatches { least, .. } => {
             detail.at("--microbatches").hint(format!("--microbatches {least} or more"))
         }
+        GenerateError::OddMicrobatches { found, .. } => detail
+            .at("--microbatches")
+            .why("each direction runs as many microbatches as the other")
+            .hint(format!("--microbatches {} or {}", found - 1, found + 1)),
         GenerateError::OddStages { found, .. } => detail
             .at("--stages")
             .why("two directions meet in one slot of the middle stage")

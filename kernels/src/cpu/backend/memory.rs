@@ -3,6 +3,7 @@
 use std::convert::Infallible;
 
 use super::super::buffer::CpuBuffer;
+use super::super::elementwise;
 use super::super::matmul::MatrixPair;
 use super::super::optimizer;
 use super::{CpuBackend, CpuMatrix, read};
@@ -34,6 +35,10 @@ impl DeviceMemory for CpuBackend {
 
     fn copy(&self, from: BufferView<'_, CpuBuffer>, to: BufferViewMut<'_, CpuBuffer>) {
         to.buffer.as_mut_slice()[to.range].copy_from_slice(read(&from));
+    }
+
+    fn add(&self, from: BufferView<'_, CpuBuffer>, to: BufferViewMut<'_, CpuBuffer>) {
+        elementwise::add(self, read(&from), &mut to.buffer.as_mut_slice()[to.range]);
     }
 
     fn adopt(&self, floats: &HostFloats) -> Result<CpuBuffer, AllocateError> {

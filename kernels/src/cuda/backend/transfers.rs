@@ -47,6 +47,10 @@ impl<D: Device> DeviceMemory for CudaBackend<D> {
         self.run(|| transfer::copy(self, &from, &to));
     }
 
+    fn add(&self, from: BufferView<'_, CudaBuffer<D>>, to: BufferViewMut<'_, CudaBuffer<D>>) {
+        self.run(|| transfer::add(self, &from, &to));
+    }
+
     fn allocate_matrix(&self, shape: MatrixShape) -> Result<CudaMatrix<D>, AllocateError> {
         let weights = self.buffer(ElementType::Row, shape.outputs * shape.inputs)?;
         Ok(CudaMatrix { shape, weights })

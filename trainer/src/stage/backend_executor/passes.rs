@@ -13,6 +13,7 @@ use crate::stage::chunk_workspace::{
     ChunkWorkspace, MicrobatchSlice, PassWorkingSet, next_in_order,
 };
 use crate::stage::executor::PassExecutor;
+use crate::stage::lane_sums::GradientShare;
 use crate::stage::stash_store::StashStoreError;
 
 impl<B: Backend> PassExecutor for BackendExecutor<B> {
@@ -43,7 +44,7 @@ impl<B: Backend> PassExecutor for BackendExecutor<B> {
         layers.for_each(|layer| layer.undo_computed_ahead(backend));
         let (context, workspace, _) = self.context(pass);
         workspace.open(part(pass));
-        let PassWorkingSet { chunk, stash, earlier, logits } =
+        let PassWorkingSet { chunk, stash, earlier, logits, .. } =
             workspace.working(context.backend, part(pass));
         if let Some(input) = input {
             chunk.take_input(context.backend, input, stash)?;
@@ -87,7 +88,7 @@ impl<B: Backend> PassExecutor for BackendExecutor<B> {
         let batch = &self.part_of(batch, pass);
         let loss = (&**batch, scale);
         let (context, workspace, scratch) = self.context(pass);
-        let PassWorkingSet { chunk, stash, mut earlier, logits } =
+        let PassWorkingSet { chunk, stash, mut earlier, logits, .. } =
             workspace.working(context.backend, part(pass));
         if let Some(gradient) = gradient {
             chunk.take_gradient(context.backend, gradient, stash)?;
@@ -102,28 +103,36 @@ impl<B: Backend> PassExecutor for BackendExecutor<B> {
 
     /// W of the head's matrix, after which the logits are not read any more.
     fn head_weights(&mut self, pass: Pass) {
-        let place = self.place_in_order(pass);
+        let order = self.lane_order;
         let (context, workspace, _) = self.context(pass);
-        let accumulate = next_in_order(place, &mut workspace.head_accumulated);
-        let PassWorkingSet { chunk, stash, logits, .. } =
+        let addition = next_in_order(&order, order.place_of(pass), &mut workspace.head_accumulated);
+        let PassWorkingSet { chunk, lanes, stash, logits, .. } =
             workspace.working(context.backend, part(pass));
         let logits = logits.expect("the head's chunk has logits until here");
-        chunk.head_weights(&context, stash, logits, accumulate);
+        let to = (GradientShare::HeadMatrix, addition);
+        lanes.add((context.backend, chunk), to, |chunk, accumulate| {
+            chunk.head_weights(&context, stash, logits, accumulate);
+        });
         workspace.close_logits(part(pass));
     }
 
     /// W of the part that is left, after which the stash is not read any more.
     fn backward_weights(&mut self, pass: Pass, batch: &TokenBatch) {
-        let place = self.place_in_order(pass);
+        let order = self.lane_order;
+        let place = order.place_of(pass);
         let batch = &self.part_of(batch, pass);
         let (_, workspace, _) = self.context(pass);
         if workspace.chunk.has_head() && workspace.head_accumulated == place {
             self.head_weights(pass);
         }
         let (context, workspace, scratch) = self.context(pass);
-        let accumulate = next_in_order(place, &mut workspace.accumulated);
-        let PassWorkingSet { chunk, stash, .. } = workspace.working(context.backend, part(pass));
-        chunk.backward_weights(&context, batch, stash, scratch, accumulate);
+        let addition = next_in_order(&order, place, &mut workspace.accumulated);
+        let PassWorkingSet { chunk, lanes, stash, .. } =
+            workspace.working(context.backend, part(pass));
+        let to = (GradientShare::Rest, addition);
+        lanes.add((context.backend, chunk), to, |chunk, accumulate| {
+            chunk.backward_weights(&context, batch, stash, scratch, accumulate);
+        });
         workspace.close(part(pass));
     }
 
@@ -135,7 +144,7 @@ impl<B: Backend> PassExecutor for BackendExecutor<B> {
         let (batch, recompute) = (&self.part_of(batch, pass), self.recompute);
         let (context, workspace, _) = self.context(pass);
         workspace.reopen(part(pass));
-        let PassWorkingSet { chunk, stash, earlier, logits } =
+        let PassWorkingSet { chunk, stash, earlier, logits, .. } =
             workspace.working(context.backend, part(pass));
         chunk.recompute(&context, batch, recompute, &earlier, stash, logits);
     }
@@ -169,13 +178,6 @@ impl<B: Backend> PassExecutor for BackendExecutor<B> {
 }
 
 impl<B: Backend> BackendExecutor<B> {
-    /// How many weight gradients of its chunk are added before this one.
-    fn place_in_order(&self, pass: Pass) -> u32 {
-        let turn = self.placement.turn_of_microbatch(pass.microbatch);
-        let slice_count = self.cut.slice_count();
-        turn * slice_count + slice_count - 1 - pass.slice.0
-    }
-
     /// The tokens that a pass is over.
     fn part_of<'b>(&self, batch: &'b TokenBatch, pass: Pass) -> Cow<'b, TokenBatch> {
         match self.cut.slice_count() {
