@@ -175,6 +175,10 @@ kernel!(sum_6, 6, step_6, [s00 s01] [s10 s11] [s20 s21] [s30 s31] [s40 s41] [s50
 /// `to` is writable over the tile.
 #[target_feature(enable = "avx2,fma")]
 #[inline]
+#[expect(
+    clippy::needless_range_loop,
+    reason = "an iterator is without AVX2, and its call for each vector is not inlined"
+)]
 unsafe fn store<const ROWS: usize>(
     sums: &[[__m256; VECTORS]; ROWS],
     to: *mut f32,
