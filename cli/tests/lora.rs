@@ -93,7 +93,7 @@ fn what_reads_a_run_reads_it_with_its_adapters() {
     site.printed("export tuned --to merged --merge");
     let read = |model: &str| {
         let generated = site.printed(&format!("generate {model} --prompt 7 --temperature 0"));
-        (generated, site.printed(&format!("eval {model} --text text.txt --window 64 --json")))
+        (generated, site.json(&format!("eval {model} --text text.txt --window 64")))
     };
     assert_eq!(read("tuned"), read("merged"));
     assert_ne!(read("tuned"), read("base"));

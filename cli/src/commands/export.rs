@@ -32,7 +32,7 @@ use self::kept::KeptModel;
 use self::tokenizer_source::{ExportedTokenizer, TokenizerSource};
 use super::reach::{connect, write_json};
 use crate::args::ExportArgs;
-use crate::commands::saved_model::{LeftRun, SavedModel};
+use crate::commands::saved_model::{LeftRun, SavedAdapters, SavedModel};
 use crate::data_failure::of_folder;
 use crate::progress::CommandProgress;
 
@@ -164,7 +164,7 @@ fn of_folder_model(saved: SavedModel, args: &ExportArgs) -> Result<ExportedModel
     // What lies in the folder is merged already.
     let adapters = if args.merge { None } else { saved.adapters()? };
     let (config, weights) = match adapters {
-        Some((config, layers)) => (config, WeightsSource::Adapters(layers)),
+        Some(SavedAdapters { model, layers }) => (model, WeightsSource::Adapters(layers)),
         None => (saved.config.clone(), WeightsSource::Folder(saved)),
     };
     Ok(ExportedModel { config, tokenizer, special_ids, run, weights })

@@ -128,6 +128,15 @@ pub struct SavedModel {
     named_tokenizer: Option<PathBuf>,
 }
 
+/// Adapters that lie beside a model which they are merged into.
+#[derive(Clone, Debug)]
+pub struct SavedAdapters {
+    /// The model that has them.
+    pub model: ModelConfig,
+    /// Their floats in its layers; all else is zero.
+    pub layers: Vec<Vec<f32>>,
+}
+
 /// Whether a run lies or lay in a folder.
 fn is_run(path: &Path) -> bool {
     path.join(MODEL).is_dir() || path.join(CONFIG).is_file()
@@ -190,12 +199,11 @@ impl SavedModel {
         weights_of_folder(&self.config, &self.folder)
     }
 
-    /// The adapters that its run trained, which are merged into it: the model that has them, and their floats in its
-    /// layers. Nothing for a model without.
+    /// The adapters that its run trained, which are merged into it; nothing for a model without.
     ///
     /// # Errors
     /// If they cannot be read, or are not those of the run's configuration.
-    pub fn adapters(&self) -> Result<Option<(ModelConfig, Vec<Vec<f32>>)>, CommandFailure> {
+    pub fn adapters(&self) -> Result<Option<SavedAdapters>, CommandFailure> {
         let path = self.folder.join(ADAPTER).join(ADAPTER_WEIGHTS);
         let Some(run) = self.run.as_ref().filter(|_| path.is_file()) else { return Ok(None) };
         let model = load_recorded(CONFIG, &run.document)?.config.model;
@@ -205,7 +213,7 @@ impl SavedModel {
         };
         let file = fs::read(&path).map_err(|error| wrong(format!("cannot be read: {error}")))?;
         let layers = import_adapters(&model, &file).map_err(|error| wrong(error.to_string()))?;
-        Ok(Some((model, layers)))
+        Ok(Some(SavedAdapters { model, layers }))
     }
 
     /// The folder of its tokenizer: the one that was named, or else the model's; nothing where there

@@ -1,12 +1,16 @@
 //! Low-rank adapters: added to a matrix, and the columns that their gradients are of.
 
+use std::borrow::Cow;
 use std::ops::Range;
 
 use super::backend::CpuBackend;
 use super::draw::HostThreads;
 use super::instruction_set::InstructionSet;
 use super::lanes::{LANES, Lanes, dispatch};
+use super::matmul::MatrixPair;
+use super::optimizer::load_pieces;
 use super::threads::Threads;
+use crate::backend::MatrixShape;
 
 /// Rows of a matrix that one task adapts.
 const TASK_ROWS: usize = 16;
@@ -68,20 +72,29 @@ impl HostThreads {
     }
 }
 
-/// `base` with these products added to its rows, each from the first of these rows on.
-pub(super) fn adapted(
+/// Packs a matrix of `base` with these products added to its rows, each from the first of these rows on. No more than the rows
+/// under way are in memory beside it.
+pub(super) fn load_adapted(
     cpu: &CpuBackend,
     base: &[f32],
     products: &[(usize, LowRankProduct<'_>)],
-) -> Vec<f32> {
-    let mut weights = base.to_vec();
-    for (first_row, product) in products {
-        let inputs = product.a.len() / product.rank;
-        let rows = product.b.len() / product.rank;
-        let to = &mut weights[first_row * inputs..][..rows * inputs];
-        add(cpu.threads(), cpu.instruction_set(), *product, to);
-    }
-    weights
+    matrix: &mut MatrixPair,
+) {
+    let MatrixShape { outputs, inputs } = matrix.shape();
+    assert_eq!(base.len(), outputs * inputs);
+    load_pieces(cpu, matrix, |rows| {
+        let mut weights = base[rows.start * inputs..rows.end * inputs].to_vec();
+        for (first, product) in products {
+            let end = first + product.b.len() / product.rank;
+            let start = rows.start.max(*first);
+            let end = rows.end.min(end);
+            if start < end {
+                let to = &mut weights[(start - rows.start) * inputs..(end - rows.start) * inputs];
+                add_rows(cpu.instruction_set(), *product, start - first..end - first, to);
+            }
+        }
+        Cow::Owned(weights)
+    });
 }
 
 pub(super) fn scale_columns(

@@ -1,5 +1,6 @@
 //! Sums of squares, and AdamW in two halves: the candidate weights, and the moments.
 
+use std::borrow::Cow;
 use std::ops::Range;
 
 use super::backend::CpuBackend;
@@ -189,11 +190,20 @@ fn chunks(range: Range<usize>) -> impl Iterator<Item = usize> {
 pub(super) fn load_matrix(cpu: &CpuBackend, floats: &[f32], matrix: &mut MatrixPair) {
     let inputs = matrix.shape().inputs;
     assert_eq!(floats.len(), matrix.shape().outputs * inputs);
+    load_pieces(cpu, matrix, |rows| Cow::Borrowed(&floats[rows.start * inputs..rows.end * inputs]));
+}
+
+/// Packs a matrix of the rows that `piece` yields, each once.
+pub(super) fn load_pieces<'a>(
+    cpu: &CpuBackend,
+    matrix: &mut MatrixPair,
+    piece: impl Fn(&Range<usize>) -> Cow<'a, [f32]> + Sync,
+) {
     let writer = matrix.writer();
     cpu.threads().for_each(writer.pieces().collect(), |rows| {
-        let floats = &floats[rows.start * inputs..rows.end * inputs];
+        let floats = piece(&rows);
         // SAFETY: each piece is in the list once.
-        unsafe { writer.write(cpu.instruction_set(), rows, floats) };
+        unsafe { writer.write(cpu.instruction_set(), rows, &floats) };
     });
 }
 

@@ -16,6 +16,7 @@ pub(super) use embed::{embed_forward, embed_weights};
 pub(super) use stash::StashPartsMut;
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::ops::Range;
 
 use zbelastic_kernels::{
@@ -312,8 +313,8 @@ impl<'a> PassSizes<'a> {
         let mut columns = BTreeMap::new();
         for target in &lora.targets {
             let outputs = target.linear.shape(self.model).outputs;
-            if !columns.contains_key(&outputs) {
-                columns.insert(outputs, make(BufferSize::Rows(self.rows() * outputs))?);
+            if let Entry::Vacant(place) = columns.entry(outputs) {
+                place.insert(make(BufferSize::Rows(self.rows() * outputs))?);
             }
         }
         Ok(AdapterScratch { columns, narrow })

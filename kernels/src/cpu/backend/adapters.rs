@@ -2,9 +2,8 @@
 
 use std::ops::Range;
 
-use super::super::adapter::{LowRankProduct, adapted, scale_columns};
+use super::super::adapter::{LowRankProduct, load_adapted, scale_columns};
 use super::super::buffer::CpuBuffer;
-use super::super::optimizer;
 use super::{CpuBackend, CpuMatrix, read};
 use crate::backend::{AdapterArithmetic, AdapterView, BufferView};
 
@@ -21,8 +20,7 @@ impl AdapterArithmetic for CpuBackend {
             (rows.start, product)
         });
         let products: Vec<_> = products.collect();
-        let weights = adapted(self, read(&base), &products);
-        optimizer::load_matrix(self, &weights, &mut matrix.0);
+        load_adapted(self, read(&base), &products, &mut matrix.0);
     }
 
     fn scale_columns(
