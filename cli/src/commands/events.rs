@@ -11,10 +11,10 @@ use zbelastic_wording::figures::{duration_text, grouped, scientific, three_digit
 use zbelastic_wording::{CommandError, CommandFailure};
 
 use super::clock::{date_text, time_text};
-use super::event_poller::{EventPoller, FOLLOW_PAUSE};
 use super::reach::{connect, write_json_line};
 use super::select::select_node;
 use crate::args::{EventsArgs, LogsArgs};
+use crate::event_poller::{EventPoller, FOLLOW_PAUSE};
 
 /// Runs `events`.
 ///

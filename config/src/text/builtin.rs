@@ -10,7 +10,7 @@ macro_rules! pages {
     };
 }
 
-const PAGES: [(&str, &str); 93] = pages![
+const PAGES: [(&str, &str); 95] = pages![
     "architecture.md",
     "assumptions.md",
     "benchmarks.md",
@@ -92,9 +92,11 @@ const PAGES: [(&str, &str); 93] = pages![
     "decisions/0071-remote-sources-are-a-package.md",
     "decisions/0072-frozen-tensors-are-part-of-the-model.md",
     "decisions/0073-muon-has-the-moments-of-adamw.md",
+    "decisions/0077-the-page-is-a-client.md",
     "glossary.md",
     "hacking.md",
     "numerics.md",
+    "page.md",
     "quality.md",
     "run-folder.md",
     "schedule-ir.md",
