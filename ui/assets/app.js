@@ -335,7 +335,7 @@ function drawReport() {
   byId("phase").className = `pill ${state.run.interrupted ? "warn" : "good"}`;
   byId("version").textContent = `zbelastic ${state.run.version ?? ""}`;
   document.title = "Report of a run · zbelastic";
-  for (const link of document.querySelectorAll("footer a")) link.hidden = true;
+  byId("links").hidden = true;
 }
 
 function facts(list) {
