@@ -26,9 +26,11 @@ use zbelastic_whole_file as whole_file;
 use zbelastic_wording::{CommandFailure, FailureCode, FailureDetail, cannot_write};
 
 use super::scalar_log::ScalarLog;
-use crate::run_files::{CLUSTER, CONFIG, METRICS, MODEL, RUN, RUNS, SAMPLE, TENSORBOARD, TRACE};
+use crate::run_files::{
+    CLUSTER, CONFIG, METRICS, MODEL, REPORT, RUN, RUNS, SAMPLE, TENSORBOARD, TRACE,
+};
 
-const ALL: [&str; 6] = [CONFIG, METRICS, RUN, TRACE, SAMPLE, MODEL];
+const ALL: [&str; 8] = [CONFIG, METRICS, RUN, TRACE, SAMPLE, MODEL, REPORT, TENSORBOARD];
 
 /// Folders of one name below it.
 const RUNS_MAX: u32 = 9_999;
@@ -323,6 +325,7 @@ pub fn begin_branch(path: &Path, config: &str) -> Result<(), CommandFailure> {
             (MODEL, format!("model-{steps}")),
             (SAMPLE, format!("sample-{steps}.txt")),
             (TRACE, format!("trace-{steps}.json")),
+            (REPORT, format!("report-{steps}.html")),
             // The last one: as long as it is there, the files left are put aside by the next
             // attempt.
             (RUN, format!("run-{steps}.json")),
