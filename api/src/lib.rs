@@ -48,6 +48,8 @@ pub use status::{
     LayerPace, LinkPace, MemberPath, MemberRole, MemberState, MemberStatus, PaceStatus, PlanStatus,
     PromiseStatus, QuorumStatus, SavingStatus, StatusReport, TokenRole, VerdictWait, WorkStatus,
 };
+pub use zbelastic_timing::StepTimeBreakdown;
+
 pub use wire::{WireError, decode_answer, decode_request, encode_answer, encode_request};
 
 /// Most bytes of a body: a piece of text, of a layer or of a backup.

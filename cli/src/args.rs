@@ -41,12 +41,13 @@ pub use schedule::{
     ScheduleCommand, SimulateArgs, SolveArgs, StepEndingArgs,
 };
 
-pub use ui::{UI_ADDRESS, UiArgs};
+pub use ui::{ManArgs, TopArgs, UI_ADDRESS, UiArgs};
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
+use clap_complete::Shell;
 #[cfg(feature = "bench")]
 use zbelastic_bench::args::BenchCommand;
 use zbelastic_config::{ConfigFlag, ConfigSources, ConfigValue, Key, flag_value};
@@ -120,6 +121,9 @@ pub enum CliCommand {
     /// Show the cluster as a live page in a browser, and as metrics for Prometheus.
     #[command(after_help = ui::UI_EXAMPLES)]
     Ui(UiArgs),
+    /// Show the cluster in this terminal, drawn again as it changes.
+    #[command(after_help = ui::TOP_EXAMPLES)]
+    Top(TopArgs),
     /// Show what happened.
     #[command(after_help = operate::EVENTS_EXAMPLES)]
     Events(EventsArgs),
@@ -166,6 +170,16 @@ pub enum CliCommand {
     /// Look whether this machine can be a node, and say what to do where it cannot.
     #[command(after_help = DOCTOR_EXAMPLES)]
     Doctor(DoctorArgs),
+    /// Print what a shell needs to complete commands and flags.
+    #[command(after_help = ui::COMPLETIONS_EXAMPLES)]
+    Completions {
+        /// Which shell.
+        #[arg(value_name = "SHELL")]
+        shell: Shell,
+    },
+    /// Print the manual page, or write that of each command.
+    #[command(after_help = ui::MAN_EXAMPLES)]
+    Man(ManArgs),
     /// Try to break clusters.
     #[command(subcommand)]
     #[cfg(feature = "chaos")]

@@ -10,6 +10,7 @@ mod command_connection;
 pub mod commands;
 mod corpus;
 mod data_failure;
+mod event_poller;
 mod live_page;
 pub mod membership;
 pub mod panics;

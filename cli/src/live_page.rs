@@ -19,17 +19,18 @@ use zbelastic_view::{Observation, RunCosts};
 use zbelastic_wording::{CommandFailure, FailureCode, FailureDetail};
 
 use crate::command_connection::exchange;
-use crate::commands::event_poller::EventPoller;
+use crate::event_poller::EventPoller;
 
 /// Between two requests while a page is open, and while none is: then only `/metrics` reads them.
 const OBSERVE_PAUSE: Duration = Duration::from_millis(250);
 const IDLE_PAUSE: Duration = Duration::from_secs(1);
 /// Between two requests for a status.
 const STATUS_PAUSE: Duration = Duration::from_millis(900);
-/// Lanes are requested after this many times what the answer took, and no sooner than a second
-/// after it: the controller spends less than a hundredth of its time on them.
-const TRACE_PAUSE_FACTOR: u32 = 100;
+/// Lanes are requested after this many times what the answer took, no sooner than a second after it
+/// and no later than five: a controller spends at most a thirtieth of its time on them.
+const TRACE_PAUSE_FACTOR: u32 = 30;
 const TRACE_PAUSE_MIN: Duration = Duration::from_secs(1);
+const TRACE_PAUSE_MAX: Duration = Duration::from_secs(5);
 
 /// The name under which tokens of viewers are checked, in the cluster's log.
 const CHECK_NAME: &str = "page";
@@ -41,6 +42,24 @@ pub struct ObservedCluster {
     pub folder: NodeDataFolder,
     /// Its nodes' addresses.
     pub addresses: Vec<String>,
+}
+
+/// Where observations go.
+pub struct ObservationSink {
+    /// Sends one; false if nobody receives them any more.
+    pub send: Box<dyn Fn(Observation) -> bool + Send>,
+    /// Whether somebody looks at lanes.
+    pub has_viewers: Box<dyn Fn() -> bool + Send>,
+}
+
+impl From<PageObserver> for ObservationSink {
+    fn from(observer: PageObserver) -> Self {
+        let viewers = observer.clone();
+        Self {
+            send: Box::new(move |observation| observer.send(observation)),
+            has_viewers: Box::new(move || viewers.has_viewers()),
+        }
+    }
 }
 
 /// Starts the server of the page. `checks_at` are addresses at which tokens are checked.
@@ -97,19 +116,20 @@ fn token_check(addresses: Vec<String>) -> TokenCheck {
     })
 }
 
-/// Observes the cluster in a thread, until the server ends.
+/// Observes the cluster in a thread, until nobody receives it any more.
 ///
 /// # Errors
 /// If the system gives no threads.
 pub fn observe_in_thread(
     cluster: ObservedCluster,
-    observer: PageObserver,
+    sink: impl Into<ObservationSink>,
 ) -> Result<(), CommandFailure> {
+    let sink = sink.into();
     let run = move || {
         // Training comes first: this thread gets what is left of the processors.
         raise_niceness();
         // Without threads for its connection there is nothing to observe, and nothing to stop for.
-        drop(observe(&cluster, &observer));
+        drop(observe(&cluster, &sink));
     };
     let spawned = thread::Builder::new().name("page".to_owned()).spawn(run);
     spawned.map(drop).map_err(|error| {
@@ -117,11 +137,11 @@ pub fn observe_in_thread(
     })
 }
 
-/// Observes the cluster until the server has ended.
+/// Observes the cluster until nobody receives it any more.
 ///
 /// # Errors
 /// If the system gives no threads for the connection.
-pub fn observe(cluster: &ObservedCluster, observer: &PageObserver) -> Result<(), CommandFailure> {
+pub fn observe(cluster: &ObservedCluster, sink: &ObservationSink) -> Result<(), CommandFailure> {
     let ObservedCluster { folder, addresses } = cluster;
     let mut client = ApiClient::new(addresses.clone(), exchange(folder)?);
     // A controller that joined does not know the name of its cluster; an administrator's folder does.
@@ -129,7 +149,7 @@ pub fn observe(cluster: &ObservedCluster, observer: &PageObserver) -> Result<(),
     let mut schedule = ObserverSchedule::begin(Instant::now());
     let mut poller = EventPoller::starting_at(0);
     loop {
-        let observed = observe_once(&mut client, &mut poller, &mut schedule, observer);
+        let observed = observe_once(&mut client, &mut poller, &mut schedule, sink);
         let observed = observed
             .unwrap_or_else(|error| vec![Observation::Unanswered { reason: error.to_string() }]);
         for mut observed in observed {
@@ -138,11 +158,11 @@ pub fn observe(cluster: &ObservedCluster, observer: &PageObserver) -> Result<(),
             {
                 name.clone_into(&mut status.cluster.name);
             }
-            if !observer.send(observed) {
+            if !(sink.send)(observed) {
                 return Ok(());
             }
         }
-        thread::sleep(if observer.has_viewers() { OBSERVE_PAUSE } else { IDLE_PAUSE });
+        thread::sleep(if (sink.has_viewers)() { OBSERVE_PAUSE } else { IDLE_PAUSE });
     }
 }
 
@@ -163,7 +183,7 @@ fn observe_once(
     client: &mut ApiClient<'_>,
     poller: &mut EventPoller,
     schedule: &mut ObserverSchedule,
-    observer: &PageObserver,
+    sink: &ObservationSink,
 ) -> Result<Vec<Observation>, ApiError> {
     let mut observed = Vec::new();
     let polled = poller.poll(client)?;
@@ -175,11 +195,11 @@ fn observe_once(
         observed.push(Observation::Status(Box::new(client.status()?)));
         schedule.status_at = Instant::now() + STATUS_PAUSE;
     }
-    if observer.has_viewers() && Instant::now() >= schedule.trace_at {
-        let asked_at = Instant::now();
+    if (sink.has_viewers)() && Instant::now() >= schedule.trace_at {
+        let requested_at = Instant::now();
         observed.extend(client.trace()?.map(Observation::Trace));
-        let pause = asked_at.elapsed() * TRACE_PAUSE_FACTOR;
-        schedule.trace_at = Instant::now() + pause.max(TRACE_PAUSE_MIN);
+        let pause = requested_at.elapsed() * TRACE_PAUSE_FACTOR;
+        schedule.trace_at = Instant::now() + pause.clamp(TRACE_PAUSE_MIN, TRACE_PAUSE_MAX);
     }
     Ok(observed)
 }

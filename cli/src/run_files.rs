@@ -9,6 +9,10 @@ pub const METRICS: &str = "metrics.jsonl";
 pub const RUN: &str = "run.json";
 /// File of the last steps as a trace for Perfetto.
 pub const TRACE: &str = "trace.json";
+/// The page of the run, in one file.
+pub const REPORT: &str = "report.html";
+/// The folder of TensorBoard's event files.
+pub const TENSORBOARD: &str = "tensorboard";
 /// The order that was found.
 pub const ORDER: &str = "order.txt";
 /// File of generated text.

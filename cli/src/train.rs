@@ -11,8 +11,10 @@ mod folder;
 pub mod prepare;
 mod processes;
 pub mod progress_line;
+mod report;
 mod reporter;
 pub mod run_devices;
+mod scalar_log;
 mod summary;
 #[cfg(test)]
 mod tests;

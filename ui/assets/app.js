@@ -9,7 +9,7 @@ const emptySteps = () => ({
 });
 const state = {
   source: { state: "connecting" }, status: null, head: null, steps: emptySteps(), held: [], marks: [], lanes: [],
-  shown: 0, isReport: false,
+  shown: 0, causes: null, run: null, isReport: false,
 };
 
 // ---- small helpers
@@ -59,6 +59,7 @@ function receive(message) {
       Object.assign(state, {
         source: message.source, status: message.status, head: message.head, steps: emptySteps(),
         held: message.held_out, marks: message.marks, lanes: message.lanes,
+        causes: message.causes, run: message.run ?? null,
       });
       appendSteps(message.steps);
       break;
@@ -73,6 +74,7 @@ function receive(message) {
       appendSteps(message.steps);
       state.held.push(...message.held_out);
       state.marks.push(...message.marks);
+      state.causes = message.causes ?? state.causes;
       state.marks.splice(0, state.marks.length - MARKS_KEPT);
       break;
     case "rewound": {
@@ -115,10 +117,11 @@ function schedule(...kinds) {
     if (any("source", "status")) drawTop();
     if (any("status", "source", "added")) drawTiles();
     if (any("added", "rewound")) drawCharts();
-    if (any("lanes", "rewound", "status")) drawLanes();
+    if (any("lanes", "rewound", "status", "added")) drawLanes();
     if (any("status", "added")) drawNodes();
     if (any("added")) drawDecisions();
     if (any("status", "added")) drawGroup();
+    if (state.run) drawReport();
   });
 }
 
@@ -168,11 +171,16 @@ function drawTiles() {
       job.step_ms == null ? null : `${duration(job.step_ms / 1000)} a step`));
     tiles.push(tile("time left", job.step >= job.step_count ? "none" : duration(job.eta_s), job.lr == null ? null : `lr ${job.lr.toExponential(2)}`));
   } else if (steps.step.length) {
-    tiles.push(tile("step", thousands(steps.step.at(-1))), tile("loss", figure(steps.loss.at(-1), 4)));
-    tiles.push(tile("tokens a second", thousands(steps.tokens_per_s.at(-1))));
+    const last = steps.loss.slice(-16), held = state.held.at(-1)?.[1];
+    const mean = column => column.slice(-64).reduce((sum, value) => sum + (value ?? 0), 0) / Math.min(64, column.length);
+    tiles.push(tile("steps", thousands(steps.step.at(-1)), `lr ${steps.lr.at(-1).toExponential(2)}`));
+    tiles.push(tile("loss", figure(last.reduce((sum, loss) => sum + (loss ?? 0), 0) / last.length, 4), `mean of the last ${last.length} steps`));
+    if (held != null) tiles.push(tile("held-out loss", figure(held, 4), null));
+    tiles.push(tile("tokens a second", thousands(mean(steps.tokens_per_s)), `${duration(mean(steps.ms) / 1000)} a step`));
+    tiles.push(tile("bubble", percent(mean(steps.bubble)), `planned ${percent(mean(steps.bubble_planned))}`));
   }
   if (plan) {
-    tiles.push(tile("bubble", percent(plan.bubble_measured), `planned ${percent(plan.bubble_planned)}`));
+    tiles.push(tile("bubble", percent(plan.bubble_measured), plan.bubble_planned == null ? null : `planned ${percent(plan.bubble_planned)}`));
   }
   if (head?.goodput != null) tiles.push(tile("goodput", percent(head.goodput), "of the ideal so far"));
   if (head?.mfu != null) tiles.push(tile("MFU", percent(head.mfu), "of this hardware's peak"));
@@ -198,7 +206,7 @@ function drawCharts() {
 
 const lanes = new Lanes(byId("lanes"), byId("lane-tip"));
 const CAUSES = [
-  ["computation_ms", "slower passes", "--b"], ["messages_ms", "messages", "--f"], ["verdicts_ms", "verdicts", "--u"], ["rest_ms", "rest", "--x"],
+  ["planned_ms", "as planned", "--w"], ["computation_ms", "slower passes", "--b"], ["messages_ms", "messages", "--f"], ["verdicts_ms", "verdicts", "--u"], ["rest_ms", "rest", "--x"],
 ];
 
 function drawLanes() {
@@ -216,11 +224,27 @@ function drawLanes() {
   for (const [kind, [name, colour]] of Object.entries(OPERATIONS)) if (kinds.has(kind)) shown.set(name, colour);
   byId("lane-legend").replaceChildren(
     ...[...shown].map(([name, colour]) => element("span", {}, element("i", { fill: `var(${colour})` }), name)),
-    found ? element("span", {}, "upper lane: measured, lower: planned") : "");
+    found ? element("span", {}, `upper lane: measured; lower: ${lanes.plannedNote}`) : "");
   if (plan) {
-    const bubble = element("span", { class: "quiet", textContent: `bubble ${percent(plan.bubble_measured)} measured, ${percent(plan.bubble_planned)} planned` });
-    byId("bubble").replaceChildren(bubble);
+    drawCauses(plan);
   }
+}
+
+/** Where the time of a step went: the planned part, and each cause of more. */
+function drawCauses(plan) {
+  const { causes } = state;
+  const text = `bubble ${percent(plan.bubble_measured)} measured${plan.bubble_planned == null ? "" : `, ${percent(plan.bubble_planned)} planned`}`;
+  if (!causes) {
+    byId("bubble").replaceChildren(element("span", { class: "quiet", textContent: text }));
+    return;
+  }
+  const parts = CAUSES.map(([key, name, colour]) => [Math.max(0, causes[key]), name, colour]);
+  const total = parts.reduce((sum, [ms]) => sum + ms, 0) || 1;
+  const stack = element("div", { class: "stack" }, ...parts.map(([ms, , colour]) => element("i", { width: `${100 * ms / total}%`, fill: `var(${colour})` })));
+  const legend = element("div", { class: "legend" }, element("span", { textContent: `${total.toFixed(1)} ms a step since the plan began:` }),
+    ...parts.map(([ms, name, colour]) => element("span", {}, element("i", { fill: `var(${colour})` }), `${name} ${ms.toFixed(1)} ms`)),
+    element("span", { textContent: text }));
+  byId("bubble").replaceChildren(stack, legend);
 }
 
 const STANDINGS = { present: "present", draining: "draining", lost: "lost" };
@@ -237,10 +261,11 @@ function memberState(member) {
 
 function memoryCell(member) {
   if (!member.memory) return element("td", { class: "mem", textContent: "–" });
-  const share = member.memory_used == null ? 0 : Math.min(1, member.memory_used / member.memory);
+  const share = Math.min(1, (member.memory_used ?? 0) / member.memory);
+  if (member.memory_used == null) return element("td", { class: "mem", textContent: `${bytes(member.memory)} offered` });
   const bar = element("span", { class: "bar" }, element("i", { width: `${100 * share}%` }));
-  const text = member.memory_used == null ? bytes(member.memory) : `${bytes(member.memory_used)} of ${bytes(member.memory)}`;
-  return element("td", { class: "mem", title: text }, bar, member.memory_used == null ? bytes(member.memory) : bytes(member.memory_used));
+  const text = `${bytes(member.memory_used)} of ${bytes(member.memory)}`;
+  return element("td", { class: "mem", title: text }, bar, bytes(member.memory_used));
 }
 
 function roundTrip(member) {
@@ -285,6 +310,32 @@ function drawDecisions() {
     element("time", { textContent: clock(mark.at_ms) }),
     element("span", { class: `tag ${TAGS[mark.kind][1]}`, textContent: TAGS[mark.kind][0] }),
     element("p", { textContent: mark.text }))));
+}
+
+/** What `run.json` has of a run that ended. */
+function runFacts(run) {
+  const plan = run.plan ?? {};
+  return facts([
+    ["steps", `${thousands(run.steps)}${run.interrupted ? ", interrupted" : ""}`],
+    ["time", duration(run.seconds)],
+    ["parameters", thousands(run.params)],
+    ["plan", `${plan.schedule}, ${plan.workers} workers${plan.window == null ? "" : `, window ${plan.window}`}`],
+    ["loss", `${figure(run.final_loss, 4)} over the last steps${run.held_out_loss == null ? "" : `, ${figure(run.held_out_loss, 4)} held-out`}`],
+    ["digest", run.digest ?? "–"],
+    ["version", run.version ?? "–"],
+  ]);
+}
+
+function drawReport() {
+  byId("h-nodes").closest("section").hidden = true;
+  byId("h-group").textContent = "The run";
+  byId("group").replaceChildren(...runFacts(state.run));
+  for (const id of ["controllers", "checkpoints"]) byId(id).closest("table").hidden = true;
+  byId("phase").textContent = state.run.interrupted ? "interrupted" : "done";
+  byId("phase").className = `pill ${state.run.interrupted ? "warn" : "good"}`;
+  byId("version").textContent = `zbelastic ${state.run.version ?? ""}`;
+  document.title = "Report of a run · zbelastic";
+  byId("links").hidden = true;
 }
 
 function facts(list) {
@@ -397,6 +448,7 @@ const snapshot = byId("snapshot");
 if (snapshot) {
   state.isReport = true;
   receive(JSON.parse(snapshot.textContent));
+  if (state.run) schedule("report");
 } else {
   connect();
 }

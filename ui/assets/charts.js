@@ -13,13 +13,19 @@ const MARKS = {
 
 const css = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
-/** An exponential mean, which leaves out what is not finite. */
-function smoothed(values, weight) {
-  let mean = null;
-  return values.map(value => {
-    if (value == null) return null;
-    mean = mean == null ? value : mean * weight + value * (1 - weight);
-    return mean;
+/** The mean of the values around each, which leaves out what is not finite; it lags behind nothing. */
+function smoothed(values, around) {
+  const sums = [0], counts = [0];
+  values.forEach((value, index) => {
+    sums.push(sums[index] + (value ?? 0));
+    counts.push(counts[index] + (value == null ? 0 : 1));
+  });
+  return values.map((value, index) => {
+    // As many on both sides: at the ends fewer.
+    const reach = Math.min(around, index, values.length - 1 - index);
+    const from = index - reach, to = index + reach + 1;
+    const count = counts[to] - counts[from];
+    return count ? (sums[to] - sums[from]) / count : null;
   });
 }
 
@@ -105,13 +111,13 @@ class Charts {
     this.held = held;
     this.marks = marks;
     if (!steps.step.length) return;
-    const weight = this.smooth ? Math.min(.96, Math.max(.5, 1 - 12 / steps.step.length)) : 0;
+    const around = Math.min(200, Math.max(1, Math.round(steps.step.length / 80)));
     const heldAt = new Map(held);
     const lossData = [
-      steps.step, steps.loss, this.smooth ? smoothed(steps.loss, weight) : steps.loss,
+      steps.step, steps.loss, this.smooth ? smoothed(steps.loss, around) : steps.loss,
       steps.step.map(step => heldAt.get(step) ?? null),
     ];
-    const normData = [steps.step, steps.gnorm, this.smooth ? smoothed(steps.gnorm, weight) : steps.gnorm];
+    const normData = [steps.step, steps.gnorm, this.smooth ? smoothed(steps.gnorm, around) : steps.gnorm];
     const curve = (colour, isFaint) => ({
       stroke: isFaint ? fade(css(colour), .3) : css(colour), width: isFaint ? 1 : 1.8,
       points: { show: steps.step.length < 3 }, spanGaps: true,
@@ -287,7 +293,7 @@ function drawTimeline(canvas, marks, workersNow, nowMs) {
   pen.fillText(String(most), left - 6, top + 8);
   pen.fillText("0", left - 6, bottom + 2);
   pen.textAlign = "left";
-  pen.fillText(new Date(from).toLocaleTimeString(), left, height - 3);
+  pen.fillText(new Date(from).toLocaleTimeString("en-GB"), left, height - 3);
   pen.textAlign = "right";
   pen.fillText("now", right, height - 3);
 }

@@ -42,8 +42,12 @@ class Lanes {
     }
     const left = stages > 24 ? 34 : 58, right = width - 6;
     const end = list => Math.max(0, ...list.flat().map(slice => slice.start_us + slice.duration_us));
-    const span = Math.max(end(lanes.measured), end(lanes.planned), 1);
+    const span = Math.max(end(lanes.measured), 1), planned = Math.max(end(lanes.planned), 1);
     const x = us => left + (right - left) * us / span;
+    // A step that was hindered beside a plan that cannot be seen would compare nothing.
+    const isStretched = lanes.measured.length > 0 && (span > 3 * planned || planned > span);
+    const plannedX = us => left + (right - left) * us / (isStretched || !lanes.measured.length ? planned : span);
+    this.plannedNote = isStretched ? `planned, ${(planned / 1000).toPrecision(3)} ms, drawn as wide as measured` : "planned, on the same scale";
     for (let stage = 0; stage < stages; stage++) {
       const top = 2 + stage * row;
       if (stages <= 24 || stage % 8 === 0) {
@@ -54,7 +58,7 @@ class Lanes {
       pen.fillStyle = css("--soft");
       pen.fillRect(left, top, right - left, high);
       this.lane(pen, lanes.measured[stage] ?? [], x, top, high, stage, "measured");
-      this.lane(pen, lanes.planned[stage] ?? [], x, top + high + 2, low, stage, "planned");
+      this.lane(pen, lanes.planned[stage] ?? [], plannedX, top + high + 2, low, stage, "planned");
     }
     this.scale(pen, span, x, height - foot + 6);
   }

@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Duration, interval};
-use zbelastic_view::{Dashboard, Observation};
+use zbelastic_view::{Dashboard, Observation, metrics_text};
 
 /// Pages that are open at once. Each costs its queue and, at 1,000 members, about half a megabyte a
 /// second of loopback; beyond it a page is answered 503 with the reason.
@@ -86,7 +86,7 @@ impl Hub {
         // A connection that has ended in the meantime needs no answer.
         match request {
             HubRequest::Subscribe(reply) => drop(reply.send(self.subscribe())),
-            HubRequest::Metrics(reply) => drop(reply.send(self.dashboard.metrics())),
+            HubRequest::Metrics(reply) => drop(reply.send(metrics_text(&self.dashboard))),
             HubRequest::Status(reply) => {
                 let status = self.dashboard.status().map(zbelastic_view::status_json);
                 drop(reply.send(status));

@@ -23,6 +23,7 @@ mod hub;
 mod response;
 mod routes;
 mod server;
+mod shared;
 
 pub use access::{AccessPolicy, TokenCheck, TokenRefusal};
 pub use assets::report_page;

@@ -16,7 +16,7 @@ use crate::access::{
 use crate::assets::{ASSETS, LOGIN, PageAsset, STYLE_SHEET};
 use crate::hub::{HubRequest, HubSender};
 use crate::response::{PageBody, response, see_other, text};
-use crate::server::{SessionRequest, SharedServer};
+use crate::shared::{SessionRequest, SharedServer};
 
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 

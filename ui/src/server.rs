@@ -4,7 +4,6 @@ use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Instant;
 
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
@@ -12,13 +11,14 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Runtime;
-use tokio::sync::{Semaphore, mpsc, oneshot, watch};
+use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::time::{Duration, sleep, timeout};
 use zbelastic_view::{Dashboard, Observation, RunCosts};
 
-use crate::access::{AccessPolicy, SessionTable};
+use crate::access::AccessPolicy;
 use crate::hub::{HubSender, hub};
 use crate::routes;
+use crate::shared::{SharedServer, keep_sessions};
 
 /// Connections that are answered at once: four for each page that may be open. One more gets 503 and
 /// is closed.
@@ -88,25 +88,6 @@ pub struct UiSettings {
     pub costs: RunCosts,
 }
 
-/// Parts of the server that every connection uses.
-pub struct SharedServer {
-    pub hub: HubSender,
-    pub policy: AccessPolicy,
-    pub sessions: mpsc::Sender<SessionRequest>,
-    /// Tokens that may be checked at once: one.
-    pub token_checks: Semaphore,
-}
-
-/// A request to the task that owns the sessions.
-pub enum SessionRequest {
-    /// Whether a session of this key is open.
-    IsOpen { key: String, now: Instant, reply: oneshot::Sender<bool> },
-    /// Opens one for a browser.
-    Open { now: Instant, reply: oneshot::Sender<String> },
-    /// Opens one for the token of a scraper.
-    OpenAs { key: String, now: Instant },
-}
-
 /// A server that runs in threads of its own until it is dropped.
 pub struct UiServer {
     /// Dropped last: with it all tasks end.
@@ -172,21 +153,6 @@ impl PageObserver {
     #[must_use]
     pub fn has_viewers(&self) -> bool {
         *self.viewers.borrow() > 0
-    }
-}
-
-async fn keep_sessions(mut requests: mpsc::Receiver<SessionRequest>) {
-    let mut sessions = SessionTable::default();
-    while let Some(request) = requests.recv().await {
-        match request {
-            SessionRequest::IsOpen { key, now, reply } => {
-                let _ = reply.send(sessions.is_open(&key, now));
-            }
-            SessionRequest::Open { now, reply } => {
-                let _ = reply.send(sessions.open(now));
-            }
-            SessionRequest::OpenAs { key, now } => sessions.open_as(key, now),
-        }
     }
 }
 

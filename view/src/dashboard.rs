@@ -2,13 +2,12 @@
 
 use std::collections::VecDeque;
 
-use zbelastic_api::{ClusterEvent, EventKind, HexDigest, StatusReport};
+use zbelastic_api::{ClusterEvent, EventKind, HexDigest, StatusReport, StepTimeBreakdown};
 
 use crate::head::{HeadFigures, RunCosts};
 use crate::lanes::LaneLog;
 use crate::mark::{MARKS_KEPT, PageMark};
 use crate::message::{PageMessage, SourceState};
-use crate::metrics::metrics_text;
 use crate::step_history::{StepHistory, StepPoint};
 
 /// An answer of the cluster, or that there was none.
@@ -36,6 +35,8 @@ pub struct Dashboard {
     history: StepHistory,
     marks: VecDeque<PageMark>,
     lanes: LaneLog,
+    /// Where the time of steps went under the last plan, as it was reported last.
+    causes: Option<StepTimeBreakdown>,
     /// The configuration of the run that the history is of.
     run: Option<HexDigest>,
 }
@@ -51,6 +52,7 @@ impl Dashboard {
             history: StepHistory::default(),
             marks: VecDeque::new(),
             lanes: LaneLog::default(),
+            causes: None,
             run: None,
         }
     }
@@ -102,6 +104,7 @@ impl Dashboard {
             self.add(event, &mut batch);
         }
         messages.extend(batch.take_message());
+        self.causes = batch.causes.or(self.causes);
         messages
     }
 
@@ -121,6 +124,9 @@ impl Dashboard {
         {
             batch.steps.push(point);
         }
+        if let EventKind::Step { causes: Some(causes), .. } = event.kind {
+            batch.causes = Some(causes);
+        }
         if let EventKind::HeldOut { step, loss } = event.kind
             && self.history.push_held_out(step, loss)
         {
@@ -139,6 +145,16 @@ impl Dashboard {
     /// The message for a page that was opened now, as JSON.
     #[must_use]
     pub fn snapshot(&self) -> String {
+        self.snapshot_with(None)
+    }
+
+    /// The same for a report, with the description of the run that ended (`run.json`).
+    #[must_use]
+    pub fn report(&self, run: &serde_json::Value) -> String {
+        self.snapshot_with(Some(run))
+    }
+
+    fn snapshot_with(&self, run: Option<&serde_json::Value>) -> String {
         let status = self.status.as_deref();
         let message = PageMessage::Snapshot {
             source: self.source.clone(),
@@ -148,14 +164,10 @@ impl Dashboard {
             held_out: self.history.held_out().collect(),
             marks: self.marks.iter().collect(),
             lanes: self.lanes.steps().collect(),
+            causes: self.causes,
+            run,
         };
         message.json()
-    }
-
-    /// The text that `/metrics` answers with.
-    #[must_use]
-    pub fn metrics(&self) -> String {
-        metrics_text(self)
     }
 
     /// Whether the cluster answers.
@@ -200,17 +212,21 @@ struct AddedBatch {
     steps: Vec<StepPoint>,
     held_out: Vec<(u64, Option<f64>)>,
     marks: Vec<PageMark>,
+    /// The last one; it stays when a message is taken.
+    causes: Option<StepTimeBreakdown>,
 }
 
 impl AddedBatch {
     /// The message with all of it, if there is any; the batch is empty then.
     fn take_message(&mut self) -> Option<String> {
-        let Self { steps, held_out, marks } = std::mem::take(self);
+        let causes = self.causes;
+        let Self { steps, held_out, marks, .. } = std::mem::take(self);
+        self.causes = causes;
         if steps.is_empty() && held_out.is_empty() && marks.is_empty() {
             return None;
         }
         let steps = steps.iter().collect();
-        Some(PageMessage::Added { steps, held_out, marks }.json())
+        Some(PageMessage::Added { steps, held_out, marks, causes }.json())
     }
 }
 

@@ -14,7 +14,9 @@ mod lanes;
 mod mark;
 mod message;
 mod metrics;
+mod metrics_file;
 mod step_history;
+pub mod tensorboard;
 
 pub use dashboard::{Dashboard, Observation};
 pub use head::{HeadFigures, RunCosts};
@@ -22,4 +24,5 @@ pub use lanes::{LANE_SLICES_MAX, LANE_STEPS_KEPT, LaneLog, LaneSlice, StepLanes}
 pub use mark::{MARKS_KEPT, MarkKind, PageMark};
 pub use message::{PageMessage, SourceState, StepColumns, status_json};
 pub use metrics::{METRIC_NAMES, metrics_text};
+pub use metrics_file::metrics_event;
 pub use step_history::{STEPS_KEPT, StepHistory, StepPoint};

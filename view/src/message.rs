@@ -1,7 +1,7 @@
 //! What an open page is sent: one JSON object a message, with its `kind`.
 
 use serde::Serialize;
-use zbelastic_api::StatusReport;
+use zbelastic_api::{StatusReport, StepTimeBreakdown};
 
 use crate::{HeadFigures, PageMark, StepLanes, StepPoint};
 
@@ -87,6 +87,11 @@ pub enum PageMessage<'a> {
         marks: Vec<&'a PageMark>,
         /// Lanes of the last steps.
         lanes: Vec<&'a StepLanes>,
+        /// Where the time of steps went under the last plan.
+        causes: Option<StepTimeBreakdown>,
+        /// Of a report: the description of the run that ended.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        run: Option<&'a serde_json::Value>,
     },
     /// Whether the cluster answers has changed.
     Source(SourceState),
@@ -105,6 +110,8 @@ pub enum PageMessage<'a> {
         held_out: Vec<(u64, Option<f64>)>,
         /// Marks.
         marks: Vec<PageMark>,
+        /// Where the time of steps went under the plan, as it was reported last.
+        causes: Option<StepTimeBreakdown>,
     },
     /// The run went back: steps behind this one are computed again.
     Rewound {

@@ -214,7 +214,7 @@ mod tests {
         };
         let mut dashboard = Dashboard::new(costs);
         observed.into_iter().for_each(|observed| drop(dashboard.observe(observed)));
-        dashboard.metrics()
+        metrics_text(&dashboard)
     }
 
     /// The names of the samples of a scrape.
@@ -249,6 +249,29 @@ mod tests {
         // No steps were observed, so there is no goodput.
         let missing: Vec<_> = METRIC_NAMES.iter().filter(|name| !found.contains(name)).collect();
         assert_eq!(missing, [&"zbelastic_goodput_ratio"]);
+    }
+
+    #[test]
+    fn the_dashboard_and_the_page_of_metrics_name_what_is_there() {
+        let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
+        let named = |text: &str| -> Vec<String> {
+            let words = text.split(|c: char| !is_name(c));
+            words.filter(|word| word.starts_with("zbelastic_")).map(str::to_owned).collect()
+        };
+        let dashboard: serde_json::Value =
+            serde_json::from_str(include_str!("../../docs/grafana.json")).expect("JSON");
+        let panels = dashboard["panels"].as_array().expect("a list").iter();
+        let targets = panels.flat_map(|panel| panel["targets"].as_array().expect("a list"));
+        let queries: Vec<&str> = targets.filter_map(|target| target["expr"].as_str()).collect();
+        assert!(queries.len() > 10, "{queries:?}");
+        for name in queries.iter().flat_map(|query| named(query)) {
+            assert!(METRIC_NAMES.contains(&name.as_str()), "the dashboard asks for {name}");
+        }
+        let page = named(include_str!("../../docs/page.md"));
+        let missing: Vec<_> =
+            METRIC_NAMES.iter().filter(|name| !page.iter().any(|found| found == *name)).collect();
+        assert!(missing.is_empty(), "docs/page.md has nothing about {missing:?}");
+        assert!(page.iter().all(|name| METRIC_NAMES.contains(&name.as_str())), "{page:?}");
     }
 
     #[test]

@@ -1,8 +1,11 @@
-//! `ui` and `--ui` as typed.
+//! `ui`, `--ui`, `top`, `completions` and `man` as typed.
 
 use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::Args;
+use zbelastic_wording::parse_duration_above_zero;
 
 use super::address::{AddressError, parse_bind};
 use super::client::ClientArgs;
@@ -48,6 +51,48 @@ pub struct UiArgs {
     /// The cluster.
     #[command(flatten)]
     pub client: ClientArgs,
+}
+
+pub(super) const TOP_EXAMPLES: &str = "\
+The figures, the curve of the loss, the nodes and the last decisions, drawn again as they change. `q` ends it. Where the
+output is no terminal, or one without a cursor (TERM=dumb), there is a line each interval instead.
+
+Examples:
+  zbelastic top
+  zbelastic top --data-dir ~/.zbelastic-wiki
+  zbelastic top --interval 10s | tee progress.txt";
+
+/// `top`.
+#[derive(Args, Clone, Debug)]
+pub struct TopArgs {
+    /// How often a line is printed where the output is no terminal.
+    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = parse_duration_above_zero)]
+    pub interval: Duration,
+    /// What a worker costs an hour, in any currency.
+    #[arg(long, value_name = "PRICE", value_parser = parse_price)]
+    pub price: Option<f64>,
+    /// The cluster.
+    #[command(flatten)]
+    pub client: ClientArgs,
+}
+
+pub(super) const COMPLETIONS_EXAMPLES: &str = "\
+Examples:
+  zbelastic completions bash > ~/.local/share/bash-completion/completions/zbelastic
+  zbelastic completions zsh > ~/.zfunc/_zbelastic
+  zbelastic completions fish > ~/.config/fish/completions/zbelastic.fish";
+
+pub(super) const MAN_EXAMPLES: &str = "\
+Examples:
+  zbelastic man | man -l -
+  zbelastic man --to ~/.local/share/man/man1";
+
+/// `man`.
+#[derive(Args, Clone, Debug)]
+pub struct ManArgs {
+    /// Write a page for each command into this folder.
+    #[arg(long, value_name = "DIR")]
+    pub to: Option<PathBuf>,
 }
 
 #[cfg(test)]

@@ -10,10 +10,10 @@ use zbelastic_api::{ClusterEvent, EventKind, LogLine, escape};
 use zbelastic_wording::{CommandError, CommandFailure};
 
 use super::clock::{date_text, time_text};
-use super::event_poller::{EventPoller, FOLLOW_PAUSE};
 use super::reach::{connect, write_json_line};
 use super::select::select_node;
 use crate::args::{EventsArgs, LogsArgs};
+use crate::event_poller::{EventPoller, FOLLOW_PAUSE};
 use crate::step_line::StepLine;
 
 /// Runs `events`.

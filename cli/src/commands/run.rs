@@ -26,12 +26,12 @@ use zbelastic_types::Bytes;
 use zbelastic_wire::document::{DataName, JobDocument, default_run_name};
 use zbelastic_wording::{CommandError, CommandFailure, FailureDetail};
 
-use super::event_poller::FOLLOW_PAUSE;
 use super::job::job_line;
 use super::reach::{connect, write_json_line};
 use crate::args::RunArgs;
 use crate::blob::Blob;
 use crate::corpus::{StoresSummary, cut_text, gather_text, load_stores};
+use crate::event_poller::FOLLOW_PAUSE;
 use crate::run_files::RUNS;
 use crate::store_maker::with_text_store;
 use crate::weights::{weights_file, weights_from_hf};

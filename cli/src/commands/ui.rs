@@ -31,6 +31,6 @@ pub fn run(args: &UiArgs, out: &mut dyn Write) -> Result<(), CommandError> {
         )?;
     }
     out.flush()?;
-    observe(&ObservedCluster { folder, addresses }, &server.observer())?;
+    observe(&ObservedCluster { folder, addresses }, &server.observer().into())?;
     Ok(())
 }

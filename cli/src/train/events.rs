@@ -131,6 +131,23 @@ impl From<&StepRecord> for StepEvent {
     }
 }
 
+impl StepEvent {
+    /// Its numbers by TensorBoard's tags; those that are not finite are left out.
+    pub fn scalars(&self) -> Vec<(&'static str, f64)> {
+        let scalars = [
+            ("loss/train", self.loss),
+            ("gradient/norm", self.gnorm),
+            ("gradient/clip", self.clip),
+            ("optimizer/learning_rate", Some(self.lr)),
+            ("speed/step_seconds", Some(self.ms / 1e3)),
+            ("speed/tokens_per_second", Some(self.tokens_per_s)),
+            ("pipeline/bubble_measured", Some(self.bubble_measured)),
+            ("pipeline/bubble_planned", Some(self.bubble_planned)),
+        ];
+        scalars.into_iter().filter_map(|(tag, scalar)| Some((tag, scalar?))).collect()
+    }
+}
+
 impl RollbackEvent {
     /// The event; `name` finds a tensor's name.
     pub fn new(rollback: &Rollback, name: &dyn Fn(TensorIndex) -> String) -> Self {

@@ -4,6 +4,8 @@
 //! config.toml      the effective configuration, which `train` reads back
 //! metrics.jsonl    one object a line, as `--json` prints them
 //! run.json         the run: its model, text and plan, and how it ended
+//! report.html      the page of the run, in one file
+//! tensorboard/     event files with the run's scalars
 //! trace.json       the last steps for Perfetto, planned and measured
 //! order.txt        the order that an asynchronous run found, if it was to find one
 //! sample.txt       generated text
@@ -29,9 +31,12 @@ use zbelastic_trainer::model::{ModelConfig, merge_adapters};
 use zbelastic_whole_file as whole_file;
 use zbelastic_wording::{CommandFailure, FailureCode, FailureDetail, cannot_write};
 
-use crate::run_files::{ADAPTER, CLUSTER, CONFIG, METRICS, MODEL, RUN, RUNS, SAMPLE, TRACE};
+use super::scalar_log::ScalarLog;
+use crate::run_files::{
+    ADAPTER, CLUSTER, CONFIG, METRICS, MODEL, REPORT, RUN, RUNS, SAMPLE, TENSORBOARD, TRACE,
+};
 
-const ALL: [&str; 6] = [CONFIG, METRICS, RUN, TRACE, SAMPLE, MODEL];
+const ALL: [&str; 8] = [CONFIG, METRICS, RUN, TRACE, SAMPLE, MODEL, REPORT, TENSORBOARD];
 
 /// Folders of one name below it.
 const RUNS_MAX: u32 = 9_999;
@@ -67,6 +72,8 @@ pub struct RunFolder {
     path: PathBuf,
     start: RunStart,
     metrics: File,
+    /// Scalars for TensorBoard, from the first step on.
+    scalars: Option<ScalarLog>,
     /// Whether no metrics were written yet.
     is_empty: bool,
 }
@@ -93,7 +100,13 @@ impl RunFolder {
         let metrics = whole_file::open_to_append(&metrics_path);
         let metrics = metrics.map_err(|error| no_place(&metrics_path, &error))?;
         take(path, &metrics)?;
-        Ok(Self { path: path.to_owned(), start: run_start, metrics, is_empty: false })
+        Ok(Self {
+            path: path.to_owned(),
+            start: run_start,
+            metrics,
+            scalars: None,
+            is_empty: false,
+        })
     }
 
     /// How the run begins.
@@ -116,7 +129,7 @@ impl RunFolder {
         let metrics = OpenOptions::new().create_new(true).append(true).open(&metrics_path);
         let metrics = metrics.map_err(|error| no_place(&metrics_path, &error))?;
         take(&path, &metrics)?;
-        Ok(Self { path, start: RunStart::New, metrics, is_empty: true })
+        Ok(Self { path, start: RunStart::New, metrics, scalars: None, is_empty: true })
     }
 
     /// Removes the folder of a run that did not begin, so that its place is free for the next.
@@ -152,6 +165,27 @@ impl RunFolder {
         self.is_empty = false;
         let written = self.metrics.write_all(format!("{line}\n").as_bytes());
         written.map_err(|error| no_place(&self.path.join(METRICS), &error))
+    }
+
+    /// Adds scalars of a step for TensorBoard.
+    ///
+    /// # Errors
+    /// If they cannot be written.
+    pub fn append_scalars(
+        &mut self,
+        step: u64,
+        at_ms: u64,
+        scalars: &[(&str, f64)],
+    ) -> Result<(), CommandFailure> {
+        if self.scalars.is_none() {
+            let created = ScalarLog::create(&self.path, at_ms);
+            let created =
+                created.map_err(|error| no_place(&self.path.join(TENSORBOARD), &error))?;
+            self.scalars = Some(created);
+        }
+        let log = self.scalars.as_mut().expect("it was made above");
+        let appended = log.append(at_ms, step, scalars);
+        appended.map_err(|error| no_place(log.path(), &error))
     }
 
     /// Writes one of the other files.
@@ -323,6 +357,7 @@ pub fn begin_branch(path: &Path, config: &str) -> Result<(), CommandFailure> {
             (MODEL, format!("model-{steps}")),
             (SAMPLE, format!("sample-{steps}.txt")),
             (TRACE, format!("trace-{steps}.json")),
+            (REPORT, format!("report-{steps}.html")),
             // The last one: as long as it is there, the files left are put aside by the next
             // attempt.
             (RUN, format!("run-{steps}.json")),

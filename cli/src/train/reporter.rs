@@ -134,7 +134,9 @@ impl<'a> Reporter<'a> {
                 }
                 self.causes = record.bubbles.causes.or(self.causes);
                 let line = self.person.as_mut().and_then(|person| person.step_line(record));
-                self.write(&RunEvent::Step(StepEvent::from(record)), line)
+                let step = StepEvent::from(record);
+                self.folder.append_scalars(step.step, now_ms(), &step.scalars())?;
+                self.write(&RunEvent::Step(step), line)
             }
             ProgressEvent::Rollback(rollback) => {
                 let event = RollbackEvent::new(rollback, &name);
@@ -144,6 +146,7 @@ impl<'a> Reporter<'a> {
             ProgressEvent::Evaluated(evaluated) => {
                 let HeldOutLoss { steps_done, loss } = evaluated;
                 let line = format!("✔ held-out loss {loss:.4} after step {steps_done}");
+                self.folder.append_scalars(*steps_done, now_ms(), &[("loss/held_out", *loss)])?;
                 self.write(&RunEvent::Eval(EvalEvent::from(evaluated)), Some(line))
             }
         }

@@ -26,10 +26,11 @@ use zbelastic_wording::{CommandError, CommandFailure, FailureCode};
 use super::events::{DoneEvent, RunEvent};
 use super::folder::{RunFolder, write_trained};
 use super::prepare::{PreparedRun, RunPlan};
+use super::report::report;
 use super::reporter::OutputAudience;
 use super::run_devices::RunDevices;
 use crate::corpus::DataSummary;
-use crate::run_files::{ORDER, RUN, SAMPLE, TRACE};
+use crate::run_files::{ORDER, REPORT, RUN, SAMPLE, TRACE};
 use crate::terminal::printable;
 
 /// A run that came to its end.
@@ -141,7 +142,8 @@ pub fn write_end(
     if !outcome.is_written {
         write_trained(folder.path(), model, &outcome.layers)?;
     }
-    folder.write(RUN, &run_json(prepared, finished))?;
+    let run = run_json(prepared, finished);
+    folder.write(RUN, &run)?;
     if let Some(trace) = &outcome.trace {
         folder.write(TRACE, trace)?;
     }
@@ -160,6 +162,7 @@ pub fn write_end(
     folder.write(SAMPLE, &sample)?;
     let done = RunEvent::Done(done_event(prepared, finished, folder.path())).line(now_ms());
     folder.append_metrics(&done)?;
+    folder.write(REPORT, &report(folder.path(), outcome.trace.as_deref(), &run))?;
     match audience {
         OutputAudience::Script => writeln!(out, "{done}")?,
         OutputAudience::Person => write_ending(prepared, finished, folder.path(), &sample, out)?,

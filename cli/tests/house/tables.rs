@@ -298,6 +298,8 @@ pub const FENCES: &[Fence] = &[
             "chaos-processes/src/",
         ],
     ),
+    fence("clap_complete", &["cli"], &[], &["cli/src/args.rs", "cli/src/commands/shell.rs"]),
+    fence("clap_mangen", &["cli"], &[], &["cli/src/commands/shell.rs"]),
     fence(
         "crc32fast",
         &["identity", "transport", "consensus", FUZZ],
@@ -396,6 +398,7 @@ pub const FENCES: &[Fence] = &[
         ],
     ),
     fence("raft", &["consensus"], &[], &["consensus/src/raft"]),
+    fence("ratatui", &["cli"], &[], &["cli/src/commands/top"]),
     fence("rayon", &["kernels"], &[], &["kernels/src/cpu/threads.rs"]),
     fence("regex-syntax", &["tokenizer"], &[], &["tokenizer/src/byte_level/"]),
     fence("rcgen", &["identity"], &[], &["identity/src/"]),
@@ -469,7 +472,7 @@ pub const FENCES: &[Fence] = &[
             "cli",
             FUZZ,
         ],
-        &[],
+        &["ui"],
         &[
             "tokenizer/src/",
             "data/src/checked_json.rs",

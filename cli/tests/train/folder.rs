@@ -9,8 +9,16 @@ use serde_json::Value;
 use crate::common::refusal;
 use crate::text_folder::{STEPS, TextFolder, TrainingOutput, succeed};
 
-pub const FILES: [&str; 6] =
-    ["config.toml", "metrics.jsonl", "model", "run.json", "sample.txt", "trace.json"];
+pub const FILES: [&str; 8] = [
+    "config.toml",
+    "metrics.jsonl",
+    "model",
+    "report.html",
+    "run.json",
+    "sample.txt",
+    "tensorboard",
+    "trace.json",
+];
 
 /// The names in a run's folder, sorted.
 pub fn names(run: &TrainingOutput) -> Vec<String> {
@@ -204,7 +212,9 @@ fn a_folder_that_holds_a_run_is_left_alone() {
     check();
     // One thing of a run is enough.
     for name in FILES.iter().filter(|name| **name != "model") {
-        fs::remove_file(text_folder.path("mine").join(name)).expect("it was there");
+        let path = text_folder.path("mine").join(name);
+        let removed = if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) };
+        removed.expect("it was there");
     }
     check();
 }

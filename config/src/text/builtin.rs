@@ -10,7 +10,7 @@ macro_rules! pages {
     };
 }
 
-const PAGES: [(&str, &str); 97] = pages![
+const PAGES: [(&str, &str); 99] = pages![
     "architecture.md",
     "assumptions.md",
     "benchmarks.md",
@@ -95,10 +95,12 @@ const PAGES: [(&str, &str); 97] = pages![
     "decisions/0074-adapters-are-merged-into-what-passes-read.md",
     "decisions/0075-a-gradient-is-a-tree-of-lanes.md",
     "decisions/0076-a-tile-for-each-instruction-set.md",
+    "decisions/0077-the-page-is-a-client.md",
     "deploy.md",
     "glossary.md",
     "hacking.md",
     "numerics.md",
+    "page.md",
     "quality.md",
     "run-folder.md",
     "schedule-ir.md",

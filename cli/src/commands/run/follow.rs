@@ -6,9 +6,9 @@ use zbelastic_api::client::{ApiClient, ApiError, ClientError};
 use zbelastic_api::{ClusterEvent, EventKind, JobPhaseStatus, JobStatus, escape};
 use zbelastic_wording::{CommandError, CommandFailure, FailureCode};
 
-use crate::commands::event_poller::{EventPoller, PolledEvents};
 use crate::commands::events::run_line;
 use crate::commands::reach::write_json_line;
+use crate::event_poller::{EventPoller, PolledEvents};
 
 /// Polls in a row that may stay without an answer: a minute, with the pause between two polls.
 const SILENCES_MAX: u32 = 240;

@@ -20,7 +20,7 @@ use super::children::ChildProcesses;
 use super::model::ModelWriter;
 use super::replay_filter::ReplayFilter;
 use super::stall::{GiveUpReason, STALL_TIMEOUT, StallWatch};
-use crate::commands::event_poller::EventPoller;
+use crate::event_poller::EventPoller;
 use crate::train::events::RollbackEvent;
 
 /// Pause between two requests for the state of a run without an event that shows that it is over.

@@ -1,0 +1,38 @@
+//! Event files read back by TensorBoard itself, where its Python package is installed.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use zbelastic_view::tensorboard::{first_record, scalars_record};
+
+const READ: &str = "\
+import sys
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+events = EventAccumulator(sys.argv[1])
+events.Reload()
+for tag in sorted(events.Tags()['scalars']):
+    for scalar in events.Scalars(tag):
+        print(tag, scalar.step, round(scalar.wall_time, 3), round(scalar.value, 6))
+";
+
+#[test]
+fn tensorboard_reads_what_was_written() {
+    let python = std::env::var("ZBELASTIC_PYTHON").unwrap_or_else(|_| "python3".to_owned());
+    let has_it = Command::new(&python).args(["-c", "import tensorboard"]).output();
+    if !has_it.is_ok_and(|output| output.status.success()) {
+        println!("skipped: {python} has no package tensorboard");
+        return;
+    }
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("tensorboard");
+    fs::create_dir_all(&folder).expect("a folder");
+    let mut bytes = first_record(1_500);
+    bytes.extend(scalars_record(2_000, 1, &[("loss/train", 3.25), ("gradient/norm", 0.5)]));
+    bytes.extend(scalars_record(2_500, 300, &[("loss/train", 2.5)]));
+    let path = folder.join("events.out.tfevents.0000000001.0.zbelastic");
+    fs::write(&path, bytes).expect("it is written");
+    let output = Command::new(&python).args(["-c", READ]).arg(&path).output().expect("it runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let expected = "gradient/norm 1 2.0 0.5\nloss/train 1 2.0 3.25\nloss/train 300 2.5 2.5\n";
+    assert_eq!(String::from_utf8_lossy(&output.stdout), expected);
+}
