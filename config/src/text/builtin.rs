@@ -10,7 +10,7 @@ macro_rules! pages {
     };
 }
 
-const PAGES: [(&str, &str); 93] = pages![
+const PAGES: [(&str, &str); 94] = pages![
     "architecture.md",
     "assumptions.md",
     "benchmarks.md",
@@ -92,6 +92,7 @@ const PAGES: [(&str, &str); 93] = pages![
     "decisions/0071-remote-sources-are-a-package.md",
     "decisions/0072-frozen-tensors-are-part-of-the-model.md",
     "decisions/0073-muon-has-the-moments-of-adamw.md",
+    "decisions/0078-processes-of-a-machine-keep-their-sockets.md",
     "glossary.md",
     "hacking.md",
     "numerics.md",
