@@ -11,8 +11,8 @@ use crate::files::DIRECT_BYTES;
 use crate::names::CHUNK_BYTES;
 
 /// Buffers that are kept while no thread uses them: one for the piece that is written, one for a
-/// chunk that arrives beside it, and two for chunks that are read for other nodes. Who finds none
-/// makes one, so nobody waits.
+/// chunk that arrives beside it, and two for chunks that are read for other nodes. A thread that
+/// finds none makes one, so no thread waits.
 const IDLE_MAX: usize = 4;
 
 /// The buffers of a store.

@@ -109,8 +109,8 @@ impl ChunkFolder {
         Ok(chunks)
     }
 
-    /// Reads the file at the path of a chunk into `chunk`, past the page cache: what is copied from
-    /// there is copied beside a training, and a disk is checked by what lies on it.
+    /// Reads the file at the path of a chunk into `chunk`, past the page cache: a copy from
+    /// there would be made beside a training, and a check of a disk reads the bytes that lie on it.
     pub(crate) fn read(&self, hash: ChunkHash, chunk: &mut ChunkBuffer<'_>) -> ChunkContent {
         let path = self.path(hash);
         match chunk.fill_by(|into| self.files.read_direct(&path, into)) {

@@ -200,7 +200,7 @@ fn a_real_direct_write_is_read_whole_by_every_way() {
     assert_eq!(RealFileSystem.read(&path, u64::MAX / 2).expect("readable"), expected);
 }
 
-/// Memory that is not aligned is refused by file systems that take O_DIRECT: then the bytes come
+/// Memory that is not aligned is refused by file systems that support O_DIRECT: then the bytes come
 /// through the cache.
 #[test]
 fn a_real_file_of_every_length_is_read_into_aligned_and_other_memory() {

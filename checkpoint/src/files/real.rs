@@ -142,7 +142,7 @@ fn read_with(flags: i32, path: &Path, into: &mut [u8]) -> io::Result<usize> {
         return Err(io::ErrorKind::FileTooLarge.into());
     }
     let mut found = 0;
-    // As much as there is space for: a direct read asks for whole blocks, and stops with the file.
+    // As much as there is space for: a direct read is of whole blocks, and stops with the file.
     while (found as u64) < expected {
         match file.read_at(&mut into[found..], found as u64) {
             Ok(0) => break,

@@ -10,7 +10,7 @@ macro_rules! pages {
     };
 }
 
-const PAGES: [(&str, &str); 99] = pages![
+const PAGES: [(&str, &str); 100] = pages![
     "architecture.md",
     "assumptions.md",
     "benchmarks.md",
@@ -96,6 +96,7 @@ const PAGES: [(&str, &str); 99] = pages![
     "decisions/0075-a-gradient-is-a-tree-of-lanes.md",
     "decisions/0076-a-tile-for-each-instruction-set.md",
     "decisions/0077-the-page-is-a-client.md",
+    "decisions/0078-processes-of-a-machine-keep-their-sockets.md",
     "deploy.md",
     "glossary.md",
     "hacking.md",

@@ -67,9 +67,9 @@ pub(super) fn endpoint_config(credentials: &Credentials) -> EndpointConfig {
     config
 }
 
-/// An endpoint that only dials: that of a person's command line. It takes packets as large as a
-/// member's, since a peer sends none that are larger than what this endpoint said it takes, and
-/// models are read over such a connection.
+/// An endpoint that only dials: that of a person's command line. It accepts packets as large as a
+/// member's: a peer sends none that are larger than this endpoint's limit, and models are read over
+/// such a connection.
 pub(super) fn dialling_endpoint_config() -> EndpointConfig {
     let mut config = EndpointConfig::default();
     config.max_udp_payload_size(PACKET_BYTES_MAX).expect("above the least that QUIC requires");
