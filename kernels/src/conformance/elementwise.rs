@@ -18,7 +18,7 @@ pub fn sums_of_buffers<B: Backend>(devices: &[B]) {
                 BufferViewMut::new(&mut to, range.clone()),
             );
             for (sum, left) in expected[range.clone()].iter_mut().zip(&left[range]) {
-                *sum = left + *sum;
+                *sum += left;
             }
             let bits = |floats: &[f32]| floats.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
             assert_eq!(bits(&download(device, &to)), bits(&expected), "{len} from {start}");

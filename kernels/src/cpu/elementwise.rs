@@ -10,6 +10,6 @@ pub(super) fn add(cpu: &CpuBackend, from: &[f32], to: &mut [f32]) {
     assert_eq!(from.len(), to.len());
     let chunks = from.chunks(ADD_CHUNK).zip(to.chunks_mut(ADD_CHUNK));
     cpu.threads().for_each(chunks.collect(), |(from, to)| {
-        to.iter_mut().zip(from).for_each(|(to, from)| *to = from + *to);
+        to.iter_mut().zip(from).for_each(|(to, from)| *to += from);
     });
 }

@@ -97,14 +97,14 @@ impl<B: Backend> LaneSums<B> {
 
 /// The parts of a layer's gradient that are in `share`; none of a layer that is frozen.
 fn shared_ranges<B: Backend>(layer: &LayerState<B>, share: GradientShare) -> Vec<Range<usize>> {
-    let end = layer.spec.len();
+    let whole = 0..layer.spec.len();
     let ranges = match (&layer.parts, share) {
-        (LayerParts::Head { head, .. }, GradientShare::HeadMatrix) => vec![head.weight.clone()],
+        (LayerParts::Head { head, .. }, GradientShare::HeadMatrix) => [head.weight.clone(), 0..0],
         (LayerParts::Head { head, .. }, GradientShare::Rest) => {
-            vec![0..head.weight.start, head.weight.end..end]
+            [0..head.weight.start, head.weight.end..whole.end]
         }
-        (_, GradientShare::HeadMatrix) => Vec::new(),
-        (_, GradientShare::Rest) => vec![0..end],
+        (_, GradientShare::HeadMatrix) => [0..0, 0..0],
+        (_, GradientShare::Rest) => [whole, 0..0],
     };
     let is_trained = |range: &Range<usize>| !range.is_empty() && layer.spec.trains(range);
     ranges.into_iter().filter(is_trained).collect()
