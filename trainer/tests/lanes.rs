@@ -64,16 +64,19 @@ fn request(
 
 fn lanes_setup(plan: Plan, (model, optimizer): &(ModelConfig, OptimizerKind)) -> StageSetup {
     let mut setup = StageSetup { clip_norm: CLIP_NORM, ..setup(model.clone(), plan, STEPS) };
-    setup.optimizer.kind = optimizer.clone();
+    setup.optimizer.kind = *optimizer;
     setup
 }
 
-/// A serial run of this arithmetic: its digest, and the bits of its losses.
+/// The digest of a run, and the bits of its losses.
+type SerialOutcome = (StateDigest, Vec<u64>);
+
+/// A serial run of this arithmetic.
 fn serial(
     setup: &StageSetup,
     corpus: &Arc<Corpus>,
     skipped: Option<u64>,
-) -> (StateDigest, Vec<u64>) {
+) -> SerialOutcome {
     let backend = CpuBackend::new(1).expect("one thread");
     let mut run = SerialReference::new(setup, backend, corpus.clone()).expect("memory");
     let step = |step| run.step(Step(step), skipped == Some(step + 1)).loss_sum.to_bits();
@@ -87,7 +90,7 @@ fn serial(
 fn every_schedule_has_the_bits_of_the_lanes() {
     let corpus = corpus_for(batch(1), 0.05);
     let variants = variants();
-    let mut expected: BTreeMap<(u32, usize, u32, bool), (StateDigest, Vec<u64>)> = BTreeMap::new();
+    let mut expected: BTreeMap<(u32, usize, u32, bool), SerialOutcome> = BTreeMap::new();
     let mut runs = 0;
     let (mut clipped, mut rollbacks) = (0, 0);
     for lanes in LANES {

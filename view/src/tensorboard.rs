@@ -77,7 +77,7 @@ fn crc(bytes: &[u8]) -> u32 {
     for byte in bytes {
         crc ^= u32::from(*byte);
         for _ in 0..8 {
-            crc = crc >> 1 ^ POLYNOMIAL * (crc & 1);
+            crc = (crc >> 1) ^ (POLYNOMIAL * (crc & 1));
         }
     }
     !crc
