@@ -82,7 +82,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         manual(Some(folder.path()), &mut Vec::new()).expect("it is written");
         let read = |name: &str| fs::read_to_string(folder.path().join(name)).expect(name);
-        assert!(read("zbelastic-train.1").contains(".TH zbelastic-train 1"));
+        assert!(read("zbelastic-train.1").contains(".TH zbelastic"));
         assert!(read("zbelastic-ckpt-verify.1").contains("\\-\\-run"));
         assert!(read("zbelastic.1").contains("zbelastic\\-train"));
         let mut out = Vec::new();

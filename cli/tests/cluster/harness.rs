@@ -158,7 +158,7 @@ impl SpawnedCluster {
         let toml = format!(
             "[model]\npreset = \"tiny\"\n[train]\nsteps = {steps}\n[checkpoint]\nevery = 5\n{more}"
         );
-        let text: Vec<u8> = (0..200_000_u32).map(|i| (i * i % 97) as u8 + 20).collect();
+        let text: Vec<u8> = (0..200_000_u32).map(|i| (i.wrapping_mul(i) % 97) as u8 + 20).collect();
         self.submit(&toml, &text);
     }
 

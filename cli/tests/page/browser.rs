@@ -73,7 +73,12 @@ impl Browser {
     }
 
     pub fn press(&self, key: &str) {
-        let key = json!({ "key": key, "type": "rawKeyDown", "text": key });
+        // A key with a name of several letters writes nothing.
+        let mut key =
+            json!({ "key": key, "type": if key.len() == 1 { "keyDown" } else { "rawKeyDown" } });
+        if key["type"] == "keyDown" {
+            key["text"] = key["key"].clone();
+        }
         let named = json!({ "cmd": "Input.dispatchKeyEvent", "params": key });
         self.command("/goog/cdp/execute", &named);
     }

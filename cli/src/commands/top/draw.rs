@@ -19,7 +19,7 @@ const FIGURES_HEIGHT: u16 = 4;
 /// From this height on the curve has a place beside nodes and events.
 const CURVE_FROM_HEIGHT: u16 = 18;
 /// Rows of the events, with their frame.
-const EVENTS_HEIGHT: u16 = 6;
+const EVENTS_HEIGHT: u16 = 5;
 /// Points of the curve: two for each column of the widest terminal there is.
 const POINTS_MAX: usize = 1024;
 
@@ -41,7 +41,7 @@ impl ScreenState {
 pub fn draw(frame: &mut Frame<'_>, dashboard: &Dashboard, state: &mut ScreenState) {
     let area = frame.area();
     let has_curve = area.height >= CURVE_FROM_HEIGHT;
-    let curve = if has_curve { (area.height - FIGURES_HEIGHT) * 2 / 5 } else { 0 };
+    let curve = if has_curve { (area.height - FIGURES_HEIGHT) / 4 } else { 0 };
     let events = if area.height > EVENTS_HEIGHT + FIGURES_HEIGHT + 4 { EVENTS_HEIGHT } else { 0 };
     let [figures_area, curve_area, nodes_area, events_area, keys_area] = Layout::vertical([
         Constraint::Length(FIGURES_HEIGHT),
@@ -183,7 +183,7 @@ fn draw_nodes(
     state.first_node = state.first_node.min(members.len().saturating_sub(shown));
     let rows = members.iter().skip(state.first_node).map(|member| row(member, status));
     let widths = [
-        Constraint::Min(10),
+        Constraint::Length(14),
         Constraint::Length(6),
         Constraint::Length(9),
         Constraint::Length(8),
@@ -293,7 +293,8 @@ mod tests {
             "zb-h1  bubble 2.1 %",
             "workers 3  voters 2/3  term 4",
             "step 1,280 of 10,000",
-            "gpu-a      0      0-4",
+            "gpu-a",
+            "0-4",
             "lost: connection closed",
             "q quit",
         ] {
