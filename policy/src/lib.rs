@@ -13,6 +13,7 @@ pub mod data;
 pub mod disk_space;
 pub mod keep_queue;
 pub mod keep_rule;
+pub mod moment_values;
 pub mod piece;
 pub mod piece_copies;
 pub mod piece_sink;

@@ -10,7 +10,7 @@ use zbelastic_checkpoint::{
     CHUNK_BYTES, CheckpointStore, CheckpointStoreError, ChunkHash, PieceRecord,
 };
 use zbelastic_consensus::mutant::{self, Mutant};
-use zbelastic_trainer::elastic::{ImageDigester, ImageError};
+use zbelastic_trainer::elastic::{ChainingValue, ImageDigester, ImageError};
 use zbelastic_transport::ChunkSink;
 use zbelastic_types::Digest;
 
@@ -105,11 +105,12 @@ impl<S: CheckpointStore> PieceSink<S> {
         PieceRecord { length: self.piece.length, chunks }
     }
 
-    /// Compares the digest, and gives the piece its name.
+    /// Compares the digest, and gives the piece its name. Yields the chaining values of the
+    /// layer's moments, which were made on the way.
     ///
     /// # Errors
     /// If it is not the piece that was announced, or the store refuses it.
-    pub fn finish(mut self) -> Result<(), PieceError> {
+    pub fn finish(mut self) -> Result<Vec<ChainingValue>, PieceError> {
         let expected = self.piece.length;
         let record = self.record();
         let found = (0..).take(record.chunks.len()).map(|index| self.chunk_len(index) as u64).sum();
@@ -121,11 +122,12 @@ impl<S: CheckpointStore> PieceSink<S> {
         }
         let digester = std::mem::replace(&mut self.digester, ImageDigester::new(0));
         let expected = self.piece.digest;
-        let found = digester.finish()?;
+        let (found, moments) = digester.finish_with_moments()?;
         if expected != found && !mutant::is(Mutant::M38DigestUnchecked) {
             return Err(PieceError::Digest { expected, found });
         }
-        Ok(self.store.put_record(self.piece.name(), &record)?)
+        self.store.put_record(self.piece.name(), &record)?;
+        Ok(moments)
     }
 }
 

@@ -9,6 +9,7 @@
 mod children;
 mod follow;
 mod model;
+mod poll_pace;
 mod replay_filter;
 mod stall;
 mod superseded;
@@ -40,13 +41,12 @@ use crate::run_files::MODEL;
 use children::{ChildProcesses, WorkerDevices};
 use follow::{FollowOptions, FollowOutcome, RunObserver, follow};
 use model::{ModelSource, ModelWriter, WrittenModel};
+use poll_pace::POLL_PAUSE;
 use stall::{STALL_TIMEOUT, StallTimer};
 use superseded::remove_superseded;
 
 pub use follow::ClusterRunEvent;
 
-/// Pause between two requests for something that is not there yet.
-const POLL_PAUSE: Duration = Duration::from_millis(30);
 /// A token is used within this.
 const TOKEN_S: u64 = 3600;
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use zbelastic_checkpoint::{CheckpointStore, SledStore};
 use zbelastic_policy::piece_sink::{PieceError, PieceSink};
+use zbelastic_trainer::elastic::ChainingValue;
 use zbelastic_transport::{BulkError, BulkFetch, ChunkSink, Transport};
 use zbelastic_types::NodeId;
 use zbelastic_wire::{self as wire, BulkKey, PieceRef};
@@ -34,7 +35,8 @@ pub enum PieceFetchError {
     Interrupted,
 }
 
-/// Fetches a piece from a node into the store here, and checks it.
+/// Fetches a piece from a node into the store here, and checks it. Yields the chaining values of
+/// its moments; none if it was here already.
 ///
 /// # Errors
 /// If it does not arrive, is another one, or the store does not accept it.
@@ -44,10 +46,10 @@ pub async fn fetch_piece(
     piece: PieceRef,
     holder: NodeId,
     progress: WorkCounter,
-) -> Result<(), PieceFetchError> {
+) -> Result<Vec<ChainingValue>, PieceFetchError> {
     let is_here = |store: Arc<SledStore>| matches!(store.record(piece.name()), Ok(Some(_)));
     if checkpoint_thread.store().is_some_and(is_here) {
-        return Ok(());
+        return Ok(Vec::new());
     }
     refetch_piece(transport, checkpoint_thread, piece, holder, progress).await
 }
@@ -62,7 +64,7 @@ pub async fn refetch_piece(
     piece: PieceRef,
     holder: NodeId,
     progress: WorkCounter,
-) -> Result<(), PieceFetchError> {
+) -> Result<Vec<ChainingValue>, PieceFetchError> {
     let store = checkpoint_thread.store().ok_or(PieceFetchError::NoStore)?;
     let disk = store.clone();
     let space = tokio::task::spawn_blocking(move || check_disk_space(&disk, piece.length)).await;

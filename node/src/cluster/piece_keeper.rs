@@ -1,6 +1,7 @@
 //! Pieces of checkpoints that this node keeps because another one requests it: fetched one after
 //! the other, and answered when they are durable here.
 
+use zbelastic_trainer::elastic::ChainingValue;
 use zbelastic_types::NodeId;
 use zbelastic_wire::{NodeMessage, PieceRef};
 
@@ -18,8 +19,8 @@ pub struct PieceFetchResult {
     pub piece: PieceRef,
     /// The node that requested it to be kept.
     pub requested_by: NodeId,
-    /// Whether it is durable here.
-    pub outcome: Result<(), PieceFetchError>,
+    /// The chaining values of its moments, if it is durable here and was fetched for that.
+    pub outcome: Result<Vec<ChainingValue>, PieceFetchError>,
 }
 
 /// Keeps pieces for other nodes.
@@ -90,7 +91,7 @@ impl PieceKeeper {
     ) {
         let PieceFetchResult { piece, requested_by, outcome } = result;
         let answer = match outcome {
-            Ok(()) => NodeMessage::Kept(piece),
+            Ok(_) => NodeMessage::Kept(piece),
             Err(error) => {
                 journal.warn(format!("nothing is kept for node {requested_by}: {error}"));
                 NodeMessage::NotKept(piece)
@@ -135,7 +136,7 @@ mod tests {
             keeper.request(NodeId(5), piece(layer), Ok(()), (&mut outbox, &mut journal));
         }
         assert_eq!(outbox.take(), [], "it is answered when the piece is here");
-        let outcomes = [(1, Ok(())), (2, Err(PieceFetchError::NoStore))];
+        let outcomes = [(1, Ok(Vec::new())), (2, Err(PieceFetchError::NoStore))];
         for (layer, outcome) in outcomes {
             assert_eq!(keeper.queue.poll(), Some((piece(layer), NodeId(5))));
             let result = PieceFetchResult { piece: piece(layer), requested_by: NodeId(5), outcome };

@@ -86,7 +86,7 @@ pub fn repair(
         for node in others {
             let kept =
                 refetch_piece(&transport, &checkpoint_thread, piece, node, progress.clone()).await;
-            outcome = kept.map_err(|error| error.to_string());
+            outcome = kept.map(drop).map_err(|error| error.to_string());
             if outcome.is_ok() {
                 break;
             }

@@ -24,10 +24,10 @@ pub struct ImageDigester {
 /// What the digest is computed from.
 #[derive(Debug)]
 enum DigestInput {
-    /// All bytes of the encoded layer.
+    /// All bytes of an encoded layer that is not cut: it has no subtree behind its weights.
     Whole(LayerHasher),
-    /// The weights, and chaining values of what lies behind them.
-    Weights(WeightsHasher),
+    /// Subtrees: all of them, or those of the weights and chaining values of the subtrees behind.
+    Subtrees(WeightsHasher),
 }
 
 impl ImageDigester {
@@ -76,17 +76,19 @@ impl ImageDigester {
             if expected != found {
                 return Err(ImageError::Length { expected, found });
             }
-            let input = if self.expected == self.image {
+            let input = if weights_end(self.image) == self.image {
                 DigestInput::Whole(LayerHasher::new(header.layer, header.version))
+            } else if self.expected == self.image {
+                DigestInput::Subtrees(WeightsHasher::of_all(header))
             } else {
-                DigestInput::Weights(WeightsHasher::new(header))
+                DigestInput::Subtrees(WeightsHasher::of_weights(header))
             };
             self.begun = Some((header, input));
         }
         let Some((header, input)) = &mut self.begun else { return Ok(None) };
         match input {
             DigestInput::Whole(hasher) => hasher.update(bytes),
-            DigestInput::Weights(hasher) => hasher.update(bytes),
+            DigestInput::Subtrees(hasher) => hasher.update(bytes),
         }
         Ok(Some((*header, bytes)))
     }
@@ -99,6 +101,19 @@ impl ImageDigester {
         self.finish_before(&[])
     }
 
+    /// The digest, once all bytes were pushed, and the chaining values of the layer's
+    /// [`super::moment_subtrees`], which were made on the way.
+    ///
+    /// # Errors
+    /// If some are missing.
+    pub fn finish_with_moments(self) -> Result<(Digest, Vec<ChainingValue>), ImageError> {
+        let values = match &self.begun {
+            Some((_, DigestInput::Subtrees(hasher))) => hasher.moment_values(),
+            Some((_, DigestInput::Whole(_))) | None => Vec::new(),
+        };
+        Ok((self.finish()?, values))
+    }
+
     /// The digest, once all bytes were pushed that are: `behind` are the chaining values of the
     /// others.
     pub(super) fn finish_before(self, behind: &[ChainingValue]) -> Result<Digest, ImageError> {
@@ -109,7 +124,7 @@ impl ImageDigester {
                 [] => Ok(hasher.finish()),
                 values => Err(ImageError::Values { expected: 0, found: values.len() }),
             },
-            (_, DigestInput::Weights(hasher)) => hasher.finish_before(behind),
+            (_, DigestInput::Subtrees(hasher)) => hasher.finish_before(behind),
         }
     }
 }

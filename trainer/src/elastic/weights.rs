@@ -63,11 +63,11 @@ pub fn moment_value(
     Ok(ChainingValue(hasher.finish()))
 }
 
-/// Hashes the bytes before the moments, in order.
+/// Hashes the bytes of a layer in order: those before the moments, or all of them.
 #[derive(Debug)]
 pub(super) struct WeightsHasher {
     tree: HashSubtrees,
-    /// Ranges of bytes before the cut, one for each subtree.
+    /// Ranges of the bytes that are hashed, one for each subtree.
     ranges: Vec<Range<u64>>,
     /// Of those that are whole.
     values: Vec<[u8; 32]>,
@@ -77,10 +77,23 @@ pub(super) struct WeightsHasher {
 }
 
 impl WeightsHasher {
-    pub(super) fn new(LayerHeader { layer, version, len }: LayerHeader) -> Self {
+    /// Hashes the bytes before the moments.
+    pub(super) fn of_weights(header: LayerHeader) -> Self {
+        Self::new(header, |range, cut| range.end <= cut)
+    }
+
+    /// Hashes all bytes of a layer with a subtree behind its weights.
+    pub(super) fn of_all(header: LayerHeader) -> Self {
+        Self::new(header, |_, _| true)
+    }
+
+    fn new(
+        LayerHeader { layer, version, len }: LayerHeader,
+        is_hashed: impl Fn(&Range<u64>, u64) -> bool,
+    ) -> Self {
         let tree = tree(len as usize);
         let mut ranges = tree.ranges();
-        ranges.retain(|range| range.end <= tree.cut);
+        ranges.retain(|range| is_hashed(range, tree.cut));
         let values = Vec::with_capacity(ranges.len());
         let mut hasher = Self { tree, ranges, values, hasher: SubtreeHasher::new(0), at: 0 };
         hasher.update(&hashed_head(layer, version));
@@ -97,9 +110,19 @@ impl WeightsHasher {
             (self.at, bytes) = (self.at + now.len() as u64, later);
             if self.at == range.end {
                 self.values.push(self.hasher.finish());
-                self.hasher = SubtreeHasher::new(self.at);
+                // The last subtree may end within a chunk, where no other one may begin.
+                if self.values.len() < self.ranges.len() {
+                    self.hasher = SubtreeHasher::new(self.at);
+                }
             }
         }
+    }
+
+    /// The chaining values of the subtrees behind the weights that were hashed.
+    pub(super) fn moment_values(&self) -> Vec<ChainingValue> {
+        let hashed = self.ranges.iter().zip(&self.values);
+        let behind = hashed.filter(|(range, _)| range.start >= self.tree.cut);
+        behind.map(|(_, value)| ChainingValue(*value)).collect()
     }
 
     /// The digest of the layer whose subtrees behind the weights have these values.
@@ -130,7 +153,7 @@ fn tree(float_count: usize) -> HashSubtrees {
 mod tests {
     use zbelastic_types::{LayerId, Step};
 
-    use super::super::{LayerAssembler, LayerImage, image_bytes, layer_digest};
+    use super::super::{ImageDigester, LayerAssembler, LayerImage, image_bytes, layer_digest};
     use super::*;
 
     fn image(len: usize) -> LayerImage {
@@ -172,6 +195,21 @@ mod tests {
             let behind = values(&bytes);
             for piece in [7, 1024, 1 << 19] {
                 assert_eq!(read(&bytes, piece, &behind), Ok(expected), "{len} floats by {piece}");
+            }
+        }
+    }
+
+    #[test]
+    fn values_that_were_made_while_all_was_hashed_are_those_of_the_subtrees() {
+        let large = SUBTREE_BYTES as usize / 4;
+        for len in [0, 1, 84, 85, 254, 4093, 100_000, large + 3] {
+            let image = image(len);
+            let bytes = image.encode();
+            for piece in [1023, 1 << 19] {
+                let mut digester = ImageDigester::new(bytes.len() as u64);
+                bytes.chunks(piece).try_for_each(|bytes| digester.push(bytes)).expect("a layer");
+                let expected = (layer_digest(&image), values(&bytes));
+                assert_eq!(digester.finish_with_moments(), Ok(expected), "{len} by {piece}");
             }
         }
     }

@@ -19,6 +19,7 @@ use zbelastic_types::Bytes;
 use zbelastic_whole_file as whole_file;
 use zbelastic_wording::{CommandFailure, FailureCode, FailureDetail};
 
+use super::poll_pace::POLL_PAUSE;
 use crate::run_files::CLUSTER;
 use crate::token_source::TOKEN_VARIABLE;
 
@@ -240,6 +241,21 @@ impl ChildProcesses {
             let program = process.program.clone();
             let child = self.spawn(&name, &program)?;
             self.processes.insert(name, ChildProcess { child, deaths, program });
+        }
+        Ok(())
+    }
+
+    /// Waits, and starts processes that end meanwhile again as soon as with the shortest pause.
+    ///
+    /// # Errors
+    /// As [`Self::restart_ended`].
+    pub fn attend(&mut self, pause: Duration) -> Result<(), CommandFailure> {
+        let until = Instant::now() + pause;
+        while let left = until.saturating_duration_since(Instant::now())
+            && !left.is_zero()
+        {
+            thread::sleep(left.min(POLL_PAUSE));
+            self.restart_ended()?;
         }
         Ok(())
     }

@@ -15,9 +15,9 @@ use zbelastic_timing::BubbleShares;
 use zbelastic_types::Step;
 use zbelastic_wording::{CommandFailure, FailureCode, FailureDetail};
 
-use super::POLL_PAUSE;
 use super::children::ChildProcesses;
 use super::model::ModelWriter;
+use super::poll_pace::{POLL_PAUSE, PollPace};
 use super::replay_filter::ReplayFilter;
 use super::stall::{GiveUpReason, STALL_TIMEOUT, StallWatch};
 use crate::event_poller::EventPoller;
@@ -76,6 +76,7 @@ pub fn follow(
     let mut poller = EventPoller::starting_at(from);
     let mut tracker = RunTracker::new(options);
     let mut answered_at = Instant::now();
+    let mut pace = PollPace::new();
     loop {
         children.restart_ended()?;
         let polled = match poller.poll(client) {
@@ -96,6 +97,7 @@ pub fn follow(
         }
         tracker.pause_if_requested(client);
         if !polled.events.is_empty() {
+            pace.note_events();
             continue;
         }
         if tracker.may_be_over()
@@ -106,7 +108,10 @@ pub fn follow(
             rest.events.iter().for_each(|event| tracker.report(event, observe));
             return Ok(tracker.ended(steps_done));
         }
-        thread::sleep(POLL_PAUSE);
+        if tracker.is_ending || tracker.is_held {
+            pace.note_events();
+        }
+        children.attend(pace.poll_pause())?;
     }
 }
 

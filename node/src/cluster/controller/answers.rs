@@ -135,7 +135,10 @@ impl ControllerNode {
             ApiRequest::CheckpointSubtree { run, step, layer, subtree } => {
                 self.exports.note_read();
                 match self.ports.runs().piece(run.as_deref(), (step, layer)) {
-                    Ok(piece) => return export_subtree(piece, subtree, (&self.ports, reply)),
+                    Ok(piece) => {
+                        let known = self.pieces.moments().value(piece, subtree);
+                        return export_subtree((piece, subtree), known, (&self.ports, reply));
+                    }
                     Err(refusal) => refusal.into(),
                 }
             }

@@ -119,7 +119,7 @@ async fn backfill(
         let mut is_here = false;
         for node in &others {
             match fetch_piece(transport, checkpoint_thread, piece, *node, progress.clone()).await {
-                Ok(()) => is_here = true,
+                Ok(_) => is_here = true,
                 Err(error) => why = error.to_string(),
             }
             if is_here {

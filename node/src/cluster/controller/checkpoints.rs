@@ -5,7 +5,9 @@ use std::sync::Arc;
 use zbelastic_checkpoint::{CheckpointStore, CheckpointStoreError, SledStore};
 use zbelastic_consensus::state::State;
 use zbelastic_identity::{PeerIdentity, PeerRole};
-use zbelastic_trainer::elastic::{LayerImage, layer_digest, moment_subtrees, moment_value};
+use zbelastic_trainer::elastic::{
+    ChainingValue, LayerImage, layer_digest, moment_subtrees, moment_value,
+};
 use zbelastic_transport::{BulkBody, BulkFetch, RequestReply, Transport};
 use zbelastic_types::{Bytes, Digest, NodeId};
 use zbelastic_wire::{
@@ -64,12 +66,17 @@ pub(super) fn export(
     answer_from(piece, body, (ports, reply), read);
 }
 
-/// The chaining value of a subtree of the hash over a layer's image, behind its weights.
+/// The chaining value of a subtree of the hash over a layer's image, behind its weights: the one
+/// that was made when the piece arrived, or else out of the moments.
 pub(super) fn export_subtree(
-    piece: PieceRef,
-    subtree: u32,
+    (piece, subtree): (PieceRef, u32),
+    known: Option<ChainingValue>,
     (ports, reply): (&ControllerPorts, RequestReply),
 ) {
+    let answer = |value: ChainingValue| ApiAnswer::Subtree(HexDigest(Digest(value.0)));
+    if let Some(value) = known {
+        return requests::reply(reply, &answer(value));
+    }
     let Some(range) = moment_subtrees(piece.length).into_iter().nth(subtree as usize) else {
         let answer = not_found(ResourceKind::Layer, format!("subtree {subtree}"));
         return requests::reply(reply, &answer);
@@ -78,8 +85,7 @@ pub(super) fn export_subtree(
     let body = ports.tasks.checkpoint_thread().find(&BulkKey::Piece(piece));
     answer_from(piece, body, (ports, reply), move |body| {
         let value = moment_value(range, |offset, into| body.read(offset, into));
-        let value = value.map_err(|error| error.to_string())?;
-        Ok(ApiAnswer::Subtree(HexDigest(Digest(value.0))))
+        value.map(answer).map_err(|error| error.to_string())
     });
 }
 

@@ -2,6 +2,7 @@
 //! failed.
 
 use zbelastic_policy::data::expected_name;
+use zbelastic_policy::moment_values::MomentValues;
 use zbelastic_types::{Bytes, NodeId, Step};
 use zbelastic_wire::{FreedSpace, NodeMessage, PieceRef, SaveFailed, StoreReferences};
 
@@ -18,6 +19,8 @@ use crate::cluster::scrub::{damaged_piece_text, repair, repair_text};
 #[derive(Default)]
 pub(super) struct CheckpointPieces {
     keeper: PieceKeeper,
+    /// Of the pieces that it fetched.
+    moments: MomentValues,
     save_warnings: SaveWarnings,
 }
 
@@ -47,6 +50,11 @@ impl CheckpointPieces {
         &self.keeper
     }
 
+    /// The chaining values of the moments of pieces that are kept.
+    pub(super) const fn moments(&self) -> &MomentValues {
+        &self.moments
+    }
+
     /// A worker requests that a piece is kept here too.
     pub(super) fn keep_for(
         &mut self,
@@ -61,7 +69,14 @@ impl CheckpointPieces {
     }
 
     /// A piece that is kept for another node was fetched, or not.
-    pub(super) fn handle_fetched(&mut self, result: PieceFetchResult, ports: &mut ControllerPorts) {
+    pub(super) fn handle_fetched(
+        &mut self,
+        mut result: PieceFetchResult,
+        ports: &mut ControllerPorts,
+    ) {
+        if let Ok(values) = &mut result.outcome {
+            self.moments.note(result.piece, std::mem::take(values));
+        }
         self.keeper.note_fetched(result, (&mut ports.outbox, &mut ports.journal));
         self.keeper.fetch_next(&ports.tasks);
     }

@@ -60,6 +60,13 @@ impl ActiveJob {
     pub(super) fn copies(&self) -> usize {
         self.document.job.config.checkpoint.copies as usize
     }
+
+    /// Whether this is the version after the last step. Nothing is computed behind it, so layers of
+    /// it may stay in memory until other nodes have them, which copies nothing, and spares reading
+    /// them from the disk that they are written to.
+    pub(super) fn is_last(&self, version: Step) -> bool {
+        version.0 >= self.document.job.config.steps
+    }
 }
 
 /// Whether the job's text and weights are here.

@@ -167,6 +167,9 @@ impl WorkerPieces {
         self.copies.begin((piece, generation), required, others);
         ports.work_log.begin_writing(piece);
         let body = Arc::new(LayerBody::new(image));
+        if job.active().is_some_and(|job| job.is_last(version)) {
+            self.blob_registry.offer(BulkKey::Piece(piece), body.clone());
+        }
         if ports.tasks.checkpoint_thread().put(piece, body.clone()).is_err() {
             ports.journal.warn(format!("layer {layer} is not kept: too much waits for the disk"));
             self.note_own(piece, Some(body), ports);
