@@ -2,12 +2,13 @@
 
 #[path = "page/browser.rs"]
 mod browser;
+#[expect(dead_code, reason = "the tests of a cluster use more of it")]
 #[path = "cluster/harness.rs"]
 mod harness;
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 
 use harness::{SpawnedCluster, zbelastic};
 use serde_json::{Value, json};

@@ -72,11 +72,7 @@ fn lanes_setup(plan: Plan, (model, optimizer): &(ModelConfig, OptimizerKind)) ->
 type SerialOutcome = (StateDigest, Vec<u64>);
 
 /// A serial run of this arithmetic.
-fn serial(
-    setup: &StageSetup,
-    corpus: &Arc<Corpus>,
-    skipped: Option<u64>,
-) -> SerialOutcome {
+fn serial(setup: &StageSetup, corpus: &Arc<Corpus>, skipped: Option<u64>) -> SerialOutcome {
     let backend = CpuBackend::new(1).expect("one thread");
     let mut run = SerialReference::new(setup, backend, corpus.clone()).expect("memory");
     let step = |step| run.step(Step(step), skipped == Some(step + 1)).loss_sum.to_bits();
