@@ -13,7 +13,9 @@ use zbelastic_kernels::{BufferView, ByteCounts, CpuBackend, DeviceMemory};
 use zbelastic_schedule::{PipelineSize, ScheduleKind, Window, check_size};
 use zbelastic_trainer::data::{BatchSource, Corpus, StepTargets, TokenBatch};
 use zbelastic_trainer::digest::StateDigest;
-use zbelastic_trainer::model::{Family, LayerState, ModelConfig, model_layers};
+use zbelastic_trainer::model::{
+    Family, LayerState, LoraInit, LoraSettings, ModelConfig, model_layers,
+};
 use zbelastic_trainer::optimizer::OptimizerKind;
 use zbelastic_trainer::plan::{BatchShape, LaneCount, Plan, PlanRequest, stage_memory};
 use zbelastic_trainer::reference::SerialReference;
@@ -33,14 +35,22 @@ fn batch(lanes: u32) -> BatchShape {
     BatchShape { microbatch_count: 8, lanes, ..BATCH }
 }
 
-/// The models: plain, with tied ends, and one that Muon trains.
-fn variants() -> [(ModelConfig, OptimizerKind); 3] {
+/// The models: plain, with tied ends, one that Muon trains, and one with low-rank adapters.
+fn variants() -> [(ModelConfig, OptimizerKind); 4] {
     let tied = ModelConfig { tied: true, ..tiny_model(Family::Gpt2) };
+    let adapters = LoraSettings {
+        rank: 3,
+        alpha: 6.0,
+        init: LoraInit::Gaussian,
+        targets: vec!["all-linear".to_owned()],
+    };
+    let adapted = adapters.adapt(&tiny_model(Family::Llama)).expect("legal adapters");
     let muon = OptimizerKind::Muon { momentum: 0.95 };
     [
         (tiny_model(Family::Llama), OptimizerKind::AdamW),
         (tied, OptimizerKind::AdamW),
         (tiny_model(Family::Gpt2), muon),
+        (adapted, OptimizerKind::AdamW),
     ]
 }
 
@@ -66,6 +76,13 @@ fn lanes_setup(plan: Plan, (model, optimizer): &(ModelConfig, OptimizerKind)) ->
     let mut setup = StageSetup { clip_norm: CLIP_NORM, ..setup(model.clone(), plan, STEPS) };
     setup.optimizer.kind = *optimizer;
     setup
+}
+
+/// A tensor that is trained, of a block in the middle.
+fn struck(model: &ModelConfig) -> String {
+    let layers = model_layers(model);
+    let mut trained = layers[layers.len() / 2].trained_tensors();
+    trained.next().expect("something of it is trained").name.clone()
 }
 
 /// The digest of a run, and the bits of its losses.
@@ -104,7 +121,8 @@ fn every_schedule_has_the_bits_of_the_lanes() {
             let (digest, losses) =
                 expected.entry(of).or_insert_with(|| serial(&setup, &corpus, skipped)).clone();
             if fate != StruckStepFate::Nothing {
-                let text = format!("step={STRUCK},tensor=layers.2.mlp.up,value=nan");
+                let tensor = struck(model);
+                let text = format!("step={STRUCK},tensor={tensor},value=nan");
                 setup.injections = vec![text.parse().expect("a legal injection")];
             }
             let policy = policy(CLIP_NORM, fate.policy());
