@@ -17,6 +17,7 @@ pub mod moment_values;
 pub mod piece;
 pub mod piece_copies;
 pub mod piece_sink;
+pub mod quorum_watch;
 pub mod renewal;
 pub mod roster;
 pub mod scrub;

@@ -25,7 +25,6 @@ mod pending_commands;
 mod pieces;
 mod planning;
 mod ports;
-mod quorum_watch;
 mod refusals;
 mod run_listing;
 mod runs;
@@ -42,6 +41,7 @@ use tokio::time::{MissedTickBehavior, interval};
 use zbelastic_consensus::core::{Input, Output};
 use zbelastic_consensus::message::{Envelope, Message};
 use zbelastic_identity::{PeerIdentity, PeerRole};
+use zbelastic_policy::quorum_watch::{QuorumChange, QuorumWatch};
 use zbelastic_policy::trust::{ClaimContext, ClaimRefusal, check_claim};
 use zbelastic_transport::{ControlKind, RequestReply, Transport, TransportEvent};
 use zbelastic_types::NodeId;
@@ -74,7 +74,6 @@ use pending_commands::{CommandAnswer, PendingCommands};
 use pieces::{CheckpointPieces, collect_local, collect_unused};
 use planning::Planning;
 use ports::{ControllerCompletion, ControllerPorts};
-use quorum_watch::QuorumWatch;
 use status::{ControllerFacts, StatusView};
 use uploads::Uploads;
 use zbelastic_api::{EventKind, WorkStatus};
@@ -449,8 +448,11 @@ impl ControllerNode {
         if let Some(reply) = self.commands.expire(Instant::now()) {
             requests::reply(reply, &self.view().no_quorum());
         }
-        if let Some(kind) = self.quorum.note(&self.ports.core.training_status()) {
-            self.ports.journal.record(kind);
+        if let Some(change) = self.quorum.note(&self.ports.core.training_status()) {
+            self.ports.journal.record(match change {
+                QuorumChange::Lost => EventKind::QuorumLost,
+                QuorumChange::Held => EventKind::QuorumHeld,
+            });
         }
         self.planning.handle_tick(&mut self.ports.core);
         self.backfill.handle_tick(&self.ports, self.pieces.keeper().progress());

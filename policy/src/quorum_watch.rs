@@ -2,20 +2,27 @@
 
 use zbelastic_consensus::training_status::TrainingStatus;
 
-use zbelastic_api::EventKind;
-
 /// Without a leader for so long, the loss of the quorum is reported as an event.
 const LEADERLESS_TICKS_MAX: u32 = 200;
 
+/// What became of the quorum.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QuorumChange {
+    /// There was no leader for longer than elections take.
+    Lost,
+    /// There is a leader again.
+    Held,
+}
+
 /// Whether the loss of the quorum was reported last.
 #[derive(Debug, Default)]
-pub(super) struct QuorumWatch {
+pub struct QuorumWatch {
     is_lost: bool,
 }
 
 impl QuorumWatch {
-    /// A tick passed. Yields the event to record, if the quorum is lost or back.
-    pub(super) fn note(&mut self, status: &TrainingStatus) -> Option<EventKind> {
+    /// A tick passed. Yields the change to record, if the quorum is lost or back.
+    pub fn note(&mut self, status: &TrainingStatus) -> Option<QuorumChange> {
         let is_lost = matches!(
             status,
             TrainingStatus::NoQuorum { ticks } if *ticks >= LEADERLESS_TICKS_MAX
@@ -24,7 +31,7 @@ impl QuorumWatch {
             return None;
         }
         self.is_lost = is_lost;
-        Some(if is_lost { EventKind::QuorumLost } else { EventKind::QuorumHeld })
+        Some(if is_lost { QuorumChange::Lost } else { QuorumChange::Held })
     }
 }
 
@@ -37,9 +44,9 @@ mod tests {
         let mut watch = QuorumWatch::default();
         let mut note = |ticks| watch.note(&TrainingStatus::NoQuorum { ticks });
         assert_eq!(note(LEADERLESS_TICKS_MAX - 1), None);
-        assert_eq!(note(LEADERLESS_TICKS_MAX), Some(EventKind::QuorumLost));
+        assert_eq!(note(LEADERLESS_TICKS_MAX), Some(QuorumChange::Lost));
         assert_eq!(note(LEADERLESS_TICKS_MAX + 1), None);
-        assert_eq!(note(0), Some(EventKind::QuorumHeld));
+        assert_eq!(note(0), Some(QuorumChange::Held));
         assert_eq!(note(1), None);
     }
 }
