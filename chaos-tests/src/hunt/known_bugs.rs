@@ -259,8 +259,9 @@ impl KnownBug {
                 &[Invariant::S3]
             }
             Self::Bug(Bug::M3MomentsNotRestored) => &[Invariant::N1, Invariant::N2, Invariant::L3],
-            Self::Bug(Bug::M4GradientsKept)
-            | Self::Bug(Bug::M13DrawsNotRolledBack)
+            // A gradient that is kept may be the one that is not finite.
+            Self::Bug(Bug::M4GradientsKept) => &[Invariant::N3, Invariant::N5],
+            Self::Bug(Bug::M13DrawsNotRolledBack)
             | Self::Bug(Bug::M15OrderDependsOnSchedule)
             | Self::Bug(Bug::M45EmbeddingAddsFirst)
             | Self::Bug(Bug::M46FirstComeFirstJoined)
