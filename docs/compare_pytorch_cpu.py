@@ -5,11 +5,12 @@
     python3 docs/compare_pytorch_cpu.py target/release/zbelastic
     python3 docs/compare_pytorch_cpu.py target/release/zbelastic --config A,B --isa avx2 --out cpu.json
 
-The models are those of `zbelastic bench train`: GPT-2 blocks in f32 with a head of its own. A step is
-forward, backward, global norm, clipping at 1 and AdamW, the whole batch at once. PyTorch runs eagerly
-and compiled, with fused AdamW, each in a process of its own that waits while another is measured. A round
-measures each program once, and of each the fastest step of all rounds counts: what else runs on the
-machine makes steps slower, never faster. The table has tokens a second of both and their ratio.
+The models are those of `zbelastic bench train`, GPT-2 in f32 with a head of its own, as compare_pytorch.py
+beside this file writes them. A step is forward, backward, global norm, clipping at 1 and AdamW, the whole
+batch at once. PyTorch runs eagerly and compiled, with fused AdamW, each in a process of its own that waits
+while another is measured. A round measures each program once, and of each the fastest step of all rounds
+counts: what else runs on the machine makes steps slower, never faster. The table has tokens a second of
+both and their ratio.
 
 With `--isa avx2` both are held to AVX2: ZBELASTIC_CPU=avx2 here, ATEN_CPU_CAPABILITY=avx2,
 MKL_ENABLE_INSTRUCTIONS=AVX2 and ONEDNN_MAX_CPU_ISA=AVX2 there, which is how the column of AVX2 is
@@ -27,71 +28,41 @@ from dataclasses import dataclass
 
 
 @dataclass
-class Shape:
-    """Layers, width, heads, tokens of a sequence, tokens of the vocabulary, sequences of a batch."""
+class Config:
+    """Layers, width, heads, tokens of the vocabulary, and a batch: sequences and tokens of each."""
 
     layers: int
     width: int
     heads: int
-    length: int
     vocabulary: int
-    batch: int
+    sequences: int
+    length: int
 
 
-SHAPES = {
-    "A": Shape(4, 256, 4, 128, 256, 8),
-    "B": Shape(6, 384, 6, 256, 4096, 8),
-    "C": Shape(12, 768, 12, 256, 50304, 2),
+CONFIGS = {
+    "A": Config(4, 256, 4, 256, 8, 128),
+    "B": Config(6, 384, 6, 4096, 8, 256),
+    "C": Config(12, 768, 12, 50304, 2, 256),
 }
 AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
 WARMUP_STEPS = 2
 
 
-def step_of(shape, is_compiled):
+def step_of(name, is_compiled):
     """A function that runs one training step."""
+    # Here, because the process that measures needs no PyTorch.
     import torch
     import torch.nn as nn
-    import torch.nn.functional as F
+    from compare_pytorch import Model, Shape
 
-    class Block(nn.Module):
-        def __init__(self):
-            super().__init__()
-            width = shape.width
-            self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-            self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-            self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-
-        def forward(self, x):
-            batch, length, width = x.shape
-            parts = self.qkv(self.norm1(x)).split(width, dim=2)
-            q, k, v = (part.view(batch, length, shape.heads, -1).transpose(1, 2) for part in parts)
-            y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-            x = x + self.out(y.transpose(1, 2).reshape(batch, length, width))
-            return x + self.down(F.gelu(self.up(self.norm2(x)), approximate="tanh"))
-
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.tokens = nn.Embedding(shape.vocabulary, shape.width)
-            self.positions = nn.Embedding(shape.length, shape.width)
-            self.blocks = nn.ModuleList(Block() for _ in range(shape.layers))
-            self.norm = nn.LayerNorm(shape.width)
-            self.head = nn.Linear(shape.width, shape.vocabulary, bias=False)
-
-        def forward(self, tokens, targets):
-            x = self.tokens(tokens) + self.positions.weight
-            for block in self.blocks:
-                x = block(x)
-            return F.cross_entropy(self.head(self.norm(x)).flatten(0, 1), targets.flatten())
-
+    config = CONFIGS[name]
+    width, heads = config.width, config.heads
+    shape = Shape(name, "gpt2", config.layers, width, heads, heads, 4 * width, config.vocabulary)
     torch.manual_seed(1)
-    model = Model()
-    for parameter in model.parameters():
-        if parameter.dim() > 1:
-            nn.init.normal_(parameter, std=0.02)
+    model = Model(shape, config.length)
     optimizer = torch.optim.AdamW(model.parameters(), lr=6e-4, betas=(0.9, 0.95), fused=True)
     run = torch.compile(model) if is_compiled else model
-    text = torch.randint(0, shape.vocabulary, (shape.batch, shape.length + 1))
+    text = torch.randint(0, config.vocabulary, (config.sequences, config.length + 1))
     tokens, targets = text[:, :-1].contiguous(), text[:, 1:].contiguous()
 
     def step():
@@ -111,7 +82,7 @@ def serve(name, threads, mode):
     import torch
 
     torch.set_num_threads(threads)
-    step = step_of(SHAPES[name], mode == "compiled")
+    step = step_of(name, mode == "compiled")
     for _ in range(WARMUP_STEPS):
         step()
     print(torch.__version__, torch.backends.cpu.get_cpu_capability(), flush=True)
@@ -165,7 +136,7 @@ def compare(args, name, threads, isa):
         found = ours(args.program, name, threads, args.steps, environment)
         if best is None or found["step_ms"] < best["step_ms"]:
             best = found
-    tokens = SHAPES[name].batch * SHAPES[name].length
+    tokens = CONFIGS[name].sequences * CONFIGS[name].length
     row = {"config": name, "threads": threads, "instructions": best["instructions"], "ours": best["tokens_per_s"],
            "peak_share": best["peak_share"], "torch": next(iter(others.values())).about}
     row.update({mode: tokens / other.best for mode, other in others.items()})

@@ -5,6 +5,7 @@
 //! as the operations between two turns leave it. What a step takes beyond their sum is the engine,
 //! validation, and operands that are colder there.
 
+mod linear_layer;
 mod table;
 
 use std::io::Write;
@@ -60,14 +61,13 @@ pub fn run(args: &BenchArgs, out: &mut dyn Write) -> Result<(), CommandError> {
     let rounds = if args.quick { 3 } else { 12 };
     for set in super::gemm::measured_sets() {
         for config in args.configs() {
-            let rows = measure(*config, set, rounds)?;
-            for row in &rows.operations {
-                if args.json {
+            let report = measure(*config, set, rounds)?;
+            if args.json {
+                for row in &report.operations {
                     writeln!(out, "{}", serde_json::to_string(row).expect("numbers are JSON"))?;
                 }
-            }
-            if !args.json {
-                rows.write(out)?;
+            } else {
+                report.write(out)?;
             }
             out.flush()?;
         }

@@ -29,38 +29,33 @@ pub struct PeakRates {
 /// Measures both in turns on one thread. `None` for an instruction set that has no loop here:
 /// portable code is what a compiler makes of it, so there is no second way to write it.
 pub fn measure(cpu: &CpuBackend) -> Option<PeakRates> {
-    let floats_per_chain = floats_per_register(cpu.instruction_set())?;
-    let flop = 2.0 * ROUNDS as f64 * (CHAINS * floats_per_chain) as f64;
+    let AssemblyLoop { run, floats } = assembly_loop(cpu.instruction_set())?;
+    let flop = 2.0 * ROUNDS as f64 * (CHAINS * floats) as f64;
     let mut best = PeakRates { probe: 0.0, assembly: 0.0 };
     for _ in 0..RUNS {
         let began = Instant::now();
-        run(cpu.instruction_set(), ROUNDS);
+        // SAFETY: a backend has only instruction sets that the processor has.
+        unsafe { run(black_box(ROUNDS)) };
         best.assembly = best.assembly.max(flop / began.elapsed().as_secs_f64());
         best.probe = best.probe.max(peak_flop_per_s(cpu, Duration::from_millis(30)));
     }
     Some(best)
 }
 
-fn floats_per_register(set: InstructionSet) -> Option<usize> {
-    match set {
-        #[cfg(target_arch = "x86_64")]
-        InstructionSet::Avx512 => Some(16),
-        #[cfg(target_arch = "x86_64")]
-        InstructionSet::Avx2 => Some(8),
-        InstructionSet::Portable => None,
-    }
+/// A loop of so many turns, and the floats of each of its registers.
+struct AssemblyLoop {
+    /// To be called where the processor has the instructions.
+    run: unsafe fn(u64),
+    floats: usize,
 }
 
-/// Runs the loop of an instruction set that the processor has.
-fn run(set: InstructionSet, rounds: u64) {
+fn assembly_loop(set: InstructionSet) -> Option<AssemblyLoop> {
     match set {
-        // SAFETY: a backend has only sets that the processor has.
         #[cfg(target_arch = "x86_64")]
-        InstructionSet::Avx512 => unsafe { zmm_chains(black_box(rounds)) },
-        // SAFETY: as above.
+        InstructionSet::Avx512 => Some(AssemblyLoop { run: zmm_chains, floats: 16 }),
         #[cfg(target_arch = "x86_64")]
-        InstructionSet::Avx2 => unsafe { ymm_chains(black_box(rounds)) },
-        InstructionSet::Portable => unreachable!("it has no loop"),
+        InstructionSet::Avx2 => Some(AssemblyLoop { run: ymm_chains, floats: 8 }),
+        InstructionSet::Portable => None,
     }
 }
 

@@ -27,8 +27,8 @@ use std::process::ExitCode;
 use zbelastic_config::{NoticePolicy, OffloadStore, RunConfig};
 use zbelastic_consensus::run::run_name_of;
 use zbelastic_data::training_data::TrainingData;
+use zbelastic_kernels::AllocateError;
 use zbelastic_kernels::cuda::GraphMode;
-use zbelastic_kernels::{AllocateError, CpuBackend};
 use zbelastic_local::cluster;
 use zbelastic_local::coordinator::RunOutcome;
 use zbelastic_local::device_factory::DeviceFactory;
@@ -312,8 +312,7 @@ fn line_context(prepared: &PreparedRun) -> Result<StepLineContext, CommandFailur
             let refused = |error: AllocateError| {
                 CommandFailure::new(FailureCode::OutOfResource, error.to_string())
             };
-            let cpu = CpuBackend::new(threads).map_err(refused)?;
-            Some(machine::own_peak_flop_per_s(&cpu, threads))
+            Some(machine::own_peak_flop_per_s(threads).map_err(refused)?)
         }
         // `bench gpu` measures it, in seconds.
         RunDevices::Cuda(_) => None,

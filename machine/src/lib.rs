@@ -42,12 +42,39 @@ pub fn thread_count(requested: Option<u32>) -> usize {
 /// millisecond.
 #[must_use]
 pub fn peak_flop_per_s(cpu: &CpuBackend, duration: Duration) -> f64 {
+    let began = Instant::now();
+    best_flop_per_s(cpu, duration, || began.elapsed())
+}
+
+/// [`peak_flop_per_s`] of `threads` threads by the processor time of this process, which does
+/// nothing else meanwhile: what other programs take is not counted, so that the rate is that of the
+/// cores, on a machine that is busy as well.
+///
+/// # Errors
+/// If the threads cannot be started.
+pub fn own_peak_flop_per_s(threads: usize) -> Result<f64, AllocateError> {
+    /// Of each thread and run: short enough not to be noticed at the start of a program.
+    const DURATION: Duration = Duration::from_millis(5);
+    let cpu = CpuBackend::new(threads)?;
+    let thread_count = threads as u32;
+    // Processor time passes once for each thread.
+    let of_a_thread = best_flop_per_s(&cpu, DURATION * thread_count, processor_time);
+    Ok(of_a_thread * f64::from(thread_count))
+}
+
+/// The best rate of several runs of about `duration` each, both by `clock`: the time since some
+/// moment.
+fn best_flop_per_s(cpu: &CpuBackend, duration: Duration, clock: impl Fn() -> Duration) -> f64 {
     const RUNS: usize = 5;
     const ROUNDS: usize = 10_000;
+    /// Less than any processor takes for a round: twelve vectors on two units are six cycles. A
+    /// coarse clock may not have moved, which would ask for rounds without end.
+    const ROUND_SECONDS_MIN: f64 = 0.5e-9;
     let run = |rounds: usize| {
-        let began = Instant::now();
+        let before = clock();
         let flop = black_box(cpu.multiply_adds(rounds));
-        (flop, began.elapsed().as_secs_f64())
+        let seconds = clock().saturating_sub(before).as_secs_f64();
+        (flop, seconds.max(rounds as f64 * ROUND_SECONDS_MIN))
     };
     let (_, first) = run(ROUNDS);
     let rounds = (ROUNDS as f64 * duration.as_secs_f64() / first).max(1.0) as usize;
@@ -56,26 +83,6 @@ pub fn peak_flop_per_s(cpu: &CpuBackend, duration: Duration) -> f64 {
         flop / seconds
     };
     (0..RUNS).map(rate).fold(0.0, f64::max)
-}
-
-/// [`peak_flop_per_s`] by the processor time of this process, which computes with `threads` threads
-/// and does nothing else meanwhile: what other programs take is not counted, so that the rate is
-/// that of the cores, on a machine that is busy as well.
-#[must_use]
-pub fn own_peak_flop_per_s(cpu: &CpuBackend, threads: usize) -> f64 {
-    const RUNS: usize = 5;
-    const ROUNDS: usize = 10_000;
-    /// Of each thread and run: short enough not to be noticed at the start of a program.
-    const SECONDS: f64 = 5e-3;
-    let rate = |rounds: usize| {
-        let before = processor_time();
-        let flop = black_box(cpu.multiply_adds(rounds));
-        let seconds = processor_time().saturating_sub(before).as_secs_f64();
-        flop / seconds.max(1e-9) * threads as f64
-    };
-    let flop_per_round = black_box(cpu.multiply_adds(1));
-    let rounds = (rate(ROUNDS) * SECONDS / flop_per_round).max(1.0) as usize;
-    (0..RUNS).map(|_| rate(rounds)).fold(0.0, f64::max)
 }
 
 /// Processor time of this process.

@@ -13,6 +13,7 @@ use zbelastic_trainer::model::{MicrobatchShape, ModelConfig, model_size};
 
 use super::super::case::BenchCase;
 use super::super::optimizer::OptimizerBench;
+use super::linear_layer::LinearLayer;
 
 /// Runs an operation once and returns how long it took.
 type Work<'a> = Box<dyn FnMut(&CpuBackend) -> Duration + 'a>;
@@ -69,13 +70,8 @@ pub fn operations<'a>(
     table.embedding()?;
     table.norm()?;
     table.attention()?;
-    for (name, matrix) in [
-        (["qkv F", "qkv B", "qkv W"], model.qkv_matrix()),
-        (["out F", "out B", "out W"], model.out_matrix()),
-        (["up F", "up B", "up W"], model.up_matrix()),
-        (["down F", "down B", "down W"], model.down_matrix()),
-    ] {
-        table.linear(name, matrix)?;
+    for layer in [LinearLayer::Qkv, LinearLayer::Out, LinearLayer::Up, LinearLayer::Down] {
+        table.linear(layer)?;
     }
     table.head()?;
     Ok(table.rows)
@@ -233,17 +229,14 @@ impl<'a> Table<'a, '_> {
         Ok(())
     }
 
-    fn linear(
-        &mut self,
-        names: [&'static str; 3],
-        shape: MatrixShape,
-    ) -> Result<(), AllocateError> {
+    fn linear(&mut self, layer: LinearLayer) -> Result<(), AllocateError> {
         let rows = self.shape.rows();
+        let shape = layer.matrix(self.model);
         let MatrixShape { outputs, inputs } = shape;
         let len = outputs * inputs;
         let flop = 2.0 * (rows * len) as f64;
         let moved = rows * (inputs + outputs) + len;
-        let [forward, backward, weights] = names;
+        let [forward, backward, weights] = layer.names();
         let count = self.blocks();
         let loaded = |table: &Self| {
             let floats = table.floats(len)?;
@@ -256,26 +249,19 @@ impl<'a> Table<'a, '_> {
         let mut other = self.rows_of(outputs)?;
         let bias = self.floats(outputs)?;
         let matrix = loaded(self)?;
-        let more = if forward == "qkv F" { 0 } else { rows * outputs };
+        let is_plain = matches!(layer.forward(&mut other), ForwardEpilogue::Plain);
+        let more = if is_plain { 0 } else { rows * outputs };
         self.add(forward, count, (flop, moved + more), move |cpu| {
-            let epilogue = match forward {
-                "qkv F" => ForwardEpilogue::Plain,
-                "up F" => ForwardEpilogue::Gelu { before: &mut other },
-                _ => ForwardEpilogue::Add { skip: &other },
-            };
             let bias = Some(BufferView::new(&bias, 0..outputs));
-            cpu.linear_forward(rows, &x, &matrix, bias, epilogue, &mut y);
+            cpu.linear_forward(rows, &x, &matrix, bias, layer.forward(&mut other), &mut y);
         });
         let gradient = self.rows_of(outputs)?;
         let mut to = self.rows_of(inputs)?;
         let matrix = loaded(self)?;
-        let more = if backward == "down B" { rows * inputs } else { 0 };
+        let is_plain = matches!(layer.backward(&mut to), BackwardEpilogue::Plain { .. });
+        let more = if is_plain { 0 } else { rows * inputs };
         self.add(backward, count, (flop, moved + more), move |cpu| {
-            let epilogue = match backward {
-                "down B" => BackwardEpilogue::Gelu { before_then_gradient: &mut to },
-                _ => BackwardEpilogue::Plain { gradient: &mut to },
-            };
-            cpu.linear_backward_input(rows, &gradient, &matrix, epilogue);
+            cpu.linear_backward_input(rows, &gradient, &matrix, layer.backward(&mut to));
         });
         let x = self.rows_of(inputs)?;
         let gradient = self.rows_of(outputs)?;

@@ -10,16 +10,12 @@ use super::{
 /// The optimizer of a device.
 pub trait Optimizer: DeviceMemory {
     /// The sum of squares of a tensor.
-    fn sum_squares(&self, x: BufferView<'_, Self::Buffer>) -> SquareSum;
-
-    /// The sums of squares of many tensors, each that of [`Optimizer::sum_squares`]; in one go where
-    /// a device gains by it.
-    fn sum_squares_of_each(&self, tensors: &[BufferView<'_, Self::Buffer>]) -> Vec<SquareSum> {
-        let sum = |x: &BufferView<'_, Self::Buffer>| {
-            self.sum_squares(BufferView::new(x.buffer, x.range.clone()))
-        };
-        tensors.iter().map(sum).collect()
+    fn sum_squares(&self, x: BufferView<'_, Self::Buffer>) -> SquareSum {
+        self.sum_squares_of_each(&[x]).pop().expect("one tensor, one sum")
     }
+
+    /// The sum of squares of each tensor, to the bits that it has alone.
+    fn sum_squares_of_each(&self, tensors: &[BufferView<'_, Self::Buffer>]) -> Vec<SquareSum>;
 
     /// The sums of a state's fingerprint ([`crate::fingerprint`]) over all of `w`, `m` and `v`,
     /// which are of equal length. A device may leave them unfinished until they are read.

@@ -1,7 +1,7 @@
 //! Elementwise stages: bias, residual, GELU, SwiGLU.
 
 use super::backend::CpuBackend;
-use super::lanes::{LANES, Lanes, dispatch, is_line};
+use super::lanes::{LANES, Lanes, dispatch, is_line_aligned};
 use super::math::{gelu, gelu_slope, silu, silu_slope};
 use crate::backend::RowsShape;
 
@@ -52,7 +52,7 @@ fn finish_add_lanes<L: Lanes>(bias: Option<&[f32]>, skip: &[f32], y: &mut [f32])
 #[inline(always)]
 fn finish_gelu_lanes<L: Lanes>(bias: Option<&[f32]>, before: &mut [f32], y: &mut [f32]) {
     assert_eq!(before.len(), y.len());
-    let streams = is_line(before);
+    let streams = is_line_aligned(before);
     for at in (0..y.len()).step_by(LANES) {
         let x: L = biased(bias, y, at);
         if streams && at + LANES <= before.len() {

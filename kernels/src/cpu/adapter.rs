@@ -83,17 +83,18 @@ pub(super) fn load_adapted(
     let MatrixShape { outputs, inputs } = matrix.shape();
     assert_eq!(base.len(), outputs * inputs);
     load_pieces(cpu, matrix, |rows| {
-        let mut weights = base[rows.start * inputs..rows.end * inputs].to_vec();
+        let mut weights = Cow::Borrowed(&base[rows.start * inputs..rows.end * inputs]);
         for (first, product) in products {
             let end = first + product.b.len() / product.rank;
             let start = rows.start.max(*first);
             let end = rows.end.min(end);
             if start < end {
-                let to = &mut weights[(start - rows.start) * inputs..(end - rows.start) * inputs];
+                let to = (start - rows.start) * inputs..(end - rows.start) * inputs;
+                let to = &mut weights.to_mut()[to];
                 add_rows(cpu.instruction_set(), *product, start - first..end - first, to);
             }
         }
-        Cow::Owned(weights)
+        weights
     });
 }
 

@@ -184,7 +184,7 @@ pub(crate) trait Lanes: Copy {
 }
 
 /// Whether floats lie where [`Lanes::stream`] may write them.
-pub(crate) fn is_line(floats: &[f32]) -> bool {
+pub(crate) fn is_line_aligned(floats: &[f32]) -> bool {
     floats.as_ptr().addr().is_multiple_of(LANES * size_of::<f32>())
 }
 

@@ -49,12 +49,10 @@ fn run_chains(
     factor_addend: [f32; 2],
     values: &mut [f32; CHAINS_WIDE * LANES],
 ) {
-    match set {
-        #[cfg(target_arch = "x86_64")]
-        InstructionSet::Avx512 => wide_chains(set, rounds, factor_addend, values),
-        #[cfg(target_arch = "x86_64")]
-        InstructionSet::Avx2 => narrow_chains(set, rounds, factor_addend, values),
-        InstructionSet::Portable => narrow_chains(set, rounds, factor_addend, values),
+    match chain_count(set) {
+        CHAINS_WIDE => wide_chains(set, rounds, factor_addend, values),
+        CHAINS_NARROW => narrow_chains(set, rounds, factor_addend, values),
+        count => unreachable!("no loop has {count} chains"),
     }
 }
 

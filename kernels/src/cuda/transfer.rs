@@ -4,7 +4,7 @@
 //! nearest, ties to even, and what goes there is exact.
 
 use super::backend::{CudaBackend, CudaMatrix, floats};
-use super::device::Device;
+use super::device::{Device, DeviceAddress};
 use super::error::DeviceFault;
 use super::kernel::{Arguments, Kernel, Launch};
 use super::memory::{CudaBuffer, ElementType};
@@ -80,18 +80,12 @@ pub(super) fn copy<D: Device>(
     from: &BufferView<'_, CudaBuffer<D>>,
     to: &BufferViewMut<'_, CudaBuffer<D>>,
 ) -> Result<(), DeviceFault> {
-    let len = from.range.len();
-    assert_eq!(len, to.range.len());
-    assert!(from.range.end <= from.buffer.len() && to.range.end <= to.buffer.len());
+    let len = len_of_both(from, to);
     let source = from.buffer.at(from.range.start);
     let target = to.buffer.at(to.range.start);
-    let convert = |kernel| {
-        let arguments = Arguments::new().address(source).address(target).count(len);
-        device.launch(&Launch::over(kernel, len.div_ceil(4), arguments))
-    };
     match (is_bf16(device, from.buffer), is_bf16(device, to.buffer)) {
-        (false, true) => convert(Kernel::RowsFromFloats),
-        (true, false) => convert(Kernel::FloatsFromRows),
+        (false, true) => by_fours(device, Kernel::RowsFromFloats, source, target, len),
+        (true, false) => by_fours(device, Kernel::FloatsFromRows, source, target, len),
         (true, true) | (false, false) => {
             let size = from.buffer.element().bytes(device.precision());
             device.device().copy(source, target, len as u64 * size)
@@ -104,12 +98,9 @@ pub(super) fn add<D: Device>(
     from: &BufferView<'_, CudaBuffer<D>>,
     to: &BufferViewMut<'_, CudaBuffer<D>>,
 ) -> Result<(), DeviceFault> {
-    let len = from.range.len();
-    assert_eq!(len, to.range.len());
-    assert!(from.range.end <= from.buffer.len() && to.range.end <= to.buffer.len());
+    let len = len_of_both(from, to);
     let target = to.buffer.floats(to.range.start);
-    let arguments = Arguments::new().address(floats(from)).address(target).count(len);
-    device.launch(&Launch::over(Kernel::AddFloats, len.div_ceil(4), arguments))
+    by_fours(device, Kernel::AddFloats, floats(from), target, len)
 }
 
 pub(super) fn load_matrix<D: Device>(
@@ -119,6 +110,28 @@ pub(super) fn load_matrix<D: Device>(
 ) -> Result<(), DeviceFault> {
     let len = to.shape.outputs * to.shape.inputs;
     assert_eq!(from.range.len(), len);
-    let arguments = Arguments::new().address(floats(from)).address(to.weights.rows()).count(len);
-    device.launch(&Launch::over(Kernel::RowsFromFloats, len.div_ceil(4), arguments))
+    by_fours(device, Kernel::RowsFromFloats, floats(from), to.weights.rows(), len)
+}
+
+/// The length of two ranges, which is one, and they lie within their buffers.
+fn len_of_both<D: Device>(
+    from: &BufferView<'_, CudaBuffer<D>>,
+    to: &BufferViewMut<'_, CudaBuffer<D>>,
+) -> usize {
+    let len = from.range.len();
+    assert_eq!(len, to.range.len());
+    assert!(from.range.end <= from.buffer.len() && to.range.end <= to.buffer.len());
+    len
+}
+
+/// Launches a kernel whose threads each have four of `len` elements at `source` and at `target`.
+fn by_fours<D: Device>(
+    device: &CudaBackend<D>,
+    kernel: Kernel,
+    source: DeviceAddress,
+    target: DeviceAddress,
+    len: usize,
+) -> Result<(), DeviceFault> {
+    let arguments = Arguments::new().address(source).address(target).count(len);
+    device.launch(&Launch::over(kernel, len.div_ceil(4), arguments))
 }

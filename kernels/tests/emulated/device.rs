@@ -33,8 +33,8 @@ pub struct EmulatedDevice {
     precision: Precision,
     order: LaneOrder,
     entries: &'static KernelEntries,
-    /// The layouts of all allocations, by where they start.
-    memory: Mutex<BTreeMap<u64, Layout>>,
+    /// The bytes of all allocations, by where they start.
+    memory: Mutex<BTreeMap<u64, u64>>,
     /// Bytes that `allocate` has left.
     free_bytes: Mutex<u64>,
     /// Bytes that are allocated now, and the most that ever were, beside what it took to be opened.
@@ -117,23 +117,28 @@ impl EmulatedDevice {
     }
 
     fn take(&self, bytes: u64) -> DeviceAddress {
-        let layout = Layout::from_size_align(bytes.max(1) as usize, 256).expect("a size");
+        let layout = layout_of(bytes);
         // SAFETY: the size is not zero.
         let start = unsafe { alloc(layout) } as u64;
         // What is there is anything: all ones are NaNs.
         // SAFETY: just allocated.
         unsafe { std::ptr::write_bytes(start as *mut u8, 0xff, layout.size()) };
-        self.memory.lock().expect("no panic while it is held").insert(start, layout);
+        self.memory.lock().expect("no panic while it is held").insert(start, bytes);
         DeviceAddress(start)
     }
 
     fn deallocate(&self, address: DeviceAddress) -> u64 {
-        let layout = self.memory.lock().expect("no panic while it is held").remove(&address.0);
-        let layout = layout.expect("memory is freed once");
+        let bytes = self.memory.lock().expect("no panic while it is held").remove(&address.0);
+        let bytes = bytes.expect("memory is freed once");
         // SAFETY: from `take`.
-        unsafe { dealloc(address.0 as *mut u8, layout) };
-        layout.size() as u64
+        unsafe { dealloc(address.0 as *mut u8, layout_of(bytes)) };
+        bytes
     }
+}
+
+/// The memory of an allocation, which has an address even if it is empty.
+fn layout_of(bytes: u64) -> Layout {
+    Layout::from_size_align(bytes.max(1) as usize, 256).expect("a size")
 }
 
 /// Two devices that run everything in opposite orders.

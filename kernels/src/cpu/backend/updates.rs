@@ -24,10 +24,6 @@ fn writers<'a>(
 }
 
 impl Optimizer for CpuBackend {
-    fn sum_squares(&self, x: BufferView<'_, CpuBuffer>) -> SquareSum {
-        optimizer::sum_squares(self, read(&x))
-    }
-
     fn sum_squares_of_each(&self, tensors: &[BufferView<'_, CpuBuffer>]) -> Vec<SquareSum> {
         let tensors: Vec<_> = tensors.iter().map(read).collect();
         optimizer::sum_squares_of_each(self, &tensors)

@@ -1,20 +1,20 @@
 //! Lanes in two 256-bit registers.
 
 use std::arch::x86_64::{
-    __m256, _CMP_LT_OQ, _MM_FROUND_NO_EXC, _MM_FROUND_TO_NEAREST_INT, _mm_add_ps, _mm_add_ss,
-    _mm_cvtss_f32, _mm_max_ps, _mm_max_ss, _mm_movehdup_ps, _mm_movehl_ps, _mm256_add_epi32,
-    _mm256_add_ps, _mm256_andnot_ps, _mm256_castps256_ps128, _mm256_castsi256_ps, _mm256_cmp_ps,
-    _mm256_cvtps_epi32, _mm256_cvtps_pd, _mm256_div_ps, _mm256_extractf128_ps, _mm256_fmadd_pd,
-    _mm256_fmadd_ps, _mm256_loadu_pd, _mm256_loadu_ps, _mm256_max_ps, _mm256_min_ps, _mm256_mul_ps,
-    _mm256_permute2f128_ps, _mm256_round_ps, _mm256_set1_epi32, _mm256_set1_ps, _mm256_shuffle_ps,
-    _mm256_slli_epi32, _mm256_sqrt_ps, _mm256_storeu_pd, _mm256_storeu_ps, _mm256_stream_ps,
-    _mm256_sub_ps, _mm256_unpackhi_ps, _mm256_unpacklo_ps,
+    __m128, __m256, _CMP_LT_OQ, _MM_FROUND_NO_EXC, _MM_FROUND_TO_NEAREST_INT, _mm_add_ps,
+    _mm_add_ss, _mm_cvtss_f32, _mm_max_ps, _mm_max_ss, _mm_movehdup_ps, _mm_movehl_ps,
+    _mm256_add_epi32, _mm256_add_ps, _mm256_andnot_ps, _mm256_castps256_ps128, _mm256_castsi256_ps,
+    _mm256_cmp_ps, _mm256_cvtps_epi32, _mm256_cvtps_pd, _mm256_div_ps, _mm256_extractf128_ps,
+    _mm256_fmadd_pd, _mm256_fmadd_ps, _mm256_loadu_pd, _mm256_loadu_ps, _mm256_max_ps,
+    _mm256_min_ps, _mm256_mul_ps, _mm256_permute2f128_ps, _mm256_round_ps, _mm256_set1_epi32,
+    _mm256_set1_ps, _mm256_shuffle_ps, _mm256_slli_epi32, _mm256_sqrt_ps, _mm256_storeu_pd,
+    _mm256_storeu_ps, _mm256_stream_ps, _mm256_sub_ps, _mm256_unpackhi_ps, _mm256_unpacklo_ps,
 };
 
 use super::{LANES, Lanes};
 
 #[derive(Clone, Copy)]
-pub(crate) struct Avx2(__m256, __m256);
+pub(crate) struct Avx2(pub(super) __m256, pub(super) __m256);
 
 /// Applies an instruction to both halves.
 macro_rules! both {
@@ -23,6 +23,18 @@ macro_rules! both {
     };
     ($op:ident($a:expr, $b:expr)) => {
         Self(unsafe { $op($a.0, $b.0) }, unsafe { $op($a.1, $b.1) })
+    };
+}
+
+/// Halves combined until one lane is left, with an instruction for eight, for four and for one.
+macro_rules! fold {
+    ($lanes:expr, $eight:ident, $four:ident, $one:ident) => {
+        unsafe {
+            let [low, high] = fours_of($eight($lanes.0, $lanes.1));
+            let four = $four(low, high);
+            let two = $four(four, _mm_movehl_ps(four, four));
+            _mm_cvtss_f32($one(two, _mm_movehdup_ps(two)))
+        }
     };
 }
 
@@ -130,32 +142,21 @@ impl Lanes for Avx2 {
 
     #[inline(always)]
     fn sum(self) -> f32 {
-        unsafe {
-            let eight = _mm256_add_ps(self.0, self.1);
-            let high = _mm256_extractf128_ps::<1>(eight);
-            let four = _mm_add_ps(_mm256_castps256_ps128(eight), high);
-            let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
-            _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)))
-        }
+        fold!(self, _mm256_add_ps, _mm_add_ps, _mm_add_ss)
     }
 
     #[inline(always)]
     fn max_lane(self) -> f32 {
-        unsafe {
-            let eight = _mm256_max_ps(self.0, self.1);
-            let high = _mm256_extractf128_ps::<1>(eight);
-            let four = _mm_max_ps(_mm256_castps256_ps128(eight), high);
-            let two = _mm_max_ps(four, _mm_movehl_ps(four, four));
-            _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)))
-        }
+        fold!(self, _mm256_max_ps, _mm_max_ps, _mm_max_ss)
     }
 
     #[inline(always)]
     fn add_squares(self, sums: &mut [f64; LANES / 2]) {
         unsafe {
+            let [low, high] = fours_of(self.0);
+            let low = _mm256_cvtps_pd(low);
+            let high = _mm256_cvtps_pd(high);
             let to = sums.as_mut_ptr();
-            let low = _mm256_cvtps_pd(_mm256_castps256_ps128(self.0));
-            let high = _mm256_cvtps_pd(_mm256_extractf128_ps::<1>(self.0));
             _mm256_storeu_pd(to, _mm256_fmadd_pd(low, low, _mm256_loadu_pd(to)));
             let to = to.add(LANES / 4);
             _mm256_storeu_pd(to, _mm256_fmadd_pd(high, high, _mm256_loadu_pd(to)));
@@ -201,6 +202,15 @@ impl Lanes for Avx2 {
         }
         columns
     }
+}
+
+/// The lower four of eight, and the upper.
+///
+/// # Safety
+/// The processor has AVX2.
+#[inline(always)]
+unsafe fn fours_of(eight: __m256) -> [__m128; 2] {
+    unsafe { [_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight)] }
 }
 
 /// Pairs, then quadruples within 128 bits, then the 128-bit halves among each other.

@@ -1,9 +1,7 @@
 //! Lanes in one 512-bit register.
 
 use std::arch::x86_64::{
-    __m512, _CMP_LT_OQ, _MM_FROUND_NO_EXC, _MM_FROUND_TO_NEAREST_INT, _mm_add_ps, _mm_add_ss,
-    _mm_cvtss_f32, _mm_max_ps, _mm_max_ss, _mm_movehdup_ps, _mm_movehl_ps, _mm256_add_ps,
-    _mm256_castpd_ps, _mm256_castps256_ps128, _mm256_extractf128_ps, _mm256_max_ps,
+    __m512, _CMP_LT_OQ, _MM_FROUND_NO_EXC, _MM_FROUND_TO_NEAREST_INT, _mm256_castpd_ps,
     _mm512_add_epi32, _mm512_add_ps, _mm512_castpd_ps, _mm512_castps_pd, _mm512_castps512_ps256,
     _mm512_castsi512_ps, _mm512_cmp_ps_mask, _mm512_cvtps_epi32, _mm512_cvtps_pd, _mm512_div_ps,
     _mm512_extractf64x4_pd, _mm512_fmadd_pd, _mm512_fmadd_ps, _mm512_loadu_pd, _mm512_loadu_ps,
@@ -13,10 +11,22 @@ use std::arch::x86_64::{
     _mm512_unpackhi_pd, _mm512_unpackhi_ps, _mm512_unpacklo_pd, _mm512_unpacklo_ps,
 };
 
-use super::{LANES, Lanes};
+use super::{Avx2, LANES, Lanes};
 
 #[derive(Clone, Copy)]
 pub(crate) struct Avx512(__m512);
+
+impl Avx512 {
+    /// As two registers of 256 bits, whose instructions `dispatch!` checked for as well.
+    #[inline(always)]
+    fn halves(self) -> Avx2 {
+        // SAFETY: as below.
+        unsafe {
+            let high = _mm512_extractf64x4_pd::<1>(_mm512_castps_pd(self.0));
+            Avx2(_mm512_castps512_ps256(self.0), _mm256_castpd_ps(high))
+        }
+    }
+}
 
 // SAFETY of every block below: a value exists only where `dispatch!` checked for AVX-512F.
 impl Lanes for Avx512 {
@@ -104,28 +114,12 @@ impl Lanes for Avx512 {
 
     #[inline(always)]
     fn sum(self) -> f32 {
-        unsafe {
-            let halves = _mm512_castps_pd(self.0);
-            let high = _mm256_castpd_ps(_mm512_extractf64x4_pd::<1>(halves));
-            let eight = _mm256_add_ps(_mm512_castps512_ps256(self.0), high);
-            let high = _mm256_extractf128_ps::<1>(eight);
-            let four = _mm_add_ps(_mm256_castps256_ps128(eight), high);
-            let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
-            _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)))
-        }
+        self.halves().sum()
     }
 
     #[inline(always)]
     fn max_lane(self) -> f32 {
-        unsafe {
-            let halves = _mm512_castps_pd(self.0);
-            let high = _mm256_castpd_ps(_mm512_extractf64x4_pd::<1>(halves));
-            let eight = _mm256_max_ps(_mm512_castps512_ps256(self.0), high);
-            let high = _mm256_extractf128_ps::<1>(eight);
-            let four = _mm_max_ps(_mm256_castps256_ps128(eight), high);
-            let two = _mm_max_ps(four, _mm_movehl_ps(four, four));
-            _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)))
-        }
+        self.halves().max_lane()
     }
 
     #[inline(always)]

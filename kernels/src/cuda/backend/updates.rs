@@ -13,11 +13,6 @@ use crate::backend::{
 };
 
 impl<D: Device> Optimizer for CudaBackend<D> {
-    fn sum_squares(&self, x: BufferView<'_, CudaBuffer<D>>) -> SquareSum {
-        let mut sums = self.sum_squares_of_each(&[x]);
-        sums.pop().expect("one sum a tensor")
-    }
-
     fn sum_squares_of_each(&self, tensors: &[BufferView<'_, CudaBuffer<D>>]) -> Vec<SquareSum> {
         let lost = |x: &BufferView<'_, CudaBuffer<D>>| SquareSum {
             sum: f64::NAN,
