@@ -4,6 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
+use zbelastic_trainer::plan::LaneError;
 
 use crate::faults::{TimedFault, draw_faults};
 use crate::options::{ComputeModelKind, LifeOptions};
@@ -54,6 +55,14 @@ pub enum CaseError {
         path: String,
         /// The format version found in the file.
         found: u32,
+    },
+    /// The life has lanes that its step or its schedule cannot have.
+    #[error("{path}: {source}")]
+    Lanes {
+        /// Path of the file.
+        path: String,
+        /// Why it cannot have them.
+        source: LaneError,
     },
     /// A life cannot be lived with these options.
     #[error("{path}: `{option}` of a life cannot be {value}, which is below {least}")]
@@ -116,15 +125,13 @@ impl LifeCase {
     /// Whether a life can begin with these options: a file may have been written by hand.
     fn check(&self, path: &Path) -> Result<(), CaseError> {
         let LifeOptions { controllers, workers, blocks, microbatches, .. } = self.options;
-        let LifeOptions { steps, storm_us, op_us_max, sync_us_max, lanes, kind, .. } = self.options;
+        let LifeOptions { steps, storm_us, op_us_max, sync_us_max, kind, .. } = self.options;
         let network = &self.options.network;
         let leasts = [
             ("controllers", controllers.into(), 1),
             ("workers", workers.into(), 1),
             ("blocks", blocks.into(), 1),
             ("microbatches", microbatches.into(), 1),
-            ("microbatches % lanes == 0", u64::from(microbatches.is_multiple_of(lanes.get())), 1),
-            ("lanes", lanes.get().into(), kind.replica_count().into()),
             ("steps", steps, 1),
             ("checkpoint_every", self.options.checkpoint_every, 1),
             ("checkpoints_kept", self.options.checkpoints_kept.into(), 1),
@@ -133,10 +140,14 @@ impl LifeCase {
             ("storm_us", storm_us, 1),
             ("delay_us_max", network.delay_us_max, network.delay_us_min),
         ];
-        let wrong = leasts.into_iter().find(|(_, value, least)| value < least);
-        wrong.map_or(Ok(()), |(option, value, least)| {
-            Err(CaseError::Option { path: path.display().to_string(), option, value, least })
-        })
+        let name = || path.display().to_string();
+        if let Some((option, value, least)) =
+            leasts.into_iter().find(|(_, value, least)| value < least)
+        {
+            return Err(CaseError::Option { path: name(), option, value, least });
+        }
+        let lanes = self.options.batch().check_lanes(kind);
+        lanes.map_err(|source| CaseError::Lanes { path: name(), source })
     }
 
     /// Writes a case.
@@ -150,5 +161,32 @@ impl LifeCase {
         let text = serde_json::to_string_pretty(self).expect("a case is plain data");
         let file_error = |source| CaseError::File { path: path.display().to_string(), source };
         fs::write(path, text + "\n").map_err(file_error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use zbelastic_schedule::ScheduleKind;
+    use zbelastic_trainer::plan::LaneCount;
+
+    use super::*;
+
+    #[test]
+    fn a_case_with_lanes_that_cannot_be_is_refused() {
+        let check = |lanes, microbatches, kind, is_legal: bool| {
+            let mut case = LifeCase::draw(1, ComputeModelKind::Digest);
+            case.options.lanes = LaneCount::new(lanes).expect("a power of two");
+            case.options.microbatches = microbatches;
+            case.options.kind = kind;
+            match case.check(Path::new("case.json")) {
+                Ok(()) => assert!(is_legal),
+                Err(CaseError::Lanes { .. }) => assert!(!is_legal),
+                Err(error) => panic!("{error}"),
+            }
+        };
+        check(2, 4, ScheduleKind::Chimera, true);
+        check(2, 3, ScheduleKind::ZbH1, false);
+        check(1, 4, ScheduleKind::ZbH1, true);
+        check(1, 4, ScheduleKind::Chimera, false);
     }
 }

@@ -12,11 +12,11 @@ use zbelastic_schedule::{ScheduleKind, Window};
 use zbelastic_trainer::data::{Corpus, CorpusConfig};
 use zbelastic_trainer::elastic::BackendStageFactory;
 use zbelastic_trainer::model::{
-    Family, FrozenTensors, LlamaFeatures, LoraInit, LoraSettings, MicrobatchShape, ModelConfig,
-    frozen_tensors, model_layers,
+    Family, FrozenTensors, LlamaFeatures, LoraInit, LoraSettings, ModelConfig, frozen_tensors,
+    model_layers,
 };
 use zbelastic_trainer::optimizer::{LrDecay, OptimizerConfig, OptimizerKind, WeightDecayScope};
-use zbelastic_trainer::plan::{BatchShape, Plan, PlanRequest, SliceBalance};
+use zbelastic_trainer::plan::{Plan, PlanRequest};
 use zbelastic_trainer::stage::{InitialWeights, StageSetup};
 use zbelastic_types::Digest;
 
@@ -156,12 +156,7 @@ fn stage_setup(
     clip_norm: Option<f64>,
     seed: u64,
 ) -> StageSetup {
-    let batch = BatchShape {
-        microbatch: MicrobatchShape { sequences: 1, sequence_len: 8 },
-        microbatch_count: options.microbatches,
-        cut_by: SliceBalance::Tokens,
-        lanes: options.lanes,
-    };
+    let batch = options.batch();
     // Slices are a part of the arithmetic, which the reference has from here.
     let kind = if options.kind.is_sliced() { options.kind } else { ScheduleKind::OneFOneB };
     let window = Window::One;

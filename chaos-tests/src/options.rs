@@ -9,7 +9,8 @@ use serde::{Deserialize, Serialize};
 use zbelastic_consensus::job::WindowPolicy;
 use zbelastic_consensus::validation::NonfinitePolicy;
 use zbelastic_schedule::{ScheduleKind, Window};
-use zbelastic_trainer::plan::LaneCount;
+use zbelastic_trainer::model::MicrobatchShape;
+use zbelastic_trainer::plan::{BatchShape, LaneCount, SliceBalance};
 
 use crate::random::{DrawPurpose, Draws};
 use crate::speed_drift::SpeedDrift;
@@ -326,6 +327,17 @@ impl LifeOptions {
         options.draw_drift(seed, training_us);
         options.old_programs = Draws::new(seed, DrawPurpose::Programs).chance(OLD_PROGRAMS_SHARE);
         options
+    }
+
+    /// The batch of a step.
+    #[must_use]
+    pub fn batch(&self) -> BatchShape {
+        BatchShape {
+            microbatch: MicrobatchShape { sequences: 1, sequence_len: 8 },
+            microbatch_count: self.microbatches,
+            cut_by: SliceBalance::Tokens,
+            lanes: self.lanes,
+        }
     }
 
     /// Some lives have lanes, as many as divide their microbatches; in some of these they run in two

@@ -156,7 +156,7 @@ fn value_of(config: &RunConfig, key: Key) -> Option<ConfigValue> {
             whole(batch.microbatch.sequences as u64 * u64::from(batch.microbatch_count))
         }
         Key::Microbatch => whole(batch.microbatch.sequences as u64),
-        // As of features.
+        // As features of a model: a run of one lane is written as it always was.
         Key::Lanes if batch.lanes.is_one() => return None,
         Key::Lanes => size(batch.lanes.get()),
         Key::SeqLen => whole(batch.microbatch.sequence_len as u64),
@@ -168,7 +168,7 @@ fn value_of(config: &RunConfig, key: Key) -> Option<ConfigValue> {
         // As features of a model: a run that freezes nothing is written as it always was.
         Key::Freeze if config.freeze.is_empty() => return None,
         Key::Freeze => ConfigValue::List(config.freeze.iter().map(|entry| text(entry)).collect()),
-        // As of features.
+        // As features of a model: a run without adapters is written as it always was.
         Key::LoraRank => size(config.lora.as_ref()?.rank),
         Key::LoraAlpha => ConfigValue::Number(config.lora.as_ref()?.alpha),
         Key::LoraTargets => {

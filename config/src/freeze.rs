@@ -2,7 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use zbelastic_trainer::model::{FreezeError, LayerSpec, ModelConfig, frozen_tensors, model_layers};
+use zbelastic_trainer::model::{
+    FreezeError, LayerSpec, ModelConfig, NamePatternError, frozen_tensors, model_layers,
+};
 use zbelastic_wording::FailureDetail;
 
 use super::nearest::nearest_few;
@@ -55,6 +57,14 @@ fn near_names(model: &ModelConfig, error: &FreezeError) -> Vec<String> {
     near.into_iter().map(str::to_owned).collect()
 }
 
+/// What may be written in place of what is no pattern; `names` says what there is.
+pub fn pattern_hint(error: &NamePatternError, names: &str) -> String {
+    match error {
+        NamePatternError::EmptyPart { .. } => names.to_owned(),
+        NamePatternError::Range { first, last, .. } => format!("{last}-{first}"),
+    }
+}
+
 /// What is wrong with a pattern, or with all of them.
 pub fn freeze_detail(at: &SettingOrigin, error: &FreezeError, near: &[String]) -> FailureDetail {
     const ALL_NAMES: &str = "parts of embed, layers.0-7.attn.q, layers.*.mlp.up.bias, norm, head";
@@ -69,8 +79,7 @@ pub fn freeze_detail(at: &SettingOrigin, error: &FreezeError, near: &[String]) -
             };
             detail.why(why).hint(hint)
         }
-        FreezeError::EmptyPart { .. } => detail.hint(ALL_NAMES),
-        FreezeError::Range { first, last, .. } => detail.hint(format!("{last}-{first}")),
+        FreezeError::Pattern(error) => detail.hint(pattern_hint(error, ALL_NAMES)),
         FreezeError::Everything { .. } => {
             detail.why("nothing would be left to train").hint("leave a pattern out")
         }

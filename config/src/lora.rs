@@ -1,10 +1,9 @@
 //! `lora.*`: low-rank adapters for the model, and what is wrong with them.
 
-use zbelastic_trainer::model::{
-    Family, FreezeError, LoraError, LoraInit, LoraSettings, ModelConfig,
-};
+use zbelastic_trainer::model::{Family, LoraError, LoraInit, LoraSettings, ModelConfig};
 use zbelastic_wording::FailureDetail;
 
+use super::freeze::pattern_hint;
 use super::key::Key;
 use super::problem::ConfigProblem;
 use super::reader::SettingsReader;
@@ -90,14 +89,7 @@ pub fn lora_detail(at: &SettingOrigin, error: &LoraError) -> FailureDetail {
             .hint(format!("at most {}", outputs.min(inputs))),
         LoraError::Alpha { .. } => detail.hint("lora.rank, for a factor of 1, or twice that"),
         LoraError::NoTarget => detail.hint(SOME),
-        LoraError::Pattern(FreezeError::Range { first, last, .. }) => {
-            detail.hint(format!("{last}-{first}"))
-        }
-        LoraError::Pattern(
-            FreezeError::EmptyPart { .. }
-            | FreezeError::NoTensor { .. }
-            | FreezeError::Everything { .. },
-        ) => detail.hint(SOME),
+        LoraError::Pattern(error) => detail.hint(pattern_hint(error, SOME)),
         LoraError::NoModule { modules, .. } => detail
             .why("embeddings, norms and the head have no adapters")
             .hint(format!("{}, or all-linear", modules.join(", "))),

@@ -4,7 +4,7 @@ use zbelastic_schedule::GenerateError;
 use zbelastic_trainer::plan::PlanError;
 use zbelastic_wording::{CommandFailure, FailureCode, FailureDetail};
 
-use super::wording::slice_hint;
+use super::wording::{lanes_hint, slice_hint};
 use super::{RunConfig, WeightSource};
 
 /// The failure for a plan that cannot be made of `config` and `workers`, one stage each.
@@ -17,9 +17,10 @@ pub fn plan_failure(error: &PlanError, config: &RunConfig, workers: u32) -> Comm
             chunks(error, *layer_count / *stage_count, *layer_count / *chunks_per_stage)
         }
         PlanError::Generate(error) => generate(error, batch, workers),
-        PlanError::Lanes(error) => FailureDetail::new(error.to_string())
-            .at("train.lanes")
-            .why("lanes are a part of the arithmetic, so their number is not changed silently"),
+        PlanError::Lanes(error) => {
+            let (why, hint) = lanes_hint(error);
+            FailureDetail::new(error.to_string()).at("train.lanes").why(why).hint(hint)
+        }
         PlanError::Slices { by, slice_count, sequence_len } => {
             let (why, hint) = slice_hint(*by, *slice_count, *sequence_len as u64);
             let hint = format!("--set schedule.slices={hint}");
@@ -225,6 +226,19 @@ mod tests {
   schedule.kind: dualpipe-v with 2 stages needs 4 microbatches or more, found 3
   why: dualpipe-v runs passes of different microbatches in pairs
   try: --set train.microbatch=3 (4 microbatches), or --schedule 1f1b",
+        );
+    }
+
+    #[test]
+    fn two_directions_say_how_many_lanes_would_do() {
+        check(
+            "[model]\npreset = \"tiny\"",
+            ScheduleKind::Chimera,
+            2,
+            "error: the run has no plan
+  train.lanes: chimera runs lanes in two directions: expected 2 lanes or more, found 1
+  why: each direction adds up half of the lanes, and lanes are a part of the arithmetic
+  try: train.lanes = 2 or more, or another schedule.kind",
         );
     }
 

@@ -255,7 +255,16 @@ pub(super) fn lanes(
     error: &LaneError,
     beside: &[EffectiveSetting],
 ) -> FailureDetail {
-    let (why, hint) = match *error {
+    let (why, hint) = lanes_hint(error);
+    FailureDetail::new(format!("train.lanes: {error}"))
+        .at(at.to_string())
+        .why(with_given(why, beside))
+        .hint(hint)
+}
+
+/// Why a step or a schedule cannot have so many lanes, and what would do.
+pub(super) fn lanes_hint(error: &LaneError) -> (&'static str, String) {
+    match *error {
         LaneError::Count { found } => {
             let above = found.next_power_of_two().min(LaneCount::MAX);
             let hint = format!("train.lanes = {} or {above}", above / 2);
@@ -270,11 +279,7 @@ pub(super) fn lanes(
             "each direction adds up half of the lanes, and lanes are a part of the arithmetic",
             "train.lanes = 2 or more, or another schedule.kind".to_owned(),
         ),
-    };
-    FailureDetail::new(format!("train.lanes: {error}"))
-        .at(at.to_string())
-        .why(with_given(why, beside))
-        .hint(hint)
+    }
 }
 
 pub(super) fn boundary(

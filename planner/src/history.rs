@@ -63,7 +63,7 @@ impl PaceHistory {
             let copied = copied(job, plan, stage);
             let of_layers = (claimed, self.stage_times(stage));
             let sample = StageSample::of_layers(model, shape, layers, of_layers)
-                .in_turns(plan.program.placement.replica_count());
+                .per_replica(plan.program.placement.replica_count());
             StageSample { copied, ..sample }
         };
         let samples: Vec<StageSample> = plan.stage_indices().zip(nodes).map(sample).collect();

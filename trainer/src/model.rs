@@ -19,6 +19,7 @@ mod layers;
 mod lora;
 mod lora_targets;
 mod merge;
+mod name_pattern;
 mod parts;
 mod pass_stash;
 mod recompute;
@@ -44,6 +45,7 @@ pub(crate) use lora::adapted_linears;
 pub use lora::{LoraConfig, LoraInit, LoraLinear, LoraTarget};
 pub use lora_targets::{LoraError, LoraSettings};
 pub use merge::merge_adapters;
+pub use name_pattern::NamePatternError;
 pub use parts::{AdapterParts, LayerParts, LinearParts, NormParts};
 pub use pass_stash::{
     PassStash, download_parts, offload_parts, offload_sizes, settle, upload_parts,

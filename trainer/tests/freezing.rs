@@ -3,12 +3,13 @@
 
 mod common;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use common::serial::{reference, serial};
+use common::serial::{SerialRuns, StruckStepFate, check_norms, reference, serial};
 use common::{
-    BATCH, PIPEDREAM, StageCluster, featured_model, offloaded, plan, policy, setup, tiny_model,
+    BATCH, PIPEDREAM, StageCluster, every_plain_plan, featured_model, offloaded, plan, policy,
+    setup, tiny_model,
 };
 use zbelastic_consensus::validation::NonfinitePolicy;
 use zbelastic_kernels::reference::{AdamWState, adamw};
@@ -16,7 +17,6 @@ use zbelastic_kernels::{BufferView, CpuBackend, DeviceMemory};
 use zbelastic_schedule::{ScheduleKind, Window};
 use zbelastic_trainer::asynchronous::{AsyncPlan, AsyncPlanError};
 use zbelastic_trainer::data::Corpus;
-use zbelastic_trainer::digest::StateDigest;
 use zbelastic_trainer::model::{
     Family, ModelConfig, Recompute, TensorSpec, frozen_tensors, model_layers,
 };
@@ -73,18 +73,6 @@ fn frozen_setup(plan: Plan, model: &ModelConfig) -> StageSetup {
     StageSetup { clip_norm: CLIP_NORM, ..setup(model.clone(), plan, STEPS) }
 }
 
-/// Every schedule at every number of stages, with as many chunks as it has by itself.
-fn every_plan(model: &ModelConfig) -> Vec<Plan> {
-    let is_plain = |plan: &Plan| {
-        let placement = plan.placement();
-        let window =
-            if placement.stage_count().is_multiple_of(2) { Window::One } else { Window::Zero };
-        let least = plan.program.kind.chunk_counts().least();
-        plan.program.window == Some(window) && placement.chunks_per_stage() == least
-    };
-    common::every_plan(model).into_iter().filter(is_plain).collect()
-}
-
 /// A gradient that is no number strikes what is trained: the last block's MLP in all but one choice.
 fn struck(model: &ModelConfig) -> String {
     let layers = model_layers(model);
@@ -97,11 +85,10 @@ fn every_schedule_has_the_bits_of_the_reference() {
     let mut run = 0;
     let mut kinds = BTreeSet::new();
     for (index, model) in models().into_iter().enumerate() {
-        let mut expected: BTreeMap<(u32, u32, bool), (Vec<ReferenceStep>, StateDigest)> =
-            BTreeMap::new();
+        let mut serial_runs = SerialRuns::default();
         // Each plan has its turn with every so many models.
         for plan in
-            every_plan(&model).into_iter().skip(index % MODELS_A_PLAN).step_by(MODELS_A_PLAN)
+            every_plain_plan(&model).into_iter().skip(index % MODELS_A_PLAN).step_by(MODELS_A_PLAN)
         {
             run += 1;
             let kind = plan.program.kind;
@@ -113,33 +100,21 @@ fn every_schedule_has_the_bits_of_the_reference() {
             if (index + index / CHOICES.len()) % 2 == 1 {
                 setup.optimizer.kind = OptimizerKind::Muon { momentum: 0.95 };
             }
-            let nonfinite = match run % 3 {
-                0 => NonfinitePolicy::Skip,
-                _ => NonfinitePolicy::Replay,
-            };
-            let skipped = (run % 3 == 0).then_some(STRUCK);
-            if run % 3 < 2 {
-                let text = format!("step={STRUCK},tensor={},value=nan", struck(&model));
-                setup.injections = vec![text.parse().expect("a legal injection")];
-            }
-            let addends =
-                (setup.plan.batch.lanes.get(), setup.plan.program.slice_count, skipped.is_some());
-            let (steps, digest) =
-                expected.entry(addends).or_insert_with(|| serial(&setup, skipped)).clone();
-            let policy = policy(CLIP_NORM, nonfinite);
+            let fate = StruckStepFate::ALL[run % StruckStepFate::ALL.len()];
+            let skipped = fate.skipped(STRUCK);
+            let (steps, digest) = serial_runs.of(&setup, skipped);
+            fate.strike(&mut setup, STRUCK, &struck(&model));
+            let policy = policy(CLIP_NORM, fate.policy());
             let threads = 1 + run % 2;
             let outcome = StageCluster::new(&setup, policy, threads, run as u64).run();
-            assert_eq!(outcome.digest, digest, "{case}");
-            let sums = outcome.seals.iter().filter(|seal| seal.verdict.is_final());
-            let sums: Vec<u64> = sums.map(|seal| seal.square_sum_bits).collect();
-            for (step, expected) in steps.iter().enumerate() {
-                if skipped != Some(step as u64 + 1) {
-                    assert_eq!(sums[step], expected.square_sum.to_bits(), "{case}: step {step}");
-                }
-            }
+            assert_eq!(outcome.digest, *digest, "{case}");
+            check_norms(&outcome, steps, skipped, &case);
         }
     }
-    assert!(run > 100 && kinds.len() == every_plan(&tiny_model(Family::Gpt2)).len(), "{run} runs");
+    assert!(
+        run > 100 && kinds.len() == every_plain_plan(&tiny_model(Family::Gpt2)).len(),
+        "{run} runs"
+    );
 }
 
 /// The floats of each tensor in one of a layer's buffers.

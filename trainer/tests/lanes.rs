@@ -115,16 +115,12 @@ fn every_schedule_has_the_bits_of_the_lanes() {
             let (model, _) = &variants[variant];
             let plan = Plan::new(request(model, batch(lanes), kind, stage_count, window));
             let mut setup = lanes_setup(plan.expect("the size exists"), &variants[variant]);
-            let skipped = (fate == StruckStepFate::Skipped).then_some(STRUCK);
+            let skipped = fate.skipped(STRUCK);
             let slices = setup.plan.program.slice_count;
             let of = (lanes, variant, slices, skipped.is_some());
             let (digest, losses) =
                 expected.entry(of).or_insert_with(|| serial(&setup, &corpus, skipped)).clone();
-            if fate != StruckStepFate::Nothing {
-                let tensor = struck(model);
-                let text = format!("step={STRUCK},tensor={tensor},value=nan");
-                setup.injections = vec![text.parse().expect("a legal injection")];
-            }
+            fate.strike(&mut setup, STRUCK, &struck(model));
             let policy = policy(CLIP_NORM, fate.policy());
             // Threads that wait for each other are slow on a busy machine: one run has two.
             let threads = if runs == 5 { 2 } else { 1 };

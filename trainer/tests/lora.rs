@@ -3,25 +3,27 @@
 
 mod common;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use common::serial::{StruckStepFate, reference, serial};
-use common::{BATCH, PIPEDREAM, StageCluster, featured_model, offloaded, plan, policy, setup};
+use common::serial::{SerialRuns, StruckStepFate, check_norms, reference, serial};
+use common::{
+    BATCH, PIPEDREAM, StageCluster, every_plain_plan, featured_model, offloaded, plan, policy,
+    setup,
+};
 use zbelastic_consensus::validation::NonfinitePolicy;
 use zbelastic_kernels::reference::{adapted_matrix, adapter_gradients};
 use zbelastic_kernels::{BufferView, CpuBackend, DeviceMemory, HostThreads, MatrixShape};
 use zbelastic_schedule::{ScheduleKind, Window};
 use zbelastic_trainer::asynchronous::{AsyncPlan, AsyncPlanError};
 use zbelastic_trainer::data::{BatchSource, Corpus};
-use zbelastic_trainer::digest::StateDigest;
 use zbelastic_trainer::model::{
     Family, LayerParts, LoraInit, LoraSettings, ModelConfig, Recompute, initial_weights,
     merge_adapters, model_layers,
 };
 use zbelastic_trainer::optimizer::OptimizerKind;
 use zbelastic_trainer::plan::{LayerWork, Plan, layer_work};
-use zbelastic_trainer::reference::{ReferenceStep, SerialReference};
+use zbelastic_trainer::reference::SerialReference;
 use zbelastic_trainer::stage::{InitialWeights, StageSetup};
 use zbelastic_types::{MicrobatchIndex, Step};
 
@@ -60,18 +62,6 @@ fn one_stage(model: &ModelConfig) -> Plan {
     plan(model, ScheduleKind::GPipe, 1, Window::Zero)
 }
 
-/// Every schedule at every number of stages, with as many chunks as it has by itself.
-fn every_plan(model: &ModelConfig) -> Vec<Plan> {
-    let is_plain = |plan: &Plan| {
-        let placement = plan.placement();
-        let window =
-            if placement.stage_count().is_multiple_of(2) { Window::One } else { Window::Zero };
-        let least = plan.program.kind.chunk_counts().least();
-        plan.program.window == Some(window) && placement.chunks_per_stage() == least
-    };
-    common::every_plan(model).into_iter().filter(is_plain).collect()
-}
-
 /// The last adapter's second matrix.
 fn struck(model: &ModelConfig) -> String {
     let layers = model_layers(model);
@@ -84,10 +74,9 @@ fn every_schedule_has_the_bits_of_the_reference() {
     let mut run = 0;
     let mut kinds = BTreeSet::new();
     for (index, model) in models().into_iter().enumerate() {
-        let mut expected: BTreeMap<(u32, u32, bool), (Vec<ReferenceStep>, StateDigest)> =
-            BTreeMap::new();
+        let mut serial_runs = SerialRuns::default();
         for plan in
-            every_plan(&model).into_iter().skip(index % MODELS_A_PLAN).step_by(MODELS_A_PLAN)
+            every_plain_plan(&model).into_iter().skip(index % MODELS_A_PLAN).step_by(MODELS_A_PLAN)
         {
             run += 1;
             let kind = plan.program.kind;
@@ -98,32 +87,17 @@ fn every_schedule_has_the_bits_of_the_reference() {
                 setup.optimizer.kind = OptimizerKind::Muon { momentum: 0.95 };
             }
             let fate = StruckStepFate::ALL[run % 3];
-            let skipped = (fate == StruckStepFate::Skipped).then_some(STRUCK);
-            if fate != StruckStepFate::Nothing {
-                let text = format!("step={STRUCK},tensor={},value=nan", struck(&model));
-                setup.injections = vec![text.parse().expect("a legal injection")];
-            }
-            let addends = (
-                setup.plan.placement().replica_count(),
-                setup.plan.program.slice_count,
-                skipped.is_some(),
-            );
-            let (steps, digest) =
-                expected.entry(addends).or_insert_with(|| serial(&setup, skipped)).clone();
+            let skipped = fate.skipped(STRUCK);
+            let (steps, digest) = serial_runs.of(&setup, skipped);
+            fate.strike(&mut setup, STRUCK, &struck(&model));
             let policy = policy(CLIP_NORM, fate.policy());
             let threads = if run % 8 == 0 { 2 } else { 1 };
             let outcome = StageCluster::new(&setup, policy, threads, run as u64).run();
-            assert_eq!(outcome.digest, digest, "{case}");
-            let sums = outcome.seals.iter().filter(|seal| seal.verdict.is_final());
-            let sums: Vec<u64> = sums.map(|seal| seal.square_sum_bits).collect();
-            for (step, expected) in steps.iter().enumerate() {
-                if skipped != Some(step as u64 + 1) {
-                    assert_eq!(sums[step], expected.square_sum.to_bits(), "{case}: step {step}");
-                }
-            }
+            assert_eq!(outcome.digest, *digest, "{case}");
+            check_norms(&outcome, steps, skipped, &case);
         }
     }
-    let all = every_plan(&common::tiny_model(Family::Gpt2)).len();
+    let all = every_plain_plan(&common::tiny_model(Family::Gpt2)).len();
     assert!(run > 80 && kinds.len() == all, "{run} runs of {} kinds, of {all}", kinds.len());
 }
 

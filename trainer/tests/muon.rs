@@ -4,10 +4,10 @@
 
 mod common;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use common::serial::{StruckStepFate, reference, serial};
+use common::serial::{SerialRuns, StruckStepFate, reference, serial};
 use common::{
     StageCluster, every_plan, featured_model, optimizer, plan, policy, setup, tiny_model,
 };
@@ -16,11 +16,10 @@ use zbelastic_kernels::reference::newton_schulz;
 use zbelastic_kernels::{BufferView, CpuBackend, DeviceMemory};
 use zbelastic_schedule::{ScheduleKind, Window};
 use zbelastic_trainer::data::Corpus;
-use zbelastic_trainer::digest::StateDigest;
 use zbelastic_trainer::model::{Family, LayerState, ModelConfig, Recompute, model_layers};
 use zbelastic_trainer::optimizer::{OptimizerConfig, OptimizerKind, clip_coefficient};
 use zbelastic_trainer::plan::{Pace, Plan};
-use zbelastic_trainer::reference::{ReferenceStep, SerialReference};
+use zbelastic_trainer::reference::SerialReference;
 use zbelastic_trainer::stage::StageSetup;
 use zbelastic_types::Step;
 
@@ -47,8 +46,7 @@ fn every_schedule_has_the_bits_of_the_reference() {
     let mut kinds = BTreeSet::new();
     let (mut clipped, mut rollbacks) = (0, 0);
     for model in models() {
-        let mut expected: BTreeMap<(u32, u32, bool), (Vec<ReferenceStep>, StateDigest)> =
-            BTreeMap::new();
+        let mut serial_runs = SerialRuns::default();
         for (run, plan) in every_plan(&model).into_iter().enumerate() {
             let fate = StruckStepFate::ALL[run % StruckStepFate::ALL.len()];
             let stage_count = plan.placement().stage_count();
@@ -58,20 +56,14 @@ fn every_schedule_has_the_bits_of_the_reference() {
                 format!("{:?} {kind} {stage_count} stages {window:?} {fate:?}", model.family);
             kinds.insert(format!("{kind} {stage_count}"));
             let mut setup = muon_setup(plan, &model);
-            let skipped = (fate == StruckStepFate::Skipped).then_some(STRUCK);
-            let addends =
-                (setup.plan.batch.lanes.get(), setup.plan.program.slice_count, skipped.is_some());
-            let (_, digest) =
-                expected.entry(addends).or_insert_with(|| serial(&setup, skipped)).clone();
-            if fate != StruckStepFate::Nothing {
-                let text = format!("step={STRUCK},tensor=layers.1.attn.q,value=nan");
-                setup.injections = vec![text.parse().expect("a legal injection")];
-            }
+            let skipped = fate.skipped(STRUCK);
+            let (_, digest) = serial_runs.of(&setup, skipped);
+            fate.strike(&mut setup, STRUCK, "layers.1.attn.q");
             let policy = policy(CLIP_NORM, fate.policy());
             // Threads that wait for each other are slow on a busy machine: one run has two.
             let threads = if run == 5 { 2 } else { 1 };
             let outcome = StageCluster::new(&setup, policy, threads, run as u64).run();
-            assert_eq!(outcome.digest, digest, "{case}");
+            assert_eq!(outcome.digest, *digest, "{case}");
             clipped += outcome.verdicts("clip");
             rollbacks += outcome.rollbacks;
         }

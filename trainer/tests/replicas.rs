@@ -47,7 +47,7 @@ fn request(
 const BATCH: BatchShape = BatchShape { lanes: TWO_LANES, ..common::BATCH };
 const TWO_LANES: LaneCount = match LaneCount::new(2) {
     Ok(lanes) => lanes,
-    Err(_) => LaneCount::ONE,
+    Err(_) => panic!("2 is a power of two"),
 };
 
 /// The setup of a serial run of as many lanes: the schedule has one direction.
@@ -105,7 +105,9 @@ fn both_replicas_equal_the_reference_whatever_befalls_them() {
                         let plan = Plan::new(request).expect("a legal plan");
                         let mut setup = setup(model.clone(), plan, STEPS);
                         setup.clip_norm = clip_norm;
-                        let policy = policy(clip_norm, strike(&mut setup, injected));
+                        // In the middle of the model, so that both holders are struck.
+                        injected.strike(&mut setup, STRUCK, "layers.2.mlp.up");
+                        let policy = policy(clip_norm, injected.policy());
                         let threads = 1 + runs as usize % 2;
                         let cluster = StageCluster::with_corpus(
                             &setup,
@@ -142,15 +144,6 @@ fn both_replicas_equal_the_reference_whatever_befalls_them() {
         }
     }
     assert_eq!(runs, 4 * 3 * 6 * 2 * 3);
-}
-
-/// The tensor is in the middle of the model, so that both holders are struck.
-fn strike(setup: &mut StageSetup, injected: StruckStepFate) -> NonfinitePolicy {
-    let text = format!("step={STRUCK},tensor=layers.2.mlp.up,value=nan");
-    if injected != StruckStepFate::Nothing {
-        setup.injections = vec![text.parse().expect("a legal injection")];
-    }
-    injected.policy()
 }
 
 #[test]

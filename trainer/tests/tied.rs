@@ -4,10 +4,9 @@
 
 mod common;
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use common::serial::{StruckStepFate, reference, serial};
+use common::serial::{SerialRuns, StruckStepFate, check_norms, reference, serial};
 use common::{
     BATCH, PIPEDREAM, StageCluster, every_plan, offloaded, plan, policy, setup, tiny_model,
 };
@@ -15,11 +14,9 @@ use zbelastic_consensus::validation::NonfinitePolicy;
 use zbelastic_kernels::{BufferView, CpuBackend, DeviceMemory};
 use zbelastic_schedule::{Op, Reduction, ScheduleKind, Window};
 use zbelastic_trainer::asynchronous::{AsyncPlan, AsyncPlanError};
-use zbelastic_trainer::digest::StateDigest;
 use zbelastic_trainer::model::{Family, ModelConfig, Recompute, model_layers, model_size};
 use zbelastic_trainer::plan::{Pace, Plan, plan_period, stage_memory};
 use zbelastic_trainer::random::{RandomPurpose, RandomStream};
-use zbelastic_trainer::reference::ReferenceStep;
 use zbelastic_trainer::stage::{InitialWeights, StageSetup};
 use zbelastic_types::{Bytes, StageIndex, Step};
 
@@ -43,8 +40,7 @@ fn every_schedule_has_the_bits_of_the_reference() {
     let (mut local, mut sent) = (0, 0);
     for family in [Family::Gpt2, Family::Llama] {
         let model = tied_model(family);
-        let mut expected: BTreeMap<(u32, u32, bool), (Vec<ReferenceStep>, StateDigest)> =
-            BTreeMap::new();
+        let mut serial_runs = SerialRuns::default();
         for (run, plan) in every_plan(&model).into_iter().enumerate() {
             let fate = StruckStepFate::ALL[run % StruckStepFate::ALL.len()];
             let threads = 1 + run % 2;
@@ -58,26 +54,13 @@ fn every_schedule_has_the_bits_of_the_reference() {
                 false => local += 1,
             }
             let mut setup = tied_setup(plan, family);
-            let skipped = (fate == StruckStepFate::Skipped).then_some(STRUCK);
-            let addends =
-                (setup.plan.batch.lanes.get(), setup.plan.program.slice_count, skipped.is_some());
-            let (steps, digest) =
-                expected.entry(addends).or_insert_with(|| serial(&setup, skipped)).clone();
-            if fate != StruckStepFate::Nothing {
-                let text = format!("step={STRUCK},tensor=embed.tokens,value=nan");
-                setup.injections = vec![text.parse().expect("a legal injection")];
-            }
+            let skipped = fate.skipped(STRUCK);
+            let (steps, digest) = serial_runs.of(&setup, skipped);
+            fate.strike(&mut setup, STRUCK, "embed.tokens");
             let policy = policy(CLIP_NORM, fate.policy());
             let outcome = StageCluster::new(&setup, policy, threads, run as u64).run();
-            assert_eq!(outcome.digest, digest, "{case}");
-            let sums = outcome.seals.iter().filter(|seal| seal.verdict.is_final());
-            let sums: Vec<u64> = sums.map(|seal| seal.square_sum_bits).collect();
-            let norms = steps.iter().map(|step| step.square_sum.to_bits());
-            let norms: Vec<u64> = norms.collect();
-            let struck = |step: usize| fate == StruckStepFate::Skipped && step as u64 + 1 == STRUCK;
-            for step in (0..STEPS as usize).filter(|step| !struck(*step)) {
-                assert_eq!(sums[step], norms[step], "{case}: the norm of step {step}");
-            }
+            assert_eq!(outcome.digest, *digest, "{case}");
+            check_norms(&outcome, steps, skipped, &case);
         }
     }
     assert!(local > 100 && sent > 100, "{local} plans with both ends on a stage, {sent} without");

@@ -74,7 +74,9 @@ pub enum AsyncPlanError {
         kind: AsyncKind,
     },
     /// Its updates add up their microbatches as one chain.
-    #[error("{kind} has no steps whose gradient could be added up in {lanes} lanes, but in 1")]
+    #[error(
+        "{kind} adds up the gradient of an update in 1 lane, found {lanes}; every schedule with steps has lanes"
+    )]
     Lanes {
         /// The schedule that was requested.
         kind: AsyncKind,

@@ -70,17 +70,16 @@ pub(super) fn file_tensors(model: &ModelConfig) -> Vec<FileTensor> {
 
 /// The tensors of a model's adapters as PEFT names them, in the order of the model.
 pub(super) fn adapter_tensors(model: &ModelConfig) -> Vec<FileTensor> {
-    const MATRICES: [&str; 2] = ["lora_A", "lora_B"];
     let mut tensors = Vec::new();
     for (layer, spec) in model_layers(model).iter().enumerate() {
         let (LayerKind::Attention { block } | LayerKind::Mlp { block }) = spec.kind else {
             continue;
         };
         let linears = adapted_linears(model, spec.kind).into_iter();
-        let names = linears.flat_map(|linear| MATRICES.map(|matrix| (linear, matrix)));
         let adapters = spec.tensors.iter().filter(|tensor| tensor.is_adapter());
-        for ((linear, matrix), tensor) in names.zip(adapters) {
+        for (linear, tensor) in linears.flat_map(|linear| [linear; 2]).zip(adapters) {
             let module = linear.module_of(model.family, block);
+            let (_, matrix) = tensor.name.rsplit_once('.').expect("lora_A or lora_B of a layer");
             let part = TensorPart {
                 layer,
                 range: tensor.range.clone(),

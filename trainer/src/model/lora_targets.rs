@@ -1,16 +1,16 @@
 //! From what a person configures to the adapters of a model.
 //!
 //! A target is the end of a module's name in transformers, part by part between dots, as in PEFT's
-//! `target_modules`: `q_proj`, `mlp.c_proj`, `layers.3.self_attn.v_proj`. Its parts may be patterns, as those of
-//! [`super::frozen_tensors`] are: `layers.0-7.self_attn.*_proj`. `all-linear` is all of them.
+//! `target_modules`: `q_proj`, `mlp.c_proj`, `layers.3.self_attn.v_proj`. It may be a pattern ([`NamePattern`]):
+//! `layers.0-7.self_attn.*_proj`. `all-linear` is all of them.
 
 use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
 
 use super::config::ModelConfig;
-use super::freeze::{FreezeError, NamePattern};
 use super::lora::{LoraConfig, LoraInit, LoraLinear, LoraTarget};
+use super::name_pattern::{NamePattern, NamePatternError};
 use super::tensors::{LayerSpec, model_layers};
 
 /// The target that means every linear layer but the head, as PEFT calls it.
@@ -58,7 +58,7 @@ pub enum LoraError {
     NoTarget,
     /// A target is no pattern.
     #[error(transparent)]
-    Pattern(FreezeError),
+    Pattern(#[from] NamePatternError),
     /// No linear layer has such a name.
     #[error("no linear layer of a block matches `{target}`")]
     NoModule {
@@ -136,7 +136,7 @@ impl ModelConfig {
 /// The linear layers, each with its block, that a target names.
 fn matches(model: &ModelConfig, target: &str) -> Result<Vec<(LoraLinear, u32)>, LoraError> {
     let linears = LoraLinear::of_family(model.family);
-    let pattern = NamePattern::parse(target).map_err(LoraError::Pattern)?;
+    let pattern = NamePattern::parse(target)?;
     let blocks = 0..model.blocks;
     let all = blocks.flat_map(|block| linears.iter().map(move |linear| (*linear, block)));
     let is_named = |(linear, block): &(LoraLinear, u32)| {

@@ -103,9 +103,9 @@ impl StageSample {
         sample
     }
 
-    /// The same where a microbatch runs through the layers of one replica of so many, each in turn.
+    /// The same where a microbatch runs through the layers of one replica of so many.
     #[must_use]
-    pub fn in_turns(mut self, replica_count: u32) -> Self {
+    pub fn per_replica(mut self, replica_count: u32) -> Self {
         let share = f64::from(replica_count).recip();
         let LayerWork { f, b, w, w_early } = &mut self.work;
         let counts = self.layers.iter_mut().chain(&mut self.trained);
@@ -334,12 +334,12 @@ mod tests {
 
     /// A stage that trains two chunks, each in half of the microbatches, is as fast as it is.
     #[test]
-    fn replicas_take_turns_and_are_updated_both() {
+    fn replicas_share_the_microbatches_and_are_updated_both() {
         let both = StageSample { work: work(2.0), layers: [2.0; 4], ..timed(1.0, 1.0) };
-        let found = both.in_turns(2);
+        let found = both.per_replica(2);
         assert_eq!((found.work, found.weights), (work(1.0), both.weights));
         assert_eq!(found.layers, [1.0; 4], "a microbatch goes through one of two");
-        assert_eq!(timed(3.0, 2.0).in_turns(1), timed(3.0, 2.0));
+        assert_eq!(timed(3.0, 2.0).per_replica(1), timed(3.0, 2.0));
     }
 
     fn check(stages: &[StageSample], speeds: &[f64], calibration: Calibration) {

@@ -41,7 +41,7 @@ pub enum PlanMismatch {
         found: u32,
     },
     /// It runs in more directions than there are lanes.
-    #[error("the plan runs lanes in {found} directions, the job has {lanes} of them")]
+    #[error("the plan runs lanes in {found} directions; the job has {lanes} lanes")]
     Directions {
         /// Lanes of the job.
         lanes: LaneCount,

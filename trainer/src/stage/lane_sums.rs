@@ -82,12 +82,12 @@ impl<B: Backend> LaneSums<B> {
     ) {
         let (below, above) = self.levels.split_at_mut(from + 1);
         for (index, layer) in chunk.layers_mut().iter_mut().enumerate() {
-            let ranges = shared_ranges(layer, share);
+            let runs = trained_runs(layer, share);
             let right = match to {
                 LaneMemory::Gradient => &mut layer.g,
                 LaneMemory::Level(level) => &mut above[level - from - 1][index],
             };
-            for range in ranges {
+            for range in runs {
                 let left = BufferView::new(&below[from][index], range.clone());
                 backend.add(left, BufferViewMut::new(right, range));
             }
@@ -95,17 +95,100 @@ impl<B: Backend> LaneSums<B> {
     }
 }
 
-/// The parts of a layer's gradient that are in `share`; none of a layer that is frozen.
-fn shared_ranges<B: Backend>(layer: &LayerState<B>, share: GradientShare) -> Vec<Range<usize>> {
-    let whole = 0..layer.spec.len();
-    let ranges = match (&layer.parts, share) {
-        (LayerParts::Head { head, .. }, GradientShare::HeadMatrix) => [head.weight.clone(), 0..0],
-        (LayerParts::Head { head, .. }, GradientShare::Rest) => {
-            [0..head.weight.start, head.weight.end..whole.end]
-        }
-        (_, GradientShare::HeadMatrix) => [0..0, 0..0],
-        (_, GradientShare::Rest) => [whole, 0..0],
+/// Neighbouring parameters of a layer that are trained and whose gradient is in `share`, together.
+fn trained_runs<B: Backend>(layer: &LayerState<B>, share: GradientShare) -> Vec<Range<usize>> {
+    let head_matrix = match &layer.parts {
+        LayerParts::Head { head, .. } => Some(&head.weight),
+        LayerParts::Embed { .. } | LayerParts::Attention { .. } | LayerParts::Mlp { .. } => None,
     };
-    let is_trained = |range: &Range<usize>| !range.is_empty() && layer.spec.trains(range);
-    ranges.into_iter().filter(is_trained).collect()
+    let is_of_head = share == GradientShare::HeadMatrix;
+    let mut runs: Vec<Range<usize>> = Vec::new();
+    for range in layer.spec.trained_tensors().map(|tensor| &tensor.range) {
+        if (Some(range) == head_matrix) != is_of_head {
+            continue;
+        }
+        match runs.last_mut() {
+            Some(last) if last.end == range.start => last.end = range.end,
+            Some(_) | None => runs.push(range.clone()),
+        }
+    }
+    runs
+}
+
+#[cfg(test)]
+mod tests {
+    use zbelastic_kernels::{CpuBackend, DeviceMemory};
+
+    use super::*;
+    use crate::model::{
+        Family, FrozenTensors, LlamaFeatures, ModelConfig, frozen_tensors, initial_weights,
+        model_layers,
+    };
+
+    fn model() -> ModelConfig {
+        ModelConfig {
+            family: Family::Gpt2,
+            blocks: 1,
+            width: 8,
+            heads: 2,
+            kv_heads: 2,
+            head_width: 4,
+            mlp_width: 12,
+            features: LlamaFeatures::NONE,
+            vocabulary: 10,
+            sliding_window: None,
+            positions: 8,
+            norm_epsilon: 1e-5,
+            rope_theta: 1e4,
+            tied: false,
+            frozen: FrozenTensors::NONE,
+            lora: None,
+        }
+    }
+
+    /// A waiting sum of ones is added to a gradient of twos, where something is trained: the head's matrix
+    /// and the rest each by itself, and each once.
+    #[test]
+    fn sums_are_added_of_what_is_trained_alone() {
+        let backend = CpuBackend::new(1).expect("one thread");
+        for patterns in [&[][..], &["embed", "layers.0.attn.k", "layers.*.norm2"], &["head"]] {
+            let patterns: Vec<String> = patterns.iter().map(|it: &&str| (*it).to_owned()).collect();
+            let frozen = frozen_tensors(&model(), &patterns).expect("there are such");
+            let model = ModelConfig { frozen, ..model() };
+            let layers = model_layers(&model).into_iter().map(|spec| {
+                let weights = initial_weights(&spec, 7);
+                LayerState::new(&backend, &model, spec, &weights).expect("memory")
+            });
+            let mut chunk = Chunk::new(layers.collect());
+            let mut sums = LaneSums::new(&backend, chunk.layers(), 1).expect("memory");
+            for (layer, sum) in chunk.layers_mut().iter_mut().zip(&mut sums.levels[0]) {
+                let all = 0..layer.spec.len();
+                let write = |x, to| {
+                    backend.upload(&vec![x; all.len()], BufferViewMut::new(to, all.clone()))
+                };
+                write(1.0, sum);
+                write(2.0, &mut layer.g);
+            }
+            let mut added = Vec::new();
+            for share in [GradientShare::HeadMatrix, GradientShare::Rest] {
+                let addition =
+                    LaneAddition { memory: LaneMemory::Gradient, is_first: false, carries: 1 };
+                sums.add((&backend, &mut chunk), (share, addition), |_, _| {});
+                added.push(share);
+                for layer in chunk.layers() {
+                    let g = backend.download(BufferView::new(&layer.g, 0..layer.spec.len()));
+                    for tensor in &layer.spec.tensors {
+                        let of = match &tensor.name[..] {
+                            "head" => GradientShare::HeadMatrix,
+                            _ => GradientShare::Rest,
+                        };
+                        let is_added = !tensor.is_frozen && added.contains(&of);
+                        let expected = if is_added { 3.0 } else { 2.0 };
+                        let found = &g[tensor.range.clone()];
+                        assert!(found.iter().all(|x| *x == expected), "{share:?}, {}", tensor.name);
+                    }
+                }
+            }
+        }
+    }
 }

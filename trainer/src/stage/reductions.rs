@@ -144,8 +144,10 @@ impl<W: StageExecutor, S: BatchSource> StageRunner<W, S> {
         let placement = self.setup.plan.placement();
         let twin = placement.twin_of(chunk).filter(|twin| placement.is_last(*twin));
         let count = placement.microbatches_per_replica(self.setup.plan.batch.microbatch_count);
-        let first = twin.map_or(0, |twin| placement.replica_of(twin) * count);
-        let count = if twin.is_some() { count } else { 0 };
-        (first..first + count).map(MicrobatchIndex)
+        let of_twin = twin.map_or(0..0, |twin| {
+            let replica = placement.replica_of(twin);
+            replica * count..(replica + 1) * count
+        });
+        of_twin.map(MicrobatchIndex)
     }
 }

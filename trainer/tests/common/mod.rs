@@ -192,6 +192,18 @@ pub fn every_plan(model: &ModelConfig) -> Vec<Plan> {
     plans
 }
 
+/// Every schedule at every number of stages, with as many chunks as it has by itself and one window.
+pub fn every_plain_plan(model: &ModelConfig) -> Vec<Plan> {
+    let is_plain = |plan: &Plan| {
+        let placement = plan.placement();
+        let window =
+            if placement.stage_count().is_multiple_of(2) { Window::One } else { Window::Zero };
+        let least = plan.program.kind.chunk_counts().least();
+        plan.program.window == Some(window) && placement.chunks_per_stage() == least
+    };
+    every_plan(model).into_iter().filter(is_plain).collect()
+}
+
 /// A plan of stages with so many chunks each.
 pub fn plan_of_chunks(
     model: &ModelConfig,
