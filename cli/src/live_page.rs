@@ -149,10 +149,7 @@ pub fn observe(cluster: &ObservedCluster, sink: &ObservationSink) -> Result<(), 
     let mut schedule = ObserverSchedule::begin(Instant::now());
     let mut poller = EventPoller::starting_at(0);
     loop {
-        let observed = observe_once(&mut client, &mut poller, &mut schedule, sink);
-        let observed = observed
-            .unwrap_or_else(|error| vec![Observation::Unanswered { reason: error.to_string() }]);
-        for mut observed in observed {
+        for mut observed in observe_once(&mut client, &mut poller, &mut schedule, sink) {
             if let Observation::Status(status) = &mut observed
                 && status.cluster.name.is_empty()
             {
@@ -178,14 +175,29 @@ impl ObserverSchedule {
     }
 }
 
-/// Everything that is due: all events since the last time, a status, lanes for open pages.
+/// Everything that is due, and behind it that the cluster stopped answering, if it did.
 fn observe_once(
     client: &mut ApiClient<'_>,
     poller: &mut EventPoller,
     schedule: &mut ObserverSchedule,
     sink: &ObservationSink,
-) -> Result<Vec<Observation>, ApiError> {
+) -> Vec<Observation> {
     let mut observed = Vec::new();
+    if let Err(error) = request_due(client, poller, schedule, sink, &mut observed) {
+        observed.push(Observation::Unanswered { reason: error.to_string() });
+    }
+    observed
+}
+
+/// Adds all events since the last time, a status, and lanes for open pages. What was answered before
+/// an error stays in `observed`: the poller returns no event twice.
+fn request_due(
+    client: &mut ApiClient<'_>,
+    poller: &mut EventPoller,
+    schedule: &mut ObserverSchedule,
+    sink: &ObservationSink,
+    observed: &mut Vec<Observation>,
+) -> Result<(), ApiError> {
     let polled = poller.poll(client)?;
     if !polled.events.is_empty() {
         // A full page is not the last one; the rest is requested the next time, which is soon.
@@ -201,5 +213,30 @@ fn observe_once(
         let pause = requested_at.elapsed() * TRACE_PAUSE_FACTOR;
         schedule.trace_at = Instant::now() + pause.clamp(TRACE_PAUSE_MIN, TRACE_PAUSE_MAX);
     }
-    Ok(observed)
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use zbelastic_api::client::ClientError;
+    use zbelastic_api::sample::scripted;
+    use zbelastic_api::{ApiAnswer, ClusterEvent, EventKind, EventPage};
+
+    #[test]
+    fn events_before_a_status_that_is_not_answered_are_observed() {
+        let event = ClusterEvent::new(0, 5, EventKind::QuorumHeld);
+        let page =
+            EventPage { log: 1, first_sequence: 0, next_sequence: 1, events: vec![event.clone()] };
+        let gone = ClientError::Broken { reason: "gone".to_owned() };
+        let (mut client, _) = scripted(vec![Ok(ApiAnswer::Events(page)), Err(gone)]);
+        let sink = ObservationSink { send: Box::new(|_| true), has_viewers: Box::new(|| false) };
+        let mut schedule = ObserverSchedule::begin(Instant::now());
+        let mut poller = EventPoller::starting_at(0);
+        let observed = observe_once(&mut client, &mut poller, &mut schedule, &sink);
+        let [Observation::Events(events), Observation::Unanswered { .. }] = &observed[..] else {
+            panic!("{observed:?}")
+        };
+        assert_eq!(*events, [event]);
+    }
 }

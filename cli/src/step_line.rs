@@ -1,5 +1,5 @@
-//! The line of a step, as `train`, `run` and `events` print it: no wider than a terminal that two
-//! of fit beside each other ([`COLUMNS_MAX`]).
+//! The line of a step, as `train`, `run` and `events` print it: at most 100 columns, for two
+//! terminals beside each other.
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -7,10 +7,6 @@ use std::time::Duration;
 use zbelastic_wording::figures::{
     duration_text, scientific, short_count, short_time, three_digits,
 };
-
-/// Columns of a step's line at most, for runs of up to 99,999 steps.
-#[cfg(test)]
-const COLUMNS_MAX: usize = 100;
 
 /// What a line says of a step. What is `None` is not known, and left out.
 #[derive(Clone, Debug, PartialEq)]
@@ -76,6 +72,9 @@ impl StepLine<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Columns of a step's line at most, for runs of up to 99,999 steps.
+    const COLUMNS_MAX: usize = 100;
 
     fn line() -> StepLine<'static> {
         StepLine {

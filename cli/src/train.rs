@@ -73,7 +73,7 @@ pub fn run(args: &TrainArgs, out: &mut dyn Write) -> Result<ExitCode, CommandErr
     let config = config_with_command(&prepared);
     let request =
         RunFolderRequest { config: &prepared.config, text: &config, may_branch: args.branch };
-    let page = page(args, &prepared)?;
+    let page = page(args, &prepared, context.as_ref())?;
     let mut folder = RunFolder::open(args.out.as_deref(), &prepared.name, request)?;
     let ended = match write_tokenizer(&folder, &prepared) {
         Ok(()) => train_into((&mut folder, &config), &prepared, context, page.as_ref(), out),
@@ -88,7 +88,11 @@ pub fn run(args: &TrainArgs, out: &mut dyn Write) -> Result<ExitCode, CommandErr
 /// Starts the server of the live page, if there is to be one, before anything is written: a port that
 /// is taken costs no time then. Nobody but this machine's processes can be let in by a token, for the
 /// cluster is this command's own.
-fn page(args: &TrainArgs, prepared: &PreparedRun) -> Result<Option<UiServer>, CommandFailure> {
+fn page(
+    args: &TrainArgs,
+    prepared: &PreparedRun,
+    context: Option<&StepLineContext>,
+) -> Result<Option<UiServer>, CommandFailure> {
     let Some(address) = args.ui else { return Ok(None) };
     let wrong = |what: &str, hint: &str| {
         CommandFailure::usage("--ui", vec![FailureDetail::new(what.to_owned()).hint(hint)])
@@ -105,8 +109,17 @@ fn page(args: &TrainArgs, prepared: &PreparedRun) -> Result<Option<UiServer>, Co
             "a loopback address, and `ssh -L` from where the browser is",
         ));
     }
-    let costs = RunCosts { price_per_hour: args.price, ..RunCosts::default() };
-    start_server(address, costs, Vec::new()).map(Some)
+    start_server(address, run_costs(args.price, context), Vec::new()).map(Some)
+}
+
+/// What the page computes its price and its MFU from. Without lines for a person, as with `--json`,
+/// the peak is not measured.
+fn run_costs(price_per_hour: Option<f64>, context: Option<&StepLineContext>) -> RunCosts {
+    RunCosts {
+        price_per_hour,
+        flop_per_token: context.map(|context| context.flop_per_token),
+        peak_flop_per_s: context.and_then(|context| context.peak_flop_per_s),
+    }
 }
 
 /// Writes the run's tokenizer into its folder, where a run that is killed has it as well. Until a

@@ -104,6 +104,11 @@ fn the_page_shows_what_status_prints_and_a_worker_that_was_killed() {
     assert_eq!(steps, json!(STEPS), "the history stays");
     cluster.restart(controller, &["init"]);
     browser.wait("it is back", "return state.source.state === 'live'");
+    browser.run("receive({ kind: 'rewound', step: 0 })");
+    browser.wait(
+        "a run that begins has no curve of the one before",
+        "return document.querySelector('#loss .empty') !== null && !document.querySelector('.uplot')",
+    );
 }
 
 /// Keys move through steps and themes, and no width scrolls sideways.

@@ -73,9 +73,10 @@ function receive(message) {
     case "added":
       appendSteps(message.steps);
       state.held.push(...message.held_out);
+      state.held.splice(0, state.held.length - STEPS_KEPT);
       state.marks.push(...message.marks);
-      state.causes = message.causes ?? state.causes;
       state.marks.splice(0, state.marks.length - MARKS_KEPT);
+      state.causes = message.causes;
       break;
     case "rewound": {
       const kept = state.steps.step.filter(step => step <= message.step).length;
@@ -195,13 +196,14 @@ function drawTiles() {
 const charts = new Charts({ loss: byId("loss"), norm: byId("norm") }, isZoomed => { byId("zoom-out").disabled = !isZoomed; });
 
 function drawCharts() {
-  if (!state.steps.step.length) {
-    for (const id of ["loss", "norm"]) {
-      if (!charts.plots[id]) byId(id).replaceChildren(element("div", { class: "empty", textContent: id === "loss" ? "No step is sealed yet." : "" }));
-    }
+  if (state.steps.step.length) {
+    charts.draw(state.steps, state.held, state.marks);
     return;
   }
-  charts.draw(state.steps, state.held, state.marks);
+  // Another run has begun, or none: the curves of the one before are not its own.
+  charts.clear();
+  byId("loss").replaceChildren(element("div", { class: "empty", textContent: "No step is sealed yet." }));
+  byId("norm").replaceChildren();
 }
 
 const lanes = new Lanes(byId("lanes"), byId("lane-tip"));
@@ -218,16 +220,20 @@ function drawLanes() {
   scrub.value = state.shown;
   const found = list[state.shown];
   byId("lane-step").textContent = found ? `step ${thousands(found.step)}` : "–";
-  if (lanes.lanes !== found || !found) lanes.draw(found);
+  if (lanes.lanes !== found || !found) {
+    lanes.draw(found);
+    drawLaneLegend(found);
+  }
+  if (plan) drawCauses(plan);
+}
+
+function drawLaneLegend(found) {
   const kinds = new Set(found ? [...found.measured, ...found.planned].flat().map(slice => slice.category) : []);
   const shown = new Map();
   for (const [kind, [name, colour]] of Object.entries(OPERATIONS)) if (kinds.has(kind)) shown.set(name, colour);
   byId("lane-legend").replaceChildren(
     ...[...shown].map(([name, colour]) => element("span", {}, element("i", { fill: `var(${colour})` }), name)),
     found ? element("span", {}, `upper lane: measured; lower: ${lanes.plannedNote}`) : "");
-  if (plan) {
-    drawCauses(plan);
-  }
 }
 
 /** Where the time of a step went: the planned part, and each cause of more. */
@@ -247,16 +253,14 @@ function drawCauses(plan) {
   byId("bubble").replaceChildren(stack, legend);
 }
 
-const STANDINGS = { present: "present", draining: "draining", lost: "lost" };
-
 function memberState(member) {
   const { standing } = member;
   const since = member.last_heard_ms != null && member.last_heard_ms > 2000 ? `, silent for ${duration(member.last_heard_ms / 1000)}` : "";
   if (standing.state === "lost") return `lost: ${standing.reason}`;
   if (member.left_out) return `left out: ${member.left_out}`;
-  const activity = member.work?.activity ? Object.keys(Object(member.work.activity))[0] ?? String(member.work.activity) : "";
   const isStandby = member.role === "worker" && member.stage == null;
-  return `${STANDINGS[standing.state]}${isStandby ? ", standby" : ""}${activity && typeof activity === "string" && isNaN(activity) ? `, ${activity.replaceAll("_", " ")}` : ""}${since}`;
+  const activity = Object.keys(member.work?.activity ?? {});
+  return [standing.state, ...(isStandby ? ["standby"] : []), ...activity].join(", ") + since;
 }
 
 function memoryCell(member) {
@@ -448,7 +452,6 @@ const snapshot = byId("snapshot");
 if (snapshot) {
   state.isReport = true;
   receive(JSON.parse(snapshot.textContent));
-  if (state.run) schedule("report");
 } else {
   connect();
 }

@@ -49,11 +49,16 @@ class Charts {
     }
   }
 
-  /** Draws again with the colours of the theme. */
-  restyle() {
+  /** Removes the curves. */
+  clear() {
     for (const plot of Object.values(this.plots)) plot.destroy();
     this.plots = {};
-    if (this.steps) this.draw(this.steps, this.held, this.marks);
+  }
+
+  /** Draws again with the colours of the theme. */
+  restyle() {
+    this.clear();
+    this.redraw();
   }
 
   options(name, series, values) {

@@ -14,13 +14,14 @@ const HTML: &str = "text/html; charset=utf-8";
 const SCRIPT: &str = "text/javascript; charset=utf-8";
 const STYLE: &str = "text/css; charset=utf-8";
 
-/// The files that are served to whoever may look.
+/// The files that are served to whoever may look: the page, and what it links in the order in which
+/// scripts run.
 pub const ASSETS: &[PageAsset] = &[
     PageAsset { path: "/", content: HTML, text: include_str!("../assets/index.html") },
-    PageAsset { path: "/app.js", content: SCRIPT, text: include_str!("../assets/app.js") },
+    PageAsset { path: "/uplot.js", content: SCRIPT, text: include_str!("../assets/uplot.js") },
     PageAsset { path: "/charts.js", content: SCRIPT, text: include_str!("../assets/charts.js") },
     PageAsset { path: "/lanes.js", content: SCRIPT, text: include_str!("../assets/lanes.js") },
-    PageAsset { path: "/uplot.js", content: SCRIPT, text: include_str!("../assets/uplot.js") },
+    PageAsset { path: "/app.js", content: SCRIPT, text: include_str!("../assets/app.js") },
     PageAsset { path: "/uplot.css", content: STYLE, text: include_str!("../assets/uplot.css") },
 ];
 /// The style of the page, which the login needs too.
@@ -37,23 +38,19 @@ pub fn report_page(snapshot: &str) -> String {
     // Within a script, `</` would end it; JSON has `<` in texts alone, where the escape is the same.
     let snapshot = snapshot.replace('<', "\\u003c");
     let mut page = ASSETS[0].text.to_owned();
+    // Scripts run once the page is there, in the order of their links.
+    let mut scripts =
+        format!("<script type=\"application/json\" id=\"snapshot\">{snapshot}</script>\n");
     for asset in ASSETS.iter().chain([&STYLE_SHEET]).skip(1) {
         let name = asset.path.trim_start_matches('/');
         let (linked, inlined) = if asset.content == STYLE {
             let linked = format!("<link rel=\"stylesheet\" href=\"{name}\">");
             (linked, format!("<style>{}</style>", asset.text))
         } else {
-            let linked = format!("<script src=\"{name}\" defer></script>");
-            (linked, String::new())
+            scripts.push_str(&format!("<script>{}</script>\n", asset.text));
+            (format!("<script src=\"{name}\" defer></script>"), String::new())
         };
         page = page.replacen(&linked, &inlined, 1);
-    }
-    // Scripts run once the page is there, in the order of their links.
-    let mut scripts =
-        format!("<script type=\"application/json\" id=\"snapshot\">{snapshot}</script>\n");
-    for name in ["/uplot.js", "/charts.js", "/lanes.js", "/app.js"] {
-        let script = ASSETS.iter().find(|asset| asset.path == name).expect("it is an asset");
-        scripts.push_str(&format!("<script>{}</script>\n", script.text));
     }
     match page.rfind("</body>") {
         Some(end) => page.insert_str(end, &scripts),
@@ -65,6 +62,7 @@ pub fn report_page(snapshot: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use zbelastic_view::{LANE_STEPS_KEPT, MARKS_KEPT, STEPS_KEPT};
 
     /// Bytes of the page before compression: beyond it, it is not small.
     const PAGE_BYTES_MAX: usize = 300 << 10;
@@ -82,6 +80,15 @@ mod tests {
             // The licence of uPlot in its first line names its repository.
             assert!(!is_outside || asset.path == "/uplot.js", "{}", asset.path);
         }
+    }
+
+    #[test]
+    fn the_page_forgets_what_the_dashboard_forgets() {
+        let app = ASSETS.iter().find(|asset| asset.path == "/app.js").expect("it is an asset");
+        let limits = format!(
+            "STEPS_KEPT = {STEPS_KEPT}, MARKS_KEPT = {MARKS_KEPT}, LANES_KEPT = {LANE_STEPS_KEPT},"
+        );
+        assert!(app.text.contains(&limits), "{limits}");
     }
 
     #[test]

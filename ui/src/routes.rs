@@ -81,13 +81,14 @@ fn ending() -> Response<PageBody> {
     text(StatusCode::SERVICE_UNAVAILABLE, "this server is ending\n")
 }
 
-/// Sends a request to the hub; `None` if it has ended.
-async fn ask<T>(
-    requests: &mpsc::Sender<HubRequest>,
-    request: impl FnOnce(oneshot::Sender<T>) -> HubRequest,
+/// Sends a request to the task that answers it: the hub, or that of the sessions; `None` if it has
+/// ended.
+async fn ask<R, T>(
+    task: &mpsc::Sender<R>,
+    request: impl FnOnce(oneshot::Sender<T>) -> R,
 ) -> Option<T> {
     let (reply, answer) = oneshot::channel();
-    requests.send(request(reply)).await.ok()?;
+    task.send(request(reply)).await.ok()?;
     answer.await.ok()
 }
 
@@ -121,7 +122,7 @@ async fn admit(
         let key = key.to_owned();
         let is_open =
             |reply| SessionRequest::IsOpen { key: key.clone(), now: Instant::now(), reply };
-        if ask_sessions(server, is_open).await == Some(true) {
+        if ask(&server.sessions, is_open).await == Some(true) {
             return Ok(());
         }
     }
@@ -142,15 +143,6 @@ async fn admit(
         text(StatusCode::UNAUTHORIZED, "log in at /login, or send a viewer's token\n");
     refused.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
     Err(refused)
-}
-
-async fn ask_sessions<T>(
-    server: &SharedServer,
-    request: impl FnOnce(oneshot::Sender<T>) -> SessionRequest,
-) -> Option<T> {
-    let (reply, answer) = oneshot::channel();
-    server.sessions.send(request(reply)).await.ok()?;
-    answer.await.ok()
 }
 
 /// Checks a token with the cluster, one at a time: guesses come no faster than it answers.
@@ -203,7 +195,7 @@ async fn log_in(
         return *refused;
     }
     let open = |reply| SessionRequest::Open { now: Instant::now(), reply };
-    let Some(key) = ask_sessions(server, open).await else { return ending() };
+    let Some(key) = ask(&server.sessions, open).await else { return ending() };
     let seconds = SESSION_DURATION.as_secs();
     let cookie = format!("{COOKIE}={key}; Path=/; HttpOnly; SameSite=Strict; Max-Age={seconds}");
     see_other("/", HeaderValue::try_from(cookie).ok())

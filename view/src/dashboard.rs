@@ -85,10 +85,9 @@ impl Dashboard {
     }
 
     fn observe_status(&mut self, status: Box<StatusReport>) -> String {
-        let head = HeadFigures::of(&status, &self.history, &self.costs);
-        let message = PageMessage::Status { status: &status, head }.json();
-        self.status = Some(status);
-        message
+        let status = &**self.status.insert(status);
+        let head = HeadFigures::of(status, &self.history, &self.costs);
+        PageMessage::Status { status, head }.json()
     }
 
     fn observe_events(&mut self, events: &[ClusterEvent]) -> Vec<String> {
@@ -104,7 +103,6 @@ impl Dashboard {
             self.add(event, &mut batch);
         }
         messages.extend(batch.take_message());
-        self.causes = batch.causes.or(self.causes);
         messages
     }
 
@@ -125,8 +123,9 @@ impl Dashboard {
             batch.steps.push(point);
         }
         if let EventKind::Step { causes: Some(causes), .. } = event.kind {
-            batch.causes = Some(causes);
+            self.causes = Some(causes);
         }
+        batch.causes = self.causes;
         if let EventKind::HeldOut { step, loss } = event.kind
             && self.history.push_held_out(step, loss)
         {
@@ -155,11 +154,10 @@ impl Dashboard {
     }
 
     fn snapshot_with(&self, run: Option<&serde_json::Value>) -> String {
-        let status = self.status.as_deref();
         let message = PageMessage::Snapshot {
             source: self.source.clone(),
-            status,
-            head: status.map(|status| HeadFigures::of(status, &self.history, &self.costs)),
+            status: self.status(),
+            head: self.head(),
             steps: self.history.steps().collect(),
             held_out: self.history.held_out().collect(),
             marks: self.marks.iter().collect(),
@@ -198,12 +196,6 @@ impl Dashboard {
     pub fn marks(&self) -> impl DoubleEndedIterator<Item = &PageMark> + ExactSizeIterator {
         self.marks.iter()
     }
-
-    /// The lanes of the last steps.
-    #[must_use]
-    pub const fn lanes(&self) -> &LaneLog {
-        &self.lanes
-    }
 }
 
 /// Steps and marks of one batch of events.
@@ -212,16 +204,14 @@ struct AddedBatch {
     steps: Vec<StepPoint>,
     held_out: Vec<(u64, Option<f64>)>,
     marks: Vec<PageMark>,
-    /// The last one; it stays when a message is taken.
+    /// As it was reported last.
     causes: Option<StepTimeBreakdown>,
 }
 
 impl AddedBatch {
     /// The message with all of it, if there is any; the batch is empty then.
     fn take_message(&mut self) -> Option<String> {
-        let causes = self.causes;
-        let Self { steps, held_out, marks, .. } = std::mem::take(self);
-        self.causes = causes;
+        let Self { steps, held_out, marks, causes } = std::mem::take(self);
         if steps.is_empty() && held_out.is_empty() && marks.is_empty() {
             return None;
         }

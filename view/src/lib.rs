@@ -2,7 +2,7 @@
 //! of its API.
 //!
 //! Pure: a [`Dashboard`] is given what was observed ([`Observation`]) and returns the messages that
-//! open pages are sent ([`PageMessage`]). It reads no clock: times are those of the answers. All of
+//! open pages are sent, as JSON. It reads no clock: times are those of the answers. All of
 //! it is bounded: [`STEPS_KEPT`], [`MARKS_KEPT`], [`LANE_STEPS_KEPT`].
 //!
 //! Numbers of a status are not computed again: a page receives the status as `status --json` prints
@@ -14,15 +14,13 @@ mod lanes;
 mod mark;
 mod message;
 mod metrics;
-mod metrics_file;
 mod step_history;
 pub mod tensorboard;
 
 pub use dashboard::{Dashboard, Observation};
 pub use head::{HeadFigures, RunCosts};
-pub use lanes::{LANE_SLICES_MAX, LANE_STEPS_KEPT, LaneLog, LaneSlice, StepLanes};
+pub use lanes::LANE_STEPS_KEPT;
 pub use mark::{MARKS_KEPT, MarkKind, PageMark};
-pub use message::{PageMessage, SourceState, StepColumns, status_json};
+pub use message::{SourceState, status_json};
 pub use metrics::{METRIC_NAMES, metrics_text};
-pub use metrics_file::metrics_event;
 pub use step_history::{STEPS_KEPT, StepHistory, StepPoint};

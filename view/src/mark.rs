@@ -41,8 +41,9 @@ pub enum MarkKind {
 impl MarkKind {
     /// The kind of an event; `None` for those that neither curves nor lists show.
     #[must_use]
-    pub const fn of(kind: &EventKind) -> Option<Self> {
+    pub fn of(kind: &EventKind) -> Option<Self> {
         match kind {
+            EventKind::Rollback { verdict, .. } if verdict == "skip" => Some(Self::Skip),
             EventKind::Rollback { .. } => Some(Self::Replay),
             EventKind::Rewound { .. } => Some(Self::Rewind),
             EventKind::Plan { .. } => Some(Self::Plan),
@@ -92,25 +93,10 @@ impl PageMark {
     #[must_use]
     pub fn of(event: &ClusterEvent, sealed: u64) -> Option<Self> {
         let kind = MarkKind::of(&event.kind)?;
-        let is_skip =
-            matches!(&event.kind, EventKind::Rollback { verdict, .. } if verdict == "skip");
-        let step = match kind {
-            MarkKind::Replay | MarkKind::Checkpoint | MarkKind::Rewind => step_of(&event.kind),
-            MarkKind::Skip
-            | MarkKind::Plan
-            | MarkKind::Running
-            | MarkKind::Joined
-            | MarkKind::Lost
-            | MarkKind::Draining
-            | MarkKind::Leader
-            | MarkKind::Quorum
-            | MarkKind::Run
-            | MarkKind::Warning => None,
-        };
         Some(Self {
             at_ms: event.at_ms,
-            step: step.unwrap_or(sealed),
-            kind: if is_skip { MarkKind::Skip } else { kind },
+            step: step_of(&event.kind).unwrap_or(sealed),
+            kind,
             member: member_of(&event.kind).map(str::to_owned),
             text: event.text.clone(),
         })

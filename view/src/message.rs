@@ -3,7 +3,8 @@
 use serde::Serialize;
 use zbelastic_api::{StatusReport, StepTimeBreakdown};
 
-use crate::{HeadFigures, PageMark, StepLanes, StepPoint};
+use crate::lanes::StepLanes;
+use crate::{HeadFigures, PageMark, StepPoint};
 
 /// Whether the cluster answers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]

@@ -40,10 +40,20 @@ impl StepPoint {
     /// The point of an event, if that reports a step.
     #[must_use]
     pub fn of(at_ms: u64, kind: &EventKind) -> Option<Self> {
-        let EventKind::Step { step, loss, gnorm, lr, ms, tokens_per_s, .. } = kind else {
-            return None;
-        };
-        let EventKind::Step { bubble, bubble_planned, verdict, attempts, .. } = kind else {
+        let EventKind::Step {
+            step,
+            loss,
+            gnorm,
+            lr,
+            ms,
+            tokens_per_s,
+            bubble,
+            bubble_planned,
+            verdict,
+            attempts,
+            ..
+        } = kind
+        else {
             return None;
         };
         Some(Self {

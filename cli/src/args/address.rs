@@ -102,7 +102,7 @@ impl HostPort {
     /// # Errors
     /// If it is none, or one that nobody can be reached at.
     pub fn parse(text: &str) -> Result<Self, AddressError> {
-        let address = split(text)?;
+        let address = split(text, PORT_DEFAULT)?;
         let is_unspecified =
             address.host.parse::<IpAddr>().is_ok_and(|literal| literal.is_unspecified());
         if is_unspecified {
@@ -161,9 +161,17 @@ impl AddressList {
 /// # Errors
 /// If it is none.
 pub fn parse_bind(text: &str) -> Result<SocketAddr, AddressError> {
+    bind_address(text, PORT_DEFAULT)
+}
+
+/// The same, where `port_default` is the port when none is said.
+///
+/// # Errors
+/// If it is none.
+pub fn bind_address(text: &str, port_default: u16) -> Result<SocketAddr, AddressError> {
     let address = match text.strip_prefix(':') {
-        Some(port) if !port.starts_with(':') => split(&format!("0.0.0.0:{port}"))?,
-        Some(_) | None => split(text)?,
+        Some(port) if !port.starts_with(':') => split(&format!("0.0.0.0:{port}"), port_default)?,
+        Some(_) | None => split(text, port_default)?,
     };
     let literal = address.host.parse::<IpAddr>();
     let literal = literal.map_err(|_| AddressError::NotLiteral { found: text.to_owned() })?;
@@ -171,7 +179,7 @@ pub fn parse_bind(text: &str) -> Result<SocketAddr, AddressError> {
 }
 
 /// `host`, `host:port`, `[v6]`, `[v6]:port` or `v6`.
-fn split(text: &str) -> Result<HostPort, AddressError> {
+fn split(text: &str, port_default: u16) -> Result<HostPort, AddressError> {
     let text = text.trim();
     if text.is_empty() {
         return Err(AddressError::Empty);
@@ -184,6 +192,7 @@ fn split(text: &str) -> Result<HostPort, AddressError> {
     if text.contains('%') {
         return Err(AddressError::Zone { found: text.to_owned() });
     }
+    let with_default = |host: &str| Ok(HostPort { host: host.to_owned(), port: port_default });
     let wrong_host = || AddressError::Host { found: text.to_owned() };
     if let Some(rest) = text.strip_prefix('[') {
         let (host, rest) = rest.split_once(']').ok_or_else(wrong_host)?;
@@ -203,10 +212,6 @@ fn split(text: &str) -> Result<HostPort, AddressError> {
         None if is_host(text) => with_default(text),
         None => Err(wrong_host()),
     }
-}
-
-fn with_default(host: &str) -> Result<HostPort, AddressError> {
-    Ok(HostPort { host: host.to_owned(), port: PORT_DEFAULT })
 }
 
 fn with_port(host: &str, port: &str) -> Result<HostPort, AddressError> {

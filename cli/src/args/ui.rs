@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::Args;
 use zbelastic_wording::parse_duration_above_zero;
 
-use super::address::{AddressError, parse_bind};
+use super::address::{AddressError, bind_address};
 use super::client::ClientArgs;
 
 pub(super) const UI_EXAMPLES: &str = "\
@@ -24,12 +24,14 @@ Examples:
 
 /// Where the page is if nothing else is typed.
 pub const UI_ADDRESS: &str = "127.0.0.1:8088";
+/// Its port, which an address without one gets too: that of nodes is not the page's.
+const UI_PORT: u16 = 8088;
 
 /// An address to listen at: a port alone is one of the loopback address.
 pub fn parse_listen(text: &str) -> Result<SocketAddr, AddressError> {
     match text.parse::<u16>() {
         Ok(port) => Ok(SocketAddr::from((Ipv4Addr::LOCALHOST, port))),
-        Err(_) => parse_bind(text),
+        Err(_) => bind_address(text, UI_PORT),
     }
 }
 
@@ -42,7 +44,8 @@ pub fn parse_price(text: &str) -> Result<f64, String> {
 /// `ui`.
 #[derive(Args, Clone, Debug)]
 pub struct UiArgs {
-    /// Where the page is: an address of this machine with a port, or a port of the loopback address.
+    /// Where the page is: an address of this machine, its port 8088 if none is typed, or a port of
+    /// the loopback address.
     #[arg(long, value_name = "ADDR", default_value = UI_ADDRESS, value_parser = parse_listen)]
     pub listen: SocketAddr,
     /// What a worker costs an hour, in any currency: the page shows what the rest of the run costs.
@@ -54,8 +57,9 @@ pub struct UiArgs {
 }
 
 pub(super) const TOP_EXAMPLES: &str = "\
-The figures, the curve of the loss, the nodes and the last decisions, drawn again as they change. `q` ends it. Where the
-output is no terminal, or one without a cursor (TERM=dumb), there is a line each interval instead.
+The figures, the curve of the loss, the nodes and the last decisions, drawn again as they change.
+`q` ends it. Where the output is no terminal, or one without a cursor (TERM=dumb), there is a line
+each interval instead.
 
 Examples:
   zbelastic top
@@ -108,6 +112,8 @@ mod tests {
         check("0", "127.0.0.1:0");
         check("0.0.0.0:80", "0.0.0.0:80");
         check("[::1]:9", "[::1]:9");
+        check("0.0.0.0", "0.0.0.0:8088");
+        check("127.0.0.1", UI_ADDRESS);
         assert!(parse_listen("70000").is_err() && parse_listen("localhost").is_err());
     }
 

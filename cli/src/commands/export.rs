@@ -278,8 +278,8 @@ impl ExportedModel {
     }
 }
 
-/// Writes the weights of these layers, with their adapters merged if they have any and these are not what is
-/// exported.
+/// Writes the weights of these layers, with their adapters merged if they have any and these are not
+/// what is exported.
 fn write_layers(
     args: &ExportArgs,
     exported: &ExportedModel,

@@ -3,8 +3,8 @@
 //!
 //! JSON has no NaN and no infinity; a number that is one of them is `null`.
 
-use serde::Serialize;
-use zbelastic_api::reason_text;
+use serde::{Deserialize, Serialize};
+use zbelastic_api::{ClusterEvent, EventKind, reason_text};
 use zbelastic_consensus::validation::Verdict;
 use zbelastic_local::messages::HeldOutLoss;
 use zbelastic_local::progress_event::{Rollback, StepRecord};
@@ -12,7 +12,7 @@ use zbelastic_types::TensorIndex;
 use zbelastic_wording::figures::tokens_per_s;
 
 /// A line of the metrics file, and of standard output for scripts.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "lowercase")]
 pub enum RunEvent {
     /// A step is sealed.
@@ -25,15 +25,15 @@ pub enum RunEvent {
     Done(DoneEvent),
 }
 
-#[derive(Serialize)]
-struct MetricsLine<'a> {
+#[derive(Serialize, Deserialize)]
+struct MetricsLine<E> {
     #[serde(flatten)]
-    event: &'a RunEvent,
+    event: E,
     at_ms: u64,
 }
 
 /// A step that was sealed for good.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StepEvent {
     /// Number of the step, from 1.
     pub step: u64,
@@ -42,7 +42,7 @@ pub struct StepEvent {
     /// The global gradient norm before clipping.
     pub gnorm: Option<f64>,
     /// `keep`, `clip` or `skip`.
-    pub verdict: &'static str,
+    pub verdict: String,
     /// Factor that the gradient was multiplied with; `null` for a step that was skipped.
     pub clip: Option<f64>,
     /// The learning rate of the step.
@@ -62,18 +62,18 @@ pub struct StepEvent {
 }
 
 /// Work that was dropped.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RollbackEvent {
     /// Number of the step, from 1.
     pub step: u64,
     /// The verdict on it: `skip` or `replay`.
-    pub verdict: &'static str,
+    pub verdict: String,
     /// Reason of the verdict, in words.
     pub reason: String,
 }
 
 /// The loss on held-out text.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct EvalEvent {
     /// Steps done before the text was read.
     pub step: u64,
@@ -82,7 +82,7 @@ pub struct EvalEvent {
 }
 
 /// The end of a run.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DoneEvent {
     /// Steps done: fewer than configured if the run was interrupted.
     pub steps: u64,
@@ -93,7 +93,7 @@ pub struct DoneEvent {
     /// Parameters of the model.
     pub params: u64,
     /// Name of the schedule.
-    pub schedule: &'static str,
+    pub schedule: String,
     /// Workers that participated.
     pub workers: u32,
     /// The mean cross-entropy of held-out text after the last step, if there is any.
@@ -114,7 +114,7 @@ impl From<&StepRecord> for StepEvent {
             step: record.step.0 + 1,
             loss: finite(record.loss),
             gnorm: finite(record.norm),
-            verdict: record.verdict.name(),
+            verdict: record.verdict.name().to_owned(),
             clip: match record.verdict {
                 Verdict::Keep => Some(1.0),
                 Verdict::Clip { coefficient } => Some(f64::from(coefficient)),
@@ -153,7 +153,7 @@ impl RollbackEvent {
     pub fn new(rollback: &Rollback, name: &dyn Fn(TensorIndex) -> String) -> Self {
         Self {
             step: rollback.step.0 + 1,
-            verdict: rollback.verdict.name(),
+            verdict: rollback.verdict.name().to_owned(),
             reason: reason_text(&rollback.reason, name),
         }
     }
@@ -174,17 +174,59 @@ impl RunEvent {
     }
 }
 
+/// The event that a line of the metrics file reports, as a cluster has it; `None` for one that has
+/// none, such as the last line of a run or one that was cut by a crash.
+pub fn cluster_event(line: &str) -> Option<ClusterEvent> {
+    // An event that only a cluster has is there with its own words.
+    if let Ok(event) = serde_json::from_str(line) {
+        return Some(event);
+    }
+    let MetricsLine { event, at_ms } = serde_json::from_str::<MetricsLine<RunEvent>>(line).ok()?;
+    let kind = match event {
+        RunEvent::Step(step) => step_kind(step),
+        RunEvent::Rollback(RollbackEvent { step, verdict, reason }) => {
+            EventKind::Rollback { step, verdict, reason }
+        }
+        RunEvent::Eval(EvalEvent { step, held_out_loss: loss }) => {
+            EventKind::HeldOut { step, loss }
+        }
+        RunEvent::Done(_) => return None,
+    };
+    Some(ClusterEvent::new(0, at_ms, kind))
+}
+
+/// What the line of a step does not say is zero or nothing.
+fn step_kind(step: StepEvent) -> EventKind {
+    EventKind::Step {
+        step: step.step,
+        step_count: 0,
+        loss: step.loss,
+        gnorm: step.gnorm,
+        verdict: step.verdict,
+        clip: step.clip,
+        lr: step.lr,
+        ms: step.ms,
+        tokens_per_s: step.tokens_per_s,
+        attempts: step.attempts,
+        bubble: Some(step.bubble_measured),
+        bubble_planned: Some(step.bubble_planned),
+        causes: None,
+        generation: 0,
+        stages: 0,
+        eta_s: None,
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{RunEvent, StepEvent};
+    use super::*;
 
-    #[test]
-    fn a_step_is_one_object_with_null_for_what_is_not_finite() {
-        let step = StepEvent {
+    fn step() -> StepEvent {
+        StepEvent {
             step: 7,
             loss: Some(3.25),
             gnorm: None,
-            verdict: "skip",
+            verdict: "skip".to_owned(),
             clip: None,
             lr: 0.001,
             ms: 412.5,
@@ -193,12 +235,34 @@ mod tests {
             bubble_measured: 0.25,
             bubble_planned: 0.125,
             attempts: 2,
-        };
+        }
+    }
+
+    #[test]
+    fn a_step_is_one_object_with_null_for_what_is_not_finite() {
         assert_eq!(
-            RunEvent::Step(step).line(1_764_000_000_000),
+            RunEvent::Step(step()).line(1_764_000_000_000),
             "{\"event\":\"step\",\"step\":7,\"loss\":3.25,\"gnorm\":null,\"verdict\":\"skip\",\
              \"clip\":null,\"lr\":0.001,\"ms\":412.5,\"tokens_per_s\":1000.0,\
              \"tokens\":2800,\"bubble_measured\":0.25,\"bubble_planned\":0.125,\"attempts\":2,\"at_ms\":1764000000000}"
         );
+    }
+
+    #[test]
+    fn lines_are_events_of_a_cluster() {
+        let event = cluster_event(&RunEvent::Step(step()).line(17)).expect("an event");
+        assert!(matches!(event.kind, EventKind::Step { step: 7, attempts: 2, .. }), "{event:?}");
+        assert_eq!(event.at_ms, 17);
+        let eval = "{\"event\":\"eval\",\"step\":7,\"held_out_loss\":2.5,\"at_ms\":3}";
+        let kind = cluster_event(eval).map(|event| event.kind);
+        assert_eq!(kind, Some(EventKind::HeldOut { step: 7, loss: Some(2.5) }));
+        let rollback = "{\"event\":\"rollback\",\"step\":7,\"verdict\":\"skip\",\"reason\":\"nan\",\"at_ms\":3}";
+        assert_eq!(cluster_event(rollback).expect("an event").text, "step 7 skipped: nan");
+        let lost = ClusterEvent::new(4, 9, EventKind::QuorumLost);
+        let line = serde_json::to_string(&lost).expect("JSON");
+        assert_eq!(cluster_event(&line), Some(lost));
+        for other in ["", "{", "{\"event\":\"done\",\"steps\":3}", "{\"event\":\"step\"}", "[]"] {
+            assert_eq!(cluster_event(other), None, "{other}");
+        }
     }
 }

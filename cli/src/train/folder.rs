@@ -177,13 +177,15 @@ impl RunFolder {
         at_ms: u64,
         scalars: &[(&str, f64)],
     ) -> Result<(), CommandFailure> {
-        if self.scalars.is_none() {
-            let created = ScalarLog::create(&self.path, at_ms);
-            let created =
-                created.map_err(|error| no_place(&self.path.join(TENSORBOARD), &error))?;
-            self.scalars = Some(created);
-        }
-        let log = self.scalars.as_mut().expect("it was made above");
+        let log = match &mut self.scalars {
+            Some(log) => log,
+            none => {
+                let created = ScalarLog::create(&self.path, at_ms);
+                let created =
+                    created.map_err(|error| no_place(&self.path.join(TENSORBOARD), &error))?;
+                none.insert(created)
+            }
+        };
         let appended = log.append(at_ms, step, scalars);
         appended.map_err(|error| no_place(log.path(), &error))
     }
@@ -197,8 +199,8 @@ impl RunFolder {
     }
 }
 
-/// Writes the model that a run has trained. With adapters it is the merged model, and they lie beside its
-/// weights.
+/// Writes the model that a run has trained. With adapters it is the merged model, and they lie
+/// beside its weights.
 ///
 /// # Errors
 /// If a file cannot be written.

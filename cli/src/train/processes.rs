@@ -87,8 +87,8 @@ struct ParentRun {
     step: Option<u64>,
 }
 
-/// Trains in processes with folders in `location`. `page` shows their cluster. `observe` is called with each event, and may end
-/// the run after the step under way by breaking.
+/// Trains in processes with folders in `location`. `page` shows their cluster. `observe` is called
+/// with each event, and may end the run after the step under way by breaking.
 ///
 /// # Errors
 /// If the cluster does not come to be, refuses, or does not get to the end.

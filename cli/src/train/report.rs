@@ -5,8 +5,9 @@ use std::io::{BufRead, BufReader};
 use std::path::Path;
 
 use serde_json::Value;
-use zbelastic_view::{Dashboard, Observation, RunCosts, metrics_event};
+use zbelastic_view::{Dashboard, Observation, RunCosts};
 
+use super::events::cluster_event;
 use crate::run_files::METRICS;
 
 /// Events that are given to the dashboard at once.
@@ -20,7 +21,7 @@ pub fn report(folder: &Path, trace: Option<&str>, run: &str) -> String {
     let mut events = Vec::new();
     let lines = File::open(folder.join(METRICS)).map(|file| BufReader::new(file).lines());
     for line in lines.into_iter().flatten().map_while(Result::ok) {
-        events.extend(metrics_event(&line));
+        events.extend(cluster_event(&line));
         if events.len() >= EVENTS_AT_ONCE {
             dashboard.observe(Observation::Events(std::mem::take(&mut events)));
         }

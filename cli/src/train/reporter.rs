@@ -135,8 +135,9 @@ impl<'a> Reporter<'a> {
                 self.causes = record.bubbles.causes.or(self.causes);
                 let line = self.person.as_mut().and_then(|person| person.step_line(record));
                 let step = StepEvent::from(record);
-                self.folder.append_scalars(step.step, now_ms(), &step.scalars())?;
-                self.write(&RunEvent::Step(step), line)
+                let scalars = step.scalars();
+                self.write(&RunEvent::Step(step), line)?;
+                Ok(self.folder.append_scalars(record.step.0 + 1, now_ms(), &scalars)?)
             }
             ProgressEvent::Rollback(rollback) => {
                 let event = RollbackEvent::new(rollback, &name);
@@ -146,8 +147,9 @@ impl<'a> Reporter<'a> {
             ProgressEvent::Evaluated(evaluated) => {
                 let HeldOutLoss { steps_done, loss } = evaluated;
                 let line = format!("✔ held-out loss {loss:.4} after step {steps_done}");
-                self.folder.append_scalars(*steps_done, now_ms(), &[("loss/held_out", *loss)])?;
-                self.write(&RunEvent::Eval(EvalEvent::from(evaluated)), Some(line))
+                self.write(&RunEvent::Eval(EvalEvent::from(evaluated)), Some(line))?;
+                let scalars = [("loss/held_out", *loss)];
+                Ok(self.folder.append_scalars(*steps_done, now_ms(), &scalars)?)
             }
         }
     }

@@ -237,7 +237,7 @@ fn done_event(prepared: &PreparedRun, finished: &FinishedRun, folder: &Path) -> 
         digest: outcome.digest.to_string(),
         tokens_per_s: tokens_per_s(tokens_now(prepared, outcome), outcome.elapsed),
         params: model_size(&prepared.config.model).1,
-        schedule: prepared.plan.schedule(),
+        schedule: prepared.plan.schedule().to_owned(),
         workers: prepared.worker_count,
         held_out_loss: held_out_loss(outcome),
         folder: folder.display().to_string(),

@@ -174,11 +174,13 @@ fn draw_nodes(
     state: &mut ScreenState,
 ) {
     let members = status.map_or(&[][..], |status| &status.members);
-    let place = |member: &&MemberStatus| (member.role, member.stage.unwrap_or(u32::MAX), member.id);
+    // The workers first: a page of them is what is looked for.
+    let place = |member: &&MemberStatus| {
+        let is_controller = member.role == MemberRole::Controller;
+        (is_controller, member.stage.unwrap_or(u32::MAX), member.id)
+    };
     let mut members: Vec<&MemberStatus> = members.iter().collect();
     members.sort_by_key(place);
-    // The workers first: a page of them is what is looked for.
-    members.sort_by_key(|member| member.role == MemberRole::Controller);
     let shown = area.height.saturating_sub(3) as usize;
     state.first_node = state.first_node.min(members.len().saturating_sub(shown));
     let rows = members.iter().skip(state.first_node).map(|member| row(member, status));

@@ -97,7 +97,7 @@ pub fn follow(
         }
         tracker.pause_if_requested(client);
         if !polled.events.is_empty() {
-            pace.note_events();
+            pace.reset();
             continue;
         }
         if tracker.may_be_over()
@@ -109,7 +109,7 @@ pub fn follow(
             return Ok(tracker.ended(steps_done));
         }
         if tracker.is_ending || tracker.is_held {
-            pace.note_events();
+            pace.reset();
         }
         children.attend(pace.poll_pause())?;
     }
@@ -299,7 +299,7 @@ fn observed_event(event: &ClusterEvent, bubble_planned: f64) -> ClusterRunEvent<
         }));
     }
     if let EventKind::Rollback { step, verdict, reason } = &event.kind {
-        let verdict = verdict_of(verdict, None).name();
+        let verdict = verdict_of(verdict, None).name().to_owned();
         return ClusterRunEvent::Rollback(RollbackEvent {
             step: *step,
             verdict,

@@ -25,8 +25,8 @@ impl PollPace {
         Self { pause: POLL_PAUSE }
     }
 
-    /// An answer had events: the next ones may follow soon.
-    pub fn note_events(&mut self) {
+    /// Returns to the shortest pause, as after an answer with events: the next ones may follow soon.
+    pub fn reset(&mut self) {
         self.pause = POLL_PAUSE;
     }
 
@@ -50,7 +50,7 @@ mod tests {
             (0..count).map(|_| pace.poll_pause().as_millis()).collect()
         };
         assert_eq!(pauses(6), [30, 60, 120, 240, 240, 240]);
-        pace.note_events();
+        pace.reset();
         assert_eq!(pace.poll_pause(), POLL_PAUSE);
         assert_eq!(pace.poll_pause(), 2 * POLL_PAUSE);
     }
