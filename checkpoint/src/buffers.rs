@@ -61,10 +61,7 @@ impl ChunkBuffer<'_> {
     /// If `source` fails or has fewer. The buffer is empty then.
     pub(crate) fn fill(&mut self, length: usize, source: &mut dyn io::Read) -> io::Result<()> {
         assert!(length <= CHUNK_BYTES, "a chunk has no more bytes");
-        self.length = 0;
-        source.read_exact(&mut self.memory[self.start..self.start + length])?;
-        self.length = length;
-        Ok(())
+        self.fill_by(|into| source.read_exact(&mut into[..length]).map(|()| length))
     }
 
     /// Fills it by `read`, which is given the memory for a whole chunk, aligned, and returns how

@@ -11,6 +11,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use tempfile::TempDir;
+
 /// Exposure that `systemd-analyze security` may find, in tenths of ten.
 const EXPOSURE_MAX: &str = "20";
 
@@ -257,12 +259,11 @@ fn content(output: &Output) {
 #[test]
 fn units_are_sound_and_hardened() {
     let Some(mut verify) = tool("systemd-analyze") else { return };
-    let folder = env::temp_dir().join(format!("zbelastic-units-{}", std::process::id()));
-    fs::create_dir_all(&folder).expect("a folder");
+    let folder = TempDir::new().expect("a folder");
     let units: Vec<PathBuf> = recipes(&[".service"])
         .iter()
         .map(|path| {
-            let unit = folder.join(path.file_name().expect("a name"));
+            let unit = folder.path().join(path.file_name().expect("a name"));
             let text = read(path).replace("/usr/bin/zbelastic", env!("CARGO_BIN_EXE_zbelastic"));
             fs::write(&unit, text).expect("written");
             unit
@@ -272,7 +273,6 @@ fn units_are_sound_and_hardened() {
     let mut security = tool("systemd-analyze").expect("it was there");
     security.args(["security", "--offline=true"]).arg(format!("--threshold={EXPOSURE_MAX}"));
     let secured = security.args(&units).output().expect("it runs");
-    fs::remove_dir_all(&folder).expect("removed");
     content(&verified);
     assert_eq!(String::from_utf8_lossy(&verified.stderr), "");
     content(&secured);

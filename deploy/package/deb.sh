@@ -2,15 +2,9 @@
 # A Debian package of a binary, with the units of deploy/systemd and their user.
 #
 #   deploy/package/deb.sh target/release/zbelastic [FOLDER]
-set -eu
-umask 022
-binary=$(realpath "$1")
-folder=$(realpath "${2:-.}")
-root=$(cd "$(dirname "$0")/../.." && pwd)
-version=$("$binary" --version | cut -d ' ' -f 2)
+# shellcheck source-path=SCRIPTDIR source=stage.sh
+. "$(dirname "$0")/stage.sh"
 machine=$(dpkg --print-architecture)
-stage=$(mktemp -d)
-trap 'rm -rf "$stage"' EXIT
 chmod 0755 "$stage"
 
 install -D -m 0755 "$binary" "$stage/usr/bin/zbelastic"

@@ -2,15 +2,9 @@
 # A tarball of a binary: zbelastic-VERSION-MACHINE-linux.tar.gz with bin/ and share/, for /usr/local.
 #
 #   deploy/package/tarball.sh target/release/zbelastic [FOLDER]
-set -eu
-umask 022
-binary=$(realpath "$1")
-folder=$(realpath "${2:-.}")
-root=$(cd "$(dirname "$0")/../.." && pwd)
-version=$("$binary" --version | cut -d ' ' -f 2)
+# shellcheck source-path=SCRIPTDIR source=stage.sh
+. "$(dirname "$0")/stage.sh"
 name=zbelastic-$version-$(uname -m)-linux
-stage=$(mktemp -d)
-trap 'rm -rf "$stage"' EXIT
 
 install -D -m 0755 "$binary" "$stage/$name/bin/zbelastic"
 install -d "$stage/$name/share/doc/zbelastic"

@@ -81,11 +81,7 @@ impl FileSystem for RealFileSystem {
     }
 
     fn read(&self, path: &Path, bytes_max: u64) -> io::Result<Vec<u8>> {
-        let file = OpenOptions::new().read(true).custom_flags(OPEN_FLAGS).open(path)?;
-        let expected = plain_bytes(&file)?;
-        if expected > bytes_max {
-            return Err(io::ErrorKind::FileTooLarge.into());
-        }
+        let (file, expected) = open_to_read(OPEN_FLAGS, path, bytes_max)?;
         let mut bytes = Vec::with_capacity(expected as usize);
         // One byte more than allowed shows a file that grows while it is read.
         file.take(bytes_max + 1).read_to_end(&mut bytes)?;
@@ -134,13 +130,19 @@ impl OpenFile for File {
     }
 }
 
-/// Reads a plain file that is opened with these flags.
-fn read_with(flags: i32, path: &Path, into: &mut [u8]) -> io::Result<usize> {
+/// Opens a plain file of at most `bytes_max` bytes with these flags. Yields its length too.
+fn open_to_read(flags: i32, path: &Path, bytes_max: u64) -> io::Result<(File, u64)> {
     let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
-    let expected = plain_bytes(&file)?;
-    if expected > into.len() as u64 {
+    let bytes = plain_bytes(&file)?;
+    if bytes > bytes_max {
         return Err(io::ErrorKind::FileTooLarge.into());
     }
+    Ok((file, bytes))
+}
+
+/// Reads a plain file that is opened with these flags.
+fn read_with(flags: i32, path: &Path, into: &mut [u8]) -> io::Result<usize> {
+    let (file, expected) = open_to_read(flags, path, into.len() as u64)?;
     let mut found = 0;
     // As much as there is space for: a direct read is of whole blocks, and stops with the file.
     while (found as u64) < expected {

@@ -8,10 +8,11 @@ use std::sync::{Arc, RwLock};
 
 use zbelastic_trainer::elastic::LayerImage;
 use zbelastic_transport::BulkBody;
-use zbelastic_types::Generation;
-use zbelastic_wire::BulkKey;
+use zbelastic_types::{Generation, Step};
+use zbelastic_wire::{BulkKey, PieceRef};
 
-/// Layers offered at once: as many as a model may have, for the plan under way and the one before.
+/// Layers offered at once: as many as a model may have, for the plan under way and the one before,
+/// or of the last checkpoint.
 const LAYERS_MAX: usize = 2048;
 
 /// Finds blobs that are not in the registry itself, by name: pieces of checkpoints in the store.
@@ -40,6 +41,18 @@ impl BlobRegistry {
         layers.insert(key, body);
         while layers.len() > LAYERS_MAX {
             layers.pop_first();
+        }
+    }
+
+    /// Offers a piece of the checkpoint after the last step, version `last`, until it is withdrawn;
+    /// others are read from the store. No COMMIT changes the weights any more, so what is held is
+    /// not copied; it is the layers of this node, which waited in memory to be hashed and written.
+    ///
+    /// # Panics
+    /// If a thread that held the lock panicked.
+    pub fn offer_last(&self, last: Step, piece: PieceRef, body: &Arc<LayerBody>) {
+        if piece.version >= last {
+            self.offer(BulkKey::Piece(piece), body.clone());
         }
     }
 
@@ -145,7 +158,31 @@ fn floats(floats: &[f32]) -> &[u8] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use zbelastic_types::{LayerId, Step};
+    use zbelastic_types::{Digest, LayerId, RunId};
+
+    #[test]
+    fn pieces_of_the_last_checkpoint_are_read_from_memory_until_they_are_withdrawn() {
+        let registry = BlobRegistry::new(Box::new(|_| None));
+        let layer = LayerId(3);
+        let floats = || vec![0.5; 5].into();
+        let piece = |version| {
+            let digest = Digest([7; 32]);
+            let image = LayerImage { layer, version, w: floats(), m: floats(), v: floats() };
+            let body = Arc::new(LayerBody::new(Arc::new(image)));
+            let piece = PieceRef { run: RunId(1), version, layer, digest, length: body.len() };
+            registry.offer_last(Step(10), piece, &body);
+            BulkKey::Piece(piece)
+        };
+        let before = piece(Step(9));
+        let last = piece(Step(10));
+        let found = |key| registry.find(key).map(|body| body.len());
+        assert_eq!(found(&before), None, "it is read from the store");
+        assert!(found(&last).is_some());
+        registry.clear_before(Generation(9));
+        assert!(found(&last).is_some(), "plans do not withdraw it");
+        registry.withdraw(&last);
+        assert_eq!(found(&last), None);
+    }
 
     #[test]
     fn layer_is_read_anywhere_as_it_is_encoded() {

@@ -3,7 +3,7 @@
 use zbelastic_types::Digest;
 
 use super::image::{HEADER_LEN, ImageError, LayerHeader};
-use super::weights::{ChainingValue, WeightsHasher, weights_end};
+use super::weights::{ChainingValue, PrefixHasher, weights_end};
 use crate::digest::LayerHasher;
 
 /// Computes the digest of a layer from its encoded bytes, pushed in order, in pieces of any size.
@@ -27,7 +27,7 @@ enum DigestInput {
     /// All bytes of an encoded layer that is not cut: it has no subtree behind its weights.
     Whole(LayerHasher),
     /// Subtrees: all of them, or those of the weights and chaining values of the subtrees behind.
-    Subtrees(WeightsHasher),
+    Subtrees(PrefixHasher),
 }
 
 impl ImageDigester {
@@ -78,10 +78,8 @@ impl ImageDigester {
             }
             let input = if weights_end(self.image) == self.image {
                 DigestInput::Whole(LayerHasher::new(header.layer, header.version))
-            } else if self.expected == self.image {
-                DigestInput::Subtrees(WeightsHasher::of_all(header))
             } else {
-                DigestInput::Subtrees(WeightsHasher::of_weights(header))
+                DigestInput::Subtrees(PrefixHasher::new(header, self.expected))
             };
             self.begun = Some((header, input));
         }

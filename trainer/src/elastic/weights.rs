@@ -63,9 +63,10 @@ pub fn moment_value(
     Ok(ChainingValue(hasher.finish()))
 }
 
-/// Hashes the bytes of a layer in order: those before the moments, or all of them.
+/// Hashes an encoded layer with a subtree behind its weights, in order, up to where a subtree ends:
+/// the bytes before the moments, or all of them.
 #[derive(Debug)]
-pub(super) struct WeightsHasher {
+pub(super) struct PrefixHasher {
     tree: HashSubtrees,
     /// Ranges of the bytes that are hashed, one for each subtree.
     ranges: Vec<Range<u64>>,
@@ -76,24 +77,12 @@ pub(super) struct WeightsHasher {
     at: u64,
 }
 
-impl WeightsHasher {
-    /// Hashes the bytes before the moments.
-    pub(super) fn of_weights(header: LayerHeader) -> Self {
-        Self::new(header, |range, cut| range.end <= cut)
-    }
-
-    /// Hashes all bytes of a layer with a subtree behind its weights.
-    pub(super) fn of_all(header: LayerHeader) -> Self {
-        Self::new(header, |_, _| true)
-    }
-
-    fn new(
-        LayerHeader { layer, version, len }: LayerHeader,
-        is_hashed: impl Fn(&Range<u64>, u64) -> bool,
-    ) -> Self {
+impl PrefixHasher {
+    /// Hashes the first `pushed` bytes of the encoded layer: [`weights_end`], or all.
+    pub(super) fn new(LayerHeader { layer, version, len }: LayerHeader, pushed: u64) -> Self {
         let tree = tree(len as usize);
         let mut ranges = tree.ranges();
-        ranges.retain(|range| is_hashed(range, tree.cut));
+        ranges.retain(|range| range.end + ENCODED_MORE <= pushed);
         let values = Vec::with_capacity(ranges.len());
         let mut hasher = Self { tree, ranges, values, hasher: SubtreeHasher::new(0), at: 0 };
         hasher.update(&hashed_head(layer, version));

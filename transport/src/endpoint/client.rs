@@ -161,8 +161,8 @@ async fn dial(
     };
     let socket = bind_udp(own, limits.socket_buffer_bytes);
     let socket = socket.map_err(|error| other(error.to_string()))?;
-    let config_of_endpoint = dialling_endpoint_config();
-    let endpoint = Endpoint::new(config_of_endpoint, None, socket, Arc::new(TokioRuntime))
+    let runtime = Arc::new(TokioRuntime);
+    let endpoint = Endpoint::new(dialling_endpoint_config(), None, socket, runtime)
         .map_err(|error| other(error.to_string()))?;
     let connecting = endpoint
         .connect_with(config.clone(), address, SERVER_NAME)

@@ -167,8 +167,8 @@ impl WorkerPieces {
         self.copies.begin((piece, generation), required, others);
         ports.work_log.begin_writing(piece);
         let body = Arc::new(LayerBody::new(image));
-        if job.active().is_some_and(|job| job.is_last(version)) {
-            self.blob_registry.offer(BulkKey::Piece(piece), body.clone());
+        if let Some(job) = job.active() {
+            self.blob_registry.offer_last(job.last_version(), piece, &body);
         }
         if ports.tasks.checkpoint_thread().put(piece, body.clone()).is_err() {
             ports.journal.warn(format!("layer {layer} is not kept: too much waits for the disk"));
