@@ -19,7 +19,9 @@ pub(super) const GAP_FACTOR: u32 = 3;
 /// Silences of the last one to two minutes of ticks of 10 ms count.
 const LATELY_TICKS: u64 = 6_000;
 
-/// The longest gaps of a member between two heartbeats, in ticks.
+/// The longest gaps of a node between two heartbeats, in ticks. They are those of its machine and of
+/// the way to it, so they outlast a process: one that was started again receives its layers, when
+/// its heartbeats come latest.
 #[derive(Clone, Copy, Debug, Default)]
 struct HeartbeatGaps {
     /// When the present window began.
@@ -37,9 +39,13 @@ impl HeartbeatGaps {
         self.longest = self.longest.max(silent);
     }
 
+    fn longest_lately(&self) -> u32 {
+        self.longest.max(self.before)
+    }
+
     /// Ticks of silence after which the member is lost.
     fn bound(&self, lost_after_ticks: u32) -> u32 {
-        let lately = GAP_FACTOR.saturating_mul(self.longest.max(self.before));
+        let lately = GAP_FACTOR.saturating_mul(self.longest_lately());
         lately.clamp(lost_after_ticks, GAP_FACTOR.saturating_mul(lost_after_ticks))
     }
 }
@@ -52,13 +58,14 @@ struct HeartbeatRecord {
     pulse: WorkerActivity,
     /// When it last made progress: its count of work changed, or an operation was under way.
     progress_at: u64,
-    gaps: HeartbeatGaps,
 }
 
 /// The reports in the heartbeats of the workers.
 #[derive(Debug, Default)]
 pub(super) struct HeartbeatMonitor {
     records: BTreeMap<NodeId, HeartbeatRecord>,
+    /// Of the nodes that are or were members.
+    gaps: BTreeMap<NodeId, HeartbeatGaps>,
 }
 
 impl HeartbeatMonitor {
@@ -71,11 +78,15 @@ impl HeartbeatMonitor {
     /// Members changed: monitors the live workers, and no others.
     pub(super) fn track_members(&mut self, state: &State, now: u64) {
         self.records.retain(|_, record| state.is_live(record.holder));
+        self.gaps.retain(|node, _| state.members().contains_key(node));
+        // A node that nothing is known of may be as late as the latest: it may share its machine.
+        let longest = self.gaps.values().map(HeartbeatGaps::longest_lately).max().unwrap_or(0);
         for (holder, _) in state.live_workers() {
-            let gaps = HeartbeatGaps { since: now, ..HeartbeatGaps::default() };
             let pulse = WorkerActivity::default();
-            let record = HeartbeatRecord { holder, at: now, pulse, progress_at: now, gaps };
+            let record = HeartbeatRecord { holder, at: now, pulse, progress_at: now };
             self.records.entry(holder.node).or_insert(record);
+            let gaps = HeartbeatGaps { since: now, longest, before: 0 };
+            self.gaps.entry(holder.node).or_insert(gaps);
         }
     }
 
@@ -84,10 +95,9 @@ impl HeartbeatMonitor {
         let is_same = |before: &&HeartbeatRecord| before.pulse.progress == pulse.progress;
         let unchanged = before.filter(is_same).filter(|_| pulse.busy_ticks == 0);
         let progress_at = unchanged.map_or(now, |before| before.progress_at);
-        let mut gaps = before.map_or_else(HeartbeatGaps::default, |before| before.gaps);
-        gaps.record_gap(before.map_or(0, |before| (now - before.at) as u32), now);
-        self.records
-            .insert(holder.node, HeartbeatRecord { holder, at: now, pulse, progress_at, gaps });
+        let silent = before.map_or(0, |before| (now - before.at) as u32);
+        self.gaps.entry(holder.node).or_default().record_gap(silent, now);
+        self.records.insert(holder.node, HeartbeatRecord { holder, at: now, pulse, progress_at });
     }
 
     /// When a member last made progress; 0 if it is not monitored any more.
@@ -116,9 +126,10 @@ impl HeartbeatMonitor {
         let overdue = self.records.values().filter_map(|record| {
             let silent = (now - record.at) as u32;
             let ticks = record.pulse.busy_ticks;
+            let gaps = self.gaps.get(&record.holder.node).copied().unwrap_or_default();
             if is_waited_for(record) {
                 None
-            } else if silent > record.gaps.bound(lost_after_ticks) {
+            } else if silent > gaps.bound(lost_after_ticks) {
                 Some((record.holder, LossReason::Silent { ticks: silent }))
             } else if ticks > ticks_max {
                 Some((record.holder, LossReason::OpOverdue { ticks, ticks_max }))

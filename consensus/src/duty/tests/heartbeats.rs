@@ -82,6 +82,27 @@ fn who_was_silent_for_long_and_came_back_may_be_silent_for_longer_for_a_while() 
     lost_after(&mut harness, LOST_AFTER_TICKS * GAP_FACTOR);
 }
 
+/// A process that was started again is on the machine that was late before; one that is new to the
+/// leader may be as late as the latest.
+#[test]
+fn silences_are_those_of_a_node_and_outlast_its_process() {
+    let lost_after = LOST_AFTER_TICKS / 2 * GAP_FACTOR;
+    let mut harness = running();
+    harness.tick(LOST_AFTER_TICKS / 2, &[1, 3]);
+    harness.beat(2, 0, 0);
+    let before = lost(harness.log.holder(2), LossReason::Closed);
+    harness.agree(Entry::Members(vec![before]));
+    harness.agree(Entry::Members(vec![admit(2, 2), admit(4, 1)]));
+    harness.tick(lost_after, &[1, 3]);
+    assert!(harness.log.state.holder_of(NodeId(2)).is_some(), "started again");
+    assert!(harness.log.state.holder_of(NodeId(4)).is_some(), "new");
+    assert!(!harness.act().iter().any(|entry| matches!(entry, Entry::Members(_))));
+    harness.tick(1, &[1, 3]);
+    let reason = LossReason::Silent { ticks: lost_after + 1 };
+    let silent = [2, 4].map(|node| lost(harness.log.holder(node), reason));
+    assert!(harness.act().contains(&Entry::Members(silent.to_vec())));
+}
+
 #[test]
 fn an_operation_far_past_its_planned_time_is_a_loss_though_the_heart_beats() {
     let mut harness = running();
