@@ -45,8 +45,7 @@ impl BlobRegistry {
     }
 
     /// Offers a piece of the checkpoint after the last step, version `last`, until it is withdrawn;
-    /// others are read from the store. No COMMIT changes the weights any more, so what is held is
-    /// not copied; it is the layers of this node, which waited in memory to be hashed and written.
+    /// others are read from the store. No COMMIT changes these weights, so none is copied for it.
     ///
     /// # Panics
     /// If a thread that held the lock panicked.
