@@ -531,6 +531,7 @@ impl WorkerNode {
         }
     }
 }
+                SessionOutput::End(refusal) => self.end_refused(refusal),
 
 /// Sends controllers how a step's time was spent here.
 fn report_step_time(step: StepTime, ports: &mut WorkerPorts) {
