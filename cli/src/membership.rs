@@ -135,7 +135,9 @@ pub fn join_on<M: WorkerDevice>(
         return serve_controller(folder, node_record);
     }
     let typed = typed_addresses(args.cluster.as_ref())?;
-    let typed = typed.map_or_else(Vec::new, |typed| name_resolver::resolve(&typed.texts()));
+    let remembered = || node_record.controller_names.values().flatten().cloned().collect();
+    let addresses = typed.map_or_else(remembered, |typed| typed.texts());
+    let typed = name_resolver::resolve(&addresses);
     serve_worker(folder, node_record, typed, profile, device)
 }
 
