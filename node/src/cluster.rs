@@ -24,7 +24,6 @@ mod layer_moves;
 mod machine_id;
 mod member_addresses;
 pub mod membership_failure;
-pub mod name_resolver;
 pub mod node_record;
 mod outbox;
 mod peer_connections;

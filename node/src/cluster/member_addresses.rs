@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use zbelastic_consensus::contact::Contacts;
 use zbelastic_consensus::member::Role;
+use zbelastic_machine::name_resolver::{NameLookup, NameResolver, numbers};
 use zbelastic_policy::tick::ticks_of;
 use zbelastic_types::NodeId;
 
-use super::name_resolver::{NameLookup, NameResolver, numbers};
 use super::node_record::ControllerAddresses;
 
 /// Between two look-ups of the names of a node that is not connected: as long as the longest pause

@@ -5,12 +5,12 @@ use std::net::SocketAddr;
 use zbelastic_consensus::contact::Contacts;
 use zbelastic_consensus::member::Role;
 use zbelastic_identity::PeerRole;
+use zbelastic_machine::name_resolver::system_lookup;
 use zbelastic_policy::roster::Roster;
 use zbelastic_transport::Transport;
 use zbelastic_types::NodeId;
 
 use super::member_addresses::{MemberAddresses, MemberSockets};
-use super::name_resolver::system_lookup;
 use super::node_record::ControllerAddresses;
 
 /// The nodes that this one requests connections to.
