@@ -46,7 +46,8 @@ pub use request::{ApiRequest, CorpusDescription, TokenRequest};
 pub use status::{
     CheckpointStatus, ClusterStatus, DiskStatus, FailureStatus, JobPhaseStatus, JobStatus,
     LayerPace, LinkPace, MemberPath, MemberRole, MemberState, MemberStatus, PaceStatus, PlanStatus,
-    PromiseStatus, QuorumStatus, SavingStatus, StatusReport, TokenRole, VerdictWait, WorkStatus,
+    PromiseStatus, QuorumStatus, SavingStatus, ScrubPassStatus, ScrubStatus, StatusReport,
+    TokenRole, VerdictWait, WorkStatus,
 };
 pub use zbelastic_timing::StepTimeBreakdown;
 

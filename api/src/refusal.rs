@@ -362,7 +362,11 @@ impl WrongState {
             Self::OtherVersion { .. } => {
                 Some(("they would misunderstand each other", "the same version on both sides"))
             }
-            Self::NodeGone { .. } | Self::TokenRevoked { .. } | Self::OutOfOrder { .. } => None,
+            Self::TokenRevoked { .. } => Some((
+                "nobody joins with it; who joined before is let in",
+                "`zbelastic token revoke --with-nodes` removes those too",
+            )),
+            Self::NodeGone { .. } | Self::OutOfOrder { .. } => None,
         }
     }
 }

@@ -33,6 +33,7 @@ pub fn member(id: u64, name: &str, is_live: bool) -> MemberStatus {
         copies_stages: Vec::new(),
         left_out: None,
         disk: None,
+        scrub: None,
         device: "cpu".to_owned(),
         speed_permille: 1000,
         memory_used: None,

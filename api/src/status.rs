@@ -225,6 +225,33 @@ pub struct MemberStatus {
     /// The disk that its store of checkpoints lies on, as it reported last.
     #[serde(default)]
     pub disk: Option<DiskStatus>,
+    /// How far it has read everything on that disk again, as it reported last.
+    #[serde(default)]
+    pub scrub: Option<ScrubStatus>,
+}
+
+/// The passes in which a member reads everything on its disk again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ScrubStatus {
+    /// Bytes that the pass under way has read.
+    pub done: Bytes,
+    /// Bytes that it reads in all.
+    pub total: Bytes,
+    /// Pieces, texts and weights that it found damaged so far.
+    pub corrupt: u64,
+    /// The last pass that ended; none if none did.
+    pub last: Option<ScrubPassStatus>,
+}
+
+/// A pass that read everything.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ScrubPassStatus {
+    /// When it ended, in milliseconds since 1970.
+    pub ended_at_ms: u64,
+    /// Bytes that it read.
+    pub total: Bytes,
+    /// Pieces, texts and weights that it found damaged.
+    pub corrupt: u64,
 }
 
 /// The free and total space on a member's disk.

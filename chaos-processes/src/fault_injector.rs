@@ -10,6 +10,7 @@ use chaos_tests::random::{DrawPurpose, Draws};
 use super::campaign_report::Recovery;
 use super::cluster_observation::MemberIndex;
 use super::contract::ProcessRole;
+use super::disk_damage::damage;
 use super::faults::ProcessFault;
 use super::local_cluster::{LocalCluster, LocalClusterError, ProcessStatus, wall_us};
 use super::namespaces::CutDirection;
@@ -156,9 +157,9 @@ impl ProcessFaultInjector {
                 pick(&workers, draw, usize::from(is_full))
             }
             ProcessFault::PowerCycle { order, .. } => shuffled(all(cluster), order),
-            ProcessFault::Isolate { draw, .. } | ProcessFault::OneWay { draw, .. } => {
-                pick(&all(cluster), draw, 1)
-            }
+            ProcessFault::DamageDisk { draw, .. }
+            | ProcessFault::Isolate { draw, .. }
+            | ProcessFault::OneWay { draw, .. } => pick(&all(cluster), draw, 1),
             ProcessFault::Storm { .. } | ProcessFault::Replay { .. } => all(cluster),
         }
     }
@@ -178,6 +179,14 @@ impl ProcessFaultInjector {
                 victims
                     .iter()
                     .for_each(|victim| self.later(down_ms, FaultReversal::Start(*victim)));
+            }
+            ProcessFault::DamageDisk { draw, down_ms } => {
+                self.signal(cluster, victims, ProcessSignal::Kill)?;
+                for victim in victims {
+                    let spec = cluster.members()[*victim].spec();
+                    damage(&spec.data_dir, draw).map_err(damage_error(&spec.name))?;
+                    self.later(down_ms, FaultReversal::Start(*victim));
+                }
             }
             ProcessFault::PauseWorker { ms, .. } | ProcessFault::PauseController { ms, .. } => {
                 self.signal(cluster, victims, ProcessSignal::Stop)?;
@@ -246,7 +255,8 @@ impl ProcessFaultInjector {
             | ProcessFault::Drain { .. }
             | ProcessFault::Join { .. }
             | ProcessFault::PowerCycle { .. }
-            | ProcessFault::FullDisk { .. } => return Ok(()),
+            | ProcessFault::FullDisk { .. }
+            | ProcessFault::DamageDisk { .. } => return Ok(()),
         };
         self.later(ms, reversal);
         Ok(())
@@ -338,6 +348,11 @@ impl ProcessFaultInjector {
         };
         result.map_err(disk_error(&found.spec().name))
     }
+}
+
+fn damage_error(name: &str) -> impl FnOnce(io::Error) -> LocalClusterError {
+    let doing = format!("cannot damage a file of {name}");
+    move |source| LocalClusterError::System { doing, source }
 }
 
 fn disk_error(name: &str) -> impl FnOnce(io::Error) -> LocalClusterError {

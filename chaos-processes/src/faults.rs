@@ -50,6 +50,8 @@ pub enum ProcessFaultKind {
     PowerCycle,
     /// A worker's disk is full.
     FullDisk,
+    /// A node dies, and a file that it keeps is damaged when it comes back.
+    DamageDisk,
     /// A node is cut off.
     Isolate,
     /// A node receives nothing, or nothing that it sends arrives.
@@ -62,7 +64,7 @@ pub enum ProcessFaultKind {
 
 impl ProcessFaultKind {
     /// Every kind of fault.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 15] = [
         Self::KillWorker,
         Self::KillWorkers,
         Self::KillLeader,
@@ -73,6 +75,7 @@ impl ProcessFaultKind {
         Self::Join,
         Self::PowerCycle,
         Self::FullDisk,
+        Self::DamageDisk,
         Self::Isolate,
         Self::OneWay,
         Self::Storm,
@@ -80,7 +83,7 @@ impl ProcessFaultKind {
     ];
     /// Those of a campaign for which none are named: the kinds that need no proxy, without power
     /// cycles, which are counted by themselves.
-    pub const USUAL: [Self; 9] = [
+    pub const USUAL: [Self; 10] = [
         Self::KillWorker,
         Self::KillWorkers,
         Self::KillLeader,
@@ -90,6 +93,7 @@ impl ProcessFaultKind {
         Self::Drain,
         Self::Join,
         Self::FullDisk,
+        Self::DamageDisk,
     ];
 
     /// Its name, as it is typed.
@@ -106,6 +110,7 @@ impl ProcessFaultKind {
             Self::Join => "join",
             Self::PowerCycle => "power-cycle",
             Self::FullDisk => "full-disk",
+            Self::DamageDisk => "damage-disk",
             Self::Isolate => "isolate",
             Self::OneWay => "one-way",
             Self::Storm => "storm",
@@ -133,7 +138,8 @@ impl ProcessFaultKind {
             | Self::Drain
             | Self::Join
             | Self::PowerCycle
-            | Self::FullDisk => false,
+            | Self::FullDisk
+            | Self::DamageDisk => false,
         }
     }
 
@@ -149,7 +155,7 @@ impl ProcessFaultKind {
             | Self::Isolate
             | Self::OneWay
             | Self::Storm => 2,
-            Self::Join | Self::PowerCycle | Self::FullDisk | Self::Replay => 1,
+            Self::Join | Self::PowerCycle | Self::FullDisk | Self::DamageDisk | Self::Replay => 1,
         }
     }
 }
@@ -224,6 +230,13 @@ pub enum ProcessFault {
         /// Milliseconds for which its disk is full.
         ms: u64,
     },
+    /// A node dies, a file that it keeps of checkpoints or texts is damaged, and it comes back.
+    DamageDisk {
+        /// Draw that picks the node, and what is damaged.
+        draw: u64,
+        /// Milliseconds until it comes back.
+        down_ms: u64,
+    },
     /// A node is cut off.
     Isolate {
         /// Draw that picks the node.
@@ -271,6 +284,7 @@ impl ProcessFault {
             Self::Join { .. } => ProcessFaultKind::Join,
             Self::PowerCycle { .. } => ProcessFaultKind::PowerCycle,
             Self::FullDisk { .. } => ProcessFaultKind::FullDisk,
+            Self::DamageDisk { .. } => ProcessFaultKind::DamageDisk,
             Self::Isolate { .. } => ProcessFaultKind::Isolate,
             Self::OneWay { .. } => ProcessFaultKind::OneWay,
             Self::Storm { .. } => ProcessFaultKind::Storm,
@@ -304,6 +318,7 @@ impl ProcessFault {
             ProcessFaultKind::Join => Self::Join { draw },
             ProcessFaultKind::PowerCycle => Self::PowerCycle { order: draw, down_ms: dark_ms },
             ProcessFaultKind::FullDisk => Self::FullDisk { draw, ms: full_ms },
+            ProcessFaultKind::DamageDisk => Self::DamageDisk { draw, down_ms },
             ProcessFaultKind::Isolate => Self::Isolate { draw, ms: weather_ms },
             ProcessFaultKind::OneWay => {
                 Self::OneWay { draw, is_deaf: draws.chance(0.5), ms: weather_ms }
@@ -344,7 +359,8 @@ impl fmt::Display for ProcessFault {
         match self {
             Self::KillWorkers { count: 1, down_ms, .. }
             | Self::KillLeader { down_ms }
-            | Self::KillFollower { down_ms, .. } => write!(f, ", back after {down_ms} ms"),
+            | Self::KillFollower { down_ms, .. }
+            | Self::DamageDisk { down_ms, .. } => write!(f, ", back after {down_ms} ms"),
             Self::KillWorkers { count, down_ms, .. } => {
                 write!(f, ", {count} of them, back after {down_ms} ms")
             }

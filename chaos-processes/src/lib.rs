@@ -17,6 +17,7 @@ pub mod cluster_observation;
 pub mod command;
 pub mod contract;
 pub mod demo;
+mod disk_damage;
 pub mod durations;
 pub mod events;
 pub mod fault_injector;

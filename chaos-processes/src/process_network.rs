@@ -42,7 +42,8 @@ impl NetworkKind {
             | ProcessFaultKind::Drain
             | ProcessFaultKind::Join
             | ProcessFaultKind::PowerCycle
-            | ProcessFaultKind::FullDisk => true,
+            | ProcessFaultKind::FullDisk
+            | ProcessFaultKind::DamageDisk => true,
         }
     }
 }

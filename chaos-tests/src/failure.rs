@@ -86,6 +86,8 @@ pub enum Invariant {
     H11,
     /// Certificates do not end while processes run.
     H12,
+    /// No member refuses another one for the authority that made its certificate.
+    H13,
     /// No node is sent a format that its program does not read.
     F1,
     /// The canary: broken by a switch that makes every life fail.
@@ -105,7 +107,8 @@ impl Invariant {
             | Self::H9
             | Self::H10
             | Self::H11
-            | Self::H12 => true,
+            | Self::H12
+            | Self::H13 => true,
             Self::S1
             | Self::S2
             | Self::S3

@@ -21,6 +21,7 @@ mod net;
 mod options;
 mod pieces;
 mod plans;
+mod rotation;
 mod surroundings;
 mod texts;
 mod world;

@@ -1,14 +1,16 @@
-//! The connection of a command line to its cluster, with the administrator's certificate, which is
-//! renewed while it is used.
+//! The connection of a command line to its cluster: with a person's certificate, which is renewed
+//! while it is used, or with that of the member in whose folder it runs, which may read.
 
 use std::env;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use tokio::runtime::Runtime;
+use zbelastic_api::ADDRESSES_MAX;
 use zbelastic_api::client::{ClientError, Exchange};
 use zbelastic_identity::{ClusterAuthority, Credentials, PeerRole, UnixSeconds, random_number};
 use zbelastic_node::cluster::ADMIN_NODE;
+use zbelastic_node::cluster::node_record::NodeRecord;
 use zbelastic_node::cluster::threads::runtime;
 use zbelastic_node::data_folder::NodeDataFolder;
 use zbelastic_transport::{AdminClient, ConnectError, DialProblem, RequestError};
@@ -23,14 +25,16 @@ const CLUSTER_VARIABLE: &str = "ZBELASTIC_CLUSTER";
 /// Between two attempts of a command to renew its certificate. It was begun days before the end.
 const RENEWAL_PAUSE: Duration = Duration::from_secs(60);
 
-/// An exchange with the cluster of which `folder` has an administrator's certificate.
+/// An exchange with the cluster of which `folder` has a certificate.
 ///
 /// # Errors
 /// If the system gives no threads.
 pub fn exchange(folder: &NodeDataFolder) -> Result<Exchange<'static>, CommandFailure> {
+    let is_person = folder.admin().exists();
     let mut connection = CommandConnection {
         runtime: runtime()?,
-        folder: folder.admin(),
+        folder: if is_person { folder.admin() } else { folder.identity() },
+        is_person,
         open: None,
         renewal_requested: None,
     };
@@ -59,14 +63,35 @@ pub fn typed_addresses(typed: Option<&AddressList>) -> Result<Option<AddressList
 /// folder's.
 ///
 /// # Errors
-/// If the folder has no administrator's certificate, or the environment's addresses are none.
+/// If the folder has no certificate, or the environment's addresses are none.
 pub fn request_addresses(
     args: &ClientArgs,
 ) -> Result<(NodeDataFolder, Vec<String>), CommandFailure> {
     let folder = NodeDataFolder::of(args.folder.data_dir.as_deref());
-    let admin = folder.read_admin()?;
+    let known = known_addresses(&folder)?;
     let typed = typed_addresses(args.cluster.as_ref())?;
-    Ok((folder, typed.map_or(admin.addresses, |typed| typed.texts())))
+    Ok((folder, typed.map_or(known, |typed| typed.texts())))
+}
+
+/// The addresses that the certificate of a folder is used at: a person's, or else that of the member
+/// in it.
+fn known_addresses(folder: &NodeDataFolder) -> Result<Vec<String>, CommandFailure> {
+    let missing = match folder.read_admin() {
+        Ok(admin) => return Ok(admin.addresses),
+        Err(failure) if folder.admin().exists() => return Err(failure),
+        Err(failure) => failure,
+    };
+    match NodeRecord::load(&folder.identity()) {
+        Ok(Some(record)) => Ok(addresses_of_member(&record)),
+        Ok(None) | Err(_) => Err(missing),
+    }
+}
+
+/// Where a member's cluster is reached: at the controllers, of which it may be one.
+fn addresses_of_member(record: &NodeRecord) -> Vec<String> {
+    let names = record.controller_names.values().flatten().cloned();
+    let sockets = record.controllers.values().flatten().map(ToString::to_string);
+    names.chain(sockets).take(ADDRESSES_MAX).collect()
 }
 
 /// Tries whether a node answers at an address. Without a certificate of its own, as on a machine
@@ -105,8 +130,11 @@ pub fn reach(folder: &NodeDataFolder, address: &str) -> Result<(), String> {
 /// A command line's connection, which stays open between two questions.
 struct CommandConnection {
     runtime: Runtime,
-    /// The folder of the administrator's certificate. A line that is never used needs none.
+    /// The folder of the certificate. A line that is never used needs none.
     folder: PathBuf,
+    /// Whether the certificate is a person's, which its use renews; a member's process renews its
+    /// own.
+    is_person: bool,
     open: Option<OpenConnection>,
     /// When a certificate for longer was requested last.
     renewal_requested: Option<Instant>,
@@ -121,10 +149,12 @@ struct OpenConnection {
 
 impl CommandConnection {
     fn send(&mut self, addresses: &[String], bytes: &[u8]) -> Result<Vec<u8>, ClientError> {
-        let Self { runtime, folder, open, renewal_requested } = self;
+        let Self { runtime, folder, is_person, open, renewal_requested } = self;
         runtime.block_on(async {
             if let Some(found) = open.as_mut().filter(|open| open.addresses == addresses) {
-                renew_if_due(folder, found, renewal_requested).await;
+                if *is_person {
+                    renew_if_due(folder, found, renewal_requested).await;
+                }
                 match found.client.request(bytes.to_vec()).await {
                     Ok(answer) => return Ok(answer),
                     // The node may have ended since: another one is tried.
@@ -138,7 +168,9 @@ impl CommandConnection {
             let client = AdminClient::connect(addresses, credentials.clone()).await;
             let client = client.map_err(|error| client_error(&error))?;
             let mut new = OpenConnection { addresses: addresses.to_vec(), client, credentials };
-            renew_if_due(folder, &mut new, renewal_requested).await;
+            if *is_person {
+                renew_if_due(folder, &mut new, renewal_requested).await;
+            }
             let answer = new.client.request(bytes.to_vec()).await;
             if let Some(before) = open.replace(new) {
                 before.client.close().await;

@@ -9,7 +9,7 @@ use zbelastic_api::client::{ApiClient, ApiError};
 use zbelastic_identity::{
     JoinError, JoinSetup, JoinToken, NodeKey, NodeName, PeerRole, join_cluster,
 };
-use zbelastic_node::cluster::name_resolver;
+use zbelastic_machine::name_resolver;
 use zbelastic_node::cluster::threads::{raise_niceness, runtime};
 use zbelastic_node::data_folder::NodeDataFolder;
 use zbelastic_ui::{

@@ -17,7 +17,7 @@ use zbelastic_identity::{
     ClusterAuthority, ControllerContact, JoinSetup, JoinToken, NodeKey, NodeName, PeerRole,
     UnixSeconds, join_cluster, random_number,
 };
-use zbelastic_machine::DeviceSelector;
+use zbelastic_machine::{DeviceSelector, name_resolver};
 use zbelastic_node::cluster::compute::{self, CpuCores, WorkerDevice};
 use zbelastic_node::cluster::journal::now_ms;
 use zbelastic_node::cluster::membership_failure::{
@@ -26,8 +26,8 @@ use zbelastic_node::cluster::membership_failure::{
 use zbelastic_node::cluster::node_record::{NewNode, NodeRecord};
 use zbelastic_node::cluster::threads::runtime;
 use zbelastic_node::cluster::{
-    ADMIN_NODE, FIRST_NODE, WorkerProfile, command_address, name_resolver, recovery,
-    serve_controller, serve_worker,
+    ADMIN_NODE, FIRST_NODE, WorkerProfile, command_address, recovery, serve_controller,
+    serve_worker,
 };
 use zbelastic_node::data_folder::{AdminFile, NodeDataFolder};
 use zbelastic_types::{ClusterId, NodeId};
@@ -135,7 +135,9 @@ pub fn join_on<M: WorkerDevice>(
         return serve_controller(folder, node_record);
     }
     let typed = typed_addresses(args.cluster.as_ref())?;
-    let typed = typed.map_or_else(Vec::new, |typed| name_resolver::resolve(&typed.texts()));
+    let remembered = || node_record.controller_names.values().flatten().cloned().collect();
+    let addresses = typed.map_or_else(remembered, |typed| typed.texts());
+    let typed = name_resolver::resolve(&addresses);
     serve_worker(folder, node_record, typed, profile, device)
 }
 

@@ -40,3 +40,17 @@ fn a_sample_of_a_release_campaign_passes() {
     assert!(!digests.is_empty() && digests.iter().all(|digest| digest == calm), "{digests:?}");
     assert_eq!(account["findings"]["compared"], account["steps"]);
 }
+
+/// Files that nodes keep are damaged while they are down: members mend them, no run goes another
+/// way, and nothing that a node holds grows with the length of the run.
+#[test]
+fn a_sample_with_damaged_disks_passes() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let arguments = ["--kills", "5", "--faults", "damage-disk,full-disk", "--seed", "2"];
+    let account = campaign(folder.path(), &arguments);
+    assert_eq!(account["verdict"], "passed");
+    let strikes = account["strikes"].as_array().expect("strikes");
+    let damaged = strikes.iter().filter(|strike| strike["fault"].get("DamageDisk").is_some());
+    assert!(damaged.count() >= 2, "{strikes:?}");
+    assert_eq!(account["findings"]["compared"], account["steps"]);
+}

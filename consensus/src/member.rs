@@ -131,6 +131,18 @@ impl fmt::Display for LossReason {
     }
 }
 
+/// Numbers between those of two starts of a process: each life that is fenced off takes the next.
+pub const BOOTS_PER_START: u64 = 1 << 20;
+
+/// Why the process of a worker is not admitted, however often it requests that.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum AdmissionRefusal {
+    /// A life of this process was drained. Another start of it is admitted.
+    Drained,
+    /// Its node has no credential as a worker: it was removed, or was ephemeral and is forgotten.
+    NoCredential,
+}
+
 /// A change of one member.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum MemberChange {
@@ -204,5 +216,12 @@ impl Member {
             MembershipStatus::Present | MembershipStatus::Draining => true,
             MembershipStatus::Lost(_) => false,
         }
+    }
+
+    /// Whether it was drained in a life of the process that has this start.
+    #[must_use]
+    pub const fn was_drained_in(&self, boot: u64) -> bool {
+        let is_same_start = self.boot / BOOTS_PER_START == boot / BOOTS_PER_START;
+        matches!(self.status, MembershipStatus::Lost(LossReason::Drained)) && is_same_start
     }
 }

@@ -12,7 +12,7 @@ use crate::codec::{self, DecodeError};
 use crate::contact::{Contact, Contacts};
 use crate::entry::ReadyRecord;
 use crate::job::{JobPhase, JobSpec};
-use crate::member::{Holder, Resources, Role};
+use crate::member::{AdmissionRefusal, Holder, Resources, Role};
 use crate::plan::PlanRecord;
 use crate::pre_copy::PreCopyPlan;
 use crate::pre_encoded::PreEncoded;
@@ -221,6 +221,14 @@ pub enum Message {
         /// Name, addresses and place of the controller now.
         contact: Contact,
     },
+    /// A leader refuses a worker's request for admission, and will for as long as its process
+    /// lives. A worker of an earlier version does not know it and drops it.
+    NotAdmitted {
+        /// The start that the request named.
+        boot: u64,
+        /// Why the request is refused.
+        cause: AdmissionRefusal,
+    },
 }
 
 impl Message {
@@ -239,7 +247,11 @@ impl Message {
             | Self::Leave { holder }
             | Self::Moved { holder, .. } => Some(*holder),
             Self::Ready(ready) => Some(ready.holder),
-            Self::Raft(_) | Self::Join { .. } | Self::Briefing(_) | Self::Spent { .. } => None,
+            Self::Raft(_)
+            | Self::Join { .. }
+            | Self::Briefing(_)
+            | Self::Spent { .. }
+            | Self::NotAdmitted { .. } => None,
         }
     }
 }

@@ -75,6 +75,10 @@ pub enum Mutant {
     M43RaisedForTheConnected,
     /// m44: a plan that was made for a drift is reviewed as soon as any other.
     M44DriftForgotten,
+    /// m49: a node that reports that it keeps a piece is waited for, however long it does.
+    M49KeepingForEver,
+    /// m50: a member whose certificate is by the authority that follows forgets the one before it.
+    M50AuthorityForgotten,
 }
 
 #[cfg(feature = "mutants")]

@@ -26,7 +26,7 @@ use zbelastic_types::{ClusterId, Generation, NodeId, StageIndex, Step};
 use crate::contact::{Contact, Contacts};
 use crate::entry::ReadyRecord;
 use crate::job::JobSpec;
-use crate::member::{Holder, Resources, Role};
+use crate::member::{AdmissionRefusal, Holder, Resources, Role};
 use crate::message::{Envelope, HeldUpdate, Message, WorkerActivity};
 use crate::plan::PlanRecord;
 use crate::pre_copy::PreCopyPlan;
@@ -108,6 +108,8 @@ pub enum SessionOutput {
     },
     /// Pass a command to the runtime.
     Command(WorkerCommand),
+    /// End the process: the cluster does not admit it.
+    End(AdmissionRefusal),
 }
 
 /// Whether a session is a member of the cluster.

@@ -1,7 +1,9 @@
-//! The resources of this machine: cores, memory, disks, NVIDIA devices, and how fast it multiplies.
+//! The resources of this machine: cores, memory, disks, NVIDIA devices, its resolver of names, and
+//! how fast it multiplies.
 
 pub mod device;
 mod device_selector;
+pub mod name_resolver;
 pub mod own_address;
 pub mod second_store;
 pub mod unused_data;

@@ -19,9 +19,24 @@ const REPORT_TICKS: u32 = 100;
 pub struct KeepQueue {
     waiting: VecDeque<(PieceRef, NodeId)>,
     under_way: Option<(PieceRef, NodeId)>,
-    /// Bytes that this node had moved at the last report.
+    /// Bytes of such pieces that had arrived when the one under way was begun, and by now.
+    began_at: u64,
+    arrived: u64,
+    /// Bytes that had arrived at the last report.
     reported: u64,
     ticks: u32,
+}
+
+/// A report to the requester of a piece.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KeepReport {
+    /// The piece that is to be kept.
+    pub piece: PieceRef,
+    /// The node that requested it.
+    pub requested_by: NodeId,
+    /// Bytes that are yet to arrive here until it is kept: its own, and those of the pieces before
+    /// it. They only become fewer.
+    pub left: u64,
 }
 
 /// The queue has no space for another piece.
@@ -51,6 +66,7 @@ impl KeepQueue {
             return None;
         }
         self.under_way = self.waiting.pop_front();
+        self.began_at = self.arrived;
         self.under_way
     }
 
@@ -65,16 +81,28 @@ impl KeepQueue {
         self.under_way.take_if(|under_way| *under_way == (piece, node));
     }
 
-    /// A tick, and the bytes of pieces that this node has moved by now: of nothing else, or a piece
-    /// that never comes would be waited for as long as anything does. Returns each piece whose
-    /// progress is to be reported, with the node that requested it.
-    pub fn handle_tick(&mut self, done: u64) -> Vec<(PieceRef, NodeId)> {
+    /// A tick, and the bytes of pieces that arrived here to be kept by now: of nothing else, or a
+    /// piece that never comes would be waited for as long as anything does. Returns the reports that
+    /// are due.
+    pub fn handle_tick(&mut self, arrived: u64) -> Vec<KeepReport> {
         self.ticks += 1;
-        if self.ticks < REPORT_TICKS || done == self.reported {
+        self.arrived = arrived;
+        if self.ticks < REPORT_TICKS || arrived == self.reported {
             return Vec::new();
         }
-        (self.ticks, self.reported) = (0, done);
-        self.under_way.iter().chain(&self.waiting).copied().collect()
+        (self.ticks, self.reported) = (0, arrived);
+        let mut left = 0;
+        let of_current = arrived - self.began_at;
+        let current = self
+            .under_way
+            .iter()
+            .map(|(piece, node)| (*piece, *node, piece.length.saturating_sub(of_current)));
+        let waiting = self.waiting.iter().map(|(piece, node)| (*piece, *node, piece.length));
+        let reports = current.chain(waiting).map(|(piece, requested_by, bytes)| {
+            left += bytes;
+            KeepReport { piece, requested_by, left }
+        });
+        reports.collect()
     }
 }
 
@@ -113,9 +141,18 @@ mod tests {
         queue.push(piece(2), NodeId(8)).expect("space");
         queue.poll();
         assert!((1..REPORT_TICKS).all(|_| queue.handle_tick(5).is_empty()));
-        assert_eq!(queue.handle_tick(5), [(piece(1), NodeId(7)), (piece(2), NodeId(8))]);
+        let report = |layer, requested_by, left| KeepReport {
+            piece: piece(layer),
+            requested_by: NodeId(requested_by),
+            left,
+        };
+        assert_eq!(queue.handle_tick(5), [report(1, 7, 5), report(2, 8, 15)]);
         assert!((0..3 * REPORT_TICKS).all(|_| queue.handle_tick(5).is_empty()), "nothing moves");
-        assert_eq!(queue.handle_tick(6).len(), 2);
+        assert_eq!(queue.handle_tick(6), [report(1, 7, 4), report(2, 8, 14)]);
+        queue.note_done(piece(1), NodeId(7));
+        queue.poll();
+        assert!((1..REPORT_TICKS).all(|_| queue.handle_tick(9).is_empty()));
+        assert_eq!(queue.handle_tick(9), [report(2, 8, 7)]);
     }
 
     #[test]

@@ -14,6 +14,10 @@ use crate::piece::PieceRef;
 /// another node gets the request first.
 const STILL_TICKS_MAX: u32 = 1000;
 
+/// Reports of a node of an earlier version, which names no bytes, that count as progress of a piece:
+/// an hour of one a second.
+const UNCOUNTED_REPORTS_MAX: u32 = 3_600;
+
 /// Pieces that were written here and are to be kept elsewhere too before they count as durable.
 #[derive(Debug, Default)]
 pub struct PieceCopies {
@@ -28,12 +32,40 @@ struct PieceCopyState {
     is_local: Option<bool>,
     /// Copies that make it durable, here and elsewhere.
     wanted: usize,
-    /// Nodes that were sent the request and have not answered.
-    requested: BTreeSet<NodeId>,
+    /// Nodes that were sent the request and have not answered, with what they reported.
+    requested: BTreeMap<NodeId, KeepProgress>,
     kept: BTreeSet<NodeId>,
     /// Nodes that were not sent the request yet, the best first.
     others: VecDeque<NodeId>,
     ticks: u32,
+}
+
+/// The reports of a node that is to keep a piece.
+#[derive(Clone, Copy, Debug, Default)]
+struct KeepProgress {
+    /// The fewest bytes that were to arrive there.
+    left_min: Option<u64>,
+    /// Reports that named none.
+    uncounted: u32,
+}
+
+impl KeepProgress {
+    /// Whether a report shows that the node makes progress: bytes that are left become fewer, and
+    /// there is an end to that.
+    fn note(&mut self, left: Option<u64>) -> bool {
+        match left {
+            Some(left) => {
+                let is_fewer = self.left_min.is_none_or(|least| left < least);
+                self.left_min = Some(self.left_min.map_or(left, |least| least.min(left)));
+                is_fewer
+            }
+            None if self.left_min.is_some() => false,
+            None => {
+                self.uncounted += 1;
+                self.uncounted <= UNCOUNTED_REPORTS_MAX
+            }
+        }
+    }
 }
 
 /// The next step for a piece.
@@ -79,7 +111,7 @@ impl PieceCopyState {
         let missing = wanted.saturating_sub(copies);
         let open = missing.saturating_sub(self.requested.len());
         let now: Vec<_> = self.others.drain(..open.min(self.others.len())).collect();
-        self.requested.extend(&now);
+        self.requested.extend(now.iter().map(|node| (*node, KeepProgress::default())));
         if !now.is_empty() {
             PieceCopyAction::Request(now)
         } else if missing > 0 && !self.requested.is_empty() {
@@ -102,7 +134,7 @@ impl PieceCopies {
         others: Vec<NodeId>,
     ) {
         let wanted = 1 + wanted.min(others.len());
-        let requested = BTreeSet::new();
+        let requested = BTreeMap::new();
         let kept = BTreeSet::new();
         let others = others.into();
         let state = PieceCopyState {
@@ -125,7 +157,7 @@ impl PieceCopies {
     /// Another node keeps it, or cannot.
     pub fn note_kept(&mut self, piece: PieceRef, node: NodeId, is_kept: bool) -> PieceCopyAction {
         self.note(piece, |state| {
-            if state.requested.remove(&node) && is_kept {
+            if state.requested.remove(&node).is_some() && is_kept {
                 state.kept.insert(node);
             } else if mutant::is(Mutant::M31FirstRefusalFails) {
                 state.others.clear();
@@ -136,7 +168,8 @@ impl PieceCopies {
     /// A node is gone, or its connection: it is not waited for. It still has its pieces on its
     /// disk.
     pub fn note_down(&mut self, node: NodeId) -> Vec<(PieceRef, PieceCopyAction)> {
-        let requested = self.under_way.iter().filter(|(_, state)| state.requested.contains(&node));
+        let requested =
+            self.under_way.iter().filter(|(_, state)| state.requested.contains_key(&node));
         let pieces: Vec<PieceRef> = requested.map(|(piece, _)| *piece).collect();
         pieces.into_iter().map(|piece| (piece, self.note_kept(piece, node, false))).collect()
     }
@@ -162,10 +195,12 @@ impl PieceCopies {
         next
     }
 
-    /// A node that was sent the request reports progress of a piece.
-    pub fn note_progress(&mut self, piece: PieceRef, node: NodeId) {
-        let state = self.under_way.get_mut(&piece);
-        if let Some(state) = state.filter(|state| state.requested.contains(&node)) {
+    /// A node that was sent the request reports progress of a piece: so many bytes are yet to arrive
+    /// there, if it names any.
+    pub fn note_progress(&mut self, piece: PieceRef, node: NodeId, left: Option<u64>) {
+        let Some(state) = self.under_way.get_mut(&piece) else { return };
+        let Some(reports) = state.requested.get_mut(&node) else { return };
+        if reports.note(left) || mutant::is(Mutant::M49KeepingForEver) {
             state.ticks = 0;
         }
     }
@@ -295,13 +330,35 @@ mod tests {
             copies.note_written();
         }
         assert_eq!(copies.note_local(piece(0), true), request(&[1]));
-        for _ in 0..3 {
+        for left in [9, 5, 4] {
             assert!((0..STILL_TICKS_MAX).all(|_| copies.handle_tick().is_empty()));
-            copies.note_progress(piece(0), NodeId(2));
-            copies.note_progress(piece(0), NodeId(1));
+            copies.note_progress(piece(0), NodeId(2), Some(0));
+            copies.note_progress(piece(0), NodeId(1), Some(left));
             copies.note_written();
         }
         assert_eq!(copies.note_kept(piece(0), NodeId(1), true), durable(2, 2));
+    }
+
+    /// Its disk hangs, or it lies: it reports each second, and what is left does not become less.
+    #[test]
+    fn a_node_that_reports_for_ever_is_given_up_as_one_that_is_silent() {
+        for reports in [[Some(9), Some(9)], [Some(9), None], [Some(9), Some(10)]] {
+            let mut copies = begun(1, 2);
+            assert_eq!(copies.note_local(piece(0), true), request(&[1]));
+            copies.note_progress(piece(0), NodeId(1), reports[0]);
+            let next = (0..=STILL_TICKS_MAX).find_map(|_| {
+                copies.note_progress(piece(0), NodeId(1), reports[1]);
+                copies.handle_tick().pop()
+            });
+            assert_eq!(next, Some((piece(0), request(&[2]))), "{reports:?}");
+        }
+        let mut copies = begun(1, 2);
+        assert_eq!(copies.note_local(piece(0), true), request(&[1]));
+        let ends = (0..2 * UNCOUNTED_REPORTS_MAX).any(|_| {
+            copies.note_progress(piece(0), NodeId(1), None);
+            !copies.handle_tick().is_empty()
+        });
+        assert!(ends, "nor is one of an earlier version waited for without an end");
     }
 
     #[test]

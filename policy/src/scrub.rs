@@ -4,9 +4,10 @@
 
 use std::collections::VecDeque;
 
+use serde::{Deserialize, Serialize};
 use zbelastic_checkpoint::{CHUNK_BYTES, CheckpointStore, PieceName, PieceRecord};
 use zbelastic_consensus::mutant::{self, Mutant};
-use zbelastic_types::Digest;
+use zbelastic_types::{Bytes, Digest};
 
 use crate::data::DataName;
 use crate::piece::PieceRef;
@@ -40,6 +41,37 @@ pub enum CorruptItem {
     Data(DataName),
 }
 
+/// How far a pass is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ScrubProgress {
+    /// Bytes that it has read, or that were removed meanwhile.
+    pub done: Bytes,
+    /// Bytes that there were when it began.
+    pub total: Bytes,
+    /// Items that it found damaged.
+    pub corrupt: u64,
+}
+
+/// The last pass that read everything.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ScrubPass {
+    /// When it ended, in seconds since 1970.
+    pub ended_s: u64,
+    /// Bytes that it read.
+    pub total: Bytes,
+    /// Items that it found damaged.
+    pub corrupt: u64,
+}
+
+/// The passes over a node's disk, as the node reports them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ScrubReport {
+    /// The pass under way.
+    pub progress: ScrubProgress,
+    /// The last one that ended, also in an earlier start of the node.
+    pub last: Option<ScrubPass>,
+}
+
 /// Something that is to be read.
 enum ScrubItem {
     Piece(PieceName),
@@ -52,11 +84,30 @@ enum ScrubRead<F> {
     Data { name: DataName, file: F, at: u64, hasher: Box<blake3::Hasher> },
 }
 
+impl<F> ScrubRead<F> {
+    /// Bytes that are yet to be read.
+    fn left(&self) -> u64 {
+        match self {
+            Self::Piece { record, next, .. } => {
+                record.length.saturating_sub((next * CHUNK_BYTES) as u64)
+            }
+            Self::Data { name, at, .. } => name.length - at,
+        }
+    }
+}
+
 /// Passes over all that a node holds, a chunk at a time.
 pub struct Scrubber<D: DataFileAccess> {
     data: D,
-    items: VecDeque<ScrubItem>,
+    /// What the pass is yet to read, each with its length.
+    items: VecDeque<(ScrubItem, u64)>,
+    /// Bytes of all of these.
+    waiting: u64,
     reading: Option<ScrubRead<D::File>>,
+    /// Bytes that there were when the pass began.
+    total: u64,
+    /// Items that the pass found damaged.
+    corrupt: u64,
     /// How many items of the first pass come last: a machine that is there for an hour begins
     /// elsewhere each time.
     turned: u64,
@@ -66,7 +117,16 @@ impl<D: DataFileAccess> Scrubber<D> {
     /// A scrub with a first pass that begins behind so many items, or as many less as there are.
     #[must_use]
     pub const fn new(data: D, turned: u64) -> Self {
-        Self { data, items: VecDeque::new(), reading: None, turned }
+        let items = VecDeque::new();
+        Self { data, items, waiting: 0, reading: None, total: 0, corrupt: 0, turned }
+    }
+
+    /// How far the pass is, or the last one if none is under way.
+    #[must_use]
+    pub fn progress(&self) -> ScrubProgress {
+        let left = self.waiting + self.reading.as_ref().map_or(0, ScrubRead::left);
+        let done = Bytes(self.total.saturating_sub(left));
+        ScrubProgress { done, total: Bytes(self.total), corrupt: self.corrupt }
     }
 
     /// Whether no pass is under way.
@@ -84,18 +144,34 @@ impl<D: DataFileAccess> Scrubber<D> {
             ScrubRead::Piece { name, record, next } => self.read_piece(store, (name, record), next),
             ScrubRead::Data { name, file, at, hasher } => self.read_data((name, file), at, hasher),
         };
+        self.corrupt += u64::from(corrupt.is_some());
         corrupt.filter(|_| !mutant::is(Mutant::M33ScrubIsSilent))
+    }
+
+    /// Begins a pass over all that there is.
+    fn begin_pass(&mut self, store: &impl CheckpointStore) -> Option<()> {
+        let names = store.names().ok()?;
+        let piece_length = |name| store.record(name).ok().flatten().map_or(0, |found| found.length);
+        let pieces = names.into_iter().map(|name| (ScrubItem::Piece(name), piece_length(name)));
+        self.items = pieces.collect();
+        for hash in self.data.list() {
+            let length = self.data.open(hash).map_or(0, |(_, length)| length);
+            self.items.push_back((ScrubItem::Data(hash), length));
+        }
+        let count = self.items.len().max(1) as u64;
+        self.items.rotate_left((std::mem::take(&mut self.turned) % count) as usize);
+        self.total = self.items.iter().map(|(_, length)| length).sum();
+        (self.waiting, self.corrupt) = (self.total, 0);
+        Some(())
     }
 
     fn next(&mut self, store: &impl CheckpointStore) -> Option<ScrubRead<D::File>> {
         if self.items.is_empty() {
-            let names = store.names().ok()?;
-            self.items = names.into_iter().map(ScrubItem::Piece).collect();
-            self.items.extend(self.data.list().into_iter().map(ScrubItem::Data));
-            let count = self.items.len().max(1) as u64;
-            self.items.rotate_left((std::mem::take(&mut self.turned) % count) as usize);
+            self.begin_pass(store)?;
         }
-        match self.items.pop_front()? {
+        let (item, length) = self.items.pop_front()?;
+        self.waiting -= length;
+        match item {
             ScrubItem::Piece(name) => {
                 let record = store.record(name).ok()??;
                 Some(ScrubRead::Piece { name, record, next: 0 })

@@ -65,6 +65,8 @@ pub enum MemberClaim {
     Collect,
     /// A client reads layers of a checkpoint.
     Exporting,
+    /// What the cluster is called.
+    Founding,
     /// The time report of a stage for a step.
     StageReport {
         /// Generation of the plan that the report names.
@@ -127,8 +129,13 @@ pub fn check_claim(
 ) -> Result<(), ClaimRefusal> {
     let is_controller = role == PeerRole::Controller;
     match claim {
-        MemberClaim::Collect | MemberClaim::Exporting if is_controller => Ok(()),
-        MemberClaim::Collect | MemberClaim::Exporting => Err(ClaimRefusal::Role { found: role }),
+        MemberClaim::Collect | MemberClaim::Exporting | MemberClaim::Founding => {
+            if is_controller {
+                Ok(())
+            } else {
+                Err(ClaimRefusal::Role { found: role })
+            }
+        }
         MemberClaim::StageReport { generation, stage } => {
             let has_stage = context.plan.is_some_and(|plan| {
                 let holder = plan.stages.get(stage.index());

@@ -9,6 +9,7 @@ use zbelastic_consensus::validation::Turn;
 use zbelastic_identity::AuthoritySecret;
 use zbelastic_policy::data::DataName;
 use zbelastic_policy::disk_space::{DiskSpace, DiskSpaceShortage};
+use zbelastic_policy::scrub::ScrubReport;
 use zbelastic_policy::trust::MemberClaim;
 use zbelastic_timing::{MeasuredSlice, MessageArrival};
 use zbelastic_trainer::model::{LayerSpec, LayerTimes};
@@ -154,6 +155,25 @@ pub enum NodeMessage {
     },
     /// From members to controllers: how far the sender is with the authority that follows.
     Authority(AuthorityReport),
+    /// As [`Self::Keeping`], with the bytes that are yet to arrive until the piece is kept. A node of
+    /// an earlier version does not know it and drops it.
+    KeepingLeft {
+        /// The piece that is to be kept.
+        piece: PieceRef,
+        /// Its bytes, and those of the pieces before it, that are yet to arrive.
+        left: u64,
+    },
+    /// From members to controllers: how far reading everything on the sender's disk again is. A
+    /// controller of an earlier version does not know it and drops it.
+    Scrubbed(ScrubReport),
+    /// Between controllers: what the cluster is called. A controller of an earlier version does not
+    /// know it and drops it.
+    Founding {
+        /// The name of the cluster.
+        cluster_name: String,
+        /// When it was founded, in milliseconds since 1970, if the sender knows that.
+        founded_ms: Option<u64>,
+    },
 }
 
 impl NodeMessage {
@@ -162,6 +182,7 @@ impl NodeMessage {
     pub const fn claim(&self) -> Option<MemberClaim> {
         match self {
             Self::Collect(_) => Some(MemberClaim::Collect),
+            Self::Founding { .. } => Some(MemberClaim::Founding),
             Self::Exporting => Some(MemberClaim::Exporting),
             Self::Evaluated { .. } => Some(MemberClaim::HeldOut),
             Self::KeepData(name) => Some(MemberClaim::KeepData(*name)),
@@ -175,10 +196,12 @@ impl NodeMessage {
             | Self::Kept(_)
             | Self::NotKept(_)
             | Self::Keeping(_)
+            | Self::KeepingLeft { .. }
             | Self::Moved { .. }
             | Self::Working { .. }
             | Self::SaveFailed(_)
             | Self::Room { .. }
+            | Self::Scrubbed(_)
             | Self::Authority(_) => None,
         }
     }

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use zbelastic_checkpoint::CheckpointId;
-use zbelastic_consensus::access::AccessChange;
+use zbelastic_consensus::access::{AccessChange, AuthorityChange};
 use zbelastic_consensus::class::DeviceClass;
 use zbelastic_consensus::contact::Contact;
 use zbelastic_consensus::entry::Entry;
@@ -90,6 +90,15 @@ impl AgreedState {
     /// A node is removed by an operator.
     pub fn remove(&mut self, node: NodeId) -> bool {
         self.apply(Entry::Access(AccessChange::Revoked { node }))
+    }
+
+    /// A change of authority begins or is further.
+    ///
+    /// # Panics
+    /// If it does not follow.
+    pub fn rotate(&mut self, change: AuthorityChange) {
+        let is_next = self.apply(Entry::Access(AccessChange::Authority(change)));
+        assert!(is_next, "a step that was decided by the state follows");
     }
 
     /// Pieces and texts that nodes keep.

@@ -6,6 +6,7 @@ use zbelastic_policy::renewal::{CertificateStatus, RenewalAction};
 use zbelastic_types::NodeId;
 
 use super::check::HousekeepingMarker;
+use super::cluster::HousekeepingCluster;
 use super::surroundings::HousekeepingSurroundings;
 use super::world::HousekeepingEvent;
 
@@ -19,8 +20,8 @@ impl HousekeepingSurroundings<'_> {
         let member = self.cluster.members.get_mut(&node).expect("a member");
         let clock = member.clock(now);
         let window = member.window;
-        let look =
-            || CertificateStatus { now: clock, window, is_replaced: false, is_untrusted: false };
+        let is_replaced = HousekeepingCluster::is_replaced(member);
+        let look = || CertificateStatus { now: clock, window, is_replaced, is_untrusted: false };
         let next = member.process.renewal.handle_tick(look);
         let at = (node, member.life);
         let role = member.role;
@@ -40,13 +41,21 @@ impl HousekeepingSurroundings<'_> {
         let leader = self.cluster.leader();
         let is_let_in = self.cluster.agreed.state.access().credential(node).is_some();
         let is_reached = leader.is_some_and(|leader| self.cluster.is_linked(leader, node));
+        // The leader issues nothing by the authority before the one that is agreed to issue.
+        let issuing = self.cluster.issuing();
+        let holds_key =
+            |node: NodeId| self.cluster.members[&node].authority.keys.contains(&issuing);
+        let issues = leader.is_some_and(holds_key);
         let Some(member) = self.cluster.process(at) else { return };
         let is_answered = match member.role {
             Role::Controller => true,
-            Role::Worker => is_let_in && (is_reached || (is_at_door && leader.is_some())),
+            Role::Worker => is_let_in && issues && (is_reached || is_at_door),
         };
         if is_answered {
             member.window = window_from(now);
+            if member.role == Role::Worker {
+                member.authority.by = issuing;
+            }
             let seen = if is_at_door {
                 HousekeepingMarker::RenewedAtTheDoor
             } else {

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use zbelastic_checkpoint::CheckpointStore;
+use zbelastic_consensus::access::RotationPhase;
 use zbelastic_planner::NodeResources;
 use zbelastic_policy::data::DataName;
 use zbelastic_policy::piece::PieceRef;
@@ -11,6 +12,7 @@ use zbelastic_types::{Bytes, NodeId, Step};
 use super::cluster::HousekeepingCluster;
 use super::member::HousekeepingMember;
 use super::options::STORM_US;
+use super::rotation::phase_text;
 use super::world::{MEMORY_AMPLE, MemberMessage, SECOND_US};
 use crate::failure::{FailureKind, Invariant, LifeFailure};
 use crate::queue::VirtualTime;
@@ -71,11 +73,13 @@ pub enum HousekeepingMarker {
     DiskLow,
     /// A plan left out a node.
     NodeLeftOut,
+    /// An authority was retired, and another one alone is trusted.
+    AuthorityRetired,
 }
 
 impl HousekeepingMarker {
     /// Everything that can be seen.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 18] = [
         Self::Checkpoint,
         Self::OwnStoreRefused,
         Self::KeepRefused,
@@ -93,6 +97,7 @@ impl HousekeepingMarker {
         Self::RenewedAtTheDoor,
         Self::DiskLow,
         Self::NodeLeftOut,
+        Self::AuthorityRetired,
     ];
 }
 
@@ -214,6 +219,21 @@ impl HousekeepingChecker {
         if let Some(node) = late.map(|member| member.node).next() {
             self.broken(Invariant::H12, || format!("the certificate of n{node} ended long ago"));
         }
+    }
+
+    /// H13: a member refuses another one for the authority that made its certificate.
+    pub(super) fn check_trusted(
+        &mut self,
+        cluster: &HousekeepingCluster,
+        (one, other): (NodeId, NodeId),
+        phase: Option<RotationPhase>,
+    ) {
+        let by = cluster.members[&other].authority.by;
+        let trusts = &cluster.members[&one].authority.trusts;
+        let phase = phase_text(phase);
+        let message =
+            format!("n{one} trusts {trusts:?}, the certificate of n{other} is by {by}: {phase}");
+        self.broken(Invariant::H13, || message);
     }
 
     /// H1: no store has more versions than are kept, under way, or failed since.
@@ -423,7 +443,7 @@ impl HousekeepingChecker {
             MemberMessage::Keep(_)
             | MemberMessage::Kept(_)
             | MemberMessage::NotKept(_)
-            | MemberMessage::Keeping(_)
+            | MemberMessage::Keeping(..)
             | MemberMessage::SaveFailed(_)
             | MemberMessage::Contacts(_) => false,
         };

@@ -141,7 +141,7 @@ impl HousekeepingCluster {
             MemberMessage::Keep(_)
             | MemberMessage::Kept(_)
             | MemberMessage::NotKept(_)
-            | MemberMessage::Keeping(_)
+            | MemberMessage::Keeping(..)
             | MemberMessage::SaveFailed(_)
             | MemberMessage::Contacts(_) => return true,
         };

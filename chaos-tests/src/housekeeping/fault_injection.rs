@@ -56,6 +56,7 @@ impl MemberFaults {
             HousekeepingFault::RotText { whom } => self.rot_text(env, whom),
             HousekeepingFault::Remove { whom } => self.remove(env, whom),
             HousekeepingFault::Join => self.join(env),
+            HousekeepingFault::RotateAuthority { is_forced } => env.rotate_authority(is_forced),
         }
     }
 

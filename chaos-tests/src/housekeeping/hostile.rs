@@ -1,5 +1,7 @@
 //! A hostile member: it has the credentials of a worker, and sends whatever may hurt others.
 
+use std::collections::VecDeque;
+
 use zbelastic_checkpoint::CheckpointId;
 use zbelastic_policy::data::DataName;
 use zbelastic_policy::piece::{PieceRef, StoreReferences};
@@ -34,16 +36,21 @@ pub(super) fn served(piece: PieceRef) -> Vec<u8> {
     vec![7; piece.length.min(SERVED_MAX) as usize]
 }
 
+/// Requests that it remembers at most.
+const PRETENDED_MAX: usize = 64;
+
 /// The hostile member of a life, if it has one.
 pub(super) struct HostileMember {
     /// The worker that means harm.
     pub(super) node: Option<NodeId>,
+    /// Pieces of others that it never keeps, and reports for ever to be keeping.
+    pub(super) pretended: VecDeque<(NodeId, PieceRef)>,
 }
 
 impl HostileMember {
     /// It does the next thing, whether it was removed or not.
     pub(super) fn attack(
-        &self,
+        &mut self,
         env: &mut HousekeepingSurroundings<'_>,
         connections: &MemberConnections,
     ) {
@@ -56,6 +63,9 @@ impl HostileMember {
             linked.filter(|node| env.cluster.is_linked(hostile, *node)).collect();
         if linked.is_empty() {
             return;
+        }
+        for (requested_by, piece) in &self.pretended {
+            env.send(hostile, *requested_by, MemberMessage::Keeping(*piece, piece.length));
         }
         let target = *env.draws.pick(&linked);
         match env.draws.below(12) {
@@ -141,7 +151,7 @@ impl HostileMember {
 
     /// How it answers what others send: that it keeps a piece, that it does not, or not at all.
     pub(super) fn handle_hostile_message(
-        &self,
+        &mut self,
         env: &mut HousekeepingSurroundings<'_>,
         node: NodeId,
         from: NodeId,
@@ -151,7 +161,11 @@ impl HostileMember {
             MemberMessage::Keep(piece) => match env.draws.below(3) {
                 0 => env.send(node, from, MemberMessage::Kept(piece)),
                 1 => env.send(node, from, MemberMessage::NotKept(piece)),
-                _ => env.check.markers.note(HousekeepingMarker::HostileSilent),
+                _ => {
+                    env.check.markers.note(HousekeepingMarker::HostileSilent);
+                    self.pretended.truncate(PRETENDED_MAX - 1);
+                    self.pretended.push_front((from, piece));
+                }
             },
             MemberMessage::Contacts(contacts) => {
                 let member = env.cluster.members.get_mut(&node).expect("a member");
@@ -160,7 +174,7 @@ impl HostileMember {
             }
             MemberMessage::Kept(_)
             | MemberMessage::NotKept(_)
-            | MemberMessage::Keeping(_)
+            | MemberMessage::Keeping(..)
             | MemberMessage::Collect(_)
             | MemberMessage::KeepData(_)
             | MemberMessage::HeldOut

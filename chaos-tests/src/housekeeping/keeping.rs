@@ -91,7 +91,9 @@ impl MemberKeeping {
                 let mut sink = PieceSink::new(store, piece, WorkCounter::default());
                 sink.write(0, &bytes).is_ok() && sink.finish().is_ok()
             });
-        member.process.stored_bytes += u64::from(is_kept) * piece.length;
+        let bytes = u64::from(is_kept) * piece.length;
+        member.process.stored_bytes += bytes;
+        member.process.kept_bytes += bytes;
         match reason {
             FetchReason::Keep => self.answer_keep(env, node, from, (piece, is_kept)),
             FetchReason::Mend(others) if !is_kept => self.mend(env, node, piece, others),

@@ -18,6 +18,7 @@ use zbelastic_policy::trust::DuplicateIdentityReports;
 use zbelastic_types::{Bytes, NodeId, Step};
 
 use super::disk::{MemberDisk, MemberTexts};
+use super::rotation::MemberAuthority;
 use crate::queue::VirtualTime;
 
 /// Whether a process runs.
@@ -55,6 +56,8 @@ pub struct HousekeepingMember {
     pub skew_s: u64,
     /// From when to when its certificate is good.
     pub window: ValidityWindow,
+    /// Who made its certificate, and whom it trusts.
+    pub authority: MemberAuthority,
     /// What its process holds.
     pub process: MemberProcess,
     /// Since when it could take a piece from everybody.
@@ -93,6 +96,8 @@ pub struct MemberProcess {
     pub fetch: Option<DataFetch>,
     /// Bytes that its store has taken.
     pub stored_bytes: u64,
+    /// Those of them that are kept for other members.
+    pub kept_bytes: u64,
     /// The same at the last tick.
     pub stored_bytes_before: u64,
 }
@@ -120,6 +125,7 @@ impl MemberProcess {
             banned: BTreeSet::new(),
             fetch: None,
             stored_bytes: 0,
+            kept_bytes: 0,
             stored_bytes_before: 0,
         }
     }

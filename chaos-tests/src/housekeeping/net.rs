@@ -44,8 +44,16 @@ impl MemberConnections {
                 let a = &env.cluster.members[one];
                 let b = &env.cluster.members[other];
                 let is_new = !env.cluster.links.contains(&pair(*one, *other));
-                if is_new && believes(a, b) && believes(b, a) {
-                    self.link(env, *one, *other);
+                if !is_new || !believes(a, b) || !believes(b, a) {
+                    continue;
+                }
+                let refuses = |a: &HousekeepingMember, b: &HousekeepingMember| {
+                    !a.authority.accepts(b.authority.by)
+                };
+                match (refuses(a, b), refuses(b, a)) {
+                    (false, false) => self.link(env, *one, *other),
+                    (true, _) => env.note_refused_authority(*one, *other),
+                    (false, true) => env.note_refused_authority(*other, *one),
                 }
             }
         }

@@ -77,6 +77,11 @@ pub enum HousekeepingFault {
     },
     /// A worker joins the cluster.
     Join,
+    /// Another certificate authority follows.
+    RotateAuthority {
+        /// Whether those who are away are not waited for.
+        is_forced: bool,
+    },
 }
 
 /// What a life is lived from.
@@ -132,6 +137,12 @@ impl HousekeepingOptions {
         let count = draws.between(4, 14);
         let faults = (0..count).map(|_| (VirtualTime(draws.below(STORM_US)), fault(&mut draws)));
         options.faults = faults.collect();
+        let mut draws = Draws::new(seed, DrawPurpose::HousekeepingRotation);
+        for _ in 0..draws.below(3) {
+            let at = VirtualTime(draws.below(STORM_US));
+            let is_forced = draws.chance(0.6);
+            options.faults.push((at, HousekeepingFault::RotateAuthority { is_forced }));
+        }
         options.faults.sort_by_key(|(at, _)| *at);
         options
     }

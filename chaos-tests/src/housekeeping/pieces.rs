@@ -6,6 +6,7 @@ use std::sync::Arc;
 use zbelastic_checkpoint::CheckpointStore;
 use zbelastic_policy::collect::collect_garbage;
 use zbelastic_policy::disk_space::DiskSpaceChange;
+use zbelastic_policy::keep_queue::KeepReport;
 use zbelastic_policy::piece::{PieceRef, StoreReferences};
 use zbelastic_policy::piece_copies::PieceCopyAction;
 use zbelastic_trainer::elastic::{LayerImage, image_bytes, layer_digest};
@@ -279,15 +280,15 @@ impl MemberCheckpoints {
     pub(super) fn tick_pieces(&self, env: &mut HousekeepingSurroundings<'_>, node: NodeId) {
         let member = env.cluster.members.get_mut(&node).expect("a member");
         let process = &mut member.process;
-        let keeping = process.keeping.handle_tick(process.stored_bytes);
+        let keeping = process.keeping.handle_tick(process.kept_bytes);
         if std::mem::replace(&mut process.stored_bytes_before, process.stored_bytes)
             != process.stored_bytes
         {
             process.copies.note_written();
         }
         let late = process.copies.handle_tick();
-        for (piece, to) in keeping {
-            env.send(node, to, MemberMessage::Keeping(piece));
+        for KeepReport { piece, requested_by, left } in keeping {
+            env.send(node, requested_by, MemberMessage::Keeping(piece, left));
         }
         for (piece, next) in late {
             env.check.markers.note(HousekeepingMarker::KeeperSilent);

@@ -10,6 +10,7 @@ use super::check::HousekeepingChecker;
 use super::cluster::HousekeepingCluster;
 use super::disk::{MemberDisk, MemberTexts};
 use super::member::{HousekeepingMember, MemberProcess, MemberProcessState};
+use super::rotation::{MemberAuthority, RotationReports};
 use super::world::{HousekeepingEvent, MemberMessage};
 use crate::log::EventLog;
 use crate::queue::VirtualTimeQueue;
@@ -24,6 +25,8 @@ pub(super) struct HousekeepingSurroundings<'a> {
     pub(super) draws: Draws,
     pub(super) queue: VirtualTimeQueue<HousekeepingEvent>,
     pub(super) check: HousekeepingChecker,
+    /// What members reported to the leader about a change of authority.
+    pub(super) rotation: RotationReports,
     pub(super) log: &'a mut EventLog,
 }
 
@@ -66,6 +69,7 @@ impl HousekeepingSurroundings<'_> {
             disk: MemberDisk::new(total),
             texts,
             skew_s: self.draws.below(SKEW_S_MAX),
+            authority: MemberAuthority::by(self.cluster.issuing(), role),
             window: window_from(UnixSeconds(self.cluster.calendar().0 - age_s)),
             process,
             able_since: self.cluster.now,

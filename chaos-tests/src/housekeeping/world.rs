@@ -4,7 +4,7 @@
 //! for them. What a member decides comes from `zbelastic_policy`; what it received, sent, wrote and
 //! lost is kept here.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use zbelastic_consensus::contact::Contacts;
@@ -24,6 +24,7 @@ use super::net::MemberConnections;
 use super::options::{CALM_US, HousekeepingFault, HousekeepingOptions, STORM_US};
 use super::pieces::MemberCheckpoints;
 use super::plans::PlanHistory;
+use super::rotation::RotationReports;
 use super::surroundings::HousekeepingSurroundings;
 use super::texts::TextFetches;
 use crate::log::EventLog;
@@ -52,7 +53,7 @@ pub(super) enum MemberMessage {
     Keep(PieceRef),
     Kept(PieceRef),
     NotKept(PieceRef),
-    Keeping(PieceRef),
+    Keeping(PieceRef, u64),
     Collect(StoreReferences),
     KeepData(DataName),
     HeldOut,
@@ -143,7 +144,7 @@ impl<'a> HousekeepingWorld<'a> {
             connections: MemberConnections::new(MemberCheckpoints::new(&cluster.options)),
             keeping: MemberKeeping { layer_bytes, write_us: cluster.options.write_us },
             texts: TextFetches { text },
-            hostile: HostileMember { node: hostile },
+            hostile: HostileMember { node: hostile, pretended: VecDeque::new() },
             faults: MemberFaults {
                 node_next: NodeId(first + 1),
                 node_last: NodeId(first + JOINS_MAX),
@@ -153,6 +154,7 @@ impl<'a> HousekeepingWorld<'a> {
                 draws,
                 queue: VirtualTimeQueue::default(),
                 check: HousekeepingChecker::default(),
+                rotation: RotationReports::default(),
                 log,
             },
         };
@@ -258,6 +260,7 @@ impl<'a> HousekeepingWorld<'a> {
             self.keeping.scrub(&mut self.env, &self.texts);
             self.texts.fetch_missing_texts(&mut self.env);
             self.env.replan();
+            self.env.tick_rotation();
             self.connections.checkpoints.drop_lost(&mut self.env);
         }
         self.env.check_promises();
@@ -296,9 +299,9 @@ impl<'a> HousekeepingWorld<'a> {
             MemberMessage::NotKept(piece) => {
                 self.connections.checkpoints.note_copy(&mut self.env, node, from, (piece, false))
             }
-            MemberMessage::Keeping(piece) => {
+            MemberMessage::Keeping(piece, left) => {
                 let member = self.env.cluster.members.get_mut(&node).expect("a member");
-                member.process.copies.note_progress(piece, from);
+                member.process.copies.note_progress(piece, from, Some(left));
             }
             MemberMessage::Collect(referred) => {
                 self.connections.checkpoints.collect_at(&mut self.env, node, &referred)

@@ -18,7 +18,7 @@ pub enum KnownBug {
 
 impl KnownBug {
     /// All of them, by their numbers.
-    pub const ALL: [Self; 46] = [
+    pub const ALL: [Self; 48] = [
         Self::Bug(Bug::M1AckBeforeSync),
         Self::Mutant(Mutant::M2TurnUnchecked),
         Self::Bug(Bug::M3MomentsNotRestored),
@@ -61,6 +61,8 @@ impl KnownBug {
         Self::Mutant(Mutant::M44DriftForgotten),
         Self::Bug(Bug::M45EmbeddingAddsFirst),
         Self::Bug(Bug::M46FirstComeFirstJoined),
+        Self::Mutant(Mutant::M49KeepingForEver),
+        Self::Mutant(Mutant::M50AuthorityForgotten),
         Self::Mutant(Mutant::R2GenerationUnchecked),
         Self::Mutant(Mutant::R3SealedBeforeHeld),
         Self::Mutant(Mutant::R5CheckpointBeforeSeal),
@@ -113,6 +115,8 @@ impl KnownBug {
             Self::Mutant(Mutant::M44DriftForgotten) => "m44",
             Self::Bug(Bug::M45EmbeddingAddsFirst) => "m45",
             Self::Bug(Bug::M46FirstComeFirstJoined) => "m46",
+            Self::Mutant(Mutant::M49KeepingForEver) => "m49",
+            Self::Mutant(Mutant::M50AuthorityForgotten) => "m50",
             Self::Mutant(Mutant::R2GenerationUnchecked) => "R2",
             Self::Mutant(Mutant::R3SealedBeforeHeld) => "R3",
             Self::Mutant(Mutant::R5CheckpointBeforeSeal) => "R5",
@@ -234,6 +238,12 @@ impl KnownBug {
             Self::Bug(Bug::M46FirstComeFirstJoined) => {
                 "sums of lanes are joined in the order in which they came, and not as the tree says"
             }
+            Self::Mutant(Mutant::M49KeepingForEver) => {
+                "a node that reports that it keeps a piece is waited for, however long it does"
+            }
+            Self::Mutant(Mutant::M50AuthorityForgotten) => {
+                "a member with a certificate by the authority that follows forgets the one before"
+            }
             Self::Mutant(Mutant::R2GenerationUnchecked) => {
                 "the generation of a seal is checked when it is proposed only"
             }
@@ -293,7 +303,9 @@ impl KnownBug {
             Self::Mutant(Mutant::M44DriftForgotten) => &[Invariant::L5],
             Self::Mutant(Mutant::M28FollowedTooOld) => &[Invariant::N1, Invariant::L3],
             Self::Mutant(Mutant::M30CollectsByManifest) => &[Invariant::H1],
-            Self::Mutant(Mutant::M31FirstRefusalFails) => &[Invariant::H2],
+            Self::Mutant(Mutant::M31FirstRefusalFails)
+            | Self::Mutant(Mutant::M49KeepingForEver) => &[Invariant::H2],
+            Self::Mutant(Mutant::M50AuthorityForgotten) => &[Invariant::H13],
             Self::Mutant(Mutant::M32DamageEndsFetch) | Self::Mutant(Mutant::M33ScrubIsSilent) => {
                 &[Invariant::H3]
             }

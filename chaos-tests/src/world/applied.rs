@@ -7,7 +7,7 @@ use zbelastic_consensus::checkpoint::CheckpointRecord;
 use zbelastic_consensus::codec;
 use zbelastic_consensus::core::Core;
 use zbelastic_consensus::entry::RewindReason;
-use zbelastic_consensus::member::{Holder, LossReason, MemberChange};
+use zbelastic_consensus::member::{BOOTS_PER_START, Holder, LossReason, MemberChange};
 use zbelastic_consensus::plan::{LayerSource, PlanReason, PlanRecord, Promise};
 use zbelastic_consensus::pre_copy::FollowedLayer;
 use zbelastic_consensus::state::StateChange;
@@ -15,7 +15,6 @@ use zbelastic_consensus::validation::{Seal, Verdict};
 use zbelastic_types::{LayerId, NodeId, Step};
 
 use super::WorldEvent;
-use super::numbers::BOOTS_APART;
 use super::surroundings::Surroundings;
 use super::worker_facts::WorkerFacts;
 use crate::failure::{Invariant, LifeFailure};
@@ -396,7 +395,9 @@ fn mark_verdict(env: &mut Surroundings<'_>, core: &Core, seal: &Seal) {
 fn is_fenced_alive(workers: &dyn WorkerFacts, core: &Core, holder: Holder) -> bool {
     let member = core.state().members().get(&holder.node);
     let boot = workers.running_boot(holder.node);
-    member.zip(boot).is_some_and(|(member, boot)| (boot..boot + BOOTS_APART).contains(&member.boot))
+    member
+        .zip(boot)
+        .is_some_and(|(member, boot)| (boot..boot + BOOTS_PER_START).contains(&member.boot))
 }
 
 /// Whether everybody holds the layers that the plan needs of it when the plan begins.

@@ -1,12 +1,10 @@
 //! The numbers of nodes and starts.
 
+use zbelastic_consensus::member::BOOTS_PER_START;
 use zbelastic_types::NodeId;
 
 use crate::access::{LATER_CONTROLLERS, nodes_max};
 use crate::options::LifeOptions;
-
-/// Between the numbers of two starts of processes.
-pub(super) const BOOTS_APART: u64 = 1000;
 
 /// The numbers that were given so far.
 pub(super) struct NodeNumbers {
@@ -45,7 +43,7 @@ impl NodeNumbers {
 
     /// A start's number: as from a clock, so that a process can count on from it.
     pub(super) fn new_boot(&mut self) -> u64 {
-        self.boot_next += BOOTS_APART;
+        self.boot_next += BOOTS_PER_START;
         self.boot_next
     }
 }

@@ -242,6 +242,10 @@ impl<M: StageFactory, S: BatchSource + Clone> Workers<M, S> {
                     }
                     self.runtime_input(env, node, life, RuntimeInput::Command(command));
                 }
+                SessionOutput::End(_) => {
+                    self.crash_within(env, (node, RESPAWN_US), false);
+                    return;
+                }
             }
         }
     }

@@ -14,8 +14,8 @@ mod report;
 
 pub use checks::findings;
 pub use facts::{
-    ClockFacts, ClusterFacts, DialOutcome, DiskFacts, FilesystemSpace, FolderState, GpuFacts, Ipv6,
-    KernelFacts, LimitFacts, MachineFacts, MemoryFacts, NetworkFacts,
+    ClockFacts, ClusterFacts, DialOutcome, DiskFacts, DiskRead, FilesystemSpace, FolderState,
+    GpuFacts, Ipv6, KernelFacts, LimitFacts, MachineFacts, MemoryFacts, NetworkFacts,
 };
 pub use finding::{DoctorCheck, DoctorFinding, Obstacle, Severity};
 pub use report::{json, obstacle, text};

@@ -2,11 +2,14 @@
 
 use std::fmt::Write as _;
 use std::io::Write;
+use std::time::Duration;
 
 use zbelastic_api::client::ApiClient;
 use zbelastic_api::{
-    ApiRequest, DiskStatus, MemberPath, MemberRole, MemberState, MemberStatus, StatusReport, escape,
+    ApiRequest, DiskStatus, MemberPath, MemberRole, MemberState, MemberStatus, ScrubStatus,
+    StatusReport, escape,
 };
+use zbelastic_wording::figures::duration_text;
 use zbelastic_wording::{CommandError, CommandFailure};
 
 use super::reach::{confirm, connect, write_json};
@@ -148,6 +151,27 @@ fn disk_text(DiskStatus { free, total, low }: DiskStatus) -> String {
     format!("{free} of {total} free{low}")
 }
 
+/// As in `1.2 GiB of 3.0 GiB, the pass before ended 3 h ago, nothing damaged`.
+fn scrub_text(scrub: &ScrubStatus, now_ms: u64) -> String {
+    let ScrubStatus { done, total, corrupt, last } = scrub;
+    let damaged = |count: u64| match count {
+        0 => "nothing damaged".to_owned(),
+        count => format!("{count} DAMAGED"),
+    };
+    let before = match last {
+        Some(pass) => {
+            let age = Duration::from_millis(now_ms.saturating_sub(pass.ended_at_ms));
+            let found = damaged(pass.corrupt);
+            format!("the pass before ended {} ago, {found}", duration_text(age))
+        }
+        None => "the first pass".to_owned(),
+    };
+    match corrupt {
+        0 => format!("{done} of {total}; {before}"),
+        count => format!("{done} of {total}, {}; {before}", damaged(*count)),
+    }
+}
+
 /// As in `40 ms` and `12.3 s`.
 fn silence_text(milliseconds: u64) -> String {
     match milliseconds {
@@ -183,6 +207,7 @@ pub fn render_member(member: &MemberStatus, status: &StatusReport) -> String {
         ("device", Some(member.device.clone())),
         ("left out", member.left_out.clone()),
         ("disk", member.disk.map(disk_text)),
+        ("read again", member.scrub.as_ref().map(|scrub| scrub_text(scrub, status.at_ms))),
         ("memory", Some(memory_text(member)).filter(|text| !text.is_empty())),
         ("stage", member.stage.map(|stage| stage.to_string())),
         ("layers", member.layers.clone()),

@@ -8,9 +8,7 @@ use std::io::{self, IsTerminal, Write};
 use std::ops::ControlFlow;
 use std::thread;
 
-use zbelastic_api::StatusReport;
 use zbelastic_api::client::ApiClient;
-use zbelastic_node::data_folder::NodeDataFolder;
 use zbelastic_wording::{CommandError, CommandFailure};
 
 use super::reach::{connect, write_json, write_json_line};
@@ -39,15 +37,10 @@ enum StatusOutputMode {
 /// If the cluster does not answer, or `out` cannot be written.
 pub fn run(args: &StatusArgs, out: &mut dyn Write) -> Result<(), CommandError> {
     let mut client = connect(&args.read.client)?;
-    // A controller that joined does not know the name of its cluster; an administrator's folder
-    // does.
-    let name = NodeDataFolder::of(args.read.client.folder.data_dir.as_deref())
-        .read_admin()
-        .map_or_else(|_| String::new(), |admin| admin.name);
     let is_terminal = io::stdout().is_terminal();
     let width = if is_terminal { terminal::width() } else { WIDTH_ENDLESS };
     if !args.watch {
-        return once((args.read.json, width), &name, &mut client, out);
+        return once((args.read.json, width), &mut client, out);
     }
     let mode = match (args.read.json, is_terminal) {
         (true, _) => StatusOutputMode::JsonLines,
@@ -58,16 +51,15 @@ pub fn run(args: &StatusArgs, out: &mut dyn Write) -> Result<(), CommandError> {
         thread::sleep(args.interval);
         ControlFlow::Continue(())
     };
-    watch(mode, &name, &mut client, out, &mut pause)
+    watch(mode, &mut client, out, &mut pause)
 }
 
 fn once(
     (is_json, width): (bool, usize),
-    name: &str,
     client: &mut ApiClient<'_>,
     out: &mut dyn Write,
 ) -> Result<(), CommandError> {
-    let status = request_status(client, name)?;
+    let status = client.status().map_err(CommandFailure::from)?;
     if is_json {
         return write_json(out, &status);
     }
@@ -75,25 +67,15 @@ fn once(
     Ok(())
 }
 
-/// Requests the status. Where the node that answers knows no name of the cluster, it gets `name`.
-fn request_status(client: &mut ApiClient<'_>, name: &str) -> Result<StatusReport, CommandFailure> {
-    let mut status = client.status().map_err(CommandFailure::from)?;
-    if status.cluster.name.is_empty() {
-        name.clone_into(&mut status.cluster.name);
-    }
-    Ok(status)
-}
-
 /// Shows the status until `pause` breaks, `out` cannot be written, or the cluster does not answer.
 fn watch(
     mode: StatusOutputMode,
-    name: &str,
     client: &mut ApiClient<'_>,
     out: &mut dyn Write,
     pause: &mut dyn FnMut() -> ControlFlow<()>,
 ) -> Result<(), CommandError> {
     loop {
-        let status = request_status(client, name)?;
+        let status = client.status().map_err(CommandFailure::from)?;
         match mode {
             StatusOutputMode::JsonLines => write_json_line(out, &status)?,
             StatusOutputMode::Redrawn(width) => {
@@ -125,7 +107,7 @@ mod tests {
             left -= 1;
             if left == 0 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         };
-        watch(mode, "", &mut client, &mut out, &mut pause).expect("shown");
+        watch(mode, &mut client, &mut out, &mut pause).expect("shown");
         String::from_utf8(out).expect("UTF-8")
     }
 
@@ -149,7 +131,7 @@ mod tests {
     fn a_cluster_that_does_not_answer_ends_it_with_3() {
         let tried = vec![("a:7000".to_owned(), "no answer".to_owned())];
         let (mut client, _) = scripted(vec![Err(ClientError::Unreachable { tried })]);
-        let ended = once((false, 80), "", &mut client, &mut Vec::new());
+        let ended = once((false, 80), &mut client, &mut Vec::new());
         let Err(CommandError::Failed(failure)) = ended else { panic!("nobody answers") };
         assert_eq!(failure.code, FailureCode::Unreachable);
         assert!(failure.to_string().contains("a:7000: no answer"), "{failure}");
@@ -168,7 +150,7 @@ mod tests {
         }
         let (mut client, _) = scripted(vec![Ok(ApiAnswer::Status(Box::new(sample::status())))]);
         let mut endless = || ControlFlow::Continue(());
-        let ended = watch(StatusOutputMode::Blocks, "", &mut client, &mut ClosedPipe, &mut endless);
+        let ended = watch(StatusOutputMode::Blocks, &mut client, &mut ClosedPipe, &mut endless);
         let Err(CommandError::Output(error)) = ended else { panic!("it is closed") };
         assert_eq!(error.kind(), io::ErrorKind::BrokenPipe);
     }

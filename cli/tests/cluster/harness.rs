@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use zbelastic_api::client::{ApiClient, ApiError};
 use zbelastic_api::{
-    ApiAnswer, ApiRequest, CorpusDescription, HexDigest, JobPhaseStatus, StatusReport,
-    TokenRequest, TokenRole,
+    ApiAnswer, ApiRequest, CorpusDescription, EVENTS_MAX, EventKind, HexDigest, JobPhaseStatus,
+    StatusReport, TokenRequest, TokenRole,
 };
 use zbelastic_config::load_document;
 use zbelastic_node::data_folder::NodeDataFolder;
@@ -110,6 +110,18 @@ impl SpawnedCluster {
             }
             std::thread::sleep(Duration::from_millis(50));
         }
+    }
+
+    /// Waits for a warning of the first controller. Steps are events too: a warning may stand many
+    /// pages behind the first one.
+    pub fn wait_for_warning(&self, is_it: impl Fn(&str) -> bool) {
+        let mut from = 0;
+        self.wait("a warning", |cluster| {
+            let page = cluster.query(|client| client.events(from, EVENTS_MAX))?;
+            from = page.next_sequence;
+            let mut kinds = page.events.into_iter().map(|event| event.kind);
+            kinds.find(|kind| matches!(kind, EventKind::Warning { what } if is_it(what)))
+        });
     }
 
     pub fn status(&self) -> Option<StatusReport> {

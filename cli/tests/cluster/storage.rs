@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use zbelastic_api::{DiskStatus, EventKind};
+use zbelastic_api::DiskStatus;
 use zbelastic_chaos_processes::small_disk;
 use zbelastic_chaos_processes::system::own_mounts;
 
@@ -68,14 +68,8 @@ fn a_store_that_takes_no_more_stops_no_checkpoint_while_others_have_room() {
     reach(&cluster, at + 25);
     // With two of three gone there is no second copy any more, and that is reported at once.
     break_store("a");
-    cluster.wait("a warning", |cluster| {
-        let events = cluster.query(|client| client.events(0, 4096))?.events;
-        let mut kinds = events.into_iter().map(|event| event.kind);
-        kinds.find(|kind| {
-            matches!(kind, EventKind::Warning { what }
-                if what.contains("checkpoint") && what.contains("free disk space"))
-        })
-    });
+    cluster
+        .wait_for_warning(|what| what.contains("checkpoint") && what.contains("free disk space"));
 }
 
 /// The file of a node's copy of the text.
@@ -127,14 +121,7 @@ fn what_rots_at_rest_is_found_and_mended_from_others() {
     let mut damaged = sound.clone();
     damaged[sound.len() / 2] ^= 1;
     fs::write(&path, &damaged).expect("writable");
-    cluster.wait("a warning", |cluster| {
-        let events = cluster.query(|client| client.events(0, 4096))?.events;
-        let mut kinds = events.into_iter().map(|event| event.kind);
-        kinds.find(|kind| {
-            matches!(kind, EventKind::Warning { what }
-                if what.contains("is damaged on this node's disk"))
-        })
-    });
+    cluster.wait_for_warning(|what| what.contains("is damaged on this node's disk"));
     cluster.wait("the chunk to be mended", |_| fs::read(&path).ok().filter(|now| *now == sound));
 }
 
@@ -172,14 +159,7 @@ fn fill_the_disk_of_a_worker() {
     let ballast = folder.join("ballast");
     fs::write(&ballast, vec![1; (disk.free.0 - 4 * MIB) as usize]).expect("room");
     cluster.wait("a report that it is low", |cluster| is_low(cluster, true));
-    cluster.wait("a warning", |cluster| {
-        let events = cluster.query(|client| client.events(0, 4096))?.events;
-        let mut kinds = events.into_iter().map(|event| event.kind);
-        kinds.find(|kind| {
-            matches!(kind, EventKind::Warning { what }
-                if what.contains("disk of node") && what.contains("is low"))
-        })
-    });
+    cluster.wait_for_warning(|what| what.contains("disk of node") && what.contains("is low"));
     let at = newest_checkpoint(&cluster).expect("there are some");
     reach(&cluster, at + 25);
     fs::write(folder.join("more"), vec![1; 2 * MIB as usize]).expect("pieces left room");

@@ -1,7 +1,9 @@
 //! Users who were admitted with a token: the rights of an operator and of a viewer.
 
+use serde_json::Value;
+
 use crate::common::text;
-use crate::site::{ControllerSite, refused, zbelastic};
+use crate::site::{ControllerSite, refused, wait_until, zbelastic};
 
 impl ControllerSite {
     /// A user who was admitted with a token of this role, by the folder's name.
@@ -54,6 +56,38 @@ fn who_looks_on_reads_and_an_operator_runs_and_neither_lets_anybody_in() {
     stdout_on(&operator, &["export", "theirs", "--to", &model]);
     stdout_on(&operator, &["runs", "remove", "theirs", "--yes"]);
     assert_eq!(site.status()["members"].as_array().expect("a list").len(), 2, "no member more");
+}
+
+/// A member's folder has no person's certificate; the member's own may read, and a controller that
+/// joined knows what its cluster is called.
+#[test]
+fn the_folder_of_a_member_reads_and_commands_nothing() {
+    let mut site = ControllerSite::new();
+    let mut worker = site.worker("w");
+    let token = site.token(&["--role", "controller"]);
+    let mut second = site.another_controller(&token, "second");
+    for name in ["w", "second"] {
+        let folder = site.path(name);
+        for command in [&["status"][..], &["runs", "list"], &["events"], &["cluster", "info"]] {
+            stdout_on(&folder, command);
+        }
+        let commands =
+            [&["node", "drain", "w"][..], &["pause"], &["token", "list"], &["logs", "w"]];
+        for command in commands {
+            let stderr = refused(&folder, command, 4);
+            assert!(stderr.contains("not authorised: a certificate of a "), "{stderr}");
+        }
+    }
+    let member = site.member("second").expect("a member");
+    let address = member["addresses"][0].as_str().expect("an address").to_owned();
+    let name = || {
+        let status = ["status", "--json", "--cluster", &address];
+        let status: Value =
+            serde_json::from_str(&stdout_on(&site.path("w"), &status)).expect("JSON");
+        status["cluster"]["name"].clone()
+    };
+    wait_until("that it knows the name", || name() == "test");
+    assert!(worker.is_running() && second.is_running() && site.controller.is_running());
 }
 
 #[test]

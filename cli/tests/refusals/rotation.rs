@@ -33,7 +33,7 @@ impl ControllerSite {
     }
 
     /// A controller that joins with this token.
-    fn another_controller(&self, token: &str, name: &str) -> SiteNode {
+    pub fn another_controller(&self, token: &str, name: &str) -> SiteNode {
         let join = [&self.join(token, name)[..], &["--role", "controller"]].concat();
         let node = SiteNode::start(&self.path(name), &join);
         self.wait_until_present(name);

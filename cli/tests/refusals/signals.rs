@@ -3,7 +3,13 @@
 use std::io::{BufRead, BufReader, Read};
 use std::process::Stdio;
 
-use crate::site::{ControllerSite, wait_until, zbelastic};
+use crate::site::{ControllerSite, SiteNode, wait_until, zbelastic};
+
+/// The process of a folder that has an identity.
+fn start_again(site: &ControllerSite, node: &SiteNode) -> SiteNode {
+    let join = ["join", "--cluster", &site.address, "--bind", "127.0.0.1:0"];
+    SiteNode::start(&node.folder, &[&join[..], &["--threads", "1", "--spot", "none"]].concat())
+}
 
 #[test]
 fn standby_goes_when_it_is_drained() {
@@ -22,10 +28,27 @@ fn standby_goes_when_it_is_drained() {
     assert!(!worker.log_text().contains("taken away"), "{}", worker.log_text());
     let mut worker = site.worker("by-order");
     site.stdout_of(&["node", "drain", "by-order"]);
-    wait_until("that it is gone", || {
-        site.member("by-order").is_some_and(|member| member["standing"]["state"] == "lost")
-    });
-    let _ = worker.is_running();
+    assert_eq!(worker.ended(), Some(0), "nothing starts it again: {}", worker.log_text());
+    let state = || site.member("by-order").expect("it was one")["standing"]["state"].clone();
+    assert_eq!(state(), "lost");
+    // Somebody starts it again: it is the node that it was.
+    let again = start_again(&site, &worker);
+    wait_until("that it is back", || state() == "present");
+    drop(again);
+}
+
+/// The credential of an ephemeral node goes with it, and a folder without one is of no use.
+#[test]
+fn ephemeral_node_that_was_drained_says_what_it_needs_when_it_is_started_again() {
+    let site = ControllerSite::new();
+    let mut worker = site.worker_with("spot", &["--ephemeral"]);
+    site.stdout_of(&["node", "drain", "spot"]);
+    assert_eq!(worker.ended(), Some(0), "{}", worker.log_text());
+    let mut again = start_again(&site, &worker);
+    assert_eq!(again.ended(), Some(4), "{}", again.log_text());
+    let log = again.log_text();
+    assert!(log.contains("its token was for ephemeral nodes and it left"), "{log}");
+    assert!(log.contains("join with a new token and an empty folder"), "{log}");
 }
 
 #[test]

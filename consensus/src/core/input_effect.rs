@@ -42,6 +42,7 @@ impl InputEffect {
             | Message::Leave { .. }
             | Message::Briefing(_)
             | Message::Spent { .. }
+            | Message::NotAdmitted { .. }
             | Message::Moved { .. } => InputEffect::All,
         }
     }

@@ -35,11 +35,13 @@ impl Core {
                 Ok(recorded?)
             }
             Message::Join { boot, role, resources, contact } => {
-                self.answer_join(from, boot);
+                self.answer_join(from, (role, boot));
                 let change = MemberChange::Admit { node: from, boot, role, resources, contact };
                 self.with_duties(|duties, core| duties.handle_change(&core.state, change))
             }
-            Message::Briefing(_) | Message::Spent { .. } => Err(CoreRefusal::NotForControllers),
+            Message::Briefing(_) | Message::Spent { .. } | Message::NotAdmitted { .. } => {
+                Err(CoreRefusal::NotForControllers)
+            }
             message @ (Message::Report { .. }
             | Message::Held { .. }
             | Message::Inventory { .. }
@@ -93,7 +95,8 @@ impl Core {
                 | Message::Join { .. }
                 | Message::Beat { .. }
                 | Message::Briefing(_)
-                | Message::Spent { .. } => unreachable!("handled before"),
+                | Message::Spent { .. }
+                | Message::NotAdmitted { .. } => unreachable!("handled before"),
             }
         })
     }
@@ -158,8 +161,15 @@ impl Core {
     }
 
     /// Answers a worker's request to be admitted: with a briefing if this start was admitted, with
-    /// [`Message::Spent`] if this start or a later one was admitted and is lost.
-    fn answer_join(&mut self, node: NodeId, boot: u64) {
+    /// [`Message::Spent`] if this start or a later one was admitted and is lost, and by a leader
+    /// with [`Message::NotAdmitted`] if no request of this process will be granted. Only a leader
+    /// knows all that was agreed before.
+    fn answer_join(&mut self, node: NodeId, (role, boot): (Role, u64)) {
+        let asks_leader = role == Role::Worker && self.duties.is_some();
+        let refusal = self.state.membership().refusal_of(node, boot).filter(|_| asks_leader);
+        if let Some(cause) = refusal {
+            return self.outbox.send(node, Message::NotAdmitted { boot, cause });
+        }
         let Some(member) = self.state.members().get(&node) else { return };
         let is_live = member.is_live();
         let is_worker = member.role == Role::Worker;

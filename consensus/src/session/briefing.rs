@@ -5,10 +5,10 @@ use std::sync::Arc;
 use zbelastic_types::{ClusterId, Generation, NodeId, Step};
 
 use super::{
-    LoadCommand, Membership, PlanPart, SessionStatus, UnconfirmedMessages, WorkerCommand,
-    WorkerSession,
+    LoadCommand, Membership, PlanPart, SessionOutput, SessionStatus, UnconfirmedMessages,
+    WorkerCommand, WorkerSession,
 };
-use crate::member::Holder;
+use crate::member::{AdmissionRefusal, Holder};
 use crate::message::{Briefing, Envelope, Message};
 use crate::mutant::{self, Mutant};
 use crate::plan::PlanRecord;
@@ -31,7 +31,8 @@ pub enum BriefingRefusal {
         /// The node that sent the message.
         from: NodeId,
     },
-    /// Controllers send workers briefings and `Spent` only; this is another kind of message.
+    /// Controllers send workers briefings, `Spent` and `NotAdmitted` only; this is another kind of
+    /// message.
     #[error("not a message for a worker")]
     NotForWorkers,
     /// A later briefing was applied already.
@@ -71,6 +72,7 @@ impl WorkerSession {
         match envelope.message {
             Message::Briefing(briefing) => self.handle_briefing(from, *briefing),
             Message::Spent { boot } => self.handle_spent(boot),
+            Message::NotAdmitted { boot, cause } => self.handle_not_admitted(boot, cause),
             Message::Raft(_)
             | Message::Join { .. }
             | Message::Beat { .. }
@@ -92,6 +94,21 @@ impl WorkerSession {
         match &self.status {
             SessionStatus::Outside if boot >= self.setup.boot => {
                 self.setup.boot = boot + 1;
+                Ok(())
+            }
+            SessionStatus::Outside | SessionStatus::Member(_) => Err(BriefingRefusal::NotMine),
+        }
+    }
+
+    /// No request of this process will be granted.
+    fn handle_not_admitted(
+        &mut self,
+        boot: u64,
+        cause: AdmissionRefusal,
+    ) -> Result<(), BriefingRefusal> {
+        match &self.status {
+            SessionStatus::Outside if boot == self.setup.boot => {
+                self.outbox.push_back(SessionOutput::End(cause));
                 Ok(())
             }
             SessionStatus::Outside | SessionStatus::Member(_) => Err(BriefingRefusal::NotMine),

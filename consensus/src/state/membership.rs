@@ -12,7 +12,8 @@ use crate::access::AccessRegistry;
 use crate::contact::{Contact, Contacts};
 use crate::entry::CHANGES_MAX;
 use crate::member::{
-    Holder, LossReason, MEMBERS_MAX, Member, MemberChange, MembershipStatus, Resources, Role,
+    AdmissionRefusal, Holder, LossReason, MEMBERS_MAX, Member, MemberChange, MembershipStatus,
+    Resources, Role,
 };
 
 /// The members of the cluster, lost ones included, with their credentials and contacts.
@@ -63,6 +64,16 @@ impl ClusterMembership {
     pub fn admits(&self, node: NodeId, boot: u64, plans: &PlanSlots) -> bool {
         let is_new = self.members.get(&node).is_none_or(|member| boot > member.boot);
         is_new && !self.quarantined.contains(&node) && self.has_capacity(node, plans)
+    }
+
+    /// Why a worker that requests admission with this start is never admitted, if it is not.
+    #[must_use]
+    pub fn refusal_of(&self, node: NodeId, boot: u64) -> Option<AdmissionRefusal> {
+        // The credential of an ephemeral node goes with the drain.
+        if self.members.get(&node).is_some_and(|member| member.was_drained_in(boot)) {
+            return Some(AdmissionRefusal::Drained);
+        }
+        (!self.access.authorizes(node, Role::Worker)).then_some(AdmissionRefusal::NoCredential)
     }
 
     /// Whether this node is authorized as a member of this role, with this contact.

@@ -1,8 +1,9 @@
 //! A change of authority as every member follows it: the authorities that it trusts now, and the
 //! progress that it reports.
 
-use zbelastic_consensus::access::{AuthorityReport, Rotation, RotationPhase, Succession};
+use zbelastic_consensus::access::{AuthorityReport, Rotation, Succession};
 use zbelastic_identity::{Credentials, CredentialsFault};
+use zbelastic_policy::authority::{TrustedAuthorities, trusted_authorities};
 
 /// Ticks between two looks at the authorities to trust, and two reports of it: a second.
 pub const LOOK_TICKS: u32 = 100;
@@ -13,8 +14,7 @@ pub fn is_certified(rotation: &Rotation, own: &Credentials) -> bool {
     own.is_by(&rotation.succession.certificate.clone().into())
 }
 
-/// The same member, if it is to trust other authorities. It always trusts the authority of its own
-/// certificate: a folder that did not would be of no use.
+/// The same member, if it is to trust other authorities.
 ///
 /// # Errors
 /// If the agreed certificates are no authorities of this cluster.
@@ -30,9 +30,9 @@ pub fn updated_credentials(
     if !is_certified && !own.is_by(&both[0]) {
         return None;
     }
-    let roots = match rotation.phase {
-        RotationPhase::Retired if is_certified => vec![certificate.clone().into()],
-        RotationPhase::Announced | RotationPhase::Issuing { .. } | RotationPhase::Retired => both,
+    let roots = match trusted_authorities(rotation.phase, is_certified) {
+        TrustedAuthorities::New => vec![certificate.clone().into()],
+        TrustedAuthorities::Both => both,
     };
     (own.roots() != roots).then(|| own.with_roots(roots))
 }
@@ -50,6 +50,7 @@ pub fn report(rotation: &Rotation, own: &Credentials, has_key: bool) -> Authorit
 
 #[cfg(test)]
 mod tests {
+    use zbelastic_consensus::access::RotationPhase;
     use zbelastic_identity::{ClusterAuthority, PeerRole, UnixSeconds};
     use zbelastic_types::{ClusterId, Digest, NodeId};
 

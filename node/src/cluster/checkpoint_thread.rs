@@ -18,6 +18,7 @@ use zbelastic_checkpoint::{
 use zbelastic_identity::random_number;
 use zbelastic_machine::disk_usage;
 use zbelastic_policy::collect::collect_garbage as collect_pieces;
+use zbelastic_policy::scrub::ScrubReport;
 use zbelastic_trainer::elastic::{LayerAssembler, LoadedLayer};
 use zbelastic_transport::BulkBody;
 use zbelastic_types::{Bytes, Digest};
@@ -141,6 +142,7 @@ pub struct CheckpointThread {
     commands: SyncSender<StoreCommand>,
     reports: mpsc::Sender<StoreEvent>,
     store: watch::Receiver<StoreInUse>,
+    scrubbed: watch::Receiver<ScrubReport>,
     data: PathBuf,
     moved: WorkCounter,
     time: CheckpointTime,
@@ -175,15 +177,22 @@ impl CheckpointThread {
         let read = store.clone();
         let folder = data.clone();
         let to = reports.clone();
-        let work = move || scrub(&read, &folder, &to, random_number());
+        let (progress, scrubbed) = watch::channel(ScrubReport::default());
+        let work = move || scrub(&read, &folder, (&to, &progress), random_number());
         thread::Builder::new().name("scrub".to_owned()).spawn(work)?;
-        Ok((Self { commands, reports, store, data, moved, time }, outbox))
+        Ok((Self { commands, reports, store, scrubbed, data, moved, time }, outbox))
     }
 
     /// Reports work that was done beside the store's thread.
     pub async fn report(&self, event: StoreEvent) {
         // Without a receiver of reports the node ends.
         let _ = self.reports.send(event).await;
+    }
+
+    /// How far reading everything again is.
+    #[must_use]
+    pub fn scrub_report(&self) -> ScrubReport {
+        *self.scrubbed.borrow()
     }
 
     /// Bytes that the store has written and read.

@@ -38,6 +38,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval};
+use zbelastic_consensus::contact::check_name;
 use zbelastic_consensus::core::{Input, Output};
 use zbelastic_consensus::message::{Envelope, Message};
 use zbelastic_identity::{PeerIdentity, PeerRole};
@@ -161,7 +162,7 @@ impl ControllerNode {
         let ControllerParts { core, authority, transport, checkpoint_thread, journal, .. } = parts;
         let me = setup.node;
         serve_bodies(&transport, &checkpoint_thread);
-        let directory = PeerDirectory::new(me, setup.controllers);
+        let directory = PeerDirectory::new(me, setup.node_record.controller_addresses());
         let record = (setup.node_record, setup.writer);
         let connections = PeerConnections::begin(directory, record, &transport);
         let folder = setup.store_locations.folder().clone();
@@ -237,6 +238,9 @@ impl ControllerNode {
                 let reads = read_by(versions);
                 self.send_to_core(Input::Connected { node: peer.node, reads });
                 self.connections.note_up(peer.node);
+                if peer.role == PeerRole::Controller {
+                    self.send_founding(peer.node);
+                }
             }
             TransportEvent::Down { peer, reason } => {
                 let exit = self.connections.note_down(peer, reason, &mut self.ports.journal);
@@ -349,6 +353,11 @@ impl ControllerNode {
                 }
             }
             NodeMessage::Room { room, low } => self.note_member_disk(from.node, (room, low)),
+            NodeMessage::Scrubbed(report) => {
+                if self.ports.state().members().contains_key(&from.node) {
+                    self.disks.note_scrubbed(from.node, report);
+                }
+            }
             NodeMessage::SaveFailed(failed) => {
                 self.pieces.note_save_failed(from.node, failed, &mut self.ports);
             }
@@ -356,11 +365,33 @@ impl ControllerNode {
                 let members = self.ports.core.state().members();
                 self.rotation.note_report(from.node, report, members);
             }
+            NodeMessage::Founding { cluster_name, founded_ms } => {
+                self.note_founding((cluster_name, founded_ms));
+            }
             NodeMessage::Layer(_)
             | NodeMessage::Kept(_)
             | NodeMessage::NotKept(_)
             | NodeMessage::Keeping(_)
+            | NodeMessage::KeepingLeft { .. }
             | NodeMessage::Exporting => {}
+        }
+    }
+
+    /// A controller that joined does not know what its cluster is called.
+    fn send_founding(&mut self, to: NodeId) {
+        let ControllerFacts { cluster_name, founded_ms, .. } = &self.facts;
+        if !cluster_name.is_empty() {
+            let cluster_name = cluster_name.clone();
+            let founding = NodeMessage::Founding { cluster_name, founded_ms: *founded_ms };
+            self.ports.outbox.send(to, founding);
+        }
+    }
+
+    fn note_founding(&mut self, (cluster_name, founded_ms): (String, Option<u64>)) {
+        if self.facts.cluster_name.is_empty() && check_name(&cluster_name).is_ok() {
+            self.facts.cluster_name.clone_from(&cluster_name);
+            self.facts.founded_ms = founded_ms;
+            self.connections.save_founding((cluster_name, founded_ms));
         }
     }
 
@@ -404,7 +435,10 @@ impl ControllerNode {
         let Some((room, low)) = self.disks.note_measured(found, checkpoint) else { return };
         self.note_member_disk(self.ports.me, (room, low));
         let others = self.ports.other_controllers();
-        self.ports.outbox.send_to_all(others, &NodeMessage::Room { room, low });
+        let report = self.ports.tasks.checkpoint_thread().scrub_report();
+        self.disks.note_scrubbed(self.ports.me, report);
+        self.ports.outbox.send_to_all(others.clone(), &NodeMessage::Room { room, low });
+        self.ports.outbox.send_to_all(others, &NodeMessage::Scrubbed(report));
     }
 
     /// A member reported the space on its disk. Each controller warns once, and the leader has
@@ -455,7 +489,7 @@ impl ControllerNode {
             });
         }
         self.planning.handle_tick(&mut self.ports.core);
-        self.backfill.handle_tick(&self.ports, self.pieces.keeper().progress());
+        self.backfill.handle_tick(&self.ports);
         self.disks.handle_tick(&self.ports.tasks);
         self.follow_contacts();
     }

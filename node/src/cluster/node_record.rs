@@ -44,9 +44,21 @@ pub struct NodeRecord {
     pub advertised: Vec<String>,
     /// Where controllers were found last.
     pub controllers: BTreeMap<NodeId, Vec<SocketAddr>>,
+    /// The addresses, as they were agreed on, of controllers that have names among them.
+    #[serde(default)]
+    pub controller_names: BTreeMap<NodeId, Vec<String>>,
     /// The zone that it runs in; empty if none was configured.
     #[serde(default)]
     pub zone: String,
+}
+
+/// Where controllers are.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ControllerAddresses {
+    /// Where each was found last.
+    pub sockets: BTreeMap<NodeId, Vec<SocketAddr>>,
+    /// The addresses, as they were agreed on, of those that have names among them.
+    pub names: BTreeMap<NodeId, Vec<String>>,
 }
 
 /// Why the record of a node cannot be read or written.
@@ -103,6 +115,7 @@ impl NodeRecord {
             bind,
             advertised,
             controllers,
+            controller_names: BTreeMap::new(),
             zone: String::new(),
         }
     }
@@ -135,9 +148,28 @@ impl NodeRecord {
     pub fn save_controllers(
         &mut self,
         writer: &NodeRecordWriter,
-        controllers: BTreeMap<NodeId, Vec<SocketAddr>>,
+        controllers: ControllerAddresses,
     ) {
-        self.controllers = controllers;
+        self.controllers = controllers.sockets;
+        self.controller_names = controllers.names;
+        writer.latest.send_replace(Some(self.clone()));
+    }
+
+    /// Where controllers are, as far as that was saved.
+    #[must_use]
+    pub fn controller_addresses(&self) -> ControllerAddresses {
+        let sockets = self.controllers.clone();
+        ControllerAddresses { sockets, names: self.controller_names.clone() }
+    }
+
+    /// Saves the name of the cluster and when it was founded, which this node did not know.
+    pub fn save_founding(
+        &mut self,
+        writer: &NodeRecordWriter,
+        (cluster_name, founded_ms): (String, Option<u64>),
+    ) {
+        self.cluster_name = cluster_name;
+        self.founded_ms = founded_ms;
         writer.latest.send_replace(Some(self.clone()));
     }
 
@@ -238,7 +270,9 @@ mod tests {
         let mut record = record();
         for port in 1..200 {
             let address = SocketAddr::from(([10, 0, 0, 1], port));
-            record.save_controllers(&writer, BTreeMap::from([(NodeId(2), vec![address])]));
+            let sockets = BTreeMap::from([(NodeId(2), vec![address])]);
+            let found = ControllerAddresses { sockets, ..ControllerAddresses::default() };
+            record.save_controllers(&writer, found);
             if port % 20 == 0 {
                 tokio::task::yield_now().await;
             }

@@ -63,6 +63,11 @@ impl PeerConnections {
         &self.node_record
     }
 
+    /// Another controller sent the name of the cluster and when it was founded.
+    pub fn save_founding(&mut self, founding: (String, Option<u64>)) {
+        self.node_record.save_founding(&self.writer, founding);
+    }
+
     /// A node is connected.
     pub fn note_up(&mut self, node: NodeId) {
         self.directory.note_up(node);

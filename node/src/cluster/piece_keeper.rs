@@ -8,7 +8,7 @@ use zbelastic_wire::{NodeMessage, PieceRef};
 use super::activity::WorkCounter;
 use super::background::BackgroundTasks;
 use super::journal::Journal;
-use super::keep_queue::{KeepQueue, KeepQueueFull};
+use super::keep_queue::{KeepQueue, KeepQueueFull, KeepReport};
 use super::keep_rule::KeepRefusal;
 use super::outbox::Outbox;
 use super::piece_fetch::{PieceFetchError, fetch_piece};
@@ -31,16 +31,10 @@ pub struct PieceKeeper {
 }
 
 impl PieceKeeper {
-    /// A keeper that counts the bytes that arrived with `progress`.
+    /// Bytes of pieces that arrived to be kept.
     #[must_use]
-    pub fn new(progress: WorkCounter) -> Self {
-        Self { queue: KeepQueue::default(), progress }
-    }
-
-    /// The counter for the bytes of fetched pieces.
-    #[must_use]
-    pub const fn progress(&self) -> &WorkCounter {
-        &self.progress
+    pub fn arrived(&self) -> u64 {
+        self.progress.total()
     }
 
     /// Whether a piece is being fetched.
@@ -102,11 +96,12 @@ impl PieceKeeper {
     }
 
     /// Reports to the owners of pieces that wait here that these make progress, if they do and not
-    /// only ticks pass. `moved` are the bytes of pieces that arrived here, or went to or from the
-    /// disk.
-    pub fn handle_tick(&mut self, moved: u64, outbox: &mut Outbox) {
-        for (piece, node) in self.queue.handle_tick(moved) {
-            outbox.send(node, NodeMessage::Keeping(piece));
+    /// only ticks pass.
+    pub fn handle_tick(&mut self, outbox: &mut Outbox) {
+        for report in self.queue.handle_tick(self.progress.total()) {
+            let KeepReport { piece, requested_by, left } = report;
+            outbox.send(requested_by, NodeMessage::KeepingLeft { piece, left });
+            outbox.send(requested_by, NodeMessage::Keeping(piece));
         }
     }
 }

@@ -137,8 +137,10 @@ impl ProcessExit {
                 FailureCode::NotAuthorised,
                 "the cluster does not admit this node any more".to_owned(),
                 Some(
-                    FailureDetail::new("it was removed, or its certificate was revoked")
-                        .hint("join with a new token and an empty folder"),
+                    FailureDetail::new(
+                        "it was removed, or its token was for ephemeral nodes and it left",
+                    )
+                    .hint("join with a new token and an empty folder"),
                 ),
             ),
             Self::OutOfResource(message) => (FailureCode::OutOfResource, message, None),

@@ -12,28 +12,49 @@ use std::time::Duration;
 
 use tokio::sync::{mpsc, watch};
 use zbelastic_api::HexDigest;
-use zbelastic_policy::scrub::{CorruptItem, DataFileAccess, Scrubber};
+use zbelastic_policy::scrub::{CorruptItem, DataFileAccess, ScrubPass, ScrubReport, Scrubber};
 use zbelastic_transport::Transport;
-use zbelastic_types::{Digest, NodeId};
+use zbelastic_types::{Bytes, Digest, NodeId};
 use zbelastic_wire::PieceRef;
 
 use super::activity::WorkCounter;
 use super::checkpoint_thread::{CheckpointThread, StoreEvent, StoreInUse};
+use super::journal::now_s;
 use super::piece_fetch::refetch_piece;
 use super::threads::raise_niceness;
+use crate::checked_json;
+use crate::data_folder::NodeDataFolder;
 
 /// From one chunk to the next. A disk reads a hundred times as much, so other readers are not
 /// slowed.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// Reads the pieces and texts that a node holds, until reports are not received any more.
+/// The file of the last pass that ended, beside the folder of texts.
+const PASS_FILE: &str = "scrub.json";
+/// Bytes of it at most.
+const PASS_BYTES_MAX: u64 = 4 << 10;
+
+/// The last pass over everything that the node of a folder holds; none if that is not known.
+#[must_use]
+pub fn last_scrub_pass(folder: &NodeDataFolder) -> Option<ScrubPass> {
+    read_last_pass(&folder.root().join(PASS_FILE))
+}
+
+fn read_last_pass(path: &Path) -> Option<ScrubPass> {
+    checked_json::read(path, PASS_BYTES_MAX).ok()??.checked().ok()
+}
+
+/// Reads the pieces and texts that a node holds, until reports are not received any more. How far it
+/// is it writes to `progress`.
 pub fn scrub(
     in_use: &watch::Receiver<StoreInUse>,
     data: &Path,
-    reports: &mpsc::Sender<StoreEvent>,
+    (reports, progress): (&mpsc::Sender<StoreEvent>, &watch::Sender<ScrubReport>),
     begin: u64,
 ) {
     raise_niceness();
+    let path = data.with_file_name(PASS_FILE);
+    let mut last = read_last_pass(&path);
     let mut scrubber = Scrubber::new(DataFiles(data.to_owned()), begin);
     while !reports.is_closed() {
         thread::sleep(PAUSE);
@@ -42,6 +63,14 @@ pub fn scrub(
             CorruptItem::Piece { piece, reason: why } => StoreEvent::Rotten { piece, why },
             CorruptItem::Data(name) => StoreEvent::RottenData(name),
         });
+        let now = scrubber.progress();
+        if scrubber.is_idle() && now.total > Bytes(0) {
+            let ended = ScrubPass { ended_s: now_s(), total: now.total, corrupt: now.corrupt };
+            // Without it the next start knows of no pass; the disk's own trouble is reported elsewhere.
+            let _ = checked_json::write(&path, &ended);
+            last = Some(ended);
+        }
+        progress.send_replace(ScrubReport { progress: now, last });
         if corrupt.is_some_and(|corrupt| reports.blocking_send(corrupt).is_err()) {
             return;
         }
@@ -128,6 +157,7 @@ mod tests {
         CHUNK_BYTES, CheckpointId, CheckpointStore, PieceName, Removal, RemovalReason,
         RemovalTarget, SledStore,
     };
+    use zbelastic_policy::scrub::ScrubProgress;
     use zbelastic_types::{LayerId, RunId, Step};
     use zbelastic_wire::document::DataName;
 
@@ -175,7 +205,13 @@ mod tests {
         fs::write(&path, &text).expect("writable");
         for turned in 0..5 {
             let mut scrubber = Scrubber::new(DataFiles(data.clone()), turned);
+            assert!(scrubber.step(&store).is_none());
+            let total = Bytes(3 * (CHUNK_BYTES as u64 + 100) + text.len() as u64);
+            let begun = scrubber.progress();
+            assert!(begun.done > Bytes(0) && begun.done < total, "{begun:?}");
             assert_eq!(pass(&mut scrubber, &store), Vec::<String>::new());
+            let ended = ScrubProgress { done: total, total, corrupt: 0 };
+            assert_eq!(scrubber.progress(), ended);
         }
         let record = store.record(name(1)).expect("readable").expect("it is there");
         let chunk = record.chunks[1].to_string();
@@ -184,10 +220,24 @@ mod tests {
         for turned in 0..5 {
             let mut scrubber = Scrubber::new(DataFiles(data.clone()), turned);
             let mut found = pass(&mut scrubber, &store);
+            assert_eq!(scrubber.progress().corrupt, 2);
             found.sort();
             let text = format!("data of {} bytes", text.len());
             assert_eq!(found, [text, "layer 1".to_owned()]);
         }
+    }
+
+    /// Steps of the thread are seconds, so only what it leaves is looked at.
+    #[test]
+    fn the_last_pass_is_known_after_a_restart() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join(PASS_FILE);
+        assert_eq!(read_last_pass(&path), None);
+        let pass = ScrubPass { ended_s: 7, total: Bytes(40), corrupt: 1 };
+        checked_json::write(&path, &pass).expect("room");
+        assert_eq!(read_last_pass(&path), Some(pass));
+        fs::write(&path, "{").expect("room");
+        assert_eq!(read_last_pass(&path), None, "what is damaged is not believed");
     }
 
     #[test]

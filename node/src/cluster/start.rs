@@ -14,7 +14,7 @@ use zbelastic_consensus::access::{AccessRole, Credential};
 use zbelastic_consensus::codec::Format;
 use zbelastic_consensus::contact::{Contact, FailureDomain};
 use zbelastic_consensus::core::{Core, CoreSetup, CoreStart, StartError};
-use zbelastic_consensus::member::Resources;
+use zbelastic_consensus::member::{BOOTS_PER_START, Resources};
 use zbelastic_consensus::raft::{RaftSetup, RaftStartError, RecoveredLog};
 use zbelastic_consensus::state::State;
 use zbelastic_identity::{CertificateLife, ClusterAuthority, Credentials, PeerRole, random_number};
@@ -234,10 +234,8 @@ pub async fn run_worker<M: WorkerDevice>(
     let setup = WorkerSetup {
         cluster: node_record.cluster,
         node: node_record.node,
-        // Each boot number that is fenced off counts one further, so starts lie far apart.
-        boot: node_record.boot << 20,
+        boot: node_record.boot * BOOTS_PER_START,
         contact: contact(node_record, transport.local_addr()),
-        controllers: node_record.controllers.clone(),
         resources: profile.resources,
         data_paths: profile.data_paths,
         node_record: node_record.clone(),
@@ -288,7 +286,6 @@ pub async fn run_controller(
         node: node.node_record.node,
         cluster_name: node.node_record.cluster_name.clone(),
         founded_ms: node.node_record.founded_ms,
-        controllers: node.node_record.controllers.clone(),
         node_record: node.node_record.clone(),
         writer: NodeRecordWriter::start(node.folder.clone()),
         credentials: node.credentials.clone(),

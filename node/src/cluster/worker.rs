@@ -48,7 +48,6 @@ use super::journal::Journal;
 use super::outbox::{Outbox, send_control};
 use super::peer_connections::PeerConnections;
 use super::peer_directory::PeerDirectory;
-use super::piece_keeper::PieceKeeper;
 use super::process_exit::{NodeSignal, ProcessExit};
 use super::requests;
 use activity::WorkLog;
@@ -157,16 +156,15 @@ impl WorkerNode {
             boot: setup.boot,
             resources: setup.resources,
             contact: setup.contact,
-            controllers: setup.controllers.keys().copied().collect(),
+            controllers: setup.node_record.controllers.keys().copied().collect(),
             timing: SESSION_TIMING,
         });
-        let directory = PeerDirectory::new(me, setup.controllers);
+        let directory = PeerDirectory::new(me, setup.node_record.controller_addresses());
         let record = (setup.node_record, setup.writer);
         let connections = PeerConnections::begin(directory, record, tasks.transport());
         let work_log = WorkLog::default();
-        let keeper = PieceKeeper::new(work_log.pieces().clone());
         Self {
-            pieces: WorkerPieces::new(blob_registry.clone(), keeper, &setup.resources),
+            pieces: WorkerPieces::new(blob_registry.clone(), &setup.resources),
             layers: LayerExchange::new(blob_registry),
             ports: WorkerPorts {
                 me,
@@ -279,7 +277,10 @@ impl WorkerNode {
             NodeMessage::NotKept(piece) => {
                 self.pieces.note_copy(piece, (from.node, false), &mut self.ports);
             }
-            NodeMessage::Keeping(piece) => self.pieces.note_progress(piece, from.node),
+            NodeMessage::Keeping(piece) => self.pieces.note_progress(piece, from.node, None),
+            NodeMessage::KeepingLeft { piece, left } => {
+                self.pieces.note_progress(piece, from.node, Some(left));
+            }
             NodeMessage::Collect(referred) => self.collect(referred),
             // Another node found the copy here of a job's text or weights to be damaged, and has a
             // sound one.
@@ -299,7 +300,9 @@ impl WorkerNode {
             | NodeMessage::Arrived { .. }
             | NodeMessage::Room { .. }
             | NodeMessage::Working { .. }
-            | NodeMessage::Authority(_) => {}
+            | NodeMessage::Authority(_)
+            | NodeMessage::Founding { .. }
+            | NodeMessage::Scrubbed(_) => {}
         }
     }
 
@@ -434,13 +437,13 @@ impl WorkerNode {
                 self.ports.send_to_session(WorkerEvent::Busy { is_busy: true });
             }
         }
-        let written = self.ports.tasks.checkpoint_thread().moved().total();
+        let written = self.ports.tasks.checkpoint_thread().moved().total() + self.pieces.arrived();
         let gauge = self.ports.device.gauge();
         let report = self.ports.work_log.handle_tick(gauge, self.pieces.is_busy(), written);
         if let Some(done) = report.progress {
             self.ports.send_to_session(WorkerEvent::Progress { done });
         }
-        self.pieces.handle_tick(report.pieces, &mut self.ports);
+        self.pieces.handle_tick(&mut self.ports);
         if let Some((done, activity)) = report.activity {
             self.ports.send_to_controllers(&NodeMessage::Working { done, activity });
         }
@@ -460,6 +463,8 @@ impl WorkerNode {
         if let Some(room) = found {
             let low = self.disk_watch.low();
             self.ports.send_to_controllers(&NodeMessage::Room { room, low });
+            let report = self.ports.tasks.checkpoint_thread().scrub_report();
+            self.ports.send_to_controllers(&NodeMessage::Scrubbed(report));
         }
     }
 
@@ -526,6 +531,7 @@ impl WorkerNode {
                     send_control(transport, to, ControlKind::Member, &message.encode());
                 }
                 SessionOutput::Command(command) => self.execute(command),
+                SessionOutput::End(refusal) => self.end_refused(refusal),
             }
             self.ports.outbox.flush(self.ports.tasks.transport());
         }

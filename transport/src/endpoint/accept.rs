@@ -272,7 +272,8 @@ async fn exchange_hello(
     let (counter, code, reason) =
         match timeout_at(until, receive_hello(context, connection.clone(), peer)).await {
             Ok(Ok(peer_connection)) => {
-                let open = if peer.role.serves() { open_for_member } else { open_for_client };
+                let is_member = peer_connection.serves();
+                let open = if is_member { open_for_member } else { open_for_client };
                 open(connection, &context.limits);
                 return Ok(peer_connection);
             }

@@ -78,6 +78,16 @@ impl PeerConnection {
         LinkFacts { start: self.hello.start, dialled_by_lower, attempt }
     }
 
+    /// Whether the peer is a member's process, and not a command line: of a person, or in the folder
+    /// of a member, whose processes count their starts from 1.
+    pub(crate) fn serves(&self) -> bool {
+        let has_started = match self.side {
+            DialSide::Dialled { .. } => true,
+            DialSide::Accepted => self.hello.start.boot > 0,
+        };
+        self.peer.role.serves() && has_started
+    }
+
     pub(crate) fn refuse(self, code: CloseCode) {
         self.connection.close(code.number().into(), &[]);
     }

@@ -208,7 +208,7 @@ impl PeerSupervisor {
     fn handle_connection(&mut self, peer_connection: PeerConnection) {
         if self.context.desired_peers.borrow().banned.contains(&peer_connection.peer.node) {
             self.refuse(peer_connection, CloseCode::Banned);
-        } else if peer_connection.peer.role.serves() {
+        } else if peer_connection.serves() {
             self.handle_member(peer_connection);
         } else {
             self.handle_client(peer_connection);

@@ -100,6 +100,7 @@ impl PlayProcess {
                     SessionOutput::Command(command) => {
                         self.runtime_input(RuntimeInput::Command(command), around);
                     }
+                    SessionOutput::End(refusal) => panic!("a scenario drains nobody: {refusal:?}"),
                 }
             } else if let Some(output) = self.runtime.poll_output() {
                 self.perform(output, around);

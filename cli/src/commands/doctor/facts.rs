@@ -113,6 +113,19 @@ pub struct DiskFacts {
     pub filesystem: Option<String>,
     /// The time until each write was on the disk there.
     pub sync_times: Result<Vec<Duration>, io::ErrorKind>,
+    /// The last time that the node in the folder read everything on its disk again, if it has.
+    pub last_read: Option<DiskRead>,
+}
+
+/// A pass over everything on a node's disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DiskRead {
+    /// How long ago it ended.
+    pub age: Duration,
+    /// Bytes that it read.
+    pub total: Bytes,
+    /// Pieces, texts and weights that it found damaged.
+    pub corrupt: u64,
 }
 
 /// State of the path of the data folder.

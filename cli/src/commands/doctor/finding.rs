@@ -31,6 +31,8 @@ pub enum DoctorCheck {
     DiskFiles,
     /// The time until writes are on the disk.
     DiskSync,
+    /// What the node found when it read everything on its disk again.
+    DiskRead,
     /// Permissions of the files with keys.
     Permissions,
     /// Whether graphics cards can be used.
@@ -57,6 +59,7 @@ impl DoctorCheck {
             Self::DiskSpace => "disk-space",
             Self::DiskFiles => "disk-files",
             Self::DiskSync => "disk-sync",
+            Self::DiskRead => "disk-read",
             Self::Permissions => "permissions",
             Self::Gpu => "gpu",
             Self::Cluster => "cluster",

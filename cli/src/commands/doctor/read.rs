@@ -11,14 +11,17 @@ use std::time::{Duration, Instant, SystemTime};
 
 use rustix::fs::{StatVfsMountFlags, statvfs};
 use rustix::process::{Resource, getrlimit};
+use zbelastic_identity::UnixSeconds;
 use zbelastic_kernels::InstructionSet;
 use zbelastic_kernels::cuda::{self, DeviceProbe, DeviceProperties, probe};
 use zbelastic_machine::{DeviceSelector, kernels_text, kibibytes_of, product_share};
+use zbelastic_node::cluster::last_scrub_pass;
+use zbelastic_node::data_folder::NodeDataFolder;
 use zbelastic_types::Bytes;
 
 use super::facts::{
-    ClockFacts, DiskFacts, FilesystemSpace, FolderState, GpuCard, GpuFacts, Ipv6, KernelFacts,
-    LimitFacts, MemoryFacts, NetworkFacts,
+    ClockFacts, DiskFacts, DiskRead, FilesystemSpace, FolderState, GpuCard, GpuFacts, Ipv6,
+    KernelFacts, LimitFacts, MemoryFacts, NetworkFacts,
 };
 use super::parse::{filesystem_of, group_limit_files, is_card, is_routable};
 
@@ -152,6 +155,11 @@ pub(super) fn disk(folder: &Path) -> DiskFacts {
         space: filesystem_space(&existing).map_err(kind),
         filesystem,
         sync_times: sync_times(&existing).map_err(kind),
+        last_read: last_scrub_pass(&NodeDataFolder::new(folder.to_owned())).map(|pass| DiskRead {
+            age: Duration::from_secs(UnixSeconds::now().0.saturating_sub(pass.ended_s)),
+            total: pass.total,
+            corrupt: pass.corrupt,
+        }),
     }
 }
 

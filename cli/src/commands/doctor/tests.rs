@@ -53,6 +53,7 @@ fn good() -> MachineFacts {
             space: Ok(space),
             filesystem: Some("ext4".into()),
             sync_times: Ok(vec![Duration::from_micros(300); 20]),
+            last_read: None,
         },
         permissions: Vec::new(),
         gpu: GpuFacts { visible: Vec::new(), cards: Ok(Vec::new()) },

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use zbelastic_api::{
     CheckpointStatus, FailureStatus, JobPhaseStatus, JobStatus, LayerPace, LinkPace, PaceStatus,
-    PlanStatus, PromiseStatus, QuorumStatus, StatusReport, VerdictWait, escape,
+    PlanStatus, PromiseStatus, QuorumStatus, ScrubStatus, StatusReport, VerdictWait, escape,
 };
 use zbelastic_types::NodeId;
 use zbelastic_wording::figures::{
@@ -27,6 +27,7 @@ pub fn render_status(status: &StatusReport, width: usize) -> String {
     lines.extend(status.promise.as_ref().map(promise_line));
     lines.extend(status.verdict_wait.as_ref().map(wait_line));
     lines.extend(status.pace.as_ref().map(pace_line));
+    lines.extend(scrub_line(status));
     lines.push(String::new());
     let table = render_members(status).render(usize::MAX);
     lines.extend(table.lines().map(str::to_owned));
@@ -199,6 +200,35 @@ fn pace_line(pace: &PaceStatus) -> String {
     format!("pace        {}", parts.join("  "))
 }
 
+/// How far members are with reading everything on their disks again: the one whose last pass ended
+/// longest ago, and what was found.
+fn scrub_line(status: &StatusReport) -> Option<String> {
+    let scrubs = status.members.iter().filter_map(|member| Some((member, member.scrub?)));
+    let scrubs: Vec<_> = scrubs.filter(|(_, scrub)| scrub.total.0 > 0).collect();
+    if scrubs.is_empty() {
+        return None;
+    }
+    let count = scrubs.len();
+    let ended = scrubs.iter().filter_map(|(_, scrub)| scrub.last);
+    let whole = ended.clone().count();
+    let mut line = format!("disks       {whole} of {count} read again as a whole");
+    if let Some(oldest) = ended.map(|pass| pass.ended_at_ms).min() {
+        let _ = write!(line, ", the last time {} or later", ago(oldest, status));
+    }
+    let corrupt = |scrub: &ScrubStatus| scrub.corrupt + scrub.last.map_or(0, |pass| pass.corrupt);
+    let found = scrubs.iter().filter(|(_, scrub)| corrupt(scrub) > 0);
+    let found: Vec<String> = found
+        .map(|(member, scrub)| format!("{} on {}", corrupt(scrub), node_text(member.id, status)))
+        .collect();
+    match found.is_empty() {
+        true => line.push_str(", nothing damaged"),
+        false => {
+            let _ = write!(line, ", DAMAGED: {}", found.join(", "));
+        }
+    }
+    Some(line)
+}
+
 fn ago(at_ms: u64, status: &StatusReport) -> String {
     let since = Duration::from_millis(status.at_ms.saturating_sub(at_ms));
     format!("{} ago", duration_text(since))
@@ -240,11 +270,30 @@ fn checkpoint_line(checkpoint: &CheckpointStatus, status: &StatusReport) -> Stri
 #[cfg(test)]
 mod tests {
     use super::*;
-    use zbelastic_api::sample;
+    use zbelastic_api::{ScrubPassStatus, sample};
+    use zbelastic_types::Bytes;
 
     fn check(status: &StatusReport, width: usize, expected: &str) {
         let found = render_status(status, width);
         assert_eq!(found, expected, "found:\n{found}");
+    }
+
+    #[test]
+    fn disks_that_were_read_again_are_counted_and_what_was_found_is_named() {
+        let mut status = sample::status();
+        assert_eq!(scrub_line(&status), None);
+        let (done, total) = (Bytes(10), Bytes(100));
+        let last =
+            Some(ScrubPassStatus { ended_at_ms: status.at_ms - 7_200_000, total, corrupt: 0 });
+        let scrub = ScrubStatus { done, total, corrupt: 0, last };
+        status.members[0].scrub = Some(scrub);
+        status.members[1].scrub = Some(ScrubStatus { last: None, ..scrub });
+        let expected = "disks       1 of 2 read again as a whole, the last time 2h00 ago or later, \
+                        nothing damaged";
+        assert_eq!(scrub_line(&status).as_deref(), Some(expected));
+        status.members[1].scrub = Some(ScrubStatus { corrupt: 2, ..scrub });
+        let line = scrub_line(&status).expect("they reported");
+        assert!(line.ends_with(", DAMAGED: 2 on gpu-a (2)"), "{line}");
     }
 
     #[test]

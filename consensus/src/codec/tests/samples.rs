@@ -12,7 +12,7 @@ use crate::fixture::{
     turn,
 };
 use crate::job::{HaltReason, JobChange, JobPhase};
-use crate::member::{Holder, LossReason, MemberChange, Role};
+use crate::member::{AdmissionRefusal, Holder, LossReason, MemberChange, Role};
 use crate::message::{
     Briefing, Envelope, HeldLayer, HeldUpdate, LoadFault, Message, WorkerActivity,
 };
@@ -22,7 +22,7 @@ use crate::state::State;
 use crate::validation::{GradientReport, Verdict};
 
 /// Messages by name. A new kind of message needs an example here.
-pub(super) const MESSAGES: [&str; 15] = [
+pub(super) const MESSAGES: [&str; 16] = [
     "raft",
     "join",
     "beat",
@@ -38,6 +38,7 @@ pub(super) const MESSAGES: [&str; 15] = [
     "briefing",
     "spent",
     "moved",
+    "not-admitted",
 ];
 
 /// Entries by name, in the order of their numbers.
@@ -72,6 +73,7 @@ pub(super) fn message_name(message: &Message) -> &'static str {
         Message::Leave { .. } => "leave",
         Message::Briefing(_) => "briefing",
         Message::Spent { .. } => "spent",
+        Message::NotAdmitted { .. } => "not-admitted",
         Message::Moved { .. } => "moved",
     }
 }
@@ -215,6 +217,7 @@ pub(super) fn messages() -> Vec<Message> {
         Message::Briefing(Box::new(briefing())),
         Message::Spent { boot: 7 },
         Message::Moved { holder, contact: contact(1) },
+        Message::NotAdmitted { boot: 7, cause: AdmissionRefusal::NoCredential },
     ]
 }
 

@@ -268,6 +268,7 @@ impl InProcessCluster {
                             .expect("the event is accepted");
                     }
                 }
+                SessionOutput::End(refusal) => panic!("{node} is a member: {refusal:?}"),
             }
         }
     }

@@ -13,7 +13,9 @@ use crate::duty::{HELD_VERSIONS_MAX, WithheldReason};
 use crate::entry::{Entry, ReadyRecord};
 use crate::fixture::{CLUSTER, FixtureLog, RESOURCES, contact, digest, digests, spec, sum};
 use crate::job::{JobChange, JobSpec};
-use crate::member::{Holder, LossReason, MEMBERS_MAX, MemberChange, Role};
+use crate::member::{
+    AdmissionRefusal, BOOTS_PER_START, Holder, LossReason, MEMBERS_MAX, MemberChange, Role,
+};
 use crate::message::{Envelope, HeldLayer, HeldUpdate, LoadFault, Message, WorkerActivity};
 use crate::raft::RaftMessage;
 use crate::validation::{GradientReport, TensorSum, Turn};
@@ -307,7 +309,6 @@ fn who_may_not_come_is_not_admitted() {
     let mut log = log();
     log.vouch(1000..=1000 + MEMBERS_MAX as u64);
     let mut core = leader(&log.state);
-    check(&mut core, from(5, join(100)), "no-credential");
     // Nothing is durable meanwhile, so no node is admitted.
     for node in 0..MEMBERS_MAX as u64 {
         core.handle(from(1000 + node, join(1))).expect("there is room");
@@ -318,6 +319,41 @@ fn who_may_not_come_is_not_admitted() {
     core.handle(from(1000, join(1))).expect("it waits already");
     let holder = log.holder(1);
     check(&mut core, from(1, Message::Drain { holder }), "too-many-changes");
+}
+
+/// The answers of a controller to a request for admission that it refuses.
+fn refused_join(core: &mut Core, node: u64, boot: u64) -> Vec<Message> {
+    assert!(matches!(core.handle(from(node, join(boot))), Err(CoreRefusal::Worker(_))));
+    let messages = persist(core).into_iter().map(|output| match output {
+        Output::Send { to, message } if to == n(node) => message.message,
+        other => panic!("{other:?}"),
+    });
+    messages.collect()
+}
+
+/// A drained process ends, and does not come back before somebody starts it again.
+#[test]
+fn a_process_that_was_drained_is_not_admitted_again_and_another_start_is() {
+    let mut log = log();
+    log.join(4);
+    let reason = LossReason::Drained;
+    log.apply(Entry::Members(vec![MemberChange::Lost { holder: log.holder(4), reason }]));
+    let mut core = leader(&log.state);
+    let cause = AdmissionRefusal::Drained;
+    for boot in [2, BOOTS_PER_START - 1] {
+        assert_eq!(refused_join(&mut core, 4, boot), [Message::NotAdmitted { boot, cause }]);
+    }
+    core.handle(from(4, join(BOOTS_PER_START))).expect("it was started again");
+}
+
+/// An ephemeral node whose credential is forgotten, or one that is not trusted, learns that it need
+/// not ask again.
+#[test]
+fn a_worker_without_a_credential_is_refused_with_that_reason() {
+    let mut core = leader(&log().state);
+    let cause = AdmissionRefusal::NoCredential;
+    assert_eq!(refused_join(&mut core, 5, 100), [Message::NotAdmitted { boot: 100, cause }]);
+    assert_eq!(core.refusals()["no-credential"], 1);
 }
 
 /// It was admitted with this start, and counted as lost before the answer reached it.

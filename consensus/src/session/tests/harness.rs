@@ -5,6 +5,7 @@ use std::sync::Arc;
 use zbelastic_types::{ClusterId, Generation, NodeId};
 
 use crate::fixture::{CLUSTER, FixtureLog, RESOURCES, contact};
+use crate::member::AdmissionRefusal;
 use crate::message::{Briefing, Envelope, Message};
 use crate::session::{
     BriefingRefusal, SessionInput, SessionOutput, SessionSetup, SessionTiming, WorkerCommand,
@@ -56,6 +57,8 @@ pub struct SessionHarness {
     pub commands: Vec<WorkerCommand>,
     /// Messages sent, each with its receiver.
     pub sent: Vec<(NodeId, Message)>,
+    /// Why its process is to end, if it is.
+    pub ended: Option<AdmissionRefusal>,
 }
 
 impl SessionHarness {
@@ -69,7 +72,8 @@ impl SessionHarness {
             controllers: CONTROLLERS.to_vec(),
             timing: TIMING,
         };
-        Self { session: WorkerSession::new(setup), commands: Vec::new(), sent: Vec::new() }
+        let session = WorkerSession::new(setup);
+        Self { session, commands: Vec::new(), sent: Vec::new(), ended: None }
     }
 
     /// A session that knows everything `log` has.
@@ -88,6 +92,7 @@ impl SessionHarness {
                     self.sent.push((to, message.message));
                 }
                 SessionOutput::Command(command) => self.commands.push(command),
+                SessionOutput::End(refusal) => self.ended = Some(refusal),
             }
         }
         result

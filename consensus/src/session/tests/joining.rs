@@ -8,7 +8,7 @@ use super::harness::{BOOT, BriefingContent, CONTROLLERS, NODE, SessionHarness, T
 use crate::contact::Contacts;
 use crate::entry::Entry;
 use crate::fixture::{CLUSTER, FixtureLog, RESOURCES, contact, spec};
-use crate::member::{Holder, Role};
+use crate::member::{AdmissionRefusal, Holder, Role};
 use crate::message::{Briefing, Message};
 use crate::session::{BriefingRefusal, SessionInput, WorkerCommand, WorkerEvent};
 
@@ -277,6 +277,24 @@ fn who_leaves_says_so_if_it_is_a_member() {
     assert_eq!(harness.take_messages(), CONTROLLERS.map(|to| (to, leave.clone())));
     let unchanged: Holder = log.holder(1);
     assert_eq!(harness.session.holder(), Some(unchanged), "it is a member until that is agreed");
+}
+
+/// Only a process that requests admission with the start that was refused ends for that.
+#[test]
+fn a_process_that_will_not_be_admitted_ends() {
+    let mut harness = SessionHarness::new();
+    let refuse = |harness: &mut SessionHarness, boot| {
+        let cause = AdmissionRefusal::Drained;
+        harness.try_send(CLUSTER, CONTROLLERS[0], Message::NotAdmitted { boot, cause })
+    };
+    assert_eq!(refuse(&mut harness, BOOT - 1), Err(BriefingRefusal::NotMine));
+    let mut log = FixtureLog::empty();
+    log.join(NODE.0);
+    let mut member = SessionHarness::briefed(&log);
+    assert_eq!(refuse(&mut member, BOOT), Err(BriefingRefusal::NotMine));
+    assert_eq!([harness.ended, member.ended], [None; 2]);
+    assert_eq!(refuse(&mut harness, BOOT), Ok(()));
+    assert_eq!(harness.ended, Some(AdmissionRefusal::Drained));
 }
 
 /// It was admitted, and counted as lost before it received that.

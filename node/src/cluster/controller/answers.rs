@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use zbelastic_consensus::access::{AccessChange, TokenId};
+use zbelastic_consensus::access::{AccessChange, AccessRegistry, TokenId};
 use zbelastic_consensus::core::{CommandOutcome, CoreRefusal, OperatorCommand};
 use zbelastic_consensus::job::{JobChange, JobSpec};
 use zbelastic_consensus::state::EntryRefusal;
@@ -21,7 +21,7 @@ use super::pending_commands::CommandAnswer;
 use super::runs::is_over;
 use super::status::{addresses_of, controller_addresses};
 use super::submission::{SubmittedRun, run_start};
-use super::tokens::{NewToken, joined_with, token_info, token_infos};
+use super::tokens::{NewToken, is_spent_with_nodes, joined_with, token_info, token_infos};
 use super::uploads::UploadWriteResult;
 use crate::cluster::journal::now_s;
 use crate::cluster::requests;
@@ -161,7 +161,9 @@ impl ControllerNode {
                 }
             }
             ApiRequest::TokenCreate(request) => self.create_token(request),
-            ApiRequest::TokenRevoke { id, with_nodes } => revoke_token(id, with_nodes),
+            ApiRequest::TokenRevoke { id, with_nodes } => {
+                revoke_token(id, with_nodes, self.ports.state().access())
+            }
             ApiRequest::NodeDrain { node } => {
                 let what = format!("node {node} is to drain");
                 let summary = ChangeSummary { what, nodes: vec![node] };
@@ -361,11 +363,21 @@ impl ControllerNode {
     }
 }
 
-fn revoke_token(id: String, with_nodes: bool) -> RequestOutcome {
+fn revoke_token(id: String, with_nodes: bool, access: &AccessRegistry) -> RequestOutcome {
     let Ok(number) = u64::from_str_radix(&id, 16) else {
         return not_found(ResourceKind::Token, id).into();
     };
     let token = TokenId(number);
+    // What a token was is forgotten in the end, and those who joined with it are still let in.
+    if is_spent_with_nodes(token, access) {
+        return match joined_with(token, access)[..] {
+            [node, ..] if with_nodes => RequestOutcome::Command(
+                OperatorCommand::Access(AccessChange::Revoked { node }),
+                CommandAnswer::TokenRevoked { token, with_nodes },
+            ),
+            [..] => ApiRefusal::WrongState(WrongState::TokenRevoked { id }).into(),
+        };
+    }
     let command = OperatorCommand::Access(AccessChange::TokenRevoked { token });
     RequestOutcome::Command(command, CommandAnswer::TokenRevoked { token, with_nodes })
 }

@@ -66,7 +66,7 @@ impl BackfillSchedule {
 
     /// A tick passes. Fetches the pieces missing here of runs that are over, one piece at a time,
     /// if that is due.
-    pub(super) fn handle_tick(&mut self, ports: &ControllerPorts, progress: &WorkCounter) {
+    pub(super) fn handle_tick(&mut self, ports: &ControllerPorts) {
         if !self.is_due() {
             return;
         }
@@ -79,9 +79,8 @@ impl BackfillSchedule {
         let others = ports.other_holders();
         let transport = ports.tasks.transport().clone();
         let checkpoint_thread = ports.tasks.checkpoint_thread().clone();
-        let progress = progress.clone();
         ports.tasks.spawn(async move {
-            let result = backfill(pieces, (&transport, &checkpoint_thread), others, progress).await;
+            let result = backfill(pieces, (&transport, &checkpoint_thread), others).await;
             add_manifests(&checkpoint_thread, manifests).await;
             ControllerCompletion::Backfilled(result)
         });
@@ -107,7 +106,6 @@ async fn backfill(
     pieces: Vec<PieceRef>,
     (transport, checkpoint_thread): (&Transport, &CheckpointThread),
     others: Vec<NodeId>,
-    progress: WorkCounter,
 ) -> BackfillResult {
     let mut result = BackfillResult { count: 0, failure: None };
     let Some(store) = checkpoint_thread.store() else { return result };
@@ -118,7 +116,9 @@ async fn backfill(
         let mut why = "no other node is there".to_owned();
         let mut is_here = false;
         for node in &others {
-            match fetch_piece(transport, checkpoint_thread, piece, *node, progress.clone()).await {
+            match fetch_piece(transport, checkpoint_thread, piece, *node, WorkCounter::default())
+                .await
+            {
                 Ok(_) => is_here = true,
                 Err(error) => why = error.to_string(),
             }

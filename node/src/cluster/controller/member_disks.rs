@@ -7,7 +7,8 @@ use zbelastic_types::{Bytes, NodeId};
 
 use super::ports::{ControllerCompletion, ControllerTasks};
 use crate::cluster::disk_space::{DiskSpace, DiskSpaceShortage, DiskSpaceWatch};
-use zbelastic_api::DiskStatus;
+use zbelastic_api::{DiskStatus, ScrubPassStatus, ScrubStatus};
+use zbelastic_policy::scrub::{ScrubProgress, ScrubReport};
 
 /// The reported space of the members' disks.
 #[derive(Default)]
@@ -15,12 +16,32 @@ pub(super) struct MemberDisks {
     own: DiskSpaceWatch,
     /// Of this node, and of those that are connected.
     reported: BTreeMap<NodeId, (DiskSpace, Option<DiskSpaceShortage>)>,
+    /// How far each has read everything on its disk again.
+    scrubbed: BTreeMap<NodeId, ScrubReport>,
 }
 
 impl MemberDisks {
     /// A node is not connected any more.
     pub(super) fn note_down(&mut self, node: NodeId) {
         self.reported.remove(&node);
+        self.scrubbed.remove(&node);
+    }
+
+    /// A member reports how far it has read everything on its disk again.
+    pub(super) fn note_scrubbed(&mut self, node: NodeId, report: ScrubReport) {
+        self.scrubbed.insert(node, report);
+    }
+
+    /// How far a node has read everything on its disk again, if it reported that.
+    pub(super) fn scrub_status(&self, node: NodeId) -> Option<ScrubStatus> {
+        let ScrubReport { progress, last } = *self.scrubbed.get(&node)?;
+        let ScrubProgress { done, total, corrupt } = progress;
+        let last = last.map(|pass| ScrubPassStatus {
+            ended_at_ms: pass.ended_s * 1000,
+            total: pass.total,
+            corrupt: pass.corrupt,
+        });
+        Some(ScrubStatus { done, total, corrupt, last })
     }
 
     /// The space of a node's disk, if it reported that.

@@ -1,7 +1,5 @@
 //! The setup that a controller is started with, and the parts that it is made of.
 
-use std::collections::BTreeMap;
-use std::net::SocketAddr;
 use std::sync::Arc;
 
 use tokio::sync::mpsc;
@@ -26,8 +24,6 @@ pub struct ControllerSetup {
     pub cluster_name: String,
     /// When the cluster was founded, in milliseconds since 1970, if that is known here.
     pub founded_ms: Option<u64>,
-    /// Controllers known so far, and where they are reached.
-    pub controllers: BTreeMap<NodeId, Vec<SocketAddr>>,
     /// The record that this node keeps about itself between two starts.
     pub node_record: NodeRecord,
     /// Writes changes of that to disk.

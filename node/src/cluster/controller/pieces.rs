@@ -8,6 +8,7 @@ use zbelastic_wire::{FreedSpace, NodeMessage, PieceRef, SaveFailed, StoreReferen
 
 use super::data::fetch_data_of;
 use super::ports::ControllerPorts;
+use crate::cluster::activity::WorkCounter;
 use crate::cluster::checkpoint_thread::StoreEvent;
 use crate::cluster::data::damaged_text;
 use crate::cluster::keep_rule::check_keep;
@@ -45,11 +46,6 @@ impl SaveWarnings {
 }
 
 impl CheckpointPieces {
-    /// Keeps pieces for others, and counts their bytes.
-    pub(super) const fn keeper(&self) -> &PieceKeeper {
-        &self.keeper
-    }
-
     /// The chaining values of the moments of pieces that are kept.
     pub(super) const fn moments(&self) -> &MomentValues {
         &self.moments
@@ -83,8 +79,7 @@ impl CheckpointPieces {
 
     /// Reports to the owners of pieces that wait here that these make progress.
     pub(super) fn handle_tick(&mut self, ports: &mut ControllerPorts) {
-        let moved = ports.tasks.checkpoint_thread().moved().total();
-        self.keeper.handle_tick(self.keeper.progress().total() + moved, &mut ports.outbox);
+        self.keeper.handle_tick(&mut ports.outbox);
     }
 
     /// A worker reports that a checkpoint is not completed, or is on fewer disks than it should
@@ -126,7 +121,7 @@ impl CheckpointPieces {
                 ports.journal.warn(damaged_piece_text(piece, &why));
                 let tasks = &ports.tasks;
                 let parts = (tasks.transport().clone(), tasks.checkpoint_thread().clone());
-                repair(piece, parts, ports.other_holders(), self.keeper.progress().clone());
+                repair(piece, parts, ports.other_holders(), WorkCounter::default());
             }
             StoreEvent::RottenData(found) => {
                 let name = expected_name(found, &ports.runs().data_names().unwrap_or_default());

@@ -204,6 +204,7 @@ impl StatusView<'_> {
             },
             work: self.links.work_status().get(&node).copied(),
             disk: self.disks.status(node),
+            scrub: self.disks.scrub_status(node),
         }
     }
 

@@ -202,7 +202,7 @@ impl WorkLog {
         let progress = done + self.export_waits;
         let is_new = std::mem::replace(&mut self.progress, progress) != progress;
         let activity = self.due_activity(done, gauge.evaluation().get());
-        WorkReport { pieces, progress: is_new.then_some(progress), activity }
+        WorkReport { progress: is_new.then_some(progress), activity }
     }
 
     /// The report to controllers about the work, if a report is due and it changed.
@@ -224,8 +224,6 @@ impl WorkLog {
 /// The reports of a worker about its work after a tick.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct WorkReport {
-    /// Bytes of pieces that arrived here, or went to or from the disk.
-    pub(super) pieces: u64,
     /// The count of work, if it grew: for the session.
     pub(super) progress: Option<u64>,
     /// The count of work and the long activity, if that is due: for controllers.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use zbelastic_consensus::job::JobSpec;
-use zbelastic_consensus::member::Holder;
+use zbelastic_consensus::member::{AdmissionRefusal, Holder};
 use zbelastic_consensus::pre_copy::PreCopyPlan;
 use zbelastic_consensus::session::{LoadCommand, WorkerCommand, WorkerEvent};
 use zbelastic_trainer::runtime::RuntimeInput;
@@ -11,7 +11,7 @@ use zbelastic_trainer::runtime::RuntimeInput;
 use super::WorkerNode;
 use super::activity::held_bytes;
 use super::job::copies_ahead;
-use crate::cluster::process_exit::ProcessExit;
+use crate::cluster::process_exit::{DrainCause, ProcessExit};
 
 impl WorkerNode {
     /// A command of the session: executed once the text and weights of the job are here.
@@ -36,6 +36,18 @@ impl WorkerNode {
             Ok(None) => {}
             Err(error) => self.ports.exit = Some(ProcessExit::Lost(error.to_string())),
         }
+    }
+
+    /// No request of this process to be admitted will be granted.
+    pub(super) fn end_refused(&mut self, refusal: AdmissionRefusal) {
+        self.ports.exit = Some(match refusal {
+            AdmissionRefusal::Drained => {
+                let text = "drained by an operator: what starts this node again brings it back";
+                self.ports.journal.log(text.to_owned());
+                ProcessExit::Drained(DrainCause::Person)
+            }
+            AdmissionRefusal::NoCredential => ProcessExit::Removed,
+        });
     }
 
     fn execute_now(&mut self, command: WorkerCommand) {

@@ -1,7 +1,5 @@
 //! The setup that a worker is started with, and the parts that it is made of.
 
-use std::collections::BTreeMap;
-use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use tokio::sync::mpsc;
@@ -28,8 +26,6 @@ pub struct WorkerSetup {
     pub boot: u64,
     /// The name and the addresses of this worker.
     pub contact: Contact,
-    /// Controllers known so far, and where they are reached.
-    pub controllers: BTreeMap<NodeId, Vec<SocketAddr>>,
     /// Memory, speed and device that it offers.
     pub resources: Resources,
     /// Paths of texts that `--data-path` named; another text is fetched from the nodes that have

@@ -95,17 +95,13 @@ pub(super) struct WorkerPieces {
 }
 
 impl WorkerPieces {
-    pub(super) fn new(
-        blob_registry: BlobRegistry,
-        keeper: PieceKeeper,
-        resources: &Resources,
-    ) -> Self {
+    pub(super) fn new(blob_registry: BlobRegistry, resources: &Resources) -> Self {
         let threads = (resources.speed_permille / SPEED_OF_A_THREAD).max(1);
         let is_shared = resources.class == DeviceClass::Processors;
         Self {
             unhashed: HashQueue::default(),
             copies: PieceCopies::default(),
-            keeper,
+            keeper: PieceKeeper::default(),
             blob_registry,
             reading: BTreeMap::new(),
             written_seen: 0,
@@ -116,6 +112,11 @@ impl WorkerPieces {
     /// Whether pieces are hashed, written, or kept for others.
     pub(super) fn is_busy(&self) -> bool {
         self.unhashed.is_busy() || self.copies.is_busy() || self.keeper.is_busy()
+    }
+
+    /// Bytes of pieces that arrived to be kept for others.
+    pub(super) fn arrived(&self) -> u64 {
+        self.keeper.arrived()
     }
 
     /// The runtime requests that a layer of a run becomes durable.
@@ -304,15 +305,14 @@ impl WorkerPieces {
     }
 
     /// Another node makes progress with a piece of this one.
-    pub(super) fn note_progress(&mut self, piece: PieceRef, node: NodeId) {
-        self.copies.note_progress(piece, node);
+    pub(super) fn note_progress(&mut self, piece: PieceRef, node: NodeId, left: Option<u64>) {
+        self.copies.note_progress(piece, node, left);
     }
 
     /// A tick passes. Reports to the owners of pieces that wait here that these make progress, if
-    /// pieces do and not only ticks pass; and gives up own ones that do not. `moved` are the bytes
-    /// of pieces that arrived here, or went to or from the disk.
-    pub(super) fn handle_tick(&mut self, moved: u64, ports: &mut WorkerPorts) {
-        self.keeper.handle_tick(moved, &mut ports.outbox);
+    /// pieces do and not only ticks pass; and gives up own ones that do not.
+    pub(super) fn handle_tick(&mut self, ports: &mut WorkerPorts) {
+        self.keeper.handle_tick(&mut ports.outbox);
         let written = ports.tasks.checkpoint_thread().moved().total();
         if std::mem::replace(&mut self.written_seen, written) != written {
             self.copies.note_written();

@@ -1,4 +1,4 @@
-//! A connection of a person's command line: it sends requests, and nothing else.
+//! A connection of a command line, of a person or in a member's folder: it sends requests, and nothing else.
 
 use std::sync::Arc;
 

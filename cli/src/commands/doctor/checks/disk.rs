@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use zbelastic_trainer::plan;
 use zbelastic_types::Bytes;
+use zbelastic_wording::figures::duration_text;
 
-use crate::commands::doctor::facts::{DiskFacts, FilesystemSpace, FolderState};
+use crate::commands::doctor::facts::{DiskFacts, DiskRead, FilesystemSpace, FolderState};
 use crate::commands::doctor::finding::{DoctorCheck, DoctorFinding, Obstacle, Severity, level_of};
 
 /// With less free space not even the log of a small run fits.
@@ -52,7 +53,20 @@ pub(super) fn check_disk(facts: &DiskFacts) -> Vec<DoctorFinding> {
         Ok(times) => check_sync(times, is_in_memory),
         Err(kind) => cannot_write(*kind),
     });
+    found.extend(facts.last_read.as_ref().map(check_last_read));
     found
+}
+
+fn check_last_read(read: &DiskRead) -> DoctorFinding {
+    let DiskRead { age, total, corrupt } = read;
+    let what = format!("all of it, {total}, was read again {} ago", duration_text(*age));
+    if *corrupt == 0 {
+        return DoctorFinding::fine(DoctorCheck::DiskRead, format!("{what}: nothing damaged"));
+    }
+    let what = format!("{what}: {corrupt} damaged");
+    DoctorFinding::new(DoctorCheck::DiskRead, Severity::Warning, what)
+        .why("a disk that damages what lies on it does it again; other nodes had to have it sound")
+        .hint("`zbelastic events` and `zbelastic ckpt verify` name what; check the disk")
 }
 
 fn has_type(facts: &DiskFacts, names: &[&str]) -> bool {

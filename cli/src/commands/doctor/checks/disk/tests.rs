@@ -4,7 +4,7 @@ use std::io;
 use std::time::Duration;
 
 use super::{
-    Bytes, DiskFacts, DoctorCheck, DoctorFinding, FILES_ENOUGH, FILES_LEAST, FREE_ENOUGH,
+    Bytes, DiskFacts, DiskRead, DoctorCheck, DoctorFinding, FILES_ENOUGH, FILES_LEAST, FREE_ENOUGH,
     FREE_LEAST, FilesystemSpace, FolderState, Obstacle, SYNC_SLOW, SYNC_UNREAL, Severity,
     check_disk, check_permissions, check_sync, time_text,
 };
@@ -21,6 +21,7 @@ fn disk(space: FilesystemSpace) -> DiskFacts {
         space: Ok(space),
         filesystem: Some("ext4".to_owned()),
         sync_times: Ok(vec![Duration::from_millis(1)]),
+        last_read: None,
     }
 }
 
@@ -124,4 +125,19 @@ fn each_open_key_is_an_error() {
     assert_eq!(check_permissions(&[])[0].level, Severity::Fine);
     let found = check_permissions(&["key.pem is open".to_owned(), "identity is open".to_owned()]);
     assert_eq!(found.iter().map(|finding| finding.level).collect::<Vec<_>>(), [WRONG_STATE; 2]);
+}
+
+#[test]
+fn what_was_found_when_everything_was_read_again_is_a_warning() {
+    let read = |corrupt| {
+        let age = Duration::from_secs(7200);
+        let last_read = Some(DiskRead { age, total: Bytes(3 << 30), corrupt });
+        finding(&DiskFacts { last_read, ..disk(SPACE) }, DoctorCheck::DiskRead)
+    };
+    assert_eq!(read(0).level, Severity::Fine);
+    let damaged = read(2);
+    assert_eq!(damaged.level, Severity::Warning);
+    assert!(damaged.what.ends_with("was read again 2h00 ago: 2 damaged"), "{}", damaged.what);
+    let silent = check_disk(&disk(SPACE));
+    assert!(silent.iter().all(|found| found.check != DoctorCheck::DiskRead), "no pass has ended");
 }
