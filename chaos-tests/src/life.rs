@@ -215,7 +215,7 @@ fn model(options: &LifeOptions, seed: u64) -> ModelConfig {
         return model;
     }
     let frozen = frozen_tensors(&model, &FROZEN.map(str::to_owned));
-    ModelConfig { frozen: frozen.expect("there are such tensors and others"), ..model }
+    model.freezing(frozen.expect("there are such tensors and others"))
 }
 
 fn trained_model(options: &LifeOptions, seed: u64) -> ModelConfig {
@@ -240,6 +240,7 @@ fn trained_model(options: &LifeOptions, seed: u64) -> ModelConfig {
         rope_theta: 10_000.0,
         tied: options.tied,
         frozen: FrozenTensors::NONE,
+        without_moments: FrozenTensors::NONE,
         lora: None,
     }
 }

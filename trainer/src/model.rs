@@ -24,6 +24,7 @@ mod parts;
 mod pass_stash;
 mod recompute;
 mod state;
+mod state_places;
 mod tensors;
 mod tied;
 

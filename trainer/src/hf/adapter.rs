@@ -104,6 +104,7 @@ mod tests {
             rope_theta: 1e4,
             tied: false,
             frozen: FrozenTensors::NONE,
+            without_moments: FrozenTensors::NONE,
             lora: None,
         };
         let targets = targets.iter().map(|target| (*target).to_owned()).collect();

@@ -9,6 +9,7 @@ use std::collections::BTreeSet;
 use serde::{Deserialize, Serialize};
 
 use super::config::ModelConfig;
+use super::frozen::FrozenTensors;
 use super::lora::{LoraConfig, LoraInit, LoraLinear, LoraTarget};
 use super::name_pattern::{NamePattern, NamePatternError};
 use super::tensors::{LayerSpec, model_layers};
@@ -120,14 +121,15 @@ impl ModelConfig {
         let layers = model_layers(&self);
         let tensors = layers.iter().flat_map(LayerSpec::own_tensors);
         let base = tensors.filter(|tensor| !tensor.is_adapter());
-        Self { frozen: base.map(|tensor| tensor.index).collect(), ..self }
+        let frozen = base.map(|tensor| tensor.index).collect();
+        self.freezing(frozen)
     }
 
     /// The same without adapters, all of it trained.
     #[must_use]
     pub fn without_lora(&self) -> Self {
         match &self.lora {
-            Some(_) => Self { lora: None, frozen: Default::default(), ..self.clone() },
+            Some(_) => Self { lora: None, ..self.clone() }.freezing(FrozenTensors::NONE),
             None => self.clone(),
         }
     }
@@ -188,6 +190,7 @@ mod tests {
             rope_theta: 1e4,
             tied: false,
             frozen: FrozenTensors::NONE,
+            without_moments: FrozenTensors::NONE,
             lora: None,
         }
     }

@@ -240,7 +240,8 @@ fn candidates_in_forms_are_dropped_without_a_trace() {
     let frozen = |family, patterns: &[&str]| {
         let patterns: Vec<String> = patterns.iter().map(|of| (*of).to_owned()).collect();
         let model = tiny_model(family);
-        ModelConfig { frozen: frozen_tensors(&model, &patterns).expect("there are such"), ..model }
+        let frozen = frozen_tensors(&model, &patterns).expect("there are such");
+        model.freezing(frozen)
     };
     let adapted = |family| {
         let targets = vec!["all-linear".to_owned()];

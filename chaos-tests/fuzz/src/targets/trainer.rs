@@ -1,8 +1,8 @@
 //! Layers, and models of others.
 
 use zbelastic_trainer::elastic::{
-    ChainingValue, LayerAssembler, LayerImage, LoadedLayer, layer_digest, moment_subtrees,
-    moment_value, weights_end,
+    ChainingValue, LayerAssembler, LayerImage, LoadedLayer, StateLen, image_bytes, layer_digest,
+    moment_subtrees, moment_value, weights_end,
 };
 use zbelastic_trainer::hf::{config_json, import_safetensors, parse_config};
 use zbelastic_trainer::model::{Family, FrozenTensors, LlamaFeatures, ModelConfig, model_layers};
@@ -35,6 +35,7 @@ pub fn model() -> ModelConfig {
         rope_theta: 10_000.0,
         tied: false,
         frozen: FrozenTensors::NONE,
+        without_moments: FrozenTensors::NONE,
         lora: None,
     }
 }
@@ -44,13 +45,20 @@ fn in_pieces(bytes: &[u8], mut assembler: LayerAssembler) -> Option<LayerAssembl
     Some(assembler)
 }
 
+/// The lengths that the header announces, if they are those of so many bytes.
+fn len_of(layer: &[u8]) -> Option<StateLen> {
+    let len = StateLen::of_header(layer.first_chunk()?).ok()?;
+    (image_bytes(len) == layer.len() as u64).then_some(len)
+}
+
 /// The chaining values that stand for a layer's moments.
 fn values_behind(layer: &[u8]) -> Vec<ChainingValue> {
     let read = |at: u64, into: &mut [u8]| {
         into.copy_from_slice(&layer[at as usize..][..into.len()]);
         Ok(())
     };
-    let subtrees = moment_subtrees(layer.len() as u64).into_iter();
+    let Some(len) = len_of(layer) else { return Vec::new() };
+    let subtrees = moment_subtrees(len).into_iter();
     subtrees.map(|subtree| moment_value(subtree, read).expect("they are here")).collect()
 }
 
@@ -60,8 +68,10 @@ pub fn layers(bytes: &[u8]) -> DecodeOutcome {
     let length = bytes.len() as u64;
     let whole = LayerImage::decode(bytes);
     let pieces = in_pieces(bytes, LayerAssembler::new(length)).map(LayerAssembler::finish);
-    let front = &bytes[..weights_end(length).min(length) as usize];
-    let weights = in_pieces(front, LayerAssembler::of_weights(length));
+    let weights = len_of(bytes).and_then(|len| {
+        let front = &bytes[..weights_end(len) as usize];
+        in_pieces(front, LayerAssembler::of_weights(len))
+    });
     let weights = weights.map(|weights| weights.finish_weights(&values_behind(bytes)));
     let Ok(image) = whole else {
         assert!(LoadedLayer::decode(bytes).is_err());
