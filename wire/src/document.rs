@@ -334,7 +334,8 @@ fn version_for(config: &RunConfig) -> u32 {
         || config.z_loss > 0.0
         || !config.optimizer.kind.is_adamw()
         || !model.frozen.is_none();
-    if !model.without_moments.is_none() {
+    let has_later_factor = model.lora.as_ref().is_some_and(|lora| !lora.scaling.is_standard());
+    if has_later_factor || !model.without_moments.is_none() {
         return DOCUMENT_VERSION;
     }
     match (config.batch.lanes.is_one(), has_later_keys) {

@@ -4,8 +4,14 @@ use zbelastic_trainer::elastic::{
     ChainingValue, LayerAssembler, LayerImage, LoadedLayer, StateLen, image_bytes, layer_digest,
     moment_subtrees, moment_value, weights_end,
 };
-use zbelastic_trainer::hf::{config_json, import_safetensors, parse_config};
-use zbelastic_trainer::model::{Family, FrozenTensors, LlamaFeatures, ModelConfig, model_layers};
+use zbelastic_trainer::hf::{
+    PeftAdapters, adapter_config_json, config_json, import_adapters, import_safetensors,
+    parse_adapter_config, parse_config,
+};
+use zbelastic_trainer::model::{
+    Family, FrozenTensors, LlamaFeatures, LoraInit, LoraScaling, LoraSettings, ModelConfig,
+    model_layers,
+};
 use zbelastic_trainer::stage::Injection;
 
 use super::check_text;
@@ -121,6 +127,47 @@ pub fn imports(bytes: &[u8]) -> DecodeOutcome {
     };
     let Ok(model) = parse_config(text) else { return DecodeOutcome::Refused };
     if model.errors().is_empty() { import(&model, file) } else { DecodeOutcome::Refused }
+}
+
+/// Adapters that the model can have are described by a file that is read as they are.
+pub fn adapter_configs(bytes: &[u8]) -> DecodeOutcome {
+    let Ok(text) = std::str::from_utf8(bytes) else { return DecodeOutcome::Refused };
+    let Ok(PeftAdapters { settings, dropout }) = parse_adapter_config(text) else {
+        return DecodeOutcome::Refused;
+    };
+    assert!((0.0..1.0).contains(&dropout));
+    if let Ok(adapted) = settings.adapt(&model()) {
+        let written = adapter_config_json(&adapted, None).expect("it has adapters");
+        let again = parse_adapter_config(&written).expect("it reads what it wrote").settings;
+        assert_eq!(again.adapt(&model()), Ok(adapted));
+    }
+    DecodeOutcome::Accepted
+}
+
+/// The model with an adapter of each linear layer.
+#[must_use]
+pub fn adapted() -> ModelConfig {
+    let settings = LoraSettings {
+        rank: 1,
+        alpha: 2.0,
+        scaling: LoraScaling::Standard,
+        init: LoraInit::Kaiming,
+        targets: vec!["all-linear".to_owned()],
+    };
+    settings.adapt(&model()).expect("a rank of 1 fits")
+}
+
+/// Adapters are written where they are of the model, and nothing else is.
+pub fn adapters(bytes: &[u8]) -> DecodeOutcome {
+    let model = adapted();
+    let Ok(layers) = import_adapters(&model, bytes) else { return DecodeOutcome::Refused };
+    for (spec, layer) in model_layers(&model).iter().zip(&layers) {
+        assert_eq!(layer.len(), spec.len(), "every layer is whole");
+        let base = spec.tensors.iter().filter(|tensor| !tensor.is_adapter());
+        let mut floats = base.flat_map(|tensor| &layer[tensor.range.clone()]);
+        assert!(floats.all(|x| x.to_bits() == 0));
+    }
+    DecodeOutcome::Accepted
 }
 
 /// A corruption is written as it is read.
