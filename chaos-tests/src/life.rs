@@ -12,8 +12,8 @@ use zbelastic_schedule::{ScheduleKind, Window};
 use zbelastic_trainer::data::{Corpus, CorpusConfig};
 use zbelastic_trainer::elastic::BackendStageFactory;
 use zbelastic_trainer::model::{
-    Family, FrozenTensors, LlamaFeatures, LoraInit, LoraSettings, ModelConfig, frozen_tensors,
-    model_layers,
+    Family, FrozenTensors, LlamaFeatures, LoraInit, LoraScaling, LoraSettings, ModelConfig,
+    frozen_tensors, model_layers,
 };
 use zbelastic_trainer::optimizer::{LrDecay, OptimizerConfig, OptimizerKind, WeightDecayScope};
 use zbelastic_trainer::plan::{Plan, PlanRequest};
@@ -208,14 +208,20 @@ fn model(options: &LifeOptions, seed: u64) -> ModelConfig {
     let model = trained_model(options, seed);
     if options.lora {
         let targets = vec!["all-linear".to_owned()];
-        let settings = LoraSettings { rank: 2, alpha: 4.0, init: LoraInit::Kaiming, targets };
+        let settings = LoraSettings {
+            rank: 2,
+            alpha: 4.0,
+            scaling: LoraScaling::Standard,
+            init: LoraInit::Kaiming,
+            targets,
+        };
         return settings.adapt(&model).expect("a rank of 2 fits");
     }
     if !options.frozen {
         return model;
     }
     let frozen = frozen_tensors(&model, &FROZEN.map(str::to_owned));
-    ModelConfig { frozen: frozen.expect("there are such tensors and others"), ..model }
+    model.freezing(frozen.expect("there are such tensors and others"))
 }
 
 fn trained_model(options: &LifeOptions, seed: u64) -> ModelConfig {
@@ -240,6 +246,7 @@ fn trained_model(options: &LifeOptions, seed: u64) -> ModelConfig {
         rope_theta: 10_000.0,
         tied: options.tied,
         frozen: FrozenTensors::NONE,
+        without_moments: FrozenTensors::NONE,
         lora: None,
     }
 }

@@ -272,7 +272,7 @@ fn submission(prepared: &PreparedRun) -> JobSubmission {
     let config = prepared.config.clone().without_data_paths();
     let weights = match &prepared.job.setup.weights {
         InitialWeights::Drawn { .. } => None,
-        InitialWeights::Given(layers) => Some(weights_file(&config.model, layers)),
+        InitialWeights::Given(layers) => Some(weights_file(&config, layers)),
     };
     let toml = config.effective();
     let weights = weights.map(|bytes| Blob::of_bytes("weights", bytes));

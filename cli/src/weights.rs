@@ -5,11 +5,12 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
+use zbelastic_config::{RunConfig, WeightSource};
 use zbelastic_trainer::hf::{
-    ImportError, ShardIndex, ShardIndexError, WEIGHTS_FILE, WEIGHTS_INDEX, WeightBytes, WeightFile,
-    import_files, write_safetensors,
+    ADAPTER_WEIGHTS, ImportError, ShardIndex, ShardIndexError, WEIGHTS_FILE, WEIGHTS_INDEX,
+    WeightBytes, WeightFile, import_files, read_adapters, write_initial, write_safetensors,
 };
-use zbelastic_trainer::model::ModelConfig;
+use zbelastic_trainer::model::{ModelConfig, draw_adapters, initial_weights, model_layers};
 use zbelastic_types::Bytes;
 use zbelastic_wording::{CommandFailure, FailureDetail};
 
@@ -70,13 +71,7 @@ pub fn weights_of_folder(
 }
 
 /// The weights of the folder that `model.from_hf` names.
-///
-/// # Errors
-/// As [`weights_of_folder`].
-pub fn weights_from_hf(
-    model: &ModelConfig,
-    folder: &Path,
-) -> Result<Vec<Vec<f32>>, CommandFailure> {
+fn weights_from_hf(model: &ModelConfig, folder: &Path) -> Result<Vec<Vec<f32>>, CommandFailure> {
     let place = "model.from_hf";
     read_weights(model, folder).map_err(|error| failure(detail(folder, &error).at(place)))
 }
@@ -91,15 +86,61 @@ fn detail(folder: &Path, error: &WeightFolderError) -> FailureDetail {
     FailureDetail::new(format!("{}: {error}", folder.display())).hint(hint)
 }
 
-/// Weights as one file, as they are sent to a cluster: F32 under transformers' names, whatever types
-/// and files the folder has. The same weights are the same bytes.
+/// The weights that a run begins with, layer by layer; nothing if all of them are drawn.
+///
+/// # Errors
+/// If a folder that has some cannot be read, or they are not the model's.
+pub fn given_weights(config: &RunConfig) -> Result<Option<Vec<Vec<f32>>>, CommandFailure> {
+    let model = &config.model;
+    let mut layers = match (&config.weights, &config.adapters) {
+        (WeightSource::Drawn, None) => return Ok(None),
+        (WeightSource::Drawn, Some(_)) => {
+            model_layers(model).iter().map(|spec| initial_weights(spec, config.seed)).collect()
+        }
+        (WeightSource::HuggingFace { folder }, _) => {
+            let mut layers = weights_from_hf(model, folder)?;
+            draw_adapters(model, config.seed, &mut layers);
+            layers
+        }
+    };
+    if let Some(folder) = &config.adapters {
+        read_adapters_of(folder, model, &mut layers).map_err(|error| {
+            let hint =
+                "the adapters of a model of this shape, as peft and `zbelastic export` write them";
+            let detail = FailureDetail::new(format!("{}: {error}", folder.display()));
+            CommandFailure::usage("the adapters", vec![detail.at("lora.from").hint(hint)])
+        })?;
+    }
+    Ok(Some(layers))
+}
+
+fn read_adapters_of(
+    folder: &Path,
+    model: &ModelConfig,
+    layers: &mut [Vec<f32>],
+) -> Result<(), WeightFolderError> {
+    let file = DiskFile::open(folder, ADAPTER_WEIGHTS)?;
+    check_size(ADAPTER_WEIGHTS, file.len(), WEIGHTS_BYTES_MAX)?;
+    let mut bytes = vec![0; file.len() as usize];
+    let read = file.read(0, &mut bytes);
+    read.map_err(|error| WeightFolderError::Open { name: ADAPTER_WEIGHTS.to_owned(), error })?;
+    Ok(read_adapters(model, &bytes, layers)?)
+}
+
+/// The weights that a run begins with as one file, as they are sent to a cluster: F32 under transformers'
+/// names, whatever types and files the folder has. The same weights are the same bytes. Adapters are in it
+/// if they are not drawn.
 ///
 /// # Panics
 /// Never: memory takes what is written to it.
 #[must_use]
-pub fn weights_file(model: &ModelConfig, layers: &[Vec<f32>]) -> Vec<u8> {
+pub fn weights_file(config: &RunConfig, layers: &[Vec<f32>]) -> Vec<u8> {
     let mut file = Vec::with_capacity(layers.iter().map(|layer| 4 * layer.len()).sum());
-    write_safetensors(model, layers, &mut file).expect("memory can be written");
+    let written = match config.adapters {
+        None => write_safetensors(&config.model, layers, &mut file),
+        Some(_) => write_initial(&config.model, layers, &mut file),
+    };
+    written.expect("memory can be written");
     file
 }
 
@@ -137,13 +178,16 @@ fn check_size(name: &'static str, found: u64, max: u64) -> Result<(), WeightFold
 mod tests {
     use zbelastic_config::load_document;
     use zbelastic_trainer::hf::import_safetensors;
-    use zbelastic_trainer::model::{initial_weights, model_layers};
 
     use super::*;
 
-    fn model() -> ModelConfig {
+    fn config() -> RunConfig {
         let text = "[model]\npreset = \"tiny\"\nlayers = 2\nwidth = 16\n";
-        load_document("test", text).expect("legal").config.model
+        load_document("test", text).expect("legal").config
+    }
+
+    fn model() -> ModelConfig {
+        config().model
     }
 
     #[test]
@@ -174,7 +218,7 @@ mod tests {
         std::fs::write(folder.path().join(WEIGHTS_FILE), &file).expect("room");
         assert!(weights_of_folder(&model, folder.path()).expect("its weights") == layers);
         let sent = || {
-            weights_file(&model, &weights_of_folder(&model, folder.path()).expect("its weights"))
+            weights_file(&config(), &weights_of_folder(&model, folder.path()).expect("its weights"))
         };
         assert!(sent() == file && import_safetensors(&model, &file).expect("its own") == layers);
         let names = zbelastic_trainer::hf::to_named(&model, &layers);

@@ -13,6 +13,7 @@ use site::Site;
 
 const TRAIN: &str = "train --set train.seq_len=64 --set train.global_batch=4 --set train.microbatch=1 \
     --set train.steps=6 --set data.text=text.txt --threads-only --workers 2";
+const ADAPTER_WEIGHTS: &str = "adapter_model.safetensors";
 const RANK: usize = 3;
 const ALPHA: f32 = 6.0;
 
@@ -97,6 +98,72 @@ fn what_reads_a_run_reads_it_with_its_adapters() {
     };
     assert_eq!(read("tuned"), read("merged"));
     assert_ne!(read("tuned"), read("base"));
+}
+
+/// The digest that the last line of a run names.
+fn digest(printed: &str) -> &str {
+    let line = printed.lines().find(|line| line.starts_with("digest"));
+    line.unwrap_or_else(|| panic!("no digest in {printed}"))
+}
+
+/// Adapters begin where they were exported, in one process and in several, and are trained from there on.
+#[test]
+fn a_run_goes_on_from_exported_adapters() {
+    let site = tuned();
+    site.printed("export tuned --to adapter");
+    let more = "--set model.from_hf=base/model --set lora.from=adapter";
+    // A step of a rate that changes no weight.
+    let still = TRAIN.replace("train.steps=6", "train.steps=1");
+    site.printed(&format!("{still} {more} --set optimizer.lr=1e-30 --out same"));
+    let adapters = |run: &str| tensors(&site, &format!("{run}/model/adapter/{ADAPTER_WEIGHTS}"));
+    assert!(adapters("same") == adapters("tuned"));
+    let threads = site.printed(&format!("{TRAIN} {more} --set optimizer.lr=0.01 --out threads"));
+    assert!(adapters("threads") != adapters("tuned"));
+    let apart = TRAIN.replace("--threads-only ", "");
+    let processes =
+        site.printed(&format!("{apart} {more} --set optimizer.lr=0.01 --out processes"));
+    assert_eq!(digest(&threads), digest(&processes));
+    let written = fs::read_to_string(site.path("threads/config.toml")).expect("it is there");
+    assert!(written.contains("from = \"adapter\"") && written.contains("# rank = 3"), "{written}");
+    let read = |run: &str| site.json(&format!("eval {run} --text text.txt --window 64"));
+    fs::remove_dir_all(site.path("adapter")).expect("it is there");
+    assert_eq!(read("threads"), read("processes"), "the folder is not read again");
+}
+
+#[test]
+fn adapters_to_go_on_from_are_checked() {
+    let site = tuned();
+    site.printed("export tuned --to adapter");
+    let check = |more: &str, parts: &[&str]| {
+        let line = format!("{TRAIN} --set model.from_hf=base/model {more} --out refused");
+        site.refused(&line, 2, parts);
+        assert!(!site.path("refused").exists());
+    };
+    check(
+        "--set lora.from=nowhere",
+        &["lora.from", "nowhere/adapter_config.json", "model/adapter"],
+    );
+    let from = "--set lora.from=adapter";
+    check(&format!("{from} --set lora.rank=3"), &["lora.rank stands beside lora.from"]);
+    check(&format!("{from} --set train.freeze=norm"), &["train.freeze"]);
+    let file = site.path("adapter/adapter_config.json");
+    let config = fs::read_to_string(&file).expect("it was written");
+    let with = |key: &str, value: Value| {
+        let mut config: Value = serde_json::from_str(&config).expect("JSON");
+        config[key] = value;
+        fs::write(&file, config.to_string()).expect("writable");
+    };
+    with("use_dora", json!(true));
+    check(from, &["adapter_config.json", "use_dora = true is not supported"]);
+    with("target_modules", json!(["lm_head"]));
+    check(from, &["lora.from", "lm_head"]);
+    with("r", json!(2));
+    check(from, &["the adapters", "lora_A", "expected [2, 32]"]);
+    with("target_modules", json!(["c_attn", "c_fc"]));
+    check(from, &["the adapters", "lack", "c_fc"]);
+    fs::remove_file(site.path("adapter/adapter_model.safetensors")).expect("it is there");
+    with("r", json!(3));
+    check(from, &["the adapters", "adapter_model.safetensors: No such file"]);
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use zbelastic_consensus::validation::GuardPolicy;
 use zbelastic_kernels::cuda::limits::{self, LimitError};
-use zbelastic_trainer::model::{MicrobatchShape, ModelConfig};
+use zbelastic_trainer::model::{LoraSettings, MicrobatchShape, ModelConfig};
 use zbelastic_trainer::optimizer::{OptimizerConfig, OptimizerKind};
 use zbelastic_trainer::plan::{AUTO_KINDS, BatchShape, LaneCount, LaneError, is_legal_cut};
 use zbelastic_types::Bytes;
@@ -14,7 +14,7 @@ use zbelastic_types::Bytes;
 use super::BOUNDARY_BYTES_MAX;
 use super::freeze::freeze;
 use super::key::Key;
-use super::lora::{adapt, lora_settings};
+use super::lora::{adapt, adapters_folder};
 use super::memory::ops_of_names;
 use super::problem::{ConfigProblem, EffectiveSetting};
 use super::reader::SettingsReader;
@@ -48,11 +48,15 @@ pub fn build(
     let unsound = settings.refused().clone();
     let mut builder = ConfigBuilder { reader, origin, unsound, problems: Vec::new() };
     let mut model = builder.model();
+    let mut lora = None;
     if let Some((model, _)) = &mut model {
         let at = builder.reader.settings.origin(Key::Freeze);
         let patterns = builder.reader.texts(Key::Freeze);
         builder.problems.extend(freeze(model, &patterns, &at));
-        builder.problems.extend(adapt(model, &builder.reader));
+        match adapt(model, &builder.reader, origin) {
+            Ok(settings) => lora = settings,
+            Err(problems) => builder.problems.extend(problems),
+        }
     }
     let batch = builder.batch();
     if let Some((model, _)) = &model {
@@ -66,7 +70,7 @@ pub fn build(
     builder.check_lanes(&batch);
     match model {
         Some((model, weights)) if builder.problems.is_empty() => {
-            Ok(run_config(&reader, model, weights, batch))
+            Ok(run_config(&reader, (model, lora), weights, batch))
         }
         Some(_) | None => Err(builder.problems),
     }
@@ -74,14 +78,13 @@ pub fn build(
 
 fn run_config(
     reader: &SettingsReader<'_>,
-    model: ModelConfig,
+    (model, lora): (ModelConfig, Option<LoraSettings>),
     weights: WeightSource,
     batch: BatchShape,
 ) -> RunConfig {
     let max = reader.count(Key::MaxMem);
     let chunks = reader.size(Key::Chunks);
     let slices = reader.size(Key::Slices);
-    let lora = lora_settings(reader, model.family);
     RunConfig {
         model,
         weights,
@@ -99,6 +102,7 @@ fn run_config(
         },
         freeze: reader.texts(Key::Freeze),
         lora,
+        adapters: adapters_folder(reader),
         optimizer: optimizer(reader),
         guard: guard(reader),
         schedule: reader.choice(Key::Schedule),

@@ -72,19 +72,26 @@ fn mark(config: &RunConfig, key: Key) -> &'static str {
 
 /// The text of [`write_documented`], with those keys in force.
 pub fn with_folder_keys(document: &str) -> String {
-    let is_folder_named = document.lines().any(|line| line.starts_with("from_hf = "));
-    let names_key = |text: &str| {
+    // The key that names a folder, by the section that the folder determines.
+    let folders =
+        [("model", Key::FromHf), ("lora", Key::LoraFrom)].into_iter().filter(|(_, key)| {
+            let (_, name) = key.name().split_once('.').expect("a key of a section");
+            document.lines().any(|line| line.starts_with(&format!("{name} = ")))
+        });
+    let folders: Vec<(&str, Key)> = folders.collect();
+    let mut of_section: Option<(&str, Key)> = None;
+    let names_key = |(section, folder): (&str, Key), text: &str| {
         let name = text.split_once(" = ").map(|(name, _)| name);
-        name.is_some_and(|name| Key::find("model", name).is_some_and(|key| key != Key::FromHf))
+        name.is_some_and(|name| Key::find(section, name).is_some_and(|key| key != folder))
     };
-    let mut is_of_model = false;
     let mut text = String::with_capacity(document.len() + 1);
     for line in document.lines() {
         if line.starts_with('[') {
-            is_of_model = line.starts_with("[model]");
+            let section = line[1..].split(']').next().unwrap_or_default();
+            of_section = folders.iter().copied().find(|(name, _)| *name == section);
         }
         let behind_mark = line.strip_prefix("# ");
-        let key = behind_mark.filter(|text| is_folder_named && is_of_model && names_key(text));
+        let key = behind_mark.filter(|text| of_section.is_some_and(|of| names_key(of, text)));
         text.push_str(key.unwrap_or(line));
         text.push('\n');
     }
@@ -92,10 +99,12 @@ pub fn with_folder_keys(document: &str) -> String {
 }
 
 fn is_of_folder(config: &RunConfig, key: Key) -> bool {
-    match config.weights {
+    let of_model = match config.weights {
         WeightSource::Drawn => false,
         WeightSource::HuggingFace { .. } => key.section() == "model" && key != Key::FromHf,
-    }
+    };
+    let of_adapters = config.adapters.is_some() && key.section() == "lora" && key != Key::LoraFrom;
+    of_model || of_adapters
 }
 
 /// The effective value of a key, or `None` if there is none: a preset shows in the keys it sets.
@@ -170,6 +179,12 @@ fn value_of(config: &RunConfig, key: Key) -> Option<ConfigValue> {
         Key::Freeze => ConfigValue::List(config.freeze.iter().map(|entry| text(entry)).collect()),
         // As features of a model: a run without adapters is written as it always was.
         Key::LoraRank => size(config.lora.as_ref()?.rank),
+        Key::LoraFrom => text(&config.adapters.as_ref()?.display().to_string()),
+        // Of adapters with the usual factor an earlier program reads the configuration.
+        Key::LoraScaling => {
+            let scaling = config.lora.as_ref()?.scaling;
+            return (!scaling.is_standard()).then(|| word(scaling));
+        }
         Key::LoraAlpha => ConfigValue::Number(config.lora.as_ref()?.alpha),
         Key::LoraTargets => {
             let targets = config.lora.as_ref()?.targets.iter();

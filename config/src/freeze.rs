@@ -26,7 +26,7 @@ pub fn freeze(
     }
     match frozen_tensors(model, patterns) {
         Ok(frozen) => {
-            model.frozen = frozen;
+            *model = model.clone().freezing(frozen);
             Vec::new()
         }
         Err(errors) => {

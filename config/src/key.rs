@@ -10,7 +10,7 @@ use zbelastic_consensus::validation::NonfinitePolicy;
 use zbelastic_data::window::Packing;
 use zbelastic_policy::tick::{HEARTBEAT_MS, HEARTBEATS_LEAST};
 use zbelastic_schedule::TEXT_COUNT_MAX;
-use zbelastic_trainer::model::{AttentionBias, Family, LoraInit};
+use zbelastic_trainer::model::{AttentionBias, Family, LoraInit, LoraScaling};
 use zbelastic_trainer::optimizer::{LrDecay, WeightDecayScope};
 use zbelastic_trainer::plan::{LaneCount, SliceBalance};
 
@@ -189,10 +189,14 @@ keys! {
     /// The type of activations and of operands of products; sums and weights are f32 in any case.
     Precision: "train.precision", Word(words::<PrecisionChoice>), Literal("\"f32\"");
 
+    /// Folder of adapters in PEFT's format that training goes on with; its configuration takes the place of the keys below.
+    LoraFrom: "lora.from", Text, Described("none: they are drawn");
     /// Rows of the first matrix of each low-rank adapter, and columns of its second; all else is frozen.
     LoraRank: "lora.rank", Count(1, WIDTH_MAX), Described("none: no adapters");
-    /// The product of an adapter's matrices is multiplied by this over the rank.
-    LoraAlpha: "lora.alpha", Number(AboveZero), Described("lora.rank, for a factor of 1");
+    /// The product of an adapter's matrices is multiplied by this over the rank, or over its root.
+    LoraAlpha: "lora.alpha", Number(AboveZero), Described("for a factor of 1: lora.rank, or its root with rslora");
+    /// Over which of them: over the rank, or over its root as rsLoRA has it.
+    LoraScaling: "lora.scaling", Word(words::<LoraScaling>), Literal("\"standard\"");
     /// Linear layers of blocks with an adapter, by the ends of their names in transformers, or all-linear.
     LoraTargets: "lora.targets", Texts,
         Described("PEFT's: [\"q_proj\", \"v_proj\"] of llama, [\"c_attn\"] of gpt2");

@@ -114,6 +114,9 @@ pub struct RunConfig {
     /// Low-rank adapters as they are written; the model has these.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lora: Option<LoraSettings>,
+    /// The folder of the adapters that training goes on with, if they are not drawn.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub adapters: Option<PathBuf>,
     /// Optimizer, its learning rate and its constants.
     pub optimizer: OptimizerConfig,
     /// Which steps are accepted: the guard's policy.

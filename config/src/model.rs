@@ -201,6 +201,7 @@ impl ConfigBuilder<'_> {
             rope_theta: reader.number(Key::RopeTheta),
             tied: reader.flag(Key::Tied),
             frozen: FrozenTensors::NONE,
+            without_moments: FrozenTensors::NONE,
             lora: None,
         }
     }

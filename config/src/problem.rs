@@ -7,14 +7,14 @@ use std::path::PathBuf;
 use zbelastic_kernels::cuda::limits::LimitError;
 use zbelastic_schedule::ScheduleKind;
 use zbelastic_schedule::asynchronous::AsyncKind;
-use zbelastic_trainer::hf::ConfigError;
+use zbelastic_trainer::hf::{AdapterConfigError, ConfigError};
 use zbelastic_trainer::model::{FreezeError, LoraError, ModelError};
 use zbelastic_trainer::plan::{LaneError, SliceBalance};
 use zbelastic_wording::FailureDetail;
 
 use super::freeze::freeze_detail;
 use super::key::Key;
-use super::lora::{lora_detail, with_freeze, without_rank};
+use super::lora::{lora_detail, two_adapters, unreadable_adapters, with_freeze, without_rank};
 use super::settings::SettingOrigin;
 use super::tokens::TokensError;
 use super::value::ConfigValue;
@@ -222,6 +222,29 @@ pub enum ConfigProblem {
         /// The key.
         key: Key,
     },
+    /// Adapters are described by a folder, and by keys.
+    TwoAdapters {
+        /// Origin of the key's value.
+        at: SettingOrigin,
+        /// The key.
+        key: Key,
+    },
+    /// The folder of adapters cannot be read.
+    AdaptersUnreadable {
+        /// Where the folder is named.
+        at: SettingOrigin,
+        /// The file that cannot be read.
+        path: PathBuf,
+        /// Error of the operating system.
+        error: io::Error,
+    },
+    /// The folder's adapters are none that are trained.
+    AdaptersConfig {
+        /// Path of the `adapter_config.json`.
+        path: PathBuf,
+        /// Why it describes no such adapters.
+        error: AdapterConfigError,
+    },
     /// What adapters freeze is to be frozen again.
     LoraFreeze {
         /// Origin of the patterns.
@@ -341,6 +364,11 @@ impl ConfigProblem {
             Self::Freeze { at, error, near } => freeze_detail(at, error, near),
             Self::Lora { at, error } => lora_detail(at, error),
             Self::LoraWithoutRank { at, key } => without_rank(at, *key),
+            Self::TwoAdapters { at, key } => two_adapters(at, *key),
+            Self::AdaptersUnreadable { at, path, error } => unreadable_adapters(at, path, error),
+            Self::AdaptersConfig { path, error } => {
+                FailureDetail::new(error.to_string()).at(path.display().to_string())
+            }
             Self::LoraFreeze { at } => with_freeze(at),
             Self::Vocabulary { at, vocabulary } => wording::vocabulary(at, *vocabulary),
             Self::Tokens { at, error } => error.detail(at),

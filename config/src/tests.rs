@@ -133,6 +133,8 @@ fn adapters_are_those_of_the_model() {
     let out = ["layers.0.attn.out.lora_A", "layers.0.attn.out.lora_B"];
     let text = "[lora]\nrank = 4\ntargets = [\"h.0-1.attn.c_proj\"]\ninit = \"gaussian\"\n";
     check(text, &out, 1.0);
+    check("[lora]\nrank = 4\nscaling = \"rslora\"\n", &attention, 1.0);
+    check("[lora]\nrank = 4\nalpha = 6\nscaling = \"rslora\"\n", &attention, 3.0);
     let all = load_text(TINY).expect("legal").config;
     assert!(!all.effective().contains("lora") && all.lora.is_none());
 }

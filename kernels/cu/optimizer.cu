@@ -310,15 +310,17 @@ KERNEL adamw_in_place_summed(Stretches stretches, StateSums *blocks) {
     if (threadIdx.x == 0) blocks[blockIdx.x] = own;
 }
 
-// Each block's part of the sums of a state as it lies.
-KERNEL state_sums(const float *w, const float *m, const float *v, u64 count, StateSums *blocks) {
+// Each block's part of the sums of a state as it lies. Moments may end before the weights do.
+KERNEL state_sums(const float *w, const float *m, const float *v, u64 count, u64 moments,
+                  StateSums *blocks) {
     const u64 at = thread_index() * 4;
     const u32 here = within(at, count);
     StateSums own = {0, 0};
     if (here != 0) {
         const Four ws = load_four(w + at, here);
-        const Four ms = load_four(m + at, here);
-        const Four vs = load_four(v + at, here);
+        const u32 held = within(at, moments);
+        const Four ms = load_four(m + at, held);
+        const Four vs = load_four(v + at, held);
         for (u32 i = 0; i < here; ++i) own.add(ws.x[i], ms.x[i], vs.x[i], at + i);
     }
     own = block_sums(own);

@@ -32,7 +32,7 @@ pub use self::muon::{
 pub use self::optimizer::{AsyncOptimizer, Optimizer};
 pub use self::update::{
     AdamWCoefficients, AdamWRange, LayerCandidate, MatrixPart, PackedWeightsOptimizer,
-    SQUARE_SUM_CHUNK, SquareSum, UpdateState,
+    SQUARE_SUM_CHUNK, SquareSum, StateRange, UpdateState,
 };
 pub use crate::allocate::AllocateError;
 use crate::fault::DeviceFault;

@@ -5,7 +5,8 @@
 //! devices, with however many threads and blocks, have the same one. It finds faults and is no
 //! defence against a party that means harm; what names a state for good is a digest of its image.
 //!
-//! A state is three lists of equal length, parts 0 to 2: weights, first moments, second moments.
+//! A state is three lists, parts 0 to 2: weights, first moments, second moments. The moments are as many
+//! as the weights, or fewer, if some of the parameters are frozen and have none.
 //! Place `i` has the key `k_i = mix((i + 1) * GOLDEN)`, which is the number `i` of SplitMix64
 //! (Steele et al., OOPSLA 2014) from zero on. A word is the 32 bits of a float. The word `x` at
 //! place `i` of part `p` counts

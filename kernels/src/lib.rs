@@ -30,7 +30,7 @@ pub use backend::{
     IGNORED_TARGET, LayerCandidate, LinearGradient, LossScale, MatrixPart, MatrixShape,
     MuonCoefficients, MuonMatrix, MuonOptimizer, MuonRange, NEWTON_SCHULZ_ITERATIONS, Norm,
     NormGradient, Offload, Optimizer, PackedWeightsOptimizer, RotaryDirection, RowPositions,
-    RowsShape, SQUARE_SUM_CHUNK, SquareSum, TensorTransfer, UpdateState,
+    RowsShape, SQUARE_SUM_CHUNK, SquareSum, StateRange, TensorTransfer, UpdateState,
 };
 pub use cpu::{
     CPU_VARIABLE, CpuBackend, CpuBuffer, CpuMatrix, HEAD_WIDTH_MAX, HostThreads, InstructionSet,

@@ -96,7 +96,7 @@ impl PaceEstimate {
                 let LinkTimes { latency_us, occupancy_us } = self.link(nodes);
                 let pace = Pace::calibrated(model, shape, calibration, (speeds, latency_us));
                 let float_us = occupancy_us / (shape.rows() * model.width as usize) as f64;
-                let carried = |layer: &LayerSpec| layer.len() as f64 * float_us;
+                let carried = |layer: &LayerSpec| layer.gradient_len() as f64 * float_us;
                 let gradients = model_layers(model).iter().map(carried).collect();
                 let occupancy = occupancy_us;
                 let verdict = self.verdict_us;

@@ -243,6 +243,7 @@ pub(crate) mod tests {
             rope_theta: 10_000.0,
             tied: false,
             frozen: FrozenTensors::NONE,
+            without_moments: FrozenTensors::NONE,
             lora: None,
         };
         let microbatch = MicrobatchShape { sequences: 2, sequence_len: 64 };

@@ -14,7 +14,7 @@ use zbelastic_kernels::HostThreads;
 use zbelastic_kernels::fingerprint::mix;
 use zbelastic_types::{Digest, Fingerprint, LayerId, Step};
 
-use crate::elastic::LayerImage;
+use crate::elastic::{LayerImage, StateLen};
 
 /// Bytes of a leaf of the tree: subtrees begin at a multiple of it.
 pub(crate) const HASHED_CHUNK_LEN: u64 = blake3::CHUNK_LEN as u64;
@@ -35,8 +35,8 @@ impl fmt::Display for StateDigest {
 pub(crate) const HASHED_HEAD_LEN: usize = 12;
 
 /// Bytes that the digest of a layer of so many floats is over.
-pub(crate) const fn hashed_bytes(float_count: usize) -> u64 {
-    HASHED_HEAD_LEN as u64 + 12 * float_count as u64
+pub(crate) const fn hashed_bytes(len: StateLen) -> u64 {
+    HASHED_HEAD_LEN as u64 + 4 * len.floats()
 }
 
 /// What a layer's digest begins with.
@@ -81,7 +81,7 @@ pub(crate) fn image_digest(image: &LayerImage) -> Digest {
 pub(crate) fn image_digest_on(host: &HostThreads, image: &LayerImage) -> Digest {
     let LayerImage { layer, version, w, m, v } = image;
     let head = hashed_head(*layer, *version);
-    let len = hashed_bytes(w.len());
+    let len = hashed_bytes(image.state_len());
     if host.count() == 1 || len <= LEAF_BYTES || cfg!(target_endian = "big") {
         return image_digest(image);
     }
@@ -194,19 +194,22 @@ fn subtree_value(parts: &[&[u8]], range: Range<u64>) -> ChainingValue {
     hasher.finish()
 }
 
-/// The fingerprint of a layer's state, from the sums over its weights and moments, `len` floats
-/// each: wherever those were added up.
+/// The fingerprint of a layer's state, from the sums over its weights and moments, wherever those were
+/// added up.
 ///
-/// Layer, version and length give a number, and each sum is mixed with it. So of one layer at one
-/// version equal fingerprints mean equal sums.
+/// Layer, version and length give a number, and each sum is mixed with it; so is the length of moments
+/// that are fewer than weights. So of one layer at one version equal fingerprints mean equal sums.
 pub(crate) fn fingerprint(
     layer: LayerId,
     version: Step,
-    len: usize,
+    len: StateLen,
     sums: [u64; 2],
 ) -> Fingerprint {
-    let name = [u64::from(layer.0), version.0, len as u64];
-    let name = name.into_iter().fold(0, |name, word| mix(name ^ mix(word.wrapping_add(1))));
+    let StateLen { weights, moments } = len;
+    let fewer = (moments < weights).then_some(moments as u64);
+    let name = [u64::from(layer.0), version.0, weights as u64];
+    let name =
+        name.into_iter().chain(fewer).fold(0, |name, word| mix(name ^ mix(word.wrapping_add(1))));
     let [first, second] = sums;
     Fingerprint([mix(first ^ name), mix(second ^ mix(name ^ 1))])
 }
@@ -248,11 +251,12 @@ mod tests {
     fn threads_that_hash_a_layer_together_find_its_digest() {
         let leaf = LEAF_BYTES as usize / 12;
         let hosts = [1, 2, 3].map(|count| HostThreads::new(count).expect("threads"));
-        for len in [0, 1, leaf - 1, leaf, leaf + 1, 3 * leaf + 7, 8 * leaf + 2] {
-            let part = |scale: f32| (0..len).map(|i| scale * i as f32).collect();
-            let w = part(1.0);
-            let m = part(-0.5);
-            let v = part(0.25);
+        let lens = [0, 1, leaf - 1, leaf, leaf + 1, 3 * leaf + 7, 8 * leaf + 2];
+        for (len, held) in lens.into_iter().flat_map(|len| [len, len / 3, 0].map(|it| (len, it))) {
+            let part = |scale: f32, len| (0..len).map(|i| scale * i as f32).collect();
+            let w = part(1.0, len);
+            let m = part(-0.5, held);
+            let v = part(0.25, held);
             let image = LayerImage { layer: LayerId(5), version: Step(1 << 40), w, m, v };
             for host in &hosts {
                 assert_eq!(image_digest_on(host, &image), image_digest(&image), "{len} floats");

@@ -25,7 +25,8 @@ pub use digester::ImageDigester;
 pub use frame_split::{FrameLimits, GRADIENT_FRAME_LIMITS, TensorFragment, split_into_frames};
 pub use gradient::{GradientFloats, GradientPart, GradientProgress, LayerGradient};
 pub use image::{
-    FLOATS_MAX, ImageError, LayerImage, PendingImage, image_bytes, layer_digest, layer_fingerprint,
+    FLOATS_MAX, IMAGE_HEADER_LEN, ImageError, LayerImage, PendingImage, StateLen, image_bytes,
+    layer_digest, layer_fingerprint,
 };
 pub use scattered::ScatteredLayer;
 pub use stage_factory::{

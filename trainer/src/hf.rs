@@ -4,6 +4,7 @@
 //! queries, keys and values are one matrix.
 
 mod adapter;
+mod adapter_config;
 mod config;
 mod config_json;
 mod config_keys;
@@ -17,16 +18,19 @@ mod weight_type;
 mod write;
 
 pub use adapter::{ADAPTER_CONFIG, ADAPTER_WEIGHTS, adapter_config_json};
+pub use adapter_config::{AdapterConfigError, PeftAdapters, parse_adapter_config};
 pub use config::parse_config;
 pub use config_json::config_json;
 pub use config_keys::{ConfigError, dropout};
 pub use exported_config::{SpecialTokenIds, exported_config_json, generation_config_json};
-pub use import::{WeightFile, import_adapters, import_files, import_safetensors};
+pub use import::{
+    WeightFile, import_adapters, import_files, import_initial, import_safetensors, read_adapters,
+};
 pub use import_error::{HeaderError, ImportError};
 pub use shards::{SHARDS_MAX, ShardIndex, ShardIndexError};
 pub use weight_file::WeightBytes;
 pub use weight_type::WeightType;
 pub use write::{
     MODEL_CONFIG, NamedTensor, WEIGHTS_FILE, WEIGHTS_INDEX, WeightsFile, WeightsFiles,
-    WriteWeightsError, to_named, write_adapters, write_safetensors,
+    WriteWeightsError, to_named, write_adapters, write_initial, write_safetensors,
 };

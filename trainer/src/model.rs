@@ -24,6 +24,7 @@ mod parts;
 mod pass_stash;
 mod recompute;
 mod state;
+mod state_places;
 mod tensors;
 mod tied;
 
@@ -42,7 +43,7 @@ pub use layer_times::{
 pub(crate) use layer_update::LayerUpdate;
 pub use layers::{Logits, MicrobatchShape, PassContext, PassScratch, PassSizes, SlicePosition};
 pub(crate) use lora::adapted_linears;
-pub use lora::{LoraConfig, LoraInit, LoraLinear, LoraTarget};
+pub use lora::{LoraConfig, LoraInit, LoraLinear, LoraScaling, LoraTarget};
 pub use lora_targets::{LoraError, LoraSettings};
 pub use merge::merge_adapters;
 pub use name_pattern::NamePatternError;

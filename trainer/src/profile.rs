@@ -236,6 +236,7 @@ mod tests {
                 rope_theta: 1e4,
                 tied: false,
                 frozen: FrozenTensors::NONE,
+                without_moments: FrozenTensors::NONE,
                 lora: None,
             };
             let backend = CpuBackend::new(1).expect("one thread");

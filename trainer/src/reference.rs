@@ -176,10 +176,10 @@ impl<B: Backend, S: BatchSource> SerialReference<B, S> {
             return;
         }
         let [embedding, .., head] = self.model.layers_mut() else { return };
-        let [Some(embedded), Some(of_head)] = [&embedding, &head].map(|l| l.spec.tied_range())
-        else {
-            return;
+        let place = |layer: &LayerState<B>| {
+            layer.spec.tied_range().map(|range| layer.spec.gradient_of(&range))
         };
+        let [Some(embedded), Some(of_head)] = [&*embedding, &*head].map(place) else { return };
         let read = |layer: &LayerState<B>, range: &Range<usize>| {
             self.backend.download(BufferView::new(&layer.g, range.clone()))
         };
@@ -192,7 +192,7 @@ impl<B: Backend, S: BatchSource> SerialReference<B, S> {
     /// The gradient of each layer, in model order.
     fn gradients(&self) -> Vec<Vec<f32>> {
         let read = |layer: &LayerState<B>| {
-            self.backend.download(BufferView::new(&layer.g, 0..layer.spec.len()))
+            self.backend.download(BufferView::new(&layer.g, 0..layer.spec.gradient_len()))
         };
         self.model.layers().iter().map(read).collect()
     }
@@ -272,7 +272,7 @@ impl<B: Backend, S: BatchSource> SerialReference<B, S> {
         let mut total = 0.0;
         for layer in self.model.layers() {
             for tensor in layer.spec.own_tensors().filter(|tensor| !tensor.is_frozen) {
-                let view = BufferView::new(&layer.g, tensor.range.clone());
+                let view = BufferView::new(&layer.g, tensor.state_range().gradient());
                 total += self.backend.sum_squares(view).sum;
             }
         }
@@ -287,17 +287,20 @@ impl<B: Backend, S: BatchSource> SerialReference<B, S> {
         let update = OptimizerUpdate { config: optimizer, lr, number: self.updates, clip };
         for layer in self.model.layers_mut() {
             for tensor in layer.spec.tensors.clone().into_iter().filter(|t| !t.is_frozen) {
-                let read = |buffer: &B::Buffer| {
-                    self.backend.download(BufferView::new(buffer, tensor.range.clone()))
+                let places = tensor.state_range();
+                let read = |buffer: &B::Buffer, range: Range<usize>| {
+                    self.backend.download(BufferView::new(buffer, range))
                 };
-                let g = read(&layer.g);
-                let mut state =
-                    AdamWState { w: read(&layer.w), m: read(&layer.m), v: read(&layer.v) };
+                let g = read(&layer.g, places.gradient());
+                let [m, v] = [&layer.m, &layer.v].map(|part| read(part, places.moments()));
+                let mut state = AdamWState { w: read(&layer.w, places.weights.clone()), m, v };
                 update.apply_reference(&layer.spec, &tensor, &mut state, &g);
-                for (floats, buffer) in
-                    [(state.w, &mut layer.w), (state.m, &mut layer.m), (state.v, &mut layer.v)]
-                {
-                    self.backend.upload(&floats, BufferViewMut::new(buffer, tensor.range.clone()));
+                for (floats, buffer, range) in [
+                    (state.w, &mut layer.w, places.weights.clone()),
+                    (state.m, &mut layer.m, places.moments()),
+                    (state.v, &mut layer.v, places.moments()),
+                ] {
+                    self.backend.upload(&floats, BufferViewMut::new(buffer, range));
                 }
             }
             layer.put_state_in_force(&self.backend);

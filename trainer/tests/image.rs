@@ -60,10 +60,13 @@ fn one_changed_byte_is_refused_or_makes_another_layer() {
         match LayerImage::decode(&damaged) {
             Ok(found) => assert_eq!(found.encode(), damaged),
             Err(ImageError::Version { found }) => assert_eq!((index, found), (0, damaged[0])),
+            // The form for fewer moments reads the length as two.
+            Err(ImageError::Moments { .. }) => assert_eq!((index, damaged[0]), (0, 2)),
             Err(
                 ImageError::Length { .. } | ImageError::Size { .. } | ImageError::Memory { .. },
             ) => {
-                assert!((13..21).contains(&index), "byte {index} is no length");
+                let is_other_form = index == 0 && damaged[0] == 2;
+                assert!(is_other_form || (13..21).contains(&index), "byte {index} is no length");
             }
             Err(error @ ImageError::Values { .. }) => panic!("all bytes are there: {error}"),
         }

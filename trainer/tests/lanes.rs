@@ -14,7 +14,7 @@ use zbelastic_schedule::{PipelineSize, ScheduleKind, Window, check_size};
 use zbelastic_trainer::data::{BatchSource, Corpus, StepTargets, TokenBatch};
 use zbelastic_trainer::digest::StateDigest;
 use zbelastic_trainer::model::{
-    Family, LayerState, LoraInit, LoraSettings, ModelConfig, model_layers,
+    Family, LayerState, LoraInit, LoraScaling, LoraSettings, ModelConfig, model_layers,
 };
 use zbelastic_trainer::optimizer::OptimizerKind;
 use zbelastic_trainer::plan::{BatchShape, LaneCount, Plan, PlanRequest, stage_memory};
@@ -41,6 +41,7 @@ fn variants() -> [(ModelConfig, OptimizerKind); 4] {
     let adapters = LoraSettings {
         rank: 3,
         alpha: 6.0,
+        scaling: LoraScaling::Standard,
         init: LoraInit::Gaussian,
         targets: vec!["all-linear".to_owned()],
     };

@@ -18,8 +18,8 @@ use zbelastic_schedule::{ScheduleKind, Window};
 use zbelastic_trainer::asynchronous::{AsyncPlan, AsyncPlanError};
 use zbelastic_trainer::data::{BatchSource, Corpus};
 use zbelastic_trainer::model::{
-    Family, LayerParts, LoraInit, LoraSettings, ModelConfig, Recompute, initial_weights,
-    merge_adapters, model_layers,
+    Family, LayerParts, LoraInit, LoraScaling, LoraSettings, ModelConfig, Recompute,
+    initial_weights, merge_adapters, model_layers,
 };
 use zbelastic_trainer::optimizer::OptimizerKind;
 use zbelastic_trainer::plan::{LayerWork, Plan, layer_work};
@@ -37,7 +37,9 @@ const MODELS_A_PLAN: usize = 4;
 fn adapted(model: &ModelConfig, rank: u32, alpha: f64, targets: &[&str]) -> ModelConfig {
     let targets = targets.iter().map(|target| (*target).to_owned()).collect();
     let init = if rank == 2 { LoraInit::Gaussian } else { LoraInit::Kaiming };
-    LoraSettings { rank, alpha, init, targets }.adapt(model).expect("legal adapters")
+    LoraSettings { rank, alpha, scaling: LoraScaling::Standard, init, targets }
+        .adapt(model)
+        .expect("legal adapters")
 }
 
 /// Each family, tied and not; a part of a product, all products, and some blocks alone.
@@ -117,7 +119,7 @@ fn weights(run: &Run) -> Vec<Vec<f32>> {
 }
 
 fn gradients(run: &Run) -> Vec<Vec<f32>> {
-    floats(run, |layer| (&layer.g, layer.spec.len()))
+    floats(run, |layer| (&layer.g, layer.spec.gradient_len()))
 }
 
 fn floats<'r>(
@@ -219,7 +221,7 @@ fn check_gradients(
                 let expected =
                     adapter_gradients(shape, adapter.rank, scale, factors, &identity, &transposed);
                 for (range, expected) in [&adapter.a, &adapter.b].into_iter().zip(expected) {
-                    let found = &found[layer][range.clone()];
+                    let found = &found[layer][spec.gradient_of(range)];
                     let largest = expected.iter().fold(0.0, |max: f64, x| max.max(x.abs()));
                     assert!(largest > 1e-6, "there is a gradient");
                     for (found, expected) in found.iter().zip(&expected) {

@@ -31,6 +31,7 @@ fn model(family: Family) -> ModelConfig {
         rope_theta: 10_000.0,
         tied: false,
         frozen: FrozenTensors::NONE,
+        without_moments: FrozenTensors::NONE,
         lora: None,
         sliding_window: None,
     }

@@ -15,7 +15,7 @@ use zbelastic_data::store::ManifestFault;
 use zbelastic_policy::tick::ticks_of;
 use zbelastic_schedule::Window;
 use zbelastic_trainer::data::{Corpus, CorpusConfig, CorpusError};
-use zbelastic_trainer::model::model_layers;
+use zbelastic_trainer::model::{FrozenTensors, LayerSpec, model_layers};
 use zbelastic_trainer::plan::LaneError;
 use zbelastic_trainer::stage::Injection;
 use zbelastic_types::{Digest, RunId, Step};
@@ -25,9 +25,12 @@ pub use zbelastic_policy::data::DataName;
 use crate::job_store::{JobStore, stores_name};
 use crate::messages::layer_bytes;
 
-/// The newest version of the document's form, which lanes need: a program that does not know them
-/// must not train something else.
-pub const DOCUMENT_VERSION: u32 = 3;
+/// The newest version of the document's form, which frozen tensors without moments need: layers are shorter
+/// than a program expects that does not know them.
+pub const DOCUMENT_VERSION: u32 = 4;
+/// The version of the form that lanes need: a program that does not know them must not train something
+/// else.
+const LANES_DOCUMENT_VERSION: u32 = 3;
 /// The version of the form that token stores need, and keys of the model and the optimizer that came
 /// with them.
 pub(crate) const STORES_DOCUMENT_VERSION: u32 = 2;
@@ -152,11 +155,42 @@ impl JobDocument {
         if found > DOCUMENT_BYTES_MAX { Err(DocumentError::Size { found }) } else { Ok(bytes) }
     }
 
-    /// Whether it trains the same, whatever the two are called.
+    /// Whether it trains the same, whatever the two are called, and whether or not frozen tensors have
+    /// moments.
     #[must_use]
     pub fn is_same_run(&self, other: &Self) -> bool {
-        let of = |job: &Self| Self { name: String::new(), ..job.clone() };
+        let of = |job: &Self| {
+            let mut config = job.config.clone();
+            config.model.without_moments = FrozenTensors::NONE;
+            // It follows from the rest.
+            let version = TEXT_DOCUMENT_VERSION;
+            Self { name: String::new(), version, config, ..job.clone() }
+        };
         of(self) == of(other)
+    }
+
+    /// The same job on layers whose moments lie as those of `parent`, whose checkpoint it goes on from.
+    ///
+    /// # Errors
+    /// If a tensor is trained of which the parent has no moments: its name.
+    pub fn with_moments_of(mut self, parent: &Self) -> Result<Self, String> {
+        let layout = &parent.config.model.without_moments;
+        let model = &mut self.config.model;
+        let trained = layout.tensors().find(|tensor| !model.frozen.contains(*tensor));
+        if let Some(index) = trained {
+            let layers = model_layers(model);
+            let mut tensors = layers.iter().flat_map(LayerSpec::own_tensors);
+            let named = tensors.find(|tensor| tensor.index == index);
+            return Err(named.map_or_else(|| index.to_string(), |tensor| tensor.name.clone()));
+        }
+        model.without_moments = layout.clone();
+        self.version = version_for(&self.config).max(self.stores_version());
+        Ok(self)
+    }
+
+    /// The oldest version of the form that has its stores.
+    fn stores_version(&self) -> u32 {
+        if self.stores.is_empty() { TEXT_DOCUMENT_VERSION } else { STORES_DOCUMENT_VERSION }
     }
 
     /// The document of a job.
@@ -218,7 +252,8 @@ impl JobDocument {
     ) -> Self {
         let text = stores_name(&stores, config.tokens.packing);
         let document = Self::new(name, config, toml, text);
-        Self { version: document.version.max(STORES_DOCUMENT_VERSION), stores, ..document }
+        let document = Self { stores, ..document };
+        Self { version: document.version.max(document.stores_version()), ..document }
     }
 
     /// What the cluster must agree on, of this document's `bytes`.
@@ -299,8 +334,12 @@ fn version_for(config: &RunConfig) -> u32 {
         || config.z_loss > 0.0
         || !config.optimizer.kind.is_adamw()
         || !model.frozen.is_none();
+    let has_later_factor = model.lora.as_ref().is_some_and(|lora| !lora.scaling.is_standard());
+    if has_later_factor || !model.without_moments.is_none() {
+        return DOCUMENT_VERSION;
+    }
     match (config.batch.lanes.is_one(), has_later_keys) {
-        (false, _) => DOCUMENT_VERSION,
+        (false, _) => LANES_DOCUMENT_VERSION,
         (true, true) => STORES_DOCUMENT_VERSION,
         (true, false) => TEXT_DOCUMENT_VERSION,
     }
@@ -350,6 +389,7 @@ mod tests {
             "z_loss",
             "muon",
             "frozen",
+            "without_moments",
             "freeze",
         ];
         let check_model = |window: Option<u32>, text: &str, expected: &[&str]| {
@@ -365,6 +405,7 @@ mod tests {
             let version = match expected {
                 [] => 1,
                 ["lanes"] => 3,
+                ["frozen", ..] => 4,
                 _ => 2,
             };
             assert_eq!(job.version, version, "{expected:?}");
@@ -378,7 +419,7 @@ mod tests {
         check("[optimizer]\nkind = \"muon\"\n", &["muon"]);
         check("family = \"llama\"\nqk_norm = true\n", &["features"]);
         check_model(Some(16), "", &["sliding_window"]);
-        check("[train]\nfreeze = [\"embed\"]\n", &["frozen", "freeze"]);
+        check("[train]\nfreeze = [\"embed\"]\n", &["frozen", "without_moments", "freeze"]);
     }
 
     /// Before there were lanes, schedules of two directions had bits of their own.
@@ -393,6 +434,43 @@ mod tests {
         let found = JobDocument::decode(&job.encode().expect("short")).expect_err("refused");
         let expected = LaneError::Directions { kind: ScheduleKind::Gems, lanes: LaneCount::ONE };
         assert!(matches!(found, DocumentError::Lanes(error) if error == expected), "{found}");
+    }
+
+    fn freezing(patterns: &str) -> JobDocument {
+        let toml = format!("[model]\npreset = \"tiny\"\n[train]\nfreeze = {patterns}\n");
+        let config = load_document("test", &toml).expect("legal").config;
+        JobDocument::new("test".to_owned(), config, toml, DataName::of(b"text"))
+    }
+
+    /// The same as a program wrote it that gave frozen tensors moments.
+    fn with_all_moments(mut job: JobDocument) -> JobDocument {
+        (job.version, job.config.model.without_moments) = (2, FrozenTensors::NONE);
+        JobDocument::decode(&job.encode().expect("short")).expect("it is read as it was")
+    }
+
+    #[test]
+    fn a_run_of_before_goes_on_with_the_moments_that_it_has() {
+        let job = freezing("[\"embed\"]");
+        let earlier = with_all_moments(job.clone());
+        assert!(job != earlier && job.is_same_run(&earlier));
+        assert!(!job.is_same_run(&freezing("[\"norm\"]")));
+        let bytes = |job: &JobDocument| job.spec(Vec::new()).layer_bytes;
+        assert!(bytes(&job)[0] < bytes(&earlier)[0], "the embedding alone is without");
+        assert_eq!(bytes(&job)[1..], bytes(&earlier)[1..]);
+    }
+
+    #[test]
+    fn a_branch_has_moments_where_its_parent_has_them() {
+        let embed = freezing("[\"embed\"]");
+        let more = freezing("[\"embed\", \"norm\"]");
+        let branch = more.clone().with_moments_of(&embed).expect("the norm has moments");
+        assert_eq!(branch.config.model.frozen, more.config.model.frozen);
+        assert_eq!(branch.spec(Vec::new()).layer_bytes, embed.spec(Vec::new()).layer_bytes);
+        assert_eq!((embed.version, branch.version), (4, 4));
+        let branch = more.with_moments_of(&with_all_moments(embed.clone())).expect("all have");
+        assert_eq!(branch.version, 2, "a program of before can read it");
+        let refused = freezing("[\"norm\"]").with_moments_of(&embed);
+        assert_eq!(refused, Err("embed.tokens".to_owned()));
     }
 
     /// The words of `elastic.detect_timeout` name both numbers.

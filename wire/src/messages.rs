@@ -58,7 +58,7 @@ pub enum LayerMessage {
 /// The length of a layer as it travels.
 #[must_use]
 pub fn layer_bytes(spec: &LayerSpec) -> u64 {
-    zbelastic_trainer::elastic::image_bytes(spec.len())
+    zbelastic_trainer::elastic::image_bytes(spec.state_len())
 }
 
 /// What one node sends another about bytes it holds, and about time. The protocol's own messages

@@ -43,10 +43,12 @@ impl Target {
             Self::PackedPrograms => programs::packed_programs(),
             Self::AsyncPrograms => programs::async_programs(),
             Self::PytorchSchedules => programs::pytorch_schedules(),
-            Self::Layers => vec![files::layer()],
+            Self::Layers => files::layers(),
             Self::ModelConfigs => files::model_configs(),
             Self::Safetensors => vec![files::safetensors()],
             Self::Imports => vec![files::import()],
+            Self::AdapterConfigs => files::adapter_configs(),
+            Self::Adapters => vec![files::adapters()],
             Self::Injections => texts(&[
                 "step=7,tensor=layers.2.mlp.up,value=nan",
                 "step=1,tensor=a,value=bit=30,attempts=2",

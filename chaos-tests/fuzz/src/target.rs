@@ -123,6 +123,10 @@ targets! {
     Safetensors => spec("safetensors", trainer::safetensors),
     /// Weights with the `config.json` beside them.
     Imports => large(trainer::MODEL_MEMORY, spec("imports", trainer::imports)),
+    /// Adapters' configurations in PEFT's form.
+    AdapterConfigs => spec("adapter-configs", trainer::adapter_configs),
+    /// Adapters of a given model in PEFT's form.
+    Adapters => spec("adapters", trainer::adapters),
     /// The corruptions on purpose.
     Injections => spec("injections", trainer::injections),
     /// Manifests in a store's index.

@@ -35,7 +35,7 @@ pub(super) fn image_of(layer: u32, version: u64) -> LayerImage {
 }
 
 pub(super) fn bytes_of(layer: u32, version: u64) -> u64 {
-    image_bytes(image_of(layer, version).w.len())
+    image_bytes(image_of(layer, version).state_len())
 }
 
 /// A piece with its bytes.

@@ -56,6 +56,7 @@ impl PlanHistory {
             rope_theta: 10_000.0,
             tied: false,
             frozen: FrozenTensors::NONE,
+            without_moments: FrozenTensors::NONE,
             lora: None,
         };
         Self { model, solved: BTreeMap::new(), current: None, nodes: Vec::new() }

@@ -34,7 +34,7 @@ use crate::corpus::{StoresSummary, cut_text, gather_text, load_stores};
 use crate::event_poller::FOLLOW_PAUSE;
 use crate::run_files::RUNS;
 use crate::store_maker::with_text_store;
-use crate::weights::{weights_file, weights_from_hf};
+use crate::weights::{given_weights, weights_file};
 use follow::{RunOutputMode, follow};
 use submit::{RunSubmission, submit};
 
@@ -76,14 +76,12 @@ fn prepare(args: &RunArgs) -> Result<RunSubmission, CommandFailure> {
         // With standard error closed there is nowhere to print it.
         let _ = writeln!(io::stderr(), "note: {note}");
     }
-    let weights = match &loaded.config.weights {
+    let layers = match args.from {
+        None => given_weights(&loaded.config)?,
         // The run that it goes on from has its weights.
-        WeightSource::HuggingFace { folder } if args.from.is_none() => {
-            let model = &loaded.config.model;
-            Some(weights_file(model, &weights_from_hf(model, folder)?))
-        }
-        WeightSource::HuggingFace { .. } | WeightSource::Drawn => None,
+        Some(_) => None,
     };
+    let weights = layers.map(|layers| weights_file(&loaded.config, &layers));
     let weights = weights.map(|bytes| Blob::of_bytes("weights", bytes));
     let weights_name = weights.as_ref().map(|blob| blob.name);
     let (document, corpus, mut blobs) = match data {
@@ -146,7 +144,7 @@ fn store_job(
 
 /// Paths are those of this machine, and not of the job.
 fn without_paths(config: RunConfig) -> RunConfig {
-    RunConfig { weights: WeightSource::Drawn, ..config.without_data_paths() }
+    RunConfig { weights: WeightSource::Drawn, adapters: None, ..config.without_data_paths() }
 }
 
 /// The configuration as it is submitted: without paths of this machine. The model of a folder is

@@ -27,7 +27,7 @@ fn needed(config: &RunConfig, worker_count: u32, sharing: DeviceSharing) -> (Byt
     };
     let times = 1 + u64::from(config.checkpoint.copies.min(worker_count));
     let layers = model_layers(&config.model);
-    let checkpoint: u64 = layers.iter().map(|layer| image_bytes(layer.len())).sum();
+    let checkpoint: u64 = layers.iter().map(|layer| image_bytes(layer.state_len())).sum();
     (Bytes(checkpoint_count * times * checkpoint + model), checkpoint_count)
 }
 
@@ -101,6 +101,8 @@ mod tests {
         assert_eq!(bytes("keep_last = 3\ncopies = 1", 4) - model, 4 * one);
         let (_, weights) = model_size(&config("").model);
         assert!(one > 2 * 12 * weights && one < 2 * 13 * weights, "{one}");
+        let frozen = bytes("keep_last = 1\ncopies = 0\n[lora]\nrank = 1", 4) - model;
+        assert!(frozen > 2 * 4 * weights && frozen < 2 * 5 * weights, "{frozen}");
     }
 
     #[test]

@@ -6,15 +6,15 @@ use std::sync::Arc;
 
 use zbelastic_config::{
     ConfigFlag, ConfigNote, ConfigSettings, ConfigSources, ConfigValue, Key, LoadedConfig,
-    RunConfig, ScheduleChoice, SettingOrigin, WeightSource, check_needs_no_steps, load,
-    load_with_injections, plan_failure, size_text,
+    RunConfig, ScheduleChoice, SettingOrigin, check_needs_no_steps, load, load_with_injections,
+    plan_failure, size_text,
 };
 use zbelastic_consensus::plan::copies_at;
 use zbelastic_local::interrupt::Interrupt;
 use zbelastic_local::job::TrainingJob;
 use zbelastic_machine::{DeviceList, core_count};
 use zbelastic_schedule::{GenerateError, ScheduleKind};
-use zbelastic_trainer::model::{LayerRange, draw_adapters};
+use zbelastic_trainer::model::LayerRange;
 use zbelastic_trainer::plan::{
     ChooseRequest, Pace, Plan, PlanChoice, PlanError, ScheduleRefusal, StageMemory, choose,
 };
@@ -30,7 +30,7 @@ use crate::corpus::{DataSummary, RunCorpus, load_data};
 use crate::run_files::RUNS;
 use crate::run_tokenizer::RunTokenizer;
 use crate::store_maker::{with_text_store, with_vocabulary};
-use crate::weights::weights_from_hf;
+use crate::weights::given_weights;
 
 /// A run that can begin.
 pub struct PreparedRun {
@@ -433,14 +433,10 @@ pub fn stage_memory_detail(
 }
 
 fn initial_weights(config: &RunConfig) -> Result<InitialWeights, CommandFailure> {
-    match &config.weights {
-        WeightSource::Drawn => Ok(InitialWeights::Drawn { seed: config.seed }),
-        WeightSource::HuggingFace { folder } => {
-            let mut layers = weights_from_hf(&config.model, folder)?;
-            draw_adapters(&config.model, config.seed, &mut layers);
-            Ok(InitialWeights::Given(Arc::new(layers)))
-        }
-    }
+    Ok(match given_weights(config)? {
+        None => InitialWeights::Drawn { seed: config.seed },
+        Some(layers) => InitialWeights::Given(Arc::new(layers)),
+    })
 }
 
 #[cfg(test)]

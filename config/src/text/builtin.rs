@@ -10,7 +10,7 @@ macro_rules! pages {
     };
 }
 
-const PAGES: [(&str, &str); 101] = pages![
+const PAGES: [(&str, &str); 102] = pages![
     "architecture.md",
     "assumptions.md",
     "benchmarks.md",
@@ -98,6 +98,7 @@ const PAGES: [(&str, &str); 101] = pages![
     "decisions/0077-the-page-is-a-client.md",
     "decisions/0078-processes-of-a-machine-keep-their-sockets.md",
     "decisions/0080-a-drained-process-ends-and-a-members-folder-reads.md",
+    "decisions/0081-frozen-tensors-have-no-moments.md",
     "deploy.md",
     "glossary.md",
     "hacking.md",

@@ -1,9 +1,7 @@
 //! Muon in two halves, for a verdict that comes later (Jordan et al., 2024, "Muon: An optimizer for
 //! hidden layers in neural networks").
 
-use std::ops::Range;
-
-use super::{MatrixPart, MatrixShape};
+use super::{MatrixPart, MatrixShape, StateRange};
 
 /// The coefficients of the quintic polynomial that each Newton-Schulz iteration applies to singular
 /// values: `a x + b x^3 + c x^5` (Jordan et al., 2024). They are chosen for a steep slope at zero; singular
@@ -51,8 +49,8 @@ pub struct MuonMatrix {
 /// Neighbouring matrices of a layer that Muon updates.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MuonRange {
-    /// Range of the parameters in their buffer.
-    pub range: Range<usize>,
+    /// The parameters, and where their state lies.
+    pub range: StateRange,
     /// The matrices that lie there, one behind the other.
     pub matrices: Vec<MuonMatrix>,
     /// The numbers of their update.

@@ -1,10 +1,8 @@
 //! AdamW in two halves, for a verdict that comes later: the candidate, and the commit.
 
-use std::ops::Range;
-
 use super::{
     AdamWCoefficients, BufferView, DeviceMemory, MatrixPart, MuonOptimizer, PackedWeightsOptimizer,
-    Pending, SquareSum,
+    Pending, SquareSum, StateRange,
 };
 
 /// The optimizer of a device.
@@ -17,8 +15,8 @@ pub trait Optimizer: DeviceMemory {
     /// The sum of squares of each tensor, to the bits that it has alone.
     fn sum_squares_of_each(&self, tensors: &[BufferView<'_, Self::Buffer>]) -> Vec<SquareSum>;
 
-    /// The sums of a state's fingerprint ([`crate::fingerprint`]) over all of `w`, `m` and `v`,
-    /// which are of equal length. A device may leave them unfinished until they are read.
+    /// The sums of a state's fingerprint ([`crate::fingerprint`]) over all of `w`, `m` and `v`.
+    /// Moments are of equal length, and may be fewer than weights. A device may leave them unfinished until they are read.
     fn state_sums(&self, w: &Self::Buffer, m: &Self::Buffer, v: &Self::Buffer)
     -> Pending<[u64; 2]>;
 
@@ -36,12 +34,12 @@ pub trait Optimizer: DeviceMemory {
     }
 
     /// The weights after an AdamW step, beside the state: reads `w`, `m`, `v`, `g` over `range`
-    /// and writes `candidate` there. The matrices, which lie within `range` in order, are packed
+    /// and writes `candidate` where `w` is read. The matrices, which lie within `range` in order, are packed
     /// into the form that products read at once, as by [`DeviceMemory::load_matrix`].
     #[allow(clippy::too_many_arguments)]
     fn adamw_candidate(
         &self,
-        range: Range<usize>,
+        range: &StateRange,
         w: &Self::Buffer,
         m: &Self::Buffer,
         v: &Self::Buffer,
@@ -54,7 +52,7 @@ pub trait Optimizer: DeviceMemory {
     /// The moments after the same step, in place.
     fn adamw_commit(
         &self,
-        range: Range<usize>,
+        range: &StateRange,
         g: &Self::Buffer,
         numbers: AdamWCoefficients,
         m: &mut Self::Buffer,
@@ -66,7 +64,7 @@ pub trait Optimizer: DeviceMemory {
     #[allow(clippy::too_many_arguments)]
     fn adamw_in_place(
         &self,
-        range: Range<usize>,
+        range: &StateRange,
         g: &Self::Buffer,
         numbers: AdamWCoefficients,
         w: &mut Self::Buffer,

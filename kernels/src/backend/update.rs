@@ -54,11 +54,85 @@ pub struct MatrixPart<'a, M> {
     pub matrix: &'a mut M,
 }
 
+/// Neighbouring parameters of a layer, and where their moments and their gradient lie, which follow one
+/// another as they do. Where frozen parameters have none, those of others lie further ahead than the
+/// parameters.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StateRange {
+    /// The parameters in the buffer of weights.
+    pub weights: Range<usize>,
+    /// Where the first of their moments lies in the buffer of each.
+    pub moments_start: usize,
+    /// Where the first of their gradient lies in its buffer.
+    pub gradient_start: usize,
+}
+
+impl StateRange {
+    /// How many parameters they are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.weights.len()
+    }
+
+    /// Whether they are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.weights.is_empty()
+    }
+
+    /// Their moments in the buffer of each.
+    #[must_use]
+    pub fn moments(&self) -> Range<usize> {
+        self.moments_start..self.moments_start + self.len()
+    }
+
+    /// Their gradient in its buffer.
+    #[must_use]
+    pub fn gradient(&self) -> Range<usize> {
+        self.gradient_start..self.gradient_start + self.len()
+    }
+
+    /// Some of them, by their place in the buffer of weights.
+    ///
+    /// # Panics
+    /// If they are not among these.
+    #[must_use]
+    pub fn part(&self, weights: Range<usize>) -> Self {
+        let is_part = self.weights.start <= weights.start && weights.end <= self.weights.end;
+        assert!(is_part, "{weights:?} lies within {:?}", self.weights);
+        let skipped = weights.start - self.weights.start;
+        Self {
+            weights,
+            moments_start: self.moments_start + skipped,
+            gradient_start: self.gradient_start + skipped,
+        }
+    }
+
+    /// Appends the parameters behind these if moments and gradient follow as well. Returns whether they
+    /// do.
+    pub fn extend(&mut self, next: &Self) -> bool {
+        let follows = self.weights.end == next.weights.start
+            && self.moments().end == next.moments_start
+            && self.gradient().end == next.gradient_start;
+        if follows {
+            self.weights.end = next.weights.end;
+        }
+        follows
+    }
+}
+
+/// Parameters whose moments and gradient lie as they do.
+impl From<Range<usize>> for StateRange {
+    fn from(weights: Range<usize>) -> Self {
+        Self { moments_start: weights.start, gradient_start: weights.start, weights }
+    }
+}
+
 /// Neighbouring parameters of a layer that one update treats alike.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AdamWRange {
-    /// Range of the parameters in their buffer.
-    pub range: Range<usize>,
+    /// The parameters, and where their state lies.
+    pub range: StateRange,
     /// The numbers of their update.
     pub numbers: AdamWCoefficients,
 }
@@ -120,7 +194,7 @@ pub trait PackedWeightsOptimizer<B, M> {
     fn commit(&self, runs: &[AdamWRange], g: &B, w: &mut B, m: &mut B, v: &mut B);
 
     /// The same, and the sums of the fingerprint of the state that it leaves, in the same pass.
-    /// Runs cover `w`, `m` and `v` to their ends.
+    /// Runs cover `w`, `m` and `v` to their ends, which lie alike.
     fn commit_and_sum(
         &self,
         runs: &[AdamWRange],

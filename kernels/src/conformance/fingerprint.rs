@@ -27,14 +27,16 @@ fn part(len: usize, seed: u64) -> Vec<f32> {
 pub fn state_sums<B: Backend>(devices: &[B]) {
     for device in devices {
         let mut later = Vec::new();
-        for len in LENS {
-            let parts = [1, 2, 3].map(|seed| part(len, seed));
+        // As many moments as weights, fewer, and none.
+        let moments = LENS.into_iter().flat_map(|len| [len, len / 3, 0].map(|held| (len, held)));
+        for (len, held) in moments {
+            let parts = [(len, 1), (held, 2), (held, 3)].map(|(len, seed)| part(len, seed));
             let [w, m, v] = parts.each_ref().map(|part| upload(device, part));
             let expected = reference::state_sums(parts.each_ref().map(Vec::as_slice));
             assert_eq!(device.state_sums(&w, &m, &v).wait(), Ok(expected), "{len} places");
-            later.push((device.state_sums(&w, &m, &v), expected));
+            later.push((device.state_sums(&w, &m, &v), expected, len));
         }
-        for ((found, expected), len) in later.iter().zip(LENS) {
+        for (found, expected, len) in &later {
             assert_eq!(found.wait(), Ok(*expected), "{len} places, read late");
             assert_eq!(found.wait(), Ok(*expected), "{len} places, read again");
         }
@@ -51,7 +53,7 @@ pub fn commits_sum_what_they_leave<B: Backend>(devices: &[B]) {
             let runs: Vec<AdamWRange> = starts
                 .enumerate()
                 .map(|(index, start)| AdamWRange {
-                    range: start..len.min(start + run_len),
+                    range: (start..len.min(start + run_len)).into(),
                     numbers: numbers_of(index),
                 })
                 .collect();

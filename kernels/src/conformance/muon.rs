@@ -26,7 +26,7 @@ pub fn muon_meets_the_bits<B: Backend>(devices: &[B]) {
         })
         .collect();
     let len: usize = SHAPES.iter().map(|(outputs, inputs)| outputs * inputs).sum();
-    let run = MuonRange { range: 1..len + 1, matrices, numbers: NUMBERS };
+    let run = MuonRange { range: (1..len + 1).into(), matrices, numbers: NUMBERS };
     let [w, m, g] = [1, 2, 3].map(|seed| floats(len + 2, seed));
     let [mut expected_w, mut expected_m] = [&w, &m].map(Vec::clone);
     let mut start = 1;
@@ -63,7 +63,7 @@ pub fn muon_is_near_newton_schulz<B: Backend>(devices: &[B]) {
         let len = outputs * inputs;
         let g = floats(len, 5);
         let matrices = vec![MuonMatrix { shape, step: 1.0 }];
-        let run = MuonRange { range: 0..len, matrices, numbers: NUMBERS };
+        let run = MuonRange { range: (0..len).into(), matrices, numbers: NUMBERS };
         let expected = reference::newton_schulz(shape, &widen(&g));
         for device in devices {
             let Some(muon) = device.muon_optimizer() else { return };
@@ -84,7 +84,7 @@ pub fn muon_loads_matrices<B: Backend>(devices: &[B]) {
     let half = MatrixShape { outputs: 12, ..shape };
     let len = shape.outputs * shape.inputs;
     let matrices = vec![MuonMatrix { shape: half, step: -0.1 }; 2];
-    let run = MuonRange { range: 0..len, matrices, numbers: NUMBERS };
+    let run = MuonRange { range: (0..len).into(), matrices, numbers: NUMBERS };
     for device in devices {
         let Some(muon) = device.muon_optimizer() else { return };
         let [mut w, mut m, g] = [1, 2, 3].map(|seed| upload(device, &floats(len, seed)));

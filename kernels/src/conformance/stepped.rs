@@ -7,7 +7,7 @@ use super::probe::same_bits;
 use super::probe::{download, floats, matrix, poisoned, upload};
 use crate::backend::{
     AdamWRange, Backend, BufferView, LayerCandidate, MatrixShape, PackedWeightsOptimizer,
-    SquareSum, UpdateState,
+    SquareSum, StateRange, UpdateState,
 };
 use crate::reference::{AdamWState, adamw};
 
@@ -30,7 +30,8 @@ impl<B: Backend> SteppedLayer<B> {
         let ends = [before, cut, end, end + behind];
         let starts = [0, before, cut, end];
         let tensors = starts.into_iter().zip(ends).map(|(start, end)| start..end).collect();
-        let run = |(range, index)| AdamWRange { range, numbers: numbers_of(index) };
+        let run =
+            |(range, index)| AdamWRange { range: Range::into(range), numbers: numbers_of(index) };
         let ranges = [0..before, before..end, end..end + behind];
         let mut state = [1, 2, 3, 4].map(|part| floats(end + behind, 10 * seed + part));
         (state[3][before + 3], state[3][end - 1]) = (f32::NAN, f32::INFINITY);
@@ -113,8 +114,9 @@ fn own<B: Backend>(device: &B, layer: &mut SteppedLayer<B>) -> Vec<SquareSum> {
     sums
 }
 
-/// What no run covers keeps its state, its packed weights and its place among the candidates of
+/// What no run covers keeps its weights, its packed weights and its place among the candidates of
 /// parameters in no matrix; what a run covers is updated as it would be alone, a part of a matrix too.
+/// Moments and gradients of the others are nowhere.
 pub fn frozen_tensors_are_left_alone<B: Backend>(devices: &[B]) {
     for device in devices {
         let Some(optimizer) = device.packed_weights_optimizer() else { return };
@@ -122,33 +124,30 @@ pub fn frozen_tensors_are_left_alone<B: Backend>(devices: &[B]) {
             let case = format!("tensors {trained:?}");
             let mut layer = SteppedLayer::new(device, 5, 40_000, 3);
             let of_matrix = layer.tensors[1].start..layer.tensors[2].end;
+            layer.tensors = trained.iter().map(|tensor| layer.tensors[*tensor].clone()).collect();
+            layer.runs = compact_runs(&layer.tensors);
             let len = device.len(&layer.state[0]);
-            let start = [31, 32, 33, 34].map(|seed| floats(len, seed));
-            layer.state = start.each_ref().map(|part| upload(device, part));
+            let held = layer.tensors.iter().map(Range::len).sum();
+            let lens = [(len, 31), (held, 32), (held, 33), (held + GRADIENT_BEFORE, 34)];
+            let [mut w, mut m, mut v, g] = lens.map(|(len, seed)| floats(len, seed));
+            layer.state = [&w, &m, &v, &g].map(|part| upload(device, part));
             let packed = BufferView::new(&layer.state[0], of_matrix.clone());
             device.load_matrix(packed, &mut layer.matrix);
-            layer.tensors = trained.iter().map(|tensor| layer.tensors[*tensor].clone()).collect();
-            let run = |(range, index): (&Range<usize>, _)| AdamWRange {
-                range: range.clone(),
-                numbers: numbers_of(index),
-            };
-            layer.runs = layer.tensors.iter().zip(0..).map(run).collect();
-            let [w, m, v, g] = start;
-            let mut expected = AdamWState { w, m, v };
             let mut rest = vec![f32::NAN; len];
             for AdamWRange { range, numbers } in &layer.runs {
-                let part = |floats: &[f32]| floats[range.clone()].to_vec();
-                let AdamWState { w, m, v } = &expected;
-                let mut updated = AdamWState { w: part(w), m: part(m), v: part(v) };
-                adamw(&mut updated, &g[range.clone()], *numbers);
-                rest[range.clone()].copy_from_slice(&updated.w);
-                let AdamWState { w, m, v } = &mut expected;
-                for (to, from) in [(w, updated.w), (m, updated.m), (v, updated.v)] {
-                    to[range.clone()].copy_from_slice(&from);
+                let at = [range.weights.clone(), range.moments(), range.moments()];
+                let [of_w, of_m, of_v] = at.clone();
+                let mut updated =
+                    AdamWState { w: w[of_w].to_vec(), m: m[of_m].to_vec(), v: v[of_v].to_vec() };
+                adamw(&mut updated, &g[range.gradient()], *numbers);
+                rest[range.weights.clone()].copy_from_slice(&updated.w);
+                let parts = [(&mut w, updated.w), (&mut m, updated.m), (&mut v, updated.v)];
+                for ((to, from), at) in parts.into_iter().zip(at) {
+                    to[at].copy_from_slice(&from);
                 }
             }
             rest.drain(of_matrix.clone());
-            let matrix = matrix(device, SHAPE, &expected.w[of_matrix.clone()]);
+            let matrix = matrix(device, SHAPE, &w[of_matrix.clone()]);
             let candidate = layer.candidate_of_matrix(of_matrix.clone());
             let sums = optimizer.candidates_and_squares(vec![candidate]);
             assert_eq!(sums.len(), trained.len(), "{case}");
@@ -157,12 +156,27 @@ pub fn frozen_tensors_are_left_alone<B: Backend>(devices: &[B]) {
                 layer.candidate_of_matrix(of_matrix);
             optimizer.candidate(runs, state, to, &mut matrices);
             layer.check(device, (&rest, &matrix), &case);
-            let SteppedLayer { state: [w, m, v, g], runs, .. } = &mut layer;
-            optimizer.commit(runs, g, w, m, v);
-            let AdamWState { w, m, v } = &expected;
-            for (found, expected) in layer.state.iter().zip([w, m, v]) {
+            let SteppedLayer { state: [w_held, m_held, v_held, g], runs, .. } = &mut layer;
+            optimizer.commit(runs, g, w_held, m_held, v_held);
+            for (found, expected) in layer.state.iter().zip([&w, &m, &v]) {
                 same_bits(&download(device, found), expected);
             }
         }
     }
+}
+
+/// Floats before the gradient of the first trained tensor: of one that has no moments.
+const GRADIENT_BEFORE: usize = 3;
+
+/// A run for each tensor, whose moments and gradients lie one behind the other.
+fn compact_runs(tensors: &[Range<usize>]) -> Vec<AdamWRange> {
+    let mut held = 0;
+    let run = |(tensor, index): (&Range<usize>, _)| {
+        let weights = tensor.clone();
+        let range =
+            StateRange { weights, moments_start: held, gradient_start: held + GRADIENT_BEFORE };
+        held += tensor.len();
+        AdamWRange { range, numbers: numbers_of(index) }
+    };
+    tensors.iter().zip(0..).map(run).collect()
 }

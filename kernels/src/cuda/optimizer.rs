@@ -8,7 +8,9 @@ use super::error::DeviceFault;
 use super::kernel::{Arguments, Kernel, Launch};
 use super::memory::CudaBuffer;
 use super::state_sums::PartialSums;
-use crate::backend::{AdamWCoefficients, AdamWRange, LayerCandidate, MatrixPart, UpdateState};
+use crate::backend::{
+    AdamWCoefficients, AdamWRange, LayerCandidate, MatrixPart, StateRange, UpdateState,
+};
 use crate::pending::Pending;
 use crate::scratch::{STEPPED_TENSOR_BYTES, SUMMED_PLACES};
 
@@ -126,7 +128,7 @@ fn launch_summed<D: Device>(
 /// Part of a layer: a matrix, or the part of one that is updated, with the address of its packed
 /// weights if these are written too, or a run without a matrix.
 struct LayerExtent<'a> {
-    range: Range<usize>,
+    range: StateRange,
     packed: Option<DeviceAddress>,
     numbers: &'a AdamWCoefficients,
 }
@@ -142,14 +144,14 @@ fn pieces<'a, D: Device>(
         assert_eq!(range.len(), matrix.shape.outputs * matrix.shape.inputs);
     }
     for AdamWRange { range, numbers } in runs {
-        let mut push = |range: Range<usize>, packed| {
-            if !range.is_empty() {
-                pieces.push(LayerExtent { range, packed, numbers });
+        let mut push = |weights: Range<usize>, packed| {
+            if !weights.is_empty() {
+                pieces.push(LayerExtent { range: range.part(weights), packed, numbers });
             }
         };
-        let mut done = range.start;
+        let mut done = range.weights.start;
         for part in matrices {
-            let within = part.range.start.max(done)..part.range.end.min(range.end);
+            let within = part.range.start.max(done)..part.range.end.min(range.weights.end);
             if within.is_empty() {
                 continue;
             }
@@ -157,7 +159,7 @@ fn pieces<'a, D: Device>(
             push(within.clone(), Some(packed_weights(part, within.start, element)));
             done = within.end;
         }
-        push(done..range.end, None);
+        push(done..range.weights.end, None);
     }
     pieces
 }
@@ -179,7 +181,21 @@ fn rest_before<D: Device>(matrices: &[MatrixPart<'_, CudaMatrix<D>>], start: usi
 }
 
 fn end(runs: &[AdamWRange]) -> usize {
-    runs.last().map_or(0, |run| run.range.end)
+    runs.last().map_or(0, |run| run.range.weights.end)
+}
+
+/// Asserts that buffers hold the state of all runs.
+fn check_state<D: Device>(
+    runs: &[AdamWRange],
+    w: Option<&CudaBuffer<D>>,
+    moments: [&CudaBuffer<D>; 2],
+    g: &CudaBuffer<D>,
+) {
+    for AdamWRange { range, .. } in runs {
+        assert!(w.is_none_or(|w| range.weights.end <= w.len()), "weights of {range:?}");
+        assert!(moments.iter().all(|part| range.moments().end <= part.len()), "{range:?}");
+        assert!(range.gradient().end <= g.len(), "a gradient of {range:?}");
+    }
 }
 
 /// Where the weights of a candidate go.
@@ -198,24 +214,25 @@ pub(super) fn candidate<D: Device>(
     matrices: &[MatrixPart<'_, CudaMatrix<D>>],
 ) -> Result<(), DeviceFault> {
     let UpdateState { w, m, v, g } = state;
-    assert!([w, m, v, g].into_iter().all(|part| end(runs) <= part.len()));
+    check_state(runs, Some(w), [m, v], g);
     let element = device.precision().bytes();
     let stretch = |LayerExtent { range, packed, numbers }: LayerExtent<'_>| {
         let to = match (to, packed) {
             (CandidateTarget::Beside(buffer), _) => {
-                assert!(range.end <= buffer.len());
-                Some(buffer.floats(range.start))
+                assert!(range.weights.end <= buffer.len());
+                Some(buffer.floats(range.weights.start))
             }
             (CandidateTarget::Rest(_), Some(_)) => None,
             (CandidateTarget::Rest(buffer), None) => {
-                let start = rest_before(matrices, range.start);
+                let start = rest_before(matrices, range.weights.start);
                 assert!(start + range.len() <= buffer.len(), "it holds what lies in no matrix");
                 Some(buffer.floats(start))
             }
         };
-        let [m, v, g] = [m, v, g].map(|part| part.floats(range.start));
-        let w = Some(w.floats(range.start));
-        Stretch { w, m, v, g, to, packed, range, numbers: *numbers }
+        let [m, v] = [m, v].map(|part| part.floats(range.moments_start));
+        let g = g.floats(range.gradient_start);
+        let w = Some(w.floats(range.weights.start));
+        Stretch { w, m, v, g, to, packed, range: range.weights, numbers: *numbers }
     };
     let stretches: Vec<Stretch> =
         pieces(runs, matrices, element).into_iter().map(stretch).collect();
@@ -228,7 +245,7 @@ pub(super) fn stepped<D: Device>(
     layer: &LayerCandidate<'_, CudaBuffer<D>, CudaMatrix<D>>,
 ) -> Vec<Stretch> {
     let LayerCandidate { runs, state: UpdateState { w, m, v, g }, rest, matrices, tensors } = layer;
-    assert!([w, m, v, g].into_iter().all(|part| end(runs) <= part.len()));
+    check_state(runs, Some(*w), [*m, *v], g);
     assert_eq!(tensors.last().map_or(0, |range| range.end), end(runs), "tensors cover the runs");
     let mut runs = runs.iter().peekable();
     let mut done = 0;
@@ -236,10 +253,9 @@ pub(super) fn stepped<D: Device>(
     let stretch = |range: &Range<usize>| {
         assert!(range.start >= done, "tensors are in order");
         done = range.end;
-        while runs.next_if(|run| run.range.end <= range.start).is_some() {}
+        while runs.next_if(|run| run.range.weights.end <= range.start).is_some() {}
         let run = runs.peek().expect("runs cover every tensor");
-        let is_in_run = run.range.start <= range.start && range.end <= run.range.end;
-        assert!(is_in_run, "a tensor lies in one run");
+        let place = run.range.part(range.clone());
         let part = matrices.iter().find(|part| part.range.contains(&range.start));
         let packed = part.map(|part| {
             assert!(range.end <= part.range.end, "a tensor lies in one matrix");
@@ -250,8 +266,9 @@ pub(super) fn stepped<D: Device>(
             assert!(start + range.len() <= rest.len(), "it holds what lies in no matrix");
             rest.floats(start)
         });
-        let [w, m, v, g] = [w, m, v, g].map(|part| part.floats(range.start));
-        let w = Some(w);
+        let [m, v] = [m, v].map(|part| part.floats(place.moments_start));
+        let g = g.floats(place.gradient_start);
+        let w = Some(w.floats(range.start));
         let range = range.clone();
         Stretch { w, m, v, g, to, packed, range, numbers: run.numbers }
     };
@@ -274,12 +291,12 @@ impl<D: Device> InPlaceState<'_, D> {
         (matrices, element): (&[MatrixPart<'_, CudaMatrix<D>>], usize),
     ) -> Vec<Stretch> {
         let Self { w, m, v } = self;
-        let all = [*m, *v, g].into_iter().chain(*w);
-        assert!(all.into_iter().all(|part| end(runs) <= part.len()));
+        check_state(runs, *w, [*m, *v], g);
         let stretch = |LayerExtent { range, packed, numbers }: LayerExtent<'_>| {
-            let [m, v, g] = [*m, *v, g].map(|part| part.floats(range.start));
-            let w = w.map(|w| w.floats(range.start));
-            Stretch { w, m, v, g, to: None, packed, range, numbers: *numbers }
+            let [m, v] = [*m, *v].map(|part| part.floats(range.moments_start));
+            let g = g.floats(range.gradient_start);
+            let w = w.map(|w| w.floats(range.weights.start));
+            Stretch { w, m, v, g, to: None, packed, range: range.weights, numbers: *numbers }
         };
         pieces(runs, matrices, element).into_iter().map(stretch).collect()
     }
@@ -309,6 +326,6 @@ pub(super) fn in_place_summed<D: Device>(
 }
 
 /// `range` as one run.
-pub(super) fn run(range: Range<usize>, numbers: AdamWCoefficients) -> [AdamWRange; 1] {
-    [AdamWRange { range, numbers }]
+pub(super) fn run(range: &StateRange, numbers: AdamWCoefficients) -> [AdamWRange; 1] {
+    [AdamWRange { range: range.clone(), numbers }]
 }

@@ -55,12 +55,13 @@ pub(super) fn of_state<D: Device>(
     state: [&CudaBuffer<D>; 3],
 ) -> Result<Pending<[u64; 2]>, DeviceFault> {
     let count = state[0].len();
-    assert!(state.iter().all(|part| part.len() == count), "moments are as long as weights");
+    let moments = state[1].len();
+    assert!(moments <= count && state[2].len() == moments, "both moments, of weights");
     let blocks = count.div_ceil(SUMMED_PLACES);
     let parts = PartialSums::new(device, blocks)?;
     let start = Arguments::new();
     let arguments = state.iter().fold(start, |arguments, part| arguments.address(part.floats(0)));
-    let arguments = arguments.count(count).address(parts.from(0));
+    let arguments = arguments.count(count).count(moments).address(parts.from(0));
     device.launch(&Launch::blocks(Kernel::StateSums, [blocks, 1], THREADS, arguments))?;
     parts.add(device)
 }

@@ -330,7 +330,7 @@ impl<D: TimedDevice> TimingTable<'_, D> {
         let shape = MatrixShape { outputs: self.sizes.parameters / inputs, inputs };
         let len = shape.outputs * inputs;
         let all = || 0..len;
-        let runs = [AdamWRange { range: all(), numbers: NUMBERS }];
+        let runs = [AdamWRange { range: all().into(), numbers: NUMBERS }];
         let packed_bytes = self.harness.backend.precision().bytes();
         let mut w = self.floats(len)?;
         let g = self.floats(len)?;
@@ -348,7 +348,7 @@ impl<D: TimedDevice> TimingTable<'_, D> {
         })?;
         self.time("adamw in place", WorkFloor::of_bytes((28 + packed_bytes) * len), |device| {
             let mut parts = [MatrixPart { range: all(), matrix: &mut matrix }];
-            device.adamw_in_place(all(), &g, NUMBERS, &mut w, &mut m, &mut v, &mut parts);
+            device.adamw_in_place(&all().into(), &g, NUMBERS, &mut w, &mut m, &mut v, &mut parts);
         })?;
         self.time(
             "adamw candidate and squares",

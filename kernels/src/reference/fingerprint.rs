@@ -2,7 +2,7 @@
 
 use crate::fingerprint::mix;
 
-/// The two sums over weights, first and second moments, which are of equal length. As
+/// The two sums over weights, first and second moments, which may end before the weights do. As
 /// [`crate::fingerprint`] defines them, one word after the other.
 #[must_use]
 pub fn state_sums(parts: [&[f32]; 3]) -> [u64; 2] {
@@ -12,8 +12,9 @@ pub fn state_sums(parts: [&[f32]; 3]) -> [u64; 2] {
     for place in 0..parts[0].len() {
         seed = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
         for (part, rotation) in parts.iter().zip([0, 21, 42]) {
+            let Some(x) = part.get(place) else { continue };
             let key = mix(seed).rotate_left(rotation) | 1;
-            let t = u64::from(part[place].to_bits()).wrapping_mul(key);
+            let t = u64::from(x.to_bits()).wrapping_mul(key);
             let low = (t ^ (t >> 32)) & 0xffff_ffff;
             let high = t >> 32;
             sum = sum.wrapping_add(high << 32 | low);

@@ -14,8 +14,7 @@ use zbelastic_machine::disk_usage;
 use zbelastic_policy::data::{DataFetch, DataFetchAction, DataFetchOutcome};
 use zbelastic_policy::disk_space::DiskSpaceShortage;
 use zbelastic_trainer::data::CorpusError;
-use zbelastic_trainer::hf::{ImportError, import_safetensors};
-use zbelastic_trainer::model::draw_adapters;
+use zbelastic_trainer::hf::{ImportError, import_initial};
 use zbelastic_trainer::stage::InitialWeights;
 use zbelastic_transport::{BulkBody, BulkError, BulkFetch, Transport};
 use zbelastic_types::{Bytes, Digest, NodeId};
@@ -147,8 +146,7 @@ pub async fn fetch_job(
             let found = fetch_data(name, transport, checkpoint_thread, holders).await?;
             damaged.extend(found.damaged);
             let config = &document.job.config;
-            let mut layers = import_safetensors(&config.model, &found.bytes)?;
-            draw_adapters(&config.model, config.seed, &mut layers);
+            let layers = import_initial(&config.model, config.seed, &found.bytes)?;
             InitialWeights::Given(Arc::new(layers))
         }
     };

@@ -4,7 +4,7 @@ use zbelastic_kernels::HostFloats;
 use zbelastic_types::{Digest, LayerId, Step};
 
 use super::digester::{ImageDigester, fill};
-use super::image::{ImageError, LayerHeader, LayerImage};
+use super::image::{ImageError, LayerHeader, LayerImage, StateLen};
 use super::weights::ChainingValue;
 
 /// Bytes of a float.
@@ -68,7 +68,7 @@ struct LayerPayload {
     header: LayerHeader,
     /// w, m, v, or the first of them.
     parts: Vec<HostFloats>,
-    /// Floats of them that are there.
+    /// Floats of those that are kept that are there.
     filled: usize,
 }
 
@@ -79,10 +79,10 @@ impl LayerAssembler {
         Self::keeping(3, ImageDigester::new(expected))
     }
 
-    /// The same, for a reader that needs no moments: the bytes up to [`super::weights_end`] are
-    /// pushed, and chaining values stand for the others.
+    /// Of a layer of so many floats, for a reader that needs no moments: the bytes up to
+    /// [`super::weights_end`] are pushed, and chaining values stand for the others.
     #[must_use]
-    pub fn of_weights(expected: u64) -> Self {
+    pub fn of_weights(expected: StateLen) -> Self {
         Self::keeping(1, ImageDigester::of_weights(expected))
     }
 
@@ -144,10 +144,11 @@ impl LayerAssembler {
 
 impl LayerPayload {
     fn new(header: LayerHeader, kept: usize) -> Result<Self, ImageError> {
-        let len = header.len;
+        let StateLen { weights, moments } = header.len;
         let refusal = |_| ImageError::Memory { expected: header.image_bytes() };
-        let part = |_| HostFloats::zeroed(len as usize).map_err(refusal);
-        let parts = (0..kept).map(part).collect::<Result<_, _>>()?;
+        let lens = [weights, moments, moments].into_iter().take(kept);
+        let parts = lens.map(|len| HostFloats::zeroed(len).map_err(refusal));
+        let parts = parts.collect::<Result<_, _>>()?;
         Ok(Self { header, parts, filled: 0 })
     }
 
@@ -169,18 +170,17 @@ impl LayerPayload {
     /// Puts whole floats where they belong.
     fn extend(&mut self, bytes: &[u8]) {
         let (mut floats, _) = bytes.as_chunks::<FLOAT_LEN>();
-        let len = self.header.len as usize;
-        while !floats.is_empty() {
-            let index = self.filled / len;
-            let start = self.filled % len;
-            let (now, later) = floats.split_at(floats.len().min(len - start));
-            if let Some(part) = self.parts.get_mut(index) {
-                let to = &mut part.as_mut_slice()[start..start + now.len()];
-                for (to, bytes) in to.iter_mut().zip(now) {
-                    *to = f32::from_le_bytes(*bytes);
-                }
+        let mut begin = 0;
+        // What is beyond the parts that are kept is not read.
+        for part in &mut self.parts {
+            let start = self.filled.saturating_sub(begin).min(part.len());
+            let (now, later) = floats.split_at(floats.len().min(part.len() - start));
+            let to = &mut part.as_mut_slice()[start..start + now.len()];
+            for (to, bytes) in to.iter_mut().zip(now) {
+                *to = f32::from_le_bytes(*bytes);
             }
-            (self.filled, floats) = (self.filled + now.len(), later);
+            self.filled += now.len();
+            (begin, floats) = (begin + part.len(), later);
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use zbelastic_types::Digest;
 
-use super::image::{HEADER_LEN, ImageError, LayerHeader};
+use super::image::{HEADER_LEN, ImageError, LayerHeader, StateLen, image_bytes};
 use super::weights::{ChainingValue, PrefixHasher, weights_end};
 use crate::digest::LayerHasher;
 
@@ -12,6 +12,8 @@ use crate::digest::LayerHasher;
 pub struct ImageDigester {
     /// Bytes of the encoded layer.
     image: u64,
+    /// Its lengths, where they are known before its header is read.
+    len: Option<StateLen>,
     /// Bytes of it that are pushed.
     expected: u64,
     /// Bytes that were pushed so far.
@@ -35,12 +37,12 @@ impl ImageDigester {
     #[must_use]
     pub fn new(expected: u64) -> Self {
         let pending = Vec::with_capacity(HEADER_LEN);
-        Self { image: expected, expected, found: 0, pending, begun: None }
+        Self { image: expected, len: None, expected, found: 0, pending, begun: None }
     }
 
-    /// Of a layer of `image` encoded bytes, of which only those up to [`weights_end`] are pushed.
-    pub(super) fn of_weights(image: u64) -> Self {
-        Self { expected: weights_end(image), ..Self::new(image) }
+    /// Of a layer of so many floats, of which only the bytes up to [`weights_end`] are pushed.
+    pub(super) fn of_weights(len: StateLen) -> Self {
+        Self { len: Some(len), expected: weights_end(len), ..Self::new(image_bytes(len)) }
     }
 
     /// Bytes that were pushed so far.
@@ -73,10 +75,11 @@ impl ImageDigester {
             let header = LayerHeader::decode(header)?;
             let expected = header.image_bytes();
             let found = self.image;
-            if expected != found {
+            let is_other = self.len.is_some_and(|len| len != header.len);
+            if expected != found || is_other {
                 return Err(ImageError::Length { expected, found });
             }
-            let input = if weights_end(self.image) == self.image {
+            let input = if weights_end(header.len) == self.image {
                 DigestInput::Whole(LayerHasher::new(header.layer, header.version))
             } else {
                 DigestInput::Subtrees(PrefixHasher::new(header, self.expected))

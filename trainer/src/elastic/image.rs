@@ -6,17 +6,60 @@ use zbelastic_types::{Digest, Fingerprint, LayerId, Step};
 
 use super::assembler::LayerAssembler;
 
-/// The version of the form.
+/// The version of the form in which moments are as long as weights.
 const FORMAT_VERSION: u8 = 1;
-/// Version, layer, step and the length of one of three parts.
+/// The version of the form in which they are shorter: frozen tensors have none.
+const SHORT_FORMAT_VERSION: u8 = 2;
+/// Version, layer, step and the lengths of the parts: one in 8 bytes, where they are equal; or that of
+/// weights, less one, and that of each of the moments in 4 bytes.
 pub(super) const HEADER_LEN: usize = 1 + 4 + 8 + 8;
+/// Bytes of an encoded layer from which [`StateLen::of_header`] reads its lengths.
+pub const IMAGE_HEADER_LEN: usize = HEADER_LEN;
 /// Floats in one part at most: 16 GiB each of weights and moments. No larger layer is trained.
 pub const FLOATS_MAX: u64 = 1 << 32;
 
-/// Bytes of a layer of so many floats.
+/// Floats of a layer's state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StateLen {
+    /// Floats of its weights.
+    pub weights: usize,
+    /// Floats of each of its moments: no more than weights.
+    pub moments: usize,
+}
+
+impl StateLen {
+    /// Where all weights have moments.
+    #[must_use]
+    pub const fn full(weights: usize) -> Self {
+        Self { weights, moments: weights }
+    }
+
+    /// Of a layer of so many weights that has so many bytes as it travels.
+    #[must_use]
+    pub fn of_image(weights: usize, image_bytes: u64) -> Option<Self> {
+        let of_moments = image_bytes.checked_sub(HEADER_LEN as u64 + 4 * weights as u64)?;
+        let moments = usize::try_from(of_moments / 8).ok()?;
+        (of_moments % 8 == 0 && moments <= weights).then_some(Self { weights, moments })
+    }
+
+    /// Of the encoded layer that begins with `header`.
+    ///
+    /// # Errors
+    /// If no layer begins so.
+    pub fn of_header(header: &[u8; IMAGE_HEADER_LEN]) -> Result<Self, ImageError> {
+        LayerHeader::decode(header).map(|header| header.len)
+    }
+
+    /// Floats of weights and both moments.
+    pub(crate) const fn floats(self) -> u64 {
+        self.weights as u64 + 2 * self.moments as u64
+    }
+}
+
+/// Bytes of a layer of so many floats as it travels.
 #[must_use]
-pub const fn image_bytes(float_count: usize) -> u64 {
-    HEADER_LEN as u64 + 12 * float_count as u64
+pub const fn image_bytes(len: StateLen) -> u64 {
+    HEADER_LEN as u64 + 4 * len.floats()
 }
 
 /// A layer's sealed state.
@@ -28,9 +71,9 @@ pub struct LayerImage {
     pub version: Step,
     /// Weights in the order in which the layer's tensors lie.
     pub w: HostFloats,
-    /// First moments, in the order of the weights.
+    /// First moments of the weights that have some, in their order.
     pub m: HostFloats,
-    /// Second moments, in the order of the weights.
+    /// Second moments of the same.
     pub v: HostFloats,
 }
 
@@ -112,7 +155,7 @@ pub enum ImageError {
         found: usize,
     },
     /// Another version of the program wrote them.
-    #[error("layer format {found}, this program reads {FORMAT_VERSION}")]
+    #[error("layer format {found}, this program reads {FORMAT_VERSION} and {SHORT_FORMAT_VERSION}")]
     Version {
         /// Format version of the bytes.
         found: u8,
@@ -122,6 +165,14 @@ pub enum ImageError {
     Memory {
         /// Bytes that the header announces.
         expected: u64,
+    },
+    /// As many moments as weights in the form for fewer, or more.
+    #[error("{found} moments of {weights} weights in the form for fewer")]
+    Moments {
+        /// Weights that the header announces.
+        weights: u64,
+        /// Moments that it announces.
+        found: u64,
     },
     /// More floats than a layer can have.
     #[error("{found} floats, at most {FLOATS_MAX}")]
@@ -135,12 +186,11 @@ impl LayerImage {
     /// Its bytes: the header, then weights and moments, little-endian.
     ///
     /// # Panics
-    /// If weights and moments differ in length.
+    /// If the moments differ in length, or are longer than the weights.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let Self { w, m, v, .. } = self;
-        assert!(w.len() == m.len() && w.len() == v.len(), "moments are as long as weights");
-        let mut bytes = Vec::with_capacity(HEADER_LEN + 12 * w.len());
+        let mut bytes = Vec::with_capacity(image_bytes(self.state_len()) as usize);
         bytes.extend(self.header());
         for part in [w, m, v] {
             extend_with_floats(&mut bytes, part);
@@ -148,11 +198,21 @@ impl LayerImage {
         bytes
     }
 
+    /// Floats of its parts.
+    ///
+    /// # Panics
+    /// If the moments differ in length, or are longer than the weights.
+    #[must_use]
+    pub fn state_len(&self) -> StateLen {
+        let Self { w, m, v, .. } = self;
+        assert!(m.len() == v.len() && m.len() <= w.len(), "both moments, of weights");
+        StateLen { weights: w.len(), moments: m.len() }
+    }
+
     /// What stands before its weights.
     #[must_use]
     pub fn header(&self) -> [u8; HEADER_LEN] {
-        let Self { layer, version, ref w, .. } = *self;
-        LayerHeader { layer, version, len: w.len() as u64 }.encode()
+        LayerHeader { layer: self.layer, version: self.version, len: self.state_len() }.encode()
     }
 
     /// The layer in `bytes`.
@@ -179,8 +239,8 @@ impl LayerImage {
 pub(super) struct LayerHeader {
     pub(super) layer: LayerId,
     pub(super) version: Step,
-    /// Floats in each of its parts.
-    pub(super) len: u64,
+    /// Floats of its parts.
+    pub(super) len: StateLen,
 }
 
 impl LayerHeader {
@@ -188,27 +248,42 @@ impl LayerHeader {
         let mut bytes = [FORMAT_VERSION; HEADER_LEN];
         bytes[1..5].copy_from_slice(&self.layer.0.to_le_bytes());
         bytes[5..13].copy_from_slice(&self.version.0.to_le_bytes());
-        bytes[13..].copy_from_slice(&self.len.to_le_bytes());
+        let StateLen { weights, moments } = self.len;
+        if weights == moments {
+            bytes[13..].copy_from_slice(&(weights as u64).to_le_bytes());
+        } else {
+            bytes[0] = SHORT_FORMAT_VERSION;
+            // At most 2^32, and fewer moments.
+            bytes[13..17].copy_from_slice(&((weights - 1) as u32).to_le_bytes());
+            bytes[17..].copy_from_slice(&(moments as u32).to_le_bytes());
+        }
         bytes
     }
 
     pub(super) fn decode(header: &[u8; HEADER_LEN]) -> Result<Self, ImageError> {
-        if header[0] != FORMAT_VERSION {
-            return Err(ImageError::Version { found: header[0] });
-        }
         let word = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| header[at + i]));
-        let layer = LayerId(u32::from_le_bytes(std::array::from_fn(|i| header[1 + i])));
-        let version = Step(word(5));
-        let len = word(13);
-        if len > FLOATS_MAX {
-            return Err(ImageError::Size { found: len });
+        let half = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| header[at + i]));
+        let (weights, moments) = match header[0] {
+            FORMAT_VERSION => (word(13), word(13)),
+            SHORT_FORMAT_VERSION => {
+                let (weights, found) = (u64::from(half(13)) + 1, u64::from(half(17)));
+                if found >= weights {
+                    return Err(ImageError::Moments { weights, found });
+                }
+                (weights, found)
+            }
+            found => return Err(ImageError::Version { found }),
+        };
+        if weights > FLOATS_MAX {
+            return Err(ImageError::Size { found: weights });
         }
-        Ok(Self { layer, version, len })
+        let len = StateLen { weights: weights as usize, moments: moments as usize };
+        Ok(Self { layer: LayerId(half(1)), version: Step(word(5)), len })
     }
 
     /// Bytes of the layer, this header included.
     pub(super) const fn image_bytes(self) -> u64 {
-        image_bytes(self.len as usize)
+        image_bytes(self.len)
     }
 }
 
@@ -232,5 +307,5 @@ pub fn layer_digest(image: &LayerImage) -> Digest {
 #[must_use]
 pub fn layer_fingerprint(image: &LayerImage) -> Fingerprint {
     let LayerImage { layer, version, w, m, v } = image;
-    crate::digest::fingerprint(*layer, *version, w.len(), state_sums([w, m, v]))
+    crate::digest::fingerprint(*layer, *version, image.state_len(), state_sums([w, m, v]))
 }

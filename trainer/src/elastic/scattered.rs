@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use zbelastic_kernels::HostFloats;
 
-use super::image::{HEADER_LEN, ImageError, LayerHeader, LayerImage, image_bytes};
+use super::image::{HEADER_LEN, ImageError, LayerHeader, LayerImage, StateLen, image_bytes};
 
 /// Bytes of a float.
 const FLOAT_LEN: usize = 4;
@@ -23,14 +23,16 @@ pub struct ScatteredLayer {
 }
 
 impl ScatteredLayer {
-    /// Of a layer of so many floats in each of its parts.
+    /// Of a layer of so many floats.
     ///
     /// # Errors
     /// If there is no memory for it.
-    pub fn new(len: usize) -> Result<Self, ImageError> {
+    pub fn new(len: StateLen) -> Result<Self, ImageError> {
         let refusal = |_| ImageError::Memory { expected: image_bytes(len) };
-        let part = || HostFloats::zeroed(len).map_err(refusal);
-        Ok(Self { header: [0; HEADER_LEN], parts: [part()?, part()?, part()?], found: 0 })
+        let part = |len| HostFloats::zeroed(len).map_err(refusal);
+        let StateLen { weights, moments } = len;
+        let parts = [part(weights)?, part(moments)?, part(moments)?];
+        Ok(Self { header: [0; HEADER_LEN], parts, found: 0 })
     }
 
     /// Writes bytes to where they belong.
@@ -67,7 +69,7 @@ impl ScatteredLayer {
         }
         let header = LayerHeader::decode(&self.header)?;
         let found = header.image_bytes();
-        if expected != found {
+        if header.len != self.len() {
             return Err(ImageError::Length { expected, found });
         }
         let LayerHeader { layer, version, .. } = header;
@@ -76,7 +78,11 @@ impl ScatteredLayer {
     }
 
     fn expected(&self) -> u64 {
-        image_bytes(self.parts[0].len())
+        image_bytes(self.len())
+    }
+
+    fn len(&self) -> StateLen {
+        StateLen { weights: self.parts[0].len(), moments: self.parts[1].len() }
     }
 }
 
@@ -108,20 +114,22 @@ mod tests {
 
     use super::*;
 
-    fn image(len: usize) -> LayerImage {
-        let part = |start: usize| (start..start + len).map(|i| i as f32 * 0.5).collect();
-        let w = part(1);
-        let m = part(100);
-        let v = part(1000);
+    fn image(StateLen { weights, moments }: StateLen) -> LayerImage {
+        let part = |start: usize, len| (start..start + len).map(|i| i as f32 * 0.5).collect();
+        let w = part(1, weights);
+        let m = part(100, moments);
+        let v = part(1000, moments);
         LayerImage { layer: LayerId(3), version: Step(9), w, m, v }
     }
 
     #[test]
     fn chunks_of_any_size_in_any_order_make_the_layer() {
-        let image = image(7);
-        let bytes = image.encode();
-        for size in 1..=bytes.len() {
-            let mut layer = ScatteredLayer::new(7).expect("memory");
+        let sizes = |len| (1..=image_bytes(len) as usize).map(move |size| (len, size));
+        let short = StateLen { weights: 7, moments: 2 };
+        for (len, size) in sizes(StateLen::full(7)).chain(sizes(short)) {
+            let image = image(len);
+            let bytes = image.encode();
+            let mut layer = ScatteredLayer::new(len).expect("memory");
             let chunks: Vec<_> = (0..).step_by(size).zip(bytes.chunks(size)).collect();
             // Every other one first, the rest backwards.
             let (first, rest): (Vec<_>, Vec<_>) =
@@ -135,8 +143,9 @@ mod tests {
 
     #[test]
     fn what_is_missing_too_long_or_of_another_size_is_refused() {
-        let bytes = image(7).encode();
-        let mut layer = ScatteredLayer::new(7).expect("memory");
+        let len = StateLen::full(7);
+        let bytes = image(len).encode();
+        let mut layer = ScatteredLayer::new(len).expect("memory");
         let expected = bytes.len() as u64;
         layer.write(0, &bytes[..bytes.len() - 1]).expect("within the layer");
         let found = expected + 1;
@@ -146,11 +155,11 @@ mod tests {
         let found = expected - 1;
         assert_eq!(layer.finish(), Err(ImageError::Length { expected, found }));
         // The header announces another length.
-        let mut other = ScatteredLayer::new(7).expect("memory");
+        let mut other = ScatteredLayer::new(len).expect("memory");
         let mut wrong = bytes.clone();
-        wrong[..HEADER_LEN].copy_from_slice(&image(8).header());
+        wrong[..HEADER_LEN].copy_from_slice(&image(StateLen::full(8)).header());
         other.write(0, &wrong).expect("within the layer");
-        let found = image_bytes(8);
+        let found = image_bytes(StateLen::full(8));
         assert_eq!(other.finish(), Err(ImageError::Length { expected, found }));
     }
 }

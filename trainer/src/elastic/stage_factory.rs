@@ -91,8 +91,11 @@ impl<F: BackendFactory> StageFactory for BackendStageFactory<F> {
 
     fn fits(&self, image: &LayerImage) -> bool {
         let layers = model_layers(&self.model);
-        let len = layers.get(image.layer.index()).map(LayerSpec::len);
-        [&image.w, &image.m, &image.v].iter().all(|part| Some(part.len()) == len)
+        let len = layers.get(image.layer.index()).map(LayerSpec::state_len);
+        let LayerImage { w, m, v, .. } = image;
+        len.is_some_and(|len| {
+            [w.len(), m.len(), v.len()] == [len.weights, len.moments, len.moments]
+        })
     }
 
     fn executor(
@@ -158,14 +161,14 @@ impl<B: Backend> LayerCopy for BackendCopy<B> {
             return Err(CopyRefusal::OtherLayer);
         }
         let floats = part.wait().map_err(|_| CopyRefusal::DeviceFailed)?;
-        self.held.count(part, self.layer.spec.len())?;
+        self.held.count(part, self.layer.spec.gradient_len())?;
         let range = part.first()..part.first() + part.len();
         self.backend.upload(&floats, BufferViewMut::new(&mut self.layer.g, range));
         Ok(())
     }
 
     fn held(&self) -> Option<Turn> {
-        self.held.whole(self.layer.spec.len())
+        self.held.whole(self.layer.spec.gradient_len())
     }
 
     fn sums(&self) -> Vec<TensorSum> {

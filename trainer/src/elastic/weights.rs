@@ -11,7 +11,7 @@ use std::ops::Range;
 
 use zbelastic_types::Digest;
 
-use super::image::{HEADER_LEN, ImageError, LayerHeader};
+use super::image::{HEADER_LEN, ImageError, LayerHeader, StateLen};
 use crate::digest::{
     HASHED_CHUNK_LEN, HASHED_HEAD_LEN, HashSubtrees, SubtreeHasher, hashed_bytes, hashed_head,
 };
@@ -27,17 +27,17 @@ const ENCODED_MORE: u64 = (HEADER_LEN - HASHED_HEAD_LEN) as u64;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChainingValue(pub [u8; 32]);
 
-/// Of an encoded layer of `image` bytes, how many come before the first subtree without a weight:
-/// the bytes that are read for the weights.
+/// Of an encoded layer of so many floats, how many bytes come before the first subtree without a weight:
+/// those that are read for the weights.
 #[must_use]
-pub fn weights_end(image: u64) -> u64 {
-    ENCODED_MORE + tree(float_count(image)).cut
+pub fn weights_end(len: StateLen) -> u64 {
+    ENCODED_MORE + tree(len).cut
 }
 
-/// The subtrees behind the weights of an encoded layer of `image` bytes, as bytes of it, in order.
+/// The subtrees behind the weights of an encoded layer of so many floats, as bytes of it, in order.
 #[must_use]
-pub fn moment_subtrees(image: u64) -> Vec<Range<u64>> {
-    let tree = tree(float_count(image));
+pub fn moment_subtrees(len: StateLen) -> Vec<Range<u64>> {
+    let tree = tree(len);
     let behind = tree.ranges().into_iter().filter(|range| range.start >= tree.cut);
     behind.map(|range| range.start + ENCODED_MORE..range.end + ENCODED_MORE).collect()
 }
@@ -80,7 +80,7 @@ pub(super) struct PrefixHasher {
 impl PrefixHasher {
     /// Hashes the first `pushed` bytes of the encoded layer: [`weights_end`], or all.
     pub(super) fn new(LayerHeader { layer, version, len }: LayerHeader, pushed: u64) -> Self {
-        let tree = tree(len as usize);
+        let tree = tree(len);
         let mut ranges = tree.ranges();
         ranges.retain(|range| range.end + ENCODED_MORE <= pushed);
         let values = Vec::with_capacity(ranges.len());
@@ -126,14 +126,10 @@ impl PrefixHasher {
     }
 }
 
-fn float_count(image: u64) -> usize {
-    (image.saturating_sub(HEADER_LEN as u64) / 12) as usize
-}
-
 /// The tree of a layer's digest, cut behind the chunk that the last weight lies in.
-fn tree(float_count: usize) -> HashSubtrees {
-    let len = hashed_bytes(float_count);
-    let weights = (HASHED_HEAD_LEN + 4 * float_count) as u64;
+fn tree(floats: StateLen) -> HashSubtrees {
+    let len = hashed_bytes(floats);
+    let weights = (HASHED_HEAD_LEN + 4 * floats.weights) as u64;
     let cut = weights.next_multiple_of(HASHED_CHUNK_LEN).min(len);
     HashSubtrees { len, cut, max: SUBTREE_BYTES }
 }
@@ -145,12 +141,23 @@ mod tests {
     use super::super::{ImageDigester, LayerAssembler, LayerImage, image_bytes, layer_digest};
     use super::*;
 
-    fn image(len: usize) -> LayerImage {
-        let part = |scale: f32| (0..len).map(|i| scale * i as f32).collect();
-        let w = part(1.0);
-        let m = part(-0.5);
-        let v = part(0.25);
+    fn image(StateLen { weights, moments }: StateLen) -> LayerImage {
+        let part = |scale: f32, len| (0..len).map(|i| scale * i as f32).collect();
+        let w = part(1.0, weights);
+        let m = part(-0.5, moments);
+        let v = part(0.25, moments);
         LayerImage { layer: LayerId(5), version: Step(1 << 40), w, m, v }
+    }
+
+    /// Layers of so many weights, with as many moments, with fewer and with none.
+    fn lens(weights: impl IntoIterator<Item = usize>) -> impl Iterator<Item = StateLen> {
+        let moments = |weights| [weights, weights / 3, 0].map(|moments| (weights, moments));
+        let all = weights.into_iter().flat_map(moments);
+        all.map(|(weights, moments)| StateLen { weights, moments })
+    }
+
+    fn len_of(bytes: &[u8]) -> StateLen {
+        StateLen::of_header(bytes.first_chunk().expect("a header")).expect("a layer")
     }
 
     fn values(bytes: &[u8]) -> Vec<ChainingValue> {
@@ -158,14 +165,14 @@ mod tests {
             into.copy_from_slice(&bytes[at as usize..][..into.len()]);
             Ok(())
         };
-        let subtrees = moment_subtrees(bytes.len() as u64).into_iter();
+        let subtrees = moment_subtrees(len_of(bytes)).into_iter();
         subtrees.map(|subtree| moment_value(subtree, read).expect("it is read")).collect()
     }
 
     fn read(bytes: &[u8], piece: usize, behind: &[ChainingValue]) -> Result<Digest, ImageError> {
-        let image = bytes.len() as u64;
-        let mut assembler = LayerAssembler::of_weights(image);
-        let front = &bytes[..weights_end(image) as usize];
+        let len = len_of(bytes);
+        let mut assembler = LayerAssembler::of_weights(len);
+        let front = &bytes[..weights_end(len) as usize];
         front.chunks(piece).try_for_each(|piece| assembler.push(piece))?;
         let read = assembler.finish_weights(behind)?;
         let (floats, _) = bytes[HEADER_LEN..].as_chunks::<4>();
@@ -177,13 +184,14 @@ mod tests {
     #[test]
     fn weights_and_values_lead_to_the_digest_of_all() {
         let large = SUBTREE_BYTES as usize / 4;
-        for len in [0, 1, 80, 84, 85, 170, 253, 254, 509, 1000, 4093, 100_000, large + 3] {
+        let weights = [0, 1, 80, 84, 85, 170, 253, 254, 509, 1000, 4093, 100_000, large + 3];
+        for len in lens(weights) {
             let image = image(len);
             let bytes = image.encode();
             let expected = layer_digest(&image);
             let behind = values(&bytes);
             for piece in [7, 1024, 1 << 19] {
-                assert_eq!(read(&bytes, piece, &behind), Ok(expected), "{len} floats by {piece}");
+                assert_eq!(read(&bytes, piece, &behind), Ok(expected), "{len:?} floats by {piece}");
             }
         }
     }
@@ -191,21 +199,21 @@ mod tests {
     #[test]
     fn values_that_were_made_while_all_was_hashed_are_those_of_the_subtrees() {
         let large = SUBTREE_BYTES as usize / 4;
-        for len in [0, 1, 84, 85, 254, 4093, 100_000, large + 3] {
+        for len in lens([0, 1, 84, 85, 254, 4093, 100_000, large + 3]) {
             let image = image(len);
             let bytes = image.encode();
             for piece in [1023, 1 << 19] {
                 let mut digester = ImageDigester::new(bytes.len() as u64);
                 bytes.chunks(piece).try_for_each(|bytes| digester.push(bytes)).expect("a layer");
                 let expected = (layer_digest(&image), values(&bytes));
-                assert_eq!(digester.finish_with_moments(), Ok(expected), "{len} by {piece}");
+                assert_eq!(digester.finish_with_moments(), Ok(expected), "{len:?} by {piece}");
             }
         }
     }
 
     #[test]
     fn other_weights_moments_and_values_are_found() {
-        let image = image(5000);
+        let image = image(StateLen::full(5000));
         let bytes = image.encode();
         let expected = layer_digest(&image);
         let behind = values(&bytes);
@@ -223,23 +231,29 @@ mod tests {
         let len = behind.len();
         let wrong = ImageError::Values { expected: len, found: len - 1 };
         assert_eq!(read(&bytes, 1024, short), Err(wrong));
-        let small = image_bytes(3);
-        assert_eq!((weights_end(small), moment_subtrees(small)), (small, Vec::new()));
+        let small = StateLen::full(3);
+        assert_eq!((weights_end(small), moment_subtrees(small)), (image_bytes(small), Vec::new()));
+        // As many bytes in all, of which other ones are weights.
+        let other = StateLen { weights: 5002, moments: 4999 };
+        let mut assembler = LayerAssembler::of_weights(other);
+        let found = image_bytes(other);
+        assert_eq!(found, bytes.len() as u64);
+        let refused = Err(ImageError::Length { expected: found, found });
+        assert_eq!(assembler.push(&bytes[..1024]), refused);
     }
 
     #[test]
     fn subtrees_are_bounded_and_cover_all_moments() {
-        for len in [10_000, 38_597_376, 1 << 28] {
-            let image = image_bytes(len);
-            let subtrees = moment_subtrees(image);
+        for len in lens([10_000, 38_597_376, 1 << 28]) {
+            let subtrees = moment_subtrees(len);
             assert!(subtrees.iter().all(|subtree| subtree.end - subtree.start <= SUBTREE_BYTES));
-            let mut at = weights_end(image);
-            assert!(at >= (HEADER_LEN + 4 * len) as u64);
+            let mut at = weights_end(len);
+            assert!(at >= (HEADER_LEN + 4 * len.weights) as u64);
             for subtree in subtrees {
                 assert_eq!(subtree.start, at);
                 at = subtree.end;
             }
-            assert_eq!(at, image);
+            assert_eq!(at, image_bytes(len));
         }
     }
 }

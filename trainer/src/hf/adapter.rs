@@ -38,7 +38,7 @@ pub fn adapter_config_json(model: &ModelConfig, base: Option<&str>) -> Option<St
         ("r", json!(lora.rank)),
         ("target_modules", json!(target_modules(model, lora))),
         ("task_type", json!("CAUSAL_LM")),
-        ("use_rslora", json!(false)),
+        ("use_rslora", json!(!lora.scaling.is_standard())),
     ];
     let fields = fields.map(|(name, value)| (name.to_owned(), value));
     let object = Value::Object(Map::from_iter(fields));
@@ -81,9 +81,10 @@ fn target_modules(model: &ModelConfig, lora: &LoraConfig) -> Vec<String> {
 mod tests {
     use super::*;
     use crate::hf::names::adapter_tensors;
-    use crate::hf::{WeightType, WeightsFiles, import_adapters};
+    use crate::hf::{WeightType, WeightsFiles, import_adapters, parse_adapter_config};
     use crate::model::{
-        FrozenTensors, LlamaFeatures, LoraSettings, initial_weights, merge_adapters, model_layers,
+        FrozenTensors, LlamaFeatures, LoraScaling, LoraSettings, initial_weights, merge_adapters,
+        model_layers,
     };
     use zbelastic_kernels::HostThreads;
 
@@ -104,11 +105,13 @@ mod tests {
             rope_theta: 1e4,
             tied: false,
             frozen: FrozenTensors::NONE,
+            without_moments: FrozenTensors::NONE,
             lora: None,
         };
         let targets = targets.iter().map(|target| (*target).to_owned()).collect();
         let init = LoraInit::Kaiming;
-        LoraSettings { rank, alpha, init, targets }.adapt(&model).expect("legal")
+        let scaling = LoraScaling::Standard;
+        LoraSettings { rank, alpha, scaling, init, targets }.adapt(&model).expect("legal")
     }
 
     #[test]
@@ -160,6 +163,24 @@ mod tests {
             adapter_config_json(&adapted(Family::Llama, 1, 1.0, &["q_proj"]).without_lora(), None),
             None
         );
+    }
+
+    /// What describes exported adapters describes those that training goes on with.
+    #[test]
+    fn the_configuration_that_is_written_is_read_again() {
+        for (family, scaling) in
+            [(Family::Gpt2, LoraScaling::RsLora), (Family::Llama, LoraScaling::Standard)]
+        {
+            let init = LoraInit::Gaussian;
+            let targets = vec!["all-linear".to_owned()];
+            let settings = LoraSettings { rank: 2, alpha: 3.5, scaling, init, targets };
+            let plain = adapted(family, 2, 4.0, &["all-linear"]).without_lora();
+            let model = settings.adapt(&plain).expect("legal");
+            let config = adapter_config_json(&model, None).expect("it has adapters");
+            let read = parse_adapter_config(&config).expect("its own").settings;
+            assert_eq!((read.scaling, read.alpha, read.init), (scaling, 3.5, init));
+            assert_eq!(read.adapt(&plain), Ok(model));
+        }
     }
 
     #[test]

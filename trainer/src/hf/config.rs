@@ -69,6 +69,7 @@ fn parse_gpt2(keys: &ConfigKeys<'_>) -> Result<ModelConfig, ConfigError> {
         rope_theta: ROPE_THETA,
         tied: keys.flag("tie_word_embeddings", true)?,
         frozen: FrozenTensors::NONE,
+        without_moments: FrozenTensors::NONE,
         lora: None,
     })
 }
@@ -108,6 +109,7 @@ fn parse_llama(keys: &ConfigKeys<'_>, kind: LlamaType) -> Result<ModelConfig, Co
         norm_epsilon: keys.float("rms_norm_eps", 1e-6)? as f32,
         rope_theta,
         frozen: FrozenTensors::NONE,
+        without_moments: FrozenTensors::NONE,
         lora: None,
         tied: keys.flag("tie_word_embeddings", false)?,
     })

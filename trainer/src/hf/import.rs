@@ -14,7 +14,7 @@ use super::names::{
 };
 use super::shards::ShardIndex;
 use super::weight_file::{READ_AT_ONCE, StoredTensor, TensorReader, WeightBytes, read_header};
-use crate::model::{ModelConfig, model_layers};
+use crate::model::{ModelConfig, draw_adapters, model_layers};
 
 /// Rows and columns of ours that are filled together from a transposed matrix, by way of a tile of a
 /// page: a line of a cache holds as many floats of the file, and rows of ours lie so far apart that
@@ -65,10 +65,42 @@ pub fn import_files(
     if let Some(index) = index {
         check_index(index, files, &found)?;
     }
+    import_found(model, files, &mut found)
+}
+
+/// The weights of `model` that a run begins with, from a file of [`super::write_initial`]: with adapters if they are
+/// there, and else with those that `seed` gives.
+///
+/// # Errors
+/// As of [`import_files`].
+pub fn import_initial(
+    model: &ModelConfig,
+    seed: u64,
+    file: &[u8],
+) -> Result<Vec<Vec<f32>>, ImportError> {
+    let file = WeightFile { name: "the file of weights".to_owned(), bytes: &file };
+    let files = std::slice::from_ref(&file);
+    let mut found = find_tensors(files)?;
+    let adapters = adapter_tensors(model);
+    let has_adapters = adapters.iter().any(|tensor| found.contains_key(&tensor.name));
+    let adapters = if has_adapters { adapters } else { Vec::new() };
+    let placed = place(adapters, &mut found)?;
+    let mut layers = import_found(model, files, &mut found)?;
+    draw_adapters(model, seed, &mut layers);
+    placed.iter().try_for_each(|placed| placed.read(&file, &mut layers))?;
+    Ok(layers)
+}
+
+/// The weights of `model` but for its adapters, of which all that is found is used.
+fn import_found(
+    model: &ModelConfig,
+    files: &[WeightFile<'_>],
+    found: &mut TensorsByName,
+) -> Result<Vec<Vec<f32>>, ImportError> {
     // A few bytes of `config.json` may announce any size: memory is allocated for what is there.
-    let mut placed = place(file_tensors(model), &mut found)?;
+    let mut placed = place(file_tensors(model), found)?;
     let copy = tied_copy(model).and_then(|name| found.remove(name));
-    check_extra(model, &found)?;
+    check_extra(model, found)?;
     placed.sort_by_key(|placed| (placed.file, placed.stored.start));
     let mut layers: Vec<Vec<f32>> =
         model_layers(model).iter().map(|spec| vec![0.0; spec.len()]).collect();
@@ -85,16 +117,28 @@ pub fn import_files(
 /// # Errors
 /// As of [`import_files`].
 pub fn import_adapters(model: &ModelConfig, file: &[u8]) -> Result<Vec<Vec<f32>>, ImportError> {
+    let mut layers: Vec<Vec<f32>> =
+        model_layers(model).iter().map(|spec| vec![0.0; spec.len()]).collect();
+    read_adapters(model, file, &mut layers)?;
+    Ok(layers)
+}
+
+/// The same, in the place of the adapters that `layers` have.
+///
+/// # Errors
+/// As of [`import_files`]. The layers may have some of them then.
+pub fn read_adapters(
+    model: &ModelConfig,
+    file: &[u8],
+    layers: &mut [Vec<f32>],
+) -> Result<(), ImportError> {
     let file = WeightFile { name: ADAPTER_WEIGHTS.to_owned(), bytes: &file };
     let mut found = find_tensors(std::slice::from_ref(&file))?;
     let placed = place(adapter_tensors(model), &mut found)?;
     if let Some(name) = found.into_keys().next() {
         return Err(ImportError::Extra { name });
     }
-    let mut layers: Vec<Vec<f32>> =
-        model_layers(model).iter().map(|spec| vec![0.0; spec.len()]).collect();
-    placed.iter().try_for_each(|placed| placed.read(&file, &mut layers))?;
-    Ok(layers)
+    placed.iter().try_for_each(|placed| placed.read(&file, layers))
 }
 
 fn find_tensors(files: &[WeightFile<'_>]) -> Result<TensorsByName, ImportError> {

@@ -276,6 +276,25 @@ pub fn write_safetensors(
     write_plain(&WeightsFiles::new(model, WeightType::F32, u64::MAX), layers, to)
 }
 
+/// Writes one safetensors file of the weights that a run begins with, adapters included, as they are:
+/// [`super::import_initial`] reads it.
+///
+/// # Errors
+/// If `to` cannot be written.
+///
+/// # Panics
+/// Never: floats fit floats.
+pub fn write_initial(
+    model: &ModelConfig,
+    layers: &[impl AsRef<[f32]>],
+    to: &mut dyn io::Write,
+) -> io::Result<()> {
+    let mut all = WeightsFiles::new(model, WeightType::F32, u64::MAX);
+    let adapters = adapter_tensors(model).into_iter();
+    all.files[0].tensors.extend(adapters.map(|tensor| (tensor.name.clone(), tensor)));
+    write_plain(&all, layers, to)
+}
+
 /// Writes the file of a model's adapters, as they are.
 ///
 /// # Errors

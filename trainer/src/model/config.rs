@@ -59,6 +59,10 @@ pub struct ModelConfig {
     /// Tensors that training leaves as they are.
     #[serde(default, skip_serializing_if = "FrozenTensors::is_none")]
     pub frozen: FrozenTensors,
+    /// Those of them that have neither moments nor a gradient. A run that began before frozen tensors were
+    /// without has all, and so has what goes on from it.
+    #[serde(default, skip_serializing_if = "FrozenTensors::is_none")]
+    pub without_moments: FrozenTensors,
     /// Low-rank adapters, which are trained while all else is frozen.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lora: Option<LoraConfig>,
@@ -294,7 +298,14 @@ impl ModelConfig {
     /// freeze others than the run that it goes on from.
     #[must_use]
     pub fn has_shape_of(&self, other: &Self) -> bool {
-        *self == Self { frozen: self.frozen.clone(), ..other.clone() }
+        let frozen = self.frozen.clone();
+        *self == Self { frozen, without_moments: self.without_moments.clone(), ..other.clone() }
+    }
+
+    /// The same with these tensors frozen, which have no moments.
+    #[must_use]
+    pub fn freezing(self, frozen: FrozenTensors) -> Self {
+        Self { without_moments: frozen.clone(), frozen, ..self }
     }
 
     /// Whether the two ends of the model have a part each of one gradient: the head is tied to the

@@ -88,6 +88,7 @@ mod tests {
             rope_theta: 1e4,
             tied: false,
             frozen: FrozenTensors::NONE,
+            without_moments: FrozenTensors::NONE,
             lora: None,
         }
     }
@@ -102,7 +103,7 @@ mod tests {
         let check = |family, pattern: &str, expected: &[&str]| {
             let model = model(family);
             let frozen = frozen(&model, &[pattern]).expect("it matches");
-            let layers = model_layers(&ModelConfig { frozen, ..model });
+            let layers = model_layers(&model.freezing(frozen));
             let tensors = layers.iter().flat_map(LayerSpec::own_tensors);
             let names = tensors.filter(|tensor| tensor.is_frozen).map(|t| t.name.as_str());
             assert_eq!(names.collect::<Vec<_>>(), expected, "{pattern}");
@@ -161,7 +162,7 @@ mod tests {
         let expected = FreezeError::NoTensor { pattern: "head".to_owned() };
         assert_eq!(frozen(&tied, &["head"]), Err(vec![expected]));
         let frozen = frozen(&tied, &["embed"]).expect("it matches");
-        let layers = model_layers(&ModelConfig { frozen, ..tied });
+        let layers = model_layers(&tied.freezing(frozen));
         let head = layers.last().and_then(|head| head.tensors.last()).expect("the head's matrix");
         assert!(head.is_shared && head.is_frozen);
     }

@@ -21,6 +21,17 @@ impl FrozenTensors {
         self.runs.is_empty()
     }
 
+    /// Whether each of these is one of `others`.
+    #[must_use]
+    pub fn are_among(&self, others: &Self) -> bool {
+        self.tensors().all(|tensor| others.contains(tensor))
+    }
+
+    /// All of them, in order.
+    pub fn tensors(&self) -> impl Iterator<Item = TensorIndex> + '_ {
+        self.runs.iter().flat_map(|[first, end]| *first..*end).map(TensorIndex)
+    }
+
     /// Whether a tensor is left as it is.
     #[must_use]
     pub fn contains(&self, tensor: TensorIndex) -> bool {
@@ -52,5 +63,8 @@ mod tests {
         assert_eq!(frozen.runs, [[0, 3], [5, 6], [7, 9]]);
         let found = (0..10).filter(|tensor| frozen.contains(TensorIndex(*tensor)));
         assert_eq!(found.collect::<Vec<_>>(), [0, 1, 2, 5, 7, 8]);
+        let some: FrozenTensors = [1, 2, 8].map(TensorIndex).into_iter().collect();
+        assert!(some.are_among(&frozen) && !frozen.are_among(&some));
+        assert!(FrozenTensors::NONE.are_among(&some));
     }
 }

@@ -6,25 +6,29 @@ use zbelastic_types::Bytes;
 use super::config::ModelConfig;
 use super::parts::{LayerParts, NonMatrixLayout};
 use super::tensors::LayerSpec;
+use crate::elastic::StateLen;
 
 /// The bytes of a layer that is trained: weights, candidate, both moments, gradient, and its
 /// matrices in the form products read.
 #[must_use]
 pub fn layer_bytes<B: ByteCounts>(backend: &B, model: &ModelConfig, spec: &LayerSpec) -> Bytes {
-    const BUFFERS: u64 = 4;
     let of_candidate = match backend.has_packed_candidates() {
         true => NonMatrixLayout::new(&LayerParts::new(model, spec), spec).floats(),
         false => spec.len(),
     };
-    let floats = BUFFERS * backend.buffer_bytes(spec.len()) + backend.buffer_bytes(of_candidate);
-    Bytes(floats) + matrix_bytes(backend, model, spec) + adapter_bytes(backend, model, spec)
+    let candidate = Bytes(backend.buffer_bytes(of_candidate));
+    replayed_bytes(backend, spec)
+        + candidate
+        + matrix_bytes(backend, model, spec)
+        + adapter_bytes(backend, model, spec)
 }
 
-/// The bytes of a layer on which the optimizer is replayed.
+/// The bytes of a layer on which the optimizer is replayed: weights, both moments and gradient.
 #[must_use]
 pub fn replayed_bytes<B: ByteCounts>(backend: &B, spec: &LayerSpec) -> Bytes {
-    const BUFFERS: u64 = 4;
-    Bytes(BUFFERS * backend.buffer_bytes(spec.len()))
+    let StateLen { weights, moments } = spec.state_len();
+    let lens = [weights, moments, moments, spec.gradient_len()];
+    Bytes(lens.map(|len| backend.buffer_bytes(len)).iter().sum())
 }
 
 /// The bytes of a layer that is read and not trained.

@@ -47,8 +47,7 @@ impl LayerUpdate {
     ) {
         let mut parts = placed(parts, matrices);
         for AdamWRange { range, numbers } in &self.adamw {
-            let mut within = within(&mut parts, range);
-            let range = range.clone();
+            let mut within = within(&mut parts, &range.weights);
             match &mut target {
                 UpdateTarget::Candidate { w, m, v, candidate } => {
                     backend.adamw_candidate(range, w, m, v, g, *numbers, candidate, &mut within);
@@ -60,7 +59,7 @@ impl LayerUpdate {
         }
         for run in &self.muon {
             let optimizer = muon(backend);
-            let mut within = within(&mut parts, &run.range);
+            let mut within = within(&mut parts, &run.range.weights);
             match &mut target {
                 UpdateTarget::Candidate { w, m, candidate, .. } => {
                     optimizer.candidate(run, w, m, g, candidate, &mut within);
@@ -88,7 +87,7 @@ impl LayerUpdate {
         [m, v]: [&mut B::Buffer; 2],
     ) {
         for AdamWRange { range, numbers } in neighbours(&self.adamw) {
-            backend.adamw_commit(range, g, numbers, m, v);
+            backend.adamw_commit(&range, g, numbers, m, v);
         }
         for run in &self.muon {
             muon(backend).commit(run, g, m);
@@ -99,7 +98,7 @@ impl LayerUpdate {
     fn touches(&self, of: &Range<usize>) -> bool {
         let adamw = self.adamw.iter().map(|run| &run.range);
         let mut all = adamw.chain(self.muon.iter().map(|run| &run.range));
-        all.any(|range| range.start < of.end && of.start < range.end)
+        all.any(|range| range.weights.start < of.end && of.start < range.weights.end)
     }
 }
 
@@ -112,9 +111,8 @@ fn muon<B: Backend>(backend: &B) -> &dyn MuonOptimizer<B::Buffer, B::Matrix> {
 fn neighbours(ranges: &[AdamWRange]) -> Vec<AdamWRange> {
     let mut all: Vec<AdamWRange> = Vec::new();
     for run in ranges {
-        match all.last_mut() {
-            Some(last) if last.range.end == run.range.start => last.range.end = run.range.end,
-            Some(_) | None => all.push(run.clone()),
+        if !all.last_mut().is_some_and(|last| last.range.extend(&run.range)) {
+            all.push(run.clone());
         }
     }
     all

@@ -399,6 +399,11 @@ impl<'a, B: Backend> WeightGradients<'a, B> {
         (Self { spec, g, adapters }, parts)
     }
 
+    /// Where the gradient of parameters lies that W of an operation writes.
+    fn place(&self, range: &Range<usize>) -> Range<usize> {
+        self.spec.gradient_of(range)
+    }
+
     /// `range`, if a tensor in it is trained.
     fn trained<'r>(&self, range: &'r Option<Range<usize>>) -> Option<&'r Range<usize>> {
         range.as_ref().filter(|range| self.spec.trains(range))
@@ -416,7 +421,8 @@ fn norm_weights<B: Backend>(
     if !to.spec.trains(weight) && to.trained(bias).is_none() {
         return;
     }
-    let to = NormGradient { buffer: to.g, weight: weight.clone(), bias: bias.clone() };
+    let places = (to.place(weight), bias.as_ref().map(|bias| to.place(bias)));
+    let to = NormGradient { buffer: to.g, weight: places.0, bias: places.1 };
     let width = context.model.width as usize;
     let norm = context.model.norm();
     context.backend.norm_backward_weights(norm, width, &stash.partials, to, accumulate);
@@ -434,8 +440,9 @@ fn linear_weights<B: Backend>(
         return;
     }
     let LinearParts { shape, weight, bias, .. } = linear;
-    let bias = to.trained(bias).cloned();
-    let to = LinearGradient { buffer: to.g, weight: weight.clone(), bias };
+    let bias = to.trained(bias).map(|bias| to.place(bias));
+    let weight = to.place(weight);
+    let to = LinearGradient { buffer: to.g, weight, bias };
     let rows = context.shape.rows();
     context.backend.linear_backward_weights(rows, *shape, x, gradient, to, accumulate);
 }
@@ -463,10 +470,11 @@ fn adapted_weights<B: Backend>(
         backend.scale_columns(gradient, width, adapter.rows.clone(), adapter.scale, columns);
         let through = BackwardEpilogue::Plain { gradient: narrow };
         backend.linear_backward_input(rows, columns, b, through);
-        let of_a = LinearGradient { buffer: to.g, weight: adapter.a.clone(), bias: None };
+        let [of_a, of_b] = [&adapter.a, &adapter.b].map(|matrix| to.place(matrix));
+        let of_a = LinearGradient { buffer: to.g, weight: of_a, bias: None };
         backend.linear_backward_weights(rows, shape_a, x, narrow, of_a, accumulate);
         backend.linear_forward(rows, x, a, None, ForwardEpilogue::Plain, narrow);
-        let of_b = LinearGradient { buffer: to.g, weight: adapter.b.clone(), bias: None };
+        let of_b = LinearGradient { buffer: to.g, weight: of_b, bias: None };
         backend.linear_backward_weights(rows, shape_b, narrow, columns, of_b, accumulate);
     }
 }

@@ -1,7 +1,7 @@
 //! Low-rank adapters: which linear layers have one, and of what shape (LoRA: Hu et al., arXiv
 //! 2106.09685, section 4.1).
 //!
-//! An adapted matrix is `W + alpha / rank * B * A`. `A` has `rank` rows and is drawn, `B` has as many
+//! An adapted matrix is `W + s * B * A`, with `s` of [`LoraConfig::scale`]. `A` has `rank` rows and is drawn, `B` has as many
 //! columns and begins as zeros, and these two are all that is trained. Passes read the sum as one
 //! matrix ([`super::LayerState`]); there is no dropout between them, which could not be.
 //!
@@ -50,6 +50,29 @@ pub enum LoraInit {
     Gaussian,
 }
 
+/// What an adapter's product is multiplied by, beside `alpha`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LoraScaling {
+    /// One over the rank (Hu et al., arXiv 2106.09685, section 4.1).
+    #[default]
+    Standard,
+    /// One over the root of the rank, so that gradients do not shrink with it (rsLoRA: Kalajdzievski, arXiv
+    /// 2312.03732, section 3).
+    RsLora,
+}
+
+impl LoraScaling {
+    /// Whether it is that of adapters of which nothing else is said.
+    #[must_use]
+    pub const fn is_standard(&self) -> bool {
+        match self {
+            Self::Standard => true,
+            Self::RsLora => false,
+        }
+    }
+}
+
 /// The blocks in which one linear layer is adapted.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LoraTarget {
@@ -64,8 +87,11 @@ pub struct LoraTarget {
 pub struct LoraConfig {
     /// Rows of each adapter's first matrix, and columns of its second.
     pub rank: u32,
-    /// The product of the two is multiplied by this over the rank.
+    /// The product of the two is multiplied by this, over the rank or its root.
     pub alpha: f64,
+    /// Over which of them.
+    #[serde(default, skip_serializing_if = "LoraScaling::is_standard")]
+    pub scaling: LoraScaling,
     /// What first matrices begin as.
     #[serde(default)]
     pub init: LoraInit,
@@ -77,7 +103,7 @@ impl LoraConfig {
     /// The factor of an adapter's product.
     #[must_use]
     pub fn scale(&self) -> f32 {
-        (self.alpha / f64::from(self.rank)) as f32
+        self.scaling.factor(self.alpha, self.rank) as f32
     }
 
     /// Whether a linear layer of a block has an adapter.
@@ -86,6 +112,15 @@ impl LoraConfig {
         let target = self.targets.iter().find(|target| target.linear == linear);
         let mut runs = target.into_iter().flat_map(|target| &target.blocks);
         runs.any(|[first, end]| (*first..*end).contains(&block))
+    }
+}
+
+impl LoraScaling {
+    /// The factor of the product of adapters of a rank, from 1.
+    #[must_use]
+    pub fn factor(self, alpha: f64, rank: u32) -> f64 {
+        let rank = f64::from(rank);
+        alpha / if self.is_standard() { rank } else { rank.sqrt() }
     }
 }
 

@@ -9,7 +9,8 @@ use std::collections::BTreeSet;
 use serde::{Deserialize, Serialize};
 
 use super::config::ModelConfig;
-use super::lora::{LoraConfig, LoraInit, LoraLinear, LoraTarget};
+use super::frozen::FrozenTensors;
+use super::lora::{LoraConfig, LoraInit, LoraLinear, LoraScaling, LoraTarget};
 use super::name_pattern::{NamePattern, NamePatternError};
 use super::tensors::{LayerSpec, model_layers};
 
@@ -21,8 +22,11 @@ const ALL_LINEAR: &str = "all-linear";
 pub struct LoraSettings {
     /// Rows of each adapter's first matrix.
     pub rank: u32,
-    /// What the product is multiplied by, over the rank.
+    /// What the product is multiplied by, over the rank or its root.
     pub alpha: f64,
+    /// Over which of them.
+    #[serde(default, skip_serializing_if = "LoraScaling::is_standard")]
+    pub scaling: LoraScaling,
     /// What first matrices begin as.
     pub init: LoraInit,
     /// Ends of modules' names.
@@ -92,14 +96,15 @@ impl LoraSettings {
             return Err(errors);
         }
         let targets = targets(adapted);
-        let lora = LoraConfig { rank: self.rank, alpha: self.alpha, init: self.init, targets };
+        let Self { rank, alpha, scaling, init, .. } = *self;
+        let lora = LoraConfig { rank, alpha, scaling, init, targets };
         Ok(ModelConfig { lora: Some(lora), ..model.clone() }.with_base_frozen())
     }
 
     fn number_errors(&self) -> Vec<LoraError> {
         let found = self.alpha;
         let zero = (self.rank == 0).then_some(LoraError::RankZero);
-        let scale = found / f64::from(self.rank.max(1));
+        let scale = self.scaling.factor(found, self.rank.max(1));
         let is_legal = found.is_finite() && found > 0.0 && (scale as f32).is_normal();
         let alpha = (!is_legal).then_some(LoraError::Alpha { found });
         zero.into_iter().chain(alpha).collect()
@@ -120,14 +125,15 @@ impl ModelConfig {
         let layers = model_layers(&self);
         let tensors = layers.iter().flat_map(LayerSpec::own_tensors);
         let base = tensors.filter(|tensor| !tensor.is_adapter());
-        Self { frozen: base.map(|tensor| tensor.index).collect(), ..self }
+        let frozen = base.map(|tensor| tensor.index).collect();
+        self.freezing(frozen)
     }
 
     /// The same without adapters, all of it trained.
     #[must_use]
     pub fn without_lora(&self) -> Self {
         match &self.lora {
-            Some(_) => Self { lora: None, frozen: Default::default(), ..self.clone() },
+            Some(_) => Self { lora: None, ..self.clone() }.freezing(FrozenTensors::NONE),
             None => self.clone(),
         }
     }
@@ -188,13 +194,15 @@ mod tests {
             rope_theta: 1e4,
             tied: false,
             frozen: FrozenTensors::NONE,
+            without_moments: FrozenTensors::NONE,
             lora: None,
         }
     }
 
     fn settings(rank: u32, targets: &[&str]) -> LoraSettings {
         let targets = targets.iter().map(|target| (*target).to_owned()).collect();
-        LoraSettings { rank, alpha: 4.0, init: LoraInit::Kaiming, targets }
+        let scaling = LoraScaling::Standard;
+        LoraSettings { rank, alpha: 4.0, scaling, init: LoraInit::Kaiming, targets }
     }
 
     #[test]

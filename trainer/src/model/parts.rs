@@ -299,6 +299,7 @@ mod tests {
                 rope_theta: 1e4,
                 tied: false,
                 frozen: FrozenTensors::NONE,
+                without_moments: FrozenTensors::NONE,
                 lora: None,
             };
             for spec in model_layers(&model) {

@@ -62,11 +62,13 @@ pub struct LayerState<B: Backend> {
     candidate: B::Buffer,
     /// The places in the candidate of parameters that are in no matrix, if no others lie there.
     non_matrix: Option<NonMatrixLayout>,
-    /// First moments of AdamW, and Muon's momentum.
+    /// First moments of AdamW, and Muon's momentum, of what has moments ([`TensorSpec::moments`]).
+    ///
+    /// [`TensorSpec::moments`]: super::tensors::TensorSpec::moments
     pub m: B::Buffer,
     /// Second moments of AdamW; those of Muon's matrices stay zero.
     pub v: B::Buffer,
-    /// Gradient, summed over microbatches.
+    /// Gradient, summed over microbatches, of what has one ([`LayerSpec::gradient_of`]).
     pub g: B::Buffer,
     matrices: Vec<B::Matrix>,
     /// Both matrices of each adapter, where W runs.
@@ -91,7 +93,8 @@ impl<B: Backend> LayerState<B> {
         spec: LayerSpec,
         weights: &[f32],
     ) -> Result<Self, AllocateError> {
-        let start = InitialState::of_weights(backend, weights, LayerRole::Trained)?;
+        let moments = spec.state_len().moments;
+        let start = InitialState::of_weights(backend, weights, moments)?;
         Self::with_role(backend, model, spec, start, LayerRole::Trained)
     }
 
@@ -125,7 +128,8 @@ impl<B: Backend> LayerState<B> {
         let of_candidate = non_matrix.as_ref().map_or(spec.len(), NonMatrixLayout::floats);
         let candidate =
             backend.allocate(if role == LayerRole::Trained { of_candidate } else { 0 })?;
-        let g = backend.allocate(if role == LayerRole::Frozen { 0 } else { spec.len() })?;
+        let of_gradient = if role == LayerRole::Frozen { 0 } else { spec.gradient_len() };
+        let g = backend.allocate(of_gradient)?;
         let allocate = |linear: &super::parts::LinearParts| backend.allocate_matrix(linear.shape);
         let read = parts.matrices().into_iter().filter(|_| role != LayerRole::Replayed);
         let matrices = read.map(allocate).collect::<Result<_, _>>()?;
@@ -187,7 +191,7 @@ impl<B: Backend> LayerState<B> {
         spec: LayerSpec,
         weights: &[f32],
     ) -> Result<Self, AllocateError> {
-        let start = InitialState::of_weights(backend, weights, LayerRole::Frozen)?;
+        let start = InitialState::of_weights(backend, weights, 0)?;
         Self::with_role(backend, model, spec, start, LayerRole::Frozen)
     }
 
@@ -455,7 +459,7 @@ impl<B: Backend> LayerState<B> {
         &self,
         sums: &Pending<[u64; 2]>,
     ) -> Result<Fingerprint, DeviceFault> {
-        Ok(fingerprint(self.spec.layer, self.version, self.spec.len(), sums.wait()?))
+        Ok(fingerprint(self.spec.layer, self.version, self.spec.state_len(), sums.wait()?))
     }
 }
 
@@ -468,20 +472,18 @@ struct InitialState<B: Backend> {
 }
 
 impl<B: Backend> InitialState<B> {
-    /// These weights, and moments of zero where there are any.
-    fn of_weights(backend: &B, weights: &[f32], role: LayerRole) -> Result<Self, AllocateError> {
+    /// These weights, and so many moments of zero.
+    fn of_weights(backend: &B, weights: &[f32], moments: usize) -> Result<Self, AllocateError> {
         let mut w = backend.allocate(weights.len())?;
         backend.upload(weights, BufferViewMut::new(&mut w, 0..weights.len()));
-        let moments =
-            || backend.allocate(if role == LayerRole::Frozen { 0 } else { weights.len() });
+        let moments = || backend.allocate(moments);
         Ok(Self { w, m: moments()?, v: moments()?, version: Step(0) })
     }
 
     fn of_image(backend: &B, spec: &LayerSpec, image: &LayerImage) -> Result<Self, AllocateError> {
         let LayerImage { layer, version, w, m, v } = image;
         assert_eq!(spec.layer, *layer, "a layer is restored as itself");
-        let are_its = [w, m, v].iter().all(|part| part.len() == spec.len());
-        assert!(are_its, "an image is as long as its layer");
+        assert_eq!(spec.state_len(), image.state_len(), "an image is as long as its layer");
         let w = backend.adopt(w)?;
         let m = backend.adopt(m)?;
         let v = backend.adopt(v)?;

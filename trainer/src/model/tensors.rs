@@ -14,6 +14,7 @@ use zbelastic_types::{LayerId, TensorIndex};
 
 use super::config::{Family, LayerKind, ModelConfig, TOKENS_INDEX};
 use super::lora::{LoraInit, adapted_linears};
+use super::state_places::place_state;
 use crate::random::RandomPurpose;
 
 /// The values of a tensor before the first step.
@@ -54,6 +55,10 @@ pub struct TensorSpec {
     pub shape: Vec<usize>,
     /// Where it lies in its layer's buffer.
     pub range: Range<usize>,
+    /// Where its moments lie in the buffer of each, if it has some.
+    pub moments: Option<Range<usize>>,
+    /// Where its gradient lies in the buffer of gradients, if it has one, or W writes it with others.
+    pub gradient: Option<Range<usize>>,
     /// How its values are set before the first step.
     pub initial: TensorInit,
     /// The random numbers for that.
@@ -178,7 +183,9 @@ pub fn model_layers(model: &ModelConfig) -> Vec<LayerSpec> {
             for tensor in &mut tensors {
                 tensor.is_frozen = model.frozen.contains(tensor.index);
             }
-            LayerSpec { layer, kind, tensors }
+            let mut spec = LayerSpec { layer, kind, tensors };
+            place_state(model, &mut spec);
+            spec
         })
         .collect()
 }
@@ -223,6 +230,8 @@ impl SpecBuilder {
             is_frozen: false,
             shape,
             range,
+            moments: None,
+            gradient: None,
             initial,
             draw,
         });

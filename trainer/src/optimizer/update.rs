@@ -22,7 +22,8 @@ pub fn square_sums<'a, B: Backend + 'a>(
     for layer in layers {
         reported.extend(layer.spec.own_tensors().map(ReportedTensor::of));
         let trained = layer.spec.own_tensors().filter(|tensor| !tensor.is_frozen);
-        parts.extend(trained.map(|tensor| BufferView::new(&layer.g, tensor.range.clone())));
+        let gradients = trained.map(|tensor| tensor.state_range().gradient());
+        parts.extend(gradients.map(|range| BufferView::new(&layer.g, range)));
     }
     tensor_sums(&reported, backend.sum_squares_of_each(&parts))
 }
@@ -133,12 +134,10 @@ impl OptimizerUpdate<'_> {
     fn add_adamw(&self, ranges: &mut Vec<AdamWRange>, tensor: &TensorSpec) {
         let Self { config, lr, number, clip } = *self;
         let numbers = config.numbers(lr, number, clip, config.decays(tensor.is_matrix()));
-        let range = tensor.range.clone();
-        match ranges.last_mut() {
-            Some(last) if last.range.end == range.start && last.numbers == numbers => {
-                last.range.end = range.end;
-            }
-            Some(_) | None => ranges.push(AdamWRange { range, numbers }),
+        let range = tensor.state_range();
+        let mut last = ranges.last_mut().filter(|last| last.numbers == numbers);
+        if !last.as_mut().is_some_and(|last| last.range.extend(&range)) {
+            ranges.push(AdamWRange { range, numbers });
         }
     }
 
@@ -148,17 +147,14 @@ impl OptimizerUpdate<'_> {
     fn add_muon(&self, ranges: &mut Vec<MuonRange>, tensor: &TensorSpec, momentum: f64) {
         let Self { config, lr, clip, .. } = *self;
         let matrix = muon_matrix(tensor.matrix_shape(), lr);
-        let range = tensor.range.clone();
-        match ranges.last_mut() {
-            Some(last) if last.range.end == range.start => {
-                last.range.end = range.end;
-                last.matrices.push(matrix);
-            }
-            Some(_) | None => {
-                let numbers = muon_coefficients(momentum, lr, config.weight_decay, clip);
-                ranges.push(MuonRange { range, matrices: vec![matrix], numbers });
-            }
+        let range = tensor.state_range();
+        if let Some(last) = ranges.last_mut()
+            && last.range.extend(&range)
+        {
+            return last.matrices.push(matrix);
         }
+        let numbers = muon_coefficients(momentum, lr, config.weight_decay, clip);
+        ranges.push(MuonRange { range, matrices: vec![matrix], numbers });
     }
 }
 

@@ -264,11 +264,13 @@ pub fn stage_memory<B: ByteCounts>(
     for (chunk, layers) in plan.chunks_of(stage) {
         for layer in layers.ids() {
             let spec = &specs[layer as usize];
-            let sums = plan.lane_order().levels() as u64 * backend.buffer_bytes(spec.len());
+            let sums =
+                plan.lane_order().levels() as u64 * backend.buffer_bytes(spec.gradient_len());
             state += layer_bytes(backend, model, spec) + Bytes(sums);
         }
         if plan.placement().twin_of(chunk).is_some() {
-            let floats: usize = layers.ids().map(|layer| specs[layer as usize].len()).sum();
+            let floats: usize =
+                layers.ids().map(|layer| specs[layer as usize].gradient_len()).sum();
             // One on its way out, and the twin's that came.
             messages += Bytes::of_f32(2 * floats);
         }
@@ -322,7 +324,7 @@ fn copy_bytes<B: ByteCounts>(backend: &B, spec: &LayerSpec) -> Bytes {
 /// one pass. It waits in the host's memory.
 fn arriving_bytes<B: ByteCounts>(backend: &B, spec: &LayerSpec) -> Bytes {
     match backend.sizes() {
-        DeviceSizes::Processors => Bytes::of_f32(spec.len()),
+        DeviceSizes::Processors => Bytes::of_f32(spec.gradient_len()),
         DeviceSizes::Cuda(_) => Bytes(0),
     }
 }

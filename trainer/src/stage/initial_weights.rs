@@ -49,8 +49,9 @@ impl InitialWeights {
     /// If there is no memory for it.
     #[must_use]
     pub fn image_of(&self, host: &HostThreads, spec: &LayerSpec) -> LayerImage {
+        let moments = spec.state_len().moments;
         let zeros =
-            || HostFloats::zeroed(spec.len()).expect("memory for pages that were not written yet");
+            || HostFloats::zeroed(moments).expect("memory for pages that were not written yet");
         let layer = spec.layer;
         let version = Step(0);
         let w = self.of_layer_on(host, spec);

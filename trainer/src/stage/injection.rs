@@ -175,10 +175,11 @@ impl Injection {
         let Some(tensor) = layer.spec.trained_tensors().find(|tensor| tensor.name == name) else {
             return;
         };
+        let all = tensor.state_range().gradient();
         let range = match self.corruption {
-            Corruption::Thousandfold => tensor.range.clone(),
+            Corruption::Thousandfold => all,
             Corruption::Nan | Corruption::Infinity | Corruption::BitFlip(_) => {
-                tensor.range.start..tensor.range.start + 1
+                all.start..all.start + 1
             }
         };
         let mut floats = backend.download(BufferView::new(&layer.g, range.clone()));

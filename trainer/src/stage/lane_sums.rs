@@ -33,7 +33,8 @@ impl<B: Backend> LaneSums<B> {
         layers: &[LayerState<B>],
         levels: usize,
     ) -> Result<Self, AllocateError> {
-        let level = |_| layers.iter().map(|layer| backend.allocate(layer.spec.len())).collect();
+        let level =
+            |_| layers.iter().map(|layer| backend.allocate(layer.spec.gradient_len())).collect();
         Ok(Self { levels: (0..levels).map(level).collect::<Result<_, _>>()? })
     }
 
@@ -95,7 +96,7 @@ impl<B: Backend> LaneSums<B> {
     }
 }
 
-/// Neighbouring parameters of a layer that are trained and whose gradient is in `share`, together.
+/// Where the gradient lies of a layer's trained parameters in `share`: neighbours together.
 fn trained_runs<B: Backend>(layer: &LayerState<B>, share: GradientShare) -> Vec<Range<usize>> {
     let head_matrix = match &layer.parts {
         LayerParts::Head { head, .. } => Some(&head.weight),
@@ -103,13 +104,14 @@ fn trained_runs<B: Backend>(layer: &LayerState<B>, share: GradientShare) -> Vec<
     };
     let is_of_head = share == GradientShare::HeadMatrix;
     let mut runs: Vec<Range<usize>> = Vec::new();
-    for range in layer.spec.trained_tensors().map(|tensor| &tensor.range) {
-        if (Some(range) == head_matrix) != is_of_head {
+    for tensor in layer.spec.trained_tensors() {
+        if (Some(&tensor.range) == head_matrix) != is_of_head {
             continue;
         }
+        let range = tensor.state_range().gradient();
         match runs.last_mut() {
             Some(last) if last.end == range.start => last.end = range.end,
-            Some(_) | None => runs.push(range.clone()),
+            Some(_) | None => runs.push(range),
         }
     }
     runs
@@ -142,6 +144,7 @@ mod tests {
             rope_theta: 1e4,
             tied: false,
             frozen: FrozenTensors::NONE,
+            without_moments: FrozenTensors::NONE,
             lora: None,
         }
     }
@@ -154,7 +157,7 @@ mod tests {
         for patterns in [&[][..], &["embed", "layers.0.attn.k", "layers.*.norm2"], &["head"]] {
             let patterns: Vec<String> = patterns.iter().map(|it: &&str| (*it).to_owned()).collect();
             let frozen = frozen_tensors(&model(), &patterns).expect("there are such");
-            let model = ModelConfig { frozen, ..model() };
+            let model = model().freezing(frozen);
             let layers = model_layers(&model).into_iter().map(|spec| {
                 let weights = initial_weights(&spec, 7);
                 LayerState::new(&backend, &model, spec, &weights).expect("memory")
@@ -162,7 +165,7 @@ mod tests {
             let mut chunk = Chunk::new(layers.collect());
             let mut sums = LaneSums::new(&backend, chunk.layers(), 1).expect("memory");
             for (layer, sum) in chunk.layers_mut().iter_mut().zip(&mut sums.levels[0]) {
-                let all = 0..layer.spec.len();
+                let all = 0..layer.spec.gradient_len();
                 let write = |x, to| {
                     backend.upload(&vec![x; all.len()], BufferViewMut::new(to, all.clone()))
                 };
@@ -176,15 +179,17 @@ mod tests {
                 sums.add((&backend, &mut chunk), (share, addition), |_, _| {});
                 added.push(share);
                 for layer in chunk.layers() {
-                    let g = backend.download(BufferView::new(&layer.g, 0..layer.spec.len()));
+                    let all = BufferView::new(&layer.g, 0..layer.spec.gradient_len());
+                    let g = backend.download(all);
                     for tensor in &layer.spec.tensors {
+                        let Some(place) = &tensor.gradient else { continue };
                         let of = match &tensor.name[..] {
                             "head" => GradientShare::HeadMatrix,
                             _ => GradientShare::Rest,
                         };
                         let is_added = !tensor.is_frozen && added.contains(&of);
                         let expected = if is_added { 3.0 } else { 2.0 };
-                        let found = &g[tensor.range.clone()];
+                        let found = &g[place.clone()];
                         assert!(found.iter().all(|x| *x == expected), "{share:?}, {}", tensor.name);
                     }
                 }

@@ -7,6 +7,7 @@ pub mod documents;
 pub mod serial;
 
 use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
 use std::sync::Arc;
 
 use zbelastic_consensus::validation::{
@@ -28,7 +29,7 @@ use zbelastic_trainer::elastic::{
 };
 use zbelastic_trainer::model::{
     AttentionBias, Family, FrozenTensors, LlamaFeatures, MicrobatchShape, ModelConfig, RopeScaling,
-    model_layers, model_size,
+    TensorSpec, model_layers, model_size,
 };
 use zbelastic_trainer::optimizer::{LrDecay, OptimizerConfig, OptimizerKind, WeightDecayScope};
 use zbelastic_trainer::plan::{BatchShape, LaneCount, Plan, PlanRequest, SliceBalance};
@@ -61,6 +62,7 @@ pub fn tiny_model(family: Family) -> ModelConfig {
         rope_theta: 10_000.0,
         tied: false,
         frozen: FrozenTensors::NONE,
+        without_moments: FrozenTensors::NONE,
         lora: None,
     }
 }
@@ -472,11 +474,21 @@ impl<B: Backend> StageCluster<B> {
         for engine in &self.engines {
             let tied = engine.layers().filter_map(|l| Some((l, l.spec.tied_range()?)));
             ends.extend(tied.map(|(layer, range)| {
-                let bits = |buffer| {
-                    let floats = engine.backend().download(BufferView::new(buffer, range.clone()));
+                let tensor = layer.spec.tensors.iter().find(|tensor| tensor.range == range);
+                let TensorSpec { moments, gradient, .. } = tensor.expect("it lies there");
+                let weights = Some(range.clone());
+                let parts = [
+                    (&layer.w, &weights),
+                    (&layer.m, moments),
+                    (&layer.v, moments),
+                    (&layer.g, gradient),
+                ];
+                let bits = |(buffer, place): (_, &Option<Range<usize>>)| {
+                    let place = place.clone().unwrap_or(0..0);
+                    let floats = engine.backend().download(BufferView::new(buffer, place));
                     floats.into_iter().map(f32::to_bits).collect()
                 };
-                [&layer.w, &layer.m, &layer.v, &layer.g].map(bits).to_vec()
+                parts.map(bits).to_vec()
             }));
         }
         if let [one, other] = &ends[..] {

@@ -44,8 +44,8 @@ use zbelastic_kernels::{Backend, ByteCounts, CpuBackend, DeviceFault};
 use zbelastic_schedule::{MemoryOp, ScheduleKind, Window};
 use zbelastic_trainer::digest::StateDigest;
 use zbelastic_trainer::model::{
-    Family, LayerKind, LayerParts, LoraInit, LoraSettings, ModelConfig, Recompute, RecomputedOps,
-    frozen_tensors, layer_bytes, model_layers, replayed_bytes,
+    Family, LayerKind, LayerParts, LoraInit, LoraScaling, LoraSettings, ModelConfig, Recompute,
+    RecomputedOps, frozen_tensors, layer_bytes, model_layers, replayed_bytes,
 };
 use zbelastic_trainer::plan::Plan;
 use zbelastic_trainer::reference::SerialReference;
@@ -240,11 +240,18 @@ fn candidates_in_forms_are_dropped_without_a_trace() {
     let frozen = |family, patterns: &[&str]| {
         let patterns: Vec<String> = patterns.iter().map(|of| (*of).to_owned()).collect();
         let model = tiny_model(family);
-        ModelConfig { frozen: frozen_tensors(&model, &patterns).expect("there are such"), ..model }
+        let frozen = frozen_tensors(&model, &patterns).expect("there are such");
+        model.freezing(frozen)
     };
     let adapted = |family| {
         let targets = vec!["all-linear".to_owned()];
-        let settings = LoraSettings { rank: 3, alpha: 6.0, init: LoraInit::Kaiming, targets };
+        let settings = LoraSettings {
+            rank: 3,
+            alpha: 6.0,
+            scaling: LoraScaling::Standard,
+            init: LoraInit::Kaiming,
+            targets,
+        };
         settings.adapt(&tiny_model(family)).expect("a rank of 3 fits")
     };
     let some = ["embed", "layers.0", "layers.*.attn.k", "layers.*.norm2", "layers.1.mlp.down"];

@@ -66,14 +66,14 @@ impl AdamwBench {
     fn compute_candidate(&self, tensor: &mut DeviceTensor, lr: f64, update: u64, clip: f32) {
         let numbers = self.optimizer.numbers(lr, update, clip, tensor.is_decayed);
         let DeviceTensor { w, candidate, m, v, g, .. } = tensor;
-        let range = 0..self.backend.len(w);
-        self.backend.adamw_candidate(range, w, m, v, g, numbers, candidate, &mut []);
+        let range = (0..self.backend.len(w)).into();
+        self.backend.adamw_candidate(&range, w, m, v, g, numbers, candidate, &mut []);
     }
 
     fn commit(&self, tensor: &mut DeviceTensor, lr: f64, update: u64, clip: f32) {
         let numbers = self.optimizer.numbers(lr, update, clip, tensor.is_decayed);
         let DeviceTensor { w, candidate, m, v, g, .. } = tensor;
-        self.backend.adamw_commit(0..self.backend.len(g), g, numbers, m, v);
+        self.backend.adamw_commit(&(0..self.backend.len(g)).into(), g, numbers, m, v);
         std::mem::swap(w, candidate);
     }
 }

@@ -11,7 +11,7 @@ use zbelastic_trainer::hf::{
     ADAPTER_CONFIG, ADAPTER_WEIGHTS, NamedTensor, adapter_config_json, import_adapters,
     write_adapters,
 };
-use zbelastic_trainer::model::{LoraInit, LoraSettings, ModelConfig};
+use zbelastic_trainer::model::{LoraInit, LoraScaling, LoraSettings, ModelConfig};
 
 use crate::models::{OracleRun, check_case, parse, weights_of};
 
@@ -52,7 +52,13 @@ fn adapted(base: &ModelConfig, config: &Value) -> ModelConfig {
     let targets = targets.map(|target| target.as_str().expect("a name").to_owned()).collect();
     let rank = u32::try_from(config["r"].as_u64().expect("a rank")).expect("a small one");
     let alpha = config["lora_alpha"].as_f64().expect("a number");
-    let settings = LoraSettings { rank, alpha, init: LoraInit::Kaiming, targets };
+    let settings = LoraSettings {
+        rank,
+        alpha,
+        scaling: LoraScaling::Standard,
+        init: LoraInit::Kaiming,
+        targets,
+    };
     settings.adapt(base).expect("peft has adapted it")
 }
 

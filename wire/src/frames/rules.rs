@@ -47,7 +47,7 @@ impl FrameExpectations<'_> {
             let own = own.map(|stage| StageIndex(stage as u32));
             let stages = plan.stages.iter().zip(plan.stage_indices());
             for (holder, of) in stages.filter(|(holder, _)| holder.node != self.me) {
-                let lengths = plan.layers_of(of).map(|layer| specs[layer.index()].len());
+                let lengths = plan.layers_of(of).map(|layer| specs[layer.index()].gradient_len());
                 let lengths: Vec<usize> = lengths.collect();
                 for (slice, floats) in &boundaries {
                     rules.allow(
@@ -87,7 +87,7 @@ impl FrameExpectations<'_> {
         if let Some(pre_copy) = self.precopy {
             let own = pre_copy.layers.iter().filter(|follow| follow.follower.node == self.me);
             for follow in own {
-                let length = specs[follow.layer.index()].len();
+                let length = specs[follow.layer.index()].gradient_len();
                 for (piece, parts) in
                     (0..).zip(split_into_frames(&[length], piece_limits(length, LAYER_PIECES_MAX)))
                 {
@@ -115,7 +115,7 @@ impl FrameExpectations<'_> {
             let extra = twin
                 .map_or(0, |_| placement.microbatches_per_replica(plan.program.microbatch_count));
             let layers = plan.chunks[chunk.index()].layers();
-            let floats: usize = layers.map(|layer| specs[layer.index()].len()).sum();
+            let floats: usize = layers.map(|layer| specs[layer.index()].gradient_len()).sum();
             allow_partial(rules, (plan, chunk), floats + 2 * extra as usize, from)?;
         }
         Ok(())

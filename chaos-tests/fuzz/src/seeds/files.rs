@@ -4,7 +4,7 @@ use zbelastic_checkpoint::{Manifest, PieceName, PieceRecord};
 use zbelastic_config::load_document;
 use zbelastic_consensus::codec::encode;
 use zbelastic_trainer::elastic::LayerImage;
-use zbelastic_trainer::hf::{config_json, write_safetensors};
+use zbelastic_trainer::hf::{adapter_config_json, config_json, write_adapters, write_safetensors};
 use zbelastic_trainer::model::{
     AttentionBias, Family, LlamaFeatures, ModelConfig, RopeScaling, initial_weights, model_layers,
 };
@@ -13,7 +13,7 @@ use zbelastic_wire::document::{DataName, JobDocument};
 
 use super::texts;
 use crate::targets::checkpoint::version;
-use crate::targets::trainer::model;
+use crate::targets::trainer::{adapted, model};
 
 /// Machines that a run is planned for.
 pub const MACHINES: &str = r#"latency = "0.2ms"
@@ -66,12 +66,16 @@ pub fn piece_records() -> Vec<Vec<u8>> {
     [&b""[..], b"bytes"].map(|bytes| row(&PieceRecord::of(bytes))).to_vec()
 }
 
-pub fn layer() -> Vec<u8> {
-    let floats = |start: u32| (start..start + 3).map(|i| i as f32 * 0.25).collect();
-    let w = floats(1);
-    let m = floats(40);
-    let v = floats(900);
-    LayerImage { layer: LayerId(3), version: Step(9), w, m, v }.encode()
+/// A layer with as many moments as weights, with fewer, and with none.
+pub fn layers() -> Vec<Vec<u8>> {
+    let floats = |start: u32, count| (start..start + count).map(|i| i as f32 * 0.25).collect();
+    let layer = |moments| {
+        let w = floats(1, 3);
+        let m = floats(40, moments);
+        let v = floats(900, moments);
+        LayerImage { layer: LayerId(3), version: Step(9), w, m, v }.encode()
+    };
+    [3, 2, 0].map(layer).to_vec()
 }
 
 pub fn model_configs() -> Vec<Vec<u8>> {
@@ -96,6 +100,22 @@ pub fn safetensors() -> Vec<u8> {
     let layers: Vec<_> = model_layers(&model).iter().map(|spec| initial_weights(spec, 1)).collect();
     let mut file = Vec::new();
     write_safetensors(&model, &layers, &mut file).expect("a vector takes all bytes");
+    file
+}
+
+pub fn adapter_configs() -> Vec<Vec<u8>> {
+    let peft = r#"{"peft_type": "LORA", "r": 1, "lora_alpha": 2.5, "target_modules": "all-linear",
+        "bias": "none", "lora_dropout": 0.1, "use_rslora": true, "init_lora_weights": "gaussian",
+        "modules_to_save": null, "rank_pattern": {}, "task_type": "CAUSAL_LM"}"#;
+    let ours = adapter_config_json(&adapted(), Some("base")).expect("it has adapters");
+    vec![peft.as_bytes().to_vec(), ours.into_bytes()]
+}
+
+pub fn adapters() -> Vec<u8> {
+    let model = adapted();
+    let layers: Vec<_> = model_layers(&model).iter().map(|spec| initial_weights(spec, 1)).collect();
+    let mut file = Vec::new();
+    write_adapters(&model, &layers, &mut file).expect("a vector takes all bytes");
     file
 }
 

@@ -1,11 +1,17 @@
 //! Layers, and models of others.
 
 use zbelastic_trainer::elastic::{
-    ChainingValue, LayerAssembler, LayerImage, LoadedLayer, layer_digest, moment_subtrees,
-    moment_value, weights_end,
+    ChainingValue, LayerAssembler, LayerImage, LoadedLayer, StateLen, image_bytes, layer_digest,
+    moment_subtrees, moment_value, weights_end,
 };
-use zbelastic_trainer::hf::{config_json, import_safetensors, parse_config};
-use zbelastic_trainer::model::{Family, FrozenTensors, LlamaFeatures, ModelConfig, model_layers};
+use zbelastic_trainer::hf::{
+    PeftAdapters, adapter_config_json, config_json, import_adapters, import_safetensors,
+    parse_adapter_config, parse_config,
+};
+use zbelastic_trainer::model::{
+    Family, FrozenTensors, LlamaFeatures, LoraInit, LoraScaling, LoraSettings, ModelConfig,
+    model_layers,
+};
 use zbelastic_trainer::stage::Injection;
 
 use super::check_text;
@@ -35,6 +41,7 @@ pub fn model() -> ModelConfig {
         rope_theta: 10_000.0,
         tied: false,
         frozen: FrozenTensors::NONE,
+        without_moments: FrozenTensors::NONE,
         lora: None,
     }
 }
@@ -44,13 +51,20 @@ fn in_pieces(bytes: &[u8], mut assembler: LayerAssembler) -> Option<LayerAssembl
     Some(assembler)
 }
 
+/// The lengths that the header announces, if they are those of so many bytes.
+fn len_of(layer: &[u8]) -> Option<StateLen> {
+    let len = StateLen::of_header(layer.first_chunk()?).ok()?;
+    (image_bytes(len) == layer.len() as u64).then_some(len)
+}
+
 /// The chaining values that stand for a layer's moments.
 fn values_behind(layer: &[u8]) -> Vec<ChainingValue> {
     let read = |at: u64, into: &mut [u8]| {
         into.copy_from_slice(&layer[at as usize..][..into.len()]);
         Ok(())
     };
-    let subtrees = moment_subtrees(layer.len() as u64).into_iter();
+    let Some(len) = len_of(layer) else { return Vec::new() };
+    let subtrees = moment_subtrees(len).into_iter();
     subtrees.map(|subtree| moment_value(subtree, read).expect("they are here")).collect()
 }
 
@@ -60,8 +74,10 @@ pub fn layers(bytes: &[u8]) -> DecodeOutcome {
     let length = bytes.len() as u64;
     let whole = LayerImage::decode(bytes);
     let pieces = in_pieces(bytes, LayerAssembler::new(length)).map(LayerAssembler::finish);
-    let front = &bytes[..weights_end(length).min(length) as usize];
-    let weights = in_pieces(front, LayerAssembler::of_weights(length));
+    let weights = len_of(bytes).and_then(|len| {
+        let front = &bytes[..weights_end(len) as usize];
+        in_pieces(front, LayerAssembler::of_weights(len))
+    });
     let weights = weights.map(|weights| weights.finish_weights(&values_behind(bytes)));
     let Ok(image) = whole else {
         assert!(LoadedLayer::decode(bytes).is_err());
@@ -111,6 +127,47 @@ pub fn imports(bytes: &[u8]) -> DecodeOutcome {
     };
     let Ok(model) = parse_config(text) else { return DecodeOutcome::Refused };
     if model.errors().is_empty() { import(&model, file) } else { DecodeOutcome::Refused }
+}
+
+/// Adapters that the model can have are described by a file that is read as they are.
+pub fn adapter_configs(bytes: &[u8]) -> DecodeOutcome {
+    let Ok(text) = std::str::from_utf8(bytes) else { return DecodeOutcome::Refused };
+    let Ok(PeftAdapters { settings, dropout }) = parse_adapter_config(text) else {
+        return DecodeOutcome::Refused;
+    };
+    assert!((0.0..1.0).contains(&dropout));
+    if let Ok(adapted) = settings.adapt(&model()) {
+        let written = adapter_config_json(&adapted, None).expect("it has adapters");
+        let again = parse_adapter_config(&written).expect("it reads what it wrote").settings;
+        assert_eq!(again.adapt(&model()), Ok(adapted));
+    }
+    DecodeOutcome::Accepted
+}
+
+/// The model with an adapter of each linear layer.
+#[must_use]
+pub fn adapted() -> ModelConfig {
+    let settings = LoraSettings {
+        rank: 1,
+        alpha: 2.0,
+        scaling: LoraScaling::Standard,
+        init: LoraInit::Kaiming,
+        targets: vec!["all-linear".to_owned()],
+    };
+    settings.adapt(&model()).expect("a rank of 1 fits")
+}
+
+/// Adapters are written where they are of the model, and nothing else is.
+pub fn adapters(bytes: &[u8]) -> DecodeOutcome {
+    let model = adapted();
+    let Ok(layers) = import_adapters(&model, bytes) else { return DecodeOutcome::Refused };
+    for (spec, layer) in model_layers(&model).iter().zip(&layers) {
+        assert_eq!(layer.len(), spec.len(), "every layer is whole");
+        let base = spec.tensors.iter().filter(|tensor| !tensor.is_adapter());
+        let mut floats = base.flat_map(|tensor| &layer[tensor.range.clone()]);
+        assert!(floats.all(|x| x.to_bits() == 0));
+    }
+    DecodeOutcome::Accepted
 }
 
 /// A corruption is written as it is read.

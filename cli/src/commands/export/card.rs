@@ -131,8 +131,10 @@ fn write_model(text: &mut String, card: &ModelCard<'_>) {
         card.model.lora.as_ref().filter(|_| matches!(card.form, ExportForm::Adapters { .. }));
     let adapters = lora.map(|lora| {
         let parameters = adapter_parameters(card.model);
-        let LoraConfig { rank, alpha, .. } = lora;
-        ("adapters", format!("{} parameters, rank {rank}, alpha {alpha}", grouped(parameters)))
+        let LoraConfig { rank, alpha, scaling, .. } = lora;
+        let over = if scaling.is_standard() { "" } else { ", rsLoRA" };
+        let parameters = grouped(parameters);
+        ("adapters", format!("{parameters} parameters, rank {rank}, alpha {alpha}{over}"))
     });
     for (name, value) in adapters.into_iter().chain(rows) {
         let _ = writeln!(text, "| {name} | {value} |");

@@ -14,7 +14,8 @@ use zbelastic_api::{
 use zbelastic_config::load_recorded;
 use zbelastic_kernels::HostFloats;
 use zbelastic_trainer::elastic::{
-    ChainingValue, LayerAssembler, LoadedWeights, image_bytes, moment_subtrees, weights_end,
+    ChainingValue, LayerAssembler, LoadedWeights, StateLen, image_bytes, moment_subtrees,
+    weights_end,
 };
 use zbelastic_trainer::model::{LayerSpec, ModelConfig, model_layers};
 use zbelastic_types::{LayerId, Step};
@@ -104,7 +105,11 @@ fn fetch(
     client: &mut ApiClient<'_>,
 ) -> Result<HostFloats, CommandFailure> {
     let name = format!("layer {} of checkpoint {step}", layer.layer);
-    let read = fetch_weights(step, layer.layer, image_bytes(spec.len()), client)?;
+    let bytes = layer.bytes.0;
+    let Some(len) = StateLen::of_image(spec.len(), bytes) else {
+        return Err(wrong(&name, &format!("{bytes} bytes for {} weights", spec.len())));
+    };
+    let read = fetch_weights(step, layer.layer, len, client)?;
     if read.layer != LayerId(layer.layer) || read.version != Step(step) {
         let what = format!("it says that it is layer {} at {}", read.layer, read.version);
         return Err(wrong(&name, &what));
@@ -121,12 +126,13 @@ fn fetch(
 fn fetch_weights(
     step: u64,
     layer: u32,
-    expected: u64,
+    len: StateLen,
     client: &mut ApiClient<'_>,
 ) -> Result<LoadedWeights, CommandFailure> {
     let name = format!("layer {layer} of checkpoint {step}");
-    let mut image = LayerAssembler::of_weights(expected);
-    let weights_end = weights_end(expected);
+    let expected = image_bytes(len);
+    let mut image = LayerAssembler::of_weights(len);
+    let weights_end = weights_end(len);
     while image.found() < weights_end {
         let offset = image.found();
         let piece = client.layer_piece(step, layer, offset)?;
@@ -144,7 +150,7 @@ fn fetch_weights(
         let wanted = length.min((weights_end - offset) as usize);
         image.push(&piece.bytes[..wanted]).map_err(|error| wrong(&name, &error.to_string()))?;
     }
-    let subtrees = 0..moment_subtrees(expected).len() as u32;
+    let subtrees = 0..moment_subtrees(len).len() as u32;
     let values = subtrees.map(|subtree| client.layer_subtree(step, layer, subtree));
     let values = values.map(|value| value.map(|value| ChainingValue(value.0.0)));
     let values = values.collect::<Result<Vec<_>, _>>()?;
@@ -241,7 +247,8 @@ mod tests {
             into.copy_from_slice(&bytes[at as usize..][..into.len()]);
             Ok(())
         };
-        let values = moment_subtrees(bytes.len() as u64).into_iter();
+        let len = StateLen::of_header(bytes.first_chunk().expect("a header")).expect("a layer");
+        let values = moment_subtrees(len).into_iter();
         let values = values.map(|subtree| moment_value(subtree, read).expect("it is read"));
         values.map(|value| ApiAnswer::Subtree(HexDigest(Digest(value.0)))).collect()
     }
@@ -250,7 +257,14 @@ mod tests {
     fn weights_come_out_as_they_went_in() {
         let images = images();
         let expected: Vec<Vec<f32>> = images.iter().map(|image| image.w.to_vec()).collect();
-        assert_eq!(read(&detail(&images), &images), Ok(expected));
+        assert_eq!(read(&detail(&images), &images), Ok(expected.clone()));
+        // Of frozen weights there are no moments: fewer, and none.
+        let shorter = |(index, image): (usize, &LayerImage)| {
+            let cut = |part: &[f32]| part.iter().take(5 * index).copied().collect();
+            LayerImage { m: cut(&image.m), v: cut(&image.v), ..image.clone() }
+        };
+        let shorter: Vec<LayerImage> = images.iter().enumerate().map(shorter).collect();
+        assert_eq!(read(&detail(&shorter), &shorter), Ok(expected));
     }
 
     #[test]
@@ -279,7 +293,8 @@ mod tests {
 
     #[test]
     fn pieces_that_are_none_of_the_layer_are_refused() {
-        let bytes = images()[0].encode();
+        let image = &images()[0];
+        let bytes = image.encode();
         let total = bytes.len();
         let pieces = [
             piece(bytes.clone(), total, 1),
@@ -290,7 +305,8 @@ mod tests {
         ];
         for piece in pieces {
             let (mut client, _) = scripted(vec![Ok(piece)]);
-            let failure = fetch_weights(100, 0, total as u64, &mut client).expect_err("no layer");
+            let failure =
+                fetch_weights(100, 0, image.state_len(), &mut client).expect_err("no layer");
             assert_eq!(failure.code, FailureCode::VerificationFailed, "{failure}");
         }
     }
@@ -311,7 +327,7 @@ mod tests {
         let answer_count = answers.len();
         let (mut client, requests) = scripted(answers);
         let digest = layer_digest(&image).into();
-        let read = fetch_weights(100, 0, total as u64, &mut client).expect("it comes");
+        let read = fetch_weights(100, 0, image.state_len(), &mut client).expect("it comes");
         assert_eq!(
             (read.layer, read.version, HexDigest(read.digest)),
             (LayerId(0), Step(100), digest)

@@ -15,7 +15,7 @@ use zbelastic_node::cluster::recovery::CheckpointDocument;
 use zbelastic_node::cluster::stores::{StoreLocations, StoreOpenError};
 use zbelastic_node::data_folder::{FolderLock, NodeDataFolder};
 use zbelastic_trainer::digest::{StateDigest, state_digest};
-use zbelastic_trainer::elastic::{ImageError, LayerAssembler, image_bytes};
+use zbelastic_trainer::elastic::{ImageError, LayerAssembler};
 use zbelastic_types::Digest;
 
 /// Folders of nodes at most: a run folder has one for each worker and one more.
@@ -162,12 +162,12 @@ fn read_layer(
 ) -> Result<Option<HostFloats>, KeptCheckpointError> {
     let Some(record) = store.record(name)? else { return Ok(None) };
     let broken = |source| KeptCheckpointError::Image { name, source };
-    let mut image = LayerAssembler::new(image_bytes(len));
+    let mut image = LayerAssembler::new(record.length);
     for chunk in &record.chunks {
         image.push(&store.chunk(*chunk)?).map_err(broken)?;
     }
     let (image, found) = image.finish().map_err(broken)?;
-    if found == name.digest && image.layer == name.layer {
+    if found == name.digest && image.layer == name.layer && image.w.len() == len {
         return Ok(Some(image.w));
     }
     Err(KeptCheckpointError::Digest { name, found })

@@ -180,7 +180,7 @@ impl<'a> StageMachines<'a> {
         // A verdict waits for the last report to arrive, and comes back.
         let verdict = 2.0 * network.latency_s;
         let carried = |layer: &LayerSpec| {
-            let bits = Bytes::of_f32(layer.len()).0 as f64 * 8.0;
+            let bits = Bytes::of_f32(layer.gradient_len()).0 as f64 * 8.0;
             network.gbit_per_s.map_or(0.0, |rate| bits / (rate * 1e9))
         };
         let gradients = model_layers(&config.model).iter().map(carried).collect();

@@ -9,7 +9,7 @@ use super::super::{fingerprint, muon, optimizer, versions};
 use super::{CpuBackend, CpuMatrix, read};
 use crate::backend::{
     AdamWCoefficients, AsyncOptimizer, BufferView, MatrixPart, MuonOptimizer, MuonRange, Optimizer,
-    Pending, SquareSum,
+    Pending, SquareSum, StateRange,
 };
 
 /// Writers of the matrices within `range`, and where in it they lie.
@@ -39,7 +39,7 @@ impl Optimizer for CpuBackend {
 
     fn adamw_candidate(
         &self,
-        range: Range<usize>,
+        range: &StateRange,
         w: &CpuBuffer,
         m: &CpuBuffer,
         v: &CpuBuffer,
@@ -49,33 +49,32 @@ impl Optimizer for CpuBackend {
         matrices: &mut [MatrixPart<'_, CpuMatrix>],
     ) {
         let state = optimizer::CandidateState {
-            w: &w.as_slice()[range.clone()],
-            m: &m.as_slice()[range.clone()],
-            v: &v.as_slice()[range.clone()],
-            g: &g.as_slice()[range.clone()],
+            w: &w.as_slice()[range.weights.clone()],
+            m: &m.as_slice()[range.moments()],
+            v: &v.as_slice()[range.moments()],
+            g: &g.as_slice()[range.gradient()],
         };
-        let matrices = writers(&range, matrices);
-        let candidate = &mut candidate.as_mut_slice()[range.clone()];
+        let matrices = writers(&range.weights, matrices);
+        let candidate = &mut candidate.as_mut_slice()[range.weights.clone()];
         optimizer::candidate(self, state, numbers, candidate, &matrices);
     }
 
     fn adamw_commit(
         &self,
-        range: Range<usize>,
+        range: &StateRange,
         g: &CpuBuffer,
         numbers: AdamWCoefficients,
         m: &mut CpuBuffer,
         v: &mut CpuBuffer,
     ) {
-        let g = &g.as_slice()[range.clone()];
-        let m = &mut m.as_mut_slice()[range.clone()];
-        let v = &mut v.as_mut_slice()[range];
+        let g = &g.as_slice()[range.gradient()];
+        let [m, v] = [m, v].map(|buffer| &mut buffer.as_mut_slice()[range.moments()]);
         optimizer::commit(self, g, numbers, m, v);
     }
 
     fn adamw_in_place(
         &self,
-        range: Range<usize>,
+        range: &StateRange,
         g: &CpuBuffer,
         numbers: AdamWCoefficients,
         w: &mut CpuBuffer,
@@ -83,9 +82,10 @@ impl Optimizer for CpuBackend {
         v: &mut CpuBuffer,
         matrices: &mut [MatrixPart<'_, CpuMatrix>],
     ) {
-        let matrices = writers(&range, matrices);
-        let g = &g.as_slice()[range.clone()];
-        let [w, m, v] = [w, m, v].map(|buffer| &mut buffer.as_mut_slice()[range.clone()]);
+        let matrices = writers(&range.weights, matrices);
+        let g = &g.as_slice()[range.gradient()];
+        let [m, v] = [m, v].map(|buffer| &mut buffer.as_mut_slice()[range.moments()]);
+        let w = &mut w.as_mut_slice()[range.weights.clone()];
         optimizer::in_place(self, g, numbers, [w, m, v], &matrices);
     }
 }
@@ -103,6 +103,13 @@ fn load(
     }
 }
 
+/// Weights, momentum and gradient over a range.
+fn muon_operands<'a>(run: &MuonRange, [w, m, g]: [&'a CpuBuffer; 3]) -> [&'a [f32]; 3] {
+    let range = &run.range;
+    let parts = [(w, range.weights.clone()), (m, range.moments()), (g, range.gradient())];
+    parts.map(|(part, range)| &part.as_slice()[range])
+}
+
 impl MuonOptimizer<CpuBuffer, CpuMatrix> for CpuBackend {
     fn candidate(
         &self,
@@ -113,15 +120,15 @@ impl MuonOptimizer<CpuBuffer, CpuMatrix> for CpuBackend {
         candidate: &mut CpuBuffer,
         matrices: &mut [MatrixPart<'_, CpuMatrix>],
     ) {
-        let operands = [w, m, g].map(|part| &part.as_slice()[run.range.clone()]);
-        let candidate = &mut candidate.as_mut_slice()[run.range.clone()];
+        let candidate = &mut candidate.as_mut_slice()[run.range.weights.clone()];
+        let operands = muon_operands(run, [w, m, g]);
         muon::candidate(self, run, operands, candidate);
-        load(self, &run.range, candidate, matrices);
+        load(self, &run.range.weights, candidate, matrices);
     }
 
     fn commit(&self, run: &MuonRange, g: &CpuBuffer, m: &mut CpuBuffer) {
-        let g = &g.as_slice()[run.range.clone()];
-        muon::commit(self, run.numbers, g, &mut m.as_mut_slice()[run.range.clone()]);
+        let g = &g.as_slice()[run.range.gradient()];
+        muon::commit(self, run.numbers, g, &mut m.as_mut_slice()[run.range.moments()]);
     }
 
     fn in_place(
@@ -133,11 +140,10 @@ impl MuonOptimizer<CpuBuffer, CpuMatrix> for CpuBackend {
         matrices: &mut [MatrixPart<'_, CpuMatrix>],
     ) {
         let mut stepped = vec![0.0; run.range.len()];
-        let operands = [&*w, &*m, g].map(|part| &part.as_slice()[run.range.clone()]);
-        muon::candidate(self, run, operands, &mut stepped);
+        muon::candidate(self, run, muon_operands(run, [&*w, &*m, g]), &mut stepped);
         MuonOptimizer::commit(self, run, g, m);
-        load(self, &run.range, &stepped, matrices);
-        w.as_mut_slice()[run.range.clone()].copy_from_slice(&stepped);
+        load(self, &run.range.weights, &stepped, matrices);
+        w.as_mut_slice()[run.range.weights.clone()].copy_from_slice(&stepped);
     }
 }
 

@@ -1,15 +1,13 @@
 //! The operations of [`Optimizer`], [`AsyncOptimizer`] and [`PackedWeightsOptimizer`] on a device, each
 //! called in the module that implements it.
 
-use std::ops::Range;
-
 use super::super::device::Device;
 use super::super::memory::CudaBuffer;
 use super::super::{optimizer, squares, state_sums, versions};
 use super::{CudaBackend, CudaMatrix};
 use crate::backend::{
     AdamWCoefficients, AdamWRange, AsyncOptimizer, BufferView, LayerCandidate, MatrixPart,
-    Optimizer, PackedWeightsOptimizer, Pending, SquareSum, UpdateState,
+    Optimizer, PackedWeightsOptimizer, Pending, SquareSum, StateRange, UpdateState,
 };
 
 impl<D: Device> Optimizer for CudaBackend<D> {
@@ -39,7 +37,7 @@ impl<D: Device> Optimizer for CudaBackend<D> {
 
     fn adamw_candidate(
         &self,
-        range: Range<usize>,
+        range: &StateRange,
         w: &CudaBuffer<D>,
         m: &CudaBuffer<D>,
         v: &CudaBuffer<D>,
@@ -56,7 +54,7 @@ impl<D: Device> Optimizer for CudaBackend<D> {
 
     fn adamw_commit(
         &self,
-        range: Range<usize>,
+        range: &StateRange,
         g: &CudaBuffer<D>,
         numbers: AdamWCoefficients,
         m: &mut CudaBuffer<D>,
@@ -68,7 +66,7 @@ impl<D: Device> Optimizer for CudaBackend<D> {
 
     fn adamw_in_place(
         &self,
-        range: Range<usize>,
+        range: &StateRange,
         g: &CudaBuffer<D>,
         numbers: AdamWCoefficients,
         w: &mut CudaBuffer<D>,

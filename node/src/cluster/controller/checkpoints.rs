@@ -6,7 +6,8 @@ use zbelastic_checkpoint::{CheckpointStore, CheckpointStoreError, SledStore};
 use zbelastic_consensus::state::State;
 use zbelastic_identity::{PeerIdentity, PeerRole};
 use zbelastic_trainer::elastic::{
-    ChainingValue, LayerImage, layer_digest, moment_subtrees, moment_value,
+    ChainingValue, IMAGE_HEADER_LEN, LayerImage, StateLen, layer_digest, moment_subtrees,
+    moment_value,
 };
 use zbelastic_transport::{BulkBody, BulkFetch, RequestReply, Transport};
 use zbelastic_types::{Bytes, Digest, NodeId};
@@ -77,13 +78,15 @@ pub(super) fn export_subtree(
     if let Some(value) = known {
         return requests::reply(reply, &answer(value));
     }
-    let Some(range) = moment_subtrees(piece.length).into_iter().nth(subtree as usize) else {
-        let answer = not_found(ResourceKind::Layer, format!("subtree {subtree}"));
-        return requests::reply(reply, &answer);
-    };
     // Not the body that the weights are read from, which keeps the chunk that was read last.
     let body = ports.tasks.checkpoint_thread().find(&BulkKey::Piece(piece));
     answer_from(piece, body, (ports, reply), move |body| {
+        let mut header = [0; IMAGE_HEADER_LEN];
+        body.read(0, &mut header).map_err(|error| error.to_string())?;
+        let len = StateLen::of_header(&header).map_err(|error| error.to_string())?;
+        let Some(range) = moment_subtrees(len).into_iter().nth(subtree as usize) else {
+            return Ok(not_found(ResourceKind::Layer, format!("subtree {subtree}")));
+        };
         let value = moment_value(range, |offset, into| body.read(offset, into));
         value.map(answer).map_err(|error| error.to_string())
     });

@@ -155,15 +155,17 @@ impl<'a> RunCatalog<'a> {
                 name: format!("of run {name}"),
             });
         };
-        let config = JobDocument::of_job(parent.spec).ok().map(|config| config.job.config);
-        let Some(config) = config.filter(|it| it.model.has_shape_of(&job.config.model)) else {
+        let earlier = JobDocument::of_job(parent.spec).ok().map(|named| named.job);
+        let has_shape = |it: &JobDocument| it.config.model.has_shape_of(&job.config.model);
+        let Some(earlier) = earlier.filter(has_shape) else {
             return Err(ApiRefusal::WrongState(WrongState::OtherModel { name }));
         };
-        if config.checkpoint.folder != job.config.checkpoint.folder {
+        if earlier.config.checkpoint.folder != job.config.checkpoint.folder {
             // Nodes have one store open, and the parent's checkpoint is in that one.
             let what = format!("checkpoint.dir: another one than that of run {name}");
             return Err(ApiRefusal::Config { problems: vec![what] });
         }
+        job = job.with_moments_of(&earlier).map_err(|tensor| no_moments(&name, &tensor))?;
         let run = parent.spec.run_of(last.version);
         let version = last.version;
         job.from = Some(RunOrigin { run, version, state: digest_of(last).0 });
@@ -231,6 +233,15 @@ impl<'a> RunCatalog<'a> {
             kind
         }
     }
+}
+
+/// A branch of a run is to train a tensor that was frozen there.
+fn no_moments(run: &str, tensor: &str) -> ApiRefusal {
+    let what = format!(
+        "train.freeze: {tensor} is frozen in run {run}, whose checkpoints have no moments of it: freeze it, \
+         or export the model and begin another run with it (model.from_hf)"
+    );
+    ApiRefusal::Config { problems: vec![what] }
 }
 
 /// Whether a run with this phase has ended.

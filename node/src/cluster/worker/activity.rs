@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use zbelastic_consensus::plan::PlanRecord;
 use zbelastic_consensus::state::copied_layers;
-use zbelastic_trainer::elastic::image_bytes;
+use zbelastic_trainer::elastic::{StateLen, image_bytes};
 use zbelastic_types::{Bytes, LayerId, NodeId, Step};
 use zbelastic_wire::PieceRef;
 
@@ -230,15 +230,15 @@ pub(super) struct WorkReport {
     pub(super) activity: Option<(u64, Option<LongActivity>)>,
 }
 
-/// Bytes that a node holds under a plan of layers that have so many floats in each part.
+/// Bytes that a node holds under a plan of layers whose state has so many floats.
 pub(super) fn held_bytes(
     plan: &PlanRecord,
     me: NodeId,
-    floats: impl Fn(LayerId) -> Option<usize>,
+    len: impl Fn(LayerId) -> Option<StateLen>,
 ) -> Option<u64> {
     let (stage, _) = plan.stage_indices().zip(&plan.stages).find(|(_, at)| at.node == me)?;
     let held = plan.layers_of(stage).chain(copied_layers(plan, stage));
-    Some(held.filter_map(floats).map(image_bytes).sum())
+    Some(held.filter_map(len).map(image_bytes).sum())
 }
 
 #[cfg(test)]

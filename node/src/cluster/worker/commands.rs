@@ -86,8 +86,8 @@ impl WorkerNode {
             let command = WorkerCommand::Load(load);
             return self.job.begin_stores(command, ports, self.data_paths.clone());
         }
-        let floats = |layer| self.job.layer_floats(layer);
-        if let Some(bytes) = held_bytes(&load.plan, self.ports.me, floats) {
+        let len = |layer| self.job.layer_len(layer);
+        if let Some(bytes) = held_bytes(&load.plan, self.ports.me, len) {
             self.ports.work_log.note_held(bytes);
         }
         self.layers.begin_plan(load.plan.generation, &mut self.ports.work_log);

@@ -12,7 +12,7 @@ use zbelastic_consensus::pre_copy::PreCopyPlan;
 use zbelastic_consensus::session::WorkerCommand;
 use zbelastic_data::training_data::TrainingData;
 use zbelastic_policy::roster::Roster;
-use zbelastic_trainer::elastic::image_bytes;
+use zbelastic_trainer::elastic::{StateLen, image_bytes};
 use zbelastic_trainer::model::{LayerSpec, model_layers};
 use zbelastic_types::{ClusterId, Digest, LayerId, NodeId, RunId, Step};
 use zbelastic_wire::NodeMessage;
@@ -42,8 +42,8 @@ pub(super) struct ActiveJob {
     corpus: Arc<TrainingData>,
     /// Commands that wait while the shards of its stores are fetched.
     fetching_stores: Option<VecDeque<WorkerCommand>>,
-    /// Floats in each part of each layer.
-    layer_floats: Vec<usize>,
+    /// Floats of each layer's state.
+    layer_lens: Vec<StateLen>,
     /// The plan that was loaded last.
     plan: Option<Arc<PlanRecord>>,
     /// The layers that are copied ahead.
@@ -53,7 +53,7 @@ pub(super) struct ActiveJob {
 impl ActiveJob {
     /// Bytes of each layer as it travels.
     pub(super) fn layer_bytes(&self) -> Vec<u64> {
-        self.layer_floats.iter().map(|floats| image_bytes(*floats)).collect()
+        self.layer_lens.iter().map(|len| image_bytes(*len)).collect()
     }
 
     /// Pieces of a checkpoint that other nodes are to have beside this one.
@@ -116,9 +116,9 @@ impl WorkerJob {
         self.active().map_or_else(Vec::new, |job| job.document.job.data())
     }
 
-    /// Floats in each part of a layer, if there is a job.
-    pub(super) fn layer_floats(&self, layer: LayerId) -> Option<usize> {
-        self.active()?.layer_floats.get(layer.index()).copied()
+    /// Floats of a layer's state, if there is a job.
+    pub(super) fn layer_len(&self, layer: LayerId) -> Option<StateLen> {
+        self.active()?.layer_lens.get(layer.index()).copied()
     }
 
     /// The reaction to a notice of the cloud.
@@ -219,7 +219,7 @@ impl WorkerJob {
         };
         report_damaged(damaged, ports);
         let specs = model_layers(&document.job.config.model);
-        let layer_floats = specs.iter().map(LayerSpec::len).collect();
+        let layer_lens = specs.iter().map(LayerSpec::state_len).collect();
         let scratch = identity.with_file_name(SECOND_STORE);
         let job =
             DeviceJob { document: document.clone(), corpus: corpus.clone(), weights, scratch };
@@ -230,7 +230,7 @@ impl WorkerJob {
             document,
             corpus,
             fetching_stores: None,
-            layer_floats,
+            layer_lens,
             plan: None,
             precopy: None,
         };

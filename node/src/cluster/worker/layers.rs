@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use zbelastic_consensus::member::Holder;
 use zbelastic_consensus::validation::Turn;
 use zbelastic_identity::PeerIdentity;
-use zbelastic_trainer::elastic::{LayerImage, ScatteredLayer, image_bytes};
+use zbelastic_trainer::elastic::{LayerImage, ScatteredLayer, StateLen, image_bytes};
 use zbelastic_trainer::runtime::{PeerBody, PeerFrame, RuntimeInput};
 use zbelastic_transport::{BulkFetch, ChunkSink, Transport};
 use zbelastic_types::{Generation, NodeId};
@@ -98,8 +98,8 @@ impl LayerExchange {
             LayerMessage::Offer { generation, sender, layer, version, open } => {
                 let key = BulkKey::Layer { generation, layer, version };
                 let offered = OfferedLayer { key, generation, sender, open };
-                let Some(float_count) = job.layer_floats(layer) else { return };
-                return self.fetch(from, offered, float_count, ports);
+                let Some(len) = job.layer_len(layer) else { return };
+                return self.fetch(from, offered, len, ports);
             }
         };
         if sender.node == from.node {
@@ -111,20 +111,20 @@ impl LayerExchange {
         &mut self,
         from: PeerIdentity,
         offered: OfferedLayer,
-        float_count: usize,
+        len: StateLen,
         ports: &mut WorkerPorts,
     ) {
         if offered.sender.node != from.node || !self.fetching.insert(offered.key) {
             return;
         }
-        let length = image_bytes(float_count);
+        let length = image_bytes(len);
         let progress = Some(ports.work_log.begin_receiving(length).shared());
         let key = wire::encode(&offered.key);
         let fetch = BulkFetch { holders: vec![from.node], key, length, progress };
         let transport = ports.tasks.transport().clone();
         ports.tasks.spawn(async move {
             let requested_at = Instant::now();
-            let image = fetch_image(&transport, fetch, float_count).await;
+            let image = fetch_image(&transport, fetch, len).await;
             let duration = requested_at.elapsed();
             WorkerCompletion::Layer(LayerFetchResult { offered, image, duration })
         });
@@ -150,7 +150,7 @@ impl LayerExchange {
         };
         // A layer that is requested ahead is for the plan after this one.
         let plan = if open.is_some() { generation.next() } else { generation };
-        let bytes = image_bytes(image.w.len());
+        let bytes = image_bytes(image.state_len());
         let took_us = duration.as_micros() as u64;
         ports.send_to_controllers(&NodeMessage::Moved { plan, bytes, took_us });
         let body = match open {
@@ -166,9 +166,9 @@ impl LayerExchange {
 pub(super) async fn fetch_image(
     transport: &Transport,
     fetch: BulkFetch,
-    float_count: usize,
+    len: StateLen,
 ) -> Result<LayerImage, String> {
-    let layer = ScatteredLayer::new(float_count).map_err(|error| error.to_string())?;
+    let layer = ScatteredLayer::new(len).map_err(|error| error.to_string())?;
     let fetched = transport.fetch_bulk_into(fetch, LayerSink(layer)).await;
     let LayerSink(layer) = fetched.map_err(|error| error.to_string())?;
     layer.finish().map_err(|error| error.to_string())

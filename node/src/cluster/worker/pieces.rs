@@ -137,7 +137,7 @@ impl WorkerPieces {
         let time = ports.tasks.checkpoint_thread().time().clone();
         let hash = tokio::task::spawn_blocking(move || {
             let digest = time.meter(|| layer_digest(&image));
-            progress.add(image_bytes(image.w.len()));
+            progress.add(image_bytes(image.state_len()));
             digest
         });
         ports.tasks.spawn(async move {
@@ -162,7 +162,8 @@ impl WorkerPieces {
             let written = RuntimeInput::Written { version, layer, generation, durable: None };
             return ports.send_to_device(written);
         };
-        let piece = PieceRef { run, version, layer, digest, length: image_bytes(image.w.len()) };
+        let piece =
+            PieceRef { run, version, layer, digest, length: image_bytes(image.state_len()) };
         let required = job.active().map_or(0, ActiveJob::copies);
         let others = roster.keepers(ports.session.contacts(), layer);
         self.copies.begin((piece, generation), required, others);
@@ -262,7 +263,7 @@ impl WorkerPieces {
         digest: Digest,
         (job, ports): (&WorkerJob, &mut WorkerPorts),
     ) {
-        let length = job.layer_floats(layer).map(image_bytes);
+        let length = job.layer_len(layer).map(image_bytes);
         let (Some(active), Some(length)) = (job.active(), length) else { return };
         let run = active.document.run_of(version);
         let piece = PieceRef { run, version, layer, digest, length };
@@ -328,7 +329,7 @@ impl WorkerPieces {
         job: &WorkerJob,
         (ports, roster): (&mut WorkerPorts, &Roster),
     ) {
-        let Some(float_count) = job.layer_floats(piece.layer) else {
+        let Some(len) = job.layer_len(piece.layer) else {
             return self.answer_read(piece, None, ports);
         };
         let holders = ports.holders(roster);
@@ -337,7 +338,7 @@ impl WorkerPieces {
         let fetch = BulkFetch { holders, key, length: piece.length, progress };
         let transport = ports.tasks.transport().clone();
         ports.tasks.spawn(async move {
-            let read = match fetch_image(&transport, fetch, float_count).await {
+            let read = match fetch_image(&transport, fetch, len).await {
                 Ok(image) => with_digest(image).await,
                 Err(error) => Err(error),
             };

@@ -173,7 +173,8 @@ impl<T> AttentionStash<T> {
         adapted_weights(context, &mut to, qkv, &self.normed.y, &self.qkv, scratch, accumulate);
         if let Some(weights) = to.trained(qk_norm) {
             let partials = &self.qk_norm.partials;
-            let to = NormGradient { buffer: to.g, weight: weights.clone(), bias: None };
+            let place = to.place(weights);
+            let to = NormGradient { buffer: to.g, weight: place, bias: None };
             let norm = context.model.norm();
             context.backend.norm_backward_weights(norm, weights.len(), partials, to, accumulate);
         }

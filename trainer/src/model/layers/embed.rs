@@ -46,15 +46,13 @@ pub(in crate::model) fn embed_weights<B: Backend>(
     {
         // The operation begins the gradient of this slice's positions only.
         let zeros = vec![0.0; table.len()];
-        context.backend.upload(&zeros, BufferViewMut::new(to.g, table.clone()));
+        let place = to.place(table);
+        context.backend.upload(&zeros, BufferViewMut::new(to.g, place));
     }
     let given = positions.and_then(|_| row_positions(context, batch));
     let at = PositionRows::new(context, given.as_deref());
-    let to = EmbedGradient {
-        buffer: to.g,
-        tokens: tokens.clone(),
-        positions: positions.map(|table| at.part_of(table)),
-    };
+    let positions = positions.map(|table| to.place(&at.part_of(table)));
+    let to = EmbedGradient { tokens: to.place(tokens), buffer: to.g, positions };
     context.backend.embed_backward_weights(at.rows, &batch.inputs, gradient, to, accumulate);
 }
 

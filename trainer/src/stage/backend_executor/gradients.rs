@@ -60,13 +60,13 @@ impl<B: Backend> GradientExecutor for BackendExecutor<B> {
     }
 
     fn partial_len(&self, chunk: ChunkIndex) -> usize {
-        self.chunks[&chunk].chunk.layers().iter().map(|layer| layer.spec.len()).sum()
+        self.chunks[&chunk].chunk.layers().iter().map(|layer| layer.spec.gradient_len()).sum()
     }
 
     fn partial(&self, chunk: ChunkIndex) -> Vec<f32> {
         let layers = self.chunks[&chunk].chunk.layers().iter();
         let gradient = |layer: &LayerState<B>| {
-            self.backend.download(BufferView::new(&layer.g, 0..layer.spec.len()))
+            self.backend.download(BufferView::new(&layer.g, 0..layer.spec.gradient_len()))
         };
         layers.flat_map(gradient).collect()
     }
@@ -79,7 +79,7 @@ impl<B: Backend> GradientExecutor for BackendExecutor<B> {
     fn tied_part(&self, chunk: ChunkIndex, end: TiedEnd) -> Vec<f32> {
         let layer = end.layer(self.chunks[&chunk].chunk.layers());
         let range = layer.spec.tied_range().expect(HAS_MATRIX);
-        self.backend.download(BufferView::new(&layer.g, range))
+        self.backend.download(BufferView::new(&layer.g, layer.spec.gradient_of(&range)))
     }
 
     fn tie(&mut self, ends: &[(ChunkIndex, TiedEnd)], parts: TiedParts) {
@@ -88,6 +88,7 @@ impl<B: Backend> GradientExecutor for BackendExecutor<B> {
             let workspace = self.chunks.get_mut(chunk).expect("a chunk of this stage");
             let layer = end.layer_mut(workspace.chunk.layers_mut());
             let range = layer.spec.tied_range().expect(HAS_MATRIX);
+            let range = layer.spec.gradient_of(&range);
             layer.settle_gradient(&self.backend);
             self.backend.upload(&sum, BufferViewMut::new(&mut layer.g, range));
         }
@@ -102,7 +103,7 @@ impl<B: Backend> GradientExecutor for BackendExecutor<B> {
         let workspace = self.chunks.get_mut(&chunk).expect("a chunk of this stage");
         let mut start = 0;
         for layer in workspace.chunk.layers_mut() {
-            let end = start + layer.spec.len();
+            let end = start + layer.spec.gradient_len();
             layer.settle_gradient(&self.backend);
             let to = BufferViewMut::new(&mut layer.g, 0..end - start);
             self.backend.upload(&sum[start..end], to);
