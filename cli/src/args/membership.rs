@@ -1,6 +1,6 @@
 //! `init`, `join`, `leave`, `token`, `node` and `cluster` as typed.
 
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -11,9 +11,10 @@ use zbelastic_preemption::NoticeSource;
 use zbelastic_types::Bytes;
 use zbelastic_wording::parse_duration_above_zero;
 
-use super::address::{AddressList, HostPort, parse_bind};
+use super::address::{AddressList, HostPort, PORT_DEFAULT, parse_bind};
 use super::client::{ClientArgs, FolderArgs, ReadArgs};
 use super::quantity::{parse_bytes, parse_name, parse_note, parse_zone};
+use super::ui::PageArgs;
 use super::{THREADS_MAX, short};
 
 pub(super) const INIT_EXAMPLES: &str = "\
@@ -23,7 +24,8 @@ same folder it goes on as the same controller.
 Examples:
   zbelastic init
   zbelastic init --name wiki --advertise 10.0.0.1:7000
-  zbelastic init --bind 127.0.0.1:7000 --data-dir /var/lib/zbelastic";
+  zbelastic init --bind 127.0.0.1:7000 --data-dir /var/lib/zbelastic
+  zbelastic init --ui                                 with a live page in a browser";
 
 pub(super) const JOIN_EXAMPLES: &str = "\
 The process is a member until `zbelastic leave`. Run again on the same folder it comes back as the
@@ -31,7 +33,7 @@ same node, and needs no token. Without --token, --token-file and ZBELASTIC_TOKEN
 
 Examples:
   zbelastic join --cluster 10.0.0.1:7000 --token-file token
-  zbelastic join --cluster a,b,c --role controller --data-dir controller-2
+  zbelastic join --cluster a,b,c --role controller --data-dir controller-2 --ui
   ZBELASTIC_TOKEN=... zbelastic join --cluster a:7000 --memory 8GiB --threads 4";
 
 pub(super) const LOGIN_EXAMPLES: &str = "\
@@ -65,6 +67,9 @@ pub struct InitArgs {
     /// Where its data is.
     #[command(flatten)]
     pub folder: FolderArgs,
+    /// The page of the cluster, while this process runs.
+    #[command(flatten)]
+    pub page: PageArgs,
 }
 
 /// `join`.
@@ -109,6 +114,9 @@ pub struct JoinArgs {
     /// Whose notices of taking this machine away are listened to: auto, aws, gcp, azure or none.
     #[arg(long, value_name = "CLOUD", default_value_t = NoticeSource::Auto)]
     pub spot: NoticeSource,
+    /// The page of the cluster beside a controller.
+    #[command(flatten)]
+    pub page: PageArgs,
 }
 
 /// Where a token is from.
@@ -365,6 +373,12 @@ pub struct RotateCaArgs {
     /// The cluster.
     #[command(flatten)]
     pub client: ClientArgs,
+}
+
+/// Where a first controller listens if nothing is typed.
+#[must_use]
+pub fn default_bind() -> SocketAddr {
+    (Ipv4Addr::UNSPECIFIED, PORT_DEFAULT).into()
 }
 
 /// `cluster recover`.
