@@ -26,9 +26,9 @@ pub use corpus::{
 };
 pub use doctor::{DOCTOR_EXAMPLES, DoctorArgs};
 pub use membership::{
-    ClusterCommand, InitArgs, JoinArgs, LeaveArgs, LoginArgs, NodeCommand, NodeRemoveArgs,
-    RecoverArgs, RoleArg, RotateCaArgs, TokenCommand, TokenCreateArgs, TokenRevokeArgs,
-    TokenSourceArgs, default_bind,
+    ClusterCommand, InitArgs, JoinArgs, LeaveArgs, LoginArgs, MirrorArgs, NodeCommand,
+    NodeRemoveArgs, RecoverArgs, RecoverFromArgs, RoleArg, RotateCaArgs, TokenCommand,
+    TokenCreateArgs, TokenRevokeArgs, TokenSourceArgs, default_bind,
 };
 pub use models::{EvalArgs, ExportArgs, ExportType, GenerateArgs};
 pub use operate::{
@@ -147,6 +147,12 @@ pub enum CliCommand {
     /// The cluster itself.
     #[command(subcommand)]
     Cluster(ClusterCommand),
+    /// Copy checkpoints to a folder or bucket outside of the cluster, as they come.
+    #[command(after_help = membership::MIRROR_EXAMPLES)]
+    Mirror(MirrorArgs),
+    /// Found a cluster from a mirror's checkpoint, when every disk of the old one is gone.
+    #[command(after_help = membership::RECOVER_EXAMPLES)]
+    Recover(RecoverFromArgs),
     /// What a run will do on machines, before anybody pays for them.
     #[command(after_help = PLAN_EXAMPLES)]
     Plan(PlanArgs),

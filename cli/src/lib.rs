@@ -8,6 +8,7 @@ pub mod args;
 mod blob;
 mod command_connection;
 pub mod commands;
+mod controller_mirror;
 mod controller_page;
 mod corpus;
 mod data_failure;

@@ -36,7 +36,7 @@ use zbelastic_wording::{CommandError, CommandFailure, FailureCode, FailureDetail
 use crate::args::{AddressList, InitArgs, JoinArgs, PageArgs, RecoverArgs, default_bind};
 use crate::command_connection::typed_addresses;
 use crate::token_source::find_token;
-use crate::controller_page;
+use crate::{controller_mirror, controller_page};
 pub use login::login;
 use rejoin::StartRole;
 use worker_profile::{probe_of, threads_of, worker_profile};
@@ -70,7 +70,16 @@ fn serve_with_side_processes(
     record: NodeRecord,
 ) -> Result<ExitCode, CommandError> {
     controller_page::start(page, &folder, &record)?;
+    controller_mirror::start(&folder, &record)?;
     serve_controller(folder, record)
+}
+
+/// Checks that a folder is nobody's yet.
+///
+/// # Errors
+/// If a node began in it.
+pub fn check_is_new_cluster(folder: &NodeDataFolder) -> Result<(), CommandFailure> {
+    rejoin::check_is_new(folder, StartRole::Founder)
 }
 
 /// Founds a cluster: its authority, its first controller, its first administrator.

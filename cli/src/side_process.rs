@@ -58,10 +58,17 @@ impl SideProcess {
         (name, role): (&'static str, PeerRole),
         words: Vec<String>,
     ) -> Self {
-        let (folder, record) = (folder.clone(), record.clone());
-        let pause = RESTART_PAUSE_MIN;
-        let (certified, running, rests_until) = (None, None, None);
-        Self { folder, record, name, role, words, certified, running, pause, rests_until }
+        Self {
+            folder: folder.clone(),
+            record: record.clone(),
+            name,
+            role,
+            words,
+            certified: None,
+            running: None,
+            pause: RESTART_PAUSE_MIN,
+            rests_until: None,
+        }
     }
 
     /// The controller that it is beside.

@@ -375,6 +375,67 @@ pub struct RotateCaArgs {
     pub client: ClientArgs,
 }
 
+pub(super) const MIRROR_EXAMPLES: &str = "\
+`checkpoint.mirror` of a run does this beside its leader, without a process of one's own. A place is a
+folder, `s3://BUCKET/FOLDER`, `gs://` or `az://`, and of one cluster. As many checkpoints stay as the run
+keeps. Credentials are found as the cloud's own tools find them.
+
+Examples:
+  zbelastic mirror s3://backups/wiki
+  zbelastic mirror /mnt/nfs/wiki --once";
+
+/// `mirror`.
+#[derive(Args, Clone, Debug)]
+pub struct MirrorArgs {
+    /// Where to [default: the run's `checkpoint.mirror`].
+    #[arg(value_name = "PLACE")]
+    pub place: Option<String>,
+    /// Copy the newest checkpoint, and end.
+    #[arg(long)]
+    pub once: bool,
+    /// A controller's folder of texts (DATA/data): what the run reads and is there is copied too.
+    #[arg(long, value_name = "DIR")]
+    pub texts: Option<PathBuf>,
+    /// The cluster.
+    #[command(flatten)]
+    pub client: ClientArgs,
+}
+
+pub(super) const RECOVER_EXAMPLES: &str = "\
+The folder becomes that of the first controller of a new cluster; `zbelastic init` on it begins. The run
+goes on behind the checkpoint, to the same bits. The new cluster writes the mirror from then on.
+
+Examples:
+  zbelastic recover --from s3://backups/wiki --list
+  zbelastic recover --from s3://backups/wiki --advertise 10.0.0.1:7000
+  zbelastic recover --from /mnt/nfs/wiki --step 1200 --data-dir controller";
+
+/// `recover`.
+#[derive(Args, Clone, Debug)]
+pub struct RecoverFromArgs {
+    /// The mirror: a folder, s3://, gs:// or az://.
+    #[arg(long, value_name = "PLACE")]
+    pub from: String,
+    /// Show the checkpoints that it has, and do nothing.
+    #[arg(long)]
+    pub list: bool,
+    /// Go on behind this step [default: the newest].
+    #[arg(long, value_name = "N")]
+    pub step: Option<u64>,
+    /// What the new cluster is called [default: as the old one].
+    #[arg(long, value_name = "NAME", value_parser = parse_name)]
+    pub name: Option<String>,
+    /// Where others reach this node [default: the address of the interface that leads outside].
+    #[arg(long, value_name = "ADDR", value_parser = HostPort::parse)]
+    pub advertise: Option<HostPort>,
+    /// Where to listen, over UDP [default: 0.0.0.0:7000].
+    #[arg(long, value_name = "ADDR", value_parser = parse_bind)]
+    pub bind: Option<SocketAddr>,
+    /// Where its data is to be.
+    #[command(flatten)]
+    pub folder: FolderArgs,
+}
+
 /// Where a first controller listens if nothing is typed.
 #[must_use]
 pub fn default_bind() -> SocketAddr {

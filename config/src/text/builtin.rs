@@ -97,7 +97,7 @@ const PAGES: [(&str, &str); 101] = pages![
     "decisions/0076-a-tile-for-each-instruction-set.md",
     "decisions/0077-the-page-is-a-client.md",
     "decisions/0078-processes-of-a-machine-keep-their-sockets.md",
-    "decisions/0082-the-page-beside-a-controller-is-a-process-of-its-own.md",
+    "decisions/0082-processes-beside-a-controller.md",
     "deploy.md",
     "glossary.md",
     "hacking.md",
