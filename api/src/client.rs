@@ -280,6 +280,18 @@ impl<'a> ApiClient<'a> {
         answer_to!(self, request, ApiAnswer::Layer(piece) => piece)
     }
 
+    /// The same of a run by its name, whichever is the newest by then.
+    pub fn layer_piece_of(
+        &mut self,
+        run: &str,
+        (step, layer): (u64, u32),
+        offset: u64,
+    ) -> Result<LayerPiece, ApiError> {
+        let request =
+            ApiRequest::CheckpointExport { run: Some(run.to_owned()), step, layer, offset };
+        answer_to!(self, request, ApiAnswer::Layer(piece) => piece)
+    }
+
     /// The chaining value of a subtree behind a layer's weights.
     pub fn layer_subtree(
         &mut self,

@@ -8,6 +8,7 @@
 //! without faults.
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use super::campaign_report::{
@@ -58,6 +59,8 @@ pub struct ProcessCampaignSetup {
     pub standstill: Duration,
     /// How often the step and its loss are printed.
     pub print_every: Option<Duration>,
+    /// Where the cluster has a live page, if it has one.
+    pub page: Option<SocketAddr>,
 }
 
 impl ProcessCampaignSetup {
@@ -112,6 +115,10 @@ pub fn run(
         Ok(cluster) => cluster,
         Err(error) => return Ok(ProcessCampaignReport { verdict: verdict_of(error)?, ..report }),
     };
+    let page = setup.page.map(|listen| cluster.page(listen)).transpose()?;
+    if let Some(page) = &page {
+        monitor.print_line(&format!("page: {}", page.address()))?;
+    }
     let mut campaign = ProcessCampaign::new(setup, cluster, monitor, began);
     let ended = campaign.live();
     let ProcessCampaign { cluster, faults, injections, missed, halfway, .. } = campaign;

@@ -114,7 +114,8 @@ fn campaign(
     };
     let standstill = STANDSTILL;
     let print_every = None;
-    ProcessCampaignSetup { training, cluster, mix, every_steps, standstill, print_every }
+    let page = None;
+    ProcessCampaignSetup { training, cluster, mix, every_steps, standstill, print_every, page }
 }
 
 /// Shows that kills change nothing, and returns the exit code.
@@ -129,7 +130,8 @@ pub fn demo(
     let GroupArgs { workers, controllers, seed, .. } = args.group;
     let program = program(&args.group, own);
     let seconds = args.seconds.as_secs();
-    demo::run(&DemoSetup { program, seconds, controllers, workers, seed }, monitor)
+    let page = args.ui;
+    demo::run(&DemoSetup { program, seconds, controllers, workers, seed, page }, monitor)
 }
 
 /// Measures how fast a cluster recovers, and returns the exit code.

@@ -307,6 +307,15 @@ impl TestedBinary {
         run_json(&mut command, Some(limit))
     }
 
+    /// The command of the live page at this address.
+    #[must_use]
+    pub fn page(&self, listen: SocketAddr, cluster: &str, admin: &Path) -> Command {
+        let mut command = self.subcommand();
+        command.args(["ui", "--listen", &listen.to_string(), "--cluster", cluster]);
+        command.arg("--data-dir").arg(admin);
+        command
+    }
+
     /// Reads every copy of every checkpoint that is referred to, however long disks need for it.
     ///
     /// # Errors

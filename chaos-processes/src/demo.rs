@@ -1,6 +1,7 @@
 //! The proof that a person can watch: the same training twice, undisturbed and while its processes
 //! are killed, and both digests side by side.
 
+use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -51,6 +52,8 @@ pub struct DemoSetup {
     pub workers: u32,
     /// Draws which process dies when.
     pub seed: u64,
+    /// Where the run that is disturbed has a live page, if it has one.
+    pub page: Option<SocketAddr>,
 }
 
 /// Shows it, and returns the exit code.
@@ -60,6 +63,9 @@ pub struct DemoSetup {
 pub fn run(demo: &DemoSetup, monitor: &mut RunMonitor<'_>) -> Result<u8, LocalClusterError> {
     let making =
         |source| LocalClusterError::System { doing: "cannot make a folder".to_owned(), source };
+    if let Some(listen) = demo.page {
+        check_is_free(listen)?;
+    }
     let mut folder = TemporaryFolder::temporary("demo").map_err(making)?;
     let config = folder.path().join("demo.toml");
     std::fs::write(&config, CONFIG).map_err(making)?;
@@ -85,6 +91,7 @@ pub fn run(demo: &DemoSetup, monitor: &mut RunMonitor<'_>) -> Result<u8, LocalCl
         mix,
         standstill: STANDSTILL,
         print_every: Some(PRINT_EVERY),
+        page: demo.page,
     };
     let report = campaign::run(&setup, &undisturbed, monitor)?;
     monitor.print_line(&format!("\n{report}"))?;
@@ -94,6 +101,13 @@ pub fn run(demo: &DemoSetup, monitor: &mut RunMonitor<'_>) -> Result<u8, LocalCl
     }
     monitor.print_line(&last_line(&report))?;
     Ok(exit_code(&report))
+}
+
+/// Checks that the page can be where it is to be, before anybody waits for the undisturbed run.
+fn check_is_free(listen: SocketAddr) -> Result<(), LocalClusterError> {
+    let doing = format!("the page cannot be at {listen}");
+    let bound = TcpListener::bind(listen);
+    bound.map(drop).map_err(|source| LocalClusterError::System { doing, source })
 }
 
 fn cluster(demo: &DemoSetup, folder: PathBuf) -> LocalClusterSetup {
@@ -146,7 +160,8 @@ mod tests {
     #[test]
     fn a_demo_takes_about_as_long_as_it_is_to() {
         let program = TestedBinary::at("zbelastic".into());
-        let demo = DemoSetup { program, seconds: 60, controllers: 3, workers: 4, seed: 1 };
+        let demo =
+            DemoSetup { program, seconds: 60, controllers: 3, workers: 4, seed: 1, page: None };
         let (mix, steps) = plan(&demo, 20.0);
         assert_eq!((mix.count, steps), (15, 1800));
         assert_eq!(plan(&demo, 60_000.0).1, STEPS_MIN);

@@ -25,6 +25,7 @@ pub mod faults;
 pub mod footprint;
 pub mod goal;
 pub mod link_conditions;
+pub mod live_page;
 pub mod local_cluster;
 pub mod machine;
 pub mod measure;

@@ -8,6 +8,7 @@ mod member;
 
 use std::fs;
 use std::io;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -18,6 +19,7 @@ use super::contract::{
     TestedBinary, TestedConfiguration,
 };
 use super::events::{EventFileError, NodeEvent};
+use super::live_page::LivePage;
 use super::namespaces::CutDirection;
 use super::process_network::{NetworkKind, NodeAddresses, ProcessNetwork};
 use super::proxy::NetworkSite;
@@ -371,6 +373,14 @@ impl LocalCluster {
     #[must_use]
     pub fn final_digest(&self) -> Option<String> {
         Some(self.status().ok()?.job?.final_digest()?.to_owned())
+    }
+
+    /// Starts a live page of the cluster at this address.
+    ///
+    /// # Errors
+    /// If it cannot be there.
+    pub fn page(&self, listen: SocketAddr) -> Result<LivePage, SubcommandError> {
+        LivePage::start(self.program.page(listen, &self.controller_addresses(), self.admin()))
     }
 
     /// Has every copy of every checkpoint read.

@@ -84,8 +84,15 @@ impl FakeCampaign {
         let standstill = self.standstill;
         let every_steps = EVERY_STEPS;
         let print_every = Some(Duration::from_millis(100));
-        let setup =
-            ProcessCampaignSetup { training, cluster, mix, every_steps, standstill, print_every };
+        let setup = ProcessCampaignSetup {
+            training,
+            cluster,
+            mix,
+            every_steps,
+            standstill,
+            print_every,
+            page: None,
+        };
         let report =
             campaign::run(&setup, &undisturbed, &mut monitor).expect("the output is written");
         (report, String::from_utf8(output).expect("text"))

@@ -26,9 +26,9 @@ pub use corpus::{
 };
 pub use doctor::{DOCTOR_EXAMPLES, DoctorArgs};
 pub use membership::{
-    ClusterCommand, InitArgs, JoinArgs, LeaveArgs, LoginArgs, NodeCommand, NodeRemoveArgs,
-    RecoverArgs, RoleArg, RotateCaArgs, TokenCommand, TokenCreateArgs, TokenRevokeArgs,
-    TokenSourceArgs,
+    ClusterCommand, InitArgs, JoinArgs, LeaveArgs, LoginArgs, MirrorArgs, NodeCommand,
+    NodeRemoveArgs, RecoverArgs, RecoverFromArgs, RoleArg, RotateCaArgs, TokenCommand,
+    TokenCreateArgs, TokenRevokeArgs, TokenSourceArgs, default_bind,
 };
 pub use models::{EvalArgs, ExportArgs, ExportType, GenerateArgs};
 pub use operate::{
@@ -41,9 +41,8 @@ pub use schedule::{
     ScheduleCommand, SimulateArgs, SolveArgs, StepEndingArgs,
 };
 
-pub use ui::{ManArgs, TopArgs, UI_ADDRESS, UiArgs};
+pub use ui::{ManArgs, PageArgs, TopArgs, UiArgs};
 
-use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
@@ -148,6 +147,12 @@ pub enum CliCommand {
     /// The cluster itself.
     #[command(subcommand)]
     Cluster(ClusterCommand),
+    /// Copy checkpoints to a folder or bucket outside of the cluster, as they come.
+    #[command(after_help = membership::MIRROR_EXAMPLES)]
+    Mirror(MirrorArgs),
+    /// Found a cluster from a mirror's checkpoint, when every disk of the old one is gone.
+    #[command(after_help = membership::RECOVER_EXAMPLES)]
+    Recover(RecoverFromArgs),
     /// What a run will do on machines, before anybody pays for them.
     #[command(after_help = PLAN_EXAMPLES)]
     Plan(PlanArgs),
@@ -231,7 +236,7 @@ pub struct TrainArgs {
     #[arg(long, value_name = "T", value_parser = clap::value_parser!(u32).range(1..=THREADS_MAX))]
     pub threads: Option<u32>,
     /// Train in this process alone, with a thread for each worker: nothing survives its end.
-    #[arg(long)]
+    #[arg(long, conflicts_with = "ui")]
     pub threads_only: bool,
     /// Print one JSON object a line instead of text.
     #[arg(long)]
@@ -248,19 +253,9 @@ pub struct TrainArgs {
     /// or none.
     #[arg(long, value_name = "CLOUD", default_value_t = NoticeSource::Auto)]
     pub spot: NoticeSource,
-    /// Show the run as a live page in a browser while it trains [default address: 127.0.0.1:8088].
-    #[arg(
-        long,
-        value_name = "ADDR",
-        num_args = 0..=1,
-        default_missing_value = UI_ADDRESS,
-        value_parser = ui::parse_listen,
-        conflicts_with = "threads_only"
-    )]
-    pub ui: Option<SocketAddr>,
-    /// What a worker costs an hour, for the page.
-    #[arg(long, value_name = "PRICE", value_parser = ui::parse_price, requires = "ui")]
-    pub price: Option<f64>,
+    /// The page of the run, while it trains.
+    #[command(flatten)]
+    pub page: PageArgs,
     /// Corrupt a gradient on purpose; may be given several times.
     ///
     /// SPEC is step=N,tensor=NAME,value=nan|inf|x1000|bit=B[,attempts=K]: in step N, counted from

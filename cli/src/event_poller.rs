@@ -39,6 +39,12 @@ impl EventPoller {
         Self { log: None, next: sequence, returned_until_ms: None, newest_ms: None }
     }
 
+    /// From the first event on that is later than this time, in milliseconds since 1970.
+    #[must_use]
+    pub const fn behind(time_ms: Option<u64>) -> Self {
+        Self { log: None, next: 0, returned_until_ms: time_ms, newest_ms: time_ms }
+    }
+
     /// Requests the events since the last poll.
     ///
     /// # Errors

@@ -1,6 +1,7 @@
 //! The live page of a cluster: the server, and the thread that observes the cluster for it.
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -19,6 +20,7 @@ use zbelastic_view::{Observation, RunCosts};
 use zbelastic_wording::{CommandFailure, FailureCode, FailureDetail};
 
 use crate::command_connection::exchange;
+use crate::event_history::send_history;
 use crate::event_poller::EventPoller;
 
 /// Between two requests while a page is open, and while none is: then only `/metrics` reads them.
@@ -42,6 +44,9 @@ pub struct ObservedCluster {
     pub folder: NodeDataFolder,
     /// Its nodes' addresses.
     pub addresses: Vec<String>,
+    /// A controller's `events.jsonl`, which need not be there: what it holds is shown before the
+    /// events that the cluster remembers.
+    pub history: PathBuf,
 }
 
 /// Where observations go.
@@ -142,12 +147,13 @@ pub fn observe_in_thread(
 /// # Errors
 /// If the system gives no threads for the connection.
 pub fn observe(cluster: &ObservedCluster, sink: &ObservationSink) -> Result<(), CommandFailure> {
-    let ObservedCluster { folder, addresses } = cluster;
+    let ObservedCluster { folder, addresses, history } = cluster;
     let mut client = ApiClient::new(addresses.clone(), exchange(folder)?);
     // A controller that joined does not know the name of its cluster; an administrator's folder does.
     let name = folder.read_admin().map_or_else(|_| String::new(), |admin| admin.name);
     let mut schedule = ObserverSchedule::begin(Instant::now());
-    let mut poller = EventPoller::starting_at(0);
+    let newest = send_history(history, &mut |events| (sink.send)(Observation::History(events)));
+    let mut poller = EventPoller::behind(newest);
     loop {
         for mut observed in observe_once(&mut client, &mut poller, &mut schedule, sink) {
             if let Observation::Status(status) = &mut observed

@@ -72,6 +72,8 @@ fn run(cli: &Cli) -> Result<ExitCode, CommandError> {
         CliCommand::Eval(args) => commands::eval::run(args, &mut out)?,
         CliCommand::Ckpt(command) => commands::ckpt::run(command, &mut out)?,
         CliCommand::Cluster(command) => commands::cluster::run(command, &mut out)?,
+        CliCommand::Mirror(args) => commands::mirror::run(args, &mut out)?,
+        CliCommand::Recover(args) => commands::recover::run(args, &mut out)?,
         // A simulated life is printed step by step, so its lines are not held back.
         #[cfg(feature = "chaos")]
         CliCommand::Chaos(command) => {

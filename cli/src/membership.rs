@@ -33,9 +33,10 @@ use zbelastic_node::data_folder::{AdminFile, NodeDataFolder};
 use zbelastic_types::{ClusterId, NodeId};
 use zbelastic_wording::{CommandError, CommandFailure, FailureCode, FailureDetail};
 
-use crate::args::{AddressList, InitArgs, JoinArgs, PORT_DEFAULT, RecoverArgs};
+use crate::args::{AddressList, InitArgs, JoinArgs, PageArgs, RecoverArgs, default_bind};
 use crate::command_connection::typed_addresses;
 use crate::token_source::find_token;
+use crate::{controller_mirror, controller_page};
 pub use login::login;
 use rejoin::StartRole;
 use worker_profile::{probe_of, threads_of, worker_profile};
@@ -59,7 +60,26 @@ pub fn init(args: &InitArgs) -> Result<ExitCode, CommandError> {
             found_cluster(args, &folder)?
         }
     };
-    serve_controller(folder, node_record)
+    serve_with_side_processes(&args.page, folder, node_record)
+}
+
+/// Serves a controller, and what it has beside it.
+fn serve_with_side_processes(
+    page: &PageArgs,
+    folder: NodeDataFolder,
+    record: NodeRecord,
+) -> Result<ExitCode, CommandError> {
+    controller_page::start(page, &folder, &record)?;
+    controller_mirror::start(&folder, &record)?;
+    serve_controller(folder, record)
+}
+
+/// Checks that a folder is nobody's yet.
+///
+/// # Errors
+/// If a node began in it.
+pub fn check_is_new_cluster(folder: &NodeDataFolder) -> Result<(), CommandFailure> {
+    rejoin::check_is_new(folder, StartRole::Founder)
 }
 
 /// Founds a cluster: its authority, its first controller, its first administrator.
@@ -67,7 +87,7 @@ fn found_cluster(args: &InitArgs, folder: &NodeDataFolder) -> Result<NodeRecord,
     let cluster = ClusterId(random_number());
     let name = args.name.clone().unwrap_or_else(|| "zbelastic".to_owned());
     let now = UnixSeconds::now();
-    let bind = args.bind.unwrap_or_else(|| (Ipv4Addr::UNSPECIFIED, PORT_DEFAULT).into());
+    let bind = args.bind.unwrap_or_else(default_bind);
     let advertised = args.advertise.as_ref().map(ToString::to_string);
     let advertised: Vec<String> = advertised.into_iter().collect();
     let authority = ClusterAuthority::create(cluster, now).map_err(cannot_certify)?;
@@ -121,7 +141,9 @@ pub fn join_on<M: WorkerDevice>(
     let _hold = folder.hold()?;
     recovery::finish(&folder)?;
     let identity = folder.identity();
-    let node_record = match NodeRecord::load(&identity).map_err(|error| unreadable(&error))? {
+    let found = NodeRecord::load(&identity).map_err(|error| unreadable(&error))?;
+    check_page(args, found.as_ref())?;
+    let node_record = match found {
         Some(mut node_record) => {
             rejoin::rejoin_as_member(args, &folder, &mut node_record)?;
             node_record
@@ -132,13 +154,26 @@ pub fn join_on<M: WorkerDevice>(
         }
     };
     if node_record.role == MemberRole::Controller {
-        return serve_controller(folder, node_record);
+        return serve_with_side_processes(&args.page, folder, node_record);
     }
     let typed = typed_addresses(args.cluster.as_ref())?;
     let remembered = || node_record.controller_names.values().flatten().cloned().collect();
     let addresses = typed.map_or_else(remembered, |typed| typed.texts());
     let typed = name_resolver::resolve(&addresses);
     serve_worker(folder, node_record, typed, profile, device)
+}
+
+/// Checks that only a controller is to have a page beside it: it has the authority that lets the page
+/// read, and the events that the page begins with.
+fn check_page(args: &JoinArgs, found: Option<&NodeRecord>) -> Result<(), CommandFailure> {
+    let typed = args.role.map_or(MemberRole::Worker, MemberRole::from);
+    if args.page.ui.is_none() || found.map_or(typed, |record| record.role) == MemberRole::Controller
+    {
+        return Ok(());
+    }
+    let detail = FailureDetail::new("a worker has no page beside it")
+        .hint("`zbelastic ui` anywhere, or --ui at a controller");
+    Err(CommandFailure::usage("--ui", vec![detail]))
 }
 
 /// Becomes a member with a token.

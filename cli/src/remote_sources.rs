@@ -38,7 +38,11 @@ pub fn is_stopped(error: &(dyn std::error::Error + 'static)) -> bool {
 
 /// The failure of an address, if an error of sources is one. `place` is the address.
 fn failure_of(place: &str, error: &(dyn std::error::Error + 'static)) -> Option<CommandFailure> {
-    let error = RemoteError::find(error)?;
+    Some(failure_at("the corpus has an error", place, RemoteError::find(error)?))
+}
+
+/// The failure of an address. `what` says what it is of.
+pub fn failure_at(what: &str, place: &str, error: &RemoteError) -> CommandFailure {
     let detail = FailureDetail::new(error.to_string()).at(place.to_owned());
     let detail = match hint(error) {
         Some(hint) => detail.hint(hint),
@@ -58,9 +62,9 @@ fn failure_of(place: &str, error: &(dyn std::error::Error + 'static)) -> Option<
         | RemoteError::TooMany { .. }
         | RemoteError::Other { .. } => FailureCode::Usage,
     };
-    let mut failure = CommandFailure::new(code, "the corpus has an error");
+    let mut failure = CommandFailure::new(code, what);
     failure.details = vec![detail];
-    Some(failure)
+    failure
 }
 
 fn hint(error: &RemoteError) -> Option<&'static str> {
@@ -91,6 +95,7 @@ fn address_hint(problem: AddressProblem) -> &'static str {
         }
         AddressProblem::User => "leave out what stands before the @",
         AddressProblem::PlainHttp => "https://, or download the file",
+        AddressProblem::ReadOnly => "s3://bucket/folder, gs://, az://, or a folder of the disk",
         AddressProblem::Key => "the key as the bucket's list has it",
         AddressProblem::Glob { .. } => "a pattern such as 's3://bucket/**/*.txt'",
     }

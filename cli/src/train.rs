@@ -93,7 +93,7 @@ fn page(
     prepared: &PreparedRun,
     context: Option<&StepLineContext>,
 ) -> Result<Option<UiServer>, CommandFailure> {
-    let Some(address) = args.ui else { return Ok(None) };
+    let Some(address) = args.page.ui else { return Ok(None) };
     let wrong = |what: &str, hint: &str| {
         CommandFailure::usage("--ui", vec![FailureDetail::new(what.to_owned()).hint(hint)])
     };
@@ -109,7 +109,7 @@ fn page(
             "a loopback address, and `ssh -L` from where the browser is",
         ));
     }
-    start_server(address, run_costs(args.price, context), Vec::new()).map(Some)
+    start_server(address, run_costs(args.page.price, context), Vec::new()).map(Some)
 }
 
 /// What the page computes its price and its MFU from. Without lines for a person, as with `--json`,

@@ -1,8 +1,13 @@
 //! A small sample of what a release campaign does: real processes are struck, and the weights come
 //! out as if nothing had happened.
 
+#[expect(dead_code, reason = "the tests of the page use more of it")]
+#[path = "page/http.rs"]
+mod http;
+
+use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
@@ -53,4 +58,25 @@ fn a_sample_with_damaged_disks_passes() {
     let damaged = strikes.iter().filter(|strike| strike["fault"].get("DamageDisk").is_some());
     assert!(damaged.count() >= 2, "{strikes:?}");
     assert_eq!(account["findings"]["compared"], account["steps"]);
+}
+
+#[test]
+fn a_demonstration_shows_its_kills_on_a_live_page() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_zbelastic"));
+    command.args(["chaos", "demo", "--ui", "0", "--seconds", "8", "--workers", "2"]);
+    command.args(["--controllers", "1"]).current_dir(folder.path()).stdout(Stdio::piped());
+    let mut demo = command.spawn().expect("the binary runs");
+    let mut lines = BufReader::new(demo.stdout.take().expect("a pipe")).lines();
+    let page = lines.by_ref().map(|line| line.expect("text")).find_map(|line| {
+        Some(line.strip_prefix("page: http://")?.trim_end_matches('/').to_owned())
+    });
+    let page = page.expect("it prints where the page is");
+    // A kill is seen while the run goes on, in the stream that a browser reads.
+    let seen = http::events_until(&page, "", "\"kind\":\"lost\"").expect("a worker is killed");
+    assert!(seen.contains("\"kind\":\"snapshot\""));
+    let rest: Vec<String> = lines.map(|line| line.expect("text")).collect();
+    assert!(demo.wait().expect("it ends").success(), "{rest:?}");
+    assert!(rest.iter().any(|line| line.contains("The weights are the same")), "{rest:?}");
+    assert!(http::get(&page, "/healthz", "").is_none(), "the page ends with it");
 }

@@ -2,9 +2,13 @@
 
 #[path = "page/browser.rs"]
 mod browser;
+#[path = "page/controller.rs"]
+mod controller;
 #[expect(dead_code, reason = "the tests of a cluster use more of it")]
 #[path = "cluster/harness.rs"]
 mod harness;
+#[path = "page/http.rs"]
+mod http;
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;

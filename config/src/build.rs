@@ -170,6 +170,7 @@ fn checkpoint(reader: &SettingsReader<'_>) -> CheckpointConfig {
         keep_last: reader.size(Key::KeepLast),
         folder: reader.text(Key::CheckpointDir).map(PathBuf::from),
         copies: reader.size(Key::CheckpointCopies),
+        mirror: reader.text(Key::CheckpointMirror).map(str::to_owned),
     }
 }
 

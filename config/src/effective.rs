@@ -246,6 +246,10 @@ fn value_of(config: &RunConfig, key: Key) -> Option<ConfigValue> {
             Some(folder) => text(&folder.display().to_string()),
         },
         Key::CheckpointCopies => size(checkpoint.copies),
+        Key::CheckpointMirror => match &checkpoint.mirror {
+            None => return None,
+            Some(place) => text(place),
+        },
         Key::MinNodes => size(elastic.min_nodes),
         Key::Settle => text(&duration_word(elastic.settle)),
         Key::OnNotice => word(elastic.on_notice),

@@ -286,6 +286,8 @@ keys! {
     CheckpointDir: "checkpoint.dir", Text, Described("none: beside the node's other data");
     /// Other nodes that each piece of a checkpoint is sent to, so that a lost disk loses none.
     CheckpointCopies: "checkpoint.copies", Count(0, CHECKPOINT_COPIES_MAX), Literal("1");
+    /// A folder, s3://, gs:// or az:// that finished checkpoints are copied to, beside training.
+    CheckpointMirror: "checkpoint.mirror", Text, Described("none: they stay in the cluster");
 
     /// A run begins, and goes on after losses, with so many workers or more.
     MinNodes: "elastic.min_nodes", Count(1, STAGES_MAX as u64), Literal("1");

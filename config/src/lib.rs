@@ -162,6 +162,9 @@ pub struct CheckpointConfig {
     pub folder: Option<PathBuf>,
     /// Other nodes that each piece is sent to.
     pub copies: u32,
+    /// A folder or bucket that they are copied to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mirror: Option<String>,
 }
 
 /// How a cluster reacts when nodes come and go.

@@ -339,21 +339,24 @@ fn the_configuration_of_a_run_that_began_is_read_without_its_stores() {
 #[test]
 fn what_a_cluster_does_has_defaults_and_limits() {
     let config = load(&ConfigSources::default()).expect("legal").config;
-    let CheckpointConfig { every, every_time, keep_last, folder, copies } = config.checkpoint;
-    assert_eq!((every, keep_last, folder, copies), (100, 3, None, 1));
+    let CheckpointConfig { every, every_time, keep_last, folder, copies, mirror } =
+        config.checkpoint;
+    assert_eq!((every, keep_last, folder, copies, mirror), (100, 3, None, 1, None));
     assert_eq!(every_time, Duration::from_secs(60));
     let ElasticConfig { min_nodes, settle, on_notice, .. } = config.elastic;
     let ElasticConfig { detect_timeout, copies, replan, .. } = config.elastic;
     assert_eq!((min_nodes, settle), (1, Duration::from_millis(500)));
     assert_eq!((on_notice, detect_timeout), (NoticePolicy::Drain, Duration::from_millis(700)));
     assert_eq!((copies, replan), (1, ReplanPolicy::Drift));
-    let text = "[checkpoint]\nevery = 2048\nevery_time = \"0ms\"\nkeep_last = 16\ndir = \"/c\"\ncopies = 2\n[elastic]\n\
+    let text = "[checkpoint]\nevery = 2048\nevery_time = \"0ms\"\nkeep_last = 16\ndir = \"/c\"\ncopies = 2\n\
+                mirror = \"s3://b/wiki\"\n[elastic]\n\
                 min_nodes = 256\nsettle = \"1m\"\non_notice = \"ignore\"\n\
                 detect_timeout = \"240ms\"\ncopies = 2\nreplan = \"never\"\n";
     let config = load_text(&format!("{TINY}{text}")).expect("legal").config;
     assert_eq!((config.checkpoint.every, config.checkpoint.keep_last), (2048, 16));
     assert_eq!(config.checkpoint.every_time, Duration::ZERO);
     assert_eq!(config.checkpoint.folder, Some("/c".into()));
+    assert_eq!(config.checkpoint.mirror.as_deref(), Some("s3://b/wiki"));
     assert_eq!((config.elastic.min_nodes, config.elastic.on_notice), (256, NoticePolicy::Ignore));
     assert_eq!((config.elastic.copies, config.elastic.replan), (2, ReplanPolicy::Never));
     let again = load_document("again", &config.effective()).expect("legal").config;

@@ -48,6 +48,9 @@ pub enum AddressProblem {
     /// Plain HTTP to another machine.
     #[error("would be read over plain http:// from another machine, where anybody can change it")]
     PlainHttp,
+    /// A place that is only read.
+    #[error("is a web server's, which is not written to")]
+    ReadOnly,
     /// A name that no object may have here, such as `..`.
     #[error("has an empty name, . or .. between its slashes")]
     Key,

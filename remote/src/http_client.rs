@@ -11,11 +11,14 @@ use std::io;
 use std::ops::ControlFlow;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
 use std::thread;
 use std::time::Duration;
 
+use http_body::Body;
 use object_store::client::{
-    HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpService,
+    HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpRequestBody,
+    HttpResponse, HttpService,
 };
 use object_store::{ClientConfigKey, ClientOptions};
 use rustls::crypto::ring::default_provider;
@@ -38,7 +41,7 @@ const ERROR_BYTES_MAX: u64 = 64 << 10;
 const CONNECT_TIME_MAX: Duration = Duration::from_secs(10);
 /// The head of a response comes within this, or the attempt has failed.
 const RESPONSE_TIME_MAX: Duration = Duration::from_secs(60);
-/// A range comes within this: 35 KB/s of 4 MiB.
+/// A range or a chunk comes or goes within this: 35 KB/s of 4 MiB.
 const BODY_TIME_MAX: Duration = Duration::from_secs(120);
 /// A metadata service runs on the machine's own host. Where there is none, nothing answers.
 const METADATA_TIME_MAX: Duration = Duration::from_secs(5);
@@ -111,6 +114,7 @@ impl HttpConnector for RetryingConnector {
             .https_only(!is_plain_allowed)
             .timeout_connect(Some(CONNECT_TIME_MAX))
             .timeout_recv_response(Some(RESPONSE_TIME_MAX))
+            .timeout_send_body(Some(BODY_TIME_MAX))
             .timeout_recv_body(Some(BODY_TIME_MAX));
         if self.plain_host.as_deref().is_some_and(is_loopback) {
             // A proxy would look for it on its own machine.
@@ -242,10 +246,9 @@ fn attempt(agent: &Agent, request: &HttpRequest) -> Result<HttpResponse, FailedA
         ureq::http::Request::builder().method(request.method().clone()).uri(request.uri().clone());
     let mut head = head.body(()).expect("the parts of a request make one");
     *head.headers_mut() = request.headers().clone();
-    let body = request.body().as_bytes().filter(|_| has_body(request.method()));
-    let response = match body {
-        Some(body) => agent.run(head.map(|()| body.to_vec())),
-        None => agent.run(head),
+    let response = match has_body(request.method()) {
+        true => agent.run(head.map(|()| bytes_of(request.body()))),
+        false => agent.run(head),
     };
     let (parts, mut body) = response.map_err(transport)?.into_parts();
     let status = parts.status;
@@ -265,6 +268,17 @@ fn attempt(agent: &Agent, request: &HttpRequest) -> Result<HttpResponse, FailedA
         code: text.ok().and_then(|text| error_code(&text)),
     };
     Err(FailedAttempt { failure, is_transient: is_busy(status.as_u16()) })
+}
+
+/// The bytes of a body, all of which are in memory: it is never pending.
+fn bytes_of(body: &HttpRequestBody) -> Vec<u8> {
+    let mut body = body.clone();
+    let mut bytes = Vec::with_capacity(body.content_length());
+    let mut context = Context::from_waker(Waker::noop());
+    while let Poll::Ready(Some(Ok(frame))) = Pin::new(&mut body).poll_frame(&mut context) {
+        bytes.extend(frame.into_data().into_iter().flatten());
+    }
+    bytes
 }
 
 fn has_body(method: &Method) -> bool {

@@ -1,4 +1,5 @@
-//! Sources of documents in object stores and on web servers: `s3://`, `gs://`, `az://` and `https://`.
+//! Sources of documents in object stores and on web servers: `s3://`, `gs://`, `az://` and `https://`; and
+//! folders of objects that are written ([`ObjectFolder`]).
 //!
 //! ```text
 //!   RemoteStorage ──> RemoteStore ──> object_store ──> RetryingClient ──> ureq
@@ -15,7 +16,8 @@
 //! - A server that is busy is asked again, and whoever calls learns of it; one that stays so is an
 //!   error within minutes ([`RetryPolicy`]).
 //!
-//! Nothing but this package waits for futures, and only in `runtime.rs`. It writes nothing anywhere.
+//! Nothing but this package waits for futures, and only in `runtime.rs`. It writes what [`ObjectFolder`] is
+//! given, and nothing else.
 
 mod address;
 mod environment;
@@ -23,6 +25,7 @@ mod error;
 mod http_client;
 mod listing;
 mod object;
+mod object_folder;
 mod retry;
 mod runtime;
 mod storage;
@@ -32,5 +35,6 @@ mod windows;
 pub use address::{AddressProblem, Scheme};
 pub use environment::Environment;
 pub use error::{Missing, RemoteError};
+pub use object_folder::ObjectFolder;
 pub use retry::{OnRetry, RetryEvent, RetryNotice, RetryPolicy};
 pub use storage::RemoteStorage;

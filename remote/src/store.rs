@@ -11,7 +11,8 @@ use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
 use object_store::http::HttpBuilder;
 use object_store::path::Path;
 use object_store::{
-    ClientConfigKey, ClientOptions, GetOptions, GetRange, ObjectMeta, ObjectStore, RetryConfig,
+    ClientConfigKey, ClientOptions, GetOptions, GetRange, ObjectMeta, ObjectStore, ObjectStoreExt,
+    RetryConfig,
 };
 
 use crate::address::{AddressProblem, Place, Scheme};
@@ -97,6 +98,26 @@ impl RemoteStore {
             // The version differs, or the object is shorter than where the range begins.
             Err(error) if matches!(status_of(&error), Some(412 | 416)) => Ok(ReadRange::Other),
             read => read.map_err(|error| self.error(&error)),
+        }
+    }
+
+    /// Writes an object.
+    pub(crate) fn put(&self, key: &str, bytes: Bytes) -> Result<(), RemoteError> {
+        let path = self.path(key)?;
+        let put = self.runtime.wait_for(self.store.put(&path, bytes.into()));
+        put.map(drop).map_err(|error| self.error(&error))
+    }
+
+    /// Removes an object, if it is there.
+    pub(crate) fn remove(&self, key: &str) -> Result<(), RemoteError> {
+        let path = self.path(key)?;
+        match self.runtime.wait_for(self.store.delete(&path)) {
+            Ok(()) => Ok(()),
+            // Servers answer differently where there was no such object.
+            Err(error) => match self.head(key)? {
+                None => Ok(()),
+                Some(_) => Err(self.error(&error)),
+            },
         }
     }
 

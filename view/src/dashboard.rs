@@ -17,6 +17,8 @@ pub enum Observation {
     Status(Box<StatusReport>),
     /// Events, in the order of the log.
     Events(Vec<ClusterEvent>),
+    /// Events of before, from a file: that they are there does not show that the cluster answers.
+    History(Vec<ClusterEvent>),
     /// The text of a trace of the last steps.
     Trace(String),
     /// The cluster does not answer.
@@ -64,6 +66,7 @@ impl Dashboard {
             Observation::Status(_) | Observation::Events(_) | Observation::Trace(_) => {
                 SourceState::Live
             }
+            Observation::History(_) => self.source.clone(),
         };
         let mut messages = Vec::new();
         if source != self.source {
@@ -72,7 +75,9 @@ impl Dashboard {
         }
         match observed {
             Observation::Status(status) => messages.push(self.observe_status(status)),
-            Observation::Events(events) => messages.extend(self.observe_events(&events)),
+            Observation::Events(events) | Observation::History(events) => {
+                messages.extend(self.observe_events(&events));
+            }
             Observation::Trace(text) => {
                 let lanes = self.lanes.add_trace(&text);
                 if !lanes.is_empty() {
@@ -308,6 +313,18 @@ mod tests {
         assert_eq!(snapshot["steps"]["step"], serde_json::json!([1]));
         let status = serde_json::to_value(sample::status()).expect("JSON");
         assert_eq!(snapshot["status"], status, "numbers are those of `status --json`");
+    }
+
+    #[test]
+    fn a_history_is_shown_and_is_no_answer() {
+        let mut dashboard = Dashboard::new(RunCosts::default());
+        let Observation::Events(before) = events(vec![step(1), step(2)]) else { panic!("events") };
+        dashboard.observe(Observation::History(before));
+        assert_eq!(*dashboard.source(), SourceState::Connecting);
+        dashboard.observe(events(vec![step(2), step(3)]));
+        let steps: Vec<_> = dashboard.history().steps().map(|point| point.step).collect();
+        assert_eq!(steps, [1, 2, 3]);
+        assert_eq!(*dashboard.source(), SourceState::Live);
     }
 
     #[test]

@@ -51,6 +51,7 @@ fn demo_help() -> String {
         "\
 Examples:
   zbelastic chaos demo
+  zbelastic chaos demo --ui                                  with a live page in a browser
   zbelastic chaos demo --seconds 300 --workers 6
 
 {DEMO_EXIT_CODES}"

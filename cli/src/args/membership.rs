@@ -1,6 +1,6 @@
 //! `init`, `join`, `leave`, `token`, `node` and `cluster` as typed.
 
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -11,9 +11,10 @@ use zbelastic_preemption::NoticeSource;
 use zbelastic_types::Bytes;
 use zbelastic_wording::parse_duration_above_zero;
 
-use super::address::{AddressList, HostPort, parse_bind};
+use super::address::{AddressList, HostPort, PORT_DEFAULT, parse_bind};
 use super::client::{ClientArgs, FolderArgs, ReadArgs};
 use super::quantity::{parse_bytes, parse_name, parse_note, parse_zone};
+use super::ui::PageArgs;
 use super::{THREADS_MAX, short};
 
 pub(super) const INIT_EXAMPLES: &str = "\
@@ -23,7 +24,8 @@ same folder it goes on as the same controller.
 Examples:
   zbelastic init
   zbelastic init --name wiki --advertise 10.0.0.1:7000
-  zbelastic init --bind 127.0.0.1:7000 --data-dir /var/lib/zbelastic";
+  zbelastic init --bind 127.0.0.1:7000 --data-dir /var/lib/zbelastic
+  zbelastic init --ui                                 with a live page in a browser";
 
 pub(super) const JOIN_EXAMPLES: &str = "\
 The process is a member until `zbelastic leave`. Run again on the same folder it comes back as the
@@ -31,7 +33,7 @@ same node, and needs no token. Without --token, --token-file and ZBELASTIC_TOKEN
 
 Examples:
   zbelastic join --cluster 10.0.0.1:7000 --token-file token
-  zbelastic join --cluster a,b,c --role controller --data-dir controller-2
+  zbelastic join --cluster a,b,c --role controller --data-dir controller-2 --ui
   ZBELASTIC_TOKEN=... zbelastic join --cluster a:7000 --memory 8GiB --threads 4";
 
 pub(super) const LOGIN_EXAMPLES: &str = "\
@@ -65,6 +67,9 @@ pub struct InitArgs {
     /// Where its data is.
     #[command(flatten)]
     pub folder: FolderArgs,
+    /// The page of the cluster, while this process runs.
+    #[command(flatten)]
+    pub page: PageArgs,
 }
 
 /// `join`.
@@ -109,6 +114,9 @@ pub struct JoinArgs {
     /// Whose notices of taking this machine away are listened to: auto, aws, gcp, azure or none.
     #[arg(long, value_name = "CLOUD", default_value_t = NoticeSource::Auto)]
     pub spot: NoticeSource,
+    /// The page of the cluster beside a controller.
+    #[command(flatten)]
+    pub page: PageArgs,
 }
 
 /// Where a token is from.
@@ -365,6 +373,73 @@ pub struct RotateCaArgs {
     /// The cluster.
     #[command(flatten)]
     pub client: ClientArgs,
+}
+
+pub(super) const MIRROR_EXAMPLES: &str = "\
+`checkpoint.mirror` of a run does this beside its leader, without a process of one's own. A place is a
+folder, `s3://BUCKET/FOLDER`, `gs://` or `az://`, and of one cluster. As many checkpoints stay as the run
+keeps. Credentials are found as the cloud's own tools find them.
+
+Examples:
+  zbelastic mirror s3://backups/wiki
+  zbelastic mirror /mnt/nfs/wiki --once";
+
+/// `mirror`.
+#[derive(Args, Clone, Debug)]
+pub struct MirrorArgs {
+    /// Where to [default: the run's `checkpoint.mirror`].
+    #[arg(value_name = "PLACE")]
+    pub place: Option<String>,
+    /// Copy the newest checkpoint, and end.
+    #[arg(long)]
+    pub once: bool,
+    /// A controller's folder of texts (DATA/data): what the run reads and is there is copied too.
+    #[arg(long, value_name = "DIR")]
+    pub texts: Option<PathBuf>,
+    /// The cluster.
+    #[command(flatten)]
+    pub client: ClientArgs,
+}
+
+pub(super) const RECOVER_EXAMPLES: &str = "\
+The folder becomes that of the first controller of a new cluster; `zbelastic init` on it begins. The run
+goes on behind the checkpoint, to the same bits. The new cluster writes the mirror from then on.
+
+Examples:
+  zbelastic recover --from s3://backups/wiki --list
+  zbelastic recover --from s3://backups/wiki --advertise 10.0.0.1:7000
+  zbelastic recover --from /mnt/nfs/wiki --step 1200 --data-dir controller";
+
+/// `recover`.
+#[derive(Args, Clone, Debug)]
+pub struct RecoverFromArgs {
+    /// The mirror: a folder, s3://, gs:// or az://.
+    #[arg(long, value_name = "PLACE")]
+    pub from: String,
+    /// Show the checkpoints that it has, and do nothing.
+    #[arg(long)]
+    pub list: bool,
+    /// Go on behind this step [default: the newest].
+    #[arg(long, value_name = "N")]
+    pub step: Option<u64>,
+    /// What the new cluster is called [default: as the old one].
+    #[arg(long, value_name = "NAME", value_parser = parse_name)]
+    pub name: Option<String>,
+    /// Where others reach this node [default: the address of the interface that leads outside].
+    #[arg(long, value_name = "ADDR", value_parser = HostPort::parse)]
+    pub advertise: Option<HostPort>,
+    /// Where to listen, over UDP [default: 0.0.0.0:7000].
+    #[arg(long, value_name = "ADDR", value_parser = parse_bind)]
+    pub bind: Option<SocketAddr>,
+    /// Where its data is to be.
+    #[command(flatten)]
+    pub folder: FolderArgs,
+}
+
+/// Where a first controller listens if nothing is typed.
+#[must_use]
+pub fn default_bind() -> SocketAddr {
+    (Ipv4Addr::UNSPECIFIED, PORT_DEFAULT).into()
 }
 
 /// `cluster recover`.

@@ -41,6 +41,23 @@ pub fn parse_price(text: &str) -> Result<f64, String> {
     price.ok_or_else(|| "expected a number that is not negative, such as 1.20".to_owned())
 }
 
+/// The page of a process that has one beside its work.
+#[derive(Args, Clone, Debug, Default)]
+pub struct PageArgs {
+    /// Show the cluster as a live page in a browser [default address: 127.0.0.1:8088].
+    #[arg(
+        long,
+        value_name = "ADDR",
+        num_args = 0..=1,
+        default_missing_value = UI_ADDRESS,
+        value_parser = parse_listen
+    )]
+    pub ui: Option<SocketAddr>,
+    /// What a worker costs an hour, for the page.
+    #[arg(long, value_name = "PRICE", value_parser = parse_price, requires = "ui")]
+    pub price: Option<f64>,
+}
+
 /// `ui`.
 #[derive(Args, Clone, Debug)]
 pub struct UiArgs {
@@ -51,6 +68,9 @@ pub struct UiArgs {
     /// What a worker costs an hour, in any currency: the page shows what the rest of the run costs.
     #[arg(long, value_name = "PRICE", value_parser = parse_price)]
     pub price: Option<f64>,
+    /// A controller's events.jsonl: the page begins with what it holds [default: that of the folder].
+    #[arg(long, value_name = "FILE")]
+    pub history: Option<PathBuf>,
     /// The cluster.
     #[command(flatten)]
     pub client: ClientArgs,

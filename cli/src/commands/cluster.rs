@@ -154,7 +154,7 @@ fn backup(
         let error = io::Error::from(io::ErrorKind::AlreadyExists);
         return Err(cannot_write(file, &error).into());
     }
-    let (bytes, digest) = fetch(client)?;
+    let (bytes, digest) = fetch_backup(client)?;
     write_secret(file, &bytes).map_err(|error| cannot_write(file, &error))?;
     let size = Bytes(bytes.len() as u64);
     writeln!(out, "{}: {size}, blake3 {digest}", file.display())?;
@@ -162,7 +162,10 @@ fn backup(
 }
 
 /// The whole backup, checked.
-fn fetch(client: &mut ApiClient<'_>) -> Result<(Vec<u8>, HexDigest), CommandFailure> {
+///
+/// # Errors
+/// If it does not come, or not as a whole.
+pub fn fetch_backup(client: &mut ApiClient<'_>) -> Result<(Vec<u8>, HexDigest), CommandFailure> {
     let first = client.backup_piece(None, 0)?;
     let expected = first.digest;
     let total = first.total;

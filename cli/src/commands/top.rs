@@ -39,7 +39,8 @@ pub fn run(args: &TopArgs, out: &mut dyn Write) -> Result<(), CommandError> {
         // Lanes are for pages.
         has_viewers: Box::new(|| false),
     };
-    observe_in_thread(ObservedCluster { folder, addresses }, sink)?;
+    let history = folder.events();
+    observe_in_thread(ObservedCluster { folder, addresses, history }, sink)?;
     let dashboard = Dashboard::new(RunCosts { price_per_hour: args.price, ..RunCosts::default() });
     let is_dumb = std::env::var_os("TERM").is_none_or(|term| term == "dumb" || term.is_empty());
     if is_dumb || !io::stdout().is_terminal() || !io::stdin().is_terminal() {

@@ -9,21 +9,30 @@ use super::reach::connect;
 use crate::args::UiArgs;
 use crate::command_connection::request_addresses;
 use crate::live_page::{ObservedCluster, observe, start_server};
+use crate::side_process::{end_with_lifeline, has_lifeline};
 
 /// Runs `ui`, until the process is ended.
 ///
 /// # Errors
 /// If the cluster does not answer, or the page cannot be where it is to be.
 pub fn run(args: &UiArgs, out: &mut dyn Write) -> Result<(), CommandError> {
-    let status = connect(&args.client)?.status().map_err(CommandFailure::from)?;
+    let is_child = has_lifeline();
+    if is_child {
+        end_with_lifeline()?;
+    } else {
+        // A person who typed another cluster's address sees that at once.
+        connect(&args.client)?.status().map_err(CommandFailure::from)?;
+    }
     let (folder, addresses) = request_addresses(&args.client)?;
+    let history = args.history.clone().unwrap_or_else(|| folder.events());
     let costs = RunCosts { price_per_hour: args.price, ..RunCosts::default() };
     let server = start_server(args.listen, costs, addresses.clone())?;
     let address = server.address();
-    let members = status.members.len();
     writeln!(out, "page    http://{address}/")?;
     writeln!(out, "metrics http://{address}/metrics")?;
-    writeln!(out, "cluster of {members} members; Ctrl-C ends the page, and nothing else")?;
+    if !is_child {
+        writeln!(out, "Ctrl-C ends the page, and nothing else")?;
+    }
     if !address.ip().is_loopback() {
         writeln!(
             out,
@@ -31,6 +40,6 @@ pub fn run(args: &UiArgs, out: &mut dyn Write) -> Result<(), CommandError> {
         )?;
     }
     out.flush()?;
-    observe(&ObservedCluster { folder, addresses }, &server.observer().into())?;
+    observe(&ObservedCluster { folder, addresses, history }, &server.observer().into())?;
     Ok(())
 }

@@ -116,7 +116,9 @@ pub fn train(
     poll_until(&mut children, &mut client, "the controller", leads)?;
     if let Some(page) = page {
         let addresses = vec![children.address()];
-        observe_in_thread(ObservedCluster { folder: children.controller(), addresses }, page)?;
+        let folder = children.controller();
+        let history = folder.events();
+        observe_in_thread(ObservedCluster { folder, addresses, history }, page)?;
     }
     for number in 1..=prepared.worker_count {
         let token = if children.is_new(number) {

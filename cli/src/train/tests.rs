@@ -12,7 +12,7 @@ use zbelastic_types::LayerId;
 use zbelastic_types::StageIndex;
 
 use super::*;
-use crate::args::ConfigArgs;
+use crate::args::{ConfigArgs, PageArgs};
 use crate::run_files::{METRICS, MODEL, RUN, SAMPLE};
 
 /// Two steps of a small model on two workers.
@@ -36,8 +36,7 @@ fn prepared(schedule: &str) -> PreparedRun {
         out: None,
         branch: false,
         inject: Vec::new(),
-        ui: None,
-        price: None,
+        page: PageArgs::default(),
     };
     prepare(&args, |_| Ok(Interrupt::default())).expect("it fits")
 }

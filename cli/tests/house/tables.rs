@@ -20,7 +20,8 @@ pub const ARROWS: &[(&str, &[&str])] = &[
     ("preemption", &[]),
     ("timing", &["config", "consensus", "planner", "schedule", "trainer", "types"]),
     ("data", &["trainer", "types", "whole-file"]),
-    ("remote", &["data", "types"]),
+    ("remote", &["data", "types", "whole-file"]),
+    ("mirror", &["checkpoint", "remote", "types"]),
     ("machine", &["kernels", "policy", "schedule", "trainer", "types", "wording"]),
     (
         "config",
@@ -143,6 +144,7 @@ pub const ARROWS: &[(&str, &[&str])] = &[
             "kernels",
             "local",
             "machine",
+            "mirror",
             "node",
             "preemption",
             "remote",
@@ -318,13 +320,14 @@ pub const FENCES: &[Fence] = &[
         &["config/src/text.rs", "data/src/source/local.rs", "remote/src/listing.rs"],
     ),
     // The live page, and an S3 server of tests.
+    fence("http-body", &["remote"], &[], &["remote/src/http_client.rs"]),
     fence(
         "hyper",
         &["ui"],
-        &["remote"],
+        &["remote", "cli"],
         &["ui/src/response.rs", "ui/src/routes.rs", "ui/src/server.rs"],
     ),
-    fence("hyper-util", &["ui"], &["remote"], &["ui/src/server.rs"]),
+    fence("hyper-util", &["ui"], &["remote", "cli"], &["ui/src/server.rs"]),
     fence("indicatif", &["cli"], &[], &["cli/src/progress.rs", "cli/src/train"]),
     fence("libc", &["chaos-processes"], &[], &["chaos-processes/src/system.rs"]),
     fence("libfuzzer-sys", &[FUZZ], &[], &["chaos-tests/fuzz/src/main.rs"]),
@@ -354,9 +357,10 @@ pub const FENCES: &[Fence] = &[
     fence("minijinja-contrib", &["tokenizer"], &[], &["tokenizer/src/chat/"]),
     fence(
         "postcard",
-        &["checkpoint", "identity", "transport", "consensus", "wire"],
+        &["checkpoint", "identity", "transport", "consensus", "wire", "mirror"],
         &[],
         &[
+            "mirror/src/checkpoint_object.rs",
             "consensus/src/codec.rs",
             "consensus/src/raft",
             "checkpoint/src/",
@@ -491,8 +495,8 @@ pub const FENCES: &[Fence] = &[
         ],
     ),
     // An S3 server of tests.
-    fence("s3s", &[], &["remote"], &[]),
-    fence("s3s-fs", &[], &["remote"], &[]),
+    fence("s3s", &[], &["remote", "cli"], &[]),
+    fence("s3s-fs", &[], &["remote", "cli"], &[]),
     fence("sled", &["checkpoint"], &[], &["checkpoint/src/sled_"]),
     fence("slog", &["consensus"], &[], &["consensus/src/raft"]),
     fence("socket2", &["transport"], &[], &["transport/src/"]),

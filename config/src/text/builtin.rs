@@ -10,7 +10,7 @@ macro_rules! pages {
     };
 }
 
-const PAGES: [(&str, &str); 102] = pages![
+const PAGES: [(&str, &str); 103] = pages![
     "architecture.md",
     "assumptions.md",
     "benchmarks.md",
@@ -99,6 +99,7 @@ const PAGES: [(&str, &str); 102] = pages![
     "decisions/0078-processes-of-a-machine-keep-their-sockets.md",
     "decisions/0080-a-drained-process-ends-and-a-members-folder-reads.md",
     "decisions/0081-frozen-tensors-have-no-moments.md",
+    "decisions/0082-processes-beside-a-controller.md",
     "deploy.md",
     "glossary.md",
     "hacking.md",

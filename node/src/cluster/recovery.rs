@@ -14,7 +14,9 @@ use std::sync::Arc;
 
 use zbelastic_api::MemberRole;
 use zbelastic_checkpoint::files::RealFileSystem;
-use zbelastic_checkpoint::{CheckpointStore, Manifest, RecordLog as _, SledLog};
+use zbelastic_checkpoint::{
+    CheckpointId, CheckpointStore, Manifest, PieceName, RecordLog as _, SledLog,
+};
 use zbelastic_consensus::checkpoint::CheckpointRecord;
 use zbelastic_consensus::class::DeviceClass;
 use zbelastic_consensus::codec::{self, Format};
@@ -24,8 +26,9 @@ use zbelastic_consensus::raft::RecoveredLog;
 use zbelastic_consensus::run::RunRecord;
 use zbelastic_consensus::state::State;
 use zbelastic_identity::{ClusterAuthority, PeerRole, UnixSeconds, random_number};
-use zbelastic_types::{ClusterId, Digest, RunId};
+use zbelastic_types::{ClusterId, Digest, LayerId, RunId};
 use zbelastic_whole_file as whole_file;
+use zbelastic_wire::document::JobDocument;
 use zbelastic_wording::{CommandFailure, FailureCode, FailureDetail, cannot_write};
 
 use super::membership_failure::{cannot_certify, cannot_keep, unreadable};
@@ -77,6 +80,35 @@ impl CheckpointDocument {
         let before = || codec::decode::<(Arc<JobSpec>, CheckpointRecord)>(bytes, LIMIT);
         let unnamed = |(spec, record)| Self { spec, record, class: None };
         codec::decode(bytes, LIMIT).or_else(|_| before().map(unnamed)).ok()
+    }
+
+    /// The document of a job's checkpoint.
+    #[must_use]
+    pub fn of(spec: &Arc<JobSpec>, record: &CheckpointRecord, class: Option<DeviceClass>) -> Self {
+        Self { spec: Arc::clone(spec), record: record.clone(), class }
+    }
+
+    /// The manifest that a recovery continues from. Of a job that this version cannot read there is
+    /// none.
+    #[must_use]
+    pub fn manifest(&self) -> Option<Manifest> {
+        let Self { spec, record, .. } = self;
+        let job = JobDocument::of_job(spec).ok()?.job;
+        let version = CheckpointId { run: spec.run, version: record.version };
+        let layers = (0..).zip(&record.layers);
+        let name = |(layer, digest): (u32, &Digest)| PieceName {
+            version,
+            layer: LayerId(layer),
+            digest: *digest,
+        };
+        Some(Manifest {
+            version,
+            layers: layers.map(name).collect(),
+            document: codec::encode(self),
+            data: job.text.hash,
+            program: job.program,
+            seed: job.config.seed,
+        })
     }
 }
 

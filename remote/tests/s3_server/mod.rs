@@ -60,12 +60,17 @@ impl S3Server {
 
     /// The environment of somebody with this secret.
     pub fn environment(&self, secret: &str) -> Environment {
-        let variables = [
+        let variables = self.variables(secret).into_iter();
+        variables.map(|(name, value)| (name.to_owned(), value)).collect()
+    }
+
+    /// The same as variables of a process.
+    pub fn variables(&self, secret: &str) -> [(&'static str, String); 3] {
+        [
             ("AWS_ENDPOINT_URL", self.endpoint()),
             ("AWS_ACCESS_KEY_ID", KEY_ID.to_owned()),
             ("AWS_SECRET_ACCESS_KEY", secret.to_owned()),
-        ];
-        variables.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+        ]
     }
 }
 

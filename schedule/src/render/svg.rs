@@ -29,14 +29,19 @@ const COPY_HEIGHT: f64 = ROW_GAP - 1.0;
 /// Operations on versions need no time; so many of them fit below one pass.
 const VERSION_WIDTH: f64 = PASS_WIDTH / 4.0;
 
+/// Passes have the colours of Okabe and Ito (2008), which people tell apart who do not see all of
+/// them. A viewer with a dark theme has a dark page; passes and their numbers stay as they are.
 const STYLE: &str = "text{font:10px sans-serif;fill:#222}.title{font-size:13px}\
-.number{text-anchor:middle}.tick{text-anchor:middle;fill:#666}\
-rect{stroke:#fff;stroke-width:.5}.row{fill:#f1f1f1}.f{fill:#79aee8}.b{fill:#6fcbb0}\
-.w{fill:#f2c14e}.we{fill:#ee8d56}.bw{fill:#b49ae0}.r{fill:#b8d4ec}.out{fill:#8a8a8a}\
-.back{fill:#c96a9b}.later{fill-opacity:.5}.step{fill:#444}.reduce{fill:#7a5230}\
-.gate{stroke:#c0202a;stroke-width:2;fill:none}.axis{stroke:#999}\
+.number{text-anchor:middle;fill:#111}.tick{text-anchor:middle;fill:#666}.page{fill:#fff}\
+rect{stroke:#fff;stroke-width:.5}.row{fill:#f1f1f1}.f{fill:#56b4e9}.b{fill:#009e73}\
+.w{fill:#f0e442}.we{fill:#e69f00}.bw{fill:#cc79a7}.r{fill:#bfe0f5}.out{fill:#8a8a8a}\
+.back{fill:#c96a9b}.later{fill-opacity:.5}.step{fill:#444444}.reduce{fill:#7a5230}\
+.gate{stroke:#d55e00;stroke-width:2;fill:none}.axis{stroke:#999}\
 .stash{fill:#2f7d32}.predict{fill:#1f6fb5}.free{fill:#d08a8a}.average{fill:#8a4fc0}\
-.region{fill:none;stroke:#c0202a;stroke-width:1;stroke-dasharray:4 3}";
+.region{fill:none;stroke:#d55e00;stroke-width:1;stroke-dasharray:4 3}\
+@media(prefers-color-scheme:dark){text{fill:#ddd}.number{fill:#111}.tick{fill:#999}\
+.page{fill:#16181d}rect{stroke:#16181d}.row{fill:#24272e}.step{fill:#c8c8c8}\
+.reduce{fill:#b98a5e}.later{fill-opacity:.75}.axis{stroke:#666}}";
 
 /// `timeline` as the text of an SVG file: a row of boxes a stage, the number of the microbatch in
 /// each box where it fits, a lighter shade for a stage's later chunk, a red line where the
@@ -84,7 +89,7 @@ impl<'a, O: TimelineOp> SvgPicture<'a, O> {
         format!(
             "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width}\" height=\"{height}\" \
              viewBox=\"0 0 {width} {height}\">\n<style>{STYLE}</style>\n\
-             <rect width=\"100%\" height=\"100%\" fill=\"#fff\"/>\n\
+             <rect class=\"page\" width=\"100%\" height=\"100%\"/>\n\
              <text class=\"title\" x=\"{MARGIN}\" y=\"{baseline}\">{headline}</text>\n"
         )
     }
@@ -355,7 +360,80 @@ fn escape(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{escape, tick_interval};
+    use super::{STYLE, escape, tick_interval};
+
+    /// What eyes without one kind of cones see of linear red, green and blue (Machado, Oliveira and
+    /// Fernandes 2009, table 1, severity 1), and all of it.
+    const EYES: [(&str, [[f64; 3]; 3]); 4] = [
+        ("all cones", [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]),
+        (
+            "protanopia",
+            [
+                [0.152286, 1.052583, -0.204868],
+                [0.114503, 0.786281, 0.099216],
+                [-0.003882, -0.048116, 1.051998],
+            ],
+        ),
+        (
+            "deuteranopia",
+            [
+                [0.367322, 0.860646, -0.227968],
+                [0.280085, 0.672501, 0.047413],
+                [-0.011820, 0.042940, 0.968881],
+            ],
+        ),
+        (
+            "tritanopia",
+            [
+                [1.255528, -0.076749, -0.178779],
+                [-0.078411, 0.930809, 0.147602],
+                [0.004733, 0.691367, 0.303900],
+            ],
+        ),
+    ];
+    /// Difference of two colours in CIE 1976 L*a*b*: some six times what is just seen (2.3).
+    const APART: f64 = 14.0;
+
+    /// Linear red, green and blue of a class of the style.
+    fn linear(class: &str) -> [f64; 3] {
+        let rule = format!("}}.{class}{{fill:#");
+        let hex = &STYLE[STYLE.find(&rule).expect("a rule") + rule.len()..][..6];
+        [0, 2, 4].map(|at| {
+            let value = u8::from_str_radix(&hex[at..at + 2], 16).expect("two digits");
+            let value = f64::from(value) / 255.0;
+            if value <= 0.04045 { value / 12.92 } else { ((value + 0.055) / 1.055).powf(2.4) }
+        })
+    }
+
+    /// The same in L*a*b*, as these eyes see it.
+    fn seen(linear: [f64; 3], eyes: &[[f64; 3]; 3]) -> [f64; 3] {
+        let dot = |row: &[f64; 3], with: [f64; 3]| -> f64 {
+            row.iter().zip(with).map(|(a, b)| a * b).sum()
+        };
+        let seen = [0, 1, 2].map(|row: usize| dot(&eyes[row], linear));
+        let to = [[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]];
+        let white = [0.9505, 1.0, 1.089];
+        let [x, y, z] = [0, 1, 2].map(|row: usize| {
+            let share = (dot(&to[row], seen) / white[row]).max(0.0);
+            if share > 0.008856 { share.cbrt() } else { 7.787 * share + 16.0 / 116.0 }
+        });
+        [116.0 * y - 16.0, 500.0 * (x - y), 200.0 * (y - z)]
+    }
+
+    #[test]
+    fn passes_are_told_apart_by_people_who_do_not_see_all_colours() {
+        let classes = ["f", "b", "w", "we", "bw", "r", "step"];
+        for (eyes, matrix) in EYES {
+            for (index, class) in classes.iter().enumerate() {
+                for other in &classes[..index] {
+                    let [a, b] = [class, other].map(|class| seen(linear(class), &matrix));
+                    let squares = a.iter().zip(b).map(|(a, b)| (a - b).powi(2));
+                    let found = squares.sum::<f64>().sqrt();
+                    assert!(found > APART, "{eyes}: {class} and {other} are {found:.1} apart");
+                }
+            }
+        }
+    }
 
     #[test]
     fn text_cannot_open_a_tag() {

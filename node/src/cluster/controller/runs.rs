@@ -3,10 +3,8 @@
 
 use std::sync::Arc;
 
-use zbelastic_checkpoint::{CheckpointId, Manifest, PieceName};
+use zbelastic_checkpoint::{CheckpointId, Manifest};
 use zbelastic_consensus::checkpoint::CheckpointRecord;
-use zbelastic_consensus::class::DeviceClass;
-use zbelastic_consensus::codec;
 use zbelastic_consensus::job::{Job, JobPhase, JobSpec, RunOrigin};
 use zbelastic_consensus::run::RunRecord;
 use zbelastic_consensus::state::State;
@@ -209,13 +207,15 @@ impl<'a> RunCatalog<'a> {
     pub(super) fn manifest(self, version: Step) -> Option<Manifest> {
         let state = self.state;
         let record = state.checkpoints().iter().find(|found| found.version == version)?;
-        manifest_of(&state.job()?.spec, record, state.training().runs().class())
+        let class = state.training().runs().class();
+        CheckpointDocument::of(&state.job()?.spec, record, class).manifest()
     }
 
     /// The manifests of runs that ended.
     pub(super) fn ended_manifests(self) -> Vec<Manifest> {
         let ended = self.state.ended().iter();
-        ended.filter_map(|run| manifest_of(&run.spec, &run.checkpoint, run.class)).collect()
+        let of = |run: &RunRecord| CheckpointDocument::of(&run.spec, &run.checkpoint, run.class);
+        ended.filter_map(|run| of(run).manifest()).collect()
     }
 
     /// The digest of the state at a version, if there is a checkpoint of it.
@@ -250,26 +250,4 @@ pub(super) const fn is_over(phase: JobPhase) -> bool {
         JobPhase::Done | JobPhase::Stopped => true,
         JobPhase::Running | JobPhase::Paused | JobPhase::Halted(_) => false,
     }
-}
-
-/// The manifest that a recovery continues from. Of a document that this version cannot read there
-/// is none.
-fn manifest_of(
-    spec: &Arc<JobSpec>,
-    record: &CheckpointRecord,
-    class: Option<DeviceClass>,
-) -> Option<Manifest> {
-    let job = JobDocument::of_job(spec).ok()?.job;
-    let version = CheckpointId { run: spec.run, version: record.version };
-    let name =
-        |(layer, digest): (u32, &_)| PieceName { version, layer: LayerId(layer), digest: *digest };
-    let document = CheckpointDocument { spec: Arc::clone(spec), record: record.clone(), class };
-    Some(Manifest {
-        version,
-        layers: (0..).zip(&record.layers).map(name).collect(),
-        document: codec::encode(&document),
-        data: job.text.hash,
-        program: job.program,
-        seed: job.config.seed,
-    })
 }

@@ -1,0 +1,41 @@
+//! The page beside a controller: `zbelastic ui`, with a viewer's certificate, which can change nothing.
+
+use std::thread;
+use std::time::Duration;
+
+use zbelastic_identity::PeerRole;
+use zbelastic_node::cluster::node_record::NodeRecord;
+use zbelastic_node::data_folder::NodeDataFolder;
+use zbelastic_wording::{CommandFailure, FailureCode};
+
+use crate::args::PageArgs;
+use crate::side_process::SideProcess;
+
+/// Between two looks at the process.
+const POLL_PAUSE: Duration = Duration::from_secs(1);
+
+/// Starts the page of the controller in `folder`, if there is to be one, and watches it in a thread.
+///
+/// # Errors
+/// If the system gives no thread.
+pub fn start(
+    args: &PageArgs,
+    folder: &NodeDataFolder,
+    record: &NodeRecord,
+) -> Result<(), CommandFailure> {
+    let Some(listen) = args.ui else { return Ok(()) };
+    let mut words = vec!["ui".to_owned(), "--listen".to_owned(), listen.to_string()];
+    words.extend(args.price.iter().flat_map(|price| ["--price".to_owned(), price.to_string()]));
+    words.extend(["--history".to_owned(), folder.events().display().to_string()]);
+    let mut page = SideProcess::new(folder, record, ("page", PeerRole::Viewer), words);
+    let keep = move || {
+        loop {
+            page.keep_running();
+            thread::sleep(POLL_PAUSE);
+        }
+    };
+    let spawned = thread::Builder::new().name("page".to_owned()).spawn(keep);
+    spawned.map(drop).map_err(|error| {
+        CommandFailure::new(FailureCode::OutOfResource, format!("no thread for the page: {error}"))
+    })
+}

@@ -1,0 +1,130 @@
+//! A run that is recovered from a bucket after every machine is gone, with a real S3 server.
+
+#[expect(dead_code, reason = "the tests of a cluster use more of it")]
+#[path = "cluster/harness.rs"]
+mod harness;
+#[expect(dead_code, reason = "the tests of `remote` use more of it")]
+#[path = "../../remote/tests/s3_server/mod.rs"]
+mod s3_server;
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Output};
+
+use harness::{NodeProcess, SpawnedCluster, free_address, spawn, zbelastic};
+use s3_server::{S3Server, SECRET};
+use zbelastic_api::{ApiRequest, HexDigest};
+
+const STEPS: u64 = 240;
+const PLACE: &str = "s3://backups/wiki";
+
+/// A cluster whose controllers find the server's credentials in their environment.
+fn founded(folder: &Path, address: &str, server: &S3Server) -> NodeProcess {
+    let mut command = zbelastic(folder);
+    command.args(["init", "--bind", address, "--advertise", address]);
+    if !folder.join("identity").exists() {
+        command.args(["--name", "test"]);
+    }
+    spawn(with_credentials(command, server), folder)
+}
+
+fn with_credentials(mut command: Command, server: &S3Server) -> Command {
+    for (name, value) in server.variables(SECRET) {
+        command.env(name, value);
+    }
+    command
+}
+
+fn recover(folder: &Path, server: &S3Server, more: &[&str]) -> Output {
+    let mut command = zbelastic(folder);
+    command.args(["recover", "--from", PLACE]).args(more);
+    with_credentials(command, server).output().expect("the binary runs")
+}
+
+/// Steps of the checkpoints in the bucket.
+fn mirrored(bucket: &Path) -> Vec<u64> {
+    let Ok(entries) = fs::read_dir(bucket.join("wiki/checkpoints")) else { return Vec::new() };
+    let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    let mut steps: Vec<u64> =
+        names.filter_map(|name| name.split_once('-')?.1.parse().ok()).collect();
+    steps.sort_unstable();
+    steps
+}
+
+fn undisturbed() -> HexDigest {
+    let mut cluster = SpawnedCluster::new();
+    cluster.begin(&["u", "v"], STEPS);
+    cluster.digest(STEPS)
+}
+
+fn text(output: &Output) -> String {
+    let all = [output.stdout.clone(), output.stderr.clone()].concat();
+    String::from_utf8_lossy(&all).into_owned()
+}
+
+#[test]
+fn a_run_goes_on_from_a_bucket_when_every_machine_is_gone() {
+    let store = tempfile::tempdir().expect("a folder");
+    let bucket = store.path().join("backups");
+    fs::create_dir(&bucket).expect("a bucket");
+    let server = S3Server::start(store.path(), true);
+    let root = tempfile::tempdir().expect("a folder");
+    let address = free_address();
+    let controller = founded(&root.path().join("controller"), &address, &server);
+    let addresses = vec![address];
+    let mut cluster =
+        SpawnedCluster { root, addresses, nodes: vec![controller], variables: Vec::new() };
+    cluster.join_all(&["a", "b"], 3);
+    cluster.run_with(STEPS, &format!("mirror = \"{PLACE}\"\nevery_time = \"0ms\"\n"));
+    cluster.wait("steps", |cluster| cluster.step().filter(|step| *step >= 10));
+    // Held, so that it has not come to its end when the mirror has caught up.
+    cluster
+        .query(|client| client.change_job(ApiRequest::Pause))
+        .expect("it is held before its end");
+    let newest = cluster.wait("the newest checkpoint in the bucket", |cluster| {
+        let newest = cluster.status()?.checkpoints.last()?.step;
+        (mirrored(&bucket).last() == Some(&newest)).then_some(newest)
+    });
+    assert!((5..STEPS).contains(&newest), "{newest}");
+    // Every process is killed, and every disk is gone.
+    drop(cluster);
+
+    let root = tempfile::tempdir().expect("a folder");
+    let folder = root.path().join("controller");
+    let listed = recover(&folder, &server, &["--list"]);
+    assert!(text(&listed).contains(&format!("step {newest}")), "{}", text(&listed));
+    assert!(!folder.exists(), "a list changes nothing");
+    let address = free_address();
+    let place = ["--bind", address.as_str(), "--advertise", address.as_str()];
+    let chunk = first_chunk(&bucket.join("wiki/chunks"));
+    let bytes = fs::read(&chunk).expect("a chunk");
+    fs::write(&chunk, b"damaged").expect("written");
+    let refused = recover(&folder, &server, &place);
+    assert_eq!(refused.status.code(), Some(8), "{}", text(&refused));
+    fs::write(&chunk, bytes).expect("written");
+    // Again: it goes on with what was fetched.
+    let recovered = recover(&folder, &server, &place);
+    assert!(recovered.status.success(), "{}", text(&recovered));
+    let again = recover(&folder, &server, &place);
+    assert_eq!(again.status.code(), Some(8), "a node is never written over: {}", text(&again));
+
+    let controller = founded(&folder, &address, &server);
+    let addresses = vec![address];
+    let mut cluster =
+        SpawnedCluster { root, addresses, nodes: vec![controller], variables: Vec::new() };
+    let at = cluster.wait("the new cluster", SpawnedCluster::step);
+    assert_eq!(at, newest, "it begins behind the checkpoint");
+    ["c", "d"].into_iter().for_each(|name| cluster.join(name));
+    let found = cluster.digest(STEPS);
+    // The new cluster writes the mirror from now on.
+    cluster
+        .wait("the last checkpoint", |_| (mirrored(&bucket).last() == Some(&STEPS)).then_some(()));
+    drop(cluster);
+    assert_eq!(found, undisturbed());
+}
+
+fn first_chunk(folder: &Path) -> std::path::PathBuf {
+    let entry = fs::read_dir(folder).expect("a folder").next().expect("one").expect("an entry");
+    let path = entry.path();
+    if path.is_dir() { first_chunk(&path) } else { path }
+}
