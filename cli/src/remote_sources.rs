@@ -36,8 +36,11 @@ pub fn is_stopped(error: &(dyn std::error::Error + 'static)) -> bool {
     matches!(RemoteError::find(error), Some(RemoteError::Stopped))
 }
 
-/// The failure of an address, if an error of sources is one. `place` is the address.
-fn failure_of(place: &str, error: &(dyn std::error::Error + 'static)) -> Option<CommandFailure> {
+/// The failure of an address, if an error is one of a source on another machine. `place` is the address.
+pub fn failure_of(
+    place: &str,
+    error: &(dyn std::error::Error + 'static),
+) -> Option<CommandFailure> {
     let error = RemoteError::find(error)?;
     let detail = FailureDetail::new(error.to_string()).at(place.to_owned());
     let detail = match hint(error) {
