@@ -1,11 +1,12 @@
 """Exports the adapters of a run, loads them in peft, and compares logits with those of the merged model.
 
-    python docs/compare_peft.py BINARY RUN BASE [--prompt TEXT] [--tokens 50]
+    python docs/compare_peft.py BINARY RUN BASE [--prompt TEXT] [--tokens 50] [--text FILE]
 
 RUN is the folder of a run with `lora.rank`, and BASE that of the model that it began with. The logits of BASE with
 the adapters are compared with those of the model that `export --merge` writes, and the greedy text of peft
-with that of `zbelastic generate RUN`. Needs the packages `torch`, `transformers` and `peft`. Ends with 1 if a logit differs by
-more than 1e-4, a token differs, or the adapters change nothing.
+with that of `zbelastic generate RUN`. With `--text` also the other way: adapters that peft made of BASE, with `use_rslora` and without, are trained on
+by `lora.from` for a step that changes nothing, and come out of `export` bit for bit, with peft's logits when merged. Needs the packages `torch`, `transformers` and `peft`. Ends with 1 if a logit differs by
+more than 1e-4, a token or an adapter differs, or the adapters change nothing.
 """
 
 import argparse
@@ -15,6 +16,7 @@ import sys
 import tempfile
 
 import peft
+import safetensors.torch
 import torch
 import transformers
 
@@ -31,6 +33,47 @@ def load(folder):
     ).eval()
 
 
+def back(args, folder, is_root):
+    """The faults of adapters of peft's that go through a run."""
+    name = "rslora" if is_root else "standard"
+    base = load(args.base)
+    targets = ["c_attn", "c_proj"] if base.config.model_type == "gpt2" else ["q_proj", "o_proj", "up_proj"]
+    torch.manual_seed(7)
+    config = peft.LoraConfig(
+        r=4, lora_alpha=6, target_modules=targets, use_rslora=is_root, lora_dropout=0.1, task_type="CAUSAL_LM",
+        fan_in_fan_out=base.config.model_type == "gpt2",
+    )
+    adapted = peft.get_peft_model(base, config).eval()
+    with torch.no_grad():
+        for key, tensor in adapted.named_parameters():
+            if "lora_B" in key:
+                tensor.normal_(0, 0.05)
+    ids = torch.arange(60).reshape(1, -1) % base.config.vocab_size
+    with torch.no_grad():
+        expected = adapted(ids).logits
+    adapted.save_pretrained(folder / name)
+    run = folder / f"run-{name}"
+    settings = [
+        f"model.from_hf={args.base}", f"lora.from={folder / name}", f"data.text={args.text}", "train.steps=1",
+        "train.seq_len=32", "train.global_batch=2", "train.microbatch=1", "optimizer.lr=1e-30",
+    ]
+    command = [args.binary, "train", "--threads-only", "--workers", 1, "--out", run]
+    call(*command, *(word for setting in settings for word in ("--set", setting)))
+    call(args.binary, "export", run, "--to", folder / f"again-{name}")
+    call(args.binary, "export", run, "--to", folder / f"merged-{name}", "--merge")
+    before, after = (
+        safetensors.torch.load_file(path / "adapter_model.safetensors")
+        for path in (folder / name, folder / f"again-{name}")
+    )
+    with torch.no_grad():
+        difference = (load(folder / f"merged-{name}")(ids).logits - expected).abs().max().item()
+    print(f"{len(before)} tensors of peft, {name}: logits of the merged model differ by {difference:.1e}")
+    if before.keys() != after.keys() or not all(torch.equal(before[key], after[key]) for key in before):
+        yield f"adapters of peft's ({name}) come out as others"
+    if not difference <= LOGIT_DIFFERENCE_MAX:
+        yield f"logits of peft's adapters ({name}) differ by {difference}"
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("binary")
@@ -38,6 +81,7 @@ def main():
     parser.add_argument("base")
     parser.add_argument("--prompt", default="To be, or not to be")
     parser.add_argument("--tokens", type=int, default=50)
+    parser.add_argument("--text")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         folder = pathlib.Path(folder)
@@ -71,6 +115,9 @@ def main():
     )
     print(f"peft {peft.__version__}, {base.config.model_type}: logits differ by {difference:.1e}, adapters change them by {change:.1e}")
     wrong = []
+    if args.text:
+        with tempfile.TemporaryDirectory() as folder:
+            wrong.extend(fault for is_root in (False, True) for fault in back(args, pathlib.Path(folder), is_root))
     if not difference <= LOGIT_DIFFERENCE_MAX:
         wrong.append(f"logits differ by {difference}")
     if not change > 10 * LOGIT_DIFFERENCE_MAX:

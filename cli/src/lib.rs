@@ -18,6 +18,7 @@ mod live_page;
 pub mod membership;
 pub mod panics;
 mod progress;
+mod remote_model;
 mod remote_sources;
 mod run_files;
 mod run_tokenizer;

@@ -37,7 +37,10 @@ pub fn is_stopped(error: &(dyn std::error::Error + 'static)) -> bool {
 }
 
 /// The failure of an address, if an error of sources is one. `place` is the address.
-fn failure_of(place: &str, error: &(dyn std::error::Error + 'static)) -> Option<CommandFailure> {
+pub fn failure_of(
+    place: &str,
+    error: &(dyn std::error::Error + 'static),
+) -> Option<CommandFailure> {
     Some(failure_at("the corpus has an error", place, RemoteError::find(error)?))
 }
 

@@ -15,7 +15,7 @@ use zbelastic_types::Bytes;
 use zbelastic_wording::{CommandFailure, FailureDetail};
 
 /// Most bytes of a model's weights; a larger one cannot be trained on one machine.
-const WEIGHTS_BYTES_MAX: u64 = 64 << 30;
+pub const WEIGHTS_BYTES_MAX: u64 = 64 << 30;
 /// Most bytes of an index: a hundred for each of half a million tensors.
 const INDEX_BYTES_MAX: u64 = 64 << 20;
 

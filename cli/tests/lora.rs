@@ -156,7 +156,7 @@ fn adapters_to_go_on_from_are_checked() {
     with("use_dora", json!(true));
     check(from, &["adapter_config.json", "use_dora = true is not supported"]);
     with("target_modules", json!(["lm_head"]));
-    check(from, &["lora.from", "lm_head"]);
+    check(from, &["lora.targets", "lm_head"]);
     with("r", json!(2));
     check(from, &["the adapters", "lora_A", "expected [2, 32]"]);
     with("target_modules", json!(["c_attn", "c_fc"]));

@@ -180,7 +180,7 @@ pub fn unreadable_adapters(
     path: &Path,
     error: &std::io::Error,
 ) -> FailureDetail {
-    FailureDetail::new(format!("{}: {error}", path.display()))
+    FailureDetail::new(format!("lora.from: {}: {error}", path.display()))
         .at(at.to_string())
         .hint("a folder as peft and `zbelastic export` write it; of a run, its model/adapter")
 }

@@ -11,6 +11,7 @@
 //! text. [`SourceStorage`] is the seam to other places than the local disk.
 
 mod batch;
+mod copy;
 mod documents;
 mod files;
 mod format;
@@ -23,6 +24,7 @@ mod ranged;
 mod text;
 mod token_file;
 
+pub use copy::{CopyError, copy_file};
 pub use documents::{ReadDocument, read_documents};
 pub use files::{SourceFile, SourceListError, SourceListing};
 pub use format::{Compression, SourceFormat};

@@ -213,13 +213,27 @@ impl TokenStore {
     /// # Errors
     /// With the first shard that has other bytes, such an id, or ends that do not grow.
     pub fn verify(&self) -> Result<(), StoreError> {
-        self.shard_faults().next().map_or(Ok(()), Err)
+        self.shard_faults(|_| {}).next().map_or(Ok(()), Err)
     }
 
-    /// The same of all shards: what is wrong with each that is not sound, in their order.
-    pub fn shard_faults(&self) -> impl Iterator<Item = StoreError> {
+    /// The same of all shards: what is wrong with each that is not sound, in their order. `on_bytes` is called with
+    /// the bytes that were read so far, of [`Self::shard_bytes`].
+    pub fn shard_faults(&self, mut on_bytes: impl FnMut(u64)) -> impl Iterator<Item = StoreError> {
         let pairs = self.shards.iter().zip(&self.manifest.shards);
-        pairs.filter_map(|(placed, record)| placed.shard.verify(record).err())
+        let mut read = 0;
+        pairs.filter_map(move |(placed, record)| {
+            let mut count = |bytes| {
+                read += bytes;
+                on_bytes(read);
+            };
+            placed.shard.verify(record, &mut count).err()
+        })
+    }
+
+    /// Bytes of all shards.
+    #[must_use]
+    pub fn shard_bytes(&self) -> u64 {
+        self.shards.iter().map(|placed| placed.shard.bytes()).sum()
     }
 
     /// Reads ids with their documents and loss mask.
@@ -376,6 +390,9 @@ mod tests {
         let store = open(&[1, 2, 299], &[1, 3]).expect("whole");
         assert_eq!(store.read(0..3).expect("whole").documents, [0, 1, 1]);
         store.verify().expect("whole");
+        let mut read = Vec::new();
+        assert_eq!(store.shard_faults(|bytes| read.push(bytes)).count(), 0);
+        assert!(read.is_sorted() && read.last() == Some(&store.shard_bytes()), "{read:?}");
         for ends in [[2, 2, 4], [3, 1, 4], [1, 9, 4]] {
             let store = open(&[1, 2, 3, 4], &ends).expect("ends are not read when it is opened");
             for found in [store.read(0..4).err(), store.verify().err()] {

@@ -1,9 +1,13 @@
 //! Memory of a process that makes a store. Alone in its file, since the system counts a process's.
 
+#[path = "common/peak.rs"]
+mod peak;
+
 use std::io;
 use std::num::NonZeroUsize;
 use std::ops::ControlFlow;
 
+use peak::peak_bytes;
 use zbelastic_data::encode::BytesEncoder;
 use zbelastic_data::prepare::{PREPARE_BYTES_MAX, PrepareRequest, SHARD_TOKENS, prepare};
 use zbelastic_data::source::{
@@ -57,14 +61,6 @@ impl RangedFile for GeneratedFile {
         }
         Ok(count)
     }
-}
-
-/// The most memory that this process has had, by the system.
-fn peak_bytes() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").expect("Linux");
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("a line");
-    let kibibytes = line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number");
-    kibibytes * 1024
 }
 
 #[test]

@@ -72,7 +72,8 @@ const SCHEMES: [(&str, Scheme); 5] = [
 ];
 
 /// Whether an entry is to be read as an address. No path of a file has this in its beginning.
-pub(crate) fn is_address(entry: &str) -> bool {
+#[must_use]
+pub fn is_address(entry: &str) -> bool {
     entry.split_once(SEPARATOR).is_some_and(|(scheme, _)| {
         !scheme.is_empty() && scheme.bytes().all(|byte| byte.is_ascii_alphanumeric())
     })

@@ -110,6 +110,17 @@ pub enum Missing {
     File,
 }
 
+impl Missing {
+    /// Whether the place is there, and has no such file.
+    #[must_use]
+    pub const fn is_of_file(self) -> bool {
+        match self {
+            Self::Key | Self::File => true,
+            Self::Gone | Self::Bucket => false,
+        }
+    }
+}
+
 impl RemoteError {
     /// The error of this package within an error of a reader, if that is its cause.
     #[must_use]

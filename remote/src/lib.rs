@@ -32,7 +32,7 @@ mod storage;
 mod store;
 mod windows;
 
-pub use address::{AddressProblem, Scheme};
+pub use address::{AddressProblem, Scheme, is_address};
 pub use environment::Environment;
 pub use error::{Missing, RemoteError};
 pub use object_folder::ObjectFolder;

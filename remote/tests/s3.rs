@@ -15,7 +15,7 @@ use common::{BytesEncoder, make};
 use s3_server::{S3Server, SECRET};
 use tempfile::TempDir;
 use zbelastic_data::prepare::{PrepareError, PrepareRequest, prepare};
-use zbelastic_data::source::{LocalStorage, SourceOptions, SourceStorage};
+use zbelastic_data::source::{CopyError, LocalStorage, SourceOptions, SourceStorage, copy_file};
 use zbelastic_remote::{
     Environment, Missing, ObjectFolder, OnRetry, RemoteError, RemoteStorage, RetryEvent,
     RetryPolicy, Scheme,
@@ -224,4 +224,42 @@ fn a_folder_of_objects_is_written_in_a_bucket_as_on_the_disk() {
         "{gone:?}"
     );
     assert!(matches!(open("https://h/a", SECRET).err(), Some(RemoteError::Address { .. })));
+}
+
+/// A file comes whole however often the server is busy and the copy is stopped, and not again while it is the same.
+#[test]
+fn a_copy_of_an_object_goes_on_while_it_is_the_same() {
+    let folder = folder_with_bucket();
+    let weights = folder.path().join("buckets/books/model.safetensors");
+    let bytes: Vec<u8> = (0..5_000_000_u32).map(|i| (i % 253) as u8).collect();
+    fs::write(&weights, &bytes).expect("writable");
+    let server = S3Server::start(&folder.path().join("buckets"), true);
+    let (storage, notes) = storage(server.environment(SECRET));
+    let list = || storage.list("s3://books/model.safetensors").expect("it is there").remove(0);
+    let to = folder.path().join("copy.safetensors");
+    let copy = |reads: usize| {
+        let mut seen = Vec::new();
+        let copied = copy_file(&storage, &list(), &to, |at| {
+            seen.push(at);
+            if seen.len() > reads { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        });
+        (copied, seen)
+    };
+    assert!(matches!(copy(2), (Err(CopyError::Stopped), _)));
+    server.be_busy(2);
+    let (copied, seen) = copy(99);
+    copied.expect("the rest");
+    assert!(seen[0] > 0 && notes.lock().expect("not poisoned").len() == 2, "{seen:?}");
+    assert_eq!(fs::read(&to).expect("whole"), bytes);
+    assert_eq!(copy(0).1, [0; 0], "it is there");
+
+    fs::remove_file(&to).expect("it is there");
+    assert!(matches!(copy(2), (Err(CopyError::Stopped), _)));
+    let other: Vec<u8> = bytes.iter().rev().copied().collect();
+    fs::write(&weights, &other).expect("writable");
+    let (copied, seen) = copy(99);
+    copied.expect("all of it");
+    assert_eq!((seen[0], fs::read(&to).expect("whole")), (0, other), "no part of the one before");
+    let missing = storage.list("s3://books/none.safetensors").expect_err("it is not there");
+    assert!(matches!(RemoteError::find(&missing), Some(RemoteError::NotFound { .. })), "{missing}");
 }

@@ -36,6 +36,28 @@ fn the_bytes_of_a_layer_do_not_change() {
     assert_eq!(LayerImage::decode(&empty.encode()), Ok(empty));
 }
 
+/// Where moments are fewer, the eight bytes of the length are two of four: weights less one, and moments.
+#[test]
+fn a_layer_with_fewer_moments_has_a_form_of_its_own() {
+    let image = image();
+    let cut = |part: &HostFloats, len: usize| part[..len].iter().copied().collect::<HostFloats>();
+    for moments in [0, 1] {
+        let image =
+            LayerImage { m: cut(&image.m, moments), v: cut(&image.v, moments), ..image.clone() };
+        let bytes = image.encode();
+        assert_eq!((bytes[0], bytes.len()), (2, 21 + 4 * (image.w.len() + 2 * moments)));
+        let weights = image.w.len() as u32;
+        assert_eq!(bytes[13..17], (weights - 1).to_le_bytes());
+        assert_eq!(bytes[17..21], (moments as u32).to_le_bytes());
+        assert_eq!(LayerImage::decode(&bytes).as_ref(), Ok(&image));
+        assert_eq!(assemble(&bytes, 3, bytes.len() as u64).as_ref(), Ok(&image));
+        let mut many = bytes.clone();
+        many[17..21].copy_from_slice(&weights.to_le_bytes());
+        let refused = Err(ImageError::Moments { weights: weights.into(), found: weights.into() });
+        assert_eq!(LayerImage::decode(&many), refused);
+    }
+}
+
 #[test]
 fn bytes_that_are_cut_or_go_on_are_refused() {
     let bytes = image().encode();

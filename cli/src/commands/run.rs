@@ -32,6 +32,7 @@ use crate::args::RunArgs;
 use crate::blob::Blob;
 use crate::corpus::{StoresSummary, cut_text, gather_text, load_stores};
 use crate::event_poller::FOLLOW_PAUSE;
+use crate::remote_model::with_local_model;
 use crate::run_files::RUNS;
 use crate::store_maker::with_text_store;
 use crate::weights::{given_weights, weights_file};
@@ -105,7 +106,8 @@ fn sources_with_store(args: &RunArgs) -> Result<ConfigSources, CommandFailure> {
     let mut listening = None;
     let listen =
         || Interrupt::listen(None, "batch").map(|interrupt| listening.insert(interrupt).clone());
-    let sources = with_text_store(args.config.sources(), Path::new(RUNS), listen)?;
+    let sources = with_local_model(args.config.sources(), Path::new(RUNS))?;
+    let sources = with_text_store(sources, Path::new(RUNS), listen)?;
     let Some(interrupt) = listening else { return Ok(sources) };
     interrupt.release();
     match interrupt.is_requested() {

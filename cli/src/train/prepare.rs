@@ -27,6 +27,7 @@ use super::folder::check_can_begin;
 use super::run_devices::{DeviceShare, DeviceSharing, RunDevices};
 use crate::args::TrainArgs;
 use crate::corpus::{DataSummary, RunCorpus, load_data};
+use crate::remote_model::with_local_model;
 use crate::run_files::RUNS;
 use crate::run_tokenizer::RunTokenizer;
 use crate::store_maker::{with_text_store, with_vocabulary};
@@ -162,7 +163,8 @@ pub fn prepare(
     args: &TrainArgs,
     listen: impl FnOnce(&RunConfig) -> Result<Interrupt, CommandFailure>,
 ) -> Result<PreparedRun, CommandFailure> {
-    let sources = with_vocabulary(sources(args))?;
+    let named = with_local_model(sources(args), Path::new(RUNS))?;
+    let sources = with_vocabulary(named.clone())?;
     let (loaded, injections) = match load_with_injections(&sources, &args.inject) {
         Ok((loaded, injections)) => (loaded, Ok(injections)),
         // Without a configuration there is no text and no plan to speak of.
@@ -180,7 +182,7 @@ pub fn prepare(
     let (injections, text, plan) = all_or_failures(injections, text, plan)?;
     let (loaded, text) = match text {
         Some(text) => (loaded, text),
-        None => store_of_text(args, &interrupt)?,
+        None => store_of_text(args, named, &interrupt)?,
     };
     let name = run_name(&loaded.settings, args.config.config.as_deref());
     let LoadedConfig { config, notes, .. } = loaded;
@@ -224,10 +226,11 @@ fn data_in_reach(
 /// Makes a store of the text, which may take hours.
 fn store_of_text(
     args: &TrainArgs,
+    sources: ConfigSources,
     interrupt: &Interrupt,
 ) -> Result<(LoadedConfig, RunCorpus), CommandFailure> {
     let parent = args.out.as_deref().unwrap_or(Path::new(RUNS));
-    let loaded = load(&with_text_store(sources(args), parent, || Ok(interrupt.clone()))?)?;
+    let loaded = load(&with_text_store(sources, parent, || Ok(interrupt.clone()))?)?;
     let text = load_data(&loaded)?;
     Ok((loaded, text))
 }

@@ -51,7 +51,7 @@ fn values_that_no_run_can_have_are_refused() {
     check("--set model.vocab=255", &["255 tokens are too few for text", "try: model.vocab = 256"]);
     let folder = ["no/where/config.json cannot be read", "model.width stands beside model.from_hf"];
     check("--set model.from_hf=no/where", &folder);
-    let remote = ["s3://bucket/model/config.json cannot be read", "try: a folder on this machine"];
+    let remote = ["the model cannot be copied", "s3://bucket/model", "no credentials"];
     check("--set model.from_hf=s3://bucket/model", &remote);
     check("no.toml", &["no.toml: cannot be read", "try: "]);
     check("--set steps", &["expected section.key=value, found `steps`", "try: --set"]);

@@ -86,6 +86,22 @@ fn a_store_gives_the_same_bits_to_threads_and_to_processes_that_are_killed() {
 }
 
 /// A store of bytes is a text: the order of windows is the same, and so is every bit.
+/// What is in its stores counts when a run goes on, and not where they lie.
+#[test]
+fn a_branch_goes_on_over_stores_that_were_moved() {
+    let folder = prepared();
+    let run = |stores: &str, more: &str| {
+        over_tokens(stores, &format!("{STEADY} --workers 2 --out run {more}"))
+    };
+    folder.finish(&mut folder.small_in_processes(&run("\"store\"", "--steps 10")));
+    fs::rename(folder.path("store"), folder.path("moved")).expect("a folder");
+    let moved = run("\"moved\"", "--steps 20 --branch");
+    let branch = folder.finish(&mut folder.small_in_processes(&moved));
+    assert_eq!(branch.step(1)["step"], 11);
+    let whole = folder.run(&over_tokens("\"moved\"", &format!("--steps 20 {STEADY}")));
+    assert_eq!(branch.digest(), whole.digest());
+}
+
 #[test]
 fn a_store_of_bytes_trains_to_the_bits_of_its_text() {
     let folder = TextFolder::new();

@@ -65,13 +65,22 @@ impl MappedShard {
         Ok(())
     }
 
+    /// Length of the file.
+    pub(super) fn bytes(&self) -> u64 {
+        self.mapping.len() as u64
+    }
+
     pub(super) fn tokens(&self) -> u64 {
         (self.layout.ids.len() / self.layout.id_bytes) as u64
     }
 
     /// Compares the file's hash, and then its ids with the vocabulary. It is read and not mapped, so
-    /// that no more than a buffer of it is in memory.
-    pub(super) fn verify(&self, record: &ShardRecord) -> Result<(), StoreError> {
+    /// that no more than a buffer of it is in memory. `on_bytes` is called with the length of each piece that was read.
+    pub(super) fn verify(
+        &self,
+        record: &ShardRecord,
+        on_bytes: &mut dyn FnMut(u64),
+    ) -> Result<(), StoreError> {
         let io = |source: io::Error| StoreError::Io { path: self.path.clone(), source };
         let mut id_bytes_left = self.layout.ids.len();
         let mut greatest = 0;
@@ -79,6 +88,7 @@ impl MappedShard {
             let ids = &piece[..piece.len().min(id_bytes_left)];
             id_bytes_left -= ids.len();
             greatest = greatest.max(self.greatest_id(ids));
+            on_bytes(piece.len() as u64);
         });
         let found = found.map_err(io)?;
         if found != record.hash {

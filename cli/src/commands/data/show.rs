@@ -11,11 +11,13 @@ use zbelastic_data::prepare::JOURNAL_NAME;
 use zbelastic_data::show::{ShowRequest, StoreView, WindowSample, show};
 use zbelastic_data::store::{MANIFEST_NAME, StoreManifest, TokenStore};
 use zbelastic_data::window::Packing;
+use zbelastic_types::Bytes;
 use zbelastic_wording::figures::{counted, grouped};
 use zbelastic_wording::{CommandError, CommandFailure, FailureCode, FailureDetail};
 
 use crate::args::DataShowArgs;
 use crate::data_failure as failure;
+use crate::progress::CommandProgress;
 use crate::tokenizer_encoder::TokenizerEncoder;
 
 /// Damaged shards that are named at most.
@@ -89,7 +91,17 @@ pub fn open_store(folder: &Path) -> Result<TokenStore, CommandFailure> {
 
 /// Reads every shard, and names those that are damaged, up to [`DAMAGED_NAMED_MAX`].
 fn verify(store: &TokenStore) -> Result<(), CommandFailure> {
-    let mut faults = store.shard_faults();
+    let mut progress = CommandProgress::new();
+    let verified = verify_shards(store, &mut progress);
+    progress.finish();
+    verified
+}
+
+fn verify_shards(store: &TokenStore, progress: &mut CommandProgress) -> Result<(), CommandFailure> {
+    let total = store.shard_bytes();
+    let mut faults = store.shard_faults(|read| {
+        progress.report(read, total, || format!("verified {} of {}", Bytes(read), Bytes(total)));
+    });
     let Some(first) = faults.next() else { return Ok(()) };
     let mut failure = failure::of_store(&first);
     for fault in faults {
