@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 
+use zbelastic_policy::member_addresses::{NameResolution, numbers};
 use zbelastic_types::NodeId;
 
 /// Nodes with names that are resolved at once, each on a thread: one slow name delays as many
@@ -20,12 +21,6 @@ pub type NameLookup = Arc<dyn Fn(&str) -> Vec<SocketAddr> + Send + Sync>;
 #[must_use]
 pub fn system_lookup() -> NameLookup {
     Arc::new(|address| address.to_socket_addrs().map(Iterator::collect).unwrap_or_default())
-}
-
-/// Those of the addresses that are numbers, and need no resolver.
-#[must_use]
-pub fn numbers(addresses: &[String]) -> Vec<SocketAddr> {
-    addresses.iter().filter_map(|address| address.parse().ok()).collect()
 }
 
 /// Addresses as a socket accepts them, for callers that may wait for the resolver; a name that does
@@ -55,31 +50,6 @@ impl NameResolver {
         Self { lookup, waiting: VecDeque::new(), under_way: BTreeMap::new(), answers, answer }
     }
 
-    /// Looks up where a node is. Yields the addresses that are numbers; those of names are returned
-    /// by [`Self::poll`], with the numbers.
-    pub fn resolve_node(&mut self, node: NodeId, addresses: &[String]) -> Vec<SocketAddr> {
-        self.waiting.retain(|(waiting, _)| *waiting != node);
-        let numbers = numbers(addresses);
-        let is_new = self.under_way.get(&node).is_none_or(|resolving| resolving != addresses);
-        if numbers.len() < addresses.len() && is_new {
-            self.waiting.push_back((node, addresses.to_vec()));
-            self.start();
-        }
-        numbers
-    }
-
-    /// The addresses found since the last call. A name that does not resolve now is left out.
-    pub fn poll(&mut self) -> Vec<(NodeId, Vec<SocketAddr>)> {
-        let found: Vec<_> = self.answers.try_iter().collect();
-        for (node, _) in &found {
-            self.under_way.remove(node);
-        }
-        if !found.is_empty() {
-            self.start();
-        }
-        found
-    }
-
     fn start(&mut self) {
         while self.under_way.len() < RESOLVING_MAX {
             let is_free = |(node, _): &(NodeId, _)| !self.under_way.contains_key(node);
@@ -98,6 +68,30 @@ impl NameResolver {
                 return;
             }
         }
+    }
+}
+
+impl NameResolution for NameResolver {
+    fn resolve_node(&mut self, node: NodeId, addresses: &[String]) -> Vec<SocketAddr> {
+        self.waiting.retain(|(waiting, _)| *waiting != node);
+        let numbers = numbers(addresses);
+        let is_new = self.under_way.get(&node).is_none_or(|resolving| resolving != addresses);
+        if numbers.len() < addresses.len() && is_new {
+            self.waiting.push_back((node, addresses.to_vec()));
+            self.start();
+        }
+        numbers
+    }
+
+    fn poll(&mut self) -> Vec<(NodeId, Vec<SocketAddr>)> {
+        let found: Vec<_> = self.answers.try_iter().collect();
+        for (node, _) in &found {
+            self.under_way.remove(node);
+        }
+        if !found.is_empty() {
+            self.start();
+        }
+        found
     }
 }
 

@@ -11,9 +11,11 @@
 pub mod authority;
 pub mod collect;
 pub mod data;
+pub mod device_gauge;
 pub mod disk_space;
 pub mod keep_queue;
 pub mod keep_rule;
+pub mod member_addresses;
 pub mod moment_values;
 pub mod piece;
 pub mod piece_copies;

@@ -9,6 +9,7 @@
 
 mod arrivals;
 mod causes;
+pub mod layer_moves;
 mod measure;
 mod slice_log;
 pub mod trace;

@@ -38,7 +38,6 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval};
-use zbelastic_consensus::contact::check_name;
 use zbelastic_consensus::core::{Input, Output};
 use zbelastic_consensus::message::{Envelope, Message};
 use zbelastic_identity::{PeerIdentity, PeerRole};
@@ -238,8 +237,10 @@ impl ControllerNode {
                 let reads = read_by(versions);
                 self.send_to_core(Input::Connected { node: peer.node, reads });
                 self.connections.note_up(peer.node);
-                if peer.role == PeerRole::Controller {
-                    self.send_founding(peer.node);
+                if let Some(founding) = self.facts.founding()
+                    && peer.role == PeerRole::Controller
+                {
+                    self.ports.outbox.send(peer.node, founding);
                 }
             }
             TransportEvent::Down { peer, reason } => {
@@ -366,7 +367,9 @@ impl ControllerNode {
                 self.rotation.note_report(from.node, report, members);
             }
             NodeMessage::Founding { cluster_name, founded_ms } => {
-                self.note_founding((cluster_name, founded_ms));
+                if self.facts.note_founding(&cluster_name, founded_ms) {
+                    self.connections.save_founding((cluster_name, founded_ms));
+                }
             }
             NodeMessage::Layer(_)
             | NodeMessage::Kept(_)
@@ -374,24 +377,6 @@ impl ControllerNode {
             | NodeMessage::Keeping(_)
             | NodeMessage::KeepingLeft { .. }
             | NodeMessage::Exporting => {}
-        }
-    }
-
-    /// A controller that joined does not know what its cluster is called.
-    fn send_founding(&mut self, to: NodeId) {
-        let ControllerFacts { cluster_name, founded_ms, .. } = &self.facts;
-        if !cluster_name.is_empty() {
-            let cluster_name = cluster_name.clone();
-            let founding = NodeMessage::Founding { cluster_name, founded_ms: *founded_ms };
-            self.ports.outbox.send(to, founding);
-        }
-    }
-
-    fn note_founding(&mut self, (cluster_name, founded_ms): (String, Option<u64>)) {
-        if self.facts.cluster_name.is_empty() && check_name(&cluster_name).is_ok() {
-            self.facts.cluster_name.clone_from(&cluster_name);
-            self.facts.founded_ms = founded_ms;
-            self.connections.save_founding((cluster_name, founded_ms));
         }
     }
 

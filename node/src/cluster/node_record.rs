@@ -8,6 +8,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 use zbelastic_api::{ADDRESSES_MAX, MemberRole};
+use zbelastic_policy::member_addresses::ControllerAddresses;
 use zbelastic_types::{ClusterId, NodeId};
 
 use crate::checked_json::{self, CheckedError};
@@ -50,15 +51,6 @@ pub struct NodeRecord {
     /// The zone that it runs in; empty if none was configured.
     #[serde(default)]
     pub zone: String,
-}
-
-/// Where controllers are.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct ControllerAddresses {
-    /// Where each was found last.
-    pub sockets: BTreeMap<NodeId, Vec<SocketAddr>>,
-    /// The addresses, as they were agreed on, of those that have names among them.
-    pub names: BTreeMap<NodeId, Vec<String>>,
 }
 
 /// Why the record of a node cannot be read or written.

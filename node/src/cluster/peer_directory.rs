@@ -5,13 +5,11 @@ use std::net::SocketAddr;
 use zbelastic_consensus::contact::Contacts;
 use zbelastic_consensus::member::Role;
 use zbelastic_identity::PeerRole;
-use zbelastic_machine::name_resolver::system_lookup;
+use zbelastic_machine::name_resolver::{NameResolver, system_lookup};
+use zbelastic_policy::member_addresses::{ControllerAddresses, MemberAddresses, MemberSockets};
 use zbelastic_policy::roster::Roster;
 use zbelastic_transport::Transport;
 use zbelastic_types::NodeId;
-
-use super::member_addresses::{MemberAddresses, MemberSockets};
-use super::node_record::ControllerAddresses;
 
 /// The nodes that this one requests connections to.
 pub struct PeerDirectory {
@@ -19,7 +17,7 @@ pub struct PeerDirectory {
     roster: Roster,
     /// Where controllers are, as that was remembered last.
     known: ControllerAddresses,
-    members: MemberAddresses,
+    members: MemberAddresses<NameResolver>,
     /// Banned nodes that [`Self::poll_banned`] has not returned yet.
     banned_now: Vec<NodeId>,
 }
@@ -29,7 +27,7 @@ impl PeerDirectory {
     #[must_use]
     pub fn new(me: NodeId, known: ControllerAddresses) -> Self {
         let roster = Roster::new(me, known.sockets.keys().copied().collect());
-        let members = MemberAddresses::new(system_lookup(), &known);
+        let members = MemberAddresses::new(NameResolver::new(system_lookup()), &known);
         Self { me, roster, known, members, banned_now: Vec::new() }
     }
 

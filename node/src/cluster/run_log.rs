@@ -21,13 +21,13 @@ use zbelastic_types::{Bytes, Generation, NodeId, RunId, StageIndex, Step, Tensor
 use zbelastic_wire::document::NamedJob;
 use zbelastic_wire::layer_bytes;
 
-use super::layer_moves::LayerMoves;
 use super::step_timings::StepTimings;
 use checkpoints::CheckpointTimes;
 use failures::FailureLog;
 use pace::RunPace;
 use zbelastic_api::reason_text;
 use zbelastic_api::{EventKind, FailureStatus, HexDigest, MemberRole, VerdictWait};
+use zbelastic_timing::layer_moves::LayerMoves;
 use zbelastic_timing::{BubbleShares, MeasuredSlice, MessageArrival};
 use zbelastic_wording::figures::tokens_per_s;
 

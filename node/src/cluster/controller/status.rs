@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
 use zbelastic_consensus::class::DeviceKind;
+use zbelastic_consensus::contact::check_name;
 use zbelastic_consensus::core::Core;
 use zbelastic_consensus::job::JobPhase;
 use zbelastic_consensus::member::{Member, MembershipStatus, Role};
@@ -13,6 +14,7 @@ use zbelastic_consensus::training_status::TrainingStatus;
 use zbelastic_planner::PaceTracker;
 use zbelastic_transport::TransportPath;
 use zbelastic_types::{Digest, NodeId, Step};
+use zbelastic_wire::NodeMessage;
 
 use super::formats::format_status;
 use super::links::MemberLinks;
@@ -41,6 +43,27 @@ pub(super) struct ControllerFacts {
     /// When the cluster was founded, in milliseconds since 1970, if that is known here.
     pub(super) founded_ms: Option<u64>,
     pub(super) started: Instant,
+}
+
+impl ControllerFacts {
+    /// The message to a controller that joined and does not know what its cluster is called; none
+    /// if this one does not either.
+    pub(super) fn founding(&self) -> Option<NodeMessage> {
+        let Self { cluster_name, founded_ms, .. } = self;
+        let cluster_name = cluster_name.clone();
+        let founding = NodeMessage::Founding { cluster_name, founded_ms: *founded_ms };
+        (!self.cluster_name.is_empty()).then_some(founding)
+    }
+
+    /// Another controller sent what the cluster is called. Yields whether that is news.
+    pub(super) fn note_founding(&mut self, cluster_name: &str, founded_ms: Option<u64>) -> bool {
+        let is_new = self.cluster_name.is_empty() && check_name(cluster_name).is_ok();
+        if is_new {
+            cluster_name.clone_into(&mut self.cluster_name);
+            self.founded_ms = founded_ms;
+        }
+        is_new
+    }
 }
 
 /// The parts of the status: the agreed state, and this controller's knowledge beside that.

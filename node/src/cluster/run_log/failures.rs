@@ -7,8 +7,8 @@ use std::time::Instant;
 use zbelastic_types::{Bytes, Generation};
 
 use super::milliseconds;
-use crate::cluster::layer_moves::MovedLayers;
 use zbelastic_api::{FAILURES_MAX, FailureStatus};
+use zbelastic_timing::layer_moves::MovedLayers;
 
 /// The last failures, the newest last.
 #[derive(Debug, Default)]
@@ -88,7 +88,7 @@ mod tests {
     use zbelastic_types::NodeId;
 
     use super::*;
-    use crate::cluster::layer_moves::LayerMoves;
+    use zbelastic_timing::layer_moves::LayerMoves;
 
     fn failure(at_ms: u64) -> FailureStatus {
         FailureStatus {

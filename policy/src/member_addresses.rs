@@ -1,5 +1,5 @@
-//! Where members are: the addresses that were agreed on, names among them resolved beside the event
-//! loop, and resolved again while their node is not connected.
+//! Where members are: the addresses that were agreed on, names among them resolved, and resolved
+//! again while their node is not connected.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -7,22 +7,45 @@ use std::time::Duration;
 
 use zbelastic_consensus::contact::Contacts;
 use zbelastic_consensus::member::Role;
-use zbelastic_machine::name_resolver::{NameLookup, NameResolver, numbers};
-use zbelastic_policy::tick::ticks_of;
 use zbelastic_types::NodeId;
 
-use super::node_record::ControllerAddresses;
+use crate::tick::ticks_of;
 
 /// Between two look-ups of the names of a node that is not connected: as long as the longest pause
 /// between two dials of it.
 const LOOKUP_PAUSE: Duration = Duration::from_secs(5);
 
+/// Resolves names of machines, beside its caller: a resolver answers when it likes.
+pub trait NameResolution {
+    /// Looks up where a node is. Yields the addresses that are numbers; those of names are returned
+    /// by [`Self::poll`], with the numbers.
+    fn resolve_node(&mut self, node: NodeId, addresses: &[String]) -> Vec<SocketAddr>;
+
+    /// The addresses found since the last call. A name that does not resolve now is left out.
+    fn poll(&mut self) -> Vec<(NodeId, Vec<SocketAddr>)>;
+}
+
+/// Those of the addresses that are numbers, and need no resolver.
+#[must_use]
+pub fn numbers(addresses: &[String]) -> Vec<SocketAddr> {
+    addresses.iter().filter_map(|address| address.parse().ok()).collect()
+}
+
+/// Where controllers are.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ControllerAddresses {
+    /// Where each was found last.
+    pub sockets: BTreeMap<NodeId, Vec<SocketAddr>>,
+    /// The addresses, as they were agreed on, of those that have names among them.
+    pub names: BTreeMap<NodeId, Vec<String>>,
+}
+
 /// A node, its role, and where it is dialled from now on.
 pub type MemberSockets = (NodeId, Role, Vec<SocketAddr>);
 
 /// The addresses of members, as far as they were resolved.
-pub struct MemberAddresses {
-    resolver: NameResolver,
+pub struct MemberAddresses<R> {
+    resolver: R,
     /// Where members are, this node too.
     sockets: BTreeMap<NodeId, (Role, Vec<SocketAddr>)>,
     /// The addresses, as they were agreed on, of members that have names among them.
@@ -30,17 +53,17 @@ pub struct MemberAddresses {
     ticks: u32,
 }
 
-impl MemberAddresses {
+impl<R: NameResolution> MemberAddresses<R> {
     /// The addresses of the controllers that are known before anything was agreed, resolved by
-    /// this look-up.
+    /// this resolver.
     #[must_use]
-    pub fn new(lookup: NameLookup, known: &ControllerAddresses) -> Self {
+    pub fn new(resolver: R, known: &ControllerAddresses) -> Self {
         let controller =
             |(node, at): (&NodeId, &Vec<SocketAddr>)| (*node, (Role::Controller, at.clone()));
         let sockets = known.sockets.iter().map(controller).collect();
         let named = known.names.clone();
         // The first tick looks names up: they may mean other addresses than before.
-        Self { resolver: NameResolver::new(lookup), sockets, named, ticks: ticks_of(LOOKUP_PAUSE) }
+        Self { resolver, sockets, named, ticks: ticks_of(LOOKUP_PAUSE) }
     }
 
     /// A tick passes. Yields the nodes that are elsewhere, as their names were resolved since.
@@ -104,10 +127,8 @@ impl MemberAddresses {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-    use std::sync::atomic::{AtomicU16, Ordering};
-    use std::thread;
-    use std::time::Instant;
+    use std::cell::Cell;
+    use std::rc::Rc;
 
     use zbelastic_consensus::contact::Contact;
 
@@ -119,6 +140,30 @@ mod tests {
         vec![SocketAddr::from(([10, 0, 0, 1], port))]
     }
 
+    /// Every name resolves to the port that stands in the cell.
+    struct OnePort {
+        port: Rc<Cell<u16>>,
+        asked: Vec<NodeId>,
+    }
+
+    impl NameResolution for OnePort {
+        fn resolve_node(&mut self, node: NodeId, addresses: &[String]) -> Vec<SocketAddr> {
+            let found = numbers(addresses);
+            if found.len() < addresses.len() {
+                self.asked.push(node);
+            }
+            found
+        }
+
+        fn poll(&mut self) -> Vec<(NodeId, Vec<SocketAddr>)> {
+            self.asked.drain(..).map(|node| (node, at(self.port.get()))).collect()
+        }
+    }
+
+    fn addresses(port: &Rc<Cell<u16>>, known: &ControllerAddresses) -> MemberAddresses<OnePort> {
+        MemberAddresses::new(OnePort { port: Rc::clone(port), asked: Vec::new() }, known)
+    }
+
     fn contacts(addresses: &[&str]) -> Contacts {
         let addresses = addresses.iter().map(|address| (*address).to_owned()).collect();
         let contact = Contact { addresses, ..Contact::of_node(NODE) };
@@ -126,56 +171,37 @@ mod tests {
         Contacts { index: 1, members, banned: Default::default(), rotation: None }
     }
 
-    /// A name that resolves to the port that stands in the cell.
-    fn name_at(port: &Arc<AtomicU16>) -> NameLookup {
-        let port = Arc::clone(port);
-        Arc::new(move |_| at(port.load(Ordering::SeqCst)))
-    }
-
-    /// Ticks until a node is elsewhere; fails after far longer than a look-up takes.
-    fn moved(addresses: &mut MemberAddresses, is_up: bool) -> Vec<MemberSockets> {
-        let end = Instant::now() + Duration::from_secs(60);
-        loop {
-            let moved = addresses.handle_tick(|_| is_up);
-            if !moved.is_empty() {
-                return moved;
-            }
-            assert!(Instant::now() < end, "nothing was resolved");
-            thread::yield_now();
-        }
+    /// All that moved while twice the time between two look-ups passed.
+    fn moved(addresses: &mut MemberAddresses<OnePort>, is_up: bool) -> Vec<MemberSockets> {
+        (0..2 * ticks_of(LOOKUP_PAUSE)).flat_map(|_| addresses.handle_tick(|_| is_up)).collect()
     }
 
     /// A controller whose machine came back elsewhere under the same name is found there, and the
     /// next start of this process finds it too.
     #[test]
     fn the_names_of_a_node_that_is_not_connected_are_resolved_again() {
-        let port = Arc::new(AtomicU16::new(1));
-        let known = ControllerAddresses::default();
-        let mut addresses = MemberAddresses::new(name_at(&port), &known);
-        assert_eq!(addresses.follow(&contacts(&["a:7000"])), [(NODE, Role::Controller, vec![])]);
-        assert_eq!(moved(&mut addresses, false), [(NODE, Role::Controller, at(1))]);
-        port.store(2, Ordering::SeqCst);
-        let ticks = 3 * ticks_of(LOOKUP_PAUSE);
-        assert!((0..ticks).all(|_| addresses.handle_tick(|_| true).is_empty()), "it is connected");
-        assert_eq!(moved(&mut addresses, false), [(NODE, Role::Controller, at(2))]);
-        let remembered = addresses.controllers();
+        let port = Rc::new(Cell::new(1));
+        let mut found = addresses(&port, &ControllerAddresses::default());
+        assert_eq!(found.follow(&contacts(&["a:7000"])), [(NODE, Role::Controller, vec![])]);
+        assert_eq!(moved(&mut found, true), [(NODE, Role::Controller, at(1))]);
+        port.set(2);
+        assert_eq!(moved(&mut found, true), [], "it is connected");
+        assert_eq!(moved(&mut found, false), [(NODE, Role::Controller, at(2))]);
+        let remembered = found.controllers();
         assert_eq!(remembered.sockets, BTreeMap::from([(NODE, at(2))]));
         assert_eq!(remembered.names, BTreeMap::from([(NODE, vec!["a:7000".to_owned()])]));
-        port.store(3, Ordering::SeqCst);
-        let mut next_start = MemberAddresses::new(name_at(&port), &remembered);
+        port.set(3);
+        let mut next_start = addresses(&port, &remembered);
         assert_eq!(moved(&mut next_start, false), [(NODE, Role::Controller, at(3))]);
     }
 
     #[test]
     fn addresses_that_are_numbers_are_never_looked_up() {
-        let lookup: NameLookup = Arc::new(|address| panic!("{address} was looked up"));
-        let mut addresses = MemberAddresses::new(lookup, &ControllerAddresses::default());
+        let mut found = addresses(&Rc::new(Cell::new(1)), &ControllerAddresses::default());
         let sockets = vec![(NODE, Role::Controller, at(7))];
-        assert_eq!(addresses.follow(&contacts(&["10.0.0.1:7"])), sockets);
-        assert!(
-            (0..3 * ticks_of(LOOKUP_PAUSE)).all(|_| addresses.handle_tick(|_| false).is_empty())
-        );
-        assert_eq!(addresses.controllers().names, BTreeMap::new());
-        assert_eq!(addresses.of(NODE, &["10.0.0.9:7".to_owned()]).len(), 1);
+        assert_eq!(found.follow(&contacts(&["10.0.0.1:7"])), sockets);
+        assert_eq!(moved(&mut found, false), []);
+        assert_eq!(found.controllers().names, BTreeMap::new());
+        assert_eq!(found.of(NODE, &["10.0.0.9:7".to_owned()]).len(), 1);
     }
 }
