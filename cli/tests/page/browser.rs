@@ -79,15 +79,19 @@ impl Browser {
         if key["type"] == "keyDown" {
             key["text"] = key["key"].clone();
         }
-        let named = json!({ "cmd": "Input.dispatchKeyEvent", "params": key });
-        self.command("/goog/cdp/execute", &named);
+        self.chrome("Input.dispatchKeyEvent", &key);
+    }
+
+    /// A command of Chrome's own protocol.
+    pub fn chrome(&self, command: &str, parameters: &Value) -> Value {
+        let named = json!({ "cmd": command, "params": parameters });
+        self.command("/goog/cdp/execute", &named)
     }
 
     pub fn resize(&self, width: u32, height: u32) {
         let size =
             json!({ "width": width, "height": height, "deviceScaleFactor": 1, "mobile": false });
-        let command = json!({ "cmd": "Emulation.setDeviceMetricsOverride", "params": size });
-        self.command("/goog/cdp/execute", &command);
+        self.chrome("Emulation.setDeviceMetricsOverride", &size);
     }
 
     /// Errors of scripts and refused loads that the browser logged.

@@ -1,0 +1,267 @@
+//! Measures the page against its goals: what its server costs with ten pages open, and how it does in
+//! headless Chromium with a thousand simulated nodes and an hour of steps.
+//!
+//! ```text
+//! cargo run --release -p zbelastic-ui --example page_measures -- [NODES]
+//! ```
+//!
+//! Chromium and chromedriver are Debian's `chromium` and `chromium-driver`; without them their rows are
+//! left out.
+
+#[expect(dead_code, reason = "the tests of the page use more of it")]
+#[path = "../../cli/tests/page/browser.rs"]
+mod browser;
+
+use std::error::Error;
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use tokio::runtime::Builder;
+use zbelastic_api::{ClusterEvent, EventKind, StatusReport, sample};
+use zbelastic_ui::{AccessPolicy, CONNECTIONS_MAX, PageObserver, UiServer, UiSettings};
+use zbelastic_view::{Observation, RunCosts};
+
+const VIEWERS: usize = 10;
+/// A step of the simulated run, and how long each row is measured.
+const STEP: Duration = Duration::from_millis(200);
+const WINDOW: Duration = Duration::from_secs(15);
+/// Steps of an hour.
+const HOUR_STEPS: u64 = 3600 * 5;
+/// Stages and microbatches of the simulated lanes.
+const STAGES: u64 = 64;
+const MICROBATCHES: u64 = 32;
+/// Connections that are refused, one after the other.
+const REFUSED: usize = 10_000;
+/// The names of the server's threads begin so, and so their processor time is found.
+const THREAD: &str = "page-server";
+
+fn status(nodes: u64) -> StatusReport {
+    let mut status = sample::status();
+    let like = status.members[1].clone();
+    let more = (100..100 + nodes).map(|id| {
+        let mut member = like.clone();
+        member.id.0 = id;
+        member.name = format!("spot-{id}");
+        member.stage = Some((id % STAGES) as u32);
+        member
+    });
+    status.members.extend(more);
+    status
+}
+
+fn step(number: u64) -> ClusterEvent {
+    let kind = EventKind::Step {
+        step: number,
+        step_count: 10 * HOUR_STEPS,
+        loss: Some(2.0 + 6.0 / (1.0 + number as f64 / 500.0)),
+        gnorm: Some(0.5),
+        verdict: if number.is_multiple_of(40) { "clip" } else { "keep" }.to_owned(),
+        clip: Some(1.0),
+        lr: 1e-3,
+        ms: 200.0,
+        tokens_per_s: 80_000.0,
+        attempts: 1,
+        bubble: Some(0.05),
+        bubble_planned: Some(0.04),
+        causes: None,
+        generation: 1,
+        stages: STAGES as u32,
+        eta_s: Some(1.0),
+    };
+    ClusterEvent::new(number, 1_000_000 + number * 200, kind)
+}
+
+/// A trace of three steps from this one on, of which the middle one is whole.
+fn trace(from: u64) -> String {
+    let mut rows = vec![json!({ "name": "process_name", "ph": "M", "pid": 1, "tid": 0,
+        "args": { "name": "measured" } })];
+    for step in from..from + 3 {
+        for stage in 0..STAGES {
+            for (slot, (kind, category)) in
+                [("F", "forward"), ("B", "input gradient"), ("W", "weight gradient")]
+                    .into_iter()
+                    .cycle()
+                    .take(3 * MICROBATCHES as usize)
+                    .enumerate()
+            {
+                let start = (step - from) * 200_000 + stage * 500 + slot as u64 * 2000;
+                rows.push(json!({ "name": format!("{kind}{} step {step}", slot / 3), "ph": "X",
+                    "pid": 1, "tid": stage, "cat": category, "ts": start, "dur": 1900 }));
+            }
+        }
+    }
+    json!({ "traceEvents": rows }).to_string()
+}
+
+/// Sends what a cluster would answer, until it is over.
+fn feed(observer: PageObserver, nodes: u64, is_over: Arc<AtomicBool>) {
+    let mut number = HOUR_STEPS + 1;
+    while !is_over.load(Ordering::Relaxed) {
+        let mut sent = observer.send(Observation::Events(vec![step(number)]));
+        if number.is_multiple_of(5) {
+            sent &= observer.send(Observation::Status(Box::new(status(nodes))));
+        }
+        if number.is_multiple_of(25) {
+            sent &= observer.send(Observation::Trace(trace(number)));
+        }
+        if !sent {
+            return;
+        }
+        number += 1;
+        thread::sleep(STEP);
+    }
+}
+
+/// Reads a page's stream, and counts its bytes.
+fn view(address: SocketAddr, bytes: &AtomicU64, is_over: &AtomicBool) -> std::io::Result<()> {
+    let mut stream = TcpStream::connect(address)?;
+    stream.set_read_timeout(Some(Duration::from_secs(1)))?;
+    stream.write_all(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")?;
+    let mut piece = vec![0; 1 << 20];
+    while !is_over.load(Ordering::Relaxed) {
+        match stream.read(&mut piece) {
+            Ok(0) => return Ok(()),
+            Ok(length) => drop(bytes.fetch_add(length as u64, Ordering::Relaxed)),
+            // Nothing came for a second.
+            Err(_) => {}
+        }
+    }
+    Ok(())
+}
+
+/// Processor time of the server's threads.
+fn server_time() -> Duration {
+    let tasks = fs::read_dir("/proc/self/task").into_iter().flatten().filter_map(Result::ok);
+    let times = tasks.filter_map(|task| {
+        let name = fs::read_to_string(task.path().join("comm")).ok()?;
+        let times = fs::read_to_string(task.path().join("schedstat")).ok()?;
+        let ran: u64 = times.split(' ').next()?.parse().ok()?;
+        name.starts_with(THREAD).then_some(ran)
+    });
+    Duration::from_nanos(times.sum())
+}
+
+struct Served {
+    server: UiServer,
+    is_over: Arc<AtomicBool>,
+}
+
+fn serve(nodes: u64) -> Result<Served, Box<dyn Error>> {
+    let mut runtime = Builder::new_multi_thread();
+    runtime.worker_threads(1).thread_name(THREAD).enable_all();
+    let address = SocketAddr::from(([127, 0, 0, 1], 0));
+    let settings =
+        UiSettings { address, policy: AccessPolicy::Loopback, costs: RunCosts::default() };
+    let server = UiServer::start(settings, runtime.build()?)?;
+    let is_over = Arc::new(AtomicBool::new(false));
+    let observer = server.observer();
+    // An hour that was observed before.
+    for number in 1..=HOUR_STEPS {
+        if !observer.send(Observation::Events(vec![step(number)])) {
+            return Err("the server ended".into());
+        }
+    }
+    let seen = Arc::clone(&is_over);
+    thread::spawn(move || feed(observer, nodes, seen));
+    Ok(Served { server, is_over })
+}
+
+/// The share of a step that the server's threads compute, with ten pages.
+fn cost(nodes: u64) -> Result<(), Box<dyn Error>> {
+    let Served { server, is_over } = serve(nodes)?;
+    let bytes = Arc::new(AtomicU64::new(0));
+    for _ in 0..VIEWERS {
+        let address = server.address();
+        let bytes = Arc::clone(&bytes);
+        let seen = Arc::clone(&is_over);
+        thread::spawn(move || view(address, &bytes, &seen));
+    }
+    // Snapshots are sent once.
+    thread::sleep(Duration::from_secs(3));
+    let before = (server_time(), bytes.load(Ordering::Relaxed), Instant::now());
+    thread::sleep(WINDOW);
+    let share = (server_time() - before.0).as_secs_f64() / before.2.elapsed().as_secs_f64();
+    let rate = (bytes.load(Ordering::Relaxed) - before.1) as f64 / WINDOW.as_secs_f64() / 1e6;
+    println!("{nodes:5} nodes, {VIEWERS} pages: {:.2} % of a core, {rate:.2} MB/s", share * 100.0);
+    is_over.store(true, Ordering::Relaxed);
+    Ok(())
+}
+
+fn refusals() -> Result<(), Box<dyn Error>> {
+    let Served { server, is_over } = serve(8)?;
+    let mut open = Vec::new();
+    for _ in 0..CONNECTIONS_MAX {
+        let mut stream = TcpStream::connect(server.address())?;
+        stream.write_all(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")?;
+        stream.read_exact(&mut [0; 16])?;
+        open.push(stream);
+    }
+    let began = Instant::now();
+    let mut polite = 0;
+    for _ in 0..REFUSED {
+        let mut answer = String::new();
+        let read = TcpStream::connect(server.address())?.read_to_string(&mut answer);
+        polite += usize::from(read.is_ok() && answer.starts_with("HTTP/1.1 503"));
+    }
+    println!("{polite} of {REFUSED} connections too many answered 503 in {:.1?}", began.elapsed());
+    drop(open);
+    let mut stream = TcpStream::connect(server.address())?;
+    stream.write_all(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer)?;
+    println!("and then {}", answer.lines().next().unwrap_or("nothing"));
+    is_over.store(true, Ordering::Relaxed);
+    Ok(())
+}
+
+fn in_browser(nodes: u64) -> Result<(), Box<dyn Error>> {
+    let Some(browser) = browser::Browser::start() else { return Ok(()) };
+    let Served { server, is_over } = serve(nodes)?;
+    let address = format!("http://{}/", server.address());
+    browser.open(&address);
+    browser.wait("the nodes are there", "return state.status !== null");
+    browser.wait("lanes are drawn", "return state.lanes.length > 1");
+    let paint = browser.run(
+        "return performance.getEntriesByName('first-contentful-paint').map(entry => entry.startTime)[0]",
+    );
+    let weight = browser.run(
+        "return performance.getEntriesByType('resource').filter(entry => !entry.name.endsWith('/events'))\
+         .reduce((sum, entry) => sum + entry.encodedBodySize, 0) + \
+         performance.getEntriesByType('navigation')[0].encodedBodySize",
+    );
+    println!("first paint {paint} ms, {weight} bytes of page, scripts and styles");
+    browser.run(
+        "window.frames_seen = 0; const count = () => { window.frames_seen += 1; requestAnimationFrame(count); }; \
+         requestAnimationFrame(count); return 0",
+    );
+    let before = browser.run("return window.frames_seen").as_f64().unwrap_or(0.0);
+    let began = Instant::now();
+    thread::sleep(WINDOW);
+    let frames = browser.run("return window.frames_seen").as_f64().unwrap_or(0.0) - before;
+    let rate = frames / began.elapsed().as_secs_f64();
+    println!("{nodes} nodes, {HOUR_STEPS} steps, live: {rate:.0} frames a second");
+    browser.chrome("HeapProfiler.enable", &json!({}));
+    browser.chrome("HeapProfiler.collectGarbage", &json!({}));
+    browser.chrome("Performance.enable", &json!({}));
+    let metrics = browser.chrome("Performance.getMetrics", &json!({}));
+    let metrics = metrics["metrics"].as_array().cloned().unwrap_or_default();
+    let heap = metrics.iter().find(|metric| metric["name"] == "JSHeapUsedSize");
+    let heap = heap.and_then(|heap: &Value| heap["value"].as_f64()).unwrap_or(f64::NAN);
+    println!("{:.1} MB of JavaScript's heap after an hour of steps", heap / 1e6);
+    is_over.store(true, Ordering::Relaxed);
+    Ok(())
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let nodes = std::env::args().nth(1).map_or(Ok(1000), |nodes| nodes.parse())?;
+    cost(8)?;
+    cost(nodes)?;
+    refusals()?;
+    in_browser(nodes)
+}
