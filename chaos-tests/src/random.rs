@@ -44,6 +44,8 @@ pub enum DrawPurpose {
     Lora = 17,
     /// How many lanes a job has.
     Lanes = 18,
+    /// How many replicas of a pipeline there are.
+    Replicas = 19,
 }
 
 /// A stream of draws: SplitMix64 (Steele, Lea and Flood, OOPSLA 2014).
