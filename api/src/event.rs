@@ -119,8 +119,11 @@ pub enum EventKind {
     Plan {
         /// The plan's generation number.
         generation: u64,
-        /// The node at each stage.
+        /// The node at each stage, pipeline by pipeline.
         stages: Vec<NodeId>,
+        /// Pipelines side by side.
+        #[serde(default = "crate::status::one")]
+        replicas: u32,
         /// Name of the schedule.
         schedule: String,
         /// Steps that run ahead of their verdict.
@@ -297,10 +300,10 @@ impl fmt::Display for EventKind {
             Self::Done { step, digest: Some(digest) } => {
                 write!(f, "all {step} steps are sealed, digest {digest}")
             }
-            Self::Plan { generation, stages, schedule, window, reason } => write!(
+            Self::Plan { generation, stages, replicas, schedule, window, reason } => write!(
                 f,
                 "generation {generation}: {}, {schedule}, window {window}: {reason}",
-                count(stages.len() as u64, "stage")
+                stages_text(stages.len() as u64, *replicas)
             ),
             Self::Running { generation, layers_moved, bytes_moved, pause_ms, .. } => write!(
                 f,
@@ -351,4 +354,9 @@ impl fmt::Display for EventKind {
 /// As in `1 stage` and `2 stages`.
 fn count(count: u64, what: &str) -> String {
     if count == 1 { format!("1 {what}") } else { format!("{count} {what}s") }
+}
+/// So many stages, and how often where there are several pipelines.
+fn stages_text(stages: u64, replicas: u32) -> String {
+    let each = count(stages / u64::from(replicas.max(1)), "stage");
+    if replicas > 1 { format!("{each} × {replicas} replicas") } else { each }
 }

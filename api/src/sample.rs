@@ -132,6 +132,7 @@ pub fn status() -> StatusReport {
     let plan = PlanStatus {
         generation: 7,
         stages: vec![NodeId(2), NodeId(3)],
+        replicas: 1,
         schedule: "zb-h1".to_owned(),
         window: 1,
         bubble_planned: Some(0.018),

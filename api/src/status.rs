@@ -355,13 +355,21 @@ pub struct SavingStatus {
     pub layers: u32,
 }
 
+/// One pipeline, as there was before there were several.
+pub(crate) const fn one() -> u32 {
+    1
+}
+
 /// The plan in force.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PlanStatus {
     /// The plan's generation number.
     pub generation: u64,
-    /// The node at each stage.
+    /// The node at each stage, pipeline by pipeline.
     pub stages: Vec<NodeId>,
+    /// Pipelines side by side.
+    #[serde(default = "one")]
+    pub replicas: u32,
     /// The name of the pipeline schedule.
     pub schedule: String,
     /// Steps that run ahead of their verdict: 0 or 1.

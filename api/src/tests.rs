@@ -65,6 +65,7 @@ fn events() -> Vec<EventKind> {
         EventKind::Plan {
             generation: 8,
             stages: vec![NodeId(2), NodeId(3)],
+            replicas: 1,
             schedule: "zb-h1".to_owned(),
             window: 1,
             reason: reason.clone(),

@@ -10,7 +10,9 @@ use zbelastic_schedule::{ScheduleKind, Window};
 use zbelastic_trainer::data::{Corpus, CorpusConfig};
 use zbelastic_trainer::model::{MicrobatchShape, ModelConfig, initial_weights, model_layers};
 use zbelastic_trainer::optimizer::OptimizerConfig;
-use zbelastic_trainer::plan::{BatchShape, Plan, PlanError, PlanRequest, model_flop_per_token};
+use zbelastic_trainer::plan::{
+    BatchShape, Plan, PlanError, PlanRequest, ReplicaCount, model_flop_per_token,
+};
 use zbelastic_trainer::stage::{InitialWeights, StageSetup};
 use zbelastic_wording::{CommandFailure, FailureDetail};
 
@@ -103,6 +105,7 @@ impl BenchCase {
             chunks_per_stage,
             slice_count: None,
             stage_count,
+            replicas: ReplicaCount::ONE,
             window,
         };
         Ok(StageSetup {

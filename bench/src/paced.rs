@@ -11,7 +11,7 @@ use zbelastic_kernels::{
     AllocateError, DeviceFault, LossScale, Pending, PendingFloats, TensorHandle,
 };
 use zbelastic_local::executor_factory::ExecutorFactory;
-use zbelastic_schedule::{Flow, Pass, Placement};
+use zbelastic_schedule::{Flow, Pass, Placement, TreeSide};
 use zbelastic_trainer::data::TokenBatch;
 use zbelastic_trainer::elastic::LayerImage;
 use zbelastic_trainer::model::{LayerSpec, TiedEnd, TiedParts, model_layers};
@@ -51,7 +51,7 @@ impl ExecutorFactory for PassDurations {
         };
         let chunks: BTreeMap<ChunkIndex, Vec<LayerSpec>> =
             setup.plan.chunks_of(stage).map(|(chunk, layers)| (chunk, of_chunk(layers))).collect();
-        let share = chunks.len() as u32 / setup.plan.placement().replica_count();
+        let share = chunks.len() as u32 / setup.plan.placement().direction_count();
         let Self { f, b, w } = *self;
         Ok(PacedExecutor {
             times: Self { f: f / share, b: b / share, w: w / share },
@@ -189,7 +189,7 @@ impl GradientExecutor for PacedExecutor {
         vec![0.0; FRAME_LEN]
     }
 
-    fn reduce(&mut self, _chunk: ChunkIndex, _twin: &[f32]) {}
+    fn reduce(&mut self, _chunk: ChunkIndex, _other: &[f32], _own_side: TreeSide) {}
 
     fn tied_len(&self) -> usize {
         FRAME_LEN

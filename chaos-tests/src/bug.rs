@@ -28,6 +28,10 @@ pub enum Bug {
     M45EmbeddingAddsFirst,
     /// m46: sums of lanes are joined in the order in which they came, and not as the tree says.
     M46FirstComeFirstJoined,
+    /// m47: the sum of another subtree of replicas is added twice.
+    M47PartAddedTwice,
+    /// m48: the sum of another subtree of replicas is left out.
+    M48PartLeftOut,
     /// The canary: every life fails.
     Canary,
 }

@@ -146,7 +146,9 @@ impl LifeCase {
         {
             return Err(CaseError::Option { path: name(), option, value, least });
         }
-        let lanes = self.options.batch().check_lanes(kind);
+        let batch = self.options.batch();
+        let replicas = batch.of_replica(kind, self.options.replicas);
+        let lanes = batch.check_lanes(kind).and(replicas.map(|_| ()));
         lanes.map_err(|source| CaseError::Lanes { path: name(), source })
     }
 

@@ -9,7 +9,7 @@ use zbelastic_consensus::validation::TensorSum;
 use zbelastic_kernels::{
     AllocateError, DeviceFault, LossScale, Pending, PendingFloats, TensorHandle,
 };
-use zbelastic_schedule::{Flow, Pass, Placement};
+use zbelastic_schedule::{Flow, Pass, Placement, TreeSide};
 use zbelastic_trainer::data::TokenBatch;
 use zbelastic_trainer::elastic::{LayerImage, StageFactory};
 use zbelastic_trainer::model::{TiedEnd, TiedParts};
@@ -309,13 +309,19 @@ impl GradientExecutor for DigestStageExecutor {
         self.chunks[&chunk].iter().flat_map(|layer| layer.g.floats()).collect()
     }
 
-    fn reduce(&mut self, chunk: ChunkIndex, twin: &[f32]) {
-        let is_first = self.placement.replica_of(chunk) == 0;
+    fn reduce(&mut self, chunk: ChunkIndex, other: &[f32], own_side: TreeSide) {
         let layers = self.chunks.get_mut(&chunk).expect("a chunk of this stage");
-        for (layer, twin) in layers.iter_mut().zip(twin.chunks(FRAME_LEN)) {
+        for (layer, other) in layers.iter_mut().zip(other.chunks(FRAME_LEN)) {
             let own = layer.g;
-            let twin = DigestGradient::of_floats(twin);
-            layer.g = if is_first { own.reduced(twin) } else { twin.reduced(own) };
+            let other = DigestGradient::of_floats(other);
+            layer.g = match own_side {
+                _ if bug::is(Bug::M48PartLeftOut) => own,
+                TreeSide::Left => own.reduced(other),
+                TreeSide::Right => other.reduced(own),
+            };
+            if bug::is(Bug::M47PartAddedTwice) {
+                layer.g = layer.g.reduced(other);
+            }
         }
         if let (Some(layer), Some((_, part, _))) = (layers.last(), self.head_parts.get_mut(&chunk))
         {
@@ -354,13 +360,16 @@ impl GradientExecutor for DigestStageExecutor {
         }
         self.head_parts.values_mut().for_each(|(count, ..)| *count = 0);
         self.is_first_turn = false;
-        let mark = self.faults.borrow_mut().gradient_mark();
+        // A stage of later replicas alone has no layer that it speaks for.
+        let first = self.layers().next().map(|layer| layer.id);
+        let mark = first.and_then(|_| self.faults.borrow_mut().gradient_mark());
         if let Some(mark) = mark {
             let layer = self.layers_mut().next().expect("a stage has layers");
             layer.g = layer.g.marked(mark);
         }
-        let first = self.layers().next().expect("a stage has layers").id;
-        let bits = self.is_copied.then(|| self.faults.borrow_mut().state_flip(first)).flatten();
+        let bits = first
+            .filter(|_| self.is_copied)
+            .and_then(|first| self.faults.borrow_mut().state_flip(first));
         if let Some(bits) = bits {
             let layer = self.layers_mut().next().expect("a stage has layers");
             layer.state = layer.state.flipped(bits);
@@ -373,9 +382,11 @@ impl GradientExecutor for DigestStageExecutor {
         let shape = &self.shape;
         let sums = self.layers().flat_map(|layer| shape.sums(layer.id, layer.g));
         let mut sums: Vec<_> = sums.collect();
-        let factor = self.is_copied.then(|| self.faults.borrow_mut().sum_factor()).flatten();
-        if let Some(factor) = factor {
-            sums[0].square_sum *= factor;
+        let first = sums.first_mut().filter(|_| self.is_copied);
+        if let Some(first) = first
+            && let Some(factor) = self.faults.borrow_mut().sum_factor()
+        {
+            first.square_sum *= factor;
         }
         sums
     }
@@ -447,7 +458,8 @@ impl UpdateExecutor for DigestStageExecutor {
 
 impl SealedState for DigestStageExecutor {
     fn version(&self) -> Step {
-        self.layers().next().expect("a stage has layers").version
+        let mut layers = self.chunks.values().flatten();
+        layers.next().expect("a stage trains a layer").version
     }
 
     fn images(&self) -> Vec<LayerImage> {

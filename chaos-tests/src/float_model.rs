@@ -6,7 +6,7 @@ use zbelastic_consensus::validation::{LayerFingerprint, Seal, TensorSum};
 use zbelastic_kernels::{
     AllocateError, CpuBackend, DeviceFault, LossScale, Pending, PendingFloats, TensorHandle,
 };
-use zbelastic_schedule::{Flow, Pass};
+use zbelastic_schedule::{Flow, Pass, TreeSide};
 use zbelastic_trainer::data::{Corpus, TokenBatch};
 use zbelastic_trainer::elastic::{
     BackendCopy, BackendStageFactory, DeviceUse, LayerImage, StageFactory, layer_digest,
@@ -170,8 +170,8 @@ impl GradientExecutor for FloatStageExecutor {
         self.executor.partial(chunk)
     }
 
-    fn reduce(&mut self, chunk: ChunkIndex, twin: &[f32]) {
-        self.executor.reduce(chunk, twin);
+    fn reduce(&mut self, chunk: ChunkIndex, other: &[f32], own_side: TreeSide) {
+        self.executor.reduce(chunk, other, own_side);
     }
 
     fn tied_len(&self) -> usize {

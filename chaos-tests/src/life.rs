@@ -16,7 +16,7 @@ use zbelastic_trainer::model::{
     frozen_tensors, model_layers,
 };
 use zbelastic_trainer::optimizer::{LrDecay, OptimizerConfig, OptimizerKind, WeightDecayScope};
-use zbelastic_trainer::plan::{Plan, PlanRequest};
+use zbelastic_trainer::plan::{Plan, PlanRequest, ReplicaCount};
 use zbelastic_trainer::stage::{InitialWeights, StageSetup};
 use zbelastic_types::Digest;
 
@@ -141,7 +141,7 @@ pub fn parts(case: &LifeCase) -> (JobSpec, StageSetup) {
         checkpoints_kept: options.checkpoints_kept,
         attest_every: options.attest_every,
         device: zbelastic_consensus::class::DeviceKind::Processors,
-        stages_max: options.blocks,
+        stages_max: options.stages_max(),
         workers_min: 1,
         lost_after_ticks: LOST_AFTER_TICKS,
         settle_ticks: SETTLE_TICKS,
@@ -169,6 +169,7 @@ fn stage_setup(
         chunks_per_stage,
         slice_count: None,
         stage_count,
+        replicas: ReplicaCount::ONE,
         window,
     };
     let plan = Plan::new(request).expect("one stage runs anything");

@@ -105,6 +105,11 @@ pub enum Marker {
     DriftReplanned,
     /// Machines drifted, and the plan stayed: no other was much better, or too few steps were left.
     DriftKept,
+    /// Two pipelines made one gradient of theirs.
+    PipelinesAdded,
+    /// A worker was lost while each layer was trained by several pipelines, and none was read from a
+    /// checkpoint.
+    PipelineLost,
     /// The ends of a tied model made one gradient of their parts across two stages.
     TiedAcrossStages,
     /// A bit of a state flipped, and the holder that could have reported it was lost in the same
@@ -116,7 +121,7 @@ pub enum Marker {
 
 impl Marker {
     /// All markers, in the order of the report.
-    pub const ALL: [Self; 52] = [
+    pub const ALL: [Self; 54] = [
         Self::Clipped,
         Self::Skipped,
         Self::Replayed,
@@ -166,6 +171,8 @@ impl Marker {
         Self::StuckNodeLost,
         Self::DriftReplanned,
         Self::DriftKept,
+        Self::PipelinesAdded,
+        Self::PipelineLost,
         Self::TiedAcrossStages,
         Self::WitnessLost,
         Self::Halted,

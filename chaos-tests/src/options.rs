@@ -7,10 +7,11 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 use zbelastic_consensus::job::WindowPolicy;
+use zbelastic_consensus::plan::STAGES_MAX;
 use zbelastic_consensus::validation::NonfinitePolicy;
 use zbelastic_schedule::{ScheduleKind, Window};
 use zbelastic_trainer::model::MicrobatchShape;
-use zbelastic_trainer::plan::{BatchShape, LaneCount, SliceBalance};
+use zbelastic_trainer::plan::{BatchShape, LaneCount, ReplicaCount, SliceBalance};
 
 use crate::random::{DrawPurpose, Draws};
 use crate::speed_drift::SpeedDrift;
@@ -184,6 +185,9 @@ pub struct LifeOptions {
     /// Partial sums that the gradient of a step is a tree of.
     #[serde(default, skip_serializing_if = "LaneCount::is_one")]
     pub lanes: LaneCount,
+    /// Pipelines side by side, as far as there are workers.
+    #[serde(default, skip_serializing_if = "ReplicaCount::is_one")]
+    pub replicas: ReplicaCount,
     /// How fast machines are, in a life where plans follow that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub drift: Option<SpeedDrift>,
@@ -239,6 +243,8 @@ const MUON_SHARE: f64 = 0.25;
 /// them whose lanes run in two directions where there is an even number of stages.
 const LANES_SHARE: f64 = 0.5;
 const DIRECTIONS_SHARE: f64 = 0.25;
+/// The share of lives with lanes that have replicas, if their workers suffice for two.
+const REPLICAS_SHARE: f64 = 0.5;
 /// Ticks from one such checkpoint to the next: some steps.
 const CHECKPOINT_TICKS: (u64, u64) = (40, 200);
 /// Operations of a microbatch in a stage: F, B and W.
@@ -314,6 +320,7 @@ impl LifeOptions {
             lora: false,
             muon: Draws::new(seed, DrawPurpose::Muon).chance(MUON_SHARE),
             lanes: LaneCount::ONE,
+            replicas: ReplicaCount::ONE,
             drift: None,
             old_programs: false,
             network: draw_network(&mut draws, &classes),
@@ -324,6 +331,7 @@ impl LifeOptions {
             && Draws::new(seed, DrawPurpose::Lora).chance(LORA_SHARE);
         options.extend(&mut Draws::new(seed, DrawPurpose::Extent));
         options.draw_lanes(&mut Draws::new(seed, DrawPurpose::Lanes));
+        options.draw_replicas(&mut Draws::new(seed, DrawPurpose::Replicas));
         options.draw_drift(seed, training_us);
         options.old_programs = Draws::new(seed, DrawPurpose::Programs).chance(OLD_PROGRAMS_SHARE);
         options
@@ -353,6 +361,24 @@ impl LifeOptions {
         if draws.chance(DIRECTIONS_SHARE) {
             self.kind = ScheduleKind::Chimera;
         }
+    }
+
+    /// Some lives that have lanes have replicas, as many as their schedule has lanes for. Stages are few
+    /// then, so that the workers suffice for several pipelines.
+    fn draw_replicas(&mut self, draws: &mut Draws) {
+        let most = self.lanes.get() / self.kind.replica_count();
+        if !draws.chance(REPLICAS_SHARE) || most < 2 || self.workers < 2 {
+            return;
+        }
+        let found = *draws.pick(&[2, most]);
+        self.replicas = ReplicaCount::new(found).expect("a power of two, of few lanes");
+        self.blocks = self.blocks.min(self.workers.div_ceil(2).max(2));
+    }
+
+    /// The most stages of a plan, over all replicas.
+    #[must_use]
+    pub fn stages_max(&self) -> u32 {
+        (self.blocks * self.replicas.get()).min(STAGES_MAX as u32)
     }
 
     /// In some lives that are neither large nor full of long work machines differ in speed. Such a life has more
@@ -496,8 +522,8 @@ impl fmt::Display for LifeOptions {
         writeln!(
             f,
             "{model:?} model, {controllers} controllers, {workers} workers, {blocks} blocks, \
-             {microbatches} microbatches, {} lanes, {steps} steps, {kind}, window {:?}",
-            self.lanes, self.window
+             {microbatches} microbatches, {} lanes, {} replicas, {steps} steps, {kind}, window {:?}",
+            self.lanes, self.replicas, self.window
         )?;
         writeln!(
             f,

@@ -39,6 +39,7 @@ impl LifePlanner {
             kinds: vec![options.kind],
             is_auto: false,
             chunks_per_stage: None,
+            replicas: Some(options.replicas),
             slice_count: None,
             memory: MemoryPolicy::default(),
             copies: options.copies,

@@ -44,8 +44,10 @@ pub enum DrawPurpose {
     Lora = 17,
     /// How many lanes a job has.
     Lanes = 18,
+    /// How many replicas of a pipeline there are.
+    Replicas = 19,
     /// When authorities follow each other in a life of housekeeping.
-    HousekeepingRotation = 19,
+    HousekeepingRotation = 20,
 }
 
 /// A stream of draws: SplitMix64 (Steele, Lea and Flood, OOPSLA 2014).

@@ -273,6 +273,9 @@ pub struct ConfigArgs {
     /// Schedule: auto, or a name that `schedule list` tells, such as zb-h1 or zb-v [schedule.kind].
     #[arg(long, value_name = "KIND")]
     pub schedule: Option<String>,
+    /// Pipelines side by side, each on workers of its own: a power of two up to train.lanes [schedule.replicas].
+    #[arg(long, value_name = "D", allow_negative_numbers = true)]
+    pub replicas: Option<String>,
     /// Slices that seq1f1b cuts sequences into [schedule.slices].
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub slices: Option<String>,
@@ -306,6 +309,7 @@ impl ConfigArgs {
         let mut flags: Vec<ConfigFlag> = self.set.iter().cloned().map(ConfigFlag::Set).collect();
         let own = [
             ("--schedule", Key::Schedule, &self.schedule),
+            ("--replicas", Key::Replicas, &self.replicas),
             ("--slices", Key::Slices, &self.slices),
             ("--steps", Key::Steps, &self.steps),
             ("--window", Key::Window, &self.window),

@@ -8,7 +8,9 @@ use zbelastic_consensus::validation::GuardPolicy;
 use zbelastic_kernels::cuda::limits::{self, LimitError};
 use zbelastic_trainer::model::{LoraSettings, MicrobatchShape, ModelConfig};
 use zbelastic_trainer::optimizer::{OptimizerConfig, OptimizerKind};
-use zbelastic_trainer::plan::{AUTO_KINDS, BatchShape, LaneCount, LaneError, is_legal_cut};
+use zbelastic_trainer::plan::{
+    AUTO_KINDS, BatchShape, LaneCount, LaneError, ReplicaCount, is_legal_cut,
+};
 use zbelastic_types::Bytes;
 
 use super::BOUNDARY_BYTES_MAX;
@@ -76,6 +78,14 @@ pub fn build(
     }
 }
 
+/// The replicas that are requested, if a number is.
+fn replica_count(reader: &SettingsReader<'_>) -> Result<Option<ReplicaCount>, LaneError> {
+    match reader.count(Key::Replicas) as u32 {
+        0 => Ok(None),
+        found => ReplicaCount::new(found).map(Some),
+    }
+}
+
 fn run_config(
     reader: &SettingsReader<'_>,
     (model, lora): (ModelConfig, Option<LoraSettings>),
@@ -107,6 +117,7 @@ fn run_config(
         guard: guard(reader),
         schedule: reader.choice(Key::Schedule),
         chunks_per_stage: (chunks > 0).then_some(chunks),
+        replicas: replica_count(reader).unwrap_or_default(),
         slice_count: (slices > 0).then_some(slices),
         asynchronous: asynchronous(reader),
         stage_bytes_max: (max > 0).then_some(Bytes(max)),
@@ -396,9 +407,17 @@ impl ConfigBuilder<'_> {
             ScheduleChoice::Kind(kind) => kind,
             ScheduleChoice::Auto | ScheduleChoice::Asynchronous(_) => AUTO_KINDS[0],
         };
-        let Err(error) = batch.check_lanes(kind) else { return };
+        let replicas = replica_count(&reader);
+        let dealt = |replicas: Option<ReplicaCount>| {
+            batch.of_replica(kind, replicas.unwrap_or(ReplicaCount::ONE)).map(|_| ())
+        };
+        let Err(error) = batch.check_lanes(kind).and_then(|()| replicas.and_then(dealt)) else {
+            return;
+        };
         let keys: &[Key] = match error {
             LaneError::Directions { .. } => &[Key::Lanes, Key::Schedule],
+            LaneError::ReplicaCount { .. } => &[Key::Replicas],
+            LaneError::Replicas { .. } => &[Key::Replicas, Key::Lanes, Key::Schedule],
             LaneError::Count { .. } | LaneError::Microbatches { .. } => {
                 &[Key::Lanes, Key::Microbatch, Key::GlobalBatch]
             }

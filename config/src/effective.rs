@@ -213,6 +213,8 @@ fn value_of(config: &RunConfig, key: Key) -> Option<ConfigValue> {
         Key::DecaySteps => whole(optimizer.decay_steps),
         Key::Schedule => word(config.schedule),
         Key::Chunks => size(config.chunks_per_stage.unwrap_or(0)),
+        // As lanes.
+        Key::Replicas => size(config.replicas?.get()),
         Key::Slices => size(config.slice_count.unwrap_or(0)),
         Key::SliceCut => word(config.batch.cut_by),
         Key::MaxMem => text(&config.stage_bytes_max.map_or_else(String::new, size_text)),

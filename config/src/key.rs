@@ -12,7 +12,7 @@ use zbelastic_policy::tick::{HEARTBEAT_MS, HEARTBEATS_LEAST};
 use zbelastic_schedule::TEXT_COUNT_MAX;
 use zbelastic_trainer::model::{AttentionBias, Family, LoraInit, LoraScaling};
 use zbelastic_trainer::optimizer::{LrDecay, WeightDecayScope};
-use zbelastic_trainer::plan::{LaneCount, SliceBalance};
+use zbelastic_trainer::plan::{LaneCount, ReplicaCount, SliceBalance};
 
 use super::kind::{NumberRange, ValueKind};
 use super::presets::preset_names;
@@ -232,6 +232,8 @@ keys! {
     Schedule: "schedule.kind", Word(words::<ScheduleChoice>), Literal("\"auto\"");
     /// Chunks a stage holds; 0: as many as the schedule has by itself. Others only where that is free.
     Chunks: "schedule.chunks", Count(0, CHUNKS_MAX), Literal("0");
+    /// Pipelines side by side, each on workers of its own: a power of two, at most one for each lane; 0: chosen.
+    Replicas: "schedule.replicas", Count(0, ReplicaCount::MAX as u64), Literal("0");
     /// Slices that seq1f1b cuts sequences into, a part of the arithmetic; 0: two.
     Slices: "schedule.slices", Count(0, SEQUENCE_MAX), Literal("0");
     /// What slices have equally much of: tokens, or time. Of time later ones have fewer tokens.

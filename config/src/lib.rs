@@ -67,7 +67,7 @@ use zbelastic_schedule::asynchronous::AsyncKind;
 use zbelastic_schedule::{ScheduleKind, Window};
 use zbelastic_trainer::model::{LoraSettings, ModelConfig};
 use zbelastic_trainer::optimizer::OptimizerConfig;
-use zbelastic_trainer::plan::{AUTO_KINDS, BatchShape, Plan};
+use zbelastic_trainer::plan::{AUTO_KINDS, BatchShape, Plan, ReplicaCount};
 use zbelastic_trainer::stage::{InitialWeights, StageSetup};
 use zbelastic_types::Bytes;
 use zbelastic_wording::CommandFailure;
@@ -125,6 +125,9 @@ pub struct RunConfig {
     pub schedule: ScheduleChoice,
     /// Chunks a stage holds; none for as many as the schedule has by itself.
     pub chunks_per_stage: Option<u32>,
+    /// Pipelines side by side; none for a number that is chosen.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub replicas: Option<ReplicaCount>,
     /// Slices that sequences are cut into; none for as many as the schedule has by itself.
     #[serde(default)]
     pub slice_count: Option<u32>,

@@ -4,7 +4,7 @@ use zbelastic_schedule::GenerateError;
 use zbelastic_trainer::plan::PlanError;
 use zbelastic_wording::{CommandFailure, FailureCode, FailureDetail};
 
-use super::wording::{lanes_hint, slice_hint};
+use super::wording::{lanes_hint, lanes_key, slice_hint};
 use super::{RunConfig, WeightSource};
 
 /// The failure for a plan that cannot be made of `config` and `workers`, one stage each.
@@ -19,7 +19,7 @@ pub fn plan_failure(error: &PlanError, config: &RunConfig, workers: u32) -> Comm
         PlanError::Generate(error) => generate(error, batch, workers),
         PlanError::Lanes(error) => {
             let (why, hint) = lanes_hint(error);
-            FailureDetail::new(error.to_string()).at("train.lanes").why(why).hint(hint)
+            FailureDetail::new(error.to_string()).at(lanes_key(error)).why(why).hint(hint)
         }
         PlanError::Slices { by, slice_count, sequence_len } => {
             let (why, hint) = slice_hint(*by, *slice_count, *sequence_len as u64);
@@ -167,7 +167,7 @@ fn one_of(mut ways: Vec<String>) -> String {
 #[cfg(test)]
 mod tests {
     use zbelastic_schedule::{ScheduleKind, Window};
-    use zbelastic_trainer::plan::{Plan, PlanRequest};
+    use zbelastic_trainer::plan::{Plan, PlanRequest, ReplicaCount};
 
     use super::plan_failure;
     use crate::tests::load_text;
@@ -182,6 +182,7 @@ mod tests {
             chunks_per_stage: config.chunks_per_stage,
             slice_count: None,
             stage_count: workers,
+            replicas: ReplicaCount::ONE,
             window: Window::One,
         };
         let error = Plan::new(request).expect_err("there is no plan");

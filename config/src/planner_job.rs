@@ -18,6 +18,7 @@ impl RunConfig {
             kinds: self.schedule.kinds()?.to_vec(),
             is_auto: self.schedule == ScheduleChoice::Auto,
             chunks_per_stage: self.chunks_per_stage,
+            replicas: self.replicas,
             slice_count: self.slice_count,
             memory: self.memory.policy(),
             copies: self.elastic.copies,

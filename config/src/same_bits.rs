@@ -15,6 +15,7 @@ impl RunConfig {
             lora: other.lora.clone(),
             schedule: other.schedule,
             chunks_per_stage: other.chunks_per_stage,
+            replicas: other.replicas,
             stage_bytes_max: other.stage_bytes_max,
             window: other.window,
             memory: other.memory,
@@ -54,6 +55,7 @@ mod tests {
         let two_lanes = |schedule: &str| config(&format!("[train]\nlanes = 2\n{schedule}"));
         let chimera = two_lanes("[schedule]\nkind = \"chimera\"\n");
         assert!(two_lanes("").makes_same_bits(&chimera));
+        assert!(two_lanes("").makes_same_bits(&two_lanes("[schedule]\nreplicas = 2\n")));
         let named = |pattern: &str| config(&format!("[train]\nfreeze = [\"{pattern}\"]\n"));
         assert!(named("embed").makes_same_bits(&named("embed.*")));
         let adapted = |target: &str| config(&format!("[lora]\nrank = 2\ntargets = \"{target}\"\n"));

@@ -8,7 +8,7 @@ use zbelastic_schedule::asynchronous::AsyncKind;
 use zbelastic_schedule::{GenerateError, ScheduleKind};
 use zbelastic_trainer::model::ModelError;
 use zbelastic_trainer::plan::{
-    LaneCount, LaneError, PlanError, SLICES_OF_EQUAL_TIME_MAX, SliceBalance,
+    LaneCount, LaneError, PlanError, ReplicaCount, SLICES_OF_EQUAL_TIME_MAX, SliceBalance,
 };
 use zbelastic_wording::FailureDetail;
 
@@ -256,10 +256,20 @@ pub(super) fn lanes(
     beside: &[EffectiveSetting],
 ) -> FailureDetail {
     let (why, hint) = lanes_hint(error);
-    FailureDetail::new(format!("train.lanes: {error}"))
+    FailureDetail::new(format!("{}: {error}", lanes_key(error)))
         .at(at.to_string())
         .why(with_given(why, beside))
         .hint(hint)
+}
+
+/// The key that such an error is about.
+pub(super) fn lanes_key(error: &LaneError) -> &'static str {
+    match error {
+        LaneError::Count { .. } | LaneError::Microbatches { .. } | LaneError::Directions { .. } => {
+            "train.lanes"
+        }
+        LaneError::ReplicaCount { .. } | LaneError::Replicas { .. } => "schedule.replicas",
+    }
 }
 
 /// Why a step or a schedule cannot have so many lanes, and what would do.
@@ -274,6 +284,16 @@ pub(super) fn lanes_hint(error: &LaneError) -> (&'static str, String) {
             let most = lanes.get().min(1 << microbatch_count.trailing_zeros());
             let hint = format!("train.lanes = {most}, or another train.microbatch");
             ("each lane adds up as many microbatches as any other", hint)
+        }
+        LaneError::ReplicaCount { found } => {
+            let above = found.next_power_of_two().min(ReplicaCount::MAX);
+            let hint = format!("schedule.replicas = {} or {above}", (above / 2).max(1));
+            ("replicas share the lanes evenly, and these are a power of two", hint)
+        }
+        LaneError::Replicas { kind, needed, lanes, .. } => {
+            let most = (lanes.get() / kind.replica_count()).max(1);
+            let hint = format!("train.lanes = {needed} or more, or schedule.replicas = {most}");
+            ("each replica adds up lanes of its own, and lanes are a part of the arithmetic", hint)
         }
         LaneError::Directions { .. } => (
             "each direction adds up half of the lanes, and lanes are a part of the arithmetic",

@@ -4,7 +4,9 @@
 
 use std::sync::Arc;
 
-use zbelastic_schedule::{LowerOptions, Program, ScheduleKind, Window, generate, lower};
+use zbelastic_schedule::{
+    LowerOptions, Program, ScheduleKind, Window, generate, lower, side_by_side,
+};
 use zbelastic_types::{
     Bytes, ClusterId, Digest, Fingerprint, Generation, LayerId, LayerRange, NodeId, RunId,
     StageIndex, Step, TensorIndex,
@@ -90,6 +92,15 @@ pub(crate) fn crossed(plan: &mut PlanRecord) {
     let options = LowerOptions { window: Window::One, early_head_weights: false };
     plan.program = lower(&two, options);
     plan.chunks = [LayerRange::new(0, 1), LayerRange::new(1, LAYERS)].repeat(2);
+}
+
+/// Makes a plan over four stages one of two pipelines of two stages each.
+pub(crate) fn side_by_side_twice(plan: &mut PlanRecord) {
+    let one = generate(ScheduleKind::OneFOneB, 2, 1).expect("the size is legal");
+    let options = LowerOptions { window: Window::One, early_head_weights: false };
+    plan.program = lower(&side_by_side(&[one.clone(), one]).expect("alike"), options);
+    plan.chunks = [LayerRange::new(0, 1), LayerRange::new(1, LAYERS)].repeat(2);
+    plan.copies = vec![Vec::new(); 4];
 }
 
 /// The answer of a solver for so many nodes.

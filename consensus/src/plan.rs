@@ -4,7 +4,7 @@
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
-use zbelastic_schedule::{Program, Window, check};
+use zbelastic_schedule::{Placement, Program, Window, check};
 use zbelastic_types::{
     ChunkIndex, Digest, Generation, LayerId, LayerRange, NodeId, StageIndex, Step,
 };
@@ -83,10 +83,45 @@ impl Promise {
     }
 }
 
-/// Copies of each layer that so many stages can keep, of so many that are wanted.
+/// Stages beside its own that hold each layer, of so many stages and so many that are wanted.
 #[must_use]
 pub fn copies_at(wanted: u32, stage_count: u32) -> u32 {
     wanted.min(stage_count.saturating_sub(1))
+}
+
+/// The stages that train the layers of the first replica on `stage`, in the order of replicas: none if
+/// it has only chunks of later ones.
+fn group_of(placement: &Placement, stage: StageIndex) -> Vec<StageIndex> {
+    // The replicas of a stage's chunks stand together.
+    let own = placement.chunks_of(stage).find(|chunk| placement.replica_of(*chunk) == 0);
+    let group = own.into_iter().flat_map(|chunk| placement.group_of(chunk));
+    let mut stages = Vec::new();
+    for stage in group.filter_map(|chunk| placement.stage_of(chunk)) {
+        if !stages.contains(&stage) {
+            stages.push(stage);
+        }
+    }
+    stages
+}
+
+/// The stages that count as holders of the layers of `stage` without keeping a copy: where there are
+/// several pipelines all that train them, itself first. A second direction alone does not count: the
+/// middle of an odd number of stages is its own.
+#[must_use]
+pub fn counted_holders(placement: &Placement, stage: StageIndex) -> Vec<StageIndex> {
+    match placement.column_count() {
+        1 => vec![stage],
+        _ => group_of(placement, stage),
+    }
+}
+
+/// Copies that other stages keep of the layers of `stage`, of so many other holders that are wanted: a
+/// layer that several pipelines train has some without a copy. None of a stage that speaks for no layer.
+#[must_use]
+pub fn copies_beside(wanted: u32, placement: &Placement, stage: StageIndex) -> u32 {
+    let others = counted_holders(placement, stage).len().checked_sub(1);
+    let places = copies_at(wanted, placement.stage_count());
+    others.map_or(0, |others| places.saturating_sub(others as u32))
 }
 
 /// Why no update is held elsewhere.
@@ -244,7 +279,7 @@ pub struct PlanRecord {
     pub copies: Vec<Vec<StageIndex>>,
     /// Whether updates are held elsewhere before they are sealed.
     pub promise: Promise,
-    /// The layers of each chunk, in model order; those of a second replica are the first one's.
+    /// The layers of each chunk, in model order; those of later replicas are the first one's.
     pub chunks: Vec<LayerRange>,
     /// The program of all stages, lowered from a schedule.
     pub program: Program,
@@ -310,12 +345,12 @@ pub enum PlanRefusal {
         /// Microbatches of the program.
         found: u32,
     },
-    /// The chunks of a second replica have other layers than the first one's.
+    /// The chunks of a later replica have other layers than the first one's.
     #[error("chunk {chunk} has other layers than its twin {twin}")]
     Twins {
         /// The chunk of the first replica.
         chunk: ChunkIndex,
-        /// The chunk of the second replica.
+        /// The chunk of the later replica.
         twin: ChunkIndex,
     },
     /// Chunks do not make up the model.
@@ -371,14 +406,14 @@ impl PlanRecord {
         position.map(|index| StageIndex(index as u32))
     }
 
-    /// The layers that a stage speaks for, chunk by chunk: its own. Of two replicas of a layer the
+    /// The layers that a stage speaks for, chunk by chunk: its own. Of the replicas of a layer the
     /// first one's stage does, so that each layer has one owner.
     pub fn layers_of(&self, stage: StageIndex) -> impl Iterator<Item = LayerId> + '_ {
         self.layers_where(stage, |replica| replica == 0)
     }
 
     /// The layers of a stage that other stages speak for, or the stage itself as a first replica's:
-    /// those of a second replica, chunk by chunk.
+    /// those of later replicas, chunk by chunk.
     pub fn twins_at(&self, stage: StageIndex) -> impl Iterator<Item = LayerId> + '_ {
         self.layers_where(stage, |replica| replica > 0)
     }
@@ -408,14 +443,12 @@ impl PlanRecord {
         chunks.flat_map(|chunk: ChunkIndex| self.chunks[chunk.index()].layers())
     }
 
-    /// The stage that trains the layers of a stage too, if that is another one.
+    /// The other stages that train the layers that a stage speaks for, in the order of replicas.
     #[must_use]
-    pub fn twin_of(&self, of: StageIndex) -> Option<StageIndex> {
-        let placement = &self.program.placement;
-        let twins = placement.chunks_of(of).filter_map(|chunk| placement.twin_of(chunk));
-        // Twins of a stage's chunks stand together.
-        let stage = twins.filter_map(|twin| placement.stage_of(twin)).next();
-        stage.filter(|stage| *stage != of)
+    pub fn twins_of(&self, of: StageIndex) -> Vec<StageIndex> {
+        let mut group = group_of(&self.program.placement, of);
+        group.retain(|stage| *stage != of);
+        group
     }
 
     /// The stages of which `stage` keeps a copy.
@@ -429,12 +462,12 @@ impl PlanRecord {
     }
 
     /// The nodes that hold a stage's layers, each once: its owner, then the keepers of copies, then
-    /// the holder that trains them too.
+    /// the holders that train them too.
     pub fn holders_of(&self, stage: StageIndex) -> impl Iterator<Item = Holder> + '_ {
         let copies = &self.copies[stage.index()];
-        let twin = self.twin_of(stage).filter(|twin| !copies.contains(twin));
-        let twin = twin.map(|twin| self.stages[twin.index()]);
-        std::iter::once(self.stages[stage.index()]).chain(self.copy_holders(stage)).chain(twin)
+        let twins = self.twins_of(stage).into_iter().filter(|twin| !copies.contains(twin));
+        let twins = twins.map(|twin| self.stages[twin.index()]);
+        std::iter::once(self.stages[stage.index()]).chain(self.copy_holders(stage)).chain(twins)
     }
 
     /// The window that the program runs with, if it has one.
@@ -501,7 +534,8 @@ impl PlanRecord {
             return Err(PlanRefusal::Chunks { expected, found, end, layer_count });
         }
         let chunks = (0..once as u32).map(ChunkIndex);
-        let mut pairs = chunks.filter_map(|chunk| Some((chunk, placement.twin_of(chunk)?)));
+        let mut pairs = chunks
+            .flat_map(|chunk| placement.group_of(chunk).skip(1).map(move |twin| (chunk, twin)));
         let differ = |(chunk, twin): &(ChunkIndex, ChunkIndex)| {
             self.chunks[chunk.index()] != self.chunks[twin.index()]
         };
@@ -513,10 +547,13 @@ impl PlanRecord {
 
     fn check_copies(&self, spec: &JobSpec) -> Result<(), PlanRefusal> {
         let stage_count = self.stages.len();
-        let expected = copies_at(spec.copies, stage_count as u32) as usize;
+        let placement = &self.program.placement;
         let are_elsewhere = |(of, by): (usize, &Vec<StageIndex>)| {
+            let of = StageIndex(of as u32);
+            let has = counted_holders(placement, of);
+            let expected = copies_beside(spec.copies, placement, of) as usize;
             let is_other = |(at, stage): (usize, &StageIndex)| {
-                stage.index() != of && stage.index() < stage_count && !by[..at].contains(stage)
+                !has.contains(stage) && stage.index() < stage_count && !by[..at].contains(stage)
             };
             by.len() == expected && by.iter().enumerate().all(is_other)
         };

@@ -72,6 +72,7 @@ impl<'a> Coordinator<'a> {
     ) -> Self {
         let ledger = Ledger::new(job.setup.plan.generation, Step(0), 0);
         let leader = LeaderHalf::new(&ledger, model_size(&job.setup.model).0, job.policy);
+        let leader = leader.of_stages(mailboxes.len() as u32);
         let began = Instant::now();
         Self {
             timing: RunTiming::new(job.setup.clone()),
@@ -208,7 +209,7 @@ impl<'a> Coordinator<'a> {
             twins.extend(result.twins);
         }
         for (layer, digest) in twins {
-            assert_eq!(digests[&layer], digest, "both replicas of layer {layer} end the same");
+            assert_eq!(digests[&layer], digest, "all replicas of layer {layer} end the same");
         }
         layers.sort_by_key(|(layer, _)| *layer);
         RunOutcome {

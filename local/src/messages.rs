@@ -85,7 +85,7 @@ pub struct StageResult {
     pub layers: Vec<(LayerId, Vec<f32>)>,
     /// Digests of its layers.
     pub digests: Vec<LayerDigest>,
-    /// Digests of the layers of second replicas, which another stage ends with as well.
+    /// Digests of the layers of later replicas, which another stage ends with as well.
     pub twins: Vec<LayerDigest>,
     /// Updates that the stage applied.
     pub updates: u64,
@@ -93,13 +93,14 @@ pub struct StageResult {
 
 /// Messages that may wait for one worker. While it runs a single operation its neighbours send at
 /// most the frames that an engine accepts, which is seven for each of its passes, and the parts of
-/// gradients of twins and of tied ends; sums, seals and the end of the run come to less than the number added for them.
+/// gradients of replicas and of tied ends; sums, seals and the end of the run come to less than the number added for them.
 pub fn mailbox_limit(plan: &Plan, stage: StageIndex) -> usize {
     const FRAMES_PER_PASS: usize = 7;
     const CONTROL: usize = 16;
     let chunks = plan.chunks_of(stage).count();
     let parts = (plan.batch.microbatch_count * plan.program.slice_count) as usize;
-    chunks * parts * FRAMES_PER_PASS + chunks * PARTIALS_PER_CHUNK + CONTROL
+    let exchanges = plan.placement().levels().count() + 1;
+    chunks * parts * FRAMES_PER_PASS + chunks * exchanges * PARTIALS_PER_CHUNK + CONTROL
 }
 
 /// Messages that may wait for the coordinator, of each worker. Workers wait when it is behind.

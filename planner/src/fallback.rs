@@ -1,13 +1,13 @@
 //! The inputs of planning from a job, and the schedules that a run goes on with on so many nodes: the requested
 //! schedule need not exist for every number of stages.
 
-use zbelastic_consensus::plan::copies_at;
 use zbelastic_kernels::DeviceSizes;
 use zbelastic_schedule::{ScheduleKind, Window};
 use zbelastic_trainer::model::ModelConfig;
 use zbelastic_trainer::optimizer::OptimizerKind;
 use zbelastic_trainer::plan::{
-    AUTO_KINDS, BatchShape, ChooseRequest, MemoryPolicy, Pace, PlanChoice, choose,
+    AUTO_KINDS, BatchShape, ChooseRequest, Grid, GridLimits, MemoryPolicy, Pace, PlanChoice,
+    ReplicaCount, choose,
 };
 use zbelastic_types::Bytes;
 
@@ -26,6 +26,8 @@ pub struct PlannerJob {
     pub is_auto: bool,
     /// Chunks a stage holds; none for as many as each schedule has by itself.
     pub chunks_per_stage: Option<u32>,
+    /// Pipelines side by side; none for a number that is chosen.
+    pub replicas: Option<ReplicaCount>,
     /// Slices that sequences are cut into; none for as many as each schedule has by itself.
     pub slice_count: Option<u32>,
     /// The way in which passes keep less.
@@ -45,28 +47,34 @@ pub struct PlanFallback<'a> {
     pub kinds: &'a [ScheduleKind],
     /// Chunks a stage, if the configuration sets a number.
     pub chunks_per_stage: Option<u32>,
-    /// Stages of the pipeline.
-    pub stage_count: u32,
+    /// The pipelines.
+    pub grid: Grid,
 }
 
 impl PlannerJob {
-    /// The fallbacks to try on `most` nodes, one after the other until one can be had. Every one
-    /// trains to the same bits.
+    /// The ways to deal workers to stages and replicas.
+    #[must_use]
+    pub fn grid_limits(&self) -> GridLimits {
+        let (blocks, lanes) = (self.model.blocks, self.batch.lanes);
+        GridLimits { blocks, lanes, requested: self.replicas }
+    }
+
+    /// The fallbacks to try for pipelines of at most so many stages, as many as `most` has, one after the
+    /// other until one can be had. Every one trains to the same bits.
     ///
     /// A schedule gives way to any other before a node is left out. How slices add up is a part of the
     /// arithmetic, so these give way to none.
     #[must_use]
-    pub fn fallbacks(&self, most: u32) -> Vec<PlanFallback<'_>> {
+    pub fn fallbacks(&self, most: Grid) -> Vec<PlanFallback<'_>> {
         let (kinds, chunks_per_stage) = (self.kinds.as_slice(), self.chunks_per_stage);
         let is_free = self.is_auto && chunks_per_stage.is_none();
-        let own = |stage_count| PlanFallback { kinds, chunks_per_stage, stage_count };
-        let others =
-            |kinds, stage_count| PlanFallback { kinds, chunks_per_stage: None, stage_count };
-        let counts = (1..=most).rev();
+        let own = |grid| PlanFallback { kinds, chunks_per_stage, grid };
+        let others = |kinds, grid| PlanFallback { kinds, chunks_per_stage: None, grid };
+        let counts = (1..=most.stage_count).rev().map(|stage_count| Grid { stage_count, ..most });
         if is_free || kinds.iter().any(|kind| kind.is_sliced()) {
             return counts.map(own).collect();
         }
-        counts.flat_map(|count| [own(count), others(&AUTO_KINDS, count)]).collect()
+        counts.flat_map(|grid| [own(grid), others(&AUTO_KINDS, grid)]).collect()
     }
 
     /// The best plan for a fallback at a pace, with the memory limit of each stage.
@@ -79,17 +87,18 @@ impl PlannerJob {
         window: Window,
         (stage_bytes_max, pace): (&[Bytes], &Pace),
     ) -> Result<PlanChoice, String> {
-        let PlanFallback { kinds, chunks_per_stage, stage_count } = fallback;
+        let PlanFallback { kinds, chunks_per_stage, grid } = fallback;
         let request = ChooseRequest {
             model: &self.model,
             batch: self.batch,
             kinds,
             chunks_per_stage,
             slice_count: self.slice_count,
-            stage_count,
+            stage_count: grid.stage_count,
+            replicas: grid.replicas,
             window,
             memory: self.memory,
-            copies: copies_at(self.copies, stage_count),
+            copies: grid.copies(self.copies),
             stage_bytes_max,
             pace,
         };
@@ -105,10 +114,15 @@ mod tests {
     use super::*;
     use crate::search::tests::job;
 
+    fn pipeline(stage_count: u32) -> Grid {
+        Grid { stage_count, replicas: ReplicaCount::ONE }
+    }
+
     fn check(kind: ScheduleKind, most: u32, expected: &[(&[ScheduleKind], u32)]) {
         let job = PlannerJob { kinds: vec![kind], is_auto: false, ..job() };
-        let found = job.fallbacks(most);
-        let found: Vec<_> = found.iter().map(|found| (found.kinds, found.stage_count)).collect();
+        let found = job.fallbacks(pipeline(most));
+        let found = found.iter().map(|found| (found.kinds, found.grid.stage_count));
+        let found: Vec<_> = found.collect();
         assert_eq!(found, expected, "{kind}");
     }
 
@@ -116,9 +130,12 @@ mod tests {
     fn what_gives_way_to_what_keeps_the_order_of_sums() {
         use ScheduleKind::{Chimera, Seq1F1B, ZbV};
         let auto = PlannerJob { kinds: AUTO_KINDS.to_vec(), is_auto: true, ..job() };
-        let own =
-            |stage_count| PlanFallback { kinds: &AUTO_KINDS, chunks_per_stage: None, stage_count };
-        assert_eq!(auto.fallbacks(2), [own(2), own(1)]);
+        let own = |stage_count| PlanFallback {
+            kinds: &AUTO_KINDS,
+            chunks_per_stage: None,
+            grid: pipeline(stage_count),
+        };
+        assert_eq!(auto.fallbacks(pipeline(2)), [own(2), own(1)]);
         check(ZbV, 2, &[(&[ZbV], 2), (&AUTO_KINDS, 2), (&[ZbV], 1), (&AUTO_KINDS, 1)]);
         check(Seq1F1B, 2, &[(&[Seq1F1B], 2), (&[Seq1F1B], 1)]);
         let others: &[ScheduleKind] = &AUTO_KINDS;

@@ -182,7 +182,7 @@ pub(crate) mod tests {
     use zbelastic_consensus::member::{Holder, Resources};
     use zbelastic_consensus::plan::{PlanReason, Promise};
     use zbelastic_schedule::{ScheduleKind, Window};
-    use zbelastic_trainer::plan::{Plan, PlanRequest, layer_work};
+    use zbelastic_trainer::plan::{Plan, PlanRequest, ReplicaCount, layer_work};
     use zbelastic_types::{Bytes, Generation, Incarnation, Step};
 
     use super::*;
@@ -210,6 +210,7 @@ pub(crate) mod tests {
             chunks_per_stage: None,
             slice_count: None,
             stage_count: NODES.len() as u32,
+            replicas: ReplicaCount::ONE,
             window: Window::One,
         })
         .expect("legal");

@@ -10,6 +10,9 @@ use zbelastic_types::{Bytes, NodeId};
 /// A node id with the memory, speed and device class of the node.
 pub type NodeResources = (NodeId, Resources);
 
+/// Why there is no plan on no node.
+pub(crate) const NO_NODE: &str = "no node is available";
+
 /// The limit of a stage that has none: more than any node has, and as much can be added to it.
 const UNLIMITED: Bytes = Bytes(1 << 60);
 
@@ -56,7 +59,7 @@ pub fn first_plan<R: Copy, P>(
     tried: impl IntoIterator<Item = (R, u32)>,
     mut plan: impl FnMut(R, &[usize]) -> Result<P, String>,
 ) -> Result<(P, Vec<usize>), String> {
-    let mut reason = "no node is available".to_owned();
+    let mut reason = NO_NODE.to_owned();
     for (candidate, stage_count) in tried {
         for indices in node_choices(nodes, stage_count as usize) {
             match plan(candidate, &indices) {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use zbelastic_consensus::plan::PlanRecord;
 use zbelastic_schedule::Window;
-use zbelastic_trainer::plan::{DriftJudgement, Plan, ReplanStakes, judge};
+use zbelastic_trainer::plan::{DriftJudgement, Grid, Plan, ReplanStakes, ReplicaCount, judge};
 use zbelastic_types::Generation;
 
 use crate::estimate::PaceEstimate;
@@ -56,9 +56,12 @@ impl PlanReview {
         };
         let window = record.window().unwrap_or(Window::One);
         let best = || {
-            // Others that could be had with as many stages.
-            let fallbacks = job.fallbacks(now.len() as u32);
-            let here = fallbacks.into_iter().filter(|it| it.stage_count as usize == now.len());
+            // Others that could be had with as many stages and replicas.
+            let placement = plan.placement();
+            let stage_count = placement.stages_per_column();
+            let grid = Grid { stage_count, replicas: ReplicaCount::of(placement) };
+            let fallbacks = job.fallbacks(grid);
+            let here = fallbacks.into_iter().filter(|it| it.grid == grid);
             let found = here.map(|fallback| {
                 let query = PlanQuery::new(fallback, (&now, window), (&pace, job.stage_bytes_max));
                 job.choose(fallback, window, (&query.bytes_max, &pace))

@@ -8,12 +8,12 @@ use zbelastic_consensus::duty::PlanSolution;
 use zbelastic_kernels::DeviceSizes;
 use zbelastic_schedule::{ScheduleKind, Window};
 use zbelastic_trainer::model::model_layers;
-use zbelastic_trainer::plan::{Pace, Plan, layer_work};
+use zbelastic_trainer::plan::{Pace, Plan, ReplicaCount, best_grid, layer_work};
 use zbelastic_types::{Bytes, ChunkIndex, LayerRange, NodeId, StageIndex};
 
 use crate::estimate::PaceEstimate;
 use crate::fallback::{PlanFallback, PlannerJob};
-use crate::node_choices::{NodeResources, first_plan, memory_limits};
+use crate::node_choices::{NO_NODE, NodeResources, first_plan, memory_limits};
 
 /// Solutions remembered; with more, those for the most nodes go first.
 const REMEMBERED_MAX: usize = 256;
@@ -42,6 +42,7 @@ const LOSSES_MAX: usize = 8;
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct PlanQuery {
     stage_count: u32,
+    replicas: ReplicaCount,
     kinds: Vec<ScheduleKind>,
     chunks_per_stage: Option<u32>,
     is_ahead: bool,
@@ -60,7 +61,8 @@ impl PlanQuery {
         (pace, most): (&Pace, Option<Bytes>),
     ) -> Self {
         Self {
-            stage_count: nodes.len() as u32,
+            stage_count: fallback.grid.stage_count,
+            replicas: fallback.grid.replicas,
             kinds: fallback.kinds.to_vec(),
             chunks_per_stage: fallback.chunks_per_stage,
             is_ahead: window == Window::One,
@@ -71,13 +73,16 @@ impl PlanQuery {
     }
 }
 
+/// A plan with the time of its steps.
+type FoundPlan = (PlanSolution, f64);
+
 /// Finds plans, and remembers them. It is for one job: with another one, [`PlanSearch::clear`] it.
 #[derive(Debug)]
 pub struct PlanSearch {
     /// The length of a tick, in which a solution says when an operation hangs.
     tick: Duration,
     estimate: PaceEstimate,
-    found: BTreeMap<PlanQuery, Result<PlanSolution, String>>,
+    found: BTreeMap<PlanQuery, Result<FoundPlan, String>>,
 }
 
 impl PlanSearch {
@@ -109,13 +114,17 @@ impl PlanSearch {
         window: Window,
         nodes: &[NodeResources],
     ) -> Result<PlanSolution, String> {
-        let most = (nodes.len() as u32).min(job.model.blocks);
-        let fallbacks = job.fallbacks(most);
-        let tried = fallbacks.into_iter().map(|fallback| (fallback, fallback.stage_count));
-        let (solution, places) = first_plan(nodes, tried, |fallback, places| {
-            self.plan_for(job, fallback, window, (nodes, places))
-        })?;
-        Ok(PlanSolution { stage_nodes: places, ..solution })
+        let grids = job.grid_limits().grids(nodes.len() as u32);
+        let is_priced = self.estimate.calibration.is_some();
+        let found = best_grid(grids, is_priced, |grid| {
+            let fallbacks = job.fallbacks(grid);
+            let tried = fallbacks.into_iter().map(|fallback| (fallback, fallback.grid.workers()));
+            let ((solution, period), places) = first_plan(nodes, tried, |fallback, places| {
+                self.plan_for(job, fallback, window, (nodes, places))
+            })?;
+            Ok((PlanSolution { stage_nodes: places, ..solution }, period))
+        });
+        found.map_err(|error: Option<String>| error.unwrap_or_else(|| NO_NODE.to_owned()))
     }
 
     /// Plans for one node less, whichever it is, two less, and one more, unless a request comes in
@@ -132,7 +141,8 @@ impl PlanSearch {
         let another = nodes.last().map(|(_, brought)| (NodeId(u64::MAX), *brought));
         ahead.push(nodes.iter().copied().chain(another).collect());
         for nodes in ahead {
-            if nodes.len() <= job.model.blocks as usize {
+            let grids = job.grid_limits().grids(nodes.len() as u32);
+            if grids.iter().any(|grid| grid.workers() as usize == nodes.len()) {
                 let _ = self.solve(job, window, &nodes);
             }
         }
@@ -144,7 +154,7 @@ impl PlanSearch {
         fallback: PlanFallback<'_>,
         window: Window,
         (nodes, places): (&[NodeResources], &[usize]),
-    ) -> Result<PlanSolution, String> {
+    ) -> Result<FoundPlan, String> {
         let nodes: Vec<NodeResources> = places.iter().map(|at| nodes[*at]).collect();
         let pace = self.estimate.pace(job, &nodes);
         let query = PlanQuery::new(fallback, (&nodes, window), (&pace, job.stage_bytes_max));
@@ -164,13 +174,14 @@ impl PlanSearch {
         (job, fallback, window): (&PlannerJob, PlanFallback<'_>, Window),
         query: &PlanQuery,
         (pace, nodes): (&Pace, &[NodeResources]),
-    ) -> Result<PlanSolution, String> {
+    ) -> Result<FoundPlan, String> {
         let choice = job.choose(fallback, window, (&query.bytes_max, pace))?;
         let ticks = op_seconds_max(job, &choice.plan, nodes) / self.tick.as_secs_f64();
         let op_ticks_max = (ticks.ceil() as u32).max(1);
         let Plan { program, chunks, .. } = choice.plan;
         let places = (0..nodes.len()).collect();
-        Ok(PlanSolution { program, chunks, stage_nodes: places, op_ticks_max })
+        let period = choice.prediction.period;
+        Ok((PlanSolution { program, chunks, stage_nodes: places, op_ticks_max }, period))
     }
 }
 
@@ -259,6 +270,7 @@ pub(crate) mod tests {
             kinds: AUTO_KINDS.to_vec(),
             is_auto: true,
             chunks_per_stage: None,
+            replicas: None,
             slice_count: None,
             memory: MemoryPolicy::default(),
             copies: 1,

@@ -4,7 +4,8 @@
 //! reads from an operation its appearance and its text, and nothing else.
 
 use crate::asynchronous::AsyncOp;
-use crate::op::{Compute, MemoryOp, Op, Pass, Reduction, UpdateOp};
+use crate::op::{Compute, MemoryOp, Op, Pass, UpdateOp};
+use crate::reduction::Reduction;
 
 /// How an operation is drawn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,15 +78,15 @@ impl TimelineOp for Op {
             }
             Self::Update(UpdateOp::Step) => OpAppearance::Mark(TimelineMark::Step),
             Self::Update(UpdateOp::Report | UpdateOp::Commit) => OpAppearance::Bookkeeping,
-            Self::Reduce(Reduction::Add | Reduction::Tie, _) => {
+            Self::Reduce(Reduction::Add(_) | Reduction::Tie, _) => {
                 OpAppearance::Mark(TimelineMark::Reduce)
             }
             Self::Transfer(..)
             | Self::Memory(MemoryOp::Drop, _)
             | Self::Reduce(
-                Reduction::Send
-                | Reduction::Receive
-                | Reduction::Local
+                Reduction::Send(_)
+                | Reduction::Receive(_)
+                | Reduction::Local(_)
                 | Reduction::SendTied
                 | Reduction::ReceiveTied,
                 _,

@@ -70,7 +70,7 @@ pub struct Costs {
     pub step: f64,
     /// R, OFFLOAD and RELOAD.
     pub memory: MemoryCosts,
-    /// The time of a chunk's gradient to its twin on another stage, beside a hop: one entry a
+    /// The time of a chunk's gradient to its sibling on another stage, beside a hop: one entry a
     /// chunk, in model order; none at all if it occupies the link no longer than a result does.
     pub gradients: Vec<f64>,
     /// The time of a tied matrix's gradient from one end of the model to the other, beside a hop.

@@ -9,6 +9,7 @@ mod appearance;
 pub mod asynchronous;
 mod boundary;
 mod check;
+mod columns;
 mod cost;
 mod generate;
 mod kind;
@@ -22,6 +23,7 @@ mod placement;
 mod program;
 pub mod pytorch;
 mod recompute;
+mod reduction;
 pub mod render;
 mod simulate;
 mod solve;
@@ -31,16 +33,20 @@ mod walk;
 
 pub use appearance::{OpAppearance, TimelineMark, TimelineOp};
 pub use check::{ScheduleViolation, VIOLATION_COUNT_MAX, check};
+pub use columns::{ColumnsError, side_by_side};
 pub use cost::{ChunkTimes, CopyLanes, CostError, Costs, MemoryCosts, MemoryTimes};
 pub use generate::{GenerateError, PipelineSize, check_size, generate, generate_sized};
 pub use kind::{ChunkCounts, ScheduleKind, UnknownScheduleKind};
 pub use lower::{LowerOptions, lower};
-pub use memory::{ChunkMemory, LivePasses, live_passes, live_passes_of, peak_memory};
+pub use memory::{
+    ChunkMemory, LivePasses, live_passes, live_passes_of, live_passes_on, peak_memory,
+};
 pub use offload::{OffloadChunks, OffloadRequest, offload};
-pub use op::{Compute, Flow, MemoryOp, Op, OpParseError, Pass, Reduction, Transfer, UpdateOp};
-pub use placement::{Placement, PlacementError, PlacementShape};
+pub use op::{Compute, Flow, MemoryOp, Op, OpParseError, Pass, Transfer, UpdateOp};
+pub use placement::{COLUMNS_MAX, Placement, PlacementError, PlacementShape};
 pub use program::{PASS_COUNT_MAX, Program, ProgramParseError, TEXT_COUNT_MAX, Window};
 pub use recompute::recompute;
+pub use reduction::{Reduction, TreeLevel, TreeSide};
 pub use simulate::{STEP_COUNT_MAX, SimulateError, simulate, simulate_with};
 pub use solve::{
     ChunkCosts, CostOwner, MemorySavings, OffloadTransfer, RecomputeCost, ScheduleProblem,

@@ -1,8 +1,8 @@
 //! Lowering: adds to a program of arithmetic what a cluster needs to run it.
 //!
 //! Transfers follow from the placement: an operand from another stage is received right before the
-//! pass that needs it, a result is sent right after the pass that made it. Where a chunk has a
-//! twin, the gradients of both replicas are added: each is sent to the other's stage right after
+//! pass that needs it, a result is sent right after the pass that made it. Where there are replicas,
+//! their gradients are added level by level of a tree: the first exchange begins right after
 //! the chunk's last operation, and is waited for at the end of the step; what a model with tied ends
 //! needs beside it is added by [`crate::tie_ends`]. Where the gate stands follows from the window.
 //! With window one it stands directly before the first operation that adds to the weights' gradient,
@@ -14,9 +14,10 @@ use std::collections::BTreeMap;
 use zbelastic_types::ChunkIndex;
 
 use crate::boundary::{receive_before, transfer_after};
-use crate::op::{Compute, Op, Reduction, UpdateOp};
+use crate::op::{Compute, Op, UpdateOp};
 use crate::placement::Placement;
 use crate::program::{Program, Window};
+use crate::reduction::{Reduction, TreeLevel};
 
 /// What a cluster decides about a program beside its schedule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,7 +72,8 @@ fn with_transfers(placement: &Placement, ops: &[Op], early_head_weights: bool) -
     lowered
 }
 
-/// Adds the operations that make one gradient of those of each chunk and its twin.
+/// Adds the operations that make one gradient of those of all replicas of each chunk. A stage with
+/// several chunks finishes a level for all of them before the next: while one waits, others add.
 fn with_reductions(placement: &Placement, ops: Vec<Op>) -> Vec<Op> {
     if placement.replica_count() == 1 {
         return ops;
@@ -84,25 +86,34 @@ fn with_reductions(placement: &Placement, ops: Vec<Op>) -> Vec<Op> {
     for (position, op) in ops.into_iter().enumerate() {
         lowered.push(op);
         if let Some(chunk) = op.chunk().filter(|chunk| last[chunk] == position) {
-            let [send, _] = exchange_of(placement, chunk);
+            let [send, _] = exchange_of(placement, chunk, TreeLevel::LEAVES);
             lowered.extend(send);
         }
     }
-    for chunk in last.into_keys() {
-        let [_, receive] = exchange_of(placement, chunk);
-        lowered.extend(receive);
-        lowered.extend(placement.twin_of(chunk).map(|_| Op::Reduce(Reduction::Add, chunk)));
+    for level in placement.levels() {
+        for chunk in last.keys() {
+            let [_, receive] = exchange_of(placement, *chunk, level);
+            let [send, _] = exchange_of(placement, *chunk, TreeLevel(level.0 + 1));
+            lowered.extend(receive);
+            lowered.push(Op::Reduce(Reduction::Add(level), *chunk));
+            lowered.extend(send);
+        }
     }
     lowered
 }
 
-/// How a chunk's gradient gets to its twin, and the twin's to it.
-pub(crate) fn exchange_of(placement: &Placement, chunk: ChunkIndex) -> [Option<Op>; 2] {
-    let Some(twin) = placement.twin_of(chunk) else { return [None, None] };
-    if placement.stage_of(twin) == placement.stage_of(chunk) {
-        [Some(Op::Reduce(Reduction::Local, chunk)), None]
+/// How a chunk's sum gets to its sibling at a level of the tree, and the sibling's to it.
+pub(crate) fn exchange_of(
+    placement: &Placement,
+    chunk: ChunkIndex,
+    level: TreeLevel,
+) -> [Option<Op>; 2] {
+    let Some(sibling) = placement.sibling_at(chunk, level) else { return [None, None] };
+    if placement.stage_of(sibling) == placement.stage_of(chunk) {
+        [Some(Op::Reduce(Reduction::Local(level), chunk)), None]
     } else {
-        [Reduction::Send, Reduction::Receive].map(|reduction| Some(Op::Reduce(reduction, chunk)))
+        [Reduction::Send(level), Reduction::Receive(level)]
+            .map(|reduction| Some(Op::Reduce(reduction, chunk)))
     }
 }
 

@@ -6,7 +6,7 @@
 //! again at its start; OFFLOAD frees everything, where it stands, and RELOAD allocates it again,
 //! where it stands. Memory that a pass needs only while it runs is not counted.
 
-use zbelastic_types::SliceIndex;
+use zbelastic_types::{SliceIndex, StageIndex};
 
 use crate::op::{Compute, MemoryOp, Op};
 use crate::pass_table::PassTable;
@@ -134,11 +134,32 @@ pub fn live_passes_of(
     program: &Program,
     is_counted: impl Fn(SliceIndex) -> bool,
 ) -> Vec<LivePasses> {
+    count_lives(program, program.stages.iter().flatten(), is_counted)
+}
+
+/// Those of the chunks on one stage; chunks of other stages have none.
+///
+/// # Panics
+/// As [`live_passes`], and if the program has no such stage.
+#[must_use]
+pub fn live_passes_on(
+    program: &Program,
+    stage: StageIndex,
+    is_counted: impl Fn(SliceIndex) -> bool,
+) -> Vec<LivePasses> {
+    count_lives(program, program.ops(stage).iter(), is_counted)
+}
+
+fn count_lives<'a>(
+    program: &Program,
+    ops: impl Iterator<Item = &'a Op>,
+    is_counted: impl Fn(SliceIndex) -> bool,
+) -> Vec<LivePasses> {
     let chunk_count = program.placement.chunk_count() as usize;
     let mut most = vec![LivePasses::default(); chunk_count];
     let mut now = most.clone();
     let mut lives = PassTable::new(program, PassLiveness::default());
-    for op in program.lists().flat_map(|(_, ops)| ops) {
+    for op in ops {
         let Some(pass) = op.pass().filter(|pass| is_counted(pass.slice)) else { continue };
         let life = lives.get_mut(pass).expect("the program has the passes it names");
         let now = &mut now[pass.chunk.index()];

@@ -12,6 +12,8 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 use zbelastic_types::{ChunkIndex, MicrobatchIndex, SliceIndex};
 
+use crate::reduction::Reduction;
+
 /// One chunk's share of one microbatch, or of one slice of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(from = "PassForm", into = "PassForm")]
@@ -178,43 +180,6 @@ pub enum UpdateOp {
     Commit,
 }
 
-/// How two gradients of the same parameters become one, before a step is reported.
-///
-/// Those of two replicas of a chunk: each holder passes its own to the other, which is summed over
-/// the microbatches of its replica, and both add the two in one order. Then those of the matrix that
-/// a tied head shares with the embedding: each end of the model passes its part to the other, and
-/// both add the two in one order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub enum Reduction {
-    /// The chunk's own gradient is sent to the stage that holds its twin.
-    Send,
-    /// The twin's gradient arrives from another stage.
-    Receive,
-    /// The chunk's own gradient is handed to its twin on the same stage.
-    Local,
-    /// Replica 0's gradient and replica 1's are added: from here on both chunks have the same.
-    Add,
-    /// The chunk's own part of the shared matrix's gradient is sent to the stage with the other end
-    /// of the model.
-    SendTied,
-    /// The other end's part of the shared matrix's gradient arrives from another stage.
-    ReceiveTied,
-    /// The head's part and the embedding's are added: from here on both ends have the same. Where
-    /// both are on one stage, the chunk with the embedding names it.
-    Tie,
-}
-
-impl Reduction {
-    /// Whether it is of the matrix that a tied head shares with the embedding.
-    #[must_use]
-    pub const fn is_of_tied(self) -> bool {
-        match self {
-            Self::SendTied | Self::ReceiveTied | Self::Tie => true,
-            Self::Send | Self::Receive | Self::Local | Self::Add => false,
-        }
-    }
-}
-
 /// One operation of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Op {
@@ -225,7 +190,7 @@ pub enum Op {
     Transfer(Transfer, Flow, Pass),
     /// The step and its validation.
     Update(UpdateOp),
-    /// Gradients of a chunk's two replicas, or of the model's two ends, become one.
+    /// Gradients of a chunk's replicas, or of the model's two ends, become one.
     Reduce(Reduction, ChunkIndex),
     /// The activations of a pass are offloaded, reloaded or dropped.
     Memory(MemoryOp, Pass),
@@ -289,9 +254,7 @@ impl Op {
             }
             Self::Memory(memory, pass) => (lookup(&MEMORY_TEXT, &memory), pass),
             Self::Update(update) => return update.to_string(),
-            Self::Reduce(reduction, chunk) => {
-                return format!("{chunk}{}", lookup(&REDUCTION_TEXT, &reduction));
-            }
+            Self::Reduce(reduction, chunk) => return format!("{chunk}{reduction}"),
         };
         format!("{}{letters}{}", pass.chunk, pass.microbatch_text(slice_count))
     }
@@ -323,15 +286,6 @@ const UPDATE_TEXT: [(UpdateOp, &str); 5] = [
     (UpdateOp::Commit, "COMMIT"),
 ];
 
-const REDUCTION_TEXT: [(Reduction, &str); 7] = [
-    (Reduction::Send, "SEND_G"),
-    (Reduction::Receive, "RECV_G"),
-    (Reduction::Local, "LOCAL_G"),
-    (Reduction::Add, "REDUCE"),
-    (Reduction::SendTied, "SEND_T"),
-    (Reduction::ReceiveTied, "RECV_T"),
-    (Reduction::Tie, "TIE"),
-];
 const MEMORY_TEXT: [(MemoryOp, &str); 3] =
     [(MemoryOp::Offload, "OFFLOAD"), (MemoryOp::Reload, "RELOAD"), (MemoryOp::Drop, "DROP")];
 
@@ -402,9 +356,9 @@ impl FromStr for Op {
         let form = || OpParseError::Form { word: word.to_owned() };
         let letters_at = word.find(|c: char| !c.is_ascii_digit()).ok_or_else(form)?;
         let (chunk, rest) = word.split_at(letters_at);
-        if let Some((reduction, _)) = REDUCTION_TEXT.iter().find(|row| row.1 == rest) {
+        if let Some(reduction) = Reduction::parse(rest) {
             let chunk = chunk.parse().map_err(|_| form())?;
-            return Ok(Self::Reduce(*reduction, ChunkIndex(chunk)));
+            return Ok(Self::Reduce(reduction, ChunkIndex(chunk)));
         }
         let digits_at = rest.find(|c: char| c.is_ascii_digit()).ok_or_else(form)?;
         let (letters, numbers) = rest.split_at(digits_at);
@@ -427,6 +381,7 @@ impl FromStr for Op {
 #[cfg(test)]
 mod tests {
     use super::{Compute, Flow, MemoryOp, Op, OpParseError, Pass, Reduction, Transfer, UpdateOp};
+    use crate::reduction::TreeLevel;
     use zbelastic_types::ChunkIndex;
 
     #[test]
@@ -441,11 +396,13 @@ mod tests {
         check("3SEND_F1", Op::Transfer(Transfer::Send, Flow::Forward, Pass::new(3, 1)));
         check("2LOCAL_B9", Op::Transfer(Transfer::Local, Flow::Backward, Pass::new(2, 9)));
         check("GATE_PREVIOUS", Op::Update(UpdateOp::GatePrevious));
-        check("3REDUCE", Op::Reduce(Reduction::Add, ChunkIndex(3)));
+        check("3REDUCE", Op::Reduce(Reduction::Add(TreeLevel(0)), ChunkIndex(3)));
+        check("3REDUCE.2", Op::Reduce(Reduction::Add(TreeLevel(2)), ChunkIndex(3)));
+        check("1SEND_G.1", Op::Reduce(Reduction::Send(TreeLevel(1)), ChunkIndex(1)));
         check("0TIE", Op::Reduce(Reduction::Tie, ChunkIndex(0)));
         check("3SEND_T", Op::Reduce(Reduction::SendTied, ChunkIndex(3)));
         check("3RECV_T", Op::Reduce(Reduction::ReceiveTied, ChunkIndex(3)));
-        check("10RECV_G", Op::Reduce(Reduction::Receive, ChunkIndex(10)));
+        check("10RECV_G", Op::Reduce(Reduction::Receive(TreeLevel(0)), ChunkIndex(10)));
         check("2R0", Op::Compute(Compute::R, Pass::new(2, 0)));
         check("2OFFLOAD0", Op::Memory(MemoryOp::Offload, Pass::new(2, 0)));
         check("2RELOAD10", Op::Memory(MemoryOp::Reload, Pass::new(2, 10)));

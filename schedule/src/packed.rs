@@ -13,15 +13,16 @@ use std::collections::BTreeMap;
 
 use zbelastic_types::{ChunkIndex, StageIndex};
 
-use crate::op::{Compute, Flow, MemoryOp, Op, Pass, Reduction, Transfer, UpdateOp};
+use crate::op::{Compute, Flow, MemoryOp, Op, Pass, Transfer, UpdateOp};
 use crate::placement::Placement;
+use crate::reduction::{Reduction, TreeLevel};
 
 /// Operations for each pass at most: F, B, W, WE and R, two transfers in each direction, and what
 /// is dropped, offloaded and reloaded.
 const OPS_PER_PASS_MAX: u64 = 12;
 /// Operations of a stage that are on no pass, for each of its chunks: updates and reductions. More
 /// than there are, as an upper bound of memory requires.
-const OTHER_OPS_MAX: u64 = 16;
+const OTHER_OPS_MAX: u64 = 32;
 /// Symbols of the shortest copy: the encoding of a copy has up to as many bytes.
 const COPY_MIN: usize = 4;
 /// Positions within a copy at which later copies may begin: the others are reached by the periods
@@ -83,9 +84,11 @@ const PASS_KINDS: [fn(Pass) -> Op; 15] = [
     |pass| Op::Memory(MemoryOp::Reload, pass),
     |pass| Op::Memory(MemoryOp::Drop, pass),
 ];
-const CHUNK_KINDS: [Reduction; 4] =
+const CHUNK_KINDS: [fn(TreeLevel) -> Reduction; 4] =
     [Reduction::Send, Reduction::Receive, Reduction::Local, Reduction::Add];
 const TIED_KINDS: [Reduction; 3] = [Reduction::SendTied, Reduction::ReceiveTied, Reduction::Tie];
+/// The first place of a kind on chunks above the first level of the tree.
+const ABOVE_LEAVES: usize = PASS_KINDS.len() + CHUNK_KINDS.len() + UPDATES.len() + TIED_KINDS.len();
 const UPDATES: [UpdateOp; 5] = [
     UpdateOp::Report,
     UpdateOp::Step,
@@ -95,7 +98,7 @@ const UPDATES: [UpdateOp; 5] = [
 ];
 
 /// The place of an operation's kind: those on passes first, then those on chunks, the updates, and
-/// those of tied ends.
+/// those of tied ends. Behind them come those on chunks of each level above the first.
 const fn kind_of(op: Op) -> usize {
     let on_chunks = PASS_KINDS.len();
     let tied = on_chunks + CHUNK_KINDS.len() + UPDATES.len();
@@ -122,10 +125,10 @@ const fn kind_of(op: Op) -> usize {
             MemoryOp::Drop => 14,
         },
         Op::Reduce(reduction, _) => match reduction {
-            Reduction::Send => on_chunks,
-            Reduction::Receive => on_chunks + 1,
-            Reduction::Local => on_chunks + 2,
-            Reduction::Add => on_chunks + 3,
+            Reduction::Send(level) => kind_at(level, 0),
+            Reduction::Receive(level) => kind_at(level, 1),
+            Reduction::Local(level) => kind_at(level, 2),
+            Reduction::Add(level) => kind_at(level, 3),
             Reduction::SendTied => tied,
             Reduction::ReceiveTied => tied + 1,
             Reduction::Tie => tied + 2,
@@ -141,6 +144,14 @@ const fn kind_of(op: Op) -> usize {
                     UpdateOp::Commit => 4,
                 }
         }
+    }
+}
+
+/// The place of a kind on chunks at a level of the tree.
+const fn kind_at(level: TreeLevel, kind: usize) -> usize {
+    match level.0 {
+        0 => PASS_KINDS.len() + kind,
+        level => ABOVE_LEAVES + (level as usize - 1) * CHUNK_KINDS.len() + kind,
     }
 }
 
@@ -192,12 +203,19 @@ impl StageCodec {
         let own = usize::try_from(chunk).ok().and_then(|place| self.chunks.get(place)).copied();
         let foreign = |chunk: u64| small(chunk.wrapping_sub(self.chunks.len() as u64) as i64);
         let index = own.map_or_else(|| foreign(chunk).map(ChunkIndex), Ok)?;
+        if place >= ABOVE_LEAVES {
+            let above = place - ABOVE_LEAVES;
+            let level = u8::try_from(above / CHUNK_KINDS.len()).map_err(|_| bad)?;
+            let level = level.checked_add(1).map(TreeLevel).ok_or(bad)?;
+            return Ok(Op::Reduce(CHUNK_KINDS[above % CHUNK_KINDS.len()](level), index));
+        }
         if place >= updates {
             let reduction = TIED_KINDS.get(place - updates).copied().ok_or(bad)?;
             return Ok(Op::Reduce(reduction, index));
         }
         if place >= on_passes {
-            return Ok(Op::Reduce(CHUNK_KINDS[place - on_passes], index));
+            let reduction = CHUNK_KINDS[place - on_passes];
+            return Ok(Op::Reduce(reduction(TreeLevel::LEAVES), index));
         }
         let before = self.last.get(&(kind, chunk)).copied().unwrap_or((-1, 0));
         let now = (before.0.wrapping_add(microbatches), before.1.wrapping_add(slices));
@@ -464,7 +482,7 @@ mod tests {
         let refuse = |bytes: &[u8], expected| {
             assert_eq!(unpack(&placement, 1, bytes), Err(expected));
         };
-        refuse(&[1, 100], UnpackError::Ops { ops_max: 44, found: 100 });
+        refuse(&[1, 100], UnpackError::Ops { ops_max: 76, found: 100 });
         refuse(&[1, 0, 0, 9], UnpackError::Trailing { count: 1 });
         refuse(&[1, 1, 0, 2, 0], UnpackError::Unknown { count: 0, found: 0 });
         refuse(&[1, 1, 1, 0, 0, 2, 0, 3, 1], UnpackError::Unknown { count: 0, found: 1 });

@@ -4,7 +4,7 @@ use crate::op::Pass;
 use crate::program::{PASS_COUNT_MAX, Program};
 
 /// A cell for every chunk, microbatch and slice. A pass the program does not have has no cell, so
-/// readers of unchecked programs cannot go astray; nor has a microbatch in the replica that it does
+/// readers of unchecked programs cannot go astray; nor has a microbatch in a replica that it does
 /// not run through.
 #[derive(Clone)]
 pub(crate) struct PassTable<T> {
@@ -44,14 +44,16 @@ impl<T: Copy> PassTable<T> {
 
     /// Every pass with its cell, chunk by chunk.
     pub fn iter(&self) -> impl Iterator<Item = (Pass, T)> + '_ {
-        let microbatches = self.microbatch_count;
         let slices = self.slice_count;
+        let per_chunk = self.microbatches_per_replica;
         let pass = move |position: u32| {
-            let microbatch = position / slices;
-            Pass::sliced(microbatch / microbatches, microbatch % microbatches, position % slices)
+            let chunk = position / slices / per_chunk;
+            let first = chunk / self.chunks_per_replica * per_chunk;
+            let microbatch = first + position / slices % per_chunk;
+            Pass::sliced(chunk, microbatch, position % slices)
         };
         let cells = (0u32..).map(pass).zip(self.cells.iter().copied());
-        cells.filter(|(pass, _)| self.is_pass(*pass))
+        cells.filter(|(pass, _)| pass.microbatch.0 < self.microbatch_count)
     }
 
     /// Whether chunk and microbatch belong to one replica.
@@ -61,11 +63,12 @@ impl<T: Copy> PassTable<T> {
     }
 
     fn position(&self, pass: Pass) -> Option<usize> {
-        let microbatches = self.microbatch_count as usize;
         let slices = self.slice_count as usize;
-        let microbatch = pass.microbatch.index();
+        let per_chunk = self.microbatches_per_replica as usize;
         let slice = pass.slice.index();
-        (microbatch < microbatches && slice < slices && self.is_pass(pass))
-            .then(|| (pass.chunk.index() * microbatches + microbatch) * slices + slice)
+        let is_here = pass.microbatch.0 < self.microbatch_count && slice < slices;
+        let microbatch = pass.microbatch.index() % per_chunk;
+        (is_here && self.is_pass(pass))
+            .then(|| (pass.chunk.index() * per_chunk + microbatch) * slices + slice)
     }
 }

@@ -1,5 +1,7 @@
 //! Which stage holds which chunk of the model.
 
+mod replicas;
+
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
@@ -11,16 +13,19 @@ use crate::program::TEXT_COUNT_MAX;
 /// The stage of every chunk, in model order. Valid by construction: every stage from 0 to the
 /// highest holds as many chunks as any other.
 ///
-/// There may be two *replicas* of the model on the same stages, in opposite directions. The first
-/// half of the chunks are then replica 0, the second half replica 1; so is it with the microbatches
-/// of a step, so that the replica of a pass follows from its chunk and from its microbatch alike.
-/// Each runs through half of a job's lanes.
+/// There may be several *replicas* of the model. Those of one pipeline stand on the same stages, in
+/// two opposite directions; those of several pipelines, the *columns*, on stages of their own: column
+/// `c` of stages `p` each on the stages `c * p .. (c + 1) * p`, all in the same shape. Chunks are
+/// counted through replica by replica, column by column, and so are the microbatches of a step, so
+/// that the replica of a pass follows from its chunk and from its microbatch alike. Each runs through
+/// as many of a job's lanes as any other.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "PlacementForm", into = "PlacementForm")]
 pub struct Placement {
     stage_of_chunk: Vec<StageIndex>,
     stage_count: u32,
     replica_count: u32,
+    column_count: u32,
 }
 
 /// The shapes in which chunks are laid over stages.
@@ -42,21 +47,43 @@ pub enum PlacementShape {
 /// Shape and size, from which a placement is laid out again.
 #[derive(Serialize, Deserialize)]
 struct PlacementForm {
-    shape: PlacementShape,
+    shape: ShapeForm,
     stage_count: u32,
     chunk_count: u32,
 }
 
-/// Chunks and stages that do not form the shape named.
+/// A shape, and how often it is there: one column has the bytes that it had before there were more.
+#[derive(Serialize, Deserialize)]
+enum ShapeForm {
+    Line,
+    Loop,
+    Vee,
+    Cross,
+    Columns { shape: PlacementShape, count: u32 },
+}
+
+/// Most columns of a placement: as many as a job has lanes at most.
+pub const COLUMNS_MAX: u32 = 64;
+
+/// Chunks and stages that do not form the columns named.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{chunk_count} chunks over {stage_count} stages do not form a {shape}")]
+#[error("{chunk_count} chunks over {stage_count} stages do not form {}", columns_text(*shape, *column_count))]
 pub struct PlacementError {
     /// The shape that was to be formed.
     pub shape: PlacementShape,
-    /// Number of stages given.
+    /// How many columns of it: a power of two up to [`COLUMNS_MAX`].
+    pub column_count: u32,
+    /// Number of stages given, over all columns.
     pub stage_count: u32,
-    /// Number of chunks given.
+    /// Number of chunks given, over all columns.
     pub chunk_count: u32,
+}
+
+fn columns_text(shape: PlacementShape, column_count: u32) -> String {
+    match column_count {
+        1 => format!("a {shape}"),
+        _ => format!("{column_count} replicas of a {shape}, a power of two up to {COLUMNS_MAX}"),
+    }
 }
 
 impl Placement {
@@ -70,7 +97,7 @@ impl Placement {
         stage_count: u32,
         chunk_count: u32,
     ) -> Result<Self, PlacementError> {
-        let error = PlacementError { shape, stage_count, chunk_count };
+        let error = PlacementError { shape, column_count: 1, stage_count, chunk_count };
         let chunks_are_dealt = stage_count > 0
             && (1..=TEXT_COUNT_MAX).contains(&chunk_count)
             && chunk_count.is_multiple_of(stage_count);
@@ -85,6 +112,58 @@ impl Placement {
             (PlacementShape::Vee, 2) => Ok(Self::vee(stage_count)),
             (PlacementShape::Cross, 2) => Ok(Self::cross(stage_count)),
             (PlacementShape::Line | PlacementShape::Vee | PlacementShape::Cross, _) => Err(error),
+        }
+    }
+
+    /// `column_count` columns that have `stage_count` stages and `chunk_count` chunks together, each
+    /// laid out in `shape`.
+    ///
+    /// # Errors
+    /// As [`Self::of_shape`], and if columns are no power of two, or more than [`COLUMNS_MAX`].
+    pub fn of_columns(
+        shape: PlacementShape,
+        column_count: u32,
+        stage_count: u32,
+        chunk_count: u32,
+    ) -> Result<Self, PlacementError> {
+        let error = PlacementError { shape, column_count, stage_count, chunk_count };
+        let are_dealt = column_count.is_power_of_two()
+            && column_count <= COLUMNS_MAX
+            && (1..=TEXT_COUNT_MAX).contains(&chunk_count)
+            && stage_count.is_multiple_of(column_count)
+            && chunk_count.is_multiple_of(column_count);
+        if !are_dealt {
+            return Err(error);
+        }
+        let column = Self::of_shape(shape, stage_count / column_count, chunk_count / column_count);
+        column.map(|column| column.repeated(column_count)).map_err(|_| error)
+    }
+
+    /// So many columns of this placement, which is one.
+    fn repeated(self, column_count: u32) -> Self {
+        let Self { stage_of_chunk, stage_count, replica_count, .. } = self;
+        let column = |index: u32| {
+            let first = index * stage_count;
+            stage_of_chunk.iter().map(move |stage| StageIndex(first + stage.0))
+        };
+        Self {
+            stage_of_chunk: (0..column_count).flat_map(column).collect(),
+            stage_count: column_count * stage_count,
+            replica_count: column_count * replica_count,
+            column_count,
+        }
+    }
+
+    /// One column of this placement alone.
+    #[must_use]
+    pub fn column(&self) -> Self {
+        let stage_of_chunk =
+            self.stage_of_chunk[..self.stage_of_chunk.len() / self.column_count as usize].to_vec();
+        Self {
+            stage_of_chunk,
+            stage_count: self.stages_per_column(),
+            replica_count: self.direction_count(),
+            column_count: 1,
         }
     }
 
@@ -106,7 +185,7 @@ impl Placement {
         assert!(stage_count > 0 && chunks_per_stage > 0, "a placement has stages and chunks");
         let chunks = 0..stage_count * chunks_per_stage;
         let stage_of_chunk = chunks.map(|chunk| StageIndex(chunk % stage_count)).collect();
-        Self { stage_of_chunk, stage_count, replica_count: 1 }
+        Self { stage_of_chunk, stage_count, replica_count: 1, column_count: 1 }
     }
 
     /// Two chunks a stage, down and up again.
@@ -118,7 +197,12 @@ impl Placement {
         assert!(stage_count > 0, "a placement has stages");
         let down = (0..stage_count).map(StageIndex);
         let up = (0..stage_count).rev().map(StageIndex);
-        Self { stage_of_chunk: down.chain(up).collect(), stage_count, replica_count: 1 }
+        Self {
+            stage_of_chunk: down.chain(up).collect(),
+            stage_count,
+            replica_count: 1,
+            column_count: 1,
+        }
     }
 
     /// Two replicas of one chunk a stage, the second from the last stage to the first.
@@ -131,21 +215,52 @@ impl Placement {
         Self { replica_count: 2, ..Self::vee(stage_count) }
     }
 
-    /// The shape this placement has; a single stage with one chunk counts as a line.
+    /// The shape that each column has; a single stage with one chunk counts as a line.
     #[must_use]
     pub fn shape(&self) -> PlacementShape {
-        if self.replica_count == 2 {
+        let vee = || Self::vee(self.stages_per_column()).stage_of_chunk;
+        if self.direction_count() == 2 {
             PlacementShape::Cross
         } else if self.chunks_per_stage() == 1 {
             PlacementShape::Line
-        } else if *self == Self::vee(self.stage_count) {
+        } else if self.stage_of_chunk.starts_with(&vee()) && self.chunks_per_stage() == 2 {
             PlacementShape::Vee
         } else {
             PlacementShape::Loop
         }
     }
 
-    /// The number of stages.
+    /// The number of columns: pipelines on stages of their own.
+    #[must_use]
+    pub fn column_count(&self) -> u32 {
+        self.column_count
+    }
+
+    /// The number of directions in which each column runs: two of a cross.
+    #[must_use]
+    pub fn direction_count(&self) -> u32 {
+        self.replica_count / self.column_count
+    }
+
+    /// The number of stages of each column.
+    #[must_use]
+    pub fn stages_per_column(&self) -> u32 {
+        self.stage_count / self.column_count
+    }
+
+    /// The column that `stage` belongs to, counted from 0.
+    #[must_use]
+    pub fn column_of(&self, stage: StageIndex) -> u32 {
+        stage.0 / self.stages_per_column()
+    }
+
+    /// The stage of column 0 that holds the chunks of the same layers as `stage`.
+    #[must_use]
+    pub fn place_in_column(&self, stage: StageIndex) -> StageIndex {
+        StageIndex(stage.0 % self.stages_per_column())
+    }
+
+    /// The number of stages, of all columns together.
     #[must_use]
     pub fn stage_count(&self) -> u32 {
         self.stage_count
@@ -211,17 +326,10 @@ impl Placement {
         microbatch.0 / self.microbatches_per_replica(microbatch_count)
     }
 
-    /// The chunk with the same layers in the other replica, if there is one.
-    #[must_use]
-    pub fn twin_of(&self, chunk: ChunkIndex) -> Option<ChunkIndex> {
-        let half = self.chunks_per_replica();
-        let count = self.chunk_count();
-        (self.replica_count == 2 && chunk.0 < count).then(|| ChunkIndex((chunk.0 + half) % count))
-    }
-
     /// The chunk at the other end of the model, whose part of a tied matrix's gradient is added to
-    /// that of `chunk`; nothing between the ends. Of two replicas, whose gradients are the same by
-    /// then, it is the one on the stage of `chunk`. A chunk that is all of the model has both ends.
+    /// that of `chunk`; nothing between the ends. Of the two directions of a column, whose gradients are
+    /// the same by then, it is the one on the stage of `chunk`. A chunk that is all of the model has
+    /// both ends.
     #[must_use]
     pub fn other_end_of(&self, chunk: ChunkIndex) -> Option<ChunkIndex> {
         if chunk.0 >= self.chunk_count() {
@@ -235,11 +343,11 @@ impl Placement {
             (false, false) => return None,
         };
         let is_here = |other: &ChunkIndex| self.stage_of(*other) == self.stage_of(chunk);
-        let twin = self.twin_of(other).filter(|twin| !is_here(&other) && is_here(twin));
-        Some(twin.unwrap_or(other))
+        let mut group = self.group_of(other).filter(|found| !is_here(&other) && is_here(found));
+        Some(group.next().unwrap_or(other))
     }
 
-    /// The place of `chunk` along the model: the same for the same layers of both replicas.
+    /// The place of `chunk` along the model: the same for the same layers of all replicas.
     #[must_use]
     pub fn position_of(&self, chunk: ChunkIndex) -> usize {
         (chunk.0 % self.chunks_per_replica()) as usize
@@ -281,13 +389,19 @@ impl Placement {
     /// chunk takes: a microbatch runs through the chunks of one replica.
     #[must_use]
     pub fn chunk_share(&self) -> f64 {
-        f64::from(self.replica_count) / f64::from(self.chunks_per_stage())
+        f64::from(self.direction_count()) / f64::from(self.chunks_per_stage())
     }
 }
 
 impl From<Placement> for PlacementForm {
     fn from(placement: Placement) -> Self {
-        let shape = placement.shape();
+        let shape = match (placement.column_count, placement.shape()) {
+            (1, PlacementShape::Line) => ShapeForm::Line,
+            (1, PlacementShape::Loop) => ShapeForm::Loop,
+            (1, PlacementShape::Vee) => ShapeForm::Vee,
+            (1, PlacementShape::Cross) => ShapeForm::Cross,
+            (count, shape) => ShapeForm::Columns { shape, count },
+        };
         Self { shape, stage_count: placement.stage_count, chunk_count: placement.chunk_count() }
     }
 }
@@ -296,7 +410,14 @@ impl TryFrom<PlacementForm> for Placement {
     type Error = PlacementError;
 
     fn try_from(form: PlacementForm) -> Result<Self, PlacementError> {
-        Self::of_shape(form.shape, form.stage_count, form.chunk_count)
+        let (shape, count) = match form.shape {
+            ShapeForm::Line => (PlacementShape::Line, 1),
+            ShapeForm::Loop => (PlacementShape::Loop, 1),
+            ShapeForm::Vee => (PlacementShape::Vee, 1),
+            ShapeForm::Cross => (PlacementShape::Cross, 1),
+            ShapeForm::Columns { shape, count } => (shape, count),
+        };
+        Self::of_columns(shape, count, form.stage_count, form.chunk_count)
     }
 }
 
@@ -312,103 +433,4 @@ impl fmt::Display for PlacementShape {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::{Placement, PlacementError, PlacementShape};
-    use crate::op::Flow;
-    use crate::program::TEXT_COUNT_MAX;
-    use zbelastic_types::{ChunkIndex, MicrobatchIndex, StageIndex};
-
-    #[test]
-    fn shapes_lay_chunks_as_drawn() {
-        let check = |placement: &Placement, shape: PlacementShape, stages: &[u32]| {
-            assert_eq!(placement.shape(), shape);
-            assert_eq!(placement.chunk_count() as usize, stages.len());
-            for (chunk, stage) in (0..).zip(stages) {
-                assert_eq!(placement.stage_of(ChunkIndex(chunk)), Some(StageIndex(*stage)));
-            }
-            assert_eq!(placement.stage_of(ChunkIndex(placement.chunk_count())), None);
-        };
-        check(&Placement::line(3), PlacementShape::Line, &[0, 1, 2]);
-        check(&Placement::looped(2, 2), PlacementShape::Loop, &[0, 1, 0, 1]);
-        check(&Placement::vee(3), PlacementShape::Vee, &[0, 1, 2, 2, 1, 0]);
-        check(&Placement::cross(3), PlacementShape::Cross, &[0, 1, 2, 2, 1, 0]);
-        let first: Vec<_> = Placement::vee(3).chunks_of(StageIndex(0)).collect();
-        assert_eq!(first, [ChunkIndex(0), ChunkIndex(5)]);
-    }
-
-    #[test]
-    fn chunks_and_stages_must_form_the_shape() {
-        let check = |shape, stage_count, chunk_count, is_legal: bool| {
-            let expected = if is_legal {
-                Ok(chunk_count)
-            } else {
-                Err(PlacementError { shape, stage_count, chunk_count })
-            };
-            let found = Placement::of_shape(shape, stage_count, chunk_count);
-            assert_eq!(found.map(|placement| placement.chunk_count()), expected);
-        };
-        check(PlacementShape::Line, 3, 3, true);
-        check(PlacementShape::Line, 3, 6, false);
-        check(PlacementShape::Loop, 3, 9, true);
-        check(PlacementShape::Loop, 3, 8, false);
-        check(PlacementShape::Vee, 3, 6, true);
-        check(PlacementShape::Vee, 3, 3, false);
-        check(PlacementShape::Cross, 3, 6, true);
-        check(PlacementShape::Cross, 3, 3, false);
-        check(PlacementShape::Line, 0, 0, false);
-        check(PlacementShape::Loop, 1, TEXT_COUNT_MAX, true);
-        check(PlacementShape::Loop, 1, TEXT_COUNT_MAX + 1, false);
-    }
-
-    #[test]
-    fn the_ends_of_the_model_find_each_other() {
-        let check = |placement: &Placement, ends: &[(u32, u32)]| {
-            let found = (0..placement.chunk_count())
-                .filter_map(|c| Some((c, placement.other_end_of(ChunkIndex(c))?.0)));
-            assert_eq!(found.collect::<Vec<_>>(), ends);
-        };
-        check(&Placement::line(1), &[(0, 0)]);
-        check(&Placement::line(3), &[(0, 2), (2, 0)]);
-        check(&Placement::looped(2, 2), &[(0, 3), (3, 0)]);
-        check(&Placement::vee(3), &[(0, 5), (5, 0)]);
-        check(&Placement::cross(1), &[(0, 0), (1, 1)]);
-        // Each end's twin is on the stage of the other end.
-        check(&Placement::cross(3), &[(0, 5), (2, 3), (3, 2), (5, 0)]);
-    }
-
-    #[test]
-    fn two_replicas_have_two_ends_each_and_share_the_microbatches() {
-        let cross = Placement::cross(3);
-        assert_eq!((cross.replica_count(), cross.chunks_per_replica()), (2, 3));
-        let ends = |is_end: fn(&Placement, ChunkIndex) -> bool| -> Vec<u32> {
-            (0..6).filter(|chunk| is_end(&cross, ChunkIndex(*chunk))).collect()
-        };
-        assert_eq!((ends(Placement::is_first), ends(Placement::is_last)), (vec![0, 3], vec![2, 5]));
-        let after: Vec<_> = (0..7)
-            .map(|chunk| cross.chunk_after(ChunkIndex(chunk), Flow::Forward).map(|after| after.0))
-            .collect();
-        assert_eq!(after, [Some(1), Some(2), None, Some(4), Some(5), None, None]);
-        let before: Vec<_> = (0..6)
-            .map(|chunk| cross.chunk_after(ChunkIndex(chunk), Flow::Backward).map(|after| after.0))
-            .collect();
-        assert_eq!(before, [None, Some(0), Some(1), None, Some(3), Some(4)]);
-        let twins: Vec<_> = (0..7).map(|chunk| cross.twin_of(ChunkIndex(chunk))).collect();
-        assert_eq!(
-            twins,
-            [3, 4, 5, 0, 1, 2]
-                .map(|c| Some(ChunkIndex(c)))
-                .into_iter()
-                .chain([None])
-                .collect::<Vec<_>>()
-        );
-        assert_eq!(Placement::line(3).twin_of(ChunkIndex(1)), None);
-        let replicas = |placement: &Placement, count| -> Vec<_> {
-            let all = (0..count).map(MicrobatchIndex);
-            all.map(|k| placement.replica_of_microbatch(k, count)).collect()
-        };
-        assert_eq!(replicas(&cross, 4), [0, 0, 1, 1]);
-        assert_eq!(replicas(&Placement::vee(3), 3), [0, 0, 0]);
-        assert_eq!(cross.microbatches_per_replica(4), 2);
-        assert_eq!(Placement::vee(3).microbatches_per_replica(5), 5);
-    }
-}
+mod tests;

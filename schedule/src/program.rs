@@ -148,13 +148,12 @@ impl Program {
         })
     }
 
-    /// Chunks times microbatches times slices: each is passed forward and backward once. Where
-    /// there are two replicas only half of them are passes, but readers set memory aside for all.
+    /// Chunks times microbatches of a replica times slices: each is passed forward and backward once.
     /// No number beyond the largest that can be counted.
     #[must_use]
     pub fn pass_count(&self) -> u64 {
-        let microbatches =
-            u64::from(self.placement.chunk_count()) * u64::from(self.microbatch_count);
+        let per_chunk = self.placement.microbatches_per_replica(self.microbatch_count);
+        let microbatches = u64::from(self.placement.chunk_count()) * u64::from(per_chunk);
         microbatches.saturating_mul(u64::from(self.slice_count))
     }
 }
@@ -168,13 +167,18 @@ impl fmt::Display for Window {
     }
 }
 
+fn columns_text(column_count: u32) -> String {
+    if column_count > 1 { format!(" replicas {column_count}") } else { String::new() }
+}
+
 impl fmt::Display for Program {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "program {} {} stages {} chunks {} microbatches {} ",
+            "program {} {}{} stages {} chunks {} microbatches {} ",
             self.kind,
             self.placement.shape(),
+            columns_text(self.placement.column_count()),
             self.placement.stage_count(),
             self.placement.chunk_count(),
             self.microbatch_count,
@@ -203,7 +207,8 @@ pub enum ProgramParseError {
     /// The first line is not the header.
     #[error(
         "line 1: expected `program KIND SHAPE stages P chunks C microbatches M window 0|1|-`, \
-         with `slices N` before the window if there are slices, found `{found}`"
+         with `slices N` before the window if there are slices, and `replicas D` before the stages \
+         if the pipeline is there D times, found `{found}`"
     )]
     Header {
         /// The line as found.
@@ -275,6 +280,11 @@ pub(crate) fn parse_shape(word: &str) -> Option<PlacementShape> {
 fn parse_header(line: &str) -> Result<Program, ProgramParseError> {
     let header = || ProgramParseError::Header { found: line.to_owned() };
     let mut words: Vec<&str> = line.split_whitespace().collect();
+    let replicas = if words.get(3) == Some(&"replicas") {
+        words.drain(3..words.len().min(5)).nth(1).ok_or_else(header)?
+    } else {
+        "1"
+    };
     let slices = if words.get(9) == Some(&"slices") {
         words.drain(9..words.len().min(11)).nth(1).ok_or_else(header)?
     } else {
@@ -307,7 +317,8 @@ fn parse_header(line: &str) -> Result<Program, ProgramParseError> {
         "-" => None,
         _ => return Err(header()),
     };
-    let placement = Placement::of_shape(shape, count(stages)?, count(chunks)?)?;
+    let columns = count(replicas)?;
+    let placement = Placement::of_columns(shape, columns, count(stages)?, count(chunks)?)?;
     let microbatch_count = count(microbatches)?;
     let slice_count = count(slices)?;
     let kind = kind.parse()?;
@@ -389,7 +400,7 @@ mod tests {
             check(&found, header(&found));
         }
         let shape = PlacementShape::Line;
-        let placement = PlacementError { shape, stage_count: 2, chunk_count: 4 };
+        let placement = PlacementError { shape, column_count: 1, stage_count: 2, chunk_count: 4 };
         check(&HEADER.replace("chunks 2", "chunks 4"), ProgramParseError::Placement(placement));
         let unknown = HEADER.replace("zb-h1", "zb-h3").parse::<Program>();
         assert!(matches!(unknown, Err(ProgramParseError::Kind(kind)) if kind.found == "zb-h3"));

@@ -87,7 +87,7 @@ mod tests {
                 for format in [CsvFormat::ComputeOnly, CsvFormat::WithCommunication] {
                     for written in [write(&program, format), write(&lowered, format)] {
                         if program.placement.replica_count() > 1 {
-                            assert_eq!(written, Err(WriteError::Replicas { kind }));
+                            assert_eq!(written, Err(WriteError::Replicas { kind, found: 2 }));
                             continue;
                         }
                         let written = written.expect("the model is there once");

@@ -8,6 +8,7 @@ use zbelastic_types::StageIndex;
 
 use crate::appearance::{OpAppearance, TimelineMark, TimelineOp};
 use crate::op::{Compute, Pass};
+use crate::placement::Placement;
 use crate::timeline::{Timeline, TimelineExtent};
 
 const PASS_NAMES: [(Compute, &str); 6] = [
@@ -96,7 +97,7 @@ fn headline<O: TimelineOp>(timeline: &Timeline<O>) -> String {
 /// The schedule and its size.
 fn title<O: TimelineOp>(timeline: &Timeline<O>) -> String {
     let name = timeline.name();
-    let stages = timeline.placement().stage_count();
+    let stages = stages_text(timeline.placement());
     let size = match timeline.extent() {
         TimelineExtent::Steps(_) => match timeline.slice_count() {
             1 => String::new(),
@@ -110,7 +111,25 @@ fn title<O: TimelineOp>(timeline: &Timeline<O>) -> String {
             format!(" in each of {minibatch_count} steps{pipelines}")
         }
     };
-    format!("{name}, {stages} stages, {} microbatches{size}", timeline.microbatch_count())
+    format!("{name}, {stages}, {} microbatches{size}", timeline.microbatch_count())
+}
+
+/// How many stages there are, and how often.
+fn stages_text(placement: &Placement) -> String {
+    let stages = placement.stages_per_column();
+    match placement.column_count() {
+        1 => format!("{stages} stages"),
+        columns => format!("{stages} stages × {columns} replicas"),
+    }
+}
+
+/// The name of a stage's row: with the replica in front where there are several.
+fn stage_name(placement: &Placement, stage: StageIndex) -> String {
+    let place = placement.place_in_column(stage);
+    match placement.column_count() {
+        1 => format!("stage {stage}"),
+        _ => format!("r{} s{place}", placement.column_of(stage)),
+    }
 }
 
 /// A time with at most three digits after the point.

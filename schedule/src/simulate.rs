@@ -2,8 +2,8 @@
 //!
 //! Promises: passes depend on passes alone, so a program has the same times before and after
 //! lowering. Results leave a stage one after another, in the order in which they were made, if they
-//! go to the same stage. The gradient of a replica takes as long to its twin as a result whose link
-//! is free, and occupies no link. Copies run on a lane of their own beside the passes of their
+//! go to the same stage. The gradient of a replica takes as long to its sibling as a result whose
+//! link is free, and occupies no link. Copies run on a lane of their own beside the passes of their
 //! stage, in the order of the list: a stage waits at OFFLOAD until the copy is done, and a pass
 //! waits for its RELOAD, not the stage. Does not model: memory that runs out, compute slowed down
 //! by communication.
@@ -13,10 +13,11 @@ use std::collections::BTreeMap;
 use zbelastic_types::{ChunkIndex, StageIndex};
 
 use crate::cost::{CopyLanes, CostError, Costs};
-use crate::op::{Compute, Flow, MemoryOp, Op, Pass, Reduction, Transfer, UpdateOp};
+use crate::op::{Compute, Flow, MemoryOp, Op, Pass, Transfer, UpdateOp};
 use crate::pass_table::PassTable;
 use crate::placement::Placement;
 use crate::program::{Program, Window};
+use crate::reduction::{Reduction, TreeLevel};
 use crate::timeline::{Timeline, TimelineExtent, TimelineSlice};
 use crate::walk::{Deadlock, walk};
 
@@ -144,9 +145,11 @@ pub(crate) struct SimulationClock<'a> {
     link_free_at: BTreeMap<(StageIndex, StageIndex), f64>,
     /// By step, then by stage: when it has reported.
     reports: Vec<Vec<f64>>,
-    /// By step, then by chunk: when its own gradient was sent to its twin, or its part of a tied
-    /// matrix's to the other end of the model. No chunk does both: ends with twins meet on a stage.
-    gradient_sent_at: Vec<Vec<f64>>,
+    /// By step, then by chunk and level of the tree: when its sum was sent to its sibling.
+    gradient_sent_at: Vec<BTreeMap<(ChunkIndex, TreeLevel), f64>>,
+    /// By step, then by chunk: when its part of a tied matrix's gradient was sent to the other end of
+    /// the model.
+    tied_sent_at: Vec<BTreeMap<ChunkIndex, f64>>,
     slices: Vec<Vec<TimelineSlice>>,
 }
 
@@ -170,7 +173,8 @@ impl<'a> SimulationClock<'a> {
             ends: vec![PassTable::new(program, PassEnds::default()); steps],
             link_free_at: BTreeMap::new(),
             reports: vec![vec![0.0; program.stages.len()]; steps],
-            gradient_sent_at: vec![vec![0.0; program.placement.chunk_count() as usize]; steps],
+            gradient_sent_at: vec![BTreeMap::new(); steps],
+            tied_sent_at: vec![BTreeMap::new(); steps],
             slices: program.stages.iter().map(empty_list).collect(),
         }
     }
@@ -247,9 +251,9 @@ impl<'a> SimulationClock<'a> {
                 Some(Window::Zero) | None => 0.0,
             },
             Op::Update(UpdateOp::Report | UpdateOp::Commit) => 0.0,
-            Op::Reduce(Reduction::Send | Reduction::Local | Reduction::SendTied, _) => 0.0,
-            Op::Reduce(Reduction::Receive | Reduction::Add, chunk) => {
-                self.twin_arrival(step, chunk)
+            Op::Reduce(Reduction::Send(_) | Reduction::Local(_) | Reduction::SendTied, _) => 0.0,
+            Op::Reduce(Reduction::Receive(level) | Reduction::Add(level), chunk) => {
+                self.sibling_arrival(step, chunk, level)
             }
             Op::Reduce(Reduction::ReceiveTied | Reduction::Tie, chunk) => {
                 self.tied_arrival(step, chunk)
@@ -258,12 +262,14 @@ impl<'a> SimulationClock<'a> {
         }
     }
 
-    /// When the twin's gradient is on the stage of `chunk`.
-    fn twin_arrival(&self, step: u32, chunk: ChunkIndex) -> f64 {
-        let twin = self.placement.twin_of(chunk).expect("the walk visits chunks with a twin only");
-        let is_here = self.placement.stage_of(twin) == self.placement.stage_of(chunk);
-        let carried = if is_here { 0.0 } else { self.costs.gradient_time(twin) };
-        self.gradient_sent_at[step as usize][twin.index()] + carried + self.hop(twin, chunk)
+    /// When the sum of the sibling at `level` is on the stage of `chunk`.
+    fn sibling_arrival(&self, step: u32, chunk: ChunkIndex, level: TreeLevel) -> f64 {
+        let sibling = self.placement.sibling_at(chunk, level);
+        let sibling = sibling.expect("the walk visits chunks with a sibling only");
+        let is_here = self.placement.stage_of(sibling) == self.placement.stage_of(chunk);
+        let carried = if is_here { 0.0 } else { self.costs.gradient_time(sibling) };
+        let sent = self.gradient_sent_at[step as usize][&(sibling, level)];
+        sent + carried + self.hop(sibling, chunk)
     }
 
     /// When the other end's part of a tied matrix's gradient is on the stage of `chunk`.
@@ -272,7 +278,7 @@ impl<'a> SimulationClock<'a> {
         if self.placement.stage_of(end) == self.placement.stage_of(chunk) {
             return 0.0;
         }
-        let sent = self.gradient_sent_at[step as usize][end.index()];
+        let sent = self.tied_sent_at[step as usize][&end];
         sent + self.costs.tied + self.hop(end, chunk)
     }
 
@@ -313,9 +319,11 @@ impl<'a> SimulationClock<'a> {
             + self.costs.verdict
     }
 
-    /// When the sums of all earlier stages have come down the pipeline to `stage`.
+    /// When the sums of all earlier stages have come down the first pipeline to `stage`.
     fn prefix(&self, stage: StageIndex, step: u32) -> f64 {
-        let reports = &self.reports[step as usize][..stage.index()];
+        let source = self.placement.prefix_source(stage);
+        let before = source.map_or(0, |source| source.index() + 1);
+        let reports = &self.reports[step as usize][..before];
         reports.iter().fold(0.0, |prefix, report| report.max(prefix) + self.costs.link)
     }
 
@@ -361,14 +369,17 @@ impl<'a> SimulationClock<'a> {
             }
             Op::Compute(Compute::WE, pass) => self.ends_mut(step, pass).ran_early = true,
             Op::Update(UpdateOp::Report) => self.reports[step as usize][stage.index()] = end,
-            Op::Reduce(Reduction::Send | Reduction::Local | Reduction::SendTied, chunk) => {
-                self.gradient_sent_at[step as usize][chunk.index()] = end;
+            Op::Reduce(Reduction::Send(level) | Reduction::Local(level), chunk) => {
+                self.gradient_sent_at[step as usize].insert((chunk, level), end);
+            }
+            Op::Reduce(Reduction::SendTied, chunk) => {
+                self.tied_sent_at[step as usize].insert(chunk, end);
             }
             Op::Compute(Compute::W | Compute::R, _)
             | Op::Transfer(..)
             | Op::Memory(..)
             | Op::Reduce(
-                Reduction::Receive | Reduction::Add | Reduction::ReceiveTied | Reduction::Tie,
+                Reduction::Receive(_) | Reduction::Add(_) | Reduction::ReceiveTied | Reduction::Tie,
                 _,
             )
             | Op::Update(

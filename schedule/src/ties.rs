@@ -10,9 +10,10 @@ use std::collections::BTreeSet;
 
 use zbelastic_types::ChunkIndex;
 
-use crate::op::{Compute, Op, Pass, Reduction, Transfer, UpdateOp};
+use crate::op::{Compute, Op, Pass, Transfer, UpdateOp};
 use crate::placement::Placement;
 use crate::program::Program;
+use crate::reduction::Reduction;
 
 /// `program`, which is lowered, with the gradients of the two ends of the model made one. A program
 /// that has this already stays as it is; to lower it again leaves it out.
@@ -108,10 +109,10 @@ impl<'a> TiedOps<'a> {
             }
             Op::Reduce(
                 Reduction::ReceiveTied
-                | Reduction::Send
-                | Reduction::Receive
-                | Reduction::Local
-                | Reduction::Add,
+                | Reduction::Send(_)
+                | Reduction::Receive(_)
+                | Reduction::Local(_)
+                | Reduction::Add(_),
                 _,
             )
             | Op::Compute(..)
@@ -129,7 +130,7 @@ impl<'a> TiedOps<'a> {
                 pass.chunk == chunk && self.placement.is_first(chunk)
             }
             Op::Compute(compute, pass) => pass.chunk == chunk && compute.accumulates(),
-            Op::Reduce(Reduction::Add, of) => of == chunk,
+            Op::Reduce(Reduction::Add(_), of) => of == chunk,
             Op::Reduce(..) | Op::Transfer(..) | Op::Update(_) | Op::Memory(..) => false,
         }
     }

@@ -10,9 +10,10 @@ use std::fmt;
 
 use zbelastic_types::{ChunkIndex, StageIndex};
 
-use crate::op::{Compute, Flow, Op, Pass, Reduction, Transfer, UpdateOp};
+use crate::op::{Compute, Flow, Op, Pass, Transfer, UpdateOp};
 use crate::pass_table::PassTable;
 use crate::program::{Program, Window};
+use crate::reduction::Reduction;
 
 /// Where one stage stands when nothing moves any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,8 +93,8 @@ struct Walk<'a> {
     done: Vec<PassTable<PassCompletion>>,
     /// By step: which stages have reported.
     reports: Vec<StepReports>,
-    /// By step, then by chunk: whether its own gradient was sent to its twin.
-    gradients_sent: Vec<Vec<bool>>,
+    /// By step, then by chunk: to how many levels' siblings its sum was sent.
+    gradients_sent: Vec<Vec<u8>>,
     /// By step, then by chunk: whether its part of a tied matrix's was sent to the other end.
     tied_sent: Vec<Vec<bool>>,
 }
@@ -118,7 +119,7 @@ impl<'a> Walk<'a> {
             awake: stages(program).rev().collect(),
             done: vec![PassTable::new(program, PassCompletion::default()); steps],
             reports: vec![StepReports { sent: vec![false; stage_count], prefix: 0 }; steps],
-            gradients_sent: vec![vec![false; program.placement.chunk_count() as usize]; steps],
+            gradients_sent: vec![vec![0; program.placement.chunk_count() as usize]; steps],
             tied_sent: vec![vec![false; program.placement.chunk_count() as usize]; steps],
         }
     }
@@ -168,7 +169,10 @@ impl<'a> Walk<'a> {
             UpdateOp::GatePrevious => step == 0 || prefix(step - 1) == all,
             UpdateOp::GateThis => prefix(step) == all,
             UpdateOp::Step => match self.program.window {
-                Some(Window::One) => prefix(step) >= stage.index(),
+                Some(Window::One) => {
+                    let source = self.program.placement.prefix_source(stage);
+                    source.is_none_or(|source| prefix(step) > source.index())
+                }
                 Some(Window::Zero) | None => true,
             },
         }
@@ -176,15 +180,19 @@ impl<'a> Walk<'a> {
 
     fn is_reduction_ready(&self, step: u32, reduction: Reduction, chunk: ChunkIndex) -> bool {
         let placement = &self.program.placement;
-        if reduction.is_of_tied() {
+        let tied = || {
             let Some(end) = placement.other_end_of(chunk) else { return false };
             let is_here = placement.stage_of(end) == placement.stage_of(chunk);
             let is_sent = self.tied_sent[step as usize][end.index()];
-            return reduction == Reduction::SendTied || is_here || is_sent;
+            reduction == Reduction::SendTied || is_here || is_sent
+        };
+        let sibling = |level| placement.sibling_at(chunk, level);
+        match reduction {
+            Reduction::Send(level) | Reduction::Local(level) => sibling(level).is_some(),
+            Reduction::Receive(level) | Reduction::Add(level) => sibling(level)
+                .is_some_and(|from| self.gradients_sent[step as usize][from.index()] > level.0),
+            Reduction::SendTied | Reduction::ReceiveTied | Reduction::Tie => tied(),
         }
-        let Some(twin) = placement.twin_of(chunk) else { return false };
-        let is_sent = self.gradients_sent[step as usize][twin.index()];
-        matches!(reduction, Reduction::Send | Reduction::Local) || is_sent
     }
 
     fn has_pass(&self, pass: Pass) -> bool {
@@ -205,9 +213,10 @@ impl<'a> Walk<'a> {
                 self.finish_pass(step, Flow::Backward, pass);
             }
             Op::Update(UpdateOp::Report) => self.finish_report(stage, step),
-            Op::Reduce(Reduction::Send | Reduction::Local, chunk) => {
-                self.gradients_sent[step as usize][chunk.index()] = true;
-                self.wake(self.program.placement.twin_of(chunk));
+            Op::Reduce(Reduction::Send(level) | Reduction::Local(level), chunk) => {
+                let sent = &mut self.gradients_sent[step as usize][chunk.index()];
+                *sent = (*sent).max(level.0 + 1);
+                self.wake(self.program.placement.sibling_at(chunk, level));
             }
             Op::Reduce(Reduction::SendTied, chunk) => {
                 self.tied_sent[step as usize][chunk.index()] = true;
@@ -217,7 +226,7 @@ impl<'a> Walk<'a> {
             | Op::Transfer(..)
             | Op::Memory(..)
             | Op::Reduce(
-                Reduction::Receive | Reduction::Add | Reduction::ReceiveTied | Reduction::Tie,
+                Reduction::Receive(_) | Reduction::Add(_) | Reduction::ReceiveTied | Reduction::Tie,
                 _,
             )
             | Op::Update(

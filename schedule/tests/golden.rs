@@ -11,7 +11,7 @@ use zbelastic_schedule::asynchronous::{
 use zbelastic_schedule::render::{ascii, chrome_trace, svg};
 use zbelastic_schedule::{
     Costs, LowerOptions, Program, ScheduleKind, Timeline, Window, generate, lower, recompute,
-    simulate,
+    side_by_side, simulate,
 };
 
 const WINDOW_ONE: LowerOptions = LowerOptions { window: Window::One, early_head_weights: true };
@@ -71,6 +71,18 @@ fn programs_have_their_text() {
         check(&format!("{kind}.program.txt"), &program.to_string());
         check(&format!("{kind}.lowered.txt"), &lowered(kind, 4, 8).to_string());
     }
+}
+
+/// A pipeline of two stages, twice.
+#[test]
+fn replicas_have_their_text() {
+    let column = generate(ScheduleKind::ZbH1, 2, 4).expect("the size is legal");
+    let program = side_by_side(&[column.clone(), column]).expect("alike");
+    let program = lower(&program, WINDOW_ONE);
+    check("zb-h1-replicas.lowered.txt", &program.to_string());
+    let timeline = timeline(&program, 1, |costs| costs.link = 0.5);
+    check("zb-h1-replicas.ascii.txt", &ascii::draw(&timeline, 100));
+    check("zb-h1-replicas.svg", &svg::draw(&timeline));
 }
 
 #[test]

@@ -90,7 +90,7 @@ fn medians_are_of_the_latest() {
 
 mod planned {
     use zbelastic_schedule::ScheduleKind;
-    use zbelastic_trainer::plan::{Plan, PlanRequest};
+    use zbelastic_trainer::plan::{Plan, PlanRequest, ReplicaCount};
     use zbelastic_trainer::stage::InitialWeights;
 
     use super::*;
@@ -108,6 +108,7 @@ mod planned {
             chunks_per_stage: None,
             slice_count: None,
             stage_count: 2,
+            replicas: ReplicaCount::ONE,
             window,
         });
         RunTiming::new(Arc::new(StageSetup {

@@ -4,6 +4,7 @@ mod calibration;
 mod choose;
 mod device_claim;
 mod drift;
+mod grid;
 mod lanes;
 mod layer_costs;
 mod memory;
@@ -11,6 +12,7 @@ mod memory_policy;
 mod pace;
 mod partition;
 mod rates;
+mod replica_count;
 mod slice_cut;
 mod solved;
 mod work;
@@ -26,6 +28,7 @@ pub use drift::{
     Drift, DriftJudgement, DriftSource, GAIN_MIN, PERIOD_GROWTH, ReplanStakes, SLACK_MAX, judge,
     slack,
 };
+pub use grid::{Grid, GridLimits, best_grid};
 pub use lanes::{LaneAddition, LaneCount, LaneError, LaneMemory, LaneOrder};
 pub use layer_costs::{ClassCosts, LayerCost, class_costs};
 pub use memory::{OffloadClaim, StageMemory, offload_claims, plan_memory, stage_memory};
@@ -33,6 +36,7 @@ pub(crate) use memory::{claim_copy, claim_stage};
 pub use memory_policy::{MemoryPolicy, PassExtent};
 pub use pace::Pace;
 pub use partition::partition;
+pub use replica_count::ReplicaCount;
 pub use slice_cut::{SLICES_OF_EQUAL_TIME_MAX, SliceBalance, SliceCut, TokenWork, is_legal_cut};
 pub use solved::span_lower_bound;
 pub use work::{LayerWork, layer_work, model_flop_per_token};
@@ -40,7 +44,7 @@ pub use work::{LayerWork, layer_work, model_flop_per_token};
 use serde::{Deserialize, Serialize};
 use zbelastic_schedule::{
     GenerateError, LowerOptions, PipelineSize, Placement, Program, ScheduleKind, ScheduleViolation,
-    Window, check, check_size, generate_sized, lower, tie_ends,
+    Window, check, check_size, generate_sized, lower, side_by_side, tie_ends,
 };
 use zbelastic_types::{ChunkIndex, Generation, StageIndex};
 
@@ -146,7 +150,7 @@ pub struct Plan {
     pub generation: Generation,
     /// The operations of each stage in order, transfers and updates included.
     pub program: Program,
-    /// The layers of each chunk, in model order; those of a second replica are the first one's.
+    /// The layers of each chunk, in model order; those of later replicas are the first one's.
     pub chunks: Vec<LayerRange>,
     /// Shape of the microbatches and how many a step has.
     pub batch: BatchShape,
@@ -167,33 +171,38 @@ pub struct PlanRequest<'a> {
     pub chunks_per_stage: Option<u32>,
     /// Slices of a microbatch; if none are given, as many as the schedule has by itself.
     pub slice_count: Option<u32>,
-    /// Stages of the pipeline.
+    /// Stages of each pipeline.
     pub stage_count: u32,
+    /// How many times the pipeline is there.
+    pub replicas: ReplicaCount,
     /// How far steps run ahead of their verdict.
     pub window: Window,
 }
 
 impl PlanRequest<'_> {
-    fn size(&self) -> PipelineSize {
-        let size = PipelineSize::of(self.kind, self.stage_count, self.batch.microbatch_count);
+    /// The size of each pipeline.
+    fn size(&self) -> Result<PipelineSize, LaneError> {
+        let own = self.batch.of_replica(self.kind, self.replicas)?;
+        let size = PipelineSize::of(self.kind, self.stage_count, own.microbatch_count);
         let chunks_per_stage = self.chunks_per_stage.unwrap_or(size.chunks_per_stage);
         let slice_count = self.slice_count.unwrap_or(size.slice_count);
-        PipelineSize { chunks_per_stage, slice_count, ..size }
+        Ok(PipelineSize { chunks_per_stage, slice_count, ..size })
     }
 
-    /// The stage that each chunk is placed on.
+    /// The stage that each chunk of one pipeline is placed on.
     ///
     /// # Errors
     /// As [`Plan::new`].
-    fn placement(&self) -> Result<Placement, PlanError> {
+    fn column(&self) -> Result<Placement, PlanError> {
         let blocks = self.model.blocks;
         let layer_count = self.model.layer_count();
         if self.stage_count > blocks {
             return Err(PlanError::Stages { stage_count: self.stage_count, blocks });
         }
-        check_size(self.kind, self.size())?;
+        let size = self.size()?;
+        check_size(self.kind, size)?;
         self.batch.check_lanes(self.kind)?;
-        let PipelineSize { stage_count, chunks_per_stage, slice_count, .. } = self.size();
+        let PipelineSize { stage_count, chunks_per_stage, slice_count, .. } = size;
         self.batch.cut(TokenWork::new(self.model), slice_count)?;
         let chunk_count = stage_count * chunks_per_stage;
         if chunk_count / self.kind.replica_count() > layer_count {
@@ -205,7 +214,7 @@ impl PlanRequest<'_> {
 }
 
 /// The layers of each chunk of one replica, so that the stage that is slowest is as fast as
-/// can be.
+/// can be. `placement` is that of one pipeline, and so is the pace.
 fn cut(placement: &Placement, pace: &Pace) -> Vec<LayerRange> {
     let work: Vec<f64> = pace.layers.iter().map(LayerWork::total).collect();
     let stages = (0..placement.stage_count()).map(StageIndex);
@@ -228,7 +237,7 @@ impl Plan {
     /// exist for this size.
     pub fn new(request: PlanRequest<'_>) -> Result<Self, PlanError> {
         let pace = Pace::estimated(request.model, request.batch.microbatch);
-        let chunks = cut(&request.placement()?, &pace);
+        let chunks = cut(&request.column()?, &pace);
         Self::with_chunks(request, chunks)
     }
 
@@ -240,18 +249,21 @@ impl Plan {
         request: PlanRequest<'_>,
         chunks: Vec<LayerRange>,
     ) -> Result<Self, PlanError> {
-        request.placement()?;
-        let compute = generate_sized(request.kind, request.size())?;
+        request.column()?;
+        let compute = generate_sized(request.kind, request.size()?)?;
         Self::with_program(request, chunks, &compute)
     }
 
-    /// A plan with layers spread as given, and arithmetic in an order of the same schedule.
+    /// A plan with layers spread as given, and arithmetic in an order of the same schedule: that of
+    /// one pipeline, which each of the replicas runs.
     fn with_program(
         request: PlanRequest<'_>,
         chunks: Vec<LayerRange>,
-        compute: &Program,
+        column: &Program,
     ) -> Result<Self, PlanError> {
-        let PlanRequest { model, batch, window, .. } = request;
+        let PlanRequest { model, batch, window, replicas, .. } = request;
+        let columns = vec![column.clone(); replicas.get() as usize];
+        let compute = side_by_side(&columns).expect("as many are alike as may be");
         let placement = &compute.placement;
         let expected = placement.chunks_per_replica();
         let layer_count = model.layer_count();
@@ -266,7 +278,7 @@ impl Plan {
             return Err(PlanError::Partition { expected, found, end, layer_count });
         }
         let chunks = chunks.repeat(placement.replica_count() as usize);
-        let program = lowered(compute, window, model.ties_gradients());
+        let program = lowered(&compute, window, model.ties_gradients());
         let violations: Result<(), Vec<ScheduleViolation>> = check(&program);
         assert_eq!(violations, Ok(()), "what is generated or solved, and lowered, is legal");
         let recompute = Recompute::None;

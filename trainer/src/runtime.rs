@@ -425,7 +425,8 @@ impl<M: StageFactory, S: BatchSource + Clone> WorkerRuntime<M, S> {
     /// Writes a sealed version; rule R5: nothing else ever is.
     fn write(&mut self, version: Step) {
         let RuntimePhase::Active(active) = &mut self.phase else { return };
-        if !self.writes.admit(version) {
+        // A stage of later replicas alone has nothing to write: others own its layers.
+        if active.plan().layers_of(active.stage()).next().is_none() || !self.writes.admit(version) {
             return;
         }
         let images = active.export(version);

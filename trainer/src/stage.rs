@@ -44,5 +44,7 @@ pub use frame::{Frame, PassMode};
 pub use inbox::BoundaryFrameRefusal;
 pub use initial_weights::InitialWeights;
 pub use injection::{Corruption, Injection, InjectionParseError};
-pub use partial::{PARTIALS_PER_CHUNK, PartialGradient, PartialLength, PartialRefusal};
+pub use partial::{
+    PARTIALS_PER_CHUNK, PartialExchange, PartialGradient, PartialLength, PartialRefusal,
+};
 pub use stash_store::{ByteBudget, MemoryStashStore, StashStore, StashStoreError};

@@ -17,7 +17,7 @@ use zbelastic_schedule::asynchronous::{
 };
 use zbelastic_trainer::asynchronous::{AsyncPlanError, AsyncSetup};
 use zbelastic_trainer::model::Family;
-use zbelastic_trainer::plan::{Plan, PlanRequest};
+use zbelastic_trainer::plan::{Plan, PlanRequest, ReplicaCount};
 use zbelastic_trainer::reference::SerialReference;
 use zbelastic_types::{StageIndex, Step};
 
@@ -122,6 +122,7 @@ fn without_staleness_the_reference_is_that_of_synchronous_training() {
             batch: setup.plan.batch,
             kind: ScheduleKind::GPipe,
             stage_count: 1,
+            replicas: ReplicaCount::ONE,
             chunks_per_stage: None,
             slice_count: None,
             window: Window::Zero,

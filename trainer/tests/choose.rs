@@ -8,7 +8,7 @@ use zbelastic_schedule::{GenerateError, ScheduleKind, Window};
 use zbelastic_trainer::model::{Family, MicrobatchShape, ModelConfig, model_layers};
 use zbelastic_trainer::plan::{
     AUTO_KINDS, BatchShape, ChooseRequest, MemoryPolicy, Pace, Plan, PlanChoice, PlanError,
-    PlanPrediction, PlanRequest, ScheduleRefusal, choose, plan_period,
+    PlanPrediction, PlanRequest, ReplicaCount, ScheduleRefusal, choose, plan_period,
 };
 use zbelastic_types::{Bytes, StageIndex};
 
@@ -51,6 +51,7 @@ fn request<'a>(
         chunks_per_stage: None,
         slice_count: None,
         stage_count,
+        replicas: ReplicaCount::ONE,
         window: Window::One,
         memory: MemoryPolicy::default(),
         copies: 0,
@@ -142,6 +143,7 @@ fn a_schedule_that_does_not_exist_for_a_size_is_passed_over() {
         chunks_per_stage: None,
         slice_count: None,
         stage_count: 4,
+        replicas: ReplicaCount::ONE,
         window: Window::Zero,
         memory: MemoryPolicy::default(),
         copies: 0,
@@ -198,6 +200,7 @@ fn as_many_chunks_as_requested_are_cut_and_no_more_than_there_are_layers() {
             chunks_per_stage,
             slice_count: None,
             stage_count,
+            replicas: ReplicaCount::ONE,
             window,
         })
     };

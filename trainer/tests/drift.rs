@@ -8,8 +8,8 @@ use zbelastic_schedule::{ScheduleKind, Window};
 use zbelastic_trainer::model::{Family, ModelConfig};
 use zbelastic_trainer::plan::{
     AUTO_KINDS, Calibration, ChooseRequest, DriftJudgement, DriftSource, GAIN_MIN, MemoryPolicy,
-    PERIOD_GROWTH, Pace, Plan, PlanChoice, PlanRequest, ReplanStakes, SLACK_MAX, StageSample,
-    StageTimes, calibrate, choose, judge, plan_period, rounded_speed, slack,
+    PERIOD_GROWTH, Pace, Plan, PlanChoice, PlanRequest, ReplanStakes, ReplicaCount, SLACK_MAX,
+    StageSample, StageTimes, calibrate, choose, judge, plan_period, rounded_speed, slack,
 };
 use zbelastic_types::StageIndex;
 
@@ -45,6 +45,7 @@ fn best(pace: &Pace, stage_count: u32) -> PlanChoice {
         slice_count: None,
         memory: MemoryPolicy::default(),
         stage_count,
+        replicas: ReplicaCount::ONE,
         window: Window::One,
         copies: 0,
         stage_bytes_max: &[],
@@ -203,6 +204,7 @@ fn what_a_verdict_takes_is_no_drift_and_makes_steps_that_wait_for_it_longer() {
         chunks_per_stage: None,
         slice_count: None,
         stage_count: 4,
+        replicas: ReplicaCount::ONE,
         window: Window::Zero,
     });
     let plan = plan.expect("legal");
@@ -265,6 +267,7 @@ fn every_schedule_has_a_slack() {
             slice_count: None,
             memory: MemoryPolicy::default(),
             stage_count: 2,
+            replicas: ReplicaCount::ONE,
             window: Window::Zero,
             copies: 0,
             stage_bytes_max: &[],

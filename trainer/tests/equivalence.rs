@@ -9,7 +9,7 @@ use zbelastic_kernels::{CpuBackend, InstructionSet};
 use zbelastic_schedule::{PipelineSize, ScheduleKind, Window, check_size};
 use zbelastic_trainer::digest::StateDigest;
 use zbelastic_trainer::model::{Family, LayerRange, ModelConfig};
-use zbelastic_trainer::plan::{BatchShape, Plan, PlanRequest};
+use zbelastic_trainer::plan::{BatchShape, Plan, PlanRequest, ReplicaCount};
 use zbelastic_trainer::reference::SerialReference;
 use zbelastic_trainer::stage::{HELD_OUT_MAX, StageSetup};
 use zbelastic_types::Step;
@@ -210,6 +210,7 @@ fn other_orders(model: &ModelConfig, batch: BatchShape) -> Vec<(PlanRequest<'_>,
                     chunks_per_stage,
                     slice_count: None,
                     stage_count,
+                    replicas: ReplicaCount::ONE,
                     window,
                 };
                 requests.push((request, chunks));
@@ -238,6 +239,7 @@ fn uneven_splits_equal_the_reference() {
             chunks_per_stage,
             slice_count: None,
             stage_count,
+            replicas: ReplicaCount::ONE,
             window,
         };
         let plan = Plan::with_chunks(request, chunks).expect("a legal split");
@@ -350,6 +352,7 @@ fn held_out_text_is_read_with_few_microbatches_under_way() {
                 chunks_per_stage,
                 slice_count: None,
                 stage_count,
+                replicas: ReplicaCount::ONE,
                 window,
             };
             let mut setup = setup(model.clone(), Plan::new(request).expect("legal"), 2);

@@ -17,7 +17,7 @@ use zbelastic_trainer::model::{
     AttentionBias, LayerState, LlamaFeatures, ModelConfig, Recompute, RecomputedOps,
     initial_weights, model_layers,
 };
-use zbelastic_trainer::plan::{Plan, PlanRequest};
+use zbelastic_trainer::plan::{Plan, PlanRequest, ReplicaCount};
 use zbelastic_trainer::reference::SerialReference;
 use zbelastic_trainer::stage::{InitialWeights, StageSetup};
 use zbelastic_types::Step;
@@ -41,6 +41,7 @@ fn sliced(model: &ModelConfig, stage_count: u32, slices: u32) -> Plan {
         chunks_per_stage: None,
         slice_count: Some(slices),
         stage_count,
+        replicas: ReplicaCount::ONE,
         window: Window::One,
     };
     Plan::new(request).expect("a legal plan")

@@ -17,7 +17,9 @@ use zbelastic_trainer::model::{
     Family, LayerState, LoraInit, LoraScaling, LoraSettings, ModelConfig, model_layers,
 };
 use zbelastic_trainer::optimizer::OptimizerKind;
-use zbelastic_trainer::plan::{BatchShape, LaneCount, Plan, PlanRequest, stage_memory};
+use zbelastic_trainer::plan::{
+    BatchShape, LaneCount, Plan, PlanRequest, ReplicaCount, stage_memory,
+};
 use zbelastic_trainer::reference::SerialReference;
 use zbelastic_trainer::stage::StageSetup;
 use zbelastic_types::{Bytes, MicrobatchIndex, StageIndex, Step};
@@ -69,6 +71,7 @@ fn request(
         chunks_per_stage: None,
         slice_count: kind.is_sliced().then_some(2),
         stage_count,
+        replicas: ReplicaCount::ONE,
         window,
     }
 }

@@ -11,8 +11,8 @@ use zbelastic_schedule::{MemoryOp, Pass, ScheduleKind, Window, recompute};
 use zbelastic_trainer::digest::StateDigest;
 use zbelastic_trainer::model::{Family, ModelConfig, Recompute, RecomputedOps};
 use zbelastic_trainer::plan::{
-    ChooseRequest, MemoryPolicy, Pace, PassExtent, Plan, PlanChoice, StageMemory, choose,
-    plan_memory, stage_memory,
+    ChooseRequest, MemoryPolicy, Pace, PassExtent, Plan, PlanChoice, ReplicaCount, StageMemory,
+    choose, plan_memory, stage_memory,
 };
 use zbelastic_trainer::reference::SerialReference;
 use zbelastic_trainer::stage::{
@@ -260,6 +260,7 @@ fn chosen(
         chunks_per_stage: None,
         slice_count: None,
         stage_count,
+        replicas: ReplicaCount::ONE,
         window: Window::One,
         memory,
         copies: 0,

@@ -15,7 +15,8 @@ use zbelastic_trainer::data::Corpus;
 use zbelastic_trainer::digest::StateDigest;
 use zbelastic_trainer::model::{Family, LayerRange, ModelConfig};
 use zbelastic_trainer::plan::{
-    BatchShape, LaneCount, LaneError, Plan, PlanError, PlanRequest, plan_memory, stage_memory,
+    BatchShape, LaneCount, LaneError, Plan, PlanError, PlanRequest, ReplicaCount, plan_memory,
+    stage_memory,
 };
 use zbelastic_trainer::reference::{ReferenceStep, SerialReference};
 use zbelastic_trainer::stage::{HELD_OUT_MAX, StageSetup};
@@ -39,6 +40,7 @@ fn request(
         chunks_per_stage: None,
         slice_count: None,
         stage_count,
+        replicas: ReplicaCount::ONE,
         window,
     }
 }

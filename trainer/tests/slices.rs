@@ -13,8 +13,8 @@ use zbelastic_schedule::{Program, ScheduleKind, Window, check};
 use zbelastic_trainer::digest::StateDigest;
 use zbelastic_trainer::model::{Family, MicrobatchShape, ModelConfig, Recompute, RecomputedOps};
 use zbelastic_trainer::plan::{
-    BatchShape, Pace, Plan, PlanError, PlanRequest, SLICES_OF_EQUAL_TIME_MAX, SliceBalance,
-    plan_period, stage_memory,
+    BatchShape, Pace, Plan, PlanError, PlanRequest, ReplicaCount, SLICES_OF_EQUAL_TIME_MAX,
+    SliceBalance, plan_period, stage_memory,
 };
 use zbelastic_trainer::reference::{ReferenceStep, SerialReference};
 use zbelastic_trainer::stage::{BackendExecutor, HELD_OUT_MAX, StageSetup};
@@ -60,6 +60,7 @@ fn request(
         chunks_per_stage: None,
         slice_count,
         stage_count,
+        replicas: ReplicaCount::ONE,
         window,
     }
 }

@@ -8,7 +8,7 @@ use zbelastic_consensus::validation::NonfinitePolicy;
 use zbelastic_kernels::CpuBackend;
 use zbelastic_schedule::{Op, ScheduleKind, Window, generate};
 use zbelastic_trainer::model::{Family, ModelConfig};
-use zbelastic_trainer::plan::{ChooseRequest, MemoryPolicy, Pace, Plan, choose};
+use zbelastic_trainer::plan::{ChooseRequest, MemoryPolicy, Pace, Plan, ReplicaCount, choose};
 use zbelastic_trainer::reference::SerialReference;
 use zbelastic_types::{Bytes, Step};
 
@@ -30,6 +30,7 @@ fn chosen(
         chunks_per_stage: None,
         slice_count: None,
         stage_count: speeds.len() as u32,
+        replicas: ReplicaCount::ONE,
         window: Window::One,
         memory: MemoryPolicy::default(),
         copies: 0,

@@ -13,8 +13,8 @@ use zbelastic_trainer::model::{
     model_layers,
 };
 use zbelastic_trainer::plan::{
-    Calibration, LayerCost, LayerWork, Pace, Plan, PlanRequest, StageSample, StageTimes, calibrate,
-    class_costs, partition,
+    Calibration, LayerCost, LayerWork, Pace, Plan, PlanRequest, ReplicaCount, StageSample,
+    StageTimes, calibrate, class_costs, partition,
 };
 use zbelastic_trainer::stage::{
     BackendExecutor, EngineProgress, GradientExecutor, SealedState, StageEngine, UpdateExecutor,
@@ -135,6 +135,7 @@ fn layers_with_the_head(pace: &Pace) -> usize {
         chunks_per_stage: None,
         slice_count: None,
         stage_count: 4,
+        replicas: ReplicaCount::ONE,
         window: Window::One,
     });
     let totals: Vec<f64> = pace.layers.iter().map(LayerWork::total).collect();

@@ -16,7 +16,7 @@ use zbelastic_policy::tick::ticks_of;
 use zbelastic_schedule::Window;
 use zbelastic_trainer::data::{Corpus, CorpusConfig, CorpusError};
 use zbelastic_trainer::model::{FrozenTensors, LayerSpec, model_layers};
-use zbelastic_trainer::plan::LaneError;
+use zbelastic_trainer::plan::{LaneError, ReplicaCount};
 use zbelastic_trainer::stage::Injection;
 use zbelastic_types::{Digest, RunId, Step};
 
@@ -291,7 +291,7 @@ impl JobDocument {
                 DeviceChoice::Cuda => zbelastic_consensus::class::DeviceKind::Cuda,
             },
             workers_min: config.elastic.min_nodes,
-            stages_max: config.model.blocks.min(STAGES_MAX as u32),
+            stages_max: stages_max(config),
             lost_after_ticks: ticks_of(config.elastic.detect_timeout),
             settle_ticks: ticks_of(config.elastic.settle),
         }
@@ -347,6 +347,13 @@ fn version_for(config: &RunConfig) -> u32 {
 
 const fn fixed(window: Window) -> zbelastic_consensus::job::WindowPolicy {
     zbelastic_consensus::job::WindowPolicy::Fixed(window)
+}
+
+/// Workers that a plan of a job has use for: one for each block of each replica.
+fn stages_max(config: &RunConfig) -> u32 {
+    let lanes = config.batch.lanes.get();
+    let replicas_max = config.replicas.map_or(lanes, ReplicaCount::get);
+    config.model.blocks.saturating_mul(replicas_max).min(STAGES_MAX as u32)
 }
 
 #[cfg(test)]

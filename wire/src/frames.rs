@@ -22,7 +22,7 @@ use zbelastic_trainer::elastic::{
 };
 use zbelastic_trainer::plan::SLICES_OF_EQUAL_TIME_MAX;
 use zbelastic_trainer::runtime::{MessageNumber, PeerBody, PeerFrame};
-use zbelastic_trainer::stage::{Frame, PartialGradient, PassMode};
+use zbelastic_trainer::stage::{Frame, PartialExchange, PartialGradient, PassMode};
 use zbelastic_transport::frame::FrameTooLarge;
 use zbelastic_transport::{
     FrameBody, FrameClass, FramePart, OutgoingFrame, ReceivedFrame, Urgency,
@@ -48,7 +48,8 @@ enum TensorFrameKind {
     Gradients(u32),
     /// A piece of a layer's gradient, for a worker that follows it.
     Update(LayerId, u32),
-    /// A piece of what this chunk gets of its twin's gradient.
+    /// A piece of what this chunk gets of another's gradient: of its sibling's in another replica, or
+    /// of the other end's of a tied model.
     Partial(ChunkIndex, u32),
     /// A boundary tensor of a slice in bfloat16, two numbers a float.
     Halves(SliceIndex),
@@ -71,12 +72,14 @@ const BOUNDARIES_END: u32 = BOUNDARIES + BOUNDARIES_MAX;
 const HALVES: u32 = 1 << 12;
 /// Behind those of the last slice.
 const HALVES_END: u32 = HALVES + BOUNDARIES_MAX;
-/// Pieces that a chunk's gradient has at most on its way to its twin: 16 MiB each, and longer ones
+/// Pieces that a chunk's gradient has at most on its way to its sibling: 16 MiB each, and longer ones
 /// for a chunk of more than 2^32 floats.
 const PARTIAL_PIECES_MAX: u32 = 1024;
-/// The kind of the first piece for the first chunk. There are 2^19: two chunks for each of 256
-/// stages.
+/// The kind of the first piece for the first chunk. There are 2^19.
 const PARTIALS: u32 = 1 << 19;
+/// Chunks whose gradients have a kind of their own; those behind share these kinds. Chunks of one
+/// stage are at most twice as many stages apart as a pipeline has, and those have 256 at most.
+const PARTIAL_CHUNKS: u32 = 512;
 /// The kind of the first layer's update. There are 2^18: at most 1024 layers.
 const UPDATES: u32 = 1 << 18;
 /// Frames that a stage's gradient has at most: half a tebibyte of them, each of 16 MiB.
@@ -103,7 +106,7 @@ impl TensorFrameKind {
                 UPDATES.wrapping_add(before).wrapping_add(piece)
             }
             Self::Partial(chunk, piece) => {
-                let before = chunk.0.wrapping_mul(PARTIAL_PIECES_MAX);
+                let before = (chunk.0 % PARTIAL_CHUNKS) * PARTIAL_PIECES_MAX;
                 PARTIALS.wrapping_add(before).wrapping_add(piece)
             }
         };
@@ -123,13 +126,50 @@ struct TensorFrameHeader {
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 enum TensorFrameHeaderBody {
-    Frame { turn: Turn, lap: PassMode, flow: Flow, pass: Pass },
-    Receipt { turn: Turn, pass: Pass },
+    Frame {
+        turn: Turn,
+        lap: PassMode,
+        flow: Flow,
+        pass: Pass,
+    },
+    Receipt {
+        turn: Turn,
+        pass: Pass,
+    },
     Prefix(Prefix),
-    Gradients { turn: Turn, of: StageIndex, parts: Vec<PartHeader>, piece: MessageNumber },
-    Update { turn: Turn, before: Option<Seal>, layer: LayerId, piece: MessageNumber },
-    Partial { turn: Turn, chunk: ChunkIndex, losses: u32, piece: MessageNumber },
-    Halves { turn: Turn, lap: PassMode, flow: Flow, pass: Pass, len: u32 },
+    Gradients {
+        turn: Turn,
+        of: StageIndex,
+        parts: Vec<PartHeader>,
+        piece: MessageNumber,
+    },
+    Update {
+        turn: Turn,
+        before: Option<Seal>,
+        layer: LayerId,
+        piece: MessageNumber,
+    },
+    Partial {
+        turn: Turn,
+        chunk: ChunkIndex,
+        losses: u32,
+        piece: MessageNumber,
+    },
+    Halves {
+        turn: Turn,
+        lap: PassMode,
+        flow: Flow,
+        pass: Pass,
+        len: u32,
+    },
+    /// A partial gradient of an exchange behind the first.
+    Later {
+        turn: Turn,
+        chunk: ChunkIndex,
+        exchange: PartialExchange,
+        losses: u32,
+        piece: MessageNumber,
+    },
 }
 
 /// The layer of a part of a gradient, and the index of its first float in the layer.
@@ -303,12 +343,16 @@ pub fn outgoing(frame: PeerFrame) -> Result<OutgoingMessage, OutgoingError> {
             .collect::<Result<_, OutgoingError>>()?
         }
         PeerBody::Partial(partial) => {
-            let turn = partial.turn;
-            let chunk = partial.chunk;
+            let PartialGradient { turn, chunk, exchange, .. } = partial;
             let losses = partial.losses.len() as u32;
             let run = Arc::new(LayerGradient { layer: RUN, turn, g: run_of(partial).into() });
             let cut = pieces(run, PARTIAL_PIECES_MAX).map(|(piece, parts)| {
-                let body = TensorFrameHeaderBody::Partial { turn, chunk, losses, piece };
+                let body = match exchange {
+                    PartialExchange::FIRST => {
+                        TensorFrameHeaderBody::Partial { turn, chunk, losses, piece }
+                    }
+                    _ => TensorFrameHeaderBody::Later { turn, chunk, exchange, losses, piece },
+                };
                 let floats = gradient_floats(&parts)?;
                 Ok(one(TensorFrameKind::Partial(chunk, piece.index), body, floats)?)
             });
@@ -404,7 +448,7 @@ fn run_of(partial: PartialGradient) -> Vec<f32> {
 
 /// The partial gradient of such floats. How many of them it must have is known to the receiver.
 fn partial_of(
-    (turn, chunk, losses): (Turn, ChunkIndex, u32),
+    (turn, chunk, exchange, losses): (Turn, ChunkIndex, PartialExchange, u32),
     mut floats: Vec<f32>,
 ) -> PartialGradient {
     let halves = floats.split_off(floats.len().saturating_sub(2 * losses as usize));
@@ -412,7 +456,7 @@ fn partial_of(
         f64::from_bits(u64::from(pair[0].to_bits()) | u64::from(pair[1].to_bits()) << 32)
     };
     let losses = halves.chunks_exact(2).map(loss).collect();
-    PartialGradient { turn, chunk, floats, losses }
+    PartialGradient { turn, chunk, exchange, floats, losses }
 }
 
 /// The content of a received frame.
@@ -472,7 +516,15 @@ pub fn incoming(frame: ReceivedFrame) -> Result<IncomingFrame, FrameFault> {
         TensorFrameHeaderBody::Partial { turn, chunk, losses, piece } => {
             check_class(class, TensorFrameKind::Partial(chunk, piece.index), generation)?;
             let floats = next().ok_or(FrameFault::Parts { expected: 1, found })?;
-            let of = AssembledFrame::Partial { turn, chunk, losses };
+            let exchange = PartialExchange::FIRST;
+            let of = AssembledFrame::Partial { turn, chunk, exchange, losses };
+            let parts = vec![(RUN, floats)];
+            return Ok(FramePiece { generation, sender, of, piece, parts }.whole_if_alone());
+        }
+        TensorFrameHeaderBody::Later { turn, chunk, exchange, losses, piece } => {
+            check_class(class, TensorFrameKind::Partial(chunk, piece.index), generation)?;
+            let floats = next().ok_or(FrameFault::Parts { expected: 1, found })?;
+            let of = AssembledFrame::Partial { turn, chunk, exchange, losses };
             let parts = vec![(RUN, floats)];
             return Ok(FramePiece { generation, sender, of, piece, parts }.whole_if_alone());
         }

@@ -208,7 +208,7 @@ pub fn disagreeing(rows: &[GpuBenchRow]) -> Option<[&GpuBenchRow; 2]> {
 mod tests {
     use zbelastic_schedule::Window;
     use zbelastic_trainer::model::model_size;
-    use zbelastic_trainer::plan::{Plan, PlanRequest};
+    use zbelastic_trainer::plan::{Plan, PlanRequest, ReplicaCount};
 
     use super::*;
     use zbelastic_config::{ConfigFlag, ConfigSources, load};
@@ -225,6 +225,7 @@ mod tests {
                 chunks_per_stage: None,
                 slice_count: None,
                 stage_count: run.workers,
+                replicas: ReplicaCount::ONE,
                 window: Window::One,
             };
             assert!(Plan::new(request).is_ok(), "{run:?}");

@@ -14,7 +14,8 @@ use zbelastic_trainer::model::{
     Family, FrozenTensors, LlamaFeatures, MicrobatchShape, ModelConfig,
 };
 use zbelastic_trainer::plan::{
-    BatchShape, ChooseRequest, LaneCount, MemoryPolicy, Pace, Plan, SliceBalance, choose,
+    BatchShape, ChooseRequest, LaneCount, MemoryPolicy, Pace, Plan, ReplicaCount, SliceBalance,
+    choose,
 };
 use zbelastic_types::{Bytes, Generation, Incarnation, NodeId, Step};
 
@@ -109,6 +110,7 @@ fn search(model: &ModelConfig, stage_count: u32, limits: &[Bytes]) -> FoundPlan 
         chunks_per_stage: None,
         slice_count: None,
         stage_count,
+        replicas: ReplicaCount::ONE,
         window: Window::One,
         memory: MemoryPolicy::default(),
         copies: 0,

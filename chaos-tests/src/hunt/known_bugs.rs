@@ -61,6 +61,8 @@ impl KnownBug {
         Self::Mutant(Mutant::M44DriftForgotten),
         Self::Bug(Bug::M45EmbeddingAddsFirst),
         Self::Bug(Bug::M46FirstComeFirstJoined),
+        Self::Bug(Bug::M47PartAddedTwice),
+        Self::Bug(Bug::M48PartLeftOut),
         Self::Mutant(Mutant::M49KeepingForEver),
         Self::Mutant(Mutant::M50AuthorityForgotten),
         Self::Mutant(Mutant::R2GenerationUnchecked),
@@ -115,6 +117,8 @@ impl KnownBug {
             Self::Mutant(Mutant::M44DriftForgotten) => "m44",
             Self::Bug(Bug::M45EmbeddingAddsFirst) => "m45",
             Self::Bug(Bug::M46FirstComeFirstJoined) => "m46",
+            Self::Bug(Bug::M47PartAddedTwice) => "m47",
+            Self::Bug(Bug::M48PartLeftOut) => "m48",
             Self::Mutant(Mutant::M49KeepingForEver) => "m49",
             Self::Mutant(Mutant::M50AuthorityForgotten) => "m50",
             Self::Mutant(Mutant::R2GenerationUnchecked) => "R2",
@@ -238,6 +242,10 @@ impl KnownBug {
             Self::Bug(Bug::M46FirstComeFirstJoined) => {
                 "sums of lanes are joined in the order in which they came, and not as the tree says"
             }
+            Self::Bug(Bug::M47PartAddedTwice) => {
+                "the sum of another subtree of replicas is added twice"
+            }
+            Self::Bug(Bug::M48PartLeftOut) => "the sum of another subtree of replicas is left out",
             Self::Mutant(Mutant::M49KeepingForEver) => {
                 "a node that reports that it keeps a piece is waited for, however long it does"
             }
@@ -275,6 +283,8 @@ impl KnownBug {
             | Self::Bug(Bug::M15OrderDependsOnSchedule)
             | Self::Bug(Bug::M45EmbeddingAddsFirst)
             | Self::Bug(Bug::M46FirstComeFirstJoined)
+            | Self::Bug(Bug::M47PartAddedTwice)
+            | Self::Bug(Bug::M48PartLeftOut)
             | Self::Mutant(Mutant::M16NormByStage) => &[Invariant::N3],
             Self::Bug(Bug::M5OldProgram) | Self::Mutant(Mutant::R2GenerationUnchecked) => {
                 &[Invariant::S4]

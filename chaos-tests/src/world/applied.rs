@@ -447,6 +447,10 @@ fn mark_plan(env: &mut Surroundings<'_>, plan: &PlanRecord) {
     if is_kept && keeps_two && lost == 2 && plan.sources.iter().all(is_from_nodes) {
         env.mark(Marker::PairSurvived);
     }
+    let has_columns = before.program.placement.column_count() > 1;
+    if has_columns && lost > 0 && plan.sources.iter().all(is_from_nodes) {
+        env.mark(Marker::PipelineLost);
+    }
     if plan.stages.iter().all(|holder| !before.stages.contains(holder)) {
         env.mark(Marker::AllStagesMoved);
     }

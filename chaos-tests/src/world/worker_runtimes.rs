@@ -132,6 +132,14 @@ impl<M: StageFactory, S: BatchSource + Clone> Workers<M, S> {
                     env.mark(Marker::TiedAcrossStages);
                     false
                 }
+                EngineActivity::Op { op: Op::Reduce(Reduction::Add(_), _), .. } => {
+                    let plan = process.runtime.active_stage().map(|active| active.plan());
+                    let columns = plan.map_or(1, |plan| plan.program.placement.column_count());
+                    if columns > 1 {
+                        env.mark(Marker::PipelinesAdded);
+                    }
+                    false
+                }
                 EngineActivity::Op { op, .. } => matches!(op, Op::Compute(..)),
                 EngineActivity::Evaluation { .. } => true,
                 EngineActivity::Settled { .. } => false,

@@ -33,6 +33,7 @@ S is an update, A an average; ~ is idle time in a region whose order is found wh
 Examples:
   zbelastic schedule render --kind zb-h2 --stages 4 --microbatches 8
   zbelastic schedule render --kind zb-v --stages 4 --microbatches 8 --svg zb-v.svg --ascii
+  zbelastic schedule render --kind zb-h1 --stages 2 --replicas 2 --microbatches 8 --window 1 --comm 0.5
   zbelastic schedule render --program my.txt --f 1,1,2,1 --trace trace.json
   zbelastic schedule render --kind zb-v --stages 4 --microbatches 8 --pytorch zb-v.csv
   zbelastic schedule render --kind pipedream --stages 4 --microbatches 8 --steps 3 --b 1 --w 1";
@@ -81,6 +82,10 @@ pub struct ProgramArgs {
     /// Stages of the pipeline.
     #[arg(long, value_name = "P", required_unless_present = "program", conflicts_with = "program")]
     pub stages: Option<u32>,
+    /// Pipelines side by side, a power of two: each runs its share of the microbatches, and lists of
+    /// stages go through all of them [default: 1].
+    #[arg(long, value_name = "D", conflicts_with = "program")]
+    pub replicas: Option<u32>,
     /// Microbatches of a step.
     #[arg(long, value_name = "M", required_unless_present = "program", conflicts_with = "program")]
     pub microbatches: Option<u32>,

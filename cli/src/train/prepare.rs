@@ -9,14 +9,14 @@ use zbelastic_config::{
     RunConfig, ScheduleChoice, SettingOrigin, check_needs_no_steps, load, load_with_injections,
     plan_failure, size_text,
 };
-use zbelastic_consensus::plan::copies_at;
 use zbelastic_local::interrupt::Interrupt;
 use zbelastic_local::job::TrainingJob;
 use zbelastic_machine::{DeviceList, core_count};
 use zbelastic_schedule::{GenerateError, ScheduleKind};
 use zbelastic_trainer::model::LayerRange;
 use zbelastic_trainer::plan::{
-    ChooseRequest, Pace, Plan, PlanChoice, PlanError, ScheduleRefusal, StageMemory, choose,
+    ChooseRequest, Grid, Pace, Plan, PlanChoice, PlanError, ReplicaCount, ScheduleRefusal,
+    StageMemory, best_grid, choose,
 };
 use zbelastic_trainer::stage::{InitialWeights, StageSetup};
 use zbelastic_types::{Bytes, StageIndex};
@@ -25,6 +25,7 @@ use zbelastic_wording::{CommandFailure, FailureCode, FailureDetail};
 use super::asynchronous::{AsyncPlanChoice, choose_async};
 use super::folder::check_can_begin;
 use super::run_devices::{DeviceShare, DeviceSharing, RunDevices};
+use super::worker_grids::grids_of;
 use crate::args::TrainArgs;
 use crate::corpus::{DataSummary, RunCorpus, load_data};
 use crate::remote_model::with_local_model;
@@ -135,7 +136,9 @@ fn workers_default(config: &RunConfig) -> u32 {
         ScheduleChoice::Asynchronous(kind) => kind.chunks_per_stage(),
         ScheduleChoice::Auto | ScheduleChoice::Kind(_) => 1,
     };
-    WORKERS_DEFAULT.min(config.model.blocks / chunks_per_stage).max(1)
+    let replicas = config.replicas.map_or(1, ReplicaCount::get);
+    let most = (WORKERS_DEFAULT / replicas).min(config.model.blocks / chunks_per_stage);
+    replicas * most.max(1)
 }
 
 /// Where the configuration comes from. A device that is named sets `train.device` to its kind.
@@ -176,9 +179,9 @@ pub fn prepare(
     let text = data_in_reach(args, &loaded);
     // Threads of one process are lost together.
     let copies_wanted = if args.threads_only { 0 } else { loaded.config.elastic.copies };
-    let copies = copies_at(copies_wanted, worker_count);
     let sharing = sharing(&loaded.config, args.threads_only);
-    let plan = fitting_plan(&loaded.config, &devices, (worker_count, copies), sharing);
+    let workers = (worker_count, copies_wanted);
+    let plan = fitting_plan(&loaded.config, &devices, workers, sharing);
     let (injections, text, plan) = all_or_failures(injections, text, plan)?;
     let (loaded, text) = match text {
         Some(text) => (loaded, text),
@@ -291,72 +294,83 @@ fn threads_per_worker(requested: Option<u32>, worker_count: u32, core_count: usi
 pub fn fitting_plan(
     config: &RunConfig,
     devices: &RunDevices,
-    (worker_count, copies): (u32, u32),
+    (worker_count, copies_wanted): (u32, u32),
     sharing: DeviceSharing,
 ) -> Result<RunPlan, CommandFailure> {
     let has_room =
         |plan: RunPlan| devices.check_memory(plan.memory(), &config.model).map(|()| plan);
     let parts = devices.parts(worker_count, sharing);
-    let found = plan_of_run(config, (worker_count, copies), &parts).and_then(has_room);
+    let workers = (worker_count, copies_wanted);
+    let found = plan_of_run(config, workers, &parts).and_then(has_room);
     match (found, sharing) {
         (Err(refused), DeviceSharing::Threads) if !parts.is_empty() => {
-            let uneven = plan_of_run(config, (worker_count, copies), &[]).and_then(has_room);
+            let uneven = plan_of_run(config, workers, &[]).and_then(has_room);
             uneven.map_err(|_| refused)
         }
         (found, DeviceSharing::Threads | DeviceSharing::Processes) => found,
     }
 }
 
-/// The plan of a run, one stage for each worker, within these parts of devices.
+/// The plan of a run, one stage for each worker, within these parts of devices. Of the ways to deal
+/// workers to stages and replicas that use all of them one is taken ([`best_grid`]).
 ///
 /// # Errors
 /// If there is none that fits.
 fn plan_of_run(
     config: &RunConfig,
-    (worker_count, copies): (u32, u32),
+    (worker_count, copies_wanted): (u32, u32),
     parts: &[DeviceShare],
 ) -> Result<RunPlan, CommandFailure> {
     match config.schedule.kinds() {
         Ok(kinds) => {
-            choose_plan(config, kinds, (worker_count, copies), parts).map(RunPlan::Synchronous)
+            let grids = grids_of(config, worker_count)?;
+            let found = best_grid(grids, false, |grid| {
+                let choice = choose_plan(config, kinds, (grid, copies_wanted), parts)?;
+                let period = choice.prediction.period;
+                Ok((choice, period))
+            });
+            let failure = |failure: Option<CommandFailure>| failure.expect("there is a grid");
+            found.map(RunPlan::Synchronous).map_err(failure)
         }
         Err(kind) => {
             check_needs_no_steps(config, kind)?;
             let plan = choose_async(config, kind, worker_count)?;
-            let whole = choose_plan(config, &[ScheduleKind::GPipe], (1, 0), &[])?.plan;
+            let one = Grid { stage_count: 1, replicas: ReplicaCount::ONE };
+            let whole = choose_plan(config, &[ScheduleKind::GPipe], (one, 0), &[])?.plan;
             Ok(RunPlan::Asynchronous { plan, whole })
         }
     }
 }
 
-/// The plan of a run in steps, each stage with copies of so many others.
+/// The plan of a run in steps, where so many other workers hold each layer.
 fn choose_plan(
     config: &RunConfig,
     kinds: &[ScheduleKind],
-    (worker_count, copies): (u32, u32),
+    (grid, copies_wanted): (Grid, u32),
     parts: &[DeviceShare],
 ) -> Result<PlanChoice, CommandFailure> {
     let limit = |stage| {
         let part = parts.get(stage).map(|part: &DeviceShare| part.bytes);
         part.into_iter().chain(config.stage_bytes_max).min()
     };
-    let limits: Vec<Bytes> = (0..worker_count as usize).filter_map(limit).collect();
+    let limits: Vec<Bytes> = (0..grid.workers() as usize).filter_map(limit).collect();
     let request = ChooseRequest {
         model: &config.model,
         batch: config.batch,
         kinds,
         chunks_per_stage: config.chunks_per_stage,
         slice_count: config.slice_count,
-        stage_count: worker_count,
+        stage_count: grid.stage_count,
+        replicas: grid.replicas,
         window: config.window.planned(),
         memory: config.memory.policy(),
-        copies,
+        copies: grid.copies(copies_wanted),
         stage_bytes_max: &limits,
         pace: &Pace::estimated(&config.model, config.batch.microbatch)
             .with_updates(&config.model, &config.optimizer.kind),
     };
     choose(&config.arithmetic.sizes(), request)
-        .map_err(|refusals| refusal_failure(&refusals, config, worker_count, parts))
+        .map_err(|refusals| refusal_failure(&refusals, config, grid.workers(), parts))
 }
 
 /// The failure printed when no schedule will do. A size that is wrong for one schedule and a

@@ -268,6 +268,7 @@ fn run_json(prepared: &PreparedRun, finished: &FinishedRun) -> String {
             "schedule": plan.schedule(),
             "window": window(plan),
             "workers": worker_count,
+            "replicas": plan.synchronous().placement().column_count(),
             "threads": job.threads,
             "layers_by_chunk": chunks,
             "stage_bytes": plan.memory().iter().map(|memory| memory.total()).collect::<Vec<_>>(),

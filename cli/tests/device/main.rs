@@ -27,7 +27,7 @@ use zbelastic_kernels::Precision;
 use zbelastic_kernels::cuda::CudaBackend;
 use zbelastic_schedule::{ScheduleKind, Window};
 use zbelastic_trainer::digest::StateDigest;
-use zbelastic_trainer::plan::{Plan, PlanRequest};
+use zbelastic_trainer::plan::{Plan, PlanRequest, ReplicaCount};
 use zbelastic_trainer::reference::SerialReference;
 use zbelastic_trainer::stage::StageSetup;
 use zbelastic_types::Step;
@@ -72,6 +72,7 @@ fn setup(toml: &str, kind: ScheduleKind, stage_count: u32) -> (StageSetup, Arc<T
         chunks_per_stage: None,
         slice_count: None,
         stage_count,
+        replicas: ReplicaCount::ONE,
         window: Window::One,
     };
     let setup = config.stage_setup(Plan::new(request).expect("a plan"));

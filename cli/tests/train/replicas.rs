@@ -51,6 +51,38 @@ fn processes_train_to_the_bits_of_threads() {
     }
 }
 
+/// Stages, replicas and directions in every way that four lanes can be dealt.
+#[test]
+fn pipelines_side_by_side_train_to_the_bits_of_one_worker() {
+    let folder = TextFolder::new();
+    let lanes = "--set train.lanes=4";
+    let alone = folder.run(&format!("--schedule 1f1b --workers 1 {lanes}"));
+    let mut expected = vec![
+        ("--workers 4 --replicas 2 --schedule zb-h1 --window 1", 2),
+        ("--workers 4 --replicas 4 --window 0", 4),
+        ("--workers 6 --replicas 2 --schedule zb-v", 2),
+        ("--workers 4 --replicas 2 --schedule chimera", 2),
+        // More workers than blocks: the planner has use for the others.
+        ("--workers 8", 2),
+        ("--workers 4", 1),
+    ];
+    for (more, replicas) in &expected {
+        let run = folder.run(&format!("{more} {lanes}"));
+        assert_eq!(run.digest(), alone.digest(), "{more}");
+        assert_eq!(run.each("loss"), alone.each("loss"), "{more}");
+        assert_eq!(run.each("gnorm"), alone.each("gnorm"), "{more}");
+        let model = "model/model.safetensors";
+        assert!(run.file(model) == alone.file(model), "{more}: each layer is written once");
+        assert_eq!(run.json("run.json")["plan"]["replicas"], json!(replicas), "{more}");
+    }
+    expected.truncate(2);
+    for (more, _) in expected {
+        let run = folder.finish(&mut folder.small_in_processes(&format!("{more} {lanes}")));
+        assert_eq!(run.digest(), alone.digest(), "{more}, in processes");
+        assert_eq!(run.each("loss"), alone.each("loss"), "{more}, in processes");
+    }
+}
+
 #[test]
 fn sizes_that_do_not_fit_are_refused() {
     let folder = TextFolder::new();
@@ -67,6 +99,12 @@ fn sizes_that_do_not_fit_are_refused() {
     check("--schedule gems --workers 2", &one_lane);
     let few = ["1 microbatches cannot be dealt evenly to 2 lanes", "another train.microbatch"];
     check("--schedule gems --workers 2 --set train.microbatch=8 --set train.lanes=2", &few);
+    let uneven = ["5 workers cannot be dealt evenly to 2 replicas", "--workers 4 or --workers 6"];
+    check("--workers 5 --replicas 2 --set train.lanes=2", &uneven);
+    let three = ["schedule.replicas: the number of replicas", "schedule.replicas = 2 or 4"];
+    check("--workers 3 --replicas 3 --set train.lanes=4", &three);
+    let few = ["4 replicas of gpipe need 4 lanes or more, found 2", "train.lanes = 4 or more"];
+    check("--workers 4 --replicas 4 --set train.lanes=2", &few);
     let odd = refusal(
         &mut folder.command(
             "plan --set model.preset=tiny --set model.layers=4 --set train.lanes=2 --schedule chimera \

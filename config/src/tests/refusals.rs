@@ -426,6 +426,15 @@ fn lanes_that_a_step_or_a_schedule_cannot_have_are_refused() {
     check("[train]\nglobal_batch = 12\nmicrobatch = 3\nlanes = 8\n", uneven);
     let directions = ["chimera runs lanes in two directions", "train.lanes = 2 or more"];
     check("[schedule]\nkind = \"chimera\"\n", directions);
+    let three = ["schedule.replicas: the number of replicas", "schedule.replicas = 2 or 4"];
+    check("[schedule]\nreplicas = 3\n", three);
+    let few = ["4 replicas of gpipe need 4 lanes or more, found 2", "train.lanes = 4 or more"];
+    check("[train]\nlanes = 2\n[schedule]\nreplicas = 4\n", few);
+    let both = ["2 replicas of gems need 4 lanes or more", "or schedule.replicas = 1"];
+    check("[train]\nlanes = 2\n[schedule]\nkind = \"gems\"\nreplicas = 2\n", both);
+    let text = format!("{TINY}[train]\nlanes = 4\n[schedule]\nreplicas = 2\n");
+    let replicas = load_text(&text).expect("each has two lanes").config.replicas;
+    assert_eq!(replicas.map(|replicas| replicas.get()), Some(2));
     let loaded = load_text(&format!("{TINY}[train]\nlanes = 8\n")).expect("eight microbatches");
     assert_eq!(loaded.config.batch.lanes.get(), 8);
 }

@@ -10,7 +10,7 @@ macro_rules! pages {
     };
 }
 
-const PAGES: [(&str, &str); 103] = pages![
+const PAGES: [(&str, &str); 104] = pages![
     "architecture.md",
     "assumptions.md",
     "benchmarks.md",
@@ -97,6 +97,7 @@ const PAGES: [(&str, &str); 103] = pages![
     "decisions/0076-a-tile-for-each-instruction-set.md",
     "decisions/0077-the-page-is-a-client.md",
     "decisions/0078-processes-of-a-machine-keep-their-sockets.md",
+    "decisions/0079-replicas-are-columns-and-sums-climb-a-tree.md",
     "decisions/0080-a-drained-process-ends-and-a-members-folder-reads.md",
     "decisions/0081-frozen-tensors-have-no-moments.md",
     "decisions/0082-processes-beside-a-controller.md",

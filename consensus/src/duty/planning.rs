@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use zbelastic_schedule::Window;
+use zbelastic_schedule::{Placement, Window};
 use zbelastic_types::{Digest, LayerId, NodeId, StageIndex, Step};
 
 use super::draft::{PlanBasis, PlanDraft, PlanStandstill, Planning, PreCopyProgress};
@@ -266,7 +266,7 @@ impl Planning {
         match restored {
             RestorePoint::Back { .. } | RestorePoint::Nowhere if is_waited_for => None,
             RestorePoint::Here(sources) => {
-                let nodes = draft.nodes.clone();
+                let nodes = self.kept_in_place(state, &solution, &draft.nodes);
                 let from_step = state.open_turn().step;
                 let from = PlanStart { nodes, sources, expected, from_step };
                 Some(self.adopt(state, reason, solution, from))
@@ -286,6 +286,29 @@ impl Planning {
                 Some(LeaderAction::Propose(Entry::Job(halt)))
             }
         }
+    }
+
+    /// The nodes in the order of stages. Where there are several pipelines, who is left may stand at any
+    /// stage whose layers it holds: then as few bytes as possible move.
+    fn kept_in_place(
+        &self,
+        state: &State,
+        solution: &PlanSolution,
+        nodes: &[Holder],
+    ) -> Vec<Holder> {
+        let placement = &solution.program.placement;
+        let stages = nodes.get(..placement.stage_count() as usize);
+        let with_columns = |plan: &PlanRecord| {
+            plan.program.placement.column_count().max(placement.column_count()) > 1
+        };
+        let before = state.plan().map(|plan| &plan.record).filter(|plan| with_columns(plan));
+        let (Some(before), Some(spec), Some(stages)) = (before, state.running_spec(), stages)
+        else {
+            return nodes.to_vec();
+        };
+        let copies = self.copies_of(state, placement, stages);
+        let resources = |holder: &Holder| self.measured.resources(state, holder);
+        reseated(before, nodes, resources, (solution, &copies), spec)
     }
 
     fn finish_planned(
@@ -332,7 +355,9 @@ impl Planning {
         let plan = &state.plan()?.record;
         let draft = self.draft.as_ref()?;
         let stage_count = solution.program.placement.stage_count() as usize;
-        let copies = self.copies_of(state, &draft.nodes[..stage_count.min(draft.nodes.len())]);
+        let placement = &solution.program.placement;
+        let stages = &draft.nodes[..stage_count.min(draft.nodes.len())];
+        let copies = self.copies_of(state, placement, stages);
         let resources = |holder: &Holder| self.measured.resources(state, holder);
         let spec = state.running_spec()?;
         let nodes = reseated(plan, &draft.nodes, resources, (solution, &copies), spec);
@@ -381,13 +406,18 @@ impl Planning {
     /// For each stage, the stages that keep copies of its layers. As long as nodes are in doubt
     /// that does not depend on their stages: others must be paired until it is known which is at
     /// fault.
-    fn copies_of(&self, state: &State, stages: &[Holder]) -> Vec<Vec<StageIndex>> {
+    fn copies_of(
+        &self,
+        state: &State,
+        placement: &Placement,
+        stages: &[Holder],
+    ) -> Vec<Vec<StageIndex>> {
         let domain = |holder: &Holder| match state.members().get(&holder.node) {
             Some(member) if !self.blame.has_doubts() => member.contact.place.clone(),
             Some(_) | None => FailureDomain::default(),
         };
         let domains: Vec<FailureDomain> = stages.iter().map(domain).collect();
-        copies(&domains, copies_wanted(state), self.blame.total())
+        copies(&domains, placement, (copies_wanted(state), self.blame.total()))
     }
 
     fn adopt(
@@ -414,7 +444,7 @@ impl Planning {
         let stages: Vec<Holder> = nodes.into_iter().take(stage_count as usize).collect();
         PlanRecord {
             generation: state.training().plans().generation_next(),
-            copies: self.copies_of(state, &stages),
+            copies: self.copies_of(state, &program.placement, &stages),
             stages,
             promise: Promise::of(copies_wanted(state), stage_count),
             chunks,

@@ -129,7 +129,9 @@ impl OpenTurnReports {
     /// The sealing of the open turn of `state`, without any report yet.
     #[must_use]
     pub fn new(state: &State, spec: &JobSpec) -> Self {
+        let stage_count = state.plan().map_or(0, |plan| plan.record.stages.len() as u32);
         let leader = LeaderHalf::new(state.ledger(), spec.tensor_count(), spec.policy);
+        let leader = leader.of_stages(stage_count);
         let turn = state.open_turn();
         let (reports, held, compared) = Default::default();
         let first_open = StageIndex(0);
@@ -252,24 +254,42 @@ impl OpenTurnReports {
         if spec.attests(self.turn.step) { check_states(plan, stage, &reported) } else { Ok(()) }
     }
 
-    /// The stage that trains a layer's second replica reports its state too, with copies and
-    /// without. It is compared with the owner alone: copies follow the owner's gradient, and do not
+    /// The stages that train a layer's later replicas report their state too, with copies and
+    /// without. They are compared with the owner alone: copies follow the owner's gradient, and do not
     /// check it.
     fn check_twins(&self, spec: &JobSpec, plan: &PlanRecord) -> Result<(), WithheldReason> {
-        if !spec.is_attesting(self.turn.step) {
+        if !spec.is_attesting(self.turn.step) || plan.program.placement.replica_count() == 1 {
             return Ok(());
         }
-        let twins = plan.stage_indices().filter_map(|stage| Some((stage, plan.twin_of(stage)?)));
-        for (stage, twin) in twins {
-            let report_of = |at: StageIndex| {
-                let (_, state) = self.reports.get(&at).ok_or(WithheldReason::Reports)?;
-                let (own, second) = attested(plan, at, state);
-                let state = if at == stage { own } else { second };
-                Ok(HeldUpdateReport { by: plan.stages[at.index()], sums: &[], state })
-            };
-            check_states(plan, stage, &[report_of(stage)?, report_of(twin)?])?;
+        for stage in plan.stage_indices() {
+            for twin in plan.twins_of(stage) {
+                self.check_twin(plan, stage, twin)?;
+            }
         }
         Ok(())
+    }
+
+    fn check_twin(
+        &self,
+        plan: &PlanRecord,
+        stage: StageIndex,
+        twin: StageIndex,
+    ) -> Result<(), WithheldReason> {
+        let state_of = |at: StageIndex| {
+            let (_, state) = self.reports.get(&at).ok_or(WithheldReason::Reports)?;
+            Ok(attested(plan, at, state))
+        };
+        let (own, _) = state_of(stage)?;
+        let (_, later) = state_of(twin)?;
+        // Those of the stage's layers: a twin may train later replicas of other layers too.
+        let same = own.iter().filter_map(|(layer, _)| later.iter().find(|(of, _)| of == layer));
+        let same: Vec<LayerFingerprint> = same.copied().collect();
+        let report = |at: StageIndex, state| HeldUpdateReport {
+            by: plan.stages[at.index()],
+            sums: &[],
+            state,
+        };
+        check_states(plan, stage, &[report(stage, own), report(twin, &same)])
     }
 
     /// The reports of all holders of a stage's layers, its owner first.
@@ -310,7 +330,7 @@ fn check_states(
         .map_or(Ok(()), |found| Err(WithheldReason::State(found)))
 }
 
-/// A stage's attestations of its own layers, and then of a second replica's.
+/// A stage's attestations of its own layers, and then of later replicas'.
 fn attested<'a>(
     plan: &PlanRecord,
     stage: StageIndex,

@@ -2,13 +2,14 @@
 
 use std::collections::BTreeSet;
 
+use zbelastic_schedule::{Placement, Program};
 use zbelastic_types::{LayerId, StageIndex};
 
 use super::PlanSolution;
 use crate::contact::FailureDomain;
 use crate::job::JobSpec;
 use crate::member::{Holder, Resources};
-use crate::plan::{LayerSource, PlanRecord, copies_at};
+use crate::plan::{LayerSource, PlanRecord, copies_beside, counted_holders};
 use crate::pre_copy::{held_layers, needed_layers};
 
 /// The cost of a stage that no holder may get. Those of all stages together are below 2^62.
@@ -30,7 +31,8 @@ pub(super) fn seating(before: Option<&PlanRecord>, available: &[Holder]) -> Vec<
 
 /// Holders in the order of stages, those of the same resources exchanged so that as few bytes as
 /// possible move; of two such orders, one in which fewer holders change places. Behind the stages
-/// of the solution nothing changes.
+/// of the solution nothing changes, unless there are several pipelines: whoever is left of one may be
+/// of more use than another of its place.
 #[must_use]
 pub(super) fn reseated(
     before: &PlanRecord,
@@ -42,22 +44,21 @@ pub(super) fn reseated(
     let stage_count = copies.len().min(nodes.len());
     let needed: Vec<BTreeSet<LayerId>> =
         (0..stage_count).map(|stage| needed_at(solution, copies, stage)).collect();
-    let used = &nodes[..stage_count];
+    let columns = |program: &Program| program.placement.column_count();
+    let has_columns = columns(&before.program).max(columns(&solution.program)) > 1;
+    let used = if has_columns { nodes } else { &nodes[..stage_count] };
     let held: Vec<_> = used.iter().map(|holder| held_layers(before, *holder)).collect();
     let cost = |stage: usize, from: usize| {
+        let Some(needed) = needed.get(stage) else { return u64::from(from != stage) };
         if resources(&used[from]) != resources(&used[stage]) {
             return FORBIDDEN;
         }
-        let moved = bytes_of(spec, needed[stage].difference(&held[from]));
+        let moved = bytes_of(spec, needed.difference(&held[from]));
         // No number of holders that change places is worth a byte.
-        (moved * (stage_count as u64 + 1) + u64::from(from != stage)).min(FORBIDDEN)
+        (moved * (used.len() as u64 + 1) + u64::from(from != stage)).min(FORBIDDEN)
     };
-    let assigned = assignment(stage_count, cost);
-    assigned
-        .into_iter()
-        .map(|from| used[from])
-        .chain(nodes[stage_count..].iter().copied())
-        .collect()
+    let assigned = assignment(used.len(), cost);
+    assigned.into_iter().map(|from| used[from]).chain(nodes[used.len()..].iter().copied()).collect()
 }
 
 /// The fewest bytes that had to move between nodes from one plan to the next, whichever of its
@@ -84,7 +85,7 @@ fn bytes_of<'a>(spec: &JobSpec, layers: impl Iterator<Item = &'a LayerId>) -> u6
     layers.map(|layer| spec.layer_bytes.get(layer.index()).copied().unwrap_or(1).max(1)).sum()
 }
 
-/// The layers of a stage, and those it keeps copies of: of two replicas the first one's.
+/// The layers of a stage, and those it keeps copies of: of replicas the first one's.
 fn needed_at(
     solution: &PlanSolution,
     copies: &[Vec<StageIndex>],
@@ -155,13 +156,19 @@ fn assignment(count: usize, cost: impl Fn(usize, usize) -> u64) -> Vec<usize> {
 /// are such and none of them keeps more than one copy more than its share; of several the next ones
 /// behind `offset`, in a ring of the others. Another offset makes other pairs.
 #[must_use]
-pub(super) fn copies(domains: &[FailureDomain], wanted: u32, offset: u32) -> Vec<Vec<StageIndex>> {
+pub(super) fn copies(
+    domains: &[FailureDomain],
+    placement: &Placement,
+    (wanted, offset): (u32, u32),
+) -> Vec<Vec<StageIndex>> {
     let stage_count = domains.len() as u32;
     let others = stage_count.saturating_sub(1);
-    let count = copies_at(wanted, stage_count);
     let mut kept = vec![0; domains.len()];
     let choose = |stage: u32| {
-        let mut has = vec![stage as usize];
+        let count = copies_beside(wanted, placement, StageIndex(stage));
+        let holders = counted_holders(placement, StageIndex(stage));
+        let mut has: Vec<usize> = holders.iter().map(|stage| stage.index()).collect();
+        let own = has.len();
         for _ in 0..count {
             let ring = (0..others).map(|place| stage + 1 + (offset % others + place) % others);
             let free = ring.map(|at| (at % stage_count) as usize).filter(|at| !has.contains(at));
@@ -177,7 +184,7 @@ pub(super) fn copies(domains: &[FailureDomain], wanted: u32, offset: u32) -> Vec
             kept[by] += 1;
             has.push(by);
         }
-        has[1..].iter().map(|at| StageIndex(*at as u32)).collect()
+        has[own..].iter().map(|at| StageIndex(*at as u32)).collect()
     };
     (0..stage_count).map(choose).collect()
 }
@@ -188,14 +195,19 @@ mod tests {
 
     use rand_xoshiro::SplitMix64;
     use rand_xoshiro::rand_core::{Rng, SeedableRng};
+    use zbelastic_schedule::{Placement, PlacementShape, Window};
     use zbelastic_types::StageIndex;
 
-    use super::assignment;
+    use super::{assignment, reseated};
     use crate::contact::FailureDomain;
-    use crate::job::COPIES_MAX;
+    use crate::fixture::{FixtureLog, side_by_side_twice, solution, spec};
+    use crate::job::{COPIES_MAX, JobSpec};
+    use crate::member::{Holder, Resources};
+    use crate::pre_copy::held_layers;
 
     fn copies(stage_count: u32, wanted: u32, offset: u32) -> Vec<Vec<StageIndex>> {
-        super::copies(&vec![FailureDomain::default(); stage_count as usize], wanted, offset)
+        let domains = vec![FailureDomain::default(); stage_count as usize];
+        super::copies(&domains, &Placement::line(stage_count), (wanted, offset))
     }
 
     /// Places of as many stages: the letters are zones, two stages to a machine if they are paired.
@@ -263,7 +275,8 @@ mod tests {
     /// Stages whose layers two nodes of one zone have, stages whose layers two on one machine have,
     /// and the most copies that one node keeps.
     fn shared(domains: &[FailureDomain], wanted: u32, offset: u32) -> (usize, usize, usize) {
-        let found = super::copies(domains, wanted, offset);
+        let placement = Placement::line(domains.len() as u32);
+        let found = super::copies(domains, &placement, (wanted, offset));
         let mut zones = 0;
         let mut hosts = 0;
         let mut kept = vec![0; domains.len()];
@@ -299,6 +312,54 @@ mod tests {
             assert!(hosts == 0 && most <= 2, "one is not to keep all copies");
             assert_eq!(zones, 5, "the one in the other zone keeps two, and its own go elsewhere");
         }
+    }
+
+    /// Of two pipelines of two stages one node is lost: of the three that are left two go on without a
+    /// layer moved, whichever was lost.
+    #[test]
+    fn who_is_left_of_two_pipelines_keeps_its_layers() {
+        let spec = JobSpec { copies: 0, ..spec() };
+        let log = FixtureLog::with_job(spec.clone(), &[1, 2, 3, 4]);
+        let mut before = log.plan(&[1, 2, 3, 4]);
+        side_by_side_twice(&mut before);
+        let mut two = solution(2, Window::One);
+        two.chunks = before.chunks[..2].to_vec();
+        let copies = vec![Vec::new(); 2];
+        for lost in 1..=4 {
+            let left: Vec<Holder> =
+                (1..=4).filter(|node| *node != lost).map(|node| log.holder(node)).collect();
+            let alike = |_: &Holder| Resources::NONE;
+            let seated = reseated(&before, &left, alike, (&two, &copies), &spec);
+            let mut plan = log.plan(&[1, 2]);
+            plan.program = two.program.clone();
+            plan.chunks = two.chunks.clone();
+            plan.stages = seated[..2].to_vec();
+            plan.copies = copies.clone();
+            for (stage, holder) in plan.stage_indices().zip(&plan.stages) {
+                let held = held_layers(&before, *holder);
+                assert!(plan.layers_of(stage).all(|layer| held.contains(&layer)), "without {lost}");
+            }
+        }
+    }
+
+    /// Two pipelines hold each layer twice: of two other holders one keeps a copy, and is none of them.
+    #[test]
+    fn a_layer_that_two_pipelines_train_needs_a_copy_less() {
+        let copies = |columns, stages, wanted, offset| {
+            let domains = vec![FailureDomain::default(); stages as usize];
+            let placement = Placement::of_columns(PlacementShape::Line, columns, stages, stages);
+            super::copies(&domains, &placement.expect("legal"), (wanted, offset))
+        };
+        for offset in 0..5 {
+            assert_eq!(copies(2, 4, 1, offset), vec![Vec::new(); 4], "no copy");
+            let found = copies(2, 4, 2, offset);
+            assert!(found[2..].iter().all(Vec::is_empty), "they speak for no layer");
+            for (stage, by) in found[..2].iter().enumerate() {
+                assert!(by.len() == 1 && by[0].index() % 2 != stage, "{by:?} of {stage}");
+            }
+        }
+        assert_eq!(copies(4, 4, 3, 0), vec![Vec::new(); 4], "four pipelines of one stage");
+        assert_eq!(copies(2, 4, 3, 0)[0].len(), 2, "all others");
     }
 
     #[test]

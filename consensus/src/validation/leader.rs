@@ -21,6 +21,8 @@ pub struct Proposal {
 pub struct LeaderHalf {
     tally: Tally,
     tensor_count: u32,
+    /// Stages that report: no seal is proposed before all have.
+    stage_count: u32,
     policy: GuardPolicy,
 }
 
@@ -28,7 +30,15 @@ impl LeaderHalf {
     /// A leader over `ledger` for a model with `tensor_count` tensors.
     #[must_use]
     pub fn new(ledger: &Ledger, tensor_count: u32, policy: GuardPolicy) -> Self {
-        Self { tally: Tally::new(ledger.open_turn(), tensor_count), tensor_count, policy }
+        let tally = Tally::new(ledger.open_turn(), tensor_count);
+        Self { tally, tensor_count, stage_count: 0, policy }
+    }
+
+    /// The same, which proposes no seal before so many stages have reported: also those that have no
+    /// sum to report, as where other stages own all their layers. So each holds the update by then.
+    #[must_use]
+    pub fn of_stages(self, stage_count: u32) -> Self {
+        Self { stage_count, ..self }
     }
 
     /// Counts a report; yields the proposal once nothing is missing.
@@ -44,6 +54,9 @@ impl LeaderHalf {
             self.tally = Tally::new(ledger.open_turn(), self.tensor_count);
         }
         self.tally.add(report)?;
+        if self.tally.stage_count() < self.stage_count {
+            return Ok(None);
+        }
         let Some(summary) = self.tally.summary() else { return Ok(None) };
         let turn = ledger.open_turn();
         let updates = ledger.updates();

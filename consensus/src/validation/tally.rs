@@ -1,5 +1,7 @@
 //! The leader's count of reports on one attempt at one step.
 
+use std::collections::BTreeSet;
+
 use zbelastic_types::{StageIndex, TensorIndex};
 
 use super::report::{GradientReport, TensorSum};
@@ -69,6 +71,8 @@ pub struct Tally {
     turn: Turn,
     sums: Vec<Option<TensorSum>>,
     missing: usize,
+    /// The stages that have reported.
+    stages: BTreeSet<StageIndex>,
     loss_sum: Option<f64>,
     /// The first stage's own sum, which shows whether any stage went ahead.
     first_stage_sum: Option<f64>,
@@ -82,6 +86,7 @@ impl Tally {
             turn,
             sums: vec![None; tensor_count as usize],
             missing: tensor_count as usize,
+            stages: BTreeSet::new(),
             loss_sum: None,
             first_stage_sum: None,
         }
@@ -99,6 +104,7 @@ impl Tally {
                 self.missing -= 1;
             }
         }
+        self.stages.insert(report.stage);
         self.loss_sum = self.loss_sum.or(report.loss_sum);
         if report.stage == StageIndex(0) {
             let own = report.sums.iter().fold(0.0, |sum, tensor| sum + tensor.square_sum);
@@ -142,6 +148,12 @@ impl Tally {
         let sums = self.sums.iter().map(|sum| sum.expect("no tensor is missing")).collect();
         let first_stage_sum = self.first_stage_sum.unwrap_or(0.0);
         Some(TallySummary { sums, loss_sum: self.loss_sum?, first_stage_sum })
+    }
+
+    /// How many stages have reported.
+    #[must_use]
+    pub fn stage_count(&self) -> u32 {
+        self.stages.len() as u32
     }
 
     /// The turn of the reports that are counted.

@@ -298,6 +298,20 @@ fn leader_proposes_when_nothing_is_missing_and_follows_the_ledger() {
     assert_eq!(ledger.open_turn(), turn(6, 5));
 }
 
+/// A stage without sums, whose layers others own, has to have computed its gradient as well.
+#[test]
+fn leader_waits_for_the_stages_that_have_no_sums() {
+    let ledger = Ledger::new(Generation(3), Step(0), 0);
+    let mut leader = LeaderHalf::new(&ledger, 1, REPLAYING).of_stages(2);
+    let at = turn(0, 0);
+    let owner = report(at, 0, vec![sum(0, 0.1)], Some(3.0));
+    assert_eq!(leader.handle_report(&ledger, &owner), Ok(None));
+    assert_eq!(leader.handle_report(&ledger, &owner), Ok(None), "the same one");
+    let other = report(at, 1, Vec::new(), None);
+    let proposal = leader.handle_report(&ledger, &other).expect("counted");
+    assert_eq!(proposal.map(|proposal| proposal.seal.turn), Some(at));
+}
+
 fn squares() -> impl Strategy<Value = Vec<f64>> {
     let special = prop::sample::select(vec![0.0, f64::NAN, f64::INFINITY, 1e-300, 1e77]);
     prop::collection::vec(

@@ -32,7 +32,7 @@ use zbelastic_trainer::elastic::{
     BackendStageFactory, GRADIENT_FRAME_LIMITS, LayerImage, StashStoreFactory,
 };
 use zbelastic_trainer::model::{LayerClock, LayerTimes, StageTimings};
-use zbelastic_trainer::plan::{Plan, PlanRequest};
+use zbelastic_trainer::plan::{Plan, PlanRequest, ReplicaCount};
 use zbelastic_trainer::runtime::{
     PeerBody, PeerFrame, RuntimeInput, RuntimeOutput, RuntimeSetup, StageRefusal, WorkerRuntime,
 };
@@ -532,6 +532,7 @@ fn begin<M: WorkerDevice>(
         chunks_per_stage: None,
         slice_count: config.slice_count.filter(|_| kind.is_sliced()),
         stage_count: 1,
+        replicas: ReplicaCount::ONE,
         window: Window::One,
     };
     let plan = Plan::new(request)

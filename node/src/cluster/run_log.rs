@@ -365,6 +365,7 @@ impl RunLog {
         vec![EventKind::Plan {
             generation: plan.generation.0,
             stages: plan.stages.iter().map(|holder| holder.node).collect(),
+            replicas: plan.program.placement.column_count(),
             schedule: plan.program.kind.name().to_owned(),
             window: window_number(plan.window()),
             reason: plan.reason.to_string(),

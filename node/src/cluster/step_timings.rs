@@ -134,7 +134,7 @@ mod tests {
     use zbelastic_consensus::plan::{PlanReason, Promise};
     use zbelastic_schedule::{ScheduleKind, Window};
     use zbelastic_trainer::model::{LayerClass, LayerOp};
-    use zbelastic_trainer::plan::{Plan, PlanRequest};
+    use zbelastic_trainer::plan::{Plan, PlanRequest, ReplicaCount};
     use zbelastic_types::{Attempt, Incarnation, NodeId, RunId, Step};
     use zbelastic_wire::document::{DataName, JobDocument};
 
@@ -151,6 +151,7 @@ mod tests {
             chunks_per_stage: None,
             slice_count: None,
             stage_count: 3,
+            replicas: ReplicaCount::ONE,
             window: Window::One,
         })
         .expect("legal");

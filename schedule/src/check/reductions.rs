@@ -1,4 +1,4 @@
-//! Rules about replicas: both end a step with one gradient, the sum of what each has of it.
+//! Rules about replicas: all end a step with one gradient, the sum of what each has of it.
 
 use std::collections::BTreeMap;
 
@@ -6,12 +6,13 @@ use zbelastic_types::ChunkIndex;
 
 use super::{ScheduleViolation, ViolationList, ops_of};
 use crate::lower::exchange_of;
-use crate::op::{Op, Reduction};
+use crate::op::Op;
 use crate::program::Program;
+use crate::reduction::{Reduction, TreeLevel};
 use crate::ties::{TiedOps, ties_of};
 
-/// The gradient of a chunk with a twin is passed to it and added to its own, each exactly once, and
-/// so are those of the ends of a model that are tied; no other gradient is.
+/// What a chunk has of the gradient is passed to its sibling at each level and added to the sibling's,
+/// each exactly once, and so are those of the ends of a model that are tied; no other gradient is.
 pub(super) fn reduction_count(program: &Program, violations: &mut ViolationList) {
     if program.window.is_none() {
         return;
@@ -19,8 +20,11 @@ pub(super) fn reduction_count(program: &Program, violations: &mut ViolationList)
     let placement = &program.placement;
     let mut counts: BTreeMap<(ChunkIndex, Reduction), (u32, u32)> = BTreeMap::new();
     for chunk in (0..placement.chunk_count()).map(ChunkIndex) {
-        let add = placement.twin_of(chunk).map(|_| Op::Reduce(Reduction::Add, chunk));
-        for op in exchange_of(placement, chunk).into_iter().chain([add]).flatten() {
+        let exchanges = placement.levels().flat_map(|level| {
+            let add = Op::Reduce(Reduction::Add(level), chunk);
+            exchange_of(placement, chunk, level).into_iter().flatten().chain([add])
+        });
+        for op in exchanges {
             if let Op::Reduce(reduction, chunk) = op {
                 counts.entry((chunk, reduction)).or_default().0 += 1;
             }
@@ -44,30 +48,40 @@ pub(super) fn reduction_count(program: &Program, violations: &mut ViolationList)
     }
 }
 
-/// A gradient is complete before it is sent, and both are there before they are added. The twin's
-/// may arrive early.
+/// A sum is complete before it is sent, both are there before they are added, and the levels of the
+/// tree follow each other: so replicas are added in the order of the tree. The sibling's may arrive
+/// early.
 pub(super) fn reduction_order(program: &Program, violations: &mut ViolationList) {
     let mut latest: BTreeMap<ChunkIndex, (ReductionProgress, Op)> = BTreeMap::new();
     for (stage, op) in ops_of(program) {
-        let rank = match op {
-            Op::Reduce(Reduction::Add, _) => ReductionProgress::Added,
-            Op::Reduce(Reduction::Send | Reduction::Local, _) => ReductionProgress::Sent,
-            Op::Reduce(Reduction::Receive, _) => ReductionProgress::Arrived,
+        let progress = match op {
+            Op::Reduce(Reduction::Add(level), _) => ReductionProgress::added(level),
+            Op::Reduce(Reduction::Send(level) | Reduction::Local(level), _) => {
+                ReductionProgress::sent(level)
+            }
+            Op::Reduce(Reduction::Receive(level), chunk) => {
+                let added = ReductionProgress::added(level);
+                let late = latest.get(&chunk).filter(|(progress, _)| *progress >= added);
+                if let Some((_, after)) = late {
+                    violations.add(ScheduleViolation::ReductionOrder { stage, op, after: *after });
+                }
+                continue;
+            }
             // Those of tied ends have a rule of their own.
             Op::Reduce(Reduction::SendTied | Reduction::ReceiveTied | Reduction::Tie, _) => {
                 continue;
             }
-            Op::Compute(..) if op.accumulates() => ReductionProgress::Accumulated,
+            Op::Compute(..) if op.accumulates() => ReductionProgress::ACCUMULATED,
             Op::Compute(..) | Op::Transfer(..) | Op::Update(_) | Op::Memory(..) => continue,
         };
         let chunk = op.chunk().expect("operations without a chunk were left out");
         match latest.get(&chunk) {
-            Some((later, after)) if !rank.may_follow(*later) => {
+            Some((later, after)) if progress < *later => {
                 violations.add(ScheduleViolation::ReductionOrder { stage, op, after: *after });
             }
-            Some((later, _)) if *later >= rank => {}
+            Some((later, _)) if *later == progress => {}
             Some(_) | None => {
-                latest.insert(chunk, (rank, op));
+                latest.insert(chunk, (progress, op));
             }
         }
     }
@@ -88,21 +102,19 @@ pub(super) fn tie_order(program: &Program, violations: &mut ViolationList) {
     }
 }
 
-/// How far a chunk's gradient has come.
+/// How far a chunk's gradient has come: accumulated, then sent and added level by level.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum ReductionProgress {
-    Arrived,
-    Accumulated,
-    Sent,
-    Added,
-}
+struct ReductionProgress(u16);
 
 impl ReductionProgress {
-    fn may_follow(self, before: Self) -> bool {
-        match self {
-            Self::Arrived => before < Self::Added,
-            Self::Accumulated | Self::Sent | Self::Added => before <= self,
-        }
+    const ACCUMULATED: Self = Self(0);
+
+    fn sent(level: TreeLevel) -> Self {
+        Self(2 * u16::from(level.0) + 1)
+    }
+
+    fn added(level: TreeLevel) -> Self {
+        Self(2 * u16::from(level.0) + 2)
     }
 }
 

@@ -47,7 +47,7 @@ pub enum ScheduleViolation {
         /// Microbatches in a step.
         microbatch_count: u32,
     },
-    /// An operation on a microbatch that runs through the other replica.
+    /// An operation on a microbatch that runs through another replica.
     #[error(
         "stage {stage}: {op} is on a chunk of replica {found}; its microbatch runs through \
          replica {expected}"
@@ -210,7 +210,7 @@ pub enum ScheduleViolation {
         /// The operations before it, from the gate on, at most two operations.
         found: Vec<Op>,
     },
-    /// An operation that makes one gradient of those of a chunk and its twin is missing, or occurs
+    /// An operation that makes one gradient of those of a chunk's replicas is missing, or occurs
     /// too often.
     #[error("expected {op} {expected} times, found it {found} times")]
     ReductionCount {
@@ -221,8 +221,8 @@ pub enum ScheduleViolation {
         /// How often it was found.
         found: u32,
     },
-    /// A gradient is passed or added to its twin's before it is complete, or passed after it was
-    /// added.
+    /// A gradient is passed or added to its sibling's before it is complete, or passed after it was
+    /// added, or added at a level of the tree before the one below.
     #[error("stage {stage}: expected {op} before {after}, found it after")]
     ReductionOrder {
         /// Index of the stage in pipeline order.

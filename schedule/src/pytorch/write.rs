@@ -13,11 +13,16 @@ use crate::simulate::simulate;
 /// Why a program has no file.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WriteError {
-    /// The program has two replicas of the model; a file's stages make up one.
-    #[error("{kind} has two replicas of the model, and a file of PyTorch's names stages of one")]
+    /// The program has several replicas of the model; a file's stages make up one.
+    #[error(
+        "{kind} has {found} replicas of the model, and a file of PyTorch's names stages of one{}",
+        if *found > 2 || kind.replica_count() == 1 { ": write that of a single pipeline" } else { "" }
+    )]
     Replicas {
         /// Schedule of the program.
         kind: ScheduleKind,
+        /// How many times the model is there.
+        found: u32,
     },
     /// The program has slices; an action in a file is on a whole microbatch.
     #[error(
@@ -36,7 +41,7 @@ pub enum WriteError {
 /// early that others wait behind it.
 ///
 /// # Errors
-/// If there are two replicas of the model, or if microbatches are cut into slices.
+/// If there are several replicas of the model, or if microbatches are cut into slices.
 ///
 /// # Panics
 /// If the program does not reach its end.
@@ -45,8 +50,9 @@ pub fn write(program: &Program, format: CsvFormat) -> Result<String, WriteError>
         return Err(WriteError::Slices { found: program.slice_count });
     }
     let placement = &program.placement;
-    if placement.replica_count() > 1 {
-        return Err(WriteError::Replicas { kind: program.kind });
+    let found = placement.replica_count();
+    if found > 1 {
+        return Err(WriteError::Replicas { kind: program.kind, found });
     }
     let mut rows = vec![Vec::new(); program.stages.len()];
     for (stage, op) in in_order_of_time(program) {

@@ -2,7 +2,9 @@
 
 use zbelastic_types::StageIndex;
 
-use super::{MARKS, end, has, headline, is_later, later_name, marks_of, pass_names, short};
+use super::{
+    MARKS, end, has, headline, is_later, later_name, marks_of, pass_names, short, stage_name,
+};
 use crate::appearance::{OpAppearance, TimelineOp};
 use crate::op::{Compute, Pass};
 use crate::timeline::{Timeline, TimelineSlice};
@@ -57,7 +59,7 @@ fn write<O: TimelineOp>(timeline: &Timeline<O>, blocks: &[ColumnBlock<'_>]) -> S
             text.push_str(&format!("time {}\n", short(block.start())));
         }
         for stage in timeline.stages() {
-            let name = format!("stage {stage}");
+            let name = stage_name(timeline.placement(), stage);
             text.push_str(&format!("{name:<8} {}\n", block.passes_row(timeline, stage)));
             let rows = [
                 ("  copies", block.copies_row(timeline, stage)),

@@ -3,7 +3,7 @@
 
 use zbelastic_types::StageIndex;
 
-use super::{short, title};
+use super::{short, stage_name, title};
 use crate::appearance::{OpAppearance, TimelineMark, TimelineOp};
 use crate::op::Compute;
 use crate::timeline::{Timeline, TimelineSlice};
@@ -83,7 +83,11 @@ pub fn timeline_tracks<O: TimelineOp>(
     };
     let track = |stage: StageIndex, is_copies: bool| ChromeTraceTrack {
         process: title(timeline),
-        thread: format!("stage {stage}{}", if is_copies { " copies" } else { "" }),
+        thread: format!(
+            "{}{}",
+            stage_name(timeline.placement(), stage),
+            if is_copies { " copies" } else { "" }
+        ),
         slices: timeline
             .slices(stage)
             .iter()

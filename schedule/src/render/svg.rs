@@ -2,7 +2,7 @@
 
 use zbelastic_types::StageIndex;
 
-use super::{end, has, headline, is_later, later_name, marks_of, pass_names, short};
+use super::{end, has, headline, is_later, later_name, marks_of, pass_names, short, stage_name};
 use crate::appearance::{OpAppearance, TimelineMark, TimelineOp};
 use crate::op::{Compute, Pass};
 use crate::timeline::{Timeline, TimelineExtent, TimelineSlice};
@@ -135,8 +135,9 @@ impl<'a, O: TimelineOp> SvgPicture<'a, O> {
         let left = MARGIN + LABEL_WIDTH;
         let width = self.plot_width;
         let baseline = y + 15.0;
+        let name = stage_name(self.timeline.placement(), stage);
         let mut svg = format!(
-            "<text x=\"{MARGIN}\" y=\"{baseline}\">stage {stage}</text>\
+            "<text x=\"{MARGIN}\" y=\"{baseline}\">{name}</text>\
              <rect class=\"row\" x=\"{left}\" y=\"{y}\" width=\"{width}\" \
              height=\"{ROW_HEIGHT}\"/>\n"
         );

@@ -12,7 +12,8 @@ use zbelastic_types::{Bytes, StageIndex};
 use super::memory_policy::memory_limited_plans;
 use super::solved::solved_plans;
 use super::{
-    BatchShape, MemoryPolicy, Pace, Plan, PlanError, PlanRequest, StageMemory, cut, plan_memory,
+    BatchShape, MemoryPolicy, Pace, Plan, PlanError, PlanRequest, ReplicaCount, StageMemory, cut,
+    plan_memory,
 };
 use crate::model::{LayerRange, ModelConfig};
 
@@ -49,8 +50,10 @@ pub struct ChooseRequest<'a> {
     /// Slices of a microbatch under schedules that cut them; if none are given, as many as each has
     /// by itself.
     pub slice_count: Option<u32>,
-    /// Stages of the pipeline.
+    /// Stages of each pipeline.
     pub stage_count: u32,
+    /// How many times the pipeline is there: column after column, each on stages of its own.
+    pub replicas: ReplicaCount,
     /// How far steps run ahead of their verdict.
     pub window: Window,
     /// The means by which passes keep less memory.
@@ -65,9 +68,18 @@ pub struct ChooseRequest<'a> {
 
 impl<'a> ChooseRequest<'a> {
     pub(super) fn of_kind(&self, kind: ScheduleKind) -> PlanRequest<'a> {
-        let Self { model, batch, chunks_per_stage, stage_count, window, .. } = *self;
+        let Self { model, batch, chunks_per_stage, stage_count, replicas, window, .. } = *self;
         let slice_count = self.slice_count.filter(|_| kind.is_sliced());
-        PlanRequest { model, batch, kind, chunks_per_stage, slice_count, stage_count, window }
+        PlanRequest {
+            model,
+            batch,
+            kind,
+            chunks_per_stage,
+            slice_count,
+            stage_count,
+            replicas,
+            window,
+        }
     }
 }
 
@@ -126,6 +138,11 @@ impl fmt::Display for PlanChoice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let PlanPrediction { bubble, stage_bytes, .. } = self.prediction;
         let kind = self.plan.program.kind;
+        let placement = self.plan.placement();
+        if placement.column_count() > 1 {
+            let stages = placement.stages_per_column();
+            write!(f, "{stages} stages × {} replicas, ", placement.column_count())?;
+        }
         write!(f, "{kind}: planned bubble {:.1} %, {stage_bytes} a stage", 100.0 * bubble)?;
         let fitting = self.considered.iter().filter(|other| other.outcome.is_ok()).count();
         match (fitting, self.considered.len()) {
@@ -153,7 +170,8 @@ pub fn choose<B: ByteCounts>(
     assert!(!request.kinds.is_empty(), "there is something to choose from");
     let mut best: Option<PlanWithMemory> = None;
     let mut considered = Vec::new();
-    let mut partitions = PartitionCache { pace: request.pace, found: Vec::new() };
+    let pace = request.pace.of_column(request.stage_count, request.replicas);
+    let mut partitions = PartitionCache { pace, found: Vec::new() };
     for &kind in request.kinds {
         let found = consider(backend, request, kind, &mut partitions);
         let outcome = found.as_ref().map(|found| found.2).map_err(Clone::clone);
@@ -191,15 +209,17 @@ fn consider<B: ByteCounts>(
     backend: &B,
     request: ChooseRequest<'_>,
     kind: ScheduleKind,
-    partitions: &mut PartitionCache<'_>,
+    partitions: &mut PartitionCache,
 ) -> Result<PlanWithMemory, ScheduleRefusal> {
     let of_kind = request.of_kind(kind);
     let chunks = partitions.of(&of_kind)?;
     let own = request.memory.applied(Plan::with_chunks(of_kind, chunks)?);
-    let others = solved_plans(backend, request, &own).into_iter();
-    let others: Vec<Plan> = others.map(|plan| request.memory.applied(plan)).collect();
-    let memory_limited = memory_limited_plans(backend, request, &own, &others);
-    let plans = std::iter::once(own).chain(others).chain(memory_limited);
+    let others = if request.replicas.is_one() {
+        other_orders(backend, request, &own)
+    } else {
+        other_orders_of_columns(backend, request, &own)?
+    };
+    let plans = std::iter::once(own).chain(others);
     let judged = plans.map(|plan| judge(backend, request, plan));
     let better = |a: Result<PlanWithMemory, ScheduleRefusal>,
                   b: Result<PlanWithMemory, ScheduleRefusal>| match (a, b) {
@@ -208,6 +228,53 @@ fn consider<B: ByteCounts>(
         (Err(refusal), Err(_)) => Err(refusal),
     };
     judged.reduce(better).expect("a kind has a plan")
+}
+
+/// The same layers of one pipeline in orders that are solved for, and those that need less memory.
+fn other_orders<B: ByteCounts>(backend: &B, request: ChooseRequest<'_>, own: &Plan) -> Vec<Plan> {
+    let solved = solved_plans(backend, request, own).into_iter();
+    let solved: Vec<Plan> = solved.map(|plan| request.memory.applied(plan)).collect();
+    let memory_limited = memory_limited_plans(backend, request, own, &solved);
+    solved.into_iter().chain(memory_limited).collect()
+}
+
+/// The same where there are several pipelines: orders of one of them, made for the slowest and the
+/// smallest of the workers that stand at each of its stages, which all of them run.
+fn other_orders_of_columns<B: ByteCounts>(
+    backend: &B,
+    request: ChooseRequest<'_>,
+    own: &Plan,
+) -> Result<Vec<Plan>, PlanError> {
+    let placement = own.placement();
+    let kind = own.program.kind;
+    let pace = request.pace.of_column(request.stage_count, request.replicas);
+    let batch = request.batch.of_replica(kind, request.replicas)?;
+    let alone = ChooseRequest { batch, replicas: ReplicaCount::ONE, pace: &pace, ..request };
+    let chunks = own.chunks[..placement.chunks_per_replica() as usize].to_vec();
+    let column = Plan::with_chunks(alone.of_kind(kind), chunks.clone())?;
+    let column = request.memory.applied(column);
+    // What the exchange of gradients takes is no limit's to give to passes.
+    let claims = plan_memory(backend, request.model, own, request.copies);
+    let claims_alone = plan_memory(backend, request.model, &column, request.copies);
+    let limits_of = |place: usize| {
+        let places = placement.stages_per_column() as usize;
+        let holders = (place..claims.len()).step_by(places);
+        let left = |stage: usize| {
+            let limit = request.stage_bytes_max.get(stage)?;
+            let exchanged = claims[stage].total().0.saturating_sub(claims_alone[place].total().0);
+            Some(Bytes(limit.0.saturating_sub(exchanged)))
+        };
+        holders.map(|stage| left(stage).unwrap_or(Bytes(u64::MAX))).min()
+    };
+    let has_limits = !request.stage_bytes_max.is_empty();
+    let limits: Vec<Bytes> = (0..claims_alone.len()).filter_map(limits_of).collect();
+    let stage_bytes_max = if has_limits { &limits[..] } else { &[] };
+    let orders = other_orders(backend, ChooseRequest { stage_bytes_max, ..alone }, &column);
+    let widened = |order: Plan| {
+        let plan = Plan::with_program(request.of_kind(kind), chunks.clone(), &order.program)?;
+        Ok(Plan { recompute: order.recompute, ..plan })
+    };
+    orders.into_iter().map(widened).collect()
 }
 
 /// The prediction for a plan, if it fits.
@@ -238,18 +305,19 @@ fn judge<B: ByteCounts>(
 
 /// The layers of chunks by where these stand: schedules of one placement share them, and finding
 /// them lasts longer than anything else here.
-struct PartitionCache<'a> {
-    pace: &'a Pace,
+struct PartitionCache {
+    /// That of one pipeline.
+    pace: Pace,
     found: Vec<(Placement, Vec<LayerRange>)>,
 }
 
-impl PartitionCache<'_> {
+impl PartitionCache {
     fn of(&mut self, request: &PlanRequest<'_>) -> Result<Vec<LayerRange>, PlanError> {
-        let placement = request.placement()?;
+        let placement = request.column()?;
         if let Some((_, chunks)) = self.found.iter().find(|(known, _)| *known == placement) {
             return Ok(chunks.clone());
         }
-        let chunks = cut(&placement, self.pace);
+        let chunks = cut(&placement, &self.pace);
         self.found.push((placement, chunks.clone()));
         Ok(chunks)
     }

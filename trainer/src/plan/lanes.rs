@@ -15,7 +15,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use zbelastic_schedule::{Pass, Placement, ScheduleKind};
 
-use super::BatchShape;
+use super::{BatchShape, ReplicaCount};
 
 /// Number of lanes of a job: a power of two, at most [`LaneCount::MAX`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -38,6 +38,27 @@ pub enum LaneError {
         lanes: LaneCount,
         /// Microbatches of a step.
         microbatch_count: u32,
+    },
+    /// Replicas share the lanes evenly only if they are a power of two as well.
+    #[error(
+        "the number of replicas is a power of two from 1 to {}, found {found}",
+        ReplicaCount::MAX
+    )]
+    ReplicaCount {
+        /// The number requested.
+        found: u32,
+    },
+    /// Each replica runs lanes of its own.
+    #[error("{replicas} replicas of {kind} need {needed} lanes or more, found {lanes}")]
+    Replicas {
+        /// The schedule requested.
+        kind: ScheduleKind,
+        /// The replicas requested.
+        replicas: ReplicaCount,
+        /// Lanes that they need: one for each direction of each.
+        needed: u32,
+        /// Lanes of the job.
+        lanes: LaneCount,
     },
     /// The schedule runs half of the lanes in each direction.
     #[error("{kind} runs lanes in two directions: expected 2 lanes or more, found {lanes}")]

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use zbelastic_kernels::{
     AllocateError, Backend, ByteCounts, DeviceSizes, MemoryClaim, ScratchOperation,
 };
-use zbelastic_schedule::{LivePasses, MemoryOp, Op, Pass, Program, Reduction, live_passes_of};
+use zbelastic_schedule::{LivePasses, MemoryOp, Op, Pass, Program, Reduction, live_passes_on};
 use zbelastic_types::{Bytes, ChunkIndex, StageIndex};
 
 use super::device_claim::{DeviceClaim, device_claim, squares, state_sums};
@@ -26,7 +26,7 @@ pub struct StageMemory {
     pub stash: Bytes,
     /// Buffers that live within one pass.
     pub scratch: Bytes,
-    /// Boundary tensors in flight to this stage, and the gradients of twins and of tied ends.
+    /// Boundary tensors in flight to this stage, and the gradients of replicas and of tied ends.
     pub messages: Bytes,
     /// Copies of other stages' layers, the largest that it may have to keep; on a processor their
     /// gradients on their way here too.
@@ -228,7 +228,7 @@ pub fn offload_claims<B: ByteCounts>(
     let mut claims = Vec::new();
     for slice_len in cut.lens() {
         let sizes = cut.sizes(model, plan.batch.microbatch, slice_len);
-        let live = live_passes_of(&plan.program, |slice| cut.len_of(slice) == slice_len);
+        let live = live_passes_on(&plan.program, stage, |slice| cut.len_of(slice) == slice_len);
         let offloading =
             plan.chunks_of(stage).filter(|(chunk, _)| live[chunk.index()].offloaded > 0);
         claims.extend(offloading.map(|(chunk, layers)| {
@@ -268,12 +268,11 @@ pub fn stage_memory<B: ByteCounts>(
                 plan.lane_order().levels() as u64 * backend.buffer_bytes(spec.gradient_len());
             state += layer_bytes(backend, model, spec) + Bytes(sums);
         }
-        if plan.placement().twin_of(chunk).is_some() {
-            let floats: usize =
-                layers.ids().map(|layer| specs[layer as usize].gradient_len()).sum();
-            // One on its way out, and the twin's that came.
-            messages += Bytes::of_f32(2 * floats);
-        }
+        // At each level of the tree one sum on its way out, and the sibling's that came: it may be
+        // there before the level below is added.
+        let levels = plan.placement().levels().count();
+        let floats: usize = layers.ids().map(|layer| specs[layer as usize].gradient_len()).sum();
+        messages += Bytes::of_f32(2 * levels * floats);
         if plan.program.ops(stage).contains(&Op::Reduce(Reduction::Tie, chunk)) {
             let matrix = model.head_matrix();
             // One part on its way out, the other end's that came, and the own one that is added to
@@ -293,7 +292,7 @@ pub fn stage_memory<B: ByteCounts>(
     };
     for len in cut.lens() {
         let sizes = cut.sizes(model, plan.batch.microbatch, len);
-        let live = live_passes_of(&plan.program, |slice| cut.len_of(slice) == len);
+        let live = live_passes_on(&plan.program, stage, |slice| cut.len_of(slice) == len);
         claim.scratch += count_bytes(backend, |mut make| sizes.scratch(&mut make));
         for (chunk, layers) in plan.chunks_of(stage) {
             claim.add_passes(backend, plan, (&sizes, layers), live[chunk.index()]);
@@ -306,8 +305,8 @@ pub fn stage_memory<B: ByteCounts>(
 }
 
 impl StageMemory {
-    /// The same on a device, where messages lie in staging buffers, and gradients of twins on the
-    /// host.
+    /// The same on a device, where messages lie in staging buffers, and gradients of replicas on
+    /// the host.
     pub(crate) fn on_device<B: ByteCounts>(self, backend: &B, beside: &DeviceClaim) -> Self {
         let messages = Bytes(backend.staging_bytes(&beside.staging_buffers));
         let taken = backend.claim_bytes(&self.claim(beside)) + backend.opening_bytes();

@@ -115,7 +115,7 @@ impl Pace {
         }
     }
 
-    /// The times of the gradients of chunks to their twins.
+    /// The times of the gradients of chunks to their siblings in other replicas.
     fn gradient_times(&self, plan: &Plan) -> Vec<f64> {
         if plan.placement().replica_count() == 1 || self.gradients.is_empty() {
             return Vec::new();

@@ -176,10 +176,12 @@ impl PlanPassMemory {
 /// If the pace has times that are none.
 #[must_use]
 pub fn span_lower_bound(pace: &Pace, plan: &Plan) -> Option<f64> {
-    let placement = plan.placement();
+    // Each pipeline is no faster than alone.
+    let placement = plan.placement().column();
     if placement.shape() == PlacementShape::Loop || plan.program.slice_count > 1 {
         return None;
     }
+    let chunks = &plan.chunks[..placement.chunk_count() as usize];
     let costs = |times: ChunkTimes| ChunkCosts {
         f: times.f,
         b: times.b,
@@ -188,12 +190,12 @@ pub fn span_lower_bound(pace: &Pace, plan: &Plan) -> Option<f64> {
         after_input_gradient: 0.0,
     };
     let problem = ScheduleProblem {
-        placement: placement.clone(),
-        chunks: pace.chunk_times(placement, &plan.chunks).into_iter().map(costs).collect(),
+        chunks: pace.chunk_times(&placement, chunks).into_iter().map(costs).collect(),
         limits: vec![f64::INFINITY; placement.stage_count() as usize],
         link: pace.link,
         occupancy: pace.occupancy,
-        microbatch_count: plan.batch.microbatch_count,
+        microbatch_count: plan.batch.microbatch_count / plan.placement().column_count(),
+        placement,
         ending: StepEnding::default(),
         memory_savings: MemorySavings::default(),
     };

@@ -406,9 +406,9 @@ fn stage_setup(base: &StageSetup, plan: &PlanRecord, spec: &JobSpec) -> StageSet
         batch,
         recompute,
     };
-    // Without copies, the stage that trains a second replica is one to compare with.
+    // Without copies, the stages that train other replicas are there to compare with.
     let is_held_twice = spec.copies > 0 || plan.program.placement.replica_count() > 1;
     let attest_every = if is_held_twice { spec.attest_every } else { 0 };
-    let copies_wanted = plan.promise.is_given();
+    let copies_wanted = plan.copies.iter().any(|by| !by.is_empty());
     StageSetup { plan: plan_of_run, copies_wanted, attest_every, ..base.clone() }
 }

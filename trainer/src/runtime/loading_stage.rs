@@ -348,6 +348,8 @@ impl<M: StageFactory, S: BatchSource + Clone> WorkerRuntime<M, S> {
         let version = command.turn.step;
         let is_pending = command.is_pending;
         let own: Vec<LayerId> = command.plan.layers_of(command.stage).collect();
+        // Every stage trains a layer, if none of a first replica.
+        let first = command.plan.layers_at(command.stage).next();
         let digest = |image: &Arc<LayerImage>| {
             let known = digests.get(&image.layer).copied();
             (image.layer, known.unwrap_or_else(|| self.model.digest(image)))
@@ -366,7 +368,7 @@ impl<M: StageFactory, S: BatchSource + Clone> WorkerRuntime<M, S> {
                 }
             }
             Err(refusal) => {
-                let layer = own[0];
+                let layer = first.expect("a stage trains a layer");
                 let cause = refusal.fault();
                 self.refusal = Some(refusal);
                 self.report(WorkerEvent::LoadFailed { generation, layer, cause });

@@ -40,12 +40,12 @@ pub enum PlanMismatch {
         /// Slices of the plan.
         found: u32,
     },
-    /// It runs in more directions than there are lanes.
-    #[error("the plan runs lanes in {found} directions; the job has {lanes} lanes")]
+    /// It runs in more replicas and directions than there are lanes.
+    #[error("the plan runs lanes in {found} replicas and directions; the job has {lanes} lanes")]
     Directions {
         /// Lanes of the job.
         lanes: LaneCount,
-        /// Replicas of the plan, one a direction.
+        /// Replicas of the plan, of each pipeline one a direction.
         found: u32,
     },
     /// The head is tied to the token embedding, their matrix is trained, and the two ends exchange no

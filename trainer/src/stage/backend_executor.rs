@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use zbelastic_kernels::{AllocateError, Backend, DeviceFault, Pending, TensorHandle};
-use zbelastic_schedule::{Flow, Pass, Placement, live_passes_of};
+use zbelastic_schedule::{Flow, Pass, Placement, live_passes_on};
 use zbelastic_types::{Bytes, ChunkIndex, StageIndex};
 
 use super::chunk_workspace::{ChunkWorkspace, StageLayers};
@@ -126,7 +126,7 @@ impl<B: Backend> BackendExecutor<B> {
         let mut pools: BTreeMap<ChunkIndex, BTreeMap<usize, PassPool<B>>> = BTreeMap::new();
         for len in cut.lens() {
             let sizes = cut.sizes(model, microbatch, len);
-            let live = live_passes_of(&plan.program, |slice| cut.len_of(slice) == len);
+            let live = live_passes_on(&plan.program, stage, |slice| cut.len_of(slice) == len);
             scratch.insert(len, sizes.scratch(&mut make)?);
             for (chunk, layers) in plan.chunks_of(stage) {
                 let has_head = layers.ids().end == model.layer_count();
@@ -203,7 +203,7 @@ impl<B: Backend> BackendExecutor<B> {
         self.layers_of_replica(|replica| replica == 0)
     }
 
-    /// The layers of second replicas on this stage.
+    /// The layers of later replicas on this stage.
     pub fn twin_layers(&self) -> impl Iterator<Item = &LayerState<B>> {
         self.layers_of_replica(|replica| replica > 0)
     }

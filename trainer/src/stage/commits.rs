@@ -27,8 +27,8 @@ impl<W: StageExecutor, S: BatchSource> StageRunner<W, S> {
         }
     }
 
-    /// Whether the losses of the step are reported from here. Where there are two heads, the first
-    /// one has received the losses of the second replica.
+    /// Whether the losses of the step are reported from here. Where there are several heads, the
+    /// first one has received the losses of the other replicas.
     pub(super) fn reports_loss(&self) -> bool {
         self.executor.has_chunk(self.setup.plan.placement().last_chunk())
     }

@@ -47,7 +47,7 @@ impl HeldOutPasses {
         let microbatch_count = (0..HELD_OUT_MAX).take_while(is_there).count() as u32;
         let all: Vec<u32> = (0..microbatch_count).collect();
         let setup = &runner.setup;
-        let groups = all.chunks(setup.plan.batch.microbatch_count as usize);
+        let groups = all.chunks(setup.evaluation_window() as usize);
         let placement = setup.plan.placement();
         let mut chunks: Vec<ChunkIndex> = runner.executor.chunk_indices();
         // Every replica has the same weights: one is enough.
@@ -87,9 +87,15 @@ impl StageSetup {
         if pass.slice > SliceIndex(0) {
             return None;
         }
-        let window = self.plan.batch.microbatch_count;
+        let window = self.evaluation_window();
         let before = pass.microbatch.0.checked_sub(window).filter(|_| self.gives_receipts())?;
         Some(Pass::new(0, before))
+    }
+
+    /// Microbatches under way at most: those of a replica's step.
+    fn evaluation_window(&self) -> u32 {
+        let plan = &self.plan;
+        plan.placement().microbatches_per_replica(plan.batch.microbatch_count)
     }
 
     fn gives_receipts(&self) -> bool {
@@ -179,7 +185,7 @@ impl Evaluation {
         runner: &mut StageRunner<W, S>,
         microbatch: MicrobatchIndex,
     ) {
-        let window = runner.setup.plan.batch.microbatch_count;
+        let window = runner.setup.evaluation_window();
         let count = self.passes.as_ref().map_or(0, |passes| passes.microbatch_count);
         if runner.setup.gives_receipts() && microbatch.0 + window < count {
             let reader = Pass::new(0, microbatch.0);

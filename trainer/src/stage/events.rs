@@ -68,7 +68,7 @@ pub enum Event {
         /// The last step of the run.
         after: Step,
     },
-    /// The other replica's gradient of a chunk.
+    /// Another replica's gradient of a chunk.
     Partial(PartialGradient),
 }
 
@@ -118,7 +118,7 @@ pub enum Output {
         /// Number of held-out tokens that the sum is over.
         token_count: u64,
     },
-    /// A chunk's gradient over the microbatches of its replica, for the stage of its twin.
+    /// A chunk's gradient over the microbatches of some replicas, for the stage of its sibling.
     Partial {
         /// Stage that the gradient is sent to.
         to: StageIndex,
@@ -136,7 +136,7 @@ pub enum EventRefusal {
     /// A seal was refused.
     #[error(transparent)]
     Seal(#[from] SealRefusal),
-    /// A partial gradient of the other replica was refused.
+    /// A partial gradient of another replica was refused.
     #[error(transparent)]
     Partial(#[from] PartialRefusal),
 }
@@ -229,7 +229,7 @@ pub enum WaitReason {
     Prefix,
     /// The verdict on this turn.
     Seal(Turn),
-    /// The other replica's gradient.
+    /// Another replica's gradient.
     Partial {
         /// The chunk that adds it.
         chunk: ChunkIndex,

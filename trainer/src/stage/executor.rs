@@ -3,7 +3,7 @@
 use zbelastic_consensus::checkpoint::LayerDigest;
 use zbelastic_consensus::validation::{LayerFingerprint, TensorSum};
 use zbelastic_kernels::{DeviceFault, LossScale, Pending, PendingFloats, TensorHandle};
-use zbelastic_schedule::{Flow, Pass};
+use zbelastic_schedule::{Flow, Pass, TreeSide};
 use zbelastic_types::{ChunkIndex, LayerId, SliceIndex, Step};
 
 use super::injection::Injection;
@@ -139,9 +139,9 @@ pub trait GradientExecutor {
     /// If a microbatch of the replica is missing.
     fn partial(&self, chunk: ChunkIndex) -> Vec<f32>;
 
-    /// Makes the gradient of `chunk` the sum of both replicas', the first replica's first, where
-    /// `twin` is the other one's.
-    fn reduce(&mut self, chunk: ChunkIndex, twin: &[f32]);
+    /// Makes the gradient of `chunk` the sum of its own and `other`, left plus right, where its own
+    /// is on this side.
+    fn reduce(&mut self, chunk: ChunkIndex, other: &[f32], own_side: TreeSide);
 
     /// Floats of the gradient of the matrix that a tied head shares with the embedding.
     fn tied_len(&self) -> usize;
@@ -162,7 +162,7 @@ pub trait GradientExecutor {
     /// Corrupts a gradient on purpose, if its tensor is here.
     fn inject(&mut self, injection: &Injection);
 
-    /// The sum of squares of each tensor's gradient, in model order within each chunk. Of two
+    /// The sum of squares of each tensor's gradient, in model order within each chunk. Of the
     /// replicas of a layer the first one's counts, here and in all reads of the state.
     fn square_sums(&mut self) -> Vec<TensorSum>;
 
@@ -216,7 +216,7 @@ pub trait SealedState {
         image.map(PendingImage::from)
     }
 
-    /// The sealed state of the layers of second replicas on this stage.
+    /// The sealed state of the layers of later replicas on this stage.
     fn twin_images(&self) -> Vec<LayerImage> {
         Vec::new()
     }
@@ -226,13 +226,13 @@ pub trait SealedState {
         digests_of(&self.images())
     }
 
-    /// The digest of the sealed state of each layer of a second replica, in the order of layers.
+    /// The digest of the sealed state of each layer of a later replica, in the order of layers.
     fn twin_digests(&self) -> Vec<LayerDigest> {
         digests_of(&self.twin_images())
     }
 
     /// The fingerprints of the state that a report carries now and then: of the layers of first
-    /// replicas, then of those of second ones, each in the order of layers.
+    /// replicas, then of those of later ones, each in the order of layers.
     ///
     /// # Errors
     /// If the device failed before they were read.

@@ -1,31 +1,63 @@
 //! A part of a gradient on its way to the stage that has the other part.
 //!
-//! Where a program has two replicas of the model, each sums the gradients of its own microbatches.
-//! Before a step is reported the two sums are added, the first replica's first, by both stages that
-//! hold them: so both have the same bits, and go on having them. Where the head is tied to the
-//! embedding, both ends of the model add their parts of one matrix's gradient likewise, the head's
-//! first. A chunk never waits for both: with replicas both ends of the model are on one stage.
+//! Where a program has replicas of the model, each sums the gradients of its own microbatches. Before
+//! a step is reported these sums are added level by level of a tree, always in one order, by all
+//! stages that hold them: so all have the same bits, and go on having them. Where the head is tied to
+//! the embedding, both ends of the model add their parts of one matrix's gradient likewise, the head's
+//! first. Of each subtree that other workers hold a stage receives one sum.
 
 use std::collections::BTreeMap;
 
+use serde::{Deserialize, Serialize};
 use zbelastic_consensus::validation::Turn;
+use zbelastic_schedule::{Placement, TreeLevel};
 use zbelastic_types::ChunkIndex;
 
-/// Gradients that may wait for a chunk: of this turn, of the next, and of a twin's that is further
-/// for having dropped one.
+/// Gradients of an exchange that may wait for a chunk: of this turn, of the next, and of a sibling's that is
+/// further for having dropped one.
 pub const PARTIALS_PER_CHUNK: usize = 3;
 
-/// A chunk's gradient over the microbatches of one replica, or one end's part of a tied matrix's.
+/// Number of an exchange of a chunk in a step: one for each level of the tree, from the leaves on, and
+/// behind them that of a tied matrix's parts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct PartialExchange(pub u8);
+
+impl PartialExchange {
+    /// The first one.
+    pub const FIRST: Self = Self(0);
+
+    /// That of the sums of subtrees at a level.
+    #[must_use]
+    pub const fn of_level(level: TreeLevel) -> Self {
+        Self(level.0)
+    }
+
+    /// That of the two parts of a tied matrix's gradient.
+    #[must_use]
+    pub fn of_tied(placement: &Placement) -> Self {
+        Self(placement.levels().count() as u8)
+    }
+
+    /// The level of the tree that it is of; none if it is that of a tied matrix's parts.
+    #[must_use]
+    pub fn level(self, placement: &Placement) -> Option<TreeLevel> {
+        placement.levels().find(|level| Self::of_level(*level) == self)
+    }
+}
+
+/// A chunk's gradient over the microbatches of some replicas, or one end's part of a tied matrix's.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PartialGradient {
     /// The turn it was computed in.
     pub turn: Turn,
-    /// The chunk that adds it to its own: the twin of the one it was computed on, or the other end
+    /// The chunk that adds it to its own: the sibling of the one it was computed on, or the other end
     /// of the model.
     pub chunk: ChunkIndex,
+    /// The exchange that it is a part of.
+    pub exchange: PartialExchange,
     /// The gradient, layer after layer, or that of the tied matrix.
     pub floats: Vec<f32>,
-    /// Cross-entropies of the replica's microbatches in order, if the chunk ends the model.
+    /// Cross-entropies of the subtree's microbatches, slice by slice, if the chunk ends the model.
     pub losses: Vec<f64>,
 }
 
@@ -34,7 +66,7 @@ pub struct PartialGradient {
 pub struct PartialLength {
     /// Numbers of the gradient.
     pub floats: usize,
-    /// Number of cross-entropies: one for each microbatch of the replica, or none.
+    /// Number of cross-entropies: one for each slice of each microbatch of the subtree, or none.
     pub losses: usize,
 }
 
@@ -66,7 +98,7 @@ pub enum PartialRefusal {
         chunk: ChunkIndex,
     },
     /// More wait than may.
-    #[error("more than {PARTIALS_PER_CHUNK} gradients wait for chunk {chunk}")]
+    #[error("more than {PARTIALS_PER_CHUNK} gradients of an exchange wait for chunk {chunk}")]
     Full {
         /// The chunk that should add them.
         chunk: ChunkIndex,
@@ -76,7 +108,7 @@ pub enum PartialRefusal {
 /// Partial gradients that arrived and wait for REDUCE.
 #[derive(Default)]
 pub(super) struct PartialInbox {
-    waiting: BTreeMap<(ChunkIndex, Turn), PartialGradient>,
+    waiting: BTreeMap<(ChunkIndex, PartialExchange, Turn), PartialGradient>,
 }
 
 impl PartialInbox {
@@ -87,9 +119,7 @@ impl PartialInbox {
         partial: PartialGradient,
         expected: Option<PartialLength>,
     ) -> Result<(), PartialRefusal> {
-        let PartialGradient { turn, chunk, floats, losses } = &partial;
-        let turn = *turn;
-        let chunk = *chunk;
+        let PartialGradient { turn, chunk, exchange, ref floats, ref losses } = partial;
         let expected = expected.ok_or(PartialRefusal::Elsewhere { chunk })?;
         if turn < now {
             return Err(PartialRefusal::Stale { expected: now, found: turn });
@@ -98,27 +128,35 @@ impl PartialInbox {
         if found != expected {
             return Err(PartialRefusal::Length { chunk, expected, found });
         }
-        let of_chunk = self.waiting.keys().filter(|(waits, _)| *waits == chunk).count();
+        let is_alike = |(of, found, _): &&(ChunkIndex, PartialExchange, Turn)| {
+            (*of, *found) == (chunk, exchange)
+        };
+        let of_chunk = self.waiting.keys().filter(is_alike).count();
         if of_chunk >= PARTIALS_PER_CHUNK {
             return Err(PartialRefusal::Full { chunk });
         }
-        self.waiting.insert((chunk, turn), partial);
+        self.waiting.insert((chunk, exchange, turn), partial);
         Ok(())
     }
 
     /// Whether the one of this turn is there.
-    pub(super) fn has(&self, chunk: ChunkIndex, turn: Turn) -> bool {
-        self.waiting.contains_key(&(chunk, turn))
+    pub(super) fn has(&self, chunk: ChunkIndex, exchange: PartialExchange, turn: Turn) -> bool {
+        self.waiting.contains_key(&(chunk, exchange, turn))
     }
 
     /// Removes the one of this turn and returns it.
-    pub(super) fn take(&mut self, chunk: ChunkIndex, turn: Turn) -> Option<PartialGradient> {
-        self.waiting.remove(&(chunk, turn))
+    pub(super) fn take(
+        &mut self,
+        chunk: ChunkIndex,
+        exchange: PartialExchange,
+        turn: Turn,
+    ) -> Option<PartialGradient> {
+        self.waiting.remove(&(chunk, exchange, turn))
     }
 
     /// Drops everything of turns before `now`.
     pub(super) fn forget_before(&mut self, now: Turn) {
-        self.waiting.retain(|(_, turn), _| *turn >= now);
+        self.waiting.retain(|(_, _, turn), _| *turn >= now);
     }
 }
 
@@ -127,9 +165,13 @@ mod tests {
     use zbelastic_consensus::validation::Turn;
     use zbelastic_types::{Attempt, ChunkIndex, Generation, Step};
 
-    use super::{PARTIALS_PER_CHUNK, PartialGradient, PartialInbox, PartialLength, PartialRefusal};
+    use super::{
+        PARTIALS_PER_CHUNK, PartialExchange, PartialGradient, PartialInbox, PartialLength,
+        PartialRefusal,
+    };
 
     const CHUNK: ChunkIndex = ChunkIndex(3);
+    const EXCHANGE: PartialExchange = PartialExchange::FIRST;
     const LENGTH: PartialLength = PartialLength { floats: 2, losses: 1 };
 
     fn turn(step: u64) -> Turn {
@@ -140,6 +182,7 @@ mod tests {
         PartialGradient {
             turn: turn(step),
             chunk: CHUNK,
+            exchange: EXCHANGE,
             floats: vec![1.0, 2.0],
             losses: vec![0.5],
         }
@@ -173,11 +216,16 @@ mod tests {
         }
         let full = partials.insert(turn(5), partial(last), Some(LENGTH));
         assert_eq!(full, Err(PartialRefusal::Full { chunk: CHUNK }));
-        assert!(partials.has(CHUNK, turn(5)));
+        assert!(partials.has(CHUNK, EXCHANGE, turn(5)));
+        // Each subtree's sum waits beside the others.
+        let exchange = PartialExchange(1);
+        let other = PartialGradient { exchange, ..partial(5) };
+        assert_eq!(partials.insert(turn(5), other.clone(), Some(LENGTH)), Ok(()));
+        assert_eq!(partials.take(CHUNK, exchange, turn(5)), Some(other));
         partials.forget_before(turn(6));
-        assert!(!partials.has(CHUNK, turn(5)));
-        assert_eq!(partials.take(CHUNK, turn(6)), Some(partial(6)));
-        assert_eq!(partials.take(CHUNK, turn(6)), None);
+        assert!(!partials.has(CHUNK, EXCHANGE, turn(5)));
+        assert_eq!(partials.take(CHUNK, EXCHANGE, turn(6)), Some(partial(6)));
+        assert_eq!(partials.take(CHUNK, EXCHANGE, turn(6)), None);
         assert_eq!(partials.insert(turn(6), partial(last), Some(LENGTH)), Ok(()));
     }
 }

@@ -3,7 +3,6 @@
 use zbelastic_consensus::validation::{GradientReport, Seal, SealApplication};
 use zbelastic_kernels::{DeviceFault, Pending};
 use zbelastic_schedule::Pass;
-use zbelastic_types::MicrobatchIndex;
 
 use super::evaluation::Evaluation;
 use super::events::StageSetup;
@@ -97,15 +96,15 @@ impl StepLosses {
         self.losses[index] = Some(loss);
     }
 
-    /// Keeps the loss of a whole microbatch, which a twin has computed.
-    pub(super) fn set_of_twin(&mut self, microbatch: MicrobatchIndex, loss: f64) {
-        self.losses[microbatch.index()] = Some(loss.into());
+    /// Keeps the loss of a pass, which a sibling has computed: passes are counted through, slice by
+    /// slice.
+    pub(super) fn set_of_sibling(&mut self, part: usize, loss: f64) {
+        self.losses[part] = Some(loss.into());
     }
 
-    /// The loss of a whole microbatch, for a twin. It is waited for.
-    pub(super) fn for_twin(&self, microbatch: MicrobatchIndex) -> Result<f64, DeviceFault> {
-        let loss = self.losses[microbatch.index()].as_ref();
-        loss.expect("every microbatch of the replica has a loss").wait()
+    /// The loss of a pass, for a sibling. It is waited for.
+    pub(super) fn for_sibling(&self, part: usize) -> Result<f64, DeviceFault> {
+        self.losses[part].as_ref().expect("every pass below has a loss").wait()
     }
 
     /// The sum of all, added up in order. They are waited for.

@@ -1,13 +1,15 @@
-//! SEND_G, RECV_G, LOCAL_G and REDUCE: the gradients of two replicas become one. SEND_T, RECV_T and
+//! SEND_G, RECV_G, LOCAL_G and REDUCE: the gradients of replicas become one. SEND_T, RECV_T and
 //! TIE: so do the two parts of a tied matrix's gradient.
 
+use std::ops::Range;
+
 use zbelastic_kernels::DeviceFault;
-use zbelastic_schedule::Reduction;
-use zbelastic_types::{ChunkIndex, MicrobatchIndex};
+use zbelastic_schedule::{Reduction, TreeLevel};
+use zbelastic_types::ChunkIndex;
 
 use super::events::{Output, Stop, WaitReason};
 use super::executor::StageExecutor;
-use super::partial::{PartialGradient, PartialLength, PartialRefusal};
+use super::partial::{PartialExchange, PartialGradient, PartialLength, PartialRefusal};
 use super::phase::StepLosses;
 use super::runner::StageRunner;
 use crate::data::BatchSource;
@@ -21,12 +23,10 @@ impl<W: StageExecutor, S: BatchSource> StageRunner<W, S> {
         losses: &mut StepLosses,
     ) -> Result<(), Stop> {
         match reduction {
-            Reduction::Receive | Reduction::ReceiveTied => {
-                let is_here = self.partials.has(chunk, self.turn);
-                return if is_here { Ok(()) } else { Err(WaitReason::Partial { chunk }.into()) };
-            }
-            Reduction::Send => {
-                let partial = self.partial_of(chunk, losses)?;
+            Reduction::Receive(level) => self.wait_for(chunk, PartialExchange::of_level(level))?,
+            Reduction::ReceiveTied => self.wait_for(chunk, self.tied_exchange())?,
+            Reduction::Send(level) => {
+                let partial = self.partial_of(chunk, level, losses)?;
                 self.send_partial(partial);
             }
             Reduction::SendTied => {
@@ -37,26 +37,37 @@ impl<W: StageExecutor, S: BatchSource> StageRunner<W, S> {
                 self.send_partial(PartialGradient {
                     turn,
                     chunk: other,
+                    exchange: self.tied_exchange(),
                     floats,
                     losses: Vec::new(),
                 });
             }
             Reduction::Tie => self.tie(chunk),
-            Reduction::Local => {
-                let partial = self.partial_of(chunk, losses)?;
+            Reduction::Local(level) => {
+                let partial = self.partial_of(chunk, level, losses)?;
                 let accepted = self.accept_partial(partial);
                 assert_eq!(accepted, Ok(()), "a gradient of this stage is accepted at once");
             }
-            Reduction::Add => {
-                let partial = self.partials.take(chunk, self.turn);
-                let partial = partial.expect("it was received");
-                self.executor.reduce(chunk, &partial.floats);
-                for (microbatch, loss) in self.losses_of_twin(chunk).zip(partial.losses) {
-                    losses.set_of_twin(microbatch, loss);
-                }
-            }
+            Reduction::Add(level) => self.add_subtree(chunk, level, losses),
         }
         Ok(())
+    }
+
+    fn wait_for(&self, chunk: ChunkIndex, exchange: PartialExchange) -> Result<(), WaitReason> {
+        let is_here = self.partials.has(chunk, exchange, self.turn);
+        if is_here { Ok(()) } else { Err(WaitReason::Partial { chunk }) }
+    }
+
+    /// Adds the sum of the sibling's subtree to that of the chunk's own, left plus right.
+    fn add_subtree(&mut self, chunk: ChunkIndex, level: TreeLevel, losses: &mut StepLosses) {
+        let partial = self.partials.take(chunk, PartialExchange::of_level(level), self.turn);
+        let partial = partial.expect("it was received");
+        let placement = self.setup.plan.placement();
+        let sibling = placement.sibling_at(chunk, level).expect("only a chunk with a sibling adds");
+        self.executor.reduce(chunk, &partial.floats, placement.side_of(chunk, level));
+        for (part, loss) in self.losses_below(sibling, level).zip(partial.losses) {
+            losses.set_of_sibling(part, loss);
+        }
     }
 
     fn send_partial(&mut self, partial: PartialGradient) {
@@ -73,7 +84,8 @@ impl<W: StageExecutor, S: BatchSource> StageRunner<W, S> {
         let own = self.executor.tied_part(chunk, end);
         let other = if let Some(other) = self.other_end_elsewhere(chunk) {
             assert!(!self.executor.has_chunk(other), "what is here is not sent");
-            self.partials.take(chunk, self.turn).expect("it was received").floats
+            let partial = self.partials.take(chunk, self.tied_exchange(), self.turn);
+            partial.expect("it was received").floats
         } else {
             let head = self.setup.plan.placement().other_end_of(chunk);
             let head = head.expect("an end has another");
@@ -101,14 +113,25 @@ impl<W: StageExecutor, S: BatchSource> StageRunner<W, S> {
         placement.other_end_of(chunk).filter(is_elsewhere)
     }
 
-    /// How long a gradient that `chunk` adds to its own is, if it waits for one.
-    fn expected_partial(&self, chunk: ChunkIndex) -> Option<PartialLength> {
+    fn tied_exchange(&self) -> PartialExchange {
+        PartialExchange::of_tied(self.setup.plan.placement())
+    }
+
+    /// How long the gradient is that `chunk` adds to its own in an exchange, if it waits for one.
+    fn expected_partial(
+        &self,
+        chunk: ChunkIndex,
+        exchange: PartialExchange,
+    ) -> Option<PartialLength> {
         let plan = &self.setup.plan;
-        if plan.placement().twin_of(chunk).is_some() {
-            let losses = self.losses_of_twin(chunk).count();
+        if let Some(level) = exchange.level(plan.placement()) {
+            let sibling = plan.placement().sibling_at(chunk, level)?;
+            let losses = self.losses_below(sibling, level).len();
             return Some(PartialLength { floats: self.executor.partial_len(chunk), losses });
         }
-        let waits = plan.program.is_tied() && self.other_end_elsewhere(chunk).is_some();
+        let waits = exchange == self.tied_exchange()
+            && plan.program.is_tied()
+            && self.other_end_elsewhere(chunk).is_some();
         waits.then(|| PartialLength { floats: self.executor.tied_len(), losses: 0 })
     }
 
@@ -118,36 +141,38 @@ impl<W: StageExecutor, S: BatchSource> StageRunner<W, S> {
     ) -> Result<(), PartialRefusal> {
         let chunk = partial.chunk;
         let is_here = self.executor.has_chunk(chunk);
-        let expected = is_here.then(|| self.expected_partial(chunk)).flatten();
+        let expected = is_here.then(|| self.expected_partial(chunk, partial.exchange)).flatten();
         self.partials.insert(self.turn, partial, expected)
     }
 
-    /// What `chunk` has of the gradient, for its twin.
+    /// What `chunk` has of the gradient at this level, for its sibling.
     fn partial_of(
         &self,
         chunk: ChunkIndex,
+        level: TreeLevel,
         losses: &StepLosses,
     ) -> Result<PartialGradient, DeviceFault> {
         let placement = self.setup.plan.placement();
-        let twin = placement.twin_of(chunk).expect("only a chunk with a twin sends its gradient");
-        let losses = self.losses_of_twin(twin).map(|microbatch| losses.for_twin(microbatch));
+        let sibling = placement.sibling_at(chunk, level);
+        let sibling = sibling.expect("only a chunk with a sibling sends its gradient");
+        let losses = self.losses_below(chunk, level).map(|part| losses.for_sibling(part));
         let losses = losses.collect::<Result<_, _>>()?;
         let floats = self.executor.partial(chunk);
-        Ok(PartialGradient { turn: self.turn, chunk: twin, floats, losses })
+        let exchange = PartialExchange::of_level(level);
+        Ok(PartialGradient { turn: self.turn, chunk: sibling, exchange, floats, losses })
     }
 
-    /// The microbatches whose losses the twin of `chunk` has, if it ends the model.
-    fn losses_of_twin(
-        &self,
-        chunk: ChunkIndex,
-    ) -> impl Iterator<Item = MicrobatchIndex> + use<W, S> {
-        let placement = self.setup.plan.placement();
-        let twin = placement.twin_of(chunk).filter(|twin| placement.is_last(*twin));
-        let count = placement.microbatches_per_replica(self.setup.plan.batch.microbatch_count);
-        let of_twin = twin.map_or(0..0, |twin| {
-            let replica = placement.replica_of(twin);
-            replica * count..(replica + 1) * count
-        });
-        of_twin.map(MicrobatchIndex)
+    /// The passes whose losses are known where `chunk` ends the model, at this level of the tree, as
+    /// they are counted through: microbatch by microbatch, and slice by slice within one.
+    fn losses_below(&self, chunk: ChunkIndex, level: TreeLevel) -> Range<usize> {
+        let plan = &self.setup.plan;
+        let placement = plan.placement();
+        if !placement.is_last(chunk) {
+            return 0..0;
+        }
+        let replicas = placement.replicas_below(chunk, level);
+        let parts = placement.microbatches_per_replica(plan.batch.microbatch_count)
+            * plan.program.slice_count;
+        (replicas.start * parts) as usize..(replicas.end * parts) as usize
     }
 }

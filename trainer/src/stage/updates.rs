@@ -69,10 +69,9 @@ impl<W: StageExecutor, S: BatchSource> StageEngine<W, S> {
         let report = program.report.as_ref().ok_or(missing)?;
         let (prefix, gate) = self.validation.gate(turn, report)?;
         program.report = None;
-        let to = self.runner.stage.next();
-        if to.0 < self.runner.setup.plan.placement().stage_count() {
-            self.runner.outbox.push_back(Output::Prefix { to, prefix });
-        }
+        let readers = self.runner.setup.plan.placement().prefix_readers(self.runner.stage);
+        let outputs = readers.map(|to| Output::Prefix { to, prefix });
+        self.runner.outbox.extend(outputs);
         match gate {
             Gate::Open => {
                 let request = self.validation.update_ahead(turn.step);

@@ -32,7 +32,9 @@ use zbelastic_trainer::model::{
     TensorSpec, model_layers, model_size,
 };
 use zbelastic_trainer::optimizer::{LrDecay, OptimizerConfig, OptimizerKind, WeightDecayScope};
-use zbelastic_trainer::plan::{BatchShape, LaneCount, Plan, PlanRequest, SliceBalance};
+use zbelastic_trainer::plan::{
+    BatchShape, LaneCount, Plan, PlanRequest, ReplicaCount, SliceBalance,
+};
 use zbelastic_trainer::random::{RandomPurpose, RandomStream};
 use zbelastic_trainer::stage::{
     BackendExecutor, EngineProgress, Event, InitialWeights, Output, SealedState, StageEngine,
@@ -147,6 +149,7 @@ pub fn plan_if_any(
         chunks_per_stage: None,
         slice_count: kind.is_sliced().then_some(4),
         stage_count,
+        replicas: ReplicaCount::ONE,
         window,
     };
     Plan::new(request).ok()
@@ -185,6 +188,7 @@ pub fn every_plan(model: &ModelConfig) -> Vec<Plan> {
                     chunks_per_stage: Some(chunks),
                     slice_count: Some(slice_count),
                     stage_count,
+                    replicas: ReplicaCount::ONE,
                     window,
                 };
                 plans.push(Plan::new(request).expect("the size exists"));
@@ -222,6 +226,7 @@ pub fn plan_of_chunks(
         chunks_per_stage,
         slice_count: None,
         stage_count,
+        replicas: ReplicaCount::ONE,
         window,
     })
     .expect("a legal plan")
@@ -286,7 +291,7 @@ pub struct PipelineOutcome {
     pub rollbacks: usize,
     /// Events that were refused, by stage.
     pub refusals: usize,
-    /// Layers of second replicas, each equal to the first one's.
+    /// Layers of later replicas, each equal to the first one's.
     pub twins: usize,
     /// Fingerprints that stages reported, each that of the state as it lay there.
     pub attested: usize,
@@ -357,7 +362,8 @@ impl<B: Backend> StageCluster<B> {
         };
         let engines = stages.map(engine).collect();
         let ledger = Ledger::new(Generation(0), Step(0), 0);
-        let leader = LeaderHalf::new(&ledger, model_size(&setup.model).0, policy);
+        let leader = LeaderHalf::new(&ledger, model_size(&setup.model).0, policy)
+            .of_stages(setup.plan.placement().stage_count());
         let draws = RandomStream::new(seed, RandomPurpose::Sampling, 7);
         let wires = BTreeMap::new();
         Self {
@@ -550,7 +556,9 @@ impl<B: Backend> StageCluster<B> {
         let executor = self.engines[stage].executor();
         let mut images = executor.images();
         images.sort_unstable_by_key(|image| image.layer);
-        images.extend(executor.twin_images());
+        let mut twins = executor.twin_images();
+        twins.sort_by_key(|image| image.layer);
+        images.extend(twins);
         assert_eq!(reported.len(), images.len(), "all layers are reported");
         for ((layer, found), image) in reported.iter().zip(&images) {
             let version = image.version;

@@ -14,7 +14,9 @@ use zbelastic_trainer::elastic::{
 use zbelastic_trainer::model::{
     Family, LlamaFeatures, MicrobatchShape, ModelConfig, Recompute, RecomputedOps,
 };
-use zbelastic_trainer::plan::{BatchShape, Plan, PlanRequest, StageMemory, plan_memory};
+use zbelastic_trainer::plan::{
+    BatchShape, Plan, PlanRequest, ReplicaCount, StageMemory, plan_memory,
+};
 use zbelastic_trainer::stage::BackendExecutor;
 use zbelastic_types::{Attempt, Bytes, Generation, LayerId, StageIndex, Step};
 
@@ -125,6 +127,7 @@ fn what_is_beside_buffers_is_a_few_percent() {
         chunks_per_stage: None,
         slice_count: None,
         stage_count: 4,
+        replicas: ReplicaCount::ONE,
         window: Window::One,
     });
     for memory in counted(&model, &plan.expect("legal"), Precision::Bf16) {

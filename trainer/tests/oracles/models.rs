@@ -14,7 +14,9 @@ use zbelastic_trainer::hf::{
 };
 use zbelastic_trainer::model::{LayerState, MicrobatchShape, ModelConfig};
 use zbelastic_trainer::optimizer::{LrDecay, OptimizerConfig, OptimizerKind, WeightDecayScope};
-use zbelastic_trainer::plan::{BatchShape, LaneCount, Plan, PlanRequest, SliceBalance};
+use zbelastic_trainer::plan::{
+    BatchShape, LaneCount, Plan, PlanRequest, ReplicaCount, SliceBalance,
+};
 use zbelastic_trainer::reference::SerialReference;
 use zbelastic_trainer::stage::{InitialWeights, StageSetup};
 use zbelastic_types::{MicrobatchIndex, Step};
@@ -125,6 +127,7 @@ fn setup(model: &ModelConfig, weights: Vec<Vec<f32>>, shape: &[usize]) -> StageS
         chunks_per_stage: None,
         slice_count: None,
         stage_count: 1,
+        replicas: ReplicaCount::ONE,
         window,
     };
     StageSetup {

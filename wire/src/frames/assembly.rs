@@ -11,6 +11,7 @@ use zbelastic_consensus::member::Holder;
 use zbelastic_consensus::validation::{Seal, Turn};
 use zbelastic_trainer::elastic::LayerGradient;
 use zbelastic_trainer::runtime::{MessageNumber, PeerBody, PeerFrame};
+use zbelastic_trainer::stage::PartialExchange;
 use zbelastic_types::{ChunkIndex, Generation, LayerId, NodeId};
 
 use super::{IncomingFrame, partial_of};
@@ -20,8 +21,8 @@ use super::{IncomingFrame, partial_of};
 pub(super) enum AssembledFrame {
     /// The gradient of a layer that is followed.
     Update { turn: Turn, before: Option<Seal>, layer: LayerId },
-    /// What a chunk gets of its twin's gradient, and so many losses behind it.
-    Partial { turn: Turn, chunk: ChunkIndex, losses: u32 },
+    /// What a chunk gets of another's gradient, and so many losses behind it.
+    Partial { turn: Turn, chunk: ChunkIndex, exchange: PartialExchange, losses: u32 },
 }
 
 /// A piece of a worker's frame. Its length is the one that its number has under the plan.
@@ -57,8 +58,9 @@ impl FramePiece {
             AssembledFrame::Update { turn, before, .. } => {
                 PeerBody::StandbyUpdate { turn, before, gradients: gradients(turn, parts) }
             }
-            AssembledFrame::Partial { turn, chunk, losses } => {
-                PeerBody::Partial(partial_of((turn, chunk, losses), run(parts).collect()))
+            AssembledFrame::Partial { turn, chunk, exchange, losses } => {
+                let header = (turn, chunk, exchange, losses);
+                PeerBody::Partial(partial_of(header, run(parts).collect()))
             }
         };
         PeerFrame { generation, sender, body }

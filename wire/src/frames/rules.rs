@@ -2,6 +2,7 @@
 
 use zbelastic_consensus::plan::PlanRecord;
 use zbelastic_consensus::pre_copy::PreCopyPlan;
+use zbelastic_schedule::TreeLevel;
 use zbelastic_trainer::elastic::{GRADIENT_FRAME_LIMITS, split_into_frames};
 use zbelastic_trainer::model::{ModelConfig, model_layers};
 use zbelastic_trainer::plan::{BatchShape, TokenWork};
@@ -64,8 +65,8 @@ impl FrameExpectations<'_> {
                 }
                 rules.allow(holder.node, TensorFrameKind::Prefix.of(now), Vec::new())?;
                 rules.allow(holder.node, TensorFrameKind::Receipt.of(now), Vec::new())?;
-                if let Some(own) = own.filter(|own| plan.twin_of(*own) == Some(of)) {
-                    self.allow_partials(&mut rules, (plan, own), holder.node)?;
+                if let Some(own) = own {
+                    self.allow_partials(&mut rules, plan, [own, of], holder.node)?;
                 }
                 if let Some(own) = own.filter(|_| is_tied) {
                     self.allow_tied_part(&mut rules, plan, [own, of], holder.node)?;
@@ -101,22 +102,31 @@ impl FrameExpectations<'_> {
         Ok(rules)
     }
 
-    /// What a stage gets from the node with the twins of its chunks.
+    /// What a stage gets from one with siblings of its chunks: the sum of a subtree of replicas, and the
+    /// losses of all its microbatches if the chunk ends the model.
     fn allow_partials(
         &self,
         rules: &mut FrameRules,
-        (plan, stage): (&PlanRecord, StageIndex),
+        plan: &PlanRecord,
+        [stage, other]: [StageIndex; 2],
         from: NodeId,
     ) -> Result<(), RuleError> {
         let specs = model_layers(self.model);
         let placement = &plan.program.placement;
-        for chunk in placement.chunks_of(stage) {
-            let twin = placement.twin_of(chunk).filter(|twin| placement.is_last(*twin));
-            let extra = twin
-                .map_or(0, |_| placement.microbatches_per_replica(plan.program.microbatch_count));
+        let parts = placement.microbatches_per_replica(plan.program.microbatch_count)
+            * plan.program.slice_count;
+        let levels: Vec<TreeLevel> = placement.levels().collect();
+        for (chunk, level) in
+            placement.chunks_of(stage).flat_map(|chunk| levels.iter().map(move |l| (chunk, *l)))
+        {
+            let sibling = placement.sibling_at(chunk, level);
+            if sibling.and_then(|sibling| placement.stage_of(sibling)) != Some(other) {
+                continue;
+            }
+            let losses = if placement.is_last(chunk) { parts << level.0 } else { 0 };
             let layers = plan.chunks[chunk.index()].layers();
             let floats: usize = layers.map(|layer| specs[layer.index()].gradient_len()).sum();
-            allow_partial(rules, (plan, chunk), floats + 2 * extra as usize, from)?;
+            allow_partial(rules, (plan, chunk), floats + 2 * losses as usize, from)?;
         }
         Ok(())
     }

@@ -4,7 +4,8 @@ use zbelastic_config::{RunConfig, load_document};
 use zbelastic_consensus::plan::{PlanReason, Promise};
 use zbelastic_identity::{PeerIdentity, PeerRole};
 use zbelastic_schedule::{
-    LowerOptions, PipelineSize, ScheduleKind, Window, generate, generate_sized, lower, tie_ends,
+    LowerOptions, PipelineSize, ScheduleKind, Window, generate, generate_sized, lower,
+    side_by_side, tie_ends,
 };
 use zbelastic_trainer::model::MicrobatchShape;
 use zbelastic_trainer::plan::SliceBalance;
@@ -62,12 +63,16 @@ fn rules(config: &RunConfig, plan: &PlanRecord) -> Result<FrameRules, RuleError>
 
 /// What arrives at node 2 of what node 1 sends, if its rules let it.
 fn arrive(frame: &OutgoingFrame, rules: &FrameRules) -> ReceivedFrame {
+    arrive_from(NodeId(1), frame, rules)
+}
+
+fn arrive_from(node: NodeId, frame: &OutgoingFrame, rules: &FrameRules) -> ReceivedFrame {
     let parts: Vec<Vec<f32>> = frame.parts().iter().map(|part| part.to_vec()).collect();
     let lengths: Vec<usize> = parts.iter().map(Vec::len).collect();
-    assert_eq!(rules.parts(NodeId(1), frame.class()), Some(&lengths[..]));
+    assert_eq!(rules.parts(node, frame.class()), Some(&lengths[..]));
     let cluster = ClusterId(1);
     let role = PeerRole::Worker;
-    let from = PeerIdentity { cluster, role, node: NodeId(1) };
+    let from = PeerIdentity { cluster, role, node };
     let parts = parts.into_iter().map(Into::into).collect();
     ReceivedFrame { from, class: frame.class(), meta: frame.meta().to_vec(), parts }
 }
@@ -98,7 +103,11 @@ fn gradient_frames(gradients: &[Arc<LayerGradient>]) -> Vec<OutgoingFrame> {
 }
 
 fn frames(body: PeerBody) -> Vec<OutgoingFrame> {
-    let frame = PeerFrame { generation: GENERATION, sender: holder(1), body };
+    frames_of(holder(1), body)
+}
+
+fn frames_of(sender: Holder, body: PeerBody) -> Vec<OutgoingFrame> {
+    let frame = PeerFrame { generation: GENERATION, sender, body };
     let Ok(OutgoingMessage::Frames(frames)) = outgoing(frame) else { panic!("frames") };
     frames
 }
@@ -286,7 +295,8 @@ fn what_twins_exchange_arrives_to_the_bit_at_the_length_of_its_chunk() {
         let floats: Vec<f32> = (0..floats_of(layers)).map(|i| i as f32 + 0.5).collect();
         let losses: Vec<f64> = (0..losses).map(|i| f64::from(i) + 1.0 / 3.0).collect();
         let chunk = ChunkIndex(chunk);
-        let partial = PartialGradient { turn: turn(), chunk, floats, losses };
+        let exchange = PartialExchange::FIRST;
+        let partial = PartialGradient { turn: turn(), chunk, exchange, floats, losses };
         let sent = frames(PeerBody::Partial(partial.clone()));
         assert_eq!(sent.len(), 1);
         let Ok(IncomingFrame::Whole(found)) = incoming(arrive(&sent[0], &rules)) else {
@@ -299,6 +309,46 @@ fn what_twins_exchange_arrives_to_the_bit_at_the_length_of_its_chunk() {
     }
     let strange = TensorFrameKind::Partial(ChunkIndex(0), 0).of(GENERATION);
     assert_eq!(rules.parts(NodeId(1), strange), None, "chunk 0 is node 1's own");
+}
+
+/// Four pipelines of one stage: a worker gets one sum of each subtree that it is no part of, with the
+/// losses of all microbatches of that subtree.
+#[test]
+fn each_subtree_sends_one_sum() {
+    let config = config();
+    let column = generate(ScheduleKind::OneFOneB, 1, 2).expect("the size is legal");
+    let compute = side_by_side(&vec![column; 4]).expect("alike");
+    let options = LowerOptions { window: Window::One, early_head_weights: false };
+    let chunks = vec![LayerRange::new(0, 2 * LAYERS); 4];
+    let stages = [1, 2, 3, 4].map(holder).to_vec();
+    let copies = vec![Vec::new(); stages.len()];
+    let program = lower(&compute, options);
+    let plan = PlanRecord { program, chunks, stages, copies, ..plan() };
+    let me = NodeId(1);
+    let (model, batch) = (&config.model, config.batch);
+    let expected = FrameExpectations { me, model, batch, plan: Some(&plan), precopy: None };
+    let rules = expected.rules().expect("short enough");
+    let floats: usize = model_layers(model).iter().map(|layer| layer.len()).sum();
+    for (from, exchange, losses) in [(2, 0, 2), (3, 1, 4)] {
+        let partial = PartialGradient {
+            turn: turn(),
+            chunk: ChunkIndex(0),
+            exchange: PartialExchange(exchange),
+            floats: vec![0.5; floats],
+            losses: vec![1.0 / 3.0; losses],
+        };
+        let sender = holder(from);
+        let body = PeerBody::Partial(partial.clone());
+        let sent = frames_of(sender, body);
+        let Ok(IncomingFrame::Whole(found)) = incoming(arrive_from(sender.node, &sent[0], &rules))
+        else {
+            panic!("a worker's frame")
+        };
+        let PeerBody::Partial(found) = found.body else { panic!("a partial gradient") };
+        assert_eq!(found, partial);
+    }
+    let class = TensorFrameKind::Partial(ChunkIndex(0), 0).of(GENERATION);
+    assert_eq!(rules.parts(NodeId(4), class), None, "what node 4 has comes from node 3");
 }
 
 /// Three stages: the first and the last send each other a matrix, and nobody else does.

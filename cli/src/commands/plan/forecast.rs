@@ -2,11 +2,11 @@
 
 use serde::Serialize;
 use zbelastic_config::{NetworkSpec, NodeSpec, RunConfig};
-use zbelastic_consensus::plan::copies_at;
 use zbelastic_schedule::{GenerateError, ScheduleKind, Timeline, Window, simulate};
 use zbelastic_trainer::model::{LayerSpec, model_layers};
 use zbelastic_trainer::plan::{
-    ChooseRequest, Pace, PlanChoice, PlanError, ScheduleRefusal, choose, span_lower_bound,
+    ChooseRequest, Grid, GridLimits, Pace, PlanChoice, PlanError, ScheduleRefusal, best_grid,
+    choose, span_lower_bound,
 };
 use zbelastic_types::Bytes;
 use zbelastic_wording::{CommandFailure, FailureCode, FailureDetail};
@@ -57,8 +57,10 @@ pub struct NodeLossForecast {
 /// The plan that runs on the machines that are left.
 #[derive(Clone, Debug, Serialize)]
 pub struct PlanAfterLoss {
-    /// Stages of the pipeline.
+    /// Stages of each pipeline.
     pub stages: u32,
+    /// Pipelines side by side.
+    pub replicas: u32,
     /// Name of the schedule.
     pub schedule: &'static str,
     /// Time of a step, in milliseconds.
@@ -73,6 +75,8 @@ pub struct Forecast<'a> {
     pub input: ForecastInput<'a>,
     /// The machines that hold a stage.
     pub nodes: Vec<NodeSpec>,
+    /// How they are dealt to stages and replicas.
+    pub grid: Grid,
     /// One row a schedule.
     pub rows: Vec<ForecastRow>,
     /// Schedules that do not exist for this size, with the reason.
@@ -94,12 +98,17 @@ impl<'a> Forecast<'a> {
         input: ForecastInput<'a>,
         compared: &[ScheduleKind],
     ) -> Result<Self, CommandFailure> {
-        let most = input.config.model.blocks as usize;
-        let nodes: Vec<NodeSpec> = input.network.nodes.iter().take(most).cloned().collect();
-        let stage_machines = StageMachines::new(input, nodes.clone());
+        let all = &input.network.nodes;
         let chunks = input.config.chunks_per_stage;
-        let chosen = stage_machines.choose((input.kinds, chunks), MemoryLimitPolicy::Enforced);
-        let choice = chosen.map_err(|refusals| does_not_fit(&refusals, &nodes))?;
+        let chosen = best_grid(grids(input.config, all.len()), input.is_priced(), |grid| {
+            let machines = StageMachines::new(input, all, grid);
+            let chosen = machines.choose((input.kinds, chunks), MemoryLimitPolicy::Enforced);
+            let choice = chosen.map_err(|refusals| does_not_fit(&refusals, &machines.nodes))?;
+            let period = choice.prediction.period;
+            Ok(((choice, machines), period))
+        });
+        let failure = |failure: Option<CommandFailure>| failure.expect("there is a machine");
+        let (choice, stage_machines) = chosen.map_err(failure)?;
         let mut rows = Vec::new();
         let mut left_out = Vec::new();
         let chosen = choice.plan.program.kind;
@@ -126,7 +135,8 @@ impl<'a> Forecast<'a> {
         let gap = span_lower_bound(&stage_machines.pace, &choice.plan)
             .map(|bound| (choice.prediction.period / bound - 1.0).max(0.0));
         let losses = (1..=LOST_MAX).filter_map(|lost| stage_machines.worst_loss(lost)).collect();
-        Ok(Self { input, rows, left_out, gap, losses, choice, pace: stage_machines.pace, nodes })
+        let StageMachines { pace, nodes, grid, .. } = stage_machines;
+        Ok(Self { input, rows, left_out, gap, losses, choice, pace, nodes, grid })
     }
 
     /// One step of the chosen schedule in time.
@@ -158,8 +168,23 @@ enum MemoryLimitPolicy {
     Ignored,
 }
 
+impl ForecastInput<'_> {
+    /// Whether it is known what the exchange of gradients between replicas takes.
+    fn is_priced(&self) -> bool {
+        self.network.gbit_per_s.is_some()
+    }
+}
+
+/// The ways to deal so many machines to stages and replicas.
+fn grids(config: &RunConfig, machines: usize) -> Vec<Grid> {
+    let (blocks, lanes) = (config.model.blocks, config.batch.lanes);
+    let limits = GridLimits { blocks, lanes, requested: config.replicas };
+    limits.grids(machines as u32)
+}
+
 /// Machines that hold a stage each.
 struct StageMachines<'a> {
+    grid: Grid,
     config: &'a RunConfig,
     kinds: &'a [ScheduleKind],
     nodes: Vec<NodeSpec>,
@@ -169,8 +194,10 @@ struct StageMachines<'a> {
 }
 
 impl<'a> StageMachines<'a> {
-    fn new(input: ForecastInput<'a>, nodes: Vec<NodeSpec>) -> Self {
+    /// The first of `nodes`, as many as the grid has stages.
+    fn new(input: ForecastInput<'a>, nodes: &[NodeSpec], grid: Grid) -> Self {
         let ForecastInput { config, kinds, network, pace } = input;
+        let nodes: Vec<NodeSpec> = nodes[..grid.workers() as usize].to_vec();
         let width = config.model.width as usize;
         let frame = Bytes::of_f32(config.batch.microbatch.rows() * width);
         let carried_s = network.gbit_per_s.map_or(0.0, |rate| frame.0 as f64 * 8.0 / (rate * 1e9));
@@ -185,7 +212,7 @@ impl<'a> StageMachines<'a> {
         };
         let gradients = model_layers(&config.model).iter().map(carried).collect();
         let site_pace = Pace { speeds, link, occupancy, gradients, verdict, ..pace.clone() };
-        Self { config, kinds, nodes, network, local: pace, pace: site_pace }
+        Self { grid, config, kinds, nodes, network, local: pace, pace: site_pace }
     }
 
     fn choose(
@@ -194,7 +221,6 @@ impl<'a> StageMachines<'a> {
         limits: MemoryLimitPolicy,
     ) -> Result<PlanChoice, Vec<(ScheduleKind, ScheduleRefusal)>> {
         let config = self.config;
-        let stage_count = self.nodes.len() as u32;
         let stage_bytes_max = match limits {
             MemoryLimitPolicy::Ignored => Vec::new(),
             MemoryLimitPolicy::Enforced => self.nodes.iter().map(|node| self.limit(node)).collect(),
@@ -205,10 +231,11 @@ impl<'a> StageMachines<'a> {
             kinds,
             chunks_per_stage,
             slice_count: config.slice_count,
-            stage_count,
+            stage_count: self.grid.stage_count,
+            replicas: self.grid.replicas,
             window: config.window.planned(),
             memory: config.memory.policy(),
-            copies: copies_at(config.elastic.copies, stage_count),
+            copies: self.grid.copies(config.elastic.copies),
             stage_bytes_max: &stage_bytes_max,
             pace: &self.pace,
         };
@@ -281,28 +308,34 @@ impl<'a> StageMachines<'a> {
 
 /// The plan that a cluster continues with on these nodes.
 fn after_loss(input: ForecastInput<'_>, left: &[NodeSpec]) -> Option<PlanAfterLoss> {
-    let mut because = None;
-    for fallback in input.config.planner_job().ok()?.fallbacks(left.len() as u32) {
-        let stage_machines =
-            StageMachines::new(input, left[..fallback.stage_count as usize].to_vec());
-        match stage_machines
-            .choose((fallback.kinds, fallback.chunks_per_stage), MemoryLimitPolicy::Enforced)
-        {
-            Ok(choice) => {
-                return Some(PlanAfterLoss {
-                    stages: fallback.stage_count,
-                    schedule: choice.plan.program.kind.name(),
-                    step_ms: choice.prediction.period * 1e3,
-                    because,
-                });
-            }
-            Err(refusals) => {
-                let first = refusals.first().map(|(_, refusal)| refusal.to_string());
-                because = because.or(first);
+    let job = input.config.planner_job().ok()?;
+    let grids = job.grid_limits().grids(left.len() as u32);
+    let found = best_grid(grids, input.is_priced(), |grid| {
+        let mut because = None;
+        for fallback in job.fallbacks(grid) {
+            let machines = StageMachines::new(input, left, fallback.grid);
+            let of_kinds = (fallback.kinds, fallback.chunks_per_stage);
+            match machines.choose(of_kinds, MemoryLimitPolicy::Enforced) {
+                Ok(choice) => {
+                    let period = choice.prediction.period;
+                    let plan = PlanAfterLoss {
+                        stages: fallback.grid.stage_count,
+                        replicas: fallback.grid.replicas.get(),
+                        schedule: choice.plan.program.kind.name(),
+                        step_ms: period * 1e3,
+                        because,
+                    };
+                    return Ok((plan, period));
+                }
+                Err(refusals) => {
+                    let first = refusals.first().map(|(_, refusal)| refusal.to_string());
+                    because = because.or(first);
+                }
             }
         }
-    }
-    None
+        Err(())
+    });
+    found.ok()
 }
 
 impl NodeLossForecast {

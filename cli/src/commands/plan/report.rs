@@ -19,6 +19,8 @@ struct ForecastJson<'a> {
     microbatches: u32,
     window: String,
     nodes: Vec<ForecastNodeJson<'a>>,
+    /// Pipelines side by side.
+    replicas: u32,
     schedules: &'a [ForecastRow],
     left_out: Vec<OmittedScheduleJson<'a>>,
     gap: Option<f64>,
@@ -56,6 +58,7 @@ pub fn write_json<'a>(
         microbatches: config.batch.microbatch_count,
         window: forecast.window().to_string(),
         nodes: forecast.nodes.iter().map(node).collect(),
+        replicas: forecast.grid.replicas.get(),
         schedules: &forecast.rows,
         left_out: forecast
             .left_out
@@ -82,13 +85,13 @@ pub fn write_text(
     let names: Vec<&str> = forecast.nodes.iter().map(|node| node.name.as_str()).collect();
     writeln!(
         out,
-        "Model of {} parameters, batch {}x{} tokens = {} microbatches of {}, {} stages: {}",
+        "Model of {} parameters, batch {}x{} tokens = {} microbatches of {}, {}: {}",
         grouped(model_size(&config.model).1),
         batch.microbatch.sequences as u64 * u64::from(batch.microbatch_count),
         batch.microbatch.sequence_len,
         batch.microbatch_count,
         batch.microbatch.sequences,
-        forecast.nodes.len(),
+        stages_text(forecast.grid.stage_count, forecast.grid.replicas.get()),
         shown(&names)
     )?;
     let mut table = TextTable::new(&[
@@ -120,6 +123,14 @@ pub fn write_text(
         writeln!(out, "{}", loss_line(loss))?;
     }
     Ok(())
+}
+
+fn stages_text(stages: u32, replicas: u32) -> String {
+    let plural = if stages == 1 { "stage" } else { "stages" };
+    match replicas {
+        1 => format!("{stages} {plural}"),
+        replicas => format!("{stages} {plural} × {replicas} replicas"),
+    }
 }
 
 /// Names or sizes that a line shows at most.
@@ -178,9 +189,8 @@ fn loss_line(loss: &NodeLossForecast) -> String {
     let names = loss.nodes.join(" and ");
     match &loss.then {
         Some(then) => format!(
-            "If {loss_text} ({names} at worst): {} {}, {}, {} ms a step{}.",
-            then.stages,
-            if then.stages == 1 { "stage" } else { "stages" },
+            "If {loss_text} ({names} at worst): {}, {}, {} ms a step{}.",
+            stages_text(then.stages, then.replicas),
             then.schedule,
             three_digits(then.step_ms),
             then.because.as_ref().map_or_else(String::new, |why| format!(", as {why}"))

@@ -154,6 +154,7 @@ fn read_replay(
 fn refuse_synchronous(args: &ProgramArgs, parser: &mut InputParser) {
     let flags = [
         ("--chunks", args.chunks.is_some()),
+        ("--replicas", args.replicas.is_some()),
         ("--slices", args.slices.is_some()),
         ("--slice-times", args.slice_times.is_some()),
         ("--offload-chunks", args.offload_chunks.is_some()),

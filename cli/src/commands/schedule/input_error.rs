@@ -9,8 +9,8 @@ use zbelastic_schedule::asynchronous::{
 };
 use zbelastic_schedule::pytorch;
 use zbelastic_schedule::{
-    GenerateError, ProgramParseError, ScheduleKind, ScheduleViolation, SolveError, TEXT_COUNT_MAX,
-    UnknownScheduleKind,
+    COLUMNS_MAX, ColumnsError, GenerateError, ProgramParseError, ScheduleKind, ScheduleViolation,
+    SolveError, TEXT_COUNT_MAX, UnknownScheduleKind,
 };
 use zbelastic_wording::{CommandFailure, FailureDetail};
 
@@ -26,6 +26,17 @@ pub enum InputError {
     /// The schedule does not exist in that size.
     #[error(transparent)]
     Generate(#[from] GenerateError),
+    /// So many pipelines cannot stand side by side.
+    #[error(transparent)]
+    Columns(#[from] ColumnsError),
+    /// Replicas do not have equally many microbatches.
+    #[error("{microbatches} microbatches cannot be dealt evenly to {replicas} replicas")]
+    ReplicaShares {
+        /// Microbatches of a step.
+        microbatches: u32,
+        /// Pipelines side by side.
+        replicas: u32,
+    },
     /// The program's file cannot be read.
     #[error("cannot be read: {source}")]
     Unreadable {
@@ -165,6 +176,13 @@ impl InputError {
         let detail = match self {
             Self::Kind(UnknownScheduleKind { found }) => kind_hint(detail.at("--kind"), found),
             Self::Generate(error) => size_hint(detail, error),
+            Self::Columns(_) => detail
+                .at("--replicas")
+                .hint(format!("--replicas 2, 4 or another power of two up to {COLUMNS_MAX}")),
+            Self::ReplicaShares { microbatches, replicas } => {
+                let above = microbatches.next_multiple_of((*replicas).max(1));
+                detail.at("--replicas").hint(format!("--microbatches {above}, or --replicas 1"))
+            }
             Self::Unreadable { path, .. }
             | Self::Parse { path, .. }
             | Self::ParseAsync { path, .. }

@@ -9,7 +9,7 @@ use zbelastic_schedule::{
     ChunkCosts, ChunkMemory, ChunkTimes, Costs, LowerOptions, MemoryCosts, MemorySavings,
     MemoryTimes, OffloadChunks, OffloadRequest, OffloadTransfer, PipelineSize, Placement, Program,
     RecomputeCost, ScheduleKind, ScheduleProblem, StageCosts, StepEnding, Window, check,
-    check_size, generate_sized, lower, offload, recompute,
+    check_size, generate_sized, lower, offload, recompute, side_by_side,
 };
 use zbelastic_types::ChunkIndex;
 
@@ -431,11 +431,19 @@ fn read_program(
     let (stages, microbatches) = size.expect("required without --program");
     let kind = args.kind.as_ref().expect("required without --program");
     let kind: ScheduleKind = parser.keep(kind.parse().map_err(InputError::from))?;
-    let size = PipelineSize::of(kind, stages, microbatches);
+    let replicas = args.replicas.unwrap_or(1);
+    if replicas == 0 || !microbatches.is_multiple_of(replicas) {
+        return parser.keep(Err(InputError::ReplicaShares { microbatches, replicas }));
+    }
+    let size = PipelineSize::of(kind, stages, microbatches / replicas);
     let chunks_per_stage = args.chunks.unwrap_or(size.chunks_per_stage);
     let slice_count = args.slices.unwrap_or(size.slice_count);
     let size = PipelineSize { chunks_per_stage, slice_count, ..size };
-    parser.keep(generate_sized(kind, size).map_err(InputError::from))
+    let column = parser.keep(generate_sized(kind, size).map_err(InputError::from))?;
+    if replicas == 1 {
+        return Some(column);
+    }
+    parser.keep(side_by_side(&vec![column; replicas as usize]).map_err(InputError::from))
 }
 
 fn parse_program(path: &Path, text: &str) -> Result<Program, InputError> {

@@ -15,6 +15,9 @@ use super::inputs::SimulationInput;
 pub struct ScheduleReport {
     kind: &'static str,
     p: u32,
+    /// Pipelines of `p` stages side by side.
+    #[serde(skip_serializing_if = "is_one")]
+    replicas: u32,
     m: u32,
     window: Option<String>,
     makespan: f64,
@@ -91,7 +94,8 @@ impl ScheduleReport {
         let SimulationInput { program, step, step_count, .. } = replay;
         Self {
             kind: program.kind.name(),
-            p: program.placement.stage_count(),
+            p: program.placement.stages_per_column(),
+            replicas: program.placement.column_count(),
             m: program.microbatch_count,
             window: program.window.map(|window| window.to_string()),
             makespan: timeline.makespan(*step),
@@ -142,7 +146,12 @@ impl ScheduleReport {
         };
         let period =
             self.period.map_or(String::new(), |period| format!(", a step every {}", short(period)));
-        writeln!(out, "{}, {} stages, {} microbatches{window}", self.kind, self.p, self.m)?;
+        let replicas = match self.replicas {
+            1 => String::new(),
+            replicas => format!(" × {replicas} replicas"),
+        };
+        let Self { kind, p, m, .. } = self;
+        writeln!(out, "{kind}, {p} stages{replicas}, {m} microbatches{window}")?;
         writeln!(
             out,
             "longest span {}, makespan {}, bubble_span {:.2} %, bubble_sync {:.2} %{period}",
@@ -174,6 +183,11 @@ impl ScheduleReport {
         }
         Ok(())
     }
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+const fn is_one(count: &u32) -> bool {
+    *count == 1
 }
 
 /// By stage, how many passes have this done to them; nothing at all if none has.

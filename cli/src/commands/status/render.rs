@@ -128,7 +128,13 @@ fn phase_text(phase: &JobPhaseStatus) -> String {
 
 fn plan_line(plan: &PlanStatus, status: &StatusReport) -> String {
     let stages: Vec<String> = plan.stages.iter().map(|node| node_text(*node, status)).collect();
-    let mut line = format!("plan        g{}: {}", plan.generation, stages.join(" > "));
+    let replicas = plan.replicas.max(1);
+    let each = (stages.len() / replicas as usize).max(1);
+    let pipelines: Vec<String> = stages.chunks(each).map(|stages| stages.join(" > ")).collect();
+    let mut line = format!("plan        g{}: {}", plan.generation, pipelines.join(" | "));
+    if replicas > 1 {
+        let _ = write!(line, ", {each} stages × {replicas} replicas");
+    }
     let _ = write!(line, ", {}, window {}", escape(&plan.schedule), plan.window);
     let percent = |share: f64| format!("{:.1}%", 100.0 * share);
     match (plan.bubble_measured, plan.bubble_planned) {

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use zbelastic_schedule::Placement;
 use zbelastic_types::{Generation, LayerId, NodeId, Step};
 
 use crate::checkpoint::CheckpointRecord;
@@ -178,7 +179,7 @@ fn with_two_copies_any_two_may_be_lost_at_once() {
         let place =
             |at: u32| FailureDomain { zone: zone(at).unwrap_or_default(), host: 1 + at as u64 / 2 };
         let domains: Vec<FailureDomain> = (0..stages).map(place).collect();
-        let copies = copies(&domains, 2, stages % 5);
+        let copies = copies(&domains, &Placement::line(stages), (2, stages % 5));
         for (one, other) in (0..stages).flat_map(|one| (0..one).map(move |other| (one, other))) {
             let left = (0..stages).filter(|stage| ![one, other].contains(stage));
             let held = left.map(|stage| (NodeId(stage.into()), held_by(stage, &copies)));

@@ -4,7 +4,7 @@
 use proptest::prelude::*;
 use zbelastic_schedule::{
     Compute, Flow, MemoryOp, Op, Pass, Placement, PlacementShape, Program, Reduction, ScheduleKind,
-    Transfer, UpdateOp, Window,
+    Transfer, TreeLevel, UpdateOp, Window,
 };
 use zbelastic_types::{ChunkIndex, Generation, Incarnation, LayerRange, NodeId, StageIndex, Step};
 
@@ -78,10 +78,14 @@ fn ops() -> impl Strategy<Value = Op> {
         UpdateOp::Commit,
     ]);
     let reduction = prop::sample::select(vec![
-        Reduction::Send,
-        Reduction::Receive,
-        Reduction::Local,
-        Reduction::Add,
+        Reduction::Send(TreeLevel(0)),
+        Reduction::Send(TreeLevel(3)),
+        Reduction::Receive(TreeLevel(0)),
+        Reduction::Receive(TreeLevel(3)),
+        Reduction::Local(TreeLevel(0)),
+        Reduction::Local(TreeLevel(3)),
+        Reduction::Add(TreeLevel(0)),
+        Reduction::Add(TreeLevel(3)),
         Reduction::SendTied,
         Reduction::ReceiveTied,
         Reduction::Tie,

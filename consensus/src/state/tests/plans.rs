@@ -6,7 +6,9 @@ use zbelastic_types::{
 };
 
 use crate::entry::{Entry, ReadyRecord};
-use crate::fixture::{FixtureLog, LAYERS, chunks, crossed, digest, program, spec};
+use crate::fixture::{
+    FixtureLog, LAYERS, chunks, crossed, digest, program, side_by_side_twice, spec,
+};
 use crate::job::{JobSpec, WindowPolicy};
 use crate::member::Holder;
 use crate::plan::{LayerSource, PlanRecord, PlanRefusal, Promise, PromiseOff, SOURCES_MAX};
@@ -141,6 +143,37 @@ fn each_layer_of_two_replicas_has_one_owner_and_both_load_it() {
     log.refuse(resume, EntryRefusal::DigestsDiffer { layer: LayerId(1) });
 }
 
+/// Two pipelines of two stages: the first one's stages speak for all layers, and with one copy required
+/// nobody keeps any, because the other's train each layer too.
+#[test]
+fn each_layer_of_two_pipelines_has_one_owner_and_needs_no_copy() {
+    let spec = spec();
+    let log = FixtureLog::with_job(spec.clone(), &[1, 2, 3, 4]);
+    let mut plan = log.plan(&[1, 2, 3, 4]);
+    side_by_side_twice(&mut plan);
+    assert_eq!(plan.check(&spec), Ok(()));
+    assert_eq!(plan.promise, Promise::Kept);
+    let layers = |found: Vec<LayerId>| found.iter().map(|layer| layer.0).collect::<Vec<_>>();
+    let of = |stage| layers(plan.layers_of(StageIndex(stage)).collect());
+    assert_eq!([0, 1, 2, 3].map(of), [vec![0], vec![1, 2, 3], vec![], vec![]]);
+    let beside = |stage| layers(copied_layers(&plan, StageIndex(stage)));
+    assert_eq!([0, 1, 2, 3].map(beside), [vec![], vec![], vec![0], vec![1, 2, 3]]);
+    let twins: Vec<_> = plan.stage_indices().map(|stage| plan.twins_of(stage)).collect();
+    assert_eq!(twins, [vec![StageIndex(2)], vec![StageIndex(3)], vec![], vec![]]);
+    let holders = |stage| plan.holders_of(StageIndex(stage)).map(|h| h.node.0).collect::<Vec<_>>();
+    assert_eq!([holders(0), holders(1)], [vec![1, 3], vec![2, 4]]);
+    assert!(plan.has_head(NodeId(2)) && plan.has_head(NodeId(4)));
+    let refused = Err(PlanRefusal::Promise { promise: plan.promise });
+    let mut at_a_twin = plan.clone();
+    at_a_twin.copies[0] = vec![StageIndex(1)];
+    assert_eq!(at_a_twin.check(&spec), refused, "one more than is required");
+    let two = JobSpec { copies: 2, ..spec };
+    at_a_twin.copies[1] = vec![StageIndex(2)];
+    assert_eq!(at_a_twin.check(&two), Ok(()));
+    at_a_twin.copies[1] = vec![StageIndex(3)];
+    assert_eq!(at_a_twin.check(&two), refused, "that trains the layer itself");
+}
+
 /// The stage in the middle holds one part of the model twice, and that is its own.
 #[test]
 fn the_middle_of_three_stages_is_its_own_twin() {
@@ -150,8 +183,8 @@ fn the_middle_of_three_stages_is_its_own_twin() {
     plan.program = lower(&three, LowerOptions { window: Window::One, early_head_weights: false });
     plan.chunks = chunks(3).repeat(2);
     assert_eq!(plan.check(&spec()), Ok(()));
-    let twins: Vec<_> = plan.stage_indices().map(|stage| plan.twin_of(stage)).collect();
-    assert_eq!(twins, [Some(StageIndex(2)), None, Some(StageIndex(0))]);
+    let twins: Vec<_> = plan.stage_indices().map(|stage| plan.twins_of(stage)).collect();
+    assert_eq!(twins, [vec![StageIndex(2)], vec![], vec![StageIndex(0)]]);
     // It keeps the copy of the first stage, and of its own layers none.
     assert_eq!(copied_layers(&plan, StageIndex(1)), [LayerId(0)]);
     assert_eq!(plan.layers_at(StageIndex(1)).count(), 2);

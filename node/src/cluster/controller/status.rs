@@ -311,6 +311,7 @@ impl StatusView<'_> {
         Some(PlanStatus {
             generation: record.generation.0,
             stages: record.stages.iter().map(|holder| holder.node).collect(),
+            replicas: record.program.placement.column_count(),
             schedule: record.program.kind.name().to_owned(),
             window: window_number(record.window()),
             bubble_planned: None,

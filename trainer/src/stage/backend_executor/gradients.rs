@@ -2,6 +2,7 @@
 
 use zbelastic_consensus::validation::TensorSum;
 use zbelastic_kernels::{Backend, BufferView, BufferViewMut, PendingFloats};
+use zbelastic_schedule::TreeSide;
 use zbelastic_types::{ChunkIndex, LayerId};
 
 use super::BackendExecutor;
@@ -94,12 +95,14 @@ impl<B: Backend> GradientExecutor for BackendExecutor<B> {
         }
     }
 
-    fn reduce(&mut self, chunk: ChunkIndex, twin: &[f32]) {
-        let is_first = self.placement.replica_of(chunk) == 0;
-        let own = self.partial(chunk);
-        assert_eq!(own.len(), twin.len(), "twins have the same layers");
-        let (first, second) = if is_first { (&own[..], twin) } else { (twin, &own[..]) };
-        let sum: Vec<f32> = first.iter().zip(second).map(|(a, b)| a + b).collect();
+    fn reduce(&mut self, chunk: ChunkIndex, other: &[f32], own_side: TreeSide) {
+        let mut sum = self.partial(chunk);
+        assert_eq!(sum.len(), other.len(), "replicas have the same layers");
+        let pairs = sum.iter_mut().zip(other);
+        match own_side {
+            TreeSide::Left => pairs.for_each(|(own, other)| *own += other),
+            TreeSide::Right => pairs.for_each(|(own, other)| *own = other + *own),
+        }
         let workspace = self.chunks.get_mut(&chunk).expect("a chunk of this stage");
         let mut start = 0;
         for layer in workspace.chunk.layers_mut() {

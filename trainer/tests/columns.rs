@@ -1,0 +1,252 @@
+//! Replicas: the same pipeline several times side by side, each with a share of the lanes. Whatever the
+//! schedule, the stages and the number of replicas, the bits are those of the serial reference of as
+//! many lanes, which knows of no replica, whatever befalls the steps.
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use common::serial::StruckStepFate;
+use common::{BATCH, StageCluster, corpus_for, policy, setup, tiny_model};
+use zbelastic_consensus::validation::NonfinitePolicy;
+use zbelastic_kernels::{ByteCounts, CpuBackend};
+use zbelastic_schedule::{ScheduleKind, Window, check_size};
+use zbelastic_trainer::data::Corpus;
+use zbelastic_trainer::digest::StateDigest;
+use zbelastic_trainer::model::{Family, ModelConfig, model_layers};
+use zbelastic_trainer::plan::{
+    BatchShape, ChooseRequest, LaneCount, LaneError, MemoryPolicy, Pace, Plan, PlanError,
+    PlanRequest, ReplicaCount, choose, stage_memory,
+};
+use zbelastic_trainer::reference::SerialReference;
+use zbelastic_trainer::stage::{HELD_OUT_MAX, StageSetup};
+use zbelastic_types::{Bytes, StageIndex, Step};
+
+const STEPS: u64 = 3;
+/// The step whose gradient is corrupted, as people count.
+const STRUCK: u64 = 2;
+/// Some steps are clipped by it and some are not.
+const CLIP_NORM: Option<f64> = Some(0.5);
+
+/// Sixteen microbatches: eight replicas of two each, so that each has a steady part.
+fn batch(lanes: u32) -> BatchShape {
+    let lanes = LaneCount::new(lanes).expect("a power of two");
+    BatchShape { microbatch_count: 16, lanes, ..BATCH }
+}
+
+fn replica_count(count: u32) -> ReplicaCount {
+    ReplicaCount::new(count).expect("a power of two")
+}
+
+fn request(
+    model: &ModelConfig,
+    batch: BatchShape,
+    (kind, stage_count, replicas): (ScheduleKind, u32, u32),
+    window: Window,
+) -> PlanRequest<'_> {
+    PlanRequest {
+        model,
+        batch,
+        kind,
+        chunks_per_stage: None,
+        slice_count: kind.is_sliced().then_some(2),
+        stage_count,
+        replicas: replica_count(replicas),
+        window,
+    }
+}
+
+fn replicas_setup(model: &ModelConfig, plan: Plan) -> StageSetup {
+    StageSetup { clip_norm: CLIP_NORM, ..setup(model.clone(), plan, STEPS) }
+}
+
+/// The digest of a serial run, and the bits of its losses.
+type SerialOutcome = (StateDigest, Vec<u64>);
+
+fn serial(setup: &StageSetup, corpus: &Arc<Corpus>, skipped: Option<u64>) -> SerialOutcome {
+    let backend = CpuBackend::new(1).expect("one thread");
+    let mut run = SerialReference::new(setup, backend, corpus.clone()).expect("memory");
+    let step = |step| run.step(Step(step), skipped == Some(step + 1)).loss_sum.to_bits();
+    let losses = (0..setup.step_count).map(step).collect();
+    (run.digest(), losses)
+}
+
+/// Schedules, stages of each pipeline and pipelines that so many lanes are dealt to.
+fn sizes(lanes: u32) -> Vec<(ScheduleKind, u32, u32)> {
+    let model = tiny_model(Family::Gpt2);
+    let replicas = [1, 2, 4, 8].into_iter().filter(|count| *count <= lanes);
+    let of_kind = |kind: ScheduleKind| (1..=4).map(move |stages| (kind, stages));
+    let all = replicas.flat_map(|count| {
+        ScheduleKind::ALL.into_iter().flat_map(of_kind).map(move |(kind, p)| (kind, p, count))
+    });
+    all.filter(|size| Plan::new(request(&model, batch(lanes), *size, Window::One)).is_ok())
+        .collect()
+}
+
+/// All lanes, stages, replicas and schedules, each with one of the windows, fates and models in turn.
+#[test]
+fn every_grid_has_the_bits_of_the_lanes() {
+    let corpus = corpus_for(batch(1), 0.05);
+    let tied = ModelConfig { tied: true, ..tiny_model(Family::Gpt2) };
+    let models = [tiny_model(Family::Llama), tied];
+    let mut expected: BTreeMap<(u32, usize, u32, bool), SerialOutcome> = BTreeMap::new();
+    let (mut runs, mut clipped, mut rollbacks, mut twins) = (0, 0, 0, 0);
+    for lanes in [2, 4, 8] {
+        for size in sizes(lanes) {
+            runs += 1;
+            let window = if runs % 2 == 0 { Window::Zero } else { Window::One };
+            let fate = StruckStepFate::ALL[runs / 2 % StruckStepFate::ALL.len()];
+            let model_index = runs / 6 % models.len();
+            let model = &models[model_index];
+            let plan = Plan::new(request(model, batch(lanes), size, window)).expect("it exists");
+            let mut setup = replicas_setup(model, plan);
+            let skipped = fate.skipped(STRUCK);
+            let slices = setup.plan.program.slice_count;
+            let of = (lanes, model_index, slices, skipped.is_some());
+            let serial = expected.entry(of).or_insert_with(|| serial(&setup, &corpus, skipped));
+            fate.strike(&mut setup, STRUCK, "layers.2.mlp.up");
+            let policy = policy(CLIP_NORM, fate.policy());
+            let corpus = corpus.clone();
+            let outcome = StageCluster::with_corpus(&setup, policy, 1, runs as u64, corpus).run();
+            let (kind, stages, replicas) = size;
+            let case = format!("{lanes} lanes, {kind} {stages} x {replicas}, {window}, {fate:?}");
+            assert_eq!(outcome.digest, serial.0, "{case}");
+            let finals = outcome.seals.iter().filter(|seal| seal.verdict.is_final());
+            let sums: Vec<u64> = finals.map(|seal| seal.loss_sum_bits).collect();
+            assert_eq!(sums, serial.1, "{case}");
+            let copies = setup.plan.placement().replica_count() as usize - 1;
+            assert_eq!(outcome.twins, copies * model.layer_count() as usize, "{case}");
+            clipped += outcome.verdicts("clip");
+            rollbacks += outcome.rollbacks;
+            twins += outcome.twins;
+        }
+    }
+    assert!(runs > 400, "only {runs} sizes");
+    assert!(clipped > 100 && rollbacks > 20 && twins > 0, "{clipped} clipped, {rollbacks} back");
+}
+
+/// Held-out text is read by the first pipeline, and a run that is halted ends sealed everywhere.
+#[test]
+fn held_out_text_is_read_once_and_a_halted_run_ends_sealed() {
+    let model = tiny_model(Family::Gpt2);
+    let corpus = corpus_for(batch(1), 0.05);
+    for size in [(ScheduleKind::ZbH1, 2, 4), (ScheduleKind::ZbV, 2, 2), (ScheduleKind::Gems, 2, 2)]
+    {
+        let plan = Plan::new(request(&model, batch(4), size, Window::One)).expect("it exists");
+        let mut setup = replicas_setup(&model, plan);
+        setup.evaluate_every = 2;
+        let backend = CpuBackend::new(1).expect("one thread");
+        let mut run = SerialReference::new(&setup, backend, corpus.clone()).expect("memory");
+        for step in 0..2 {
+            run.step(Step(step), false);
+        }
+        let loss = run.held_out_loss(HELD_OUT_MAX).expect("no fault").expect("there is some");
+        let policy = policy(CLIP_NORM, NonfinitePolicy::Skip);
+        let cluster = StageCluster::with_corpus(&setup, policy, 1, 5, corpus.clone());
+        let outcome = cluster.halt_after(2).run();
+        assert_eq!((outcome.digest, outcome.evaluations), (run.digest(), vec![(2, loss)]));
+    }
+}
+
+/// Copies follow what all replicas add up to, and every stage reports the state that it has.
+#[test]
+fn copies_follow_the_gradient_of_all_replicas() {
+    let model = tiny_model(Family::Llama);
+    let corpus = corpus_for(batch(4), 0.05);
+    for size in [(ScheduleKind::ZbH1, 3, 2), (ScheduleKind::Chimera, 2, 2)] {
+        let plan = Plan::new(request(&model, batch(4), size, Window::One)).expect("it exists");
+        let mut setup = replicas_setup(&model, plan);
+        (setup.copies_wanted, setup.attest_every) = (true, 1);
+        let policy = policy(CLIP_NORM, NonfinitePolicy::Skip);
+        let cluster = StageCluster::with_corpus(&setup, policy, 1, 4, corpus.clone());
+        let outcome = cluster.witnessed(&setup).run();
+        let replicas = setup.plan.placement().replica_count() as usize;
+        assert_eq!(outcome.witnessed, model_layers(&model).len() * replicas * STEPS as usize);
+    }
+}
+
+/// A stage claims the sums that it exchanges at each level, and fewer of its own lanes.
+#[test]
+fn exchanged_sums_are_claimed() {
+    let model = tiny_model(Family::Llama);
+    let backend = CpuBackend::new(1).expect("one thread");
+    let claim = |replicas: u32| {
+        let size = (ScheduleKind::ZbH1, 1, replicas);
+        let plan = Plan::new(request(&model, batch(8), size, Window::One)).expect("it exists");
+        stage_memory(&backend, &model, &plan, StageIndex(0))
+    };
+    let layers = model_layers(&model);
+    let floats: usize = layers.iter().map(|layer| layer.len()).sum();
+    let buffers: u64 = layers.iter().map(|layer| backend.buffer_bytes(layer.len())).sum();
+    let alone = claim(1);
+    for (replicas, levels) in [(2, 1), (4, 2), (8, 3)] {
+        let found = claim(replicas);
+        assert_eq!(found.state + Bytes(levels * buffers), alone.state, "lanes that wait");
+        let exchanged = Bytes::of_f32(2 * levels as usize * floats);
+        let passes = found.messages.0 - exchanged.0;
+        assert!(passes > 0 && passes <= alone.messages.0, "beside boundary tensors");
+    }
+}
+
+/// Replicas that cannot be had say what they would need.
+#[test]
+fn replicas_need_lanes_and_a_power_of_two() {
+    let model = tiny_model(Family::Gpt2);
+    let of = |lanes, size| Plan::new(request(&model, batch(lanes), size, Window::One));
+    let refused = |lanes, size: (ScheduleKind, u32, u32)| match of(lanes, size) {
+        Err(PlanError::Lanes(error)) => error.to_string(),
+        Err(error) => panic!("{error}"),
+        Ok(_) => panic!("there is a plan"),
+    };
+    let few = refused(2, (ScheduleKind::ZbH1, 1, 4));
+    assert_eq!(few, "4 replicas of zb-h1 need 4 lanes or more, found 2");
+    let directions = refused(4, (ScheduleKind::Gems, 1, 4));
+    assert_eq!(directions, "4 replicas of gems need 8 lanes or more, found 4");
+    let three = ReplicaCount::new(3);
+    assert_eq!(three, Err(LaneError::ReplicaCount { found: 3 }));
+    let size = zbelastic_schedule::PipelineSize::of(ScheduleKind::DualPipeV, 2, 2);
+    assert!(check_size(ScheduleKind::DualPipeV, size).is_err(), "too few microbatches are left");
+    assert!(of(8, (ScheduleKind::DualPipeV, 2, 8)).is_err());
+}
+
+/// Of unequal workers each place is as slow as its slowest, and layers are cut for that; orders are
+/// solved for one pipeline, within what the exchange leaves of the limits.
+#[test]
+fn a_choice_of_several_pipelines_is_that_of_one_for_the_slowest() {
+    let model = tiny_model(Family::Gpt2);
+    let backend = CpuBackend::new(1).expect("one thread");
+    let even = Pace::estimated(&model, BATCH.microbatch);
+    let chosen = |speeds: Vec<f64>, replicas: u32, limits: &[Bytes]| {
+        let pace = Pace { speeds, ..even.clone() };
+        let request = ChooseRequest {
+            model: &model,
+            batch: batch(2),
+            kinds: &[ScheduleKind::ZbH1, ScheduleKind::ZbAuto, ScheduleKind::ZbV],
+            chunks_per_stage: None,
+            slice_count: None,
+            stage_count: 2,
+            replicas: replica_count(replicas),
+            window: Window::One,
+            memory: MemoryPolicy::default(),
+            copies: 0,
+            stage_bytes_max: limits,
+            pace: &pace,
+        };
+        choose(&backend, request).expect("something fits")
+    };
+    let slow = chosen(vec![1.0, 1.0, 1.0, 0.5], 2, &[]);
+    assert_eq!(slow.plan.placement().column_count(), 2);
+    let alone = chosen(vec![1.0, 0.5], 1, &[]);
+    let per_replica = slow.plan.placement().chunks_per_replica() as usize;
+    if slow.plan.program.kind == alone.plan.program.kind {
+        assert_eq!(slow.plan.chunks[..per_replica], alone.plan.chunks[..per_replica]);
+    }
+    let two = chosen(Vec::new(), 2, &[]).prediction.period;
+    let one = chosen(Vec::new(), 1, &[]).prediction.period;
+    assert!(two < 0.7 * one, "half of the microbatches each: {two} of {one}");
+    let limit = slow.memory.iter().map(|memory| memory.total()).max().expect("stages");
+    let limits = vec![limit; 4];
+    let limited = chosen(vec![1.0, 1.0, 1.0, 0.5], 2, &limits);
+    assert!(limited.memory.iter().all(|memory| memory.total() <= limit));
+}
