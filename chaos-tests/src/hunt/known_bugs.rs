@@ -18,7 +18,7 @@ pub enum KnownBug {
 
 impl KnownBug {
     /// All of them, by their numbers.
-    pub const ALL: [Self; 48] = [
+    pub const ALL: [Self; 50] = [
         Self::Bug(Bug::M1AckBeforeSync),
         Self::Mutant(Mutant::M2TurnUnchecked),
         Self::Bug(Bug::M3MomentsNotRestored),
