@@ -13,6 +13,7 @@ use super::check::HousekeepingMarker;
 use super::member::{MemberProcess, MemberProcessState};
 use super::net::MemberConnections;
 use super::options::HousekeepingFault;
+use super::rotation::rotate_authority;
 use super::surroundings::HousekeepingSurroundings;
 use super::world::{HousekeepingEvent, MEMORY_AMPLE};
 
@@ -56,7 +57,7 @@ impl MemberFaults {
             HousekeepingFault::RotText { whom } => self.rot_text(env, whom),
             HousekeepingFault::Remove { whom } => self.remove(env, whom),
             HousekeepingFault::Join => self.join(env),
-            HousekeepingFault::RotateAuthority { is_forced } => env.rotate_authority(is_forced),
+            HousekeepingFault::RotateAuthority { is_forced } => rotate_authority(env, is_forced),
         }
     }
 

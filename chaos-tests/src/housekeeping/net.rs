@@ -12,6 +12,7 @@ use super::check::HousekeepingMarker;
 use super::cluster::pair;
 use super::member::{HousekeepingMember, MemberProcessState, peer_role};
 use super::pieces::MemberCheckpoints;
+use super::rotation::note_refused_authority;
 use super::surroundings::HousekeepingSurroundings;
 use super::world::MemberMessage;
 
@@ -52,8 +53,8 @@ impl MemberConnections {
                 };
                 match (refuses(a, b), refuses(b, a)) {
                     (false, false) => self.link(env, *one, *other),
-                    (true, _) => env.note_refused_authority(*one, *other),
-                    (false, true) => env.note_refused_authority(*other, *one),
+                    (true, _) => note_refused_authority(env, *one, *other),
+                    (false, true) => note_refused_authority(env, *other, *one),
                 }
             }
         }

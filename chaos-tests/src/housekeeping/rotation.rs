@@ -89,72 +89,50 @@ impl HousekeepingCluster {
     }
 }
 
-impl HousekeepingSurroundings<'_> {
-    /// An operator has another authority follow, if none follows yet and a controller leads.
-    pub(super) fn rotate_authority(&mut self, is_forced: bool) {
-        let Some(leader) = self.cluster.leader() else { return };
-        let rotation = self.cluster.agreed.state.access().rotation();
-        let old = self.cluster.issuing();
-        let holds_key = self.cluster.members[&leader].authority.keys.contains(&old);
-        if rotation.is_some_and(Rotation::is_under_way) || !holds_key {
-            return;
-        }
-        let next = old + 1;
-        let member = self.cluster.members.get_mut(&leader).expect("a member");
-        member.authority.keys.insert(next);
-        let succession = Succession {
-            key: key(next),
-            certificate: certificate(next),
-            bridge: vec![0],
-            old: certificate(old),
-        };
-        let succession = Box::new(succession);
-        self.cluster.agreed.rotate(AuthorityChange::Announced { succession, is_forced });
-    }
-
+impl RotationReports {
     /// A second passes: members follow the change as far as they know it, and the leader takes it
     /// further.
-    pub(super) fn tick_rotation(&mut self) {
-        let leader = self.cluster.leader();
-        if self.rotation.leader != leader {
-            self.rotation = RotationReports { leader, reports: BTreeMap::new() };
+    pub(super) fn tick(&mut self, env: &mut HousekeepingSurroundings<'_>) {
+        let leader = env.cluster.leader();
+        if self.leader != leader {
+            *self = Self { leader, reports: BTreeMap::new() };
         }
-        let up: Vec<NodeId> = self.cluster.up().map(|member| member.node).collect();
+        let up: Vec<NodeId> = env.cluster.up().map(|member| member.node).collect();
         for node in up {
-            self.follow_rotation(node);
+            self.follow(env, node);
         }
-        let Some(rotation) = self.cluster.agreed.state.access().rotation().cloned() else { return };
+        let Some(rotation) = env.cluster.agreed.state.access().rotation().cloned() else { return };
         if leader.is_none() {
             return;
         }
-        let now_s = self.cluster.calendar().0;
-        let membership = self.cluster.agreed.state.membership();
+        let now_s = env.cluster.calendar().0;
+        let membership = env.cluster.agreed.state.membership();
         let key = rotation.succession.key;
-        let change = match membership.rotation_step(&self.rotation.reports, now_s) {
+        let change = match membership.rotation_step(&self.reports, now_s) {
             RotationStep::Nothing | RotationStep::Wait { .. } | RotationStep::AnnounceAnew => {
                 return;
             }
             RotationStep::Issue => AuthorityChange::Issues { key, until_s: now_s + AWAY_S },
             RotationStep::Retire => {
-                self.check.markers.note(HousekeepingMarker::AuthorityRetired);
+                env.check.markers.note(HousekeepingMarker::AuthorityRetired);
                 AuthorityChange::Retired { key }
             }
         };
-        self.line(|| format!("{change:?}"));
-        self.cluster.agreed.rotate(change);
+        env.line(|| format!("{change:?}"));
+        env.cluster.agreed.rotate(change);
     }
 
     /// A member follows the change that came to it with the contacts, and reports it to the leader.
-    fn follow_rotation(&mut self, node: NodeId) {
-        let cluster = &self.cluster;
+    fn follow(&mut self, env: &mut HousekeepingSurroundings<'_>, node: NodeId) {
+        let cluster = &env.cluster;
         let member = &cluster.members[&node];
         let Some(rotation) = member.process.contacts.rotation.clone() else { return };
         let next = number_of(&rotation);
         let others = cluster.up().filter(|other| cluster.is_linked(node, other.node));
         let is_held = others.into_iter().any(|other| other.authority.keys.contains(&next));
         let is_reached = |leader| leader == node || cluster.is_linked(leader, node);
-        let reports_to = self.rotation.leader.filter(|leader| is_reached(*leader));
-        let member = self.cluster.members.get_mut(&node).expect("a member");
+        let reports_to = self.leader.filter(|leader| is_reached(*leader));
+        let member = env.cluster.members.get_mut(&node).expect("a member");
         let authority = &mut member.authority;
         if member.role == Role::Controller && is_held {
             authority.keys.insert(next);
@@ -181,20 +159,46 @@ impl HousekeepingSurroundings<'_> {
             member.process.renewal.check_soon();
         }
         if reports_to.is_some() {
-            self.rotation.reports.insert(node, report);
+            self.reports.insert(node, report);
         }
     }
+}
 
-    /// One member refuses the certificate of another for its authority: H13 if it knows how far the
-    /// change is, as all that are members are waited for.
-    pub(super) fn note_refused_authority(&mut self, one: NodeId, other: NodeId) {
-        let members = self.cluster.agreed.members();
-        let agreed = self.cluster.agreed.state.access().rotation();
-        let is_current = self.cluster.members[&one].authority.followed.as_ref() == agreed;
-        if is_current && members.contains(&one) && members.contains(&other) {
-            let phase = agreed.map(|rotation| rotation.phase);
-            self.check.check_trusted(&self.cluster, (one, other), phase);
-        }
+/// An operator has another authority follow, if none follows yet and a controller leads.
+pub(super) fn rotate_authority(env: &mut HousekeepingSurroundings<'_>, is_forced: bool) {
+    let Some(leader) = env.cluster.leader() else { return };
+    let rotation = env.cluster.agreed.state.access().rotation();
+    let old = env.cluster.issuing();
+    let holds_key = env.cluster.members[&leader].authority.keys.contains(&old);
+    if rotation.is_some_and(Rotation::is_under_way) || !holds_key {
+        return;
+    }
+    let next = old + 1;
+    let member = env.cluster.members.get_mut(&leader).expect("a member");
+    member.authority.keys.insert(next);
+    let succession = Succession {
+        key: key(next),
+        certificate: certificate(next),
+        bridge: vec![0],
+        old: certificate(old),
+    };
+    let succession = Box::new(succession);
+    env.cluster.agreed.rotate(AuthorityChange::Announced { succession, is_forced });
+}
+
+/// One member refuses the certificate of another for its authority: H13 if it knows how far the
+/// change is, as all that are members are waited for.
+pub(super) fn note_refused_authority(
+    env: &mut HousekeepingSurroundings<'_>,
+    one: NodeId,
+    other: NodeId,
+) {
+    let members = env.cluster.agreed.members();
+    let agreed = env.cluster.agreed.state.access().rotation();
+    let is_current = env.cluster.members[&one].authority.followed.as_ref() == agreed;
+    if is_current && members.contains(&one) && members.contains(&other) {
+        let phase = agreed.map(|rotation| rotation.phase);
+        env.check.check_trusted(&env.cluster, (one, other), phase);
     }
 }
 

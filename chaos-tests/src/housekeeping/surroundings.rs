@@ -10,7 +10,7 @@ use super::check::HousekeepingChecker;
 use super::cluster::HousekeepingCluster;
 use super::disk::{MemberDisk, MemberTexts};
 use super::member::{HousekeepingMember, MemberProcess, MemberProcessState};
-use super::rotation::{MemberAuthority, RotationReports};
+use super::rotation::MemberAuthority;
 use super::world::{HousekeepingEvent, MemberMessage};
 use crate::log::EventLog;
 use crate::queue::VirtualTimeQueue;
@@ -25,8 +25,6 @@ pub(super) struct HousekeepingSurroundings<'a> {
     pub(super) draws: Draws,
     pub(super) queue: VirtualTimeQueue<HousekeepingEvent>,
     pub(super) check: HousekeepingChecker,
-    /// What members reported to the leader about a change of authority.
-    pub(super) rotation: RotationReports,
     pub(super) log: &'a mut EventLog,
 }
 

@@ -117,6 +117,7 @@ pub struct HousekeepingWorld<'a> {
     texts: TextFetches,
     hostile: HostileMember,
     faults: MemberFaults,
+    rotation: RotationReports,
 }
 
 impl<'a> HousekeepingWorld<'a> {
@@ -145,6 +146,7 @@ impl<'a> HousekeepingWorld<'a> {
             keeping: MemberKeeping { layer_bytes, write_us: cluster.options.write_us },
             texts: TextFetches { text },
             hostile: HostileMember { node: hostile, pretended: VecDeque::new() },
+            rotation: RotationReports::default(),
             faults: MemberFaults {
                 node_next: NodeId(first + 1),
                 node_last: NodeId(first + JOINS_MAX),
@@ -154,7 +156,6 @@ impl<'a> HousekeepingWorld<'a> {
                 draws,
                 queue: VirtualTimeQueue::default(),
                 check: HousekeepingChecker::default(),
-                rotation: RotationReports::default(),
                 log,
             },
         };
@@ -260,7 +261,7 @@ impl<'a> HousekeepingWorld<'a> {
             self.keeping.scrub(&mut self.env, &self.texts);
             self.texts.fetch_missing_texts(&mut self.env);
             self.env.replan();
-            self.env.tick_rotation();
+            self.rotation.tick(&mut self.env);
             self.connections.checkpoints.drop_lost(&mut self.env);
         }
         self.env.check_promises();
