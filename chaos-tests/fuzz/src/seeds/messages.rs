@@ -16,7 +16,7 @@ use zbelastic_identity::{
 use zbelastic_schedule::{Flow, Pass};
 use zbelastic_trainer::elastic::LayerGradient;
 use zbelastic_trainer::runtime::{PeerBody, PeerFrame};
-use zbelastic_trainer::stage::{Frame, PartialGradient, PassMode};
+use zbelastic_trainer::stage::{Frame, PartialExchange, PartialGradient, PassMode};
 use zbelastic_types::{
     Attempt, ChunkIndex, ClusterId, Digest, Generation, Incarnation, LayerId, NodeId, RunId, Step,
 };
@@ -201,8 +201,13 @@ pub fn worker_frames() -> Vec<u8> {
     let pass = Pass::sliced(1, 0, 0);
     let g = vec![1.0, 2.0, 3.0].into();
     let gradient = Arc::new(LayerGradient { layer: LayerId(2), turn, g });
-    let partial =
-        PartialGradient { turn, chunk: ChunkIndex(1), floats: vec![1.0], losses: vec![2.5] };
+    let partial = PartialGradient {
+        turn,
+        chunk: ChunkIndex(1),
+        exchange: PartialExchange::FIRST,
+        floats: vec![1.0],
+        losses: vec![2.5],
+    };
     let bodies = [
         PeerBody::Frame(Frame { turn, mode, flow, pass, tensor }),
         PeerBody::StandbyUpdate { turn, before: None, gradients: vec![gradient] },
