@@ -284,7 +284,7 @@ mod tests {
 
     use clap::{CommandFactory, Parser};
 
-    use super::{DemoArgs, MeasureArgs, ProcessRunArgs, ReplayArgs};
+    use super::{DemoArgs, MeasureArgs, PAGE_ADDRESS, ProcessRunArgs, ReplayArgs};
     use crate::faults::ProcessFaultKind;
     use crate::measure::MeasureRowKind;
 

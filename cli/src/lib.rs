@@ -24,6 +24,7 @@ mod run_files;
 mod run_tokenizer;
 mod scratch_folder;
 mod side_process;
+mod span_exporter;
 mod step_line;
 mod store_maker;
 mod terminal;

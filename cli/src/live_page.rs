@@ -3,7 +3,8 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::thread;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use zbelastic_api::client::{ApiClient, ApiError};
@@ -22,6 +23,7 @@ use zbelastic_wording::{CommandFailure, FailureCode, FailureDetail};
 use crate::command_connection::exchange;
 use crate::event_history::send_history;
 use crate::event_poller::EventPoller;
+use crate::span_exporter::SpanExporter;
 
 /// Between two requests while a page is open, and while none is: then only `/metrics` reads them.
 const OBSERVE_PAUSE: Duration = Duration::from_millis(250);
@@ -47,6 +49,21 @@ pub struct ObservedCluster {
     /// A controller's `events.jsonl`, which need not be there: what it holds is shown before the
     /// events that the cluster remembers.
     pub history: PathBuf,
+}
+
+/// The thread that observes a cluster.
+pub struct ObserverThread {
+    is_over: Arc<AtomicBool>,
+    thread: JoinHandle<()>,
+}
+
+impl ObserverThread {
+    /// Ends it, when it has sent the traces of what it observed to their collector, if there is one.
+    pub fn finish(self) {
+        self.is_over.store(true, Ordering::Relaxed);
+        // A thread that panicked ended the process.
+        let _ = self.thread.join();
+    }
 }
 
 /// Where observations go.
@@ -121,32 +138,43 @@ fn token_check(addresses: Vec<String>) -> TokenCheck {
     })
 }
 
-/// Observes the cluster in a thread, until nobody receives it any more.
+/// Observes the cluster in a thread, until nobody receives it any more or the thread is ended.
+/// `exporter` is where traces of it go.
 ///
 /// # Errors
 /// If the system gives no threads.
 pub fn observe_in_thread(
     cluster: ObservedCluster,
     sink: impl Into<ObservationSink>,
-) -> Result<(), CommandFailure> {
-    let sink = sink.into();
+    exporter: Option<SpanExporter>,
+) -> Result<ObserverThread, CommandFailure> {
+    let mut sink = sink.into();
+    let is_over = Arc::new(AtomicBool::new(false));
+    let seen = Arc::clone(&is_over);
+    let send = sink.send;
+    sink.send = Box::new(move |observed| !seen.load(Ordering::Relaxed) && send(observed));
     let run = move || {
         // Training comes first: this thread gets what is left of the processors.
         raise_niceness();
         // Without threads for its connection there is nothing to observe, and nothing to stop for.
-        drop(observe(&cluster, &sink));
+        drop(observe(&cluster, &sink, exporter));
     };
     let spawned = thread::Builder::new().name("page".to_owned()).spawn(run);
-    spawned.map(drop).map_err(|error| {
+    let thread = spawned.map_err(|error| {
         CommandFailure::new(FailureCode::OutOfResource, format!("no thread for the page: {error}"))
-    })
+    })?;
+    Ok(ObserverThread { is_over, thread })
 }
 
-/// Observes the cluster until nobody receives it any more.
+/// Observes the cluster until nobody receives it any more. `exporter` is where traces of it go.
 ///
 /// # Errors
 /// If the system gives no threads for the connection.
-pub fn observe(cluster: &ObservedCluster, sink: &ObservationSink) -> Result<(), CommandFailure> {
+pub fn observe(
+    cluster: &ObservedCluster,
+    sink: &ObservationSink,
+    mut exporter: Option<SpanExporter>,
+) -> Result<(), CommandFailure> {
     let ObservedCluster { folder, addresses, history } = cluster;
     let mut client = ApiClient::new(addresses.clone(), exchange(folder)?);
     // A controller that joined does not know the name of its cluster; an administrator's folder does.
@@ -161,7 +189,11 @@ pub fn observe(cluster: &ObservedCluster, sink: &ObservationSink) -> Result<(), 
             {
                 name.clone_into(&mut status.cluster.name);
             }
+            if let (Some(exporter), Observation::Events(events)) = (&mut exporter, &observed) {
+                exporter.observe(events);
+            }
             if !(sink.send)(observed) {
+                exporter.map(SpanExporter::finish);
                 return Ok(());
             }
         }

@@ -59,6 +59,26 @@ fn links_lead_somewhere() {
     }
 }
 
+#[test]
+fn the_picture_of_a_schedule_is_as_it_is_drawn() {
+    let words = "schedule render --kind zb-v --stages 4 --microbatches 8 --svg -";
+    let drawn = printed(&words.split(' ').collect::<Vec<_>>());
+    assert!(drawn == page("docs/zb-v.svg"), "zbelastic {words} > docs/zb-v.svg");
+}
+
+#[test]
+fn the_sites_contents_have_every_page_once() {
+    let summary = page("docs/SUMMARY.md");
+    let mut listed: Vec<PathBuf> =
+        links(&summary).map(|link| root().join("docs").join(link)).collect();
+    let in_docs = |path: &PathBuf| path.starts_with(root().join("docs"));
+    let mut found: Vec<PathBuf> = pages().into_iter().filter(in_docs).collect();
+    found.retain(|path| !path.ends_with("SUMMARY.md"));
+    listed.sort();
+    found.sort();
+    assert_eq!(listed, found, "docs/SUMMARY.md, from which mdBook makes a site");
+}
+
 /// Paths in backticks that begin with one of our folders and name a file.
 fn paths_named(text: &str) -> impl Iterator<Item = &str> {
     let quoted = text.split('`').skip(1).step_by(2);

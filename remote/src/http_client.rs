@@ -45,6 +45,8 @@ const RESPONSE_TIME_MAX: Duration = Duration::from_secs(60);
 const BODY_TIME_MAX: Duration = Duration::from_secs(120);
 /// A metadata service runs on the machine's own host. Where there is none, nothing answers.
 const METADATA_TIME_MAX: Duration = Duration::from_secs(5);
+/// A text of JSON is sent and answered within this: collectors are near.
+const POST_TIME_MAX: Duration = Duration::from_secs(5);
 /// How often a wait asks whether it was stopped.
 const WAIT_TICK: Duration = Duration::from_millis(200);
 /// A file of a web server is often elsewhere; object stores redirect nobody but to another region.
@@ -127,6 +129,49 @@ impl HttpConnector for RetryingConnector {
             agent: agent.build().new_agent(),
             metadata_agent: metadata.build().new_agent(),
         }))
+    }
+}
+
+/// Sends texts of JSON to one address, each once.
+pub struct JsonPoster {
+    agent: Agent,
+    address: Uri,
+    headers: Vec<(String, String)>,
+}
+
+impl JsonPoster {
+    /// Sends to `address`, which a person named, with these headers. Nothing is sent yet.
+    ///
+    /// # Errors
+    /// With the reason, if it is no address of HTTP.
+    pub fn new(address: &str, headers: Vec<(String, String)>) -> Result<Self, String> {
+        let address: Uri = address.parse().map_err(|error| format!("no address: {error}"))?;
+        if !matches!(address.scheme_str(), Some("http" | "https")) || address.host().is_none() {
+            return Err("no http:// or https:// address".to_owned());
+        }
+        let mut agent = agent_config(0).timeout_global(Some(POST_TIME_MAX));
+        if is_loopback(&host_of(&address)) {
+            // A proxy would look for it on its own machine.
+            agent = agent.proxy(None);
+        }
+        Ok(Self { agent: agent.build().new_agent(), address, headers })
+    }
+
+    /// Sends a text.
+    ///
+    /// # Errors
+    /// With the reason, if it was not taken.
+    pub fn post(&self, text: &str) -> Result<(), String> {
+        let mut request = self.agent.post(&self.address).header("Content-Type", "application/json");
+        for (name, value) in &self.headers {
+            request = request.header(name, value);
+        }
+        let host = host_of(&self.address);
+        let response = request.send(text).map_err(|error| format!("{host}: {error}"))?;
+        match response.status() {
+            status if status.is_success() => Ok(()),
+            status => Err(format!("{host}: {status}")),
+        }
     }
 }
 

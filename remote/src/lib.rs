@@ -35,6 +35,7 @@ mod windows;
 pub use address::{AddressProblem, Scheme, is_address};
 pub use environment::Environment;
 pub use error::{Missing, RemoteError};
+pub use http_client::JsonPoster;
 pub use object_folder::ObjectFolder;
 pub use retry::{OnRetry, RetryEvent, RetryNotice, RetryPolicy};
 pub use storage::RemoteStorage;

@@ -14,6 +14,7 @@ mod lanes;
 mod mark;
 mod message;
 mod metrics;
+mod spans;
 mod step_history;
 pub mod tensorboard;
 
@@ -23,4 +24,5 @@ pub use lanes::LANE_STEPS_KEPT;
 pub use mark::{MARKS_KEPT, MarkKind, PageMark};
 pub use message::{SourceState, status_json};
 pub use metrics::{METRIC_NAMES, metrics_text};
+pub use spans::{Span, SpanBuilder, otlp_json};
 pub use step_history::{STEPS_KEPT, StepHistory, StepPoint};

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use zbelastic_view::tensorboard::{first_record, scalars_record};
+use zbelastic_view::tensorboard::{first_record, histogram_record, scalars_record, text_record};
 
 const READ: &str = "\
 import sys
@@ -14,6 +14,14 @@ events.Reload()
 for tag in sorted(events.Tags()['scalars']):
     for scalar in events.Scalars(tag):
         print(tag, scalar.step, round(scalar.wall_time, 3), round(scalar.value, 6))
+for tag in events.Tags()['tensors']:
+    for event in events.Tensors(tag):
+        plugin = events.SummaryMetadata(tag).plugin_data.plugin_name
+        print(tag, event.step, plugin, event.tensor_proto.string_val[0].decode())
+for tag in events.Tags()['histograms']:
+    for event in events.Histograms(tag):
+        value = event.histogram_value
+        print(tag, event.step, value.min, value.max, value.num, value.sum, sum(value.bucket))
 ";
 
 /// A Python that has TensorBoard.
@@ -43,10 +51,15 @@ fn tensorboard_reads_what_was_written() {
     let mut bytes = first_record(1_500);
     bytes.extend(scalars_record(2_000, 1, &[("loss/train", 3.25), ("gradient/norm", 0.5)]));
     bytes.extend(scalars_record(2_500, 300, &[("loss/train", 2.5)]));
+    bytes.extend(text_record(2_500, 0, ("run/config", "steps = 300")));
+    let norms = [0.5, 1.0, 2.0, 2.5];
+    bytes.extend(histogram_record(2_500, 300, ("gradient/norms", &norms)).expect("values"));
     let path = folder.join("events.out.tfevents.0000000001.0.zbelastic");
     fs::write(&path, bytes).expect("it is written");
     let output = Command::new(&python).args(["-c", READ]).arg(&path).output().expect("it runs");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let expected = "gradient/norm 1 2.0 0.5\nloss/train 1 2.0 3.25\nloss/train 300 2.5 2.5\n";
+    let expected = "gradient/norm 1 2.0 0.5\nloss/train 1 2.0 3.25\nloss/train 300 2.5 2.5\n\
+                    run/config 0 text steps = 300\n\
+                    gradient/norms 300 0.5 2.5 4.0 6.0 4.0\n";
     assert_eq!(String::from_utf8_lossy(&output.stdout), expected);
 }

@@ -40,7 +40,9 @@ pub fn run(args: &TopArgs, out: &mut dyn Write) -> Result<(), CommandError> {
         has_viewers: Box::new(|| false),
     };
     let history = folder.events();
-    observe_in_thread(ObservedCluster { folder, addresses, history }, sink)?;
+    // It ends with this process.
+    let cluster = ObservedCluster { folder, addresses, history };
+    let _observer = observe_in_thread(cluster, sink, None)?;
     let dashboard = Dashboard::new(RunCosts { price_per_hour: args.price, ..RunCosts::default() });
     let is_dumb = std::env::var_os("TERM").is_none_or(|term| term == "dumb" || term.is_empty());
     if is_dumb || !io::stdout().is_terminal() || !io::stdin().is_terminal() {

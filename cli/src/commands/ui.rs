@@ -10,6 +10,7 @@ use crate::args::UiArgs;
 use crate::command_connection::request_addresses;
 use crate::live_page::{ObservedCluster, observe, start_server};
 use crate::side_process::{end_with_lifeline, has_lifeline};
+use crate::span_exporter::SpanExporter;
 
 /// Runs `ui`, until the process is ended.
 ///
@@ -40,6 +41,9 @@ pub fn run(args: &UiArgs, out: &mut dyn Write) -> Result<(), CommandError> {
         )?;
     }
     out.flush()?;
-    observe(&ObservedCluster { folder, addresses, history }, &server.observer().into())?;
+    let name = folder.read_admin()?.name;
+    let exporter = SpanExporter::of_environment("zbelastic", &name)?;
+    let cluster = ObservedCluster { folder, addresses, history };
+    observe(&cluster, &server.observer().into(), exporter)?;
     Ok(())
 }

@@ -131,12 +131,15 @@ impl From<&StepRecord> for StepEvent {
     }
 }
 
+/// The tag of gradient norms for TensorBoard.
+pub const NORM_TAG: &str = "gradient/norm";
+
 impl StepEvent {
     /// Its numbers by TensorBoard's tags; those that are not finite are left out.
     pub fn scalars(&self) -> Vec<(&'static str, f64)> {
         let scalars = [
             ("loss/train", self.loss),
-            ("gradient/norm", self.gnorm),
+            (NORM_TAG, self.gnorm),
             ("gradient/clip", self.clip),
             ("optimizer/learning_rate", Some(self.lr)),
             ("speed/step_seconds", Some(self.ms / 1e3)),

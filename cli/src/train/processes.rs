@@ -36,8 +36,9 @@ use super::prepare::PreparedRun;
 use super::run_devices::DeviceSharing;
 use crate::blob::Blob;
 use crate::command_connection::exchange;
-use crate::live_page::{ObservedCluster, observe_in_thread};
+use crate::live_page::{ObservationSink, ObservedCluster, ObserverThread, observe_in_thread};
 use crate::run_files::MODEL;
+use crate::span_exporter::SpanExporter;
 use children::{ChildProcesses, WorkerDevices};
 use follow::{FollowOptions, FollowOutcome, RunObserver, follow};
 use model::{ModelSource, ModelWriter, WrittenModel};
@@ -114,12 +115,7 @@ pub fn train(
     children.start_controller()?;
     let mut client = connect(&children.controller(), children.address())?;
     poll_until(&mut children, &mut client, "the controller", leads)?;
-    if let Some(page) = page {
-        let addresses = vec![children.address()];
-        let folder = children.controller();
-        let history = folder.events();
-        observe_in_thread(ObservedCluster { folder, addresses, history }, page)?;
-    }
+    let observer = observer(&children, prepared, page)?;
     for number in 1..=prepared.worker_count {
         let token = if children.is_new(number) {
             Some(poll_until(&mut children, &mut client, "the controller", create_token)?)
@@ -166,7 +162,32 @@ pub fn train(
     });
     let ended = follow(accepted, &options, (&mut children, &mut client), &mut writer, observe)?;
     let timed = (steps_before, began.elapsed());
+    if let Some(observer) = observer {
+        observer.finish();
+    }
     finish(ended, timed, writer, (&mut children, &mut client))
+}
+
+/// Observes the processes for a page and a collector of traces, if there is one of them. Yields the
+/// thread if it has traces to send to the end.
+fn observer(
+    children: &ChildProcesses,
+    prepared: &PreparedRun,
+    page: Option<PageObserver>,
+) -> Result<Option<ObserverThread>, CommandFailure> {
+    let exporter = SpanExporter::of_environment("zbelastic train", &prepared.name)?;
+    if page.is_none() && exporter.is_none() {
+        return Ok(None);
+    }
+    let addresses = vec![children.address()];
+    let folder = children.controller();
+    let history = folder.events();
+    let cluster = ObservedCluster { folder, addresses, history };
+    let nobody = || ObservationSink { send: Box::new(|_| true), has_viewers: Box::new(|| false) };
+    let sink = page.map_or_else(nobody, ObservationSink::from);
+    // Traces are sent to the end; a page needs nothing more.
+    let has_traces = exporter.is_some();
+    Ok(Some(observe_in_thread(cluster, sink, exporter)?).filter(|_| has_traces))
 }
 
 fn connect(

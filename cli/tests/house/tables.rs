@@ -355,6 +355,7 @@ pub const FENCES: &[Fence] = &[
     fence("pem", &["identity"], &[], &["identity/src/folder.rs"]),
     fence("minijinja", &["tokenizer"], &[], &["tokenizer/src/chat/"]),
     fence("minijinja-contrib", &["tokenizer"], &[], &["tokenizer/src/chat/"]),
+    fence("opentelemetry-proto", &[], &["view"], &[]),
     fence(
         "postcard",
         &["checkpoint", "identity", "transport", "consensus", "wire", "mirror"],

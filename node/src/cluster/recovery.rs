@@ -88,27 +88,16 @@ impl CheckpointDocument {
         Self { spec: Arc::clone(spec), record: record.clone(), class }
     }
 
-    /// The manifest that a recovery continues from. Of a job that this version cannot read there is
-    /// none.
+    /// The manifest that a recovery continues from; none of a job that this version cannot read.
     #[must_use]
     pub fn manifest(&self) -> Option<Manifest> {
-        let Self { spec, record, .. } = self;
-        let job = JobDocument::of_job(spec).ok()?.job;
-        let version = CheckpointId { run: spec.run, version: record.version };
-        let layers = (0..).zip(&record.layers);
-        let name = |(layer, digest): (u32, &Digest)| PieceName {
-            version,
-            layer: LayerId(layer),
-            digest: *digest,
-        };
-        Some(Manifest {
-            version,
-            layers: layers.map(name).collect(),
-            document: codec::encode(self),
-            data: job.text.hash,
-            program: job.program,
-            seed: job.config.seed,
-        })
+        let JobDocument { program, text, config, .. } = JobDocument::of_job(&self.spec).ok()?.job;
+        let version = CheckpointId { run: self.spec.run, version: self.record.version };
+        let piece = |(layer, digest)| PieceName { version, layer: LayerId(layer), digest };
+        let layers = (0..).zip(self.record.layers.iter().copied()).map(piece).collect();
+        let document = codec::encode(self);
+        let data = text.hash;
+        Some(Manifest { version, layers, document, data, program, seed: config.seed })
     }
 }
 
@@ -281,11 +270,8 @@ fn found_cluster(
     own.save(&folder.identity()).map_err(cannot_keep)?;
     authority.save(&folder.identity().join("authority")).map_err(cannot_keep)?;
     admin.save(&folder.admin()).map_err(cannot_keep)?;
-    let addresses = if old.advertised.is_empty() {
-        vec![super::local_address(old.bind)]
-    } else {
-        old.advertised.clone()
-    };
+    let own = || vec![super::local_address(old.bind)];
+    let addresses = if old.advertised.is_empty() { own() } else { old.advertised.clone() };
     let name = old.cluster_name.clone();
     let id = cluster.to_string();
     folder.write_admin(&AdminFile { name, id, addresses })?;

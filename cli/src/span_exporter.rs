@@ -1,0 +1,231 @@
+//! Spans that are sent to a collector of OpenTelemetry, where `OTEL_EXPORTER_OTLP_ENDPOINT` names one.
+//!
+//! Nothing waits for a collector: a queue of bounded length is between, and what does not fit or is not
+//! taken is dropped, counted and printed.
+
+use std::env;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use zbelastic_api::ClusterEvent;
+use zbelastic_remote::JsonPoster;
+use zbelastic_view::{Span, SpanBuilder, otlp_json};
+use zbelastic_wording::{CommandFailure, FailureCode, FailureDetail};
+
+/// Variables of OpenTelemetry: the collector, where traces go if that is elsewhere, and headers that it
+/// wants, as `key=value` with commas.
+const ENDPOINT: &str = "OTEL_EXPORTER_OTLP_ENDPOINT";
+const TRACES_ENDPOINT: &str = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT";
+const HEADERS: &str = "OTEL_EXPORTER_OTLP_HEADERS";
+const SERVICE: &str = "OTEL_SERVICE_NAME";
+/// Spans that wait: a collector that is away for a minute misses nothing of a run with thirty steps a
+/// second.
+const QUEUE_SPANS_MAX: usize = 2048;
+/// Spans of one request, and how long the first of them waits for others.
+const BATCH_SPANS_MAX: usize = 512;
+const BATCH_WITHIN: Duration = Duration::from_secs(1);
+
+/// Sends the spans of events.
+pub struct SpanExporter {
+    builder: SpanBuilder,
+    queue: Option<SyncSender<Span>>,
+    thread: Option<JoinHandle<()>>,
+    dropped: Arc<AtomicU64>,
+}
+
+impl SpanExporter {
+    /// An exporter to the collector of the environment, if it names one. `service` is what traces are
+    /// of if the environment does not say so.
+    ///
+    /// # Errors
+    /// If it is no address, or the system gives no thread.
+    pub fn of_environment(service: &str, cluster: &str) -> Result<Option<Self>, CommandFailure> {
+        let variable = |name| env::var(name).ok().filter(|value: &String| !value.is_empty());
+        let base = || Some(format!("{}/v1/traces", variable(ENDPOINT)?.trim_end_matches('/')));
+        let Some(address) = variable(TRACES_ENDPOINT).or_else(base) else { return Ok(None) };
+        let headers = variable(HEADERS).unwrap_or_default();
+        let service = variable(SERVICE).unwrap_or_else(|| service.to_owned());
+        Self::start(&address, &headers, (service, cluster.to_owned())).map(Some)
+    }
+
+    fn start(
+        address: &str,
+        headers: &str,
+        (service, cluster): (String, String),
+    ) -> Result<Self, CommandFailure> {
+        let headers = headers.split(',').filter_map(|pair| pair.split_once('='));
+        let headers =
+            headers.map(|(name, value)| (name.trim().to_owned(), value.trim().to_owned()));
+        let poster = JsonPoster::new(address, headers.collect()).map_err(|reason| {
+            let detail = FailureDetail::new(format!("{address}: {reason}"));
+            let hint = "such as http://localhost:4318; or unset it";
+            CommandFailure::usage("the environment", vec![detail.at(ENDPOINT).hint(hint)])
+        })?;
+        let (queue, inbox) = sync_channel(QUEUE_SPANS_MAX);
+        let dropped = Arc::new(AtomicU64::new(0));
+        let counter = Arc::clone(&dropped);
+        let send = move || {
+            send_all(&inbox, &counter, |spans| poster.post(&otlp_json(&service, &cluster, spans)));
+        };
+        let spawned = thread::Builder::new().name("spans".to_owned()).spawn(send);
+        let thread = spawned.map_err(|error| {
+            CommandFailure::new(FailureCode::OutOfResource, format!("no thread: {error}"))
+        })?;
+        Ok(Self {
+            builder: SpanBuilder::default(),
+            queue: Some(queue),
+            thread: Some(thread),
+            dropped,
+        })
+    }
+
+    /// Enqueues the spans that end with these events.
+    pub fn observe(&mut self, events: &[ClusterEvent]) {
+        for span in events.iter().flat_map(|event| self.builder.observe(event)).collect::<Vec<_>>()
+        {
+            let is_enqueued = self.queue.as_ref().is_some_and(|queue| queue.try_send(span).is_ok());
+            if !is_enqueued {
+                self.dropped.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Sends what is enqueued, prints how many spans were dropped in all, and returns their number.
+    pub fn finish(mut self) -> u64 {
+        self.queue = None;
+        if let Some(thread) = self.thread.take() {
+            // A thread that panicked ended the process.
+            let _ = thread.join();
+        }
+        let dropped = self.dropped.load(Ordering::Relaxed);
+        if dropped > 0 {
+            eprintln!("note: {dropped} spans of traces were dropped");
+        }
+        dropped
+    }
+}
+
+/// Sends batches until nobody enqueues any more. After a batch that was not taken at the end, the rest is
+/// dropped: a collector that is away must not keep a run from ending.
+fn send_all(
+    inbox: &Receiver<Span>,
+    dropped: &AtomicU64,
+    send: impl Fn(&[Span]) -> Result<(), String>,
+) {
+    let mut is_failing = false;
+    loop {
+        let (batch, is_last) = next_batch(inbox);
+        if batch.is_empty() && is_last {
+            return;
+        }
+        match send(&batch) {
+            Ok(()) if is_failing => {
+                eprintln!("note: traces are sent again");
+                is_failing = false;
+            }
+            Ok(()) => {}
+            Err(reason) => {
+                dropped.fetch_add(batch.len() as u64, Ordering::Relaxed);
+                if !is_failing {
+                    eprintln!("note: traces are not sent, and dropped: {reason}");
+                }
+                is_failing = true;
+                if is_last {
+                    dropped.fetch_add(inbox.iter().count() as u64, Ordering::Relaxed);
+                    return;
+                }
+            }
+        }
+    }
+}
+
+/// Spans that came within a second of the first, and whether nobody enqueues any more.
+fn next_batch(inbox: &Receiver<Span>) -> (Vec<Span>, bool) {
+    let Ok(first) = inbox.recv() else { return (Vec::new(), true) };
+    let until = Instant::now() + BATCH_WITHIN;
+    let mut batch = vec![first];
+    while batch.len() < BATCH_SPANS_MAX {
+        match inbox.recv_timeout(until.saturating_duration_since(Instant::now())) {
+            Ok(span) => batch.push(span),
+            Err(RecvTimeoutError::Timeout) => return (batch, false),
+            Err(RecvTimeoutError::Disconnected) => return (batch, true),
+        }
+    }
+    (batch, false)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{BufRead, BufReader, Read, Write};
+    use std::net::TcpListener;
+
+    use zbelastic_api::EventKind;
+    use zbelastic_types::Bytes;
+
+    use super::*;
+
+    fn checkpoint(step: u64) -> ClusterEvent {
+        let kind = EventKind::Checkpoint { step, bytes: Bytes(1), ms: None };
+        ClusterEvent::new(0, 1000 + step, kind)
+    }
+
+    fn exporter(address: &str) -> SpanExporter {
+        let names = ("test".to_owned(), "wiki".to_owned());
+        SpanExporter::start(address, "x-key=secret, x-other=1", names).expect("an address")
+    }
+
+    /// Answers a request with 200, and yields its head and body.
+    fn collect(listener: &TcpListener) -> (String, String) {
+        let (stream, _) = listener.accept().expect("a connection");
+        let mut reader = BufReader::new(stream);
+        let mut head = String::new();
+        while !head.ends_with("\r\n\r\n") {
+            assert!(reader.read_line(&mut head).expect("a line") > 0, "{head}");
+        }
+        let head = head.to_ascii_lowercase();
+        let length = head.split("content-length: ").nth(1).expect("a length");
+        let length = length.lines().next().expect("a line").parse().expect("a number");
+        let mut body = vec![0; length];
+        reader.read_exact(&mut body).expect("a body");
+        let answer = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}";
+        reader.get_mut().write_all(answer).expect("it reads");
+        (head, String::from_utf8(body).expect("text"))
+    }
+
+    #[test]
+    fn a_collector_receives_every_span_and_the_headers_that_it_wants() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = format!("http://{}/v1/traces", listener.local_addr().expect("it"));
+        let mut exporter = exporter(&address);
+        let events: Vec<_> = (0..BATCH_SPANS_MAX as u64 + 1).map(checkpoint).collect();
+        exporter.observe(&events);
+        let count = events.len();
+        let collecting = thread::spawn(move || {
+            let mut spans = 0;
+            while spans < count {
+                let (head, body) = collect(&listener);
+                assert!(head.starts_with("post /v1/traces ") && head.contains("x-key: secret"));
+                spans += body.matches("\"spanId\"").count();
+            }
+            spans
+        });
+        assert_eq!(exporter.finish(), 0);
+        assert_eq!(collecting.join().expect("it answered"), count);
+    }
+
+    #[test]
+    fn a_collector_that_is_away_costs_spans_and_nothing_else() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = format!("http://{}/v1/traces", listener.local_addr().expect("it"));
+        drop(listener);
+        let mut exporter = exporter(&address);
+        let events: Vec<_> = (0..3 * QUEUE_SPANS_MAX as u64).map(checkpoint).collect();
+        exporter.observe(&events);
+        assert_eq!(exporter.finish(), events.len() as u64, "each is counted once");
+        let refused = SpanExporter::start("localhost:4318", "", (String::new(), String::new()));
+        assert_eq!(refused.err().expect("no address").code, FailureCode::Usage);
+    }
+}
