@@ -2,6 +2,8 @@
 
 use zbelastic_planner::PlannerJob;
 use zbelastic_schedule::asynchronous::AsyncKind;
+use zbelastic_schedule::{ScheduleKind, Window};
+use zbelastic_trainer::plan::{Plan, PlanRequest, ReplicaCount};
 
 use super::{RunConfig, ScheduleChoice};
 
@@ -25,6 +27,33 @@ impl RunConfig {
             stage_bytes_max: self.stage_bytes_max,
             sizes: self.arithmetic.sizes(),
         })
+    }
+
+    /// A plan of one stage that adds up as every plan of the job does.
+    ///
+    /// # Panics
+    /// Never: every model fits on one stage of the plainest schedule.
+    #[must_use]
+    pub fn one_stage_plan(&self) -> Plan {
+        let kind = match self.schedule {
+            ScheduleChoice::Kind(kind) if kind.is_sliced() => kind,
+            ScheduleChoice::Kind(_) | ScheduleChoice::Auto | ScheduleChoice::Asynchronous(_) => {
+                ScheduleKind::OneFOneB
+            }
+        };
+        let request = PlanRequest {
+            model: &self.model,
+            batch: self.batch,
+            kind,
+            chunks_per_stage: None,
+            slice_count: self.slice_count.filter(|_| kind.is_sliced()),
+            stage_count: 1,
+            replicas: ReplicaCount::ONE,
+            window: Window::One,
+        };
+        let plan =
+            Plan::new(request).expect("every model fits on one stage of the plainest schedule");
+        plan.with_recompute(self.memory.recomputed())
     }
 }
 
@@ -50,5 +79,8 @@ mod tests {
         let own = own.expect("it has steps");
         assert_eq!((own.kinds.as_slice(), own.is_auto), (&[ScheduleKind::ZbV][..], false));
         assert_eq!((own.chunks_per_stage, own.copies), (Some(2), 2));
+        let text = "[model]\npreset = \"tiny\"\n[schedule]\nkind = \"seq1f1b\"\nslices = 4\n";
+        let plan = load_text(text).expect("legal").config.one_stage_plan();
+        assert_eq!((plan.placement().stage_count(), plan.program.slice_count), (1, 4));
     }
 }

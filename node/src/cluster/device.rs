@@ -16,14 +16,14 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
-use zbelastic_config::{OffloadStore, ScheduleChoice};
+use zbelastic_config::OffloadStore;
 use zbelastic_consensus::session::WorkerEvent;
 use zbelastic_consensus::validation::Turn;
 use zbelastic_data::training_data::TrainingData;
 use zbelastic_kernels::HostThreads;
 use zbelastic_machine::second_store::FileSecondStore;
 use zbelastic_policy::tick::milliticks;
-use zbelastic_schedule::{Op, ScheduleKind, Window};
+use zbelastic_schedule::Op;
 use zbelastic_timing::{
     ARRIVALS_REPORTED_MAX, MeasuredSlice, MessageArrival, RunClock, SLICES_REPORTED_MAX,
     SliceActivity, SliceLog, TakenSlices,
@@ -32,7 +32,6 @@ use zbelastic_trainer::elastic::{
     BackendStageFactory, GRADIENT_FRAME_LIMITS, LayerImage, StashStoreFactory,
 };
 use zbelastic_trainer::model::{LayerClock, LayerTimes, StageTimings};
-use zbelastic_trainer::plan::{Plan, PlanRequest, ReplicaCount};
 use zbelastic_trainer::runtime::{
     PeerBody, PeerFrame, RuntimeInput, RuntimeOutput, RuntimeSetup, StageRefusal, WorkerRuntime,
 };
@@ -519,25 +518,7 @@ fn begin<M: WorkerDevice>(
         clock: Some(layer_clock),
     };
     // Each plan that is loaded replaces this one, and adds up as this one does.
-    let kind = match config.schedule {
-        ScheduleChoice::Kind(kind) if kind.is_sliced() => kind,
-        ScheduleChoice::Kind(_) | ScheduleChoice::Auto | ScheduleChoice::Asynchronous(_) => {
-            ScheduleKind::OneFOneB
-        }
-    };
-    let request = PlanRequest {
-        model: &config.model,
-        batch: config.batch,
-        kind,
-        chunks_per_stage: None,
-        slice_count: config.slice_count.filter(|_| kind.is_sliced()),
-        stage_count: 1,
-        replicas: ReplicaCount::ONE,
-        window: Window::One,
-    };
-    let plan = Plan::new(request)
-        .expect("every model fits on one stage of the plainest schedule")
-        .with_recompute(config.memory.recomputed());
+    let plan = config.one_stage_plan();
     let injections = document.job.injections.clone();
     let stage = StageSetup { weights, injections, ..config.stage_setup(plan) };
     Ok(WorkerRuntime::new(
