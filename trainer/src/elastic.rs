@@ -32,7 +32,7 @@ pub use scattered::ScatteredLayer;
 pub use stage_factory::{
     BackendCopy, BackendFactory, BackendStageFactory, DeviceUse, StashStoreFactory,
 };
-pub use weights::{ChainingValue, moment_subtrees, moment_value, weights_end};
+pub use weights::{ChainingValue, moment_subtrees, moment_value, nth_moment_value, weights_end};
 
 /// Why a copy does not accept a gradient or a seal. It stays as it was.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

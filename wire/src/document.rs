@@ -126,6 +126,19 @@ pub enum DocumentError {
     },
 }
 
+/// Why a job cannot go on from a run's checkpoint: it trains a tensor that was frozen there.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "train.freeze: {tensor} is frozen in run {run}, whose checkpoints have no moments of it: freeze it, or export \
+     the model and begin another run with it (model.from_hf)"
+)]
+pub struct NoMoments {
+    /// The run that it was to go on from.
+    pub run: String,
+    /// Name of the tensor.
+    pub tensor: String,
+}
+
 impl NamedJob {
     /// The run whose checkpoint a version is.
     #[must_use]
@@ -172,8 +185,8 @@ impl JobDocument {
     /// The same job on layers whose moments lie as those of `parent`, whose checkpoint it goes on from.
     ///
     /// # Errors
-    /// If a tensor is trained of which the parent has no moments: its name.
-    pub fn with_moments_of(mut self, parent: &Self) -> Result<Self, String> {
+    /// If a tensor is trained of which the parent has no moments.
+    pub fn with_moments_of(mut self, parent: &Self) -> Result<Self, NoMoments> {
         let layout = &parent.config.model.without_moments;
         let model = &mut self.config.model;
         let trained = layout.tensors().find(|tensor| !model.frozen.contains(*tensor));
@@ -181,7 +194,8 @@ impl JobDocument {
             let layers = model_layers(model);
             let mut tensors = layers.iter().flat_map(LayerSpec::own_tensors);
             let named = tensors.find(|tensor| tensor.index == index);
-            return Err(named.map_or_else(|| index.to_string(), |tensor| tensor.name.clone()));
+            let tensor = named.map_or_else(|| index.to_string(), |tensor| tensor.name.clone());
+            return Err(NoMoments { run: parent.name.clone(), tensor });
         }
         model.without_moments = layout.clone();
         self.version = version_for(&self.config).max(self.stores_version());
@@ -477,7 +491,8 @@ mod tests {
         let branch = more.with_moments_of(&with_all_moments(embed.clone())).expect("all have");
         assert_eq!(branch.version, 2, "a program of before can read it");
         let refused = freezing("[\"norm\"]").with_moments_of(&embed);
-        assert_eq!(refused, Err("embed.tokens".to_owned()));
+        let tensor = "embed.tokens".to_owned();
+        assert_eq!(refused, Err(NoMoments { run: "test".to_owned(), tensor }));
     }
 
     /// The words of `elastic.detect_timeout` name both numbers.

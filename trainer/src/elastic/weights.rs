@@ -63,6 +63,22 @@ pub fn moment_value(
     Ok(ChainingValue(hasher.finish()))
 }
 
+/// The chaining value of the subtree at `index` of [`moment_subtrees`] of an encoded layer that `read` reads, if it has so
+/// many.
+///
+/// # Errors
+/// If it cannot be read, or is no layer.
+pub fn nth_moment_value(
+    index: usize,
+    mut read: impl FnMut(u64, &mut [u8]) -> io::Result<()>,
+) -> io::Result<Option<ChainingValue>> {
+    let mut header = [0; HEADER_LEN];
+    read(0, &mut header)?;
+    let len = StateLen::of_header(&header).map_err(io::Error::other)?;
+    let subtree = moment_subtrees(len).into_iter().nth(index);
+    subtree.map(|subtree| moment_value(subtree, read)).transpose()
+}
+
 /// Hashes an encoded layer with a subtree behind its weights, in order, up to where a subtree ends:
 /// the bytes before the moments, or all of them.
 #[derive(Debug)]
@@ -165,8 +181,10 @@ mod tests {
             into.copy_from_slice(&bytes[at as usize..][..into.len()]);
             Ok(())
         };
-        let subtrees = moment_subtrees(len_of(bytes)).into_iter();
-        subtrees.map(|subtree| moment_value(subtree, read).expect("it is read")).collect()
+        let value = |index| nth_moment_value(index, read).expect("it is read");
+        let count = moment_subtrees(len_of(bytes)).len();
+        assert_eq!(value(count), None, "there are no more");
+        (0..count).map(|index| value(index).expect("there are so many")).collect()
     }
 
     fn read(bytes: &[u8], piece: usize, behind: &[ChainingValue]) -> Result<Digest, ImageError> {

@@ -95,7 +95,12 @@ fn targets(value: &Value) -> Option<Vec<String>> {
         Value::Array(names) if !names.is_empty() => {
             names.iter().map(|name| name.as_str().map(str::to_owned)).collect()
         }
-        _ => None,
+        Value::Null
+        | Value::Bool(_)
+        | Value::Number(_)
+        | Value::String(_)
+        | Value::Array(_)
+        | Value::Object(_) => None,
     }
 }
 
@@ -104,7 +109,7 @@ fn init(value: &Value) -> Option<LoraInit> {
     match value {
         Value::Null | Value::Bool(_) => Some(LoraInit::Kaiming),
         Value::String(word) if word == "gaussian" => Some(LoraInit::Gaussian),
-        _ => None,
+        Value::Number(_) | Value::String(_) | Value::Array(_) | Value::Object(_) => None,
     }
 }
 

@@ -5,10 +5,7 @@ use std::sync::Arc;
 use zbelastic_checkpoint::{CheckpointStore, CheckpointStoreError, SledStore};
 use zbelastic_consensus::state::State;
 use zbelastic_identity::{PeerIdentity, PeerRole};
-use zbelastic_trainer::elastic::{
-    ChainingValue, IMAGE_HEADER_LEN, LayerImage, StateLen, layer_digest, moment_subtrees,
-    moment_value,
-};
+use zbelastic_trainer::elastic::{ChainingValue, LayerImage, layer_digest, nth_moment_value};
 use zbelastic_transport::{BulkBody, BulkFetch, RequestReply, Transport};
 use zbelastic_types::{Bytes, Digest, NodeId};
 use zbelastic_wire::{
@@ -81,14 +78,9 @@ pub(super) fn export_subtree(
     // Not the body that the weights are read from, which keeps the chunk that was read last.
     let body = ports.tasks.checkpoint_thread().find(&BulkKey::Piece(piece));
     answer_from(piece, body, (ports, reply), move |body| {
-        let mut header = [0; IMAGE_HEADER_LEN];
-        body.read(0, &mut header).map_err(|error| error.to_string())?;
-        let len = StateLen::of_header(&header).map_err(|error| error.to_string())?;
-        let Some(range) = moment_subtrees(len).into_iter().nth(subtree as usize) else {
-            return Ok(not_found(ResourceKind::Layer, format!("subtree {subtree}")));
-        };
-        let value = moment_value(range, |offset, into| body.read(offset, into));
-        value.map(answer).map_err(|error| error.to_string())
+        let value = nth_moment_value(subtree as usize, |offset, into| body.read(offset, into));
+        let none = || not_found(ResourceKind::Layer, format!("subtree {subtree}"));
+        value.map(|value| value.map_or_else(none, answer)).map_err(|error| error.to_string())
     });
 }
 

@@ -11,7 +11,7 @@ use zbelastic_consensus::state::State;
 use zbelastic_policy::data::DataName;
 use zbelastic_trainer::digest::state_digest;
 use zbelastic_types::{Bytes, Digest, LayerId, RunId, Step};
-use zbelastic_wire::document::JobDocument;
+use zbelastic_wire::document::{JobDocument, NoMoments};
 use zbelastic_wire::{PieceRef, StoreReferences};
 
 use super::checkpoints::no_layer;
@@ -163,7 +163,8 @@ impl<'a> RunCatalog<'a> {
             let what = format!("checkpoint.dir: another one than that of run {name}");
             return Err(ApiRefusal::Config { problems: vec![what] });
         }
-        job = job.with_moments_of(&earlier).map_err(|tensor| no_moments(&name, &tensor))?;
+        let without = |error: NoMoments| ApiRefusal::Config { problems: vec![error.to_string()] };
+        job = job.with_moments_of(&earlier).map_err(without)?;
         let run = parent.spec.run_of(last.version);
         let version = last.version;
         job.from = Some(RunOrigin { run, version, state: digest_of(last).0 });
@@ -233,15 +234,6 @@ impl<'a> RunCatalog<'a> {
             kind
         }
     }
-}
-
-/// A branch of a run is to train a tensor that was frozen there.
-fn no_moments(run: &str, tensor: &str) -> ApiRefusal {
-    let what = format!(
-        "train.freeze: {tensor} is frozen in run {run}, whose checkpoints have no moments of it: freeze it, \
-         or export the model and begin another run with it (model.from_hf)"
-    );
-    ApiRefusal::Config { problems: vec![what] }
 }
 
 /// Whether a run with this phase has ended.
