@@ -55,6 +55,7 @@ impl Target {
                 "value=x1000,tensor=head.weight,step=3",
             ]),
             Self::Manifests => vec![files::manifest()],
+            Self::MirrorCheckpoints => vec![files::mirror_checkpoint()],
             Self::PieceRecords => files::piece_records(),
             Self::ChunkNames => vec!["0123456789abcdef".repeat(4).into_bytes()],
             Self::FolderVersions => texts(&["zbelastic-data 1 0.1.0 0.1.0\n"]),

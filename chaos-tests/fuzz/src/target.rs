@@ -131,6 +131,8 @@ targets! {
     Injections => spec("injections", trainer::injections),
     /// Manifests in a store's index.
     Manifests => spec("manifests", checkpoint::manifests),
+    /// Checkpoints of a mirror, as a bucket has them.
+    MirrorCheckpoints => spec("mirror-checkpoints", checkpoint::mirror_checkpoints),
     /// Records of pieces in a store's index.
     PieceRecords => spec("piece-records", checkpoint::piece_records),
     /// Names of a chunk in the store.

@@ -174,6 +174,7 @@ pub const ARROWS: &[(&str, &[&str])] = &[
             "data",
             "identity",
             "machine",
+            "mirror",
             "node",
             "preemption",
             "schedule",

@@ -3,6 +3,7 @@
 use zbelastic_checkpoint::{Manifest, PieceName, PieceRecord};
 use zbelastic_config::load_document;
 use zbelastic_consensus::codec::encode;
+use zbelastic_mirror::{MirroredCheckpoint, MirroredData};
 use zbelastic_trainer::elastic::LayerImage;
 use zbelastic_trainer::hf::{adapter_config_json, config_json, write_adapters, write_safetensors};
 use zbelastic_trainer::model::{
@@ -49,17 +50,34 @@ fn row<T: serde::Serialize>(value: &T) -> Vec<u8> {
     bytes
 }
 
-pub fn manifest() -> Vec<u8> {
+fn plain_manifest() -> Manifest {
     let layer =
         |layer| PieceName { version: version(), layer: LayerId(layer), digest: Digest([5; 32]) };
-    row(&Manifest {
+    Manifest {
         version: version(),
         layers: (0..3).map(layer).collect(),
         document: b"[model]".to_vec(),
         data: Digest([7; 32]),
         program: "0.1.0".to_owned(),
         seed: 9,
-    })
+    }
+}
+
+pub fn manifest() -> Vec<u8> {
+    row(&plain_manifest())
+}
+
+pub fn mirror_checkpoint() -> Vec<u8> {
+    let record = PieceRecord::of(b"bytes");
+    let checkpoint = MirroredCheckpoint {
+        cluster: 7,
+        cluster_name: "wiki".to_owned(),
+        run_name: "first".to_owned(),
+        manifest: plain_manifest(),
+        pieces: vec![record.clone(); 3],
+        data: vec![MirroredData { hash: Digest([7; 32]), record }],
+    };
+    checkpoint.encode().expect("it is small")
 }
 
 pub fn piece_records() -> Vec<Vec<u8>> {

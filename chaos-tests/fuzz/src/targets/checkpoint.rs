@@ -11,6 +11,7 @@ use zbelastic_checkpoint::{
     CheckpointId, CheckpointStore, ChunkHash, DatabaseFault, FolderStore, Index, IndexChange,
     IndexRow, LockedFolder, PieceName,
 };
+use zbelastic_mirror::MirroredCheckpoint;
 use zbelastic_types::{Digest, LayerId, RunId, Step};
 
 use super::folder;
@@ -81,6 +82,15 @@ fn check_manifest(store: &FolderStore<SingleRowDatabase>) -> DecodeOutcome {
     };
     assert_eq!((manifest.version, manifest.check()), (version(), Ok(())));
     assert_eq!(store.manifests().expect("the row is good"), [manifest]);
+    DecodeOutcome::Accepted
+}
+
+/// A checkpoint of a mirror is refused, or written again as the same.
+pub fn mirror_checkpoints(bytes: &[u8]) -> DecodeOutcome {
+    let Ok(checkpoint) = MirroredCheckpoint::decode(bytes) else { return DecodeOutcome::Refused };
+    assert_eq!(checkpoint.manifest.layers.len(), checkpoint.pieces.len());
+    let again = checkpoint.encode().expect("it was an object");
+    assert_eq!(MirroredCheckpoint::decode(&again).expect("it was written"), checkpoint);
     DecodeOutcome::Accepted
 }
 
