@@ -101,7 +101,11 @@ impl<B: Backend> GradientExecutor for BackendExecutor<B> {
         let pairs = sum.iter_mut().zip(other);
         match own_side {
             TreeSide::Left => pairs.for_each(|(own, other)| *own += other),
-            TreeSide::Right => pairs.for_each(|(own, other)| *own = other + *own),
+            // Left plus right, also where one of them is no number.
+            TreeSide::Right => pairs.for_each(|(own, other)| {
+                let sum = other + *own;
+                *own = sum;
+            }),
         }
         let workspace = self.chunks.get_mut(&chunk).expect("a chunk of this stage");
         let mut start = 0;
