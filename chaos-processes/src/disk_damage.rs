@@ -90,7 +90,7 @@ mod tests {
                 .map(|name| root.join(name))
                 .filter(|path| fs::read(path).expect("readable") != bytes)
                 .collect();
-            assert_eq!(changed, [path.clone()]);
+            assert_eq!(changed, std::slice::from_ref(&path));
             damaged.insert(path);
         }
         let expected = ["data/y.data", "store/chunks/ab/x", "store/index/db"];

@@ -324,9 +324,10 @@ fn who_may_not_come_is_not_admitted() {
 /// The answers of a controller to a request for admission that it refuses.
 fn refused_join(core: &mut Core, node: u64, boot: u64) -> Vec<Message> {
     assert!(matches!(core.handle(from(node, join(boot))), Err(CoreRefusal::Worker(_))));
-    let messages = persist(core).into_iter().map(|output| match output {
-        Output::Send { to, message } if to == n(node) => message.message,
-        other => panic!("{other:?}"),
+    let messages = persist(core).into_iter().map(|output| {
+        let Output::Send { to, message } = output else { panic!("{output:?}") };
+        assert_eq!(to, n(node));
+        message.message
     });
     messages.collect()
 }
