@@ -86,8 +86,8 @@ pub fn with_folder_keys(document: &str) -> String {
     };
     let mut text = String::with_capacity(document.len() + 1);
     for line in document.lines() {
-        if line.starts_with('[') {
-            let section = line[1..].split(']').next().unwrap_or_default();
+        if let Some(rest) = line.strip_prefix('[') {
+            let section = rest.split(']').next().unwrap_or_default();
             of_section = folders.iter().copied().find(|(name, _)| *name == section);
         }
         let behind_mark = line.strip_prefix("# ");
