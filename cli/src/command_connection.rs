@@ -30,11 +30,10 @@ const RENEWAL_PAUSE: Duration = Duration::from_secs(60);
 /// # Errors
 /// If the system gives no threads.
 pub fn exchange(folder: &NodeDataFolder) -> Result<Exchange<'static>, CommandFailure> {
-    let is_person = folder.admin().exists();
     let mut connection = CommandConnection {
         runtime: runtime()?,
-        folder: if is_person { folder.admin() } else { folder.identity() },
-        is_person,
+        holder: CertificateHolder::of(folder),
+        data: folder.clone(),
         open: None,
         renewal_requested: None,
     };
@@ -127,14 +126,35 @@ pub fn reach(folder: &NodeDataFolder, address: &str) -> Result<(), String> {
     })
 }
 
+/// Whose certificate a command line uses.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum CertificateHolder {
+    /// A person, whose certificate its use renews.
+    Person,
+    /// The member in whose folder the command runs. Its process renews its certificate.
+    Member,
+}
+
+impl CertificateHolder {
+    /// A person, if there is a certificate of one: that of a member may do less.
+    fn of(data: &NodeDataFolder) -> Self {
+        if data.admin().exists() { Self::Person } else { Self::Member }
+    }
+
+    /// The folder of the certificate. A line that is never used needs none.
+    fn folder(self, data: &NodeDataFolder) -> PathBuf {
+        match self {
+            Self::Person => data.admin(),
+            Self::Member => data.identity(),
+        }
+    }
+}
+
 /// A command line's connection, which stays open between two questions.
 struct CommandConnection {
     runtime: Runtime,
-    /// The folder of the certificate. A line that is never used needs none.
-    folder: PathBuf,
-    /// Whether the certificate is a person's, which its use renews; a member's process renews its
-    /// own.
-    is_person: bool,
+    data: NodeDataFolder,
+    holder: CertificateHolder,
     open: Option<OpenConnection>,
     /// When a certificate for longer was requested last.
     renewal_requested: Option<Instant>,
@@ -149,10 +169,18 @@ struct OpenConnection {
 
 impl CommandConnection {
     fn send(&mut self, addresses: &[String], bytes: &[u8]) -> Result<Vec<u8>, ClientError> {
-        let Self { runtime, folder, is_person, open, renewal_requested } = self;
+        let Self { runtime, data, holder, open, renewal_requested } = self;
+        // A cluster that is being founded has the member's certificate before the administrator's.
+        let holder_now = CertificateHolder::of(data);
+        let is_same = std::mem::replace(holder, holder_now) == holder_now;
+        let folder = &holder_now.folder(data);
+        let is_person = holder_now == CertificateHolder::Person;
         runtime.block_on(async {
+            if !is_same && let Some(before) = open.take() {
+                before.client.close().await;
+            }
             if let Some(found) = open.as_mut().filter(|open| open.addresses == addresses) {
-                if *is_person {
+                if is_person {
                     renew_if_due(folder, found, renewal_requested).await;
                 }
                 match found.client.request(bytes.to_vec()).await {
@@ -168,7 +196,7 @@ impl CommandConnection {
             let client = AdminClient::connect(addresses, credentials.clone()).await;
             let client = client.map_err(|error| client_error(&error))?;
             let mut new = OpenConnection { addresses: addresses.to_vec(), client, credentials };
-            if *is_person {
+            if is_person {
                 renew_if_due(folder, &mut new, renewal_requested).await;
             }
             let answer = new.client.request(bytes.to_vec()).await;

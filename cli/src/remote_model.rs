@@ -12,6 +12,7 @@ use zbelastic_remote::{RemoteError, is_address};
 use zbelastic_tokenizer::TokenizerFiles;
 use zbelastic_trainer::hf::{MODEL_CONFIG, ShardIndex, WEIGHTS_FILE, WEIGHTS_INDEX};
 use zbelastic_types::Bytes;
+use zbelastic_wire::document::DataName;
 use zbelastic_wording::{CommandFailure, FailureDetail};
 
 use crate::progress::CommandProgress;
@@ -72,7 +73,7 @@ fn folder_name(address: &str) -> String {
     let name = path.rsplit('/').next().unwrap_or_default();
     let is_plain = |c: &char| c.is_ascii_alphanumeric() || "-_.".contains(*c);
     let name: String = name.chars().filter(is_plain).collect();
-    let hash = blake3::hash(address.as_bytes()).to_hex();
+    let hash = DataName::of(address.as_bytes()).hash.to_string();
     format!("{}-{}", name.trim_start_matches('.'), &hash[..NAME_DIGITS])
 }
 
