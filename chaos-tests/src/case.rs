@@ -169,7 +169,7 @@ impl LifeCase {
 #[cfg(test)]
 mod tests {
     use zbelastic_schedule::ScheduleKind;
-    use zbelastic_trainer::plan::LaneCount;
+    use zbelastic_trainer::plan::{LaneCount, ReplicaCount};
 
     use super::*;
 
@@ -180,6 +180,7 @@ mod tests {
             case.options.lanes = LaneCount::new(lanes).expect("a power of two");
             case.options.microbatches = microbatches;
             case.options.kind = kind;
+            case.options.replicas = ReplicaCount::ONE;
             match case.check(Path::new("case.json")) {
                 Ok(()) => assert!(is_legal),
                 Err(CaseError::Lanes { .. }) => assert!(!is_legal),
