@@ -10,7 +10,7 @@ use chaos_tests::case::LifeCase;
 use chaos_tests::options::ComputeModelKind;
 use chaos_tests::report::{CampaignEnding, CampaignReport, LIVES_FOR_MARKERS};
 use zbelastic_schedule::ScheduleKind;
-use zbelastic_trainer::plan::LaneCount;
+use zbelastic_trainer::plan::{LaneCount, ReplicaCount};
 
 /// Lives with hashes: as many as have to show every marker.
 const DIGEST_LIVES: u64 = LIVES_FOR_MARKERS;
@@ -137,6 +137,8 @@ fn clusters_that_have_the_model_twice_live_through_their_faults() {
             if seed.is_multiple_of(3) { ScheduleKind::Gems } else { ScheduleKind::Chimera };
         case.options.microbatches = if seed.is_multiple_of(2) { 2 } else { 4 };
         case.options.lanes = LaneCount::new(2).expect("a power of two");
+        // Two directions have a lane each, and no other pipeline has one.
+        case.options.replicas = ReplicaCount::ONE;
         let life = LifeResult::of(&case);
         assert_eq!(life.outcome.failure, None, "seed {seed}, {model:?}");
         assert!(life.outcome.steps >= case.options.steps, "seed {seed} ends before its last step");

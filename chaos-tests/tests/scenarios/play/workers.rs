@@ -49,6 +49,8 @@ pub struct PlayProcess {
     runtime: WorkerRuntime<DigestModel, DigestSource>,
     /// The work it has done.
     done: u64,
+    /// Whether it has ended, because the leader will never admit it.
+    has_ended: bool,
 }
 
 /// What a process reaches.
@@ -64,6 +66,9 @@ impl PlayProcess {
     }
 
     fn session_input(&mut self, input: SessionInput, around: &mut PlaySurroundings<'_>) {
+        if self.has_ended {
+            return;
+        }
         if self.session.handle(input).is_err() {
             around.record.refused("briefing");
         }
@@ -71,6 +76,9 @@ impl PlayProcess {
     }
 
     fn runtime_input(&mut self, input: RuntimeInput, around: &mut PlaySurroundings<'_>) {
+        if self.has_ended {
+            return;
+        }
         match self.runtime.handle(input) {
             Ok(()) => {}
             Err(PeerFrameRefusal::OtherGeneration { .. } | PeerFrameRefusal::Stranger { .. }) => {
@@ -100,7 +108,7 @@ impl PlayProcess {
                     SessionOutput::Command(command) => {
                         self.runtime_input(RuntimeInput::Command(command), around);
                     }
-                    SessionOutput::End(refusal) => panic!("a scenario drains nobody: {refusal:?}"),
+                    SessionOutput::End(_) => self.has_ended = true,
                 }
             } else if let Some(output) = self.runtime.poll_output() {
                 self.perform(output, around);
@@ -188,7 +196,7 @@ impl Play {
         };
         let session = WorkerSession::new(setup);
         let runtime = WorkerRuntime::new(runtime_setup, model, source);
-        worker.process = Some(PlayProcess { node, session, runtime, done: 0 });
+        worker.process = Some(PlayProcess { node, session, runtime, done: 0, has_ended: false });
     }
 
     /// Lets a process act in its surroundings, if it is up. Yields what it yields.
