@@ -238,8 +238,21 @@ fn check_stamp(files: &dyn FileSystem, folder: &Path) -> Result<(), DatabaseFaul
     if bytes == STAMP_VERSION.as_bytes() {
         return Ok(());
     }
-    let reason = String::from_utf8_lossy(&bytes).trim().to_owned();
-    Err(DatabaseFault::OtherVersion { reason })
+    let found = String::from_utf8_lossy(&bytes).trim().to_owned();
+    Err(if is_stamp(&found) {
+        DatabaseFault::OtherVersion { reason: found }
+    } else {
+        DatabaseFault::Damaged { reason: format!("{STAMP} names no version: {found:?}") }
+    })
+}
+
+/// Whether a text is the stamp of some version: a flipped bit or a lost end is damage, and no other
+/// version.
+fn is_stamp(text: &str) -> bool {
+    let numbers = text.strip_prefix("zbelastic-table ").and_then(|rest| rest.split_once(" sled "));
+    numbers.is_some_and(|(table, sled)| {
+        table.parse::<u32>().is_ok() && sled.split('.').all(|part| part.parse::<u32>().is_ok())
+    })
 }
 
 fn open_sled(folder: &Path) -> Result<sled::Db, DatabaseFault> {

@@ -420,6 +420,21 @@ fn another_version_is_refused() {
     }
 }
 
+/// A flipped bit or a lost end of the stamp is damage, of which a store's index is made anew.
+#[test]
+fn a_stamp_that_names_no_version_is_damaged() {
+    for stamp in ["xbelastic-table 1 sled 0.34\n", "zbelastic-table 1 sle", ""] {
+        let root = filled(5);
+        let found = damaged(root.path(), |folder| {
+            fs::write(folder.join("FORMAT"), stamp).expect("written");
+        });
+        match found {
+            Err(LogError::Database { fault, .. }) => assert!(fault.is_damage(), "{fault}"),
+            other => panic!("{stamp:?} is no version, got {other:?}"),
+        }
+    }
+}
+
 #[test]
 fn a_log_that_is_trimmed_does_not_grow() {
     let root = TempDir::new().expect("a folder");
