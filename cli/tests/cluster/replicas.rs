@@ -15,7 +15,7 @@ const SHAPE: &str = "--set model.preset=tiny --set train.seq_len=16 --set train.
 /// with 4.
 #[test]
 fn killed_workers_of_two_replicas_change_no_bit() {
-    let (mut cluster, run) = begun("--schedule chimera");
+    let (mut cluster, run) = begun("--schedule chimera --replicas 1");
     let mut seen = BTreeSet::new();
     for (at, name) in [(20, "a"), (110, "c"), (200, "d")] {
         cluster.wait("steps", |cluster| cluster.step().filter(|step| *step >= at));
