@@ -168,23 +168,32 @@ impl Mirror {
         Ok(self.folder.put(&key_of(id), bytes)?)
     }
 
-    /// Removes all but the newest `keep` checkpoints, and the chunks that none of those names.
-    /// Returns how many checkpoints went.
+    /// Removes all but the newest `keep` checkpoints of a run, and the chunks that no other
+    /// checkpoint names. Returns how many checkpoints went.
+    ///
+    /// Of each other run the last one stays, as in the cluster, until a person removes it.
     ///
     /// # Errors
     /// If the mirror cannot be read or written, or a checkpoint that stays is damaged: then no chunk is
     /// removed, for it may be one of that.
-    pub fn keep_newest(&mut self, keep: usize) -> Result<usize, MirrorError> {
+    pub fn keep_newest(&mut self, run: RunId, keep: usize) -> Result<usize, MirrorError> {
         let found = self.checkpoints()?;
-        let (old, kept) = found.split_at(found.len().saturating_sub(keep));
+        let mut old = Vec::new();
+        let mut kept = Vec::new();
+        for of_run in found.chunk_by(|a, b| a.run == b.run) {
+            let keep = if of_run[0].run == run { keep } else { 1 };
+            let (before, newest) = of_run.split_at(of_run.len().saturating_sub(keep));
+            old.extend(before);
+            kept.extend(newest);
+        }
         if old.is_empty() {
             return Ok(0);
         }
         let mut named = BTreeSet::new();
         for id in kept {
-            named.extend(self.checkpoint(*id)?.chunks());
+            named.extend(self.checkpoint(id)?.chunks());
         }
-        for id in old {
+        for id in &old {
             self.folder.remove(&key_of(*id))?;
         }
         let unnamed: Vec<_> = self.present()?.difference(&named).copied().collect();

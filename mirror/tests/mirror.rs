@@ -18,9 +18,15 @@ fn mirror(folder: &Path) -> Mirror {
     Mirror::new(folder.expect("a path"))
 }
 
-/// A checkpoint of one layer in two chunks, one of which all have.
+const RUN: RunId = RunId(1);
+
+/// A checkpoint of the run.
 fn put(mirror: &mut Mirror, version: u64) -> MirroredCheckpoint {
-    let version = CheckpointId { run: RunId(1), version: Step(version) };
+    put_of(mirror, CheckpointId { run: RUN, version: Step(version) })
+}
+
+/// A checkpoint of one layer in two chunks, one of which all have.
+fn put_of(mirror: &mut Mirror, version: CheckpointId) -> MirroredCheckpoint {
     let bytes = [b"frozen".to_vec(), version.to_string().into_bytes()];
     let length = bytes.iter().map(|chunk| chunk.len() as u64).sum();
     let chunks = bytes.map(|chunk| mirror.put_chunk(chunk).expect("room")).to_vec();
@@ -65,12 +71,29 @@ fn checkpoints_are_read_as_they_were_written_and_the_newest_are_kept() {
     }
     assert_eq!(files(&folder.path().join("chunks")), 4, "what all have is there once");
     let mut another = mirror(folder.path());
-    assert_eq!(another.keep_newest(2).expect("it may"), 1);
+    assert_eq!(another.keep_newest(RUN, 2).expect("it may"), 1);
     assert_eq!(another.checkpoints().expect("readable"), ids[1..]);
     assert_eq!(files(&folder.path().join("chunks")), 3);
-    assert_eq!(another.keep_newest(2).expect("it may"), 0);
+    assert_eq!(another.keep_newest(RUN, 2).expect("it may"), 0);
     for hash in written[2].chunks() {
         reader.chunk(hash).expect("what is kept is whole");
+    }
+}
+
+/// A run that ended has its model in its last checkpoint alone.
+#[test]
+fn a_new_run_removes_no_last_checkpoint_of_another() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut writer = mirror(folder.path());
+    let of_run = |run, version| CheckpointId { run: RunId(run), version: Step(version) };
+    let written = [(1, 5), (1, 10), (2, 3), (2, 6), (2, 9), (3, 1)];
+    let written = written.map(|(run, version)| put_of(&mut writer, of_run(run, version)));
+    assert_eq!(writer.keep_newest(RunId(2), 2).expect("it may"), 2);
+    let kept = [&written[1], &written[3], &written[4], &written[5]];
+    let ids: Vec<_> = kept.iter().map(|checkpoint| checkpoint.id()).collect();
+    assert_eq!(writer.checkpoints().expect("readable"), ids);
+    for hash in kept.into_iter().flat_map(MirroredCheckpoint::chunks) {
+        writer.chunk(hash).expect("what is kept is whole");
     }
 }
 
@@ -99,7 +122,7 @@ fn what_is_damaged_is_named_and_not_returned() {
     };
     // A checkpoint that cannot be read names chunks that nobody knows: none is removed.
     put(&mut writer, 3);
-    assert!(writer.keep_newest(1).is_err());
+    assert!(writer.keep_newest(RUN, 1).is_err());
     assert_eq!(writer.checkpoints().expect("readable").len(), 2);
 }
 

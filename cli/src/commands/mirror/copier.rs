@@ -150,7 +150,7 @@ impl CheckpointCopier {
             data: data.clone(),
         };
         mirror.put_checkpoint(&checkpoint).map_err(wrong)?;
-        mirror.keep_newest(newest.kept).map_err(wrong)?;
+        mirror.keep_newest(id.run, newest.kept).map_err(wrong)?;
         self.data = data;
         self.mirror = Some((place.clone(), mirror));
         Ok(Some(Bytes(checkpoint.bytes())))
