@@ -20,9 +20,10 @@ use crate::reduction::{Reduction, TreeLevel};
 /// Operations for each pass at most: F, B, W, WE and R, two transfers in each direction, and what
 /// is dropped, offloaded and reloaded.
 const OPS_PER_PASS_MAX: u64 = 12;
-/// Operations of a stage that are on no pass, for each of its chunks: updates and reductions. More
-/// than there are, as an upper bound of memory requires.
+/// Operations that are on no pass, for each chunk: an upper bound, as memory requires, of SEND_G, RECV_G
+/// and REDUCE at each level of the tree, SEND_T, RECV_T and TIE, and the five updates of a stage.
 const OTHER_OPS_MAX: u64 = 32;
+const _: () = assert!(3 * TreeLevel::COUNT_MAX as u64 + 3 + 5 <= OTHER_OPS_MAX);
 /// Symbols of the shortest copy: the encoding of a copy has up to as many bytes.
 const COPY_MIN: usize = 4;
 /// Positions within a copy at which later copies may begin: the others are reached by the periods

@@ -18,8 +18,8 @@ pub struct TreeLevel(pub u8);
 impl TreeLevel {
     /// Level 0: of two replicas the only one.
     pub const LEAVES: Self = Self(0);
-    /// Levels of a tree over [`crate::COLUMNS_MAX`] replicas.
-    pub const COUNT_MAX: u8 = crate::COLUMNS_MAX.ilog2() as u8;
+    /// Levels of a tree over [`crate::COLUMNS_MAX`] columns of two directions each.
+    pub const COUNT_MAX: u8 = crate::COLUMNS_MAX.ilog2() as u8 + 1;
 }
 
 impl fmt::Display for TreeLevel {

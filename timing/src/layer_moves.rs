@@ -1,6 +1,6 @@
 //! Which layers really moved for each plan, as the workers that received them reported.
 //!
-//! Pure: the caller passes arrivals and moments, and reads sums.
+//! Pure: the caller passes arrivals with their times, and reads sums.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -17,12 +17,12 @@ pub struct MovedLayers {
     pub layers: u32,
     /// Their bytes, as they travelled.
     pub bytes: u64,
-    /// From the first question to the last arrival.
+    /// From the first request to the last arrival.
     span: Option<(Instant, Instant)>,
 }
 
 impl MovedLayers {
-    /// From the first question to the last arrival.
+    /// From the first request to the last arrival.
     #[must_use]
     pub fn time(&self) -> Option<Duration> {
         self.span.map(|(from, to)| to - from)

@@ -304,6 +304,12 @@ impl Plan {
         &self.program.placement
     }
 
+    /// Microbatches of a step that run through each replica.
+    #[must_use]
+    pub fn microbatches_per_replica(&self) -> u32 {
+        self.placement().microbatches_per_replica(self.batch.microbatch_count)
+    }
+
     /// How the sequences of its batch are cut.
     ///
     /// # Panics

@@ -113,6 +113,9 @@ pub enum DocumentError {
     /// directions had an order of additions of their own, and no job goes on in another.
     #[error("the job's lanes: {0}; it goes on under the program that began it")]
     Lanes(#[from] LaneError),
+    /// A tensor that is trained has no moments.
+    #[error("the job trains a tensor that it gives no moments")]
+    NoMoments,
     /// A store contradicts itself.
     #[error("the job's token store {0}")]
     Store(#[from] ManifestFault),
@@ -241,6 +244,10 @@ impl JobDocument {
         document.stores.iter().try_for_each(|store| store.manifest.check())?;
         let kinds = document.config.schedule.kinds().unwrap_or_default();
         kinds.iter().try_for_each(|kind| document.config.batch.check_lanes(*kind))?;
+        let model = &document.config.model;
+        if !model.without_moments.are_among(&model.frozen) {
+            return Err(DocumentError::NoMoments);
+        }
         Ok(document)
     }
 
@@ -455,6 +462,15 @@ mod tests {
         let found = JobDocument::decode(&job.encode().expect("short")).expect_err("refused");
         let expected = LaneError::Directions { kind: ScheduleKind::Gems, lanes: LaneCount::ONE };
         assert!(matches!(found, DocumentError::Lanes(error) if error == expected), "{found}");
+    }
+
+    /// Its workers would look for moments that there are not.
+    #[test]
+    fn what_is_trained_has_moments() {
+        let mut job = freezing("[\"embed\"]");
+        job.config.model.frozen = FrozenTensors::NONE;
+        let found = JobDocument::decode(&job.encode().expect("short")).expect_err("refused");
+        assert!(matches!(found, DocumentError::NoMoments), "{found}");
     }
 
     fn freezing(patterns: &str) -> JobDocument {

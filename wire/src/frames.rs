@@ -482,6 +482,12 @@ pub fn incoming(frame: ReceivedFrame) -> Result<IncomingFrame, FrameFault> {
     let found = frame.parts.len();
     let mut parts = frame.parts.into_iter();
     let mut next = || parts.next().map(FramePart::into_vec);
+    let piece_of = |kind, of, piece, (layer, floats): (LayerId, Option<Vec<f32>>)| {
+        check_class(class, kind, generation)?;
+        let floats = floats.ok_or(FrameFault::Parts { expected: 1, found })?;
+        let parts = vec![(layer, floats)];
+        Ok(FramePiece { generation, sender, of, piece, parts }.whole_if_alone())
+    };
     let body = match body {
         TensorFrameHeaderBody::Frame { turn, lap: mode, flow, pass } => {
             check_class(class, TensorFrameKind::Boundary(pass.slice), generation)?;
@@ -507,26 +513,20 @@ pub fn incoming(frame: ReceivedFrame) -> Result<IncomingFrame, FrameFault> {
         }
         TensorFrameHeaderBody::Prefix(prefix) => PeerBody::Prefix(prefix),
         TensorFrameHeaderBody::Update { turn, before, layer, piece } => {
-            check_class(class, TensorFrameKind::Update(layer, piece.index), generation)?;
-            let floats = next().ok_or(FrameFault::Parts { expected: 1, found })?;
+            let kind = TensorFrameKind::Update(layer, piece.index);
             let of = AssembledFrame::Update { turn, before, layer };
-            let parts = vec![(layer, floats)];
-            return Ok(FramePiece { generation, sender, of, piece, parts }.whole_if_alone());
+            return piece_of(kind, of, piece, (layer, next()));
         }
         TensorFrameHeaderBody::Partial { turn, chunk, losses, piece } => {
-            check_class(class, TensorFrameKind::Partial(chunk, piece.index), generation)?;
-            let floats = next().ok_or(FrameFault::Parts { expected: 1, found })?;
+            let kind = TensorFrameKind::Partial(chunk, piece.index);
             let exchange = PartialExchange::FIRST;
             let of = AssembledFrame::Partial { turn, chunk, exchange, losses };
-            let parts = vec![(RUN, floats)];
-            return Ok(FramePiece { generation, sender, of, piece, parts }.whole_if_alone());
+            return piece_of(kind, of, piece, (RUN, next()));
         }
         TensorFrameHeaderBody::Later { turn, chunk, exchange, losses, piece } => {
-            check_class(class, TensorFrameKind::Partial(chunk, piece.index), generation)?;
-            let floats = next().ok_or(FrameFault::Parts { expected: 1, found })?;
+            let kind = TensorFrameKind::Partial(chunk, piece.index);
             let of = AssembledFrame::Partial { turn, chunk, exchange, losses };
-            let parts = vec![(RUN, floats)];
-            return Ok(FramePiece { generation, sender, of, piece, parts }.whole_if_alone());
+            return piece_of(kind, of, piece, (RUN, next()));
         }
         TensorFrameHeaderBody::Gradients { turn, of, parts: headers, piece } => {
             check_class(class, TensorFrameKind::Gradients(piece.index), generation)?;

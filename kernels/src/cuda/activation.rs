@@ -5,6 +5,7 @@ use super::device::Device;
 use super::error::DeviceFault;
 use super::kernel::{Arguments, Kernel, Launch};
 use super::memory::CudaBuffer;
+use super::transfer::by_fours;
 use crate::backend::{AttentionShape, RotaryDirection, RowsShape};
 
 pub(super) fn gelu_forward<D: Device>(
@@ -16,8 +17,7 @@ pub(super) fn gelu_forward<D: Device>(
     let len = rows.count * rows.width;
     assert_eq!(before.len(), len);
     assert_eq!(h.len(), len);
-    let arguments = Arguments::new().address(before.rows()).address(h.rows()).count(len);
-    device.launch(&Launch::over(Kernel::GeluForward, len.div_ceil(4), arguments))
+    by_fours(device, Kernel::GeluForward, before.rows(), h.rows(), len)
 }
 
 /// Both directions of SwiGLU: gate and up lie in the buffer of `wide`, side by side.

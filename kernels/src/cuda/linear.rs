@@ -6,6 +6,7 @@ use super::device::{Device, MatrixProduct, ProductKind};
 use super::error::DeviceFault;
 use super::kernel::{Arguments, Kernel, Launch};
 use super::memory::CudaBuffer;
+use super::transfer::by_fours;
 use crate::backend::{
     Accumulate, BackwardEpilogue, BufferView, ForwardEpilogue, LinearGradient, MatrixShape,
 };
@@ -86,8 +87,7 @@ pub(super) fn backward_input<D: Device>(
             assert_eq!(before.len(), len);
             let through = device.scratch(ScratchSlot::Product, len * device.precision().bytes())?;
             device.device().multiply(&product(through))?;
-            let arguments = Arguments::new().address(through).address(before.rows()).count(len);
-            device.launch(&Launch::over(Kernel::GeluBackward, len.div_ceil(4), arguments))
+            by_fours(device, Kernel::GeluBackward, through, before.rows(), len)
         }
     }
 }

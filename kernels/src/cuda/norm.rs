@@ -6,6 +6,7 @@ use super::device::Device;
 use super::error::DeviceFault;
 use super::kernel::{Arguments, Kernel, Launch};
 use super::memory::CudaBuffer;
+use super::transfer::by_fours;
 use crate::backend::{Accumulate, AttentionShape, BufferView, Norm, NormGradient, RowsShape};
 use crate::scratch::{GROUP_ROWS, ScratchSlot, partials_len, sums_bytes};
 
@@ -178,11 +179,7 @@ pub(super) fn backward_weights<D: Device>(
         let to = to.buffer.floats(part.start);
         match accumulate {
             Accumulate::Start => device.device().copy(from, to, width as u64 * 4)?,
-            Accumulate::Add => {
-                let arguments = Arguments::new().address(from).address(to).count(width);
-                let launch = Launch::over(Kernel::AddFloats, width.div_ceil(4), arguments);
-                device.launch(&launch)?;
-            }
+            Accumulate::Add => by_fours(device, Kernel::AddFloats, from, to, width)?,
         }
     }
     Ok(())

@@ -125,7 +125,7 @@ fn len_of_both<D: Device>(
 }
 
 /// Launches a kernel whose threads each have four of `len` elements at `source` and at `target`.
-fn by_fours<D: Device>(
+pub(super) fn by_fours<D: Device>(
     device: &CudaBackend<D>,
     kernel: Kernel,
     source: DeviceAddress,

@@ -94,8 +94,7 @@ impl StageSetup {
 
     /// Microbatches under way at most: those of a replica's step.
     fn evaluation_window(&self) -> u32 {
-        let plan = &self.plan;
-        plan.placement().microbatches_per_replica(plan.batch.microbatch_count)
+        self.plan.microbatches_per_replica()
     }
 
     fn gives_receipts(&self) -> bool {

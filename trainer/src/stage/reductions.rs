@@ -171,8 +171,7 @@ impl<W: StageExecutor, S: BatchSource> StageRunner<W, S> {
             return 0..0;
         }
         let replicas = placement.replicas_below(chunk, level);
-        let parts = placement.microbatches_per_replica(plan.batch.microbatch_count)
-            * plan.program.slice_count;
+        let parts = plan.microbatches_per_replica() * plan.program.slice_count;
         (replicas.start * parts) as usize..(replicas.end * parts) as usize
     }
 }

@@ -49,9 +49,7 @@ impl<W: StageExecutor, S: BatchSource> StageRunner<W, S> {
     ) -> Self {
         let chunk_count = executor.chunk_indices().len();
         let slice_count = setup.plan.program.slice_count;
-        let plan = &setup.plan;
-        let microbatches = plan.placement().microbatches_per_replica(plan.batch.microbatch_count);
-        let parts = (microbatches * slice_count) as usize;
+        let parts = (setup.plan.microbatches_per_replica() * slice_count) as usize;
         let frame_lens = (0..slice_count).map(|slice| executor.frame_len(SliceIndex(slice)));
         let inbox = FrameInbox::new(frame_lens.collect(), chunk_count * parts * FRAMES_PER_PASS);
         Self {
