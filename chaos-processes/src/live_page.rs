@@ -1,4 +1,4 @@
-//! The live page of a cluster: a process of the binary that is tested, which ends with this one.
+//! The live page of a cluster: a process of the binary that is tested, killed when it is dropped.
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, Stdio};
@@ -21,19 +21,22 @@ impl LivePage {
         let command_line = line(&command);
         let wrong = |source| SubcommandError::Start { command_line: command_line.clone(), source };
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = command.spawn().map_err(wrong)?;
+        let child = command.spawn().map_err(wrong)?;
+        // Whatever fails from here on, dropping this ends the process.
+        let mut page = Self { child, address: String::new() };
         let mut first = String::new();
-        if let Some(out) = child.stdout.take() {
+        if let Some(out) = page.child.stdout.take() {
             BufReader::new(out).read_line(&mut first).map_err(wrong)?;
         }
         if let Some(address) = first.trim().strip_prefix("page").map(str::trim) {
-            return Ok(Self { child, address: address.to_owned() });
+            address.clone_into(&mut page.address);
+            return Ok(page);
         }
         let mut output = String::new();
-        if let Some(mut err) = child.stderr.take() {
+        if let Some(mut err) = page.child.stderr.take() {
             err.read_to_string(&mut output).map_err(wrong)?;
         }
-        let code = child.wait().map_err(wrong)?.to_string();
+        let code = page.child.wait().map_err(wrong)?.to_string();
         Err(SubcommandError::Failed { command_line, code, output: end_of(&output) })
     }
 

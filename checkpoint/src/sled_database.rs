@@ -238,21 +238,20 @@ fn check_stamp(files: &dyn FileSystem, folder: &Path) -> Result<(), DatabaseFaul
     if bytes == STAMP_VERSION.as_bytes() {
         return Ok(());
     }
-    let found = String::from_utf8_lossy(&bytes).trim().to_owned();
-    Err(if is_stamp(&found) {
-        DatabaseFault::OtherVersion { reason: found }
+    let found = String::from_utf8_lossy(&bytes);
+    Err(if without_numbers(&found) == without_numbers(STAMP_VERSION) {
+        DatabaseFault::OtherVersion { reason: found.trim().to_owned() }
     } else {
         DatabaseFault::Damaged { reason: format!("{STAMP} names no version: {found:?}") }
     })
 }
 
-/// Whether a text is the stamp of some version: a flipped bit or a lost end is damage, and no other
-/// version.
-fn is_stamp(text: &str) -> bool {
-    let numbers = text.strip_prefix("zbelastic-table ").and_then(|rest| rest.split_once(" sled "));
-    numbers.is_some_and(|(table, sled)| {
-        table.parse::<u32>().is_ok() && sled.split('.').all(|part| part.parse::<u32>().is_ok())
-    })
+/// The words of a stamp, none in place of a number: stamps of all versions have the same, and a line
+/// feed behind them. So a lost end is damage and no other version, and so is a flipped bit, unless it
+/// makes another digit.
+fn without_numbers(stamp: &str) -> Vec<Option<&str>> {
+    let is_number = |word: &str| word.split('.').all(|part| part.parse::<u32>().is_ok());
+    stamp.split([' ', '\n']).map(|word| (!is_number(word)).then_some(word)).collect()
 }
 
 fn open_sled(folder: &Path) -> Result<sled::Db, DatabaseFault> {

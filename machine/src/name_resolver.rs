@@ -63,7 +63,7 @@ impl NameResolver {
                 let _ = answer.send((node, found));
             };
             if thread::Builder::new().name("names".to_owned()).spawn(work).is_err() {
-                // The machine has no thread to spare now: the next change of members tries again.
+                // The machine has no thread to spare now: the next look-up of its names tries again.
                 self.under_way.remove(&node);
                 return;
             }
@@ -73,13 +73,18 @@ impl NameResolver {
 
 impl NameResolution for NameResolver {
     fn resolve_node(&mut self, node: NodeId, addresses: &[String]) -> Vec<SocketAddr> {
-        self.waiting.retain(|(waiting, _)| *waiting != node);
         let numbers = numbers(addresses);
-        let is_new = self.under_way.get(&node).is_none_or(|resolving| resolving != addresses);
-        if numbers.len() < addresses.len() && is_new {
-            self.waiting.push_back((node, addresses.to_vec()));
-            self.start();
+        let is_other = self.under_way.get(&node).is_none_or(|resolving| resolving != addresses);
+        let is_new = numbers.len() < addresses.len() && is_other;
+        // A node that waits keeps its place: names are passed again and again, and where each look-up
+        // takes long the last nodes would never have their turn.
+        match self.waiting.iter().position(|(waiting, _)| *waiting == node) {
+            Some(place) if is_new => self.waiting[place].1 = addresses.to_vec(),
+            Some(place) => drop(self.waiting.remove(place)),
+            None if is_new => self.waiting.push_back((node, addresses.to_vec())),
+            None => {}
         }
+        self.start();
         numbers
     }
 
@@ -163,6 +168,10 @@ mod tests {
             (resolver.under_way.len(), resolver.waiting.len()),
             (RESOLVING_MAX, RESOLVING_MAX)
         );
+        // Passed again while all hang, the first one that waits is still the next.
+        let next = resolver.waiting[0].0;
+        resolver.resolve_node(next, &["slow:1".to_owned()]);
+        assert_eq!((resolver.waiting[0].0, resolver.waiting.len()), (next, RESOLVING_MAX));
         release.send(()).expect("one waits");
         let found = wait(&mut resolver).len();
         assert_eq!(resolver.waiting.len(), RESOLVING_MAX - found);

@@ -12,6 +12,10 @@ use crate::piece::PieceRef;
 /// Ticks without any progress of a piece, here or where it is to be kept, until the nodes that
 /// write it are given up: half of the ticks without progress until a plan is (rule R10), so that
 /// another node gets the request first.
+///
+/// It follows from no length: bytes arrive at a node as fast as its disk writes them, but for a chunk
+/// of 4 MiB that is being written and 5 MiB of the fetch's own that wait for the sink. So a disk that
+/// writes 1 MiB/s keeps pieces of any length.
 const STILL_TICKS_MAX: u32 = 1000;
 
 /// Reports of a node of an earlier version, which names no bytes, that count as progress of a piece:

@@ -148,8 +148,9 @@ impl<D: DataFileAccess> Scrubber<D> {
         corrupt.filter(|_| !mutant::is(Mutant::M33ScrubIsSilent))
     }
 
-    /// Begins a pass over all that there is.
+    /// Begins a pass over all that there is: over nothing, if the store cannot list it.
     fn begin_pass(&mut self, store: &impl CheckpointStore) -> Option<()> {
+        (self.total, self.corrupt) = (0, 0);
         let names = store.names().ok()?;
         let piece_length = |name| store.record(name).ok().flatten().map_or(0, |found| found.length);
         let pieces = names.into_iter().map(|name| (ScrubItem::Piece(name), piece_length(name)));
@@ -161,7 +162,7 @@ impl<D: DataFileAccess> Scrubber<D> {
         let count = self.items.len().max(1) as u64;
         self.items.rotate_left((std::mem::take(&mut self.turned) % count) as usize);
         self.total = self.items.iter().map(|(_, length)| length).sum();
-        (self.waiting, self.corrupt) = (self.total, 0);
+        self.waiting = self.total;
         Some(())
     }
 

@@ -12,7 +12,6 @@ use zbelastic_types::{Bytes, NodeId, Step};
 use super::cluster::HousekeepingCluster;
 use super::member::HousekeepingMember;
 use super::options::STORM_US;
-use super::rotation::phase_text;
 use super::world::{MEMORY_AMPLE, MemberMessage, SECOND_US};
 use crate::failure::{FailureKind, Invariant, LifeFailure};
 use crate::queue::VirtualTime;
@@ -222,7 +221,7 @@ impl HousekeepingChecker {
     }
 
     /// H13: a member refuses another one for the authority that made its certificate.
-    pub(super) fn check_trusted(
+    pub(super) fn note_refused_authority(
         &mut self,
         cluster: &HousekeepingCluster,
         (one, other): (NodeId, NodeId),
@@ -230,10 +229,9 @@ impl HousekeepingChecker {
     ) {
         let by = cluster.members[&other].authority.by;
         let trusts = &cluster.members[&one].authority.trusts;
-        let phase = phase_text(phase);
-        let message =
-            format!("n{one} trusts {trusts:?}, the certificate of n{other} is by {by}: {phase}");
-        self.broken(Invariant::H13, || message);
+        self.broken(Invariant::H13, || {
+            format!("n{one} trusts {trusts:?}, the certificate of n{other} is by {by}: {phase:?}")
+        });
     }
 
     /// H1: no store has more versions than are kept, under way, or failed since.

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use zbelastic_consensus::access::{
-    AuthorityChange, AuthorityReport, Rotation, RotationPhase, RotationStep, Succession,
+    AuthorityChange, AuthorityReport, Rotation, RotationStep, Succession,
 };
 use zbelastic_consensus::member::Role;
 use zbelastic_policy::authority::{TrustedAuthorities, trusted_authorities};
@@ -198,11 +198,6 @@ pub(super) fn note_refused_authority(
     let is_current = env.cluster.members[&one].authority.followed.as_ref() == agreed;
     if is_current && members.contains(&one) && members.contains(&other) {
         let phase = agreed.map(|rotation| rotation.phase);
-        env.check.check_trusted(&env.cluster, (one, other), phase);
+        env.check.note_refused_authority(&env.cluster, (one, other), phase);
     }
-}
-
-/// The phase of a change, in words.
-pub(super) fn phase_text(phase: Option<RotationPhase>) -> String {
-    phase.map_or_else(|| "no change".to_owned(), |phase| format!("{phase:?}"))
 }

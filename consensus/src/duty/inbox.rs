@@ -11,7 +11,7 @@ use super::sealing::OpenTurnReports;
 use super::{Duties, PlanMeasurement, PlanSolution, PlanUnsolvable};
 use crate::checkpoint::LayerDigest;
 use crate::entry::ReadyRecord;
-use crate::member::{Holder, LossReason, Member, MemberChange};
+use crate::member::{Holder, LossReason, MemberChange};
 use crate::message::{HeldLayer, HeldUpdate, LoadFault, WorkerActivity};
 use crate::mutant::{self, Mutant};
 use crate::plan::{LayerSource, PlanReason};
@@ -38,8 +38,7 @@ impl Duties {
                 if !state.membership().authorizes(*node, *role, contact) {
                     return Err(InputRefusal::NoCredential { node: *node });
                 }
-                let is_known = |member: &Member| member.was_drained_in(*boot);
-                if state.members().get(node).is_some_and(is_known) {
+                if state.members().get(node).is_some_and(|member| member.was_drained_in(*boot)) {
                     return Err(InputRefusal::NotAdmitted { node: *node });
                 }
                 (*node, None)

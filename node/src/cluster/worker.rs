@@ -437,9 +437,9 @@ impl WorkerNode {
                 self.ports.send_to_session(WorkerEvent::Busy { is_busy: true });
             }
         }
-        let written = self.ports.tasks.checkpoint_thread().moved().total() + self.pieces.arrived();
+        let moved = self.ports.tasks.checkpoint_thread().moved().total() + self.pieces.arrived();
         let gauge = self.ports.device.gauge();
-        let report = self.ports.work_log.handle_tick(gauge, self.pieces.is_busy(), written);
+        let report = self.ports.work_log.handle_tick(gauge, self.pieces.is_busy(), moved);
         if let Some(done) = report.progress {
             self.ports.send_to_session(WorkerEvent::Progress { done });
         }

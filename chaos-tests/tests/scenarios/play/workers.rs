@@ -9,7 +9,7 @@ use chaos_tests::digest_model::DigestSource;
 use chaos_tests::numeric_faults::NumericFaults;
 use chaos_tests::store::SimulatedStore;
 use zbelastic_consensus::contact::Contact;
-use zbelastic_consensus::member::Resources;
+use zbelastic_consensus::member::{BOOTS_PER_START, Resources};
 use zbelastic_consensus::session::{
     SessionInput, SessionOutput, SessionSetup, SessionTiming, WorkerCommand, WorkerEvent,
     WorkerSession,
@@ -27,9 +27,6 @@ use super::record::PlayRecord;
 use super::{CLUSTER, Play};
 
 const TIMING: SessionTiming = SessionTiming { beat_ticks: 4, resend_ticks: 5 };
-/// Distance between the boot numbers of two starts of a node: more than a session counts within one
-/// start.
-const BOOT_STRIDE: u64 = 1000;
 
 type PlayActiveStage = ActiveStage<DigestModel, DigestSource>;
 
@@ -170,7 +167,7 @@ impl PlayProcess {
 
 impl Play {
     pub(super) fn start_worker(&mut self, node: NodeId) {
-        self.boots += BOOT_STRIDE;
+        self.boots += BOOTS_PER_START;
         let setup = SessionSetup {
             cluster: CLUSTER,
             node,

@@ -184,21 +184,20 @@ impl WorkLog {
     }
 
     /// A tick passes: the activity of the device thread is read from its gauge, and an evaluation
-    /// waits while pieces are kept (`is_keeping`). `written` are the bytes that went to or from the
-    /// disk.
+    /// waits while pieces are kept (`is_keeping`). `moved` are the bytes that went to or from the
+    /// disk, and those of pieces that arrived to be kept for others.
     pub(super) fn handle_tick(
         &mut self,
         gauge: &DeviceGauge,
         is_keeping: bool,
-        written: u64,
+        moved: u64,
     ) -> WorkReport {
         if self.command.gets_on(gauge.command_edges()) {
             gauge.work().add(1);
         }
         let is_evaluating = gauge.evaluation().get().is_some();
         gauge.evaluation().set_waiting(self.update_evaluation_wait(is_evaluating, is_keeping));
-        let pieces = self.pieces.total() + written;
-        let done = gauge.work().total() + self.received.total() + pieces;
+        let done = gauge.work().total() + self.received.total() + self.pieces.total() + moved;
         let progress = done + self.export_waits;
         let is_new = std::mem::replace(&mut self.progress, progress) != progress;
         let activity = self.due_activity(done, gauge.evaluation().get());
