@@ -23,6 +23,7 @@ use zbelastic_wording::{CommandFailure, FailureCode, FailureDetail};
 use crate::command_connection::exchange;
 use crate::event_history::send_history;
 use crate::event_poller::EventPoller;
+use crate::named_thread::spawn_named;
 use crate::span_exporter::SpanExporter;
 
 /// Between two requests while a page is open, and while none is: then only `/metrics` reads them.
@@ -159,11 +160,7 @@ pub fn observe_in_thread(
         // Without threads for its connection there is nothing to observe, and nothing to stop for.
         drop(observe(&cluster, &sink, exporter));
     };
-    let spawned = thread::Builder::new().name("page".to_owned()).spawn(run);
-    let thread = spawned.map_err(|error| {
-        CommandFailure::new(FailureCode::OutOfResource, format!("no thread for the page: {error}"))
-    })?;
-    Ok(ObserverThread { is_over, thread })
+    Ok(ObserverThread { is_over, thread: spawn_named("page", run)? })
 }
 
 /// Observes the cluster until nobody receives it any more. `exporter` is where traces of it go.
