@@ -174,18 +174,11 @@ pub fn observe(
 ) -> Result<(), CommandFailure> {
     let ObservedCluster { folder, addresses, history } = cluster;
     let mut client = ApiClient::new(addresses.clone(), exchange(folder)?);
-    // A controller that joined does not know the name of its cluster; an administrator's folder does.
-    let name = folder.read_admin().map_or_else(|_| String::new(), |admin| admin.name);
     let mut schedule = ObserverSchedule::begin(Instant::now());
     let newest = send_history(history, &mut |events| (sink.send)(Observation::History(events)));
     let mut poller = EventPoller::behind(newest);
     loop {
-        for mut observed in observe_once(&mut client, &mut poller, &mut schedule, sink) {
-            if let Observation::Status(status) = &mut observed
-                && status.cluster.name.is_empty()
-            {
-                name.clone_into(&mut status.cluster.name);
-            }
+        for observed in observe_once(&mut client, &mut poller, &mut schedule, sink) {
             if let (Some(exporter), Observation::Events(events)) = (&mut exporter, &observed) {
                 exporter.observe(events);
             }
