@@ -5,6 +5,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use zbelastic_timing::StepTimeBreakdown;
 use zbelastic_types::{Bytes, NodeId};
+use zbelastic_wording::figures::pipelines_text;
 
 use super::hex::HexDigest;
 use super::status::{MemberRole, TokenRole};
@@ -303,7 +304,7 @@ impl fmt::Display for EventKind {
             Self::Plan { generation, stages, replicas, schedule, window, reason } => write!(
                 f,
                 "generation {generation}: {}, {schedule}, window {window}: {reason}",
-                stages_text(stages.len() as u64, *replicas)
+                pipelines_text(stages.len() as u64 / u64::from((*replicas).max(1)), *replicas)
             ),
             Self::Running { generation, layers_moved, bytes_moved, pause_ms, .. } => write!(
                 f,
@@ -354,9 +355,4 @@ impl fmt::Display for EventKind {
 /// As in `1 stage` and `2 stages`.
 fn count(count: u64, what: &str) -> String {
     if count == 1 { format!("1 {what}") } else { format!("{count} {what}s") }
-}
-/// So many stages, and how often where there are several pipelines.
-fn stages_text(stages: u64, replicas: u32) -> String {
-    let each = count(stages / u64::from(replicas.max(1)), "stage");
-    if replicas > 1 { format!("{each} × {replicas} replicas") } else { each }
 }

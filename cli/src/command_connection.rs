@@ -32,7 +32,6 @@ const RENEWAL_PAUSE: Duration = Duration::from_secs(60);
 pub fn exchange(folder: &NodeDataFolder) -> Result<Exchange<'static>, CommandFailure> {
     let mut connection = CommandConnection {
         runtime: runtime()?,
-        holder: CertificateHolder::of(folder),
         data: folder.clone(),
         open: None,
         renewal_requested: None,
@@ -141,7 +140,7 @@ impl CertificateHolder {
         if data.admin().exists() { Self::Person } else { Self::Member }
     }
 
-    /// The folder of the certificate. A line that is never used needs none.
+    /// The folder of the certificate.
     fn folder(self, data: &NodeDataFolder) -> PathBuf {
         match self {
             Self::Person => data.admin(),
@@ -153,8 +152,8 @@ impl CertificateHolder {
 /// A command line's connection, which stays open between two questions.
 struct CommandConnection {
     runtime: Runtime,
+    /// The folder with a certificate. A connection that is never used needs none.
     data: NodeDataFolder,
-    holder: CertificateHolder,
     open: Option<OpenConnection>,
     /// When a certificate for longer was requested last.
     renewal_requested: Option<Instant>,
@@ -163,26 +162,22 @@ struct CommandConnection {
 /// An open connection, and the settings it was opened with.
 struct OpenConnection {
     addresses: Vec<String>,
+    holder: CertificateHolder,
     client: AdminClient,
     credentials: Credentials,
 }
 
 impl CommandConnection {
     fn send(&mut self, addresses: &[String], bytes: &[u8]) -> Result<Vec<u8>, ClientError> {
-        let Self { runtime, data, holder, open, renewal_requested } = self;
+        let Self { runtime, data, open, renewal_requested } = self;
         // A cluster that is being founded has the member's certificate before the administrator's.
-        let holder_now = CertificateHolder::of(data);
-        let is_same = std::mem::replace(holder, holder_now) == holder_now;
-        let folder = &holder_now.folder(data);
-        let is_person = holder_now == CertificateHolder::Person;
+        let holder = CertificateHolder::of(data);
+        let folder = &holder.folder(data);
+        let is_for =
+            |open: &&mut OpenConnection| open.addresses == addresses && open.holder == holder;
         runtime.block_on(async {
-            if !is_same && let Some(before) = open.take() {
-                before.client.close().await;
-            }
-            if let Some(found) = open.as_mut().filter(|open| open.addresses == addresses) {
-                if is_person {
-                    renew_if_due(folder, found, renewal_requested).await;
-                }
+            if let Some(found) = open.as_mut().filter(is_for) {
+                renew_if_due(folder, found, renewal_requested).await;
                 match found.client.request(bytes.to_vec()).await {
                     Ok(answer) => return Ok(answer),
                     // The node may have ended since: another one is tried.
@@ -195,10 +190,9 @@ impl CommandConnection {
                 credentials.map_err(|error| ClientError::Denied { reason: error.to_string() })?;
             let client = AdminClient::connect(addresses, credentials.clone()).await;
             let client = client.map_err(|error| client_error(&error))?;
-            let mut new = OpenConnection { addresses: addresses.to_vec(), client, credentials };
-            if is_person {
-                renew_if_due(folder, &mut new, renewal_requested).await;
-            }
+            let addresses = addresses.to_vec();
+            let mut new = OpenConnection { addresses, holder, client, credentials };
+            renew_if_due(folder, &mut new, renewal_requested).await;
             let answer = new.client.request(bytes.to_vec()).await;
             if let Some(before) = open.replace(new) {
                 before.client.close().await;
@@ -208,14 +202,18 @@ impl CommandConnection {
     }
 }
 
-/// Requests a certificate that holds for longer, once two thirds of this one's time are over or the
-/// controller shows that another authority issues now, and keeps it in the folder. Without it the
-/// command continues: the next one tries again.
+/// Requests a person's certificate that holds for longer, once two thirds of this one's time are over
+/// or the controller shows that another authority issues now, and keeps it in the folder. Without it
+/// the command continues: the next one tries again.
 async fn renew_if_due(
     folder: &Path,
     open: &mut OpenConnection,
     requested_at: &mut Option<Instant>,
 ) {
+    match open.holder {
+        CertificateHolder::Person => {}
+        CertificateHolder::Member => return,
+    }
     let is_late = UnixSeconds::now() >= open.credentials.window().renew_after();
     let issues = open.client.authority();
     let is_due = is_late || issues.is_some_and(|issues| !open.credentials.is_by(&issues));

@@ -9,9 +9,10 @@ use zbelastic_config::load_document;
 use zbelastic_identity::PeerRole;
 use zbelastic_node::cluster::node_record::NodeRecord;
 use zbelastic_node::data_folder::NodeDataFolder;
-use zbelastic_wording::{CommandFailure, FailureCode};
+use zbelastic_wording::CommandFailure;
 
 use crate::command_connection::exchange;
+use crate::named_thread::spawn_named;
 use crate::side_process::SideProcess;
 
 /// Between two requests whether there is a job with a mirror: a checkpoint is a minute apart from the
@@ -28,10 +29,7 @@ pub fn start(folder: &NodeDataFolder, record: &NodeRecord) -> Result<(), Command
     let words = ["mirror".to_owned(), "--texts".to_owned(), texts].to_vec();
     // What is copied is an administrator's to read: the state that a cluster begins with.
     let mirror = SideProcess::new(folder, record, ("mirror", PeerRole::Admin), words);
-    let spawned = thread::Builder::new().name("mirror".to_owned()).spawn(move || keep(mirror));
-    spawned.map(drop).map_err(|error| {
-        CommandFailure::new(FailureCode::OutOfResource, format!("no thread: {error}"))
-    })
+    spawn_named("mirror", move || keep(mirror)).map(drop)
 }
 
 fn keep(mut mirror: SideProcess) {

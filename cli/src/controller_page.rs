@@ -6,9 +6,10 @@ use std::time::Duration;
 use zbelastic_identity::PeerRole;
 use zbelastic_node::cluster::node_record::NodeRecord;
 use zbelastic_node::data_folder::NodeDataFolder;
-use zbelastic_wording::{CommandFailure, FailureCode};
+use zbelastic_wording::CommandFailure;
 
 use crate::args::PageArgs;
+use crate::named_thread::spawn_named;
 use crate::side_process::SideProcess;
 
 /// Between two looks at the process.
@@ -34,8 +35,5 @@ pub fn start(
             thread::sleep(POLL_PAUSE);
         }
     };
-    let spawned = thread::Builder::new().name("page".to_owned()).spawn(keep);
-    spawned.map(drop).map_err(|error| {
-        CommandFailure::new(FailureCode::OutOfResource, format!("no thread for the page: {error}"))
-    })
+    spawn_named("page", keep).map(drop)
 }

@@ -16,6 +16,7 @@ mod event_history;
 mod event_poller;
 mod live_page;
 pub mod membership;
+mod named_thread;
 pub mod panics;
 mod progress;
 mod remote_model;

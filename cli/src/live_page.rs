@@ -23,6 +23,7 @@ use zbelastic_wording::{CommandFailure, FailureCode, FailureDetail};
 use crate::command_connection::exchange;
 use crate::event_history::send_history;
 use crate::event_poller::EventPoller;
+use crate::named_thread::spawn_named;
 use crate::span_exporter::SpanExporter;
 
 /// Between two requests while a page is open, and while none is: then only `/metrics` reads them.
@@ -159,11 +160,7 @@ pub fn observe_in_thread(
         // Without threads for its connection there is nothing to observe, and nothing to stop for.
         drop(observe(&cluster, &sink, exporter));
     };
-    let spawned = thread::Builder::new().name("page".to_owned()).spawn(run);
-    let thread = spawned.map_err(|error| {
-        CommandFailure::new(FailureCode::OutOfResource, format!("no thread for the page: {error}"))
-    })?;
-    Ok(ObserverThread { is_over, thread })
+    Ok(ObserverThread { is_over, thread: spawn_named("page", run)? })
 }
 
 /// Observes the cluster until nobody receives it any more. `exporter` is where traces of it go.
@@ -177,18 +174,11 @@ pub fn observe(
 ) -> Result<(), CommandFailure> {
     let ObservedCluster { folder, addresses, history } = cluster;
     let mut client = ApiClient::new(addresses.clone(), exchange(folder)?);
-    // A controller that joined does not know the name of its cluster; an administrator's folder does.
-    let name = folder.read_admin().map_or_else(|_| String::new(), |admin| admin.name);
     let mut schedule = ObserverSchedule::begin(Instant::now());
     let newest = send_history(history, &mut |events| (sink.send)(Observation::History(events)));
     let mut poller = EventPoller::behind(newest);
     loop {
-        for mut observed in observe_once(&mut client, &mut poller, &mut schedule, sink) {
-            if let Observation::Status(status) = &mut observed
-                && status.cluster.name.is_empty()
-            {
-                name.clone_into(&mut status.cluster.name);
-            }
+        for observed in observe_once(&mut client, &mut poller, &mut schedule, sink) {
             if let (Some(exporter), Observation::Events(events)) = (&mut exporter, &observed) {
                 exporter.observe(events);
             }

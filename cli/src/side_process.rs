@@ -9,7 +9,6 @@ use std::io::{self, Read};
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{self, Child, Command, Stdio};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use zbelastic_identity::{ClusterAuthority, Credentials, NodeKey, PeerRole, UnixSeconds};
@@ -19,6 +18,8 @@ use zbelastic_node::cluster::signals::LIFELINE_VARIABLE;
 use zbelastic_node::cluster::{ADMIN_NODE, command_address};
 use zbelastic_node::data_folder::{AdminFile, NodeDataFolder};
 use zbelastic_wording::{CommandFailure, FailureCode};
+
+use crate::named_thread::spawn_named;
 
 /// Another certificate is written so often. One is good for seven days, and that of a viewer is renewed
 /// by no controller, for the log has no record of it; a client uses the newest whenever it connects.
@@ -193,8 +194,5 @@ pub fn end_with_lifeline() -> Result<(), CommandFailure> {
         while matches!(io::stdin().read(&mut nothing), Ok(count) if count > 0) {}
         process::exit(0);
     };
-    let spawned = thread::Builder::new().name("lifeline".to_owned()).spawn(wait);
-    spawned.map(drop).map_err(|error| {
-        CommandFailure::new(FailureCode::OutOfResource, format!("no thread: {error}"))
-    })
+    spawn_named("lifeline", wait).map(drop)
 }

@@ -7,13 +7,15 @@ use std::env;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
-use std::thread::{self, JoinHandle};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use zbelastic_api::ClusterEvent;
 use zbelastic_remote::JsonPoster;
 use zbelastic_view::{Span, SpanBuilder, otlp_json};
-use zbelastic_wording::{CommandFailure, FailureCode, FailureDetail};
+use zbelastic_wording::{CommandFailure, FailureDetail};
+
+use crate::named_thread::spawn_named;
 
 /// Variables of OpenTelemetry: the collector, where traces go if that is elsewhere, and headers that it
 /// wants, as `key=value` with commas.
@@ -21,10 +23,11 @@ const ENDPOINT: &str = "OTEL_EXPORTER_OTLP_ENDPOINT";
 const TRACES_ENDPOINT: &str = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT";
 const HEADERS: &str = "OTEL_EXPORTER_OTLP_HEADERS";
 const SERVICE: &str = "OTEL_SERVICE_NAME";
-/// Spans that wait: a collector that is away for a minute misses nothing of a run with thirty steps a
-/// second.
+/// Spans that wait while a request is answered or given up, which takes five seconds: those of 400
+/// steps a second. As OpenTelemetry's own exporters have it (`OTEL_BSP_MAX_QUEUE_SIZE`).
 const QUEUE_SPANS_MAX: usize = 2048;
-/// Spans of one request, and how long the first of them waits for others.
+/// Spans of one request, as theirs (`OTEL_BSP_MAX_EXPORT_BATCH_SIZE`), and how long the first of them
+/// waits for others.
 const BATCH_SPANS_MAX: usize = 512;
 const BATCH_WITHIN: Duration = Duration::from_secs(1);
 
@@ -70,16 +73,8 @@ impl SpanExporter {
         let send = move || {
             send_all(&inbox, &counter, |spans| poster.post(&otlp_json(&service, &cluster, spans)));
         };
-        let spawned = thread::Builder::new().name("spans".to_owned()).spawn(send);
-        let thread = spawned.map_err(|error| {
-            CommandFailure::new(FailureCode::OutOfResource, format!("no thread: {error}"))
-        })?;
-        Ok(Self {
-            builder: SpanBuilder::default(),
-            queue: Some(queue),
-            thread: Some(thread),
-            dropped,
-        })
+        let thread = Some(spawn_named("spans", send)?);
+        Ok(Self { builder: SpanBuilder::default(), queue: Some(queue), thread, dropped })
     }
 
     /// Enqueues the spans that end with these events.
@@ -161,9 +156,11 @@ fn next_batch(inbox: &Receiver<Span>) -> (Vec<Span>, bool) {
 mod tests {
     use std::io::{BufRead, BufReader, Read, Write};
     use std::net::TcpListener;
+    use std::thread;
 
     use zbelastic_api::EventKind;
     use zbelastic_types::Bytes;
+    use zbelastic_wording::FailureCode;
 
     use super::*;
 

@@ -3,7 +3,7 @@
 use zbelastic_planner::PlannerJob;
 use zbelastic_schedule::asynchronous::AsyncKind;
 use zbelastic_schedule::{ScheduleKind, Window};
-use zbelastic_trainer::plan::{Plan, PlanRequest, ReplicaCount};
+use zbelastic_trainer::plan::{GridLimits, Plan, PlanRequest, ReplicaCount};
 
 use super::{RunConfig, ScheduleChoice};
 
@@ -27,6 +27,13 @@ impl RunConfig {
             stage_bytes_max: self.stage_bytes_max,
             sizes: self.arithmetic.sizes(),
         })
+    }
+
+    /// What bounds the ways to deal workers to stages and replicas.
+    #[must_use]
+    pub const fn grid_limits(&self) -> GridLimits {
+        let RunConfig { model, batch, replicas, .. } = self;
+        GridLimits { blocks: model.blocks, lanes: batch.lanes, requested: *replicas }
     }
 
     /// A plan of one stage that adds up as every plan of the job does.

@@ -125,12 +125,10 @@ impl ObjectFolder {
     /// If it may be there still.
     pub fn remove(&self, key: &str) -> Result<(), RemoteError> {
         match &self.kind {
-            FolderKind::Local(folder) => match fs::remove_file(folder.join(key)) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                    Err(local(&folder.join(key), &error))
-                }
-                Ok(()) | Err(_) => Ok(()),
-            },
+            FolderKind::Local(folder) => {
+                let path = folder.join(key);
+                whole_file::remove(&path).map_err(|error| local(&path, &error))
+            }
             FolderKind::Bucket { store, prefix } => store.remove(&format!("{prefix}{key}")),
         }
     }

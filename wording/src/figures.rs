@@ -71,6 +71,14 @@ pub fn counted(count: u64, name: &str) -> String {
     format!("{} {name}{ending}", grouped(count))
 }
 
+/// The stages of each pipeline, and how many pipelines there are if there are several, as in
+/// 4 stages × 2 replicas.
+#[must_use]
+pub fn pipelines_text(stages: u64, replicas: u32) -> String {
+    let each = counted(stages, "stage");
+    if replicas > 1 { format!("{each} × {replicas} replicas") } else { each }
+}
+
 /// As in 42s, 3m07 and 1h02.
 #[must_use]
 pub fn duration_text(duration: Duration) -> String {
@@ -143,5 +151,7 @@ mod tests {
         check(0, "0 shards");
         check(1, "1 shard");
         check(1_200, "1,200 shards");
+        assert_eq!(pipelines_text(4, 1), "4 stages");
+        assert_eq!(pipelines_text(1, 4), "1 stage × 4 replicas");
     }
 }

@@ -18,13 +18,14 @@ use crate::span_exporter::SpanExporter;
 /// If the cluster does not answer, or the page cannot be where it is to be.
 pub fn run(args: &UiArgs, out: &mut dyn Write) -> Result<(), CommandError> {
     let is_child = has_lifeline();
-    if is_child {
+    let (folder, addresses) = request_addresses(&args.client)?;
+    let name = if is_child {
         end_with_lifeline()?;
+        folder.read_admin()?.name
     } else {
         // A person who typed another cluster's address sees that at once.
-        connect(&args.client)?.status().map_err(CommandFailure::from)?;
-    }
-    let (folder, addresses) = request_addresses(&args.client)?;
+        connect(&args.client)?.status().map_err(CommandFailure::from)?.cluster.name
+    };
     let history = args.history.clone().unwrap_or_else(|| folder.events());
     let costs = RunCosts { price_per_hour: args.price, ..RunCosts::default() };
     let server = start_server(args.listen, costs, addresses.clone())?;
@@ -41,7 +42,6 @@ pub fn run(args: &UiArgs, out: &mut dyn Write) -> Result<(), CommandError> {
         )?;
     }
     out.flush()?;
-    let name = folder.read_admin()?.name;
     let exporter = SpanExporter::of_environment("zbelastic", &name)?;
     let cluster = ObservedCluster { folder, addresses, history };
     observe(&cluster, &server.observer().into(), exporter)?;

@@ -1,7 +1,7 @@
 //! How the workers of a run are dealt to stages and replicas.
 
 use zbelastic_config::RunConfig;
-use zbelastic_trainer::plan::{Grid, GridLimits, ReplicaCount};
+use zbelastic_trainer::plan::{Grid, ReplicaCount};
 use zbelastic_wording::{CommandFailure, FailureDetail};
 
 /// The ways to deal all workers to stages and replicas.
@@ -13,9 +13,7 @@ pub fn grids_of(config: &RunConfig, worker_count: u32) -> Result<Vec<Grid>, Comm
     if !worker_count.is_multiple_of(requested.get()) {
         return Err(uneven_replicas(worker_count, requested));
     }
-    let (blocks, lanes) = (config.model.blocks, config.batch.lanes);
-    let limits = GridLimits { blocks, lanes, requested: config.replicas };
-    let mut grids = limits.grids(worker_count);
+    let mut grids = config.grid_limits().grids(worker_count);
     grids.retain(|grid| grid.workers() == worker_count);
     if grids.is_empty() {
         // More workers than the model has blocks for: the plan says so.

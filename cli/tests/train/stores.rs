@@ -85,7 +85,6 @@ fn a_store_gives_the_same_bits_to_threads_and_to_processes_that_are_killed() {
     assert_ne!(other.digest(), threads.digest());
 }
 
-/// A store of bytes is a text: the order of windows is the same, and so is every bit.
 /// What is in its stores counts when a run goes on, and not where they lie.
 #[test]
 fn a_branch_goes_on_over_stores_that_were_moved() {
@@ -102,6 +101,7 @@ fn a_branch_goes_on_over_stores_that_were_moved() {
     assert_eq!(branch.digest(), whole.digest());
 }
 
+/// A store of bytes is a text: the order of windows is the same, and so is every bit.
 #[test]
 fn a_store_of_bytes_trains_to_the_bits_of_its_text() {
     let folder = TextFolder::new();

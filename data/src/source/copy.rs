@@ -1,4 +1,5 @@
-//! Copies of files of other places: one that was interrupted goes on, and one that is whole is not read again.
+//! Copies of files of other places: one that was interrupted goes on, and one that is whole is not
+//! read again.
 //!
 //! ```text
 //!   NAME          the file, once it is whole
@@ -6,10 +7,9 @@
 //!   NAME.source   length and version of the file that these are of
 //! ```
 //!
-//! The version is compared before a byte is appended, and the place compares it with every range that is read: a
-//! copy never has parts of two files.
+//! The version is compared before a byte is appended, and the place compares it with every range that
+//! is read: a copy never has parts of two files.
 
-use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -58,8 +58,8 @@ pub enum CopyError {
     Stopped,
 }
 
-/// Copies a file that was listed to `to`, behind what an earlier call copied of it. `on_bytes` is called with the bytes
-/// that are there, between two reads, and may end it.
+/// Copies a file that was listed to `to`, behind what an earlier call copied of it. `on_bytes` is
+/// called with the bytes that are there, between two reads, and may end it.
 ///
 /// # Errors
 /// If it cannot be read or written, or was stopped.
@@ -83,7 +83,7 @@ pub fn copy_file(
     let mut out = whole_file::open_to_append(&part).map_err(failed)?;
     let mut len = out.metadata().map_err(failed)?.len();
     if len > file.bytes.0 {
-        out = truncated(&part).map_err(failed)?;
+        out.set_len(0).map_err(failed)?;
         len = 0;
     }
     let from = |source| CopyError::Source { path: file.path.clone(), source };
@@ -109,12 +109,6 @@ fn source_path(to: &Path) -> PathBuf {
     let mut path = to.as_os_str().to_owned();
     path.push(".source");
     PathBuf::from(path)
-}
-
-fn truncated(part: &Path) -> io::Result<File> {
-    let file = OpenOptions::new().append(true).open(part)?;
-    file.set_len(0)?;
-    Ok(file)
 }
 
 #[cfg(test)]

@@ -5,8 +5,8 @@ use zbelastic_config::{NetworkSpec, NodeSpec, RunConfig};
 use zbelastic_schedule::{GenerateError, ScheduleKind, Timeline, Window, simulate};
 use zbelastic_trainer::model::{LayerSpec, model_layers};
 use zbelastic_trainer::plan::{
-    ChooseRequest, Grid, GridLimits, Pace, PlanChoice, PlanError, ScheduleRefusal, best_grid,
-    choose, span_lower_bound,
+    ChooseRequest, Grid, Pace, PlanChoice, PlanError, ScheduleRefusal, best_grid, choose,
+    span_lower_bound,
 };
 use zbelastic_types::Bytes;
 use zbelastic_wording::{CommandFailure, FailureCode, FailureDetail};
@@ -100,7 +100,8 @@ impl<'a> Forecast<'a> {
     ) -> Result<Self, CommandFailure> {
         let all = &input.network.nodes;
         let chunks = input.config.chunks_per_stage;
-        let chosen = best_grid(grids(input.config, all.len()), input.is_priced(), |grid| {
+        let grids = input.config.grid_limits().grids(all.len() as u32);
+        let chosen = best_grid(grids, input.is_priced(), |grid| {
             let machines = StageMachines::new(input, all, grid);
             let chosen = machines.choose((input.kinds, chunks), MemoryLimitPolicy::Enforced);
             let choice = chosen.map_err(|refusals| does_not_fit(&refusals, &machines.nodes))?;
@@ -173,13 +174,6 @@ impl ForecastInput<'_> {
     fn is_priced(&self) -> bool {
         self.network.gbit_per_s.is_some()
     }
-}
-
-/// The ways to deal so many machines to stages and replicas.
-fn grids(config: &RunConfig, machines: usize) -> Vec<Grid> {
-    let (blocks, lanes) = (config.model.blocks, config.batch.lanes);
-    let limits = GridLimits { blocks, lanes, requested: config.replicas };
-    limits.grids(machines as u32)
 }
 
 /// Machines that hold a stage each.

@@ -7,7 +7,7 @@ use zbelastic_config::NodeSpec;
 use zbelastic_trainer::model::model_size;
 use zbelastic_types::Bytes;
 use zbelastic_wording::CommandError;
-use zbelastic_wording::figures::{grouped, three_digits};
+use zbelastic_wording::figures::{grouped, pipelines_text, three_digits};
 
 use super::forecast::{Forecast, ForecastRow, NodeLossForecast};
 use crate::commands::table::{ColumnAlign, TextTable};
@@ -91,7 +91,7 @@ pub fn write_text(
         batch.microbatch.sequence_len,
         batch.microbatch_count,
         batch.microbatch.sequences,
-        stages_text(forecast.grid.stage_count, forecast.grid.replicas.get()),
+        pipelines_text(forecast.grid.stage_count.into(), forecast.grid.replicas.get()),
         shown(&names)
     )?;
     let mut table = TextTable::new(&[
@@ -123,14 +123,6 @@ pub fn write_text(
         writeln!(out, "{}", loss_line(loss))?;
     }
     Ok(())
-}
-
-fn stages_text(stages: u32, replicas: u32) -> String {
-    let plural = if stages == 1 { "stage" } else { "stages" };
-    match replicas {
-        1 => format!("{stages} {plural}"),
-        replicas => format!("{stages} {plural} × {replicas} replicas"),
-    }
 }
 
 /// Names or sizes that a line shows at most.
@@ -190,7 +182,7 @@ fn loss_line(loss: &NodeLossForecast) -> String {
     match &loss.then {
         Some(then) => format!(
             "If {loss_text} ({names} at worst): {}, {}, {} ms a step{}.",
-            stages_text(then.stages, then.replicas),
+            pipelines_text(then.stages.into(), then.replicas),
             then.schedule,
             three_digits(then.step_ms),
             then.because.as_ref().map_or_else(String::new, |why| format!(", as {why}"))

@@ -9,7 +9,7 @@ use zbelastic_api::{
 };
 use zbelastic_types::NodeId;
 use zbelastic_wording::figures::{
-    duration_text, scientific, short_count, short_time, three_digits,
+    duration_text, pipelines_text, scientific, short_count, short_time, three_digits,
 };
 
 use crate::commands::node::render_members;
@@ -133,7 +133,7 @@ fn plan_line(plan: &PlanStatus, status: &StatusReport) -> String {
     let pipelines: Vec<String> = stages.chunks(each).map(|stages| stages.join(" > ")).collect();
     let mut line = format!("plan        g{}: {}", plan.generation, pipelines.join(" | "));
     if replicas > 1 {
-        let _ = write!(line, ", {each} stages × {replicas} replicas");
+        let _ = write!(line, ", {}", pipelines_text(each as u64, replicas));
     }
     let _ = write!(line, ", {}, window {}", escape(&plan.schedule), plan.window);
     let percent = |share: f64| format!("{:.1}%", 100.0 * share);
