@@ -12,9 +12,11 @@ use proptest::prelude::*;
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
 use zbelastic_transport::local::{
-    BOOT_ID_BYTES_MAX, LocalBindError, LocalDialError, LocalFolderError, LocalLane, LocalListener,
-    LocalOffer, OfferFault, SOCKET_PATH_BYTES_MAX, UNAUTHENTICATED_MAX, dial,
+    BOOT_ID_BYTES_MAX, DIAL_DEADLINE, LocalBindError, LocalDialError, LocalFolderError, LocalLane,
+    LocalListener, LocalOffer, OfferFault, SOCKET_PATH_BYTES_MAX, UNAUTHENTICATED_MAX, dial,
 };
 use zbelastic_types::NodeId;
 
@@ -137,6 +139,32 @@ async fn silent_connections_do_not_keep_an_admitted_peer_out() {
             assert_eq!(stream.read(&mut [0]).await.unwrap(), 0);
         }
     }
+}
+
+/// Workers of one machine begin at once, and nobody takes what arrives for a while. A dialler that was
+/// shown the proof has a connection: it chooses this path by it.
+#[tokio::test]
+async fn every_connection_that_was_shown_the_proof_arrives() {
+    let (_folder, mut listener) = listener().await;
+    let admission = listener.admit(FRIEND).unwrap();
+    let mut dials = JoinSet::new();
+    for _ in 0..2 * UNAUTHENTICATED_MAX {
+        let (offer, host) = (admission.offer().clone(), listener.host().clone());
+        dials.spawn(async move { dial(&offer, &host, LocalLane::Tensor).await });
+    }
+    let mut shown = Vec::new();
+    let mut arrived = Vec::new();
+    while !dials.is_empty() {
+        tokio::select! {
+            Some(dialled) = dials.join_next() => shown.extend(dialled.unwrap()),
+            arrival = listener.arrival() => arrived.push(arrival),
+        }
+    }
+    while arrived.len() < shown.len() {
+        let arrival = timeout(DIAL_DEADLINE, listener.arrival()).await;
+        arrived.push(arrival.expect("a connection that was shown the proof"));
+    }
+    assert!(shown.len() > UNAUTHENTICATED_MAX, "{}", shown.len());
 }
 
 #[tokio::test]

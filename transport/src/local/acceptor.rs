@@ -17,13 +17,14 @@ use zbelastic_types::NodeId;
 use super::listener::{AdmittedSecrets, LocalAdmissionId, LocalArrival};
 use super::offer::{LocalLane, LocalSecret, SECRET_BYTES};
 
-/// The most connections that have not shown a secret yet. One more, and the oldest is closed: one
-/// that is silent cannot keep others out.
-pub const UNAUTHENTICATED_MAX: usize = 16;
+/// The most connections that have not shown a secret yet: two lanes of each of 128 processes of this
+/// machine that begin at once. One more, and the oldest is closed: one that is silent cannot keep
+/// others out.
+pub const UNAUTHENTICATED_MAX: usize = 256;
 /// Time within which a connection must show a secret.
 pub const GREETING_DEADLINE: Duration = Duration::from_secs(5);
-/// The most connections that wait in a listener. Those after them count as unauthenticated until
-/// there is space.
+/// The most connections that wait in a listener. While there are as many, no other one is accepted:
+/// one whose peer was shown the proof is not closed.
 pub(super) const ARRIVALS_MAX: usize = 32;
 /// The pause after a failure to accept, as for lack of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -54,31 +55,38 @@ impl LocalAcceptor {
         let mut tasks = JoinSet::new();
         let mut oldest: VecDeque<AbortHandle> = VecDeque::new();
         loop {
-            let accepted = socket.accept().await;
-            while tasks.try_join_next().is_some() {}
-            oldest.retain(|task| !task.is_finished());
-            let Ok((stream, _)) = accepted else {
-                sleep(ACCEPT_PAUSE).await;
-                continue;
-            };
-            if oldest.len() == UNAUTHENTICATED_MAX {
-                let task = oldest.pop_front().expect("it is full");
-                task.abort();
-                self.refused.fetch_add(1, Ordering::Relaxed);
+            tokio::select! {
+                accepted = socket.accept() => match accepted {
+                    Ok((stream, _)) => {
+                        oldest.retain(|task| !task.is_finished());
+                        if oldest.len() == UNAUTHENTICATED_MAX {
+                            oldest.pop_front().expect("it is full").abort();
+                            self.refused.fetch_add(1, Ordering::Relaxed);
+                        }
+                        oldest.push_back(tasks.spawn(self.clone().receive(stream)));
+                    }
+                    Err(_) => sleep(ACCEPT_PAUSE).await,
+                },
+                Some(received) = tasks.join_next() => match received {
+                    // Without a receiver the listener is gone, and the connection with it.
+                    Ok(Some(arrival)) => {
+                        let _ = self.arrivals.send(arrival).await;
+                    }
+                    Ok(None) => {
+                        self.refused.fetch_add(1, Ordering::Relaxed);
+                    }
+                    // Closed for another one, and counted then.
+                    Err(_) => {}
+                },
             }
-            oldest.push_back(tasks.spawn(self.clone().receive(stream)));
         }
     }
 
-    /// Hands the connection on if it authenticates in time, and closes it otherwise.
-    async fn receive(self, mut stream: UnixStream) {
+    /// The connection, if it authenticates in time; it is closed otherwise.
+    async fn receive(self, mut stream: UnixStream) -> Option<LocalArrival> {
         let authenticated = timeout(GREETING_DEADLINE, self.authenticate(&mut stream)).await;
-        let Ok(Some((admission, peer, lane))) = authenticated else {
-            self.refused.fetch_add(1, Ordering::Relaxed);
-            return;
-        };
-        // Without a receiver the listener is gone, and the connection with it.
-        let _ = self.arrivals.send(LocalArrival { admission, peer, lane, stream }).await;
+        let (admission, peer, lane) = authenticated.ok()??;
+        Some(LocalArrival { admission, peer, lane, stream })
     }
 
     async fn authenticate(
