@@ -4,12 +4,12 @@
 mod common;
 mod s3_server;
 
-use std::fs;
+use std::fs::{self, File};
 use std::num::NonZeroUsize;
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use common::{BytesEncoder, make};
 use s3_server::{S3Server, SECRET};
@@ -252,6 +252,9 @@ fn a_copy_of_an_object_goes_on_while_it_is_the_same() {
     assert!(matches!(copy(2), (Err(CopyError::Stopped), _)));
     let other: Vec<u8> = bytes.iter().rev().copied().collect();
     fs::write(&weights, &other).expect("writable");
+    // This server's lists have no ETag, so that a version is a time, in seconds.
+    let later = SystemTime::now() + Duration::from_secs(2);
+    File::options().append(true).open(&weights).and_then(|f| f.set_modified(later)).expect("set");
     let (copied, seen) = copy(99);
     copied.expect("all of it");
     assert_eq!((seen[0], fs::read(&to).expect("whole")), (0, other), "no part of the one before");
