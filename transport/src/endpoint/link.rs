@@ -95,7 +95,6 @@ pub(crate) async fn run_link(
     };
     let link = Arc::clone(&established.link);
     let peer = link.peer;
-    context.directory.insert(Arc::clone(&link));
     let boot = start.boot;
     let versions = link.versions;
     let path = link.path;

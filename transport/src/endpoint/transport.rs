@@ -104,11 +104,13 @@ impl Transport {
 
     /// Removes a desired peer, and closes its connection.
     pub fn forget(&self, node: NodeId) {
+        self.shared.context.directory.discard_held(node);
         self.shared.context.desired_peers.send_if_modified(|desired| desired.remove(node));
     }
 
     /// The member was removed: closes its connection at once, and refuses it from now on.
     pub fn ban(&self, node: NodeId) {
+        self.shared.context.directory.discard_held(node);
         self.shared.context.desired_peers.send_if_modified(|desired| desired.ban(node));
     }
 
@@ -147,6 +149,12 @@ impl Transport {
     /// Sets which frames peers may send from now on; replaces the rules before.
     pub fn set_frame_rules(&self, rules: FrameRules) {
         self.shared.context.rules.send_replace(Arc::new(rules));
+    }
+
+    /// Discards the frames that are held for peers that are not `Up`: the plan that they belong to
+    /// has ended.
+    pub fn discard_held_frames(&self) {
+        self.shared.context.directory.discard_all_held();
     }
 
     /// Sets where frames go that arrive. Frames that arrive before are dropped and counted.
@@ -226,37 +234,41 @@ impl fmt::Debug for FrameSender {
 }
 
 impl FrameSender {
-    /// Gives a frame to the queue of a peer. Never blocks.
+    /// Enqueues a frame to a peer. Never blocks. Until the peer is `Up` its frames are held, as many
+    /// as its queue has space for: the first of a plan may be sent while its workers still connect.
     #[must_use]
     pub fn send(&self, to: NodeId, frame: OutgoingFrame) -> SendOutcome {
-        let Some(link) = self.context.directory.get(to) else {
-            return SendOutcome::NoPath(frame);
-        };
-        match link.frames.try_send(frame) {
+        match self.context.directory.enqueue(to, frame) {
             Ok(()) => SendOutcome::Queued,
             Err(FrameNotQueued::Full(frame)) => SendOutcome::Full(frame),
             Err(FrameNotQueued::Closed(frame)) => SendOutcome::NoPath(frame),
         }
     }
 
-    /// Gives a frame to the queue of a peer once there is space for it; returns it if the peer is
-    /// not there, or goes away meanwhile.
+    /// Enqueues a frame to a peer once there is space for it; returns it if the peer goes away
+    /// meanwhile. Does not wait for space in the queue of a peer that is not there.
     ///
     /// # Panics
     /// On a thread that runs tasks: it blocks.
     #[must_use]
     pub fn send_blocking(&self, to: NodeId, frame: OutgoingFrame) -> Option<OutgoingFrame> {
-        let Some(link) = self.context.directory.get(to) else { return Some(frame) };
-        self.runtime.block_on(link.frames.send(frame))
+        match self.context.directory.get(to) {
+            Some(link) => self.runtime.block_on(link.frames.send(frame)),
+            None => match self.context.directory.enqueue(to, frame) {
+                Ok(()) => None,
+                Err(FrameNotQueued::Full(frame) | FrameNotQueued::Closed(frame)) => Some(frame),
+            },
+        }
     }
 }
 
 /// The result of sending a frame.
 #[derive(Clone, Debug)]
 pub enum SendOutcome {
-    /// It waits in the queue of the peer, or is on its way. Lost if the peer goes `Down`.
+    /// It waits in the queue of the peer or for its connection, or is on its way. Lost if the peer
+    /// goes `Down` then.
     Queued,
-    /// The peer is not there, or this process may send no frames. The frame is given back.
+    /// The connection is ending, or this process may send no frames. The frame is given back.
     NoPath(OutgoingFrame),
     /// The queue of the peer is full. The frame is given back.
     Full(OutgoingFrame),

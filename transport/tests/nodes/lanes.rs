@@ -149,7 +149,6 @@ async fn frames_pass_from_a_plain_thread_and_a_wrong_length_ends_the_connection(
             for _ in 0..10 {
                 assert!(matches!(sender.send(NodeId(2), frame(&[3, 1000])), SendOutcome::Queued));
             }
-            assert!(matches!(sender.send(NodeId(9), frame(&[3])), SendOutcome::NoPath(_)));
             sender
         });
         let frames = tokio::task::spawn_blocking(move || {
@@ -170,6 +169,42 @@ async fn frames_pass_from_a_plain_thread_and_a_wrong_length_ends_the_connection(
         );
         let counters = two.transport.counters();
         assert_eq!((counters.accept.violations, counters.frames_refused), (1, 1));
+    }
+}
+
+/// The first frames of a plan are sent while its workers still connect; those of the plan before are
+/// of no use to anybody, nor those to a member that left.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn frames_to_a_peer_that_is_not_up_yet_are_held_for_it_until_a_new_plan() {
+    for same_host in [false, true] {
+        let site = TransportSite::new();
+        let options = TransportTestOptions { same_host, ..TransportTestOptions::default() };
+        let mut one = site.node(1, options.clone()).await;
+        let mut two = site.node(2, options).await;
+        let received = receive_frames(&two, 1, &[3, 1000]);
+        let sender = one.transport.frame_sender();
+        let send = |floats: &[usize]| {
+            assert!(matches!(sender.send(NodeId(2), frame(floats)), SendOutcome::Queued));
+        };
+        send(&[3]);
+        one.transport.discard_held_frames();
+        send(&[1000]);
+        one.transport.forget(NodeId(2));
+        (0..3).for_each(|_| send(&[3, 1000]));
+        let refused = (0..=TransportLimits::default().frame_queue_max)
+            .find(|_| !matches!(sender.send(NodeId(3), frame(&[1])), SendOutcome::Queued));
+        assert_eq!(refused, Some(TransportLimits::default().frame_queue_max), "they are bounded");
+        one.knows(&two);
+        two.knows(&one);
+        one.up().await;
+        two.up().await;
+        send(&[3, 1000]);
+        let frames = tokio::task::spawn_blocking(move || {
+            let take = || received.recv_timeout(DEADLINE).unwrap();
+            (0..4).map(|_| take()).collect::<Vec<_>>()
+        });
+        let expected = [vec![1.5; 3], vec![1.5; 1000]];
+        assert!(frames.await.unwrap().iter().all(|frame| frame.parts == expected));
     }
 }
 

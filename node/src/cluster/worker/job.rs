@@ -283,11 +283,13 @@ impl WorkerJob {
         held
     }
 
-    /// A plan is loaded: frames of it are expected from now on.
+    /// A plan is loaded: frames of it are expected from now on, and those of the plan before are no
+    /// longer sent to workers that were not connected.
     pub(super) fn set_plan(&mut self, plan: Arc<PlanRecord>, ports: &mut WorkerPorts) {
         let Some(job) = self.active_mut() else { return };
         job.plan = Some(plan);
         job.precopy = None;
+        ports.tasks.transport().discard_held_frames();
         self.expect_frames(ports);
     }
 

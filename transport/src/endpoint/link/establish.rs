@@ -13,10 +13,10 @@ use crate::endpoint::greeting::{DialSide, PeerConnection, hello_to_member};
 use crate::endpoint::hello::{PeerHello, read_path, write_path};
 use crate::endpoint::hub::{AdmissionHandle, LocalHub};
 use crate::event::TransportPath;
-use crate::frame::{FrameOutlet, frame_queue};
+use crate::frame::FrameOutlet;
 use crate::local::{LocalAdmission, LocalArrival, LocalLane, LocalOffer, dial};
 
-/// A connection with a known path, and the inputs of its lanes.
+/// A connection with a known path, which the directory has, and the inputs of its lanes.
 pub(super) struct EstablishedLink {
     pub(super) link: Arc<PeerLink>,
     pub(super) outlet: FrameOutlet,
@@ -59,19 +59,19 @@ pub(super) async fn establish(
     };
     // Both ends have sent all that this stream carries.
     let _ = send.finish();
-    let (queue, outlet) = frame_queue(context.limits.frame_queue_max);
     let limits = &context.limits;
     let control =
         ControlQueue::new(limits.control_queue_messages_max, limits.control_queue_bytes_max);
     let path = if sockets.is_some() { TransportPath::SameHost } else { TransportPath::Quic };
     let offer = hello.offer.filter(|_| path == TransportPath::SameHost);
-    let link = Arc::new(PeerLink {
+    let versions = hello.versions;
+    let (link, outlet) = context.directory.insert(peer.node, |frames| PeerLink {
         peer,
-        versions: hello.versions,
+        versions,
         path,
         connection,
         control,
-        frames: queue,
+        frames,
         offer,
     });
     let arrivals = admission.map(|AdmissionHandle { admission, arrivals }| (arrivals, admission));
