@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 use serde_json::Value;
 use zbelastic_trainer::plan::median;
+use zbelastic_whole_file::TemporaryFolder;
 use zbelastic_wording::{CommandError, CommandFailure, FailureCode};
 
 use crate::args::BenchClusterArgs;
@@ -216,12 +217,8 @@ fn train(
     has_threads: bool,
     every: u64,
 ) -> Result<RunMeasurement, CommandFailure> {
-    let name = format!("zbelastic-bench-cluster-{}", std::process::id());
-    let folder = std::env::temp_dir().join(name);
-    let trained = train_in(&folder, args, has_threads, every);
-    // A folder that cannot be removed does not make the measurement wrong.
-    let _ = std::fs::remove_dir_all(&folder);
-    trained
+    let folder = TemporaryFolder::temporary("bench-cluster").map_err(|error| failed(&error))?;
+    train_in(&folder.path().join("run"), args, has_threads, every)
 }
 
 fn train_in(

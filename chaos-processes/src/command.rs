@@ -5,6 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
+use zbelastic_whole_file::TemporaryFolder;
 
 use super::campaign::{self, ProcessCampaignSetup};
 use super::campaign_report::{CampaignVerdict, ProcessCampaignReport};
@@ -18,7 +19,6 @@ use super::measure::{self, MeasureRowKind, MeasureSetup, heading};
 use super::process_network::NetworkKind;
 use super::replay::{self, FleetTrace, ReplaySetup};
 use super::run_monitor::{RunMonitor, STANDSTILL};
-use super::temporary_folder::TemporaryFolder;
 use super::undisturbed::UndisturbedTraining;
 use crate::args::{DemoArgs, GroupArgs, MeasureArgs, ProcessRunArgs, ReplayArgs};
 

@@ -5,6 +5,8 @@ use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use zbelastic_whole_file::TemporaryFolder;
+
 use super::campaign::{self, ProcessCampaignSetup};
 use super::campaign_report::{CampaignVerdict, ProcessCampaignReport};
 use super::contract::{TestedBinary, TestedConfiguration};
@@ -12,7 +14,6 @@ use super::faults::{ProcessFaultKind, ProcessFaultMix};
 use super::local_cluster::{LocalClusterError, LocalClusterSetup};
 use super::process_network::NetworkKind;
 use super::run_monitor::{RunMonitor, STANDSTILL};
-use super::temporary_folder::TemporaryFolder;
 use super::undisturbed::UndisturbedTraining;
 
 /// The two digests are not equal: the exit code of a failed verification.

@@ -38,5 +38,4 @@ pub mod resident;
 pub mod run_monitor;
 pub mod small_disk;
 pub mod system;
-pub mod temporary_folder;
 pub mod undisturbed;

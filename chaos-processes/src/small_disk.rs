@@ -29,7 +29,7 @@ pub fn mount(folder: &Path, mib: u32) -> io::Result<()> {
 #[must_use]
 pub fn is_possible() -> bool {
     let tried = thread::spawn(|| {
-        let folder = super::temporary_folder::TemporaryFolder::temporary("mount-probe")?;
+        let folder = zbelastic_whole_file::TemporaryFolder::temporary("mount-probe")?;
         own_mounts()?;
         mount(folder.path(), 1)?;
         let unmounted = Command::new("umount").arg(folder.path()).status()?;

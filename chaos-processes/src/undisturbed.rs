@@ -7,7 +7,7 @@ use std::io;
 use std::path::Path;
 use std::time::Duration;
 
-use zbelastic_whole_file as whole_file;
+use zbelastic_whole_file::{self as whole_file, TemporaryFolder};
 
 use super::check::{NodeLog, UndisturbedRun, check};
 use super::cluster_observation::ClusterObservation;
@@ -17,7 +17,6 @@ use super::events::{NodeEvent, NodeEventKind};
 use super::local_cluster::{LocalCluster, LocalClusterError, LocalClusterSetup};
 use super::process_network::NetworkKind;
 use super::run_monitor::RunMonitor;
-use super::temporary_folder::TemporaryFolder;
 
 /// A training that nothing disturbs.
 #[derive(Clone, Debug)]

@@ -21,8 +21,8 @@ use zbelastic_chaos_processes::local_cluster::{LocalClusterError, LocalClusterSe
 use zbelastic_chaos_processes::measure::{self, MeasureReport, MeasureRowKind, MeasureSetup};
 use zbelastic_chaos_processes::process_network::NetworkKind;
 use zbelastic_chaos_processes::run_monitor::RunMonitor;
-use zbelastic_chaos_processes::temporary_folder::TemporaryFolder;
 use zbelastic_chaos_processes::undisturbed::UndisturbedTraining;
+use zbelastic_whole_file::TemporaryFolder;
 
 /// Longer than anything takes that works.
 const PATIENCE: Duration = Duration::from_secs(60);

@@ -23,7 +23,6 @@ mod remote_model;
 mod remote_sources;
 mod run_files;
 mod run_tokenizer;
-mod scratch_folder;
 mod side_process;
 mod span_exporter;
 mod step_line;

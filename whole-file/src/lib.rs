@@ -1,5 +1,5 @@
-//! Small files that are there whole or not at all, and durably once they are synced; and files that
-//! one process holds.
+//! Small files that are there whole or not at all, and durably once they are synced; files that
+//! one process holds; and folders that go with their process.
 //!
 //! ```text
 //!   bytes ──> NAME.part ──> sync ──> rename to NAME ──> sync of the folder
@@ -9,8 +9,10 @@
 //! file's bytes are those that were written is its reader's to check.
 
 mod lock;
+mod temporary_folder;
 
 pub use lock::{LockError, holder_text, lock};
+pub use temporary_folder::TemporaryFolder;
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};

@@ -3,6 +3,8 @@
 
 use std::collections::BTreeSet;
 
+use zbelastic_whole_file::TemporaryFolder;
+
 use super::{MeasureRow, MeasureSetup};
 use crate::check::{UndisturbedRun, check};
 use crate::contract::ReportedPlan;
@@ -12,7 +14,6 @@ use crate::goal::{GoalBound, GoalResult, GoalUnit};
 use crate::local_cluster::{LocalCluster, LocalClusterError, LocalClusterSetup};
 use crate::resident::peak_bytes;
 use crate::run_monitor::{RunMonitor, STANDSTILL};
-use crate::temporary_folder::TemporaryFolder;
 use crate::undisturbed::log_of;
 
 /// The most memory that a process may hold, as a multiple of its plan's promise.

@@ -6,6 +6,7 @@
 
 mod targets;
 
+use std::env;
 use std::io::Write;
 use std::num::NonZeroUsize;
 use std::path::Path;
@@ -23,6 +24,7 @@ use zbelastic_local::interrupt::Interrupt;
 use zbelastic_machine::device::code_of_fault;
 use zbelastic_machine::thread_count;
 use zbelastic_trainer::evaluator::Evaluator;
+use zbelastic_whole_file::TemporaryFolder;
 use zbelastic_wording::figures::{duration_text, grouped};
 use zbelastic_wording::{CommandError, CommandFailure, FailureDetail, cannot_write};
 
@@ -34,7 +36,6 @@ use crate::commands::saved_model::{SavedModel, damaged, does_not_fit};
 use crate::data_failure as failure;
 use crate::progress::CommandProgress;
 use crate::run_files::CONFIG;
-use crate::scratch_folder::ScratchFolder;
 use crate::store_maker::try_make_store;
 use crate::tokenizer_encoder::TokenizerEncoder;
 
@@ -109,8 +110,8 @@ pub fn run(args: &EvalArgs, out: &mut dyn Write) -> Result<(), CommandError> {
         }
         None => {
             let encoder = saved.encoder()?;
-            let scratch =
-                ScratchFolder::new().map_err(|(path, error)| cannot_write(&path, &error))?;
+            let scratch = TemporaryFolder::temporary("eval")
+                .map_err(|error| cannot_write(&env::temp_dir(), &error))?;
             let folder = scratch.path().join("store");
             let made = try_make_store(&request(args, &folder), &encoder, &setup.interrupt);
             made.map_err(|error| match matches!(error, PrepareError::Stopped) {

@@ -110,6 +110,7 @@ pub const ARROWS: &[(&str, &[&str])] = &[
             "timing",
             "trainer",
             "types",
+            "whole-file",
             "wording",
         ],
     ),

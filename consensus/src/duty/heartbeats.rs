@@ -79,8 +79,10 @@ impl HeartbeatMonitor {
     pub(super) fn track_members(&mut self, state: &State, now: u64) {
         self.records.retain(|_, record| state.is_live(record.holder));
         self.gaps.retain(|node, _| state.members().contains_key(node));
-        // A node that nothing is known of may be as late as the latest: it may share its machine.
-        let longest = self.gaps.values().map(HeartbeatGaps::longest_lately).max().unwrap_or(0);
+        // A node that nothing is known of may be as late as the latest that is there: it may share its
+        // machine. Of one that is lost nothing was heard lately.
+        let known = state.live_workers().filter_map(|(holder, _)| self.gaps.get(&holder.node));
+        let longest = known.map(HeartbeatGaps::longest_lately).max().unwrap_or(0);
         for (holder, _) in state.live_workers() {
             let pulse = WorkerActivity::default();
             let record = HeartbeatRecord { holder, at: now, pulse, progress_at: now };

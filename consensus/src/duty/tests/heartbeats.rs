@@ -103,6 +103,20 @@ fn silences_are_those_of_a_node_and_outlast_its_process() {
     assert!(harness.act().contains(&Entry::Members(silent.to_vec())));
 }
 
+/// What was measured of a machine that is lost says nothing about one that comes later.
+#[test]
+fn silences_of_a_lost_node_are_not_expected_of_a_new_one() {
+    let mut harness = running();
+    harness.tick(LOST_AFTER_TICKS / 2, &[1, 3]);
+    harness.beat(2, 0, 0);
+    let gone = lost(harness.log.holder(2), LossReason::Closed);
+    harness.agree(Entry::Members(vec![gone]));
+    harness.agree(Entry::Members(vec![admit(4, 1)]));
+    harness.tick(LOST_AFTER_TICKS + 1, &[1, 3]);
+    let silent = lost(harness.log.holder(4), LossReason::Silent { ticks: LOST_AFTER_TICKS + 1 });
+    assert!(harness.act().contains(&Entry::Members(vec![silent])));
+}
+
 #[test]
 fn an_operation_far_past_its_planned_time_is_a_loss_though_the_heart_beats() {
     let mut harness = running();
