@@ -14,7 +14,8 @@ use crate::state::{PlanPhase, State};
 /// configured time. Heartbeats of a machine that computes on all cores, or whose hypervisor takes
 /// it from it, come late by what they came late by before: the bound follows what was measured, as
 /// that of an accrual failure detector does (Hayashibara et al., SRDS 2004, section 4), and stays a
-/// bound.
+/// bound. It is the longest one for a worker that loads layers, which fills memory that no process had
+/// before: its heartbeats come later than any that were measured, and it is waited for anyway.
 pub(super) const GAP_FACTOR: u32 = 3;
 /// Silences of the last one to two minutes of ticks of 10 ms count.
 const LATELY_TICKS: u64 = 6_000;
@@ -44,9 +45,10 @@ impl HeartbeatGaps {
     }
 
     /// Ticks of silence after which the member is lost.
-    fn bound(&self, lost_after_ticks: u32) -> u32 {
+    fn bound(&self, lost_after_ticks: u32, is_loading: bool) -> u32 {
+        let longest = GAP_FACTOR.saturating_mul(lost_after_ticks);
         let lately = GAP_FACTOR.saturating_mul(self.longest_lately());
-        lately.clamp(lost_after_ticks, GAP_FACTOR.saturating_mul(lost_after_ticks))
+        if is_loading { longest } else { lately.clamp(lost_after_ticks, longest) }
     }
 }
 
@@ -121,17 +123,17 @@ impl HeartbeatMonitor {
     ) -> Vec<(Holder, LossReason)> {
         let loading = state.plan().filter(|plan| matches!(plan.phase, PlanPhase::Loading(_)));
         let ticks_max = state.plan().map_or(u32::MAX, |plan| plan.record.op_ticks_max);
-        let is_waited_for = |record: &HeartbeatRecord| {
-            let is_holder = loading.is_some_and(|plan| plan.record.stages.contains(&record.holder));
-            is_holder && mutant::is(Mutant::M21WaitsForTheDead)
+        let is_loading = |record: &HeartbeatRecord| {
+            loading.is_some_and(|plan| plan.record.stages.contains(&record.holder))
         };
         let overdue = self.records.values().filter_map(|record| {
             let silent = (now - record.at) as u32;
             let ticks = record.pulse.busy_ticks;
             let gaps = self.gaps.get(&record.holder.node).copied().unwrap_or_default();
-            if is_waited_for(record) {
+            let is_loading = is_loading(record);
+            if is_loading && mutant::is(Mutant::M21WaitsForTheDead) {
                 None
-            } else if silent > gaps.bound(lost_after_ticks) {
+            } else if silent > gaps.bound(lost_after_ticks, is_loading) {
                 Some((record.holder, LossReason::Silent { ticks: silent }))
             } else if ticks > ticks_max {
                 Some((record.holder, LossReason::OpOverdue { ticks, ticks_max }))
@@ -150,14 +152,15 @@ mod tests {
     #[test]
     fn silences_are_forgotten_after_a_while() {
         let mut gaps = HeartbeatGaps::default();
-        assert_eq!(gaps.bound(70), 70);
+        assert_eq!(gaps.bound(70, false), 70);
+        assert_eq!(gaps.bound(70, true), 210, "whatever was measured");
         gaps.record_gap(40, 100);
-        assert_eq!(gaps.bound(70), 120);
+        assert_eq!(gaps.bound(70, false), 120);
         gaps.record_gap(6, LATELY_TICKS);
-        assert_eq!(gaps.bound(70), 120, "it was in the window before");
+        assert_eq!(gaps.bound(70, false), 120, "it was in the window before");
         gaps.record_gap(6, 2 * LATELY_TICKS);
-        assert_eq!(gaps.bound(70), 70);
+        assert_eq!(gaps.bound(70, false), 70);
         gaps.record_gap(u32::MAX, 3 * LATELY_TICKS);
-        assert_eq!(gaps.bound(70), 210, "never for more");
+        assert_eq!(gaps.bound(70, false), 210, "never for more");
     }
 }

@@ -203,11 +203,17 @@ fn the_heart_of_an_earlier_life_does_not_count() {
 
 /// A plan that loads waits for no node that is gone.
 #[test]
-fn who_is_silent_while_a_plan_loads_is_lost_as_at_any_time() {
-    let mut log = FixtureLog::with_job(spec(), &[1, 2]);
+fn who_is_silent_while_a_plan_loads_is_lost_later_and_holds_nothing_up_for_ever() {
+    let mut log = FixtureLog::with_job(spec(), &[1, 2, 3]);
     log.adopt(log.plan(&[1, 2]));
     let mut harness = DutiesHarness::new(log);
     harness.tick(LOST_AFTER_TICKS + 1, &[1]);
+    harness.act();
+    assert!(harness.log.state.holder_of(NodeId(3)).is_none(), "it loads nothing");
+    harness.tick((GAP_FACTOR - 1) * LOST_AFTER_TICKS - 1, &[1]);
+    harness.act();
+    assert!(harness.log.state.holder_of(NodeId(2)).is_some());
+    harness.tick(1, &[1]);
     harness.act();
     assert!(harness.log.state.holder_of(NodeId(2)).is_none());
     let is_lost = |need: &PlanNeed| matches!(need, PlanNeed::Now(PlanReason::Lost { .. }));
