@@ -79,6 +79,12 @@ impl HeartbeatMonitor {
 
     /// Members changed: monitors the live workers, and no others.
     pub(super) fn track_members(&mut self, state: &State, now: u64) {
+        // The silence that a member was declared lost for counts, if its node comes back.
+        let lost = |record: &&HeartbeatRecord| !state.is_live(record.holder);
+        for record in self.records.values().filter(lost) {
+            let gaps = self.gaps.entry(record.holder.node).or_default();
+            gaps.record_gap((now - record.at) as u32, now);
+        }
         self.records.retain(|_, record| state.is_live(record.holder));
         self.gaps.retain(|node, _| state.members().contains_key(node));
         // A node that nothing is known of may be as late as the latest that is there: it may share its

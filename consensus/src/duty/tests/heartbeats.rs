@@ -103,6 +103,23 @@ fn silences_are_those_of_a_node_and_outlast_its_process() {
     assert!(harness.act().contains(&Entry::Members(silent.to_vec())));
 }
 
+/// One that was silent for too long and was not dead is not declared lost for the same silence again.
+#[test]
+fn the_silence_that_a_member_was_lost_for_is_one_of_its_node() {
+    let mut harness = running();
+    let lost_after = LOST_AFTER_TICKS + 1;
+    harness.tick(lost_after, &[1, 3]);
+    harness.act();
+    assert!(harness.log.state.holder_of(NodeId(2)).is_none());
+    harness.agree(Entry::Members(vec![admit(2, 2)]));
+    harness.tick(GAP_FACTOR * LOST_AFTER_TICKS, &[1, 3]);
+    harness.act();
+    assert!(harness.log.state.holder_of(NodeId(2)).is_some());
+    harness.tick(1, &[1, 3]);
+    harness.act();
+    assert!(harness.log.state.holder_of(NodeId(2)).is_none());
+}
+
 /// What was measured of a machine that is lost says nothing about one that comes later.
 #[test]
 fn silences_of_a_lost_node_are_not_expected_of_a_new_one() {
