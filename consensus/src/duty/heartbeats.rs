@@ -7,6 +7,7 @@ use zbelastic_types::NodeId;
 use crate::member::{Holder, LossReason};
 use crate::message::WorkerActivity;
 use crate::mutant::{self, Mutant};
+use crate::plan::LayerSource;
 use crate::state::{PlanPhase, State};
 
 /// A member counts as lost when it is silent for so many times as long as its longest silence
@@ -120,12 +121,13 @@ impl HeartbeatMonitor {
         self.records.values().map(|record| record.pulse.wait_ticks).max().unwrap_or(0)
     }
 
-    /// Members that are silent, or have work that hangs.
+    /// Members that are silent, or have work that hangs. One whose loss would give sealed steps up is
+    /// waited for as long as one that makes no progress: silence is little evidence (rule R9).
     pub(super) fn overdue(
         &self,
         state: &State,
         now: u64,
-        lost_after_ticks: u32,
+        (lost_after_ticks, progress_ticks): (u32, u32),
     ) -> Vec<(Holder, LossReason)> {
         let loading = state.plan().filter(|plan| matches!(plan.phase, PlanPhase::Loading(_)));
         let ticks_max = state.plan().map_or(u32::MAX, |plan| plan.record.op_ticks_max);
@@ -139,7 +141,9 @@ impl HeartbeatMonitor {
             let is_loading = is_loading(record);
             if is_loading && mutant::is(Mutant::M21WaitsForTheDead) {
                 None
-            } else if silent > gaps.bound(lost_after_ticks, is_loading) {
+            } else if silent > gaps.bound(lost_after_ticks, is_loading)
+                && (silent > progress_ticks || !is_only_holder(state, record.holder))
+            {
                 Some((record.holder, LossReason::Silent { ticks: silent }))
             } else if ticks > ticks_max {
                 Some((record.holder, LossReason::OpOverdue { ticks, ticks_max }))
@@ -148,6 +152,32 @@ impl HeartbeatMonitor {
             }
         });
         overdue.filter(|(holder, _)| state.is_live(*holder)).collect()
+    }
+}
+
+/// Whether the run would go back without this member: no other one that is there has the newest
+/// sealed state of some layer, nor has a checkpoint.
+fn is_only_holder(state: &State, holder: Holder) -> bool {
+    let Some(plan) = state.plan() else { return false };
+    let sealed = state.open_turn().step;
+    if state.checkpoints().last().is_some_and(|newest| newest.version >= sealed) || sealed.0 == 0 {
+        return false;
+    }
+    let is_other = |other: Holder| other != holder && state.is_live(other);
+    match &plan.phase {
+        PlanPhase::Closed => false,
+        PlanPhase::Loading(_) => plan.record.sources.iter().any(|source| match source {
+            LayerSource::Nodes(nodes) => {
+                let mut others = nodes.iter().filter_map(|node| state.holder_of(*node));
+                nodes.contains(&holder.node) && !others.any(is_other)
+            }
+            LayerSource::Checkpoint { .. } | LayerSource::Initial => false,
+        }),
+        PlanPhase::Running => {
+            let stages = plan.record.stage_indices();
+            let mut kept = stages.map(|stage| plan.record.holders_of(stage).collect::<Vec<_>>());
+            kept.any(|kept| kept.contains(&holder) && !kept.into_iter().any(is_other))
+        }
     }
 }
 

@@ -60,7 +60,7 @@ impl DutyWatch {
     pub(super) fn overdue(&self, state: &State) -> Vec<(Holder, LossReason)> {
         let configured = self.timing.lost_after_ticks;
         let lost_after_ticks = state.job().map_or(configured, |job| job.spec.lost_after_ticks);
-        self.heartbeats.overdue(state, self.now, lost_after_ticks)
+        self.heartbeats.overdue(state, self.now, (lost_after_ticks, self.timing.progress_ticks))
     }
 
     /// Whether none of these made progress for so long that nothing is to be expected of them.

@@ -8,7 +8,7 @@ use crate::fixture::{FixtureLog, LOST_AFTER_TICKS, admit, spec};
 use crate::job::JobSpec;
 use crate::member::{Holder, LossReason, MemberChange};
 use crate::message::WorkerActivity;
-use crate::plan::PlanReason;
+use crate::plan::{LayerSource, PlanReason};
 use zbelastic_types::NodeId;
 
 use super::harness::{DutiesHarness, TIMING};
@@ -118,6 +118,38 @@ fn the_silence_that_a_member_was_lost_for_is_one_of_its_node() {
     harness.tick(1, &[1, 3]);
     harness.act();
     assert!(harness.log.state.holder_of(NodeId(2)).is_none());
+}
+
+/// Silence is little evidence where sealed steps are at stake: nobody else holds the layers.
+#[test]
+fn the_only_holder_of_sealed_steps_may_be_silent_as_long_as_one_without_progress() {
+    let without_copies = || JobSpec { copies: 0, ..spec() };
+    let is_lost_after = |log: FixtureLog, ticks: u32| {
+        let mut harness = DutiesHarness::new(log);
+        harness.tick(ticks - 1, &[1]);
+        harness.act();
+        let was_there = harness.log.state.holder_of(NodeId(2)).is_some();
+        harness.tick(1, &[1]);
+        harness.act();
+        was_there && harness.log.state.holder_of(NodeId(2)).is_none()
+    };
+    let trained = |spec: JobSpec, steps: u64| {
+        let mut log = FixtureLog::running(spec, &[1, 2]);
+        log.keep(steps);
+        log
+    };
+    let (usual, long) = (LOST_AFTER_TICKS + 1, TIMING.progress_ticks + 1);
+    assert!(is_lost_after(trained(without_copies(), 1), long));
+    assert!(is_lost_after(trained(without_copies(), 0), usual), "the first state is the seed's");
+    assert!(is_lost_after(trained(spec(), 1), usual), "node 1 has a copy");
+    let mut loading = trained(without_copies(), 1);
+    let mut plan = loading.plan(&[1, 2]);
+    plan.sources[0] = LayerSource::Nodes(vec![NodeId(2)]);
+    loading.adopt(plan);
+    assert!(is_lost_after(loading, long), "nor does another have what is to be loaded");
+    let mut saved = trained(without_copies(), 4);
+    saved.checkpoint(4, 1);
+    assert!(is_lost_after(saved, usual), "there is a checkpoint of the last step");
 }
 
 /// What was measured of a machine that is lost says nothing about one that comes later.
