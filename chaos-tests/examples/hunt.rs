@@ -2,7 +2,7 @@
 //! `docs/chaos.md`:
 //!
 //! ```text
-//! cargo run --release -p chaos-tests --features mutants --example hunt -- m11 20000 1
+//! cargo run --release -p chaos-tests --example hunt -- m11 20000 1
 //! ```
 
 use chaos_tests::hunt::{KnownBug, hunt};

@@ -70,7 +70,6 @@ fn a_search_with_too_many_states_ends_so() {
     assert_eq!(exploration.finding, ExplorationFinding::TooMany);
 }
 
-#[cfg(feature = "mutants")]
 mod without_a_rule {
     use super::{A_FENCE, ExplorationFinding, ModelBounds, TWO_STAGES, explored};
     use chaos_tests::exhaustive::ModelViolation;

@@ -2,8 +2,6 @@
 //! is there for it, and the canary shows that a life can fail. `docs/chaos.md` has the table that
 //! the example `hunt` prints.
 
-#![cfg(feature = "mutants")]
-
 use chaos_tests::bug::Bug;
 use chaos_tests::hunt::{KnownBug, hunt};
 use chaos_tests::options::ComputeModelKind;

@@ -9,8 +9,10 @@ mod storage;
 #[path = "cluster/stores.rs"]
 mod stores;
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::process::Command;
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use zbelastic_api::{HexDigest, PromiseStatus, TokenRequest, TokenRole};
@@ -24,10 +26,17 @@ fn undisturbed() -> HexDigest {
     undisturbed_for(STEPS)
 }
 
+/// The digest of so many steps in a cluster to which nothing happens. Many tests compare with it, so a
+/// cluster trains each number of steps once.
 fn undisturbed_for(steps: u64) -> HexDigest {
-    let mut cluster = SpawnedCluster::new();
-    cluster.begin(&["a", "b", "c"], steps);
-    cluster.digest(steps)
+    static DIGESTS: Mutex<BTreeMap<u64, HexDigest>> = Mutex::new(BTreeMap::new());
+    let mut digests = DIGESTS.lock().unwrap_or_else(PoisonError::into_inner);
+    let train = || {
+        let mut cluster = SpawnedCluster::new();
+        cluster.begin(&["a", "b", "c"], steps);
+        cluster.digest(steps)
+    };
+    *digests.entry(steps).or_insert_with(train)
 }
 
 #[test]
@@ -326,9 +335,7 @@ fn short_pause_changes_nothing_and_a_long_one_is_a_loss_that_heals() {
     });
     let found = cluster.digest(4 * STEPS);
     drop(cluster);
-    let mut undisturbed = SpawnedCluster::new();
-    undisturbed.begin(&["a", "b"], 4 * STEPS);
-    assert_eq!(found, undisturbed.digest(4 * STEPS));
+    assert_eq!(found, undisturbed_for(4 * STEPS));
 }
 
 /// As the README has it: `init`, and `join` with the addresses in the token's line.

@@ -1,7 +1,6 @@
 //! Asynchronous schedules against their serial references: the same bits, whatever the order of
 //! frames and the threads.
 
-mod common;
 #[path = "common/asynchronous.rs"]
 mod runs;
 
@@ -129,7 +128,7 @@ fn without_staleness_the_reference_is_that_of_synchronous_training() {
         };
         let plan = Plan::new(plan).expect("a legal plan");
         let steps = u64::from(request.minibatch_count);
-        let synchronous = common::setup(setup.model.clone(), plan, steps);
+        let synchronous = crate::common::setup(setup.model.clone(), plan, steps);
         let backend = CpuBackend::new(1).expect("one thread");
         let mut run = SerialReference::new(&synchronous, backend, text(&setup)).expect("memory");
         for step in 0..steps {

@@ -1,8 +1,6 @@
 //! Which schedule is chosen, and why the others are not.
 
-mod common;
-
-use common::{BATCH, batch_for, tiny_model};
+use crate::common::{BATCH, batch_for, tiny_model};
 use zbelastic_kernels::{CpuBackend, DeviceSizes, Precision};
 use zbelastic_schedule::{GenerateError, ScheduleKind, Window};
 use zbelastic_trainer::model::{Family, MicrobatchShape, ModelConfig, model_layers};

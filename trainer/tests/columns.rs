@@ -2,13 +2,11 @@
 //! schedule, the stages and the number of replicas, the bits are those of the serial reference of as
 //! many lanes, which knows of no replica, whatever befalls the steps.
 
-mod common;
-
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use common::serial::StruckStepFate;
-use common::{BATCH, StageCluster, corpus_for, policy, setup, tiny_model};
+use crate::common::serial::StruckStepFate;
+use crate::common::{BATCH, StageCluster, corpus_for, policy, setup, tiny_model};
 use zbelastic_consensus::validation::NonfinitePolicy;
 use zbelastic_kernels::{ByteCounts, CpuBackend};
 use zbelastic_schedule::{ScheduleKind, Window, check_size};

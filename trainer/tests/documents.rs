@@ -1,12 +1,10 @@
 //! Documents, windows that slide and targets that do not count, in pipelines of every schedule: the
 //! bits of the serial reference. That one is compared with documents that run alone.
 
-mod common;
-
 use std::sync::Arc;
 
-use common::documents::{Documents, SILENT};
-use common::{BATCH, StageCluster, corpus, plan_if_any, policy, setup, tiny_model};
+use crate::common::documents::{Documents, SILENT};
+use crate::common::{BATCH, StageCluster, corpus, plan_if_any, policy, setup, tiny_model};
 use zbelastic_consensus::validation::NonfinitePolicy;
 use zbelastic_kernels::CpuBackend;
 use zbelastic_schedule::{ScheduleKind, Window};

@@ -1,8 +1,6 @@
 //! When a plan does not fit what is measured any more.
 
-mod common;
-
-use common::{BATCH, tiny_model};
+use crate::common::{BATCH, tiny_model};
 use zbelastic_kernels::CpuBackend;
 use zbelastic_schedule::{ScheduleKind, Window};
 use zbelastic_trainer::model::{Family, ModelConfig};

@@ -1,9 +1,7 @@
 //! The pipeline against the serial reference: the same bits, whatever the number of stages, the
 //! split, the schedule, the window, the threads, the clipping and the rollbacks.
 
-mod common;
-
-use common::{BATCH, StageCluster, corpus, corpus_for, plan, policy, setup, tiny_model};
+use crate::common::{BATCH, StageCluster, corpus, corpus_for, plan, policy, setup, tiny_model};
 use zbelastic_consensus::validation::NonfinitePolicy;
 use zbelastic_kernels::{CpuBackend, InstructionSet};
 use zbelastic_schedule::{PipelineSize, ScheduleKind, Window, check_size};

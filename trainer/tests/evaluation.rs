@@ -1,7 +1,5 @@
 //! Held-out text is read after every so many steps, whichever workers come and go in between.
 
-mod common;
-
 use std::sync::Arc;
 
 use zbelastic_consensus::validation::{LeaderHalf, Ledger, NonfinitePolicy};
@@ -17,14 +15,14 @@ type CpuEngine = StageEngine<BackendExecutor<CpuBackend>, Arc<Corpus>>;
 const EVERY: u64 = 2;
 
 fn setup() -> Arc<StageSetup> {
-    let model = common::tiny_model(Family::Gpt2);
-    let plan = common::plan(&model, ScheduleKind::ZbH1, 1, Window::One);
-    Arc::new(StageSetup { evaluate_every: EVERY, ..common::setup(model, plan, 8) })
+    let model = crate::common::tiny_model(Family::Gpt2);
+    let plan = crate::common::plan(&model, ScheduleKind::ZbH1, 1, Window::One);
+    Arc::new(StageSetup { evaluate_every: EVERY, ..crate::common::setup(model, plan, 8) })
 }
 
 /// Runs until an evaluation is reported, or until this step is sealed.
 fn run(engine: &mut CpuEngine, ledger: &mut Ledger, until: Option<Step>) -> Option<(u64, u64)> {
-    let policy = common::policy(Some(1.0), NonfinitePolicy::Skip);
+    let policy = crate::common::policy(Some(1.0), NonfinitePolicy::Skip);
     let mut leader = LeaderHalf::new(ledger, model_size(&setup().model).0, policy);
     loop {
         engine.run_next();
@@ -54,7 +52,7 @@ fn run(engine: &mut CpuEngine, ledger: &mut Ledger, until: Option<Step>) -> Opti
 
 fn begin() -> (CpuEngine, Ledger) {
     let backend = CpuBackend::new(1).expect("one thread");
-    let engine = StageEngine::new(setup(), StageIndex(0), backend, common::corpus());
+    let engine = StageEngine::new(setup(), StageIndex(0), backend, crate::common::corpus());
     (engine.expect("memory"), Ledger::new(Generation(0), Step(0), 0))
 }
 
@@ -70,7 +68,7 @@ fn a_plan_that_begins_where_text_is_read_begins_with_that() {
     let executor = engine.into_executor();
     let turn = ledger.open_turn();
     let updates = ledger.updates();
-    let source = common::corpus();
+    let source = crate::common::corpus();
     let mut engine = StageEngine::resume(setup(), StageIndex(0), executor, source, turn, updates);
     assert_eq!(run(&mut engine, &mut ledger, None), Some(expected));
     let next = run(&mut engine, &mut ledger, None).expect("it goes on");

@@ -2,11 +2,9 @@
 //! keys, scaled rotary frequencies. Pipelines of any cut and order, over slices, with activations
 //! that are made again or offloaded, come to the bits of the serial reference.
 
-mod common;
-
 use std::sync::Arc;
 
-use common::{
+use crate::common::{
     BATCH, StageCluster, corpus_for, featured_model, offloaded, plan_of_chunks, policy, setup,
 };
 use zbelastic_consensus::validation::NonfinitePolicy;

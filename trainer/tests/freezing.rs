@@ -1,14 +1,12 @@
 //! Models some tensors of which are frozen: the bits of the serial reference, whatever the stages, the
 //! schedule, the clipping and the rollbacks; and that reference against one that trains everything.
 
-mod common;
-
 use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
 
-use common::serial::{SerialRuns, StruckStepFate, check_norms, reference, serial};
-use common::{
+use crate::common::serial::{SerialRuns, StruckStepFate, check_norms, reference, serial};
+use crate::common::{
     BATCH, PIPEDREAM, StageCluster, every_plain_plan, featured_model, offloaded, plan, policy,
     setup, tiny_model,
 };
@@ -202,7 +200,7 @@ fn gradients_and_norm_are_those_of_the_trained_tensors_alone() {
         let all = model.clone().freezing(FrozenTensors::NONE);
         let mut everything = StageSetup { model: all, ..setup.clone() };
         everything.plan.program =
-            common::plan(&everything.model, ScheduleKind::GPipe, 1, Window::Zero).program;
+            crate::common::plan(&everything.model, ScheduleKind::GPipe, 1, Window::Zero).program;
         let (mut run, mut whole) = (reference(&setup), reference(&everything));
         let start = tensors(&run, |_, state| state);
         let found = run.step(Step(0), false);

@@ -7,8 +7,6 @@ use zbelastic_trainer::elastic::{
 use zbelastic_trainer::model::{Family, ModelConfig, ModelError};
 use zbelastic_types::{LayerId, Step};
 
-mod common;
-
 fn image() -> LayerImage {
     let w = vec![1.0, -2.5];
     let m = vec![0.0, f32::MIN_POSITIVE];
@@ -102,7 +100,8 @@ fn one_changed_byte_is_refused_or_makes_another_layer() {
 #[test]
 fn a_model_with_a_layer_that_no_checkpoint_holds_is_refused() {
     let width = 1 << 20;
-    let model = ModelConfig { width, vocabulary: 1 << 13, ..common::tiny_model(Family::Gpt2) };
+    let model =
+        ModelConfig { width, vocabulary: 1 << 13, ..crate::common::tiny_model(Family::Gpt2) };
     let model = ModelConfig { heads: 1 << 14, kv_heads: 1 << 14, head_width: 64, ..model };
     let errors = model.errors();
     let [ModelError::LargeLayer { found, .. }] = errors[..] else { panic!("{errors:?}") };

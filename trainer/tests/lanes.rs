@@ -1,13 +1,11 @@
 //! Lanes: the gradient of a step as a tree over partial sums. Every schedule of any number of stages
 //! has the bits of the serial reference of as many lanes, whatever befalls its steps.
 
-mod common;
-
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use common::serial::StruckStepFate;
-use common::{BATCH, StageCluster, corpus_for, policy, setup, tiny_model};
+use crate::common::serial::StruckStepFate;
+use crate::common::{BATCH, StageCluster, corpus_for, policy, setup, tiny_model};
 use zbelastic_consensus::validation::NonfinitePolicy;
 use zbelastic_kernels::{BufferView, ByteCounts, CpuBackend, DeviceMemory};
 use zbelastic_schedule::{PipelineSize, ScheduleKind, Window, check_size};

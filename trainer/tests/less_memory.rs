@@ -1,10 +1,10 @@
 //! Recomputation and offloading: less memory, and the same bits.
 
-mod common;
-
 use std::sync::{Arc, Mutex};
 
-use common::{BATCH, StageCluster, corpus, offloaded, plan_of_chunks, policy, setup, tiny_model};
+use crate::common::{
+    BATCH, StageCluster, corpus, offloaded, plan_of_chunks, policy, setup, tiny_model,
+};
 use zbelastic_consensus::validation::NonfinitePolicy;
 use zbelastic_kernels::CpuBackend;
 use zbelastic_schedule::{MemoryOp, Pass, ScheduleKind, Window, recompute};

@@ -1,13 +1,11 @@
 //! Models with low-rank adapters: the bits of the serial reference, whatever the stages, the schedule, the
 //! clipping and the rollbacks; and that reference against one that trains the merged model.
 
-mod common;
-
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use common::serial::{SerialRuns, StruckStepFate, check_norms, reference, serial};
-use common::{
+use crate::common::serial::{SerialRuns, StruckStepFate, check_norms, reference, serial};
+use crate::common::{
     BATCH, PIPEDREAM, StageCluster, every_plain_plan, featured_model, offloaded, plan, policy,
     setup,
 };
@@ -44,7 +42,7 @@ fn adapted(model: &ModelConfig, rank: u32, alpha: f64, targets: &[&str]) -> Mode
 
 /// Each family, tied and not; a part of a product, all products, and some blocks alone.
 fn models() -> Vec<ModelConfig> {
-    let tiny = common::tiny_model;
+    let tiny = crate::common::tiny_model;
     let tied = |family| ModelConfig { tied: true, ..tiny(family) };
     vec![
         adapted(&tiny(Family::Gpt2), 4, 8.0, &["c_attn"]),
@@ -99,7 +97,7 @@ fn every_schedule_has_the_bits_of_the_reference() {
             check_norms(&outcome, steps, skipped, &case);
         }
     }
-    let all = every_plain_plan(&common::tiny_model(Family::Gpt2)).len();
+    let all = every_plain_plan(&crate::common::tiny_model(Family::Gpt2)).len();
     assert!(run > 80 && kinds.len() == all, "{run} runs of {} kinds, of {all}", kinds.len());
 }
 
@@ -184,7 +182,7 @@ fn gradients_follow_from_those_of_the_merged_model() {
         let weights = InitialWeights::Given(Arc::new(merged.clone()));
         let whole = StageSetup { weights, ..lora_setup(one_stage(&plain), &plain) };
         let mut whole = reference(&StageSetup { clip_norm: None, ..whole });
-        let batch = common::corpus().training(Step(0), MicrobatchIndex(0));
+        let batch = crate::common::corpus().training(Step(0), MicrobatchIndex(0));
         assert_eq!(bits(&run.logits(&batch)), bits(&whole.logits(&batch)), "of the merged model");
         let step = run.step(Step(0), true);
         assert_eq!(whole.step(Step(0), true).loss.to_bits(), step.loss.to_bits());
@@ -300,7 +298,8 @@ fn less_memory_changes_no_bit() {
 /// W is the products of adapters: four of them, each thin on one side.
 #[test]
 fn plans_count_the_work_of_adapters_alone() {
-    let model = adapted(&common::tiny_model(Family::Llama), 2, 4.0, &["q_proj", "down_proj"]);
+    let model =
+        adapted(&crate::common::tiny_model(Family::Llama), 2, 4.0, &["q_proj", "down_proj"]);
     let rows = BATCH.microbatch.rows() as f64;
     let whole = layer_work(&model.without_lora(), BATCH.microbatch);
     for (layer, (found, all)) in layer_work(&model, BATCH.microbatch).iter().zip(&whole).enumerate()

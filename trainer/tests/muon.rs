@@ -2,13 +2,11 @@
 //! stages, the schedule, the window, the threads, the clipping and the rollbacks; that reference
 //! against Newton-Schulz iterations in f64; and a loss that falls.
 
-mod common;
-
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use common::serial::{SerialRuns, StruckStepFate, reference, serial};
-use common::{
+use crate::common::serial::{SerialRuns, StruckStepFate, reference, serial};
+use crate::common::{
     StageCluster, every_plan, featured_model, optimizer, plan, policy, setup, tiny_model,
 };
 use zbelastic_consensus::validation::NonfinitePolicy;
@@ -167,7 +165,7 @@ fn a_run_learns() {
 #[test]
 fn updates_are_counted() {
     let model = tiny_model(Family::Gpt2);
-    let shape = common::BATCH.microbatch;
+    let shape = crate::common::BATCH.microbatch;
     let counted = |kind| Pace::estimated(&model, shape).with_updates(&model, &kind).updates;
     assert_eq!(counted(OptimizerKind::AdamW), vec![0.0; 10]);
     // Four matrices of 16 by 16, and two of 32 by 16.

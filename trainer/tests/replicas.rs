@@ -2,12 +2,10 @@
 //! no replica: the same bits, whatever the number of stages, the schedule, the window, the threads,
 //! the clipping and the rollbacks; and both replicas end with the same bits.
 
-mod common;
-
 use std::sync::Arc;
 
-use common::serial::StruckStepFate;
-use common::{StageCluster, corpus_for, policy, setup, tiny_model};
+use crate::common::serial::StruckStepFate;
+use crate::common::{StageCluster, corpus_for, policy, setup, tiny_model};
 use zbelastic_consensus::validation::NonfinitePolicy;
 use zbelastic_kernels::CpuBackend;
 use zbelastic_schedule::{GenerateError, ScheduleKind, Window};
@@ -46,7 +44,7 @@ fn request(
 }
 
 /// The batch of the other tests in two lanes.
-const BATCH: BatchShape = BatchShape { lanes: TWO_LANES, ..common::BATCH };
+const BATCH: BatchShape = BatchShape { lanes: TWO_LANES, ..crate::common::BATCH };
 const TWO_LANES: LaneCount = match LaneCount::new(2) {
     Ok(lanes) => lanes,
     Err(_) => panic!("2 is a power of two"),
@@ -172,7 +170,7 @@ fn lanes_are_the_same_sum_in_another_order() {
     let model = tiny_model(Family::Llama);
     let corpus = corpus_for(BATCH, 0.05);
     let (two, of_two) = serial(&serial_setup(&model, BATCH), &corpus, &[]);
-    let (one, of_one) = serial(&serial_setup(&model, common::BATCH), &corpus, &[]);
+    let (one, of_one) = serial(&serial_setup(&model, crate::common::BATCH), &corpus, &[]);
     assert_ne!(two, one);
     assert_eq!(of_two[0].loss_sum.to_bits(), of_one[0].loss_sum.to_bits());
     for (two, one) in of_two.iter().zip(&of_one) {
@@ -188,7 +186,7 @@ fn two_directions_need_two_lanes() {
     let kind = ScheduleKind::Chimera;
     let of = |batch| Plan::new(request(&model, batch, kind, 2, Window::One)).expect_err("no plan");
     let lanes = LaneCount::ONE;
-    assert_eq!(of(common::BATCH), PlanError::Lanes(LaneError::Directions { kind, lanes }));
+    assert_eq!(of(crate::common::BATCH), PlanError::Lanes(LaneError::Directions { kind, lanes }));
     let odd = BatchShape { microbatch_count: 7, ..BATCH };
     assert_eq!(of(odd), PlanError::Generate(GenerateError::OddMicrobatches { kind, found: 7 }));
 }
@@ -294,7 +292,7 @@ fn a_stage_claims_the_state_of_both_replicas() {
     let ranges: Vec<LayerRange> =
         [(0, 3), (3, 7), (7, 10)].map(|(start, end)| LayerRange::new(start, end)).to_vec();
     let of = |kind| {
-        let batch = common::batch_for(kind);
+        let batch = crate::common::batch_for(kind);
         let request = request(&model, batch, kind, 3, Window::One);
         let plan = Plan::with_chunks(request, ranges.clone()).expect("a legal split");
         let stages = (0..3).map(StageIndex);

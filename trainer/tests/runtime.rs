@@ -1,8 +1,6 @@
 //! A worker while the layers of a plan are on their way: what it reports it holds, which layers it
 //! accepts from which sender, and what it writes.
 
-mod common;
-
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -34,8 +32,8 @@ const STAGES: u32 = 3;
 
 /// The plan of this number over these workers, each stage copied by the next.
 fn plan(generation: u64, nodes: [u64; STAGES as usize], source: LayerSource) -> PlanRecord {
-    let model = common::tiny_model(Family::Llama);
-    let plan = common::plan(&model, ScheduleKind::ZbH1, STAGES, Window::One);
+    let model = crate::common::tiny_model(Family::Llama);
+    let plan = crate::common::plan(&model, ScheduleKind::ZbH1, STAGES, Window::One);
     let holder = |node: u64| Holder { node: NodeId(node), incarnation: Incarnation(node) };
     PlanRecord {
         generation: Generation(generation),
@@ -62,9 +60,9 @@ fn load(plan: &PlanRecord, node: u64) -> RuntimeInput {
         document: Vec::new(),
         layer_tensors: vec![1; layers],
         layer_bytes: Vec::new(),
-        microbatch_count: common::BATCH.microbatch_count,
+        microbatch_count: crate::common::BATCH.microbatch_count,
         step_count: 4,
-        policy: common::policy(None, NonfinitePolicy::Skip),
+        policy: crate::common::policy(None, NonfinitePolicy::Skip),
         window: WindowPolicy::Fixed(Window::One),
         copies: 1,
         checkpoint_every: 0,
@@ -106,7 +104,7 @@ fn inventory(runtime: &mut CpuWorker) -> BTreeSet<LayerId> {
 type CpuWorker = WorkerRuntime<BackendStageFactory<fn(DeviceUse) -> CpuBackend>, Arc<Corpus>>;
 
 fn tiny() -> ModelConfig {
-    common::tiny_model(Family::Llama)
+    crate::common::tiny_model(Family::Llama)
 }
 
 fn runtime() -> CpuWorker {
@@ -114,8 +112,8 @@ fn runtime() -> CpuWorker {
 }
 
 fn runtime_of(model: ModelConfig) -> CpuWorker {
-    let setup = common::plan(&model, ScheduleKind::ZbH1, 1, Window::One);
-    let stage = common::setup(model.clone(), setup, 4);
+    let setup = crate::common::plan(&model, ScheduleKind::ZbH1, 1, Window::One);
+    let stage = crate::common::setup(model.clone(), setup, 4);
     let optimizer = stage.optimizer.clone();
     let weights = stage.weights.clone();
     let device: fn(DeviceUse) -> CpuBackend = |_| CpuBackend::new(1).expect("one thread");
@@ -128,7 +126,7 @@ fn runtime_of(model: ModelConfig) -> CpuWorker {
     WorkerRuntime::new(
         RuntimeSetup { stage, gradient_limits: FrameLimits { parts: 2, floats: 100 } },
         factory,
-        common::corpus(),
+        crate::common::corpus(),
     )
 }
 
@@ -191,9 +189,14 @@ fn an_image_stays_as_it_was_while_its_layer_goes_on() {
     let before = image.encode();
     let apart = LayerImage::decode(&before).expect("an image");
     let after = [&*image, &apart].map(|image| {
-        let setup = common::setup(
-            common::tiny_model(Family::Llama),
-            common::plan(&common::tiny_model(Family::Llama), ScheduleKind::ZbH1, 1, Window::One),
+        let setup = crate::common::setup(
+            crate::common::tiny_model(Family::Llama),
+            crate::common::plan(
+                &crate::common::tiny_model(Family::Llama),
+                ScheduleKind::ZbH1,
+                1,
+                Window::One,
+            ),
             4,
         );
         let model = BackendStageFactory {
@@ -322,14 +325,14 @@ fn a_layer_that_was_not_requested_from_its_sender_is_refused() {
 /// bits: the worker names why it does not run it, reports it, and loads the plan after it.
 #[test]
 fn a_plan_of_another_arithmetic_is_refused() {
-    let tied = ModelConfig { tied: true, ..common::tiny_model(Family::Llama) };
+    let tied = ModelConfig { tied: true, ..crate::common::tiny_model(Family::Llama) };
     let legal = plan(1, [1, 2, 3], LayerSource::Initial);
     for (model, kind, mismatch) in [
         (&tied, ScheduleKind::ZbH1, PlanMismatch::Tied),
         (&tiny(), ScheduleKind::Seq1F1B, PlanMismatch::Slices { expected: 1, found: 2 }),
         (&tiny(), ScheduleKind::Gems, PlanMismatch::Directions { lanes: LaneCount::ONE, found: 2 }),
     ] {
-        let Plan { program, chunks, .. } = common::plan(model, kind, STAGES, Window::One);
+        let Plan { program, chunks, .. } = crate::common::plan(model, kind, STAGES, Window::One);
         check_refused(runtime(), &PlanRecord { program, chunks, ..legal.clone() }, mismatch);
     }
     check_refused(runtime_of(tied), &legal, PlanMismatch::Untied);

@@ -1,10 +1,8 @@
 //! Text from a model: the same logits as training computes, the same text from the same seed.
 
-mod common;
-
 use std::sync::Arc;
 
-use common::{BATCH, corpus, plan, setup, tiny_model};
+use crate::common::{BATCH, corpus, plan, setup, tiny_model};
 use zbelastic_kernels::CpuBackend;
 use zbelastic_schedule::{ScheduleKind, Window};
 use zbelastic_trainer::data::TokenBatch;

@@ -2,11 +2,9 @@
 //! bits, whatever the stages, the window, the order of the weights' gradients, the clipping and the
 //! rollbacks. And that reference against the one that does not cut: nearly the same numbers.
 
-mod common;
-
 use std::collections::BTreeMap;
 
-use common::{BATCH, StageCluster, corpus_for, policy, setup, tiny_model};
+use crate::common::{BATCH, StageCluster, corpus_for, policy, setup, tiny_model};
 use zbelastic_consensus::validation::NonfinitePolicy;
 use zbelastic_kernels::{BufferView, CpuBackend};
 use zbelastic_schedule::{Program, ScheduleKind, Window, check};

@@ -1,9 +1,7 @@
 //! The orders that the solver finds are what runs: those for stages of unequal speed and for
 //! little memory train to the bits of the serial reference.
 
-mod common;
-
-use common::{BATCH, StageCluster, corpus, plan, policy, setup, tiny_model};
+use crate::common::{BATCH, StageCluster, corpus, plan, policy, setup, tiny_model};
 use zbelastic_consensus::validation::NonfinitePolicy;
 use zbelastic_kernels::CpuBackend;
 use zbelastic_schedule::{Op, ScheduleKind, Window, generate};

@@ -1,8 +1,6 @@
 //! A worker that keeps layers on standby while another trains them: real kernels, and a test that
 //! seals. A layer on standby must be what is trained, bit for bit, whatever order messages come in.
 
-mod common;
-
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
@@ -80,9 +78,9 @@ fn holder(node: u64) -> Holder {
 }
 
 fn runtime(injection: Option<&str>, is_full: Rc<Cell<bool>>) -> TightWorker {
-    let model = common::tiny_model(Family::Llama);
-    let plan = common::plan(&model, ScheduleKind::ZbH1, 1, Window::One);
-    let mut stage = common::setup(model.clone(), plan, STEPS);
+    let model = crate::common::tiny_model(Family::Llama);
+    let plan = crate::common::plan(&model, ScheduleKind::ZbH1, 1, Window::One);
+    let mut stage = crate::common::setup(model.clone(), plan, STEPS);
     stage.injections = injection.into_iter().map(|i| i.parse().expect("legal")).collect();
     let optimizer = stage.optimizer.clone();
     let weights = stage.weights.clone();
@@ -100,13 +98,13 @@ fn runtime(injection: Option<&str>, is_full: Rc<Cell<bool>>) -> TightWorker {
     WorkerRuntime::new(
         RuntimeSetup { stage, gradient_limits: FrameLimits { parts: 2, floats: 100 } },
         TightStageFactory { model: factory, is_full },
-        common::corpus(),
+        crate::common::corpus(),
     )
 }
 
 fn plan(generation: Generation, node: u64, from: u64, source: LayerSource) -> PlanRecord {
-    let model = common::tiny_model(Family::Llama);
-    let plan = common::plan(&model, ScheduleKind::ZbH1, 1, Window::One);
+    let model = crate::common::tiny_model(Family::Llama);
+    let plan = crate::common::plan(&model, ScheduleKind::ZbH1, 1, Window::One);
     let layers = model_layers(&model).len();
     PlanRecord {
         generation,
@@ -124,7 +122,7 @@ fn plan(generation: Generation, node: u64, from: u64, source: LayerSource) -> Pl
 }
 
 fn load(plan: PlanRecord, updates: u64) -> RuntimeInput {
-    let BatchShape { microbatch_count, .. } = common::BATCH;
+    let BatchShape { microbatch_count, .. } = crate::common::BATCH;
     let spec = JobSpec {
         run: zbelastic_types::RunId(1),
         name: "a-run".to_owned(),
@@ -138,7 +136,7 @@ fn load(plan: PlanRecord, updates: u64) -> RuntimeInput {
         layer_bytes: Vec::new(),
         microbatch_count,
         step_count: STEPS,
-        policy: common::policy(Some(1.0), NonfinitePolicy::Replay),
+        policy: crate::common::policy(Some(1.0), NonfinitePolicy::Replay),
         window: WindowPolicy::Fixed(Window::One),
         copies: 0,
         checkpoint_every: 0,
@@ -180,9 +178,9 @@ struct OwnerAndStandby {
 
 impl OwnerAndStandby {
     fn new(clip_norm: f64, injection: Option<&str>) -> Self {
-        let model = common::tiny_model(Family::Llama);
+        let model = crate::common::tiny_model(Family::Llama);
         let ledger = Ledger::new(GENERATION, Step(0), 0);
-        let policy = common::policy(Some(clip_norm), NonfinitePolicy::Replay);
+        let policy = crate::common::policy(Some(clip_norm), NonfinitePolicy::Replay);
         let leader = LeaderHalf::new(&ledger, model_size(&model).0, policy);
         let is_full = Rc::new(Cell::new(false));
         let mut owner = runtime(injection, Rc::default());
@@ -206,7 +204,7 @@ impl OwnerAndStandby {
     }
 
     fn layers(&self) -> u32 {
-        model_layers(&common::tiny_model(Family::Llama)).len() as u32
+        model_layers(&crate::common::tiny_model(Family::Llama)).len() as u32
     }
 
     fn begin_pre_copy(&mut self) {
@@ -327,7 +325,7 @@ fn what_is_on_standby_is_what_is_trained_whatever_the_verdict() {
         let verdict = |name| pair.seals.iter().any(|seal| seal.verdict.name() == name);
         assert_eq!(verdict("clip"), clip_norm < 1.0);
         assert_eq!(verdict("replay"), injection.is_some());
-        let model = common::tiny_model(Family::Llama);
+        let model = crate::common::tiny_model(Family::Llama);
         let floats: usize = model_layers(&model).iter().map(|layer| layer.len()).sum();
         assert_eq!(pair.floats_ahead, 3 * floats, "each layer moves once");
     }
@@ -447,7 +445,7 @@ fn what_memory_does_not_hold_is_fetched_when_the_plan_begins() {
     let versions = pair.versions();
     assert!((1..pair.layers() as usize).contains(&versions.len()), "{versions:?}");
     assert!(versions.iter().all(|version| *version == 5), "what is held goes on: {versions:?}");
-    let model = common::tiny_model(Family::Llama);
+    let model = crate::common::tiny_model(Family::Llama);
     let floats: usize = model_layers(&model).iter().map(|layer| layer.len()).sum();
     assert_eq!(pair.floats_ahead, 3 * floats, "each layer came once");
     let held: Vec<LayerId> = pair.standby.standby_copies().map(LayerCopy::layer).collect();

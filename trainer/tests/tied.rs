@@ -2,12 +2,10 @@
 //! bits of the serial reference, whatever the stages, the schedule, the window, the threads, the
 //! clipping and the rollbacks; and that reference against finite differences.
 
-mod common;
-
 use std::sync::Arc;
 
-use common::serial::{SerialRuns, StruckStepFate, check_norms, reference, serial};
-use common::{
+use crate::common::serial::{SerialRuns, StruckStepFate, check_norms, reference, serial};
+use crate::common::{
     BATCH, PIPEDREAM, StageCluster, every_plan, offloaded, plan, policy, setup, tiny_model,
 };
 use zbelastic_consensus::validation::NonfinitePolicy;

@@ -1,11 +1,9 @@
 //! What layers are timed to take, and what a plan makes of it.
 
-mod common;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use common::{BATCH, tiny_model};
+use crate::common::{BATCH, tiny_model};
 use zbelastic_kernels::{CpuBackend, PendingFloats};
 use zbelastic_schedule::{ScheduleKind, Window};
 use zbelastic_trainer::model::{
@@ -99,7 +97,7 @@ fn what_is_made_again_and_copied_counts_as_long_as_it_took() {
     let shape = BATCH.microbatch;
     let found = calibrate(&samples).expect("the samples can be used").0;
     let pace = Pace::calibrated(&model, shape, &found, (SPEEDS.to_vec(), 0.0));
-    let plan = common::plan(&model, ScheduleKind::ZbH1, 3, Window::One);
+    let plan = crate::common::plan(&model, ScheduleKind::ZbH1, 3, Window::One);
     let plan = plan.with_recompute(Recompute::Full);
     let counted = Pace::estimated(&model, shape);
     for ((times, layers), speed) in
@@ -177,12 +175,13 @@ fn shares_that_vary_as_machines_do_stay_as_they_were_known() {
 /// A step of a stage that holds the whole model, up to its verdict.
 fn executor_after_a_step(kind: ScheduleKind, timer: LayerTimer) -> BackendExecutor<CpuBackend> {
     let model = tiny_model(Family::Llama);
-    let plan = common::plan(&model, kind, 1, Window::Zero);
-    let setup = Arc::new(common::setup(model, plan, 2));
+    let plan = crate::common::plan(&model, kind, 1, Window::Zero);
+    let setup = Arc::new(crate::common::setup(model, plan, 2));
     let backend = CpuBackend::new(1).expect("one thread");
     let executor =
         BackendExecutor::new(&setup, StageIndex(0), backend).expect("it fits").with_timer(timer);
-    let mut engine = StageEngine::begin_run(setup, StageIndex(0), executor, common::corpus());
+    let mut engine =
+        StageEngine::begin_run(setup, StageIndex(0), executor, crate::common::corpus());
     let is_run = |progress: &EngineProgress| matches!(progress, EngineProgress::Ran(_));
     let stopped = std::iter::repeat_with(|| engine.run_next()).find(|progress| !is_run(progress));
     assert!(matches!(stopped, Some(EngineProgress::Blocked(WaitReason::Seal(_)))), "{stopped:?}");

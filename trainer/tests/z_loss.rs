@@ -1,12 +1,10 @@
 //! Training with z-loss: pipelines of every schedule come to the bits of the serial reference, whose
 //! gradient is that of finite differences. What is reported is the cross-entropy.
 
-mod common;
-
 use std::sync::Arc;
 
-use common::documents::Documents;
-use common::{BATCH, StageCluster, corpus, plan_if_any, policy, setup, tiny_model};
+use crate::common::documents::Documents;
+use crate::common::{BATCH, StageCluster, corpus, plan_if_any, policy, setup, tiny_model};
 use zbelastic_consensus::validation::NonfinitePolicy;
 use zbelastic_kernels::{BufferView, CpuBackend, DeviceMemory, IGNORED_TARGET};
 use zbelastic_schedule::{ScheduleKind, Window};

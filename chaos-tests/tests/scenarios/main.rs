@@ -8,7 +8,6 @@
 mod changes;
 mod leaders;
 mod numbers;
-#[cfg(feature = "mutants")]
 mod planted;
 mod play;
 mod vocabulary;

@@ -193,8 +193,10 @@ pub const ARROWS: &[(&str, &[&str])] = &[
 pub const EMULATOR: &str = "emulator";
 /// The package that finds figures of other programs, for tests alone.
 pub const ORACLES: &str = "oracles";
-/// Packages that are for tests alone, and whose tests may name them.
-pub const FOR_TESTS: [(&str, &[&str]); 2] = [
+/// Packages that are for tests alone, and whose tests may name them. The tests of simulated clusters name
+/// their own package, for a feature.
+pub const FOR_TESTS: [(&str, &[&str]); 3] = [
+    (CHAOS_TESTS, &[CHAOS_TESTS]),
     (EMULATOR, &["kernels", "trainer", "cli"]),
     (ORACLES, &["schedule", "tokenizer", "trainer", "data"]),
 ];
