@@ -35,6 +35,7 @@ mod sled_log;
 mod sled_rows;
 mod sled_store;
 mod store;
+mod stamp;
 mod verify;
 
 pub use error::{CheckpointStoreError, DatabaseFault, FileFault, FileOperation, LogError};
