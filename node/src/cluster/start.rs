@@ -1,15 +1,14 @@
 //! A node's start: from its folder, or from nothing but a token, to a process that runs.
 
-use std::io;
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::mpsc;
 use zbelastic_api::escape;
 use zbelastic_checkpoint::files::RealFileSystem;
-use zbelastic_checkpoint::{RecordLog, SledLog, SledStore};
+use zbelastic_checkpoint::{RecordLog, SledLog, SledStore, aside_of, move_aside};
 use zbelastic_consensus::access::{AccessRole, Credential};
 use zbelastic_consensus::codec::Format;
 use zbelastic_consensus::contact::{Contact, FailureDomain};
@@ -203,20 +202,6 @@ fn open_store(
             | StoreOpenError::TooMany => storage("the store", false, &damage),
         }),
     }
-}
-
-/// Where a store is put aside under a number.
-fn aside_of(folder: &Path, number: u32) -> PathBuf {
-    let mut aside = folder.as_os_str().to_owned();
-    aside.push(if number == 1 { ".damaged".to_owned() } else { format!(".damaged-{number}") });
-    PathBuf::from(aside)
-}
-
-/// Renames a store that cannot be opened.
-fn move_aside(folder: &Path, aside: &Path) -> io::Result<()> {
-    std::fs::rename(folder, aside)?;
-    // A store that was noted must be there, or its disk counts as not mounted.
-    std::fs::create_dir(folder)
 }
 
 /// Runs a worker until it ends.
