@@ -178,6 +178,13 @@ pub enum NodeMessage {
 
 impl NodeMessage {
     /// The claim that not every member may make; none if any member may send it to any other.
+    /// From workers to controllers: what the sender's threads or device multiply and add at best, in
+    /// floating-point operations a second. A controller of an earlier version does not know it and
+    /// drops it.
+    Peak {
+        /// As the worker measured it at its start.
+        flop_per_s: u64,
+    },
     #[must_use]
     pub const fn claim(&self) -> Option<MemberClaim> {
         match self {
@@ -206,6 +213,7 @@ impl NodeMessage {
         }
     }
 }
+            | Self::Peak { .. }
 
 /// What members request of each other, apart from the requests of clients.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -360,6 +360,7 @@ impl ControllerNode {
                     self.disks.note_scrubbed(from.node, report);
                 }
             }
+            NodeMessage::Peak { flop_per_s } => self.links.note_peak(from.node, flop_per_s),
             NodeMessage::SaveFailed(failed) => {
                 self.pieces.note_save_failed(from.node, failed, &mut self.ports);
             }

@@ -66,6 +66,8 @@ pub const SPEED_OF_A_THREAD: u32 = 1000;
 pub struct WorkerProfile {
     /// Memory, speed and device of the worker.
     pub resources: Resources,
+    /// Floating-point operations a second that it multiplies and adds at best, if that was measured.
+    pub peak_flop_per_s: Option<u64>,
     /// Paths of texts that `--data-path` named.
     pub data_paths: Vec<String>,
     /// The source of the preemption notices that it polls.
@@ -222,6 +224,7 @@ pub async fn run_worker<M: WorkerDevice>(
         boot: node_record.boot * BOOTS_PER_START,
         contact: contact(node_record, transport.local_addr()),
         resources: profile.resources,
+        peak_flop_per_s: profile.peak_flop_per_s,
         data_paths: profile.data_paths,
         node_record: node_record.clone(),
         writer: NodeRecordWriter::start(node.folder.clone()),
