@@ -209,6 +209,10 @@ pub struct MemberStatus {
     pub left_out: Option<String>,
     /// How much faster it is than a core of the slowest kind, in thousandths.
     pub speed_permille: u32,
+    /// Floating-point operations a second that it multiplies and adds at best, as it measured at its
+    /// start; processors only.
+    #[serde(default)]
+    pub peak_flop_per_s: Option<u64>,
     /// Memory in use for training.
     pub memory_used: Option<Bytes>,
     /// Memory that it offers for training, in bytes.
@@ -332,6 +336,9 @@ pub struct JobStatus {
     pub step_ms: Option<f64>,
     /// Tokens a second lately.
     pub tokens_per_s: Option<f64>,
+    /// Floating-point operations of a token, forward and backward.
+    #[serde(default)]
+    pub flop_per_token: Option<f64>,
     /// Seconds to the end.
     pub eta_s: Option<f64>,
     /// The digest of the state after the last step that every stage attested; at the end of the run

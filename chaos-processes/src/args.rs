@@ -1,6 +1,5 @@
 //! The arguments of commands for clusters of real processes.
 
-use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -14,9 +13,6 @@ use crate::measure::MeasureRowKind;
 const NODES_MAX: i64 = 256;
 /// No fault and no demonstration lasts longer, in seconds.
 const SECONDS_MAX: f64 = 86_400.0;
-
-/// Where the page of a demonstration is if no address is typed: that of `zbelastic ui`.
-const PAGE_ADDRESS: &str = "127.0.0.1:8088";
 
 /// The text below the help of `run`.
 pub const RUN_EXIT_CODES: &str = "\
@@ -212,11 +208,6 @@ pub struct DemoArgs {
     /// How long the training with faults takes, about.
     #[arg(long, value_name = "S", default_value = "60", value_parser = parse_seconds)]
     pub seconds: Duration,
-    /// Show the run whose processes are killed as a live page in a browser [default address:
-    /// 127.0.0.1:8088].
-    #[arg(long, value_name = "ADDR", num_args = 0..=1, default_missing_value = PAGE_ADDRESS,
-          value_parser = parse_page)]
-    pub ui: Option<SocketAddr>,
     /// Size, seed and binary of the cluster.
     #[command(flatten)]
     pub group: GroupArgs,
@@ -224,12 +215,6 @@ pub struct DemoArgs {
 
 fn nodes() -> clap::builder::RangedI64ValueParser<u32> {
     clap::value_parser!(u32).range(1..=NODES_MAX)
-}
-
-/// An address of the page: a port alone is one of the loopback address.
-fn parse_page(text: &str) -> Result<SocketAddr, String> {
-    let port = text.parse::<u16>().map(|port| SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
-    port.or_else(|_| text.parse()).map_err(|_| "expected ADDRESS:PORT, or a port".to_owned())
 }
 
 fn parse_kind(name: &str) -> Result<ProcessFaultKind, String> {
@@ -284,7 +269,7 @@ mod tests {
 
     use clap::{CommandFactory, Parser};
 
-    use super::{DemoArgs, MeasureArgs, PAGE_ADDRESS, ProcessRunArgs, ReplayArgs};
+    use super::{DemoArgs, MeasureArgs, ProcessRunArgs, ReplayArgs};
     use crate::faults::ProcessFaultKind;
     use crate::measure::MeasureRowKind;
 
@@ -311,15 +296,8 @@ mod tests {
         assert_eq!((args.group.workers, args.group.controllers), (4, 3));
         assert!(matches!(
             parse("demo --seconds 9 --workers 2"),
-            Some(ProcessesCommandLine::Demo(DemoArgs { ui: None, .. }))
+            Some(ProcessesCommandLine::Demo(DemoArgs { .. }))
         ));
-        let page = |line| match parse(line) {
-            Some(ProcessesCommandLine::Demo(args)) => args.ui.map(|address| address.to_string()),
-            _ => None,
-        };
-        assert_eq!(page("demo --ui").as_deref(), Some(PAGE_ADDRESS));
-        assert_eq!(page("demo --ui 0").as_deref(), Some("127.0.0.1:0"));
-        assert_eq!(page("demo --ui [::1]:9").as_deref(), Some("[::1]:9"));
         assert!(matches!(parse("measure --config a.toml"), Some(ProcessesCommandLine::Measure(_))));
     }
 

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
@@ -118,19 +119,18 @@ fn campaign(
     ProcessCampaignSetup { training, cluster, mix, every_steps, standstill, print_every, page }
 }
 
-/// Shows that kills change nothing, and returns the exit code.
+/// Shows that kills change nothing, at `page` in a browser as well, and returns the exit code.
 ///
 /// # Errors
 /// If a cluster does not come up, or the output cannot be written.
 pub fn demo(
-    args: &DemoArgs,
+    (args, page): (&DemoArgs, Option<SocketAddr>),
     own: &Path,
     monitor: &mut RunMonitor<'_>,
 ) -> Result<u8, LocalClusterError> {
     let GroupArgs { workers, controllers, seed, .. } = args.group;
     let program = program(&args.group, own);
     let seconds = args.seconds.as_secs();
-    let page = args.ui;
     demo::run(&DemoSetup { program, seconds, controllers, workers, seed, page }, monitor)
 }
 

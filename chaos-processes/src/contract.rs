@@ -394,7 +394,7 @@ fn finish(command: &mut Command, limit: Option<Duration>) -> Result<String, Subc
 }
 
 /// A file without a name.
-fn scratch() -> io::Result<File> {
+pub(super) fn scratch() -> io::Result<File> {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let number = COUNT.fetch_add(1, Ordering::Relaxed);
     let name = format!(".zbelastic-chaos-{}-{number}", std::process::id());
@@ -404,7 +404,8 @@ fn scratch() -> io::Result<File> {
     Ok(file)
 }
 
-fn contents(file: &mut File) -> io::Result<String> {
+/// All that was written into a file.
+pub(super) fn contents(file: &mut File) -> io::Result<String> {
     use std::io::{Read, Seek};
     let mut bytes = Vec::new();
     file.rewind()?;

@@ -3,16 +3,16 @@
 //!
 //! The rule that everything rests on: **a record in the index names only chunks whose bytes and
 //! names are durable**. To write, chunks come before the record; to remove, the record is removed
-//! before the chunks. `uses` makes the two exclude each other: a writer locks it shared from the
-//! first chunk that it reads to the record, a remover of files locks it exclusively.
+//! before the chunks. Neither waits for the other: [`ChunkUses`] knows which chunks a writer counts on.
 
+mod chunk_uses;
 mod writing;
 
 use std::collections::BTreeSet;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, RwLock, RwLockReadGuard};
 
 use crate::buffers::Buffers;
 use crate::chunk_folder::{ChunkContent, ChunkFolder};
@@ -29,6 +29,8 @@ use crate::store::{
 };
 use crate::verify::Verification;
 
+use chunk_uses::ChunkUses;
+
 /// The folder of the index, beside those of the chunks.
 const INDEX: &str = "index";
 /// Chunks that are written before the first of them is synced: few enough for a process that may
@@ -42,11 +44,8 @@ pub struct FolderStore<I> {
     index: I,
     chunks: ChunkFolder,
     buffers: Buffers,
-    /// Excludes writing of records that use chunks from removal of chunks. Acquired before
-    /// `under_way`.
-    uses: RwLock<()>,
-    /// Chunks written for a record that is not there yet.
-    under_way: Mutex<BTreeSet<ChunkHash>>,
+    /// Chunks that are written for a record that is not there yet.
+    uses: ChunkUses,
     /// Whether a sync failed. The state of the medium is unknown from then on.
     has_failed: AtomicBool,
 }
@@ -76,8 +75,7 @@ impl<I: Index> FolderStore<I> {
             index,
             chunks,
             buffers: Buffers::default(),
-            uses: RwLock::new(()),
-            under_way: Mutex::default(),
+            uses: ChunkUses::default(),
             has_failed: AtomicBool::new(false),
         })
     }
@@ -104,16 +102,12 @@ impl<I: Index> FolderStore<I> {
         CheckpointStoreError::Index { folder: self.folder.clone(), fault }
     }
 
-    fn under_way(&self) -> std::sync::MutexGuard<'_, BTreeSet<ChunkHash>> {
-        self.under_way.lock().expect("nothing panics under the lock")
-    }
-
-    /// The lock for writing records that use chunks.
-    fn writing(&self) -> Result<RwLockReadGuard<'_, ()>, CheckpointStoreError> {
+    /// Checks that the store was not stopped.
+    fn check_running(&self) -> Result<(), CheckpointStoreError> {
         if self.has_failed.load(Ordering::Acquire) {
             return Err(CheckpointStoreError::Stopped { folder: self.folder.clone() });
         }
-        Ok(self.uses.read().expect("no removal panics"))
+        Ok(())
     }
 
     /// Stops the store after a sync that failed: the system may have dropped the bytes that it was
@@ -182,16 +176,16 @@ impl<I: Index> CheckpointStore for FolderStore<I> {
         source: &mut dyn io::Read,
     ) -> Result<PieceRecord, CheckpointStoreError> {
         check_piece_length(name, length)?;
-        let _writing = self.writing()?;
+        self.check_running()?;
         let mut record = PieceRecord { length, chunks: Vec::new() };
-        let mut written = BTreeSet::new();
+        let mut write = self.uses.begin_write();
         let mut unnamed = Vec::new();
         let mut chunk = self.buffers.take();
         for count in chunk_lengths(length) {
             chunk.fill(count, source).map_err(source_fault(name))?;
             let hash = ChunkHash::of(chunk.bytes());
             record.chunks.push(hash);
-            if written.insert(hash) {
+            if write.add(hash) {
                 unnamed.extend(self.write_if_needed(hash, &chunk)?);
             }
             if unnamed.len() == CHUNKS_AT_ONCE {
@@ -199,7 +193,7 @@ impl<I: Index> CheckpointStore for FolderStore<I> {
             }
         }
         self.name_files(unnamed)?;
-        self.stop(self.chunks.sync_names(&written))?;
+        self.stop(self.chunks.sync_names(write.chunks()))?;
         self.commit(&[index_rows::put_piece(name, &record)])?;
         Ok(record)
     }
@@ -257,13 +251,13 @@ impl<I: Index> CheckpointStore for FolderStore<I> {
     }
 
     fn put_chunk(&self, hash: ChunkHash, bytes: &[u8]) -> Result<(), CheckpointStoreError> {
-        let _writing = self.writing()?;
+        self.check_running()?;
         check_chunk(hash, bytes)?;
         self.write_arrived(hash, bytes)
     }
 
     fn put_new_chunk(&self, bytes: &[u8]) -> Result<ChunkHash, CheckpointStoreError> {
-        let _writing = self.writing()?;
+        self.check_running()?;
         let hash = hash_chunk(bytes)?;
         self.write_arrived(hash, bytes)?;
         Ok(hash)
@@ -274,27 +268,27 @@ impl<I: Index> CheckpointStore for FolderStore<I> {
         name: PieceName,
         record: &PieceRecord,
     ) -> Result<(), CheckpointStoreError> {
-        let _writing = self.writing()?;
+        self.check_running()?;
         record.check().map_err(|fault| CheckpointStoreError::BadRecord { name, fault })?;
+        let mut write = self.uses.begin_write();
         for (index, &hash) in record.chunks.iter().enumerate() {
+            write.add(hash);
             let length = self.chunks.length(hash)?.ok_or(CheckpointStoreError::NoChunk { hash })?;
             check_length(name, record, index, length)?;
         }
-        let chunks = record.chunks.iter().copied().collect();
-        self.stop(self.chunks.sync_names(&chunks))?;
+        self.stop(self.chunks.sync_names(write.chunks()))?;
         self.commit(&[index_rows::put_piece(name, record)])?;
-        self.under_way().retain(|hash| !chunks.contains(hash));
+        self.uses.end_arrivals(&record.chunks);
         Ok(())
     }
 
     fn abandon(&self, record: &PieceRecord) {
-        let chunks: BTreeSet<&ChunkHash> = record.chunks.iter().collect();
-        self.under_way().retain(|hash| !chunks.contains(hash));
+        self.uses.end_arrivals(&record.chunks);
     }
 
     fn put_manifest(&self, manifest: &Manifest) -> Result<(), CheckpointStoreError> {
         manifest.check()?;
-        let _writing = self.writing()?;
+        self.check_running()?;
         self.commit(&[index_rows::put_manifest(manifest)])
     }
 
@@ -309,7 +303,7 @@ impl<I: Index> CheckpointStore for FolderStore<I> {
 
     fn inventory(&self) -> Result<StoreInventory, CheckpointStoreError> {
         // The records last: a chunk written in between is missing from the list and so stays.
-        let under_way = self.under_way().clone();
+        let under_way = self.uses.under_way();
         let chunks = self.chunks.list()?.chunks;
         let failed = |fault| self.failed(fault);
         let manifests = index_rows::manifests(&self.index).map_err(failed)?;
@@ -318,18 +312,20 @@ impl<I: Index> CheckpointStore for FolderStore<I> {
     }
 
     fn remove(&self, removals: &[Removal]) -> Result<Vec<Removal>, CheckpointStoreError> {
-        drop(self.writing()?);
-        let _alone = self.uses.write().expect("no write panics");
+        self.check_running()?;
         let mut gone = self.remove_names(removals)?;
-        let failed = |fault| self.failed(fault);
-        let pieces = index_rows::pieces(&self.index).map_err(failed)?;
-        let mut in_use = self.under_way().clone();
-        in_use.extend(pieces.values().flat_map(|record| &record.chunks));
+        let chunk_of = |removal: &Removal| match removal.target {
+            RemovalTarget::Chunk(hash) => Some(hash),
+            RemovalTarget::Manifest(_) | RemovalTarget::Piece(_) => None,
+        };
+        let unused = self.uses.begin_removal(removals.iter().filter_map(chunk_of).collect());
+        // Read after chunks were condemned: a record that is committed from now on is of a writer that
+        // uses its chunks.
+        let pieces = index_rows::pieces(&self.index).map_err(|fault| self.failed(fault))?;
+        unused.spare(pieces.values().flat_map(|record| &record.chunks));
         for removal in names_first(removals) {
-            if let RemovalTarget::Chunk(hash) = removal.target
-                && !in_use.contains(&hash)
-                && self.chunks.remove(hash)?
-            {
+            let Some(hash) = chunk_of(&removal) else { continue };
+            if unused.remove(hash, || self.chunks.remove(hash)).transpose()? == Some(true) {
                 gone.push(removal);
             }
         }

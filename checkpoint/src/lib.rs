@@ -29,11 +29,13 @@ mod memory_log;
 mod memory_store;
 mod names;
 mod panics;
+mod put_aside;
 mod retention;
 mod sled_database;
 mod sled_log;
 mod sled_rows;
 mod sled_store;
+mod stamp;
 mod store;
 mod verify;
 
@@ -50,6 +52,7 @@ pub use names::{
     PieceRecord, PieceRecordFault,
 };
 pub use panics::is_expected_panic;
+pub use put_aside::{RemovedFiles, aside_of, move_aside, remove_aside};
 pub use retention::{
     Removal, RemovalReason, RemovalTarget, RetentionRoots, StoreInventory, plan_removals,
 };

@@ -14,9 +14,12 @@ use zbelastic_whole_file::{LockError, holder_text};
 
 use crate::error::{FileFault, FileOperation};
 use crate::files::{EntryKind, FileSystem, RealFileSystem, write_all};
+use crate::stamp::{has_check, stamp_of};
 
 /// The version of the folder's format. A program opens those up to its own.
 pub const FORMAT_VERSION: u32 = 1;
+/// The last version whose first programs wrote no check behind it.
+const UNCHECKED_VERSION_MAX: u32 = 1;
 /// The first program that reads this version of the format. It is written into `VERSION`, and older
 /// programs print it.
 const PROGRAM_NEEDED: &str = env!("CARGO_PKG_VERSION");
@@ -242,7 +245,8 @@ fn lock(folder: &Path) -> Result<File, FolderError> {
 fn write_version(folder: &Path) -> Result<(), FolderError> {
     let new = folder.join(VERSION_NEW);
     let path = folder.join(VERSION);
-    let text = format!("{TITLE} {FORMAT_VERSION} {PROGRAM_NEEDED} {}\n", env!("CARGO_PKG_VERSION"));
+    let program = env!("CARGO_PKG_VERSION");
+    let text = stamp_of(&format!("{TITLE} {FORMAT_VERSION} {PROGRAM_NEEDED} {program}"));
     let files = RealFileSystem;
     if files.entry_kind(&new).map_err(FileFault::of(FileOperation::Look, &new))?.is_some() {
         files.remove(&new).map_err(FileFault::of(FileOperation::Remove, &new))?;
@@ -273,6 +277,13 @@ fn check_version(folder: &Path) -> Result<(), FolderError> {
     let mut word = || words.next().unwrap_or("unknown").to_owned();
     let needs = word();
     let program = word();
+    let is_checked = words.next().is_some();
+    if is_checked && !has_check(text) {
+        return Err(bad("it is damaged: its check is another text's"));
+    }
+    if !is_checked && version > UNCHECKED_VERSION_MAX {
+        return Err(bad("it is damaged: a folder of this version has a check behind it"));
+    }
     if version > FORMAT_VERSION {
         return Err(FolderError::Newer { path: folder.to_owned(), program, needs });
     }

@@ -26,8 +26,10 @@ use crate::files::{EntryKind, FileSystem, OpenFile, write_all};
 use crate::index::{Index, IndexChange, IndexRow};
 use crate::panics;
 use crate::sled_rows::{self, PART_BYTES, PART_NUMBER_BYTES};
+use crate::stamp::has_check;
 
-/// The version of the rows, in the stamp.
+/// The version of the rows, in the stamp. That of any other version ends with a check
+/// ([`crate::stamp`]): this one, which has none, is known to its last letter.
 const STAMP_VERSION: &str = "zbelastic-table 1 sled 0.34\n";
 const STAMP: &str = "FORMAT";
 const STAMP_NEW: &str = "FORMAT.new";
@@ -239,19 +241,12 @@ fn check_stamp(files: &dyn FileSystem, folder: &Path) -> Result<(), DatabaseFaul
         return Ok(());
     }
     let found = String::from_utf8_lossy(&bytes);
-    Err(if without_numbers(&found) == without_numbers(STAMP_VERSION) {
+    Err(if has_check(&found) {
         DatabaseFault::OtherVersion { reason: found.trim().to_owned() }
     } else {
-        DatabaseFault::Damaged { reason: format!("{STAMP} names no version: {found:?}") }
+        let reason = format!("{STAMP} reads {found:?}, and no check of that");
+        DatabaseFault::Damaged { reason }
     })
-}
-
-/// The words of a stamp, none in place of a number: stamps of all versions have the same, and a line
-/// feed behind them. So a lost end is damage and no other version, and so is a flipped bit, unless it
-/// makes another digit.
-fn without_numbers(stamp: &str) -> Vec<Option<&str>> {
-    let is_number = |word: &str| word.split('.').all(|part| part.parse::<u32>().is_ok());
-    stamp.split([' ', '\n']).map(|word| (!is_number(word)).then_some(word)).collect()
 }
 
 fn open_sled(folder: &Path) -> Result<sled::Db, DatabaseFault> {

@@ -409,12 +409,14 @@ fn what_is_not_the_logs_is_named_and_left_alone() {
 #[test]
 fn another_version_is_refused() {
     let root = filled(5);
+    let text = "zbelastic-table 2 sled 1.0";
+    let stamp = format!("{text} {}", &blake3::hash(text.as_bytes()).to_hex()[..8]);
     let found = damaged(root.path(), |folder| {
-        fs::write(folder.join("FORMAT"), "zbelastic-table 2 sled 1.0\n").expect("written");
+        fs::write(folder.join("FORMAT"), format!("{stamp}\n")).expect("written");
     });
     match found {
         Err(LogError::Database { fault: DatabaseFault::OtherVersion { reason }, .. }) => {
-            assert_eq!(reason, "zbelastic-table 2 sled 1.0");
+            assert_eq!(reason, stamp);
         }
         other => panic!("another version, got {other:?}"),
     }
@@ -425,7 +427,13 @@ fn another_version_is_refused() {
 fn a_stamp_that_names_no_version_is_damaged() {
     let cut =
         ["zbelastic-table 1 sled 0.34", "zbelastic-table 1 sled 0.3", "zbelastic-table 1 sle", ""];
-    for stamp in cut.into_iter().chain(["xbelastic-table 1 sled 0.34\n"]) {
+    let flipped = [
+        "xbelastic-table 1 sled 0.34\n",
+        "zbelastic-table 3 sled 0.34\n",
+        "zbelastic-table 1 sled 0.36\n",
+        "zbelastic-table 0 sled 0.34\n",
+    ];
+    for stamp in cut.into_iter().chain(flipped) {
         let root = filled(5);
         let found = damaged(root.path(), |folder| {
             fs::write(folder.join("FORMAT"), stamp).expect("written");

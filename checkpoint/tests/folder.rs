@@ -75,13 +75,18 @@ fn another_process_is_named_and_its_lock_goes_with_it() {
     LockedFolder::open(&path).expect("the lock went with the process");
 }
 
+/// A line with its check.
+fn stamp(text: &str) -> String {
+    format!("{text} {}\n", &blake3::hash(text.as_bytes()).to_hex()[..8])
+}
+
 #[test]
 fn a_newer_folder_is_left_alone() {
     let root = TempDir::new().expect("a folder");
     let path = root.path().join("data");
     drop(LockedFolder::open(&path).expect("it is made"));
-    let newer = "zbelastic-data 2 0.9.0 0.9.4\n";
-    fs::write(path.join("VERSION"), newer).expect("written");
+    let newer = stamp("zbelastic-data 2 0.9.0 0.9.4");
+    fs::write(path.join("VERSION"), &newer).expect("written");
     let error = LockedFolder::open(&path).expect_err("it is newer");
     assert!(matches!(error, FolderError::Newer { .. }));
     let text = "was written by a newer version 0.9.4, needs >= 0.9.0; the data is untouched";
@@ -108,7 +113,39 @@ fn a_version_that_is_none_is_reported() {
     check(b"zbelastic-data 0 0.1.0\n", "there is no version 0");
     check(b"\xff\xfe", "it is no text");
     check(&[b' '; 1025], "it is long");
+    let unchecked = "it is damaged: a folder of this version has a check behind it";
+    check(b"zbelastic-data 3 0.1.0 0.1.0\n", unchecked);
+    // As it was written before there were checks.
     fs::write(path.join("VERSION"), "zbelastic-data 1 0.1.0 0.1.0\n").expect("written");
+    LockedFolder::open(&path).expect("ours");
+}
+
+/// A digit that became another one is no newer program's.
+#[test]
+fn a_flipped_bit_makes_no_other_version_of_a_folder() {
+    let root = TempDir::new().expect("a folder");
+    let path = root.path().join("data");
+    drop(LockedFolder::open(&path).expect("it is made"));
+    let version = path.join("VERSION");
+    let written = fs::read(&version).expect("readable");
+    let number = written.iter().position(|byte| *byte == b'1').expect("version 1");
+    for at in number..written.len() - 1 {
+        for bit in 0..8 {
+            let mut bytes = written.clone();
+            bytes[at] ^= 1 << bit;
+            fs::write(&version, &bytes).expect("written");
+            match LockedFolder::open(&path) {
+                Err(FolderError::BadVersion { .. }) | Ok(_) => {}
+                other => panic!("bit {bit} of byte {at}: {other:?}"),
+            }
+        }
+    }
+    let mut other = written.clone();
+    other[number] = b'3';
+    fs::write(&version, &other).expect("written");
+    let error = LockedFolder::open(&path).expect_err("it is damaged");
+    assert!(error.to_string().contains("it is damaged: its check is another text's"), "{error}");
+    fs::write(&version, &written).expect("written");
     LockedFolder::open(&path).expect("ours");
 }
 

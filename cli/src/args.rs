@@ -19,7 +19,7 @@ mod ui;
 
 pub use address::{AddressError, AddressList, HostPort, PORT_DEFAULT};
 #[cfg(feature = "chaos")]
-pub use chaos::ChaosCommand;
+pub use chaos::{ChaosCommand, WatchedDemoArgs};
 pub use client::{ClientArgs, FolderArgs, ReadArgs};
 pub use corpus::{
     DataCommand, DataPrepareArgs, DataShowArgs, TokenizerCommand, TokenizerTrainArgs,

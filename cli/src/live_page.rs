@@ -177,11 +177,19 @@ pub fn observe(
     let mut schedule = ObserverSchedule::begin(Instant::now());
     let newest = send_history(history, &mut |events| (sink.send)(Observation::History(events)));
     let mut poller = EventPoller::behind(newest);
+    let mut dropped = None;
     loop {
-        for observed in observe_once(&mut client, &mut poller, &mut schedule, sink) {
-            if let (Some(exporter), Observation::Events(events)) = (&mut exporter, &observed) {
+        let mut observed = observe_once(&mut client, &mut poller, &mut schedule, sink);
+        if let Some(exporter) = &mut exporter {
+            for events in observed.iter().filter_map(Observation::events) {
                 exporter.observe(events);
             }
+            let total = exporter.dropped();
+            if dropped.replace(total) != Some(total) {
+                observed.push(Observation::SpansDropped { total });
+            }
+        }
+        for observed in observed {
             if !(sink.send)(observed) {
                 exporter.map(SpanExporter::finish);
                 return Ok(());

@@ -31,6 +31,62 @@ const QUEUE_SPANS_MAX: usize = 2048;
 const BATCH_SPANS_MAX: usize = 512;
 const BATCH_WITHIN: Duration = Duration::from_secs(1);
 
+/// Where spans go, and what they are of.
+pub struct SpanCollector {
+    poster: JsonPoster,
+    service: String,
+}
+
+impl SpanCollector {
+    /// The collector of the environment, if it names one. `service` is what traces are of if the
+    /// environment does not say so.
+    ///
+    /// # Errors
+    /// If a variable has no address or no headers, by its name.
+    pub fn of_environment(service: &str) -> Result<Option<Self>, CommandFailure> {
+        Self::of(service, |name| env::var(name).ok())
+    }
+
+    fn of(
+        service: &str,
+        variable: impl Fn(&str) -> Option<String>,
+    ) -> Result<Option<Self>, CommandFailure> {
+        let variable = |name| variable(name).filter(|value| !value.is_empty());
+        let (name, value, address) = if let Some(address) = variable(TRACES_ENDPOINT) {
+            (TRACES_ENDPOINT, address.clone(), address)
+        } else if let Some(base) = variable(ENDPOINT) {
+            let address = format!("{}/v1/traces", base.trim_end_matches('/'));
+            (ENDPOINT, base, address)
+        } else {
+            return Ok(None);
+        };
+        let headers = headers(&variable(HEADERS).unwrap_or_default())?;
+        let poster = JsonPoster::new(&address, headers).map_err(|reason| {
+            let hint = "such as http://localhost:4318; or unset it";
+            wrong_variable(name, &format!("{value}: {reason}"), hint)
+        })?;
+        let service = variable(SERVICE).unwrap_or_else(|| service.to_owned());
+        Ok(Some(Self { poster, service }))
+    }
+}
+
+fn wrong_variable(name: &str, what: &str, hint: &str) -> CommandFailure {
+    CommandFailure::usage("the environment", vec![FailureDetail::new(what).at(name).hint(hint)])
+}
+
+/// Headers as OpenTelemetry has them. What they hold is a secret, and not printed.
+fn headers(text: &str) -> Result<Vec<(String, String)>, CommandFailure> {
+    let pairs = text.split(',').filter(|pair| !pair.trim().is_empty());
+    let header = |pair: &str| {
+        let (name, value) = pair.split_once('=')?;
+        Some((name.trim().to_owned(), value.trim().to_owned()))
+    };
+    let read: Option<Vec<_>> = pairs.map(header).collect();
+    read.ok_or_else(|| {
+        wrong_variable(HEADERS, "no list of key=value", "such as api-key=SECRET,x-tenant=wiki")
+    })
+}
+
 /// Sends the spans of events.
 pub struct SpanExporter {
     builder: SpanBuilder,
@@ -40,33 +96,13 @@ pub struct SpanExporter {
 }
 
 impl SpanExporter {
-    /// An exporter to the collector of the environment, if it names one. `service` is what traces are
-    /// of if the environment does not say so.
+    /// An exporter to `collector` of the spans of a cluster.
     ///
     /// # Errors
-    /// If it is no address, or the system gives no thread.
-    pub fn of_environment(service: &str, cluster: &str) -> Result<Option<Self>, CommandFailure> {
-        let variable = |name| env::var(name).ok().filter(|value: &String| !value.is_empty());
-        let base = || Some(format!("{}/v1/traces", variable(ENDPOINT)?.trim_end_matches('/')));
-        let Some(address) = variable(TRACES_ENDPOINT).or_else(base) else { return Ok(None) };
-        let headers = variable(HEADERS).unwrap_or_default();
-        let service = variable(SERVICE).unwrap_or_else(|| service.to_owned());
-        Self::start(&address, &headers, (service, cluster.to_owned())).map(Some)
-    }
-
-    fn start(
-        address: &str,
-        headers: &str,
-        (service, cluster): (String, String),
-    ) -> Result<Self, CommandFailure> {
-        let headers = headers.split(',').filter_map(|pair| pair.split_once('='));
-        let headers =
-            headers.map(|(name, value)| (name.trim().to_owned(), value.trim().to_owned()));
-        let poster = JsonPoster::new(address, headers.collect()).map_err(|reason| {
-            let detail = FailureDetail::new(format!("{address}: {reason}"));
-            let hint = "such as http://localhost:4318; or unset it";
-            CommandFailure::usage("the environment", vec![detail.at(ENDPOINT).hint(hint)])
-        })?;
+    /// If the system gives no thread.
+    pub fn start(collector: SpanCollector, cluster: &str) -> Result<Self, CommandFailure> {
+        let SpanCollector { poster, service } = collector;
+        let cluster = cluster.to_owned();
         let (queue, inbox) = sync_channel(QUEUE_SPANS_MAX);
         let dropped = Arc::new(AtomicU64::new(0));
         let counter = Arc::clone(&dropped);
@@ -75,6 +111,11 @@ impl SpanExporter {
         };
         let thread = Some(spawn_named("spans", send)?);
         Ok(Self { builder: SpanBuilder::default(), queue: Some(queue), thread, dropped })
+    }
+
+    /// Spans that were dropped so far.
+    pub fn dropped(&self) -> u64 {
+        self.dropped.load(Ordering::Relaxed)
     }
 
     /// Enqueues the spans that end with these events.
@@ -95,7 +136,7 @@ impl SpanExporter {
             // A thread that panicked ended the process.
             let _ = thread.join();
         }
-        let dropped = self.dropped.load(Ordering::Relaxed);
+        let dropped = self.dropped();
         if dropped > 0 {
             eprintln!("note: {dropped} spans of traces were dropped");
         }
@@ -169,9 +210,15 @@ mod tests {
         ClusterEvent::new(0, 1000 + step, kind)
     }
 
+    fn collector(variables: &[(&str, &str)]) -> Result<Option<SpanCollector>, CommandFailure> {
+        let found = |name: &str| variables.iter().find(|(of, _)| *of == name);
+        SpanCollector::of("test", |name| found(name).map(|(_, value)| (*value).to_owned()))
+    }
+
     fn exporter(address: &str) -> SpanExporter {
-        let names = ("test".to_owned(), "wiki".to_owned());
-        SpanExporter::start(address, "x-key=secret, x-other=1", names).expect("an address")
+        let variables = [(TRACES_ENDPOINT, address), (HEADERS, "x-key=secret, x-other=1")];
+        let collector = collector(&variables).expect("an address").expect("it is set");
+        SpanExporter::start(collector, "wiki").expect("a thread")
     }
 
     /// Answers a request with 200, and yields its head and body.
@@ -222,7 +269,27 @@ mod tests {
         let events: Vec<_> = (0..3 * QUEUE_SPANS_MAX as u64).map(checkpoint).collect();
         exporter.observe(&events);
         assert_eq!(exporter.finish(), events.len() as u64, "each is counted once");
-        let refused = SpanExporter::start("localhost:4318", "", (String::new(), String::new()));
-        assert_eq!(refused.err().expect("no address").code, FailureCode::Usage);
+    }
+
+    #[test]
+    fn what_is_wrong_in_the_environment_is_refused_by_the_name_of_the_variable() {
+        let refused = |variables: &[(&str, &str)], named: &str, value: &str| {
+            let failure = collector(variables).err().expect("it is wrong");
+            assert_eq!(failure.code, FailureCode::Usage);
+            let [detail] = &failure.details[..] else { panic!("{failure}") };
+            assert_eq!(detail.place.as_deref(), Some(named), "{failure}");
+            assert!(detail.what.starts_with(value), "{failure}");
+        };
+        let good = "http://localhost:4318";
+        for wrong in
+            ["localhost:4318", "collector", "http://", "grpc://localhost:4317", "http://a b"]
+        {
+            refused(&[(ENDPOINT, wrong)], ENDPOINT, &format!("{wrong}: "));
+            refused(&[(TRACES_ENDPOINT, wrong)], TRACES_ENDPOINT, &format!("{wrong}: "));
+            refused(&[(ENDPOINT, good), (TRACES_ENDPOINT, wrong)], TRACES_ENDPOINT, wrong);
+        }
+        refused(&[(ENDPOINT, good), (HEADERS, "secret")], HEADERS, "no list");
+        assert!(collector(&[(TRACES_ENDPOINT, ""), (ENDPOINT, "")]).expect("unset").is_none());
+        assert!(collector(&[(ENDPOINT, good), (HEADERS, "a=b,")]).expect("legal").is_some());
     }
 }

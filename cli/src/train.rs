@@ -53,10 +53,11 @@ use crate::blob::Blob;
 use crate::corpus::DataSummary;
 use crate::live_page::start_server;
 use crate::run_files;
+use crate::span_exporter::SpanCollector;
 use crate::weights::weights_file;
 use folder::{RunFolder, RunFolderRequest, RunStart};
 use prepare::{PreparedRun, RunPlan, prepare};
-use processes::{ClusterRunEvent, JobSubmission, RunLocation};
+use processes::{ClusterRunEvent, JobSubmission, ProcessObservers, RunLocation};
 use progress_line::StepLineContext;
 use reporter::{OutputAudience, Reporter};
 use run_devices::{DeviceSharing, RunDevices};
@@ -74,16 +75,33 @@ pub fn run(args: &TrainArgs, out: &mut dyn Write) -> Result<ExitCode, CommandErr
     let config = config_with_command(&prepared);
     let request =
         RunFolderRequest { config: &prepared.config, text: &config, may_branch: args.branch };
-    let page = page(args, &prepared, context.as_ref())?;
+    let observers = RunObservers {
+        page: page(args, &prepared, context.as_ref())?,
+        collector: span_collector(&prepared)?,
+    };
     let mut folder = RunFolder::open(args.out.as_deref(), &prepared.name, request)?;
     let ended = match write_tokenizer(&folder, &prepared) {
-        Ok(()) => train_into((&mut folder, &config), &prepared, context, page.as_ref(), out),
+        Ok(()) => train_into((&mut folder, &config), &prepared, context, observers, out),
         Err(failure) => Err(failure.into()),
     };
     if ended.is_err() {
         folder.discard_if_empty();
     }
     ended
+}
+
+/// Who receives what happens in a run, besides its folder and standard output.
+struct RunObservers {
+    page: Option<UiServer>,
+    collector: Option<SpanCollector>,
+}
+
+/// The collector of the run's traces, if the environment names one. A run in threads has no events.
+fn span_collector(prepared: &PreparedRun) -> Result<Option<SpanCollector>, CommandFailure> {
+    match prepared.sharing {
+        DeviceSharing::Processes => SpanCollector::of_environment("zbelastic train"),
+        DeviceSharing::Threads => Ok(None),
+    }
 }
 
 /// Starts the server of the live page, if there is to be one, before anything is written: a port that
@@ -162,12 +180,12 @@ fn train_into(
     (folder, config): (&mut RunFolder, &str),
     prepared: &PreparedRun,
     context: Option<StepLineContext>,
-    page: Option<&UiServer>,
+    RunObservers { page, collector }: RunObservers,
     out: &mut dyn Write,
 ) -> Result<ExitCode, CommandError> {
     let audience = match &context {
         Some(context) => {
-            let page = page.map(|page| format!("http://{}/", page.address()));
+            let page = page.as_ref().map(|page| format!("http://{}/", page.address()));
             let facts = HeadingFacts {
                 folder: folder.path(),
                 peak_flop_per_s: context.peak_flop_per_s,
@@ -199,8 +217,9 @@ fn train_into(
         let submission = submission(prepared);
         let folder_path = reporter.folder_path();
         let location = RunLocation { folder: &folder_path, config, start: run_start };
-        let page = page.map(UiServer::observer);
-        processes::train(prepared, &submission, location, page, &mut |event| match event {
+        let page = page.as_ref().map(UiServer::observer);
+        let observers = ProcessObservers { page, collector };
+        processes::train(prepared, &submission, location, observers, &mut |event| match event {
             ClusterRunEvent::Progress(event) => reporter.observe(&event),
             ClusterRunEvent::Rollback(rollback) => reporter.observe_rollback(rollback),
             ClusterRunEvent::Event(event) => reporter.observe_event(event),

@@ -123,6 +123,27 @@ fn a_run_goes_on_from_a_bucket_when_every_machine_is_gone() {
     assert_eq!(found, undisturbed());
 }
 
+/// Nowhere to copy to: a person learns so at once, and not by a mirror that stays empty.
+#[test]
+fn a_mirror_without_a_place_is_refused_by_the_names_of_key_and_argument() {
+    let mut cluster = SpawnedCluster::new();
+    cluster.begin(&["a"], STEPS);
+    let folder = cluster.nodes[0].folder.clone();
+    for more in [&[][..], &["--once"]] {
+        let ended = zbelastic(&folder).arg("mirror").args(more).output().expect("the binary runs");
+        assert_eq!(ended.status.code(), Some(2), "{more:?}: {}", text(&ended));
+        let text = text(&ended);
+        assert!(text.contains("run test has no checkpoint.mirror"), "{more:?}: {text}");
+        assert!(text.contains("no PLACE was given"), "{more:?}: {text}");
+    }
+    // With one it is copied, the same run as well.
+    cluster.wait("a checkpoint", |cluster| cluster.status()?.checkpoints.last().map(drop));
+    let place = cluster.root.path().join("mirror");
+    let copied = zbelastic(&folder).args(["mirror", "--once"]).arg(&place).output();
+    assert!(copied.expect("the binary runs").status.success());
+    assert!(place.join("checkpoints").exists());
+}
+
 fn first_chunk(folder: &Path) -> std::path::PathBuf {
     let entry = fs::read_dir(folder).expect("a folder").next().expect("one").expect("an entry");
     let path = entry.path();

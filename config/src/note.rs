@@ -2,8 +2,9 @@
 
 use std::fmt;
 use std::fs;
+use std::path::Path;
 
-use zbelastic_trainer::hf::{MODEL_CONFIG, dropout};
+use zbelastic_trainer::hf::{ADAPTER_CONFIG, MODEL_CONFIG, dropout, parse_adapter_config};
 
 use super::{RunConfig, WeightSource};
 
@@ -24,9 +25,11 @@ pub enum ConfigNote {
         /// The rate at the end.
         lr_min: f64,
     },
-    /// The folder's model was trained with dropout, which training leaves out.
+    /// A model or adapters were trained with dropout, which training leaves out.
     Dropout {
-        /// Key of its `config.json`.
+        /// The file that says so: `config.json` or `adapter_config.json`.
+        file: &'static str,
+        /// Its key.
         key: String,
         /// The share of activations that were left out.
         rate: f64,
@@ -71,7 +74,8 @@ pub fn notes(config: &RunConfig) -> Vec<ConfigNote> {
         ),
     ];
     let notes = all.into_iter().filter_map(|(holds, note)| holds.then_some(note));
-    notes.chain(dropout_notes(&config.weights)).collect()
+    let notes = notes.chain(dropout_notes(&config.weights));
+    notes.chain(adapter_dropout_note(config.adapters.as_deref())).collect()
 }
 
 fn dropout_notes(weights: &WeightSource) -> Vec<ConfigNote> {
@@ -82,7 +86,17 @@ fn dropout_notes(weights: &WeightSource) -> Vec<ConfigNote> {
     // It was read a moment ago; if it cannot be any more, the weights cannot be read either.
     let text = fs::read_to_string(folder.join(MODEL_CONFIG)).unwrap_or_default();
     let found = dropout(&text).into_iter();
-    found.map(|(key, rate)| ConfigNote::Dropout { key, rate }).collect()
+    found.map(|(key, rate)| ConfigNote::Dropout { file: MODEL_CONFIG, key, rate }).collect()
+}
+
+/// PEFT drops inputs of adapters while it trains them, and at no other time (`torch.nn.Dropout`): what
+/// trained adapters compute does not depend on it.
+fn adapter_dropout_note(folder: Option<&Path>) -> Option<ConfigNote> {
+    // It was read when the run began, and is not needed for what was recorded.
+    let text = fs::read_to_string(folder?.join(ADAPTER_CONFIG)).ok()?;
+    let rate = parse_adapter_config(&text).ok()?.dropout;
+    let key = "lora_dropout".to_owned();
+    (rate > 0.0).then_some(ConfigNote::Dropout { file: ADAPTER_CONFIG, key, rate })
 }
 
 impl fmt::Display for ConfigNote {
@@ -98,11 +112,9 @@ impl fmt::Display for ConfigNote {
                 "optimizer.lr_min = {lr_min} is above optimizer.lr = {lr}: \
                  the learning rate rises after the warm-up"
             ),
-            Self::Dropout { key, rate } => write!(
-                f,
-                "the model's config.json has {key} = {rate}: training has no dropout and leaves \
-                 it out"
-            ),
+            Self::Dropout { file, key, rate } => {
+                write!(f, "{file} has {key} = {rate}: training has no dropout and leaves it out")
+            }
             Self::FewTokens { vocabulary } => write!(
                 f,
                 "the model knows {vocabulary} tokens: text with bytes from {vocabulary} on \

@@ -8,6 +8,7 @@
 //! implements [`zbelastic_checkpoint::CheckpointStore`]; of the packages that do input and output
 //! only names, roles and reasons are used.
 
+pub mod aside;
 pub mod authority;
 pub mod collect;
 pub mod data;

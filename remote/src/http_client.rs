@@ -146,7 +146,8 @@ impl JsonPoster {
     /// With the reason, if it is no address of HTTP.
     pub fn new(address: &str, headers: Vec<(String, String)>) -> Result<Self, String> {
         let address: Uri = address.parse().map_err(|error| format!("no address: {error}"))?;
-        if !matches!(address.scheme_str(), Some("http" | "https")) || address.host().is_none() {
+        let has_host = address.host().is_some_and(|host| !host.is_empty());
+        if !matches!(address.scheme_str(), Some("http" | "https")) || !has_host {
             return Err("no http:// or https:// address".to_owned());
         }
         let mut agent = agent_config(0).timeout_global(Some(POST_TIME_MAX));

@@ -26,6 +26,26 @@ pub enum Observation {
         /// Why, in words.
         reason: String,
     },
+    /// Spans of traces were dropped, or none so far where there is a collector for them.
+    SpansDropped {
+        /// How many in all since the command began.
+        total: u64,
+    },
+}
+
+impl Observation {
+    /// Events that happened while the cluster was observed.
+    #[must_use]
+    pub fn events(&self) -> Option<&[ClusterEvent]> {
+        match self {
+            Self::Events(events) => Some(events),
+            Self::Status(_)
+            | Self::History(_)
+            | Self::Trace(_)
+            | Self::Unanswered { .. }
+            | Self::SpansDropped { .. } => None,
+        }
+    }
 }
 
 /// What was observed of a cluster so far, bounded.
@@ -41,6 +61,8 @@ pub struct Dashboard {
     causes: Option<StepTimeBreakdown>,
     /// The configuration of the run that the history is of.
     run: Option<HexDigest>,
+    /// Spans of traces that were dropped, where there is a collector for them.
+    spans_dropped: Option<u64>,
 }
 
 impl Dashboard {
@@ -56,6 +78,7 @@ impl Dashboard {
             lanes: LaneLog::default(),
             causes: None,
             run: None,
+            spans_dropped: None,
         }
     }
 
@@ -66,7 +89,7 @@ impl Dashboard {
             Observation::Status(_) | Observation::Events(_) | Observation::Trace(_) => {
                 SourceState::Live
             }
-            Observation::History(_) => self.source.clone(),
+            Observation::History(_) | Observation::SpansDropped { .. } => self.source.clone(),
         };
         let mut messages = Vec::new();
         if source != self.source {
@@ -85,6 +108,7 @@ impl Dashboard {
                 }
             }
             Observation::Unanswered { .. } => {}
+            Observation::SpansDropped { total } => self.spans_dropped = Some(total),
         }
         messages
     }
@@ -189,6 +213,12 @@ impl Dashboard {
     #[must_use]
     pub fn head(&self) -> Option<HeadFigures> {
         self.status().map(|status| HeadFigures::of(status, &self.history, &self.costs))
+    }
+
+    /// Spans of traces that were dropped since the command began, where there is a collector for them.
+    #[must_use]
+    pub const fn spans_dropped(&self) -> Option<u64> {
+        self.spans_dropped
     }
 
     /// The sealed steps.

@@ -10,9 +10,10 @@ use crate::StepHistory;
 pub struct RunCosts {
     /// Price of a worker for an hour, in any currency.
     pub price_per_hour: Option<f64>,
-    /// Floating-point operations of a token, forward and backward.
+    /// Floating-point operations of a token, forward and backward, in place of those of the status.
     pub flop_per_token: Option<f64>,
-    /// Floating-point operations a second of all workers at their peak.
+    /// Floating-point operations a second of all workers at their peak, in place of those that they
+    /// reported: workers that share cores reach less together.
     pub peak_flop_per_s: Option<f64>,
 }
 
@@ -43,7 +44,9 @@ impl HeadFigures {
         let workers = members.filter(|member| is_there(&member.standing)).count() as u64;
         let job = status.job.as_ref();
         let speed = job.and_then(|job| job.tokens_per_s);
-        let mfu = || Some(speed? * costs.flop_per_token? / costs.peak_flop_per_s?);
+        let flop = costs.flop_per_token.or_else(|| job?.flop_per_token);
+        let peak = costs.peak_flop_per_s.or_else(|| reported_peak(status));
+        let mfu = || Some(speed? * flop? / peak?).filter(|mfu| mfu.is_finite());
         let price_per_hour = costs.price_per_hour.map(|price| price * workers as f64);
         let price_left = || Some(price_per_hour? * job?.eta_s? / 3600.0);
         Self {
@@ -54,6 +57,14 @@ impl HeadFigures {
             price_left: price_left(),
         }
     }
+}
+
+/// The peak of the workers that have a stage, if all of them reported theirs.
+fn reported_peak(status: &StatusReport) -> Option<f64> {
+    let members = status.members.iter().filter(|member| member.stage.is_some());
+    let peaks = members.map(|member| member.peak_flop_per_s.map(|peak| peak as f64));
+    let peak: f64 = peaks.sum::<Option<f64>>()?;
+    (peak > 0.0).then_some(peak)
 }
 
 #[cfg(test)]
@@ -80,5 +91,29 @@ mod tests {
         assert_eq!(head.mfu, Some(0.25));
         let head = HeadFigures::of(&status, &StepHistory::default(), &RunCosts::default());
         assert_eq!((head.price_left, head.mfu, head.goodput), (None, None, None));
+    }
+
+    /// A page that was given nothing reads it from the status; where one worker with a stage reported
+    /// no peak, as on a device, there is none.
+    #[test]
+    fn mfu_is_known_where_the_job_and_all_workers_with_a_stage_are() {
+        let mut status = sample::status();
+        let job = status.job.as_mut().expect("a run");
+        job.tokens_per_s = Some(250_000.0);
+        job.flop_per_token = Some(1e6);
+        let mfu = |status: &StatusReport| {
+            HeadFigures::of(status, &StepHistory::default(), &RunCosts::default()).mfu
+        };
+        status.members.iter_mut().for_each(|member| member.stage = None);
+        assert_eq!(mfu(&status), None, "nobody trains");
+        let [first, second, ..] = &mut status.members[..] else { panic!("some members") };
+        first.stage = Some(0);
+        second.stage = Some(1);
+        first.peak_flop_per_s = Some(600_000_000_000);
+        assert_eq!(mfu(&status), None);
+        status.members[1].peak_flop_per_s = Some(400_000_000_000);
+        assert_eq!(mfu(&status), Some(0.25));
+        status.job.as_mut().expect("a run").flop_per_token = None;
+        assert_eq!(mfu(&status), None, "a controller of an earlier version");
     }
 }

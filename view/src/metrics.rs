@@ -49,6 +49,7 @@ pub const METRIC_NAMES: &[&str] = &[
     "zbelastic_checkpoint_copies",
     "zbelastic_checkpoint_bytes",
     "zbelastic_activity_total",
+    "zbelastic_spans_dropped_total",
 ];
 
 type FloatGauge = Gauge<f64, AtomicU64>;
@@ -72,6 +73,12 @@ pub fn metrics_text(dashboard: &Dashboard) -> String {
         add_members(&mut registry, &status.members);
         add_group(&mut registry, status);
         add_checkpoint(&mut registry, status);
+    }
+    if let Some(total) = dashboard.spans_dropped() {
+        let dropped = Counter::<u64>::default();
+        dropped.inc_by(total);
+        let help = "Spans of traces that their collector did not take since this command began";
+        registry.0.register("spans_dropped", help, dropped);
     }
     let mut text = String::new();
     encode(&mut text, &registry.0).expect("a text takes any number of lines");
@@ -206,7 +213,7 @@ mod tests {
     use crate::{Observation, RunCosts};
     use zbelastic_api::sample;
 
-    fn scraped(observed: Option<Observation>) -> String {
+    fn scraped(observed: impl IntoIterator<Item = Observation>) -> String {
         let costs = RunCosts {
             price_per_hour: Some(1.0),
             flop_per_token: Some(1e6),
@@ -243,7 +250,9 @@ mod tests {
 
     #[test]
     fn every_sample_has_a_listed_name() {
-        let text = scraped(Some(Observation::Status(Box::new(sample::status()))));
+        let dropped = Observation::SpansDropped { total: 7 };
+        let text = scraped([Observation::Status(Box::new(sample::status())), dropped]);
+        assert!(text.contains("\nzbelastic_spans_dropped_total 7\n"), "{text}");
         let found = names(&text);
         assert!(found.iter().all(|name| METRIC_NAMES.contains(name)), "{found:?}");
         // No steps were observed, so there is no goodput.

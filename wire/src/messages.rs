@@ -128,8 +128,12 @@ pub enum NodeMessage {
         /// What arrived, in order.
         arrivals: Vec<MessageArrival>,
     },
-    /// The receiver of [`Self::Keep`] makes progress: it fetches or writes this piece, or others
-    /// before it. A node of an earlier version does not know it and drops it.
+    /// From a node that was sent [`Self::Keep`] to the one that sent it, once a second while bytes
+    /// arrive: it fetches or writes this piece, or one that it was requested to keep before. The
+    /// requester waits on, and asks another node when such reports stop. It names no bytes, so a
+    /// node that reports for ever without an end is only given up after an hour of them;
+    /// [`Self::KeepingLeft`] names them and is sent beside it, for nodes of versions that know only
+    /// this one. A node of a still earlier version drops it.
     Keeping(PieceRef),
     /// From workers to controllers: how much they have done, and what takes them long. A controller
     /// of an earlier version does not know it and drops it.
@@ -174,6 +178,13 @@ pub enum NodeMessage {
         /// When it was founded, in milliseconds since 1970, if the sender knows that.
         founded_ms: Option<u64>,
     },
+    /// From workers to controllers: what the sender's threads or device multiply and add at best, in
+    /// floating-point operations a second. A controller of an earlier version does not know it and
+    /// drops it.
+    Peak {
+        /// As the worker measured it at its start.
+        flop_per_s: u64,
+    },
 }
 
 impl NodeMessage {
@@ -202,6 +213,7 @@ impl NodeMessage {
             | Self::SaveFailed(_)
             | Self::Room { .. }
             | Self::Scrubbed(_)
+            | Self::Peak { .. }
             | Self::Authority(_) => None,
         }
     }

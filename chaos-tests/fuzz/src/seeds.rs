@@ -58,7 +58,10 @@ impl Target {
             Self::MirrorCheckpoints => vec![files::mirror_checkpoint()],
             Self::PieceRecords => files::piece_records(),
             Self::ChunkNames => vec!["0123456789abcdef".repeat(4).into_bytes()],
-            Self::FolderVersions => texts(&["zbelastic-data 1 0.1.0 0.1.0\n"]),
+            Self::FolderVersions => texts(&[
+                "zbelastic-data 1 0.1.0 0.1.0\n",
+                "zbelastic-data 1 0.1.0 0.1.0 4ec5202a\n",
+            ]),
             Self::ApiRequests => messages::api_requests(),
             Self::ApiAnswers => messages::api_answers(),
             Self::NodeMessages => messages::node_messages(),

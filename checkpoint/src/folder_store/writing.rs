@@ -9,10 +9,6 @@ use crate::error::CheckpointStoreError;
 use crate::index::Index;
 use crate::names::ChunkHash;
 
-/// Chunks of transfers that are kept from removal at most, 4 TiB of them. Those beyond it are not
-/// protected until their record is there; a transfer that loses some fetches them again.
-const UNDER_WAY_MAX: usize = 1 << 20;
-
 impl<I: Index> FolderStore<I> {
     /// Gives files their names, which `ChunkFolder::sync_names` makes durable, once their bytes
     /// are.
@@ -52,15 +48,10 @@ impl<I: Index> FolderStore<I> {
         hash: ChunkHash,
         bytes: &[u8],
     ) -> Result<(), CheckpointStoreError> {
-        {
-            let mut under_way = self.under_way();
-            if under_way.len() < UNDER_WAY_MAX {
-                under_way.insert(hash);
-            }
-        }
+        self.uses.note_arrival(hash);
         let written = self.write_durably(hash, bytes);
         if written.is_err() {
-            self.under_way().remove(&hash);
+            self.uses.end_arrivals(&[hash]);
         }
         written
     }

@@ -1,11 +1,15 @@
 //! The command line of `chaos`, as typed: the flags that a simulated cluster and one of processes
 //! read are theirs.
 
+use std::net::SocketAddr;
+
 use chaos_tests::args::{EXIT_CODES, SimArgs};
-use clap::Subcommand;
+use clap::{Args, Subcommand};
 use zbelastic_chaos_processes::args::{
     DEMO_EXIT_CODES, DemoArgs, MeasureArgs, ProcessRunArgs, RUN_EXIT_CODES, ReplayArgs,
 };
+
+use super::ui::{UI_ADDRESS, parse_listen};
 
 /// `chaos`.
 #[derive(Debug, Subcommand)]
@@ -26,7 +30,25 @@ pub enum ChaosCommand {
     Replay(ReplayArgs),
     /// Watch a run whose processes are killed end with the same weights as one that is left alone.
     #[command(after_help = demo_help())]
-    Demo(DemoArgs),
+    Demo(WatchedDemoArgs),
+}
+
+/// Arguments of `chaos demo`.
+#[derive(Args, Clone, Debug)]
+pub struct WatchedDemoArgs {
+    /// The demonstration.
+    #[command(flatten)]
+    pub demo: DemoArgs,
+    /// Show the run whose processes are killed as a live page in a browser [default address:
+    /// 127.0.0.1:8088].
+    #[arg(
+        long,
+        value_name = "ADDR",
+        num_args = 0..=1,
+        default_missing_value = UI_ADDRESS,
+        value_parser = parse_listen
+    )]
+    pub ui: Option<SocketAddr>,
 }
 
 const MEASURE_EXAMPLES: &str = "\
@@ -82,4 +104,40 @@ Examples:
 
 {EXIT_CODES}"
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct ChaosCommandLine {
+        #[command(subcommand)]
+        command: ChaosCommand,
+    }
+
+    /// As `zbelastic ui --listen` reads it: one parser for both.
+    #[test]
+    fn a_demonstration_has_its_page_where_every_other_page_may_be() {
+        let page = |line: &str| {
+            let words = ["chaos", "demo"].into_iter().chain(line.split_whitespace());
+            let parsed =
+                ChaosCommandLine::try_parse_from(words).map_err(|error| error.to_string())?;
+            match parsed.command {
+                ChaosCommand::Demo(WatchedDemoArgs { ui, .. }) => Ok(ui.map(|it| it.to_string())),
+                other => Err(format!("{other:?}")),
+            }
+        };
+        let check = |line: &str, expected: Option<&str>| {
+            assert_eq!(page(line), Ok(expected.map(str::to_owned)), "{line}");
+        };
+        check("--seconds 9", None);
+        check("--ui", Some(UI_ADDRESS));
+        check("--ui 0", Some("127.0.0.1:0"));
+        check("--ui [::1]:9", Some("[::1]:9"));
+        check("--ui 0.0.0.0", Some("0.0.0.0:8088"));
+        assert!(page("--ui 70000").is_err());
+    }
 }

@@ -12,7 +12,7 @@ use zbelastic_chaos_processes::local_cluster::LocalClusterError;
 use zbelastic_chaos_processes::run_monitor::RunMonitor;
 use zbelastic_wording::{CommandError, CommandFailure, FailureCode};
 
-use crate::args::ChaosCommand;
+use crate::args::{ChaosCommand, WatchedDemoArgs};
 
 /// Whether Ctrl-C was pressed. Static, for a signal handler has no owner to pass it to.
 static IS_OVER: AtomicBool = AtomicBool::new(false);
@@ -37,7 +37,8 @@ pub fn run(command: &ChaosCommand, out: &mut dyn Write) -> Result<ExitCode, Comm
             processes::replay(args, &own()?, &mut watch(out)?).map_err(stop_group)?
         }
         ChaosCommand::Demo(args) => {
-            processes::demo(args, &own()?, &mut watch(out)?).map_err(stop_group)?
+            let WatchedDemoArgs { demo, ui } = args;
+            processes::demo((demo, *ui), &own()?, &mut watch(out)?).map_err(stop_group)?
         }
     };
     out.flush()?;

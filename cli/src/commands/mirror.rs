@@ -18,7 +18,7 @@ use super::mirror_failure::cannot_mirror;
 use crate::args::MirrorArgs;
 use crate::command_connection::{exchange, request_addresses};
 use crate::side_process::{end_with_lifeline, has_lifeline};
-use copier::{CheckpointCopier, CopiedCheckpoint};
+use copier::{CheckpointCopier, CopiedCheckpoint, CopyError};
 
 /// Between two requests whether there is another checkpoint.
 const POLL_PAUSE: Duration = Duration::from_secs(1);
@@ -55,30 +55,52 @@ pub fn run(args: &MirrorArgs, out: &mut dyn Write) -> Result<(), CommandError> {
     let (folder, addresses) = request_addresses(&args.client)?;
     let mut client = ApiClient::new(addresses, exchange(&folder)?);
     let mut copier = CheckpointCopier::new(args.place.clone(), args.texts.clone());
-    let mut pause = POLL_PAUSE;
+    let mut pace = MirrorPace::default();
     loop {
-        match copier.copy_newest(&mut client) {
+        let pause = match copier.copy_newest(&mut client) {
             Ok(copied) => {
-                pause = POLL_PAUSE;
                 if let Some(copied) = &copied {
                     print(copied, out)?;
                 }
                 if args.once && copied.is_none() && !copier.has_any() {
                     return Err(no_checkpoint().into());
                 }
+                pace.pause_after_success()
             }
-            Err(failure) if args.once => return Err(failure.into()),
-            Err(failure) => {
-                let seconds = pause.as_secs();
-                eprintln!("note: mirror: {}; tried again in {seconds} s", failure.what);
-                thread::sleep(pause);
-                pause = (pause * 2).min(FAILURE_PAUSE_MAX);
+            Err(CopyError::Failed(failure)) if !args.once => {
+                let pause = pace.pause_after_failure();
+                eprintln!("note: mirror: {}; tried again in {} s", failure.what, pause.as_secs());
+                pause
             }
-        }
+            Err(error @ (CopyError::Failed(_) | CopyError::NoPlace { .. })) => {
+                return Err(CommandFailure::from(error).into());
+            }
+        };
         if args.once {
             return Ok(());
         }
-        thread::sleep(POLL_PAUSE);
+        thread::sleep(pause);
+    }
+}
+
+/// How long to wait before the next attempt.
+#[derive(Debug, Default)]
+struct MirrorPace {
+    /// Attempts that failed since the last that did not.
+    failures: u32,
+}
+
+impl MirrorPace {
+    const fn pause_after_success(&mut self) -> Duration {
+        self.failures = 0;
+        POLL_PAUSE
+    }
+
+    /// Twice as long as the one before.
+    fn pause_after_failure(&mut self) -> Duration {
+        let pause = POLL_PAUSE.saturating_mul(1_u32.checked_shl(self.failures).unwrap_or(u32::MAX));
+        self.failures += 1;
+        pause.min(FAILURE_PAUSE_MAX)
     }
 }
 
@@ -92,4 +114,21 @@ fn no_checkpoint() -> CommandFailure {
     let mut failure = CommandFailure::new(FailureCode::NotFound, "there is no checkpoint yet");
     failure.details = vec![FailureDetail::new("a run writes one by `checkpoint.every`")];
     failure
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn attempts_become_rarer_until_one_succeeds() {
+        let mut pace = MirrorPace::default();
+        let pauses = |pace: &mut MirrorPace, count: u32| -> Vec<u64> {
+            (0..count).map(|_| pace.pause_after_failure().as_secs()).collect()
+        };
+        assert_eq!(pauses(&mut pace, 8), [1, 2, 4, 8, 16, 32, 60, 60]);
+        assert_eq!(pauses(&mut pace, 40).last(), Some(&60));
+        assert_eq!(pace.pause_after_success(), POLL_PAUSE);
+        assert_eq!(pauses(&mut pace, 2), [1, 2]);
+    }
 }

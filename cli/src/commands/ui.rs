@@ -10,7 +10,7 @@ use crate::args::UiArgs;
 use crate::command_connection::request_addresses;
 use crate::live_page::{ObservedCluster, observe, start_server};
 use crate::side_process::{end_with_lifeline, has_lifeline};
-use crate::span_exporter::SpanExporter;
+use crate::span_exporter::{SpanCollector, SpanExporter};
 
 /// Runs `ui`, until the process is ended.
 ///
@@ -18,6 +18,7 @@ use crate::span_exporter::SpanExporter;
 /// If the cluster does not answer, or the page cannot be where it is to be.
 pub fn run(args: &UiArgs, out: &mut dyn Write) -> Result<(), CommandError> {
     let is_child = has_lifeline();
+    let collector = SpanCollector::of_environment("zbelastic")?;
     let (folder, addresses) = request_addresses(&args.client)?;
     let name = if is_child {
         end_with_lifeline()?;
@@ -42,7 +43,7 @@ pub fn run(args: &UiArgs, out: &mut dyn Write) -> Result<(), CommandError> {
         )?;
     }
     out.flush()?;
-    let exporter = SpanExporter::of_environment("zbelastic", &name)?;
+    let exporter = collector.map(|collector| SpanExporter::start(collector, &name)).transpose()?;
     let cluster = ObservedCluster { folder, addresses, history };
     observe(&cluster, &server.observer().into(), exporter)?;
     Ok(())

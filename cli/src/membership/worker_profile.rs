@@ -4,7 +4,7 @@ use zbelastic_consensus::class::{DEVICE_NAME_BYTES_MAX, DeviceClass, DeviceName}
 use zbelastic_consensus::member::Resources;
 use zbelastic_kernels::cuda::DeviceProbe;
 use zbelastic_machine::device::{compile, probe_device};
-use zbelastic_machine::{DeviceSelector, memory_total, thread_count};
+use zbelastic_machine::{DeviceSelector, memory_total, own_peak_flop_per_s, thread_count};
 use zbelastic_node::cluster::{SPEED_OF_A_THREAD, WorkerProfile};
 use zbelastic_types::Bytes;
 use zbelastic_wording::{CommandFailure, FailureDetail};
@@ -27,7 +27,13 @@ pub fn worker_profile(args: &JoinArgs, probe: Option<&DeviceProbe>) -> WorkerPro
             Resources { memory, speed_permille, class: DeviceClass::Cuda(device_name(probe)) }
         }
     };
-    WorkerProfile { resources, data_paths: args.data_path.clone(), notice_source: args.spot }
+    // What a device does at best is not measured.
+    let peak_flop_per_s = match probe {
+        None => own_peak_flop_per_s(threads_of(args)).ok().map(|peak| peak as u64),
+        Some(_) => None,
+    };
+    let data_paths = args.data_path.clone();
+    WorkerProfile { resources, peak_flop_per_s, data_paths, notice_source: args.spot }
 }
 
 /// Number of threads that compute.

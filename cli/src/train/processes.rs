@@ -38,7 +38,7 @@ use crate::blob::Blob;
 use crate::command_connection::exchange;
 use crate::live_page::{ObservationSink, ObservedCluster, ObserverThread, observe_in_thread};
 use crate::run_files::MODEL;
-use crate::span_exporter::SpanExporter;
+use crate::span_exporter::{SpanCollector, SpanExporter};
 use children::{ChildProcesses, WorkerDevices};
 use follow::{FollowOptions, FollowOutcome, RunObserver, follow};
 use model::{ModelSource, ModelWriter, WrittenModel};
@@ -88,7 +88,13 @@ struct ParentRun {
     step: Option<u64>,
 }
 
-/// Trains in processes with folders in `location`. `page` shows their cluster. `observe` is called
+/// Who receives what the cluster of the processes answers.
+pub struct ProcessObservers {
+    pub page: Option<PageObserver>,
+    pub collector: Option<SpanCollector>,
+}
+
+/// Trains in processes with folders in `location`. `observers` receive what their cluster answers, `observe` is called
 /// with each event, and may end the run after the step under way by breaking.
 ///
 /// # Errors
@@ -97,7 +103,7 @@ pub fn train(
     prepared: &PreparedRun,
     submission: &JobSubmission,
     location: RunLocation<'_>,
-    page: Option<PageObserver>,
+    observers: ProcessObservers,
     observe: RunObserver<'_>,
 ) -> Result<RunOutcome, CommandFailure> {
     let devices = prepared.devices.indices();
@@ -115,7 +121,7 @@ pub fn train(
     children.start_controller()?;
     let mut client = connect(&children.controller(), children.address())?;
     poll_until(&mut children, &mut client, "the controller", leads)?;
-    let observer = observer(&children, prepared, page)?;
+    let observer = observer(&children, prepared, observers)?;
     for number in 1..=prepared.worker_count {
         let token = if children.is_new(number) {
             Some(poll_until(&mut children, &mut client, "the controller", create_token)?)
@@ -173,9 +179,10 @@ pub fn train(
 fn observer(
     children: &ChildProcesses,
     prepared: &PreparedRun,
-    page: Option<PageObserver>,
+    ProcessObservers { page, collector }: ProcessObservers,
 ) -> Result<Option<ObserverThread>, CommandFailure> {
-    let exporter = SpanExporter::of_environment("zbelastic train", &prepared.name)?;
+    let start = |collector| SpanExporter::start(collector, &prepared.name);
+    let exporter = collector.map(start).transpose()?;
     if page.is_none() && exporter.is_none() {
         return Ok(None);
     }

@@ -54,8 +54,12 @@ fn worker(
     let class = DeviceClass::Cuda(DeviceName::new(class).expect("a name"));
     // Slow, so that no operation is held for hung.
     let resources = Resources { memory: Bytes(1 << 30), speed_permille: 1, class };
-    let means =
-        WorkerProfile { resources, data_paths: Vec::new(), notice_source: NoticeSource::None };
+    let means = WorkerProfile {
+        resources,
+        peak_flop_per_s: None,
+        data_paths: Vec::new(),
+        notice_source: NoticeSource::None,
+    };
     let name = name.to_owned();
     let device = device.clone();
     let machine = CudaDeviceOpener { name: "cuda:0".to_owned(), open: move |_| Ok(device.clone()) };

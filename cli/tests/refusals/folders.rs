@@ -77,12 +77,25 @@ fn empty_lock_is_no_harm() {
 /// A name, what is done to a copy of a controller's folder, the exit code, and a part of the error.
 type DamageCase = (&'static str, fn(&Path), i32, &'static str);
 
-const DAMAGE: [DamageCase; 10] = [
+const DAMAGE: [DamageCase; 11] = [
     (
         "a newer folder",
-        |folder| fs::write(folder.join("VERSION"), "zbelastic-data 9 7.0.0 7.0.0\n").unwrap(),
+        |folder| {
+            let text = "zbelastic-data 9 7.0.0 7.0.0";
+            let check = &blake3::hash(text.as_bytes()).to_hex()[..8];
+            fs::write(folder.join("VERSION"), format!("{text} {check}\n")).unwrap();
+        },
         6,
         "needs >= 7.0.0; the data is untouched",
+    ),
+    (
+        "a version with a flipped digit",
+        |folder| {
+            let version = fs::read_to_string(folder.join("VERSION")).unwrap();
+            fs::write(folder.join("VERSION"), version.replacen("data 1", "data 3", 1)).unwrap();
+        },
+        6,
+        "has no readable version: it is damaged",
     ),
     (
         "an empty version",

@@ -178,3 +178,17 @@ fn injections_text_and_plan_are_reported_together() {
     }
     assert_eq!(folder.contents(), before);
 }
+
+/// Only a run in processes has traces.
+#[test]
+fn a_collector_of_traces_without_an_address_is_refused_by_the_name_of_the_variable() {
+    let folder = TextFolder::new();
+    let before = folder.contents();
+    for variable in ["OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"] {
+        let mut command = folder.small_in_processes("--out out");
+        let error = refusal(command.env(variable, "localhost:4318"), 2);
+        let expected = format!("\n  {variable}: localhost:4318: no ");
+        assert!(error.contains(&expected), "{error}\nexpected {expected}");
+    }
+    assert_eq!(folder.contents(), before);
+}

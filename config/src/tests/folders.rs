@@ -106,6 +106,28 @@ fn a_folder_that_cannot_be_used_is_named() {
     assert!(load(&sources).is_ok());
 }
 
+/// PEFT drops inputs of adapters in training alone, and training here drops none: a person who goes on
+/// reads that by the name of the key.
+#[test]
+fn dropout_of_adapters_is_left_out_with_a_note() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let from = format!("lora.from={}", folder.path().display());
+    let sources = ConfigSources { file: None, flags: vec![set("model.preset=tiny"), set(&from)] };
+    let notes_with = |dropout: &str| {
+        let text = format!(
+            r#"{{"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj"],
+                "bias": "none", "lora_dropout": {dropout}}}"#
+        );
+        std::fs::write(folder.path().join("adapter_config.json"), text).expect("a file");
+        load(&sources).expect("legal").notes
+    };
+    assert_eq!(notes_with("0.0"), []);
+    let [note] = &notes_with("0.05")[..] else { panic!("one note") };
+    let expected =
+        "adapter_config.json has lora_dropout = 0.05: training has no dropout and leaves it out";
+    assert_eq!(note.to_string(), expected);
+}
+
 /// Bytes mean other things to a model that learnt tokens, and a model of bytes with rows to spare
 /// brings no tokenizer.
 #[test]
@@ -119,7 +141,7 @@ fn a_model_that_reads_tokens_is_refused() {
     assert!(note.contains("data.tokenizer = \"FOLDER\""), "{note}");
     let dropout = wide.replacen('{', "{\"attn_pdrop\": 0.1, \"embd_pdrop\": 0.0, ", 1);
     std::fs::write(folder.path().join("config.json"), dropout).expect("a file");
-    let note = ConfigNote::Dropout { key: "attn_pdrop".to_owned(), rate: 0.1 };
+    let note = ConfigNote::Dropout { file: "config.json", key: "attn_pdrop".to_owned(), rate: 0.1 };
     let notes = [ConfigNote::ManyTokens { vocabulary: 257 }, note];
     assert_eq!(load(&sources).expect("legal").notes, notes);
     std::fs::write(folder.path().join("tokenizer.json"), "{}").expect("a file");

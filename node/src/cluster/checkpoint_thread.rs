@@ -5,6 +5,8 @@
 //! that a worker wrote is reported to be durable only when as many other nodes have it as the
 //! configuration requires: a machine that is preempted loses its disk as well.
 
+mod aside_stores;
+
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex};
@@ -32,6 +34,7 @@ use super::disk_space::{DiskSpace, DiskSpaceShortage};
 use super::scrub::scrub;
 use super::stores::{OpenStores, StoreOpenError};
 use super::threads::{CheckpointTime, raise_niceness};
+use aside_stores::AsideStores;
 use zbelastic_machine::unused_data::collect_data;
 
 /// Commands that wait for the disk at once: the pieces of two checkpoints of the largest model.
@@ -345,8 +348,12 @@ fn run_thread(
     reports: &mpsc::Sender<StoreEvent>,
     (moved, time): (&WorkCounter, &CheckpointTime),
 ) {
+    let mut asides = AsideStores::default();
     while let Ok(command) = commands.recv() {
         let store = in_use.borrow().clone();
+        if let (StoreCommand::Collect { referred }, Some(store)) = (&command, &store) {
+            asides.collect(store, &referred.versions, reports);
+        }
         let report = match (command, store) {
             (StoreCommand::Use { folder }, _) => {
                 let (store, failure) = match stores.get(&folder) {

@@ -71,7 +71,7 @@ use links::MemberLinks;
 use member_disks::{MemberDiskChange, MemberDisks};
 pub use parts::{ControllerInbox, ControllerParts, ControllerSetup};
 use pending_commands::{CommandAnswer, PendingCommands};
-use pieces::{CheckpointPieces, collect_local, collect_unused};
+use pieces::{CheckpointPieces, collect_local, collect_on_return, collect_unused};
 use planning::Planning;
 use ports::{ControllerCompletion, ControllerPorts};
 use status::{ControllerFacts, StatusView};
@@ -237,6 +237,7 @@ impl ControllerNode {
                 let reads = read_by(versions);
                 self.send_to_core(Input::Connected { node: peer.node, reads });
                 self.connections.note_up(peer.node);
+                collect_on_return(&peer, &mut self.ports);
                 if let Some(founding) = self.facts.founding()
                     && peer.role == PeerRole::Controller
                 {
@@ -359,6 +360,7 @@ impl ControllerNode {
                     self.disks.note_scrubbed(from.node, report);
                 }
             }
+            NodeMessage::Peak { flop_per_s } => self.links.note_peak(from.node, flop_per_s),
             NodeMessage::SaveFailed(failed) => {
                 self.pieces.note_save_failed(from.node, failed, &mut self.ports);
             }
@@ -474,7 +476,9 @@ impl ControllerNode {
             });
         }
         self.planning.handle_tick(&mut self.ports.core);
-        self.backfill.handle_tick(&self.ports);
+        if self.backfill.handle_tick(&self.ports) {
+            collect_unused(&mut self.ports);
+        }
         self.disks.handle_tick(&self.ports.tasks);
         self.follow_contacts();
     }

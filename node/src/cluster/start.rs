@@ -1,15 +1,14 @@
 //! A node's start: from its folder, or from nothing but a token, to a process that runs.
 
-use std::io;
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::mpsc;
 use zbelastic_api::escape;
 use zbelastic_checkpoint::files::RealFileSystem;
-use zbelastic_checkpoint::{RecordLog, SledLog, SledStore};
+use zbelastic_checkpoint::{RecordLog, SledLog, SledStore, aside_of, move_aside};
 use zbelastic_consensus::access::{AccessRole, Credential};
 use zbelastic_consensus::codec::Format;
 use zbelastic_consensus::contact::{Contact, FailureDomain};
@@ -67,6 +66,8 @@ pub const SPEED_OF_A_THREAD: u32 = 1000;
 pub struct WorkerProfile {
     /// Memory, speed and device of the worker.
     pub resources: Resources,
+    /// Floating-point operations a second that it multiplies and adds at best, if that was measured.
+    pub peak_flop_per_s: Option<u64>,
     /// Paths of texts that `--data-path` named.
     pub data_paths: Vec<String>,
     /// The source of the preemption notices that it polls.
@@ -205,20 +206,6 @@ fn open_store(
     }
 }
 
-/// Where a store is put aside under a number.
-fn aside_of(folder: &Path, number: u32) -> PathBuf {
-    let mut aside = folder.as_os_str().to_owned();
-    aside.push(if number == 1 { ".damaged".to_owned() } else { format!(".damaged-{number}") });
-    PathBuf::from(aside)
-}
-
-/// Renames a store that cannot be opened.
-fn move_aside(folder: &Path, aside: &Path) -> io::Result<()> {
-    std::fs::rename(folder, aside)?;
-    // A store that was noted must be there, or its disk counts as not mounted.
-    std::fs::create_dir(folder)
-}
-
 /// Runs a worker until it ends.
 ///
 /// # Errors
@@ -237,6 +224,7 @@ pub async fn run_worker<M: WorkerDevice>(
         boot: node_record.boot * BOOTS_PER_START,
         contact: contact(node_record, transport.local_addr()),
         resources: profile.resources,
+        peak_flop_per_s: profile.peak_flop_per_s,
         data_paths: profile.data_paths,
         node_record: node_record.clone(),
         writer: NodeRecordWriter::start(node.folder.clone()),

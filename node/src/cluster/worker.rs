@@ -76,6 +76,8 @@ struct WorkerNode {
     layers: LayerExchange,
     pieces: WorkerPieces,
     disk_watch: DiskSpaceWatch,
+    /// What it multiplies and adds at best, for the controllers.
+    peak_flop_per_s: Option<u64>,
     drain: DrainWatch,
 }
 
@@ -183,6 +185,7 @@ impl WorkerNode {
             job: WorkerJob::default(),
             job_store: JobStore::new(setup.cluster, setup.store_locations),
             disk_watch: DiskSpaceWatch::default(),
+            peak_flop_per_s: setup.peak_flop_per_s,
             drain: DrainWatch::default(),
         }
     }
@@ -302,6 +305,7 @@ impl WorkerNode {
             | NodeMessage::Working { .. }
             | NodeMessage::Authority(_)
             | NodeMessage::Founding { .. }
+            | NodeMessage::Peak { .. }
             | NodeMessage::Scrubbed(_) => {}
         }
     }
@@ -465,6 +469,10 @@ impl WorkerNode {
             self.ports.send_to_controllers(&NodeMessage::Room { room, low });
             let report = self.ports.tasks.checkpoint_thread().scrub_report();
             self.ports.send_to_controllers(&NodeMessage::Scrubbed(report));
+        }
+        // As often: a controller that came later has it then.
+        if let Some(flop_per_s) = self.peak_flop_per_s {
+            self.ports.send_to_controllers(&NodeMessage::Peak { flop_per_s });
         }
     }
 

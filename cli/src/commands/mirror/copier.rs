@@ -6,7 +6,7 @@ use std::io::Read;
 use std::path::PathBuf;
 use std::time::Instant;
 
-use zbelastic_api::client::ApiClient;
+use zbelastic_api::client::{ApiClient, ApiError};
 use zbelastic_checkpoint::{CHUNK_BYTES, CheckpointId, Manifest, PieceRecord};
 use zbelastic_consensus::codec::Format;
 use zbelastic_consensus::state::State;
@@ -14,7 +14,7 @@ use zbelastic_mirror::{Mirror, MirroredCheckpoint, MirroredData};
 use zbelastic_node::cluster::recovery::CheckpointDocument;
 use zbelastic_types::Bytes;
 use zbelastic_wire::document::{DataName, JobDocument};
-use zbelastic_wording::{CommandFailure, FailureCode};
+use zbelastic_wording::{CommandFailure, FailureCode, FailureDetail};
 
 use super::open_mirror;
 use crate::commands::cluster::fetch_backup;
@@ -29,14 +29,54 @@ pub struct CopiedCheckpoint {
     pub seconds: f64,
 }
 
+/// Why nothing was copied.
+#[derive(Debug)]
+pub enum CopyError {
+    /// Neither a person nor the run says where to. Another attempt gives the same.
+    NoPlace {
+        /// Name of the run.
+        run: String,
+    },
+    /// The cluster or the mirror failed, which it may not the next time.
+    Failed(CommandFailure),
+}
+
+impl From<CommandFailure> for CopyError {
+    fn from(failure: CommandFailure) -> Self {
+        Self::Failed(failure)
+    }
+}
+
+impl From<ApiError> for CopyError {
+    fn from(error: ApiError) -> Self {
+        Self::Failed(error.into())
+    }
+}
+
+impl From<CopyError> for CommandFailure {
+    fn from(error: CopyError) -> Self {
+        let run = match error {
+            CopyError::NoPlace { run } => run,
+            CopyError::Failed(failure) => return failure,
+        };
+        let what = format!("run {run} has no checkpoint.mirror, and no PLACE was given");
+        let mut failure = Self::new(FailureCode::Usage, what);
+        let detail = FailureDetail::new("there is nowhere to copy checkpoints to");
+        let hint =
+            "zbelastic mirror s3://bucket/folder; or checkpoint.mirror in a run's configuration";
+        failure.details = vec![detail.hint(hint)];
+        failure
+    }
+}
+
 /// Copies checkpoints one after the other.
 pub struct CheckpointCopier {
     /// The place that was typed; without, the job names one.
     typed: Option<String>,
     /// The folder with the texts of a controller.
     texts: Option<PathBuf>,
-    /// The run and step of the last checkpoint that was found in the mirror, or copied.
-    last: Option<(u64, u64)>,
+    /// The newest run and its newest checkpoint, once there is nothing of it left to copy.
+    seen: Option<(u64, Option<u64>)>,
     mirror: Option<(String, Mirror)>,
     /// Files of the run that the mirror has.
     data: Vec<MirroredData>,
@@ -54,32 +94,42 @@ struct NewestCheckpoint {
 
 impl CheckpointCopier {
     pub const fn new(typed: Option<String>, texts: Option<PathBuf>) -> Self {
-        Self { typed, texts, last: None, mirror: None, data: Vec::new() }
+        Self { typed, texts, seen: None, mirror: None, data: Vec::new() }
     }
 
     /// Whether a checkpoint is known to be in the mirror.
     pub const fn has_any(&self) -> bool {
-        self.last.is_some()
+        self.mirror.is_some()
     }
 
     /// Copies the newest checkpoint of the newest run, unless it is there.
     ///
     /// # Errors
     /// If the cluster does not answer, has removed the checkpoint meanwhile, or the mirror cannot be
-    /// written.
+    /// written; if there is no place for the first one. A later run that names none is left out.
     pub fn copy_newest(
         &mut self,
         client: &mut ApiClient<'_>,
-    ) -> Result<Option<CopiedCheckpoint>, CommandFailure> {
-        let newest = client.runs()?.pop();
-        let newest = newest.and_then(|run| Some((run.run, *run.checkpoints.last()?)));
-        let Some(newest) = newest.filter(|newest| self.last != Some(*newest)) else {
+    ) -> Result<Option<CopiedCheckpoint>, CopyError> {
+        let Some(run) = client.runs()?.pop() else { return Ok(None) };
+        let newest = (run.run, run.checkpoints.last().copied());
+        if self.seen == Some(newest) {
+            return Ok(None);
+        }
+        let state = fetch_state(client)?;
+        let Some(place) = self.place(&state)? else {
+            self.seen = Some(newest);
             return Ok(None);
         };
-        let Some(found) = self.newest(client)? else { return Ok(None) };
+        if newest.1.is_none() {
+            // A checkpoint is seen in the list of runs.
+            self.seen = Some(newest);
+            return Ok(None);
+        }
+        let Some(found) = newest_of(&state, place)? else { return Ok(None) };
         let began = Instant::now();
         let copied = self.copy(client, &found)?;
-        self.last = Some(newest);
+        self.seen = Some(newest);
         Ok(copied.map(|bytes| CopiedCheckpoint {
             run: found.run,
             step: found.manifest.version.version.0,
@@ -89,32 +139,26 @@ impl CheckpointCopier {
         }))
     }
 
-    /// The newest checkpoint with all that a new cluster begins with, if the job has a mirror.
-    fn newest(
-        &self,
-        client: &mut ApiClient<'_>,
-    ) -> Result<Option<NewestCheckpoint>, CommandFailure> {
-        let unreadable = |error: &dyn std::fmt::Display| {
-            let what = format!("the cluster's state cannot be read: {error}");
-            CommandFailure::new(FailureCode::VerificationFailed, what)
+    /// Where the checkpoints of the newest run go; none if a run before it was copied and this one is
+    /// not to be.
+    fn place(&self, state: &State) -> Result<Option<String>, CopyError> {
+        let configured = match state.job() {
+            Some(job) => {
+                let document =
+                    JobDocument::of_job(&job.spec).map_err(|error| unreadable(&error))?;
+                document.job.config.checkpoint.mirror
+            }
+            // There is a run in the list already: the answer was of a node that is behind.
+            None => return Ok(self.typed.clone()),
         };
-        let (bytes, _) = fetch_backup(client)?;
-        let state = State::decode(Format::NEWEST, &bytes).map_err(|error| unreadable(&error))?;
-        let (Some(job), Some(record)) = (state.job(), state.checkpoints().last()) else {
-            return Ok(None);
-        };
-        let spec = &job.spec;
-        let document = JobDocument::of_job(spec).map_err(|error| unreadable(&error))?.job;
-        let place = self.typed.clone().or_else(|| document.config.checkpoint.mirror.clone());
-        let Some(place) = place else { return Ok(None) };
-        let class = state.training().runs().class();
-        let run = spec.name.clone();
-        let kept = spec.checkpoints_kept as usize;
-        let manifest = CheckpointDocument::of(spec, record, class).manifest();
-        let Some(manifest) = manifest else { return Ok(None) };
-        let cluster = state.cluster().0;
-        let data = document.data();
-        Ok(Some(NewestCheckpoint { cluster, run, place, kept, manifest, data }))
+        match self.typed.clone().or(configured) {
+            Some(place) => Ok(Some(place)),
+            None if self.has_any() => Ok(None),
+            None => {
+                let run = state.job().map(|job| job.spec.name.clone()).unwrap_or_default();
+                Err(CopyError::NoPlace { run })
+            }
+        }
     }
 
     /// Yields how many bytes were listed; nothing if the mirror has the checkpoint.
@@ -199,6 +243,35 @@ impl CheckpointCopier {
         }
         Ok(data)
     }
+}
+
+fn unreadable(error: &dyn std::fmt::Display) -> CommandFailure {
+    let what = format!("the cluster's state cannot be read: {error}");
+    CommandFailure::new(FailureCode::VerificationFailed, what)
+}
+
+fn fetch_state(client: &mut ApiClient<'_>) -> Result<State, CommandFailure> {
+    let (bytes, _) = fetch_backup(client)?;
+    State::decode(Format::NEWEST, &bytes).map_err(|error| unreadable(&error))
+}
+
+/// The newest checkpoint with all that a new cluster begins with.
+fn newest_of(state: &State, place: String) -> Result<Option<NewestCheckpoint>, CommandFailure> {
+    let (Some(job), Some(record)) = (state.job(), state.checkpoints().last()) else {
+        return Ok(None);
+    };
+    let spec = &job.spec;
+    let document = JobDocument::of_job(spec).map_err(|error| unreadable(&error))?.job;
+    let class = state.training().runs().class();
+    let manifest = CheckpointDocument::of(spec, record, class).manifest();
+    Ok(manifest.map(|manifest| NewestCheckpoint {
+        cluster: state.cluster().0,
+        run: spec.name.clone(),
+        place,
+        kept: spec.checkpoints_kept as usize,
+        manifest,
+        data: document.data(),
+    }))
 }
 
 fn copy_layer(

@@ -65,14 +65,14 @@ impl BackfillSchedule {
     }
 
     /// A tick passes. Fetches the pieces missing here of runs that are over, one piece at a time,
-    /// if that is due.
-    pub(super) fn handle_tick(&mut self, ports: &ControllerPorts) {
+    /// if that is due. Yields whether it is, for what else is done as rarely.
+    pub(super) fn handle_tick(&mut self, ports: &ControllerPorts) -> bool {
         if !self.is_due() {
-            return;
+            return false;
         }
         let pieces = ports.runs().ended_pieces();
         if pieces.is_empty() {
-            return;
+            return true;
         }
         self.is_under_way = true;
         let manifests = ports.runs().ended_manifests();
@@ -84,6 +84,7 @@ impl BackfillSchedule {
             add_manifests(&checkpoint_thread, manifests).await;
             ControllerCompletion::Backfilled(result)
         });
+        true
     }
 
     /// The missing pieces were fetched, or not.

@@ -19,6 +19,8 @@ pub(super) struct MemberLinks {
     /// The path of the connection to each node, as it was reported last.
     paths: BTreeMap<NodeId, TransportPath>,
     work_status: BTreeMap<NodeId, WorkStatus>,
+    /// Floating-point operations a second at best, of each worker that reported that.
+    peaks: BTreeMap<NodeId, u64>,
 }
 
 impl MemberLinks {
@@ -30,6 +32,7 @@ impl MemberLinks {
     pub(super) fn note_down(&mut self, node: NodeId) {
         self.paths.remove(&node);
         self.work_status.remove(&node);
+        self.peaks.remove(&node);
     }
 
     pub(super) fn note_received(&mut self, node: NodeId, now: Instant) {
@@ -39,6 +42,19 @@ impl MemberLinks {
     /// A worker reported its work.
     pub(super) fn note_work(&mut self, node: NodeId, status: WorkStatus) {
         self.work_status.insert(node, status);
+    }
+
+    /// A worker reported what it multiplies and adds at best.
+    pub(super) fn note_peak(&mut self, node: NodeId, flop_per_s: u64) {
+        // Of nodes that are connected, which bounds them.
+        if self.paths.contains_key(&node) {
+            self.peaks.insert(node, flop_per_s);
+        }
+    }
+
+    /// Floating-point operations a second of a worker at best, if it reported that.
+    pub(super) fn peak_flop_per_s(&self, node: NodeId) -> Option<u64> {
+        self.peaks.get(&node).copied()
     }
 
     /// The path of the connection to a node, if it is connected.
@@ -72,7 +88,11 @@ mod tests {
         let start = Instant::now();
         let mut links = MemberLinks::default();
         assert!(!links.is_reachable(node, start));
+        links.note_peak(node, 7);
+        assert_eq!(links.peak_flop_per_s(node), None, "it is not connected");
         links.note_up(node, TransportPath::Quic);
+        links.note_peak(node, 8);
+        assert_eq!(links.peak_flop_per_s(node), Some(8));
         links.note_received(node, start);
         links.note_work(node, WorkStatus { done: 3, activity: None });
         assert!(links.is_reachable(node, start + REACHABLE - Duration::from_millis(1)));
@@ -81,6 +101,7 @@ mod tests {
         links.note_down(node);
         assert_eq!(links.path(node), None);
         assert!(links.work_status().is_empty());
+        assert_eq!(links.peak_flop_per_s(node), None);
         assert_eq!(links.silent_for(node, start + REACHABLE), Some(REACHABLE));
     }
 }

@@ -1,6 +1,7 @@
 //! Pieces of checkpoints on a controller: kept for workers, repaired, removed; and which checkpoints
 //! failed.
 
+use zbelastic_identity::{PeerIdentity, PeerRole};
 use zbelastic_policy::data::expected_name;
 use zbelastic_policy::moment_values::MomentValues;
 use zbelastic_types::{Bytes, NodeId, Step};
@@ -158,6 +159,19 @@ pub(super) fn collect_unused(ports: &mut ControllerPorts) {
     let others = ports.other_holders();
     ports.outbox.send_to_all(others, &NodeMessage::Collect(referred.clone()));
     collect_local(referred, ports);
+}
+
+/// A node is connected again: what it was to remove meanwhile, it did not. Without this it would keep
+/// that until the next checkpoint, of which there is none behind the end of a run.
+pub(super) fn collect_on_return(peer: &PeerIdentity, ports: &mut ControllerPorts) {
+    let keeps_pieces = match peer.role {
+        PeerRole::Controller | PeerRole::Worker => true,
+        PeerRole::Admin | PeerRole::Operator | PeerRole::Viewer => false,
+    };
+    if keeps_pieces && ports.leads() {
+        let referred = ports.runs().references();
+        ports.outbox.send(peer.node, NodeMessage::Collect(referred));
+    }
 }
 
 /// Removes pieces that are not referred to from the store here.

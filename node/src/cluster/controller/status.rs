@@ -12,6 +12,7 @@ use zbelastic_consensus::plan::{PlanRecord, Promise, PromiseOff};
 use zbelastic_consensus::state::State;
 use zbelastic_consensus::training_status::TrainingStatus;
 use zbelastic_planner::PaceTracker;
+use zbelastic_trainer::plan::model_flop_per_token;
 use zbelastic_transport::TransportPath;
 use zbelastic_types::{Digest, NodeId, Step};
 use zbelastic_wire::NodeMessage;
@@ -211,6 +212,7 @@ impl StatusView<'_> {
             device: member.resources.class.to_string(),
             left_out: self.left_out(member),
             speed_permille: self.pace.speed_permille(node, member),
+            peak_flop_per_s: self.links.peak_flop_per_s(node),
             memory_used: None,
             memory: member.resources.memory,
             last_heard_ms: if node == self.facts.node {
@@ -262,6 +264,7 @@ impl StatusView<'_> {
             lr: self.run_log.lr(Step(sealed)),
             step_ms: self.run_log.step_time().map(|time| time.as_secs_f64() * 1e3),
             tokens_per_s: self.run_log.speed(),
+            flop_per_token: self.flop_per_token(),
             eta_s: self.run_log.time_left(sealed).map(|left| left.as_secs_f64()),
             digest: newest.and_then(|version| RunCatalog::of(state).state_digest(version)),
             digest_step: newest.map(|version| version.0),
@@ -271,6 +274,11 @@ impl StatusView<'_> {
                 layers: job.spec.layer_count(),
             }),
         })
+    }
+
+    fn flop_per_token(&self) -> Option<f64> {
+        let config = &self.run_log.job()?.job.config;
+        Some(model_flop_per_token(&config.model, config.batch.microbatch))
     }
 
     pub(super) fn phase(&self, phase: JobPhase) -> JobPhaseStatus {

@@ -28,6 +28,8 @@ pub struct WorkerSetup {
     pub contact: Contact,
     /// Memory, speed and device that it offers.
     pub resources: Resources,
+    /// Floating-point operations a second that it multiplies and adds at best, if that was measured.
+    pub peak_flop_per_s: Option<u64>,
     /// Paths of texts that `--data-path` named; another text is fetched from the nodes that have
     /// it.
     pub data_paths: Vec<String>,

@@ -1,0 +1,106 @@
+//! Removes stores that were put aside, once nothing that the cluster refers to is older than the store
+//! in their place.
+
+use std::path::PathBuf;
+use std::thread::{self, JoinHandle};
+
+use tokio::sync::mpsc;
+use zbelastic_checkpoint::{
+    CheckpointId, CheckpointStore, RemovedFiles, SledStore, aside_of, remove_aside,
+};
+use zbelastic_policy::aside::AsideRetention;
+use zbelastic_policy::store_opening::ASIDE_MAX;
+use zbelastic_wire::FreedSpace;
+
+use super::StoreEvent;
+use crate::cluster::stores::StoreOpenError;
+use crate::cluster::threads::raise_niceness;
+
+/// Stores that were put aside beside the one in use.
+#[derive(Default)]
+pub(super) struct AsideStores {
+    retention: AsideRetention,
+    removing: Option<JoinHandle<()>>,
+}
+
+impl AsideStores {
+    /// Removes them in a thread of its own, if they may go: thousands of files, and no piece waits.
+    pub(super) fn collect(
+        &mut self,
+        store: &SledStore,
+        referred: &[CheckpointId],
+        reports: &mpsc::Sender<StoreEvent>,
+    ) {
+        let folders = (1..=ASIDE_MAX).map(|number| aside_of(store.folder(), number));
+        let folders: Vec<PathBuf> = folders.filter(|folder| folder.is_dir()).collect();
+        if folders.is_empty() || self.removing.as_ref().is_some_and(|thread| !thread.is_finished())
+        {
+            return;
+        }
+        let Ok(inventory) = store.inventory() else { return };
+        if !self.retention.may_go(referred, &inventory) {
+            return;
+        }
+        let reports = reports.clone();
+        let remove = move || {
+            raise_niceness();
+            for folder in folders {
+                let event = match remove_aside(&folder) {
+                    Ok(RemovedFiles { files, bytes }) => {
+                        StoreEvent::Collected(FreedSpace { chunks: files, bytes })
+                    }
+                    Err(source) => StoreEvent::Failed {
+                        failure: StoreOpenError::Folder { folder, source }.into(),
+                    },
+                };
+                // Without a receiver of reports the node ends.
+                let _ = reports.blocking_send(event);
+            }
+        };
+        // Without a thread it is tried again the next time.
+        self.removing = thread::Builder::new().name("aside".to_owned()).spawn(remove).ok();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use zbelastic_types::{RunId, Step};
+    use zbelastic_wire::StoreReferences;
+
+    use super::*;
+    use crate::cluster::checkpoint_thread::CheckpointThread;
+    use crate::cluster::stores::{OpenStores, StoreLocations};
+    use crate::data_folder::NodeDataFolder;
+
+    #[test]
+    fn a_store_that_was_put_aside_goes_when_newer_checkpoints_have_replaced_its_own() {
+        let data = tempfile::tempdir().expect("a folder");
+        let folder = data.path().join("store");
+        let aside = aside_of(&folder, 1);
+        std::fs::create_dir_all(aside.join("chunks/00")).expect("made");
+        std::fs::write(aside.join("chunks/00/old"), [7; 5000]).expect("written");
+        let locations = StoreLocations::new(NodeDataFolder::new(data.path().to_owned()));
+        let mut stores = OpenStores::new(locations);
+        let store = stores.get(&folder).expect("made");
+        let (checkpoint_thread, mut events) =
+            CheckpointThread::start(stores, Some(store), data.path().to_owned()).expect("a thread");
+        let collect = |versions: &[u64]| {
+            let at = |version: &u64| CheckpointId { run: RunId(1), version: Step(*version) };
+            let versions = versions.iter().map(at).collect();
+            checkpoint_thread.collect(StoreReferences { versions, data: None }).expect("room");
+        };
+        let mut freed = || match events.blocking_recv().expect("the thread lives") {
+            StoreEvent::Collected(FreedSpace { bytes, .. }) => bytes,
+            other => panic!("{other:?}"),
+        };
+        for versions in [&[0, 4][..], &[0, 4, 8]] {
+            collect(versions);
+            assert_eq!(freed(), 0);
+            assert!(aside.exists());
+        }
+        collect(&[0, 8, 12]);
+        // Of the store, and of the one beside it.
+        assert_eq!(freed() + freed(), 5000);
+        assert!(!aside.exists() && folder.exists());
+    }
+}
