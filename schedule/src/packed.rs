@@ -207,7 +207,8 @@ impl StageCodec {
         if place >= ABOVE_LEAVES {
             let above = place - ABOVE_LEAVES;
             let level = u8::try_from(above / CHUNK_KINDS.len()).map_err(|_| bad)?;
-            let level = level.checked_add(1).map(TreeLevel).ok_or(bad)?;
+            let level = level.checked_add(1).filter(|level| *level < TreeLevel::COUNT_MAX);
+            let level = level.map(TreeLevel).ok_or(bad)?;
             return Ok(Op::Reduce(CHUNK_KINDS[above % CHUNK_KINDS.len()](level), index));
         }
         if place >= updates {
