@@ -409,7 +409,7 @@ impl From<Placement> for PlacementForm {
             (1, PlacementShape::Vee) => ShapeForm::Vee,
             (1, PlacementShape::Cross) => ShapeForm::Cross,
             (count, shape) if placement.is_table() => {
-                ShapeForm::Table { shape, count, cells: placement.cells() }
+                ShapeForm::Table { shape, count, cells: placement.table().cells() }
             }
             (count, shape) => ShapeForm::Columns { shape, count },
         };

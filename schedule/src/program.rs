@@ -172,7 +172,7 @@ fn columns_text(placement: &Placement) -> String {
         1 => String::new(),
         count => format!(" replicas {count}"),
     };
-    let cells = placement.cells();
+    let cells = placement.table().cells();
     let column = |cells: &[StageIndex]| {
         cells.iter().map(StageIndex::to_string).collect::<Vec<_>>().join(",")
     };

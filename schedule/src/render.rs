@@ -129,11 +129,12 @@ fn stages_text(placement: &Placement) -> String {
 
 /// The name of a stage's row: with its replicas in front where there are several.
 fn stage_name(placement: &Placement, stage: StageIndex) -> String {
-    let place = placement.place_in_column(stage);
+    let place = placement.table().place_of(stage);
     match placement.column_count() {
         1 => format!("stage {stage}"),
         _ => {
-            let columns: Vec<String> = placement.columns_of(stage).map(|c| c.to_string()).collect();
+            let columns: Vec<String> =
+                placement.table().columns_of(stage).map(|c| c.to_string()).collect();
             format!("r{} s{place}", columns.join("+"))
         }
     }

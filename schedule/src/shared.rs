@@ -61,14 +61,15 @@ pub fn on_table(
 fn lists_by_column(program: &Program, table: &Placement) -> Vec<Vec<ColumnList>> {
     let before = &program.placement;
     let of_column = |(column, place): (u32, u32)| {
-        let stage = before.stage_at(column, place).expect("the tables have the same places");
+        let stage =
+            before.table().stage_at(column, place).expect("the tables have the same places");
         let is_of_column =
-            |op: &&Op| op.chunk().is_some_and(|chunk| before.column_of_chunk(chunk) == column);
+            |op: &&Op| op.chunk().is_some_and(|chunk| before.table().column_of(chunk) == column);
         ColumnList { ops: program.ops(stage).iter().filter(is_of_column).copied().collect(), at: 0 }
     };
     let of_stage = |stage| {
-        let place = table.place_in_column(stage).0;
-        table.columns_of(stage).map(|column| of_column((column, place))).collect()
+        let place = table.table().place_of(stage).0;
+        table.table().columns_of(stage).map(|column| of_column((column, place))).collect()
     };
     (0..table.stage_count()).map(StageIndex).map(of_stage).collect()
 }
@@ -186,7 +187,7 @@ mod tests {
 
     fn rerouted(program: &Program, lost: &[u32], order: SharedOrder) -> Program {
         let lost: Vec<StageIndex> = lost.iter().copied().map(StageIndex).collect();
-        let (table, _) = program.placement.rerouted(&lost).expect("others are left");
+        let (table, _) = program.placement.table().rerouted(&lost).expect("others are left");
         let costs = Costs::even(&table, 1.0, 1.0, 1.0, 0.1);
         on_table(program, &table, &costs, order).expect("it runs to its end")
     }

@@ -91,7 +91,7 @@ fn replicas_have_their_text() {
 fn tables_have_their_text() {
     let column = generate(ScheduleKind::ZbH1, 2, 4).expect("the size is legal");
     let grid = side_by_side(&[column.clone(), column]).expect("alike");
-    let (table, _) = grid.placement.rerouted(&[StageIndex(2)]).expect("one is left");
+    let (table, _) = grid.placement.table().rerouted(&[StageIndex(2)]).expect("one is left");
     let costs = Costs::even(&table, 1.0, 1.0, 1.0, 0.5);
     let shared = on_table(&grid, &table, &costs, SharedOrder::ByTime).expect("it runs");
     let program = lower(&shared, WINDOW_ONE);

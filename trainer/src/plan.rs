@@ -350,7 +350,7 @@ impl Plan {
     pub fn states_at(&self, stage: StageIndex) -> impl Iterator<Item = LayerRange> + '_ {
         let placement = self.placement();
         let chunks = placement.chunks_of(stage);
-        let first = chunks.filter(|chunk| placement.first_on_stage(*chunk) == *chunk);
+        let first = chunks.filter(|chunk| placement.table().first_on_stage(*chunk) == *chunk);
         first.map(|chunk| self.layers_of(chunk))
     }
 }

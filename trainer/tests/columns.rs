@@ -132,7 +132,7 @@ impl Campaign {
         let seed = self.runs as u64;
         let outcome = StageCluster::with_corpus(&setup, policy, 1, seed, corpus.clone()).run();
         let (kind, stages, replicas) = size;
-        let cells = setup.plan.placement().cells();
+        let cells = setup.plan.placement().table().cells();
         let case =
             format!("{lanes} lanes, {kind} {stages} x {replicas} {cells:?}, {window}, {fate:?}");
         assert_eq!(outcome.digest, serial.0, "{case}");

@@ -46,7 +46,8 @@ impl Placement {
         let places = self.stages_per_column();
         let is_first_column = stage.0 < places;
         let next = Some(stage.next()).filter(|next| next.0 < places && is_first_column);
-        let beside = (1..self.column_count).filter_map(|column| self.stage_at(column, stage.0));
+        let beside =
+            (1..self.column_count).filter_map(|column| self.table().stage_at(column, stage.0));
         let mut others: Vec<StageIndex> =
             beside.filter(|other| is_first_column && *other != stage).collect();
         others.dedup();
@@ -56,8 +57,12 @@ impl Placement {
     /// The stage that `stage` has the sums of those before it from; none for the first of all.
     #[must_use]
     pub fn prefix_source(&self, stage: StageIndex) -> Option<StageIndex> {
-        let place = self.place_in_column(stage);
-        if self.column_of(stage) > 0 { Some(place) } else { place.0.checked_sub(1).map(StageIndex) }
+        let place = self.table().place_of(stage);
+        if stage.0 >= self.stages_per_column() {
+            Some(place)
+        } else {
+            place.0.checked_sub(1).map(StageIndex)
+        }
     }
 
     /// The chunks of the same layers in all replicas, that of the first one first: `chunk` among them.

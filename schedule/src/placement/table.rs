@@ -106,56 +106,66 @@ impl Placement {
         self.stage_count < self.column_count * self.stages_per_column
     }
 
+    /// Its columns by stages and places.
+    #[must_use]
+    pub fn table(&self) -> PlacementTable<'_> {
+        PlacementTable(self)
+    }
+}
+
+/// The columns of a placement: which stage stands at which place of each.
+#[derive(Clone, Copy, Debug)]
+pub struct PlacementTable<'a>(&'a Placement);
+
+impl<'a> PlacementTable<'a> {
+    fn chunks_per_column(self) -> u32 {
+        self.0.chunk_count() / self.0.column_count
+    }
+
     /// The stage at each place, column by column.
     #[must_use]
-    pub fn cells(&self) -> Vec<StageIndex> {
-        let places = 0..self.stages_per_column;
+    pub fn cells(self) -> Vec<StageIndex> {
+        let places = 0..self.0.stages_per_column;
         let column = |column| places.clone().filter_map(move |place| self.stage_at(column, place));
-        (0..self.column_count).flat_map(column).collect()
+        (0..self.0.column_count).flat_map(column).collect()
     }
 
     /// The stage at a place of a column.
     #[must_use]
-    pub fn stage_at(&self, column: u32, place: u32) -> Option<StageIndex> {
+    pub fn stage_at(self, column: u32, place: u32) -> Option<StageIndex> {
         // In every shape the first chunks of a column stand at its places in order.
-        let is_there = column < self.column_count && place < self.stages_per_column;
-        let chunk = column * (self.chunk_count() / self.column_count) + place;
-        self.stage_of(ChunkIndex(chunk)).filter(|_| is_there)
+        let is_there = column < self.0.column_count && place < self.0.stages_per_column;
+        let chunk = column * self.chunks_per_column() + place;
+        self.0.stage_of(ChunkIndex(chunk)).filter(|_| is_there)
     }
 
     /// The columns that `stage` stands in, counted from 0.
-    pub fn columns_of(&self, stage: StageIndex) -> impl Iterator<Item = u32> + '_ {
-        let place = self.place_in_column(stage).0;
-        (0..self.column_count).filter(move |column| self.stage_at(*column, place) == Some(stage))
-    }
-
-    /// The first column that `stage` stands in, counted from 0.
-    #[must_use]
-    pub fn column_of(&self, stage: StageIndex) -> u32 {
-        self.columns_of(stage).next().unwrap_or(0)
+    pub fn columns_of(self, stage: StageIndex) -> impl Iterator<Item = u32> + use<'a> {
+        let place = self.place_of(stage).0;
+        (0..self.0.column_count).filter(move |column| self.stage_at(*column, place) == Some(stage))
     }
 
     /// The stage of column 0 that holds the chunks of the same layers as `stage`.
     #[must_use]
-    pub fn place_in_column(&self, stage: StageIndex) -> StageIndex {
-        let found = self.stage_of_chunk.iter().position(|found| *found == stage);
+    pub fn place_of(self, stage: StageIndex) -> StageIndex {
+        let found = self.0.stage_of_chunk.iter().position(|found| *found == stage);
         let chunk = found.map_or(stage.0, |chunk| chunk as u32);
-        let first = chunk % (self.chunk_count() / self.column_count);
-        self.stage_of(ChunkIndex(first)).unwrap_or(stage)
+        let first = chunk % self.chunks_per_column();
+        self.0.stage_of(ChunkIndex(first)).unwrap_or(stage)
     }
 
     /// The column that `chunk` belongs to, counted from 0.
     #[must_use]
-    pub fn column_of_chunk(&self, chunk: ChunkIndex) -> u32 {
-        self.replica_of(chunk) / self.direction_count()
+    pub fn column_of(self, chunk: ChunkIndex) -> u32 {
+        self.0.replica_of(chunk) / self.0.direction_count()
     }
 
     /// The first of the chunks of the same layers that stand on the stage of `chunk`: that whose
     /// weights all of them read.
     #[must_use]
-    pub fn first_on_stage(&self, chunk: ChunkIndex) -> ChunkIndex {
-        let stage = self.stage_of(chunk);
-        self.group_of(chunk).find(|found| self.stage_of(*found) == stage).unwrap_or(chunk)
+    pub fn first_on_stage(self, chunk: ChunkIndex) -> ChunkIndex {
+        let stage = self.0.stage_of(chunk);
+        self.0.group_of(chunk).find(|found| self.0.stage_of(*found) == stage).unwrap_or(chunk)
     }
 
     /// The table in which the places of the stages in `lost` stand on others of the same place, each
@@ -164,17 +174,17 @@ impl Placement {
     ///
     /// # Errors
     /// If nobody is left at a place.
-    pub fn rerouted(&self, lost: &[StageIndex]) -> Result<(Self, Vec<StageIndex>), NobodyLeft> {
-        let places = self.stages_per_column;
+    pub fn rerouted(self, lost: &[StageIndex]) -> Result<(Placement, Vec<StageIndex>), NobodyLeft> {
+        let Placement { stages_per_column: places, column_count, stage_count, .. } = *self.0;
         let mut cells = self.cells();
-        let mut columns: Vec<Vec<u32>> = vec![Vec::new(); self.stage_count as usize];
+        let mut columns: Vec<Vec<u32>> = vec![Vec::new(); stage_count as usize];
         for (cell, stage) in (0..).zip(&cells).filter(|(_, stage)| !lost.contains(stage)) {
             columns[stage.index()].push(cell / places);
         }
         let lost_cells = (0..).zip(&mut cells).filter(|(_, stage)| lost.contains(stage));
         for (cell, stage) in lost_cells.collect::<Vec<_>>() {
             let [column, place] = [cell / places, cell % places];
-            let at_place = (0..self.column_count).filter_map(|other| self.stage_at(other, place));
+            let at_place = (0..column_count).filter_map(|other| self.stage_at(other, place));
             let others = at_place.filter(|other| !lost.contains(other));
             let nearest = |of: &StageIndex| {
                 let apart = columns[of.index()].iter().map(|other| other ^ column).min();
@@ -193,8 +203,8 @@ impl Placement {
             });
             *stage = StageIndex(number as u32);
         }
-        let sizes = (stages.len() as u32, self.chunk_count());
-        let table = Self::of_table(self.shape(), self.column_count, sizes, &cells);
+        let sizes = (stages.len() as u32, self.0.chunk_count());
+        let table = Placement::of_table(self.0.shape(), column_count, sizes, &cells);
         Ok((table.expect("numbered in order, each at its place"), stages))
     }
 }
@@ -226,11 +236,11 @@ mod tests {
         let table = table(PlacementShape::Line, 2, 4, &[0, 1, 0, 2]);
         assert!(table.is_table());
         assert_eq!((table.stage_count(), table.stages_per_column()), (3, 2));
-        let columns = |stage| table.columns_of(StageIndex(stage)).collect::<Vec<_>>();
+        let columns = |stage| table.table().columns_of(StageIndex(stage)).collect::<Vec<_>>();
         assert_eq!([columns(0), columns(1), columns(2)], [vec![0, 1], vec![0], vec![1]]);
-        let places = [0, 1, 2].map(|stage| table.place_in_column(StageIndex(stage)).0);
+        let places = [0, 1, 2].map(|stage| table.table().place_of(StageIndex(stage)).0);
         assert_eq!(places, [0, 1, 1]);
-        let first = [0, 1, 2, 3].map(|chunk| table.first_on_stage(ChunkIndex(chunk)).0);
+        let first = [0, 1, 2, 3].map(|chunk| table.table().first_on_stage(ChunkIndex(chunk)).0);
         assert_eq!(first, [0, 1, 0, 3]);
         let chunks: Vec<_> = table.chunks_of(StageIndex(0)).collect();
         assert_eq!((chunks, table.chunks_per_stage()), (vec![ChunkIndex(0), ChunkIndex(2)], 1));
@@ -275,7 +285,7 @@ mod tests {
         let grid = Placement::of_columns(PlacementShape::Line, 4, 8, 8).expect("legal");
         let check = |from: &Placement, lost: &[u32], cells: &[u32], stages: &[u32]| {
             let lost: Vec<StageIndex> = lost.iter().copied().map(StageIndex).collect();
-            let (found, holders) = from.rerouted(&lost).expect("others are left");
+            let (found, holders) = from.table().rerouted(&lost).expect("others are left");
             assert_eq!(found, table(PlacementShape::Line, 4, 8, cells));
             assert_eq!(holders, stages.iter().copied().map(StageIndex).collect::<Vec<_>>());
             found
@@ -287,6 +297,6 @@ mod tests {
         check(&one, &[0], &[0, 1, 2, 3, 0, 4, 2, 5], &[3, 1, 5, 2, 4, 6]);
         check(&grid, &[1, 3, 5], &[0, 1, 2, 1, 3, 1, 4, 1], &[0, 7, 2, 4, 6]);
         let all = [1, 3, 5, 7].map(StageIndex);
-        assert_eq!(grid.rerouted(&all), Err(NobodyLeft { place: 1 }));
+        assert_eq!(grid.table().rerouted(&all), Err(NobodyLeft { place: 1 }));
     }
 }

@@ -40,7 +40,8 @@ fn table() -> impl Strategy<Value = Table> {
             };
             let stages = (0..grid.placement.stage_count()).map(StageIndex);
             let lost: Vec<StageIndex> = stages.filter(is_lost).collect();
-            let (placement, _) = grid.placement.rerouted(&lost).expect("one is left at each place");
+            let (placement, _) =
+                grid.placement.table().rerouted(&lost).expect("one is left at each place");
             let costs = Costs::even(&placement, 1.0, 1.2, 0.9, link);
             let table = on_table(&grid, &placement, &costs, order).expect("it runs to its end");
             Table { grid, table, order }
@@ -51,8 +52,9 @@ fn table() -> impl Strategy<Value = Table> {
 /// The operations of a column at one of its places.
 fn of_column(program: &Program, (column, place): (u32, u32)) -> Vec<Op> {
     let placement = &program.placement;
-    let stage = placement.stage_at(column, place).expect("there is such a place");
-    let is_it = |op: &&Op| op.chunk().map(|chunk| placement.column_of_chunk(chunk)) == Some(column);
+    let stage = placement.table().stage_at(column, place).expect("there is such a place");
+    let is_it =
+        |op: &&Op| op.chunk().map(|chunk| placement.table().column_of(chunk)) == Some(column);
     program.ops(stage).iter().filter(is_it).copied().collect()
 }
 
@@ -89,7 +91,7 @@ proptest! {
         let most = alone.iter().copied().fold(0.0, f64::max);
         for (stage, peak) in (0..).map(StageIndex).zip(shared) {
             let columns = match order {
-                SharedOrder::ByTime => table.placement.columns_of(stage).count(),
+                SharedOrder::ByTime => table.placement.table().columns_of(stage).count(),
                 SharedOrder::InTurn => 1,
             };
             prop_assert!(peak <= columns as f64 * most + 1e-9, "{peak} of {columns} times {most}");

@@ -267,7 +267,7 @@ pub fn stage_memory<B: ByteCounts>(
             let gradient = backend.buffer_bytes(spec.gradient_len());
             let sums = plan.lane_order().levels() as u64 * gradient;
             // Chunks of the same layers have one state, and a gradient each.
-            let is_first = plan.placement().first_on_stage(chunk) == chunk;
+            let is_first = plan.placement().table().first_on_stage(chunk) == chunk;
             let own = if is_first { layer_bytes(backend, model, spec) } else { Bytes(gradient) };
             state += own + Bytes(sums);
         }

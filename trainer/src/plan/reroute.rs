@@ -29,7 +29,7 @@ impl Plan {
         pace: impl FnOnce(&[StageIndex]) -> Pace,
         order: SharedOrder,
     ) -> Result<Reroute, NobodyLeft> {
-        let (table, stages) = self.placement().rerouted(lost)?;
+        let (table, stages) = self.placement().table().rerouted(lost)?;
         let plan = self.on_table(&table, &pace(&stages), order);
         Ok(Reroute { plan, stages })
     }

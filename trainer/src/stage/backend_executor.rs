@@ -139,7 +139,7 @@ impl<B: Backend> BackendExecutor<B> {
         let mut chunks = BTreeMap::new();
         for (chunk, range) in plan.chunks_of(stage) {
             let pools = pools.remove(&chunk).expect("made above");
-            let first = plan.placement().first_on_stage(chunk);
+            let first = plan.placement().table().first_on_stage(chunk);
             let first: Option<&ChunkWorkspace<B>> = chunks.get(&first);
             let workspace = if let Some(first) = first {
                 layers.skip(range);
