@@ -25,6 +25,7 @@ pub mod pytorch;
 mod recompute;
 mod reduction;
 pub mod render;
+mod shared;
 mod simulate;
 mod solve;
 mod ties;
@@ -43,10 +44,13 @@ pub use memory::{
 };
 pub use offload::{OffloadChunks, OffloadRequest, offload};
 pub use op::{Compute, Flow, MemoryOp, Op, OpParseError, Pass, Transfer, UpdateOp};
-pub use placement::{COLUMNS_MAX, Placement, PlacementError, PlacementShape};
+pub use placement::{
+    COLUMNS_MAX, NobodyLeft, Placement, PlacementError, PlacementShape, TableError,
+};
 pub use program::{PASS_COUNT_MAX, Program, ProgramParseError, TEXT_COUNT_MAX, Window};
 pub use recompute::recompute;
 pub use reduction::{Reduction, TreeLevel, TreeSide};
+pub use shared::{SharedOrder, on_table};
 pub use simulate::{STEP_COUNT_MAX, SimulateError, simulate, simulate_with};
 pub use solve::{
     ChunkCosts, CostOwner, MemorySavings, OffloadTransfer, RecomputeCost, ScheduleProblem,

@@ -206,11 +206,9 @@ impl StageCodec {
         let index = own.map_or_else(|| foreign(chunk).map(ChunkIndex), Ok)?;
         if place >= ABOVE_LEAVES {
             let above = place - ABOVE_LEAVES;
-            let level = above / CHUNK_KINDS.len() + 1;
-            if level >= usize::from(TreeLevel::COUNT_MAX) {
-                return Err(bad);
-            }
-            let level = TreeLevel(level as u8);
+            let level = u8::try_from(above / CHUNK_KINDS.len()).map_err(|_| bad)?;
+            let level = level.checked_add(1).filter(|level| *level < TreeLevel::COUNT_MAX);
+            let level = level.map(TreeLevel).ok_or(bad)?;
             return Ok(Op::Reduce(CHUNK_KINDS[above % CHUNK_KINDS.len()](level), index));
         }
         if place >= updates {

@@ -1,6 +1,7 @@
 //! Which stage holds which chunk of the model.
 
 mod replicas;
+mod table;
 
 use std::fmt;
 
@@ -10,15 +11,19 @@ use zbelastic_types::{ChunkIndex, MicrobatchIndex, StageIndex};
 use crate::op::Flow;
 use crate::program::TEXT_COUNT_MAX;
 
+pub use table::{NobodyLeft, TableError};
+
 /// The stage of every chunk, in model order. Valid by construction: every stage from 0 to the
-/// highest holds as many chunks as any other.
+/// highest holds all chunks of its place in one column or in several.
 ///
 /// There may be several *replicas* of the model. Those of one pipeline stand on the same stages, in
 /// two opposite directions; those of several pipelines, the *columns*, on stages of their own: column
-/// `c` of stages `p` each on the stages `c * p .. (c + 1) * p`, all in the same shape. Chunks are
+/// `c` of `p` places each on the stages `c * p .. (c + 1) * p`, all in the same shape. Chunks are
 /// counted through replica by replica, column by column, and so are the microbatches of a step, so
 /// that the replica of a pass follows from its chunk and from its microbatch alike. Each runs through
 /// as many of a job's lanes as any other.
+///
+/// A *table* ([`Self::of_table`]) has stages that stand at one place of several columns.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "PlacementForm", into = "PlacementForm")]
 pub struct Placement {
@@ -26,6 +31,8 @@ pub struct Placement {
     stage_count: u32,
     replica_count: u32,
     column_count: u32,
+    /// Places of each column: its stages, if each stands in one column alone.
+    stages_per_column: u32,
 }
 
 /// The shapes in which chunks are laid over stages.
@@ -60,6 +67,7 @@ enum ShapeForm {
     Vee,
     Cross,
     Columns { shape: PlacementShape, count: u32 },
+    Table { shape: PlacementShape, count: u32, cells: Vec<StageIndex> },
 }
 
 /// Most columns of a placement: as many as a job has lanes at most.
@@ -151,6 +159,7 @@ impl Placement {
             stage_count: column_count * stage_count,
             replica_count: column_count * replica_count,
             column_count,
+            stages_per_column: stage_count,
         }
     }
 
@@ -161,9 +170,10 @@ impl Placement {
             self.stage_of_chunk[..self.stage_of_chunk.len() / self.column_count as usize].to_vec();
         Self {
             stage_of_chunk,
-            stage_count: self.stages_per_column(),
+            stage_count: self.stages_per_column,
             replica_count: self.direction_count(),
             column_count: 1,
+            stages_per_column: self.stages_per_column,
         }
     }
 
@@ -185,7 +195,13 @@ impl Placement {
         assert!(stage_count > 0 && chunks_per_stage > 0, "a placement has stages and chunks");
         let chunks = 0..stage_count * chunks_per_stage;
         let stage_of_chunk = chunks.map(|chunk| StageIndex(chunk % stage_count)).collect();
-        Self { stage_of_chunk, stage_count, replica_count: 1, column_count: 1 }
+        Self {
+            stage_of_chunk,
+            stage_count,
+            replica_count: 1,
+            column_count: 1,
+            stages_per_column: stage_count,
+        }
     }
 
     /// Two chunks a stage, down and up again.
@@ -202,6 +218,7 @@ impl Placement {
             stage_count,
             replica_count: 1,
             column_count: 1,
+            stages_per_column: stage_count,
         }
     }
 
@@ -242,22 +259,10 @@ impl Placement {
         self.replica_count / self.column_count
     }
 
-    /// The number of stages of each column.
+    /// The number of places of each column.
     #[must_use]
     pub fn stages_per_column(&self) -> u32 {
-        self.stage_count / self.column_count
-    }
-
-    /// The column that `stage` belongs to, counted from 0.
-    #[must_use]
-    pub fn column_of(&self, stage: StageIndex) -> u32 {
-        stage.0 / self.stages_per_column()
-    }
-
-    /// The stage of column 0 that holds the chunks of the same layers as `stage`.
-    #[must_use]
-    pub fn place_in_column(&self, stage: StageIndex) -> StageIndex {
-        StageIndex(stage.0 % self.stages_per_column())
+        self.stages_per_column
     }
 
     /// The number of stages, of all columns together.
@@ -266,10 +271,10 @@ impl Placement {
         self.stage_count
     }
 
-    /// The number of chunks on each stage.
+    /// The number of chunks on each stage, of each column that it stands in.
     #[must_use]
     pub fn chunks_per_stage(&self) -> u32 {
-        self.chunk_count() / self.stage_count
+        self.chunk_count() / (self.column_count * self.stages_per_column)
     }
 
     /// The number of chunks.
@@ -342,7 +347,10 @@ impl Placement {
             (false, true) => ChunkIndex(first),
             (false, false) => return None,
         };
-        let is_here = |other: &ChunkIndex| self.stage_of(*other) == self.stage_of(chunk);
+        let column = |of: ChunkIndex| self.replica_of(of) / self.direction_count();
+        let is_here = |other: &ChunkIndex| {
+            self.stage_of(*other) == self.stage_of(chunk) && column(*other) == column(chunk)
+        };
         let mut group = self.group_of(other).filter(|found| !is_here(&other) && is_here(found));
         Some(group.next().unwrap_or(other))
     }
@@ -400,6 +408,9 @@ impl From<Placement> for PlacementForm {
             (1, PlacementShape::Loop) => ShapeForm::Loop,
             (1, PlacementShape::Vee) => ShapeForm::Vee,
             (1, PlacementShape::Cross) => ShapeForm::Cross,
+            (count, shape) if placement.is_table() => {
+                ShapeForm::Table { shape, count, cells: placement.table().cells() }
+            }
             (count, shape) => ShapeForm::Columns { shape, count },
         };
         Self { shape, stage_count: placement.stage_count, chunk_count: placement.chunk_count() }
@@ -407,17 +418,21 @@ impl From<Placement> for PlacementForm {
 }
 
 impl TryFrom<PlacementForm> for Placement {
-    type Error = PlacementError;
+    type Error = TableError;
 
-    fn try_from(form: PlacementForm) -> Result<Self, PlacementError> {
+    fn try_from(form: PlacementForm) -> Result<Self, TableError> {
         let (shape, count) = match form.shape {
             ShapeForm::Line => (PlacementShape::Line, 1),
             ShapeForm::Loop => (PlacementShape::Loop, 1),
             ShapeForm::Vee => (PlacementShape::Vee, 1),
             ShapeForm::Cross => (PlacementShape::Cross, 1),
             ShapeForm::Columns { shape, count } => (shape, count),
+            ShapeForm::Table { shape, count, cells } => {
+                let sizes = (form.stage_count, form.chunk_count);
+                return Self::of_table(shape, count, sizes, &cells);
+            }
         };
-        Self::of_columns(shape, count, form.stage_count, form.chunk_count)
+        Ok(Self::of_columns(shape, count, form.stage_count, form.chunk_count)?)
     }
 }
 

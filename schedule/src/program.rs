@@ -18,7 +18,7 @@ use zbelastic_types::StageIndex;
 use crate::kind::{ScheduleKind, UnknownScheduleKind};
 use crate::op::{Compute, MemoryOp, Op, OpParseError, Pass};
 use crate::packed::{UnpackError, pack, unpack};
-use crate::placement::{Placement, PlacementError, PlacementShape};
+use crate::placement::{Placement, PlacementError, PlacementShape, TableError};
 
 /// How many steps may run ahead of the verdict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -167,8 +167,19 @@ impl fmt::Display for Window {
     }
 }
 
-fn columns_text(column_count: u32) -> String {
-    if column_count > 1 { format!(" replicas {column_count}") } else { String::new() }
+fn columns_text(placement: &Placement) -> String {
+    let replicas = match placement.column_count() {
+        1 => String::new(),
+        count => format!(" replicas {count}"),
+    };
+    let cells = placement.table().cells();
+    let column = |cells: &[StageIndex]| {
+        cells.iter().map(StageIndex::to_string).collect::<Vec<_>>().join(",")
+    };
+    let columns: Vec<String> =
+        cells.chunks(placement.stages_per_column() as usize).map(column).collect();
+    let table = format!(" table {}", columns.join("/"));
+    if placement.is_table() { replicas + &table } else { replicas }
 }
 
 impl fmt::Display for Program {
@@ -178,7 +189,7 @@ impl fmt::Display for Program {
             "program {} {}{} stages {} chunks {} microbatches {} ",
             self.kind,
             self.placement.shape(),
-            columns_text(self.placement.column_count()),
+            columns_text(&self.placement),
             self.placement.stage_count(),
             self.placement.chunk_count(),
             self.microbatch_count,
@@ -208,7 +219,8 @@ pub enum ProgramParseError {
     #[error(
         "line 1: expected `program KIND SHAPE stages P chunks C microbatches M window 0|1|-`, \
          with `slices N` before the window if there are slices, and `replicas D` before the stages \
-         if the pipeline is there D times, found `{found}`"
+         if the pipeline is there D times, with `table 0,1/0,2` behind it if it names the stage of \
+         each place, replica by replica, found `{found}`"
     )]
     Header {
         /// The line as found.
@@ -220,6 +232,9 @@ pub enum ProgramParseError {
     /// Stages and chunks do not form the shape named.
     #[error("line 1: {0}")]
     Placement(#[from] PlacementError),
+    /// The table named is none.
+    #[error("line 1: {0}")]
+    Table(#[from] TableError),
     /// There are more passes than any reader accepts.
     #[error(
         "line 1: expected at most {PASS_COUNT_MAX} passes (chunks times microbatches times \
@@ -276,6 +291,12 @@ pub(crate) fn parse_shape(word: &str) -> Option<PlacementShape> {
     }
 }
 
+/// The stages that a table names, column by column.
+fn parse_cells(text: &str) -> Option<Vec<StageIndex>> {
+    let cells = text.split(['/', ',']).map(|cell| cell.parse().ok().map(StageIndex));
+    cells.collect()
+}
+
 /// The program a header announces, still without stages.
 fn parse_header(line: &str) -> Result<Program, ProgramParseError> {
     let header = || ProgramParseError::Header { found: line.to_owned() };
@@ -284,6 +305,12 @@ fn parse_header(line: &str) -> Result<Program, ProgramParseError> {
         words.drain(3..words.len().min(5)).nth(1).ok_or_else(header)?
     } else {
         "1"
+    };
+    let table = if words.get(3) == Some(&"table") {
+        let cells = words.drain(3..words.len().min(5)).nth(1).ok_or_else(header)?;
+        Some(parse_cells(cells).ok_or_else(header)?)
+    } else {
+        None
     };
     let slices = if words.get(9) == Some(&"slices") {
         words.drain(9..words.len().min(11)).nth(1).ok_or_else(header)?
@@ -318,7 +345,11 @@ fn parse_header(line: &str) -> Result<Program, ProgramParseError> {
         _ => return Err(header()),
     };
     let columns = count(replicas)?;
-    let placement = Placement::of_columns(shape, columns, count(stages)?, count(chunks)?)?;
+    let sizes = (count(stages)?, count(chunks)?);
+    let placement = match table {
+        Some(cells) => Placement::of_table(shape, columns, sizes, &cells)?,
+        None => Placement::of_columns(shape, columns, sizes.0, sizes.1)?,
+    };
     let microbatch_count = count(microbatches)?;
     let slice_count = count(slices)?;
     let kind = kind.parse()?;

@@ -59,6 +59,7 @@ fn later_name<O: TimelineOp>(timeline: &Timeline<O>) -> Option<&'static str> {
         TimelineExtent::Segment { replica_count, .. } if replica_count > 1 => {
             Some("later pipeline")
         }
+        TimelineExtent::Steps(_) if placement.is_table() => Some("later chunk or replica"),
         TimelineExtent::Segment { .. } | TimelineExtent::Steps(_) => {
             (placement.chunk_count() > placement.stage_count()).then_some("later chunk")
         }
@@ -119,16 +120,23 @@ fn stages_text(placement: &Placement) -> String {
     let stages = placement.stages_per_column();
     match placement.column_count() {
         1 => format!("{stages} stages"),
+        columns if placement.is_table() => {
+            format!("{stages} stages × {columns} replicas on {}", placement.stage_count())
+        }
         columns => format!("{stages} stages × {columns} replicas"),
     }
 }
 
-/// The name of a stage's row: with the replica in front where there are several.
+/// The name of a stage's row: with its replicas in front where there are several.
 fn stage_name(placement: &Placement, stage: StageIndex) -> String {
-    let place = placement.place_in_column(stage);
+    let place = placement.table().place_of(stage);
     match placement.column_count() {
         1 => format!("stage {stage}"),
-        _ => format!("r{} s{place}", placement.column_of(stage)),
+        _ => {
+            let columns: Vec<String> =
+                placement.table().columns_of(stage).map(|c| c.to_string()).collect();
+            format!("r{} s{place}", columns.join("+"))
+        }
     }
 }
 

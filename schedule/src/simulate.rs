@@ -184,12 +184,23 @@ impl<'a> SimulationClock<'a> {
         self.now[stage.index()]
     }
 
+    /// When `op` would start if it was the next of its stage: its dependencies have run.
+    pub(crate) fn start(&self, stage: StageIndex, step: u32, op: Op) -> f64 {
+        let now = self.now(stage);
+        match op {
+            Op::Memory(..) => now,
+            Op::Compute(..) | Op::Transfer(..) | Op::Update(_) | Op::Reduce(..) => {
+                now.max(self.ready_at(stage, step, op))
+            }
+        }
+    }
+
     /// Runs `op` as soon as its stage and its dependencies allow.
     pub(crate) fn run(&mut self, stage: StageIndex, step: u32, op: Op) {
         if let Op::Memory(memory, pass) = op {
             return self.run_memory(stage, step, (memory, pass));
         }
-        let start = self.now[stage.index()].max(self.ready_at(stage, step, op));
+        let start = self.start(stage, step, op);
         let duration = (self.measured)(stage, op).unwrap_or_else(|| self.duration(step, op));
         assert!(duration >= 0.0 && duration.is_finite(), "{op} on stage {stage} takes {duration}");
         let end = start + duration;

@@ -82,13 +82,13 @@ struct PassCompletion {
     backward: bool,
 }
 
-struct Walk<'a> {
+pub(crate) struct Walk<'a> {
     program: &'a Program,
     step_count: u32,
     cursors: Vec<StageCursor>,
     /// Stages that may be able to move. A stage is woken by what it may be waiting for, so a pass
     /// costs at most one check of another stage, and the reports of a step one of each.
-    awake: Vec<StageIndex>,
+    pub(crate) awake: Vec<StageIndex>,
     /// By step: what has run of each pass.
     done: Vec<PassTable<PassCompletion>>,
     /// By step: which stages have reported.
@@ -109,7 +109,7 @@ struct StepReports {
 }
 
 impl<'a> Walk<'a> {
-    fn new(program: &'a Program, step_count: u32) -> Self {
+    pub(crate) fn new(program: &'a Program, step_count: u32) -> Self {
         let stage_count = program.stages.len();
         let steps = step_count as usize;
         Self {
@@ -130,7 +130,8 @@ impl<'a> Walk<'a> {
         if cursor.step == self.step_count { None } else { ops.get(cursor.position).copied() }
     }
 
-    fn is_ready(&self, stage: StageIndex, step: u32, op: Op) -> bool {
+    /// Whether all that `op` depends on has run.
+    pub(crate) fn is_ready(&self, stage: StageIndex, step: u32, op: Op) -> bool {
         match op {
             Op::Compute(compute, pass) => self.is_compute_ready(step, compute, pass),
             Op::Transfer(Transfer::Receive, flow, pass) => {
@@ -207,6 +208,16 @@ impl<'a> Walk<'a> {
     }
 
     fn finish(&mut self, stage: StageIndex, step: u32, op: Op) {
+        self.complete(stage, step, op);
+        let cursor = &mut self.cursors[stage.index()];
+        cursor.position += 1;
+        if cursor.position == self.program.ops(stage).len() {
+            *cursor = StageCursor { step: step + 1, position: 0 };
+        }
+    }
+
+    /// `op` has run, whether or not it is in a list of the program.
+    pub(crate) fn complete(&mut self, stage: StageIndex, step: u32, op: Op) {
         match op {
             Op::Compute(Compute::F, pass) => self.finish_pass(step, Flow::Forward, pass),
             Op::Compute(Compute::B | Compute::BW, pass) => {
@@ -232,11 +243,6 @@ impl<'a> Walk<'a> {
             | Op::Update(
                 UpdateOp::Step | UpdateOp::GatePrevious | UpdateOp::GateThis | UpdateOp::Commit,
             ) => {}
-        }
-        let cursor = &mut self.cursors[stage.index()];
-        cursor.position += 1;
-        if cursor.position == self.program.ops(stage).len() {
-            *cursor = StageCursor { step: step + 1, position: 0 };
         }
     }
 

@@ -10,9 +10,10 @@ use zbelastic_schedule::asynchronous::{
 };
 use zbelastic_schedule::render::{ascii, chrome_trace, svg};
 use zbelastic_schedule::{
-    Costs, LowerOptions, Program, ScheduleKind, Timeline, Window, generate, lower, recompute,
-    side_by_side, simulate,
+    Costs, LowerOptions, Program, ScheduleKind, SharedOrder, Timeline, Window, generate, lower,
+    on_table, recompute, side_by_side, simulate,
 };
+use zbelastic_types::StageIndex;
 
 const WINDOW_ONE: LowerOptions = LowerOptions { window: Window::One, early_head_weights: true };
 
@@ -83,6 +84,21 @@ fn replicas_have_their_text() {
     let timeline = timeline(&program, 1, |costs| costs.link = 0.5);
     check("zb-h1-replicas.ascii.txt", &ascii::draw(&timeline, 100));
     check("zb-h1-replicas.svg", &svg::draw(&timeline));
+}
+
+/// The same without the third worker: the first one stands in both.
+#[test]
+fn tables_have_their_text() {
+    let column = generate(ScheduleKind::ZbH1, 2, 4).expect("the size is legal");
+    let grid = side_by_side(&[column.clone(), column]).expect("alike");
+    let (table, _) = grid.placement.table().rerouted(&[StageIndex(2)]).expect("one is left");
+    let costs = Costs::even(&table, 1.0, 1.0, 1.0, 0.5);
+    let shared = on_table(&grid, &table, &costs, SharedOrder::ByTime).expect("it runs");
+    let program = lower(&shared, WINDOW_ONE);
+    check("zb-h1-table.lowered.txt", &program.to_string());
+    let timeline = timeline(&program, 1, |costs| costs.link = 0.5);
+    check("zb-h1-table.ascii.txt", &ascii::draw(&timeline, 100));
+    check("zb-h1-table.svg", &svg::draw(&timeline));
 }
 
 #[test]

@@ -13,6 +13,7 @@ mod pace;
 mod partition;
 mod rates;
 mod replica_count;
+mod reroute;
 mod slice_cut;
 mod solved;
 mod work;
@@ -37,6 +38,7 @@ pub use memory_policy::{MemoryPolicy, PassExtent};
 pub use pace::Pace;
 pub use partition::partition;
 pub use replica_count::ReplicaCount;
+pub use reroute::Reroute;
 pub use slice_cut::{SLICES_OF_EQUAL_TIME_MAX, SliceBalance, SliceCut, TokenWork, is_legal_cut};
 pub use solved::span_lower_bound;
 pub use work::{LayerWork, layer_work, model_flop_per_token};
@@ -342,5 +344,13 @@ impl Plan {
         stage: StageIndex,
     ) -> impl Iterator<Item = (ChunkIndex, LayerRange)> + '_ {
         self.placement().chunks_of(stage).map(|chunk| (chunk, self.layers_of(chunk)))
+    }
+
+    /// The layers that `stage` has the state of, chunk by chunk: those of several chunks once.
+    pub fn states_at(&self, stage: StageIndex) -> impl Iterator<Item = LayerRange> + '_ {
+        let placement = self.placement();
+        let chunks = placement.chunks_of(stage);
+        let first = chunks.filter(|chunk| placement.table().first_on_stage(*chunk) == *chunk);
+        first.map(|chunk| self.layers_of(chunk))
     }
 }

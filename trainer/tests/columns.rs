@@ -9,7 +9,7 @@ use crate::common::serial::StruckStepFate;
 use crate::common::{BATCH, StageCluster, corpus_for, policy, setup, tiny_model};
 use zbelastic_consensus::validation::NonfinitePolicy;
 use zbelastic_kernels::{ByteCounts, CpuBackend};
-use zbelastic_schedule::{ScheduleKind, Window, check_size};
+use zbelastic_schedule::{ScheduleKind, SharedOrder, Window, check_size};
 use zbelastic_trainer::data::Corpus;
 use zbelastic_trainer::digest::StateDigest;
 use zbelastic_trainer::model::{Family, ModelConfig, model_layers};
@@ -82,46 +82,143 @@ fn sizes(lanes: u32) -> Vec<(ScheduleKind, u32, u32)> {
         .collect()
 }
 
-/// All lanes, stages, replicas and schedules, each with one of the windows, fates and models in turn.
-#[test]
-fn every_grid_has_the_bits_of_the_lanes() {
-    let corpus = corpus_for(batch(1), 0.05);
-    let tied = ModelConfig { tied: true, ..tiny_model(Family::Gpt2) };
-    let models = [tiny_model(Family::Llama), tied];
-    let mut expected: BTreeMap<(u32, usize, u32, bool), SerialOutcome> = BTreeMap::new();
-    let (mut runs, mut clipped, mut rollbacks, mut twins) = (0, 0, 0, 0);
-    for lanes in [2, 4, 8] {
-        for size in sizes(lanes) {
-            runs += 1;
-            let window = if runs % 2 == 0 { Window::Zero } else { Window::One };
-            let fate = StruckStepFate::ALL[runs / 2 % StruckStepFate::ALL.len()];
-            let model_index = runs / 6 % models.len();
-            let model = &models[model_index];
-            let plan = Plan::new(request(model, batch(lanes), size, window)).expect("it exists");
-            let mut setup = replicas_setup(model, plan);
-            let skipped = fate.skipped(STRUCK);
-            let slices = setup.plan.program.slice_count;
-            let of = (lanes, model_index, slices, skipped.is_some());
-            let serial = expected.entry(of).or_insert_with(|| serial(&setup, &corpus, skipped));
-            fate.strike(&mut setup, STRUCK, "layers.2.mlp.up");
-            let policy = policy(CLIP_NORM, fate.policy());
-            let corpus = corpus.clone();
-            let outcome = StageCluster::with_corpus(&setup, policy, 1, runs as u64, corpus).run();
-            let (kind, stages, replicas) = size;
-            let case = format!("{lanes} lanes, {kind} {stages} x {replicas}, {window}, {fate:?}");
-            assert_eq!(outcome.digest, serial.0, "{case}");
-            let finals = outcome.seals.iter().filter(|seal| seal.verdict.is_final());
-            let sums: Vec<u64> = finals.map(|seal| seal.loss_sum_bits).collect();
-            assert_eq!(sums, serial.1, "{case}");
-            let copies = setup.plan.placement().replica_count() as usize - 1;
-            assert_eq!(outcome.twins, copies * model.layer_count() as usize, "{case}");
-            clipped += outcome.verdicts("clip");
-            rollbacks += outcome.rollbacks;
-            twins += outcome.twins;
+/// Runs of many plans, each with one of the windows, fates and models in turn.
+struct Campaign {
+    corpus: Arc<Corpus>,
+    models: [ModelConfig; 2],
+    expected: BTreeMap<(u32, usize, u32, bool), SerialOutcome>,
+    runs: usize,
+    clipped: usize,
+    rollbacks: usize,
+    twins: usize,
+}
+
+impl Campaign {
+    fn new() -> Self {
+        let tied = ModelConfig { tied: true, ..tiny_model(Family::Gpt2) };
+        Self {
+            corpus: corpus_for(batch(1), 0.05),
+            models: [tiny_model(Family::Llama), tied],
+            expected: BTreeMap::new(),
+            runs: 0,
+            clipped: 0,
+            rollbacks: 0,
+            twins: 0,
         }
     }
+
+    /// Runs what `change` makes of the plan of this size, and compares it with the serial run.
+    fn check(
+        &mut self,
+        (lanes, size): (u32, (ScheduleKind, u32, u32)),
+        change: impl FnOnce(&ModelConfig, Plan) -> Plan,
+    ) {
+        self.runs += 1;
+        let window = if self.runs % 2 == 0 { Window::Zero } else { Window::One };
+        let fate = StruckStepFate::ALL[self.runs / 2 % StruckStepFate::ALL.len()];
+        let model_index = self.runs / 6 % self.models.len();
+        let model = &self.models[model_index];
+        let plan = Plan::new(request(model, batch(lanes), size, window)).expect("it exists");
+        let mut setup = replicas_setup(model, change(model, plan));
+        let skipped = fate.skipped(STRUCK);
+        let slices = setup.plan.program.slice_count;
+        let of = (lanes, model_index, slices, skipped.is_some());
+        let corpus = &self.corpus;
+        let serial = self.expected.entry(of).or_insert_with(|| serial(&setup, corpus, skipped));
+        fate.strike(&mut setup, STRUCK, "layers.2.mlp.up");
+        let policy = policy(CLIP_NORM, fate.policy());
+        let seed = self.runs as u64;
+        let outcome = StageCluster::with_corpus(&setup, policy, 1, seed, corpus.clone()).run();
+        let (kind, stages, replicas) = size;
+        let cells = setup.plan.placement().table().cells();
+        let case =
+            format!("{lanes} lanes, {kind} {stages} x {replicas} {cells:?}, {window}, {fate:?}");
+        assert_eq!(outcome.digest, serial.0, "{case}");
+        let finals = outcome.seals.iter().filter(|seal| seal.verdict.is_final());
+        let sums: Vec<u64> = finals.map(|seal| seal.loss_sum_bits).collect();
+        assert_eq!(sums, serial.1, "{case}");
+        let copies = setup.plan.placement().replica_count() as usize - 1;
+        assert_eq!(outcome.twins, copies * model.layer_count() as usize, "{case}");
+        self.clipped += outcome.verdicts("clip");
+        self.rollbacks += outcome.rollbacks;
+        self.twins += outcome.twins;
+    }
+}
+
+/// All lanes, stages, replicas and schedules.
+#[test]
+fn every_grid_has_the_bits_of_the_lanes() {
+    let mut campaign = Campaign::new();
+    for lanes in [2, 4, 8] {
+        for size in sizes(lanes) {
+            campaign.check((lanes, size), |_, plan| plan);
+        }
+    }
+    let Campaign { runs, clipped, rollbacks, twins, .. } = campaign;
     assert!(runs > 400, "only {runs} sizes");
     assert!(clipped > 100 && rollbacks > 20 && twins > 0, "{clipped} clipped, {rollbacks} back");
+}
+
+/// The plan without one worker or two, whose places others stand at: which, and in which order the
+/// columns of those alternate, differs from run to run.
+fn without_some(plan: &Plan, pace: &Pace, run: usize) -> Option<Plan> {
+    let stages = plan.placement().stage_count();
+    let first = StageIndex(run as u32 * 5 % stages);
+    let second = StageIndex((first.0 + 1 + run as u32 / 2 % (stages - 1)) % stages);
+    let lost: &[StageIndex] = if run % 2 == 0 { &[first] } else { &[first, second] };
+    let order = if run % 3 == 0 { SharedOrder::InTurn } else { SharedOrder::ByTime };
+    let found = plan.rerouted(lost, |_| pace.clone(), order);
+    found.ok().map(|reroute| reroute.plan)
+}
+
+/// The same of tables that are no grids: what a loss leaves, where others of the same place go on.
+#[test]
+fn every_table_has_the_bits_of_the_lanes() {
+    let mut campaign = Campaign::new();
+    let mut tables = 0;
+    for lanes in [2, 4, 8] {
+        for size in sizes(lanes).into_iter().filter(|size| [2, 4].contains(&size.2)) {
+            let run = campaign.runs;
+            campaign.check((lanes, size), |model, plan| {
+                let pace = Pace::estimated(model, plan.batch.microbatch);
+                let table = without_some(&plan, &pace, run);
+                tables += usize::from(table.is_some());
+                table.unwrap_or(plan)
+            });
+        }
+    }
+    let Campaign { runs, clipped, rollbacks, .. } = campaign;
+    // Of the others two workers at one place were lost, and nobody was left there.
+    assert!(tables > 300 && tables > runs * 4 / 5, "{tables} tables of {runs} sizes");
+    assert!(clipped > 50 && rollbacks > 10, "{clipped} clipped, {rollbacks} back");
+}
+
+/// What a worker that stands in two columns claims beside one that stands in one: a gradient and lanes
+/// that wait, what is exchanged, and activations; no weights and no moments.
+#[test]
+fn a_shared_place_claims_its_state_once() {
+    let model = tiny_model(Family::Llama);
+    let backend = CpuBackend::new(1).expect("one thread");
+    let size = (ScheduleKind::ZbH1, 2, 2);
+    let plan = Plan::new(request(&model, batch(8), size, Window::One)).expect("it exists");
+    let pace = Pace::estimated(&model, BATCH.microbatch);
+    let claim = |plan: &Plan| stage_memory(&backend, &model, plan, StageIndex(0));
+    let layers = plan.chunks[0].ids().map(|layer| model_layers(&model)[layer as usize].len());
+    let buffers: u64 = layers.map(|len| backend.buffer_bytes(len)).sum();
+    let [alone, by_time, in_turn] = [None, Some(SharedOrder::ByTime), Some(SharedOrder::InTurn)]
+        .map(|order| match order {
+            None => claim(&plan),
+            Some(order) => {
+                let table = plan.rerouted(&[StageIndex(2)], |_| pace.clone(), order);
+                claim(&table.expect("one is left").plan)
+            }
+        });
+    let levels = 2; // Four lanes of each column.
+    for shared in [by_time, in_turn] {
+        assert_eq!(shared.state, alone.state + Bytes((1 + levels) * buffers));
+        assert_eq!(shared.scratch, alone.scratch);
+    }
+    assert!(by_time.stash > alone.stash && by_time.stash <= alone.stash * 2);
 }
 
 /// Held-out text is read by the first pipeline, and a run that is halted ends sealed everywhere.

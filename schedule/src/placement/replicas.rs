@@ -44,19 +44,25 @@ impl Placement {
     /// in the first column, which has the first replica's sums, and those in its place in the others.
     pub fn prefix_readers(&self, stage: StageIndex) -> impl Iterator<Item = StageIndex> + use<> {
         let places = self.stages_per_column();
-        let is_first_column = self.column_of(stage) == 0;
-        let next = Some(stage.next()).filter(|next| next.0 < places);
-        let others =
-            (1..self.column_count).map(move |column| StageIndex(column * places + stage.0));
-        let readers = next.into_iter().chain(others);
-        readers.filter(move |_| is_first_column)
+        let is_first_column = stage.0 < places;
+        let next = Some(stage.next()).filter(|next| next.0 < places && is_first_column);
+        let beside =
+            (1..self.column_count).filter_map(|column| self.table().stage_at(column, stage.0));
+        let mut others: Vec<StageIndex> =
+            beside.filter(|other| is_first_column && *other != stage).collect();
+        others.dedup();
+        next.into_iter().chain(others)
     }
 
     /// The stage that `stage` has the sums of those before it from; none for the first of all.
     #[must_use]
     pub fn prefix_source(&self, stage: StageIndex) -> Option<StageIndex> {
-        let place = self.place_in_column(stage);
-        if self.column_of(stage) > 0 { Some(place) } else { place.0.checked_sub(1).map(StageIndex) }
+        let place = self.table().place_of(stage);
+        if stage.0 >= self.stages_per_column() {
+            Some(place)
+        } else {
+            place.0.checked_sub(1).map(StageIndex)
+        }
     }
 
     /// The chunks of the same layers in all replicas, that of the first one first: `chunk` among them.

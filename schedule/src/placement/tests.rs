@@ -110,8 +110,8 @@ fn columns_stand_on_stages_of_their_own() {
     assert_eq!(lines.chunk_after(ChunkIndex(2), Flow::Forward), None);
     assert_eq!(lines.other_end_of(ChunkIndex(3)), Some(ChunkIndex(5)), "within the column");
     assert_eq!(
-        (lines.column_of(StageIndex(4)), lines.place_in_column(StageIndex(4))),
-        (1, StageIndex(1))
+        (lines.table().columns_of(StageIndex(4)).next(), lines.table().place_of(StageIndex(4))),
+        (Some(1), StageIndex(1))
     );
     let crosses = columns(PlacementShape::Cross, 2, 4, 8);
     assert_eq!((crosses.replica_count(), crosses.direction_count()), (4, 2));

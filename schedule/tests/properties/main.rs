@@ -3,6 +3,7 @@
 mod exact;
 mod problems;
 mod solved;
+mod tables;
 
 use std::collections::BTreeMap;
 

@@ -24,7 +24,7 @@ pub struct DeviceClaim {
 #[must_use]
 pub fn device_claim(model: &ModelConfig, plan: &Plan, stage: StageIndex) -> DeviceClaim {
     let specs = model_layers(model);
-    let layers = plan.chunks_of(stage).flat_map(|(_, layers)| layers.ids());
+    let layers = plan.states_at(stage).flat_map(|layers| layers.ids());
     let layers: Vec<&LayerSpec> = layers.map(|layer| &specs[layer as usize]).collect();
     let mut operations = vec![ScratchOperation::Timestamps, squares(layers.iter().copied())];
     operations.extend(layers.iter().map(|spec| state_sums(spec)));

@@ -264,9 +264,12 @@ pub fn stage_memory<B: ByteCounts>(
     for (chunk, layers) in plan.chunks_of(stage) {
         for layer in layers.ids() {
             let spec = &specs[layer as usize];
-            let sums =
-                plan.lane_order().levels() as u64 * backend.buffer_bytes(spec.gradient_len());
-            state += layer_bytes(backend, model, spec) + Bytes(sums);
+            let gradient = backend.buffer_bytes(spec.gradient_len());
+            let sums = plan.lane_order().levels() as u64 * gradient;
+            // Chunks of the same layers have one state, and a gradient each.
+            let is_first = plan.placement().table().first_on_stage(chunk) == chunk;
+            let own = if is_first { layer_bytes(backend, model, spec) } else { Bytes(gradient) };
+            state += own + Bytes(sums);
         }
         // At each level of the tree one sum on its way out, and the sibling's that came: it may be
         // there before the level below is added.

@@ -98,7 +98,7 @@ impl Pace {
     pub fn costs(&self, plan: &Plan) -> Costs {
         let placement = plan.placement();
         let update = |stage: StageIndex| {
-            let layers = plan.chunks_of(stage).flat_map(|(_, layers)| layers.ids());
+            let layers = plan.states_at(stage).flat_map(|layers| layers.ids());
             let sum: f64 = layers.map(|layer| self.updates[layer as usize]).sum();
             sum / self.speed(stage)
         };

@@ -138,11 +138,20 @@ impl<B: Backend> BackendExecutor<B> {
         let lane_order = plan.lane_order();
         let mut chunks = BTreeMap::new();
         for (chunk, range) in plan.chunks_of(stage) {
-            let held = layers.build(&backend, model, range)?;
-            let lanes = LaneSums::new(&backend, &held, lane_order.levels())?;
             let pools = pools.remove(&chunk).expect("made above");
-            let held = (Chunk::new(held), lanes);
-            chunks.insert(chunk, ChunkWorkspace::new(held, pools, cut.clone()));
+            let first = plan.placement().table().first_on_stage(chunk);
+            let first: Option<&ChunkWorkspace<B>> = chunks.get(&first);
+            let workspace = if let Some(first) = first {
+                layers.skip(range);
+                let held = first.chunk.layers();
+                let lanes = LaneSums::new(&backend, held, lane_order.levels())?;
+                ChunkWorkspace::beside((&backend, held), lanes, pools, cut.clone())?
+            } else {
+                let held = layers.build(&backend, model, range)?;
+                let lanes = LaneSums::new(&backend, &held, lane_order.levels())?;
+                ChunkWorkspace::new((Chunk::new(held), lanes), pools, cut.clone())
+            };
+            chunks.insert(chunk, workspace);
         }
         layers.finish();
         let mut angles = Vec::new();
@@ -209,19 +218,65 @@ impl<B: Backend> BackendExecutor<B> {
     }
 
     fn layers_of_replica(&self, is_it: fn(u32) -> bool) -> impl Iterator<Item = &LayerState<B>> {
-        let chunks =
-            self.chunks.iter().filter(move |(chunk, _)| is_it(self.placement.replica_of(**chunk)));
-        chunks.flat_map(|(_, workspace)| workspace.chunk.layers())
+        let chunks = self.chunks.keys();
+        let chunks = chunks.filter(move |chunk| is_it(self.placement.replica_of(**chunk)));
+        chunks.flat_map(|chunk| self.layers_at(*chunk))
+    }
+
+    /// The chunk in whose workspace the layers of `chunk` lie.
+    fn holder_of(&self, chunk: ChunkIndex) -> ChunkIndex {
+        let has_layers =
+            |found: &ChunkIndex| self.chunks.get(found).is_some_and(ChunkWorkspace::has_layers);
+        let holder = self.placement.group_of(chunk).find(has_layers);
+        holder.expect("the layers of a chunk of this stage lie in one of its workspaces")
+    }
+
+    /// The layers of `chunk`, wherever they lie. Their gradient need not be this chunk's.
+    fn layers_at(&self, chunk: ChunkIndex) -> &[LayerState<B>] {
+        self.chunks[&self.holder_of(chunk)].chunk.layers()
+    }
+
+    /// The layers of `chunk`, each with the gradient of this chunk.
+    fn gradients_of(
+        &self,
+        chunk: ChunkIndex,
+    ) -> impl Iterator<Item = (&LayerState<B>, &B::Buffer)> {
+        let workspace = &self.chunks[&chunk];
+        let here = workspace.chunk.layers().iter().map(|layer| &layer.g);
+        self.layers_at(chunk).iter().zip(here.chain(&workspace.gradients))
+    }
+
+    /// Puts the layers of `chunk` into its workspace, with its gradient.
+    fn bring_layers(&mut self, chunk: ChunkIndex) {
+        let holder = self.holder_of(chunk);
+        if holder == chunk {
+            return;
+        }
+        let layers = self.workspace(holder).lend();
+        let gradients = self.workspace(chunk).receive(layers);
+        self.workspace(holder).gradients = gradients;
+    }
+
+    fn workspace(&mut self, chunk: ChunkIndex) -> &mut ChunkWorkspace<B> {
+        self.chunks.get_mut(&chunk).expect("a chunk of this stage")
+    }
+
+    /// Puts the layers that this stage speaks for into the workspaces of first replicas.
+    fn bring_first_replica(&mut self) {
+        let chunks = self.chunk_indices().into_iter();
+        let first: Vec<_> = chunks.filter(|chunk| self.placement.replica_of(*chunk) == 0).collect();
+        first.into_iter().for_each(|chunk| self.bring_layers(chunk));
     }
 
     /// The device, and the layers of first replicas on this stage.
     fn first_replica_layers(&mut self) -> (&B, impl Iterator<Item = &mut LayerState<B>>) {
+        self.bring_first_replica();
         let Self { backend, chunks, placement, .. } = self;
         let first = chunks.iter_mut().filter(|(chunk, _)| placement.replica_of(**chunk) == 0);
         (backend, first.flat_map(|(_, workspace)| workspace.chunk.layers_mut()))
     }
 
-    /// The device, and the layers to be updated.
+    /// The device, and the layers to be updated, each once.
     fn update_layers(&mut self) -> (&B, impl Iterator<Item = &mut LayerState<B>>) {
         let layers = self.chunks.values_mut().flat_map(|workspace| workspace.chunk.layers_mut());
         (&self.backend, layers)
@@ -240,6 +295,7 @@ impl<B: Backend> BackendExecutor<B> {
         &mut self,
         pass: Pass,
     ) -> (PassContext<'_, B>, &mut ChunkWorkspace<B>, &mut PassScratch<B::Buffer>) {
+        self.bring_layers(pass.chunk);
         let shape = self.cut.shape_of(self.shape, pass.slice);
         let context = PassContext {
             backend: &self.backend,

@@ -36,8 +36,15 @@ pub(super) struct PassWorkingSet<'a, B: Backend> {
 }
 
 /// A chunk with the memory its passes work in.
+///
+/// Of several chunks of the same layers on a stage each has a gradient and passes of its own, and all
+/// have the same weights and moments: these lie in one of the workspaces, and go to another when it
+/// works ([`Self::receive`]).
 pub(super) struct ChunkWorkspace<B: Backend> {
+    /// The layers, with this chunk's gradient; none while they lie in another workspace.
     pub(super) chunk: Chunk<B>,
+    /// This chunk's gradient, by layer, while the layers lie in another workspace.
+    pub(super) gradients: Vec<B::Buffer>,
     lanes: LaneSums<B>,
     /// By the length of slices.
     pools: BTreeMap<usize, PassPool<B>>,
@@ -59,6 +66,7 @@ impl<B: Backend> ChunkWorkspace<B> {
     ) -> Self {
         Self {
             chunk,
+            gradients: Vec::new(),
             lanes,
             pools,
             cut,
@@ -69,10 +77,47 @@ impl<B: Backend> ChunkWorkspace<B> {
         }
     }
 
-    /// Bytes of the layers' state, and of the sums of lanes.
+    /// The same for a chunk whose layers lie in another workspace, with a gradient of its own.
+    ///
+    /// # Errors
+    /// If the device's memory does not hold it.
+    pub(super) fn beside(
+        (backend, layers): (&B, &[LayerState<B>]),
+        lanes: LaneSums<B>,
+        pools: BTreeMap<usize, PassPool<B>>,
+        cut: SliceCut,
+    ) -> Result<Self, AllocateError> {
+        let gradient = |layer: &LayerState<B>| backend.allocate(layer.spec.gradient_len());
+        let gradients = layers.iter().map(gradient).collect::<Result<_, _>>()?;
+        Ok(Self { gradients, ..Self::new((Chunk::new(Vec::new()), lanes), pools, cut) })
+    }
+
+    /// Whether the layers lie here.
+    pub(super) fn has_layers(&self) -> bool {
+        !self.chunk.layers().is_empty()
+    }
+
+    /// The layers, for another workspace, which is to return the gradient that was with them.
+    pub(super) fn lend(&mut self) -> Chunk<B> {
+        std::mem::replace(&mut self.chunk, Chunk::new(Vec::new()))
+    }
+
+    /// The layers of another workspace lie here from now on, with this chunk's gradient; returns the
+    /// other's.
+    pub(super) fn receive(&mut self, mut layers: Chunk<B>) -> Vec<B::Buffer> {
+        let own = std::mem::take(&mut self.gradients);
+        assert_eq!(own.len(), layers.layers().len(), "chunks of the same layers");
+        let exchange = |(layer, own): (&mut LayerState<B>, _)| std::mem::replace(&mut layer.g, own);
+        let others = layers.layers_mut().iter_mut().zip(own).map(exchange).collect();
+        self.chunk = layers;
+        others
+    }
+
+    /// Bytes of the layers' state, of the gradient, and of the sums of lanes.
     pub(super) fn state_bytes(&self, backend: &B) -> Bytes {
         let layers = self.chunk.layers().iter().map(|layer| layer.allocated_bytes(backend));
-        layers.sum::<Bytes>() + self.lanes.allocated_bytes(backend)
+        let gradients = self.gradients.iter().map(|g| backend.buffer_bytes(backend.len(g)));
+        layers.sum::<Bytes>() + Bytes(gradients.sum()) + self.lanes.allocated_bytes(backend)
     }
 
     fn pool(&mut self, part: MicrobatchSlice) -> &mut PassPool<B> {
@@ -231,6 +276,20 @@ impl StageLayers<'_> {
             }
         };
         layers.ids().map(build).collect()
+    }
+
+    /// Leaves out the layers of the next chunk: another chunk of the stage has them.
+    ///
+    /// # Panics
+    /// If fewer travelled here.
+    pub(super) fn skip(&mut self, layers: LayerRange) {
+        match self {
+            Self::Initial(_) => {}
+            Self::Images(images) => {
+                let skipped = images.split_off(..layers.ids().len());
+                skipped.expect("as many layers as the stage has");
+            }
+        }
     }
 
     /// All chunks have theirs.

@@ -8,7 +8,7 @@ use zbelastic_types::{ChunkIndex, LayerId};
 use super::BackendExecutor;
 use crate::model::{LayerState, TiedEnd, TiedParts};
 use crate::optimizer::{square_sums, square_sums_ahead};
-use crate::stage::executor::{GradientExecutor, UpdateRequest};
+use crate::stage::executor::{GradientExecutor, StageExecutor, UpdateRequest};
 use crate::stage::injection::Injection;
 
 /// Why a layer has the matrix that a tied head shares with the embedding.
@@ -17,7 +17,9 @@ const HAS_MATRIX: &str = "an end of a tied model has the matrix";
 impl<B: Backend> GradientExecutor for BackendExecutor<B> {
     fn freeze(&mut self) {
         let expected = self.lane_order.additions();
-        for workspace in self.chunks.values_mut() {
+        for chunk in self.chunk_indices() {
+            self.bring_layers(chunk);
+            let workspace = self.workspace(chunk);
             assert_eq!(workspace.accumulated, expected, "every microbatch is in the gradient");
             if workspace.chunk.has_head() {
                 assert_eq!(workspace.head_accumulated, expected, "in the head's as well");
@@ -27,8 +29,12 @@ impl<B: Backend> GradientExecutor for BackendExecutor<B> {
     }
 
     fn inject(&mut self, injection: &Injection) {
-        let (backend, layers) = self.update_layers();
-        layers.for_each(|layer| injection.apply(backend, layer));
+        for chunk in self.chunk_indices() {
+            self.bring_layers(chunk);
+            let Self { backend, chunks, .. } = self;
+            let layers = chunks.get_mut(&chunk).into_iter().flat_map(|it| it.chunk.layers_mut());
+            layers.for_each(|layer| injection.apply(backend, layer));
+        }
     }
 
     fn square_sums(&mut self) -> Vec<TensorSum> {
@@ -40,6 +46,7 @@ impl<B: Backend> GradientExecutor for BackendExecutor<B> {
         if self.backend.packed_weights_optimizer().is_none() || self.timer.is_timed() {
             return self.square_sums();
         }
+        self.bring_first_replica();
         let config = self.optimizer.clone();
         let update = self.update(&config, request);
         let Self { backend, chunks, placement, .. } = self;
@@ -61,15 +68,14 @@ impl<B: Backend> GradientExecutor for BackendExecutor<B> {
     }
 
     fn partial_len(&self, chunk: ChunkIndex) -> usize {
-        self.chunks[&chunk].chunk.layers().iter().map(|layer| layer.spec.gradient_len()).sum()
+        self.layers_at(chunk).iter().map(|layer| layer.spec.gradient_len()).sum()
     }
 
     fn partial(&self, chunk: ChunkIndex) -> Vec<f32> {
-        let layers = self.chunks[&chunk].chunk.layers().iter();
-        let gradient = |layer: &LayerState<B>| {
-            self.backend.download(BufferView::new(&layer.g, 0..layer.spec.gradient_len()))
+        let gradient = |(layer, g): (&LayerState<B>, &B::Buffer)| {
+            self.backend.download(BufferView::new(g, 0..layer.spec.gradient_len()))
         };
-        layers.flat_map(gradient).collect()
+        self.gradients_of(chunk).flat_map(gradient).collect()
     }
 
     fn tied_len(&self) -> usize {
@@ -78,14 +84,17 @@ impl<B: Backend> GradientExecutor for BackendExecutor<B> {
     }
 
     fn tied_part(&self, chunk: ChunkIndex, end: TiedEnd) -> Vec<f32> {
-        let layer = end.layer(self.chunks[&chunk].chunk.layers());
+        let of_end = end.layer(self.layers_at(chunk)).spec.layer;
+        let found = self.gradients_of(chunk).find(|(layer, _)| layer.spec.layer == of_end);
+        let (layer, g) = found.expect(HAS_MATRIX);
         let range = layer.spec.tied_range().expect(HAS_MATRIX);
-        self.backend.download(BufferView::new(&layer.g, layer.spec.gradient_of(&range)))
+        self.backend.download(BufferView::new(g, layer.spec.gradient_of(&range)))
     }
 
     fn tie(&mut self, ends: &[(ChunkIndex, TiedEnd)], parts: TiedParts) {
         let sum = parts.into_sum();
         for (chunk, end) in ends {
+            self.bring_layers(*chunk);
             let workspace = self.chunks.get_mut(chunk).expect("a chunk of this stage");
             let layer = end.layer_mut(workspace.chunk.layers_mut());
             let range = layer.spec.tied_range().expect(HAS_MATRIX);
@@ -107,6 +116,7 @@ impl<B: Backend> GradientExecutor for BackendExecutor<B> {
                 *own = sum;
             }),
         }
+        self.bring_layers(chunk);
         let workspace = self.chunks.get_mut(&chunk).expect("a chunk of this stage");
         let mut start = 0;
         for layer in workspace.chunk.layers_mut() {

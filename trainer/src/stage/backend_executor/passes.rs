@@ -39,7 +39,9 @@ impl<B: Backend> PassExecutor for BackendExecutor<B> {
         input: Option<TensorHandle>,
     ) -> Result<Option<Pending<f64>>, DeviceFault> {
         let batch = &self.part_of(batch, pass);
-        let (backend, chunks) = (&self.backend, &mut self.chunks);
+        self.bring_layers(pass.chunk);
+        let Self { backend, chunks, .. } = &mut *self;
+        let backend = &*backend;
         let layers = chunks.get_mut(&pass.chunk).into_iter().flat_map(|it| it.chunk.layers_mut());
         layers.for_each(|layer| layer.undo_computed_ahead(backend));
         let (context, workspace, _) = self.context(pass);

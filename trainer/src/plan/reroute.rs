@@ -1,0 +1,53 @@
+//! A plan that goes on without some of its stages: others of the same places, which have the same
+//! layers, run their passes too.
+
+use zbelastic_schedule::{NobodyLeft, Placement, Program, SharedOrder, check, on_table};
+use zbelastic_types::StageIndex;
+
+use super::{Pace, Plan, lowered};
+
+/// A plan on the stages that are left, and who they are.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Reroute {
+    /// The plan. Its chunks have the layers that they had.
+    pub plan: Plan,
+    /// For each of its stages, the stage of the plan before.
+    pub stages: Vec<StageIndex>,
+}
+
+impl Plan {
+    /// This plan without the stages in `lost`, at the pace of those that are left, as it numbers them.
+    ///
+    /// # Errors
+    /// If nobody is left at a place: its layers must move.
+    ///
+    /// # Panics
+    /// If the pace has times that are none.
+    pub fn rerouted(
+        &self,
+        lost: &[StageIndex],
+        pace: impl FnOnce(&[StageIndex]) -> Pace,
+        order: SharedOrder,
+    ) -> Result<Reroute, NobodyLeft> {
+        let (table, stages) = self.placement().table().rerouted(lost)?;
+        let plan = self.on_table(&table, &pace(&stages), order);
+        Ok(Reroute { plan, stages })
+    }
+
+    /// The same with its columns on the stages of `table`.
+    ///
+    /// # Panics
+    /// If the table is not of the same columns, or the pace has times that are none.
+    #[must_use]
+    pub fn on_table(&self, table: &Placement, pace: &Pace, order: SharedOrder) -> Self {
+        let window = self.program.window.expect("a plan is lowered");
+        let stages = Vec::new();
+        let empty = Program { placement: table.clone(), stages, ..self.program.clone() };
+        let costs = pace.costs(&Self { program: empty, ..self.clone() });
+        let shared = on_table(&self.program, table, &costs, order);
+        let shared = shared.expect("a plan's program runs to its end, on any table");
+        let program = lowered(&shared, window, self.program.is_tied());
+        assert_eq!(check(&program), Ok(()), "what was run, and lowered, is legal");
+        Self { program, ..self.clone() }
+    }
+}
