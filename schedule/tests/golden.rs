@@ -265,3 +265,46 @@ fn the_documentation_shows_what_is_drawn() {
         assert!(page.contains(drawing), "docs/{name} should contain\n{drawing}");
     }
 }
+
+/// The value of an attribute in a tag, if it is a number there.
+fn attribute(tag: &str, name: &str) -> Option<f64> {
+    let (_, rest) = tag.split_once(&format!(" {name}=\""))?;
+    rest.split_once('"')?.0.parse().ok()
+}
+
+/// Titles, legends and boxes: a sans-serif letter is half as wide as its font is high, and more if it
+/// is bold.
+#[test]
+fn nothing_in_a_picture_is_cut_off() {
+    const LETTER: f64 = 5.2;
+    const TITLE_LETTER: f64 = 7.2;
+    if is_blessing() {
+        // Other tests write the files meanwhile.
+        return;
+    }
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden");
+    let mut pictures = 0;
+    for entry in fs::read_dir(folder).expect("the golden folder is there") {
+        let path = entry.expect("readable").path();
+        if path.extension().is_none_or(|extension| extension != "svg") {
+            continue;
+        }
+        pictures += 1;
+        let svg = fs::read_to_string(&path).expect("text");
+        let page = attribute(svg.lines().next().expect("a line"), "width").expect("it has one");
+        for tag in svg.split('<').filter(|tag| tag.starts_with("rect ") || tag.starts_with("text "))
+        {
+            let Some(x) = attribute(tag, "x") else { continue };
+            let text = tag.split_once('>').map_or("", |(_, text)| text).trim();
+            let width = match attribute(tag, "width") {
+                Some(width) => width,
+                // Around its middle, in a box or below the axis.
+                None if tag.contains("class=\"number\"") || tag.contains("class=\"tick\"") => 0.0,
+                None if tag.contains("class=\"title\"") => text.len() as f64 * TITLE_LETTER,
+                None => text.len() as f64 * LETTER,
+            };
+            assert!(x + width <= page - 5.0, "{}: <{tag} in {page}", path.display());
+        }
+    }
+    assert!(pictures > 10, "{pictures}");
+}

@@ -10,8 +10,14 @@ use crate::timeline::{Timeline, TimelineExtent, TimelineSlice};
 /// Lengths are in pixels.
 const MARGIN: f64 = 12.0;
 const LABEL_WIDTH: f64 = 64.0;
-const TITLE_HEIGHT: f64 = 24.0;
-const LEGEND_HEIGHT: f64 = 26.0;
+/// The name of the schedule, and below it its figures.
+const TITLE_HEIGHT: f64 = 40.0;
+/// A line of the legend, and the space below the last.
+const LEGEND_LINE: f64 = 18.0;
+const LEGEND_GAP: f64 = 8.0;
+/// The box of an entry with its space, and the space behind its name.
+const LEGEND_BOX: f64 = 17.0;
+const LEGEND_SPACE: f64 = 14.0;
 const ROW_HEIGHT: f64 = 22.0;
 const ROW_GAP: f64 = 6.0;
 const AXIS_HEIGHT: f64 = 26.0;
@@ -20,7 +26,13 @@ const PASS_WIDTH: f64 = 18.0;
 const PLOT_WIDTH_MIN: f64 = 720.0;
 /// Some six screens. Beyond it passes get narrower and lose their numbers.
 const PLOT_WIDTH_MAX: f64 = 12_000.0;
+/// The plot is this many times wider at most for the sake of numbers in its narrow passes.
+const WIDENED_MAX: f64 = 2.0;
+/// The share of passes that are to have room for their number: a few may be as short as they like.
+const NUMBERED_SHARE: f64 = 0.95;
 const DIGIT_WIDTH: f64 = 6.0;
+/// Space on both sides of a number.
+const NUMBER_SPACE: f64 = 2.0;
 const TICK_WIDTH_MIN: f64 = 60.0;
 /// So that a step that needs no time is still seen.
 const STEP_WIDTH_MIN: f64 = 3.0;
@@ -31,7 +43,7 @@ const VERSION_WIDTH: f64 = PASS_WIDTH / 4.0;
 
 /// Passes have the colours of Okabe and Ito (2008), which people tell apart who do not see all of
 /// them. A viewer with a dark theme has a dark page; passes and their numbers stay as they are.
-const STYLE: &str = "text{font:10px sans-serif;fill:#222}.title{font-size:13px}\
+const STYLE: &str = "text{font:10px sans-serif;fill:#222}.title{font-size:13px;font-weight:bold}\
 .number{text-anchor:middle;fill:#111}.tick{text-anchor:middle;fill:#666}.page{fill:#fff}\
 rect{stroke:#fff;stroke-width:.5}.row{fill:#f1f1f1}.f{fill:#56b4e9}.b{fill:#009e73}\
 .w{fill:#f0e442}.we{fill:#e69f00}.bw{fill:#cc79a7}.r{fill:#bfe0f5}.out{fill:#8a8a8a}\
@@ -44,7 +56,7 @@ rect{stroke:#fff;stroke-width:.5}.row{fill:#f1f1f1}.f{fill:#56b4e9}.b{fill:#009e
 .reduce{fill:#b98a5e}.later{fill-opacity:.75}.axis{stroke:#666}}";
 
 /// `timeline` as the text of an SVG file: a row of boxes a stage, the number of the microbatch in
-/// each box where it fits, a lighter shade for a stage's later chunk, a red line where the
+/// each box where it fits, a fainter shade for a stage's later chunk, a red line where the
 /// gate lets the stage pass, a dark box for the step, below the row a thin box a copy or an
 /// operation on a version, and a broken line around a region without an order before it runs.
 #[must_use]
@@ -64,6 +76,15 @@ struct SvgPicture<'a, O> {
     timeline: &'a Timeline<O>,
     time_end: f64,
     plot_width: f64,
+    legend: Vec<LegendEntry>,
+}
+
+/// A box of a style with its name, and where it stands.
+struct LegendEntry {
+    class: String,
+    name: String,
+    x: f64,
+    line: u32,
 }
 
 impl<'a, O: TimelineOp> SvgPicture<'a, O> {
@@ -77,57 +98,41 @@ impl<'a, O: TimelineOp> SvgPicture<'a, O> {
             1 => PASS_WIDTH,
             _ => PASS_WIDTH + 2.0 * DIGIT_WIDTH,
         };
-        let plot_width = (passes as f64 * pass_width).clamp(PLOT_WIDTH_MIN, PLOT_WIDTH_MAX);
-        Self { timeline, time_end: end(timeline), plot_width }
+        let time_end = end(timeline);
+        let usual = (passes as f64 * pass_width).clamp(PLOT_WIDTH_MIN, PLOT_WIDTH_MAX);
+        let plot_width = numbered_width(timeline, time_end)
+            .clamp(usual, (WIDENED_MAX * usual).min(PLOT_WIDTH_MAX));
+        let legend = legend_entries(timeline, LABEL_WIDTH + plot_width);
+        Self { timeline, time_end, plot_width, legend }
     }
 
     fn head(&self) -> String {
         let width = MARGIN + LABEL_WIDTH + self.plot_width + MARGIN;
         let height = self.row_top(self.timeline.placement().stage_count()) + AXIS_HEIGHT;
-        let headline = escape(&headline(self.timeline));
-        let baseline = TITLE_HEIGHT - 6.0;
+        let headline = headline(self.timeline);
+        let (name, figures) = headline.split_once(": ").unwrap_or((&*headline, ""));
+        let [name, figures] = [name, figures].map(escape);
         format!(
             "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width}\" height=\"{height}\" \
              viewBox=\"0 0 {width} {height}\">\n<style>{STYLE}</style>\n\
              <rect class=\"page\" width=\"100%\" height=\"100%\"/>\n\
-             <text class=\"title\" x=\"{MARGIN}\" y=\"{baseline}\">{headline}</text>\n"
+             <text class=\"title\" x=\"{MARGIN}\" y=\"18\">{name}</text>\
+             <text x=\"{MARGIN}\" y=\"33\">{figures}</text>\n"
         )
     }
 
     fn legend(&self) -> String {
-        let of_class = |(class, name): (&str, &str)| (class.to_owned(), name.to_owned());
-        let passes = pass_names(self.timeline);
-        let mut entries: Vec<(String, String)> =
-            passes.map(|(compute, name)| (class_of(compute), name.to_owned())).collect();
-        if let Some(name) = later_name(self.timeline) {
-            entries.push(("f later".to_owned(), format!("lighter: {name}")));
-        }
-        let has_copies = self
-            .timeline
-            .all_slices()
-            .any(|slice| matches!(slice.op.appearance(), OpAppearance::CopyOut(_)));
-        if has_copies {
-            entries.extend([("out", "copy out"), ("back", "copy back")].map(of_class));
-        }
-        let marks = marks_of(self.timeline).map(|(mark, _, name)| (class_of_mark(mark), name));
-        entries.extend(marks.map(of_class));
-        if has(self.timeline, OpAppearance::Region) {
-            entries.push(of_class(("region", "order found as it runs")));
-        }
-        let mut svg = String::new();
-        let mut x = MARGIN;
-        for (class, name) in entries {
-            let top = TITLE_HEIGHT + 4.0;
-            let baseline = TITLE_HEIGHT + 14.0;
-            let text_x = x + 17.0;
-            svg.push_str(&format!(
+        let entry = |LegendEntry { class, name, x, line }: &LegendEntry| {
+            let top = TITLE_HEIGHT + 4.0 + f64::from(*line) * LEGEND_LINE;
+            let baseline = top + 10.0;
+            let text_x = x + LEGEND_BOX;
+            format!(
                 "<rect class=\"{class}\" x=\"{x}\" y=\"{top}\" width=\"12\" height=\"12\"/>\
                  <text x=\"{text_x}\" y=\"{baseline}\">{}</text>\n",
-                escape(&name)
-            ));
-            x = text_x + name.len() as f64 * DIGIT_WIDTH + 14.0;
-        }
-        svg
+                escape(name)
+            )
+        };
+        self.legend.iter().map(entry).collect()
     }
 
     fn row(&self, stage: StageIndex) -> String {
@@ -175,15 +180,16 @@ impl<'a, O: TimelineOp> SvgPicture<'a, O> {
             | OpAppearance::Region
             | OpAppearance::Nothing => return None,
         };
-        let x = self.x(slice.start);
         let y = self.row_top(stage.0);
-        let width = (self.x(slice.end) - x).max(width_min);
+        let width = (self.x(slice.end) - self.x(slice.start)).max(width_min);
+        // The last step of all ends with its row.
+        let x = self.x(slice.start).min(self.x(self.time_end) - width);
         let mut svg = format!(
             "<g>{}<rect class=\"{class}\" x=\"{x:.2}\" y=\"{y}\" width=\"{width:.2}\" \
              height=\"{ROW_HEIGHT}\"/>",
             self.tooltip(slice)
         );
-        let has_room = number.len() as f64 * DIGIT_WIDTH + 2.0 <= width;
+        let has_room = number_width(&number) <= width;
         if has_room && !number.is_empty() {
             let middle = x + width / 2.0;
             let baseline = y + 15.0;
@@ -322,8 +328,80 @@ impl<'a, O: TimelineOp> SvgPicture<'a, O> {
     }
 
     fn row_top(&self, row: u32) -> f64 {
-        TITLE_HEIGHT + LEGEND_HEIGHT + f64::from(row) * (ROW_HEIGHT + ROW_GAP)
+        let lines = self.legend.last().map_or(0, |entry| entry.line + 1);
+        let legend_height = f64::from(lines) * LEGEND_LINE + LEGEND_GAP;
+        TITLE_HEIGHT + legend_height + f64::from(row) * (ROW_HEIGHT + ROW_GAP)
     }
+}
+
+fn number_width(number: &str) -> f64 {
+    number.len() as f64 * DIGIT_WIDTH + NUMBER_SPACE
+}
+
+/// The width at which most passes have room for their number.
+fn numbered_width<O: TimelineOp>(timeline: &Timeline<O>, time_end: f64) -> f64 {
+    let slices = timeline.all_slices().filter_map(|slice| match slice.op.appearance() {
+        OpAppearance::Pass(_, pass, _) => {
+            let number = number_width(&pass.microbatch_text(timeline.slice_count()));
+            Some(number * time_end / (slice.end - slice.start))
+        }
+        OpAppearance::Mark(_)
+        | OpAppearance::CopyOut(_)
+        | OpAppearance::CopyBack(_)
+        | OpAppearance::Bookkeeping
+        | OpAppearance::Region
+        | OpAppearance::Nothing => None,
+    });
+    // A pass that takes no time has no room at any width.
+    let mut widths: Vec<f64> = slices.filter(|width| width.is_finite()).collect();
+    widths.sort_by(f64::total_cmp);
+    let at = (NUMBERED_SHARE * widths.len() as f64).ceil() as usize;
+    widths.get(at.saturating_sub(1)).copied().unwrap_or(0.0)
+}
+
+/// What the boxes of a timeline mean, in lines of this width.
+fn legend_entries<O: TimelineOp>(timeline: &Timeline<O>, width: f64) -> Vec<LegendEntry> {
+    let of_class = |(class, name): (&str, &str)| (class.to_owned(), name.to_owned());
+    let passes = pass_names(timeline);
+    let mut entries: Vec<(String, String)> =
+        passes.map(|(compute, name)| (class_of(compute), name.to_owned())).collect();
+    if let Some(name) = later_name(timeline) {
+        entries.push(("f later".to_owned(), format!("fainter: {name}")));
+    }
+    let has_copies = timeline
+        .all_slices()
+        .any(|slice| matches!(slice.op.appearance(), OpAppearance::CopyOut(_)));
+    if has_copies {
+        entries.extend([("out", "copy out"), ("back", "copy back")].map(of_class));
+    }
+    let marks = marks_of(timeline).map(|(mark, _, name)| (class_of_mark(mark), name));
+    entries.extend(marks.map(of_class));
+    if has(timeline, OpAppearance::Region) {
+        entries.push(of_class(("region", "order found as it runs")));
+    }
+    let mut end = MARGIN;
+    let mut line = 0;
+    let place = |(class, name): (String, String)| {
+        let entry_width = LEGEND_BOX + text_width(&name);
+        if end > MARGIN && end + entry_width > MARGIN + width {
+            end = MARGIN;
+            line += 1;
+        }
+        let x = end;
+        end += entry_width + LEGEND_SPACE;
+        LegendEntry { class, name, x, line }
+    };
+    entries.into_iter().map(place).collect()
+}
+
+/// How wide a text is about, in a sans-serif font of ten pixels.
+fn text_width(text: &str) -> f64 {
+    let width = |letter| match letter {
+        'i' | 'j' | 'l' | 't' | 'f' | 'r' | ' ' | ':' | ',' | '.' => 3.6,
+        'm' | 'w' | 'W' | 'M' => 9.0,
+        _ => DIGIT_WIDTH,
+    };
+    text.chars().map(width).sum()
 }
 
 /// Also the name of the style.
