@@ -6,6 +6,8 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use zbelastic_config::{RunConfig, WeightSource};
+use zbelastic_kernels::HostThreads;
+use zbelastic_machine::core_count;
 use zbelastic_trainer::hf::{
     ADAPTER_WEIGHTS, ImportError, ShardIndex, ShardIndexError, WEIGHTS_FILE, WEIGHTS_INDEX,
     WeightBytes, WeightFile, import_files, read_adapters, write_initial, write_safetensors,
@@ -155,7 +157,9 @@ fn read_weights(model: &ModelConfig, folder: &Path) -> Result<Vec<Vec<f32>>, Wei
     check_size("the model", bytes, WEIGHTS_BYTES_MAX)?;
     let named = names.iter().zip(&files);
     let files = named.map(|(name, bytes)| WeightFile { name: (*name).to_owned(), bytes });
-    Ok(import_files(model, &files.collect::<Vec<_>>(), index.as_ref())?)
+    // Where there are no threads for it, it takes longer.
+    let host = HostThreads::new(core_count()).unwrap_or_else(|_| HostThreads::one());
+    Ok(import_files(model, &files.collect::<Vec<_>>(), index.as_ref(), &host)?)
 }
 
 fn read_index(folder: &Path) -> Result<ShardIndex, WeightFolderError> {

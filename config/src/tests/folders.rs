@@ -115,7 +115,7 @@ fn dropout_of_adapters_is_left_out_with_a_note() {
     let sources = ConfigSources { file: None, flags: vec![set("model.preset=tiny"), set(&from)] };
     let notes_with = |dropout: &str| {
         let text = format!(
-            r#"{{"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj"],
+            r#"{{"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["c_attn"],
                 "bias": "none", "lora_dropout": {dropout}}}"#
         );
         std::fs::write(folder.path().join("adapter_config.json"), text).expect("a file");

@@ -1,11 +1,13 @@
 //! Weights of others: which tensor of which file goes where, each read once.
 //!
-//! Files are read piece by piece in the order in which their tensors lie, into the layers' floats.
-//! Beside these a few megabytes are in memory. Nothing of a file is passed over: a tensor
+//! Files are read piece by piece, tensors side by side on several threads in the order in which they
+//! lie, into the layers' floats. Beside these a few megabytes a thread are in memory. Nothing of a file is passed over: a tensor
 //! that is no parameter of the model has to be a buffer that is known as one.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+
+use zbelastic_kernels::HostThreads;
 
 use super::adapter::ADAPTER_WEIGHTS;
 use super::import_error::ImportError;
@@ -49,10 +51,11 @@ type TensorsByName = BTreeMap<String, (usize, StoredTensor)>;
 /// If the file is damaged, or what is in it is not what the model has.
 pub fn import_safetensors(model: &ModelConfig, file: &[u8]) -> Result<Vec<Vec<f32>>, ImportError> {
     let file = WeightFile { name: "the file of weights".to_owned(), bytes: &file };
-    import_files(model, &[file], None)
+    import_files(model, &[file], None, &HostThreads::one())
 }
 
-/// The weights of `model` in these files, layer by layer; `index` says which tensor is in which.
+/// The weights of `model` in these files, layer by layer; `index` says which tensor is in which. They
+/// are the same for any number of threads of `host`, and so is the error.
 ///
 /// # Errors
 /// If a file is damaged, or what is in all of them is not what the model has.
@@ -60,12 +63,13 @@ pub fn import_files(
     model: &ModelConfig,
     files: &[WeightFile<'_>],
     index: Option<&ShardIndex>,
+    host: &HostThreads,
 ) -> Result<Vec<Vec<f32>>, ImportError> {
     let mut found = find_tensors(files)?;
     if let Some(index) = index {
         check_index(index, files, &found)?;
     }
-    import_found(model, files, &mut found)
+    import_found(model, files, &mut found, host)
 }
 
 /// The weights of `model` that a run begins with, from a file of [`super::write_initial`]: with adapters if they are
@@ -85,9 +89,9 @@ pub fn import_initial(
     let has_adapters = adapters.iter().any(|tensor| found.contains_key(&tensor.name));
     let adapters = if has_adapters { adapters } else { Vec::new() };
     let placed = place(adapters, &mut found)?;
-    let mut layers = import_found(model, files, &mut found)?;
+    let mut layers = import_found(model, files, &mut found, &HostThreads::one())?;
     draw_adapters(model, seed, &mut layers);
-    placed.iter().try_for_each(|placed| placed.read(&file, &mut layers))?;
+    read_all(&placed, files, &mut layers, &HostThreads::one())?;
     Ok(layers)
 }
 
@@ -96,6 +100,7 @@ fn import_found(
     model: &ModelConfig,
     files: &[WeightFile<'_>],
     found: &mut TensorsByName,
+    host: &HostThreads,
 ) -> Result<Vec<Vec<f32>>, ImportError> {
     // A few bytes of `config.json` may announce any size: memory is allocated for what is there.
     let mut placed = place(file_tensors(model), found)?;
@@ -104,7 +109,7 @@ fn import_found(
     placed.sort_by_key(|placed| (placed.file, placed.stored.start));
     let mut layers: Vec<Vec<f32>> =
         model_layers(model).iter().map(|spec| vec![0.0; spec.len()]).collect();
-    placed.iter().try_for_each(|placed| placed.read(&files[placed.file], &mut layers))?;
+    read_all(&placed, files, &mut layers, host)?;
     if let Some((file, tensor)) = copy {
         let embedding = model_layers(model)[0].tensors[0].range.clone();
         compare(&files[file], &tensor, &layers[0][embedding], model)?;
@@ -133,12 +138,60 @@ pub fn read_adapters(
     layers: &mut [Vec<f32>],
 ) -> Result<(), ImportError> {
     let file = WeightFile { name: ADAPTER_WEIGHTS.to_owned(), bytes: &file };
-    let mut found = find_tensors(std::slice::from_ref(&file))?;
+    let files = std::slice::from_ref(&file);
+    let mut found = find_tensors(files)?;
     let placed = place(adapter_tensors(model), &mut found)?;
     if let Some(name) = found.into_keys().next() {
         return Err(ImportError::Extra { name });
     }
-    placed.iter().try_for_each(|placed| placed.read(&file, layers))
+    read_all(&placed, files, layers, &HostThreads::one())
+}
+
+/// Reads tensors into the layers, side by side. Of several that are damaged the first is reported.
+fn read_all(
+    placed: &[PlacedTensor],
+    files: &[WeightFile<'_>],
+    layers: &mut [Vec<f32>],
+    host: &HostThreads,
+) -> Result<(), ImportError> {
+    let mut outcomes: Vec<Result<(), ImportError>> = placed.iter().map(|_| Ok(())).collect();
+    let parts = parts_of(placed, layers).into_iter();
+    let reads = placed.iter().zip(parts).zip(&mut outcomes).collect();
+    host.for_each(reads, |((placed, mut parts), outcome): TensorRead<'_, '_>| {
+        *outcome = placed.read(&files[placed.file], &mut parts);
+    });
+    outcomes.into_iter().collect()
+}
+
+/// A tensor, the floats of each of its parts, and what becomes of it.
+type TensorRead<'p, 'l> = ((&'p PlacedTensor, Vec<&'l mut [f32]>), &'p mut Result<(), ImportError>);
+
+/// The floats of the parts of each tensor, which share none.
+fn parts_of<'l>(placed: &[PlacedTensor], layers: &'l mut [Vec<f32>]) -> Vec<Vec<&'l mut [f32]>> {
+    let of_tensor = |(at, placed): (usize, &PlacedTensor)| {
+        let parts = placed.tensor.parts.iter().enumerate();
+        let places = parts.map(move |(number, part)| (part.layer, part.range.start, (at, number)));
+        places.collect::<Vec<_>>()
+    };
+    let mut places: Vec<_> = placed.iter().enumerate().flat_map(of_tensor).collect();
+    places.sort_unstable();
+    let mut rests: Vec<(usize, &mut [f32])> =
+        layers.iter_mut().map(|layer| (0, &mut layer[..])).collect();
+    let mut pieces = Vec::new();
+    for (layer, start, place) in places {
+        let len = placed[place.0].tensor.parts[place.1].range.len();
+        let (begins_at, rest) = std::mem::take(&mut rests[layer]);
+        let (_, rest) = rest.split_at_mut(start - begins_at);
+        let (piece, rest) = rest.split_at_mut(len);
+        rests[layer] = (start + len, rest);
+        pieces.push((place, piece));
+    }
+    pieces.sort_unstable_by_key(|(place, _)| *place);
+    let mut parts: Vec<Vec<&mut [f32]>> = placed.iter().map(|_| Vec::new()).collect();
+    for ((at, _), piece) in pieces {
+        parts[at].push(piece);
+    }
+    parts
 }
 
 fn find_tensors(files: &[WeightFile<'_>]) -> Result<TensorsByName, ImportError> {
@@ -209,14 +262,14 @@ fn check_extra(model: &ModelConfig, found: &TensorsByName) -> Result<(), ImportE
 }
 
 impl PlacedTensor {
-    /// Reads the tensor into the layers.
-    fn read(&self, file: &WeightFile<'_>, layers: &mut [Vec<f32>]) -> Result<(), ImportError> {
+    /// Reads the tensor into the floats of its parts.
+    fn read(&self, file: &WeightFile<'_>, parts: &mut [&mut [f32]]) -> Result<(), ImportError> {
         let mut reader = TensorReader::new(file.bytes, &file.name, &self.stored)?;
         if let [part] = &self.tensor.parts[..]
             && !part.is_transposed
             && part.range.len() == self.tensor.len()
         {
-            return reader.read(0, &mut layers[part.layer][part.range.clone()]);
+            return reader.read(0, parts[0]);
         }
         let (rows, width) = self.tensor.rows_and_width();
         let step = (PLACED_AT_ONCE / width.max(1)).clamp(1, rows.max(1));
@@ -224,8 +277,7 @@ impl PlacedTensor {
         for start in (0..rows).step_by(step) {
             let taken = start..rows.min(start + step);
             reader.read_rows(&taken, width, &mut elements)?;
-            for part in &self.tensor.parts {
-                let to = &mut layers[part.layer][part.range.clone()];
+            for (part, to) in self.tensor.parts.iter().zip(&mut *parts) {
                 part.put(&taken, width, &elements, to);
             }
         }

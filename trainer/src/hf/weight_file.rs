@@ -16,8 +16,8 @@ const LENGTH_BYTES: u64 = 8;
 /// Elements that are read at once: as many as a core's cache holds until they are in their place.
 pub(super) const READ_AT_ONCE: usize = 1 << 17;
 
-/// The bytes of a file, wherever they are.
-pub trait WeightBytes {
+/// The bytes of a file, wherever they are. Several threads read them at once.
+pub trait WeightBytes: Sync {
     /// How many there are.
     fn len(&self) -> u64;
 

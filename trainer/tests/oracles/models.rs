@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use safetensors::{Dtype, SafeTensors};
 use serde_json::Value;
-use zbelastic_kernels::{Backend, BufferView, CpuBackend};
+use zbelastic_kernels::{Backend, BufferView, CpuBackend, HostThreads};
 use zbelastic_schedule::{ScheduleKind, Window};
 use zbelastic_trainer::data::{BatchSource, IGNORED_TARGET, TokenBatch};
 use zbelastic_trainer::hf::{
@@ -214,7 +214,8 @@ pub fn weights_of(model: &ModelConfig, path: &Path) -> Vec<Vec<f32>> {
     let bytes: Vec<&[u8]> = bytes.iter().map(|bytes| &bytes[..]).collect();
     let files = names.iter().zip(&bytes);
     let files = files.map(|(name, bytes)| WeightFile { name: (*name).to_owned(), bytes });
-    import_files(model, &files.collect::<Vec<_>>(), index.as_ref()).expect("its weights")
+    let host = HostThreads::new(2).expect("threads");
+    import_files(model, &files.collect::<Vec<_>>(), index.as_ref(), &host).expect("its weights")
 }
 
 /// Logits, losses, norms, gradients and weights of the model in the folder `path`.

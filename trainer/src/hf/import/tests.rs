@@ -269,6 +269,30 @@ fn a_weight_that_is_no_number_is_refused_with_its_tensor() {
 }
 
 #[test]
+fn any_number_of_threads_reads_the_same_and_reports_the_first_fault() {
+    for model in models() {
+        let layers = distinct_weights(&model);
+        let mut tensors: Vec<_> = to_named(&model, &layers).into_iter().map(f32_tensor).collect();
+        let whole = file_of(&tensors);
+        for (.., bytes) in &mut tensors {
+            bytes[..4].copy_from_slice(&f32::NAN.to_le_bytes());
+        }
+        let damaged = file_of(&tensors);
+        let faults = (1..=4).map(|threads| {
+            let host = HostThreads::new(threads).expect("threads");
+            let read = |bytes: &[u8]| {
+                let file = WeightFile { name: "it".to_owned(), bytes: &bytes };
+                import_files(&model, &[file], None, &host)
+            };
+            assert!(read(&whole).expect("it is whole") == layers, "{threads} threads");
+            read(&damaged).expect_err("it is damaged").to_string()
+        });
+        let faults: Vec<String> = faults.collect();
+        assert!(faults.iter().all(|fault| *fault == faults[0]), "{faults:?}");
+    }
+}
+
+#[test]
 fn tensors_may_lie_in_several_files_each_where_the_index_says() {
     let model = featured(AttentionBias::Qkv, false, false);
     let layers = distinct_weights(&model);
@@ -283,7 +307,8 @@ fn tensors_may_lie_in_several_files_each_where_the_index_says() {
         let bytes = [file_of(front), file_of(second)];
         let bytes = bytes.each_ref().map(|bytes| &bytes[..]);
         let file = |at: usize| WeightFile { name: at.to_string(), bytes: &bytes[at] };
-        import_files(&model, &[file(0), file(1)], Some(&index.expect("an index")))
+        let host = HostThreads::new(2).expect("threads");
+        import_files(&model, &[file(0), file(1)], Some(&index.expect("an index")), &host)
     };
     let entries = [names(front, "0"), names(back, "1")].concat();
     assert!(read(entries.clone(), back).expect("all of them") == layers);
