@@ -32,6 +32,8 @@ pub enum Bug {
     M47PartAddedTwice,
     /// m48: the sum of another subtree of replicas is left out.
     M48PartLeftOut,
+    /// m51: the weight gradients of a lane that another worker takes over are computed by nobody.
+    M51ReroutedLaneLeftOut,
     /// The canary: every life fails.
     Canary,
 }

@@ -252,11 +252,16 @@ impl PassExecutor for DigestStageExecutor {
         let is_kept = bug::is(Bug::M4GradientsKept) && self.is_first_turn;
         let is_first = addition.is_first && !(is_kept && place == 0);
         let addition = LaneAddition { is_first, ..addition };
+        let is_taken_over =
+            self.placement.is_table() && self.placement.table().first_on_stage(chunk) != chunk;
+        let is_left_out = is_taken_over && bug::is(Bug::M51ReroutedLaneLeftOut);
         let shares = stash.gradients.iter().zip(&stash.inputs);
         for ((layer, waiting), (gradient, input)) in layers.iter_mut().zip(waiting).zip(shares) {
             let share = passes::weights(*gradient, *input);
             let share = if order > 0 { mix(share, order) } else { share };
-            add_in_lane(addition, &mut layer.g, waiting, |before| before.plus(share));
+            add_in_lane(addition, &mut layer.g, waiting, |before| {
+                if is_left_out { before } else { before.plus(share) }
+            });
         }
     }
 

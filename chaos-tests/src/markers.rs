@@ -110,6 +110,10 @@ pub enum Marker {
     /// A worker was lost while each layer was trained by several pipelines, and none was read from a
     /// checkpoint.
     PipelineLost,
+    /// After a loss others at the same place went on with what the lost worker did, and no layer moved.
+    Rerouted,
+    /// A plan in which workers stood in several replicas was followed by one in which none does.
+    Unshared,
     /// The ends of a tied model made one gradient of their parts across two stages.
     TiedAcrossStages,
     /// A bit of a state flipped, and the holder that could have reported it was lost in the same
@@ -121,7 +125,7 @@ pub enum Marker {
 
 impl Marker {
     /// All markers, in the order of the report.
-    pub const ALL: [Self; 54] = [
+    pub const ALL: [Self; 56] = [
         Self::Clipped,
         Self::Skipped,
         Self::Replayed,
@@ -173,6 +177,8 @@ impl Marker {
         Self::DriftKept,
         Self::PipelinesAdded,
         Self::PipelineLost,
+        Self::Rerouted,
+        Self::Unshared,
         Self::TiedAcrossStages,
         Self::WitnessLost,
         Self::Halted,

@@ -61,8 +61,9 @@ impl LifePlanner {
     /// If there is none for any number of them.
     pub fn solve(&mut self, request: &SolveRequest) -> Result<PlanSolution, PlanUnsolvable> {
         let nodes = request.nodes.len();
-        let found = self.search.solve(&self.job, request.window, &request.nodes);
-        let found = found.map_err(|reason| PlanUnsolvable { nodes, reason })?;
+        let of_job = (&self.job, request.window);
+        let found = self.search.solve_from(of_job, &request.nodes, request.in_force.as_ref());
+        let (found, _) = found.map_err(|reason| PlanUnsolvable { nodes, reason })?;
         Ok(PlanSolution { op_ticks_max: self.op_ticks_max, ..found })
     }
 }

@@ -7,6 +7,7 @@ use std::thread;
 
 use chaos_tests::campaign::{Campaign, LifeResult, LifeTicket};
 use chaos_tests::case::LifeCase;
+use chaos_tests::markers::Marker;
 use chaos_tests::options::ComputeModelKind;
 use chaos_tests::report::{CampaignEnding, CampaignReport, LIVES_FOR_MARKERS};
 use zbelastic_schedule::ScheduleKind;
@@ -22,6 +23,9 @@ const SLICED_FLOAT_LIVES: u64 = 6;
 /// Lives with two replicas, with hashes and with real kernels.
 const REPLICAS_DIGEST_LIVES: u64 = 100;
 const REPLICAS_FLOAT_LIVES: u64 = 6;
+/// Lives with several pipelines, with hashes and with real kernels.
+const PIPELINES_DIGEST_LIVES: u64 = 100;
+const PIPELINES_FLOAT_LIVES: u64 = 6;
 /// Lives that are lived twice.
 const TWICE_LIVES: u64 = 20;
 
@@ -145,4 +149,31 @@ fn clusters_that_have_the_model_twice_live_through_their_faults() {
         faults += life.outcome.faults;
     }
     assert!(faults > 0, "nothing was disturbed");
+}
+
+/// Several pipelines: when a worker is lost another one at its stage takes over what it did, and plans in
+/// which nobody stands in two pipelines follow.
+#[test]
+fn clusters_of_several_pipelines_are_rerouted_and_live_on() {
+    let lives = (1..=PIPELINES_DIGEST_LIVES).map(|seed| (seed, ComputeModelKind::Digest));
+    let kinds = [ScheduleKind::ZbH1, ScheduleKind::ZbV, ScheduleKind::OneFOneB, ScheduleKind::Gems];
+    let (mut rerouted, mut unshared) = (0, 0);
+    for (seed, model) in
+        lives.chain((1..=PIPELINES_FLOAT_LIVES).map(|seed| (seed, ComputeModelKind::Float)))
+    {
+        let mut case = LifeCase::draw(seed, model);
+        let replicas = if seed.is_multiple_of(3) { 4 } else { 2 };
+        case.options.kind = kinds[seed as usize % kinds.len()];
+        case.options.microbatches = 8;
+        case.options.lanes = LaneCount::new(8).expect("a power of two");
+        case.options.replicas = ReplicaCount::new(replicas).expect("a power of two");
+        case.options.blocks = case.options.blocks.min(case.options.workers.div_ceil(2).max(2));
+        let life = LifeResult::of(&case);
+        assert_eq!(life.outcome.failure, None, "seed {seed}, {model:?}");
+        assert!(life.outcome.steps >= case.options.steps, "seed {seed} ends before its last step");
+        rerouted += life.outcome.markers.count(Marker::Rerouted);
+        unshared += life.outcome.markers.count(Marker::Unshared);
+    }
+    println!("{rerouted} rerouted, {unshared} followed");
+    assert!(rerouted > 10 && unshared > 5, "{rerouted} rerouted, {unshared} followed");
 }

@@ -11,6 +11,7 @@ mod draft;
 mod ephemeral;
 mod faults;
 mod heartbeats;
+mod in_force;
 mod inbox;
 mod leaving;
 mod loading;
@@ -53,6 +54,7 @@ pub use blame::{DOUBT_SEALS_MAX, PAIR_CONTRADICTIONS_MAX};
 pub use checkpoint_timer::COST_SHARE;
 pub use ephemeral::EPHEMERAL_TICKS_MAX;
 pub use faults::PLANS_FAILED_MAX;
+pub use in_force::PlanInForce;
 pub use inbox::HELD_VERSIONS_MAX;
 pub use measurement::PlanMeasurement;
 pub use planning::PlanNeed;
@@ -88,6 +90,8 @@ pub struct SolveRequest {
     pub nodes: Vec<(NodeId, Resources)>,
     /// Whether steps run ahead of the verdict on the one before.
     pub window: Window,
+    /// The plan in force, if it may go on without moving a layer.
+    pub in_force: Option<PlanInForce>,
 }
 
 /// The answer: a plan without names.

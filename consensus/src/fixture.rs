@@ -5,7 +5,8 @@
 use std::sync::Arc;
 
 use zbelastic_schedule::{
-    LowerOptions, Program, ScheduleKind, Window, generate, lower, side_by_side,
+    Costs, LowerOptions, Program, ScheduleKind, SharedOrder, Window, generate, lower, on_table,
+    side_by_side,
 };
 use zbelastic_types::{
     Bytes, ClusterId, Digest, Fingerprint, Generation, LayerId, LayerRange, NodeId, RunId,
@@ -101,6 +102,18 @@ pub(crate) fn side_by_side_twice(plan: &mut PlanRecord) {
     plan.program = lower(&side_by_side(&[one.clone(), one]).expect("alike"), options);
     plan.chunks = [LayerRange::new(0, 1), LayerRange::new(1, LAYERS)].repeat(2);
     plan.copies = vec![Vec::new(); 4];
+}
+
+/// Makes a plan of [`side_by_side_twice`] one over three stages: the first one is left alone at its
+/// place, and stands in both pipelines.
+pub(crate) fn without_the_third(plan: &mut PlanRecord) {
+    let (table, _) =
+        plan.program.placement.table().rerouted(&[StageIndex(2)]).expect("one is left");
+    let costs = Costs::even(&table, 1.0, 1.0, 1.0, 0.0);
+    let shared = on_table(&plan.program, &table, &costs, SharedOrder::ByTime);
+    let options = LowerOptions { window: Window::One, early_head_weights: false };
+    plan.program = lower(&shared.expect("it runs to its end"), options);
+    plan.copies = vec![Vec::new(); 3];
 }
 
 /// The answer of a solver for so many nodes.

@@ -1,6 +1,8 @@
 //! A plan as it is in the log: which worker holds which stage and copies, and the program that all
 //! workers run.
 
+mod table;
+
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
@@ -194,6 +196,8 @@ pub enum PlanReason {
         /// The share of a step's time that the new plan saves, in thousandths.
         gain_permille: u32,
     },
+    /// Workers stand in several replicas, and a plan in which each stands in one is faster.
+    Uneven,
 }
 
 /// The work that lasts longer or shorter than a plan was made for.
@@ -211,7 +215,25 @@ pub enum DriftedPart {
 }
 
 impl PlanReason {
-    /// Whether the plan before is given up for the time of its work, and for nothing else.
+    /// Whether the plan before is given up for the time of its steps alone: one that is the same
+    /// changes nothing.
+    #[must_use]
+    pub const fn is_for_time(&self) -> bool {
+        match self {
+            Self::Drifted { .. } | Self::Uneven => true,
+            Self::First
+            | Self::Lost { .. }
+            | Self::Joined { .. }
+            | Self::Draining { .. }
+            | Self::Stalled { .. }
+            | Self::LoadFailed { .. }
+            | Self::Contradiction { .. }
+            | Self::Rewound
+            | Self::WindowSwitched { .. } => false,
+        }
+    }
+
+    /// Whether the plan before is given up because work lasts longer, or shorter, than planned.
     #[must_use]
     pub const fn is_drift(&self) -> bool {
         match self {
@@ -224,7 +246,8 @@ impl PlanReason {
             | Self::LoadFailed { .. }
             | Self::Contradiction { .. }
             | Self::Rewound
-            | Self::WindowSwitched { .. } => false,
+            | Self::WindowSwitched { .. }
+            | Self::Uneven => false,
         }
     }
 }
@@ -251,6 +274,7 @@ impl fmt::Display for PlanReason {
                 },
                 Ticks(*wait_ticks)
             ),
+            Self::Uneven => write!(f, "workers stood in several replicas"),
             Self::Drifted { part, expected_us, found_us, gain_permille } => {
                 match part {
                     DriftedPart::Stage { stage, node } => write!(f, "stage {stage} (node {node})")?,
@@ -441,14 +465,6 @@ impl PlanRecord {
         let chunks = placement.chunks_of(stage);
         let chunks = chunks.filter(move |chunk| is_it(placement.replica_of(*chunk)));
         chunks.flat_map(|chunk: ChunkIndex| self.chunks[chunk.index()].layers())
-    }
-
-    /// The other stages that train the layers that a stage speaks for, in the order of replicas.
-    #[must_use]
-    pub fn twins_of(&self, of: StageIndex) -> Vec<StageIndex> {
-        let mut group = group_of(&self.program.placement, of);
-        group.retain(|stage| *stage != of);
-        group
     }
 
     /// The stages of which `stage` keeps a copy.

@@ -56,8 +56,11 @@ impl PlanReview {
         };
         let window = record.window().unwrap_or(Window::One);
         let best = || {
-            // Others that could be had with as many stages and replicas.
+            // Others that could be had with as many stages and replicas: a table has fewer workers.
             let placement = plan.placement();
+            if placement.is_table() {
+                return None;
+            }
             let stage_count = placement.stages_per_column();
             let grid = Grid { stage_count, replicas: ReplicaCount::of(placement) };
             let fallbacks = job.fallbacks(grid);

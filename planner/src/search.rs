@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use zbelastic_consensus::duty::PlanSolution;
+use zbelastic_consensus::duty::{PlanInForce, PlanSolution};
 use zbelastic_kernels::DeviceSizes;
 use zbelastic_schedule::{ScheduleKind, Window};
 use zbelastic_trainer::model::model_layers;
@@ -13,6 +13,7 @@ use zbelastic_types::{Bytes, ChunkIndex, LayerRange, NodeId, StageIndex};
 
 use crate::estimate::PaceEstimate;
 use crate::fallback::{PlanFallback, PlannerJob};
+use crate::in_force::{LossChoice, RetainedPlan, is_worth_moving, retained_plan};
 use crate::node_choices::{NO_NODE, NodeResources, first_plan, memory_limits};
 
 /// Solutions remembered; with more, those for the most nodes go first.
@@ -114,6 +115,59 @@ impl PlanSearch {
         window: Window,
         nodes: &[NodeResources],
     ) -> Result<PlanSolution, String> {
+        self.solve_timed(job, window, nodes).map(|(solution, _)| solution)
+    }
+
+    /// The same where the plan in force may go on without moving a layer: after a loss it does if it
+    /// fits, and otherwise if no other is faster by [`zbelastic_trainer::plan::GAIN_MIN`]. After a
+    /// loss, what was chosen, and why.
+    ///
+    /// # Errors
+    /// If neither can be had: as [`Self::solve`].
+    pub fn solve_from(
+        &mut self,
+        (job, window): (&PlannerJob, Window),
+        nodes: &[NodeResources],
+        in_force: Option<&PlanInForce>,
+    ) -> Result<(PlanSolution, Option<LossChoice>), String> {
+        let Some(in_force) = in_force else {
+            return self.solve(job, window, nodes).map(|solution| (solution, None));
+        };
+        let kept = retained_plan((job, window), in_force, nodes, &self.estimate);
+        let other = self.solve_timed(job, window, nodes);
+        let has_lost = !in_force.lost().is_empty();
+        let rerouted = kept.as_ref().map(|kept| kept.period);
+        let cut_anew = other.as_ref().ok().map(|(_, period)| *period);
+        let choice = has_lost.then_some(LossChoice { rerouted, cut_anew });
+        let solution = match (kept, other) {
+            (Some(kept), Ok((_, period))) if has_lost || !is_worth_moving(period, kept.period) => {
+                self.solution_of(job, kept, nodes)
+            }
+            (Some(kept), Err(_)) => self.solution_of(job, kept, nodes),
+            (Some(_) | None, other) => other?.0,
+        };
+        Ok((solution, choice))
+    }
+
+    fn solution_of(
+        &self,
+        job: &PlannerJob,
+        kept: RetainedPlan,
+        nodes: &[NodeResources],
+    ) -> PlanSolution {
+        let RetainedPlan { plan, stage_nodes, .. } = kept;
+        let nodes: Vec<NodeResources> = stage_nodes.iter().map(|at| nodes[*at]).collect();
+        let op_ticks_max = self.op_ticks_max(job, &plan, &nodes);
+        PlanSolution { program: plan.program, chunks: plan.chunks, stage_nodes, op_ticks_max }
+    }
+
+    /// The same, with the time of a step.
+    fn solve_timed(
+        &mut self,
+        job: &PlannerJob,
+        window: Window,
+        nodes: &[NodeResources],
+    ) -> Result<FoundPlan, String> {
         let grids = job.grid_limits().grids(nodes.len() as u32);
         let is_priced = self.estimate.calibration.is_some();
         let found = best_grid(grids, is_priced, |grid| {
@@ -122,7 +176,7 @@ impl PlanSearch {
             let ((solution, period), places) = first_plan(nodes, tried, |fallback, places| {
                 self.plan_for(job, fallback, window, (nodes, places))
             })?;
-            Ok((PlanSolution { stage_nodes: places, ..solution }, period))
+            Ok(((PlanSolution { stage_nodes: places, ..solution }, period), period))
         });
         found.map_err(|error: Option<String>| error.unwrap_or_else(|| NO_NODE.to_owned()))
     }
@@ -176,12 +230,17 @@ impl PlanSearch {
         (pace, nodes): (&Pace, &[NodeResources]),
     ) -> Result<FoundPlan, String> {
         let choice = job.choose(fallback, window, (&query.bytes_max, pace))?;
-        let ticks = op_seconds_max(job, &choice.plan, nodes) / self.tick.as_secs_f64();
-        let op_ticks_max = (ticks.ceil() as u32).max(1);
+        let op_ticks_max = self.op_ticks_max(job, &choice.plan, nodes);
         let Plan { program, chunks, .. } = choice.plan;
         let places = (0..nodes.len()).collect();
         let period = choice.prediction.period;
         Ok((PlanSolution { program, chunks, stage_nodes: places, op_ticks_max }, period))
+    }
+
+    /// Ticks after which an operation of the plan hangs.
+    fn op_ticks_max(&self, job: &PlannerJob, plan: &Plan, nodes: &[NodeResources]) -> u32 {
+        let ticks = op_seconds_max(job, plan, nodes) / self.tick.as_secs_f64();
+        (ticks.ceil() as u32).max(1)
     }
 }
 
@@ -218,7 +277,8 @@ fn update_seconds_most(job: &PlannerJob, plan: &Plan) -> f64 {
         |chunk: ChunkIndex| -> f64 { plan.chunks[chunk.index()].ids().map(of_layer).sum() };
     let placement = plan.placement();
     let stages = (0..placement.stage_count()).map(StageIndex);
-    let of_stage = |stage| placement.chunks_of(stage).map(of_chunk).sum::<f64>();
+    let is_first = |chunk: &ChunkIndex| placement.table().first_on_stage(*chunk) == *chunk;
+    let of_stage = |stage| placement.chunks_of(stage).filter(is_first).map(of_chunk).sum::<f64>();
     stages.map(of_stage).fold(0.0, f64::max)
 }
 
@@ -279,7 +339,7 @@ pub(crate) mod tests {
         }
     }
 
-    fn nodes(nodes: &[u64]) -> Vec<NodeResources> {
+    pub fn nodes(nodes: &[u64]) -> Vec<NodeResources> {
         let resources =
             Resources { memory: Bytes(0), speed_permille: 1000, class: DeviceClass::Processors };
         nodes.iter().map(|node| (NodeId(*node), resources)).collect()

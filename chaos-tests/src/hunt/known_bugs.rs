@@ -18,7 +18,7 @@ pub enum KnownBug {
 
 impl KnownBug {
     /// All of them, by their numbers.
-    pub const ALL: [Self; 50] = [
+    pub const ALL: [Self; 51] = [
         Self::Bug(Bug::M1AckBeforeSync),
         Self::Mutant(Mutant::M2TurnUnchecked),
         Self::Bug(Bug::M3MomentsNotRestored),
@@ -65,6 +65,7 @@ impl KnownBug {
         Self::Bug(Bug::M48PartLeftOut),
         Self::Mutant(Mutant::M49KeepingForEver),
         Self::Mutant(Mutant::M50AuthorityForgotten),
+        Self::Bug(Bug::M51ReroutedLaneLeftOut),
         Self::Mutant(Mutant::R2GenerationUnchecked),
         Self::Mutant(Mutant::R3SealedBeforeHeld),
         Self::Mutant(Mutant::R5CheckpointBeforeSeal),
@@ -121,6 +122,7 @@ impl KnownBug {
             Self::Bug(Bug::M48PartLeftOut) => "m48",
             Self::Mutant(Mutant::M49KeepingForEver) => "m49",
             Self::Mutant(Mutant::M50AuthorityForgotten) => "m50",
+            Self::Bug(Bug::M51ReroutedLaneLeftOut) => "m51",
             Self::Mutant(Mutant::R2GenerationUnchecked) => "R2",
             Self::Mutant(Mutant::R3SealedBeforeHeld) => "R3",
             Self::Mutant(Mutant::R5CheckpointBeforeSeal) => "R5",
@@ -252,6 +254,9 @@ impl KnownBug {
             Self::Mutant(Mutant::M50AuthorityForgotten) => {
                 "a member with a certificate by the authority that follows forgets the one before"
             }
+            Self::Bug(Bug::M51ReroutedLaneLeftOut) => {
+                "the weight gradients of a lane that another worker takes over are left out"
+            }
             Self::Mutant(Mutant::R2GenerationUnchecked) => {
                 "the generation of a seal is checked when it is proposed only"
             }
@@ -285,6 +290,7 @@ impl KnownBug {
             | Self::Bug(Bug::M46FirstComeFirstJoined)
             | Self::Bug(Bug::M47PartAddedTwice)
             | Self::Bug(Bug::M48PartLeftOut)
+            | Self::Bug(Bug::M51ReroutedLaneLeftOut)
             | Self::Mutant(Mutant::M16NormByStage) => &[Invariant::N3],
             Self::Bug(Bug::M5OldProgram) | Self::Mutant(Mutant::R2GenerationUnchecked) => {
                 &[Invariant::S4]

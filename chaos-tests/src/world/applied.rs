@@ -423,7 +423,8 @@ fn mark_plan(env: &mut Surroundings<'_>, plan: &PlanRecord) {
         | PlanReason::Draining { .. }
         | PlanReason::LoadFailed { .. }
         | PlanReason::Rewound
-        | PlanReason::Drifted { .. } => {}
+        | PlanReason::Drifted { .. }
+        | PlanReason::Uneven => {}
     }
     let Some(before) = env.checker.plan_before(plan) else { return };
     let old = before.stages.len();
@@ -450,6 +451,12 @@ fn mark_plan(env: &mut Surroundings<'_>, plan: &PlanRecord) {
     let has_columns = before.program.placement.column_count() > 1;
     if has_columns && lost > 0 && plan.sources.iter().all(is_from_nodes) {
         env.mark(Marker::PipelineLost);
+    }
+    if plan.reroutes(&before) {
+        env.mark(Marker::Rerouted);
+    }
+    if before.program.placement.is_table() && !plan.program.placement.is_table() {
+        env.mark(Marker::Unshared);
     }
     if plan.stages.iter().all(|holder| !before.stages.contains(holder)) {
         env.mark(Marker::AllStagesMoved);

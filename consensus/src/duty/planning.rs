@@ -8,12 +8,12 @@ use zbelastic_schedule::{Placement, Window};
 use zbelastic_types::{Digest, LayerId, NodeId, StageIndex, Step};
 
 use super::draft::{PlanBasis, PlanDraft, PlanStandstill, Planning, PreCopyProgress};
+use super::in_force::plan_in_force;
 use super::restore::{LayerInventory, RestorePoint, expected_digests, restore_point};
 use super::seating::{copies, reseated, seating};
 use super::watch::{DutyWatch, ProposalLane};
-use super::{
-    LeaderAction, NoPlan, PlanSolution, STEPS_BEFORE_SWITCH, SolveRequest, switched_window,
-};
+use super::window::window_need;
+use super::{LeaderAction, NoPlan, PlanSolution, SolveRequest};
 use crate::contact::FailureDomain;
 use crate::entry::{Entry, RewindReason};
 use crate::job::{HaltReason, JobChange, JobSpec, WindowPolicy};
@@ -105,14 +105,8 @@ impl Planning {
         if let Some(reason) = self.measured.drift(plan.generation) {
             return Some(reason.clone());
         }
-        let steps = state.open_turn().step.0.saturating_sub(plan.from_step.0);
-        if spec.window != WindowPolicy::Auto || steps < STEPS_BEFORE_SWITCH {
-            return None;
-        }
-        let ((rollbacks, seals), wait_ticks) =
-            (state.history().rollbacks(), watch.heartbeats.wait_ticks());
-        let window = switched_window(plan.window()?, rollbacks, seals, wait_ticks)?;
-        Some(PlanReason::WindowSwitched { window, rollbacks, seals, wait_ticks })
+        let is_uneven = plan.program.placement.is_table() && is_settled;
+        window_need(state, watch, plan).or(is_uneven.then_some(PlanReason::Uneven))
     }
 
     /// The next thing to do for the plan that is needed, if one is.
@@ -127,7 +121,7 @@ impl Planning {
         let is_late = self.long_standstill(watch).is_some();
         let draft = self.draft.as_mut();
         if draft.is_none_or(|draft| !draft.is_still_valid(&basis, is_late)) {
-            return self.begin_draft(state, watch, basis);
+            return self.begin_draft(state, watch, (&need, basis));
         }
         self.continue_draft(state, watch, need)
     }
@@ -163,7 +157,7 @@ impl Planning {
         &mut self,
         state: &State,
         watch: &DutyWatch,
-        basis: PlanBasis,
+        (need, basis): (&PlanNeed, PlanBasis),
     ) -> Option<LeaderAction> {
         let spec = state.running_spec()?.clone();
         let plan = state.plan().map(|plan| &*plan.record);
@@ -185,6 +179,7 @@ impl Planning {
         let number = self.number;
         let resources = |holder: &Holder| (holder.node, self.measured.resources(state, holder));
         let request = nodes.iter().map(resources).collect();
+        let in_force = plan_in_force(state, need, &nodes);
         self.draft = Some(PlanDraft {
             number,
             since: watch.now,
@@ -195,7 +190,7 @@ impl Planning {
             solution: None,
             pre_copy: None,
         });
-        Some(LeaderAction::Solve(SolveRequest { number, spec, nodes: request, window }))
+        Some(LeaderAction::Solve(SolveRequest { number, spec, nodes: request, window, in_force }))
     }
 
     fn continue_draft(
@@ -324,7 +319,7 @@ impl Planning {
         let used = draft.nodes.get(..solution.program.placement.stage_count() as usize);
         let is_same_window = solution.program.window == plan.window();
         let is_same_work = solution.chunks == plan.chunks && solution.program == plan.program;
-        let changes_nothing = is_same_window && (is_same_work || !reason.is_drift());
+        let changes_nothing = is_same_window && (is_same_work || !reason.is_for_time());
         if used.is_some_and(|used| used == plan.stages && changes_nothing) {
             self.settle();
             self.measured.forget_drift();
@@ -530,7 +525,7 @@ fn basis_of(state: &State, need: &PlanNeed) -> PlanBasis {
             PlanNeed::Planned(_) | PlanNeed::Now(_) => None,
         },
         drift: match need {
-            PlanNeed::Planned(reason) if reason.is_drift() => Some(reason.clone()),
+            PlanNeed::Planned(reason) if reason.is_for_time() => Some(reason.clone()),
             PlanNeed::Planned(_) | PlanNeed::Now(_) => None,
         },
     }

@@ -12,6 +12,7 @@ mod last;
 mod leaving;
 mod planning;
 mod pre_copy;
+mod reroute;
 mod restore;
 mod sealing;
 mod seats;

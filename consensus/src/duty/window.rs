@@ -6,7 +6,11 @@
 
 use zbelastic_schedule::Window;
 
+use super::watch::DutyWatch;
 use crate::history::ROLLBACK_WINDOW;
+use crate::job::WindowPolicy;
+use crate::plan::{PlanReason, PlanRecord};
+use crate::state::State;
 
 /// Rollbacks in so many seals from which on waiting is better: 29 of 32, the break-even rate of
 /// 0.9 with eight stages and 24 microbatches.
@@ -42,6 +46,23 @@ pub fn switched_window(
         }
         Window::One | Window::Zero => None,
     }
+}
+
+/// The window that steps are to run with from here on, if it is another one.
+pub(super) fn window_need(
+    state: &State,
+    watch: &DutyWatch,
+    plan: &PlanRecord,
+) -> Option<PlanReason> {
+    let spec = state.running_spec()?;
+    let steps = state.open_turn().step.0.saturating_sub(plan.from_step.0);
+    if spec.window != WindowPolicy::Auto || steps < STEPS_BEFORE_SWITCH {
+        return None;
+    }
+    let ((rollbacks, seals), wait_ticks) =
+        (state.history().rollbacks(), watch.heartbeats.wait_ticks());
+    let window = switched_window(plan.window()?, rollbacks, seals, wait_ticks)?;
+    Some(PlanReason::WindowSwitched { window, rollbacks, seals, wait_ticks })
 }
 
 #[cfg(test)]

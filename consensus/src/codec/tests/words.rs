@@ -103,6 +103,7 @@ fn of_plans() -> Vec<String> {
         PlanReason::WindowSwitched { window, rollbacks: 29, seals: 32, wait_ticks: 1 },
         drifted(DriftedPart::Stage { stage: StageIndex(1), node: NodeId(300) }),
         drifted(DriftedPart::Links),
+        PlanReason::Uneven,
     ];
     let sources = [
         LayerSource::Nodes(vec![NodeId(1), NodeId(300)]),

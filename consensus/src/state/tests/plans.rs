@@ -5,9 +5,11 @@ use zbelastic_types::{
     ChunkIndex, Digest, Generation, Incarnation, LayerId, LayerRange, NodeId, StageIndex, Step,
 };
 
+use crate::codec;
 use crate::entry::{Entry, ReadyRecord};
 use crate::fixture::{
     FixtureLog, LAYERS, chunks, crossed, digest, program, side_by_side_twice, spec,
+    without_the_third,
 };
 use crate::job::{JobSpec, WindowPolicy};
 use crate::member::Holder;
@@ -172,6 +174,44 @@ fn each_layer_of_two_pipelines_has_one_owner_and_needs_no_copy() {
     assert_eq!(at_a_twin.check(&two), Ok(()));
     at_a_twin.copies[1] = vec![StageIndex(3)];
     assert_eq!(at_a_twin.check(&two), refused, "that trains the layer itself");
+}
+
+/// A worker that stands in two pipelines is one holder of what it trains: where nobody else is, a copy is
+/// kept elsewhere.
+#[test]
+fn a_worker_of_two_pipelines_is_one_holder() {
+    let spec = spec();
+    let log = FixtureLog::with_job(spec.clone(), &[1, 2, 3]);
+    let mut plan = log.plan(&[1, 2, 3]);
+    let [before, mut shared] = [plan.clone(), plan.clone()].map(|mut plan| {
+        side_by_side_twice(&mut plan);
+        plan
+    });
+    without_the_third(&mut shared);
+    let refused = Err(PlanRefusal::Promise { promise: shared.promise });
+    assert_eq!(shared.check(&spec), refused, "a copy of the first stage is missing");
+    shared.copies[0] = vec![StageIndex(1)];
+    assert_eq!(shared.check(&spec), Ok(()));
+    let bytes = codec::encode(&shared);
+    assert_eq!(codec::decode(&bytes, bytes.len()), Ok(shared.clone()), "it travels");
+    let holders =
+        |stage| shared.holders_of(StageIndex(stage)).map(|h| h.node.0).collect::<Vec<_>>();
+    assert_eq!([holders(0), holders(1), holders(2)], [vec![1, 2], vec![2, 3], vec![3]]);
+    assert_eq!(shared.cells().map(|holder| holder.node.0).collect::<Vec<_>>(), [1, 2, 1, 3]);
+    let twins: Vec<_> = shared.stage_indices().map(|stage| shared.twins_of(stage)).collect();
+    assert_eq!(twins, [vec![], vec![StageIndex(2)], vec![]]);
+    let none = JobSpec { copies: 0, ..spec };
+    shared.copies[0].clear();
+    shared.promise = Promise::of(0, 3);
+    assert_eq!(shared.check(&none), Ok(()));
+    // The plan before, on four.
+    let fourth = log.plan(&[1, 2, 3]).stages[0];
+    let stages = vec![shared.stages[0], shared.stages[1], fourth, shared.stages[2]];
+    let before = PlanRecord { stages, ..before };
+    assert!(shared.reroutes(&before));
+    plan.stages.swap(0, 1);
+    assert!(!PlanRecord { stages: plan.stages, ..shared.clone() }.reroutes(&before), "layers move");
+    assert!(!before.reroutes(&shared), "there are more");
 }
 
 /// The stage in the middle holds one part of the model twice, and that is its own.
