@@ -89,9 +89,12 @@ mod tests {
             let versions = versions.iter().map(at).collect();
             checkpoint_thread.collect(StoreReferences { versions, data: None }).expect("room");
         };
-        let mut freed = || match events.blocking_recv().expect("the thread lives") {
-            StoreEvent::Collected(FreedSpace { bytes, .. }) => bytes,
-            other => panic!("{other:?}"),
+        let mut freed = || {
+            let event = events.blocking_recv().expect("the thread lives");
+            let StoreEvent::Collected(FreedSpace { bytes, .. }) = event else {
+                panic!("{event:?}");
+            };
+            bytes
         };
         for versions in [&[0, 4][..], &[0, 4, 8]] {
             collect(versions);
