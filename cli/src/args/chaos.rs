@@ -125,10 +125,10 @@ mod tests {
             let words = ["chaos", "demo"].into_iter().chain(line.split_whitespace());
             let parsed =
                 ChaosCommandLine::try_parse_from(words).map_err(|error| error.to_string())?;
-            match parsed.command {
-                ChaosCommand::Demo(WatchedDemoArgs { ui, .. }) => Ok(ui.map(|it| it.to_string())),
-                other => Err(format!("{other:?}")),
-            }
+            let ChaosCommand::Demo(WatchedDemoArgs { ui, .. }) = parsed.command else {
+                return Err(format!("{:?}", parsed.command));
+            };
+            Ok(ui.map(|it| it.to_string()))
         };
         let check = |line: &str, expected: Option<&str>| {
             assert_eq!(page(line), Ok(expected.map(str::to_owned)), "{line}");
