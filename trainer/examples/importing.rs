@@ -8,6 +8,8 @@
 //! read into fresh memory of its own size, and then as the layers' floats, several times in turn; the
 //! best of each is compared. The file is in the system's cache then: the disk is no part of it.
 
+#![expect(clippy::disallowed_methods, reason = "it measures time")]
+
 use std::error::Error;
 use std::fs::{self, File};
 use std::io;
