@@ -114,7 +114,7 @@ impl Campaign {
         change: impl FnOnce(&ModelConfig, Plan) -> Plan,
     ) {
         self.runs += 1;
-        let window = if self.runs % 2 == 0 { Window::Zero } else { Window::One };
+        let window = if self.runs.is_multiple_of(2) { Window::Zero } else { Window::One };
         let fate = StruckStepFate::ALL[self.runs / 2 % StruckStepFate::ALL.len()];
         let model_index = self.runs / 6 % self.models.len();
         let model = &self.models[model_index];
@@ -165,8 +165,8 @@ fn without_some(plan: &Plan, pace: &Pace, run: usize) -> Option<Plan> {
     let stages = plan.placement().stage_count();
     let first = StageIndex(run as u32 * 5 % stages);
     let second = StageIndex((first.0 + 1 + run as u32 / 2 % (stages - 1)) % stages);
-    let lost: &[StageIndex] = if run % 2 == 0 { &[first] } else { &[first, second] };
-    let order = if run % 3 == 0 { SharedOrder::InTurn } else { SharedOrder::ByTime };
+    let lost: &[StageIndex] = if run.is_multiple_of(2) { &[first] } else { &[first, second] };
+    let order = if run.is_multiple_of(3) { SharedOrder::InTurn } else { SharedOrder::ByTime };
     let found = plan.rerouted(lost, |_| pace.clone(), order);
     found.ok().map(|reroute| reroute.plan)
 }
