@@ -3,7 +3,8 @@
 //!
 //! The rule that everything rests on: **a record in the index names only chunks whose bytes and
 //! names are durable**. To write, chunks come before the record; to remove, the record is removed
-//! before the chunks. Neither waits for the other: [`ChunkUses`] knows which chunks a writer counts on.
+//! before the chunks. Neither waits for the other: [`ChunkUses`] knows which chunks a writer counts
+//! on.
 
 mod chunk_uses;
 mod writing;

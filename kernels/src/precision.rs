@@ -44,6 +44,7 @@ pub const fn bf16_bits(x: f32) -> u16 {
 
 /// The float that a bfloat16 is.
 #[must_use]
+#[inline]
 pub const fn float_of_bf16(half: u16) -> f32 {
     f32::from_bits((half as u32) << 16)
 }

@@ -94,8 +94,8 @@ pub struct ProcessObservers {
     pub collector: Option<SpanCollector>,
 }
 
-/// Trains in processes with folders in `location`. `observers` receive what their cluster answers, `observe` is called
-/// with each event, and may end the run after the step under way by breaking.
+/// Trains in processes with folders in `location`. `observers` receive what their cluster answers;
+/// `observe` is called with each event, and may end the run after the step under way by breaking.
 ///
 /// # Errors
 /// If the cluster does not come to be, refuses, or does not get to the end.

@@ -1,8 +1,9 @@
 //! Weights of others: which tensor of which file goes where, each read once.
 //!
 //! Files are read piece by piece, tensors side by side on several threads in the order in which they
-//! lie, into the layers' floats. Beside these a few megabytes a thread are in memory. Nothing of a file is passed over: a tensor
-//! that is no parameter of the model has to be a buffer that is known as one.
+//! lie, into the layers' floats. Beside these a few megabytes a thread are in memory. Nothing of a
+//! file is passed over: a tensor that is no parameter of the model has to be a buffer that is known
+//! as one.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
