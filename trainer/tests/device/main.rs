@@ -6,6 +6,7 @@
 
 #![cfg(all(target_arch = "x86_64", unix))]
 
+mod adapters;
 mod asynchronous;
 mod attest;
 #[path = "../common/mod.rs"]
@@ -28,6 +29,7 @@ mod times;
 use std::path::Path;
 use std::sync::Arc;
 
+use adapters::adapted;
 use common::documents::Documents;
 use common::{
     StageCluster, corpus, featured_model, offloaded, plan, plan_of_chunks, policy, setup,
@@ -44,8 +46,8 @@ use zbelastic_kernels::{Backend, ByteCounts, CpuBackend, DeviceFault};
 use zbelastic_schedule::{MemoryOp, ScheduleKind, Window};
 use zbelastic_trainer::digest::StateDigest;
 use zbelastic_trainer::model::{
-    Family, LayerKind, LayerParts, LoraInit, LoraScaling, LoraSettings, ModelConfig, Recompute,
-    RecomputedOps, frozen_tensors, layer_bytes, model_layers, replayed_bytes,
+    Family, LayerKind, LayerParts, ModelConfig, Recompute, RecomputedOps, frozen_tensors,
+    layer_bytes, model_layers, replayed_bytes,
 };
 use zbelastic_trainer::plan::Plan;
 use zbelastic_trainer::reference::SerialReference;
@@ -242,17 +244,6 @@ fn candidates_in_forms_are_dropped_without_a_trace() {
         let model = tiny_model(family);
         let frozen = frozen_tensors(&model, &patterns).expect("there are such");
         model.freezing(frozen)
-    };
-    let adapted = |family| {
-        let targets = vec!["all-linear".to_owned()];
-        let settings = LoraSettings {
-            rank: 3,
-            alpha: 6.0,
-            scaling: LoraScaling::Standard,
-            init: LoraInit::Kaiming,
-            targets,
-        };
-        settings.adapt(&tiny_model(family)).expect("a rank of 3 fits")
     };
     let some = ["embed", "layers.0", "layers.*.attn.k", "layers.*.norm2", "layers.1.mlp.down"];
     for (model, precision) in [
