@@ -120,11 +120,15 @@ pub enum EventKind {
     Plan {
         /// The plan's generation number.
         generation: u64,
-        /// The node at each stage, pipeline by pipeline.
+        /// The node at each stage, pipeline by pipeline: a node may stand in several.
         stages: Vec<NodeId>,
         /// Pipelines side by side.
         #[serde(default = "crate::status::one")]
         replicas: u32,
+        /// Whether nodes take over what others did at the same stage, and no layer moves between
+        /// stages.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        rerouted: bool,
         /// Name of the schedule.
         schedule: String,
         /// Steps that run ahead of their verdict.
@@ -301,11 +305,14 @@ impl fmt::Display for EventKind {
             Self::Done { step, digest: Some(digest) } => {
                 write!(f, "all {step} steps are sealed, digest {digest}")
             }
-            Self::Plan { generation, stages, replicas, schedule, window, reason } => write!(
-                f,
-                "generation {generation}: {}, {schedule}, window {window}: {reason}",
-                pipelines_text(stages.len() as u64 / u64::from((*replicas).max(1)), *replicas)
-            ),
+            Self::Plan { generation, stages, replicas, rerouted, schedule, window, reason } => {
+                write!(
+                    f,
+                    "generation {generation}: {}{}, {schedule}, window {window}: {reason}",
+                    pipelines_text(stages.len() as u64 / u64::from((*replicas).max(1)), *replicas),
+                    if *rerouted { " rerouted" } else { "" },
+                )
+            }
             Self::Running { generation, layers_moved, bytes_moved, pause_ms, .. } => write!(
                 f,
                 "generation {generation} runs: {} moved ({bytes_moved}){}",

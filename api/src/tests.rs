@@ -66,6 +66,7 @@ fn events() -> Vec<EventKind> {
             generation: 8,
             stages: vec![NodeId(2), NodeId(3)],
             replicas: 1,
+            rerouted: false,
             schedule: "zb-h1".to_owned(),
             window: 1,
             reason: reason.clone(),

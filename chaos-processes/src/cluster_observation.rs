@@ -133,10 +133,17 @@ impl ClusterObservation {
         self.members.get(&self.leader?).copied()
     }
 
-    /// The members that have a stage, in the order of their stages.
+    /// The members that have a stage, in the order of their stages, each once: after a loss a node may
+    /// stand in several replicas.
     #[must_use]
     pub fn stages(&self) -> Vec<MemberIndex> {
-        self.stages.iter().filter_map(|node| self.members.get(node).copied()).collect()
+        let mut stages = Vec::new();
+        for member in self.stages.iter().filter_map(|node| self.members.get(node).copied()) {
+            if !stages.contains(&member) {
+                stages.push(member);
+            }
+        }
+        stages
     }
 
     /// Whether a member is known: its process reported that it began, or it was admitted by that

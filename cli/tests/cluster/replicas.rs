@@ -65,22 +65,26 @@ fn begun(more: &str) -> (SpawnedCluster, serde_json::Value) {
     (cluster, run)
 }
 
-/// Two pipelines of two stages. Of three workers each goes on as part of one pipeline of three stages; with
-/// the fourth there are two pipelines again. No layer is read from a checkpoint, and nobody keeps a copy.
+/// The workers of the plan in force, and its pipelines.
+fn grid(cluster: &SpawnedCluster) -> Option<(usize, u32)> {
+    let plan = cluster.status()?.plan?;
+    let workers: BTreeSet<_> = plan.stages.iter().collect();
+    Some((workers.len(), plan.replicas))
+}
+
+/// Two pipelines of two stages. When a worker is lost the other one at its stage takes over, and a faster
+/// plan of three workers follows; with the fourth there are two pipelines again. No layer is read from a
+/// checkpoint.
 #[test]
 fn killed_workers_of_two_pipelines_change_no_bit() {
     let (mut cluster, run) = begun("--replicas 2");
-    let grid = |cluster: &SpawnedCluster| {
-        let plan = cluster.status()?.plan?;
-        Some((plan.stages.len(), plan.replicas))
-    };
     cluster.wait("two pipelines", |cluster| grid(cluster).filter(|found| *found == (4, 2)));
     for (at, name) in [(20, "a"), (110, "d"), (200, "b")] {
         cluster.wait("steps", |cluster| cluster.step().filter(|step| *step >= at));
         let node = cluster.kill(name);
         cluster.wait("it goes on", |cluster| {
             let is_under_way = cluster.status()?.job.as_ref()?.step >= at + 3;
-            grid(cluster).filter(|(stages, _)| is_under_way && *stages <= 3)
+            grid(cluster).filter(|(workers, _)| is_under_way && *workers <= 3)
         });
         cluster.restart(node, &["join", "--spot", "none"]);
         cluster.wait("all four", |cluster| grid(cluster).filter(|found| *found == (4, 2)));
@@ -88,6 +92,35 @@ fn killed_workers_of_two_pipelines_change_no_bit() {
     let found = cluster.digest(STEPS);
     let status = cluster.wait("the last status", SpawnedCluster::status);
     assert_eq!(status.counters.get("rewinds"), Some(&0), "{status:#?}");
+    assert_eq!(run["digest"], found.to_string());
+}
+
+/// Without copies nothing at all moves when a worker of two pipelines is lost: the event says that others
+/// took over. What follows is cut anew, as a planned change.
+#[test]
+fn a_lost_worker_of_two_pipelines_is_rerouted() {
+    let (mut cluster, run) = begun("--replicas 2 --set elastic.copies=0");
+    cluster.wait("two pipelines", |cluster| grid(cluster).filter(|found| *found == (4, 2)));
+    cluster.wait("steps", |cluster| cluster.step().filter(|step| *step >= 20));
+    cluster.kill("c");
+    let failure = cluster.wait("what it cost", |cluster| {
+        let failures = cluster.status()?.failures;
+        failures.into_iter().find(|failure| failure.name == "c" && failure.next_seal_ms.is_some())
+    });
+    assert_eq!((failure.layers_moved, failure.steps_lost), (0, 0), "{failure:#?}");
+    assert_eq!(failure.bytes_moved.0, 0, "{failure:#?}");
+    let found = cluster.digest(STEPS);
+    let events = zbelastic(&cluster.nodes[0].folder).args(["events", "--json"]).output();
+    let events = events.expect("it runs");
+    let events = String::from_utf8(events.stdout).expect("text");
+    let plans: Vec<serde_json::Value> = events
+        .lines()
+        .map(|line| serde_json::from_str(line).expect("JSON"))
+        .filter(|event: &serde_json::Value| event["event"] == "plan")
+        .collect();
+    let rerouted: Vec<_> = plans.iter().filter(|plan| plan["rerouted"] == true).collect();
+    let [plan] = &rerouted[..] else { panic!("{plans:#?}") };
+    assert_eq!(plan["stages"].as_array().map(Vec::len), Some(4), "{plan}");
     assert_eq!(run["digest"], found.to_string());
 }
 

@@ -10,7 +10,7 @@ macro_rules! pages {
     };
 }
 
-const PAGES: [(&str, &str); 105] = pages![
+const PAGES: [(&str, &str); 106] = pages![
     "architecture.md",
     "assumptions.md",
     "benchmarks.md",
@@ -101,6 +101,7 @@ const PAGES: [(&str, &str); 105] = pages![
     "decisions/0080-a-drained-process-ends-and-a-members-folder-reads.md",
     "decisions/0081-frozen-tensors-have-no-moments.md",
     "decisions/0082-processes-beside-a-controller.md",
+    "decisions/0083-a-lost-place-is-shared.md",
     "decisions/0084-tests-are-built-once-by-a-profile-of-their-own.md",
     "deploy.md",
     "glossary.md",

@@ -384,7 +384,10 @@ impl ControllerNode {
 
     fn handle_solver(&mut self, answer: SolverAnswer) {
         match answer {
-            SolverAnswer::Solved(SolvedPlan { number, solution }) => {
+            SolverAnswer::Solved(SolvedPlan { number, solution, choice }) => {
+                if let Some(choice) = choice {
+                    self.ports.journal.log(choice.to_string());
+                }
                 self.send_to_core(Input::Solved { number, solution: Box::new(solution) });
             }
             SolverAnswer::Reviewed(reviewed) => {

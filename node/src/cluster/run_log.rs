@@ -354,6 +354,7 @@ impl RunLog {
         let before = self.plan.replace(plan.clone());
         let least = before.as_ref().zip(state.running_spec());
         let least = least.map_or(0, |(before, spec)| least_moved(before, plan, spec));
+        let rerouted = before.as_ref().is_some_and(|before| plan.reroutes(before));
         self.plan_before = before;
         self.bytes_floor = Bytes(least);
         self.generation = plan.generation;
@@ -364,8 +365,9 @@ impl RunLog {
         self.failures.note_plan(plan.generation, self.bytes_floor);
         vec![EventKind::Plan {
             generation: plan.generation.0,
-            stages: plan.stages.iter().map(|holder| holder.node).collect(),
+            stages: plan.cells().map(|holder| holder.node).collect(),
             replicas: plan.program.placement.column_count(),
+            rerouted,
             schedule: plan.program.kind.name().to_owned(),
             window: window_number(plan.window()),
             reason: plan.reason.to_string(),

@@ -8,7 +8,9 @@ use std::thread;
 use tokio::sync::mpsc;
 use zbelastic_consensus::duty::{PlanSolution, PlanUnsolvable, SolveRequest};
 use zbelastic_consensus::job::JobSpec;
-use zbelastic_planner::{PaceEstimate, PlanReview, PlanSearch, PlannerJob, ReviewedPlan};
+use zbelastic_planner::{
+    LossChoice, PaceEstimate, PlanReview, PlanSearch, PlannerJob, ReviewedPlan,
+};
 use zbelastic_policy::tick::TICK;
 use zbelastic_types::Digest;
 use zbelastic_wire::document::JobDocument;
@@ -22,6 +24,8 @@ pub struct SolvedPlan {
     pub number: u64,
     /// The plan that was found, or why there is none.
     pub solution: Result<PlanSolution, PlanUnsolvable>,
+    /// What was chosen after a loss, and why.
+    pub choice: Option<LossChoice>,
 }
 
 /// The answers of the thread.
@@ -103,8 +107,11 @@ impl SolverState {
         while let Ok(command) = commands.recv() {
             let is_received = match command {
                 SolverCommand::Solve(request) => {
-                    let solution = self.solve(&request);
-                    let solved = SolvedPlan { number: request.number, solution };
+                    let (solution, choice) = match self.solve(&request) {
+                        Ok((solution, choice)) => (Ok(solution), choice),
+                        Err(unsolvable) => (Err(unsolvable), None),
+                    };
+                    let solved = SolvedPlan { number: request.number, solution, choice };
                     let is_received = answers.blocking_send(SolverAnswer::Solved(solved)).is_ok();
                     if let Ok(job) = self.job(&request.spec) {
                         self.search.solve_ahead(&job, request.window, &request.nodes);
@@ -131,11 +138,16 @@ impl SolverState {
         }
     }
 
-    fn solve(&mut self, request: &SolveRequest) -> Result<PlanSolution, PlanUnsolvable> {
+    fn solve(
+        &mut self,
+        request: &SolveRequest,
+    ) -> Result<(PlanSolution, Option<LossChoice>), PlanUnsolvable> {
         let nodes = request.nodes.len();
         let unsolvable = |reason: String| PlanUnsolvable { nodes, reason };
         let job = self.job(&request.spec).map_err(unsolvable)?;
-        self.search.solve(&job, request.window, &request.nodes).map_err(unsolvable)
+        let of_job = (&job, request.window);
+        let found = self.search.solve_from(of_job, &request.nodes, request.in_force.as_ref());
+        found.map_err(unsolvable)
     }
 
     /// The planner's job that plans depend on.

@@ -318,7 +318,7 @@ impl StatusView<'_> {
         let waits_for = (!is_smooth).then(|| standing.to_string());
         Some(PlanStatus {
             generation: record.generation.0,
-            stages: record.stages.iter().map(|holder| holder.node).collect(),
+            stages: record.cells().map(|holder| holder.node).collect(),
             replicas: record.program.placement.column_count(),
             schedule: record.program.kind.name().to_owned(),
             window: window_number(record.window()),
