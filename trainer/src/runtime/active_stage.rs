@@ -58,7 +58,7 @@ impl<M: StageFactory, S: BatchSource + Clone> ActiveStage<M, S> {
         let LoadCommand { plan, stage, spec, turn, updates, is_pending: _ } = command;
         let image = |layer: LayerId| Arc::clone(&images[&layer]);
         check_arithmetic(&setup.stage, &plan)?;
-        let stage_setup = Arc::new(stage_setup(&setup.stage, &plan, &spec));
+        let stage_setup = Arc::new(stage_setup(&setup.stage, (&plan, stage), &spec));
         let trained: Vec<_> = plan.layers_at(stage).map(image).collect();
         let executor = model.executor(&stage_setup, stage, &trained)?;
         let engine = StageEngine::resume(stage_setup, stage, executor, source, turn, updates);
@@ -395,8 +395,12 @@ impl<M: StageFactory, S: BatchSource + Clone> ActiveStage<M, S> {
     }
 }
 
-/// The run's setup under a plan of the log, which has its arithmetic.
-fn stage_setup(base: &StageSetup, plan: &PlanRecord, spec: &JobSpec) -> StageSetup {
+/// The run's setup of a stage under a plan of the log, which has its arithmetic.
+fn stage_setup(
+    base: &StageSetup,
+    (plan, stage): (&PlanRecord, StageIndex),
+    spec: &JobSpec,
+) -> StageSetup {
     let batch = base.plan.batch;
     let recompute = base.plan.recompute;
     let plan_of_run = Plan {
@@ -409,6 +413,7 @@ fn stage_setup(base: &StageSetup, plan: &PlanRecord, spec: &JobSpec) -> StageSet
     // Without copies, the stages that train other replicas are there to compare with.
     let is_held_twice = spec.copies > 0 || plan.program.placement.replica_count() > 1;
     let attest_every = if is_held_twice { spec.attest_every } else { 0 };
-    let copies_wanted = plan.copies.iter().any(|by| !by.is_empty());
+    // Where a place is shared, one stage may have a copy and another none.
+    let copies_wanted = !plan.copies[stage.index()].is_empty();
     StageSetup { plan: plan_of_run, copies_wanted, attest_every, ..base.clone() }
 }

@@ -41,7 +41,7 @@ pub struct StageSetup {
     pub weights: InitialWeights,
     /// Gradients corrupted on purpose.
     pub injections: Vec<Injection>,
-    /// Whether gradients are sent to the workers that keep a copy.
+    /// Whether gradients are sent to the workers that keep a copy of the stage's layers.
     pub copies_wanted: bool,
     /// A report carries the fingerprints of the state every so many steps; 0 never.
     pub attest_every: u64,
