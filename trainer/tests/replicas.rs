@@ -7,11 +7,11 @@ use std::sync::Arc;
 use crate::common::serial::StruckStepFate;
 use crate::common::{StageCluster, corpus_for, policy, setup, tiny_model};
 use zbelastic_consensus::validation::NonfinitePolicy;
-use zbelastic_kernels::CpuBackend;
+use zbelastic_kernels::{ByteCounts, CpuBackend};
 use zbelastic_schedule::{GenerateError, ScheduleKind, Window};
 use zbelastic_trainer::data::Corpus;
 use zbelastic_trainer::digest::StateDigest;
-use zbelastic_trainer::model::{Family, LayerRange, ModelConfig, model_layers};
+use zbelastic_trainer::model::{Family, LayerRange, LayerSpec, ModelConfig, model_layers};
 use zbelastic_trainer::plan::{
     BatchShape, LaneCount, LaneError, Plan, PlanError, PlanRequest, ReplicaCount, plan_memory,
     stage_memory,
@@ -302,7 +302,8 @@ fn a_stage_claims_the_state_of_both_replicas() {
     let twice = of(ScheduleKind::Gems);
     let state = |a: usize, b: usize| once[a].state + once[b].state;
     let specs = model_layers(&model);
-    let middle = specs[3..7].iter().map(|spec| 4 * spec.len() as u64).sum();
+    let gradient = |spec: &LayerSpec| backend.buffer_bytes(spec.gradient_len());
+    let middle = specs[3..7].iter().map(gradient).sum();
     let found: Vec<Bytes> = twice.iter().map(|claim| claim.state).collect();
     assert_eq!(found, [state(0, 2), once[1].state + Bytes(middle), state(2, 0)]);
     // One microbatch a replica at a time, and the gradient of each twin.
