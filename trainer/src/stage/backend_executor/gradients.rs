@@ -72,10 +72,12 @@ impl<B: Backend> GradientExecutor for BackendExecutor<B> {
     }
 
     fn partial(&self, chunk: ChunkIndex) -> Vec<f32> {
-        let gradient = |(layer, g): (&LayerState<B>, &B::Buffer)| {
-            self.backend.download(BufferView::new(g, 0..layer.spec.gradient_len()))
-        };
-        self.gradients_of(chunk).flat_map(gradient).collect()
+        let mut floats = Vec::with_capacity(self.partial_len(chunk));
+        for (layer, g) in self.gradients_of(chunk) {
+            let gradient = BufferView::new(g, 0..layer.spec.gradient_len());
+            floats.append(&mut self.backend.download(gradient));
+        }
+        floats
     }
 
     fn tied_len(&self) -> usize {
@@ -105,26 +107,27 @@ impl<B: Backend> GradientExecutor for BackendExecutor<B> {
     }
 
     fn reduce(&mut self, chunk: ChunkIndex, other: &[f32], own_side: TreeSide) {
-        let mut sum = self.partial(chunk);
-        assert_eq!(sum.len(), other.len(), "replicas have the same layers");
-        let pairs = sum.iter_mut().zip(other);
-        match own_side {
-            TreeSide::Left => pairs.for_each(|(own, other)| *own += other),
-            // Left plus right, also where one of them is no number.
-            TreeSide::Right => pairs.for_each(|(own, other)| {
-                let sum = other + *own;
-                *own = sum;
-            }),
-        }
+        assert_eq!(self.partial_len(chunk), other.len(), "replicas have the same layers");
         self.bring_layers(chunk);
         let workspace = self.chunks.get_mut(&chunk).expect("a chunk of this stage");
-        let mut start = 0;
+        let mut rest = other;
         for layer in workspace.chunk.layers_mut() {
-            let end = start + layer.spec.gradient_len();
+            let len = layer.spec.gradient_len();
+            let (other, behind) = rest.split_at(len);
+            let mut sum = self.backend.download(BufferView::new(&layer.g, 0..len));
+            add_other(&mut sum, other, own_side);
             layer.settle_gradient(&self.backend);
-            let to = BufferViewMut::new(&mut layer.g, 0..end - start);
-            self.backend.upload(&sum[start..end], to);
-            start = end;
+            self.backend.upload(&sum, BufferViewMut::new(&mut layer.g, 0..len));
+            rest = behind;
         }
+    }
+}
+
+/// Adds another replica's gradient to the own one: left plus right, also where one of them is no number.
+fn add_other(own: &mut [f32], other: &[f32], own_side: TreeSide) {
+    let pairs = own.iter_mut().zip(other);
+    match own_side {
+        TreeSide::Left => pairs.for_each(|(own, other)| *own += other),
+        TreeSide::Right => pairs.for_each(|(own, other)| *own = other + *own),
     }
 }
