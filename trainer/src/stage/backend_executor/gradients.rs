@@ -6,7 +6,7 @@ use zbelastic_schedule::TreeSide;
 use zbelastic_types::{ChunkIndex, LayerId};
 
 use super::BackendExecutor;
-use crate::model::{LayerState, TiedEnd, TiedParts};
+use crate::model::{TiedEnd, TiedParts};
 use crate::optimizer::{square_sums, square_sums_ahead};
 use crate::stage::executor::{GradientExecutor, StageExecutor, UpdateRequest};
 use crate::stage::injection::Injection;
@@ -125,9 +125,10 @@ impl<B: Backend> GradientExecutor for BackendExecutor<B> {
 
 /// Adds another replica's gradient to the own one: left plus right, also where one of them is no number.
 fn add_other(own: &mut [f32], other: &[f32], own_side: TreeSide) {
+    let sum = |left: f32, right: f32| left + right;
     let pairs = own.iter_mut().zip(other);
     match own_side {
-        TreeSide::Left => pairs.for_each(|(own, other)| *own += other),
-        TreeSide::Right => pairs.for_each(|(own, other)| *own = other + *own),
+        TreeSide::Left => pairs.for_each(|(own, other)| *own = sum(*own, *other)),
+        TreeSide::Right => pairs.for_each(|(own, other)| *own = sum(*other, *own)),
     }
 }
