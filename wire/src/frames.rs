@@ -411,8 +411,10 @@ fn paired(halves: &[u16]) -> Vec<f32> {
 
 /// The `len` numbers of such pairs.
 fn unpaired(floats: &[f32], len: usize) -> Vec<u16> {
-    let pair = |float: &f32| [float.to_bits() as u16, (float.to_bits() >> 16) as u16];
-    let mut halves: Vec<u16> = floats.iter().flat_map(pair).collect();
+    let mut halves = Vec::with_capacity(2 * floats.len());
+    for float in floats {
+        halves.extend([float.to_bits() as u16, (float.to_bits() >> 16) as u16]);
+    }
     halves.truncate(len);
     halves
 }
