@@ -39,9 +39,16 @@ impl TemporaryFolder {
     fn temporary_in(parent: &Path, name: &str) -> io::Result<Self> {
         remove_left(parent, name)?;
         let process = std::process::id();
+        let mut refusal = None;
         for number in 0..FOLDERS_MAX {
             let path = parent.join(format!("zbelastic-{name}-{process}-{number}"));
-            let Ok(lock) = lock(&lock_path(&path)) else { continue };
+            let lock = match lock(&lock_path(&path)) {
+                Ok(lock) => lock,
+                Err(error) => {
+                    refusal = Some(error);
+                    continue;
+                }
+            };
             match fs::create_dir(&path) {
                 Ok(()) => return Ok(Self { path, lock: Some(lock) }),
                 Err(error) => {
@@ -52,10 +59,7 @@ impl TemporaryFolder {
                 }
             }
         }
-        let text = format!(
-            "{FOLDERS_MAX} folders zbelastic-{name}-{process}-… are there, or are not ours"
-        );
-        Err(io::Error::new(io::ErrorKind::AlreadyExists, text))
+        Err(refusal.map_or_else(|| io::ErrorKind::AlreadyExists.into(), io::Error::other))
     }
 
     /// One that is to stay.
@@ -108,8 +112,8 @@ fn remove_left(parent: &Path, name: &str) -> io::Result<()> {
     let prefix = format!("zbelastic-{name}-");
     for entry in fs::read_dir(parent)? {
         let path = entry?.path();
-        let is_of_name = path.file_name().and_then(|name| name.to_str());
-        let is_of_name = is_of_name.is_some_and(|name| name.starts_with(&prefix));
+        let file_name = path.file_name().and_then(|name| name.to_str());
+        let is_of_name = file_name.is_some_and(|name| name.starts_with(&prefix));
         let is_lock = path.extension().is_some_and(|extension| extension == LOCK_EXTENSION);
         if is_of_name
             && is_lock
@@ -143,6 +147,15 @@ mod tests {
         let named = TemporaryFolder::named(&path).expect("made");
         drop(named);
         assert!(path.exists() && TemporaryFolder::named(&path).is_err());
+    }
+
+    /// A folder in which nothing can be made says why, and not that there are too many.
+    #[test]
+    fn where_nothing_can_be_written_the_reason_is_given() {
+        let parent = tempfile::tempdir().expect("a folder");
+        let name = "n".repeat(300);
+        let error = TemporaryFolder::temporary_in(parent.path(), &name).expect_err("too long");
+        assert!(error.to_string().starts_with("cannot be opened"), "{error}");
     }
 
     /// The locks of a process that is killed are released, its files stay.

@@ -1,5 +1,5 @@
-//! The peers that are there now: where a message to a node is enqueued. Frames to a peer whose first
-//! connection is still on its way are held for it.
+//! The peers that are there now: where a message to a node is enqueued. Frames to a peer without a
+//! connection are held for the one that it will have.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError, RwLock, RwLockWriteGuard};
@@ -73,14 +73,13 @@ impl Directory {
 
     /// Discards the frames that are held for a peer that is not expected any more.
     pub(crate) fn discard_held(&self, node: NodeId) {
-        let held = self.write().held.remove(&node);
-        drop(held);
+        // Their memory is freed behind the lock.
+        let _held = self.write().held.remove(&node);
     }
 
     /// Discards all that are held: a plan ended, and nobody waits for its frames.
     pub(crate) fn discard_all_held(&self) {
-        let held = std::mem::take(&mut self.write().held);
-        drop(held);
+        let _held = std::mem::take(&mut self.write().held);
     }
 
     fn write(&self) -> RwLockWriteGuard<'_, Peers> {
