@@ -30,6 +30,7 @@ mod simulate;
 mod solve;
 mod ties;
 mod timeline;
+mod wakeup_queue;
 mod walk;
 
 pub use appearance::{OpAppearance, TimelineMark, TimelineOp};

@@ -172,14 +172,15 @@ fn columns_text(placement: &Placement) -> String {
         1 => String::new(),
         count => format!(" replicas {count}"),
     };
-    let cells = placement.table().cells();
+    if !placement.is_table() {
+        return replicas;
+    }
     let column = |cells: &[StageIndex]| {
         cells.iter().map(StageIndex::to_string).collect::<Vec<_>>().join(",")
     };
-    let columns: Vec<String> =
-        cells.chunks(placement.stages_per_column() as usize).map(column).collect();
-    let table = format!(" table {}", columns.join("/"));
-    if placement.is_table() { replicas + &table } else { replicas }
+    let cells = placement.table().cells();
+    let columns = cells.chunks(placement.stages_per_column() as usize).map(column);
+    format!("{replicas} table {}", columns.collect::<Vec<_>>().join("/"))
 }
 
 impl fmt::Display for Program {

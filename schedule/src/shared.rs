@@ -11,6 +11,7 @@ use crate::op::{Compute, Op};
 use crate::placement::Placement;
 use crate::program::Program;
 use crate::simulate::{SimulateError, SimulationClock};
+use crate::wakeup_queue::WakeupQueue;
 use crate::walk::{Deadlock, DeadlockedStage, Walk};
 use zbelastic_types::StageIndex;
 
@@ -47,7 +48,7 @@ pub fn on_table(
     let mut merge = Merge {
         clock: SimulationClock::new(&empty, (costs, &|_, _| None), 1),
         walk: Walk::new(&empty, 1),
-        next: vec![None; lists.len()],
+        wakeups: WakeupQueue::new(lists.len()),
         orders: vec![Vec::new(); lists.len()],
         lists,
         order,
@@ -97,33 +98,31 @@ struct Merge<'a> {
     walk: Walk<'a>,
     /// By stage, then by its columns.
     lists: Vec<Vec<ColumnList>>,
-    /// By stage: what runs next.
-    next: Vec<Option<Candidate>>,
+    /// When each stage can go on, if it can.
+    wakeups: WakeupQueue,
     orders: Vec<Vec<Op>>,
     order: SharedOrder,
 }
 
 impl Merge<'_> {
     fn run(&mut self) -> Result<(), Deadlock> {
-        let stages = || (0..self.lists.len() as u32).map(StageIndex);
-        let mut woken: Vec<StageIndex> = stages().collect();
         loop {
-            for stage in woken.drain(..) {
-                self.next[stage.index()] = self.candidate(stage);
+            // At first all are. A stage that is woken once more has nothing that starts later.
+            while let Some(stage) = self.walk.awake.pop() {
+                if let Some(Candidate { start, .. }) = self.candidate(stage) {
+                    self.wakeups.schedule(stage.index(), start);
+                }
             }
-            let ready = (0..).map(StageIndex).zip(&self.next);
-            let ready = ready.filter_map(|(stage, next)| Some((stage, (*next)?)));
-            let first = ready.min_by(|a, b| a.1.start.total_cmp(&b.1.start));
-            let Some((stage, Candidate { list, .. })) = first else { break };
+            let Some((_, index)) = self.wakeups.pop() else { break };
+            let stage = StageIndex(index as u32);
+            let Candidate { list, .. } = self.candidate(stage).expect("it was found to be ready");
             let list = &mut self.lists[stage.index()][list];
             let op = list.ops[list.at];
             list.at += 1;
-            self.walk.awake.clear();
             self.walk.complete(stage, 0, op);
+            self.walk.awake.push(stage);
             self.clock.run(stage, 0, op);
             self.orders[stage.index()].push(op);
-            woken.push(stage);
-            woken.append(&mut self.walk.awake);
         }
         self.outcome()
     }
@@ -170,11 +169,21 @@ mod tests {
     use crate::kind::ScheduleKind;
     use crate::lower::{LowerOptions, lower};
     use crate::memory::{ChunkMemory, peak_memory};
+    use crate::offload::{OffloadChunks, OffloadRequest, offload};
+    use crate::op::Op;
     use crate::program::{Program, Window};
+    use crate::recompute::recompute;
     use crate::simulate::simulate;
     use crate::ties::tie_ends;
 
     const ORDERS: [SharedOrder; 2] = [SharedOrder::ByTime, SharedOrder::InTurn];
+
+    const KEPT: ChunkMemory = ChunkMemory {
+        after_forward: 1.0,
+        after_drop: 0.0,
+        after_input_gradient: 1.0,
+        after_early_weights: 1.0,
+    };
 
     fn replicated(
         kind: ScheduleKind,
@@ -239,6 +248,36 @@ mod tests {
         assert!(tables > 200, "{tables}");
     }
 
+    /// Passes that are recomputed or offloaded are so on a table as well.
+    #[test]
+    fn operations_on_memory_follow_their_passes() {
+        for kind in ScheduleKind::ALL {
+            let Ok(column) = generate(kind, 2, 8) else { continue };
+            let grid = side_by_side(&[column.clone(), column]).expect("alike");
+            let costs = Costs::even(&grid.placement, 1.0, 1.0, 1.0, 0.1);
+            let chunks = vec![KEPT; grid.placement.chunk_count() as usize];
+            let request = OffloadRequest {
+                costs: &costs,
+                memory: &chunks,
+                chunks: OffloadChunks::First(1),
+                limits: None,
+            };
+            let offloaded = offload(&grid, request).expect("it runs to its end");
+            for program in [recompute(&grid), offloaded] {
+                let count = |program: &Program| {
+                    let is_memory = |op: &&Op| matches!(op, Op::Memory(..));
+                    program.stages.iter().flatten().filter(is_memory).count()
+                };
+                for order in ORDERS {
+                    let table = rerouted(&program, &[3], order);
+                    let options = LowerOptions { window: Window::One, early_head_weights: true };
+                    assert_eq!(check(&lower(&table, options)), Ok(()), "{kind}, {order:?}");
+                    assert_eq!(count(&table), count(&program), "{kind}, {order:?}");
+                }
+            }
+        }
+    }
+
     /// A table that is a grid again has the grid's orders.
     #[test]
     fn columns_come_apart_as_they_were() {
@@ -254,13 +293,7 @@ mod tests {
         let size = PipelineSize::of(ScheduleKind::OneFOneB, 3, 6);
         let column = generate_sized(ScheduleKind::OneFOneB, size).expect("legal");
         let grid = side_by_side(&[column.clone(), column]).expect("alike");
-        let kept = ChunkMemory {
-            after_forward: 1.0,
-            after_drop: 0.0,
-            after_input_gradient: 1.0,
-            after_early_weights: 1.0,
-        };
-        let peak = |program: &Program| peak_memory(program, &[kept; 6])[0];
+        let peak = |program: &Program| peak_memory(program, &[KEPT; 6])[0];
         let [by_time, in_turn] = ORDERS.map(|order| rerouted(&grid, &[3], order));
         assert_eq!((peak(&grid), peak(&in_turn)), (3.0, 3.0));
         assert!(peak(&by_time) > 3.0);

@@ -18,7 +18,6 @@ mod policy;
 mod problem;
 mod replay;
 mod rounds;
-mod wakeup_queue;
 mod warm_up_bound;
 mod waves;
 

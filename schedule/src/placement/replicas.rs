@@ -1,5 +1,6 @@
 //! Questions about the replicas of the model: which exchange what, in which order.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 
 use zbelastic_types::{ChunkIndex, StageIndex};
@@ -48,9 +49,9 @@ impl Placement {
         let next = Some(stage.next()).filter(|next| next.0 < places && is_first_column);
         let beside =
             (1..self.column_count).filter_map(|column| self.table().stage_at(column, stage.0));
-        let mut others: Vec<StageIndex> =
+        // One that stands in several of them reads once.
+        let others: BTreeSet<StageIndex> =
             beside.filter(|other| is_first_column && *other != stage).collect();
-        others.dedup();
         next.into_iter().chain(others)
     }
 

@@ -250,6 +250,16 @@ mod tests {
         assert_eq!(table.prefix_source(StageIndex(2)), Some(StageIndex(1)));
     }
 
+    /// Also a stage whose columns are not next to each other has the sums sent to it once.
+    #[test]
+    fn sums_are_read_once_by_each_stage() {
+        let grid = Placement::of_columns(PlacementShape::Line, 8, 8, 8).expect("legal");
+        let (table, _) = grid.table().rerouted(&[6, 7].map(StageIndex)).expect("others are left");
+        assert_eq!(table.table().cells(), [0, 1, 2, 3, 4, 5, 4, 5].map(StageIndex));
+        let readers: Vec<_> = table.prefix_readers(StageIndex(0)).collect();
+        assert_eq!(readers, [1, 2, 3, 4, 5].map(StageIndex));
+    }
+
     /// Each direction's ends are tied within its column.
     #[test]
     fn ends_of_a_shared_cross_are_of_one_column() {

@@ -7,9 +7,9 @@ use super::bound::tails;
 use super::order_builder::OrderBuilder;
 use super::pipeline::PipelineIndex;
 use super::problem::{ChunkCosts, TOLERANCE};
-use super::wakeup_queue::WakeupQueue;
 use super::warm_up_bound;
 use crate::op::Compute;
+use crate::wakeup_queue::WakeupQueue;
 
 /// The rule by which a stage chooses its next pass.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -1,11 +1,11 @@
-//! Which stage chooses its next pass next.
+//! Which stage runs or chooses its next pass next.
 
 /// By stage, when it is woken; the earliest is at the top. A tree in which each place holds the
 /// lesser of the two below it, stages at the bottom.
 ///
 /// Times are of at least 0, and kept as their bits: those have the same order, and whole numbers
 /// are compared faster. Half of what a search takes is this.
-pub(super) struct WakeupQueue {
+pub(crate) struct WakeupQueue {
     /// From place 1, which is the top; below place `n` are `2n` and `2n + 1`.
     times: Vec<u64>,
     /// The place of stage 0.
@@ -16,13 +16,13 @@ const NEVER: u64 = f64::INFINITY.to_bits();
 
 impl WakeupQueue {
     /// No stage is scheduled.
-    pub(super) fn new(stage_count: usize) -> Self {
+    pub(crate) fn new(stage_count: usize) -> Self {
         let first = stage_count.next_power_of_two();
         Self { times: vec![NEVER; 2 * first], first }
     }
 
     /// Wakes a stage at `at`, or earlier if it was scheduled for an earlier time.
-    pub(super) fn schedule(&mut self, stage: usize, at: f64) {
+    pub(crate) fn schedule(&mut self, stage: usize, at: f64) {
         let at = at.to_bits();
         let mut place = self.first + stage;
         while place > 0 && at < self.times[place] {
@@ -32,7 +32,7 @@ impl WakeupQueue {
     }
 
     /// Takes out the stage that is woken first, the lowest of several, with the time.
-    pub(super) fn pop(&mut self) -> Option<(f64, usize)> {
+    pub(crate) fn pop(&mut self) -> Option<(f64, usize)> {
         let at = self.times[1];
         if at == NEVER {
             return None;
