@@ -219,18 +219,7 @@ impl PlanReason {
     /// changes nothing.
     #[must_use]
     pub const fn is_for_time(&self) -> bool {
-        match self {
-            Self::Drifted { .. } | Self::Uneven => true,
-            Self::First
-            | Self::Lost { .. }
-            | Self::Joined { .. }
-            | Self::Draining { .. }
-            | Self::Stalled { .. }
-            | Self::LoadFailed { .. }
-            | Self::Contradiction { .. }
-            | Self::Rewound
-            | Self::WindowSwitched { .. } => false,
-        }
+        self.is_drift() || matches!(self, Self::Uneven)
     }
 
     /// Whether the plan before is given up because work lasts longer, or shorter, than planned.

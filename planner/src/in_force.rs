@@ -65,16 +65,10 @@ pub(crate) fn retained_plan(
     estimate: &PaceEstimate,
 ) -> Option<RetainedPlan> {
     let record = &in_force.record;
-    let plan = Plan {
-        generation: record.generation,
-        program: record.program.clone(),
-        chunks: record.chunks.clone(),
-        batch: job.batch,
-        recompute: job.memory.recompute,
-    };
     if record.window() != Some(window) {
         return None;
     }
+    let plan = Plan::of_record(record, job.batch, job.memory.recompute);
     let lost = in_force.lost();
     let nodes_of = |stages: &[StageIndex]| -> Vec<usize> {
         stages.iter().filter_map(|stage| in_force.stage_nodes[stage.index()]).collect()
@@ -204,6 +198,13 @@ mod tests {
         let record = PlanRecord { program: table.program, ..(*left.record).clone() };
         let stage_nodes = vec![Some(0), Some(1), Some(2)];
         let uneven = PlanInForce { record: Arc::new(record), stage_nodes };
+        let mut slower = three();
+        slower[2].1.speed_permille = 300;
+        for nodes in [three(), slower] {
+            let kept = retained_plan(of_job, &uneven, &nodes, &PaceEstimate::default());
+            let kept = kept.expect("it fits").plan.program;
+            assert_eq!(kept, uneven.record.program, "at any pace it is the plan in force");
+        }
         let (found, choice) = search().solve_from(of_job, &three(), Some(&uneven)).expect("one is");
         assert_eq!((found.program.placement.is_table(), choice), (false, None));
     }

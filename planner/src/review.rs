@@ -47,13 +47,7 @@ impl PlanReview {
         let Self { plan: record, nodes, planned, found, stakes } = self;
         let (before, now) = (planned.seated(&nodes), found.seated(&nodes));
         let (assumed, pace) = (planned.pace(job, &before), found.pace(job, &now));
-        let plan = Plan {
-            generation: record.generation,
-            program: record.program.clone(),
-            chunks: record.chunks.clone(),
-            batch: job.batch,
-            recompute: job.memory.recompute,
-        };
+        let plan = Plan::of_record(&record, job.batch, job.memory.recompute);
         let window = record.window().unwrap_or(Window::One);
         let best = || {
             // Others that could be had with as many stages and replicas: a table has fewer workers.

@@ -9,7 +9,7 @@ use zbelastic_kernels::DeviceSizes;
 use zbelastic_schedule::{ScheduleKind, Window};
 use zbelastic_trainer::model::model_layers;
 use zbelastic_trainer::plan::{Pace, Plan, ReplicaCount, best_grid, layer_work};
-use zbelastic_types::{Bytes, ChunkIndex, LayerRange, NodeId, StageIndex};
+use zbelastic_types::{Bytes, LayerRange, NodeId, StageIndex};
 
 use crate::estimate::PaceEstimate;
 use crate::fallback::{PlanFallback, PlannerJob};
@@ -161,7 +161,7 @@ impl PlanSearch {
         PlanSolution { program: plan.program, chunks: plan.chunks, stage_nodes, op_ticks_max }
     }
 
-    /// The same, with the time of a step.
+    /// As [`Self::solve`], with the time of a step.
     fn solve_timed(
         &mut self,
         job: &PlannerJob,
@@ -273,12 +273,9 @@ fn update_seconds_most(job: &PlannerJob, plan: &Plan) -> f64 {
         let moved_s = spec.len() as f64 * UPDATE_BYTES_PER_WEIGHT / REFERENCE_BYTES_PER_S;
         moved_s + job.optimizer.update_flop(spec) / REFERENCE_FLOP_PER_S
     };
-    let of_chunk =
-        |chunk: ChunkIndex| -> f64 { plan.chunks[chunk.index()].ids().map(of_layer).sum() };
-    let placement = plan.placement();
-    let stages = (0..placement.stage_count()).map(StageIndex);
-    let is_first = |chunk: &ChunkIndex| placement.table().first_on_stage(*chunk) == *chunk;
-    let of_stage = |stage| placement.chunks_of(stage).filter(is_first).map(of_chunk).sum::<f64>();
+    let of_layers = |layers: LayerRange| layers.ids().map(of_layer).sum::<f64>();
+    let stages = (0..plan.placement().stage_count()).map(StageIndex);
+    let of_stage = |stage| plan.states_at(stage).map(of_layers).sum::<f64>();
     stages.map(of_stage).fold(0.0, f64::max)
 }
 

@@ -107,7 +107,7 @@ struct Merge<'a> {
 impl Merge<'_> {
     fn run(&mut self) -> Result<(), Deadlock> {
         loop {
-            // At first all are. A stage that is woken once more has nothing that starts later.
+            // At first that is every stage. One that is woken again has nothing that starts later.
             while let Some(stage) = self.walk.awake.pop() {
                 if let Some(Candidate { start, .. }) = self.candidate(stage) {
                     self.wakeups.schedule(stage.index(), start);

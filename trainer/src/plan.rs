@@ -44,6 +44,7 @@ pub use solved::span_lower_bound;
 pub use work::{LayerWork, layer_work, model_flop_per_token};
 
 use serde::{Deserialize, Serialize};
+use zbelastic_consensus::plan::PlanRecord;
 use zbelastic_schedule::{
     GenerateError, LowerOptions, PipelineSize, Placement, Program, ScheduleKind, ScheduleViolation,
     Window, check, check_size, generate_sized, lower, side_by_side, tie_ends,
@@ -298,6 +299,19 @@ impl Plan {
         let program = lowered(&order, window, self.program.is_tied());
         assert_eq!(check(&program), Ok(()), "R goes with every legal program");
         Self { program, recompute, ..self }
+    }
+
+    /// The plan that is in the log, for a batch and with the recomputation of its job: they are in
+    /// no plan of the log.
+    #[must_use]
+    pub fn of_record(record: &PlanRecord, batch: BatchShape, recompute: Recompute) -> Self {
+        Self {
+            generation: record.generation,
+            program: record.program.clone(),
+            chunks: record.chunks.clone(),
+            batch,
+            recompute,
+        }
     }
 
     /// The stage that each chunk is placed on.

@@ -35,16 +35,19 @@ pub(super) fn plan_in_force(
     need: &PlanNeed,
     nodes: &[Holder],
 ) -> Option<PlanInForce> {
+    let follows_loss = match need {
+        PlanNeed::Now(PlanReason::Lost { .. }) => true,
+        PlanNeed::Planned(PlanReason::Uneven) => false,
+        PlanNeed::Now(_) | PlanNeed::Planned(_) => return None,
+    };
     let plan = state.plan().filter(|plan| plan.phase != PlanPhase::Closed)?;
-    let record = plan.record.clone();
+    let record = &plan.record;
+    if record.program.placement.column_count() == 1 {
+        return None;
+    }
     let node = |holder: &Holder| nodes.iter().position(|found| found == holder);
     let stage_nodes: Vec<Option<usize>> = record.stages.iter().map(node).collect();
     let has_lost = stage_nodes.contains(&None);
-    let may_go_on = match need {
-        PlanNeed::Now(PlanReason::Lost { .. }) => has_lost,
-        PlanNeed::Planned(PlanReason::Uneven) => !has_lost,
-        PlanNeed::Now(_) | PlanNeed::Planned(_) => false,
-    };
-    let has_columns = record.program.placement.column_count() > 1;
-    (may_go_on && has_columns).then_some(PlanInForce { record, stage_nodes })
+    let may_go_on = has_lost == follows_loss;
+    may_go_on.then(|| PlanInForce { record: Arc::clone(record), stage_nodes })
 }

@@ -119,13 +119,7 @@ impl std::fmt::Debug for StepTimings {
 /// The run under a plan, as far as its times depend on it.
 fn setup(job: &NamedJob, plan: &PlanRecord) -> StageSetup {
     let config = &job.job.config;
-    config.stage_setup(Plan {
-        generation: plan.generation,
-        program: plan.program.clone(),
-        chunks: plan.chunks.clone(),
-        batch: config.batch,
-        recompute: config.memory.recomputed(),
-    })
+    config.stage_setup(Plan::of_record(plan, config.batch, config.memory.recomputed()))
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! A plan that goes on without some of its stages: others of the same places, which have the same
 //! layers, run their passes too.
 
-use zbelastic_schedule::{NobodyLeft, Placement, Program, SharedOrder, check, on_table};
+use zbelastic_schedule::{NobodyLeft, Placement, SharedOrder, check, on_table};
 use zbelastic_types::StageIndex;
 
 use super::{Pace, Plan, lowered};
@@ -17,6 +17,7 @@ pub struct Reroute {
 
 impl Plan {
     /// This plan without the stages in `lost`, at the pace of those that are left, as it numbers them.
+    /// If none is lost it is the same plan: another pace makes no other order.
     ///
     /// # Errors
     /// If nobody is left at a place: its layers must move.
@@ -30,7 +31,11 @@ impl Plan {
         order: SharedOrder,
     ) -> Result<Reroute, NobodyLeft> {
         let (table, stages) = self.placement().table().rerouted(lost)?;
-        let plan = self.on_table(&table, &pace(&stages), order);
+        let plan = if lost.is_empty() {
+            self.clone()
+        } else {
+            self.on_table(&table, &pace(&stages), order)
+        };
         Ok(Reroute { plan, stages })
     }
 
@@ -41,13 +46,12 @@ impl Plan {
     #[must_use]
     pub fn on_table(&self, table: &Placement, pace: &Pace, order: SharedOrder) -> Self {
         let window = self.program.window.expect("a plan is lowered");
-        let stages = Vec::new();
-        let empty = Program { placement: table.clone(), stages, ..self.program.clone() };
-        let costs = pace.costs(&Self { program: empty, ..self.clone() });
-        let shared = on_table(&self.program, table, &costs, order);
+        let mut plan = self.clone();
+        plan.program.placement = table.clone();
+        let shared = on_table(&self.program, table, &pace.costs(&plan), order);
         let shared = shared.expect("a plan's program runs to its end, on any table");
-        let program = lowered(&shared, window, self.program.is_tied());
-        assert_eq!(check(&program), Ok(()), "what was run, and lowered, is legal");
-        Self { program, ..self.clone() }
+        plan.program = lowered(&shared, window, self.program.is_tied());
+        assert_eq!(check(&plan.program), Ok(()), "what was run, and lowered, is legal");
+        plan
     }
 }

@@ -385,7 +385,7 @@ impl<M: StageFactory, S: BatchSource + Clone> ActiveStage<M, S> {
         let copies: Vec<_> = self.copies.iter().flat_map(StageCopy::images).collect();
         let executor = self.engine.into_executor();
         let mut newest = BTreeMap::new();
-        for image in executor.images().into_iter().chain(executor.twin_images()).chain(copies) {
+        for image in executor.all_images().into_iter().chain(copies) {
             let known = newest.get(&image.layer).map(|known: &Arc<LayerImage>| known.version);
             if known.is_none_or(|known| known < image.version) {
                 newest.insert(image.layer, Arc::new(image));
@@ -401,15 +401,7 @@ fn stage_setup(
     (plan, stage): (&PlanRecord, StageIndex),
     spec: &JobSpec,
 ) -> StageSetup {
-    let batch = base.plan.batch;
-    let recompute = base.plan.recompute;
-    let plan_of_run = Plan {
-        generation: plan.generation,
-        program: plan.program.clone(),
-        chunks: plan.chunks.clone(),
-        batch,
-        recompute,
-    };
+    let plan_of_run = Plan::of_record(plan, base.plan.batch, base.plan.recompute);
     // Without copies, the stages that train other replicas are there to compare with.
     let is_held_twice = spec.copies > 0 || plan.program.placement.replica_count() > 1;
     let attest_every = if is_held_twice { spec.attest_every } else { 0 };

@@ -263,9 +263,11 @@ impl<B: Backend> BackendExecutor<B> {
 
     /// Puts the layers that this stage speaks for into the workspaces of first replicas.
     fn bring_first_replica(&mut self) {
-        let chunks = self.chunk_indices().into_iter();
-        let first: Vec<_> = chunks.filter(|chunk| self.placement.replica_of(*chunk) == 0).collect();
-        first.into_iter().for_each(|chunk| self.bring_layers(chunk));
+        for chunk in self.chunk_indices() {
+            if self.placement.replica_of(chunk) == 0 {
+                self.bring_layers(chunk);
+            }
+        }
     }
 
     /// The device, and the layers of first replicas on this stage.

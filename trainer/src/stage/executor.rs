@@ -221,6 +221,12 @@ pub trait SealedState {
         Vec::new()
     }
 
+    /// The sealed state of every layer here: of one that several replicas share, once where the
+    /// executor has it once.
+    fn all_images(&self) -> Vec<LayerImage> {
+        self.images().into_iter().chain(self.twin_images()).collect()
+    }
+
     /// The digest of each layer's sealed state, in the order of layers.
     fn digests(&self) -> Vec<LayerDigest> {
         digests_of(&self.images())

@@ -31,6 +31,11 @@ impl<B: Backend> SealedState for BackendExecutor<B> {
         self.twin_layers().map(|layer| layer.image(&self.backend)).collect()
     }
 
+    fn all_images(&self) -> Vec<LayerImage> {
+        let layers = self.chunks.values().flat_map(|workspace| workspace.chunk.layers());
+        layers.map(|layer| layer.image(&self.backend)).collect()
+    }
+
     fn attested(&self) -> Result<Vec<LayerFingerprint>, DeviceFault> {
         let layers = [|replica| replica == 0, |replica| replica > 0]
             .map(|is_it| self.layers_with_sums(is_it));
