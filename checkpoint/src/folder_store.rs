@@ -314,7 +314,8 @@ impl<I: Index> CheckpointStore for FolderStore<I> {
 
     fn remove(&self, removals: &[Removal]) -> Result<Vec<Removal>, CheckpointStoreError> {
         self.check_running()?;
-        let mut gone = self.remove_names(removals)?;
+        let removals = names_first(removals);
+        let mut gone = self.remove_names(&removals)?;
         let chunk_of = |removal: &Removal| match removal.target {
             RemovalTarget::Chunk(hash) => Some(hash),
             RemovalTarget::Manifest(_) | RemovalTarget::Piece(_) => None,
@@ -324,7 +325,7 @@ impl<I: Index> CheckpointStore for FolderStore<I> {
         // uses its chunks.
         let pieces = index_rows::pieces(&self.index).map_err(|fault| self.failed(fault))?;
         unused.spare(pieces.values().flat_map(|record| &record.chunks));
-        for removal in names_first(removals) {
+        for removal in removals {
             let Some(hash) = chunk_of(&removal) else { continue };
             if unused.remove(hash, || self.chunks.remove(hash)).transpose()? == Some(true) {
                 gone.push(removal);
@@ -343,7 +344,7 @@ impl<I: Index> FolderStore<I> {
     fn remove_names(&self, removals: &[Removal]) -> Result<Vec<Removal>, CheckpointStoreError> {
         let mut gone = Vec::new();
         let mut changes = Vec::new();
-        for removal in names_first(removals) {
+        for &removal in removals {
             let key = match removal.target {
                 RemovalTarget::Manifest(version) => index_rows::manifest_key(version),
                 RemovalTarget::Piece(name) => index_rows::piece_key(name),

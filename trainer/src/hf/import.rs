@@ -169,28 +169,23 @@ type TensorRead<'p, 'l> = ((&'p PlacedTensor, Vec<&'l mut [f32]>), &'p mut Resul
 
 /// The floats of the parts of each tensor, which share none.
 fn parts_of<'l>(placed: &[PlacedTensor], layers: &'l mut [Vec<f32>]) -> Vec<Vec<&'l mut [f32]>> {
-    let of_tensor = |(at, placed): (usize, &PlacedTensor)| {
-        let parts = placed.tensor.parts.iter().enumerate();
-        let places = parts.map(move |(number, part)| (part.layer, part.range.start, (at, number)));
-        places.collect::<Vec<_>>()
-    };
-    let mut places: Vec<_> = placed.iter().enumerate().flat_map(of_tensor).collect();
-    places.sort_unstable();
+    let mut parts: Vec<Vec<&mut [f32]>> = Vec::new();
+    let mut ranges = Vec::new();
+    for (tensor, PlacedTensor { tensor: found, .. }) in placed.iter().enumerate() {
+        parts.push(found.parts.iter().map(|_| Default::default()).collect());
+        let of_tensor = found.parts.iter().enumerate();
+        ranges.extend(of_tensor.map(|(at, part)| (part.layer, part.range.clone(), (tensor, at))));
+    }
+    ranges.sort_unstable_by_key(|(layer, range, _)| (*layer, range.start));
+    // What is left of each layer, and where it begins there.
     let mut rests: Vec<(usize, &mut [f32])> =
         layers.iter_mut().map(|layer| (0, &mut layer[..])).collect();
-    let mut pieces = Vec::new();
-    for (layer, start, place) in places {
-        let len = placed[place.0].tensor.parts[place.1].range.len();
-        let (begins_at, rest) = std::mem::take(&mut rests[layer]);
-        let (_, rest) = rest.split_at_mut(start - begins_at);
-        let (piece, rest) = rest.split_at_mut(len);
-        rests[layer] = (start + len, rest);
-        pieces.push((place, piece));
-    }
-    pieces.sort_unstable_by_key(|(place, _)| *place);
-    let mut parts: Vec<Vec<&mut [f32]>> = placed.iter().map(|_| Vec::new()).collect();
-    for ((at, _), piece) in pieces {
-        parts[at].push(piece);
+    for (layer, range, (tensor, at)) in ranges {
+        let (begin, rest) = std::mem::take(&mut rests[layer]);
+        let (_, rest) = rest.split_at_mut(range.start - begin);
+        let (part, rest) = rest.split_at_mut(range.len());
+        rests[layer] = (range.end, rest);
+        parts[tensor][at] = part;
     }
     parts
 }
