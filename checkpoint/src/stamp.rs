@@ -1,8 +1,8 @@
 //! Stamps: lines of text that say which version of the program wrote a folder, with a check at their
 //! end, so that a flipped bit is told apart from another version.
 
-/// Letters of a check: the first 4 bytes of the BLAKE3 hash of all before it and its space.
-const CHECK_LETTERS: usize = 8;
+/// Hexadecimal digits of a check: the first 4 bytes of the BLAKE3 hash of all before it and its space.
+const CHECK_DIGITS: usize = 8;
 
 /// The stamp of a text: its check behind it, and the end of the line.
 pub fn stamp_of(text: &str) -> String {
@@ -16,7 +16,7 @@ pub fn has_check(stamp: &str) -> bool {
 }
 
 fn check_of(text: &str) -> String {
-    blake3::hash(text.as_bytes()).to_hex()[..CHECK_LETTERS].to_owned()
+    blake3::hash(text.as_bytes()).to_hex()[..CHECK_DIGITS].to_owned()
 }
 
 #[cfg(test)]

@@ -24,7 +24,7 @@ pub fn start(
     folder: &NodeDataFolder,
     record: &NodeRecord,
 ) -> Result<(), CommandFailure> {
-    let Some(listen) = args.ui else { return Ok(()) };
+    let Some(listen) = args.address.ui else { return Ok(()) };
     let mut words = vec!["ui".to_owned(), "--listen".to_owned(), listen.to_string()];
     words.extend(args.price.iter().flat_map(|price| ["--price".to_owned(), price.to_string()]));
     words.extend(["--history".to_owned(), folder.events().display().to_string()]);

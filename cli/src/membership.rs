@@ -167,7 +167,8 @@ pub fn join_on<M: WorkerDevice>(
 /// read, and the events that the page begins with.
 fn check_page(args: &JoinArgs, found: Option<&NodeRecord>) -> Result<(), CommandFailure> {
     let typed = args.role.map_or(MemberRole::Worker, MemberRole::from);
-    if args.page.ui.is_none() || found.map_or(typed, |record| record.role) == MemberRole::Controller
+    if args.page.address.ui.is_none()
+        || found.map_or(typed, |record| record.role) == MemberRole::Controller
     {
         return Ok(());
     }

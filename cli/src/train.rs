@@ -112,7 +112,7 @@ fn page(
     prepared: &PreparedRun,
     context: Option<&StepLineContext>,
 ) -> Result<Option<UiServer>, CommandFailure> {
-    let Some(address) = args.page.ui else { return Ok(None) };
+    let Some(address) = args.page.address.ui else { return Ok(None) };
     let wrong = |what: &str, hint: &str| {
         CommandFailure::usage("--ui", vec![FailureDetail::new(what.to_owned()).hint(hint)])
     };
@@ -132,7 +132,7 @@ fn page(
 }
 
 /// What the page computes its price and its MFU from. Without lines for a person, as with `--json`,
-/// the peak is not measured.
+/// the peak is not measured here, and the page adds up what the workers reported.
 fn run_costs(price_per_hour: Option<f64>, context: Option<&StepLineContext>) -> RunCosts {
     RunCosts {
         price_per_hour,

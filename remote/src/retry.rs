@@ -27,7 +27,8 @@ impl RetryPolicy {
     };
 
     /// The wait behind this attempt, the first being 1; none behind the last.
-    pub(crate) fn wait(&self, attempt: u32) -> Option<Duration> {
+    #[must_use]
+    pub fn wait(&self, attempt: u32) -> Option<Duration> {
         let doublings = attempt.saturating_sub(1).min(u32::BITS - 1);
         let wait = self.wait_first.saturating_mul(1 << doublings);
         (attempt < self.attempts_max).then_some(wait.min(self.wait_max))

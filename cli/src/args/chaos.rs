@@ -1,15 +1,13 @@
 //! The command line of `chaos`, as typed: the flags that a simulated cluster and one of processes
 //! read are theirs.
 
-use std::net::SocketAddr;
-
 use chaos_tests::args::{EXIT_CODES, SimArgs};
 use clap::{Args, Subcommand};
 use zbelastic_chaos_processes::args::{
     DEMO_EXIT_CODES, DemoArgs, MeasureArgs, ProcessRunArgs, RUN_EXIT_CODES, ReplayArgs,
 };
 
-use super::ui::{UI_ADDRESS, parse_listen};
+use super::ui::PageAddress;
 
 /// `chaos`.
 #[derive(Debug, Subcommand)]
@@ -39,16 +37,9 @@ pub struct WatchedDemoArgs {
     /// The demonstration.
     #[command(flatten)]
     pub demo: DemoArgs,
-    /// Show the run whose processes are killed as a live page in a browser [default address:
-    /// 127.0.0.1:8088].
-    #[arg(
-        long,
-        value_name = "ADDR",
-        num_args = 0..=1,
-        default_missing_value = UI_ADDRESS,
-        value_parser = parse_listen
-    )]
-    pub ui: Option<SocketAddr>,
+    /// The page of the run whose processes are killed.
+    #[command(flatten)]
+    pub page: PageAddress,
 }
 
 const MEASURE_EXAMPLES: &str = "\
@@ -73,7 +64,8 @@ fn demo_help() -> String {
         "\
 Examples:
   zbelastic chaos demo
-  zbelastic chaos demo --ui                                  with a live page in a browser
+  zbelastic chaos demo --ui                                  with a live page of the run whose
+                                                             processes are killed
   zbelastic chaos demo --seconds 300 --workers 6
 
 {DEMO_EXIT_CODES}"
@@ -111,6 +103,7 @@ mod tests {
     use clap::Parser;
 
     use super::*;
+    use crate::args::ui::UI_ADDRESS;
 
     #[derive(Debug, Parser)]
     struct ChaosCommandLine {
@@ -125,10 +118,10 @@ mod tests {
             let words = ["chaos", "demo"].into_iter().chain(line.split_whitespace());
             let parsed =
                 ChaosCommandLine::try_parse_from(words).map_err(|error| error.to_string())?;
-            let ChaosCommand::Demo(WatchedDemoArgs { ui, .. }) = parsed.command else {
+            let ChaosCommand::Demo(WatchedDemoArgs { page, .. }) = parsed.command else {
                 return Err(format!("{:?}", parsed.command));
             };
-            Ok(ui.map(|it| it.to_string()))
+            Ok(page.ui.map(|it| it.to_string()))
         };
         let check = |line: &str, expected: Option<&str>| {
             assert_eq!(page(line), Ok(expected.map(str::to_owned)), "{line}");

@@ -41,9 +41,9 @@ pub fn parse_price(text: &str) -> Result<f64, String> {
     price.ok_or_else(|| "expected a number that is not negative, such as 1.20".to_owned())
 }
 
-/// The page of a process that has one beside its work.
+/// Where the page of a process is that has one beside its work, if it is to have one.
 #[derive(Args, Clone, Debug, Default)]
-pub struct PageArgs {
+pub struct PageAddress {
     /// Show the cluster as a live page in a browser [default address: 127.0.0.1:8088].
     #[arg(
         long,
@@ -53,6 +53,14 @@ pub struct PageArgs {
         value_parser = parse_listen
     )]
     pub ui: Option<SocketAddr>,
+}
+
+/// The page of a process that has one beside its work.
+#[derive(Args, Clone, Debug, Default)]
+pub struct PageArgs {
+    /// Its address.
+    #[command(flatten)]
+    pub address: PageAddress,
     /// What a worker costs an hour, for the page.
     #[arg(long, value_name = "PRICE", value_parser = parse_price, requires = "ui")]
     pub price: Option<f64>,

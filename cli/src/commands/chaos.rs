@@ -37,8 +37,8 @@ pub fn run(command: &ChaosCommand, out: &mut dyn Write) -> Result<ExitCode, Comm
             processes::replay(args, &own()?, &mut watch(out)?).map_err(stop_group)?
         }
         ChaosCommand::Demo(args) => {
-            let WatchedDemoArgs { demo, ui } = args;
-            processes::demo((demo, *ui), &own()?, &mut watch(out)?).map_err(stop_group)?
+            let WatchedDemoArgs { demo, page } = args;
+            processes::demo((demo, page.ui), &own()?, &mut watch(out)?).map_err(stop_group)?
         }
     };
     out.flush()?;

@@ -22,8 +22,12 @@ use copier::{CheckpointCopier, CopiedCheckpoint, CopyError};
 
 /// Between two requests whether there is another checkpoint.
 const POLL_PAUSE: Duration = Duration::from_secs(1);
-/// After a failure: longer each time, up to a minute.
-const FAILURE_PAUSE_MAX: Duration = Duration::from_secs(60);
+/// After a failure: longer each time, up to a minute, without an end.
+const FAILURES: RetryPolicy = RetryPolicy {
+    attempts_max: u32::MAX,
+    wait_first: POLL_PAUSE,
+    wait_max: Duration::from_secs(60),
+};
 
 /// The mirror at `place`.
 ///
@@ -98,9 +102,8 @@ impl MirrorPace {
 
     /// Twice as long as the one before.
     fn pause_after_failure(&mut self) -> Duration {
-        let pause = POLL_PAUSE.saturating_mul(1_u32.checked_shl(self.failures).unwrap_or(u32::MAX));
-        self.failures += 1;
-        pause.min(FAILURE_PAUSE_MAX)
+        self.failures = self.failures.saturating_add(1);
+        FAILURES.wait(self.failures).unwrap_or(FAILURES.wait_max)
     }
 }
 

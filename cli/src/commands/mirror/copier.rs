@@ -9,6 +9,7 @@ use std::time::Instant;
 use zbelastic_api::client::{ApiClient, ApiError};
 use zbelastic_checkpoint::{CHUNK_BYTES, CheckpointId, Manifest, PieceRecord};
 use zbelastic_consensus::codec::Format;
+use zbelastic_consensus::job::JobSpec;
 use zbelastic_consensus::state::State;
 use zbelastic_mirror::{Mirror, MirroredCheckpoint, MirroredData};
 use zbelastic_node::cluster::recovery::CheckpointDocument;
@@ -75,7 +76,8 @@ pub struct CheckpointCopier {
     typed: Option<String>,
     /// The folder with the texts of a controller.
     texts: Option<PathBuf>,
-    /// The newest run and its newest checkpoint, once there is nothing of it left to copy.
+    /// The newest run and its newest checkpoint, once there is nothing of it left to copy; none before
+    /// there was a run with a place.
     seen: Option<(u64, Option<u64>)>,
     mirror: Option<(String, Mirror)>,
     /// Files of the run that the mirror has.
@@ -117,7 +119,9 @@ impl CheckpointCopier {
             return Ok(None);
         }
         let state = fetch_state(client)?;
-        let Some(place) = self.place(&state)? else {
+        // None yet, of a run that is listed: the answer was of a node that is behind.
+        let Some(job) = state.job() else { return Ok(None) };
+        let Some(place) = self.place(&job.spec)? else {
             self.seen = Some(newest);
             return Ok(None);
         };
@@ -139,25 +143,14 @@ impl CheckpointCopier {
         }))
     }
 
-    /// Where the checkpoints of the newest run go; none if a run before it was copied and this one is
-    /// not to be.
-    fn place(&self, state: &State) -> Result<Option<String>, CopyError> {
-        let configured = match state.job() {
-            Some(job) => {
-                let document =
-                    JobDocument::of_job(&job.spec).map_err(|error| unreadable(&error))?;
-                document.job.config.checkpoint.mirror
-            }
-            // There is a run in the list already: the answer was of a node that is behind.
-            None => return Ok(self.typed.clone()),
-        };
+    /// Where the checkpoints of a run go; nowhere if one before it had a place and this one has none.
+    fn place(&self, spec: &JobSpec) -> Result<Option<String>, CopyError> {
+        let document = JobDocument::of_job(spec).map_err(|error| unreadable(&error))?;
+        let configured = document.job.config.checkpoint.mirror;
         match self.typed.clone().or(configured) {
             Some(place) => Ok(Some(place)),
-            None if self.has_any() => Ok(None),
-            None => {
-                let run = state.job().map(|job| job.spec.name.clone()).unwrap_or_default();
-                Err(CopyError::NoPlace { run })
-            }
+            None if self.seen.is_some() => Ok(None),
+            None => Err(CopyError::NoPlace { run: spec.name.clone() }),
         }
     }
 
@@ -309,4 +302,32 @@ fn copy_layer(
         record.chunks.push(mirror.put_chunk(chunk).map_err(wrong)?);
     }
     Ok(record)
+}
+
+#[cfg(test)]
+mod tests {
+    use zbelastic_config::load_document;
+
+    use super::*;
+
+    fn spec(name: &str, mirror: &str) -> JobSpec {
+        let toml = format!("[model]\npreset = \"tiny\"\n{mirror}");
+        let config = load_document("test", &toml).expect("legal").config;
+        let job = JobDocument::new(name.to_owned(), config, toml, DataName::of(b"text"));
+        job.spec(job.encode().expect("short"))
+    }
+
+    /// Whether the last attempt failed, which closes the mirror, makes no difference.
+    #[test]
+    fn a_later_run_without_a_place_is_left_out_and_the_first_one_is_refused() {
+        let [without, with] =
+            ["", "[checkpoint]\nmirror = \"/backups\"\n"].map(|it| spec("wiki", it));
+        let mut copier = CheckpointCopier::new(None, None);
+        assert!(matches!(copier.place(&without), Err(CopyError::NoPlace { run }) if run == "wiki"));
+        assert_eq!(copier.place(&with).expect("it has one").as_deref(), Some("/backups"));
+        copier.seen = Some((1, Some(8)));
+        assert_eq!(copier.place(&without).expect("a run before it had one"), None);
+        let typed = CheckpointCopier::new(Some("/typed".to_owned()), None);
+        assert_eq!(typed.place(&with).expect("it is typed").as_deref(), Some("/typed"));
+    }
 }
