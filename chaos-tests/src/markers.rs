@@ -110,8 +110,13 @@ pub enum Marker {
     /// A worker was lost while each layer was trained by several pipelines, and none was read from a
     /// checkpoint.
     PipelineLost,
-    /// After a loss others at the same place went on with what the lost worker did, and no layer moved.
+    /// Others at the same place went on with what a worker did that was lost or about to go, and no layer
+    /// moved.
     Rerouted,
+    /// The same where the worker was about to go.
+    DrainRerouted,
+    /// A worker that joined got a place that another shared, and those that were there kept their layers.
+    PlaceGiven,
     /// A plan in which workers stood in several replicas was followed by one in which none does.
     Unshared,
     /// The ends of a tied model made one gradient of their parts across two stages.
@@ -125,7 +130,7 @@ pub enum Marker {
 
 impl Marker {
     /// All markers, in the order of the report.
-    pub const ALL: [Self; 56] = [
+    pub const ALL: [Self; 58] = [
         Self::Clipped,
         Self::Skipped,
         Self::Replayed,
@@ -178,6 +183,8 @@ impl Marker {
         Self::PipelinesAdded,
         Self::PipelineLost,
         Self::Rerouted,
+        Self::DrainRerouted,
+        Self::PlaceGiven,
         Self::Unshared,
         Self::TiedAcrossStages,
         Self::WitnessLost,

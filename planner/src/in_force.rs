@@ -1,23 +1,22 @@
-//! The plan in force as a candidate: after a loss it goes on with the workers that are left of it, where
-//! others stand at the same places, and no layer moves.
+//! The plan in force as a candidate: it goes on with the workers that are left of it, where others stand at the
+//! same places, and no layer moves; or with free workers at places that were left or that others share.
 //!
-//! After a loss it is chosen whenever it fits, because a plan that is cut anew waits for layers; what
-//! that one would cost is said beside it. As soon as the workers are settled the two are compared
-//! again: then layers are copied ahead, beside training, and the shorter step decides.
-
-use std::fmt;
+//! What is chosen, and why, is in `successor.rs`: after a loss what goes on at once, because a plan that is
+//! cut anew waits for layers. As soon as the workers are settled the plans are compared again: then
+//! layers are copied ahead, beside training, and the shorter step decides.
 
 use zbelastic_consensus::duty::PlanInForce;
 use zbelastic_consensus::plan::copies_beside;
 use zbelastic_schedule::{SharedOrder, Window};
-use zbelastic_trainer::plan::{GAIN_MIN, Plan, Reroute, StageMemory, plan_memory, plan_period};
+use zbelastic_trainer::plan::{Pace, Plan, Refill, Reroute, StageMemory, plan_memory, plan_period};
 use zbelastic_types::StageIndex;
 
 use crate::estimate::PaceEstimate;
 use crate::fallback::PlannerJob;
 use crate::node_choices::{NodeResources, memory_limits};
+use crate::successor::Departure;
 
-/// A plan in force on the nodes that are left of it, with the time of its steps.
+/// A plan in force on some nodes, with the time of its steps.
 #[derive(Clone, Debug)]
 pub(crate) struct RetainedPlan {
     pub(crate) plan: Plan,
@@ -26,64 +25,95 @@ pub(crate) struct RetainedPlan {
     pub(crate) period: f64,
 }
 
-/// The plan that was chosen of the two that a loss leaves.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct LossChoice {
-    /// The step of the plan in which others take over what the lost workers did, if it fits: that is the
-    /// one that was chosen. In the unit of the pace.
-    pub rerouted: Option<f64>,
-    /// The step of the plan that is cut anew, if there is one.
-    pub cut_anew: Option<f64>,
+/// The plans that have the layers of the one in force at the same places.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct RetainedPlans {
+    /// On the nodes that stay of it, if that is possible with this window and in their memory.
+    pub(crate) kept: Option<RetainedPlan>,
+    /// With free nodes at some of the places, if there are such nodes and places, and it fits.
+    pub(crate) refilled: Option<RetainedPlan>,
 }
 
-impl fmt::Display for LossChoice {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match (self.rerouted, self.cut_anew) {
-            (Some(kept), Some(anew)) => write!(
-                f,
-                "rerouted: no layer moves between stages; a plan cut anew has {:.2} times the step, \
-                 after its layers have moved",
-                anew / kept
-            ),
-            (Some(_), None) => write!(f, "rerouted: there is no other plan"),
-            (None, _) => write!(f, "cut anew: others at the places of the lost cannot take over"),
-        }
+/// Who leaves the plan in force.
+pub(crate) fn departure(in_force: &PlanInForce) -> Departure {
+    match (in_force.departed().is_empty(), in_force.is_planned) {
+        (true, _) => Departure::Nobody,
+        (false, false) => Departure::Lost,
+        (false, true) => Departure::Draining,
     }
 }
 
-/// Of a plan in force that lost nobody, and another one: whether the other one is worth its moves.
-pub(crate) fn is_worth_moving(other: f64, kept: f64) -> bool {
-    other < kept * (1.0 - GAIN_MIN)
-}
-
-/// The plan in force on the nodes that are left of it, if that is possible with this window and in their
-/// memory.
-pub(crate) fn retained_plan(
+/// The plans of the job with this window that go on from the one in force, on the nodes of the request.
+pub(crate) fn retained_plans(
     (job, window): (&PlannerJob, Window),
     in_force: &PlanInForce,
     nodes: &[NodeResources],
     estimate: &PaceEstimate,
-) -> Option<RetainedPlan> {
+) -> RetainedPlans {
     let record = &in_force.record;
     if record.window() != Some(window) {
-        return None;
+        return RetainedPlans::default();
     }
     let plan = Plan::of_record(record, job.batch, job.memory.recompute);
-    let lost = in_force.lost();
-    let nodes_of = |stages: &[StageIndex]| -> Vec<usize> {
+    let offered = OfferedNodes { job, nodes, estimate };
+    let stays = |stages: &[StageIndex]| -> Vec<usize> {
         stages.iter().filter_map(|stage| in_force.stage_nodes[stage.index()]).collect()
     };
-    let on = |at: &[usize]| -> Vec<NodeResources> { at.iter().map(|at| nodes[*at]).collect() };
-    let pace_of = |stages: &[StageIndex]| estimate.pace(job, &on(&nodes_of(stages)));
-    let Reroute { plan, stages } = plan.rerouted(&lost, pace_of, SharedOrder::ByTime).ok()?;
-    let limits = memory_limits(job.stage_bytes_max, &on(&nodes_of(&stages)));
-    let memory = plan_memory(&job.sizes, &job.model, &plan, copies_of(job, &plan));
-    let mut needed = memory.iter().map(StageMemory::total).zip(limits);
-    if !needed.all(|(needed, limit)| needed <= limit) {
-        return None;
+    let pace = |stages: &[StageIndex]| offered.pace(&stays(stages));
+    let rerouted = plan.rerouted(&in_force.departed(), pace, SharedOrder::ByTime);
+    let Ok(Reroute { plan, stages }) = rerouted else { return RetainedPlans::default() };
+    let stay = stays(&stages);
+    let refilled = offered.refilled(&plan, &stay);
+    RetainedPlans { kept: offered.fitting(plan, stay), refilled }
+}
+
+/// The nodes of a request, and what is known of their pace.
+#[derive(Clone, Copy)]
+struct OfferedNodes<'a> {
+    job: &'a PlannerJob,
+    nodes: &'a [NodeResources],
+    estimate: &'a PaceEstimate,
+}
+
+impl OfferedNodes<'_> {
+    fn on(self, at: &[usize]) -> Vec<NodeResources> {
+        at.iter().map(|at| self.nodes[*at]).collect()
     }
-    let period = plan_period(&plan, &pace_of(&stages));
-    Some(RetainedPlan { plan, stage_nodes: nodes_of(&stages), period })
+
+    /// The pace of stages on these nodes.
+    fn pace(self, at: &[usize]) -> Pace {
+        self.estimate.pace(self.job, &self.on(at))
+    }
+
+    /// The plan, on the nodes in `stay`, with free ones at places that some of those share.
+    fn refilled(self, plan: &Plan, stay: &[usize]) -> Option<RetainedPlan> {
+        let free = || (0..self.nodes.len()).filter(|at| !stay.contains(at));
+        let stage_nodes = |stages: &[Option<StageIndex>]| -> Vec<usize> {
+            let mut free = free();
+            let node = |stage: &Option<StageIndex>| match stage {
+                Some(stage) => stay.get(stage.index()).copied(),
+                None => free.next(),
+            };
+            stages.iter().filter_map(node).collect()
+        };
+        let pace = |stages: &[Option<StageIndex>]| self.pace(&stage_nodes(stages));
+        let refill = plan.refilled(free().count() as u32, pace, SharedOrder::ByTime);
+        let Refill { plan, stages } = refill?;
+        self.fitting(plan, stage_nodes(&stages))
+    }
+
+    /// The plan on these nodes, if each stage of it fits into the memory of its node.
+    fn fitting(self, plan: Plan, stage_nodes: Vec<usize>) -> Option<RetainedPlan> {
+        let Self { job, .. } = self;
+        let limits = memory_limits(job.stage_bytes_max, &self.on(&stage_nodes));
+        let memory = plan_memory(&job.sizes, &job.model, &plan, copies_of(job, &plan));
+        let mut needed = memory.iter().map(StageMemory::total).zip(limits);
+        if !needed.all(|(needed, limit)| needed <= limit) {
+            return None;
+        }
+        let period = plan_period(&plan, &self.pace(&stage_nodes));
+        Some(RetainedPlan { plan, stage_nodes, period })
+    }
 }
 
 /// The most copies of other stages that a stage keeps.
@@ -104,6 +134,7 @@ mod tests {
     use super::*;
     use crate::search::PlanSearch;
     use crate::search::tests::{job as one_pipeline, nodes};
+    use crate::successor::PlanSuccessor;
 
     fn job() -> PlannerJob {
         let job = one_pipeline();
@@ -133,7 +164,23 @@ mod tests {
             op_ticks_max: 1,
             reason: PlanReason::First,
         };
-        PlanInForce { record: Arc::new(record), stage_nodes }
+        PlanInForce { record: Arc::new(record), stage_nodes, is_planned: false }
+    }
+
+    fn kept(job: &PlannerJob, left: &PlanInForce, nodes: &[NodeResources]) -> RetainedPlan {
+        let plans = retained_plans((job, Window::One), left, nodes, &PaceEstimate::default());
+        plans.kept.expect("it fits")
+    }
+
+    /// The plan of three nodes that is left, as the one in force, where so many are free beside them.
+    fn shared(job: &PlannerJob, free: u64) -> (PlanInForce, Vec<NodeResources>) {
+        let left = in_force(job, vec![Some(0), Some(1), None, Some(2)]);
+        let table = kept(job, &left, &three()).plan.program;
+        let record = PlanRecord { program: table, ..(*left.record).clone() };
+        let stage_nodes = vec![Some(0), Some(1), Some(2)];
+        let uneven = PlanInForce { record: Arc::new(record), stage_nodes, is_planned: true };
+        let more = (5..5 + free).collect::<Vec<u64>>();
+        (uneven, nodes(&[&[1, 2, 4], &more[..]].concat()))
     }
 
     fn three() -> Vec<NodeResources> {
@@ -154,9 +201,59 @@ mod tests {
             (left.record.chunks.clone(), vec![0, 1, 2])
         );
         let choice = choice.expect("somebody was lost");
-        let (kept, anew) = (choice.rerouted.expect("it fits"), choice.cut_anew.expect("there is"));
+        let kept = choice.kept.expect("it fits");
+        let anew = choice.cut_anew.expect("there is another");
         assert!(anew < kept, "three stages share the work more evenly: {anew} of {kept}");
-        assert!(choice.to_string().starts_with("rerouted: "), "{choice}");
+        assert_eq!((choice.chosen, choice.refilled), (PlanSuccessor::Kept, None));
+    }
+
+    /// Also of who is about to go, unless a free node takes its place.
+    #[test]
+    fn who_drains_leaves_its_place_to_others() {
+        let job = job();
+        let left = in_force(&job, vec![Some(0), Some(1), None, Some(2)]);
+        let left = PlanInForce { is_planned: true, ..left };
+        let solve = |nodes: &[NodeResources]| {
+            let found = search().solve_from((&job, Window::One), nodes, Some(&left));
+            let (solution, choice) = found.expect("it goes on");
+            (solution, choice.expect("somebody leaves").chosen)
+        };
+        let (solution, chosen) = solve(&three());
+        assert!(solution.program.placement.is_table());
+        assert_eq!((chosen, solution.stage_nodes), (PlanSuccessor::Kept, vec![0, 1, 2]));
+        let (solution, chosen) = solve(&nodes(&[1, 2, 4, 5]));
+        assert_eq!((chosen, solution.stage_nodes), (PlanSuccessor::Refilled, vec![0, 1, 3, 2]));
+        assert_eq!(solution.chunks, left.record.chunks);
+    }
+
+    /// Who joins gets a place that another shares, and the plan is what it was before the loss; it is not
+    /// if the node has no room, or another plan is faster by a share.
+    #[test]
+    fn who_joins_gets_a_place_that_another_shares() {
+        let job = job();
+        let solve = |job: &PlannerJob, of: &(PlanInForce, Vec<NodeResources>)| {
+            let (left, nodes) = of;
+            search().solve_from((job, Window::One), nodes, Some(left)).expect("it goes on")
+        };
+        let one = shared(&job, 1);
+        let (solution, choice) = solve(&job, &one);
+        let whole = in_force(&job, Vec::new());
+        assert_eq!(solution.program, whole.record.program);
+        assert_eq!(
+            (solution.chunks, solution.stage_nodes),
+            (whole.record.chunks.clone(), vec![0, 1, 3, 2])
+        );
+        let choice = choice.expect("a place was given");
+        assert_eq!((choice.chosen, choice.refilled), (PlanSuccessor::Refilled, choice.cut_anew));
+        let mut small = one.clone();
+        small.1[3].1.memory = Bytes(1 << 10);
+        let (solution, choice) = solve(&job, &small);
+        assert_eq!(choice, None, "it has no room at a place");
+        assert!(!solution.stage_nodes.contains(&3));
+        // With five more there are four stages in each pipeline.
+        let (solution, choice) = solve(&job, &shared(&job, 5));
+        let choice = choice.expect("a place could be given");
+        assert_eq!((choice.chosen, solution.stage_nodes.len()), (PlanSuccessor::CutAnew, 8));
     }
 
     #[test]
@@ -167,14 +264,12 @@ mod tests {
             let (solution, choice) = found.expect("there is another plan");
             assert!(!solution.program.placement.is_table());
             let choice = choice.expect("somebody was lost");
-            assert_eq!(choice.rerouted, None);
-            assert!(choice.to_string().starts_with("cut anew: "), "{choice}");
+            assert_eq!((choice.chosen, choice.kept), (PlanSuccessor::CutAnew, None));
         };
         let place_lost = in_force(&job, vec![None, Some(0), None, Some(1)]);
         check(&job, &place_lost, &nodes(&[2, 4]));
         let left = in_force(&job, vec![Some(0), Some(1), None, Some(2)]);
-        let kept = retained_plan((&job, Window::One), &left, &three(), &PaceEstimate::default());
-        let kept = kept.expect("it fits without a limit");
+        let kept = kept(&job, &left, &three());
         let memory = plan_memory(&job.sizes, &job.model, &kept.plan, 0);
         let most = memory.iter().map(StageMemory::total).max().expect("stages");
         let limited = |limit| PlannerJob { stage_bytes_max: Some(limit), ..job.clone() };
@@ -190,21 +285,15 @@ mod tests {
     /// Without a loss a plan is kept until another one is faster by a share.
     #[test]
     fn who_lost_nobody_moves_for_a_shorter_step() {
-        assert!(is_worth_moving(0.94, 1.0) && !is_worth_moving(0.96, 1.0));
         let job = job();
-        let left = in_force(&job, vec![Some(0), Some(1), None, Some(2)]);
-        let of_job = (&job, Window::One);
-        let (table, _) = search().solve_from(of_job, &three(), Some(&left)).expect("it goes on");
-        let record = PlanRecord { program: table.program, ..(*left.record).clone() };
-        let stage_nodes = vec![Some(0), Some(1), Some(2)];
-        let uneven = PlanInForce { record: Arc::new(record), stage_nodes };
+        let (uneven, _) = shared(&job, 0);
         let mut slower = three();
         slower[2].1.speed_permille = 300;
         for nodes in [three(), slower] {
-            let kept = retained_plan(of_job, &uneven, &nodes, &PaceEstimate::default());
-            let kept = kept.expect("it fits").plan.program;
+            let kept = kept(&job, &uneven, &nodes).plan.program;
             assert_eq!(kept, uneven.record.program, "at any pace it is the plan in force");
         }
+        let of_job = (&job, Window::One);
         let (found, choice) = search().solve_from(of_job, &three(), Some(&uneven)).expect("one is");
         assert_eq!((found.program.placement.is_table(), choice), (false, None));
     }

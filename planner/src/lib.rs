@@ -8,7 +8,7 @@
 //!
 //! - [`PlannerJob`]: the parts of a job's configuration that a plan depends on, and the fallbacks that are tried.
 //! - [`PlanSearch`]: finds plans, remembers them, and looks ahead to the loss of each node.
-//! - [`LossChoice`]: after a loss, whether the workers that are left go on where they stand, and why.
+//! - [`SuccessorChoice`]: where workers leave or join, whether the others go on where they stand, and why.
 //! - [`StepMeasurement`], [`PaceHistory`], [`PaceEstimate`]: the times of steps, the medians of a review, and the
 //!   estimate that plans are made with.
 //! - [`PlanReview`]: the plan in force, judged by the times of its work.
@@ -26,15 +26,16 @@ mod node_choices;
 mod plan_watch;
 mod review;
 mod search;
+mod successor;
 mod tracker;
 
 pub use estimate::{LinkTimes, PaceEstimate, plan_reason};
 pub use fallback::{PlanFallback, PlannerJob};
 pub use history::{PaceHistory, REVIEW_STEPS};
-pub use in_force::LossChoice;
 pub use measurement::StepMeasurement;
 pub use node_choices::{NodeResources, first_plan, memory_limits};
 pub use plan_watch::{AGREEING, PlanWatch, STEPS_APART, STEPS_APART_MAX, STEPS_FIRST};
 pub use review::{PlanReview, ReviewedPlan};
 pub use search::PlanSearch;
+pub use successor::{PlanSuccessor, SuccessorChoice};
 pub use tracker::{PaceTracker, ReviewOutcome};

@@ -13,8 +13,9 @@ use zbelastic_types::{Bytes, LayerRange, NodeId, StageIndex};
 
 use crate::estimate::PaceEstimate;
 use crate::fallback::{PlanFallback, PlannerJob};
-use crate::in_force::{LossChoice, RetainedPlan, is_worth_moving, retained_plan};
+use crate::in_force::{RetainedPlan, RetainedPlans, departure, retained_plans};
 use crate::node_choices::{NO_NODE, NodeResources, first_plan, memory_limits};
+use crate::successor::{Departure, PlanSuccessor, SuccessorChoice, SuccessorPeriods};
 
 /// Solutions remembered; with more, those for the most nodes go first.
 const REMEMBERED_MAX: usize = 256;
@@ -118,35 +119,42 @@ impl PlanSearch {
         self.solve_timed(job, window, nodes).map(|(solution, _)| solution)
     }
 
-    /// The same where the plan in force may go on without moving a layer: after a loss it does if it
-    /// fits, and otherwise if no other is faster by [`zbelastic_trainer::plan::GAIN_MIN`]. After a
-    /// loss, what was chosen, and why.
+    /// The same where the plan in force may go on on those that stay of it, or with free nodes at some of
+    /// its places. Where one leaves or is free, what was chosen, and why.
     ///
     /// # Errors
-    /// If neither can be had: as [`Self::solve`].
+    /// If no plan can be had: as [`Self::solve`].
     pub fn solve_from(
         &mut self,
         (job, window): (&PlannerJob, Window),
         nodes: &[NodeResources],
         in_force: Option<&PlanInForce>,
-    ) -> Result<(PlanSolution, Option<LossChoice>), String> {
+    ) -> Result<(PlanSolution, Option<SuccessorChoice>), String> {
         let Some(in_force) = in_force else {
             return self.solve(job, window, nodes).map(|solution| (solution, None));
         };
-        let kept = retained_plan((job, window), in_force, nodes, &self.estimate);
+        let RetainedPlans { kept, refilled } =
+            retained_plans((job, window), in_force, nodes, &self.estimate);
         let other = self.solve_timed(job, window, nodes);
-        let has_lost = !in_force.lost().is_empty();
-        let rerouted = kept.as_ref().map(|kept| kept.period);
-        let cut_anew = other.as_ref().ok().map(|(_, period)| *period);
-        let choice = has_lost.then_some(LossChoice { rerouted, cut_anew });
-        let solution = match (kept, other) {
-            (Some(kept), Ok((_, period))) if has_lost || !is_worth_moving(period, kept.period) => {
-                self.solution_of(job, kept, nodes)
-            }
-            (Some(kept), Err(_)) => self.solution_of(job, kept, nodes),
-            (Some(_) | None, other) => other?.0,
+        let period = |plan: &Option<RetainedPlan>| plan.as_ref().map(|plan| plan.period);
+        let periods = SuccessorPeriods {
+            kept: period(&kept),
+            refilled: period(&refilled),
+            cut_anew: other.as_ref().ok().map(|(_, period)| *period),
         };
-        Ok((solution, choice))
+        let departure = departure(in_force);
+        let choice = periods.choose(departure);
+        let retained = match choice.chosen {
+            PlanSuccessor::Kept => kept,
+            PlanSuccessor::Refilled => refilled,
+            PlanSuccessor::CutAnew => None,
+        };
+        let solution = match retained {
+            Some(retained) => self.solution_of(job, retained, nodes),
+            None => other?.0,
+        };
+        let is_logged = departure != Departure::Nobody || choice.refilled.is_some();
+        Ok((solution, is_logged.then_some(choice)))
     }
 
     fn solution_of(

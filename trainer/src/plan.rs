@@ -38,7 +38,7 @@ pub use memory_policy::{MemoryPolicy, PassExtent};
 pub use pace::Pace;
 pub use partition::partition;
 pub use replica_count::ReplicaCount;
-pub use reroute::Reroute;
+pub use reroute::{Refill, Reroute};
 pub use slice_cut::{SLICES_OF_EQUAL_TIME_MAX, SliceBalance, SliceCut, TokenWork, is_legal_cut};
 pub use solved::span_lower_bound;
 pub use work::{LayerWork, layer_work, model_flop_per_token};

@@ -193,6 +193,32 @@ fn every_table_has_the_bits_of_the_lanes() {
     assert!(clipped > 50 && rollbacks > 10, "{clipped} clipped, {rollbacks} back");
 }
 
+/// The same of tables in which some that joined have places of their own; when all have, the plan is that
+/// of before the losses.
+#[test]
+fn tables_that_are_refilled_have_the_bits_of_the_lanes() {
+    let mut campaign = Campaign::new();
+    let mut tables = 0;
+    for size in sizes(8).into_iter().filter(|size| size.2 == 4) {
+        let joining = campaign.runs as u32 % 2 + 1;
+        campaign.check((8, size), |model, plan| {
+            let pace = Pace::estimated(model, plan.batch.microbatch);
+            let places = plan.placement().stages_per_column();
+            let lost: Vec<StageIndex> = (0..3).map(|at| StageIndex(at * places)).collect();
+            let order = SharedOrder::ByTime;
+            let table = plan.rerouted(&lost, |_| pace.clone(), order).expect("one is left").plan;
+            let whole = table.refilled(u32::MAX, |_| pace.clone(), order).expect("shared").plan;
+            assert_eq!(whole, plan);
+            let refilled = table.refilled(joining, |_| pace.clone(), order).expect("shared");
+            assert_eq!(refilled.stages.iter().filter(|at| at.is_none()).count(), joining as usize);
+            tables += usize::from(refilled.plan.placement().is_table());
+            refilled.plan
+        });
+    }
+    let Campaign { runs, clipped, .. } = campaign;
+    assert!(runs > 30 && tables == runs && clipped > 5, "{tables} of {runs}, {clipped} clipped");
+}
+
 /// What a worker that stands in two columns claims beside one that stands in one: a gradient and lanes
 /// that wait, what is exchanged, and activations; no weights and no moments.
 #[test]

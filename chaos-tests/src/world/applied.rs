@@ -12,7 +12,7 @@ use zbelastic_consensus::plan::{LayerSource, PlanReason, PlanRecord, Promise};
 use zbelastic_consensus::pre_copy::FollowedLayer;
 use zbelastic_consensus::state::StateChange;
 use zbelastic_consensus::validation::{Seal, Verdict};
-use zbelastic_types::{LayerId, NodeId, Step};
+use zbelastic_types::{LayerId, NodeId, StageIndex, Step};
 
 use super::WorldEvent;
 use super::surroundings::Surroundings;
@@ -412,6 +412,25 @@ fn mark_ahead(env: &mut Surroundings<'_>, plan: &PlanRecord) {
     }
 }
 
+/// Whether a worker of `plan` has a place that another shared before, and nobody else has a layer that it
+/// had not.
+fn gives_a_place(plan: &PlanRecord, before: &PlanRecord) -> bool {
+    let [own, other] = [plan, before].map(|plan| &plan.program.placement);
+    let held = |plan: &PlanRecord, stage: StageIndex| -> BTreeSet<LayerId> {
+        let copied = plan.copied_by(stage).flat_map(|of| plan.layers_of(of).collect::<Vec<_>>());
+        plan.layers_at(stage).chain(copied).collect()
+    };
+    let keeps_layers = |(stage, holder): (StageIndex, &Holder)| {
+        let known = before.stage_of(*holder).map(|stage| held(before, stage));
+        known.is_none_or(|known| held(plan, stage).is_subset(&known))
+    };
+    other.is_table()
+        && own.stage_count() > other.stage_count()
+        && (own.shape(), own.column_count()) == (other.shape(), other.column_count())
+        && plan.chunks == before.chunks
+        && plan.stage_indices().zip(&plan.stages).all(keeps_layers)
+}
+
 fn mark_plan(env: &mut Surroundings<'_>, plan: &PlanRecord) {
     match plan.reason {
         PlanReason::WindowSwitched { .. } => env.mark(Marker::WindowSwitched),
@@ -454,6 +473,12 @@ fn mark_plan(env: &mut Surroundings<'_>, plan: &PlanRecord) {
     }
     if plan.reroutes(&before) {
         env.mark(Marker::Rerouted);
+        if matches!(plan.reason, PlanReason::Draining { .. }) {
+            env.mark(Marker::DrainRerouted);
+        }
+    }
+    if gives_a_place(plan, &before) {
+        env.mark(Marker::PlaceGiven);
     }
     if before.program.placement.is_table() && !plan.program.placement.is_table() {
         env.mark(Marker::Unshared);

@@ -110,18 +110,48 @@ fn a_lost_worker_of_two_pipelines_is_rerouted() {
     assert_eq!((failure.layers_moved, failure.steps_lost), (0, 0), "{failure:#?}");
     assert_eq!(failure.bytes_moved.0, 0, "{failure:#?}");
     let found = cluster.digest(STEPS);
-    let events = zbelastic(&cluster.nodes[0].folder).args(["events", "--json"]).output();
-    let events = events.expect("it runs");
-    let events = String::from_utf8(events.stdout).expect("text");
-    let plans: Vec<serde_json::Value> = events
-        .lines()
-        .map(|line| serde_json::from_str(line).expect("JSON"))
-        .filter(|event: &serde_json::Value| event["event"] == "plan")
-        .collect();
+    let plans = events(&cluster, "plan");
     let rerouted: Vec<_> = plans.iter().filter(|plan| plan["rerouted"] == true).collect();
     let [plan] = &rerouted[..] else { panic!("{plans:#?}") };
     assert_eq!(plan["stages"].as_array().map(Vec::len), Some(4), "{plan}");
     assert_eq!(run["digest"], found.to_string());
+}
+
+/// A worker of two pipelines drains: the other one at its stage takes over while training goes on, without a
+/// layer moved, and its process ends. Who joins then gets a place of one of the two pipelines, as they were.
+#[test]
+fn a_drained_worker_of_two_pipelines_is_rerouted() {
+    let (mut cluster, run) = begun("--replicas 2 --set elastic.copies=0 --set elastic.settle=60s");
+    cluster.wait("two pipelines", |cluster| grid(cluster).filter(|found| *found == (4, 2)));
+    cluster.wait("steps", |cluster| cluster.step().filter(|step| *step >= 20));
+    let drained = zbelastic(&cluster.nodes[0].folder).args(["node", "drain", "c"]).output();
+    let drained = drained.expect("it runs");
+    assert!(drained.status.success(), "{drained:?}");
+    assert_eq!(cluster.ended("c"), Some(0), "it ends as drained");
+    let found = cluster.digest(STEPS);
+    let rewinds = cluster.wait("the last status", SpawnedCluster::status);
+    assert_eq!(rewinds.counters.get("rewinds"), Some(&0), "{rewinds:#?}");
+    let plans = events(&cluster, "plan");
+    let draining: Vec<_> =
+        plans.iter().filter(|plan| plan["reason"] == "1 node about to go").collect();
+    let [plan] = &draining[..] else { panic!("{plans:#?}") };
+    assert_eq!(
+        (&plan["rerouted"], plan["stages"].as_array().map(Vec::len)),
+        (&true.into(), Some(4))
+    );
+    let running = events(&cluster, "running");
+    let running = running.iter().find(|event| event["generation"] == plan["generation"]);
+    let running = running.expect("it ran");
+    assert_eq!((&running["layers_moved"], &running["bytes_moved"]), (&0.into(), &0.into()));
+    assert_eq!(run["digest"], found.to_string());
+}
+
+/// The events of a kind, in order.
+fn events(cluster: &SpawnedCluster, kind: &str) -> Vec<serde_json::Value> {
+    let events = zbelastic(&cluster.nodes[0].folder).args(["events", "--json"]).output();
+    let events = String::from_utf8(events.expect("it runs").stdout).expect("text");
+    let events = events.lines().map(|line| serde_json::from_str(line).expect("JSON"));
+    events.filter(|event: &serde_json::Value| event["event"] == kind).collect()
 }
 
 fn note_plan(cluster: &SpawnedCluster, seen: &mut BTreeSet<(String, usize)>) {

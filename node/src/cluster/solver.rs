@@ -9,7 +9,7 @@ use tokio::sync::mpsc;
 use zbelastic_consensus::duty::{PlanSolution, PlanUnsolvable, SolveRequest};
 use zbelastic_consensus::job::JobSpec;
 use zbelastic_planner::{
-    LossChoice, PaceEstimate, PlanReview, PlanSearch, PlannerJob, ReviewedPlan,
+    PaceEstimate, PlanReview, PlanSearch, PlannerJob, ReviewedPlan, SuccessorChoice,
 };
 use zbelastic_policy::tick::TICK;
 use zbelastic_types::Digest;
@@ -24,8 +24,8 @@ pub struct SolvedPlan {
     pub number: u64,
     /// The plan that was found, or why there is none.
     pub solution: Result<PlanSolution, PlanUnsolvable>,
-    /// What was chosen after a loss, and why.
-    pub choice: Option<LossChoice>,
+    /// What was chosen where workers leave or are free, and why.
+    pub choice: Option<SuccessorChoice>,
 }
 
 /// The answers of the thread.
@@ -141,7 +141,7 @@ impl SolverState {
     fn solve(
         &mut self,
         request: &SolveRequest,
-    ) -> Result<(PlanSolution, Option<LossChoice>), PlanUnsolvable> {
+    ) -> Result<(PlanSolution, Option<SuccessorChoice>), PlanUnsolvable> {
         let nodes = request.nodes.len();
         let unsolvable = |reason: String| PlanUnsolvable { nodes, reason };
         let job = self.job(&request.spec).map_err(unsolvable)?;

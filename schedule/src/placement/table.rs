@@ -194,6 +194,39 @@ impl<'a> PlacementTable<'a> {
             columns[to.index()].push(column);
             *stage = to;
         }
+        Ok(self.numbered(cells))
+    }
+
+    /// The table in which up to `count` further stages stand at places of stages that stand in several
+    /// columns: one after the other gets the later half of the columns of one that stands in most. And for
+    /// each of its stages the stage of this table that it is; `None` of a further one. It is `None` if
+    /// there is no further stage, or no place for one.
+    #[must_use]
+    pub fn refilled(self, count: u32) -> Option<(Placement, Vec<Option<StageIndex>>)> {
+        let Placement { stages_per_column: places, stage_count, .. } = *self.0;
+        let mut cells = self.cells();
+        let all = (0..stage_count).map(StageIndex);
+        let mut columns: Vec<Vec<u32>> = all.map(|at| self.columns_of(at).collect()).collect();
+        for further in (stage_count..).take(count as usize) {
+            let most = columns.iter().map(Vec::len).max().filter(|most| *most > 1);
+            let Some(most) = most else { break };
+            let from = columns.iter().position(|columns| columns.len() == most)?;
+            let given = columns[from].split_off(most.div_ceil(2));
+            let place = cells.iter().position(|stage| stage.index() == from)? as u32 % places;
+            let of_column = |column: &u32| (column * places + place) as usize;
+            given.iter().for_each(|column| cells[of_column(column)] = StageIndex(further));
+            columns.push(given);
+        }
+        if columns.len() == stage_count as usize {
+            return None;
+        }
+        let (table, stages) = self.numbered(cells);
+        let known = |stage: StageIndex| (stage.0 < stage_count).then_some(stage);
+        Some((table, stages.into_iter().map(known).collect()))
+    }
+
+    /// The table of these cells, with its stages numbered in their order; and which they were.
+    fn numbered(self, mut cells: Vec<StageIndex>) -> (Placement, Vec<StageIndex>) {
         let mut stages: Vec<StageIndex> = Vec::new();
         for stage in &mut cells {
             let known = stages.iter().position(|known| known == stage);
@@ -204,8 +237,8 @@ impl<'a> PlacementTable<'a> {
             *stage = StageIndex(number as u32);
         }
         let sizes = (stages.len() as u32, self.0.chunk_count());
-        let table = Placement::of_table(self.0.shape(), column_count, sizes, &cells);
-        Ok((table.expect("numbered in order, each at its place"), stages))
+        let table = Placement::of_table(self.0.shape(), self.0.column_count, sizes, &cells);
+        (table.expect("numbered in order, each at its place"), stages)
     }
 }
 
@@ -308,5 +341,35 @@ mod tests {
         check(&grid, &[1, 3, 5], &[0, 1, 2, 1, 3, 1, 4, 1], &[0, 7, 2, 4, 6]);
         let all = [1, 3, 5, 7].map(StageIndex);
         assert_eq!(grid.table().rerouted(&all), Err(NobodyLeft { place: 1 }));
+    }
+
+    #[test]
+    fn further_stages_get_half_of_what_one_has_most_of() {
+        let check = |from: &[u32], count, cells: &[u32], stages: &[Option<u32>]| {
+            let from = table(PlacementShape::Line, 4, 8, from);
+            let (found, known) = from.table().refilled(count).expect("a place is shared");
+            assert_eq!(found, table(PlacementShape::Line, 4, 8, cells));
+            assert_eq!(known, stages.iter().map(|at| at.map(StageIndex)).collect::<Vec<_>>());
+        };
+        let one = [0, 1, 0, 2, 3, 4, 5, 6];
+        let grid = [0, 1, 2, 3, 4, 5, 6, 7];
+        let all = |further: usize| {
+            let known = (0..8).map(|at| at - u32::from(at > further as u32));
+            let mut known: Vec<Option<u32>> = known.map(Some).collect();
+            known[further] = None;
+            known
+        };
+        check(&one, 1, &grid, &all(2));
+        check(&one, 3, &grid, &all(2));
+        // Of four columns two, then of the two stages with two the first, then the other one.
+        let three = [0, 1, 2, 1, 3, 1, 4, 1];
+        let [a, b, c, d, e] = [0, 1, 2, 3, 4].map(Some);
+        check(&three, 1, &[0, 1, 2, 1, 3, 4, 5, 4], &[a, b, c, d, None, e]);
+        check(&three, 2, &[0, 1, 2, 3, 4, 5, 6, 5], &[a, b, c, None, d, None, e]);
+        check(&three, 3, &grid, &[a, b, c, None, d, None, e, None]);
+        let whole = table(PlacementShape::Line, 4, 8, &grid);
+        assert_eq!(whole.table().refilled(1), None, "no place is shared");
+        let shared = table(PlacementShape::Line, 4, 8, &one);
+        assert_eq!(shared.table().refilled(0), None, "nobody joined");
     }
 }

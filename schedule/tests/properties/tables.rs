@@ -24,14 +24,14 @@ struct Table {
     order: SharedOrder,
 }
 
-/// Each stage is lost or not; one column of each place is left.
+/// Each stage is lost or not; one column of each place is left. Then some stages join.
 fn table() -> impl Strategy<Value = Table> {
     let order = prop::sample::select(vec![SharedOrder::ByTime, SharedOrder::InTurn]);
     let columns = prop::sample::select(vec![2u32, 4]);
     let lost = prop::collection::vec(any::<bool>(), 24);
     let left = prop::collection::vec(0..4u32, 6);
-    (program(), columns, lost, left, order, 0.0..3.0).prop_map(
-        |(column, columns, lost, left, order, link)| {
+    (program(), columns, lost, (left, 0..6u32), order, 0.0..3.0).prop_map(
+        |(column, columns, lost, (left, joining), order, link)| {
             let grid = side_by_side(&vec![column; columns as usize]).expect("alike");
             let places = grid.placement.stages_per_column();
             let is_lost = |stage: &StageIndex| {
@@ -42,6 +42,8 @@ fn table() -> impl Strategy<Value = Table> {
             let lost: Vec<StageIndex> = stages.filter(is_lost).collect();
             let (placement, _) =
                 grid.placement.table().rerouted(&lost).expect("one is left at each place");
+            let refilled = placement.table().refilled(joining);
+            let placement = refilled.map_or(placement, |(placement, _)| placement);
             let costs = Costs::even(&placement, 1.0, 1.2, 0.9, link);
             let table = on_table(&grid, &placement, &costs, order).expect("it runs to its end");
             Table { grid, table, order }

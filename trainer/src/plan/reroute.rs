@@ -1,5 +1,5 @@
 //! A plan that goes on without some of its stages: others of the same places, which have the same
-//! layers, run their passes too.
+//! layers, run their passes too, until further stages get places of their own.
 
 use zbelastic_schedule::{NobodyLeft, Placement, SharedOrder, check, on_table};
 use zbelastic_types::StageIndex;
@@ -13,6 +13,15 @@ pub struct Reroute {
     pub plan: Plan,
     /// For each of its stages, the stage of the plan before.
     pub stages: Vec<StageIndex>,
+}
+
+/// A plan with further stages at places that others shared.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Refill {
+    /// The plan. Its chunks have the layers that they had.
+    pub plan: Plan,
+    /// For each of its stages, the stage of the plan before; `None` of a further one.
+    pub stages: Vec<Option<StageIndex>>,
 }
 
 impl Plan {
@@ -37,6 +46,23 @@ impl Plan {
             self.on_table(&table, &pace(&stages), order)
         };
         Ok(Reroute { plan, stages })
+    }
+
+    /// This plan with up to `count` further stages at places of stages that stand in several columns, at
+    /// the pace of all, as it numbers them. It is `None` if there is none, or no place for one.
+    ///
+    /// # Panics
+    /// If the pace has times that are none.
+    #[must_use]
+    pub fn refilled(
+        &self,
+        count: u32,
+        pace: impl FnOnce(&[Option<StageIndex>]) -> Pace,
+        order: SharedOrder,
+    ) -> Option<Refill> {
+        let (table, stages) = self.placement().table().refilled(count)?;
+        let plan = self.on_table(&table, &pace(&stages), order);
+        Some(Refill { plan, stages })
     }
 
     /// The same with its columns on the stages of `table`.

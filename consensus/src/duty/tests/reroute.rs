@@ -1,4 +1,5 @@
-//! A loss where others stand at the same place: what the solver is asked, and the plan that follows.
+//! A worker leaves where others stand at the same place, or joins where one stands in several replicas: what the
+//! solver is asked, and the plan that follows.
 
 use zbelastic_schedule::Window;
 use zbelastic_types::{NodeId, StageIndex};
@@ -7,13 +8,19 @@ use super::harness::DutiesHarness;
 use super::planning::{adopted, long};
 use crate::duty::{PlanInForce, PlanNeed, PlanSolution, SolveRequest, least_moved};
 use crate::entry::Entry;
-use crate::fixture::{FixtureLog, SETTLE_TICKS, lost, side_by_side_twice, without_the_third};
+use crate::fixture::{
+    FixtureLog, SETTLE_TICKS, admit, lost, side_by_side_twice, without_the_third,
+};
 use crate::job::JobSpec;
+use crate::member::{LossReason, MemberChange};
 use crate::plan::{LayerSource, PlanReason, PlanRecord};
 
 /// Four workers run two pipelines of two stages, and no copies are required.
 fn two_pipelines() -> DutiesHarness {
-    let spec = JobSpec { copies: 0, ..long() };
+    pipelines(JobSpec { copies: 0, ..long() })
+}
+
+fn pipelines(spec: JobSpec) -> DutiesHarness {
     let mut log = FixtureLog::with_job(spec, &[1, 2, 3, 4]);
     let mut plan = log.plan(&[1, 2, 3, 4]);
     side_by_side_twice(&mut plan);
@@ -36,19 +43,26 @@ fn asked(harness: &mut DutiesHarness) -> SolveRequest {
     harness.solve_request.take().expect("a plan is needed")
 }
 
-/// The holder of the third stage is lost, and the first one goes on with both.
-fn rerouted() -> (DutiesHarness, PlanRecord) {
-    let mut harness = two_pipelines();
+/// The solver answers a request without the third holder with the plan in which the first one goes on
+/// with both.
+fn share_third(harness: &mut DutiesHarness, request: &SolveRequest) {
     let before = harness.plan().clone();
-    harness.agree(Entry::Members(vec![lost(harness.log.holder(3))]));
-    let request = asked(&mut harness);
-    let PlanInForce { record, stage_nodes } = request.in_force.clone().expect("others are left");
+    let in_force = request.in_force.as_ref().expect("others are left");
+    let PlanInForce { record, stage_nodes, .. } = in_force;
     assert_eq!((record.generation, stage_nodes.len()), (before.generation, 4));
-    let lost = PlanInForce { record, stage_nodes: stage_nodes.clone() }.lost();
-    assert_eq!(lost, [StageIndex(2)]);
+    assert_eq!(in_force.departed(), [StageIndex(2)]);
     let at = |stage: usize| stage_nodes[stage].expect("it is left");
     let solution = shared(&before, vec![at(0), at(1), at(3)]);
     assert!(harness.duties.handle_solution(request.number, Ok(solution)));
+}
+
+/// The holder of the third stage is lost, and the first one goes on with both.
+fn rerouted() -> (DutiesHarness, PlanRecord) {
+    let mut harness = two_pipelines();
+    harness.agree(Entry::Members(vec![lost(harness.log.holder(3))]));
+    let request = asked(&mut harness);
+    assert!(!request.in_force.as_ref().expect("others are left").is_planned);
+    share_third(&mut harness, &request);
     [1, 2, 4].into_iter().for_each(|node| harness.report_held(node, &[0, 1, 2, 3], 5));
     let plan = adopted(&harness.act());
     (harness, plan)
@@ -76,7 +90,7 @@ fn workers_in_several_pipelines_are_looked_at_again() {
     assert_eq!(harness.need(), Some(PlanNeed::Planned(PlanReason::Uneven)));
     let request = asked(&mut harness);
     let in_force = request.in_force.clone().expect("it may stay");
-    assert_eq!(in_force.lost(), []);
+    assert_eq!((in_force.departed(), in_force.is_planned), (Vec::new(), true));
     let same = PlanSolution {
         program: in_force.record.program.clone(),
         chunks: in_force.record.chunks.clone(),
@@ -99,6 +113,56 @@ fn a_faster_plan_follows_while_training_goes_on() {
     let plan = adopted(&harness.act());
     assert_eq!(plan.reason, PlanReason::Uneven);
     assert!(harness.log.state.is_running() && harness.log.state.next_plan().is_some());
+}
+
+/// Who drains is let go as soon as the other one at its place runs both: nothing is copied ahead, and no
+/// layer moves.
+#[test]
+fn the_place_of_who_drains_is_shared() {
+    let mut harness = two_pipelines();
+    let before = harness.plan().clone();
+    let holder = harness.log.holder(3);
+    harness.agree(Entry::Members(vec![MemberChange::Drain { holder }]));
+    let request = asked(&mut harness);
+    assert!(request.in_force.as_ref().expect("others are left").is_planned);
+    share_third(&mut harness, &request);
+    let plan = adopted(&harness.act());
+    assert_eq!(plan.reason, PlanReason::Draining { count: 1 });
+    assert!(plan.reroutes(&before));
+    let spec = harness.log.state.job().expect("it runs").spec.clone();
+    assert_eq!(least_moved(&before, &plan, &spec), 0);
+    harness.log.keep(2);
+    assert!(harness.log.state.is_live(holder), "the next plan does not run yet");
+    for stage in 0..plan.stages.len() {
+        let ready = harness.log.ready(stage);
+        harness.duties.handle_ready(&harness.log.state, ready).expect("it loads");
+    }
+    let gone = MemberChange::Lost { holder, reason: LossReason::Drained };
+    assert_eq!(harness.act().last(), Some(&Entry::Members(vec![gone])));
+}
+
+/// Who joins may get one of the places that a worker stands at in several pipelines.
+#[test]
+fn who_joins_is_offered_a_shared_place() {
+    let (mut harness, _) = rerouted();
+    harness.load();
+    harness.agree(Entry::Members(vec![admit(5, 1)]));
+    harness.tick(SETTLE_TICKS, &[1, 2, 4, 5]);
+    assert_eq!(harness.need(), Some(PlanNeed::Planned(PlanReason::Joined { count: 1 })));
+    let request = asked(&mut harness);
+    let in_force = request.in_force.expect("a place is shared");
+    assert_eq!((in_force.departed(), in_force.is_planned), (Vec::new(), true));
+    assert_eq!((in_force.stage_nodes.len(), request.nodes.len()), (3, 4));
+}
+
+/// Where nobody shares a place there is none to give.
+#[test]
+fn who_joins_a_grid_is_planned_in_anew() {
+    let mut harness = pipelines(JobSpec { copies: 0, stages_max: 5, ..long() });
+    harness.agree(Entry::Members(vec![admit(5, 1)]));
+    harness.tick(SETTLE_TICKS, &[1, 2, 3, 4, 5]);
+    assert_eq!(harness.need(), Some(PlanNeed::Planned(PlanReason::Joined { count: 1 })));
+    assert_eq!(asked(&mut harness).in_force, None);
 }
 
 /// Without others at the same place, and with one pipeline, there is nothing to go on with.
