@@ -8,8 +8,8 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use zbelastic_types::{ChunkIndex, MicrobatchIndex, StageIndex};
 
+use crate::limits::TEXT_COUNT_MAX;
 use crate::op::Flow;
-use crate::program::TEXT_COUNT_MAX;
 
 pub use table::{NobodyLeft, TableError};
 
