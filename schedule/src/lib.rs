@@ -41,7 +41,7 @@ pub use columns::{ColumnsError, side_by_side};
 pub use cost::{ChunkTimes, CopyLanes, CostError, Costs, MemoryCosts, MemoryTimes};
 pub use generate::{generate, generate_sized};
 pub use kind::{ChunkCounts, OffloadChunks, ScheduleKind, UnknownScheduleKind};
-pub use limits::{PASS_COUNT_MAX, TEXT_COUNT_MAX};
+pub use limits::{COLUMNS_MAX, PASS_COUNT_MAX, TEXT_COUNT_MAX};
 pub use lower::{LowerOptions, lower};
 pub use memory::{
     ChunkMemory, LivePasses, live_passes, live_passes_of, live_passes_on, peak_memory,
@@ -49,9 +49,7 @@ pub use memory::{
 pub use offload::{OffloadRequest, offload};
 pub use op::{Compute, Flow, MemoryOp, Op, OpParseError, Pass, Transfer, UpdateOp};
 pub use orders::{GenerateError, PipelineSize, check_size};
-pub use placement::{
-    COLUMNS_MAX, NobodyLeft, Placement, PlacementError, PlacementShape, TableError,
-};
+pub use placement::{NobodyLeft, Placement, PlacementError, PlacementShape, TableError};
 pub use program::{Program, ProgramParseError, Window};
 pub use recompute::recompute;
 pub use reduction::{Reduction, TreeLevel, TreeSide};
