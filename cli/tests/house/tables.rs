@@ -342,7 +342,7 @@ pub const FENCES: &[Fence] = &[
         "memmap2",
         &["kernels", "data"],
         &[],
-        &["kernels/src/cpu/buffer.rs", "data/src/store/mapped_shard.rs"],
+        &["kernels/src/host_memory.rs", "data/src/store/mapped_shard.rs"],
     ),
     fence(
         "object_store",
