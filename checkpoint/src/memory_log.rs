@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use crate::error::LogError;
+use crate::log::LogError;
 use crate::log::{RecordLog, check_lengths, check_number};
 
 /// A log in memory: for tests, and the model that others are compared with.

@@ -1,7 +1,7 @@
 //! The duties of every log.
 
 use super::{LogFixture, noise};
-use crate::error::LogError;
+use crate::log::LogError;
 use crate::log::{RECORD_BYTES_MAX, RecordLog};
 
 /// Records with these lengths, each with other bytes.
