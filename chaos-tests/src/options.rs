@@ -6,8 +6,8 @@
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
+use zbelastic_consensus::job::STAGES_MAX;
 use zbelastic_consensus::job::WindowPolicy;
-use zbelastic_consensus::plan::STAGES_MAX;
 use zbelastic_consensus::validation::NonfinitePolicy;
 use zbelastic_schedule::{ScheduleKind, Window};
 use zbelastic_trainer::model::MicrobatchShape;

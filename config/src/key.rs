@@ -4,8 +4,8 @@
 //! here. A key's documentation is its meaning as `config schema` prints it.
 
 use zbelastic_consensus::checkpoint::CHECKPOINTS_MAX;
+use zbelastic_consensus::job::STAGES_MAX;
 use zbelastic_consensus::job::{CHECKPOINT_EVERY_MAX, COPIES_MAX};
-use zbelastic_consensus::plan::STAGES_MAX;
 use zbelastic_consensus::validation::NonfinitePolicy;
 use zbelastic_data::window::Packing;
 use zbelastic_policy::tick::{HEARTBEAT_MS, HEARTBEATS_LEAST};
