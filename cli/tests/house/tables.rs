@@ -278,7 +278,7 @@ pub const FENCES: &[Fence] = &[
         &[],
         &[
             "trainer/src/digest.rs",
-            "trainer/src/elastic/",
+            "trainer/src/layer_image",
             "trainer/src/hf/weight_file.rs",
             "transport/src/",
             "node/src/cluster/",
